@@ -30,30 +30,21 @@ test_aarch64:
 	@$(MAKE) --no-print-directory CC=$(AARCH64_CC) ARCH= CUDA=0 test_tost
 	QUICK=1 $(AARCH64) ./test_tost --golden dev/test/golden
 
-# ---- torture tests: kills, full disks, power loss, leaks and data races --------------------------------------------
+# ---- torture tests: kills, full disks, power loss and leaks ----------------------------------------------------
 # TORTURE_FLAGS="--suites kill,power --seed 3" selects suites and the seed. The build for valgrind omits -march=native,
-# since valgrind does not support all instructions; the one for ThreadSanitizer needs clang's OpenMP library.
+# since valgrind does not support all instructions.
 TORTURE    = build/torture
 KILLS     ?= 100
 EVERY     ?= 1
-RACES_CC  ?= clang
 PLAIN      = -std=c11 -D_GNU_SOURCE -I. -Itost -O1 -g -ffp-contract=fast -Wno-unknown-pragmas -Wno-pass-failed
 PLAIN_SRC  = $(wildcard tost/*.c tost/*/*.c tost/*.h tost/*/*.h)
-RACES      = $(RACES_CC) $(PLAIN) -fopenmp -fsanitize=thread
 
 $(TORTURE)/faults.so: dev/test/faults/faults.c
 	$(call say,CC $<) mkdir -p $(@D) && $(CC) -std=c11 -D_GNU_SOURCE -O1 -Wall -Wextra -shared -fPIC -o $@ $< -ldl
 $(TORTURE)/valgrind: train_gpt_tost.c $(PLAIN_SRC)
 	$(call say,CC $@) mkdir -p $(@D) && $(CC) $(PLAIN) -o $@ $(filter %.c,$^) -lm
-# If a program cannot be built, torture.py skips its tests and says so.
-$(TORTURE)/races: train_gpt_tost.c dev/test/engine/test_gemm.c dev/test/faults/race_probe.c $(PLAIN_SRC)
-	@mkdir -p $@
-	-$(call say,CC $@/train_gpt_tost) $(RACES) -o $@/train_gpt_tost $< $(filter tost/%.c,$^) -lm
-	-$(call say,CC $@/test_gemm) $(RACES) -o $@/test_gemm $(word 2,$^) $(filter tost/%.c,$^) -lm
-	-$(call say,CC $@/probe) $(RACES) -o $@/probe $(word 3,$^)
-	@touch $@
 
-torture: train_gpt_tost $(TORTURE)/faults.so $(TORTURE)/valgrind $(TORTURE)/races
+torture: train_gpt_tost $(TORTURE)/faults.so $(TORTURE)/valgrind
 	@$(or $(PYTHON),python3) dev/test/faults/torture.py --binary ./train_gpt_tost --built $(TORTURE) --kills $(KILLS) \
 	    --every $(EVERY) $(TORTURE_FLAGS)
 torture_short:

@@ -12,10 +12,9 @@
 //   TORTURE_JOURNAL=FILE a record per call: see journal.py
 //
 // Counted: open for writing, mkdir, rename, unlink, rmdir, and write, fsync, ftruncate and close of files opened for
-// writing, by path or relative to a folder; opening and syncing folders. Not counted: stdout, stderr and files opened
+// writing; opening and syncing folders. Not counted: stdout, stderr and files opened
 // for reading. The writes of libc's streams cannot be interposed; fopen therefore returns a stream of this library,
 // which like glibc's repeats partial writes until a write fails.
-#include <dirent.h>
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -155,22 +154,23 @@ static bool tracked(int fd) { return fd >= STDERR_END && fd < FDS && self.fd[fd]
 // ---------------------------------------------------------------------------------------------
 // Calls on descriptors
 
-// The path of a name relative to an open folder, without "./".
-static const char* full_path(char out[PATH_CAP], int at, const char* name) {
-    if (strcmp(name, ".") == 0 && at != AT_FDCWD) snprintf(out, PATH_CAP, "%s", tracked(at) ? self.fd[at].path : "?");
-    else if (at == AT_FDCWD || name[0] == '/') snprintf(out, PATH_CAP, "%s", name);
-    else snprintf(out, PATH_CAP, "%.*s/%s", PATH_CAP / 2, tracked(at) ? self.fd[at].path : "?", name);
-    return out;
-}
+// Performs a call unless it must fail. The other arguments record it if it succeeds.
+#define COUNTED(name, path, perform, ...)           \
+    do {                                            \
+        const Action act = next_action(name, path); \
+        if (act == FAIL_CALL) return -1;            \
+        const int rc = perform;                     \
+        if (rc == 0) record(__VA_ARGS__);           \
+        finish(act, name, path);                    \
+        return rc;                                  \
+    } while (0)
 
-static int open_counted(int at, const char* name, int flags, mode_t mode) {
+static int open_counted(const char* path, int flags, mode_t mode) {
     const bool writes = (flags & O_ACCMODE) != O_RDONLY, folder = flags & O_DIRECTORY;
-    if (!writes && !folder) return REAL(openat)(at, name, flags, mode);
-    char path[PATH_CAP];
-    full_path(path, at, name);
+    if (!writes && !folder) return REAL(open)(path, flags, mode);
     const Action a = next_action("open", path);
     if (a == FAIL_CALL) return -1;
-    const int fd = REAL(openat)(at, name, flags, mode);
+    const int fd = REAL(open)(path, flags, mode);
     if (fd >= STDERR_END && fd < FDS) {
         self.fd[fd].id = ++self.opened;
         self.fd[fd].stream = NULL;
@@ -183,49 +183,38 @@ static int open_counted(int at, const char* name, int flags, mode_t mode) {
     return fd;
 }
 
-static ssize_t write_counted(int fd, const void* data, size_t n, off_t at) {
+int open(const char* path, int flags, ...) {
+    va_list ap;
+    va_start(ap, flags);
+    const mode_t mode = flags & O_CREAT ? va_arg(ap, mode_t) : 0;
+    va_end(ap);
+    return open_counted(path, flags, mode);
+}
+int open64(const char* path, int flags, ...) __attribute__((alias("open")));
+
+ssize_t write(int fd, const void* data, size_t n) {
+    if (!tracked(fd)) return REAL(write)(fd, data, n);
     const char* path = self.fd[fd].path;
     const Action a = next_action("write", path);
     if (a == FAIL_CALL) return -1;
     struct stat st;
     const bool append = fcntl(fd, F_GETFL) & O_APPEND;
-    const off_t offset = at >= 0 ? at : append && fstat(fd, &st) == 0 ? st.st_size : lseek(fd, 0, SEEK_CUR);
-    const size_t wanted = a == DO_HALF || a == DO_HALF_THEN_KILL ? (n + 1) / 2 : n;
-    const ssize_t got = at >= 0 ? REAL(pwrite)(fd, data, wanted, at) : REAL(write)(fd, data, wanted);
+    const off_t offset = append && fstat(fd, &st) == 0 ? st.st_size : lseek(fd, 0, SEEK_CUR);
+    const ssize_t got = REAL(write)(fd, data, a == DO_HALF || a == DO_HALF_THEN_KILL ? (n + 1) / 2 : n);
     if (got > 0) record("write", self.fd[fd].id, path, "", offset, data, (size_t)got);
     finish(a, "write", path);
     return got;
 }
 
-ssize_t write(int fd, const void* data, size_t n) {
-    return tracked(fd) ? write_counted(fd, data, n, -1) : REAL(write)(fd, data, n);
+int fsync(int fd) {
+    if (!tracked(fd)) return REAL(fsync)(fd);
+    COUNTED("fsync", self.fd[fd].path, REAL(fsync)(fd), "fsync", self.fd[fd].id, self.fd[fd].path, "", 0, NULL, 0);
 }
-
-ssize_t pwrite(int fd, const void* data, size_t n, off_t at) {
-    return tracked(fd) ? write_counted(fd, data, n, at) : REAL(pwrite)(fd, data, n, at);
-}
-
-static int sync_counted(int fd, int (*sync)(int)) {
-    if (!tracked(fd)) return sync(fd);
-    const Action a = next_action("fsync", self.fd[fd].path);
-    if (a == FAIL_CALL) return -1;
-    const int rc = sync(fd);
-    if (rc == 0) record("fsync", self.fd[fd].id, self.fd[fd].path, "", 0, NULL, 0);
-    finish(a, "fsync", self.fd[fd].path);
-    return rc;
-}
-
-int fsync(int fd) { return sync_counted(fd, REAL(fsync)); }
-int fdatasync(int fd) { return sync_counted(fd, REAL(fdatasync)); }
 
 int ftruncate(int fd, off_t size) {
     if (!tracked(fd)) return REAL(ftruncate)(fd, size);
-    const Action a = next_action("ftruncate", self.fd[fd].path);
-    if (a == FAIL_CALL) return -1;
-    const int rc = REAL(ftruncate)(fd, size);
-    if (rc == 0) record("truncate", self.fd[fd].id, self.fd[fd].path, "", size, NULL, 0);
-    finish(a, "ftruncate", self.fd[fd].path);
-    return rc;
+    COUNTED("ftruncate", self.fd[fd].path, REAL(ftruncate)(fd, size), "truncate", self.fd[fd].id, self.fd[fd].path, "",
+            size, NULL, 0);
 }
 
 // If close fails, the descriptor is closed anyway, as on Linux.
@@ -243,90 +232,25 @@ int close(int fd) {
     return a == FAIL_CALL ? -1 : rc;
 }
 
-// libc closes the descriptor itself.
-int closedir(DIR* dir) {
-    const int fd = dirfd(dir);
-    if (tracked(fd)) self.fd[fd].id = 0;
-    return REAL(closedir)(dir);
-}
-
 // ---------------------------------------------------------------------------------------------
 // Calls on names
 
-static int rename_counted(int from_at, const char* from_name, int to_at, const char* to_name, unsigned flags) {
-    char from[PATH_CAP], to[PATH_CAP];
-    full_path(from, from_at, from_name);
-    full_path(to, to_at, to_name);
-    const Action a = next_action("rename", to);
-    if (a == FAIL_CALL) return -1;
-    const int rc = flags ? REAL(renameat2)(from_at, from_name, to_at, to_name, flags)
-                         : REAL(renameat)(from_at, from_name, to_at, to_name);
-    if (rc == 0) record(flags & RENAME_EXCHANGE ? "exchange" : "rename", 0, from, to, 0, NULL, 0);
-    finish(a, "rename", to);
-    return rc;
+int rename(const char* from, const char* to) {
+    COUNTED("rename", to, REAL(rename)(from, to), "rename", 0, from, to, 0, NULL, 0);
 }
-
-int rename(const char* from, const char* to) { return rename_counted(AT_FDCWD, from, AT_FDCWD, to, 0); }
-int renameat(int a, const char* from, int b, const char* to) { return rename_counted(a, from, b, to, 0); }
 int renameat2(int a, const char* from, int b, const char* to, unsigned flags) {
-    return rename_counted(a, from, b, to, flags);
+    COUNTED("rename", to, REAL(renameat2)(a, from, b, to, flags), "exchange", 0, from, to, 0, NULL, 0);
 }
-
-int mkdirat(int at, const char* name, mode_t mode) {
-    char path[PATH_CAP];
-    const Action a = next_action("mkdir", full_path(path, at, name));
-    if (a == FAIL_CALL) return -1;
-    const int rc = REAL(mkdirat)(at, name, mode);
-    if (rc == 0) record("mkdir", 0, path, "", 0, NULL, 0);
-    finish(a, "mkdir", path);
-    return rc;
+int mkdir(const char* path, mode_t mode) {
+    COUNTED("mkdir", path, REAL(mkdir)(path, mode), "mkdir", 0, path, "", 0, NULL, 0);
 }
-
-int mkdir(const char* path, mode_t mode) { return mkdirat(AT_FDCWD, path, mode); }
-
-int unlinkat(int at, const char* name, int flags) {
-    const char* call = flags & AT_REMOVEDIR ? "rmdir" : "unlink";
-    char path[PATH_CAP];
-    const Action a = next_action(call, full_path(path, at, name));
-    if (a == FAIL_CALL) return -1;
-    const int rc = REAL(unlinkat)(at, name, flags);
-    if (rc == 0) record(call, 0, path, "", 0, NULL, 0);
-    finish(a, call, path);
-    return rc;
-}
-
-int unlink(const char* path) { return unlinkat(AT_FDCWD, path, 0); }
-int rmdir(const char* path) { return unlinkat(AT_FDCWD, path, AT_REMOVEDIR); }
+int unlink(const char* path) { COUNTED("unlink", path, REAL(unlink)(path), "unlink", 0, path, "", 0, NULL, 0); }
+int rmdir(const char* path) { COUNTED("rmdir", path, REAL(rmdir)(path), "rmdir", 0, path, "", 0, NULL, 0); }
 
 int remove(const char* path) {
     struct stat st;
     return lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? rmdir(path) : unlink(path);
 }
-
-// ---------------------------------------------------------------------------------------------
-// open and open64
-
-#define OPEN(name)                                              \
-    int name(const char* path, int flags, ...) {                \
-        va_list ap;                                             \
-        va_start(ap, flags);                                    \
-        const mode_t mode = flags & O_CREAT ? va_arg(ap, mode_t) : 0; \
-        va_end(ap);                                             \
-        return open_counted(AT_FDCWD, path, flags, mode);       \
-    }
-OPEN(open)
-OPEN(open64)
-
-#define OPENAT(name)                                            \
-    int name(int at, const char* path, int flags, ...) {        \
-        va_list ap;                                             \
-        va_start(ap, flags);                                    \
-        const mode_t mode = flags & O_CREAT ? va_arg(ap, mode_t) : 0; \
-        va_end(ap);                                             \
-        return open_counted(at, path, flags, mode);             \
-    }
-OPENAT(openat)
-OPENAT(openat64)
 
 // ---------------------------------------------------------------------------------------------
 // Streams
@@ -363,10 +287,10 @@ FILE* fopen(const char* path, const char* mode) {
     const int both = strchr(mode, '+') ? O_RDWR : O_WRONLY;
     if (mode[0] == 'r' && both != O_RDWR) return REAL(fopen)(path, mode);
     const int flags = both | (mode[0] == 'w' ? O_CREAT | O_TRUNC : mode[0] == 'a' ? O_CREAT | O_APPEND : 0);
-    const int fd = open_counted(AT_FDCWD, path, flags, 0666);
+    const int fd = open_counted(path, flags, 0666);
     return fd < 0 ? NULL : fdopen(fd, mode);
 }
-FILE* fopen64(const char* path, const char* mode) { return fopen(path, mode); }
+FILE* fopen64(const char* path, const char* mode) __attribute__((alias("fopen")));
 
 int dprintf(int fd, const char* fmt, ...) {
     char* text = NULL;

@@ -62,7 +62,6 @@ def main():
             "growth": lambda: machine.growth(w, report),
             "large": lambda: machine.large(w, report),
             "leaks": lambda: machine.leaks(w, report, o.built),
-            "races": lambda: machine.races(w, report, o.built),
         }
         wanted = o.suites.split(",") if o.suites else list(suites)
         if set(wanted) - set(suites):
