@@ -6,7 +6,6 @@
 // round, and the rate at which a rank sends; it receives as much at the same time.
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "tost/base/clock.h"
 #include "tost/base/error.h"
@@ -20,9 +19,7 @@ static int compare_doubles(const void* a, const void* b) {
 
 // The time of the slowest rank.
 static double one_round(TostComm* c, const CommMessage* messages, double* all) {
-    char ready = 0, *others = xmalloc((size_t)comm_size(c));
-    comm_allgather(c, others, &ready, 1);
-    free(others);
+    comm_any(c, false);   // all are ready
     const double start = now_seconds();
     comm_exchange(c, messages);
     double seconds = now_seconds() - start;
@@ -45,25 +42,17 @@ int main(int argc, char** argv) {
 
     CommMessage* messages = xcalloc((size_t)n, sizeof *messages);
     double *times = xmalloc((size_t)rounds * sizeof *times), *all = xmalloc((size_t)n * sizeof *all);
-    for (int rank = 0; rank < n; rank++) {
-        if (rank == comm_rank(c)) continue;
-        char *send = xmalloc(bytes), *receive = xmalloc(bytes);
-        memset(send, rank, bytes);
-        memset(receive, 0, bytes);
-        messages[rank] = (CommMessage){.send = send, .receive = receive, .send_bytes = bytes, .receive_bytes = bytes};
-    }
+    char *send = xcalloc(bytes, 1), *receive = xcalloc((size_t)n, bytes);
+    for (int rank = 0; rank < n; rank++)
+        if (rank != comm_rank(c)) messages[rank] = (CommMessage){send, receive + (size_t)rank * bytes, bytes, bytes};
     one_round(c, messages, all);   // warm-up: opens the connections
     for (int i = 0; i < rounds; i++) times[i] = one_round(c, messages, all);
     qsort(times, (size_t)rounds, sizeof *times, compare_doubles);
-    if (comm_rank(c) == 0) {
-        printf("round %.6g s\n", times[rounds / 2]);
-        printf("rate %.6g GB/s\n", (double)bytes * (n - 1) / times[rounds / 2] / 1e9);
-        printf("library %s\n", c->library);
-    }
-    for (int rank = 0; rank < n; rank++) {
-        free((void*)messages[rank].send);
-        free(messages[rank].receive);
-    }
+    if (comm_rank(c) == 0)
+        printf("round %.6g s\nrate %.6g GB/s\nlibrary %s\n", times[rounds / 2],
+               (double)bytes * (n - 1) / times[rounds / 2] / 1e9, c->library);
+    free(send);
+    free(receive);
     free(messages);
     free(times);
     free(all);
