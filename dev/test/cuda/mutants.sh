@@ -108,9 +108,9 @@ try_mutant() {
         [ "$file" = "$2" ] || cp "$file" "$folder/$file"
     done
     if ! build "$1" "$folder" > "$work/$1.log" 2>&1; then echo "does not build: $(tail -5 "$work/$1.log")"; return 1; fi
-    found=$({ timeout 120 "$work/$1" "$(mode "$1" "$2")"; echo "exit status $?"; } 2>&1 |
+    found=$({ timeout 300 "$work/$1" "$(mode "$1" "$2")"; echo "exit status $?"; } 2>&1 |
         grep -m1 -E '^FAILED|^cuda_on_host: [^0-9]|^exit status|AddressSanitizer|runtime error')
-    rm -f "$work/$1" "$work/$1.o" "$work/$1.log"
+    rm -f "$work/$1" "$work/$1.o"
     case $found in
         'exit status 139' | 'exit status 134') echo "it accesses memory that is not its own" ;;   # a signal
         'exit status'*) echo "passed the test: $found"; return 1 ;;
