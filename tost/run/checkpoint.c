@@ -40,9 +40,7 @@ static StTensor st_tensor(const TostTensor* t, const char* prefix) {
 static bool check_tensor(bool* known, const StFile* f, const StTensor* want, TostError* err) {
     const StTensor* have = st_find(f, want->name);
     if (!have) return tost_error(err, "%s: tensor '%s' is missing", f->path, want->name);
-    if (have->dtype != ST_F64 && have->dtype != ST_F32 && have->dtype != ST_F16 && have->dtype != ST_BF16)
-        return tost_error(err, "%s: tensor '%s' is %s, expected F32, F64, F16 or BF16", f->path, want->name,
-                          st_dtype_name(have->dtype));
+    if (!st_check_float(f, have, err)) return false;
     known[have - f->tensors] = true;
     const size_t bytes = (size_t)want->ndim * sizeof *want->shape;
     if (have->ndim == want->ndim && memcmp(have->shape, want->shape, bytes) == 0) return true;
@@ -189,13 +187,12 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
 // Reading
 
 static bool check_crc(const StFile* f, TostError* err) {
-    uint32_t stored, actual;
+    uint32_t stored = 0, actual = 0;
     bool has;
-    if (!metadata_crc(&stored, &has, f, err)) return false;
-    return !has || (st_crc32(f, &actual, err)
-                    && (actual == stored
-                        || tost_error(err, "%s: CRC-32 of the tensors is %08" PRIx32 ", expected %08" PRIx32 ": the file "
-                                      "is damaged; use another checkpoint", f->path, actual, stored)));
+    if (!metadata_crc(&stored, &has, f, err) || (has && !st_crc32(f, &actual, err))) return false;
+    return actual == stored
+        || tost_error(err, "%s: CRC-32 of the tensors is %08" PRIx32 ", expected %08" PRIx32 ": the file is damaged; "
+                      "use another checkpoint", f->path, actual, stored);
 }
 
 static size_t largest_tensor(const TostTensors* tensors) {

@@ -194,23 +194,20 @@ bool checkpoint_newest_run(char** run, const char* root, const char* option, Tos
 }
 
 char* checkpoint_next_run(const char* root, const char* preset) {
-    enum { MAX_DIGITS = 15 };   // this program gives no run a longer number
     const size_t n = strlen(preset);
     PathList names = {0};
     TostError ignored;
-    int64_t number = 0;
+    long long number = 0, other;
     folder_list(&names, root, &ignored);
     for (int i = 0; i < names.count; i++) {
         const char* name = names.paths[i];
-        if (strncmp(name, preset, n) != 0 || name[n] != '-') continue;
-        const size_t digits = strspn(name + n + 1, "0123456789");
-        if (digits == 0 || digits > MAX_DIGITS || name[n + 1 + digits] != 0) continue;
-        const int64_t other = strtoll(name + n + 1, NULL, 10);
-        if (other > number) number = other;
+        char more;   // 15 digits: this program gives no run a longer number
+        if (strncmp(name, preset, n) == 0 && sscanf(name + n, "-%15lld%c", &other, &more) == 1 && other > number)
+            number = other;
     }
     free_paths(&names);
     for (;;) {
-        char* path = xasprintf("%s/%s-%03" PRId64, root, preset, ++number);
+        char* path = xasprintf("%s/%s-%03lld", root, preset, ++number);
         if (!path_exists(path)) return path;
         free(path);
     }

@@ -192,7 +192,6 @@ static void report_data(Run* r) {
     else if (o->sample_every > 0) progress_text(p, "%-11soff (no --tokenizer)", "samples");
 }
 
-// Options that differ from those of the resumed run.
 // The options that --resume changes, and the jump of the learning rate, if it has one.
 static void report_changes(Run* r) {
     const char* label = "changed";

@@ -28,8 +28,6 @@ static const struct { const char* name; size_t size; } dtypes[ST_DTYPES] = {
     [ST_I64] = {"I64", 8}, [ST_I32] = {"I32", 4}, [ST_U8]  = {"U8", 1},
 };
 
-const char* st_dtype_name(StDtype d) { return dtypes[d].name; }
-
 // ---------------------------------------------------------------------------------------------
 // Reading: the header
 
@@ -356,56 +354,63 @@ static float f32_from_f16(uint16_t h) {
     return f32_from_bits(sign | (exponent + 127 - 15) << 23 | mantissa << 13);
 }
 
-static double float_value(const unsigned char* raw, StDtype dtype) {
+static double element(const unsigned char* raw, StDtype dtype) {
     double f64;
     float f32;
+    int64_t i64;
+    int32_t i32;
     uint16_t bits;
     switch (dtype) {
-        case ST_F64: memcpy(&f64, raw, 8);  return f64;
-        case ST_F32: memcpy(&f32, raw, 4);  return f32;
-        case ST_F16: memcpy(&bits, raw, 2); return f32_from_f16(bits);
-        default:     memcpy(&bits, raw, 2); return bf16_to_float(bits);
+        case ST_F64:  memcpy(&f64, raw, 8);  return f64;
+        case ST_F32:  memcpy(&f32, raw, 4);  return f32;
+        case ST_F16:  memcpy(&bits, raw, 2); return f32_from_f16(bits);
+        case ST_BF16: memcpy(&bits, raw, 2); return bf16_to_float(bits);
+        case ST_I64:  memcpy(&i64, raw, 8);  return (double)i64;
+        case ST_I32:  memcpy(&i32, raw, 4);  return i32;
+        default:      return *raw;
     }
 }
 
-static bool wrong_dtype(const StFile* f, const StTensor* t, const char* expected, TostError* err) {
-    return tost_error(err, "%s: tensor '%s' is %s, expected %s", f->path, t->name, dtypes[t->dtype].name,
-                      expected);
+static bool check_dtype(const StFile* f, const StTensor* t, bool ok, const char* expected, TostError* err) {
+    return ok || tost_error(err, "%s: tensor '%s' is %s, expected %s", f->path, t->name, dtypes[t->dtype].name,
+                            expected);
 }
 
-static bool is_float(const StTensor* t) {
-    return t->dtype == ST_F64 || t->dtype == ST_F32 || t->dtype == ST_F16 || t->dtype == ST_BF16;
+bool st_check_float(const StFile* f, const StTensor* t, TostError* err) {
+    return check_dtype(f, t, t->dtype <= ST_BF16, "F32, F64, F16 or BF16", err);
 }
 
-// Reads up to one block of elements, starting at element i. Returns their number, 0 on error.
-static size_t read_block(const StFile* f, const StTensor* t, unsigned char raw[BLOCK], uint64_t i,
-                         TostError* err) {
-    size_t size = dtypes[t->dtype].size;
-    uint64_t left = t->count - i;
-    size_t n = left < BLOCK / size ? (size_t)left : BLOCK / size;
-    return read_bytes(f, raw, n * size, t->offset + i * size, err) ? n : 0;
-}
-
-// Converts all elements to f32 or, if f32 is NULL, to f64.
-static bool read_floats(const StFile* f, const StTensor* t, float* f32, double* f64, TostError* err) {
+// Converts all elements to the one of the three types whose array is given.
+static bool read_elements(const StFile* f, const StTensor* t, float* f32, double* f64, int32_t* i32, TostError* err) {
     unsigned char raw[BLOCK];
-    if (!is_float(t)) return wrong_dtype(f, t, "a floating-point type", err);
-    for (uint64_t i = 0; i < t->count;) {
-        size_t n = read_block(f, t, raw, i, err), size = dtypes[t->dtype].size;
-        if (!n) return false;
-        for (size_t k = 0; k < n; k++) {
-            const double value = float_value(raw + k * size, t->dtype);
-            if (f32) f32[i + k] = (float)value;
-            else f64[i + k] = value;
+    const size_t size = dtypes[t->dtype].size, most = BLOCK / size;
+    for (uint64_t i = 0, n; i < t->count; i += n) {
+        n = t->count - i < most ? t->count - i : most;
+        if (!read_bytes(f, raw, (size_t)n * size, t->offset + i * size, err)) return false;
+        for (uint64_t k = 0; k < n; k++) {
+            const double x = element(raw + k * size, t->dtype);
+            if (f32) f32[i + k] = (float)x;
+            else if (f64) f64[i + k] = x;
+            else if (x >= INT32_MIN && x <= INT32_MAX) i32[i + k] = (int32_t)x;
+            else return tost_error(err, "%s: tensor '%s', element %" PRIu64 " is %.0f: does not fit in 32 bits",
+                                   f->path, t->name, i + k, x);
         }
-        i += n;
     }
     return true;
 }
 
 bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err) {
     if (t->dtype == ST_F32) return read_bytes(f, out, (size_t)t->bytes, t->offset, err);
-    return read_floats(f, t, out, NULL, err);
+    return st_check_float(f, t, err) && read_elements(f, t, out, NULL, NULL, err);
+}
+
+bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err) {
+    return st_check_float(f, t, err) && read_elements(f, t, NULL, out, NULL, err);
+}
+
+bool st_read_i32(const StFile* f, const StTensor* t, int32_t* out, TostError* err) {
+    return check_dtype(f, t, t->dtype == ST_I32 || t->dtype == ST_I64, "I32 or I64", err)
+           && read_elements(f, t, NULL, NULL, out, err);
 }
 
 // The element's indices, "3, 5"; truncated to fit.
@@ -432,38 +437,14 @@ bool st_read_finite(const StFile* f, const StTensor* t, float min, float* out, T
                       index, min == 0 ? " of at least 0" : "");
 }
 
-bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err) {
-    return read_floats(f, t, NULL, out, err);
-}
-
-bool st_read_i32(const StFile* f, const StTensor* t, int32_t* out, TostError* err) {
-    unsigned char raw[BLOCK];
-    if (t->dtype != ST_I32 && t->dtype != ST_I64) return wrong_dtype(f, t, "I32 or I64", err);
-    if (t->dtype == ST_I32) return read_bytes(f, out, (size_t)t->bytes, t->offset, err);
-    for (uint64_t i = 0; i < t->count;) {
-        size_t n = read_block(f, t, raw, i, err);
-        if (!n) return false;
-        for (size_t k = 0; k < n; k++) {
-            int64_t v;
-            memcpy(&v, raw + k * 8, 8);
-            if (v < INT32_MIN || v > INT32_MAX)
-                return tost_error(err, "%s: tensor '%s', element %" PRIu64 " is %" PRId64 ": does not fit in 32 bits",
-                                  f->path, t->name, i + k, v);
-            out[i + k] = (int32_t)v;
-        }
-        i += n;
-    }
-    return true;
-}
-
 bool st_crc32(const StFile* f, uint32_t* crc, TostError* err) {
     unsigned char* raw = xmalloc(CRC_BLOCK);
     uint64_t at = f->data_start;
     bool ok = true;
     *crc = 0;
     while (ok && at < f->file_size) {
-        uint64_t left = f->file_size - at;
-        size_t n = left < CRC_BLOCK ? (size_t)left : CRC_BLOCK;
+        const uint64_t left = f->file_size - at;
+        const size_t n = left < CRC_BLOCK ? (size_t)left : CRC_BLOCK;
         ok = read_bytes(f, raw, n, at, err);
         if (ok) *crc = crc32_update(*crc, raw, n);
         at += n;

@@ -42,6 +42,7 @@ void            st_close(StFile* f);
 const StTensor* st_find(const StFile* f, const char* name);             // NULL if absent
 const char*     st_meta(const StFile* f, const char* key);              // NULL if absent
 bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err);    // F64, F32, F16, BF16
+bool st_check_float(const StFile* f, const StTensor* t, TostError* err);   // true for these four
 // Like st_read_f32, but fails if an element is NaN, infinite or below min, and names it. -FLT_MAX: no minimum.
 bool st_read_finite(const StFile* f, const StTensor* t, float min, float* out, TostError* err);
 bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err);   // F64, F32, F16, BF16
@@ -69,7 +70,5 @@ bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tens
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err);
 bool st_finish(StWriter* w, TostError* err);  // writes the CRC, fsyncs, closes; removes the file on failure
 void st_abandon(StWriter* w);                 // closes and removes the file; allowed after any failure and after itself
-
-const char* st_dtype_name(StDtype d);
 
 #endif

@@ -122,14 +122,12 @@ bool run_find(Run* r, TostError* err) {
 
 // The glob with the last "train" of its file name replaced by "val", if it matches files; else NULL. free()
 static char* find_val_data(const char* glob) {
-    const char* name = strrchr(glob, '/');
-    const char* at = NULL;
-    for (const char* p = name ? name : glob; (p = strstr(p, "train")); p++) at = p;
-    if (!at) return NULL;
-    char* val = xasprintf("%.*sval%s", (int)(at - glob), glob, at + strlen("train"));
+    const char *name = strrchr(glob, '/'), *at = NULL;
     PathList files;
     TostError ignored;
-    if (expand_glob(&files, val, &ignored)) {
+    for (const char* p = name ? name : glob; (p = strstr(p, "train")); p++) at = p;
+    char* val = at ? xasprintf("%.*sval%s", (int)(at - glob), glob, at + strlen("train")) : NULL;
+    if (val && expand_glob(&files, val, &ignored)) {
         free_paths(&files);
         return val;
     }
@@ -139,14 +137,12 @@ static char* find_val_data(const char* glob) {
 
 // The starter data of "make install", in PREFIX/share for a program in PREFIX/bin; NULL if there is none. free()
 static char* installed_data(const char* program) {
-    char* path = program_path(program);
-    if (!path) return NULL;
-    char *bin = path_dir(path), *prefix = path_dir(bin);
-    char* data = path_join(prefix, "share/train_gpt_tost/starter/starter_train_000000.bin");
+    char *path = program_path(program), *bin = path ? path_dir(path) : NULL, *prefix = bin ? path_dir(bin) : NULL;
+    char* data = prefix ? path_join(prefix, "share/train_gpt_tost/starter/starter_train_000000.bin") : NULL;
     free(prefix);
     free(bin);
     free(path);
-    if (path_exists(data)) return data;
+    if (data && path_exists(data)) return data;
     free(data);
     return NULL;
 }
