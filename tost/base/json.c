@@ -1,7 +1,6 @@
 // json.c: JSON pull parser and string writer.
 #include "base/json.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -220,22 +219,6 @@ bool json_u64(Json* j, uint64_t* out) {
     }
     *out = v;
     return true;
-}
-
-bool json_double(Json* j, double* out) {
-    enum { LONGEST = 400 };  // bytes; 17 digits and an exponent are enough for any double
-    char text[LONGEST + 1];
-    bool integer;
-    skip_space(j);
-    const char* first = j->p;
-    if (json_peek(j) != JSON_NUMBER) return expected(j, "a number");
-    if (!scan_number(j, &integer)) return false;
-    size_t n = (size_t)(j->p - first), at = (size_t)(first - j->start);
-    if (n > LONGEST) return tost_error(j->err, "byte %zu: a number of more than %d characters", at, LONGEST);
-    memcpy(text, first, n);
-    text[n] = 0;
-    *out = strtod(text, NULL);
-    return isfinite(*out) || tost_error(j->err, "byte %zu: %s is outside the range of a double", at, text);
 }
 
 static bool skip_word(Json* j, const char* word) {

@@ -36,7 +36,6 @@ bool json_key(Json* j, char* out, size_t cap, size_t* len);    // reads "key" an
 // checks the string.
 bool json_string(Json* j, char* out, size_t cap, size_t* len);
 bool json_u64(Json* j, uint64_t* out);             // a non-negative integer without fraction or exponent
-bool json_double(Json* j, double* out);            // finite
 bool json_skip(Json* j);                           // any value
 bool json_at_end(Json* j);                         // error if anything is open or follows, except white space
 

@@ -44,9 +44,19 @@ struct Tokenizer {
 
 typedef struct { CharClass class; int bytes; } Char;
 
+static uint8_t unicode_class[UNICODE_LIMIT];   // filled when the first tokenizer is opened
+
+static void fill_classes(void) {
+    if (unicode_class[' '] == CHAR_SPACE) return;
+    size_t c = 0;
+    for (size_t i = 0; i < countof(unicode_runs); c += unicode_runs[i++] >> 2)
+        memset(unicode_class + c, unicode_runs[i] & 3, unicode_runs[i] >> 2);
+}
+
 static inline Char char_at(const unsigned char* s, size_t p, size_t n) {
     Char c;
-    c.class = unicode_class(utf8_decode(&c.bytes, (const char*)s + p, (const char*)s + n));
+    const uint32_t code = utf8_decode(&c.bytes, (const char*)s + p, (const char*)s + n);
+    c.class = code < UNICODE_LIMIT ? (CharClass)unicode_class[code] : CHAR_OTHER;
     return c;
 }
 
@@ -513,6 +523,7 @@ Tokenizer* tokenizer_open(const char* path, TostError* err) {
     }
     Bytes file;
     if (!read_file(&file, path, err)) return NULL;
+    fill_classes();
     Tokenizer* t = xcalloc(1, sizeof *t);
     t->path = xstrdup(path);
     const bool ok = load(t, &file, err);

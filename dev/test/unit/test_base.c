@@ -377,12 +377,6 @@ static void test_json_numbers(Checks* c) {
         {"\"1\"", 0, "a non-negative integer"}, {"007", 0, "no digit after a leading 0"},
         {"", 0, "found the end"},
     };
-    static const struct { const char* text; double value; const char* error; } real[] = {
-        {"0", 0, NULL}, {"-1.25e2", -125, NULL}, {"4.9e-324", 4.9e-324, NULL}, {"1e-999", 0, NULL},
-        {"0.1", 0.1, NULL},
-        {"1e999", 0, "outside the range"}, {"-", 0, "expected a digit"}, {"nan", 0, "expected a number"},
-        {"inf", 0, "a number"},
-    };
     TostError err;
     for (size_t i = 0; i < countof(whole); i++) {
         uint64_t v = 7;
@@ -391,18 +385,6 @@ static void test_json_numbers(Checks* c) {
         if (whole[i].error) check_refused(c, ok, &err, whole[i].error, whole[i].text);
         else check(c, ok && v == whole[i].value, "json_u64 %s: got %" PRIu64, whole[i].text, v);
     }
-    for (size_t i = 0; i < countof(real); i++) {
-        double v = 7;
-        Json j = json_open(real[i].text, strlen(real[i].text), &err);
-        bool ok = json_double(&j, &v);
-        if (real[i].error) check_refused(c, ok, &err, real[i].error, real[i].text);
-        else check(c, ok && v == real[i].value, "json_double %s: got %g", real[i].text, v);
-    }
-    char digits[1000];
-    memset(digits, '1', sizeof digits);
-    double v;
-    Json j = json_open(digits, sizeof digits, &err);
-    check_refused(c, json_double(&j, &v), &err, "more than 400 characters", "a number of 1000 digits");
 }
 
 static void test_json_walk(Checks* c) {
