@@ -17,13 +17,11 @@ The recall test has one item per answer, for eval --task: "context" is the story
 answer and three values of the same kind that are not in the story, "answer" the index of the answer. Extra fields are
 "kind" and "distance", the number of words back to the last occurrence of the answer. Chance is 1 in 4.
 Two kinds of fact are left out because the story contains other clues: a pet's behaviour reveals the animal, and the
-theme reveals the helper. --blind keeps only the question, to measure what a model guesses without the story.
-dev/plot/recall.py plots accuracy over distance:
+theme reveals the helper. --blind keeps only the question, to measure what a model guesses without the story:
 
     starter.py --seed 3 --stories 4000 --recall --out recall.jsonl
     train_gpt_tost --membership learned --out out/learned ; train_gpt_tost --membership uniform --out out/uniform
     train_gpt_tost eval --model out/learned --task recall.jsonl --json learned.json     (and uniform)
-    recall.py learned.json uniform.json --out recall.png
 """
 import argparse
 import json

@@ -42,7 +42,7 @@ except ImportError as error:
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
 from cli import describe, fail, option_parser, run
-from tost import HEAD, OPTIONAL, WTE, Tost, TostConfig, crc32, find_model, write_safetensors
+from tost import HEAD, WTE, Tost, TostConfig, crc32, find_model, write_safetensors
 
 PREFIX = re.compile(r"^(_orig_mod\.|module\.)+")
 UNREADABLE = (OSError, ValueError, TypeError, RuntimeError)
@@ -271,8 +271,9 @@ def run_metadata(metadata, checkpoint, requested, path):
 
 def write_pt(path, model, metadata, moments):
     config = model.config
-    sizes = {key: getattr(config, key) for key in TostConfig.__dataclass_fields__ if key not in OPTIONAL}
-    sizes |= config.optional()  # the published model has no such arguments
+    sizes = {key: getattr(config, key) for key in TostConfig.__dataclass_fields__ if key != "membership"}
+    if config.membership != "learned":  # the published model has no such argument
+        sizes["membership"] = config.membership
     state = model.state_dict()
     content = {"model": state | {HEAD: state[WTE]}, "model_args": sizes | {"dropout": 0.0},
                "iter_num": int(metadata.get("step", 0)),

@@ -37,7 +37,7 @@ CODE = Path(__file__).resolve().parent / "huggingface"
 
 def model_config(config, vocabulary):
     sizes = {key: getattr(config, key) for key in
-             ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "membership", "document_token")}
+             ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "membership")}
     return {"architectures": ["TostForCausalLM"], "model_type": "tost",
             "auto_map": {"AutoConfig": "configuration_tost.TostConfig",
                          "AutoModelForCausalLM": "modeling_tost.TostForCausalLM"},
@@ -101,8 +101,6 @@ def model_card(name, config, vocabulary, metadata, parameters, rows):
     table = [f"| steps, tokens | {int(metadata.get('step', 0)):,}, {int(metadata.get('tokens', 0)):,} |"]
     table += [f"| `--{key}` | `{options[key]}` |" for key in shown if options.get(key)]
     table += loss_lines(metadata, rows)
-    documents = (f"\n| documents | `{EOT}` resets the statistics: a text after it does not depend on the one before |"
-                 if config.document_token >= 0 else "")
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -119,7 +117,7 @@ trained with train_gpt_tost. Attention is linear in the sequence length, and gen
 |---|---|
 | parameters | {parameters:,} |
 | layers, heads, channels | {config.n_layer}, {config.n_head}, {config.n_embd} |
-| block size | {config.block_size} tokens; longer inputs are refused |{documents}
+| block size | {config.block_size} tokens; longer inputs are refused |
 | vocabulary | {vocabulary.size} tokens of byte-level BPE; `{EOT}` has id {vocabulary.eot} |
 
 ## Use

@@ -26,11 +26,8 @@ The cases in dev/test/golden were generated from the repository root, with the v
               --lr 1e-2 --weight-decay 0 --beta1 0.8 --beta2 0.99 --eps 1e-6 --grad-clip 0.25 --seed 3
     $G long   --layers 1 --heads 2 --channels 8 --block-size 300 --vocab-size 11 --batch 1 --seq 300 \\
               --lr 6e-4 --weight-decay 0.01 --grad-clip 0.5 --seed 4
-    $G documents --layers 2 --heads 3 --channels 15 --block-size 140 --vocab-size 23 --batch 2 --seq 135 \\
-              --document-token 9 --documents 0 1 2 40 63 64 127 130 134 --masked 3 --seed 5
 odd: sizes that are not multiples of a vector width, T < block_size, masked targets, clipping. biased: biases, no
-clipping. one: a single token and head, clipping. long: a sequence longer than any scan block, no clipping. documents:
---mask-across-documents, with documents of one token and some that start at the edges of a scan block.
+clipping. one: a single token and head, clipping. long: a sequence longer than any scan block, no clipping.
 """
 
 import argparse
@@ -70,7 +67,7 @@ def randomize(model, generator):
 
 def draw_batches(args, generator):
     """inputs, targets (steps,B,T) int32. The first batch contains the lowest and the highest id; `masked` targets of
-    each batch are -1. The first sequence of each batch has document tokens at the positions args.documents."""
+    each batch are -1."""
     shape = (args.steps, args.batch, args.seq)
     inputs = torch.randint(args.vocab_size, shape, generator=generator, dtype=torch.int32)
     targets = torch.randint(args.vocab_size, shape, generator=generator, dtype=torch.int32)
@@ -78,7 +75,6 @@ def draw_batches(args, generator):
     inputs[0, -1, -1], targets[0, -1, -1] = 0, 0
     for step in targets:
         step.view(-1)[torch.randperm(step.numel(), generator=generator)[: args.masked]] = -1
-    inputs[:, 0, args.documents] = args.document_token
     return inputs, targets
 
 
@@ -87,8 +83,7 @@ def compute_expected(model, inputs, targets, hyper):
     model.double()
     attn = model.transformer.h[0].attn
     layer0 = {}
-    hook = attn.register_forward_hook(lambda module, args, out: layer0.update(tssa_in=args[0], starts=args[1],
-                                                                              tssa_out=out))
+    hook = attn.register_forward_hook(lambda module, args, out: layer0.update(tssa_in=args[0], tssa_out=out))
     optimizer = torch.optim.AdamW(model.optimizer_groups(hyper["weight_decay"]), lr=hyper["lr"],
                                   betas=(hyper["beta1"], hyper["beta2"]), eps=hyper["eps"], foreach=False)
     expected = {"inputs": inputs, "targets": targets}
@@ -101,7 +96,7 @@ def compute_expected(model, inputs, targets, hyper):
             hook.remove()
             expected["logits"] = logits.detach()
             expected |= {f"grad.{name}": p.grad.clone() for name, p in model.named_parameters()}
-            layer0["pi"] = attn.membership(attn.project(layer0["tssa_in"]).square(), layer0.pop("starts"))
+            layer0["pi"] = attn.membership(attn.project(layer0["tssa_in"]).square())
             expected |= {f"layer0.{name}": tensor.detach() for name, tensor in layer0.items()}
         losses.append(loss.detach())
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), hyper["grad_clip"], foreach=False))
@@ -113,7 +108,7 @@ def compute_expected(model, inputs, targets, hyper):
 def make(args):
     generator = torch.Generator().manual_seed(args.seed)
     model = Tost(TostConfig(args.layers, args.heads, args.channels, args.block_size, args.vocab_size,
-                            bool(args.bias), document_token=args.document_token))
+                            bool(args.bias)))
     randomize(model, generator)
     inputs, targets = draw_batches(args, generator)
     hyper = {key: getattr(args, key) for key in HYPER}
@@ -179,10 +174,8 @@ def main():
     parser.add_argument("--out", type=Path, metavar="DIR", help="output folder")
     for option, default in (("layers", 1), ("heads", 2), ("channels", 16), ("block-size", 8),
                             ("vocab-size", 61), ("bias", 0), ("batch", 1), ("seq", 8), ("steps", 3),
-                            ("seed", 1), ("masked", 0), ("document-token", -1)):
+                            ("seed", 1), ("masked", 0)):
         parser.add_argument(f"--{option}", type=int, default=default, help=f"default {default}")
-    parser.add_argument("--documents", type=int, nargs="*", default=[], metavar="POSITION",
-                        help="document tokens in the first sequence of each batch")
     for option, default in HYPER.items():
         parser.add_argument(f"--{option.replace('_', '-')}", type=float, default=default,
                             help=f"default {default:g}")

@@ -30,7 +30,6 @@ GAMMA_INIT = 1e-5   # initial LayerScale
 
 HEAD, WTE = "lm_head.weight", "transformer.wte.weight"  # tied; some files contain both names
 MEMBERSHIPS = ("learned", "uniform")
-OPTIONAL = {"membership": "learned", "document_token": -1}  # settings and their published values
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.int32: "I32"}
 
 
@@ -43,31 +42,23 @@ class TostConfig:
     vocab_size: int = 50304  # GPT-2's 50257 rounded up; the extra ids never occur
     bias: bool = False
     membership: str = "learned"  # or "uniform": 1/n_head for every head and token
-    document_token: int = -1     # id of <|endoftext|>, which resets TSSA's statistics; -1: no token does
 
     def metadata(self):
-        """The config as in a checkpoint's __metadata__: strings, bias 0 or 1; membership only if uniform,
-        document_token only if there is one."""
-        entries = {key: str(int(value)) for key, value in asdict(self).items() if key not in OPTIONAL}
-        return entries | {key: str(value) for key, value in self.optional().items()}
+        """The config as in a checkpoint's __metadata__: strings, bias 0 or 1; membership only if uniform."""
+        entries = {key: str(int(value)) for key, value in asdict(self).items() if key != "membership"}
+        return entries | ({"membership": self.membership} if self.membership != "learned" else {})
 
-    def optional(self):
-        """The settings that checkpoints contain only if they differ from the published values."""
-        return {key: getattr(self, key) for key, usual in OPTIONAL.items() if getattr(self, key) != usual}
-
-    def take_optional(self, metadata, path):
-        """Sets the optional settings from a checkpoint's metadata or a published checkpoint's arguments."""
+    def take_membership(self, metadata, path):
+        """Sets the membership from a checkpoint's metadata or a published checkpoint's arguments."""
         self.membership = metadata.get("membership", "learned")
         if self.membership not in MEMBERSHIPS:
             raise ValueError(f"{path}: membership {self.membership} in the metadata is not {' or '.join(MEMBERSHIPS)}")
-        token = str(metadata.get("document_token", -1))
-        if not re.fullmatch("-1|[0-9]{1,9}", token) or int(token) >= self.vocab_size:
-            raise ValueError(f"{path}: document_token {token} in the metadata is not an id below {self.vocab_size}")
-        self.document_token = int(token)
+        if str(metadata.get("document_token", -1)) != "-1":
+            raise ValueError(f"{path}: trained with --mask-across-documents, which this version lacks")
 
     @classmethod
     def from_shapes(cls, shapes):
-        """Config from the names and shapes of the parameters, which determine all but the optional settings."""
+        """Config from the names and shapes of the parameters, which determine all but the membership."""
         layers = {int(m[1]) for m in (re.match(r"transformer\.h\.(\d+)\.", name) for name in shapes) if m}
         vocab_size, n_embd = shapes["transformer.wte.weight"]
         return cls(n_layer=len(layers), n_head=shapes["transformer.h.0.attn.temp"][0], n_embd=n_embd,
@@ -80,20 +71,6 @@ PRESETS = {
     "tost-medium": TostConfig(24, 16, 1024),
     "tost-large": TostConfig(36, 20, 1280),
 }
-
-
-def running_sum(x, starts=None):
-    """Cumulative sums over time, dimension 2 of x (B,nh,T,...), which restart where starts (B,T) is true."""
-    if starts is None:
-        return x.cumsum(2)
-    cuts = starts.any(0).nonzero().flatten().tolist()  # where a document of any sequence starts
-    pieces, before = [], torch.zeros_like(x[:, :, :1])
-    for piece, start in zip(x.tensor_split(cuts, 2), starts.tensor_split(cuts, 1)):
-        if piece.size(2) > 0:
-            new = start[:, :1].view(-1, *[1] * (x.dim() - 1))
-            pieces.append(torch.where(new, 0, before) + piece.cumsum(2))
-            before = pieces[-1][:, :, -1:]
-    return torch.cat(pieces, 2)
 
 
 class TSSA(nn.Module):
@@ -116,20 +93,19 @@ class TSSA(nn.Module):
         w = w.to(torch.promote_types(w.dtype, torch.float32))
         return w.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
 
-    def membership(self, s, starts=None):
+    def membership(self, s):
         """Π (B,nh,T) from s = w²: a softmax over the heads, not over the tokens."""
         if self.uniform:
             return torch.full_like(s[..., 0], 1 / self.n_head)
-        r = s / running_sum(s, starts).clamp_min(ENERGY_MIN)
+        r = s / s.cumsum(2).clamp_min(ENERGY_MIN)
         u = (r + self.denom_bias[:, : s.size(2)]).sum(-1)
         return F.softmax(self.temp * u, dim=1)
 
-    def forward(self, a, starts=None):
-        """starts (B,T): true at the first token of a document, before which all statistics are reset."""
+    def forward(self, a):
         w = self.project(a)
         s = w.square()
-        pi = self.membership(s, starts).unsqueeze(-1)       # (B,nh,T,1)
-        N, D = running_sum(s * pi, starts), running_sum(pi, starts)
+        pi = self.membership(s).unsqueeze(-1)  # (B,nh,T,1)
+        N, D = (s * pi).cumsum(2), pi.cumsum(2)
         m = N / (D + MASS_EPS)                              # (B,nh,T,hs) second moment of the head's tokens
         y = -w * pi / (1 + m)
         return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype))
@@ -157,8 +133,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(C, bias=config.bias)
         self.mlp = MLP(config)
 
-    def forward(self, x, starts=None):
-        x = x + self.gamma1 * self.attn(self.ln_1(x), starts)
+    def forward(self, x):
+        x = x + self.gamma1 * self.attn(self.ln_1(x))
         return x + self.gamma2 * self.mlp(self.ln_2(x))
 
 
@@ -171,8 +147,6 @@ class Tost(nn.Module):
             raise ValueError(f"n_embd {config.n_embd} is not a multiple of n_head {config.n_head}")
         if config.membership not in MEMBERSHIPS:
             raise ValueError(f"membership '{config.membership}' is not {' or '.join(MEMBERSHIPS)}")
-        if not -1 <= config.document_token < config.vocab_size:
-            raise ValueError(f"document_token {config.document_token} is not an id below {config.vocab_size}, or -1")
         self.config = config
         self.transformer = nn.ModuleDict({
             "wte": nn.Embedding(config.vocab_size, config.n_embd),
@@ -194,9 +168,8 @@ class Tost(nn.Module):
         if T > self.config.block_size:
             raise ValueError(f"{T} tokens exceed block_size {self.config.block_size}")
         x = self.transformer.wte(idx) + self.transformer.wpe.weight[:T]
-        starts = idx == self.config.document_token if self.config.document_token >= 0 else None
         for block in self.transformer.h:
-            x = block(x, starts)
+            x = block(x)
         x = self.transformer.ln_f(x[:, -1:] if last_only else x)
         logits = F.linear(x, self.transformer.wte.weight)
         if targets is None:
@@ -233,7 +206,7 @@ class Tost(nn.Module):
                 shape = tuple(state[name].shape)
                 raise ValueError(f"{path}: tensor '{name}' has shape {shape}, expected two dimensions")
         config = TostConfig.from_shapes({name: tuple(tensor.shape) for name, tensor in state.items()})
-        config.take_optional(metadata, path)
+        config.take_membership(metadata, path)
         for key, value in config.metadata().items():
             if metadata.get(key, value) != value:
                 raise ValueError(f"{path}: {key} {metadata[key]} in the metadata, but {value} from the shapes")

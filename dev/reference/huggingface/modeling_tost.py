@@ -50,19 +50,9 @@ class TostState:
         self.map(lambda t: t.repeat_interleave(repeats, dim=0))
 
 
-def running_sum(x, before=None, starts=None):
-    """Cumulative sums over time, dimension 2 of x (B,nh,T,...), which continue from before (B,nh,1,...) and restart
-    where starts (B,T) is true."""
-    if starts is None:
-        return x.cumsum(2) if before is None else before + x.cumsum(2)
-    cuts = starts.any(0).nonzero().flatten().tolist()  # where a document of any sequence starts
-    before, pieces = torch.zeros_like(x[:, :, :1]) if before is None else before, []
-    for piece, start in zip(x.tensor_split(cuts, 2), starts.tensor_split(cuts, 1)):
-        if piece.size(2) > 0:
-            new = start[:, :1].view(-1, *[1] * (x.dim() - 1))
-            pieces.append(torch.where(new, 0, before) + piece.cumsum(2))
-            before = pieces[-1][:, :, -1:]
-    return torch.cat(pieces, 2)
+def running_sum(x, before):
+    """Cumulative sums over time, dimension 2 of x (B,nh,T,...), which continue from before (B,nh,1,...), if given."""
+    return x.cumsum(2) if before is None else before + x.cumsum(2)
 
 
 class TostTSSA(nn.Module):
@@ -87,18 +77,17 @@ class TostTSSA(nn.Module):
         bias = self.denom_bias[:, positions].transpose(0, 1)  # (B,nh,T,1)
         return F.softmax(self.temp * (r + bias).sum(-1), dim=1)
 
-    def forward(self, a, positions, mask, starts, past):
-        """a (B,T,C), positions (B,T), mask (B,1,T,1) or None, starts (B,T), true where a document starts, or None, past
-        (S, N, D) or None. Returns the output and (S, N, D). Statistics are at least float32: cumulative sums in bf16
+    def forward(self, a, positions, mask, past):
+        """a (B,T,C), positions (B,T), mask (B,1,T,1) or None, past (S, N, D) or None. Returns the output and (S, N, D). Statistics are at least float32: cumulative sums in bf16
         stop growing after a few hundred tokens."""
         w = self.c_attn(a)
         w = w.to(torch.promote_types(w.dtype, torch.float32)).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
         s = w.square() if mask is None else w.square() * mask  # padding has no energy
         S_past, N_past, D_past = (None, None, None) if past is None else (sums.unsqueeze(2) for sums in past)
-        S = running_sum(s, S_past, starts)
+        S = running_sum(s, S_past)
         pi = self.membership(s, S, positions).unsqueeze(-1)    # (B,nh,T,1)
         counted = pi if mask is None else pi * mask
-        N, D = running_sum(s * counted, N_past, starts), running_sum(counted, D_past, starts)
+        N, D = running_sum(s * counted, N_past), running_sum(counted, D_past)
         y = -w * pi / (1 + N / (D + MASS_EPS))
         return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype)), (S[:, :, -1], N[:, :, -1], D[:, :, -1])
 
@@ -125,8 +114,8 @@ class TostBlock(nn.Module):
         self.ln_2 = nn.LayerNorm(C, bias=config.bias)
         self.mlp = TostMLP(config)
 
-    def forward(self, x, positions, mask, starts, past):
-        update, state = self.attn(self.ln_1(x), positions, mask, starts, past)
+    def forward(self, x, positions, mask, past):
+        update, state = self.attn(self.ln_1(x), positions, mask, past)
         x = x + self.gamma1 * update
         return x + self.gamma2 * self.mlp(self.ln_2(x)), state
 
@@ -207,16 +196,6 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
                              "the input or max_new_tokens; the model has no position embeddings beyond it")
         return (counts - 1).clamp_min(0), counts[:, -1]
 
-    def starts(self, input_ids, mask):
-        """Where a document starts (B,T), or None if documents are not masked. Padding starts no document, even if it
-        has the id of the document token."""
-        if self.config.document_token < 0:
-            return None
-        if input_ids is None:
-            raise ValueError("this model resets its statistics at each document token: give input_ids, not inputs_embeds")
-        starts = input_ids == self.config.document_token
-        return starts if mask is None else starts & mask.bool()
-
     def forward(self, input_ids=None, attention_mask=None, past_key_values=None, inputs_embeds=None, labels=None,
                 use_cache=None, logits_to_keep=0, output_hidden_states=None, return_dict=None, **kwargs):
         """attention_mask (B, tokens in the state + T): 0 marks padding, on either side. labels (B,T) are shifted here,
@@ -230,13 +209,12 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
         state = past_key_values if past_key_values is not None else TostState(self.config.n_layer)
         mask = None if attention_mask is None else attention_mask[:, -T:].to(x.device)
         positions, tokens = self.positions(mask, batch, T, state, x.device)
-        starts = self.starts(input_ids, mask)
         if mask is not None:
             mask = mask[:, None, :, None].to(torch.promote_types(x.dtype, torch.float32))
         x = x + self.transformer["wpe"](positions)
         hidden, layers = [x] if output_hidden_states else None, []
         for block, past in zip(self.transformer["h"], state.layers):
-            x, layer = block(x, positions, mask, starts, past)
+            x, layer = block(x, positions, mask, past)
             layers.append(layer)
             if output_hidden_states:
                 hidden.append(x)

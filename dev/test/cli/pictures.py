@@ -1,8 +1,8 @@
 """pictures.py: the part of test_exchange.sh that needs numpy, safetensors and matplotlib, in one process.
 
 Runs in the folder prepared by test_exchange.sh: trained.safetensors and start.safetensors from inspect on seen.txt,
-other.safetensors on another text; recall.jsonl and blind.jsonl from starter.py, and recall.json and blind.json from
-eval on them. Prints one line per check, starting with "ok" or "FAILED".
+other.safetensors on another text; recall.jsonl and blind.jsonl from starter.py. Prints one line
+per check, starting with "ok" or "FAILED".
 """
 
 import base64
@@ -19,15 +19,11 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-import coding_rate
 import membership
 import position
-import recall
 import starter
 from inspected import Inspection
 from script_calls import call, check
-
-EXACT = 1e-12  # tolerance between two float64 computations
 
 
 def refuse(main, text, out, *arguments):
@@ -160,28 +156,21 @@ def check_invalid_files():
     Path("deep.json").write_text("[" * 100000)
     Path("list.json").write_text("[1, 2]")
     Path("cut.safetensors").write_bytes(Path("trained.safetensors").read_bytes()[:3000])
-    for main, out in ((membership.main, "no.html"), (coding_rate.main, "no.png")):
-        refuse(main, "folder: is a folder; give the file", out, "folder", "--out", out)
-        for name in ("empty", "text.txt", "bad.json", "deep.json", "cut.safetensors"):
-            refuse(main, f"{name}: not a complete safetensors file of inspect", out, name, "--out", out)
-        refuse(main, "a?b: cannot be read: No such file", out, "a\nb", "--out", out)
-        for name in ("tokens", "offsets", "loss", "pi", "w", "text"):
-            change("less.safetensors", **{name: None})
-            refuse(main, f"less.safetensors: tensor '{name}' is missing", out, "less.safetensors", "--out", out)
-        pi = change("odd.safetensors")["pi"]
-        for changed, text in ((pi.astype(np.float64), "'pi' is F64"), (pi[0], "'pi' is F32 ("),
-                              (pi[:, :0], "'pi' is F32 ("), (pi * 2, "'pi' is not a membership")):
-            change("odd.safetensors", pi=changed)
-            refuse(main, f"odd.safetensors: {text}", out, "odd.safetensors", "--out", out)
-        refuse(main, f"--out folder/x/{out} cannot be written: No such file", out, "trained.safetensors", "--out",
-               f"folder/x/{out}")
-    not_json = ("empty", "text.txt", "bad.json", "deep.json", "cut.safetensors")
-    for name, text in (("folder", "cannot be read: Is a directory"), *((name, "not JSON") for name in not_json),
-                       ("list.json", "not a result of eval --task --json")):
-        refuse(recall.main, f"{name}: {text}", "no.png", name, "--out", "no.png")
-    refuse(recall.main, "folder: cannot be read: Is a directory; give the items with --items", "no.png", "recall.json",
-           "--items", "folder", "--out", "no.png")
-    refuse(recall.main, "--dpi 0: give 1 to", "no.png", "recall.json", "--dpi", "0", "--out", "no.png")
+    main, out = membership.main, "no.html"
+    refuse(main, "folder: is a folder; give the file", out, "folder", "--out", out)
+    for name in ("empty", "text.txt", "bad.json", "deep.json", "cut.safetensors"):
+        refuse(main, f"{name}: not a complete safetensors file of inspect", out, name, "--out", out)
+    refuse(main, "a?b: cannot be read: No such file", out, "a\nb", "--out", out)
+    for name in ("tokens", "offsets", "loss", "pi", "w", "text"):
+        change("less.safetensors", **{name: None})
+        refuse(main, f"less.safetensors: tensor '{name}' is missing", out, "less.safetensors", "--out", out)
+    pi = change("odd.safetensors")["pi"]
+    for changed, text in ((pi.astype(np.float64), "'pi' is F64"), (pi[0], "'pi' is F32 ("),
+                          (pi[:, :0], "'pi' is F32 ("), (pi * 2, "'pi' is not a membership")):
+        change("odd.safetensors", pi=changed)
+        refuse(main, f"odd.safetensors: {text}", out, "odd.safetensors", "--out", out)
+    refuse(main, f"--out folder/x/{out} cannot be written: No such file", out, "trained.safetensors", "--out",
+           f"folder/x/{out}")
 
 
 def check_page_refusals():
@@ -202,106 +191,7 @@ def check_page_refusals():
 
 
 # ----------------------------------------------------------------------------------------------------------
-# coding_rate.py
-
-
-def rate_by_tokens(w, pi):
-    """R^c from the Gram matrix over tokens instead of channels: det(I + AᵀA) = det(I + AAᵀ) (Sylvester)."""
-    total, T, hs = 0.0, pi.shape[1], w.shape[1] // len(pi)
-    for h, p in enumerate(pi.astype(np.float64)):
-        a = w[:, h * hs:(h + 1) * hs].astype(np.float64) * np.sqrt(p / p.sum())[:, None]
-        total += p.sum() / T * 0.5 * np.log1p(np.linalg.eigvalsh(a @ a.T).clip(0)).sum()
-    return total
-
-
-def second_moment(w, pi, h, d):
-    """m[h,d], summed term by term."""
-    hs = w.shape[1] // len(pi)
-    return sum(float(p) * float(x) ** 2 for p, x in zip(pi[h], w[:, h * hs + d])) / sum(map(float, pi[h]))
-
-
-def check_rates():
-    rng = np.random.default_rng(3)
-    for T, heads, hs in ((7, 2, 3), (3, 3, 5), (40, 1, 4), (1, 2, 2)):
-        pi = rng.dirichlet(np.ones(heads), T).T
-        w = rng.normal(size=(T, heads * hs)) * rng.uniform(0.1, 3, heads * hs)
-        rate, bound, mean, spread = coding_rate.layer_rates(w, pi)
-        label = f"T {T}, {heads} heads of {hs}"
-        check(f"{label}: R^c equals that of the tokens' Gram matrix",
-              abs(rate - rate_by_tokens(w, pi)) < EXACT * max(1, rate))
-        m = [[second_moment(w, pi, h, d) for d in range(hs)] for h in range(heads)]
-        share = pi.sum(1) / T
-        expected = sum(s * 0.5 * np.log(1 + x) for s, row in zip(share, m) for x in row)
-        check(f"{label}: the bound equals its formula", abs(bound - expected) < EXACT * max(1, bound))
-        check(f"{label}: mean m", abs(mean - sum(s * np.mean(row) for s, row in zip(share, m))) < EXACT * max(1, mean))
-        check(f"{label}: R^c <= bound <= rate with equal energy in all directions", rate <= bound + EXACT
-              and bound <= sum(s * hs / 2 * np.log(1 + np.mean(row)) for s, row in zip(share, m)) + EXACT)
-        check(f"{label}: the spread is between 0 and 1", 0 < spread <= 1)
-        again = coding_rate.layer_rates(w * np.repeat(rng.uniform(0.1, 9, heads), hs), pi)[3]
-        check(f"{label}: scaling a head does not change the spread", abs(again - spread) < 1e-9)
-
-
-def check_known_rates():
-    ones = np.ones((1, 2))
-    rate, bound, mean, spread = coding_rate.layer_rates(np.diag([2.0, 4.0]), ones)  # M = diag(2, 8)
-    check("uncorrelated directions: R^c = bound = ½ (log 3 + log 9)",
-          abs(rate - 0.5 * np.log(27)) < EXACT and abs(bound - rate) < EXACT and abs(mean - 5) < EXACT)
-    check("spread of uncorrelated directions", abs(spread - (np.log(1.4) + np.log(2.6)) / (2 * np.log(2))) < EXACT)
-    rate, bound, _, spread = coding_rate.layer_rates(np.ones((5, 4)), np.ones((1, 5)))
-    check("one direction: R^c = ½ log(1 + hs)", abs(rate - 0.5 * np.log(5)) < EXACT
-          and abs(bound - 2 * np.log(2)) < EXACT and abs(spread - np.log(5) / (4 * np.log(2))) < EXACT)
-    spread = coding_rate.layer_rates(np.eye(4) * 7, np.ones((1, 4)))[3]
-    check("equal energy in all directions: the spread is 1", abs(spread - 1) < EXACT)
-    rates = coding_rate.layer_rates(np.ones((3, 4)), np.array([[1, 1, 1], [0, 0, 0]]))
-    check("a head without tokens adds nothing", np.isfinite(rates).all() and abs(rates[0] - 0.5 * np.log(3)) < EXACT)
-    # TSSA's 1/(1+m) is the derivative of the bound's log(1+m)
-    w, pi, step = np.array([[0.3, -1.2], [0.8, 0.5]]), np.ones((1, 2)), 1e-6
-    up, down = w.copy(), w.copy()
-    up[0, 1] += step
-    down[0, 1] -= step
-    slope = (coding_rate.layer_rates(up, pi)[1] - coding_rate.layer_rates(down, pi)[1]) / (2 * step)
-    check("the bound's gradient is TSSA's w Π / (1+m), over n",
-          abs(slope - w[0, 1] / (1 + second_moment(w, pi, 0, 1)) / 2) < 1e-8)
-
-
-def check_rate_pictures():
-    status, out, err = call(coding_rate.main, "trained.safetensors", "start.safetensors", "--label", "trained & done",
-                            "--out", "rate.svg")
-    check(f"coding_rate.py: {err}", status == 0 and "trained &amp; done" in Path("rate.svg").read_text())
-    trained = Inspection("trained.safetensors")
-    printed = [[float(x) for x in line.split()[1:]] for line in out.splitlines()[2:2 + trained.layers]]
-    check("printed R^c of each layer", np.allclose([row[0] for row in printed],
-          [rate_by_tokens(w, pi) for w, pi in zip(trained.w, trained.pi)], atol=1e-5))
-    check("a model without --label has its file name", "start/step_00000000/model.safetensors, step 0" in out)
-    for text in (b"abcd", b"wxyzwxyz"):
-        for step in (0, 9):
-            synthetic(f"{text[0]}{step}.safetensors", text=text, step=step, seed=text[0] + step)
-    files = [f"{t}{s}.safetensors" for t in (97, 119) for s in (0, 9)]
-    status, out, err = call(coding_rate.main, *files, "--out", "rate.png")
-    check(f"two models on two texts: {err}", status == 0 and out.count("mean of 2 texts") == 2
-          and Path("rate.png").read_bytes()[:4] == b"\x89PNG")
-    one, two = (coding_rate.rates(Inspection(f"{t}9.safetensors")) for t in (97, 119))
-    check("printed mean over the texts", f"{np.mean([one[0, 0], two[0, 0]]):.6f}" in out)
-
-
-def check_rate_refusals():
-    def refused(text, *arguments):
-        refuse(coding_rate.main, text, "no.png", *arguments, "--out", "no.png")
-    refused("were not inspected on the same texts", "trained.safetensors", "other.safetensors")
-    refused("were not inspected on the same texts", "970.safetensors", "979.safetensors", "1199.safetensors")
-    refused("is given twice", "970.safetensors", "970.safetensors")
-    refused("more labels than models", "970.safetensors", "--label", "a", "--label", "b")
-    refused("two models have the same name", "970.safetensors", "979.safetensors", "--label", "a", "--label", "a")
-    refused("not a file of `train_gpt_tost inspect`", "plain.safetensors")
-    pi = np.full((2, 2, 4), 0.5)
-    pi[0, 0, 0] = np.nan
-    synthetic("nan.safetensors", pi=pi)
-    refused("contains NaN or infinity", "nan.safetensors")
-    refuse(coding_rate.main, ".png or .svg", "rate.gif", "970.safetensors", "--out", "rate.gif")
-
-
-# ----------------------------------------------------------------------------------------------------------
-# starter.py --recall and recall.py
+# starter.py --recall
 
 
 def read_lines(path):
@@ -326,66 +216,6 @@ def check_items():
         {**item, "context": ""} == {**other, "context": ""} and item["context"].endswith(other["context"])
         and "?" in other["context"] and "\n" not in other["context"] and len(other["context"]) < len(item["context"]) for item, other in zip(items, blind)))
     check("--blind: exactly one question per item", all(item["context"].count("?") == 1 for item in blind))
-
-
-def check_recall():
-    status, out, err = call(recall.main, "recall.json", "blind.json", "--out", "recall.png", "--bin", "20")
-    check(f"recall.py on eval's results: {err}", status == 0 and Path("recall.png").read_bytes()[:4] == b"\x89PNG")
-    items, result = read_lines("recall.jsonl"), json.loads(Path("recall.json").read_text())
-    hits = [example["acc"] for example in result["example"]]
-    row = next(line.split() for line in out.splitlines() if line.startswith("all "))
-    check("all: items and accuracy", row[1] == str(len(items)) and row[2] == f"{np.mean(hits):.3f}")
-    near = [hit for hit, item in zip(hits, items) if item["distance"] <= 20]
-    row = next(line.split() for line in out.splitlines() if line.startswith("1-20 words"))
-    check("the first bin: items and accuracy", row[2] == str(len(near)) and row[3] == f"{np.mean(near):.3f}")
-    rows, _ = recall.bins([recall.Result("recall.json", None, None)], 20)
-    check("the bins contain each item once", sorted(line for _, _, lines in rows for line in lines)
-          == list(range(1, len(items) + 1)))
-    low, high = recall.wilson(50, 100)
-    check("Wilson's interval of 50 in 100: 0.404 to 0.596", abs(low - 0.40383) < 1e-5 and abs(high - 0.59617) < 1e-5)
-    check("Wilson's interval of 0 and of 4 in 4", recall.wilson(0, 4)[0] == 0 and recall.wilson(4, 4)[1] == 1)
-
-
-def fake_result(path, solved, items="made.jsonl", cut=(), **changed):
-    """A result like eval's; solved: a bool per item; cut: lines of items that exceed the block size."""
-    example = [{"line": i, "context": 63 if i in cut else 20, "answer": 0, "tokens": [2, 1, 1, 2], "acc": hit}
-               for i, hit in enumerate(solved, 1)]
-    Path(path).write_text(json.dumps({"file": items, "model": path, "seq": 64, "example": example}
-                                     | changed))
-
-
-def check_made_recall():
-    with open("made.jsonl", "w") as file:
-        for distance in (1, 16, 17, 40):
-            print(json.dumps({"distance": distance, "kind": "hue"}), file=file)
-    fake_result("one.json", [True, True, False, True])
-    fake_result("two.json", [True, False, False, False], cut=(4,))
-    status, out, err = call(recall.main, "one.json", "two.json", "--label", "first", "--out", "made.svg")
-    table = [line.split() for line in out.splitlines()]
-    check(f"two runs: {err}", status == 0 and "2: two.json on made.jsonl; 1 items left out" in out)
-    check("an item cut in one run is left out for all",
-          [row[:5] for row in table if row[0] == "all"] == [["all", "3", "0.667", "(0.208-0.939)", "0.333"]])
-    check("number of items per bin", [row[2] for row in table if "words" in row] == ["2", "1"])
-    check("paired difference", "+0.333 ± 0.653" in out)  # of 0, 1, 0: 1.96 · sqrt(1/3 / 3)
-    many = [i % 5 == 0 for i in range(4)]
-
-    def refused(text, *arguments):
-        refuse(recall.main, text, "no.png", *arguments, "--out", "no.png")
-    fake_result("wrong.json", many, cut=(1, 2, 3, 4))
-    refused("no item whose whole story fits", "wrong.json")
-    whole = {"line": 1, "context": 20, "answer": 0, "tokens": [2, 1, 1, 2], "acc": True}
-    for example in ([{"line": 1}], None, 3, "abc", [whole | {"tokens": []}], [whole | {"line": [1]}]):
-        fake_result("wrong.json", many, example=example)
-        refused("wrong.json: not a result of eval --task --json", "wrong.json")
-    fake_result("wrong.json", many, file="nonesuch")
-    refused("nonesuch: cannot be read: No such file or directory; give the items with --items", "wrong.json")
-    fake_result("wrong.json", many + [True])
-    refused("line 5 is not an item of made.jsonl", "wrong.json")
-    fake_result("wrong.json", many, items="seen.txt")
-    refused("seen.txt: line 1 is not an item", "wrong.json")
-    refused("evaluate all runs on the same recall test", "one.json", "recall.json")
-    refused("seen.txt: ", "seen.txt")
-    refused("--bin 0", "one.json", "--bin", "0")
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -427,7 +257,6 @@ def check_positions():
         refuse(position.main, text, "no.png", *arguments, "--out", "no.png")
     refused("longer.json/step_00000100/model.safetensors: evaluated at other positions than out/first.json",
             "first.json,longer.json")
-    refused("recall.json: not a result of eval --by-position --json", "recall.json")
     refused("seen.txt: not a result", "seen.txt")
     for wrong in ([], [{"first": 1}], None, 3, [{"first": 0, "last": 1, "loss": 1, "loss_95": 1, "tokens": 1}]):
         fake_positions("wrong.json", 1.0, position=wrong)
@@ -443,13 +272,7 @@ def main():
     check_margins()
     check_page_refusals()
     check_invalid_files()
-    check_rates()
-    check_known_rates()
-    check_rate_pictures()
-    check_rate_refusals()
     check_items()
-    check_recall()
-    check_made_recall()
     check_positions()
 
 

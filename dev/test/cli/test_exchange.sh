@@ -87,7 +87,7 @@ fi
 # inspected MODEL TEXT FILE: runs inspect on a text.
 inspected() { run inspect --model $1 --text @$2 --tokenizer vocab.bpe --out $3; }
 if ! has numpy safetensors matplotlib; then
-    skip "$python has no numpy, safetensors or matplotlib: membership.py, coding_rate.py, recall.py, position.py"
+    skip "$python has no numpy, safetensors or matplotlib: membership.py, position.py"
 else
     [ -d start ] || run $sizes --data 'tiny_train_*.bin' --steps 0 --out start --quiet
     [ -d shuffled ] || run --init start --data 'tiny_train_*.bin' --tokenizer vocab.bpe $rates --out shuffled
@@ -103,7 +103,6 @@ else
     for part in recall blind; do
         [ $part = blind ] && blind=--blind || blind=
         "$python" "$repo/dev/data/starter.py" --seed 3 --stories 30 --recall $blind --out $part.jsonl
-        run eval --model letters --task $part.jsonl --json $part.json
     done
     run eval --model letters --data 'tiny_val_*.bin' --seq 50 --by-position --json position.json
     "$python" "$repo/dev/test/cli/pictures.py" >report 2>errors
