@@ -22,7 +22,7 @@
 
 #define LIMIT_CURVE  5e-4    // absolute, nats, at every step of the recorded run
 #define LIMIT_DECODE 1e-5    // decode against forward: relative L2 error of logits; nats of losses
-#define LIMIT_CHUNKS 5e-6    // gradients of a sequence in chunks against the whole: relative L2 error
+#define LIMIT_PIECES 5e-6    // gradients of a sequence in pieces against the whole: relative L2 error
 
 // ---------------------------------------------------------------------------------------------
 // Helpers
@@ -61,7 +61,7 @@ static float* subject_activation(Subject* s, TostActivation what, int layer, siz
 }
 
 // All tensors of one state, at their offsets.
-static void subject_get_flat(float* flat, const Subject* s, TostState state) {
+static void subject_get_flat(float* flat, const Subject* s, TostArray state) {
     for (int i = 0; i < s->tensors.count; i++)
         s->engine->get(flat + s->tensors.tensor[i].offset, s->model, state, &s->tensors.tensor[i]);
 }
@@ -157,7 +157,7 @@ static double slope(Subject* s, const TostTensor* t, const float* p, const doubl
     for (int side = 0; side < 2; side++) {
         for (size_t i = 0; i < t->size; i++) moved[i] = (float)(p[i] + (side ? -e : e) * d[i]);
         s->engine->put(s->model, TOST_PARAM, t, moved);
-        s->engine->forward_loss(s->model, inputs, targets, B, T);
+        subject_loss(s, inputs, targets, B, T);
         loss[side] = mean_loss(s);
     }
     s->engine->put(s->model, TOST_PARAM, t, p);
@@ -201,8 +201,7 @@ static void test_differences(Checks* c, const TostEngine* engine, int bias) {
     int32_t *inputs = random_ids((size_t)B * T, 29, 1), *targets = random_ids((size_t)B * T, 29, 2);
     targets[3] = -1;
     engine->zero_grad(s.model);
-    engine->forward_train(s.model, inputs, targets, B, T, 1.0f / (B * T - 1));
-    engine->backward(s.model, TOST_STEP_ENDS);
+    subject_train(&s, inputs, targets, B, T, 1.0f / (B * T - 1), TOST_STEP_ENDS);
     mean_loss(&s);
     for (int i = 0; i < s.tensors.count; i++)
         if (s.tensors.tensor[i].layer <= 0) check_difference(c, &s, &s.tensors.tensor[i], inputs, targets, B, T);
@@ -254,13 +253,13 @@ static void test_decode(Checks* c, const TostEngine* engine, TostConfig config) 
         const int n = prompts[i];
         double worst = 0;
         for (int b = 0; b < B; b++) memcpy(part + (size_t)b * n, ids + (size_t)b * T, n * sizeof *part);
-        engine->decode_begin(step, s.model, part, B, n);
+        subject_begin(step, &s, part, B, n);
         for (int t = n - 1; t < T; t++) {
             for (int b = 0; b < B; b++)
                 worst = worse(worst, float_error(step + b * V, full + ((size_t)b * T + t) * V, V));
             if (t + 1 == T) break;
             const int32_t next[B] = {ids[t + 1], ids[T + t + 1]};
-            engine->decode_step(step, s.model, next);
+            pieces_read(step, &s.pieces, next, 1);
         }
         check(c, worst <= LIMIT_DECODE, "decode after a prompt of %d: relative L2 error %.3e", n, worst);
     }
@@ -270,7 +269,7 @@ static void test_decode(Checks* c, const TostEngine* engine, TostConfig config) 
 
 // After prompts of several lengths, including 0, scores must be the losses of the full forward, 0 for ignored targets.
 // Scoring must not change the decode state.
-static void test_decode_score(Checks* c, const TostEngine* engine, TostConfig config) {
+static void test_scores(Checks* c, const TostEngine* engine, TostConfig config) {
     enum { N = 2, COPIES = 3, B = N * COPIES, T = 40, MORE = 17 };
     const int prompts[] = {0, 1, T - MORE};
     const size_t V = config.vocab_size;
@@ -290,9 +289,9 @@ static void test_decode_score(Checks* c, const TostEngine* engine, TostConfig co
         for (int row = 0; row < B * MORE; row += 5) targets[row] = -1;
         double losses[2][B * MORE], worst = 0;
         float* full = logits_of(&s, ids, B, T);
-        engine->decode_begin(NULL, s.model, part, N, n);
+        subject_begin(NULL, &s, part, N, n);
         for (int again = 0; again < 2; again++)
-            engine->decode_score(losses[again], s.model, more, targets, COPIES, MORE);
+            pieces_score(losses[again], &s.pieces, more, targets, COPIES, MORE);
         for (int row = 0; row < B * MORE; row++) {
             const float* l = full + ((size_t)(row / MORE) * T + n + row % MORE) * V;
             double sum = 0;
@@ -300,9 +299,9 @@ static void test_decode_score(Checks* c, const TostEngine* engine, TostConfig co
             const double want = targets[row] < 0 ? 0 : log(sum) - l[targets[row]];
             worst = worse(worst, fabs(losses[0][row] - want));
         }
-        check(c, worst <= LIMIT_DECODE, "decode_score after a prompt of %d: error %.3e", n, worst);
+        check(c, worst <= LIMIT_DECODE, "scores after a prompt of %d: error %.3e", n, worst);
         check(c, memcmp(losses[0], losses[1], sizeof losses[0]) == 0,
-              "decode_score after a prompt of %d: a second call gives other losses", n);
+              "scores after a prompt of %d: a second call gives other losses", n);
         free(full); free(ids); free(targets); free(part); free(more);
     }
     subject_free(&s);
@@ -310,7 +309,7 @@ static void test_decode_score(Checks* c, const TostEngine* engine, TostConfig co
 
 // Scores computed in pieces of several lengths must equal those of whole sequences, also where targets are ignored.
 // Then the decode state must be that after the last token.
-static void test_decode_advance(Checks* c, const TostEngine* engine, TostConfig config) {
+static void test_reading(Checks* c, const TostEngine* engine, TostConfig config) {
     enum { B = 2, T = 140 };
     const int pieces[] = {1, 64, 3, 70, 2};   // T in all
     const size_t V = odd.vocab_size;
@@ -322,8 +321,8 @@ static void test_decode_advance(Checks* c, const TostEngine* engine, TostConfig 
     double whole[B * T], losses[B * T], worst = 0;
     float *want = xmalloc(B * V * sizeof *want), *got = xmalloc(B * V * sizeof *got);
     for (int i = 0; i < B * T; i += 7) targets[i] = -1;
-    engine->decode_begin(NULL, s.model, NULL, B, 0);
-    engine->decode_score(whole, s.model, ids, targets, 1, T);
+    subject_begin(NULL, &s, NULL, B, 0);
+    pieces_score(whole, &s.pieces, ids, targets, 1, T);
     int first = 0;
     for (size_t i = 0; i < countof(pieces); first += pieces[i++]) {
         const int n = pieces[i];
@@ -331,23 +330,23 @@ static void test_decode_advance(Checks* c, const TostEngine* engine, TostConfig 
             memcpy(part + b * n, ids + b * T + first, n * sizeof *part);
             memcpy(wanted + b * n, targets + b * T + first, n * sizeof *wanted);
         }
-        engine->decode_advance(losses, s.model, part, wanted, n);
+        pieces_read_losses(losses, &s.pieces, part, wanted, n);
         for (int row = 0; row < B * n; row++)
             worst = worse(worst, fabs(losses[row] - whole[row / n * T + first + row % n]));
     }
-    check(c, first == T && worst <= LIMIT_DECODE, "decode_advance in pieces: error %.3e", worst);
-    engine->decode_step(got, s.model, next);
-    engine->decode_begin(NULL, s.model, ids, B, T);
-    engine->decode_step(want, s.model, next);
+    check(c, first == T && worst <= LIMIT_DECODE, "losses in pieces: error %.3e", worst);
+    pieces_read(got, &s.pieces, next, 1);
+    subject_begin(NULL, &s, ids, B, T);
+    pieces_read(want, &s.pieces, next, 1);
     worst = float_error(got, want, B * V);
-    check(c, worst <= LIMIT_DECODE, "decode after decode_advance: relative L2 error %.3e", worst);
+    check(c, worst <= LIMIT_DECODE, "decode after losses: relative L2 error %.3e", worst);
     free(want); free(got); free(ids); free(targets);
     subject_free(&s);
 }
 
-// The classifier on a batch smaller than the maximum, in chunks of rows, must not overwrite the decode state.
+// The classifier on a batch smaller than the maximum, in blocks of rows, must not overwrite the decode state.
 static void test_few_rows(Checks* c, const TostEngine* engine) {
-    enum { T = 65 };   // with this vocabulary, one row more than a chunk
+    enum { T = 65 };   // with this vocabulary, one row more than a block
     const TostConfig wide = {.n_layer = 1, .n_head = 2, .n_embd = 4, .block_size = T, .vocab_size = 1 << 19};
     Subject s = subject_new(engine, wide, 1, T, false);
     subject_randomize(&s, 18);
@@ -355,9 +354,9 @@ static void test_few_rows(Checks* c, const TostEngine* engine) {
     int32_t* ids = random_ids(T + 1, wide.vocab_size, 19);
     float *want = xmalloc(V * sizeof *want), *got = xmalloc(V * sizeof *got);
     for (int with_forward = 0; with_forward < 2; with_forward++) {
-        engine->decode_begin(got, s.model, ids, 1, 2);
-        if (with_forward) engine->forward_loss(s.model, ids, ids + 1, 1, T - 1);
-        engine->decode_step(with_forward ? got : want, s.model, ids + 2);
+        subject_begin(got, &s, ids, 1, 2);
+        if (with_forward) subject_loss(&s, ids, ids + 1, 1, T - 1);
+        pieces_read(with_forward ? got : want, &s.pieces, ids + 2, 1);
     }
     check(c, memcmp(got, want, V * sizeof *got) == 0, "a forward of %d of %d rows changes the decode state", T - 1, T);
     free(want); free(got); free(ids);
@@ -385,8 +384,7 @@ static void test_activation(Checks* c, const TostEngine* engine) {
     Subject whole = subject_new(engine, config, B + 1, T + 5, true);
     subject_randomize(&whole, 21);
     int32_t *ids = random_ids(ROWS, config.vocab_size, 22), *targets = random_ids(ROWS, config.vocab_size, 23);
-    engine->forward_train(whole.model, ids, targets, B, T, 1.0f / ROWS);
-    engine->backward(whole.model, TOST_STEP_ENDS);
+    subject_train(&whole, ids, targets, B, T, 1.0f / ROWS, TOST_STEP_ENDS);
     for (int l = 0; l < L; l++) {
         config.n_layer = l + 1;
         Subject cut = subject_new(engine, config, B, T, true);
@@ -395,7 +393,7 @@ static void test_activation(Checks* c, const TostEngine* engine) {
             engine->put(cut.model, TOST_PARAM, &cut.tensors.tensor[i], x);
             free(x);
         }
-        engine->forward(cut.model, ids, B, T);
+        subject_forward(&cut, ids, B, T);
         const struct { const char* name; TostActivation what; int layer; size_t n; } shown[] = {
             {"w", TOST_W, l, ROWS * C}, {"pi", TOST_PI, l, ROWS * NH}, {"input x", TOST_X, l, ROWS * C},
             {"output x", TOST_X, l + 1, ROWS * C},
@@ -444,10 +442,8 @@ static void test_uniform(Checks* c, const TostEngine* engine) {
     float *want = logits_of(&temp_0, ids, B, T), *got = logits_of(&uniform, ids, B, T);
     check(c, memcmp(got, want, (size_t)ROWS * odd.vocab_size * sizeof *got) == 0,
           "uniform: logits differ from temp = 0");
-    engine->forward_train(temp_0.model, ids, targets, B, T, 1.0f / ROWS);
-    engine->forward_train(uniform.model, ids, targets, B, T, 1.0f / ROWS);
-    engine->backward(temp_0.model, TOST_STEP_ENDS);
-    engine->backward(uniform.model, TOST_STEP_ENDS);
+    subject_train(&temp_0, ids, targets, B, T, 1.0f / ROWS, TOST_STEP_ENDS);
+    subject_train(&uniform, ids, targets, B, T, 1.0f / ROWS, TOST_STEP_ENDS);
     float* pi = subject_activation(&uniform, TOST_PI, 1, ROWS * NH);
     int bad = 0;
     for (int i = 0; i < ROWS * NH; i++) bad += pi[i] != 1.0f / NH;
@@ -479,9 +475,10 @@ static float* gradients_of(Subject* s, bool read_pi) {
     for (size_t i = 0; i < countof(batches); i++) {
         const int B = batches[i].B, T = batches[i].T, rows = B * T;
         int32_t* ids = random_ids(rows, s->config.vocab_size, 41 + i);
-        s->engine->forward_train(s->model, ids, ids, B, T, 1.0f / rows);
+        const TostPiece piece = {ids, ids, B, T, 0};
+        s->engine->train(s->model, &piece, TOST_NO_STATE, 1.0f / rows);
         if (read_pi) free(subject_activation(s, TOST_PI, 0, (size_t)rows * s->config.n_head));
-        s->engine->backward(s->model, TOST_STEP_ENDS);
+        s->engine->backward(s->model, TOST_NO_STATE, TOST_NO_STATE, TOST_STEP_ENDS);
         free(ids);
     }
     subject_get_flat(all, s, TOST_GRAD);
@@ -491,7 +488,7 @@ static float* gradients_of(Subject* s, bool read_pi) {
 // Recompute must use less memory and give bit-identical results, also if activations are read before backward.
 static void test_recompute(Checks* c, const TostEngine* engine) {
     const TostConfig config = {.n_layer = 4, .n_head = 3, .n_embd = 60, .block_size = 70, .vocab_size = 257, .bias = 1};
-    TostEngineOptions o = {.max_batch = 3, .max_seq = 70, .training = true};
+    TostEngineOptions o = engine_options(3, 70, true, TOST_FP32);
     Subject resident = subject_open(engine, config, o);
     const size_t full = engine->memory(&config, &o);
     o.recompute = true;
@@ -525,42 +522,42 @@ static void test_recompute(Checks* c, const TostEngine* engine) {
     free(want); free(got); free(seen);
 }
 
-// Sequences in chunks must give the losses and gradients of whole sequences, and their decode state.
-static void test_chunks(Checks* c, const TostEngine* engine, TostConfig config, bool recompute) {
+// Sequences in pieces must give the losses and gradients of whole sequences, and their decode state.
+static void test_pieces(Checks* c, const TostEngine* engine, TostConfig config, bool recompute) {
     enum { B = 2, T = 150 };
-    const int chunks[] = {1, 7, 63, 64, 65, 75, 128, 149, 150, 200};
+    const int pieces[] = {1, 7, 63, 64, 65, 75, 128, 149, 150, 200};
     config.block_size = T + 1;
-    TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = true, .recompute = recompute};
+    TostEngineOptions o = engine_options(B, T, true, TOST_FP32);
+    o.recompute = recompute;
     Subject whole = subject_open(engine, config, o);
     subject_randomize(&whole, 14);
     int32_t* ids = random_ids((size_t)B * T, config.vocab_size, 15);
     const size_t n = whole.tensors.flat_size, V = config.vocab_size;
     float *want = xcalloc(n, sizeof *want), *got = xcalloc(n, sizeof *got), *logits = xmalloc(2 * B * V * sizeof *got);
-    engine->forward_train(whole.model, ids, ids, B, T, 1.0f / (B * T));
-    engine->backward(whole.model, TOST_STEP_ENDS);
+    subject_train(&whole, ids, ids, B, T, 1.0f / (B * T), TOST_STEP_ENDS);
     subject_get_flat(want, &whole, TOST_GRAD);
     const double loss = mean_loss(&whole);
-    engine->decode_begin(logits, whole.model, ids, B, T);
-    engine->decode_step(logits, whole.model, ids);
-    for (size_t i = 0; i < countof(chunks); i++) {
-        o.chunk = chunks[i];
+    subject_begin(logits, &whole, ids, B, T);
+    pieces_read(logits, &whole.pieces, ids, 1);
+    for (size_t i = 0; i < countof(pieces); i++) {
+        o.max_piece = pieces[i];
+        o.states = pieces_states(T, o.max_piece, true);
         Subject s = subject_open(engine, config, o);
         subject_randomize(&s, 14);
-        engine->forward_loss(s.model, ids, ids, B, T);
+        subject_loss(&s, ids, ids, B, T);
         const double loss_alone = mean_loss(&s);
-        engine->forward_train(s.model, ids, ids, B, T, 1.0f / (B * T));
-        engine->backward(s.model, TOST_STEP_ENDS);
+        subject_train(&s, ids, ids, B, T, 1.0f / (B * T), TOST_STEP_ENDS);
         const double loss_trained = mean_loss(&s);
         subject_get_flat(got, &s, TOST_GRAD);
-        engine->decode_begin(logits + B * V, s.model, ids, B, T);
-        engine->decode_step(logits + B * V, s.model, ids);
+        subject_begin(logits + B * V, &s, ids, B, T);
+        pieces_read(logits + B * V, &s.pieces, ids, 1);
         const double error = float_error(got, want, n), decode = float_error(logits + B * V, logits, B * V);
         const bool same = memcmp(got, want, n * sizeof *got) == 0;
-        check(c, chunks[i] < T ? error <= LIMIT_CHUNKS : same, "chunks of %d: relative L2 error of gradients %.3e",
-              chunks[i], error);
+        check(c, pieces[i] < T ? error <= LIMIT_PIECES : same, "pieces of %d: relative L2 error of gradients %.3e",
+              pieces[i], error);
         check(c, fabs(loss_alone - loss) <= 1e-6 && fabs(loss_trained - loss) <= 1e-6,
-              "chunks of %d: losses %.9g and %.9g, want %.9g", chunks[i], loss_alone, loss_trained, loss);
-        check(c, decode <= LIMIT_DECODE, "chunks of %d: relative L2 error of decoded logits %.3e", chunks[i], decode);
+              "pieces of %d: losses %.9g and %.9g, want %.9g", pieces[i], loss_alone, loss_trained, loss);
+        check(c, decode <= LIMIT_DECODE, "pieces of %d: relative L2 error of decoded logits %.3e", pieces[i], decode);
         subject_free(&s);
     }
     free(want); free(got); free(logits); free(ids);
@@ -597,11 +594,9 @@ static void test_accumulation(Checks* c, const TostEngine* engine) {
     const float scale = 1.0f / (B * T);
     subject_randomize(&whole, 14);
     subject_randomize(&halves, 14);
-    engine->forward_train(whole.model, inputs, targets, B, T, scale);
-    engine->backward(whole.model, TOST_STEP_ENDS);
+    subject_train(&whole, inputs, targets, B, T, scale, TOST_STEP_ENDS);
     for (int i = 0; i < 2; i++) {
-        engine->forward_train(halves.model, inputs + i * B / 2 * T, targets + i * B / 2 * T, B / 2, T, scale);
-        engine->backward(halves.model, TOST_STEP_ENDS);
+        subject_train(&halves, inputs + i * B / 2 * T, targets + i * B / 2 * T, B / 2, T, scale, TOST_STEP_ENDS);
     }
     check(c, fabs(mean_loss(&whole) - mean_loss(&halves)) <= 1e-6, "loss of two halves differs from the whole batch");
     for (int i = 0; i < whole.tensors.count; i++) {
@@ -632,7 +627,7 @@ static float* state_after(const TostEngine* engine, int steps, size_t* n) {
     }
     float* all = xcalloc(4 * s.tensors.flat_size, sizeof *all);
     for (int state = 0; state < 4; state++)
-        subject_get_flat(all + state * s.tensors.flat_size, &s, (TostState)state);
+        subject_get_flat(all + state * s.tensors.flat_size, &s, (TostArray)state);
     *n = 4 * s.tensors.flat_size;
     subject_free(&s);
     return all;
@@ -663,8 +658,7 @@ static void test_bf16_near_float32(Checks* c, const TostEngine* engine, int bias
         s[i] = subject_of(engine, config, B, T, true, i == 0 ? TOST_FP32 : TOST_BF16);
         subject_randomize(&s[i], 53);
         logits[i] = logits_of(&s[i], ids, B, T);
-        engine->forward_train(s[i].model, ids, targets, B, T, 1.0f / (B * T));
-        engine->backward(s[i].model, TOST_STEP_ENDS);
+        subject_train(&s[i], ids, targets, B, T, 1.0f / (B * T), TOST_STEP_ENDS);
     }
     const double error = float_error(logits[1], logits[0], (size_t)B * T * odd.vocab_size),
                  loss = mean_loss(&s[1]) - mean_loss(&s[0]);
@@ -701,7 +695,7 @@ static void test_bf16_step(Checks* c, const TostEngine* engine) {
         free(x);
         for (int state = TOST_PARAM; state <= TOST_V; state++) {
             size_t rounded_values = 0;
-            float* y = subject_get(&s, (TostState)state, t);
+            float* y = subject_get(&s, (TostArray)state, t);
             for (size_t j = 0; j < t->size; j++) rounded_values += rounded(y[j], TOST_BF16) == y[j];
             check(c, rounded_values < t->size || t->size < 8, "bf16: %s of state %d is rounded to bf16", t->name,
                   state);
@@ -724,7 +718,7 @@ static void test_bf16_decode(Checks* c, const TostEngine* engine) {
     int32_t *ids = random_ids(B * T, odd.vocab_size, 57), part[B * PROMPT];
     float *full = logits_of(&s, ids, B, T), *step = xmalloc(B * V * sizeof *step);
     for (int b = 0; b < B; b++) memcpy(part + b * PROMPT, ids + b * T, PROMPT * sizeof *part);
-    engine->decode_begin(step, s.model, part, B, PROMPT);
+    subject_begin(step, &s, part, B, PROMPT);
     for (int t = PROMPT - 1; t < T; t++) {
         for (int b = 0; b < B; b++) {
             const double error = float_error(step + b * V, full + ((size_t)b * T + t) * V, V);
@@ -732,7 +726,7 @@ static void test_bf16_decode(Checks* c, const TostEngine* engine) {
         }
         if (t + 1 == T) break;
         const int32_t next[B] = {ids[t + 1], ids[T + t + 1]};
-        engine->decode_step(step, s.model, next);
+        pieces_read(step, &s.pieces, next, 1);
     }
     free(full); free(step); free(ids);
     subject_free(&s);
@@ -755,7 +749,8 @@ static void test_thread_counts(Checks* c) {
 #else
     float* first = NULL;
     for (int threads = 1; threads <= 5; threads++) {
-        const TostEngineOptions o = {.max_batch = 3, .max_seq = 70, .training = true, .threads = threads};
+        const TostEngineOptions o = {.max_batch = 3, .max_piece = 70, .states = 2, .training = true,
+                                     .threads = threads};
         Subject s = subject_open(&tost_cpu_engine, odd, o);
         subject_randomize(&s, 60);
         float* got = gradients_of(&s, false);
@@ -850,7 +845,7 @@ static void test_memory(Checks* c, const TostEngine* engine) {
         TostConfig config = tost_preset_find("starter")->config;
         config.block_size = (int)(T * 3);
         const TostEngineOptions o = {
-            .max_batch = 1, .max_seq = (int)(T * (i + 1)), .training = true, .dtype = TOST_FP32, .threads = 1};
+            .max_batch = 1, .max_piece = (int)(T * (i + 1)), .training = true, .dtype = TOST_FP32, .threads = 1};
         bytes[i] = (double)engine->memory(&config, &o);
     }
     const double first = bytes[1] - bytes[0], second = bytes[2] - bytes[1];
@@ -896,12 +891,12 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     test_uniform(c, engine);
     test_causality(c, engine);
     test_decode(c, engine, odd);
-    test_decode_score(c, engine, odd);
-    test_decode_advance(c, engine, odd);
+    test_scores(c, engine, odd);
+    test_reading(c, engine, odd);
     test_few_rows(c, engine);
     test_activation(c, engine);
     test_recompute(c, engine);
-    for (int recompute = 0; recompute < 2; recompute++) test_chunks(c, engine, odd, recompute);
+    for (int recompute = 0; recompute < 2; recompute++) test_pieces(c, engine, odd, recompute);
     test_shapes(c, engine);
     test_accumulation(c, engine);
     for (int recompute = 0; recompute < 2; recompute++)
@@ -943,22 +938,21 @@ static void test_cuda_dtype(Checks* c, TostDtype dtype) {
     engines_agree(c, cuda_engine, &tost_cpu_engine, &longest, dtype, &twice);
     engines_agree_on_all_scores(c, cuda_engine, &tost_cpu_engine, dtype, chunk);
     engines_agree_on_mixed_shapes(c, cuda_engine, &tost_cpu_engine, dtype);
-    engines_agree_on_all_chunks(c, cuda_engine, &tost_cpu_engine, dtype, chunk);
+    engines_agree_on_all_pieces(c, cuda_engine, &tost_cpu_engine, dtype, chunk);
 }
 
 // The state after two steps of two parts: all four arrays, each flat_size. free()
 static float* states_of_parts(size_t* n, const TostEngine* engine, TostComm* comm, TostDtype dtype, bool fast) {
     enum { B = 2, T = 48, ROWS = B * T };
     const TostConfig config = {3, 4, 128, T, 600, 1, TOST_LEARNED};
-    Subject s = subject_open(engine, config, (TostEngineOptions){.max_batch = B, .max_seq = T, .training = true,
+    Subject s = subject_open(engine, config, (TostEngineOptions){.max_batch = B, .max_piece = T, .training = true,
                              .dtype = dtype, .comm = comm, .parts = 2, .fast_reduce = fast});
     subject_randomize(&s, 61);
     for (int step = 0; step < 2; step++) {
         engine->zero_grad(s.model);
         for (int part = 0; part < 2; part++) {
             int32_t* ids = random_ids(ROWS + 1, config.vocab_size, 62 + 2 * step + part);
-            engine->forward_train(s.model, ids, ids + 1, B, T, 1.0f / (2 * ROWS));
-            engine->backward(s.model, part == 0 ? TOST_PART_ENDS : TOST_STEP_ENDS);
+            subject_train(&s, ids, ids + 1, B, T, 1.0f / (2 * ROWS), part == 0 ? TOST_PART_ENDS : TOST_STEP_ENDS);
             free(ids);
         }
         subject_step(&s, (TostAdamW){1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1, 0.0}, 1.0);
@@ -966,7 +960,7 @@ static float* states_of_parts(size_t* n, const TostEngine* engine, TostComm* com
     *n = 4 * s.tensors.flat_size;
     float* all = xcalloc(*n, sizeof *all);
     for (int state = 0; state < 4; state++)
-        subject_get_flat(all + state * s.tensors.flat_size, &s, (TostState)state);
+        subject_get_flat(all + state * s.tensors.flat_size, &s, (TostArray)state);
     subject_free(&s);
     return all;
 }
@@ -998,7 +992,7 @@ static void test_one_rank(Checks* c, const TostEngine* engine) {
 
 static void test_cuda(Checks* c) {
     static const char what[] = "CUDA against CPU (logits, losses, gradients, parameters after a step, decode)";
-    const TostEngineOptions o = {.max_batch = 1, .max_seq = 1, .dtype = TOST_FP32};
+    const TostEngineOptions o = engine_options(1, 1, false, TOST_FP32);
     TostError err;
     char text[256];
     if (!cuda_engine) {

@@ -27,23 +27,22 @@
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
-//     zero_grad(m)
-//     for each micro-batch:   forward_train(m, inputs, targets, B, T, 1 / targets in the step)
-//                             backward(m, TOST_MORE)                adds to the gradients; the last: TOST_STEP_ENDS
-//     read_loss(&sum, &count, m)                                    loss = sum / count
-//     norm = grad_norm(m)
-//     update(m, {lr, …, grad_scale: min(1, clip / norm)})           AdamW
+//     zero_grad(model)
+//     for each micro-batch:   train(model, {inputs, targets, B, T}, TOST_NO_STATE, 1 / targets in the step)
+//                             backward(model, …, TOST_MORE)         adds to the gradients; the last: TOST_STEP_ENDS
+//     read_loss(&sum, &count, model)                                loss = sum / count
+//     norm = grad_norm(model)
+//     update(model, {lr, …, grad_scale: min(1, clip / norm)})       AdamW
 //
-// Several processes ("ranks", tost/comm.h) can train one model. Each computes the gradients of its own micro-batches.
-// The last backward pass of a step adds them up: exchange_gradients (tost/exchange.h) starts with a layer as soon as
-// backward is done with it. A rank then updates its slices of the parameters, whose moments only it has, and sends them
-// to the others. The order of all sums is fixed, so the bits do not depend on the number of ranks.
+// A long sequence can be processed in pieces (--chunk, tost/pieces.c): a pass continues from the running sums S, N, D
+// after the piece before, and backward from their gradients. Decoding is the same forward, over pieces of one token.
 //
-// A long sequence can be processed in chunks (--chunk), which share only the running sums S, N, D, and their gradients in
-// backward.
+// Several processes ("ranks", tost/ranks) can train one model: each computes the gradients of its own micro-batches,
+// updates its slices of the parameters, and sends them to the others. The order of all sums is fixed, so the bits do
+// not depend on the number of ranks.
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
-// Classifier); the model's memory; the passes over the model; recurrent decode; gradients and AdamW; the engine table.
+// Classifier); the model's memory; the passes over a piece; gradients and AdamW; the engine table.
 // Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop.
 //
 // To add a layer: write its forward and backward in a section of its own before "The model's memory", add its
@@ -69,7 +68,6 @@
 #include "tost/base/memory.h"
 #include "tost/base/text.h"
 #include "tost/base/bf16.h"
-#include "tost/chunk_passes.h"
 #include "tost/commands/commands.h"
 #include "tost/engine.h"
 #include "tost/ranks/exchange.h"
@@ -234,14 +232,14 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // heads gives Π, and the running sums N and D give y. Backward runs the same stages in reverse.
 //
 // Threads take whole sequences, or heads if there are too few sequences. They work in blocks of 64 tokens:
-// tost/cpu/tssa_stages.h has that loop and the struct Tssa of all arguments. Sums over time are taken in the order of t,
-// so the bits do not depend on the number of threads, and in double, because a float sum stalls at long T.
+// tost/cpu/tssa_stages.h has that loop and the struct Tssa of all arguments. Sums over time are taken in the order of
+// t, so the bits do not depend on the number of threads, and in double, because a float sum stalls at long T.
 
 // S and u
 static void tssa_energy_forward(const Tssa* a, TssaRange r) {
-    const int HS = a->HS, at = r.h0 * HS, width = (r.h1 - r.h0) * HS;
+    const int HS = a->HS;
     double* S = tssa_state(a->state, r.b, a).S;
-    if (a->saved) memcpy(tssa_saved(a, r.b, r.t0).S + at, S + at, width * sizeof *S);
+    if (a->saved) tssa_copy(tssa_saved(a, r.b, r.t0).S, S, r, HS);
     for (int t = r.t0; t < r.t1; t++) {
         for (int h = r.h0; h < r.h1; h++) {
             const float* w = a->w + tssa_row(a, r.b, t, h);
@@ -276,27 +274,27 @@ static void tssa_membership_forward(const Tssa* a, TssaRange r) {
 
 // N, D and y
 static void tssa_statistics_forward(const Tssa* a, TssaRange r) {
-    const int HS = a->HS, at = r.h0 * HS, heads = r.h1 - r.h0;
+    const int HS = a->HS;
     const TssaState sums = tssa_state(a->state, r.b, a);
+    double* D = tssa_scratch(a);   // (NH), not in `sums`, where other threads write to the same cache lines
+    tssa_copy(D, sums.D, r, 1);
     if (a->saved) {
-        const TssaState saved = tssa_saved(a, r.b, r.t0);
-        memcpy(saved.N + at, sums.N + at, heads * HS * sizeof *sums.N);
-        memcpy(saved.D + r.h0, sums.D + r.h0, heads * sizeof *sums.D);
+        tssa_copy(tssa_saved(a, r.b, r.t0).N, sums.N, r, HS);
+        tssa_copy(tssa_saved(a, r.b, r.t0).D, D, r, 1);
     }
     for (int t = r.t0; t < r.t1; t++) {
         for (int h = r.h0; h < r.h1; h++) {
             const float* w = a->w + tssa_row(a, r.b, t, h);
             float* restrict y = a->y + tssa_row(a, r.b, t, h);
             double* restrict N_d = sums.N + h * HS;
-            const double pi = a->pi[tssa_head(a, r.b, h) + t];
-            sums.D[h] += pi;
-            const double mass = sums.D[h] + TOST_MASS_EPS;
+            const double pi = a->pi[tssa_head(a, r.b, h) + t], mass = (D[h] += pi) + TOST_MASS_EPS;
             for (int d = 0; d < HS; d++) {   // y = -w Π / (1 + N/mass) = -w Π mass / (mass + N)
                 N_d[d] += (double)w[d] * w[d] * pi;
                 y[d] = (float)(-w[d] * (pi * mass) / (mass + N_d[d]));
             }
         }
     }
+    tssa_copy(sums.D, D, r, 1);
 }
 
 // Sets y, and advances the state by these tokens. T = 1 is a decode step.
@@ -321,7 +319,7 @@ static void tssa_forward(const Tssa* a) {
 // backward in time for RN and RD.
 static void tssa_statistics_backward(const Tssa* a, TssaRange r) {
     const int C = a->C, NH = a->NH, HS = a->HS;
-    const TssaState after = tssa_state(a->adjoint, r.b, a);   // RN and RD of the tokens that follow
+    const TssaState after = tssa_state(a->adjoint, r.b, a);   // RN, RD of the tokens that follow
     double *N = tssa_scratch(a), *D = N + C, *g = D + NH;                              // (C), (NH), (TSSA_BLOCK,C)
     double *dD = g + TSSA_BLOCK * (size_t)C, *scale = dD + TSSA_BLOCK * (size_t)NH;    // (TSSA_BLOCK,NH)
     memcpy(N, tssa_saved(a, r.b, r.t0).N, (C + NH) * sizeof *N);   // and D, which follows N
@@ -344,6 +342,8 @@ static void tssa_statistics_backward(const Tssa* a, TssaRange r) {
             scale[i] = pi * inverse;
         }
     }
+    double* RD = D;   // D is no longer needed
+    tssa_copy(RD, after.D, r, 1);
     for (int t = r.t1 - 1; t >= r.t0; t--) {
         for (int h = r.h0; h < r.h1; h++) {
             const int i = (t - r.t0) * NH + h;
@@ -358,10 +358,11 @@ static void tssa_statistics_backward(const Tssa* a, TssaRange r) {
                 dpi += (double)w[d] * w[d] * RN[d] - dy_w_g;
                 dw[d] = (float)(pi * (2.0 * w[d] * RN[d] - dy[d] * g_d[d]));
             }
-            after.D[h] += dD[i];
-            a->da[tssa_head(a, r.b, h) + t] = (float)(dpi + after.D[h]);
+            RD[h] += dD[i];
+            a->da[tssa_head(a, r.b, h) + t] = (float)(dpi + RD[h]);
         }
     }
+    tssa_copy(after.D, RD, r, 1);
 }
 
 // From dΠ to da
@@ -404,25 +405,24 @@ static void tssa_energy_backward(const Tssa* a, TssaRange r) {
     }
 }
 
-static void tssa_params_backward(const Tssa* a, int h) {   // dtemp, ddenom_bias +=
-    double dtemp = 0;
-    for (int b = 0; b < a->B; b++) {
-        for (int t = 0; t < a->T; t++) {
-            const double da = a->da[tssa_head(a, b, h) + t];
-            dtemp += da * a->u[tssa_head(a, b, h) + t];
-            a->ddenom_bias[(size_t)h * a->block_size + t] += (float)((double)a->HS * a->temp[h] * da);
-        }
-    }
-    if (a->dtemp) a->dtemp[h] += (float)dtemp;
-}
-
 // Sets dw, adds to dtemp and ddenom_bias, and moves the adjoint of the state from the end of these tokens to the start.
 static void tssa_backward(const Tssa* a) {
     static const TssaStage stages[] = {
         {tssa_statistics_backward, false}, {tssa_membership_backward, true}, {tssa_energy_backward, false}};
     tssa_run(stages, 3, a, false, true);
     #pragma omp parallel for schedule(static)
-    for (int h = 0; h < a->NH; h++) tssa_params_backward(a, h);
+    for (int h = 0; h < a->NH; h++) {
+        double dtemp = 0;
+        for (int b = 0; b < a->B; b++) {
+            const float *da = a->da + tssa_head(a, b, h), *u = a->u + tssa_head(a, b, h);
+            float* ddenom_bias = a->ddenom_bias + (size_t)h * a->block_size;
+            for (int t = 0; t < a->T; t++) {
+                dtemp += (double)da[t] * u[t];
+                ddenom_bias[t] += (float)((double)a->HS * a->temp[h] * da[t]);
+            }
+        }
+        if (a->dtemp) a->dtemp[h] += (float)dtemp;
+    }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -523,12 +523,12 @@ static void cross_entropy_forward_backward(double* loss, float* dlogits, const i
     }
 }
 
-// The classifier works on `chunk` rows at a time, so full logits (rows,V) are never materialized.
-// loss, targets (rows); x (rows,C); wte (V,C); logits (chunk,V): working space
+// The classifier works on `block` rows at a time, so full logits (rows,V) are never materialized.
+// loss, targets (rows); x (rows,C); wte (V,C); logits (block,V): working space
 static void classifier_forward(double* loss, float* logits, const float* x, Weight wte, const int32_t* targets,
-                               size_t rows, size_t chunk, int V, int C) {
-    for (size_t row = 0; row < rows; row += chunk) {
-        const size_t n = rows - row < chunk ? rows - row : chunk;
+                               size_t rows, size_t block, int V, int C) {
+    for (size_t row = 0; row < rows; row += block) {
+        const size_t n = rows - row < block ? rows - row : block;
         linear_forward(logits, x + row * C, wte, NULL, n, C, V);
         cross_entropy_forward(loss + row, logits, targets + row, n, V);
     }
@@ -537,9 +537,9 @@ static void classifier_forward(double* loss, float* logits, const float* x, Weig
 // The same with the gradient of grad_scale · Σ loss: dx (rows,C) =; dwte (V,C) +=
 static void classifier_forward_backward(double* loss, float* dx, float* dwte, float* logits, const float* x,
                                         Weight wte, const int32_t* targets, float grad_scale, size_t rows,
-                                        size_t chunk, int V, int C) {
-    for (size_t row = 0; row < rows; row += chunk) {
-        const size_t n = rows - row < chunk ? rows - row : chunk;
+                                        size_t block, int V, int C) {
+    for (size_t row = 0; row < rows; row += block) {
+        const size_t n = rows - row < block ? rows - row : block;
         linear_forward(logits, x + row * C, wte, NULL, n, C, V);
         cross_entropy_forward_backward(loss + row, logits, targets + row, grad_scale, n, V);
         linear_backward(dx + row * C, dwte, NULL, logits, x + row * C, wte, n, C, V);
@@ -553,7 +553,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
 // share one set of LAYER_ACTIVATIONS. With recompute each layer still has its own x_out, the input from which backward
 // recomputes the activations of the next layer.
 
-// A row: field, type, elements. rows = B·T.
+// A row: field, type, elements. rows = B·T of the largest piece.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,       float,  rows * C)                     /* ln_1(x) */ \
     X(mean_1,     float,  rows) \
@@ -576,39 +576,32 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(x_out,      float,  rows * C)                     /* x_mid + gamma2 mlp_out */
 
 #define SHARED_BUFFERS(X) \
-    X(inputs,       int32_t, rows) \
-    X(targets,      int32_t, rows)                      /* decode_score: the targets that count */ \
+    X(targets,      int32_t, rows)                      /* those that are counted; see cpu_losses */ \
     X(x,            float,  rows * C)                   /* embedding: the input of layer 0 */ \
     X(ln_f,         float,  rows * C) \
     X(mean_f,       float,  rows) \
     X(rstd_f,       float,  rows) \
-    X(logits,       float,  logits_rows * V)            /* of a chunk of rows */ \
+    X(logits,       float,  logits_rows * V)            /* of a block of rows */ \
     X(losses,       double, rows) \
-    X(tssa_pass,    double, B * tssa_state_size(C, NH)) /* of a layer, if its state after the pass is not needed */ \
-    X(tssa_state,   double, L * B * tssa_state_size(C, NH)) /* S, N, D before the next chunk: see advance_layer */ \
-    X(tssa_starts,  double, starts * L * B * tssa_state_size(C, NH)) /* before each chunk: see forward_sums */ \
-    X(decode,       double, L * B * tssa_state_size(C, NH)) \
+    X(states,       double, states * L * B * tssa_state_size(C, NH)) /* S, N, D; or their gradients */ \
+    X(layer_state,  double, B * tssa_state_size(C, NH)) /* of one layer, if the pass does not set a state */ \
+    X(tssa_scratch, double, threads * tssa_scratch_size(C, NH)) \
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
     X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out and w */ \
     X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, ln_2, y and ln_1 */ \
     X(scratch_bt4c, float,  train * rows * 4 * C)       /* gradients of gelu and fc */ \
-    X(da,           float,  train * rows * NH) \
-    X(tssa_adjoint, double, train * L * B * tssa_state_size(C, NH)) /* RS, RN, RD after the chunk */ \
-    X(tssa_scratch, double, train * threads * tssa_scratch_size(C, NH))
+    X(da,           float,  train * rows * NH)
 
 #define X(field, type, elements) type* field;
 typedef struct { LAYER_ACTIVATIONS(X) LAYER_RESIDENT(X) } LayerActivations;
 typedef struct { SHARED_BUFFERS(X) } Buffers;
 #undef X
 
-// The arguments of a pass over whole sequences.
-typedef struct { const int32_t *inputs, *targets; int B, T; float grad_scale; } Sequences;
-
 struct TostModel {
     TostConfig        config;
     TostEngineOptions options;
     TostTensors       tensors;
-    float*            state[TOST_STATES];  // parameters, gradients (tensors.flat_size elements); m, v and, if wanted,
+    float*            array[TOST_ARRAYS];  // parameters, gradients (tensors.flat_size elements); m, v and, if wanted,
                                            // ema (those of this rank's slices)
     uint16_t*         weights;             // with --dtype bf16: the parameters in bf16; otherwise NULL
     LayerActivations* layer;               // (L)
@@ -617,25 +610,23 @@ struct TostModel {
     size_t            arena_bytes, logits_rows;
     Exchange          exchange;            // of gradients and parameters with other ranks
     Threads           threads;             // fewer while other processes use the cores
-    int               B, T, first;         // of the last forward over a chunk; first: position of its first token
-    Sequences         sequences;           // of the last forward_train
-    bool              abandoned;           // by chunk_done
+    TostPiece         piece;               // of the last pass
+    int               from;                // the state from which it started
     int               computed_layer;      // with recompute: the layer whose activations are in the shared set
-    int               n_decode, position;  // sequences and next position of the recurrent decode
     double            loss_sum;            // since the last read_loss
     int64_t           loss_count;
 };
 
-// Rows per chunk if `rows` are divided into the fewest chunks of at most `most` rows, of nearly equal size.
-static size_t even_chunk(size_t rows, size_t most) {
-    const size_t chunks = (rows + most - 1) / most;
-    return (rows + chunks - 1) / chunks;
+// Rows per block if `rows` are divided into the fewest blocks of at most `most` rows, of nearly equal size.
+static size_t even_block(size_t rows, size_t most) {
+    const size_t blocks = (rows + most - 1) / most;
+    return (rows + blocks - 1) / blocks;
 }
 
-// Rows per chunk of logits: up to 128 MiB of them, or 64 rows if V is huge.
+// Rows per block of logits: up to 128 MiB of them, or 64 rows if V is huge.
 static size_t classifier_rows(size_t rows, int V) {
     const size_t most = ((size_t)1 << 25) / (size_t)V;
-    return even_chunk(rows, most > 64 ? most : 64);
+    return even_block(rows, most > 64 ? most : 64);
 }
 
 static void poison(void* p, size_t bytes) {
@@ -644,24 +635,25 @@ static void poison(void* p, size_t bytes) {
 }
 
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
-static size_t layout_buffers(TostModel* m, void* base) {
-    const TostConfig* c = &m->config;
-    const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch;
-    const size_t rows = B * m->options.chunk, train = m->options.training, threads = m->options.threads;
-    const size_t chunks = chunks_of(&m->options, m->options.max_seq), starts = train ? chunks : 1;
-    const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size);
+static size_t layout_buffers(TostModel* model, void* base) {
+    const TostConfig* c = &model->config;
+    const TostEngineOptions* o = &model->options;
+    const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = o->max_batch;
+    const size_t rows = B * o->max_piece, states = o->states, train = o->training, threads = o->threads;
+    const size_t logits_rows = model->logits_rows = classifier_rows(rows, c->vocab_size);
     Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison};
-    for (int s = 0; s < (train ? TOST_EMA + m->options.ema : 1); s++)
-        m->state[s] = arena_alloc(&arena, (s < TOST_M ? m->tensors.flat_size : exchange_owned(&m->exchange))
-                                          * sizeof(float));
-    if (train) exchange_layout(&m->exchange, &arena, m->state[TOST_GRAD]);
-#define X(field, type, elements) m->buf.field = arena_alloc(&arena, (elements) * sizeof(type));
+    for (int a = 0; a < (train ? TOST_EMA + o->ema : 1); a++)
+        model->array[a] = arena_alloc(&arena, (a < TOST_M ? model->tensors.flat_size
+                                                          : exchange_owned(&model->exchange)) * sizeof(float));
+    if (train) exchange_layout(&model->exchange, &arena, model->array[TOST_GRAD]);
+#define X(field, type, elements) model->buf.field = arena_alloc(&arena, (elements) * sizeof(type));
     SHARED_BUFFERS(X)
 #undef X
-    if (m->options.dtype == TOST_BF16) m->weights = arena_alloc(&arena, m->tensors.flat_size * sizeof *m->weights);
+    if (o->dtype == TOST_BF16)
+        model->weights = arena_alloc(&arena, model->tensors.flat_size * sizeof *model->weights);
     for (size_t l = 0; l < L; l++) {
-#define X(field, type, elements) m->layer[l].field = arena_alloc(&arena, (elements) * sizeof(type));
-        if (l > 0 && (!train || m->options.recompute)) m->layer[l] = m->layer[0];
+#define X(field, type, elements) model->layer[l].field = arena_alloc(&arena, (elements) * sizeof(type));
+        if (l > 0 && (!train || o->recompute)) model->layer[l] = model->layer[0];
         else { LAYER_ACTIVATIONS(X) }
         if (l == 0 || train) { LAYER_RESIDENT(X) }
 #undef X
@@ -670,424 +662,270 @@ static size_t layout_buffers(TostModel* m, void* base) {
 }
 
 static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
-    TostModel* m = xcalloc(1, sizeof *m);
-    m->config = *c;
-    m->options = *o;
-    m->options.recompute = o->recompute && o->training;
-    if (m->options.threads == 0) m->options.threads = threads_max();   // OMP_NUM_THREADS, or one per core
-    if (o->chunk == 0 || o->chunk > o->max_seq) m->options.chunk = o->max_seq;
-    m->tensors = tost_tensors(c);
-    m->exchange = exchange_new(&m->tensors, o->comm, o->parts);
-    m->layer = xcalloc(c->n_layer, sizeof *m->layer);
-    m->arena_bytes = layout_buffers(m, NULL);
-    return m;
+    TostModel* model = xcalloc(1, sizeof *model);
+    model->config = *c;
+    model->options = *o;
+    model->options.recompute = o->recompute && o->training;
+    if (model->options.threads == 0) model->options.threads = threads_max();   // OMP_NUM_THREADS, or one per core
+    model->tensors = tost_tensors(c);
+    model->exchange = exchange_new(&model->tensors, o->comm, o->parts);
+    model->layer = xcalloc(c->n_layer, sizeof *model->layer);
+    model->arena_bytes = layout_buffers(model, NULL);
+    return model;
 }
 
-static void model_free(TostModel* m) {
-    if (m->arena) free_pages(m->arena, m->arena_bytes);
-    exchange_free(&m->exchange);
-    tost_tensors_free(&m->tensors);
-    free(m->layer);
-    free(m);
+static void model_free(TostModel* model) {
+    if (model->arena) free_pages(model->arena, model->arena_bytes);
+    exchange_free(&model->exchange);
+    tost_tensors_free(&model->tensors);
+    free(model->layer);
+    free(model);
 }
 
-// Pointers to the parameters of layer l and to those outside of the layers; or to their gradients, m or v.
-static TostParams model_params(const TostModel* m, TostState s, int l) {
-    return tost_params(&m->tensors, m->state[s], l);
+// Pointers to the parameters of layer l and to those outside of the layers; or to their gradients.
+static TostParams model_params(const TostModel* model, TostArray a, int l) {
+    return tost_params(&model->tensors, model->array[a], l);
 }
 
 // A parameter as the operand of a matrix product.
-static Weight weight(const TostModel* m, const float* param) {
-    return (Weight){param, m->options.dtype == TOST_BF16 ? m->weights + (param - m->state[TOST_PARAM]) : NULL};
+static Weight weight(const TostModel* model, const float* param) {
+    return (Weight){param, model->weights ? model->weights + (param - model->array[TOST_PARAM]) : NULL};
 }
 
+static Weight classifier_weight(const TostModel* model) {
+    return weight(model, model_params(model, TOST_PARAM, 0).wte);
+}
+
+static size_t piece_rows(const TostModel* model) { return (size_t)model->piece.B * model->piece.T; }
+
 // ---------------------------------------------------------------------------------------------
-// Passes over the model
+// Passes over a piece. A pass continues from a state, TSSA's running sums of every layer, and leaves one. Backward goes
+// through the pieces in reverse: it continues from the gradient of the state after a piece, and leaves that of the
+// state before it.
 
-static size_t sequence_state_size(const TostModel* m) { return tssa_state_size(m->config.n_embd, m->config.n_head); }
+// Of layer l, from sequence b on: (B,2C+NH)
+static double* model_state(const TostModel* model, int state, int l, int b) {
+    const size_t i = ((size_t)state * model->config.n_layer + l) * model->options.max_batch + b;
+    return model->buf.states + i * tssa_state_size(model->config.n_embd, model->config.n_head);
+}
 
-// The arguments of TSSA in a layer, for the tokens of the pass.
-static Tssa layer_tssa(const TostModel* m, int l, double* state, double* saved) {
-    const TostConfig* c = &m->config;
-    const LayerActivations* a = &m->layer[l];
-    const TostParams p = model_params(m, TOST_PARAM, l);
-    return (Tssa){.B = m->B, .T = m->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head, .w = a->w,
-                  .temp = p.temp, .denom_bias = p.denom_bias + m->first, .block_size = c->block_size, .u = a->u,
-                  .pi = a->pi, .y = a->y, .state = state, .saved = saved};
+// Copies state `from` (zeros if there is none) of a layer to where the pass works on it: in state `to`, or in
+// layer_state if there is none.
+static double* start_state(const TostModel* model, int from, int to, int l) {
+    const size_t size = tssa_state_size(model->config.n_embd, model->config.n_head);
+    const size_t bytes = model->piece.B * size * sizeof(double);
+    double* state = to == TOST_NO_STATE ? model->buf.layer_state : model_state(model, to, l, 0);
+    if (from == TOST_NO_STATE) memset(state, 0, bytes);
+    else if (from != to) memcpy(state, model_state(model, from, l, 0), bytes);
+    return state;
+}
+
+// The arguments of TSSA in a layer.
+static Tssa layer_tssa(const TostModel* model, int l, double* state) {
+    const TostConfig* c = &model->config;
+    const TostPiece* piece = &model->piece;
+    const LayerActivations* a = &model->layer[l];
+    const TostParams p = model_params(model, TOST_PARAM, l);
+    return (Tssa){.B = piece->B, .T = piece->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head,
+                  .block_size = c->block_size, .w = a->w, .temp = p.temp, .denom_bias = p.denom_bias + piece->first,
+                  .u = a->u, .pi = a->pi, .y = a->y, .state = state, .scratch = model->buf.tssa_scratch,
+                  .saved = model->options.training ? a->tssa_saved : NULL};
 }
 
 // The arguments of its backward, with dy in scratch_btc and dw in dbranch.
-static Tssa layer_tssa_grads(const TostModel* m, int l) {
-    Tssa tssa = layer_tssa(m, l, NULL, m->layer[l].tssa_saved);
-    const TostParams g = model_params(m, TOST_GRAD, l);
-    tssa.dy = m->buf.scratch_btc;
-    tssa.dw = m->buf.dbranch;
-    tssa.da = m->buf.da;
-    tssa.dtemp = m->config.membership == TOST_UNIFORM ? NULL : g.temp;
-    tssa.ddenom_bias = g.denom_bias + m->first;
-    tssa.adjoint = m->buf.tssa_adjoint + l * m->B * sequence_state_size(m);
-    tssa.scratch = m->buf.tssa_scratch;
+static Tssa layer_tssa_grads(const TostModel* model, int l, double* adjoint) {
+    Tssa tssa = layer_tssa(model, l, NULL);
+    const TostParams g = model_params(model, TOST_GRAD, l);
+    tssa.dy = model->buf.scratch_btc;
+    tssa.dw = model->buf.dbranch;
+    tssa.da = model->buf.da;
+    tssa.dtemp = model->config.membership == TOST_UNIFORM ? NULL : g.temp;
+    tssa.ddenom_bias = g.denom_bias + model->piece.first;
+    tssa.adjoint = adjoint;
     return tssa;
 }
 
 // The input of layer l; l = L: the output of the last layer.
-static const float* layer_input(const TostModel* m, int l) { return l > 0 ? m->layer[l - 1].x_out : m->buf.x; }
+static const float* layer_input(const TostModel* model, int l) {
+    return l > 0 ? model->layer[l - 1].x_out : model->buf.x;
+}
 
-// Layer l over the rows of the pass, from its input to x_out. state, saved: see Tssa.
-static void layer_forward(const TostModel* m, int l, double* state, double* saved) {
-    const LayerActivations* a = &m->layer[l];
-    const TostParams p = model_params(m, TOST_PARAM, l);
-    const int C = m->config.n_embd;
-    const size_t rows = (size_t)m->B * m->T;
-    const float* x = layer_input(m, l);
-    const Tssa tssa = layer_tssa(m, l, state, saved);
+// Layer l, from its input to x_out
+static void layer_forward(TostModel* model, int l, int from, int to) {
+    const LayerActivations* a = &model->layer[l];
+    const TostParams p = model_params(model, TOST_PARAM, l);
+    const int C = model->config.n_embd;
+    const size_t rows = piece_rows(model);
+    const float* x = layer_input(model, l);
+    const Tssa tssa = layer_tssa(model, l, start_state(model, from, to, l));
     layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p.ln_1_w, p.ln_1_b, rows, C);
-    linear_forward(a->w, a->ln_1, weight(m, p.attn_w), p.attn_b, rows, C, C);
+    linear_forward(a->w, a->ln_1, weight(model, p.attn_w), p.attn_b, rows, C, C);
     tssa_forward(&tssa);
-    linear_forward(a->attn_out, a->y, weight(m, p.attn_proj_w), p.attn_proj_b, rows, C, C);
+    linear_forward(a->attn_out, a->y, weight(model, p.attn_proj_w), p.attn_proj_b, rows, C, C);
     residual_forward(a->x_mid, x, a->attn_out, p.gamma1, rows, C);
 
     layernorm_forward(a->ln_2, a->mean_2, a->rstd_2, a->x_mid, p.ln_2_w, p.ln_2_b, rows, C);
-    linear_forward(a->fc, a->ln_2, weight(m, p.fc_w), p.fc_b, rows, C, 4 * C);
+    linear_forward(a->fc, a->ln_2, weight(model, p.fc_w), p.fc_b, rows, C, 4 * C);
     gelu_forward(a->gelu, a->fc, rows * 4 * C);
-    linear_forward(a->mlp_out, a->gelu, weight(m, p.fc_proj_w), p.fc_proj_b, rows, 4 * C, C);
+    linear_forward(a->mlp_out, a->gelu, weight(model, p.fc_proj_w), p.fc_proj_b, rows, 4 * C, C);
     residual_forward(a->x_out, a->x_mid, a->mlp_out, p.gamma2, rows, C);
+    model->computed_layer = l;
 }
 
 // buf.dx holds the gradient of x_out on entry and that of the layer's input on return. Parameter gradients +=
-static void layer_backward(const TostModel* m, int l) {
-    const LayerActivations* a = &m->layer[l];
-    const Buffers* buf = &m->buf;
-    const TostParams p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
-    const int C = m->config.n_embd;
-    const size_t rows = (size_t)m->B * m->T;
-    float *dbranch = buf->dbranch, *d_btc = buf->scratch_btc, *d_bt4c = buf->scratch_bt4c;
-    const Tssa tssa = layer_tssa_grads(m, l);
-    residual_backward(dbranch, g.gamma2, buf->dx, a->mlp_out, p.gamma2, rows, C);
-    linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, a->gelu, weight(m, p.fc_proj_w), rows, 4 * C, C);
+static void layer_backward(TostModel* model, int l, int right, int left) {
+    const LayerActivations* a = &model->layer[l];
+    const Buffers* buf = &model->buf;
+    const TostParams p = model_params(model, TOST_PARAM, l), g = model_params(model, TOST_GRAD, l);
+    const int C = model->config.n_embd;
+    const size_t rows = piece_rows(model);
+    float *dx = buf->dx, *dbranch = buf->dbranch, *d_btc = buf->scratch_btc, *d_bt4c = buf->scratch_bt4c;
+    const Tssa tssa = layer_tssa_grads(model, l, start_state(model, right, left, l));
+    residual_backward(dbranch, g.gamma2, dx, a->mlp_out, p.gamma2, rows, C);
+    linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, a->gelu, weight(model, p.fc_proj_w), rows, 4 * C, C);
     gelu_backward(d_bt4c, a->fc, rows * 4 * C);
-    linear_backward(d_btc, g.fc_w, g.fc_b, d_bt4c, a->ln_2, weight(m, p.fc_w), rows, C, 4 * C);
-    layernorm_backward(buf->dx, g.ln_2_w, g.ln_2_b, d_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, rows, C);
+    linear_backward(d_btc, g.fc_w, g.fc_b, d_bt4c, a->ln_2, weight(model, p.fc_w), rows, C, 4 * C);
+    layernorm_backward(dx, g.ln_2_w, g.ln_2_b, d_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, rows, C);
 
-    residual_backward(dbranch, g.gamma1, buf->dx, a->attn_out, p.gamma1, rows, C);
-    linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, dbranch, a->y, weight(m, p.attn_proj_w), rows, C, C);
+    residual_backward(dbranch, g.gamma1, dx, a->attn_out, p.gamma1, rows, C);
+    linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, dbranch, a->y, weight(model, p.attn_proj_w), rows, C, C);
     tssa_backward(&tssa);   // from d_btc to dbranch
-    if (m->options.dtype == TOST_BF16) round_bf16(dbranch, rows * C);
-    linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, a->ln_1, weight(m, p.attn_w), rows, C, C);
-    layernorm_backward(buf->dx, g.ln_1_w, g.ln_1_b, d_btc, layer_input(m, l), a->mean_1, a->rstd_1, p.ln_1_w, rows, C);
-}
-
-// The three parts of every forward: the embedding, each layer, the last LayerNorm.
-static void start_forward(TostModel* m, const int32_t* inputs, int first, int B, int T) {
-    const TostParams p = model_params(m, TOST_PARAM, 0);
-    assert(B <= m->options.max_batch && T <= m->options.chunk && first + T <= m->config.block_size);
-    threads_begin(&m->threads);
-    m->B = B;
-    m->T = T;
-    m->first = first;
-    if (inputs != m->buf.inputs) memcpy(m->buf.inputs, inputs, (size_t)B * T * sizeof *inputs);
-    embedding_forward(m->buf.x, m->buf.inputs, p.wte, p.wpe, first, B, T, m->config.n_embd);
-}
-
-// Runs a layer from the state `start`, NULL: zeros. Sets `end` to the state after these tokens, unless it is NULL; it may
-// be the same array as start.
-static void run_layer(TostModel* m, int l, double* end, const double* start, double* saved) {
-    double* state = end ? end : m->buf.tssa_pass;
-    const size_t bytes = m->B * sequence_state_size(m) * sizeof *state;
-    if (!start) memset(state, 0, bytes);
-    else if (start != state) memcpy(state, start, bytes);
-    layer_forward(m, l, state, saved);
-    m->computed_layer = l;
-}
-
-// A layer without a backward pass to follow.
-static void advance_layer(TostModel* m, int l, double* end, const double* start) {
-    run_layer(m, l, end, start, NULL);
-}
-
-static void finish_forward(TostModel* m) {
-    const TostParams p = model_params(m, TOST_PARAM, 0);
-    layernorm_forward(m->buf.ln_f, m->buf.mean_f, m->buf.rstd_f, layer_input(m, m->config.n_layer), p.ln_f_w, p.ln_f_b,
-                      (size_t)m->B * m->T, m->config.n_embd);
-    threads_end(&m->threads);
-}
-
-// TSSA's running sums of layer l before chunk k, (B,2C+NH); zeros if k is 0.
-static double* chunk_start(const TostModel* m, int k, int l) {
-    return m->buf.tssa_starts + ((size_t)k * m->config.n_layer + l) * m->B * sequence_state_size(m);
-}
-
-// A layer over the current chunk, from the running sums before it.
-static void run_layer_of_chunk(TostModel* m, int l) {
-    run_layer(m, l, NULL, chunk_start(m, m->first / m->options.chunk, l),
-              m->options.training ? m->layer[l].tssa_saved : NULL);
+    if (model->weights) round_bf16(dbranch, rows * C);
+    linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, a->ln_1, weight(model, p.attn_w), rows, C, C);
+    layernorm_backward(dx, g.ln_1_w, g.ln_1_b, d_btc, layer_input(model, l), a->mean_1, a->rstd_1, p.ln_1_w, rows, C);
 }
 
 // With recompute: fills the shared activations with those of layer l, unless they already are.
-static void recompute_layer(TostModel* m, int l) {
-    if (m->options.recompute && m->computed_layer != l) run_layer_of_chunk(m, l);
+static void recompute_layer(TostModel* model, int l) {
+    if (model->options.recompute && model->computed_layer != l) layer_forward(model, l, model->from, TOST_NO_STATE);
 }
 
-// Forward over chunk k.
-static void forward_chunk(TostModel* m, const int32_t* inputs, int k, int B, int T) {
-    start_forward(m, inputs, k * m->options.chunk, B, T);
-    for (int l = 0; l < m->config.n_layer; l++) run_layer_of_chunk(m, l);
-    finish_forward(m);
+static void cpu_forward(TostModel* model, const TostPiece* piece, int from, int to) {
+    const TostParams p = model_params(model, TOST_PARAM, 0);
+    const int C = model->config.n_embd, L = model->config.n_layer, B = piece->B, T = piece->T;
+    assert(B <= model->options.max_batch && T <= model->options.max_piece);
+    assert(piece->first + T <= model->config.block_size);
+    threads_begin(&model->threads);
+    model->piece = *piece;
+    model->from = from;
+    embedding_forward(model->buf.x, piece->inputs, p.wte, p.wpe, piece->first, B, T, C);
+    for (int l = 0; l < L; l++) layer_forward(model, l, from, to);
+    layernorm_forward(model->buf.ln_f, model->buf.mean_f, model->buf.rstd_f, layer_input(model, L), p.ln_f_w, p.ln_f_b,
+                      piece_rows(model), C);
+    threads_end(&model->threads);
 }
 
-static void cpu_forward(TostModel* m, const int32_t* inputs, int B, int T) { forward_chunk(m, inputs, 0, B, T); }
-
-// The columns of chunk k of an array (B,T), as an array (B,n) in buf; the array itself if there is only one chunk.
-static const int32_t* chunk_columns(int32_t* buf, const TostModel* m, const int32_t* rows, int k, int B, int T) {
-    const int n = chunk_length(&m->options, k, T);
-    if (n == T) return rows;
-    for (int b = 0; b < B; b++)
-        memcpy(buf + (size_t)b * n, rows + (size_t)b * T + (size_t)k * m->options.chunk, n * sizeof *buf);
-    return buf;
+static void cpu_copy_state(TostModel* model, int to, int from, int n, int copies) {
+    const size_t bytes = tssa_state_size(model->config.n_embd, model->config.n_head) * sizeof(double);
+    for (int l = 0; l < model->config.n_layer; l++)
+        for (int i = 0; i < n; i++)
+            memcpy(model_state(model, to, l, i), model_state(model, from, l, i / copies), bytes);
 }
 
-// Forward over chunk k. start, end: running sums before and after it, (L,B,2C+NH), possibly the same array. first:
-// position of the first token of the sequences.
-static void advance_sums(TostModel* m, double* end, const double* start, const Sequences* s, int k, int first) {
-    const size_t n = s->B * sequence_state_size(m);
-    start_forward(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), first + k * m->options.chunk, s->B,
-                  chunk_length(&m->options, k, s->T));
-    for (int l = 0; l < m->config.n_layer; l++) advance_layer(m, l, end + l * n, start + l * n);
-    finish_forward(m);
+static void cpu_logits(float* dst, TostModel* model) {
+    times_weight(dst, model->buf.ln_f, classifier_weight(model), piece_rows(model), model->config.n_embd,
+                 model->config.vocab_size);
 }
 
-// Reports the part of a training pass that is done. Returns true if the caller abandons the pass.
-static bool is_abandoned(TostModel* m, int done, int T) {
-    return m->abandoned = chunk_done_in_training(&m->options, done, T);
+static void cpu_last_logits(float* dst, TostModel* model) {
+    const int B = model->piece.B, T = model->piece.T, C = model->config.n_embd;
+    float* ln_f = model->buf.ln_f;   // rows that were already used are overwritten
+    for (int b = 0; b < B; b++) memmove(ln_f + (size_t)b * C, ln_f + ((size_t)b * T + T - 1) * C, C * sizeof *ln_f);
+    times_weight(dst, ln_f, classifier_weight(model), B, C, model->config.vocab_size);
 }
 
-// Computes the running sums before every chunk.
-static void forward_sums(TostModel* m, const Sequences* s) {
-    const int chunks = chunks_of(&m->options, s->T);
-    const size_t n = (size_t)m->config.n_layer * s->B * sequence_state_size(m);
-    for (int k = 0; k + 1 < chunks; k++) {
-        advance_sums(m, m->buf.tssa_starts + (k + 1) * n, m->buf.tssa_starts + k * n, s, k, 0);
-        if (is_abandoned(m, k + 1, s->T)) return;
+// losses (rows) of the first `rows` rows of ln_f
+static void classifier_losses(TostModel* model, const int32_t* targets, size_t rows) {
+    classifier_forward(model->buf.losses, model->buf.logits, model->buf.ln_f, classifier_weight(model), targets, rows,
+                       even_block(rows, model->logits_rows), model->config.vocab_size, model->config.n_embd);
+}
+
+// Rows with a target are moved to the front: the others need no logits.
+static void cpu_losses(double* dst, TostModel* model) {
+    const int32_t* targets = model->piece.targets;
+    const size_t rows = piece_rows(model), C = model->config.n_embd;
+    size_t counted = 0, i = 0;
+    for (size_t row = 0; row < rows; row++) {
+        if (targets[row] < 0) continue;
+        memmove(model->buf.ln_f + counted * C, model->buf.ln_f + row * C, C * sizeof(float));
+        model->buf.targets[counted++] = targets[row];
+    }
+    if (counted > 0) classifier_losses(model, model->buf.targets, counted);
+    for (size_t row = 0; row < rows; row++) dst[row] = targets[row] < 0 ? 0.0 : model->buf.losses[i++];
+}
+
+static void sum_losses(TostModel* model) {
+    for (size_t row = 0; row < piece_rows(model); row++) {
+        model->loss_sum += model->buf.losses[row];
+        model->loss_count += model->piece.targets[row] >= 0;
     }
 }
 
-static void add_losses(TostModel* m, const int32_t* targets) {
-    for (size_t row = 0; row < (size_t)m->B * m->T; row++) {
-        m->loss_sum += m->buf.losses[row];
-        m->loss_count += targets[row] >= 0;
-    }
+static void cpu_add_losses(TostModel* model) {
+    classifier_losses(model, model->piece.targets, piece_rows(model));
+    sum_losses(model);
 }
 
-static Weight classifier_weight(const TostModel* m) { return weight(m, model_params(m, TOST_PARAM, 0).wte); }
-
-static void cpu_forward_loss(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
-    const Sequences s = {inputs, targets, B, T, 0};
-    const int chunks = chunks_of(&m->options, T);
-    double* state = m->buf.tssa_state;
-    if (chunks > 1) memset(state, 0, m->config.n_layer * B * sequence_state_size(m) * sizeof *state);
-    for (int k = 0; k < chunks; k++) {
-        if (chunks > 1) advance_sums(m, state, state, &s, k, 0);
-        else cpu_forward(m, inputs, B, T);
-        const int32_t* wanted = chunk_columns(m->buf.targets, m, targets, k, B, T);
-        const size_t rows = (size_t)B * m->T;
-        classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, classifier_weight(m), wanted, rows,
-                           even_chunk(rows, m->logits_rows), m->config.vocab_size, m->config.n_embd);
-        add_losses(m, wanted);
-        if (chunks > 1 && chunk_done(&m->options, (double)(k + 1) / chunks)) return;
-    }
+static void cpu_read_loss(double* sum, int64_t* count, TostModel* model) {
+    *sum = model->loss_sum;
+    *count = model->loss_count;
+    model->loss_sum = 0;
+    model->loss_count = 0;
 }
 
-// Forward over chunk k. The classifier's backward runs here, because logits exist for a few rows at a time. It leaves
-// the gradient of ln_f in scratch_btc.
-static void forward_train_chunk(TostModel* m, const Sequences* s, int k) {
-    const int T = chunk_length(&m->options, k, s->T);
-    const size_t rows = (size_t)s->B * T;
-    const int32_t* targets = chunk_columns(m->buf.targets, m, s->targets, k, s->B, s->T);
-    forward_chunk(m, chunk_columns(m->buf.inputs, m, s->inputs, k, s->B, s->T), k, s->B, T);
-    classifier_forward_backward(m->buf.losses, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.logits, m->buf.ln_f,
-                                classifier_weight(m), targets, s->grad_scale, rows, even_chunk(rows, m->logits_rows),
-                                m->config.vocab_size, m->config.n_embd);
-    add_losses(m, targets);
+static void cpu_activation(float* dst, TostModel* model, TostActivation what, int layer) {
+    const size_t rows = piece_rows(model), C = model->config.n_embd, NH = model->config.n_head;
+    assert(model->options.training && layer >= 0 && layer < model->config.n_layer + (what == TOST_X));
+    threads_set(model->threads.now);
+    if (what != TOST_X) recompute_layer(model, layer);
+    if (what == TOST_X) memcpy(dst, layer_input(model, layer), rows * C * sizeof *dst);
+    else if (what == TOST_W) memcpy(dst, model->layer[layer].w, rows * C * sizeof *dst);
+    else memcpy(dst, model->layer[layer].pi, rows * NH * sizeof *dst);
 }
 
-static void cpu_forward_train(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T,
-                              float grad_scale) {
-    assert(m->options.training);
-    m->sequences = (Sequences){inputs, targets, B, T, grad_scale};
-    m->B = B;
-    m->abandoned = false;
-    forward_sums(m, &m->sequences);
-    if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(&m->options, T) - 1);
+// The classifier's backward runs here, because logits exist for a few rows at a time. It leaves the gradient of ln_f in
+// scratch_btc.
+static void cpu_train(TostModel* model, const TostPiece* piece, int from, float grad_scale) {
+    const size_t rows = (size_t)piece->B * piece->T;
+    assert(model->options.training);
+    cpu_forward(model, piece, from, TOST_NO_STATE);
+    classifier_forward_backward(model->buf.losses, model->buf.scratch_btc, model_params(model, TOST_GRAD, 0).wte,
+                                model->buf.logits, model->buf.ln_f, classifier_weight(model), piece->targets,
+                                grad_scale, rows, even_block(rows, model->logits_rows), model->config.vocab_size,
+                                model->config.n_embd);
+    sum_losses(model);
 }
 
 // Layer by layer, the gradients become complete from the end of the flat array to its start.
-static void backward_chunk(TostModel* m, TostEnd end) {
-    const int B = m->B, T = m->T, C = m->config.n_embd, L = m->config.n_layer;
-    const size_t rows = (size_t)B * T;
-    const TostParams p = model_params(m, TOST_PARAM, 0), g = model_params(m, TOST_GRAD, 0);
-    threads_set(m->threads.now);
-    memset(m->buf.dx, 0, rows * C * sizeof(float));
-    layernorm_backward(m->buf.dx, g.ln_f_w, g.ln_f_b, m->buf.scratch_btc, layer_input(m, L), m->buf.mean_f,
-                       m->buf.rstd_f, p.ln_f_w, rows, C);
+static void cpu_backward(TostModel* model, int right, int left, TostEnd end) {
+    const TostPiece* piece = &model->piece;
+    const int C = model->config.n_embd, L = model->config.n_layer;
+    const size_t rows = piece_rows(model);
+    const TostParams p = model_params(model, TOST_PARAM, 0), g = model_params(model, TOST_GRAD, 0);
+    threads_set(model->threads.now);
+    memset(model->buf.dx, 0, rows * C * sizeof(float));
+    layernorm_backward(model->buf.dx, g.ln_f_w, g.ln_f_b, model->buf.scratch_btc, layer_input(model, L),
+                       model->buf.mean_f, model->buf.rstd_f, p.ln_f_w, rows, C);
     for (int l = L - 1; l >= 0; l--) {
-        recompute_layer(m, l);
-        layer_backward(m, l);
-        exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
+        recompute_layer(model, l);
+        layer_backward(model, l, right, left);
+        exchange_gradients(&model->exchange, end, tost_row_offset(&model->tensors, TOST_ROW_gamma1, l));
     }
-    embedding_backward(g.wte, g.wpe, m->buf.dx, m->buf.inputs, m->first, B, T, C);
-    exchange_gradients(&m->exchange, end, 0);
-}
-
-static void cpu_backward(TostModel* m, TostEnd end) {
-    const Sequences* s = &m->sequences;
-    const int chunks = chunks_of(&m->options, s->T);
-    memset(m->buf.tssa_adjoint, 0, m->config.n_layer * m->B * sequence_state_size(m) * sizeof(double));
-    for (int k = chunks - 1; k > 0 && !m->abandoned; k--) {
-        backward_chunk(m, TOST_MORE);
-        if (is_abandoned(m, chunks - 1 + PASSES_OF_CHUNK * (chunks - k), s->T)) return;
-        forward_train_chunk(m, s, k - 1);
-    }
-    if (!m->abandoned) backward_chunk(m, end);
-}
-
-static void cpu_read_loss(double* sum, int64_t* count, TostModel* m) {
-    *sum = m->loss_sum;
-    *count = m->loss_count;
-    m->loss_sum = 0;
-    m->loss_count = 0;
-}
-
-static void cpu_logits(float* dst, TostModel* m) {
-    times_weight(dst, m->buf.ln_f, classifier_weight(m), (size_t)m->B * m->T, m->config.n_embd, m->config.vocab_size);
-}
-
-static void cpu_activation(float* dst, TostModel* m, TostActivation what, int layer) {
-    const size_t rows = (size_t)m->B * m->T, C = m->config.n_embd, NH = m->config.n_head;
-    assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
-    threads_set(m->threads.now);
-    if (what != TOST_X) recompute_layer(m, layer);
-    if (what == TOST_X) memcpy(dst, layer_input(m, layer), rows * C * sizeof *dst);
-    else if (what == TOST_W) memcpy(dst, m->layer[layer].w, rows * C * sizeof *dst);
-    else memcpy(dst, m->layer[layer].pi, rows * NH * sizeof *dst);
-}
-
-// ---------------------------------------------------------------------------------------------
-// Recurrent decode. The decode state, TSSA's running sums of every layer and sequence (L,n,2C+NH), replaces a KV
-// cache: a forward over the next tokens, usually one per sequence, continues from it.
-
-static double* decode_state(const TostModel* m, int l, int b) {
-    return m->buf.decode + ((size_t)l * m->n_decode + b) * sequence_state_size(m);
-}
-
-// Advances the decode state by T tokens per sequence.
-static void decode_forward(TostModel* m, const int32_t* tokens, int T) {
-    start_forward(m, tokens, m->position, m->n_decode, T);
-    for (int l = 0; l < m->config.n_layer; l++) advance_layer(m, l, decode_state(m, l, 0), decode_state(m, l, 0));
-    finish_forward(m);
-    m->position += T;
-}
-
-static void decode_logits(float* logits, TostModel* m) {   // (n,V), after the last token of each sequence
-    const int C = m->config.n_embd, T = m->T;
-    for (int b = 0; b < m->B; b++)
-        memmove(m->buf.ln_f + (size_t)b * C, m->buf.ln_f + ((size_t)b * T + T - 1) * C, C * sizeof(float));
-    times_weight(logits, m->buf.ln_f, classifier_weight(m), m->B, C, m->config.vocab_size);
-}
-
-static void cpu_decode_begin(float* logits, TostModel* m, const int32_t* prompts, int n, int T) {
-    m->n_decode = n;
-    m->position = 0;
-    memset(m->buf.decode, 0, m->config.n_layer * n * sequence_state_size(m) * sizeof(double));
-    for (int k = 0; T > 0 && k < chunks_of(&m->options, T); k++)
-        decode_forward(m, chunk_columns(m->buf.inputs, m, prompts, k, n, T), chunk_length(&m->options, k, T));
-    if (T > 0 && logits) decode_logits(logits, m);
-}
-
-static void cpu_decode_step(float* logits, TostModel* m, const int32_t* tokens) {
-    decode_forward(m, tokens, 1);
-    decode_logits(logits, m);
-}
-
-// Each of the n·copies continuations starts from a copy of its sequence's decode state: sums (L,n·copies,2C+NH).
-static void copy_decode_state(double* sums, const TostModel* m, int copies) {
-    const size_t size = sequence_state_size(m);
-    for (int l = 0; l < m->config.n_layer; l++)
-        for (int b = 0; b < m->n_decode * copies; b++, sums += size)
-            memcpy(sums, decode_state(m, l, b / copies), size * sizeof *sums);
-}
-
-// Losses of chunk k after its forward. Rows with a target are moved to the front: the others need no logits.
-static void score_chunk(double* losses, TostModel* m, const Sequences* s, int k) {
-    const int C = m->config.n_embd, n = m->T;
-    const size_t column = (size_t)k * m->options.chunk;
-    size_t counted = 0, i = 0;
-    for (size_t row = 0; row < (size_t)s->B * n; row++) {
-        const int32_t target = s->targets[row / n * s->T + column + row % n];
-        if (target < 0) continue;
-        memmove(m->buf.ln_f + counted * C, m->buf.ln_f + row * C, C * sizeof(float));
-        m->buf.targets[counted++] = target;
-    }
-    if (counted)
-        classifier_forward(m->buf.losses, m->buf.logits, m->buf.ln_f, classifier_weight(m), m->buf.targets, counted,
-                           even_chunk(counted, m->logits_rows), m->config.vocab_size, C);
-    for (size_t row = 0; row < (size_t)s->B * n; row++) {
-        const size_t at = row / n * s->T + column + row % n;
-        losses[at] = s->targets[at] < 0 ? 0.0 : m->buf.losses[i++];
-    }
-}
-
-static void cpu_decode_score(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int copies,
-                             int T) {
-    const Sequences s = {tokens, targets, m->n_decode * copies, T, 0};
-    const int chunks = chunks_of(&m->options, T);
-    copy_decode_state(m->buf.tssa_state, m, copies);
-    for (int k = 0; k < chunks; k++) {
-        advance_sums(m, m->buf.tssa_state, m->buf.tssa_state, &s, k, m->position);
-        score_chunk(losses, m, &s, k);
-        if (chunks > 1 && chunk_done(&m->options, (double)(k + 1) / chunks)) return;
-    }
-}
-
-static void cpu_decode_advance(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int T) {
-    const Sequences s = {tokens, targets, m->n_decode, T, 0};
-    decode_forward(m, tokens, T);
-    score_chunk(losses, m, &s, 0);
+    embedding_backward(g.wte, g.wpe, model->buf.dx, piece->inputs, piece->first, piece->B, piece->T, C);
+    exchange_gradients(&model->exchange, end, 0);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Gradients and AdamW
 
-static void cpu_zero_grad(TostModel* m) {
-    float* grad = m->state[TOST_GRAD];
+static void cpu_zero_grad(TostModel* model) {
+    float* grad = model->array[TOST_GRAD];
     #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < m->tensors.flat_size; i++) grad[i] = 0.0f;
-    exchange_begin(&m->exchange);
+    for (size_t i = 0; i < model->tensors.flat_size; i++) grad[i] = 0.0f;
+    exchange_begin(&model->exchange);
 }
 
-// √ Σ g². Blocks have a fixed size and are added in order, so the bits depend neither on the number of threads nor on
-// that of ranks, which sum the blocks of their slices.
-static double cpu_grad_norm(TostModel* m) {
-    const Exchange* x = &m->exchange;
-    double* sums = xmalloc((m->tensors.flat_size / SLICE_UNIT + 1) * sizeof *sums);   // gaps between tensors are zero
-    size_t n = 0;
-    for (int k = x->slices.buckets - 1; k >= 0; k--) {
-        const Range own = exchange_slice(x, k);
-        const size_t blocks = (range_size(own) + SLICE_UNIT - 1) / SLICE_UNIT;
-        #pragma omp parallel for schedule(static)
-        for (size_t i = 0; i < blocks; i++) {
-            const size_t start = own.start + i * SLICE_UNIT;
-            const size_t end = start + SLICE_UNIT < own.end ? start + SLICE_UNIT : own.end;
-            double sum = 0;
-            #pragma omp simd reduction(+ : sum)
-            for (size_t j = start; j < end; j++) sum += (double)m->state[TOST_GRAD][j] * m->state[TOST_GRAD][j];
-            sums[n + i] = sum;
-        }
-        n += blocks;
-    }
-    const double total = exchange_sum(x, sums);
-    free(sums);
-    return sqrt(total);
-}
+static double cpu_grad_norm(TostModel* model) { return exchange_norm(&model->exchange); }
 
 // One AdamW step, number s, with decoupled weight decay wd:
 //   m = β1 m + (1-β1) g,   v = β2 v + (1-β2) g²,   p = p (1 - lr wd) - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
@@ -1109,27 +947,19 @@ static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict
     }
 }
 
-// Each rank updates its slices, whose moments it has, and sends them to the others.
-static void cpu_update(TostModel* m, const TostAdamW* a) {
-    Exchange* x = &m->exchange;
-    float* params = m->state[TOST_PARAM];
-    for (int k = 0; k < x->slices.buckets; k++) {
-        const Range own = exchange_slice(x, k);
-        const size_t packed = exchange_packed(x, k);
-        for (int i = 0; i < m->tensors.count; i++) {
-            const TostTensor* t = &m->tensors.tensor[i];
-            const Range r = range_meet(own, (Range){t->offset, t->offset + t->size});
-            const size_t moment = packed + (r.start - own.start);
-            if (range_size(r) == 0) continue;
-            adamw(params + r.start, m->weights ? m->weights + r.start : NULL, m->state[TOST_M] + moment,
-                  m->state[TOST_V] + moment, m->options.ema ? m->state[TOST_EMA] + moment : NULL,
-                  m->state[TOST_GRAD] + r.start, range_size(r),
-                  t->decay == TOST_DECAY ? a->weight_decay : 0.0, a);
-        }
-        exchange_gather(x, params, k);
-    }
-    exchange_gather_wait(x);
-    if (m->weights && x->ranks > 1) bf16_from_floats(m->weights, params, m->tensors.flat_size);
+// For exchange_update: n elements of tensor t, from `at` of the flat arrays and `moment` of this rank's slices.
+static void update_slice(TostModel* model, const void* step, const TostTensor* t, size_t at, size_t moment, size_t n) {
+    const TostAdamW* a = step;
+    adamw(model->array[TOST_PARAM] + at, model->weights ? model->weights + at : NULL, model->array[TOST_M] + moment,
+          model->array[TOST_V] + moment, model->options.ema ? model->array[TOST_EMA] + moment : NULL,
+          model->array[TOST_GRAD] + at, n, t->decay == TOST_DECAY ? a->weight_decay : 0.0, a);
+}
+
+static void cpu_update(TostModel* model, const TostAdamW* a) {
+    float* params = model->array[TOST_PARAM];
+    exchange_update(&model->exchange, params, &model->tensors, update_slice, model, a);
+    if (model->weights && model->exchange.ranks > 1)
+        bf16_from_floats(model->weights, params, model->tensors.flat_size);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1139,56 +969,47 @@ static bool cpu_supports(TostDtype dtype) { return dtype == TOST_FP32 || dtype =
 
 static bool cpu_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
     (void)err;
-    const int threads = o->threads ? o->threads : threads_max();
-    const bool bf16 = o->dtype == TOST_BF16;
-    char library[64];
-    snprintf(text, cap, "CPU, %d thread%s, %s, matmul %s", threads, threads == 1 ? "" : "s",
-             bf16 ? "bf16" : "float32", gemm_library(library, sizeof library, bf16));
+    gemm_describe(text, cap, o->threads ? o->threads : threads_max(), o->dtype == TOST_BF16);
     return true;
 }
 
 static size_t cpu_memory(const TostConfig* c, const TostEngineOptions* o) {
-    TostModel* m = model_new(c, o);
-    const size_t bytes = m->arena_bytes;
-    model_free(m);
+    TostModel* model = model_new(c, o);
+    const size_t bytes = model->arena_bytes;
+    model_free(model);
     return bytes;
 }
 
 static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
-    TostModel* m = model_new(c, o);
-    m->threads = threads_start(m->options.threads);
-    m->arena = alloc_pages(m->arena_bytes);
-    if (!m->arena) {
+    TostModel* model = model_new(c, o);
+    model->threads = threads_start(model->options.threads);
+    model->arena = alloc_pages(model->arena_bytes);
+    if (!model->arena) {
         char need[32];
         tost_error(err, "not enough memory: the model needs %s; use a smaller model, --batch or --seq%s",
-                   human_bytes(need, (double)m->arena_bytes), o->training && !o->recompute ? ", or --recompute" : "");
-        model_free(m);
+                   human_bytes(need, (double)model->arena_bytes),
+                   o->training && !o->recompute ? ", or --recompute" : "");
+        model_free(model);
         return NULL;
     }
-    layout_buffers(m, m->arena);
-    return m;
+    layout_buffers(model, model->arena);
+    return model;
 }
 
-static double cpu_peak_flops(TostModel* m, bool* measured) {
+static double cpu_peak_flops(TostModel* model, bool* measured) {
     *measured = true;
-    return gemm_measure(m->options.dtype == TOST_BF16);
+    return gemm_measure(model->options.dtype == TOST_BF16);
 }
 
-static void cpu_put(TostModel* m, TostState s, const TostTensor* t, const float* src) {
-    const Exchange* x = &m->exchange;
-    if (s < TOST_M) memcpy(m->state[s] + t->offset, src, t->size * sizeof *src);
-    if (s == TOST_PARAM && m->weights) bf16_from_floats(m->weights + t->offset, src, t->size);
-    for (int k = 0; s >= TOST_M && k < x->slices.buckets; k++) {
-        const Range own = exchange_slice(x, k), r = range_meet(own, (Range){t->offset, t->offset + t->size});
-        if (range_size(r) == 0) continue;
-        memcpy(m->state[s] + exchange_packed(x, k) + (r.start - own.start), src + (r.start - t->offset),
-               range_size(r) * sizeof *src);
-    }
+static void cpu_put(TostModel* model, TostArray a, const TostTensor* t, const float* src) {
+    if (a < TOST_M) memcpy(model->array[a] + t->offset, src, t->size * sizeof *src);
+    else exchange_put(&model->exchange, model->array[a], t, src);
+    if (a == TOST_PARAM && model->weights) bf16_from_floats(model->weights + t->offset, src, t->size);
 }
 
-static void cpu_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {
-    if (s == TOST_PARAM) memcpy(dst, m->state[s] + t->offset, t->size * sizeof *dst);
-    else exchange_collect(dst, &m->exchange, m->state[s], s >= TOST_M, t);
+static void cpu_get(float* dst, const TostModel* model, TostArray a, const TostTensor* t) {
+    if (a == TOST_PARAM) memcpy(dst, model->array[a] + t->offset, t->size * sizeof *dst);
+    else exchange_collect(dst, &model->exchange, model->array[a], a >= TOST_M, t);
 }
 
 const TostEngine tost_cpu_engine = {
@@ -1203,19 +1024,18 @@ const TostEngine tost_cpu_engine = {
     .put = cpu_put,
     .get = cpu_get,
     .forward = cpu_forward,
-    .forward_loss = cpu_forward_loss,
-    .forward_train = cpu_forward_train,
+    .copy_state = cpu_copy_state,
+    .logits = cpu_logits,
+    .last_logits = cpu_last_logits,
+    .losses = cpu_losses,
+    .add_losses = cpu_add_losses,
+    .activation = cpu_activation,
+    .train = cpu_train,
     .backward = cpu_backward,
     .read_loss = cpu_read_loss,
-    .logits = cpu_logits,
-    .activation = cpu_activation,
     .zero_grad = cpu_zero_grad,
     .grad_norm = cpu_grad_norm,
     .update = cpu_update,
-    .decode_begin = cpu_decode_begin,
-    .decode_step = cpu_decode_step,
-    .decode_score = cpu_decode_score,
-    .decode_advance = cpu_decode_advance,
 };
 
 #ifndef TOST_NO_MAIN

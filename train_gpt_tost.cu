@@ -25,7 +25,6 @@
 #include "tost/cuda/scan.cuh"
 
 extern "C" {
-#include "tost/chunk_passes.h"
 #include "tost/commands/commands.h"
 #include "tost/flops.h"
 }
@@ -479,17 +478,15 @@ static_assert(TSSA_GROUPS * TSSA_VEC == TSSA_CHUNK, "a tile covers a chunk");
 // Steps in registers at once in a tile
 template <bool WHOLE, typename S> constexpr int TILE_ROWS = !WHOLE ? 1 : sizeof(S) > 2 ? 2 : TSSA_VEC;
 
-// The running sums before and after a pass. Forward: start (B/copies,2C+NH) has S, N and D before the first step, each
-// row for `copies` adjacent sequences; NULL: zeros. end (B,2C+NH), unless NULL, receives those after the last step.
-// Backward: start has RS, RN and RD, the sums of dS, dN and dD over the steps after the pass; end receives these plus
-// those of the pass. start may equal end only if T is a single chunk: the last block writes while others still read.
+// The running sums before and after a pass, (B,2C+NH) both; NULL: zeros, and not wanted. Forward: S, N and D before the
+// first step and after the last one. Backward: start has RS, RN and RD, the sums of dS, dN and dD over the steps after
+// the pass; end receives these plus those of the pass. They must not overlap: the last block writes while others read.
 struct TssaStates {
     const double* start;
     double* end;
-    int copies;
 };
 
-constexpr TssaStates NO_STATES = {NULL, NULL, 1};
+constexpr TssaStates NO_STATES = {NULL, NULL};
 
 // Sizes, and the arguments of TSSA. tssa_sizes sets the sizes; the caller sets the arguments.
 template <typename S> struct Tssa {
@@ -611,10 +608,10 @@ template <bool WIDE, bool BACKWARD, typename S> __device__ inline void tssa_scan
             UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = to_float(sum[n]);   // mutant: dropped_carry
             return store_pack<SCAN_VEC>(carry, before);
         }
-        const int place = tssa_scan_place<BACKWARD>(k, a), sequence = BACKWARD ? k.b : k.b / states.copies;
-        const size_t size = tssa_state_size(a.C, a.NH), at = (WIDE ? a.C : 0) + c;
-        tssa_carry(carry, states.end && place == a.chunks - 1 ? states.end + k.b * size + at : NULL,
-                   states.start ? states.start + sequence * size + at : NULL, sum,
+        const int place = tssa_scan_place<BACKWARD>(k, a);
+        const size_t at = k.b * tssa_state_size(a.C, a.NH) + (WIDE ? a.C : 0) + c;
+        tssa_carry(carry, states.end && place == a.chunks - 1 ? states.end + at : NULL,
+                   states.start ? states.start + at : NULL, sum,
                    tssa_totals<WIDE>(k.b, place, a) + c, (WIDE ? a.C + a.NH : a.C) - c);
     };
     scan_columns(tssa_totals<WIDE>(chunk->b, 0, a),
@@ -1377,7 +1374,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
 // a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations of
 // every layer; otherwise all layers share one set. With recompute, only LAYER_RESIDENT is stored for every layer.
 
-// Rows: field, type, elements; rows = B·T, where T is the length of a chunk of the sequences.
+// Rows: field, type, elements; rows = B·T of the largest piece.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,         S,       rows * C)                     /* ln_1(x) */ \
     X(w,            S,       rows * C)                     /* c_attn(ln_1) */ \
@@ -1409,13 +1406,11 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(logits,       char,    logits_bytes)                 /* a chunk of rows, of S or of float */ \
     X(losses,       float,   rows) \
     X(scalars,      double,  2)                            /* sum of losses since the last read_loss; Σ g² */ \
-    X(decode,       double,  L * B * tssa_state_size(C, NH)) \
-    X(decode_next,  double,  L * B * tssa_state_size(C, NH)) /* written by decode_advance, as blocks read decode */ \
-    X(before,       double,  states)                       /* TSSA's sums of every layer before the chunk, */ \
-    X(after,        double,  states)                       /* and after it; see TssaStates */ \
-    X(starts,       double,  train * more_chunks * states) /* before each chunk but the first: see forward_sums */ \
-    X(right,        double,  train * states)               /* suffix sums of its backward after the chunk, */ \
-    X(left,         double,  train * states)               /* and from the chunk's first step on */ \
+    X(states,       double,  m->options.states * state)    /* TSSA's sums S, N, D; or their gradients */ \
+    X(before,       double,  state)                        /* those before the pass, */ \
+    X(after,        double,  state)                        /* and after it: the same for every pass of a graph */ \
+    X(right,        double,  train * state)                /* their gradients after the piece of a backward pass, */ \
+    X(left,         double,  train * state)                /* and before it */ \
     X(totals,       float,   B * scan_slots(chunks) * tssa_sums_size(C, NH)) \
     X(tssa_sync,    int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
     X(dx,           float,   train * rows * C)             /* gradient of the residual stream */ \
@@ -1437,32 +1432,29 @@ template <typename S> struct Buffers { SHARED_BUFFERS(X) };
 #undef X
 
 // The pass after zero_grad overwrites the gradients (FIRST), so that they need not be cleared; later ones add to them.
-enum { PASS_TRAIN_FIRST, PASS_TRAIN, PASS_EVAL, PASS_SUMS, PASS_BACKWARD_FIRST, PASS_BACKWARD, PASS_DECODE, PASSES };
-
-// The arguments of a pass over whole sequences. targets: NULL if it needs none
-struct Sequences { const int32_t *inputs, *targets; int B, T; float grad_scale; };
+enum { PASS_FORWARD, PASS_TRAIN_FIRST, PASS_TRAIN, PASS_BACKWARD_FIRST, PASS_BACKWARD, PASSES };
 
 struct TostModel {
     TostConfig        config;
     TostEngineOptions options;
     TostTensors       tensors;
-    float*            state[TOST_STATES];  // params, grads (flat_size); m, v and, with --ema, ema (this rank's slices)
+    float*            array[TOST_ARRAYS];  // params, grads (flat_size); m, v and, with --ema, ema (this rank's slices)
     Exchange          exchange;            // of gradients and parameters with other ranks
     char*             arena;               // all device memory, one allocation
     size_t            arena_bytes, logits_rows, logits_bytes;
     cudaStream_t      stream;
     Matmul            mm;
     Staging           staging;             // of Buffers.input
-    PassGraph         graph[PASSES][2];    // of shorter passes; of passes over options.chunk tokens
+    PassGraph         graph[PASSES * 8];   // see run_pass
     double*           host_scalars;        // pinned copy of Buffers.scalars
     bool              scalars_read;        // host_scalars is up to date
     bool              grads_stale;         // to be overwritten by the next pass
     int32_t*          token_counts;        // (V)
-    int               B, T;                // of the last forward over a chunk
-    Sequences         sequences;           // of the last forward_train
-    bool              abandoned;           // by chunk_done
+    TostPiece         piece;               // of the last pass
+    int               from;                // the state from which it started
+    bool              with_states;         // it has a state before or after it, in buf.before and buf.after
+    bool              with_adjoints;       // so has its backward, in buf.right and buf.left
     int               computed_layer;      // with recompute: the layer whose activations are in memory
-    int               n_decode, position;  // sequences and next position of the recurrent decode
     int64_t           loss_count;          // since the last read_loss
 };
 
@@ -1474,11 +1466,11 @@ template <typename S> struct TypedModel : TostModel {
 
 // The storage type's copy of the parameters; NULL if they are matmul operands themselves.
 template <typename S> static S* weights_copy(TypedModel<S>* m) {
-    return (void*)m->weights == m->state[TOST_PARAM] ? NULL : m->weights;
+    return (void*)m->weights == m->array[TOST_PARAM] ? NULL : m->weights;
 }
 
-static TostParams<float> model_params(const TostModel* m, TostState s, int l) {
-    return tost_params(&m->tensors, m->state[s], l);
+static TostParams<float> model_params(const TostModel* m, TostArray s, int l) {
+    return tost_params(&m->tensors, m->array[s], l);
 }
 template <typename S> static TostParams<S> model_weights(const TypedModel<S>* m, int l) {
     return tost_params(&m->tensors, m->weights, l);
@@ -1504,15 +1496,12 @@ static void put_range(TostModel* m, float* dst, const float* src, size_t n) {
     if (n) CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof *src, cudaMemcpyHostToDevice, m->stream));
 }
 
-static bool has_chunks(const TostModel* m) { return m->options.chunk < m->options.max_seq; }
-
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
 template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
-                 T = m->options.chunk, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
-    const size_t more_chunks = chunks_of(&m->options, m->options.max_seq) - 1,
-                 states = has_chunks(m) * L * B * tssa_state_size(C, NH);
+                 T = m->options.max_piece, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
+    const size_t state = L * B * tssa_state_size(C, NH);
     const size_t flat_bytes = m->tensors.flat_size * sizeof(float),
                  own_bytes = exchange_owned(&m->exchange) * sizeof(float);
     const size_t logits_rows = m->logits_rows = classifier_chunk(rows, c->vocab_size, sizeof(S));
@@ -1520,9 +1509,9 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
         max(logits_rows * logits_ld(c->vocab_size) * sizeof(S), B * V * sizeof(float));
     Arena arena = {base, 0, 256, CUDA_REDZONE_BYTES, cuda_on_host_poison};
     for (int s = 0; s < (train ? TOST_EMA + m->options.ema : 1); s++)
-        m->state[s] = (float*)arena_alloc(&arena, s < TOST_M ? flat_bytes : own_bytes);
-    if (train) exchange_layout(&m->exchange, &arena, m->state[TOST_GRAD]);
-    m->weights = (S*)m->state[TOST_PARAM];
+        m->array[s] = (float*)arena_alloc(&arena, s < TOST_M ? flat_bytes : own_bytes);
+    if (train) exchange_layout(&m->exchange, &arena, m->array[TOST_GRAD]);
+    m->weights = (S*)m->array[TOST_PARAM];
     if (sizeof(S) != sizeof(float)) m->weights = (S*)arena_alloc(&arena, m->tensors.flat_size * sizeof(S));
 #define X(field, type, elements) m->buf.field = (type*)arena_alloc(&arena, (elements) * sizeof(type));
     SHARED_BUFFERS(X)
@@ -1542,7 +1531,6 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     m->config = *c;
     m->options = *o;
     m->options.recompute = o->recompute && o->training;
-    if (o->chunk == 0 || o->chunk > o->max_seq) m->options.chunk = o->max_seq;
     m->tensors = tost_tensors(c);
     m->exchange = exchange_new(&m->tensors, &m->options);
     m->layer = (LayerActivations<S>*)xcalloc(c->n_layer, sizeof *m->layer);
@@ -1555,8 +1543,7 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
 template <typename S> static void model_free(TypedModel<S>* m) {
     exchange_free(&m->exchange);
     if (m->stream) CUDA_CHECK(cudaStreamSynchronize(m->stream));
-    for (auto& graphs : m->graph)
-        for (PassGraph& g : graphs) graph_free(&g);
+    for (PassGraph& g : m->graph) graph_free(&g);
     matmul_free(&m->mm);
     staging_free(&m->staging);
     if (m->host_scalars) CUDA_CHECK(cudaFreeHost(m->host_scalars));
@@ -1592,38 +1579,44 @@ template <typename S> static StepInput model_input(const TypedModel<S>* m, int B
     return step_input(m->buf.input, (size_t)B * T);
 }
 
-// Number of elements of the states of all layers, (L,B,2C+NH).
-static size_t states_size(const TostModel* m, int B) {
-    return (size_t)m->config.n_layer * B * tssa_state_size(m->config.n_embd, m->config.n_head);
+// The sums of layer l and of the sequences from b on, (B,2C+NH), in an array of all layers
+static double* layer_sums_of(const TostModel* m, double* sums, int l, int b) {
+    return sums + ((size_t)l * m->options.max_batch + b) * tssa_state_size(m->config.n_embd, m->config.n_head);
 }
 
-// The states of forward and backward over a chunk: the same buffers for every chunk, so that one graph serves all.
-template <typename S> static TssaStates chunk_states(const TypedModel<S>* m) {
-    return has_chunks(m) ? TssaStates{m->buf.before, m->buf.after, 1} : NO_STATES;
-}
-template <typename S> static TssaStates chunk_adjoints(const TypedModel<S>* m) {
-    return has_chunks(m) ? TssaStates{m->buf.right, m->buf.left, 1} : NO_STATES;
+template <typename S> static double* model_state(const TypedModel<S>* m, int state) {
+    return layer_sums_of(m, m->buf.states, state * m->config.n_layer, 0);
 }
 
-// The states of layer l among those of all layers.
-static TssaStates layer_states(const TostModel* m, TssaStates s, int l, int B) {
-    const size_t at = l * B * tssa_state_size(m->config.n_embd, m->config.n_head);
-    if (s.start) s.start += at / s.copies;
-    if (s.end) s.end += at;
-    return s;
+template <typename S> static TssaStates layer_states(const TypedModel<S>* m, int l) {
+    if (!m->with_states) return NO_STATES;
+    return TssaStates{layer_sums_of(m, m->buf.before, l, 0), layer_sums_of(m, m->buf.after, l, 0)};
+}
+template <typename S> static TssaStates layer_adjoints(const TypedModel<S>* m, int l) {
+    if (!m->with_adjoints) return NO_STATES;
+    return TssaStates{layer_sums_of(m, m->buf.right, l, 0), layer_sums_of(m, m->buf.left, l, 0)};
 }
 
-// states = from, or zeros if from is NULL; of all layers
-template <typename S> static void copy_states(TypedModel<S>* m, double* states, const double* from, int B) {
-    const size_t bytes = states_size(m, B) * sizeof(double);
-    if (!has_chunks(m)) return;
-    if (from) CUDA_CHECK(cudaMemcpyAsync(states, from, bytes, cudaMemcpyDeviceToDevice, m->stream));
-    else CUDA_CHECK(cudaMemsetAsync(states, 0, bytes, m->stream));
+// dst = src, or zeros if src is NULL; of all layers
+template <typename S> static void copy_sums(TypedModel<S>* m, double* dst, const double* src) {
+    const size_t bytes = (layer_sums_of(m, dst, m->config.n_layer, 0) - dst) * sizeof(double);
+    if (src) CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, m->stream));
+    else CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, m->stream));
 }
 
-// TSSA of layer l. states: of all layers; sync (zero): of this layer
-template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l, TssaStates states, int* sync, int B,
-                                                int T) {
+// Sets `sums` to a state before a pass from it. Returns whether the pass has a state.
+template <typename S> static bool read_state(TypedModel<S>* m, double* sums, int from, int to) {
+    if (from == TOST_NO_STATE && to == TOST_NO_STATE) return false;
+    copy_sums(m, sums, from == TOST_NO_STATE ? NULL : model_state(m, from));   // mutant: adjoint_not_passed
+    return true;
+}
+
+template <typename S> static void write_state(TypedModel<S>* m, int to, const double* sums) {
+    if (to != TOST_NO_STATE) copy_sums(m, model_state(m, to), sums);
+}
+
+// TSSA of layer l. sync (zero): of this layer
+template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l, int* sync, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
     Tssa<S> tssa = tssa_sizes<S>(B, T, m->config.n_embd, m->config.n_head);
@@ -1635,7 +1628,7 @@ template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l, T
     tssa.u = a->u;
     tssa.pi = a->pi;
     tssa.y = a->y;
-    tssa.state = layer_states(m, states, l, B);
+    tssa.state = layer_states(m, l);
     tssa.saved = a->tssa_saved;
     tssa.totals = m->buf.totals;
     tssa.sync = sync;
@@ -1645,7 +1638,7 @@ template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l, T
 // With the arguments of its backward, from scratch_btc to dbranch
 template <typename S> static Tssa<S> layer_tssa_grads(const TypedModel<S>* m, int l, int B, int T) {
     const TostParams<float> g = model_params(m, TOST_GRAD, l);
-    Tssa<S> tssa = layer_tssa(m, l, NO_STATES, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
+    Tssa<S> tssa = layer_tssa(m, l, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
     tssa.dy = m->buf.scratch_btc;
     tssa.dw = m->buf.dbranch;
     tssa.da = m->buf.da;
@@ -1653,13 +1646,13 @@ template <typename S> static Tssa<S> layer_tssa_grads(const TypedModel<S>* m, in
     tssa.dtemp = g.temp;
     tssa.ddenom_bias = g.denom_bias;
     tssa.fixed_temp = m->config.membership == TOST_UNIFORM;
-    tssa.adjoint = layer_states(m, chunk_adjoints(m), l, B);
+    tssa.adjoint = layer_adjoints(m, l);
     tssa.back = m->buf.back;
     return tssa;
 }
 
-// Layer l over rows = B·T, from ln_1 to mlp_out. states: of all layers; sync (zero): of this layer.
-template <typename S> static void layer_branches(TypedModel<S>* m, int l, TssaStates states, int* sync, int B, int T) {
+// Layer l over rows = B·T, from ln_1 to mlp_out. sync (zero): of this layer.
+template <typename S> static void layer_branches(TypedModel<S>* m, int l, int* sync, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
     const TostParams<S> w = model_weights(m, l);
@@ -1667,7 +1660,7 @@ template <typename S> static void layer_branches(TypedModel<S>* m, int l, TssaSt
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
     linear_forward(mm, a->w, a->ln_1, w.attn_w, w.attn_b, rows, C, C);
-    tssa_forward(m->stream, layer_tssa(m, l, states, sync, B, T));
+    tssa_forward(m->stream, layer_tssa(m, l, sync, B, T));
     linear_forward(mm, a->attn_out, a->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
 
     residual_layernorm_forward(m->stream, a->x_mid, a->ln_2, a->mean_2, a->rstd_2, layer_input(m, l), a->attn_out,
@@ -1677,10 +1670,10 @@ template <typename S> static void layer_branches(TypedModel<S>* m, int l, TssaSt
     linear_forward(mm, a->mlp_out, a->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
 }
 
-template <typename S> static void layer_forward(TypedModel<S>* m, int l, TssaStates states, int B, int T) {
+template <typename S> static void layer_forward(TypedModel<S>* m, int l, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const NextNorm<S> next = next_norm(m, l);
-    layer_branches(m, l, states, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
+    layer_branches(m, l, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
     residual_layernorm_forward(m->stream, a->x_out, next.y, next.mean, next.rstd, a->x_mid, a->mlp_out,
                                model_params(m, TOST_PARAM, l).gamma2, next.w, next.b, (size_t)B * T, m->config.n_embd);
 }
@@ -1695,7 +1688,7 @@ template <typename S> static void norm_forward(TypedModel<S>* m, int l, int B, i
 // With recompute: the activations of layer l, from its input. Uses the second half of the scans' flags.
 template <typename S> static void run_layer_from_input(TypedModel<S>* m, int l, int B, int T) {
     norm_forward(m, l - 1, B, T);
-    layer_branches(m, l, chunk_states(m), m->buf.tssa_sync + (m->config.n_layer + l) * tssa_sync_size(B, T), B, T);
+    layer_branches(m, l, m->buf.tssa_sync + (m->config.n_layer + l) * tssa_sync_size(B, T), B, T);
 }
 
 // buf.dx: the gradient of x_out becomes that of x. buf.dbranch: the gradient of mlp_out becomes that of the layer
@@ -1739,19 +1732,19 @@ template <typename S> static void clear_sync(TypedModel<S>* m, int B, int T) {
 // With recompute: computes the activations of layer l unless they are in memory.
 template <typename S> static void recompute_layer(TypedModel<S>* m, int l) {
     if (!m->options.recompute || m->computed_layer == l) return;
-    clear_sync(m, m->B, m->T);
-    run_layer_from_input(m, l, m->B, m->T);
+    clear_sync(m, m->piece.B, m->piece.T);
+    run_layer_from_input(m, l, m->piece.B, m->piece.T);
     m->computed_layer = l;
 }
 
-// Embedding, layers and ln_f. states: of all layers
-template <typename S> static void model_forward(TypedModel<S>* m, TssaStates states, int B, int T) {
+// Embedding, layers and ln_f
+template <typename S> static void model_forward(TypedModel<S>* m, int B, int T) {
     const TostParams<float> p = model_params(m, TOST_PARAM, 0);
     const StepInput s = model_input(m, B, T);
     clear_sync(m, B, T);
     embedding_forward(m->stream, m->buf.x, s.inputs, p.wte, p.wpe, s.header, B, T, m->config.n_embd);
     norm_forward(m, -1, B, T);
-    for (int l = 0; l < m->config.n_layer; l++) layer_forward(m, l, states, B, T);
+    for (int l = 0; l < m->config.n_layer; l++) layer_forward(m, l, B, T);
 }
 
 // The exchange of complete gradients starts after each layer, in the pass that ends a step.
@@ -1787,34 +1780,21 @@ static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte,
                                 m->config.n_embd, add);
 }
 
-// dst (B,n) = the columns of chunk k of an array (B,T)
-static void chunk_columns(int32_t* dst, const TostModel* m, const int32_t* rows, int k, int B, int T) {
-    const int n = chunk_length(&m->options, k, T);
-    for (int b = 0; b < B; b++)
-        memcpy(dst + (size_t)b * n, rows + (size_t)b * T + (size_t)k * m->options.chunk, n * sizeof *dst);
-}
-
-// Begins the input of a pass over chunk k of the sequences. first: position of their first token. Returns the host
-// copy, to be completed and sent.
-template <typename S> static StepInput start_forward(TypedModel<S>* m, const Sequences* q, int k, int first) {
-    const int T = chunk_length(&m->options, k, q->T), position = first + k * m->options.chunk;
-    assert(q->B <= m->options.max_batch && T <= m->options.chunk && position + T <= m->config.block_size);
-    const StepInput s = step_input((int32_t*)staging_begin(&m->staging), (size_t)q->B * T);
-    m->B = q->B;
-    m->T = T;
+// Begins the input of a pass. Returns the host copy, to be completed and sent.
+template <typename S> static StepInput start_pass(TypedModel<S>* m, const TostPiece* piece, int from, int to) {
+    const size_t rows = (size_t)piece->B * piece->T, bytes = rows * sizeof(int32_t);
+    assert(piece->B <= m->options.max_batch && piece->T <= m->options.max_piece);
+    assert(piece->first + piece->T <= m->config.block_size);
+    const StepInput s = step_input((int32_t*)staging_begin(&m->staging), rows);
+    m->piece = *piece;
     m->computed_layer = m->config.n_layer - 1;
+    m->with_states = read_state(m, m->buf.before, from, to);
+    m->with_adjoints = false;
     *s.header = {};
-    s.header->first = position;   // mutant: position_ignored
-    s.header->grad_scale = q->grad_scale;
-    chunk_columns(s.inputs, m, q->inputs, k, q->B, q->T);
+    s.header->first = piece->first;   // mutant: position_ignored
+    memcpy(s.inputs, piece->inputs, bytes);
+    if (piece->targets) memcpy(s.targets, piece->targets, bytes);
     return s;
-}
-
-// Adds the targets of chunk k and counts them. Their losses make host_scalars out of date.
-template <typename S> static void input_targets(TypedModel<S>* m, StepInput s, const Sequences* q, int k) {
-    chunk_columns(s.targets, m, q->targets, k, q->B, q->T);
-    for (size_t row = 0; row < (size_t)m->B * m->T; row++) m->loss_count += s.targets[row] >= 0;
-    m->scalars_read = false;
 }
 
 // Sends the input up to `end`.
@@ -1823,129 +1803,79 @@ template <typename S> static void input_send(TypedModel<S>* m, StepInput s, cons
     staging_copy(&m->staging, m->buf.input, (const char*)end - (const char*)s.header, m->stream);
 }
 
-// Runs pass(B, T) over the chunk of the last start_forward. Chunks of options.chunk tokens have a graph of their own,
-// which passes over other lengths, such as that of the last chunk, do not replace.
+// Runs pass(B, T) over the piece of the last start_pass. Pieces of max_piece tokens have a graph of their own, which
+// passes over other lengths, such as that of the last piece, do not replace.
 template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass) {
-    const int B = m->B, T = m->T;
-    graph_run(&m->graph[which][T == m->options.chunk], m->stream, B, T, [=] { pass(B, T); });
+    const int B = m->piece.B, T = m->piece.T;
+    const int variant = m->with_states + 2 * m->with_adjoints + 4 * (T == m->options.max_piece);
+    graph_run(&m->graph[which * 8 + variant], m->stream, B, T, [=] { pass(B, T); });
 }
 
-// Forward over chunk k from buf.before; leaves the sums after it in buf.after.
-template <typename S> static void run_sums(TypedModel<S>* m, StepInput s, const int32_t* end) {
-    input_send(m, s, end);
-    run_pass(m, PASS_SUMS, [=](int B, int T) { model_forward(m, chunk_states(m), B, T); });
+template <typename S> static void cuda_forward(TypedModel<S>* m, const TostPiece* piece, int from, int to) {
+    const StepInput s = start_pass(m, piece, from, to);
+    input_send(m, s, piece->targets ? s.order : s.targets);
+    run_pass(m, PASS_FORWARD, [=](int B, int T) { model_forward(m, B, T); });
+    write_state(m, to, m->buf.after);
 }
 
-// Forward over chunk k. If k > 0, buf.after has the sums before it on entry; it has those after it on return.
-template <typename S> static void advance_sums(TypedModel<S>* m, const Sequences* q, int k, int first) {
-    const StepInput s = start_forward(m, q, k, first);
-    copy_states(m, m->buf.before, k > 0 ? m->buf.after : NULL, q->B);
-    run_sums(m, s, s.targets);
+template <typename S> static void cuda_copy_state(TypedModel<S>* m, int to, int from, int n, int copies) {
+    const size_t bytes = tssa_state_size(m->config.n_embd, m->config.n_head) * sizeof(double);
+    for (int l = 0; l < m->config.n_layer; l++)
+        for (int i = 0; i < n; i++)
+            CUDA_CHECK(cudaMemcpyAsync(layer_sums_of(m, model_state(m, to), l, i),
+                                       layer_sums_of(m, model_state(m, from), l, i / copies), bytes,
+                                       cudaMemcpyDeviceToDevice, m->stream));
 }
 
-// Reports the part of a training pass that is queued on the device. Returns true if the caller abandons the pass.
-static bool is_abandoned(TostModel* m, int done, int T) {
-    return m->abandoned = chunk_done_in_training(&m->options, done, T);
+// Counts the targets of the pass. Their losses make host_scalars out of date.
+static void count_targets(TostModel* m) {
+    for (int row = 0; row < m->piece.B * m->piece.T; row++) m->loss_count += m->piece.targets[row] >= 0;
+    m->scalars_read = false;
 }
 
-// TSSA's sums before chunk k; NULL: zero.
-template <typename S> static double* chunk_start(const TypedModel<S>* m, int k, int B) {
-    return k > 0 ? m->buf.starts + (k - 1) * states_size(m, B) : NULL;
+template <typename S> static void cuda_add_losses(TypedModel<S>* m) {
+    const int B = m->piece.B, T = m->piece.T;
+    count_targets(m);
+    classifier_pass(m, m->buf.scalars, (S*)NULL, (float*)NULL, m->buf.ln_f, model_input(m, B, T), (size_t)B * T,
+                    false);
 }
 
-// Computes the sums before every chunk.
-template <typename S> static void forward_sums(TypedModel<S>* m, const Sequences* q) {
-    const int chunks = chunks_of(&m->options, q->T);
-    for (int k = 0; k + 1 < chunks; k++) {
-        advance_sums(m, q, k, 0);
-        copy_states(m, chunk_start(m, k + 1, q->B), m->buf.after, q->B);
-        if (is_abandoned(m, k + 1, q->T)) return;
-    }
-}
-
-template <typename S> static void cuda_forward(TypedModel<S>* m, const int32_t* inputs, int B, int T) {
-    const Sequences q = {inputs, NULL, B, T, 0.0f};
-    const StepInput s = start_forward(m, &q, 0, 0);
-    assert(chunks_of(&m->options, T) == 1);
-    input_send(m, s, s.targets);
-    copy_states(m, m->buf.before, NULL, B);
-    model_forward(m, chunk_states(m), B, T);
-}
-
+// The classifier's backward runs here, because logits exist for a few rows at a time. It leaves the gradient of ln_f in
+// scratch_btc.
 template <typename S>
-static void cuda_forward_loss(TypedModel<S>* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
-    const Sequences q = {inputs, targets, B, T, 0.0f};
-    const int chunks = chunks_of(&m->options, T);
-    for (int k = 0; k < chunks; k++) {
-        const StepInput s = start_forward(m, &q, k, 0);
-        input_targets(m, s, &q, k);
-        input_send(m, s, s.order);
-        copy_states(m, m->buf.before, k > 0 ? m->buf.after : NULL, B);
-        run_pass(m, PASS_EVAL, [=](int B, int T) {
-            model_forward(m, chunk_states(m), B, T);
-            classifier_pass(m, m->buf.scalars, (S*)NULL, (float*)NULL, m->buf.ln_f, model_input(m, B, T),
-                            (size_t)B * T, false);
-        });
-        if (chunks > 1 && chunk_done(&m->options, (double)(k + 1) / chunks)) return;
-    }
-}
-
-// Forward over chunk k, with the classifier's backward, because logits exist for a few rows at a time. It leaves the
-// gradient of ln_f in scratch_btc.
-template <typename S> static void forward_train_chunk(TypedModel<S>* m, const Sequences* q, int k) {
-    const StepInput s = start_forward(m, q, k, 0);
-    const size_t rows = (size_t)m->B * m->T;
+static void cuda_train(TypedModel<S>* m, const TostPiece* piece, int from, float grad_scale) {
+    const StepInput s = start_pass(m, piece, from, TOST_NO_STATE);
+    const size_t rows = (size_t)piece->B * piece->T;
     const bool add = !m->grads_stale;
-    input_targets(m, s, q, k);
+    assert(m->options.training);
+    s.header->grad_scale = grad_scale;
+    count_targets(m);
     embed_order(s.header, s, m->token_counts, (int)rows, m->config.vocab_size);
     input_send(m, s, (int32_t*)s.header + step_input_size(rows));
-    copy_states(m, m->buf.before, chunk_start(m, k, q->B), q->B);
     run_pass(m, add ? PASS_TRAIN : PASS_TRAIN_FIRST, [=](int B, int T) {
-        model_forward(m, chunk_states(m), B, T);
+        model_forward(m, B, T);
         classifier_pass(m, m->buf.scalars, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.ln_f,
                         model_input(m, B, T), (size_t)B * T, add);
     });
 }
 
-template <typename S>
-static void cuda_forward_train(TypedModel<S>* m, const int32_t* inputs, const int32_t* targets, int B, int T,
-                               float grad_scale) {
-    assert(m->options.training);
-    m->sequences = {inputs, targets, B, T, grad_scale};
-    m->abandoned = false;
-    forward_sums(m, &m->sequences);
-    if (!m->abandoned) forward_train_chunk(m, &m->sequences, chunks_of(&m->options, T) - 1);
-}
-
 // To be called before gradients are read or set: clears them if no pass has overwritten them since zero_grad.
 static void settle_gradients(TostModel* m) {
     if (!m->grads_stale) return;
-    CUDA_CHECK(cudaMemsetAsync(m->state[TOST_GRAD], 0, m->tensors.flat_size * sizeof(float), m->stream));
+    CUDA_CHECK(cudaMemsetAsync(m->array[TOST_GRAD], 0, m->tensors.flat_size * sizeof(float), m->stream));
     m->grads_stale = false;
 }
 
-// right: TSSA's suffix sums over the chunks that follow, or NULL. NCCL's calls are not in a graph.
-template <typename S> static void backward_chunk(TypedModel<S>* m, const double* right, TostEnd end) {
+// NCCL's calls are not in a graph.
+template <typename S> static void cuda_backward(TypedModel<S>* m, int right, int left, TostEnd end) {
     const bool add = !m->grads_stale;
     recompute_layer(m, m->config.n_layer - 1);
-    copy_states(m, m->buf.right, right, m->B);   // mutant: adjoint_not_passed
-    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, m->B, m->T, add);
+    m->with_adjoints = read_state(m, m->buf.right, right, left);
+    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, m->piece.B, m->piece.T, add);
     else run_pass(m, add ? PASS_BACKWARD : PASS_BACKWARD_FIRST,
                   [=](int B, int T) { model_backward(m, TOST_MORE, B, T, add); });
-    m->grads_stale = false;   // mutant: chunks_overwritten
+    write_state(m, left, m->buf.left);
     m->computed_layer = 0;
-}
-
-template <typename S> static void cuda_backward(TypedModel<S>* m, TostEnd end) {
-    const Sequences* q = &m->sequences;
-    const int chunks = chunks_of(&m->options, q->T);
-    for (int k = chunks - 1; k > 0 && !m->abandoned; k--) {
-        backward_chunk(m, k < chunks - 1 ? m->buf.left : NULL, TOST_MORE);
-        if (is_abandoned(m, chunks - 1 + PASSES_OF_CHUNK * (chunks - k), q->T)) return;
-        forward_train_chunk(m, q, k - 1);
-    }
-    if (m->abandoned) return;
-    backward_chunk(m, chunks > 1 ? m->buf.left : NULL, end);
     exchange_gradients(&m->exchange, end, 0);
     m->grads_stale = end == TOST_PART_ENDS;   // mutant: parts_not_overwritten
 }
@@ -1981,53 +1911,11 @@ template <typename S> static void copy_logits(float* dst, TypedModel<S>* m, cons
 }
 
 template <typename S> static void cuda_logits(float* dst, TypedModel<S>* m) {
-    copy_logits(dst, m, m->buf.ln_f, m->B * m->T, 1);
+    copy_logits(dst, m, m->buf.ln_f, m->piece.B * m->piece.T, 1);
 }
 
-template <typename S> static void cuda_activation(float* dst, TypedModel<S>* m, TostActivation what, int layer) {
-    const size_t rows = (size_t)m->B * m->T, C = m->config.n_embd, NH = m->config.n_head;
-    assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
-    if (what != TOST_X) recompute_layer(m, layer);
-    if (what == TOST_X) copy_to_host(dst, layer_input(m, layer), rows * C, m->stream);
-    else if (what == TOST_W) copy_to_host(dst, m->layer[layer].w, rows * C, m->stream);
-    else copy_to_host(dst, m->layer[layer].pi, rows * NH, m->stream);
-}
-
-// ---------------------------------------------------------------------------------------------
-// Recurrent decode: a forward of one token per sequence that continues from the decode state
-
-template <typename S> static void decode_logits(float* logits, TypedModel<S>* m) {   // (n,V), of the last rows
-    copy_logits(logits, m, m->buf.ln_f + (size_t)(m->T - 1) * m->config.n_embd, m->B, m->T);
-}
-
-template <typename S>
-static void cuda_decode_begin(float* logits, TypedModel<S>* m, const int32_t* prompts, int n, int T) {
-    const Sequences q = {prompts, NULL, n, T, 0.0f};
-    const int chunks = chunks_of(&m->options, T);
-    assert(n <= m->options.max_batch);
-    m->n_decode = n;
-    m->position = T;
-    if (T == 0) {
-        CUDA_CHECK(cudaMemsetAsync(m->buf.decode, 0, states_size(m, n) * sizeof(double), m->stream));
-        return;
-    }
-    if (chunks > 1) {
-        for (int k = 0; k < chunks; k++) advance_sums(m, &q, k, 0);
-        copy_states(m, m->buf.decode, m->buf.after, n);
-    } else {
-        const StepInput s = start_forward(m, &q, 0, 0);
-        input_send(m, s, s.targets);
-        model_forward(m, {NULL, m->buf.decode, 1}, n, T);
-    }
-    if (logits) decode_logits(logits, m);
-}
-
-template <typename S> static void cuda_decode_step(float* logits, TypedModel<S>* m, const int32_t* tokens) {
-    const Sequences q = {tokens, NULL, m->n_decode, 1, 0.0f};
-    const StepInput s = start_forward(m, &q, 0, m->position++);
-    input_send(m, s, s.targets);
-    run_pass(m, PASS_DECODE, [=](int B, int T) { model_forward(m, {m->buf.decode, m->buf.decode, 1}, B, T); });
-    decode_logits(logits, m);
+template <typename S> static void cuda_last_logits(float* dst, TypedModel<S>* m) {
+    copy_logits(dst, m, m->buf.ln_f + (size_t)(m->piece.T - 1) * m->config.n_embd, m->piece.B, m->piece.T);
 }
 
 // y[i] = x[order[i]]; rows of C. Minimum traffic per row: 2C + 2C.
@@ -2040,79 +1928,49 @@ template <typename S> __global__ void gather_rows_kernel(S* y, const S* x, const
     }
 }
 
-// Index in an array (B,T) of element (row / n, row % n) of chunk k, which has n tokens
-static size_t chunk_element(const TostModel* m, size_t row, int k, int n, int T) {
-    return row / n * T + (size_t)k * m->options.chunk + row % n;
-}
-
-// Lists the rows of chunk k that have a target in s.order and s.targets, padded to a whole tile of the classifier's
-// product: the padding costs nothing, and fewer shapes need a matmul plan. Returns their number.
-static size_t score_order(StepInput s, const TostModel* m, const Sequences* q, int k) {
-    const size_t rows = (size_t)m->B * m->T;
+// Lists the rows that have a target in order and targets (rows), padded to a whole tile of the classifier's product:
+// the padding costs nothing, and fewer shapes need a matmul plan. Returns their number.
+static size_t counted_rows(int32_t* targets, int32_t* order, const TostPiece* piece) {
+    const size_t rows = (size_t)piece->B * piece->T;
     size_t counted = 0;
     for (size_t row = 0; row < rows; row++) {
-        const int32_t target = q->targets[chunk_element(m, row, k, m->T, q->T)];
-        if (target < 0) continue;
-        s.targets[counted] = target;
-        s.order[counted++] = (int32_t)row;
+        if (piece->targets[row] < 0) continue;
+        targets[counted] = piece->targets[row];
+        order[counted++] = (int32_t)row;
     }
     for (; counted < rows && counted % ROW_TILE; counted++) {
-        s.targets[counted] = -1;
-        s.order[counted] = 0;
+        targets[counted] = -1;
+        order[counted] = 0;
     }
     return counted;
 }
 
-// losses (counted) of those rows. Their rows of ln_f are copied to layer 0's ln_1, which is no longer needed.
-template <typename S> static void decode_losses(float* losses, TypedModel<S>* m, size_t counted) {
+// The rows with a target are copied to layer 0's ln_1, which is no longer needed: the others need no logits.
+template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
+    const TostPiece* piece = &m->piece;
     const int C = m->config.n_embd;
-    const StepInput s = model_input(m, m->B, m->T);
-    S* rows = m->layer[0].ln_1;
-    LAUNCH((gather_rows_kernel<S>), (int)counted, channel_threads(C), 0, m->stream, rows, m->buf.ln_f, s.order, C);
-    classifier_pass(m, (double*)NULL, (S*)NULL, (float*)NULL, rows, s, counted, false);
-    copy_to_host(losses, m->buf.losses, counted, m->stream);
+    const size_t rows = (size_t)piece->B * piece->T;
+    const StepInput s = model_input(m, piece->B, piece->T);
+    int32_t* host = (int32_t*)staging_begin(&m->staging);
+    const size_t counted = counted_rows(host, host + rows, piece);
+    std::vector<float> losses(counted);
+    if (counted > 0) {   // mutant: nothing_to_score
+        S* x = m->layer[0].ln_1;
+        staging_copy(&m->staging, s.targets, 2 * rows * sizeof(int32_t), m->stream);   // targets, then order
+        LAUNCH((gather_rows_kernel<S>), (int)counted, channel_threads(C), 0, m->stream, x, m->buf.ln_f, s.order, C);
+        classifier_pass(m, (double*)NULL, (S*)NULL, (float*)NULL, x, s, counted, false);
+        copy_to_host(losses.data(), m->buf.losses, counted, m->stream);
+    }
+    for (size_t row = 0, i = 0; row < rows; row++) dst[row] = piece->targets[row] < 0 ? 0.0 : losses[i++];
 }
 
-// Forward over chunk k and the losses of its targets. The first chunk continues from the decode state and leaves the
-// sums after it in `end`.
-template <typename S>
-static void score_chunk(double* losses, double* end, TypedModel<S>* m, const Sequences* q, int k) {
-    const StepInput s = start_forward(m, q, k, m->position);
-    const size_t counted = score_order(s, m, q, k);
-    if (k > 0) {
-        copy_states(m, m->buf.before, m->buf.after, q->B);
-        run_sums(m, s, s.start);
-    } else {
-        input_send(m, s, s.start);
-        model_forward(m, {m->buf.decode, end, q->B / m->n_decode}, m->B, m->T);
-    }
-    std::vector<float> loss(counted);
-    if (counted > 0) decode_losses(loss.data(), m, counted);   // mutant: nothing_to_score
-    for (size_t row = 0, i = 0; row < (size_t)m->B * m->T; row++) {
-        const size_t at = chunk_element(m, row, k, m->T, q->T);
-        losses[at] = q->targets[at] < 0 ? 0.0 : loss[i++];
-    }
-}
-
-template <typename S>
-static void cuda_decode_score(double* losses, TypedModel<S>* m, const int32_t* tokens, const int32_t* targets,
-                              int copies, int T) {
-    const Sequences q = {tokens, targets, m->n_decode * copies, T, 0.0f};
-    const int chunks = chunks_of(&m->options, T);
-    for (int k = 0; k < chunks; k++) {
-        score_chunk(losses, chunk_states(m).end, m, &q, k);
-        if (chunks > 1 && chunk_done(&m->options, (double)(k + 1) / chunks)) return;
-    }
-}
-
-template <typename S>
-static void cuda_decode_advance(double* losses, TypedModel<S>* m, const int32_t* tokens, const int32_t* targets,
-                                int T) {
-    const Sequences q = {tokens, targets, m->n_decode, T, 0.0f};
-    const size_t bytes = states_size(m, m->n_decode) * sizeof(double);
-    score_chunk(losses, m->buf.decode_next, m, &q, 0);
-    CUDA_CHECK(cudaMemcpyAsync(m->buf.decode, m->buf.decode_next, bytes, cudaMemcpyDeviceToDevice, m->stream));
-    m->position += T;
+template <typename S> static void cuda_activation(float* dst, TypedModel<S>* m, TostActivation what, int layer) {
+    const size_t rows = (size_t)m->piece.B * m->piece.T, C = m->config.n_embd, NH = m->config.n_head;
+    assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
+    if (what != TOST_X) recompute_layer(m, layer);
+    if (what == TOST_X) copy_to_host(dst, layer_input(m, layer), rows * C, m->stream);
+    else if (what == TOST_W) copy_to_host(dst, m->layer[layer].w, rows * C, m->stream);
+    else copy_to_host(dst, m->layer[layer].pi, rows * NH, m->stream);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2173,10 +2031,10 @@ template <typename S> static void update_slices(TypedModel<S>* m, AdamWFactors f
         const Range own = exchange_slice(x, k);
         const size_t at = own.start, packed = exchange_packed(x, x->rank, k), n = range_size(own);
         if (n == 0) continue;
-        LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, m->stream, m->state[TOST_PARAM] + at,
-               m->state[TOST_M] + packed, m->state[TOST_V] + packed,
-               m->options.ema ? m->state[TOST_EMA] + packed : NULL, weights ? weights + at : NULL,
-               m->state[TOST_GRAD] + at, m->buf.decays + at / DECAY_GROUP, n, f);
+        LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, m->stream, m->array[TOST_PARAM] + at,
+               m->array[TOST_M] + packed, m->array[TOST_V] + packed,
+               m->options.ema ? m->array[TOST_EMA] + packed : NULL, weights ? weights + at : NULL,
+               m->array[TOST_GRAD] + at, m->buf.decays + at / DECAY_GROUP, n, f);
     }
 }
 
@@ -2188,7 +2046,7 @@ template <typename S> __global__ void convert_kernel(S* y, const float* x, size_
 // Copies parameters to the weights, if these are a copy.
 template <typename S> static void convert_weights(TypedModel<S>* m, size_t at, size_t n) {
     if (weights_copy(m))
-        LAUNCH((convert_kernel<S>), div_up(n, 256), 256, 0, m->stream, m->weights + at, m->state[TOST_PARAM] + at, n);
+        LAUNCH((convert_kernel<S>), div_up(n, 256), 256, 0, m->stream, m->weights + at, m->array[TOST_PARAM] + at, n);
 }
 
 template <typename S> static void cuda_update(TypedModel<S>* m, const TostAdamW* a) {
@@ -2205,7 +2063,7 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostAdamW*
     f.ema_rate = (float)a->ema_rate;
     settle_gradients(m);
     update_slices(m, f);
-    exchange_gather(&m->exchange, m->state[TOST_PARAM]);
+    exchange_gather(&m->exchange, m->array[TOST_PARAM]);
     if (m->exchange.comm) convert_weights(m, 0, m->tensors.flat_size);
 }
 
@@ -2252,7 +2110,7 @@ template <typename S> static void put_decays(TypedModel<S>* m) {
 
 // Allocates and initialises the device's side of a model from model_new.
 template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
-    const size_t rows = (size_t)m->options.max_batch * m->options.chunk, flat = m->tensors.flat_size;
+    const size_t rows = (size_t)m->options.max_batch * m->options.max_piece, flat = m->tensors.flat_size;
     bool ok = device_fits(cuda_memory, &m->config, &m->options, m->arena_bytes, err);
     if (ok) m->arena = device_alloc(m->arena_bytes, err);
     ok = ok && m->arena;
@@ -2263,7 +2121,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     staging_init(&m->staging, step_input_size(rows) * sizeof(int32_t));
     CUDA_CHECK(cudaMallocHost(&m->host_scalars, 2 * sizeof(double)));
     for (int s = 0; s < (m->options.training ? TOST_EMA + m->options.ema : 1); s++)
-        CUDA_CHECK(cudaMemsetAsync(m->state[s], 0, (s < TOST_M ? flat : exchange_owned(&m->exchange)) * sizeof(float),
+        CUDA_CHECK(cudaMemsetAsync(m->array[s], 0, (s < TOST_M ? flat : exchange_owned(&m->exchange)) * sizeof(float),
                                    m->stream));
     if (weights_copy(m)) CUDA_CHECK(cudaMemsetAsync(m->weights, 0, flat * sizeof(S), m->stream));
     CUDA_CHECK(cudaMemsetAsync(m->buf.scalars, 0, 2 * sizeof(double), m->stream));
@@ -2322,28 +2180,28 @@ template <typename S> static double cuda_peak_flops(TypedModel<S>* m, bool* meas
     return *measured ? measured_peak(m, prop.multiProcessorCount) : peak;
 }
 
-template <typename S> static void cuda_put(TypedModel<S>* m, TostState s, const TostTensor* t, const float* src) {
+template <typename S> static void cuda_put(TypedModel<S>* m, TostArray s, const TostTensor* t, const float* src) {
     const Exchange* x = &m->exchange;
     const Range tensor = {t->offset, t->offset + t->size};
     exchange_settle(&m->exchange);
     if (s == TOST_GRAD) settle_gradients(m);
-    if (s < TOST_M) put_range(m, m->state[s] + t->offset, src, t->size);
+    if (s < TOST_M) put_range(m, m->array[s] + t->offset, src, t->size);
     for (int k = 0; s >= TOST_M && k < x->slices.buckets; k++) {
         const Range own = exchange_slice(x, k), r = range_meet(own, tensor);
-        put_range(m, m->state[s] + exchange_packed(x, x->rank, k) + (r.start - own.start), src + (r.start - t->offset),
+        put_range(m, m->array[s] + exchange_packed(x, x->rank, k) + (r.start - own.start), src + (r.start - t->offset),
                   range_size(r));
     }
     if (s == TOST_PARAM) convert_weights(m, t->offset, t->size);   // mutant: moments_into_the_weights
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
 
-static void cuda_get(float* dst, const TostModel* model, TostState s, const TostTensor* t) {
+static void cuda_get(float* dst, const TostModel* model, TostArray s, const TostTensor* t) {
     TostModel* m = const_cast<TostModel*>(model);   // its observable state does not change
     Exchange* x = &m->exchange;
     exchange_settle(x);
     if (s == TOST_GRAD) settle_gradients(m);
-    if (s == TOST_PARAM) copy_to_host(dst, m->state[s] + t->offset, t->size, m->stream);
-    else exchange_collect(dst, x, m->state[s], s >= TOST_M, t);
+    if (s == TOST_PARAM) copy_to_host(dst, m->array[s] + t->offset, t->size, m->stream);
+    else exchange_collect(dst, x, m->array[s], s >= TOST_M, t);
 }
 
 // TYPED(f): the interface's function that calls f with its TostModel* cast to the TypedModel of the model's dtype.
@@ -2366,19 +2224,18 @@ extern "C" const TostEngine tost_cuda_engine = {
     .put = TYPED(cuda_put),
     .get = cuda_get,
     .forward = TYPED(cuda_forward),
-    .forward_loss = TYPED(cuda_forward_loss),
-    .forward_train = TYPED(cuda_forward_train),
+    .copy_state = TYPED(cuda_copy_state),
+    .logits = TYPED(cuda_logits),
+    .last_logits = TYPED(cuda_last_logits),
+    .losses = TYPED(cuda_losses),
+    .add_losses = TYPED(cuda_add_losses),
+    .activation = TYPED(cuda_activation),
+    .train = TYPED(cuda_train),
     .backward = TYPED(cuda_backward),
     .read_loss = TYPED(cuda_read_loss),
-    .logits = TYPED(cuda_logits),
-    .activation = TYPED(cuda_activation),
     .zero_grad = TYPED(cuda_zero_grad),
     .grad_norm = TYPED(cuda_grad_norm),
     .update = TYPED(cuda_update),
-    .decode_begin = TYPED(cuda_decode_begin),
-    .decode_step = TYPED(cuda_decode_step),
-    .decode_score = TYPED(cuda_decode_score),
-    .decode_advance = TYPED(cuda_decode_advance),
 #ifdef TOST_NCCL
     .open_comm = nccl_open_comm,
 #else

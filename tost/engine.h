@@ -1,6 +1,10 @@
 // engine.h: the interface between the trainer in tost/ and an engine (CPU or CUDA). The trainer sees only this table of
 // functions, not precision, device or padding. Host arrays are float32 or int32, dense, row-major. An engine owns
-// parameters, gradients, Adam's moments, activations and the decode state.
+// parameters, gradients, Adam's moments, activations and states.
+//
+// TSSA's whole past is its running sums S, N and D, 2C + NH numbers per layer and sequence: the state. A pass works on
+// a piece of the sequences, continues from one state and leaves another. pieces.h has the loops over pieces: long
+// sequences, prompts, decode, scoring.
 //
 // Several ranks (TostEngineOptions.comm) have the same parameters, but each one the gradients of its own micro-batches
 // and the moments of its own slices (slices.h). Collective functions must be called by all ranks in the same order.
@@ -11,7 +15,7 @@
 #include "model.h"
 
 // The arrays shaped like the parameters: they, their gradients, Adam's moments, and the average of the parameters.
-typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V, TOST_EMA, TOST_STATES } TostState;
+typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V, TOST_EMA, TOST_ARRAYS } TostArray;
 typedef enum { TOST_W, TOST_PI, TOST_X } TostActivation;            // of a layer: w, Π, and its input x
 typedef enum { TOST_FP32, TOST_TF32, TOST_BF16 } TostDtype;
 // What follows a backward pass: more micro-batches of this part; the next part; or nothing, as the step is complete.
@@ -19,19 +23,23 @@ typedef enum { TOST_MORE, TOST_PART_ENDS, TOST_STEP_ENDS } TostEnd;
 typedef struct TostComm TostComm;       // comm.h
 typedef struct TostModel TostModel;
 
+// T tokens of each of B sequences, at the positions first, first + 1, …
 typedef struct {
-    int       max_batch, max_seq;   // largest B and T of any call
+    const int32_t *inputs, *targets;   // (B,T): ids in [0, V). targets: -1 is not counted; NULL if no loss is wanted
+    int            B, T, first;
+} TostPiece;
+
+enum { TOST_NO_STATE = -1 };    // as the state before a piece: zeros; as the state after it: not wanted
+
+typedef struct {
+    int       max_batch, max_piece; // largest B and T of a piece
+    int       states;               // number of states, each of max_batch sequences
     bool      training;             // allocate gradients, moments and every layer's activations
     bool      recompute;            // activation checkpointing: backward recomputes each layer's forward; same bits
     TostDtype dtype;                // of matrix products and their operands; the CPU engine has no tf32
     int       threads;              // maximum number of CPU threads; 0: one per core
     TostComm* comm;                 // the ranks that train together; NULL: one process
     int       parts;                // parts of a step on this rank (slices.h); 0 is 1
-    int       chunk;                // tokens of a sequence in memory at a time, 0: max_seq; see forward_loss
-    // If T > chunk: called after each chunk with the part of the pass that is done, 0 to 1, unless NULL. If it returns
-    // true, the pass is abandoned: losses and gradients are undefined until read_loss and zero_grad.
-    bool    (*chunk_done)(void* context, double part);
-    void*     context;
     bool      fast_reduce;          // CUDA: NCCL adds the ranks' gradients, in an order that depends on their number
     bool      ema;                  // TOST_EMA exists: update keeps an average of the parameters
 } TostEngineOptions;
@@ -55,57 +63,44 @@ typedef struct {
 
     // Parameters, moments and gradients start at zero. Returns NULL and sets *err if memory or a device is missing.
     TostModel* (*create)(const TostConfig* c, const TostEngineOptions* o, TostError* err);
-    void (*destroy)(TostModel* m);
+    void (*destroy)(TostModel* model);
     // Returns the peak rate of dense matrix products for the model's device and dtype, in operations/s; 0: unknown.
     // Sets *measured: true if the rate was measured, false if it is from the data sheet.
-    double (*peak_flops)(TostModel* m, bool* measured);
+    double (*peak_flops)(TostModel* model, bool* measured);
 
-    // Copies one tensor of one state, t->size elements, from or to the host. With several ranks, put stores what this
-    // rank has of m, v and ema. get of parameters is not collective; get of another state is, and writes dst only on
+    // Copies one tensor of one array, t->size elements, from or to the host. With several ranks, put stores what this
+    // rank has of m, v and ema. get of parameters is not collective; get of another array is, and writes dst only on
     // rank 0. The gradient, after the last backward of a step, is the sum over all ranks.
-    void (*put)(TostModel* m, TostState s, const TostTensor* t, const float* src);
-    void (*get)(float* dst, const TostModel* m, TostState s, const TostTensor* t);
+    void (*put)(TostModel* model, TostArray a, const TostTensor* t, const float* src);
+    void (*get)(float* dst, const TostModel* model, TostArray a, const TostTensor* t);
 
-    // The three forwards take inputs (B,T), ids in [0, V). forward computes the activations, for logits and activation.
-    // forward_loss also adds the losses of targets (B,T; -1 is not counted) to the sum that read_loss returns.
-    // forward_train (a training model) does that and starts the gradient of grad_scale · Σ loss; backward completes it
-    // and adds it to the gradients of the part; the pass that ends the step adds up the parts of all ranks
-    // (collective). The classifier works on chunks of rows: full logits are never materialized.
-    // If T > chunk, forward_loss, forward_train, backward, decode_begin and decode_score pass over the sequences chunk
-    // by chunk, with the memory of one: TSSA's running sums continue from chunk to chunk. forward_train only computes
-    // the sums before each chunk; backward goes from the last chunk to the first and recomputes each one's forward.
-    // inputs and targets must stay valid until it returns.
-    void (*forward)(TostModel* m, const int32_t* inputs, int B, int T);
-    void (*forward_loss)(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T);
-    void (*forward_train)(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale);
-    void (*backward)(TostModel* m, TostEnd end);
+    // Computes the activations of a piece from state `from`, and sets state `to` to the one after it (may be `from`).
+    // The piece's arrays must stay valid until the next pass. Full logits are never materialized, except by `logits`.
+    void (*forward)(TostModel* model, const TostPiece* piece, int from, int to);
+    // Sequence i of state `to` becomes sequence i / copies of state `from`, for i < n.
+    void (*copy_state)(TostModel* model, int to, int from, int n, int copies);
+    // After forward: the logits (B,T,V); those after the last token of each sequence (B,V); the loss of each target
+    // in nats (B,T), 0 if it is -1; or adds the losses to the sum that read_loss returns.
+    void (*logits)(float* dst, TostModel* model);
+    void (*last_logits)(float* dst, TostModel* model);
+    void (*losses)(double* dst, TostModel* model);
+    void (*add_losses)(TostModel* model);
+    // An activation of layer `layer`: the projection w (B,T,C), the membership Π (B,NH,T), or the residual stream
+    // x (B,T,C) that enters the layer (layer n_layer: the output of the last layer). Needs a training model.
+    void (*activation)(float* dst, TostModel* model, TostActivation what, int layer);
+
+    // forward and add_losses, and starts the gradient of grad_scale · Σ loss. backward then completes it and adds it
+    // to the gradients of the part. State `right` has the gradient with respect to the state after the piece; state `left`
+    // receives that with respect to `from`, which must be unchanged. The pass that ends the step adds up the parts of
+    // all ranks (collective).
+    void (*train)(TostModel* model, const TostPiece* piece, int from, float grad_scale);
+    void (*backward)(TostModel* model, int right, int left, TostEnd end);
     // Sum of the losses (nats) and number of counted targets since the last call. Waits for the device.
-    void (*read_loss)(double* sum, int64_t* count, TostModel* m);
-    // Logits (B,T,V) after forward.
-    void (*logits)(float* dst, TostModel* m);
-    // An activation of layer `layer` in the last forward: the projection w (B,T,C), the membership Π (B,NH,T), or the
-    // residual stream x (B,T,C) that enters the layer (layer n_layer: the output of the last layer). Needs a training
-    // model and no decode since that forward.
-    void (*activation)(float* dst, TostModel* m, TostActivation what, int layer);
+    void (*read_loss)(double* sum, int64_t* count, TostModel* model);
 
-    void   (*zero_grad)(TostModel* m);
-    double (*grad_norm)(TostModel* m);                    // L2 norm over all gradients; collective
-    void   (*update)(TostModel* m, const TostAdamW* a);   // AdamW with decoupled decay; collective
-
-    // Recurrent decode of n sequences together. decode_begin reads prompts (n,T) in one forward and keeps 2C + nh
-    // numbers per layer and sequence as the decode state; T = 0 starts empty sequences. decode_step feeds one token to
-    // each at the next position, below block_size. Both write the logits (n,V) after the last token; decode_begin
-    // writes none if logits is NULL or T is 0. Forward and backward passes in between do not change the decode state.
-    void (*decode_begin)(float* logits, TostModel* m, const int32_t* prompts, int n, int T);
-    void (*decode_step)(float* logits, TostModel* m, const int32_t* tokens);
-    // Scores continuations without changing the decode state. tokens (n·copies,T): `copies` continuations of each
-    // state, those of one state in adjacent rows; n·copies <= max_batch. losses (n·copies,T) in nats. If the target is
-    // -1, the loss is 0 and no logits are computed.
-    void (*decode_score)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets,
-                         int copies, int T);
-    // Scores tokens (n,T), T <= chunk, as decode_score does with one copy, and advances the decode state: the next call
-    // continues after them. Sequences of any length can be scored in the memory of one call.
-    void (*decode_advance)(double* losses, TostModel* m, const int32_t* tokens, const int32_t* targets, int T);
+    void   (*zero_grad)(TostModel* model);
+    double (*grad_norm)(TostModel* model);                    // L2 norm over all gradients; collective
+    void   (*update)(TostModel* model, const TostAdamW* a);   // AdamW with decoupled decay; collective
 
     // Connects the ranks for host messages, in builds without MPI; NULL if the engine cannot. See comm_open.
     bool (*open_comm)(TostComm** comm, TostError* err);

@@ -18,6 +18,7 @@
 #include <sys/resource.h>
 
 #include "tost/init.h"
+#include "tost/pieces.h"
 #include "tost/base/rng.h"
 
 // ---------------------------------------------------------------------------------------------
@@ -52,7 +53,7 @@ static float* random_floats(size_t n, double scale) {
 
 static TostModel* new_base(int B, int T, bool training, TostDtype dtype) {
     const TostPreset* preset = tost_preset_find("tost-base");
-    const TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = training, .dtype = dtype};
+    const TostEngineOptions o = {.max_batch = B, .max_piece = T, .states = 1, .training = training, .dtype = dtype};
     TostConfig config = preset->config;
     TostError err;
     if (T > config.block_size) config.block_size = T;
@@ -103,7 +104,7 @@ static void bench_limits(void) {
 static double matmuls_alone(TostModel* m, size_t rows) {
     const TostConfig* c = &m->config;
     const int C = c->n_embd, V = c->vocab_size;
-    const size_t chunk = even_chunk(rows, m->logits_rows);
+    const size_t block = even_block(rows, m->logits_rows);
     const Buffers* b = &m->buf;
     const double start = now_seconds();
     for (int l = 0; l < c->n_layer; l++) {
@@ -120,8 +121,8 @@ static double matmuls_alone(TostModel* m, size_t rows) {
         linear_backward(b->scratch_btc, g.attn_w, NULL, b->dbranch, a->ln_1, weight(m, p.attn_w), rows, C, C);
     }
     const TostParams g = model_params(m, TOST_GRAD, 0);
-    for (size_t row = 0; row < rows; row += chunk) {
-        const size_t n = rows - row < chunk ? rows - row : chunk;
+    for (size_t row = 0; row < rows; row += block) {
+        const size_t n = rows - row < block ? rows - row : block;
         linear_forward(b->logits, b->ln_f, classifier_weight(m), NULL, n, C, V);
         linear_backward(b->scratch_btc, g.wte, NULL, b->logits, b->ln_f, classifier_weight(m), n, C, V);
     }
@@ -132,12 +133,13 @@ static double one_step(TostModel* m, const int32_t* ids, int B, int T, int step)
     const TostEngine* e = &tost_cpu_engine;
     const TostAdamW a = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.01,
                          .grad_scale = 1, .step = step};
+    const TostPiece piece = {ids, ids + 1, B, T, 0};
     double sum;
     int64_t count;
     const double start = now_seconds();
     e->zero_grad(m);
-    e->forward_train(m, ids, ids + 1, B, T, 1.0f / (float)(B * T));
-    e->backward(m, TOST_STEP_ENDS);
+    e->train(m, &piece, TOST_NO_STATE, 1.0f / (float)(B * T));
+    e->backward(m, TOST_NO_STATE, TOST_NO_STATE, TOST_STEP_ENDS);
     e->grad_norm(m);
     e->update(m, &a);
     e->read_loss(&sum, &count, m);
@@ -182,12 +184,14 @@ static void bench_decode(void) {
     for (size_t i = 0; i < countof(positions); i++) {
         double seconds[STEPS], gbs[STEPS];
         char key[32];
-        tost_cpu_engine.decode_begin(logits, m, prompt, 1, positions[i] - STEPS / 2 < 1 ? 1 : positions[i] - STEPS / 2);
+        Pieces pieces = {.engine = &tost_cpu_engine, .model = m, .max_piece = 1000};
+        pieces_begin(&pieces, 1);
+        pieces_read(logits, &pieces, prompt, positions[i] - STEPS / 2 < 1 ? 1 : positions[i] - STEPS / 2);
         for (int j = 0; j < STEPS; j++) {
             const double start = now_seconds();
-            tost_cpu_engine.decode_step(logits, m, prompt);
+            pieces_read(logits, &pieces, prompt, 1);
             seconds[j] = now_seconds() - start;
-            gbs[j] = read_bandwidth(m->state[TOST_PARAM], m->tensors.flat_size);
+            gbs[j] = read_bandwidth(m->array[TOST_PARAM], m->tensors.flat_size);
         }
         const double rate = 1 / median(seconds, STEPS);
         snprintf(key, sizeof key, "decode_at_%d", positions[i]);
@@ -250,9 +254,11 @@ static void bench_dtypes_decode(void) {
     float* logits = xmalloc(m[0]->config.vocab_size * sizeof *logits);
     for (int run = 0; run < DTYPE_RUNS; run++)
         for (int d = 0; d < 2; d++) {
-            tost_cpu_engine.decode_begin(logits, m[d], &token, 1, 1);
+            Pieces pieces = {.engine = &tost_cpu_engine, .model = m[d], .max_piece = 1};
+            pieces_begin(&pieces, 1);
+            pieces_read(logits, &pieces, &token, 1);
             const double start = now_seconds();
-            for (int i = 0; i < STEPS; i++) tost_cpu_engine.decode_step(logits, m[d], &token);
+            for (int i = 0; i < STEPS; i++) pieces_read(logits, &pieces, &token, 1);
             seconds[d][run] = now_seconds() - start;
         }
     report_dtypes("decode", seconds, STEPS);
@@ -265,10 +271,9 @@ static void bench_dtypes_decode(void) {
 
 // Seconds of one forward and backward pass, with dy in scratch_btc.
 static double tssa_once(TostModel* m, int B, int T) {
-    m->B = B;
-    m->T = T;
-    Tssa tssa = layer_tssa_grads(m, 0);
-    tssa.state = m->buf.tssa_pass;
+    m->piece = (TostPiece){.B = B, .T = T};
+    Tssa tssa = layer_tssa_grads(m, 0, start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0));
+    tssa.state = tssa.adjoint;
     const double start = now_seconds();
     tssa_forward(&tssa);
     tssa_backward(&tssa);
@@ -283,7 +288,7 @@ static void bench_tssa(void) {
     for (size_t i = 0; i < countof(lengths); i++) {   // one layer of tost-base; B·T = TOKENS
         const int T = lengths[i], B = TOKENS / T;
         const TostConfig c = {.n_layer = 1, .n_head = 12, .n_embd = 768, .block_size = T, .vocab_size = 64};
-        const TostEngineOptions o = {.max_batch = B, .max_seq = T, .training = true};
+        const TostEngineOptions o = {.max_batch = B, .max_piece = T, .training = true};
         TostError err;
         m[i] = tost_cpu_engine.create(&c, &o, &err);
         if (!m[i]) { fprintf(stderr, "bench: %s\n", err.text); exit(STATUS_FAILED); }

@@ -102,7 +102,7 @@ static Bench bench_open() {
     TostError err;
     char text[512];
     TostEngineOptions o = {};
-    o.max_batch = o.max_seq = 1;
+    o.max_batch = o.max_piece = 1;
     o.dtype = TOST_BF16;
     if (!device_describe(text, sizeof text, &o, &err)) {
         fprintf(stderr, "%s\n", err.text);

@@ -15,10 +15,15 @@ static void bench_decode(TostModel* m, int batch, int position) {
     std::vector<float> logits((size_t)batch * V);
     std::vector<double> seconds;
     for (size_t i = 0; i < ids.size(); i++) ids[i] = (int32_t)(i * 7919 % V);
-    tost_cuda_engine.decode_begin(logits.data(), m, ids.data(), batch, position);
+    Pieces pieces = {};
+    pieces.engine = &tost_cuda_engine;
+    pieces.model = m;
+    pieces.max_piece = 1000;
+    pieces_begin(&pieces, batch);
+    pieces_read(logits.data(), &pieces, ids.data(), position);
     for (int i = -5; i < STEPS; i++) {
         const auto start = std::chrono::steady_clock::now();
-        tost_cuda_engine.decode_step(logits.data(), m, ids.data());
+        pieces_read(logits.data(), &pieces, ids.data(), 1);
         const std::chrono::duration<double> spent = std::chrono::steady_clock::now() - start;
         if (i >= 0) seconds.push_back(spent.count());
     }
@@ -35,7 +40,8 @@ int main() {
     config.block_size = 2048;   // beyond the last position
     TostEngineOptions o = {};
     o.max_batch = 16;
-    o.max_seq = 1000;
+    o.max_piece = 1000;
+    o.states = 1;
     o.dtype = TOST_BF16;
     TostTensors tensors = tost_tensors(&config);
     TostError err;

@@ -215,7 +215,7 @@ Run counted(int B, int T, int layers) {
     c.block_size = T;
     TostEngineOptions o = {};
     o.max_batch = B;
-    o.max_seq = T;
+    o.max_piece = T;
     o.training = true;
     o.dtype = TOST_BF16;
     TostError err;
@@ -231,8 +231,9 @@ Run counted(int B, int T, int layers) {
     counter.flops = 0;
     counter.on = true;
     tost_cuda_engine.zero_grad(m);
-    tost_cuda_engine.forward_train(m, tokens.data(), targets.data(), B, T, 1.0f);
-    tost_cuda_engine.backward(m, TOST_STEP_ENDS);
+    const TostPiece piece = {tokens.data(), targets.data(), B, T, 0};
+    tost_cuda_engine.train(m, &piece, TOST_NO_STATE, 1.0f);
+    tost_cuda_engine.backward(m, TOST_NO_STATE, TOST_NO_STATE, TOST_STEP_ENDS);
     tost_cuda_engine.grad_norm(m);
     tost_cuda_engine.update(m, &a);
     counter.on = false;

@@ -69,7 +69,7 @@ typedef struct { double nats, bin_nats[POSITION_BINS], bin_tokens[POSITION_BINS]
 
 // Fills inputs, targets (T) for the T tokens of a window from position `first` on. Targets that are not scored are -1;
 // inputs past the end of the data are 0.
-static bool fill_chunk(int32_t* inputs, int32_t* targets, ShardStream* s, const Window* w, int first, int T,
+static bool fill_piece(int32_t* inputs, int32_t* targets, ShardStream* s, const Window* w, int first, int T,
                        TostError* err) {
     const int n = w->end < first ? 0 : w->end - first < T ? w->end - first : T;
     const uint64_t start = w->start + (uint64_t)first;
@@ -94,8 +94,8 @@ static uint64_t count_bytes(const Tokenizer* tokenizer, const int32_t* targets, 
     return bytes;
 }
 
-// Adds the losses (T) of such a chunk to those of its window.
-static void add_chunk(WindowLoss* sum, const double* losses, const int32_t* targets, int first, int T) {
+// Adds the losses (T) of such a piece to those of its window.
+static void add_piece(WindowLoss* sum, const double* losses, const int32_t* targets, int first, int T) {
     int bin = 0;
     for (int t = 0; t < T; t++) {
         if (targets[t] < 0) continue;
@@ -124,7 +124,7 @@ typedef struct {
     ShardStream*       data;
     const Tokenizer*   tokenizer;   // NULL: do not count bytes
     Windows            windows;
-    int                batch, chunk;   // windows, and tokens of each, in memory at a time
+    int                batch, piece;   // windows, and tokens of each, in memory at a time
     TostComm*          comm;        // ranks share the windows
     Progress           progress;
     double             loss;        // so far
@@ -134,11 +134,10 @@ static void show_progress(Evaluation* e, double windows) {
     progress_show(&e->progress, windows / (double)e->windows.count, "loss %.4f", e->loss);
 }
 
-// Scores n windows, chunk by chunk. done, all: number of windows before and in this batch, on all ranks, for progress.
+// Scores n windows, piece by piece. done, all: number of windows before and in this batch, on all ranks, for progress.
 static bool score_batch(WindowLoss* sum, uint64_t* bytes, Evaluation* e, const Window* window, int n, uint64_t done,
                         int all, TostError* err) {
-    const TostEngine* engine = e->model->engine;
-    const size_t size = (size_t)n * e->chunk;
+    const size_t size = (size_t)n * e->piece;
     int32_t *inputs = xmalloc(size * sizeof *inputs), *targets = xmalloc(size * sizeof *targets);
     double* losses = xmalloc(size * sizeof *losses);
     int end = 0;
@@ -147,15 +146,15 @@ static bool score_batch(WindowLoss* sum, uint64_t* bytes, Evaluation* e, const W
         sum[i] = (WindowLoss){0};
         end = window[i].end > end ? window[i].end : end;
     }
-    engine->decode_begin(NULL, e->model->model, NULL, n, 0);
+    pieces_begin(&e->model->pieces, n);
     for (int first = 0, T; ok && first < end; first += T) {
-        T = e->windows.T - first < e->chunk ? e->windows.T - first : e->chunk;
+        T = e->windows.T - first < e->piece ? e->windows.T - first : e->piece;
         for (int i = 0; i < n && ok; i++)
-            ok = fill_chunk(inputs + (size_t)i * T, targets + (size_t)i * T, e->data, &window[i], first, T, err);
+            ok = fill_piece(inputs + (size_t)i * T, targets + (size_t)i * T, e->data, &window[i], first, T, err);
         if (!ok) break;
-        engine->decode_advance(losses, e->model->model, inputs, targets, T);
+        pieces_read_losses(losses, &e->model->pieces, inputs, targets, T);
         for (int i = 0; i < n; i++)
-            add_chunk(&sum[i], losses + (size_t)i * T, targets + (size_t)i * T, first, T);
+            add_piece(&sum[i], losses + (size_t)i * T, targets + (size_t)i * T, first, T);
         if (e->tokenizer) *bytes += count_bytes(e->tokenizer, targets, (size_t)n * T);
         show_progress(e, (double)done + (double)all * (first + T) / e->windows.T);
     }
@@ -289,7 +288,7 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     Evaluation e = {.model = model, .data = data, .comm = o->comm, .windows = make_windows(o, stream_tokens(data), T)};
     const Windows* w = &e.windows;
     e.batch = (uint64_t)o->batch < w->count ? o->batch : (int)w->count;
-    e.chunk = o->chunk && o->chunk < w->T ? o->chunk : w->T;
+    e.piece = o->chunk && o->chunk < w->T ? o->chunk : w->T;
     if (!options_check_pass(e.batch, w->T, o->chunk, err)) return false;
 
     Tokenizer* tokenizer = NULL;
@@ -299,7 +298,7 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     e.progress = progress_new(stderr, !first);
     e.loss = NAN;
     bool ok = find_tokenizer(&tokenizer, model, o, data, err);
-    ok = ok && loaded_model_create(model, o, e.batch, e.chunk, false, err)
+    ok = ok && loaded_model_create(model, o, e.batch, e.piece, false, err)
          && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
     e.tokenizer = tokenizer;
     ok = comm_agree(o->comm, ok, err);

@@ -116,7 +116,8 @@ static void read_contexts(const TaskRun* r, const Key* key, int n) {
         const Example* e = &r->examples.example[key[i].index];
         for (int t = 0; t < T; t++) prompts[(size_t)i * T + t] = (int32_t)e->ids[e->context - key->context + t];
     }
-    r->model->engine->decode_begin(NULL, r->model->model, prompts, n, T);
+    pieces_begin(&r->model->pieces, n);
+    pieces_read(NULL, &r->model->pieces, prompts, T);
     free(prompts);
 }
 
@@ -142,7 +143,7 @@ static bool score_choices(TaskRun* r, const Key* key, int n) {
             ids += length;
         }
     }
-    r->model->engine->decode_score(losses, r->model->model, tokens, targets, E, T);
+    pieces_score(losses, &r->model->pieces, tokens, targets, E, T);
     bool finite = true;
     for (size_t row = 0; row < rows; row++) {
         const Key* of = &key[row / T / E];
@@ -170,7 +171,7 @@ static bool generate_greedily(TaskRun* r, const Key* key, int n) {
         tokens[i] = (int32_t)e->ids[e->context - 1];
     }
     for (int s = 0; s < steps && s < room && finite; s++) {
-        r->model->engine->decode_step(logits, r->model->model, tokens);
+        pieces_read(logits, &r->model->pieces, tokens, 1);
         for (int i = 0; i < n; i++) {
             const Example* e = &r->examples.example[key[i].index];
             Outcome* out = &r->outcome[key[i].index];

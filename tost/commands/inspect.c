@@ -61,11 +61,11 @@ static Tokens first_tokens(const Tokenizer* tokenizer, const Bytes* text, int bl
 // The model
 
 // loss (T) of each token given the tokens before it; NaN for the first. Returns the sum over the others.
-static double score_tokens(float* loss, const LoadedModel* m, const Tokens* k) {
+static double score_tokens(float* loss, LoadedModel* m, const Tokens* k) {
     double sum = 0, *nats = xmalloc((size_t)k->T * sizeof *nats);
     if (k->T > 1) {
-        m->engine->decode_begin(NULL, m->model, NULL, 1, 0);
-        m->engine->decode_score(nats, m->model, k->ids, k->ids + 1, 1, k->T - 1);
+        pieces_begin(&m->pieces, 1);
+        pieces_read_losses(nats, &m->pieces, k->ids, k->ids + 1, k->T - 1);
     }
     loss[0] = NAN;
     for (int i = 1; i < k->T; i++) {
@@ -137,7 +137,7 @@ static bool append_all(StWriter* w, const LoadedModel* m, const Tokens* k, const
 }
 
 // Runs the model and writes the file. *sum: see score_tokens.
-static bool write_file(double* sum, const char* path, const LoadedModel* m, const Tokenizer* tokenizer,
+static bool write_file(double* sum, const char* path, LoadedModel* m, const Tokenizer* tokenizer,
                        const Tokens* k, TostError* err) {
     StTensor tensors[TENSORS];
     int n_meta;
@@ -148,7 +148,8 @@ static bool write_file(double* sum, const char* path, const LoadedModel* m, cons
     float* loss = xmalloc((size_t)k->T * sizeof *loss);
     if (ok) {
         *sum = score_tokens(loss, m, k);
-        m->engine->forward(m->model, k->ids, 1, k->T);
+        const TostPiece whole = {.inputs = k->ids, .B = 1, .T = k->T};
+        m->engine->forward(m->model, &whole, TOST_NO_STATE, TOST_NO_STATE);
         ok = (isfinite(*sum)
               || tost_error(err, "%s: the loss is not finite; the weights have diverged: use an earlier checkpoint",
                             m->file))
@@ -189,7 +190,7 @@ static bool check_out(const char* out, const char* tmp, bool force, TostError* e
         || tost_error(err, "--out %s: %s cannot be removed: %s", out, tmp, strerror(errno));
 }
 
-static bool write_inspection(double* sum, const LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k,
+static bool write_inspection(double* sum, LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k,
                              const char* out, const char* tmp, TostError* err) {
     bool ok = write_file(sum, tmp, m, tokenizer, k, err);
     if (ok && rename(tmp, out) != 0) {

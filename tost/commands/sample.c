@@ -156,20 +156,20 @@ static bool write_many(Sampling* s, TostError* err) {
 static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
     const size_t SPARE_BYTES = (size_t)1 << 30;
     const Options* o = s->o;
-    TostEngineOptions options = {.max_batch = 1, .max_seq = 1, .dtype = (TostDtype)o->dtype, .threads = o->threads};
+    TostEngineOptions options = {.max_batch = 1, .max_piece = 1, .states = 1, .dtype = (TostDtype)o->dtype, .threads = o->threads};
     for (size_t i = 0; i < s->n_work; i++) {
         const int seq = generate_max_seq(&m->info.config, s->work[i].n_ids, o->tokens);
-        if (seq > options.max_seq) options.max_seq = seq;
+        if (seq > options.max_piece) options.max_piece = seq;
     }
     const size_t one = m->engine->memory(&m->info.config, &options);
     const int64_t texts = s->n_work < MAX_TEXTS_TOGETHER ? (int64_t)s->n_work * o->samples : MAX_TEXTS_TOGETHER;
     options.max_batch = texts < MAX_TEXTS_TOGETHER ? (int)texts : MAX_TEXTS_TOGETHER;
     while (options.max_batch > 1 && m->engine->memory(&m->info.config, &options) > one + SPARE_BYTES)
         options.max_batch--;
-    bool ok = loaded_model_create(m, o, options.max_batch, options.max_seq, false, err);
+    bool ok = loaded_model_create(m, o, options.max_batch, options.max_piece, false, err);
     while (!ok && !m->model && options.max_batch > 1) {
         options.max_batch /= 2;
-        ok = loaded_model_create(m, o, options.max_batch, options.max_seq, false, err);
+        ok = loaded_model_create(m, o, options.max_batch, options.max_piece, false, err);
     }
     s->together = options.max_batch;
     return ok;
@@ -188,7 +188,7 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
     bool ok = create_model(&s, m, err);
     if (ok) {
         print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
-        s.generator = (Generator){.engine = m->engine, .model = m->model, .config = &m->info.config,
+        s.generator = (Generator){.pieces = &m->pieces, .config = &m->info.config,
                                   .tokenizer = tokenizer, .options = {o->temperature, o->top_k, o->top_p},
                                   .stop = o->stop};
         if (prompts->mark) print_line(stderr, "%s: skipped the byte order mark at its beginning", o->prompts);

@@ -386,6 +386,12 @@ char* gemm_library(char* name, size_t cap, bool bf16) {
     return name;
 }
 
+void gemm_describe(char* text, size_t cap, int threads, bool bf16) {
+    char library[64];
+    snprintf(text, cap, "CPU, %d thread%s, %s, matmul %s", threads, threads == 1 ? "" : "s", bf16 ? "bf16" : "float32",
+             gemm_library(library, sizeof library, bf16));
+}
+
 // Products of n³ multiplications, with the same number per thread on every machine. The fastest of several counts.
 double gemm_measure(bool bf16) {
     enum { PRODUCTS = 4, PER_THREAD = 384 };   // the first product starts the threads

@@ -5,12 +5,15 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include "cpu/threads.h"
 
 // Tokens per block. Forward saves the running sums before each block and backward recomputes them from there; all
 // stages pass over a block while it is in cache.
 enum { TSSA_BLOCK = 64 };
+// Blocks that threads which share a sequence compute between two barriers.
+enum { TSSA_SPAN = 8 };
 
 // The state of a sequence is its running sums S, N (C) and D (NH), one after another. Its adjoint is laid out alike.
 typedef struct {
@@ -21,13 +24,13 @@ typedef struct {
     float *u, *pi, *y;                // (B,NH,T) twice; (B,T,C)
     double *state;                    // (B,2C+NH): S, N and D before these tokens, then after them
     double *saved;                    // (B,blocks,2C+NH): S, N and D before each block; NULL if no backward follows
+    double *scratch;                  // (threads,tssa_scratch_size)
     // backward only
     const float *dy;                  // (B,T,C)
     float *dw;                        // (B,T,C)
     float *da;                        // (B,NH,T): dΠ, then da
     float *dtemp, *ddenom_bias;       // (NH), NULL if membership is uniform; (NH,block_size): +=
     double *adjoint;                  // (B,2C+NH): RS, RN and RD after these tokens, then at the first one
-    double *scratch;                  // (threads,tssa_scratch_size)
 } Tssa;
 
 typedef struct { double *S, *N, *D; } TssaState;
@@ -52,10 +55,22 @@ static inline size_t tssa_head(const Tssa* a, int b, int h) { return ((size_t)b 
 // Work of one thread in a stage: heads [h0,h1) of sequence b for the tokens [t0,t1) of a block.
 typedef struct { int b, h0, h1, t0, t1; } TssaRange;
 
+// Copies the sums of the range's heads, each of `width` numbers.
+static inline void tssa_copy(double* dst, const double* src, TssaRange r, int width) {
+    memcpy(dst + r.h0 * width, src + r.h0 * width, (size_t)((r.h1 - r.h0) * width) * sizeof *dst);
+}
+
 typedef struct {
     void (*run)(const Tssa* a, TssaRange r);
     bool all_heads;   // each range has all heads and some of the tokens; else all tokens of the block and some heads
 } TssaStage;
+
+// Share `share` of a stage on a block
+static inline void tssa_run_block(TssaStage stage, const Tssa* a, int b, int block, int share, int shares) {
+    const int t0 = block * TSSA_BLOCK, n = a->T - t0 < TSSA_BLOCK ? a->T - t0 : TSSA_BLOCK;
+    const int width = stage.all_heads ? n : a->NH, from = share * width / shares, to = (share + 1) * width / shares;
+    stage.run(a, stage.all_heads ? (TssaRange){b, 0, a->NH, t0 + from, t0 + to} : (TssaRange){b, from, to, t0, t0 + n});
+}
 
 // Runs the stages on every block, the first block first or last. Each thread works on one sequence at a time. If there
 // are fewer sequences than threads, they share each sequence, and a stage starts when all have finished the previous
@@ -66,19 +81,18 @@ static inline void tssa_run(const TssaStage* stages, int n_stages, const Tssa* a
     #pragma omp parallel if (parallel)
     for (int b0 = 0; b0 < a->B; b0 += threads) {
         const int sequences = a->B - b0 < threads ? a->B - b0 : threads, shares = threads / sequences;
-        for (int k = 0; k < blocks * n_stages; k++) {
-            const TssaStage stage = stages[k % n_stages];
-            const int block = first_to_last ? k / n_stages : blocks - 1 - k / n_stages, t0 = block * TSSA_BLOCK;
-            const int n = a->T - t0 < TSSA_BLOCK ? a->T - t0 : TSSA_BLOCK, width = stage.all_heads ? n : a->NH;
-            #pragma omp for schedule(static) nowait
-            for (int i = 0; i < sequences * shares; i++) {
-                const int from = i % shares * width / shares, to = (i % shares + 1) * width / shares;
-                const int b = b0 + i / shares;
-                stage.run(a, stage.all_heads ? (TssaRange){b, 0, a->NH, t0 + from, t0 + to}
-                                             : (TssaRange){b, from, to, t0, t0 + n});
-            }
-            if (shares > 1) {
-                #pragma omp barrier
+        const int span = shares > 1 ? TSSA_SPAN : 1;
+        for (int k = 0; k < blocks; k += span) {
+            for (int s = 0; s < n_stages; s++) {
+                #pragma omp for schedule(static) nowait
+                for (int i = 0; i < sequences * shares; i++) {
+                    for (int j = k; j < k + span && j < blocks; j++)
+                        tssa_run_block(stages[s], a, b0 + i / shares, first_to_last ? j : blocks - 1 - j, i % shares,
+                                       shares);
+                }
+                if (shares > 1) {
+                    #pragma omp barrier
+                }
             }
         }
     }

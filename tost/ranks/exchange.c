@@ -1,6 +1,7 @@
 // exchange.c: sums gradients over parts and ranks, and gathers parameters, moments and block sums.
 #include "ranks/exchange.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -113,7 +114,9 @@ void exchange_gradients(Exchange* x, TostEnd end, size_t from) {
 // ---------------------------------------------------------------------------------------------
 // Gathering
 
-double exchange_sum(const Exchange* x, const double* own) {
+// Sum of one number per block of SLICE_UNIT elements, in the order of the blocks. own: the numbers of this rank's
+// blocks, in the order in which its slices are packed.
+static double sum_blocks(const Exchange* x, const double* own) {
     const int buckets = x->slices.buckets;
     double **sums = xcalloc((size_t)x->ranks, sizeof *sums), total = 0;
     CommMessage* messages = xcalloc((size_t)x->ranks, sizeof *messages);
@@ -136,7 +139,34 @@ double exchange_sum(const Exchange* x, const double* own) {
     return total;
 }
 
-void exchange_gather(Exchange* x, float* flat, int k) {
+static double sum_of_squares(const float* values, size_t n) {
+    double sum = 0;
+    #pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < n; i++) sum += (double)values[i] * values[i];
+    return sum;
+}
+
+double exchange_norm(const Exchange* x) {
+    double* sums = xmalloc((exchange_owned(x) / SLICE_UNIT + 1) * sizeof *sums);   // gaps between tensors are zero
+    size_t n = 0;
+    for (int k = x->slices.buckets - 1; k >= 0; k--) {
+        const Range own = exchange_slice(x, k);
+        const size_t blocks = block_count(own);
+        #pragma omp parallel for schedule(static)
+        for (size_t i = 0; i < blocks; i++) {
+            const size_t start = own.start + i * SLICE_UNIT;
+            const Range block = range_meet(own, (Range){start, start + SLICE_UNIT});
+            sums[n + i] = sum_of_squares(x->grad + block.start, range_size(block));
+        }
+        n += blocks;
+    }
+    const double total = sum_blocks(x, sums);
+    free(sums);
+    return sqrt(total);
+}
+
+// Starts sending this rank's slice of bucket k of a flat array to all; the other slices are overwritten.
+static void gather_bucket(Exchange* x, float* flat, int k) {
     if (x->ranks == 1) return;
     const Range own = exchange_slice(x, k);
     CommMessage* messages = xcalloc((size_t)x->ranks, sizeof *messages);
@@ -149,9 +179,31 @@ void exchange_gather(Exchange* x, float* flat, int k) {
     free(messages);
 }
 
-void exchange_gather_wait(Exchange* x) {
+// This rank's part of tensor t in bucket k: its start in the flat arrays and in the array of its slices.
+typedef struct { size_t at, packed, size; } Part;
+static Part own_part(const Exchange* x, int k, const TostTensor* t) {
+    const Range own = exchange_slice(x, k), r = range_meet(own, (Range){t->offset, t->offset + t->size});
+    return (Part){r.start, exchange_packed(x, k) + r.start - own.start, range_size(r)};
+}
+
+void exchange_update(Exchange* x, float* params, const TostTensors* tensors, SliceUpdate* update, TostModel* model,
+                     const void* step) {
+    for (int k = 0; k < x->slices.buckets; k++) {
+        for (int i = 0; i < tensors->count; i++) {
+            const Part own = own_part(x, k, &tensors->tensor[i]);
+            if (own.size > 0) update(model, step, &tensors->tensor[i], own.at, own.packed, own.size);
+        }
+        gather_bucket(x, params, k);
+    }
     for (int k = 0; x->ranks > 1 && k < x->slices.buckets; k++)
         comm_wait(x->comm, &x->gathers[k]);   // mutant: gather_not_awaited
+}
+
+void exchange_put(const Exchange* x, float* slices, const TostTensor* t, const float* src) {
+    for (int k = 0; k < x->slices.buckets; k++) {
+        const Part own = own_part(x, k, t);
+        if (own.size > 0) memcpy(slices + own.packed, src + (own.at - t->offset), own.size * sizeof *src);
+    }
 }
 
 void exchange_collect(float* dst, const Exchange* x, const float* array, bool packed, const TostTensor* t) {
@@ -159,16 +211,16 @@ void exchange_collect(float* dst, const Exchange* x, const float* array, bool pa
     CommMessage* messages = xcalloc((size_t)x->ranks, sizeof *messages);
     for (int k = 0; k < x->slices.buckets; k++) {
         if (range_size(range_meet(x->slices.bucket[k], tensor)) == 0) continue;
-        const Range own = exchange_slice(x, k), mine = range_meet(own, tensor);
-        const float* from = array + (packed ? exchange_packed(x, k) + mine.start - own.start : mine.start);
+        const Part own = own_part(x, k, t);
+        const float* from = array + (packed ? own.packed : own.at);
         memset(messages, 0, (size_t)x->ranks * sizeof *messages);
         for (int r = 1; r < x->ranks && x->rank == 0; r++) {
             const Range theirs = range_meet(slices_of(&x->slices, r, k), tensor);
             messages[r] = (CommMessage){.receive = dst + (theirs.start - tensor.start),
                                         .receive_bytes = range_size(theirs) * sizeof(float)};
         }
-        if (x->rank == 0) memcpy(dst + (mine.start - tensor.start), from, range_size(mine) * sizeof(float));
-        else messages[0] = (CommMessage){.send = from, .send_bytes = range_size(mine) * sizeof(float)};
+        if (x->rank == 0) memcpy(dst + (own.at - t->offset), from, own.size * sizeof(float));
+        else messages[0] = (CommMessage){.send = from, .send_bytes = own.size * sizeof(float)};
         if (x->ranks > 1) comm_exchange(x->comm, messages);
     }
     free(messages);

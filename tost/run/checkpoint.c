@@ -220,7 +220,7 @@ static bool check_lm_head(const StFile* f, TostError* err) {
 
 // Reads all tensors of one state as float32, checks their values and copies them to the engine, unless it is NULL.
 // stored: the tensors in the file, which may have fewer positions.
-static bool put_state(const CheckpointModel* m, TostState state, const TostTensors* stored, const StFile* f,
+static bool put_state(const CheckpointModel* m, TostArray state, const TostTensors* stored, const StFile* f,
                       const char* prefix, TostError* err) {
     float* values = xmalloc(largest_tensor(m->tensors) * sizeof *values);
     bool ok = true;
@@ -356,13 +356,13 @@ bool checkpoint_suggest_older(TostError* err, const char* model_file, const char
 // ---------------------------------------------------------------------------------------------
 // Writing
 
-typedef struct { TostState state; const char* prefix; } Part;
+typedef struct { TostArray state; const char* prefix; } Part;
 
 // Tells the other ranks which tensor rank 0 gets next; index -1: the save ends. Also sent for parameters, although the
 // other ranks have nothing to send: each request ends a wait, so the timeout applies to a tensor, not to a file.
 typedef struct { int32_t state, index; } GetRequest;
 
-static void get_tensor(float* values, const CheckpointModel* m, TostState state, int i) {
+static void get_tensor(float* values, const CheckpointModel* m, TostArray state, int i) {
     GetRequest request = {(int32_t)state, i};
     comm_broadcast(m->comm, &request, sizeof request, 0);
     m->engine->get(values, m->model, state, &m->tensors->tensor[i]);
@@ -374,7 +374,7 @@ void checkpoint_send_moments(const CheckpointModel* m) {
         comm_broadcast(m->comm, &request, sizeof request, 0);
         if (request.index < 0) return;
         if (request.state != TOST_PARAM)
-            m->engine->get(NULL, m->model, (TostState)request.state, &m->tensors->tensor[request.index]);
+            m->engine->get(NULL, m->model, (TostArray)request.state, &m->tensors->tensor[request.index]);
     }
 }
 

@@ -70,18 +70,16 @@ int generate_max_seq(const TostConfig* c, size_t n_prompt, int64_t max_tokens) {
 
 // Starts the decode state with the first T ids of each row.
 static void batch_begin(Batch* b, int T) {
-    const TostEngine* engine = b->g->engine;
-    TostModel* model = b->g->model;
     b->count = T;
+    pieces_begin(b->g->pieces, b->n);
     if (T > GEMM_FEW_ROWS || b->n * T <= GEMM_FEW_ROWS) {
         for (int r = 0; r < b->n; r++) memcpy(b->tokens + (size_t)r * T, b->rows[r].ids, (size_t)T * sizeof *b->tokens);
-        engine->decode_begin(b->logits, model, b->tokens, b->n, T);
+        pieces_read(b->logits, b->g->pieces, b->tokens, T);
         return;
     }
-    engine->decode_begin(NULL, model, NULL, b->n, 0);
     for (int t = 0; t < T; t++) {
         for (int r = 0; r < b->n; r++) b->tokens[r] = b->rows[r].ids[t];
-        engine->decode_step(b->logits, model, b->tokens);
+        pieces_read(b->logits, b->g->pieces, b->tokens, 1);
     }
 }
 
@@ -103,7 +101,7 @@ static void batch_append(Batch* b) {
     if (b->count < block) {
         for (int r = 0; r < b->n; r++) b->rows[r].ids[b->count] = b->next[r];
         b->count++;
-        b->g->engine->decode_step(b->logits, b->g->model, b->next);
+        pieces_read(b->logits, b->g->pieces, b->next, 1);
         return;
     }
     const int keep = tokens_to_keep(block);

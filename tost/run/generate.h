@@ -3,7 +3,7 @@
 #define TOST_GENERATE_H
 
 #include "base/error.h"
-#include "engine.h"
+#include "pieces.h"
 #include "cpu/gemm.h"
 #include "run/sampler.h"
 #include "data/tokenizer.h"
@@ -12,8 +12,7 @@
 typedef bool (*PieceSink)(void* context, const char* bytes, size_t n);
 
 typedef struct {
-    const TostEngine* engine;
-    TostModel*        model;
+    Pieces*           pieces;
     const TostConfig* config;
     const Tokenizer*  tokenizer;
     SamplerOptions    options;
@@ -49,7 +48,7 @@ enum { MAX_TEXTS_TOGETHER = GEMM_FEW_ROWS };
 bool generate(GenerateResult* result, const Generator* g, const uint32_t* prompt, size_t n_prompt, int64_t max_tokens,
               Rng* rng, TostError* err);
 
-// The same for n texts, at most MAX_TEXTS_TOGETHER and the model's max_batch. Their prompts must have the same
+// The same for n texts, at most MAX_TEXTS_TOGETHER and TostEngineOptions.max_batch. Their prompts must have the same
 // generate_group. With the CPU engine's built-in products each text is the same as if generated alone. Adds the time,
 // excluding the prompts, to *seconds.
 bool generate_together(Text* texts, int n, double* seconds, const Generator* g, int64_t max_tokens, TostError* err);

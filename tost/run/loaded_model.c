@@ -128,12 +128,14 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
     return true;
 }
 
-bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int max_seq, bool training, TostError* err) {
-    const TostEngineOptions options = {.max_batch = max_batch, .max_seq = max_seq, .training = training,
-                                       .chunk = o->chunk, .dtype = (TostDtype)o->dtype, .threads = o->threads,
-                                       .comm = o->comm};
+bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int seq, bool training, TostError* err) {
+    const int max_piece = o->chunk && o->chunk < seq ? o->chunk : seq;
+    const TostEngineOptions options = {.max_batch = max_batch, .max_piece = max_piece, .training = training,
+                                       .states = pieces_states(seq, max_piece, training),
+                                       .dtype = (TostDtype)o->dtype, .threads = o->threads, .comm = o->comm};
     m->model = m->engine->create(&m->info.config, &options, err);
     if (!m->model) return false;
+    m->pieces = (Pieces){.engine = m->engine, .model = m->model, .max_piece = max_piece};
     const CheckpointModel loaded = {m->engine, m->model, &m->tensors, NULL};
     const bool ok = checkpoint_load_params(&loaded, &m->tensors, &m->weights, err);
     st_close(&m->weights);

@@ -6,6 +6,7 @@
 #include "base/files.h"
 #include "data/tokenizer.h"
 #include "engine.h"
+#include "pieces.h"
 #include "run/checkpoint.h"
 #include "run/options.h"
 
@@ -41,7 +42,7 @@ void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, cons
                     int size);
 
 // A trained model for sample, eval, info and inspect. loaded_model_find reads its config and metadata;
-// loaded_model_create loads the parameters, once max_batch and max_seq are known.
+// loaded_model_create loads the parameters, once max_batch and the longest sequence are known.
 typedef struct {
     const TostEngine* engine;
     char*          file;      // path of its model.safetensors
@@ -49,12 +50,13 @@ typedef struct {
     CheckpointInfo info;
     TostTensors    tensors;
     TostModel*     model;     // NULL before loaded_model_create
+    Pieces         pieces;    // of model
 } LoadedModel;
 
 // Finds the model of --model, by default that of the newest run in out/.
 bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err);
 // training: store the activations of every layer (TostEngineOptions.training).
-bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int max_seq, bool training, TostError* err);
+bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int seq, bool training, TostError* err);
 // Opens --tokenizer, or by default the checkpoint's tokenizer, whose CRC-32 must match. NULL on error.
 Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err);
 void loaded_model_free(LoadedModel* m);

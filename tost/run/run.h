@@ -7,15 +7,13 @@
 #include "run/checkpoint.h"
 #include "data/samples.h"
 #include "base/lock.h"
+#include "pieces.h"
 #include "run/loaded_model.h"
 #include "run/log.h"
 #include "run/progress.h"
 
-typedef struct { double sum; int64_t count; } LossSum;   // of losses (nats), and how many
-
-// The pass of the engine that is under way, for run_chunk_done: micro-batch `done` of `all`; 0 of 0 is
-// neither shown nor abandoned.
-typedef struct { bool validation, abandoned; int64_t done, all; } RunPass;
+// The pass that is running, for run_piece_done: micro-batch `done` of `all`; 0 of 0 is neither shown nor abandoned.
+typedef struct { bool validation; int64_t done, all; } RunPass;
 
 typedef struct {
     const Options*    args;            // the command line
@@ -25,6 +23,7 @@ typedef struct {
     const TostEngine* engine;
     TostEngineOptions engine_options;
     TostModel*        model;
+    Pieces            pieces;          // of model
     TostTensors       tensors;
     CheckpointInfo    info;            // run state, saved in checkpoints
     CheckpointInfo    init;            // metadata of the --init weights
@@ -64,8 +63,8 @@ void run_free(Run* r);
 bool run_finish_replacement(Run* r, TostError* err);
 
 // ---- train.c ----
-// TostEngineOptions.chunk_done: shows the progress within a micro-batch. A signal abandons it.
-bool run_chunk_done(void* context, double part);
+// Pieces.done: shows the progress within a micro-batch. A signal abandons it.
+bool run_piece_done(void* context, double part);
 
 // ---- run_ranks.c: what the ranks of a run decide together; collective, except for run_signal ----
 // The number of the signal that stops the run, or 0. All ranks learn of a signal in run_agree.

@@ -256,6 +256,8 @@ static bool load_average(Run* r, TostError* err) {
 
 static bool create_model(Run* r, TostError* err) {
     r->model = r->engine->create(&r->o.config, &r->engine_options, err);
+    r->pieces = (Pieces){.engine = r->engine, .model = r->model, .max_piece = r->engine_options.max_piece,
+                         .done = run_piece_done, .context = r};
     if (!r->model) return false;
     if (!r->weights) {
         init_params(r->engine, r->model, &r->tensors, r->o.config.n_layer, (uint64_t)r->o.seed);
@@ -368,14 +370,11 @@ bool run_set_up(Run* r, TostError* err) {
     }
     r->info.options = options_echo(o, &r->info.n_options);
     r->tensors = tost_tensors(&o->config);
-    // Sampling beyond the block size processes half a block again, which may be longer than --seq.
-    const bool long_sample = r->tokenizer && o->sample_every > 0 && o->sample_tokens >= o->config.block_size;
+    const int max_piece = o->chunk && o->chunk < o->seq ? o->chunk : o->seq;
     r->engine_options = (TostEngineOptions){
-        .max_batch = o->batch, .max_seq = long_sample ? o->config.block_size : o->seq, .training = true,
-        .chunk = o->chunk, .chunk_done = run_chunk_done, .context = r,
-        .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads,
+        .max_batch = o->batch, .max_piece = max_piece, .states = pieces_states(o->seq, max_piece, true),
+        .training = true, .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads,
         .comm = r->comm, .parts = run_own_parts(r), .fast_reduce = o->reduce == 1};
-    comm_broadcast(r->comm, &r->engine_options.max_seq, sizeof r->engine_options.max_seq, 0);
     char device[256];
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;
     report_settings(r, device);

@@ -115,17 +115,16 @@ static bool data_failed(Run* r, TostError* err) {
     return tost_error(err, "%s; stopped after step %lld; %s", err->text, (long long)r->info.step, resume_hint(r).text);
 }
 
-// TostEngineOptions.chunk_done. With several ranks, a signal stops the run only between micro-batches: in the middle of
-// one, other ranks may already wait for this rank's gradients.
-bool run_chunk_done(void* context, double part) {
+// Pieces.done. With several ranks, a signal stops the run only between micro-batches: in the middle of one, other ranks
+// may already wait for this rank's gradients.
+bool run_piece_done(void* context, double part) {
     Run* r = context;
     const double done = (double)r->pass.done + part;
     if (r->pass.all == 0) return false;
     if (r->pass.validation)
         progress_show(&r->progress, done / (double)r->pass.all, "validation %.2f/%lld", done, (long long)r->pass.all);
     else progress_micro_batch(&r->progress, done * comm_size(r->comm));
-    r->pass.abandoned = comm_size(r->comm) == 1 && signals_received() && part < 1;
-    return r->pass.abandoned;
+    return comm_size(r->comm) == 1 && signals_received() && part < 1;
 }
 
 // Whether a signal or `failed` ends a pass between micro-batches; with MPI, on all ranks at the same one. Messages of
@@ -149,23 +148,22 @@ static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
     const uint64_t first = r->info.data_sample + (uint64_t)(comm_rank(r->comm) * n * o->batch);
     r->engine->zero_grad(r->model);
     int64_t done = 0;
-    bool ok = true;
+    bool ok = true, abandoned = false;
     for (; done < n && (done == 0 || !interrupted(r, !ok)); done++) {
         const TostEnd end = after_micro_batch(r, done, each);
         progress_micro_batch(&r->progress, (double)(done * comm_size(r->comm)));
         r->pass = (RunPass){.done = done, .all = n};
         ok = ok && data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * o->batch), o->batch, err);
-        if (ok)
-            r->engine->forward_train(r->model, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch);
         if (end == TOST_STEP_ENDS && comm_any(r->comm, !ok)) break;
-        if (ok) r->engine->backward(r->model, end);
-        if (r->pass.abandoned) break;
+        if (ok) abandoned = !pieces_train(&r->pieces, r->inputs, r->targets, o->batch, o->seq,
+                                          1.0f / (float)o->total_batch, end);
+        if (abandoned) break;
         if (end == TOST_PART_ENDS) r->part_loss[done / each] = run_read_loss(r);
     }
     if ((*completed = done == n)) return true;
     run_read_loss(r);   // resets the sum
     if (!run_agree(r, ok, err)) return data_failed(r, err);
-    if (done > 0 || r->pass.abandoned)
+    if (done > 0 || abandoned)
         progress_text(&r->progress, "step %lld is incomplete (micro-batch %lld of %lld): it is dropped",
                       (long long)r->info.step + 1, (long long)done * comm_size(r->comm), (long long)micro_batches(o));
     return true;
@@ -187,7 +185,7 @@ static double optimizer_step(Run* r, double norm) {
     return adamw.lr;
 }
 
-static bool all_finite(const Run* r, TostState state, const TostTensor* t) {
+static bool all_finite(const Run* r, TostArray state, const TostTensor* t) {
     float* values = xcalloc(t->size, sizeof *values);
     r->engine->get(values, r->model, state, t);
     size_t k = 0;
@@ -200,7 +198,7 @@ static bool all_finite(const Run* r, TostState state, const TostTensor* t) {
 
 // Names the first parameter or, if there is none, the first gradient with a non-finite value.
 static void find_not_finite(char* text, size_t cap, const Run* r) {
-    static const struct { TostState state; const char* name; } states[] = {
+    static const struct { TostArray state; const char* name; } states[] = {
         {TOST_PARAM, "the parameter"}, {TOST_GRAD, "the gradient of"}};
     for (size_t s = 0; s < countof(states); s++) {
         for (int i = 0; i < r->tensors.count; i++) {
@@ -328,8 +326,7 @@ static bool validation_losses(bool* completed, Run* r, uint64_t sequences, TostE
                           (long long)(done * n / all), (long long)n);
             ok = data_batch(r->val, r->inputs, r->targets, first, rows, err);
             r->pass = (RunPass){.validation = true, .done = done, .all = all};
-            if (ok) r->engine->forward_loss(r->model, r->inputs, r->targets, rows, r->o.seq);
-            if (ok && !r->pass.abandoned) done++;
+            if (ok && pieces_loss(&r->pieces, r->inputs, r->targets, rows, r->o.seq)) done++;
         }
         r->part_loss[p] = run_read_loss(r);
     }
@@ -380,7 +377,7 @@ static bool write_sample(Run* r, TostError* err) {
     char* text = NULL;
     size_t n = 0;
     SampleText sample = {r, open_memstream(&text, &n), 0, false};
-    const Generator generator = {.engine = r->engine, .model = r->model, .config = &o->config,
+    const Generator generator = {.pieces = &r->pieces, .config = &o->config,
                                  .tokenizer = r->tokenizer, .options = {o->temperature, o->top_k, o->top_p},
                                  .piece = append_piece, .context = &sample};
     progress_start(&r->progress);

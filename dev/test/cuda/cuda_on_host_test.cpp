@@ -67,19 +67,19 @@ void test_scores(Checks* c, TostDtype dtype) {
     engines_agree_on_all_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, chunk_of_source());
 }
 
-void test_chunks(Checks* c, TostDtype dtype, const Schedule& schedule) {
+void test_pieces(Checks* c, TostDtype dtype, const Schedule& schedule) {
     set_schedule(schedule);
-    engines_agree_on_all_chunks(c, &tost_cuda_engine, &tost_cpu_engine, dtype, chunk_of_source());
+    engines_agree_on_all_pieces(c, &tost_cuda_engine, &tost_cpu_engine, dtype, chunk_of_source());
 }
 
-// One of these tests, with a shorter last chunk
-void test_few_chunks(Checks* c, TostDtype dtype) {
+// One of these tests, with a shorter last piece
+void test_few_pieces(Checks* c, TostDtype dtype) {
     const int T = 2 * chunk_of_source() + 9;
-    const ChunkTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, RANDOM}, T / 3 - 3, 5, false},
+    const PiecesTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, RANDOM}, T / 3 - 3, 5, false},
                     without = {test.shape, 0, 5, false};
     set_schedule(REVERSE_LATE);
-    Record whole = chunks_record(&tost_cuda_engine, &without, dtype, EXACT);
-    engines_agree_on_chunks(c, &tost_cuda_engine, &tost_cpu_engine, dtype, &test, &whole);
+    Record whole = pieces_record(&tost_cuda_engine, &without, dtype, EXACT);
+    engines_agree_on_pieces(c, &tost_cuda_engine, &tost_cpu_engine, dtype, &test, &whole);
     record_free(&whole);
 }
 
@@ -177,25 +177,26 @@ void test_suggestions(Checks* c) {
 void test_chunk_suggestion(Checks* c) {
     const TostConfig config = {2, 3, 60, 3000, 257, 1, TOST_LEARNED};
     TostEngineOptions o = options_of(2, 3000, true, TOST_FP32), fits = options_of(1, 3000, true, TOST_FP32, true);
-    fits.chunk = 256;
+    fits.max_piece = 256;
+    fits.states = pieces_states(3000, 256, true);
     const size_t need = test_memory(c, config, fits, 1.1);
     test_refusal(c, machine_with(need + RESERVE), config, o, "; --recompute --batch 1 --chunk 256 fits");
     test_refusal(c, machine_with(need + RESERVE - 1), config, o, "; --recompute --batch 1 --chunk 128 fits");
-    o.chunk = 128;   // the suggestion must be below it
-    fits.chunk = 64;
+    o.max_piece = 128;   // the suggestion must be below it
+    o.states = pieces_states(3000, 128, true);
+    fits.max_piece = 64;
+    fits.states = pieces_states(24 * 128, 64, true);   // the engine knows the length in pieces
     test_refusal(c, machine_with(tost_cuda_engine.memory(&config, &fits) + RESERVE), config, o, "--chunk 64 fits");
 }
 
-// With chunks, only the memory of the states before each chunk depends on the length of the sequences.
-void test_chunk_memory(Checks* c, TostDtype dtype) {
+// With pieces, only the memory of the states before each of them depends on the length of the sequences.
+void test_pieces_memory(Checks* c, TostDtype dtype) {
     const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED};
     TostEngineOptions o = options_of(2, 4096, true, dtype);
     const size_t one = tost_cuda_engine.memory(&config, &o), state = 2 * 2 * (2 * 60 + 3) * sizeof(double);
-    o.chunk = 4096;
-    check(c, tost_cuda_engine.memory(&config, &o) == one, "a chunk of the whole sequence changes memory");
-    o.max_seq = 1 << 20;
+    o.states = pieces_states(1 << 20, 4096, true);
     const size_t many = tost_cuda_engine.memory(&config, &o);
-    check(c, many > one && many < one + 256 * state + 8 * (state + 4096), "256 chunks: %zu bytes, one: %zu", many, one);
+    check(c, many > one && many < one + 256 * state + 4096, "256 pieces: %zu bytes, one: %zu", many, one);
 }
 
 void test_refusals(Checks* c) {
@@ -290,7 +291,7 @@ void test_quick(Checks* c) {
     test_shape(c, edges, TOST_FP32, {SHUFFLE_LATE});
     test_shape(c, faint, TOST_BF16, {REVERSE_LATE});
     test_shape(c, uniform, TOST_FP32, {SHUFFLE});
-    test_few_chunks(c, TOST_FP32);
+    test_few_pieces(c, TOST_FP32);
     test_stale_gradients(c);
     test_peak(c);
     test_missing(c);
@@ -301,7 +302,7 @@ void test_quick(Checks* c) {
 void test_mutants(Checks* c) {
     test_kernels(c, 12);
     test_stale_gradients(c);
-    test_few_chunks(c, TOST_FP32);
+    test_few_pieces(c, TOST_FP32);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
@@ -316,13 +317,13 @@ void test_first_half(Checks* c) {
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     test_shapes(c, TOST_FP32, {FORWARD, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
-    test_chunks(c, TOST_FP32, RESIDENT);
+    test_pieces(c, TOST_FP32, RESIDENT);
     test_peak(c);
     test_missing(c);
     test_refusals(c);
     test_suggestions(c);
     test_chunk_suggestion(c);
-    test_chunk_memory(c, TOST_BF16);
+    test_pieces_memory(c, TOST_BF16);
     test_nccl_emulation(c);
     test_exchange(c, EXCHANGE_ALL);
 }
@@ -330,7 +331,7 @@ void test_first_half(Checks* c) {
 void test_second_half(Checks* c) {
     set_schedule(SHUFFLE);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
-    test_chunks(c, TOST_BF16, SHUFFLE_LATE);
+    test_pieces(c, TOST_BF16, SHUFFLE_LATE);
     test_shapes(c, TOST_BF16, {REVERSE, SHUFFLE_LATE});
     test_shape(c, {1, 3, 60, 40, 257, 1, TOST_LEARNED, 2, 37, 2, 2, 0}, TOST_TF32, {FORWARD});
     for (const int values : {FRESH, RANDOM}) test_wide(c, TOST_BF16, values);

@@ -31,7 +31,7 @@ struct Setup {
     TostDtype dtype;
     int parts, micros;   // of a step; of a part
     bool fast, own_link, recompute;
-    int chunk = 0;       // TostEngineOptions.chunk
+    int piece = 0;       // tokens of a piece; 0: whole sequences
 };
 
 // Doubles of all results of one rank, in shared memory.
@@ -41,7 +41,7 @@ struct Results {
     void add(double x) { values[count++] = x; }
 };
 
-void add_state(Results* out, Subject* s, TostState state, bool wanted) {
+void add_state(Results* out, Subject* s, TostArray state, bool wanted) {
     for (int i = 0; i < s->tensors.count; i++) {
         const TostTensor* t = &s->tensors.tensor[i];
         float* x = subject_get(s, state, t);
@@ -67,8 +67,7 @@ void train(Results* out, Subject* s, const Setup& u, int rank, int ranks) {
             const TostEnd end = i + 1 == mine * u.micros ? TOST_STEP_ENDS
                                 : (i + 1) % u.micros     ? TOST_MORE
                                                          : TOST_PART_ENDS;
-            s->engine->forward_train(s->model, ids, ids + rows, k.B, k.T, scale);
-            s->engine->backward(s->model, end);
+            subject_train(s, ids, ids + rows, k.B, k.T, scale, end);
             free(ids);
         }
         if (step + 1 == STEPS) add_state(out, s, TOST_GRAD, rank == 0);
@@ -77,19 +76,19 @@ void train(Results* out, Subject* s, const Setup& u, int rank, int ranks) {
         s->engine->read_loss(&loss, &count, s->model);
     }
     add_state(out, s, TOST_PARAM, true);
-    for (const TostState state : {TOST_M, TOST_V, TOST_EMA}) add_state(out, s, state, rank == 0);
+    for (const TostArray state : {TOST_M, TOST_V, TOST_EMA}) add_state(out, s, state, rank == 0);
 }
 
 TostEngineOptions options_of(const Setup& u, TostComm* comm, int ranks) {
     TostEngineOptions o = {};
     o.max_batch = u.shape.B;
-    o.max_seq = u.shape.T;
+    o.max_piece = u.piece ? u.piece : u.shape.T;
+    o.states = pieces_states(u.shape.T, o.max_piece, true);
     o.training = true;
     o.recompute = u.recompute;
     o.dtype = u.dtype;
     o.comm = comm;
     o.parts = u.parts / ranks;
-    o.chunk = u.chunk;
     o.fast_reduce = u.fast;
     o.ema = true;
     return o;

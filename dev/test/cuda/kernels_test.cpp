@@ -203,10 +203,10 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
     std::vector<TssaPass<S>*> passes;
     if (cut > 0) passes.push_back(new TssaPass<S>(in, 0, cut));
     passes.push_back(new TssaPass<S>(in, cut, T - cut));
-    if (cut > 0) passes[0]->forward({NULL, middle.p, 1});
-    passes.back()->forward(cut > 0 ? TssaStates{middle.p, end.p, 1} : NO_STATES);
-    passes.back()->backward(dtemp, dbias, cut > 0 ? TssaStates{NULL, right.p, 1} : NO_STATES);
-    if (cut > 0) passes[0]->backward(dtemp, dbias, {right.p, left.p, 1});
+    if (cut > 0) passes[0]->forward({NULL, middle.p});
+    passes.back()->forward(cut > 0 ? TssaStates{middle.p, end.p} : NO_STATES);
+    passes.back()->backward(dtemp, dbias, cut > 0 ? TssaStates{NULL, right.p} : NO_STATES);
+    if (cut > 0) passes[0]->backward(dtemp, dbias, {right.p, left.p});
     for (TssaPass<S>* p : passes) {
         put_steps(&y, p->y.get(), T, C, p->t0, p->n);
         put_steps(&dw, p->dw.get(), T, C, p->t0, p->n);

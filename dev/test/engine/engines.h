@@ -15,6 +15,7 @@ extern "C" {
 #include "tost/base/rng.h"
 #include "tost/engine.h"
 #include "tost/init.h"
+#include "tost/pieces.h"
 #ifdef __cplusplus
 }
 #endif
@@ -27,6 +28,7 @@ typedef struct {
     TostConfig        config;
     TostTensors       tensors;
     TostModel*        model;
+    Pieces            pieces;   // of model
 } Subject;
 
 // Exits if ok is false: a file or memory is missing. Without its closing line the test counts as failed.
@@ -38,10 +40,13 @@ static inline void require(bool ok, const TostError* err) {
 
 static inline Subject subject_open(const TostEngine* engine, TostConfig config, TostEngineOptions o) {
     TostError err;
-    Subject s = {engine, config, tost_tensors(&config), NULL};
+    Subject s = {engine, config, tost_tensors(&config), NULL, {}};
     require(tost_config_check(&config, &err), &err);
     s.model = engine->create(&config, &o, &err);
     require(s.model != NULL, &err);
+    s.pieces.engine = engine;
+    s.pieces.model = s.model;
+    s.pieces.max_piece = o.max_piece;
     return s;
 }
 
@@ -49,7 +54,8 @@ static inline TostEngineOptions engine_options(int B, int T, bool training, Tost
     TostEngineOptions o;
     memset(&o, 0, sizeof o);
     o.max_batch = B;
-    o.max_seq = T;
+    o.max_piece = T;
+    o.states = pieces_states(T, T, training);
     o.training = training;
     o.dtype = dtype;
     return o;
@@ -80,7 +86,7 @@ static inline void subject_randomize(Subject* s, uint64_t seed) {
     }
 }
 
-static inline float* subject_get(const Subject* s, TostState state, const TostTensor* t) {
+static inline float* subject_get(const Subject* s, TostArray state, const TostTensor* t) {
     float* x = (float*)xmalloc(t->size * sizeof *x);
     s->engine->get(x, s->model, state, t);
     return x;
@@ -132,9 +138,29 @@ static inline void subject_round(Subject* s, Rounding r) {
     }
 }
 
+static inline void subject_forward(Subject* s, const int32_t* inputs, int B, int T) {
+    const TostPiece piece = {inputs, NULL, B, T, 0};
+    s->engine->forward(s->model, &piece, TOST_NO_STATE, TOST_NO_STATE);
+}
+
+static inline void subject_loss(Subject* s, const int32_t* inputs, const int32_t* targets, int B, int T) {
+    pieces_loss(&s->pieces, inputs, targets, B, T);
+}
+
+static inline void subject_train(Subject* s, const int32_t* inputs, const int32_t* targets, int B, int T,
+                                 float grad_scale, TostEnd end) {
+    pieces_train(&s->pieces, inputs, targets, B, T, grad_scale, end);
+}
+
+// Starts n sequences with T tokens each. logits (n,V) or NULL
+static inline void subject_begin(float* logits, Subject* s, const int32_t* prompts, int n, int T) {
+    pieces_begin(&s->pieces, n);
+    if (T > 0) pieces_read(logits, &s->pieces, prompts, T);
+}
+
 static inline float* logits_of(Subject* s, const int32_t* inputs, int B, int T) {   // (B,T,V)
     float* x = (float*)xmalloc((size_t)B * T * s->config.vocab_size * sizeof *x);
-    s->engine->forward(s->model, inputs, B, T);
+    subject_forward(s, inputs, B, T);
     s->engine->logits(x, s->model);
     return x;
 }
@@ -199,7 +225,7 @@ static inline void record_logits(Record* r, const char* name, Subject* s, const 
     free(x);
 }
 
-static inline void record_state(Record* r, const Subject* s, TostState state, ResultKind kind, const char* prefix) {
+static inline void record_state(Record* r, const Subject* s, TostArray state, ResultKind kind, const char* prefix) {
     for (int i = 0; i < s->tensors.count; i++) {
         float* x = subject_get(s, state, &s->tensors.tensor[i]);
         record_floats(r, kind, prefix, s->tensors.tensor[i].name, x, s->tensors.tensor[i].size);
@@ -379,11 +405,10 @@ static inline void record_steps(Record* r, Subject* s, const Shape* k, const int
         s->engine->zero_grad(s->model);
         for (int micro = 0; micro < k->micros; micro++) {
             int32_t* batch = shape_ids(k, (uint64_t)(100 + k->micros * i + micro));
-            s->engine->forward_train(s->model, batch, batch + rows, k->B, k->T,
-                                     1.0f / (float)(k->micros * k->B * k->T));
-            memset(batch, 0, 2 * rows * sizeof *batch);   // the engine must have copied it
+            const TostPiece piece = {batch, batch + rows, k->B, k->T, 0};
+            s->engine->train(s->model, &piece, TOST_NO_STATE, 1.0f / (float)(k->micros * k->B * k->T));
             if (i > 0) record_activations(r, s, k);       // must not change backward
-            s->engine->backward(s->model, TOST_STEP_ENDS);
+            s->engine->backward(s->model, TOST_NO_STATE, TOST_NO_STATE, TOST_STEP_ENDS);
             free(batch);
         }
         if (i == 0) {
@@ -405,11 +430,11 @@ static inline void record_decode(Record* r, Subject* s, const Shape* k, const in
     const size_t n = (size_t)k->B * k->vocab, rows = (size_t)k->B * k->T;
     float* logits = (float*)xmalloc(n * sizeof *logits);
     int32_t* tokens = (int32_t*)xmalloc((size_t)k->B * sizeof *tokens);
-    s->engine->decode_begin(logits, s->model, ids, k->B, k->T);
+    subject_begin(logits, s, ids, k->B, k->T);
     record_floats(r, RESULT_LOGITS, "decode.", "prompt", logits, n);
     for (int i = 0; i < 3 && k->T + i < k->block; i++) {
         for (int b = 0; b < k->B; b++) tokens[b] = ids[(size_t)(b + i) % rows];
-        s->engine->decode_step(logits, s->model, tokens);
+        pieces_read(logits, &s->pieces, tokens, 1);
         record_floats(r, RESULT_LOGITS, "decode.", "step", logits, n);
         if (i > 0 || k->steps == 0) continue;   // a forward must not change the decode state
         record_logits(r, "logits_between_two_tokens", s, ids, 1, T);
@@ -427,10 +452,10 @@ static inline void record_scores(Record* r, Subject* s, const Shape* k, const in
         tokens[i] = ids[i * 7 % n];
         tokens[rows + i] = ids[n + i * 5 % n];
     }
-    s->engine->decode_begin(NULL, s->model, ids, k->B, prompt);
+    subject_begin(NULL, s, ids, k->B, prompt);
     for (int again = 0; again < 2; again++) {
         double* losses = record_add(r, RESULT_LOSS, rows, "scores", again ? "_again" : "");
-        s->engine->decode_score(losses, s->model, tokens, tokens + rows, copies, T);
+        pieces_score(losses, &s->pieces, tokens, tokens + rows, copies, T);
     }
     free(tokens);
 }
@@ -526,7 +551,7 @@ static inline void engines_agree(Checks* c, const TostEngine* engine, const Tost
     record_free(&first);
 }
 
-// decode_score of several continuations of two prompts, decode_advance of the first two (decode_score must not have
+// pieces_score of several continuations of two prompts, pieces_read_losses of the first two (pieces_score must not have
 // changed the decode state), one decode step and read_loss.
 typedef struct { int prompt, copies, T; } ScoreTest;
 
@@ -543,12 +568,12 @@ static inline Record scores_record(const TostEngine* engine, const void* test, T
     subject_round(&s, weights);
     int32_t* ids = shape_ids(&k, 98);
     float* logits = (float*)xmalloc((size_t)N * k.vocab * sizeof *logits);
-    engine->decode_begin(NULL, s.model, t->prompt ? ids : NULL, N, t->prompt);
+    subject_begin(NULL, &s, t->prompt ? ids : NULL, N, t->prompt);
     double* losses = record_add(&r, RESULT_LOSS, (size_t)k.B * t->T, "", "scores");
-    engine->decode_score(losses, s.model, ids + N * t->prompt, ids + rows + N * t->prompt, t->copies, t->T);
-    losses = record_add(&r, RESULT_LOSS, (size_t)N * t->T, "", "scores_of_advance");
-    engine->decode_advance(losses, s.model, ids + N * t->prompt, ids + rows + N * t->prompt, t->T);
-    engine->decode_step(logits, s.model, tokens);
+    pieces_score(losses, &s.pieces, ids + N * t->prompt, ids + rows + N * t->prompt, t->copies, t->T);
+    losses = record_add(&r, RESULT_LOSS, (size_t)N * t->T, "", "scores_of_reading");
+    pieces_read_losses(losses, &s.pieces, ids + N * t->prompt, ids + rows + N * t->prompt, t->T);
+    pieces_read(logits, &s.pieces, tokens, 1);
     record_floats(&r, RESULT_LOGITS, "", "next_token", logits, (size_t)N * k.vocab);
     double sum;
     int64_t count;
@@ -564,11 +589,11 @@ static inline Record scores_record(const TostEngine* engine, const void* test, T
 static inline void engines_agree_on_scores(Checks* c, const TostEngine* engine, const TostEngine* reference,
                                            TostDtype dtype, ScoreTest t) {
     char what[96];
-    snprintf(what, sizeof what, "%s,decode_score,prompt=%d,copies=%d,T=%d", dtype_name(dtype), t.prompt, t.copies, t.T);
+    snprintf(what, sizeof what, "%s,scores,prompt=%d,copies=%d,T=%d", dtype_name(dtype), t.prompt, t.copies, t.T);
     records_agree(c, what, scores_record, engine, reference, &t, dtype);
 }
 
-// Continuations shorter and longer than a chunk, with and without a prompt.
+// Continuations shorter and longer than a chunk of TSSA, with and without a prompt.
 static inline void engines_agree_on_all_scores(Checks* c, const TostEngine* engine, const TostEngine* reference,
                                                TostDtype dtype, int chunk) {
     const int lengths[] = {1, 5, chunk + 5};
@@ -580,24 +605,25 @@ static inline void engines_agree_on_all_scores(Checks* c, const TostEngine* engi
             }
 }
 
-// chunk: tokens per chunk; 0: whole sequences. Records evaluation, decode, scores and gradients and, in between, a
-// sequence of `fits` tokens, which fits in one chunk.
-typedef struct { Shape shape; int chunk, fits; bool recompute; } ChunkTest;
+// piece: tokens per piece; 0: whole sequences. Records evaluation, decode, scores and gradients and, in between, a
+// sequence of `fits` tokens, which fits in one piece.
+typedef struct { Shape shape; int piece, fits; bool recompute; } PiecesTest;
 
-static inline Record chunks_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
-    const ChunkTest* t = (const ChunkTest*)test;
+static inline Record pieces_record(const TostEngine* engine, const void* test, TostDtype dtype, Rounding weights) {
+    const PiecesTest* t = (const PiecesTest*)test;
     const Shape* k = &t->shape;
     const TostConfig config = shape_config(k);
     const size_t rows = (size_t)k->B * k->T;
     TostEngineOptions o = engine_options(k->B > 1 ? 2 * k->B : 1, k->T, true, dtype);   // record_scores has 2 copies
     o.recompute = t->recompute;
-    o.chunk = t->chunk;
+    if (t->piece > 0 && t->piece < k->T) o.max_piece = t->piece;
+    o.states = pieces_states(k->T, o.max_piece, true);
     Record r = {NULL, 0};
     Subject s = subject_open(engine, config, o);
     subject_randomize(&s, 7);
     subject_round(&s, weights);
     int32_t* ids = shape_ids(k, 99);
-    engine->forward_loss(s.model, ids, ids + rows, k->B, k->T);
+    subject_loss(&s, ids, ids + rows, k->B, k->T);
     record_number(&r, RESULT_LOSS, "loss_of_evaluation", mean_loss(&s));
     record_logits(&r, "logits_of_a_short_sequence", &s, ids, 1, t->fits);
     record_decode(&r, &s, k, ids, t->fits);
@@ -605,8 +631,8 @@ static inline Record chunks_record(const TostEngine* engine, const void* test, T
     engine->zero_grad(s.model);
     for (int micro = 0; micro < k->micros; micro++) {
         int32_t* batch = shape_ids(k, (uint64_t)(100 + micro));
-        engine->forward_train(s.model, batch, batch + rows, k->B, k->T, 1.0f / (float)(k->micros * k->B * k->T));
-        engine->backward(s.model, micro + 1 < k->micros ? TOST_MORE : TOST_STEP_ENDS);
+        subject_train(&s, batch, batch + rows, k->B, k->T, 1.0f / (float)(k->micros * k->B * k->T),
+                      micro + 1 < k->micros ? TOST_MORE : TOST_STEP_ENDS);
         free(batch);
     }
     record_number(&r, RESULT_LOSS, "loss_of_training", mean_loss(&s));
@@ -617,45 +643,45 @@ static inline Record chunks_record(const TostEngine* engine, const void* test, T
     return r;
 }
 
-// Compares the engine's results in chunks with the reference engine's in the same chunks, and with `whole`, the
-// engine's own without chunks. Recompute must give the same bits; so must `whole`, if one chunk holds the sequence.
-static inline void engines_agree_on_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference,
-                                           TostDtype dtype, const ChunkTest* test, const Record* whole) {
+// Compares the engine's results in pieces with the reference engine's in the same pieces, and with `whole`, the
+// engine's own in one. Recompute must give the same bits; so must `whole`, if one piece holds the sequence.
+static inline void engines_agree_on_pieces(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                           TostDtype dtype, const PiecesTest* test, const Record* whole) {
     char shape[160], what[192];
-    ChunkTest again = *test;
+    PiecesTest again = *test;
     again.recompute = true;
     shape_label(shape, sizeof shape, &test->shape, dtype);
-    snprintf(what, sizeof what, "%s,chunk=%d", shape, test->chunk);
-    Record got = chunks_record(engine, test, dtype, EXACT), recomputed = chunks_record(engine, &again, dtype, EXACT),
-           want = reference_record(chunks_record, reference, test, dtype);
+    snprintf(what, sizeof what, "%s,piece=%d", shape, test->piece);
+    Record got = pieces_record(engine, test, dtype, EXACT), recomputed = pieces_record(engine, &again, dtype, EXACT),
+           want = reference_record(pieces_record, reference, test, dtype);
     records_near(c, what, &got, &want, limits_of(dtype));
     records_same(c, what, &recomputed, &got, "with recompute");
-    if (test->chunk >= test->shape.T) records_same(c, what, &got, whole, "with a chunk of everything");
+    if (test->piece >= test->shape.T) records_same(c, what, &got, whole, "with one piece");
     else records_near(c, what, &got, whole, limits_of(dtype));
     record_free(&got);
     record_free(&recomputed);
     record_free(&want);
 }
 
-// Chunk lengths: divisors of T and others, one token, one and several of TSSA's chunks, the whole sequence.
-static inline void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference,
+// Lengths of pieces: divisors of T and others, one token, one and several of TSSA's chunks, the whole sequence.
+static inline void engines_agree_on_all_pieces(Checks* c, const TostEngine* engine, const TostEngine* reference,
                                                TostDtype dtype, int chunk) {
     const int T = 4 * chunk + 9;
     const Shape learned = {2, 3, 60, T + 4, 257, 1, TOST_LEARNED, 2, T, 1, 2, RANDOM},
                 uniform = {2, 3, 60, T + 4, 29, 0, TOST_UNIFORM, 1, T, 1, 1, RANDOM},
                 few = {2, 3, 60, 16, 29, 1, TOST_LEARNED, 3, 7, 1, 1, RANDOM};
-    const ChunkTest tests[] = {{learned, chunk, 5, false}, {learned, chunk + 3, 5, false}, {learned, T - 1, 5, false},
+    const PiecesTest tests[] = {{learned, chunk, 5, false}, {learned, chunk + 3, 5, false}, {learned, T - 1, 5, false},
                                {learned, 2 * chunk, 5, false}, {learned, T, 5, false}, {learned, T + 2, 5, false},
                                {uniform, chunk + 3, 5, false}, {few, 1, 1, false}, {few, 3, 1, false}};
     Record whole = {NULL, 0};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
-        ChunkTest without = tests[i];
-        without.chunk = 0;
+        PiecesTest without = tests[i];
+        without.piece = 0;
         if (i == 0 || memcmp(&tests[i].shape, &tests[i - 1].shape, sizeof(Shape)) != 0) {
             record_free(&whole);
-            whole = chunks_record(engine, &without, dtype, EXACT);
+            whole = pieces_record(engine, &without, dtype, EXACT);
         }
-        engines_agree_on_chunks(c, engine, reference, dtype, &tests[i], &whole);
+        engines_agree_on_pieces(c, engine, reference, dtype, &tests[i], &whole);
     }
     record_free(&whole);
 }
@@ -675,10 +701,9 @@ static inline void mixed_forwards(Record* r, Subject* s, const Shape* k, bool tr
         int32_t* ids = shape_ids(&of, (uint64_t)(50 + i));
         const size_t rows = (size_t)of.B * of.T;
         if (train) {
-            s->engine->forward_train(s->model, ids, ids + rows, of.B, of.T, 1.0f / (float)rows);
-            s->engine->backward(s->model, TOST_STEP_ENDS);
+            subject_train(s, ids, ids + rows, of.B, of.T, 1.0f / (float)rows, TOST_STEP_ENDS);
         } else {
-            s->engine->forward_loss(s->model, ids, ids + rows, of.B, of.T);
+            subject_loss(s, ids, ids + rows, of.B, of.T);
         }
         free(ids);
         record_number(r, RESULT_LOSS, name, mean_loss(s));
@@ -691,9 +716,9 @@ static inline void mixed_decode(Record* r, Subject* s, const Shape* k) {
     int32_t* ids = shape_ids(k, 60);
     for (int i = 0; i < 3; i++) {
         const int n = sequences[i];
-        s->engine->decode_begin(NULL, s->model, ids, n, 4 + i);
+        subject_begin(NULL, s, ids, n, 4 + i);
         for (int step = 0; step < 3; step++) {
-            s->engine->decode_step(logits, s->model, ids + 20 + step);
+            pieces_read(logits, &s->pieces, ids + 20 + step, 1);
             record_floats(r, RESULT_LOGITS, "", "decoded_token", logits, (size_t)n * k->vocab);
         }
     }
@@ -701,7 +726,7 @@ static inline void mixed_decode(Record* r, Subject* s, const Shape* k) {
     for (int i = 0; i < 2 * 5; i++) ignored[i] = -1;
     double* losses = record_add(r, RESULT_LOSS, 2 * 5, "", "scores_without_targets");
     for (int i = 0; i < 2 * 5; i++) losses[i] = 1;
-    s->engine->decode_score(losses, s->model, ids, ignored, 1, 5);
+    pieces_score(losses, &s->pieces, ids, ignored, 1, 5);
     free(ids);
     free(logits);
 }
@@ -724,7 +749,7 @@ static inline Record mixed_record(const TostEngine* engine, const void* test, To
     subject_step(&s, a, 1.0);
     mixed_decode(&r, &s, &k);
     Subject again = subject_open(engine, config, o);
-    const TostState states[] = {TOST_PARAM, TOST_M, TOST_V, TOST_EMA};
+    const TostArray states[] = {TOST_PARAM, TOST_M, TOST_V, TOST_EMA};
     for (int i = 0; i < again.tensors.count; i++)
         for (int j = 0; j < 4; j++) {
             float* x = subject_get(&s, states[j], &s.tensors.tensor[i]);
@@ -757,8 +782,7 @@ static inline float* gradients_of_two(Subject* s, const Shape* k, const TostEnd 
     for (int i = 0; i < 2; i++) {
         if (i == skip) continue;
         int32_t* ids = shape_ids(k, (uint64_t)(80 + i));
-        s->engine->forward_train(s->model, ids, ids + rows, k->B, k->T, 1.0f / (float)(2 * rows));
-        s->engine->backward(s->model, ends[i]);
+        subject_train(s, ids, ids + rows, k->B, k->T, 1.0f / (float)(2 * rows), ends[i]);
         free(ids);
     }
     for (int i = 0; i < s->tensors.count; i++)

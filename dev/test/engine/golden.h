@@ -106,7 +106,7 @@ static inline void check_tensor(Checks* c, const StFile* expect, const char* pre
     free(want);
 }
 
-static inline void check_state(Checks* c, Subject* s, TostState state, const StFile* expect, const char* prefix,
+static inline void check_state(Checks* c, Subject* s, TostArray state, const StFile* expect, const char* prefix,
                                double limit) {
     for (int i = 0; i < s->tensors.count; i++) {
         const TostTensor* t = &s->tensors.tensor[i];
@@ -122,8 +122,7 @@ static inline double train_step(double* norm, Subject* s, const int32_t* inputs,
     int64_t count = 0;
     for (int i = 0; i < B * T; i++) count += targets[i] >= 0;
     s->engine->zero_grad(s->model);
-    s->engine->forward_train(s->model, inputs, targets, B, T, 1.0f / (float)count);
-    s->engine->backward(s->model, TOST_STEP_ENDS);
+    subject_train(s, inputs, targets, B, T, 1.0f / (float)count, TOST_STEP_ENDS);
     *norm = subject_step(s, a, clip);
     return mean_loss(s);
 }

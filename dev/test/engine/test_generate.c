@@ -37,30 +37,26 @@ enum { BYTES = 257, LONGEST = 90, MAX_TOKENS = 120 };
 // The CPU engine, but the logits of each sequence are replaced by those that choose one token, a hash of their bits: a
 // text then depends on every bit of all logits before it.
 static void choose_by_bits(float* logits, int n, int V) {
-    for (int i = 0; logits && i < n; i++) {
+    for (int i = 0; i < n; i++) {
         float* row = logits + (size_t)i * V;
         const uint32_t choice = crc32_update(0, row, (size_t)V * sizeof *row) % BYTES;
         for (int v = 0; v < V; v++) row[v] = v == (int)choice;
     }
 }
 
-static void bits_begin(float* logits, TostModel* m, const int32_t* prompts, int n, int T) {
-    tost_cpu_engine.decode_begin(logits, m, prompts, n, T);
-    choose_by_bits(logits, T > 0 ? n : 0, m->config.vocab_size);
-}
-
-static void bits_step(float* logits, TostModel* m, const int32_t* tokens) {
-    tost_cpu_engine.decode_step(logits, m, tokens);
-    choose_by_bits(logits, m->n_decode, m->config.vocab_size);
+static void bits_logits(float* logits, TostModel* m) {
+    tost_cpu_engine.last_logits(logits, m);
+    choose_by_bits(logits, m->piece.B, m->config.vocab_size);
 }
 
 static TostModel* new_model(const TostConfig* config, int threads) {
-    const TostEngineOptions o = {.max_batch = MAX_TEXTS_TOGETHER, .max_seq = config->block_size, .threads = threads};
+    const TostEngineOptions o = {.max_batch = MAX_TEXTS_TOGETHER, .max_piece = config->block_size, .states = 1,
+                                 .threads = threads};
     TostError err;
     TostModel* m = tost_cpu_engine.create(config, &o, &err);
     must(m != NULL, "create", &err);
     Rng rng = rng_seeded(3, 0);
-    for (size_t i = 0; i < m->tensors.flat_size; i++) m->state[TOST_PARAM][i] = (float)(0.3 * rng_normal(&rng));
+    for (size_t i = 0; i < m->tensors.flat_size; i++) m->array[TOST_PARAM][i] = (float)(0.3 * rng_normal(&rng));
     return m;
 }
 
@@ -106,10 +102,10 @@ static void test_together(Checks* c, const Tokenizer* tokenizer, int threads) {
     };
     static const int counts[] = {2, 6, 17, MAX_TEXTS_TOGETHER};
     TostEngine engine = tost_cpu_engine;
-    engine.decode_begin = bits_begin;
-    engine.decode_step = bits_step;
+    engine.last_logits = bits_logits;
     TostModel* m = new_model(&config, threads);
-    const Generator g = {.engine = &engine, .model = m, .config = &config, .tokenizer = tokenizer,
+    Pieces pieces = {.engine = &engine, .model = m, .max_piece = config.block_size};
+    const Generator g = {.pieces = &pieces, .config = &config, .tokenizer = tokenizer,
                          .options = {.temperature = 0}, .piece = take_piece};
     Case* cases = xmalloc(MAX_TEXTS_TOGETHER * sizeof *cases);
     Rng rng = rng_seeded(5, (uint64_t)threads);
@@ -139,14 +135,8 @@ static void script_logits(float* logits, TostModel* m) {
     logits[next == '.' ? BYTES - 1 : next - '!'] = 1;   // GPT-2's order of bytes begins with '!'; '.': end of text
 }
 
-static void script_begin(float* logits, TostModel* m, const int32_t* prompts, int n, int T) {
-    (void)prompts; (void)n; (void)T;
-    script_logits(logits, m);
-}
-
-static void script_step(float* logits, TostModel* m, const int32_t* tokens) {
-    (void)tokens;
-    script_logits(logits, m);
+static void script_forward(TostModel* m, const TostPiece* piece, int from, int to) {
+    (void)m; (void)piece; (void)from; (void)to;
 }
 
 // Collects the text, with a '|' after each call.
@@ -170,12 +160,13 @@ static void test_stop(Checks* c, const Tokenizer* tokenizer) {
         {"c", "abc", 3, "a|b||", 3, FINISH_STOP},                  // in the last token that is allowed
     };
     const TostConfig config = {1, 1, 1, 64, BYTES, 0, TOST_LEARNED};
-    const TostEngine engine = {.decode_begin = script_begin, .decode_step = script_step};
+    const TostEngine engine = {.forward = script_forward, .last_logits = script_logits};
     for (size_t i = 0; i < countof(cases); i++) {
         Script script = {.script = cases[i].script};
         Output out = {.n = 0};
-        const Generator g = {.engine = &engine, .model = (TostModel*)&script, .config = &config, .tokenizer = tokenizer,
-                             .piece = take_marked, .stop = cases[i].stop};
+        Pieces pieces = {.engine = &engine, .model = (TostModel*)&script, .max_piece = 64};
+        const Generator g = {.pieces = &pieces, .config = &config, .tokenizer = tokenizer, .piece = take_marked,
+                             .stop = cases[i].stop};
         Text text = {.context = &out};
         double seconds = 0;
         TostError err;

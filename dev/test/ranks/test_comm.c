@@ -306,7 +306,7 @@ static void test_out_of_memory(Checks* c) {
 enum { PARTS = 4, PER_PART = 2, STEPS = 10, B = 2 };
 
 // state: of the first rank; params: of each rank, which must be equal
-typedef struct { double norm[STEPS], loss[STEPS]; float* state[TOST_STATES]; float* params[PARTS]; } Outcome;
+typedef struct { double norm[STEPS], loss[STEPS]; float* state[TOST_ARRAYS]; float* params[PARTS]; } Outcome;
 
 typedef struct {
     TostConfig  config;
@@ -335,8 +335,10 @@ static double train_step_on(TostModel* m, const Training* t, TostComm* comm, int
     for (int i = 0; i < own * PER_PART; i++) {
         const bool part_ends = i % PER_PART == PER_PART - 1;
         random_batch(inputs, targets, t, step, first + i);
-        tost_cpu_engine.forward_train(m, inputs, targets, B, T, 1.0f / (float)(PARTS * PER_PART * B * T));
-        tost_cpu_engine.backward(m, !part_ends ? TOST_MORE : i + 1 < own * PER_PART ? TOST_PART_ENDS : TOST_STEP_ENDS);
+        const TostPiece piece = {inputs, targets, B, T, 0};
+        tost_cpu_engine.train(m, &piece, TOST_NO_STATE, 1.0f / (float)(PARTS * PER_PART * B * T));
+        tost_cpu_engine.backward(m, TOST_NO_STATE, TOST_NO_STATE,
+                                 !part_ends ? TOST_MORE : i + 1 < own * PER_PART ? TOST_PART_ENDS : TOST_STEP_ENDS);
         if (part_ends) tost_cpu_engine.read_loss(&sums[i / PER_PART], &count, m);
     }
     comm_allgather(comm, all, sums, (size_t)own * sizeof *sums);
@@ -346,14 +348,14 @@ static double train_step_on(TostModel* m, const Training* t, TostComm* comm, int
     return loss;
 }
 
-static void copy_state(float* dst, const TostModel* m, TostState s, const TostTensors* tensors) {
+static void copy_state(float* dst, const TostModel* m, TostArray s, const TostTensors* tensors) {
     for (int i = 0; i < tensors->count; i++)
         tost_cpu_engine.get(dst ? dst + tensors->tensor[i].offset : NULL, m, s, &tensors->tensor[i]);
 }
 
 static void train_rank(TostComm* comm, void* context) {
     Training* t = context;
-    const TostEngineOptions o = {.max_batch = B, .max_seq = t->config.block_size, .training = true, .dtype = t->dtype,
+    const TostEngineOptions o = {.max_batch = B, .max_piece = t->config.block_size, .training = true, .dtype = t->dtype,
                                  .recompute = t->recompute, .threads = 1, .comm = comm, .ema = true,
                                  .parts = PARTS / comm_size(comm)};
     const int rank = comm_rank(comm);
@@ -361,9 +363,9 @@ static void train_rank(TostComm* comm, void* context) {
     TostModel* m = tost_cpu_engine.create(&t->config, &o, &err);
     if (!m) abort();
     if (!t->start) init_params(&tost_cpu_engine, m, &t->tensors, t->config.n_layer, 5);
-    for (int s = 0; t->start && s < TOST_STATES; s++)
+    for (int s = 0; t->start && s < TOST_ARRAYS; s++)
         for (int i = 0; i < t->tensors.count && s != TOST_GRAD; i++)
-            tost_cpu_engine.put(m, (TostState)s, &t->tensors.tensor[i],
+            tost_cpu_engine.put(m, (TostArray)s, &t->tensors.tensor[i],
                                 t->start->state[s] + t->tensors.tensor[i].offset);
     for (int step = t->first; step < t->steps; step++) {
         const double loss = train_step_on(m, t, comm, step), norm = tost_cpu_engine.grad_norm(m);
@@ -375,7 +377,7 @@ static void train_rank(TostComm* comm, void* context) {
     }
     copy_state(t->out.params[rank], m, TOST_PARAM, &t->tensors);
     for (int s = TOST_M; s <= TOST_EMA; s++)
-        copy_state(rank == 0 ? t->out.state[s] : NULL, m, (TostState)s, &t->tensors);
+        copy_state(rank == 0 ? t->out.state[s] : NULL, m, (TostArray)s, &t->tensors);
     tost_cpu_engine.destroy(m);
 }
 
@@ -384,7 +386,7 @@ static Training train(Checks* c, const TostConfig* config, TostDtype dtype, bool
                       int steps, const Outcome* start) {
     Training t = {.config = *config, .tensors = tost_tensors(config), .dtype = dtype, .recompute = recompute,
                   .first = first, .steps = steps, .start = start};
-    for (int s = 0; s < TOST_STATES; s++) t.out.state[s] = xcalloc(t.tensors.flat_size, sizeof(float));
+    for (int s = 0; s < TOST_ARRAYS; s++) t.out.state[s] = xcalloc(t.tensors.flat_size, sizeof(float));
     for (int r = 0; r < PARTS; r++) t.out.params[r] = xcalloc(t.tensors.flat_size, sizeof(float));
     const int lost = run_ranks(ranks, train_rank, &t);
     check(c, lost == 0, "training on %d ranks: %d messages are lost", ranks, lost);
@@ -393,7 +395,7 @@ static Training train(Checks* c, const TostConfig* config, TostDtype dtype, bool
 }
 
 static void training_free(Training* t) {
-    for (int s = 0; s < TOST_STATES; s++) free(t->out.state[s]);
+    for (int s = 0; s < TOST_ARRAYS; s++) free(t->out.state[s]);
     for (int r = 0; r < PARTS; r++) free(t->out.params[r]);
     tost_tensors_free(&t->tensors);
 }
@@ -401,7 +403,7 @@ static void training_free(Training* t) {
 static void compare(Checks* c, const Training* a, const Training* b, int ranks, const char* what) {
     static const char* const names[] = {"parameters", "gradients", "m", "v", "ema"};
     const size_t bytes = a->tensors.flat_size * sizeof(float);
-    for (int s = 0; s < TOST_STATES; s++)
+    for (int s = 0; s < TOST_ARRAYS; s++)
         check(c, memcmp(a->out.state[s], b->out.state[s], bytes) == 0, "%s, %d ranks: %s differ from one rank", what,
               ranks, names[s]);
     for (int r = 1; r < ranks; r++)
@@ -436,14 +438,14 @@ static void test_training(Checks* c, const char* what, const TostConfig* config,
 static size_t moment_bytes(int rank, int ranks) {
     const TostConfig config = {.n_layer = 12, .n_head = 12, .n_embd = 768, .block_size = 1024, .vocab_size = 50304};
     TostComm comm = {.place = {.rank = rank, .size = ranks}};
-    const TostEngineOptions o = {.max_batch = 1, .max_seq = 8, .training = true, .threads = 1,
+    const TostEngineOptions o = {.max_batch = 1, .max_piece = 8, .training = true, .threads = 1,
                                  .comm = &comm, .ema = true};
     const size_t bytes = tost_cpu_engine.memory(&config, &o);
     TostModel* m = model_new(&config, &o);
     void* range = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (range == MAP_FAILED) abort();
     layout_buffers(m, range);
-    const size_t moments = (size_t)((char*)m->state[TOST_EMA] - (char*)m->state[TOST_M]);
+    const size_t moments = (size_t)((char*)m->array[TOST_EMA] - (char*)m->array[TOST_M]);
     munmap(range, bytes);
     model_free(m);
     return moments;

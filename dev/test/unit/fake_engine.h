@@ -12,15 +12,15 @@
 
 enum { BAD = 200, SPIKE = 201, WRONG_TENSOR = 3, MAX_CALLS = 64, MAX_IDS = 16 };
 
-typedef struct { int T; int32_t ids[MAX_IDS]; } Call;   // T = 0: decode_step(ids[0]); else decode_begin with T ids
+typedef struct { int T, from; int32_t ids[MAX_IDS]; } Call;   // a forward over T ids, from a state
 
 struct TostModel {
     TostConfig     config;
     TostTensors    tensors;
-    float*         state[TOST_STATES];   // flat
+    float*         state[TOST_ARRAYS];   // flat
     double         loss;
     int64_t        count;
-    const int32_t* script;               // id with the largest logit, by decode call; -1: all logits are NaN
+    const int32_t* script;               // id with the largest logit, by call; -1: all logits are NaN
     int            at, n_calls;          // position in the script; length of calls
     Call           calls[MAX_CALLS];
 };
@@ -58,22 +58,22 @@ static inline TostModel* fake_create(const TostConfig* c, const TostEngineOption
     TostModel* m = xcalloc(1, sizeof *m);
     m->config = *c;
     m->tensors = tost_tensors(c);
-    for (int s = 0; s < TOST_STATES; s++) m->state[s] = xcalloc(m->tensors.flat_size, sizeof(float));
+    for (int s = 0; s < TOST_ARRAYS; s++) m->state[s] = xcalloc(m->tensors.flat_size, sizeof(float));
     return m;
 }
 
 static inline void fake_destroy(TostModel* m) {
-    for (int s = 0; s < TOST_STATES; s++) free(m->state[s]);
+    for (int s = 0; s < TOST_ARRAYS; s++) free(m->state[s]);
     tost_tensors_free(&m->tensors);
     free(m);
 }
 
-static inline void fake_put(TostModel* m, TostState s, const TostTensor* t, const float* src) {
+static inline void fake_put(TostModel* m, TostArray s, const TostTensor* t, const float* src) {
     trigger(PUT, m);
     memcpy(m->state[s] + t->offset, src, t->size * sizeof *src);
 }
 
-static inline void fake_get(float* dst, const TostModel* m, TostState s, const TostTensor* t) {
+static inline void fake_get(float* dst, const TostModel* m, TostArray s, const TostTensor* t) {
     trigger(GET, m);
     memcpy(dst, m->state[s] + t->offset, t->size * sizeof *dst);
 }
@@ -92,20 +92,32 @@ static inline void fake_losses(TostModel* m, const int32_t* inputs, int B, int T
     m->count += B * T;
 }
 
-static inline void fake_forward_loss(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T) {
-    (void)targets;
-    trigger(EVALUATING, m);
-    fake_losses(m, inputs, B, T, 0);
+// With targets: adds the losses, which fake_add_losses need not do then. Without: records the call.
+static inline void fake_forward(TostModel* m, const TostPiece* piece, int from, int to) {
+    (void)to;
+    if (piece->targets) {
+        trigger(EVALUATING, m);
+        fake_losses(m, piece->inputs, piece->B, piece->T, 0);
+        return;
+    }
+    must(piece->B == 1 && piece->T >= 1 && piece->first + piece->T <= m->config.block_size && piece->T <= MAX_IDS
+         && m->n_calls < MAX_CALLS, "forward", NULL);
+    Call* call = &m->calls[m->n_calls++];
+    *call = (Call){.T = piece->T, .from = from};
+    memcpy(call->ids, piece->inputs, (size_t)piece->T * sizeof *piece->inputs);
 }
 
-static inline void fake_forward_train(TostModel* m, const int32_t* inputs, const int32_t* targets, int B, int T,
-                                      float scale) {
-    (void)targets;
+static inline void fake_add_losses(TostModel* m) { (void)m; }
+
+static inline void fake_train(TostModel* m, const TostPiece* piece, int from, float scale) {
+    (void)from;
     trigger(TRAINING, m);
-    fake_losses(m, inputs, B, T, scale);
+    fake_losses(m, piece->inputs, piece->B, piece->T, scale);
 }
 
-static inline void fake_backward(TostModel* m, TostEnd end) { (void)m, (void)end; }
+static inline void fake_backward(TostModel* m, int right, int left, TostEnd end) {
+    (void)m, (void)right, (void)left, (void)end;
+}
 
 static inline void fake_read_loss(double* sum, int64_t* count, TostModel* m) {
     *sum = m->loss;
@@ -146,26 +158,11 @@ static inline void fake_logits(float* logits, TostModel* m) {
     if (m->config.vocab_size > 257) logits[257] = 1e9f;   // not a token of the tokenizer: must never be drawn
 }
 
-static inline void fake_begin(float* logits, TostModel* m, const int32_t* prompts, int n, int T) {
-    must(n == 1 && T >= 1 && T <= m->config.block_size && T <= MAX_IDS && m->n_calls < MAX_CALLS, "begin", NULL);
-    Call* call = &m->calls[m->n_calls++];
-    call->T = T;
-    memcpy(call->ids, prompts, (size_t)T * sizeof *prompts);
-    fake_logits(logits, m);
-}
-
-static inline void fake_step(float* logits, TostModel* m, const int32_t* tokens) {
-    must(m->n_calls < MAX_CALLS, "step", NULL);
-    m->calls[m->n_calls++] = (Call){.T = 0, .ids = {tokens[0]}};
-    fake_logits(logits, m);
-}
-
 static const TostEngine fake = {
     .name = "fake", .supports = fake_supports, .describe = fake_describe, .memory = fake_memory, .create = fake_create,
-    .destroy = fake_destroy, .put = fake_put, .get = fake_get, .forward_loss = fake_forward_loss,
-    .forward_train = fake_forward_train, .backward = fake_backward, .read_loss = fake_read_loss,
-    .zero_grad = fake_zero_grad, .grad_norm = fake_grad_norm, .update = fake_update, .decode_begin = fake_begin,
-    .decode_step = fake_step,
+    .destroy = fake_destroy, .put = fake_put, .get = fake_get, .forward = fake_forward,
+    .add_losses = fake_add_losses, .train = fake_train, .backward = fake_backward, .read_loss = fake_read_loss,
+    .zero_grad = fake_zero_grad, .grad_norm = fake_grad_norm, .update = fake_update, .last_logits = fake_logits,
 };
 
 #endif

@@ -291,11 +291,11 @@ static TostModel* new_model(TostConfig config) { return fake_create(&config, NUL
 
 // Fills all states with different numbers.
 static void fill(TostModel* m, float salt) {
-    for (int s = 0; s < TOST_STATES; s++)
+    for (int s = 0; s < TOST_ARRAYS; s++)
         for (size_t k = 0; k < m->tensors.flat_size; k++) m->state[s][k] = salt + (float)s + 0.001f * (float)k;
 }
 
-static bool same_state(const TostModel* a, const TostModel* b, TostState s) {
+static bool same_state(const TostModel* a, const TostModel* b, TostArray s) {
     for (int i = 0; i < a->tensors.count; i++) {
         const TostTensor* t = &a->tensors.tensor[i];
         if (memcmp(a->state[s] + t->offset, b->state[s] + t->offset, t->size * sizeof(float)) != 0) return false;

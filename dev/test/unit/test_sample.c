@@ -196,8 +196,8 @@ static char* calls_text(const TostModel* m, const Tokenizer* tokenizer) {
     char* text = xstrdup("");
     for (int i = 0; i < m->n_calls; i++) {
         const Call* call = &m->calls[i];
-        text = append_text(text, "%s", call->T ? "|begin " : "|step ");
-        for (int k = 0; k < (call->T ? call->T : 1); k++) {
+        text = append_text(text, "%s", call->from == TOST_NO_STATE ? "|begin " : "|step ");
+        for (int k = 0; k < call->T; k++) {
             size_t n;
             const char* piece = tokenizer_piece(tokenizer, (uint32_t)call->ids[k], &n);
             text = append_text(text, "%.*s", call->ids[k] == 256 ? 2 : (int)n, call->ids[k] == 256 ? "<>" : piece);
@@ -252,7 +252,8 @@ static void check_generate(Checks* c, const Tokenizer* tokenizer, const Generate
     Sink sink = {.stop_at = s->stop_at};
     GenerateResult result;
     Rng rng = rng_seeded(0, 0);
-    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink, NULL};
+    Pieces pieces = {.engine = &fake, .model = m, .max_piece = config.block_size};
+    const Generator generator = {&pieces, &config, tokenizer, {0, 0, 1}, take_piece, &sink, NULL};
     bool ok = generate(&result, &generator, prompt, n, s->max_tokens, &rng, &err);
     if (s->error) check_refused(c, ok, &err, s->error, s->what);
     else check(c, ok, "%s: %s", s->what, err.text);
@@ -275,7 +276,8 @@ static void test_generate(Checks* c) {
     Rng rng = rng_seeded(0, 0);
     Sink sink = {0};
     const uint32_t unknown[] = {1, 257};
-    const Generator generator = {&fake, m, &config, tokenizer, {0, 0, 1}, take_piece, &sink, NULL};
+    Pieces pieces = {.engine = &fake, .model = m, .max_piece = config.block_size};
+    const Generator generator = {&pieces, &config, tokenizer, {0, 0, 1}, take_piece, &sink, NULL};
     bool ok = generate(&result, &generator, unknown, 2, 4, &rng, &err);
     check_refused(c, ok, &err, "token 1 has the id 257", "an unknown id in the prompt");
     config.vocab_size = 256;

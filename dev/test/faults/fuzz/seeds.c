@@ -41,7 +41,7 @@ static void shard_seed(const char* root, const char* name, uint8_t flags, int32_
 // A checkpoint of a tiny model for fuzz_checkpoint, and its model file for fuzz_safetensors.
 static void checkpoint_seeds(const char* root, int bias, const char* name) {
     const TostConfig config = {.n_layer = 1, .n_head = 1, .n_embd = 2, .block_size = 2, .vocab_size = 3, .bias = bias};
-    const TostEngineOptions o = {.max_batch = 1, .max_seq = 1, .training = true, .threads = 1};
+    const TostEngineOptions o = {.max_batch = 1, .max_piece = 1, .training = true, .threads = 1};
     StMeta options[] = {{"lr", "0.001"}, {"data", "a*.bin"}};
     const CheckpointInfo info = {.config = config, .step = 3, .tokens = 6, .data_sample = 3, .seed = 1,
                                  .best_val_loss = 1.5, .tokenizer = "vocab.bpe", .n_options = 2, .options = options};
