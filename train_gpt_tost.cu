@@ -1607,7 +1607,7 @@ template <typename S> static void copy_sums(TypedModel<S>* m, double* dst, const
 // Sets `sums` to a state before a pass from it. Returns whether the pass has a state.
 template <typename S> static bool read_state(TypedModel<S>* m, double* sums, int from, int to) {
     if (from == TOST_NO_STATE && to == TOST_NO_STATE) return false;
-    copy_sums(m, sums, from == TOST_NO_STATE ? NULL : model_state(m, from));   // mutant: adjoint_not_passed
+    copy_sums(m, sums, from == TOST_NO_STATE ? NULL : model_state(m, from));
     return true;
 }
 
@@ -1870,7 +1870,7 @@ static void settle_gradients(TostModel* m) {
 template <typename S> static void cuda_backward(TypedModel<S>* m, int right, int left, TostEnd end) {
     const bool add = !m->grads_stale;
     recompute_layer(m, m->config.n_layer - 1);
-    m->with_adjoints = read_state(m, m->buf.right, right, left);
+    m->with_adjoints = read_state(m, m->buf.right, right, left);   // mutant: adjoint_not_passed
     if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, m->piece.B, m->piece.T, add);
     else run_pass(m, add ? PASS_BACKWARD : PASS_BACKWARD_FIRST,
                   [=](int B, int T) { model_backward(m, TOST_MORE, B, T, add); });

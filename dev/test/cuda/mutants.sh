@@ -42,8 +42,8 @@ chunk_edge_forward | s/< k.n/< k.n - 1/
 chunk_edge_backward | s/t0 + j < k.n/t0 + j <= k.n/
 state_not_continued | s/? start\[n\]/? 0.0/
 state_not_passed | s/= first + /= /
-adjoint_not_passed | s/right, right, /right, NULL, /
-position_ignored | s/= position/= 0/
+adjoint_not_passed | s/, right, left/, TOST_NO_STATE, left/
+position_ignored | s/= piece->first/= 0/
 place_ignored | s/step->first + //
 bias_place_ignored | s/a.step->first + //
 low_part_dropped | s/__fadd_rn(sum.lo, error)/0.0f/
@@ -55,7 +55,6 @@ sums_not_overwritten | s/add ? s.out\[c\] : 0.0f/s.out[c]/
 temp_not_overwritten | s/add ? a.dtemp\[h\] : 0.0f/a.dtemp[h]/
 denom_bias_not_overwritten | s/add ? \*out : 0.0f/*out/
 parts_not_overwritten | s/end == TOST_PART_ENDS/false/
-chunks_overwritten | s/m->grads_stale = false;//
 target_not_subtracted | s/v + j == target/v == target/
 segment_without_its_end | s/i < e/i + 1 < e/
 input_overwritten | s/CUDA_CHECK.*//
