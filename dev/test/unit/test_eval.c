@@ -207,25 +207,18 @@ static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
 static void test_invalid(Checks* c, const Tokenizer* t, const char* path) {
 #define EXAMPLE(context, choices, answer) "{\"context\": " context ", \"choices\": " choices ", \"answer\": " answer "}\n"
     static const struct { const char *text, *says; } cases[] = {
-        {"", "has no example"},
-        {"\n \n", "has no example"},
-        {EXAMPLE("\"a\"", "[\"b\"]", "0") "{\"context\": \"a b", "line 2: byte 16"},
-        {"1 plain text", "line 1: byte 0"},
-        {EXAMPLE("\"a\"", "[\"b\"]", "0") "{} x", "line 2: byte 3"},
-        {EXAMPLE("\"\xff\"", "[\"b\"]", "0"), "UTF-8"},
-        {EXAMPLE("1", "[\"b\"]", "0"), "expected a string"},
-        {EXAMPLE("\"\"", "[\"b\"]", "0"), "the context is empty"},
+        {"", "has no example"}, {"\n \n", "has no example"},
+        {EXAMPLE("\"a\"", "[\"b\"]", "0") "{\"context\": \"a b", "line 2: byte 16"}, {"1 plain text", "line 1: byte 0"},
+        {EXAMPLE("\"a\"", "[\"b\"]", "0") "{} x", "line 2: byte 3"}, {EXAMPLE("\"\xff\"", "[\"b\"]", "0"), "UTF-8"},
+        {EXAMPLE("1", "[\"b\"]", "0"), "expected a string"}, {EXAMPLE("\"\"", "[\"b\"]", "0"), "the context is empty"},
         {EXAMPLE("\" \\n\"", "[\"b\"]", "0"), "the context is empty"},
         {EXAMPLE("\"a\"", "[\"b\", \"\"]", "0"), "choice 1 is empty"},
-        {EXAMPLE("\"a\"", "[\"b\", \" \"]", "0"), "choice 1 is empty"},
-        {EXAMPLE("\"a\"", "[]", "0"), "\"choices\""},
-        {EXAMPLE("\"a\"", "[\"b\"]", "1"), "\"answer\""},
-        {EXAMPLE("\"a\"", "[\"b\"]", "-1"), "integer"},
+        {EXAMPLE("\"a\"", "[\"b\", \" \"]", "0"), "choice 1 is empty"}, {EXAMPLE("\"a\"", "[]", "0"), "\"choices\""},
+        {EXAMPLE("\"a\"", "[\"b\"]", "1"), "\"answer\""}, {EXAMPLE("\"a\"", "[\"b\"]", "-1"), "integer"},
         {EXAMPLE("\"a\"", "[\"b\"]", "99999999999"), "\"answer\""},
-        {"{\"context\": \"a\", \"choices\": [\"b\"]}", "\"answer\""},
-        {"{\"text\": \"a b\"}", "dev/data"},
+        {"{\"context\": \"a\", \"choices\": [\"b\"]}", "\"answer\""}, {"{\"text\": \"a b\"}", "dev/data"},
         {EXAMPLE("\"a\"", "[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\",\"0\",\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\"]", "0"),
-         "more than 16 choices"},
+        "more than 16 choices"},
         {EXAMPLE("\"a\"", "[\"b\"]", "0") EXAMPLE("\"a\"", "[\"b\", \"c\"]", "0"), "line 2: 2 choices"},
     };
     for (size_t i = 0; i < countof(cases); i++) {

@@ -78,7 +78,9 @@ static void print_piece(FILE* f, const Vocab* v, int id) {
     }
 }
 
-static Tokenizer* vocab_open(const Vocab* v, const char* path) {
+typedef struct { Vocab* v; Tokenizer* t; TokenizerCache* cache; } Bpe;
+
+static Bpe bpe_open(Vocab* v, const char* path) {
     FILE* f = fopen(path, "wb");
     must(f != NULL, path, NULL);
     fprintf(f, "#version: 0.2\n");
@@ -90,9 +92,15 @@ static Tokenizer* vocab_open(const Vocab* v, const char* path) {
     }
     fclose(f);
     TostError err;
-    Tokenizer* t = tokenizer_open(path, &err);
-    must(t != NULL, path, &err);
-    return t;
+    Bpe b = {v, tokenizer_open(path, &err), tokenizer_cache_new()};
+    must(b.t != NULL, path, &err);
+    return b;
+}
+
+static void bpe_close(Bpe* b) {
+    tokenizer_cache_free(b->cache);
+    tokenizer_free(b->t);
+    free(b->v);
 }
 
 // BPE of one piece by definition: repeatedly merges the leftmost pair with the smallest id.
@@ -120,18 +128,17 @@ static bool same_ids(const uint32_t* a, size_t n_a, const uint32_t* b, size_t n_
 
 // Encodes a text and checks that the ids are the same with the cache (called twice) and decode to the text. Returns the
 // number of ids.
-static size_t encode(Checks* c, const Tokenizer* t, TokenizerCache* cache, uint32_t* ids, const char* text,
-                     size_t n) {
-    size_t count = tokenizer_encode(t, ids, text, n), at = 0;
+static size_t encode(Checks* c, const Bpe* b, uint32_t* ids, const char* text, size_t n) {
+    size_t count = tokenizer_encode(b->t, ids, text, n), at = 0;
     uint32_t* again = xmalloc(n * sizeof *again);
     bool same = true, decoded = count <= n;
     for (int i = 0; i < 2; i++) {
-        size_t cached = tokenizer_encode_cached(t, cache, again, text, n);
+        size_t cached = tokenizer_encode_cached(b->t, b->cache, again, text, n);
         same &= same_ids(ids, count, again, cached);
     }
     for (size_t i = 0; decoded && i < count; i++) {
         size_t len;
-        const char* piece = tokenizer_piece(t, ids[i], &len);
+        const char* piece = tokenizer_piece(b->t, ids[i], &len);
         decoded = piece && len <= n - at && memcmp(text + at, piece, len) == 0;
         at += len;
     }
@@ -146,36 +153,24 @@ static size_t encode(Checks* c, const Tokenizer* t, TokenizerCache* cache, uint3
 // Published ids
 
 static void test_published(Checks* c, const char* text_path, const char* ids_path) {
-    char *vocab = shared_path("data/gpt2/vocab.bpe"), *text = shared_path(text_path);
-    char* truth = shared_path(ids_path);
+    char *vocab = shared_path("data/gpt2/vocab.bpe"), *text = shared_path(text_path), *truth = shared_path(ids_path);
     TostError err;
-    Bytes in, want;
-    if (!vocab || !text || !truth) {
-        skip(c, "%s against %s: not found", text_path, ids_path);
-    } else {
-        Tokenizer* t = tokenizer_open(vocab, &err);
-        bool ok = t && read_file(&in, text, &err) && read_file(&want, truth, &err);
-        if (check(c, ok, "%s", ok ? "" : err.text)) {
-            uint32_t* ids = xmalloc(in.size * sizeof *ids);
-            TokenizerCache* cache = tokenizer_cache_new();
-            size_t n = encode(c, t, cache, ids, in.data, in.size), bad = 0;
-            check(c, tokenizer_size(t) == 50257 && tokenizer_eot(t) == 50256, "%d ids", tokenizer_size(t));
-            check(c, n == want.size / 2, "%s: %zu tokens, not %zu", text_path, n, want.size / 2);
-            for (uint16_t id; bad < n && bad < want.size / 2; bad++) {
-                memcpy(&id, want.data + 2 * bad, 2);
-                if (ids[bad] != id) break;
-            }
-            check(c, bad == n, "%s: token %zu differs", text_path, bad);
-            tokenizer_cache_free(cache);
-            free(ids);
-            free(in.data);
-            free(want.data);
+    if (vocab && text && truth) {
+        Bpe b = {NULL, tokenizer_open(vocab, &err), tokenizer_cache_new()};
+        must(b.t != NULL, vocab, &err);
+        Bytes in = bytes_of(text), want = bytes_of(truth);
+        uint32_t* ids = xmalloc(in.size * sizeof *ids);
+        size_t n = encode(c, &b, ids, in.data, in.size), same = 0;
+        check(c, tokenizer_size(b.t) == 50257 && tokenizer_eot(b.t) == 50256, "%d ids", tokenizer_size(b.t));
+        for (uint16_t id; same < n && same < want.size / 2; same++) {
+            memcpy(&id, want.data + 2 * same, 2);
+            if (ids[same] != id) break;
         }
-        tokenizer_free(t);
-    }
-    free(vocab);
-    free(text);
-    free(truth);
+        check(c, n == want.size / 2 && same == n, "%s: token %zu of %zu differs", text_path, same, want.size / 2);
+        bpe_close(&b);
+        free(ids), free(in.data), free(want.data);
+    } else skip(c, "%s against %s: not found", text_path, ids_path);
+    free(vocab), free(text), free(truth);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -227,26 +222,22 @@ static Vocab* pair_vocab(Rng* rng) {
 static void test_split(Checks* c, const char* path) {
     Rng rng = rng_seeded(1, 0);
     for (int order = 0; order < 24; order++) {
-        Vocab* v = pair_vocab(&rng);
-        Tokenizer* t = vocab_open(v, path);
-        TokenizerCache* cache = tokenizer_cache_new();
+        Bpe b = bpe_open(pair_vocab(&rng), path);
         for (size_t k = 0; k < countof(split_texts); k++) {
             char text[64];
             uint32_t want[64], got[64];
             size_t n = 0, n_want = 0;
             for (const char* p = split_texts[k]; *p;) {
                 size_t len = strcspn(p, "|");
-                n_want += slow_bpe(v, want + n_want, p, len);
+                n_want += slow_bpe(b.v, want + n_want, p, len);
                 memcpy(text + n, p, len);
                 n += len;
                 p += len + (p[len] == '|');
             }
-            size_t n_got = encode(c, t, cache, got, text, n);
+            size_t n_got = encode(c, &b, got, text, n);
             check(c, same_ids(want, n_want, got, n_got), "text %zu is not split as '%s'", k, split_texts[k]);
         }
-        tokenizer_cache_free(cache);
-        tokenizer_free(t);
-        free(v);
+        bpe_close(&b);
     }
 }
 
@@ -275,17 +266,13 @@ static void test_merging(Checks* c, const char* path) {
     uint32_t want[400], got[400];
     char word[400];
     for (int round = 0; round < 30; round++) {
-        Vocab* v = random_vocab(&rng, "abc", 10 + round * 8);
-        Tokenizer* t = vocab_open(v, path);
-        TokenizerCache* cache = tokenizer_cache_new();
+        Bpe b = bpe_open(random_vocab(&rng, "abc", 10 + round * 8), path);
         for (size_t n = 1; n < countof(word); n += 1 + n / 40) {
             for (size_t i = 0; i < n; i++) word[i] = "abc"[rng_below(&rng, 3)];
-            size_t n_want = slow_bpe(v, want, word, n), n_got = encode(c, t, cache, got, word, n);
+            size_t n_want = slow_bpe(b.v, want, word, n), n_got = encode(c, &b, got, word, n);
             check(c, same_ids(want, n_want, got, n_got), "word of %zu letters: wrong ids", n);
         }
-        tokenizer_cache_free(cache);
-        tokenizer_free(t);
-        free(v);
+        bpe_close(&b);
     }
 }
 
@@ -300,24 +287,21 @@ static void test_long_words(Checks* c, const char* path) {
     vocab_add(v, x, id_of_byte('\x97'));
     vocab_add(v, 259, id_of_byte('\xa5'));
     vocab_add(v, 260, 260);
-    Tokenizer* t = vocab_open(v, path);
-    TokenizerCache* cache = tokenizer_cache_new();
+    Bpe b = bpe_open(v, path);
     char* text = xmalloc(N + 5);
     uint32_t* ids = xmalloc((N + 5) * sizeof *ids);
     memset(text, 'a', N + 5);
-    size_t n = encode(c, t, cache, ids, text, N + 5);
+    size_t n = encode(c, &b, ids, text, N + 5);
     bool ends = ids[0] == 258 && ids[n - 3] == 258 && ids[n - 2] == 257 && ids[n - 1] == (uint32_t)a;
     check(c, n == N / 8 + 2 && ends, "%d letters a: %zu tokens", N + 5, n);
     for (size_t i = 0; i < N; i++) text[i] = "\xe6\x97\xa5"[i % 3];
-    n = encode(c, t, cache, ids, text, N);
+    n = encode(c, &b, ids, text, N);
     check(c, n == N / 6 && ids[0] == 261 && ids[n - 1] == 261, "%d bytes of CJK: %zu tokens", N, n);
     memset(text, ' ', N);
-    check(c, encode(c, t, cache, ids, text, N) == N, "%d spaces", N);
+    check(c, encode(c, &b, ids, text, N) == N, "%d spaces", N);
     free(ids);
     free(text);
-    tokenizer_cache_free(cache);
-    tokenizer_free(t);
-    free(v);
+    bpe_close(&b);
 }
 
 static const char* const hostile_chars[] = {
@@ -347,45 +331,37 @@ static void test_cuts(Checks* c, const char* path) {
         check(c, cut == known[i].cut, "known text %zu: cut at %zu, expected %zu", i, cut, known[i].cut);
     }
     Rng rng = rng_seeded(3, 0);
-    Vocab* v = random_vocab(&rng, "ab \n'sl1!\xc2\xa0\xe3\x80\x85\xe2\x89\xff", 300);
-    Tokenizer* t = vocab_open(v, path);
-    TokenizerCache* cache = tokenizer_cache_new();
+    Bpe b = bpe_open(random_vocab(&rng, "ab \n'sl1!\xc2\xa0\xe3\x80\x85\xe2\x89\xff", 300), path);
     int cuts = 0, bad = 0;
     for (int round = 0; round < 4000; round++) {
         char text[100];
         uint32_t whole[100], parts[100];
         size_t n = hostile_text(&rng, text, 1 + rng_below(&rng, 99)), prefix = 1 + rng_below(&rng, n);
         size_t cut = tokenizer_last_cut(text, prefix);
-        size_t n_whole = encode(c, t, cache, whole, text, n), n_parts = tokenizer_encode(t, parts, text, cut);
-        n_parts += tokenizer_encode(t, parts + n_parts, text + cut, n - cut);
+        size_t n_whole = encode(c, &b, whole, text, n), n_parts = tokenizer_encode(b.t, parts, text, cut);
+        n_parts += tokenizer_encode(b.t, parts + n_parts, text + cut, n - cut);
         bad += cut >= prefix || !same_ids(whole, n_whole, parts, n_parts);
         cuts += cut > 0;
     }
     check(c, bad == 0 && cuts > 1000, "%d of %d cuts change the ids", bad, cuts);
-    tokenizer_cache_free(cache);
-    tokenizer_free(t);
-    free(v);
+    bpe_close(&b);
 }
 
 static void test_random_bytes(Checks* c, const char* path) {
     enum { N = 1 << 16 };
     Rng rng = rng_seeded(4, 0);
-    Vocab* v = random_vocab(&rng, "abcde 123'\xc3\xa9\xe6\x97", 300);
-    Tokenizer* t = vocab_open(v, path);
-    TokenizerCache* cache = tokenizer_cache_new();
+    Bpe b = bpe_open(random_vocab(&rng, "abcde 123'\xc3\xa9\xe6\x97", 300), path);
     char* text = xmalloc(N);
     uint32_t* ids = xmalloc(N * sizeof *ids);
     for (int round = 0; round < 4; round++) {
         for (size_t i = 0; i < N; i++) text[i] = (char)rng_below(&rng, 256);
-        encode(c, t, cache, ids, text, N);
-        encode(c, t, cache, ids, text, hostile_text(&rng, text, N));
+        encode(c, &b, ids, text, N);
+        encode(c, &b, ids, text, hostile_text(&rng, text, N));
     }
-    for (size_t n = 0; n < 40; n++) encode(c, t, cache, ids, text, n);  // texts that end within a read of 16 bytes
+    for (size_t n = 0; n < 40; n++) encode(c, &b, ids, text, n);  // texts that end within a read of 16 bytes
     free(ids);
     free(text);
-    tokenizer_cache_free(cache);
-    tokenizer_free(t);
-    free(v);
+    bpe_close(&b);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -444,25 +420,15 @@ static void refused(Checks* c, const char* path, const char* what, const char* p
 
 static void test_invalid_files(Checks* c, const char* path) {
     static const struct { const char *text, *place, *reason; } invalid[] = {
-        {"#version: 0.2\na b c\n", "line 2:", "two parts"},
-        {"ab\n", "line 1:", "two parts"},
-        {"a \n", "line 1:", "two parts"},
-        {" a\n", "line 1:", "two parts"},
-        {"a  b\n", "line 1:", "two parts"},
-        {"a b\n\nb c\n", "line 2:", "two parts"},
-        {"#version: 0.2\n#version: 0.2\n", "line 2:", "neither"},
-        {"a b\nab cd\n", "line 2:", "'cd' is neither"},
-        {"a b\nxy c\n", "line 2:", "'xy' is neither"},
-        {"a b\nc d\na b\n", "line 3:", "repeats"},
-        {"a b\nb c\nab c\na bc\n", "line 4:", "repeats"},
-        {"a b\r\na \xc4", "line 2:", "alphabet"},
-        {"a \xe2\x82\n", "line 1:", "alphabet"},
-        {"\xc1\x81 a\n", "line 1:", "alphabet"},
-        {"a \xe2\x82\xac\n", "line 1:", "alphabet"},
-        {"a \xc5\x84\n", "line 1:", "alphabet"},
-        {"a \x01\n", "line 1:", "alphabet"},
-        {"a \xc2\xad\n", "line 1:", "alphabet"},
-        {"a b\r\r\n", "line 1:", "alphabet"},
+        {"#version: 0.2\na b c\n", "line 2:", "two parts"}, {"ab\n", "line 1:", "two parts"},
+        {"a \n", "line 1:", "two parts"}, {" a\n", "line 1:", "two parts"}, {"a  b\n", "line 1:", "two parts"},
+        {"a b\n\nb c\n", "line 2:", "two parts"}, {"#version: 0.2\n#version: 0.2\n", "line 2:", "neither"},
+        {"a b\nab cd\n", "line 2:", "'cd' is neither"}, {"a b\nxy c\n", "line 2:", "'xy' is neither"},
+        {"a b\nc d\na b\n", "line 3:", "repeats"}, {"a b\nb c\nab c\na bc\n", "line 4:", "repeats"},
+        {"a b\r\na \xc4", "line 2:", "alphabet"}, {"a \xe2\x82\n", "line 1:", "alphabet"},
+        {"\xc1\x81 a\n", "line 1:", "alphabet"}, {"a \xe2\x82\xac\n", "line 1:", "alphabet"},
+        {"a \xc5\x84\n", "line 1:", "alphabet"}, {"a \x01\n", "line 1:", "alphabet"},
+        {"a \xc2\xad\n", "line 1:", "alphabet"}, {"a b\r\r\n", "line 1:", "alphabet"},
         {"\xef\xbb\xbf#version: 0.2\na b\n", "line 1:", "alphabet"},
         {"{\"!\": 0, \"a\": 1}\n", "not a vocab.bpe", "dev/data/vocab.py --from FILE"},
     };
@@ -495,20 +461,19 @@ static void append_ids(Ids* to, const uint32_t* ids, size_t n) {
 }
 
 // All tokens of PREFIX_KIND_000000.bin, PREFIX_KIND_000001.bin, ….
-static Ids read_shards(Checks* c, const char* prefix, const char* kind, int shards) {
+static Ids read_shards(const char* prefix, const char* kind, int shards) {
     Ids all = {0};
     append_ids(&all, NULL, 0);
     for (int k = 0; k < shards; k++) {
         char* path = xasprintf("%s_%s_%06d.bin", prefix, kind, k);
         TostError err;
         Shard s;
-        if (check(c, shard_open(&s, path, &err), "%s", path)) {
-            all.ids = xrealloc(all.ids, (all.n + (size_t)s.n_tokens + 1) * sizeof *all.ids);
-            check(c, shard_read(all.ids + all.n, &s, 0, (size_t)s.n_tokens, &err), "%s: %s", path, err.text);
-            all.n += (size_t)s.n_tokens;
-            shard_close(&s);
-        }
-        free(path);
+        must(shard_open(&s, path, &err), path, &err);
+        uint32_t* ids = xmalloc((size_t)s.n_tokens * sizeof *ids);
+        must(shard_read(ids, &s, 0, (size_t)s.n_tokens, &err), path, &err);
+        append_ids(&all, ids, (size_t)s.n_tokens);
+        shard_close(&s);
+        free(ids), free(path);
     }
     return all;
 }
@@ -537,20 +502,35 @@ ssize_t read(int fd, void* data, size_t n) {
 }
 
 typedef struct {
-    char*      dir;
-    char*      vocab;    // path of a vocabulary
-    Tokenizer* t;        // the tokenizer of that vocabulary
-    int        runs;
+    char* dir;
+    char* vocab;    // path of the vocabulary
+    Bpe   bpe;      // opened from it
+    int   runs;
 } Fixture;
 
-// Tokenizes files into a new folder.
-static bool run(Fixture* b, TokenizeOptions* o, TokenizeResult* r, TostError* err, char** prefix) {
-    *prefix = xasprintf("%s/run%d/x", b->dir, b->runs++);
-    o->tokenizer = b->vocab;
-    o->out = *prefix;
-    if (!o->shard_tokens) o->shard_tokens = 1000;
-    return tokenize_files(o, r, err);
+// What a run of tokenize wrote, or its error.
+typedef struct { bool ok; TokenizeResult r; TostError err; Ids train, val; } Run;
+
+// Tokenizes the file `path`, or, if it is NULL, o.files, into a new folder, which must not remain after an error.
+static Run run(Checks* c, Fixture* b, TokenizeOptions o, const char* path) {
+    Run run = {.err = {""}};
+    char *dir = xasprintf("%s/run%d", b->dir, b->runs++), *prefix = path_join(dir, "x"), *files[] = {(char*)path};
+    o.tokenizer = b->vocab;
+    o.out = prefix;
+    if (path) o.files = files, o.n_files = 1;
+    if (!o.shard_tokens) o.shard_tokens = 1000;
+    run.ok = tokenize_files(&o, &run.r, &run.err);
+    if (run.ok) {
+        run.train = read_shards(prefix, "train", run.r.written[SPLIT_TRAIN].shards);
+        run.val = read_shards(prefix, "val", run.r.written[SPLIT_VAL].shards);
+        check(c, run.r.written[SPLIT_TRAIN].tokens == run.train.n && run.r.written[SPLIT_VAL].tokens == run.val.n
+              && run.r.tokens == run.train.n + run.val.n, "%s: wrong numbers of tokens", path);
+    } else check(c, !path_exists(dir), "%s: files remain after '%s'", path, run.err.text);
+    free(prefix), free(dir);
+    return run;
 }
+
+static void run_free(Run* run) { free(run->train.ids), free(run->val.ids); }
 
 // Tokenizes files with many batch sizes and one or two threads: the tokens must always be `want`.
 static void check_runs(Checks* c, Fixture* b, const char* what, char** files, int n_files, const Ids* want) {
@@ -558,32 +538,21 @@ static void check_runs(Checks* c, Fixture* b, const char* what, char** files, in
         {0, 1, false}, {0, 2, false}, {1, 1, false}, {2, 1, false}, {3, 1, true}, {7, 1, false}, {40, 1, false},
         {40, 2, false}, {500, 1, true}, {500, 2, false}, {3000, 2, false}, {0, 1, true},
     };
-    Ids first_val = {0};
+    Run first = {0};
     for (size_t k = 0; k < countof(runs); k++) {
-        TokenizeOptions o = {.files = files, .n_files = n_files, .threads = runs[k].threads, .seed = 5,
-                             .val_frac = 0.4, .batch_bytes = runs[k].batch};
-        TokenizeResult r;
-        TostError err = {""};
-        char* prefix;
+        const TokenizeOptions o = {.files = files, .n_files = n_files, .threads = runs[k].threads, .seed = 5,
+                                   .val_frac = 0.4, .batch_bytes = runs[k].batch};
         reading.slow = runs[k].slow;
-        bool ok = run(b, &o, &r, &err, &prefix);
+        Run r = run(c, b, o, NULL);
         reading.slow = false;
-        if (check(c, ok, "%s: %s", what, err.text)) {
-            Ids train = read_shards(c, prefix, "train", r.written[SPLIT_TRAIN].shards);
-            Ids val = read_shards(c, prefix, "val", r.written[SPLIT_VAL].shards);
-            bool counts = r.tokens == want->n && r.written[SPLIT_TRAIN].tokens == train.n && r.written[SPLIT_VAL].tokens == val.n;
-            check(c, counts, "%s: %zu + %zu tokens, not %zu", what, train.n, val.n, want->n);
-            bool partition = is_partition(want, &train, &val, (uint32_t)tokenizer_eot(b->t));
-            check(c, partition, "%s: wrong tokens with batches of %zu bytes", what, o.batch_bytes);
-            if (k == 0) append_ids(&first_val, val.ids, val.n);
-            bool same_val = same_ids(first_val.ids, first_val.n, val.ids, val.n);
-            check(c, same_val, "%s: validation documents depend on the batch size", what);
-            free(train.ids);
-            free(val.ids);
-        }
-        free(prefix);
+        if (k == 0) first = r;
+        check(c, r.ok && is_partition(want, &r.train, &r.val, (uint32_t)tokenizer_eot(b->bpe.t)),
+              "%s: wrong tokens with batches of %zu bytes: %s", what, o.batch_bytes, r.err.text);
+        check(c, same_ids(first.val.ids, first.val.n, r.val.ids, r.val.n),
+              "%s: validation documents depend on the batch size", what);
+        if (k > 0) run_free(&r);
     }
-    free(first_val.ids);
+    run_free(&first);
 }
 
 typedef struct { char* text; size_t n; } Buffer;
@@ -606,15 +575,15 @@ static size_t random_document(Rng* rng, char* text, size_t cap) {
 
 static void append_document(const Fixture* b, Ids* want, const char* text, size_t n) {
     uint32_t* ids = xmalloc((n + 1) * sizeof *ids);
-    size_t count = tokenizer_encode(b->t, ids, text, n);
-    ids[count] = (uint32_t)tokenizer_eot(b->t);
+    size_t count = tokenizer_encode(b->bpe.t, ids, text, n);
+    ids[count] = (uint32_t)tokenizer_eot(b->bpe.t);
     if (n) append_ids(want, ids, count + 1);
     free(ids);
 }
 
 static void test_plain_text(Checks* c, Fixture* b) {
     Rng rng = rng_seeded(6, 0);
-    char* files[2] = {xasprintf("%s/a.txt", b->dir), xasprintf("%s/b.txt", b->dir)};
+    char* files[2] = {path_join(b->dir, "a.txt"), path_join(b->dir, "b.txt")};
     Ids want = {0};
     for (int k = 0; k < 2; k++) {
         Buffer file = {0};
@@ -634,8 +603,7 @@ static void test_plain_text(Checks* c, Fixture* b) {
         free(file.text);
     }
     check_runs(c, b, "plain text", files, 2, &want);
-    for (int k = 0; k < 2; k++) free(files[k]);
-    free(want.ids);
+    free(files[0]), free(files[1]), free(want.ids);
 }
 
 static void test_jsonl(Checks* c, Fixture* b) {
@@ -658,41 +626,25 @@ static void test_jsonl(Checks* c, Fixture* b) {
         }
         if (round < 19) append(&file, "\n", 1);
     }
-    char* files[] = {xasprintf("%s/c.jsonl", b->dir)};
+    char* files[] = {path_join(b->dir, "c.jsonl")};
     write_bytes(files[0], file.text, file.n);
     check_runs(c, b, "JSONL", files, 1, &want);
-    for (int k = 0; k < 2; k++) {  // from the file, then from standard input
-        char* input[] = {k ? "-" : files[0]};
-        TokenizeOptions o = {.files = input, .n_files = 1, .jsonl = k};
-        TokenizeResult r;
-        TostError err = {""};
-        char* prefix = NULL;
-        bool ok = (!k || freopen(files[0], "rb", stdin)) && run(b, &o, &r, &err, &prefix);
-        ok = ok && r.tokens == want.n && r.bytes == file.n && r.documents == 100 && r.written[SPLIT_VAL].shards == 0;
-        check(c, ok, "input %s: %s", input[0], err.text);
-        free(prefix);
-    }
-    free(files[0]);
-    free(file.text);
-    free(want.ids);
+    must(freopen(files[0], "rb", stdin) != NULL, "freopen", NULL);
+    Run r = run(c, b, (TokenizeOptions){.jsonl = true}, "-");
+    check(c, r.ok && same_ids(r.train.ids, r.train.n, want.ids, want.n) && r.r.bytes == file.n && r.r.documents == 100,
+          "standard input: %s", r.err.text);
+    run_free(&r);
+    free(files[0]), free(file.text), free(want.ids);
 }
 
-static void fails(Checks* c, Fixture* b, TokenizeOptions o, const char* text, const char* name,
-                  const char* expected) {
-    TokenizeResult r;
-    TostError err = {""};
-    char *path = path_join(b->dir, name), *prefix, *files[] = {path};
+static void fails(Checks* c, Fixture* b, TokenizeOptions o, const char* text, const char* name, const char* expected) {
+    char* path = path_join(b->dir, name);
     if (text) write_text(path, text);
-    o.files = files;
-    o.n_files = 1;
     o.threads = 2;
-    bool ok = run(b, &o, &r, &err, &prefix);
-    check(c, !ok && strstr(err.text, expected), "%s: expected '%s', got '%s'", name, expected, err.text);
-    char* dir = path_dir(prefix);
-    check(c, rmdir(dir) == 0 || !path_exists(dir), "%s: files remain after the error", name);
-    free(dir);
+    Run r = run(c, b, o, path);
+    check(c, !r.ok && strstr(r.err.text, expected), "%s: expected '%s', got '%s'", name, expected, r.err.text);
+    run_free(&r);
     free(path);
-    free(prefix);
 }
 
 static void test_failures(Checks* c, Fixture* b) {
@@ -723,70 +675,45 @@ static void test_failures(Checks* c, Fixture* b) {
 // The last tokens of a single document are the validation data, wherever shards begin and end.
 static void test_lone_document(Checks* c, Fixture* b) {
     static const char text[] = "0 1 2 3 4 5 6 7 8 9 a b";
-    char *files[] = {path_join(b->dir, "long.txt")}, *prefix;
+    char* path = path_join(b->dir, "long.txt");
     Ids want = {0};
-    write_text(files[0], text);
+    write_text(path, text);
     append_document(b, &want, text, sizeof text - 1);
     for (int size = 1; size <= 26; size++) {
         for (int tenths = 0; tenths < 10; tenths++) {
-            TokenizeOptions o = {.files = files, .n_files = 1, .val_frac = 0.1 * tenths,
-                                 .shard_tokens = (uint64_t)size};
-            TokenizeResult r;
-            TostError err = {""};
-            const bool ok = run(b, &o, &r, &err, &prefix);
-            const uint64_t val = (uint64_t)(o.val_frac * (double)r.tokens);
-            check(c, ok && r.written[SPLIT_VAL].tokens == val && r.written[SPLIT_TRAIN].tokens == r.tokens - val,
-                  "shards of %d, --val-frac %g: %d and %d of %d tokens: %s", size, o.val_frac, (int)r.written[SPLIT_TRAIN].tokens,
-                  (int)r.written[SPLIT_VAL].tokens, (int)r.tokens, err.text);
-            Ids train = read_shards(c, prefix, "train", r.written[SPLIT_TRAIN].shards);
-            Ids tail = read_shards(c, prefix, "val", r.written[SPLIT_VAL].shards);
-            append_ids(&train, tail.ids, tail.n);
-            check(c, same_ids(train.ids, train.n, want.ids, want.n), "shards of %d, --val-frac %g: wrong tokens", size,
-                  o.val_frac);
-            free(train.ids);
-            free(tail.ids);
-            free(prefix);
+            const TokenizeOptions o = {.val_frac = 0.1 * tenths, .shard_tokens = (uint64_t)size};
+            Run r = run(c, b, o, path);
+            const bool split = r.val.n == (size_t)(o.val_frac * (double)r.r.tokens);
+            append_ids(&r.train, r.val.ids, r.val.n);
+            check(c, r.ok && split && same_ids(r.train.ids, r.train.n, want.ids, want.n),
+                  "shards of %d, --val-frac %g: %d validation tokens: %s", size, o.val_frac, (int)r.val.n, r.err.text);
+            run_free(&r);
         }
     }
-    free(want.ids);
-    free(files[0]);
-}
-
-// Without val_required, a single document goes to the training shards.
-static void test_no_validation(Checks* c, Fixture* b) {
-    char *files[] = {path_join(b->dir, "lone.txt")}, *prefix;
-    write_text(files[0], "only one");
-    TokenizeOptions o = {.files = files, .n_files = 1, .val_frac = 0.01, .seed = 5};
-    TokenizeResult r;
-    TostError err = {""};
-    const bool ok = run(b, &o, &r, &err, &prefix);
-    check(c, ok && r.documents == 1 && r.written[SPLIT_TRAIN].shards == 1 && r.written[SPLIT_VAL].shards == 0, "one document: %s", err.text);
-    free(prefix);
-    free(files[0]);
+    write_text(path, "only one");
+    Run r = run(c, b, (TokenizeOptions){.val_frac = 0.01, .seed = 5}, path);   // without val_required
+    check(c, r.ok && r.r.documents == 1 && r.val.n == 0, "one short document: %s", r.err.text);
+    run_free(&r);
+    free(path), free(want.ids);
 }
 
 // Whichever read fails, tokenize reports an error and leaves no files.
 static void test_reads(Checks* c, Fixture* b) {
-    char *files[] = {path_join(b->dir, "read.txt")}, *prefix;
-    TokenizeOptions o = {.files = files, .n_files = 1, .threads = 1, .batch_bytes = 8};
-    TokenizeResult r;
-    write_text(files[0], "\xef\xbb\xbf" "a text that is longer than one batch, and has a byte order mark");
+    char* path = path_join(b->dir, "read.txt");
+    write_text(path, "\xef\xbb\xbf" "a text that is longer than one batch, and has a byte order mark");
     int failed = 0;
     for (bool ok = false; !ok && failed < 100; failed += !ok) {
-        TostError err = {""};
         reading.calls = 0;
         reading.fail_at = failed + 1;
-        ok = run(b, &o, &r, &err, &prefix);
-        check(c, ok || strstr(err.text, strerror(EIO)), "read %d: %s", failed, err.text);
-        char* dir = path_dir(prefix);
-        check(c, ok || !path_exists(dir), "read %d: files remain after the error", failed);
-        free(dir);
-        free(prefix);
+        Run r = run(c, b, (TokenizeOptions){.threads = 1, .batch_bytes = 8}, path);
+        ok = r.ok;
+        check(c, ok ? r.r.bytes == 66 && r.r.tokens <= 64 && r.r.documents == 1 : !!strstr(r.err.text, strerror(EIO)),
+              "read %d: %s", failed, r.err.text);
+        run_free(&r);
     }
     reading.fail_at = 0;
     check(c, failed >= 5 && failed < 100, "%d reads failed", failed);
-    check(c, r.bytes == 66 && r.tokens <= 64 && r.documents == 1, "%d bytes, %d tokens", (int)r.bytes, (int)r.tokens);
-    free(files[0]);
+    free(path);
 }
 
 static void test_compressed(Checks* c, Fixture* b) {
@@ -799,35 +726,28 @@ static void test_compressed(Checks* c, Fixture* b) {
     fails(c, b, plain, "BZh91AY&SY", "a.bz2", "bzip2 -dc FILE |");
     fails(c, b, plain, "PK\x03\x04 and more", "a.zip", "unzip -p FILE |");
     fails(c, b, plain, "PAR1\x15 and more", "a.parquet", "a Parquet file, not text");
-    char *compressed = path_join(b->dir, "a.gz"), *prefix = NULL, *input[] = {"-"};
-    TokenizeOptions o = {.files = input, .n_files = 1};
-    TokenizeResult r;
-    TostError err = {""};
-    const bool ok = freopen(compressed, "rb", stdin) && run(b, &o, &r, &err, &prefix);
-    check(c, !ok && strstr(err.text, "standard input: compressed by gzip"), "compressed input: got '%s'",
-          err.text);
-    free(prefix);
+    char* compressed = path_join(b->dir, "a.gz");
+    must(freopen(compressed, "rb", stdin) != NULL, "freopen", NULL);
+    Run r = run(c, b, plain, "-");
+    check(c, !r.ok && strstr(r.err.text, "standard input: compressed by gzip"), "compressed: got '%s'", r.err.text);
+    run_free(&r);
     free(compressed);
 }
 
-static void test_tokenize(Checks* c, const char* dir, const char* path) {
+static void test_tokenize(Checks* c, const char* dir, char* path) {
     Rng rng = rng_seeded(7, 0);
     Vocab* v = random_vocab(&rng, "ab \n'sl1!\xc2\xa0\xe3\x80\x85\xe2\x89\xff", 300);
-    Fixture b = {.dir = xasprintf("%s/tokenize", dir), .vocab = xstrdup(path), .t = vocab_open(v, path)};
+    Fixture b = {.dir = path_join(dir, "tokenize"), .vocab = path, .bpe = bpe_open(v, path)};
     TostError err;
-    if (check(c, make_dirs(b.dir, &err), "%s", b.dir)) {
-        test_plain_text(c, &b);
-        test_jsonl(c, &b);
-        test_failures(c, &b);
-        test_lone_document(c, &b);
-        test_no_validation(c, &b);
-        test_reads(c, &b);
-        test_compressed(c, &b);
-    }
-    tokenizer_free(b.t);
-    free(b.vocab);
+    must(make_dirs(b.dir, &err), b.dir, &err);
+    test_plain_text(c, &b);
+    test_jsonl(c, &b);
+    test_failures(c, &b);
+    test_lone_document(c, &b);
+    test_reads(c, &b);
+    test_compressed(c, &b);
+    bpe_close(&b.bpe);
     free(b.dir);
-    free(v);
 }
 
 int main(void) {
