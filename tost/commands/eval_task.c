@@ -26,8 +26,8 @@ typedef struct {
     uint32_t text[WITHIN];        // they
 } Outcome;
 
-// Choices of an example that follow the same context tokens.
-typedef struct { int context, longest; size_t index; int first, choices; } Key;
+// Choices of an example that follow the same context tokens. Sorted by these fields.
+typedef struct { int choices, context, longest, index, first; } Key;
 
 typedef struct {
     LoadedModel*     model;
@@ -47,24 +47,23 @@ typedef struct {
 // Order of processing: examples with contexts of equal length are batched, so that contexts need no padding
 
 static int compare_keys(const void* x, const void* y) {
-    const Key *a = x, *b = y;
-    if (a->choices != b->choices) return a->choices < b->choices ? -1 : 1;
-    if (a->context != b->context) return a->context < b->context ? -1 : 1;
-    if (a->longest != b->longest) return a->longest < b->longest ? -1 : 1;
-    if (a->index != b->index) return a->index < b->index ? -1 : 1;
-    return a->first < b->first ? -1 : a->first > b->first;
+    int a[sizeof(Key) / sizeof(int)], b[countof(a)], i = 0;
+    memcpy(a, x, sizeof a);
+    memcpy(b, y, sizeof b);
+    while (i + 1 < (int)countof(a) && a[i] == b[i]) i++;
+    return (a[i] > b[i]) - (a[i] < b[i]);
 }
 
 // Adds choices first … first + choices - 1 of an example. Truncates the context on the left so that it and the longest
 // of them fit in `limit`: the last context token is an input of the scoring pass, since it predicts the first token of
 // each choice; so a sequence has context - 1 + longest positions.
-static bool add_key(TaskRun* r, size_t index, int first, int choices, const Options* o, TostError* err) {
+static bool add_key(TaskRun* r, int index, int first, int choices, const Options* o, TostError* err) {
     const Example* e = &r->examples.example[index];
     int longest = 0;
     for (int i = first; i < first + choices; i++) longest = e->length[i] > longest ? e->length[i] : longest;
     if (longest > r->limit)
-        return tost_error(err, "%s line %d: a choice of %d tokens, but sequences have at most %d; use a longer --seq or "
-                          "another model", o->task, e->line, longest, r->limit);
+        return tost_error(err, "%s line %d: a choice of %d tokens, but sequences have at most %d; use a longer --seq "
+                          "or another model", o->task, e->line, longest, r->limit);
     const int room = r->limit + 1 - longest, context = e->context < room ? e->context : room;
     // As in lm-evaluation-harness, each choice follows as much of the context as fits with it.
     if (context < e->context && choices > 1) {
@@ -72,7 +71,7 @@ static bool add_key(TaskRun* r, size_t index, int first, int choices, const Opti
             if (!add_key(r, index, i, 1, o, err)) return false;
         return true;
     }
-    r->key[r->n_keys++] = (Key){context, longest, index, first, choices};
+    r->key[r->n_keys++] = (Key){choices, context, longest, index, first};
     const int seq = context - 1 > longest ? context - 1 : longest;
     r->max_seq = seq > r->max_seq ? seq : r->max_seq;
     return true;
@@ -85,7 +84,7 @@ static bool plan(TaskRun* r, const Options* o, TostError* err) {
     r->key = xcalloc(e->count * (size_t)e->choices, sizeof *r->key);
     r->max_seq = 1;
     for (size_t i = 0; i < e->count; i++)
-        if (!add_key(r, i, 0, e->example[i].choices, o, err)) return false;
+        if (!add_key(r, (int)i, 0, e->example[i].choices, o, err)) return false;
     qsort(r->key, r->n_keys, sizeof *r->key, compare_keys);
     // Default batch: enough rows for efficient matrix products at moderate memory use.
     enum { ROWS = 8192, MAX_BATCH = 64 };

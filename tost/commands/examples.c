@@ -114,7 +114,8 @@ static bool read_lines(Examples* e, const char* at, const char* end, const char*
         const size_t n = (size_t)((feed ? feed : end) - at);
         at = feed ? feed + 1 : end;
         if (blank(text, n)) continue;
-        if ((e->count & (e->count - 1)) == 0) e->example = xrealloc(e->example, (2 * e->count + 1) * sizeof *e->example);
+        if ((e->count & (e->count - 1)) == 0)
+            e->example = xrealloc(e->example, (2 * e->count + 1) * sizeof *e->example);
         Example* next = &e->example[e->count++];
         TostError inner;
         *next = (Example){.line = line};

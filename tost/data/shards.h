@@ -1,5 +1,5 @@
-// shards.h: opens, checks and reads token shards. Files are read, never mapped: a shard that changes while a run reads it
-// causes a read error that names it, not a signal.
+// shards.h: opens, checks and reads token shards. Files are read, never mapped: a shard that changes while a run
+// reads it causes a read error that names it, not a signal.
 #ifndef TOST_SHARDS_H
 #define TOST_SHARDS_H
 

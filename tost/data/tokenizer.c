@@ -395,7 +395,8 @@ typedef struct {
 
 static bool line_error(const Loader* l, const char* text, size_t n, const char* what) {
     enum { QUOTED = 40 };  // bytes of the text that are shown
-    return tost_error(l->err, "%s: line %zu: '%.*s' %s", l->t->path, l->line, (int)(n < QUOTED ? n : QUOTED), text, what);
+    return tost_error(l->err, "%s: line %zu: '%.*s' %s", l->t->path, l->line, (int)(n < QUOTED ? n : QUOTED), text,
+                      what);
 }
 
 // Slot of a piece in the loader's table: its id + 1, or 0 if it has none.
@@ -500,7 +501,8 @@ static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
     size_t n_lines = 1;
     for (size_t i = 0; i < file->size; i++) n_lines += file->data[i] == '\n';
     if (n_lines > MAX_TOKENS - BYTES - 1)
-        return tost_error(err, "%s: %zu lines, but a vocab.bpe has at most %d", t->path, n_lines, MAX_TOKENS - BYTES - 1);
+        return tost_error(err, "%s: %zu lines, but a vocab.bpe has at most %d", t->path, n_lines,
+                          MAX_TOKENS - BYTES - 1);
     Loader l = {.t = t, .err = err, .line = 1};
     prepare(&l, n_lines, file->size);
     const bool ok = read_lines(&l, file->data, file->size);

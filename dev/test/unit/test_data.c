@@ -221,8 +221,9 @@ static void write_same(const char* path, uint32_t id) {
 // Changes of s_0.bin between two batches, and the error of the second batch; NULL: none.
 typedef enum { REMOVED, TRUNCATED, EMPTIED, OVERWRITTEN, REPLACED, FIFO } Change;
 static const struct { Change change; const char *error_open, *error_closed; } changes[] = {
-    {REMOVED, NULL, "cannot be opened: No such file"}, {TRUNCATED, "changed", "changed"}, {EMPTIED, "changed", "changed"},
-    {OVERWRITTEN, "changed", "changed"}, {REPLACED, NULL, "changed"}, {FIFO, NULL, "changed"},
+    {REMOVED, NULL, "cannot be opened: No such file"}, {TRUNCATED, "changed", "changed"},
+    {EMPTIED, "changed", "changed"}, {OVERWRITTEN, "changed", "changed"}, {REPLACED, NULL, "changed"},
+    {FIFO, NULL, "changed"},
 };
 
 static void apply_change(Change change, const char* path, const char* spare) {
@@ -240,8 +241,8 @@ static void apply_change(Change change, const char* path, const char* spare) {
     }
 }
 
-// Reads a sample of s_0.bin, changes the file, and reads it again. closed: a sample of s_1.bin is read in between, which
-// closes the file.
+// Reads a sample of s_0.bin, changes the file, and reads it again. closed: a sample of s_1.bin is read in between,
+// which closes the file.
 static void test_change(Checks* c, const char* dir, size_t i, bool closed) {
     char *glob = path_join(dir, "s_*.bin"), *path = path_join(dir, "s_0.bin"), *other = path_join(dir, "s_1.bin");
     char* spare = path_join(dir, "spare");

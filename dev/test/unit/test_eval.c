@@ -171,9 +171,17 @@ static char* example_text(const Tokenizer* t, const Example* e) {
     return text;
 }
 
-static bool read_text(Examples* p, const char* path, const char* text, const Tokenizer* t, TostError* err) {
-    write_text(path, text);
+// The first n bytes of a text, with " for each '.
+static bool read_some(Examples* p, const char* path, const char* text, size_t n, const Tokenizer* t, TostError* err) {
+    char* json = xstrdup(text);
+    for (char* at = json; (at = strchr(at, '\'')); at++) *at = '"';
+    write_bytes(path, json, n);
+    free(json);
     return examples_read(p, path, t, err);
+}
+
+static bool read_text(Examples* p, const char* path, const char* text, const Tokenizer* t, TostError* err) {
+    return read_some(p, path, text, strlen(text), t, err);
 }
 
 static void check_example(Checks* c, const Tokenizer* t, const Example* e, int line, int answer, const char* want) {
@@ -186,16 +194,16 @@ static void check_example(Checks* c, const Tokenizer* t, const Example* e, int l
 static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
     TostError err;
     Examples p;
-    must(read_text(&p, path, "\xef\xbb\xbf{\"context\": \"one two \", \"choices\": [\" \\u00e9t\\u00e9\"], \"answer\": 0}\r\n\n"
-                   "{\"a key that is far too long\": [1], \"answer\": 0, \"choices\": [\"b\"], \"context\": \"a\"}", t,
+    must(read_text(&p, path, "\xef\xbb\xbf{'context': 'one two ', 'choices': [' \\u00e9t\\u00e9'], 'answer': 0}\r\n\n"
+                   "{'a key that is far too long': [1], 'answer': 0, 'choices': ['b'], 'context': 'a'}", t,
                    &err), "one choice", &err);
     check(c, p.count == 2 && p.choices == 1, "two examples with one choice");
     check_example(c, t, &p.example[0], 1, 0, "one two|  \xc3\xa9t\xc3\xa9");
     check(c, p.example[0].chars[0] == 3 && p.example[0].length[0] == 7, "characters without the space, and tokens");
     check_example(c, t, &p.example[1], 3, 0, "a|b");
     examples_free(&p);
-    must(read_text(&p, path, "{\"context\": \"<|endoftext|>\\nHe\", \"choices\": [\" a\", \" b c\", \"  d\"], \"answer\": 2}\n"
-                   "{\"context\": \"<|endoftext|>\\n\", \"choices\": [\"x\", \"y\"], \"answer\": 1}\n", t, &err),
+    must(read_text(&p, path, "{'context': '<|endoftext|>\\nHe', 'choices': [' a', ' b c', '  d'], 'answer': 2}\n"
+                   "{'context': '<|endoftext|>\\n', 'choices': ['x', 'y'], 'answer': 1}\n", t, &err),
          "several choices", &err);
     check(c, p.count == 2 && p.choices == 3, "the largest number of choices");
     check_example(c, t, &p.example[0], 1, 2, "^He| a| b c|  d");
@@ -205,21 +213,20 @@ static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
 }
 
 static void test_invalid(Checks* c, const Tokenizer* t, const char* path) {
-#define EXAMPLE(context, choices, answer) "{\"context\": " context ", \"choices\": " choices ", \"answer\": " answer "}\n"
+#define EXAMPLE(context, choices, answer) "{'context': " context ", 'choices': " choices ", 'answer': " answer "}\n"
     static const struct { const char *text, *says; } cases[] = {
         {"", "has no example"}, {"\n \n", "has no example"},
-        {EXAMPLE("\"a\"", "[\"b\"]", "0") "{\"context\": \"a b", "line 2: byte 16"}, {"1 plain text", "line 1: byte 0"},
-        {EXAMPLE("\"a\"", "[\"b\"]", "0") "{} x", "line 2: byte 3"}, {EXAMPLE("\"\xff\"", "[\"b\"]", "0"), "UTF-8"},
-        {EXAMPLE("1", "[\"b\"]", "0"), "expected a string"}, {EXAMPLE("\"\"", "[\"b\"]", "0"), "the context is empty"},
-        {EXAMPLE("\" \\n\"", "[\"b\"]", "0"), "the context is empty"},
-        {EXAMPLE("\"a\"", "[\"b\", \"\"]", "0"), "choice 1 is empty"},
-        {EXAMPLE("\"a\"", "[\"b\", \" \"]", "0"), "choice 1 is empty"}, {EXAMPLE("\"a\"", "[]", "0"), "\"choices\""},
-        {EXAMPLE("\"a\"", "[\"b\"]", "1"), "\"answer\""}, {EXAMPLE("\"a\"", "[\"b\"]", "-1"), "integer"},
-        {EXAMPLE("\"a\"", "[\"b\"]", "99999999999"), "\"answer\""},
-        {"{\"context\": \"a\", \"choices\": [\"b\"]}", "\"answer\""}, {"{\"text\": \"a b\"}", "dev/data"},
-        {EXAMPLE("\"a\"", "[\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\",\"8\",\"9\",\"0\",\"1\",\"2\",\"3\",\"4\",\"5\",\"6\",\"7\"]", "0"),
-        "more than 16 choices"},
-        {EXAMPLE("\"a\"", "[\"b\"]", "0") EXAMPLE("\"a\"", "[\"b\", \"c\"]", "0"), "line 2: 2 choices"},
+        {EXAMPLE("'a'", "['b']", "0") "{'context': 'a b", "line 2: byte 16"}, {"1 plain text", "line 1: byte 0"},
+        {EXAMPLE("'a'", "['b']", "0") "{} x", "line 2: byte 3"}, {EXAMPLE("'\xff'", "['b']", "0"), "UTF-8"},
+        {EXAMPLE("1", "['b']", "0"), "expected a string"}, {EXAMPLE("''", "['b']", "0"), "the context is empty"},
+        {EXAMPLE("' \\n'", "['b']", "0"), "the context is empty"},
+        {EXAMPLE("'a'", "['b', '']", "0"), "choice 1 is empty"},
+        {EXAMPLE("'a'", "['b', ' ']", "0"), "choice 1 is empty"}, {EXAMPLE("'a'", "[]", "0"), "choices"},
+        {EXAMPLE("'a'", "['b']", "1"), "index of a choice"}, {EXAMPLE("'a'", "['b']", "-1"), "integer"},
+        {EXAMPLE("'a'", "['b']", "99999999999"), "index of a choice"},
+        {"{'context': 'a', 'choices': ['b']}", "index of a choice"}, {"{'text': 'a b'}", "dev/data"},
+        {EXAMPLE("'a'", "['1','2','3','4','5','6','7','8','9','0','1','2','3','4','5','6','7']", "0"), "more than 16"},
+        {EXAMPLE("'a'", "['b']", "0") EXAMPLE("'a'", "['b', 'c']", "0"), "line 2: 2 choices"},
     };
     for (size_t i = 0; i < countof(cases); i++) {
         TostError err = {""};
@@ -229,13 +236,12 @@ static void test_invalid(Checks* c, const Tokenizer* t, const char* path) {
         if (ok) examples_free(&p);
     }
     // Every prefix of a file is refused or has only complete examples: the first is complete from its brace on.
-    static const char text[] = EXAMPLE("\"a\"", "[\"b\"]", "0") EXAMPLE("\"c\"", "[\"d\"]", "0");
+    static const char text[] = EXAMPLE("'a'", "['b']", "0") EXAMPLE("'c'", "['d']", "0");
     size_t read = 0;
     for (size_t n = 0; n < sizeof text; n++) {
         TostError err;
         Examples p;
-        write_bytes(path, text, n);
-        if (!examples_read(&p, path, t, &err)) continue;
+        if (!read_some(&p, path, text, n, t, &err)) continue;
         read += p.count;
         examples_free(&p);
     }
