@@ -270,9 +270,7 @@ def remove_earlier(args):
 
 
 def write_recipe(args, recipe):
-    temporary = recipe_path(args).with_name(args.out.name + ".json.tmp")
-    temporary.write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8")
-    os.replace(temporary, recipe_path(args))
+    fetch.write(recipe_path(args), (json.dumps(recipe, indent=1) + "\n").encode())
 
 
 def check_recipe(args, recipe):
@@ -323,10 +321,8 @@ def make_shard(path, documents, args, recipe, progress):
     """Tokenizes the documents into one shard. If this process is killed, the tokenizer sees the end of its input and
     finishes normally, but its output stays in the temporary folder and is never used."""
     with tempfile.TemporaryDirectory(prefix=f"{args.out.name}.", suffix=".tmp", dir=path.parent) as folder:
-        command = [args.binary.absolute(), "tokenize", "--tokenizer", args.tokenizer, "--jsonl",
-                   "--out", f"{folder}/shard", "--val-frac", "0", "--shard-tokens", "2147483647", "--quiet", "-"]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL,
-                                   stderr=subprocess.PIPE,
+        process = subprocess.Popen(tokenize_command(args, f"{folder}/shard"), stdin=subprocess.PIPE,
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                    start_new_session=True)  # so that Ctrl-C does not reach it
         try:
             with process.stdin as pipe:
@@ -399,6 +395,26 @@ def report_counts(corpus, splits, tokens, gpt2):
                       "or a different order")
 
 
+def add_trainer_options(parser):
+    parser.add_argument("--tokenizer", type=Path, default=vocab.VOCAB, metavar="FILE",
+                        help="default: data/vocab.bpe, from dev/data/vocab.py")
+    parser.add_argument("--binary", type=Path, default=DATA.parent / "train_gpt_tost", metavar="FILE",
+                        help="the trainer, used to tokenize (default: ./train_gpt_tost)")
+
+
+def check_trainer(args):
+    if not os.access(args.binary, os.X_OK):
+        raise Refused(f"{shown(args.binary)}: not found or not executable: run make train_gpt_tost")
+    if not args.tokenizer.is_file():
+        raise Refused(f"{shown(args.tokenizer)}: not found: get GPT-2's with dev/data/vocab.py")
+
+
+def tokenize_command(args, prefix):
+    """Tokenizes JSONL from standard input into one shard, PREFIX_train_000000.bin."""
+    return list(map(str, (args.binary.absolute(), "tokenize", "--tokenizer", args.tokenizer, "--jsonl", "--out", prefix,
+                          "--val-frac", "0", "--shard-tokens", "2147483647", "--quiet", "-")))
+
+
 def parse(corpus):
     parser = OneLineParser()
     parser.add_argument("--from", dest="source", type=Path, nargs="+", metavar="PATH",
@@ -406,10 +422,7 @@ def parse(corpus):
     parser.add_argument("--out", type=Path, default=DATA / corpus.name / corpus.name, metavar="PREFIX",
                         help="shard names are PREFIX_train_000000.bin … (default: "
                              f"data/{corpus.name}/{corpus.name})")
-    parser.add_argument("--tokenizer", type=Path, default=vocab.VOCAB, metavar="FILE",
-                        help="default: data/vocab.bpe, from dev/data/vocab.py")
-    parser.add_argument("--binary", type=Path, default=DATA.parent / "train_gpt_tost", metavar="FILE",
-                        help="the trainer, used to tokenize (default: ./train_gpt_tost)")
+    add_trainer_options(parser)
     parser.add_argument("--shard-documents", type=int, default=80000, metavar="N",
                         help="documents per shard (default: 80000, about 90M tokens of OpenWebText)")
     parser.add_argument("--overwrite", action="store_true", help="replace existing shards")
@@ -420,10 +433,7 @@ def parse(corpus):
 
 
 def build(corpus, args):
-    if not os.access(args.binary, os.X_OK):
-        raise Refused(f"{shown(args.binary)}: not found or not executable: run make train_gpt_tost")
-    if not args.tokenizer.is_file():
-        raise Refused(f"{shown(args.tokenizer)}: not found: get GPT-2's with dev/data/vocab.py")
+    check_trainer(args)
     files = find_files(args.source or [fetch_corpus(corpus)])
     splits = corpus.split(files)
     tokenizer = fetch.sha256(args.tokenizer)

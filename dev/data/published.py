@@ -14,14 +14,13 @@ Other uses of these sets score the whole text (wikitext2.py, ptb.py) or the last
 pyarrow and tqdm.
 """
 import json
-import os
 import subprocess
 import tempfile
 from pathlib import Path
 
 import fetch
-import vocab
-from corpus import Corpus, fetch_corpus, find_files, jsonl_documents
+from corpus import (Corpus, add_trainer_options, check_trainer, fetch_corpus, find_files, jsonl_documents,
+                    tokenize_command)
 from fetch import DATA, OneLineParser, Refused, shown
 from ptb import URL as PTB_URL
 
@@ -54,9 +53,7 @@ def tokenize(lines, args, folder):
     import numpy
 
     jsonl = "".join(json.dumps({"text": line}) + "\n" for line in lines if line)
-    command = [args.binary.absolute(), "tokenize", "--tokenizer", args.tokenizer, "--jsonl", "--out", folder / "lines",
-               "--val-frac", "0", "--shard-tokens", "2147483647", "--quiet", "-"]
-    done = subprocess.run(list(map(str, command)), input=jsonl.encode(), capture_output=True)
+    done = subprocess.run(tokenize_command(args, folder / "lines"), input=jsonl.encode(), capture_output=True)
     if done.returncode:
         raise Refused(done.stderr.decode(errors="replace").strip() or f"tokenize ended with status {done.returncode}")
     with open(folder / "lines_train_000000.bin", "rb") as file:
@@ -90,10 +87,7 @@ def write_shard(path, ids):
 
 
 def build(args):
-    if not os.access(args.binary, os.X_OK):
-        raise Refused(f"{shown(args.binary)}: not found or not executable: run make train_gpt_tost")
-    if not args.tokenizer.is_file():
-        raise Refused(f"{shown(args.tokenizer)}: not found: get GPT-2's with dev/data/vocab.py")
+    check_trainer(args)
     lines = read_lines(args.name, find_files([args.source] if args.source else [fetch_corpus(CORPORA[args.name])]))
     if not any(lines):
         raise Refused(f"{args.source or args.name}: no text")
@@ -111,10 +105,7 @@ def main():
                         help="local text or Parquet file to use instead of downloading")
     parser.add_argument("--out", type=Path, default=DATA / "published", metavar="FOLDER",
                         help="default: data/published")
-    parser.add_argument("--tokenizer", type=Path, default=vocab.VOCAB, metavar="FILE",
-                        help="default: data/vocab.bpe, from dev/data/vocab.py")
-    parser.add_argument("--binary", type=Path, default=DATA.parent / "train_gpt_tost", metavar="FILE",
-                        help="the trainer, used to tokenize (default: ./train_gpt_tost)")
+    add_trainer_options(parser)
     args = parser.parse_args()
     build(args)
 

@@ -372,20 +372,17 @@ static bool tokenize_file(Job* job, const char* path, TostError* err) {
 // Checks an input file before the work begins. The content of pipes and devices is checked when they are read.
 static bool check_file(const char* path, TostError* err) {
     struct stat st;
-    if (access(path, R_OK) != 0 || stat(path, &st) != 0) {
-        return tost_error(err, "%s: cannot be read: %s", path, strerror(errno));
-    }
-    if (S_ISDIR(st.st_mode)) return tost_error(err, "%s: a folder; give the files in it", path);
-    if (!S_ISREG(st.st_mode)) return true;
     Source s;
     char head[TEXT_HEAD_BYTES];
-    if (!source_open(&s, path, err)) return false;
-    ssize_t n;
-    do n = read(s.fd, head, sizeof head);
-    while (n < 0 && (errno == EINTR || errno == EAGAIN));
     size_t skip;
-    bool ok = n < 0 ? tost_error(err, "%s: cannot be read: %s", path, strerror(errno))
-                    : text_check_head(&skip, path, head, (size_t)n, err);
+    if (access(path, R_OK) != 0 || stat(path, &st) != 0)
+        return tost_error(err, "%s: cannot be read: %s", path, strerror(errno));
+    if (S_ISDIR(st.st_mode)) return tost_error(err, "%s: a folder; give the files in it", path);
+    if (!S_ISREG(st.st_mode)) return true;
+    if (!source_open(&s, path, err)) return false;
+    const ssize_t n = read_at(s.fd, head, sizeof head, 0);
+    const bool ok = n < 0 ? tost_error(err, "%s: cannot be read: %s", path, strerror(errno))
+                          : text_check_head(&skip, path, head, (size_t)n, err);
     source_close(&s);
     return ok;
 }
