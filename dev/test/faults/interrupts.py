@@ -1,4 +1,4 @@
-"""interrupts.py: runs that are repeatedly killed or stopped and resumed must end with the bytes of a reference run."""
+"""interrupts.py: runs that are killed or stopped and resumed must end with the bytes of a reference run."""
 
 import os
 import random
@@ -41,7 +41,6 @@ def interrupt(case, report, what, how, seen):
 def kills(w, report, count, seed):
     """Kills runs `count` times. A run that completes is compared with the reference and the next one starts, with 1 or
     2 threads in turn."""
-    report.begin("kill")
     rng = random.Random(f"kill {seed}")
     began = time.monotonic()
     reference = {threads: w.reference(LONG, threads) for threads in (1, 2)}
@@ -63,7 +62,6 @@ def kills(w, report, count, seed):
     report.check(2 * seen["inside"] > count, f"of {count} kills only {seen['inside']} were inside a save")
     report.figure(f"{done} kills of {runs} runs, {seen['inside']} inside a save; {seen['before']} before a call, "
                   f"{seen['after']} after, {seen['half']} at half a write, {seen['timed']} by the clock")
-    report.end()
 
 
 def stop(case, report, what, number, how, delay=0.0):
@@ -97,7 +95,6 @@ def check_stop(case, report, what, number, result):
 
 def signals(w, report, count, seed):
     """SIGINT and SIGTERM at random points and during saves; then two signals at once."""
-    report.begin("signal")
     rng = random.Random(f"signal {seed}")
     reference, records = w.reference(LONG)
     rows = [r.call for r in records if r.name == "write" and r.path == "run/log.csv"]   # the header first
@@ -121,7 +118,6 @@ def signals(w, report, count, seed):
         twice(w, report, reference, at, rng.choice([signal.SIGINT, signal.SIGTERM]))
     report.figure(f"{stops} stops of {runs} runs, {inside} of them at a call that changes files; "
                   f"{max(4, count // 4)} ended by a second signal")
-    report.end()
 
 
 def twice(w, report, reference, at, number):
@@ -137,7 +133,6 @@ def twice(w, report, reference, at, number):
 def overwrites(w, report, every):
     """Kills a run with --overwrite at each call up to its second save: the resumed run must equal the old run, if the
     new one had no complete checkpoint, or else the new one."""
-    report.begin("overwrite")
     old, _ = w.reference([*LONG, "--seed", "5"])
     new, _ = w.reference(LONG)
     case = w.case(old)
@@ -165,4 +160,50 @@ def overwrites(w, report, every):
         case.remove()
     report.check(kept > 0, "no kill before the first checkpoint")
     report.figure(f"{len(range(1, calls + 1, every))} kills, {kept} before the first checkpoint was complete")
-    report.end()
+
+
+# ---------------------------------------------------------------------------------------------
+# tokenize, killed or stopped at any of its calls; the next tokenize must write the same shards
+
+TOKENIZE = ["tokenize", "--tokenizer", "../vocab.bpe", "--val-frac", "0.2", "--shard-tokens", "9000", "--out", "made/x",
+        "../text.txt"]
+
+
+def shards(case):
+    return {path: data for path, data in case.tree("made").items() if path.endswith(".bin") and ".tmp/" not in path}
+
+
+def check_next(case, report, what, reference):
+    """Tokenizes again. Shards that were renamed before the kill are refused, by name, and must be complete."""
+    result = case.launch(TOKENIZE)
+    if result.status == 1:
+        left = shards(case)
+        report.check("exist" in result.err and any(os.path.basename(path) in result.err for path in left),
+                     f"{what}: {result.summary()}")
+        report.check(all(reference.get(path) == data for path, data in left.items()), f"{what}: an incomplete shard")
+        for path in left:
+            os.remove(case.path(path))
+        result = case.launch(TOKENIZE)
+    report.check(result.status == 0, f"{what}: the next tokenize: {result.summary()}")
+    report.check(case.tree("made") == reference, f"{what}: {sorted(case.tree('made'))}")
+
+
+def tokenize(w, report, every):
+    case = w.case()
+    ran = case.launch(TOKENIZE)
+    reference, calls = case.tree("made"), ran.calls()
+    report.check(ran.status == 0 and len(reference) == 4 and calls > 30, f"without a fault: {ran.summary()}")
+    case.remove()
+    for at in range(1, calls + 1, every):
+        for do in ("before", "half", "after", "signal:2", "signal:15", "twice:2"):
+            case = w.case()
+            result, what = case.launch(TOKENIZE, at=at, do=do), f"{do} at call {at}"
+            if do.startswith("signal") and result.status != 0:   # 0: the signal came when all shards were complete
+                report.check(result.status == 128 + int(do[7:]), f"{what}: {result.summary()}")
+                report.check(not case.tree("made").keys() - {"made"}, f"{what}: {sorted(case.tree('made'))} is left")
+            if not (do.startswith("signal") and result.status == 0):
+                check_next(case, report, what, reference)
+            else:
+                report.check(case.tree("made") == reference, f"{what}: {sorted(case.tree('made'))}")
+            case.remove()
+    report.figure(f"kills and signals at each of {calls} calls")

@@ -30,14 +30,15 @@ def memory(pid):
 def growth(w, report):
     """Memory and descriptors must not grow from step 100 to 5,000, in a run with validations, samples and saves. Its log
     is a pipe with a capacity of one page, so that the program is never far ahead of the rows read here."""
-    report.begin("growth")
     case, seen = w.case(), {}
     args = [*world.RUN, "--steps", "5200", "--val-every", "20", "--sample-every", "25", "--save-every", "50",
             "--keep", "2", "--log", "rows"]
     os.mkfifo(case.path("rows"))
+    reader = os.open(case.path("rows"), os.O_RDONLY | os.O_NONBLOCK)   # the program refuses a FIFO without one
     process = case.start([*args, *world.OUT], stdout=subprocess.DEVNULL, plain=True,
                          more={"GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"})
     with open(case.path("rows"), "rb", buffering=0) as rows:
+        os.close(reader)
         fcntl.fcntl(rows, fcntl.F_SETPIPE_SZ, 4096)
         for row in iter(rows.readline, b""):
             at = int(row.split(b",")[0]) + 1 if row[:1].isdigit() else 0
@@ -52,7 +53,6 @@ def growth(w, report):
     kib = [(m["RssAnon"] + m["RssFile"]) >> 10 for m in seen.values()]
     report.figure(f"resident at steps 100, 1,000, 5,000: {kib} KiB, {seen[5000]['fds']} descriptors")
     case.remove()
-    report.end()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -122,13 +122,11 @@ def far_end(report, case, width, tokens):
 
 
 def large(w, report):
-    report.begin("large")
     with tempfile.TemporaryDirectory(prefix="torture.") as where:
         for width, tokens in ((4, 1_250_000_000), (2, 2_500_000_000)):
             apart = world.World(w.binary, w.faults, os.path.join(where, str(width)))
             far_end(report, apart.case(), width, tokens)
     report.figure(f"sparse shards of 5.0 GB: 1.25G uint32 and 2.5G raw uint16 tokens; {STEPS} steps at the end of each")
-    report.end()
 
 
 # ---------------------------------------------------------------------------------------------
@@ -167,11 +165,10 @@ def watched_case(w):
 
 
 def leaks(w, report, built):
-    report.begin("leaks")
     binary = os.path.abspath(os.path.join(built, "valgrind"))
     if not shutil.which("valgrind") or not os.path.exists(binary):
         report.skip(f"memory and leaks: valgrind is not installed, or {binary} was not built")
-        return report.end()
+        return
     case = watched_case(w)
     tool = ["valgrind", "-q", "--leak-check=full", "--show-leak-kinds=all", "--errors-for-leak-kinds=all",
             "--error-exitcode=99", "--log-file=found"]
@@ -186,4 +183,3 @@ def leaks(w, report, built):
         report.check(not found.strip(), f"{command}:\n{found[:3000]}")
     case.remove()
     report.figure(f"valgrind's memcheck on {len(COMMANDS)} commands, every kind of leak")
-    report.end()

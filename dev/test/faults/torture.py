@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """torture.py: kills and stops runs, makes system calls fail, simulates full disks and power failures, and checks that
-nothing saved is lost. Also measures memory growth and looks for leaks and data races.
+nothing saved is lost. Also measures memory growth and looks for leaks.
 
     torture.py --binary ./train_gpt_tost --built build/torture [--kills 100] [--every 1] [--suites kill,signal,…]
 
@@ -19,7 +19,6 @@ sys.dont_write_bytecode = True
 import disks
 import interrupts
 import machine
-import tokenizing
 import world
 
 
@@ -34,13 +33,14 @@ def options():
     return p.parse_args()
 
 
-def run(report, suite):
+def run(report, name, suite):
     """Runs a suite. An exception counts as a failed check, and the other suites still run."""
+    report.begin(name)
     try:
         suite()
     except Exception:
         report.check(False, traceback.format_exc())
-        report.end()
+    report.end()
 
 
 def main():
@@ -55,7 +55,7 @@ def main():
             "kill": lambda: interrupts.kills(w, report, o.kills, o.seed),
             "signal": lambda: interrupts.signals(w, report, max(8, o.kills // 2), o.seed),
             "overwrite": lambda: interrupts.overwrites(w, report, o.every),
-            "tokenize": lambda: tokenizing.interrupts(w, report, o.every),
+            "tokenize": lambda: interrupts.tokenize(w, report, o.every),
             "power": lambda: disks.power(w, report, o.every, o.seed),
             "fault": lambda: disks.faults(w, report, o.every, o.seed),
             "full": lambda: disks.full(w, report),
@@ -68,7 +68,7 @@ def main():
             unknown = ", ".join(sorted(set(wanted) - set(suites)))
             raise SystemExit(f"--suites {unknown}: unknown; there are {', '.join(suites)}")
         for name in wanted:
-            run(report, suites[name])
+            run(report, name, suites[name])
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return report.close()

@@ -97,10 +97,6 @@ static void text_seeds(const char* root) {
          "{\"context\":\"a \",\"choices\":[\"b\"],\"answer\":0}\n");
     SEED(root, "eval", "choices", "{\"context\": \"<|endoftext|>\\nShe sat\", \"choices\": [\" down.\", \" \\u00e9\"], "
          "\"answer\": 1, \"source_id\": \"a\"}\n");
-    SEED(root, "json", "values", "{\"a\": [1, -2.5e-3, true, false, null, \"\\u00e9\\n\\ud83d\\ude00\"], "
-         "\"b\": {\"c\": {}}}");
-    SEED(root, "log", "rows", "\2step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n"
-         "0,8,7.5,,0,1.5,2,3\n1,16,7.25,7.125,0.001,nan,2,3\n2,24,7,,0.001,1,2,3\n");
     SEED(root, "options", "train", "--preset\0tost-base\0--steps=10\0--lr\0" "6e-4\0--batch\0"
          "2\0--data\0a*.bin\0--resume\0--out\0o");
     SEED(root, "options", "sample", "sample\0--prompt\0Once\0--top-k\0" "40\0--temperature=0.8\0--model\0m");
