@@ -1,31 +1,17 @@
 // gemm_bench.c: benchmark of the matrix product.
 // For products of training, by shape, on one thread: GFLOP/s of gemm() in float32, as a share of what the FMA units can
 // do, and of gemm_bf16(). Thread CPU time, the least of the repetitions; peak and products alternate.
-// For decoding: GB/s at which the weight is read, compared with only reading the same amount of memory.
 //   gemm_bench [repetitions]      (default 15: about a minute on 2 cores)
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
-#include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "cpu/gemm.h"
 #include "base/openmp.h"
 
-enum { MAX_REPETITIONS = 101, CACHE_LINE_FLOATS = 16 };
-
-typedef struct { double best, median; } Time;   // seconds
-
-static int compare_doubles(const void* a, const void* b) {
-    double x = *(const double*)a, y = *(const double*)b;
-    return (x > y) - (x < y);
-}
-
-static Time time_of(double* seconds, int n) {
-    qsort(seconds, n, sizeof(double), compare_doubles);
-    return (Time) { seconds[0], seconds[n / 2] };
-}
+enum { MAX_REPETITIONS = 101 };
 
 // n floats between -1 and 1, none denormal, initialized by the threads that will read them.
 static float* random_floats(size_t n) {
@@ -152,71 +138,6 @@ static void bench_products(int reps) {
     free_pages(c, max_floats * sizeof(float));
 }
 
-// ---------------------------------------------------------------------------------------------
-// Decoding: one row or a few. Cycles through many weights, so that each is read from memory and not from a cache.
-
-// Sums n floats. Each thread reads one contiguous part.
-static float read_all(const float* x, size_t n) {
-    int threads = threads_max();
-    size_t run = n / threads / CACHE_LINE_FLOATS * CACHE_LINE_FLOATS;
-    float total = 0;
-#pragma omp parallel for schedule(static) reduction(+:total)
-    for (int t = 0; t < threads; t++) {
-        float sum[4 * CACHE_LINE_FLOATS] = {0};
-        const float* from = x + t * run;
-        for (size_t i = 0; i + countof(sum) <= run; i += countof(sum))
-            for (size_t k = 0; k < countof(sum); k++) sum[k] += from[i + k];
-        for (size_t k = 0; k < countof(sum); k++) total += sum[k];
-    }
-    return total;
-}
-
-static void bench_rows(int reps) {
-    static const int weights[][2] = { { 50304, 768 }, { 3072, 768 }, { 768, 3072 }, { 768, 768 } };
-    static const int rows[] = { 1, 2, 4 };
-    enum { READ = countof(rows) };
-    size_t pool = (size_t)2 * 50304 * 768, next = 0;
-    float *w = random_floats(pool), *x = random_floats(4 * 3072), *y = random_floats((size_t)4 * 50304), total = 0;
-    printf("\n%-18s        read: best  median        1 row              2 rows              4 rows     %s\n",
-           "GB/s of a weight", "ratio");
-    for (size_t s = 0; s < countof(weights); s++) {
-        int N = weights[s][0], K = weights[s][1], inner = 50304 / N / 4 + 1;
-        size_t size = (size_t)N * K, count = pool / size;
-        double seconds[READ + 1][MAX_REPETITIONS], bytes = (double)size * sizeof(float) * inner;
-        for (int r = 0; r < reps; r++)
-            for (int k = READ; k >= 0; k--) {
-                double start = now_seconds();
-                for (int i = 0; i < inner; i++) {
-                    const float* at = w + next++ % count * size;
-                    if (k == READ) total += read_all(at, size);
-                    else gemm(y, x, false, at, true, rows[k], N, K, 0);
-                }
-                seconds[k][r] = now_seconds() - start;
-            }
-        Time t[READ + 1];
-        printf("%6d x %-6d      ", N, K);
-        for (int k = 0; k <= READ; k++) t[k] = time_of(seconds[k], reps);
-        printf("    %7.1f %7.1f", bytes / t[READ].best / 1e9, bytes / t[READ].median / 1e9);
-        for (int k = 0; k < READ; k++)
-            printf("    %7.1f %7.1f", bytes / t[k].best / 1e9, bytes / t[k].median / 1e9);
-        printf("    %5.2f\n", t[READ].best / t[0].best);
-    }
-    if (total == 1) printf("\n");    // prevents the compiler from removing the sums
-    free_pages(w, pool * sizeof(float));
-    free_pages(x, 4 * 3072 * sizeof(float));
-    free_pages(y, (size_t)4 * 50304 * sizeof(float));
-}
-
-static void bench_fork(void) {
-    enum { FORKS = 1000 };
-    double start = now_seconds();
-    for (int r = 0; r < FORKS; r++) {
-#pragma omp parallel for schedule(static)
-        for (int t = 0; t < threads_max(); t++) (void)t;
-    }
-    printf("\nfork and join: %.2f us\n", (now_seconds() - start) / FORKS * 1e6);
-}
-
 int main(int argc, char** argv) {
     int reps = argc > 1 ? atoi(argv[1]) : 15;
     if (argc > 2 || reps < 1 || reps > MAX_REPETITIONS) {
@@ -226,7 +147,5 @@ int main(int argc, char** argv) {
     char library[64];
     printf("gemm: %s, %d threads\n\n", gemm_library(library, sizeof library, false), threads_max());
     bench_products(reps);
-    bench_rows(reps);
-    bench_fork();
     return 0;
 }
