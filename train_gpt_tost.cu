@@ -2191,7 +2191,7 @@ template <typename S> static void cuda_put(TypedModel<S>* m, TostArray s, const 
         put_range(m, m->array[s] + exchange_packed(x, x->rank, k) + (r.start - own.start), src + (r.start - t->offset),
                   range_size(r));
     }
-    if (s == TOST_PARAM) convert_weights(m, t->offset, t->size);   // mutant: moments_into_the_weights
+    if (s == TOST_PARAM) convert_weights(m, t->offset, t->size);
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
 

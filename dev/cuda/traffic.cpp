@@ -123,7 +123,6 @@ struct Counter : CudaOnHostObserver {
     uint3 index = {0, 0, 0};
     Count* kernel = nullptr;         // current kernel, or null if not counting
     Counts counts;
-    double flops = 0;
 
     void allocated(const void* device, size_t n) override {
         arena = (uintptr_t)device;
@@ -141,9 +140,8 @@ struct Counter : CudaOnHostObserver {
         index.x = ~0u;
     }
     void filled(size_t n) override { by_shape("memset", 0, (double)n); }
-    bool product(double read, double written, double m, double n, double k) override {
+    bool product(double read, double written) override {
         by_shape("matmul", read, written);
-        flops += 2 * m * n * k;
         return false;
     }
     void by_shape(const char* name, double read, double written) {
@@ -195,8 +193,6 @@ namespace {
 // ---------------------------------------------------------------------------------------------
 // Runs
 
-struct Run { Size size; Counts counts; double flops; };
-
 TostConfig base_config() { return tost_preset_find("tost-base")->config; }
 
 Size size_of(const TostConfig& c, double B, double T) {
@@ -209,7 +205,7 @@ Size size_of(const TostConfig& c, double B, double T) {
 
 // Counts one optimizer step of one micro-batch. One row in COMMON has token 0, all others are distinct: more distinct
 // tokens than in text, so an upper bound for the embedding.
-Run counted(int B, int T, int layers) {
+Counts counted(int B, int T, int layers) {
     TostConfig c = base_config();
     c.n_layer = layers;
     c.block_size = T;
@@ -228,7 +224,6 @@ Run counted(int B, int T, int layers) {
     }
     const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 0.0};
     counter.counts.clear();
-    counter.flops = 0;
     counter.on = true;
     tost_cuda_engine.zero_grad(m);
     const TostPiece piece = {tokens.data(), targets.data(), B, T, 0};
@@ -239,20 +234,20 @@ Run counted(int B, int T, int layers) {
     counter.on = false;
     counter.kernel = nullptr;
     tost_cuda_engine.destroy(m);
-    return {size_of(c, B, T), counter.counts, counter.flops};
+    return counter.counts;
 }
 
 constexpr int T = 1024, batches[2] = {2, 3};   // more than 2 COLUMN_BLOCKS rows
 
 // runs: by batch, with one and two layers
-Counts extrapolated(const Run runs[2][2], const Size& z) {
+Counts extrapolated(const Counts runs[2][2], const Size& z) {
     const double more = (z.rows / T - batches[0]) / (batches[1] - batches[0]);
     Counts out;
-    for (const auto& entry : runs[0][1].counts) {
+    for (const auto& entry : runs[0][1]) {
         for (int q = 0; q < QUANTITIES; q++) {
             double of_layers[2];
             for (int l = 0; l < 2; l++) {
-                const double few = runs[0][l].counts.at(entry.first)[q], many = runs[1][l].counts.at(entry.first)[q];
+                const double few = runs[0][l].at(entry.first)[q], many = runs[1][l].at(entry.first)[q];
                 of_layers[l] = few + more * (many - few);
             }
             out[entry.first][q] = of_layers[0] + (z.L - 1) * (of_layers[1] - of_layers[0]);
@@ -266,30 +261,7 @@ Counts extrapolated(const Run runs[2][2], const Size& z) {
 
 double l2_bytes(const Count& c) { return c[READ] + c[WRITTEN]; }
 
-// ---------------------------------------------------------------------------------------------
-// Checks: one line per failure
-
-bool near(const char* what, double got, double want, double tolerance) {
-    const bool ok = fabs(got - want) <= tolerance * fabs(want);
-    if (!ok) printf("FAILED: %s: %.0f, want %.0f\n", what, got, want);
-    return ok;
-}
-
-// Checks kernels whose traffic is known exactly.
-bool counter_is_exact(const Run& r) {
-    const Size& z = r.size;
-    const double norms = 2 * z.L + 1, branches = 2 * z.L;
-    const Count norm = r.counts.at("residual_layernorm_forward"), adamw = r.counts.at("adamw");
-    bool ok = near("LayerNorm, stored", norm[STORED], z.rows * (z.C * (6 * branches + 2) + STATS * norms), 0);
-    ok &= near("LayerNorm, sectors", l2_bytes(norm),
-               z.rows * (z.C * (12 * branches + 6) + STATS * norms) + 4 * z.C * (2 * branches + 1), 0);
-    ok &= near("AdamW, loaded", adamw[LOADED], (16 + 1 / 4.0) * z.flat, 0);   // decays: one byte per 4 elements
-    ok &= near("AdamW, stored", adamw[STORED], 14 * z.flat, 0);
-    ok &= near("AdamW, sectors", l2_bytes(adamw), (30 + 1 / 32.0) * z.flat, 1e-6);
-    ok &= near("products, bytes", l2_bytes(r.counts.at("matmul")), matmul_bytes(z), 0);
-    return near("products, FLOPs", r.flops, matmul_flops(z), 0) && ok;
-}
-
+// One line per failure. A kernel that seems to move less than the minimum is counted wrongly.
 bool within_limits(const Counts& counts, const Size& z) {
     bool ok = true;
     for (const auto& entry : counts) {
@@ -300,7 +272,7 @@ bool within_limits(const Counts& counts, const Size& z) {
             continue;
         }
         const double over = l2_bytes(entry.second) / f->bytes(z), l1 = entry.second[ONLY_L1] / f->bytes(z);
-        if (over <= f->allowed && l1 <= f->allowed_l1) continue;
+        if (over >= 0.98 && over <= f->allowed && l1 <= f->allowed_l1) continue;
         printf("FAILED: %s moves %.3f times the minimum, %.3f with only L1; allowed are %.2f and %.2f\n",
                f->name, over, l1, f->allowed, f->allowed_l1);
         ok = false;
@@ -358,7 +330,7 @@ int main(int argc, char** argv) {
     cuda_on_host_set(o);
     const TostConfig c = base_config();
     const Size z = size_of(c, 64, T);
-    Run runs[2][2];
+    Counts runs[2][2];
     for (int b = 0; b < 2; b++)
         for (int l = 0; l < 2; l++) runs[b][l] = counted(batches[b], T, l + 1);
     const Counts counts = extrapolated(runs, z);
@@ -372,8 +344,5 @@ int main(int argc, char** argv) {
            z.C, z.V, batches[0], batches[1]);
     print_table(counts, z);
     print_sums(counts, z);
-    bool ok = within_limits(counts, z);
-    for (const auto& batch : runs)
-        for (const Run& r : batch) ok &= counter_is_exact(r);
-    return ok ? 0 : 1;
+    return within_limits(counts, z) ? 0 : 1;
 }

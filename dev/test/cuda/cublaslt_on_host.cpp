@@ -107,7 +107,7 @@ bool observe_product(const Product& p) {
     CudaOnHostObserver* observer = cuda_on_host_options().observer;
     return !observer || observer->product((m * k + k * n) * operand + (p.beta != 0 ? m * n * result : 0) +
                                               (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? m * result : 0),
-                                          m * n * result, m, n, k);
+                                          m * n * result);
 }
 
 // Products that may be split along K behave like the worst that is reported of cuBLASLt: with in-place reduction, the

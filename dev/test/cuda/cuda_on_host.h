@@ -47,8 +47,8 @@ struct CudaOnHostObserver {
     virtual void allocated(const void* device, size_t bytes) = 0;
     virtual void launched(const char* kernel) = 0;  // before its blocks run
     virtual void filled(size_t bytes) = 0;          // by cudaMemsetAsync
-    // An (m,k) by (k,n) matrix product and the bytes of its operands. Return false to skip the computation.
-    virtual bool product(double read, double written, double m, double n, double k) = 0;
+    // A matrix product, by the bytes of its operands. Return false to skip the computation.
+    virtual bool product(double read, double written) = 0;
 };
 
 struct CudaOnHostOptions {

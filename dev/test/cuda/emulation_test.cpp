@@ -247,7 +247,7 @@ void test_poison(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Streams and graphs
+// Streams
 
 void test_streams(Checks* c) {
     set_order(CUDA_ORDER_FORWARD, true);
@@ -278,46 +278,6 @@ void test_streams(Checks* c) {
     cudaStreamDestroy(a);
     cudaStreamDestroy(b);
     set_order(CUDA_ORDER_FORWARD);
-}
-
-void test_graphs(Checks* c) {
-    cudaStream_t s;
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    Device<int> x(1);
-    x.put(0, 5);
-    cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
-    cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal);
-    CUDA_ON_HOST_LAUNCH(add_one, 1, 1, 0, s, x.p);
-    CUDA_ON_HOST_LAUNCH(add_one, 1, 1, 0, s, x.p);
-    cudaStreamEndCapture(s, &graph);
-    check(c, x.at(0) == 5, "captured work ran during the capture");
-    cudaGraphInstantiate(&exec, graph, 0);
-    cudaGraphDestroy(graph);
-    for (int i = 0; i < 3; i++) cudaGraphLaunch(exec, s);
-    cudaStreamSynchronize(s);
-    check(c, x.at(0) == 11, "three launches of a graph of two kernels: %d, want 11", x.at(0));
-    cudaGraphExecDestroy(exec);
-    cudaStreamDestroy(s);
-}
-
-void test_limits(Checks* c) {
-    CudaOnHostOptions o;
-    int count = -1;
-    char* p = nullptr;
-    size_t free_bytes = 0, total = 0;
-    o.memory = 1000;
-    cuda_on_host_set(o);
-    check(c, cudaMalloc(&p, 1001) == cudaErrorMemoryAllocation, "allocated 1001 of 1000 bytes");
-    check(c,
-          cudaMalloc(&p, 600) == cudaSuccess && cudaMemGetInfo(&free_bytes, &total) == cudaSuccess &&
-              free_bytes == 400,
-          "%zu bytes free after allocating 600 of 1000", free_bytes);
-    cudaFree(p);
-    o.devices = 0;
-    cuda_on_host_set(o);
-    check(c, cudaGetDeviceCount(&count) == cudaErrorNoDevice && count == 0, "cudaGetDeviceCount without a device");
-    cuda_on_host_set(CudaOnHostOptions());
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -407,8 +367,6 @@ void test_emulation(Checks* c) {
         test_poison(c);
     }
     test_streams(c);
-    test_graphs(c);
-    test_limits(c);
     test_misuse(c);
     check(c, cuda_on_host_live() == live, "%d CUDA objects leaked", cuda_on_host_live() - live);
 }

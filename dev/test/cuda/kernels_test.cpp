@@ -294,26 +294,8 @@ void test_scan(Checks* c, int T, int threads, int width, ScanData data = SCAN_CO
           cuda_on_host_longest_chain(), digits);
 }
 
-// A running sum of 49 totals: scans of 8^6 to 8^7 chunks add up to 7 totals at each of 7 levels.
-void test_running_sum(Checks* c) {
-    for (unsigned column = 0; column < 100; column++) {
-        FloatPair sum = {};
-        long double exact = 0, of_terms = 0;
-        for (unsigned i = 0; i < 7 * (SCAN_RADIX - 1); i++) {
-            const float x = scan_total(SCAN_RANDOM, i, column);
-            sum_add(sum, x);
-            exact += x;
-            of_terms += fabsf(x);
-        }
-        const double got = to_double(sum);
-        check(c, fabsl(got - exact) <= 0x1p-46l * of_terms, "a sum of %.20Lg: %.20g", exact, got);
-        check(c, to_float(sum) == (float)got, "a sum of %.20g as a float: %.9g", got, to_float(sum));
-    }
-}
-
 // Lengths up to a million tokens; one pass over the columns, and several.
 void test_scans(Checks* c) {
-    test_running_sum(c);
     for (const int T : {33, 256, 257, 1024, 1 << 14, 1 << 16}) test_scan(c, T, 8, 5);
     test_scan(c, 513 * TSSA_CHUNK, 32, 70);
     test_scan(c, 513 * TSSA_CHUNK, 32, 203);

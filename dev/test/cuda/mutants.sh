@@ -70,7 +70,6 @@ energy_below_its_least | s/= S.*/= true;/
 big_tokens_once | s/big += gridDim.x/big += step->n_big/
 temp_of_the_first_chunks | s/i += TEMP_THREADS/i += chunks/
 graph_of_another_shape | s/g->T != T/false/
-moments_into_the_weights | s/if (s == TOST_PARAM) //
 nothing_to_score | s/if (counted > 0) //
 decay_everywhere | s/t->decay == TOST_DECAY/1/
 sent_before_computed | s/CUDA_CHECK.*//
