@@ -48,7 +48,7 @@ const Option option_table[] = {
     {"channels", TRAIN, MODEL, OPT_INT, NOT_SAVED, AT(config.n_embd), "N",
      .help = "embedding size", 1, TOST_MAX_CHANNELS},
     {"block-size", TRAIN, MODEL, OPT_INT, NOT_SAVED, AT(config.block_size), "N",
-     .help = "maximum sequence length", 1, TOST_MAX_BLOCK_SIZE, .unit = "tokens"},
+     .help = "longest sequence", 1, TOST_MAX_BLOCK_SIZE, .unit = "tokens"},
     {"vocab-size", TRAIN, MODEL, OPT_INT, NOT_SAVED, AT(config.vocab_size), "N",
      .help = "vocabulary size",
      1, TOST_MAX_VOCAB_SIZE, .default_text = "that of the tokenizer, rounded up to a multiple of 64"},
@@ -60,11 +60,11 @@ const Option option_table[] = {
     {"membership", TRAIN, MODEL, OPT_CHOICE, NOT_SAVED, AT(config.membership), "learned|uniform",
      .help = "membership of tokens in heads: learned as published, or uniform (1/heads), for comparison"},
     {"init", TRAIN, MODEL, OPT_STRING, NOT_SAVED, AT(init), "FILE",
-     .help = "start from the weights and sizes of a safetensors file, checkpoint or run, with a new optimizer state",
-     .default_text = "random weights"},
+     .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state",
+     .default_text = "random weights", .not_with = "resume"},
     {"extend-block", TRAIN, MODEL, OPT_INT, NOT_SAVED, AT(extend_block), "N",
      .help = "with --init: extend wpe and denom_bias to N positions, with copies of the last one",
-     1, TOST_MAX_BLOCK_SIZE, .default_text = "the block size of --init"},
+     1, TOST_MAX_BLOCK_SIZE, .default_text = "the block size of --init", .needs = "init"},
     {"model", USE | INFO, MODEL, OPT_STRING, NOT_SAVED, AT(model), "PATH",
      .help = "safetensors file, checkpoint folder, or run folder (its newest checkpoint)",
      .default_text = "newest run in out/"},
@@ -76,11 +76,11 @@ const Option option_table[] = {
      .help = "token shards to evaluate; quote the pattern. Either this or --task is required", .default_text = "none"},
     {"task", EVAL, FILES, OPT_STRING, NOT_SAVED, AT(task), "FILE",
      .help = "examples to evaluate, JSONL of {\"context\", \"choices\", \"answer\"}; see Protocols",
-     .default_text = "none"},
+     .default_text = "none", .not_with = "data"},
     {"json", EVAL, FILES, OPT_STRING, NOT_SAVED, AT(json), "FILE",
-     .help = "also write the results as JSON, including those of each window or example", .default_text = "none"},
+     .help = "also write all results as JSON", .default_text = "none"},
     {"force", EVAL, FILES, OPT_FLAG, NOT_SAVED, AT(force), "",
-     .help = "replace the file of --json even if it was not written by eval"},
+     .help = "replace the file of --json even if it was not written by eval", .needs = "json"},
     {"val-data", TRAIN, FILES, OPT_STRING, OVERRIDABLE, AT(val_data), "GLOB",
      .help = "token shards to validate on", .default_text = "--data with train replaced by val, if such files exist"},
     {"order", TRAIN, FILES, OPT_CHOICE, FIXED, AT(order), "sequential|shuffled",
@@ -90,34 +90,32 @@ const Option option_table[] = {
      .help = "tokenizer, a vocab.bpe or merges.txt; needed for samples",
      .default_text = "vocab.bpe next to the shards, if there is one"},
     {"tokenizer", USE, FILES, OPT_STRING, NOT_SAVED, AT(tokenizer), "FILE",
-     .help = "tokenizer of the model, a vocab.bpe or merges.txt",
-     .default_text = "the one named in the checkpoint"},
+     .help = "tokenizer of the model, a vocab.bpe or merges.txt", .default_text = "the one named in the checkpoint"},
     {"tokenizer", TOKENIZE, FILES, OPT_STRING, NOT_SAVED, AT(tokenizer), "FILE",
-     .help = "vocab.bpe or merges.txt; an empty file makes every byte a token",
-     .default_text = required},
+     .help = "vocab.bpe or merges.txt; an empty file makes every byte a token", .default_text = required},
     {"out", TRAIN, FILES, OPT_STRING, NOT_SAVED, AT(out), "DIR",
      .help = "run folder, for checkpoints and log.csv", .default_text = "out/PRESET-NNN, the next free number"},
     {"out", TOKENIZE, FILES, OPT_STRING, NOT_SAVED, AT(out), "PREFIX",
      .help = "write shards PREFIX_train_000000.bin … and PREFIX_val_000000.bin …", .default_text = required},
     {"text", INSPECT, FILES, OPT_STRING, NOT_SAVED, AT(text), "TEXT|@FILE|-",
-     .help = "text to inspect, from the command line, a file or stdin; truncated to the model's block size. A line "
-     "<|endoftext|> ends a document", .default_text = required},
+     .help = "text to inspect, from the command line, a file or stdin; truncated to the model's block size",
+     .default_text = required},
     {"out", INSPECT, FILES, OPT_STRING, NOT_SAVED, AT(out), "FILE",
      .help = "safetensors file to write: tokens, losses, memberships (pi) and projected tokens (w), for dev/plot",
      .default_text = required},
     {"force", INSPECT, FILES, OPT_FLAG, NOT_SAVED, AT(force), "",
      .help = "replace the file of --out even if it was not written by inspect"},
     {"resume", TRAIN, FILES, OPT_FLAG, NOT_SAVED, AT(resume), "",
-     .help = "continue from the newest complete checkpoint in --out, by default the newest run in out/; the results "
-     "equal those of an uninterrupted run"},
+     .help = "continue from the newest checkpoint in --out (by default the newest run in out/), bit by bit",
+     .not_with = "overwrite"},
     {"overwrite", TRAIN, FILES, OPT_FLAG, NOT_SAVED, AT(overwrite), "",
-     .help = "start a new run in --out even if it contains one; its first checkpoint replaces the old run"},
+     .help = "start a new run in --out even if it has one; the first checkpoint replaces it", .needs = "out"},
     {"log", TRAIN, FILES, OPT_STRING, OVERRIDABLE, AT(log), "FILE",
      .help = "CSV log with one row per step; an existing log is only accepted with --resume or --overwrite",
      .default_text = "log.csv in the run folder"},
     {"val-frac", TOKENIZE, FILES, OPT_REAL, NOT_SAVED, AT(val_frac), "X",
-     .help = "fraction of the documents that goes to the validation shards; of a single document, fraction of its "
-     "tokens, from its end; if given, neither split may be empty", 0, 0.999999, 0.01, "of the documents"},
+     .help = "fraction of the documents for validation; of a single document, its last tokens",
+     0, 0.999999, 0.01, "of the documents"},
     {"jsonl", TOKENIZE, FILES, OPT_FLAG, NOT_SAVED, AT(jsonl), "",
      .help = "read all input, including stdin, as JSONL: one object with a \"text\" per line",
      .default_text = "only files named *.jsonl"},
@@ -133,16 +131,15 @@ const Option option_table[] = {
     {"seq", TRAIN, TRAINING, OPT_INT, FIXED, AT(seq), "N",
      .help = "sequence length, at most --block-size", 1, TOST_MAX_BLOCK_SIZE, .unit = "tokens"},
     {"chunk", TRAIN, TRAINING, OPT_INT, OVERRIDABLE, AT(chunk), "N",
-     .help = "process sequences N tokens at a time, with the memory of N tokens: exact gradients for very long --seq, "
-     "with 4/3 of the computation. " BITS, 0, TOST_MAX_BLOCK_SIZE, .default_text = "whole sequences"},
+     .help = "process sequences N tokens at a time, with the memory of N tokens and 4/3 of the computation. " BITS,
+     0, TOST_MAX_BLOCK_SIZE, .default_text = "whole sequences"},
     {"total-batch", TRAIN, TRAINING, OPT_INT64, FIXED, AT(total_batch), "N",
      .help = "tokens per step of all ranks, a multiple of batch × seq × parts, accumulated over micro-batches",
      1, 1e12, .unit = "tokens"},
     {"lr", TRAIN, TRAINING, OPT_REAL, OVERRIDABLE, AT(lr), "X", .help = "peak learning rate", 0, 100},
     {"schedule", TRAIN, TRAINING, OPT_CHOICE, OVERRIDABLE, AT(schedule), "cosine|wsd|linear|constant",
-     .help = "learning rate after the warm-up: cosine or linear decay; wsd: constant, then linear decay over the last "
-     "--decay-frac of the steps; constant. A wsd run can be extended with --resume --steps N before its decay, a "
-     "constant run at any time"},
+     .help = "learning rate after the warm-up; wsd: constant, then linear decay over the last --decay-frac of the "
+     "steps. A wsd run can be extended with --resume --steps N before its decay, a constant one at any time"},
     {"decay-frac", TRAIN, TRAINING, OPT_REAL, OVERRIDABLE, AT(decay_frac), "X",
      .help = "length of the decay of --schedule wsd", 0, 1, 0.2, "of the steps"},
     {"warmup", TRAIN, TRAINING, OPT_INT64, OVERRIDABLE, AT(warmup), "N",
@@ -151,7 +148,7 @@ const Option option_table[] = {
     {"min-lr-frac", TRAIN, TRAINING, OPT_REAL, OVERRIDABLE, AT(min_lr_frac), "X",
      .help = "final learning rate, as a fraction of --lr", 0, 1},
     {"weight-decay", TRAIN, TRAINING, OPT_REAL, FIXED, AT(weight_decay), "X",
-     .help = "AdamW weight decay, applied to embeddings and Linear weights", 0, 100},
+     .help = "AdamW weight decay of embeddings and Linear weights", 0, 100},
     {"beta1", TRAIN, TRAINING, OPT_REAL, FIXED, AT(beta1), "X",
      .help = "AdamW decay rate of the first moment", 0, 0.999999},
     {"beta2", TRAIN, TRAINING, OPT_REAL, FIXED, AT(beta2), "X",
@@ -161,8 +158,8 @@ const Option option_table[] = {
     {"grad-clip", TRAIN, TRAINING, OPT_REAL, FIXED, AT(grad_clip), "X",
      .help = "maximum gradient norm; 0: no clipping", 0, 1e9},
     {"ema", TRAIN, TRAINING, OPT_REAL, OVERRIDABLE, AT(ema), "X",
-     .help = "also keep and save an exponential moving average of the weights with this decay rate, such as 0.999; at "
-     "step n the rate is at most n / (n + 9). eval --weights ema uses it", 0, 0.9999999, .default_text = "off"},
+     .help = "also save a moving average of the weights with this decay rate, at step n at most n / (n + 9)",
+     0, 0.9999999, .default_text = "off"},
     {"skip-loss-z", TRAIN, TRAINING, OPT_REAL, OVERRIDABLE, AT(skip_loss_z), "X",
      .help = "skip a step if its loss is more than X standard deviations above the mean of the last "
      NUMBER_TEXT(OUTLIER_WINDOW) " accepted steps; 0: off", 0, 1e9},
@@ -184,15 +181,15 @@ const Option option_table[] = {
      0, TOST_MAX_BLOCK_SIZE, .default_text = "whole sequences"},
     {"stride", EVAL, EVALUATION, OPT_INT, NOT_SAVED, AT(stride), "N",
      .help = "distance between windows of --data; every token is scored once, in the first window that contains it",
-     1, TOST_MAX_BLOCK_SIZE, .default_text = "--seq, no overlap"},
+     1, TOST_MAX_BLOCK_SIZE, .default_text = "--seq, no overlap", .needs = "data"},
     {"windows", EVAL, EVALUATION, OPT_INT64, NOT_SAVED, AT(windows), "N",
      .help = "score N windows at random positions of --data instead, as for the published figures",
-     1, MAX_COUNT, .default_text = "score every token once"},
+     1, MAX_COUNT, .default_text = "score every token once", .not_with = "stride", .needs = "data"},
     {"by-position", EVAL, EVALUATION, OPT_FLAG, NOT_SAVED, AT(by_position), "",
-     .help = "also report the loss of --data by position in the window: position n is predicted from n tokens; each "
-     "bin of positions ends at a power of 2"},
+     .help = "also report the loss of --data by position in the window, in bins that end at powers of 2",
+     .needs = "data"},
     {"seed", EVAL, EVALUATION, OPT_INT64, NOT_SAVED, AT(seed), "N",
-     .help = "seed for the positions of --windows", 0, MAX_SEED, 1337},
+     .help = "seed for the positions of --windows", 0, MAX_SEED, 1337, .needs = "windows"},
     {"val-every", TRAIN, REPORTS, OPT_INT64, OVERRIDABLE, AT(val_every), "N",
      .help = "validate every N steps and after the last; 0: never", 0, MAX_COUNT, .unit = "steps"},
     {"val-batches", TRAIN, REPORTS, OPT_INT64, OVERRIDABLE, AT(val_batches), "N",
@@ -207,25 +204,25 @@ const Option option_table[] = {
     {"keep", TRAIN, REPORTS, OPT_INT64, OVERRIDABLE, AT(keep), "N",
      .help = "keep only the newest N checkpoints; 0: all", 0, MAX_COUNT, 3, "checkpoints"},
     {"keep-best", TRAIN, REPORTS, OPT_FLAG, OVERRIDABLE, AT(keep_best), "",
-     .help = "also keep the checkpoint with the lowest validation loss, as best in the run folder"},
+     .help = "also keep the checkpoint of the best validation, as best in the run folder"},
     {"stop-at-val", TRAIN, REPORTS, OPT_REAL, OVERRIDABLE, AT(stop_at_val), "LOSS",
      .help = "save and stop when the validation loss is at most LOSS", 0, 1e9, .default_text = "off"},
     {"max-time", TRAIN, REPORTS, OPT_DURATION, NOT_SAVED, AT(max_time), "TIME",
-     .help = "save and stop before the next step would exceed this time, such as 90m or 2h50m: for queues with a time "
-     "limit. The exit status is 75 if steps are left", 0, 10000 * 86400.0, .default_text = "off"},
+     .help = "save and stop before the next step would exceed this time, such as 2.5h; status 75 if steps are left",
+     0.001, 10000 * 86400.0, .default_text = "off"},
     {"on-save-error", TRAIN, REPORTS, OPT_CHOICE, OVERRIDABLE, AT(on_save_error), "stop|continue",
-     .help = "if a checkpoint or the log cannot be written: stop, or try again at the next --save-every (the exit "
-     "status is 1 if the last save fails)"},
+     .help = "if a checkpoint or the log cannot be written: stop, or try again at the next --save-every"},
     {"quiet", TRAIN, REPORTS, OPT_FLAG, NOT_SAVED, AT(quiet), "",
      .help = "print nothing on stdout; log and checkpoints are still written"},
     {"prompt", SAMPLE, SAMPLING, OPT_STRING, NOT_SAVED, AT(prompt), "TEXT|@FILE|-",
      .help = "text to continue, from the command line, a file or stdin", .default_text = "none"},
     {"prompts", SAMPLE, SAMPLING, OPT_STRING, NOT_SAVED, AT(prompts), "FILE|-",
      .help = "continue every prompt of a file or stdin and write the results as JSONL. One prompt per line or, if the "
-     "name ends in .jsonl or the text begins with {, one object with a \"prompt\" per line", .default_text = "none"},
+     "name ends in .jsonl or the text begins with {, one object with a \"prompt\" per line",
+     .default_text = "none", .not_with = "prompt"},
     {"tokens", SAMPLE, SAMPLING, OPT_INT64, NOT_SAVED, AT(tokens), "N",
-     .help = "maximum number of new tokens; stops earlier at <|endoftext|>. When the block size is reached, the "
-     "second half of the context is processed again", 1, 1e12, 256, "tokens"},
+     .help = "maximum number of new tokens; ends at <|endoftext|>. A full context is cut to its second half",
+     1, 1e12, 256, "tokens"},
     {"samples", SAMPLE, SAMPLING, OPT_INT64, NOT_SAVED, AT(samples), "N",
      .help = "number of samples of each prompt, generated together; separated by lines of ---", 1, MAX_COUNT, 1},
     {"stop", SAMPLE, SAMPLING, OPT_STRING, NOT_SAVED, AT(stop), "TEXT",
@@ -235,30 +232,25 @@ const Option option_table[] = {
     {"top-k", TRAIN | SAMPLE, SAMPLING, OPT_INT, OVERRIDABLE, AT(top_k), "N",
      .help = "sample from the N most likely tokens; 0: from all", 0, TOST_MAX_VOCAB_SIZE},
     {"top-p", TRAIN | SAMPLE, SAMPLING, OPT_REAL, OVERRIDABLE, AT(top_p), "X",
-     .help = "sample from the smallest set of most likely tokens with total probability X; 1: from all",
-     1e-9, 1, 0.95},
+     .help = "sample from the smallest set of most likely tokens with total probability X; 1: from all", 1e-9, 1, 0.95},
     {"seed", SAMPLE, SAMPLING, OPT_INT64, NOT_SAVED, AT(seed), "N",
      .help = "random seed; the same seed gives the same text", 0, MAX_SEED, 1337},
     {"dtype", TRAIN | USE, MACHINE, OPT_CHOICE, OVERRIDABLE, AT(dtype), DTYPES,
-     .help = "precision of matrix products; bf16: operands rounded to bf16, sums and parameters in float32; tf32: "
-     "CUDA only"},
+     .help = "operands of matrix products; sums and parameters are always float32; tf32: CUDA only"},
     {"threads", TRAIN | USE | TOKENIZE, MACHINE, OPT_INT, OVERRIDABLE, AT(threads), "N",
-     .help = "number of CPU threads; 0: OMP_NUM_THREADS, or all cores. While other programs use the cores, fewer "
-     "threads work, unless the environment sets any variable OMP_*, GOMP_* or KMP_*", 0, THREADS_LIMIT},
+     .help = "CPU threads; 0: OMP_NUM_THREADS, or all cores, and fewer while other programs use them",
+     0, THREADS_LIMIT},
     {"parts", TRAIN, MACHINE, OPT_INT, OVERRIDABLE, AT(parts), "N",
-     .help = "divide a step into N parts, whose gradients are added in a fixed order: any number of ranks that "
-     "divides N gives the same results. " BITS, 1, MAX_PARTS, 1, .default_text = "one per rank"},
+     .help = "divide a step into N parts, added in a fixed order: the same results for any number of ranks that "
+     "divides N. " BITS, 1, MAX_PARTS, 1, .default_text = "one per rank"},
     {"reduce", TRAIN, MACHINE, OPT_CHOICE, OVERRIDABLE, AT(reduce), "ordered|fast",
-     .help = "how GPUs add their gradients; ordered: the same bits for any number of ranks; fast: by NCCL, with bits "
-     "that depend on the number of ranks"},
+     .help = "how GPUs add gradients: with the same bits for any number of ranks, or by NCCL's own reduction"},
     {"rank-timeout", TRAIN | EVAL, MACHINE, OPT_REAL, NOT_SAVED, AT(rank_timeout), "X",
      .help = "stop if a wait for other ranks takes longer than X seconds; 0: wait forever",
      0, 1e6, COMM_TIMEOUT, "seconds"},
     {"recompute", TRAIN, MACHINE, OPT_FLAG, NOT_SAVED, AT(recompute), "",
-     .help = "activation checkpointing: store only the input of each layer and recompute the rest in the backward "
-     "pass; less memory, more time, same results"},
-    {"quiet", TOKENIZE, MACHINE, OPT_FLAG, NOT_SAVED, AT(quiet), "",
-     .help = "print nothing on stdout and no progress"},
+     .help = "activation checkpointing: recompute layers in the backward pass; less memory, more time, same results"},
+    {"quiet", TOKENIZE, MACHINE, OPT_FLAG, NOT_SAVED, AT(quiet), "", .help = "print nothing on stdout and no progress"},
     {"help", ALL, MACHINE, OPT_HELP, NOT_SAVED, 0, "", .help = "show this help"},
     {"version", TRAIN, MACHINE, OPT_HELP, NOT_SAVED, 0, "", .help = "print the version and the git commit"},
     {"man", TRAIN, MACHINE, OPT_HELP, NOT_SAVED, 0, "", .help = "print the man page, for all commands"},
@@ -272,12 +264,16 @@ _Static_assert((int)ROWS <= OPTION_ROWS_MAX, "Options.given has an element for e
 const int option_count = ROWS;
 
 const CommandHelp command_table[COMMANDS] = {
-    {"train",    "[train] [options]", "train a model; without options, the starter model"},
-    {"sample",   "sample [options]", "generate text"},
-    {"eval",     "eval (--data GLOB | --task FILE) [options]", "evaluate a model on token shards or on examples"},
-    {"tokenize", "tokenize --tokenizer FILE --out PREFIX [options] FILE…", "convert text to token shards"},
-    {"info",     "info [PATH | SHARD…]", "show what a model file, checkpoint or run contains; check token shards"},
-    {"inspect",  "inspect --text TEXT --out FILE [options]", "save memberships and projected tokens for a text"},
+    {"train", "[train] [options]", "train a model; without options, the starter model",
+     "train takes only options, and the command comes first"},
+    {"sample", "sample [options]", "generate text", "give the text as --prompt TEXT"},
+    {"eval", "eval (--data GLOB | --task FILE) [options]", "evaluate a model on token shards or examples",
+     "--task takes a FILE of examples, which dev/data/evalset.py writes"},
+    {"tokenize", "tokenize --tokenizer FILE --out PREFIX [options] FILE…", "convert text to token shards", NULL},
+    {"info", "info [PATH | SHARD…]", "show what a model file, checkpoint or run contains; check token shards",
+     "info takes one PATH, or shards"},
+    {"inspect", "inspect --text TEXT --out FILE [options]", "save memberships and projected tokens for a text",
+     "give the text as --text TEXT"},
 };
 
 bool option_belongs(const Option* row, Command command) { return row->commands >> command & 1; }
@@ -366,56 +362,40 @@ static double decimal(const char* text, const char** end) {
     return value;
 }
 
-// An integer such as 1000, 1e3, 1k or 0.5M. k, M, G (or B) and T are powers of 1000.
-static bool integer(double* value, const char* text) {
-    static const char units[] = "kKMMGBTT";
+// A number, with a unit: of integers k, M, G (or B) and T, the powers of 1000; of times s, m, h and d.
+static bool with_unit(double* value, const char* text, OptionKind kind) {
+    static const char thousands[] = "kKMMGBTT";
+    static const struct { char name; double seconds; } times[] = {{'d', 86400}, {'h', 3600}, {'m', 60}, {'s', 1}};
     const char *end, *unit;
-    double x = decimal(text, &end);
+    *value = decimal(text, &end);
     if (end == text) return false;
-    if (*end && (unit = strchr(units, *end))) {
-        x *= pow(1000, (double)((unit - units) / 2 + 1));
+    if (*end && kind == OPT_DURATION) {
+        size_t i = 0;
+        while (i + 1 < countof(times) && times[i].name != *end) i++;
+        *value *= times[i].seconds;
+        end += times[i].name == *end;
+    } else if (*end && kind != OPT_REAL && (unit = strchr(thousands, *end))) {
+        *value *= pow(1000, (double)((unit - thousands) / 2 + 1));
         end++;
     }
-    *value = round(x);
-    return !*end && fabs(x) <= 9e15 && fabs(x - *value) <= 1e-12 * fabs(x);   // 0.3M is not exactly 300000 in binary
+    const double exact = *value;
+    if (kind == OPT_INT || kind == OPT_INT64) *value = round(exact);   // 0.3M is not exactly 300000 in binary
+    return !*end && fabs(*value) < INFINITY && fabs(exact - *value) <= 1e-12 * fabs(exact);
 }
 
 static bool parse_number(Options* o, const Option* row, const char* text, TostError* err) {
-    const bool real = row->kind == OPT_REAL;
-    const char* end = text;
-    double value = 0;
-    const bool valid = real ? (value = decimal(text, &end), end != text && !*end) : integer(&value, text);
-    if (valid && value >= row->min && value <= row->max) {
+    static const char time[] = "a time such as 90m or 2.5h, or a number of seconds";
+    const char* what = row->kind == OPT_DURATION ? time : row->kind == OPT_REAL ? "a number" : "an integer";
+    double value;
+    if (with_unit(&value, text, row->kind) && value >= row->min && value <= row->max) {
         set_number(o, row, value);
         return true;
     }
     char *min = real_text(row->min), *max = real_text(row->max);
-    tost_error(err, "--%s '%.200s' is not %s from %s to %s", row->name, text, real ? "a number" : "an integer",
-               min, max);
+    tost_error(err, "--%s '%.200s' is not %s from %s to %s", row->name, text, what, min, max);
     free(min);
     free(max);
     return false;
-}
-
-// Numbers with units from the largest to the smallest, such as 1h30m; or one number without a unit, in seconds.
-static bool parse_duration(Options* o, const Option* row, const char* text, TostError* err) {
-    static const struct { char name; double seconds; } units[] = {{'d', 86400}, {'h', 3600}, {'m', 60}, {'s', 1}};
-    const char *at = text, *end;
-    double total = decimal(text, &end);
-    bool ok = end != text && !*end;   // a number alone
-    if (!ok) total = 0;
-    for (size_t u = 0; !ok && u < countof(units); u++) {
-        const double value = decimal(at, &end);
-        if (end == at || *end != units[u].name || value < 0) continue;
-        total += value * units[u].seconds;
-        at = end + 1;
-        ok = !*at;
-    }
-    if (!ok || !(total > 0 && total <= row->max))
-        return tost_error(err, "--%s '%.200s' is not a time above 0 and up to %gd, such as 45s, 90m, 3h or 1h30m",
-                          row->name, text, row->max / units[0].seconds);
-    set_number(o, row, total);
-    return true;
 }
 
 static bool parse_choice(Options* o, const Option* row, const char* text, TostError* err) {
@@ -435,8 +415,8 @@ static bool parse_value(Options* o, const Option* row, const char* text, TostErr
         case OPT_FLAG: *(bool*)field_of(o, row) = true; return true;
         case OPT_INT:
         case OPT_INT64:
-        case OPT_REAL: return parse_number(o, row, text, err);
-        case OPT_DURATION: return parse_duration(o, row, text, err);
+        case OPT_REAL:
+        case OPT_DURATION: return parse_number(o, row, text, err);
         case OPT_CHOICE: return parse_choice(o, row, text, err);
         case OPT_STRING: break;
     }
@@ -658,52 +638,30 @@ Schedule options_schedule(const Options* o) {
                       .min_frac = o->min_lr_frac, .decay_frac = o->decay_frac};
 }
 
-// Options of a command of which only one may be given, and options that need another.
-static bool check_pairs(const Options* o, TostError* err) {
-    static const struct { Command command; const char *name, *other; } either[] = {
-        {COMMAND_TRAIN, "resume", "overwrite"}, {COMMAND_TRAIN, "resume", "init"},
-        {COMMAND_SAMPLE, "prompt", "prompts"}, {COMMAND_EVAL, "data", "task"},
-        {COMMAND_EVAL, "windows", "stride"}, {COMMAND_EVAL, "windows", "task"},
-        {COMMAND_EVAL, "stride", "task"}, {COMMAND_EVAL, "by-position", "task"},
-    }, needs[] = {
-        {COMMAND_TRAIN, "extend-block", "init"}, {COMMAND_TRAIN, "overwrite", "out"}, {COMMAND_EVAL, "force", "json"},
-        {COMMAND_EVAL, "seed", "windows"},
-    };
-    for (size_t i = 0; i < countof(either); i++)
-        if (o->command == either[i].command && option_given(o, either[i].name) && option_given(o, either[i].other))
-            return tost_error(err, "--%s and --%s: give one of them", either[i].name, either[i].other);
-    for (size_t i = 0; i < countof(needs); i++)
-        if (o->command == needs[i].command && option_given(o, needs[i].name) && !option_given(o, needs[i].other))
-            return tost_error(err, "--%s needs --%s %s", needs[i].name, needs[i].other,
-                              find_row(needs[i].other, strlen(needs[i].other), o->command)->metavar);
-    return true;
-}
-
-static bool check_required(const Options* o, TostError* err) {
-    for (int i = 0; i < ROWS; i++)
-        if (option_table[i].default_text == required && option_belongs(&option_table[i], o->command) && !o->given[i])
-            return tost_error(err, "%s needs --%s %s", command_table[o->command].name, option_table[i].name,
-                              option_table[i].metavar);
-    return true;
-}
-
-// The operands that a command takes.
 static bool check_operands(Options* o, TostError* err) {
-    static const struct { int most; const char* instead; } operands[COMMANDS] = {
-        [COMMAND_TRAIN] = {0, "train takes only options, and the command comes first"},
-        [COMMAND_SAMPLE] = {0, "give the text as --prompt TEXT"},
-        [COMMAND_EVAL] = {0, "--task takes a FILE of examples, which dev/data/evalset.py writes"},
-        [COMMAND_TOKENIZE] = {INT_MAX, NULL}, [COMMAND_INFO] = {INT_MAX, NULL},
-        [COMMAND_INSPECT] = {0, "give the text as --text TEXT"},
-    };
-    const bool info = o->command == COMMAND_INFO, eval = o->command == COMMAND_EVAL;
-    const int most = info && o->model ? 0 : operands[o->command].most;
-    const char* instead = eval && o->data ? "quote the pattern of --data"
-                        : info ? "info takes one PATH, or shards" : operands[o->command].instead;
+    const bool info = o->command == COMMAND_INFO;
+    const char* instead = o->command == COMMAND_EVAL && o->data ? "quote the pattern of --data"
+                        : info && !o->model ? NULL : command_table[o->command].no_operands;
     for (int i = 0; i < o->n_files; i++)
         if (!*o->files[i]) return tost_error(err, "an argument is empty: give a file name, or leave it out");
-    if (o->n_files > most) return tost_error(err, "unexpected argument '%.200s': %s", o->files[most], instead);
+    if (o->n_files && instead) return tost_error(err, "unexpected argument '%.200s': %s", o->files[0], instead);
     if (info && o->n_files == 1) o->model = o->files[0];
+    return true;
+}
+
+// Options that are required, exclude each other or need each other.
+static bool check_pairs(const Options* o, TostError* err) {
+    for (int i = 0; i < ROWS; i++) {
+        const Option* row = &option_table[i];
+        if (!option_belongs(row, o->command)) continue;
+        if (row->default_text == required && !o->given[i])
+            return tost_error(err, "%s needs --%s %s", command_table[o->command].name, row->name, row->metavar);
+        if (o->given[i] && row->not_with && option_given(o, row->not_with))
+            return tost_error(err, "--%s and --%s: give one of them", row->name, row->not_with);
+        if (o->given[i] && row->needs && !option_given(o, row->needs))
+            return tost_error(err, "--%s needs --%s %s", row->name, row->needs,
+                              find_row(row->needs, strlen(row->needs), o->command)->metavar);
+    }
     return true;
 }
 
@@ -745,7 +703,7 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
     if (comm_size(o->comm) > 1 && !several)
         return tost_error(err, "%s runs in a single process, but %d were started: only train and eval use several",
                           command_table[o->command].name, comm_size(o->comm));
-    if (!check_pairs(o, err) || !check_operands(o, err) || !check_required(o, err)) return false;
+    if (!check_operands(o, err) || !check_pairs(o, err)) return false;
     return o->command == COMMAND_TRAIN ? check_train(o, err)
          : o->command == COMMAND_EVAL ? check_eval(o, err) : o->command != COMMAND_TOKENIZE || check_tokenize(o, err);
 }

@@ -112,9 +112,10 @@ typedef struct {
     double      value;         // default of numbers, unless the preset has one
     const char* unit;          // of the default value, in --help
     const char* default_text;  // the default in words; NULL: the default value, if any
+    const char *not_with, *needs;   // options that must not or must be given too
 } Option;
 
-typedef struct { const char *name, *usage, *about; } CommandHelp;
+typedef struct { const char *name, *usage, *about, *no_operands; } CommandHelp;   // no_operands: what to give instead
 
 extern const Option option_table[];
 extern const int option_count;
