@@ -352,8 +352,7 @@ static void test_signals_in_steps(Checks* c) {
     }
 }
 
-// Steps of 2 parts of 2 micro-batches: the losses of the parts are added, a signal drops the step, and the resumed run
-// keeps the parts unless others are given.
+// Steps of 2 parts of 2 micro-batches: the losses of the parts are added.
 static void test_parts(Checks* c) {
 #define PARTS FAKE "--val-every 2 --data good.bin --val-data good.bin --total-batch 64 --steps 4 --save-every 4 "
     check_run(c, run(PARTS "--out one_part"), 0, 0, NULL, "one part");
@@ -365,16 +364,7 @@ static void test_parts(Checks* c) {
               "step %d: loss %.9f, validation %.9f; in parts: %.9f, %.9f", step, one.train_loss, one.val_loss,
               two.train_loss, two.val_loss);
     }
-    hooks[0] = (Hook){TRAINING, 7, interrupt};
-    Outcome o = run(PARTS "--parts 2 --out stopped");
-    check(c, o.status == 130 && strstr(o.out, "step 2 is incomplete (micro-batch 3 of 4)"), "status %d: %s", o.status,
-          o.out);
-    free_outcome(o);
-    o = run("--resume --out stopped");
-    check(c, strstr(o.out, "parts      2 × 32 tokens") && !strstr(o.out, "changed"), "resumed: %s", o.out);
-    check_run(c, o, 0, 0, NULL, "resumed with the saved parts");
-    check_same(c, "parts", "stopped", 4, "resumed with the saved parts");
-    o = run("--resume --out stopped --steps 5 --parts 4");
+    Outcome o = run("--resume --out parts --steps 5 --parts 4");
     check(c, strstr(o.out, "--parts 4 instead of 2"), "changed: %s", o.out);
     check_run(c, o, 0, 0, NULL, "resumed with other parts");
 }
@@ -547,19 +537,6 @@ static void test_overwrite(Checks* c) {
     check(c, !saved("old", 8) && row_of("old", 6).step == 6 && row_of("old", 7).step == -1, "the log is replaced");
 #undef REPLACING
 #undef SAVED
-}
-
-// A replacement that was interrupted after its first checkpoint was complete is finished by the next run.
-static void test_overwrite_interrupted(Checks* c) {
-    check_run(c, run(SAVING "--out half"), 0, 0, NULL, "the old run");
-    hooks[0] = (Hook){TRAINING, 6, kill_process};
-    check_run(c, run(BASE NO_VAL "--data good.bin --steps 8 --save-every 4 --seed 5 --out other_half"), 1000 + SIGKILL,
-              0, NULL, "killed");
-    must(rename("other_half/step_00000004", "half/step_00000004.new") == 0, "rename", NULL);
-    must(rename("other_half/log.csv", "half/log.csv.new") == 0, "rename", NULL);
-    check_run(c, run("--resume --out half"), 0, 0, NULL, "resumed");
-    check_same(c, "new", "half", 8, "resumed");
-    check(c, !saved("half", 12) && saved("half", 4) && !path_exists("half/log.csv.new"), "only the new run remains");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -787,7 +764,6 @@ int main(int argc, char** argv) {
     test_overtaken(&c);
     test_removed(&c);
     test_overwrite(&c);
-    test_overwrite_interrupted(&c);
     test_default_folders(&c);
     test_full_disk(&c);
     test_full_disk_at_best(&c);
