@@ -26,6 +26,13 @@ run() {
     status=$?
     check "'$script $*': expected exit status $wanted, got $status: $(tail -n 3 stderr)" [ $status -eq "$wanted" ]
 }
+# refuses "STATUS SCRIPT ARGUMENTS..." TEXT...: run, and refused
+refuses() {
+    # shellcheck disable=SC2086
+    run $1
+    shift
+    refused "$@"
+}
 # ids FILE...: the tokens of shards, without headers.
 ids() { for shard; do tail -c +1025 "$shard"; done; }
 
@@ -38,14 +45,11 @@ fi
 # vocab.bpe
 
 printf '#version: 0.2\na b\n' >other.bpe
-run 1 vocab.py --from other.bpe --out got.bpe
-refused "other.bpe: SHA-256 is $(sha256sum other.bpe | cut -d' ' -f1), not the published 1ce1664773c50f3e"
-run 1 vocab.py --from nothing.bpe --out got.bpe
-refused "nothing.bpe: not a file"
-run 2 vocab.py --form other.bpe
-refused "unrecognized arguments: --form"
-run 1 vocab.py --out other.bpe
-refused "other.bpe: SHA-256 is"
+refuses "1 vocab.py --from other.bpe --out got.bpe" \
+    "other.bpe: SHA-256 is $(sha256sum other.bpe | cut -d' ' -f1), not the published 1ce1664773c50f3e"
+refuses "1 vocab.py --from nothing.bpe --out got.bpe" "nothing.bpe: not a file"
+refuses "2 vocab.py --form other.bpe" "unrecognized arguments: --form"
+refuses "1 vocab.py --out other.bpe" "other.bpe: SHA-256 is"
 check "a refused file is not written" [ ! -e got.bpe ]
 if [ -f "$shared/data/gpt2/vocab.bpe" ]; then
     run 0 vocab.py --from "$shared/data/gpt2/vocab.bpe" --out got.bpe
@@ -102,25 +106,18 @@ mkdir valid
 for kind in CN NE; do head -n 44000 CBTest/data/cbtest_${kind}_test_2500ex.txt >valid/cbtest_${kind}_valid_2000ex.txt; done
 run 0 evalset.py cbt --from valid --validation --out eval
 check "the validation sets have 2,000 examples" says "cbt_NE_valid.jsonl: 2,000 examples" stdout
-run 1 evalset.py cbt --from CBTest --validation --out eval2
-refused CBTest cbtest_CN_valid_2000ex.txt
+refuses "1 evalset.py cbt --from CBTest --validation --out eval2" CBTest cbtest_CN_valid_2000ex.txt
 head -c 3000 CBTest.tgz >cut.tgz
-run 1 evalset.py cbt --from cut.tgz --out eval2
-refused "cut.tgz: cannot be unpacked"
+refuses "1 evalset.py cbt --from cut.tgz --out eval2" "cut.tgz: cannot be unpacked"
 sed -i '20s/^20/19/' CBTest/data/cbtest_CN_test_2500ex.txt
-run 1 evalset.py cbt --from CBTest --out eval2
-refused cbtest_CN_test_2500ex.txt "line 20"
+refuses "1 evalset.py cbt --from CBTest --out eval2" cbtest_CN_test_2500ex.txt "line 20"
 head -n 52490 CBTest/data/cbtest_NE_test_2500ex.txt >CBTest/data/cbtest_CN_test_2500ex.txt
-run 1 evalset.py cbt --from CBTest --out eval2
-refused cbtest_CN_test_2500ex.txt truncated
+refuses "1 evalset.py cbt --from CBTest --out eval2" cbtest_CN_test_2500ex.txt truncated
 printf '{"text": "one two"}\n{"txt": ""}\n' >lambada_test.jsonl
-run 1 evalset.py lambada --from lambada_test.jsonl --out eval2
-refused 'lambada_test.jsonl: line 2: "text"'
-run 1 evalset.py lambada --from CBTest --out eval2
-refused CBTest lambada_test.jsonl
+refuses "1 evalset.py lambada --from lambada_test.jsonl --out eval2" 'lambada_test.jsonl: line 2: "text"'
+refuses "1 evalset.py lambada --from CBTest --out eval2" CBTest lambada_test.jsonl
 printf '{"ctx": "a", "endings": ["b", "c", "d"], "label": 1}\n' >hellaswag_val.jsonl
-run 1 evalset.py hellaswag --from hellaswag_val.jsonl --out eval2
-refused 'hellaswag_val.jsonl: line 1: "endings"'
+refuses "1 evalset.py hellaswag --from hellaswag_val.jsonl --out eval2" 'hellaswag_val.jsonl: line 1: "endings"'
 check "a refused evaluation set is not written" [ ! -e eval2 ]
 cat >preparation.py <<'PYTHON'
 import sys
@@ -147,8 +144,7 @@ if [ -d "$shared/data/eval" ]; then
     check "HellaSwag has all its examples" says "10,042 examples" stdout
     cp eval/lambada.jsonl whole.jsonl
     head -n 5152 "$shared/data/eval/lambada_test.jsonl" >lambada_test.jsonl
-    run 1 evalset.py lambada --from lambada_test.jsonl --out eval
-    refused "5,152 examples" "5,153 published"
+    refuses "1 evalset.py lambada --from lambada_test.jsonl --out eval" "5,152 examples" "5,153 published"
     check "a refused file does not replace an existing one" cmp -s eval/lambada.jsonl whole.jsonl
 else
     skip "LAMBADA and HellaSwag: no shared/data/eval"
@@ -172,33 +168,26 @@ if has numpy; then
     check "published.py ptb: lines without line breaks" cmp -s want.ids got.ids
     run 1 published.py lambada --from nothing.txt --tokenizer bytes.bpe --binary "$binary"
     refused "nothing.txt: not found"
-    run 2 published.py lambda
-    refused "invalid choice: 'lambda'" wikitext2
+    refuses "2 published.py lambda" "invalid choice: 'lambda'" wikitext2
 else
     skip "published.py: $python has no numpy"
 fi
 run 0 learn_vocab.py --size 257 --out chars/vocab.bpe
 check "a vocabulary of bytes" [ "$(cat chars/vocab.bpe)" = "#version: 0.2" ]
-run 2 learn_vocab.py --size 256 --out chars/vocab.bpe
-refused "--size 256" 257
-run 2 learn_vocab.py --size 300 --out chars/vocab.bpe
-refused "--size 300" FILE
+refuses "2 learn_vocab.py --size 256 --out chars/vocab.bpe" "--size 256" 257
+refuses "2 learn_vocab.py --size 300 --out chars/vocab.bpe" "--size 300" FILE
 mkdir folder && echo text >notes.txt
-run 1 learn_vocab.py --size 257 --out folder
-refused "--out folder: is a folder" "folder/vocab.bpe"
-run 1 learn_vocab.py --size 300 notes.txt --out notes.txt
-refused "--out notes.txt: exists and is no vocab.bpe"
+refuses "1 learn_vocab.py --size 257 --out folder" "--out folder: is a folder" "folder/vocab.bpe"
+refuses "1 learn_vocab.py --size 300 notes.txt --out notes.txt" "--out notes.txt: exists and is no vocab.bpe"
 run 0 learn_vocab.py --size 257 --out chars/vocab.bpe
-run 1 learn_vocab.py --size 300 nothing.txt --out chars/vocab.bpe
-refused "nothing.txt: not a file"
+refuses "1 learn_vocab.py --size 300 nothing.txt --out chars/vocab.bpe" "nothing.txt: not a file"
 if has tokenizers; then
     awk 'BEGIN { for (i = 0; i < 300; i++) print i " cats and " i * 7 " dogs\n<|endoftext|>" }' >pets.txt
     awk 'BEGIN { for (i = 0; i < 300; i++) printf "{\"text\": \"%d caf\\u00e9s\"}\n", i }' >pets.jsonl
     run 0 learn_vocab.py --size 300 pets.txt pets.jsonl --out own/vocab.bpe
     check "43 merges" [ "$(wc -l <own/vocab.bpe)" -eq 44 ]
     check "the trainer reads the vocabulary" "$binary" tokenize --tokenizer own/vocab.bpe --out own/pets --quiet pets.txt
-    run 1 learn_vocab.py --size 90000 pets.txt --out more/vocab.bpe
-    refused "--size 90000" "the texts give only"
+    refuses "1 learn_vocab.py --size 90000 pets.txt --out more/vocab.bpe" "--size 90000" "the texts give only"
     check "a refused vocabulary is not written" [ ! -e more/vocab.bpe ]
 else
     skip "learn_vocab.py: $python has no tokenizers"
