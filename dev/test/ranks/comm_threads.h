@@ -11,9 +11,9 @@
 #include "base/memory.h"
 #include "ranks/comm.h"
 
-enum { MAX_POSTS = 256 };   // messages under way between two ranks
+enum { MAX_POSTS = 256, RANKS_MAX = 17 };   // MAX_POSTS: messages under way between two ranks
 
-struct CommRequest { int left; int* open; };   // open (size): messages with a rank that are not complete
+struct CommRequest { int open[RANKS_MAX]; };   // messages with a rank that are not complete
 
 typedef struct { void* buffer; size_t bytes; CommRequest* request; int other; } Post;
 typedef struct { Post post[MAX_POSTS]; int first, end; } PostList;
@@ -29,7 +29,6 @@ static void post(PostList* list, const void* buffer, size_t bytes, CommRequest* 
     if (bytes == 0) return;
     if (list->end - list->first >= MAX_POSTS) abort();
     list->post[list->end++ % MAX_POSTS] = (Post){(void*)(uintptr_t)buffer, bytes, request, other};
-    request->left++;
     request->open[other]++;
 }
 
@@ -37,7 +36,6 @@ static CommRequest* threads_start_messages(TostComm* c, const CommMessage* messa
     World* w = c->transport;
     const int rank = c->place.rank;
     CommRequest* request = xcalloc(1, sizeof *request);
-    request->open = xcalloc((size_t)w->size, sizeof *request->open);
     pthread_mutex_lock(&w->lock);
     for (int r = 0; r < w->size; r++) {
         if (r == rank) continue;
@@ -46,11 +44,6 @@ static CommRequest* threads_start_messages(TostComm* c, const CommMessage* messa
     }
     pthread_mutex_unlock(&w->lock);
     return request;
-}
-
-static void complete(const Post* p) {
-    p->request->left--;
-    p->request->open[p->other]--;
 }
 
 static bool threads_test(TostComm* c, CommRequest** request, bool* arrived) {
@@ -63,15 +56,17 @@ static bool threads_test(TostComm* c, CommRequest** request, bool* arrived) {
             const Post *s = &from->post[from->first % MAX_POSTS], *d = &to->post[to->first % MAX_POSTS];
             if (s->bytes == d->bytes) memcpy(d->buffer, s->buffer, s->bytes);
             else w->mismatches++;
-            complete(s);
-            complete(d);
+            s->request->open[s->other]--;
+            d->request->open[d->other]--;
         }
     }
-    const bool done = own->left == 0;
-    for (int r = 0; arrived && r < w->size; r++) arrived[r] = own->open[r] == 0;
+    bool done = true;
+    for (int r = 0; r < w->size; r++) {
+        done = done && own->open[r] == 0;
+        if (arrived) arrived[r] = own->open[r] == 0;
+    }
     pthread_mutex_unlock(&w->lock);
     if (!done) return false;
-    free(own->open);
     free(own);
     *request = NULL;
     return true;
@@ -84,43 +79,40 @@ static void threads_abort(TostComm* c, int status) {
 
 static void threads_close(TostComm* c) { (void)c; }
 
-typedef struct { World* world; int rank; void (*run)(TostComm* c, void* context); void* context; } RankThread;
+typedef size_t RunRank(TostComm* c, void* context);   // returns the number of errors
+typedef struct { World* world; int rank; RunRank* run; void* context; size_t errors; } RankThread;
 
 static void* rank_main(void* arg) {
-    const RankThread* t = arg;
+    RankThread* t = arg;
     TostComm* c = xcalloc(1, sizeof *c);
-    *c = (TostComm){.place = {.rank = t->rank, .size = t->world->size, .host = "host"},
+    *c = (TostComm){.place = {.rank = t->rank, .size = t->world->size, .host = "host"}, .library = "threads",
                     .program = "test", .transport = t->world, .start = threads_start_messages, .test = threads_test,
                     .abort = threads_abort, .close = threads_close};
-    snprintf(c->library, sizeof c->library, "threads");
     comm_find_places(c);
-    t->run(c, t->context);
+    t->errors = t->run(c, t->context);
     comm_close(c);
     return NULL;
 }
 
-// Calls run on `size` ranks; context is shared by all. Returns the number of messages that were sent and not received,
-// or whose two sides differ in size.
-static int run_ranks(int size, void (*run)(TostComm* c, void* context), void* context) {
-    World w = {.size = size};
+// Calls run on `size` ranks; context is shared by all. Returns the sum of their errors and of the messages that were
+// sent and not received, or whose two sides differ in size.
+static size_t run_ranks(int size, RunRank* run, void* context) {
     const size_t pairs = (size_t)size * size;
-    w.sends = xcalloc(pairs, sizeof *w.sends);
-    w.receives = xcalloc(pairs, sizeof *w.receives);
+    World w = {.size = size, .sends = xcalloc(pairs, sizeof *w.sends), .receives = xcalloc(pairs, sizeof *w.receives)};
+    pthread_t thread[RANKS_MAX];
+    RankThread rank[RANKS_MAX];
     pthread_mutex_init(&w.lock, NULL);
-    pthread_t* thread = xmalloc((size_t)size * sizeof *thread);
-    RankThread* rank = xmalloc((size_t)size * sizeof *rank);
     for (int r = 0; r < size; r++) {
-        rank[r] = (RankThread){&w, r, run, context};
+        rank[r] = (RankThread){&w, r, run, context, 0};
         if (pthread_create(&thread[r], NULL, rank_main, &rank[r]) != 0) abort();
     }
     for (int r = 0; r < size; r++) pthread_join(thread[r], NULL);
-    int bad = w.mismatches;
+    size_t bad = (size_t)w.mismatches;
+    for (int r = 0; r < size; r++) bad += rank[r].errors;
     for (size_t i = 0; i < pairs; i++)
-        bad += w.sends[i].end - w.sends[i].first + w.receives[i].end - w.receives[i].first;
+        bad += (size_t)(w.sends[i].end - w.sends[i].first + w.receives[i].end - w.receives[i].first);
     free(w.sends);
     free(w.receives);
-    free(thread);
-    free(rank);
     pthread_mutex_destroy(&w.lock);
     return bad;
 }

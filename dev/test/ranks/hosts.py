@@ -1,11 +1,8 @@
-"""hosts.py: four hosts on one machine: network namespaces joined by a bridge, each with its own host name. Needs root.
-
-    hosts.py --try COMMAND...   runs a command on the first of four hosts, to see what works on this machine"""
+"""hosts.py: four hosts on one machine: network namespaces joined by a bridge, each with its own host name. Needs root."""
 
 import os
 import shutil
 import subprocess
-import sys
 
 SUBNET = "10.213.77"
 
@@ -52,25 +49,23 @@ class Hosts:
     def create(self):
         command("ip", "link", "add", self.bridge, "type", "bridge")
         command("ip", "link", "set", self.bridge, "up")
-        for i, name in enumerate(self.names, 1):
+        for i, (name, address) in enumerate(zip(self.names, self.addresses), 1):
             command("ip", "netns", "add", name)
             command("ip", "link", "add", self.link(i), "type", "veth", "peer", "name", "eth0", "netns", name)
             command("ip", "link", "set", self.link(i), "master", self.bridge, "up")
-            command("ip", "-n", name, "addr", "add", f"{self.addresses[i - 1]}/24", "dev", "eth0")
-            command("ip", "-n", name, "link", "set", "eth0", "up")
-            command("ip", "-n", name, "link", "set", "lo", "up")
+            command("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
+            for device in ("eth0", "lo"):
+                command("ip", "-n", name, "link", "set", device, "up")
             # bbr, the default on some machines, needs a queueing discipline of its own
-            command("ip", "-n", name, "route", "change", f"{SUBNET}.0/24", "dev", "eth0", "src", self.addresses[i - 1],
-                    "congctl", "cubic")
+            command("ip", "-n", name, "route", "change", f"{SUBNET}.0/24", "dev", "eth0", "src", address, "congctl",
+                    "cubic")
             # gives up data that is not acknowledged after 6 s, not 15 minutes; keepalive tests idle connections
             command("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_retries2=4")
 
     def __exit__(self, *_):
-        for name in self.names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-        for i in range(1, self.count + 1):
-            subprocess.run(["ip", "link", "del", self.link(i)], capture_output=True, check=False)
-        subprocess.run(["ip", "link", "del", self.bridge], capture_output=True, check=False)
+        for words in (*(["netns", "del", name] for name in self.names),
+                      *(["link", "del", self.link(i)] for i in range(1, self.count + 1)), ["link", "del", self.bridge]):
+            subprocess.run(["ip", *words], capture_output=True, check=False)
 
     def limit(self, rate):
         """Limits what each host sends and receives to `rate`, such as 1gbit."""
@@ -101,26 +96,13 @@ class Hosts:
         os.chmod(path, 0o755)
         return path
 
-    def mpi_options(self, mpi, ranks_per_host=1):
-        """mpirun's options that place the ranks on the hosts, with TCP between them."""
+    def mpi_options(self, mpi):
+        """mpirun's options that place one rank on each host, with TCP between them."""
         hosts = os.path.join(self.folder, f"hosts.{mpi.name}")
         with open(hosts, "w") as f:
-            for address in self.addresses:
-                f.write(f"{address} slots={ranks_per_host}\n" if mpi.name == "openmpi" else
-                        f"{address}:{ranks_per_host}\n")
+            f.writelines(f"{a} slots=1\n" if mpi.name == "openmpi" else f"{a}:1\n" for a in self.addresses)
         if mpi.name == "openmpi":
             return ["--hostfile", hosts, "--map-by", "slot", "--mca", "plm_rsh_agent", self.agent(), "--mca", "pml",
                     "ob1", "--mca", "btl", "tcp,self", "--mca", "oob_tcp_keepalive_time", "3", "--mca",
                     "oob_tcp_keepalive_intvl", "1", "--mca", "oob_tcp_keepalive_probes", "3"]
         return ["-f", hosts, "-launcher", "ssh", "-launcher-exec", self.agent(), "-genv", "UCX_TLS", "tcp,self"]
-
-
-def main():
-    if len(sys.argv) < 3 or sys.argv[1] != "--try":
-        raise SystemExit(__doc__)
-    with Hosts(4, "/tmp") as hosts:
-        return subprocess.run([*hosts.on(1), *sys.argv[2:]], check=False).returncode
-
-
-if __name__ == "__main__":
-    sys.exit(main())
