@@ -23,7 +23,7 @@ import failures
 import refusals
 import world
 
-NAMES = "equal,parts,refusals,signals,kill,timeout,network"
+NAMES = "equal,parts,no_mpi,refusals,signals,kill,timeout,network"
 
 
 def options():
@@ -64,6 +64,7 @@ def main():
         suites = {
             "equal": lambda: equal.same_bytes(w, report, mpis, o.models.split(",")),
             "parts": lambda: equal.changed_parts(w, report, mpis),
+            "no_mpi": lambda: refusals.not_built(w, report, mpis),
             "refusals": lambda: refusals.refusals(w, report, mpis),
             "signals": lambda: failures.signals(w, report, mpis, o.seed),
             "kill": lambda: failures.kills(w, report, mpis, o.kills, o.seed),

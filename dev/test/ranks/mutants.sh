@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# mutants.sh [NAME...]: mutation test of distributed training (see ../mutants.sh). Builds each mutant with Open MPI, and
-# runs distributed.py.
+# mutants.sh [NAME...]: mutation test of distributed training (see ../mutants.sh). A mutant must fail test_comm, or a
+# suite of distributed.py with Open MPI.
 set -u
 repo=$(cd "$(dirname "$0")/../../.." && pwd)
 built=$repo/build/distributed_mutants
@@ -11,20 +11,20 @@ cd "$repo" || exit 1
 JOBS=1
 sources=(train_gpt_tost.c tost/ranks/*.c tost/run/{train,setup,save,report,ranks,checkpoint}.c)
 
-# mutant | suites that must fail | sed command for its line
+# mutant | suite that must fail | sed command for its line
 declare -A suites=()
 while IFS='|' read -r name suite edit; do
     name=${name// /}
     suites[$name]=${suite// /} edits[$name]=${edit# }
 done << 'END'
-wrong_slice         | equal   | s/, r, k/, (r + 1) % x->ranks, k/
-missing_wait        | equal   | s/comm_wait(\(.*\));/x->comm->test(\1, NULL);/
-gather_not_awaited  | equal   | s/comm_wait(\(.*\));/x->comm->test(\1, NULL);/
-parts_in_a_row      | equal   | s/for.*/if (x->part > 0) tree_add(grad, x->level[0], grad, x->size);/
-bucket_left_out     | equal   | s/>= from/> from/
-wrong_tree          | equal   | s/row\[i\] *, row\[i\]/row[0], row[0]/
-signal_not_shared   | signals | s/any || all\[r\]/any/
-finished_not_shared | refusals | s/comm_broadcast.*;//
+wrong_slice         | equal     | s/, r, k/, (r + 1) % x->ranks, k/
+missing_wait        | test_comm | s/comm_wait(\(.*\));/x->comm->test(\1, NULL);/
+gather_not_awaited  | test_comm | s/comm_wait(\(.*\));/x->comm->test(\1, NULL);/
+parts_in_a_row      | test_comm | s/for.*/if (x->part > 0) tree_add(grad, x->level[0], grad, x->size);/
+bucket_left_out     | test_comm | s/>= from/> from/
+wrong_tree          | test_comm | s/row\[i\] *, row\[i\]/row[0], row[0]/
+signal_not_shared   | signals   | s/any || all\[r\]/any/
+finished_not_shared | refusals  | s/comm_broadcast.*;//
 END
 
 # prepare: a copy of the tree, as links, in which a source can be replaced.
@@ -34,19 +34,23 @@ prepare() {
     find tost -type f -exec ln -sf "$repo/{}" "$tree/{}" \;
     for file in CITATION.cff Makefile dev train_gpt_tost.c; do ln -sfn "$repo/$file" "$tree/$file"; done
 }
-build() { (unset MAKEFLAGS MAKELEVEL; make -s -L -C "$tree" MPI=1 MPICC=mpicc.openmpi CUDA=0 EMULATION=0 \
-    train_gpt_tost build/torture/faults.so) > "$built/log" 2>&1; }
+build() {
+    local targets=(MPI=1 MPICC=mpicc.openmpi train_gpt_tost build/torture/faults.so)
+    [ "$1" != test_comm ] || targets=(CC=cc build/cc-openmp/dev/test/ranks/test_comm)
+    (unset MAKEFLAGS MAKELEVEL; make -s -L -C "$tree" CUDA=0 EMULATION=0 "${targets[@]}") > "$built/log" 2>&1
+}
 run_tests() {
-    timeout 300 python3 dev/test/ranks/distributed.py --binary "$built/plain" --built "$built" --mpi openmpi \
-        --models plain --first --suites "$1" > "$built/log" 2>&1
+    if [ "$1" = test_comm ]; then timeout 300 "$tree/build/cc-openmp/dev/test/ranks/test_comm"
+    else timeout 300 python3 dev/test/ranks/distributed.py --binary "$built/plain" --built "$built" --mpi openmpi \
+        --first --suites "$1"; fi > "$built/log" 2>&1
 }
 
 try_mutant() {
-    local found='' status=1
+    local found='' status=1 suite=${suites[$1]}
     rm -f "$tree/$2"
     cp "$work/$1.d/$2" "$tree/$2"
-    if ! build; then found="does not build: $(tail -5 "$built/log")"
-    elif run_tests "${suites[$1]}"; then found="passed the test"
+    if ! build "$suite"; then found="does not build: $(tail -5 "$built/log")"
+    elif run_tests "$suite"; then found="passed the test"
     elif found=$(grep -m1 '^FAILED' "$built/log"); then status=0
     else found="no failed check: $(tail -3 "$built/log")"; fi
     ln -sf "$repo/$2" "$tree/$2"   # make -L compares the time of the link
@@ -60,7 +64,8 @@ if ! command -v mpicc.openmpi > /dev/null; then
     exit 0
 fi
 prepare
-if build && cp "$tree/train_gpt_tost" "$built/plain" && run_tests equal,signals; then
+if build signals && cp "$tree/train_gpt_tost" "$built/plain" && run_tests signals,refusals && build test_comm &&
+    run_tests test_comm; then
     passed=1
     run_mutants "$@"
 fi
