@@ -52,7 +52,6 @@ bool prompts_read(Prompts* p, size_t* bad, const char* path, LineErrors report, 
     *bad = 0;
     size_t skip;
     if (!read_lines(&file, &skip, path, err)) return false;
-    p->mark = skip > 0;
     const char *at = file.data + skip, *end = file.data + file.size;
     const bool jsonl = is_jsonl(path, at, end);
     for (size_t number = 1; at < end; number++) {

@@ -5,11 +5,7 @@
 #include "base/error.h"
 
 typedef struct { size_t line; char* text; size_t n; } Prompt;   // line: counted from 1; n bytes
-typedef struct {
-    Prompt* prompt;
-    size_t  count;
-    bool    mark;   // the file begins with a byte order mark, which was skipped
-} Prompts;
+typedef struct { Prompt* prompt; size_t count; } Prompts;
 
 // Receives the error of an invalid line; the message has its number.
 typedef void (*LineErrors)(void* context, const TostError* line);

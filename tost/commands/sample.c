@@ -191,7 +191,6 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
         s.generator = (Generator){.pieces = &m->pieces, .config = &m->info.config,
                                   .tokenizer = tokenizer, .options = {o->temperature, o->top_k, o->top_p},
                                   .stop = o->stop};
-        if (prompts->mark) print_line(stderr, "%s: skipped the byte order mark at its beginning", o->prompts);
         ok = !o->prompts && o->samples == 1 ? write_one(&s, err) : write_many(&s, err);
     }
     if (ok)

@@ -1,9 +1,9 @@
 // generate.c: generating texts with a model. Texts that are generated together are rows of the engine's decode state,
 // all at the same position. While one row reads the rest of its prompt, another may already be past its own.
 //
-// A text must not depend on the other rows. Products of at most GEMM_FEW_ROWS rows have one order of summation and
+// A text must not depend on the other rows. Products of at most TOST_FEW_ROWS rows have one order of summation and
 // larger ones another, so the kind of each product depends only on the text's prompt:
-//   up to GEMM_FEW_ROWS tokens   products of few rows: one pass if all rows together are few, or else token by token
+//   up to TOST_FEW_ROWS tokens   products of few rows: one pass if all rows together are few, or else token by token
 //   more                         one pass over a multiple of BEGIN_MULTIPLE tokens, then token by token
 // The multiple lets prompts of different lengths begin together.
 #include "run/generate.h"
@@ -55,7 +55,7 @@ static int prompt_length(const TostConfig* c, size_t n_prompt) {
 
 int generate_group(const TostConfig* c, size_t n_prompt) {
     const int length = prompt_length(c, n_prompt);
-    return length <= GEMM_FEW_ROWS ? 0 : length - length % BEGIN_MULTIPLE;
+    return length <= TOST_FEW_ROWS ? 0 : length - length % BEGIN_MULTIPLE;
 }
 
 int generate_max_seq(const TostConfig* c, size_t n_prompt, int64_t max_tokens) {
@@ -72,7 +72,7 @@ int generate_max_seq(const TostConfig* c, size_t n_prompt, int64_t max_tokens) {
 static void batch_begin(Batch* b, int T) {
     b->count = T;
     pieces_begin(b->g->pieces, b->n);
-    if (T > GEMM_FEW_ROWS || b->n * T <= GEMM_FEW_ROWS) {
+    if (T > TOST_FEW_ROWS || b->n * T <= TOST_FEW_ROWS) {
         for (int r = 0; r < b->n; r++) memcpy(b->tokens + (size_t)r * T, b->rows[r].ids, (size_t)T * sizeof *b->tokens);
         pieces_read(b->logits, b->g->pieces, b->tokens, T);
         return;

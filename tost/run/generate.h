@@ -4,7 +4,6 @@
 
 #include "base/error.h"
 #include "pieces.h"
-#include "cpu/gemm.h"
 #include "run/sampler.h"
 #include "data/tokenizer.h"
 
@@ -37,7 +36,7 @@ typedef struct { int64_t tokens; double seconds; } GenerateResult;   // seconds:
 
 // Maximum number of texts generated together. In a product of up to this many rows, the bits of a row do not depend on
 // the number of rows.
-enum { MAX_TEXTS_TOGETHER = GEMM_FEW_ROWS };
+enum { MAX_TEXTS_TOGETHER = TOST_FEW_ROWS };
 
 // Generates up to max_tokens tokens after a prompt with the recurrent decode. Stops at <|endoftext|>, which is neither
 // passed to piece nor counted. An empty prompt starts from <|endoftext|>.

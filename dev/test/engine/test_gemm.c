@@ -10,6 +10,9 @@
 
 #include "gemm_case.h"
 #include "cpu/gemm_partition.h"
+#include "model.h"
+
+_Static_assert((int)GEMM_FEW_ROWS == TOST_FEW_ROWS, "generate.c divides its rows by the order of summation");
 
 static const struct { const char* name; Gemm* gemm; } variants[] = {
     { "gemm", gemm }, { "gemm_builtin", gemm_builtin },
