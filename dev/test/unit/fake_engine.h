@@ -1,5 +1,5 @@
-// fake_engine.h: an engine for tests of the trainer. The loss of a token is 0.01 · id + 0.001 · (sum of parameters);
-// its gradient goes to one parameter. A token BAD makes loss and gradient NaN, a token SPIKE makes them large. Decode gives
+// fake_engine.h: an engine for tests of the trainer. A token's loss is 0.01 · id + 0.001 · (sum of the parameters), its
+// gradient goes to one parameter. A token BAD makes loss and gradient NaN, a token SPIKE makes them large. Decode gives
 // the tokens of a script. Hooks run at a chosen pass or tensor copy.
 #ifndef TOST_FAKE_ENGINE_H
 #define TOST_FAKE_ENGINE_H
