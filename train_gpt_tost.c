@@ -231,7 +231,7 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // TSSA, token statistics self-attention. Forward has three stages: the running sum S gives u, the softmax over the
 // heads gives Π, and the running sums N and D give y. Backward runs the same stages in reverse.
 //
-// Threads take whole sequences, or heads if there are too few sequences. They work in blocks of 64 tokens:
+// Threads take whole sequences, or share them if there are too few. They work in blocks of 64 tokens:
 // tost/cpu/tssa_stages.h has that loop and the struct Tssa of all arguments. Sums over time are taken in the order of
 // t, so the bits do not depend on the number of threads, and in double, because a float sum stalls at long T.
 
@@ -299,9 +299,8 @@ static void tssa_statistics_forward(const Tssa* a, TssaRange r) {
 
 // Sets y, and advances the state by these tokens. T = 1 is a decode step.
 static void tssa_forward(const Tssa* a) {
-    static const TssaStage stages[] = {
-        {tssa_energy_forward, false}, {tssa_membership_forward, true}, {tssa_statistics_forward, false}};
-    tssa_run(stages, 3, a, true, (size_t)a->B * a->T > FEW_ROWS);
+    static const TssaStages stages = {tssa_energy_forward, tssa_membership_forward, tssa_statistics_forward, 5, 4};
+    tssa_run(&stages, a, true, (size_t)a->B * a->T > FEW_ROWS);
 }
 
 // Backward, from dy to dw. First through y = -w Π g with g = 1/(1+m), m = N/(D + 1e-8). w and Π occur in it directly,
@@ -407,9 +406,8 @@ static void tssa_energy_backward(const Tssa* a, TssaRange r) {
 
 // Sets dw, adds to dtemp and ddenom_bias, and moves the adjoint of the state from the end of these tokens to the start.
 static void tssa_backward(const Tssa* a) {
-    static const TssaStage stages[] = {
-        {tssa_statistics_backward, false}, {tssa_membership_backward, true}, {tssa_energy_backward, false}};
-    tssa_run(stages, 3, a, false, true);
+    static const TssaStages stages = {tssa_statistics_backward, tssa_membership_backward, tssa_energy_backward, 4, 3};
+    tssa_run(&stages, a, false, true);
     #pragma omp parallel for schedule(static)
     for (int h = 0; h < a->NH; h++) {
         double dtemp = 0;

@@ -12,8 +12,6 @@
 // Tokens per block. Forward saves the running sums before each block and backward recomputes them from there; all
 // stages pass over a block while it is in cache.
 enum { TSSA_BLOCK = 64 };
-// Blocks that threads which share a sequence compute between two barriers.
-enum { TSSA_SPAN = 8 };
 
 // The state of a sequence is its running sums S, N (C) and D (NH), one after another. Its adjoint is laid out alike.
 typedef struct {
@@ -60,39 +58,60 @@ static inline void tssa_copy(double* dst, const double* src, TssaRange r, int wi
     memcpy(dst + r.h0 * width, src + r.h0 * width, (size_t)((r.h1 - r.h0) * width) * sizeof *dst);
 }
 
+// Forward and backward have three stages. A range of the first and the last stage has some heads and all tokens of the
+// block, one of the second stage all heads and some of the tokens.
+typedef void TssaStage(const Tssa* a, TssaRange r);
 typedef struct {
-    void (*run)(const Tssa* a, TssaRange r);
-    bool all_heads;   // each range has all heads and some of the tokens; else all tokens of the block and some heads
-} TssaStage;
+    TssaStage *first, *second, *last;
+    int first_cost, last_cost;   // relative times of a head
+} TssaStages;
 
-// Share `share` of a stage on a block
-static inline void tssa_run_block(TssaStage stage, const Tssa* a, int b, int block, int share, int shares) {
-    const int t0 = block * TSSA_BLOCK, n = a->T - t0 < TSSA_BLOCK ? a->T - t0 : TSSA_BLOCK;
-    const int width = stage.all_heads ? n : a->NH, from = share * width / shares, to = (share + 1) * width / shares;
-    stage.run(a, stage.all_heads ? (TssaRange){b, 0, a->NH, t0 + from, t0 + to} : (TssaRange){b, from, to, t0, t0 + n});
+// Runs a share of the heads of a stage. The heads of the first and the last stage, one after another, are divided into
+// shares of equal time. before, after: time of a head of the stage before or after this one
+static inline void tssa_run_heads(TssaStage* run, const Tssa* a, TssaRange r, int share, int shares, int before,
+                                  int cost, int after) {
+    const int all = (before + cost + after) * a->NH;
+    int h[2];
+    for (int i = 0; i < 2; i++) {
+        const int head = ((share + i) * all / shares - before * a->NH + cost / 2) / cost;
+        h[i] = head < 0 ? 0 : head < a->NH ? head : a->NH;
+    }
+    if (r.t0 < r.t1 && h[0] < h[1]) run(a, (TssaRange){r.b, h[0], h[1], r.t0, r.t1});
+}
+
+static inline void tssa_run_tokens(TssaStage* run, const Tssa* a, TssaRange r, int share, int shares) {
+    const int n = r.t1 - r.t0;
+    run(a, (TssaRange){r.b, 0, a->NH, r.t0 + share * n / shares, r.t0 + (share + 1) * n / shares});
+}
+
+// The tokens of a block, or none if there is no such block.
+static inline TssaRange tssa_block(const Tssa* a, int b, int block) {
+    const int t0 = block * TSSA_BLOCK, t1 = t0 + TSSA_BLOCK < a->T ? t0 + TSSA_BLOCK : a->T;
+    return block < 0 || t0 >= a->T ? (TssaRange){b, 0, 0, 0, 0} : (TssaRange){b, 0, a->NH, t0, t1};
 }
 
 // Runs the stages on every block, the first block first or last. Each thread works on one sequence at a time. If there
-// are fewer sequences than threads, they share each sequence, and a stage starts when all have finished the previous
-// one.
-static inline void tssa_run(const TssaStage* stages, int n_stages, const Tssa* a, bool first_to_last, bool parallel) {
+// are fewer sequences than threads, they share each sequence, as a pipeline: between two barriers, each stage works on
+// the block that the stage before it has finished. So threads read whole rows, or large parts of them.
+static inline void tssa_run(const TssaStages* stages, const Tssa* a, bool first_to_last, bool parallel) {
     const int threads = threads_max(), blocks = tssa_blocks(a->T);
     (void)parallel;   // unused without OpenMP
     #pragma omp parallel if (parallel)
     for (int b0 = 0; b0 < a->B; b0 += threads) {
         const int sequences = a->B - b0 < threads ? a->B - b0 : threads, shares = threads / sequences;
-        const int span = shares > 1 ? TSSA_SPAN : 1;
-        for (int k = 0; k < blocks; k += span) {
-            for (int s = 0; s < n_stages; s++) {
-                #pragma omp for schedule(static) nowait
-                for (int i = 0; i < sequences * shares; i++) {
-                    for (int j = k; j < k + span && j < blocks; j++)
-                        tssa_run_block(stages[s], a, b0 + i / shares, first_to_last ? j : blocks - 1 - j, i % shares,
-                                       shares);
-                }
-                if (shares > 1) {
-                    #pragma omp barrier
-                }
+        const int lag = shares > 1, step = first_to_last ? 1 : -1;
+        for (int k = 0; k < blocks + 2 * lag; k++) {
+            #pragma omp for schedule(static) nowait
+            for (int i = 0; i < sequences * shares; i++) {
+                const int share = i % shares, b = b0 + i / shares, block = first_to_last ? k : blocks - 1 - k;
+                const TssaRange first = tssa_block(a, b, block), last = tssa_block(a, b, block - 2 * lag * step);
+                const TssaRange second = tssa_block(a, b, block - lag * step);
+                tssa_run_heads(stages->first, a, first, share, shares, 0, stages->first_cost, stages->last_cost);
+                tssa_run_tokens(stages->second, a, second, share, shares);
+                tssa_run_heads(stages->last, a, last, share, shares, stages->first_cost, stages->last_cost, 0);
+            }
+            if (shares > 1) {
+                #pragma omp barrier
             }
         }
     }
