@@ -71,7 +71,7 @@ EMU       = build/cuda_on_host$(if $(filter-out 0,$(SANITIZE)),-sanitize)
 EMU_CXX  := $(CXX) -std=c++17
 EMU_CHECKS = -g1 $(SANITIZERS) -fno-sanitize=null,object-size,vptr -DTOST_SANITIZE
 EMU_SANITIZE = $(if $(filter-out 0,$(SANITIZE)),$(EMU_CHECKS))
-EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -Wno-maybe-uninitialized -I. -Itost
+EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-unknown-warning-option -I. -Itost
 # For the race detector: the compiler reports loads and stores to races.cpp, and the library of the thread sanitizer is
 # not linked. -w: the other builds show the warnings.
 EMU_RACES =

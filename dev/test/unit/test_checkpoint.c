@@ -566,10 +566,11 @@ static void test_readers(Checks* c) {
     fflush(stdout);
     const pid_t child = fork();
     must(child >= 0, "fork", NULL);
-    for (int64_t step = 2; child == 0; step++) {
-        fill(m, (float)step);
-        save("read", m, step, 1);
-    }
+    if (child == 0)
+        for (int64_t step = 2;; step++) {
+            fill(m, (float)step);
+            save("read", m, step, 1);
+        }
     int failed = 0, differ = 0;
     char* found = NULL;
     for (int i = 0; i < 1000; i++) {

@@ -215,7 +215,7 @@ static void test_not_finite(Checks* c) {
     check_same(c, "bad", "bad2", 12, "resumed after bad steps");
 
     const char* args = BASE NO_VAL "--data bad.bin --steps 12 --save-every 5 --max-skipped 1 --out bad3";
-    check_run(c, run(args), 1, 2,
+    check_run(c, run("%s", args), 1, 2,
               "step 7: loss nan, gradient norm nan, first in the gradient of transformer.h.0.",
               "too many skipped in a row");
     check(c, saved("bad3", 5), "bad data alone does not prevent a save");
