@@ -132,7 +132,8 @@ bool examples_read(Examples* e, const char* path, const Tokenizer* tokenizer, To
     Bytes file;
     size_t skip = 0;
     *e = (Examples){0};
-    if (!read_file(&file, path, err)) return false;
+    if (!read_file(&file, path, err))
+        return tost_error(err, "--task %s; dev/data/evalset.py writes such files", err->text);
     const size_t head = file.size < TEXT_HEAD_BYTES ? file.size : TEXT_HEAD_BYTES;
     const bool ok = text_check_head(&skip, path, file.data, head, err)
                     && read_lines(e, file.data + skip, file.data + file.size, path, tokenizer, err);

@@ -97,7 +97,7 @@ bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
     TostComm* c = *comm = xcalloc(1, sizeof *c);
     *c = (TostComm){.place = launch->place, .timeout = COMM_TIMEOUT, .start = mpi_start, .test = mpi_test,
                     .abort = mpi_abort, .close = mpi_close};
-    snprintf(c->library, sizeof c->library, "%s", version);
+    snprintf(c->library, sizeof c->library, "%.*s", (int)sizeof c->library - 1, version);
     MPI_Comm_rank(MPI_COMM_WORLD, &c->place.rank);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
     return true;
