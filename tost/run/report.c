@@ -110,8 +110,8 @@ static char* schedule_text(const Options* o) {
     return xstrdup("then constant");
 }
 
-// For --chunk: the chunks, and the memory of the parameters that grow with the block size.
-static void report_chunks(Run* r) {
+// For --chunk: the pieces, and the memory of the parameters that grow with the block size.
+static void report_pieces(Run* r) {
     const Options* o = &r->o;
     if (o->chunk == 0 || o->chunk >= o->seq) return;
     double positions = 0;   // parameters, gradients and both moments
@@ -122,7 +122,7 @@ static void report_chunks(Run* r) {
             positions += 4.0 * sizeof(float) * (double)t->size;
     }
     progress_text(&r->progress, "%-11s%d of up to %d tokens per sequence; 4/3 of the computation; %s of the memory is for "
-                  "wpe and denom_bias, which grow with the block size", "chunks",
+                  "wpe and denom_bias, which grow with the block size", "pieces",
                   o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk, human_bytes(memory, positions));
 }
 
@@ -144,7 +144,7 @@ static void report_model(Run* r) {
     progress_text(p, "%-11s%lld tokens per step: %lld micro-batch%s × %d sequence%s × %d tokens", "",
                   (long long)o->total_batch, micro_batches, micro_batches == 1 ? "" : "es", o->batch,
                   o->batch == 1 ? "" : "s", o->seq);
-    report_chunks(r);
+    report_pieces(r);
     char* schedule = schedule_text(o);
     progress_text(p, "%-11slr %g, %lld warm-up step%s, %s; weight decay %g", "", o->lr, (long long)o->warmup,
                   o->warmup == 1 ? "" : "s", schedule, o->weight_decay);
