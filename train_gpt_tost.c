@@ -34,12 +34,13 @@
 //     norm = grad_norm(model)
 //     update(model, {lr, …, grad_scale: min(1, clip / norm)})       AdamW
 //
-// A long sequence can be processed in pieces (--chunk, tost/pieces.c): a pass continues from the running sums S, N, D
-// after the piece before, and backward from their gradients. Decoding is the same forward, over pieces of one token.
+// A long sequence can be processed in pieces (--chunk, tost/pieces.c): forward starts from the sums S, N, D that the
+// previous piece left; backward goes from the last piece to the first, and starts from the gradient of those sums that
+// the next piece left. Decoding is the same forward, over pieces of one token.
 //
 // Several processes ("ranks", tost/ranks) can train one model: each computes the gradients of its own micro-batches,
-// updates its slices of the parameters, and sends them to the others. The order of all sums is fixed, so the bits do
-// not depend on the number of ranks.
+// updates its slices of the parameters, and sends them to the others. All sums are added in a fixed order: with the
+// same --parts, any number of ranks gives the same bits.
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
 // Classifier); the model's memory; the passes over a piece; gradients and AdamW; the engine table.
@@ -707,8 +708,8 @@ static double* model_state(const TostModel* model, int state, int l, int b) {
     return model->buf.states + i * tssa_state_size(model->config.n_embd, model->config.n_head);
 }
 
-// Copies state `from` (zeros if there is none) of a layer to where the pass works on it: in state `to`, or in
-// layer_state if there is none.
+// Copies layer l of state `from`, or zeros, to where the pass updates it in place: state `to`, or layer_state if `to`
+// is TOST_NO_STATE. For backward: right, left
 static double* start_state(const TostModel* model, int from, int to, int l) {
     const size_t size = tssa_state_size(model->config.n_embd, model->config.n_head);
     const size_t bytes = model->piece.B * size * sizeof(double);
@@ -984,7 +985,7 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
     model->arena = alloc_pages(model->arena_bytes);
     if (!model->arena) {
         char need[32];
-        tost_error(err, "not enough memory: the model needs %s; use a smaller model, --batch or --seq%s",
+        tost_error(err, "not enough memory: the model needs %s; use a smaller model, --batch, --seq or --chunk%s",
                    human_bytes(need, (double)model->arena_bytes),
                    o->training && !o->recompute ? ", or --recompute" : "");
         model_free(model);

@@ -1407,10 +1407,10 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(losses,       float,   rows) \
     X(scalars,      double,  2)                            /* sum of losses since the last read_loss; Σ g² */ \
     X(states,       double,  m->options.states * state)    /* TSSA's sums S, N, D; or their gradients */ \
-    X(before,       double,  state)                        /* those before the pass, */ \
-    X(after,        double,  state)                        /* and after it: the same for every pass of a graph */ \
-    X(right,        double,  train * state)                /* their gradients after the piece of a backward pass, */ \
-    X(left,         double,  train * state)                /* and before it */ \
+    X(before,       double,  state)                        /* the state that a pass reads */ \
+    X(after,        double,  state)                        /* and the one that it leaves: fixed, for graphs */ \
+    X(right,        double,  train * state)                /* the gradient of the state after the piece */ \
+    X(left,         double,  train * state)                /* and of the state before it */ \
     X(totals,       float,   B * scan_slots(chunks) * tssa_sums_size(C, NH)) \
     X(tssa_sync,    int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
     X(dx,           float,   train * rows * C)             /* gradient of the residual stream */ \
@@ -1431,7 +1431,7 @@ template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) LAYER_RESID
 template <typename S> struct Buffers { SHARED_BUFFERS(X) };
 #undef X
 
-// The pass after zero_grad overwrites the gradients (FIRST), so that they need not be cleared; later ones add to them.
+// The first passes of a part overwrite the gradients (FIRST), so that they need not be cleared; later ones add.
 enum { PASS_FORWARD, PASS_TRAIN_FIRST, PASS_TRAIN, PASS_BACKWARD_FIRST, PASS_BACKWARD, PASSES };
 
 struct TostModel {
@@ -1459,7 +1459,7 @@ struct TostModel {
 };
 
 template <typename S> struct TypedModel : TostModel {
-    S*                   weights;          // the parameters as matmul operands; for float, state[TOST_PARAM] itself
+    S*                   weights;          // the parameters as matmul operands; for float, array[TOST_PARAM] itself
     LayerActivations<S>* layer;            // (L); one set without training; with recompute, except LAYER_RESIDENT
     Buffers<S>           buf;
 };
@@ -1604,7 +1604,8 @@ template <typename S> static void copy_sums(TypedModel<S>* m, double* dst, const
     else CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, m->stream));
 }
 
-// Sets `sums` to a state before a pass from it. Returns whether the pass has a state.
+// Copies state `from`, or zeros, to the buffer `sums` of a pass. Returns false, copying nothing, if the pass neither
+// reads nor writes a state.
 template <typename S> static bool read_state(TypedModel<S>* m, double* sums, int from, int to) {
     if (from == TOST_NO_STATE && to == TOST_NO_STATE) return false;
     copy_sums(m, sums, from == TOST_NO_STATE ? NULL : model_state(m, from));

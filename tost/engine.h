@@ -2,9 +2,9 @@
 // functions, not precision, device or padding. Host arrays are float32 or int32, dense, row-major. An engine owns
 // parameters, gradients, Adam's moments, activations and states.
 //
-// TSSA's whole past is its running sums S, N and D, 2C + NH numbers per layer and sequence: the state. A pass works on
-// a piece of the sequences, continues from one state and leaves another. pieces.h has the loops over pieces: long
-// sequences, prompts, decode, scoring.
+// All that TSSA keeps of earlier tokens is its running sums S, N and D, 2C + NH numbers per layer and sequence: the
+// state. A pass works on a piece of the sequences, continues from one state and leaves another. pieces.h has the loops
+// over pieces: long sequences, prompts, decode, scoring.
 //
 // Several ranks (TostEngineOptions.comm) have the same parameters, but each one the gradients of its own micro-batches
 // and the moments of its own slices (slices.h). Collective functions must be called by all ranks in the same order.
@@ -14,11 +14,11 @@
 #include "base/error.h"
 #include "model.h"
 
-// The arrays shaped like the parameters: they, their gradients, Adam's moments, and the average of the parameters.
+// Arrays shaped like the parameters: the parameters, their gradients, Adam's moments, the average of the parameters.
 typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V, TOST_EMA, TOST_ARRAYS } TostArray;
 typedef enum { TOST_W, TOST_PI, TOST_X } TostActivation;            // of a layer: w, Π, and its input x
 typedef enum { TOST_FP32, TOST_TF32, TOST_BF16 } TostDtype;
-// What follows a backward pass: more micro-batches of this part; the next part; or nothing, as the step is complete.
+// What follows a backward pass: another pass of this part; the next part; or nothing, as the step is complete.
 typedef enum { TOST_MORE, TOST_PART_ENDS, TOST_STEP_ENDS } TostEnd;
 typedef struct TostComm TostComm;       // comm.h
 typedef struct TostModel TostModel;
@@ -29,7 +29,7 @@ typedef struct {
     int            B, T, first;
 } TostPiece;
 
-enum { TOST_NO_STATE = -1 };    // as the state before a piece: zeros; as the state after it: not wanted
+enum { TOST_NO_STATE = -1 };    // as a state that a pass reads: zeros; as one that it writes: not stored
 
 typedef struct {
     int       max_batch, max_piece; // largest B and T of a piece
@@ -74,13 +74,14 @@ typedef struct {
     void (*put)(TostModel* model, TostArray a, const TostTensor* t, const float* src);
     void (*get)(float* dst, const TostModel* model, TostArray a, const TostTensor* t);
 
-    // Computes the activations of a piece from state `from`, and sets state `to` to the one after it (may be `from`).
+    // Runs the layers over a piece, starting from state `from`, and stores the final state in `to`; it may be `from`.
     // The piece's arrays must stay valid until the next pass. Full logits are never materialized, except by `logits`.
     void (*forward)(TostModel* model, const TostPiece* piece, int from, int to);
-    // Sequence i of state `to` becomes sequence i / copies of state `from`, for i < n.
+    // For i < n: sequence i of state `to` = sequence i / copies of state `from`. to ≠ from
     void (*copy_state)(TostModel* model, int to, int from, int n, int copies);
     // After forward: the logits (B,T,V); those after the last token of each sequence (B,V); the loss of each target
-    // in nats (B,T), 0 if it is -1; or adds the losses to the sum that read_loss returns.
+    // in nats (B,T), 0 if it is -1; or adds the losses to the sum that read_loss returns. last_logits and losses
+    // overwrite what the others read: one of these calls for each forward.
     void (*logits)(float* dst, TostModel* model);
     void (*last_logits)(float* dst, TostModel* model);
     void (*losses)(double* dst, TostModel* model);
@@ -89,10 +90,10 @@ typedef struct {
     // x (B,T,C) that enters the layer (layer n_layer: the output of the last layer). Needs a training model.
     void (*activation)(float* dst, TostModel* model, TostActivation what, int layer);
 
-    // forward and add_losses, and starts the gradient of grad_scale · Σ loss. backward then completes it and adds it
-    // to the gradients of the part. State `right` has the gradient with respect to the state after the piece; state `left`
-    // receives that with respect to `from`, which must be unchanged. The pass that ends the step adds up the parts of
-    // all ranks (collective).
+    // forward, add_losses and the classifier's backward, for the loss grad_scale · Σ loss. backward does the rest, and
+    // adds to the gradients of the part. State `right` has the gradient with respect to the state after the piece;
+    // state `left`, which may be `right`, receives that with respect to `from`, which must be unchanged. The pass that
+    // ends the step adds up the parts of all ranks (collective).
     void (*train)(TostModel* model, const TostPiece* piece, int from, float grad_scale);
     void (*backward)(TostModel* model, int right, int left, TostEnd end);
     // Sum of the losses (nats) and number of counted targets since the last call. Waits for the device.

@@ -6,8 +6,8 @@
 
 #include "base/memory.h"
 
-// The states of an engine: that of decoding, and one for the pass that is running. Training in pieces also has the
-// state before each piece but the first.
+// The states of an engine: that of decoding, and the one between two pieces or, in backward, its gradient. Training in
+// pieces also has the state before each piece but the first.
 enum { DECODE, PASS, BEFORE_SECOND };
 
 // Work of a pass over a piece, in units of a forward pass: backward takes twice the time of forward.
@@ -44,7 +44,7 @@ static const int32_t* columns(int32_t* copy, const int32_t* rows, int B, int T, 
     return copy;
 }
 
-// Piece k of the sequences, until the next call.
+// Piece k of the sequences, valid until the next call.
 static TostPiece piece(const Pieces* p, const Sequences* s, int k) {
     const int start = k * p->max_piece, n = s->T - start < p->max_piece ? s->T - start : p->max_piece;
     return (TostPiece){columns(s->input_columns, s->inputs, s->B, s->T, start, n),
@@ -60,10 +60,10 @@ bool pieces_loss(Pieces* p, const int32_t* inputs, const int32_t* targets, int B
     const int pieces = pieces_of(T, p->max_piece);
     bool ok = true;
     for (int k = 0; k < pieces && ok; k++) {
-        const TostPiece part = piece(p, &s, k);
-        p->engine->forward(p->model, &part, k > 0 ? PASS : TOST_NO_STATE, k + 1 < pieces ? PASS : TOST_NO_STATE);
+        const TostPiece next = piece(p, &s, k);
+        p->engine->forward(p->model, &next, k > 0 ? PASS : TOST_NO_STATE, k + 1 < pieces ? PASS : TOST_NO_STATE);
         p->engine->add_losses(p->model);
-        ok = pieces == 1 || !abandoned(p, k + 1, pieces);
+        ok = k + 1 == pieces || !abandoned(p, k + 1, pieces);
     }
     sequences_free(&s);
     return ok;
@@ -78,14 +78,14 @@ bool pieces_train(Pieces* p, const int32_t* inputs, const int32_t* targets, int 
     int work = 0;
     bool ok = true;
     for (int k = 0; k + 1 < pieces && ok; k++) {
-        const TostPiece part = piece(p, &s, k);
-        p->engine->forward(p->model, &part, state_before(k), state_before(k + 1));
+        const TostPiece next = piece(p, &s, k);
+        p->engine->forward(p->model, &next, state_before(k), state_before(k + 1));
         ok = !abandoned(p, work += FORWARD, all);
     }
     for (int k = pieces - 1; k >= 0 && ok; k--) {
-        const TostPiece part = piece(p, &s, k);
+        const TostPiece next = piece(p, &s, k);
         const int right = k + 1 < pieces ? PASS : TOST_NO_STATE, left = k > 0 ? PASS : TOST_NO_STATE;
-        p->engine->train(p->model, &part, state_before(k), grad_scale);
+        p->engine->train(p->model, &next, state_before(k), grad_scale);
         p->engine->backward(p->model, right, left, k > 0 ? TOST_MORE : end);
         ok = k == 0 || !abandoned(p, work += TRAIN, all);
     }
@@ -100,16 +100,16 @@ void pieces_begin(Pieces* p, int n) {
 
 // Continues the decode state by T tokens per sequence.
 static void read_piece(Pieces* p, const int32_t* tokens, const int32_t* targets, int T) {
-    const TostPiece part = {tokens, targets, p->n, T, p->position};
-    p->engine->forward(p->model, &part, p->position > 0 ? DECODE : TOST_NO_STATE, DECODE);
+    const TostPiece next = {tokens, targets, p->n, T, p->position};
+    p->engine->forward(p->model, &next, p->position > 0 ? DECODE : TOST_NO_STATE, DECODE);
     p->position += T;
 }
 
 void pieces_read(float* logits, Pieces* p, const int32_t* tokens, int T) {
     Sequences s = sequences_new(p, tokens, NULL, p->n, T, p->position);
     for (int k = 0; k < pieces_of(T, p->max_piece); k++) {
-        const TostPiece part = piece(p, &s, k);
-        read_piece(p, part.inputs, NULL, part.T);
+        const TostPiece next = piece(p, &s, k);
+        read_piece(p, next.inputs, NULL, next.T);
     }
     if (logits) p->engine->last_logits(logits, p->model);
     sequences_free(&s);
@@ -126,14 +126,13 @@ void pieces_score(double* losses, Pieces* p, const int32_t* tokens, const int32_
     double* of_piece = pieces > 1 ? xmalloc((size_t)B * p->max_piece * sizeof *of_piece) : losses;
     if (p->position > 0) p->engine->copy_state(p->model, PASS, DECODE, B, copies);
     for (int k = 0; k < pieces; k++) {
-        const TostPiece part = piece(p, &s, k);
-        p->engine->forward(p->model, &part, k > 0 || p->position > 0 ? PASS : TOST_NO_STATE,
+        const TostPiece next = piece(p, &s, k);
+        p->engine->forward(p->model, &next, k > 0 || p->position > 0 ? PASS : TOST_NO_STATE,
                            k + 1 < pieces ? PASS : TOST_NO_STATE);
         p->engine->losses(of_piece, p->model);
         for (int b = 0; b < B && pieces > 1; b++)
-            memcpy(losses + (size_t)b * T + (size_t)k * p->max_piece, of_piece + (size_t)b * part.T,
-                   part.T * sizeof *losses);
-        if (pieces > 1 && abandoned(p, k + 1, pieces)) break;
+            memcpy(losses + (size_t)b * T + (size_t)k * p->max_piece, of_piece + (size_t)b * next.T,
+                   next.T * sizeof *losses);
     }
     if (pieces > 1) free(of_piece);
     sequences_free(&s);

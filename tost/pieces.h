@@ -1,5 +1,5 @@
-// pieces.h: passes over whole sequences, prompts and continuations, as loops over pieces. An engine's pass works on a
-// piece, from one of its states to another (engine.h); here is all that is built on that, for both engines.
+// pieces.h: loops over pieces, for training, loss, prompts, decode and scoring. An engine's pass works on a piece, from
+// one of its states to another (engine.h). --chunk is the length of a piece.
 #ifndef TOST_PIECES_H
 #define TOST_PIECES_H
 
@@ -12,8 +12,8 @@ typedef struct {
     TostModel*        model;
     int               max_piece;      // TostEngineOptions.max_piece
     int               n, position;    // sequences and next position of the decode state
-    // Called after each piece of a pass over several, with the part of the pass that is done, 0 to 1, unless NULL. If it
-    // returns true, the pass is abandoned: losses and gradients are undefined until read_loss and zero_grad.
+    // Called by pieces_loss and pieces_train between two pieces, with the fraction that is done, unless NULL. If it
+    // returns true, they stop: discard the losses with read_loss and the gradients with zero_grad.
     bool            (*done)(void* context, double part);
     void*             context;
 } Pieces;

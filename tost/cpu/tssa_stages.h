@@ -66,8 +66,8 @@ typedef struct {
     int first_cost, last_cost;   // relative times of a head
 } TssaStages;
 
-// Runs a share of the heads of a stage. The heads of the first and the last stage, one after another, are divided into
-// shares of equal time. before, after: time of a head of the stage before or after this one
+// Runs a share of the heads of the first or the last stage. The heads of both, one after another, are divided into
+// shares of equal time. before, after: time of a head of the other stage, if it comes before or after this one; else 0
 static inline void tssa_run_heads(TssaStage* run, const Tssa* a, TssaRange r, int share, int shares, int before,
                                   int cost, int after) {
     const int all = (before + cost + after) * a->NH;
@@ -91,8 +91,8 @@ static inline TssaRange tssa_block(const Tssa* a, int b, int block) {
 }
 
 // Runs the stages on every block, the first block first or last. Each thread works on one sequence at a time. If there
-// are fewer sequences than threads, they share each sequence, as a pipeline: between two barriers, each stage works on
-// the block that the stage before it has finished. So threads read whole rows, or large parts of them.
+// are fewer sequences than threads, several share each sequence, as a pipeline: between two barriers, each stage works
+// on the block that the stage before it has finished. So threads read whole rows, or large parts of them.
 static inline void tssa_run(const TssaStages* stages, const Tssa* a, bool first_to_last, bool parallel) {
     const int threads = threads_max(), blocks = tssa_blocks(a->T);
     (void)parallel;   // unused without OpenMP

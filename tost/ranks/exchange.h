@@ -39,15 +39,15 @@ void exchange_begin(Exchange* x);
 // During the backward pass: its gradients from element `from` on are complete. Starts the exchange of complete buckets
 // after the last part; when from is 0, waits for all of them: then this rank's slices of grad are sums over all parts.
 void exchange_gradients(Exchange* x, TostEnd end, size_t from);
-// √ Σ grad². The blocks of SLICE_UNIT elements are added in order, so the bits depend neither on the number of threads
-// nor on that of ranks, which sum the blocks of their slices.
+// √ Σ grad². Each rank sums the squares of its slices in blocks of SLICE_UNIT elements; the sums of blocks are added in
+// the order of the array, so the bits depend neither on the number of threads nor on that of ranks.
 double   exchange_norm(const Exchange* x);
-// Calls update for this rank's part of each tensor: n elements from `at` of the flat arrays and from `packed` of the
-// array of this rank's slices. Then gathers the parameters of all ranks.
+// Calls update for what this rank's slices have of each tensor: n elements from `at` of the flat arrays and from
+// `packed` of the array of its slices. Then all ranks get all parameters.
 typedef void SliceUpdate(TostModel* model, const void* step, const TostTensor* t, size_t at, size_t packed, size_t n);
 void     exchange_update(Exchange* x, float* params, const TostTensors* tensors, SliceUpdate* update, TostModel* model,
                          const void* step);
-// Copies this rank's part of a tensor, t->size elements, to the array of its slices. Not collective.
+// Copies what this rank's slices have of a tensor, t->size elements, to their array. Not collective.
 void     exchange_put(const Exchange* x, float* slices, const TostTensor* t, const float* src);
 // Copies one tensor, t->size elements, to dst on rank 0; other ranks may pass NULL. array: this rank's slices, packed,
 // or a flat array.
