@@ -156,7 +156,8 @@ static bool write_many(Sampling* s, TostError* err) {
 static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
     const size_t SPARE_BYTES = (size_t)1 << 30;
     const Options* o = s->o;
-    TostEngineOptions options = {.max_batch = 1, .max_piece = 1, .states = 1, .dtype = (TostDtype)o->dtype, .threads = o->threads};
+    TostEngineOptions options = {.max_batch = 1, .max_piece = 1, .states = pieces_states(1, 1, false),
+                                 .dtype = (TostDtype)o->dtype, .threads = o->threads};
     for (size_t i = 0; i < s->n_work; i++) {
         const int seq = generate_max_seq(&m->info.config, s->work[i].n_ids, o->tokens);
         if (seq > options.max_piece) options.max_piece = seq;

@@ -121,8 +121,8 @@ static void report_pieces(Run* r) {
         if (t->row == TOST_ROW_wpe || t->row == TOST_ROW_denom_bias)
             positions += 4.0 * sizeof(float) * (double)t->size;
     }
-    progress_text(&r->progress, "%-11s%d of up to %d tokens per sequence; 4/3 of the computation; %s of the memory is for "
-                  "wpe and denom_bias, which grow with the block size", "pieces",
+    progress_text(&r->progress, "%-11s%d of up to %d tokens per sequence; 4/3 of the computation; %s of the memory is "
+                  "for wpe and denom_bias, which grow with the block size", "pieces",
                   o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk, human_bytes(memory, positions));
 }
 
@@ -137,7 +137,8 @@ static void report_model(Run* r) {
     if (r->weights) progress_text(p, "%-11s%s", o->resume ? "resumed" : "weights", r->weights);
     const int old = r->init.config.block_size;
     if (o->extend_block)
-        progress_text(p, "%-11spositions %d to %d are copies of position %d", "extended", old + 1, o->extend_block, old);
+        progress_text(p, "%-11spositions %d to %d are copies of position %d", "extended", old + 1, o->extend_block,
+                      old);
     progress_text(p, "%-11s%lld (%lld done); seed %lld", "steps", (long long)o->steps, (long long)r->info.step,
                   (long long)o->seed);
     const long long micro_batches = (long long)(o->total_batch / ((int64_t)o->batch * o->seq));

@@ -159,8 +159,8 @@ static char* tokenizer_of_data(const Options* o) {
     return path;
 }
 
-// A new model has the vocabulary size of the data's tokenizer, unless --vocab-size is given or there is no tokenizer. The
-// size is rounded up to a multiple of 64, which makes matrix products faster. The extra ids never occur in the data.
+// A new model has the vocabulary size of the data's tokenizer, unless --vocab-size is given or there is no tokenizer.
+// The size is rounded up to a multiple of 64, which makes matrix products faster. The data has none of the extra ids.
 static bool take_from_tokenizer(Run* r, TostError* err) {
     enum { MULTIPLE = 64 };
     Options* o = &r->o;
@@ -373,8 +373,8 @@ bool run_set_up(Run* r, TostError* err) {
     const int max_piece = o->chunk && o->chunk < o->seq ? o->chunk : o->seq;
     r->engine_options = (TostEngineOptions){
         .max_batch = o->batch, .max_piece = max_piece, .states = pieces_states(o->seq, max_piece, true),
-        .training = true, .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .threads = o->threads,
-        .comm = r->comm, .parts = run_own_parts(r), .fast_reduce = o->reduce == 1};
+        .training = true, .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype,
+        .threads = o->threads, .comm = r->comm, .parts = run_own_parts(r), .fast_reduce = o->reduce == 1};
     char device[256];
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;
     report_settings(r, device);
