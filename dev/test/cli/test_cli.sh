@@ -583,6 +583,9 @@ printf '%0100d' 0 >long.txt
 run 0 inspect --model straight --text @long.txt --out seen.safetensors
 check "a longer text is truncated with a warning" grep -q '100 .*32' stderr
 check "it is truncated to the block size" grep -q '^tokens  *32$' stdout
+(trap '' XFSZ; ulimit -f 2; exec "$binary" inspect --model straight --text @long.txt --out too_large) >stdout 2>stderr
+check "inspect: a file that cannot be written" [ $? -eq 1 -a ! -e too_large -a ! -e too_large.tmp ]
+check "inspect names the file and the reason" grep -q 'too_large.*File too large' stderr
 run 0 info straight
 check "info prints the sizes" says "1 layers, 2 heads, 16 channels, block size 32, vocabulary 257" stdout
 check "info prints step and tokens" grep -q '6.*768 tokens' stdout
