@@ -1299,7 +1299,7 @@ __device__ inline void softmax_gradient(S* l, int v, int V, int target, float sh
     store_pack<LOGIT_PACK>(l + v, x);
 }
 
-// Losses of a chunk of rows; with `gradient` the logits become their gradient,
+// Losses of a block of rows; with `gradient` the logits become their gradient,
 //   dlogits = grad_scale (softmax(logits) - onehot(target)),   0 if the target is -1.
 // One block per row. The second pass over a row starts with what the first read last, which L1 still holds. Minimum
 // traffic per row: 2V read, 2V written.
@@ -1348,16 +1348,16 @@ __global__ void __launch_bounds__(LOSS_THREADS) loss_sum_kernel(double* total, c
     if (threadIdx.x == 0) *total += sum;
 }
 
-// Works on chunks of rows: the (rows,V) logits are never materialized. *total += Σ of the losses, unless total is NULL.
+// Works on blocks of rows: the (rows,V) logits are never materialized. *total += Σ of the losses, unless total is NULL.
 // dwte NULL: no gradients; else dx =; dwte =, or with add +=.
-// loss, targets (rows); dx, x (rows,C); dwte, wte (V,C); logits (chunk,ld): working space
+// loss, targets (rows); dx, x (rows,C); dwte, wte (V,C); logits (block,ld): working space
 template <typename S>
 static void classifier_forward_backward(Matmul* mm, double* total, float* loss, S* dx, float* dwte, S* logits,
                                         const S* x, const S* wte, const int32_t* targets, const StepHeader* step,
-                                        size_t rows, size_t chunk, int V, int C, bool add) {
+                                        size_t rows, size_t block, int V, int C, bool add) {
     const int ld = (int)logits_ld(V);
-    for (size_t row = 0; row < rows; row += chunk) {
-        const int n = (int)(rows - row < chunk ? rows - row : chunk);
+    for (size_t row = 0; row < rows; row += block) {
+        const int n = (int)(rows - row < block ? rows - row : block);
         matmul(mm, Product<S, S>{logits, x + row * C, wte, false, true, n, V, C, ld, C, C, 0.0f, NULL});
         LAUNCH((cross_entropy_kernel<S>), n, CLASSIFIER_THREADS, 0, mm->stream, loss + row, logits, targets + row, step,
                dwte != NULL, V, ld);
@@ -1403,7 +1403,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(ln_f,         S,       rows * C) \
     X(mean_f,       float,   rows) \
     X(rstd_f,       float,   rows) \
-    X(logits,       char,    logits_bytes)                 /* a chunk of rows, of S or of float */ \
+    X(logits,       char,    logits_bytes)                 /* a block of rows, of S or of float */ \
     X(losses,       float,   rows) \
     X(scalars,      double,  2)                            /* sum of losses since the last read_loss; Σ g² */ \
     X(states,       double,  m->options.states * state)    /* TSSA's sums S, N, D; or their gradients */ \
@@ -1469,27 +1469,27 @@ template <typename S> static S* weights_copy(TypedModel<S>* m) {
     return (void*)m->weights == m->array[TOST_PARAM] ? NULL : m->weights;
 }
 
-static TostParams<float> model_params(const TostModel* m, TostArray s, int l) {
-    return tost_params(&m->tensors, m->array[s], l);
+static TostParams<float> model_params(const TostModel* m, TostArray a, int l) {
+    return tost_params(&m->tensors, m->array[a], l);
 }
 template <typename S> static TostParams<S> model_weights(const TypedModel<S>* m, int l) {
     return tost_params(&m->tensors, m->weights, l);
 }
 
-// Rows per chunk if `rows` are divided into the fewest chunks of at most `most` rows, of nearly equal size. A multiple
-// of ROW_TILE, as is `most`, unless there is only one chunk.
+// Rows per block if `rows` are divided into the fewest blocks of at most `most` rows, of nearly equal size. A multiple
+// of ROW_TILE, as is `most`, unless there is only one block.
 constexpr size_t ROW_TILE = 128;     // of a matrix product
 
-static size_t even_chunk(size_t rows, size_t most) {
-    const size_t chunks = (rows + most - 1) / most, even = (rows + chunks - 1) / chunks;
-    return chunks == 1 ? rows : (even + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
+static size_t even_block(size_t rows, size_t most) {
+    const size_t blocks = (rows + most - 1) / most, even = (rows + blocks - 1) / blocks;
+    return blocks == 1 ? rows : (even + ROW_TILE - 1) / ROW_TILE * ROW_TILE;
 }
 
-// Rows per chunk of at most 2 GiB of logits. Large chunks, because the matrix products of a small one leave
-// multiprocessors idle in their last wave, and because each chunk reads and writes dwte once.
-static size_t classifier_chunk(size_t rows, int V, size_t logit_bytes) {
+// Rows per block of at most 2 GiB of logits. Large blocks, because the matrix products of a small one leave
+// multiprocessors idle in their last wave, and because each block reads and writes dwte once.
+static size_t classifier_rows(size_t rows, int V, size_t logit_bytes) {
     const size_t most = ((size_t)1 << 31) / (logit_bytes * (size_t)V) / ROW_TILE * ROW_TILE;
-    return even_chunk(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
+    return even_block(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
 }
 
 static void put_range(TostModel* m, float* dst, const float* src, size_t n) {
@@ -1504,7 +1504,7 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
     const size_t state = L * B * tssa_state_size(C, NH);
     const size_t flat_bytes = m->tensors.flat_size * sizeof(float),
                  own_bytes = exchange_owned(&m->exchange) * sizeof(float);
-    const size_t logits_rows = m->logits_rows = classifier_chunk(rows, c->vocab_size, sizeof(S));
+    const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size, sizeof(S));
     const size_t logits_bytes = m->logits_bytes =
         max(logits_rows * logits_ld(c->vocab_size) * sizeof(S), B * V * sizeof(float));
     Arena arena = {base, 0, 256, CUDA_REDZONE_BYTES, cuda_on_host_poison};
@@ -1777,7 +1777,7 @@ template <typename S>
 static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte, const S* x, StepInput s, size_t n,
                             bool add) {
     classifier_forward_backward(&m->mm, total, m->buf.losses, dx, dwte, (S*)m->buf.logits, x, model_weights(m, 0).wte,
-                                s.targets, s.header, n, even_chunk(n, m->logits_rows), m->config.vocab_size,
+                                s.targets, s.header, n, even_block(n, m->logits_rows), m->config.vocab_size,
                                 m->config.n_embd, add);
 }
 
@@ -2181,28 +2181,28 @@ template <typename S> static double cuda_peak_flops(TypedModel<S>* m, bool* meas
     return *measured ? measured_peak(m, prop.multiProcessorCount) : peak;
 }
 
-template <typename S> static void cuda_put(TypedModel<S>* m, TostArray s, const TostTensor* t, const float* src) {
+template <typename S> static void cuda_put(TypedModel<S>* m, TostArray a, const TostTensor* t, const float* src) {
     const Exchange* x = &m->exchange;
     const Range tensor = {t->offset, t->offset + t->size};
     exchange_settle(&m->exchange);
-    if (s == TOST_GRAD) settle_gradients(m);
-    if (s < TOST_M) put_range(m, m->array[s] + t->offset, src, t->size);
-    for (int k = 0; s >= TOST_M && k < x->slices.buckets; k++) {
+    if (a == TOST_GRAD) settle_gradients(m);
+    if (a < TOST_M) put_range(m, m->array[a] + t->offset, src, t->size);
+    for (int k = 0; a >= TOST_M && k < x->slices.buckets; k++) {
         const Range own = exchange_slice(x, k), r = range_meet(own, tensor);
-        put_range(m, m->array[s] + exchange_packed(x, x->rank, k) + (r.start - own.start), src + (r.start - t->offset),
+        put_range(m, m->array[a] + exchange_packed(x, x->rank, k) + (r.start - own.start), src + (r.start - t->offset),
                   range_size(r));
     }
-    if (s == TOST_PARAM) convert_weights(m, t->offset, t->size);
+    if (a == TOST_PARAM) convert_weights(m, t->offset, t->size);
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
 
-static void cuda_get(float* dst, const TostModel* model, TostArray s, const TostTensor* t) {
+static void cuda_get(float* dst, const TostModel* model, TostArray a, const TostTensor* t) {
     TostModel* m = const_cast<TostModel*>(model);   // its observable state does not change
     Exchange* x = &m->exchange;
     exchange_settle(x);
-    if (s == TOST_GRAD) settle_gradients(m);
-    if (s == TOST_PARAM) copy_to_host(dst, m->array[s] + t->offset, t->size, m->stream);
-    else exchange_collect(dst, x, m->array[s], s >= TOST_M, t);
+    if (a == TOST_GRAD) settle_gradients(m);
+    if (a == TOST_PARAM) copy_to_host(dst, m->array[a] + t->offset, t->size, m->stream);
+    else exchange_collect(dst, x, m->array[a], a >= TOST_M, t);
 }
 
 // TYPED(f): the interface's function that calls f with its TostModel* cast to the TypedModel of the model's dtype.

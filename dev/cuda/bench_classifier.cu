@@ -3,7 +3,7 @@
 
 template <typename S> static void bench_classifier(Bench* bench, int V) {
     const int ld = (int)logits_ld(V);
-    const size_t rows = classifier_chunk(65536, V, sizeof(S));
+    const size_t rows = classifier_rows(65536, V, sizeof(S));
     S* logits = bench_random<S>(bench, rows * ld, 0, 2);
     float* loss = bench_buffer<float>(bench, rows);
     std::vector<int32_t> ids(rows);

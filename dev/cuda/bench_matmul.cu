@@ -17,7 +17,7 @@ static Matmul matmul_open(Bench* bench) {
 
 template <typename S> static void bench_step(Bench* bench, int rows) {
     enum { LAYERS = 12, C = 768, V = 50304 };
-    const int chunk = (int)classifier_chunk(rows, V, sizeof(S));
+    const int chunk = (int)classifier_rows(rows, V, sizeof(S));
     const struct { int in, out; } linear[] = {{C, C}, {C, C}, {C, 4 * C}, {4 * C, C}};
     Matmul mm = matmul_open(bench);
     const size_t n = (size_t)rows * 4 * C;

@@ -179,18 +179,18 @@ static void gather_bucket(Exchange* x, float* flat, int k) {
     free(messages);
 }
 
-// This rank's part of tensor t in bucket k: its start in the flat arrays and in the array of its slices.
-typedef struct { size_t at, packed, size; } Part;
-static Part own_part(const Exchange* x, int k, const TostTensor* t) {
+// What this rank owns of tensor t in bucket k: its start in the flat arrays and in the array of its slices.
+typedef struct { size_t at, packed, size; } Owned;
+static Owned own_range(const Exchange* x, int k, const TostTensor* t) {
     const Range own = exchange_slice(x, k), r = range_meet(own, (Range){t->offset, t->offset + t->size});
-    return (Part){r.start, exchange_packed(x, k) + r.start - own.start, range_size(r)};
+    return (Owned){r.start, exchange_packed(x, k) + r.start - own.start, range_size(r)};
 }
 
 void exchange_update(Exchange* x, float* params, const TostTensors* tensors, SliceUpdate* update, TostModel* model,
                      const void* step) {
     for (int k = 0; k < x->slices.buckets; k++) {
         for (int i = 0; i < tensors->count; i++) {
-            const Part own = own_part(x, k, &tensors->tensor[i]);
+            const Owned own = own_range(x, k, &tensors->tensor[i]);
             if (own.size > 0) update(model, step, &tensors->tensor[i], own.at, own.packed, own.size);
         }
         gather_bucket(x, params, k);
@@ -201,7 +201,7 @@ void exchange_update(Exchange* x, float* params, const TostTensors* tensors, Sli
 
 void exchange_put(const Exchange* x, float* slices, const TostTensor* t, const float* src) {
     for (int k = 0; k < x->slices.buckets; k++) {
-        const Part own = own_part(x, k, t);
+        const Owned own = own_range(x, k, t);
         if (own.size > 0) memcpy(slices + own.packed, src + (own.at - t->offset), own.size * sizeof *src);
     }
 }
@@ -211,7 +211,7 @@ void exchange_collect(float* dst, const Exchange* x, const float* array, bool pa
     CommMessage* messages = xcalloc((size_t)x->ranks, sizeof *messages);
     for (int k = 0; k < x->slices.buckets; k++) {
         if (range_size(range_meet(x->slices.bucket[k], tensor)) == 0) continue;
-        const Part own = own_part(x, k, t);
+        const Owned own = own_range(x, k, t);
         const float* from = array + (packed ? own.packed : own.at);
         memset(messages, 0, (size_t)x->ranks * sizeof *messages);
         for (int r = 1; r < x->ranks && x->rank == 0; r++) {

@@ -451,14 +451,14 @@ template <typename S> void test_gather(Checks* c, int C) {
 // ---------------------------------------------------------------------------------------------
 // Other functions
 
-// even_chunk returns at most `most` rows, and no more chunks than necessary.
-void test_even_chunk(Checks* c) {
+// even_block returns at most `most` rows, and no more blocks than necessary.
+void test_even_block(Checks* c) {
     for (const size_t most : {128, 256, 1280})
         for (size_t rows = 1; rows < 3000; rows += 7) {
-            const size_t chunk = even_chunk(rows, most);
+            const size_t chunk = even_block(rows, most);
             check(c, chunk <= most && (rows + chunk - 1) / chunk == (rows + most - 1) / most &&
                          (chunk >= rows || chunk % ROW_TILE == 0),
-                  "even_chunk(%zu, %zu) = %zu", rows, most, chunk);
+                  "even_block(%zu, %zu) = %zu", rows, most, chunk);
         }
 }
 
@@ -544,7 +544,7 @@ void test_kernels(Checks* c, int seeds) {
     test_classifier_chunks(c);
     test_normal(c);
     test_errors(c);
-    test_even_chunk(c);
+    test_even_block(c);
     for (const bool add : {false, true}) test_layer_sums(c, add);
     test_embeddings(c);
     test_tssa_variants<float>(c);
