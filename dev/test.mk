@@ -18,8 +18,8 @@ $(BUILD)/cuda: FORCE   # changes if NO_CUDA does
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtost.a
 	$(call say,LINK $@) $(COMPILE) -o $@ $^ $(LIBS)
 
-# test_gemm_bf16 with the kernel for AMX on any processor: amx_twin.h implements its instructions.
-$(BUILD)/dev/test/engine/test_gemm_amx: dev/test/engine/test_gemm_bf16.c tost/cpu/gemm.c $(BUILD)/libtost.a dev/test/engine/amx_twin.h
+# test_gemm with the kernel for AMX on any processor: amx_twin.h implements its instructions.
+$(BUILD)/dev/test/engine/test_gemm_amx: dev/test/engine/test_gemm.c tost/cpu/gemm.c $(BUILD)/libtost.a dev/test/engine/amx_twin.h
 	$(call say,CC $@) mkdir -p $(@D) && $(COMPILE) -O1 -Wno-psabi -DTOST_AMX_HEADER='"dev/test/engine/amx_twin.h"' -MMD -MP -MF $@.d -o $@ \
 	    $(wordlist 1,3,$^) $(LIBS)
 

@@ -1,244 +1,400 @@
-// test_gemm.c: gemm and gemm_builtin against sums in double precision, with sizes around every block size.
+// test_gemm.c: matrix products in float32 and bf16, with every kernel of this machine, against sums in double
+// precision; their bits; how a product is divided among threads. The build test_gemm_amx tests those in bf16 with AMX's
+// instructions in plain C (amx_twin.h), on any processor.
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/openmp.h"
 #include "dev/test/check.h"
 
-#include <limits.h>
+#include <float.h>
+#include <math.h>
 #include <string.h>
-#include <sys/mman.h>
+#include <sys/wait.h>
 
-#include "gemm_case.h"
+#include "base/bf16.h"
+#include "base/rng.h"
+#include "cpu/gemm.h"
 #include "cpu/gemm_partition.h"
 #include "model.h"
 
 _Static_assert((int)GEMM_FEW_ROWS == TOST_FEW_ROWS, "generate.c divides its rows by the order of summation");
 
-static const struct { const char* name; Gemm* gemm; } variants[] = {
-    { "gemm", gemm }, { "gemm_builtin", gemm_builtin },
+#ifdef TOST_AMX_HEADER
+enum { TWIN = 1 };
+#else
+enum { TWIN = 0 };
+#endif
+
+#define BY(name, kernel) \
+    static void name(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) { \
+        gemm_bf16_by(kernel, c, a, at, b, bt, M, N, K, beta); \
+    }
+BY(by_fma, GEMM_FMA)
+BY(by_vdpbf16ps, GEMM_VDPBF16PS)
+BY(by_amx, GEMM_AMX)
+#undef BY
+
+// gemm_bf16_weight, where it applies; gives the bits of gemm_bf16.
+static void by_weight(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
+    if (at || !bt) {
+        gemm_bf16(c, a, at, b, bt, M, N, K, beta);
+        return;
+    }
+    uint16_t* weight = xmalloc(((size_t)N*K + 1) * sizeof *weight);
+    bf16_from_floats(weight, b, (size_t)N*K);
+    gemm_bf16_weight(c, a, weight, M, N, K, beta);
+    free(weight);
+}
+
+typedef struct { const char* name; Gemm* gemm; bool bf16; GemmBf16 kernel; } Variant;
+static const Variant variants[] = {
+    { "gemm", gemm, false, GEMM_FMA }, { "gemm_builtin", gemm_builtin, false, GEMM_FMA },
+    { "FMA", by_fma, true, GEMM_FMA }, { "VDPBF16PS", by_vdpbf16ps, true, GEMM_VDPBF16PS },
+    { "AMX", by_amx, true, GEMM_AMX }, { "gemm_bf16", gemm_bf16, true, GEMM_FMA },   // chooses a kernel itself
+    { "gemm_bf16_weight", by_weight, true, GEMM_FMA },
 };
 
-// worst_error must report a NaN at any position.
-static void test_measure(Checks* c, Rng* rng) {
-    Case t = new_case(rng, 3, 4, 5, false, false, 0);
-    for (int i = 0; i < t.M * t.N; i++) {
-        run_case(&t, gemm_builtin);
-        check(c, worst_error(&t) <= 1, "worst_error of a correct product: got %g", worst_error(&t));
-        t.c[i] = NAN;
-        check(c, !(worst_error(&t) <= 1), "worst_error with NaN at %d: got %g", i, worst_error(&t));
-    }
-    free_case(&t);
+// The next variant of this machine and build, from v on; NULL after the last.
+static const Variant* variant_from(const Variant* v) {
+    while (v < variants + countof(variants) && (v->bf16 ? !gemm_has(v->kernel) : TWIN)) v++;
+    return v < variants + countof(variants) ? v : NULL;
 }
-
-static void check_case(Checks* c, Rng* rng, int M, int N, int K, bool at, bool bt, float beta) {
-    Case t = new_case(rng, M, N, K, at, bt, beta);
-    for (size_t w = 0; w < countof(variants); w++) {
-        run_case(&t, variants[w].gemm);
-        double error = worst_error(&t);
-        check(c, error <= 1, "%s M %d N %d K %d at %d bt %d beta %g: error %.3g of its bound",
-              variants[w].name, M, N, K, at, bt, beta, error);
-        check(c, guards_intact(&t), "%s M %d N %d K %d at %d bt %d beta %g: wrote past the end of c",
-              variants[w].name, M, N, K, at, bt, beta);
-    }
-    free_case(&t);
-}
+#define EACH_VARIANT(v) const Variant* v = variant_from(variants); v; v = variant_from(v + 1)
 
 // ---------------------------------------------------------------------------------------------
+// One product: operands, the initial c, and c, which is followed by GUARDS values that must not change
+
+enum { GUARDS = 64 };
+static const float GUARD = 12345.678f;
+
+typedef struct { int M, N, K; bool at, bt; float beta; float *a, *b, *before, *c; } Case;
+
+static float* random_floats(Rng* rng, size_t n) {
+    float* x = xmalloc((n + 1) * sizeof *x);
+    for (size_t i = 0; i < n; i++) x[i] = (float)(2 * rng_uniform(rng) - 1);
+    return x;
+}
+
+static Case new_case(Rng* rng, const int size[3], int transposes, float beta) {
+    const int M = size[0], N = size[1], K = size[2];
+    return (Case){ M, N, K, transposes & 1, transposes >> 1, beta, random_floats(rng, (size_t)M*K),
+                   random_floats(rng, (size_t)K*N), random_floats(rng, (size_t)M*N),
+                   xmalloc(((size_t)M*N + GUARDS) * sizeof(float)) };
+}
+
+static void free_case(Case* t) {
+    free(t->a);
+    free(t->b);
+    free(t->before);
+    free(t->c);
+}
+
+static void run_case(Case* t, Gemm* multiply) {
+    const size_t n = (size_t)t->M * t->N;
+    for (size_t i = 0; i < n; i++) t->c[i] = t->beta == 0 ? NAN : t->before[i];
+    for (size_t i = n; i < n + GUARDS; i++) t->c[i] = GUARD;
+    multiply(t->c, t->a, t->at, t->b, t->bt, t->M, t->N, t->K, t->beta);
+}
+
+static bool guards_intact(const Case* t) {
+    const float* end = t->c + (size_t)t->M * t->N;
+    for (int i = 0; i < GUARDS; i++) if (end[i] != GUARD) return false;
+    return true;
+}
+
+// Row i of op(a), or column j of op(b), in double; rounded to bf16 or not.
+static void depths_of(double* x, const float* p, bool contiguous, int index, int others, int K, bool bf16) {
+    for (int k = 0; k < K; k++) {
+        const float value = p[contiguous ? (size_t)index*K + k : (size_t)k*others + index];
+        x[k] = bf16 ? rounded_bf16(value) : value;
+    }
+}
+
+// Sets, for each element of c, the exact product and the allowed error
+// FLT_EPSILON · (2 + sqrt(K)) · (sum of |a||b| + |beta · before|). Rounding errors of K terms of random sign grow as
+// sqrt(K); a wrong, missing or repeated term is far above the bound.
+static void exact_product(double* exact, double* allowed, const Case* t, bool bf16) {
+    double *x = xmalloc(((size_t)t->K + 1) * sizeof *x), *y = xmalloc(((size_t)t->N * t->K + 1) * sizeof *y);
+    for (int j = 0; j < t->N; j++) depths_of(y + (size_t)j*t->K, t->b, t->bt, j, t->N, t->K, bf16);
+    for (int i = 0; i < t->M; i++) {
+        depths_of(x, t->a, !t->at, i, t->M, t->K, bf16);
+        for (int j = 0; j < t->N; j++) {
+            const size_t at = (size_t)i*t->N + j;
+            const double* y_j = y + (size_t)j*t->K;
+            double sum = t->beta == 0 ? 0 : (double)t->beta * t->before[at], size = fabs(sum);
+            for (int k = 0; k < t->K; k++) {
+                sum += x[k] * y_j[k];
+                size += fabs(x[k] * y_j[k]);
+            }
+            exact[at] = sum;
+            allowed[at] = FLT_EPSILON * (2 + sqrt(t->K)) * size + DBL_MIN;
+        }
+    }
+    free(x);
+    free(y);
+}
+
+static void check_case(Checks* c, Rng* rng, const int size[3], int transposes, float beta) {
+    Case t = new_case(rng, size, transposes, beta);
+    const size_t n = (size_t)t.M * t.N;
+    double *exact = xmalloc((n + 1) * sizeof *exact), *allowed = xmalloc((n + 1) * sizeof *allowed);
+    for (EACH_VARIANT(v)) {
+        if (v == variants || v[-1].bf16 != v->bf16) exact_product(exact, allowed, &t, v->bf16);
+        run_case(&t, v->gemm);
+        size_t wrong = 0;
+        for (size_t i = 0; i < n; i++) wrong += !(fabs(t.c[i] - exact[i]) <= allowed[i]);
+        check(c, wrong == 0 && guards_intact(&t), "%s M %d N %d K %d at %d bt %d beta %g: %zu sums are wrong%s",
+              v->name, t.M, t.N, t.K, t.at, t.bt, t.beta, wrong, guards_intact(&t) ? "" : ", wrote past the end of c");
+    }
+    free(exact);
+    free(allowed);
+    free_case(&t);
+}
 
 static const float betas[] = { 0, 1, 0.5f };
 
 // Every pair of sizes as M and N, with all transposes and varying K and beta.
 static void test_ragged(Checks* c, Rng* rng) {
-    static const int sizes[] = { 1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 33, 63, 65, 127, 129, 257 };
-    int turn = 0;
-    for (size_t i = 0; i < countof(sizes); i++)
-        for (size_t j = 0; j < countof(sizes); j++)
-            for (int transposes = 0; transposes < 4; transposes++, turn++) {
-                int K = sizes[(i + 5*j + transposes) % countof(sizes)];
-                check_case(c, rng, sizes[i], sizes[j], K, transposes & 1, transposes >> 1, betas[turn % 3]);
+    static const int sizes[] = { 1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 33, 63, 65, 127, 130, 257 };
+    const int count = countof(sizes) - (TWIN ? 2 : 0);
+    for (int i = 0; i < count; i++)
+        for (int j = 0; j < count; j++)
+            for (int transposes = 0; transposes < 4; transposes++) {
+                const int size[3] = { sizes[i], sizes[j], sizes[(i + 5*j + transposes) % count] };
+                check_case(c, rng, size, transposes, betas[(i * count + j + transposes) % 3]);
             }
 }
 
-// Sizes with several blocks of the built-in kernel in each direction, and few rows times a wide matrix.
+// Several blocks in each direction; few rows times a wide matrix. K = 0 gives beta · c; M = 0 or N = 0 nothing.
 static void test_blocks(Checks* c, Rng* rng) {
-    static const int shapes[][3] = {
+    static const int sizes[][3] = {
         { 13, 33, 383 }, { 13, 33, 384 }, { 13, 33, 385 }, { 25, 65, 769 }, { 5, 31, 1153 }, { 12, 32, 5000 },
-        { 193, 257, 40 }, { 400, 520, 65 }, { 1537, 33, 20 }, { 14, 1537, 390 }, { 3100, 7, 9 },
-        { 7, 3100, 9 }, { 1, 1003, 768 }, { 2, 515, 771 }, { 3, 4099, 65 }, { 4, 130, 3073 },
+        { 193, 257, 40 }, { 400, 520, 65 }, { 1537, 33, 21 }, { 14, 1537, 390 }, { 3100, 7, 9 }, { 7, 3100, 9 },
+        { 1, 1003, 768 }, { 2, 515, 771 }, { 3, 4099, 65 }, { 4, 130, 3073 }, { 33, 130, 3073 }, { 48, 96, 385 },
+        { 49, 31, 1300 }, { 64, 64, 64 }, { 0, 5, 7 }, { 5, 0, 7 }, { 3, 4, 0 }, { 17, 19, 0 },
     };
-    for (size_t s = 0; s < countof(shapes); s++)
+    for (size_t s = 0; s < countof(sizes); s++)
         for (int transposes = 0; transposes < 4; transposes++)
-            check_case(c, rng, shapes[s][0], shapes[s][1], shapes[s][2], transposes & 1, transposes >> 1,
-                       betas[(s + transposes) % 3]);
+            check_case(c, rng, sizes[s], transposes, betas[(s + transposes) % 3]);
 }
 
-// K = 0 gives beta · c; M = 0 or N = 0 changes nothing.
-static void test_zero_sizes(Checks* c, Rng* rng) {
-    static const int shapes[][3] = { { 0, 5, 7 }, { 5, 0, 7 }, { 0, 0, 0 }, { 3, 4, 0 }, { 17, 19, 0 } };
-    for (size_t s = 0; s < countof(shapes); s++)
-        for (int transposes = 0; transposes < 4; transposes++)
-            for (size_t b = 0; b < countof(betas); b++)
-                check_case(c, rng, shapes[s][0], shapes[s][1], shapes[s][2], transposes & 1, transposes >> 1, betas[b]);
+// ---------------------------------------------------------------------------------------------
+// Bits
+
+static void check_bits(Checks* c, const Case* t, const float* want, const char* variant, const char* what, int n) {
+    check(c, memcmp(want, t->c, (size_t)t->M * t->N * sizeof *want) == 0, "%s: different bits with %s %d", variant,
+          what, n);
 }
 
-// K = INT_MAX: loops over depth must not overflow. The operands are pages of zeros that take no memory. Takes half a
-// minute, so only `make test_all` (QUICK is set and empty) runs it.
-static void test_longest(Checks* c) {
-    const char* quick = getenv("QUICK");
-    const size_t bytes = (size_t)INT_MAX * sizeof(float);
-    if (!quick || *quick) return;
-    float* zeros = mmap(NULL, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (zeros == MAP_FAILED) {
-        skip(c, "product with K = INT_MAX: no %zu bytes of address space", bytes);
-        return;
-    }
-    float sum = 3;
-    gemm_builtin(&sum, zeros, true, zeros, false, 1, 1, INT_MAX, 1);
-    check(c, sum == 3, "gemm_builtin K %d of zeros, c = 3, beta 1: got %g", INT_MAX, sum);
-    munmap(zeros, bytes);
-}
-
-// Sums of small integers are exact in float32.
-static void test_exact(Checks* c, Rng* rng) {
-    for (int transposes = 0; transposes < 4; transposes++) {
-        Case t = new_case(rng, 37, 70, 800, transposes & 1, transposes >> 1, 1);
-        for (int i = 0; i < t.M * t.K; i++) t.a[i] = rintf(8 * t.a[i]);
-        for (int i = 0; i < t.K * t.N; i++) t.b[i] = rintf(8 * t.b[i]);
-        for (int i = 0; i < t.M * t.N; i++) t.before[i] = rintf(8 * t.before[i]);
-        for (size_t w = 0; w < countof(variants); w++) {
-            run_case(&t, variants[w].gemm);
-            double error = worst_error(&t);
-            check(c, error == 0, "%s of integers, at %d bt %d: expected exact sums, error %.3g of the bound",
-                  variants[w].name, t.at, t.bt, error);
+// The bits of a row do not depend on the address of the operands, the number of threads, or the number of rows, which
+// may be few or more. With a BLAS library, `gemm` gives the same bits for the same sizes and number of threads.
+static void test_same_bits(Checks* c, Rng* rng) {
+    enum { ROWS = 151 };
+    const int threads = threads_max(), size[3] = { ROWS, 333, 1000 };
+    for (EACH_VARIANT(v)) {
+        Case t = new_case(rng, size, 2, 1);
+        const size_t bytes_a = (size_t)t.M * t.K * sizeof(float);
+        float *whole = xmalloc((size_t)t.M * t.N * sizeof *whole), *moved = xmalloc(bytes_a + 3 * sizeof *moved);
+        float* a = t.a;
+        run_case(&t, v->gemm);
+        memcpy(whole, t.c, (size_t)t.M * t.N * sizeof *whole);
+        t.a = memcpy(moved + 3, a, bytes_a);
+        run_case(&t, v->gemm);
+        check_bits(c, &t, whole, v->name, "a moved by floats:", 3);
+        t.a = a;
+        for (int set = 1; set <= 5 && v->gemm != gemm; set++) {
+            threads_set(set);
+            run_case(&t, v->gemm);
+            check_bits(c, &t, whole, v->name, "threads:", set);
         }
+        threads_set(threads);
+        for (t.M = GEMM_FEW_ROWS + 1; t.M < ROWS && v->gemm != gemm; t.M += 29) {
+            run_case(&t, v->gemm);
+            check_bits(c, &t, whole, v->name, "rows:", t.M);
+        }
+        t.M = GEMM_FEW_ROWS;
+        run_case(&t, v->gemm);
+        memcpy(whole, t.c, (size_t)t.M * t.N * sizeof *whole);
+        t.M = 1;
+        run_case(&t, v->gemm);
+        check_bits(c, &t, whole, v->name, "rows:", t.M);
+        free(whole);
+        free(moved);
         free_case(&t);
     }
 }
 
-// The same sizes and number of threads give the same bits, at any address of the operands.
-static void test_same_bits(Checks* c, Rng* rng) {
-    static const int shapes[][3] = { { 257, 300, 800 }, { 64, 1000, 130 }, { 3, 1001, 771 }, { 20, 20, 20 } };
-    for (size_t s = 0; s < countof(shapes); s++)
-        for (size_t w = 0; w < countof(variants); w++) {
-            Case t = new_case(rng, shapes[s][0], shapes[s][1], shapes[s][2], false, true, 0.5f);
-            size_t n = (size_t)t.M * t.N, n_a = (size_t)t.M * t.K;
-            float *first = xmalloc(n * sizeof(float)), *moved = xmalloc((n_a + 3) * sizeof(float)), *a = t.a;
-            run_case(&t, variants[w].gemm);
-            memcpy(first, t.c, n * sizeof(float));
-            memcpy(moved + 3, a, n_a * sizeof(float));
-            t.a = moved + 3;
-            run_case(&t, variants[w].gemm);
-            t.a = a;
-            check(c, memcmp(first, t.c, n * sizeof(float)) == 0,
-                  "%s M %d N %d K %d: different bits on the second call", variants[w].name, t.M, t.N, t.K);
-            free(first);
-            free(moved);
-            free_case(&t);
-        }
+#if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__aarch64__)
+enum { FAST_FMAF = 1 };
+#else
+enum { FAST_FMAF = 0 };
+#endif
+
+// Up to ONE_PASS depths: with FMA and VDPBF16PS, every processor adds the products of a pair of depths to the sum, the
+// odd one first.
+enum { ONE_PASS = 384 };
+static float sum_in_order(const double* a, const double* b, int K) {
+    float sum = 0;
+    for (int n = 0; n < K + K % 2; n++)
+        if ((n ^ 1) < K) sum = fmaf((float)a[n ^ 1], (float)b[n ^ 1], sum);
+    return sum;
 }
 
-// The built-in kernel sums a row in the same order for any number of rows and threads.
-static void test_builtin_bits(Checks* c, Rng* rng) {
-    Case t = new_case(rng, 151, 333, 1000, false, true, 1);
-    size_t n = (size_t)t.M * t.N;
-    float* whole = xmalloc(n * sizeof(float));
-    int threads = threads_max();
-    run_case(&t, gemm_builtin);
-    memcpy(whole, t.c, n * sizeof(float));
-
-    for (int set = 1; set <= 5; set++) {
-        threads_set(set);
-        run_case(&t, gemm_builtin);
-        check(c, memcmp(whole, t.c, n * sizeof(float)) == 0, "gemm_builtin: different bits with %d threads", set);
+// TDPBF16PS sums the even and the odd ones of 32 depths, and adds both to the sum.
+static float sum_of_tiles(const double* a, const double* b, int K) {
+    enum { DEPTH = 32 };
+    float sum = 0;
+    for (int from = 0; from < K; from += DEPTH) {
+        float half[2] = { 0, 0 };
+        for (int k = from; k < K && k < from + DEPTH; k++) half[k % 2] = fmaf((float)a[k], (float)b[k], half[k % 2]);
+        sum += half[0] + half[1];
     }
-    threads_set(threads);
+    return sum;
+}
 
-    for (int rows = GEMM_FEW_ROWS + 1; rows < 151; rows += 29) {
-        t.M = rows;
-        run_case(&t, gemm_builtin);
-        check(c, memcmp(whole, t.c, (size_t)rows * t.N * sizeof(float)) == 0,
-              "gemm_builtin: different bits with %d rows and with 151", rows);
+static int wrong_sums(const Case* t, float (*sum)(const double* a, const double* b, int K)) {
+    double *a = xmalloc(t->K * sizeof *a), *b = xmalloc(t->K * sizeof *b);
+    int wrong = 0;
+    for (int i = 0; i < t->M; i++)
+        for (int j = 0; j < t->N; j++) {
+            depths_of(a, t->a, !t->at, i, t->M, t->K, true);
+            depths_of(b, t->b, t->bt, j, t->N, t->K, true);
+            wrong += sum(a, b, t->K) != t->c[i*t->N + j];
+        }
+    free(a);
+    free(b);
+    return wrong;
+}
+
+static void test_bf16_sums(Checks* c, Rng* rng) {
+    static const int sizes[][3] = { { 40, 70, 384 }, { 61, 33, 101 }, { 33, 129, 1 }, { 50, 34, 801 } };
+    if (!FAST_FMAF) {
+        skip(c, "bits of gemm_bf16: no fast fmaf on this processor");
+        return;
     }
-    t.M = GEMM_FEW_ROWS;
-    run_case(&t, gemm_builtin);
-    memcpy(whole, t.c, (size_t)t.M * t.N * sizeof(float));
-    t.M = 1;
-    run_case(&t, gemm_builtin);
-    check(c, memcmp(whole, t.c, t.N * sizeof(float)) == 0, "gemm_builtin: different bits in one row than in few");
-    t.M = 151;
-    free(whole);
+    for (size_t s = 0; s < countof(sizes); s++)
+        for (int transposes = 0; transposes < 4; transposes++)
+            for (EACH_VARIANT(v)) {
+                const bool amx = v->gemm == by_amx;
+                if (!amx && v->gemm != by_fma && v->gemm != by_vdpbf16ps) continue;
+                if (amx ? !TWIN : sizes[s][2] > ONE_PASS) continue;   // TWIN: a processor may sum in another order
+                Case t = new_case(rng, sizes[s], transposes, 0);
+                run_case(&t, v->gemm);
+                const int wrong = wrong_sums(&t, amx ? sum_of_tiles : sum_in_order);
+                check(c, wrong == 0, "%s M %d N %d K %d at %d bt %d: %d of %d sums differ in bits from fmaf's",
+                      v->name, t.M, t.N, t.K, t.at, t.bt, wrong, t.M * t.N);
+                free_case(&t);
+            }
+}
+
+// Bits of a float32 and of the nearest bf16
+static void test_rounding(Checks* c) {
+    static const struct { uint32_t bits; uint16_t nearest; } cases[] = {
+        { 0x3f800000, 0x3f80 }, { 0x3f807fff, 0x3f80 }, { 0x3f808000, 0x3f80 }, { 0x3f808001, 0x3f81 },
+        { 0x3f818000, 0x3f82 }, { 0xbf818000, 0xbf82 }, { 0x00000000, 0x0000 }, { 0x80000000, 0x8000 },
+        { 0x7f800000, 0x7f80 }, { 0xff800000, 0xff80 }, { 0x7f7fffff, 0x7f80 }, { 0x7fc00000, 0x7fc0 },
+        { 0x7f800001, 0x7fc0 }, { 0xffffffff, 0xffff }, { 0x3fffffff, 0x4000 },
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        float x;
+        memcpy(&x, &cases[i].bits, sizeof x);
+        check(c, bf16_from_float(x) == cases[i].nearest, "bf16 of the float with bits %08x: got %04x, expected %04x",
+              cases[i].bits, bf16_from_float(x), cases[i].nearest);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The choice of a kernel
+
+static void test_choice(Checks* c, Rng* rng, bool amx) {
+    static const int size[3] = { 40, 70, 384 };
+    char name[64];
+    check(c, gemm_has(GEMM_FMA) && gemm_has(GEMM_AMX) == amx, "AMX: expected %d, got %d", amx, gemm_has(GEMM_AMX));
+    check(c, !!strstr(gemm_library(name, sizeof name, true), "(AMX)") == amx, "AMX %d: the name is %s", amx, name);
+    check(c, !strstr(gemm_library(name, sizeof name, false), "AMX"), "float32: the name is %s", name);
+    Case t = new_case(rng, size, 2, 0);
+    float chosen[40 * 70];
+    run_case(&t, gemm_bf16);
+    memcpy(chosen, t.c, sizeof chosen);
+    run_case(&t, amx ? by_amx : by_fma);
+    check_bits(c, &t, chosen, "gemm_bf16", "AMX:", amx);
     free_case(&t);
+}
+
+// Where Linux refuses the tiles. In a process of its own, because the choice is made once.
+static void test_refused(Checks* c, Rng* rng) {
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        setenv("AMX_TWIN_REFUSED", "1", 1);
+        test_choice(c, rng, false);
+        fflush(stdout);
+        _exit(c->failed != 0);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    check(c, child > 0 && status == 0, "AMX refused: the checks above failed (wait status %d)", status);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Partition
 
-typedef struct { int M, N, K; } Size;
-
-// The products of tost-base with 1024 rows, and of the starter with 2048
-static const Size sizes_of_base[] = {
-    { 1024, 768, 768 }, { 1024, 3072, 768 }, { 1024, 768, 3072 }, { 768, 768, 1024 }, { 3072, 768, 1024 },
-    { 768, 3072, 1024 }, { 1024, 50304, 768 }, { 1024, 768, 50304 }, { 50304, 768, 1024 },
-};
-
-// Rows and NR of the kernels, and the largest share of a thread that is allowed, relative to the mean
-static const struct { int m, n; double share; } units[] = {
-    { 12, 32, 1.15 }, { 6, 16, 1.15 }, { 12, 8, 1.15 }, { 6, 8, 1.15 }, { 16, 32, 1.19 },
-};
-
-// Every element of c is in one slice; the largest share of a thread is at most `share` of the mean; and the
-// bytes that are packed are at most 1.5 of those of equal squares, or, if c is too narrow for squares, of equal slices
-// of its longer side.
-static void check_partition(Checks* c, Size s, int unit_m, int unit_n, double share, int threads) {
-    const Partition x = partition_of(s.M, s.N, unit_m, unit_n, threads);
+// Every element of c is in one slice; the largest share of a thread is at most `share` of the mean; and the lanes that
+// are packed are at most 1.5 of those of equal squares, or, if c is too narrow for squares, of equal slices of its
+// longer side.
+static void check_partition(Checks* c, int M, int N, int unit_m, int unit_n, double share, int threads) {
+    const Partition x = partition_of(M, N, unit_m, unit_n, threads);
     double area = 0, largest = 0, lanes = 0;
     int overlaps = 0;
     for (int t = 0; t < threads; t++) {
         const Slice a = partition_slice(&x, t);
         area += (double)a.m * a.n;
         lanes += a.m > 0 && a.n > 0 ? a.m + a.n : 0;
-        if ((double)a.m * a.n > largest) largest = (double)a.m * a.n;
-        if (a.i < 0 || a.j < 0 || a.m < 0 || a.n < 0 || a.i + a.m > s.M || a.j + a.n > s.N) overlaps++;
+        largest = fmax(largest, (double)a.m * a.n);
+        overlaps += a.i < 0 || a.j < 0 || a.m < 0 || a.n < 0 || a.i + a.m > M || a.j + a.n > N;
         for (int u = 0; u < t; u++) {
             const Slice b = partition_slice(&x, u);
             overlaps += a.i < b.i + b.m && b.i < a.i + a.m && a.j < b.j + b.n && b.j < a.j + a.n;
         }
     }
-    const double shared = largest * threads / area, least = 2 * sqrt((double)s.M * s.N * threads);
-    const double slices = fmin((double)s.M * threads + s.N, (double)s.N * threads + s.M);
-    const double bytes = 4.0 * lanes * s.K, bound = 1.5 * 4.0 * s.K * fmin(fmax(least, s.M + s.N), slices);
-    check(c, overlaps == 0 && area == (double)s.M * s.N, "M %d N %d, %d threads: slices overlap or leave gaps",
-          s.M, s.N, threads);
-    check(c, shared <= share, "M %d N %d, %d threads: the largest share of a thread is %.3f of the mean",
-          s.M, s.N, threads, shared);
-    check(c, bytes <= bound, "M %d N %d K %d, %d threads: packs %.0f bytes, expected at most %.0f",
-          s.M, s.N, s.K, threads, bytes, bound);
+    const double shared = largest * threads / area, squares = fmax(2 * sqrt((double)M * N * threads), M + N);
+    const double slices = fmin((double)M * threads + N, (double)N * threads + M);
+    check(c, overlaps == 0 && area == (double)M * N, "M %d N %d, %d threads: slices overlap or leave gaps", M, N,
+          threads);
+    check(c, shared <= share, "M %d N %d, %d threads: the largest share of a thread is %.3f of the mean", M, N,
+          threads, shared);
+    check(c, lanes <= 1.5 * fmin(squares, slices), "M %d N %d, %d threads: packs %.0f lanes, expected at most %.0f",
+          M, N, threads, lanes, 1.5 * fmin(squares, slices));
 }
 
 static void test_partition(Checks* c) {
-    for (size_t s = 0; s < countof(sizes_of_base); s++)
+    static const int sizes[][2] = {   // the products of tost-base with 1024 rows
+        { 1024, 768 }, { 1024, 3072 }, { 768, 768 }, { 3072, 768 }, { 768, 3072 }, { 1024, 50304 }, { 50304, 768 },
+    };
+    // Rows and NR of the kernels, and the largest share of a thread that is allowed, relative to the mean
+    static const struct { int m, n; double share; } units[] = {
+        { 12, 32, 1.15 }, { 6, 16, 1.15 }, { 12, 8, 1.15 }, { 6, 8, 1.15 }, { 16, 32, 1.19 },
+    };
+    for (size_t s = 0; s < countof(sizes); s++)
         for (size_t u = 0; u < countof(units); u++)
             for (int threads = 1; threads <= 64; threads++)
-                check_partition(c, sizes_of_base[s], units[u].m, units[u].n, units[u].share, threads);
+                check_partition(c, sizes[s][0], sizes[s][1], units[u].m, units[u].n, units[u].share, threads);
 }
 
 int main(void) {
-    Checks c = { .suite = "gemm" };
-    int threads = threads_max();
+    Checks c = { .suite = TWIN ? "gemm_amx" : "gemm" };
+    const int threads = threads_max();
     Rng rng = rng_seeded(1337, 0);
-    test_measure(&c, &rng);
+    char cut[4];
+    if (TWIN) test_refused(&c, &rng);
+    test_choice(&c, &rng, TWIN || gemm_has(GEMM_AMX));
     test_ragged(&c, &rng);
     test_blocks(&c, &rng);
-    test_zero_sizes(&c, &rng);
-    test_exact(&c, &rng);
     test_same_bits(&c, &rng);
-    test_builtin_bits(&c, &rng);
-    test_longest(&c);
-    test_partition(&c);
-    check(&c, threads_max() == threads, "%d OpenMP threads before the products, %d after",
-          threads, threads_max());
-    char name[64] = "", cut[4];
-    check(&c, *gemm_library(name, sizeof name, false) != '\0', "gemm_library: expected a name, got none");
+    test_bf16_sums(&c, &rng);
+    if (!TWIN) test_rounding(&c);
+    if (!TWIN) test_partition(&c);
+    check(&c, threads_max() == threads, "%d OpenMP threads before the products, %d after", threads, threads_max());
     check(&c, strlen(gemm_library(cut, sizeof cut, false)) <= 3, "gemm_library: expected at most 3 characters, got %s",
           cut);
     return checks_verdict(&c);
