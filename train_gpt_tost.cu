@@ -213,7 +213,7 @@ static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec
 template <typename S, int VEC, int PACKS> __global__ void __launch_bounds__(NORM_THREADS)
     residual_layernorm_forward_kernel(float* x_out, S* y, float* mean, float* rstd, const float* x, const S* branch,
                                       const float* gamma, const float* w, const float* b, size_t rows, int C) {
-    __shared__ float shared[WARP];
+    SHARED(float, shared, WARP);
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= rows) return;
     const int stride = VEC * (int)blockDim.x, c0 = threadIdx.x * VEC;
@@ -370,7 +370,7 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
 template <typename S, int VEC, int PACKS, int ROWS>
 __global__ void __launch_bounds__(VEC == 4 ? NORM_VEC_THREADS : NORM_THREADS)
     layernorm_residual_backward_kernel(NormBackward<S> a) {
-    __shared__ float shared[WARP * 2 * ROWS];
+    SHARED(float, shared, WARP * 2 * ROWS);
     NormSums<VEC, PACKS> total = {};
     for (size_t row0 = (size_t)blockIdx.x * ROWS; row0 < a.rows; row0 += (size_t)gridDim.x * ROWS)
         layernorm_backward_rows<ROWS>(total, a, row0, shared);
@@ -825,12 +825,12 @@ __device__ inline void tssa_statistics_forward(float* mass, float* groups, const
 // and pi, 8 NH.
 template <typename S> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_forward_kernel(Tssa<S> a) {
     DYNAMIC_SHARED(float, x);            // (32,stride): logits, then M; (NH,32): Π; then groups
-    __shared__ TssaChunk chunk;
+    SHARED(TssaChunk, chunk, 1);
     float *const pi = x + WARP * tssa_logits_stride(a.NH), *const groups = pi + a.NH * WARP;
-    tssa_chunk<false>(&chunk, a);
-    tssa_energy_forward(x, groups, &chunk, a);
-    tssa_membership_forward(pi, x, &chunk, a);
-    tssa_statistics_forward(x, groups, pi, &chunk, a);
+    tssa_chunk<false>(chunk, a);
+    tssa_energy_forward(x, groups, chunk, a);
+    tssa_membership_forward(pi, x, chunk, a);
+    tssa_statistics_forward(x, groups, pi, chunk, a);
 }
 
 template <typename S> static void tssa_forward(cudaStream_t stream, const Tssa<S>& a) {
@@ -1102,14 +1102,14 @@ __device__ inline void tssa_energy_backward(TssaSteps steps, TssaStarts starts, 
 template <typename S> __global__ void __launch_bounds__(TSSA_WARPS* WARP, sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
     tssa_backward_kernel(Tssa<S> a) {
     DYNAMIC_SHARED(float, shared);
-    __shared__ TssaChunk chunk;
+    SHARED(TssaChunk, chunk, 1);
     float *const mass = shared + 2 * a.NH * WARP, *const kept = mass + a.NH * WARP;
     const TssaSteps steps = {shared, shared + a.NH * WARP, mass, mass, mass};
     const TssaStarts starts = {kept, kept + (TSSA_CHUNK >> a.start_log) * a.C};
-    tssa_chunk<true>(&chunk, a);
-    tssa_statistics_backward(steps, starts, &chunk, a);
-    tssa_membership_backward(steps, &chunk, a);
-    tssa_energy_backward(steps, starts, &chunk, a);
+    tssa_chunk<true>(chunk, a);
+    tssa_statistics_backward(steps, starts, chunk, a);
+    tssa_membership_backward(steps, chunk, a);
+    tssa_energy_backward(steps, starts, chunk, a);
 }
 
 // Sets dw, and what layer_sums needs for the gradients of temp and denom_bias.
@@ -1151,7 +1151,7 @@ __device__ inline void tssa_params_backward(const Tssa<S>& a, int block, bool ad
 // The first blocks compute column sums, the others tssa_params_backward.
 template <typename S>
 __global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums columns, Tssa<S> tssa, bool add) {
-    __shared__ float shared[SUM_THREADS];
+    SHARED(float, shared, SUM_THREADS);
     int block = blockIdx.x;
     for (int i = 0; i < columns.n; i++) {
         const int blocks = column_sum_blocks(columns.sum[i]);
@@ -1306,7 +1306,7 @@ __device__ inline void softmax_gradient(S* l, int v, int V, int target, float sh
 template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
     cross_entropy_kernel(float* loss, S* logits, const int32_t* targets, const StepHeader* step, bool gradient, int V,
                          int ld) {
-    __shared__ SoftmaxStatistics shared[CLASSIFIER_THREADS / WARP];
+    SHARED(SoftmaxStatistics, shared, CLASSIFIER_THREADS / WARP);
     S* l = logits + (size_t)blockIdx.x * ld;
     const int target = targets[blockIdx.x];
     const float scale = step->grad_scale;
@@ -1341,7 +1341,7 @@ template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLAS
 constexpr int LOSS_THREADS = 1024;
 
 __global__ void __launch_bounds__(LOSS_THREADS) loss_sum_kernel(double* total, const float* loss, size_t rows) {
-    __shared__ double shared[LOSS_THREADS];
+    SHARED(double, shared, LOSS_THREADS);
     double sum = 0.0;
     for (size_t row = threadIdx.x; row < rows; row += LOSS_THREADS) sum += loss[row];
     sum = block_tree_sum(sum, shared);

@@ -268,7 +268,7 @@ constexpr int NORM_UNIT_THREADS = 256, NORM_TOTAL_THREADS = 1024;
 
 // sums[unit] = Σ g²; the gaps between tensors are zero. Minimum traffic per element: 4.
 __global__ void __launch_bounds__(NORM_UNIT_THREADS) grad_norm_kernel(double* sums, const float* grad, size_t n) {
-    __shared__ double shared[NORM_UNIT_THREADS];
+    SHARED(double, shared, NORM_UNIT_THREADS);
     const size_t start = (size_t)blockIdx.x * SLICE_UNIT;
     const int size = (int)min((size_t)SLICE_UNIT, n - start);
     double sum = 0.0;
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(NORM_UNIT_THREADS) grad_norm_kernel(double* su
 
 __global__ void __launch_bounds__(NORM_TOTAL_THREADS)
     grad_norm_total_kernel(double* total, const double* sums, const int32_t* place, int units) {
-    __shared__ double shared[NORM_TOTAL_THREADS];
+    SHARED(double, shared, NORM_TOTAL_THREADS);
     double sum = 0.0;
     for (int i = threadIdx.x; i < units; i += NORM_TOTAL_THREADS) sum += sums[place[i]];   // mutant: norm_by_rank
     sum = block_tree_sum(sum, shared);

@@ -7,7 +7,7 @@
 #include <string.h>
 
 #ifdef TOST_CUDA_ON_HOST
-#include "dev/test/cuda/cuda_on_host.h"   // also CUDA_REDZONE_BYTES and cuda_on_host_poison
+#include "dev/test/cuda/cuda_on_host.h"   // also SHARED, CUDA_REDZONE_BYTES and cuda_on_host_poison
 #ifdef TOST_NCCL
 #include "dev/test/cuda/nccl_on_host.h"
 #endif
@@ -43,7 +43,6 @@ constexpr size_t MATMUL_WORKSPACE = 4096;
 
 #define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
     CUDA_ON_HOST_LAUNCH(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
-#define DYNAMIC_SHARED(type, name) type* name = static_cast<type*>(cuda_on_host_dynamic_shared())
 
 template <size_t BYTES> __device__ inline void load_word(void* out, const void* p) {
     cuda_on_host_aligned(p, BYTES);
@@ -74,6 +73,9 @@ constexpr size_t MATMUL_WORKSPACE = (size_t)128 << 20;
 
 #define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
     kernel<<<grid, block, shared_bytes, stream>>>(__VA_ARGS__)
+
+// n elements of the block's shared memory
+#define SHARED(type, name, n) __shared__ type name[n]
 
 // The shared_bytes of the launch, as an array of `type`.
 #define DYNAMIC_SHARED(type, name) \

@@ -13,12 +13,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include <elf.h>
-#include <link.h>
 #include <sys/mman.h>
-#ifndef __x86_64__
-#include <ucontext.h>
-#endif
 
 #ifdef CUDA_ON_HOST_ASAN
 #include <sanitizer/common_interface_defs.h>
@@ -38,11 +33,7 @@ namespace {
 constexpr size_t STACK_BYTES = (size_t)256 << 10, PAGE = 4096;
 
 struct Fiber {
-#ifdef __x86_64__
     void* stack_pointer = nullptr;
-#else
-    ucontext_t context;
-#endif
     void* fake_stack = nullptr;  // of the address sanitizer
     const void* bottom = nullptr;
     size_t bytes = 0;
@@ -50,7 +41,9 @@ struct Fiber {
 
 }  // namespace
 
-#ifdef __x86_64__
+#ifndef __x86_64__
+#error "the CUDA emulation switches fibers in assembly for x86-64"
+#endif
 // void cuda_on_host_switch(void** save, void* load): saves the registers on the stack, the stack pointer in *save, and
 // switches to the stack `load`. swapcontext would make a system call per switch.
 asm(R"(
@@ -76,7 +69,6 @@ cuda_on_host_switch:
     .size cuda_on_host_switch, .-cuda_on_host_switch
 )");
 extern "C" void cuda_on_host_switch(void** save, void* load);
-#endif
 
 namespace {
 
@@ -87,28 +79,17 @@ void fiber_create(Fiber* f, void (*run)()) {
         cuda_on_host_die("no memory for the stack of a fiber");
     f->bottom = p + PAGE;
     f->bytes = STACK_BYTES - PAGE;
-#ifdef __x86_64__
     void** top = (void**)(p + STACK_BYTES);
     *--top = nullptr;  // return address of run; keeps its frame aligned
     *--top = (void*)run;
     f->stack_pointer = top - 6;  // six registers, zero
-#else
-    getcontext(&f->context);
-    f->context.uc_stack.ss_sp = p + PAGE;
-    f->context.uc_stack.ss_size = f->bytes;
-    makecontext(&f->context, run, 0);
-#endif
 }
 
 NO_ASAN void fiber_switch(Fiber* from, Fiber* to) {
 #ifdef CUDA_ON_HOST_ASAN
     __sanitizer_start_switch_fiber(&from->fake_stack, to->bottom, to->bytes);
 #endif
-#ifdef __x86_64__
     cuda_on_host_switch(&from->stack_pointer, to->stack_pointer);
-#else
-    swapcontext(&from->context, &to->context);
-#endif
 #ifdef CUDA_ON_HOST_ASAN
     __sanitizer_finish_switch_fiber(from->fake_stack, nullptr, nullptr);
 #endif
@@ -138,9 +119,11 @@ struct Warp {
     unsigned ready, at_warp, at_block, at_flag, exited;
 };
 
-struct Bytes {
-    char* at;
-    size_t count;
+// An array in shared memory
+struct Shared {
+    int id;
+    size_t bytes;
+    void* at;
 };
 
 // A place for a block that has started and not ended.
@@ -150,8 +133,7 @@ struct Block {
     std::vector<Warp> warps;
     uint3 index;
     bool alive = false;
-    void* dynamic_shared = nullptr;
-    std::vector<char> static_shared;   // while another block runs
+    std::vector<Shared> shared;
     RaceBlock race;
 };
 
@@ -160,12 +142,11 @@ struct Machine {
     uint64_t rng = 0;
     const char* kernel = nullptr;  // that runs
     const std::function<void()>* body = nullptr;
-    std::vector<Bytes> static_shared;
     std::vector<std::unique_ptr<Block>> blocks;
     Block* block = nullptr;        // that runs
-    Block* installed = nullptr;    // whose static shared memory is in place
     bool preempted = false;        // another block is to run
     int count = 0, current = -1;   // threads of a block; the thread that runs
+    size_t dynamic_shared = 0;     // bytes of the launch
     std::vector<int> warp_order;
     int lane_order[32], lane_after[32];  // schedule; cyclic successor of each lane
     Fiber main;
@@ -282,13 +263,7 @@ bool complete_warp(int i) {
 [[noreturn]] void abort_deadlock(int first, const Warp& w) {
     const int i = first + __builtin_ctz(w.at_warp);
     const Thread& t = *machine.block->threads[i];
-    if (t.mask & w.at_block) {
-        const int other = first + __builtin_ctz(t.mask & w.at_block);
-        cuda_on_host_die(
-            "deadlock: thread %d waits at %s (line %d) but thread %d in its mask at __syncthreads (line %d)", i,
-            t.place, t.line, other, machine.block->threads[other]->line);
-    }
-    cuda_on_host_die("deadlock: thread %d waits at %s (line %d) for lanes 0x%x, which use other masks", i,
+    cuda_on_host_die("deadlock: thread %d waits at %s (line %d) for lanes 0x%x", i,
                      t.place, t.line, t.mask);
 }
 
@@ -331,33 +306,11 @@ bool release_block() {
     return first != nullptr;
 }
 
-// Not memset, which the sanitizer would check; volatile, because compilers would replace the loop by memset.
-NO_ASAN void fill_nan(char* p, size_t n) {
-    size_t i = 0;
-    for (; (uintptr_t)p % 8 == 0 && i + 8 <= n; i += 8) *(volatile uint64_t*)(p + i) = ~(uint64_t)0;
-    for (; i < n; i++) *(volatile char*)(p + i) = (char)0xff;
-}
-
-// Puts the block's static shared memory in place.
-void install(Block* b) {
-    Block* out = machine.installed;
-    machine.installed = b;
-    if (b == out) return;
-    size_t at = 0;
-    for (const Bytes& s : machine.static_shared) {
-        if (out && out->alive) memcpy(out->static_shared.data() + at, s.at, s.count);
-        if (b->alive) memcpy(s.at, b->static_shared.data() + at, s.count);
-        at += s.count;
-    }
-}
-
 // Starts the block with this number in a free place.
-void start_block(Block* b, unsigned number, size_t shared_bytes) {
-    install(b);
+void start_block(Block* b, unsigned number) {
     b->alive = true;
     b->index = {number % gridDim.x, number / gridDim.x % gridDim.y, number / gridDim.x / gridDim.y};
-    for (const Bytes& s : machine.static_shared) fill_nan(s.at, s.count);
-    if (shared_bytes) memset(b->dynamic_shared, 0xff, shared_bytes);
+    for (const Shared& s : b->shared) memset(s.at, 0xff, s.bytes);
     for (Warp& w : b->warps) w = {~0u, 0, 0, 0, 0};
     if (machine.count % 32) b->warps.back() = {~(~0u << machine.count % 32), 0, 0, 0, ~0u << machine.count % 32};
     race_block_starts(&b->race, number);
@@ -379,7 +332,6 @@ bool can_run(const Block& b) {
 
 // Runs the block until it ends or waits for another block, or another one is to run.
 void run_block(Block* b) {
-    install(b);
     machine.block = b;
     blockIdx = b->index;
     machine.preempted = false;
@@ -400,60 +352,7 @@ void run_block(Block* b) {
 }
 
 [[noreturn]] void die_of_flags() {
-    for (const auto& b : machine.blocks) {
-        for (int i = 0; b->alive && i < machine.count; i++) {
-            if (!(b->warps[i / 32].at_flag >> (i & 31) & 1)) continue;
-            blockIdx = b->index;
-            cuda_on_host_die("deadlock: thread %d waits for a flag, and no thread that could store it can run", i);
-        }
-    }
-    cuda_on_host_die("deadlock");
-}
-
-// ---------------------------------------------------------------------------------------------
-// Static shared memory: uninitialized static variables of C++ functions, found in the program's symbol table
-
-void add_shared(const char* file, const ElfW(Ehdr) * head, uintptr_t base) {
-    const ElfW(Shdr)* sections = (const ElfW(Shdr)*)(file + head->e_shoff);
-    const char* section_names = file + sections[head->e_shstrndx].sh_offset;
-    for (int i = 0; i < head->e_shnum; i++) {
-        if (sections[i].sh_type != SHT_SYMTAB) continue;
-        const char* names = file + sections[sections[i].sh_link].sh_offset;
-        const ElfW(Sym)* symbols = (const ElfW(Sym)*)(file + sections[i].sh_offset);
-        for (size_t j = 0; j < sections[i].sh_size / sizeof *symbols; j++) {
-            const ElfW(Sym)& s = symbols[j];
-            const char* name = names + s.st_name;
-            if ((s.st_info & 15) != STT_OBJECT || strncmp(name, "_ZZ", 3) != 0 || s.st_shndx >= head->e_shnum)
-                continue;
-            const ElfW(Shdr)& home = sections[s.st_shndx];
-            if (CUDA_ON_HOST_SHARED_NAMED ? strcmp(section_names + home.sh_name, "cuda.shared") == 0
-                                          : home.sh_type == SHT_NOBITS)
-                machine.static_shared.push_back({(char*)(base + s.st_value), s.st_size});
-        }
-    }
-}
-
-void find_shared() {
-    uintptr_t base = 0;  // load address of the program: the first object
-    dl_iterate_phdr(
-        [](dl_phdr_info* info, size_t, void* out) {
-            *(uintptr_t*)out = info->dlpi_addr;
-            return 1;
-        },
-        &base);
-    std::vector<char> file;
-    char part[1 << 16];
-    FILE* f = fopen("/proc/self/exe", "rb");
-    for (size_t n; f && (n = fread(part, 1, sizeof part, f)) > 0;) file.insert(file.end(), part, part + n);
-    if (f) fclose(f);
-    if (file.size() < sizeof(ElfW(Ehdr)))
-        cuda_on_host_die("cannot read /proc/self/exe to find shared memory");
-    add_shared(file.data(), (const ElfW(Ehdr)*)file.data(), base);
-    if (machine.static_shared.empty()) return;
-    const auto by_address = [](const Bytes& a, const Bytes& b) { return a.at < b.at; };
-    std::sort(machine.static_shared.begin(), machine.static_shared.end(), by_address);
-    const Bytes &first = machine.static_shared.front(), &last = machine.static_shared.back();
-    race_static_shared(first.at, (size_t)(last.at + last.count - first.at));
+    cuda_on_host_die("deadlock: all blocks wait for flags, and no thread that could store them can run");
 }
 
 void check_launch(const CudaOnHostLaunch& l) {
@@ -471,7 +370,7 @@ void check_launch(const CudaOnHostLaunch& l) {
 }
 
 // Makes a place for a block of this launch.
-void prepare_place(Block* b, dim3 block, size_t shared_bytes) {
+void prepare_place(Block* b, dim3 block) {
     machine.block = b;
     while ((int)b->threads.size() < machine.count) {
         b->threads.emplace_back(new Thread());
@@ -484,16 +383,10 @@ void prepare_place(Block* b, dim3 block, size_t shared_bytes) {
         b->race_threads.push_back(&b->threads[i]->race);
     }
     b->warps.resize((size_t)(machine.count + 31) / 32);
-    b->dynamic_shared = malloc(shared_bytes);
-    if (shared_bytes) race_memory(b->dynamic_shared, shared_bytes, true);
-    size_t bytes = 0;
-    for (const Bytes& s : machine.static_shared) bytes += s.count;
-    b->static_shared.resize(bytes);
 }
 
 void run_grid(const CudaOnHostLaunch& l) {
     const dim3 grid = l.grid, block = l.block;
-    const size_t shared_bytes = l.shared_bytes;
     machine.kernel = l.name;
     machine.body = &l.body;
     if (machine.options.observer) machine.options.observer->launched(l.name);
@@ -503,12 +396,12 @@ void run_grid(const CudaOnHostLaunch& l) {
     blockDim = block;
     machine.flag_clocks.clear();
     machine.longest_chain = 0;
-    machine.installed = nullptr;
+    machine.dynamic_shared = l.shared_bytes;
     std::vector<int> order((size_t)grid.x * grid.y * grid.z);
     draw_order(order.data(), (int)order.size());
     const size_t places = min((size_t)machine.options.resident, order.size());
     while (machine.blocks.size() < places) machine.blocks.emplace_back(new Block());
-    for (size_t i = 0; i < places; i++) prepare_place(machine.blocks[i].get(), block, shared_bytes);
+    for (size_t i = 0; i < places; i++) prepare_place(machine.blocks[i].get(), block);
     race_launch((uint32_t)order.size());
     for (size_t started = 0;;) {
         std::vector<Block*> able;   // to run, or to start a block
@@ -518,14 +411,17 @@ void run_grid(const CudaOnHostLaunch& l) {
         }
         if (able.empty()) break;
         Block* b = able[able.size() == 1 ? 0 : random_u64() % able.size()];
-        if (!b->alive) start_block(b, (unsigned)order[started++], shared_bytes);
+        if (!b->alive) start_block(b, (unsigned)order[started++]);
         run_block(b);
     }
     for (size_t i = 0; i < places; i++) {
         Block* b = machine.blocks[i].get();
         if (b->alive) die_of_flags();
-        if (shared_bytes) race_memory_freed(b->dynamic_shared);
-        free(b->dynamic_shared);
+        for (const Shared& s : b->shared) {
+            race_memory_freed(s.at);
+            free(s.at);
+        }
+        b->shared.clear();
     }
     machine.kernel = nullptr;
 }
@@ -620,7 +516,18 @@ uint64_t cuda_on_host_add(void* p, size_t bytes, uint64_t value) {
 
 int cuda_on_host_longest_chain(void) { return machine.longest_chain; }
 
-void* cuda_on_host_dynamic_shared(void) { return machine.block->dynamic_shared; }
+// The first thread that asks for an array allocates it.
+void* cuda_on_host_shared(int id, size_t bytes) {
+    for (const Shared& s : machine.block->shared)
+        if (s.id == id) return s.at;
+    void* at = malloc(bytes);
+    memset(at, 0xff, bytes);
+    race_memory(at, bytes, true);
+    machine.block->shared.push_back({id, bytes, at});
+    return at;
+}
+
+void* cuda_on_host_dynamic_shared(void) { return cuda_on_host_shared(-1, machine.dynamic_shared); }
 
 cudaError_t cuda_on_host_attribute(const void* kernel, cudaFuncAttribute attribute, int value) {
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
@@ -653,7 +560,6 @@ void cuda_on_host_die(const char* format, ...) {
 }
 
 void cuda_on_host_scheduler_set(const CudaOnHostOptions& options) {
-    if (machine.static_shared.empty()) find_shared();
     machine.options = options;
     machine.rng = options.seed;
 }

@@ -94,16 +94,12 @@ void cuda_on_host_check_range(const char* call, const void* device, size_t bytes
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 
-// Shared memory is static: that of the block that runs. The emulation saves and restores it when it switches to another
-// block, and fills it with NaN bytes. It finds it in the program's symbol table: with clang by its section; gcc ignores
-// sections in templates, so with gcc every uninitialized static variable of a function counts as shared memory.
-#ifdef __clang__
-#define CUDA_ON_HOST_SHARED_NAMED true
-#define __shared__ static __attribute__((section("cuda.shared")))
-#else
-#define CUDA_ON_HOST_SHARED_NAMED false
-#define __shared__ static
-#endif
+// Shared memory of the block that runs, filled with NaN bytes: n elements, and the shared_bytes of the launch
+void* cuda_on_host_shared(int id, size_t bytes);
+void* cuda_on_host_dynamic_shared(void);
+#define SHARED(type, name, n) \
+    type* const name = static_cast<type*>(cuda_on_host_shared(__COUNTER__, (n) * sizeof(type)))
+#define DYNAMIC_SHARED(type, name) type* const name = static_cast<type*>(cuda_on_host_dynamic_shared())
 
 struct uint3 {
     unsigned x, y, z;
@@ -122,7 +118,6 @@ int cuda_on_host_lane(void);
 // bytes if that lane does not participate.
 enum CudaOnHostOp { CUDA_OP_SYNC, CUDA_OP_SHUFFLE };
 uint64_t cuda_on_host_warp(CudaOnHostOp op, unsigned mask, uint64_t value, int source, int line);
-void* cuda_on_host_dynamic_shared(void);
 
 inline void __syncthreads(int line = __builtin_LINE()) { cuda_on_host_sync_threads(line); }
 inline void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) {

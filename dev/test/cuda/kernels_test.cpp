@@ -259,9 +259,9 @@ __host__ __device__ inline float scan_total(int data, unsigned place, unsigned c
 
 // Scans `width` columns of scan_total.
 __global__ void scan_kernel(float* carry, float* totals, int* sync, int data, int width, int chunks) {
-    __shared__ int place;
-    const int stride = scan_stride(width);
-    scan_ticket(sync, [&](int unit) { place = unit; });
+    SHARED(int, unit, 1);
+    scan_ticket(sync, [&](int first) { *unit = first; });
+    const int stride = scan_stride(width), place = *unit;
     float *own = totals + (size_t)place * stride, *own_carry = carry + (size_t)place * stride;
     for (int c = threadIdx.x; c < width; c += blockDim.x) own[c] = scan_total(data, place, c);
     scan_columns(totals, sync + 1, stride, place, chunks, [&](int c, const FloatPair (&sum)[SCAN_VEC]) {

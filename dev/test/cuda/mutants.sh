@@ -116,8 +116,8 @@ try_mutant() {
     esac
 }
 
-if build engine . > "$work/log" 2>&1 && "$work/engine" --mutants > "$work/log" 2>&1 &&
-    "$work/engine" --exchange > "$work/log" 2>&1; then
+if build engine . > "$work/log" 2>&1 && "$work/engine" --quick > "$work/log" 2>&1 &&
+    "$work/engine" --mutants > "$work/log" 2>&1 && "$work/engine" --exchange > "$work/log" 2>&1; then
     passed=1
     run_mutants "$@"
 fi

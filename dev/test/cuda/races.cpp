@@ -37,7 +37,6 @@ struct Memory {
 struct Races {
     std::map<const char*, Memory> memory;
     Memory last = {};                          // the one found last
-    Memory static_shared = {};                 // cells: of each block
     uint32_t first = 1, blocks = 0, next = 1;  // block ids of this launch: first + index
     bool checked = false;                      // this launch
     std::map<const void*, RaceMessage> messages;   // at flags and counters
@@ -58,13 +57,6 @@ bool contains(const Memory& m, const char* p) { return p >= m.begin && p < m.beg
 // The memory that contains p; cells are null if it is neither device nor shared memory.
 Memory memory_of(const char* p) {
     if (contains(races.last, p)) return races.last;
-    if (contains(races.static_shared, p)) {
-        Memory m = races.static_shared;
-        RaceBlock* b = race_current->block;
-        if (!b->shared) b->shared = new_cells(m.bytes);
-        m.cells = b->shared;
-        return m;
-    }
     const auto after = races.memory.upper_bound(p);
     if (after == races.memory.begin()) return {};
     Memory& m = std::prev(after)->second;
@@ -201,8 +193,6 @@ void race_memory_freed(const void* p) {
     races.memory.erase(m);
     races.last = {};
 }
-
-void race_static_shared(const void* p, size_t bytes) { races.static_shared = {(const char*)p, bytes, true, nullptr}; }
 
 void race_launch(uint32_t blocks) {
     races.first = races.next;

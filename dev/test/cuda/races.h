@@ -37,12 +37,9 @@ struct RaceKnowledge {
 
 typedef std::shared_ptr<const RaceKnowledge> RaceMessage;
 
-struct RaceCell;
-
 struct RaceBlock {
     uint32_t id = 0, barriers = 0;
     RaceKnowledge known;             // to all its threads
-    RaceCell* shared = nullptr;      // cells of static shared memory
 };
 
 struct RaceThread {
@@ -55,9 +52,8 @@ struct RaceThread {
 // The thread that runs; null outside of kernels.
 extern RaceThread* race_current;
 
-void race_memory(const void* p, size_t bytes, bool shared);   // device memory, or a block's dynamic shared memory
+void race_memory(const void* p, size_t bytes, bool shared);   // device memory, or shared memory
 void race_memory_freed(const void* p);
-void race_static_shared(const void* p, size_t bytes);   // a range that contains all static shared memory
 void race_launch(uint32_t blocks);
 void race_block_starts(RaceBlock* block, uint32_t index);
 void race_thread_starts(RaceThread* thread, RaceBlock* block, uint16_t index);
