@@ -22,13 +22,10 @@
 enum {
     TRAIN = 1 << COMMAND_TRAIN, SAMPLE = 1 << COMMAND_SAMPLE, EVAL = 1 << COMMAND_EVAL,
     TOKENIZE = 1 << COMMAND_TOKENIZE, INFO = 1 << COMMAND_INFO, INSPECT = 1 << COMMAND_INSPECT,
-    ALL = (1 << COMMANDS) - 1, USE = SAMPLE | EVAL | INSPECT,
+    ALL = FIXED - 1, USE = SAMPLE | EVAL | INSPECT,
 };
 
 static const char required[] = "required";
-static const char MODEL[] = "Model", FILES[] = "Files", TRAINING[] = "Training", EVALUATION[] = "Evaluation",
-    REPORTS[] = "Validation, samples and checkpoints", SAMPLING[] = "Sampling", MACHINE[] = "Machine and output";
-
 #define AT(field) offsetof(Options, field)
 #define TOKEN_TEXT(x) #x
 #define NUMBER_TEXT(macro) TOKEN_TEXT(macro)
@@ -40,223 +37,210 @@ static const char MODEL[] = "Model", FILES[] = "Files", TRAINING[] = "Training",
 
 // In the order of --help. An option whose row differs between commands has several rows.
 const Option option_table[] = {
-    {"preset", TRAIN, MODEL, OPT_CHOICE, FIXED, AT(preset), TOST_PRESETS, .help = "model size and hyperparameters"},
-    {"layers", TRAIN, MODEL, OPT_INT, NOT_SAVED, AT(config.n_layer), "N",
-     .help = "number of layers", 1, TOST_MAX_LAYERS},
-    {"heads", TRAIN, MODEL, OPT_INT, NOT_SAVED, AT(config.n_head), "N",
-     .help = "number of heads; must divide --channels", 1, TOST_MAX_HEADS},
-    {"channels", TRAIN, MODEL, OPT_INT, NOT_SAVED, AT(config.n_embd), "N",
-     .help = "embedding size", 1, TOST_MAX_CHANNELS},
-    {"block-size", TRAIN, MODEL, OPT_INT, NOT_SAVED, AT(config.block_size), "N",
-     .help = "longest sequence", 1, TOST_MAX_BLOCK_SIZE, .unit = "tokens"},
-    {"vocab-size", TRAIN, MODEL, OPT_INT, NOT_SAVED, AT(config.vocab_size), "N",
-     .help = "vocabulary size",
-     1, TOST_MAX_VOCAB_SIZE, .default_text = "that of the tokenizer, rounded up to a multiple of 64"},
-    {"vocab-size", INFO, MODEL, OPT_INT, NOT_SAVED, AT(config.vocab_size), "N",
-     .help = "check that the ids of a shard are less than N",
+    {.group = "Model"},
+    {"preset", TRAIN | FIXED, CHOICE, AT(preset), TOST_PRESETS, .help = "model size and hyperparameters"},
+    {"layers", TRAIN, INT, AT(config.n_layer), "N", .help = "number of layers", 1, TOST_MAX_LAYERS},
+    {"heads", TRAIN, INT, AT(config.n_head), "N", .help = "number of heads; must divide --channels", 1, TOST_MAX_HEADS},
+    {"channels", TRAIN, INT, AT(config.n_embd), "N", .help = "embedding size", 1, TOST_MAX_CHANNELS},
+    {"block-size", TRAIN, INT, AT(config.block_size), "N", .help = "longest sequence", 1, TOST_MAX_BLOCK_SIZE,
+     .unit = "tokens"},
+    {"vocab-size", TRAIN, INT, AT(config.vocab_size), "N", .help = "vocabulary size", 1, TOST_MAX_VOCAB_SIZE,
+     .default_text = "that of the tokenizer, rounded up to a multiple of 64"},
+    {"vocab-size", INFO, INT, AT(config.vocab_size), "N", .help = "check that the ids of a shard are less than N",
      1, TOST_MAX_VOCAB_SIZE, .default_text = "that of the tokenizer next to the shard"},
-    {"bias", TRAIN, MODEL, OPT_INT, NOT_SAVED, AT(config.bias), "0|1",
-     .help = "1: Linear and LayerNorm layers have a bias", 0, 1},
-    {"membership", TRAIN, MODEL, OPT_CHOICE, NOT_SAVED, AT(config.membership), "learned|uniform",
+    {"bias", TRAIN, INT, AT(config.bias), "0|1", .help = "1: Linear and LayerNorm layers have a bias", 0, 1},
+    {"membership", TRAIN, CHOICE, AT(config.membership), "learned|uniform",
      .help = "membership of tokens in heads: learned as published, or uniform (1/heads), for comparison"},
-    {"init", TRAIN, MODEL, OPT_STRING, NOT_SAVED, AT(init), "FILE",
+    {"init", TRAIN, STRING, AT(init), "FILE",
      .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state",
      .default_text = "random weights", .not_with = "resume"},
-    {"extend-block", TRAIN, MODEL, OPT_INT, NOT_SAVED, AT(extend_block), "N",
+    {"extend-block", TRAIN, INT, AT(extend_block), "N",
      .help = "with --init: extend wpe and denom_bias to N positions, with copies of the last one",
      1, TOST_MAX_BLOCK_SIZE, .default_text = "the block size of --init", .needs = "init"},
-    {"model", USE | INFO, MODEL, OPT_STRING, NOT_SAVED, AT(model), "PATH",
+    {"model", USE | INFO, STRING, AT(model), "PATH",
      .help = "safetensors file, checkpoint folder, or run folder (its newest checkpoint)",
      .default_text = "newest run in out/"},
-    {"weights", USE | INFO, MODEL, OPT_CHOICE, NOT_SAVED, AT(weights), "trained|ema",
+    {"weights", USE | INFO, CHOICE, AT(weights), "trained|ema",
      .help = "the trained weights, or their moving average (train --ema)"},
-    {"data", TRAIN, FILES, OPT_STRING, OVERRIDABLE, AT(data), "GLOB",
-     .help = "token shards to train on; quote the pattern"},
-    {"data", EVAL, FILES, OPT_STRING, NOT_SAVED, AT(data), "GLOB",
-     .help = "token shards to evaluate; quote the pattern. Either this or --task is required", .default_text = "none"},
-    {"task", EVAL, FILES, OPT_STRING, NOT_SAVED, AT(task), "FILE",
+    {.group = "Files"},
+    {"data", TRAIN | OVERRIDABLE, STRING, AT(data), "GLOB", .help = "token shards to train on; quote the pattern"},
+    {"data", EVAL, STRING, AT(data), "GLOB",
+     .help = "token shards to evaluate; quote the pattern. Either this or --task is required"},
+    {"task", EVAL, STRING, AT(task), "FILE",
      .help = "examples to evaluate, JSONL of {\"context\", \"choices\", \"answer\"}; see Protocols",
-     .default_text = "none", .not_with = "data"},
-    {"json", EVAL, FILES, OPT_STRING, NOT_SAVED, AT(json), "FILE",
-     .help = "also write all results as JSON", .default_text = "none"},
-    {"force", EVAL, FILES, OPT_FLAG, NOT_SAVED, AT(force), "",
-     .help = "replace the file of --json even if it was not written by eval", .needs = "json"},
-    {"val-data", TRAIN, FILES, OPT_STRING, OVERRIDABLE, AT(val_data), "GLOB",
-     .help = "token shards to validate on", .default_text = "--data with train replaced by val, if such files exist"},
-    {"order", TRAIN, FILES, OPT_CHOICE, FIXED, AT(order), "sequential|shuffled",
+     .not_with = "data"},
+    {"json", EVAL, STRING, AT(json), "FILE", .help = "also write all results as JSON"},
+    {"force", EVAL, FLAG, AT(force), "", .help = "replace the file of --json even if it was not written by eval",
+     .needs = "json"},
+    {"val-data", TRAIN | OVERRIDABLE, STRING, AT(val_data), "GLOB", .help = "token shards to validate on",
+     .default_text = "--data with train replaced by val, if such files exist"},
+    {"order", TRAIN | FIXED, CHOICE, AT(order), "sequential|shuffled",
      .help = "order of the training data; shuffled: shards and sequences are permuted in each epoch",
      .value = ORDER_SHUFFLED},
-    {"tokenizer", TRAIN, FILES, OPT_STRING, NOT_SAVED, AT(tokenizer), "FILE",
+    {"tokenizer", TRAIN, STRING, AT(tokenizer), "FILE",
      .help = "tokenizer, a vocab.bpe or merges.txt; needed for samples",
      .default_text = "vocab.bpe next to the shards, if there is one"},
-    {"tokenizer", USE, FILES, OPT_STRING, NOT_SAVED, AT(tokenizer), "FILE",
-     .help = "tokenizer of the model, a vocab.bpe or merges.txt", .default_text = "the one named in the checkpoint"},
-    {"tokenizer", TOKENIZE, FILES, OPT_STRING, NOT_SAVED, AT(tokenizer), "FILE",
+    {"tokenizer", USE, STRING, AT(tokenizer), "FILE", .help = "tokenizer of the model, a vocab.bpe or merges.txt",
+     .default_text = "the one named in the checkpoint"},
+    {"tokenizer", TOKENIZE, STRING, AT(tokenizer), "FILE",
      .help = "vocab.bpe or merges.txt; an empty file makes every byte a token", .default_text = required},
-    {"out", TRAIN, FILES, OPT_STRING, NOT_SAVED, AT(out), "DIR",
-     .help = "run folder, for checkpoints and log.csv", .default_text = "out/PRESET-NNN, the next free number"},
-    {"out", TOKENIZE, FILES, OPT_STRING, NOT_SAVED, AT(out), "PREFIX",
+    {"out", TRAIN, STRING, AT(out), "DIR", .help = "run folder, for checkpoints and log.csv",
+     .default_text = "out/PRESET-NNN, the next free number"},
+    {"out", TOKENIZE, STRING, AT(out), "PREFIX",
      .help = "write shards PREFIX_train_000000.bin … and PREFIX_val_000000.bin …", .default_text = required},
-    {"text", INSPECT, FILES, OPT_STRING, NOT_SAVED, AT(text), "TEXT|@FILE|-",
+    {"text", INSPECT, STRING, AT(text), "TEXT|@FILE|-",
      .help = "text to inspect, from the command line, a file or stdin; truncated to the model's block size",
      .default_text = required},
-    {"out", INSPECT, FILES, OPT_STRING, NOT_SAVED, AT(out), "FILE",
+    {"out", INSPECT, STRING, AT(out), "FILE",
      .help = "safetensors file to write: tokens, losses, memberships (pi) and projected tokens (w), for dev/plot",
      .default_text = required},
-    {"force", INSPECT, FILES, OPT_FLAG, NOT_SAVED, AT(force), "",
-     .help = "replace the file of --out even if it was not written by inspect"},
-    {"resume", TRAIN, FILES, OPT_FLAG, NOT_SAVED, AT(resume), "",
+    {"force", INSPECT, FLAG, AT(force), "", .help = "replace the file of --out even if it was not written by inspect"},
+    {"resume", TRAIN, FLAG, AT(resume), "",
      .help = "continue from the newest checkpoint in --out (by default the newest run in out/), bit by bit",
      .not_with = "overwrite"},
-    {"overwrite", TRAIN, FILES, OPT_FLAG, NOT_SAVED, AT(overwrite), "",
+    {"overwrite", TRAIN, FLAG, AT(overwrite), "",
      .help = "start a new run in --out even if it has one; the first checkpoint replaces it", .needs = "out"},
-    {"log", TRAIN, FILES, OPT_STRING, OVERRIDABLE, AT(log), "FILE",
+    {"log", TRAIN | OVERRIDABLE, STRING, AT(log), "FILE",
      .help = "CSV log with one row per step; an existing log is only accepted with --resume or --overwrite",
      .default_text = "log.csv in the run folder"},
-    {"val-frac", TOKENIZE, FILES, OPT_REAL, NOT_SAVED, AT(val_frac), "X",
+    {"val-frac", TOKENIZE, REAL, AT(val_frac), "X",
      .help = "fraction of the documents for validation; of a single document, its last tokens",
      0, 0.999999, 0.01, "of the documents"},
-    {"jsonl", TOKENIZE, FILES, OPT_FLAG, NOT_SAVED, AT(jsonl), "",
+    {"jsonl", TOKENIZE, FLAG, AT(jsonl), "",
      .help = "read all input, including stdin, as JSONL: one object with a \"text\" per line",
      .default_text = "only files named *.jsonl"},
-    {"shard-tokens", TOKENIZE, FILES, OPT_INT64, NOT_SAVED, AT(shard_tokens), "N",
-     .help = "size of each shard; the last one may be smaller", 1, INT_MAX, 100e6, "tokens"},
-    {"seed", TOKENIZE, FILES, OPT_INT64, NOT_SAVED, AT(seed), "N",
-     .help = "seed for the choice of validation documents", 0, MAX_SEED, 1337},
-    {"steps", TRAIN, TRAINING, OPT_INT64, OVERRIDABLE, AT(steps), "N",
-     .help = "total number of steps, including those of a resumed run; the schedule ends there",
-     0, MAX_COUNT, .unit = "steps"},
-    {"batch", TRAIN, TRAINING, OPT_INT, OVERRIDABLE, AT(batch), "N",
-     .help = "micro-batch size. " BITS, 1, TOST_MAX_BATCH, .unit = "sequences"},
-    {"seq", TRAIN, TRAINING, OPT_INT, FIXED, AT(seq), "N",
-     .help = "sequence length, at most --block-size", 1, TOST_MAX_BLOCK_SIZE, .unit = "tokens"},
-    {"chunk", TRAIN, TRAINING, OPT_INT, OVERRIDABLE, AT(chunk), "N",
+    {"shard-tokens", TOKENIZE, INT64, AT(shard_tokens), "N", .help = "size of each shard; the last one may be smaller",
+     1, INT_MAX, 100e6, "tokens"},
+    {"seed", TOKENIZE, INT64, AT(seed), "N", .help = "seed for the choice of validation documents", 0, MAX_SEED, 1337},
+    {.group = "Training"},
+    {"steps", TRAIN | OVERRIDABLE, INT64, AT(steps), "N",
+     .help = "total number of steps, including those of a resumed run; the schedule ends there", 0, MAX_COUNT,
+     .unit = "steps"},
+    {"batch", TRAIN | OVERRIDABLE, INT, AT(batch), "N", .help = "micro-batch size. " BITS, 1, TOST_MAX_BATCH,
+     .unit = "sequences"},
+    {"seq", TRAIN | FIXED, INT, AT(seq), "N", .help = "sequence length, at most --block-size", 1, TOST_MAX_BLOCK_SIZE,
+     .unit = "tokens"},
+    {"chunk", TRAIN | OVERRIDABLE, INT, AT(chunk), "N",
      .help = "process sequences N tokens at a time, with the memory of N tokens and 4/3 of the computation. " BITS,
      0, TOST_MAX_BLOCK_SIZE, .default_text = "whole sequences"},
-    {"total-batch", TRAIN, TRAINING, OPT_INT64, FIXED, AT(total_batch), "N",
-     .help = "tokens per step of all ranks, a multiple of batch × seq × parts, accumulated over micro-batches",
-     1, 1e12, .unit = "tokens"},
-    {"lr", TRAIN, TRAINING, OPT_REAL, OVERRIDABLE, AT(lr), "X", .help = "peak learning rate", 0, 100},
-    {"schedule", TRAIN, TRAINING, OPT_CHOICE, OVERRIDABLE, AT(schedule), "cosine|wsd|linear|constant",
+    {"total-batch", TRAIN | FIXED, INT64, AT(total_batch), "N",
+     .help = "tokens per step of all ranks, a multiple of batch × seq × parts, accumulated over micro-batches", 1, 1e12,
+     .unit = "tokens"},
+    {"lr", TRAIN | OVERRIDABLE, REAL, AT(lr), "X", .help = "peak learning rate", 0, 100},
+    {"schedule", TRAIN | OVERRIDABLE, CHOICE, AT(schedule), "cosine|wsd|linear|constant",
      .help = "learning rate after the warm-up; wsd: constant, then linear decay over the last --decay-frac of the "
      "steps. A wsd run can be extended with --resume --steps N before its decay, a constant one at any time"},
-    {"decay-frac", TRAIN, TRAINING, OPT_REAL, OVERRIDABLE, AT(decay_frac), "X",
-     .help = "length of the decay of --schedule wsd", 0, 1, 0.2, "of the steps"},
-    {"warmup", TRAIN, TRAINING, OPT_INT64, OVERRIDABLE, AT(warmup), "N",
-     .help = "linear warm-up of the learning rate from 0 to --lr; by default at most a tenth of --steps",
-     0, MAX_COUNT, .unit = "steps"},
-    {"min-lr-frac", TRAIN, TRAINING, OPT_REAL, OVERRIDABLE, AT(min_lr_frac), "X",
+    {"decay-frac", TRAIN | OVERRIDABLE, REAL, AT(decay_frac), "X", .help = "length of the decay of --schedule wsd",
+     0, 1, 0.2, "of the steps"},
+    {"warmup", TRAIN | OVERRIDABLE, INT64, AT(warmup), "N",
+     .help = "linear warm-up of the learning rate from 0 to --lr; by default at most a tenth of --steps", 0, MAX_COUNT,
+     .unit = "steps"},
+    {"min-lr-frac", TRAIN | OVERRIDABLE, REAL, AT(min_lr_frac), "X",
      .help = "final learning rate, as a fraction of --lr", 0, 1},
-    {"weight-decay", TRAIN, TRAINING, OPT_REAL, FIXED, AT(weight_decay), "X",
+    {"weight-decay", TRAIN | FIXED, REAL, AT(weight_decay), "X",
      .help = "AdamW weight decay of embeddings and Linear weights", 0, 100},
-    {"beta1", TRAIN, TRAINING, OPT_REAL, FIXED, AT(beta1), "X",
-     .help = "AdamW decay rate of the first moment", 0, 0.999999},
-    {"beta2", TRAIN, TRAINING, OPT_REAL, FIXED, AT(beta2), "X",
-     .help = "AdamW decay rate of the second moment", 0, 0.999999},
-    {"eps", TRAIN, TRAINING, OPT_REAL, FIXED, AT(eps), "X",
-     .help = "AdamW epsilon, added to the denominator", 1e-30, 1},
-    {"grad-clip", TRAIN, TRAINING, OPT_REAL, FIXED, AT(grad_clip), "X",
-     .help = "maximum gradient norm; 0: no clipping", 0, 1e9},
-    {"ema", TRAIN, TRAINING, OPT_REAL, OVERRIDABLE, AT(ema), "X",
+    {"beta1", TRAIN | FIXED, REAL, AT(beta1), "X", .help = "AdamW decay rate of the first moment", 0, 0.999999},
+    {"beta2", TRAIN | FIXED, REAL, AT(beta2), "X", .help = "AdamW decay rate of the second moment", 0, 0.999999},
+    {"eps", TRAIN | FIXED, REAL, AT(eps), "X", .help = "AdamW epsilon, added to the denominator", 1e-30, 1},
+    {"grad-clip", TRAIN | FIXED, REAL, AT(grad_clip), "X", .help = "maximum gradient norm; 0: no clipping", 0, 1e9},
+    {"ema", TRAIN | OVERRIDABLE, REAL, AT(ema), "X",
      .help = "also save a moving average of the weights with this decay rate, at step n at most n / (n + 9)",
      0, 0.9999999, .default_text = "off"},
-    {"skip-loss-z", TRAIN, TRAINING, OPT_REAL, OVERRIDABLE, AT(skip_loss_z), "X",
+    {"skip-loss-z", TRAIN | OVERRIDABLE, REAL, AT(skip_loss_z), "X",
      .help = "skip a step if its loss is more than X standard deviations above the mean of the last "
      NUMBER_TEXT(OUTLIER_WINDOW) " accepted steps; 0: off", 0, 1e9},
-    {"skip-grad-z", TRAIN, TRAINING, OPT_REAL, OVERRIDABLE, AT(skip_grad_z), "X",
-     .help = "the same for the gradient norm", 0, 1e9},
-    {"max-skipped", TRAIN, TRAINING, OPT_INT64, OVERRIDABLE, AT(max_skipped), "N",
+    {"skip-grad-z", TRAIN | OVERRIDABLE, REAL, AT(skip_grad_z), "X", .help = "the same for the gradient norm", 0, 1e9},
+    {"max-skipped", TRAIN | OVERRIDABLE, INT64, AT(max_skipped), "N",
      .help = "stop after more than N consecutive steps are skipped, as outliers or because loss or gradient is not "
      "finite", 0, MAX_COUNT, 10, "steps"},
-    {"seed", TRAIN, TRAINING, OPT_INT64, FIXED, AT(seed), "N",
-     .help = "seed for initial weights, data order and samples", 0, MAX_SEED, 1337},
-    {"batch", EVAL, EVALUATION, OPT_INT, NOT_SAVED, AT(batch), "N",
-     .help = "sequences per forward pass; for --task, at least the choices of one example",
-     1, TOST_MAX_BATCH, 8, .default_text = "8; for --task, chosen by length"},
-    {"seq", EVAL, EVALUATION, OPT_INT, NOT_SAVED, AT(seq), "N",
-     .help = "tokens per window or example; longer contexts are truncated on the left",
+    {"seed", TRAIN | FIXED, INT64, AT(seed), "N", .help = "seed for initial weights, data order and samples",
+     0, MAX_SEED, 1337},
+    {.group = "Evaluation"},
+    {"batch", EVAL, INT, AT(batch), "N",
+     .help = "sequences per forward pass; for --task, at least the choices of one example", 1, TOST_MAX_BATCH, 8,
+     .default_text = "8; for --task, chosen by length"},
+    {"seq", EVAL, INT, AT(seq), "N", .help = "tokens per window or example; longer contexts are truncated on the left",
      1, TOST_MAX_BLOCK_SIZE, .default_text = "the model's block size"},
-    {"chunk", EVAL, EVALUATION, OPT_INT, NOT_SAVED, AT(chunk), "N",
+    {"chunk", EVAL, INT, AT(chunk), "N",
      .help = "process sequences N tokens at a time, with the memory of N tokens: for very long --seq",
      0, TOST_MAX_BLOCK_SIZE, .default_text = "whole sequences"},
-    {"stride", EVAL, EVALUATION, OPT_INT, NOT_SAVED, AT(stride), "N",
+    {"stride", EVAL, INT, AT(stride), "N",
      .help = "distance between windows of --data; every token is scored once, in the first window that contains it",
      1, TOST_MAX_BLOCK_SIZE, .default_text = "--seq, no overlap", .needs = "data"},
-    {"windows", EVAL, EVALUATION, OPT_INT64, NOT_SAVED, AT(windows), "N",
-     .help = "score N windows at random positions of --data instead, as for the published figures",
-     1, MAX_COUNT, .default_text = "score every token once", .not_with = "stride", .needs = "data"},
-    {"by-position", EVAL, EVALUATION, OPT_FLAG, NOT_SAVED, AT(by_position), "",
+    {"windows", EVAL, INT64, AT(windows), "N",
+     .help = "score N windows at random positions of --data instead, as for the published figures", 1, MAX_COUNT,
+     .default_text = "score every token once", .not_with = "stride", .needs = "data"},
+    {"by-position", EVAL, FLAG, AT(by_position), "",
      .help = "also report the loss of --data by position in the window, in bins that end at powers of 2",
      .needs = "data"},
-    {"seed", EVAL, EVALUATION, OPT_INT64, NOT_SAVED, AT(seed), "N",
-     .help = "seed for the positions of --windows", 0, MAX_SEED, 1337, .needs = "windows"},
-    {"val-every", TRAIN, REPORTS, OPT_INT64, OVERRIDABLE, AT(val_every), "N",
+    {"seed", EVAL, INT64, AT(seed), "N", .help = "seed for the positions of --windows", 0, MAX_SEED, 1337,
+     .needs = "windows"},
+    {.group = "Validation, samples and checkpoints"},
+    {"val-every", TRAIN | OVERRIDABLE, INT64, AT(val_every), "N",
      .help = "validate every N steps and after the last; 0: never", 0, MAX_COUNT, .unit = "steps"},
-    {"val-batches", TRAIN, REPORTS, OPT_INT64, OVERRIDABLE, AT(val_batches), "N",
+    {"val-batches", TRAIN | OVERRIDABLE, INT64, AT(val_batches), "N",
      .help = "validate on the first N micro-batches of --val-data; best losses are only comparable for the same N",
      1, MAX_COUNT, 20, "micro-batches"},
-    {"sample-every", TRAIN, REPORTS, OPT_INT64, OVERRIDABLE, AT(sample_every), "N",
+    {"sample-every", TRAIN | OVERRIDABLE, INT64, AT(sample_every), "N",
      .help = "print a sample every N steps and after the last; 0: never", 0, MAX_COUNT, .unit = "steps"},
-    {"sample-tokens", TRAIN, REPORTS, OPT_INT64, OVERRIDABLE, AT(sample_tokens), "N",
-     .help = "length of each sample", 1, MAX_COUNT, 128, "tokens"},
-    {"save-every", TRAIN, REPORTS, OPT_INT64, OVERRIDABLE, AT(save_every), "N",
+    {"sample-tokens", TRAIN | OVERRIDABLE, INT64, AT(sample_tokens), "N", .help = "length of each sample",
+     1, MAX_COUNT, 128, "tokens"},
+    {"save-every", TRAIN | OVERRIDABLE, INT64, AT(save_every), "N",
      .help = "save a checkpoint every N steps and after the last; 0: never", 0, MAX_COUNT, .unit = "steps"},
-    {"keep", TRAIN, REPORTS, OPT_INT64, OVERRIDABLE, AT(keep), "N",
-     .help = "keep only the newest N checkpoints; 0: all", 0, MAX_COUNT, 3, "checkpoints"},
-    {"keep-best", TRAIN, REPORTS, OPT_FLAG, OVERRIDABLE, AT(keep_best), "",
+    {"keep", TRAIN | OVERRIDABLE, INT64, AT(keep), "N", .help = "keep only the newest N checkpoints; 0: all",
+     0, MAX_COUNT, 3, "checkpoints"},
+    {"keep-best", TRAIN | OVERRIDABLE, FLAG, AT(keep_best), "",
      .help = "also keep the checkpoint of the best validation, as best in the run folder"},
-    {"stop-at-val", TRAIN, REPORTS, OPT_REAL, OVERRIDABLE, AT(stop_at_val), "LOSS",
+    {"stop-at-val", TRAIN | OVERRIDABLE, REAL, AT(stop_at_val), "LOSS",
      .help = "save and stop when the validation loss is at most LOSS", 0, 1e9, .default_text = "off"},
-    {"max-time", TRAIN, REPORTS, OPT_DURATION, NOT_SAVED, AT(max_time), "TIME",
+    {"max-time", TRAIN, DURATION, AT(max_time), "TIME",
      .help = "save and stop before the next step would exceed this time, such as 2.5h; status 75 if steps are left",
      0.001, 10000 * 86400.0, .default_text = "off"},
-    {"on-save-error", TRAIN, REPORTS, OPT_CHOICE, OVERRIDABLE, AT(on_save_error), "stop|continue",
+    {"on-save-error", TRAIN | OVERRIDABLE, CHOICE, AT(on_save_error), "stop|continue",
      .help = "if a checkpoint or the log cannot be written: stop, or try again at the next --save-every"},
-    {"quiet", TRAIN, REPORTS, OPT_FLAG, NOT_SAVED, AT(quiet), "",
-     .help = "print nothing on stdout; log and checkpoints are still written"},
-    {"prompt", SAMPLE, SAMPLING, OPT_STRING, NOT_SAVED, AT(prompt), "TEXT|@FILE|-",
-     .help = "text to continue, from the command line, a file or stdin", .default_text = "none"},
-    {"prompts", SAMPLE, SAMPLING, OPT_STRING, NOT_SAVED, AT(prompts), "FILE|-",
+    {"quiet", TRAIN, FLAG, AT(quiet), "", .help = "print nothing on stdout; log and checkpoints are still written"},
+    {.group = "Sampling"},
+    {"prompt", SAMPLE, STRING, AT(prompt), "TEXT|@FILE|-",
+     .help = "text to continue, from the command line, a file or stdin"},
+    {"prompts", SAMPLE, STRING, AT(prompts), "FILE|-",
      .help = "continue every prompt of a file or stdin and write the results as JSONL. One prompt per line or, if the "
-     "name ends in .jsonl or the text begins with {, one object with a \"prompt\" per line",
-     .default_text = "none", .not_with = "prompt"},
-    {"tokens", SAMPLE, SAMPLING, OPT_INT64, NOT_SAVED, AT(tokens), "N",
+     "name ends in .jsonl or the text begins with {, one object with a \"prompt\" per line", .not_with = "prompt"},
+    {"tokens", SAMPLE, INT64, AT(tokens), "N",
      .help = "maximum number of new tokens; ends at <|endoftext|>. A full context is cut to its second half",
      1, 1e12, 256, "tokens"},
-    {"samples", SAMPLE, SAMPLING, OPT_INT64, NOT_SAVED, AT(samples), "N",
+    {"samples", SAMPLE, INT64, AT(samples), "N",
      .help = "number of samples of each prompt, generated together; separated by lines of ---", 1, MAX_COUNT, 1},
-    {"stop", SAMPLE, SAMPLING, OPT_STRING, NOT_SAVED, AT(stop), "TEXT",
-     .help = "end a sample before its first occurrence of TEXT", .default_text = "none"},
-    {"temperature", TRAIN | SAMPLE, SAMPLING, OPT_REAL, OVERRIDABLE, AT(temperature), "X",
+    {"stop", SAMPLE, STRING, AT(stop), "TEXT", .help = "end a sample before its first occurrence of TEXT"},
+    {"temperature", TRAIN | SAMPLE | OVERRIDABLE, REAL, AT(temperature), "X",
      .help = "divide logits by X; 0: always the most likely token", 0, 1000, 0.8},
-    {"top-k", TRAIN | SAMPLE, SAMPLING, OPT_INT, OVERRIDABLE, AT(top_k), "N",
+    {"top-k", TRAIN | SAMPLE | OVERRIDABLE, INT, AT(top_k), "N",
      .help = "sample from the N most likely tokens; 0: from all", 0, TOST_MAX_VOCAB_SIZE},
-    {"top-p", TRAIN | SAMPLE, SAMPLING, OPT_REAL, OVERRIDABLE, AT(top_p), "X",
+    {"top-p", TRAIN | SAMPLE | OVERRIDABLE, REAL, AT(top_p), "X",
      .help = "sample from the smallest set of most likely tokens with total probability X; 1: from all", 1e-9, 1, 0.95},
-    {"seed", SAMPLE, SAMPLING, OPT_INT64, NOT_SAVED, AT(seed), "N",
-     .help = "random seed; the same seed gives the same text", 0, MAX_SEED, 1337},
-    {"dtype", TRAIN | USE, MACHINE, OPT_CHOICE, OVERRIDABLE, AT(dtype), DTYPES,
+    {"seed", SAMPLE, INT64, AT(seed), "N", .help = "random seed; the same seed gives the same text", 0, MAX_SEED, 1337},
+    {.group = "Machine and output"},
+    {"dtype", TRAIN | USE | OVERRIDABLE, CHOICE, AT(dtype), DTYPES,
      .help = "operands of matrix products; sums and parameters are always float32; tf32: CUDA only"},
-    {"threads", TRAIN | USE | TOKENIZE, MACHINE, OPT_INT, OVERRIDABLE, AT(threads), "N",
+    {"threads", TRAIN | USE | TOKENIZE | OVERRIDABLE, INT, AT(threads), "N",
      .help = "CPU threads; 0: OMP_NUM_THREADS, or all cores, and fewer while other programs use them",
      0, THREADS_LIMIT},
-    {"parts", TRAIN, MACHINE, OPT_INT, OVERRIDABLE, AT(parts), "N",
+    {"parts", TRAIN | OVERRIDABLE, INT, AT(parts), "N",
      .help = "divide a step into N parts, added in a fixed order: the same results for any number of ranks that "
      "divides N. " BITS, 1, MAX_PARTS, 1, .default_text = "one per rank"},
-    {"reduce", TRAIN, MACHINE, OPT_CHOICE, OVERRIDABLE, AT(reduce), "ordered|fast",
+    {"reduce", TRAIN | OVERRIDABLE, CHOICE, AT(reduce), "ordered|fast",
      .help = "how GPUs add gradients: with the same bits for any number of ranks, or by NCCL's own reduction"},
-    {"rank-timeout", TRAIN | EVAL, MACHINE, OPT_REAL, NOT_SAVED, AT(rank_timeout), "X",
+    {"rank-timeout", TRAIN | EVAL, REAL, AT(rank_timeout), "X",
      .help = "stop if a wait for other ranks takes longer than X seconds; 0: wait forever",
      0, 1e6, COMM_TIMEOUT, "seconds"},
-    {"recompute", TRAIN, MACHINE, OPT_FLAG, NOT_SAVED, AT(recompute), "",
+    {"recompute", TRAIN, FLAG, AT(recompute), "",
      .help = "activation checkpointing: recompute layers in the backward pass; less memory, more time, same results"},
-    {"quiet", TOKENIZE, MACHINE, OPT_FLAG, NOT_SAVED, AT(quiet), "", .help = "print nothing on stdout and no progress"},
-    {"help", ALL, MACHINE, OPT_HELP, NOT_SAVED, 0, "", .help = "show this help"},
-    {"version", TRAIN, MACHINE, OPT_HELP, NOT_SAVED, 0, "", .help = "print the version and the git commit"},
-    {"man", TRAIN, MACHINE, OPT_HELP, NOT_SAVED, 0, "", .help = "print the man page, for all commands"},
-    {"bash-completion", TRAIN, MACHINE, OPT_HELP, NOT_SAVED, 0, "", .help = "print the completion script for bash"},
-    {"data-tokens", 0, FILES, OPT_INT64, FIXED, AT(data_tokens), "", .help = "", 0, 9e15},
-    {"data-crc", 0, FILES, OPT_INT64, FIXED, AT(data_crc), "", .help = "", 0, UINT32_MAX},
+    {"quiet", TOKENIZE, FLAG, AT(quiet), "", .help = "print nothing on stdout and no progress"},
+    {"help", ALL, HELP, 0, "", .help = "show this help"},
+    {"version", TRAIN, HELP, 0, "", .help = "print the version and the git commit"},
+    {"man", TRAIN, HELP, 0, "", .help = "print the man page, for all commands"},
+    {"bash-completion", TRAIN, HELP, 0, "", .help = "print the completion script for bash"},
+    {"data-tokens", FIXED, INT64, AT(data_tokens), "", .help = "", 0, 9e15},
+    {"data-crc", FIXED, INT64, AT(data_crc), "", .help = "", 0, UINT32_MAX},
 };
 
 enum { ROWS = countof(option_table) };
@@ -281,7 +265,8 @@ bool option_belongs(const Option* row, Command command) { return row->commands >
 // The row of a command's option, or of one that is only saved; COMMANDS: the first of any command. NULL: none.
 static const Option* find_row(const char* name, size_t len, Command command) {
     for (const Option* row = option_table; row < option_table + ROWS; row++) {
-        const bool fits = command == COMMANDS ? row->commands != 0 : !row->commands || option_belongs(row, command);
+        const bool fits = command == COMMANDS ? row->commands & ALL
+                                              : row->commands == FIXED || option_belongs(row, command);
         if (fits && strlen(row->name) == len && memcmp(row->name, name, len) == 0) return row;
     }
     return NULL;
@@ -307,8 +292,8 @@ const char* sample_option_given(const Options* o) {
 // ---------------------------------------------------------------------------------------------
 // Values
 
-static void* field_of(Options* o, const Option* row) { return (char*)o + row->field; }
-static const void* const_field_of(const Options* o, const Option* row) { return (const char*)o + row->field; }
+static void* field_of(const Options* o, const Option* row) { return (char*)o + row->field; }
+static bool is_saved(const Option* row) { return row->commands & (FIXED | OVERRIDABLE); }
 
 // The nth name in "a|b|c" and its length, or NULL.
 static const char* choice_name(size_t* len, const char* choices, int n) {
@@ -328,64 +313,51 @@ static char* real_text(double x) {
 
 // The value as written on a command line, or NULL. free()
 static char* value_text(const Options* o, const Option* row) {
-    const void* field = const_field_of(o, row);
+    const void* field = field_of(o, row);
     const char* text = NULL;
     size_t n;
     switch (row->kind) {
-        case OPT_HELP: break;
-        case OPT_FLAG: text = row->saved != NOT_SAVED && *(const bool*)field ? "1" : NULL; break;
-        case OPT_INT: return xasprintf("%d", *(const int*)field);
-        case OPT_INT64: return xasprintf("%lld", (long long)*(const int64_t*)field);
-        case OPT_REAL:
-        case OPT_DURATION: return real_text(*(const double*)field);
-        case OPT_CHOICE:
+        case HELP: break;
+        case FLAG: text = is_saved(row) && *(const bool*)field ? "1" : NULL; break;
+        case INT: return xasprintf("%d", *(const int*)field);
+        case INT64: return xasprintf("%lld", (long long)*(const int64_t*)field);
+        case REAL:
+        case DURATION: return real_text(*(const double*)field);
+        case CHOICE:
             text = choice_name(&n, row->metavar, *(const int*)field);
             return xasprintf("%.*s", (int)n, text);
-        case OPT_STRING: text = *(const char* const*)field; break;
+        case STRING: text = *(const char* const*)field; break;
     }
     return text ? xstrdup(text) : NULL;
 }
 
 static void set_number(Options* o, const Option* row, double value) {
-    if (row->kind == OPT_REAL || row->kind == OPT_DURATION) *(double*)field_of(o, row) = value;
-    else if (row->kind == OPT_INT64) *(int64_t*)field_of(o, row) = (int64_t)value;
+    if (row->kind == REAL || row->kind == DURATION) *(double*)field_of(o, row) = value;
+    else if (row->kind == INT64) *(int64_t*)field_of(o, row) = (int64_t)value;
     else *(int*)field_of(o, row) = (int)value;
 }
 
-// A number in decimal notation at the beginning of the text; *end = text if there is none.
-static double decimal(const char* text, const char** end) {
-    char* stop = (char*)text;
-    const bool hex = text[0] == '0' && tolower((unsigned char)text[1]) == 'x';
-    const bool begins = isdigit((unsigned char)*text) || *text == '.' || *text == '-';
-    const double value = begins && !hex ? strtod(text, &stop) : 0;
-    *end = stop;
-    return value;
-}
-
-// A number, with a unit: of integers k, M, G (or B) and T, the powers of 1000; of times s, m, h and d.
+// A decimal number with a unit: of integers k, M, G (or B) and T, the powers of 1000; of times s, m, h and d.
 static bool with_unit(double* value, const char* text, OptionKind kind) {
-    static const char thousands[] = "kKMMGBTT";
-    static const struct { char name; double seconds; } times[] = {{'d', 86400}, {'h', 3600}, {'m', 60}, {'s', 1}};
-    const char *end, *unit;
-    *value = decimal(text, &end);
-    if (end == text) return false;
-    if (*end && kind == OPT_DURATION) {
-        size_t i = 0;
-        while (i + 1 < countof(times) && times[i].name != *end) i++;
-        *value *= times[i].seconds;
-        end += times[i].name == *end;
-    } else if (*end && kind != OPT_REAL && (unit = strchr(thousands, *end))) {
-        *value *= pow(1000, (double)((unit - thousands) / 2 + 1));
+    static const struct { char name; bool time; double factor; } units[] = {
+        {'k', false, 1e3}, {'K', false, 1e3}, {'M', false, 1e6}, {'G', false, 1e9}, {'B', false, 1e9},
+        {'T', false, 1e12}, {'s', true, 1}, {'m', true, 60}, {'h', true, 3600}, {'d', true, 86400}};
+    char* end;
+    double exact = strtod(text, &end);
+    if (end == text || strspn(text, "0123456789.eE+-") < (size_t)(end - text)) return false;   // nan, hexadecimal
+    for (size_t i = 0; kind != REAL && i < countof(units); i++) {
+        if (units[i].name != *end || units[i].time != (kind == DURATION)) continue;
+        exact *= units[i].factor;
         end++;
+        break;
     }
-    const double exact = *value;
-    if (kind == OPT_INT || kind == OPT_INT64) *value = round(exact);   // 0.3M is not exactly 300000 in binary
+    *value = kind == INT || kind == INT64 ? round(exact) : exact;   // 0.3M is not exactly 300000 in binary
     return !*end && fabs(*value) < INFINITY && fabs(exact - *value) <= 1e-12 * fabs(exact);
 }
 
 static bool parse_number(Options* o, const Option* row, const char* text, TostError* err) {
     static const char time[] = "a time such as 90m or 2.5h, or a number of seconds";
-    const char* what = row->kind == OPT_DURATION ? time : row->kind == OPT_REAL ? "a number" : "an integer";
+    const char* what = row->kind == DURATION ? time : row->kind == REAL ? "a number" : "an integer";
     double value;
     if (with_unit(&value, text, row->kind) && value >= row->min && value <= row->max) {
         set_number(o, row, value);
@@ -411,14 +383,14 @@ static bool parse_choice(Options* o, const Option* row, const char* text, TostEr
 
 static bool parse_value(Options* o, const Option* row, const char* text, TostError* err) {
     switch (row->kind) {
-        case OPT_HELP: return true;
-        case OPT_FLAG: *(bool*)field_of(o, row) = true; return true;
-        case OPT_INT:
-        case OPT_INT64:
-        case OPT_REAL:
-        case OPT_DURATION: return parse_number(o, row, text, err);
-        case OPT_CHOICE: return parse_choice(o, row, text, err);
-        case OPT_STRING: break;
+        case HELP: return true;
+        case FLAG: *(bool*)field_of(o, row) = true; return true;
+        case INT:
+        case INT64:
+        case REAL:
+        case DURATION: return parse_number(o, row, text, err);
+        case CHOICE: return parse_choice(o, row, text, err);
+        case STRING: break;
     }
     if (!*text) return tost_error(err, "--%s is empty: give a value, or leave it out", row->name);
     if (strcmp(text, "-") == 0 && !strstr(row->metavar, "|-") && row->field != AT(stop))
@@ -431,8 +403,10 @@ char* option_text(const Options* o, const Option* row) {
     char *raw = value_text(o, row), *value = raw ? printable_text(raw) : NULL;   // may be from the command line
     const char *shown = row->default_text ? row->default_text : value, *unit = row->default_text ? NULL : row->unit;
     const char* label = row->default_text == required ? "" : "default: ";
-    char* text = !shown ? xstrdup(row->help)
-                        : xasprintf("%s (%s%s%s%s)", row->help, label, shown, unit ? " " : "", unit ? unit : "");
+    const char* mark = o->command == COMMAND_TRAIN && (row->commands & OVERRIDABLE) ? " *" : "";
+    char* text = !shown ? xasprintf("%s%s", row->help, mark)
+                        : xasprintf("%s (%s%s%s%s)%s", row->help, label, shown, unit ? " " : "", unit ? unit : "",
+                                    mark);
     free(raw);
     free(value);
     return text;
@@ -441,38 +415,27 @@ char* option_text(const Options* o, const Option* row) {
 // ---------------------------------------------------------------------------------------------
 // Spelling
 
-// Levenshtein distance between the first n bytes of a, in lower case, and b.
-static int distance(const char* a, size_t n, const char* b) {
-    enum { LONGEST = 32 };
-    const size_t m = strlen(b);
-    if (n > LONGEST || m > LONGEST) return LONGEST;
-    int row[LONGEST + 1];
-    for (size_t j = 0; j <= m; j++) row[j] = (int)j;
-    for (size_t i = 1; i <= n; i++) {
-        int diagonal = row[0];
-        row[0] = (int)i;
-        for (size_t j = 1; j <= m; j++) {
-            const int above = row[j];
-            int best = diagonal + (tolower((unsigned char)a[i - 1]) != b[j - 1]);
-            if (above + 1 < best) best = above + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            row[j] = best;
-            diagonal = above;
-        }
-    }
-    return row[m];
+// The Levenshtein distance of two words; more than `limit` if it is larger.
+static int distance(const char* a, const char* b, int limit) {
+    while (*a && *a == *b) a++, b++;
+    if (!*a || !*b || limit < 0) return (int)(strlen(a) + strlen(b));
+    const int replaced = distance(a + 1, b + 1, limit - 1), removed = distance(a + 1, b, limit - 1);
+    const int added = distance(a, b + 1, limit - 1), least = replaced < removed ? replaced : removed;
+    return 1 + (added < least ? added : least);
 }
 
-// The option name to suggest for a misspelt one: one with a common prefix, or else with the smallest edit distance,
+// The option to suggest for a misspelt one: one with a common prefix, or else with the smallest edit distance,
 // preferring options of the command; NULL if none is close.
-static const char* nearest_name(const char* name, size_t len, Command command) {
+static const char* nearest_name(const char* name, Command command) {
+    const size_t len = strlen(name);
+    const int limit = len < 4 ? 1 : len < 8 ? 2 : 3;
     const char* best = NULL;
-    int best_score = 2 * (len < 4 ? 1 : len < 8 ? 2 : 3) + 2;
-    for (const Option* row = option_table; row < option_table + ROWS; row++) {
-        if (!row->commands || len == 0) continue;
+    int best_score = 2 * limit + 2;
+    for (const Option* row = option_table; row < option_table + ROWS && len > 0; row++) {
+        if (!(row->commands & ALL)) continue;
         const size_t common = strlen(row->name) < len ? strlen(row->name) : len;
         const bool prefix = common >= 2 && strncmp(row->name, name, common) == 0;
-        const int score = (prefix ? 0 : 2 * distance(name, len, row->name)) + !option_belongs(row, command);
+        const int score = (prefix ? 0 : 2 * distance(name, row->name, limit)) + !option_belongs(row, command);
         if (score >= best_score) continue;
         best = row->name;
         best_score = score;
@@ -482,37 +445,31 @@ static const char* nearest_name(const char* name, size_t len, Command command) {
 
 // Options of nanoGPT, llm.c and earlier versions whose names do not suggest ours.
 static const struct { const char *name, *hint; } foreign[] = {
-    {"learning_rate", "use --lr"}, {"max_iters", "use --steps"}, {"num_iterations", "use --steps"},
-    {"lr_decay_iters", "use --steps"}, {"n_layer", "use --layers"}, {"n_head", "use --heads"},
-    {"n_embd", "use --channels"}, {"dropout", "the model has no dropout"}, {"min_lr", "use --min-lr-frac"},
-    {"eval_interval", "use --val-every"}, {"eval_iters", "use --val-batches"}, {"init_from", "use --init or --resume"},
-    {"gradient_accumulation_steps", "use --total-batch, the tokens per step"},
+    {"learning-rate", "use --lr"}, {"max-iters", "use --steps"}, {"num-iterations", "use --steps"},
+    {"lr-decay-iters", "use --steps"}, {"n-layer", "use --layers"}, {"n-head", "use --heads"},
+    {"n-embd", "use --channels"}, {"dropout", "the model has no dropout"}, {"min-lr", "use --min-lr-frac"},
+    {"eval-interval", "use --val-every"}, {"eval-iters", "use --val-batches"}, {"init-from", "use --init or --resume"},
+    {"gradient-accumulation-steps", "use --total-batch, the tokens per step"},
     {"autotune", "cuBLASLt chooses the algorithms: leave it out"},
     {"seq-ranks", "use --chunk, which saves memory in one process"},
     {"mask-across-documents", "documents are not masked, as in the published model"},
 };
 
-// '-' and '_' are equal.
-static const char* foreign_hint(const char* name, size_t len) {
-    for (size_t i = 0; i < countof(foreign); i++) {
-        const char* other = foreign[i].name;
-        size_t same = 0;
-        while (same < len && (other[same] == name[same] || (other[same] == '_' && name[same] == '-'))) same++;
-        if (same == len && !other[same]) return foreign[i].hint;
-    }
-    return NULL;
-}
-
 static bool unknown_option(const char* arg, Command command, TostError* err) {
-    const char* name = arg + strspn(arg, "-");
-    const size_t len = strcspn(name, "=");
+    char name[40];   // truncated, with '-' for '_'
     const int shown = (int)strcspn(arg, "=");
-    const char *hint = foreign_hint(name, len), *meant = nearest_name(name, len, command);
-    if (hint) return tost_error(err, "unknown option %.*s: %s", shown, arg, hint);
-    if (meant && strlen(meant) == len && memcmp(meant, name, len) == 0)
+    snprintf(name, sizeof name, "%.*s", shown, arg + strspn(arg, "-"));
+    name[strcspn(name, "=")] = 0;
+    for (char* p = name; *p; p++) *p = *p == '_' ? '-' : (char)tolower((unsigned char)*p);
+    for (size_t i = 0; i < countof(foreign); i++)
+        if (strcmp(foreign[i].name, name) == 0)
+            return tost_error(err, "unknown option %.*s: %s", shown, arg, foreign[i].hint);
+    const char* meant = nearest_name(name, command);
+    if (!meant)
+        return tost_error(err, "unknown option %.*s: see %s --help", shown, arg, command_table[command].name);
+    if (strcmp(meant, name) == 0 && arg[1] != '-')
         return tost_error(err, "%.*s: options begin with two dashes: --%s", shown, arg, meant);
-    if (meant) return tost_error(err, "unknown option %.*s: did you mean --%s?", shown, arg, meant);
-    return tost_error(err, "unknown option %.*s: see %s --help", shown, arg, command_table[command].name);
+    return tost_error(err, "unknown option %.*s: did you mean --%s?", shown, arg, meant);
 }
 
 // "train, sample": the commands with an option of this name; NULL: all commands. free()
@@ -588,7 +545,7 @@ static bool derive_defaults(Options* o, TostError* err) {
 
 static void set_defaults(Options* o, const TostEngine* engine) {
     for (const Option* row = option_table; row < option_table + ROWS; row++) {
-        const bool number = row->kind != OPT_HELP && row->kind != OPT_FLAG && row->kind != OPT_STRING;
+        const bool number = row->kind != HELP && row->kind != FLAG && row->kind != STRING;
         if (number && option_belongs(row, o->command)) set_number(o, row, row->value);
     }
     o->dtype = (int)engine->default_dtype;
@@ -720,7 +677,7 @@ static bool take_option(Options* o, const char* values[ROWS], char* const** at, 
     const Option *row = find_row(name, len, o->command), *any = find_row(name, len, COMMANDS);
     if (!any) return unknown_option(arg, o->command, err);
     if (!row) return other_command(any->name, o->command, err);
-    const bool valued = row->kind > OPT_FLAG;
+    const bool valued = row->kind > FLAG;
     if (!valued && equals) return tost_error(err, "--%s takes no value: %.200s", row->name, arg);
     // If the value is the name of an option, the value was forgotten. --name=--value is accepted.
     const bool forgotten = valued && !equals && next && strncmp(next, "--", 2) == 0
@@ -729,7 +686,7 @@ static bool take_option(Options* o, const char* values[ROWS], char* const** at, 
         return tost_error(err, "--%s needs a value: %s%s%.200s", row->name, row->metavar, next ? ", not " : "",
                           next ? next : "");
     bool* given = &o->given[row - option_table];
-    if (row->kind == OPT_HELP) o->page = row->name;
+    if (row->kind == HELP) o->page = row->name;
     else if (*given) return tost_error(err, "--%s is given twice", row->name);
     *given = true;
     values[row - option_table] = !valued ? "" : equals ? equals + 1 : next;
@@ -751,7 +708,7 @@ static bool collect(Options* o, const char* values[ROWS], char* const* arg, Tost
 static bool apply(Options* o, const char* values[ROWS], TostError* err) {
     for (int i = 0; i < ROWS; i++) {
         if (values[i] && !parse_value(o, &option_table[i], values[i], err)) return false;
-        if (i == 0) set_preset(o);
+        if (option_table[i].field == AT(preset)) set_preset(o);
     }
     return true;
 }
@@ -807,14 +764,14 @@ bool options_take_config(Options* o, const TostConfig* config, const char* file,
 // The row of train's option that is saved under this name, or NULL.
 static const Option* saved_row(const char* key) {
     const Option* row = find_row(key, strlen(key), COMMAND_TRAIN);
-    return row && row->saved != NOT_SAVED ? row : NULL;
+    return row && is_saved(row) ? row : NULL;
 }
 
 StMeta* options_echo(const Options* o, int* n) {
     StMeta* echo = xcalloc(ROWS, sizeof *echo);
     *n = 0;
     for (int i = 0; i < ROWS; i++) {
-        char* value = saved_row(option_table[i].name) == &option_table[i] ? value_text(o, &option_table[i]) : NULL;
+        char* value = is_saved(&option_table[i]) ? value_text(o, &option_table[i]) : NULL;
         if (value) echo[(*n)++] = (StMeta){xstrdup(option_table[i].name), value};
     }
     return echo;
@@ -825,7 +782,7 @@ bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* ru
         const Option* row = saved_row(saved[i].key);
         if (!row) continue;
         bool* given = &o->given[row - option_table];
-        if (*given ? row->saved == FIXED && !check_same(o, row, saved[i].value, run, err)
+        if (*given ? (row->commands & FIXED) && !check_same(o, row, saved[i].value, run, err)
                    : !parse_value(o, row, saved[i].value, err)) return false;
         *given = true;
     }
@@ -834,7 +791,7 @@ bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* ru
 
 char* options_changed(const Options* o, const StMeta* saved) {
     const Option* row = saved_row(saved->key);
-    char *value = row && row->saved == OVERRIDABLE ? value_text(o, row) : NULL, *note = NULL;
+    char *value = row && (row->commands & OVERRIDABLE) ? value_text(o, row) : NULL, *note = NULL;
     if (value && strcmp(value, saved->value) != 0)
         note = xasprintf("--%s %s instead of %s", saved->key, value, saved->value);
     free(value);

@@ -90,21 +90,18 @@ char* options_unused(const Options* given, const Options* o, int i);
 bool options_check_pass(int batch, int seq, int chunk, TostError* err);
 
 // The table of options, also for --help, the man page and completion.
-typedef enum { OPT_HELP, OPT_FLAG, OPT_INT, OPT_INT64, OPT_REAL, OPT_DURATION, OPT_STRING, OPT_CHOICE } OptionKind;
+typedef enum { HELP, FLAG, INT, INT64, REAL, DURATION, STRING, CHOICE } OptionKind;
 
-// How checkpoints and --resume treat an option.
-typedef enum {
-    NOT_SAVED,
-    OVERRIDABLE,   // saved; may be changed on --resume
-    FIXED,         // saved; must not be changed on --resume, because it determines the results
-} OptionSaved;
+// How checkpoints and --resume treat an option; neither: it is not saved.
+enum {
+    FIXED = 1 << COMMANDS,         // saved; must not be changed on --resume, because it determines the results
+    OVERRIDABLE = 2 << COMMANDS,   // saved; may be changed on --resume
+};
 
 typedef struct {
-    const char* name;
-    unsigned    commands;      // bit mask; 0: not an option, only saved in checkpoints
-    const char* group;         // in --help
+    const char* name;          // NULL: a heading of --help
+    unsigned    commands;      // bit mask, with FIXED or OVERRIDABLE; no command: only saved in checkpoints
     OptionKind  kind;          // CHOICE: "a|b|c" in metavar is 0, 1, 2; DURATION: a double, in seconds
-    OptionSaved saved;
     size_t      field;         // offset in Options
     const char* metavar;       // "": takes no value
     const char* help;
@@ -113,6 +110,7 @@ typedef struct {
     const char* unit;          // of the default value, in --help
     const char* default_text;  // the default in words; NULL: the default value, if any
     const char *not_with, *needs;   // options that must not or must be given too
+    const char* group;         // of a heading
 } Option;
 
 typedef struct { const char *name, *usage, *about, *no_operands; } CommandHelp;   // no_operands: what to give instead
@@ -121,7 +119,8 @@ extern const Option option_table[];
 extern const int option_count;
 extern const CommandHelp command_table[COMMANDS];
 bool option_belongs(const Option* row, Command command);
-char* option_text(const Options* o, const Option* row);   // help and default, which is o's value; free()
+// Help and default, which is o's value; an asterisk if --resume may change it. free()
+char* option_text(const Options* o, const Option* row);
 Options options_default(Command command, const TostEngine* engine);   // without files; nothing to free
 
 // Takes the sizes from a model file and derives batch size and sequence length from them, unless given. Fails, naming

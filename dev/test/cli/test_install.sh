@@ -47,16 +47,13 @@ check "it is resumed: $(cat stderr)" [ -d elsewhere/bin/starter-001/step_0000000
 check "it is sampled: $(cat stderr)" [ -s stdout ]
 
 # ---------------------------------------------------------------------------------------------
-# Man page and completion: both have every option
+# Man page and completion
 
 for command in train sample eval tokenize info inspect; do
     "$binary" $command --help | sed -n 's/^  --\([a-z0-9-]*\).*/\1/p' >names
     check "$command --help has options" [ -s names ]
-    tr -d '\\' <"$man" | sed -n "/^\.SH OPTIONS OF $command\$/,/^\.SH/s/^fB--\([a-z0-9-]*\)fR.*/\1/p" >manual
+    tr -d '\\' <"$man" | sed -n "/^\.SH OPTIONS OF $command\$/,/^\.fi/s/^  --\([a-z0-9-]*\).*/\1/p" >manual
     check "the man page has the options of $command" cmp -s names manual
-    sed -n "/^        $command)/,/esac/s/^ *options='\(.*\)'/\1/p" "$completion" | tr ' ' '\n' |
-        sed 's/^--//' >completed
-    check "the completion has the options of $command" cmp -s names completed
 done
 if command -v mandoc >/dev/null; then
     check "mandoc accepts the man page" [ -z "$(mandoc -T lint -W error "$man")" ]
@@ -72,7 +69,7 @@ fi
 completes() {
     wanted=$1
     shift
-    got=$(bash -c '. "$1"; shift; COMP_WORDS=(train_gpt_tost "$@") COMP_CWORD=$#; _train_gpt_tost
+    got=$(PATH="$prefix/bin:$PATH" bash -c '. "$1"; shift; COMP_WORDS=(train_gpt_tost "$@") COMP_CWORD=$#; _train_gpt_tost
                    echo "${COMPREPLY[*]}"' - "$completion" "$@" 2>&1)
     check "bash completes '$*' to '$got', expected '$wanted'" [ "$got" = "$wanted" ]
 }
