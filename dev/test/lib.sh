@@ -43,12 +43,35 @@ finish() {
     exit
 }
 
-# run ARGUMENTS…: runs the binary, which must succeed, with its output in the files stdout and stderr. test_cli.sh and
-# test_data_scripts.sh define their own.
-run() {
-    "$binary" "$@" >stdout 2>stderr </dev/null
+# execute COMMAND…: runs it with its output in the files stdout and stderr of $dir, and sets status.
+execute() {
+    "$@" >"$dir/stdout" 2>"$dir/stderr" </dev/null
     status=$?
-    check "'$*' succeeds: $(head -c 300 stderr)" [ $status -eq 0 ]
+}
+succeeds() {
+    execute "$@"
+    check "'$*' succeeds: $(head -c 300 "$dir/stderr")" [ $status -eq 0 ]
+}
+tost() { "$binary" "$@"; }
+run() { succeeds tost "$@"; }
+# prints "ARGUMENTS…" TEXT…: runs the binary, which must succeed and print each text.
+# shellcheck disable=SC2086  # its arguments are split into words
+prints() {
+    arguments=$1
+    shift
+    run $arguments
+    cat "$dir/stdout" "$dir/stderr" >"$dir/output"
+    for text; do check "'$arguments' prints '$text': $(tail -c 300 "$dir/output")" says "$text" "$dir/output"; done
+}
+# refuses STATUS "COMMAND…" FRAGMENT…: the command exits with this status and prints only one line, on stderr, with all
+# fragments.
+# shellcheck disable=SC2086
+refuses() {
+    wanted=$1 command=$2
+    shift 2
+    execute $command
+    check "'$command': exit status $status, expected $wanted" [ $status -eq "$wanted" ]
+    refused "$@"
 }
 # has PACKAGE…: true if Python finds all of them, without importing them: torch takes seconds.
 has() {
@@ -58,11 +81,10 @@ sys.exit(any(u.find_spec(package) is None for package in sys.argv[1:]))' "$@" 2>
 says() { grep -qF -e "$1" "$2"; }
 one_line() { [ "$(wc -l <"$1")" -eq 1 ]; }
 empty() { [ ! -s "$1" ]; }
-refused_alone() { one_line stderr && empty stdout; }
-# refused FRAGMENT…: the last run printed one line on stderr with all fragments, and nothing on stdout.
 refused() {
-    check "one line on stderr, none on stdout: $(cat stderr)" refused_alone
-    for fragment in "$@"; do check "the error contains '$fragment': $(cat stderr)" says "$fragment" stderr; done
+    check "one line on stderr: $(cat "$dir/stderr")" one_line "$dir/stderr"
+    check "nothing on stdout: $(head -c 300 "$dir/stdout")" empty "$dir/stdout"
+    for text; do check "the error contains '$text': $(cat "$dir/stderr")" says "$text" "$dir/stderr"; done
 }
 # The columns of a log that do not contain times.
 timeless() { cut -d, -f1-6 "$1"; }

@@ -16,33 +16,49 @@ add_metadata() {
 printable() {
     iconv -f UTF-8 -t UTF-8 "$1" >/dev/null 2>&1 && ! LC_ALL=C grep -q "$(printf '[\001-\010\013-\037\177]')" "$1"
 }
-# seconds N COMMAND…: runs the command with at most N seconds of CPU time.
-seconds() (ulimit -t "$1" && shift && exec "$@")
+# seconds N ARGUMENTS…: runs the binary with at most N seconds of CPU time.
+seconds() (ulimit -t "$1" && shift && exec "$binary" "$@")
+# says_little STATUS ARGUMENTS…: the command ends with this status and prints only printable text.
+says_little() {
+    wanted=$1
+    shift
+    execute tost "$@"
+    check "'$*': exit status $status, expected $wanted: $(cat stderr)" [ $status -eq "$wanted" ]
+    check "'$*': stdout is printable" printable stdout
+    check "'$*': stderr is printable" printable stderr
+}
+printf 'caf\351\n' >raw
+printable raw && check "the test finds a byte that is not UTF-8" false
 
 # ---------------------------------------------------------------------------------------------
 # File names that are not UTF-8, or contain control characters: a resumed run must find its data again
 
 : >vocab.bpe
 awk 'BEGIN { for (i = 0; i < 2000; i++) printf "%d and ", i * i }' >text.txt
-run tokenize --tokenizer vocab.bpe --val-frac 0 --out plain --quiet text.txt
 for name in "$(printf 'caf\351')" "$(printf 'a\nb\tc\033[31m')" "$(printf '\303\251\343\202\202 \\xff \302\205')"; do
     mkdir "$name"
-    cp plain_train_000000.bin vocab.bpe "$name"
+    cp vocab.bpe "$name"
+    says_little 0 tokenize --tokenizer vocab.bpe --val-frac 0 --out "$name/x" text.txt
     # shellcheck disable=SC2086  # a list of options
-    run --data "$name/plain_train_000000.bin" $sizes --steps 2 --sample-tokens 4 --out "$name/run"
-    check "the output of a run in '$name' is printable" printable stdout
+    says_little 0 --data "$name/x_train_000000.bin" $sizes --steps 2 --sample-tokens 4 --out "$name/run"
     sed -n "s|^continue *$binary ||p" stdout >command
-    run --resume --out "$name/run" --steps 3
-    check "the output of a resumed run in '$name' is printable" printable stdout
+    says_little 0 --resume --out "$name/run" --steps 3
     check "a run in '$name' is resumed with its data and tokenizer" [ -f "$name/run/step_00000003/model.safetensors" ]
     check "the printed command to continue works: $(cat command)" sh -c "'$binary' $(cat command) --quiet" 2>stderr
-    run info "$name/run"
-    check "info of a run in '$name' is printable" printable stdout
+    says_little 0 info "$name/run"
+    says_little 0 eval --model "$name/run" --data "$name/x_train_000000.bin"
+    says_little 0 inspect --model "$name/run" --text x --out "$name/inspected"
 done
+name=$(printf 'x\033[31m')
+ln -s "$binary" "$name"
+"./$name" --data "$name" --help >stdout
+check "--help with a hostile program name and value is printable" printable stdout
+check "--help shows the program name escaped" says 'x\x1b[31m' stdout
 
 # ---------------------------------------------------------------------------------------------
 # A checkpoint whose metadata would control the terminal
 
+run tokenize --tokenizer vocab.bpe --val-frac 0 --out plain --quiet text.txt
 # shellcheck disable=SC2086
 run --data plain_train_000000.bin $sizes --steps 2 --out run --quiet
 evil='\u001b]0;owned\u0007\u009b31m\u202e\r\nline\u0000\u00ff'
@@ -53,40 +69,13 @@ for part in model optimizer; do
     add_metadata evil/step_00000002/$part.safetensors \
         "\"tokenizer\":\"$evil\",\"option.data\":\"$evil.bin\",\"option.$evil\":\"$evil\","
 done
-# says_little STATUS ARGUMENTS…: the command ends with this status and prints only printable text.
-says_little() {
-    wanted=$1
-    shift
-    "$binary" "$@" >stdout 2>stderr </dev/null
-    status=$?
-    check "$* of a hostile checkpoint: exit status $status, expected $wanted: $(cat stderr)" [ $status -eq "$wanted" ]
-    check "$*: stdout is printable" printable stdout
-    check "$*: stderr is printable" printable stderr
-}
 says_little 0 info evil
 check "info shows the metadata escaped" says '\x1b]0;owned\x07\xc2\x9b31m\xe2\x80\xae\r\nline\xff' stdout
-says_little 1 sample --model evil
-check "an error is one line" one_line stderr
 says_little 0 eval --model evil --data plain_train_000000.bin
 says_little 1 inspect --model evil --text x --out inspected
 says_little 1 --resume --out evil --steps 3
 check "an error is one line" one_line stderr
 says_little 0 --init evil --data plain_train_000000.bin --steps 1 --seq 8 --batch 2 --total-batch 16 --out tuned
-name=$(printf 'x\033[31m')
-mkdir "$name"
-says_little 0 tokenize --tokenizer vocab.bpe --val-frac 0 --out "$name/y" text.txt
-says_little 0 inspect --model run --text x --out "$name/inspected"
-cp -R run "$name/run"
-says_little 0 sample --model "$name/run" --tokens 1 --temperature 0 --prompt x
-says_little 0 eval --model "$name/run" --data "$name/y_train_000000.bin"
-ln -s "$binary" "$name/$name"
-"$name/$name" --help >stdout
-check "--help with a hostile program name is printable" printable stdout
-check "--help shows the program name escaped" says 'x\x1b[31m' stdout
-run --data "$name" --help
-check "--help with a hostile value is printable" printable stdout
-printf 'caf\351\n' >raw
-printable raw && check "the test finds a byte that is not UTF-8" false
 
 # ---------------------------------------------------------------------------------------------
 # Files with many entries: linear searches would take minutes
@@ -94,8 +83,7 @@ printable raw && check "the test finds a byte that is not UTF-8" false
 many=$(awk 'BEGIN { for (i = 0; i < 200000; i++) printf "\"x%d\":\"%d\",", i, i }')
 cp -R run many
 for part in model optimizer; do add_metadata many/step_00000002/$part.safetensors "$many"; done
-seconds 20 "$binary" --resume --out many --steps 3 --quiet >stdout 2>stderr
-check "a run with 200,000 metadata entries is resumed in seconds: $(head -c 300 stderr)" [ -d many/step_00000003 ]
+succeeds seconds 20 --resume --out many --steps 3 --quiet
 awk 'function tensor(name, shape, n) {
          printf "%s\"%s\":{\"dtype\":\"F32\",\"shape\":[%s],\"data_offsets\":[%d,%d]}", at ? "," : "{", name, shape,
                 at, at + 4 * n
@@ -105,31 +93,14 @@ awk 'function tensor(name, shape, n) {
          tensor("transformer.wte.weight", "1,1", 1); tensor("transformer.wpe.weight", "1,1", 1)
          for (i = 0; i < 10000; i++) {
              h = "transformer.h." i "."
-             tensor(h "gamma1", "1", 1); tensor(h "gamma2", "1", 1); tensor(h "ln_1.weight", "1", 1)
+             split("gamma1 gamma2 ln_1.weight ln_2.weight", one, " "); for (k in one) tensor(h one[k], "1", 1)
              tensor(h "attn.temp", "1,1", 1); tensor(h "attn.denom_bias", "1,1,1", 1)
              tensor(h "attn.c_attn.weight", "1,1", 1); tensor(h "attn.c_proj.weight", "1,1", 1)
-             tensor(h "ln_2.weight", "1", 1); tensor(h "mlp.c_fc.weight", "4,1", 4)
-             tensor(h "mlp.c_proj.weight", "1,4", 4)
+             tensor(h "mlp.c_fc.weight", "4,1", 4); tensor(h "mlp.c_proj.weight", "1,4", 4)
          }
          tensor("transformer.ln_f.weight", "1", 1); tensor("stranger", "1", 1)
          print "}"
      }' >header
 { little 8 "$(wc -c <header)"; cat header; head -c $((4 * (4 + 10000 * 16))) /dev/zero; } >deep.safetensors
-seconds 10 "$binary" info deep.safetensors >stdout 2>stderr
-check "a file of 10,000 layers with an unknown tensor is refused in seconds: $(head -c 300 stderr)" \
-    says "tensor 'stranger' does not belong to this model" stderr
-
-# ---------------------------------------------------------------------------------------------
-# A checkpoint with a NaN under a valid CRC is never suggested
-
-cp -R run nan
-run --resume --out nan --steps 3 --quiet
-for step in 2 3; do
-    sed 's/"format_version"/"format_vorsion"/; s/"crc32"/"crc33"/' nan/step_0000000$step/model.safetensors >edited
-    head -c -4 edited >nan/step_0000000$step/model.safetensors
-    printf '\377\377\377\377' >>nan/step_0000000$step/model.safetensors
-done
-"$binary" eval --model nan --data plain_train_000000.bin >stdout 2>stderr
-check "a NaN is reported: $(cat stderr)" says "'transformer.ln_f.weight' has nan at [3]" stderr
-check "a checkpoint with a NaN is not suggested" [ ! "$(grep -o 'nan/step_00000002' stderr)" ]
+refuses 1 "seconds 10 info deep.safetensors" "tensor 'stranger' does not belong to this model"
 finish

@@ -15,6 +15,7 @@ unset TERM COLUMNS POSIXLY_CORRECT
 mkdir bin template case
 ln -s "$binary" bin/tost
 PATH=$dir/bin:$PATH
+unset -f tost   # the link, which gives messages a short name
 
 # ---------------------------------------------------------------------------------------------
 # Helpers for set-up lines and commands
