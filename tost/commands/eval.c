@@ -308,9 +308,7 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
         begin_json(&json, model, o, w);
         ok = score(&r, &json, &e, err);
         end_json(&json, o, &r, w->T);
-        ok = ok && (isfinite(r.loss.x)
-                    || tost_error(err, "%s: the loss is not finite; the weights have diverged: use an "
-                                  "earlier checkpoint", model->file));
+        ok = ok && loaded_model_check_loss(model, r.loss.x, err);
     }
     ok = json_file_close(&json, ok, err) && ok;
     if (ok && first) print_score(&r);

@@ -1,14 +1,12 @@
 // eval_task.c: scores examples in batches with the recurrent decode and prints accuracy and loss.
 #include "commands/eval_task.h"
 
-#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/error.h"
 #include "base/json_write.h"
 #include "base/memory.h"
 #include "base/text.h"
@@ -19,6 +17,7 @@
 
 enum { WITHIN = 10 };   // tokens generated after the context of an example with one choice
 
+// All zero on the ranks that have not computed it.
 typedef struct {
     double   nats[MAX_CHOICES];   // negative log-likelihood of each choice
     int      exact;               // 1: greedy decoding gives the only choice
@@ -31,7 +30,7 @@ typedef struct { int choices, context, longest, index, first; } Key;
 
 typedef struct {
     LoadedModel*     model;
-    TostComm*        comm;         // ranks share the batches
+    const Options*   o;
     const Tokenizer* tokenizer;
     Examples         examples;
     bool             single;       // examples have one choice
@@ -43,32 +42,33 @@ typedef struct {
     int              max_seq;
 } TaskRun;
 
+static const Example* example_of(const TaskRun* r, const Key* key) { return &r->examples.example[key->index]; }
+
 // ---------------------------------------------------------------------------------------------
 // Order of processing: examples with contexts of equal length are batched, so that contexts need no padding
 
 static int compare_keys(const void* x, const void* y) {
-    int a[sizeof(Key) / sizeof(int)], b[countof(a)], i = 0;
-    memcpy(a, x, sizeof a);
-    memcpy(b, y, sizeof b);
-    while (i + 1 < (int)countof(a) && a[i] == b[i]) i++;
+    const int *a = x, *b = y;
+    size_t i = 0;
+    while (i + 1 < sizeof(Key) / sizeof *a && a[i] == b[i]) i++;
     return (a[i] > b[i]) - (a[i] < b[i]);
 }
 
 // Adds choices first … first + choices - 1 of an example. Truncates the context on the left so that it and the longest
 // of them fit in `limit`: the last context token is an input of the scoring pass, since it predicts the first token of
 // each choice; so a sequence has context - 1 + longest positions.
-static bool add_key(TaskRun* r, int index, int first, int choices, const Options* o, TostError* err) {
+static bool add_key(TaskRun* r, int index, int first, int choices, TostError* err) {
     const Example* e = &r->examples.example[index];
     int longest = 0;
     for (int i = first; i < first + choices; i++) longest = e->length[i] > longest ? e->length[i] : longest;
     if (longest > r->limit)
         return tost_error(err, "%s line %d: a choice of %d tokens, but sequences have at most %d; use a longer --seq "
-                          "or another model", o->task, e->line, longest, r->limit);
+                          "or another model", r->o->task, e->line, longest, r->limit);
     const int room = r->limit + 1 - longest, context = e->context < room ? e->context : room;
     // As in lm-evaluation-harness, each choice follows as much of the context as fits with it.
     if (context < e->context && choices > 1) {
         for (int i = first; i < first + choices; i++)
-            if (!add_key(r, index, i, 1, o, err)) return false;
+            if (!add_key(r, index, i, 1, err)) return false;
         return true;
     }
     r->key[r->n_keys++] = (Key){choices, context, longest, index, first};
@@ -77,19 +77,19 @@ static bool add_key(TaskRun* r, int index, int first, int choices, const Options
     return true;
 }
 
-static bool plan(TaskRun* r, const Options* o, TostError* err) {
+static bool plan(TaskRun* r, TostError* err) {
     const Examples* e = &r->examples;
     r->single = e->choices == 1;
     r->outcome = xcalloc(e->count, sizeof *r->outcome);
     r->key = xcalloc(e->count * (size_t)e->choices, sizeof *r->key);
     r->max_seq = 1;
     for (size_t i = 0; i < e->count; i++)
-        if (!add_key(r, (int)i, 0, e->example[i].choices, o, err)) return false;
+        if (!add_key(r, (int)i, 0, e->example[i].choices, err)) return false;
     qsort(r->key, r->n_keys, sizeof *r->key, compare_keys);
     // Default batch: enough rows for efficient matrix products at moderate memory use.
     enum { ROWS = 8192, MAX_BATCH = 64 };
     const int by_rows = ROWS / r->max_seq < MAX_BATCH ? ROWS / r->max_seq : MAX_BATCH;
-    const int sequences = option_given(o, "batch") ? o->batch : by_rows;
+    const int sequences = option_given(r->o, "batch") ? r->o->batch : by_rows;
     r->batch = sequences > e->choices ? sequences / e->choices : 1;
     if ((size_t)r->batch > e->count) r->batch = (int)e->count;
     return options_check_pass(r->batch * e->choices, r->max_seq, 0, err);
@@ -112,8 +112,8 @@ static void read_contexts(const TaskRun* r, const Key* key, int n) {
     const int T = key->context - 1;
     int32_t* prompts = xmalloc(((size_t)n * T + 1) * sizeof *prompts);
     for (int i = 0; i < n; i++) {
-        const Example* e = &r->examples.example[key[i].index];
-        for (int t = 0; t < T; t++) prompts[(size_t)i * T + t] = (int32_t)e->ids[e->context - key->context + t];
+        const Example* e = example_of(r, &key[i]);
+        memcpy(prompts + (size_t)i * T, e->ids + e->context - key->context, (size_t)T * sizeof *prompts);
     }
     pieces_begin(&r->model->pieces, n);
     pieces_read(NULL, &r->model->pieces, prompts, T);
@@ -130,16 +130,14 @@ static bool score_choices(TaskRun* r, const Key* key, int n) {
     double* losses = xmalloc(rows * sizeof *losses);
     for (size_t row = 0; row < rows; row++) targets[row] = -1;
     for (int i = 0; i < n; i++) {
-        const Example* e = &r->examples.example[key[i].index];
+        const Example* e = example_of(r, &key[i]);
         const uint32_t* ids = e->ids + e->context;
         for (int c = 0; c < key[i].first; c++) ids += e->length[c];
-        for (int c = 0; c < E; c++) {
-            const size_t row = ((size_t)i * E + c) * T;
-            const int length = e->length[key[i].first + c];
+        for (int c = 0; c < E; ids += e->length[key[i].first + c++]) {
+            const size_t row = ((size_t)i * E + c) * T, length = (size_t)e->length[key[i].first + c];
             tokens[row] = (int32_t)e->ids[e->context - 1];
-            for (int k = 1; k < length; k++) tokens[row + k] = (int32_t)ids[k - 1];
-            for (int k = 0; k < length; k++) targets[row + k] = (int32_t)ids[k];
-            ids += length;
+            memcpy(tokens + row + 1, ids, (length - 1) * sizeof *ids);
+            memcpy(targets + row, ids, length * sizeof *ids);
         }
     }
     pieces_score(losses, &r->model->pieces, tokens, targets, E, T);
@@ -164,7 +162,7 @@ static bool generate_greedily(TaskRun* r, const Key* key, int n) {
     int steps = WITHIN;
     bool finite = true;
     for (int i = 0; i < n; i++) {
-        const Example* e = &r->examples.example[key[i].index];
+        const Example* e = example_of(r, &key[i]);
         r->outcome[key[i].index].exact = 1;
         steps = key[i].longest > steps ? key[i].longest : steps;
         tokens[i] = (int32_t)e->ids[e->context - 1];
@@ -172,7 +170,7 @@ static bool generate_greedily(TaskRun* r, const Key* key, int n) {
     for (int s = 0; s < steps && s < room && finite; s++) {
         pieces_read(logits, &r->model->pieces, tokens, 1);
         for (int i = 0; i < n; i++) {
-            const Example* e = &r->examples.example[key[i].index];
+            const Example* e = example_of(r, &key[i]);
             Outcome* out = &r->outcome[key[i].index];
             tokens[i] = argmax(logits + (size_t)i * V, n_ids);
             finite = finite && tokens[i] >= 0;
@@ -185,31 +183,18 @@ static bool generate_greedily(TaskRun* r, const Key* key, int n) {
     return finite;
 }
 
-static int work_of(const Key* key) { return key->context + key->choices * key->longest; }
-
-// Every number of the outcomes was computed by one rank and is 0 on the others: adds them up.
+// Every byte of the outcomes was computed by one rank and is 0 on the others.
 static void share_outcomes(TaskRun* r) {
-    const size_t ranks = (size_t)comm_size(r->comm), n = r->examples.count;
-    if (ranks == 1) return;
-    Outcome* all = xmalloc(ranks * n * sizeof *all);
-    comm_allgather(r->comm, all, r->outcome, n * sizeof *all);
-    memset(r->outcome, 0, n * sizeof *all);
-    for (size_t i = 0; i < ranks * n; i++) {
-        Outcome* out = &r->outcome[i % n];
-        for (int c = 0; c < MAX_CHOICES; c++) out->nats[c] += all[i].nats[c];
-        for (int k = 0; k < WITHIN; k++) out->text[k] += all[i].text[k];
-        out->exact += all[i].exact;
-        out->written += all[i].written;
-    }
+    const size_t ranks = (size_t)comm_size(r->o->comm), bytes = r->examples.count * sizeof *r->outcome;
+    uint8_t *all = xmalloc(ranks * bytes), *own = (uint8_t*)r->outcome;
+    comm_allgather(r->o->comm, all, own, bytes);
+    for (size_t i = 0; i < ranks * bytes; i++) own[i % bytes] |= all[i];
     free(all);
 }
 
 static bool score_all(TaskRun* r, TostError* err) {
-    const int rank = comm_rank(r->comm), ranks = comm_size(r->comm);
-    double work = 0, done = 0;
-    for (size_t i = 0; i < r->n_keys; i++) work += work_of(&r->key[i]);
+    const int rank = comm_rank(r->o->comm), ranks = comm_size(r->o->comm);
     Progress progress = progress_new(stderr, rank != 0);
-    Ratio loss = {0};
     bool finite = true;
     int turn = 0;
     for (size_t first = 0; first < r->n_keys && finite; turn = (turn + 1) % ranks) {
@@ -219,19 +204,10 @@ static bool score_all(TaskRun* r, TostError* err) {
         if (turn != rank) continue;
         read_contexts(r, key, n);
         finite = score_choices(r, key, n) && (!r->single || generate_greedily(r, key, n));
-        for (int i = 0; i < n; i++) {
-            const Example* e = &r->examples.example[key[i].index];
-            if (e->answer >= key[i].first && e->answer < key[i].first + key[i].choices)
-                ratio_add(&loss, r->outcome[key[i].index].nats[e->answer], e->length[e->answer]);
-            done += work_of(&key[i]);
-        }
-        progress_show(&progress, fmin(1, done * ranks / work), "loss %.4f", ratio_value(&loss));
+        progress_show(&progress, (double)first / (double)r->n_keys, "contexts of %d tokens", key->context);
     }
     progress_erase(&progress);
-    if (!finite)
-        tost_error(err, "%s: the loss is not finite; the weights have diverged: use an earlier checkpoint",
-                   r->model->file);
-    if (!comm_agree(r->comm, finite, err)) return false;
+    if (!comm_agree(r->o->comm, loaded_model_check_loss(r->model, finite ? 0 : NAN, err), err)) return false;
     share_outcomes(r);
     return true;
 }
@@ -240,29 +216,21 @@ static bool score_all(TaskRun* r, TostError* err) {
 // Metrics
 
 typedef enum { EXACT, CONTAINED, BY_SUM, BY_CHAR, BY_TOKEN } Rule;   // how an example is judged to be correct
-typedef struct { const char* name; Rule rule; const char* about; } Metric;
-typedef struct { const Metric* metric; int n; } Metrics;
 
-static Metrics metrics_of(const TaskRun* r) {
-    static const Metric of_word[] = {
-        {"accuracy", EXACT, "greedy decoding gives the choice (lm-evaluation-harness: acc of LAMBADA)"},
-        {"accuracy_within_10", CONTAINED, "10 greedy tokens contain it (ToST's eval_lambada.py)"},
-    };
-    static const Metric of_choice[] = {
-        {"acc", BY_SUM, "highest log-likelihood (lm-evaluation-harness: acc)"},
-        {"acc_norm", BY_CHAR, "highest log-likelihood per character (lm-evaluation-harness: acc_norm)"},
-        {"acc_token", BY_TOKEN, "highest log-likelihood per token (llm.c, build-nanogpt)"},
-    };
-    return r->single ? (Metrics){of_word, countof(of_word)} : (Metrics){of_choice, countof(of_choice)};
-}
+static const struct { const char* name; bool single; Rule rule; const char* about; } metrics[] = {
+    {"accuracy", true, EXACT, "greedy decoding gives the choice (lm-evaluation-harness: acc of LAMBADA)"},
+    {"accuracy_within_10", true, CONTAINED, "10 greedy tokens contain it (ToST's eval_lambada.py)"},
+    {"acc", false, BY_SUM, "highest log-likelihood (lm-evaluation-harness: acc)"},
+    {"acc_norm", false, BY_CHAR, "highest log-likelihood per character (lm-evaluation-harness: acc_norm)"},
+    {"acc_token", false, BY_TOKEN, "highest log-likelihood per token (llm.c, build-nanogpt)"},
+};
 
 // The choice with the smallest loss; the first one on ties.
 static int best_choice(const Example* e, const Outcome* out, Rule rule) {
     int best = 0;
     double least = INFINITY;
     for (int i = 0; i < e->choices; i++) {
-        const int size = rule == BY_TOKEN ? e->length[i] : rule == BY_CHAR ? e->chars[i] : 1;
-        const double loss = out->nats[i] / size;
+        const double loss = out->nats[i] / (rule == BY_TOKEN ? e->length[i] : rule == BY_CHAR ? e->chars[i] : 1);
         if (loss < least) {
             least = loss;
             best = i;
@@ -272,29 +240,21 @@ static int best_choice(const Example* e, const Outcome* out, Rule rule) {
 }
 
 static Bytes text_of(const TaskRun* r, const uint32_t* ids, int n) {
-    Bytes text = {xstrdup(""), 0};
+    Bytes text;
+    FILE* out = open_memstream(&text.data, &text.size);
     for (int i = 0; i < n; i++) {
         size_t len;
         const char* piece = tokenizer_piece(r->tokenizer, ids[i], &len);
-        text.data = xrealloc(text.data, text.size + len + 1);
-        memcpy(text.data + text.size, piece, len);
-        text.size += len;
+        fwrite(piece, 1, len, out);
     }
-    text.data[text.size] = 0;
+    fclose(out);
     return text;
-}
-
-static void lower(Bytes text) {
-    for (size_t i = 0; i < text.size; i++) text.data[i] = (char)tolower((unsigned char)text.data[i]);
 }
 
 // As in the published script, upper and lower case (of ASCII) are the same, and the text of <|endoftext|> counts.
 static bool contains_word(const TaskRun* r, const Example* e, const Outcome* out) {
     Bytes text = text_of(r, out->text, out->written), word = text_of(r, e->ids + e->context, e->length[0]);
-    const size_t space = strspn(word.data, " \t\r\n");
-    lower(text);
-    lower(word);
-    const bool found = memmem(text.data, text.size, word.data + space, word.size - space) != NULL;
+    const bool found = strcasestr(text.data, word.data + strspn(word.data, " \t\r\n")) != NULL;
     free(text.data);
     free(word.data);
     return found;
@@ -310,7 +270,6 @@ static bool is_correct(const TaskRun* r, size_t i, Rule rule) {
 static void write_example(JsonFile* json, const TaskRun* r, size_t i) {
     const Example* e = &r->examples.example[i];
     const Outcome* out = &r->outcome[i];
-    const Metrics all = metrics_of(r);
     json_put_open(json, NULL, '{');
     json_put_int(json, "line", e->line);
     json_put_int(json, "context", e->context);
@@ -326,18 +285,21 @@ static void write_example(JsonFile* json, const TaskRun* r, size_t i) {
         json_put_bytes(json, "written", text.data, text.size);
         free(text.data);
     }
-    for (int f = 0; f < all.n; f++) json_put_bool(json, all.metric[f].name, is_correct(r, i, all.metric[f].rule));
+    for (size_t m = 0; m < countof(metrics); m++)
+        if (metrics[m].single == r->single) json_put_bool(json, metrics[m].name, is_correct(r, i, metrics[m].rule));
     json_put_close(json, '}');
 }
 
-static void report_metric(JsonFile* json, const TaskRun* r, const Metric* f) {
+static void report_metric(JsonFile* json, const TaskRun* r, size_t m) {
+    const int64_t n = (int64_t)r->examples.count;
     int64_t hits = 0;
-    for (size_t i = 0; i < r->examples.count; i++) hits += is_correct(r, i, f->rule);
-    const double share = (double)hits / (double)r->examples.count;
-    const Interval interval = share_interval(hits, (int64_t)r->examples.count);
-    printf("%-20s  %.4f  (95%%: %.4f to %.4f)  %s\n", f->name, share, interval.low, interval.high, f->about);
-    char* key = xasprintf("%s_95", f->name);
-    json_put_real(json, f->name, share);
+    for (int64_t i = 0; i < n; i++) hits += is_correct(r, (size_t)i, metrics[m].rule);
+    const double share = (double)hits / (double)n;
+    const Interval interval = share_interval(hits, n);
+    printf("%-20s  %.4f  (95%%: %.4f to %.4f)  %s\n", metrics[m].name, share, interval.low, interval.high,
+           metrics[m].about);
+    char* key = xasprintf("%s_95", metrics[m].name);
+    json_put_real(json, metrics[m].name, share);
     json_put_open(json, key, '[');
     json_put_real(json, NULL, interval.low);
     json_put_real(json, NULL, interval.high);
@@ -349,7 +311,7 @@ static void report_perplexity(JsonFile* json, const char* name, const char* key,
     const double value = ratio_value(r), error = ratio_error(r);
     printf("%-20s  %.4f", name, exp(value));
     if (isfinite(error)) printf("  (95%%: %.4f to %.4f)", exp(value - error), exp(value + error));
-    printf("%s%s\n", *about ? "  " : "", about);
+    printf("%s\n", about);
     json_put_real(json, key, exp(value));
 }
 
@@ -357,9 +319,8 @@ static void report_loss(JsonFile* json, const TaskRun* r) {
     Ratio by_token = {0}, by_word = {0};
     for (size_t i = 0; i < r->examples.count; i++) {
         const Example* e = &r->examples.example[i];
-        const double nats = r->outcome[i].nats[e->answer];
-        ratio_add(&by_token, nats, e->length[e->answer]);
-        ratio_add(&by_word, nats, 1);
+        ratio_add(&by_token, r->outcome[i].nats[e->answer], e->length[e->answer]);
+        ratio_add(&by_word, r->outcome[i].nats[e->answer], 1);
     }
     const double error = ratio_error(&by_token);
     printf("%-20s  %.4f", "loss", ratio_value(&by_token));
@@ -369,19 +330,19 @@ static void report_loss(JsonFile* json, const TaskRun* r) {
     json_put_real(json, "loss_95", error);
     if (r->single)
         report_perplexity(json, "perplexity per word", "perplexity_word", &by_word,
-                          "(lm-evaluation-harness: perplexity)");
+                          "  (lm-evaluation-harness: perplexity)");
     report_perplexity(json, "perplexity per token", "perplexity_token", &by_token, "");
 }
 
-static void report(JsonFile* json, const TaskRun* r, const Options* o, double seconds) {
-    const Metrics all = metrics_of(r);
-    json_put_text(json, "file", o->task);
+static void report(JsonFile* json, const TaskRun* r, double seconds) {
+    json_put_text(json, "file", r->o->task);
     json_put_text(json, "model", r->model->file);
     json_put_int(json, "step", r->model->info.step);
     json_put_text(json, "tokenizer", tokenizer_path(r->tokenizer));
     json_put_int(json, "seq", r->limit);
     json_put_int(json, "examples", (int64_t)r->examples.count);
-    for (int f = 0; f < all.n; f++) report_metric(json, r, &all.metric[f]);
+    for (size_t m = 0; m < countof(metrics); m++)
+        if (metrics[m].single == r->single) report_metric(json, r, m);
     report_loss(json, r);
     printf("%-20s  %zu in %.1f s\n", "examples", r->examples.count, seconds);
     json_put_open(json, "example", '[');
@@ -393,11 +354,11 @@ static void report(JsonFile* json, const TaskRun* r, const Options* o, double se
 
 bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     const bool first = comm_rank(o->comm) == 0;   // the rank that writes
-    TaskRun r = {.model = model, .comm = o->comm, .limit = o->seq ? o->seq : model->info.config.block_size};
+    TaskRun r = {.model = model, .o = o, .limit = o->seq ? o->seq : model->info.config.block_size};
     JsonFile json = {0};
     Tokenizer* tokenizer = loaded_model_tokenizer(model, o, err);
     r.tokenizer = tokenizer;
-    bool ok = tokenizer && examples_read(&r.examples, o->task, tokenizer, err) && plan(&r, o, err)
+    bool ok = tokenizer && examples_read(&r.examples, o->task, tokenizer, err) && plan(&r, err)
               && loaded_model_create(model, o, r.batch * r.examples.choices, r.max_seq, false, err)
               && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
     ok = comm_agree(o->comm, ok, err)
@@ -408,7 +369,7 @@ bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
                    r.examples.count);
     const double start = now_seconds();
     ok = ok && score_all(&r, err);
-    if (ok && first) report(&json, &r, o, now_seconds() - start);
+    if (ok && first) report(&json, &r, now_seconds() - start);
     ok = json_file_close(&json, ok, err) && ok;
     free(r.outcome);
     free(r.key);

@@ -150,10 +150,7 @@ static bool write_file(double* sum, const char* path, LoadedModel* m, const Toke
         *sum = score_tokens(loss, m, k);
         const TostPiece whole = {.inputs = k->ids, .B = 1, .T = k->T};
         m->engine->forward(m->model, &whole, TOST_NO_STATE, TOST_NO_STATE);
-        ok = (isfinite(*sum)
-              || tost_error(err, "%s: the loss is not finite; the weights have diverged: use an earlier checkpoint",
-                            m->file))
-             && append_all(&w, m, k, loss, err);
+        ok = loaded_model_check_loss(m, *sum, err) && append_all(&w, m, k, loss, err);
     }
     if (!ok) st_abandon(&w);
     ok = ok && st_finish(&w, err);

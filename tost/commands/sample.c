@@ -167,13 +167,8 @@ static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
     options.max_batch = texts < MAX_TEXTS_TOGETHER ? (int)texts : MAX_TEXTS_TOGETHER;
     while (options.max_batch > 1 && m->engine->memory(&m->info.config, &options) > one + SPARE_BYTES)
         options.max_batch--;
-    bool ok = loaded_model_create(m, o, options.max_batch, options.max_piece, false, err);
-    while (!ok && !m->model && options.max_batch > 1) {
-        options.max_batch /= 2;
-        ok = loaded_model_create(m, o, options.max_batch, options.max_piece, false, err);
-    }
     s->together = options.max_batch;
-    return ok;
+    return loaded_model_create(m, o, options.max_batch, options.max_piece, false, err);
 }
 
 static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Prompts* prompts,
@@ -208,13 +203,10 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
 // ---------------------------------------------------------------------------------------------
 // Prompts
 
-static void report_line(void* options, const TostError* line) { print_error(options, line); }
-
-// Reads --prompts, or makes --prompt the only one. Reports invalid lines and counts them in *bad.
-static bool read_prompts(Prompts* prompts, size_t* bad, const Options* o, TostError* err) {
+// Reads --prompts, or makes --prompt the only one.
+static bool read_prompts(Prompts* prompts, const Options* o, TostError* err) {
     Bytes text = {0};
-    *bad = 0;
-    if (o->prompts) return prompts_read(prompts, bad, o->prompts, report_line, (void*)o, err);
+    if (o->prompts) return prompts_read(prompts, o->prompts, err);
     if (o->prompt
         && !read_text(&text, "--prompt", o->prompt, "; leave it out to start without a prompt", err)) {
         free(text.data);
@@ -229,14 +221,12 @@ int command_sample(const Options* o, const TostEngine* engine) {
     TostError err;
     LoadedModel m;
     Prompts prompts = {0};
-    size_t bad = 0;
     Tokenizer* tokenizer = NULL;
     const bool ok = loaded_model_find(&m, o, engine, &err) && (tokenizer = loaded_model_tokenizer(&m, o, &err))
-                    && read_prompts(&prompts, &bad, o, &err)
+                    && read_prompts(&prompts, o, &err)
                     && (prompts.count == 0 || sample(&m, tokenizer, o, &prompts, &err));
     prompts_free(&prompts);
     tokenizer_free(tokenizer);
     loaded_model_free(&m);
-    if (!ok) return command_failed(o, &err);
-    return bad > 0 ? STATUS_FAILED : 0;
+    return ok ? 0 : command_failed(o, &err);
 }

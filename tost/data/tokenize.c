@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -24,8 +23,7 @@
 #include "base/rng.h"
 #include "base/signals.h"
 #include "base/text.h"
-#include "data/shard_writer.h"
-#include "data/shards.h"
+#include "data/lines.h"
 #include "data/tokenizer.h"
 
 enum {
@@ -47,7 +45,7 @@ typedef struct {
 typedef struct {
     const char* json;
     size_t      n;
-    uint64_t    number;     // 1-based
+    size_t      number;     // 1-based
     char*       text;       // room for n + 1 bytes
     size_t      n_text;
 } Line;
@@ -153,33 +151,6 @@ static bool finish_batch(Job* job, TostError* err) {
 
 // ---------------------------------------------------------------------------------------------
 // Reading
-
-bool text_check_head(size_t* skip, const char* name, const char* head, size_t n, TostError* err) {
-    static const char mark[] = "\xef\xbb\xbf";
-    static const struct { const char *magic, *kind, *filter; } kinds[] = {
-        {"\x1f\x8b", "compressed by gzip", "gzip -dc"},
-        {"\xfd" "7zXZ", "compressed by xz", "xz -dc"},
-        {"\x28\xb5\x2f\xfd", "compressed by zstd", "zstd -dc"},
-        {"\x04\x22\x4d\x18", "compressed by lz4", "lz4 -dc"},
-        {"BZh91AY", "compressed by bzip2", "bzip2 -dc"},
-        {"PK\x03\x04", "a zip archive", "unzip -p"},
-        {"\xff\xfe", "UTF-16 instead of UTF-8", "iconv -f UTF-16 -t UTF-8"},
-        {"\xfe\xff", "UTF-16 instead of UTF-8", "iconv -f UTF-16 -t UTF-8"},
-    };
-    for (size_t i = 0; i < countof(kinds); i++) {
-        const size_t len = strlen(kinds[i].magic);
-        if (n >= len && memcmp(head, kinds[i].magic, len) == 0)
-            return tost_error(err, "%s: %s; pipe it through a filter: %s FILE | … -", name, kinds[i].kind,
-                              kinds[i].filter);
-    }
-    if (n >= 5 && memcmp(head, "PAR1\x15", 5) == 0)
-        return tost_error(err, "%s: a Parquet file, not text; write its text as JSONL first", name);
-    if (shard_begins(head, n)) return tost_error(err, "%s: a token shard, not text; use it as --data", name);
-    if (n > 8 && head[8] == '{' && memcmp(head + 4, "\0\0\0", 4) == 0)   // after the length of its header
-        return tost_error(err, "%s: a safetensors file, not text; give a text file", name);
-    *skip = n >= sizeof mark - 1 && memcmp(head, mark, sizeof mark - 1) == 0 ? sizeof mark - 1 : 0;
-    return true;
-}
 
 // Does not wait for the writer of a FIFO; wait_for_input does.
 static bool source_open(Source* s, const char* path, TostError* err) {
@@ -295,43 +266,33 @@ static bool decode_lines(Job* job, const char* name, TostError* err) {
         #pragma omp critical
         if (i < bad) {
             bad = i;
-            tost_error(err, "%s: line %" PRIu64 ": %s", name, job->lines[i].number, e.text);
+            tost_error(err, "%s: line %zu: %s", name, job->lines[i].number, e.text);
         }
     }
     return bad == SIZE_MAX;
 }
 
-static bool blank(const char* s, size_t n) {
-    size_t i = 0;
-    while (i < n && (s[i] == ' ' || s[i] == '\t' || s[i] == '\r')) i++;
-    return i == n;
-}
-
 // Collects the complete, non-blank lines of s; *number counts the lines of the file. A line's text will be decoded to
 // the same position in text (s->n + 1 bytes). Returns the number of bytes used.
-static size_t collect_lines(Job* job, const Source* s, char* text, uint64_t* number) {
-    size_t p = 0;
+static size_t collect_lines(Job* job, const Source* s, char* text, size_t* number) {
+    const char *end = s->data + s->n, *json;
+    while (!s->end && end > s->data && end[-1] != '\n') end--;
+    Lines lines = {s->data, end, *number};
     job->n_lines = 0;
-    while (p < s->n) {
-        const char* feed = memchr(s->data + p, '\n', s->n - p);
-        if (!feed && !s->end) break;
-        size_t n = feed ? (size_t)(feed - s->data) - p : s->n - p;
-        ++*number;
-        if (!blank(s->data + p, n)) {
-            if (job->n_lines == job->lines_cap) {
-                job->lines_cap = job->lines_cap * 2 + 1024;
-                job->lines = xrealloc(job->lines, job->lines_cap * sizeof *job->lines);
-            }
-            job->lines[job->n_lines++] = (Line){s->data + p, n, *number, text + p, 0};
+    for (size_t n; next_line(&json, &n, &lines);) {
+        if (is_blank(json, n)) continue;
+        if (job->n_lines == job->lines_cap) {
+            job->lines_cap = job->lines_cap * 2 + 1024;
+            job->lines = xrealloc(job->lines, job->lines_cap * sizeof *job->lines);
         }
-        p += n + (feed != NULL);
+        job->lines[job->n_lines++] = (Line){json, n, lines.number, text + (json - s->data), 0};
     }
-    return p;
+    *number = lines.number;
+    return (size_t)(end - s->data);
 }
 
 static bool tokenize_jsonl(Job* job, Source* s, TostError* err) {
-    uint64_t number = 0;
-    size_t used = 0, text_cap = 0;
+    size_t used = 0, text_cap = 0, number = 0;
     char* text = NULL;
     bool ok = true;
     while (ok && !s->end) {
@@ -355,16 +316,10 @@ static bool tokenize_jsonl(Job* job, Source* s, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // The command
 
-static bool has_suffix(const char* name, const char* suffix) {
-    size_t n = strlen(name), m = strlen(suffix);
-    return n >= m && strcasecmp(name + n - m, suffix) == 0;
-}
-
 static bool tokenize_file(Job* job, const char* path, TostError* err) {
     Source s;
     if (!source_open(&s, path, err)) return false;
-    bool jsonl = job->o->jsonl || has_suffix(path, ".jsonl");
-    bool ok = jsonl ? tokenize_jsonl(job, &s, err) : tokenize_text(job, &s, err);
+    const bool ok = job->o->jsonl || named_jsonl(path) ? tokenize_jsonl(job, &s, err) : tokenize_text(job, &s, err);
     source_close(&s);
     return ok;
 }

@@ -32,11 +32,6 @@ typedef struct {
     void*        context;
 } TokenizeOptions;
 
-// Rejects compressed and binary files by their first n bytes, at most TEXT_HEAD_BYTES of them. Returns false with an
-// error, or sets *skip to the length of a UTF-8 byte order mark.
-enum { TEXT_HEAD_BYTES = 16 };
-bool text_check_head(size_t* skip, const char* name, const char* head, size_t n, TostError* err);
-
 // Input files are plain text with documents separated by lines of <|endoftext|> (see document_ends), or, if named
 // *.jsonl or *.JSONL, JSON objects, one per line, with the document in "text"; blank lines are skipped. A document ends
 // at the end of its file. Empty documents are skipped. See text_check_head for what is rejected.

@@ -459,7 +459,7 @@ static bool read_merge(Loader* l, const char* text, size_t n) {
     return true;
 }
 
-static bool read_lines(Loader* l, const char* text, size_t size) {
+static bool read_merges(Loader* l, const char* text, size_t size) {
     static const char version[] = "#version";
     for (size_t p = 0; p < size; l->line++) {
         const char* feed = memchr(text + p, '\n', size - p);
@@ -505,7 +505,7 @@ static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
                           MAX_TOKENS - BYTES - 1);
     Loader l = {.t = t, .err = err, .line = 1};
     prepare(&l, n_lines, file->size);
-    const bool ok = read_lines(&l, file->data, file->size);
+    const bool ok = read_merges(&l, file->data, file->size);
     free(l.pieces);
     if (!ok && file->size > 0 && file->data[0] == '{')
         return tost_error(err, "%s: not a vocab.bpe; dev/data/vocab.py --from FILE --out vocab.bpe converts a "

@@ -1,6 +1,7 @@
 // loaded_model.c: error lines, text arguments, loading trained models and their tokenizers.
 #include "run/loaded_model.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -140,6 +141,11 @@ bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int se
     const bool ok = checkpoint_load_params(&loaded, &m->tensors, &m->weights, err);
     st_close(&m->weights);
     return ok || checkpoint_suggest_older(err, m->file, "--model");
+}
+
+bool loaded_model_check_loss(const LoadedModel* m, double loss, TostError* err) {
+    return isfinite(loss)
+        || tost_error(err, "%s: the loss is not finite; the weights have diverged: use an earlier checkpoint", m->file);
 }
 
 // Finds the tokenizer file named in the checkpoint: at this path or, since the working directory may have changed,

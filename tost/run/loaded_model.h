@@ -57,6 +57,8 @@ typedef struct {
 bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err);
 // training: store the activations of every layer (TostEngineOptions.training).
 bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int seq, bool training, TostError* err);
+// Fails, naming the model, if a loss that it computed is not finite.
+bool loaded_model_check_loss(const LoadedModel* m, double loss, TostError* err);
 // Opens --tokenizer, or by default the checkpoint's tokenizer, whose CRC-32 must match. NULL on error.
 Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err);
 void loaded_model_free(LoadedModel* m);

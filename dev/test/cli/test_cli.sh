@@ -269,13 +269,11 @@ head -c "$(($(wc -c <stdout) - 1))" stdout >text
 head -c "$(wc -c <text)" first | cmp -s - text
 check "--stop prints the text before the stop text" [ $? -eq 0 -a "$(wc -c <text)" -le 7 ]
 
-printf '%s\n' '{"prompt": "7 and"}' 'no object' '' '{"id": 3, "prompt": "a longer prompt of more than 32 bytes: 4"}' \
-    '{"prompt": ""}' '{"text": "x"}' '{"prompt": "1 and 2 make"}' >some.jsonl
-execute tost sample --model straight --prompts some.jsonl --tokens 30 --samples 2 --seed 5
-check "--prompts with bad lines: exit status $status, expected 1" [ $status -eq 1 ]
+printf '%s\n' '{"prompt": "7 and"}' '' ' ' '{"id": 3, "prompt": "a longer prompt of more than 32 bytes: 4"}' \
+    '{"prompt": ""}' '' '{"prompt": "1 and 2 make"}' >some.jsonl
+run sample --model straight --prompts some.jsonl --tokens 30 --samples 2 --seed 5
 check "--prompts: one line of JSON per sample, in order" \
     [ "$(cut -d, -f1,2 stdout | tr -cd '0-9\n' | tr '\n' ' ')" = "00 01 30 31 40 41 60 61 " ]
-check "--prompts: bad lines are named" [ "$(grep -c -e '--prompts some.jsonl: line [26]:' stderr)" -eq 2 ]
 grep '^{"index": 3,' stdout >first
 sed '4!s/.*//' some.jsonl >one.jsonl
 equals "sample --model straight --prompts one.jsonl --tokens 30 --samples 2 --seed 5" first \
