@@ -12,9 +12,9 @@
 //   TORTURE_JOURNAL=FILE a record per call: see journal.py
 //
 // Counted: open for writing, mkdir, rename, unlink, rmdir, and write, fsync, ftruncate and close of files opened for
-// writing; opening and syncing folders. Not counted: stdout, stderr and files opened
-// for reading. The writes of libc's streams cannot be interposed; fopen therefore returns a stream of this library,
-// which like glibc's repeats partial writes until a write fails.
+// writing; opening and syncing folders. Not counted: stdout, stderr and files opened for reading. The writes of libc's
+// streams cannot be interposed; fopen therefore returns a stream of this library, which like glibc's repeats partial
+// writes until a write fails.
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -30,19 +30,14 @@
 
 enum { FDS = 1024, PATH_CAP = 512, STDERR_END = 3 };
 
-typedef enum { NOTHING, BEFORE, AFTER, HALF, FAIL, STAY, FILL, SHORT, SIGNAL, TWICE } Fault;
-
-static const char* const fault_names[] = {"", "before", "after", "half", "fail", "stay", "fill", "short", "signal",
-                                         "twice"};
-
 // An interposer can keep its state only in global variables.
 static struct {
     bool  ready;
     long  at, count;             // the call to act on; number of calls so far
-    const char* only;            // NULL: all calls match
+    const char* only;            // "": all calls match
     long  matched;               // number of matching calls so far
     bool  acted;
-    Fault fault;
+    char  fault[16];             // TORTURE_DO up to ':'
     int   number;                // errno or signal
     int   journal;               // -1: none
     long  opened;                // numbers openings, because descriptors are reused
@@ -56,15 +51,11 @@ __attribute__((constructor))
 static void set_up(void) {
     if (self.ready) return;
     self.ready = true;
-    const char *at = getenv("TORTURE_AT"), *what = getenv("TORTURE_DO"), *journal = getenv("TORTURE_JOURNAL");
+    const char *at = getenv("TORTURE_AT"), *what = getenv("TORTURE_DO"), *only = getenv("TORTURE_ONLY"),
+               *journal = getenv("TORTURE_JOURNAL");
     self.at = at ? atol(at) : 0;
-    self.only = getenv("TORTURE_ONLY");
-    for (int w = BEFORE; what && w <= TWICE; w++) {
-        const size_t n = strlen(fault_names[w]);
-        if (strncmp(what, fault_names[w], n) != 0 || (what[n] && what[n] != ':')) continue;
-        self.fault = (Fault)w;
-        self.number = what[n] ? atoi(what + n + 1) : 0;
-    }
+    self.only = only ? only : "";
+    if (what) sscanf(what, "%15[a-z]:%d", self.fault, &self.number);
     self.journal = -1;
     if (!journal) return;
     const int low = REAL(open)(journal, O_WRONLY | O_CREAT | O_APPEND, 0666);
@@ -105,6 +96,8 @@ static void record_end(void) { record("end", 0, "", "", 0, NULL, 0); }
 
 typedef enum { DO, DO_HALF, DO_THEN_KILL, DO_HALF_THEN_KILL, FAIL_CALL } Action;
 
+static bool fault_is(const char* name) { return strcmp(self.fault, name) == 0; }
+
 // True for calls that succeed on a full disk, because they free space.
 static bool frees_space(const char* name) {
     const bool full = self.number == ENOSPC || self.number == EDQUOT;
@@ -114,29 +107,20 @@ static bool frees_space(const char* name) {
 static Action next_action(const char* name, const char* path) {
     set_up();
     self.count++;
-    const bool write = strcmp(name, "write") == 0, matches = !self.only || strstr(path, self.only);
+    const bool write = strcmp(name, "write") == 0, matches = strstr(path, self.only);
     self.matched += matches;
-    const bool here = matches && self.at > 0 && self.matched == self.at;
-    if (self.acted && (self.fault == STAY || self.fault == FILL) && !frees_space(name)) {
-        record("fault", self.number, path, name, 0, NULL, 0);
-        errno = self.number;
-        return FAIL_CALL;
-    }
-    if (!here) return DO;
-    self.acted = true;
-    switch (self.fault) {
-        case NOTHING: return DO;
-        case BEFORE:  kill_here("before", name, path); break;
-        case AFTER:   return DO_THEN_KILL;
-        case HALF:    if (write) return DO_HALF_THEN_KILL;
-                      kill_here("before", name, path); break;
-        case SHORT:   record("fault", 0, path, name, 0, NULL, 0); return write ? DO_HALF : DO;
-        case FILL:    if (write) return DO_HALF;
-                      break;
-        case TWICE:   raise(self.number); raise(self.number); return DO;
-        case SIGNAL:  raise(self.number); return DO;
-        case FAIL:
-        case STAY:    break;
+    const bool here = matches && self.matched == self.at;
+    if (!here && !(self.acted && (fault_is("stay") || fault_is("fill")) && !frees_space(name))) return DO;
+    if (here) {
+        self.acted = true;
+        if (fault_is("before") || (fault_is("half") && !write)) kill_here("before", name, path);
+        if (fault_is("signal") || fault_is("twice")) raise(self.number);
+        if (fault_is("twice")) raise(self.number);
+        if (fault_is("short")) record("fault", 0, path, name, 0, NULL, 0);
+        if (fault_is("half")) return DO_HALF_THEN_KILL;
+        if (fault_is("after")) return DO_THEN_KILL;
+        if (write && (fault_is("short") || fault_is("fill"))) return DO_HALF;
+        if (fault_is("short") || fault_is("signal") || fault_is("twice")) return DO;
     }
     record("fault", self.number, path, name, 0, NULL, 0);
     errno = self.number;

@@ -5,6 +5,7 @@ The model of a power failure is the worst case that POSIX allows: only the synce
 of folders survive."""
 
 import dataclasses
+import os
 
 
 @dataclasses.dataclass
@@ -20,121 +21,92 @@ class Record:
 
 def read(path):
     """The records of a journal file, in order."""
-    records, at = [], 0
+    records = []
     with open(path, "rb") as f:
-        text = f.read()
-    while at < len(text):
-        end = text.index(b"\n", at)
-        call, name, id_, place, other, offset, size = text[at:end].decode(errors="surrogateescape").split("\t")
-        at, n = end + 1, int(size)
-        records.append(Record(int(call), name, int(id_), place, other, int(offset), text[at:at + n]))
-        at += n + (n > 0)
+        for line in f:
+            call, name, id_, place, other, offset, size = line[:-1].decode(errors="surrogateescape").split("\t")
+            data = f.read(int(size) + 1)[:-1] if int(size) else b""   # a newline follows
+            records.append(Record(int(call), name, int(id_), place, other, int(offset), data))
     return records
 
 
-class File:
-    def __init__(self, data=b""):
-        self.data, self.synced = bytearray(data), b""
+class Node:
+    """A file (bytes) or a folder (names and nodes): as the program sees it, and as it was last synced."""
 
+    def __init__(self, now):
+        self.now, self.synced = now, type(now)()
 
-class Folder:
-    def __init__(self):
-        self.names, self.synced = {}, {}
+    def sync(self):
+        self.synced = self.now.copy()
 
 
 class Disk:
     """A simulated disk to which a journal is applied. tree: its initial content, which is synced"""
 
-    def __init__(self, tree=None):
-        self.root, self.opened = Folder(), {}
-        for path, data in sorted((tree or {}).items()):
+    def __init__(self, tree):
+        self.root, self.opened = Node({}), {}
+        nodes = {path: Node({} if data is None else bytearray(data)) for path, data in sorted(tree.items())}
+        for path, node in nodes.items():
             parent, last = self._place(path)
-            parent.names[last] = Folder() if data is None else File(data)
-        self._sync_all(self.root)
-
-    def _sync_all(self, node):
-        if isinstance(node, File):
-            node.synced = bytes(node.data)
-            return
-        node.synced = dict(node.names)
-        for child in node.names.values():
-            self._sync_all(child)
+            parent[last] = node
+        for node in [self.root, *nodes.values()]:
+            node.sync()
 
     def _place(self, path):
-        parts = [p for p in path.split("/") if p not in ("", ".")]
+        """The names in the folder of a path, and its last part, None if it is the root."""
+        *folders, last = [p for p in path.split("/") if p not in ("", ".")] or [None]
         node = self.root
-        for part in parts[:-1]:
-            node = node.names[part]
-        return node, parts[-1] if parts else None
-
-    def _node(self, path):
-        parent, last = self._place(path)
-        return parent.names.get(last) if last else parent
+        for part in folders:
+            node = node.now[part]
+        return node.now, last
 
     def apply(self, r):
-        parent, last = self._place(r.path) if r.path else (None, None)
+        parent, last = self._place(r.path)
         if r.name == "folder":
-            self.opened[r.id] = self._node(r.path)
+            self.opened[r.id] = parent[last] if last else self.root
         elif r.name in ("new", "append", "change"):
-            node = parent.names.setdefault(last, File())
+            node = self.opened[r.id] = parent.setdefault(last, Node(bytearray()))
             if r.name == "new":
-                node.data = bytearray()
-            self.opened[r.id] = node
-        elif r.name == "write":
-            data = self.opened[r.id].data
-            if len(data) < r.offset:
-                data.extend(bytes(r.offset - len(data)))
-            data[r.offset:r.offset + len(r.data)] = r.data
-        elif r.name == "truncate":
-            data = self.opened[r.id].data
-            del data[r.offset:]
-            data.extend(bytes(r.offset - len(data)))
+                node.now.clear()
+        elif r.name in ("write", "truncate"):
+            data = self.opened[r.id].now
+            data.extend(bytes(max(0, r.offset - len(data))))
+            data[r.offset:r.offset + len(r.data) if r.data else None] = r.data
         elif r.name == "fsync":
-            node = self.opened[r.id]
-            node.synced = bytes(node.data) if isinstance(node, File) else dict(node.names)
+            self.opened[r.id].sync()
         elif r.name == "mkdir":
-            parent.names[last] = Folder()
+            parent[last] = Node({})
         elif r.name in ("unlink", "rmdir"):
-            del parent.names[last]
-        elif r.name in ("rename", "exchange"):
+            del parent[last]
+        elif r.name == "rename":
+            moved = parent.pop(last)
             to, name = self._place(r.other)
-            parent.names[last], moved = to.names.get(name), parent.names[last]
-            to.names[name] = moved
-            if r.name == "rename":
-                del parent.names[last]
+            to[name] = moved
+        elif r.name == "exchange":
+            to, name = self._place(r.other)
+            parent[last], to[name] = to[name], parent[last]
 
-    def tree(self, names=lambda f: f.names, data=lambda f: bytes(f.data)):
+    def tree(self, names=lambda folder: folder.now, data=lambda f: f.now):
         """{path: bytes, or None for a folder}"""
         out = {}
 
         def walk(folder, prefix):
             for name, node in names(folder).items():
-                out[prefix + name] = None if isinstance(node, Folder) else data(node)
-                if isinstance(node, Folder):
+                if isinstance(node.now, dict):
+                    out[prefix + name] = None
                     walk(node, prefix + name + "/")
+                else:
+                    out[prefix + name] = bytes(data(node))
         walk(self.root, "")
         return out
 
-    def strict(self):
-        """Names and bytes that were not synced are lost."""
-        return self.tree(lambda f: f.synced, lambda f: f.synced)
-
-    def names_only(self):
-        """All names have reached the disk; bytes that were not synced are lost."""
-        return self.tree(data=lambda f: f.synced[:len(f.data)])
-
-    def zeros(self):
-        """All names and sizes have reached the disk; bytes that were not synced are zero."""
-        def data(f):
-            same = 0
-            while same < min(len(f.data), len(f.synced)) and f.data[same] == f.synced[same]:
-                same += 1
-            return bytes(f.data[:same]) + bytes(len(f.data) - same)
-        return self.tree(data=data)
-
-    def torn(self, rng):
-        """All names have reached the disk, and a random number of the bytes that were not synced."""
-        def data(f):
-            start = min(len(f.data), len(f.synced))
-            return bytes(f.data[:rng.randint(start, len(f.data))])
-        return self.tree(data=data)
+    def after_power_failure(self, rng):
+        """(kind of loss, what survives)"""
+        def zeros(f):
+            same = len(os.path.commonprefix([bytes(f.now), bytes(f.synced)]))
+            return f.now[:same] + bytes(len(f.now) - same)
+        yield "names and bytes that were not synced are lost", self.tree(lambda f: f.synced, lambda f: f.synced)
+        yield "bytes that were not synced are lost", self.tree(data=lambda f: f.synced[:len(f.now)])
+        yield "bytes that were not synced are zero", self.tree(data=zeros)
+        yield "some bytes that were not synced are lost", self.tree(
+            data=lambda f: f.now[:rng.randint(min(len(f.now), len(f.synced)), len(f.now))])

@@ -2,11 +2,13 @@
 
 import dataclasses
 import os
+import pathlib
 import re
 import shutil
 import signal
 import subprocess
 import time
+import traceback
 
 import journal
 
@@ -15,46 +17,49 @@ MODEL = ("--layers 1 --heads 2 --channels 16 --block-size 32 --vocab-size 257 --
 DATA = ["--data", "../tiny_train_*.bin", "--tokenizer", "../vocab.bpe", "--order", "shuffled"]
 RUN = MODEL + DATA + ["--val-batches", "2", "--sample-tokens", "8"]
 OUT = ["--out", "run"]
+TOKENIZE = ["tokenize", "--tokenizer", "../vocab.bpe", "--val-frac", "0.2"]
+MADE = [*TOKENIZE, "--shard-tokens", "9000", "--out", "made/x", "../text.txt"]   # two shards and one for validation
+EVAL = ["eval", "--model", "run", "--data", "../tiny_val_*.bin", "--tokenizer", "../vocab.bpe", "--json", "out.json"]
 CHECKPOINT_FILES = ("model.safetensors", "optimizer.safetensors")
 
 
 class Report:
-    """Counts checks by suite, prints failed and skipped checks, and finally a table and a closing line."""
+    """Counts checks, prints failed and skipped ones, what each suite did, and a closing line."""
 
     SHOWN = 40   # failed checks to print per suite
 
     def __init__(self, program="torture"):
-        self.program, self.rows = program, []
+        self.program, self.passed, self.failed, self.skipped = program, 0, 0, 0
 
-    def begin(self, name):
-        self.row = {"name": name, "passed": 0, "failed": 0, "skipped": 0, "began": time.monotonic(), "figures": []}
-        self.rows.append(self.row)
-        print(f"== {name}", flush=True)
-
-    def end(self):
-        self.row["seconds"] = time.monotonic() - self.row["began"]
+    def suite(self, name, run):
+        """Runs a suite. An exception counts as a failed check, and the other suites still run."""
+        self.name, self.figures, self.shown = name, [], 0
+        began, passed = time.monotonic(), self.passed
+        try:
+            run()
+        except Exception:
+            self.check(False, traceback.format_exc())
+        print(f"{name}: {self.passed - passed} checks in {time.monotonic() - began:.1f} s; {'; '.join(self.figures)}",
+              flush=True)
 
     def check(self, ok, text):
-        self.row["passed" if ok else "failed"] += 1
-        if not ok and self.row["failed"] <= self.SHOWN:
-            print(f"FAILED {self.program}: {self.row['name']}: {text}", flush=True)
+        self.passed += bool(ok)
+        self.failed += not ok
+        self.shown += not ok
+        if not ok and self.shown <= self.SHOWN:
+            print(f"FAILED {self.program}: {self.name}: {text}", flush=True)
         return bool(ok)
 
     def skip(self, text):
-        self.row["skipped"] += 1
-        print(f"skipped {self.program}: {self.row['name']}: {text}", flush=True)
+        self.skipped += 1
+        print(f"skipped {self.program}: {self.name}: {text}", flush=True)
 
     def figure(self, text):
-        self.row["figures"].append(text)
+        self.figures.append(text)
 
     def close(self):
-        print(f"\n{'suite':<10} {'passed':>6} {'failed':>6} {'skipped':>7} {'seconds':>8}  figures")
-        for r in self.rows:
-            print(f"{r['name']:<10} {r['passed']:>6} {r['failed']:>6} {r['skipped']:>7} {r['seconds']:>8.1f}  "
-                  + "; ".join(r["figures"]))
-        passed, failed, skipped = (sum(r[k] for r in self.rows) for k in ("passed", "failed", "skipped"))
-        print(f"{self.program}: {passed} passed, {failed} failed, {skipped} skipped", flush=True)
-        return 1 if failed or passed == 0 else 0
+        print(f"{self.program}: {self.passed} passed, {self.failed} failed, {self.skipped} skipped", flush=True)
+        return 1 if self.failed or self.passed == 0 else 0
 
 
 @dataclasses.dataclass
@@ -68,11 +73,8 @@ class Result:
         return self.status == -signal.SIGKILL
 
     def fault(self):
-        """The first call that was made to fail, as (call, path), or None."""
-        return next(((r.other, r.path) for r in self.journal if r.name == "fault"), None)
-
-    def last(self):
-        return self.journal[-1] if self.journal else None
+        """The first call that was made to fail, as (call, path)."""
+        return next(((r.other, r.path) for r in self.journal if r.name == "fault"), ("none", ""))
 
     def calls(self):
         """The number of calls that faults.c counted."""
@@ -88,13 +90,11 @@ class Case:
     def __init__(self, world, name, tree=None, threads=1):
         self.world, self.dir, self.threads = world, os.path.join(world.root, name), threads
         os.makedirs(self.dir)
-        for path, data in sorted((tree or {}).items()):
+        for path, data in sorted((tree or {}).items()):   # a folder comes before its files
             if data is None:
-                os.makedirs(self.path(path), exist_ok=True)
+                os.makedirs(self.path(path))
             else:
-                os.makedirs(os.path.dirname(self.path(path)), exist_ok=True)
-                with open(self.path(path), "wb") as f:
-                    f.write(data)
+                pathlib.Path(self.path(path)).write_bytes(data)
 
     def path(self, *parts):
         return os.path.join(self.dir, *parts)
@@ -102,35 +102,26 @@ class Case:
     def remove(self):
         shutil.rmtree(self.dir)
 
-    def start(self, args, at=0, do="", only="", stdout=subprocess.PIPE, plain=False, more=None):
-        """Starts the program with a fault. plain: without faults.c; more: environment variables"""
-        if os.path.exists(self.world.journal):
-            os.remove(self.world.journal)
-        env = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "passive", **(more or {})}
-        if not plain:
-            env.update(LD_PRELOAD=self.world.faults, TORTURE_JOURNAL=self.world.journal)
-        if at:
-            env.update(TORTURE_AT=str(at), TORTURE_DO=do, **({"TORTURE_ONLY": only} if only else {}))
-        return subprocess.Popen([self.world.binary, *args], cwd=self.dir, env=env,
-                                stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True,
-                                errors="replace")
-
-    def finish(self, process, timeout=120):
+    def launch(self, args, at=0, do="", only="", after=None, number=signal.SIGKILL):
+        """Runs the program with a fault at its call `at`, counted among those with `only` in their path, or with a
+        signal `after` some seconds."""
+        pathlib.Path(self.world.journal).unlink(missing_ok=True)
+        env = {**os.environ, "OMP_NUM_THREADS": str(self.threads), "OMP_WAIT_POLICY": "passive",
+               "LD_PRELOAD": self.world.faults, "TORTURE_JOURNAL": self.world.journal,
+               "TORTURE_AT": str(at), "TORTURE_DO": do, "TORTURE_ONLY": only}
+        process = subprocess.Popen([self.world.binary, *args], cwd=self.dir, env=env, stdin=subprocess.DEVNULL,
+                                   stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace")
+        if after is not None:
+            time.sleep(after)
+            process.send_signal(number)
         try:
-            out, err = process.communicate(timeout=timeout)
+            out, err = process.communicate(timeout=120)
         except subprocess.TimeoutExpired:
             process.kill()
             out, err = process.communicate()
             err += "(timeout)"
         records = journal.read(self.world.journal) if os.path.exists(self.world.journal) else []
-        return Result(process.returncode, out or "", err, records)
-
-    def launch(self, args, at=0, do="", only="", kill_after=None):
-        process = self.start(args, at, do, only)
-        if kill_after is not None:
-            time.sleep(kill_after)
-            process.kill()
-        return self.finish(process)
+        return Result(process.returncode, out, err, records)
 
     def resume(self, fresh, **how):
         """Resumes the run if it has a complete checkpoint, else starts it again with the options `fresh`."""
@@ -143,30 +134,25 @@ class Case:
         self.check_same(report, what, reference, "is finished" not in last.out if older is None else older)
 
     def tree(self, below="run"):
-        out = {}
-        if os.path.isdir(self.path(below)):
-            out[below] = None
-        for folder, names, files in os.walk(self.path(below)):
-            place = os.path.relpath(folder, self.dir)
-            out.update({os.path.join(place, n): None for n in names})
-            for n in files:
-                with open(os.path.join(folder, n), "rb") as f:
-                    out[os.path.join(place, n)] = f.read()
-        return out
+        """{path: bytes, or None for a folder}"""
+        top = pathlib.Path(self.path(below))
+        return {str(path.relative_to(self.dir)): None if path.is_dir() else path.read_bytes()
+                for path in ([top, *top.rglob("*")] if top.is_dir() else [])}
 
     def complete(self, run="run"):
         """Steps of the complete checkpoints, by file names."""
-        if not os.path.isdir(self.path(run)):
-            return []
-        names = os.listdir(self.path(run))
+        names = self.names(run)
         steps = [re.fullmatch(r"step_(\d+)\.new", n) for n in names]   # replaces the others
         if not any(steps):
             steps = [re.fullmatch(r"step_(\d+)", n) for n in names]
         return sorted(int(m[1]) for m in steps if m and all(os.path.isfile(self.path(run, m[0], f))
                                                             for f in CHECKPOINT_FILES))
 
-    def unfinished(self, run="run"):
-        return os.path.isdir(self.path(run)) and any(n.endswith(".tmp") for n in os.listdir(self.path(run)))
+    def names(self, run):
+        return os.listdir(self.path(run)) if os.path.isdir(self.path(run)) else []
+
+    def unfinished(self):
+        return any(n.endswith(".tmp") for n in self.names("run"))
 
     def check_checkpoints(self, report, what, least, sample=True):
         """The newest complete checkpoint must be of step `least` or later; info must select it and open the older ones;
@@ -240,13 +226,9 @@ class World:
         os.makedirs(root, exist_ok=True)
         self.journal = os.path.join(root, "journal")
         self.cases = 0
-        with open(os.path.join(root, "vocab.bpe"), "w"):
-            pass
-        with open(os.path.join(root, "text.txt"), "w") as f:
-            f.write(sums(120))
-        self.tokenize = ["tokenize", "--tokenizer", "../vocab.bpe", "--val-frac", "0.2", "--shard-tokens", "3000"]
-        case = self.case()
-        made = case.launch([*self.tokenize, "--out", "../tiny", "../text.txt"])
+        pathlib.Path(root, "vocab.bpe").touch()
+        pathlib.Path(root, "text.txt").write_text(sums(120))
+        made = self.case().launch([*TOKENIZE, "--shard-tokens", "3000", "--out", "../tiny", "../text.txt"])
         if made.status != 0:
             raise SystemExit(f"cannot make the shards: {made.summary()}")
 

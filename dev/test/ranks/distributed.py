@@ -4,7 +4,7 @@ process, that nothing saved is lost if a rank is lost, and what the trainer prin
 
     distributed.py --binary build/distributed/plain/train_gpt_tost --built build/distributed [--kills 50]
 
---binary is the trainer without MPI; --built has a folder per MPI library, made by build.sh. Prints a table and
+--binary is the trainer without MPI; --built has a folder per MPI library, made by build.sh. Prints
 `distributed: N passed, N failed, N skipped`; the exit status is 0 if nothing failed."""
 
 import argparse
@@ -13,7 +13,6 @@ import random
 import shutil
 import sys
 import tempfile
-import traceback
 
 sys.dont_write_bytecode = True
 
@@ -72,12 +71,7 @@ def main():
             "network": lambda: equal.network(w, report, mpis),
         }
         for name in o.suites.split(","):
-            report.begin(name)
-            try:
-                suites[name]()
-            except Exception:   # the other suites still run
-                report.check(False, traceback.format_exc())
-            report.end()
+            report.suite(name, suites[name])
     finally:
         shutil.rmtree(root, ignore_errors=True)
     return report.close()
