@@ -2,11 +2,11 @@
 
 bench_built: $(patsubst %.c,$(BUILD)/%,$(wildcard dev/bench/*.c))
 # build/bench_openblas is the same benchmark with OpenBLAS; without OpenBLAS it is missing, and the rows say so.
-bench: train_gpt_tost $(BUILD)/dev/bench/bench $(BUILD)/dev/bench/gemm_bench
+bench: train_gpt_tost $(BUILD)/dev/bench/bench
 	@rm -f build/bench_openblas; \
 	    $(MAKE) --no-print-directory BLAS=openblas bench_openblas > /dev/null 2>&1 || \
 	    echo "skipped: OpenBLAS: not found" >&2
-	@dev/bench/bench.sh $(BUILD)/dev/bench/bench $(BUILD)/dev/bench/gemm_bench build/bench_openblas
+	@dev/bench/bench.sh $(BUILD)/dev/bench/bench build/bench_openblas
 bench_openblas: $(BUILD)/dev/bench/bench
 	@cp $< build/bench_openblas
 

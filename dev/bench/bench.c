@@ -2,10 +2,11 @@
 // `key value unit`.
 //
 //     bench limits             sgemm (large square product), memory reads
-//     bench train [B T]        training steps of tost-base: tokens/s, matrix products alone, memory (default 1 1024)
+//     bench train              training steps of tost-base: tokens/s, matrix products alone, memory
 //     bench decode             decode steps of tost-base at several positions, compared with memory reads
-//     bench dtypes             training and decode steps of tost-base in bf16 and in float32, alternating
+//     bench dtypes             train and decode in float32 and in bf16
 //     bench tssa               TSSA forward + backward at several lengths T, with the same B·T
+//     bench products           matrix products of training by shape, on one thread, against the peak of the FMA units
 //
 // Times are medians. Measurements that are compared alternate, because other programs may use the machine.
 
@@ -16,6 +17,7 @@
 #include "train_gpt_tost.c"
 
 #include <sys/resource.h>
+#include <time.h>
 
 #include "tost/init.h"
 #include "tost/pieces.h"
@@ -23,6 +25,8 @@
 
 // ---------------------------------------------------------------------------------------------
 // Helpers
+
+enum { RUNS = 5 };   // of each measurement
 
 static int compare_doubles(const void* a, const void* b) {
     const double x = *(const double*)a, y = *(const double*)b;
@@ -51,16 +55,18 @@ static float* random_floats(size_t n, double scale) {
     return x;
 }
 
-static TostModel* new_base(int B, int T, bool training, TostDtype dtype) {
-    const TostPreset* preset = tost_preset_find("tost-base");
+static TostModel* new_model(const TostConfig* config, int B, int T, bool training, TostDtype dtype) {
     const TostEngineOptions o = {.max_batch = B, .max_piece = T, .states = 1, .training = training, .dtype = dtype};
-    TostConfig config = preset->config;
     TostError err;
-    if (T > config.block_size) config.block_size = T;
-    TostModel* m = tost_cpu_engine.create(&config, &o, &err);
+    TostModel* m = tost_cpu_engine.create(config, &o, &err);
     if (!m) { fprintf(stderr, "bench: %s\n", err.text); exit(STATUS_FAILED); }
-    init_params(&tost_cpu_engine, m, &m->tensors, config.n_layer, 1);
+    init_params(&tost_cpu_engine, m, &m->tensors, config->n_layer, 1);
     return m;
+}
+
+// T: at most the block size, 1,024
+static TostModel* new_base(int B, int T, bool training, TostDtype dtype) {
+    return new_model(&tost_preset_find("tost-base")->config, B, T, training, dtype);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -79,7 +85,7 @@ static double read_bandwidth(const float* x, size_t n) {
 }
 
 static void bench_limits(void) {
-    enum { N = 3072, RUNS = 5 };
+    enum { N = 3072 };
     const size_t n = (size_t)1 << 27;
     const size_t size = (size_t)N * N;
     float *a = random_floats(size, 1), *b = random_floats(size, 1), *c = random_floats(size, 1);
@@ -146,123 +152,85 @@ static double one_step(TostModel* m, const int32_t* ids, int B, int T, int step)
     return now_seconds() - start;
 }
 
-static void bench_train(int B, int T) {
-    enum { RUNS = 5 };
-    TostModel* m = new_base(B, T, true, TOST_FP32);
-    const size_t rows = (size_t)B * T;
-    double step[RUNS], matmul[RUNS], share[RUNS];
+// seconds (2,RUNS): float32, then bf16 if dtypes is 2
+static void report_seconds(const char* what, double seconds[2][RUNS], int dtypes, double tokens) {
+    double ratio[RUNS];
+    char key[64];
+    for (int i = 0; i < RUNS; i++) ratio[i] = dtypes == 2 ? seconds[0][i] / seconds[1][i] : 0;
+    for (int d = 0; d < dtypes; d++) {
+        snprintf(key, sizeof key, "%s%s", what, d ? "_bf16" : "");
+        report(key, tokens / median(seconds[d], RUNS), "tokens/s");
+    }
+    snprintf(key, sizeof key, "%s_bf16_against_fp32", what);
+    if (dtypes == 2) report(key, median(ratio, RUNS), "x");
+}
+
+static void bench_train(int dtypes) {
+    enum { B = 1, T = 1024, rows = B * T };
+    TostModel* m[2];
+    double step[2][RUNS], matmul[2][RUNS], share[RUNS];
     Rng rng = rng_seeded(2, 0);
     int32_t* ids = xmalloc((rows + 1) * sizeof *ids);
-    for (size_t i = 0; i <= rows; i++) ids[i] = (int32_t)rng_below(&rng, 50257);
-    one_step(m, ids, B, T, 1);
+    for (int i = 0; i <= rows; i++) ids[i] = (int32_t)rng_below(&rng, 50257);
+    for (int d = 0; d < dtypes; d++) {
+        m[d] = new_base(B, T, true, d ? TOST_BF16 : TOST_FP32);
+        one_step(m[d], ids, B, T, 1);
+    }
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
     for (int i = 0; i < RUNS; i++) {
-        step[i] = one_step(m, ids, B, T, 2 + i);
-        matmul[i] = matmuls_alone(m, rows);
-        share[i] = matmul[i] / step[i];
+        for (int d = 0; d < dtypes; d++) {
+            step[d][i] = one_step(m[d], ids, B, T, 2 + i);
+            matmul[d][i] = matmuls_alone(m[d], rows);
+        }
+        share[i] = matmul[0][i] / step[0][i];
     }
     report_library();
-    report("train", rows / median(step, RUNS), "tokens/s");
-    report("train_matmuls_alone", rows / median(matmul, RUNS), "tokens/s");
+    report_seconds("train", step, dtypes, rows);
+    report_seconds("train_matmuls_alone", matmul, dtypes, rows);
     report("train_share_of_matmuls", median(share, RUNS), "");
     report("train_memory", usage.ru_maxrss / 1e6 * 1.024, "GB");
+    for (int d = 0; d < dtypes; d++) tost_cpu_engine.destroy(m[d]);
     free(ids);
-    tost_cpu_engine.destroy(m);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Decode
 
-static void bench_decode(void) {
-    enum { STEPS = 24 };
+static void bench_decode(int dtypes) {
+    enum { STEPS = 5, LENGTH = 1000 };   // steps of a run
     const int positions[] = {10, 128, 500, 1000};
-    TostModel* m = new_base(1, 1000, false, TOST_FP32);
-    const double bytes = (m->tensors.n_params - (double)m->config.block_size * m->config.n_embd) * sizeof(float);
-    float* logits = xmalloc(m->config.vocab_size * sizeof *logits);
-    int32_t* prompt = xcalloc(1000, sizeof *prompt);
-    for (size_t i = 0; i < countof(positions); i++) {
-        double seconds[STEPS], gbs[STEPS];
+    TostModel* m[2];
+    for (int d = 0; d < dtypes; d++) m[d] = new_base(1, LENGTH, false, d ? TOST_BF16 : TOST_FP32);
+    const TostConfig* c = &m[0]->config;
+    const double bytes = (m[0]->tensors.n_params - (double)c->block_size * c->n_embd) * sizeof(float);
+    float* logits = xmalloc(c->vocab_size * sizeof *logits);
+    int32_t* prompt = xcalloc(LENGTH, sizeof *prompt);
+    for (size_t p = 0; p < countof(positions); p++) {
+        const int before = positions[p] - STEPS * RUNS / 2;
+        double seconds[2][RUNS], gbs[RUNS];
         char key[32];
-        Pieces pieces = {.engine = &tost_cpu_engine, .model = m, .max_piece = 1000};
-        pieces_begin(&pieces, 1);
-        pieces_read(logits, &pieces, prompt, positions[i] - STEPS / 2 < 1 ? 1 : positions[i] - STEPS / 2);
-        for (int j = 0; j < STEPS; j++) {
-            const double start = now_seconds();
-            pieces_read(logits, &pieces, prompt, 1);
-            seconds[j] = now_seconds() - start;
-            gbs[j] = read_bandwidth(m->array[TOST_PARAM], m->tensors.flat_size);
+        Pieces pieces[2];
+        for (int d = 0; d < dtypes; d++) {
+            pieces[d] = (Pieces){.engine = &tost_cpu_engine, .model = m[d], .max_piece = LENGTH};
+            pieces_begin(&pieces[d], 1);
+            pieces_read(logits, &pieces[d], prompt, before < 1 ? 1 : before);
         }
-        const double rate = 1 / median(seconds, STEPS);
-        snprintf(key, sizeof key, "decode_at_%d", positions[i]);
-        report(key, rate, "tokens/s");
-        snprintf(key, sizeof key, "decode_bandwidth_at_%d", positions[i]);
-        report(key, rate * bytes / 1e9 / median(gbs, STEPS), "of memory_read");
+        for (int i = 0; i < RUNS; i++) {
+            for (int d = 0; d < dtypes; d++) {
+                const double start = now_seconds();
+                for (int j = 0; j < STEPS; j++) pieces_read(logits, &pieces[d], prompt, 1);
+                seconds[d][i] = now_seconds() - start;
+            }
+            gbs[i] = read_bandwidth(m[0]->array[TOST_PARAM], m[0]->tensors.flat_size);
+        }
+        snprintf(key, sizeof key, "decode_at_%d", positions[p]);
+        report_seconds(key, seconds, dtypes, STEPS);
+        snprintf(key, sizeof key, "decode_bandwidth_at_%d", positions[p]);
+        report(key, STEPS / median(seconds[0], RUNS) * bytes / 1e9 / median(gbs, RUNS), "of memory_read");
     }
+    for (int d = 0; d < dtypes; d++) tost_cpu_engine.destroy(m[d]);
     free(prompt);
-    free(logits);
-    tost_cpu_engine.destroy(m);
-}
-
-// ---------------------------------------------------------------------------------------------
-// bf16 against float32
-
-enum { DTYPE_RUNS = 5 };
-static const struct { const char* name; TostDtype dtype; } dtypes[] = {{"fp32", TOST_FP32}, {"bf16", TOST_BF16}};
-
-// seconds (2,DTYPE_RUNS) of the two dtypes, which alternate
-static void report_dtypes(const char* what, double seconds[2][DTYPE_RUNS], double tokens) {
-    double ratio[DTYPE_RUNS];
-    char key[64];
-    for (int i = 0; i < DTYPE_RUNS; i++) ratio[i] = seconds[0][i] / seconds[1][i];
-    for (int d = 0; d < 2; d++) {
-        snprintf(key, sizeof key, "%s_%s", what, dtypes[d].name);
-        report(key, tokens / median(seconds[d], DTYPE_RUNS), "tokens/s");
-    }
-    snprintf(key, sizeof key, "%s_bf16_against_fp32", what);
-    report(key, median(ratio, DTYPE_RUNS), "x");
-}
-
-static void bench_dtypes_train(int B, int T) {
-    const size_t rows = (size_t)B * T;
-    double seconds[2][DTYPE_RUNS], matmuls[2][DTYPE_RUNS];
-    TostModel* m[2];
-    int32_t* ids = xmalloc((rows + 1) * sizeof *ids);
-    Rng rng = rng_seeded(2, 0);
-    for (size_t i = 0; i <= rows; i++) ids[i] = (int32_t)rng_below(&rng, 50257);
-    for (int d = 0; d < 2; d++) {
-        m[d] = new_base(B, T, true, dtypes[d].dtype);
-        one_step(m[d], ids, B, T, 1);
-    }
-    for (int run = 0; run < DTYPE_RUNS; run++)
-        for (int d = 0; d < 2; d++) {
-            seconds[d][run] = one_step(m[d], ids, B, T, 2 + run);
-            matmuls[d][run] = matmuls_alone(m[d], rows);
-        }
-    report_dtypes("train", seconds, (double)rows);
-    report_dtypes("matmuls_alone", matmuls, (double)rows);
-    for (int d = 0; d < 2; d++) tost_cpu_engine.destroy(m[d]);
-    free(ids);
-}
-
-static void bench_dtypes_decode(void) {
-    enum { STEPS = 16 };
-    double seconds[2][DTYPE_RUNS];
-    TostModel* m[2];
-    const int32_t token = 1;
-    for (int d = 0; d < 2; d++) m[d] = new_base(1, 128, false, dtypes[d].dtype);
-    float* logits = xmalloc(m[0]->config.vocab_size * sizeof *logits);
-    for (int run = 0; run < DTYPE_RUNS; run++)
-        for (int d = 0; d < 2; d++) {
-            Pieces pieces = {.engine = &tost_cpu_engine, .model = m[d], .max_piece = 1};
-            pieces_begin(&pieces, 1);
-            pieces_read(logits, &pieces, &token, 1);
-            const double start = now_seconds();
-            for (int i = 0; i < STEPS; i++) pieces_read(logits, &pieces, &token, 1);
-            seconds[d][run] = now_seconds() - start;
-        }
-    report_dtypes("decode", seconds, STEPS);
-    for (int d = 0; d < 2; d++) tost_cpu_engine.destroy(m[d]);
     free(logits);
 }
 
@@ -281,18 +249,14 @@ static double tssa_once(TostModel* m, int B, int T) {
 }
 
 static void bench_tssa(void) {
-    enum { RUNS = 9, TOKENS = 65536 };
+    enum { PASSES = 9, TOKENS = 65536 };
     const int lengths[] = {1024, 4096, 16384, 65536};
     TostModel* m[countof(lengths)];
-    double seconds[countof(lengths)][RUNS];
+    double seconds[countof(lengths)][PASSES];
     for (size_t i = 0; i < countof(lengths); i++) {   // one layer of tost-base; B·T = TOKENS
         const int T = lengths[i], B = TOKENS / T;
         const TostConfig c = {.n_layer = 1, .n_head = 12, .n_embd = 768, .block_size = T, .vocab_size = 64};
-        const TostEngineOptions o = {.max_batch = B, .max_piece = T, .training = true};
-        TostError err;
-        m[i] = tost_cpu_engine.create(&c, &o, &err);
-        if (!m[i]) { fprintf(stderr, "bench: %s\n", err.text); exit(STATUS_FAILED); }
-        init_params(&tost_cpu_engine, m[i], &m[i]->tensors, 1, 1);
+        m[i] = new_model(&c, B, T, true, TOST_FP32);
         Rng rng = rng_seeded(3, 0);
         for (size_t j = 0; j < (size_t)TOKENS * c.n_embd; j++) {
             m[i]->layer[0].w[j] = (float)(rng_uniform(&rng) - 0.5);
@@ -300,26 +264,115 @@ static void bench_tssa(void) {
         }
         tssa_once(m[i], B, T);
     }
-    for (int run = 0; run < RUNS; run++)
+    for (int run = 0; run < PASSES; run++)
         for (size_t i = 0; i < countof(lengths); i++)
             seconds[i][run] = tssa_once(m[i], TOKENS / lengths[i], lengths[i]);
     for (size_t i = 0; i < countof(lengths); i++) {
         char key[32];
         snprintf(key, sizeof key, "tssa_at_%d", lengths[i]);
-        report(key, median(seconds[i], RUNS) * 1e6 / TOKENS, "us/token");
+        report(key, median(seconds[i], PASSES) * 1e6 / TOKENS, "us/token");
         tost_cpu_engine.destroy(m[i]);
     }
 }
 
+// ---------------------------------------------------------------------------------------------
+// Matrix products: GFLOP/s of thread CPU time, the most of the repetitions
+
+typedef struct { const char* what; int M, N, K; bool at, bt; } Shape;
+
+static const Shape products[] = {
+    {"forward",          1024,   768,   768, false, true},
+    {"forward",          1024,  3072,   768, false, true},
+    {"forward",          1024,   768,  3072, false, true},
+    {"classifier",       1024, 50304,   768, false, true},
+    {"backward data",    1024,   768,   768, false, false},
+    {"backward data",    1024,  3072,   768, false, false},
+    {"backward data",    1024,   768,  3072, false, false},
+    {"classifier data",  1024,   768, 50304, false, false},
+    {"backward weights",  768,   768,  1024, true,  false},
+    {"backward weights", 3072,   768,  1024, true,  false},
+    {"backward weights",  768,  3072,  1024, true,  false},
+    {"classifier weights", 50304, 768, 1024, true,  false},
+    {"starter forward",  1024,   128,   128, false, true},
+    {"starter forward",  1024,   512,   128, false, true},
+    {"starter data",     1024,   128,   512, false, false},
+    {"starter weights",   512,   128,  1024, true,  false},
+    {"cube",              128,   128,   128, false, true},
+};
+
+static double thread_seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return t.tv_sec + 1e-9 * t.tv_nsec;
+}
+
+// The widest vectors of the build, and as many independent sums as its registers hold.
+#ifdef __AVX512F__
+enum { LANES = 16, SUMS = 24 };
+#define IN_REGISTER "+v"
+#elif defined(__aarch64__)
+enum { LANES = 4, SUMS = 12 };
+#define IN_REGISTER "+w"
+#else
+enum { LANES = 8, SUMS = 12 };
+#define IN_REGISTER "+x"
+#endif
+typedef float Vec __attribute__((vector_size(LANES * sizeof(float))));
+
+// Multiply-adds on registers only: GFLOP/s of one thread
+static double fma_peak(void) {
+    enum { ROUNDS = 20000 };
+    const Vec half = (Vec){0} + 0.5f;
+    Vec x[SUMS];
+#pragma GCC unroll 24
+    for (int i = 0; i < SUMS; i++) x[i] = half;
+    const double start = thread_seconds();
+    for (int round = 0; round < ROUNDS; round++)
+#pragma GCC unroll 24
+        for (int i = 0; i < SUMS; i++) {
+            x[i] = x[i] * half + half;
+            __asm__ volatile("" : IN_REGISTER(x[i]));   // each is computed
+        }
+    return 2.0 * ROUNDS * SUMS * LANES / (thread_seconds() - start) / 1e9;
+}
+
+static double product_gflops(bool bf16, const Shape* p, float* c, const float* a, const float* b) {
+    const double flop = 2.0 * p->M * p->N * p->K;
+    const int inner = flop < 1e8 ? (int)(1e8 / flop) + 1 : 1;
+    const double start = thread_seconds();
+    for (int i = 0; i < inner; i++)
+        (bf16 ? gemm_bf16 : gemm)(c, a, p->at, b, p->bt, p->M, p->N, p->K, p->at ? 1 : 0);
+    return flop * inner / (thread_seconds() - start) / 1e9;
+}
+
+static void bench_products(void) {
+    const size_t n = (size_t)1024 * 50304;
+    float *a = random_floats(n, 2), *b = random_floats(n, 2), *c = random_floats(n, 2);
+    report_library();
+    threads_set(1);
+    printf("%-18s %6s %6s %6s     float32  of peak      bf16   bf16/float32\n", "GFLOP/s, 1 thread", "M", "N", "K");
+    for (size_t s = 0; s < countof(products); s++) {
+        const Shape* p = &products[s];
+        double best[2] = {0}, peak = 0;
+        for (int r = 0; r < (2.0 * p->M * p->N * p->K > 1e10 ? 5 : 15); r++) {
+            peak = fmax(peak, fma_peak());
+            for (int bf16 = 0; bf16 < 2; bf16++) best[bf16] = fmax(best[bf16], product_gflops(bf16, p, c, a, b));
+        }
+        printf("%-18s %6d %6d %6d     %7.1f  %7.2f   %7.1f   %7.2f\n", p->what, p->M, p->N, p->K, best[0],
+               best[0] / peak, best[1], best[1] / best[0]);
+    }
+}
+
 int main(int argc, char** argv) {
-    if (argc == 2 && strcmp(argv[1], "limits") == 0) bench_limits();
-    else if (argc == 2 && strcmp(argv[1], "train") == 0) bench_train(1, 1024);
-    else if (argc == 4 && strcmp(argv[1], "train") == 0) bench_train(atoi(argv[2]), atoi(argv[3]));
-    else if (argc == 2 && strcmp(argv[1], "decode") == 0) bench_decode();
-    else if (argc == 2 && strcmp(argv[1], "dtypes") == 0) bench_dtypes_train(1, 1024), bench_dtypes_decode();
-    else if (argc == 2 && strcmp(argv[1], "tssa") == 0) bench_tssa();
+    const char* part = argc == 2 ? argv[1] : "";
+    if (strcmp(part, "limits") == 0) bench_limits();
+    else if (strcmp(part, "train") == 0) bench_train(1);
+    else if (strcmp(part, "decode") == 0) bench_decode(1);
+    else if (strcmp(part, "dtypes") == 0) bench_train(2), bench_decode(2);
+    else if (strcmp(part, "tssa") == 0) bench_tssa();
+    else if (strcmp(part, "products") == 0) bench_products();
     else {
-        fprintf(stderr, "usage: bench limits | train [B T] | decode | dtypes | tssa\n");
+        fprintf(stderr, "usage: bench limits | train | decode | dtypes | tssa | products\n");
         return STATUS_USAGE;
     }
     return 0;

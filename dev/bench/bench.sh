@@ -1,11 +1,11 @@
 #!/bin/sh
-# bench.sh BENCH GEMM_BENCH OPENBLAS: measures the trainer, the limits of the machine, and PyTorch and tiktoken if
+# bench.sh BENCH OPENBLAS: measures the trainer, the limits of the machine, and PyTorch and tiktoken if
 # installed, in one run, and prints a table and the speed of the matrix product by shape. BENCH is dev/bench/bench;
 # OPENBLAS is the same with OpenBLAS, if it exists.
 #   TEXT, VOCAB   a text and a vocab.bpe for tokenize (default: those in ../shared)
 #   PYTHON        Python interpreter, with torch and tiktoken if available (default: python3)
 set -u
-bench=$1 gemm_bench=$2 openblas=$3
+bench=$1 openblas=$2
 python=${PYTHON:-python3}
 vocab=${VOCAB:-../shared/data/gpt2/vocab.bpe}
 work=$(mktemp -d) || exit 1
@@ -98,4 +98,4 @@ done
 row "tokenize, MB/s" "$(figure tokenize)" \
     "tiktoken: $(or_dash peer_tiktoken_1_thread) on one core, $(or_dash peer_tiktoken_all_threads) on all cores"
 say
-"$gemm_bench"
+"$bench" products

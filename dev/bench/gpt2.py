@@ -1,4 +1,4 @@
-"""GPT-2 in PyTorch with fused attention: the quadratic-time baseline of gpu_peers.py.
+"""GPT-2 in PyTorch with fused attention: the quadratic-time baseline of peers.py.
 
 Pre-norm blocks, causal softmax attention with scaled_dot_product_attention (flash attention on a GPU),
 learned positions, GELU, output head tied to the embedding, no biases.

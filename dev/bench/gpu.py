@@ -134,7 +134,7 @@ class Run:
     def trainer(self, name, options, limit=60, prefix=()):
         """Runs the trainer. Returns (command, output, rows of log.csv), after a note if it failed."""
         out = self.work / name
-        words = [*prefix, self.program("train_gpt_tostcu"), *options, *"--val-every 0 --sample-every 0 --out".split(), out]
+        words = [*prefix, self.program("train_gpt_tostcu"), *options, "--val-every=0", "--sample-every=0", "--out", out]
         output, reason = self.command(words, limit)
         if reason:
             self.table.note(name, reason)
@@ -229,14 +229,15 @@ class Run:
     def peers(self):
         for T in LENGTHS:
             for model in ("tost", "gpt2"):
-                words = [self.python, "dev/bench/gpu_peers.py", model, "--seq", T, "--tokens", TOKENS]
+                words = [self.python, "dev/bench/peers.py", "compiled_bf16", "--device", "cuda", "--model", model,
+                         "--seq", T, "--tokens", TOKENS, "--runs", 10]
                 output, reason = self.command(words, 110)
-                found = dict(re.findall(r"^(\w+) (\S+) \S+$", output, re.M))
-                if "tokens_per_s" in found:
-                    self.table.row(f"PyTorch {model}, compiled, T = {T}, tokens/s", found.pop("tokens_per_s"),
-                                   ", ".join(map(" ".join, found.items())), "", self.shown(words))
+                found = re.findall(r"^compiled_bf16_(\w+) (.*)$", output, re.M)
+                if found:
+                    self.table.row(f"PyTorch {model}, compiled, T = {T}: {found[0][0]}", found[0][1],
+                                   ", ".join(map(" ".join, found[1:])), "", self.shown(words))
                 else:
-                    self.table.note(f"PyTorch {model}, T = {T}", reason or output.strip())
+                    self.table.note(f"PyTorch {model}, T = {T}", reason or output.strip().splitlines()[-1])
 
     def repeat(self):
         """Three steps twice must give the same checkpoint, bit for bit."""

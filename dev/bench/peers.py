@@ -1,11 +1,12 @@
-"""Measures the baselines of the trainer: the same model in PyTorch, and tiktoken.
+"""Measures the baselines of the trainer: ToST and GPT-2 in PyTorch, and tiktoken.
 
-    peers.py [SECTION...] [--threads N] [--text FILE --vocab vocab.bpe]
+    peers.py [SECTION...] [--threads N] [--text FILE --vocab vocab.bpe] [--model tost|gpt2] [--device cuda] [--seq T]
 
-Sections: train, sample, sgemm, tiktoken (the default: about a minute on two idle cores), and train_bf16 (autocast),
-compiled and compiled_bf16 (torch.compile; need a C++ compiler and a few minutes), and ddp (DistributedDataParallel with
-gloo: --threads processes with one thread each, --tokens per step, which are accumulated; minutes). Prints `key value
-unit` lines, or `skipped: SECTION: reason` if a package or file is missing. Each value is the median of 3 runs after a warm-up.
+Sections: train, sample, tiktoken (the default: about a minute on two idle cores), and train_bf16 (autocast), compiled
+and compiled_bf16 (torch.compile; need a C++ compiler and a few minutes), and ddp (DistributedDataParallel with gloo:
+--threads processes with one thread each, which accumulate --tokens per step; minutes). The models have the size of
+tost-base; gpt2 is gpt2.py. Prints `key value unit` lines, or `skipped: SECTION: reason` if a package, a file or memory
+is missing. Each value is the median of --runs runs after a warm-up.
 PyTorch's threads spin while they wait, so other programs on the same cores slow it down disproportionately.
 """
 
@@ -20,10 +21,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
 
-RUNS = 3
-TRAIN_TOKENS = 1024           # B·T of a training step: one sequence of tost-base's block_size
+SIZES, TOY = (12, 12, 768, 50304), (2, 2, 32, 257)   # layers, heads, channels, vocabulary
 SAMPLE_POSITIONS = (10, 128, 500, 1000)
-SGEMM_SIZE = 4096
 TEXT_BYTES = 8 << 20          # how much of --text is used
 
 
@@ -35,14 +34,14 @@ def report(key, value, unit):
     print(f"{key} {value:.6g} {unit}", flush=True)
 
 
-def median_seconds(run):
-    """The median of RUNS runs after a warm-up."""
+def median_seconds(run, runs, warm=1):
+    """The median of `runs` runs after the warm-up."""
     seconds = []
-    for _ in range(1 + RUNS):
+    for _ in range(warm + runs):
         start = time.perf_counter()
         run()
         seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds[1:])
+    return statistics.median(seconds[warm:])
 
 
 def peak_bytes():
@@ -58,110 +57,122 @@ def peak_bytes():
 def load_torch(args):
     try:
         import torch
-        import tost
+        import safetensors  # noqa: F401, of tost.py
     except ImportError as error:
         raise Skip(f"{error} (pip install -r dev/requirements.txt)") from error
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise Skip("PyTorch finds no GPU")
     torch.set_num_threads(args.threads)
     torch.manual_seed(1)
-    return torch, tost
+    if args.device == "cuda":
+        torch.set_float32_matmul_precision("high")
+    return torch
+
+
+def build(args):
+    from gpt2 import Gpt2
+    from tost import Tost, TostConfig
+
+    layers, heads, channels, vocab = TOY if args.toy else SIZES
+    if args.model == "gpt2":
+        return Gpt2(layers, heads, channels, args.seq, vocab).to(args.device)
+    return Tost(TostConfig(layers, heads, channels, args.seq, vocab)).to(args.device)
+
+
+def flops_per_token(args):
+    """FLOPs of forward and backward: 6 per weight of a matrix product, plus causal attention (half of the T × T
+    products) or, as in tost/flops.h, TSSA."""
+    layers, heads, channels, vocab = TOY if args.toy else SIZES
+    weights = layers * (12 if args.model == "gpt2" else 10) * channels**2 + vocab * channels
+    attention = 6 * channels * args.seq if args.model == "gpt2" else 3 * (10 * channels + 8 * heads)
+    return 6 * weights + layers * attention
+
+
+def training_step(args, torch, plain, model, rows, bf16=False):
+    """A function that does one training step: forward, backward, gradient clipping, fused AdamW. model: plain, or plain
+    as compiled or distributed."""
+    optimizer = torch.optim.AdamW(plain.optimizer_groups(0.01), lr=1e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
+    vocab = (TOY if args.toy else SIZES)[3]
+    x, y = torch.randint(vocab, (2, rows, args.seq), device=args.device)
+
+    def step(micro_batches=1):
+        optimizer.zero_grad()
+        for i in range(micro_batches):
+            with model.no_sync() if i < micro_batches - 1 else contextlib.nullcontext():
+                with torch.autocast(args.device, torch.bfloat16, enabled=bf16):
+                    loss = model(x, y)[1] / micro_batches
+                loss.backward()
+        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
+        optimizer.step()
+        return loss.item()   # waits for the device
+
+    return step
 
 
 def train(args, key="train", compiled=False, bf16=False):
-    """Training steps of tost-base in float32 or bf16: forward, backward, gradient clipping, fused AdamW."""
-    torch, tost = load_torch(args)
-    report(f"{key}_import_memory", peak_bytes() / 2**20, "MiB")
-    model = tost.Tost(tost.PRESETS["tost-base"])
-    config = model.config
-    forward = torch.compile(model) if compiled else model
-    optimizer = torch.optim.AdamW(model.optimizer_groups(0.01), lr=6e-4, betas=(0.9, 0.95), eps=1e-8,
-                                  fused=True)
-    x, y = torch.randint(config.vocab_size, (2, TRAIN_TOKENS // config.block_size, config.block_size))
-
-    def step():
-        optimizer.zero_grad()
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):
-            loss = forward(x, y)[1]
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-
-    seconds = median_seconds(step)
-    report(f"{key}_tokens_per_s", TRAIN_TOKENS / seconds, "tokens/s")
+    torch = load_torch(args)
+    model = build(args)
+    rows = max(1, args.tokens // args.seq)
+    step = training_step(args, torch, model, torch.compile(model) if compiled else model, rows, bf16)
+    try:
+        seconds = median_seconds(step, args.runs, warm=3 if args.device == "cuda" else 1)
+    except torch.cuda.OutOfMemoryError as error:
+        raise Skip(str(error).splitlines()[0]) from error
+    rate = rows * args.seq / seconds
+    report(f"{key}_tokens_per_s", rate, "tokens/s")
     report(f"{key}_step", seconds * 1e3, "ms")
-    report(f"{key}_peak_memory", peak_bytes() / 2**20, "MiB")
+    report(f"{key}_model_flops", rate * flops_per_token(args) * 1e-12, "TFLOP/s")
+    peak = torch.cuda.max_memory_allocated() if args.device == "cuda" else peak_bytes()
+    report(f"{key}_peak_memory", peak / 2**20, "MiB")
 
 
 def ddp_process(rank, args, port, results):
     """One process of ddp. Process 0 puts the median time of a step into results."""
     args.threads, ranks = 1, args.threads
-    torch, tost = load_torch(args)
-    from torch.nn.parallel import DistributedDataParallel
+    torch = load_torch(args)
     torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
-    plain = tost.Tost(tost.PRESETS["tost-base"])
-    config = plain.config
-    model = DistributedDataParallel(plain)
-    optimizer = torch.optim.AdamW(plain.optimizer_groups(0.01), lr=6e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
-    micro_batches = max(1, args.tokens // (ranks * config.block_size))
-    x, y = torch.randint(config.vocab_size, (2, 1, config.block_size))
+    plain = build(args)
+    step = training_step(args, torch, plain, torch.nn.parallel.DistributedDataParallel(plain), rows=1)
+    micro_batches = max(1, args.tokens // (ranks * args.seq))
 
-    def step(count):
-        optimizer.zero_grad()
-        for i in range(count):
-            with model.no_sync() if i < count - 1 else contextlib.nullcontext():
-                (model(x, y)[1] / count).backward()
-        torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
-        optimizer.step()
-
-    step(1)   # warm-up
-    seconds = []
-    for _ in range(args.runs):
+    def together():
         torch.distributed.barrier()
-        start = time.perf_counter()
         step(micro_batches)
         torch.distributed.barrier()
-        seconds.append(time.perf_counter() - start)
+
+    step()   # warm-up
+    seconds = median_seconds(together, args.runs, warm=0)
     if rank == 0:
-        results.put((statistics.median(seconds), ranks * micro_batches * config.block_size))
+        results.put((seconds, ranks * micro_batches * args.seq))
     torch.distributed.destroy_process_group()
 
 
 def ddp(args):
     """Training steps of tost-base on several processes with DistributedDataParallel."""
-    load_torch(args)
+    torch = load_torch(args)
     import socket
-    import torch.multiprocessing as processes
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    results = processes.get_context("spawn").SimpleQueue()
+    results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     os.environ["OMP_NUM_THREADS"] = "1"
-    processes.spawn(ddp_process, (args, port, results), nprocs=args.threads)
+    torch.multiprocessing.spawn(ddp_process, (args, port, results), nprocs=args.threads)
     seconds, tokens = results.get()
     report("ddp_tokens_per_s", tokens / seconds, "tokens/s")
     report("ddp_step", seconds * 1e3, "ms")
 
 
 def sample(args):
-    """Greedy sampling with tost-base in float32. Each token recomputes the whole prefix, but only the last logits."""
-    torch, tost = load_torch(args)
-    model = tost.Tost(tost.PRESETS["tost-base"]).eval()
+    """Greedy sampling in float32. Each token recomputes the whole prefix, but only the last logits."""
+    torch = load_torch(args)
+    if args.model != "tost":
+        raise Skip("only with --model tost")
+    model = build(args).eval()
     for position in SAMPLE_POSITIONS:
         idx = torch.randint(model.config.vocab_size, (1, position))
-
-        def token():
-            nonlocal idx
-            logits, _ = model(idx, last_only=True)
-            idx = torch.cat((idx, logits[:, -1].argmax(-1, keepdim=True)), dim=1)
-
         with torch.inference_mode():
-            report(f"sample_{position}_tokens_per_s", 1 / median_seconds(token), "tokens/s")
-
-
-def sgemm(args):
-    torch, _ = load_torch(args)
-    n = SGEMM_SIZE
-    a, b, c = torch.randn(n, n), torch.randn(n, n), torch.empty(n, n)
-    report("sgemm", 2 * n**3 / median_seconds(lambda: torch.mm(a, b, out=c)) / 1e9, "GFLOP/s")
+            seconds = median_seconds(lambda: model(idx, last_only=True)[0].argmax(-1), args.runs)
+        report(f"sample_{position}_tokens_per_s", 1 / seconds, "tokens/s")
 
 
 def bench_tiktoken(args):
@@ -179,22 +190,21 @@ def bench_tiktoken(args):
     pieces = [text[i : i + 65536] for i in range(0, len(text), 65536)]
     report("tiktoken_text", megabytes, "MB")
     report("tiktoken_tokens", len(encoding.encode_ordinary(text)), "tokens")
-    report("tiktoken_1_thread", megabytes / median_seconds(lambda: encoding.encode_ordinary(text)), "MB/s")
-    batch = median_seconds(lambda: encoding.encode_ordinary_batch(pieces, num_threads=args.threads))
+    report("tiktoken_1_thread", megabytes / median_seconds(lambda: encoding.encode_ordinary(text), args.runs), "MB/s")
+    batch = median_seconds(lambda: encoding.encode_ordinary_batch(pieces, num_threads=args.threads), args.runs)
     report("tiktoken_all_threads", megabytes / batch, "MB/s")
 
 
 SECTIONS = {
     "train": train,
     "sample": sample,
-    "sgemm": sgemm,
     "tiktoken": bench_tiktoken,
     "ddp": ddp,
     "train_bf16": lambda args: train(args, "train_bf16", bf16=True),
     "compiled": lambda args: train(args, "compiled", compiled=True),
     "compiled_bf16": lambda args: train(args, "compiled_bf16", compiled=True, bf16=True),
 }
-DEFAULT = ("train", "sample", "sgemm", "tiktoken")
+DEFAULT = ("train", "sample", "tiktoken")
 
 
 def main():
@@ -203,8 +213,12 @@ def main():
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--threads", type=int, default=cores, help=f"default {cores}, all cores")
-    parser.add_argument("--tokens", type=int, default=8192, help="of a step of ddp (default 8192)")
-    parser.add_argument("--runs", type=int, default=RUNS, help=f"steps of ddp (default {RUNS})")
+    parser.add_argument("--model", choices=("tost", "gpt2"), default="tost", help="default tost")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default cpu")
+    parser.add_argument("--seq", type=int, default=1024, metavar="T", help="sequence length (default 1024)")
+    parser.add_argument("--tokens", type=int, default=1024, metavar="N", help="of a training step (default 1024)")
+    parser.add_argument("--runs", type=int, default=3, metavar="N", help="timed runs (default 3)")
+    parser.add_argument("--toy", action="store_true", help="a model of a few thousand parameters")
     parser.add_argument("--text", type=Path, metavar="FILE", help="plain UTF-8 text for tiktoken")
     parser.add_argument("--vocab", type=Path, metavar="FILE", help="GPT-2's vocab.bpe for tiktoken")
     args = parser.parse_args()
@@ -212,8 +226,7 @@ def main():
         if name not in SECTIONS:
             parser.error(f"no section {name!r}; choose from {', '.join(SECTIONS)}")
     report("threads", args.threads, "threads")
-    if hasattr(os, "getloadavg"):
-        report("load_before", os.getloadavg()[0], "processes")  # 1 or more: the results are not reliable
+    report("load_before", os.getloadavg()[0], "processes")  # 1 or more: the results are not reliable
     for name in args.sections or DEFAULT:
         try:
             SECTIONS[name](args)

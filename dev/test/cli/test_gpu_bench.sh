@@ -96,10 +96,10 @@ if [ -n "${QUICK:-}" ]; then
     skip "the PyTorch models: only in make test_all"
 elif has torch safetensors; then
     for model in tost gpt2; do
-        "$python" "$repo/dev/bench/gpu_peers.py" $model --device cpu --toy --eager --seq 16 --tokens 32 --steps 1 \
+        "$python" "$repo/dev/bench/peers.py" train_bf16 --model $model --toy --seq 16 --tokens 32 --runs 1 \
             >"$dir/out" 2>"$dir/err"
-        check "PyTorch $model: status $?, $(tail -1 "$dir/err")" grep -q '^tokens_per_s [1-9]' "$dir/out"
-        [ $model = gpt2 ] || per_token=$(awk '$1 == "tokens_per_s" { rate = $2 } $1 == "model_flops" { flops = $2 }
+        check "PyTorch $model: status $?, $(tail -1 "$dir/err")" grep -q '^train_bf16_tokens_per_s [1-9]' "$dir/out"
+        [ $model = gpt2 ] || per_token=$(awk '$1 ~ "tokens_per_s" { rate = $2 } $1 ~ "model_flops" { flops = $2 }
             END { printf "%.4g", flops * 1e6 / rate }' "$dir/out")
     done
     head -c 4000 /dev/zero >"$dir/zeros.bin"
