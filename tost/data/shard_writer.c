@@ -46,24 +46,10 @@ static char* shard_name(const ShardWriter* w, Split split, int i, bool final) {
 // ---------------------------------------------------------------------------------------------
 // The folder
 
-static int compare_names(const void* a, const void* b) { return strcmp(*(char* const*)a, *(char* const*)b); }
-
-// Keeps the names of shards that begin with `start`, sorted.
-static void keep_shards(PathList* names, const char* start) {
-    int kept = 0;
-    for (int i = 0; i < names->count; i++) {
-        bool shard = false;
-        char* name = names->paths[i];
-        for (int s = 0; s < SPLITS; s++) {
-            char* split = xasprintf("%s%s_", start, split_names[s]);
-            shard = shard || shard_is_named(name, split);
-            free(split);
-        }
-        if (shard) names->paths[kept++] = name;
-        else free(name);
-    }
-    names->count = kept;
-    qsort(names->paths, (size_t)kept, sizeof *names->paths, compare_names);
+// True if name is START followed by train_NNNNNN.bin or val_NNNNNN.bin.
+static bool is_shard(const char* name, const char* start) {
+    const size_t n = strlen(start);
+    return strncmp(name, start, n) == 0 && (shard_is_named(name + n, "train_") || shard_is_named(name + n, "val_"));
 }
 
 // Fails if shards with this prefix exist: old and new ones would match the same glob.
@@ -72,15 +58,10 @@ static bool check_no_shards(const ShardWriter* w, TostError* err) {
     char *start = xasprintf("%s_", slash ? slash + 1 : w->out), *dir = path_dir(w->out);
     PathList names;
     bool ok = folder_list(&names, dir, err);
-    if (ok) {
-        keep_shards(&names, start);
-        if (names.count == 1)
-            ok = tost_error(err, "%s/%s: exists already; remove it or choose another --out", dir, names.paths[0]);
-        else if (names.count > 1)
-            ok = tost_error(err, "%s/%s and %d more shards exist already; remove them or choose another --out", dir,
-                            names.paths[0], names.count - 1);
-        free_paths(&names);
-    }
+    for (int i = 0; ok && i < names.count; i++)
+        ok = !is_shard(names.paths[i], start)
+            || tost_error(err, "%s/%s: exists already; remove such shards or choose another --out", dir, names.paths[i]);
+    free_paths(&names);
     free(dir);
     free(start);
     return ok;
@@ -99,22 +80,13 @@ static bool lock_folder(ShardWriter* w, TostError* err) {
     return false;
 }
 
-// Fails before the work if the final names are too long. The names in the folder are shorter.
-static bool check_final_name(const ShardWriter* w, TostError* err) {
-    char* path = shard_name(w, SPLIT_TRAIN, 0, true);
-    const bool ok = access(path, F_OK) == 0 || errno == ENOENT
-        || tost_error(err, "%s: cannot be created: %s", path, strerror(errno));
-    free(path);
-    return ok;
-}
-
 // Removes shards left by a killed process. Without locks, that process may still be running.
 static bool remove_stale(const ShardWriter* w, TostError* err) {
     PathList names;
     if (!folder_list(&names, w->folder, err)) return false;
-    keep_shards(&names, "");
     bool ok = true;
     for (int i = 0; ok && i < names.count; i++) {
+        if (!is_shard(names.paths[i], "")) continue;
         char* path = path_join(w->folder, names.paths[i]);
         if (w->lock.unsupported)
             ok = tost_error(err, "%s: exists already, and the file system has no locks: if no other tokenize is "
@@ -155,7 +127,7 @@ ShardWriter* shard_writer_open(const char* out, uint32_t vocab_size, uint64_t sh
     ShardWriter* w = xcalloc(1, sizeof *w);
     *w = (ShardWriter){.out = xstrdup(out), .folder = xasprintf("%s.tmp", out), .vocab_size = vocab_size,
                        .shard_tokens = shard_tokens};
-    if (lock_folder(w, err) && check_final_name(w, err) && check_no_shards(w, err) && remove_stale(w, err)) return w;
+    if (lock_folder(w, err) && check_no_shards(w, err) && remove_stale(w, err)) return w;
     shard_writer_abandon(w);
     return NULL;
 }

@@ -1,11 +1,9 @@
 // shards.c: reads token shards by pread.
 #include "data/shards.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -14,6 +12,7 @@
 #include "base/crc32.h"
 #include "base/error.h"
 #include "base/files.h"
+#include "base/folder.h"
 #include "base/memory.h"
 #include "base/platform.h"
 
@@ -69,79 +68,53 @@ static bool raw_is_plausible(const char* path, const char* head, size_t n, TostE
 // Sets width, first and n_tokens of a file of `size` bytes that begins with the n bytes of head.
 static bool shard_layout(Shard* s, uint64_t size, const char* head, size_t n, TostError* err) {
     const ShardKind* kind = find_kind(head, n);
+    uint32_t version, n_tokens;
     if (!kind) {
         s->width = 2;
-        s->first = 0;
         s->n_tokens = size / 2;
-        if (size % 2) {
-            return tost_error(err, "%s: %" PRIu64 " bytes without a shard header, but a file of raw uint16 "
-                              "ids has an even size; copy or make it again", s->path, size);
-        }
-        return raw_is_plausible(s->path, head, n, err);
+        return size % 2 == 0 ? raw_is_plausible(s->path, head, n, err)
+            : tost_error(err, "%s: %" PRIu64 " bytes without a shard header, but a file of raw uint16 ids has an even "
+                         "size; copy or make it again", s->path, size);
     }
-    if (size < SHARD_HEADER_BYTES) {
-        return tost_error(err, "%s: truncated: %" PRIu64 " bytes, but the header has %d; copy or make it "
-                          "again", s->path, size, SHARD_HEADER_BYTES);
-    }
-    uint32_t version, n_tokens;
+    if (size < SHARD_HEADER_BYTES)
+        return tost_error(err, "%s: truncated: %" PRIu64 " bytes, but the header has %d; copy or make it again",
+                          s->path, size, SHARD_HEADER_BYTES);
     memcpy(&version, head + 4, sizeof version);
     memcpy(&n_tokens, head + 8, sizeof n_tokens);
     s->width = kind->width;
     s->first = SHARD_HEADER_BYTES;
     s->n_tokens = n_tokens;
-    if (version != kind->version) {
+    if (version != kind->version)
         return tost_error(err, "%s: version %" PRIu32 " at offset 4, but shards with magic %" PRIu32
                           " have version %" PRIu32, s->path, version, kind->magic, kind->version);
-    }
-    uint64_t bytes = size - SHARD_HEADER_BYTES, claimed = s->n_tokens * (uint64_t)s->width;
-    if (bytes < claimed) {
-        return tost_error(err, "%s: truncated: offset 8 says %" PRIu64 " tokens, but the file of %" PRIu64
-                          " bytes has %" PRIu64 "; copy or make it again", s->path, s->n_tokens, size,
-                          bytes / (uint64_t)s->width);
-    }
-    if (bytes > claimed) {
-        return tost_error(err, "%s: too long: offset 8 says %" PRIu64 " tokens, but %" PRIu64 " bytes follow "
-                          "them; copy or make it again", s->path, s->n_tokens, bytes - claimed);
-    }
+    const uint64_t bytes = size - SHARD_HEADER_BYTES, claimed = s->n_tokens * (uint64_t)s->width;
+    if (bytes != claimed)
+        return tost_error(err, "%s: %s: offset 8 says %" PRIu64 " tokens, %" PRIu64 " bytes, but %" PRIu64
+                          " follow the header; copy or make it again", s->path,
+                          bytes < claimed ? "truncated" : "too long", s->n_tokens, claimed, bytes);
     return s->n_tokens > 0 || tost_error(err, "%s: no tokens; copy or make it again", s->path);
 }
 
 // ---------------------------------------------------------------------------------------------
 // Reading
 
-enum { SHORT_READ = 1 << 20 };   // instead of an errno; greater than all of them
-
-// Reads tokens without widening them. Returns 0, an errno or SHORT_READ.
-static int read_stored(void* out, const Shard* s, uint64_t first, size_t n) {
-    const size_t bytes = n * (size_t)s->width;
-    const ssize_t got = read_at(s->fd, out, bytes, s->first + first * (uint64_t)s->width);
-    return got < 0 ? errno : (size_t)got < bytes ? SHORT_READ : 0;
-}
-
-// Reads uint16 ids into the second half of the buffer and widens them block by block; no block overwrites a later one.
-static int read_ids(uint32_t* ids, const Shard* s, uint64_t first, size_t n) {
-    enum { BLOCK = 1024 };
-    uint16_t block[BLOCK];
-    if (s->width == 4) return read_stored(ids, s, first, n);
-    char* stored = (char*)ids + n * sizeof *block;
-    const int why = read_stored(stored, s, first, n);
-    for (size_t i = 0, m; !why && i < n; i += m) {
-        m = n - i < BLOCK ? n - i : BLOCK;
-        memcpy(block, stored + i * sizeof *block, m * sizeof *block);
-        for (size_t k = 0; k < m; k++) ids[i + k] = block[k];
-    }
-    return why;
-}
-
 static bool changed(const Shard* s, TostError* err) {
     return tost_error(err, "%s: changed while in use: restore the shard", s->path);
 }
 
-// Reports why the tokens from `first` on could not be read.
-static bool read_error(const Shard* s, uint64_t first, int why, TostError* err) {
-    if (why == SHORT_READ) return changed(s, err);
-    return tost_error(err, "%s: reading at byte %" PRIu64 " failed: %s", s->path,
-                      s->first + first * (uint64_t)s->width, strerror(why));
+// Reads uint16 ids into the second half of the buffer and widens them; no id overwrites a later one.
+static bool read_ids(uint32_t* ids, const Shard* s, uint64_t first, size_t n, TostError* err) {
+    const size_t bytes = n * (size_t)s->width;
+    char* stored = (char*)(ids + n) - bytes;
+    const ssize_t got = read_at(s->fd, stored, bytes, s->first + first * (uint64_t)s->width);
+    if (got < 0) return tost_error(err, "%s: cannot be read: %s", s->path, strerror(errno));
+    if ((size_t)got < bytes) return changed(s, err);
+    for (size_t i = 0; s->width == 2 && i < n; i++) {
+        uint16_t id;
+        memcpy(&id, stored + 2 * i, 2);
+        ids[i] = id;
+    }
+    return true;
 }
 
 // Opens the file and gets its status.
@@ -166,9 +139,7 @@ static bool ensure_same(Shard* s, TostError* err) {
 }
 
 bool shard_read(uint32_t* ids, Shard* s, uint64_t first, size_t n, TostError* err) {
-    if (!ensure_same(s, err)) return false;
-    const int why = read_ids(ids, s, first, n);
-    return !why || read_error(s, first, why, err);
+    return ensure_same(s, err) && read_ids(ids, s, first, n, err);
 }
 
 static bool read_layout(Shard* s, const struct stat* st, TostError* err) {
@@ -208,46 +179,42 @@ static uint32_t largest_of(const uint32_t* ids, size_t n) {
     return top;
 }
 
-// Reports token i, whose id is invalid; `note` ends the message.
-static bool id_error(const Shard* s, uint64_t i, uint32_t id, uint32_t vocab_size, const char* note, TostError* err) {
-    return tost_error(err, "%s: token %" PRIu64 " at byte %" PRIu64 " is %" PRIu32 ", but the vocabulary has %" PRIu32
-                      " ids; use shards made with the model's tokenizer, or raise --vocab-size; %s", s->path, i,
-                      s->first + i * (uint64_t)s->width, id, vocab_size, note);
+// Reads tokens, all of which must be < vocab_size; raises *largest to the largest.
+static bool read_checked(uint32_t* ids, uint32_t* largest, const Shard* s, uint64_t first, size_t n,
+                         uint32_t vocab_size, TostError* err) {
+    if (!read_ids(ids, s, first, n, err)) return false;
+    const uint32_t top = largest_of(ids, n);
+    *largest = top > *largest ? top : *largest;
+    for (size_t i = 0; top >= vocab_size && i < n; i++)
+        if (ids[i] >= vocab_size)
+            return tost_error(err, "%s: token %" PRIu64 " at byte %" PRIu64 " is %" PRIu32 ", but the vocabulary has %"
+                              PRIu32 " ids; use shards made with the model's tokenizer, or raise --vocab-size", s->path,
+                              first + i, s->first + (first + i) * (uint64_t)s->width, ids[i], vocab_size);
+    return true;
 }
 
 bool shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err) {
     enum { BLOCK = 1 << 16 };
     const int64_t blocks = (int64_t)((s->n_tokens + BLOCK - 1) / BLOCK);
-    uint32_t largest = 0, id;
-    uint64_t invalid = 0, first = UINT64_MAX, failed_at = UINT64_MAX;   // first: position of the first invalid id
-    int why = 0;
+    int64_t bad = blocks;   // the first block with an error
+    uint32_t largest = 0;
     if (!ensure_same(s, err)) return false;
-    #pragma omp parallel for schedule(static) if (blocks > 16) reduction(max : largest, why) reduction(+ : invalid) \
-        reduction(min : first, failed_at)
+    #pragma omp parallel for schedule(static) if (blocks > 16) reduction(max : largest)
     for (int64_t b = 0; b < blocks; b++) {
-        const uint64_t at = (uint64_t)b * BLOCK;
-        const size_t n = s->n_tokens - at < BLOCK ? (size_t)(s->n_tokens - at) : BLOCK;
+        const uint64_t at = (uint64_t)b * BLOCK, left = s->n_tokens - at;
         uint32_t* ids = xmalloc(BLOCK * sizeof *ids);   // threads may have small stacks
-        const int failed = why > 0 ? why : read_ids(ids, s, at, n);   // a thread's copy starts below 0
-        const uint32_t top = failed ? 0 : largest_of(ids, n);
-        if (failed) {
-            why = failed;
-            failed_at = at < failed_at ? at : failed_at;
-        }
-        largest = top > largest ? top : largest;
-        for (size_t i = 0; top >= vocab_size && i < n; i++) {
-            if (ids[i] < vocab_size) continue;
-            invalid++;
-            first = at + i < first ? at + i : first;
-        }
+        TostError e;
+        const bool ok = read_checked(ids, &largest, s, at, left < BLOCK ? (size_t)left : BLOCK, vocab_size, &e);
         free(ids);
+        if (ok) continue;
+        #pragma omp critical
+        if (b < bad) {
+            bad = b;
+            *err = e;
+        }
     }
-    if (why > 0) return read_error(s, failed_at, why, err);
     s->largest_id = largest;
-    if (!invalid) return true;
-    char note[64];
-    snprintf(note, sizeof note, "invalid ids in this shard: %" PRIu64, invalid);
-    return shard_read(&id, s, first, 1, err) && id_error(s, first, id, vocab_size, note, err);
+    return bad == blocks;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -284,23 +251,22 @@ static bool add_shard(ShardStream* s, int64_t* bytes, const char* path, TostErro
 // A killed tokenize may leave OUT_train_000000.bin and OUT.tmp/train_000001.bin (shard_writer.c). Checks this for one
 // shard.
 static bool check_published(const char* path, TostError* err) {
-    const char* slash = strrchr(path, '/');
-    char* folder = xstrdup(path);
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    size_t n = strlen(name);
+    for (int fields = 0; fields < 2 && n > 0; fields++)   // without _NNNNNN.bin and _train or _val
+        while (n > 0 && name[--n] != '_') {}
+    char* tmp = xasprintf("%.*s.tmp", (int)((size_t)(name - path) + n), path);
+    PathList names;
+    TostError none;
     bool ok = true;
-    for (int fields = 0; fields < 2; fields++) {   // removes _NNNNNN.bin and _train or _val
-        char* end = strrchr(folder + (slash ? slash - path : 0), '_');
-        if (end) *end = 0;
-    }
-    char* tmp = xasprintf("%s.tmp", folder);
-    DIR* entries = opendir(tmp);
-    for (struct dirent* e; ok && entries && (e = readdir(entries));)
-        ok = (!shard_is_named(e->d_name, "train_") && !shard_is_named(e->d_name, "val_"))
+    folder_list(&names, tmp, &none);
+    for (int i = 0; ok && i < names.count; i++)
+        ok = (!shard_is_named(names.paths[i], "train_") && !shard_is_named(names.paths[i], "val_"))
             || tost_error(err, "%s: the shards that follow it are still in %s, because tokenize was killed or is not "
                           "finished: remove both and tokenize again, or only the folder if no shard is missing",
                           path, tmp);
-    if (entries) closedir(entries);
+    free_paths(&names);
     free(tmp);
-    free(folder);
     return ok;
 }
 
@@ -336,23 +302,13 @@ uint32_t stream_largest_id(const ShardStream* s) {
     return largest;
 }
 
-// Reports the first invalid id among n ids; there must be one.
-static bool stream_id_error(const Shard* s, const uint32_t* ids, uint64_t at, uint32_t vocab_size, TostError* err) {
-    size_t i = 0;
-    while (ids[i] < vocab_size) i++;
-    char note[64];
-    snprintf(note, sizeof note, "`info --vocab-size %" PRIu32 " SHARD` checks a whole shard", vocab_size);
-    return id_error(s, at + i, ids[i], vocab_size, note, err);
-}
-
 bool stream_read(int32_t* out, ShardStream* s, uint64_t first, size_t n, TostError* err) {
-    uint32_t* ids = (uint32_t*)out;
+    uint32_t *ids = (uint32_t*)out, largest = 0;
     for (int k = n ? find_interval(s->start, s->count, first) : 0; n; k++) {
         const uint64_t left = s->start[k + 1] - first, at = first - s->start[k];
         const size_t here = left < n ? (size_t)left : n;
         Shard* shard = enter_shard(s, k);
-        if (!shard_read(ids, shard, at, here, err)) return false;
-        if (largest_of(ids, here) >= s->vocab_size) return stream_id_error(shard, ids, at, s->vocab_size, err);
+        if (!ensure_same(shard, err) || !read_checked(ids, &largest, shard, at, here, s->vocab_size, err)) return false;
         ids += here;
         first += here;
         n -= here;
@@ -366,10 +322,11 @@ static bool ends_crc(uint32_t* crc, Shard* s, TostError* err) {
     const uint64_t n = s->n_tokens, head = n < SHARD_CRC_TOKENS ? n : SHARD_CRC_TOKENS;
     const uint64_t tail = n - head < SHARD_CRC_TOKENS ? n - head : SHARD_CRC_TOKENS;
     *crc = crc32_update(*crc, &n, sizeof n);
-    if (!shard_read(ids, s, 0, (size_t)head, err)) return false;
-    *crc = crc32_update(*crc, ids, (size_t)head * sizeof *ids);
-    if (!shard_read(ids, s, n - tail, (size_t)tail, err)) return false;
-    *crc = crc32_update(*crc, ids, (size_t)tail * sizeof *ids);
+    for (int end = 0; end < 2; end++) {
+        const size_t count = (size_t)(end ? tail : head);
+        if (!shard_read(ids, s, end ? n - tail : 0, count, err)) return false;
+        *crc = crc32_update(*crc, ids, count * sizeof *ids);
+    }
     return true;
 }
 

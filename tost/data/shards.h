@@ -38,8 +38,7 @@ void shard_close(Shard* s);
 // an error.
 bool shard_read(uint32_t* ids, Shard* s, uint64_t first, size_t n, TostError* err);
 
-// Reads all tokens and sets largest_id. Fails if ids are >= vocab_size: the error has the first, its position and their
-// number.
+// Reads all tokens and sets largest_id. Fails if ids are >= vocab_size: the error has the first and its position.
 bool shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err);
 
 // ---------------------------------------------------------------------------------------------

@@ -80,8 +80,6 @@ typedef struct {
     bool        end;                 // end of file reached
 } Source;
 
-static bool is_stdin(const char* path) { return strcmp(path, "-") == 0; }
-
 // ---------------------------------------------------------------------------------------------
 // A batch: collecting parts, encoding and writing them
 
@@ -105,11 +103,9 @@ static void add_text(Job* job, const char* text, size_t n, bool ends) {
     if (!job->in_document) return;
     for (size_t want = job->part_bytes; want < n;) {
         size_t cut = tokenizer_last_cut(text, want);
-        if (cut) {
-            add_part(job, text, cut, false);
-            text += cut;
-            n -= cut;
-        }
+        if (cut) add_part(job, text, cut, false);
+        text += cut;
+        n -= cut;
         want = cut ? job->part_bytes : want * 2;
     }
     add_part(job, text, n, ends);
@@ -117,11 +113,7 @@ static void add_text(Job* job, const char* text, size_t n, bool ends) {
 }
 
 static void encode_parts(Job* job) {
-    if (job->n_ids > job->ids_cap) {
-        free(job->ids);
-        job->ids = xmalloc(job->n_ids * sizeof *job->ids);
-        job->ids_cap = job->n_ids;
-    }
+    if (job->n_ids > job->ids_cap) job->ids = xrealloc(job->ids, (job->ids_cap = job->n_ids) * sizeof *job->ids);
     #pragma omp parallel for schedule(dynamic) num_threads(job->threads) if (job->n_parts > 1)
     for (size_t i = 0; i < job->n_parts; i++) {
         Part* part = job->parts + i;
@@ -155,7 +147,7 @@ static bool finish_batch(Job* job, TostError* err) {
 // Does not wait for the writer of a FIFO; wait_for_input does.
 static bool source_open(Source* s, const char* path, TostError* err) {
     struct stat st;
-    const bool standard = is_stdin(path);
+    const bool standard = strcmp(path, "-") == 0;
     *s = (Source){.name = standard ? "standard input" : path,
                   .fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     if (s->fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
@@ -292,24 +284,17 @@ static size_t collect_lines(Job* job, const Source* s, char* text, size_t* numbe
 }
 
 static bool tokenize_jsonl(Job* job, Source* s, TostError* err) {
-    size_t used = 0, text_cap = 0, number = 0;
-    char* text = NULL;
+    size_t used = 0, number = 0;
     bool ok = true;
-    while (ok && !s->end) {
-        ok = source_read(s, used, job, err);
-        if (!ok) break;
-        if (text_cap < s->n + 1) {
-            free(text);
-            text = xmalloc(text_cap = s->cap + 1);
-        }
+    while (ok && !s->end && (ok = source_read(s, used, job, err))) {
+        char* text = xmalloc(s->n + 1);
         used = collect_lines(job, s, text, &number);
         ok = decode_lines(job, s->name, err);
-        for (size_t i = 0; ok && i < job->n_lines; i++) {
+        for (size_t i = 0; ok && i < job->n_lines; i++)
             add_text(job, job->lines[i].text, job->lines[i].n_text, true);
-        }
         ok = ok && finish_batch(job, err);
+        free(text);
     }
-    free(text);
     return ok;
 }
 
@@ -326,34 +311,21 @@ static bool tokenize_file(Job* job, const char* path, TostError* err) {
 
 // Checks an input file before the work begins. The content of pipes and devices is checked when they are read.
 static bool check_file(const char* path, TostError* err) {
-    struct stat st;
     Source s;
     char head[TEXT_HEAD_BYTES];
+    struct stat st;
     size_t skip;
-    if (access(path, R_OK) != 0 || stat(path, &st) != 0)
-        return tost_error(err, "%s: cannot be read: %s", path, strerror(errno));
-    if (S_ISDIR(st.st_mode)) return tost_error(err, "%s: a folder; give the files in it", path);
-    if (!S_ISREG(st.st_mode)) return true;
+    bool ok = true;
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)) return true;
     if (!source_open(&s, path, err)) return false;
-    const ssize_t n = read_at(s.fd, head, sizeof head, 0);
-    const bool ok = n < 0 ? tost_error(err, "%s: cannot be read: %s", path, strerror(errno))
-                          : text_check_head(&skip, path, head, (size_t)n, err);
+    if (S_ISDIR(s.mode)) ok = tost_error(err, "%s: a folder; give the files in it", path);
+    else if (S_ISREG(s.mode) && s.fd != STDIN_FILENO) {
+        const ssize_t n = read_at(s.fd, head, sizeof head, 0);
+        ok = n < 0 ? tost_error(err, "%s: cannot be read: %s", path, strerror(errno))
+                   : text_check_head(&skip, path, head, (size_t)n, err);
+    }
     source_close(&s);
     return ok;
-}
-
-// Checks everything that can be checked before the work begins.
-static bool check_options(const TokenizeOptions* o, TostError* err) {
-    if (!(o->val_frac >= 0 && o->val_frac < 1)) {
-        return tost_error(err, "--val-frac %g: out of range; give 0 to 0.999999", o->val_frac);
-    }
-    if (o->n_files < 1) return tost_error(err, "no input; give text files, or - for standard input");
-    int stdins = 0;
-    for (int i = 0; i < o->n_files; i++) {
-        if (is_stdin(o->files[i])) stdins++;
-        else if (!check_file(o->files[i], err)) return false;
-    }
-    return stdins < 2 || tost_error(err, "-: standard input is given %d times, but can be read only once", stdins);
 }
 
 // If there is only one document, all of it is in the training shards: moves its last tokens to the validation shards.
@@ -368,7 +340,7 @@ static bool split_document(Job* job, TostError* err) {
 
 static bool check_result(const Job* job, TostError* err) {
     const TokenizeResult* r = job->r;
-    double frac = job->o->val_frac;
+    const double frac = job->o->val_frac;
     if (!r->documents) return tost_error(err, "no document in the %" PRIu64 " bytes of input", r->bytes);
     if (job->o->val_required && frac > 0 && !r->written[SPLIT_VAL].tokens) {
         return tost_error(err, "--val-frac %g: none of %" PRIu64 " documents went to the validation shards; separate "
@@ -397,7 +369,8 @@ static bool run_job(Job* job, TostError* err) {
 
 bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err) {
     *r = (TokenizeResult){0};
-    if (!check_options(o, err)) return false;
+    for (int i = 0; i < o->n_files; i++)
+        if (!check_file(o->files[i], err)) return false;
     Job job = {.o = o, .r = r, .batch_bytes = o->batch_bytes ? o->batch_bytes : BATCH_BYTES};
     job.part_bytes = job.batch_bytes / BATCH_PARTS + 1;
     char* dir = path_dir(o->out);

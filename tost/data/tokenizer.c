@@ -11,12 +11,12 @@
 #include "base/files.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "data/lines.h"
 #include "data/unicode_tables.h"
 
 enum {
     BYTES       = 256,        // number of byte tokens
-    MAX_TOKENS  = 1 << 24,    // an id has 24 bits, so that a 64-bit heap key has room for an id and a position
-    MAX_FILE    = 1 << 28,    // bytes of the file
+    MAX_FILE    = 1 << 24,    // bytes: so an id has 24 bits, and a 64-bit heap key has room for an id and a position
     SHORT_PIECE = 96,         // pieces of up to this many bytes are merged by repeated scans, longer ones with a heap
     NO_TOKEN    = 0x7fffffff, // no merge; greater than every id
 };
@@ -178,17 +178,19 @@ size_t encode_documents(uint32_t* ids, const Tokenizer* t, const char* text, siz
 // ---------------------------------------------------------------------------------------------
 // Merging the bytes of a piece
 
-static inline size_t merge_slot(uint32_t left, uint32_t right, unsigned bits) {
-    return (size_t)((((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15) >> (64 - bits));
+// The slot of (left, right), or the free one where it belongs.
+static inline Merge* find_merge(const Tokenizer* t, uint32_t left, uint32_t right) {
+    const size_t mask = ((size_t)1 << t->merge_bits) - 1;
+    const uint64_t hash = ((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15;
+    for (size_t i = (size_t)(hash >> (64 - t->merge_bits));; i = (i + 1) & mask) {
+        Merge* m = t->merges + i;
+        if (m->merged == NO_TOKEN || (m->left == left && m->right == right)) return m;
+    }
 }
 
 // The token that (left, right) merges into, or NO_TOKEN. Ids are in rank order: the smallest id is merged first.
 static inline uint32_t merged(const Tokenizer* t, uint32_t left, uint32_t right) {
-    size_t mask = ((size_t)1 << t->merge_bits) - 1;
-    for (size_t i = merge_slot(left, right, t->merge_bits);; i = (i + 1) & mask) {
-        const Merge* m = t->merges + i;
-        if (m->merged == NO_TOKEN || (m->left == left && m->right == right)) return m->merged;
-    }
+    return find_merge(t, left, right)->merged;
 }
 
 // n <= SHORT_PIECE bytes. pair[i] is the token that id[i] and id[i + 1] merge into. GPT-2 merges all equal pairs in one
@@ -291,23 +293,12 @@ typedef struct {
 typedef struct { CachedPiece way[2]; } CacheSet;  // the newer entry first
 _Static_assert(sizeof(CacheSet) == 64, "a set is one cache line");
 
-struct TokenizerCache {
-    CacheSet* sets;     // 2^CACHE_BITS
-    void*     memory;   // the allocation; sets is aligned within it
-};
+struct TokenizerCache { CacheSet sets[1 << CACHE_BITS]; };
 
-TokenizerCache* tokenizer_cache_new(void) {
-    TokenizerCache* cache = xmalloc(sizeof *cache);
-    cache->memory = xcalloc(((size_t)1 << CACHE_BITS) + 1, sizeof(CacheSet));
-    uintptr_t past = (uintptr_t)cache->memory % sizeof(CacheSet);
-    cache->sets = (CacheSet*)((char*)cache->memory + (past ? sizeof(CacheSet) - past : 0));
-    return cache;
-}
+TokenizerCache* tokenizer_cache_new(void) { return alloc_pages(sizeof(TokenizerCache)); }
 
 void tokenizer_cache_free(TokenizerCache* cache) {
-    if (!cache) return;
-    free(cache->memory);
-    free(cache);
+    if (cache) free_pages(cache, sizeof *cache);
 }
 
 // key (2) of the len bytes at s; s has `readable` bytes.
@@ -388,14 +379,14 @@ static int alphabet_byte(uint32_t c) {
 typedef struct {
     Tokenizer*  t;
     TostError*  err;
-    size_t      line;       // 1-based
+    Lines       lines;
     uint32_t*   pieces;     // hash table bytes -> id + 1 of the tokens so far; 0: free slot
     size_t      mask;
 } Loader;
 
 static bool line_error(const Loader* l, const char* text, size_t n, const char* what) {
     enum { QUOTED = 40 };  // bytes of the text that are shown
-    return tost_error(l->err, "%s: line %zu: '%.*s' %s", l->t->path, l->line, (int)(n < QUOTED ? n : QUOTED), text,
+    return tost_error(l->err, "%s: line %zu: '%.*s' %s", l->t->path, l->lines.number, (int)(n < QUOTED ? n : QUOTED), text,
                       what);
 }
 
@@ -411,8 +402,8 @@ static uint32_t* piece_slot(const Loader* l, const char* bytes, size_t n) {
 
 // Assigns the next id to the n bytes after the last piece.
 static void add_piece(Tokenizer* t, size_t n) {
+    t->first[t->size + 1] = t->first[t->size] + n;
     t->size++;
-    t->first[t->size] = t->first[t->size - 1] + n;
 }
 
 // The id of one part of a merge, -1 on error. Writes its bytes to out.
@@ -432,13 +423,6 @@ static int part_id(const Loader* l, char* out, size_t* bytes, const char* text, 
     return id;
 }
 
-// Adds the merge of (left, right) into the next id.
-static void add_merge(Tokenizer* t, uint32_t left, uint32_t right) {
-    size_t mask = ((size_t)1 << t->merge_bits) - 1, i = merge_slot(left, right, t->merge_bits);
-    while (t->merges[i].merged != NO_TOKEN) i = (i + 1) & mask;
-    t->merges[i] = (Merge){left, right, (uint32_t)t->size};
-}
-
 // One line: "left right".
 static bool read_merge(Loader* l, const char* text, size_t n) {
     Tokenizer* t = l->t;
@@ -453,22 +437,9 @@ static bool read_merge(Loader* l, const char* text, size_t n) {
     if (right < 0) return false;
     uint32_t* slot = piece_slot(l, out, left_bytes + right_bytes);
     if (*slot) return line_error(l, text, n, "repeats an earlier token");
-    add_merge(t, (uint32_t)left, (uint32_t)right);
+    *find_merge(t, (uint32_t)left, (uint32_t)right) = (Merge){(uint32_t)left, (uint32_t)right, (uint32_t)t->size};
     add_piece(t, left_bytes + right_bytes);
     *slot = (uint32_t)t->size;
-    return true;
-}
-
-static bool read_merges(Loader* l, const char* text, size_t size) {
-    static const char version[] = "#version";
-    for (size_t p = 0; p < size; l->line++) {
-        const char* feed = memchr(text + p, '\n', size - p);
-        size_t n = feed ? (size_t)(feed - text) - p : size - p, next = p + n + (feed != NULL);
-        if (n && text[p + n - 1] == '\r') n--;
-        bool head = l->line == 1 && n >= sizeof version - 1 && memcmp(text, version, sizeof version - 1) == 0;
-        if (!head && !read_merge(l, text + p, n)) return false;
-        p = next;
-    }
     return true;
 }
 
@@ -500,12 +471,12 @@ static void prepare(Loader* l, size_t n_lines, size_t file_size) {
 static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
     size_t n_lines = 1;
     for (size_t i = 0; i < file->size; i++) n_lines += file->data[i] == '\n';
-    if (n_lines > MAX_TOKENS - BYTES - 1)
-        return tost_error(err, "%s: %zu lines, but a vocab.bpe has at most %d", t->path, n_lines,
-                          MAX_TOKENS - BYTES - 1);
-    Loader l = {.t = t, .err = err, .line = 1};
+    Loader l = {.t = t, .err = err, .lines = {file->data, file->data + file->size, 0}};
     prepare(&l, n_lines, file->size);
-    const bool ok = read_merges(&l, file->data, file->size);
+    const char* line;
+    bool ok = true;
+    for (size_t n; ok && next_line(&line, &n, &l.lines);)
+        ok = (l.lines.number == 1 && strncmp(line, "#version", strlen("#version")) == 0) || read_merge(&l, line, n);
     free(l.pieces);
     if (!ok && file->size > 0 && file->data[0] == '{')
         return tost_error(err, "%s: not a vocab.bpe; dev/data/vocab.py --from FILE --out vocab.bpe converts a "

@@ -115,13 +115,13 @@ static void test_shard_kinds(Checks* c, const char* tmp) {
 
 static void test_shards_refused(Checks* c, const char* tmp) {
     static const struct { uint32_t magic, version, claims; size_t n; const char* error; } cases[] = {
-        {MAGIC_U16, 1, 10, 9, "truncated: offset 8 says 10 tokens, but the file of 1042 bytes has 9"},
-        {MAGIC_U16, 1, 10, 0, "truncated: offset 8 says 10 tokens, but the file of 1024 bytes has 0"},
-        {MAGIC_U32, 7, 10, 9, "truncated: offset 8 says 10 tokens, but the file of 1060 bytes has 9"},
+        {MAGIC_U16, 1, 10, 9, "truncated: offset 8 says 10 tokens, 20 bytes, but 18 follow"},
+        {MAGIC_U16, 1, 10, 0, "truncated: offset 8 says 10 tokens, 20 bytes, but 0 follow"},
+        {MAGIC_U32, 7, 10, 9, "truncated: offset 8 says 10 tokens, 40 bytes, but 36 follow"},
         {MAGIC_U16, 1, 0xffffffff, 4, "truncated: offset 8 says 4294967295 tokens"},
         {MAGIC_U32, 7, 0xffffffff, 4, "truncated: offset 8 says 4294967295 tokens"},
-        {MAGIC_U16, 1, 9, 10, "offset 8 says 9 tokens, but 2 bytes follow them"},
-        {MAGIC_U32, 7, 9, 10, "offset 8 says 9 tokens, but 4 bytes follow them"},
+        {MAGIC_U16, 1, 9, 10, "too long: offset 8 says 9 tokens, 18 bytes, but 20 follow"},
+        {MAGIC_U32, 7, 9, 10, "too long: offset 8 says 9 tokens, 36 bytes, but 40 follow"},
         {MAGIC_U16, 1, 0, 1, "offset 8 says 0 tokens"}, {MAGIC_U16, 1, 0, 0, "no tokens"},
         {MAGIC_U32, 7, 0, 0, "no tokens"},
         {MAGIC_U16, 2, 5, 5, "version 2 at offset 4, but shards with magic 20240520 have version 1"},
@@ -327,7 +327,6 @@ static void test_check_ids(Checks* c, const char* tmp) {
         check(c, shard_check_ids(&s, 301, &err) && s.largest_id == 300, "the largest id is 300: %s", err.text);
         check_refused(c, shard_check_ids(&s, 300, &err), &err, "token 1200007 at byte 2401038 is 300",
                       "two invalid ids");
-        check(c, strstr(err.text, "invalid ids in this shard: 2") != NULL, "two invalid ids: %s", err.text);
         reading.how = READ_UNTIL;
         reading.calls = 0;
         reading.last = 30;
@@ -594,16 +593,13 @@ static int count_files(const char* dir) {
 
 static void test_writer_refuses(Checks* c, const char* tmp) {
     char *dir = sub_folder(tmp, "refused"), *out = path_join(dir, "a");
-    char *old = path_join(dir, "a_val_000001.bin"), *older = path_join(dir, "a_train_000000.bin");
-    char* below = path_join(old, "b");
+    char *old = path_join(dir, "a_val_000001.bin"), *below = path_join(old, "b");
     TostError err;
     write_text(old, "x");
     check_refused(c, shard_writer_open(out, 50257, 4, &err), &err, "a_val_000001.bin: exists already", "old shard");
-    write_text(older, "x");
-    check_refused(c, shard_writer_open(out, 50257, 4, &err), &err, "a_train_000000.bin and 1 more", "two old shards");
     check_refused(c, shard_writer_open(below, 50257, 4, &err), &err, "a_val_000001.bin: ", "file in place of a folder");
-    check(c, count_files(dir) == 2, "an error must write nothing");
-    free(below), free(older), free(old), free(out), free(dir);
+    check(c, count_files(dir) == 1, "an error must write nothing");
+    free(below), free(old), free(out), free(dir);
 }
 
 static const uint32_t ten_ids[10] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
