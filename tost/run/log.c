@@ -14,30 +14,13 @@
 #include "base/files.h"
 #include "base/folder.h"
 #include "base/memory.h"
-#include "base/output.h"
 #include "base/platform.h"
-#include "base/signals.h"
 
 static const char header[] = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n";
-enum { COMMAS = 7 };
-
-// The step of the row line[0..n), or -1 if it is not a row.
-static int64_t row_step(const char* line, size_t n) {
-    int commas = 0;
-    for (size_t i = 0; i < n; i++) commas += line[i] == ',';
-    int64_t step = 0;
-    size_t digits = 0;
-    for (; digits < n && digits < 18 && line[digits] >= '0' && line[digits] <= '9'; digits++)
-        step = step * 10 + (line[digits] - '0');
-    return commas == COMMAS && digits > 0 && line[digits] == ',' ? step : -1;
-}
+enum { COMMAS = 7 };   // in a row
 
 static bool foreign_log(const char* path, TostError* err) {
     return tost_error(err, "%s: line 1 is not the header of a log.csv; move the file away to start a new log", path);
-}
-
-static bool being_written(const char* path, TostError* err) {
-    return tost_error(err, "%s is being written by another run: give another --log", path);
 }
 
 // True if the n bytes are a complete or truncated header, possibly followed by zeros: a power failure can leave zeros
@@ -49,19 +32,32 @@ static bool starts_log(const char* head, size_t n) {
     return i == n;
 }
 
+static bool check_regular(const char* path, TostError* err) {
+    struct stat st;
+    return stat(path, &st) != 0 || S_ISREG(st.st_mode)
+           || tost_error(err, "%s is not a regular file: give another --log", path);
+}
+
+// Other processes may read the log of a run, but two must not write it.
+static bool lock_log(int fd, const char* path, TostError* err) {
+    return flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK
+           || tost_error(err, "%s is being written by another run: give another --log", path);
+}
+
 bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
     struct stat st;
     char head[sizeof header];
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0) return true;
+    if (!check_regular(path, err)) return false;
+    if (stat(path, &st) != 0 || st.st_size == 0) return true;
     if (!overwrite)
         return tost_error(err, "%s already exists: give another --log, or replace its run with --out DIR --overwrite",
                           path);
     FILE* file = fopen(path, "rb");
     if (!file) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
     const size_t n = fread(head, 1, sizeof header - 1, file);
-    const bool busy = flock(fileno(file), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    const bool free_log = lock_log(fileno(file), path, err);
     fclose(file);
-    return busy ? being_written(path, err) : starts_log(head, n) || foreign_log(path, err);
+    return free_log && (starts_log(head, n) || foreign_log(path, err));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -78,7 +74,8 @@ static bool find_end(off_t* keep, FILE* in, const char* path, int64_t resume_ste
     const bool is_log = n <= 0 || starts_log(line, (size_t)n);
     *keep = is_log && n > 0 && strcmp(line, header) == 0 ? n : 0;
     while (*keep && last < resume_step - 1 && (n = getline(&line, &cap, in)) > 0 && line[n - 1] == '\n') {
-        step = row_step(line, (size_t)n);
+        LogRow row;
+        step = log_row_parse(&row, line) ? row.step : -1;
         if (step < 0 || step >= resume_step) break;
         last = step;
         number++;
@@ -94,40 +91,16 @@ static bool find_end(off_t* keep, FILE* in, const char* path, int64_t resume_ste
                       number, (long long)last, (long long)resume_step, remedy);
 }
 
-// Cuts the file; see log_open. *empty: no header is left.
-static bool cut(bool* empty, LogFile* log, int64_t resume_step, TostError* err) {
-    off_t keep = 0;
-    FILE* in = resume_step < 0 ? NULL : fopen(log->path, "rb");
-    const bool ok = resume_step < 0 || (in ? find_end(&keep, in, log->path, resume_step, err)
-                                           : tost_error(err, "%s: cannot be read: %s", log->path, strerror(errno)));
-    if (in) fclose(in);
-    *empty = keep == 0;
-    return ok && (ftruncate(log->fd, keep) == 0
-                  || tost_error(err, "%s: cannot be truncated to %lld bytes: %s", log->path, (long long)keep,
-                                strerror(errno)));
-}
-
-// Waits for the reader of a pipe until the run is to stop; what it has not taken by then is dropped.
-static ssize_t write_stream(int fd, const void* bytes, size_t n) {
-    size_t done;
-    do done = output_write(fd, bytes, n, OUTPUT_TIMEOUT);
-    while (done == 0 && errno == EAGAIN && !signals_received());
-    return done > 0 ? (ssize_t)done : errno == EAGAIN ? (ssize_t)n : -1;
-}
-
 // Writes as many pending bytes as possible.
 static bool write_pending(LogFile* log, TostError* err) {
     struct stat st;
     int why = 0;
-    if (log->n_pending == 0) return true;
-    if (log->regular && fstat(log->fd, &st) == 0 && st.st_nlink == 0)
-        return tost_error(err, "%s was removed", log->path);
+    if (fstat(log->fd, &st) == 0 && st.st_nlink == 0) return tost_error(err, "%s was removed", log->path);
     while (log->n_pending > 0 && !why) {
-        const ssize_t n = (log->regular ? write : write_stream)(log->fd, log->pending, log->n_pending);
+        const ssize_t n = write(log->fd, log->pending, log->n_pending);
         if (n <= 0) why = n == 0 ? ENOSPC : errno == EINTR ? 0 : errno;
         else memmove(log->pending, log->pending + n, log->n_pending -= (size_t)n);
     }
-    if (!log->regular) log->n_pending = 0;
     return !why || tost_error(err, "%s: cannot be written: %s", log->path, strerror(why));
 }
 
@@ -139,12 +112,18 @@ static bool write_text(LogFile* log, const char* text, TostError* err) {
     return write_pending(log, err);
 }
 
-static bool start(LogFile* log, int64_t resume_step, TostError* err) {
-    bool empty = true;
-    if (log->regular && flock(log->fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK)
-        return being_written(log->path, err);
-    if (log->regular && !cut(&empty, log, resume_step, err)) return false;
-    return (!empty || write_text(log, header, err)) && (!log->regular || sync_parent(log->path, err));
+// Cuts the file, see log_open, and starts it with the header if none is left.
+static bool cut(LogFile* log, int64_t resume_step, TostError* err) {
+    off_t keep = 0;
+    FILE* in = resume_step < 0 ? NULL : fopen(log->path, "rb");
+    const bool ok = resume_step < 0 || (in ? find_end(&keep, in, log->path, resume_step, err)
+                                           : tost_error(err, "%s: cannot be read: %s", log->path, strerror(errno)));
+    if (in) fclose(in);
+    if (!ok) return false;
+    if (ftruncate(log->fd, keep) != 0)
+        return tost_error(err, "%s: cannot be truncated to %lld bytes: %s", log->path, (long long)keep,
+                          strerror(errno));
+    return (keep > 0 || write_text(log, header, err)) && sync_parent(log->path, err);
 }
 
 static void drop(LogFile* log) {
@@ -154,16 +133,12 @@ static void drop(LogFile* log) {
 }
 
 bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err) {
-    struct stat st = {0};
-    const bool regular = stat(path, &st) != 0 || S_ISREG(st.st_mode);
-    const int stream_flags = regular ? 0 : O_NONBLOCK;   // do not wait for the reader of a FIFO
-    const int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC | stream_flags, 0666);
     *log = (LogFile){0};
-    if (fd < 0 && errno == ENXIO && S_ISFIFO(st.st_mode))
-        return tost_error(err, "%s: a FIFO that no process reads: start its reader first, or give a file", path);
+    if (!check_regular(path, err)) return false;
+    const int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) return tost_error(err, "%s: cannot be opened for writing: %s", path, strerror(errno));
-    *log = (LogFile){.path = xstrdup(path), .fd = fd, .regular = regular};
-    if (start(log, resume_step, err)) return true;
+    *log = (LogFile){.path = xstrdup(path), .fd = fd};
+    if (lock_log(fd, path, err) && cut(log, resume_step, err)) return true;
     close(fd);
     drop(log);
     return false;
@@ -189,8 +164,8 @@ bool log_row_parse(LogRow* row, const char* text) {
         if (*p != ',' && (end == p || *end != (i < COMMAS ? ',' : '\n'))) return false;
         p = *p == ',' ? p + 1 : end + 1;
     }
-    if (*p || row_step(text, strlen(text)) < 0 || !(field[1] >= 0 && field[1] < 9e18)) return false;
-    *row = (LogRow){.step = row_step(text, strlen(text)), .tokens = strtoll(strchr(text, ',') + 1, NULL, 10),
+    if (*p || !(field[0] >= 0 && field[0] < 1e15) || !(field[1] >= 0 && field[1] < 9e18)) return false;
+    *row = (LogRow){.step = (int64_t)field[0], .tokens = strtoll(strchr(text, ',') + 1, NULL, 10),
                     .train_loss = field[2], .val_loss = field[3], .lr = field[4], .grad_norm = field[5],
                     .ms = field[6], .tokens_per_s = field[7]};
     return true;
@@ -204,9 +179,8 @@ bool log_row(LogFile* log, const LogRow* row, TostError* err) {
 }
 
 bool log_sync(LogFile* log, TostError* err) {
-    if (!write_pending(log, err)) return false;
-    return !log->regular || sync_file(log->fd)   // a device or a pipe cannot be synced
-        || tost_error(err, "%s: cannot be synced: %s", log->path, strerror(errno));
+    return write_pending(log, err)
+           && (sync_file(log->fd) || tost_error(err, "%s: cannot be synced: %s", log->path, strerror(errno)));
 }
 
 bool log_close(LogFile* log, TostError* err) {

@@ -571,25 +571,6 @@ Options options_default(Command command, const TostEngine* engine) {
 // ---------------------------------------------------------------------------------------------
 // Checks of combinations
 
-char* options_unused(const Options* given, const Options* o, int i) {
-    const struct { const char *name, *with; bool off; } unused[] = {
-        {"val-data", "val-every 0", o->val_every == 0},
-        {"val-batches", "val-every 0", o->val_every == 0},
-        {"keep", "save-every 0", o->save_every == 0},
-        {"ema", "save-every 0", o->ema > 0 && o->save_every == 0 && !o->keep_best},
-        {"keep-best", "val-every 0", o->val_every == 0},
-        {"stop-at-val", "val-every 0", o->val_every == 0},
-        {"decay-frac", "schedule other than wsd", o->schedule != SCHEDULE_WSD},
-        {"min-lr-frac", "schedule constant", o->schedule == SCHEDULE_CONSTANT},
-        {sample_option_given(given), "sample-every 0", o->sample_every == 0},
-        {sample_option_given(given), "quiet", o->quiet && o->sample_every > 0},
-    };
-    for (size_t k = 0; k < countof(unused); k++)
-        if (unused[k].off && unused[k].name && option_given(given, unused[k].name) && i-- == 0)
-            return xasprintf("--%s has no effect with --%s", unused[k].name, unused[k].with);
-    return NULL;
-}
-
 Schedule options_schedule(const Options* o) {
     return (Schedule){.kind = (ScheduleKind)o->schedule, .steps = o->steps, .warmup = o->warmup, .peak = o->lr,
                       .min_frac = o->min_lr_frac, .decay_frac = o->decay_frac};

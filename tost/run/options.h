@@ -83,9 +83,6 @@ void options_free(Options* o);
 const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);
 const char* sample_option_given(const Options* o);   // the first option given for train's samples, or NULL
-// A warning about the i-th option of train that was given but has no effect because of another option; NULL: none.
-// `o` is `given` with the values of the resumed run added. free()
-char* options_unused(const Options* given, const Options* o, int i);
 // batch × seq, or batch × chunk if that is less and not 0, must fit in an int.
 bool options_check_pass(int batch, int seq, int chunk, TostError* err);
 

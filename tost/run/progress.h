@@ -32,11 +32,8 @@ typedef struct {
     double  run_started, step_started;   // now_seconds(); 0 before the first step
     double  smoothed_ms;              // moving average of the time per step; 0 before the first step
     LogRow  last;                     // the last completed step, or step -1
-    bool    announced;                // the duration of the run was printed
-    // output that could not be written
-    bool    stopped, cut;  // the reader has stopped; it got only a part of the last line
-    int64_t missing;       // lines dropped since it stopped
-    int     failed;        // errno of the last failed write: EAGAIN if the reader has stopped; after any other, nothing
+    bool    stopped;       // the reader has stopped: the last text was not written
+    int     failed;        // errno of the last failed write: EAGAIN if the reader had stopped; after any other, nothing
                            // is printed
     int     reported;      // the last errno that report_lost_output warned of
 } Progress;
@@ -59,6 +56,7 @@ void     progress_show(Progress* p, double done, const char* fmt, ...) PRINTF_LI
 void     progress_start(Progress* p);   // call when the work that progress_show shows begins
 // Prints a line in p->style above the live line; adds the newline. On a terminal, wraps it at words.
 void     progress_text(Progress* p, const char* fmt, ...) PRINTF_LIKE(2, 3);
+void     progress_fact(Progress* p, const char* label, const char* fmt, ...) PRINTF_LIKE(3, 4);   // in PROGRESS_FACT
 // End the live line, if there is one: progress_end leaves it on the screen, progress_erase removes it.
 void     progress_end(Progress* p);
 void     progress_erase(Progress* p);

@@ -30,68 +30,39 @@ bool run_agree(Run* r, bool ok, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Comparison at start
 
-static uint64_t hash_bytes(uint64_t hash, const void* data, size_t n) {   // n: a multiple of 4
-    const unsigned char* p = data;
-    for (size_t i = 0; i < n; i += 4) {
-        uint32_t word;
-        memcpy(&word, p + i, 4);
-        hash = (hash ^ word) * 0x9E3779B97F4A7C15;
-        hash ^= hash >> 32;
-    }
-    return hash;
-}
-
-static uint64_t hash_params(const Run* r) {
-    const int n = r->tensors.count;
-    uint64_t* hashes = xcalloc((size_t)n, sizeof *hashes);
-    size_t largest = 0;
-    for (int i = 0; i < n; i++) largest = r->tensors.tensor[i].size > largest ? r->tensors.tensor[i].size : largest;
-    float* values = xmalloc(largest * sizeof *values);
-    for (int i = 0; i < n; i++) {
+static uint32_t params_crc(const Run* r) {
+    uint32_t crc = 0;
+    for (int i = 0; i < r->tensors.count; i++) {
         const TostTensor* t = &r->tensors.tensor[i];
+        float* values = xmalloc(t->size * sizeof *values);
         r->engine->get(values, r->model, TOST_PARAM, t);
-        hashes[i] = hash_bytes((uint64_t)i, values, t->size * sizeof *values);
+        crc = crc32_update(crc, values, t->size * sizeof *values);
+        free(values);
     }
-    const uint64_t hash = hash_bytes(0, hashes, (size_t)n * sizeof *hashes);
-    free(values);
-    free(hashes);
-    return hash;
+    return crc;
 }
 
-static uint64_t hash_program(const Run* r) {
+static uint32_t program_crc(const Run* r) {
     char* path = path_exists("/proc/self/exe") ? xstrdup("/proc/self/exe") : program_path(r->o.program);
     Bytes bytes = {0};
     TostError ignored;
-    uint64_t hash = 0;
-    if (path && read_file(&bytes, path, &ignored)) hash = crc32_update(0, bytes.data, bytes.size);
+    const uint32_t crc = path && read_file(&bytes, path, &ignored) ? crc32_update(0, bytes.data, bytes.size) : 0;
     free(bytes.data);
     free(path);
-    return hash;
-}
-
-static uint64_t hash_options(const Run* r) {
-    uint32_t crc = 0;
-    for (int i = 0; i < r->info.n_options; i++) {
-        crc = crc32_update(crc, r->info.options[i].key, strlen(r->info.options[i].key) + 1);
-        crc = crc32_update(crc, r->info.options[i].value, strlen(r->info.options[i].value) + 1);
-    }
     return crc;
 }
 
 bool run_compare(Run* r, TostError* err) {
     TostComm* c = r->comm;
     return !c || (
-        comm_same(c, hash_program(r), "the program differs from that of rank 0: run the same build on all hosts", err)
+        comm_same(c, program_crc(r), "the program differs from that of rank 0: run the same build on all hosts", err)
         && comm_same(c, data_crc(r->data), "the shards of --data differ from those of rank 0: give all hosts the same "
                      "files", err)
         && comm_same(c, r->val ? data_crc(r->val) : 0, "the shards of --val-data differ from those of rank 0: give all "
                      "hosts the same files", err)
-        // after the shards, whose checksums are saved with the options
-        && comm_same(c, hash_options(r), "the options differ from those of rank 0: give all ranks the same command "
-                     "line", err)
         && comm_same(c, (uint64_t)r->info.step, "the newest checkpoint is of another step than on rank 0: all hosts "
                      "must see the same run folder", err)
-        && comm_same(c, hash_params(r), "the initial parameters differ from those of rank 0: give all hosts the same "
+        && comm_same(c, params_crc(r), "the initial parameters differ from those of rank 0: give all hosts the same "
                      "files and the same kind of processor", err));
 }
 

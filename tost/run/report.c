@@ -10,9 +10,11 @@
 #include "base/files.h"
 #include "base/memory.h"
 #include "base/openmp.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "base/version.h"
 #include "flops.h"
+#include "run/generate.h"
 #include "run/run.h"
 
 // ---------------------------------------------------------------------------------------------
@@ -38,33 +40,21 @@ void report_lost_output(Run* r) {
                   "written", strerror(why));
 }
 
-// Quotes a word for the shell as "$(printf '…')", with octal escapes for all but printable ASCII. free()
-static char* escaped_word(const char* word) {
-    char *escaped = xmalloc(4 * strlen(word) + 1), *p = escaped;
-    for (; *word; word++) {
-        const unsigned char c = (unsigned char)*word;
-        if (c < 0x20 || c > 0x7e || strchr("'\\%", c)) p += sprintf(p, "\\%03o", c);
-        else *p++ = *word;
-    }
-    *p = 0;
-    char* text = xasprintf("\"$(printf '%s')\"", escaped);
-    free(escaped);
-    return text;
-}
-
-// Quotes a word for the shell, if necessary. free()
+// Quotes a word for the shell, if necessary; with printf and octal escapes if it is not printable. free()
 static char* shell_word(const char* word) {
     static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./,:=+@%";
     if (*word && word[strspn(word, plain)] == 0) return xstrdup(word);
     char* shown = printable_text(word);
     const bool printable = strcmp(shown, word) == 0;
     free(shown);
-    if (!printable) return escaped_word(word);
-    char *quoted = xmalloc(4 * strlen(word) + 3), *q = quoted;
-    *q++ = '\'';
-    for (; *word; *q++ = *word++)
-        if (*word == '\'') q = stpcpy(q, "'\\'");
-    stpcpy(q, "'");
+    char *quoted = xmalloc(4 * strlen(word) + 16), *q = stpcpy(quoted, printable ? "'" : "\"$(printf '");
+    for (; *word; word++) {
+        const unsigned char c = (unsigned char)*word;
+        if (!printable && (c < 0x20 || c > 0x7e || strchr("'\\%\"`$", c))) q += sprintf(q, "\\%03o", c);
+        else if (c == '\'') q = stpcpy(q, "'\\''");
+        else *q++ = *word;
+    }
+    stpcpy(q, printable ? "'" : "')\"");
     return quoted;
 }
 
@@ -96,19 +86,7 @@ TextLine divergence_hint(const Run* r, const char* remedy) {
 // ---------------------------------------------------------------------------------------------
 // At the start
 
-// "cosine decay to 6e-05". free()
-static char* schedule_text(const Options* o) {
-    const double last = o->lr * o->min_lr_frac;
-    const Schedule s = options_schedule(o);
-    switch (s.kind) {
-        case SCHEDULE_COSINE: return xasprintf("cosine decay to %g", last);
-        case SCHEDULE_LINEAR: return xasprintf("linear decay to %g", last);
-        case SCHEDULE_WSD:
-            return xasprintf("constant, linear decay to %g from step %lld", last, (long long)schedule_decay_start(&s));
-        case SCHEDULE_CONSTANT: break;
-    }
-    return xstrdup("then constant");
-}
+static const char* plural(int64_t n) { return n == 1 ? "" : "s"; }
 
 // For --chunk: the pieces, and the memory of the parameters that grow with the block size.
 static void report_pieces(Run* r) {
@@ -121,9 +99,20 @@ static void report_pieces(Run* r) {
         if (t->row == TOST_ROW_wpe || t->row == TOST_ROW_denom_bias)
             positions += 4.0 * sizeof(float) * (double)t->size;
     }
-    progress_text(&r->progress, "%-11s%d of up to %d tokens per sequence; 4/3 of the computation; %s of the memory is "
-                  "for wpe and denom_bias, which grow with the block size", "pieces",
+    progress_fact(&r->progress, "pieces", "%d of up to %d tokens per sequence; 4/3 of the computation; %s of the "
+                  "memory is for wpe and denom_bias, which grow with the block size",
                   o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk, human_bytes(memory, positions));
+}
+
+static void report_schedule(Run* r) {
+    static const char* const kinds[] = {"cosine decay", "constant, linear decay", "linear decay", "then constant"};
+    const Schedule s = options_schedule(&r->o);
+    char last[64] = "", start[64] = "";
+    if (s.kind != SCHEDULE_CONSTANT) snprintf(last, sizeof last, " to %g", s.peak * s.min_frac);
+    if (s.kind == SCHEDULE_WSD)
+        snprintf(start, sizeof start, " from step %lld", (long long)schedule_decay_start(&s));
+    progress_fact(&r->progress, "", "lr %g, %lld warm-up step%s, %s%s%s; weight decay %g", s.peak, (long long)s.warmup,
+                  plural(s.warmup), kinds[s.kind], last, start, r->o.weight_decay);
 }
 
 static void report_model(Run* r) {
@@ -131,25 +120,21 @@ static void report_model(Run* r) {
     const Options* o = &r->o;
     char memory[32];
     const ModelSummary summary = model_summary(&o->config, &r->tensors);
-    progress_text(p, "%-11s%s", "model", summary.sizes);
-    progress_text(p, "%-11s%s, %s of memory", "parameters", summary.parameters,
+    progress_fact(p, "model", "%s", summary.sizes);
+    progress_fact(p, "parameters", "%s, %s of memory", summary.parameters,
                   human_bytes(memory, (double)r->engine->memory(&o->config, &r->engine_options)));
-    if (r->weights) progress_text(p, "%-11s%s", o->resume ? "resumed" : "weights", r->weights);
+    if (r->weights) progress_fact(p, o->resume ? "resumed" : "weights", "%s", r->weights);
     const int old = r->init.config.block_size;
     if (o->extend_block)
-        progress_text(p, "%-11spositions %d to %d are copies of position %d", "extended", old + 1, o->extend_block,
-                      old);
-    progress_text(p, "%-11s%lld (%lld done); seed %lld", "steps", (long long)o->steps, (long long)r->info.step,
+        progress_fact(p, "extended", "positions %d to %d are copies of position %d", old + 1, o->extend_block, old);
+    progress_fact(p, "steps", "%lld (%lld done); seed %lld", (long long)o->steps, (long long)r->info.step,
                   (long long)o->seed);
-    const long long micro_batches = (long long)(o->total_batch / ((int64_t)o->batch * o->seq));
-    progress_text(p, "%-11s%lld tokens per step: %lld micro-batch%s × %d sequence%s × %d tokens", "",
-                  (long long)o->total_batch, micro_batches, micro_batches == 1 ? "" : "es", o->batch,
-                  o->batch == 1 ? "" : "s", o->seq);
+    const int64_t micro_batches = o->total_batch / ((int64_t)o->batch * o->seq);
+    progress_fact(p, "", "%lld tokens per step: %lld micro-batch%s × %d sequence%s × %d tokens",
+                  (long long)o->total_batch, (long long)micro_batches, micro_batches == 1 ? "" : "es", o->batch,
+                  plural(o->batch), o->seq);
     report_pieces(r);
-    char* schedule = schedule_text(o);
-    progress_text(p, "%-11slr %g, %lld warm-up step%s, %s; weight decay %g", "", o->lr, (long long)o->warmup,
-                  o->warmup == 1 ? "" : "s", schedule, o->weight_decay);
-    free(schedule);
+    report_schedule(r);
 }
 
 // How a step is divided among ranks and parts, and what a rank sends to and receives from the others.
@@ -161,36 +146,38 @@ static void report_ranks(Run* r) {
     if (size > 1) {
         const double moved = sizeof(float) * (double)r->tensors.n_params * 2.0 * (size - 1) / size;
         for (int i = 0; i < size; i++) hosts += r->comm->places[i].local_rank == 0;
-        progress_text(&r->progress, "%-11s%d × %d thread%s on %d host%s (%s), %lld tokens a rank, %s sent and received "
-                      "by each in a step", "ranks", size, threads, threads == 1 ? "" : "s", hosts,
-                      hosts == 1 ? "" : "s", r->comm->library, (long long)(o->total_batch / size),
-                      human_bytes(bytes, moved));
+        progress_fact(&r->progress, "ranks", "%d × %d thread%s on %d host%s (%s), %lld tokens a rank, %s sent and "
+                      "received by each in a step", size, threads, plural(threads), hosts, plural(hosts),
+                      r->comm->library, (long long)(o->total_batch / size), human_bytes(bytes, moved));
     }
     if (o->parts > 1)
-        progress_text(&r->progress, "%-11s%d × %lld tokens; the results %s", "parts", o->parts,
+        progress_fact(&r->progress, "parts", "%d × %lld tokens; the results %s", o->parts,
                       (long long)(o->total_batch / o->parts),
                       r->engine_options.fast_reduce
                           ? "depend on the number of ranks (--reduce fast)"
                           : "are the same on any number of ranks that divides the number of parts");
 }
 
+static void report_shards(Run* r, const char* label, const char* glob, const DataSet* data, const char* rest) {
+    char tokens[32];
+    const int n = data_shards(data);
+    progress_fact(&r->progress, label, "%s: %d shard%s, %s tokens%s", glob, n, plural(n),
+                  human_count(tokens, (double)data_tokens(data)), rest);
+}
+
 static void report_data(Run* r) {
     Progress* p = &r->progress;
     const Options* o = &r->o;
-    char tokens[32];
-    const double epoch = (double)data_samples(r->data) * o->seq;
-    progress_text(p, "%-11s%s: %d shard%s, %s tokens, %.2f epochs, %s", "data", o->data, data_shards(r->data),
-                  data_shards(r->data) == 1 ? "" : "s", human_count(tokens, (double)data_tokens(r->data)),
-                  (double)o->steps * (double)o->total_batch / epoch,
-                  o->order == ORDER_SHUFFLED ? "shuffled" : "sequential");
-    if (r->val)
-        progress_text(p, "%-11s%s: %d shard%s, %s tokens", "validation", o->val_data, data_shards(r->val),
-                      data_shards(r->val) == 1 ? "" : "s", human_count(tokens, (double)data_tokens(r->val)));
-    else if (o->val_every > 0) progress_text(p, "%-11soff (no --val-data)", "validation");
+    char epochs[64];
+    snprintf(epochs, sizeof epochs, ", %.2f epochs, %s",
+             (double)o->steps * (double)o->total_batch / ((double)data_samples(r->data) * o->seq),
+             o->order == ORDER_SHUFFLED ? "shuffled" : "sequential");
+    report_shards(r, "data", o->data, r->data, epochs);
+    if (r->val) report_shards(r, "validation", o->val_data, r->val, "");
+    else if (o->val_every > 0) progress_fact(p, "validation", "off (no --val-data)");
     if (r->tokenizer)
-        progress_text(p, "%-11s%s: %d tokens", "tokenizer", tokenizer_path(r->tokenizer),
-                      tokenizer_size(r->tokenizer));
-    else if (o->sample_every > 0) progress_text(p, "%-11soff (no --tokenizer)", "samples");
+        progress_fact(p, "tokenizer", "%s: %d tokens", tokenizer_path(r->tokenizer), tokenizer_size(r->tokenizer));
+    else if (o->sample_every > 0) progress_fact(p, "samples", "off (no --tokenizer)");
 }
 
 // The options that --resume changes, and the jump of the learning rate, if it has one.
@@ -201,7 +188,7 @@ static void report_changes(Run* r) {
     for (int i = 0; i < r->n_resumed; i++) {
         char* note = options_changed(&r->o, &r->resumed[i]);
         if (!note) continue;
-        progress_text(&r->progress, "%-11s%s", label, note);
+        progress_fact(&r->progress, label, "%s", note);
         label = "";
         free(note);
     }
@@ -209,35 +196,46 @@ static void report_changes(Run* r) {
         const Schedule was = options_schedule(&before), is = options_schedule(&r->o);
         const double lr_was = schedule_lr(&was, r->info.step), lr_is = schedule_lr(&is, r->info.step);
         if (fabs(lr_is - lr_was) > 1e-12 * lr_was)
-            progress_text(&r->progress, "%-11slearning rate of the next step: %g instead of %g", "", lr_is, lr_was);
+            progress_fact(&r->progress, "", "learning rate of the next step: %g instead of %g", lr_is, lr_was);
     }
 }
 
+// Warns of options that were given but have no effect because of another one.
 static void report_unused(Run* r) {
-    char* line;
-    for (int i = 0; (line = options_unused(r->args, &r->o, i)); i++) {
-        run_warn(r, "%s", line);
-        free(line);
-    }
-    if (r->o.warmup >= r->o.steps && r->o.steps > 0)
+    const Options* o = &r->o;
+    const char* sample = sample_option_given(r->args);
+    const struct { const char *name, *with; bool off; } unused[] = {
+        {"val-data", "val-every 0", o->val_every == 0},
+        {"val-batches", "val-every 0", o->val_every == 0},
+        {"keep", "save-every 0", o->save_every == 0},
+        {"ema", "save-every 0", o->ema > 0 && o->save_every == 0 && !o->keep_best},
+        {"keep-best", "val-every 0", o->val_every == 0},
+        {"stop-at-val", "val-every 0", o->val_every == 0},
+        {"decay-frac", "schedule other than wsd", o->schedule != SCHEDULE_WSD},
+        {"min-lr-frac", "schedule constant", o->schedule == SCHEDULE_CONSTANT},
+        {sample, "sample-every 0", sample && o->sample_every == 0},
+        {sample, "quiet", sample && o->quiet && o->sample_every > 0},
+    };
+    for (size_t i = 0; i < countof(unused); i++)
+        if (unused[i].off && option_given(r->args, unused[i].name))
+            run_warn(r, "--%s has no effect with --%s", unused[i].name, unused[i].with);
+    if (o->warmup >= o->steps && o->steps > 0)
         run_warn(r, "--warmup %lld is not less than --steps %lld: the learning rate never reaches --lr %g",
-                 (long long)r->o.warmup, (long long)r->o.steps, r->o.lr);
+                 (long long)o->warmup, (long long)o->steps, o->lr);
 }
 
 void report_settings(Run* r, const char* device) {
-    r->progress.style = PROGRESS_FACT;
-    progress_text(&r->progress, "%-11s%s", "version", tost_version());
-    progress_text(&r->progress, "%-11s%s", "device", device);
+    progress_fact(&r->progress, "version", "%s", tost_version());
+    progress_fact(&r->progress, "device", "%s", device);
     report_ranks(r);
     report_model(r);
     report_data(r);
     report_changes(r);
-    r->progress.style = PROGRESS_PLAIN;
     report_unused(r);
 }
 
 void report_flops(Run* r) {
-    static const char* const dtypes[] = {"float32", "tf32", "bf16", "bf16"};
+    static const char* const dtypes[] = {"float32", "tf32", "bf16"};
     if (r->progress.quiet) return;
     bool measured = false;
     const double per_token = flops_per_token(&r->o.config);
@@ -249,7 +247,7 @@ void report_flops(Run* r) {
         snprintf(text, sizeof text, "; 100%% MFU: %s tokens/s, %.4g TFLOP/s in %s (%s)",
                  human_count(rate, peak / per_token), peak * 1e-12, dtypes[r->o.dtype],
                  measured ? "measured" : "data sheet");
-    progress_text(&r->progress, "%-11s%.4g MFLOP per token%s", "compute", per_token * 1e-6, text);
+    progress_fact(&r->progress, "compute", "%.4g MFLOP per token%s", per_token * 1e-6, text);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -263,20 +261,54 @@ void report_validation(Run* r) {
     r->progress.style = PROGRESS_PLAIN;
 }
 
+typedef struct { Run* r; FILE* text; int64_t tokens; bool interrupted; } Sample;
+
+static bool append_token(void* context, const char* bytes, size_t n) {
+    Sample* s = context;
+    const int64_t tokens = s->r->o.sample_tokens;
+    fwrite(bytes, 1, n, s->text);
+    s->tokens++;
+    progress_show(&s->r->progress, (double)s->tokens / (double)tokens, "sample %lld/%lld tokens", (long long)s->tokens,
+                  (long long)tokens);
+    s->interrupted = signals_received() && s->tokens < tokens;
+    return !s->interrupted;
+}
+
 // Prints the text indented, with '?' for NULs.
-void report_sample(Run* r, char* text, size_t n, bool interrupted) {
-    progress_text(&r->progress, "sample after step %lld:%s", (long long)r->info.step,
-                  interrupted ? " interrupted" : n == 0 ? " empty, <|endoftext|> is its first token" : "");
+static void print_sample(Run* r, char* text, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (!text[i]) text[i] = '?';
     r->progress.style = PROGRESS_SAMPLE;
-    for (size_t at = 0; at < n;) {
-        const char* end = memchr(text + at, '\n', n - at);
-        const size_t len = end ? (size_t)(end - text) - at : n - at;
-        progress_text(&r->progress, "  | %.*s", (int)len, text + at);
-        at += len + 1;
+    for (char *line = text, *end; line < text + n; line = end + 1) {
+        end = line + strcspn(line, "\n");
+        progress_text(&r->progress, "  | %.*s", (int)(end - line), line);
     }
     r->progress.style = PROGRESS_PLAIN;
+}
+
+// The random numbers of a sample depend only on seed and step.
+bool report_sample(Run* r, TostError* err) {
+    enum { SAMPLE_STREAM = 0x5A3 };
+    const Options* o = &r->o;
+    if (!r->tokenizer || o->sample_every == 0 || r->progress.quiet || signals_received()) return true;
+    Rng rng = rng_seeded((uint64_t)o->seed, (uint64_t)SAMPLE_STREAM << 48 | (uint64_t)r->info.step);
+    GenerateResult result;
+    char* text = NULL;
+    size_t n = 0;
+    Sample sample = {r, open_memstream(&text, &n), 0, false};
+    const Generator generator = {.pieces = &r->pieces, .config = &o->config,
+                                 .tokenizer = r->tokenizer, .options = {o->temperature, o->top_k, o->top_p},
+                                 .piece = append_token, .context = &sample};
+    progress_start(&r->progress);
+    const bool ok = generate(&result, &generator, NULL, 0, o->sample_tokens, &rng, err);
+    fclose(sample.text);
+    if (ok) {
+        progress_text(&r->progress, "sample after step %lld:%s", (long long)r->info.step, sample.interrupted
+                      ? " interrupted" : n == 0 ? " empty, <|endoftext|> is its first token" : "");
+        print_sample(r, text, n);
+    }
+    free(text);
+    return ok;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -296,7 +328,7 @@ void report_end(Run* r) {
     if (stopped)
         progress_text(p, "stopped by %s after step %lld of %lld", run_signal(r) ? run_signal_name(r) : r->stopped_by,
                       step, steps);
-    else progress_text(p, "done: %lld step%s, %lld tokens", step, step == 1 ? "" : "s", (long long)r->info.tokens);
+    else progress_text(p, "done: %lld step%s, %lld tokens", step, plural(step), (long long)r->info.tokens);
     if (r->info.outliers.skipped > 0)
         progress_text(p, "%-11s%lld of %lld steps (rows with lr 0 in the log)", "skipped",
                       (long long)r->info.outliers.skipped, step);

@@ -94,7 +94,7 @@ bool run_save_best(Run* r, TostError* err);
 // so far. Collective.
 void run_find_best(Run* r);
 // Writes a log row, on rank 0. If this fails: with --on-save-error stop, returns false; otherwise warns once and keeps
-// the row in memory for the next write. A pipe or device loses the row.
+// the row in memory for the next write.
 bool run_log_step(Run* r, const LogRow* row, TostError* err);
 
 // ---- run_report.c ----
@@ -104,7 +104,8 @@ TextLine divergence_hint(const Run* r, const char* remedy);      // the same, an
 void report_settings(Run* r, const char* device);
 void report_flops(Run* r);                                       // and sets p->peak_tokens_per_s
 void report_validation(Run* r);
-void report_sample(Run* r, char* text, size_t n, bool interrupted);
+// Generates and prints a sample, unless there is no tokenizer or --quiet is given. A signal interrupts it.
+bool report_sample(Run* r, TostError* err);
 void report_finished(Run* r);                                    // for run_is_finished
 void report_end(Run* r);
 void report_lost_output(Run* r);                                 // warns once if stdout cannot be written

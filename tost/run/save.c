@@ -159,7 +159,6 @@ bool run_log_step(Run* r, const LogRow* row, TostError* err) {
     }
     if (r->o.on_save_error == SAVE_ERROR_STOP) return write_failed(r, &reason, false, err);
     if (!was_failing)
-        run_warn(r, "%s; training continues; rows are %s", reason.text,
-                 r->log.regular ? "kept in memory until they can be written" : "lost until it can be written");
+        run_warn(r, "%s; training continues; rows are kept in memory until they can be written", reason.text);
     return true;
 }

@@ -6,7 +6,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -249,8 +248,8 @@ static bool load_average(Run* r, TostError* err) {
         free(values);
     }
     if (r->o.resume && !exists)
-        progress_text(&r->progress, "%-11sthe checkpoint has no average: it begins with the weights of step %lld",
-                      "ema", (long long)r->info.step);
+        progress_fact(&r->progress, "ema", "the checkpoint has no average: it begins with the weights of step %lld",
+                      (long long)r->info.step);
     return true;
 }
 
@@ -294,31 +293,15 @@ static bool claim_folder(size_t* existing, Run* r, TostError* err) {
     }
 }
 
-// log_path, or the file that it links to. free()
-static char* log_target(const Run* r) {
-    struct stat st;
-    const bool link = lstat(r->log_path, &st) == 0 && S_ISLNK(st.st_mode);
-    char* target = link ? realpath(r->log_path, NULL) : NULL;
-    return target ? target : xstrdup(r->log_path);
-}
-
 bool run_finish_replacement(Run* r, TostError* err) {
-    char *target = log_target(r), *new_log = xasprintf("%s.new", target);
-    const char* from = r->log.path ? r->log.path : new_log;
-    const bool rename_log = r->log.path ? r->log.regular && strcmp(from, r->log_path) != 0 : path_exists(new_log);
-    bool ok = !rename_log || rename_synced(from, target, err);
-    if (ok && rename_log && r->log.path) {
+    char* new_log = xasprintf("%s.new", r->log_path);
+    const bool ok = !path_exists(new_log) || rename_synced(new_log, r->log_path, err);
+    if (ok && r->log.path) {
         free(r->log.path);
         r->log.path = xstrdup(r->log_path);
     }
     free(new_log);
-    free(target);
     return ok && checkpoint_finish_replacement(r->out, err);
-}
-
-static bool is_stream(const char* path) {   // a device or a pipe
-    struct stat st;
-    return stat(path, &st) == 0 && !S_ISREG(st.st_mode);
 }
 
 // Opens the log. --overwrite keeps the old run until the first checkpoint; without checkpoints, removes it now.
@@ -329,15 +312,13 @@ static bool start_log(Run* r, TostError* err) {
     if (interrupted && !run_finish_replacement(r, err)) return false;
     if (!checkpoint_is_run(&is_run, r->out, err)) return false;
     const bool replaces = r->o.overwrite && (is_run || path_exists(r->log_path));
-    char* target = log_target(r);
-    char* path = replaces && !is_stream(target) ? xasprintf("%s.new", target) : xstrdup(r->log_path);
+    char* path = xasprintf("%s%s", r->log_path, replaces ? ".new" : "");
     bool ok = log_open(&r->log, path, first, err);
     r->replacing = ok && replaces && r->o.save_every > 0;
     if (r->replacing)
-        progress_text(&r->progress, "%-11sthe first checkpoint replaces the run in %s; until then the log is %s",
-                      "overwrite", r->out, path);
+        progress_fact(&r->progress, "overwrite", "the first checkpoint replaces the run in %s; until then the log is "
+                      "%s", r->out, path);
     else if (ok && replaces) ok = checkpoint_clear(r->out, err) && run_finish_replacement(r, err);
-    free(target);
     free(path);
     return ok;
 }
@@ -352,7 +333,7 @@ static bool open_folder(Run* r, TostError* err) {
                  r->lock.path, strerror(r->lock.unsupported));
     if (ok && !r->log_path) r->log_path = log_path(r);
     ok = ok && start_log(r, err);
-    if (ok) progress_text(&r->progress, "%-11s%s", "out", r->out);
+    if (ok) progress_fact(&r->progress, "out", "%s", r->out);
     else if (r->out) {   // remove new folders, which are empty
         lock_release(&r->lock);
         remove_new_dirs(r->out, existing);

@@ -11,14 +11,12 @@
 #include "base/memory.h"
 #include "base/signals.h"
 #include "ranks/slices.h"
-#include "run/generate.h"
 #include "run/run.h"
 
 static bool train(Run* r, TostError* err);
 static bool train_step(bool* completed, LogRow* row, Run* r, TostError* err);
 static bool after_step(Run* r, LogRow* row, TostError* err);
 static bool validate(bool* completed, Run* r, TostError* err);
-static bool write_sample(Run* r, TostError* err);
 
 static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64_t)o->batch * o->seq); }
 
@@ -50,7 +48,7 @@ static bool before_first_step(Run* r, TostError* err) {
     bool completed = false;
     if (r->val && !validate(&completed, r, err)) return false;
     if (completed) report_validation(r);
-    return run_agree(r, write_sample(r, err), err);
+    return run_agree(r, report_sample(r, err), err);
 }
 
 // The resumed checkpoint was saved during an interrupted validation: repeats the validation and finishes the step.
@@ -298,8 +296,8 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
     if (ok) {
         progress_step(&r->progress, row);
         if (!isnan(row->val_loss)) report_validation(r);
-        ok = !is_due(r, r->o.sample_every) || write_sample(r, err);
-            report_lost_output(r);
+        ok = !is_due(r, r->o.sample_every) || report_sample(r, err);
+        report_lost_output(r);
     }
     if (!run_agree(r, ok, err)) return false;
     if (r->o.keep_best && row->val_loss < r->best_saved && !run_save_best(r, err)) return false;
@@ -352,38 +350,4 @@ static bool validate(bool* completed, Run* r, TostError* err) {
     r->info.best_val_loss = loss;
     r->info.best_val_step = r->info.step;
     return true;
-}
-
-typedef struct { Run* r; FILE* text; int64_t tokens; bool interrupted; } SampleText;
-
-static bool append_piece(void* context, const char* bytes, size_t n) {
-    SampleText* s = context;
-    const int64_t tokens = s->r->o.sample_tokens;
-    fwrite(bytes, 1, n, s->text);
-    s->tokens++;
-    progress_show(&s->r->progress, (double)s->tokens / (double)tokens, "sample %lld/%lld tokens", (long long)s->tokens,
-                  (long long)tokens);
-    s->interrupted = signals_received() && s->tokens < tokens;
-    return !s->interrupted;
-}
-
-// Prints a sample, unless there is no tokenizer or --quiet is given. Its random numbers depend only on seed and step.
-static bool write_sample(Run* r, TostError* err) {
-    enum { SAMPLE_STREAM = 0x5A3 };
-    const Options* o = &r->o;
-    if (!r->tokenizer || o->sample_every == 0 || r->progress.quiet || signals_received()) return true;
-    Rng rng = rng_seeded((uint64_t)o->seed, (uint64_t)SAMPLE_STREAM << 48 | (uint64_t)r->info.step);
-    GenerateResult result;
-    char* text = NULL;
-    size_t n = 0;
-    SampleText sample = {r, open_memstream(&text, &n), 0, false};
-    const Generator generator = {.pieces = &r->pieces, .config = &o->config,
-                                 .tokenizer = r->tokenizer, .options = {o->temperature, o->top_k, o->top_p},
-                                 .piece = append_piece, .context = &sample};
-    progress_start(&r->progress);
-    const bool ok = generate(&result, &generator, NULL, 0, o->sample_tokens, &rng, err);
-    fclose(sample.text);
-    if (ok) report_sample(r, text, n, sample.interrupted);
-    free(text);
-    return ok;
 }

@@ -684,24 +684,6 @@ static void test_unread_output(Checks* c) {
     close(full[1]);
 }
 
-static void fill_log(TostModel* m) {
-    const int fd = open("log.fifo", O_WRONLY);
-    must(fd >= 0, "log.fifo", NULL);
-    fill_pipe(fd);
-    interrupt(m);
-}
-
-// A signal saves although nothing reads the log.
-static void test_unread_log(Checks* c) {
-    must(mkfifo("log.fifo", 0600) == 0, "mkfifo", NULL);
-    const int reader = open("log.fifo", O_RDONLY | O_NONBLOCK);
-    hooks[0] = (Hook){TRAINING, 7, fill_log};
-    check_run(c, run(BASE NO_VAL "--data good.bin --steps 12 --save-every 12 --log log.fifo --out piped"), 130, 2,
-              NULL, "a log that is a full FIFO");
-    check(c, saved("piped", 7), "a log that is a full FIFO: no checkpoint of step 7");
-    close(reader);
-}
-
 static void test_lost_output(Checks* c) {
     int ends[2];
     must(pipe(ends) == 0 && close(ends[0]) == 0, "pipe", NULL);
@@ -770,7 +752,6 @@ int main(int argc, char** argv) {
     test_bad_data(&c);
     test_shrunk_data(&c);
     test_unread_output(&c);
-    test_unread_log(&c);
     test_lost_output(&c);
     test_changes(&c);
     drop_folder(dir);
