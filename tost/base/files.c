@@ -74,16 +74,24 @@ bool read_file(Bytes* out, const char* path, TostError* err) {
     return ok;
 }
 
-bool file_is_ours(const char* path, long offset, const char* text) {
+static bool has_other_data(const char* path, long offset, const char* text) {
     struct stat st;
     char head[256];
-    if (lstat(path, &st) != 0) return errno == ENOENT;
-    if (!S_ISREG(st.st_mode)) return false;
-    if (st.st_size == 0) return true;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0) return false;
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
     const ssize_t n = fd < 0 ? -1 : read_at(fd, head, sizeof head, (uint64_t)offset);
     if (fd >= 0) close(fd);
-    return n >= (ssize_t)strlen(text) && memcmp(head, text, strlen(text)) == 0;
+    return n < (ssize_t)strlen(text) || memcmp(head, text, strlen(text)) != 0;
+}
+
+bool check_replaceable(const char* path, long offset, const char* text, TostError* err) {
+    char* tmp = xasprintf("%s.tmp", path);
+    const char* other = has_other_data(path, offset, text) ? "it" : has_other_data(tmp, offset, text) ? tmp : NULL;
+    if (other)
+        tost_error(err, "%s: %s was not written by this command: choose another file, or replace it with --force", path,
+                   other);
+    free(tmp);
+    return !other;
 }
 
 bool path_exists(const char* path) {

@@ -12,9 +12,9 @@ enum { MAX_FILE_BYTES = 1 << 30 };                                 // limit of r
 bool  read_file(Bytes* out, const char* path, TostError* err);     // all of it; "-" is stdin. free(out->data)
 // Like pread, but returns fewer than n bytes only at the end of the file.
 ssize_t read_at(int fd, void* out, size_t n, uint64_t offset);
-// True if nothing is lost when the file is replaced: it does not exist, or it is a regular file that is empty or has
-// this text at this offset, which shows who wrote it. Links are not followed.
-bool  file_is_ours(const char* path, long offset, const char* text);
+// Fails if data would be lost when PATH is replaced by way of PATH.tmp: if one of them is a file with data but without
+// this text at this offset, which shows who wrote it. The message names PATH and --force.
+bool  check_replaceable(const char* path, long offset, const char* text, TostError* err);
 bool  path_exists(const char* path);
 bool  is_dir(const char* path);
 char* path_join(const char* dir, const char* name);                // free()

@@ -68,6 +68,20 @@ bool rename_synced(const char* from, const char* to, TostError* err) {
             || tost_error(err, "%s: cannot be renamed to %s: %s", from, to, strerror(errno))) && sync_parent(to, err);
 }
 
+bool replace_file(const char* path, const char* data, size_t n, TostError* err) {
+    struct stat st;
+    const bool direct = lstat(path, &st) == 0 && !S_ISREG(st.st_mode);
+    char* tmp = direct ? xstrdup(path) : xasprintf("%s.tmp", path);
+    FILE* file = fopen(tmp, "we");
+    bool ok = file && fwrite(data, 1, n, file) == n && fflush(file) == 0 && (direct || sync_file(fileno(file)));
+    if (!ok) tost_error(err, "%s cannot be written: %s", path, strerror(errno));
+    if (file && fclose(file) != 0 && ok) ok = tost_error(err, "%s cannot be written: %s", path, strerror(errno));
+    ok = ok && (direct || rename_synced(tmp, path, err));
+    if (!ok && !direct) unlink(tmp);
+    free(tmp);
+    return ok;
+}
+
 size_t existing_dirs(const char* path) {
     size_t n = strlen(path);
     char* part = xstrdup(path);

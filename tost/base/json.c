@@ -29,50 +29,19 @@ static bool take(Json* j, char c) {
     return true;
 }
 
-static bool digit_ahead(const Json* j) { return j->p < j->end && *j->p >= '0' && *j->p <= '9'; }
-
-JsonKind json_peek(Json* j) {
+bool json_enter(Json* j, const char brackets[2]) {
     skip_space(j);
-    if (j->p == j->end) return JSON_BAD;
-    switch (*j->p) {
-        case '{': return JSON_OBJECT;
-        case '[': return JSON_ARRAY;
-        case '"': return JSON_STRING;
-        case 't': return JSON_TRUE;
-        case 'f': return JSON_FALSE;
-        case 'n': return JSON_NULL;
-        default:  return digit_ahead(j) || *j->p == '-' ? JSON_NUMBER : JSON_BAD;
-    }
-}
-
-// ---------------------------------------------------------------------------------------------
-// Objects and arrays
-
-bool json_enter(Json* j, JsonKind kind) {
-    bool object = kind == JSON_OBJECT;
-    skip_space(j);
-    if (j->p < j->end && *j->p == (object ? '{' : '[') && j->depth == JSON_MAX_DEPTH) {
-        size_t at = (size_t)(j->p - j->start);
-        return tost_error(j->err, "byte %zu: nested deeper than %d", at, JSON_MAX_DEPTH);
-    }
-    if (!take(j, object ? '{' : '[')) return expected(j, object ? "an object" : "an array");
-    uint64_t bit = (uint64_t)1 << j->depth++;
-    j->objects = object ? j->objects | bit : j->objects & ~bit;
     j->fresh = true;
-    return true;
+    return take(j, brackets[0]) || expected(j, *brackets == '{' ? "an object" : "an array");
 }
 
-int json_next(Json* j) {
-    bool object = j->depth && j->objects >> (j->depth - 1) & 1;
-    bool fresh = j->fresh;
+int json_next(Json* j, const char brackets[2]) {
+    const bool fresh = j->fresh;
     j->fresh = false;
     skip_space(j);
-    if (j->depth && take(j, object ? '}' : ']')) {
-        j->depth--;
-        return 0;
-    }
+    if (take(j, brackets[1])) return 0;
     if (fresh || take(j, ',')) return 1;
-    expected(j, object ? "',' or '}'" : "',' or ']'");
+    expected(j, *brackets == '{' ? "',' or '}'" : "',' or ']'");
     return -1;
 }
 
@@ -130,10 +99,10 @@ static int escape(Json* j, char out[4]) {
     return 1;
 }
 
-// Reads a string; if out is NULL, only checks it.
 static bool read_string(Json* j, char* out, size_t cap, size_t* len, const char* what) {
     skip_space(j);
-    size_t at = (size_t)(j->p - j->start), n = 0;
+    const size_t at = (size_t)(j->p - j->start);
+    size_t n = 0;
     if (!take(j, '"')) return expected(j, what);
     while (!take(j, '"')) {
         char decoded[4];
@@ -150,108 +119,72 @@ static bool read_string(Json* j, char* out, size_t cap, size_t* len, const char*
             if (!m) return expected(j, "valid UTF-8");
             j->p += m;
         }
-        if (out) {
-            if (n + (size_t)m >= cap) {
-                return tost_error(j->err, "byte %zu: a string longer than %zu bytes", at, cap - 1);
-            }
-            for (int i = 0; i < m; i++) out[n + (size_t)i] = bytes[i];
-        }
+        if (n + (size_t)m >= cap) return tost_error(j->err, "byte %zu: a string longer than %zu bytes", at, cap - 1);
+        memcpy(out + n, bytes, (size_t)m);
         n += (size_t)m;
     }
-    if (out) out[n] = 0;
+    out[n] = 0;
     if (len) *len = n;
     return true;
-}
-
-static bool read_colon(Json* j) {
-    skip_space(j);
-    return take(j, ':') || expected(j, "':'");
-}
-
-bool json_key(Json* j, char* out, size_t cap, size_t* len) {
-    return read_string(j, out, cap, len, "a \"key\"") && read_colon(j);
 }
 
 bool json_string(Json* j, char* out, size_t cap, size_t* len) {
     return read_string(j, out, cap, len, "a string");
 }
 
+bool json_key(Json* j, char* out, size_t cap, size_t* len) {
+    if (!read_string(j, out, cap, len, "a \"key\"")) return false;
+    skip_space(j);
+    return take(j, ':') || expected(j, "':'");
+}
+
 // ---------------------------------------------------------------------------------------------
 // Numbers and other values
 
-// Skips a number. Sets *integer to true if it has no fraction and no exponent.
-static bool scan_number(Json* j, bool* integer) {
-    *integer = true;
-    take(j, '-');
-    if (!digit_ahead(j)) return expected(j, "a digit");
-    if (take(j, '0')) {
-        if (digit_ahead(j)) return expected(j, "no digit after a leading 0");
-    }
-    while (digit_ahead(j)) j->p++;
-    if (take(j, '.')) {
-        *integer = false;
-        if (!digit_ahead(j)) return expected(j, "a digit after the point");
-        while (digit_ahead(j)) j->p++;
-    }
-    if (take(j, 'e') || take(j, 'E')) {
-        *integer = false;
-        if (!take(j, '+')) take(j, '-');
-        if (!digit_ahead(j)) return expected(j, "a digit in the exponent");
-        while (digit_ahead(j)) j->p++;
-    }
-    return true;
-}
+static bool digit_ahead(const Json* j) { return j->p < j->end && *j->p >= '0' && *j->p <= '9'; }
 
 bool json_u64(Json* j, uint64_t* out) {
-    bool integer;
-    uint64_t v = 0;
     skip_space(j);
-    const char* first = j->p;
+    const size_t at = (size_t)(j->p - j->start);
     if (!digit_ahead(j)) return expected(j, "a non-negative integer");
-    if (!scan_number(j, &integer)) return false;
-    size_t at = (size_t)(first - j->start);
-    if (!integer) return tost_error(j->err, "byte %zu: expected an integer without fraction or exponent", at);
-    for (const char* p = first; p < j->p; p++) {
-        uint64_t digit = (uint64_t)(*p - '0');
-        if (__builtin_mul_overflow(v, (uint64_t)10, &v) || __builtin_add_overflow(v, digit, &v)) {
+    for (*out = 0; digit_ahead(j); j->p++) {
+        const uint64_t digit = (uint64_t)(*j->p - '0');
+        if (__builtin_mul_overflow(*out, (uint64_t)10, out) || __builtin_add_overflow(*out, digit, out))
             return tost_error(j->err, "byte %zu: an integer over 2^64 - 1", at);
-        }
     }
-    *out = v;
     return true;
 }
 
-static bool skip_word(Json* j, const char* word) {
-    size_t n = strlen(word);
-    if ((size_t)(j->end - j->p) < n || memcmp(j->p, word, n) != 0) return expected(j, "true, false or null");
-    j->p += n;
+static bool is_one_of(char c, const char* set) { return c && strchr(set, c); }
+
+static bool skip_string(Json* j) {
+    for (j->p++; !take(j, '"'); j->p++) {
+        if (j->p < j->end && *j->p == '\\') j->p++;
+        if (j->p == j->end) return expected(j, "the closing quote of a string");
+    }
     return true;
 }
 
+// Counts brackets instead of recursing, so no nesting is too deep.
 bool json_skip(Json* j) {
-    bool integer;
-    JsonKind kind = json_peek(j);
-    switch (kind) {
-        case JSON_STRING: return json_string(j, NULL, 0, NULL);
-        case JSON_NUMBER: return scan_number(j, &integer);
-        case JSON_TRUE:   return skip_word(j, "true");
-        case JSON_FALSE:  return skip_word(j, "false");
-        case JSON_NULL:   return skip_word(j, "null");
-        case JSON_BAD:    return expected(j, "a value");
-        default:          break;
-    }
-    int more;
-    if (!json_enter(j, kind)) return false;
-    while ((more = json_next(j)) == 1) {  // recursion depth is at most JSON_MAX_DEPTH
-        if (kind == JSON_OBJECT && !json_key(j, NULL, 0, NULL)) return false;
-        if (!json_skip(j)) return false;
-    }
-    return more == 0;
+    int64_t depth = 0;
+    do {
+        skip_space(j);
+        if (j->p == j->end || (depth == 0 && is_one_of(*j->p, ",:]}"))) return expected(j, "a value");
+        const char c = *j->p;
+        if (c == '"') {
+            if (!skip_string(j)) return false;
+        } else if (is_one_of(c, "{}[],:")) {
+            depth += c == '{' || c == '[' ? 1 : c == '}' || c == ']' ? -1 : 0;
+            j->p++;
+        } else   // a number or a word
+            while (j->p < j->end && !is_one_of(*j->p, "{}[],:\" \t\n\r")) j->p++;
+    } while (depth > 0);
+    return true;
 }
 
 bool json_at_end(Json* j) {
     skip_space(j);
-    if (j->depth) return expected(j, "the end of an object or array");
     return j->p == j->end || expected(j, "the end of the text");
 }
 
@@ -279,15 +212,15 @@ bool json_text_field(char* text, size_t* n_text, const char* json, size_t n, con
     bool found = false;
     int more;
     *n_text = 0;
-    if (!json_enter(&j, JSON_OBJECT)) return false;
-    while ((more = json_next(&j)) > 0) {
+    if (!json_enter(&j, "{}")) return false;
+    while ((more = json_next(&j, "{}")) > 0) {
         // Keys are decoded after the text: a decoded string is not longer than its JSON, so n + 1 bytes suffice.
         char* key = text + *n_text;
         size_t n_key;
         if (!json_key(&j, key, n + 1 - *n_text, &n_key)) return false;
         const bool wanted = n_key == strlen(name) && memcmp(key, name, n_key) == 0;
-        if (wanted && json_peek(&j) != JSON_STRING) return tost_error(err, "\"%s\" is not a string", name);
-        if (wanted ? !json_string(&j, text, n + 1, n_text) : !json_skip(&j)) return false;
+        if (wanted && !json_string(&j, text, n + 1, n_text)) return tost_error(err, "\"%s\": %s", name, err->text);
+        if (!wanted && !json_skip(&j)) return false;
         found |= wanted;
     }
     if (more < 0 || !json_at_end(&j)) return false;

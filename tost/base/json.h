@@ -1,4 +1,4 @@
-// json.h: a strict pull parser for untrusted JSON (RFC 8259) in memory, without allocations; writes JSON strings.
+// json.h: a pull parser for untrusted JSON (RFC 8259) in memory, without allocations; writes JSON strings.
 #ifndef TOST_JSON_H
 #define TOST_JSON_H
 
@@ -10,34 +10,22 @@ typedef struct {
     const char* start;    // the whole text
     const char* p;        // next byte
     const char* end;
-    int         depth;    // of open objects and arrays, at most JSON_MAX_DEPTH
-    uint64_t    objects;  // bit d: depth d is an object, not an array
     bool        fresh;    // true if just entered: no comma before the next element
     TostError*  err;      // gets the byte offset and what was expected
 } Json;
 
-enum { JSON_MAX_DEPTH = 64 };
-
-typedef enum {
-    JSON_OBJECT, JSON_ARRAY, JSON_STRING, JSON_NUMBER, JSON_TRUE, JSON_FALSE, JSON_NULL, JSON_BAD
-} JsonKind;
-
-Json     json_open(const char* text, size_t n, TostError* err);
-JsonKind json_peek(Json* j);                       // kind of the next value; JSON_BAD at the end or if invalid
-
-// Objects and arrays: call enter once, then next until it returns 0. next returns 1 if there is another element, 0 at
-// the end, -1 on error.
-bool json_enter(Json* j, JsonKind object_or_array);
-int  json_next(Json* j);                           // in an array, or in an object before json_key
-
+Json json_open(const char* text, size_t n, TostError* err);
+// Objects, "{}", and arrays, "[]": call enter once, then next until it returns 0. next returns 1 if there is another
+// element, 0 at the end, -1 on error.
+bool json_enter(Json* j, const char brackets[2]);
+int  json_next(Json* j, const char brackets[2]);   // in an array, or in an object before json_key
 bool json_key(Json* j, char* out, size_t cap, size_t* len);    // reads "key" and the colon, as json_string
 // Decodes a string into out (cap bytes) and appends a NUL. Strings of more than cap - 1 bytes and invalid UTF-8 are
-// errors. Lone surrogates become U+FFFD. The decoded text is never longer than the encoded text. If out is NULL, only
-// checks the string.
+// errors. Lone surrogates become U+FFFD. The decoded text is never longer than the encoded text. len: may be NULL
 bool json_string(Json* j, char* out, size_t cap, size_t* len);
 bool json_u64(Json* j, uint64_t* out);             // a non-negative integer without fraction or exponent
-bool json_skip(Json* j);                           // any value
-bool json_at_end(Json* j);                         // error if anything is open or follows, except white space
+bool json_skip(Json* j);                           // any value; its contents are not checked
+bool json_at_end(Json* j);                         // error if anything follows, except white space
 
 // Decodes the string `name` of an object, json (n), to text (n + 1). If there are several, takes the last one, as most
 // JSON readers do.

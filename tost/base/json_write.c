@@ -2,105 +2,49 @@
 #include "base/json_write.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/folder.h"
 #include "base/json.h"
 #include "base/memory.h"
-#include "base/platform.h"
 
-// The file descriptor if path is stdout or stderr (such as /dev/stdout), else -1.
-static int standard_stream(const char* path) {
-    struct stat named, open;
-    for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO && stat(path, &named) == 0; fd++)
-        if (fstat(fd, &open) == 0 && open.st_dev == named.st_dev && open.st_ino == named.st_ino) return fd;
-    return -1;
-}
-
-// True if another process is writing the file.
-static bool is_busy(const char* path) {
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
-    const bool busy = fd >= 0 && flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
-    if (fd >= 0) close(fd);
-    return busy;
-}
-
-// Creates and locks PATH.tmp. The data of both files is lost: unless `force`, fails if one was written by another
-// program.
-static FILE* create_temporary(const JsonFile* j, const char* begin, bool force, TostError* err) {
-    const bool ours = file_is_ours(j->path, 0, begin);
-    if (!force && (!ours || !file_is_ours(j->tmp, 0, begin))) {
-        tost_error(err, "--json %s: %s was not written by this command: choose another file, or replace it with "
-                   "--force", j->path, ours ? j->tmp : "it");
-        return NULL;
-    }
-    if (is_busy(j->tmp)) {
-        tost_error(err, "--json %s is being written by another process: wait until it ends, or choose another file",
-                   j->path);
-        return NULL;
-    }
-    const bool removed = unlink(j->tmp) == 0 || errno == ENOENT;
-    const int fd = removed ? open(j->tmp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666) : -1;
-    if (fd < 0) tost_error(err, "--json %s cannot be written: %s", j->path, strerror(errno));
-    else flock(fd, LOCK_EX | LOCK_NB);
-    return fd < 0 ? NULL : fdopen(fd, "w");
-}
-
-// A standard stream is written through its own descriptor: opening it again would overwrite a redirected file from the
-// start.
-static FILE* open_stream(const char* path, int stream, TostError* err) {
-    FILE* file = stream < 0 ? fopen(path, "w") : fdopen(dup(stream), "w");
-    if (!file) tost_error(err, "--json %s cannot be written: %s", path, strerror(errno));
-    return file;
+static bool check_path(const char* path, const char* content, bool force, TostError* err) {
+    if (is_dir(path)) return tost_error(err, "--json %s is a folder: give a file name", path);
+    char *dir = path_dir(path), *begin = xasprintf("{\n  \"content\": \"%s\"", content);
+    bool ok = path_exists(path) || access(dir, W_OK) == 0
+              || tost_error(err, "--json %s cannot be written: %s", path, strerror(errno));
+    if (ok && !force && !check_replaceable(path, 0, begin, err)) ok = tost_error(err, "--json %s", err->text);
+    free(begin);
+    free(dir);
+    return ok;
 }
 
 bool json_file_open(JsonFile* j, const char* path, const char* content, bool force, TostError* err) {
-    struct stat st;
     *j = (JsonFile){0};
     if (!path) return true;
-    const bool exists = stat(path, &st) == 0;
-    if (exists && S_ISDIR(st.st_mode)) return tost_error(err, "--json %s is a folder: give a file name", path);
-    const int stream = standard_stream(path);
-    const bool temporary = stream < 0 && (!exists || S_ISREG(st.st_mode));
-    char* begin = xasprintf("{\n  \"content\": \"%s\"", content);
-    char* target = temporary && lstat(path, &st) == 0 && S_ISLNK(st.st_mode) ? realpath(path, NULL) : NULL;
-    j->path = target ? target : xstrdup(path);
-    if (temporary) j->tmp = xasprintf("%s.tmp", j->path);
-    j->file = temporary ? create_temporary(j, begin, force, err) : open_stream(path, stream, err);
-    free(begin);
-    if (j->file) {
-        json_put_open(j, NULL, '{');
-        json_put_text(j, "content", content);
-        return true;
-    }
-    free(j->path);
-    free(j->tmp);
-    *j = (JsonFile){0};
-    return false;
+    if (!check_path(path, content, force, err)) return false;
+    j->path = xstrdup(path);
+    j->file = open_memstream(&j->text, &j->n);
+    json_put_open(j, NULL, '{');
+    json_put_text(j, "content", content);
+    return true;
 }
 
 bool json_file_close(JsonFile* j, bool keep, TostError* err) {
     if (!j->path) return true;
-    if (keep) {
-        json_put_close(j, '}');
-        fputc('\n', j->file);
-    }
-    bool ok = fflush(j->file) == 0 && !ferror(j->file) && (!keep || !j->tmp || sync_file(fileno(j->file)));
-    ok = fclose(j->file) == 0 && ok;
-    ok = ok && (!keep || !j->tmp || rename(j->tmp, j->path) == 0);
-    if (!ok && keep) tost_error(err, "--json %s cannot be written: %s", j->path, strerror(errno));
-    if (j->tmp && (!ok || !keep)) unlink(j->tmp);
+    json_put_close(j, '}');
+    fputc('\n', j->file);
+    fclose(j->file);
+    const bool ok = !keep || replace_file(j->path, j->text, j->n, err) || tost_error(err, "--json %s", err->text);
+    free(j->text);
     free(j->path);
-    free(j->tmp);
     *j = (JsonFile){0};
-    return ok || !keep;
+    return ok;
 }
 
 // Writes comma, line break and key before a value. Returns false if there is no file.

@@ -1,4 +1,4 @@
-// json_write.h: writes a JSON file value by value; it gets its final name when it is complete.
+// json_write.h: writes a JSON file value by value.
 #ifndef TOST_JSON_WRITE_H
 #define TOST_JSON_WRITE_H
 
@@ -6,21 +6,20 @@
 
 #include "base/error.h"
 
-// If the path is NULL, all functions do nothing.
+// If the path is NULL, all functions do nothing. Must not be moved while it is open.
 typedef struct {
-    char* path;
-    char* tmp;        // PATH.tmp, renamed at the end; NULL for a device or pipe
-    FILE* file;
-    int   depth;      // open objects and arrays
-    bool  fresh;      // the innermost one has no element yet
+    char*  path;
+    FILE*  file;      // in memory: text (n)
+    char*  text;
+    size_t n;
+    int    depth;     // open objects and arrays
+    bool   fresh;     // the innermost one has no element yet
 } JsonFile;
 
-// Opens PATH.tmp; a device or pipe is opened directly. Begins the outermost object with "content": content. Fails if
-// PATH or PATH.tmp is a file with data but not with this content, unless `force`. Call it before the computation to
-// report errors early.
+// Begins the outermost object with "content": content. Fails if PATH or PATH.tmp is a file with data but not with this
+// content, unless `force`. Call it before the computation to report errors early.
 bool json_file_open(JsonFile* j, const char* path, const char* content, bool force, TostError* err);
-// If `keep`, ends the object and renames PATH.tmp to PATH; otherwise, and on failure, removes it. A zeroed JsonFile may
-// be closed.
+// If `keep`, ends the object and writes the file, see replace_file. A zeroed JsonFile may be closed.
 bool json_file_close(JsonFile* j, bool keep, TostError* err);
 
 // key NULL: an element of an array.

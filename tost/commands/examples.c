@@ -27,8 +27,8 @@ static bool read_span(Json* j, Span* out, char** at) {
 static bool read_choices(Json* j, Fields* f, char** at) {
     int more;
     f->choices = 0;
-    if (!json_enter(j, JSON_ARRAY)) return false;
-    while ((more = json_next(j)) == 1) {
+    if (!json_enter(j, "[]")) return false;
+    while ((more = json_next(j, "[]")) == 1) {
         if (f->choices == MAX_CHOICES) return tost_error(j->err, "more than %d choices", MAX_CHOICES);
         if (!read_span(j, &f->choice[f->choices++], at)) return false;
     }
@@ -37,8 +37,8 @@ static bool read_choices(Json* j, Fields* f, char** at) {
 
 static bool read_fields(Json* j, Fields* f, char* at) {
     int more;
-    if (!json_enter(j, JSON_OBJECT)) return false;
-    while ((more = json_next(j)) == 1) {
+    if (!json_enter(j, "{}")) return false;
+    while ((more = json_next(j, "{}")) == 1) {
         const char* key = at;   // overwritten by the next text
         if (!json_key(j, at, (size_t)(j->end - j->p) + 1, NULL)) return false;
         const bool ok = strcmp(key, "context") == 0 ? read_span(j, &f->context, &at)

@@ -7,16 +7,15 @@
 //   text     U8  (bytes)
 // __metadata__ has the model's config with the keys of a checkpoint, content "inspect", model, step, tokenizer and
 // text_tokens: the number of tokens in the whole text; only the first T = min(block_size, text_tokens) are used.
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/folder.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "commands/commands.h"
@@ -152,49 +151,20 @@ static bool write_file(double* sum, const char* path, LoadedModel* m, const Toke
         m->engine->forward(m->model, &whole, TOST_NO_STATE, TOST_NO_STATE);
         ok = loaded_model_check_loss(m, *sum, err) && append_all(&w, m, k, loss, err);
     }
-    if (!ok) st_abandon(&w);
-    ok = ok && st_finish(&w, err);
+    ok = st_end(&w, ok, err);
     free(loss);
     st_free_meta(meta, n_meta);
     return ok;
 }
 
-// True for a complete file of inspect, and for an incomplete one that was left behind.
-static bool is_inspection(const char* path) {
-    static const char begin[] = "{\"__metadata__\":{\"format\":\"pt\",\"content\":\"inspect\"";
-    StFile f;
-    TostError ignored;
-    if (file_is_ours(path, 8, begin)) return true;
-    if (!st_open(&f, path, &ignored)) return false;
-    const char* content = st_meta(&f, "content");
-    const bool ours = content && strcmp(content, "inspect") == 0;
-    st_close(&f);
-    return ours;
-}
-
 // Only a file written by inspect may be overwritten, never a model or a text.
-static bool check_out(const char* out, const char* tmp, bool force, TostError* err) {
-    const char* const paths[] = {out, tmp};
+static bool check_out(const char* out, bool force, TostError* err) {
+    static const char begin[] = "{\"__metadata__\":{\"format\":\"pt\",\"content\":\"inspect\"";
     struct stat st;
     if (is_dir(out)) return tost_error(err, "--out %s is a folder; name a file", out);
     if (lstat(out, &st) == 0 && !S_ISREG(st.st_mode))   // renaming would replace the device or link
         return tost_error(err, "--out %s is not a regular file; choose another file", out);
-    for (size_t i = 0; i < countof(paths) && !force; i++)
-        if (!is_inspection(paths[i]))
-            return tost_error(err, "--out %s: %s was not written by inspect; choose another file, or replace it with "
-                              "--force", out, i == 0 ? "it" : tmp);
-    return unlink(tmp) == 0 || errno == ENOENT
-        || tost_error(err, "--out %s: %s cannot be removed: %s", out, tmp, strerror(errno));
-}
-
-static bool write_inspection(double* sum, LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k,
-                             const char* out, const char* tmp, TostError* err) {
-    bool ok = write_file(sum, tmp, m, tokenizer, k, err);
-    if (ok && rename(tmp, out) != 0) {
-        ok = tost_error(err, "--out %s cannot be written: %s", out, strerror(errno));
-        unlink(tmp);
-    }
-    return ok;
+    return force || check_replaceable(out, 8, begin, err) || tost_error(err, "--out %s", err->text);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -204,12 +174,12 @@ static bool inspect(LoadedModel* m, const Tokenizer* tokenizer, const Options* o
     char* tmp = xasprintf("%s.tmp", o->out);
     Tokens k = first_tokens(tokenizer, text, m->info.config.block_size);
     double sum = 0;
-    bool ok = check_out(o->out, tmp, o->force, err) && loaded_model_create(m, o, 1, k.T, true, err);
+    bool ok = check_out(o->out, o->force, err) && loaded_model_create(m, o, 1, k.T, true, err);
     if (ok) {
         print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
         if (k.total > (size_t)k.T)
             fprintf(stderr, "the text has %zu tokens; only the first %d (the block size) are used\n", k.total, k.T);
-        ok = write_inspection(&sum, m, tokenizer, &k, o->out, tmp, err);
+        ok = write_file(&sum, tmp, m, tokenizer, &k, err) && rename_synced(tmp, o->out, err);
     }
     if (ok) {
         printf("%-12s%d\n", "tokens", k.T);

@@ -408,8 +408,7 @@ static bool write_file(const char* dir, const char* name, const CheckpointModel*
     char* path = path_join(dir, name);
     bool ok = st_begin(&w, path, declared, n_parts * count, meta->entry, meta->count, err)
            && append_parts(&w, m, parts, n_parts, err);
-    if (!ok) st_abandon(&w);
-    ok = ok && st_finish(&w, err);
+    ok = st_end(&w, ok, err);
     free(path);
     free(declared);
     return ok;

@@ -9,6 +9,7 @@
 #include "base/platform.h"
 #include "base/text.h"
 
+#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <float.h>
@@ -21,7 +22,8 @@
 
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-endian and read without conversion");
 
-enum { HEADER_MAX = 100000000, BLOCK = 1 << 14, CRC_BLOCK = 1 << 18 };  // bytes; HEADER_MAX is the format's limit
+enum { HEADER_MAX = 100000000, CRC_BLOCK = 1 << 18 };   // bytes; HEADER_MAX is the format's limit
+enum { MAX_ENTRIES = 1 << 15 };                         // tensors or metadata of a file: searches are linear
 
 static const struct { const char* name; size_t size; } dtypes[ST_DTYPES] = {
     [ST_F64] = {"F64", 8}, [ST_F32] = {"F32", 4}, [ST_F16] = {"F16", 2}, [ST_BF16] = {"BF16", 2},
@@ -61,8 +63,8 @@ static bool parse_dtype(Json* j, StTensor* t) {
 static bool parse_shape(Json* j, StTensor* t) {
     int more;
     t->ndim = 0;
-    if (!json_enter(j, JSON_ARRAY)) return false;
-    while ((more = json_next(j)) == 1) {
+    if (!json_enter(j, "[]")) return false;
+    while ((more = json_next(j, "[]")) == 1) {
         uint64_t n;
         if (!json_u64(j, &n)) return false;
         if (n > INT64_MAX) return tost_error(j->err, "a dimension of %" PRIu64 " is over 2^63 - 1", n);
@@ -73,50 +75,36 @@ static bool parse_shape(Json* j, StTensor* t) {
 }
 
 static bool parse_offsets(Json* j, uint64_t offsets[2]) {
-    int more = -1, n = 0;
-    if (!json_enter(j, JSON_ARRAY)) return false;
-    while (n < 2 && (more = json_next(j)) == 1) {
-        if (!json_u64(j, &offsets[n++])) return false;
-    }
-    if (n == 2) more = json_next(j);
-    if (more == -1) return false;
-    return (n == 2 && more == 0) || tost_error(j->err, "data_offsets: expected two numbers");
+    bool ok = json_enter(j, "[]");
+    for (int i = 0; ok && i < 2; i++)
+        ok = json_next(j, "[]") == 1 && json_u64(j, &offsets[i]);
+    return (ok && json_next(j, "[]") == 0) || tost_error(j->err, "data_offsets: expected two numbers");
 }
 
 // {"dtype": …, "shape": […], "data_offsets": [begin, end]}; t->offset is relative to the data, not yet to the file
 static bool parse_tensor(Json* j, StTensor* t) {
-    static const char* const keys[] = {"dtype", "shape", "data_offsets"};
-    bool seen[countof(keys)] = {false};
     uint64_t offsets[2];
+    bool dtype = false, shape = false, offset = false;
     int more;
-    if (!json_enter(j, JSON_OBJECT)) return false;
-    while ((more = json_next(j)) == 1) {
+    if (!json_enter(j, "{}")) return false;
+    while ((more = json_next(j, "{}")) == 1) {
         char key[ST_NAME_MAX];
-        size_t k = 0;
         if (!json_key(j, key, sizeof key, NULL)) return false;
-        while (k < countof(keys) && strcmp(key, keys[k]) != 0) k++;
-        if (k < countof(keys) && seen[k]) return tost_error(j->err, "%s appears twice", key);
-        bool ok = k == 0 ? parse_dtype(j, t) : k == 1 ? parse_shape(j, t) : k == 2 ? parse_offsets(j, offsets)
-                : json_skip(j);
+        bool ok;
+        if (strcmp(key, "dtype") == 0) ok = dtype = parse_dtype(j, t);
+        else if (strcmp(key, "shape") == 0) ok = shape = parse_shape(j, t);
+        else if (strcmp(key, "data_offsets") == 0) ok = offset = parse_offsets(j, offsets);
+        else ok = json_skip(j);
         if (!ok) return false;
-        if (k < countof(keys)) seen[k] = true;
     }
     if (more < 0) return false;
-    for (size_t k = 0; k < countof(keys); k++) {
-        if (!seen[k]) return tost_error(j->err, "%s is missing", keys[k]);
-    }
+    if (!dtype || !shape || !offset) return tost_error(j->err, "dtype, shape or data_offsets is missing");
     if (!set_size(t)) return tost_error(j->err, "the shape has more bytes than 64 bits can count");
     if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != t->bytes)
         return tost_error(j->err, "data_offsets [%" PRIu64 ", %" PRIu64 "] do not match dtype and shape, which take %"
                           PRIu64 " bytes", offsets[0], offsets[1], t->bytes);
     t->offset = offsets[0];
     return true;
-}
-
-// Makes room for one more element; the capacity doubles whenever n is a power of two.
-static void* grow(void* array, int n, size_t size) {
-    bool full = (n & (n - 1)) == 0;  // also 0: room for 1
-    return full ? xrealloc(array, (n ? 2 * (size_t)n : 1) * size) : array;
 }
 
 // Metadata contains file names, which may be any bytes. In a JSON string, a byte that is not UTF-8 is U+0000 followed
@@ -137,51 +125,46 @@ static bool decode_bytes(char* text, size_t n) {
     return true;
 }
 
-// Reads a string of any length. buffer has room for it, since decoding never lengthens text. free()
-static char* parse_text(Json* j, char* buffer, bool key) {
-    size_t n, cap = (size_t)(j->end - j->start) + 1;
-    if (!(key ? json_key : json_string)(j, buffer, cap, &n)) return NULL;
-    if (!decode_bytes(buffer, n)) {
-        tost_error(j->err, "__metadata__: a NUL in '%s'", buffer);
-        return NULL;
-    }
-    return xstrdup(buffer);
+// Reads "key": "value", strings of any length. buffer has room for both, since decoding never lengthens text.
+static bool parse_meta(Json* j, StFile* f, char* buffer) {
+    const size_t cap = (size_t)(j->end - j->start) + 2;
+    size_t n_key, n;
+    if (!json_key(j, buffer, cap, &n_key)) return false;
+    char* value = buffer + n_key + 1;
+    if (!json_string(j, value, cap - n_key - 1, &n)) return false;
+    if (!decode_bytes(buffer, n_key) || !decode_bytes(value, n))
+        return tost_error(j->err, "__metadata__ '%s': a NUL in '%s'", buffer, value);
+    if (st_meta(f, buffer)) return tost_error(j->err, "__metadata__ '%s' appears twice", buffer);
+    if (f->n_meta == MAX_ENTRIES) return tost_error(j->err, "more than %d entries in __metadata__", MAX_ENTRIES);
+    f->meta = xrealloc(f->meta, ((size_t)f->n_meta + 1) * sizeof *f->meta);
+    f->meta[f->n_meta++] = (StMeta){xstrdup(buffer), xstrdup(value)};
+    return true;
 }
 
 static bool parse_metadata(Json* j, StFile* f, char* buffer) {
     int more;
-    if (!json_enter(j, JSON_OBJECT)) return false;
-    while ((more = json_next(j)) == 1) {
-        StMeta m;
-        if (f->n_meta == INT32_MAX / 2) return tost_error(j->err, "__metadata__: too many entries");
-        if (!(m.key = parse_text(j, buffer, true))) return false;
-        if (!(m.value = parse_text(j, buffer, false))) {
-            free(m.key);
-            return false;
-        }
-        f->meta = grow(f->meta, f->n_meta, sizeof m);
-        f->meta[f->n_meta++] = m;
-    }
+    if (!json_enter(j, "{}")) return false;
+    while ((more = json_next(j, "{}")) == 1)
+        if (!parse_meta(j, f, buffer)) return false;
     return more == 0;
 }
 
 static bool parse_entries(Json* j, StFile* f, char* buffer) {
-    bool metadata = false;
     int more;
-    if (!json_enter(j, JSON_OBJECT)) return false;
-    while ((more = json_next(j)) == 1) {
+    if (!json_enter(j, "{}")) return false;
+    while ((more = json_next(j, "{}")) == 1) {
         StTensor t = {0};
         size_t n;
         if (!json_key(j, t.name, sizeof t.name, &n)) return false;
         if (strlen(t.name) != n) return tost_error(j->err, "a NUL in the name '%s'", t.name);
         if (strcmp(t.name, "__metadata__") == 0) {
-            if (metadata) return tost_error(j->err, "__metadata__ appears twice");
-            metadata = true;
             if (!parse_metadata(j, f, buffer)) return false;
             continue;
         }
         if (!parse_tensor(j, &t)) return tost_error(j->err, "tensor '%s': %s", t.name, j->err->text);
-        f->tensors = grow(f->tensors, f->n_tensors, sizeof t);
+        if (st_find(f, t.name)) return tost_error(j->err, "tensor '%s' appears twice", t.name);
+        if (f->n_tensors == MAX_ENTRIES) return tost_error(j->err, "more than %d tensors", MAX_ENTRIES);
+        f->tensors = xrealloc(f->tensors, ((size_t)f->n_tensors + 1) * sizeof t);
         f->tensors[f->n_tensors++] = t;
     }
     return more == 0 && json_at_end(j);
@@ -198,35 +181,10 @@ static int compare_offsets(const void* a, const void* b) {
     return strcmp(x->name, y->name);
 }
 
-static int compare_tensors(const void* a, const void* b) {
-    return strcmp((*(const StTensor* const*)a)->name, (*(const StTensor* const*)b)->name);
-}
-
-static int compare_meta(const void* a, const void* b) {
-    return strcmp((*(const StMeta* const*)a)->key, (*(const StMeta* const*)b)->key);
-}
-
-// Sorts tensors into file order and makes the sorted lists of names and keys. Fails if one appears twice.
-static bool sort_entries(StFile* f, TostError* err) {
-    if (f->n_tensors) qsort(f->tensors, (size_t)f->n_tensors, sizeof *f->tensors, compare_offsets);
-    f->by_name = xmalloc((size_t)f->n_tensors * sizeof *f->by_name);
-    f->by_key = xmalloc((size_t)f->n_meta * sizeof *f->by_key);
-    for (int i = 0; i < f->n_tensors; i++) f->by_name[i] = &f->tensors[i];
-    for (int i = 0; i < f->n_meta; i++) f->by_key[i] = &f->meta[i];
-    qsort(f->by_name, (size_t)f->n_tensors, sizeof *f->by_name, compare_tensors);
-    qsort(f->by_key, (size_t)f->n_meta, sizeof *f->by_key, compare_meta);
-    for (int i = 1; i < f->n_tensors; i++)
-        if (compare_tensors(&f->by_name[i - 1], &f->by_name[i]) == 0)
-            return tost_error(err, "%s: tensor '%s' appears twice", f->path, f->by_name[i]->name);
-    for (int i = 1; i < f->n_meta; i++)
-        if (compare_meta(&f->by_key[i - 1], &f->by_key[i]) == 0)
-            return tost_error(err, "%s: __metadata__ '%s' appears twice", f->path, f->by_key[i]->key);
-    return true;
-}
-
-// The tensors must cover the data without gap, overlap or trailing bytes.
+// Sorts the tensors into file order. They must cover the data without gap, overlap or trailing bytes.
 static bool check_layout(StFile* f, TostError* err) {
     uint64_t end = 0, data = f->file_size - f->data_start;
+    if (f->n_tensors) qsort(f->tensors, (size_t)f->n_tensors, sizeof *f->tensors, compare_offsets);
     for (int i = 0; i < f->n_tensors; i++) {
         StTensor* t = &f->tensors[i];
         if (t->offset != end)
@@ -247,7 +205,7 @@ static bool check_layout(StFile* f, TostError* err) {
 static bool parse_header(StFile* f, TostError* err) {
     size_t n = (size_t)f->data_start - 8;
     char* text = xmalloc(n);
-    char* buffer = xmalloc(n + 1);
+    char* buffer = xmalloc(n + 2);
     bool ok = read_bytes(f, text, n, 8, err);
     if (ok && text[0] != '{') {
         ok = tost_error(err, "%s: not a safetensors file: no '{' at offset 8", f->path);
@@ -257,7 +215,7 @@ static bool parse_header(StFile* f, TostError* err) {
     }
     free(buffer);
     free(text);
-    return ok && sort_entries(f, err) && check_layout(f, err);
+    return ok && check_layout(f, err);
 }
 
 static bool open_checked(StFile* f, TostError* err) {
@@ -312,46 +270,32 @@ void st_free_meta(StMeta* meta, int n) {
 void st_close(StFile* f) {
     if (f->fd >= 0) close(f->fd);
     st_free_meta(f->meta, f->n_meta);
-    free(f->by_key);
-    free(f->by_name);
     free(f->tensors);
     free(f->path);
     *f = (StFile){.fd = -1};
 }
 
-static int compare_name(const void* name, const void* tensor) {
-    return strcmp(name, (*(const StTensor* const*)tensor)->name);
-}
-
 const StTensor* st_find(const StFile* f, const char* name) {
-    const StTensor** found = bsearch(name, f->by_name, (size_t)f->n_tensors, sizeof *f->by_name, compare_name);
-    return found ? *found : NULL;
-}
-
-static int compare_key(const void* key, const void* meta) {
-    return strcmp(key, (*(const StMeta* const*)meta)->key);
+    for (int i = 0; i < f->n_tensors; i++)
+        if (strcmp(f->tensors[i].name, name) == 0) return &f->tensors[i];
+    return NULL;
 }
 
 const char* st_meta(const StFile* f, const char* key) {
-    const StMeta** found = bsearch(key, f->by_key, (size_t)f->n_meta, sizeof *f->by_key, compare_key);
-    return found ? (*found)->value : NULL;
+    for (int i = 0; i < f->n_meta; i++)
+        if (strcmp(f->meta[i].key, key) == 0) return f->meta[i].value;
+    return NULL;
 }
 
 // ---------------------------------------------------------------------------------------------
 // Reading: values
 
-static float f32_from_bits(uint32_t bits) {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
 // IEEE half: sign, 5 bits of exponent (bias 15), 10 of mantissa
-static float f32_from_f16(uint16_t h) {
-    uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, mantissa = h & 1023;
-    if (exponent == 0) return f32_from_bits(sign | 0x33800000) * (float)mantissa;  // subnormal, in units of 2^-24
-    if (exponent == 31) return f32_from_bits(sign | 0x7f800000 | mantissa << 13);  // infinity, NaN
-    return f32_from_bits(sign | (exponent + 127 - 15) << 23 | mantissa << 13);
+static double from_f16(uint16_t h) {
+    const int exponent = h >> 10 & 31, mantissa = h & 1023;
+    const double x = exponent == 31 ? (mantissa ? NAN : INFINITY)
+                   : exponent == 0 ? ldexp(mantissa, -24) : ldexp(1024 + mantissa, exponent - 25);
+    return h & 0x8000 ? -x : x;
 }
 
 static double element(const unsigned char* raw, StDtype dtype) {
@@ -363,7 +307,7 @@ static double element(const unsigned char* raw, StDtype dtype) {
     switch (dtype) {
         case ST_F64:  memcpy(&f64, raw, 8);  return f64;
         case ST_F32:  memcpy(&f32, raw, 4);  return f32;
-        case ST_F16:  memcpy(&bits, raw, 2); return f32_from_f16(bits);
+        case ST_F16:  memcpy(&bits, raw, 2); return from_f16(bits);
         case ST_BF16: memcpy(&bits, raw, 2); return bf16_to_float(bits);
         case ST_I64:  memcpy(&i64, raw, 8);  return (double)i64;
         case ST_I32:  memcpy(&i32, raw, 4);  return i32;
@@ -371,70 +315,41 @@ static double element(const unsigned char* raw, StDtype dtype) {
     }
 }
 
-static bool check_dtype(const StFile* f, const StTensor* t, bool ok, const char* expected, TostError* err) {
-    return ok || tost_error(err, "%s: tensor '%s' is %s, expected %s", f->path, t->name, dtypes[t->dtype].name,
-                            expected);
-}
-
 bool st_check_float(const StFile* f, const StTensor* t, TostError* err) {
-    return check_dtype(f, t, t->dtype <= ST_BF16, "F32, F64, F16 or BF16", err);
+    return t->dtype <= ST_BF16 || tost_error(err, "%s: tensor '%s' is %s, expected F32, F64, F16 or BF16", f->path,
+                                             t->name, dtypes[t->dtype].name);
 }
 
-// Converts all elements to the one of the three types whose array is given.
-static bool read_elements(const StFile* f, const StTensor* t, float* f32, double* f64, int32_t* i32, TostError* err) {
-    unsigned char raw[BLOCK];
-    const size_t size = dtypes[t->dtype].size, most = BLOCK / size;
-    for (uint64_t i = 0, n; i < t->count; i += n) {
-        n = t->count - i < most ? t->count - i : most;
-        if (!read_bytes(f, raw, (size_t)n * size, t->offset + i * size, err)) return false;
-        for (uint64_t k = 0; k < n; k++) {
-            const double x = element(raw + k * size, t->dtype);
-            if (f32) f32[i + k] = (float)x;
-            else if (f64) f64[i + k] = x;
-            else if (x >= INT32_MIN && x <= INT32_MAX) i32[i + k] = (int32_t)x;
-            else return tost_error(err, "%s: tensor '%s', element %" PRIu64 " is %.0f: does not fit in 32 bits",
-                                   f->path, t->name, i + k, x);
-        }
+// Converts all elements to the one of the two types whose array is given.
+static bool read_elements(const StFile* f, const StTensor* t, float* f32, double* f64, TostError* err) {
+    unsigned char* raw = xmalloc((size_t)t->bytes);
+    const bool ok = read_bytes(f, raw, (size_t)t->bytes, t->offset, err);
+    for (uint64_t i = 0; ok && i < t->count; i++) {
+        const double x = element(raw + i * dtypes[t->dtype].size, t->dtype);
+        if (f32) f32[i] = (float)x;
+        else f64[i] = x;
     }
-    return true;
+    free(raw);
+    return ok;
 }
 
 bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err) {
-    if (t->dtype == ST_F32) return read_bytes(f, out, (size_t)t->bytes, t->offset, err);
-    return st_check_float(f, t, err) && read_elements(f, t, out, NULL, NULL, err);
+    return t->dtype == ST_F32 ? read_bytes(f, out, (size_t)t->bytes, t->offset, err)
+                              : read_elements(f, t, out, NULL, err);
 }
 
 bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err) {
-    return st_check_float(f, t, err) && read_elements(f, t, NULL, out, NULL, err);
-}
-
-bool st_read_i32(const StFile* f, const StTensor* t, int32_t* out, TostError* err) {
-    return check_dtype(f, t, t->dtype == ST_I32 || t->dtype == ST_I64, "I32 or I64", err)
-           && read_elements(f, t, NULL, NULL, out, err);
-}
-
-// The element's indices, "3, 5"; truncated to fit.
-static void format_index(char* out, size_t cap, const StTensor* t, uint64_t i) {
-    size_t n = 0, stride = (size_t)t->count;
-    out[0] = 0;
-    for (int d = 0; d < t->ndim && n < cap; d++) {
-        stride /= (size_t)t->shape[d];
-        n += (size_t)snprintf(out + n, cap - n, "%s%zu", d ? ", " : "", (size_t)i / stride);
-        i %= stride;
-    }
+    return read_elements(f, t, NULL, out, err);
 }
 
 bool st_read_finite(const StFile* f, const StTensor* t, float min, float* out, TostError* err) {
-    char index[160];
-    uint64_t wrong = 0, i = 0;
     if (!st_read_f32(f, t, out, err)) return false;
-    for (uint64_t k = 0; k < t->count; k++) wrong += !(out[k] >= min && out[k] <= FLT_MAX);
-    if (!wrong) return true;
-    while (out[i] >= min && out[i] <= FLT_MAX) i++;
-    format_index(index, sizeof index, t, i);
-    return tost_error(err, "%s: tensor '%s' has %s%g at [%s], expected a finite number%s: the run had diverged or the "
-                      "file is damaged; use another checkpoint", f->path, t->name, out[i] < 0 ? "-" : "", fabs(out[i]),
-                      index, min == 0 ? " of at least 0" : "");
+    for (uint64_t i = 0; i < t->count; i++)
+        if (!(out[i] >= min && out[i] <= FLT_MAX))
+            return tost_error(err, "%s: tensor '%s' has %s%g at element %" PRIu64 ", expected a finite number%s: the "
+                              "run had diverged or the file is damaged; use another checkpoint", f->path, t->name,
+                              out[i] < 0 ? "-" : "", fabs(out[i]), i, min == 0 ? " of at least 0" : "");
+    return true;
 }
 
 bool st_crc32(const StFile* f, uint32_t* crc, TostError* err) {
@@ -456,8 +371,6 @@ bool st_crc32(const StFile* f, uint32_t* crc, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Writing
 
-static void put_string(FILE* out, const char* s) { json_write_string(out, s, strlen(s)); }
-
 // The inverse of decode_bytes.
 static void put_bytes(FILE* out, const char* s) {
     const char* end = s + strlen(s);
@@ -476,9 +389,9 @@ static void put_bytes(FILE* out, const char* s) {
     free(text);
 }
 
-// Writes the JSON header to out. Sets w->crc_at and w->expected.
-static bool put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_tensors, const StMeta* meta,
-                       int n_meta, TostError* err) {
+// Writes the JSON header. Sets crc_at and expected.
+static void put_header(StWriter* w, const StTensor* tensors, int n_tensors, const StMeta* meta, int n_meta) {
+    FILE* out = w->out;
     fputs("{\"__metadata__\":{", out);
     for (int i = 0; i < n_meta; i++) {
         if (strcmp(meta[i].key, "crc32") == 0) continue;
@@ -488,50 +401,37 @@ static bool put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_te
         fputc(',', out);
     }
     fputs("\"crc32\":\"", out);
-    w->crc_at = 8 + ftell(out);
+    w->crc_at = ftell(out);
     fputs("00000000\"}", out);
     for (int i = 0; i < n_tensors; i++) {
         StTensor t = tensors[i];
-        uint64_t begin = w->expected;
-        if (!set_size(&t) || __builtin_add_overflow(begin, t.bytes, &w->expected))
-            return tost_error(err, "%s: tensor '%s' has more bytes than 64 bits can count", w->path, t.name);
+        set_size(&t);
         fputc(',', out);
-        put_string(out, t.name);
+        json_write_string(out, t.name, strlen(t.name));
         fprintf(out, ":{\"dtype\":\"%s\",\"shape\":[", dtypes[t.dtype].name);
         for (int d = 0; d < t.ndim; d++) fprintf(out, "%s%" PRId64, d ? "," : "", t.shape[d]);
-        fprintf(out, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", begin, w->expected);
+        fprintf(out, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", w->expected, w->expected + t.bytes);
+        w->expected += t.bytes;
     }
     fputc('}', out);
-    while (ftell(out) % 8) fputc(' ', out);  // align tensor data to 8 bytes
-    return true;
+    while (ftell(out) % 8) fputc(' ', out);   // align tensor data to 8 bytes
 }
 
 static bool write_failed(const StWriter* w, TostError* err) {
-    return tost_error(err, "%s: cannot be written after %" PRIu64 " bytes of tensors: %s", w->path,
-                      w->written, strerror(errno));
+    return tost_error(err, "%s: cannot be written after %" PRIu64 " bytes of tensors: %s", w->path, w->written,
+                      strerror(errno));
 }
 
-bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const StMeta* meta,
-              int n_meta, TostError* err) {
-    char* header = NULL;
-    size_t n = 0;
-    *w = (StWriter){.path = xstrdup(path)};
-    FILE* memory = open_memstream(&header, &n);
-    if (!memory) return tost_error(err, "%s: no memory for the header: %s", w->path, strerror(errno));
-    bool ok = put_header(w, memory, tensors, n_tensors, meta, n_meta, err);
-    if (fclose(memory) != 0 && ok)
-        ok = tost_error(err, "%s: no memory for the header: %s", w->path, strerror(errno));
-    if (ok) {
-        w->out = fopen(path, "wbe");
-        if (!w->out) ok = tost_error(err, "%s: cannot be created: %s", w->path, strerror(errno));
-    }
-    if (ok) {
-        uint64_t length = n;
-        ok = fwrite(&length, sizeof length, 1, w->out) == 1 && fwrite(header, 1, n, w->out) == n;
-        if (!ok) write_failed(w, err);
-    }
-    free(header);
-    return ok;
+bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const StMeta* meta, int n_meta,
+              TostError* err) {
+    uint64_t length = 0;
+    *w = (StWriter){.path = xstrdup(path), .out = fopen(path, "wbe")};
+    if (!w->out) return tost_error(err, "%s: cannot be created: %s", w->path, strerror(errno));
+    fwrite(&length, sizeof length, 1, w->out);
+    put_header(w, tensors, n_tensors, meta, n_meta);
+    length = (uint64_t)ftell(w->out) - sizeof length;
+    return (fseek(w->out, 0, SEEK_SET) == 0 && fwrite(&length, sizeof length, 1, w->out) == 1
+            && fseek(w->out, 0, SEEK_END) == 0 && !ferror(w->out)) || write_failed(w, err);
 }
 
 // Syncs a large file while it is written. Otherwise other ranks would have to wait for a long fsync at its end.
@@ -543,9 +443,7 @@ static bool sync_sometimes(StWriter* w) {
 }
 
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err) {
-    if (bytes > w->expected - w->written)
-        return tost_error(err, "%s: %" PRIu64 " bytes of tensors were declared, but %zu follow after %" PRIu64,
-                          w->path, w->expected, bytes, w->written);
+    assert(bytes <= w->expected - w->written);
     w->unsynced += bytes;
     if ((bytes && fwrite(data, 1, bytes, w->out) != bytes) || !sync_sometimes(w)) return write_failed(w, err);
     w->crc = crc32_update(w->crc, data, bytes);
@@ -553,30 +451,15 @@ bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err) {
     return true;
 }
 
-static void drop_writer(StWriter* w) {
-    free(w->path);
-    *w = (StWriter){0};
-}
-
-bool st_finish(StWriter* w, TostError* err) {
-    bool ok = w->written == w->expected
-        || tost_error(err, "%s: %" PRIu64 " bytes of tensors were declared, but %" PRIu64 " written", w->path,
-                      w->expected, w->written);
+bool st_end(StWriter* w, bool ok, TostError* err) {
+    const bool open = w->out != NULL;
     if (ok) {
-        ok = fseek(w->out, w->crc_at, SEEK_SET) == 0 && fprintf(w->out, "%08" PRIx32, w->crc) == 8
-            && fflush(w->out) == 0 && sync_file(fileno(w->out));
-        if (!ok) write_failed(w, err);
+        assert(w->written == w->expected);
+        ok = (fseek(w->out, w->crc_at, SEEK_SET) == 0 && fprintf(w->out, "%08" PRIx32, w->crc) == 8
+              && fflush(w->out) == 0 && sync_file(fileno(w->out))) || write_failed(w, err);
     }
-    if (fclose(w->out) != 0 && ok) ok = write_failed(w, err);
-    if (!ok) unlink(w->path);
-    drop_writer(w);
+    if (open && fclose(w->out) != 0 && ok) ok = write_failed(w, err);
+    if (open && !ok) unlink(w->path);
+    free(w->path);
     return ok;
-}
-
-void st_abandon(StWriter* w) {
-    if (w->out) {  // otherwise st_begin did not create the file
-        fclose(w->out);
-        unlink(w->path);
-    }
-    drop_writer(w);
 }

@@ -31,9 +31,7 @@ typedef struct {
     uint64_t  file_size, data_start;
     int       n_tensors, n_meta;
     StTensor* tensors;            // in file order
-    const StTensor** by_name;     // sorted by name
     StMeta*   meta;               // in file order
-    const StMeta**   by_key;      // sorted by key
 } StFile;
 
 bool            st_begins(const char* head, size_t n);                  // true if a file begins like a safetensors file
@@ -41,16 +39,15 @@ bool            st_open(StFile* f, const char* path, TostError* err);   // on fa
 void            st_close(StFile* f);
 const StTensor* st_find(const StFile* f, const char* name);             // NULL if absent
 const char*     st_meta(const StFile* f, const char* key);              // NULL if absent
-bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err);    // F64, F32, F16, BF16
-bool st_check_float(const StFile* f, const StTensor* t, TostError* err);   // true for these four
+bool st_check_float(const StFile* f, const StTensor* t, TostError* err);   // true for F64, F32, F16, BF16
+bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err);    // any dtype
+bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err);   // any dtype
 // Like st_read_f32, but fails if an element is NaN, infinite or below min, and names it. -FLT_MAX: no minimum.
 bool st_read_finite(const StFile* f, const StTensor* t, float min, float* out, TostError* err);
-bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err);   // F64, F32, F16, BF16
-bool st_read_i32(const StFile* f, const StTensor* t, int32_t* out, TostError* err);  // I32, I64 (in range)
 bool st_crc32(const StFile* f, uint32_t* crc, TostError* err);          // of all tensor data
 
 // ---------------------------------------------------------------------------------------------
-// Writing: declare all tensors and metadata, then append the tensors' bytes in that order, then finish. The CRC-32 of
+// Writing: declare all tensors and metadata, then append the tensors' bytes in that order, then end. The CRC-32 of
 // the tensor bytes is stored in __metadata__ as "crc32" (8 hexadecimal digits); a "crc32" in meta is ignored. Tensor
 // data starts at a multiple of 8. Metadata may be any bytes but NUL; a byte that is not UTF-8 is written as two
 // characters (U+0000, and U+00FF for 0xff), since JSON strings are Unicode, and reading restores it.
@@ -65,10 +62,10 @@ typedef struct {
 } StWriter;
 
 // Uses name, dtype, ndim and shape of each tensor.
-bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors,
-              const StMeta* meta, int n_meta, TostError* err);
+bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const StMeta* meta, int n_meta,
+              TostError* err);
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err);
-bool st_finish(StWriter* w, TostError* err);  // writes the CRC, fsyncs, closes; removes the file on failure
-void st_abandon(StWriter* w);                 // closes and removes the file; allowed after any failure and after itself
+// To be called even if st_begin failed. ok: writes the CRC and fsyncs. Closes; removes the file if !ok or on failure.
+bool st_end(StWriter* w, bool ok, TostError* err);
 
 #endif

@@ -364,10 +364,9 @@ run sample --model longer --prompt "7 and" --tokens 80
 # A link to /dev/stdout must not be replaced by a file.
 mkdir links
 ln -s /dev/stdout links/stdout
-"$binary" $random --seed 1 --json links/stdout >shown 2>stderr
-check "--json to standard output, a file: $(cat stderr)" [ $? -eq 0 -a "$(ls links)" = stdout ]
-check "--json to standard output: the JSON first, then the report" \
-    [ "$(head -n "$(wc -l <first.json)" shown)" = "$(cat first.json)" -a "$(sed -n '$p' shown | cut -c1-5)" = speed ]
+"$binary" $random --seed 1 --json links/stdout 2>stderr | cat >piped
+check "--json to a pipe, the JSON first: $(cat stderr)" \
+    [ "$(head -n "$(wc -l <first.json)" piped)" = "$(cat first.json)" -a "$(ls links)" = stdout ]
 
 # ---------------------------------------------------------------------------------------------
 # Warnings about tokenizers that do not fit the model

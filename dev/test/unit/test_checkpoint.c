@@ -28,13 +28,10 @@ static void make_st(const char* path, const char* header, size_t n, size_t data,
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" from "," to "]}"
 
 static const struct { const char* header; size_t data; const char* error; } invalid_headers[] = {
-    {"{}x", 0, "byte 2: expected the end of the text"},
-    {"{\"a\":{}}", 0, "tensor 'a': dtype is missing"},
-    {"{\"a\":{\"dtype\":\"F32\"}}", 0, "shape is missing"}, {"{ ", 0, "found the end"},
-    {"{\"a", 0, "closing quote"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", 0, "data_offsets is missing"},
-    {"{\"a\":{\"dtype\":\"F32\",\"dtype\":\"F32\"}}", 0, "dtype appears twice"},
-    {"{\"a\":{\"dtype\":7}}", 0, "expected a string"},
+    {"{}x", 0, "byte 2: expected the end of the text"}, {"{ ", 0, "found the end"},
+    {"{\"a\":{\"shape\":[],\"data_offsets\":[0,4]}}", 4, "tensor 'a': dtype, shape or data_offsets is missing"},
+    {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "is missing"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", 4, "is missing"}, {"{\"a\":{\"dtype\":7}}", 0, "expected a string"},
     {"{" T_("a", "Q8", "", "0", "4") "}", 4, "tensor 'a': dtype 'Q8'"},
     {"{" T_("a", "F32", "-1", "0", "4") "}", 4, "found '-'"},
     {"{" T_("a", "F32", "1,1,1,1,1,1,1,1,1", "0", "4") "}", 4, "more than 8 dimensions"},
@@ -42,35 +39,18 @@ static const struct { const char* header; size_t data; const char* error; } inva
     {"{" T_("a", "F32", "4294967296,4294967296", "0", "4") "}", 4, "more bytes than 64 bits"},
     {"{" T_("a", "F32", "4611686018427387904,2,2", "0", "0") "}", 0, "more bytes than 64 bits"},
     {"{" T_("a", "F32", "2", "0", "4") "}", 4, "dtype and shape, which take 8 bytes"},
-    {"{" T_("a", "F32", "1", "4", "0") "}", 4, "data_offsets [4, 0]"},
-    {"{" T_("a", "F32", "1", "0", "18446744073709551616") "}", 4, "over 2^64 - 1"},
-    {"{" T_("a", "F32", "1", "18446744073709551612", "0") "}", 4,
-     "data_offsets [18446744073709551612, 0]"},
+    {"{" T_("a", "F32", "1", "18446744073709551612", "0") "}", 4, "data_offsets [18446744073709551612, 0]"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "expected two numbers"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4,8]}}", 4, "expected two numbers"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":4,\"data_offsets\":[0,4]}}", 4, "expected an array, found '4'"},
-    {"{" T_("a", "F32", "2", "0", "8") "}", 4,
-     "truncated: tensor 'a' has 8 bytes at 0 of the data, which has 4"},
+    {"{" T_("a", "F32", "2", "0", "8") "}", 4, "truncated: tensor 'a' has 8 bytes at 0 of the data, which has 4"},
     {"{" T_("a", "F32", "1", "0", "4") "}", 5, "1 extra bytes after the last tensor"},
-    {"{" T_("a", "F32", "1", "4", "8") "}", 8,
-     "tensor 'a' starts at byte 4 of the data, but the one before it ends at 0: gap"},
-    {"{" T_("a", "F32", "1", "0", "4") "," T_("b", "F32", "1", "8", "12") "}", 12,
-     "tensor 'b' starts at byte 8"},
+    {"{" T_("a", "F32", "1", "4", "8") "}", 8, "starts at byte 4 of the data, but the one before it ends at 0: gap"},
     {"{" T_("a", "F32", "2", "0", "8") "," T_("b", "F32", "1", "4", "8") "}", 8, "overlap"},
-    {"{" T_("a", "F32", "1", "0", "4") "," T_("b", "F32", "1", "0", "4") "}", 4,
-     "tensor 'b' starts at byte 0"},
-    {"{" T_("a", "F32", "1", "0", "4") "," T_("a", "F32", "1", "4", "8") "}", 8,
-     "tensor 'a' appears twice"},
-    {"{" T_("a", "F32", "0", "0", "0") "," T_("\\u0061", "F32", "0", "0", "0") "}", 0,
-     "'a' appears twice"},
+    {"{" T_("a", "F32", "1", "0", "4") "," T_("\\u0061", "F32", "1", "4", "8") "}", 8, "'a' appears twice"},
     {"{" T_("a\\u0000b", "F32", "", "0", "4") "}", 4, "a NUL in the name 'a'"},
     {"{\"__metadata__\":{\"k\":1}}", 0, "expected a string"},
-    {"{\"__metadata__\":{\"k\":\"v\\u0000\"}}", 0, "a NUL in 'v'"},
     {"{\"__metadata__\":{\"k\":\"v\\u0000\\u0100\"}}", 0, "a NUL in 'v'"},
     {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "__metadata__ 'k' appears twice"},
-    {"{\"__metadata__\":{},\"__metadata__\":{}}", 0, "__metadata__ appears twice"},
-    {"{\"a\":{\"x\":[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[[", 0,
-     "nested deeper"},
     {"{" T_(FIFTY FIFTY FIFTY "0123456789", "F32", "", "0", "4") "}", 4, "longer than 159 bytes"},
 };
 
@@ -120,8 +100,7 @@ static void test_st_accepts(Checks* c) {
         if (!check(c, ok, "safetensors %s: %s", cases[i].header, err.text)) continue;
         check(c, f.n_tensors == cases[i].tensors, "%s: %d tensors", cases[i].header, f.n_tensors);
         for (int k = 1; k < f.n_tensors; k++) {
-            check(c, f.tensors[k - 1].offset <= f.tensors[k].offset, "%s: not in file order",
-                  cases[i].header);
+            check(c, f.tensors[k - 1].offset <= f.tensors[k].offset, "%s: not in file order", cases[i].header);
         }
         st_close(&f);
     }
@@ -140,49 +119,41 @@ static const struct { uint16_t bits; double value; } brain[] = {
 };
 
 static void test_st_dtypes(Checks* c) {
-    enum { NH = countof(half), NB = countof(brain), MANY = 20000 };
-    StTensor tensors[] = {
+    enum { NH = countof(half), NB = countof(brain) };
+    const StTensor tensors[] = {
         {.name = "half", .dtype = ST_F16, .ndim = 1, .shape = {NH}},
         {.name = "brain", .dtype = ST_BF16, .ndim = 1, .shape = {NB}},
         {.name = "nan", .dtype = ST_F16, .ndim = 0},
-        {.name = "wide", .dtype = ST_I64, .ndim = 1, .shape = {3}},
-        {.name = "many", .dtype = ST_F64, .ndim = 2, .shape = {MANY / 8, 8}},
-        {.name = "u8", .dtype = ST_U8, .ndim = 1, .shape = {3}},
+        {.name = "wide", .dtype = ST_I64, .ndim = 1, .shape = {2}},
+        {.name = "double", .dtype = ST_F64, .ndim = 2, .shape = {1, 2}},
         {.name = "none", .dtype = ST_F32, .ndim = 2, .shape = {0, 5}},
     };
-    const int64_t wide[3] = {INT32_MAX, INT32_MIN, (int64_t)INT32_MAX + 1};
+    const int64_t wide[2] = {INT32_MIN, (int64_t)INT32_MAX + 1};
+    const double third[2] = {1.0 / 3, -2};
     uint16_t bits[NH + NB + 1];
     for (int i = 0; i < NH; i++) bits[i] = half[i].bits;
     for (int i = 0; i < NB; i++) bits[NH + i] = brain[i].bits;
     bits[NH + NB] = 0x7e00;
-    double *many = xmalloc(MANY * sizeof *many), v[NH + NB];
-    float* back = xmalloc(MANY * sizeof *back);
-    for (int i = 0; i < MANY; i++) many[i] = (i - MANY / 2) / 3.0;
+    double v[NH + NB];
+    float back[NH];
     TostError err;
     StWriter w;
     StFile f;
-    must(st_begin(&w, "dtypes", tensors, countof(tensors), NULL, 0, &err) && st_append(&w, bits, sizeof bits, &err)
-         && st_append(&w, wide, sizeof wide, &err) && st_append(&w, many, MANY * sizeof *many, &err)
-         && st_append(&w, "abc", 3, &err) && st_finish(&w, &err) && st_open(&f, "dtypes", &err), "dtypes", &err);
-    int32_t ints[3];
+    const bool written = st_begin(&w, "dtypes", tensors, countof(tensors), NULL, 0, &err)
+                         && st_append(&w, bits, sizeof bits, &err) && st_append(&w, wide, sizeof wide, &err)
+                         && st_append(&w, third, sizeof third, &err);
+    must(st_end(&w, written, &err) && st_open(&f, "dtypes", &err), "dtypes", &err);
     must(st_read_f64(&f, st_find(&f, "half"), v, &err) && st_read_f64(&f, st_find(&f, "brain"), v + NH, &err), "halves",
          &err);
     for (int i = 0; i < NH; i++) check(c, v[i] == half[i].value, "F16 %04x: got %g", half[i].bits, v[i]);
     for (int i = 0; i < NB; i++) check(c, v[NH + i] == brain[i].value, "BF16 %04x: got %g", brain[i].bits, v[NH + i]);
     check(c, st_read_f64(&f, st_find(&f, "nan"), v, &err) && v[0] != v[0], "F16 NaN: got %g", v[0]);
     check(c, st_read_f32(&f, st_find(&f, "half"), back, &err) && back[3] == 0.333251953125f, "F16 as float");
-    check(c, st_read_f32(&f, st_find(&f, "many"), back, &err), "F64 as float: %s", err.text);
-    size_t wrong = 0;
-    for (int i = 0; i < MANY; i++) wrong += back[i] != (float)many[i];
-    check(c, wrong == 0, "F64 as float: %zu of %d values are wrong", wrong, MANY);
+    check(c, st_read_f32(&f, st_find(&f, "double"), back, &err) && back[0] == 1.0f / 3, "F64 as float: %g", back[0]);
     check(c, st_read_f32(&f, st_find(&f, "none"), NULL, &err), "an empty tensor: %s", err.text);
-    check_refused(c, st_read_i32(&f, st_find(&f, "wide"), ints, &err), &err, "element 2 is 2147483648", "a wide I64");
-    check(c, ints[0] == INT32_MAX && ints[1] == INT32_MIN, "I64 as int32: got %d, %d", ints[0], ints[1]);
-    check_refused(c, st_read_f32(&f, st_find(&f, "wide"), back, &err), &err, "'wide' is I64", "I64 as float");
-    check_refused(c, st_read_f64(&f, st_find(&f, "u8"), v, &err), &err, "'u8' is U8", "U8 as double");
-    check_refused(c, st_read_i32(&f, st_find(&f, "half"), ints, &err), &err, "'half' is F16", "F16 as int");
+    check(c, st_read_f64(&f, st_find(&f, "wide"), v, &err) && v[0] == INT32_MIN && v[1] == 2147483648.0, "I64");
+    check_refused(c, st_check_float(&f, st_find(&f, "wide"), &err), &err, "'wide' is I64", "I64 as parameters");
     st_close(&f);
-    free(many), free(back);
 }
 
 static void test_st_round_trip(Checks* c) {
@@ -198,11 +169,11 @@ static void test_st_round_trip(Checks* c) {
     TostError err;
     StWriter w;
     StFile f;
-    must(st_begin(&w, "round", tensors, 2, meta, 4, &err) && st_append(&w, values, 8, &err)
-         && st_append(&w, values + 2, 16, &err) && st_append(&w, &id, 4, &err) && st_finish(&w, &err)
-         && st_open(&f, "round", &err), "round trip", &err);
+    const bool written = st_begin(&w, "round", tensors, 2, meta, 4, &err) && st_append(&w, values, 8, &err)
+                         && st_append(&w, values + 2, 16, &err) && st_append(&w, &id, 4, &err);
+    must(st_end(&w, written, &err) && st_open(&f, "round", &err), "round trip", &err);
     float back[6];
-    int32_t id_back = 0;
+    double id_back = 0;
     uint32_t crc = 0;
     char digits[16];
     check(c, f.data_start % 8 == 0, "tensor data starts at %" PRIu64 ", not at a multiple of 8", f.data_start);
@@ -210,7 +181,7 @@ static void test_st_round_trip(Checks* c) {
     check(c, t && t->ndim == 2 && t->shape[0] == 2 && t->shape[1] == 3 && t->count == 6 && t->bytes == 24, "shape");
     check(c, t && st_read_f32(&f, t, back, &err) && memcmp(back, values, sizeof back) == 0, "values: %s", err.text);
     t = st_find(&f, "sc\"alar");
-    check(c, t && t->ndim == 0 && st_read_i32(&f, t, &id_back, &err) && id_back == id, "scalar: got %d", id_back);
+    check(c, t && t->ndim == 0 && st_read_f64(&f, t, &id_back, &err) && id_back == id, "scalar: got %g", id_back);
     check(c, !st_find(&f, "absent") && !st_meta(&f, "absent"), "absent names are not found");
     check(c, strcmp(st_meta(&f, "step"), "12") == 0 && strcmp(st_meta(&f, meta[1].key), nasty) == 0
              && strcmp(st_meta(&f, meta[3].key), meta[3].value) == 0, "metadata");
@@ -226,50 +197,17 @@ static void test_st_round_trip(Checks* c) {
 
 static void test_st_writer_failures(Checks* c) {
     const StTensor one = {.name = "a", .dtype = ST_F32, .ndim = 1, .shape = {2}};
-    const StTensor vast = {.name = "vast", .dtype = ST_F32, .ndim = 2, .shape = {INT64_MAX, 8}};
-    const float values[3] = {1, 2, 3};
+    const float values[2] = {1, 2};
     TostError err;
     StWriter w;
-    must(st_begin(&w, "fail", &one, 1, NULL, 0, &err) && st_append(&w, values, 4, &err), "begin", &err);
-    check_refused(c, st_append(&w, values, 8, &err), &err, "tensors were declared, but 8 follow", "too many");
-    st_abandon(&w);
-    st_abandon(&w);
-    check(c, !path_exists("fail"), "st_abandon removes the file");
-    must(st_begin(&w, "fail", &one, 1, NULL, 0, &err) && st_append(&w, values, 4, &err), "begin again", &err);
-    check_refused(c, st_finish(&w, &err), &err, "8 bytes of tensors were declared, but 4 written", "too few bytes");
-    check(c, !path_exists("fail"), "a failed st_finish removes the file");
-    check_refused(c, st_begin(&w, "no/folder", &one, 1, NULL, 0, &err), &err, "cannot be created", "no folder");
-    st_abandon(&w);
-    check_refused(c, st_begin(&w, "fail", &vast, 1, NULL, 0, &err), &err, "'vast' has more bytes", "a vast tensor");
-    st_abandon(&w);
+    bool ok = st_begin(&w, "fail", &one, 1, NULL, 0, &err);
+    check(c, ok && !st_end(&w, false, &err) && !path_exists("fail"), "an abandoned file is removed");
+    ok = st_begin(&w, "no/folder", &one, 1, NULL, 0, &err);
+    check_refused(c, st_end(&w, ok, &err), &err, "cannot be created", "no folder");
     must(symlink("/dev/full", "fail") == 0, "symlink", NULL);
-    check_refused(c, st_begin(&w, "fail", &one, 1, NULL, 0, &err) && st_append(&w, values, 8, &err)
-                     && st_finish(&w, &err), &err, "fail: cannot be written", "a full disk");
-    st_abandon(&w);
+    ok = st_begin(&w, "fail", &one, 1, NULL, 0, &err) && st_append(&w, values, 8, &err);
+    check_refused(c, st_end(&w, ok, &err), &err, "fail: cannot be written", "a full disk");
     check(c, !path_exists("fail"), "no file is left after a full disk");
-}
-
-static int synced;
-
-int fsync(int fd) {   // instead of libc's
-    (void)fd;
-    synced++;
-    return 0;
-}
-
-// A large file is also synced while it is written.
-static void test_st_syncs(Checks* c) {
-    enum { BYTES = 16 << 20, TIMES = 17 };
-    const StTensor large = {.name = "large", .dtype = ST_U8, .ndim = 2, .shape = {TIMES, BYTES}};
-    char* data = xcalloc(BYTES, 1);
-    StWriter w;
-    TostError err;
-    bool ok = st_begin(&w, "large", &large, 1, NULL, 0, &err);
-    synced = 0;
-    for (int i = 0; ok && i < TIMES; i++) ok = st_append(&w, data, BYTES, &err);
-    check(c, ok && synced == 2, "272 MiB: %d times synced before the end, want 2: %s", synced, ok ? "" : err.text);
-    st_abandon(&w);
-    free(data);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -655,11 +593,11 @@ static const Damage damages[] = {
     {"losses that are not numbers", "model", TEXT, "losses\":\"0", "losses\":\"x", "info", "'last_losses' is 'x."},
     {"a malformed hash", "model", TEXT, "00c0ffee", "00c0ffez", "info", "'tokenizer_hash'"},
     {"a NaN", "model", VALUE, "transformer.wpe.weight", "nan", "params",
-     "tensor 'transformer.wpe.weight' has nan at [0, 3], expected a finite number"},
-    {"an infinite parameter", "model", VALUE, "transformer.h.1.mlp.c_fc.weight", "-inf", "params", "-inf at [0, 3]"},
-    {"a NaN in a first moment", "optimizer", VALUE, "m.transformer.ln_f.bias", "nan", "moments", "has nan at [3]"},
+     "tensor 'transformer.wpe.weight' has nan at element 3, expected a finite number"},
+    {"an infinite parameter", "model", VALUE, "transformer.h.1.mlp.c_fc.weight", "-inf", "params", "-inf at element 3"},
+    {"a NaN in a first moment", "optimizer", VALUE, "m.transformer.ln_f.bias", "nan", "moments", "has nan at element 3"},
     {"a negative second moment", "optimizer", VALUE, "v.transformer.wte.weight", "-1e-30", "moments",
-     "has -1e-30 at [0, 3], expected a finite number of at least 0"},
+     "has -1e-30 at element 3, expected a finite number of at least 0"},
     {"moments of another step", "optimizer", TEXT, "step\":\"77\"", "step\":\"78\"", "moments", "different"},
     {"moments of another run", "optimizer", TEXT, "0.003", "0.004", "moments", "option.lr is '0.004', but '0.003'"},
     {"moments without an option", "optimizer", TEXT, "option.lr", "nottin.lr", "moments", "different checkpoints"},
@@ -744,7 +682,8 @@ static void write_foreign(const TostModel* m, float off) {
         const TostTensor* from = &m->tensors.tensor[i];
         ok = st_append(&w, m->state[TOST_PARAM] + from->offset, from->size * sizeof(float), &err);
     }
-    must(ok && st_append(&w, head, wte->size * sizeof *head, &err) && st_finish(&w, &err), "foreign", &err);
+    ok = ok && st_append(&w, head, wte->size * sizeof *head, &err);
+    must(st_end(&w, ok, &err), "foreign", &err);
     free(head);
 }
 
@@ -817,7 +756,6 @@ int main(void) {
     test_st_dtypes(&c);
     test_st_round_trip(&c);
     test_st_writer_failures(&c);
-    test_st_syncs(&c);
     test_round_trip(&c);
     test_find(&c);
     test_newest_run(&c);

@@ -87,15 +87,16 @@ static void test_json_replaces(Checks* c, const char* path, const char* tmp) {
     write_text(tmp, ours);
     must(symlink(tmp, path) == 0, "symlink", NULL);
     check(c, json_file_open(&out, path, "test", false, &err) && json_file_close(&out, true, &err)
-          && lstat(path, &st) == 0 && S_ISLNK(st.st_mode), "a link is followed: %s", err.text);
+          && lstat(path, &st) == 0 && S_ISLNK(st.st_mode), "a link remains: %s", err.text);
     unlink(path);
     unlink(tmp);
 }
 
 static void test_json(Checks* c, const char* dir) {
     static const char text[] = "a\"\\\n\x01\xc3\xa9\xff\xc3z";
-    static const char want[] = "a\"\\\n\x01\xc3\xa9\xef\xbf\xbd\xef\xbf\xbdz";
-    char *path = path_join(dir, "x.json"), *tmp = path_join(dir, "x.json.tmp"), got[64], key[16];
+    static const char want[] = "{\n  \"content\": \"test\",\n  \"text\": \"a\\\"\\\\\\n\\u0001\xc3\xa9\xef\xbf\xbd\xef\xbf\xbdz\",\n"
+                               "  \"third\": 0.33333333333333331,\n  \"nan\": null,\n  \"list\": [\n    7,\n    true\n  ]\n}\n";
+    char *path = path_join(dir, "x.json"), *tmp = path_join(dir, "x.json.tmp");
     TostError err;
     JsonFile out;
     must(json_file_open(&out, path, "test", false, &err), "json_file_open", &err);
@@ -106,26 +107,12 @@ static void test_json(Checks* c, const char* dir) {
     json_put_int(&out, NULL, 7);
     json_put_bool(&out, NULL, true);
     json_put_close(&out, ']');
-    check(c, !path_exists(path) && path_exists(tmp), "the file must not exist before it is closed");
+    check(c, !path_exists(path), "the file must not exist before it is closed");
     check(c, json_file_close(&out, true, &err) && path_exists(path) && !path_exists(tmp),
           "the file exists after closing");
 
-    Bytes file;
-    must(read_file(&file, path, &err), "read_file", &err);
-    Json j = json_open(file.data, file.size, &err);
-    uint64_t seven = 0;
-    bool ok = json_enter(&j, JSON_OBJECT) && json_next(&j) == 1 && json_key(&j, key, sizeof key, NULL) &&
-              json_skip(&j) && json_next(&j) == 1 && json_key(&j, key, sizeof key, NULL) &&
-              json_string(&j, got, sizeof got, NULL) && json_next(&j) == 1 &&
-              json_key(&j, key, sizeof key, NULL) && json_skip(&j) && json_next(&j) == 1 &&
-              json_key(&j, key, sizeof key, NULL) && json_peek(&j) == JSON_NULL && json_skip(&j) &&
-              json_next(&j) == 1 && json_key(&j, key, sizeof key, NULL) && json_enter(&j, JSON_ARRAY) &&
-              json_next(&j) == 1 && json_u64(&j, &seven) && json_next(&j) == 1 &&
-              json_peek(&j) == JSON_TRUE && json_skip(&j) && json_next(&j) == 0 && json_next(&j) == 0 &&
-              json_at_end(&j);
-    check(c, ok, "reading the written JSON: %s", ok ? "" : err.text);
-    check(c, strcmp(got, want) == 0, "text must be read back, invalid UTF-8 as U+FFFD: %s", got);
-    check(c, strstr(file.data, "\"third\": 0.33333333333333331,") && seven == 7, "numbers must be read back exactly");
+    Bytes file = bytes_of(path);
+    check(c, strcmp(file.data, want) == 0, "the written JSON: %s", file.data);
     free(file.data);
 
     must(json_file_open(&out, tmp, "test", false, &err), "json_file_open", &err);

@@ -17,7 +17,6 @@ static void read_tensor(const StFile* f, const StTensor* t) {
     x[t->count] = 0;
     if (!st_read_f64(f, t, x, &err)) check_message(&err);
     if (!st_read_f32(f, t, (float*)x, &err)) check_message(&err);
-    if (!st_read_i32(f, t, (int32_t*)x, &err)) check_message(&err);
     free(x);
 }
 
