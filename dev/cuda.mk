@@ -77,7 +77,7 @@ EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -Wno-maybe-uninit
 EMU_RACES =
 EMU_CUDA  = -DTOST_CUDA_ON_HOST -DTOST_NCCL -Idev/test/cuda
 # The modules that the engine needs, and all of them
-EMU_C     = $(patsubst %,$(EMU)/%.o,train_gpt_tost $(patsubst %,tost/%,flops init model pieces base/crc32 base/error base/files base/folder base/json \
+EMU_C     = $(patsubst %,$(EMU)/%.o,dev/test/cuda/cpu_layers $(patsubst %,tost/%,flops init model pieces base/crc32 base/error base/files base/folder base/json \
               base/memory base/output base/rng base/signals base/text cpu/gemm cpu/threads ranks/comm ranks/exchange \
               ranks/slices run/safetensors run/schedule))
 EMU_TOST  = $(patsubst %.c,$(EMU)/%.o,$(wildcard tost/*.c tost/*/*.c))
@@ -127,7 +127,7 @@ mutants: $(EMU_CPP) $(EMU_C)
 TRAFFIC_CXX  ?= clang++
 TRAFFIC_COUNT = -O2 -fno-builtin -fno-vectorize -fno-slp-vectorize -Wno-pass-failed \
                 -fsanitize-coverage=func,trace-loads,trace-stores
-TRAFFIC_OBJ   = $(filter-out $(EMU)/train_gpt_tost.o,$(EMU_C)) $(EMU_LIB)
+TRAFFIC_OBJ   = $(filter-out %/cpu_layers.o,$(EMU_C)) $(EMU_LIB)
 $(EMU)/counted.o: train_gpt_tost.cu $(CUDA_H) $(wildcard dev/test/cuda/*.h)
 	$(call say,CXX $<) mkdir -p $(@D) && \
 	    $(EMU_CXX) $(TRAFFIC_COUNT) $(EMU_FLAGS) $(EMU_CUDA) -DTOST_NO_MAIN -x c++ -c $< -o $@ && \

@@ -112,18 +112,19 @@ TostEngineOptions options_of(int B, int T, bool training, TostDtype dtype, bool 
     return o;
 }
 
+size_t memory_of(const TostConfig& config, const TostEngineOptions& o) { return tost_cuda_engine.memory(&config, &o); }
+
 // Checks that create allocates about as many bytes as memory predicts. Returns the prediction.
 size_t test_memory(Checks* c, const TostConfig& config, const TostEngineOptions& o, double tolerance) {
     size_t free_bytes = 0, total = 0;
-    TostError err = {};
     cuda_on_host_set(CudaOnHostOptions());
-    const size_t need = tost_cuda_engine.memory(&config, &o);
-    TostModel* m = tost_cuda_engine.create(&config, &o, &err);
+    const size_t need = memory_of(config, o);
+    Subject s = subject_open(&tost_cuda_engine, config, o);
     cudaMemGetInfo(&free_bytes, &total);
     const size_t used = total - free_bytes;
-    check(c, m && used <= need && (double)need <= tolerance * (double)used,
-          "memory predicts %zu bytes, create allocated %zu", need, used);
-    if (m) tost_cuda_engine.destroy(m);
+    check(c, used <= need && (double)need <= tolerance * (double)used, "memory predicts %zu bytes, create allocated %zu",
+          need, used);
+    subject_free(&s);
     return need;
 }
 
@@ -133,10 +134,8 @@ std::string test_refusal(Checks* c, const CudaOnHostOptions& machine, const Tost
     const int live = cuda_on_host_live();
     TostError err = {};
     cuda_on_host_set(machine);
-    TostModel* m = tost_cuda_engine.create(&config, &o, &err);
-    check(c, !m && err.text[0] && strstr(err.text, want) && !strchr(err.text, '\n'), "create: \"%s\", want \"%s\"",
-          err.text, want);
-    if (m) tost_cuda_engine.destroy(m);
+    const TostModel* m = tost_cuda_engine.create(&config, &o, &err);
+    check(c, !m && strstr(err.text, want) && !strchr(err.text, '\n'), "create: \"%s\", want \"%s\"", err.text, want);
     check(c, cuda_on_host_live() == live && cudaPeekAtLastError() == cudaSuccess,
           "%s: %d CUDA objects leaked, error %d", want, cuda_on_host_live() - live, cudaPeekAtLastError());
     return err.text;
@@ -150,27 +149,18 @@ CudaOnHostOptions machine_with(size_t memory) {
 
 // Too little memory: the message must suggest options that fit.
 void test_suggestions(Checks* c) {
-    const struct {
-        const char* want;
-        bool recompute;
-    } suggestions[] = {{"--recompute or --batch", true}, {"--recompute --batch", true}, {"seq", false}};
-    const TostEngineOptions o = options_of(8, 200, true, TOST_BF16), one = options_of(1, 200, true, TOST_BF16),
-                            recompute = options_of(8, 200, true, TOST_BF16, true);
+    const TostEngineOptions o = options_of(8, 200, true, TOST_BF16), one = options_of(1, 200, true, TOST_BF16);
+    TostEngineOptions recompute = options_of(8, 200, true, TOST_BF16, true);
+    const char* const suggestion = "--recompute --batch ";
     const size_t need = test_memory(c, DEEP, o, 1.01), less = test_memory(c, DEEP, recompute, 1.01),
-                 batch_of_one = tost_cuda_engine.memory(&DEEP, &one);
+                 of_one = memory_of(DEEP, one);
     check(c, less < need, "recompute: %zu bytes, without %zu", less, need);
-    const size_t memories[] = {less, batch_of_one - 1, batch_of_one / 2};
-    for (int i = 0; i < 3; i++) {
-        const std::string text = test_refusal(c, machine_with(memories[i] + RESERVE), DEEP, o, suggestions[i].want);
-        if (!suggestions[i].recompute) continue;
-        const char* batch = strstr(text.c_str(), "--recompute --batch ");
-        TostEngineOptions suggested = recompute;
-        TostError err = {};
-        if (batch) suggested.max_batch = atoi(batch + strlen("--recompute --batch "));
-        TostModel* m = tost_cuda_engine.create(&DEEP, &suggested, &err);
-        check(c, m != nullptr, "\"%s\": the suggestion fails: \"%s\"", text.c_str(), err.text);
-        if (m) tost_cuda_engine.destroy(m);
-    }
+    test_refusal(c, machine_with(of_one / 2 + RESERVE), DEEP, o, "seq");
+    test_refusal(c, machine_with(less + RESERVE), DEEP, o, "--recompute or --batch");
+    const std::string text = test_refusal(c, machine_with(of_one - 1 + RESERVE), DEEP, o, suggestion);
+    recompute.max_batch = atoi(text.c_str() + text.find(suggestion) + strlen(suggestion));
+    Subject s = subject_open(&tost_cuda_engine, DEEP, recompute);
+    subject_free(&s);
 }
 
 // For a sequence that is too long, the message must suggest the largest power of two that fits as --chunk.
@@ -186,16 +176,16 @@ void test_chunk_suggestion(Checks* c) {
     o.states = pieces_states(3000, 128, true);
     fits.max_piece = 64;
     fits.states = pieces_states(24 * 128, 64, true);   // the engine knows the length in pieces
-    test_refusal(c, machine_with(tost_cuda_engine.memory(&config, &fits) + RESERVE), config, o, "--chunk 64 fits");
+    test_refusal(c, machine_with(memory_of(config, fits) + RESERVE), config, o, "--chunk 64 fits");
 }
 
 // With pieces, only the memory of the states before each of them depends on the length of the sequences.
 void test_pieces_memory(Checks* c, TostDtype dtype) {
     const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED};
     TostEngineOptions o = options_of(2, 4096, true, dtype);
-    const size_t one = tost_cuda_engine.memory(&config, &o), state = 2 * 2 * (2 * 60 + 3) * sizeof(double);
+    const size_t one = memory_of(config, o), state = 2 * 2 * (2 * 60 + 3) * sizeof(double);
     o.states = pieces_states(1 << 20, 4096, true);
-    const size_t many = tost_cuda_engine.memory(&config, &o);
+    const size_t many = memory_of(config, o);
     check(c, many > one && many < one + 256 * state + 4096, "256 pieces: %zu bytes, one: %zu", many, one);
 }
 
@@ -207,24 +197,29 @@ void test_refusals(Checks* c) {
                                     {"cudaGetDeviceProperties", "no usable GPU: cudaGetDeviceProperties: out of"},
                                     {"cudaMemGetInfo", "cudaMemGetInfo: out of memory; a smaller --batch"},
                                     {"cuda_on_host_malloc", ": out of memory; a smaller --batch"}};
-    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) {
-        const TostEngineOptions o = options_of(8, 33, false, dtype), recompute = options_of(8, 33, false, dtype, true);
-        const size_t need = tost_cuda_engine.memory(&SMALL, &o);
-        check(c, tost_cuda_engine.memory(&SMALL, &recompute) == need, "recompute changes memory without training");
-        for (const auto& call : calls) {
-            CudaOnHostOptions machine;
-            machine.failing = call[0];
-            test_refusal(c, machine, SMALL, o, call[1]);
-        }
-        CudaOnHostOptions old;
-        old.major = 7;
-        test_refusal(c, old, SMALL, o, "compute capability 7.0; 8.0 or later is needed");
-        test_refusal(c, machine_with(RESERVE + need - 1), SMALL, o, "free; --batch 7 fits");
-        test_refusal(c, CudaOnHostOptions(), wide, o, "--channels 6148: the CUDA engine takes up to 6144");
-        test_refusal(c, CudaOnHostOptions(), heads, o, "heads");
-        check(c, tost_cuda_engine.supports(dtype), "%s is not supported", dtype_name(dtype));
+    const TostEngineOptions o = options_of(8, 33, false, TOST_BF16), training = options_of(2, 33, true, TOST_FP32);
+    CudaOnHostOptions machine;
+    TostError err = {};
+    char text[256];
+    test_memory(c, SMALL, training, 1.25);
+    for (const auto& call : calls) {
+        machine.failing = call[0];
+        test_refusal(c, machine, SMALL, o, call[1]);
     }
-    check(c, tost_cuda_engine.supports(TOST_TF32) && !tost_cuda_engine.supports((TostDtype)3), "supports");
+    machine.failing = nullptr;
+    machine.major = 7;
+    test_refusal(c, machine, SMALL, o, "compute capability 7.0; 8.0 or later is needed");
+    test_refusal(c, machine_with(RESERVE + memory_of(SMALL, o) - 1), SMALL, o, "free; --batch 7 fits");
+    test_refusal(c, machine_with(1000), SMALL, training, "memory");
+    test_refusal(c, CudaOnHostOptions(), wide, o, "--channels 6148: the CUDA engine takes up to 6144");
+    test_refusal(c, CudaOnHostOptions(), heads, o, "heads");
+    check(c, tost_cuda_engine.describe(text, sizeof text, &o, &err), "describe: \"%s\"", err.text);
+    machine.devices = 0;
+    test_refusal(c, machine, SMALL, o, "no GPU was found");
+    check(c, !tost_cuda_engine.describe(text, sizeof text, &o, &err) && err.text[0], "describe without a device");
+    for (const TostDtype dtype : {TOST_FP32, TOST_TF32, TOST_BF16})
+        check(c, tost_cuda_engine.supports(dtype), "%s is not supported", dtype_name(dtype));
+    cuda_on_host_set(CudaOnHostOptions());
 }
 
 // The peak rate is from the data sheet, or measured with products of 192 × 192 matrices (64 per multiprocessor). The
@@ -232,7 +227,7 @@ void test_refusals(Checks* c) {
 void test_peak(Checks* c) {
     const double square = 10 * 2.0 * 192 * 192 * 192 * 1e3;
     const struct { const char* name; int multiprocessors; TostDtype dtype; bool measured; double want; } cases[] = {
-        {"cuda_on_host", 3, TOST_FP32, true, square},   {"cuda_on_host", 3, TOST_BF16, true, square},
+        {"cuda_on_host", 3, TOST_FP32, true, square},     {"cuda_on_host", 3, TOST_BF16, true, square},
         {"NVIDIA H200", 132, TOST_BF16, false, 989.4e12}, {"NVIDIA H200", 132, TOST_TF32, false, 494.7e12},
         {"NVIDIA H200 MIG 1g.18gb", 3, TOST_BF16, true, square},
     };
@@ -241,35 +236,13 @@ void test_peak(Checks* c) {
         machine.name = k.name;
         machine.multiprocessors = k.multiprocessors;
         cuda_on_host_set(machine);
-        const TostEngineOptions o = options_of(1, 8, true, k.dtype);
-        const int live = cuda_on_host_live();
-        TostError err = {};
-        TostModel* m = tost_cuda_engine.create(&SMALL, &o, &err);
+        Subject s = subject_of(&tost_cuda_engine, SMALL, 1, 8, true, k.dtype);
         bool measured = !k.measured;
-        const double peak = m ? tost_cuda_engine.peak_flops(m, &measured) : 0;
+        const double peak = tost_cuda_engine.peak_flops(s.model, &measured);
         check(c, fabs(peak - k.want) < 1e-3 * k.want && measured == k.measured, "peak of %s: %g, want %g", k.name, peak,
               k.want);
-        if (m) tost_cuda_engine.destroy(m);
-        check(c, cuda_on_host_live() == live, "peak_flops: %d CUDA objects leaked", cuda_on_host_live() - live);
+        subject_free(&s);
     }
-}
-
-void test_missing(Checks* c) {
-    const TostEngineOptions o = options_of(2, 33, true, TOST_FP32);
-    TostError err = {};
-    char text[256];
-    test_memory(c, SMALL, o, 1.25);
-    test_refusal(c, machine_with(1000), SMALL, o, "memory");
-    CudaOnHostOptions none;
-    none.devices = 0;
-    cuda_on_host_set(none);
-    check(c, !tost_cuda_engine.create(&SMALL, &o, &err) && err.text[0] && !strchr(err.text, '\n'),
-          "create without a device: \"%s\"", err.text);
-    err.text[0] = '\0';
-    check(c, !tost_cuda_engine.describe(text, sizeof text, &o, &err) && err.text[0],
-          "describe without a device: \"%s\"", err.text);
-    cuda_on_host_set(CudaOnHostOptions());
-    check(c, tost_cuda_engine.describe(text, sizeof text, &o, &err), "describe: \"%s\"", err.text);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -294,7 +267,6 @@ void test_quick(Checks* c) {
     test_few_pieces(c, TOST_FP32);
     test_stale_gradients(c);
     test_peak(c);
-    test_missing(c);
     test_refusals(c);
     test_exchange(c, EXCHANGE_QUICK);
 }
@@ -319,7 +291,6 @@ void test_first_half(Checks* c) {
     test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
     test_pieces(c, TOST_FP32, RESIDENT);
     test_peak(c);
-    test_missing(c);
     test_refusals(c);
     test_suggestions(c);
     test_chunk_suggestion(c);

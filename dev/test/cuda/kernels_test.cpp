@@ -3,10 +3,15 @@
 #include "train_gpt_tost.cu"
 
 #include "emulation_test.h"
-#include "tssa_truth.h"
+
+extern "C" {
+#include "dev/test/cuda/cpu_layers.h"
+}
 
 namespace {
 
+typedef std::vector<double> Doubles;
+typedef std::vector<float> Floats;
 typedef Device<float> DeviceArray;
 
 // Pseudorandom numbers in [-1, 1).
@@ -30,50 +35,20 @@ template <typename S> Floats numbers_of(size_t n, unsigned seed) {
 constexpr double SUMS = 1e-5;
 template <typename S> double stored() { return sizeof(S) == sizeof(float) ? SUMS : 0x1p-8; }
 
-void near(Checks* c, const char* name, int C, const Floats& got, const Doubles& want, double limit = SUMS) {
-    double difference = 0, norm = 0;
+// The error of each of `columns` interleaved columns counts alike, however small its values are.
+template <typename Want>
+void near(Checks* c, const char* name, int C, const Floats& got, const Want& want, double limit = SUMS,
+          size_t columns = 1) {
+    Doubles difference(columns), norm(columns);
+    double mean = 0;
     for (size_t i = 0; i < want.size(); i++) {
-        difference += (got[i] - want[i]) * (got[i] - want[i]);
-        norm += want[i] * want[i];
+        difference[i % columns] += pow((double)got[i] - want[i], 2);
+        norm[i % columns] += pow(want[i], 2);
     }
-    check(c, difference <= limit * limit * norm, "%s of %d channels: relative L2 error %.3e", name, C,
-          sqrt(difference / norm));
+    for (size_t i = 0; i < columns; i++)
+        mean += (norm[i] > 0 ? difference[i] / norm[i] : difference[i]) / (double)columns;
+    check(c, mean <= limit * limit, "%s of %d channels: relative L2 error %.3e", name, C, sqrt(mean));
 }
-
-// Residual + LayerNorm, forward and backward, in double.
-struct NormTruth {
-    Doubles x_out, y, mean, rstd, dx, dbranch, dw, db, dgamma, dbias;
-    NormTruth(const Floats& x, const Floats& branch, const Floats& gamma, const Floats& w, const Floats& b,
-              const Floats& dy, const Floats& dx_in, size_t rows, size_t C)
-        : x_out(rows * C), y(rows * C), mean(rows), rstd(rows), dx(rows * C), dbranch(rows * C), dw(C, 1.0),
-          db(C, 1.0), dgamma(C, 1.0), dbias(C, 1.0) {
-        for (size_t r = 0; r < rows; r++) {
-            double variance = 0, mean_g = 0, mean_gn = 0;
-            const size_t at = r * C;
-            for (size_t i = 0; i < C; i++) {
-                x_out[at + i] = x[at + i] + (double)gamma[i] * branch[at + i];
-                mean[r] += x_out[at + i] / (double)C;
-            }
-            for (size_t i = 0; i < C; i++) variance += pow(x_out[at + i] - mean[r], 2) / (double)C;
-            rstd[r] = 1 / sqrt(variance + TOST_LN_EPS);
-            for (size_t i = 0; i < C; i++) {
-                const double n = (x_out[at + i] - mean[r]) * rstd[r], g = (double)dy[at + i] * w[i];
-                y[at + i] = n * w[i] + b[i];
-                mean_g += g / (double)C;
-                mean_gn += g * n / (double)C;
-            }
-            for (size_t i = 0; i < C; i++) {
-                const double n = (x_out[at + i] - mean[r]) * rstd[r], g = (double)dy[at + i] * w[i];
-                dx[at + i] = dx_in[at + i] + rstd[r] * (g - mean_g - n * mean_gn);
-                dbranch[at + i] = gamma[i] * dx[at + i];
-                dw[i] += dy[at + i] * n;
-                db[i] += dy[at + i];
-                dgamma[i] += dx[at + i] * branch[at + i];
-                dbias[i] += dbranch[at + i];
-            }
-        }
-    }
-};
 
 // bare: without a branch, biases and an earlier gradient of x.
 template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = false) {
@@ -81,7 +56,13 @@ template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = 
     const Floats none(n), no_bias(width), x = numbers(n, 1), branch = bare ? none : numbers_of<S>(n, 2),
                  gamma = numbers(width, 3), w = numbers(width, 4), b = bare ? no_bias : numbers(width, 5),
                  dy = numbers_of<S>(n, 6), dx = numbers(n, 7), ones(width, 1.0f);
-    const NormTruth truth(x, branch, gamma, w, b, dy, bare ? none : dx, rows, width);
+    Floats want_x(n), want_y(n), want_mean(rows), want_rstd(rows), want_dx(bare ? none : dx), want_dbranch(n),
+        want_dw(ones), want_db(ones), want_dgamma(ones), want_dbias(ones);
+    const CpuNorm cpu = {x.data(), branch.data(), gamma.data(), w.data(), b.data(), dy.data(), want_x.data(),
+                         want_y.data(), want_mean.data(), want_rstd.data(), want_dx.data(), want_dbranch.data(),
+                         want_dw.data(), want_db.data(), want_dgamma.data()};
+    cpu_norm(&cpu, rows, C);
+    for (size_t i = 0; i < n; i++) want_dbias[i % width] += want_dbranch[i];
     const DeviceArray on_x(x), on_gamma(gamma), on_w(w), on_b(b), on_dx(dx), x_out(n), mean(rows), rstd(rows);
     const Device<S> on_branch(branch), on_dy(dy), y(n), dbranch(n);
     const DeviceArray dw(ones), db(ones), dgamma(ones), dbias(ones), partial(COLUMN_BLOCKS * 4 * width);
@@ -94,33 +75,27 @@ template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = 
                                 bare ? on_x.p : x_out.p, mean.p, rstd.p, on_w.p, bare ? nullptr : on_branch.p,
                                 on_gamma.p, !bare, rows, C);
     layer_sums<S>(nullptr, sums, {}, true);
-    near(c, "layernorm", C, y.get(), truth.y, stored<S>());
-    near(c, "mean", C, mean.get(), truth.mean);
-    near(c, "rstd", C, rstd.get(), truth.rstd);
-    near(c, "dx", C, on_dx.get(), truth.dx);
-    near(c, "dw", C, dw.get(), truth.dw);
+    near(c, "layernorm", C, y.get(), want_y, stored<S>());
+    near(c, "mean", C, mean.get(), want_mean);
+    near(c, "rstd", C, rstd.get(), want_rstd);
+    near(c, "dx", C, on_dx.get(), want_dx);
+    near(c, "dw", C, dw.get(), want_dw);
     if (bare) return;
-    near(c, "residual", C, x_out.get(), truth.x_out);
-    near(c, "dbranch", C, dbranch.get(), truth.dbranch, stored<S>());
-    near(c, "db", C, db.get(), truth.db);
-    near(c, "dgamma", C, dgamma.get(), truth.dgamma);
-    near(c, "dbias", C, dbias.get(), truth.dbias);
+    near(c, "residual", C, x_out.get(), want_x);
+    near(c, "dbranch", C, dbranch.get(), want_dbranch, stored<S>());
+    near(c, "db", C, db.get(), want_db);
+    near(c, "dgamma", C, dgamma.get(), want_dgamma);
+    near(c, "dbias", C, dbias.get(), want_dbias);
 }
 
 // ---------------------------------------------------------------------------------------------
 // TSSA
 
-// Relative L2 error averaged over columns, so that columns of small values count as much as others.
-void near_columns(Checks* c, const char* name, size_t C, const Floats& got, const Doubles& want, double limit) {
-    Doubles difference(C), norm(C);
-    double mean = 0;
-    for (size_t i = 0; i < want.size(); i++) {
-        difference[i % C] += (got[i] - want[i]) * (got[i] - want[i]);
-        norm[i % C] += want[i] * want[i];
-    }
-    for (size_t i = 0; i < C; i++) mean += (norm[i] > 0 ? difference[i] / norm[i] : difference[i]) / (double)C;
-    check(c, mean <= limit * limit, "%s of %zu channels: mean relative L2 error of columns %.3e", name, C, sqrt(mean));
-}
+struct TssaInput {
+    bool uniform;                       // temp is 0 and has no gradient
+    size_t B, T, C, NH, block, first;   // first: position of the first token
+    Floats w, dy, temp, bias;           // (B,T,C) twice; (NH); (NH,block)
+};
 
 // A StepHeader for the position `first`
 std::vector<int32_t> step_at(size_t first) {
@@ -196,9 +171,17 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
                                                        : 1.0f)));
     for (float& x : in.temp) x = k.uniform ? 0.0f : 1.0f + 0.3f * x;
     for (float& x : in.bias) x *= 0.05f;
-    const TssaTruth truth(in);
+    const size_t state = tssa_state_size(C, NH);
+    Floats want_u(B * NH * T), want_pi(want_u), want_y(in.w), want_dw(in.w), want_dtemp(NH, 1.0f),
+        want_dbias(NH * block, 1.0f);
+    Doubles want_end(B * state), want_left(B * state);
+    const CpuTssa cpu = {k.B, k.T, k.C, k.NH, (int)block, in.w.data(), in.dy.data(), in.temp.data(),
+                         in.bias.data() + first, want_u.data(), want_pi.data(), want_y.data(), want_dw.data(),
+                         k.uniform ? nullptr : want_dtemp.data(), want_dbias.data() + first, want_end.data(),
+                         want_left.data()};
+    cpu_tssa(&cpu);
     const DeviceArray dtemp(Floats(NH, 1.0f)), dbias(Floats(NH * block, 1.0f));
-    const Device<double> middle(B * tssa_state_size(C, NH)), end(middle.n), right(middle.n), left(Doubles(middle.n));
+    const Device<double> middle(B * state), end(middle.n), right(middle.n), left(Doubles(middle.n));
     Floats y(B * T * C), dw(B * T * C), u(B * NH * T), pi(B * NH * T);
     std::vector<TssaPass<S>*> passes;
     if (cut > 0) passes.push_back(new TssaPass<S>(in, 0, cut));
@@ -214,14 +197,14 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
         put_steps(&pi, p->pi.get(), T, 1, p->t0, p->n);
         delete p;
     }
-    near(c, "pi", k.C, pi, truth.pi);
-    near_columns(c, "y", C, y, truth.y, stored<S>());
-    near_columns(c, "dw", C, dw, truth.dw, fmax(k.faint == 1 ? 1e-4 : 2e-5, stored<S>()));
-    near(c, "dtemp", k.C, dtemp.get(), truth.dtemp);
-    near(c, "ddenom_bias", k.C, dbias.get(), truth.dbias);
-    near(c, "u", k.C, u, truth.u);
-    if (cut > 0) near(c, "states after two passes", k.C, end.get(), truth.end);
-    if (cut > 0) near(c, "adjoints before two passes", k.C, left.get(), truth.left);
+    near(c, "pi", k.C, pi, want_pi);
+    near(c, "y", k.C, y, want_y, stored<S>(), C);
+    near(c, "dw", k.C, dw, want_dw, fmax(k.faint == 1 ? 1e-4 : 2e-5, stored<S>()), C);
+    near(c, "dtemp", k.C, dtemp.get(), want_dtemp);
+    near(c, "ddenom_bias", k.C, dbias.get(), want_dbias);
+    near(c, "u", k.C, u, want_u);
+    if (cut > 0) near(c, "states after two passes", k.C, end.get(), want_end);
+    if (cut > 0) near(c, "adjoints before two passes", k.C, left.get(), want_left);
 }
 
 template <typename S> void test_tssa_variants(Checks* c) {

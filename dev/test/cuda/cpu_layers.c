@@ -1,0 +1,27 @@
+// cpu_layers.c: the CPU engine, with some of its layers as functions.
+#include "train_gpt_tost.c"
+
+#include "dev/test/cuda/cpu_layers.h"
+
+void cpu_tssa(const CpuTssa* k) {
+    const size_t saved = k->B * tssa_blocks(k->T) * tssa_state_size(k->C, k->NH), da = (size_t)k->B * k->NH * k->T;
+    const Tssa a = {
+        .B = k->B, .T = k->T, .C = k->C, .NH = k->NH, .HS = k->C / k->NH, .block_size = k->block_size,
+        .w = k->w, .temp = k->temp, .denom_bias = k->denom_bias, .u = k->u, .pi = k->pi, .y = k->y, .state = k->end,
+        .saved = (double*)xmalloc(saved * sizeof(double)),
+        .scratch = (double*)xmalloc(tssa_scratch_size(k->C, k->NH) * sizeof(double)), .dy = k->dy, .dw = k->dw,
+        .da = (float*)xmalloc(da * sizeof(float)), .dtemp = k->dtemp, .ddenom_bias = k->ddenom_bias,
+        .adjoint = k->left};
+    tssa_forward(&a);
+    tssa_backward(&a);
+    free(a.saved);
+    free(a.scratch);
+    free(a.da);
+}
+
+void cpu_norm(const CpuNorm* k, size_t rows, int C) {
+    residual_forward(k->x_out, k->x, k->branch, k->gamma, rows, C);
+    layernorm_forward(k->y, k->mean, k->rstd, k->x_out, k->w, k->b, rows, C);
+    layernorm_backward(k->dx, k->dw, k->db, k->dy, k->x_out, k->mean, k->rstd, k->w, rows, C);
+    residual_backward(k->dbranch, k->dgamma, k->dx, k->branch, k->gamma, rows, C);
+}
