@@ -42,10 +42,15 @@ template <typename T> cublasStatus_t destroy(T* p) {
 
 unsigned in_place = 0;   // number of products with in-place reduction
 
-template <typename T> T attribute(const char* name, const void* value, size_t bytes) {
+// Aborts unless `ok`.
+#define NEED(ok, ...) \
+    do { \
+        if (!(ok)) cuda_on_host_die("cuBLASLt: " __VA_ARGS__); \
+    } while (0)
+
+template <typename T> T attribute(const void* value, size_t bytes) {
     T x;
-    if (!value || bytes != sizeof x)
-        cuda_on_host_die("%s: value of %zu bytes, want %zu", name, bytes, sizeof x);
+    NEED(bytes == sizeof x, "attribute of %zu bytes, want %zu", bytes, sizeof x);
     memcpy(&x, value, sizeof x);
     return x;
 }
@@ -138,18 +143,14 @@ void check_shapes(const CublasOnHostDesc& desc, const CublasOnHostLayout& a, con
                   const CublasOnHostLayout& c, const CublasOnHostLayout& d) {
     const uint64_t m = desc.transposed[0] ? a.cols : a.rows, k = desc.transposed[0] ? a.rows : a.cols;
     const uint64_t k_b = desc.transposed[1] ? b.cols : b.rows, n = desc.transposed[1] ? b.rows : b.cols;
-    if (k != k_b || m != d.rows || n != d.cols || c.rows != d.rows || c.cols != d.cols)
-        cuda_on_host_die("cublasLtMatmul: (%zu,%zu) by (%zu,%zu) into (%zu,%zu)", (size_t)m, (size_t)k,
-                         (size_t)k_b, (size_t)n, (size_t)d.rows, (size_t)d.cols);
-    if (a.type != b.type) cuda_on_host_die("cublasLtMatmul: operands of different types");
-    if (c.type != d.type || (a.type == CUDA_R_32F && d.type != CUDA_R_32F))
-        cuda_on_host_die("cublasLtMatmul: unsupported combination of types");
-    if (desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && a.type != CUDA_R_32F)
-        cuda_on_host_die("cublasLtMatmul: TF32 with bfloat16 operands");
-    if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && !desc.bias)
-        cuda_on_host_die("cublasLtMatmul: bias epilogue without a bias");
-    if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS && (uintptr_t)desc.bias % 16)
-        cuda_on_host_die("cublasLtMatmul: the bias at %p is not aligned to 16 bytes", desc.bias);
+    NEED(k == k_b && m == d.rows && n == d.cols && c.rows == d.rows && c.cols == d.cols,
+         "(%zu,%zu) by (%zu,%zu) into (%zu,%zu)", (size_t)m, (size_t)k, (size_t)k_b, (size_t)n, (size_t)d.rows,
+         (size_t)d.cols);
+    NEED(a.type == b.type && c.type == d.type && (a.type != CUDA_R_32F || d.type == CUDA_R_32F) &&
+             (desc.compute != CUBLAS_COMPUTE_32F_FAST_TF32 || a.type == CUDA_R_32F),
+         "unsupported combination of types");
+    if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS)
+        NEED(desc.bias && (uintptr_t)desc.bias % 16 == 0, "the bias at %p is not aligned to 16 bytes", desc.bias);
 }
 
 // The alignment that cuBLASLt assumes of a pointer: the largest power of two up to 256 that divides it.
@@ -160,17 +161,13 @@ uint32_t alignment_of(const void* p) {
 
 // Hash of the problem for which a heuristic result is valid: everything except the pointers.
 uint64_t shape_hash(const CublasOnHostDesc& desc, const CublasOnHostLayout* const* layouts) {
-    uint64_t h =
-        (uint64_t)desc.compute * 64 + (uint64_t)desc.transposed[0] * 2 + (uint64_t)desc.transposed[1];
-    h = h * 1000003u + (uint64_t)desc.epilogue;
+    uint64_t h = (uint64_t)desc.compute * 64 + (uint64_t)desc.epilogue * 4 + desc.transposed[0] * 2u + desc.transposed[1];
     for (int i = 0; i < 4; i++) {
         const CublasOnHostLayout& l = *layouts[i];
         for (const uint64_t x : {(uint64_t)l.type, l.rows, l.cols, (uint64_t)l.ld}) h = h * 1000003u + x;
     }
     return h;
 }
-
-constexpr uint64_t ALGO_MAGIC = 0x6f6e5f686f7374;
 
 }  // namespace
 
@@ -186,7 +183,7 @@ cublasStatus_t cublasLtDestroy(cublasLtHandle_t h) { return destroy(h); }
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* desc, cublasComputeType_t compute,
                                         cudaDataType_t scale) {
-    if (scale != CUDA_R_32F) cuda_on_host_die("cublasLtMatmulDescCreate: alpha and beta must be float32");
+    NEED(scale == CUDA_R_32F, "alpha and beta must be float32");
     return create(desc, {compute, {false, false}, CUBLASLT_EPILOGUE_DEFAULT, nullptr});
 }
 
@@ -194,27 +191,16 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { return destro
 
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a,
                                               const void* value, size_t bytes) {
-    const char* name = "cublasLtMatmulDescSetAttribute";
-    if (a == CUBLASLT_MATMUL_DESC_TRANSA || a == CUBLASLT_MATMUL_DESC_TRANSB) {
-        d->transposed[a == CUBLASLT_MATMUL_DESC_TRANSB] =
-            attribute<cublasOperation_t>(name, value, bytes) == CUBLAS_OP_T;
-    } else if (a == CUBLASLT_MATMUL_DESC_EPILOGUE) {
-        d->epilogue = attribute<cublasLtEpilogue_t>(name, value, bytes);
-        if (d->epilogue != CUBLASLT_EPILOGUE_DEFAULT && d->epilogue != CUBLASLT_EPILOGUE_BIAS)
-            cuda_on_host_die("%s: epilogue %d is not supported", name, d->epilogue);
-    } else if (a == CUBLASLT_MATMUL_DESC_BIAS_POINTER) {
-        d->bias = attribute<void*>(name, value, bytes);
-    } else {
-        cuda_on_host_die("%s: attribute %d is not supported", name, a);
-    }
+    if (a == CUBLASLT_MATMUL_DESC_EPILOGUE) d->epilogue = attribute<cublasLtEpilogue_t>(value, bytes);
+    else if (a == CUBLASLT_MATMUL_DESC_BIAS_POINTER) d->bias = attribute<void*>(value, bytes);
+    else d->transposed[a == CUBLASLT_MATMUL_DESC_TRANSB] = attribute<cublasOperation_t>(value, bytes) == CUBLAS_OP_T;
     return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType_t type, uint64_t rows,
                                           uint64_t cols, int64_t ld) {
-    if (rows == 0 || cols == 0 || ld < (int64_t)rows)
-        cuda_on_host_die("cublasLtMatrixLayoutCreate: %zu rows, %zu columns, leading dimension %lld",
-                         (size_t)rows, (size_t)cols, (long long)ld);
+    NEED(rows > 0 && cols > 0 && ld >= (int64_t)rows, "%zu rows, %zu columns, leading dimension %lld", (size_t)rows,
+         (size_t)cols, (long long)ld);
     return create(layout, {type, rows, cols, ld});
 }
 
@@ -229,10 +215,9 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) { r
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
                                                     cublasLtMatmulPreferenceAttributes_t a, const void* value,
                                                     size_t bytes) {
-    const char* name = "cublasLtMatmulPreferenceSetAttribute";
-    if (a == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) p->workspace = attribute<uint64_t>(name, value, bytes);
-    else if (a == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) p->reductions = attribute<uint32_t>(name, value, bytes);
-    else p->align[a - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES] = attribute<uint32_t>(name, value, bytes);
+    if (a == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) p->workspace = attribute<uint64_t>(value, bytes);
+    else if (a == CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK) p->reductions = attribute<uint32_t>(value, bytes);
+    else p->align[a - CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES] = attribute<uint32_t>(value, bytes);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -241,14 +226,13 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
                                               int wanted, cublasLtMatmulHeuristicResult_t* results, int* found) {
     if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
-    if (cuda_on_host_capturing()) cuda_on_host_die("cublasLtMatmulAlgoGetHeuristic while a stream is capturing");
+    NEED(!cuda_on_host_capturing(), "heuristic while a stream is capturing");
     check_shapes(*desc, *a, *b, *c, *d);
     const CublasOnHostLayout* const layouts[] = {a, b, c, d};
     cublasLtMatmulHeuristicResult_t& r = results[0];
     r = {};
     r.workspaceSize = std::min(preference->workspace, (size_t)4096);
-    r.algo = {shape_hash(*desc, layouts), r.workspaceSize, {}, alignment_of(desc->bias), preference->reductions,
-              ALGO_MAGIC};
+    r.algo = {shape_hash(*desc, layouts), r.workspaceSize, {}, alignment_of(desc->bias), preference->reductions};
     memcpy(r.algo.align, preference->align, sizeof preference->align);
     *found = 1;
     return CUBLAS_STATUS_SUCCESS;
@@ -264,32 +248,24 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     const Product p = {*desc, *a_layout, *b_layout, *c_layout, *d_layout, a, b, c, d, *(const float*)alpha,
                        *(const float*)beta, algo->reductions};
     check_shapes(*desc, *a_layout, *b_layout, *c_layout, *d_layout);
-    if (algo->magic != ALGO_MAGIC || algo->shape != shape_hash(*desc, layouts))
-        cuda_on_host_die("cublasLtMatmul: the algorithm belongs to another problem");
+    NEED(algo->shape == shape_hash(*desc, layouts), "the algorithm belongs to another problem");
     for (int i = 0; i < 4; i++) {
         if (i == 2 && p.beta == 0) continue;
         cuda_on_host_check_range("cublasLtMatmul", pointers[i], bytes_of(*layouts[i]));
-        if ((uintptr_t)pointers[i] % algo->align[i] != 0)
-            cuda_on_host_die("cublasLtMatmul: matrix %c at %p is not aligned to the %u bytes given to the heuristic",
-                             "ABCD"[i], pointers[i], algo->align[i]);
+        NEED((uintptr_t)pointers[i] % algo->align[i] == 0,
+             "matrix %c at %p is not aligned to the %u bytes given to the heuristic", "ABCD"[i], pointers[i],
+             algo->align[i]);
+        NEED(i == 3 || (i == 2 && c == d && c_layout->ld == d_layout->ld) ||
+                 !overlap(pointers[i], bytes_of(*layouts[i]), d, bytes_of(*d_layout)), "%c overlaps D", "ABC"[i]);
     }
-    for (int i = 0; i < 2; i++)
-        if (overlap(pointers[i], bytes_of(*layouts[i]), d, bytes_of(*d_layout)))
-            cuda_on_host_die("cublasLtMatmul: %c overlaps D", "AB"[i]);
-    if (p.beta != 0 && c != d && overlap(c, bytes_of(*c_layout), d, bytes_of(*d_layout)))
-        cuda_on_host_die("cublasLtMatmul: C overlaps D");
-    if (p.beta != 0 && c == d && c_layout->ld != d_layout->ld)
-        cuda_on_host_die("cublasLtMatmul: C is D with another leading dimension");
-    if (workspace_bytes < algo->workspace)
-        cuda_on_host_die("cublasLtMatmul: less workspace than the algorithm needs");
+    NEED(workspace_bytes >= algo->workspace, "less workspace than the algorithm needs");
     if (workspace_bytes) cuda_on_host_check_range("cublasLtMatmul's workspace", workspace, workspace_bytes);
-    if ((uintptr_t)workspace % 256)
-        cuda_on_host_die("cublasLtMatmul: the workspace at %p is not aligned to 256 bytes", workspace);
-    if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS && alignment_of(p.desc.bias) < algo->bias_align)
-        cuda_on_host_die("cublasLtMatmul: the bias at %p is not aligned to the %u bytes of the heuristic's bias",
-                         p.desc.bias, algo->bias_align);
-    if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS)
+    NEED((uintptr_t)workspace % 256 == 0, "the workspace at %p is not aligned to 256 bytes", workspace);
+    if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS) {
+        NEED(alignment_of(p.desc.bias) >= algo->bias_align,
+             "the bias at %p is not aligned to the %u bytes of the heuristic's bias", p.desc.bias, algo->bias_align);
         cuda_on_host_check_range("cublasLtMatmul's bias", p.desc.bias, p.d_layout.rows * size_of(p.d_layout.type));
+    }
     const size_t scribble = algo->workspace;
     cuda_on_host_enqueue(stream, [p, workspace, scribble] {
         if (scribble) memset(workspace, 0xff, scribble);

@@ -45,7 +45,6 @@ typedef struct CublasOnHostPreference* cublasLtMatmulPreference_t;
 struct cublasLtMatmulAlgo_t {
     uint64_t shape, workspace;
     uint32_t align[4], bias_align, reductions;
-    uint64_t magic;
 };
 struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;

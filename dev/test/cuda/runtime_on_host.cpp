@@ -45,7 +45,6 @@ struct CudaOnHostStream {
 struct CudaOnHostEvent {
     CudaOnHostStream* stream = nullptr;  // null: not recorded yet
     uint64_t mark = 0;                   // work items before it in the stream
-    bool timed = true;
 };
 
 namespace {
@@ -233,19 +232,15 @@ cudaError_t cudaSetDevice(int device) {
 }
 
 cudaError_t cudaGetDevice(int* device) {
-    NEED_DEVICE();
     *device = runtime.device_index;
     return cudaSuccess;
 }
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
     NEED_DEVICE();
-    if (device < 0 || device >= runtime.options.devices) return fail(cudaErrorInvalidDevice);
-    *prop = {};
+    if (device != runtime.device_index) return fail(cudaErrorInvalidDevice);
+    *prop = {"", runtime.options.memory, runtime.options.major, 0, runtime.options.multiprocessors};
     snprintf(prop->name, sizeof prop->name, "%s", runtime.options.name);
-    prop->totalGlobalMem = runtime.options.memory;
-    prop->major = runtime.options.major;
-    prop->multiProcessorCount = runtime.options.multiprocessors;
     return cudaSuccess;
 }
 
@@ -258,12 +253,9 @@ cudaError_t cudaGetLastError(void) {
 }
 
 const char* cudaGetErrorString(cudaError_t error) {
-    return error == cudaSuccess                 ? "no error"
-           : error == cudaErrorMemoryAllocation ? "out of memory"
-           : error == cudaErrorNoDevice         ? "no CUDA-capable device is detected"
-           : error == cudaErrorInvalidDevice    ? "invalid device ordinal"
-           : error == cudaErrorNotReady         ? "device not ready"
-                                                : "invalid argument";
+    return error == cudaErrorMemoryAllocation ? "out of memory"
+           : error == cudaErrorNoDevice       ? "no CUDA-capable device is detected"
+                                              : "invalid argument";
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -295,40 +287,37 @@ cudaError_t cuda_on_host_malloc(void** p, size_t bytes, bool on_device) {
     return cudaSuccess;
 }
 
-cudaError_t cudaFree(void* p) {
-    NEED_DEVICE();
+// Frees p, one of `allocations`.
+static cudaError_t release(const char* call, std::map<char*, size_t>* allocations, void* p) {
     if (!p) return cudaSuccess;
-    const auto a = runtime.device.find((char*)p);
-    if (a == runtime.device.end()) cuda_on_host_die("cudaFree of %p, which is not from cudaMalloc", p);
-    if (runtime.captures) cuda_on_host_die("cudaFree while a stream is capturing");
+    if (!allocations->count((char*)p)) cuda_on_host_die("%s of %p, which is not from cudaMalloc", call, p);
+    if (runtime.captures) cuda_on_host_die("%s while a stream is capturing", call);
     run_all();
-    std::vector<std::pair<char*, size_t>> rest;
-    for (auto& g : runtime.redzones)
-        if (g.first < a->first || g.first >= a->first + a->second) rest.push_back(g);
-    runtime.redzones.swap(rest);
-    ASAN_UNPOISON_MEMORY_REGION(a->first, a->second);
-    runtime.used -= a->second;
-    race_memory_freed(p);
-    runtime.device.erase(a);
+    allocations->erase((char*)p);
     free(p);
     return cudaSuccess;
 }
 
-cudaError_t cudaFreeHost(void* p) {
-    NEED_DEVICE();
-    if (!p) return cudaSuccess;
-    if (!runtime.pinned.count((char*)p))
-        cuda_on_host_die("cudaFreeHost of %p, which is not from cudaMallocHost", p);
-    if (runtime.captures) cuda_on_host_die("cudaFreeHost while a stream is capturing");
-    run_all();
-    runtime.pinned.erase((char*)p);
-    free(p);
-    return cudaSuccess;
+cudaError_t cudaFreeHost(void* p) { return release("cudaFreeHost", &runtime.pinned, p); }
+
+cudaError_t cudaFree(void* p) {
+    const auto a = runtime.device.find((char*)p);
+    if (a != runtime.device.end()) {
+        run_all();
+        const auto inside = [&](const std::pair<char*, size_t>& zone) {
+            return zone.first >= a->first && zone.first < a->first + a->second;
+        };
+        auto& zones = runtime.redzones;
+        zones.erase(std::remove_if(zones.begin(), zones.end(), inside), zones.end());
+        ASAN_UNPOISON_MEMORY_REGION(a->first, a->second);
+        runtime.used -= a->second;
+        race_memory_freed(p);
+    }
+    return release("cudaFree", &runtime.device, p);
 }
 
 cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-    NEED_DEVICE();
     if (bytes == 0) return cudaSuccess;
     if (!dst || !src) cuda_on_host_die("cudaMemcpyAsync: a null pointer");
     const bool from = find_allocation(runtime.device, src), to = find_allocation(runtime.device, dst);
@@ -360,7 +349,6 @@ cudaError_t cudaMemcpy(void* dst, const void* src, size_t bytes, cudaMemcpyKind 
 }
 
 cudaError_t cudaMemsetAsync(void* dst, int byte, size_t bytes, cudaStream_t stream) {
-    NEED_DEVICE();
     if (bytes == 0) return cudaSuccess;
     cuda_on_host_check_range("cudaMemsetAsync", dst, bytes);
     enqueue(stream_of("cudaMemsetAsync", stream), [=] {
@@ -375,7 +363,6 @@ cudaError_t cudaMemsetAsync(void* dst, int byte, size_t bytes, cudaStream_t stre
 // Streams and events
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-    NEED_DEVICE();
     unsigned before = 0;
     for (auto& s : runtime.streams) before += s->alive;
     runtime.streams.emplace_back(new CudaOnHostStream());
@@ -389,13 +376,11 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
 }
 
 cudaError_t cudaDeviceGetStreamPriorityRange(int* lowest, int* highest) {
-    NEED_DEVICE();
     *lowest = *highest = 0;
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-    NEED_DEVICE();
     if (!stream) cuda_on_host_die("cudaStreamDestroy of the default stream");
     wait_for("cudaStreamDestroy", stream_of("cudaStreamDestroy", stream));
     stream->alive = false;
@@ -403,22 +388,18 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
-    NEED_DEVICE();
     wait_for("cudaStreamSynchronize", stream_of("cudaStreamSynchronize", stream));
     return cudaSuccess;
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
-    NEED_DEVICE();
+cudaError_t cudaEventCreate(cudaEvent_t* event) {
     *event = *runtime.events.insert(new CudaOnHostEvent()).first;
-    (*event)->timed = !(flags & cudaEventDisableTiming);
     return cudaSuccess;
 }
 
-cudaError_t cudaEventCreate(cudaEvent_t* event) { return cudaEventCreateWithFlags(event, 0); }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) { return cudaEventCreate(event); }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
-    NEED_DEVICE();
     check_event("cudaEventDestroy", event);
     runtime.events.erase(event);
     delete event;
@@ -426,16 +407,14 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 }
 
 cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
-    NEED_DEVICE();
     check_event("cudaEventRecord", event);
     CudaOnHostStream* s = stream_of("cudaEventRecord", stream);
     if (s->capture) cuda_on_host_die("cudaEventRecord in a capture");
-    *event = {s, s->queued, event->timed};
+    *event = {s, s->queued};
     return cudaSuccess;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    NEED_DEVICE();
     check_event("cudaEventSynchronize", event);
     if (event->stream) run_until(event->stream, event->mark);
     return cudaSuccess;
@@ -443,22 +422,17 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
 
 // A host that asks again and again lets all streams make progress.
 cudaError_t cudaEventQuery(cudaEvent_t event) {
-    NEED_DEVICE();
     check_event("cudaEventQuery", event);
     return !event->stream || try_until(event->stream, event->mark) ? cudaSuccess : cudaErrorNotReady;
 }
 
 cudaError_t cudaEventElapsedTime(float* ms, cudaEvent_t from, cudaEvent_t to) {
-    check_event("cudaEventElapsedTime", from);
-    check_event("cudaEventElapsedTime", to);
-    if (!from->stream || !to->stream || !from->timed || !to->timed)
-        cuda_on_host_die("cudaEventElapsedTime of events that are not recorded or have no timing");
+    if (!from->stream || !to->stream) cuda_on_host_die("cudaEventElapsedTime of events that are not recorded");
     *ms = 1;
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
-    NEED_DEVICE();
     check_event("cudaStreamWaitEvent", event);
     CudaOnHostStream* s = stream_of("cudaStreamWaitEvent", stream);
     const CudaOnHostEvent e = *event;
@@ -500,7 +474,6 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-    NEED_DEVICE();
     if (!runtime.graphs.count(exec) || !exec->executable)
         cuda_on_host_die("cudaGraphLaunch: no such executable graph");
     const std::vector<Work> nodes = exec->nodes;
@@ -511,7 +484,6 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
-    NEED_DEVICE();
     if (!runtime.graphs.erase(graph)) cuda_on_host_die("cudaGraphDestroy: no such graph");
     delete graph;
     return cudaSuccess;
