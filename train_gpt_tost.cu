@@ -1405,7 +1405,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(rstd_f,       float,   rows) \
     X(logits,       char,    logits_bytes)                 /* a block of rows, of S or of float */ \
     X(losses,       float,   rows) \
-    X(scalars,      double,  2)                            /* sum of losses since the last read_loss; Σ g² */ \
+    X(loss_sum,     double,  1)                            /* since the last read_loss */ \
     X(states,       double,  m->options.states * state)    /* TSSA's sums S, N, D; or their gradients */ \
     X(before,       double,  state)                        /* the state that a pass reads */ \
     X(after,        double,  state)                        /* and the one that it leaves: fixed, for graphs */ \
@@ -1439,15 +1439,13 @@ struct TostModel {
     TostEngineOptions options;
     TostTensors       tensors;
     float*            array[TOST_ARRAYS];  // params, grads (flat_size); m, v and, with --ema, ema (this rank's slices)
-    Exchange          exchange;            // of gradients and parameters with other ranks
+    DeviceExchange    exchange;            // of gradients and parameters with other ranks
     char*             arena;               // all device memory, one allocation
     size_t            arena_bytes, logits_rows, logits_bytes;
     cudaStream_t      stream;
     Matmul            mm;
     Staging           staging;             // of Buffers.input
     PassGraph         graph[PASSES * 8];   // see run_pass
-    double*           host_scalars;        // pinned copy of Buffers.scalars
-    bool              scalars_read;        // host_scalars is up to date
     bool              grads_stale;         // to be overwritten by the next pass
     int32_t*          token_counts;        // (V)
     TostPiece         piece;               // of the last pass
@@ -1492,10 +1490,6 @@ static size_t classifier_rows(size_t rows, int V, size_t logit_bytes) {
     return even_block(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
 }
 
-static void put_range(TostModel* m, float* dst, const float* src, size_t n) {
-    if (n) CUDA_CHECK(cudaMemcpyAsync(dst, src, n * sizeof *src, cudaMemcpyHostToDevice, m->stream));
-}
-
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
 template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base) {
     const TostConfig* c = &m->config;
@@ -1532,7 +1526,7 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     m->options = *o;
     m->options.recompute = o->recompute && o->training;
     m->tensors = tost_tensors(c);
-    m->exchange = exchange_new(&m->tensors, &m->options);
+    m->exchange = device_exchange_new(&m->tensors, &m->options);
     m->layer = (LayerActivations<S>*)xcalloc(c->n_layer, sizeof *m->layer);
     m->token_counts = (int32_t*)xcalloc(c->vocab_size, sizeof(int32_t));
     m->arena_bytes = layout_buffers(m, (char*)NULL);
@@ -1541,12 +1535,11 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
 
 // Frees what model_new and model_open allocated.
 template <typename S> static void model_free(TypedModel<S>* m) {
-    exchange_free(&m->exchange);
+    exchange_close(&m->exchange);
     if (m->stream) CUDA_CHECK(cudaStreamSynchronize(m->stream));
     for (PassGraph& g : m->graph) graph_free(&g);
     matmul_free(&m->mm);
     staging_free(&m->staging);
-    if (m->host_scalars) CUDA_CHECK(cudaFreeHost(m->host_scalars));
     if (m->arena) CUDA_CHECK(cudaFree(m->arena));
     if (m->stream) CUDA_CHECK(cudaStreamDestroy(m->stream));
     tost_tensors_free(&m->tensors);
@@ -1764,7 +1757,8 @@ template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, 
         layer_backward(m, &sums, l, B, T, add);
         sums.n = 0;
         sums.space = buf->columns;
-        if (m->exchange.comm) exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
+        if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
+        exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
     }
     const StepInput s = model_input(m, B, T);
     embedding_backward(m->stream, g.wte, g.wpe, buf->embed, buf->dx,
@@ -1828,16 +1822,14 @@ template <typename S> static void cuda_copy_state(TypedModel<S>* m, int to, int 
                                        cudaMemcpyDeviceToDevice, m->stream));
 }
 
-// Counts the targets of the pass. Their losses make host_scalars out of date.
 static void count_targets(TostModel* m) {
     for (int row = 0; row < m->piece.B * m->piece.T; row++) m->loss_count += m->piece.targets[row] >= 0;
-    m->scalars_read = false;
 }
 
 template <typename S> static void cuda_add_losses(TypedModel<S>* m) {
     const int B = m->piece.B, T = m->piece.T;
     count_targets(m);
-    classifier_pass(m, m->buf.scalars, (S*)NULL, (float*)NULL, m->buf.ln_f, model_input(m, B, T), (size_t)B * T,
+    classifier_pass(m, m->buf.loss_sum, (S*)NULL, (float*)NULL, m->buf.ln_f, model_input(m, B, T), (size_t)B * T,
                     false);
 }
 
@@ -1855,7 +1847,7 @@ static void cuda_train(TypedModel<S>* m, const TostPiece* piece, int from, float
     input_send(m, s, (int32_t*)s.header + step_input_size(rows));
     run_pass(m, add ? PASS_TRAIN : PASS_TRAIN_FIRST, [=](int B, int T) {
         model_forward(m, B, T);
-        classifier_pass(m, m->buf.scalars, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.ln_f,
+        classifier_pass(m, m->buf.loss_sum, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.ln_f,
                         model_input(m, B, T), (size_t)B * T, add);
     });
 }
@@ -1877,22 +1869,15 @@ template <typename S> static void cuda_backward(TypedModel<S>* m, int right, int
                   [=](int B, int T) { model_backward(m, TOST_MORE, B, T, add); });
     write_state(m, left, m->buf.left);
     m->computed_layer = 0;
+    if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
     exchange_gradients(&m->exchange, end, 0);
     m->grads_stale = end == TOST_PART_ENDS;   // mutant: parts_not_overwritten
 }
 
-// Reads the sum of losses and the gradient norm together: the only wait for the device in a training step.
-template <typename S> static void read_scalars(TypedModel<S>* m) {
-    exchange_settle(&m->exchange);
-    copy_to_host(m->host_scalars, m->buf.scalars, 2, m->stream);
-    m->scalars_read = true;
-}
-
 template <typename S> static void cuda_read_loss(double* sum, int64_t* count, TypedModel<S>* m) {
-    if (!m->scalars_read) read_scalars(m);
-    CUDA_CHECK(cudaMemsetAsync(m->buf.scalars, 0, sizeof(double), m->stream));
-    m->scalars_read = false;
-    *sum = m->host_scalars[0];
+    exchange_settle(&m->exchange);
+    copy_to_host(sum, m->buf.loss_sum, 1, m->stream);
+    CUDA_CHECK(cudaMemsetAsync(m->buf.loss_sum, 0, sizeof(double), m->stream));
     *count = m->loss_count;
     m->loss_count = 0;
 }
@@ -1978,15 +1963,15 @@ template <typename S> static void cuda_activation(float* dst, TypedModel<S>* m, 
 // Gradients and AdamW
 
 template <typename S> static void cuda_zero_grad(TypedModel<S>* m) {
+    exchange_join(&m->exchange);
     exchange_begin(&m->exchange);
     m->grads_stale = true;
 }
 
 template <typename S> static double cuda_grad_norm(TypedModel<S>* m) {
     settle_gradients(m);
-    exchange_norm(&m->exchange, m->buf.scalars + 1);
-    read_scalars(m);
-    return sqrt(m->host_scalars[1]);
+    exchange_fork(&m->exchange);
+    return exchange_norm(&m->exchange);
 }
 
 struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps, ema_rate; };   // decay: 1 - lr wd
@@ -2023,20 +2008,15 @@ __global__ void adamw_kernel(float* param, float* moment, float* variance, float
     store_pack<4>(ema + i, e);
 }
 
-// AdamW on this rank's slices.
-template <typename S> static void update_slices(TypedModel<S>* m, AdamWFactors f) {
-    Exchange* x = &m->exchange;
+// For exchange_update: n elements from `at` of the flat arrays and `packed` of this rank's slices.
+template <typename S>
+static void update_slice(TostModel* model, const void* factors, const TostTensor*, size_t at, size_t packed, size_t n) {
+    TypedModel<S>* m = static_cast<TypedModel<S>*>(model);
     S* weights = weights_copy(m);
-    exchange_join(x);
-    for (int k = 0; k < x->slices.buckets; k++) {
-        const Range own = exchange_slice(x, k);
-        const size_t at = own.start, packed = exchange_packed(x, x->rank, k), n = range_size(own);
-        if (n == 0) continue;
-        LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, m->stream, m->array[TOST_PARAM] + at,
-               m->array[TOST_M] + packed, m->array[TOST_V] + packed,
-               m->options.ema ? m->array[TOST_EMA] + packed : NULL, weights ? weights + at : NULL,
-               m->array[TOST_GRAD] + at, m->buf.decays + at / DECAY_GROUP, n, f);
-    }
+    LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, m->stream, m->array[TOST_PARAM] + at,
+           m->array[TOST_M] + packed, m->array[TOST_V] + packed, m->options.ema ? m->array[TOST_EMA] + packed : NULL,
+           weights ? weights + at : NULL, m->array[TOST_GRAD] + at, m->buf.decays + at / DECAY_GROUP, n,
+           *(const AdamWFactors*)factors);
 }
 
 template <typename S> __global__ void convert_kernel(S* y, const float* x, size_t n) {
@@ -2062,9 +2042,15 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostAdamW*
     f.root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step)));
     f.eps = (float)a->eps;
     f.ema_rate = (float)a->ema_rate;
+    TostTensor whole = {};   // one launch per slice, whatever its tensors
+    whole.size = m->tensors.flat_size;
+    TostTensors all = {};
+    all.count = 1;
+    all.tensor = &whole;
     settle_gradients(m);
-    update_slices(m, f);
-    exchange_gather(&m->exchange, m->array[TOST_PARAM]);
+    exchange_join(&m->exchange);
+    exchange_update(&m->exchange, m->array[TOST_PARAM], &all, update_slice<S>, m, &f);
+    exchange_join(&m->exchange);
     if (m->exchange.comm) convert_weights(m, 0, m->tensors.flat_size);
 }
 
@@ -2120,12 +2106,11 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
     matmul_init(&m->mm, m->stream, m->buf.workspace, m->options.dtype == TOST_TF32);
     staging_init(&m->staging, step_input_size(rows) * sizeof(int32_t));
-    CUDA_CHECK(cudaMallocHost(&m->host_scalars, 2 * sizeof(double)));
     for (int s = 0; s < (m->options.training ? TOST_EMA + m->options.ema : 1); s++)
         CUDA_CHECK(cudaMemsetAsync(m->array[s], 0, (s < TOST_M ? flat : exchange_owned(&m->exchange)) * sizeof(float),
                                    m->stream));
     if (weights_copy(m)) CUDA_CHECK(cudaMemsetAsync(m->weights, 0, flat * sizeof(S), m->stream));
-    CUDA_CHECK(cudaMemsetAsync(m->buf.scalars, 0, 2 * sizeof(double), m->stream));
+    CUDA_CHECK(cudaMemsetAsync(m->buf.loss_sum, 0, sizeof(double), m->stream));
     if (!m->options.training) return true;
     put_decays(m);
     return exchange_open(&m->exchange, m->stream, err);
@@ -2182,27 +2167,21 @@ template <typename S> static double cuda_peak_flops(TypedModel<S>* m, bool* meas
 }
 
 template <typename S> static void cuda_put(TypedModel<S>* m, TostArray a, const TostTensor* t, const float* src) {
-    const Exchange* x = &m->exchange;
-    const Range tensor = {t->offset, t->offset + t->size};
+    Exchange* x = &m->exchange;
     exchange_settle(&m->exchange);
     if (a == TOST_GRAD) settle_gradients(m);
-    if (a < TOST_M) put_range(m, m->array[a] + t->offset, src, t->size);
-    for (int k = 0; a >= TOST_M && k < x->slices.buckets; k++) {
-        const Range own = exchange_slice(x, k), r = range_meet(own, tensor);
-        put_range(m, m->array[a] + exchange_packed(x, x->rank, k) + (r.start - own.start), src + (r.start - t->offset),
-                  range_size(r));
-    }
+    if (a < TOST_M) device_from_host(x, m->array[a] + t->offset, src, t->size * sizeof *src);
+    else exchange_put(x, m->array[a], t, src);
     if (a == TOST_PARAM) convert_weights(m, t->offset, t->size);
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
 
 static void cuda_get(float* dst, const TostModel* model, TostArray a, const TostTensor* t) {
     TostModel* m = const_cast<TostModel*>(model);   // its observable state does not change
-    Exchange* x = &m->exchange;
-    exchange_settle(x);
+    exchange_settle(&m->exchange);
     if (a == TOST_GRAD) settle_gradients(m);
     if (a == TOST_PARAM) copy_to_host(dst, m->array[a] + t->offset, t->size, m->stream);
-    else exchange_collect(dst, x, m->array[a], a >= TOST_M, t);
+    else exchange_collect(dst, &m->exchange, m->array[a], a >= TOST_M, t);
 }
 
 // TYPED(f): the interface's function that calls f with its TostModel* cast to the TypedModel of the model's dtype.

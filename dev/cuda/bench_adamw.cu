@@ -6,8 +6,7 @@ template <typename S> static void bench_adamw(Bench* bench, size_t n) {
     float *p = bench_random<float>(bench, n, 0, 0.02f), *m = bench_random<float>(bench, n, 0, 1e-4f);
     float *v = bench_random<float>(bench, n, 2e-8f, 1e-8f), *g = bench_random<float>(bench, n, 0, 1e-4f);
     const int units = div_up(n, SLICE_UNIT);
-    double* sums = bench_buffer<double>(bench, units + 1);
-    int32_t* place = bench_buffer<int32_t>(bench, units);   // zeros
+    double* sums = bench_buffer<double>(bench, units);
     S* weights = sizeof(S) == sizeof(float) ? NULL : bench_buffer<S>(bench, n);
     const uint8_t* decays = bench_buffer<uint8_t>(bench, n / DECAY_GROUP);
     const AdamWFactors f = {1.0f, 1.0f, 0.9f, 0.95f, 0.1f, 0.05f, 1e-4f, 1.0f, 1e-8f, 0.0f};
@@ -17,8 +16,7 @@ template <typename S> static void bench_adamw(Bench* bench, size_t n) {
         LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, stream, p, m, v, (float*)NULL, weights, g, decays, n, f);
     });
     bench_report(bench, "grad_norm", size, 4.0 * n, [&] {
-        LAUNCH(grad_norm_kernel, units, NORM_UNIT_THREADS, 0, stream, sums, g, n);
-        LAUNCH(grad_norm_total_kernel, 1, NORM_TOTAL_THREADS, 0, stream, sums + units, sums, place, units);
+        LAUNCH(grad_norm_kernel, units, SQUARES_THREADS, 0, stream, sums, g, n);
     });
     bench_free_buffers(bench);
 }

@@ -92,7 +92,6 @@ const Minimum minimums[] = {
            528*4*C * (2*norms - 1) + 4*NH*L * (rows/32 + rows + T)),
     MINIMUM(memset,                      "row",       1.10, 1.10, 2*4*L * 2*8/7 * rows/32),
     MINIMUM(grad_norm,                   "parameter", 1.01, 1.01, 4*flat),
-    MINIMUM(grad_norm_total,             "parameter", 1.01, 1.01, 12*ceil(flat/SLICE_UNIT)),
     MINIMUM(adamw,                       "parameter", 1.01, 1.01, 30*flat),
 };
 

@@ -60,6 +60,18 @@ static void nccl_add(const NcclLink* l, ncclResult_t result, const char* what) {
 #define NCCL_ADD(link, call) nccl_add(link, call, #call)
 static void nccl_group_end(const NcclLink* l) { nccl_check(l, ncclGroupEnd(), "ncclGroupEnd"); }
 
+// Starts messages (ranks) in device memory; the own entry is ignored.
+static void nccl_send(const NcclLink* l, const CommMessage* messages, cudaStream_t stream) {
+    NCCL_ADD(l, ncclGroupStart());
+    for (int r = 0; r < l->comm->place.size; r++) {
+        const CommMessage& m = messages[r];
+        if (r == l->comm->place.rank) continue;
+        if (m.send_bytes) NCCL_ADD(l, ncclSend(m.send, m.send_bytes, ncclInt8, r, l->nccl, stream));
+        if (m.receive_bytes) NCCL_ADD(l, ncclRecv(m.receive, m.receive_bytes, ncclInt8, r, l->nccl, stream));
+    }
+    nccl_group_end(l);
+}
+
 // True if the event has occurred. Ends the process if NCCL reports an error, as when another rank has failed.
 static bool nccl_event_query(const NcclLink* l, cudaEvent_t event) {
     const cudaError_t e = cudaEventQuery(event);
@@ -143,22 +155,17 @@ static CommRequest* nccl_start(TostComm* c, const CommMessage* messages) {
     for (const CommMessage& m : q->messages) sent += m.send_bytes, received += m.receive_bytes;
     const LinkMemory memory = link_memory(l, sent + received);
     CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
-    char* out = memory.host;
-    for (const CommMessage& m : q->messages) {
-        if (m.send_bytes) memcpy(out, m.send, m.send_bytes);
+    std::vector<CommMessage> on_device = q->messages;
+    size_t out = 0, in = sent;
+    for (CommMessage& m : on_device) {
+        if (m.send_bytes) memcpy(memory.host + out, m.send, m.send_bytes);
+        m.send = memory.device + out;
+        m.receive = memory.device + in;
         out += m.send_bytes;
+        in += m.receive_bytes;
     }
     CUDA_CHECK(cudaMemcpyAsync(memory.device, memory.host, sent, cudaMemcpyHostToDevice, l->stream));
-    char *send = memory.device, *receive = memory.device + sent;
-    NCCL_ADD(l, ncclGroupStart());
-    for (int r = 0; r < c->place.size; r++) {
-        const CommMessage& m = q->messages[r];
-        if (m.send_bytes) NCCL_ADD(l, ncclSend(send, m.send_bytes, ncclInt8, r, l->nccl, l->stream));
-        if (m.receive_bytes) NCCL_ADD(l, ncclRecv(receive, m.receive_bytes, ncclInt8, r, l->nccl, l->stream));
-        send += m.send_bytes;
-        receive += m.receive_bytes;
-    }
-    nccl_group_end(l);
+    nccl_send(l, on_device.data(), l->stream);
     q->received = memory.host + sent;
     CUDA_CHECK(cudaMemcpyAsync(memory.host + sent, memory.device + sent, received, cudaMemcpyDeviceToHost, l->stream));
     CUDA_CHECK(cudaEventRecord(q->done, l->stream));

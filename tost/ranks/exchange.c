@@ -1,19 +1,71 @@
-// exchange.c: sums gradients over parts and ranks, and gathers parameters, moments and block sums.
+// exchange.c: sums gradients over parts and ranks, and gathers parameters, moments and sums of squares.
 #include "ranks/exchange.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/memory.h"
+// ---------------------------------------------------------------------------------------------
+// Host memory
 
-static size_t block_count(Range r) { return (range_size(r) + SLICE_UNIT - 1) / SLICE_UNIT; }
+static void host_add(Exchange* x, float* dst, const float* left, const float* right, size_t n) {
+    (void)x;
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) dst[i] = left[i] + right[i];
+}
+
+static void host_end_part(Exchange* x, float* sum) {
+    float* grad = x->grad;
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < x->size; i++) {
+        sum[i] = grad[i];
+        grad[i] = 0.0f;
+    }
+}
+
+static double sum_of_squares(const float* values, size_t n) {
+    double sum = 0;
+    #pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < n; i++) sum += (double)values[i] * values[i];
+    return sum;
+}
+
+static void host_squares(Exchange* x, double* sums, const float* g, size_t n) {
+    (void)x;
+    #pragma omp parallel for schedule(static)
+    for (size_t i = 0; i < n; i += SLICE_UNIT)
+        sums[i / SLICE_UNIT] = sum_of_squares(g + i, n - i < SLICE_UNIT ? n - i : SLICE_UNIT);
+}
+
+static void host_copy(const Exchange* x, void* dst, const void* src, size_t bytes) {
+    (void)x;
+    memcpy(dst, src, bytes);
+}
+
+static CommRequest* host_start(Exchange* x, const CommMessage* messages) { return x->comm->start(x->comm, messages); }
+
+static CommRequest* host_gather(Exchange* x, float* flat, int k) {
+    const Range own = exchange_slice(x, k);
+    for (int r = 0; r < x->ranks; r++) {
+        const Range theirs = slices_of(&x->slices, r, k);
+        x->messages[r] = (CommMessage){flat + own.start, flat + theirs.start, range_size(own) * sizeof(float),
+                                       range_size(theirs) * sizeof(float)};
+    }
+    return host_start(x, x->messages);
+}
+
+static const ExchangeMemory host_memory = {host_add, host_end_part, host_squares, host_copy, host_copy, host_start,
+                                           host_gather};
+
+// ---------------------------------------------------------------------------------------------
 
 Exchange exchange_new(const TostTensors* tensors, TostComm* comm, int parts) {
-    Exchange x = {.comm = comm, .rank = comm_rank(comm), .ranks = comm_size(comm), .parts = parts > 1 ? parts : 1,
-                  .size = tensors->flat_size};
+    Exchange x = {.memory = &host_memory, .comm = comm, .rank = comm_rank(comm), .ranks = comm_size(comm),
+                  .parts = parts > 1 ? parts : 1, .size = tensors->flat_size};
     x.slices = slices_new(tensors, x.ranks);
     x.gathers = xcalloc((size_t)x.slices.buckets, sizeof *x.gathers);
+    x.messages = xcalloc((size_t)x.ranks, sizeof *x.messages);
+    x.row = xcalloc((size_t)x.ranks, sizeof *x.row);
     return x;
 }
 
@@ -27,11 +79,14 @@ void exchange_layout(Exchange* x, Arena* arena, float* grad) {
     for (int j = 0; (x->parts - 1) >> j > 0; j++) x->level[j] = arena_alloc(arena, x->size * sizeof(float));
     for (int i = 0; x->ranks > 1 && i < EXCHANGE_UNDER_WAY; i++)
         x->received[i] = arena_alloc(arena, (size_t)x->ranks * largest * sizeof(float));
+    x->squares = arena_alloc(arena, slice_units(exchange_owned(x)) * sizeof(double));
 }
 
 void exchange_free(Exchange* x) {
     slices_free(&x->slices);
     free(x->gathers);
+    free(x->messages);
+    free(x->row);
 }
 
 void exchange_begin(Exchange* x) {
@@ -45,22 +100,17 @@ void exchange_begin(Exchange* x) {
 // Adds the gradients of a complete part to those of the parts before it: like a binary counter, in which level j holds
 // the sum of 2^j parts. Then starts the next part.
 static void finish_part(Exchange* x) {
-    float* grad = x->grad;
     int j = 0;
-    for (; x->part >> j & 1; j++) tree_add(grad, x->level[j], grad, x->size);   // mutant: parts_in_a_row
-    float* sum = x->level[j];
-    #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < x->size; i++) {
-        sum[i] = grad[i];
-        grad[i] = 0.0f;
-    }
+    for (; x->part >> j & 1; j++) x->memory->add(x, x->grad, x->level[j], x->grad, x->size);   // mutant: parts_in_a_row
+    x->memory->end_part(x, x->level[j]);
     x->part++;
 }
 
 // Completes this rank's sum over its parts from element `from` on. grad holds those of the last part.
 static void add_parts(Exchange* x, size_t from) {
+    float* grad = x->grad + from;
     for (int j = 0; x->part >> j > 0; j++)
-        if (x->part >> j & 1) tree_add(x->grad + from, x->level[j] + from, x->grad + from, x->from - from);
+        if (x->part >> j & 1) x->memory->add(x, grad, x->level[j] + from, grad, x->from - from);
     x->from = from;
 }
 
@@ -72,22 +122,30 @@ static float* row_of(const Exchange* x, int k, int rank) {
 // Sends each rank its slice of the bucket and receives the other ranks' gradients of this rank's slice.
 static void start_bucket(Exchange* x, int k) {
     const size_t bytes = range_size(exchange_slice(x, k)) * sizeof(float);
-    CommMessage* messages = xcalloc((size_t)x->ranks, sizeof *messages);
+    if (x->reduce) {
+        x->reduce(x, k);
+        return;
+    }
     for (int r = 0; r < x->ranks; r++) {
         const Range theirs = slices_of(&x->slices, r, k);   // mutant: wrong_slice
-        messages[r] = (CommMessage){x->grad + theirs.start, row_of(x, k, r), range_size(theirs) * sizeof(float), bytes};
+        x->messages[r] = (CommMessage){x->grad + theirs.start, row_of(x, k, r), range_size(theirs) * sizeof(float),
+                                       bytes};
     }
-    x->under_way[k % EXCHANGE_UNDER_WAY] = x->comm->start(x->comm, messages);
-    free(messages);
+    x->under_way[k % EXCHANGE_UNDER_WAY] = x->memory->start(x, x->messages);
 }
 
+// The tree over the rows of the ranks (slices.h). The result is in this rank's row, the others are overwritten.
 static void sum_bucket(Exchange* x, int k) {
-    const Range own = exchange_slice(x, k);
-    float** row = xmalloc((size_t)x->ranks * sizeof *row);
+    const size_t size = range_size(exchange_slice(x, k));
+    float **row = x->row, *own = row_of(x, k, x->rank);
+    if (x->reduce || size == 0) return;
     for (int r = 0; r < x->ranks; r++) row[r] = row_of(x, k, r);
-    tree_sum(row, x->ranks, range_size(own));
-    if (x->rank != 0) memcpy(x->grad + own.start, row[0], range_size(own) * sizeof(float));
-    free(row);
+    for (int step = 1; step < x->ranks; step *= 2)
+        for (int i = 0; i + step < x->ranks; i += 2 * step) {
+            float *left = row[i], *right = row[i + step];   // mutant: wrong_tree
+            row[i] = right == own ? own : left;
+            x->memory->add(x, row[i], left, right, size);
+        }
 }
 
 // Starts and sums the buckets that can be. wait: until all ready ones are summed.
@@ -97,7 +155,7 @@ static void advance(Exchange* x, bool wait) {
         if (x->summed == x->started) return;
         CommRequest** oldest = &x->under_way[x->summed % EXCHANGE_UNDER_WAY];
         if (wait) comm_wait(x->comm, oldest);   // mutant: missing_wait
-        else if (!x->comm->test(x->comm, oldest, NULL)) return;
+        else if (*oldest && !x->comm->test(x->comm, oldest, NULL)) return;
         sum_bucket(x, x->summed++);
     }
 }
@@ -111,79 +169,41 @@ void exchange_gradients(Exchange* x, TostEnd end, size_t from) {
     advance(x, from == 0);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Gathering
-
-// Sum of one number per block of SLICE_UNIT elements, in the order of the blocks. own: the numbers of this rank's
-// blocks, in the order in which its slices are packed.
-static double sum_blocks(const Exchange* x, const double* own) {
-    const int buckets = x->slices.buckets;
-    double **sums = xcalloc((size_t)x->ranks, sizeof *sums), total = 0;
-    CommMessage* messages = xcalloc((size_t)x->ranks, sizeof *messages);
-    const size_t bytes = (exchange_owned(x) + SLICE_UNIT - 1) / SLICE_UNIT * sizeof(double);
+double exchange_norm(Exchange* x) {
+    const Slices* s = &x->slices;
+    size_t most = 0;   // units of a rank
     for (int r = 0; r < x->ranks; r++) {
-        const size_t theirs = (x->slices.total[r] + SLICE_UNIT - 1) / SLICE_UNIT * sizeof(double);
-        sums[r] = xmalloc(theirs + 1);
-        messages[r] = (CommMessage){own, sums[r], bytes, theirs};
+        const size_t units = slice_units(slices_packed(s, r, -1));
+        if (units > most) most = units;
     }
-    memcpy(sums[x->rank], own, bytes);
-    if (x->ranks > 1) comm_exchange(x->comm, messages);
-    size_t* next = xcalloc((size_t)x->ranks, sizeof *next);
-    for (int k = buckets - 1; k >= 0; k--)   // in the order of the flat array
-        for (int r = 0; r < x->ranks; r++)
-            for (size_t i = block_count(slices_of(&x->slices, r, k)); i > 0; i--) total += sums[r][next[r]++];
-    for (int r = 0; r < x->ranks; r++) free(sums[r]);
-    free(next);
-    free(messages);
-    free(sums);
-    return total;
-}
-
-static double sum_of_squares(const float* values, size_t n) {
-    double sum = 0;
-    #pragma omp simd reduction(+ : sum)
-    for (size_t i = 0; i < n; i++) sum += (double)values[i] * values[i];
-    return sum;
-}
-
-double exchange_norm(const Exchange* x) {
-    double* sums = xmalloc((exchange_owned(x) / SLICE_UNIT + 1) * sizeof *sums);   // gaps between tensors are zero
-    size_t n = 0;
-    for (int k = x->slices.buckets - 1; k >= 0; k--) {
+    double total = 0, *all = xcalloc(x->ranks * most, sizeof *all), *mine = all + x->rank * most;
+    for (int k = 0; k < s->buckets; k++) {   // gaps between tensors are zero
         const Range own = exchange_slice(x, k);
-        const size_t blocks = block_count(own);
-        #pragma omp parallel for schedule(static)
-        for (size_t i = 0; i < blocks; i++) {
-            const size_t start = own.start + i * SLICE_UNIT;
-            const Range block = range_meet(own, (Range){start, start + SLICE_UNIT});
-            sums[n + i] = sum_of_squares(x->grad + block.start, range_size(block));
-        }
-        n += blocks;
+        if (range_size(own) > 0)
+            x->memory->squares(x, x->squares + slices_packed(s, x->rank, k) / SLICE_UNIT, x->grad + own.start,
+                               range_size(own));
     }
-    const double total = sum_blocks(x, sums);
-    free(sums);
+    x->memory->to_host(x, mine, x->squares, slice_units(exchange_owned(x)) * sizeof *mine);
+    comm_allgather(x->comm, all, mine, most * sizeof *all);
+    for (int k = s->buckets - 1; k >= 0; k--)   // in the order of the flat array
+        for (int r = 0; r < x->ranks; r++) {
+            const double* sums = all + r * most + slices_packed(s, r, k) / SLICE_UNIT;
+            const size_t units = slice_units(range_size(slices_of(s, r, k)));
+            for (size_t i = 0; i < units; i++) total += sums[i];
+        }
+    free(all);
     return sqrt(total);
 }
 
-// Starts sending this rank's slice of bucket k of a flat array to all; the other slices are overwritten.
-static void gather_bucket(Exchange* x, float* flat, int k) {
-    if (x->ranks == 1) return;
-    const Range own = exchange_slice(x, k);
-    CommMessage* messages = xcalloc((size_t)x->ranks, sizeof *messages);
-    for (int r = 0; r < x->ranks; r++) {
-        const Range theirs = slices_of(&x->slices, r, k);
-        messages[r] = (CommMessage){flat + own.start, flat + theirs.start, range_size(own) * sizeof(float),
-                                    range_size(theirs) * sizeof(float)};
-    }
-    x->gathers[k] = x->comm->start(x->comm, messages);
-    free(messages);
-}
+// ---------------------------------------------------------------------------------------------
+// Tensors
 
 // What this rank owns of tensor t in bucket k: its start in the flat arrays and in the array of its slices.
 typedef struct { size_t at, packed, size; } Owned;
 static Owned own_range(const Exchange* x, int k, const TostTensor* t) {
     const Range own = exchange_slice(x, k), r = range_meet(own, (Range){t->offset, t->offset + t->size});
-    return (Owned){r.start, exchange_packed(x, k) + r.start - own.start, range_size(r)};
+    if (range_size(r) == 0) return (Owned){0};
+    return (Owned){r.start, slices_packed(&x->slices, x->rank, k) + r.start - own.start, range_size(r)};
 }
 
 void exchange_update(Exchange* x, float* params, const TostTensors* tensors, SliceUpdate* update, TostModel* model,
@@ -193,7 +213,7 @@ void exchange_update(Exchange* x, float* params, const TostTensors* tensors, Sli
             const Owned own = own_range(x, k, &tensors->tensor[i]);
             if (own.size > 0) update(model, step, &tensors->tensor[i], own.at, own.packed, own.size);
         }
-        gather_bucket(x, params, k);
+        if (x->ranks > 1) x->gathers[k] = x->memory->gather(x, params, k);
     }
     for (int k = 0; x->ranks > 1 && k < x->slices.buckets; k++)
         comm_wait(x->comm, &x->gathers[k]);   // mutant: gather_not_awaited
@@ -202,26 +222,27 @@ void exchange_update(Exchange* x, float* params, const TostTensors* tensors, Sli
 void exchange_put(const Exchange* x, float* slices, const TostTensor* t, const float* src) {
     for (int k = 0; k < x->slices.buckets; k++) {
         const Owned own = own_range(x, k, t);
-        if (own.size > 0) memcpy(slices + own.packed, src + (own.at - t->offset), own.size * sizeof *src);
+        if (own.size > 0)
+            x->memory->from_host(x, slices + own.packed, src + (own.at - t->offset), own.size * sizeof *src);
     }
 }
 
 void exchange_collect(float* dst, const Exchange* x, const float* array, bool packed, const TostTensor* t) {
     const Range tensor = {t->offset, t->offset + t->size};
-    CommMessage* messages = xcalloc((size_t)x->ranks, sizeof *messages);
+    float* host = x->rank == 0 ? dst : xmalloc(t->size * sizeof *host);   // other ranks set what they own
     for (int k = 0; k < x->slices.buckets; k++) {
-        if (range_size(range_meet(x->slices.bucket[k], tensor)) == 0) continue;
         const Owned own = own_range(x, k, t);
-        const float* from = array + (packed ? own.packed : own.at);
-        memset(messages, 0, (size_t)x->ranks * sizeof *messages);
+        float* mine = host + (own.size > 0 ? own.at - t->offset : 0);
+        if (range_size(range_meet(x->slices.bucket[k], tensor)) == 0) continue;
+        if (own.size > 0) x->memory->to_host(x, mine, array + (packed ? own.packed : own.at), own.size * sizeof *mine);
+        memset(x->messages, 0, (size_t)x->ranks * sizeof *x->messages);
+        if (x->rank > 0) x->messages[0] = (CommMessage){.send = mine, .send_bytes = own.size * sizeof *mine};
         for (int r = 1; r < x->ranks && x->rank == 0; r++) {
             const Range theirs = range_meet(slices_of(&x->slices, r, k), tensor);
-            messages[r] = (CommMessage){.receive = dst + (theirs.start - tensor.start),
-                                        .receive_bytes = range_size(theirs) * sizeof(float)};
+            x->messages[r] = (CommMessage){.receive = dst + (theirs.start - tensor.start),
+                                           .receive_bytes = range_size(theirs) * sizeof *dst};
         }
-        if (x->rank == 0) memcpy(dst + (own.at - t->offset), from, own.size * sizeof(float));
-        else messages[0] = (CommMessage){.send = from, .send_bytes = own.size * sizeof(float)};
-        if (x->ranks > 1) comm_exchange(x->comm, messages);
+        if (x->ranks > 1) comm_exchange(x->comm, x->messages);
     }
-    free(messages);
+    if (x->rank > 0) free(host);
 }

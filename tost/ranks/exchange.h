@@ -1,4 +1,4 @@
-// exchange.h: the gradients and parameters that the ranks of the CPU engine exchange in a step. With one rank and one
+// exchange.h: the gradients and parameters that the ranks exchange in a step, for both engines. With one rank and one
 // part, every function does nothing or works on the whole arrays. Collective, except where noted.
 #ifndef TOST_EXCHANGE_H
 #define TOST_EXCHANGE_H
@@ -9,7 +9,23 @@
 
 enum { EXCHANGE_LEVELS = 31, EXCHANGE_UNDER_WAY = 2 };
 
+typedef struct Exchange Exchange;
+
+// What an engine does with its memory. A call may return before its work is done; the works run in the order of the
+// calls. So do messages for which NULL is returned.
 typedef struct {
+    void (*add)(Exchange* x, float* dst, const float* left, const float* right, size_t n);   // dst = left + right
+    void (*end_part)(Exchange* x, float* sum);                  // sum = grad; the next part starts with zero gradients
+    void (*squares)(Exchange* x, double* sums, const float* g, size_t n);   // Σ g² of each unit of SLICE_UNIT elements
+    void (*to_host)(const Exchange* x, void* dst, const void* src, size_t bytes);   // waits
+    void (*from_host)(const Exchange* x, void* dst, const void* src, size_t bytes);
+    CommRequest* (*start)(Exchange* x, const CommMessage* messages);
+    // Starts sending this rank's slice of bucket k of a flat array to all; the other slices are overwritten.
+    CommRequest* (*gather)(Exchange* x, float* flat, int k);
+} ExchangeMemory;
+
+struct Exchange {
+    const ExchangeMemory* memory;
     TostComm* comm;                          // NULL: one rank
     int       rank, ranks, parts;            // parts of this rank
     Slices    slices;
@@ -21,18 +37,19 @@ typedef struct {
     int       ready, started, summed;        // buckets that are complete on this rank, sent, and summed over the ranks
     float*    received[EXCHANGE_UNDER_WAY];  // (ranks, slice) of a bucket
     CommRequest* under_way[EXCHANGE_UNDER_WAY];
+    void    (*reduce)(Exchange* x, int k);   // sums a bucket in an order of its own; NULL: in that of the tree
+    double*   squares;                       // (units of this rank's slices)
     CommRequest** gathers;                   // (buckets)
-} Exchange;
+    CommMessage*  messages;                  // (ranks)
+    float**       row;                       // (ranks)
+};
 
 // Not collective.
-Exchange exchange_new(const TostTensors* tensors, TostComm* comm, int parts);
+Exchange exchange_new(const TostTensors* tensors, TostComm* comm, int parts);   // in host memory
 void     exchange_layout(Exchange* x, Arena* arena, float* grad);   // places the buffers; grad: the flat array
 void     exchange_free(Exchange* x);
-static inline size_t exchange_owned(const Exchange* x) { return x->slices.total[x->rank]; }
+static inline size_t exchange_owned(const Exchange* x) { return slices_packed(&x->slices, x->rank, -1); }
 static inline Range  exchange_slice(const Exchange* x, int k) { return slices_of(&x->slices, x->rank, k); }
-static inline size_t exchange_packed(const Exchange* x, int k) {
-    return x->slices.packed[(size_t)x->rank * x->slices.buckets + k];
-}
 
 // The step starts.
 void exchange_begin(Exchange* x);
@@ -41,7 +58,7 @@ void exchange_begin(Exchange* x);
 void exchange_gradients(Exchange* x, TostEnd end, size_t from);
 // √ Σ grad². Each rank sums the squares of its slices in blocks of SLICE_UNIT elements; the sums of blocks are added in
 // the order of the array, so the bits depend neither on the number of threads nor on that of ranks.
-double   exchange_norm(const Exchange* x);
+double   exchange_norm(Exchange* x);
 // Calls update for what this rank's slices have of each tensor: n elements from `at` of the flat arrays and from
 // `packed` of the array of its slices. Then all ranks get all parameters.
 typedef void SliceUpdate(TostModel* model, const void* step, const TostTensor* t, size_t at, size_t packed, size_t n);

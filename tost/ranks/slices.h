@@ -23,20 +23,21 @@ enum {
 typedef struct { size_t start, end; } Range;   // elements start … end - 1 of the flat array
 
 typedef struct {
-    int     ranks, buckets;
-    Range*  bucket;    // (buckets), in the order in which backward completes them: from the end of the array
-    size_t* packed;    // (ranks, buckets): where a rank's slice of a bucket starts in the array of its slices
-    size_t* total;     // (ranks): elements of all slices of a rank
+    int    ranks, buckets;
+    Range* bucket;    // (buckets), in the order in which backward completes them: from the end of the array
 } Slices;
 
 // For one rank: one bucket with everything, whose packed array is the flat array.
 Slices slices_new(const TostTensors* tensors, int ranks);
 void   slices_free(Slices* s);
-// What a rank owns of bucket k. A rank's slices are packed in the order of the flat array.
+// What a rank owns of bucket k.
 Range  slices_of(const Slices* s, int rank, int k);
+// Where that starts in the array of the rank's slices, packed in the order of the flat array. k = -1: the array's size
+size_t slices_packed(const Slices* s, int rank, int k);
 // Number of leading buckets that are complete if all gradients from element `from` on are.
 int    slices_complete(const Slices* s, size_t from);
 
+static inline size_t slice_units(size_t elements) { return (elements + SLICE_UNIT - 1) / SLICE_UNIT; }
 static inline size_t range_size(Range r) { return r.end - r.start; }
 static inline Range range_meet(Range a, Range b) {   // empty: start = end
     const size_t start = a.start > b.start ? a.start : b.start, end = a.end < b.end ? a.end : b.end;
@@ -57,11 +58,6 @@ bool parts_check(int parts, int ranks, TostError* err);
 
 // The first of n items of part p, if the parts divide them as equally as possible.
 static inline int64_t part_start(int64_t n, int p, int parts) { return n / parts * p + (n % parts) * p / parts; }
-
-// dst = left + right; dst may be one of them.
-void tree_add(float* dst, const float* left, const float* right, size_t n);
-// The tree over n rows; the result is in row[0], the others are overwritten.
-void tree_sum(float* const* row, int n, size_t size);
 
 #ifdef __cplusplus
 }

@@ -12,8 +12,8 @@ extern const TostEngine tost_cuda_engine, tost_cpu_engine;
 
 namespace {
 
-constexpr size_t RESULT_BYTES = (size_t)64 << 20;
 constexpr int STEPS = 3;
+constexpr size_t MOST = 1 << 18;   // elements of a model
 
 // Which streams run late: the one that is not prompt must be waited for by events. Streams in the order of creation:
 // NCCL's messages, the engine, if `own_link` the engine's communicator's, and the exchange.
@@ -22,68 +22,56 @@ struct Order {
     bool late;
     unsigned prompt;
 };
-const Order AT_ONCE = {"at once", false, 0}, LATE = {"late", true, 0};
-const Order exchange_first(bool own_link) { return {"exchange first", true, own_link ? 0x9u : 0x5u}; }
-const Order compute_first(void) { return {"compute first", true, 0x3u}; }
+const Order AT_ONCE = {"at once", false, 0}, LATE = {"late", true, 0}, COMPUTE_FIRST = {"compute first", true, 0x3u},
+            EXCHANGE_FIRST = {"exchange first", true, 0x5u}, OWN_EXCHANGE_FIRST = {"exchange first", true, 0x9u};
 
 struct Setup {
+    const char* name;
     Shape shape;
     TostDtype dtype;
     int parts, micros;   // of a step; of a part
-    bool fast, own_link, recompute;
+    bool own_link = false, recompute = false, fast = false;
     int piece = 0;       // tokens of a piece; 0: whole sequences
 };
 
-// Doubles of all results of one rank, in shared memory.
 struct Results {
-    size_t count;
-    double values[RESULT_BYTES / sizeof(double)];
-    void add(double x) { values[count++] = x; }
+    double norm[STEPS];
+    float array[TOST_ARRAYS][MOST];   // on ranks other than 0 only the parameters
 };
 
-void add_state(Results* out, Subject* s, TostArray state, bool wanted) {
-    for (int i = 0; i < s->tensors.count; i++) {
-        const TostTensor* t = &s->tensors.tensor[i];
-        float* x = subject_get(s, state, t);
-        for (size_t j = 0; j < t->size && wanted; j++) out->add(x[j]);
-        free(x);
-    }
-}
-
-// The rank's parts of a few steps; writes the norms, then the states that this rank can read.
+// The rank's parts of a few steps.
 void train(Results* out, Subject* s, const Setup& u, int rank, int ranks) {
     const Shape& k = u.shape;
     const size_t rows = (size_t)k.B * k.T;
-    const int mine = u.parts / ranks;
+    const int micros = u.parts / ranks * u.micros;   // of this rank
     const float scale = 1.0f / (float)((size_t)(u.parts * u.micros) * rows);
     int64_t count;
     double loss;
     subject_randomize(s, 5);
     for (int step = 0; step < STEPS; step++) {
         s->engine->zero_grad(s->model);
-        for (int i = 0; i < mine * u.micros; i++) {
-            const int micro = rank * mine * u.micros + i;
-            int32_t* ids = shape_ids(&k, (uint64_t)(1000 * step + micro));
-            const TostEnd end = i + 1 == mine * u.micros ? TOST_STEP_ENDS
-                                : (i + 1) % u.micros     ? TOST_MORE
-                                                         : TOST_PART_ENDS;
-            subject_train(s, ids, ids + rows, k.B, k.T, scale, end);
+        for (int i = 1; i <= micros; i++) {
+            int32_t* ids = shape_ids(&k, (uint64_t)(1000 * step + rank * micros + i));
+            subject_train(s, ids, ids + rows, k.B, k.T, scale,
+                          i == micros ? TOST_STEP_ENDS : i % u.micros ? TOST_MORE : TOST_PART_ENDS);
             free(ids);
         }
-        if (step + 1 == STEPS) add_state(out, s, TOST_GRAD, rank == 0);
-        const TostAdamW a = {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1, 0.2};
-        out->add(subject_step(s, a, 1.0));
+        out->norm[step] = subject_step(s, {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1, 0.2}, 1.0);
         s->engine->read_loss(&loss, &count, s->model);
     }
-    add_state(out, s, TOST_PARAM, true);
-    for (const TostArray state : {TOST_M, TOST_V, TOST_EMA}) add_state(out, s, state, rank == 0);
+    for (int a = 0; a < TOST_ARRAYS; a++)
+        for (int i = 0; i < s->tensors.count; i++) {
+            const TostTensor* t = &s->tensors.tensor[i];
+            s->engine->get(out->array[a] + t->offset, s->model, (TostArray)a, t);
+        }
 }
 
-TostEngineOptions options_of(const Setup& u, TostComm* comm, int ranks) {
+Subject open_subject(const TostEngine* engine, const Setup& u, TostComm* comm, int ranks) {
+    const Shape& k = u.shape;
     TostEngineOptions o = {};
-    o.max_batch = u.shape.B;
-    o.max_piece = u.piece ? u.piece : u.shape.T;
-    o.states = pieces_states(u.shape.T, o.max_piece, true);
+    o.max_batch = k.B;
+    o.max_piece = u.piece ? u.piece : k.T;
+    o.states = pieces_states(k.T, o.max_piece, true);
     o.training = true;
     o.recompute = u.recompute;
     o.dtype = u.dtype;
@@ -91,11 +79,7 @@ TostEngineOptions options_of(const Setup& u, TostComm* comm, int ranks) {
     o.parts = u.parts / ranks;
     o.fast_reduce = u.fast;
     o.ema = true;
-    return o;
-}
-
-TostConfig config_of(const Shape& k) {
-    return {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership};
+    return subject_open(engine, {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership}, o);
 }
 
 void set_order(const Order& order, int devices) {
@@ -111,8 +95,6 @@ void set_order(const Order& order, int devices) {
 // ---------------------------------------------------------------------------------------------
 // Ranks
 
-TostComm* inner;   // not in the function, where the emulation would take it for shared memory
-
 TostComm* open_comm(bool own_link, double timeout) {
     TostComm* comm = nullptr;
     TostError err;
@@ -125,9 +107,11 @@ TostComm* open_comm(bool own_link, double timeout) {
     comm_find_places(comm);
     if (!own_link) return comm;
     // Like MPI: the engine must connect its own communicator.
-    inner = comm;
+    static TostComm* inner = comm;
     unsetenv("NCCL_COMM_ID");
-    TostComm* outer = new TostComm(*comm);
+    TostComm* outer = (TostComm*)malloc(sizeof *outer);
+    *outer = *comm;
+    outer->places = nullptr;
     outer->start = [](TostComm*, const CommMessage* m) { return inner->start(inner, m); };
     outer->test = [](TostComm*, CommRequest** q, bool* arrived) { return inner->test(inner, q, arrived); };
     outer->abort = [](TostComm*, int status) { _exit(status); };
@@ -135,93 +119,58 @@ TostComm* open_comm(bool own_link, double timeout) {
     return outer;
 }
 
-void close_comm(TostComm* comm, bool own_link) {
-    if (!own_link) {
-        comm_close(comm);
-        return;
-    }
-    comm->close(comm);
-    delete comm;
-}
-
 // Runs the setup on some ranks. Returns false if a rank fails; its results are in out[rank].
-bool run(Checks* c, Shared<Results>& out, const Setup& u, int ranks, const Order& order, const char* what) {
+bool run(Checks* c, Shared<Results>& out, const Setup& u, int ranks, const Order& order) {
     const std::vector<RankEnd> ends = run_ranks(ranks, [&](int rank) {
         set_order(order, ranks);
         TostComm* comm = open_comm(u.own_link, 30);
-        Subject s = subject_open(&tost_cuda_engine, config_of(u.shape), options_of(u, comm, ranks));
-        out.p[rank].count = 0;
+        Subject s = open_subject(&tost_cuda_engine, u, comm, ranks);
         train(&out.p[rank], &s, u, rank, ranks);
         subject_free(&s);
-        close_comm(comm, u.own_link);
+        comm_close(comm);
         if (cuda_on_host_live() + nccl_on_host_live() == 0) return;
         fprintf(stderr, "%d CUDA objects, %d communicators leaked\n", cuda_on_host_live(), nccl_on_host_live());
         _exit(1);
     });
     bool ok = true;
-    for (int r = 0; r < ranks; r++)
-        ok = check(c, ends[(size_t)r].status == 0, "%s, %d ranks, %s: rank %d ends with status %d: %s", what, ranks,
-                   order.name, r, ends[(size_t)r].status, ends[(size_t)r].text.c_str()) && ok;
+    for (const RankEnd& end : ends)
+        ok = check(c, end.status == 0, "%s, %d ranks, %s: a rank ends with status %d: %s", u.name, ranks, order.name,
+                   end.status, end.text.c_str()) && ok;
     return ok;
-}
-
-bool same(const double* a, const double* b, size_t n) { return memcmp(a, b, n * sizeof *a) == 0; }
-
-// Compares with the results of one rank without NCCL. n_params: elements of the model.
-void run_same(Checks* c, const Results* want, const Setup& u, int ranks, const Order& order, const char* what) {
-    Shared<Results> out((size_t)ranks);
-    if (!run(c, out, u, ranks, order, what)) return;
-    TostConfig config = config_of(u.shape);
-    TostTensors t = tost_tensors(&config);
-    const size_t n = t.n_params;
-    tost_tensors_free(&t);
-    const Results* zero = &out.p[0];
-    check(c, zero->count == 5 * n + STEPS && want->count == zero->count, "%s: %zu results, want %zu", what, zero->count,
-          want->count);
-    const double* norms = zero->values + STEPS - 1;   // the last one follows the gradients
-    check(c, same(zero->values, want->values, STEPS - 1) && norms[n] == want->values[STEPS - 1 + n],
-          "%s, %d ranks, %s: gradient norms differ: %.17g, want %.17g", what, ranks, order.name, norms[n],
-          want->values[STEPS - 1 + n]);
-    check(c, same(norms, want->values + STEPS - 1, n), "%s, %d ranks, %s: gradients differ", what, ranks, order.name);
-    check(c, same(norms + n + 1, want->values + STEPS + n, n), "%s, %d ranks, %s: parameters differ", what, ranks,
-          order.name);
-    check(c, same(norms + 2 * n + 1, want->values + STEPS + 2 * n, 3 * n),
-          "%s, %d ranks, %s: moments or averages differ", what, ranks, order.name);
-    for (int r = 1; r < ranks; r++)
-        check(c, out.p[r].count == n + STEPS && same(out.p[r].values + STEPS, norms + n + 1, n),
-              "%s, %d ranks, %s: rank %d has other parameters", what, ranks, order.name, r);
 }
 
 void run_alone(Results* out, const TostEngine* engine, const Setup& u) {
     set_order(AT_ONCE, 1);
-    Subject s = subject_open(engine, config_of(u.shape), options_of(u, nullptr, 1));
-    out->count = 0;
+    Subject s = open_subject(engine, u, nullptr, 1);
     train(out, &s, u, 0, 1);
     subject_free(&s);
 }
 
-// a (count) must be as close to b as the limits of parameters say.
-void check_near(Checks* c, const char* what, const Results* a, const Results* b, double limit) {
-    const double error = relative_distance(a->values, b->values, a->count);
-    check(c, a->count == b->count && error <= limit, "%s: relative L2 error %.3e, limit %.1e", what, error, limit);
+// The parameters of a must be close to those of b.
+void check_near(Checks* c, const char* what, const Results& a, const Results& b, double limit) {
+    const std::vector<double> x(a.array[TOST_PARAM], a.array[TOST_GRAD]), y(b.array[TOST_PARAM], b.array[TOST_GRAD]);
+    const double error = relative_distance(x.data(), y.data(), x.size());
+    check(c, error <= limit, "%s: relative L2 error %.3e, limit %.1e", what, error, limit);
 }
 
 // ---------------------------------------------------------------------------------------------
 
-// Several layers, so that there are several buckets; slices of the same and of different sizes, and empty ones.
-const Shape DEEP = {3, 2, 64, 40, 257, 1, TOST_LEARNED, 1, 35, 1, 1, RANDOM},
-            SMALL = {1, 2, 64, 40, 257, 0, TOST_LEARNED, 2, 20, 1, 1, RANDOM},
-            EVEN = {2, 2, 64, 40, 257, 0, TOST_LEARNED, 2, 24, 1, 1, RANDOM};
-
-void test_bits(Checks* c, const Setup& u, const std::vector<int>& ranks, const std::vector<Order>& orders,
-               const char* what) {
+// Compares ranks with one rank without NCCL, bit by bit, and that one with the CPU engine.
+void test_bits(Checks* c, const Setup& u, const std::vector<int>& numbers, const std::vector<Order>& orders) {
     Shared<Results> want(2);
     run_alone(&want.p[0], &tost_cuda_engine, u);
-    for (const int n : ranks)
-        for (const Order& order : orders) run_same(c, &want.p[0], u, n, order, what);
+    for (const int ranks : numbers)
+        for (const Order& order : orders) {
+            Shared<Results> out((size_t)ranks);
+            if (!run(c, out, u, ranks, order)) continue;
+            for (int r = 0; r < ranks; r++)
+                check(c, memcmp(&out.p[r], &want.p[0], r ? offsetof(Results, array[1]) : sizeof(Results)) == 0,
+                      "%s, %d ranks, %s: rank %d has other norms, gradients, parameters or moments", u.name, ranks,
+                      order.name, r);
+        }
     if (u.dtype != TOST_FP32) return;
     run_alone(&want.p[1], &tost_cpu_engine, u);
-    check_near(c, what, &want.p[0], &want.p[1], limits_of(TOST_FP32).of[RESULT_GRAD]);
+    check_near(c, u.name, want.p[0], want.p[1], limits_of(TOST_FP32).of[RESULT_GRAD]);
 }
 
 // NCCL's own order of sums: close, and the same on all ranks.
@@ -229,9 +178,16 @@ void test_fast(Checks* c, Setup u, int ranks, const Order& order) {
     Shared<Results> out((size_t)ranks), want(1);
     run_alone(&want.p[0], &tost_cuda_engine, u);
     u.fast = true;
-    if (!run(c, out, u, ranks, order, "fast")) return;
-    check_near(c, "fast", &out.p[0], &want.p[0], 1e-4);
+    if (run(c, out, u, ranks, order)) check_near(c, "fast", out.p[ranks - 1], want.p[0], 1e-4);
 }
+
+// Several layers, so that there are several buckets; slices of the same and of different sizes, and empty ones.
+const Shape THREE_LAYERS = {3, 2, 64, 40, 257, 1, TOST_LEARNED, 1, 35, 1, 1, RANDOM},
+            ONE_LAYER = {1, 2, 64, 40, 257, 0, TOST_LEARNED, 2, 20, 1, 1, RANDOM};
+const Setup DEEP = {"deep", THREE_LAYERS, TOST_FP32, 4, 2},
+            LINKED = {"own communicator, bf16, recompute", ONE_LAYER, TOST_BF16, 2, 1, true, true},
+            SIX = {"six parts", ONE_LAYER, TOST_FP32, 6, 1},
+            CHUNKED = {"in pieces of 16 of 35 tokens", THREE_LAYERS, TOST_FP32, 2, 1, false, true, false, 16};
 
 // Large host messages. Their memory is used again: freeing it would wait for NCCL's kernels.
 void test_messages(Checks* c) {
@@ -267,22 +223,21 @@ void check_failure(Checks* c, const RankEnd& end, int status, const char* want) 
 }
 
 void test_failures(Checks* c) {
-    const Setup u = {SMALL, TOST_FP32, 2, 1, false, false, false};
     std::vector<RankEnd> ends = run_ranks(2, [&](int rank) {
         set_order(LATE, 2);
         TostComm* comm = open_comm(false, rank ? 30 : 0.5);
-        Subject s = subject_open(&tost_cuda_engine, config_of(u.shape), options_of(u, comm, 2));
+        Subject s = open_subject(&tost_cuda_engine, SIX, comm, 2);
         if (rank == 1) _exit(0);   // gone
         nccl_on_host_set({-1, 5});
-        train(new Results(), &s, u, rank, 2);
+        train(new Results(), &s, SIX, rank, 2);
     });
     check_failure(c, ends[0], STATUS_RESUMABLE, "other ranks did not respond for 0.5 s (--rank-timeout)");
     ends = run_ranks(2, [&](int rank) {
         set_order(LATE, 2);
         TostComm* comm = open_comm(false, 30);
-        Subject s = subject_open(&tost_cuda_engine, config_of(u.shape), options_of(u, comm, 2));
+        Subject s = open_subject(&tost_cuda_engine, SIX, comm, 2);
         nccl_on_host_set({5, 60});
-        train(new Results(), &s, u, rank, 2);
+        train(new Results(), &s, SIX, rank, 2);
     }, true);
     check_failure(c, ends[0], STATUS_RESUMABLE, "remote process exited or there was a");
     check(c, ends[1].text.empty(), "rank 1 also prints an error that all ranks notice: \"%s\"", ends[1].text.c_str());
@@ -301,26 +256,16 @@ void test_failures(Checks* c) {
 }  // namespace
 
 void test_exchange(Checks* c, ExchangeTests tests) {
-    const Setup deep = {DEEP, TOST_FP32, 4, 2, false, false, false},
-                linked = {SMALL, TOST_BF16, 2, 1, false, true, true},
-                six = {SMALL, TOST_FP32, 6, 1, false, false, false},
-                even = {EVEN, TOST_BF16, 4, 1, false, false, false},
-                chunked = {DEEP, TOST_FP32, 2, 1, false, false, true, 16};   // the last chunk of 35 tokens has 3
     test_messages(c);
-    test_bits(c, linked, {2}, {exchange_first(true)}, "own communicator, bf16, recompute");
+    test_bits(c, LINKED, {2}, {OWN_EXCHANGE_FIRST});
     if (tests == EXCHANGE_QUICK) return;
-    test_bits(c, linked, {2}, {compute_first()}, "own communicator");
-    test_bits(c, deep, {2}, {compute_first()}, "deep");
-    test_bits(c, deep, {4}, {exchange_first(false)}, "deep");
-    test_bits(c, six, {}, {}, "six parts");
-    test_bits(c, even, {2}, {exchange_first(false)}, "even slices");
-    test_bits(c, chunked, {2}, {exchange_first(false)}, "in chunks");
+    test_bits(c, DEEP, {2}, {COMPUTE_FIRST});
+    test_bits(c, DEEP, {4}, {EXCHANGE_FIRST});
+    test_bits(c, CHUNKED, {2}, {EXCHANGE_FIRST});
     test_failures(c);
     if (tests == EXCHANGE_MUTANTS) return;
-    test_bits(c, deep, {1, 2, 4}, {AT_ONCE, LATE, exchange_first(false), compute_first()}, "deep");
-    test_bits(c, linked, {1, 2}, {AT_ONCE, LATE, exchange_first(true), compute_first()}, "own communicator");
-    test_bits(c, six, {1, 3, 6}, {exchange_first(false)}, "six parts");
-    test_bits(c, even, {4}, {compute_first()}, "even slices");
-    test_bits(c, chunked, {1, 2}, {LATE, compute_first()}, "in chunks");
-    for (const int ranks : {1, 2, 4}) test_fast(c, deep, ranks, exchange_first(false));
+    test_bits(c, DEEP, {1, 2, 4}, {AT_ONCE, LATE, EXCHANGE_FIRST, COMPUTE_FIRST});
+    test_bits(c, LINKED, {1, 2}, {AT_ONCE, LATE, OWN_EXCHANGE_FIRST, COMPUTE_FIRST});
+    test_bits(c, SIX, {1, 3, 6}, {EXCHANGE_FIRST});
+    for (const int ranks : {2, 4}) test_fast(c, DEEP, ranks, EXCHANGE_FIRST);
 }

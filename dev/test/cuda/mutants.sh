@@ -74,12 +74,6 @@ nothing_to_score | s/if (counted > 0) //
 decay_everywhere | s/t->decay == TOST_DECAY/1/
 sent_before_computed | s/CUDA_CHECK.*//
 used_before_received | s/CUDA_CHECK.*//
-wrong_slice | s/, r, k/, x->rank, k/
-wrong_count | s/row, n,/row, n - 32,/
-bucket_left_out | s/else/else if (x->started != 1)/
-row_of_another_rank | s/= r.*;/= r > 0 ? r - 1 : 0;/
-level_not_set | s/x->part.*)/true)/
-norm_by_rank | s/place\[i\]/i/
 first_device | s/count > 1 ? local_rank : 0/0/
 split_anywhere | s/if (p.K.*;//
 split_in_place | s/output_type |/output_type | CUBLASLT_REDUCTION_SCHEME_INPLACE |/
