@@ -12,6 +12,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <map>
 #include <memory>
 #include <set>
 #include <string>
@@ -23,20 +24,18 @@
 
 namespace {
 
-enum Kind { SEND, RECV, BROADCAST, ALL_GATHER, REDUCE, REDUCE_SCATTER };
-const char* const kind_names[] = {"ncclSend",      "ncclRecv",   "ncclBroadcast",
-                                  "ncclAllGather", "ncclReduce", "ncclReduceScatter"};
+enum Kind { SEND, RECV, BROADCAST, REDUCE };
+const char* const kind_names[] = {"ncclSend", "ncclRecv", "ncclBroadcast", "ncclReduce"};
 
 constexpr int MAX_RANKS = 16, MAX_CALLS = 1024;
 constexpr size_t DATA_BYTES = (size_t)64 << 20;   // of a rank and step; only touched pages take memory
 
 struct Call {
     Kind kind;
-    int peer;   // or root; -1: none
+    int peer;   // or root
     ncclDataType_t type;
-    size_t count, sent_at, sent_bytes;   // in the rank's data
-    const char* in;
-    char* out;
+    char* buffer;
+    size_t bytes, sent_at;   // sent_at: in the rank's data
 };
 
 struct SharedRank {
@@ -44,7 +43,6 @@ struct SharedRank {
     std::atomic<uint64_t> published[MAX_RANKS], read[MAX_RANKS];   // steps with each partner
     int device, calls;
     Call call[MAX_CALLS];
-    char host[64];
 };
 
 struct Clique {
@@ -52,8 +50,6 @@ struct Clique {
     SharedRank rank[MAX_RANKS];
     alignas(4096) char data[MAX_RANKS][DATA_BYTES];
 };
-
-size_t bytes_of(ncclDataType_t type) { return type == ncclFloat64 ? 8 : type == ncclFloat32 ? 4 : 1; }
 
 double seconds(void) {
     timespec t;
@@ -107,51 +103,18 @@ void check_comm(const char* call, ncclComm_t c) {
 
 std::string describe(const Call& c) {
     char text[160];
-    snprintf(text, sizeof text, "%s of %zu elements of type %d, peer or root %d", kind_names[c.kind], c.count, c.type,
-             c.peer);
+    snprintf(text, sizeof text, "%s of %zu bytes, peer or root %d", kind_names[c.kind], c.bytes, c.peer);
     return text;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Checks of one rank's group
-
-struct Range {
-    const char* at;
-    size_t bytes;
-    bool written;
-};
-
-// What a call reads and writes on this rank.
-std::vector<Range> ranges_of(const Call& call, const NcclOnHostComm* c) {
-    const size_t bytes = call.count * bytes_of(call.type), all = bytes * (size_t)c->size;
-    switch (call.kind) {
-    case SEND: return {{call.in, bytes, false}};
-    case RECV: return {{call.out, bytes, true}};
-    case ALL_GATHER:
-        if (call.in == call.out + (size_t)c->rank * bytes) return {{call.out, all, true}};
-        return {{call.in, bytes, false}, {call.out, all, true}};
-    case REDUCE_SCATTER:
-        if (call.out == call.in + (size_t)c->rank * bytes) return {{call.in, all, true}};
-        return {{call.in, all, false}, {call.out, bytes, true}};
-    default:
-        if (call.in == call.out) return {{call.out, bytes, true}};
-        if (c->rank != call.peer && call.kind == REDUCE) return {{call.in, bytes, false}};
-        if (c->rank != call.peer) return {{call.out, bytes, true}};
-        return {{call.in, bytes, false}, {call.out, bytes, true}};
-    }
-}
-
+// The buffers of a group are device memory, and none is written that another call uses.
 void check_memory(ncclComm_t c, const std::vector<Call>& calls) {
-    std::vector<Range> all;
     for (const Call& call : calls) {
-        for (const Range& r : ranges_of(call, c)) {
-            if (r.bytes == 0) continue;
-            cuda_on_host_check_range(kind_names[call.kind], r.at, r.bytes);
-            for (const Range& other : all)
-                if ((r.written || other.written) && r.at < other.at + other.bytes && other.at < r.at + r.bytes)
-                    die(c, "%s: a buffer overlaps with another one of the group", describe(call).c_str());
-            all.push_back(r);
-        }
+        if (call.bytes) cuda_on_host_check_range(kind_names[call.kind], call.buffer, call.bytes);
+        for (const Call* other = calls.data(); other != &call; other++)
+            if ((call.kind != SEND || other->kind != SEND) && call.buffer < other->buffer + other->bytes &&
+                other->buffer < call.buffer + call.bytes)
+                die(c, "%s: a buffer overlaps with another one of the group", describe(call).c_str());
     }
 }
 
@@ -165,13 +128,12 @@ void publish(ncclComm_t c, const std::vector<Call>& calls) {
     mine.calls = (int)calls.size();
     for (size_t i = 0; i < calls.size(); i++) {
         Call call = calls[i];
-        const size_t bytes = call.count * bytes_of(call.type);
-        const bool sends = call.kind != RECV && (call.kind != BROADCAST || call.peer == c->rank);
         call.sent_at = used;
-        call.sent_bytes = !sends ? 0 : call.kind == REDUCE_SCATTER ? bytes * (size_t)c->size : bytes;
-        if (used + call.sent_bytes > DATA_BYTES) die(c, "more than %zu bytes in a group", DATA_BYTES);
-        if (call.sent_bytes) cuda_on_host_copy(c->clique->data[c->rank] + used, call.in, call.sent_bytes);
-        used += call.sent_bytes;
+        if (call.kind == SEND || call.kind == REDUCE || (call.kind == BROADCAST && call.peer == c->rank)) {
+            if (used + call.bytes > DATA_BYTES) die(c, "more than %zu bytes in a group", DATA_BYTES);
+            cuda_on_host_copy(c->clique->data[c->rank] + used, call.buffer, call.bytes);
+            used += call.bytes;
+        }
         mine.call[i] = call;
     }
 }
@@ -182,77 +144,50 @@ bool is_partner(const std::vector<Call>& calls, int rank) {
     return false;
 }
 
-// The i-th call of the wanted kind for `rank` in the list of rank `from`; NULL if there is none.
-const Call* find_call(const SharedRank& from, Kind kind, int rank, int i) {
-    for (int j = 0; j < from.calls; j++)
-        if (from.call[j].kind == kind && from.call[j].peer == rank && i-- == 0) return &from.call[j];
-    return nullptr;
+// The calls of one kind in the list of a rank, of ncclSend and ncclRecv those with `peer`.
+std::vector<const Call*> calls_of(ncclComm_t c, int rank, Kind kind, int peer) {
+    std::vector<const Call*> found;
+    const SharedRank& list = c->clique->rank[rank];
+    for (const Call* call = list.call; call < list.call + list.calls; call++)
+        if (call->kind == kind && (kind > RECV || call->peer == peer)) found.push_back(call);
+    return found;
 }
 
-void check_pairs(ncclComm_t c, int with) {
-    const SharedRank &mine = c->mine(), &other = c->clique->rank[with];
-    for (const auto& [here, there] : {std::pair<Kind, Kind>{SEND, RECV}, {RECV, SEND}}) {
-        for (int i = 0;; i++) {
-            const Call *a = find_call(mine, here, with, i), *b = find_call(other, there, c->rank, i);
-            if (!a && !b) break;
-            if (!a || !b || a->count != b->count || a->type != b->type)
-                die(c, "%s; rank %d: %s", a ? describe(*a).c_str() : "no call", with,
-                    b ? describe(*b).c_str() : "no call that belongs to it");
+void check_partner(ncclComm_t c, int with) {
+    const std::pair<Kind, Kind> kinds[] = {{SEND, RECV}, {RECV, SEND}, {BROADCAST, BROADCAST}, {REDUCE, REDUCE}};
+    for (const auto& [here, there] : kinds) {
+        const std::vector<const Call*> a = calls_of(c, c->rank, here, with), b = calls_of(c, with, there, c->rank);
+        for (size_t i = 0; i < a.size() || i < b.size(); i++) {
+            if (i < a.size() && i < b.size() && a[i]->bytes == b[i]->bytes && a[i]->type == b[i]->type &&
+                (here <= RECV || a[i]->peer == b[i]->peer))
+                continue;
+            die(c, "%s; rank %d: %s", i < a.size() ? describe(*a[i]).c_str() : "no call", with,
+                i < b.size() ? describe(*b[i]).c_str() : "no call that belongs to it");
         }
     }
 }
 
-void check_collectives(ncclComm_t c, int with) {
-    const SharedRank &mine = c->mine(), &other = c->clique->rank[with];
-    std::vector<const Call*> a, b;
-    for (int i = 0; i < mine.calls; i++)
-        if (mine.call[i].kind > RECV) a.push_back(&mine.call[i]);
-    for (int i = 0; i < other.calls; i++)
-        if (other.call[i].kind > RECV) b.push_back(&other.call[i]);
-    for (size_t i = 0; i < a.size() || i < b.size(); i++) {
-        if (i < a.size() && i < b.size() && a[i]->kind == b[i]->kind && a[i]->count == b[i]->count &&
-            a[i]->type == b[i]->type && a[i]->peer == b[i]->peer)
-            continue;
-        die(c, "%s; rank %d: %s", i < a.size() ? describe(*a[i]).c_str() : "no call", with,
-            i < b.size() ? describe(*b[i]).c_str() : "no call");
+// The i-th ncclReduce: sums over the ranks, beginning with the one after the root.
+void reduce(ncclComm_t c, const Call& call, size_t i) {
+    std::vector<float> sum(call.bytes / sizeof(float), 0.0f);
+    if (call.type != ncclFloat32) die(c, "ncclReduce: only float32 is emulated");
+    for (int n = 1; n <= c->size; n++) {
+        const int rank = (call.peer + n) % c->size;
+        const float* x = (const float*)(c->clique->data[rank] + calls_of(c, rank, REDUCE, -1)[i]->sent_at);
+        for (size_t j = 0; j < sum.size(); j++) sum[j] = n == 1 ? x[j] : sum[j] + x[j];
     }
-}
-
-// out = Σ over the ranks, of each rank's bytes at `at` behind its call's start, beginning with the rank after `last`.
-void reduce(ncclComm_t c, size_t index, size_t at, int last) {
-    const Call& call = c->mine().call[index];
-    if (call.type != ncclFloat32) die(c, "%s: only float32 is emulated", kind_names[call.kind]);
-    std::vector<float> sum(call.count, 0.0f);
-    for (int i = 1; i <= c->size; i++) {
-        const int rank = (last + i) % c->size;
-        const Call& theirs = c->clique->rank[rank].call[index];
-        const float* x = (const float*)(c->clique->data[rank] + theirs.sent_at + at);
-        for (size_t j = 0; j < call.count; j++) sum[j] = i == 1 ? x[j] : sum[j] + x[j];
-    }
-    cuda_on_host_copy(call.out, sum.data(), call.count * sizeof(float));
+    cuda_on_host_copy(call.buffer, sum.data(), call.bytes);
 }
 
 void receive(ncclComm_t c) {
-    SharedRank& mine = c->mine();
-    std::vector<int> received((size_t)c->size, 0);
-    for (int i = 0; i < mine.calls; i++) {
-        const Call& call = mine.call[i];
-        const size_t bytes = call.count * bytes_of(call.type);
-        if (call.kind == RECV) {
-            const Call* from = find_call(c->clique->rank[call.peer], SEND, c->rank, received[(size_t)call.peer]++);
-            cuda_on_host_copy(call.out, c->clique->data[call.peer] + from->sent_at, bytes);
-        } else if (call.kind == BROADCAST) {
-            const Call& root = c->clique->rank[call.peer].call[i];
-            cuda_on_host_copy(call.out, c->clique->data[call.peer] + root.sent_at, bytes);
-        } else if (call.kind == ALL_GATHER) {
-            for (int r = 0; r < c->size; r++)
-                cuda_on_host_copy(call.out + (size_t)r * bytes,
-                                  c->clique->data[r] + c->clique->rank[r].call[i].sent_at, bytes);
-        } else if (call.kind == REDUCE_SCATTER) {
-            reduce(c, (size_t)i, (size_t)c->rank * bytes, c->rank);
-        } else if (call.kind == REDUCE && call.peer == c->rank) {
-            reduce(c, (size_t)i, 0, c->rank);
-        }
+    std::map<std::pair<Kind, int>, size_t> done;   // calls of a kind; of ncclRecv, with a peer
+    const SharedRank& mine = c->mine();
+    for (const Call* call = mine.call; call < mine.call + mine.calls; call++) {
+        const size_t i = done[{call->kind, call->kind == RECV ? call->peer : -1}]++;
+        if (call->kind == REDUCE && call->peer == c->rank) reduce(c, *call, i);
+        if (call->kind != RECV && (call->kind != BROADCAST || call->peer == c->rank)) continue;
+        const Call* from = calls_of(c, call->peer, call->kind == RECV ? SEND : BROADCAST, c->rank)[i];
+        cuda_on_host_copy(call->buffer, c->clique->data[call->peer] + from->sent_at, call->bytes);
     }
 }
 
@@ -276,10 +211,7 @@ bool advance(ncclComm_t c, uint64_t step, const std::vector<Call>& calls) {
     if (c->stage == 1) {
         for (const int r : partners)
             if (c->clique->rank[r].published[c->rank] < mine.published[r]) return false;
-        for (const int r : partners) {
-            check_pairs(c, r);
-            check_collectives(c, r);
-        }
+        for (const int r : partners) check_partner(c, r);
         receive(c);
         for (const int r : partners) mine.read[r]++;
         c->stage = 2;
@@ -304,11 +236,14 @@ void queue_step(ncclComm_t c) {
     c->held.clear();
 }
 
-ncclResult_t add_call(ncclComm_t c, cudaStream_t stream, Call call) {
-    check_comm(kind_names[call.kind], c);
+ncclResult_t add_call(Kind kind, const void* in, void* out, size_t count, ncclDataType_t type, int peer, ncclComm_t c,
+                      cudaStream_t stream) {
+    const Call call = {kind, peer, type, (char*)out, count * (type == ncclFloat32 ? sizeof(float) : 1), 0};
+    check_comm(kind_names[kind], c);
     if (!c->initialized || c->finalized)
-        die(c, "%s before the communicator is ready or after its end", kind_names[call.kind]);
-    if (call.peer >= c->size || call.peer < -1) die(c, "%s: there is no such rank", describe(call).c_str());
+        die(c, "%s before the communicator is ready or after its end", kind_names[kind]);
+    if (in != out) die(c, "%s: only emulated in place", kind_names[kind]);
+    if (peer >= c->size || peer < 0) die(c, "%s: there is no such rank", describe(call).c_str());
     if (!group.empty() && (group_comm != c || group_stream != stream))
         die(c, "%s: the group has calls of another communicator or stream", describe(call).c_str());
     if (group.size() == MAX_CALLS) die(c, "more than %d calls in a group", MAX_CALLS);
@@ -442,26 +377,18 @@ ncclResult_t ncclGroupEnd(void) {
 }
 
 ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t stream) {
-    return add_call(c, stream, {SEND, peer, type, count, 0, 0, (const char*)in, nullptr});
+    return add_call(SEND, in, const_cast<void*>(in), count, type, peer, c, stream);
 }
 ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t stream) {
-    return add_call(c, stream, {RECV, peer, type, count, 0, 0, nullptr, (char*)out});
+    return add_call(RECV, out, out, count, type, peer, c, stream);
 }
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t c,
                            cudaStream_t stream) {
-    return add_call(c, stream, {BROADCAST, root, type, count, 0, 0, (const char*)in, (char*)out});
-}
-ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t c,
-                           cudaStream_t stream) {
-    return add_call(c, stream, {ALL_GATHER, -1, type, count, 0, 0, (const char*)in, (char*)out});
+    return add_call(BROADCAST, in, out, count, type, root, c, stream);
 }
 ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t, int root,
                         ncclComm_t c, cudaStream_t stream) {
-    return add_call(c, stream, {REDUCE, root, type, count, 0, 0, (const char*)in, (char*)out});
-}
-ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t, ncclComm_t c,
-                               cudaStream_t stream) {
-    return add_call(c, stream, {REDUCE_SCATTER, -1, type, count, 0, 0, (const char*)in, (char*)out});
+    return add_call(REDUCE, in, out, count, type, root, c, stream);
 }
 
 // ---------------------------------------------------------------------------------------------

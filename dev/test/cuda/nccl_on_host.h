@@ -4,7 +4,7 @@
 //   order        all ranks must make the same collective calls in the same order, with the same types, counts and
 //                roots; each ncclSend needs an ncclRecv. Stricter than NCCL: of the groups with calls between two
 //                ranks, the n-th on one of them must match the n-th on the other.
-//   memory       buffers must be device memory; those of a group must not overlap, except in place as in NCCL.
+//   memory       buffers must be device memory; those of a group must not overlap. Collective calls must be in place.
 //   streams      a call reads its inputs when the work before it in its stream is done, and not earlier; it ends when
 //                all ranks have made it. So without an event between two streams, values are read too early or too
 //                late.
@@ -31,7 +31,7 @@ enum ncclResult_t {
     ncclInvalidUsage = 5, ncclRemoteError = 6, ncclInProgress = 7
 };
 enum ncclRedOp_t { ncclSum };
-enum ncclDataType_t { ncclInt8 = 0, ncclFloat32 = 7, ncclFloat = 7, ncclFloat64 = 8 };
+enum ncclDataType_t { ncclInt8 = 0, ncclFloat32 = 7, ncclFloat = 7 };
 
 ncclResult_t ncclGetVersion(int* version);
 const char* ncclGetErrorString(ncclResult_t result);
@@ -50,13 +50,9 @@ ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t type, int pee
 ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream);
-ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t comm,
-                           cudaStream_t stream);
 // The sum's order depends on the number of ranks.
 ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
                         ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                               ncclComm_t comm, cudaStream_t stream);
 
 // ---------------------------------------------------------------------------------------------
 // For tests

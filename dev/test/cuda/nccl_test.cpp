@@ -9,7 +9,7 @@ struct Rank {
     int rank, size;
     ncclComm_t comm;
     cudaStream_t stream;
-    float *in, *out;   // (size, N) each
+    float *in, *out;   // (N); in[i] = 1000 rank + i
     Rank(int r, int n) : rank(r), size(n) {
         CudaOnHostOptions o;
         o.devices = n;
@@ -24,21 +24,31 @@ struct Rank {
         ncclCommInitRankConfig(&comm, n, id, r, &config);
         settle();
         cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-        cudaMalloc(&in, (size_t)n * N * sizeof *in);
-        cudaMalloc(&out, (size_t)n * N * sizeof *out);
-        std::vector<float> x((size_t)n * N);
-        for (size_t i = 0; i < x.size(); i++) x[i] = (float)(1000 * r) + (float)i;
-        cudaMemcpy(in, x.data(), x.size() * sizeof(float), cudaMemcpyHostToDevice);
+        cudaMalloc(&in, N * sizeof *in);
+        cudaMalloc(&out, N * sizeof *out);
+        std::vector<float> x(N);
+        for (size_t i = 0; i < N; i++) x[i] = (float)(1000 * r) + (float)i;
+        cudaMemcpy(in, x.data(), N * sizeof(float), cudaMemcpyHostToDevice);
     }
     void settle() {
         ncclResult_t state = ncclInProgress;
         while (state == ncclInProgress) ncclCommGetAsyncError(comm, &state);
     }
-    std::vector<float> result() {
-        std::vector<float> x((size_t)size * N);
+    void exchange(int to, int from, size_t sent = N, size_t received = N) {
+        ncclGroupStart();
+        ncclSend(in, sent, ncclFloat, to, comm, stream);
+        ncclRecv(out, received, ncclFloat, from, comm, stream);
+        ncclGroupEnd();
+    }
+    // Ends the process unless element i of x is `want`.
+    void expect(const char* what, const float* x, size_t i, int want) {
+        float got;
+        settle();
         cudaStreamSynchronize(stream);
-        cudaMemcpy(x.data(), out, x.size() * sizeof(float), cudaMemcpyDeviceToHost);
-        return x;
+        cudaMemcpy(&got, x + i, sizeof got, cudaMemcpyDeviceToHost);
+        if (got == (float)want) return;
+        fprintf(stderr, "%s: %g instead of %d on rank %d\n", what, got, want, rank);
+        _exit(1);
     }
     void close() {
         ncclCommFinalize(comm);
@@ -50,103 +60,67 @@ struct Rank {
     }
 };
 
-[[noreturn]] void wrong(const char* what, int rank) {
-    fprintf(stderr, "%s: wrong on rank %d\n", what, rank);
-    _exit(1);
-}
-
 void all_calls(int rank, int size) {
     Rank r(rank, size);
-    const int next = (rank + 1) % size, last = (rank + size - 1) % size;
-    ncclGroupStart();
-    ncclSend(r.in, N, ncclFloat, next, r.comm, r.stream);
-    ncclRecv(r.out, N, ncclFloat, last, r.comm, r.stream);
-    ncclGroupEnd();
-    r.settle();
-    if (r.result()[5] != (float)(1000 * last + 5)) wrong("ncclSend and ncclRecv", rank);
-    ncclAllGather(r.in, r.out, N, ncclFloat, r.comm, r.stream);
-    r.settle();
-    for (int i = 0; i < size; i++)
-        if (r.result()[(size_t)i * N + 7] != (float)(1000 * i + 7)) wrong("ncclAllGather", rank);
-    ncclBroadcast(r.in, r.out, N, ncclFloat, size - 1, r.comm, r.stream);
-    r.settle();
-    if (r.result()[9] != (float)(1000 * (size - 1) + 9)) wrong("ncclBroadcast", rank);
-    const float sum = (float)(1000 * size * (size - 1) / 2);
-    ncclReduceScatter(r.in, r.out, N, ncclFloat, ncclSum, r.comm, r.stream);
-    r.settle();
-    if (r.result()[3] != sum + (float)(size * (rank * (int)N + 3))) wrong("ncclReduceScatter", rank);
-    ncclReduce(r.in, r.out, N, ncclFloat, ncclSum, 0, r.comm, r.stream);
-    r.settle();
-    if (rank == 0 && r.result()[3] != sum + (float)(3 * size)) wrong("ncclReduce", rank);
-    cudaStreamSynchronize(r.stream);
+    const int last = (rank + size - 1) % size;
+    r.exchange((rank + 1) % size, last);
+    r.expect("ncclSend and ncclRecv", r.out, 5, 1000 * last + 5);
+    ncclReduce(r.in, r.in, N, ncclFloat, ncclSum, 0, r.comm, r.stream);
+    r.expect("ncclReduce", r.in, 3, rank ? 1000 * rank + 3 : 500 * size * (size - 1) + 3 * size);
+    ncclBroadcast(r.in, r.in, N, ncclFloat, size - 1, r.comm, r.stream);
+    r.expect("ncclBroadcast", r.in, 9, size == 1 ? 9 : 1000 * (size - 1) + 9);
     r.close();
-    if (nccl_on_host_live() + cuda_on_host_live() != 0) wrong("nccl_on_host_live", rank);
+    if (nccl_on_host_live() + cuda_on_host_live() != 0) _exit(2);
 }
 
-// Runs f on two ranks; at least one must abort with the message.
-template <typename F> void dies(Checks* c, const char* message, F f) {
-    bool found = false;
-    std::string texts;
-    for (const RankEnd& end : run_ranks(2, [&](int rank) {
-             Rank r(rank, 2);
-             f(r);
-             r.settle();
-             cudaStreamSynchronize(r.stream);
-         })) {
-        found = found || (WIFSIGNALED(end.status) && end.text.find(message) != std::string::npos);
-        texts += end.text;
-    }
-    check(c, found, "want \"%s\", got \"%s\"", message, texts.c_str());
-}
-
-void exchange(Rank& r, size_t sent, size_t received) {
-    ncclGroupStart();
-    ncclSend(r.in, sent, ncclFloat, 1 - r.rank, r.comm, r.stream);
-    ncclRecv(r.out, received, ncclFloat, 1 - r.rank, r.comm, r.stream);
-    ncclGroupEnd();
-}
-
-void test_misuse(Checks* c) {
-    dies(c, "ncclSend of 50 elements", [](Rank& r) { exchange(r, r.rank ? 50 : N, N); });
-    dies(c, "no call that belongs to it", [](Rank& r) {
-        if (r.rank == 0) exchange(r, N, N);
+// Mistakes of two ranks, at least one of which must abort with the message.
+const struct { const char* message; void (*make)(Rank& r); } mistakes[] = {
+    {"ncclSend of 200 bytes", [](Rank& r) { r.exchange(1 - r.rank, 1 - r.rank, r.rank ? 50 : N); }},
+    {"no call that belongs to it", [](Rank& r) {
+        if (r.rank == 0) r.exchange(1, 1);
         else ncclSend(r.in, N, ncclFloat, 0, r.comm, r.stream);
-    });
-    dies(c, "ncclBroadcast of 100 elements of type 7, peer or root 0; rank 0: ncclAllGather", [](Rank& r) {
-        if (r.rank == 0) ncclAllGather(r.in, r.out, N, ncclFloat, r.comm, r.stream);
-        else ncclBroadcast(r.in, r.out, N, ncclFloat, 0, r.comm, r.stream);
-    });
-    dies(c, "other ranks have not made a call", [](Rank& r) {
-        if (r.rank == 0) exchange(r, N, N);
-    });
-    dies(c, "overlaps", [](Rank& r) {
-        ncclGroupStart();
-        ncclSend(r.in, N, ncclFloat, 1 - r.rank, r.comm, r.stream);
-        ncclRecv(r.in + N - 1, N, ncclFloat, 1 - r.rank, r.comm, r.stream);
-        ncclGroupEnd();
-    });
-    dies(c, "is not device memory", [](Rank& r) {
+    }},
+    {"ncclBroadcast of 400 bytes, peer or root 1; rank 0: ncclBroadcast of 400 bytes, peer or root 0", [](Rank& r) {
+        ncclBroadcast(r.in, r.in, N, ncclFloat, r.rank, r.comm, r.stream);
+    }},
+    {"other ranks have not made a call", [](Rank& r) { if (r.rank == 0) r.exchange(1, 1); }},
+    {"overlaps", [](Rank& r) {
+        r.out = r.in + N - 1;
+        r.exchange(1 - r.rank, 1 - r.rank, N, 1);
+    }},
+    {"is not device memory", [](Rank& r) {
         float host[N] = {};
         ncclBroadcast(host, host, N, ncclFloat, 0, r.comm, r.stream);
-    });
-    dies(c, "ncclCommFinalize while 1 groups have not ended", [](Rank& r) {
-        if (r.rank == 0) exchange(r, N, N);
+    }},
+    {"ncclCommFinalize while 1 groups have not ended", [](Rank& r) {
+        if (r.rank == 0) r.exchange(1, 1);
         r.settle();
         r.close();
-    });
-    dies(c, "ncclCommGetAsyncError was not asked", [](Rank& r) {
-        exchange(r, N, N);
-        exchange(r, N, N);
-    });
-}
+    }},
+    {"ncclCommGetAsyncError was not asked", [](Rank& r) {
+        r.exchange(1 - r.rank, 1 - r.rank);
+        r.exchange(1 - r.rank, 1 - r.rank);
+    }},
+};
 
 }  // namespace
 
 void test_nccl_emulation(Checks* c) {
-    for (int size = 1; size <= 3; size++) {
-        const std::vector<RankEnd> ends = run_ranks(size, [&](int rank) { all_calls(rank, size); });
-        for (const RankEnd& end : ends)
+    for (int size = 1; size <= 3; size++)
+        for (const RankEnd& end : run_ranks(size, [&](int rank) { all_calls(rank, size); }))
             check(c, end.status == 0, "%d ranks: status %d: %s", size, end.status, end.text.c_str());
+    for (const auto& mistake : mistakes) {
+        bool found = false;
+        std::string texts;
+        for (const RankEnd& end : run_ranks(2, [&](int rank) {
+                 Rank r(rank, 2);
+                 mistake.make(r);
+                 r.settle();
+                 cudaStreamSynchronize(r.stream);
+             })) {
+            found = found || (WIFSIGNALED(end.status) && end.text.find(mistake.message) != std::string::npos);
+            texts += end.text;
+        }
+        check(c, found, "want \"%s\", got \"%s\"", mistake.message, texts.c_str());
     }
-    test_misuse(c);
 }
