@@ -5,6 +5,7 @@ with the `datasets` library, and streamed as JSONL to `train_gpt_tost tokenize`,
 per shard. Shards are renamed into place once complete, so an interrupted run resumes at the first missing shard
 and produces the same shards. PREFIX.json, the recipe, records what they were made from.
 """
+import glob
 import json
 import os
 import re
@@ -12,7 +13,6 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,16 +63,13 @@ def fetch_hub(corpus, folder):
     address = f"{constants.ENDPOINT}/datasets/{corpus.hub}/tree/{corpus.revision}"
     what = f"{' and '.join(corpus.files)} of {address}"
     folder.mkdir(parents=True, exist_ok=True)
-    reason = fetch.resolve_error(host)
-    if reason:
-        raise fetch.unreachable(host, reason, what, folder, folder)
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
         snapshot_download(corpus.hub, repo_type="dataset", revision=corpus.revision,
                           allow_patterns=list(corpus.files), local_dir=folder)
     except Exception as error:  # the Hub client raises errors of several libraries
-        if getattr(error, "errno", None) in fetch.DISK_ERRORS:
+        if getattr(error, "errno", None):  # of the disk
             raise
         raise fetch.unreachable(host, str(error).split("\n")[0], what, folder, folder) from error
 
@@ -259,41 +256,20 @@ def recipe_path(args):
 
 
 def existing_shards(args):
-    return [path for path in args.out.parent.glob("*.bin") if path.name.startswith(args.out.name) and
-            re.fullmatch(r"_(train|val|test)_\d{6}\.bin", path.name[len(args.out.name):])]
-
-
-def remove_earlier(args):
-    for path in existing_shards(args):
-        path.unlink()
-    recipe_path(args).unlink(missing_ok=True)
-
-
-def write_recipe(args, recipe):
-    fetch.write(recipe_path(args), (json.dumps(recipe, indent=1) + "\n").encode())
+    return list(args.out.parent.glob(f"{glob.escape(args.out.name)}_*_{'[0-9]' * 6}.bin"))
 
 
 def check_recipe(args, recipe):
     """Raises Refused if the existing shards were made from different inputs."""
-    if not existing_shards(args):
-        return
     path = recipe_path(args)
     try:
         earlier = json.loads(path.read_text(encoding="utf-8"))
-        differ = [key for key in recipe if earlier[key] != recipe[key]]
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise Refused(f"{shown(args.out)}_*.bin: shards of unknown origin exist ({shown(path)} does not "
-                      "describe them): use another --out, or --overwrite") from error
-    if differ:
-        raise Refused(f"{shown(path)}: existing shards were made with other values of {', '.join(differ)}: use "
-                      "the same values, another --out, or --overwrite")
-
-
-def remove_unfinished(args):
-    """Removes temporary folders left by a killed run."""
-    for folder in args.out.parent.glob(f"{args.out.name}.*.tmp"):
-        if folder.is_dir():
-            shutil.rmtree(folder, ignore_errors=True)
+    except (OSError, ValueError):
+        earlier = {}
+    differ = [key for key in recipe if earlier.get(key) != recipe[key]]
+    if differ and existing_shards(args):
+        raise Refused(f"{shown(args.out)}_*.bin: exist, and {shown(path)} does not say that they were made with the "
+                      f"same {', '.join(differ)}: use the same values, another --out, or --overwrite")
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -319,8 +295,11 @@ def write_documents(pipe, documents, progress):
 
 def make_shard(path, documents, args, recipe, progress):
     """Tokenizes the documents into one shard. If this process is killed, the tokenizer sees the end of its input and
-    finishes normally, but its output stays in the temporary folder and is never used."""
-    with tempfile.TemporaryDirectory(prefix=f"{args.out.name}.", suffix=".tmp", dir=path.parent) as folder:
+    finishes normally, but its output stays in the temporary folder, which the next run removes."""
+    folder = args.out.with_name(args.out.name + ".tmp")
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
         process = subprocess.Popen(tokenize_command(args, f"{folder}/shard"), stdin=subprocess.PIPE,
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
                                    start_new_session=True)  # so that Ctrl-C does not reach it
@@ -336,11 +315,14 @@ def make_shard(path, documents, args, recipe, progress):
         error = process.stderr.read().decode(errors="replace").strip()
         if process.wait():
             raise Refused(f"{shown(path)}: {error or f'tokenize ended with status {process.returncode}'}")
-        shards = sorted(Path(folder).iterdir())
+        shards = sorted(folder.iterdir())
         if len(shards) > 1:
             raise Refused(f"--shard-documents {args.shard_documents}: more than 2^31 tokens in a shard: use fewer")
-        write_recipe(args, recipe)  # before the shard, so that no shard lacks a recipe
+        # before the shard, so that no shard lacks a recipe
+        fetch.write(recipe_path(args), (json.dumps(recipe, indent=1) + "\n").encode())
         os.replace(shards[0], path)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def shard_ranges(args, splits):
@@ -375,21 +357,15 @@ def make_shards(corpus, args, recipe, splits):
 def report_counts(corpus, splits, tokens, gpt2):
     """Prints tokens and documents per split. Raises Refused if the number of documents is the published one,
     but the token counts differ."""
-    documents = sum(map(len, splits.values()))
-    comparable = corpus.tokens and gpt2 and documents == corpus.documents
-    wrong = []
+    documents, wrong = sum(map(len, splits.values())), []
     for split, count in tokens.items():
-        published = corpus.tokens.get(split)
-        line = f"{split}: {count:,} tokens in {len(splits[split]):,} documents"
-        if comparable and published:
-            line += ", as published" if count == published else f", but {published:,} published"
-            if count != published:
-                wrong.append(split)
-        print(line)
+        published = corpus.tokens.get(split) if gpt2 and documents == corpus.documents else None
+        agrees = {None: "", count: ", as published"}.get(published, f", but {published} published")
+        print(f"{split}: {count:,} tokens in {len(splits[split]):,} documents{agrees}")
+        if published not in (None, count):
+            wrong.append(split)
     if corpus.documents and documents != corpus.documents:
         print(f"{documents:,} documents, but {corpus.documents:,} published: not the published corpus")
-    elif corpus.tokens and not gpt2:
-        print("token counts not compared: the published ones are for GPT-2's vocabulary")
     if wrong:
         raise Refused(f"{' and '.join(wrong)}: token counts differ from the published ones: different documents "
                       "or a different order")
@@ -439,7 +415,8 @@ def build(corpus, args):
     tokenizer = fetch.sha256(args.tokenizer)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     if args.overwrite:
-        remove_earlier(args)
+        for path in existing_shards(args):
+            path.unlink()
     recipe = {
         "corpus": corpus.name,
         "tokenizer": tokenizer,
@@ -448,7 +425,6 @@ def build(corpus, args):
         "files": [[file.name, file.size] for file in files],
     }
     check_recipe(args, recipe)
-    remove_unfinished(args)
     tokens = make_shards(corpus, args, recipe, splits)
     report_counts(corpus, splits, tokens, tokenizer == vocab.SHA256)
 

@@ -146,22 +146,6 @@ def convert(path, read, example):
 
 # ----------------------------------------------------------------------------------------------------------
 
-def unpack(archive, names, folder):
-    """Extracts the named files, wherever they are in the archive. Returns their paths."""
-    found = []
-    try:
-        with tarfile.open(archive) as tar:
-            for member in tar:
-                name = os.path.basename(member.name)
-                if member.isfile() and name in names:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    fetch.write(folder / name, tar.extractfile(member).read())
-                    found.append(folder / name)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        raise Refused(f"{shown(archive)}: cannot be unpacked: {error}") from error
-    return found
-
-
 def locate(names, sources, folder):
     """Finds the named files in files, folders and archives; archives are unpacked into `folder`. {name: path}"""
     candidates = []
@@ -169,7 +153,15 @@ def locate(names, sources, folder):
         if not source.exists():
             raise Refused(f"{source}: not found")
         for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
-            candidates += unpack(path, names, folder) if path.name.endswith(ARCHIVES) else [path]
+            candidates.append(path)
+            if path.name.endswith(ARCHIVES):
+                try:
+                    with tarfile.open(path) as tar:
+                        wanted = [member for member in tar if os.path.basename(member.name) in names]
+                        tar.extractall(folder, wanted, filter="data")
+                except (tarfile.TarError, EOFError, OSError) as error:
+                    raise Refused(f"{shown(path)}: cannot be unpacked: {error}") from error
+                candidates += [folder / member.name for member in wanted]
     found = {path.name: path for path in candidates if path.name in names}
     if not found and len(names) == len(sources) == 1 and sources[0].is_file():
         return {next(iter(names)): sources[0]}  # a single file may have any name

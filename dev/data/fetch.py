@@ -3,11 +3,8 @@
 A download is renamed to its final name only after its checksum is verified. Needs Python 3.10 and tqdm.
 """
 import argparse
-import errno
 import hashlib
 import os
-import shutil
-import socket
 import sys
 import urllib.error
 import urllib.request
@@ -17,7 +14,6 @@ from urllib.parse import urlparse
 DATA = Path(__file__).resolve().parents[2] / "data"
 CHUNK = 1 << 20  # bytes
 TIMEOUT = 60     # seconds without data
-DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO}
 
 
 class Refused(Exception):
@@ -77,19 +73,9 @@ def unreachable(host, reason, what, place, option):
                    f"{shown(place)}, then run again with --from {shown(option)}")
 
 
-def resolve_error(host):
-    """Why the host name cannot be resolved; None if it can, or if a proxy resolves it."""
-    if urllib.request.getproxies():
-        return None
-    try:
-        socket.getaddrinfo(host, 443)
-    except OSError as error:
-        return error.strerror or str(error)
-    return None
-
-
 def receive(url, part):
-    """Downloads the URL into the file `part`, resuming after the bytes that it already contains."""
+    """Downloads the URL into the file `part`, resuming after the bytes that it already contains. Raises HTTPError 416
+    if it contains all of them."""
     from tqdm import tqdm
 
     have = part.stat().st_size if part.exists() else 0
@@ -117,28 +103,20 @@ def download(url, path, expected=None, what=None, option=None):
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     try:
-        try:
-            receive(url, part)
-        except urllib.error.HTTPError as error:
-            if error.code != 416 or not part.exists():  # 416: no bytes beyond those in `part`
-                raise
-            part.unlink()
-            receive(url, part)
+        receive(url, part)
     except urllib.error.HTTPError as error:
-        raise Refused(f"{url}: HTTP {error.code} {error.reason}: download it from elsewhere into "
-                      f"{shown(path.parent)}, then run again with --from {shown(option or path)}") from error
-    except OSError as error:  # includes URLError and timeouts
-        if error.errno in DISK_ERRORS:
-            raise
+        if error.code != 416:
+            raise Refused(f"{url}: HTTP {error.code} {error.reason}: download it from elsewhere into "
+                          f"{shown(path.parent)}, then run again with --from {shown(option or path)}") from error
+    except (urllib.error.URLError, ConnectionError, TimeoutError) as error:
         reason = getattr(error, "reason", error)
-        raise unreachable(urlparse(url).hostname, getattr(reason, "strerror", None) or reason,
-                          what or url, path.parent, option or path) from error
-    if expected:
-        try:
+        raise unreachable(urlparse(url).hostname, reason, what or url, path.parent, option or path) from error
+    try:
+        if expected:
             check_sha256(part, expected, url)
-        except Refused:
-            part.unlink()
-            raise
+    except Refused:
+        part.unlink()
+        raise
     os.replace(part, path)
 
 
@@ -154,14 +132,4 @@ def write(path, content):
     """Writes bytes atomically."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_bytes(content)
-    os.replace(temporary, path)
-
-
-def place(source, path):
-    """Copies source to path atomically; does nothing if they are the same file."""
-    if path.exists() and source.samefile(path):
-        return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    shutil.copyfile(source, temporary)
     os.replace(temporary, path)

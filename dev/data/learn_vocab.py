@@ -5,12 +5,10 @@
     dev/data/learn_vocab.py --size 257 --out data/bytes/vocab.bpe       one token per byte; no texts are needed
 
 Texts are plain text, with a line <|endoftext|> between documents, or JSONL with a "text" field. A vocabulary of N
-tokens has the 256 bytes, N - 257 merges and <|endoftext|>. vocab.bpe has GPT-2's format: a line "#version: 0.2", then one line
-"left right" per merge, in GPT-2's printable alphabet for bytes. Needs the `tokenizers` library; the result is
-deterministic for a given version of it.
+tokens has the 256 bytes, N - 257 merges and <|endoftext|>, in GPT-2's format. Needs the `tokenizers` library; the
+result is deterministic for a given version of it.
 """
 import json
-import os
 import re
 from collections import Counter
 from pathlib import Path
@@ -18,16 +16,9 @@ from pathlib import Path
 import fetch
 from corpus import jsonl_documents, text_documents
 from fetch import OneLineParser, Refused, shown
+from vocabulary import ALPHABET, VERSION_LINE, Vocabulary
 
 BYTES, SPECIAL = 256, 1
-VERSION = "#version: 0.2"
-
-
-def byte_letters():
-    """GPT-2's alphabet in id order: 188 bytes are their own character, the others become chr(256), chr(257), …"""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = len(printable)
-    return [chr(b) for b in printable] + [chr(256 + i) for i in range(256 - others)]
 
 
 def documents(paths):
@@ -51,7 +42,7 @@ def learn(paths, merges):
     repeated = 0
     while True:
         bpe = byte_level(models.BPE())
-        trainer = trainers.BpeTrainer(vocab_size=BYTES + merges + repeated, initial_alphabet=byte_letters(),
+        trainer = trainers.BpeTrainer(vocab_size=BYTES + merges + repeated, initial_alphabet=ALPHABET,
                                       show_progress=False)
         bpe.train_from_iterator(documents(paths), trainer)
         learned = json.loads(bpe.to_str())["model"]["merges"]
@@ -68,8 +59,7 @@ def report(merges, paths):
     """Prints the fraction of words that are a single token: of all words, and of the distinct ones."""
     from tokenizers import models
 
-    pieces = byte_letters() + [left + right for left, right in merges]
-    bpe = byte_level(models.BPE(vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges))
+    bpe = byte_level(models.BPE(vocab=Vocabulary(merges).ids, merges=merges))
     words, tokens = Counter(), 0
     for text in documents(paths):
         words.update(re.findall(r" ?[A-Za-z]+", text))
@@ -99,7 +89,7 @@ def check_output(path):
     """Only a vocab.bpe is replaced, so that the texts are not."""
     if path.is_dir():
         raise Refused(f"--out {path}: is a folder: give the name of a file in it, such as {path / 'vocab.bpe'}")
-    if path.is_file() and not path.read_bytes().startswith(VERSION.encode()):
+    if path.is_file() and not path.read_bytes().startswith(VERSION_LINE.encode()):
         raise Refused(f"--out {path}: exists and is no vocab.bpe: remove it, or give another name")
 
 
@@ -115,11 +105,7 @@ def main():
         raise Refused(f"--size {args.size}: the texts give only {len(merges)} merges: use --size "
                       f"{BYTES + SPECIAL + len(merges)} or more text")
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = args.out.with_name(args.out.name + ".tmp")
-    with open(temporary, "w", encoding="utf-8", newline="\n") as out:
-        out.write(f"{VERSION}\n")
-        out.writelines(f"{left} {right}\n" for left, right in merges)
-    os.replace(temporary, args.out)
+    fetch.write(args.out, Vocabulary(merges).vocab_bpe())
     print(f"{shown(args.out)}: {len(merges)} merges, {args.size} tokens")
     if merges:
         report(merges, args.files)

@@ -24,7 +24,7 @@ from corpus import (Corpus, add_trainer_options, check_trainer, fetch_corpus, fi
 from fetch import DATA, OneLineParser, Refused, shown
 from ptb import URL as PTB_URL
 
-HEADER_INTS, MAGIC = 256, {2: (20240520, 1), 4: (20240801, 7)}  # bytes per token: magic, version
+HEADER_BYTES = 1024   # of a shard: 256 int32, of which the third is the number of tokens
 CORPORA = {
     "wikitext2": Corpus("wikitext2-test", None, hub="Salesforce/wikitext", files=("wikitext-2-raw-v1/test-*.parquet",)),
     "ptb": Corpus("ptb-test", None, urls=((PTB_URL + "ptb.test.txt", "ptb.test.txt", None),)),
@@ -49,41 +49,24 @@ def read_lines(name, files):
 
 
 def tokenize(lines, args, folder):
-    """The ids of the lines that are not empty, each followed by <|endoftext|>; and the dtype."""
+    """The shard of the lines that are not empty, each followed by <|endoftext|>: its header and ids."""
     import numpy
 
     jsonl = "".join(json.dumps({"text": line}) + "\n" for line in lines if line)
     done = subprocess.run(tokenize_command(args, folder / "lines"), input=jsonl.encode(), capture_output=True)
     if done.returncode:
         raise Refused(done.stderr.decode(errors="replace").strip() or f"tokenize ended with status {done.returncode}")
-    with open(folder / "lines_train_000000.bin", "rb") as file:
-        magic = int.from_bytes(file.read(4), "little")
-        width = 2 if magic == MAGIC[2][0] else 4
-        file.seek(4 * HEADER_INTS)
-        return numpy.frombuffer(file.read(), dtype=f"<u{width}")
+    shard = (folder / "lines_train_000000.bin").read_bytes()
+    header = numpy.frombuffer(shard[:HEADER_BYTES], "<i4").copy()
+    return header, numpy.frombuffer(shard[HEADER_BYTES:], f"<u{(len(shard) - HEADER_BYTES) // header[2]}")
 
 
 def with_empty_lines(lines, ids):
     """Inserts the <|endoftext|> of empty lines, which tokenize skips."""
     import numpy
 
-    eot = ids[-1]
-    ends = iter((numpy.flatnonzero(ids == eot) + 1).tolist())
-    parts, start = [], 0
-    for line in lines:
-        end = next(ends) if line else None
-        parts.append(ids[start:end] if line else ids[-1:])
-        start = end or start
-    return numpy.concatenate(parts)
-
-
-def write_shard(path, ids):
-    import numpy
-
-    header = numpy.zeros(HEADER_INTS, dtype="<i4")
-    header[:3] = (*MAGIC[ids.itemsize], len(ids))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fetch.write(path, header.tobytes() + ids.tobytes())
+    documents = iter(numpy.split(ids, numpy.flatnonzero(ids == ids[-1]) + 1))
+    return numpy.concatenate([next(documents) if line else ids[-1:] for line in lines])
 
 
 def build(args):
@@ -92,9 +75,12 @@ def build(args):
     if not any(lines):
         raise Refused(f"{args.source or args.name}: no text")
     with tempfile.TemporaryDirectory() as folder:
-        ids = with_empty_lines(lines, tokenize(lines, args, Path(folder)))
+        header, ids = tokenize(lines, args, Path(folder))
+    ids = with_empty_lines(lines, ids)
+    header[2] = len(ids)
     path = args.out / f"{args.name}_test_000000.bin"
-    write_shard(path, ids)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fetch.write(path, header.tobytes() + ids.tobytes())
     print(f"{shown(path)}: {len(ids):,} tokens, {len(lines):,} lines")
 
 

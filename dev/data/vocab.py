@@ -9,7 +9,7 @@ vocab.bpe are in its order: bytes, merges, <|endoftext|>. Needs Python 3.10, and
 import sys
 from pathlib import Path
 
-from fetch import DATA, OneLineParser, Refused, check_sha256, download, place, run, shown, write
+from fetch import DATA, OneLineParser, Refused, check_sha256, download, run, shown, write
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "reference"))
 from vocabulary import EOT, Vocabulary
@@ -41,7 +41,8 @@ def main():
         if args.source.read_bytes().lstrip().startswith(b"{"):
             return convert(args.source, args.out)
         check_sha256(args.source, SHA256, shown(args.source))
-        place(args.source, args.out)
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        write(args.out, args.source.read_bytes())
     elif args.out.exists():
         check_sha256(args.out, SHA256, shown(args.out))
     else:

@@ -481,8 +481,8 @@ check("WikiText: one training document per article, one validation document",
 
 # Existing shards
 docs = [*BYTES, "--out", "d/owt"]
-refused("d/owt.json: | documents a shard | --overwrite", "openwebtext.py", *docs, "--shard-documents", "21")
-refused("d/owt.json: | corpus | --overwrite", "fineweb.py", *docs, "--from", "docs.jsonl")
+refused("d/owt.json | documents a shard | --overwrite", "openwebtext.py", *docs, "--shard-documents", "21")
+refused("d/owt.json | corpus | --overwrite", "fineweb.py", *docs, "--from", "docs.jsonl")
 whole = Path("d/owt_train_000003.bin").read_bytes()
 Path("d/owt_train_000003.bin").write_bytes(whole[:-2])
 refused("d/owt_train_000003.bin: | shard | remove it", "openwebtext.py", *docs)
