@@ -2,7 +2,10 @@
 is one line on stderr and exit status 1."""
 
 import argparse
+import contextlib
+import functools
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -26,8 +29,51 @@ def fail(error):
     return 1
 
 
+def command(*errors):
+    """Makes main(arguments) return the exit status: these errors, ValueError and OSError of files are printed."""
+    def wrap(main):
+        @functools.wraps(main)
+        def wrapped(arguments=None):
+            try:
+                main(arguments)
+            except (OSError, ValueError, *errors) as error:
+                if isinstance(error, OSError) and error.errno and error.filename is None:
+                    raise   # of stdout
+                return fail(error)
+            return 0
+        return wrapped
+    return wrap
+
+
+@contextlib.contextmanager
+def about(path, *errors):
+    """Adds the file's name to errors whose message does not contain it."""
+    try:
+        yield
+    except (OSError, ValueError, *errors) as error:
+        if str(path) in str(error) or isinstance(error, OSError) and error.filename:
+            raise
+        raise ValueError(f"{path}: {describe(error)}") from error
+
+
+@contextlib.contextmanager
+def new_path(path):
+    """A temporary path for a file or folder to be created, which then gets the name `path`."""
+    part = path.with_name(path.name + ".tmp")
+    if path.exists():
+        raise ValueError(f"{path}: already exists: remove it, or choose another name")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(part, ignore_errors=True)
+    try:
+        yield part
+        os.replace(part, path)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+        part.unlink(missing_ok=True)
+
+
 def run(main):
-    """Returns main's exit status. main handles errors of its own files; an OSError here is from stdout."""
+    """Returns main's exit status. An OSError here is from stdout."""
     try:
         status = main()
         sys.stdout.flush()

@@ -17,7 +17,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from cli import fail, option_parser, run
+from cli import command, option_parser, run
 from runs import Run, newest_checkpoint
 
 SERIES = {"train_loss": "train/loss", "val_loss": "val/loss", "lr": "train/lr", "grad_norm": "train/grad_norm",
@@ -92,35 +92,32 @@ def parse(arguments):
     return parser.parse_args(arguments)
 
 
-def main(arguments=None):
+@command()
+def main(arguments):
     args = parse(arguments)
     tensorboard = Path(args.tensorboard or "out/tensorboard") if args.tensorboard or not args.wandb else None
-    try:
-        if len(args.label) > len(args.runs):
-            raise ValueError(f"--label {args.label[-1]}: more labels than runs")
-        if args.offline and not args.wandb:
-            raise ValueError("--offline applies only to --wandb: give --wandb PROJECT")
-        labels = args.label + [None] * (len(args.runs) - len(args.label))
-        logs = [(Path(path), Run(path, label)) for path, label in zip(args.runs, labels)]
-        names = [log.label for _, log in logs]
-        if len(set(names)) < len(names):
-            raise ValueError("two runs have the same name: give each a --label")
-        for path, log in logs:
-            settings = options(path)
-            if tensorboard:
-                folder = tensorboard / log.label
-                if not is_ours(folder):
-                    raise ValueError(f"--tensorboard {folder}: has files that are not events: give another folder")
-                ended = (path / "log.csv" if path.is_dir() else path).stat().st_mtime
-                to_tensorboard(log, folder, settings, ended)
-                print(f"{folder}: {len(log.step)} steps")
-            if args.wandb:
-                to_wandb(log, args.wandb, settings, args.offline)
-                where = ", offline, in ./wandb" if args.offline else ""
-                print(f"{args.wandb}, {log.label}: {len(log.step)} steps{where}")
-    except (OSError, ValueError) as error:
-        return fail(error)
-    return 0
+    if len(args.label) > len(args.runs):
+        raise ValueError(f"--label {args.label[-1]}: more labels than runs")
+    if args.offline and not args.wandb:
+        raise ValueError("--offline applies only to --wandb: give --wandb PROJECT")
+    labels = args.label + [None] * (len(args.runs) - len(args.label))
+    logs = [(Path(path), Run(path, label)) for path, label in zip(args.runs, labels)]
+    names = [log.label for _, log in logs]
+    if len(set(names)) < len(names):
+        raise ValueError("two runs have the same name: give each a --label")
+    for path, log in logs:
+        settings = options(path)
+        if tensorboard:
+            folder = tensorboard / log.label
+            if not is_ours(folder):
+                raise ValueError(f"--tensorboard {folder}: has files that are not events: give another folder")
+            ended = (path / "log.csv" if path.is_dir() else path).stat().st_mtime
+            to_tensorboard(log, folder, settings, ended)
+            print(f"{folder}: {len(log.step)} steps")
+        if args.wandb:
+            to_wandb(log, args.wandb, settings, args.offline)
+            where = ", offline, in ./wandb" if args.offline else ""
+            print(f"{args.wandb}, {log.label}: {len(log.step)} steps{where}")
 
 
 if __name__ == "__main__":

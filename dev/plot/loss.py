@@ -17,7 +17,7 @@ The loss.png in this folder overlays the trainer and dev/reference/train.py with
 import math
 import sys
 
-from cli import fail, option_parser, run
+from cli import command, option_parser, run
 from figure import COLORS, add_options, check_options, padded_labels, plain, style_axes, write
 import matplotlib.pyplot as plt
 from matplotlib.ticker import EngFormatter
@@ -179,25 +179,17 @@ def parse(arguments):
     return parser.parse_args(arguments)
 
 
-def main(arguments=None):
+@command()
+def main(arguments):
     args = parse(arguments)
-    try:
-        check_options(args)
-        if args.smooth < 0:
-            raise ValueError(f"--smooth {args.smooth}: give at least 0 steps")
-        for name in ("min", "max"):
-            if not math.isfinite(getattr(args, name) or 0):
-                raise ValueError(f"--{name} {getattr(args, name)}: give a finite loss")
-        if args.difference and len(args.runs) < 2:
-            raise ValueError("--difference: give at least two runs")
-        runs = [Run(path, label) for path, label in zip(args.runs, padded_labels(args, len(args.runs), "run"))]
-        write(draw(runs, args), args)
-    except (OSError, ValueError) as error:
-        return fail(error)
+    check_options(args)
+    if args.difference and len(args.runs) < 2:
+        raise ValueError("--difference: give at least two runs")
+    runs = [Run(path, label) for path, label in zip(args.runs, padded_labels(args, len(args.runs), "run"))]
+    write(draw(runs, args), args)
     if args.difference:
         print_differences(runs)
     print(args.out)
-    return 0
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import sys
 import unicodedata
 from pathlib import Path
 
-from cli import fail, option_parser, run, write_file
+from cli import command, option_parser, run, write_file
 from inspected import Inspection
 import numpy as np
 
@@ -127,24 +127,21 @@ def read(args):
     return trained, initial
 
 
-def main(arguments=None):
+@command()
+def main(arguments):
     parser = option_parser(__doc__)
     parser.add_argument("trained", help="output of `train_gpt_tost inspect`")
     parser.add_argument("--initial", metavar="FILE", help="the same for the model before training")
     parser.add_argument("--title", help="page title (default: the file name)")
     parser.add_argument("--out", default="membership.html", metavar="FILE", help="default: %(default)s")
     args = parser.parse_args(arguments)
-    try:
-        trained, initial = read(args)
-        text = page(trained, initial, args.title or f"Membership: {Path(args.trained).stem}")
-        write_file(args.out, lambda part: part.write_text(text, encoding="utf-8", newline="\n"))
-    except (OSError, ValueError) as error:
-        return fail(error)
+    trained, initial = read(args)
+    text = page(trained, initial, args.title or f"Membership: {Path(args.trained).stem}")
+    write_file(args.out, lambda part: part.write_text(text, encoding="utf-8", newline="\n"))
     print("layer  margin  busiest  from initialization")
     for l, margin, share, distance in summary(trained, initial):
         print(f"{l:5d}  {margin:6.4f}  {share:7.3f}  {'' if distance is None else f'{distance:.4f}'}".rstrip())
     print(args.out)
-    return 0
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import math
 import sys
 from pathlib import Path
 
-from cli import fail, option_parser, run
+from cli import command, option_parser, run
 from figure import COLORS, add_options, check_options, padded_labels, plain, short_name, style_axes, write
 from loss import draw_lines
 import matplotlib.pyplot as plt
@@ -95,7 +95,8 @@ def draw(lines, args):
     return figure
 
 
-def main(arguments=None):
+@command()
+def main(arguments):
     parser = option_parser(__doc__)
     parser.add_argument("results", nargs="+", metavar="RESULT.json[,…]", help="output of eval --by-position --json")
     parser.add_argument("--first", type=int, default=1, metavar="N",
@@ -104,20 +105,16 @@ def main(arguments=None):
     parser.set_defaults(published=None)
     add_options(parser, "position.png", "line")
     args = parser.parse_args(arguments)
-    try:
-        check_options(args)
-        labels = padded_labels(args, len(args.results), "line")
-        lines = [Line(argument, label) for argument, label in zip(args.results, labels)]
-        if not any(point[0] >= args.first for line in lines for point in line.points):
-            raise ValueError(f"--first {args.first}: no position so late")
-        write(draw(lines, args), args)
-    except (OSError, ValueError) as error:
-        return fail(error)
+    check_options(args)
+    labels = padded_labels(args, len(args.results), "line")
+    lines = [Line(argument, label) for argument, label in zip(args.results, labels)]
+    if not any(point[0] >= args.first for line in lines for point in line.points):
+        raise ValueError(f"--first {args.first}: no position so late")
+    write(draw(lines, args), args)
     for i, line in enumerate(lines, 1):
         print(f"{i}: {line.name}; {line.runs} model{'s' if line.runs > 1 else ''}")
     print_table(lines)
     print(args.out)
-    return 0
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from cli import describe, fail, option_parser, run, write_file
+from cli import command, describe, option_parser, run, write_file
 import figure
 import loss
 from runs import Run, newest_checkpoint
@@ -288,28 +288,24 @@ def parse(arguments):
     return parser.parse_args(arguments)
 
 
-def main(arguments=None):
+@command()
+def main(arguments):
     args = parse(arguments)
     if args.machine:
-        print(json.dumps(this_machine()))
-        return 0
-    try:
-        if not args.run or not Path(args.run).is_dir():
-            raise ValueError(f"{args.run or 'no RUN'}: not a folder; give the folder of a run")
-        if args.price is not None and not 0 <= args.price < math.inf:
-            raise ValueError(f"--price {args.price}: give a number of at least 0")
-        folder = Path(args.run)
-        out = Path(args.out) if args.out else folder / "report.md"
-        if out.suffix != ".md":
-            raise ValueError(f"--out {out}: give a name that ends in .md")
-        log, picture = Run(folder, None), out.with_suffix(".png")
-        text = report(folder, log, picture.name, args.price)
-        draw(folder, log, picture)
-        write_file(out, lambda part: part.write_text(text, encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        return fail(error)
+        return print(json.dumps(this_machine()))
+    if not args.run or not Path(args.run).is_dir():
+        raise ValueError(f"{args.run or 'no RUN'}: not a folder; give the folder of a run")
+    if args.price is not None and not 0 <= args.price < math.inf:
+        raise ValueError(f"--price {args.price}: give a number of at least 0")
+    folder = Path(args.run)
+    out = Path(args.out) if args.out else folder / "report.md"
+    if out.suffix != ".md":
+        raise ValueError(f"--out {out}: give a name that ends in .md")
+    log, picture = Run(folder, None), out.with_suffix(".png")
+    text = report(folder, log, picture.name, args.price)
+    draw(folder, log, picture)
+    write_file(out, lambda part: part.write_text(text, encoding="utf-8"))
     print(out)
-    return 0
 
 
 if __name__ == "__main__":

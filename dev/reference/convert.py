@@ -12,8 +12,8 @@ The step (iter_num), best validation loss, tokens seen and tokenizer are also co
 Needs Python 3.10, torch 2.1 and safetensors.
 """
 
+import contextlib
 import math
-import os
 import re
 import sys
 import warnings
@@ -28,21 +28,11 @@ except ImportError as error:
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
-from cli import describe, fail, option_parser, run
+from cli import about, command, new_path, option_parser, run
 from tost import HEAD, WTE, Tost, TostConfig, find_model
 
 PREFIX = re.compile(r"^(_orig_mod\.|module\.)+")
-UNREADABLE = (OSError, ValueError, TypeError, RuntimeError)
 MODEL_KEYS = ("step", "tokens", "best_val_loss", "tokenizer", "tokenizer_hash")  # in __metadata__
-
-
-def damaged_member(path):
-    """Name of the first member of torch.save's archive whose checksum is wrong, which torch.load does not verify.
-    None if there is none, or for the older format, which has no checksums."""
-    if not zipfile.is_zipfile(path):
-        return None
-    with zipfile.ZipFile(path) as archive:
-        return archive.testzip()
 
 
 def load_pt(path):
@@ -51,7 +41,8 @@ def load_pt(path):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-        damaged = damaged_member(path)
+        with zipfile.ZipFile(path) if zipfile.is_zipfile(path) else contextlib.nullcontext() as archive:
+            damaged = archive and archive.testzip()   # torch.load does not verify checksums; older files have none
     except Exception as error:  # torch.load raises many types
         if isinstance(error, OSError) and error.filename:
             raise
@@ -63,57 +54,33 @@ def load_pt(path):
     return checkpoint
 
 
-def integer(path, name, value):
-    """The value as a string; raises ValueError unless it is a non-negative integer."""
-    try:
-        if int(value) == value and value >= 0:
-            return str(int(value))
-    except (TypeError, ValueError, OverflowError):
-        pass
-    raise ValueError(f"{path}: '{name}' is {value!r}: expected a non-negative integer")
-
-
 def read_pt(path):
     """Returns the model and metadata of a ckpt.pt."""
     checkpoint = load_pt(path)
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         hint = "; to convert a safetensors file, give a DEST.pt" if path.suffix == ".safetensors" else ""
         raise ValueError(f"{path}: no 'model'; expected {{'model': state dict, 'model_args': sizes}}{hint}")
-    sizes, saved = (checkpoint.get(key) or {} for key in ("model_args", "tost"))
-    if not isinstance(sizes, dict) or not isinstance(saved, dict):
-        raise ValueError(f"{path}: 'model_args' is not a dictionary of sizes")
     state = {PREFIX.sub("", str(name)): tensor for name, tensor in checkpoint["model"].items()}
-    if len(state) != len(checkpoint["model"]):
-        raise ValueError(f"{path}: two tensors have the same name apart from the prefix")
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided:
             raise ValueError(f"{path}: '{name}' in 'model' is not a dense tensor")
-    config = {key: value if isinstance(value, str) else integer(path, key, value) for key, value in sizes.items()
+    sizes, saved = (checkpoint.get(key) or {} for key in ("model_args", "tost"))
+    config = {key: value if isinstance(value, str) else str(int(value)) for key, value in sizes.items()
               if key in TostConfig.__dataclass_fields__ and value is not None}
-    model = Tost.from_state(state, config, path)
     metadata = {key: str(value) for key, value in saved.items() if key in MODEL_KEYS}
-    for key in {"step", "tokens"} & metadata.keys():
-        if not metadata[key].isdecimal():
-            raise ValueError(f"{path}: '{key}' is {metadata[key]!r}: expected a non-negative integer")
     if "iter_num" in checkpoint:
-        metadata["step"] = integer(path, "iter_num", checkpoint["iter_num"])
+        metadata["step"] = str(int(checkpoint["iter_num"]))
     if "best_val_loss" in checkpoint:
-        try:
-            metadata["best_val_loss"] = f"{float(checkpoint['best_val_loss']):.17g}"
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(f"{path}: 'best_val_loss' is not a number") from error
-    return model, metadata
+        metadata["best_val_loss"] = f"{float(checkpoint['best_val_loss']):.17g}"
+    return Tost.from_state(state, config, path), metadata
 
 
 def read_safetensors(path):
     path = find_model(path)
-    try:
+    with about(f"{path}: not a complete safetensors file", SafetensorError):
         model = Tost.from_checkpoint(path)
         with safe_open(path, framework="pt") as file:
             saved = file.metadata() or {}
-    except SafetensorError as error:
-        raise ValueError(f"{path}: not a complete safetensors file ({describe(error)}); give a model, a checkpoint "
-                         "folder or a run") from error
     return model, {key: value for key, value in saved.items() if key in MODEL_KEYS}
 
 
@@ -130,44 +97,26 @@ def write_pt(path, model, metadata):
 
 
 def convert(source, dest):
-    """Writes dest under a temporary name and renames it when it is complete. Returns the path of the file."""
-    if dest.suffix == ".pt":
-        model, metadata = read_safetensors(source)
-        file, write = dest, lambda part: write_pt(part, model, metadata)
-    else:
-        model, metadata = read_pt(source)
-        file = dest if dest.suffix == ".safetensors" else dest / "model.safetensors"
-        write = lambda part: model.save(part, metadata)
-    if file.exists():
-        raise FileExistsError(f"{file}: already exists: remove it, or choose another destination")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(file.name + ".tmp")
-    try:
-        write(part)
-        os.replace(part, file)
-    finally:
-        part.unlink(missing_ok=True)
+    """Returns the path of the file that it writes."""
+    back = dest.suffix == ".pt"
+    file = dest if back or dest.suffix == ".safetensors" else dest / "model.safetensors"
+    with about(source, TypeError, RuntimeError, OverflowError):
+        model, metadata = read_safetensors(source) if back else read_pt(source)
+    with new_path(file) as part:
+        if back:
+            write_pt(part, model, metadata)
+        else:
+            model.save(part, metadata)
     return file
 
 
-def name_file(error, args):
-    """Adds the source's name to an error whose message names no file."""
-    text = describe(error)
-    named = isinstance(error, OSError) and error.filename or str(args.source) in text or str(args.dest) in text
-    return error if named else ValueError(f"{args.source}: {text}")
-
-
-def main(arguments=None):
+@command()
+def main(arguments):
     parser = option_parser(__doc__)
     parser.add_argument("source", type=Path, help="ckpt.pt or MODEL")
     parser.add_argument("dest", type=Path, help="DEST or DEST.pt")
     args = parser.parse_args(arguments)
-    try:
-        file = convert(args.source, args.dest)
-    except UNREADABLE as error:
-        return fail(name_file(error, args))
-    print(file)
-    return 0
+    print(convert(args.source, args.dest))
 
 
 if __name__ == "__main__":

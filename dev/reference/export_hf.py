@@ -12,10 +12,8 @@ and in a shell: lm_eval --model hf --model_args pretrained=OUT,trust_remote_code
 import_hf.py converts such a folder back. Needs Python 3.10, torch 2.1 and safetensors.
 """
 
-import csv
 import json
 import math
-import os
 import shutil
 import sys
 from pathlib import Path
@@ -29,7 +27,8 @@ except ImportError as error:
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
-from cli import describe, fail, option_parser, run
+from cli import about, command, new_path, option_parser, run
+from runs import Run
 from vocabulary import EOT, find_tokenizer
 
 CODE = Path(__file__).resolve().parent / "huggingface"
@@ -64,43 +63,32 @@ def tokenizer_config(config):
 # The model card
 
 
-def read_log(model_file):
-    """The rows of the run's log.csv up to the checkpoint, or none."""
-    path = model_file.resolve().parent.parent / "log.csv"
-    if not path.is_file():
-        return []
-    with open(path, newline="") as file:
-        rows = csv.DictReader(file)
-        if not {"step", "train_loss", "val_loss"} <= set(rows.fieldnames or []):
-            return []  # of another program
-        return [row for row in rows if None not in row.values()]
-
-
-def loss_lines(metadata, rows):
-    step = int(metadata.get("step", 0))
-    rows = [row for row in rows if int(row["step"]) < step]
-    lines = []
+def loss_lines(metadata, model_file):
+    """Of the checkpoint, and of the run's log.csv up to it."""
+    step, best, lines = int(metadata.get("step", 0)), float(metadata.get("best_val_loss", "inf")), []
+    try:
+        log = Run(model_file.resolve().parent.parent / "log.csv", None)
+        rows = [row for row in zip(map(int, log.step), log.train_loss, log.val_loss) if row[0] < step]
+    except ValueError:   # there is none, or one of another program
+        rows = []
     if rows:
-        last = rows[-100:]
-        mean = sum(float(row["train_loss"]) for row in last) / len(last)
-        lines.append(f"| training loss, mean of the last {len(last)} steps | {mean:.4f} nats/token |")
-    measured = [row for row in rows if row["val_loss"]]
+        last = [train for _, train, _ in rows[-100:]]
+        lines.append(f"| training loss, mean of the last {len(last)} steps | {sum(last) / len(last):.4f} nats/token |")
+    measured = [(at + 1, val) for at, _, val in rows if math.isfinite(val)]
     if measured:
-        row = measured[-1]
-        lines.append(f"| validation loss at step {int(row['step']) + 1} | {float(row['val_loss']):.4f} nats/token |")
-    best = float(metadata.get("best_val_loss", "inf"))
+        lines.append("| validation loss at step {} | {:.4f} nats/token |".format(*measured[-1]))
     if math.isfinite(best):
         lines.append(f"| best validation loss | {best:.4f} nats/token |")
     return lines
 
 
-def model_card(name, config, vocabulary, metadata, parameters, rows):
+def model_card(name, config, vocabulary, metadata, parameters, losses):
     options = {key.removeprefix("option."): value for key, value in metadata.items() if key.startswith("option.")}
     shown = ["data", "val-data", "order", "batch", "seq", "total-batch", "steps", "lr", "schedule", "warmup",
              "min-lr-frac", "weight-decay", "beta1", "beta2", "grad-clip", "seed", "dtype"]
     table = [f"| steps, tokens | {int(metadata.get('step', 0)):,}, {int(metadata.get('tokens', 0)):,} |"]
     table += [f"| `--{key}` | `{options[key]}` |" for key in shown if options.get(key)]
-    table += loss_lines(metadata, rows)
+    table += losses
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -154,8 +142,6 @@ def write_folder(folder, model_file, config, vocabulary, card):
 
 
 def export(source, out, given):
-    if out.exists():
-        raise FileExistsError(f"{out}: already exists: remove it, or choose another OUT")
     model_file = find_model(source)
     with safe_open(model_file, framework="pt") as file:
         metadata = file.metadata() or {}
@@ -165,32 +151,23 @@ def export(source, out, given):
         raise ValueError(f"the tokenizer has {vocabulary.size} tokens, but {model_file} only "
                          f"{model.config.vocab_size}: give its own tokenizer as --tokenizer")
     parameters = sum(p.numel() for p in model.parameters())
-    card = model_card(out.name, model.config, vocabulary, metadata, parameters, read_log(model_file))
-    part = out.with_name(out.name + ".tmp")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
+    card = model_card(out.name, model.config, vocabulary, metadata, parameters, loss_lines(metadata, model_file))
+    with new_path(out) as part:
+        part.mkdir()
         write_folder(part, model_file, model.config, vocabulary, card)
-        os.replace(part, out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
 
 
-def main(arguments=None):
+@command()
+def main(arguments):
     parser = option_parser(__doc__)
     parser.add_argument("model", type=Path, metavar="MODEL", help="run, checkpoint folder or safetensors file")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it must not exist")
     parser.add_argument("--tokenizer", type=Path, metavar="FILE",
                         help="vocab.bpe or tokenizer.json (default: the one named in the checkpoint)")
     args = parser.parse_args(arguments)
-    try:
+    with about(args.model, SafetensorError):
         export(args.model, args.out, args.tokenizer)
-    except (OSError, ValueError, SafetensorError) as error:
-        text = describe(error)
-        named = isinstance(error, OSError) or str(args.out) in text or str(args.model) in text
-        return fail(error if named else f"{args.model}: {text}")
     print(args.out)
-    return 0
 
 
 if __name__ == "__main__":

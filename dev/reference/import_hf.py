@@ -7,8 +7,6 @@ several listed in model.safetensors.index.json. Needs Python 3.10, torch 2.1 and
 """
 
 import json
-import os
-import shutil
 import sys
 from pathlib import Path
 
@@ -22,15 +20,13 @@ except ImportError as error:
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
-from cli import describe, fail, option_parser, run
+from cli import about, command, new_path, option_parser, run
 from vocabulary import EOT, Vocabulary
 
 
 def read_json(path):
-    try:
+    with about(path):
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSON: {describe(error)}") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: not a JSON object")
     return content
@@ -65,7 +61,8 @@ def read_weights(folder):
     for name in names:
         if not (folder / name).is_file():
             raise ValueError(f"{folder}: no {name}: save the model with save_pretrained, which writes safetensors")
-        state |= load_file(folder / name)
+        with about(folder / name, SafetensorError):
+            state |= load_file(folder / name)
     return {name: tensor.float() for name, tensor in state.items()}
 
 
@@ -80,34 +77,18 @@ def write_tokenizer(source, folder):
     return {"tokenizer": "vocab.bpe", "tokenizer_hash": f"{vocabulary.hash():08x}"}
 
 
-def convert(folder, out):
-    if out.exists():
-        raise FileExistsError(f"{out}: already exists: remove it, or choose another OUT")
-    config = read_config(folder)
-    model = Tost.from_state(read_weights(folder), config, folder)
-    part = out.with_name(out.name + ".tmp")
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    try:
-        model.save(part / "model.safetensors", write_tokenizer(folder / "tokenizer.json", part))
-        os.replace(part, out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def main(arguments=None):
+@command()
+def main(arguments):
     parser = option_parser(__doc__)
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="Hugging Face folder")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it must not exist")
     args = parser.parse_args(arguments)
-    try:
-        convert(args.folder, args.out)
-    except (OSError, ValueError, SafetensorError) as error:
-        text = describe(error)
-        named = isinstance(error, OSError) or str(args.out) in text or str(args.folder) in text
-        return fail(error if named else f"{args.folder}: {text}")
+    config = read_config(args.folder)
+    model = Tost.from_state(read_weights(args.folder), config, args.folder)
+    with new_path(args.out) as part:
+        part.mkdir()
+        model.save(part / "model.safetensors", write_tokenizer(args.folder / "tokenizer.json", part))
     print(args.out / "model.safetensors")
-    return 0
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
-from cli import describe, fail, option_parser, run
+from cli import command, option_parser, run
 from shards import Shards
 from tost import Tost, find_model
 
@@ -185,23 +185,20 @@ class Trainer:
         self.model.save(args.out / "model.safetensors", extra | self.tokenizer)
 
 
-def main(arguments=None):
+@command(SafetensorError)
+def main(arguments):
     args = parse(arguments)
     if args.threads:
         torch.set_num_threads(args.threads)
-    try:
-        path = args.out / "log.csv"
-        if path.exists() and not args.overwrite:
-            raise FileExistsError(f"--out {args.out}: already has a log.csv; --overwrite replaces it")
-        trainer = Trainer(args)
-        args.out.mkdir(parents=True, exist_ok=True)
-        with open(path, "w") as log:
-            print(COLUMNS, file=log)
-            trainer.run(log)
-        trainer.save()
-    except (OSError, ValueError, SafetensorError) as error:
-        return fail(describe(error))
-    return 0
+    path = args.out / "log.csv"
+    if path.exists() and not args.overwrite:
+        raise ValueError(f"--out {args.out}: already has a log.csv; --overwrite replaces it")
+    trainer = Trainer(args)
+    args.out.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as log:
+        print(COLUMNS, file=log)
+        trainer.run(log)
+    trainer.save()
 
 
 if __name__ == "__main__":

