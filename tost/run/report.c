@@ -88,22 +88,6 @@ TextLine divergence_hint(const Run* r, const char* remedy) {
 
 static const char* plural(int64_t n) { return n == 1 ? "" : "s"; }
 
-// For --chunk: the pieces, and the memory of the parameters that grow with the block size.
-static void report_pieces(Run* r) {
-    const Options* o = &r->o;
-    if (o->chunk == 0 || o->chunk >= o->seq) return;
-    double positions = 0;   // parameters, gradients and both moments
-    char memory[32];
-    for (int i = 0; i < r->tensors.count; i++) {
-        const TostTensor* t = &r->tensors.tensor[i];
-        if (t->row == TOST_ROW_wpe || t->row == TOST_ROW_denom_bias)
-            positions += 4.0 * sizeof(float) * (double)t->size;
-    }
-    progress_fact(&r->progress, "pieces", "%d of up to %d tokens per sequence; 4/3 of the computation; %s of the "
-                  "memory is for wpe and denom_bias, which grow with the block size",
-                  o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk, human_bytes(memory, positions));
-}
-
 static void report_schedule(Run* r) {
     static const char* const kinds[] = {"cosine decay", "constant, linear decay", "linear decay", "then constant"};
     const Schedule s = options_schedule(&r->o);
@@ -133,7 +117,9 @@ static void report_model(Run* r) {
     progress_fact(p, "", "%lld tokens per step: %lld micro-batch%s × %d sequence%s × %d tokens",
                   (long long)o->total_batch, (long long)micro_batches, micro_batches == 1 ? "" : "es", o->batch,
                   plural(o->batch), o->seq);
-    report_pieces(r);
+    if (o->chunk > 0 && o->chunk < o->seq)
+        progress_fact(p, "pieces", "%d of up to %d tokens per sequence; 4/3 of the computation",
+                      o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk);
     report_schedule(r);
 }
 

@@ -1,7 +1,6 @@
 // setup.c: starts or resumes a training run. Finds its checkpoint, opens data and tokenizer, creates the model and
 // the run folder.
 #include <errno.h>
-#include <limits.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,21 +32,12 @@ static bool run_exists(const Run* r, TostError* err) {
     return tost_error(err, "--out %s already contains a run: --resume continues it, --overwrite replaces it", r->out);
 }
 
-// Rejects --out if it is too long or a checkpoint folder, and --log if it has the name of a checkpoint.
+// Rejects --out if it is a checkpoint folder, and --log if it has the name of a checkpoint.
 static bool check_paths(const Options* o, TostError* err) {
-    const size_t longest = PATH_MAX - sizeof "/step_000000000000000000.old.tmp/optimizer.safetensors";
-    if (o->out && strlen(o->out) > longest)
-        return tost_error(err, "--out %s: a path of %zu bytes: give one of at most %zu, so that paths of checkpoints "
-                          "are not too long", o->out, strlen(o->out), longest);
-    if (o->out && checkpoint_is_folder(o->out)) {
-        char* run = path_dir(o->out);
-        if (checkpoint_is_name(o->out, NULL, NULL))
-            tost_error(err, "--out %s is a checkpoint: give the folder of its run, %s, or a new one", o->out, run);
-        else tost_error(err, "--out %s contains weights but no run: --init %s starts a run from them; "
-                        "dev/reference/convert.py --run converts a PyTorch checkpoint to a run", o->out, o->out);
-        free(run);
-        return false;
-    }
+    if (o->out && checkpoint_is_folder(o->out))
+        return tost_error(err, "--out %s is a checkpoint, not a run: give the folder of its run or a new one; --init %s "
+                          "starts a run from its weights; dev/reference/convert.py --run converts a PyTorch checkpoint "
+                          "to a run", o->out, o->out);
     return !o->log || !checkpoint_is_name(o->log, NULL, NULL)
            || tost_error(err, "--log %s is the name of a checkpoint: give another name", o->log);
 }
@@ -146,32 +136,44 @@ static char* installed_data(const char* program) {
     return NULL;
 }
 
-// The path of --tokenizer, or of the tokenizer next to the shards, or NULL. free()
-static char* tokenizer_of_data(const Options* o) {
+// The path of --tokenizer, of the resumed run's tokenizer, or of the one next to the shards; NULL: none. free()
+static char* find_tokenizer(const Run* r) {
     PathList files;
     TostError ignored;
-    if (o->tokenizer) return xstrdup(o->tokenizer);
-    if (!expand_glob(&files, o->data, &ignored)) return NULL;   // data_open reports it
+    if (r->o.tokenizer) return xstrdup(r->o.tokenizer);
+    if (r->info.tokenizer) return path_exists(r->info.tokenizer) ? xstrdup(r->info.tokenizer) : NULL;
+    if (!expand_glob(&files, r->o.data, &ignored)) return NULL;   // data_open reports it
     char *dir = path_dir(files.paths[0]), *path = tokenizer_beside(dir);
     free(dir);
     free_paths(&files);
     return path;
 }
 
-// A new model has the vocabulary size of the data's tokenizer, unless --vocab-size is given or there is no tokenizer.
-// The size is rounded up to a multiple of 64, which makes matrix products faster. The data has none of the extra ids.
-static bool take_from_tokenizer(Run* r, TostError* err) {
+// A new model has the vocabulary size of the tokenizer, unless --vocab-size is given, rounded up to a multiple of 64,
+// which makes matrix products faster. The data has none of the extra ids.
+static bool open_tokenizer(Run* r, TostError* err) {
     enum { MULTIPLE = 64 };
     Options* o = &r->o;
-    char* path = !r->weights && !option_given(o, "vocab-size") ? tokenizer_of_data(o) : NULL;
-    Tokenizer* tokenizer = NULL;
-    bool ok = !path || (tokenizer = tokenizer_open(path, err));
-    const int size = tokenizer ? tokenizer_size(tokenizer) : 0;
-    if (size) o->config.vocab_size = (size + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
-    tokenizer_free(tokenizer);
-    free(path);
+    char* path = find_tokenizer(r);
+    const bool resize = path && !r->weights && !option_given(o, "vocab-size");
     r->info.config = o->config;
-    return ok && tost_config_check(&o->config, err);
+    if (resize) r->info.config.vocab_size = TOST_MAX_VOCAB_SIZE;
+    if (path) r->tokenizer = model_tokenizer(&r->info, path, r->info.tokenizer != NULL, r->weights, err);
+    if (r->tokenizer) {
+        free(r->info.tokenizer);
+        r->info.tokenizer = xstrdup(path);
+        r->info.tokenizer_hash = tokenizer_hash(r->tokenizer);
+        if (resize) o->config.vocab_size = (tokenizer_size(r->tokenizer) + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
+        if (o->init) warn_of_tokenizer(o, &r->init, r->weights, r->tokenizer);
+    }
+    r->info.config = o->config;
+    const bool failed = path && !r->tokenizer;
+    free(path);
+    if (failed) return false;
+    const char* sampling = sample_option_given(r->args);
+    if (!r->tokenizer && o->sample_every > 0 && sampling)
+        return tost_error(err, "--%s needs a tokenizer: give --tokenizer FILE", sampling);
+    return tost_config_check(&o->config, err);
 }
 
 static bool open_data(Run* r, TostError* err) {
@@ -183,10 +185,13 @@ static bool open_data(Run* r, TostError* err) {
                               "--data GLOB");
         o->data = r->installed;
     }
-    if (!take_from_tokenizer(r, err)) return false;
+    if (!open_tokenizer(r, err)) return false;
     const uint32_t V = (uint32_t)o->config.vocab_size;
     r->data = data_open(o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
     if (!r->data) return false;
+    if (r->tokenizer)
+        warn_of_shards(o, data_dir(r->data), data_largest_id(r->data), r->info.tokenizer, r->info.tokenizer_hash,
+                       tokenizer_size(r->tokenizer));
     const int64_t tokens = (int64_t)data_tokens(r->data), crc = (int64_t)data_crc(r->data);
     if ((o->data_tokens && o->data_tokens != tokens) || (o->data_crc && o->data_crc != crc))
         return tost_error(err, "--data %s has %lld tokens (CRC-32 %08llx), but the run in %s was trained on %lld "
@@ -203,31 +208,6 @@ static bool open_data(Run* r, TostError* err) {
     if (!o->val_data || o->val_every == 0) return true;
     r->val = data_open(o->val_data, o->seq, V, ORDER_SEQUENTIAL, 0, err);
     return r->val != NULL;
-}
-
-// --tokenizer, else the resumed run's tokenizer if it still exists, else the one next to the shards, if any. Only on
-// rank 0, which writes the samples.
-static bool open_tokenizer(Run* r, TostError* err) {
-    if (comm_rank(r->comm) != 0) return true;
-    const Options* o = &r->o;
-    char* beside = tokenizer_beside(data_dir(r->data));
-    const char* path = o->tokenizer ? o->tokenizer : r->info.tokenizer ? r->info.tokenizer : beside;
-    bool ok = true;
-    if (o->tokenizer || (path && path_exists(path))) {
-        r->tokenizer = model_tokenizer(&r->info, path, r->info.tokenizer != NULL, r->weights, err);
-        ok = r->tokenizer != NULL;
-    } else if (o->sample_every > 0 && sample_option_given(r->args))
-        ok = tost_error(err, "--%s needs a tokenizer: give --tokenizer FILE", sample_option_given(r->args));
-    if (r->tokenizer) {
-        if (o->init) warn_of_tokenizer(o, &r->init, r->weights, r->tokenizer);
-        warn_of_shards(o, data_dir(r->data), data_largest_id(r->data), path, tokenizer_hash(r->tokenizer),
-                       tokenizer_size(r->tokenizer));
-        r->info.tokenizer_hash = tokenizer_hash(r->tokenizer);
-        free(r->info.tokenizer);
-        r->info.tokenizer = xstrdup(tokenizer_path(r->tokenizer));
-    }
-    free(beside);
-    return ok;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -344,7 +324,7 @@ static bool open_folder(Run* r, TostError* err) {
 bool run_set_up(Run* r, TostError* err) {
     Options* o = &r->o;
     r->info.average = o->ema > 0;
-    if (!run_agree(r, open_data(r, err) && open_tokenizer(r, err), err)) return false;
+    if (!run_agree(r, open_data(r, err), err)) return false;
     if (!o->resume) {
         r->info.seed = (uint64_t)o->seed;
         r->info.val_loss = r->info.best_val_loss = INFINITY;

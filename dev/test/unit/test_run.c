@@ -50,44 +50,30 @@ static void test_outlier_detector(Checks* c) {
         outlier_accept(&g, i % 2 ? 3 : 1, i);   // mean 2, deviation 1
     }
     check(c, outlier_z(&g.loss, 5) == 3 && outlier_z(&g.loss, -1) == -3, "z of 5: %g", outlier_z(&g.loss, 5));
-    // 0 … 127: mean 63.5, variance (128² - 1) / 12
+    // 0 … 127: mean 63.5, variance (128² - 1) / 12; later 50 … 177
     const double deviation = sqrt((128.0 * 128.0 - 1) / 12);
     check(c, fabs(outlier_z(&g.norm, 200) - (200 - 63.5) / deviation) < 1e-12, "z of 200: %g", outlier_z(&g.norm, 200));
     for (int i = 0; i < 50; i++) outlier_accept(&g, 1.0 / (3 + i), 128 + i);
-    // 50 … 177
     check(c, fabs(outlier_z(&g.norm, 200) - (200 - 113.5) / deviation) < 1e-12, "the oldest values are dropped");
-    outlier_skip(&g);
-    outlier_skip(&g);
-    check(c, g.skipped == 2 && g.in_a_row == 2, "two skipped steps");
-    outlier_accept(&g, 1, 1);
-    check(c, g.skipped == 2 && g.in_a_row == 0, "an accepted step after two skipped ones");
-    OutlierWindow read, flat = {0};
-    for (int i = 0; i < 1000; i++) outlier_accept(&g, 3 + sin(i) / 3, 1);
+    for (int i = 0; i < 1000; i++) outlier_accept(&g, 3 + sin(i) / 3, 0.1);
+    check(c, outlier_z(&g.norm, 0.2) == 0, "z of equal values, whose mean is rounded: %g", outlier_z(&g.norm, 0.2));
     char* text = outlier_window_text(&g.loss);
-    check(c, outlier_window_parse(&read, text), "the text of a window is not parsed");
+    OutlierDetector resumed = {0};
+    check(c, outlier_window_parse(&resumed.loss, text), "the text of a window is not parsed");
     int differ = 0;   // the z scores must have the same bits, although the ring buffer starts elsewhere
-    OutlierDetector resumed = {.loss = read};
     for (int i = 0; i < 300; i++) {
         differ += outlier_z(&resumed.loss, 0.02 * i) != outlier_z(&g.loss, 0.02 * i);
         outlier_accept(&resumed, cos(i), 1);
         outlier_accept(&g, cos(i), 1);
     }
     check(c, differ == 0, "%d of 300 z scores differ after parsing", differ);
+    text = append_text(text, " 1");
+    check(c, !outlier_window_parse(&resumed.loss, text), "one value too many is parsed");
     free(text);
-    text = outlier_window_text(&flat);
-    check(c, !*text && outlier_window_parse(&read, "") && read.count == 0, "an empty window");
-    free(text);
-    flat.count = OUTLIER_WINDOW;
-    check(c, outlier_z(&flat, 1) == 0, "z of a window of zeros is 0");
-    for (int i = 0; i < OUTLIER_WINDOW; i++) flat.value[i] = 0.1;   // the mean is rounded
-    check(c, outlier_z(&flat, 0.2) == 0, "z of equal values is 0: %g", outlier_z(&flat, 0.2));
+    check(c, outlier_window_parse(&resumed.loss, "") && resumed.loss.count == 0, "an empty window");
     static const char* const wrong[] = {"x", "1 x", "1,2", "nan", "1 inf", "1e999", "1;", " "};
     for (size_t i = 0; i < countof(wrong); i++)
-        check(c, !outlier_window_parse(&read, wrong[i]), "'%s' is parsed", wrong[i]);
-    char* long_text = xstrdup("");
-    for (int i = 0; i <= OUTLIER_WINDOW; i++) long_text = append_text(long_text, "%s1", i ? " " : "");
-    check(c, !outlier_window_parse(&read, long_text), "one value too many is parsed");
-    free(long_text);
+        check(c, !outlier_window_parse(&resumed.loss, wrong[i]), "'%s' is parsed", wrong[i]);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -178,24 +164,17 @@ static void test_pending_rows(Checks* c) {
 
 static void test_row_text(Checks* c) {
     const LogRow rows[] = {row_of(3), {7, 5000000000, NAN, NAN, 0, INFINITY, 1.5, 10}, {1, 2, 3, 4, 5, 6, 7, 8}};
+    LogRow row;
     for (size_t i = 0; i < countof(rows); i++) {
-        LogRow row = {0};
         char* text = log_row_text(&rows[i]);
         const bool ok = log_row_parse(&row, text);
         char* again = log_row_text(&row);
         check(c, ok && strcmp(text, again) == 0, "log_row_text: %s becomes %s", text, again);
-        for (size_t n = 0; n < strlen(text); n++) {
-            again[n] = 0;
-            check(c, !log_row_parse(&row, again), "a cut row is parsed: %s", again);
-            again[n] = text[n];
-        }
         free(again);
         free(text);
     }
     static const char* const wrong[] = {"", "\n", "-1,2,3,,5,6,7,8\n", "1,2,3,,5,6,7\n", "1,2,3,,5,6,7,8,9\n",
-                                        "1,x,3,,5,6,7,8\n", "1,2,3,,5,6,7,8\n1", "1,-2,3,,5,6,7,8\n",
-                                        "1,1e30,3,,5,6,7,8\n"};
-    LogRow row;
+                                        "1,x,3,,5,6,7,8\n", "1,2,3,,5,6,7,8\n1", "1,2,3,,5,6,7,8", "1,-2,3,,5,6,7,8\n"};
     for (size_t i = 0; i < countof(wrong); i++) check(c, !log_row_parse(&row, wrong[i]), "'%s' is parsed", wrong[i]);
 }
 
