@@ -18,7 +18,7 @@ int tost_main(int argc, char** argv, const TostEngine* engine);
 #include "run/loaded_model.h"
 
 int command_sample(const Options* o, const TostEngine* engine);
-int command_eval(const Options* o, const TostEngine* engine);
+int command_eval(const Options* o, TostComm* comm, const TostEngine* engine);
 int command_tokenize(const Options* o);
 int command_info(const Options* o);
 int command_inspect(const Options* o, const TostEngine* engine);

@@ -272,7 +272,7 @@ static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, cons
     const uint32_t largest = stream_largest_id(data);
     *tokenizer = loaded_model_tokenizer(model, o, err);
     if (!*tokenizer && o->tokenizer) return false;
-    if (!*tokenizer && comm_rank(o->comm) == 0) print_line(stderr, "no bits/byte: %s", err->text);
+    if (!*tokenizer && o->rank == 0) print_line(stderr, "no bits/byte: %s", err->text);
     if (*tokenizer)
         warn_of_shards(o, data->dir, largest, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer),
                        tokenizer_size(*tokenizer));
@@ -285,7 +285,8 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     if (stream_tokens(data) < 2)
         return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->data,
                           (unsigned long long)stream_tokens(data));
-    Evaluation e = {.model = model, .data = data, .comm = o->comm, .windows = make_windows(o, stream_tokens(data), T)};
+    Evaluation e = {.model = model, .data = data, .comm = model->comm,
+                    .windows = make_windows(o, stream_tokens(data), T)};
     const Windows* w = &e.windows;
     e.batch = (uint64_t)o->batch < w->count ? o->batch : (int)w->count;
     e.piece = o->chunk && o->chunk < w->T ? o->chunk : w->T;
@@ -294,14 +295,14 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     Tokenizer* tokenizer = NULL;
     JsonFile json = {0};
     Score r = {0};
-    const bool first = comm_rank(o->comm) == 0;   // the rank that writes
+    const bool first = o->rank == 0;   // the rank that writes
     e.progress = progress_new(stderr, !first);
     e.loss = NAN;
     bool ok = find_tokenizer(&tokenizer, model, o, data, err);
     ok = ok && loaded_model_create(model, o, e.batch, e.piece, false, err)
          && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
     e.tokenizer = tokenizer;
-    ok = comm_agree(o->comm, ok, err);
+    ok = comm_agree(model->comm, ok, err);
     if (ok) {
         if (first) print_line(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens", model->file,
                    (long long)model->info.step, data->count, (unsigned long long)w->count, w->T);
@@ -324,22 +325,23 @@ static bool check_lengths(const LoadedModel* model, const Options* o, TostError*
     return o->stride <= T || tost_error(err, "--stride %d is longer than the window of %d tokens", o->stride, T);
 }
 
-int command_eval(const Options* o, const TostEngine* engine) {
+int command_eval(const Options* o, TostComm* comm, const TostEngine* engine) {
     TostError err;
     LoadedModel model;
     ShardStream data = {0};
     signals_ignore_write_errors();
     uint32_t crc = 0;
     bool ok = loaded_model_find(&model, o, engine, &err) && check_lengths(&model, o, &err);
+    model.comm = comm;
     if (ok && o->data)
         ok = stream_open(&data, o->data, (uint32_t)model.info.config.vocab_size, &err) && stream_crc(&crc, &data, &err);
-    ok = comm_agree(o->comm, ok, &err)
-         && comm_same(o->comm, crc, "the shards of --data differ from those of rank 0: give all hosts the same files",
+    ok = comm_agree(comm, ok, &err)
+         && comm_same(comm, crc, "the shards of --data differ from those of rank 0: give all hosts the same files",
                       &err)
-         && comm_same(o->comm, (uint64_t)model.info.step, "the checkpoint of --model is of another step than on rank "
+         && comm_same(comm, (uint64_t)model.info.step, "the checkpoint of --model is of another step than on rank "
                       "0: all hosts must see the same files", &err)
          && (o->data ? eval_data(&model, o, &data, &err) : eval_task(&model, o, &err));
-    ok = comm_agree(o->comm, ok, &err);
+    ok = comm_agree(comm, ok, &err);
     stream_close(&data);
     loaded_model_free(&model);
     return ok ? 0 : command_failed(o, &err);

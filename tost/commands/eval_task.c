@@ -185,15 +185,15 @@ static bool generate_greedily(TaskRun* r, const Key* key, int n) {
 
 // Every byte of the outcomes was computed by one rank and is 0 on the others.
 static void share_outcomes(TaskRun* r) {
-    const size_t ranks = (size_t)comm_size(r->o->comm), bytes = r->examples.count * sizeof *r->outcome;
+    const size_t ranks = (size_t)comm_size(r->model->comm), bytes = r->examples.count * sizeof *r->outcome;
     uint8_t *all = xmalloc(ranks * bytes), *own = (uint8_t*)r->outcome;
-    comm_allgather(r->o->comm, all, own, bytes);
+    comm_allgather(r->model->comm, all, own, bytes);
     for (size_t i = 0; i < ranks * bytes; i++) own[i % bytes] |= all[i];
     free(all);
 }
 
 static bool score_all(TaskRun* r, TostError* err) {
-    const int rank = comm_rank(r->o->comm), ranks = comm_size(r->o->comm);
+    const int rank = comm_rank(r->model->comm), ranks = comm_size(r->model->comm);
     Progress progress = progress_new(stderr, rank != 0);
     bool finite = true;
     int turn = 0;
@@ -207,7 +207,7 @@ static bool score_all(TaskRun* r, TostError* err) {
         progress_show(&progress, (double)first / (double)r->n_keys, "contexts of %d tokens", key->context);
     }
     progress_erase(&progress);
-    if (!comm_agree(r->o->comm, loaded_model_check_loss(r->model, finite ? 0 : NAN, err), err)) return false;
+    if (!comm_agree(r->model->comm, loaded_model_check_loss(r->model, finite ? 0 : NAN, err), err)) return false;
     share_outcomes(r);
     return true;
 }
@@ -353,7 +353,7 @@ static void report(JsonFile* json, const TaskRun* r, double seconds) {
 // ---------------------------------------------------------------------------------------------
 
 bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
-    const bool first = comm_rank(o->comm) == 0;   // the rank that writes
+    const bool first = o->rank == 0;   // the rank that writes
     TaskRun r = {.model = model, .o = o, .limit = o->seq ? o->seq : model->info.config.block_size};
     JsonFile json = {0};
     Tokenizer* tokenizer = loaded_model_tokenizer(model, o, err);
@@ -361,9 +361,9 @@ bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     bool ok = tokenizer && examples_read(&r.examples, o->task, tokenizer, err) && plan(&r, err)
               && loaded_model_create(model, o, r.batch * r.examples.choices, r.max_seq, false, err)
               && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
-    ok = comm_agree(o->comm, ok, err)
-         && comm_same(o->comm, r.n_keys, "the file of --task differs from that of rank 0: give all hosts the same file",
-                      err);
+    ok = comm_agree(model->comm, ok, err)
+         && comm_same(model->comm, r.n_keys, "the file of --task differs from that of rank 0: give all hosts the same "
+                      "file", err);
     if (ok && first)
         print_line(stderr, "%s, step %lld; examples in %s: %zu", model->file, (long long)model->info.step, o->task,
                    r.examples.count);

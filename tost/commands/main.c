@@ -16,19 +16,19 @@
 
 // Sets the number of threads of all parallel regions: --threads or, up to the same limit, OMP_NUM_THREADS. By default,
 // ranks that share cores divide them.
-static void set_threads(const Options* o) {
-    const int sharing = getenv("OMP_NUM_THREADS") ? 1 : comm_sharing_cores(o->comm);
+static void set_threads(const Options* o, const TostComm* comm) {
+    const int sharing = getenv("OMP_NUM_THREADS") ? 1 : comm_sharing_cores(comm);
     const int own = threads_max() / sharing > 0 ? threads_max() / sharing : 1, threads = o->threads ? o->threads : own;
     if (threads > THREADS_LIMIT)
         print_warning(o, "OMP_NUM_THREADS is %d: limited to %d threads", threads, THREADS_LIMIT);
     threads_set(threads < THREADS_LIMIT ? threads : THREADS_LIMIT);
 }
 
-static int run_command(const Options* o, const TostEngine* engine) {
+static int run_command(const Options* o, TostComm* comm, const TostEngine* engine) {
     switch (o->command) {
-        case COMMAND_TRAIN: return command_train(o, engine);
+        case COMMAND_TRAIN: return command_train(o, comm, engine);
         case COMMAND_SAMPLE: return command_sample(o, engine);
-        case COMMAND_EVAL: return command_eval(o, engine);
+        case COMMAND_EVAL: return command_eval(o, comm, engine);
         case COMMAND_TOKENIZE: return command_tokenize(o);
         case COMMAND_INFO: return command_info(o);
         case COMMAND_INSPECT: return command_inspect(o, engine);
@@ -70,16 +70,17 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     int status = 0;
     const char* program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost";
     if (!comm_open(&comm, engine, program, &err)) return not_connected(program, &err);
-    const bool parsed = comm_agree(comm, options_parse(&o, argc, argv, engine, comm, &err), &err);
+    const bool parsed = comm_agree(comm, options_parse(&o, argc, argv, engine, comm_rank(comm), comm_size(comm), &err),
+                                   &err);
     if (!parsed || !same_arguments(comm, argc, argv, &err)) {
         print_error(&o, &err);
         status = STATUS_USAGE;
     } else if (o.page) {
-        if (comm_rank(comm) == 0) print_page(&o, engine);
+        if (o.rank == 0) print_page(&o, engine);
     } else {
         if (comm) comm->timeout = o.rank_timeout;
-        set_threads(&o);
-        status = run_command(&o, engine);
+        set_threads(&o, comm);
+        status = run_command(&o, comm, engine);
     }
     options_free(&o);
     if (status == 0 && (fflush(stdout) != 0 || ferror(stdout))) {

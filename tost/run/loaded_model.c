@@ -17,7 +17,7 @@
 // Errors and text arguments
 
 static void print_text(const Options* o, const char* text) {
-    if (comm_rank(o->comm) != 0) return;
+    if (o->rank != 0) return;
     char *program = printable_text(options_program(o)), *line = xasprintf("%s: %s\n", program, text);
     fflush(stdout);
     output_write(STDERR_FILENO, line, strlen(line), OUTPUT_TIMEOUT);
@@ -133,7 +133,7 @@ bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int se
     const int max_piece = o->chunk && o->chunk < seq ? o->chunk : seq;
     const TostEngineOptions options = {.max_batch = max_batch, .max_piece = max_piece, .training = training,
                                        .states = pieces_states(seq, max_piece, training),
-                                       .dtype = (TostDtype)o->dtype, .threads = o->threads, .comm = o->comm};
+                                       .dtype = (TostDtype)o->dtype, .threads = o->threads, .comm = m->comm};
     m->model = m->engine->create(&m->info.config, &options, err);
     if (!m->model) return false;
     m->pieces = (Pieces){.engine = m->engine, .model = m->model, .max_piece = max_piece};

@@ -45,6 +45,7 @@ void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, cons
 // loaded_model_create loads the parameters, once max_batch and the longest sequence are known.
 typedef struct {
     const TostEngine* engine;
+    TostComm*      comm;      // NULL, unless the caller sets it before loaded_model_create
     char*          file;      // path of its model.safetensors
     StFile         weights;   // the same; open from loaded_model_find to loaded_model_create
     CheckpointInfo info;

@@ -522,10 +522,9 @@ static bool derive_defaults(Options* o, TostError* err) {
     if (!option_given(o, "seq")) o->seq = block == preset->config.block_size ? preset->seq : block;
     if (o->seq > block) return tost_error(err, "--seq %d is longer than the block size %d", o->seq, block);
 
-    const int ranks = comm_size(o->comm);
     // A run from before the option had one part.
-    if (!option_given(o, "parts")) o->parts = o->resume ? 1 : ranks;
-    if (!parts_check(o->parts, ranks, err)) return false;
+    if (!option_given(o, "parts")) o->parts = o->resume ? 1 : o->ranks;
+    if (!parts_check(o->parts, o->ranks, err)) return false;
     const bool total_given = option_given(o, "total-batch");
     const int64_t part_seq = (int64_t)o->seq * o->parts, wanted = total_given ? o->total_batch : preset->total_batch;
     if (!option_given(o, "batch")) {
@@ -562,7 +561,7 @@ static void set_preset(Options* o) {
 }
 
 Options options_default(Command command, const TostEngine* engine) {
-    Options o = {.command = command, .program = "train_gpt_tost"};
+    Options o = {.command = command, .ranks = 1, .program = "train_gpt_tost"};
     set_defaults(&o, engine);
     set_preset(&o);
     return o;
@@ -638,9 +637,9 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->threads);
     if (o->reduce != 0 && !engine->open_comm)
         return tost_error(err, "--reduce fast: needs GPUs and a build with make NCCL=1: leave it out");
-    if (comm_size(o->comm) > 1 && !several)
+    if (o->ranks > 1 && !several)
         return tost_error(err, "%s runs in a single process, but %d were started: only train and eval use several",
-                          command_table[o->command].name, comm_size(o->comm));
+                          command_table[o->command].name, o->ranks);
     if (!check_operands(o, err) || !check_pairs(o, err)) return false;
     return o->command == COMMAND_TRAIN ? check_train(o, err)
          : o->command == COMMAND_EVAL ? check_eval(o, err) : o->command != COMMAND_TOKENIZE || check_tokenize(o, err);
@@ -694,9 +693,10 @@ static bool apply(Options* o, const char* values[ROWS], TostError* err) {
     return true;
 }
 
-bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostComm* comm, TostError* err) {
+bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, int rank, int ranks,
+                   TostError* err) {
     const char* values[ROWS] = {NULL};
-    *o = (Options){.command = COMMAND_TRAIN, .comm = comm,
+    *o = (Options){.command = COMMAND_TRAIN, .rank = rank, .ranks = ranks,
                    .program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
     o->files = xcalloc((size_t)argc + 1, sizeof *o->files);
     o->named = argc > 1 && argv[1][0] != '-';

@@ -3,8 +3,8 @@
 #define TOST_OPTIONS_H
 
 #include "base/error.h"
-#include "ranks/comm.h"
 #include "data/samples.h"
+#include "engine.h"
 #include "run/safetensors.h"
 #include "run/schedule.h"
 
@@ -20,7 +20,7 @@ enum { OPTION_ROWS_MAX = 128 };
 typedef struct {
     Command     command;
     bool        named;                     // the user named it; otherwise it is train
-    TostComm*   comm;                      // NULL: one process
+    int         rank, ranks;               // this process, of how many
     const char* program;                   // argv[0], for messages and suggested commands
     const char* page;                      // the option that asks for --help, the man page or completion, or NULL
     // model
@@ -78,7 +78,8 @@ typedef struct {
 // Parses argv into *o. Returns false with one line in *err (exit with STATUS_USAGE) for an unknown, malformed,
 // out-of-range, unexpected or, unless o->page is set, contradictory argument. Opens no file. Call options_free in any
 // case.
-bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostComm* comm, TostError* err);
+bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, int rank, int ranks,
+                   TostError* err);
 void options_free(Options* o);
 const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);

@@ -50,7 +50,7 @@ typedef struct {
     double            best_saved;      // --keep-best: a validation below this loss is saved as best
 } Run;
 
-int command_train(const Options* o, const TostEngine* engine);   // the exit status
+int command_train(const Options* o, TostComm* comm, const TostEngine* engine);   // the exit status
 
 // ---- run_setup.c ----
 // Finds the checkpoint to start from and completes the options. Writes only the lock file of an existing folder.

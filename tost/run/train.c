@@ -20,10 +20,10 @@ static bool validate(bool* completed, Run* r, TostError* err);
 
 static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64_t)o->batch * o->seq); }
 
-int command_train(const Options* args, const TostEngine* engine) {
-    Run r = {.args = args, .o = *args, .comm = args->comm, .engine = engine, .began = now_seconds(),
+int command_train(const Options* args, TostComm* comm, const TostEngine* engine) {
+    Run r = {.args = args, .o = *args, .comm = comm, .engine = engine, .began = now_seconds(),
              .saved_step = -1,
-             .progress = progress_new(stdout, args->quiet || comm_rank(args->comm) != 0)};
+             .progress = progress_new(stdout, args->quiet || args->rank != 0)};
     TostError err;
     signals_ignore_write_errors();
     if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
