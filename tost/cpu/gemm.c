@@ -118,7 +118,6 @@ typedef struct {
     size_t row_bytes;
     int M, N;
     float beta;
-    Format format;
 } FewRows;
 
 INLINE int words_of_part(Format f) { return f == ROUNDED ? 2*LANES : LANES; }
@@ -257,7 +256,7 @@ static void gemm_few_rows(float* c, const float* a, const void* b, size_t row_by
                           int M, int N, int K, float beta) {
     void* memory;
     const Word* operand = few_rows_operand(&memory, a, f, M, K, parts_of_row(row_bytes));
-    const FewRows p = { c, operand, b, row_bytes, M, N, beta, f };
+    const FewRows p = { c, operand, b, row_bytes, M, N, beta };
     const int threads = threads_for(M, N, K);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
@@ -272,31 +271,19 @@ static void gemm_few_rows(float* c, const float* a, const void* b, size_t row_by
 // ---------------------------------------------------------------------------------------------
 // Entry points
 
-static bool few_rows(int M, bool at, bool bt) { return M <= GEMM_FEW_ROWS && bt && !at; }
-
-// b16: the weight b is stored in bf16.
+// c = op(a) · b + beta · c. b16: b is a weight (N,K) stored in bf16.
 static void gemm_by(Multiply* multiply, Format f, float* c, const float* a, bool at, const void* b, bool bt, bool b16,
                     int M, int N, int K, float beta) {
     if (M == 0 || N == 0) return;
     if (K == 0) {
         for (size_t i = 0; i < (size_t)M*N; i++) c[i] = beta == 0 ? 0 : beta * c[i];
-    } else if (!few_rows(M, at, bt)) {
+    } else if (M <= GEMM_FEW_ROWS && bt && !at && (f == FLOATS || b16)) {
+        gemm_few_rows(c, a, b, K * (b16 ? sizeof(uint16_t) : sizeof(float)), f, M, N, K, beta);
+    } else {
         const Operand left = { (const char*)a, at ? M : K, at, false }, right = { b, bt ? K : N, !bt, b16 };
         const Product p = { c, N, left, right, M, N, K, beta, f };
         gemm_sliced(multiply, &p);
-    } else if (f == FLOATS || b16) {
-        gemm_few_rows(c, a, b, K * (b16 ? sizeof(uint16_t) : sizeof(float)), f, M, N, K, beta);
-    } else {
-        uint16_t* weight = xmalloc(((size_t)N*K + 1) * sizeof *weight);
-        bf16_from_floats(weight, b, (size_t)N*K);
-        gemm_few_rows(c, a, weight, K * sizeof *weight, f, M, N, K, beta);
-        free(weight);
     }
-}
-
-void gemm_builtin(float* c, const float* a, bool at, const float* b, bool bt,
-                  int M, int N, int K, float beta) {
-    gemm_by(product_packed, FLOATS, c, a, at, b, bt, false, M, N, K, beta);
 }
 
 // VDPBF16PS does the work of two FMA instructions. AMD's processors issue both at the same rate; Sapphire Rapids issues
@@ -318,25 +305,11 @@ static bool has_amx(void) {
 static Format bf16_format(bool few) { return !few && has_amx() ? TILES : pairs_are_faster() ? PAIRS : ROUNDED; }
 
 void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, float beta) {
-    gemm_by(product_packed, bf16_format(few_rows(M, false, true)), c, a, false, b, true, true, M, N, K, beta);
+    gemm_by(product_packed, bf16_format(M <= GEMM_FEW_ROWS), c, a, false, b, true, true, M, N, K, beta);
 }
 
 void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
-    gemm_by(product_packed, bf16_format(few_rows(M, at, bt)), c, a, at, b, bt, false, M, N, K, beta);
-}
-
-bool gemm_has(GemmBf16 kernel) {
-#ifdef __AVX512BF16__
-    if (kernel == GEMM_VDPBF16PS) return true;
-#endif
-    return kernel == GEMM_FMA || (kernel == GEMM_AMX && has_amx());
-}
-
-void gemm_bf16_by(GemmBf16 kernel, float* c, const float* a, bool at, const float* b, bool bt,
-                  int M, int N, int K, float beta) {
-    static const Format formats[] = { ROUNDED, PAIRS, TILES };
-    const Format f = few_rows(M, at, bt) && kernel == GEMM_AMX ? bf16_format(true) : formats[kernel];
-    gemm_by(product_packed, f, c, a, at, b, bt, false, M, N, K, beta);
+    gemm_by(product_packed, bf16_format(false), c, a, at, b, bt, false, M, N, K, beta);
 }
 
 #ifdef TOST_BLAS
@@ -370,7 +343,7 @@ void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int
 #else
 
 void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
-    gemm_builtin(c, a, at, b, bt, M, N, K, beta);
+    gemm_by(product_packed, FLOATS, c, a, at, b, bt, false, M, N, K, beta);
 }
 
 #endif

@@ -10,34 +10,22 @@
 //   op(a) is (M,K): a is stored (M,K), or (K,M) with at = true
 //   op(b) is (K,N): b is stored (K,N), or (N,K) with bt = true (a Linear weight (out, in))
 // beta 0 overwrites c without reading it. Sizes may be zero. Call it outside of parallel regions: it uses all OpenMP
-// threads. The same sizes and number of threads give the same bits. Products with M <= GEMM_FEW_ROWS, bt and not at
-// (decoding) read b once, at the speed of memory, and the bits of a row do not depend on M.
+// threads. Products with M <= GEMM_FEW_ROWS, bt and not at (decoding) read b once, at the speed of memory. The same
+// sizes and number of threads give the same bits. Without a BLAS library, these do not depend on the number of threads,
+// and those of a row not on M, but for another order of summation of few rows.
 void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
 typedef void Gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
 
 enum { GEMM_FEW_ROWS = 32 };
 
 // The same product with both operands rounded to bf16 (to nearest, ties to even). Sums are in float32 and may take
-// subnormal products as zero; c is not rounded.
+// subnormal products as zero; c is not rounded. With AMX, which is used wherever the processor and Linux offer it, sums
+// have other bits.
 void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
 
-// gemm_bf16 with one kernel, for tests and benches. GEMM_FMA and GEMM_VDPBF16PS give the same bits. gemm_bf16 uses
-// GEMM_AMX if the processor and Linux offer it, which gives other bits, and otherwise the faster of the two. GEMM_AMX
-// does not apply to few rows.
-typedef enum { GEMM_FMA, GEMM_VDPBF16PS, GEMM_AMX, GEMM_BF16_KERNELS } GemmBf16;
-bool gemm_has(GemmBf16 kernel);
-void gemm_bf16_by(GemmBf16 kernel, float* c, const float* a, bool at, const float* b, bool bt,
-                  int M, int N, int K, float beta);
-
-// c (M,N) = a (M,K) · b (N,K)ᵀ + beta · c, where the weight b is stored in bf16 and a is rounded to bf16: gives the
-// bits of gemm_bf16, but reads half the bytes of b. For any M.
+// c (M,N) = a (M,K) · b (N,K)ᵀ + beta · c, where the weight b is stored in bf16 and a is rounded to bf16. If M is above
+// GEMM_FEW_ROWS, gives the bits of gemm_bf16.
 void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, float beta);
-
-// The built-in kernel, also available in builds with a BLAS, for tests and benches. Its bits do not depend on the
-// number of threads. The bits of a row do not depend on M either, but M <= GEMM_FEW_ROWS uses another order of
-// summation.
-void gemm_builtin(float* c, const float* a, bool at, const float* b, bool bt,
-                  int M, int N, int K, float beta);
 
 // Writes the product in use, "OpenBLAS 0.3.21", "built in (AVX-512)", …, in float32 or bf16, and returns name.
 char* gemm_library(char* name, size_t cap, bool bf16);

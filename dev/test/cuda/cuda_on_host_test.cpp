@@ -51,10 +51,8 @@ void test_shape(Checks* c, const Shape& k, TostDtype dtype, const std::vector<Sc
 // Shapes
 
 void test_shapes(Checks* c, TostDtype dtype, const std::vector<Schedule>& all) {
-    Shape shapes[RAGGED_SHAPES];
-    ragged_shapes(shapes, chunk_of_source());
-    for (int i = 0; i < RAGGED_SHAPES; i++)
-        test_shape(c, shapes[i], dtype, i == 1 ? all : std::vector<Schedule>{FORWARD, REVERSE_LATE});
+    for (const Shape& k : ragged_shapes)
+        test_shape(c, k, dtype, &k == &ragged_shapes[1] ? all : std::vector<Schedule>{FORWARD, REVERSE_LATE});
 }
 
 // The channels of tost-base, with initial or random parameters.
@@ -64,21 +62,21 @@ void test_wide(Checks* c, TostDtype dtype, int values) {
 
 void test_scores(Checks* c, TostDtype dtype) {
     set_schedule(REVERSE_LATE);
-    engines_agree_on_all_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, chunk_of_source());
+    engines_agree_on_all_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, CUDA_CHUNK);
 }
 
 void test_pieces(Checks* c, TostDtype dtype, const Schedule& schedule) {
     set_schedule(schedule);
-    engines_agree_on_all_pieces(c, &tost_cuda_engine, &tost_cpu_engine, dtype, chunk_of_source());
+    engines_agree_on_all_pieces(c, &tost_cuda_engine, &tost_cpu_engine, dtype, CUDA_CHUNK);
 }
 
 // One of these tests, with a shorter last piece
 void test_few_pieces(Checks* c, TostDtype dtype) {
-    const int T = 2 * chunk_of_source() + 9;
+    const int T = 2 * CUDA_CHUNK + 9;
     const PiecesTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, RANDOM}, T / 3 - 3, 5, false},
                     without = {test.shape, 0, 5, false};
     set_schedule(REVERSE_LATE);
-    Record whole = pieces_record(&tost_cuda_engine, &without, dtype, EXACT);
+    Record whole = pieces_record(&tost_cuda_engine, &without, dtype);
     engines_agree_on_pieces(c, &tost_cuda_engine, &tost_cpu_engine, dtype, &test, &whole);
     record_free(&whole);
 }
@@ -249,7 +247,7 @@ void test_peak(Checks* c) {
 
 // Small shapes only; test_kernels and test_mixed_shapes launch every kernel.
 void test_quick(Checks* c) {
-    const int chunk = chunk_of_source(), block = 2 * chunk + 8;
+    const int chunk = CUDA_CHUNK, block = 2 * chunk + 8;
     const Shape edges = {2, 3, 60, block, 257, 1, TOST_LEARNED, 1, chunk + 1, 1, 2, RANDOM},
                 faint = {1, 3, 60, block, 29, 1, TOST_LEARNED, 2, 2 * chunk + 6, 1, 1, FAINT},
                 uniform = {1, 1, 64, block, 29, 0, TOST_UNIFORM, 1, chunk + 6, 1, 1, RANDOM};
@@ -277,7 +275,7 @@ void test_mutants(Checks* c) {
     test_few_pieces(c, TOST_FP32);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
-    test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
+    test_shape(c, long_shape, TOST_FP32, {REVERSE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
 }
 
@@ -288,7 +286,7 @@ void test_first_half(Checks* c) {
     test_kernels(c, 16);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     test_shapes(c, TOST_FP32, {FORWARD, SHUFFLE_LATE, RESIDENT});
-    test_shape(c, long_shape(chunk_of_source()), TOST_FP32, {REVERSE});
+    test_shape(c, long_shape, TOST_FP32, {REVERSE});
     test_pieces(c, TOST_FP32, RESIDENT);
     test_peak(c);
     test_refusals(c);

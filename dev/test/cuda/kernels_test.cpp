@@ -2,11 +2,14 @@
 #define TOST_NO_MAIN
 #include "train_gpt_tost.cu"
 
+#include "dev/test/engine/engines.h"
 #include "emulation_test.h"
 
 extern "C" {
 #include "dev/test/cuda/cpu_layers.h"
 }
+
+static_assert((int)TSSA_CHUNK == (int)CUDA_CHUNK, "engines.h tests sizes at the boundaries of chunks");
 
 namespace {
 
