@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import pathlib
 import re
 import shutil
 import signal
@@ -15,20 +16,18 @@ import world   # of the torture tests
 
 # Slices are units of 16,384 parameters. The three models have 7, 4 and 6 units, so that the slices of 4 ranks differ.
 MODELS = {
-    "plain": "--layers 2 --heads 4 --channels 64 --block-size 32 --vocab-size 257 --seq 32",
-    "chunk": "--layers 1 --heads 2 --channels 60 --block-size 24 --vocab-size 257 --seq 24 --bias 1 --chunk 10",
-    "odd": "--layers 3 --heads 3 --channels 51 --block-size 17 --vocab-size 263 --seq 13 --bias 1",
+    "plain": "--layers 2 --heads 4 --channels 64 --block-size 32 --vocab-size 257 --seq 32 --total-batch 512",
+    "chunk": "--layers 1 --heads 2 --channels 60 --block-size 24 --vocab-size 257 --seq 24 --total-batch 384 --bias 1 "
+             "--chunk 10",
+    "odd": "--layers 3 --heads 3 --channels 51 --block-size 17 --vocab-size 263 --seq 13 --total-batch 208 --bias 1",
 }
-SEQ = {"plain": 32, "chunk": 24, "odd": 13}
-ENDED_WITHIN = 30   # seconds until all processes of a failed run must have ended; the figures have the measured times
 
 
 def run_options(model="plain", steps=30, timeout=60):
     """Training with accumulation, validation, sampling and saving: four parts of two micro-batches of two sequences."""
-    return [*MODELS[model].split(), *world.DATA, *world.OUT, "--batch", "2", "--total-batch", str(16 * SEQ[model]),
-            "--parts", "4", "--steps", str(steps), "--warmup", "2", "--lr", "0.01", "--val-every", "5",
-            "--val-batches", "5", "--sample-every", "10", "--sample-tokens", "8", "--save-every", "6", "--keep", "2",
-            "--threads", "1", "--rank-timeout", str(timeout)]
+    return [*MODELS[model].split(), *world.DATA, *world.OUT, "--steps", str(steps), "--rank-timeout", str(timeout),
+            *("--batch 2 --parts 4 --warmup 2 --lr 0.01 --val-every 5 --val-batches 5 --sample-every 10 "
+              "--sample-tokens 8 --save-every 6 --keep 2 --threads 1").split()]
 
 
 def changed(args, option, value):
@@ -50,13 +49,9 @@ class Mpi:
 
 def find_mpi(folder):
     """The MPI libraries for which `folder` has a trainer."""
-    found = []
-    for name in ("openmpi", "mpich"):
-        binary = os.path.join(folder, name, "train_gpt_tost")
-        launcher = shutil.which(f"mpirun.{name}") or shutil.which("mpirun")
-        if launcher and os.access(binary, os.X_OK):
-            found.append(Mpi(name, launcher, os.path.abspath(binary)))
-    return found
+    all_of = [Mpi(name, shutil.which(f"mpirun.{name}") or shutil.which("mpirun"),
+                  os.path.abspath(os.path.join(folder, name, "train_gpt_tost"))) for name in ("openmpi", "mpich")]
+    return [mpi for mpi in all_of if mpi.launcher and os.access(mpi.binary, os.X_OK)]
 
 
 def environment(more=None):
@@ -83,8 +78,7 @@ class Result:
 def runs(pid):
     """True if the process runs; a zombie does not."""
     try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rpartition(")")[2].split()[0] not in "ZX"
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except OSError:
         return False
 
@@ -100,8 +94,7 @@ class Job:
             f.write('rank=${OMPI_COMM_WORLD_RANK:-${PMI_RANK:-0}}\n'
                     f'echo $$ > pid.$rank\ncase $rank in\n{cases}*) exec "$@" ;;\nesac\n')
         for rank in range(ranks):
-            with open(self.path(f"pid.{rank}"), "w"):
-                pass
+            pathlib.Path(self.path(f"pid.{rank}")).write_text("")
         self.files = [open(self.path(name), "w+", errors="replace") for name in ("stdout", "stderr")]
         self.process = subprocess.Popen([*on, *mpi.command(ranks, options), "sh", "start.sh", binary or mpi.binary,
                                          *args], cwd=folder, env=environment(more), stdin=subprocess.DEVNULL,
@@ -111,11 +104,10 @@ class Job:
         return os.path.join(self.folder, name)
 
     def pid(self, rank):
-        with open(self.path(f"pid.{rank}")) as f:
-            return int(f.read() or 0)
+        return int(pathlib.Path(self.path(f"pid.{rank}")).read_text() or 0)
 
     def alive(self):
-        return [pid for pid in map(self.pid, range(self.count)) if pid and runs(pid)]
+        return [pid for pid in map(self.pid, range(self.count)) if runs(pid)]
 
     def wait(self, condition, seconds=60):
         """Waits for a condition, or for the end of the run. Returns the condition."""
@@ -128,17 +120,10 @@ class Job:
         """Waits until rank 0 has printed something: then MPI_Init has ended on all ranks."""
         return self.wait(lambda: os.path.getsize(self.path("stdout")) > 0)
 
-    def rows(self):
-        try:
-            with open(self.path("run/log.csv"), "rb") as f:
-                return len(f.read().splitlines())
-        except OSError:
-            return 0
-
     def wait_steps(self, count):
-        """Waits until the run has logged `count` more steps."""
-        target = self.rows() + count
-        return self.wait(lambda: self.rows() >= target)
+        """Waits until the run has logged `count` steps."""
+        log = pathlib.Path(self.path("run/log.csv"))
+        return self.wait(lambda: log.exists() and log.read_bytes().count(b"\n") > count)
 
     def signal(self, number, rank=None):
         """Sends a signal to a rank, or to the launcher."""
@@ -158,16 +143,10 @@ class Job:
         for pid in [*self.alive(), *([self.process.pid] if self.process.poll() is None else [])]:
             os.kill(pid, signal.SIGKILL)
         self.process.wait()
-        texts = []
         for stream in self.files:
             stream.seek(0)
-            texts.append(stream.read())
-            stream.close()
-        return Result(self.process.returncode, texts[0], texts[1] + late, seconds)
-
-
-def run(case, mpi, ranks, args, **how):
-    return Job(case.dir, mpi, ranks, args, **how).finish()
+        out, err = (stream.read() for stream in self.files)
+        return Result(self.process.returncode, out, err + late, seconds)
 
 
 def resumed(case, fresh=()):

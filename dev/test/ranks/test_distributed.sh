@@ -1,23 +1,16 @@
 #!/bin/sh
-# shellcheck disable=SC2154,SC2046
-# Training on several ranks, with Open MPI and MPICH: distributed.py. Not part of `make test`. Skipped
-# without mpirun and mpicc, or without Python. MPI, SUITES and KILLS (per MPI library) select parts. The default leaves
-# out the suites whose result depends on the speed of the machine: timeout, network.
+# shellcheck disable=SC2154,SC2046,SC2086
+# Training on several ranks with MPI: distributed.py. Not part of `make test`. MPI, SUITES and KILLS (per MPI library)
+# select parts. The default leaves out the suites whose result depends on the speed of the machine: timeout, network.
 . "$(dirname "$0")/../lib.sh"
 
-tests=$repo/dev/test/ranks
 built=$repo/build/distributed
 if [ -n "${QUICK:-}" ]; then
     skip 'not a quick test: make test_all, or dev/test/ranks/test_distributed.sh ./train_gpt_tost'
     finish
 fi
-if ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
-    skip "$python is not Python 3.10 or later"
-    finish
-fi
 for mpi in plain ${MPI:-openmpi}; do
-    # shellcheck disable=SC2086
-    "$tests/build.sh" "$built" $mpi >build.log 2>&1
+    "$repo/dev/test/ranks/build.sh" "$built" $mpi >build.log 2>&1
     case $? in
         0) [ $mpi = plain ] || mpis=${mpis:+$mpis,}$mpi ;;
         3) skip "$mpi: no mpicc.$mpi (Debian: lib$mpi-dev)" ;;
@@ -25,8 +18,8 @@ for mpi in plain ${MPI:-openmpi}; do
     esac
 done
 [ -n "${mpis:-}" ] || finish
-"$python" "$tests/distributed.py" --binary "$built/plain/train_gpt_tost" --built "$built" --mpi "$mpis" \
-    --kills "${KILLS:-3}" --suites "${SUITES:-equal,parts,no_mpi,refusals,signals,kill}" >log 2>&1
+"$python" "$repo/dev/test/ranks/distributed.py" --built "$built" --mpi "$mpis" --kills "${KILLS:-3}" \
+    --suites "${SUITES:-equal,parts,refusals,signals,kill}" >log 2>&1
 status=$?
 grep -v '^distributed: [0-9]* passed' log
 set -- $(sed -n 's/^distributed: \([0-9]*\) passed, \([0-9]*\) failed, \([0-9]*\) skipped$/\1 \2 \3/p' log) 0 0 0
