@@ -12,7 +12,7 @@
 // Errors. A function that can fail on user input returns false (or NULL) and writes one line to *err that names the
 // option or file, the value and the fix. Only commands print it and choose the exit status.
 
-typedef struct { char text[1024]; } TostError;
+typedef struct { char text[1024]; } TextLine, TostError;   // printable, see text.h
 
 // Sets err->text to a printable text (below), with the middle of a long one replaced by an ellipsis. err->text may be
 // an argument. Always returns false.

@@ -14,15 +14,9 @@
 
 // Reads fd to its end or just past MAX_FILE_BYTES. The buffer grows, since the size of a pipe or /proc file is unknown.
 static bool read_all(Bytes* out, int fd) {
-    struct stat st;
-    size_t cap = 65536;
-    if (fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size > 0)
-        cap = (size_t)(st.st_size < MAX_FILE_BYTES ? st.st_size : MAX_FILE_BYTES) + 2;
-    out->data = xmalloc(cap);
-    out->size = 0;
-    while (out->size <= MAX_FILE_BYTES) {
-        if (cap - out->size < 2) out->data = xrealloc(out->data, cap *= 2);
-        ssize_t n = read(fd, out->data + out->size, cap - out->size - 1);
+    for (size_t cap = 0; out->size <= MAX_FILE_BYTES;) {
+        if (cap - out->size < 2) out->data = xrealloc(out->data, cap = cap ? 2 * cap : 65536);
+        const ssize_t n = read(fd, out->data + out->size, cap - out->size - 1);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0 && errno == EAGAIN && fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) & ~O_NONBLOCK) == 0) continue;
         if (n < 0) return false;
@@ -31,11 +25,6 @@ static bool read_all(Bytes* out, int fd) {
     }
     out->data[out->size] = 0;
     return true;
-}
-
-static bool is_fifo(int fd) {
-    struct stat st;
-    return fstat(fd, &st) == 0 && S_ISFIFO(st.st_mode);
 }
 
 ssize_t read_at(int fd, void* out, size_t n, uint64_t offset) {
@@ -50,22 +39,17 @@ ssize_t read_at(int fd, void* out, size_t n, uint64_t offset) {
     return (ssize_t)done;
 }
 
-// A FIFO that no process writes to is an error; it is opened with O_NONBLOCK, because open would wait for a writer.
 bool read_file(Bytes* out, const char* path, TostError* err) {
-    bool is_stdin = strcmp(path, "-") == 0;
+    const bool is_stdin = strcmp(path, "-") == 0;
+    const char* name = is_stdin ? "standard input" : path;
     *out = (Bytes){0};
-    int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    const int fd = is_stdin ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC);
     if (fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
     bool ok = read_all(out, fd);
-    if (!ok && errno == EISDIR) tost_error(err, "%s: is a folder: give a file name", path);
-    else if (!ok)
-        tost_error(err, "%s: cannot be read after %zu bytes: %s", is_stdin ? "standard input" : path,
-                   out->size, strerror(errno));
-    if (ok && out->size == 0 && !is_stdin && is_fifo(fd))
-        ok = tost_error(err, "%s: a FIFO that no process writes to: give a regular file", path);
-    if (ok && out->size > MAX_FILE_BYTES)
-        ok = tost_error(err, "%s: larger than %d bytes: give a smaller file",
-                        is_stdin ? "standard input" : path, MAX_FILE_BYTES);
+    if (!ok && errno == EISDIR) tost_error(err, "%s: is a folder: give a file name", name);
+    else if (!ok) tost_error(err, "%s: cannot be read after %zu bytes: %s", name, out->size, strerror(errno));
+    else if (out->size > MAX_FILE_BYTES)
+        ok = tost_error(err, "%s: larger than %d bytes: give a smaller file", name, MAX_FILE_BYTES);
     if (!ok) {
         free(out->data);
         *out = (Bytes){0};
@@ -118,49 +102,22 @@ char* path_dir(const char* path) {
     return xasprintf("%.*s", (int)n, path);
 }
 
-// argv[0] contains a slash, or is the name of a file in a folder of PATH.
-char* program_path(const char* argv0) {
-    if (strchr(argv0, '/')) return realpath(argv0, NULL);
-    const char* folders = getenv("PATH");
-    while (folders) {
-        const size_t n = strcspn(folders, ":");
-        char *dir = xasprintf("%.*s", (int)n, folders), *path = path_join(n ? dir : ".", argv0);
-        char* found = access(path, X_OK) == 0 && !is_dir(path) ? realpath(path, NULL) : NULL;
-        free(dir);
-        free(path);
-        if (found) return found;
-        folders = folders[n] ? folders + n + 1 : NULL;
-    }
-    return NULL;
-}
-
 // ---------------------------------------------------------------------------------------------
 // Globs
 
-static int compare_names(const void* a, const void* b) {
-    return strcmp(*(char* const*)a, *(char* const*)b);
-}
-
 bool expand_glob(PathList* out, const char* pattern, TostError* err) {
+    glob_t g = {0};
+    const bool is_name = path_exists(pattern);   // a file name may contain brackets
+    const int rc = is_name ? 0 : glob(pattern, GLOB_TILDE, NULL, &g);
     *out = (PathList){0};
-    if (path_exists(pattern)) {  // a file name may contain brackets
-        out->paths = xmalloc(sizeof *out->paths);
-        out->paths[out->count++] = xstrdup(pattern);
-        return true;
-    }
-    glob_t g;
-    int rc = glob(pattern, GLOB_NOSORT | GLOB_TILDE, NULL, &g);
-    if (rc == 0) {
-        out->paths = xmalloc(g.gl_pathc * sizeof *out->paths);
-        out->count = (int)g.gl_pathc;
-        for (int i = 0; i < out->count; i++) out->paths[i] = xstrdup(g.gl_pathv[i]);
-        qsort(out->paths, g.gl_pathc, sizeof *out->paths, compare_names);  // by bytes, independent of the locale
-        globfree(&g);
-        return true;
-    }
     if (rc == GLOB_NOMATCH) return tost_error(err, "%s: no file matches", pattern);
-    return tost_error(err, "%s: cannot be expanded: %s", pattern,
-                      rc == GLOB_NOSPACE ? "out of memory" : "read error");
+    if (rc != 0)
+        return tost_error(err, "%s: cannot be expanded: %s", pattern, rc == GLOB_NOSPACE ? "out of memory" : "read error");
+    out->count = is_name ? 1 : (int)g.gl_pathc;
+    out->paths = xmalloc((size_t)out->count * sizeof *out->paths);
+    for (int i = 0; i < out->count; i++) out->paths[i] = xstrdup(is_name ? pattern : g.gl_pathv[i]);
+    if (!is_name) globfree(&g);
+    return true;
 }
 
 void free_paths(PathList* list) {

@@ -18,11 +18,10 @@ bool  check_replaceable(const char* path, long offset, const char* text, TostErr
 bool  path_exists(const char* path);
 bool  is_dir(const char* path);
 char* path_join(const char* dir, const char* name);                // free()
-char* program_path(const char* argv0);                             // resolved, or NULL if not found; free()
 char* path_dir(const char* path);                                  // "a/b" -> "a", "b" -> "."; free()
 
 typedef struct { int count; char** paths; } PathList;
-bool expand_glob(PathList* out, const char* pattern, TostError* err);  // an error if nothing matches
+bool expand_glob(PathList* out, const char* pattern, TostError* err);   // sorted; an error if nothing matches
 void free_paths(PathList* list);
 
 #endif

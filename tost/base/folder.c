@@ -100,23 +100,22 @@ void remove_new_dirs(const char* path, size_t existing) {
     free(part);
 }
 
+static bool make_dir(const char* path, TostError* err) {
+    if (is_dir(path)) return true;
+    char* parent = path_dir(path);
+    bool ok = make_dir(parent, err);
+    const int why = ok && mkdir(path, 0777) != 0 ? errno : 0;
+    if (why && !is_dir(path))   // another process may have made it
+        ok = tost_error(err, "%s: the folder cannot be created: %s", path,
+                        why == EEXIST ? "a file has that name" : strerror(why));
+    else if (ok && !why) ok = sync_parent(path, err);
+    free(parent);
+    return ok;
+}
+
 bool make_dirs(const char* path, TostError* err) {
     const size_t existing = existing_dirs(path);
-    char* part = xstrdup(path);
-    bool ok = true;
-    for (size_t i = 1; ok; i++) {
-        char c = path[i - 1] ? path[i] : 0;
-        if (c != '/' && c != 0) continue;
-        part[i] = 0;
-        const int why = !part[0] || mkdir(part, 0777) == 0 ? 0 : errno;
-        if (why && !is_dir(part))
-            ok = tost_error(err, "%s: the folder cannot be created: %s", part,
-                            why == EEXIST ? "a file has that name" : strerror(why));
-        else if (!why && part[0]) ok = sync_parent(part, err);
-        if (c == 0) break;
-        part[i] = '/';
-    }
-    free(part);
+    const bool ok = make_dir(path, err);
     if (!ok) remove_new_dirs(path, existing);
     return ok;
 }

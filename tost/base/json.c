@@ -219,8 +219,7 @@ bool json_text_field(char* text, size_t* n_text, const char* json, size_t n, con
         size_t n_key;
         if (!json_key(&j, key, n + 1 - *n_text, &n_key)) return false;
         const bool wanted = n_key == strlen(name) && memcmp(key, name, n_key) == 0;
-        if (wanted && !json_string(&j, text, n + 1, n_text)) return tost_error(err, "\"%s\": %s", name, err->text);
-        if (!wanted && !json_skip(&j)) return false;
+        if (wanted ? !json_string(&j, text, n + 1, n_text) : !json_skip(&j)) return false;
         found |= wanted;
     }
     if (more < 0 || !json_at_end(&j)) return false;

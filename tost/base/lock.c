@@ -15,25 +15,18 @@
 static const char file_name[] = "run.lock";
 enum { NOTE_BYTES = 128 };
 
-// Describes the process that has the lock, from the note in the file: "process 4711", followed by " on HOST" if that is
-// another machine; "another process" if there is no note.
-static void name_holder(char text[2 * NOTE_BYTES], int fd) {
-    char note[NOTE_BYTES], host[NOTE_BYTES], here[NOTE_BYTES] = "";
-    long id;
-    const ssize_t n = pread(fd, note, sizeof note - 1, 0);
-    note[n > 0 ? n : 0] = 0;
-    const int fields = sscanf(note, "%ld %127s", &id, host);
-    if (gethostname(here, sizeof here - 1) != 0) here[0] = 0;
-    if (fields < 1) snprintf(text, 2 * NOTE_BYTES, "another process");
-    else if (fields < 2 || strcmp(host, here) == 0) snprintf(text, 2 * NOTE_BYTES, "process %ld", id);
-    else snprintf(text, 2 * NOTE_BYTES, "process %ld on %s", id, host);
+// Describes the process that has the lock, as it did itself in the file.
+static void name_holder(char text[NOTE_BYTES], int fd) {
+    const ssize_t n = pread(fd, text, NOTE_BYTES - 1, 0);
+    if (n > 0) text[n] = 0;
+    else snprintf(text, NOTE_BYTES, "another process");
 }
 
 // Writes process id and host, for error messages of other processes. Failure is harmless.
 static void write_note(int fd) {
     char host[NOTE_BYTES] = "";
-    if (gethostname(host, sizeof host - 1) != 0) host[0] = 0;
-    if (ftruncate(fd, 0) == 0) dprintf(fd, "%ld %s\n", (long)getpid(), host);
+    gethostname(host, sizeof host - 1);
+    if (ftruncate(fd, 0) == 0) dprintf(fd, "process %ld on %s", (long)getpid(), host);
 }
 
 // False if the file was removed or replaced in the meantime.
@@ -51,7 +44,7 @@ static LockResult take(Lock* lock, const char* folder, TostError* err) {
         }
         lock->unsupported = flock(lock->fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
         if (lock->unsupported == EWOULDBLOCK) {
-            char who[2 * NOTE_BYTES];
+            char who[NOTE_BYTES];
             name_holder(who, lock->fd);
             tost_error(err, "%s is in use by %s: wait until it ends, stop it, or give another --out", folder, who);
             close(lock->fd);

@@ -67,32 +67,17 @@ void free_pages(void* p, size_t bytes) {
 }
 void poison_redzone(void* p) { __asan_poison_memory_region(p, REDZONE_BYTES); }
 #else
-enum { HUGE_PAGE = 2 << 20, HUGE_FROM = 4 << 20 };
-
-// Size of the mapping for an allocation: whole pages, or huge pages if large; 0 on overflow.
-static size_t mapped_size(size_t bytes) {
-    size_t unit = bytes >= HUGE_FROM ? HUGE_PAGE : (size_t)sysconf(_SC_PAGESIZE);
-    if (bytes > SIZE_MAX - 2 * unit) return 0;
-    return ((bytes ? bytes : 1) + unit - 1) / unit * unit;
-}
-
 void* alloc_pages(size_t bytes) {
-    size_t size = mapped_size(bytes);
-    size_t slack = bytes >= HUGE_FROM ? HUGE_PAGE : 0;  // extra room to align the mapping to a huge page
-    if (!size) return NULL;
-    char* raw = mmap(NULL, size + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (raw == MAP_FAILED) return NULL;
-    if (!slack) return raw;
-    size_t head = (HUGE_PAGE - (uintptr_t)raw % HUGE_PAGE) % HUGE_PAGE;
-    if (head) munmap(raw, head);
-    if (slack - head) munmap(raw + head + size, slack - head);
+    const size_t size = bytes ? bytes : 1;   // the kernel rounds it up to whole pages
+    void* p = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) return NULL;
 #ifdef MADV_HUGEPAGE
-    madvise(raw + head, size, MADV_HUGEPAGE);  // a hint, which may fail
+    madvise(p, size, MADV_HUGEPAGE);   // a hint, which may fail
 #endif
-    return raw + head;
+    return p;
 }
 
 void free_pages(void* p, size_t bytes) {
-    if (p) munmap(p, mapped_size(bytes));
+    if (p) munmap(p, bytes ? bytes : 1);
 }
 #endif

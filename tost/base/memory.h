@@ -13,7 +13,7 @@ void* xrealloc(void* p, size_t bytes);
 char* xstrdup(const char* s);
 char* xasprintf(const char* fmt, ...) PRINTF_LIKE(1, 2);
 char* xvasprintf(const char* fmt, va_list ap) PRINTF_LIKE(1, 0);
-void* alloc_pages(size_t bytes);                   // zeroed, 64-byte aligned, huge pages if large; or NULL
+void* alloc_pages(size_t bytes);                   // zeroed, 64-byte aligned, huge pages if possible; or NULL
 void  free_pages(void* p, size_t bytes);           // bytes: as for alloc_pages
 
 // Sanitizer builds put REDZONE_BYTES of inaccessible memory between the parts of one allocation.

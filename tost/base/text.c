@@ -97,26 +97,25 @@ void print_line(FILE* out, const char* fmt, ...) {
     free(line);
 }
 
-char* human_count(char buf[32], double n) {
-    static const char units[] = "KMBT";
-    if (!(fabs(n) >= 1000)) {
-        snprintf(buf, 32, n == floor(n) ? "%.0f" : "%.1f", n);
-        return buf;
-    }
+// n in the largest of the units that leaves it at least 1, with `digits` after the point.
+static char* scaled(char buf[32], double n, double step, const char* units, int digits, const char* space,
+                    const char* suffix) {
     int u = 0;
-    for (n /= 1000; fabs(n) >= 999.95 && u < 3; u++) n /= 1000;  // 999.95 would be printed as 1000.0
-    snprintf(buf, 32, fabs(n) < 1e9 ? "%.1f%c" : "%.3g%c", n, units[u]);
+    const double last = step - 0.5 * pow(10, -digits);   // would be printed as step
+    for (n /= step; fabs(n) >= last && units[u + 1]; u++) n /= step;
+    if (fabs(n) < 1e9) snprintf(buf, 32, "%.*f%s%c%s", digits, n, space, units[u], suffix);
+    else snprintf(buf, 32, "%.3g%s%c%s", n, space, units[u], suffix);
+    return buf;
+}
+
+char* human_count(char buf[32], double n) {
+    if (fabs(n) >= 1000) return scaled(buf, n, 1000, "KMBT", 1, "", "");
+    snprintf(buf, 32, n == floor(n) ? "%.0f" : "%.1f", n);
     return buf;
 }
 
 char* human_bytes(char buf[32], double n) {
-    static const char units[] = "KMGTPE";
-    if (!(fabs(n) >= 1024)) {
-        snprintf(buf, 32, "%.0f B", n);
-        return buf;
-    }
-    int u = 0;
-    for (n /= 1024; fabs(n) >= 1023.995 && u < 5; u++) n /= 1024;
-    snprintf(buf, 32, fabs(n) < 1e9 ? "%.2f %ciB" : "%.3g %ciB", n, units[u]);
+    if (fabs(n) >= 1024) return scaled(buf, n, 1024, "KMGTPE", 2, " ", "iB");
+    snprintf(buf, 32, "%.0f B", n);
     return buf;
 }

@@ -39,7 +39,6 @@ char* vprintable_text(const char* fmt, va_list ap) PRINTF_LIKE(1, 0);   // of a 
 void  print_line(FILE* out, const char* fmt, ...) PRINTF_LIKE(2, 3);    // one printable line and a line break
 
 // A printable text, with the middle of a long one replaced by an ellipsis.
-typedef struct { char text[1024]; } TextLine;
 TextLine text_line(const char* fmt, ...) PRINTF_LIKE(1, 2);
 TextLine vtext_line(const char* fmt, va_list ap) PRINTF_LIKE(1, 0);
 

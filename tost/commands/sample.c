@@ -115,7 +115,7 @@ static bool write_one(Sampling* s, TostError* err) {
     Text text = new_text(s, 0, 0, NULL);
     s->generator.piece = write_piece;
     write_piece(NULL, prompt->text, prompt->n);
-    const bool ok = generate_together(&text, 1, &s->seconds, &s->generator, s->o->tokens, err);
+    const bool ok = generate(&text, 1, &s->seconds, &s->generator, s->o->tokens, err);
     putchar('\n');
     s->tokens += text.tokens;
     return ok && flush_stdout(err);
@@ -141,7 +141,7 @@ static bool write_many(Sampling* s, TostError* err) {
     s->generator.piece = collect_piece;
     for (int n; ok && (n = choose_samples(samples, s)) > 0;) {
         for (int i = 0; i < n; i++) texts[i] = new_text(s, samples[i].at, samples[i].sample, &samples[i].text);
-        ok = generate_together(texts, n, &s->seconds, &s->generator, s->o->tokens, err);
+        ok = generate(texts, n, &s->seconds, &s->generator, s->o->tokens, err);
         for (int i = 0; i < n; i++) {
             if (ok) keep_output(s, &samples[i], &texts[i]);
             s->tokens += texts[i].tokens;

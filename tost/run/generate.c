@@ -14,15 +14,14 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/memory.h"
-#include "base/openmp.h"
 
 enum { BEGIN_MULTIPLE = 16 };
 
 typedef struct {
     Text*           text;
-    int32_t*        ids;       // (block_size) its tokens in the decode state
-    const uint32_t* rest;      // (n_rest) tokens of the prompt that are not in the decode state yet
-    size_t          n_rest;
+    int32_t*        ids;       // (block_size) its prompt, and its tokens in the decode state
+    int             length;    // of the prompt; 0 when the decode state was rebuilt
+    Sampler         sampler;
     char*           held;      // (n_held) bytes not passed to the sink yet, which may begin the stop text
     size_t          n_held;
     bool            done;      // the row stays in the decode state until that is rebuilt
@@ -31,15 +30,11 @@ typedef struct {
 typedef struct {
     const Generator* g;
     int64_t  max_tokens;
-    uint32_t eot;
     int      n, count;         // rows; tokens of each in the decode state
     Row*     rows;
     int32_t* next;             // (n) the next token of each row
     int32_t* tokens;           // (n,T) for the engine
     float*   logits;           // (n,V) after the last token
-    Sampler* samplers;         // (n_samplers) one per thread
-    int      n_samplers;
-    int      threads;          // of the next draw: the engine may change the number between passes
 } Batch;
 
 // ---------------------------------------------------------------------------------------------
@@ -110,6 +105,7 @@ static void batch_append(Batch* b) {
         int32_t* ids = b->rows[r].ids;
         memmove(ids, ids + block - (keep - 1), (size_t)(keep - 1) * sizeof *ids);
         ids[keep - 1] = b->next[r];
+        b->rows[r].length = 0;
     }
     batch_begin(b, keep);
 }
@@ -143,7 +139,7 @@ static void row_write(Row* row, const Generator* g, const char* bytes, size_t n)
 // Adds a sampled token to its text. If the text ends without the stop text, passes on the bytes held back for it.
 static void row_take(Row* row, const Batch* b, int32_t id) {
     const Generator* g = b->g;
-    if (id == (int32_t)b->eot) {
+    if (id == tokenizer_eot(g->tokenizer)) {
         row_finish(row, FINISH_END_OF_TEXT);
     } else {
         size_t n;
@@ -160,57 +156,49 @@ static void row_take(Row* row, const Batch* b, int32_t id) {
 // The loop
 
 // True if the row's next token is sampled, not part of its prompt.
-static bool samples_next(const Row* row) { return !row->done && row->n_rest == 0; }
+static bool samples_next(const Batch* b, const Row* row) { return !row->done && b->count >= row->length; }
 
 // Chooses the next token of each row: from its prompt, or sampled. The token of a row that is done is not used.
 static void choose_tokens(Batch* b) {
     const size_t V = (size_t)b->g->config->vocab_size;
-    b->threads = threads_max() < b->n_samplers ? threads_max() : b->n_samplers;
-    #pragma omp parallel for schedule(static) num_threads(b->threads) if (b->n > 1)
+    #pragma omp parallel for schedule(static) if (b->n > 1)
     for (int r = 0; r < b->n; r++) {
         Row* row = &b->rows[r];
-        if (samples_next(row))
-            b->next[r] = sampler_draw(&b->samplers[thread_index()], b->logits + r * V, &b->g->options, &row->text->rng);
-        else b->next[r] = row->n_rest > 0 ? (int32_t)*row->rest : 0;
+        if (samples_next(b, row))
+            b->next[r] = sampler_draw(&row->sampler, b->logits + r * V, &b->g->options, &row->text->rng);
+        else b->next[r] = b->count < row->length ? row->ids[b->count] : 0;
     }
 }
 
-// Adds the sampled tokens to the texts. Sets *left to the number of rows that are not done.
-static bool take_tokens(int* left, Batch* b, TostError* err) {
-    *left = 0;
-    for (int r = 0; r < b->n; r++) {
+// Adds the sampled tokens to the texts. Returns whether there was one.
+static bool take_tokens(Batch* b, bool* ok, TostError* err) {
+    bool sampled = false;
+    for (int r = 0; r < b->n && *ok; r++) {
         Row* row = &b->rows[r];
-        if (samples_next(row)) {
-            if (b->next[r] < 0)
-                return tost_error(err, "the logits after %lld tokens are not numbers; the weights have diverged: use "
-                                  "an earlier checkpoint (--model)", (long long)row->text->tokens);
-            row_take(row, b, b->next[r]);
-        } else if (row->n_rest > 0) {
-            row->rest++;
-            row->n_rest--;
-        }
-        *left += !row->done;
+        if (!samples_next(b, row)) continue;
+        sampled = true;
+        if (b->next[r] >= 0) row_take(row, b, b->next[r]);
+        else *ok = tost_error(err, "the logits after %lld tokens are not numbers; the weights have diverged: use an "
+                              "earlier checkpoint (--model)", (long long)row->text->tokens);
     }
-    return true;
+    return sampled;
 }
 
-static bool any_samples_next(const Batch* b) {
-    for (int r = 0; r < b->n; r++)
-        if (samples_next(&b->rows[r])) return true;
-    return false;
+static int rows_left(const Batch* b) {
+    int left = 0;
+    for (int r = 0; r < b->n; r++) left += !b->rows[r].done;
+    return left;
 }
 
 static bool batch_run(Batch* b, double* seconds, TostError* err) {
-    double start = 0;
-    int left = b->n;
     bool ok = true;
-    while (ok && left > 0) {
-        if (start == 0 && any_samples_next(b)) start = now_seconds();
+    while (ok && rows_left(b) > 0) {
+        const double start = now_seconds();
         choose_tokens(b);
-        ok = take_tokens(&left, b, err);
-        if (ok && left > 0) batch_append(b);
+        const bool sampled = take_tokens(b, &ok, err);
+        if (ok && rows_left(b) > 0) batch_append(b);
+        if (sampled) *seconds += now_seconds() - start;
     }
-    *seconds += now_seconds() - start;
     return ok;
 }
 
@@ -231,65 +219,42 @@ static bool check_prompt(const Generator* g, const Text* text, TostError* err) {
 
 // Number of tokens of each prompt with which the decode state begins.
 static int begin_length(const Batch* b, const Text* texts) {
-    const TostConfig* c = b->g->config;
-    int shortest = prompt_length(c, texts[0].n_prompt);
-    for (int i = 1; i < b->n; i++) {
-        const int length = prompt_length(c, texts[i].n_prompt);
-        shortest = length < shortest ? length : shortest;
-    }
-    const int group = generate_group(c, texts[0].n_prompt);
+    const int group = generate_group(b->g->config, texts[0].n_prompt);
+    int shortest = b->rows[0].length;
+    for (int i = 1; i < b->n; i++)
+        if (b->rows[i].length < shortest) shortest = b->rows[i].length;
     return group ? group : shortest;
 }
 
-static void row_start(Row* row, const Batch* b, Text* text, int begin) {
-    const TostConfig* c = b->g->config;
-    const int length = prompt_length(c, text->n_prompt);
-    const uint32_t* prompt = text->n_prompt > 0 ? text->prompt + text->n_prompt - length : &b->eot;
-    *row = (Row){.text = text, .ids = xmalloc((size_t)c->block_size * sizeof *row->ids), .rest = prompt + begin,
-                 .n_rest = (size_t)(length - begin)};
-    for (int i = 0; i < begin; i++) row->ids[i] = (int32_t)prompt[i];
+static void row_start(Row* row, const Generator* g, Text* text) {
+    const int length = prompt_length(g->config, text->n_prompt);
+    *row = (Row){.text = text, .length = length, .sampler = sampler_new(tokenizer_size(g->tokenizer)),
+                 .ids = xmalloc((size_t)g->config->block_size * sizeof *row->ids)};
+    row->ids[0] = tokenizer_eot(g->tokenizer);
+    for (int i = 0; text->n_prompt > 0 && i < length; i++)
+        row->ids[i] = (int32_t)text->prompt[text->n_prompt - (size_t)length + (size_t)i];
     text->tokens = 0;
     text->finish = FINISH_LENGTH;
 }
 
-bool generate_together(Text* texts, int n, double* seconds, const Generator* g, int64_t max_tokens, TostError* err) {
+bool generate(Text* texts, int n, double* seconds, const Generator* g, int64_t max_tokens, TostError* err) {
     for (int i = 0; i < n; i++)
         if (!check_prompt(g, &texts[i], err)) return false;
-    Batch b = {.g = g, .max_tokens = max_tokens, .eot = (uint32_t)tokenizer_eot(g->tokenizer), .n = n};
     const size_t longest = (size_t)g->config->block_size, V = (size_t)g->config->vocab_size;
-    const int begin = begin_length(&b, texts);
-    b.rows = xmalloc((size_t)n * sizeof *b.rows);
-    b.next = xmalloc((size_t)n * sizeof *b.next);
-    b.tokens = xmalloc((size_t)n * longest * sizeof *b.tokens);
-    b.logits = xmalloc((size_t)n * V * sizeof *b.logits);
-    for (int i = 0; i < n; i++) row_start(&b.rows[i], &b, &texts[i], begin);
-    bool ok = true;
-    if (max_tokens > 0) {
-        batch_begin(&b, begin);
-        b.n_samplers = n > 1 ? threads_max() : 1;
-        b.samplers = xmalloc((size_t)b.n_samplers * sizeof *b.samplers);
-        for (int i = 0; i < b.n_samplers; i++) b.samplers[i] = sampler_new(tokenizer_size(g->tokenizer));
-        ok = batch_run(&b, seconds, err);
-    }
-    for (int i = 0; i < b.n_samplers; i++) sampler_free(&b.samplers[i]);
+    Batch b = {.g = g, .max_tokens = max_tokens, .n = n, .rows = xmalloc((size_t)n * sizeof *b.rows),
+               .next = xmalloc((size_t)n * sizeof *b.next), .tokens = xmalloc((size_t)n * longest * sizeof *b.tokens),
+               .logits = xmalloc((size_t)n * V * sizeof *b.logits)};
+    for (int i = 0; i < n; i++) row_start(&b.rows[i], g, &texts[i]);
+    if (max_tokens > 0) batch_begin(&b, begin_length(&b, texts));
+    const bool ok = max_tokens <= 0 || batch_run(&b, seconds, err);
     for (int i = 0; i < n; i++) {
+        sampler_free(&b.rows[i].sampler);
         free(b.rows[i].ids);
         free(b.rows[i].held);
     }
-    free(b.samplers);
     free(b.logits);
     free(b.tokens);
     free(b.next);
     free(b.rows);
-    return ok;
-}
-
-bool generate(GenerateResult* result, const Generator* g, const uint32_t* prompt, size_t n_prompt, int64_t max_tokens,
-              Rng* rng, TostError* err) {
-    Text text = {.prompt = prompt, .n_prompt = n_prompt, .rng = *rng, .context = g->context};
-    *result = (GenerateResult){0};
-    const bool ok = generate_together(&text, 1, &result->seconds, g, max_tokens, err);
-    *rng = text.rng;
-    result->tokens = text.tokens;
     return ok;
 }

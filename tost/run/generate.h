@@ -16,7 +16,6 @@ typedef struct {
     const Tokenizer*  tokenizer;
     SamplerOptions    options;
     PieceSink         piece;
-    void*             context;   // passed to piece by generate
     const char*       stop;      // a text ends before its first occurrence; NULL: none
 } Generator;
 
@@ -32,25 +31,20 @@ typedef struct {
     Finish          finish;
 } Text;
 
-typedef struct { int64_t tokens; double seconds; } GenerateResult;   // seconds: excluding the prompt
-
 // Maximum number of texts generated together. In a product of up to this many rows, the bits of a row do not depend on
 // the number of rows.
 enum { MAX_TEXTS_TOGETHER = TOST_FEW_ROWS };
 
-// Generates up to max_tokens tokens after a prompt with the recurrent decode. Stops at <|endoftext|>, which is neither
-// passed to piece nor counted. An empty prompt starts from <|endoftext|>.
+// Generates up to max_tokens tokens after each of n prompts with the recurrent decode; n is at most MAX_TEXTS_TOGETHER
+// and TostEngineOptions.max_batch, and the prompts have the same generate_group. With the CPU engine's built-in products
+// each text is the same as if generated alone. Stops at <|endoftext|>, which is neither passed to piece nor counted. An
+// empty prompt starts from <|endoftext|>.
 // A prompt longer than block_size is truncated to its last max(1, block_size/2) tokens. When all block_size positions
 // are used, the next token rebuilds the decode state from the last max(1, block_size/2) tokens including itself.
 // If a stop text is given, bytes that may be its beginning are held back until it is certain that they are not.
-// Fails if the tokenizer is larger than the vocabulary, the prompt has invalid ids, or all logits are NaN or -infinity.
-bool generate(GenerateResult* result, const Generator* g, const uint32_t* prompt, size_t n_prompt, int64_t max_tokens,
-              Rng* rng, TostError* err);
-
-// The same for n texts, at most MAX_TEXTS_TOGETHER and TostEngineOptions.max_batch. Their prompts must have the same
-// generate_group. With the CPU engine's built-in products each text is the same as if generated alone. Adds the time,
-// excluding the prompts, to *seconds.
-bool generate_together(Text* texts, int n, double* seconds, const Generator* g, int64_t max_tokens, TostError* err);
+// Fails if the tokenizer is larger than the vocabulary, a prompt has invalid ids, or all logits are NaN or -infinity.
+// Adds the time, excluding the prompts, to *seconds.
+bool generate(Text* texts, int n, double* seconds, const Generator* g, int64_t max_tokens, TostError* err);
 
 // Prompts of one group can be decoded together.
 int generate_group(const TostConfig* c, size_t n_prompt);

@@ -43,12 +43,11 @@ static uint32_t params_crc(const Run* r) {
 }
 
 static uint32_t program_crc(const Run* r) {
-    char* path = path_exists("/proc/self/exe") ? xstrdup("/proc/self/exe") : program_path(r->o.program);
+    const char* path = path_exists("/proc/self/exe") ? "/proc/self/exe" : r->o.program;
     Bytes bytes = {0};
     TostError ignored;
-    const uint32_t crc = path && read_file(&bytes, path, &ignored) ? crc32_update(0, bytes.data, bytes.size) : 0;
+    const uint32_t crc = read_file(&bytes, path, &ignored) ? crc32_update(0, bytes.data, bytes.size) : 0;
     free(bytes.data);
-    free(path);
     return crc;
 }
 

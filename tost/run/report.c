@@ -277,16 +277,17 @@ bool report_sample(Run* r, TostError* err) {
     enum { SAMPLE_STREAM = 0x5A3 };
     const Options* o = &r->o;
     if (!r->tokenizer || o->sample_every == 0 || r->progress.quiet || signals_received()) return true;
-    Rng rng = rng_seeded((uint64_t)o->seed, (uint64_t)SAMPLE_STREAM << 48 | (uint64_t)r->info.step);
-    GenerateResult result;
     char* text = NULL;
+    double seconds = 0;
     size_t n = 0;
     Sample sample = {r, open_memstream(&text, &n), 0, false};
     const Generator generator = {.pieces = &r->pieces, .config = &o->config,
                                  .tokenizer = r->tokenizer, .options = {o->temperature, o->top_k, o->top_p},
-                                 .piece = append_token, .context = &sample};
+                                 .piece = append_token};
+    Text continued = {.context = &sample, .rng = rng_seeded((uint64_t)o->seed, (uint64_t)SAMPLE_STREAM << 48
+                                                                               | (uint64_t)r->info.step)};
     progress_start(&r->progress);
-    const bool ok = generate(&result, &generator, NULL, 0, o->sample_tokens, &rng, err);
+    const bool ok = generate(&continued, 1, &seconds, &generator, o->sample_tokens, err);
     fclose(sample.text);
     if (ok) {
         progress_text(&r->progress, "sample after step %lld:%s", (long long)r->info.step, sample.interrupted

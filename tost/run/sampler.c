@@ -1,5 +1,4 @@
-// sampler.c: sampling a token from logits. top-k and top-p do not sort: a radix search over histograms of counts or
-// probabilities finds the last token to keep.
+// sampler.c: sampling a token from logits. top-k and top-p do not sort: a search bit by bit finds the last token to keep.
 #include "run/sampler.h"
 
 #include <float.h>
@@ -17,8 +16,7 @@ Sampler sampler_new(int n_ids) {
                      .weight = xmalloc((size_t)n_ids * sizeof(float)),
                      .key = xmalloc((size_t)n_ids * sizeof(uint32_t)),
                      .id = xmalloc((size_t)n_ids * sizeof(int32_t)),
-                     .tied = xmalloc((size_t)n_ids * sizeof(int32_t)),
-                     .bins = xmalloc(2 * sizeof(Bins))};
+                     .tied = xmalloc((size_t)n_ids * sizeof(int32_t))};
 }
 
 void sampler_free(Sampler* s) {
@@ -26,8 +24,6 @@ void sampler_free(Sampler* s) {
     free(s->key);
     free(s->id);
     free(s->tied);
-    free(s->bins);
-    *s = (Sampler){0};
 }
 
 // In lanes, so that it vectorizes: a maximum by `omp simd reduction` is not defined for NaN and -infinity.
@@ -80,62 +76,35 @@ static void begin_ranking(Sampler* s, const float* restrict logits) {
 // those with this key.
 typedef struct { uint32_t key; int ties; } Cut;
 
-// Adds up the candidates, by their bits key >> shift & mask: their number, or their total weight if weight is given.
-// `list`: only these n. The sum of a bin is sum[0] + sum[1]; adding to one alone would wait for the last addition.
-static void histogram(Bins sum[2], const uint32_t* key, const float* weight, const int32_t* list, int n,
-                      int shift, uint32_t mask) {
-    memset(sum, 0, 2 * sizeof *sum);
-    if (list)
-        for (int j = 0; j < n; j++) sum[j & 1][key[list[j]] >> shift & mask] += weight ? (double)weight[list[j]] : 1.0;
-    else if (weight)
-        for (int i = 0; i < n; i++) sum[i & 1][key[i] >> shift & mask] += (double)weight[i];
-    else
-        for (int i = 0; i < n; i++) sum[i & 1][key[i] >> shift & mask] += 1.0;
-}
-
-// The first bin, from above, at which *above plus its sum reaches the target, or else the last one that is not empty.
-// *above becomes the sum of the bins above it.
-static uint32_t find_bin(double* above, Bins sum[2], double target) {
-    uint32_t found = 0;
-    double before = *above;
-    for (int b = BINS - 1; b >= 0; b--) {
-        const double in_bin = sum[0][b] + sum[1][b];
-        if (in_bin == 0) continue;
-        found = (uint32_t)b;
-        *above = before;
-        before += in_bin;
-        if (before >= target) break;
-    }
-    return found;
-}
-
-// Writes those of n candidates (in `list`, or all) whose key >> shift is `prefix`, in order. Returns their number.
-static int select_prefix(int32_t* to, const uint32_t* key, const int32_t* list, int n, int shift, uint32_t prefix) {
-    int count = 0;
-    for (int j = 0; j < n; j++) {
-        const int32_t i = list ? list[j] : j;
-        to[count] = i;   // overwritten unless counted
-        count += key[i] >> shift == prefix;
-    }
-    return count;
-}
-
 // The cut at which the number (weight NULL) or the total weight of the candidates reaches the target. At least one
-// is kept. Three levels of the radix search find the 32 bits of the key.
+// is kept. Finds the key bit by bit, from the highest: s->tied has the candidates with the bits found so far, and
+// `above` is the sum of those with larger ones.
 static Cut find_cut(const Sampler* s, const float* weight, double target) {
-    static const struct { int shift; uint32_t mask; } levels[] = {{21, 0x7ff}, {10, 0x7ff}, {0, 0x3ff}};
     double above = 0;
-    const int32_t* list = NULL;
-    uint32_t prefix = 0;
+    uint32_t key = 0;
     int n = s->n;
-    for (size_t l = 0; l < countof(levels); l++) {
-        histogram(s->bins, s->key, weight, list, n, levels[l].shift, levels[l].mask);
-        prefix = prefix * (levels[l].mask + 1) + find_bin(&above, s->bins, target);
-        n = select_prefix(s->tied, s->key, list, n, levels[l].shift, prefix);
-        list = s->tied;
+    for (int i = 0; i < n; i++) s->tied[i] = i;
+    for (int bit = 31; bit >= 0; bit--) {
+        double sum = 0;
+        int ones = 0, kept = 0;
+        for (int j = 0; j < n; j++) {
+            const int32_t i = s->tied[j];
+            const bool one = s->key[i] >> bit & 1;
+            sum += one ? (weight ? (double)weight[i] : 1.0) : 0.0;
+            ones += one;
+        }
+        const uint32_t found = ones == n || (ones > 0 && above + sum >= target);
+        if (!found) above += sum;
+        key = key << 1 | found;
+        for (int j = 0; j < n; j++) {
+            const int32_t i = s->tied[j];
+            s->tied[kept] = i;   // overwritten unless kept
+            kept += (s->key[i] >> bit & 1) == found;
+        }
+        n = kept;
     }
     const double ties = ceil((target - above) / (weight ? (double)weight[s->tied[0]] : 1.0));
-    return (Cut){prefix, ties < 1 ? 1 : ties > n ? n : (int)ties};
+    return (Cut){key, ties < 1 ? 1 : ties > n ? n : (int)ties};
 }
 
 // Removes the candidates below the cut.

@@ -15,9 +15,6 @@ typedef struct {
     double top_p;         // 1: all tokens
 } SamplerOptions;
 
-enum { BINS = 1 << 11 };
-typedef double Bins[BINS];
-
 // Buffers for n_ids tokens. n_ids is the tokenizer's size: ids of a padded vocabulary (>= n_ids) are never sampled.
 typedef struct {
     int       n_ids;
@@ -26,7 +23,6 @@ typedef struct {
     uint32_t* key;        // their logits as integers that compare in the same order
     int32_t*  id;         // increasing
     int32_t*  tied;       // candidates whose keys begin with the same bits
-    Bins*     bins;       // (2) histograms of keys; on the heap, for small stacks
 } Sampler;
 
 Sampler sampler_new(int n_ids);

@@ -126,11 +126,12 @@ static char* find_val_data(const char* glob) {
 
 // The starter data of "make install", in PREFIX/share for a program in PREFIX/bin; NULL if there is none. free()
 static char* installed_data(const char* program) {
-    char *path = program_path(program), *bin = path ? path_dir(path) : NULL, *prefix = bin ? path_dir(bin) : NULL;
+    char* exe = realpath(path_exists("/proc/self/exe") ? "/proc/self/exe" : program, NULL);
+    char *bin = exe ? path_dir(exe) : NULL, *prefix = bin ? path_dir(bin) : NULL;
     char* data = prefix ? path_join(prefix, "share/train_gpt_tost/starter/starter_train_000000.bin") : NULL;
     free(prefix);
     free(bin);
-    free(path);
+    free(exe);
     if (data && path_exists(data)) return data;
     free(data);
     return NULL;

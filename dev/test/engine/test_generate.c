@@ -76,17 +76,14 @@ static void check_group(Checks* c, const Generator* g, Case* cases, int n) {
         cases[i].out.n = 0;
         texts[i] = (Text){.prompt = cases[i].prompt, .n_prompt = cases[i].n_prompt, .context = &cases[i].out};
     }
-    const bool ok = generate_together(texts, n, &seconds, g, MAX_TOKENS, &err);
+    const bool ok = generate(texts, n, &seconds, g, MAX_TOKENS, &err);
     check(c, ok, "%d texts together: %s", n, ok ? "" : err.text);
     for (int i = 0; i < n; i++) {
         Output alone = {.n = 0};
-        Generator one = *g;
-        GenerateResult result;
-        Rng rng = {{0}};
-        one.context = &alone;
-        must(generate(&result, &one, cases[i].prompt, cases[i].n_prompt, MAX_TOKENS, &rng, &err), "generate", &err);
+        Text one = {.prompt = cases[i].prompt, .n_prompt = cases[i].n_prompt, .context = &alone};
+        must(generate(&one, 1, &seconds, g, MAX_TOKENS, &err), "generate", &err);
         const bool same = alone.n == cases[i].out.n && memcmp(alone.data, cases[i].out.data, alone.n) == 0;
-        check(c, same && result.tokens == texts[i].tokens,
+        check(c, same && one.tokens == texts[i].tokens,
               "text %d of %d together, with a prompt of %zu tokens, differs from the same text alone", i, n,
               cases[i].n_prompt);
         any_end |= texts[i].finish == FINISH_END_OF_TEXT;
@@ -170,7 +167,7 @@ static void test_stop(Checks* c, const Tokenizer* tokenizer) {
         Text text = {.context = &out};
         double seconds = 0;
         TostError err;
-        const bool ok = generate_together(&text, 1, &seconds, &g, cases[i].max_tokens, &err);
+        const bool ok = generate(&text, 1, &seconds, &g, cases[i].max_tokens, &err);
         check(c, ok && out.n == strlen(cases[i].text) && memcmp(out.data, cases[i].text, out.n) == 0,
               "stop %s in %s: expected %s, got %.*s", cases[i].stop, cases[i].script, cases[i].text, (int)out.n,
               out.data);
@@ -194,7 +191,7 @@ static void test_prompts(Checks* c) {
         {"a.txt", "{\"prompt\": \"a\\nb\"}\n\n{\"x\": [1, {}], \"prompt\": \"\"}", "1=a\nb;3=;", NULL},
         {"a.txt", "\xef\xbb\xbf\n {\"prompt\": \"a\"}\n", "2=a;", NULL},
         {"A.JSONL", "{\"prompt\": \"b\"}\n{\"prompt\": \"c\", \"prompt\": \"dd\"}\r\n", "1=b;2=dd;", NULL},
-        {"a.jsonl", "{\"prompt\": \"b\"}\n{\"prompt\": 5}\n", NULL, "a.jsonl: line 2: \"prompt\" is not a string"},
+        {"a.jsonl", "{\"prompt\": \"b\"}\n{\"prompt\": 5}\n", NULL, "a.jsonl: line 2: byte 11: expected a string"},
         {"a.jsonl", "{\"prompt\": \"\xff\"}\n", NULL, "UTF-8"},
     };
     char* dir = new_folder();

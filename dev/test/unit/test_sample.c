@@ -250,16 +250,16 @@ static void check_generate(Checks* c, const Tokenizer* tokenizer, const Generate
     m->script = script;
     const size_t n = tokenizer_encode(tokenizer, prompt, s->prompt, strlen(s->prompt));
     Sink sink = {.stop_at = s->stop_at};
-    GenerateResult result;
-    Rng rng = rng_seeded(0, 0);
+    Text text = {.prompt = prompt, .n_prompt = n, .context = &sink};
+    double seconds = 0;
     Pieces pieces = {.engine = &fake, .model = m, .max_piece = config.block_size};
-    const Generator generator = {&pieces, &config, tokenizer, {0, 0, 1}, take_piece, &sink, NULL};
-    bool ok = generate(&result, &generator, prompt, n, s->max_tokens, &rng, &err);
+    const Generator generator = {&pieces, &config, tokenizer, {0, 0, 1}, take_piece, NULL};
+    const bool ok = generate(&text, 1, &seconds, &generator, s->max_tokens, &err);
     if (s->error) check_refused(c, ok, &err, s->error, s->what);
     else check(c, ok, "%s: %s", s->what, err.text);
     check(c, strcmp(sink.text, s->text) == 0, "%s: expected '%s', got '%s'", s->what, s->text, sink.text);
-    check(c, result.tokens == s->tokens && result.seconds >= 0, "%s: expected %d tokens, got %d", s->what,
-          s->tokens, (int)result.tokens);
+    check(c, text.tokens == s->tokens && seconds >= 0, "%s: expected %d tokens, got %d", s->what, s->tokens,
+          (int)text.tokens);
     char* calls = calls_text(m, tokenizer);
     check(c, strcmp(calls, s->calls) == 0, "%s: expected the calls %s, got %s", s->what, s->calls, calls);
     free(calls);
@@ -272,16 +272,17 @@ static void test_generate(Checks* c) {
     for (size_t i = 0; i < countof(generate_cases); i++) check_generate(c, tokenizer, &generate_cases[i]);
     TostConfig config = {1, 1, 1, 8, 260, 0, TOST_LEARNED};
     TostModel* m = fake_create(&config, NULL, NULL);
-    GenerateResult result;
-    Rng rng = rng_seeded(0, 0);
     Sink sink = {0};
+    double seconds = 0;
     const uint32_t unknown[] = {1, 257};
+    Text text = {.prompt = unknown, .n_prompt = 2, .context = &sink};
     Pieces pieces = {.engine = &fake, .model = m, .max_piece = config.block_size};
-    const Generator generator = {&pieces, &config, tokenizer, {0, 0, 1}, take_piece, &sink, NULL};
-    bool ok = generate(&result, &generator, unknown, 2, 4, &rng, &err);
+    const Generator generator = {&pieces, &config, tokenizer, {0, 0, 1}, take_piece, NULL};
+    bool ok = generate(&text, 1, &seconds, &generator, 4, &err);
     check_refused(c, ok, &err, "token 1 has the id 257", "an unknown id in the prompt");
     config.vocab_size = 256;
-    ok = generate(&result, &generator, unknown, 1, 4, &rng, &err);
+    text.n_prompt = 1;
+    ok = generate(&text, 1, &seconds, &generator, 4, &err);
     check_refused(c, ok, &err, "257 tokens, but the model's vocabulary has 256",
                   "a tokenizer that is too large");
     check(c, m->n_calls == 0 && sink.n == 0, "no engine call after an error");

@@ -651,8 +651,7 @@ static void test_failures(Checks* c, Fixture* b) {
     fails(c, b, val_required, "only one", "one.txt", "went to the validation shards; separate documents");
     fails(c, b, plain, "{\"text\": \"good\"}\n\n{\"title\": \"text\"}\n", "none.jsonl",
           "none.jsonl: line 3: the object has no \"text\"");
-    fails(c, b, plain, "{\"text\": \"good\"}\n{\"text\": 1}\n{", "number.jsonl",
-          "line 2: \"text\" is not a string");
+    fails(c, b, plain, "{\"text\": \"good\"}\n{\"text\": 1}\n{", "number.jsonl", "line 2: byte 9: expected a string");
     fails(c, b, plain, "{\"text\": \"good\"}\n{\"text\": \"cut", "cut.jsonl", "line 2: byte 13");
     fails(c, b, plain, "{\"text\": \"good\"} x\n", "left.jsonl", "line 1: byte 17");
     fails(c, b, plain, "[\"text\"]\n", "array.jsonl", "line 1: byte 0");
