@@ -1,6 +1,7 @@
 # lib.sh: shared by the shell tests. Each test_NAME.sh BINARY sources it with `. "$(dirname "$0")/../lib.sh"`. It sets
 #   binary, repo, python    absolute paths; PYTHON overrides python3
 #   dir                     a new empty working directory, removed at exit
+#   shared                  the folder of published data, TOST_SHARED or ../shared; empty if there is none
 # shellcheck shell=sh
 
 suite=$(basename "$0" .sh)
@@ -13,6 +14,7 @@ fi
 repo=$(cd "$(dirname "$0")/../../.." && pwd)
 python=$(command -v "${PYTHON:-python3}" || echo "${PYTHON:-python3}")
 case $python in /*) ;; */*) python=$PWD/$python ;; esac
+shared=$(cd "$repo" && cd "${TOST_SHARED:-../shared}" 2>/dev/null && pwd)
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 cd "$dir" || exit 1
@@ -30,11 +32,16 @@ check() {
     fi
 }
 skip() { skipped=$((skipped + 1)); echo "skipped $suite: $1"; }
-# counted FILE: adds the checks that a Python program printed, a line "ok TEXT" or "FAILED SUITE: TEXT" for each.
-counted() {
-    grep '^FAILED' "$1"
-    passed=$((passed + $(grep -c '^ok' "$1")))
-    failed=$((failed + $(grep -c '^FAILED' "$1")))
+# checks_of PROGRAM ARGUMENTS…: runs a Python program, which must succeed, and adds its checks: it prints "ok TEXT",
+# "FAILED SUITE: TEXT" or "skipped SUITE: TEXT" for each.
+checks_of() {
+    "$python" "$@" >report 2>errors
+    status=$?
+    check "$1 completes: $(tail -n 3 errors)" [ $status -eq 0 ]
+    grep '^FAILED\|^skipped' report
+    passed=$((passed + $(grep -c '^ok' report)))
+    failed=$((failed + $(grep -c '^FAILED' report)))
+    skipped=$((skipped + $(grep -c '^skipped' report)))
 }
 # Prints the closing line and exits with status 0 only if nothing failed and something passed or was skipped.
 finish() {

@@ -1,12 +1,8 @@
-"""huggingface.py BINARY: the part of test_huggingface.sh in Python. Runs in an empty folder and writes model.safetensors,
-a model with random parameters. Prints one line per check, starting with "ok", "FAILED" or "skipped"."""
+"""huggingface.py BINARY SHARED: the part of test_huggingface.sh in Python. Runs in an empty folder and writes
+model.safetensors, a model with random parameters. SHARED contains published texts and ids, or is empty."""
 
-import importlib.util
 import json
-import os
 import random
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,34 +19,17 @@ import export_hf
 import import_hf
 from golden import randomize
 from gpt2_encoding import gpt2_encoding, load_tokenizer
-from script_calls import call
+from script_calls import check, missing, refuses, succeeds, trainer
 from tost import Tost, TostConfig, generate
 import vocab
 from vocabulary import Vocabulary
 
-BINARY = sys.argv[1]
+SHARED = sys.argv[2]
 VOCAB = REPO / "data/starter/vocab.bpe"
 STORIES = REPO / "data/starter/starter_val_000000.bin"
+NO_STEPS = ["--data", STORIES, "--steps", 0, "--quiet", "--val-every", 0, "--sample-every", 0, "--out"]
 BLOCK = 640
 EQUAL = 1e-5
-
-
-def check(what, good):
-    print(f"{'ok' if good else 'FAILED huggingface:'} {what}", flush=True)
-
-
-def missing(package, what):
-    if importlib.util.find_spec(package):
-        return False
-    print(f"skipped huggingface: Python has no {package}: {what}")
-    return True
-
-
-def trainer(*arguments):
-    done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True)
-    check(f"{' '.join(map(str, arguments))} succeeds: {done.stderr.decode(errors='replace')[-200:]!r}"
-          if done.returncode else f"{arguments[0]} succeeds", done.returncode == 0)
-    return done.stdout
 
 
 def make_model(path, seed=1, padding=32, **sizes):
@@ -67,8 +46,7 @@ def make_model(path, seed=1, padding=32, **sizes):
 
 
 def exported(path, out):
-    status, stdout, stderr = call(export_hf.main, path, out)
-    check(f"export_hf.py {path} {out}: {stderr}", status == 0 and stdout.strip() == out)
+    check("export_hf.py prints the folder", succeeds(export_hf.main, path, out).strip() == out)
     return load(out)
 
 
@@ -99,65 +77,60 @@ def check_model(ours, theirs):
     padded = theirs(ids[:, :100], attention_mask=mask).logits
     check("padding on the left changes no logits", (padded[0, 60:] - ours(ids[:1, 60:100])[0][0]).abs().max() <= EQUAL)
     check("nor those of the other sequence", (padded[1] - want[1, :100]).abs().max() <= EQUAL)
-    right = theirs(ids[:, :100], attention_mask=mask.flip(1)).logits
-    check("padding on the right changes no logits", (right[0, :40] - want[0, :40]).abs().max() <= EQUAL)
     half = load("out").to(torch.bfloat16)(ids).logits.float()
     check("bfloat16", (half - want).norm() / want.norm() < 0.1)
     try:
         theirs(torch.zeros(1, BLOCK + 1, dtype=torch.long))
-        refused = ""
+        check("a sequence beyond the block size is refused", False)
     except ValueError as error:
-        refused = str(error)
-    check("a sequence beyond the block size is refused", f"{BLOCK + 1} tokens" in refused and str(BLOCK) in refused)
+        check("the refusal names both lengths", f"{BLOCK + 1} tokens" in str(error) and str(BLOCK) in str(error))
 
 
 def check_generation(model, tokenizer):
+    def greedy(inputs, tokens, **options):
+        """Only the new tokens."""
+        return model.generate(**inputs, max_new_tokens=tokens, do_sample=False, eos_token_id=-1, **options)[:, -tokens:]
+
     prompt = "Once upon a time"
-    out = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=500, do_sample=False, eos_token_id=-1)[0]
+    out = greedy(tokenizer(prompt, return_tensors="pt"), 500)[0].tolist()
     sample = trainer("sample", "--model", "model.safetensors", "--prompt", prompt, "--tokens", 500, "--temperature", 0)
-    written = load_tokenizer("model.safetensors").decode_bytes(out.tolist())
-    check("500 greedy tokens equal sample --temperature 0", sample == written + b"\n" and len(set(out.tolist())) > 20)
+    written = prompt.encode() + load_tokenizer("model.safetensors").decode_bytes(out)
+    check("500 greedy tokens equal sample --temperature 0", sample == written + b"\n" and len(set(out)) > 20)
     texts = ["The cat", "Once upon a time there was a little", "A"]
     batch = tokenizer(texts, return_tensors="pt", padding=True)
-    together = model.generate(**batch, max_new_tokens=40, do_sample=False, eos_token_id=-1)[:, -40:]
-    alone = [model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=40, do_sample=False,
-                            eos_token_id=-1)[0, -40:] for text in texts]
-    check("a padded batch gives the tokens of each text alone", torch.equal(together, torch.stack(alone)))
-    uncached = model.generate(**batch, max_new_tokens=40, do_sample=False, eos_token_id=-1, use_cache=False)[:, -40:]
-    check("without a state the tokens are the same", torch.equal(together, uncached))
-    beams = model.generate(**batch, max_new_tokens=10, num_beams=3, do_sample=False, eos_token_id=-1)
-    uncached = model.generate(**batch, max_new_tokens=10, num_beams=3, do_sample=False, eos_token_id=-1, use_cache=False)
-    check("beam search with a state gives the same tokens as without", torch.equal(beams, uncached))
+    together = greedy(batch, 40)
+    alone = torch.cat([greedy(tokenizer(text, return_tensors="pt"), 40) for text in texts])
+    check("a padded batch gives the tokens of each text alone", torch.equal(together, alone))
+    check("without a state the tokens are the same", torch.equal(together, greedy(batch, 40, use_cache=False)))
+    beams = greedy(batch, 10, num_beams=3)
+    check("beam search with a state gives the same tokens as without",
+          torch.equal(beams, greedy(batch, 10, num_beams=3, use_cache=False)))
 
 
 @torch.no_grad()
-def same_tensors(a, b):
-    a, b = load_file(a), load_file(b)
-    return a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a)
+def check_same_tensors(first, second):
+    a, b = load_file(first), load_file(second)
+    check(f"{first} and {second} have the same weights", a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name])
+                                                                          for name in a))
 
 
 def check_round_trip(name):
     source, folder = f"{name}.safetensors", f"{name}_saved"
     model = exported(source, f"{name}_out") if name != "model" else load("out")
     model.save_pretrained(folder)
-    status, _, stderr = call(import_hf.main, folder, f"{name}_back")
-    check(f"import_hf.py {folder}: {stderr}", status == 0)
-    check(f"{name}: import_hf.py after save_pretrained gives the same weights",
-          same_tensors(source, f"{name}_back/model.safetensors"))
+    succeeds(import_hf.main, folder, f"{name}_back")
+    check_same_tensors(source, f"{name}_back/model.safetensors")
     ours, back = Tost.from_checkpoint(source), Tost.from_checkpoint(f"{name}_back")
     check(f"{name}: and the same config", ours.config == back.config)
     if ours.config.membership == "learned":
-        trainer("--init", f"{folder}/model.safetensors", "--data", STORIES, "--steps", 0, "--out", f"{name}_run", "--quiet",
-                "--val-every", 0, "--sample-every", 0)
-        check(f"{name}: save_pretrained, then --init: the same weights",
-              same_tensors(source, f"{name}_run/step_00000000/model.safetensors"))
+        trainer("--init", f"{folder}/model.safetensors", *NO_STEPS, f"{name}_run")
+        check_same_tensors(source, f"{name}_run/step_00000000/model.safetensors")
 
 
 @torch.no_grad()
 def check_extended():
     """A model of train --extend-block: its new positions are copies of the last one."""
-    trainer("--init", "model.safetensors", "--extend-block", 1500, "--data", STORIES, "--steps", 0, "--out", "extended",
-            "--quiet", "--val-every", 0, "--sample-every", 0)
+    trainer("--init", "model.safetensors", "--extend-block", 1500, *NO_STEPS, "extended")
     theirs, old = exported("extended", "extended_out"), load_file("model.safetensors")
     rows = [min(t, BLOCK - 1) for t in range(1500)]
     state = theirs.state_dict()
@@ -170,13 +143,12 @@ def check_extended():
 
 
 def check_import():
-    status, _, stderr = call(import_hf.main, "out", "imported")
-    check(f"import_hf.py out: {stderr}", status == 0)
-    same = Path("imported/vocab.bpe").read_bytes() == VOCAB.read_bytes()
-    check("import_hf.py writes the vocab.bpe of tokenizer.json", same)
-    text = trainer("sample", "--model", "imported", "--prompt", "The", "--tokens", 20, "--temperature", 0)
-    check("the imported model finds its tokenizer",
-          text == trainer("sample", "--model", "model.safetensors", "--prompt", "The", "--tokens", 20, "--temperature", 0))
+    succeeds(import_hf.main, "out", "imported")
+    check("import_hf.py writes the vocab.bpe of tokenizer.json",
+          Path("imported/vocab.bpe").read_bytes() == VOCAB.read_bytes())
+    greedy = ("--prompt", "The", "--tokens", 20, "--temperature", 0)
+    check("the imported model finds its tokenizer", trainer("sample", "--model", "imported", *greedy)
+          == trainer("sample", "--model", "model.safetensors", *greedy))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -207,17 +179,15 @@ def check_tokenizer(tokenizer):
     vocab.convert(Path("out/tokenizer.json"), Path("back.bpe"))
     check("vocab.py makes the vocab.bpe of tokenizer.json", Path("back.bpe").read_bytes() == Path(VOCAB).read_bytes())
     check("decoding gives the text", all(tokenizer.decode(tokenizer.encode(text)) == text for text in texts))
-    shared = os.environ.get("TOST_SHARED")
-    if not shared or not Path(shared, "data/tokens/hostile_a.u16").is_file():
-        print("skipped huggingface: no data/tokens/hostile_a.txt in TOST_SHARED")
+    if not SHARED:
+        print("skipped huggingface: GPT-2's ids: no ../shared")
         return
-    vocabulary = Vocabulary.read(Path(shared, "data/gpt2/vocab.bpe"))
+    vocabulary = Vocabulary.read(Path(SHARED, "data/gpt2/vocab.bpe"))
     Path("gpt2.json").write_text(json.dumps(vocabulary.tokenizer_json()), encoding="utf-8")
     gpt2 = PreTrainedTokenizerFast(tokenizer_file="gpt2.json", split_special_tokens=True)
-    for name in ("hostile_a.txt", "shakespeare.txt"):
-        folder = "tokens" if name.startswith("hostile") else "text"
-        text = Path(shared, "data", folder, name).read_bytes().decode()
-        want = np.fromfile(Path(shared, "data/tokens", name.replace(".txt", ".u16")), "<u2").tolist()
+    for name in ("tokens/hostile_a", "text/shakespeare"):
+        text = Path(SHARED, f"data/{name}.txt").read_bytes().decode()
+        want = np.fromfile(Path(SHARED, f"data/tokens/{Path(name).name}.u16"), "<u2").tolist()
         check(f"GPT-2's ids of {name}", gpt2.encode(text) == want)
 
 
@@ -240,10 +210,8 @@ def check_own_tokenizer():
     check("the trainer's ids with the converted vocab.bpe", theirs == [order[i] for i in trainer_ids("own.bpe", texts)])
     model = Tost(TostConfig(1, 2, 8, 32, 600))
     model.save("own.safetensors", {"tokenizer": "own.json", "tokenizer_hash": f"{Vocabulary.read('own.json').hash():08x}"})
-    status, _, stderr = call(export_hf.main, "own.safetensors", "own_out")
-    check(f"export with this tokenizer: {stderr}", status == 0)
-    status, _, stderr = call(import_hf.main, "own_out", "own_back")
-    check(f"import needs ids in the order of a vocab.bpe: {stderr}", status == 1 and "its ids" in stderr)
+    succeeds(export_hf.main, "own.safetensors", "own_out")
+    refuses("its ids", import_hf.main, "own_out", "own_back")
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -251,7 +219,7 @@ def check_own_tokenizer():
 
 
 def check_trainer(model):
-    if missing("accelerate", "Hugging Face's Trainer"):
+    if missing("Hugging Face's Trainer", "accelerate"):
         return
     from transformers import Trainer, TrainingArguments
     ids = torch.randint(0, 2304, (4, 50), generator=torch.Generator().manual_seed(4))
@@ -319,7 +287,7 @@ def write_tasks():
 
 def check_harness():
     """With a model without padding rows, which the harness would choose."""
-    if missing("lm_eval", "lm-evaluation-harness"):
+    if missing("lm-evaluation-harness", "lm_eval"):
         return
     ours = make_model("harness.safetensors", padding=0)
     exported("harness.safetensors", "harness")
@@ -356,34 +324,29 @@ def check_harness():
 # ----------------------------------------------------------------------------------------------------------
 
 
-def refused(main, arguments, *texts):
-    status, _, stderr = call(main, *arguments)
-    check(f"{main.__module__} {' '.join(map(str, arguments))}: one line with {texts}: {stderr!r}",
-          status == 1 and stderr.count("\n") == 1 and all(text in stderr for text in texts))
-
-
 def check_refusals():
-    refused(export_hf.main, ["model.safetensors", "out"], "out", "already exists")
-    refused(export_hf.main, ["nowhere", "new"], "nowhere", "No such file")
-    Tost(TostConfig(1, 2, 8, 16, 300)).save("plain.safetensors")
-    refused(export_hf.main, ["plain.safetensors", "new"], "plain.safetensors", "does not name a tokenizer", "--tokenizer FILE")
-    refused(export_hf.main, ["plain.safetensors", "new", "--tokenizer", VOCAB], "2304 tokens", "300")
-    refused(export_hf.main, ["model.safetensors", "new", "--tokenizer", "own.json"], "own.json", "CRC-32")
+    plain, new = "plain.safetensors", "new"
+    Tost(TostConfig(1, 2, 8, 16, 300)).save(plain)
     Path("wrong.json").write_text('{"model": {"type": "Unigram"}, "pre_tokenizer": null}')
-    refused(export_hf.main, ["plain.safetensors", "new", "--tokenizer", "wrong.json"], "wrong.json", "Unigram", "BPE")
-    Path("wrong.json").write_text('{"model": {"type": "WordPiece"}}')
-    refused(export_hf.main, ["plain.safetensors", "new", "--tokenizer", "wrong.json"], "wrong.json", "WordPiece", "BPE")
-    check("a refused export writes nothing", not Path("new").exists() and not Path("new.tmp").exists())
+    for text, *arguments in (
+        ("out | already exists", "model.safetensors", "out"),
+        ("nowhere | No such file", "nowhere", new),
+        (f"{plain} | does not name a tokenizer | --tokenizer FILE", plain, new),
+        ("2304 tokens | 300", plain, new, "--tokenizer", VOCAB),
+        ("own.json | CRC-32", "model.safetensors", new, "--tokenizer", "own.json"),
+        ("wrong.json | Unigram | BPE", plain, new, "--tokenizer", "wrong.json"),
+    ):
+        refuses(text, export_hf.main, *arguments)
     GPT2Config().save_pretrained("gpt2")
-    refused(import_hf.main, ["gpt2", "new"], "gpt2", "architecture", "TostForCausalLM")
-    refused(import_hf.main, ["tasks" if Path("tasks").exists() else "trained", "new"], "config.json")
-    refused(import_hf.main, ["out", "imported"], "imported", "already exists")
     Path("part").mkdir()
     Path("part/config.json").write_text(Path("out/config.json").read_text())
-    refused(import_hf.main, ["part", "new"], "part", "model.safetensors")
+    refuses("gpt2 | architecture | TostForCausalLM", import_hf.main, "gpt2", new)
+    refuses("config.json", import_hf.main, "imported", new)
+    refuses("imported | already exists", import_hf.main, "out", "imported")
+    refuses("part | model.safetensors", import_hf.main, "part", new)
     Path("part/model.safetensors.index.json").write_text('{"weight_map": 3}')
-    refused(import_hf.main, ["part", "new"], "part/model.safetensors.index.json", "weight_map")
-    check("a refused import writes nothing", not Path("new").exists())
+    refuses("part/model.safetensors.index.json | weight_map", import_hf.main, "part", new)
+    check("a refusal writes nothing", not Path(new).exists() and not Path("new.tmp").exists())
 
 
 def check_card():
@@ -393,14 +356,6 @@ def check_card():
     check("model.safetensors is copied", Path("out/model.safetensors").read_bytes() == Path("model.safetensors").read_bytes())
 
 
-def check_foreign_log():
-    Path("other/model").mkdir(parents=True)
-    shutil.copyfile("model.safetensors", "other/model/model.safetensors")
-    Path("other/log.csv").write_text("a,b\n1,2\n")
-    status, _, stderr = call(export_hf.main, "other/model", "other_out", "--tokenizer", VOCAB)
-    check(f"export_hf.py beside the log.csv of another program: {stderr}", status == 0)
-
-
 def main():
     ours = make_model("model.safetensors")
     make_model("biased.safetensors", seed=2, bias=True)
@@ -408,7 +363,6 @@ def main():
     theirs = exported("model.safetensors", "out")
     tokenizer = AutoTokenizer.from_pretrained("out", trust_remote_code=True)
     check_card()
-    check_foreign_log()
     check_model(ours, theirs)
     check_generation(theirs, tokenizer)
     check_tokenizer(tokenizer)

@@ -1,13 +1,13 @@
-"""pictures.py: the part of test_exchange.sh that needs numpy, safetensors and matplotlib, in one process.
+"""pictures.py BINARY: the part of test_exchange.sh that tests dev/plot and starter.py --recall, in one process.
 
-Runs in the folder prepared by test_exchange.sh: trained.safetensors and start.safetensors from inspect on seen.txt,
-other.safetensors on another text; recall.jsonl and blind.jsonl from starter.py. Prints one line
-per check, starting with "ok" or "FAILED".
+Runs in the folder prepared by test_exchange.sh: runs own and by_llmc with the same log; trained.safetensors and
+start.safetensors from inspect on seen.txt, other.safetensors on another text; position.json from eval --by-position.
 """
 
 import base64
 import html.parser
 import json
+import math
 import re
 import struct
 import sys
@@ -19,18 +19,16 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
+import loss
 import membership
 import position
 import starter
 from inspected import Inspection
-from script_calls import call, check
+from script_calls import check, program, refuses, succeeds
 
 
-def refuse(main, text, out, *arguments):
-    status, _, err = call(main, *arguments)
-    check(f"{' '.join(map(str, arguments))}: expected '{text}', got {err!r}",
-          status == 1 and text in err and err.count("\n") == 1)
-    check("no file is written", not Path(out).exists() and not Path(f"{out}.tmp").exists())
+def write(path, content):
+    Path(path).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -48,11 +46,10 @@ class Page(html.parser.HTMLParser):
     def handle_starttag(self, tag, attributes):
         attributes = dict(attributes)
         self.urls += [value for name, value in attributes.items() if name in ("src", "href")]
-        self.open.append((tag, attributes.get("id") or ""))
         if tag == "span":
             self.spans.setdefault(attributes.get("id"), "")
-        if tag in ("meta", "input", "canvas", "link", "img", "br"):
-            self.open.pop()
+        if tag not in ("meta", "input", "canvas", "link", "img", "br"):
+            self.open.append((tag, attributes.get("id") or ""))
 
     def handle_endtag(self, tag):
         if self.open and self.open[-1][0] == tag:
@@ -72,9 +69,8 @@ def unpack(packed, shape):
 
 
 def check_page():
-    status, out, err = call(membership.main, "trained.safetensors", "--initial", "start.safetensors",
-                            "--title", "a <b> & c", "--out", "page.html")
-    check(f"membership.py: {err}", status == 0)
+    arguments = ("trained.safetensors", "--initial", "start.safetensors", "--title", "a <b> & c", "--out")
+    out = succeeds(membership.main, *arguments, "page.html")
     text = Path("page.html").read_text(encoding="utf-8")
     trained, start = Inspection("trained.safetensors"), Inspection("start.safetensors")
     page, T = Page(text), trained.length
@@ -106,36 +102,16 @@ def check_page():
     printed = [float(line.split()[3]) for line in out.splitlines()[1:-1]]
     check("printed distances from initialization",
           np.allclose(printed, distance, atol=1e-4) and max(distance) > 0.01)
-    check("the same files give the same page", call(membership.main, "trained.safetensors", "--initial",
-          "start.safetensors", "--title", "a <b> & c", "--out", "again.html")[0] == 0
-          and Path("again.html").read_text() == text)
-    status, _, err = call(membership.main, "trained.safetensors", "--out", "alone.html")
+    succeeds(membership.main, *arguments, "again.html")
+    check("the same files give the same page", Path("again.html").read_text() == text)
+    succeeds(membership.main, "trained.safetensors", "--out", "alone.html")
     alone = Path("alone.html").read_text()
-    check(f"without --initial: {err}", status == 0 and 'value="1" disabled' in alone
-          and json.loads(Page(alone).data)["initial"] is None and 'value="1" disabled' not in text)
-
-
-def synthetic(path, layers=2, heads=2, hs=3, text=b"abcd", model="synthetic", step=0, seed=0, w=None, pi=None):
-    """A file like those of inspect, with one token per byte."""
-    rng, T = np.random.default_rng(seed), len(text)
-    pi = rng.dirichlet(np.ones(heads), (layers, T)).transpose(0, 2, 1) if pi is None else pi
-    w = rng.normal(size=(layers, T, heads * hs)) if w is None else w
-    tensors = {"tokens": np.frombuffer(text, np.uint8).astype(np.int32), "offsets": np.arange(T + 1, dtype=np.int32),
-               "loss": np.ones(T, np.float32), "text": np.frombuffer(text, np.uint8),
-               "pi": np.ascontiguousarray(pi, np.float32), "w": np.ascontiguousarray(w, np.float32)}
-    save_file(tensors, path, {"content": "inspect", "model": model, "step": str(step)})
-    return tensors
-
-
-def check_margins():
+    check("without --initial", 'value="1" disabled' in alone and json.loads(Page(alone).data)["initial"] is None
+          and 'value="1" disabled' not in text)
     values = np.array([[[0.5, 0.1], [0.2, 0.8], [0.3, 0.1]]])  # (1,3,2)
     check("margin: largest minus second-largest value", np.allclose(membership.margins(values), [[0.2, 0.7]]))
     check("a single head has margin 1", np.array_equal(membership.margins(values[:, :1]), [[1, 1]]))
     check("share of the busiest head", membership.busiest(np.array([[[0.5, 0.1, 0.9], [0.2, 0.8, 0.05]]])) == [2 / 3])
-    synthetic("large.safetensors", layers=12, heads=12, hs=1, text=bytes(range(256)) * 4)
-    status, _, err = call(membership.main, "large.safetensors", "--initial", "large.safetensors", "--out", "large.html")
-    check(f"1,024 tokens, 12 layers of 12 heads: under 2 MB: {err}",
-          status == 0 and Path("large.html").stat().st_size < 2e6)
 
 
 def change(path, **changed):
@@ -147,59 +123,45 @@ def change(path, **changed):
     return tensors
 
 
-def check_invalid_files():
-    """A folder, files of other types and incomplete files are each a one-line error."""
-    Path("folder").mkdir(exist_ok=True)
-    Path("empty").touch()
-    Path("text.txt").write_text("text\n")
-    Path("bad.json").write_text("{")
-    Path("deep.json").write_text("[" * 100000)
-    Path("list.json").write_text("[1, 2]")
-    Path("cut.safetensors").write_bytes(Path("trained.safetensors").read_bytes()[:3000])
-    main, out = membership.main, "no.html"
-    refuse(main, "folder: is a folder; give the file", out, "folder", "--out", out)
-    for name in ("empty", "text.txt", "bad.json", "deep.json", "cut.safetensors"):
-        refuse(main, f"{name}: not a complete safetensors file of inspect", out, name, "--out", out)
-    refuse(main, "a?b: cannot be read: No such file", out, "a\nb", "--out", out)
-    for name in ("tokens", "offsets", "loss", "pi", "w", "text"):
-        change("less.safetensors", **{name: None})
-        refuse(main, f"less.safetensors: tensor '{name}' is missing", out, "less.safetensors", "--out", out)
-    pi = change("odd.safetensors")["pi"]
-    for changed, text in ((pi.astype(np.float64), "'pi' is F64"), (pi[0], "'pi' is F32 ("),
-                          (pi[:, :0], "'pi' is F32 ("), (pi * 2, "'pi' is not a membership")):
-        change("odd.safetensors", pi=changed)
-        refuse(main, f"odd.safetensors: {text}", out, "odd.safetensors", "--out", out)
-    refuse(main, f"--out folder/x/{out} cannot be written: No such file", out, "trained.safetensors", "--out",
-           f"folder/x/{out}")
-
-
 def check_page_refusals():
-    trained = "trained.safetensors"
-    refuse(membership.main, "not the text of trained.safetensors", "no.html",
-           trained, "--initial", "other.safetensors", "--out", "no.html")
-    refuse(membership.main, "not a file of `train_gpt_tost", "no.html", "plain.safetensors", "--out", "no.html")
-    Path("cut.safetensors").write_bytes(Path(trained).read_bytes()[:3000])
-    refuse(membership.main, "cut.safetensors", "no.html", "cut.safetensors", "--out", "no.html")
-    refuse(membership.main, "nowhere", "no.html", "nowhere", "--out", "no.html")
-    refuse(membership.main, "nowhere", "nowhere", trained, "--out", "nowhere/x.html")
-    a, text = "synthetic.safetensors", b"abcd"
-    synthetic(a, text=text)
-    synthetic("three.safetensors", heads=3, text=text)
-    refuse(membership.main, "2 layers of 3 heads", "no.html", a, "--initial", "three.safetensors", "--out", "no.html")
-    synthetic("odd.safetensors", w=np.zeros((2, 3, 6)))   # one token missing
-    refuse(membership.main, "'w' has shape (2, 3, 6)", "no.html", "odd.safetensors", "--out", "no.html")
+    """A folder, files of other types, incomplete and inconsistent files."""
+    def refused(text, *arguments):
+        refuses(text, membership.main, *arguments, "--out", "no.html")
+
+    save_file({"x": np.zeros(1, np.float32)}, "plain.safetensors")
+    write("cut.safetensors", Path("trained.safetensors").read_bytes()[:3000])
+    refused("nanogpt: is a folder; give the file", "nanogpt")
+    for name in ("seen.txt", "cut.safetensors"):
+        refused(f"{name}: not a complete safetensors file of inspect", name)
+    refused("not a file of `train_gpt_tost", "plain.safetensors")
+    refused("a?b: cannot be read: No such file", "a\nb")
+    change("less.safetensors", w=None)
+    refused("less.safetensors: tensor 'w' is missing", "less.safetensors")
+    pi = change("odd.safetensors")["pi"]
+    for changed, text in ((pi.astype(np.float64), "'pi' is F64"), (pi[:, :0], "'pi' is F32 ("),
+                          (pi * 2, "'pi' is not a membership")):
+        change("odd.safetensors", pi=changed)
+        refused(f"odd.safetensors: {text}", "odd.safetensors")
+    change("odd.safetensors", pi=np.full((1, *pi.shape[1:]), 1 / pi.shape[1], np.float32), w=np.zeros((1, *change(
+        "odd.safetensors")["w"].shape[1:]), np.float32))
+    refused("1 layers of", "trained.safetensors", "--initial", "odd.safetensors")
+    refused("not the text of trained.safetensors", "trained.safetensors", "--initial", "other.safetensors")
+    check("no file is written", not list(Path().glob("no.html*")))
+    refuses("--out nowhere/x.html cannot be written: No such file", membership.main, "trained.safetensors", "--out",
+            "nowhere/x.html")
 
 
 # ----------------------------------------------------------------------------------------------------------
 # starter.py --recall
 
 
-def read_lines(path):
-    return [json.loads(line) for line in Path(path).read_text().splitlines()]
+def recall(name, *options):
+    succeeds(program(starter.__file__), "--seed", 3, "--stories", 30, "--recall", *options, "--out", name)
+    return [json.loads(line) for line in Path(name).read_text().splitlines()]
 
 
 def check_items():
-    items, blind = read_lines("recall.jsonl"), read_lines("blind.jsonl")
+    items, blind = recall("recall.jsonl"), recall("blind.jsonl", "--blind")
     kinds = {item["kind"] for item in items}
     check(f"{len(items)} items of kinds {sorted(kinds)}",
           len(items) > 30 and len(kinds) > 4 and kinds <= set(starter.RECALLED))
@@ -214,8 +176,8 @@ def check_items():
     check("the answer has every position among the choices", {item["answer"] for item in items} == {0, 1, 2, 3})
     check("--blind: same items without the story", len(blind) == len(items) and all(
         {**item, "context": ""} == {**other, "context": ""} and item["context"].endswith(other["context"])
-        and "?" in other["context"] and "\n" not in other["context"] and len(other["context"]) < len(item["context"]) for item, other in zip(items, blind)))
-    check("--blind: exactly one question per item", all(item["context"].count("?") == 1 for item in blind))
+        and other["context"].count("?") == 1 and "\n" not in other["context"]
+        and len(other["context"]) < len(item["context"]) for item, other in zip(items, blind)))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -226,54 +188,79 @@ def fake_positions(path, *losses, last=4, tokens=7, **changed):
     ends = [(1, 1), (2, 2), (3, last)]
     bins = [{"first": first, "last": end, "tokens": tokens, "loss": loss, "loss_95": None if first == 1 else 0.25}
             for (first, end), loss in zip(ends, losses)]
-    Path(path).write_text(json.dumps({"content": "eval", "model": f"out/{path}/step_00000100/model.safetensors",
-                                      "position": bins} | changed))
+    write(path, json.dumps({"content": "eval", "model": f"out/{path}/step_00000100/model.safetensors",
+                            "position": bins} | changed))
 
 
 def check_positions():
-    status, out, err = call(position.main, "position.json", "--out", "position.png")
-    check(f"position.py on eval's results: {err}",
-          status == 0 and Path("position.png").read_bytes()[:4] == b"\x89PNG")
-    result = json.loads(Path("position.json").read_text())["position"]
+    out = succeeds(position.main, "position.json", "--out", "position.png")
+    check("position.py on eval's results", Path("position.png").read_bytes()[:4] == b"\x89PNG")
     row = next(line.split() for line in out.splitlines() if line.startswith("17-32 "))
-    bin = next(b for b in result if b["first"] == 17)
+    bin = next(b for b in json.loads(Path("position.json").read_text())["position"] if b["first"] == 17)
     check("a bin's loss and interval", row[1:] == [f"{bin['loss']:.4f}", "±", f"{bin['loss_95']:.4f}"])
     fake_positions("first.json", 3.0, 2.0, 1.0)
     fake_positions("second.json", 4.0, 2.0, 2.0)
     fake_positions("longer.json", 3.0, 2.0, 1.0, last=5)
-    status, out, err = call(position.main, "first.json,second.json", "longer.json", "--label", "x<y", "--out", "two.svg")
+    out = succeeds(position.main, "first.json,second.json", "longer.json", "--label", "x<y", "--out", "two.svg")
     table = [line.split() for line in out.splitlines()]
-    check(f"two lines: {err}", status == 0 and "x&lt;y" in Path("two.svg").read_text())
+    check("two lines", "x&lt;y" in Path("two.svg").read_text())
     check("names and numbers of models", "1: x<y; 2 models" in out and "2: longer.json; 1 model\n" in out)
     check("mean and standard error of two runs", ["1", "3.5000", "±", "0.5000", "3.0000", "±", "nan"] in table)
+    check("bins of one line only", ["3-4", "1.5000", "±", "0.5000"] in table and ["3-5", "1.0000", "±", "0.2500"] in table)
     fake_positions("more.json", 2.5, 9.0, tokens=8, model="out/first.json/step_00000100/model.safetensors")
-    status, out, err = call(position.main, "first.json,more.json,second.json", "--line", "other=2", "--out", "more.png")
+    out = succeeds(position.main, "first.json,more.json,second.json", "--line", "other=2", "--out", "more.png")
     lines = [line.split() for line in out.splitlines()]
     check(f"two results of a model: each bin from the one with more tokens: {out}",
-          status == 0 and ["1", "3.2500", "±", "0.7500"] in lines and ["3-4", "1.5000", "±", "0.5000"] in lines)
-    check("bins of one line only", ["3-4", "1.5000", "±", "0.5000"] in table and ["3-5", "1.0000", "±", "0.2500"] in table)
+          ["1", "3.2500", "±", "0.7500"] in lines and ["3-4", "1.5000", "±", "0.5000"] in lines)
+    fake_positions("wrong.json", 1.0, position=[{"first": 1}])
+    for text, *arguments in (
+        ("evaluated at other positions than out/first.json", "first.json,longer.json"),
+        ("seen.txt: not a result", "seen.txt"),
+        ("wrong.json: no", "wrong.json"),
+        ("nowhere.json: No such file", "first.json,nowhere.json"),
+        ("--first 9: no position so late", "first.json", "--first", "9"),
+    ):
+        refuses(text, position.main, *arguments, "--out", "no.png")
 
-    def refused(text, *arguments):
-        refuse(position.main, text, "no.png", *arguments, "--out", "no.png")
-    refused("longer.json/step_00000100/model.safetensors: evaluated at other positions than out/first.json",
-            "first.json,longer.json")
-    refused("seen.txt: not a result", "seen.txt")
-    for wrong in ([], [{"first": 1}], None, 3, [{"first": 0, "last": 1, "loss": 1, "loss_95": 1, "tokens": 1}]):
-        fake_positions("wrong.json", 1.0, position=wrong)
-        refused("wrong.json: no", "wrong.json")
-    refused("nowhere.json: No such file", "first.json,nowhere.json")
-    refused("--first 9: no position so late", "first.json", "--first", "9")
-    refused("--line x: give NAME=VALUE", "first.json", "--line", "x")
+
+# ----------------------------------------------------------------------------------------------------------
+# loss.py
+
+
+def check_losses():
+    out = succeeds(loss.main, "own", "by_llmc", "--label", "a<b", "--label", "other", "--difference", "--published",
+                   "openwebtext", "--line", "1 and 2 make=3", "--out", "loss.svg")
+    svg = Path("loss.svg").read_text()
+    check("the SVG contains labels, published values and lines",
+          all(text in svg for text in ("a&lt;b", "ToST-base 3.20", "1 and 2 make 3.00")))
+    check("--difference of equal runs is zero", out.count("largest difference 0.000e+00") == 4)
+    check("smoothing ignores the loss of a skipped step", loss.smooth([1, math.nan, 3], 3) == [1, 5 / 3, 3])
+    log = Path("own/log.csv").read_text()
+    write("cut.csv", log[:-4])   # an incomplete last row, which is ignored
+    succeeds(loss.main, "cut.csv", "--out", "loss.png")
+    check("one log as PNG", Path("loss.png").read_bytes()[:4] == b"\x89PNG")
+    header = log.splitlines()[0] + "\n"
+    for text, content in (
+        ("wrong.csv | line 1 | no column grad_norm", ""),
+        ("wrong.csv | log.csv or its folder", Path("tiny_train_000000.bin").read_bytes()[:500]),
+        ("wrong.csv | no rows", header),
+        ("wrong.csv | line 2", header + "0,10\n"),
+        ("wrong.csv | line 2", header + "0,nan,1,,1,1,1,1\n"),
+        ("wrong.csv | line 2", header + "0,10,x,,1,1,1,1\n"),
+    ):
+        write("wrong.csv", content)
+        refuses(text, loss.main, "wrong.csv", "--out", "no.png")
+    refuses("nanogpt/log.csv: | No such file or directory | folder", loss.main, "nanogpt", "--out", "no.png")
+    refuses("--line x: give NAME=VALUE", loss.main, "own", "--line", "x", "--out", "no.png")
+    check("no picture is written", not Path("no.png").exists())
 
 
 def main():
-    save_file({"x": np.zeros(1, np.float32)}, "plain.safetensors")
     check_page()
-    check_margins()
     check_page_refusals()
-    check_invalid_files()
     check_items()
     check_positions()
+    check_losses()
 
 
 if __name__ == "__main__":

