@@ -44,16 +44,6 @@ static void reserve_standard_streams(void) {
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) return;
 }
 
-// Several processes could not connect. The first one prints the error, and the launcher then ends the others. If only
-// another process has an error, it prints its own after a pause.
-static int not_connected(const char* program, const TostError* err) {
-    const Options o = {.program = program};
-    const CommPlace place = comm_launch().place;
-    if (place.rank > 0) sleep(2);
-    print_warning(&o, "%s%s", comm_prefix(&place).text, err->text);
-    return STATUS_USAGE;
-}
-
 // The arguments, such as --max-time, decide which messages the ranks exchange.
 static bool same_arguments(TostComm* comm, int argc, char** argv, TostError* err) {
     uint32_t crc = 0;
@@ -64,14 +54,18 @@ static bool same_arguments(TostComm* comm, int argc, char** argv, TostError* err
 int tost_main(int argc, char** argv, const TostEngine* engine) {
     processor_check();
     reserve_standard_streams();
-    Options o;
+    Options o = {.program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
     TostError err;
     TostComm* comm;
     int status = 0;
-    const char* program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost";
-    if (!comm_open(&comm, engine, program, &err)) return not_connected(program, &err);
-    const bool parsed = comm_agree(comm, options_parse(&o, argc, argv, engine, comm_rank(comm), comm_size(comm), &err),
-                                   &err);
+    if (!comm_open(&comm, engine, o.program, &err)) {
+        if (comm_launch().place.rank > 0) sleep(2);   // if all have the error, the launcher ends them after the first
+        print_error(&o, &err);
+        return STATUS_USAGE;
+    }
+    o.rank = comm_rank(comm);
+    o.ranks = comm_size(comm);
+    const bool parsed = comm_agree(comm, options_parse(&o, argc, argv, engine, &err), &err);
     if (!parsed || !same_arguments(comm, argc, argv, &err)) {
         print_error(&o, &err);
         status = STATUS_USAGE;

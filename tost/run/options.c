@@ -693,11 +693,9 @@ static bool apply(Options* o, const char* values[ROWS], TostError* err) {
     return true;
 }
 
-bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, int rank, int ranks,
-                   TostError* err) {
+bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err) {
     const char* values[ROWS] = {NULL};
-    *o = (Options){.command = COMMAND_TRAIN, .rank = rank, .ranks = ranks,
-                   .program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
+    *o = (Options){.command = COMMAND_TRAIN, .program = o->program, .rank = o->rank, .ranks = o->ranks};
     o->files = xcalloc((size_t)argc + 1, sizeof *o->files);
     o->named = argc > 1 && argv[1][0] != '-';
     if (o->named && !find_command(o, argv[1], err)) return false;

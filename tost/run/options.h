@@ -75,11 +75,10 @@ typedef struct {
     bool given[OPTION_ROWS_MAX];           // options set by the user or a resumed run, by row of the table
 } Options;
 
-// Parses argv into *o. Returns false with one line in *err (exit with STATUS_USAGE) for an unknown, malformed,
-// out-of-range, unexpected or, unless o->page is set, contradictory argument. Opens no file. Call options_free in any
-// case.
-bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, int rank, int ranks,
-                   TostError* err);
+// Parses argv into *o, which has program, rank and ranks. Returns false with one line in *err (exit with STATUS_USAGE)
+// for an unknown, malformed, out-of-range, unexpected or, unless o->page is set, contradictory argument. Opens no file.
+// Call options_free in any case.
+bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err);
 void options_free(Options* o);
 const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);

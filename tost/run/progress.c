@@ -126,13 +126,6 @@ static bool is_due(Progress* p, double live_interval) {
     return true;
 }
 
-static bool terminal_is_utf8(void) {
-    const char* value = getenv("LC_ALL");
-    if (!value || !*value) value = getenv("LC_CTYPE");
-    if (!value || !*value) value = getenv("LANG");
-    return value && (strcasestr(value, "UTF-8") || strcasestr(value, "UTF8"));
-}
-
 typedef struct { char text[32]; } Duration;
 
 static Duration duration(double seconds) {
@@ -182,38 +175,27 @@ static Duration run_eta(const Progress* p) {
     return duration(seconds * ((double)p->steps - steps_done(p)));
 }
 
-// A progress bar of `columns` columns, including its ends; drawn in eighths of a column if the terminal supports UTF-8.
-static int format_bar(char* out, size_t cap, int columns, double done) {
-    static const char* const eighths[] = {" ", "▏", "▎", "▍", "▌", "▋", "▊", "▉", "█"};
-    const bool utf8 = terminal_is_utf8();
-    const int filled = (int)(done * (columns - 3) * 8);
-    int n = snprintf(out, cap, "%s", utf8 ? " ▕" : " [");
-    for (int i = 0; i < columns - 3; i++) {
-        const int part = filled - 8 * i;
-        n += snprintf(out + n, cap - (size_t)n, "%s",
-                      utf8 ? eighths[part < 0 ? 0 : part > 8 ? 8 : part] : part >= 8 ? "#" : " ");
-    }
-    return n + snprintf(out + n, cap - (size_t)n, "%s", utf8 ? "▏" : "]");
-}
-
 // The fields of a line, each with its leading spaces, the most important first.
 enum { FIELDS = 4 };
 typedef struct { char text[FIELDS][FIELD_CAP]; } Fields;
 
-// step 120/800 ▕███   ▏  loss 3.2145  ETA 1m32s  12.3K tok/s  38.2% MFU  lr 2.9e-03  |g| 0.81
+// step 120/800 [###      ]  loss 3.2145  ETA 1m32s  12.3K tok/s  38.2% MFU  lr 2.9e-03  |g| 0.81
 // On a terminal, fields that do not fit are dropped, and the bar gets the columns that are left.
 static void show_fields(Progress* p, const char* head, const Fields* fields) {
-    enum { BAR_MIN = 6, BAR_MAX = 24 };
-    char line[LINE_CAP];
+    enum { ENDS = 3, BAR_MIN = 6, BAR_MAX = 24 };
+    static const char full[] = "########################";
+    char line[LINE_CAP], rest[LINE_CAP] = "";
     const int room = line_room(p);
-    int n = snprintf(line, (size_t)room + 1, "%s", head), used = n < room ? n : room, shown = 0;
-    n = used;
-    for (; shown < FIELDS && used + (int)strlen(fields->text[shown]) <= room; shown++)
-        used += (int)strlen(fields->text[shown]);
-    const int columns = room - used < BAR_MAX ? room - used : BAR_MAX;
-    if (p->live && columns >= BAR_MIN)
-        n += format_bar(line + n, sizeof line - (size_t)n, columns, fmin(steps_done(p) / (double)p->steps, 1));
-    for (int i = 0; i < shown; i++) n += snprintf(line + n, sizeof line - (size_t)n, "%s", fields->text[i]);
+    int used = (int)strlen(head);
+    for (int i = 0; i < FIELDS && used + (int)strlen(fields->text[i]) <= room; i++) {
+        strcat(rest, fields->text[i]);
+        used += (int)strlen(fields->text[i]);
+    }
+    const int columns = (room - used < BAR_MAX ? room - used : BAR_MAX) - ENDS;
+    const int filled = (int)(fmin(steps_done(p) / (double)p->steps, 1) * columns);
+    if (p->live && columns >= BAR_MIN - ENDS)
+        snprintf(line, sizeof line, "%s [%.*s%*s]%s", head, filled, full, columns - filled, "", rest);
+    else snprintf(line, (size_t)room + 1, "%s%s", head, rest);
     show(p, line);
 }
 

@@ -279,18 +279,16 @@ static int widest(const char* text) {
 #define PLAIN "  loss  2.500000  |g|   0.7500  lr 1.000e-03      12.5 ms       5120 tok/s"
 
 static void test_progress(Checks* c) {
-    static const struct { bool live; int peak; int64_t steps; int rows; const char *locale, *has, *also; } cases[] = {
-        {false, 0, 800, 2, "C", "step 799/800" PLAIN "  ETA 0s\nval 3.25\nstep 800/800" PLAIN "\n", ""},
-        {false, 0, 100, 100, "C", "\nstep   2/100  loss", ""},
-        {false, 20480, 9, 2, "C", "tok/s  25.0% MFU", ""},
-        {true, 20480, 9, 2, "C", "tok/s  25.0% MFU", ""},
-        {true, 0, 800, 2, "C.UTF-8", "step 799/800 ▕", "\r\033[Kval 3.25\nstep 800/800"},
-        {true, 0, 800, 700, "C.UTF-8", "  loss 2.5000  ETA ", "  5.1K tok/s  lr 1.0e-03  |g| 0.75"},
-        {true, 0, 1000000000000000000, 2, "C.UTF-8", "step 1000000000000000000/1000000000000000000", ""},
-        {true, 0, 800, 400, "C", "step 800/800 [##", ""},
+    static const struct { bool live; int peak; int64_t steps; int rows; const char *has, *also; } cases[] = {
+        {false, 0, 800, 2, "step 799/800" PLAIN "  ETA 0s\nval 3.25\nstep 800/800" PLAIN "\n", ""},
+        {false, 0, 100, 100, "\nstep   2/100  loss", ""},
+        {false, 20480, 9, 2, "tok/s  25.0% MFU", ""},
+        {true, 20480, 9, 2, "tok/s  25.0% MFU", ""},
+        {true, 0, 800, 2, "step 799/800 [##", "\r\033[Kval 3.25\nstep 800/800"},
+        {true, 0, 800, 700, "  loss 2.5000  ETA ", "  5.1K tok/s  lr 1.0e-03  |g| 0.75"},
+        {true, 0, 1000000000000000000, 2, "step 1000000000000000000/1000000000000000000", ""},
     };
     for (size_t i = 0; i < countof(cases); i++) {
-        setenv("LC_ALL", cases[i].locale, 1);
         char* text = progress_output(cases[i].live, cases[i].peak, cases[i].steps, cases[i].rows);
         check(c, strstr(text, cases[i].has) && strstr(text, cases[i].also), "case %zu: want %s … %s, got %s", i,
               cases[i].has, cases[i].also, text);
@@ -299,7 +297,6 @@ static void test_progress(Checks* c) {
         check(c, (strstr(text, "MFU") != NULL) == (cases[i].peak > 0), "case %zu: MFU without a peak", i);
         free(text);
     }
-    unsetenv("LC_ALL");
 }
 
 // Plain lines of a run of 9 steps of 4 micro-batches: the first and last step, and what is due between them.

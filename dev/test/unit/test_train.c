@@ -201,10 +201,9 @@ static void test_not_finite(Checks* c) {
           "the warning must name the first tensor that is not finite: %s", o.err);
     check_run(c, o, 0, 2, "step 7 is skipped: loss nan", "two bad steps");
     check_optimizer_steps(c, "two bad steps", 5, 2, 12);
-    const LogRow row = row_of("bad", 6), next = row_of("bad", 7);
+    const LogRow row = row_of("bad", 6);
     check(c, row.step == 6 && isnan(row.train_loss) && isnan(row.grad_norm) && row.lr == 0 && row.tokens == 7 * TOKENS,
           "the row of a skipped step");
-    check(c, next.step == 7 && next.train_loss > 0 && next.lr > 0, "the row after it");
 
     hooks[0] = (Hook){TRAINING, 11, kill_process};
     check_run(c, run(BASE NO_VAL "--data bad.bin --steps 12 --min-lr-frac 0.1 --save-every 4 --out bad2"),
@@ -212,24 +211,14 @@ static void test_not_finite(Checks* c) {
     check_run(c, run("--resume --out bad2"), 0, 0, NULL, "resumed after bad steps");
     check_same(c, "bad", "bad2", 12, "resumed after bad steps");
 
-    const char* args = BASE NO_VAL "--data bad.bin --steps 12 --save-every 5 --max-skipped 1 --out bad3";
-    check_run(c, run("%s", args), 1, 2,
-              "step 7: loss nan, gradient norm nan, first in the gradient of transformer.h.0.",
-              "too many skipped in a row");
-    check(c, saved("bad3", 5), "bad data alone does not prevent a save");
     check_run(c, run(BASE NO_VAL "--data bad.bin --steps 12 --save-every 3 --max-skipped 0 --out bad4"), 1, 1,
               "train --resume --out bad4 continues from step 3", "--max-skipped 0");
     check_run(c, run("--resume --out bad4 --max-skipped 2"), 0, 3, "step 7 is skipped", "another --max-skipped");
     check(c, !saved("bad4", 6) && saved("bad4", 9), "a save between bad data is postponed");
-    write_shard("next.bin", BAD, 12, 12);
-    check_run(c, run(BASE NO_VAL "--data next.bin --steps 12 --save-every 3 --out bad6"), 0, 0, NULL,
-              "bad data after the end");
     hooks[0] = (Hook){TRAINING, 4, poison};
-    o = run(BASE NO_VAL "--data bad.bin --steps 12 --save-every 3 --out bad5");
-    check(c, strstr(o.err, "stopped without changing the parameters, after 10 consecutive") == NULL
-             || strstr(o.err, "first in the parameter ") != NULL,
-          "the error must name the parameter that is not finite: %s", o.err);
-    check(c, saved("bad5", 3) && !saved("bad5", 6), "parameters that are not finite are not saved");
+    o = run(BASE NO_VAL "--data bad.bin --steps 12 --save-every 3 --out bad3");
+    check(c, strstr(o.err, "first in the parameter "), "the parameter that is not finite is named: %s", o.err);
+    check(c, saved("bad3", 3) && !saved("bad3", 6), "parameters that are not finite are not saved");
     check_run(c, o, 1, 9 + 2 + 1, "not saved", "a parameter that is not finite");
 }
 
@@ -329,23 +318,6 @@ static void test_signals_in_steps(Checks* c) {
     }
 }
 
-// Steps of 2 parts of 2 micro-batches: the losses of the parts are added.
-static void test_parts(Checks* c) {
-#define PARTS FAKE "--val-every 2 --data good.bin --val-data good.bin --total-batch 64 --steps 4 --save-every 4 "
-    check_run(c, run(PARTS "--out one_part"), 0, 0, NULL, "one part");
-    check_run(c, run(PARTS "--parts 2 --out parts"), 0, 0, NULL, "two parts");
-    for (int step = 0; step < 4; step++) {
-        const LogRow one = row_of("one_part", step), two = row_of("parts", step);
-        check(c, two.step == step && fabs(one.train_loss - two.train_loss) < 1e-8
-                 && isnan(one.val_loss) == isnan(two.val_loss) && !(fabs(one.val_loss - two.val_loss) > 1e-8),
-              "step %d: loss %.9f, validation %.9f; in parts: %.9f, %.9f", step, one.train_loss, one.val_loss,
-              two.train_loss, two.val_loss);
-    }
-    Outcome o = run("--resume --out parts --steps 5 --parts 4");
-    check(c, strstr(o.out, "--parts 4 instead of 2"), "changed: %s", o.out);
-    check_run(c, o, 0, 0, NULL, "resumed with other parts");
-}
-
 // ---------------------------------------------------------------------------------------------
 // Concurrent runs
 
@@ -374,8 +346,6 @@ static void test_lock(Checks* c) {
         {"the same log, to overwrite",
          BASE NO_VAL "--data good.bin --steps 3 --out other --overwrite --log first/log.csv", 1,
          "first/log.csv is being written by another run: give another --log"},
-        {"info", "info first", 0, NULL},
-        {"another folder", BASE NO_VAL "--data good.bin --steps 3 --out other", 0, NULL},
     };
     check_run(c, run(SAVING "--out alone"), 0, 0, NULL, "a run alone");
     check(c, !path_exists("alone/run.lock"), "the lock file is removed");
@@ -454,10 +424,8 @@ static void test_overwrite(Checks* c) {
     check_same(c, "new", "old", 8, "replaced");
     check(c, !saved("old", 12) && !saved("old", 3) && saved("old", 4) && !path_exists("old/log.csv.new"),
           "the old checkpoints are removed");
-    check_run(c, run("--layers 1 --heads 1 --channels 4 --block-size 8 --vocab-size 257 --batch 2 --total-batch 16 "
-                     "--data good.bin --sample-every 0 --save-every 0 --steps 7 --overwrite --out old"), 0, 0, NULL,
-              "replaced without checkpoints");
-    check(c, !saved("old", 8) && row_of("old", 6).step == 6 && row_of("old", 7).step == -1, "the log is replaced");
+    check_run(c, run(REPLACING "--save-every 0 --overwrite --out old"), 0, 1, NULL, "replaced without checkpoints");
+    check(c, !saved("old", 8) && row_of("old", 7).step == 7 && row_of("old", 8).step == -1, "the log is replaced");
 #undef REPLACING
 #undef SAVED
 }
@@ -493,39 +461,6 @@ static void test_full_disk(Checks* c) {
               "stopped; train --resume --out last continues from step 6", "continue, to the end");
     check_run(c, run("--resume --out last"), 0, 0, NULL, "resumed after the end");
     check_same(c, "roomy", "last", 12, "resumed after the end");
-}
-
-// The step of RUN/best, or -1
-static long long best_step(const char* path) {
-    StFile f;
-    CheckpointInfo info;
-    TostError err;
-    if (!checkpoint_open(&f, &info, path, "--model", &err)) return -1;
-    const long long step = info.step;
-    checkpoint_info_free(&info);
-    st_close(&f);
-    return step;
-}
-
-// Raises the loss by more than the next step lowers it, but by less than the last two steps together lowered it.
-static void make_room_and_set_back(TostModel* m) {
-    make_room(m);
-    m->state[TOST_PARAM][0] += 0.3f;
-}
-
-// The best checkpoint after step 3 cannot be saved. The loss after step 4 is not the lowest, but lower than that of the
-// best saved one, after step 2.
-static void test_full_disk_at_best(Checks* c) {
-#define BEST BASE "--data good.bin --val-data good.bin --val-every 1 --val-batches 1 --save-every 4 --keep-best "
-    hooks[0] = (Hook){EVALUATING, 4, fill_disk};   // the first is before step 1
-    hooks[1] = (Hook){TRAINING, 4, make_room_and_set_back};
-    Outcome o = run(BEST "--steps 4 --on-save-error continue --out lost");
-    check(c, strstr(o.out, " after step 3\n") && !strstr(o.out, "(best)"), "the best step, 3, is not saved: %s", o.out);
-    check(c, strstr(o.err, "lost/best"), "the save that failed: %s", o.err);
-    check_run(c, o, 0, 1, "training continues", "best, until there is room");
-    check(c, best_step("lost/best") == 4, "best is of step %lld, want 4", best_step("lost/best"));
-    check_run(c, run("--resume --steps 5 --out lost"), 0, 0, NULL, "resumed after it");
-    check(c, best_step("lost/best") == 5, "best of the resumed run is of step %lld, want 5", best_step("lost/best"));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -631,14 +566,12 @@ int main(int argc, char** argv) {
     test_outliers(&c);
     test_signals(&c);
     test_signals_in_steps(&c);
-    test_parts(&c);
     test_lock(&c);
     test_overtaken(&c);
     test_removed(&c);
     test_overwrite(&c);
     test_default_folders(&c);
     test_full_disk(&c);
-    test_full_disk_at_best(&c);
     test_bad_data(&c);
     test_unread_output(&c);
     test_lost_output(&c);

@@ -26,8 +26,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     int argc = 1;
     for (size_t at = 0; at < size && argc <= ARGUMENTS; at += strlen(text + at) + 1) argv[argc++] = text + at;
     TostError err = {0};
-    Options o;
-    if (!options_parse(&o, argc, argv, &tost_cpu_engine, 0, 1, &err)) check_message(&err);
+    Options o = {.program = *argv, .ranks = 1};
+    if (!options_parse(&o, argc, argv, &tost_cpu_engine, &err)) check_message(&err);
     else if (!o.page && o.command == COMMAND_TRAIN) check_round_trip(&o);
     options_free(&o);
     free(text);
