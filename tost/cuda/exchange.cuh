@@ -23,7 +23,6 @@ struct DeviceExchange : Exchange {
     cudaStream_t compute, stream;    // the engine's; the exchange's, the same with one rank
     cudaEvent_t  forked, joined;     // the engine's work that the exchange waits for, and the other way around
     bool         under_way;          // the engine's stream does not wait yet for the end of the exchange
-    bool         unsettled;          // the host does not know yet that the exchange has ended
 };
 
 static DeviceExchange* device_exchange(const Exchange* x) {
@@ -47,7 +46,6 @@ static void exchange_join(DeviceExchange* x) {
     CUDA_CHECK(cudaEventRecord(x->joined, x->stream));
     CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->joined, 0));   // mutant: used_before_received
     x->under_way = false;
-    x->unsettled = true;
 }
 
 // Waits on the host for the exchange. To be called before every other wait for the engine's stream, which would never
@@ -55,9 +53,8 @@ static void exchange_join(DeviceExchange* x) {
 static void exchange_settle(DeviceExchange* x) {
     exchange_join(x);
 #ifdef TOST_NCCL
-    if (x->unsettled) nccl_event_wait(x->link, x->joined, "the exchange of a step");
+    if (x->joined) nccl_event_wait(x->link, x->joined, "the exchange of a step");
 #endif
-    x->unsettled = false;
 }
 
 // ---------------------------------------------------------------------------------------------

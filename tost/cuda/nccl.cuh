@@ -36,20 +36,12 @@ static ncclResult_t nccl_state(const NcclLink* l) {
     tost_error(&why, "%s: %s; NCCL_DEBUG=WARN prints the cause", what, ncclGetErrorString(e));
     comm_let_first_speak(l->comm);   // NCCL reports a lost rank on all others
     comm_fail(l->comm, &why);
-    _exit(STATUS_RESUMABLE);
-}
-
-[[noreturn]] static void nccl_timed_out(const NcclLink* l, const char* what) {
-    char text[64];
-    snprintf(text, sizeof text, "%s: ", what);
-    comm_timed_out(l->comm, NULL, text);
-    _exit(STATUS_RESUMABLE);
 }
 
 // Checks the result of a call. Waits until the call is queued on its stream, for which NCCL may need other ranks.
 static void nccl_check(const NcclLink* l, ncclResult_t result, const char* what) {
     for (CommWait w = comm_wait_begin(l->comm); result == ncclInProgress; result = nccl_state(l))
-        if (!comm_wait_more(&w)) nccl_timed_out(l, what);
+        if (!comm_wait_more(&w)) comm_timed_out(l->comm, NULL, what);
     if (result != ncclSuccess) nccl_die(l, what, result);
 }
 
@@ -85,7 +77,7 @@ static bool nccl_event_query(const NcclLink* l, cudaEvent_t event) {
 
 static void nccl_event_wait(const NcclLink* l, cudaEvent_t event, const char* what) {
     for (CommWait w = comm_wait_begin(l->comm); !nccl_event_query(l, event);)
-        if (!comm_wait_more(&w)) nccl_timed_out(l, what);   // mutant: waits_forever
+        if (!comm_wait_more(&w)) comm_timed_out(l->comm, NULL, what);   // mutant: waits_forever
 }
 
 // Connects the ranks. Fails on all of them, or waits until the timeout for those that are missing.
@@ -232,14 +224,8 @@ static bool nccl_open_comm(TostComm** comm, TostError* err) {
     TostComm* c = (TostComm*)xcalloc(1, sizeof *c);
     NcclLink* l = new NcclLink();
     int version = 0;
-    c->place = launch.place;
-    c->timeout = COMM_TIMEOUT;
-    c->lockstep = true;
-    c->transport = l;
-    c->start = nccl_start;
-    c->test = nccl_test;
-    c->abort = nccl_abort;
-    c->close = nccl_close;
+    *c = {.place = launch.place, .timeout = COMM_TIMEOUT, .lockstep = true, .transport = l, .start = nccl_start,
+          .test = nccl_test, .abort = nccl_abort, .close = nccl_close};
     (void)ncclGetVersion(&version);
     snprintf(c->library, sizeof c->library, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
     if (link_open(l, c, &id, err)) {

@@ -146,16 +146,13 @@ void comm_let_first_speak(const TostComm* c) {
 }
 
 void comm_timed_out(TostComm* c, const bool* arrived, const char* what) {
-    TostError who, why;
-    int first = -1, missing = 0;
-    for (int r = c->place.size - 1; r >= 0; r--) {
-        if (r == c->place.rank || (arrived && arrived[r])) continue;
-        first = r;
-        missing++;
-    }
-    tost_error(&who, "rank %d on %s", first, c->places[first].host);
+    TostError who = {"other ranks"}, why;
+    int missing = 0;
+    for (int r = 0; arrived && r < c->place.size; r++)
+        if (r != c->place.rank && !arrived[r] && missing++ == 0)
+            tost_error(&who, "rank %d on %s", r, c->places[r].host);
     if (missing > 1) tost_error(&who, "%s and %d more", who.text, missing - 1);
-    tost_error(&why, "%s%s did not respond for %g s (--rank-timeout)", what, arrived ? who.text : "other ranks",
+    tost_error(&why, "%s%s%s did not respond for %g s (--rank-timeout)", what, what[0] ? ": " : "", who.text,
                c->timeout);
     comm_let_first_speak(c);
     comm_fail(c, &why);
@@ -213,15 +210,20 @@ void comm_broadcast(TostComm* c, void* data, size_t bytes, int root) {
     free(messages);
 }
 
-bool comm_agree(TostComm* c, bool ok, TostError* err) {
-    const int size = comm_size(c);
-    if (size == 1) return ok;
-    bool* all = xmalloc((size_t)size * sizeof *all);
-    comm_allgather(c, all, &ok, sizeof ok);
-    int failed = 0;
-    while (failed < size && all[failed]) failed++;
+// The lowest rank that passes true, or the number of ranks if none does.
+static int first_rank(TostComm* c, bool own) {
+    int first = 0;
+    bool* all = xmalloc((size_t)c->place.size * sizeof *all);
+    comm_allgather(c, all, &own, sizeof own);
+    while (first < c->place.size && !all[first]) first++;
     free(all);
-    if (failed == size) return true;
+    return first;
+}
+
+bool comm_agree(TostComm* c, bool ok, TostError* err) {
+    if (!c) return ok;
+    const int failed = first_rank(c, !ok);
+    if (failed == c->place.size) return true;
     TostError first = *err;
     comm_broadcast(c, &first, sizeof first, failed);
     return tost_error(err, "%s%s", comm_prefix(&c->places[failed]).text, first.text);
@@ -235,10 +237,5 @@ bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err) {
 }
 
 bool comm_any(TostComm* c, bool own) {
-    if (!c) return own;
-    bool any = own, *all = xmalloc((size_t)c->place.size * sizeof *all);
-    comm_allgather(c, all, &own, sizeof own);
-    for (int r = 0; r < c->place.size; r++) any = any || all[r];   // mutant: signal_not_shared
-    free(all);
-    return any;
+    return c ? first_rank(c, own) < c->place.size : own;   // mutant: signal_not_shared
 }

@@ -86,14 +86,14 @@ typedef struct { TostComm* comm; double waited, last; } CommWait;
 CommWait comm_wait_begin(TostComm* c);
 // To be called until the wait is over; pauses if it has lasted a while. False: timeout.
 bool     comm_wait_more(CommWait* w);
-// After a timeout: ends all ranks. arrived (size): those that were not waited for; NULL: unknown. what: "" or "WHAT: ".
-void     comm_timed_out(TostComm* c, const bool* arrived, const char* what);
+// After a timeout: ends all ranks. arrived (size): those that were not waited for; NULL: unknown. what: "" or its name
+__attribute__((noreturn)) void comm_timed_out(TostComm* c, const bool* arrived, const char* what);
 // To be called before printing an error that all ranks notice, so that only one prints it: returns at once on rank 0.
 // The other ranks wait until the launcher ends them after rank 0, and return if it does not.
 void     comm_let_first_speak(const TostComm* c);
 
 // Ends all ranks. Prints `why`, with this rank and host, before the hint.
-void comm_fail(TostComm* c, const TostError* why);
+__attribute__((noreturn)) void comm_fail(TostComm* c, const TostError* why);
 // "rank 2 on node7: "; empty for rank 0 and for a single process
 typedef struct { char text[COMM_HOST_MAX + 32]; } CommPrefix;
 CommPrefix comm_prefix(const CommPlace* place);

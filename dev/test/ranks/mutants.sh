@@ -23,7 +23,7 @@ gather_not_awaited  | test_comm | s/comm_wait(\(.*\));/x->comm->test(\1, NULL);/
 parts_in_a_row      | test_comm | s/for.*/if (x->part > 0) x->memory->add(x, x->grad, x->level[0], x->grad, x->size);/
 bucket_left_out     | test_comm | s/>= from/> from/
 wrong_tree          | test_comm | s/row\[i\]/row[0]/
-signal_not_shared   | signals   | s/any || all\[r\]/any/
+signal_not_shared   | signals   | s/c ? .* : own/own/
 finished_not_shared | refusals  | s/comm_broadcast.*;//
 END
 
