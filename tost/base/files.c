@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <glob.h>
+#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -94,12 +95,9 @@ char* path_join(const char* dir, const char* name) {
 }
 
 char* path_dir(const char* path) {
-    size_t n = strlen(path);
-    while (n > 1 && path[n - 1] == '/') n--;  // "a/b/" is "a/b"
-    while (n && path[n - 1] != '/') n--;
-    if (!n) return xstrdup(".");
-    while (n > 1 && path[n - 1] == '/') n--;
-    return xasprintf("%.*s", (int)n, path);
+    char *copy = xstrdup(path), *dir = xstrdup(dirname(copy));
+    free(copy);
+    return dir;
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -29,6 +29,13 @@ static void format_shape(char* out, size_t cap, const int64_t* shape, int ndim) 
     if (n < cap) snprintf(out + n, cap - n, ")");
 }
 
+// The files of a checkpoint: the arrays of the state in each, whose tensors have names with a prefix.
+typedef struct { TostArray array; const char* prefix; } Part;
+typedef struct { const char* name; int n; Part part[2]; } Contents;
+static const Contents model_contents = {MODEL_FILE, 1, {{TOST_PARAM, ""}}};
+static const Contents optimizer_contents = {OPTIMIZER_FILE, 2, {{TOST_M, "m."}, {TOST_V, "v."}}};
+static const Contents average_contents = {AVERAGE_FILE, 1, {{TOST_EMA, ""}}};
+
 static StTensor st_tensor(const TostTensor* t, const char* prefix) {
     StTensor x = {.dtype = ST_F32, .ndim = t->ndim};
     snprintf(x.name, sizeof x.name, "%s%s", prefix, t->name);
@@ -50,15 +57,15 @@ static bool check_tensor(bool* known, const StFile* f, const StTensor* want, Tos
     return tost_error(err, "%s: tensor '%s' has shape %s, expected %s", f->path, want->name, actual, expected);
 }
 
-// Checks that the file has the tensors of the model, with their shapes and a floating-point type, and no others.
-static bool check_tensors(const StFile* f, const TostTensors* tensors, bool moments, TostError* err) {
+// Checks that the file has its tensors, with their shapes and a floating-point type, and no others but an lm_head.
+static bool check_tensors(const StFile* f, const TostTensors* tensors, const Contents* contents, TostError* err) {
     bool ok = true, *known = xcalloc((size_t)f->n_tensors, sizeof *known);
-    for (int i = 0; ok && i < tensors->count; i++) {
-        const StTensor first = st_tensor(&tensors->tensor[i], moments ? "m." : "");
-        const StTensor second = st_tensor(&tensors->tensor[i], "v.");
-        ok = check_tensor(known, f, &first, err) && (!moments || check_tensor(known, f, &second, err));
-    }
-    if (ok && !moments && st_find(f, lm_head_name)) {
+    for (int p = 0; p < contents->n; p++)
+        for (int i = 0; ok && i < tensors->count; i++) {
+            const StTensor want = st_tensor(&tensors->tensor[i], contents->part[p].prefix);
+            ok = check_tensor(known, f, &want, err);
+        }
+    if (ok && contents != &optimizer_contents && st_find(f, lm_head_name)) {
         StTensor head = st_tensor(tost_tensor_find(tensors, wte_name), "");
         snprintf(head.name, sizeof head.name, "%s", lm_head_name);
         ok = check_tensor(known, f, &head, err);
@@ -73,11 +80,8 @@ static bool check_tensors(const StFile* f, const TostTensors* tensors, bool mome
 static bool find_sizes(int sizes[2], const StFile* f, const char* name, TostError* err) {
     const StTensor* t = st_find(f, name);
     if (!t) return tost_error(err, "%s: tensor '%s' is missing: not a ToST model", f->path, name);
-    if (t->ndim != 2 || t->shape[0] > INT_MAX || t->shape[1] > INT_MAX) {
-        char shape[200];
-        format_shape(shape, sizeof shape, t->shape, t->ndim);
-        return tost_error(err, "%s: tensor '%s' has shape %s, expected two dimensions", f->path, name, shape);
-    }
+    if (t->ndim != 2 || t->shape[0] > INT_MAX || t->shape[1] > INT_MAX)
+        return tost_error(err, "%s: tensor '%s' is not a matrix of less than 2^31 rows", f->path, name);
     sizes[0] = (int)t->shape[0];
     sizes[1] = (int)t->shape[1];
     return true;
@@ -101,7 +105,7 @@ static int count_layers(const StFile* f) {
 
 // The config that follows from names and shapes.
 static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
-    int wte[2], wpe[2], temp[2];
+    int wte[2] = {0}, wpe[2] = {0}, temp[2] = {0};
     if (!find_sizes(wte, f, wte_name, err) || !find_sizes(wpe, f, "transformer.wpe.weight", err)
         || !find_sizes(temp, f, "transformer.h.0.attn.temp", err))
         return false;
@@ -115,7 +119,7 @@ static bool read_info(CheckpointInfo* info, const StFile* f, TostError* err) {
     if (!read_config(&info->config, f, err) || !metadata_read(info, f, err)) return false;
     TostTensors tensors = tost_tensors(&info->config);
     const bool ok = (tost_config_check(&info->config, err) || tost_error(err, "%s: %s", f->path, err->text))
-                    && check_tensors(f, &tensors, false, err);
+                    && check_tensors(f, &tensors, &model_contents, err);
     tost_tensors_free(&tensors);
     if (!ok) checkpoint_info_free(info);
     return ok;
@@ -203,45 +207,48 @@ static size_t largest_tensor(const TostTensors* tensors) {
 }
 
 static bool check_lm_head(const StFile* f, TostError* err) {
-    const StTensor* head = st_find(f, lm_head_name);
-    const StTensor* wte = st_find(f, wte_name);
+    const StTensor *head = st_find(f, lm_head_name), *wte = st_find(f, wte_name);
     if (!head) return true;
-    float* a = xmalloc(head->count * sizeof *a);
-    float* b = xmalloc(wte->count * sizeof *b);
-    bool ok = st_read_f32(f, head, a, err) && st_read_f32(f, wte, b, err);
-    for (uint64_t i = 0; ok && i < head->count; i++)
-        if (memcmp(&a[i], &b[i], sizeof *a) != 0)
-            ok = tost_error(err, "%s: tensor '%s' differs from %s at element %" PRIu64 " (%g, %g): the "
-                            "output head must equal it", f->path, lm_head_name, wte_name, i, a[i], b[i]);
+    float *a = xmalloc(head->count * sizeof *a), *b = xmalloc(wte->count * sizeof *b);
+    const bool ok = st_read_f32(f, head, a, err) && st_read_f32(f, wte, b, err)
+                    && (memcmp(a, b, head->count * sizeof *a) == 0
+                        || tost_error(err, "%s: tensor '%s' differs from %s: the output head must equal it", f->path,
+                                      lm_head_name, wte_name));
     free(a);
     free(b);
     return ok;
 }
 
-// Reads all tensors of one state as float32, checks their values and copies them to the engine, unless it is NULL.
+// Reads all tensors of one array as float32, checks their values and copies them to the engine.
 // stored: the tensors in the file, which may have fewer positions.
-static bool put_state(const CheckpointModel* m, TostArray state, const TostTensors* stored, const StFile* f,
-                      const char* prefix, TostError* err) {
+static bool put_part(const CheckpointModel* m, const Part* part, const TostTensors* stored, const StFile* f,
+                     TostError* err) {
     float* values = xmalloc(largest_tensor(m->tensors) * sizeof *values);
     bool ok = true;
     for (int i = 0; ok && i < m->tensors->count; i++) {
         const TostTensor* t = &m->tensors->tensor[i];
-        const StTensor named = st_tensor(t, prefix);
-        ok = st_read_finite(f, st_find(f, named.name), state == TOST_V ? 0 : -FLT_MAX, values, err);
-        if (!ok || !m->engine) continue;
+        const StTensor named = st_tensor(t, part->prefix);
+        ok = st_read_finite(f, st_find(f, named.name), part->array == TOST_V ? 0 : -FLT_MAX, values, err);
+        if (!ok) break;
         init_extend(values, t, &stored->tensor[i]);
         if (t->row == TOST_ROW_temp && t->init == TOST_ZERO)   // uniform membership: older files have 1
             memset(values, 0, t->size * sizeof *values);
-        m->engine->put(m->model, state, t, values);
+        m->engine->put(m->model, part->array, t, values);
     }
     free(values);
     return ok;
 }
 
+static bool load(const CheckpointModel* m, const Contents* contents, const TostTensors* stored, const StFile* f,
+                 TostError* err) {
+    bool ok = check_tensors(f, stored, contents, err) && check_crc(f, err) && check_lm_head(f, err);
+    for (int p = 0; ok && p < contents->n; p++) ok = put_part(m, &contents->part[p], stored, f, err);
+    return ok;
+}
+
 bool checkpoint_load_params(const CheckpointModel* m, const TostTensors* stored, const StFile* model_file,
                             TostError* err) {
-    return check_tensors(model_file, stored, false, err) && check_crc(model_file, err)
-           && check_lm_head(model_file, err) && put_state(m, TOST_PARAM, stored, model_file, "", err);
+    return load(m, &model_contents, stored, model_file, err);
 }
 
 // Both files of a checkpoint have the same metadata, except for the CRC.
@@ -269,14 +276,16 @@ static bool open_beside(StFile* f, const StFile* model_file, const char* name, T
     return ok;
 }
 
-bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file, TostError* err) {
+static bool load_beside(const CheckpointModel* m, const Contents* contents, const StFile* model_file, TostError* err) {
     StFile f;
-    if (!open_beside(&f, model_file, OPTIMIZER_FILE, err)) return false;
-    const bool ok = check_tensors(&f, m->tensors, true, err) && check_crc(&f, err)
-                    && put_state(m, TOST_M, m->tensors, &f, "m.", err)
-                    && put_state(m, TOST_V, m->tensors, &f, "v.", err);
+    if (!open_beside(&f, model_file, contents->name, err)) return false;
+    const bool ok = load(m, contents, m->tensors, &f, err);
     st_close(&f);
     return ok;
+}
+
+bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file, TostError* err) {
+    return load_beside(m, &optimizer_contents, model_file, err);
 }
 
 static bool has_average(const StFile* model_file) {
@@ -288,14 +297,8 @@ static bool has_average(const StFile* model_file) {
 }
 
 bool checkpoint_load_average(bool* exists, const CheckpointModel* m, const StFile* model_file, TostError* err) {
-    StFile f;
     *exists = has_average(model_file);
-    if (!*exists) return true;
-    if (!open_beside(&f, model_file, AVERAGE_FILE, err)) return false;
-    const bool ok = check_tensors(&f, m->tensors, false, err) && check_crc(&f, err)
-                    && put_state(m, TOST_EMA, m->tensors, &f, "", err);
-    st_close(&f);
-    return ok;
+    return !*exists || load_beside(m, &average_contents, model_file, err);
 }
 
 bool checkpoint_open_average(StFile* model_file, TostError* err) {
@@ -309,54 +312,21 @@ bool checkpoint_open_average(StFile* model_file, TostError* err) {
     return true;
 }
 
-// True if the model file and, with `moments`, the optimizer file next to it can be read without errors.
-static bool is_intact(const char* model_file, bool moments) {
-    CheckpointInfo info;
-    StFile f;
-    TostError ignored;
-    if (!st_open(&f, model_file, &ignored)) return false;
-    bool intact = read_info(&info, &f, &ignored);
-    if (intact) {
-        TostTensors tensors = tost_tensors(&info.config);
-        const CheckpointModel none = {.tensors = &tensors};
-        intact = checkpoint_load_params(&none, &tensors, &f, &ignored)
-                 && (!moments || checkpoint_load_moments(&none, &f, &ignored));
-        tost_tensors_free(&tensors);
-        checkpoint_info_free(&info);
-    }
-    st_close(&f);
-    return intact;
-}
-
-// Folder of the newest older intact checkpoint of the same run, or NULL. free()
-static char* older_intact(const char* model_file, bool moments) {
-    char *dir = path_dir(model_file), *run = path_dir(dir), *older = NULL;
+bool checkpoint_suggest_older(TostError* err, const char* model_file, const char* option) {
+    char *dir = path_dir(model_file), *run = path_dir(dir);
     int64_t step;
-    bool intact = !checkpoint_is_name(dir, &step, NULL);
-    while (!intact && (older = checkpoint_before(run, &step))) {
-        char* file = path_join(older, MODEL_FILE);
-        intact = is_intact(file, moments);
-        free(file);
-        if (!intact) free(older);
-    }
+    char* older = checkpoint_is_name(dir, &step, NULL) ? checkpoint_before(run, &step) : NULL;
+    if (older && option) tost_error(err, "%s; the checkpoint before it: %s %s", err->text, option, older);
+    else if (older)
+        tost_error(err, "%s; to resume from the checkpoint before it, %s, move newer ones away", err->text, older);
+    free(older);
     free(run);
     free(dir);
-    return older;
-}
-
-bool checkpoint_suggest_older(TostError* err, const char* model_file, const char* option) {
-    char* older = older_intact(model_file, !option);
-    if (older && option) tost_error(err, "%s; an older checkpoint is intact: %s %s", err->text, option, older);
-    else if (older)
-        tost_error(err, "%s; %s is intact: move the newer checkpoints away to resume from it", err->text, older);
-    free(older);
     return false;
 }
 
 // ---------------------------------------------------------------------------------------------
 // Writing
-
-typedef struct { TostArray state; const char* prefix; } Part;
 
 // Tells the other ranks which tensor rank 0 gets next; index -1: the save ends. Also sent for parameters, although the
 // other ranks have nothing to send: each request ends a wait, so the timeout applies to a tensor, not to a file.
@@ -383,47 +353,34 @@ void checkpoint_end_save(TostComm* comm) {
     comm_broadcast(comm, &end, sizeof end, 0);
 }
 
-static bool append_parts(StWriter* w, const CheckpointModel* m, const Part* parts, int n_parts, TostError* err) {
+static bool write_contents(const char* dir, const Contents* contents, const CheckpointModel* m, const MetaList* meta,
+                           TostError* err) {
+    const int count = m->tensors->count, n = contents->n * count;
+    StTensor* declared = xcalloc((size_t)n, sizeof *declared);
     float* values = xmalloc(largest_tensor(m->tensors) * sizeof *values);
-    bool ok = true;
-    for (int p = 0; p < n_parts; p++) {
-        for (int i = 0; ok && i < m->tensors->count; i++) {
-            get_tensor(values, m, parts[p].state, i);
-            ok = st_append(w, values, m->tensors->tensor[i].size * sizeof *values, err);
-        }
-    }
-    free(values);
-    return ok;
-}
-
-// Writes the file `name` with the tensors of all parts; each tensor's name begins with its part's prefix.
-static bool write_file(const char* dir, const char* name, const CheckpointModel* m, const MetaList* meta,
-                       const Part* parts, int n_parts, TostError* err) {
-    const int count = m->tensors->count;
-    StTensor* declared = xcalloc((size_t)(n_parts * count), sizeof *declared);
-    for (int p = 0; p < n_parts; p++)
-        for (int i = 0; i < count; i++)
-            declared[p * count + i] = st_tensor(&m->tensors->tensor[i], parts[p].prefix);
+    char* path = path_join(dir, contents->name);
     StWriter w;
-    char* path = path_join(dir, name);
-    bool ok = st_begin(&w, path, declared, n_parts * count, meta->entry, meta->count, err)
-           && append_parts(&w, m, parts, n_parts, err);
+    for (int k = 0; k < n; k++)
+        declared[k] = st_tensor(&m->tensors->tensor[k % count], contents->part[k / count].prefix);
+    bool ok = st_begin(&w, path, declared, n, meta->entry, meta->count, err);
+    for (int k = 0; ok && k < n; k++) {
+        get_tensor(values, m, contents->part[k / count].array, k % count);
+        ok = st_append(&w, values, m->tensors->tensor[k % count].size * sizeof *values, err);
+    }
     ok = st_end(&w, ok, err);
     free(path);
+    free(values);
     free(declared);
     return ok;
 }
 
 static bool write_folder(const char* dir, const CheckpointInfo* info, const CheckpointModel* m, TostError* err) {
-    static const Part params[] = {{TOST_PARAM, ""}}, moments[] = {{TOST_M, "m."}, {TOST_V, "v."}};
-    static const Part average[] = {{TOST_EMA, ""}};
     if (!folder_remove(dir, err)) return false;
     if (mkdir(dir, 0777) != 0) return tost_error(err, "%s: the folder cannot be created: %s", dir, strerror(errno));
     MetaList meta = metadata_list(info);
-    const bool ok = write_file(dir, MODEL_FILE, m, &meta, params, countof(params), err)
-                    && write_file(dir, OPTIMIZER_FILE, m, &meta, moments, countof(moments), err)
-                    && (!info->average || write_file(dir, AVERAGE_FILE, m, &meta, average, countof(average), err))
-                    && sync_dir(dir, err);
+    const bool ok = write_contents(dir, &model_contents, m, &meta, err)
+                    && write_contents(dir, &optimizer_contents, m, &meta, err)
+                    && (!info->average || write_contents(dir, &average_contents, m, &meta, err)) && sync_dir(dir, err);
     st_free_meta(meta.entry, meta.count);
     return ok;
 }

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
+#include <libgen.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -92,15 +93,11 @@ static bool is_complete(const char* path) { return has_file(path, MODEL_FILE) &&
 
 bool checkpoint_is_name(const char* path, int64_t* step, bool* stale) {
     Entry e;
-    size_t n = strlen(path);
-    while (n > 1 && path[n - 1] == '/') n--;
-    size_t start = n;
-    while (start > 0 && path[start - 1] != '/') start--;
-    char* name = xasprintf("%.*s", (int)(n - start), path + start);
-    const bool ok = parse_entry(&e, name);
+    char* copy = xstrdup(path);
+    const bool ok = parse_entry(&e, basename(copy));
     if (ok && step) *step = e.step;
     if (stale) *stale = ok && e.kind == STALE;
-    free(name);
+    free(copy);
     return ok;
 }
 
@@ -152,36 +149,30 @@ char* checkpoint_newest(const char* run) {
     return checkpoint_before(run, &step);
 }
 
-// When the newest complete checkpoint of a run was written. False if there is none.
-static bool newest_time(struct timespec* time, const char* run) {
+// When the newest complete checkpoint of a run was written, in nanoseconds; -1 if there is none.
+static int64_t newest_time(const char* run) {
     char* newest;
-    bool known = false;
-    for (int tries = 0; !known && tries < MAX_TRIES && (newest = checkpoint_newest(run)); tries++) {
+    int64_t time = -1;
+    for (int tries = 0; time < 0 && tries < MAX_TRIES && (newest = checkpoint_newest(run)); tries++) {
         struct stat st;
         char* file = path_join(newest, MODEL_FILE);
-        known = stat(file, &st) == 0;
-        if (known) *time = st.st_mtim;
+        if (stat(file, &st) == 0) time = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
         free(file);
         free(newest);
     }
-    return known;
-}
-
-static bool is_later(const struct timespec* a, const struct timespec* b) {
-    return a->tv_sec != b->tv_sec ? a->tv_sec > b->tv_sec : a->tv_nsec > b->tv_nsec;
+    return time;
 }
 
 bool checkpoint_newest_run(char** run, const char* root, const char* option, TostError* err) {
     PathList names = {0};
     TostError ignored;
-    struct timespec newest = {0}, time;
-    *run = newest_time(&newest, root) ? xstrdup(root) : NULL;   // root may itself be a run
+    int64_t newest = newest_time(root);   // root may itself be a run
+    *run = newest >= 0 ? xstrdup(root) : NULL;
     folder_list(&names, root, &ignored);
     for (int i = 0; i < names.count; i++) {
         char* path = path_join(root, names.paths[i]);
-        const bool later = newest_time(&time, path)
-                           && (!*run || is_later(&time, &newest)
-                               || (!is_later(&newest, &time) && strcmp(path, *run) > 0));   // equal: by name
+        const int64_t time = newest_time(path);
+        const bool later = time > newest || (time == newest && *run && strcmp(path, *run) > 0);
         free(later ? *run : path);
         if (later) {
             *run = path;

@@ -40,18 +40,15 @@ int command_failed(const Options* o, const TostError* err) {
 }
 
 bool read_text(Bytes* text, const char* option, const char* value, const char* hint, TostError* err) {
-    const bool from_file = value[0] == '@', from_stdin = strcmp(value, "-") == 0;
+    const bool from_file = value[0] == '@';
     *text = (Bytes){0};
-    if (!from_file && !from_stdin) {
+    if (!from_file && strcmp(value, "-") != 0) {
         *text = (Bytes){xstrdup(value), strlen(value)};
         return true;
     }
     if (from_file && !value[1]) return tost_error(err, "%s @ names no file; give @FILE", option);
-    if (!read_file(text, from_file ? value + 1 : value, err)) {
-        *text = (Bytes){0};
-        return false;
-    }
-    return text->size > 0 || tost_error(err, "%s %s is empty%s", option, value, hint);
+    return read_file(text, value + from_file, err)
+           && (text->size > 0 || tost_error(err, "%s %s is empty%s", option, value, hint));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -152,19 +149,18 @@ bool loaded_model_check_loss(const LoadedModel* m, double loss, TostError* err) 
 // relative to a folder above the model file. NULL if there is none. free()
 static char* find_named_tokenizer(const LoadedModel* m) {
     const char* name = m->info.tokenizer;
-    if (path_exists(name)) return xstrdup(name);
-    char *dir = path_dir(m->file), *found = NULL;
-    while (name[0] != '/' && !found) {
-        char *path = path_join(dir, name), *parent = path_dir(dir);
-        const bool top = strcmp(parent, dir) == 0;
-        if (path_exists(path)) found = path;
-        else free(path);
+    char *path = xstrdup(name), *dir = xstrdup(m->file);
+    while (!path_exists(path)) {
+        char* above = path_dir(dir);
+        const bool top = name[0] == '/' || strcmp(above, dir) == 0;
+        free(path);
         free(dir);
-        dir = parent;
+        dir = above;
+        path = top ? NULL : path_join(dir, name);
         if (top) break;
     }
     free(dir);
-    return found;
+    return path;
 }
 
 Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err) {

@@ -79,11 +79,11 @@ run --resume --out halfway --steps 8
 check "a larger --steps continues the log" [ "$(wc -l <halfway/log.csv)" -eq 9 ]
 head -c 999 straight/step_00000006/model.safetensors >halfway/step_00000008/model.safetensors
 head -c 999 straight/step_00000006/optimizer.safetensors >halfway/step_00000006/optimizer.safetensors
-refuses 1 "tost --resume --out halfway --steps 6" "halfway/step_00000008/" "halfway/step_00000003"
+refuses 1 "tost --resume --out halfway --steps 6" "halfway/step_00000008/" "halfway/step_00000006"
 rm -r halfway/step_00000006 halfway/step_00000008
 run --resume --out halfway --steps 6 --quiet
 check "--quiet: nothing on stdout" empty stdout
-check "resumes from the older intact checkpoint" same_checkpoint straight/step_00000006 halfway/step_00000006
+check "resumes from an older checkpoint" same_checkpoint straight/step_00000006 halfway/step_00000006
 prints "--resume --out halfway --steps 7 --dtype bf16" "--dtype bf16 instead of fp32"
 check "the start line names bf16" grep -q '^device.*bf16' stdout
 run eval --model halfway --data "$dir/tiny_*.bin" --dtype bf16

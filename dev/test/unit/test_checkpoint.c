@@ -589,7 +589,6 @@ static const Damage damages[] = {
     {"a step with a letter", "model", TEXT, "\"step\":\"77\"", "\"step\":\"7x\"", "info", "'step' is '7x'"},
     {"a seed that is not a number", "model", TEXT, "\"seed\":\"42\"", "\"seed\":\"4.\"", "info", "'seed' is '4.'"},
     {"no loss", "model", TEXT, "loss\":\"3.1415", "loss\":\"low...", "info", "'best_val_loss' is 'low"},
-    {"more steps skipped than done", "model", TEXT, "skipped\":\"77\"", "skipped\":\"78\"", "info", "more steps"},
     {"losses that are not numbers", "model", TEXT, "losses\":\"0", "losses\":\"x", "info", "'last_losses' is 'x."},
     {"a malformed hash", "model", TEXT, "00c0ffee", "00c0ffez", "info", "'tokenizer_hash'"},
     {"a NaN", "model", VALUE, "transformer.wpe.weight", "nan", "params",
@@ -704,7 +703,7 @@ static void test_foreign_files(Checks* c) {
     checkpoint_info_free(&info);
     write_foreign(m, 1);
     events[PUT] = 0;
-    check(c, load(is, &info, "foreign", &err) && strstr(err.text, "differs from transformer.wte.weight at element 27")
+    check(c, load(is, &info, "foreign", &err) && strstr(err.text, "differs from transformer.wte.weight")
              && events[PUT] == 0, "an untied lm_head: %s", err.text);
     checkpoint_info_free(&info);
     fake_destroy(m);
