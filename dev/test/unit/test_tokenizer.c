@@ -280,27 +280,20 @@ static void test_merging(Checks* c, const char* path) {
 static void test_long_words(Checks* c, const char* path) {
     enum { N = 3 << 19 };
     Vocab* v = vocab_new();
-    int a = id_of_byte('a'), x = id_of_byte('\xe6');
+    const int a = id_of_byte('a');
     vocab_add(v, a, a);
     vocab_add(v, 256, 256);
     vocab_add(v, 257, 257);
-    vocab_add(v, x, id_of_byte('\x97'));
-    vocab_add(v, 259, id_of_byte('\xa5'));
-    vocab_add(v, 260, 260);
     Bpe b = bpe_open(v, path);
     char* text = xmalloc(N + 5);
     uint32_t* ids = xmalloc((N + 5) * sizeof *ids);
     memset(text, 'a', N + 5);
-    size_t n = encode(c, &b, ids, text, N + 5);
-    bool ends = ids[0] == 258 && ids[n - 3] == 258 && ids[n - 2] == 257 && ids[n - 1] == (uint32_t)a;
-    check(c, n == N / 8 + 2 && ends, "%d letters a: %zu tokens", N + 5, n);
-    for (size_t i = 0; i < N; i++) text[i] = "\xe6\x97\xa5"[i % 3];
-    n = encode(c, &b, ids, text, N);
-    check(c, n == N / 6 && ids[0] == 261 && ids[n - 1] == 261, "%d bytes of CJK: %zu tokens", N, n);
+    const size_t n = encode(c, &b, ids, text, N + 5);
+    check(c, n == N / 8 + 2 && ids[0] == 258 && ids[n - 3] == 258 && ids[n - 2] == 257 && ids[n - 1] == (uint32_t)a,
+          "%d letters a: %zu tokens", N + 5, n);
     memset(text, ' ', N);
     check(c, encode(c, &b, ids, text, N) == N, "%d spaces", N);
-    free(ids);
-    free(text);
+    free(ids), free(text);
     bpe_close(&b);
 }
 
@@ -347,100 +340,68 @@ static void test_cuts(Checks* c, const char* path) {
     bpe_close(&b);
 }
 
-static void test_random_bytes(Checks* c, const char* path) {
-    enum { N = 1 << 16 };
-    Rng rng = rng_seeded(4, 0);
-    Bpe b = bpe_open(random_vocab(&rng, "abcde 123'\xc3\xa9\xe6\x97", 300), path);
-    char* text = xmalloc(N);
-    uint32_t* ids = xmalloc(N * sizeof *ids);
-    for (int round = 0; round < 4; round++) {
-        for (size_t i = 0; i < N; i++) text[i] = (char)rng_below(&rng, 256);
-        encode(c, &b, ids, text, N);
-        encode(c, &b, ids, text, hostile_text(&rng, text, N));
-    }
-    for (size_t n = 0; n < 40; n++) encode(c, &b, ids, text, n);  // texts that end within a read of 16 bytes
-    free(ids);
-    free(text);
-    bpe_close(&b);
-}
-
 // ---------------------------------------------------------------------------------------------
 // Valid and invalid vocab.bpe files
 
-static void test_byte_tokenizer(Checks* c, const char* path) {
-    static const char* const files[] = {"", "#version: 0.2\n", "#version: 0.2", "#version: 0.2\r\n"};
-    for (size_t k = 0; k < countof(files); k++) {
+static void test_valid_files(Checks* c, const char* path) {
+    static const struct { const char* text; int size; } valid[] = {
+        {"", 257}, {"#version: 0.2", 257}, {"#version: 0.2\r\n", 257}, {"#version: 0.2\r\na b\r\nab c\r\n", 259},
+        {"a b\nab c", 259}, {"# #\n## #\n", 259}, {"Ġ t\n", 258}, {"#version: 0.2\n# v\n", 258}, {"ÿ Ń\n", 258},
+        {"{ \"\n", 258},
+    };
+    for (size_t k = 0; k < countof(valid); k++) {
         TostError err;
-        write_text(path, files[k]);
-        Tokenizer* t = tokenizer_open(path, &err);
-        if (!check(c, t != NULL, "byte tokenizer: %s", t ? "" : err.text)) continue;
-        check(c, tokenizer_size(t) == 257 && tokenizer_eot(t) == 256, "size is %d", tokenizer_size(t));
-        check(c, strcmp(tokenizer_path(t), path) == 0, "path is %s", tokenizer_path(t));
-        check(c, tokenizer_hash(t) == crc32_update(0, files[k], strlen(files[k])), "hash of the file");
+        uint32_t ids[13];
         size_t len;
-        bool order = true;
+        write_text(path, valid[k].text);
+        Tokenizer* t = tokenizer_open(path, &err);
+        must(t != NULL, valid[k].text, &err);
+        bool order = tokenizer_size(t) == valid[k].size && tokenizer_eot(t) == valid[k].size - 1;
         for (int id = 0; id < 256; id++) {
             const char* piece = tokenizer_piece(t, (uint32_t)id, &len);
             order &= len == 1 && *piece == (char)byte_of(id);
         }
-        check(c, order, "byte tokens are not in GPT-2's order");
-        const char* eot = tokenizer_piece(t, 256, &len);
+        check(c, order, "valid file %zu: size %d, or byte tokens are not in GPT-2's order", k, tokenizer_size(t));
+        check(c, tokenizer_hash(t) == crc32_update(0, valid[k].text, strlen(valid[k].text)), "hash of the file");
+        const char* eot = tokenizer_piece(t, (uint32_t)tokenizer_eot(t), &len);
         check(c, len == 13 && memcmp(eot, "<|endoftext|>", 13) == 0, "bytes of <|endoftext|>");
-        check(c, !tokenizer_piece(t, 257, &len), "id 257 must have no bytes");
-        check(c, !tokenizer_piece(t, UINT32_MAX, &len), "id 2^32 - 1 must have no bytes");
-        uint32_t ids[13];
+        check(c, !tokenizer_piece(t, (uint32_t)valid[k].size, &len), "ids past the last must have no bytes");
         check(c, tokenizer_encode(t, ids, "<|endoftext|>", 13) == 13, "<|endoftext|> must be ordinary text");
         check(c, tokenizer_encode(t, ids, "", 0) == 0, "empty text must have no tokens");
         tokenizer_free(t);
     }
 }
 
-static void test_valid_files(Checks* c, const char* path) {
-    static const struct { const char* text; int size; } valid[] = {
-        {"#version: 0.2\r\na b\r\nab c\r\n", 259}, {"a b\nab c", 259}, {"# #\n## #\n", 259}, {"Ġ t\n", 258},
-        {"#version: 0.2\n# v\n", 258}, {"ÿ Ń\n", 258}, {"{ \"\n", 258},
-    };
-    for (size_t k = 0; k < countof(valid); k++) {
-        TostError err;
-        write_text(path, valid[k].text);
-        Tokenizer* t = tokenizer_open(path, &err);
-        if (!check(c, t != NULL, "valid file %zu: %s", k, t ? "" : err.text)) continue;
-        check(c, tokenizer_size(t) == valid[k].size, "valid file %zu: %d tokens", k, tokenizer_size(t));
-        tokenizer_free(t);
-    }
-}
-
-static void refused(Checks* c, const char* path, const char* what, const char* place, const char* reason) {
+static void refused(Checks* c, const char* path, const char* place, const char* reason) {
     TostError err = {""};
     Tokenizer* t = tokenizer_open(path, &err);
-    bool named = strstr(err.text, path) && strstr(err.text, place) && strstr(err.text, reason);
-    check(c, !t && named, "%s: expected '%s' and '%s', got '%s'", what, place, reason, t ? "none" : err.text);
+    check_refused(c, t != NULL, &err, place, path);
+    check_refused(c, t != NULL, &err, reason, path);
     tokenizer_free(t);
 }
 
 static void test_invalid_files(Checks* c, const char* path) {
     static const struct { const char *text, *place, *reason; } invalid[] = {
         {"#version: 0.2\na b c\n", "line 2:", "two parts"}, {"ab\n", "line 1:", "two parts"},
-        {"a \n", "line 1:", "two parts"}, {" a\n", "line 1:", "two parts"}, {"a  b\n", "line 1:", "two parts"},
+        {"a \n", "line 1:", "two parts"}, {"a  b\n", "line 1:", "two parts"},
         {"a b\n\nb c\n", "line 2:", "two parts"}, {"#version: 0.2\n#version: 0.2\n", "line 2:", "neither"},
-        {"a b\nab cd\n", "line 2:", "'cd' is neither"}, {"a b\nxy c\n", "line 2:", "'xy' is neither"},
+        {"a b\nab cd\n", "line 2:", "'cd' is neither"},
         {"a b\nc d\na b\n", "line 3:", "repeats"}, {"a b\nb c\nab c\na bc\n", "line 4:", "repeats"},
         {"a b\r\na \xc4", "line 2:", "alphabet"}, {"a \xe2\x82\n", "line 1:", "alphabet"},
-        {"\xc1\x81 a\n", "line 1:", "alphabet"}, {"a \xe2\x82\xac\n", "line 1:", "alphabet"},
-        {"a \xc5\x84\n", "line 1:", "alphabet"}, {"a \x01\n", "line 1:", "alphabet"},
-        {"a \xc2\xad\n", "line 1:", "alphabet"}, {"a b\r\r\n", "line 1:", "alphabet"},
+        {"\xc1\x81 a\n", "line 1:", "alphabet"}, {"a \xc5\x84\n", "line 1:", "alphabet"},
+        {"a \x01\n", "line 1:", "alphabet"}, {"a \xc2\xad\n", "line 1:", "alphabet"},
         {"\xef\xbb\xbf#version: 0.2\na b\n", "line 1:", "alphabet"},
         {"{\"!\": 0, \"a\": 1}\n", "not a vocab.bpe", "dev/data/vocab.py --from FILE"},
     };
     for (size_t k = 0; k < countof(invalid); k++) {
         write_text(path, invalid[k].text);
-        refused(c, path, invalid[k].text, invalid[k].place, invalid[k].reason);
+        refused(c, path, invalid[k].place, invalid[k].reason);
     }
     write_bytes(path, "a \0\n", 4);
-    refused(c, path, "a NUL", "line 1:", "alphabet");
-    if (truncate(path, 1 << 30) == 0) refused(c, path, "a gigabyte", "1073741824 bytes", "at most");
+    refused(c, path, "line 1:", "alphabet");
+    if (truncate(path, 1 << 30) == 0) refused(c, path, "1073741824 bytes", "at most");
     unlink(path);
-    refused(c, path, "missing file", "No such file", "");
+    refused(c, path, path, "No such file");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -454,21 +415,18 @@ static void append_ids(Ids* to, const uint32_t* ids, size_t n) {
     to->n += n;
 }
 
-// All tokens of PREFIX_KIND_000000.bin, PREFIX_KIND_000001.bin, ….
-static Ids read_shards(const char* prefix, const char* kind, int shards) {
-    Ids all = {0};
-    append_ids(&all, NULL, 0);
-    for (int k = 0; k < shards; k++) {
-        char* path = xasprintf("%s_%s_%06d.bin", prefix, kind, k);
-        TostError err;
-        Shard s;
-        must(shard_open(&s, path, &err), path, &err);
-        uint32_t* ids = xmalloc((size_t)s.n_tokens * sizeof *ids);
-        must(shard_read(ids, &s, 0, (size_t)s.n_tokens, &err), path, &err);
-        append_ids(&all, ids, (size_t)s.n_tokens);
-        shard_close(&s);
-        free(ids), free(path);
+// All tokens of PREFIX_KIND_NNNNNN.bin.
+static Ids read_shards(const char* prefix, const char* kind) {
+    char* glob = xasprintf("%s_%s_*.bin", prefix, kind);
+    TostError err;
+    ShardStream s;
+    Ids all = {xmalloc(1), 0};
+    if (stream_open(&s, glob, MAX_IDS, &err)) {
+        all = (Ids){xrealloc(all.ids, (size_t)stream_tokens(&s) * sizeof *all.ids), (size_t)stream_tokens(&s)};
+        must(stream_read((int32_t*)all.ids, &s, 0, all.n, &err), glob, &err);
+        stream_close(&s);
     }
+    free(glob);
     return all;
 }
 
@@ -515,8 +473,8 @@ static Run run(Checks* c, Fixture* b, TokenizeOptions o, const char* path) {
     if (!o.shard_tokens) o.shard_tokens = 1000;
     run.ok = tokenize_files(&o, &run.r, &run.err);
     if (run.ok) {
-        run.train = read_shards(prefix, "train", run.r.written[SPLIT_TRAIN].shards);
-        run.val = read_shards(prefix, "val", run.r.written[SPLIT_VAL].shards);
+        run.train = read_shards(prefix, "train");
+        run.val = read_shards(prefix, "val");
         check(c, run.r.written[SPLIT_TRAIN].tokens == run.train.n && run.r.written[SPLIT_VAL].tokens == run.val.n
               && run.r.tokens == run.train.n + run.val.n, "%s: wrong numbers of tokens", path);
     } else check(c, !path_exists(dir), "%s: files remain after '%s'", path, run.err.text);
@@ -549,14 +507,6 @@ static void check_runs(Checks* c, Fixture* b, const char* what, char** files, in
     run_free(&first);
 }
 
-typedef struct { char* text; size_t n; } Buffer;
-
-static void append(Buffer* b, const char* text, size_t n) {
-    b->text = xrealloc(b->text, b->n + n + 1);
-    if (n) memcpy(b->text + b->n, text, n);
-    b->n += n;
-}
-
 // A random document without separator lines. It does not end in CR, which would join a following LF.
 static size_t random_document(Rng* rng, char* text, size_t cap) {
     size_t n = hostile_text(rng, text, rng_below(rng, rng_below(rng, 8) ? 80 : cap));
@@ -580,21 +530,19 @@ static void test_plain_text(Checks* c, Fixture* b) {
     char* files[2] = {path_join(b->dir, "a.txt"), path_join(b->dir, "b.txt")};
     Ids want = {0};
     for (int k = 0; k < 2; k++) {
-        Buffer file = {0};
-        if (k) append(&file, "<|endoftext|>\n", 14);
+        FILE* file = fopen(files[k], "wb");
+        must(file != NULL, files[k], NULL);
+        if (k) fputs("<|endoftext|>\n", file);
         for (int i = 0; i < 60; i++) {
             char text[1500];
             size_t n = random_document(&rng, text, sizeof text);
             const char* feed = rng_below(&rng, 3) ? "\n" : "\r\n";
-            append(&file, text, n);
+            fwrite(text, 1, n, file);
             append_document(b, &want, text, n);
             if (k && i == 59) break;
-            append(&file, feed, n ? strlen(feed) : 0);
-            append(&file, "<|endoftext|>", 13);
-            if (i < 59) append(&file, feed, strlen(feed));
+            fprintf(file, "%s<|endoftext|>%s", n ? feed : "", i < 59 ? feed : "");
         }
-        write_bytes(files[k], file.text, file.n);
-        free(file.text);
+        fclose(file);
     }
     check_runs(c, b, "plain text", files, 2, &want);
     free(files[0]), free(files[1]), free(want.ids);
@@ -611,57 +559,56 @@ static void test_jsonl(Checks* c, Fixture* b) {
          "\n<|endoftext|>\n"},
         {"{\"text\":\"no line end\"}", "no line end"},
     };
+    char *files[] = {path_join(b->dir, "c.jsonl")}, *file = xstrdup("");
     Ids want = {0};
-    Buffer file = {0};
     for (int round = 0; round < 20; round++) {
         for (size_t i = 0; i < countof(lines); i++) {
-            append(&file, lines[i].line, strlen(lines[i].line));
+            file = append_text(file, "%s", lines[i].line);
             append_document(b, &want, lines[i].text, strlen(lines[i].text));
         }
-        if (round < 19) append(&file, "\n", 1);
+        if (round < 19) file = append_text(file, "\n");
     }
-    char* files[] = {path_join(b->dir, "c.jsonl")};
-    write_bytes(files[0], file.text, file.n);
+    write_text(files[0], file);
     check_runs(c, b, "JSONL", files, 1, &want);
     must(freopen(files[0], "rb", stdin) != NULL, "freopen", NULL);
     Run r = run(c, b, (TokenizeOptions){.jsonl = true}, "-");
-    check(c, r.ok && same_ids(r.train.ids, r.train.n, want.ids, want.n) && r.r.bytes == file.n && r.r.documents == 100,
+    check(c, r.ok && same_ids(r.train.ids, r.train.n, want.ids, want.n) && r.r.bytes == strlen(file) && r.r.documents == 100,
           "standard input: %s", r.err.text);
     run_free(&r);
-    free(files[0]), free(file.text), free(want.ids);
-}
-
-static void fails(Checks* c, Fixture* b, TokenizeOptions o, const char* text, const char* name, const char* expected) {
-    char* path = path_join(b->dir, name);
-    if (text) write_text(path, text);
-    o.threads = 2;
-    Run r = run(c, b, o, path);
-    check(c, !r.ok && strstr(r.err.text, expected), "%s: expected '%s', got '%s'", name, expected, r.err.text);
-    run_free(&r);
-    free(path);
+    free(files[0]), free(file), free(want.ids);
 }
 
 static void test_failures(Checks* c, Fixture* b) {
-    const TokenizeOptions plain = {.batch_bytes = 8, .shard_tokens = 2};
-    const TokenizeOptions val_required = {.val_frac = 0.01, .seed = 5, .val_required = true};
-    fails(c, b, plain, NULL, "absent.txt", "absent.txt: cannot be opened");
-    fails(c, b, plain, "", "empty.txt", "no document");
-    fails(c, b, plain, "<|endoftext|>\n<|endoftext|>\r\n\n<|endoftext|>", "separators.txt", "no document");
-    fails(c, b, plain, "\n \n", "blank.jsonl", "no document");
-    fails(c, b, val_required, "only one", "one.txt", "went to the validation shards; separate documents");
-    fails(c, b, plain, "{\"text\": \"good\"}\n\n{\"title\": \"text\"}\n", "none.jsonl",
-          "none.jsonl: line 3: the object has no \"text\"");
-    fails(c, b, plain, "{\"text\": \"good\"}\n{\"text\": 1}\n{", "number.jsonl", "line 2: byte 9: expected a string");
-    fails(c, b, plain, "{\"text\": \"good\"}\n{\"text\": \"cut", "cut.jsonl", "line 2: byte 13");
-    fails(c, b, plain, "{\"text\": \"good\"} x\n", "left.jsonl", "line 1: byte 17");
-    fails(c, b, plain, "[\"text\"]\n", "array.jsonl", "line 1: byte 0");
-    fails(c, b, plain, "{\"text\": \"\xff\"}\n", "utf8.jsonl", "line 1: byte 10");
-    fails(c, b, (TokenizeOptions){.jsonl = true}, "plain text\n", "forced.txt", "line 1: byte 0");
-    char* sub = path_join(b->dir, "folder.txt");
-    TostError err;
-    check(c, make_dirs(sub, &err), "%s", sub);
-    free(sub);
-    fails(c, b, plain, NULL, "folder.txt", "a folder");
+    static const struct { const char *name, *text, *error; } cases[] = {
+        {"absent.txt", NULL, "absent.txt: cannot be opened"}, {"empty.txt", "", "no document"},
+        {"separators.txt", "<|endoftext|>\n<|endoftext|>\r\n\n<|endoftext|>", "no document"},
+        {"blank.jsonl", "\n \n", "no document"},
+        {"none.jsonl", "{\"text\": \"good\"}\n\n{\"title\": \"text\"}\n",
+         "none.jsonl: line 3: the object has no \"text\""},
+        {"number.jsonl", "{\"text\": \"good\"}\n{\"text\": 1}\n{", "line 2: byte 9: expected a string"},
+        {"cut.jsonl", "{\"text\": \"good\"}\n{\"text\": \"cut", "line 2: byte 13"},
+        {"left.jsonl", "{\"text\": \"good\"} x\n", "line 1: byte 17"}, {"array.jsonl", "[\"text\"]\n", "line 1: byte 0"},
+        {"utf8.jsonl", "{\"text\": \"\xff\"}\n", "line 1: byte 10"},
+        {"a.gz", "\x1f\x8b\x08 and more", "a.gz: compressed by gzip; pipe it through a filter: gzip -dc FILE |"},
+        {"a.xz", "\xfd" "7zXZ", "xz -dc FILE |"}, {"a.jsonl.zst", "\x28\xb5\x2f\xfd and", "zstd -dc FILE |"},
+        {"a.lz4", "\x04\x22\x4d\x18 and more", "lz4 -dc FILE |"}, {"a.bz2", "BZh91AY&SY", "bzip2 -dc FILE |"},
+        {"a.zip", "PK\x03\x04 and more", "unzip -p FILE |"},
+    };
+    const TokenizeOptions plain = {.batch_bytes = 8, .shard_tokens = 2, .threads = 2};
+    for (size_t i = 0; i < countof(cases); i++) {
+        char* path = path_join(b->dir, cases[i].name);
+        if (cases[i].text) write_text(path, cases[i].text);
+        Run r = run(c, b, plain, path);
+        check_refused(c, r.ok, &r.err, cases[i].error, cases[i].name);
+        run_free(&r);
+        free(path);
+    }
+    char* compressed = path_join(b->dir, "a.gz");
+    must(freopen(compressed, "rb", stdin) != NULL, "freopen", NULL);
+    Run r = run(c, b, plain, "-");
+    check_refused(c, r.ok, &r.err, "standard input: compressed by gzip", "stdin");
+    run_free(&r);
+    free(compressed);
 }
 
 // The last tokens of a single document are the validation data, wherever shards begin and end.
@@ -683,9 +630,12 @@ static void test_lone_document(Checks* c, Fixture* b) {
         }
     }
     write_text(path, "only one");
-    Run r = run(c, b, (TokenizeOptions){.val_frac = 0.01, .seed = 5}, path);   // without val_required
-    check(c, r.ok && r.r.documents == 1 && r.val.n == 0, "one short document: %s", r.err.text);
-    run_free(&r);
+    for (int required = 0; required < 2; required++) {
+        Run r = run(c, b, (TokenizeOptions){.val_frac = 0.01, .val_required = required}, path);
+        if (required) check_refused(c, r.ok, &r.err, "went to the validation shards; separate documents", path);
+        else check(c, r.ok && r.r.documents == 1 && r.val.n == 0, "one short document: %s", r.err.text);
+        run_free(&r);
+    }
     free(path), free(want.ids);
 }
 
@@ -708,24 +658,6 @@ static void test_reads(Checks* c, Fixture* b) {
     free(path);
 }
 
-static void test_compressed(Checks* c, Fixture* b) {
-    const TokenizeOptions plain = {0};
-    fails(c, b, plain, "\x1f\x8b\x08 and more", "a.gz",
-          "a.gz: compressed by gzip; pipe it through a filter: gzip -dc FILE |");
-    fails(c, b, plain, "\xfd" "7zXZ", "a.xz", "xz -dc FILE |");
-    fails(c, b, plain, "\x28\xb5\x2f\xfd and more", "a.jsonl.zst", "zstd -dc FILE |");
-    fails(c, b, plain, "\x04\x22\x4d\x18 and more", "a.lz4", "lz4 -dc FILE |");
-    fails(c, b, plain, "BZh91AY&SY", "a.bz2", "bzip2 -dc FILE |");
-    fails(c, b, plain, "PK\x03\x04 and more", "a.zip", "unzip -p FILE |");
-    fails(c, b, plain, "PAR1\x15 and more", "a.parquet", "a Parquet file, not text");
-    char* compressed = path_join(b->dir, "a.gz");
-    must(freopen(compressed, "rb", stdin) != NULL, "freopen", NULL);
-    Run r = run(c, b, plain, "-");
-    check(c, !r.ok && strstr(r.err.text, "standard input: compressed by gzip"), "compressed: got '%s'", r.err.text);
-    run_free(&r);
-    free(compressed);
-}
-
 static void test_tokenize(Checks* c, const char* dir, char* path) {
     Rng rng = rng_seeded(7, 0);
     Vocab* v = random_vocab(&rng, "ab \n'sl1!\xc2\xa0\xe3\x80\x85\xe2\x89\xff", 300);
@@ -737,7 +669,6 @@ static void test_tokenize(Checks* c, const char* dir, char* path) {
     test_failures(c, &b);
     test_lone_document(c, &b);
     test_reads(c, &b);
-    test_compressed(c, &b);
     bpe_close(&b.bpe);
     free(b.dir);
 }
@@ -753,8 +684,6 @@ int main(void) {
     test_merging(&c, path);
     test_long_words(&c, path);
     test_cuts(&c, path);
-    test_random_bytes(&c, path);
-    test_byte_tokenizer(&c, path);
     test_valid_files(&c, path);
     test_invalid_files(&c, path);
     test_tokenize(&c, dir, path);
