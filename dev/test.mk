@@ -64,10 +64,8 @@ $(FUZZ_DIR)/%.o: %.c
 	$(call say,CC $<) mkdir -p $(@D) && $(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer-no-link -MMD -MP -c $< -o $@
 $(FUZZ_DIR)/fuzz_%: $(FUZZ_DIR)/dev/test/faults/fuzz/fuzz_%.o $(FUZZ_OBJ)
 	$(call say,LINK $@) $(FUZZ_CC) $(FUZZ_FLAGS) -fsanitize=fuzzer -o $@ $^ -lm
-$(FUZZ_DIR)/seeds: $(FUZZ_DIR)/dev/test/faults/fuzz/seeds.o $(FUZZ_OBJ)
-	$(call say,LINK $@) $(FUZZ_CC) $(FUZZ_FLAGS) -o $@ $^ -lm
-fuzz_built: $(FUZZ_DIR)/seeds $(patsubst %,$(FUZZ_DIR)/fuzz_%,$(FUZZ))
-fuzz:
+fuzz_built: $(patsubst %,$(FUZZ_DIR)/fuzz_%,$(FUZZ))
+fuzz: train_gpt_tost
 	@FUZZ_CC="$(FUZZ_CC)" MAKE="$(MAKE)" dev/test/faults/fuzz/run.sh $(FUZZ_DIR) $(FUZZ_SECONDS) $(FUZZ_RUNS) $(FUZZ)
 
 .PHONY: test test_all test_aarch64 torture torture_short fuzz fuzz_built
