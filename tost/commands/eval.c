@@ -58,14 +58,21 @@ static Window next_window(Windows* w, uint64_t i) {
 // Positions in a window are counted from 1: position n is predicted from n tokens. Bin k has 2^(k-1) < n <= 2^k.
 enum { POSITION_BINS = 32 };
 
-typedef struct {
-    Ratio    loss, position[POSITION_BINS];   // windows as samples
-    uint64_t bytes;
-    double   seconds;
-} Score;
+// Losses of a window: their sum, and sum and count in each bin; bytes of text in its targets.
+typedef struct { double nats, bin_nats[POSITION_BINS], bin_tokens[POSITION_BINS], bytes; } WindowLoss;
 
-// Losses of a window: their sum, and sum and count in each bin.
-typedef struct { double nats, bin_nats[POSITION_BINS], bin_tokens[POSITION_BINS]; } WindowLoss;
+typedef struct {
+    LoadedModel*     model;
+    const Options*   o;
+    ShardStream*     data;
+    const Tokenizer* tokenizer;      // NULL: do not count bytes
+    Windows          windows;
+    int              batch, piece;   // windows, and tokens of each, in memory at a time
+    Progress         progress;
+    // results so far
+    Ratio            loss, position[POSITION_BINS];   // windows as samples
+    double           bytes;
+} Evaluation;
 
 // Fills inputs, targets (T) for the T tokens of a window from position `first` on. Targets that are not scored are -1;
 // inputs past the end of the data are 0.
@@ -83,19 +90,16 @@ static bool fill_piece(int32_t* inputs, int32_t* targets, ShardStream* s, const 
     return true;
 }
 
-// Bytes of text in the targets. <|endoftext|> and ids outside the tokenizer's vocabulary count as 0.
-static uint64_t count_bytes(const Tokenizer* tokenizer, const int32_t* targets, size_t n) {
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < n; i++) {
-        size_t len;
-        if (targets[i] < 0 || targets[i] == tokenizer_eot(tokenizer)) continue;
-        if (tokenizer_piece(tokenizer, (uint32_t)targets[i], &len)) bytes += len;
-    }
-    return bytes;
+// Bytes of text of a token. <|endoftext|> and ids outside the tokenizer's vocabulary count as 0.
+static double bytes_of(const Tokenizer* tokenizer, int32_t id) {
+    size_t len = 0;
+    if (tokenizer && id != tokenizer_eot(tokenizer)) tokenizer_piece(tokenizer, (uint32_t)id, &len);
+    return (double)len;
 }
 
 // Adds the losses (T) of such a piece to those of its window.
-static void add_piece(WindowLoss* sum, const double* losses, const int32_t* targets, int first, int T) {
+static void add_piece(WindowLoss* sum, const double* losses, const int32_t* targets, int first, int T,
+                      const Tokenizer* tokenizer) {
     int bin = 0;
     for (int t = 0; t < T; t++) {
         if (targets[t] < 0) continue;
@@ -103,14 +107,16 @@ static void add_piece(WindowLoss* sum, const double* losses, const int32_t* targ
         sum->nats += losses[t];
         sum->bin_nats[bin] += losses[t];
         sum->bin_tokens[bin]++;
+        sum->bytes += bytes_of(tokenizer, targets[t]);
     }
 }
 
-// Adds a window to the score and writes it to the JSON file.
-static void add_window(Score* r, JsonFile* json, const WindowLoss* sum, const Window* w) {
-    ratio_add(&r->loss, sum->nats, w->end - w->skip);
+// Adds a window to the results and writes it to the JSON file.
+static void add_window(Evaluation* e, JsonFile* json, const WindowLoss* sum, const Window* w) {
+    ratio_add(&e->loss, sum->nats, w->end - w->skip);
     for (int k = 0; k < POSITION_BINS; k++)
-        if (sum->bin_tokens[k] > 0) ratio_add(&r->position[k], sum->bin_nats[k], sum->bin_tokens[k]);
+        if (sum->bin_tokens[k] > 0) ratio_add(&e->position[k], sum->bin_nats[k], sum->bin_tokens[k]);
+    e->bytes += sum->bytes;
     json_put_open(json, NULL, '{');
     json_put_int(json, "start", (int64_t)w->start);
     json_put_int(json, "skip", w->skip);
@@ -119,24 +125,9 @@ static void add_window(Score* r, JsonFile* json, const WindowLoss* sum, const Wi
     json_put_close(json, '}');
 }
 
-typedef struct {
-    LoadedModel*       model;
-    ShardStream*       data;
-    const Tokenizer*   tokenizer;   // NULL: do not count bytes
-    Windows            windows;
-    int                batch, piece;   // windows, and tokens of each, in memory at a time
-    TostComm*          comm;        // ranks share the windows
-    Progress           progress;
-    double             loss;        // so far
-} Evaluation;
-
-static void show_progress(Evaluation* e, double windows) {
-    progress_show(&e->progress, windows / (double)e->windows.count, "loss %.4f", e->loss);
-}
-
 // Scores n windows, piece by piece. done, all: number of windows before and in this batch, on all ranks, for progress.
-static bool score_batch(WindowLoss* sum, uint64_t* bytes, Evaluation* e, const Window* window, int n, uint64_t done,
-                        int all, TostError* err) {
+static bool score_batch(WindowLoss* sum, Evaluation* e, const Window* window, int n, uint64_t done, int all,
+                        TostError* err) {
     const size_t size = (size_t)n * e->piece;
     int32_t *inputs = xmalloc(size * sizeof *inputs), *targets = xmalloc(size * sizeof *targets);
     double* losses = xmalloc(size * sizeof *losses);
@@ -154,9 +145,9 @@ static bool score_batch(WindowLoss* sum, uint64_t* bytes, Evaluation* e, const W
         if (!ok) break;
         pieces_read_losses(losses, &e->model->pieces, inputs, targets, T);
         for (int i = 0; i < n; i++)
-            add_piece(&sum[i], losses + (size_t)i * T, targets + (size_t)i * T, first, T);
-        if (e->tokenizer) *bytes += count_bytes(e->tokenizer, targets, (size_t)n * T);
-        show_progress(e, (double)done + (double)all * (first + T) / e->windows.T);
+            add_piece(&sum[i], losses + (size_t)i * T, targets + (size_t)i * T, first, T, e->tokenizer);
+        const double windows = (double)done + (double)all * (first + T) / e->windows.T;
+        progress_show(&e->progress, windows / (double)e->windows.count, "loss %.4f", ratio_value(&e->loss));
     }
     free(inputs);
     free(targets);
@@ -166,34 +157,25 @@ static bool score_batch(WindowLoss* sum, uint64_t* bytes, Evaluation* e, const W
 
 // The next windows of all ranks, at most a batch for each, are scored together and added in order: so the result does
 // not depend on the number of ranks.
-static bool score(Score* r, JsonFile* json, Evaluation* e, TostError* err) {
+static bool score(Evaluation* e, JsonFile* json, TostError* err) {
     Windows* w = &e->windows;
-    const int rank = comm_rank(e->comm), ranks = comm_size(e->comm);
-    WindowLoss *own = xcalloc((size_t)e->batch, sizeof *own);
-    WindowLoss* sum = xmalloc((size_t)ranks * e->batch * sizeof *sum);
-    Window* window = xmalloc((size_t)ranks * e->batch * sizeof *window);
-    uint64_t bytes = 0;
+    TostComm* comm = e->model->comm;
+    const int start = comm_rank(comm) * e->batch, most = comm_size(comm) * e->batch;
+    WindowLoss *own = xcalloc((size_t)e->batch, sizeof *own), *sum = xmalloc((size_t)most * sizeof *sum);
+    Window* window = xmalloc((size_t)most * sizeof *window);
     bool ok = true;
     progress_start(&e->progress);
     for (uint64_t first = 0; ok && first < w->count;) {
-        const uint64_t left = w->count - first, most = (uint64_t)ranks * (uint64_t)e->batch;
-        const int n = left < most ? (int)left : (int)most, start = rank * e->batch;
+        const int n = w->count - first < (uint64_t)most ? (int)(w->count - first) : most;
         const int mine = n - start < e->batch ? n - start : e->batch;
         for (int i = 0; i < n; i++) window[i] = next_window(w, first + (uint64_t)i);
-        ok = mine <= 0 || score_batch(own, &bytes, e, window + start, mine, first, n, err);
-        if (!(ok = comm_agree(e->comm, ok, err))) break;
-        comm_allgather(e->comm, sum, own, (size_t)e->batch * sizeof *own);
-        for (int i = 0; i < n; i++) add_window(r, json, &sum[i], &window[i]);
+        ok = mine <= 0 || score_batch(own, e, window + start, mine, first, n, err);
+        if (!(ok = comm_agree(comm, ok, err))) break;
+        comm_allgather(comm, sum, own, (size_t)e->batch * sizeof *own);
+        for (int i = 0; i < n; i++) add_window(e, json, &sum[i], &window[i]);
         first += (uint64_t)n;
-        e->loss = ratio_value(&r->loss);
-        show_progress(e, (double)first);
     }
     progress_erase(&e->progress);
-    uint64_t* all = xmalloc((size_t)ranks * sizeof *all);
-    if (ok) comm_allgather(e->comm, all, &bytes, sizeof bytes);
-    for (int i = 0; ok && i < ranks; i++) r->bytes += all[i];
-    r->seconds = now_seconds() - e->progress.started;
-    free(all);
     free(own);
     free(sum);
     free(window);
@@ -204,48 +186,47 @@ static bool score(Score* r, JsonFile* json, Evaluation* e, TostError* err) {
 static int bin_first(int k) { return k == 0 ? 1 : (1 << (k - 1)) + 1; }
 static int bin_last(int k, int T) { return T < (int64_t)1 << k ? T : 1 << k; }
 
-static void print_positions(const Score* r, int T) {
+static void print_positions(const Evaluation* e) {
     printf("\n%-21s  %10s  %-9s  %s\n", "position", "nats/token", "± (95%)", "tokens");
     for (int k = 0; k < POSITION_BINS; k++) {
-        const Ratio* p = &r->position[k];
+        const Ratio* p = &e->position[k];
         char bin[48], error[24] = "";
         if (p->n == 0) continue;
         if (k < 2) snprintf(bin, sizeof bin, "%d", bin_first(k));
-        else snprintf(bin, sizeof bin, "%d-%d", bin_first(k), bin_last(k, T));
+        else snprintf(bin, sizeof bin, "%d-%d", bin_first(k), bin_last(k, e->windows.T));
         if (isfinite(ratio_error(p))) snprintf(error, sizeof error, "%.6f", ratio_error(p));
         printf("%-21s  %10.6f  %-8s  %.0f\n", bin, ratio_value(p), error, p->y);
     }
 }
 
-static void print_score(const Score* r) {
-    const double loss = ratio_value(&r->loss), error = ratio_error(&r->loss);
+static void print_score(const Evaluation* e, double seconds) {
+    const double loss = ratio_value(&e->loss), error = ratio_error(&e->loss);
     printf("loss        %.6f nats/token", loss);
     if (isfinite(error)) printf(" ± %.6f (95%%, windows as samples)", error);
     printf("\nperplexity  %.4f\n", exp(loss));
-    if (r->bytes) printf("bits/byte   %.6f\n", r->loss.x / log(2) / (double)r->bytes);
-    printf("tokens      %.0f\n", r->loss.y);
-    printf("speed       %.0f tokens/s\n", r->seconds > 0 ? r->loss.y / r->seconds : 0);
+    if (e->bytes > 0) printf("bits/byte   %.6f\n", e->loss.x / log(2) / e->bytes);
+    printf("tokens      %.0f\n", e->loss.y);
+    printf("speed       %.0f tokens/s\n", seconds > 0 ? e->loss.y / seconds : 0);
 }
 
-static void begin_json(JsonFile* json, const LoadedModel* model, const Options* o, const Windows* w) {
-    json_put_text(json, "data", o->data);
-    json_put_text(json, "model", model->file);
-    json_put_int(json, "step", model->info.step);
-    json_put_text(json, "protocol", w->stride ? "every token once" : "random windows");
-    json_put_int(json, "seq", w->T);
-    if (w->stride) json_put_int(json, "stride", w->stride);
-    else json_put_int(json, "seed", o->seed);
+static void begin_json(JsonFile* json, const Evaluation* e) {
+    json_put_text(json, "data", e->o->data);
+    json_put_text(json, "model", e->model->file);
+    json_put_int(json, "step", e->model->info.step);
+    json_put_text(json, "protocol", e->windows.stride ? "every token once" : "random windows");
+    json_put_int(json, "seq", e->windows.T);
+    json_put_int(json, e->windows.stride ? "stride" : "seed", e->windows.stride ? e->windows.stride : e->o->seed);
     json_put_open(json, "window", '[');
 }
 
-static void put_positions(JsonFile* json, const Score* r, int T) {
+static void put_positions(JsonFile* json, const Evaluation* e) {
     json_put_open(json, "position", '[');
     for (int k = 0; k < POSITION_BINS; k++) {
-        const Ratio* p = &r->position[k];
+        const Ratio* p = &e->position[k];
         if (p->n == 0) continue;
         json_put_open(json, NULL, '{');
         json_put_int(json, "first", bin_first(k));
-        json_put_int(json, "last", bin_last(k, T));
+        json_put_int(json, "last", bin_last(k, e->windows.T));
         json_put_int(json, "tokens", (int64_t)p->y);
         json_put_real(json, "loss", ratio_value(p));
         json_put_real(json, "loss_95", ratio_error(p));
@@ -254,14 +235,14 @@ static void put_positions(JsonFile* json, const Score* r, int T) {
     json_put_close(json, ']');
 }
 
-static void end_json(JsonFile* json, const Options* o, const Score* r, int T) {
+static void end_json(JsonFile* json, const Evaluation* e) {
     json_put_close(json, ']');
-    if (o->by_position) put_positions(json, r, T);
-    json_put_int(json, "tokens", (int64_t)r->loss.y);
-    json_put_real(json, "loss", ratio_value(&r->loss));
-    json_put_real(json, "loss_95", ratio_error(&r->loss));
-    json_put_real(json, "perplexity", exp(ratio_value(&r->loss)));
-    json_put_real(json, "bits_per_byte", r->bytes ? r->loss.x / log(2) / (double)r->bytes : NAN);
+    if (e->o->by_position) put_positions(json, e);
+    json_put_int(json, "tokens", (int64_t)e->loss.y);
+    json_put_real(json, "loss", ratio_value(&e->loss));
+    json_put_real(json, "loss_95", ratio_error(&e->loss));
+    json_put_real(json, "perplexity", exp(ratio_value(&e->loss)));
+    json_put_real(json, "bits_per_byte", e->bytes > 0 ? e->loss.x / log(2) / e->bytes : NAN);
 }
 
 // Opens the tokenizer for bits/byte: --tokenizer, or the checkpoint's. Without either, prints the reason and sets
@@ -281,12 +262,13 @@ static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, cons
 }
 
 static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, TostError* err) {
-    const int block = model->info.config.block_size, T = o->seq ? o->seq : block;
-    if (stream_tokens(data) < 2)
-        return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->data,
-                          (unsigned long long)stream_tokens(data));
-    Evaluation e = {.model = model, .data = data, .comm = model->comm,
-                    .windows = make_windows(o, stream_tokens(data), T)};
+    const int T = o->seq ? o->seq : model->info.config.block_size;
+    const uint64_t tokens = stream_tokens(data);
+    if (tokens < 2)
+        return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->data, (unsigned long long)tokens);
+    const bool first = o->rank == 0;   // the rank that writes
+    Evaluation e = {.model = model, .o = o, .data = data, .windows = make_windows(o, tokens, T),
+                    .progress = progress_new(stderr, !first)};
     const Windows* w = &e.windows;
     e.batch = (uint64_t)o->batch < w->count ? o->batch : (int)w->count;
     e.piece = o->chunk && o->chunk < w->T ? o->chunk : w->T;
@@ -294,26 +276,23 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
 
     Tokenizer* tokenizer = NULL;
     JsonFile json = {0};
-    Score r = {0};
-    const bool first = o->rank == 0;   // the rank that writes
-    e.progress = progress_new(stderr, !first);
-    e.loss = NAN;
-    bool ok = find_tokenizer(&tokenizer, model, o, data, err);
-    ok = ok && loaded_model_create(model, o, e.batch, e.piece, false, err)
-         && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
+    bool ok = find_tokenizer(&tokenizer, model, o, data, err)
+              && loaded_model_create(model, o, e.batch, e.piece, false, err)
+              && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
     e.tokenizer = tokenizer;
     ok = comm_agree(model->comm, ok, err);
     if (ok) {
         if (first) print_line(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens", model->file,
                    (long long)model->info.step, data->count, (unsigned long long)w->count, w->T);
-        begin_json(&json, model, o, w);
-        ok = score(&r, &json, &e, err);
-        end_json(&json, o, &r, w->T);
-        ok = ok && loaded_model_check_loss(model, r.loss.x, err);
+        begin_json(&json, &e);
+        ok = score(&e, &json, err);
+        end_json(&json, &e);
+        ok = ok && loaded_model_check_loss(model, e.loss.x, err);
     }
+    const double seconds = now_seconds() - e.progress.started;
     ok = json_file_close(&json, ok, err) && ok;
-    if (ok && first) print_score(&r);
-    if (ok && first && o->by_position) print_positions(&r, w->T);
+    if (ok && first) print_score(&e, seconds);
+    if (ok && first && o->by_position) print_positions(&e);
     tokenizer_free(tokenizer);
     return ok;
 }

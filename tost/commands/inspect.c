@@ -161,9 +161,9 @@ static bool write_file(double* sum, const char* path, LoadedModel* m, const Toke
 static bool check_out(const char* out, bool force, TostError* err) {
     static const char begin[] = "{\"__metadata__\":{\"format\":\"pt\",\"content\":\"inspect\"";
     struct stat st;
-    if (is_dir(out)) return tost_error(err, "--out %s is a folder; name a file", out);
     if (lstat(out, &st) == 0 && !S_ISREG(st.st_mode))   // renaming would replace the device or link
-        return tost_error(err, "--out %s is not a regular file; choose another file", out);
+        return tost_error(err, "--out %s is %s; choose another file", out,
+                          S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
     return force || check_replaceable(out, 8, begin, err) || tost_error(err, "--out %s", err->text);
 }
 
