@@ -8,10 +8,8 @@
 #include "nccl_on_host.h"
 
 #include <atomic>
-#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <map>
 #include <memory>
 #include <set>
@@ -21,6 +19,8 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
+
+#include "tost/base/clock.h"
 
 namespace {
 
@@ -51,12 +51,6 @@ struct Clique {
     alignas(4096) char data[MAX_RANKS][DATA_BYTES];
 };
 
-double seconds(void) {
-    timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 }  // namespace
 
 struct NcclOnHostComm {
@@ -84,21 +78,9 @@ ncclComm_t group_comm;
 cudaStream_t group_stream;
 int group_depth;
 
-[[noreturn]] void die(ncclComm_t c, const char* format, ...) __attribute__((format(printf, 2, 3)));
-void die(ncclComm_t c, const char* format, ...) {
-    char text[512];
-    va_list ap;
-    va_start(ap, format);
-    vsnprintf(text, sizeof text, format, ap);
-    va_end(ap);
-    if (c) cuda_on_host_die("NCCL, rank %d of %d, step %llu: %s", c->rank, c->size, (unsigned long long)c->done, text);
-    cuda_on_host_die("NCCL: %s", text);
-}
-
 void check_comm(const char* call, ncclComm_t c) {
-    if (!comms.count(c)) die(nullptr, "%s: no such communicator", call);
-    if (c->aborted) die(c, "%s of a communicator that was aborted", call);
-    if (c->polls) die(c, "%s while an earlier call is in progress; ncclCommGetAsyncError was not asked", call);
+    if (!comms.count(c)) cuda_on_host_die("%s: no such communicator", call);
+    if (c->polls) cuda_on_host_die("%s while an earlier call is in progress; ncclCommGetAsyncError was not asked", call);
 }
 
 std::string describe(const Call& c) {
@@ -108,13 +90,13 @@ std::string describe(const Call& c) {
 }
 
 // The buffers of a group are device memory, and none is written that another call uses.
-void check_memory(ncclComm_t c, const std::vector<Call>& calls) {
+void check_memory(const std::vector<Call>& calls) {
     for (const Call& call : calls) {
         if (call.bytes) cuda_on_host_check_range(kind_names[call.kind], call.buffer, call.bytes);
         for (const Call* other = calls.data(); other != &call; other++)
             if ((call.kind != SEND || other->kind != SEND) && call.buffer < other->buffer + other->bytes &&
                 other->buffer < call.buffer + call.bytes)
-                die(c, "%s: a buffer overlaps with another one of the group", describe(call).c_str());
+                cuda_on_host_die("%s: a buffer overlaps with another one of the group", describe(call).c_str());
     }
 }
 
@@ -130,7 +112,7 @@ void publish(ncclComm_t c, const std::vector<Call>& calls) {
         Call call = calls[i];
         call.sent_at = used;
         if (call.kind == SEND || call.kind == REDUCE || (call.kind == BROADCAST && call.peer == c->rank)) {
-            if (used + call.bytes > DATA_BYTES) die(c, "more than %zu bytes in a group", DATA_BYTES);
+            if (used + call.bytes > DATA_BYTES) cuda_on_host_die("more than %zu bytes in a group", DATA_BYTES);
             cuda_on_host_copy(c->clique->data[c->rank] + used, call.buffer, call.bytes);
             used += call.bytes;
         }
@@ -161,7 +143,7 @@ void check_partner(ncclComm_t c, int with) {
             if (i < a.size() && i < b.size() && a[i]->bytes == b[i]->bytes && a[i]->type == b[i]->type &&
                 (here <= RECV || a[i]->peer == b[i]->peer))
                 continue;
-            die(c, "%s; rank %d: %s", i < a.size() ? describe(*a[i]).c_str() : "no call", with,
+            cuda_on_host_die("%s; rank %d: %s", i < a.size() ? describe(*a[i]).c_str() : "no call", with,
                 i < b.size() ? describe(*b[i]).c_str() : "no call that belongs to it");
         }
     }
@@ -170,7 +152,7 @@ void check_partner(ncclComm_t c, int with) {
 // The i-th ncclReduce: sums over the ranks, beginning with the one after the root.
 void reduce(ncclComm_t c, const Call& call, size_t i) {
     std::vector<float> sum(call.bytes / sizeof(float), 0.0f);
-    if (call.type != ncclFloat32) die(c, "ncclReduce: only float32 is emulated");
+    if (call.type != ncclFloat32) cuda_on_host_die("ncclReduce: only float32 is emulated");
     for (int n = 1; n <= c->size; n++) {
         const int rank = (call.peer + n) % c->size;
         const float* x = (const float*)(c->clique->data[rank] + calls_of(c, rank, REDUCE, -1)[i]->sent_at);
@@ -194,9 +176,10 @@ void receive(ncclComm_t c) {
 // Makes progress with a step; true when it has ended.
 bool advance(ncclComm_t c, uint64_t step, const std::vector<Call>& calls) {
     if (c->aborted) return true;
-    if (c->waits_since == 0) c->waits_since = seconds();
-    if (seconds() - c->waits_since > options.patience)
-        die(c, "%s: other ranks have not made a call for %.0f s", describe(calls[0]).c_str(), options.patience);
+    if (c->waits_since == 0) c->waits_since = now_seconds();
+    if (now_seconds() - c->waits_since > options.patience)
+        cuda_on_host_die("%s: other ranks have not made a call for %.0f s", describe(calls[0]).c_str(),
+                         options.patience);
     if (options.failing_call >= 0 && step >= (uint64_t)options.failing_call) c->failed = true;
     if (c->failed) return false;
     SharedRank& mine = c->mine();
@@ -241,12 +224,11 @@ ncclResult_t add_call(Kind kind, const void* in, void* out, size_t count, ncclDa
     const Call call = {kind, peer, type, (char*)out, count * (type == ncclFloat32 ? sizeof(float) : 1), 0};
     check_comm(kind_names[kind], c);
     if (!c->initialized || c->finalized)
-        die(c, "%s before the communicator is ready or after its end", kind_names[kind]);
-    if (in != out) die(c, "%s: only emulated in place", kind_names[kind]);
-    if (peer >= c->size || peer < 0) die(c, "%s: there is no such rank", describe(call).c_str());
+        cuda_on_host_die("%s before the communicator is ready or after its end", kind_names[kind]);
+    if (in != out) cuda_on_host_die("%s: only emulated in place", kind_names[kind]);
     if (!group.empty() && (group_comm != c || group_stream != stream))
-        die(c, "%s: the group has calls of another communicator or stream", describe(call).c_str());
-    if (group.size() == MAX_CALLS) die(c, "more than %d calls in a group", MAX_CALLS);
+        cuda_on_host_die("%s: the group has calls of another communicator or stream", describe(call).c_str());
+    if (group.size() == MAX_CALLS) cuda_on_host_die("more than %d calls in a group", MAX_CALLS);
     group_comm = c;
     group_stream = stream;
     ncclGroupStart();
@@ -283,32 +265,30 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
-    if (size < 1 || size > MAX_RANKS || rank < 0 || rank >= size)
-        die(nullptr, "ncclCommInitRankConfig: rank %d of %d", rank, size);
     const int file = open(id.internal, O_RDWR | O_CREAT, 0600);
-    if (file < 0 || ftruncate(file, sizeof(Clique)) != 0) die(nullptr, "cannot create %s", id.internal);
+    if (file < 0 || ftruncate(file, sizeof(Clique)) != 0) cuda_on_host_die("cannot create %s", id.internal);
     void* p = mmap(nullptr, sizeof(Clique), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
     close(file);
-    if (p == MAP_FAILED) die(nullptr, "cannot map %s", id.internal);
+    if (p == MAP_FAILED) cuda_on_host_die("cannot map %s", id.internal);
     all_comms.emplace_back(new NcclOnHostComm());
     ncclComm_t c = all_comms.back().get();
     c->clique = (Clique*)p;
     c->path = id.internal;
     c->rank = rank;
     c->size = size;
-    if (config->blocking) die(c, "a blocking communicator");
+    if (config->blocking) cuda_on_host_die("a blocking communicator");
     cudaGetDevice(&c->mine().device);
     cudaEventCreateWithFlags(&c->order, cudaEventDisableTiming);
     comms.insert(c);
     *comm = c;
-    if (c->mine().attached++) die(c, "two processes with this rank");
+    if (c->mine().attached++) cuda_on_host_die("two processes with this rank");
     if (++c->clique->attached == size) unlink(id.internal);   // all have it open
     c->polls = 2;
     return ncclInProgress;
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* error) {
-    if (!comms.count(c)) die(nullptr, "ncclCommGetAsyncError: no such communicator");
+    if (!comms.count(c)) cuda_on_host_die("ncclCommGetAsyncError: no such communicator");
     cuda_on_host_progress();
     *error = c->failed ? ncclRemoteError : ncclInProgress;
     if (c->failed || (!c->initialized && c->clique->attached < c->size)) return ncclSuccess;
@@ -335,7 +315,7 @@ static ncclResult_t comm_free(ncclComm_t c) {
 static void check_ended(const char* call, ncclComm_t c) {
     check_comm(call, c);
     if (c->done < c->queued)
-        die(c, "%s while %llu groups have not ended", call, (unsigned long long)(c->queued - c->done));
+        cuda_on_host_die("%s while %llu groups have not ended", call, (unsigned long long)(c->queued - c->done));
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t c) {
@@ -347,12 +327,12 @@ ncclResult_t ncclCommFinalize(ncclComm_t c) {
 
 ncclResult_t ncclCommDestroy(ncclComm_t c) {
     check_ended("ncclCommDestroy", c);
-    if (!c->finalized) die(c, "ncclCommDestroy without ncclCommFinalize");
+    if (!c->finalized) cuda_on_host_die("ncclCommDestroy without ncclCommFinalize");
     return comm_free(c);
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t c) {
-    if (!comms.count(c)) die(nullptr, "ncclCommAbort: no such communicator");
+    if (!comms.count(c)) cuda_on_host_die("ncclCommAbort: no such communicator");
     return comm_free(c);
 }
 
@@ -365,10 +345,10 @@ ncclResult_t ncclGroupStart(void) {
 }
 
 ncclResult_t ncclGroupEnd(void) {
-    if (group_depth == 0) die(nullptr, "ncclGroupEnd without ncclGroupStart");
+    if (group_depth == 0) cuda_on_host_die("ncclGroupEnd without ncclGroupStart");
     if (--group_depth > 0 || group.empty()) return ncclSuccess;
     ncclComm_t c = group_comm;
-    check_memory(c, group);
+    check_memory(group);
     c->held = std::move(group);
     c->held_stream = group_stream;
     group.clear();
