@@ -1,5 +1,5 @@
-// test_comm.c: slices and parts, the exchange, messages between ranks, and training on 1, 2 and 4 ranks, which are
-// threads of this process: gradients, norms, parameters and moments must be equal bit for bit.
+// test_comm.c: slices and parts, messages between ranks, and training on 1 to 6 ranks, which are threads of this
+// process: gradients, norms, parameters and moments must be equal bit for bit.
 #define TOST_NO_MAIN
 #include "train_gpt_tost.c"
 
@@ -74,69 +74,6 @@ static void test_parts(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The exchange: each part's gradients are a row; the ranks' slices must be the tree over all rows.
-
-// Element i of row r: numbers of very different sizes, and in a few elements of one row a NaN or infinity.
-static float element(int r, size_t i) {
-    Rng rng = rng_seeded(7, (uint64_t)r << 32 | i);
-    const float x = (float)((rng_uniform(&rng) - 0.5) * pow(10, 6 * rng_uniform(&rng)));
-    if (i % 97 == (size_t)r) return i % 2 ? NAN : -INFINITY;
-    return x;
-}
-
-// The definition of the tree, for element i of rows first … first + n - 1.
-static float tree(int first, int n, size_t i) {
-    int half = 1;
-    if (n == 1) return element(first, i) + 0.0f;
-    while (2 * half < n) half *= 2;
-    return tree(first, half, i) + tree(first + half, n - half, i);
-}
-
-typedef struct { TostTensors tensors; int parts; } ExchangeTest;
-
-static size_t exchange_rank(TostComm* comm, void* context) {
-    ExchangeTest* t = context;
-    const int own = t->parts / comm_size(comm), rank = comm_rank(comm);
-    const size_t n = t->tensors.flat_size;
-    float* grad = xcalloc(n, sizeof *grad);
-    Exchange x = exchange_new(&t->tensors, comm, own);
-    Arena arena = {.alignment = 128};
-    exchange_layout(&x, &arena, grad);
-    void* memory = xmalloc(arena.used + 128);
-    arena = (Arena){.base = memory, .alignment = 128};
-    exchange_layout(&x, &arena, grad);
-    exchange_begin(&x);
-    for (int p = 0; p < own; p++) {
-        const TostEnd end = p + 1 == own ? TOST_STEP_ENDS : TOST_PART_ENDS;
-        for (size_t i = 0; i < n; i++) grad[i] += element(rank * own + p, i);
-        for (int i = t->tensors.count - 1; i >= 0; i--) exchange_gradients(&x, end, t->tensors.tensor[i].offset);
-    }
-    size_t wrong = 0;
-    for (int k = 0; k < x.slices.buckets; k++) {
-        const Range r = exchange_slice(&x, k);
-        for (size_t i = r.start; i < r.end; i++) {
-            const float expected = tree(0, t->parts, i);
-            wrong += isnan(expected) ? !isnan(grad[i]) : grad[i] != expected;
-        }
-    }
-    exchange_free(&x);
-    free(memory);
-    free(grad);
-    return wrong;
-}
-
-static void test_exchange(Checks* c) {
-    static const struct { int ranks, parts; } cases[] = {{1, 1}, {1, 7}, {2, 8}, {3, 6}, {4, 4}, {5, 5}, {11, 11}};
-    for (size_t i = 0; i < countof(cases); i++) {
-        ExchangeTest t = {.tensors = tost_tensors(&configs[i % 2]), .parts = cases[i].parts};
-        const size_t wrong = run_ranks(cases[i].ranks, exchange_rank, &t);
-        check(c, wrong == 0, "%d ranks, %d parts: %zu elements differ from the tree over the parts, or messages are "
-              "lost", cases[i].ranks, cases[i].parts, wrong);
-        tost_tensors_free(&t.tensors);
-    }
-}
-
-// ---------------------------------------------------------------------------------------------
 // Host messages
 
 static size_t message_rank(TostComm* comm, void* context) {
@@ -205,45 +142,42 @@ static void test_launch(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // Training
 
-enum { PARTS = 4, PER_PART = 2, STEPS = 10, B = 2 };
+enum { PARTS_MAX = 6, PER_PART = 2, STEPS = 10, B = 2 };
 
-typedef struct { double norm[STEPS], loss[STEPS]; float* array[TOST_ARRAYS]; } Outcome;   // of rank 0
+typedef struct { const char* what; int config; TostDtype dtype; bool recompute; int parts, ranks[3]; } Case;
 
-typedef struct {
-    TostConfig  config;
+// Steps first … steps - 1 on some ranks, and what rank 0 has after them. start: continues from there, or NULL
+typedef struct Training {
+    const Case* of;
     TostTensors tensors;
-    TostDtype   dtype;
-    bool        recompute;
-    int         first, steps;      // steps first … steps - 1
-    const Outcome* start;          // arrays to continue from, or NULL
-    Outcome     out;
+    int         first, steps;
+    const struct Training* start;
+    double      norm[STEPS], loss[STEPS];
+    float*      array[TOST_ARRAYS];
 } Training;
 
-static void random_batch(int32_t* inputs, int32_t* targets, const Training* t, int step, int micro_batch) {
-    Rng rng = rng_seeded(11, (uint64_t)(step * PARTS * PER_PART + micro_batch));
-    for (int i = 0; i < B * t->config.block_size; i++) {
-        inputs[i] = (int32_t)rng_below(&rng, (uint64_t)t->config.vocab_size);
-        targets[i] = i % 5 == 0 ? -1 : (int32_t)rng_below(&rng, (uint64_t)t->config.vocab_size);
-    }
-}
-
 static double train_step_on(TostModel* m, const Training* t, TostComm* comm, int step) {
-    const int own = PARTS / comm_size(comm), T = t->config.block_size, first = comm_rank(comm) * own * PER_PART;
+    const int parts = t->of->parts, own = parts / comm_size(comm) * PER_PART, T = configs[t->of->config].block_size;
+    const uint64_t V = (uint64_t)configs[t->of->config].vocab_size;
     int32_t *inputs = xmalloc((size_t)B * T * sizeof *inputs), *targets = xmalloc((size_t)B * T * sizeof *targets);
-    double sums[PARTS], all[PARTS], loss = 0;
+    double sums[PARTS_MAX], all[PARTS_MAX], loss = 0;
     int64_t count;
     tost_cpu_engine.zero_grad(m);
-    for (int i = 0; i < own * PER_PART; i++) {
+    for (int i = 0; i < own; i++) {
         const bool part_ends = i % PER_PART == PER_PART - 1;
-        random_batch(inputs, targets, t, step, first + i);
+        Rng rng = rng_seeded(11, (uint64_t)(step * parts * PER_PART + comm_rank(comm) * own + i));
+        for (int k = 0; k < B * T; k++) {
+            inputs[k] = (int32_t)rng_below(&rng, V);
+            targets[k] = k % 5 == 0 ? -1 : (int32_t)rng_below(&rng, V);
+        }
         const TostPiece piece = {inputs, targets, B, T, 0};
-        tost_cpu_engine.train(m, &piece, TOST_NO_STATE, 1.0f / (float)(PARTS * PER_PART * B * T));
+        tost_cpu_engine.train(m, &piece, TOST_NO_STATE, 1.0f / (float)(parts * PER_PART * B * T));
         tost_cpu_engine.backward(m, TOST_NO_STATE, TOST_NO_STATE,
-                                 !part_ends ? TOST_MORE : i + 1 < own * PER_PART ? TOST_PART_ENDS : TOST_STEP_ENDS);
+                                 !part_ends ? TOST_MORE : i + 1 < own ? TOST_PART_ENDS : TOST_STEP_ENDS);
         if (part_ends) tost_cpu_engine.read_loss(&sums[i / PER_PART], &count, m);
     }
-    comm_allgather(comm, all, sums, (size_t)own * sizeof *sums);
-    for (int p = 0; p < PARTS; p++) loss += all[p];
+    comm_allgather(comm, all, sums, (size_t)own / PER_PART * sizeof *sums);
+    for (int p = 0; p < parts; p++) loss += all[p];
     free(inputs);
     free(targets);
     return loss;
@@ -252,27 +186,28 @@ static double train_step_on(TostModel* m, const Training* t, TostComm* comm, int
 static size_t train_rank(TostComm* comm, void* context) {
     Training* t = context;
     const TostEngine* e = &tost_cpu_engine;
-    const TostEngineOptions o = {.max_batch = B, .max_piece = t->config.block_size, .training = true, .dtype = t->dtype,
-                                 .recompute = t->recompute, .threads = 1, .comm = comm, .ema = true,
-                                 .parts = PARTS / comm_size(comm)};
+    const TostConfig* config = &configs[t->of->config];
+    const TostEngineOptions o = {.max_batch = B, .max_piece = config->block_size, .training = true, .threads = 1,
+                                 .dtype = t->of->dtype, .recompute = t->of->recompute, .comm = comm, .ema = true,
+                                 .parts = t->of->parts / comm_size(comm)};
     const bool root = comm_rank(comm) == 0;
     TostError err;
-    TostModel* m = e->create(&t->config, &o, &err);
+    TostModel* m = e->create(config, &o, &err);
     if (!m) abort();
-    if (!t->start) init_params(e, m, &t->tensors, t->config.n_layer, 5);
+    if (!t->start) init_params(e, m, &t->tensors, config->n_layer, 5);
     for (int a = 0; t->start && a < TOST_ARRAYS; a++)
         for (int i = 0; i < t->tensors.count; i++)
             e->put(m, (TostArray)a, &t->tensors.tensor[i], t->start->array[a] + t->tensors.tensor[i].offset);
     for (int step = t->first; step < t->steps; step++) {
         const double loss = train_step_on(m, t, comm, step), norm = e->grad_norm(m);
-        if (root) t->out.loss[step] = loss, t->out.norm[step] = norm;
+        if (root) t->loss[step] = loss, t->norm[step] = norm;
         const TostAdamW adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
                                  .grad_scale = norm > 1 ? 1 / norm : 1, .step = step + 1, .ema_rate = 0.2};
         e->update(m, &adamw);
     }
     for (int a = 0; a < TOST_ARRAYS; a++)
         for (int i = 0; i < t->tensors.count; i++) {
-            float* dst = t->out.array[a] + t->tensors.tensor[i].offset;
+            float* dst = t->array[a] + t->tensors.tensor[i].offset;
             if (root || a != TOST_PARAM) e->get(root ? dst : NULL, m, (TostArray)a, &t->tensors.tensor[i]);
         }
     const bool same = comm_same(comm, crc32_update(0, m->array[TOST_PARAM], t->tensors.flat_size * sizeof(float)),
@@ -283,46 +218,53 @@ static size_t train_rank(TostComm* comm, void* context) {
     return !same + !small;
 }
 
-// Trains on `ranks` ranks.
-static Training train(Checks* c, const TostConfig* config, TostDtype dtype, bool recompute, int ranks, int first,
-                      int steps, const Outcome* start) {
-    Training t = {.config = *config, .tensors = tost_tensors(config), .dtype = dtype, .recompute = recompute,
-                  .first = first, .steps = steps, .start = start};
-    for (int a = 0; a < TOST_ARRAYS; a++) t.out.array[a] = xcalloc(t.tensors.flat_size, sizeof(float));
-    check(c, run_ranks(ranks, train_rank, &t) == 0, "%d ranks: parameters differ, or messages are lost", ranks);
+static Training train(Checks* c, const Case* of, int ranks, int first, int steps, const Training* start) {
+    Training t = {.of = of, .tensors = tost_tensors(&configs[of->config]), .first = first, .steps = steps,
+                  .start = start};
+    for (int a = 0; a < TOST_ARRAYS; a++) t.array[a] = xcalloc(t.tensors.flat_size, sizeof(float));
+    check(c, run_ranks(ranks, train_rank, &t) == 0, "%s, %d ranks: other parameters, moments of other ranks, or lost "
+          "messages", of->what, ranks);
     return t;
 }
 
 static void training_free(Training* t) {
-    for (int a = 0; a < TOST_ARRAYS; a++) free(t->out.array[a]);
+    for (int a = 0; a < TOST_ARRAYS; a++) free(t->array[a]);
     tost_tensors_free(&t->tensors);
 }
 
-static void compare(Checks* c, const Training* a, const Training* b, int ranks, const char* what) {
+// Frees b.
+static void compare(Checks* c, const Training* one, Training* b, int ranks) {
     static const char* const names[] = {"parameters", "gradients", "m", "v", "ema"};
     for (int i = 0; i < TOST_ARRAYS; i++)
-        check(c, memcmp(a->out.array[i], b->out.array[i], a->tensors.flat_size * sizeof(float)) == 0,
-              "%s, %d ranks: %s differ from one rank", what, ranks, names[i]);
+        check(c, memcmp(one->array[i], b->array[i], one->tensors.flat_size * sizeof(float)) == 0,
+              "%s, %d ranks: %s differ from one rank", one->of->what, ranks, names[i]);
     for (int step = b->first; step < b->steps; step++)
-        check(c, a->out.norm[step] == b->out.norm[step] && a->out.loss[step] == b->out.loss[step],
-              "%s, %d ranks, step %d: norm %.17g, loss %.17g; one rank: %.17g, %.17g", what, ranks, step,
-              b->out.norm[step], b->out.loss[step], a->out.norm[step], a->out.loss[step]);
+        check(c, one->norm[step] == b->norm[step] && one->loss[step] == b->loss[step],
+              "%s, %d ranks, step %d: norm %.17g, loss %.17g; one rank: %.17g, %.17g", one->of->what, ranks, step,
+              b->norm[step], b->loss[step], one->norm[step], one->loss[step]);
+    training_free(b);
 }
 
-static void test_training(Checks* c, const char* what, const TostConfig* config, TostDtype dtype, bool recompute) {
-    Training one = train(c, config, dtype, recompute, 1, 0, STEPS, NULL);
-    for (int ranks = 2; ranks <= PARTS; ranks *= 2) {
-        Training t = train(c, config, dtype, recompute, ranks, 0, STEPS, NULL);
-        compare(c, &one, &t, ranks, what);
-        training_free(&t);
+// On any number of ranks, and continued on another one.
+static void test_training(Checks* c) {
+    static const Case cases[] = {
+        {"bf16", 0, TOST_BF16, false, 4, {4, 2}},
+        {"odd sizes, biases", 1, TOST_FP32, true, 6, {6, 3}},
+        {"below one unit", 2, TOST_FP32, false, 5, {5}},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        const Case* k = &cases[i];
+        Training one = train(c, k, 1, 0, STEPS, NULL), half = train(c, k, k->ranks[0], 0, STEPS / 2, NULL);
+        for (int r = 0; k->ranks[r]; r++) {
+            Training all = train(c, k, k->ranks[r], 0, STEPS, NULL);
+            compare(c, &one, &all, k->ranks[r]);
+            Training rest = train(c, k, k->ranks[r + 1] ? k->ranks[r + 1] : 1, STEPS / 2, STEPS, &half);
+            compare(c, &one, &rest, k->ranks[r]);
+        }
+        check(c, one.norm[0] > 0 && one.loss[STEPS - 1] != one.loss[0], "%s: nothing is trained", k->what);
+        training_free(&half);
+        training_free(&one);
     }
-    Training half = train(c, config, dtype, recompute, 4, 0, STEPS / 2, NULL);   // continues on another number of ranks
-    Training rest = train(c, config, dtype, recompute, 2, STEPS / 2, STEPS, &half.out);
-    compare(c, &one, &rest, 2, "continued");
-    check(c, one.out.norm[0] > 0 && one.out.loss[STEPS - 1] != one.out.loss[0], "%s: nothing is trained", what);
-    training_free(&half);
-    training_free(&rest);
-    training_free(&one);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -383,9 +325,6 @@ int main(void) {
     test_parts(&c);
     test_messages(&c);
     test_launch(&c);
-    test_exchange(&c);
-    test_training(&c, "bf16", &configs[0], TOST_BF16, false);
-    test_training(&c, "odd sizes, biases", &configs[1], TOST_FP32, true);
-    test_training(&c, "below one unit", &configs[2], TOST_FP32, false);
+    test_training(&c);
     return checks_verdict(&c);
 }
