@@ -224,8 +224,14 @@ static bool nccl_open_comm(TostComm** comm, TostError* err) {
     TostComm* c = (TostComm*)xcalloc(1, sizeof *c);
     NcclLink* l = new NcclLink();
     int version = 0;
-    *c = {.place = launch.place, .timeout = COMM_TIMEOUT, .lockstep = true, .transport = l, .start = nccl_start,
-          .test = nccl_test, .abort = nccl_abort, .close = nccl_close};
+    c->place = launch.place;
+    c->timeout = COMM_TIMEOUT;
+    c->lockstep = true;
+    c->transport = l;
+    c->start = nccl_start;
+    c->test = nccl_test;
+    c->abort = nccl_abort;
+    c->close = nccl_close;
     (void)ncclGetVersion(&version);
     snprintf(c->library, sizeof c->library, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
     if (link_open(l, c, &id, err)) {

@@ -7,12 +7,12 @@
 // step of one belongs to the n-th of the other.
 #include "nccl_on_host.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -57,7 +57,7 @@ struct NcclOnHostComm {
     Clique* clique;
     std::string path;
     int rank, size;
-    bool initialized, finalized, aborted, failed;
+    bool initialized, finalized, ended, failed;
     int polls;                       // until ncclCommGetAsyncError reports the end of the last call
     std::vector<Call> held;          // calls to be queued at that time
     cudaStream_t held_stream, stream;   // of those, and of the last step
@@ -71,15 +71,14 @@ struct NcclOnHostComm {
 namespace {
 
 NcclOnHostOptions options;
-std::set<ncclComm_t> comms;
-std::vector<std::unique_ptr<NcclOnHostComm>> all_comms;   // including destroyed ones, to which queued steps refer
+std::vector<std::unique_ptr<NcclOnHostComm>> comms;   // including destroyed ones, to which queued steps refer
 std::vector<Call> group;
 ncclComm_t group_comm;
 cudaStream_t group_stream;
 int group_depth;
 
 void check_comm(const char* call, ncclComm_t c) {
-    if (!comms.count(c)) cuda_on_host_die("%s: no such communicator", call);
+    if (c->ended) cuda_on_host_die("%s: no such communicator", call);
     if (c->polls) cuda_on_host_die("%s while an earlier call is in progress; ncclCommGetAsyncError was not asked", call);
 }
 
@@ -175,7 +174,7 @@ void receive(ncclComm_t c) {
 
 // Makes progress with a step; true when it has ended.
 bool advance(ncclComm_t c, uint64_t step, const std::vector<Call>& calls) {
-    if (c->aborted) return true;
+    if (c->ended) return true;
     if (c->waits_since == 0) c->waits_since = now_seconds();
     if (now_seconds() - c->waits_since > options.patience)
         cuda_on_host_die("%s: other ranks have not made a call for %.0f s", describe(calls[0]).c_str(),
@@ -270,8 +269,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
     void* p = mmap(nullptr, sizeof(Clique), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
     close(file);
     if (p == MAP_FAILED) cuda_on_host_die("cannot map %s", id.internal);
-    all_comms.emplace_back(new NcclOnHostComm());
-    ncclComm_t c = all_comms.back().get();
+    comms.emplace_back(new NcclOnHostComm());
+    ncclComm_t c = comms.back().get();
     c->clique = (Clique*)p;
     c->path = id.internal;
     c->rank = rank;
@@ -279,7 +278,6 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
     if (config->blocking) cuda_on_host_die("a blocking communicator");
     cudaGetDevice(&c->mine().device);
     cudaEventCreateWithFlags(&c->order, cudaEventDisableTiming);
-    comms.insert(c);
     *comm = c;
     if (c->mine().attached++) cuda_on_host_die("two processes with this rank");
     if (++c->clique->attached == size) unlink(id.internal);   // all have it open
@@ -288,7 +286,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* error) {
-    if (!comms.count(c)) cuda_on_host_die("ncclCommGetAsyncError: no such communicator");
+    if (c->ended) cuda_on_host_die("ncclCommGetAsyncError: no such communicator");
     cuda_on_host_progress();
     *error = c->failed ? ncclRemoteError : ncclInProgress;
     if (c->failed || (!c->initialized && c->clique->attached < c->size)) return ncclSuccess;
@@ -304,10 +302,9 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* error) {
 }
 
 static ncclResult_t comm_free(ncclComm_t c) {
-    comms.erase(c);
     cudaEventDestroy(c->order);
     if (c->clique->attached < c->size) unlink(c->path.c_str());
-    c->aborted = true;   // queued steps, which still refer to it, do nothing
+    c->ended = true;   // queued steps, which still refer to it, do nothing
     munmap(c->clique, sizeof *c->clique);
     return ncclSuccess;
 }
@@ -332,7 +329,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
 }
 
 ncclResult_t ncclCommAbort(ncclComm_t c) {
-    if (!comms.count(c)) cuda_on_host_die("ncclCommAbort: no such communicator");
+    if (c->ended) cuda_on_host_die("ncclCommAbort: no such communicator");
     return comm_free(c);
 }
 
@@ -374,4 +371,6 @@ ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t 
 // ---------------------------------------------------------------------------------------------
 
 void nccl_on_host_set(const NcclOnHostOptions& o) { options = o; }
-int nccl_on_host_live(void) { return (int)comms.size(); }
+int nccl_on_host_live(void) {
+    return (int)std::count_if(comms.begin(), comms.end(), [](const auto& c) { return !c->ended; });
+}

@@ -15,32 +15,33 @@ enum { MAX_POSTS = 256, RANKS_MAX = 17 };   // MAX_POSTS: messages under way bet
 
 struct CommRequest { int open[RANKS_MAX]; };   // messages with a rank that are not complete
 
-typedef struct { void* buffer; size_t bytes; CommRequest* request; int other; } Post;
-typedef struct { Post post[MAX_POSTS]; int first, end; } PostList;
+typedef struct { char* buffer; size_t bytes; int* open; } Post;
+typedef struct { Post send[MAX_POSTS], receive[MAX_POSTS]; int sends, receives, done; } Pair;   // from one rank to one
 
 typedef struct World {
     pthread_mutex_t lock;
     int             size;
-    PostList        *sends, *receives;   // (size,size): from rank, to rank
-    int             mismatches;          // messages whose two sides differ in size
+    Pair*           pair;         // (size, size): from rank, to rank
+    int             mismatches;   // messages whose two sides differ in size
 } World;
 
-static void post(PostList* list, const void* buffer, size_t bytes, CommRequest* request, int other) {
+static void post(Post* list, int* n, int done, const void* buffer, size_t bytes, int* open) {
     if (bytes == 0) return;
-    if (list->end - list->first >= MAX_POSTS) abort();
-    list->post[list->end++ % MAX_POSTS] = (Post){(void*)(uintptr_t)buffer, bytes, request, other};
-    request->open[other]++;
+    if (*n - done >= MAX_POSTS) abort();
+    list[(*n)++ % MAX_POSTS] = (Post){(char*)(uintptr_t)buffer, bytes, open};
+    ++*open;
 }
 
 static CommRequest* threads_start_messages(TostComm* c, const CommMessage* messages) {
     World* w = c->transport;
-    const int rank = c->place.rank;
     CommRequest* request = xcalloc(1, sizeof *request);
     pthread_mutex_lock(&w->lock);
     for (int r = 0; r < w->size; r++) {
-        if (r == rank) continue;
-        post(&w->sends[rank * w->size + r], messages[r].send, messages[r].send_bytes, request, r);
-        post(&w->receives[r * w->size + rank], messages[r].receive, messages[r].receive_bytes, request, r);
+        const CommMessage* m = &messages[r];
+        Pair *to = &w->pair[c->place.rank * w->size + r], *from = &w->pair[r * w->size + c->place.rank];
+        if (r == c->place.rank) continue;
+        post(to->send, &to->sends, to->done, m->send, m->send_bytes, &request->open[r]);
+        post(from->receive, &from->receives, from->done, m->receive, m->receive_bytes, &request->open[r]);
     }
     pthread_mutex_unlock(&w->lock);
     return request;
@@ -48,26 +49,25 @@ static CommRequest* threads_start_messages(TostComm* c, const CommMessage* messa
 
 static bool threads_test(TostComm* c, CommRequest** request, bool* arrived) {
     World* w = c->transport;
-    CommRequest* own = *request;
+    bool done = true;
     pthread_mutex_lock(&w->lock);
     for (int r = 0; r < w->size; r++) {
-        PostList *from = &w->sends[r * w->size + c->place.rank], *to = &w->receives[r * w->size + c->place.rank];
-        for (; from->first < from->end && to->first < to->end; from->first++, to->first++) {
-            const Post *s = &from->post[from->first % MAX_POSTS], *d = &to->post[to->first % MAX_POSTS];
-            if (s->bytes == d->bytes) memcpy(d->buffer, s->buffer, s->bytes);
+        Pair* p = &w->pair[r * w->size + c->place.rank];
+        for (; p->done < p->sends && p->done < p->receives; p->done++) {
+            const Post *from = &p->send[p->done % MAX_POSTS], *to = &p->receive[p->done % MAX_POSTS];
+            if (from->bytes == to->bytes) memcpy(to->buffer, from->buffer, from->bytes);
             else w->mismatches++;
-            s->request->open[s->other]--;
-            d->request->open[d->other]--;
+            --*from->open;
+            --*to->open;
         }
     }
-    bool done = true;
     for (int r = 0; r < w->size; r++) {
-        done = done && own->open[r] == 0;
-        if (arrived) arrived[r] = own->open[r] == 0;
+        done = done && (*request)->open[r] == 0;
+        if (arrived) arrived[r] = (*request)->open[r] == 0;
     }
     pthread_mutex_unlock(&w->lock);
     if (!done) return false;
-    free(own);
+    free(*request);
     *request = NULL;
     return true;
 }
@@ -98,7 +98,7 @@ static void* rank_main(void* arg) {
 // sent and not received, or whose two sides differ in size.
 static size_t run_ranks(int size, RunRank* run, void* context) {
     const size_t pairs = (size_t)size * size;
-    World w = {.size = size, .sends = xcalloc(pairs, sizeof *w.sends), .receives = xcalloc(pairs, sizeof *w.receives)};
+    World w = {.size = size, .pair = xcalloc(pairs, sizeof *w.pair)};
     pthread_t thread[RANKS_MAX];
     RankThread rank[RANKS_MAX];
     pthread_mutex_init(&w.lock, NULL);
@@ -109,10 +109,8 @@ static size_t run_ranks(int size, RunRank* run, void* context) {
     for (int r = 0; r < size; r++) pthread_join(thread[r], NULL);
     size_t bad = (size_t)w.mismatches;
     for (int r = 0; r < size; r++) bad += rank[r].errors;
-    for (size_t i = 0; i < pairs; i++)
-        bad += (size_t)(w.sends[i].end - w.sends[i].first + w.receives[i].end - w.receives[i].first);
-    free(w.sends);
-    free(w.receives);
+    for (size_t i = 0; i < pairs; i++) bad += (size_t)(w.pair[i].sends + w.pair[i].receives - 2 * w.pair[i].done);
+    free(w.pair);
     pthread_mutex_destroy(&w.lock);
     return bad;
 }

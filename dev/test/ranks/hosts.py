@@ -40,27 +40,24 @@ class Hosts:
 
     def __enter__(self):
         try:
-            self.create()
+            command("ip", "link", "add", self.bridge, "type", "bridge")
+            command("ip", "link", "set", self.bridge, "up")
+            for i, (name, address) in enumerate(zip(self.names, self.addresses), 1):
+                inside = ["ip", "-n", name]
+                command("ip", "netns", "add", name)
+                command("ip", "link", "add", self.link(i), "type", "veth", "peer", "name", "eth0", "netns", name)
+                command("ip", "link", "set", self.link(i), "master", self.bridge, "up")
+                command(*inside, "addr", "add", f"{address}/24", "dev", "eth0")
+                command(*inside, "link", "set", "eth0", "up")
+                command(*inside, "link", "set", "lo", "up")
+                # bbr, the default on some machines, needs a queueing discipline of its own
+                command(*inside, "route", "change", f"{SUBNET}.0/24", "dev", "eth0", "src", address, "congctl", "cubic")
+                # gives up data that is not acknowledged after 6 s, not 15 minutes; keepalive tests idle connections
+                command("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_retries2=4")
         except BaseException:
             self.__exit__()
             raise
         return self
-
-    def create(self):
-        command("ip", "link", "add", self.bridge, "type", "bridge")
-        command("ip", "link", "set", self.bridge, "up")
-        for i, (name, address) in enumerate(zip(self.names, self.addresses), 1):
-            command("ip", "netns", "add", name)
-            command("ip", "link", "add", self.link(i), "type", "veth", "peer", "name", "eth0", "netns", name)
-            command("ip", "link", "set", self.link(i), "master", self.bridge, "up")
-            command("ip", "-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
-            for device in ("eth0", "lo"):
-                command("ip", "-n", name, "link", "set", device, "up")
-            # bbr, the default on some machines, needs a queueing discipline of its own
-            command("ip", "-n", name, "route", "change", f"{SUBNET}.0/24", "dev", "eth0", "src", address, "congctl",
-                    "cubic")
-            # gives up data that is not acknowledged after 6 s, not 15 minutes; keepalive tests idle connections
-            command("ip", "netns", "exec", name, "sysctl", "-qw", "net.ipv4.tcp_retries2=4")
 
     def __exit__(self, *_):
         for words in (*(["netns", "del", name] for name in self.names),
