@@ -51,19 +51,12 @@ check "no temporary folder is left" [ ! -e a.tmp ]
 # ---------------------------------------------------------------------------------------------
 # Signals
 
-for signal in "INT 130" "TERM 143" "HUP 129"; do
-    set -- $signal
-    if [ $1 = HUP ] && (sh -c 'kill -HUP $$; exit 0') 2>/dev/null; then
-        skip "SIGHUP is ignored, as under nohup"
-        continue
-    fi
-    begin $args --out stopped slow
-    check "tokenize waits" until_true says "slow: waiting" stderr.bg
-    kill -$1 $process
-    end $2 "SIG$1"
-    check "SIG$1: no shards were written" says "no shards were written" stderr.bg
-    check "SIG$1: nothing is left: $(ls)" [ -z "$(find . -name 'stopped*')" ]
-done
+begin $args --out stopped slow
+check "tokenize waits" until_true says "slow: waiting" stderr.bg
+kill -TERM $process
+end 143 SIGTERM
+check "SIGTERM: no shards were written" says "no shards were written" stderr.bg
+check "SIGTERM: nothing is left: $(ls)" [ -z "$(find . -name 'stopped*')" ]
 
 begin $args --out killed slow
 check "tokenize waits" until_true says "slow: waiting" stderr.bg
@@ -83,8 +76,6 @@ for name in mark.txt mark.jsonl; do
     run $args --out $name $name
     check "$name: the mark is not part of the text" [ "$(tokens $name)" -eq 6 ]
     check "$name: a note" says "$name: skipped the byte order mark" stderr
-    run $args --out $name.quiet --quiet $name
-    check "$name: no note with --quiet" empty stderr
 done
 
 # ---------------------------------------------------------------------------------------------
