@@ -46,33 +46,17 @@ static void print_options(const Page* p, const Options* o) {
     }
 }
 
-// How the results of eval compare with those of other programs.
-typedef struct { const char *name, *text; } Protocol;
-static const Protocol protocols[] = {
-    {"examples",
-     "dev/data/evalset.py writes LAMBADA, HellaSwag and CBT. As in lm-evaluation-harness, a context is truncated on "
-     "the left for each choice, and white space at its end belongs to the choice. Unlike there, generated ids are "
-     "those of the tokenizer, without padding rows, and a choice longer than --seq is refused, not truncated."},
-    {"one choice",
-     "accuracy (greedy decoding gives it) and perplexity per word are acc and perplexity of LAMBADA in the harness. "
-     "accuracy_within_10: up to 10 greedy tokens contain it, in lower or upper case; on lambada_published.jsonl as "
-     "eval_lambada.py of the ToST code. The loss in the paper's table is that of dev/data/published.py lambada."},
-    {"several",
-     "acc and acc_norm as in the harness: highest log-likelihood, and highest per character. acc_token: highest per "
-     "token, as in llm.c. CBT: acc, as eval_cbt.py of the ToST code; the paper uses the validation sets."},
-    {"shards",
-     "--data scores every token but the first once; --windows scores windows at random positions, as nanoGPT and the "
-     "paper do (16,000 windows of 1,024 tokens; shards of OpenWebText from dev/data/openwebtext.py, the others "
-     "from dev/data/published.py, which encodes each line alone)."},
-};
-
+// How the results of eval compare with those of other programs; what a metric means stands in the results.
 static void print_protocols(const Page* p) {
-    enum { TEXT_COLUMN = 14 };
     fprintf(p->out, "\nProtocols\n");
-    for (size_t i = 0; i < countof(protocols); i++) {
-        fprintf(p->out, "  %-*s", TEXT_COLUMN - 2, protocols[i].name);
-        print_wrapped(p, protocols[i].text, TEXT_COLUMN);
-    }
+    print_wrapped(p, "dev/data/evalset.py writes LAMBADA, HellaSwag and CBT. As in lm-evaluation-harness, a context is "
+                  "truncated on the left for each choice, and white space at its end belongs to the choice. Unlike "
+                  "there, generated ids are those of the tokenizer, without padding rows, and a choice longer than "
+                  "--seq is refused, not truncated.", fprintf(p->out, "  examples  "));
+    print_wrapped(p, "--data scores every token but the first once; --windows scores windows at random positions, as "
+                  "nanoGPT and the paper do (16,000 windows of 1,024 tokens; shards of OpenWebText from "
+                  "dev/data/openwebtext.py, the others from dev/data/published.py, which encodes each line alone).",
+                  fprintf(p->out, "  shards    "));
 }
 
 static void print_examples(const Page* p, const Options* o) {

@@ -63,29 +63,24 @@ bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Opening
 
-// Sets *keep to the number of bytes up to the row of step resume_step - 1; 0: no header.
-static bool find_end(off_t* keep, FILE* in, const char* path, int64_t resume_step, TostError* err) {
+// Sets *keep to the number of bytes of `text` up to the row of step resume_step - 1; 0: no header.
+static bool find_end(size_t* keep, char* text, const char* path, int64_t resume_step, TostError* err) {
     static const char remedy[] = "use an earlier checkpoint, or move the log away to start a new one";
-    char* line = NULL;
-    size_t cap = 0;
     int64_t last = -1, step = 0;
     long long number = 1;   // of the line of step `last`
-    ssize_t n = getline(&line, &cap, in);
-    const bool is_log = n <= 0 || starts_log(line, (size_t)n);
-    *keep = is_log && n > 0 && strcmp(line, header) == 0 ? n : 0;
-    while (*keep && last < resume_step - 1 && (n = getline(&line, &cap, in)) > 0 && line[n - 1] == '\n') {
+    *keep = strncmp(text, header, strlen(header)) == 0 ? strlen(header) : 0;
+    for (char *line = text + *keep, *end; *keep && last < resume_step - 1 && (end = strchr(line, '\n')); line = end) {
         LogRow row;
+        const char next = *++end;
+        *end = 0;
         step = log_row_parse(&row, line) ? row.step : -1;
+        *end = next;
         if (step < 0 || step >= resume_step) break;
         last = step;
         number++;
-        *keep += n;
+        *keep = (size_t)(end - text);
     }
-    free(line);
-    if (!is_log) return foreign_log(path, err);
-    if (ferror(in)) return tost_error(err, "%s: cannot be read: %s", path, strerror(errno));
-    if (step < 0) return tost_error(err, "%s: line %lld is not a row of numbers; %s", path, number + 1,
-                                     remedy);
+    if (step < 0) return tost_error(err, "%s: line %lld is not a row of numbers; %s", path, number + 1, remedy);
     return last < 0 || last == resume_step - 1
         || tost_error(err, "%s: line %lld is step %lld, but the run resumes at step %lld: rows are missing; %s", path,
                       number, (long long)last, (long long)resume_step, remedy);
@@ -114,15 +109,16 @@ static bool write_text(LogFile* log, const char* text, TostError* err) {
 
 // Cuts the file, see log_open, and starts it with the header if none is left.
 static bool cut(LogFile* log, int64_t resume_step, TostError* err) {
-    off_t keep = 0;
-    FILE* in = resume_step < 0 ? NULL : fopen(log->path, "rb");
-    const bool ok = resume_step < 0 || (in ? find_end(&keep, in, log->path, resume_step, err)
-                                           : tost_error(err, "%s: cannot be read: %s", log->path, strerror(errno)));
-    if (in) fclose(in);
+    Bytes old = {0};
+    size_t keep = 0;
+    const bool ok = resume_step < 0 || (read_file(&old, log->path, err)
+                    && (strncmp(old.data, header, strlen(header)) == 0 || starts_log(old.data, old.size)
+                        || foreign_log(log->path, err))
+                    && find_end(&keep, old.data, log->path, resume_step, err));
+    free(old.data);
     if (!ok) return false;
-    if (ftruncate(log->fd, keep) != 0)
-        return tost_error(err, "%s: cannot be truncated to %lld bytes: %s", log->path, (long long)keep,
-                          strerror(errno));
+    if (ftruncate(log->fd, (off_t)keep) != 0)
+        return tost_error(err, "%s: cannot be truncated to %zu bytes: %s", log->path, keep, strerror(errno));
     return (keep > 0 || write_text(log, header, err)) && sync_parent(log->path, err);
 }
 

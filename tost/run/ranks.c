@@ -14,8 +14,6 @@
 
 int run_signal(const Run* r) { return comm_size(r->comm) > 1 ? r->signal : signals_received(); }
 
-const char* run_signal_name(const Run* r) { return signals_name(run_signal(r)); }
-
 bool run_agree(Run* r, bool ok, TostError* err) {
     const int size = comm_size(r->comm);
     if (size == 1) return ok;

@@ -301,11 +301,6 @@ bool report_sample(Run* r, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // At the end
 
-void report_finished(Run* r) {
-    progress_text(&r->progress, "%s is finished: %lld of %lld steps; use a larger --steps to continue", r->out,
-                  (long long)r->info.step, (long long)r->o.steps);
-}
-
 void report_end(Run* r) {
     Progress* p = &r->progress;
     const bool stopped = r->info.step < r->o.steps;
@@ -313,8 +308,8 @@ void report_end(Run* r) {
     char* best = path_join(r->out, "best");
     const bool has_best = r->o.keep_best && checkpoint_is_folder(best);
     if (stopped)
-        progress_text(p, "stopped by %s after step %lld of %lld", run_signal(r) ? run_signal_name(r) : r->stopped_by,
-                      step, steps);
+        progress_text(p, "stopped by %s after step %lld of %lld",
+                      run_signal(r) ? signals_name(run_signal(r)) : r->stopped_by, step, steps);
     else progress_text(p, "done: %lld step%s, %lld tokens", step, plural(step), (long long)r->info.tokens);
     if (r->info.outliers.skipped > 0)
         progress_text(p, "%-11s%lld of %lld steps (rows with lr 0 in the log)", "skipped",

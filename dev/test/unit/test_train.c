@@ -240,7 +240,6 @@ static void test_outliers(Checks* c) {
     write_shard("spike.bin", SPIKE, 128, 199);
     check_run(c, run(WINDOWED "--skip-loss-z 6 --max-skipped 3 --out many"), 1, 4,
               "step 132: loss ", "outliers in a row");
-    check_run(c, run("--resume --out many --max-skipped 3 --skip-loss-z 0"), 0, 0, NULL, "outliers off again");
 #undef WINDOWED
 }
 
@@ -337,14 +336,11 @@ static void run_second(TostModel* m) {
 
 static void test_lock(Checks* c) {
     static const char in_use[] = "first is in use by process ";
-    static const struct { const char *what, *args; int status; const char* says; } cases[] = {
-        {"plain", BASE NO_VAL "--data good.bin --steps 3 --out first", 1, in_use},
-        {"resume", "--resume --out first", 1, in_use},
-        {"overwrite", BASE NO_VAL "--data good.bin --steps 3 --out first --overwrite", 1, in_use},
-        {"the same log", BASE NO_VAL "--data good.bin --steps 3 --out other --log first/log.csv", 1,
-         "already exists"},
-        {"the same log, to overwrite",
-         BASE NO_VAL "--data good.bin --steps 3 --out other --overwrite --log first/log.csv", 1,
+    static const struct { const char *what, *args, *says; } cases[] = {
+        {"plain", BASE NO_VAL "--data good.bin --steps 3 --out first", in_use},
+        {"resume", "--resume --out first", in_use},
+        {"overwrite", BASE NO_VAL "--data good.bin --steps 3 --out first --overwrite", in_use},
+        {"the same log", BASE NO_VAL "--data good.bin --steps 3 --out other --overwrite --log first/log.csv",
          "first/log.csv is being written by another run: give another --log"},
     };
     check_run(c, run(SAVING "--out alone"), 0, 0, NULL, "a run alone");
@@ -357,8 +353,7 @@ static void test_lock(Checks* c) {
         check_run(c, run(SAVING "--out first"), 0, 0, NULL, cases[i].what);
         char* status = text_of("second.status");
         Outcome second = {atoi(status), NULL, text_of("second.err")};
-        if (cases[i].says) check(c, strstr(second.err, cases[i].says), "%s: %s", cases[i].what, second.err);
-        check_run(c, second, cases[i].status, cases[i].status, NULL, cases[i].what);
+        check_run(c, second, 1, 1, cases[i].says, cases[i].what);
         check_same(c, "alone", "first", 12, cases[i].what);
         free(status);
     }
@@ -526,14 +521,6 @@ static void test_lost_output(Checks* c) {
     check_run(c, run_into(SAVING "--on-save-error continue --out closed", CLOSED), 130, 0, NULL, "closed streams");
     check_run(c, run("--resume --out closed"), 0, 0, NULL, "closed streams");
     check_same(c, "roomy", "closed", 12, "closed streams");
-    const int full = open("/dev/full", O_WRONLY);
-    if (full < 0) {
-        skip(c, "stdout on a full disk: no /dev/full");
-        return;
-    }
-    check_run(c, run_into(SAVING "--out unread2", full), 0, 1,
-              "stdout cannot be written: No space left on device", "a full disk under stdout");
-    close(full);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -545,9 +532,6 @@ static void test_changes(Checks* c) {
     Outcome o = run("--resume --out changed --steps 6 --keep 2");
     check(c, strstr(o.out, "--steps 6 instead of 3\n") && strstr(o.out, "--keep 2 instead of 0\n"), "%s", o.out);
     check_run(c, o, 0, 0, NULL, "changed options are listed");
-    o = run("--resume --out changed --steps 7");
-    check(c, !strstr(o.out, "--keep"), "earlier changes are not listed again: %s", o.out);
-    check_run(c, o, 0, 0, NULL, "resumed again");
     write_shard("same.bin", 33, 3, 3);
     check_run(c, run("--resume --out changed --steps 9"), 1, 1,
               ", but the run in changed was trained on 3201 (", "another shard of the same size");
