@@ -82,40 +82,15 @@ bool replace_file(const char* path, const char* data, size_t n, TostError* err) 
     return ok;
 }
 
-size_t existing_dirs(const char* path) {
-    size_t n = strlen(path);
-    char* part = xstrdup(path);
-    while (n > 0 && (part[n] = 0, !path_exists(part)))   // one component less
-        for (n--; n > 0 && part[n] != '/'; n--) {}
-    free(part);
-    return n;
-}
-
-void remove_new_dirs(const char* path, size_t existing) {
-    char* part = xstrdup(path);
-    for (size_t n = strlen(part); n > existing; part[n] = 0) {
-        rmdir(part);   // fails if it is not empty
-        for (n--; n > existing && part[n] != '/'; n--) {}
-    }
-    free(part);
-}
-
-static bool make_dir(const char* path, TostError* err) {
+bool make_dirs(const char* path, TostError* err) {
     if (is_dir(path)) return true;
     char* parent = path_dir(path);
-    bool ok = make_dir(parent, err);
+    bool ok = make_dirs(parent, err);
     const int why = ok && mkdir(path, 0777) != 0 ? errno : 0;
     if (why && !is_dir(path))   // another process may have made it
         ok = tost_error(err, "%s: the folder cannot be created: %s", path,
                         why == EEXIST ? "a file has that name" : strerror(why));
     else if (ok && !why) ok = sync_parent(path, err);
     free(parent);
-    return ok;
-}
-
-bool make_dirs(const char* path, TostError* err) {
-    const size_t existing = existing_dirs(path);
-    const bool ok = make_dir(path, err);
-    if (!ok) remove_new_dirs(path, existing);
     return ok;
 }

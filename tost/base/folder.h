@@ -14,8 +14,6 @@ bool   sync_parent(const char* path, TostError* err);               // of its fo
 bool   rename_synced(const char* from, const char* to, TostError* err);
 // Writes the file PATH.tmp and renames it; removes it on failure. Writes to a device, pipe or link itself.
 bool   replace_file(const char* path, const char* data, size_t n, TostError* err);
-bool   make_dirs(const char* path, TostError* err);                 // like mkdir -p; on failure removes what it made
-size_t existing_dirs(const char* path);                             // length of the longest prefix that exists
-void   remove_new_dirs(const char* path, size_t existing);          // removes the empty folders beyond that prefix
+bool   make_dirs(const char* path, TostError* err);                 // like mkdir -p
 
 #endif

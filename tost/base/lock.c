@@ -35,34 +35,28 @@ static bool same_file(int fd, const char* path) {
     return fstat(fd, &a) == 0 && lstat(path, &b) == 0 && a.st_ino == b.st_ino && a.st_dev == b.st_dev;
 }
 
-static LockResult take(Lock* lock, const char* folder, TostError* err) {
-    for (;;) {
-        lock->fd = open(lock->path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-        if (lock->fd < 0) {
-            tost_error(err, "%s: cannot be created, so the folder cannot be locked: %s", lock->path, strerror(errno));
-            return LOCK_FAILED;
-        }
-        lock->unsupported = flock(lock->fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
-        if (lock->unsupported == EWOULDBLOCK) {
-            char who[NOTE_BYTES];
-            name_holder(who, lock->fd);
-            tost_error(err, "%s is in use by %s: wait until it ends, stop it, or give another --out", folder, who);
-            close(lock->fd);
-            return LOCK_BUSY;
-        }
-        if (lock->unsupported != EINTR && same_file(lock->fd, lock->path)) return LOCK_TAKEN;
-        close(lock->fd);
-    }
-}
-
 LockResult lock_take(Lock* lock, const char* folder, TostError* err) {
-    *lock = (Lock){.path = path_join(folder, file_name)};
-    const LockResult result = take(lock, folder, err);
-    if (result == LOCK_TAKEN && !lock->unsupported) write_note(lock->fd);
-    if (result == LOCK_TAKEN) return result;
-    free(lock->path);
     *lock = (Lock){0};
-    return result;
+    char* path = path_join(folder, file_name);
+    for (;;) {
+        const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+        const int why = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+        if (fd >= 0 && why != EWOULDBLOCK && why != EINTR && same_file(fd, path)) {
+            if (!why) write_note(fd);
+            *lock = (Lock){path, fd, why};
+            return LOCK_TAKEN;
+        }
+        if (fd < 0) tost_error(err, "%s: cannot be created, so the folder cannot be locked: %s", path, strerror(errno));
+        if (why == EWOULDBLOCK) {
+            char who[NOTE_BYTES];
+            name_holder(who, fd);
+            tost_error(err, "%s is in use by %s: wait until it ends, stop it, or give another --out", folder, who);
+        }
+        if (fd >= 0) close(fd);
+        if (fd >= 0 && why != EWOULDBLOCK) continue;   // interrupted, or the file was removed meanwhile
+        free(path);
+        return fd < 0 ? LOCK_FAILED : LOCK_BUSY;
+    }
 }
 
 // Removes the file before unlocking: a process that opened it earlier notices in same_file.

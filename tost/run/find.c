@@ -185,20 +185,8 @@ bool checkpoint_newest_run(char** run, const char* root, const char* option, Tos
 }
 
 char* checkpoint_next_run(const char* root, const char* preset) {
-    const size_t n = strlen(preset);
-    PathList names = {0};
-    TostError ignored;
-    long long number = 0, other;
-    folder_list(&names, root, &ignored);
-    for (int i = 0; i < names.count; i++) {
-        const char* name = names.paths[i];
-        char more;   // 15 digits: this program gives no run a longer number
-        if (strncmp(name, preset, n) == 0 && sscanf(name + n, "-%15lld%c", &other, &more) == 1 && other > number)
-            number = other;
-    }
-    free_paths(&names);
-    for (;;) {
-        char* path = xasprintf("%s/%s-%03lld", root, preset, ++number);
+    for (int number = 1;; number++) {
+        char* path = xasprintf("%s/%s-%03d", root, preset, number);
         if (!path_exists(path)) return path;
         free(path);
     }

@@ -24,7 +24,7 @@ typedef struct {
     Sampler         sampler;
     char*           held;      // (n_held) bytes not passed to the sink yet, which may begin the stop text
     size_t          n_held;
-    bool            done;      // the row stays in the decode state until that is rebuilt
+    bool            done;      // its tokens are no longer used
 } Row;
 
 typedef struct {
@@ -78,18 +78,6 @@ static void batch_begin(Batch* b, int T) {
     }
 }
 
-static void drop_done_rows(Batch* b) {
-    int kept = 0;
-    for (int r = 0; r < b->n; r++) {
-        if (b->rows[r].done) continue;
-        const Row dropped = b->rows[kept];   // swapped: its buffers are freed at the end
-        b->rows[kept] = b->rows[r];
-        b->rows[r] = dropped;
-        b->next[kept++] = b->next[r];
-    }
-    b->n = kept;
-}
-
 // Appends the next token of each row, or rebuilds the decode state from the last ones if all positions are used.
 static void batch_append(Batch* b) {
     const int block = b->g->config->block_size;
@@ -100,7 +88,6 @@ static void batch_append(Batch* b) {
         return;
     }
     const int keep = tokens_to_keep(block);
-    drop_done_rows(b);
     for (int r = 0; r < b->n; r++) {
         int32_t* ids = b->rows[r].ids;
         memmove(ids, ids + block - (keep - 1), (size_t)(keep - 1) * sizeof *ids);
@@ -205,18 +192,6 @@ static bool batch_run(Batch* b, double* seconds, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Set-up
 
-static bool check_prompt(const Generator* g, const Text* text, TostError* err) {
-    const int size = tokenizer_size(g->tokenizer), rows = g->config->vocab_size;
-    if (size > rows)
-        return tost_error(err, "%s: %d tokens, but the model's vocabulary has %d; give the tokenizer it was "
-                          "trained with as --tokenizer FILE", tokenizer_path(g->tokenizer), size, rows);
-    for (size_t i = 0; i < text->n_prompt; i++)
-        if (text->prompt[i] >= (uint32_t)size)
-            return tost_error(err, "prompt: token %zu has the id %u, but %s has ids 0 to %d", i, text->prompt[i],
-                              tokenizer_path(g->tokenizer), size - 1);
-    return true;
-}
-
 // Number of tokens of each prompt with which the decode state begins.
 static int begin_length(const Batch* b, const Text* texts) {
     const int group = generate_group(b->g->config, texts[0].n_prompt);
@@ -238,9 +213,10 @@ static void row_start(Row* row, const Generator* g, Text* text) {
 }
 
 bool generate(Text* texts, int n, double* seconds, const Generator* g, int64_t max_tokens, TostError* err) {
-    for (int i = 0; i < n; i++)
-        if (!check_prompt(g, &texts[i], err)) return false;
     const size_t longest = (size_t)g->config->block_size, V = (size_t)g->config->vocab_size;
+    if ((size_t)tokenizer_size(g->tokenizer) > V)
+        return tost_error(err, "%s: %d tokens, but the model's vocabulary has %zu; give the tokenizer it was trained "
+                          "with as --tokenizer FILE", tokenizer_path(g->tokenizer), tokenizer_size(g->tokenizer), V);
     Batch b = {.g = g, .max_tokens = max_tokens, .n = n, .rows = xmalloc((size_t)n * sizeof *b.rows),
                .next = xmalloc((size_t)n * sizeof *b.next), .tokens = xmalloc((size_t)n * longest * sizeof *b.tokens),
                .logits = xmalloc((size_t)n * V * sizeof *b.logits)};

@@ -42,7 +42,7 @@ enum { MAX_TEXTS_TOGETHER = TOST_FEW_ROWS };
 // A prompt longer than block_size is truncated to its last max(1, block_size/2) tokens. When all block_size positions
 // are used, the next token rebuilds the decode state from the last max(1, block_size/2) tokens including itself.
 // If a stop text is given, bytes that may be its beginning are held back until it is certain that they are not.
-// Fails if the tokenizer is larger than the vocabulary, a prompt has invalid ids, or all logits are NaN or -infinity.
+// Fails if the tokenizer is larger than the vocabulary or all logits are NaN or -infinity.
 // Adds the time, excluding the prompts, to *seconds.
 bool generate(Text* texts, int n, double* seconds, const Generator* g, int64_t max_tokens, TostError* err);
 

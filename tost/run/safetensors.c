@@ -298,21 +298,15 @@ static double from_f16(uint16_t h) {
     return h & 0x8000 ? -x : x;
 }
 
-static double element(const unsigned char* raw, StDtype dtype) {
+static float element(const unsigned char* raw, StDtype dtype) {
     double f64;
-    float f32;
-    int64_t i64;
-    int32_t i32;
     uint16_t bits;
-    switch (dtype) {
-        case ST_F64:  memcpy(&f64, raw, 8);  return f64;
-        case ST_F32:  memcpy(&f32, raw, 4);  return f32;
-        case ST_F16:  memcpy(&bits, raw, 2); return from_f16(bits);
-        case ST_BF16: memcpy(&bits, raw, 2); return bf16_to_float(bits);
-        case ST_I64:  memcpy(&i64, raw, 8);  return (double)i64;
-        case ST_I32:  memcpy(&i32, raw, 4);  return i32;
-        default:      return *raw;
+    if (dtype == ST_F64) {
+        memcpy(&f64, raw, sizeof f64);
+        return (float)f64;
     }
+    memcpy(&bits, raw, sizeof bits);
+    return dtype == ST_F16 ? (float)from_f16(bits) : bf16_to_float(bits);
 }
 
 bool st_check_float(const StFile* f, const StTensor* t, TostError* err) {
@@ -320,26 +314,18 @@ bool st_check_float(const StFile* f, const StTensor* t, TostError* err) {
                                              t->name, dtypes[t->dtype].name);
 }
 
-// Converts all elements to the one of the two types whose array is given.
-static bool read_elements(const StFile* f, const StTensor* t, float* f32, double* f64, TostError* err) {
-    unsigned char* raw = xmalloc((size_t)t->bytes);
-    const bool ok = read_bytes(f, raw, (size_t)t->bytes, t->offset, err);
-    for (uint64_t i = 0; ok && i < t->count; i++) {
-        const double x = element(raw + i * dtypes[t->dtype].size, t->dtype);
-        if (f32) f32[i] = (float)x;
-        else f64[i] = x;
-    }
-    free(raw);
-    return ok;
+bool st_read(const StFile* f, const StTensor* t, void* out, TostError* err) {
+    return read_bytes(f, out, (size_t)t->bytes, t->offset, err);
 }
 
 bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err) {
-    return t->dtype == ST_F32 ? read_bytes(f, out, (size_t)t->bytes, t->offset, err)
-                              : read_elements(f, t, out, NULL, err);
-}
-
-bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err) {
-    return read_elements(f, t, NULL, out, err);
+    if (!st_check_float(f, t, err)) return false;
+    if (t->dtype == ST_F32) return st_read(f, t, out, err);
+    unsigned char* raw = xmalloc((size_t)t->bytes);
+    const bool ok = st_read(f, t, raw, err);
+    for (uint64_t i = 0; ok && i < t->count; i++) out[i] = element(raw + i * dtypes[t->dtype].size, t->dtype);
+    free(raw);
+    return ok;
 }
 
 bool st_read_finite(const StFile* f, const StTensor* t, float min, float* out, TostError* err) {

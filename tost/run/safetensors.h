@@ -39,9 +39,9 @@ bool            st_open(StFile* f, const char* path, TostError* err);   // on fa
 void            st_close(StFile* f);
 const StTensor* st_find(const StFile* f, const char* name);             // NULL if absent
 const char*     st_meta(const StFile* f, const char* key);              // NULL if absent
-bool st_check_float(const StFile* f, const StTensor* t, TostError* err);   // true for F64, F32, F16, BF16
-bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err);    // any dtype
-bool st_read_f64(const StFile* f, const StTensor* t, double* out, TostError* err);   // any dtype
+bool st_read(const StFile* f, const StTensor* t, void* out, TostError* err);         // its bytes
+bool st_check_float(const StFile* f, const StTensor* t, TostError* err);             // F64, F32, F16 or BF16
+bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err);    // converts these four
 // Like st_read_f32, but fails if an element is NaN, infinite or below min, and names it. -FLT_MAX: no minimum.
 bool st_read_finite(const StFile* f, const StTensor* t, float min, float* out, TostError* err);
 bool st_crc32(const StFile* f, uint32_t* crc, TostError* err);          // of all tensor data

@@ -255,12 +255,10 @@ static bool create_model(Run* r, TostError* err) {
 }
 
 // Creates and locks the folder. A default folder gets the next free number, even if two runs start at the same time.
-// *existing: the part of its path that existed.
-static bool claim_folder(size_t* existing, Run* r, TostError* err) {
+static bool claim_folder(Run* r, TostError* err) {
     const Options* o = &r->o;
     for (;;) {
         if (!r->out) r->out = checkpoint_next_run("out", tost_preset_at(o->preset)->name);
-        *existing = existing_dirs(r->out);
         if (!make_dirs(r->out, err)) return false;
         const LockResult lock = r->lock.path ? LOCK_TAKEN : lock_take(&r->lock, r->out, err);
         bool is_run = false;
@@ -307,17 +305,16 @@ static bool start_log(Run* r, TostError* err) {
 // Opens folder and log, last, so that a run that cannot start writes nothing.
 static bool open_folder(Run* r, TostError* err) {
     if (comm_rank(r->comm) != 0) return true;
-    size_t existing;
-    bool ok = claim_folder(&existing, r, err);
+    bool ok = claim_folder(r, err);
     if (ok && r->lock.unsupported)
         run_warn(r, "%s: %s: the file system does not support locks: make sure that no other run writes here",
                  r->lock.path, strerror(r->lock.unsupported));
     if (ok && !r->log_path) r->log_path = log_path(r);
     ok = ok && start_log(r, err);
     if (ok) progress_fact(&r->progress, "out", "%s", r->out);
-    else if (r->out) {   // remove new folders, which are empty
+    else if (r->out) {   // remove a new folder, which is empty
         lock_release(&r->lock);
-        remove_new_dirs(r->out, existing);
+        rmdir(r->out);   // fails if it is not empty
     }
     return ok;
 }

@@ -66,19 +66,19 @@ static inline const StTensor* golden_tensor(const StFile* f, const char* name, s
     return t;
 }
 
-static inline double* read_doubles(const StFile* f, const char* name, size_t n) {
+static inline void* read_as(const StFile* f, const char* name, size_t n, StDtype dtype) {
     TostError err;
-    double* x = (double*)xmalloc(n * sizeof *x);
-    require(st_read_f64(f, golden_tensor(f, name, n), x, &err), &err);
-    return x;
+    const StTensor* t = golden_tensor(f, name, n);
+    void* values = xmalloc((size_t)t->bytes);
+    require((t->dtype == dtype || tost_error(&err, "%s: %s has another dtype", f->path, name))
+            && st_read(f, t, values, &err), &err);
+    return values;
 }
-
+static inline double* read_doubles(const StFile* f, const char* name, size_t n) {
+    return (double*)read_as(f, name, n, ST_F64);
+}
 static inline int32_t* read_ids(const StFile* f, const char* name, size_t n) {
-    double* x = read_doubles(f, name, n);
-    int32_t* ids = (int32_t*)xmalloc(n * sizeof *ids);
-    for (size_t i = 0; i < n; i++) ids[i] = (int32_t)x[i];
-    free(x);
-    return ids;
+    return (int32_t*)read_as(f, name, n, ST_I32);
 }
 
 static inline void read_params(Subject* s, const StFile* f) {

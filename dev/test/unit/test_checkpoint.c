@@ -106,53 +106,43 @@ static void test_st_accepts(Checks* c) {
     }
 }
 
-// Bits and values of F16 and BF16
-static const struct { uint16_t bits; double value; } half[] = {
-    {0x0000, 0}, {0x3c00, 1}, {0xc000, -2}, {0x3555, 0.333251953125}, {0x7bff, 65504}, {0x0400, 0x1p-14},
-    {0x03ff, 1023 * 0x1p-24}, {0x0001, 0x1p-24}, {0x8001, -0x1p-24}, {0x7c00, INFINITY},
-    {0xfc00, -INFINITY},
-};
-static const struct { uint16_t bits; double value; } brain[] = {
-    {0x0000, 0}, {0x3f80, 1}, {0xc000, -2}, {0x3eab, 0.333984375}, {0x7f7f, 0x1.fep127},
-    {0x0001, 0x1p-133},
-    {0x7f80, INFINITY},
-};
-
 static void test_st_dtypes(Checks* c) {
+    static const struct { uint16_t bits; float value; } half[] = {
+        {0x0000, 0}, {0x3c00, 1}, {0xc000, -2}, {0x3555, 0.333251953125f}, {0x7bff, 65504}, {0x0400, 0x1p-14f},
+        {0x03ff, 1023 * 0x1p-24f}, {0x0001, 0x1p-24f}, {0x8001, -0x1p-24f}, {0x7c00, INFINITY}, {0xfc00, -INFINITY}};
+    static const struct { uint16_t bits; float value; } brain[] = {
+        {0x0000, 0}, {0x3f80, 1}, {0xc000, -2}, {0x3eab, 0.333984375f}, {0x7f7f, 0x1.fep127f}, {0x0001, 0x1p-133f},
+        {0x7f80, INFINITY}};
     enum { NH = countof(half), NB = countof(brain) };
     const StTensor tensors[] = {
-        {.name = "half", .dtype = ST_F16, .ndim = 1, .shape = {NH}},
+        {.name = "half", .dtype = ST_F16, .ndim = 1, .shape = {NH + 1}},
         {.name = "brain", .dtype = ST_BF16, .ndim = 1, .shape = {NB}},
-        {.name = "nan", .dtype = ST_F16, .ndim = 0},
-        {.name = "wide", .dtype = ST_I64, .ndim = 1, .shape = {2}},
+        {.name = "wide", .dtype = ST_I64, .ndim = 1, .shape = {1}},
         {.name = "double", .dtype = ST_F64, .ndim = 2, .shape = {1, 2}},
         {.name = "none", .dtype = ST_F32, .ndim = 2, .shape = {0, 5}},
     };
-    const int64_t wide[2] = {INT32_MIN, (int64_t)INT32_MAX + 1};
+    const int64_t wide = INT32_MIN;
     const double third[2] = {1.0 / 3, -2};
-    uint16_t bits[NH + NB + 1];
+    uint16_t bits[NH + 1 + NB];
     for (int i = 0; i < NH; i++) bits[i] = half[i].bits;
-    for (int i = 0; i < NB; i++) bits[NH + i] = brain[i].bits;
-    bits[NH + NB] = 0x7e00;
-    double v[NH + NB];
-    float back[NH];
+    for (int i = 0; i < NB; i++) bits[NH + 1 + i] = brain[i].bits;
+    bits[NH] = 0x7e00;
+    float v[NH + 1];
     TostError err;
     StWriter w;
     StFile f;
     const bool written = st_begin(&w, "dtypes", tensors, countof(tensors), NULL, 0, &err)
-                         && st_append(&w, bits, sizeof bits, &err) && st_append(&w, wide, sizeof wide, &err)
+                         && st_append(&w, bits, sizeof bits, &err) && st_append(&w, &wide, sizeof wide, &err)
                          && st_append(&w, third, sizeof third, &err);
     must(st_end(&w, written, &err) && st_open(&f, "dtypes", &err), "dtypes", &err);
-    must(st_read_f64(&f, st_find(&f, "half"), v, &err) && st_read_f64(&f, st_find(&f, "brain"), v + NH, &err), "halves",
-         &err);
+    must(st_read_f32(&f, st_find(&f, "half"), v, &err), "half", &err);
     for (int i = 0; i < NH; i++) check(c, v[i] == half[i].value, "F16 %04x: got %g", half[i].bits, v[i]);
-    for (int i = 0; i < NB; i++) check(c, v[NH + i] == brain[i].value, "BF16 %04x: got %g", brain[i].bits, v[NH + i]);
-    check(c, st_read_f64(&f, st_find(&f, "nan"), v, &err) && v[0] != v[0], "F16 NaN: got %g", v[0]);
-    check(c, st_read_f32(&f, st_find(&f, "half"), back, &err) && back[3] == 0.333251953125f, "F16 as float");
-    check(c, st_read_f32(&f, st_find(&f, "double"), back, &err) && back[0] == 1.0f / 3, "F64 as float: %g", back[0]);
+    check(c, v[NH] != v[NH], "F16 NaN: got %g", v[NH]);
+    must(st_read_f32(&f, st_find(&f, "brain"), v, &err), "brain", &err);
+    for (int i = 0; i < NB; i++) check(c, v[i] == brain[i].value, "BF16 %04x: got %g", brain[i].bits, v[i]);
+    check(c, st_read_f32(&f, st_find(&f, "double"), v, &err) && v[0] == 1.0f / 3 && v[1] == -2, "F64: %g", v[0]);
     check(c, st_read_f32(&f, st_find(&f, "none"), NULL, &err), "an empty tensor: %s", err.text);
-    check(c, st_read_f64(&f, st_find(&f, "wide"), v, &err) && v[0] == INT32_MIN && v[1] == 2147483648.0, "I64");
-    check_refused(c, st_check_float(&f, st_find(&f, "wide"), &err), &err, "'wide' is I64", "I64 as parameters");
+    check_refused(c, st_read_f32(&f, st_find(&f, "wide"), v, &err), &err, "'wide' is I64", "I64 as parameters");
     st_close(&f);
 }
 
@@ -173,7 +163,7 @@ static void test_st_round_trip(Checks* c) {
                          && st_append(&w, values + 2, 16, &err) && st_append(&w, &id, 4, &err);
     must(st_end(&w, written, &err) && st_open(&f, "round", &err), "round trip", &err);
     float back[6];
-    double id_back = 0;
+    int32_t id_back = 0;
     uint32_t crc = 0;
     char digits[16];
     check(c, f.data_start % 8 == 0, "tensor data starts at %" PRIu64 ", not at a multiple of 8", f.data_start);
@@ -181,7 +171,7 @@ static void test_st_round_trip(Checks* c) {
     check(c, t && t->ndim == 2 && t->shape[0] == 2 && t->shape[1] == 3 && t->count == 6 && t->bytes == 24, "shape");
     check(c, t && st_read_f32(&f, t, back, &err) && memcmp(back, values, sizeof back) == 0, "values: %s", err.text);
     t = st_find(&f, "sc\"alar");
-    check(c, t && t->ndim == 0 && st_read_f64(&f, t, &id_back, &err) && id_back == id, "scalar: got %g", id_back);
+    check(c, t && t->ndim == 0 && st_read(&f, t, &id_back, &err) && id_back == id, "scalar: got %d", id_back);
     check(c, !st_find(&f, "absent") && !st_meta(&f, "absent"), "absent names are not found");
     check(c, strcmp(st_meta(&f, "step"), "12") == 0 && strcmp(st_meta(&f, meta[1].key), nasty) == 0
              && strcmp(st_meta(&f, meta[3].key), meta[3].value) == 0, "metadata");
@@ -384,19 +374,12 @@ static void test_newest_run(Checks* c) {
               "newest of %zu runs: expected %s, got %s", i + 1, wanted, found ? found : err.text);
         free(found);
     }
-    static const struct { const char *make, *preset, *next; } numbers[] = {
-        {NULL, "starter", "all/starter-001"},       {"all/starter-001", "starter", "all/starter-002"},
-        {"all/starter-041", "starter", "all/starter-042"}, {"all/starter-9x", "starter", "all/starter-042"},
-        {"all/starter-999", "starter", "all/starter-1000"}, {"all/start-7", "starter", "all/starter-1000"},
-        {NULL, "start", "all/start-008"},           {"all/start-99999999", "start", "all/start-100000000"},
-        {"all/start-9999999999999999999", "start", "all/start-100000000"},
-        {"all/start-999999999999999", "start", "all/start-1000000000000000"},
-    };
-    for (size_t i = 0; i < countof(numbers); i++) {
-        if (numbers[i].make) must(make_dirs(numbers[i].make, &err), "make_dirs", &err);
-        char* next = checkpoint_next_run("all", numbers[i].preset);
-        check(c, strcmp(next, numbers[i].next) == 0, "next run: expected %s, got %s", numbers[i].next, next);
-        free(next);
+    static const char* const next[] = {"all/b-002", "all/b-003"};
+    for (size_t i = 0; i < countof(next); i++) {
+        char* path = checkpoint_next_run("all", "b");
+        check(c, strcmp(path, next[i]) == 0, "next run: expected %s, got %s", next[i], path);
+        must(make_dirs(path, &err), "make_dirs", &err);
+        free(path);
     }
     fake_destroy(m);
 }

@@ -13,10 +13,9 @@ static void read_tensor(const StFile* f, const StTensor* t) {
               "tensor outside the file");
     must_hold(t->count <= t->bytes, "more elements than bytes");
     must_hold(st_find(f, t->name) == t, "tensor not found by name");
-    double* x = xmalloc((t->count + 1) * sizeof *x);
+    float* x = xmalloc((t->count + 1) * sizeof *x);
     x[t->count] = 0;
-    if (!st_read_f64(f, t, x, &err)) check_message(&err);
-    if (!st_read_f32(f, t, (float*)x, &err)) check_message(&err);
+    if (!st_read_f32(f, t, x, &err)) check_message(&err);
     free(x);
 }
 
