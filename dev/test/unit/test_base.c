@@ -130,19 +130,15 @@ static void test_paths(Checks* c) {
 
 static void test_folders(Checks* c) {
     TostError err;
-    char* vast = xasprintf("x/made/here/%0300d", 0);
     check(c, make_dirs("x/y//z/", &err) && is_dir("x/y/z") && make_dirs("x/y/z", &err), "make_dirs: %s", err.text);
     write_bytes("x/y/file", "hello\0you", 9);
     check_refused(c, make_dirs("x/y/file/z", &err), &err, "x/y/file: the folder cannot be created", "below a file");
-    check_refused(c, make_dirs(vast, &err), &err, "ame too long", "make_dirs with a name of 300 bytes");
-    must(make_dirs("outside", &err), "make_dirs", &err);
+    must(make_dirs("outside", &err) && symlink("../outside", "x/link") == 0, "outside", &err);
     check(c, sync_dir("x", &err) && rename_synced("x/y/file", "x/file", &err) && path_exists("x/file"), "%s", err.text);
     check_refused(c, sync_dir("x/file", &err), &err, "cannot be opened", "sync_dir of a file");
     check_refused(c, rename_synced("x/none", "x/file", &err), &err, "x/none: cannot be renamed to x/file", "no file");
-    must(symlink("../outside", "x/link") == 0, "symlink", NULL);
     check(c, remove_tree("x", &err) && !path_exists("x") && remove_tree("x", &err), "remove_tree");
     check(c, is_dir("outside"), "remove_tree must not follow links");
-    free(vast);
 }
 
 static void test_read_file(Checks* c) {
@@ -165,15 +161,13 @@ static void test_read_file(Checks* c) {
 }
 
 static void test_glob(Checks* c) {
-    static const char* const names[] = {"g_2.bin", "g_10.bin", "g_1.bin", "g[1].bin", "G_1.bin"};
-    static const char* const sorted[] = {"g_1.bin", "g_10.bin", "g_2.bin"};
+    static const char* const names[] = {"g_1.bin", "g_10.bin", "g_2.bin", "g[1].bin", "G_1.bin"};
     TostError err;
     PathList list;
-    for (size_t i = 0; i < countof(names); i++) write_text(names[i], "x");
+    for (int i = countof(names) - 1; i >= 0; i--) write_text(names[i], "x");
     check(c, expand_glob(&list, "g_*.bin", &err) && list.count == 3, "expand_glob: %d files", list.count);
     for (int i = 0; i < list.count && i < 3; i++)
-        check(c, strcmp(list.paths[i], sorted[i]) == 0, "expand_glob %d: expected %s, got %s", i, sorted[i],
-              list.paths[i]);
+        check(c, strcmp(list.paths[i], names[i]) == 0, "expand_glob %d: got %s", i, list.paths[i]);
     free_paths(&list);
     check(c, expand_glob(&list, "g[1].bin", &err) && list.count == 1 && strcmp(list.paths[0], "g[1].bin") == 0,
           "a file name with brackets");
@@ -185,36 +179,24 @@ static void test_glob(Checks* c) {
 // rng: expected values were computed by another program from the papers' definitions
 
 static void test_rng(Checks* c) {
-    Rng known = {{1, 2, 3, 4}};
-    static const uint64_t published[] = {
-        41943041, 58720359, 3588806011781223, 3591011842654386, 9228616714210784205u, 9973669472204895162u,
-    };
-    for (size_t i = 0; i < countof(published); i++) {
-        const uint64_t x = rng_u64(&known);
-        check(c, x == published[i], "xoshiro256++ %zu: expected %" PRIu64 ", got %" PRIu64, i, published[i], x);
-    }
+    static const uint64_t published[] = {41943041, 58720359, 3588806011781223, 3591011842654386,
+                                         9228616714210784205u, 9973669472204895162u};
     static const struct { uint64_t seed, stream, first[2]; } seeds[] = {
-        {0, 0, {0x3ed1653f0682083a, 0x852cecd8e7418ff7}}, {1234, 0, {0xd06b7457bb069ce3, 0xa495eb4fad032cda}},
-        {1234, 7, {0x13ea4fd4caab36e4, 0x25f6db5e615ba12d}},
-        {UINT64_MAX, UINT64_MAX, {0x31295067a409d2da, 0x5dff231d5e61c914}},
-    };
-    for (size_t i = 0; i < countof(seeds); i++) {
-        Rng r = rng_seeded(seeds[i].seed, seeds[i].stream);
-        for (int k = 0; k < 2; k++) {
-            const uint64_t x = rng_u64(&r);
-            check(c, x == seeds[i].first[k], "seeds %zu, number %d: expected %" PRIx64 ", got %" PRIx64, i, k,
-                  seeds[i].first[k], x);
-        }
-    }
-}
-
-static void test_rng_ranges(Checks* c) {
+        {0, 0, {0x3ed1653f0682083a, 0x852cecd8e7418ff7}}, {1234, 7, {0x13ea4fd4caab36e4, 0x25f6db5e615ba12d}},
+        {UINT64_MAX, UINT64_MAX, {0x31295067a409d2da, 0x5dff231d5e61c914}}};
     static const uint64_t digits[] = {8, 5, 4, 1, 1, 4, 2, 3, 4, 7, 1, 0};
     static const uint64_t wide[] = {0x7fdf8aad5431ed59, 0x437cbe153f853db1, 0x8f64130728822433, 0x7a98f557e024db5e};
     static const double uniform[] = {0.4453467333079868, 0.6477713910386264, 0.8117194497908141};
     static const double normal[] = {2.3004035930789857, -0.8021940445935899, -0.39664555680986013};
     int wrong = 0;
-    Rng below = rng_seeded(42, 1), rejecting = below, u = rng_seeded(42, 2), g = rng_seeded(42, 3);
+    Rng known = {{1, 2, 3, 4}}, below = rng_seeded(42, 1), rejecting = below, u = rng_seeded(42, 2);
+    Rng g = rng_seeded(42, 3);
+    for (size_t i = 0; i < countof(published); i++) wrong += rng_u64(&known) != published[i];
+    for (size_t i = 0; i < countof(seeds); i++) {
+        Rng r = rng_seeded(seeds[i].seed, seeds[i].stream);
+        wrong += rng_u64(&r) != seeds[i].first[0] || rng_u64(&r) != seeds[i].first[1];
+    }
+    check(c, wrong == 0, "rng_u64: %d numbers are wrong", wrong);
     for (size_t i = 0; i < countof(digits); i++) wrong += rng_below(&below, 10) != digits[i];
     for (size_t i = 0; i < countof(wide); i++) wrong += rng_below(&rejecting, 3ull << 62) != wide[i];
     for (size_t i = 0; i < countof(uniform); i++) wrong += rng_uniform(&u) != uniform[i];
@@ -314,7 +296,6 @@ int main(void) {
     test_read_file(&c);
     test_glob(&c);
     test_rng(&c);
-    test_rng_ranges(&c);
     test_json(&c);
     test_json_write_string(&c);
     drop_folder(dir);

@@ -84,9 +84,7 @@ static void test_st_refuses(Checks* c) {
 
 static void test_st_accepts(Checks* c) {
     static const struct { const char* header; size_t data; int tensors; } cases[] = {
-        {"{}", 0, 0}, {"{}      ", 0, 0}, {"{\"__metadata__\":{}}", 0, 0},
-        {"{" T_("a", "F32", "", "0", "4") "}", 4, 1},
-        {"{" T_("a", "F32", "0,9", "0", "0") "}", 0, 1}, {"{" T_("", "U8", "1", "0", "1") "}", 1, 1},
+        {"{}      ", 0, 0}, {"{\"__metadata__\":{}}", 0, 0}, {"{" T_("a", "F32", "", "0", "4") "}", 4, 1},
         {"{" T_("b", "F32", "1", "4", "8") "," T_("a", "I32", "1", "0", "4") "}", 8, 2},
         {"{" T_("b", "F32", "1", "0", "4") "," T_("a", "I32", "0", "0", "0") "}", 4, 2},
         {"{\"a\":{\"note\":[1,{}],\"data_offsets\":[0,2],\"shape\":[1,1],\"dtype\":\"BF16\"}}", 2, 1},
@@ -94,14 +92,10 @@ static void test_st_accepts(Checks* c) {
     TostError err;
     StFile f;
     for (size_t i = 0; i < countof(cases); i++) {
-        size_t n = strlen(cases[i].header);
-        make_st("good", cases[i].header, n, cases[i].data, n);
-        bool ok = st_open(&f, "good", &err);
-        if (!check(c, ok, "safetensors %s: %s", cases[i].header, err.text)) continue;
-        check(c, f.n_tensors == cases[i].tensors, "%s: %d tensors", cases[i].header, f.n_tensors);
-        for (int k = 1; k < f.n_tensors; k++) {
-            check(c, f.tensors[k - 1].offset <= f.tensors[k].offset, "%s: not in file order", cases[i].header);
-        }
+        make_st("good", cases[i].header, strlen(cases[i].header), cases[i].data, strlen(cases[i].header));
+        if (!check(c, st_open(&f, "good", &err), "safetensors %s: %s", cases[i].header, err.text)) continue;
+        check(c, f.n_tensors == cases[i].tensors && (f.n_tensors < 2 || strcmp(f.tensors[0].name, "a") == 0),
+              "%s: %d tensors, not in file order", cases[i].header, f.n_tensors);
         st_close(&f);
     }
 }
@@ -283,36 +277,32 @@ static void check_not_found(Checks* c, const char* path, const char* expected) {
 }
 
 static void test_round_trip(Checks* c) {
-    TostError err;
+    const CheckpointInfo bare = {.config = tiny, .step = 1001, .best_val_loss = INFINITY};
+    const CheckpointInfo saved[] = {info_of(1000), bare};
     TostModel* m = new_model(tiny);
-    CheckpointInfo wanted = info_of(1000), is, bare = {.config = tiny, .step = 1001, .best_val_loss = INFINITY};
-    StFile f;
     fill(m, 1);
-    events[GET] = 0;
-    save("made/when/needed", m, 1000, 0);
-    check(c, events[GET] == 3 * m->tensors.count, "a save must read each tensor once: %d gets", events[GET]);
-    check_found(c, "made/when/needed", 1000, m, "round trip");
-    must(checkpoint_open(&f, &is, "made/when/needed", "--model", &err), "checkpoint_open", &err);
-    bool same = is.n_options == wanted.n_options, names = f.n_tensors == m->tensors.count;
-    for (int i = 0; same && i < is.n_options; i++)
-        same = strcmp(is.options[i].key, some_options[i].key) == 0
-               && strcmp(is.options[i].value, some_options[i].value) == 0;
-    for (int i = 0; names && i < f.n_tensors; i++)
-        names = strcmp(f.tensors[i].name, m->tensors.tensor[i].name) == 0 && f.tensors[i].dtype == ST_F32;
-    check(c, memcmp(&is.config, &tiny, sizeof tiny) == 0 && is.step == 1000 && is.tokens == 4096000
-             && is.data_sample == wanted.data_sample && is.seed == 42 && is.best_val_loss == wanted.best_val_loss,
-          "numbers differ");
-    check(c, is.tokenizer_hash == wanted.tokenizer_hash && strcmp(is.tokenizer, wanted.tokenizer) == 0
-             && strcmp(is.unvalidated_row, wanted.unvalidated_row) == 0 && same, "texts and options differ");
-    check(c, memcmp(&is.outliers, &wanted.outliers, sizeof is.outliers) == 0, "outlier windows differ");
-    check(c, names && strcmp(st_meta(&f, "format"), "pt") == 0, "the tensors of the table, F32, format pt");
-    st_close(&f);
-    checkpoint_info_free(&is);
-    must(save_info("made/when/needed", &bare, m, 0, &err)
-         && checkpoint_open(&f, &is, "made/when/needed", "--model", &err), "optional fields", &err);
-    check(c, isinf(is.best_val_loss) && !is.tokenizer && is.n_options == 0, "without optional fields");
-    st_close(&f);
-    checkpoint_info_free(&is);
+    for (size_t i = 0; i < countof(saved); i++) {
+        TostError err;
+        StFile f;
+        CheckpointInfo is;
+        events[GET] = 0;
+        must(save_info("made/when/needed", &saved[i], m, 0, &err), "checkpoint_save", &err);
+        check(c, events[GET] == 3 * m->tensors.count, "a save must read each tensor once: %d gets", events[GET]);
+        check_found(c, "made/when/needed", saved[i].step, m, "round trip");
+        must(checkpoint_open(&f, &is, "made/when/needed", "--model", &err), "checkpoint_open", &err);
+        const MetaList wrote = metadata_list(&saved[i]), read = metadata_list(&is);
+        bool same = wrote.count == read.count && f.n_tensors == m->tensors.count && is.seed == saved[i].seed;
+        for (int k = 0; same && k < wrote.count; k++)
+            same = strcmp(wrote.entry[k].key, read.entry[k].key) == 0
+                   && strcmp(wrote.entry[k].value, read.entry[k].value) == 0;
+        for (int k = 0; same && k < f.n_tensors; k++)
+            same = strcmp(f.tensors[k].name, m->tensors.tensor[k].name) == 0 && f.tensors[k].dtype == ST_F32;
+        check(c, same && strcmp(st_meta(&f, "format"), "pt") == 0, "metadata %zu or the tensors differ", i);
+        st_free_meta(wrote.entry, wrote.count);
+        st_free_meta(read.entry, read.count);
+        checkpoint_info_free(&is);
+        st_close(&f);
+    }
     fake_destroy(m);
 }
 
@@ -359,9 +349,9 @@ static void test_newest_run(Checks* c) {
     must(make_dirs("all", &err), "make_dirs", &err);
     check_refused(c, checkpoint_newest_run(&found, "all", "--model PATH", &err), &err, "train", "no run");
     check_refused(c, checkpoint_newest_run(&found, "absent", "--model PATH", &err), &err, "train", "no root");
-    static const struct { const char* name; int64_t step; time_t s; long ns; } runs[] = {
-        {"all/b-001", 10, 5000, 7}, {"all/a-002", 500, 5000, 9}, {"all/c-003", 700, 4000, 999},
-        {"all/d-004", 9, 5000, 9},  {"all/e-005", 9, 5000, 8},
+    static const struct { const char* name; int64_t step; time_t s; long ns; const char* newest; } runs[] = {
+        {"all/b-001", 10, 5000, 7, "all/b-001"},  {"all/a-002", 500, 5000, 9, "all/a-002"},
+        {"all/c-003", 700, 4000, 999, "all/a-002"}, {"all/d-004", 9, 5000, 9, "all/d-004"},   // equal: the later name
     };
     for (size_t i = 0; i < countof(runs); i++) {
         const struct timespec time[2] = {{runs[i].s, runs[i].ns}, {runs[i].s, runs[i].ns}};
@@ -369,18 +359,13 @@ static void test_newest_run(Checks* c) {
         char* file = xasprintf("%s/step_%08d/model.safetensors", runs[i].name, (int)runs[i].step);
         must(utimensat(AT_FDCWD, file, time, 0) == 0, "utimensat", NULL);
         free(file);
-        const char* wanted = i == 0 ? "all/b-001" : i < 3 ? "all/a-002" : "all/d-004";   // equal times: the later name
-        check(c, checkpoint_newest_run(&found, "all", "--model PATH", &err) && strcmp(found, wanted) == 0,
-              "newest of %zu runs: expected %s, got %s", i + 1, wanted, found ? found : err.text);
+        check(c, checkpoint_newest_run(&found, "all", "--model PATH", &err) && strcmp(found, runs[i].newest) == 0,
+              "newest of %zu runs: expected %s, got %s", i + 1, runs[i].newest, found ? found : err.text);
         free(found);
     }
-    static const char* const next[] = {"all/b-002", "all/b-003"};
-    for (size_t i = 0; i < countof(next); i++) {
-        char* path = checkpoint_next_run("all", "b");
-        check(c, strcmp(path, next[i]) == 0, "next run: expected %s, got %s", next[i], path);
-        must(make_dirs(path, &err), "make_dirs", &err);
-        free(path);
-    }
+    char* next = checkpoint_next_run("all", "b");
+    check(c, strcmp(next, "all/b-002") == 0, "next run: got %s", next);
+    free(next);
     fake_destroy(m);
 }
 
@@ -521,20 +506,15 @@ static void test_save_fails(Checks* c) {
     TostModel *m = new_model(tiny), *later = new_model(tiny);
     const CheckpointInfo info = info_of(2);
     struct stat st;
-    write_text("file", "x");
-    check_refused(c, save_info("file", &info, m, 1, &err), &err, "file", "a run that is a file");
     fill(m, 3);
     save("full", m, 1, 0);
     must(stat("full/step_00000001/model.safetensors", &st) == 0, "stat", NULL);
-    const struct { rlim_t bytes; const char* file; } limits[] = {   // a write fails in the middle of either file
-        {100, "model.safetensors"}, {(rlim_t)st.st_size - 1, "model.safetensors"},
-        {(rlim_t)st.st_size + 1, "optimizer.safetensors"}};
     signal(SIGXFSZ, SIG_IGN);
-    for (size_t i = 0; i < countof(limits); i++) {
-        limit_file_size(limits[i].bytes);
+    for (int extra = -1; extra <= 1; extra += 2) {   // a write fails in the middle of either file
+        limit_file_size((rlim_t)(st.st_size + extra));
         const bool ok = save_info("full", &info, later, 1, &err);
         limit_file_size(RLIM_INFINITY);
-        check_refused(c, ok, &err, limits[i].file, "a full disk");
+        check_refused(c, ok, &err, extra < 0 ? "model.safetensors" : "optimizer.safetensors", "a full disk");
         check(c, strstr(err.text, "File too large; step 2 is not saved"), "expected the reason: %s", err.text);
         check_listing(c, "full", "step_00000001 ", "after a failed save");
         check_found(c, "full", 1, m, "after a failed save");
@@ -557,35 +537,27 @@ typedef struct {
 
 static const Damage damages[] = {
     {"a flipped bit", "model", FLIP, "", "", "params", "CRC-32"},
-    {"the last byte missing", "model", CUT, "", "", "info", "model.safetensors"},
     {"no file", "model", REMOVE, "", "", "info", "model.safetensors"},
     {"a missing tensor", "model", TEXT, "h.1.attn.temp", "h.1.attn.tmep", "info", "h.1.attn.temp' is missing"},
     {"no wte", "model", TEXT, "transformer.wte.", "transformer.wtf.", "info", "wte.weight' is missing"},
     {"no final bias", "model", TEXT, "transformer.ln_f.bias", "transformer.ln_f.bios", "info", "'bias' is '1'"},
     {"an extra layer", "model", TEXT, "h.1.ln_1.bias", "h.2.ln_1.bias", "info", "'n_layer' is '2'"},
     {"a wrong shape", "model", TEXT, "[16,4]", "[4,16]", "info", "has shape (4, 16), expected (16, 4)"},
-    {"another vocabulary", "model", TEXT, "vocab_size\":\"7\"", "vocab_size\":\"8\"", "info", "'vocab_size' is '8'"},
     {"integers", "model", TEXT, "temp\":{\"dtype\":\"F32\"", "temp\":{\"dtype\":\"I32\"", "info", "is I32"},
     {"a newer format", "model", TEXT, "format_version\":\"1", "format_version\":\"2", "info", "format_version 2"},
     {"no step", "model", TEXT, "\"step\"", "\"stop\"", "info", "no 'step'"},
     {"a negative step", "model", TEXT, "\"step\":\"77\"", "\"step\":\"-7\"", "info", "'step' is '-7'"},
-    {"a step with a letter", "model", TEXT, "\"step\":\"77\"", "\"step\":\"7x\"", "info", "'step' is '7x'"},
-    {"a seed that is not a number", "model", TEXT, "\"seed\":\"42\"", "\"seed\":\"4.\"", "info", "'seed' is '4.'"},
     {"no loss", "model", TEXT, "loss\":\"3.1415", "loss\":\"low...", "info", "'best_val_loss' is 'low"},
     {"losses that are not numbers", "model", TEXT, "losses\":\"0", "losses\":\"x", "info", "'last_losses' is 'x."},
     {"a malformed hash", "model", TEXT, "00c0ffee", "00c0ffez", "info", "'tokenizer_hash'"},
     {"a NaN", "model", VALUE, "transformer.wpe.weight", "nan", "params",
      "tensor 'transformer.wpe.weight' has nan at element 3, expected a finite number"},
-    {"an infinite parameter", "model", VALUE, "transformer.h.1.mlp.c_fc.weight", "-inf", "params", "-inf at element 3"},
-    {"a NaN in a first moment", "optimizer", VALUE, "m.transformer.ln_f.bias", "nan", "moments", "has nan at element 3"},
     {"a negative second moment", "optimizer", VALUE, "v.transformer.wte.weight", "-1e-30", "moments",
      "has -1e-30 at element 3, expected a finite number of at least 0"},
-    {"moments of another step", "optimizer", TEXT, "step\":\"77\"", "step\":\"78\"", "moments", "different"},
     {"moments of another run", "optimizer", TEXT, "0.003", "0.004", "moments", "option.lr is '0.004', but '0.003'"},
     {"moments without an option", "optimizer", TEXT, "option.lr", "nottin.lr", "moments", "different checkpoints"},
     {"flipped moments", "optimizer", FLIP, "", "", "moments", "CRC-32"},
     {"moments cut short", "optimizer", CUT, "", "", "moments", "optimizer.safetensors"},
-    {"no moments", "optimizer", REMOVE, "", "", "moments", "optimizer.safetensors"},
     {"no m of a tensor", "optimizer", TEXT, "m.transformer.h.0.gamma1", "n.transformer.h.0.gamma1", "moments",
      "'m.transformer.h.0.gamma1' is missing"},
 };
@@ -642,31 +614,29 @@ static void test_damage(Checks* c) {
 }
 
 // Writes a model file as another program does: without metadata; with an lm_head, whose element 27 is wte's plus `off`.
-static void write_foreign(const TostModel* m, float off) {
-    enum { ROOM = 64 };
+static void write_foreign(TostModel* m, float off) {
+    static const char wte[] = "transformer.wte.weight";
     TostError err;
+    StFile f;
     StWriter w;
-    StTensor t[ROOM] = {{.ndim = 0}};
-    const int n = m->tensors.count;
-    const TostTensor* wte = tost_tensor_find(&m->tensors, "transformer.wte.weight");
-    for (int i = 0; i <= n; i++) {
-        const TostTensor* from = i < n ? &m->tensors.tensor[i] : wte;
-        t[i].dtype = ST_F32;
-        t[i].ndim = from->ndim;
-        snprintf(t[i].name, sizeof t[i].name, "%s", i < n ? from->name : "lm_head.weight");
-        for (int d = 0; d < from->ndim; d++) t[i].shape[d] = from->shape[d];
-    }
-    float* head = xmalloc(wte->size * sizeof *head);
-    memcpy(head, m->state[TOST_PARAM] + wte->offset, wte->size * sizeof *head);
-    head[27] += off;
+    save("ours", m, 1, 0);
+    must(st_open(&f, "ours/step_00000001/model.safetensors", &err), "ours", &err);
+    const int n = f.n_tensors;
+    StTensor* t = xcalloc((size_t)n + 1, sizeof *t);
+    memcpy(t, f.tensors, (size_t)n * sizeof *t);
+    t[n] = *st_find(&f, wte);
+    strcpy(t[n].name, "lm_head.weight");
     bool ok = st_begin(&w, "foreign", t, n + 1, NULL, 0, &err);
-    for (int i = 0; ok && i < n; i++) {
-        const TostTensor* from = &m->tensors.tensor[i];
-        ok = st_append(&w, m->state[TOST_PARAM] + from->offset, from->size * sizeof(float), &err);
+    for (int i = 0; ok && i <= n; i++) {
+        float* values = xmalloc((size_t)t[i].bytes);
+        ok = st_read(&f, i < n ? &f.tensors[i] : st_find(&f, wte), values, &err);
+        if (i == n) values[27] += off;
+        ok = ok && st_append(&w, values, (size_t)t[i].bytes, &err);
+        free(values);
     }
-    ok = ok && st_append(&w, head, wte->size * sizeof *head, &err);
     must(st_end(&w, ok, &err), "foreign", &err);
-    free(head);
+    st_close(&f);
+    free(t);
 }
 
 static void test_foreign_files(Checks* c) {
@@ -704,26 +674,20 @@ static void test_every_byte(Checks* c) {
     save("bytes", m, 7, 0);
     const Bytes good = bytes_of(file);
     int wrong = 0, accepted = 0;
-    for (size_t i = 0; i < good.size; i++) {
-        good.data[i] ^= 1 << i % 7;
-        write_bytes(file, good.data, good.size);
-        good.data[i] ^= 1 << i % 7;
+    for (size_t i = 0; i < good.size + good.size / 13; i++) {
+        const bool flip = i < good.size;
+        if (flip) good.data[i] ^= 1 << i % 7;
+        write_bytes(file, good.data, flip ? good.size : (i - good.size) * 13);
+        if (flip) good.data[i] ^= 1 << i % 7;
         const char* failed = load(into, &info, file, &err);
         const bool ok = !failed || strcmp(failed, "moments") == 0;   // those are of another file
         accepted += ok;
-        wrong += ok ? memcmp(&info.config, &tiny, sizeof tiny) != 0 || !same_state(into, m, TOST_PARAM)
+        wrong += ok ? !flip || memcmp(&info.config, &tiny, sizeof tiny) != 0 || !same_state(into, m, TOST_PARAM)
                     : !err.text[0] || strchr(err.text, '\n');
         checkpoint_info_free(&info);
     }
-    check(c, wrong == 0 && accepted > 0 && accepted < 1000, "%d of %zu flipped bits misread, %d accepted", wrong,
+    check(c, wrong == 0 && accepted > 0 && accepted < 1000, "%d of %zu changed files misread, %d accepted", wrong,
           good.size, accepted);
-    for (size_t n = 0; n < good.size; n += 13) {
-        write_bytes(file, good.data, n);
-        const char* failed = load(into, &info, file, &err);
-        wrong += !failed || strcmp(failed, "moments") == 0;
-        checkpoint_info_free(&info);
-    }
-    check(c, wrong == 0, "%d truncated files were accepted", wrong);
     free(good.data);
     fake_destroy(m);
     fake_destroy(into);

@@ -135,17 +135,10 @@ static void test_flops(Checks* c) {
     check(c, flops_per_token(&base) == want, "flops_per_token: %.0f, want %.0f", flops_per_token(&base), want);
     static const struct { const char* device; int multiprocessors; double peak[3]; } known[] = {
         {"NVIDIA H200", 132, {66.9, 494.7, 989.4}},
-        {"NVIDIA H200 NVL", 132, {60, 417.5, 835.5}},
-        {"NVIDIA GH200 480GB", 132, {66.9, 494.7, 989.4}},
-        {"NVIDIA H100 80GB HBM3", 132, {66.9, 494.7, 989.4}},
         {"NVIDIA H100 PCIe", 114, {51.2, 378, 756}},
         {"NVIDIA A100-SXM4-80GB", 108, {19.5, 156, 312}},
-        {"NVIDIA L40S", 142, {91.6, 183, 362}},
-        {"NVIDIA GeForce RTX 4090", 128, {82.6, 82.6, 165.2}},
         {"NVIDIA GeForce RTX 4090 D", 114, {0, 0, 0}},
-        {"NVIDIA GeForce RTX 3090 Ti", 84, {0, 0, 0}},
         {"NVIDIA H100 80GB HBM3 MIG 3g.40gb", 60, {0, 0, 0}},
-        {"NVIDIA GeForce GTX 1080", 20, {0, 0, 0}},
         {"NVIDIA L400", 142, {0, 0, 0}},
     };
     for (size_t i = 0; i < countof(known); i++)

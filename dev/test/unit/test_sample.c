@@ -52,25 +52,15 @@ static void test_distributions(Checks* c) {
     } cases[] = {
         {"plain",                  logits, 6, {1, 0, 1},       {8, 1, 16, 2, 8, 4}},
         {"temperature 0.5",        logits, 6, {0.5, 0, 1},     {64, 1, 256, 4, 64, 16}},
-        {"temperature 2",          logits, 6, {2, 0, 1},       {2.82842712, 1, 4, 1.41421356, 2.82842712, 2}},
-        {"top-k 1",                logits, 6, {1, 1, 1},       {0, 0, 1, 0, 0, 0}},
         {"top-k 2 in a tie",       logits, 6, {1, 2, 1},       {8, 0, 16, 0, 0, 0}},
-        {"top-k 4",                logits, 6, {1, 4, 1},       {8, 0, 16, 0, 8, 4}},
-        {"top-k of all",           logits, 6, {1, 6, 1},       {8, 1, 16, 2, 8, 4}},
         {"top-k beyond all",       logits, 6, {1, 100, 1},     {8, 1, 16, 2, 8, 4}},
-        {"top-p 0.01",             logits, 6, {1, 0, 0.01},    {0, 0, 1, 0, 0, 0}},
         {"top-p 0",                logits, 6, {1, 0, 0},       {0, 0, 1, 0, 0, 0}},
         {"top-p 0.5",              logits, 6, {1, 0, 0.5},     {8, 0, 16, 0, 0, 0}},       // 24/39 > 0.5
-        {"top-p 0.7",              logits, 6, {1, 0, 0.7},     {8, 0, 16, 0, 8, 0}},       // 24/39 < 0.7
         {"top-p 0.999999",         logits, 6, {1, 0, 0.999999}, {8, 1, 16, 2, 8, 4}},
         {"temperature 0.5, top-p 0.7", logits, 6, {0.5, 0, 0.7}, {64, 0, 256, 0, 0, 0}},   // 256/405 = 0.63
         {"top-k 4, top-p 0.8",     logits, 6, {1, 4, 0.8},     {8, 0, 16, 0, 8, 0}},       // 24/36 < 0.8
-        {"top-k 4, top-p 0.65",    logits, 6, {1, 4, 0.65},    {8, 0, 16, 0, 0, 0}},       // 24/36 > 0.65
-        {"ids below the vocabulary", logits, 2, {1, 0, 1},     {8, 1}},
-        {"ids below, top-k",       logits, 2, {1, 5, 1},       {8, 1}},
-        {"NaN and -inf",           odd,    6, {1, 0, 1},       {0, 1, 0, 2, 0, 0}},
-        {"NaN and -inf, top-k 5",  odd,    6, {1, 5, 1},       {0, 1, 0, 2, 0, 0}},
-        {"NaN and -inf, top-p",    odd,    6, {1, 0, 0.9},     {0, 1, 0, 2, 0, 0}},
+        {"ids below the vocabulary", logits, 2, {1, 5, 1},     {8, 1}},
+        {"NaN and -inf",           odd,    6, {1, 5, 1},       {0, 1, 0, 2, 0, 0}},
         {"+inf",                   infinite, 6, {1, 0, 1},     {0, 1, 0, 0, 1, 0}},
         {"tiny temperature",       logits, 6, {1e-300, 0, 1},  {0, 0, 1, 0, 0, 0}},
     };
@@ -149,32 +139,24 @@ static void test_cut(Checks* c) {
 
 static void test_greedy(Checks* c) {
     static const struct { const char* what; float logits[5]; int n; int32_t id; } cases[] = {
-        {"the largest",         {1, 5, 3, -2, 4}, 5, 1},
         {"ties: the lowest id", {1, 5, 3, 5, 5}, 5, 1},
-        {"all equal",           {2, 2, 2, 2, 2}, 5, 0},
         {"past the ids",        {1, 2, 3, 4, 9}, 3, 2},
         {"a NaN is the lowest", {NAN, -3, NAN, -2, -4}, 5, 3},
         {"infinite",            {1, INFINITY, 2, INFINITY, 0}, 5, 1},
         {"no number",           {NAN, NAN, -INFINITY, NAN, NAN}, 5, -1},
-        {"all -inf",            {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY}, 5, -1},
     };
-    Rng rng = rng_seeded(1, 1);
+    Rng a = rng_seeded(9, 9), b = a;
     for (size_t i = 0; i < countof(cases); i++) {
         Sampler s = sampler_new(cases[i].n);
-        int32_t id = sampler_draw(&s, cases[i].logits, &(SamplerOptions){0, 3, 0.5}, &rng);
-        check(c, id == cases[i].id, "greedy, %s: expected %d, got %d", cases[i].what, (int)cases[i].id,
-              (int)id);
-        if (cases[i].id < 0) {
-            id = sampler_draw(&s, cases[i].logits, &(SamplerOptions){1, 2, 0.5}, &rng);
-            check(c, id == -1, "drawing, %s: expected -1, got %d", cases[i].what, (int)id);
-        }
+        const int32_t id = sampler_draw(&s, cases[i].logits, &(SamplerOptions){0, 3, 0.5}, &a);
+        check(c, id == cases[i].id, "greedy, %s: expected %d, got %d", cases[i].what, (int)cases[i].id, (int)id);
         sampler_free(&s);
     }
-    Rng a = rng_seeded(9, 9), b = a;
     Sampler s = sampler_new(5);
     for (int i = 0; i < 3; i++) sampler_draw(&s, cases[0].logits, &(SamplerOptions){1, i, 0.9}, &a);
     for (int i = 0; i < 3; i++) rng_u64(&b);
-    check(c, rng_u64(&a) == rng_u64(&b), "a draw must consume one random number for any top-k and top-p");
+    check(c, rng_u64(&a) == rng_u64(&b), "a draw takes one random number for any top-k and top-p, none if greedy");
+    check(c, sampler_draw(&s, cases[4].logits, &(SamplerOptions){1, 2, 0.5}, &a) == -1, "drawing from no number");
     sampler_free(&s);
 }
 
@@ -270,18 +252,11 @@ static void test_generate(Checks* c) {
     TostError err;
     Tokenizer* tokenizer = byte_tokenizer();
     for (size_t i = 0; i < countof(generate_cases); i++) check_generate(c, tokenizer, &generate_cases[i]);
-    const TostConfig config = {1, 1, 1, 8, 256, 0, TOST_LEARNED};
-    TostModel* m = fake_create(&config, NULL, NULL);
-    Sink sink = {0};
+    const TostConfig small = {.vocab_size = 256};
     double seconds = 0;
-    Text text = {.context = &sink};
-    Pieces pieces = {.engine = &fake, .model = m, .max_piece = config.block_size};
-    const Generator generator = {&pieces, &config, tokenizer, {0, 0, 1}, take_piece, NULL};
-    const bool ok = generate(&text, 1, &seconds, &generator, 4, &err);
-    check_refused(c, ok, &err, "257 tokens, but the model's vocabulary has 256",
-                  "a tokenizer that is too large");
-    check(c, m->n_calls == 0 && sink.n == 0, "no engine call after an error");
-    fake_destroy(m);
+    const Generator generator = {.config = &small, .tokenizer = tokenizer};
+    check_refused(c, generate(&(Text){0}, 1, &seconds, &generator, 4, &err), &err,
+                  "257 tokens, but the model's vocabulary has 256", "a tokenizer that is too large");
     tokenizer_free(tokenizer);
 }
 
@@ -291,33 +266,22 @@ static void test_generate(Checks* c) {
 static void test_documents(Checks* c) {
     // $: <|endoftext|>
     static const struct { const char *text, *ids; } cases[] = {
-        {"one", "one"},
-        {"one\n", "one\n"},
-        {"one\n<|endoftext|>\ntwo\n", "one$two\n"},
-        {"one\r\n<|endoftext|>\r\ntwo", "one$two"},
-        {"one\n\n<|endoftext|>", "one\n$"},
-        {"<|endoftext|>\n", "$"},
-        {"<|endoftext|>\n<|endoftext|>\n\nx", "$$\nx"},
+        {"one\n", "one\n"}, {"one\n<|endoftext|>\ntwo\n", "one$two\n"}, {"one\r\n<|endoftext|>\r\ntwo", "one$two"},
+        {"one\n\n<|endoftext|>", "one\n$"}, {"<|endoftext|>\n<|endoftext|>\n\nx", "$$\nx"},
         {"one\n<|endoftext|>\r", "one\n<|endoftext|>\r"},   // neither LF nor CRLF
+        {"a <|endoftext|>\n<|endoftext|> b", "a <|endoftext|>\n<|endoftext|> b"},   // not on lines of their own
     };
     Tokenizer* tokenizer = byte_tokenizer();
     for (size_t i = 0; i < countof(cases); i++) {
-        const size_t n = strlen(cases[i].text);
-        uint32_t* ids = xmalloc(n * sizeof *ids);
-        char* is = xcalloc(n + 1, 1);
-        const size_t n_ids = encode_documents(ids, tokenizer, cases[i].text, n);
+        uint32_t ids[64];
+        char is[64] = "";
+        const size_t n_ids = encode_documents(ids, tokenizer, cases[i].text, strlen(cases[i].text));
         for (size_t k = 0; k < n_ids; k++) {
-            size_t len;
-            is[k] = (int)ids[k] == tokenizer_eot(tokenizer) ? '$' : *tokenizer_piece(tokenizer, ids[k], &len);
+            size_t n;
+            is[k] = (int)ids[k] == tokenizer_eot(tokenizer) ? '$' : *tokenizer_piece(tokenizer, ids[k], &n);
         }
         check(c, strcmp(is, cases[i].ids) == 0, "text %zu: expected '%s', got '%s'", i, cases[i].ids, is);
-        free(ids);
-        free(is);
     }
-    static const char inside[] = "a <|endoftext|>\n<|endoftext|> b";   // not on lines of their own
-    uint32_t ids[sizeof inside];
-    check(c, encode_documents(ids, tokenizer, inside, sizeof inside - 1) == sizeof inside - 1,
-          "a separator within a line is ordinary text");
     tokenizer_free(tokenizer);
 }
 
