@@ -128,51 +128,42 @@ static bool read_info(CheckpointInfo* info, const StFile* f, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Opening
 
-static bool nothing_found(const char* run, TostError* err) {
+static char* none_found(const char* run, TostError* err) {
     char* best = path_join(run, "best");
-    const bool has_best = checkpoint_is_folder(best);
     tost_error(err, "%s: no complete checkpoint (step_N/" MODEL_FILE " and " OPTIMIZER_FILE ") in this folder", run);
-    if (has_best) tost_error(err, "%s, only best: give %s as --model or --init", err->text, best);
+    if (checkpoint_is_folder(best)) tost_error(err, "%s, only best: give %s as --model or --init", err->text, best);
     free(best);
-    return false;
+    return NULL;
 }
 
-// Opens the model file of a run's newest complete checkpoint. *file: see open_model.
-static bool open_run(StFile* f, char** file, const char* run, TostError* err) {
-    enum { MAX_TRIES = 100 };
-    bool ok = false, again = true;
-    for (int tries = 0; again && tries < MAX_TRIES; tries++) {
-        char* newest = checkpoint_newest(run);
-        if (!newest) return nothing_found(run, err);
-        free(*file);
-        *file = path_join(newest, MODEL_FILE);
-        free(newest);
-        ok = st_open(f, *file, err);
-        again = !ok && errno == ENOENT;   // another process has just removed it
-    }
-    return ok;
-}
-
-// Opens the model file that PATH leads to. *file: its path, even if it cannot be opened, or NULL if none was found.
-// free()
-static bool open_model(StFile* f, char** file, const char* path, TostError* err) {
+// The model file that PATH leads to, or NULL. free()
+static char* find_model(const char* path, TostError* err) {
     bool stale;
-    *file = NULL;
-    if (!path_exists(path)) return tost_error(err, "%s: cannot be found: %s", path, strerror(errno));
     checkpoint_is_name(path, NULL, &stale);
-    if (is_dir(path) && stale)
-        return tost_error(err, "%s: incomplete checkpoint; give its run folder to use the newest complete one", path);
-    if (is_dir(path) && !checkpoint_is_folder(path)) {
-        if (access(path, R_OK | X_OK) == 0) return open_run(f, file, path, err);
-        return tost_error(err, "%s: the folder cannot be read: %s", path, strerror(errno));
+    if (!path_exists(path)) tost_error(err, "%s: cannot be found: %s", path, strerror(errno));
+    else if (!is_dir(path)) return xstrdup(path);
+    else if (stale)
+        tost_error(err, "%s: incomplete checkpoint; give its run folder to use the newest complete one", path);
+    else if (checkpoint_is_folder(path)) return path_join(path, MODEL_FILE);
+    else if (access(path, R_OK | X_OK) != 0)
+        tost_error(err, "%s: the folder cannot be read: %s", path, strerror(errno));
+    else {
+        char *newest = checkpoint_newest(path), *file = newest ? path_join(newest, MODEL_FILE) : none_found(path, err);
+        free(newest);
+        return file;
     }
-    *file = is_dir(path) ? path_join(path, MODEL_FILE) : xstrdup(path);
-    return st_open(f, *file, err);
+    return NULL;
 }
 
 bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, const char* option, TostError* err) {
-    char* file;
-    bool ok = open_model(model_file, &file, path, err);
+    enum { MAX_TRIES = 100 };
+    char* file = find_model(path, err);
+    bool ok = file && st_open(model_file, file, err);
+    for (int tries = 0; !ok && file && errno == ENOENT && tries < MAX_TRIES; tries++) {   // it has just been removed
+        free(file);
+        file = find_model(path, err);
+        ok = file && st_open(model_file, file, err);
+    }
     if (ok && !read_info(info, model_file, err)) {
         st_close(model_file);
         ok = false;

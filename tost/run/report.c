@@ -70,17 +70,17 @@ static void suggest(Run* r, const char* label, const char* command, const char* 
 static const char* options_to_repeat(const Run* r) { return r->o.recompute ? " --recompute" : ""; }
 
 TextLine resume_hint(const Run* r) {
-    if (r->saved_step < 0) return text_line("nothing is saved yet");
+    if (r->saved.step < 0) return text_line("nothing is saved yet");
     char* out = shell_word(r->out);
     const TextLine hint = text_line("train --resume --out %s%s continues from step %lld", out, options_to_repeat(r),
-                                    (long long)r->saved_step);
+                                    (long long)r->saved.step);
     free(out);
     return hint;
 }
 
 TextLine divergence_hint(const Run* r, const char* remedy) {
     return text_line("%s; %sa new run%s with a lower --lr may help", resume_hint(r).text, remedy,
-                     r->saved_step < 0 ? "" : " from --init");
+                     r->saved.step < 0 ? "" : " from --init");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -317,11 +317,11 @@ void report_end(Run* r) {
     if (isfinite(r->info.val_loss))
         progress_text(p, "%-11s%.6f after step %lld, best %.6f after step %lld%s", "val loss", r->info.val_loss,
                       (long long)r->info.val_step, r->info.best_val_loss, (long long)r->info.best_val_step,
-                      has_best && r->best_saved == r->info.best_val_loss ? " (best)" : "");
-    if (r->saved_step < 0) progress_text(p, "%-11s%s (--save-every 0)", "saved", has_best ? best : "nothing");
+                      has_best && r->saved.best == r->info.best_val_loss ? " (best)" : "");
+    if (r->saved.step < 0) progress_text(p, "%-11s%s (--save-every 0)", "saved", has_best ? best : "nothing");
     free(best);
-    if (r->saved_step < 0) return;
-    progress_text(p, "%-11s%s/step_%08lld", "saved", r->out, (long long)r->saved_step);
+    if (r->saved.step < 0) return;
+    progress_text(p, "%-11s%s/step_%08lld", "saved", r->out, (long long)r->saved.step);
     if (r->tokenizer && !stopped) suggest(r, "sample", "sample --model", " --prompt 'Once upon a time'");
     const char* options = options_to_repeat(r);
     char* rest = stopped ? xstrdup(options) : xasprintf(" --steps %lld%s", 2 * (steps > 0 ? steps : 1), options);

@@ -34,7 +34,6 @@ typedef struct {
     char *            out, *installed, *val_glob, *log_path;   // installed: path of the starter data
     char*             newest;          // the run of --resume without --out
     Lock              lock;            // on out
-    bool              replacing;       // --overwrite: the old run remains until the first checkpoint is saved
     DataSet *         data, *val;      // val: NULL without validation
     Tokenizer*        tokenizer;       // or NULL
     int32_t *         inputs, *targets;   // (batch, seq)
@@ -45,9 +44,12 @@ typedef struct {
     Progress          progress;
     double            began, longest;  // now_seconds() at the start; seconds of the longest step, for --max-time
     const char*       stopped_by;      // option that ends the run early, or NULL
-    int64_t           saved_step;      // step of the newest checkpoint, or -1
-    bool              saved_unvalidated;   // that checkpoint has an unvalidated_row
-    double            best_saved;      // --keep-best: a validation below this loss is saved as best
+    struct {                           // the same on all ranks
+        int64_t step;                  // of the newest checkpoint, or -1
+        double  best;                  // --keep-best: a validation below this loss is saved as best
+        bool    unvalidated;           // the newest checkpoint has an unvalidated_row
+        bool    replacing;             // --overwrite: the old run remains until the first checkpoint is saved
+    } saved;
 } Run;
 
 int command_train(const Options* o, TostComm* comm, const TostEngine* engine);   // the exit status
@@ -86,10 +88,10 @@ LossSum run_read_loss(Run* r);
 bool run_save(Run* r, bool last, TostError* err);
 // Tells all ranks what rank 0 has saved, for run_save and for messages.
 void run_share_saved(Run* r);
-// --keep-best: saves the current model as best. A failure is handled as in run_save; then best_saved is unchanged, and
+// --keep-best: saves the current model as best. A failure is handled as in run_save; then saved.best is unchanged, and
 // the next validation below it is saved.
 bool run_save_best(Run* r, TostError* err);
-// Sets best_saved before the first validation that may be saved: the loss of RUN/best or, if there is none, the lowest
+// Sets saved.best before the first validation that may be saved: the loss of RUN/best or, if there is none, the lowest
 // so far. Collective.
 void run_find_best(Run* r);
 // Writes a log row, on rank 0. If this fails: with --on-save-error stop, returns false; otherwise warns once and keeps

@@ -53,10 +53,10 @@ static CheckpointModel checkpoint_model(const Run* r) {
 // Saves a checkpoint and removes old ones. With --overwrite, the first one replaces the old run.
 static bool save(Run* r, TostError* err) {
     const CheckpointModel m = checkpoint_model(r);
-    if (!checkpoint_save(r->out, r->replacing ? SAVE_REPLACEMENT : SAVE_STEP, &r->info, &m, err)) return false;
-    const bool removed = r->replacing ? run_finish_replacement(r, err)
+    if (!checkpoint_save(r->out, r->saved.replacing ? SAVE_REPLACEMENT : SAVE_STEP, &r->info, &m, err)) return false;
+    const bool removed = r->saved.replacing ? run_finish_replacement(r, err)
                                       : checkpoint_prune(r->out, r->info.step, (int)r->o.keep, err);
-    if (removed) r->replacing = false;
+    if (removed) r->saved.replacing = false;
     else   // the next save tries again
         run_warn(r, "step %lld is saved, but older files could not be removed: %s", (long long)r->info.step, err->text);
     return true;
@@ -74,34 +74,25 @@ static bool save_run(Run* r, double loss, bool last, TostError* err) {
     }
     const bool ok = log_sync(&r->log, &reason) && save(r, &reason);
     // A failed save may still have completed the checkpoint.
-    if (ok || (r->saved_step != r->info.step && checkpoint_exists(r->out, r->info.step))) {
-        r->saved_step = r->info.step;
-        r->saved_unvalidated = unvalidated;
+    if (ok || (r->saved.step != r->info.step && checkpoint_exists(r->out, r->info.step))) {
+        r->saved.step = r->info.step;
+        r->saved.unvalidated = unvalidated;
     }
     return ok || write_failed(r, &reason, last, err);
 }
 
 void run_share_saved(Run* r) {
-    struct { int64_t step; double best; bool unvalidated, replacing; TextLine hint; } saved;
+    TextLine hint = resume_hint(r);
     if (!r->comm) return;
-    memset(&saved, 0, sizeof saved);
-    saved.step = r->saved_step;
-    saved.best = r->best_saved;
-    saved.unvalidated = r->saved_unvalidated;
-    saved.replacing = r->replacing;
-    saved.hint = resume_hint(r);
-    comm_broadcast(r->comm, &saved, sizeof saved, 0);
-    r->saved_step = saved.step;
-    r->best_saved = saved.best;
-    r->saved_unvalidated = saved.unvalidated;
-    r->replacing = saved.replacing;
-    r->comm->hint = saved.hint;
+    comm_broadcast(r->comm, &r->saved, sizeof r->saved, 0);
+    comm_broadcast(r->comm, &hint, sizeof hint, 0);
+    r->comm->hint = hint;
 }
 
 // Saves on rank 0, to which the other ranks send their moments.
 static bool save_together(Run* r, bool (*save)(Run* r, double loss, bool last, TostError* err), bool last,
                           TostError* err) {
-    const double loss = comm_rank(r->comm) == 0 && (save == save_run || r->replacing) ? probe_loss(r) : 0;
+    const double loss = comm_rank(r->comm) == 0 && (save == save_run || r->saved.replacing) ? probe_loss(r) : 0;
     bool ok = true;
     if (comm_rank(r->comm) == 0) {
         ok = save(r, loss, last, err);
@@ -115,18 +106,18 @@ static bool save_together(Run* r, bool (*save)(Run* r, double loss, bool last, T
 }
 
 bool run_save(Run* r, bool last, TostError* err) {
-    if (r->saved_step == r->info.step && r->saved_unvalidated == (r->info.unvalidated_row != NULL)) return true;
+    if (r->saved.step == r->info.step && r->saved.unvalidated == (r->info.unvalidated_row != NULL)) return true;
     return save_together(r, save_run, last, err);
 }
 
 static bool save_best(Run* r, double loss, bool last, TostError* err) {
     TostError reason;
-    if (r->replacing && !save_run(r, loss, last, err)) return false;   // it would replace the old run's best
-    if (r->replacing) return true;
+    if (r->saved.replacing && !save_run(r, loss, last, err)) return false;   // it would replace the old run's best
+    if (r->saved.replacing) return true;
     const CheckpointModel m = checkpoint_model(r);
     if (!checkpoint_save(r->out, SAVE_BEST, &r->info, &m, &reason))
         return write_failed(r, &reason, last, err);
-    r->best_saved = r->info.val_loss;
+    r->saved.best = r->info.val_loss;
     return true;
 }
 
@@ -137,10 +128,10 @@ void run_find_best(Run* r) {
     CheckpointInfo best;
     TostError ignored;
     char* path = path_join(r->out, "best");
-    r->best_saved = r->info.best_val_loss;
+    r->saved.best = r->info.best_val_loss;
     if (comm_rank(r->comm) == 0 && r->o.keep_best && r->o.resume && checkpoint_is_folder(path)
         && checkpoint_open(&file, &best, path, "--model", &ignored)) {
-        if (best.step <= r->info.step) r->best_saved = best.val_loss;   // else training reaches it again
+        if (best.step <= r->info.step) r->saved.best = best.val_loss;   // else training reaches it again
         checkpoint_info_free(&best);
         st_close(&file);
     }

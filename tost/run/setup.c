@@ -64,8 +64,8 @@ static bool find_resumed(Run* r, TostError* err) {
     r->n_resumed = r->info.n_options;
     r->info.options = NULL;
     r->info.n_options = 0;
-    r->saved_step = r->info.step;
-    r->saved_unvalidated = r->info.unvalidated_row != NULL;
+    r->saved.step = r->info.step;
+    r->saved.unvalidated = r->info.unvalidated_row != NULL;
     if (r->n_resumed == 0)
         return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
                           "from its weights", r->weights, r->weights);
@@ -293,8 +293,8 @@ static bool start_log(Run* r, TostError* err) {
     const bool replaces = r->o.overwrite && (is_run || path_exists(r->log_path));
     char* path = xasprintf("%s%s", r->log_path, replaces ? ".new" : "");
     bool ok = log_open(&r->log, path, first, err);
-    r->replacing = ok && replaces && r->o.save_every > 0;
-    if (r->replacing)
+    r->saved.replacing = ok && replaces && r->o.save_every > 0;
+    if (r->saved.replacing)
         progress_fact(&r->progress, "overwrite", "the first checkpoint replaces the run in %s; until then the log is "
                       "%s", r->out, path);
     else if (ok && replaces) ok = checkpoint_clear(r->out, err) && run_finish_replacement(r, err);

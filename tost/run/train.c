@@ -22,7 +22,7 @@ static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64
 
 int command_train(const Options* args, TostComm* comm, const TostEngine* engine) {
     Run r = {.args = args, .o = *args, .comm = comm, .engine = engine, .began = now_seconds(),
-             .saved_step = -1,
+             .saved.step = -1,
              .progress = progress_new(stdout, args->quiet || args->rank != 0)};
     TostError err;
     signals_ignore_write_errors();
@@ -302,7 +302,7 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
         report_lost_output(r);
     }
     if (!run_agree(r, ok, err)) return false;
-    if (r->o.keep_best && row->val_loss < r->best_saved && !run_save_best(r, err)) return false;
+    if (r->o.keep_best && row->val_loss < r->saved.best && !run_save_best(r, err)) return false;
     return !is_due(r, r->o.save_every) || r->info.step == r->o.steps || run_save(r, false, err);
 }
 
