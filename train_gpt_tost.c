@@ -628,11 +628,6 @@ static size_t classifier_rows(size_t rows, int V) {
     return even_block(rows, most > 64 ? most : 64);
 }
 
-static void poison(void* p, size_t bytes) {
-    (void)bytes;   // REDZONE_BYTES
-    poison_redzone(p);
-}
-
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
 static size_t layout_buffers(TostModel* model, void* base) {
     const TostConfig* c = &model->config;
@@ -640,7 +635,7 @@ static size_t layout_buffers(TostModel* model, void* base) {
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = o->max_batch;
     const size_t rows = B * o->max_piece, states = o->states, train = o->training, threads = o->threads;
     const size_t logits_rows = model->logits_rows = classifier_rows(rows, c->vocab_size);
-    Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison};
+    Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison_redzone};
     for (int a = 0; a < (train ? TOST_EMA + o->ema : 1); a++)
         model->array[a] = arena_alloc(&arena, (a < TOST_M ? model->tensors.flat_size
                                                           : exchange_owned(&model->exchange)) * sizeof(float));

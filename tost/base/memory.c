@@ -65,7 +65,7 @@ void free_pages(void* p, size_t bytes) {
     __asan_unpoison_memory_region(p, bytes);
     free(p);
 }
-void poison_redzone(void* p) { __asan_poison_memory_region(p, REDZONE_BYTES); }
+void poison_redzone(void* p, size_t bytes) { __asan_poison_memory_region(p, bytes); }
 #else
 void* alloc_pages(size_t bytes) {
     const size_t size = bytes ? bytes : 1;   // the kernel rounds it up to whole pages

@@ -19,10 +19,10 @@ void  free_pages(void* p, size_t bytes);           // bytes: as for alloc_pages
 // Sanitizer builds put REDZONE_BYTES of inaccessible memory between the parts of one allocation.
 #ifdef TOST_SANITIZE
 enum { REDZONE_BYTES = 128 };
-void poison_redzone(void* p);
+void poison_redzone(void* p, size_t bytes);
 #else
 enum { REDZONE_BYTES = 0 };
-static inline void poison_redzone(void* p) { (void)p; }
+static inline void poison_redzone(void* p, size_t bytes) { (void)p; (void)bytes; }
 #endif
 
 // Replaces what the x functions do if memory runs out. The function must not return.

@@ -44,7 +44,7 @@ static void chunk(float* c, size_t ldc, const Word* pa, const Word* pb, Format f
         for (int j = 0; j < n; j += NR) {
             float* at = c + i*ldc + j;
             const Word *a = pa + (size_t)i*words, *b = pb + (size_t)j*words;
-            if (i + rows <= m && j + NR <= n) tile(at, ldc, a, b, f, words, beta);
+            if (i + rows <= m && j + NR <= n) tile(at, ldc, a, b, f, words, beta, rows);
             else tile_ragged(at, ldc, a, b, f, words, beta, min_int(rows, m - i), min_int(NR, n - j));
         }
 }
@@ -153,15 +153,6 @@ INLINE float sum_lanes(Vec v) {
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
 
-// sum += the products of a vector of a and one of b, both in this format.
-INLINE Vec add_products(Vec sum, Format f, VecWord a, VecWord b) {
-#ifdef __AVX512BF16__
-    if (f == PAIRS) return dot_pairs(sum, a, b);
-#endif
-    (void)f;
-    return sum + (Vec)a * (Vec)b;
-}
-
 // Adds the products of one part of each row of a with vectors of b. ROUNDED: of the upper (half 0) or lower halves.
 INLINE void add_half(Vec sum[][GROUP_COLS][2], int u, Format f, const Word* a, size_t stride, const VecWord* b,
                      int half, int rows, int cols) {
@@ -176,7 +167,10 @@ INLINE void add_half(Vec sum[][GROUP_COLS][2], int u, Format f, const Word* a, s
     for (int row = 0; row < rows; row++) {
         const VecWord av = *(const VecWord*)(a + row*stride + half*LANES);
 #pragma GCC unroll 4
-        for (int col = 0; col < cols; col++) sum[row][col][u] = add_products(sum[row][col][u], f, av, bv[col]);
+        for (int col = 0; col < cols; col++) {
+            if (f == PAIRS) sum[row][col][u] = dot_pairs(sum[row][col][u], av, bv[col]);
+            else sum[row][col][u] += (Vec)av * (Vec)bv[col];
+        }
     }
 }
 

@@ -303,57 +303,49 @@ INLINE void tile_prefetch(const float* c, size_t ldc, int rows) {
         for (int j = 0; j < NR; j += CACHE_LINE / sizeof(float)) __builtin_prefetch(c + i*ldc + j, 1);
 }
 
-INLINE void rows_floats(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta, int rows) {
-    Vec acc[MR][2] = {0};
-    tile_prefetch(c, ldc, rows);
-    for (int w = 0; w < words; w++, pa += MR, pb += NR) {
-        const Vec b0 = *(const Vec*)pb, b1 = *(const Vec*)(pb + LANES);
-        const FloatWord* a = (const FloatWord*)pa;
-#pragma GCC unroll 16
-        for (int i = 0; i < rows; i++) {
-            acc[i][0] += a[i] * b0;
-            acc[i][1] += a[i] * b1;
-        }
-    }
-    tile_store(c, ldc, acc, beta, rows);
-}
-
-#ifdef __AVX512BF16__
-
+// sum += the products of pairs.
 INLINE Vec dot_pairs(Vec sum, VecWord a, VecWord b) {
+#ifdef __AVX512BF16__
     return (Vec)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
+#else
+    (void)a;
+    (void)b;
+    return sum;   // never called: PAIRS is not used
+#endif
 }
 
-INLINE void rows_pairs(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta, int rows) {
+INLINE void rows_vectors(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta, Format f,
+                         int rows) {
     Vec acc[MR][2] = {0};
     tile_prefetch(c, ldc, rows);
     for (int w = 0; w < words; w++, pa += MR, pb += NR) {
         const VecWord b0 = *(const VecWord*)pb, b1 = *(const VecWord*)(pb + LANES);
+        const FloatWord* a = (const FloatWord*)pa;
 #pragma GCC unroll 16
         for (int i = 0; i < rows; i++) {
-            const VecWord a = pa[i] - (VecWord){0};
-            acc[i][0] = dot_pairs(acc[i][0], a, b0);
-            acc[i][1] = dot_pairs(acc[i][1], a, b1);
+            if (f == PAIRS) {
+                acc[i][0] = dot_pairs(acc[i][0], pa[i] - (VecWord){0}, b0);
+                acc[i][1] = dot_pairs(acc[i][1], pa[i] - (VecWord){0}, b1);
+            } else {
+                acc[i][0] += a[i] * (Vec)b0;
+                acc[i][1] += a[i] * (Vec)b1;
+            }
         }
     }
     tile_store(c, ldc, acc, beta, rows);
 }
 
-#else
-#define rows_pairs rows_floats   // never called: PAIRS is not used
-#endif
-
-#define TILE(name, kernel, rows) \
+#define TILE(name, kernel, ...) \
     static __attribute__((noinline)) \
     void name(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta) { \
-        kernel(c, ldc, pa, pb, words, beta, rows); \
+        kernel(c, ldc, pa, pb, words, beta, __VA_ARGS__); \
     }
-TILE(tile_floats, rows_floats, MR)
-TILE(tile_floats_low, rows_floats, MR * 2/3)
-TILE(tile_floats_lowest, rows_floats, MR / 3)
-TILE(tile_pairs, rows_pairs, MR)
-TILE(tile_pairs_low, rows_pairs, MR * 2/3)
-TILE(tile_pairs_lowest, rows_pairs, MR / 3)
+TILE(tile_floats, rows_vectors, FLOATS, MR)
+TILE(tile_floats_low, rows_vectors, FLOATS, MR * 2/3)
+TILE(tile_floats_lowest, rows_vectors, FLOATS, MR / 3)
+TILE(tile_pairs, rows_vectors, PAIRS, MR)
+TILE(tile_pairs_low, rows_vectors, PAIRS, MR * 2/3)
+TILE(tile_pairs_lowest, rows_vectors, PAIRS, MR / 3)
 
 #ifdef HAVE_AMX
 
@@ -413,14 +405,8 @@ AMX_TARGET TILE(tile_amx_low, rows_tiles, TILE_ROWS)
 #endif
 #undef TILE
 
-INLINE void tile(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, float beta) {
-    if (f == TILES) tile_amx(c, ldc, pa, pb, words, beta);
-    else if (f == PAIRS) tile_pairs(c, ldc, pa, pb, words, beta);
-    else tile_floats(c, ldc, pa, pb, words, beta);
-}
-
 // A tile of at least m rows
-static void tile_of_rows(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, float beta, int m) {
+INLINE void tile(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, float beta, int m) {
     static void (*const tiles[2][3])(float*, size_t, const Word*, const Word*, int, float) = {
         { tile_floats_lowest, tile_floats_low, tile_floats }, { tile_pairs_lowest, tile_pairs_low, tile_pairs },
     };
@@ -436,7 +422,7 @@ static void tile_ragged(float* c, size_t ldc, const Word* pa, const Word* pb, Fo
         memset(whole, 0, sizeof(whole));
         for (int i = 0; i < m; i++) memcpy(whole + i*NR, c + i*ldc, n * sizeof(float));
     }
-    tile_of_rows(whole, NR, pa, pb, f, words, beta, m);
+    tile(whole, NR, pa, pb, f, words, beta, m);
     for (int i = 0; i < m; i++) memcpy(c + i*ldc, whole + i*NR, n * sizeof(float));
 }
 
