@@ -190,26 +190,15 @@ evaluation_data() {
     done
 }
 
-# has_checkpoint: whether the run can be resumed
-has_checkpoint() {
-    local file
-    for file in "$out"/step_*/model.safetensors; do
-        case $file in *.tmp/*) ;; *) [ ! -e "$file" ] || return 0 ;; esac
-    done
-    return 1
-}
-
 train() {
     local how=--overwrite launcher=()
-    ! has_checkpoint || how=--resume
+    ! compgen -G "$out/step_*[0-9]/model.safetensors" >/dev/null || how=--resume
     if [ "$ranks" -gt 1 ]; then
         launcher=(mpirun -n "$ranks")   # Open MPI binds each rank to one core by default
         ! mpirun --version 2>/dev/null | grep -q 'Open MPI' || launcher+=(--bind-to none)
     fi
     stage "training: $preset in $out"
     mkdir -p "$out" || fail "--out $out: cannot be created"
-    machine=$("$python" dev/plot/report.py --machine)
-    [ "$(tail -n 1 "$out/machine.jsonl" 2>/dev/null)" = "$machine" ] || echo "$machine" >>"$out/machine.jsonl"
     local command=("${launcher[@]}" "$program" train --preset "$preset" --data "$shards" --val-data "$val_shards"
         --tokenizer "$tokenizer" ${smoke_options[@]+"${smoke_options[@]}"} ${options[@]+"${options[@]}"}
         "$how" --out "$out")
@@ -224,12 +213,10 @@ trained_steps() { "$program" info "$out" | sed -n 's/^trained *\([0-9][0-9]*\) s
 samples() {
     printf '%s\n' "Once upon a time" "The president of the United States" "In a shocking finding, scientists" \
         >"$out/prompts.txt"
-    grep -qs "^$steps\$" "$out/samples.step" && [ -s "$out/samples.jsonl" ] && return
     stage samples
-    rm -f "$out/samples.step"
     run "$program" sample --model "$out" --prompts "$out/prompts.txt" --tokens 100 --seed 1 >"$out/samples.tmp" ||
         fail "sampling failed: see above"
-    mv "$out/samples.tmp" "$out/samples.jsonl" && echo "$steps" >"$out/samples.step"
+    mv "$out/samples.tmp" "$out/samples.jsonl"
 }
 
 # evaluate NAME FILE ARGUMENTS…: writes OUT/eval/NAME.json, unless it is that of the newest checkpoint, or FILE, which

@@ -19,27 +19,6 @@ ratio() { awk -v a="$(figure "$1")" -v b="$(figure "$2")" 'BEGIN { if (b > 0) pr
 giga() { awk -v mib="$(figure "$1")" 'BEGIN { if (mib > 0) printf "%.2f", mib * 1048576 / 1e9; else print "-" }'; }
 row() { printf '| %s | %s | %s |\n' "$1" "${2:--}" "${3:-}"; }
 
-# The core type that OpenBLAS should detect, from the processor's flags. For an unknown processor it chooses a slow one.
-has_flag() { grep -qw "$1" /proc/cpuinfo 2>/dev/null; }
-coretype() {
-    if has_flag avx512f; then echo SkylakeX; elif has_flag avx2; then echo Haswell; else echo; fi
-}
-# misdetected CORE: true if OpenBLAS's CORE does not use the vectors that the processor has
-misdetected() {
-    case $(coretype):$1 in
-        SkylakeX:SkylakeX | SkylakeX:Cooperlake | SkylakeX:SapphireRapids | SkylakeX:Sapphirerapids) return 1 ;;
-        Haswell:Haswell | Haswell:Zen | Haswell:SkylakeX) return 1 ;;
-        :*) return 1 ;;
-    esac
-}
-if [ -x "$openblas" ]; then
-    core=$(env -u OPENBLAS_CORETYPE OPENBLAS_VERBOSE=2 "$openblas" 2>&1 | sed -n 's/^Core: *//p' | head -1)
-    if misdetected "$core"; then
-        say "OpenBLAS takes this processor for ${core:-an unknown one}: measured with OPENBLAS_CORETYPE=$(coretype)" >&2
-    fi
-    [ -z "$(coretype)" ] || export OPENBLAS_CORETYPE="${OPENBLAS_CORETYPE:-$(coretype)}"
-fi
-
 say "measuring limits, training (both matrix products), decode, TSSA, tokenize, PyTorch and tiktoken: takes minutes" >&2
 {
     "$bench" limits

@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
 """Measures distributed training on one machine: against threads, against iperf3, and against PyTorch.
 
-    dev/bench/distributed.py [--mpi openmpi] [--parts train,exchange,hosts,start,ddp] [--quick]
+    dev/bench/distributed.py [--mpi openmpi] [--parts train,exchange,hosts,start,ddp]
 
 Builds the trainer with MPI in build/distributed. Needs iperf3 for `exchange`, root for network namespaces (`exchange`
 and `hosts`) and PyTorch for `ddp`. Prints `key value unit` lines and then a table of the required ratios; takes 8
-minutes on two idle cores. --quick uses a small model, to try the program; its ratios mean nothing. Values are medians;
-values that are compared are measured alternately.
+minutes on two idle cores. Values are medians; values that are compared are measured alternately.
 """
 
 import argparse
@@ -29,7 +28,6 @@ import launch
 
 SLICE = 24_000_000         # bytes of a message: a slice of the gradients of a tost-base layer would be 7 MB on 4 ranks
 PARAMETERS = 109_600_000   # of tost-base
-SMALL = "--layers 2 --heads 4 --channels 128 --block-size 256 --vocab-size 2304".split()
 figures = {}
 
 
@@ -49,7 +47,7 @@ def ratio(key, over, under):
 
 class Bench:
     def __init__(self, args, folder):
-        self.quick, self.folder = args.quick, folder
+        self.folder = folder
         built = os.path.join(REPO, "build", "distributed")
         subprocess.run([os.path.join(REPO, "dev/test/ranks/build.sh"), built, args.mpi, "exchange_bench"],
                        check=True, stdout=subprocess.DEVNULL)
@@ -79,9 +77,8 @@ class Bench:
 
 def train(bench):
     """2 ranks with 1 thread, and 1 rank with 2 threads, alternately: 8,192 tokens per step."""
-    tokens, seq = (1024, 256) if bench.quick else (8192, 1024)
-    options = [*(SMALL if bench.quick else ["--preset", "tost-base"]), "--batch", "1", "--seq", str(seq),
-               "--total-batch", str(tokens), "--parts", "2", "--steps", "4"]
+    tokens = 8192
+    options = f"--preset tost-base --batch 1 --seq 1024 --total-batch {tokens} --parts 2 --steps 4".split()
     ms = {"threads": [], "ranks": []}
     for _ in range(2):
         for name, ranks, threads in (("threads", 1, 2), ("ranks", 2, 1)):
@@ -95,7 +92,7 @@ def train(bench):
         report(f"train_{name}", 1000 * tokens / statistics.median(values), "tokens/s")
     ratio("train_ratio", "train_ranks", "train_threads")
     # one thread per rank: the time in which each rank of a larger run computes 8,192 tokens
-    report("compute_8192", 2 * statistics.median(ms["ranks"]) / 1000 * 8192 / tokens, "s")
+    report("compute_8192", 2 * statistics.median(ms["ranks"]) / 1000, "s")
 
 
 def iperf3(server, client, address):
@@ -158,8 +155,7 @@ def start(bench):
 def ddp(bench):
     """PyTorch's DistributedDataParallel, the same model and tokens per step, 2 processes with 1 thread."""
     lines = bench.call([os.environ.get("PYTHON", "python3"), os.path.join(REPO, "dev/bench/peers.py"), "ddp",
-                        "--threads", "2", "--tokens", "2048" if bench.quick else "8192", "--runs",
-                        "1" if bench.quick else "2"])
+                        "--threads", "2", "--tokens", "8192", "--runs", "2"])
     if "ddp_tokens_per_s" not in lines:
         raise Skip("peers.py ddp gives no figure: it needs PyTorch")
     report("ddp", float(lines["ddp_tokens_per_s"]), "tokens/s")
@@ -181,7 +177,6 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--mpi", default="openmpi", choices=("openmpi", "mpich"))
     p.add_argument("--parts", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
-    p.add_argument("--quick", action="store_true")
     args = p.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         bench = Bench(args, folder)

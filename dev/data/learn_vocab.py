@@ -9,8 +9,6 @@ tokens has the 256 bytes, N - 257 merges and <|endoftext|>, in GPT-2's format. N
 result is deterministic for a given version of it.
 """
 import json
-import re
-from collections import Counter
 from pathlib import Path
 
 import fetch
@@ -26,22 +24,15 @@ def documents(paths):
         yield from (jsonl_documents if path.suffix == ".jsonl" else text_documents)(path)
 
 
-def byte_level(model):
-    from tokenizers import Tokenizer, pre_tokenizers
-
-    bpe = Tokenizer(model)
-    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-    return bpe
-
-
 def learn(paths, merges):
     """The merges as pairs of strings in GPT-2's alphabet, in the order learned; fewer if the texts give no more. A
     merge whose piece exists already is left out, since a piece has one id."""
-    from tokenizers import models, trainers
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     repeated = 0
     while True:
-        bpe = byte_level(models.BPE())
+        bpe = Tokenizer(models.BPE())
+        bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
         trainer = trainers.BpeTrainer(vocab_size=BYTES + merges + repeated, initial_alphabet=ALPHABET,
                                       show_progress=False)
         bpe.train_from_iterator(documents(paths), trainer)
@@ -53,23 +44,6 @@ def learn(paths, merges):
         if len(pairs) >= merges or len(learned) - len(pairs) == repeated:
             return list(pairs.values())[:merges]
         repeated = len(learned) - len(pairs)
-
-
-def report(merges, paths):
-    """Prints the fraction of words that are a single token: of all words, and of the distinct ones."""
-    from tokenizers import models
-
-    bpe = byte_level(models.BPE(vocab=Vocabulary(merges).ids, merges=merges))
-    words, tokens = Counter(), 0
-    for text in documents(paths):
-        words.update(re.findall(r" ?[A-Za-z]+", text))
-        tokens += len(bpe.encode(text).ids)
-    whole = {word for word in words if len(bpe.encode(word).ids) == 1}
-    total = sum(words.values())
-    if total:
-        print(f"words            {total:9,}   single-token {sum(words[w] for w in whole) / total:.4f}")
-        print(f"distinct words   {len(words):9,}   single-token {len(whole) / len(words):.4f}")
-    print(f"tokens           {tokens:9,}" + (f"   per word {tokens / total:.4f}" if total else ""))
 
 
 def parse():
@@ -107,8 +81,6 @@ def main():
     args.out.parent.mkdir(parents=True, exist_ok=True)
     fetch.write(args.out, Vocabulary(merges).vocab_bpe())
     print(f"{shown(args.out)}: {len(merges)} merges, {args.size} tokens")
-    if merges:
-        report(merges, args.files)
 
 
 if __name__ == "__main__":

@@ -77,13 +77,13 @@ def draw_losses(axes, runs, args):
         slots = min(len(runs), 3)  # in which the colors of overlapping curves alternate
         dashes = (4.0 * i, (4, 4 * (slots - 1))) if i else "-"
         window = args.smooth or max(1, len(run.tokens) // 40)
-        if window > 1 and not args.no_raw:
+        if window > 1:
             axes.plot(run.tokens, run.train_loss, color=color, alpha=RAW_ALPHA, linewidth=0.4 * width)
             markers["before smoothing"] = {"alpha": RAW_ALPHA}
         axes.plot(run.tokens, smooth(run.train_loss, window), color=color, linewidth=width, label=plain(run.label),
                   linestyle=dashes, solid_capstyle="round", dash_capstyle="butt")
         val = run.points("val_loss")
-        if val and not args.no_val:
+        if val:
             axes.plot(list(val), list(val.values()), color=color, linestyle="-" if len(val) > MOST_POINTS else "none",
                       linewidth=0.8, marker="o", markevery=max(1, len(val) // MOST_POINTS), zorder=3,
                       markersize=3.4 + width, markerfacecolor="white", markeredgewidth=1.3)
@@ -156,8 +156,6 @@ def draw(runs, args):
         panel.margins(x=0.015)
     axes[-1, 0].set_xlabel("tokens")
     axes[-1, 0].xaxis.set_major_formatter(EngFormatter(sep=""))
-    if args.log_x:
-        axes[-1, 0].set_xscale("log")
     return figure
 
 
@@ -166,13 +164,10 @@ def parse(arguments):
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a log.csv or a run folder")
     parser.add_argument("--smooth", type=int, default=0, metavar="N",
                         help="steps to average over; 0 (default): 1/40 of the run; 1: no smoothing")
-    parser.add_argument("--no-raw", action="store_true", help="do not draw the unsmoothed training loss")
-    parser.add_argument("--no-val", action="store_true", help="do not draw the validation loss")
     parser.add_argument("--published", choices=PUBLISHED, help="draw the published losses on this dataset as lines")
     parser.add_argument("--line", action="append", default=[], metavar="NAME=VALUE", help="draw a horizontal line")
     parser.add_argument("--difference", action="store_true", help="plot and print the differences from the first run")
     parser.add_argument("--title", help="title of the plot")
-    parser.add_argument("--log-x", action="store_true", help="logarithmic scale for tokens")
     parser.add_argument("--min", type=float, help="lowest loss shown")
     parser.add_argument("--max", type=float, help="highest loss shown")
     add_options(parser, "loss.png", "run")

@@ -1,17 +1,15 @@
 """Writes the report of a run: report.md and report.png in its folder.
 
     report.py RUN [--price 2.49] [--out FILE.md]
-    report.py --machine >> RUN/machine.jsonl       describes this machine, for the reports of runs that train on it
 
 RUN is the folder of any run of the trainer. The report has the loss curve, the evaluation results beside the published
-ones, version, machine, time, speed, cost, options and samples. It reads
+ones, version, device, time, speed, cost, options and samples. It reads
 
     RUN/log.csv                       loss, time and speed
     RUN/step_*/model.safetensors      version and options, from the metadata of the newest checkpoint
     RUN/eval/NAME.json                results of `eval --json`; validation (on OpenWebText), lambada_loss,
                                       wikitext2_loss and ptb_loss have published values
-    RUN/train.log                     the output of `train`, for the model FLOPs utilization
-    RUN/machine.jsonl                 the machines of the run, one per line
+    RUN/train.log                     the output of `train`, for the device and the model FLOPs utilization
     RUN/samples.jsonl                 the output of `sample --prompts`
 
 and leaves out what does not exist. dev/reproduce.sh makes all of them; train.log only if its output is not a terminal.
@@ -20,12 +18,8 @@ Needs Python 3.10 and matplotlib.
 
 import json
 import math
-import os
-import platform
 import re
-import shutil
 import statistics
-import subprocess
 import sys
 from pathlib import Path
 
@@ -58,12 +52,10 @@ def read_lines(path):
         raise ValueError(f"{path}: not JSONL ({describe(error)})") from error
 
 
-def read_mfu(path):
-    """Percentages in the output of `train`."""
-    try:
-        return [float(x) for x in re.findall(r"  ([0-9]+\.[0-9])% MFU", path.read_text(errors="replace"))]
-    except FileNotFoundError:
-        return []
+def read_output(path):
+    """The devices and the percentages of FLOPs utilization in the output of `train`."""
+    text = path.read_text(errors="replace") if path.exists() else ""
+    return re.findall(r"^device +(.*)$", text, re.M), list(map(float, re.findall(r"  ([0-9]+\.[0-9])% MFU", text)))
 
 
 def read_results(folder):
@@ -78,47 +70,6 @@ def read_results(folder):
             raise ValueError(f"{path}: not a result of eval --json")
         results[path.stem] = result
     return results
-
-
-# ----------------------------------------------------------------------------------------------------------
-# The machine
-
-def output_of(*command):
-    if not shutil.which(command[0]):
-        return ""
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False).stdout
-    except (OSError, subprocess.SubprocessError):
-        return ""
-
-
-def processor():
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return output_of("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.processor() or "unknown"
-
-
-def this_machine():
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-    gpus = output_of("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").strip().splitlines()
-    return {"processor": processor(), "cores": cores, "memory_gib": round(memory, 1), "gpus": gpus,
-            "system": f"{platform.system()} {platform.release()}, {platform.machine()}"}
-
-
-def machine_text(machine):
-    gpus = machine.get("gpus") or []
-    names = ", ".join(f"{gpus.count(name)} × {name}" for name in dict.fromkeys(gpus))
-    return (f"{names + '; ' if names else ''}{machine['cores']} cores of {machine['processor']}, "
-            f"{machine['memory_gib']} GiB; {machine['system']}")
-
-
-def machines_text(machines):
-    if not machines:
-        return f"not recorded; this report was made on {machine_text(this_machine())}"
-    return "; later ".join(machine_text(one) for one in machines)
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -200,13 +151,14 @@ def validation(log):
     return f"{last:.4f} after step {last_step}; best {best:.4f} after step {best_step}"
 
 
-def fact_rows(log, metadata, machines, mfu, price):
+def fact_rows(log, metadata, devices, mfu, price):
     seconds = sum(filter(math.isfinite, log.ms)) / 1000
     tokens, first = int(log.tokens[-1]), int(log.tokens[0])
     final = list(filter(math.isfinite, log.train_loss[-max(1, len(log.step) // 40):]))
     speeds = [x for x in log.tokens_per_s if math.isfinite(x)]
     sizes = [metadata.get(key, "?") for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")]
-    rows = [["program", metadata.get("program", "unknown")], ["machine", machines_text(machines)]]
+    rows = [["program", metadata.get("program", "unknown")],
+            ["device", "; later ".join(dict.fromkeys(devices)) or "unknown"]]
     if metadata:
         rows.append(["model", "{}; {} layers, {} heads, {} channels, block size {}, vocabulary {}".format(
             metadata.get("option.preset", "?"), *sizes)])
@@ -252,8 +204,7 @@ def report(folder, log, picture, price):
     if stale(results, step):
         parts.append(stale(results, step).strip())
     parts += ["Intervals are 95 % intervals over windows or examples.", "## Run",
-              table(["", ""], fact_rows(log, metadata, read_lines(folder / "machine.jsonl"),
-                                        read_mfu(folder / "train.log"), price))]
+              table(["", ""], fact_rows(log, metadata, *read_output(folder / "train.log"), price))]
     options = [[key.removeprefix("option."), f"`{value}`"] for key, value in metadata.items()
                if key.startswith("option.")]
     if options:
@@ -281,20 +232,17 @@ def draw(folder, log, path):
 
 def parse(arguments):
     parser = option_parser(__doc__)
-    parser.add_argument("run", nargs="?", metavar="RUN", help="a run folder")
+    parser.add_argument("run", metavar="RUN", help="a run folder")
     parser.add_argument("--price", type=float, metavar="X", help="price of the machine per hour")
     parser.add_argument("--out", metavar="FILE", help="*.md; the picture is *.png (default: RUN/report.md)")
-    parser.add_argument("--machine", action="store_true", help="print a line of JSON about this machine")
     return parser.parse_args(arguments)
 
 
 @command()
 def main(arguments):
     args = parse(arguments)
-    if args.machine:
-        return print(json.dumps(this_machine()))
-    if not args.run or not Path(args.run).is_dir():
-        raise ValueError(f"{args.run or 'no RUN'}: not a folder; give the folder of a run")
+    if not Path(args.run).is_dir():
+        raise ValueError(f"{args.run}: not a folder; give the folder of a run")
     if args.price is not None and not 0 <= args.price < math.inf:
         raise ValueError(f"--price {args.price}: give a number of at least 0")
     folder = Path(args.run)

@@ -63,7 +63,7 @@ check "it prints the path of the report" [ "$(tail -n 1 stdout)" = "$dir/whole/r
 check "the report has a picture" [ "$(od -An -c -N4 whole/report.png | tr -d ' ')" = '211PNG' ]
 for text in "WikiText-2 | [0-9.]* ± " "PTB | [0-9]" "| LAMBADA | [0-9]" "| lambada | " "| hellaswag | " \
     "validation shards | [0-9][0-9.]* ± [0-9.]* | – | – |" "| cbt_CN | " "| cbt_NE | " \
-    "| machine | " "| speed | [0-9,]* tokens/s" "| training | 60 steps, 61,440 tokens" \
+    "| device | CPU" "| speed | [0-9,]* tokens/s" "| training | 60 steps, 61,440 tokens" \
     "| cost of the steps | [0-9.]* at 2.50 per hour" "train_gpt_tost [0-9]*\.[0-9]" "^> Once upon a time" "4\.13" \
     "Not comparable with the published"; do
     check "the report contains '$text'" grep -q -e "$text" whole/report.md
