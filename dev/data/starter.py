@@ -17,7 +17,7 @@ The recall test has one item per answer, for eval --task: "context" is the story
 answer and three values of the same kind that are not in the story, "answer" the index of the answer. Extra fields are
 "kind" and "distance", the number of words back to the last occurrence of the answer. Chance is 1 in 4.
 Two kinds of fact are left out because the story contains other clues: a pet's behaviour reveals the animal, and the
-theme reveals the helper. --blind keeps only the question, to measure what a model guesses without the story:
+theme reveals the helper.
 
     starter.py --seed 3 --stories 4000 --recall --out recall.jsonl
     train_gpt_tost --membership learned --out out/learned ; train_gpt_tost --membership uniform --out out/uniform
@@ -505,7 +505,7 @@ def wrong_answers(kind, answer, words, rng):
     return rng.sample([value for value in table.split("|") if value not in words], WRONG)
 
 
-def recall(text, rng, blind=False):
+def recall(text, rng):
     """Yields the recall items of a story; the module's docstring has their format."""
     story_words = set(re.findall(r"\w+", plain(text)))
     for mark in MARK.finditer(text):
@@ -516,8 +516,7 @@ def recall(text, rng, blind=False):
         words = [word.strip(string.punctuation) for word in before.split()]
         choices = wrong_answers(kind, answer, story_words, rng) + [answer]
         rng.shuffle(choices)
-        question = re.search(r"[^.?!\n]*\?[^?]*$", before)[0].lstrip()
-        yield {"context": question if blind else before, "choices": [" " + choice for choice in choices],
+        yield {"context": before, "choices": [" " + choice for choice in choices],
                "answer": choices.index(answer), "kind": kind, "distance": words[::-1].index(answer) + 1}
 
 
@@ -526,16 +525,13 @@ def main():
     parser.add_argument("--seed",    type=int, default=1,    help="random seed (default: 1)")
     parser.add_argument("--stories", type=int, default=7800, help="number of stories (default: 7800)")
     parser.add_argument("--recall",  action="store_true",    help="write a recall test (JSONL) instead")
-    parser.add_argument("--blind",   action="store_true",    help="with --recall: the questions without stories")
     parser.add_argument("--out",     required=True,          help="output file")
     args = parser.parse_args()
-    if args.blind and not args.recall:
-        parser.error("--blind needs --recall")
     rng = random.Random(f"recall {args.seed}")  # separate from the stories' generator, so the stories stay the same
     with open(args.out, "w", encoding="utf-8") as out:
         for text in stories(args.seed, args.stories):
             if args.recall:
-                out.writelines(json.dumps(item) + "\n" for item in recall(text, rng, args.blind))
+                out.writelines(json.dumps(item) + "\n" for item in recall(text, rng))
             else:
                 out.write(f"{plain(text)}\n{EOT}\n")
 

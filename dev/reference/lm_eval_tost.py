@@ -1,4 +1,5 @@
-"""lm-evaluation-harness on a run of the trainer, without exporting it. Options are those of the lm_eval command:
+"""lm-evaluation-harness on a run of the trainer, without exporting it, for tasks that score choices. Options are those
+of the lm_eval command:
 
     python dev/reference/lm_eval_tost.py --model tost --model_args path=out/base --tasks lambada_openai,hellaswag
 
@@ -12,10 +13,9 @@ import torch
 from lm_eval.__main__ import cli_evaluate
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
-from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
 
 from gpt2_encoding import load_tokenizer
-from tost import Tost, generate
+from tost import Tost
 
 
 @register_model("tost")
@@ -44,31 +44,10 @@ class TostLM(TemplateLM):
             results.append((total, bool((scores.argmax(-1) == chosen).all())))
         return results
 
-    def loglikelihood_rolling(self, requests, disable_tqdm=False):
-        totals = []
-        for request in requests:
-            windows = get_rolling_token_windows(self.tok_encode(request.args[0]), self.eot_token_id, self.max_length, 1)
-            pairs = [(None, *make_disjoint_window(window)) for window in windows]
-            totals.append(sum(total for total, _ in self._loglikelihood_tokens(pairs)))
-        return totals
+    def unsupported(self, *unused, **options):
+        raise NotImplementedError("only tasks that score choices; for others, export the model with export_hf.py")
 
-    def generate_until(self, requests, disable_tqdm=False):
-        texts = []
-        for context, options in (request.args for request in requests):
-            prompt = self.tok_encode(context) or [self.eot_token_id]
-            ids = generate(self.model, prompt, options.get("max_gen_toks", 256), self.encoding.n_vocab,
-                           self.eot_token_id)
-            stops = [options["until"]] if isinstance(options["until"], str) else options["until"]
-            text, written = "", []
-            for i in ids:
-                written.append(i)
-                text = self.encoding.decode(written)
-                if any(stop in text for stop in stops):
-                    break
-            for stop in stops:
-                text = text.split(stop)[0]
-            texts.append(text)
-        return texts
+    loglikelihood_rolling = generate_until = unsupported
 
 
 if __name__ == "__main__":

@@ -281,18 +281,12 @@ def write_safetensors(path, tensors, metadata):
 
 
 @torch.no_grad()
-def generate(model, ids, tokens, n_ids, stop, temperature=0.0, top_k=0, generator=None):
-    """Yields up to `tokens` ids below n_ids until `stop`; reads the last block_size tokens again for each of them."""
+def generate(model, ids, tokens, n_ids, stop):
+    """Yields up to `tokens` most likely ids below n_ids until `stop`; reads the last block_size tokens again for each."""
     ids = list(ids)
     for _ in range(tokens):
         logits = model(torch.tensor([ids[-model.config.block_size:]]), last_only=True)[0][0, 0, :n_ids]
-        if temperature > 0:
-            logits = logits / temperature
-            if top_k > 0:
-                logits[logits < logits.topk(min(top_k, n_ids)).values[-1]] = -math.inf
-            ids.append(torch.multinomial(F.softmax(logits, dim=-1), 1, generator=generator).item())
-        else:
-            ids.append(logits.argmax().item())
+        ids.append(logits.argmax().item())
         if ids[-1] == stop:
             return
         yield ids[-1]
@@ -302,7 +296,7 @@ def parse(arguments):
     from cli import option_parser
 
     parser = option_parser(__doc__)
-    parser.add_argument("command", choices=["generate"], help="print the prompt and text that continues it")
+    parser.add_argument("command", choices=["generate"], help="print the prompt and the most likely tokens after it")
     parser.add_argument("--model", type=Path, required=True, metavar="PATH",
                         help="safetensors file, checkpoint folder or run")
     parser.add_argument("--tokenizer", type=Path, metavar="FILE",
@@ -310,11 +304,6 @@ def parse(arguments):
     parser.add_argument("--prompt", default="", metavar="TEXT", help="text to continue (default: none)")
     parser.add_argument("--tokens", type=int, default=256, metavar="N",
                         help="largest number of new tokens (default: 256)")
-    parser.add_argument("--temperature", type=float, default=0.8, metavar="X",
-                        help="0: always the most likely token (default: 0.8)")
-    parser.add_argument("--top-k", type=int, default=0, metavar="N",
-                        help="sample from the N most likely tokens; 0: from all (default: 0)")
-    parser.add_argument("--seed", type=int, default=1337, metavar="N", help="random seed (default: 1337)")
     return parser.parse_args(arguments)
 
 
@@ -328,11 +317,9 @@ def main(arguments=None):
         model, encoding = Tost.from_checkpoint(args.model), load_tokenizer(args.model, args.tokenizer)
     except (OSError, ValueError, SafetensorError) as error:
         return fail(describe(error))
-    generator = torch.Generator().manual_seed(args.seed)
     prompt = encoding.encode_ordinary(args.prompt) or [encoding.eot_token]
     print(args.prompt, end="", flush=True)
-    for i in generate(model, prompt, args.tokens, encoding.n_vocab, encoding.eot_token, args.temperature, args.top_k,
-                      generator):
+    for i in generate(model, prompt, args.tokens, encoding.n_vocab, encoding.eot_token):
         sys.stdout.buffer.write(encoding.decode_single_token_bytes(i))  # a token may end within a character
         sys.stdout.buffer.flush()
     print()

@@ -18,8 +18,8 @@ if ! has torch safetensors transformers tokenizers tiktoken; then
 fi
 checks_of "$repo/dev/test/cli/huggingface.py" "$binary" "$shared"
 succeeds "$python" "$repo/dev/reference/export_hf.py" model.safetensors cli
-set -- --model model.safetensors --prompt 'Once upon' --tokens 30 --temperature 0
-run sample "$@"
+set -- --model model.safetensors --prompt 'Once upon' --tokens 30
+run sample --temperature 0 "$@"
 mv stdout ours
 succeeds "$python" "$repo/dev/reference/tost.py" generate "$@"
 check "tost.py generate writes the text of sample --temperature 0" cmp -s ours stdout
