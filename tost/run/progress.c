@@ -131,12 +131,11 @@ typedef struct { char text[32]; } Duration;
 static Duration duration(double seconds) {
     Duration d = {"?"};
     if (!(seconds >= 0 && seconds < 1e15)) return d;
-    const long long s = llround(seconds), day = 86400, year = 365 * day;
+    const long long s = llround(seconds), day = 86400;
     if (s < 60) snprintf(d.text, sizeof d.text, "%llds", s);
     else if (s < 3600) snprintf(d.text, sizeof d.text, "%lldm%02llds", s / 60, s % 60);
     else if (s < day) snprintf(d.text, sizeof d.text, "%lldh%02lldm", s / 3600, s / 60 % 60);
-    else if (s < year) snprintf(d.text, sizeof d.text, "%lldd%02lldh", s / day, s / 3600 % 24);
-    else snprintf(d.text, sizeof d.text, "%lldy%03lldd", s / year, s / day % 365);
+    else snprintf(d.text, sizeof d.text, "%lldd%02lldh", s / day, s / 3600 % 24);
     return d;
 }
 

@@ -33,11 +33,8 @@ void report_lost_output(Run* r) {
     const int why = r->progress.failed;
     if (!why || why == r->progress.reported) return;
     r->progress.reported = why;
-    if (why == EAGAIN)
-        run_warn(r, "stdout is not read: training continues and lines are dropped until it is; log and checkpoints are "
-                 "still written");
-    else run_warn(r, "stdout cannot be written: %s; training continues without it, log and checkpoints are still "
-                  "written", strerror(why));
+    run_warn(r, "stdout %s%s; training continues without it, log and checkpoints are still written",
+             why == EAGAIN ? "is not read" : "cannot be written: ", why == EAGAIN ? "" : strerror(why));
 }
 
 // Quotes a word for the shell, if necessary; with printf and octal escapes if it is not printable. free()

@@ -24,12 +24,8 @@ bool run_is_finished(const Run* r) {
 }
 
 static bool run_exists(const Run* r, TostError* err) {
-    char* newest = checkpoint_newest(r->out);
-    free(newest);
-    if (!newest)
-        return tost_error(err, "--out %s contains a run without a complete checkpoint: --overwrite starts the run over",
-                          r->out);
-    return tost_error(err, "--out %s already contains a run: --resume continues it, --overwrite replaces it", r->out);
+    return tost_error(err, "--out %s already contains a run: --resume continues it from its newest checkpoint, "
+                      "--overwrite starts it over", r->out);
 }
 
 // Rejects --out if it is a checkpoint folder, and --log if it has the name of a checkpoint.

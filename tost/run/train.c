@@ -73,14 +73,12 @@ static bool is_out_of_time(Run* r, double seconds) {
     return out;
 }
 
-static bool is_stopped(const Run* r) { return run_signal(r) || r->stopped_by; }
-
 static bool loop(Run* r, TostError* err) {
     progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
     if (r->info.step == 0 && !before_first_step(r, err)) return false;
     run_find_best(r);
     if (r->info.unvalidated_row && !complete_resumed_step(r, err)) return false;
-    while (r->info.step < r->o.steps && !is_stopped(r)) {
+    while (r->info.step < r->o.steps && !run_signal(r) && !r->stopped_by) {
         const double start = now_seconds();
         LogRow row;
         bool completed = false;

@@ -158,7 +158,7 @@ check "--max-time: exit status $status, expected 75" [ $status -eq 75 ]
 check "--max-time saves" says "saved      early/step_" stdout
 check "--max-time says so" says "stopped by --max-time after step " stdout
 mkdir killed && cp straight/log.csv killed/
-refuses 1 "tost $tiny --steps 6 --out killed" "killed" "without a complete checkpoint" "--overwrite"
+refuses 1 "tost $tiny --steps 6 --out killed" "killed" "already contains a run" "--overwrite"
 
 # Options that have no effect, or a default from the data
 for unused in "val-data nowhere --val-every 0" "keep 3 --save-every 0" "temperature 0.5 --sample-every 0" \

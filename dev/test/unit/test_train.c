@@ -503,7 +503,7 @@ static void test_unread_output(Checks* c) {
     memset(hooks, 0, sizeof hooks);
     check(c, status == 130 && saved("unread", 7), "a full pipe for stdout: status %d", status);
     char* text = drain(e);
-    check(c, strstr(text, "stdout is not read: training continues"), "a full pipe for stdout: %s", text);
+    check(c, strstr(text, "stdout is not read; training continues"), "a full pipe for stdout: %s", text);
     free(text);
     close(full[0]);
     close(full[1]);
