@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-// zlib's CRC-32: reflected polynomial 0xEDB88320. Short data is processed four bits at a time, long data 16 bytes at a
+// zlib's CRC-32: reflected polynomial 0xEDB88320. Short data is processed bit by bit, long data 16 bytes at a
 // time with slicing (Kounavis and Berry 2005); its tables are built on the stack in 3 us, so there is no global state.
 enum { CRC_SLICES = 16, CRC_SLICED_FROM = 1024 };
 typedef struct { uint32_t t[CRC_SLICES][256]; } CrcTables;  // t[k][b]: effect of byte b after k more bytes
@@ -11,14 +11,9 @@ typedef struct { uint32_t t[CRC_SLICES][256]; } CrcTables;  // t[k][b]: effect o
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "files are little-endian and read without conversion");
 
 static uint32_t crc32_short(uint32_t c, const uint8_t* p, size_t n) {
-    static const uint32_t nibble[16] = {
-        0x00000000, 0x1db71064, 0x3b6e20c8, 0x26d930ac, 0x76dc4190, 0x6b6b51f4, 0x4db26158, 0x5005713c,
-        0xedb88320, 0xf00f9344, 0xd6d6a3e8, 0xcb61b38c, 0x9b64c2b0, 0x86d3d2d4, 0xa00ae278, 0xbdbdf21c,
-    };
     for (size_t i = 0; i < n; i++) {
         c ^= p[i];
-        c = nibble[c & 15] ^ (c >> 4);
-        c = nibble[c & 15] ^ (c >> 4);
+        for (int bit = 0; bit < 8; bit++) c = c >> 1 ^ (0xedb88320 & -(c & 1));
     }
     return c;
 }

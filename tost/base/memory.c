@@ -25,8 +25,7 @@ static void* or_exit(void* p, size_t bytes) {
 void* xmalloc(size_t bytes) { return or_exit(malloc(bytes ? bytes : 1), bytes); }
 
 void* xcalloc(size_t count, size_t size) {
-    bool empty = !count || !size;
-    return or_exit(empty ? calloc(1, 1) : calloc(count, size), count * size);
+    return or_exit(calloc(count ? count : 1, size ? size : 1), count * size);
 }
 
 void* xrealloc(void* p, size_t bytes) { return or_exit(realloc(p, bytes ? bytes : 1), bytes); }

@@ -14,8 +14,9 @@
 // ---------------------------------------------------------------------------------------------
 // safetensors
 
-// Writes a file: `length` in 8 bytes, the header of n bytes, `data` zero bytes.
-static void make_st(const char* path, const char* header, size_t n, size_t data, uint64_t length) {
+// Writes a file: `length` in 8 bytes, the header, `data` zero bytes.
+static void make_st(const char* path, const char* header, size_t data, uint64_t length) {
+    const size_t n = strlen(header);
     char* bytes = xcalloc(1, 8 + n + data);
     memcpy(bytes, &length, 8);
     memcpy(bytes + 8, header, n);
@@ -27,7 +28,11 @@ static void make_st(const char* path, const char* header, size_t n, size_t data,
 #define T_(name, dtype, shape, from, to) \
     "\"" name "\":{\"dtype\":\"" dtype "\",\"shape\":[" shape "],\"data_offsets\":[" from "," to "]}"
 
-static const struct { const char* header; size_t data; const char* error; } invalid_headers[] = {
+static const struct { const char* header; size_t data; const char* error; } headers[] = {   // error NULL: valid
+    {"{}      ", 0, NULL}, {"{\"__metadata__\":{}}", 0, NULL}, {"{" T_("a", "F32", "", "0", "4") "}", 4, NULL},
+    {"{" T_("b", "F32", "1", "4", "8") "," T_("a", "I32", "1", "0", "4") "}", 8, NULL},
+    {"{" T_("b", "F32", "1", "0", "4") "," T_("a", "I32", "0", "0", "0") "}", 4, NULL},
+    {"{\"a\":{\"note\":[1,{}],\"data_offsets\":[0,2],\"shape\":[1,1],\"dtype\":\"BF16\"}}", 2, NULL},
     {"{}x", 0, "byte 2: expected the end of the text"}, {"{ ", 0, "found the end"},
     {"{\"a\":{\"shape\":[],\"data_offsets\":[0,4]}}", 4, "tensor 'a': dtype, shape or data_offsets is missing"},
     {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "is missing"},
@@ -54,7 +59,7 @@ static const struct { const char* header; size_t data; const char* error; } inva
     {"{" T_(FIFTY FIFTY FIFTY "0123456789", "F32", "", "0", "4") "}", 4, "longer than 159 bytes"},
 };
 
-static void test_st_refuses(Checks* c) {
+static void test_st_headers(Checks* c) {
     static const struct { uint64_t length; const char* error; } lengths[] = {
         {0, "header of 0 bytes"}, {1, "header of 1 bytes"}, {3, "truncated: header of 3 bytes in a file of 10"},
         {100000000, "truncated: header of 100000000"},
@@ -63,14 +68,17 @@ static void test_st_refuses(Checks* c) {
     };
     TostError err;
     StFile f;
-    for (size_t i = 0; i < countof(invalid_headers); i++) {
-        const size_t n = strlen(invalid_headers[i].header);
-        make_st("invalid", invalid_headers[i].header, n, invalid_headers[i].data, n);
-        check_refused(c, st_open(&f, "invalid", &err), &err, invalid_headers[i].error, invalid_headers[i].header);
-        check(c, strncmp(err.text, "invalid: ", 9) == 0, "the error must name the file: %s", err.text);
+    for (size_t i = 0; i < countof(headers); i++) {
+        make_st("header", headers[i].header, headers[i].data, strlen(headers[i].header));
+        const bool ok = st_open(&f, "header", &err);
+        if (headers[i].error) check_refused(c, ok, &err, headers[i].error, headers[i].header);
+        else check(c, ok && (f.n_tensors < 2 || strcmp(f.tensors[0].name, "a") == 0), "%s: %s", headers[i].header,
+                   ok ? "not in file order" : err.text);
+        check(c, ok || strncmp(err.text, "header: ", 8) == 0, "the error must name the file: %s", err.text);
+        if (ok) st_close(&f);
     }
     for (size_t i = 0; i < countof(lengths); i++) {
-        make_st("length", "{}", 2, 0, lengths[i].length);
+        make_st("length", "{}", 0, lengths[i].length);
         check_refused(c, st_open(&f, "length", &err), &err, lengths[i].error, "a wrong header length");
     }
     for (size_t n = 0; n < 8; n++) {
@@ -80,24 +88,6 @@ static void test_st_refuses(Checks* c) {
     check_refused(c, st_open(&f, "absent", &err), &err, "absent: cannot be opened", "an absent file");
     check_refused(c, st_open(&f, ".", &err), &err, "a folder, not a safetensors file", "a folder");
     check_refused(c, st_open(&f, "/dev/zero", &err), &err, "not a regular file", "a device");
-}
-
-static void test_st_accepts(Checks* c) {
-    static const struct { const char* header; size_t data; int tensors; } cases[] = {
-        {"{}      ", 0, 0}, {"{\"__metadata__\":{}}", 0, 0}, {"{" T_("a", "F32", "", "0", "4") "}", 4, 1},
-        {"{" T_("b", "F32", "1", "4", "8") "," T_("a", "I32", "1", "0", "4") "}", 8, 2},
-        {"{" T_("b", "F32", "1", "0", "4") "," T_("a", "I32", "0", "0", "0") "}", 4, 2},
-        {"{\"a\":{\"note\":[1,{}],\"data_offsets\":[0,2],\"shape\":[1,1],\"dtype\":\"BF16\"}}", 2, 1},
-    };
-    TostError err;
-    StFile f;
-    for (size_t i = 0; i < countof(cases); i++) {
-        make_st("good", cases[i].header, strlen(cases[i].header), cases[i].data, strlen(cases[i].header));
-        if (!check(c, st_open(&f, "good", &err), "safetensors %s: %s", cases[i].header, err.text)) continue;
-        check(c, f.n_tensors == cases[i].tensors && (f.n_tensors < 2 || strcmp(f.tensors[0].name, "a") == 0),
-              "%s: %d tensors, not in file order", cases[i].header, f.n_tensors);
-        st_close(&f);
-    }
 }
 
 static void test_st_dtypes(Checks* c) {
@@ -527,7 +517,7 @@ static void test_save_fails(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // Checkpoints: damage
 
-// from, to: texts of equal length in the header; or, with VALUE, a tensor and the new value of its element 3.
+// from, to: texts of equal length in the header; or, with VALUE, a tensor of which element 3 is saved with this value.
 typedef struct {
     const char *what, *file;             // file: "model" or "optimizer"
     enum { TEXT, VALUE, FLIP, CUT, REMOVE } change;
@@ -552,7 +542,7 @@ static const Damage damages[] = {
     {"a malformed hash", "model", TEXT, "00c0ffee", "00c0ffez", "info", "'tokenizer_hash'"},
     {"a NaN", "model", VALUE, "transformer.wpe.weight", "nan", "params",
      "tensor 'transformer.wpe.weight' has nan at element 3, expected a finite number"},
-    {"a negative second moment", "optimizer", VALUE, "v.transformer.wte.weight", "-1e-30", "moments",
+    {"a negative second moment", "optimizer", VALUE, "transformer.wte.weight", "-1e-30", "moments",
      "has -1e-30 at element 3, expected a finite number of at least 0"},
     {"moments of another run", "optimizer", TEXT, "0.003", "0.004", "moments", "option.lr is '0.004', but '0.003'"},
     {"moments without an option", "optimizer", TEXT, "option.lr", "nottin.lr", "moments", "different checkpoints"},
@@ -562,26 +552,8 @@ static const Damage damages[] = {
      "'m.transformer.h.0.gamma1' is missing"},
 };
 
-// Sets element 3 of a tensor, and the CRC-32.
-static void change_value(const char* path, const char* name, float value) {
-    TostError err;
-    StFile f;
-    uint32_t crc;
-    must(st_open(&f, path, &err), "st_open", &err);
-    FILE* out = fopen(path, "r+b");
-    must(fseek(out, (long)st_find(&f, name)->offset + 12, SEEK_SET) == 0 && fwrite(&value, 4, 1, out) == 1
-         && fflush(out) == 0 && st_crc32(&f, &crc, &err), path, NULL);
-    Bytes b = bytes_of(path);
-    const char* at = memmem(b.data, b.size, "\"crc32\":\"", 9);
-    must(at && fseek(out, at + 9 - b.data, SEEK_SET) == 0 && fprintf(out, "%08" PRIx32, crc) == 8 && fclose(out) == 0,
-         path, NULL);
-    free(b.data);
-    st_close(&f);
-}
-
 static void damage_file(const char* path, const Damage* d) {
     if (d->change == REMOVE) must(remove(path) == 0, path, NULL);
-    if (d->change == VALUE) change_value(path, d->from, strtof(d->to, NULL));
     if (d->change == REMOVE || d->change == VALUE) return;
     Bytes b = bytes_of(path);
     if (d->change != TEXT) b.data[b.size - 1] ^= 1;
@@ -600,7 +572,11 @@ static void test_damage(Checks* c) {
     for (size_t i = 0; i < countof(damages); i++) {
         const Damage* d = &damages[i];
         TostModel* into = new_model(tiny);
+        const size_t at = d->change == VALUE ? tost_tensor_find(&m->tensors, d->from)->offset + 3 : 0;
+        float *value = &m->state[d->file[0] == 'm' ? TOST_PARAM : TOST_V][at], before = *value;
+        if (d->change == VALUE) *value = strtof(d->to, NULL);
         save("damaged", m, 77, 0);
+        *value = before;
         char* path = xasprintf("damaged/step_00000077/%s.safetensors", d->file);
         damage_file(path, d);
         const char* failed = load(into, &info, "damaged/step_00000077/model.safetensors", &err);
@@ -697,8 +673,7 @@ int main(void) {
     Checks c = {.suite = "checkpoint"};
     char* dir = new_folder();
     must(chdir(dir) == 0, "chdir", NULL);
-    test_st_refuses(&c);
-    test_st_accepts(&c);
+    test_st_headers(&c);
     test_st_dtypes(&c);
     test_st_round_trip(&c);
     test_st_writer_failures(&c);
