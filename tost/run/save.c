@@ -62,8 +62,9 @@ static bool save(Run* r, TostError* err) {
     return true;
 }
 
-// Rank 0 saves. loss: see probe_loss
-static bool save_run(Run* r, double loss, bool last, TostError* err) {
+// Rank 0 saves.
+static bool save_run(Run* r, bool last, TostError* err) {
+    const double loss = probe_loss(r);
     const bool unvalidated = r->info.unvalidated_row != NULL;
     TostError reason;
     if (!isfinite(loss)) {
@@ -89,13 +90,21 @@ void run_share_saved(Run* r) {
     r->comm->hint = hint;
 }
 
+static bool save_best(Run* r, bool last, TostError* err) {
+    TostError reason;
+    if (r->saved.replacing && !save_run(r, last, err)) return false;   // it would replace the old run's best
+    if (r->saved.replacing) return true;
+    const CheckpointModel m = checkpoint_model(r);
+    if (!checkpoint_save(r->out, SAVE_BEST, &r->info, &m, &reason)) return write_failed(r, &reason, last, err);
+    r->saved.best = r->info.val_loss;
+    return true;
+}
+
 // Saves on rank 0, to which the other ranks send their moments.
-static bool save_together(Run* r, bool (*save)(Run* r, double loss, bool last, TostError* err), bool last,
-                          TostError* err) {
-    const double loss = comm_rank(r->comm) == 0 && (save == save_run || r->saved.replacing) ? probe_loss(r) : 0;
+static bool save_together(Run* r, bool best, bool last, TostError* err) {
     bool ok = true;
     if (comm_rank(r->comm) == 0) {
-        ok = save(r, loss, last, err);
+        ok = best ? save_best(r, last, err) : save_run(r, last, err);
         checkpoint_end_save(r->comm);
     } else {
         const CheckpointModel m = checkpoint_model(r);
@@ -107,21 +116,10 @@ static bool save_together(Run* r, bool (*save)(Run* r, double loss, bool last, T
 
 bool run_save(Run* r, bool last, TostError* err) {
     if (r->saved.step == r->info.step && r->saved.unvalidated == (r->info.unvalidated_row != NULL)) return true;
-    return save_together(r, save_run, last, err);
+    return save_together(r, false, last, err);
 }
 
-static bool save_best(Run* r, double loss, bool last, TostError* err) {
-    TostError reason;
-    if (r->saved.replacing && !save_run(r, loss, last, err)) return false;   // it would replace the old run's best
-    if (r->saved.replacing) return true;
-    const CheckpointModel m = checkpoint_model(r);
-    if (!checkpoint_save(r->out, SAVE_BEST, &r->info, &m, &reason))
-        return write_failed(r, &reason, last, err);
-    r->saved.best = r->info.val_loss;
-    return true;
-}
-
-bool run_save_best(Run* r, TostError* err) { return save_together(r, save_best, false, err); }
+bool run_save_best(Run* r, TostError* err) { return save_together(r, true, false, err); }
 
 void run_find_best(Run* r) {
     StFile file;
