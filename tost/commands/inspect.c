@@ -78,20 +78,7 @@ static double score_tokens(float* loss, LoadedModel* m, const Tokens* k) {
 // ---------------------------------------------------------------------------------------------
 // The file
 
-enum { TENSORS = 6, META = 16 };
-
-static void declare_tensors(StTensor tensors[TENSORS], const TostConfig* c, const Tokens* k) {
-    const int64_t T = k->T;
-    const StTensor all[TENSORS] = {
-        {.name = "tokens",  .dtype = ST_I32, .ndim = 1, .shape = {T}},
-        {.name = "offsets", .dtype = ST_I32, .ndim = 1, .shape = {T + 1}},
-        {.name = "loss",    .dtype = ST_F32, .ndim = 1, .shape = {T}},
-        {.name = "pi",      .dtype = ST_F32, .ndim = 3, .shape = {c->n_layer, c->n_head, T}},
-        {.name = "w",       .dtype = ST_F32, .ndim = 3, .shape = {c->n_layer, T, c->n_embd}},
-        {.name = "text",    .dtype = ST_U8,  .ndim = 1, .shape = {k->offsets[T]}},
-    };
-    memcpy(tensors, all, sizeof all);
-}
+enum { META = 16 };
 
 static StMeta* make_metadata(int* n, const LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k) {
     const TostConfig* c = &m->info.config;
@@ -112,45 +99,49 @@ static StMeta* make_metadata(int* n, const LoadedModel* m, const Tokenizer* toke
     return meta;
 }
 
-// One activation of every layer, n values each.
-static bool append_layers(StWriter* w, const LoadedModel* m, TostActivation what, size_t n, TostError* err) {
-    float* values = xmalloc(n * sizeof *values);
+// A tensor of the file: its declaration and its data; NULL: an activation of every layer.
+typedef struct { StTensor declared; const void* data; size_t bytes; TostActivation activation; } Array;
+
+static bool append_array(StWriter* w, const LoadedModel* m, const Array* a, TostError* err) {
+    if (a->data) return st_append(w, a->data, a->bytes, err);
+    float* values = xmalloc(a->bytes);
     bool ok = true;
     for (int l = 0; ok && l < m->info.config.n_layer; l++) {
-        m->engine->activation(values, m->model, what, l);
-        ok = st_append(w, values, n * sizeof *values, err);
+        m->engine->activation(values, m->model, a->activation, l);
+        ok = st_append(w, values, a->bytes, err);
     }
     free(values);
     return ok;
 }
 
-static bool append_all(StWriter* w, const LoadedModel* m, const Tokens* k, const float* loss, TostError* err) {
-    const TostConfig* c = &m->info.config;
-    const size_t T = (size_t)k->T;
-    return st_append(w, k->ids, T * sizeof *k->ids, err)
-        && st_append(w, k->offsets, (T + 1) * sizeof *k->offsets, err)
-        && st_append(w, loss, T * sizeof *loss, err)
-        && append_layers(w, m, TOST_PI, c->n_head * T, err)
-        && append_layers(w, m, TOST_W, c->n_embd * T, err)
-        && st_append(w, k->bytes, (size_t)k->offsets[T], err);
-}
-
 // Runs the model and writes the file. *sum: see score_tokens.
-static bool write_file(double* sum, const char* path, LoadedModel* m, const Tokenizer* tokenizer,
-                       const Tokens* k, TostError* err) {
-    StTensor tensors[TENSORS];
+static bool write_file(double* sum, const char* path, LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k,
+                       TostError* err) {
+    const TostConfig* c = &m->info.config;
+    const int64_t T = k->T, L = c->n_layer, text = k->offsets[T];
+    const size_t four = 4 * (size_t)T;   // bytes of T numbers
+    float* loss = xmalloc(four);
+    const Array arrays[] = {
+        {{.name = "tokens",  .dtype = ST_I32, .ndim = 1, .shape = {T}}, k->ids, four, 0},
+        {{.name = "offsets", .dtype = ST_I32, .ndim = 1, .shape = {T + 1}}, k->offsets, four + 4, 0},
+        {{.name = "loss",    .dtype = ST_F32, .ndim = 1, .shape = {T}}, loss, four, 0},
+        {{.name = "pi",      .dtype = ST_F32, .ndim = 3, .shape = {L, c->n_head, T}}, NULL, c->n_head * four, TOST_PI},
+        {{.name = "w",       .dtype = ST_F32, .ndim = 3, .shape = {L, T, c->n_embd}}, NULL, c->n_embd * four, TOST_W},
+        {{.name = "text",    .dtype = ST_U8,  .ndim = 1, .shape = {text}}, k->bytes, (size_t)text, 0},
+    };
+    StTensor tensors[countof(arrays)];
     int n_meta;
     StMeta* meta = make_metadata(&n_meta, m, tokenizer, k);
-    declare_tensors(tensors, &m->info.config, k);
+    for (size_t i = 0; i < countof(arrays); i++) tensors[i] = arrays[i].declared;
     StWriter w;
-    bool ok = st_begin(&w, path, tensors, TENSORS, meta, n_meta, err);
-    float* loss = xmalloc((size_t)k->T * sizeof *loss);
+    bool ok = st_begin(&w, path, tensors, countof(arrays), meta, n_meta, err);
     if (ok) {
         *sum = score_tokens(loss, m, k);
         const TostPiece whole = {.inputs = k->ids, .B = 1, .T = k->T};
         m->engine->forward(m->model, &whole, TOST_NO_STATE, TOST_NO_STATE);
-        ok = loaded_model_check_loss(m, *sum, err) && append_all(&w, m, k, loss, err);
+        ok = loaded_model_check_loss(m, *sum, err);
     }
+    for (size_t i = 0; ok && i < countof(arrays); i++) ok = append_array(&w, m, &arrays[i], err);
     ok = st_end(&w, ok, err);
     free(loss);
     st_free_meta(meta, n_meta);

@@ -87,20 +87,12 @@ static bool find_sizes(int sizes[2], const StFile* f, const char* name, TostErro
     return true;
 }
 
-// 1 + the largest N in the names "transformer.h.N.…".
 static int count_layers(const StFile* f) {
-    static const char prefix[] = "transformer.h.";
-    int layers = 0;
-    for (int i = 0; i < f->n_tensors; i++) {
-        const char* name = f->tensors[i].name;
-        if (strncmp(name, prefix, sizeof prefix - 1) != 0) continue;
-        const char* digits = name + sizeof prefix - 1;
-        const size_t n = strspn(digits, "0123456789");
-        if (n == 0 || n > 6 || digits[n] != '.') continue;   // check_tensors reports it
-        const int layer = atoi(digits);
-        if (layer >= layers) layers = layer + 1;
+    char name[ST_NAME_MAX];
+    for (int layers = 0;; layers++) {
+        snprintf(name, sizeof name, "transformer.h.%d.attn.temp", layers);
+        if (!st_find(f, name)) return layers;
     }
-    return layers;
 }
 
 // The config that follows from names and shapes.

@@ -528,10 +528,10 @@ typedef struct {
 static const Damage damages[] = {
     {"a flipped bit", "model", FLIP, "", "", "params", "CRC-32"},
     {"no file", "model", REMOVE, "", "", "info", "model.safetensors"},
-    {"a missing tensor", "model", TEXT, "h.1.attn.temp", "h.1.attn.tmep", "info", "h.1.attn.temp' is missing"},
+    {"a missing tensor", "model", TEXT, "h.1.gamma1", "h.1.gamma3", "info", "h.1.gamma1' is missing"},
     {"no wte", "model", TEXT, "transformer.wte.", "transformer.wtf.", "info", "wte.weight' is missing"},
     {"no final bias", "model", TEXT, "transformer.ln_f.bias", "transformer.ln_f.bios", "info", "'bias' is '1'"},
-    {"an extra layer", "model", TEXT, "h.1.ln_1.bias", "h.2.ln_1.bias", "info", "'n_layer' is '2'"},
+    {"a missing layer", "model", TEXT, "h.1.attn.temp", "h.2.attn.temp", "info", "'n_layer' is '2'"},
     {"a wrong shape", "model", TEXT, "[16,4]", "[4,16]", "info", "has shape (4, 16), expected (16, 4)"},
     {"integers", "model", TEXT, "temp\":{\"dtype\":\"F32\"", "temp\":{\"dtype\":\"I32\"", "info", "is I32"},
     {"a newer format", "model", TEXT, "format_version\":\"1", "format_version\":\"2", "info", "format_version 2"},
