@@ -22,6 +22,7 @@ struct NcclLink {
     TostComm*    comm;
     ncclComm_t   nccl;
     cudaStream_t stream;             // of host messages
+    cudaEvent_t  done;               // the last ones have arrived
     std::vector<LinkMemory> memory;  // of host messages: the last is used; cudaFree would wait for NCCL's kernels
 };
 
@@ -103,6 +104,7 @@ static bool link_open(NcclLink* l, TostComm* comm, const ncclUniqueId* id, TostE
                                                 : "NCCL_DEBUG=WARN prints the cause");
     }
     CUDA_CHECK(cudaStreamCreateWithFlags(&l->stream, cudaStreamNonBlocking));
+    CUDA_CHECK(cudaEventCreateWithFlags(&l->done, cudaEventDisableTiming));
     return true;
 }
 
@@ -114,17 +116,12 @@ static void link_close(NcclLink* l) {
         CUDA_CHECK(cudaFreeHost(m.host));
         CUDA_CHECK(cudaFree(m.device));
     }
+    CUDA_CHECK(cudaEventDestroy(l->done));
     CUDA_CHECK(cudaStreamDestroy(l->stream));
 }
 
 // ---------------------------------------------------------------------------------------------
-// Host messages: a transport of comm.h, for one request at a time. They pass through pinned and device memory.
-
-struct CommRequest {
-    std::vector<CommMessage> messages;
-    const char* received;            // from each rank, in pinned memory
-    cudaEvent_t done;
-};
+// Host messages: a transport of comm.h. They pass through pinned and device memory.
 
 static LinkMemory link_memory(NcclLink* l, size_t bytes) {
     if (l->memory.empty() || l->memory.back().bytes < bytes) {
@@ -137,17 +134,14 @@ static LinkMemory link_memory(NcclLink* l, size_t bytes) {
     return l->memory.back();
 }
 
-// In memory: what is sent to each rank, then what is received from each rank.
+// Waits for the messages. In memory: what is sent to each rank, then what is received from each rank.
 static CommRequest* nccl_start(TostComm* c, const CommMessage* messages) {
     NcclLink* l = (NcclLink*)c->transport;
-    CommRequest* q = new CommRequest();
+    std::vector<CommMessage> on_device(messages, messages + c->place.size);
     size_t sent = 0, received = 0;
-    q->messages.assign(messages, messages + c->place.size);
-    q->messages[c->place.rank] = {};
-    for (const CommMessage& m : q->messages) sent += m.send_bytes, received += m.receive_bytes;
+    on_device[c->place.rank] = {};
+    for (const CommMessage& m : on_device) sent += m.send_bytes, received += m.receive_bytes;
     const LinkMemory memory = link_memory(l, sent + received);
-    CUDA_CHECK(cudaEventCreateWithFlags(&q->done, cudaEventDisableTiming));
-    std::vector<CommMessage> on_device = q->messages;
     size_t out = 0, in = sent;
     for (CommMessage& m : on_device) {
         if (m.send_bytes) memcpy(memory.host + out, m.send, m.send_bytes);
@@ -158,25 +152,15 @@ static CommRequest* nccl_start(TostComm* c, const CommMessage* messages) {
     }
     CUDA_CHECK(cudaMemcpyAsync(memory.device, memory.host, sent, cudaMemcpyHostToDevice, l->stream));
     nccl_send(l, on_device.data(), l->stream);
-    q->received = memory.host + sent;
     CUDA_CHECK(cudaMemcpyAsync(memory.host + sent, memory.device + sent, received, cudaMemcpyDeviceToHost, l->stream));
-    CUDA_CHECK(cudaEventRecord(q->done, l->stream));
-    return q;
-}
-
-static bool nccl_test(TostComm* c, CommRequest** request, bool* arrived) {
-    CommRequest* q = *request;
-    const bool done = nccl_event_query((NcclLink*)c->transport, q->done);
-    for (int r = 0; arrived && r < c->place.size; r++) arrived[r] = done;
-    if (!done) return false;
-    for (const CommMessage& m : q->messages) {
-        if (m.receive_bytes) memcpy(m.receive, q->received, m.receive_bytes);
-        q->received += m.receive_bytes;
+    CUDA_CHECK(cudaEventRecord(l->done, l->stream));
+    nccl_event_wait(l, l->done, "messages");
+    const char* from = memory.host + sent;
+    for (int r = 0; r < c->place.size; r++) {
+        if (on_device[r].receive_bytes) memcpy(messages[r].receive, from, on_device[r].receive_bytes);
+        from += on_device[r].receive_bytes;
     }
-    CUDA_CHECK(cudaEventDestroy(q->done));
-    delete q;
-    *request = NULL;
-    return true;
+    return NULL;
 }
 
 static void nccl_abort(TostComm* c, int status) {
@@ -229,7 +213,6 @@ static bool nccl_open_comm(TostComm** comm, TostError* err) {
     c->lockstep = true;
     c->transport = l;
     c->start = nccl_start;
-    c->test = nccl_test;
     c->abort = nccl_abort;
     c->close = nccl_close;
     (void)ncclGetVersion(&version);

@@ -179,7 +179,7 @@ void comm_wait(TostComm* c, CommRequest** request) {
     if (!*request || c->test(c, request, NULL)) return;
     bool* arrived = xcalloc((size_t)c->place.size, sizeof *arrived);
     for (CommWait w = comm_wait_begin(c); !c->test(c, request, arrived);)
-        if (!comm_wait_more(&w)) comm_timed_out(c, c->lockstep ? NULL : arrived, "");
+        if (!comm_wait_more(&w)) comm_timed_out(c, arrived, "");
     free(arrived);
 }
 

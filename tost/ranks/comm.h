@@ -37,7 +37,8 @@ struct TostComm {
     void*       transport;        // data of the functions below
 
     // Starts one message to and one from each rank (messages: (size); the own entry is ignored). Messages between two
-    // ranks arrive in the order in which they were started. Buffers must stay valid until test returns true.
+    // ranks arrive in the order in which they were started. Buffers must stay valid until test returns true. NULL: they
+    // are complete, and there is no test.
     CommRequest* (*start)(TostComm* c, const CommMessage* messages);
     // Transports what it can without waiting. True if all messages have arrived and were sent; then it frees *request
     // and sets it to NULL. arrived (size), unless NULL: sets the entries of the ranks whose message is complete.

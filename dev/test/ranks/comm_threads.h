@@ -4,9 +4,9 @@
 #define COMM_THREADS_H
 
 #include <pthread.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/memory.h"
 #include "ranks/comm.h"
@@ -73,8 +73,8 @@ static bool threads_test(TostComm* c, CommRequest** request, bool* arrived) {
 }
 
 static void threads_abort(TostComm* c, int status) {
-    fprintf(stderr, "rank %d aborts with status %d\n", c->place.rank, status);
-    abort();
+    (void)c;
+    _exit(status);
 }
 
 static void threads_close(TostComm* c) { (void)c; }
