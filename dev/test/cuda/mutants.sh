@@ -78,7 +78,7 @@ first_device | s/count > 1 ? local_rank : 0/0/
 split_anywhere | s/if (p.K.*;//
 split_in_place | s/output_type |/output_type | CUBLASLT_REDUCTION_SCHEME_INPLACE |/
 bias_of_the_first_layer | s/? alignment/? (uintptr_t)p.bias/
-waits_forever | s/if (!\(.*\)) nccl_timed_out.*;/\1;/
+waits_forever | s/if (!\(.*\)) comm_timed_out.*;/\1;/
 END
 
 # build NAME FOLDER: builds the test with the engine in FOLDER. flags and objects are lists of words.
