@@ -240,6 +240,7 @@ void test_exchange(Checks* c, ExchangeTests tests) {
     test_messages(c);
     test_bits(c, LINKED, {2}, {OWN_EXCHANGE_FIRST});
     if (tests == EXCHANGE_QUICK) return;
+    test_bits(c, LINKED, {2}, {COMPUTE_FIRST});
     test_bits(c, DEEP, {2}, {COMPUTE_FIRST});
     test_bits(c, DEEP, {4}, {EXCHANGE_FIRST});
     test_bits(c, CHUNKED, {2}, {EXCHANGE_FIRST});

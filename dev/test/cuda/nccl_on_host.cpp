@@ -246,12 +246,10 @@ ncclResult_t ncclGetVersion(int* version) {
 }
 
 const char* ncclGetErrorString(ncclResult_t result) {
-    return result == ncclSuccess        ? "no error"
-           : result == ncclRemoteError  ? "remote process exited or there was a network error"
-           : result == ncclInvalidUsage ? "invalid usage"
-           : result == ncclSystemError  ? "unhandled system error"
-           : result == ncclInProgress   ? "NCCL operation in progress"
-                                        : "internal error";
+    static const char* const texts[] = {
+        "no error", "unhandled cuda error", "unhandled system error", "internal error", "invalid argument",
+        "invalid usage", "remote process exited or there was a network error", "NCCL operation in progress"};
+    return texts[result];
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
@@ -309,21 +307,17 @@ static ncclResult_t comm_free(ncclComm_t c) {
     return ncclSuccess;
 }
 
-static void check_ended(const char* call, ncclComm_t c) {
-    check_comm(call, c);
-    if (c->done < c->queued)
-        cuda_on_host_die("%s while %llu groups have not ended", call, (unsigned long long)(c->queued - c->done));
-}
-
 ncclResult_t ncclCommFinalize(ncclComm_t c) {
-    check_ended("ncclCommFinalize", c);
+    check_comm("ncclCommFinalize", c);
+    if (c->done < c->queued)
+        cuda_on_host_die("ncclCommFinalize while %d groups have not ended", (int)(c->queued - c->done));
     c->finalized = true;
     c->polls = 2;
     return ncclInProgress;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t c) {
-    check_ended("ncclCommDestroy", c);
+    check_comm("ncclCommDestroy", c);
     if (!c->finalized) cuda_on_host_die("ncclCommDestroy without ncclCommFinalize");
     return comm_free(c);
 }

@@ -116,10 +116,6 @@ class Job:
             time.sleep(0.001)
         return condition()
 
-    def wait_output(self):
-        """Waits until rank 0 has printed something: then MPI_Init has ended on all ranks."""
-        return self.wait(lambda: os.path.getsize(self.path("stdout")) > 0)
-
     def wait_steps(self, count):
         """Waits until the run has logged `count` steps."""
         log = pathlib.Path(self.path("run/log.csv"))

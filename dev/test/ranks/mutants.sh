@@ -17,7 +17,7 @@ while IFS='|' read -r name suite edit; do
     name=${name// /}
     suites[$name]=${suite// /} edits[$name]=${edit# }
 done << 'END'
-wrong_slice         | test_comm | s/, r, k/, (r + 1) % x->ranks, k/
+wrong_slice         | test_comm | s/= slices_of(\(.*\));/= {slices_of(\1).start + 32, slices_of(\1).end + 32};/
 missing_wait        | test_comm | s/comm_wait(\(.*\));/x->comm->test(\1, NULL);/
 gather_not_awaited  | test_comm | s/comm_wait(\(.*\));/x->comm->test(\1, NULL);/
 parts_in_a_row      | test_comm | s/for.*/if (x->part > 0) x->memory->add(x, x->grad, x->level[0], x->grad, x->size);/
