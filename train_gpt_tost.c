@@ -11,7 +11,7 @@
 //     (In TSSA w is an activation; in LayerNorm and Linear it is the weight.)
 //     For each sequence and head h, with d a channel of the head and t time:
 //         s[t,d] = w[t,d]²,   S[t,d] = Σ_{t'≤t} s[t',d]                        energy, and its running sum
-//         u[t]   = Σ_d s[t,d] / max(S[t,d], 1e-12) + HS · denom_bias[h,t]
+//         u[h,t] = Σ_d s[t,d] / max(S[t,d], 1e-12) + HS · denom_bias[h,t]
 //         Π[h,t] = softmax over the HEADS h of  temp[h] · u[h,t]                membership
 //         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[t] = Σ_{t'≤t} Π[h,t']          running second moment and mass
 //         m[t,d] = N[t,d] / (D[t] + 1e-8),   y[t,d] = -w[t,d] Π[h,t] / (1 + m[t,d])
@@ -693,9 +693,9 @@ static Weight classifier_weight(const TostModel* model) {
 static size_t piece_rows(const TostModel* model) { return (size_t)model->piece.B * model->piece.T; }
 
 // ---------------------------------------------------------------------------------------------
-// Passes over a piece. A pass continues from a state, TSSA's running sums of every layer, and leaves one. Backward goes
-// through the pieces in reverse: it continues from the gradient of the state after a piece, and leaves that of the
-// state before it.
+// Passes over a piece. A pass continues from a state, TSSA's running sums of every layer, and leaves one: `from` and
+// `to` are their numbers. Backward goes through the pieces in reverse: it continues from the gradient of the state
+// after a piece (`right`), and leaves that of the state before it (`left`).
 
 // Of layer l, from sequence b on: (B,2C+NH)
 static double* model_state(const TostModel* model, int state, int l, int b) {
@@ -704,7 +704,7 @@ static double* model_state(const TostModel* model, int state, int l, int b) {
 }
 
 // Copies layer l of state `from`, or zeros, to where the pass updates it in place: state `to`, or layer_state if `to`
-// is TOST_NO_STATE. For backward: right, left
+// is TOST_NO_STATE. Backward calls it with `right` and `left`.
 static double* start_state(const TostModel* model, int from, int to, int l) {
     const size_t size = tssa_state_size(model->config.n_embd, model->config.n_head);
     const size_t bytes = model->piece.B * size * sizeof(double);
