@@ -118,27 +118,20 @@ size_t tost_row_offset(const TostTensors* t, TostRow row, int layer) {
 // ---------------------------------------------------------------------------------------------
 // Presets. tost-*: the published models, trained for 600,000 steps of 480 × 1,024 tokens.
 
+#define ADAMW .min_lr_frac = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0
+#define PUBLISHED ADAMW, .lr = 6e-4, .warmup = 2000, .steps = 600000, .batch = 1, .seq = 1024, \
+    .total_batch = 480 * 1024, .val_every = 1000, .sample_every = 1000, .save_every = 1000
+
 static const TostPreset presets[] = {
-    {.name = "starter",
+    {.name = "starter", ADAMW, .lr = 1.5e-2, .weight_decay = 0.1, .warmup = 50, .steps = 1600,
      .config = {.n_layer = 6, .n_head = 16, .n_embd = 128, .block_size = 256, .vocab_size = 2304, .bias = 0},
-     .lr = 1.5e-2, .min_lr_frac = 0.1, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0,
-     .warmup = 50, .steps = 1600, .batch = 4, .seq = 256, .total_batch = 1024,
-     .val_every = 200, .sample_every = 400, .save_every = 800},
-    {.name = "tost-base",
-     .config = {.n_layer = 12, .n_head = 12, .n_embd = 768, .block_size = 1024, .vocab_size = 50304, .bias = 0},
-     .lr = 6e-4, .min_lr_frac = 0.1, .weight_decay = 0.01, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0,
-     .warmup = 2000, .steps = 600000, .batch = 1, .seq = 1024, .total_batch = 480 * 1024,
-     .val_every = 1000, .sample_every = 1000, .save_every = 1000},
-    {.name = "tost-medium",
-     .config = {.n_layer = 24, .n_head = 16, .n_embd = 1024, .block_size = 1024, .vocab_size = 50304, .bias = 0},
-     .lr = 6e-4, .min_lr_frac = 0.1, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0,
-     .warmup = 2000, .steps = 600000, .batch = 1, .seq = 1024, .total_batch = 480 * 1024,
-     .val_every = 1000, .sample_every = 1000, .save_every = 1000},
-    {.name = "tost-large",
-     .config = {.n_layer = 36, .n_head = 20, .n_embd = 1280, .block_size = 1024, .vocab_size = 50304, .bias = 0},
-     .lr = 6e-4, .min_lr_frac = 0.1, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0,
-     .warmup = 2000, .steps = 600000, .batch = 1, .seq = 1024, .total_batch = 480 * 1024,
-     .val_every = 1000, .sample_every = 1000, .save_every = 1000},
+     .batch = 4, .seq = 256, .total_batch = 1024, .val_every = 200, .sample_every = 400, .save_every = 800},
+    {.name = "tost-base", PUBLISHED, .weight_decay = 0.01,
+     .config = {.n_layer = 12, .n_head = 12, .n_embd = 768, .block_size = 1024, .vocab_size = 50304, .bias = 0}},
+    {.name = "tost-medium", PUBLISHED, .weight_decay = 0.1,
+     .config = {.n_layer = 24, .n_head = 16, .n_embd = 1024, .block_size = 1024, .vocab_size = 50304, .bias = 0}},
+    {.name = "tost-large", PUBLISHED, .weight_decay = 0.1,
+     .config = {.n_layer = 36, .n_head = 20, .n_embd = 1280, .block_size = 1024, .vocab_size = 50304, .bias = 0}},
 };
 
 const TostPreset* tost_preset_at(int i) {
