@@ -20,7 +20,7 @@ from safetensors import safe_open
 import convert
 import train
 from script_calls import check, refuses, succeeds, trainer
-from shards import Rng, Shards
+from shards import Shards
 from tost import Tost
 
 EQUAL = 1e-5  # nats per token: same weights in the trainer and PyTorch
@@ -238,17 +238,8 @@ def check_training():
     check("no folder is created", not Path("none").exists())
 
 
-def check_rng():
-    """The published first outputs of xoshiro256++ from the state 1, 2, 3, 4."""
-    rng = Rng(0, 0)
-    rng.s = [1, 2, 3, 4]
-    known = [41943041, 58720359, 3588806011781223, 3591011842654386]
-    check("xoshiro256++", [rng.u64() for _ in known] == known)
-
-
 def main():
     torch.set_num_threads(1)
-    check_rng()
     check_losses("start")
     check_round_trip()
     check_membership()

@@ -215,22 +215,7 @@ def check_own_tokenizer():
 
 
 # ----------------------------------------------------------------------------------------------------------
-# Trainer and harness
-
-
-def check_trainer(model):
-    if missing("Hugging Face's Trainer", "accelerate"):
-        return
-    from transformers import Trainer, TrainingArguments
-    ids = torch.randint(0, 2304, (4, 50), generator=torch.Generator().manual_seed(4))
-    rows = [{"input_ids": row, "labels": row} for row in ids]
-    arguments = TrainingArguments(output_dir="trained", max_steps=2, per_device_train_batch_size=4, learning_rate=1e-3,
-                                  report_to=[], use_cpu=True, save_strategy="no", logging_strategy="no",
-                                  disable_tqdm=True)
-    before = model(ids, labels=ids).loss.item()
-    result = Trainer(model=model, args=arguments, train_dataset=rows).train()
-    after = model.eval()(ids, labels=ids).loss.item()
-    check(f"the Hugging Face Trainer trains: {before:.4f}, {after:.4f}", result.global_step == 2 and after < before - 0.01)
+# lm-evaluation-harness
 
 
 def lambada_examples(model, encoding):
@@ -372,7 +357,6 @@ def main():
     check_extended()
     check_import()
     check_harness()
-    check_trainer(load("out"))
     check_refusals()
 
 

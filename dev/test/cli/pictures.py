@@ -102,15 +102,12 @@ def check_page():
     printed = [float(line.split()[3]) for line in out.splitlines()[1:-1]]
     check("printed distances from initialization",
           np.allclose(printed, distance, atol=1e-4) and max(distance) > 0.01)
-    succeeds(membership.main, *arguments, "again.html")
-    check("the same files give the same page", Path("again.html").read_text() == text)
     succeeds(membership.main, "trained.safetensors", "--out", "alone.html")
     alone = Path("alone.html").read_text()
     check("without --initial", 'value="1" disabled' in alone and json.loads(Page(alone).data)["initial"] is None
           and 'value="1" disabled' not in text)
     values = np.array([[[0.5, 0.1], [0.2, 0.8], [0.3, 0.1]]])  # (1,3,2)
     check("margin: largest minus second-largest value", np.allclose(membership.margins(values), [[0.2, 0.7]]))
-    check("a single head has margin 1", np.array_equal(membership.margins(values[:, :1]), [[1, 1]]))
     check("share of the busiest head", membership.busiest(np.array([[[0.5, 0.1, 0.9], [0.2, 0.8, 0.05]]])) == [2 / 3])
 
 
@@ -142,9 +139,6 @@ def check_page_refusals():
                           (pi * 2, "'pi' is not a membership")):
         change("odd.safetensors", pi=changed)
         refused(f"odd.safetensors: {text}", "odd.safetensors")
-    change("odd.safetensors", pi=np.full((1, *pi.shape[1:]), 1 / pi.shape[1], np.float32), w=np.zeros((1, *change(
-        "odd.safetensors")["w"].shape[1:]), np.float32))
-    refused("1 layers of", "trained.safetensors", "--initial", "odd.safetensors")
     refused("not the text of trained.safetensors", "trained.safetensors", "--initial", "other.safetensors")
     check("no file is written", not list(Path().glob("no.html*")))
     refuses("--out nowhere/x.html cannot be written: No such file", membership.main, "trained.safetensors", "--out",

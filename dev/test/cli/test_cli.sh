@@ -133,10 +133,7 @@ cp -r straight begun
 prints "--resume --out begun --steps 7 --ema 0.9" "begins with the weights of step 6"
 cp average/step_00000002/ema.safetensors average/step_00000004/
 refuses 1 "tost eval --weights ema --model average --data $dir/tiny_val_*.bin" "different checkpoints" "step"
-
-# Uniform membership
 prints "info even" "uniform membership"
-run sample --model even --tokens 5
 refuses 1 "tost --resume --out even --membership learned --steps 5" "--membership learned" "uniform"
 
 # Ends of runs, and the best checkpoint
@@ -327,7 +324,6 @@ printf '#version: 0.2\n' >beside/vocab.bpe
 warns "eval --model straight --data $dir/beside/*.bin" "$dir/beside/vocab.bpe" "CRC-32"
 warns "eval --model straight --data $dir/beside/*.bin --tokenizer beside/vocab.bpe" \
     "$dir/vocab.bpe" "00000000" " beside/vocab.bpe"
-warns "sample --model straight --tokens 3 --tokenizer beside/vocab.bpe" "straight/" " beside/vocab.bpe"
 warns "--init straight --data $dir/beside/*.bin --steps 0 --out warned --quiet" \
     "straight/step_00000006/model.safetensors" "tokenizer"
 shard $(seq 300 398) >lone.d/x.bin
@@ -336,9 +332,6 @@ run $wide wide --vocab-size 515
 check "no tokenizer in checkpoint or folder: no warning" empty stderr
 prints "eval --model wide --data lone.d/x.bin" "bits/byte" "wide/step_00000000/model.safetensors" "--tokenizer"
 warns "eval --model wide --data lone.d/x.bin --tokenizer vocab.bpe" "398" "vocab.bpe" "257"
-warns "$wide wide2 --vocab-size 515 --tokenizer vocab.bpe" "398"
-run $wide wide3 --vocab-size 516
-warns "sample --model wide3 --tokenizer vocab.bpe --tokens 3" "vocab.bpe" "257" "wide3/step_00000000/model.safetensors" "516"
 
 # ---------------------------------------------------------------------------------------------
 # Tasks

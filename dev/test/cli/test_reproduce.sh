@@ -53,7 +53,6 @@ wait_for() {
     done
 }
 rows() { [ -e "$1" ] && [ "$(wc -l <"$1")" -ge "$2" ]; }
-saved() { [ -n "$(find "$1" -name 'step_[0-9]*' ! -name '*.*')" ]; }
 # The part of a report that does not depend on time.
 results() { sed -n '/^## Results/,/^## Run/p;/^## Samples/,$p' "$1/report.md"; }
 
@@ -81,7 +80,7 @@ wait $process
 status=$?
 check "SIGTERM during training: status $status, expected 143" [ $status -eq 143 ]
 check "it says how to continue: $(tail -n 1 stderr)" says "run the same command again" stderr
-check "the training stopped with a checkpoint" saved parts
+check "the training stopped with a checkpoint" [ -n "$(find parts -name 'step_[0-9]*' ! -name '*.*')" ]
 check "the training did not finish" [ ! -e parts/step_00000060 ]
 for condition in "rows parts/log.csv 30" "[ -s parts/eval/wikitext2_loss.json ]" "[ -s parts/eval/hellaswag.json ]"; do
     setsid "$script" --smoke --program "$binary" --out parts -- $few >stdout 2>stderr </dev/null &
@@ -118,8 +117,6 @@ empty | empty/log.csv: cannot be read
 plain --price -1 | --price -1
 plain --out a.txt | --out a.txt: give a name
 END
-echo '{' >plain/eval/ptb_loss.json
-refuses 1 "report plain" "plain/eval/ptb_loss.json: not JSON"
 echo '[]' >plain/eval/ptb_loss.json
 refuses 1 "report plain" "plain/eval/ptb_loss.json: not a result of eval"
 rm plain/eval/ptb_loss.json
