@@ -66,7 +66,8 @@ def uint16(*ids):
 def check_vocab():
     write("other.bpe", "#version: 0.2\na b\n")
     digest = fetch.sha256(Path("other.bpe"))
-    refused(f"other.bpe: SHA-256 is {digest}, not the published 1ce1664773c50f3e", "vocab.py --from other.bpe --out got.bpe")
+    refused(f"other.bpe: SHA-256 is {digest}, not the published 1ce1664773c50f3e",
+            "vocab.py --from other.bpe --out got.bpe")
     refused("unrecognized arguments: --form", "vocab.py --form other.bpe", status=2)
     check("a refused file is not written", not Path("got.bpe").exists())
     if SHARED:
@@ -112,11 +113,12 @@ def check_published():
     if missing("published.py", "numpy"):
         return
     space, newline, end = 220, 198, 256
+    a_line, b_line = (space, 28, space, 32, space, 28, space, newline), (space, 65, space, 66, space, newline)
     write("wiki.test.raw", " \n = A = \n \n b c \n")
     made("published.py wikitext2 --from wiki.test.raw --out published", *BYTES)
     check("published.py wikitext2: each line alone, with <|endoftext|>",
           tokens("published/wikitext2_test_000000.bin") == uint16(
-              end, space, 28, space, 32, space, 28, space, newline, end, end, space, 65, space, 66, space, newline, end))
+              end, *a_line, end, end, *b_line, end))
     write("ptb.test.txt", " b c \n b\n")
     made("published.py ptb --from ptb.test.txt --out published", *BYTES)
     check("published.py ptb: lines without line breaks",
@@ -151,7 +153,8 @@ def check_evalset():
     made("evalset.py cbt --from CBTest.tgz --out eval")
     first = json.loads(Path("eval/cbt_NE.jsonl").read_text().splitlines()[0])
     check(f"the archive's files are converted: {first}", first["context"].startswith("<|endoftext|>\nThe cat")
-          and first["context"].endswith(" mat 0 . Then") and first["choices"][0] == " a slept ." and first["answer"] == 2)
+          and first["context"].endswith(" mat 0 . Then") and first["choices"][0] == " a slept ."
+          and first["answer"] == 2)
     out = made("evalset.py cbt --from valid --validation --out eval")
     check("the validation sets have 2,000 examples", "cbt_NE_valid.jsonl: 2,000 examples" in out)
     write("cut.tgz", Path("CBTest.tgz").read_bytes()[:3000])
@@ -190,8 +193,8 @@ def serving(handler):
 
 def check_no_network():
     os.environ["https_proxy"] = "http://nowhere.invalid:9"
-    refused("openaipublic.blob.core.windows.net cannot be reached | gpt-2/encodings/main/vocab.bpe | --from new/vocab.bpe",
-            "vocab.py --out new/vocab.bpe")
+    refused("openaipublic.blob.core.windows.net cannot be reached | gpt-2/encodings/main/vocab.bpe | "
+            "--from new/vocab.bpe", "vocab.py --out new/vocab.bpe")
     refused("gpt-2/data/lambada_test.jsonl | clone/data/source/lambada", "evalset.py lambada --out eval3")
     del os.environ["https_proxy"]
 
@@ -329,11 +332,11 @@ def check_hub():
         def log_message(self, *arguments):
             pass
 
-    write("killer", f'#!/bin/sh\necho >>calls.txt\n[ "$(wc -l <calls.txt)" -ne 3 ] || kill -9 $PPID\nexec {BINARY} "$@"\n')
+    write("killer", '#!/bin/sh\necho >>calls.txt\n[ "$(wc -l <calls.txt)" -ne 3 ] || kill -9 $PPID\n'
+          f'exec {BINARY} "$@"\n')
     os.chmod("killer", 0o755)
     with serving(Handler) as url:
-        done = process("openwebtext.py --out d/owt --tokenizer bytes.bpe --shard-documents 20 --binary", os.path.abspath("killer"),
-                       HF_ENDPOINT=url)
+        done = process("openwebtext.py --out d/owt", *SHARDS, "--binary", os.path.abspath("killer"), HF_ENDPOINT=url)
     check(f"SIGKILL in the third shard: {done.stderr}", done.returncode == -9 and len(shards("d/owt")) == 2)
     check("requests to the Hub", not any("README" in path for path in requested)
           and "/api/datasets/Skylion007/openwebtext/revision/refs%2Fconvert%2Fparquet" in requested)
@@ -342,8 +345,8 @@ def check_hub():
     check("the shards are the same as from JSONL in one run", shards("d/owt") == shards("a/owt"))
     check("no other files remain", sorted(os.listdir("d")) == sorted(os.listdir("a")))
     done = process("tinystories.py --out e/x", *BYTES, HF_ENDPOINT="https://nowhere.invalid")
-    check(f"without a network: one line: {done.stderr}", done.stderr.count("\n") == 1 and all(
-        text in done.stderr for text in ("nowhere.invalid cannot be reached", "tree/main", "--from clone/data/source/tiny")))
+    check(f"without a network: one line: {done.stderr}", done.stderr.count("\n") == 1 and all(text in done.stderr
+          for text in ("nowhere.invalid cannot be reached", "tree/main", "--from clone/data/source/tiny")))
     check("a failed download writes nothing", not Path("e").exists())
 
 

@@ -1,5 +1,5 @@
-"""huggingface.py BINARY SHARED: the part of test_huggingface.sh in Python. Runs in an empty folder and writes
-model.safetensors, a model with random parameters. SHARED contains published texts and ids, or is empty."""
+"""huggingface.py BINARY: the part of test_huggingface.sh in Python. Runs in an empty folder and writes
+model.safetensors, a model with random parameters."""
 
 import json
 import random
@@ -24,7 +24,6 @@ from tost import Tost, TostConfig, generate
 import vocab
 from vocabulary import Vocabulary
 
-SHARED = sys.argv[2]
 VOCAB = REPO / "data/starter/vocab.bpe"
 STORIES = REPO / "data/starter/starter_val_000000.bin"
 NO_STEPS = ["--data", STORIES, "--steps", 0, "--quiet", "--val-every", 0, "--sample-every", 0, "--out"]
@@ -110,8 +109,8 @@ def check_generation(model, tokenizer):
 @torch.no_grad()
 def check_same_tensors(first, second):
     a, b = load_file(first), load_file(second)
-    check(f"{first} and {second} have the same weights", a.keys() == b.keys() and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name])
-                                                                          for name in a))
+    check(f"{first} and {second} have the same weights", a.keys() == b.keys()
+          and all(a[name].dtype == b[name].dtype and torch.equal(a[name], b[name]) for name in a))
 
 
 def check_round_trip(name):
@@ -179,16 +178,6 @@ def check_tokenizer(tokenizer):
     vocab.convert(Path("out/tokenizer.json"), Path("back.bpe"))
     check("vocab.py makes the vocab.bpe of tokenizer.json", Path("back.bpe").read_bytes() == Path(VOCAB).read_bytes())
     check("decoding gives the text", all(tokenizer.decode(tokenizer.encode(text)) == text for text in texts))
-    if not SHARED:
-        print("skipped huggingface: GPT-2's ids: no ../shared")
-        return
-    vocabulary = Vocabulary.read(Path(SHARED, "data/gpt2/vocab.bpe"))
-    Path("gpt2.json").write_text(json.dumps(vocabulary.tokenizer_json()), encoding="utf-8")
-    gpt2 = PreTrainedTokenizerFast(tokenizer_file="gpt2.json", split_special_tokens=True)
-    for name in ("tokens/hostile_a", "text/shakespeare"):
-        text = Path(SHARED, f"data/{name}.txt").read_bytes().decode()
-        want = np.fromfile(Path(SHARED, f"data/tokens/{Path(name).name}.u16"), "<u2").tolist()
-        check(f"GPT-2's ids of {name}", gpt2.encode(text) == want)
 
 
 def check_own_tokenizer():

@@ -1,4 +1,4 @@
-"""Shared by the tests in Python: prints the lines that checks_of in lib.sh counts, and calls scripts in this process."""
+"""Shared by the tests in Python: prints the lines that checks_of in lib.sh counts, and calls scripts."""
 
 import importlib.util
 import runpy
@@ -57,7 +57,7 @@ def succeeds(main, *arguments):
 def refuses(texts, main, *arguments, status=1):
     """The script must fail with one line that contains each of the texts, which " | " separates."""
     actual, _, err = call(main, *arguments)
-    check(f"{main.__module__} {' '.join(map(str, arguments))}: status {actual}, expected one line with '{texts}': {err}",
+    check(f"{main.__module__} {' '.join(map(str, arguments))}: status {actual}, one line with '{texts}': {err}",
           actual == status and err.count("\n") == 1 and all(text in err for text in texts.split(" | ")))
 
 

@@ -10,7 +10,7 @@ succeeds make -s -C "$repo" BLAS=atlas help
 
 # The version: the number in CITATION.cff, and the commit if there is a repository.
 mkdir -p copy/dev
-cp -R "$repo/Makefile" "$repo/CITATION.cff" "$repo/tost" "$repo/train_gpt_tost.cu" copy
+cp -R "$repo/Makefile" "$repo/CITATION.cff" "$repo/tost" copy
 cp "$repo"/dev/*.mk copy/dev
 number=$(sed -n 's/^version: *//p' "$repo/CITATION.cff")
 prints --version "train_gpt_tost $number"
@@ -33,25 +33,12 @@ else
     skip 'version: no git'
 fi
 
-# Changing GENCODE recompiles the CUDA engine. This nvcc only records its arguments.
-cat >nvcc <<'END'
-#!/bin/sh
-echo "$*" >>calls
-while [ "$1" != -o ]; do shift; done
-touch "$2"
-END
-chmod +x nvcc
-for arch in 80 80 90; do
-    make -s -C copy CC=cc NVCC="$dir/nvcc" GENCODE=-arch=sm_$arch build/cuda/train_gpt_tost.o >/dev/null
-done
-check "the CUDA engine by GENCODE: $(cat copy/calls)" \
-    [ "$(grep -o 'arch=[^ ]*' copy/calls | tr '\n' ' ')" = 'arch=sm_80 arch=sm_90 ' ]
-
 # A BLAS that pkg-config names by the path of its library, as MKL's package for pip does.
 if command -v pkg-config >/dev/null; then
     echo 'void cblas_sgemm(void) {}' >blas.c
     echo 'void cblas_sgemm(void);' >mkl_cblas.h
-    printf 'Name: mkl-sdl\nDescription: a stub\nVersion: 1\nCflags: -I%s\nLibs: %s/libmkl_rt.so.3\n' "$dir" "$dir" >mkl-sdl.pc
+    printf 'Name: mkl-sdl\nDescription: a stub\nVersion: 1\nCflags: -I%s\nLibs: %s/libmkl_rt.so.3\n' "$dir" "$dir" \
+        >mkl-sdl.pc
     succeeds ${CC:-cc} -shared -fPIC -o libmkl_rt.so.3 blas.c
     PKG_CONFIG_PATH=$dir succeeds make -n -C "$repo" BLAS=mkl CUDA=0 train_gpt_tost
     check 'BLAS=mkl by the path of its library' grep -q 'DTOST_BLAS=.*mkl.*libmkl_rt.so.3' stdout

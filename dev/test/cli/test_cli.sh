@@ -111,7 +111,8 @@ halves() {
     check "$*: a resumed run equals an uninterrupted one" same_checkpoint $name/step_00000004 ${name}2/step_00000004
 }
 halves average $tiny --ema 0.9
-check "and has the same average of the weights" cmp average/step_00000004/ema.safetensors average2/step_00000004/ema.safetensors
+check "and has the same average of the weights" \
+    cmp average/step_00000004/ema.safetensors average2/step_00000004/ema.safetensors
 halves even $small --membership uniform
 check "train prints uniform membership" says "uniform membership" stdout
 halves extended --init straight --extend-block 75 $data $fast --batch 1 --total-batch 150

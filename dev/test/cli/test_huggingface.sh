@@ -16,7 +16,7 @@ if ! has torch safetensors transformers tokenizers tiktoken; then
     skip "$python has no torch, safetensors, transformers, tokenizers or tiktoken: export to Hugging Face"
     finish
 fi
-checks_of "$repo/dev/test/cli/huggingface.py" "$binary" "$shared"
+checks_of "$repo/dev/test/cli/huggingface.py" "$binary"
 succeeds "$python" "$repo/dev/reference/export_hf.py" model.safetensors cli
 set -- --model model.safetensors --prompt 'Once upon' --tokens 30
 run sample --temperature 0 "$@"
