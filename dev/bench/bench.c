@@ -278,26 +278,11 @@ static void bench_tssa(void) {
 // ---------------------------------------------------------------------------------------------
 // Matrix products: GFLOP/s of thread CPU time, the most of the repetitions
 
-typedef struct { const char* what; int M, N, K; bool at, bt; } Shape;
+typedef struct { int M, N, K; bool at, bt; } Shape;
 
-static const Shape products[] = {
-    {"forward",          1024,   768,   768, false, true},
-    {"forward",          1024,  3072,   768, false, true},
-    {"forward",          1024,   768,  3072, false, true},
-    {"classifier",       1024, 50304,   768, false, true},
-    {"backward data",    1024,   768,   768, false, false},
-    {"backward data",    1024,  3072,   768, false, false},
-    {"backward data",    1024,   768,  3072, false, false},
-    {"classifier data",  1024,   768, 50304, false, false},
-    {"backward weights",  768,   768,  1024, true,  false},
-    {"backward weights", 3072,   768,  1024, true,  false},
-    {"backward weights",  768,  3072,  1024, true,  false},
-    {"classifier weights", 50304, 768, 1024, true,  false},
-    {"starter forward",  1024,   128,   128, false, true},
-    {"starter forward",  1024,   512,   128, false, true},
-    {"starter data",     1024,   128,   512, false, false},
-    {"starter weights",   512,   128,  1024, true,  false},
-    {"cube",              128,   128,   128, false, true},
+static const struct { const char* what; int in, out; } layers[] = {   // of 1,024 rows
+    {"base attention", 768, 768}, {"base fc", 768, 3072}, {"base fc_proj", 3072, 768}, {"base classifier", 768, 50304},
+    {"starter attention", 128, 128}, {"starter fc", 128, 512}, {"starter fc_proj", 512, 128},
 };
 
 static double thread_seconds(void) {
@@ -351,14 +336,17 @@ static void bench_products(void) {
     report_library();
     threads_set(1);
     printf("%-18s %6s %6s %6s     float32  of peak      bf16   bf16/float32\n", "GFLOP/s, 1 thread", "M", "N", "K");
-    for (size_t s = 0; s < countof(products); s++) {
-        const Shape* p = &products[s];
+    for (size_t s = 0; s < 3 * countof(layers); s++) {
+        const int rows = 1024, in = layers[s / 3].in, out = layers[s / 3].out;
+        const Shape shapes[] = {
+            {rows, out, in, false, true}, {rows, in, out, false, false}, {out, in, rows, true, false}};
+        const Shape* p = &shapes[s % 3];   // forward, gradient of the input, gradient of the weights
         double best[2] = {0}, peak = 0;
         for (int r = 0; r < (2.0 * p->M * p->N * p->K > 1e10 ? 5 : 15); r++) {
             peak = fmax(peak, fma_peak());
             for (int bf16 = 0; bf16 < 2; bf16++) best[bf16] = fmax(best[bf16], product_gflops(bf16, p, c, a, b));
         }
-        printf("%-18s %6d %6d %6d     %7.1f  %7.2f   %7.1f   %7.2f\n", p->what, p->M, p->N, p->K, best[0],
+        printf("%-18s %6d %6d %6d     %7.1f  %7.2f   %7.1f   %7.2f\n", layers[s / 3].what, p->M, p->N, p->K, best[0],
                best[0] / peak, best[1], best[1] / best[0]);
     }
 }

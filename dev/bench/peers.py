@@ -45,13 +45,8 @@ def median_seconds(run, runs, warm=1):
 
 
 def peak_bytes():
-    """Peak resident memory of this process. The fallback, getrusage, may include the parent's from before exec."""
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
-    except (OSError, StopIteration):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak << 10
+    """Peak resident memory of this process."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
 
 
 def load_torch(args):

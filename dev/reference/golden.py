@@ -1,7 +1,7 @@
 """Generates golden files: small models with randomized parameters, and their float64 results.
 
-    golden.py NAME --out DIR [sizes and hyperparameters]
-        writes DIR/NAME.params.safetensors and DIR/NAME.expect.safetensors
+    golden.py DIR
+        writes DIR/NAME.params.safetensors and DIR/NAME.expect.safetensors for each of the CASES
     golden.py --verify DIR…
         recomputes every pair in the folders; exit status 1 on disagreement
 
@@ -16,18 +16,7 @@ hyperparameters. NAME.expect contains, in float64 (ids in int32):
     layer0.tssa_in, layer0.tssa_out     (B,T,C) outputs of ln_1 and c_proj in layer 0 at step 1
     layer0.pi                           (B,nh,T) membership in layer 0 at step 1
 
-The cases in dev/test/golden were generated from the repository root, with the versions in dev/requirements.txt, by
-    G="python dev/reference/golden.py --out dev/test/golden"
-    $G odd    --layers 2 --heads 3 --channels 15 --block-size 19 --vocab-size 257 --batch 2 --seq 13 \\
-              --masked 5 --seed 1
-    $G biased --layers 1 --heads 2 --channels 12 --block-size 9 --vocab-size 33 --bias 1 --batch 3 --seq 9 \\
-              --lr 3e-3 --weight-decay 0.3 --grad-clip 100 --seed 2
-    $G one    --layers 1 --heads 1 --channels 6 --block-size 4 --vocab-size 7 --batch 2 --seq 1 \\
-              --lr 1e-2 --weight-decay 0 --beta1 0.8 --beta2 0.99 --eps 1e-6 --grad-clip 0.25 --seed 3
-    $G long   --layers 1 --heads 2 --channels 8 --block-size 300 --vocab-size 11 --batch 1 --seq 300 \\
-              --lr 6e-4 --weight-decay 0.01 --grad-clip 0.5 --seed 4
-odd: sizes that are not multiples of a vector width, T < block_size, masked targets, clipping. biased: biases, no
-clipping. one: a single token and head, clipping. long: a sequence longer than any scan block, no clipping.
+The cases in dev/test/golden were written with the versions in dev/requirements.txt.
 """
 
 import argparse
@@ -43,6 +32,20 @@ from tost import Tost, TostConfig, write_safetensors
 # Relative to the tensor's largest value: far above float64 rounding errors, far below the effect of a bug.
 TOLERANCE = 1e-10
 HYPER = {"lr": 1e-3, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad_clip": 1.0}
+CASES = {
+    # sizes that are not multiples of a vector width, T < block_size, masked targets, clipping
+    "odd": dict(layers=2, heads=3, channels=15, block_size=19, vocab_size=257, batch=2, seq=13, masked=5, seed=1),
+    # biases, no clipping
+    "biased": dict(layers=1, heads=2, channels=12, block_size=9, vocab_size=33, bias=True, batch=3, seq=9, seed=2,
+                   lr=3e-3, weight_decay=0.3, grad_clip=100.0),
+    # a single token and head, clipping
+    "one": dict(layers=1, heads=1, channels=6, block_size=4, vocab_size=7, batch=2, seq=1, seed=3, lr=1e-2,
+                weight_decay=0.0, beta1=0.8, beta2=0.99, eps=1e-6, grad_clip=0.25),
+    # a sequence longer than any scan block, no clipping
+    "long": dict(layers=1, heads=2, channels=8, block_size=300, vocab_size=11, batch=1, seq=300, seed=4, lr=6e-4,
+                 weight_decay=0.01, grad_clip=0.5),
+}
+STEPS = 3
 
 
 def randomize(model, generator):
@@ -68,7 +71,7 @@ def randomize(model, generator):
 def draw_batches(args, generator):
     """inputs, targets (steps,B,T) int32. The first batch contains the lowest and the highest id; `masked` targets of
     each batch are -1."""
-    shape = (args.steps, args.batch, args.seq)
+    shape = (STEPS, args.batch, args.seq)
     inputs = torch.randint(args.vocab_size, shape, generator=generator, dtype=torch.int32)
     targets = torch.randint(args.vocab_size, shape, generator=generator, dtype=torch.int32)
     inputs[0, 0, 0], targets[0, 0, 0] = args.vocab_size - 1, args.vocab_size - 1
@@ -105,17 +108,16 @@ def compute_expected(model, inputs, targets, hyper):
     return expected | {f"after.{name}": p.detach() for name, p in model.named_parameters()}
 
 
-def make(args):
+def make(stem, case):
+    args = argparse.Namespace(**({"bias": False, "masked": 0} | HYPER | case))
     generator = torch.Generator().manual_seed(args.seed)
     model = Tost(TostConfig(args.layers, args.heads, args.channels, args.block_size, args.vocab_size,
-                            bool(args.bias)))
+                            args.bias))
     randomize(model, generator)
     inputs, targets = draw_batches(args, generator)
     hyper = {key: getattr(args, key) for key in HYPER}
-    metadata = model.config.metadata() | {"B": str(args.batch), "T": str(args.seq), "steps": str(args.steps)}
+    metadata = model.config.metadata() | {"B": str(args.batch), "T": str(args.seq), "steps": str(STEPS)}
     metadata |= {key: str(value) for key, value in hyper.items()}
-    args.out.mkdir(parents=True, exist_ok=True)
-    stem = args.out / args.name
     write_safetensors(f"{stem}.params.safetensors", model.state_dict(), metadata)
     expected = compute_expected(model, inputs, targets, hyper)
     write_safetensors(f"{stem}.expect.safetensors", expected, metadata)
@@ -168,24 +170,16 @@ def verify(folders):
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", help="name of the case to generate")
-    parser.add_argument("--verify", nargs="+", type=Path, metavar="DIR",
-                        help="recompute the pairs in these folders")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="output folder")
-    for option, default in (("layers", 1), ("heads", 2), ("channels", 16), ("block-size", 8),
-                            ("vocab-size", 61), ("bias", 0), ("batch", 1), ("seq", 8), ("steps", 3),
-                            ("seed", 1), ("masked", 0)):
-        parser.add_argument(f"--{option}", type=int, default=default, help=f"default {default}")
-    for option, default in HYPER.items():
-        parser.add_argument(f"--{option.replace('_', '-')}", type=float, default=default,
-                            help=f"default {default:g}")
+    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR")
+    parser.add_argument("--verify", action="store_true", help="recompute the pairs in the folders instead")
     args = parser.parse_args()
     torch.set_num_threads(1)  # for the same order of summation on every machine
     if args.verify:
-        return 0 if verify(args.verify) else 1
-    if args.name is None or args.out is None:
-        parser.error("give NAME and --out DIR, or --verify DIR")
-    make(args)
+        return 0 if verify(args.folders) else 1
+    for folder in args.folders:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, case in CASES.items():
+            make(folder / name, case)
     return 0
 
 

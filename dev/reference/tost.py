@@ -145,8 +145,6 @@ class Tost(nn.Module):
         super().__init__()
         if config.n_embd % config.n_head:
             raise ValueError(f"n_embd {config.n_embd} is not a multiple of n_head {config.n_head}")
-        if config.membership not in MEMBERSHIPS:
-            raise ValueError(f"membership '{config.membership}' is not {' or '.join(MEMBERSHIPS)}")
         self.config = config
         self.transformer = nn.ModuleDict({
             "wte": nn.Embedding(config.vocab_size, config.n_embd),
