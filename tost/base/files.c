@@ -110,7 +110,8 @@ bool expand_glob(PathList* out, const char* pattern, TostError* err) {
     *out = (PathList){0};
     if (rc == GLOB_NOMATCH) return tost_error(err, "%s: no file matches", pattern);
     if (rc != 0)
-        return tost_error(err, "%s: cannot be expanded: %s", pattern, rc == GLOB_NOSPACE ? "out of memory" : "read error");
+        return tost_error(err, "%s: cannot be expanded: %s", pattern,
+                          rc == GLOB_NOSPACE ? "out of memory" : "read error");
     out->count = is_name ? 1 : (int)g.gl_pathc;
     out->paths = xmalloc((size_t)out->count * sizeof *out->paths);
     for (int i = 0; i < out->count; i++) out->paths[i] = xstrdup(is_name ? pattern : g.gl_pathv[i]);

@@ -37,8 +37,8 @@ bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file,
 bool checkpoint_load_average(bool* exists, const CheckpointModel* m, const StFile* model_file, TostError* err);
 // Opens the ema.safetensors next to *model_file in its place.
 bool checkpoint_open_average(StFile* model_file, TostError* err);
-// To be called after a read error. If the run has an older checkpoint, appends it to *err: as the value of `option`, or,
-// if option is NULL, as the checkpoint to resume from. Always returns false.
+// To be called after a read error. If the run has an older checkpoint, appends it to *err: as the value of `option`
+// or, if option is NULL, as the checkpoint to resume from. Always returns false.
 bool checkpoint_suggest_older(TostError* err, const char* model_file, const char* option);
 
 // ---------------------------------------------------------------------------------------------
