@@ -784,8 +784,13 @@ int main(int argc, char** argv) {
         test_golden(&c, &tost_cpu_engine, argv[2], check_layer0, NULL);
         return checks_verdict(&c);
     }
+    if (argc == 2 && strcmp(argv[1], "--cuda") == 0 && cuda_engine) {
+        test_engine(&c, cuda_engine);
+        test_one_rank(&c, cuda_engine);
+        return checks_verdict(&c);
+    }
     if (argc != 1) {
-        fprintf(stderr, "usage: test_tost [--golden DIR]\n");
+        fprintf(stderr, "usage: test_tost [--golden DIR | --cuda]\n");
         return STATUS_USAGE;
     }
     test_table(&c);

@@ -265,11 +265,11 @@ template <typename S>
 static void residual_layernorm_forward(cudaStream_t stream, float* x_out, S* y, float* mean, float* rstd,
                                        const float* x, const S* branch, const float* gamma, const float* w,
                                        const float* b, size_t rows, int C) {
-    const bool vec = C % 4 == 0;
+    const bool vec = C % 4 == 0;   // 6 packs: a warp covers 768 channels, and 3 blocks fit on a multiprocessor
     const auto residual_layernorm_forward_variant =
-        vec ? residual_layernorm_forward_kernel<S, 4, 8> : residual_layernorm_forward_kernel<S, 1, 12>;
-    const dim3 threads(vec ? norm_threads(C, 4, 8) : norm_threads(C, 1, 12), 1);
-    const dim3 block(threads.x, threads.x == WARP ? NORM_WARPS : 1);
+        vec ? residual_layernorm_forward_kernel<S, 4, 6> : residual_layernorm_forward_kernel<S, 1, 12>;
+    const int threads = vec ? norm_threads(C, 4, 6) : norm_threads(C, 1, 12);
+    const dim3 block(threads, threads == WARP ? NORM_WARPS : 1);
     LAUNCH(residual_layernorm_forward_variant, div_up(rows, block.y), block, 0, stream, x_out, y, mean, rstd, x, branch,
            gamma, w, b, rows, C);
 }
@@ -754,7 +754,7 @@ template <typename S> __device__ inline float softmax_over_heads(const float* x,
         UNROLL for (int j = 0; j < 4; j++)
             sum += FLOAT ? expf(part[j] - top) : power_of_2(LOG2_E * (part[j] - top));
     }
-    return (FLOAT ? expf(own - top) : 1.0f) * reciprocal(sum);
+    return (FLOAT ? expf(own - top) : 1.0f) * (1.0f / sum);   // exactly 1/NH if all logits are equal
 }
 
 // pi (NH,32): Π, 0 past the chunk's end. x: the logits
@@ -1283,8 +1283,9 @@ __device__ inline SoftmaxStatistics softmax_merge(SoftmaxStatistics mine) {
     return {top, warp_sum(mine.sum == 0.0f ? 0.0f : mine.sum * power_of_2((mine.top - top) * LOG2_E))};
 }
 
-// Blocks per multiprocessor, which holds 2,048 threads, or 1,536 from sm_120 on.
-[[maybe_unused]] constexpr int CLASSIFIER_BLOCKS = COMPILED_ARCH >= 1200 ? 1 : 2;
+// Blocks per multiprocessor, which holds 2,048 threads on sm_80, sm_90 and sm_10x, 1,536 on others.
+[[maybe_unused]] constexpr int CLASSIFIER_BLOCKS =
+    COMPILED_ARCH == 800 || COMPILED_ARCH == 900 || COMPILED_ARCH / 100 == 10 ? 2 : 1;
 
 // The pack at v of a row's gradient:  x = share 2^(x log2(e) + shift), minus scale at the target
 template <bool MASKED, typename S>
@@ -1446,6 +1447,7 @@ struct TostModel {
     Matmul            mm;
     Staging           staging;             // of Buffers.input
     PassGraph         graph[PASSES * 8];   // see run_pass
+    bool              graphs;              // false: every pass launches its kernels one by one
     bool              grads_stale;         // to be overwritten by the next pass
     int32_t*          token_counts;        // (V)
     TostPiece         piece;               // of the last pass
@@ -1527,6 +1529,7 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     m->options.recompute = o->recompute && o->training;
     m->tensors = tost_tensors(c);
     m->exchange = device_exchange_new(&m->tensors, &m->options);
+    m->graphs = graphs_wanted();
     m->layer = (LayerActivations<S>*)xcalloc(c->n_layer, sizeof *m->layer);
     m->token_counts = (int32_t*)xcalloc(c->vocab_size, sizeof(int32_t));
     m->arena_bytes = layout_buffers(m, (char*)NULL);
@@ -1803,7 +1806,7 @@ template <typename S> static void input_send(TypedModel<S>* m, StepInput s, cons
 template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass) {
     const int B = m->piece.B, T = m->piece.T;
     const int variant = m->with_states + 2 * m->with_adjoints + 4 * (T == m->options.max_piece);
-    graph_run(&m->graph[which * 8 + variant], m->stream, B, T, [=] { pass(B, T); });
+    graph_run(&m->graph[which * 8 + variant], &m->graphs, m->stream, B, T, [=] { pass(B, T); });
 }
 
 template <typename S> static void cuda_forward(TypedModel<S>* m, const TostPiece* piece, int from, int to) {

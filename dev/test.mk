@@ -4,7 +4,7 @@ TESTS = $(patsubst dev/test/%.c,$(BUILD)/dev/test/%,$(wildcard dev/test/*/test_*
         $(BUILD)/dev/test/engine/test_gemm_amx
 
 # The emulation comes first because it takes longest to compile.
-test_all: $(if $(NO_EMULATION),,$(EMU)/train_gpt_tostcu)
+test_all: $(if $(NO_EMULATION),,$(EMU)/train_gpt_tostcu $(EMU)/test_tost)
 test test_all: $(if $(NO_EMULATION),,$(EMU)/test) train_gpt_tost test_tost $(TESTS)
 	@$(if $(filter test,$@),QUICK=1) NO_EMULATION="$(NO_EMULATION)" \
 	    dev/test/run.sh $(if $(NO_EMULATION),,$(EMU)/test) $(TESTS)

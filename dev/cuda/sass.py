@@ -44,7 +44,7 @@ def scan_trips(first, warps):
 # N global loads of which one trip has several, as counted in the code.
 KERNELS = {
     "embedding_forward": ("_Z24embedding_forward_kernel", 1, ROWS * 6, 1, {}),
-    "residual_layernorm_forward": ("_Z33residual_layernorm_forward_kernelI13__nv_bfloat16Li4ELi8E",
+    "residual_layernorm_forward": ("_Z33residual_layernorm_forward_kernelI13__nv_bfloat16Li4ELi6E",
                                    2 * LAYERS + 1, ROWS, 2, {0: 0, 1: 0}),
     # Functions of WHOLE = false do not run. The code of the ticket, which only one warp runs, counts for all 12.
     "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16E", LAYERS, CHUNKS * 12, 37,

@@ -39,7 +39,9 @@ bad=0 number=0
 list() { number=$((number + 1)); printf '%s\0%s\0' $number "$*"; }
 for program in "$@" ./test_tost dev/test/*/test_*.sh; do
     case $program${QUICK:+1} in
-        */cuda_on_host*/test) list "$program" --first-half; list "$program" --second-half ;;
+        */cuda_on_host*/test) list "$program" --first-half; list "$program" --second-half
+            list env CUDA_ON_HOST_INEXACT=1 "$program" --quick
+            list env CUDA_ON_HOST_INEXACT=1 "${program}_tost" --cuda ;;
         */cuda_on_host*/test1) list "$program" --quick ;;
         *.sh | *.sh1) list "$program" ./train_gpt_tost ;;
         *) list "$program" ;;

@@ -60,8 +60,8 @@ __device__ inline void unpack_pair(float* out, const bf16* pair) {
     for (int i = 0; i < 2; i++) out[i] = __bfloat162float(pair[i]);
 }
 
-__device__ inline float reciprocal(float x) { return cuda_on_host_flush(1.0f / cuda_on_host_flush(x)); }
-__device__ inline float power_of_2(float x) { return cuda_on_host_flush(exp2f(x)); }
+__device__ inline float reciprocal(float x) { return cuda_on_host_approximate(1.0f / cuda_on_host_flush(x)); }
+__device__ inline float power_of_2(float x) { return x == 0 ? 1.0f : cuda_on_host_approximate(exp2f(x)); }
 __device__ inline void  store_release(int* p, int value) { cuda_on_host_store(p, value, true); }
 __device__ inline int   load_relaxed(const int* p) { return cuda_on_host_load(p, false); }
 __device__ inline int   load_acquire(const int* p) { return cuda_on_host_load(p, true); }
@@ -115,7 +115,7 @@ __device__ inline void unpack_pair(float* out, const bf16* pair) {
     out[1] = __uint_as_float(two & 0xffff0000u);
 }
 
-// 1/x to 1 ulp and 2^x to 2 ulp in one instruction each; subnormal arguments and results count as zero.
+// 1/x to 1 ulp and 2^x to 2 ulp (2^0 = 1) in one instruction each; subnormal arguments and results count as zero.
 __device__ inline float reciprocal(float x) {
     float y;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

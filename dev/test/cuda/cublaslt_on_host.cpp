@@ -161,7 +161,8 @@ uint32_t alignment_of(const void* p) {
 
 // Hash of the problem for which a heuristic result is valid: everything except the pointers.
 uint64_t shape_hash(const CublasOnHostDesc& desc, const CublasOnHostLayout* const* layouts) {
-    uint64_t h = (uint64_t)desc.compute * 64 + (uint64_t)desc.epilogue * 4 + desc.transposed[0] * 2u + desc.transposed[1];
+    uint64_t h =
+        (uint64_t)desc.compute * 64 + (uint64_t)desc.epilogue * 4 + desc.transposed[0] * 2u + desc.transposed[1];
     for (int i = 0; i < 4; i++) {
         const CublasOnHostLayout& l = *layouts[i];
         for (const uint64_t x : {(uint64_t)l.type, l.rows, l.cols, (uint64_t)l.ld}) h = h * 1000003u + x;

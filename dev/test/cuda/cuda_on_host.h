@@ -160,6 +160,9 @@ inline float __fsub_rn(float x, float y) { return x - y; }
 inline float rsqrtf(float x) { return 1.0f / sqrtf(x); }
 // Subnormals to zero
 inline float cuda_on_host_flush(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x; }
+// The result of one of the GPU's approximate instructions. With CUDA_ON_HOST_INEXACT in the environment, a quarter of
+// them are off by one unit in the last place.
+float cuda_on_host_approximate(float exact);
 inline float __uint_as_float(unsigned x) {
     float y;
     memcpy(&y, &x, sizeof y);

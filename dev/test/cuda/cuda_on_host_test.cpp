@@ -120,8 +120,8 @@ size_t test_memory(Checks* c, const TostConfig& config, const TostEngineOptions&
     Subject s = subject_open(&tost_cuda_engine, config, o);
     cudaMemGetInfo(&free_bytes, &total);
     const size_t used = total - free_bytes;
-    check(c, used <= need && (double)need <= tolerance * (double)used, "memory predicts %zu bytes, create allocated %zu",
-          need, used);
+    check(c, used <= need && (double)need <= tolerance * (double)used,
+          "memory predicts %zu bytes, create allocated %zu", need, used);
     subject_free(&s);
     return need;
 }
@@ -243,6 +243,35 @@ void test_peak(Checks* c) {
     }
 }
 
+// If a graph cannot be captured or instantiated, a warning and the same bits; with TOST_NO_GRAPHS=1, no graph.
+void test_without_graphs(Checks* c) {
+    const auto run = [] { return mixed_record(&tost_cuda_engine, nullptr, TOST_FP32, EXACT); };
+    const struct { const char *failing, *off, *want; } cases[] = {
+        {"cudaStreamBeginCapture", "0", "warning: no CUDA graphs, kernels are launched one by one: cudaStreamBegin"},
+        {"cudaStreamEndCapture", "0", "warning: no CUDA graphs"},
+        {"cudaGraphInstantiate", "0", "warning: no CUDA graphs"},
+        {"cudaGraphInstantiate", "1", ""},
+    };
+    cuda_on_host_set(CudaOnHostOptions());
+    Record want = run();
+    for (const auto& k : cases) {
+        int status = 0;
+        const std::string text = child_stderr(&status, [&] {
+            Checks child = {"cuda_on_host", 0, 0, 0};
+            CudaOnHostOptions o;
+            o.failing = k.failing;
+            cuda_on_host_set(o);
+            setenv("TOST_NO_GRAPHS", k.off, 1);
+            Record got = run();
+            records_same(&child, k.failing, &got, &want, "without graphs");
+            _exit(child.failed != 0);
+        });
+        check(c, status == 0 && text.rfind(k.want, 0) == 0 && text.empty() == !k.want[0],
+              "%s, TOST_NO_GRAPHS=%s: \"%s\"", k.failing, k.off, text.c_str());
+    }
+    record_free(&want);
+}
+
 // ---------------------------------------------------------------------------------------------
 
 // Small shapes only; test_kernels and test_mixed_shapes launch every kernel.
@@ -266,6 +295,7 @@ void test_quick(Checks* c) {
     test_stale_gradients(c);
     test_peak(c);
     test_refusals(c);
+    test_without_graphs(c);
     test_exchange(c, EXCHANGE_QUICK);
 }
 

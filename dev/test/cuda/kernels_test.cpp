@@ -543,7 +543,7 @@ void test_kernels(Checks* c, int seeds) {
     for (const int C : {259, 1028}) test_gather<float>(c, C);
     for (const int C : {259, 1028}) test_gather<bf16>(c, C);
     // at and just above the maximum of each kernel variant
-    for (const int C : {3, 768, 1024, 1028, 2049, 3072, 3076, 6144}) {
+    for (const int C : {3, 768, 772, 1028, 2049, 3072, 3076, 6144}) {
         test_norm<float>(c, C, 5);
         test_norm<bf16>(c, C, 5);
     }

@@ -209,12 +209,11 @@ bool advance(ncclComm_t c, uint64_t step, const std::vector<Call>& calls) {
 void queue_step(ncclComm_t c) {
     const std::vector<Call> calls = std::move(c->held);
     const uint64_t step = c->queued++;
-    if (step > 0 && c->stream != c->held_stream) {   // steps run in order, whatever their streams
-        cudaEventRecord(c->order, c->stream);
+    if (step > 0 && c->stream != c->held_stream)   // steps run in order, whatever their streams
         cudaStreamWaitEvent(c->held_stream, c->order);
-    }
     c->stream = c->held_stream;
     cuda_on_host_enqueue_when(c->stream, [=] { return advance(c, step, calls); });
+    cudaEventRecord(c->order, c->stream);
     c->held.clear();
 }
 

@@ -456,12 +456,12 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode) {
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
-    NEED_DEVICE();
     CudaOnHostStream* s = stream_of("cudaStreamEndCapture", stream);
     if (!s->capture) cuda_on_host_die("cudaStreamEndCapture of a stream that is not capturing");
     *graph = s->capture;
     s->capture = nullptr;
     runtime.captures--;
+    NEED_DEVICE();
     return cudaSuccess;
 }
 

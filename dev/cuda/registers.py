@@ -1,0 +1,51 @@
+#!/usr/bin/env python3
+"""registers.py FILE.ptxas...: checks the registers of the kernels in the output of nvcc -Xptxas -v. As many blocks as the
+launches count on must fit in the 65,536 of a multiprocessor, and no kernel may spill more than 8 bytes (for sm_80, two
+spill a pointer outside their loops)."""
+import re
+import sys
+
+# kernel: (most threads of a block, blocks on a multiprocessor); of others, 256 threads
+LAUNCHES = {
+    "residual_layernorm_forward_kernelI13__nv_bfloat16Li4E": (256, 3),   # 768 channels: 8 rows per block
+    "residual_layernorm_forward_kernel": (512, 1),
+    "layernorm_residual_backward_kernelI13__nv_bfloat16Li4E": (192, 4),   # 768 channels
+    "layernorm_residual_backward_kernelIfLi4E": (768, 1),
+    "layernorm_residual_backward_kernel": (512, 1),
+    "bias_backward_kernel": (256, 4),
+    "gelu_backward_kernel": (128, 4),
+    "tssa_forward_kernel": (384, lambda arch: 1 if arch >= 100 else 2),
+    "tssa_backward_kernelI13__nv_bfloat16": (384, lambda arch: 1 if arch >= 100 else 2),
+    "tssa_backward_kernel": (384, 1),
+    "layer_sums_kernel": (512, 1),
+    "cross_entropy_kernel": (1024, lambda arch: 2 if arch in (80, 90) or arch // 10 == 10 else 1),
+    "loss_sum_kernel": (1024, 1),
+    "grad_norm_total_kernel": (1024, 1),
+}
+
+
+def check(text):
+    """(kernels, failures)"""
+    kernels = re.findall(r"Compiling entry function '(\w+)' for 'sm_(\d+)\w*'.*?(\d+) bytes spill stores.*?"
+                         r"Used (\d+) registers", text, re.S)
+    failures = []
+    for name, arch, spilled, registers in kernels:
+        threads, blocks = next((use for kernel, use in LAUNCHES.items() if kernel in name), (256, 1))
+        blocks = blocks(int(arch)) if callable(blocks) else blocks
+        allocated = (int(registers) + 7) // 8 * 8
+        if blocks * threads * allocated > 65536 or int(spilled) > 8:
+            failures.append(f"{name} for sm_{arch}: {registers} registers, {blocks} blocks of {threads} threads, "
+                            f"{spilled} bytes spilled")
+    return len(kernels), failures
+
+
+kernels, failures = 0, []
+for path in sys.argv[1:]:
+    with open(path) as file:
+        found, failed = check(file.read())
+    kernels += found
+    failures += failed if found else [f"{path}: no kernels"]
+for failure in failures:
+    print("FAILED registers:", failure)
+print(f"registers: {kernels - len(failures)} passed, {len(failures)} failed, 0 skipped")
+sys.exit(bool(failures) or not kernels)
