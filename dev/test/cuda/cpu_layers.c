@@ -4,16 +4,19 @@
 #include "dev/test/cuda/cpu_layers.h"
 
 void cpu_tssa(const CpuTssa* k) {
-    const size_t saved = k->B * tssa_blocks(k->T) * tssa_state_size(k->C, k->NH), da = (size_t)k->B * k->NH * k->T;
+    const size_t state = tssa_state_size(k->C, k->NH) * sizeof(double);
     const Tssa a = {
         .B = k->B, .T = k->T, .C = k->C, .NH = k->NH, .HS = k->C / k->NH, .block_size = k->block_size,
-        .w = k->w, .temp = k->temp, .denom_bias = k->denom_bias, .u = k->u, .pi = k->pi, .y = k->y, .state = k->end,
-        .saved = (double*)xmalloc(saved * sizeof(double)),
-        .scratch = (double*)xmalloc(tssa_scratch_size(k->C, k->NH) * sizeof(double)), .dy = k->dy, .dw = k->dw,
-        .da = (float*)xmalloc(da * sizeof(float)), .dtemp = k->dtemp, .ddenom_bias = k->ddenom_bias,
-        .adjoint = k->left};
+        .w = k->w, .temp = k->temp, .denom_bias = k->denom_bias, .u = k->u, .pi = k->pi, .y = k->y,
+        .state = (double*)xcalloc(k->B, state), .adjoint = (double*)xcalloc(k->B, state),
+        .saved = (double*)xcalloc(k->B * tssa_blocks(k->T), state),
+        .scratch = (double*)xcalloc(tssa_scratch_size(k->C, k->NH), sizeof(double)), .dy = k->dy, .dw = k->dw,
+        .da = (float*)xcalloc((size_t)k->B * k->NH * k->T, sizeof(float)), .dtemp = k->dtemp,
+        .ddenom_bias = k->ddenom_bias};
     tssa_forward(&a);
     tssa_backward(&a);
+    free(a.state);
+    free(a.adjoint);
     free(a.saved);
     free(a.scratch);
     free(a.da);

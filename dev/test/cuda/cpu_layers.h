@@ -10,7 +10,6 @@ typedef struct {
     int B, T, C, NH, block_size;
     const float *w, *dy, *temp, *denom_bias;
     float *u, *pi, *y, *dw, *dtemp, *ddenom_bias;   // dtemp NULL: membership is uniform
-    double *end, *left;   // (B,2C+NH), zeros: become S, N, D after the last token; RS, RN, RD at the first
 } CpuTssa;
 
 void cpu_tssa(const CpuTssa* k);

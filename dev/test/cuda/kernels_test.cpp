@@ -94,12 +94,6 @@ template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = 
 // ---------------------------------------------------------------------------------------------
 // TSSA
 
-struct TssaInput {
-    bool uniform;                       // temp is 0 and has no gradient
-    size_t B, T, C, NH, block, first;   // first: position of the first token
-    Floats w, dy, temp, bias;           // (B,T,C) twice; (NH); (NH,block)
-};
-
 // A StepHeader for the position `first`
 std::vector<int32_t> step_at(size_t first) {
     std::vector<int32_t> step(STEP_HEADER);
@@ -108,125 +102,63 @@ std::vector<int32_t> step_at(size_t first) {
 }
 
 // faint: 1: w is tiny in some channels; 2: w is small, and tiny in the first steps
-// cut: the first step of a second pass, which continues from the states of the first; 0: one pass
-struct TssaCase { int C, NH, B, T; bool uniform; int faint, cut; };
-
-// The steps [t0,t0+n) of x (N,T,width)
-Floats steps_of(const Floats& x, size_t T, size_t width, size_t t0, size_t n) {
-    Floats part;
-    for (size_t i = 0; i < x.size(); i += T * width)
-        part.insert(part.end(), x.begin() + (long)(i + t0 * width), x.begin() + (long)(i + (t0 + n) * width));
-    return part;
-}
-
-// The inverse: writes `part` to these steps of x.
-void put_steps(Floats* x, const Floats& part, size_t T, size_t width, size_t t0, size_t n) {
-    for (size_t i = 0; i < part.size() / (n * width); i++)
-        std::copy_n(part.begin() + (long)(i * n * width), n * width, x->begin() + (long)((i * T + t0) * width));
-}
-
-// TSSA over the steps [t0,t0+n) of all sequences
-template <typename S> struct TssaPass {
-    const TssaInput& in;
-    size_t t0, n, chunks, sums;
-    Device<S> w, dy, y, dw;
-    DeviceArray temp, bias, u, pi, saved, totals, da, partial, back;
-    Device<int> sync, again, step;
-
-    TssaPass(const TssaInput& input, size_t from, size_t steps)
-        : in(input), t0(from), n(steps), chunks((size_t)div_up(n, TSSA_CHUNK)),
-          sums(tssa_sums_size((int)in.C, (int)in.NH)), w(steps_of(in.w, in.T, in.C, t0, n)),
-          dy(steps_of(in.dy, in.T, in.C, t0, n)), y(w.n), dw(w.n), temp(in.temp), bias(in.bias), u(in.B * in.NH * n),
-          pi(u.n), saved(in.B * chunks * sums), totals(in.B * scan_slots(chunks) * sums), da(u.n),
-          partial(in.NH * in.B * chunks), back(saved.n), sync(std::vector<int>(tssa_sync_size(in.B, n))),
-          again(std::vector<int>(tssa_sync_size(in.B, n))), step(step_at(in.first + t0)) {}
-
-    Tssa<S> arguments() const {
-        Tssa<S> a = tssa_sizes<S>((int)in.B, (int)n, (int)in.C, (int)in.NH);
-        a.w = w.p, a.temp = temp.p, a.denom_bias = bias.p, a.block_size = (int)in.block;
-        a.step = (const StepHeader*)step.p, a.u = u.p, a.pi = pi.p, a.y = y.p, a.saved = saved.p;
-        a.totals = totals.p, a.sync = sync.p, a.fixed_temp = in.uniform;
-        return a;
-    }
-    void forward(TssaStates states) {
-        Tssa<S> a = arguments();
-        a.state = states;
-        tssa_forward(nullptr, a);
-    }
-    void backward(const DeviceArray& dtemp, const DeviceArray& dbias, TssaStates adjoints) {
-        Tssa<S> a = arguments();
-        a.dy = dy.p, a.dw = dw.p, a.da = da.p, a.dtemp_chunk = partial.p, a.dtemp = dtemp.p, a.ddenom_bias = dbias.p;
-        a.back = back.p, a.sync = again.p, a.adjoint = adjoints;
-        tssa_backward(nullptr, a);
-        layer_sums(nullptr, {}, a, true);
-    }
-};
+struct TssaCase { int C, NH, B, T; bool uniform; int faint; };
 
 template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
     const size_t B = (size_t)k.B, T = (size_t)k.T, C = (size_t)k.C, NH = (size_t)k.NH, first = 3, block = T + first,
-                 cut = (size_t)k.cut;
+                 heads = B * NH * T, chunks = (size_t)div_up(T, TSSA_CHUNK), sums = tssa_sums_size(k.C, k.NH);
     const float weights[] = {1, 0, 1e-7f, 5e-7f};   // energies below TOST_ENERGY_MIN
-    TssaInput in = {k.uniform, B, T, C, NH, block, first, numbers(B * T * C, 1), numbers_of<S>(B * T * C, 2),
-                    numbers(NH, 3), numbers(NH * block, 4)};
-    for (size_t i = 0; i < in.w.size(); i++)
-        in.w[i] = to_float(S(in.w[i] * (k.faint == 1   ? weights[i % C % 4]
-                                        : k.faint == 2 ? i / C % T < 16 ? 1e-6f : 3e-2f
-                                                       : 1.0f)));
-    for (float& x : in.temp) x = k.uniform ? 0.0f : 1.0f + 0.3f * x;
-    for (float& x : in.bias) x *= 0.05f;
-    const size_t state = tssa_state_size(C, NH);
-    Floats want_u(B * NH * T), want_pi(want_u), want_y(in.w), want_dw(in.w), want_dtemp(NH, 1.0f),
-        want_dbias(NH * block, 1.0f);
-    Doubles want_end(B * state), want_left(B * state);
-    const CpuTssa cpu = {k.B, k.T, k.C, k.NH, (int)block, in.w.data(), in.dy.data(), in.temp.data(),
-                         in.bias.data() + first, want_u.data(), want_pi.data(), want_y.data(), want_dw.data(),
-                         k.uniform ? nullptr : want_dtemp.data(), want_dbias.data() + first, want_end.data(),
-                         want_left.data()};
+    const Floats dy = numbers_of<S>(B * T * C, 2);
+    Floats w = numbers(B * T * C, 1), temp = numbers(NH, 3), bias = numbers(NH * block, 4);
+    for (size_t i = 0; i < w.size(); i++)
+        w[i] = to_float(S(w[i] * (k.faint == 1   ? weights[i % C % 4]
+                                  : k.faint == 2 ? i / C % T < 16 ? 1e-6f : 3e-2f
+                                                 : 1.0f)));
+    for (float& x : temp) x = k.uniform ? 0.0f : 1.0f + 0.3f * x;
+    for (float& x : bias) x *= 0.05f;
+    Floats want_u(heads), want_pi(heads), want_y(w), want_dw(w), want_dtemp(NH, 1.0f), want_dbias(NH * block, 1.0f);
+    const CpuTssa cpu = {k.B, k.T, k.C, k.NH, (int)block, w.data(), dy.data(), temp.data(), bias.data() + first,
+                         want_u.data(), want_pi.data(), want_y.data(), want_dw.data(),
+                         k.uniform ? nullptr : want_dtemp.data(), want_dbias.data() + first};
     cpu_tssa(&cpu);
-    const DeviceArray dtemp(Floats(NH, 1.0f)), dbias(Floats(NH * block, 1.0f));
-    const Device<double> middle(B * state), end(middle.n), right(middle.n), left(Doubles(middle.n));
-    Floats y(B * T * C), dw(B * T * C), u(B * NH * T), pi(B * NH * T);
-    std::vector<TssaPass<S>*> passes;
-    if (cut > 0) passes.push_back(new TssaPass<S>(in, 0, cut));
-    passes.push_back(new TssaPass<S>(in, cut, T - cut));
-    if (cut > 0) passes[0]->forward({NULL, middle.p});
-    passes.back()->forward(cut > 0 ? TssaStates{middle.p, end.p} : NO_STATES);
-    passes.back()->backward(dtemp, dbias, cut > 0 ? TssaStates{NULL, right.p} : NO_STATES);
-    if (cut > 0) passes[0]->backward(dtemp, dbias, {right.p, left.p});
-    for (TssaPass<S>* p : passes) {
-        put_steps(&y, p->y.get(), T, C, p->t0, p->n);
-        put_steps(&dw, p->dw.get(), T, C, p->t0, p->n);
-        put_steps(&u, p->u.get(), T, 1, p->t0, p->n);
-        put_steps(&pi, p->pi.get(), T, 1, p->t0, p->n);
-        delete p;
-    }
-    near(c, "pi", k.C, pi, want_pi);
-    near(c, "y", k.C, y, want_y, stored<S>(), C);
-    near(c, "dw", k.C, dw, want_dw, fmax(k.faint == 1 ? 1e-4 : 2e-5, stored<S>()), C);
+    const Device<S> on_w(w), on_dy(dy), y(w.size()), dw(w.size());
+    const DeviceArray on_temp(temp), on_bias(bias), u(heads), pi(heads), da(heads), saved(B * chunks * sums),
+        back(saved.n), totals(B * scan_slots(chunks) * sums), partial(NH * B * chunks), dtemp(Floats(NH, 1.0f)),
+        dbias(Floats(NH * block, 1.0f));
+    const Device<int> sync(std::vector<int>(tssa_sync_size(B, T))), again(std::vector<int>(sync.n)),
+        step(step_at(first));
+    Tssa<S> a = tssa_sizes<S>(k.B, k.T, k.C, k.NH);
+    a.w = on_w.p, a.temp = on_temp.p, a.denom_bias = on_bias.p, a.block_size = (int)block;
+    a.step = (const StepHeader*)step.p, a.u = u.p, a.pi = pi.p, a.y = y.p, a.saved = saved.p, a.totals = totals.p;
+    a.sync = sync.p, a.fixed_temp = k.uniform;
+    tssa_forward(nullptr, a);
+    a.dy = on_dy.p, a.dw = dw.p, a.da = da.p, a.dtemp_chunk = partial.p, a.dtemp = dtemp.p, a.ddenom_bias = dbias.p;
+    a.back = back.p, a.sync = again.p;
+    tssa_backward(nullptr, a);
+    layer_sums(nullptr, {}, a, true);
+    near(c, "pi", k.C, pi.get(), want_pi);
+    near(c, "y", k.C, y.get(), want_y, stored<S>(), C);
+    near(c, "dw", k.C, dw.get(), want_dw, fmax(k.faint == 1 ? 1e-4 : 2e-5, stored<S>()), C);
     near(c, "dtemp", k.C, dtemp.get(), want_dtemp);
     near(c, "ddenom_bias", k.C, dbias.get(), want_dbias);
-    near(c, "u", k.C, u, want_u);
-    if (cut > 0) near(c, "states after two passes", k.C, end.get(), want_end);
-    if (cut > 0) near(c, "adjoints before two passes", k.C, left.get(), want_left);
+    near(c, "u", k.C, u.get(), want_u);
 }
 
 template <typename S> void test_tssa_variants(Checks* c) {
     const int whole = TSSA_CHUNK, ragged = TSSA_CHUNK + 9;
     const TssaCase cases[] = {
-        {1536, 24, 1, ragged, false, 0, 0},   // heads of 64; S and A kept before every 8th step
-        {768, 12, 1, ragged, false, 0, 0},
-        {768, 12, 1, 2 * whole, false, 1, whole},
-        {1258, 37, 1, whole, false, 0, 0},    // heads of 34, not a multiple of a pack
-        {1248, 39, 1, ragged, false, 0, 0},   // heads of 32, of which a tile has idle lanes
-        {99, 3, 1, ragged, false, 0, 0},      // an odd number of channels
-        {96, 3, 2, ragged, true, 0, 0},
-        {136, 4, 2, ragged, false, 1, 0},
-        {320, 5, 2, 4 * whole, false, 1, whole},
-        {192, 3, 2, 3 * whole, true, 0, whole},
-        {832, 13, 1, 2 * whole, false, 1, 0},   // more heads than warps
-        {384, 12, 1, whole, false, 2, 0},
-        {96, 3, 2, ragged, false, 0, 5},   // passes shorter and longer than a chunk
-        {96, 3, 2, 5 * whole, true, 0, 3 * whole + 1},
+        {1536, 24, 1, ragged, false, 0},      // heads of 64; S and A kept before every 8th step
+        {768, 12, 1, ragged, false, 0},
+        {768, 12, 1, 2 * whole, false, 1},
+        {1258, 37, 1, whole, false, 0},       // heads of 34, not a multiple of a pack
+        {1248, 39, 1, ragged, false, 0},      // heads of 32, of which a tile has idle lanes
+        {99, 3, 1, ragged, false, 0},         // an odd number of channels
+        {96, 3, 2, ragged, true, 0},
+        {136, 4, 2, ragged, false, 1},
+        {320, 5, 2, 4 * whole, false, 1},
+        {192, 3, 2, 3 * whole, true, 0},
+        {832, 13, 1, 2 * whole, false, 1},    // more heads than warps
+        {384, 12, 1, whole, false, 2},
     };
     for (const TssaCase& k : cases) test_tssa<S>(c, k);
 }
@@ -301,7 +233,7 @@ void test_concurrent(Checks* c, int seeds) {
         test_scan(c, (seed % 3 ? 80 : 600) * TSSA_CHUNK, 64, 5);
         test_scan(c, (9 + seed) * TSSA_CHUNK, 32, 70, SCAN_CANCELLING);
         const int T = (8 + seed % 4) * TSSA_CHUNK + 1 + seed % TSSA_CHUNK;
-        const TssaCase small = {6, 2, 1 + seed % 2, T, seed % 4 == 3, 0, seed % 3 * 4 * TSSA_CHUNK + seed % 2};
+        const TssaCase small = {6, 2, 1 + seed % 2, T, seed % 4 == 3, 0};
         test_tssa<float>(c, small);
         if (seed % 2) test_tssa<bf16>(c, small);
     }
@@ -339,19 +271,6 @@ std::vector<int32_t> embed_tokens(const EmbedCase& k) {
     return tokens;
 }
 
-void test_embedding(Checks* c, const EmbedCase& k) {
-    const size_t C = (size_t)k.C, T = (size_t)k.T, first = 2;
-    const std::vector<int32_t> tokens = embed_tokens(k);
-    const Floats wte = numbers((size_t)k.V * C, 1), wpe = numbers((first + T) * C, 2);
-    Doubles want(tokens.size() * C);
-    for (size_t i = 0; i < want.size(); i++)
-        want[i] = (double)wte[(size_t)tokens[i / C] * C + i % C] + wpe[(first + i / C % T) * C + i % C];
-    const DeviceArray on_wte(wte), on_wpe(wpe), x(want.size());
-    const Device<int32_t> on_tokens(tokens), on_step(step_at(first));
-    embedding_forward(nullptr, x.p, on_tokens.p, on_wte.p, on_wpe.p, (const StepHeader*)on_step.p, k.B, k.T, k.C);
-    near(c, "embedding", k.C, x.get(), want);
-}
-
 void test_embedding_backward(Checks* c, const EmbedCase& k, const std::vector<int32_t>& tokens) {
     const size_t C = (size_t)k.C, T = (size_t)k.T, rows = tokens.size(), first = 2;
     const Floats dx = numbers(rows * C, 1);
@@ -381,7 +300,6 @@ void test_embedding_backward(Checks* c, const EmbedCase& k, const std::vector<in
 // More channels than threads, tokens with several segments, more tokens and segments than blocks.
 void test_embeddings(Checks* c) {
     for (const EmbedCase& k : {EmbedCase{3, 2, 90, 5}, EmbedCase{259, 1, 70, 3}, EmbedCase{1028, 1, 70, 3}}) {
-        test_embedding(c, k);
         test_embedding_backward(c, k, embed_tokens(k));
     }
     const EmbedCase many = {4, 700, 99, 3380};
@@ -393,7 +311,7 @@ void test_embeddings(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Bias, GELU, gather
+// Bias, GELU
 
 template <typename S> void test_columns(Checks* c, size_t rows, int N) {
     const size_t width = (size_t)N, n = rows * width;
@@ -423,30 +341,8 @@ template <typename S> void test_columns(Checks* c, size_t rows, int N) {
     near(c, "gelu_backward, bias", N, on_db.get(), db);
 }
 
-template <typename S> void test_gather(Checks* c, int C) {
-    const std::vector<int32_t> order = {4, 0, 0, 2};
-    const Floats x = numbers_of<S>(5 * (size_t)C, 1);
-    Doubles want;
-    for (const int32_t row : order) want.insert(want.end(), x.begin() + row * C, x.begin() + (row + 1) * C);
-    const Device<S> on_x(x), y(want.size());
-    const Device<int32_t> on_order(order);
-    LAUNCH((gather_rows_kernel<S>), (int)order.size(), channel_threads(C), 0, nullptr, y.p, on_x.p, on_order.p, C);
-    near(c, "gather_rows", C, y.get(), want);
-}
-
 // ---------------------------------------------------------------------------------------------
 // Other functions
-
-// even_block returns at most `most` rows, and no more blocks than necessary.
-void test_even_block(Checks* c) {
-    for (const size_t most : {128, 256, 1280})
-        for (size_t rows = 1; rows < 3000; rows += 7) {
-            const size_t chunk = even_block(rows, most);
-            check(c, chunk <= most && (rows + chunk - 1) / chunk == (rows + most - 1) / most &&
-                         (chunk >= rows || chunk % ROW_TILE == 0),
-                  "even_block(%zu, %zu) = %zu", rows, most, chunk);
-        }
-}
 
 // normal_cdf and normal_bell at every bf16 number.
 void test_normal(Checks* c) {
@@ -530,7 +426,6 @@ void test_kernels(Checks* c, int seeds) {
     test_classifier_chunks(c);
     test_normal(c);
     test_errors(c);
-    test_even_block(c);
     for (const bool add : {false, true}) test_layer_sums(c, add);
     test_embeddings(c);
     test_tssa_variants<float>(c);
@@ -540,8 +435,6 @@ void test_kernels(Checks* c, int seeds) {
     for (const int N : {7, 12, 16}) test_columns<float>(c, 600, N);
     for (const int N : {259, 516, 1028, 1032}) test_columns<float>(c, 3, N);
     for (const int N : {259, 516, 1032}) test_columns<bf16>(c, 3, N);
-    for (const int C : {259, 1028}) test_gather<float>(c, C);
-    for (const int C : {259, 1028}) test_gather<bf16>(c, C);
     // at and just above the maximum of each kernel variant
     for (const int C : {3, 768, 772, 1028, 2049, 3072, 3076, 6144}) {
         test_norm<float>(c, C, 5);
