@@ -2107,6 +2107,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     if (!comm_agree(m->exchange.comm, ok, err)) return false;
     layout_buffers(m, m->arena);
     CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
+    m->exchange.compute = m->exchange.stream = m->stream;   // also without training, for cuda_put
     matmul_init(&m->mm, m->stream, m->buf.workspace, m->options.dtype == TOST_TF32);
     staging_init(&m->staging, step_input_size(rows) * sizeof(int32_t));
     for (int s = 0; s < (m->options.training ? TOST_EMA + m->options.ema : 1); s++)
