@@ -17,12 +17,10 @@ static void show_progress(void* context, const TokenizeResult* r) {
                   human_count(tokens, (double)r->tokens), 1e-6 * (double)r->bytes / (now_seconds() - p->started));
 }
 
-static void print_note(void* context, const char* name, const char* text, bool important) {
-    Progress* p = context;
-    if (important) {   // even with --quiet
-        progress_erase(p);
-        print_line(stderr, "%s: %s", name, text);
-    } else progress_text(p, "%s: %s", name, text);
+// Even with --quiet: the user would wait and not know why.
+static void show_waiting(void* context, const char* name) {
+    progress_erase(context);
+    print_line(stderr, "%s: waiting for a process that writes to this FIFO", name);
 }
 
 int command_tokenize(const Options* o) {
@@ -31,7 +29,7 @@ int command_tokenize(const Options* o) {
         .tokenizer = o->tokenizer, .out = o->out, .files = o->files, .n_files = o->n_files,
         .val_frac = o->val_frac, .val_required = option_given(o, "val-frac"), .seed = (uint64_t)o->seed,
         .shard_tokens = (uint64_t)o->shard_tokens, .threads = o->threads, .jsonl = o->jsonl,
-        .progress = show_progress, .note = print_note, .context = &progress};
+        .progress = show_progress, .waiting = show_waiting, .context = &progress};
     TokenizeResult r;
     TostError err;
     signals_ignore_write_errors();

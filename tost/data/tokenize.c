@@ -160,10 +160,6 @@ static void source_close(Source* s) {
     free(s->data);
 }
 
-static void note(const Job* job, const char* name, const char* text, bool important) {
-    if (job->o->note) job->o->note(job->o->context, name, text, important);
-}
-
 // Waits until a pipe or terminal can be read; false if a signal arrives. poll has a timeout, since the signal may come
 // just before it.
 static bool wait_for_input(const Source* s) {
@@ -185,8 +181,8 @@ static bool source_fill(Source* s, char* to, size_t n, Job* job, TostError* err)
         const ssize_t got = read(s->fd, to + done, n - done);
         if (got < 0 && errno != EINTR && errno != EAGAIN)
             return tost_error(err, "%s: reading failed after %" PRIu64 " bytes: %s", s->name, s->read, strerror(errno));
-        if (got == 0 && first)   // nothing has opened the FIFO for writing: the program would seem to hang
-            note(job, s->name, "waiting for a process that writes to this FIFO", true);
+        if (got == 0 && first && job->o->waiting)   // nothing has opened the FIFO for writing: the program would seem to hang
+            job->o->waiting(job->o->context, s->name);
         else s->end = got == 0;
         first = false;
         done += got > 0 ? (size_t)got : 0;
@@ -196,12 +192,10 @@ static bool source_fill(Source* s, char* to, size_t n, Job* job, TostError* err)
 }
 
 // Checks the beginning of the file, and removes a byte order mark from it.
-static bool source_begin(Source* s, Job* job, TostError* err) {
+static bool source_begin(Source* s, TostError* err) {
     size_t skip;
     if (!text_check_head(&skip, s->name, s->data, s->n, err)) return false;
-    if (!skip) return true;
-    memmove(s->data, s->data + skip, s->n -= skip);
-    note(job, s->name, "skipped the byte order mark at its beginning", false);
+    if (skip) memmove(s->data, s->data + skip, s->n -= skip);
     return true;
 }
 
@@ -217,7 +211,7 @@ static bool source_read(Source* s, size_t used, Job* job, TostError* err) {
     if (!source_fill(s, s->data + s->n, s->cap - s->n, job, err)) return false;
     s->n += (size_t)(s->read - before);
     job->r->bytes += s->read - before;
-    return before > 0 || source_begin(s, job, err);
+    return before > 0 || source_begin(s, err);
 }
 
 // ---------------------------------------------------------------------------------------------

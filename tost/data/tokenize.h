@@ -25,10 +25,9 @@ typedef struct {
     int          threads;        // 0: OpenMP's default
     size_t       batch_bytes;    // input bytes read at a time, 0: 16 MiB; does not affect the output
     bool         jsonl;          // read every input as JSONL, for any file name
-    // Called after each batch, and with notes about a file, unless NULL. important: without it the user would wait and
-    // not know why.
+    // Called, unless NULL, after each batch, and when a FIFO has no process that writes to it.
     void       (*progress)(void* context, const TokenizeResult* so_far);
-    void       (*note)(void* context, const char* name, const char* text, bool important);
+    void       (*waiting)(void* context, const char* name);
     void*        context;
 } TokenizeOptions;
 

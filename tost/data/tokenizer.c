@@ -280,20 +280,17 @@ static size_t merge_piece(const Tokenizer* t, uint32_t* ids, const unsigned char
 // ---------------------------------------------------------------------------------------------
 // Encoding
 //
-// Most words of a text occur repeatedly. The cache is two-way set-associative and replaces the older entry of a set: it
-// maps pieces of up to 15 bytes to up to 4 ids. 2^15 sets are 2 MiB.
+// Most words of a text occur repeatedly. The cache maps pieces of up to 15 bytes to up to 4 ids, each piece in the one
+// place that its hash selects; 2^16 places are 2 MiB.
 
-enum { CACHE_BITS = 15, CACHED_BYTES = 15, CACHED_IDS = 4 };
+enum { CACHE_BITS = 16, CACHED_BYTES = 15, CACHED_IDS = 4 };
 
 typedef struct {
     uint64_t key[2];             // bytes of the piece, zero padding, length in the last byte (little-endian); 0: empty
     uint32_t ids[CACHED_IDS];    // unused ones are NO_TOKEN
 } CachedPiece;
 
-typedef struct { CachedPiece way[2]; } CacheSet;  // the newer entry first
-_Static_assert(sizeof(CacheSet) == 64, "a set is one cache line");
-
-struct TokenizerCache { CacheSet sets[1 << CACHE_BITS]; };
+struct TokenizerCache { CachedPiece pieces[1 << CACHE_BITS]; };
 
 TokenizerCache* tokenizer_cache_new(void) { return alloc_pages(sizeof(TokenizerCache)); }
 
@@ -314,15 +311,13 @@ static inline void cache_key(uint64_t* key, const unsigned char* s, size_t len, 
     key[1] = (key[1] & mask[1]) | (uint64_t)len << 56;
 }
 
-// Encodes a piece that is not in its set, and stores it if an entry has room for its ids.
-static size_t cache_miss(const Tokenizer* t, CacheSet* set, const uint64_t* key, uint32_t* ids,
+// Encodes a piece that is not in its place, and stores it there if its ids fit.
+static size_t cache_miss(const Tokenizer* t, CachedPiece* place, const uint64_t* key, uint32_t* ids,
                          const unsigned char* s, size_t len) {
     size_t count = merge_short(t, ids, s, len);
     if (count > CACHED_IDS) return count;
-    CachedPiece entry = {{key[0], key[1]}, {NO_TOKEN, NO_TOKEN, NO_TOKEN, NO_TOKEN}};
-    memcpy(entry.ids, ids, count * sizeof *ids);
-    set->way[1] = set->way[0];
-    set->way[0] = entry;
+    *place = (CachedPiece){{key[0], key[1]}, {NO_TOKEN, NO_TOKEN, NO_TOKEN, NO_TOKEN}};
+    memcpy(place->ids, ids, count * sizeof *ids);
     return count;
 }
 
@@ -340,11 +335,9 @@ size_t tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cache, uint32
         uint64_t key[2];
         cache_key(key, s + p, len, n - p);
         uint64_t h = (key[0] ^ key[1] * 0xff51afd7ed558ccd) * 0x9e3779b97f4a7c15;
-        CacheSet* set = cache->sets + (h >> (64 - CACHE_BITS));
-        const CachedPiece* hit = set->way;
-        if (hit->key[0] != key[0] || hit->key[1] != key[1]) hit++;
+        CachedPiece* hit = cache->pieces + (h >> (64 - CACHE_BITS));
         if (hit->key[0] != key[0] || hit->key[1] != key[1]) {
-            count += cache_miss(t, set, key, ids + count, s + p, len);
+            count += cache_miss(t, hit, key, ids + count, s + p, len);
             continue;
         }
         unsigned found = 1;

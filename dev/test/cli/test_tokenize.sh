@@ -75,7 +75,6 @@ printf '\357\273\277{"text": "hello"}\n' >mark.jsonl
 for name in mark.txt mark.jsonl; do
     run $args --out $name $name
     check "$name: the mark is not part of the text" [ "$(tokens $name)" -eq 6 ]
-    check "$name: a note" says "$name: skipped the byte order mark" stderr
 done
 
 # ---------------------------------------------------------------------------------------------
