@@ -14,7 +14,6 @@
 #include "base/text.h"
 #include "commands/commands.h"
 #include "commands/eval_report.h"
-#include "commands/eval_task.h"
 #include "data/shards.h"
 #include "run/progress.h"
 

@@ -1,6 +1,4 @@
 // eval_task.c: scores examples in batches with the recurrent decode and prints accuracy and loss.
-#include "commands/eval_task.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,6 +8,7 @@
 #include "base/json_write.h"
 #include "base/memory.h"
 #include "base/text.h"
+#include "commands/commands.h"
 #include "commands/eval_report.h"
 #include "commands/examples.h"
 #include "run/progress.h"

@@ -193,51 +193,39 @@ bool shard_writer_append(ShardWriter* w, Split split, const uint32_t* ids, size_
     return true;
 }
 
-// Appends the tokens of training shard i, except for the first `skip`, to the validation shards.
-static bool copy_tail(ShardWriter* w, int i, uint64_t skip, TostError* err) {
+// Moves the tokens of training shard i, except for the first `keep`, to the validation shards.
+static bool move_from(ShardWriter* w, int i, uint64_t keep, TostError* err) {
+    Output* o = &w->output[SPLIT_TRAIN];
     uint32_t ids[CHUNK];
     Shard from;
-    char* path = shard_name(w, SPLIT_TRAIN, i, false);
-    bool ok = shard_open(&from, path, err);
-    for (uint64_t at = skip; ok && at < from.n_tokens; at += CHUNK) {
+    free(o->path);
+    o->path = shard_name(w, SPLIT_TRAIN, i, false);
+    bool ok = shard_open(&from, o->path, err);
+    for (uint64_t at = keep; ok && at < from.n_tokens; at += CHUNK) {
         const size_t n = from.n_tokens - at < CHUNK ? (size_t)(from.n_tokens - at) : CHUNK;
         ok = shard_read(ids, &from, at, n, err) && shard_writer_append(w, SPLIT_VAL, ids, n, err);
     }
     shard_close(&from);
-    free(path);
-    return ok;
-}
-
-// Cuts the training shards to the first n tokens.
-static bool cut(ShardWriter* w, uint64_t n, TostError* err) {
-    Output* o = &w->output[SPLIT_TRAIN];
-    const int keep = (int)((n + w->shard_tokens - 1) / w->shard_tokens);
-    for (; o->shards > keep; o->shards--) {
-        char* path = shard_name(w, SPLIT_TRAIN, o->shards - 1, false);
-        const bool ok = unlink(path) == 0 || tost_error(err, "%s: cannot be removed: %s", path, strerror(errno));
-        free(path);
-        if (!ok) return false;
-    }
-    o->total = n;
-    if (n % w->shard_tokens == 0) return true;
-    free(o->path);
-    o->path = shard_name(w, SPLIT_TRAIN, keep - 1, false);
-    o->in_shard = n % w->shard_tokens;
+    if (!ok) return false;
+    if (keep == 0)
+        return unlink(o->path) == 0 || tost_error(err, "%s: cannot be removed: %s", o->path, strerror(errno));
+    o->in_shard = keep;
     o->file = fopen(o->path, "r+b");
-    const off_t bytes = (off_t)(SHARD_HEADER_BYTES + o->in_shard * width_of(w));
-    if (!o->file || ftruncate(fileno(o->file), bytes) != 0) return write_failed(o, err);
+    if (!o->file || ftruncate(fileno(o->file), (off_t)(SHARD_HEADER_BYTES + keep * width_of(w))) != 0)
+        return write_failed(o, err);
     return end_shard(w, o, err);
 }
 
 bool shard_writer_move_tail(ShardWriter* w, uint64_t n, TostError* err) {
     Output* o = &w->output[SPLIT_TRAIN];
-    const uint64_t first = o->total - n;
+    const uint64_t left = o->total - n, keep = left % w->shard_tokens;   // keep: of the first shard with moved tokens
+    const int first = (int)(left / w->shard_tokens);
     if (!end_shard(w, o, err)) return false;
-    for (int i = (int)(first / w->shard_tokens); i < o->shards; i++) {
-        const uint64_t begin = (uint64_t)i * w->shard_tokens;
-        if (!copy_tail(w, i, first > begin ? first - begin : 0, err)) return false;
-    }
-    return cut(w, first, err);
+    for (int i = first; i < o->shards; i++)
+        if (!move_from(w, i, i == first ? keep : 0, err)) return false;
+    o->shards = first + (keep > 0);
+    o->total = left;
+    return true;
 }
 
 static bool publish(ShardWriter* w, Split split, TostError* err) {
