@@ -60,7 +60,7 @@ static bool check_no_shards(const ShardWriter* w, TostError* err) {
     bool ok = folder_list(&names, dir, err);
     for (int i = 0; ok && i < names.count; i++)
         ok = !is_shard(names.paths[i], start)
-            || tost_error(err, "%s/%s: exists already; remove such shards or choose another --out", dir, names.paths[i]);
+            || tost_error(err, "%s/%s: exists already; remove it or choose another --out", dir, names.paths[i]);
     free_paths(&names);
     free(dir);
     free(start);

@@ -181,7 +181,7 @@ static bool source_fill(Source* s, char* to, size_t n, Job* job, TostError* err)
         const ssize_t got = read(s->fd, to + done, n - done);
         if (got < 0 && errno != EINTR && errno != EAGAIN)
             return tost_error(err, "%s: reading failed after %" PRIu64 " bytes: %s", s->name, s->read, strerror(errno));
-        if (got == 0 && first && job->o->waiting)   // nothing has opened the FIFO for writing: the program would seem to hang
+        if (got == 0 && first && job->o->waiting)   // nothing has opened the FIFO for writing
             job->o->waiting(job->o->context, s->name);
         else s->end = got == 0;
         first = false;

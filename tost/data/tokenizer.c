@@ -379,8 +379,8 @@ typedef struct {
 
 static bool line_error(const Loader* l, const char* text, size_t n, const char* what) {
     enum { QUOTED = 40 };  // bytes of the text that are shown
-    return tost_error(l->err, "%s: line %zu: '%.*s' %s", l->t->path, l->lines.number, (int)(n < QUOTED ? n : QUOTED), text,
-                      what);
+    return tost_error(l->err, "%s: line %zu: '%.*s' %s", l->t->path, l->lines.number,
+                      (int)(n < QUOTED ? n : QUOTED), text, what);
 }
 
 // Slot of a piece in the loader's table: its id + 1, or 0 if it has none.

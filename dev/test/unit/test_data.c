@@ -369,7 +369,8 @@ static void test_shuffled_golden(Checks* c, const char* tmp) {
 
 // Every epoch has every sample once, in another order; a batch at any position has the samples of sequential reading.
 static void test_shuffled(Checks* c, const char* tmp) {
-    static const int lengths[] = {500, 9, 333, 990, 10}, starts[] = {0, 1, 54, 55, 200, 201, 202, 400, 600, 700, 3, 996};
+    static const int lengths[] = {500, 9, 333, 990, 10};
+    static const int starts[] = {0, 1, 54, 55, 200, 201, 202, 400, 600, 700, 3, 996};
     enum { N = countof(lengths), T = 9, EPOCHS = 5, SAMPLES = 55 + 0 + 36 + 109 + 1 };
     char *dir = sub_folder(tmp, "shuffled"), *glob = path_join(dir, "s_*.bin");
     TostError err = {{0}};
@@ -385,7 +386,7 @@ static void test_shuffled(Checks* c, const char* tmp) {
         for (int k = 0; ok && k < T; k++) twice += seen[i / SAMPLES][x[i][k] / 1000][x[i][k] % 1000]++;
         moved += i >= SAMPLES && x[i][0] != x[i - SAMPLES][0];
     }
-    check(c, ok && twice == 0, "shuffled samples are not runs of tokens, or %d tokens appear twice: %s", twice, err.text);
+    check(c, ok && twice == 0, "shuffled samples are not runs of tokens, or %d appear twice: %s", twice, err.text);
     check(c, moved > EPOCHS * SAMPLES / 2, "other epochs: only %d samples differ", moved);
     for (size_t i = 0; i < countof(starts); i++) {  // also backwards and across shards and epochs
         ok = data_batch(d, batch[0], targets[0], (uint64_t)starts[i], 8, &err);
@@ -408,7 +409,8 @@ static void check_written(Checks* c, const char* prefix, uint32_t vocab, uint64_
     ShardStream s;
     bool ok = stream_open(&s, glob, vocab, &err) == (n > 0);
     if (ok && n > 0) {
-        ok = stream_tokens(&s) == n && stream_read(got, &s, 0, (size_t)n, &err) && memcmp(got, ids, n * sizeof *got) == 0;
+        ok = stream_tokens(&s) == n && stream_read(got, &s, 0, (size_t)n, &err)
+             && memcmp(got, ids, n * sizeof *got) == 0;
         for (int k = 0; ok && k < s.count; k++)
             ok = s.shards[k].width == (vocab > 65536 ? 4 : 2)
                 && (s.shards[k].n_tokens == shard_tokens || k == s.count - 1);
@@ -509,7 +511,7 @@ static void test_writer_again(Checks* c, const char* tmp) {
     check_refused(c, shard_writer_open(out, 50257, 4, &err), &err, "b.tmp is in use by process", "second writer");
     check(c, !path_exists(left) && path_exists(note), "only shards of a killed process must be removed");
     check(c, shard_writer_close(w, written, &err) && written[SPLIT_TRAIN].shards == 3, "%s", err.text);
-    check(c, count_files(folder) == 1 && count_files(dir) == 5, "expected 4 shards and b.tmp, got %d", count_files(dir));
+    check(c, count_files(folder) == 1 && count_files(dir) == 5, "want 4 shards and b.tmp, got %d", count_files(dir));
     check_refused(c, shard_writer_open(out, 50257, 4, &err), &err, ".bin: exists already", "old shards");
     DataSet* d = data_open(first, 3, 50257, ORDER_SEQUENTIAL, 0, &err);
     check(c, d != NULL, "files of others in b.tmp: %s", err.text);

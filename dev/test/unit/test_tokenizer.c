@@ -556,8 +556,8 @@ static void test_jsonl(Checks* c, Fixture* b) {
     check_runs(c, b, "JSONL", files, 1, &want);
     must(freopen(files[0], "rb", stdin) != NULL, "freopen", NULL);
     Run r = run(c, b, (TokenizeOptions){.jsonl = true}, "-");
-    check(c, r.ok && same_ids(r.train.ids, r.train.n, want.ids, want.n) && r.r.bytes == strlen(file) && r.r.documents == 100,
-          "standard input: %s", r.err.text);
+    check(c, r.ok && same_ids(r.train.ids, r.train.n, want.ids, want.n) && r.r.bytes == strlen(file)
+          && r.r.documents == 100, "standard input: %s", r.err.text);
     run_free(&r);
     free(files[0]), free(file), free(want.ids);
 }
@@ -571,7 +571,8 @@ static void test_failures(Checks* c, Fixture* b) {
          "none.jsonl: line 3: the object has no \"text\""},
         {"number.jsonl", "{\"text\": \"good\"}\n{\"text\": 1}\n{", "line 2: byte 9: expected a string"},
         {"cut.jsonl", "{\"text\": \"good\"}\n{\"text\": \"cut", "line 2: byte 13"},
-        {"left.jsonl", "{\"text\": \"good\"} x\n", "line 1: byte 17"}, {"array.jsonl", "[\"text\"]\n", "line 1: byte 0"},
+        {"left.jsonl", "{\"text\": \"good\"} x\n", "line 1: byte 17"},
+        {"array.jsonl", "[\"text\"]\n", "line 1: byte 0"},
         {"utf8.jsonl", "{\"text\": \"\xff\"}\n", "line 1: byte 10"},
         {"a.gz", "\x1f\x8b\x08 and more", "a.gz: compressed by gzip; pipe it through a filter: gzip -dc FILE |"},
         {"a.xz", "\xfd" "7zXZ", "xz -dc FILE |"}, {"a.jsonl.zst", "\x28\xb5\x2f\xfd and", "zstd -dc FILE |"},

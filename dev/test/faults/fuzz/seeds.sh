@@ -48,7 +48,7 @@ printf "$merges"'\377\376  \t\r\n<|endoftext|>\n the' | seed tokenizer bytes
 }
 printf '\0One story.\n<|endoftext|>\nAnother,\r\n<|endoftext|>\r\n\n' | seed tokenize text
 printf '\3{"text": "One \\u00e9 \\ud83d\\ude00", "n": [1, 2.5e3, null]}\n\n{"text":"x"}\n' | seed tokenize lines
-printf '{"context": "He ate and", "choices": [" the cake"], "answer": 0}\n\n{"context":"a ","choices":["b"],"answer":0}\n' |
+printf '{"context": "He ate and", "choices": [" the cake"], "answer": 0}\n\n{"context":"a ","choices":["b"]}\n' |
     seed eval word
 printf '{"context": "<|endoftext|>\\nShe sat", "choices": [" down.", " \\u00e9"], "answer": 1, "source_id": "a"}\n' |
     seed eval choices
