@@ -55,9 +55,9 @@ if ! command -v mpicc.openmpi > /dev/null; then
     echo "mutants: 0 passed, 0 failed, 1 skipped"
     exit 0
 fi
-rm -rf "$tree/tost" "$tree/dev"
+rm -rf "$tree"
 mkdir -p "$tree"
-cp -rp tost dev CITATION.cff Makefile train_gpt_tost.c "$tree"
+cp -r tost dev CITATION.cff Makefile train_gpt_tost.c "$tree"
 if build signals && dev/test/ranks/build.sh "$built" plain && run_tests signals,refusals && build test_comm &&
     run_tests test_comm; then
     passed=1
