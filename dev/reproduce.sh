@@ -18,7 +18,6 @@
 #   --tokenizer FILE    vocabulary of the shards (default: data/vocab.bpe, GPT-2's, downloaded if missing)
 #   --ranks N           train with N processes, started by mpirun
 #   --windows N         random windows of a loss (default: 16000, as for the published losses; with --smoke 40)
-#   --price X           price of the machine per hour, for the report
 #   --program FILE      an installed or built trainer (default: built with make)
 #   -- OPTIONS          options of `train`, such as --steps 1000 --batch 16; give the same ones to continue
 #
@@ -28,7 +27,7 @@ name=${0##*/}
 started_in=$PWD
 here=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 python=${PYTHON:-python3}
-preset='' out='' shards='' val_shards='' tokenizer='' ranks=1 windows='' price='' program='' smoke=''
+preset='' out='' shards='' val_shards='' tokenizer='' ranks=1 windows='' program='' smoke=''
 from=() options=()
 
 fail() { echo "$name: $1" >&2; exit "${2:-1}"; }
@@ -42,8 +41,7 @@ while [ $# -gt 0 ]; do
         --help | -h) sed -n '2,/^set /{/^set /!{s/^# \{0,1\}//p;};}' "$0"; exit ;;
         --smoke) smoke=yes; shift; continue ;;
         --) shift; options=("$@"); break ;;
-        --preset | --out | --from | --shards | --val-shards | --tokenizer) ;;
-        --ranks | --windows | --price | --program) ;;
+        --preset | --out | --from | --shards | --val-shards | --tokenizer | --ranks | --windows | --program) ;;
         *) usage "$1: not an option" ;;
     esac
     [ -n "${2:-}" ] || usage "$1 needs a value"
@@ -56,7 +54,6 @@ while [ $# -gt 0 ]; do
         --tokenizer) [ -f "$2" ] || usage "--tokenizer $2: not a file"; tokenizer=$(absolute "$2") ;;
         --ranks) case $2 in *[!0-9]* | 0*) usage "--ranks $2: give an integer of at least 1" ;; esac; ranks=$2 ;;
         --windows) case $2 in *[!0-9]* | 0*) usage "--windows $2: give an integer of at least 1" ;; esac; windows=$2 ;;
-        --price) case $2 in *[!0-9.]* | . | *.*.*) usage "--price $2: give a number, as in 2.49" ;; esac; price=$2 ;;
         --program) [ -x "$2" ] || usage "--program $2: not a program"; program=$(absolute "$2") ;;
     esac
     shift 2
@@ -281,4 +278,4 @@ steps=$(trained_steps)
 samples
 evaluations
 stage report
-run "$python" dev/plot/report.py "$out" ${price:+--price "$price"} || fail "no report: see above"
+run "$python" dev/plot/report.py "$out" || fail "no report: see above"

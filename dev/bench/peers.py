@@ -69,9 +69,8 @@ def build(args):
     from tost import Tost, TostConfig
 
     layers, heads, channels, vocab = TOY if args.toy else SIZES
-    if args.model == "gpt2":
-        return Gpt2(layers, heads, channels, args.seq, vocab).to(args.device)
-    return Tost(TostConfig(layers, heads, channels, args.seq, vocab)).to(args.device)
+    sizes = layers, heads, channels, args.seq, vocab
+    return (Gpt2(*sizes) if args.model == "gpt2" else Tost(TostConfig(*sizes))).to(args.device)
 
 
 def flops_per_token(args):

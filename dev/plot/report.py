@@ -121,8 +121,7 @@ def loss_table(results, metadata):
         published = [f"{loss.PUBLISHED[key][n]:.2f}" for n in names]
         if name == "validation" and not is_openwebtext(metadata):
             title, published = "the run's validation shards", ["–"] * len(names)
-        rows.append([title, ours, *published,
-                     protocol(result) if result else ""])
+        rows.append([title, ours, *published, protocol(result) if result else ""])
     return table(["loss, nats per token", "this run", *(f"{n}, published" for n in names), "protocol"], rows)
 
 

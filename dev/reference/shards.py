@@ -7,7 +7,6 @@ import numpy as np
 
 MASK = (1 << 64) - 1
 GOLDEN = 0x9E3779B97F4A7C15
-HEADER_INTS = 256
 KINDS = {20240520: "<u2", 20240801: "<u4"}  # magic: dtype
 
 
@@ -54,7 +53,7 @@ def open_shard(path):
     dtype = KINDS.get(int(head[0])) if len(head) == 3 else None
     if dtype is None:
         return np.memmap(path, dtype="<u2", mode="r")
-    return np.memmap(path, dtype, mode="r", offset=4 * HEADER_INTS, shape=(int(head[2]),))
+    return np.memmap(path, dtype, mode="r", offset=1024, shape=(int(head[2]),))
 
 
 class Shards:

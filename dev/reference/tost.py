@@ -66,13 +66,6 @@ class TostConfig:
                    bias="transformer.ln_f.bias" in shapes)
 
 
-PRESETS = {
-    "tost-base": TostConfig(12, 12, 768),
-    "tost-medium": TostConfig(24, 16, 1024),
-    "tost-large": TostConfig(36, 20, 1280),
-}
-
-
 class TSSA(nn.Module):
     """Each head measures how much of a token's energy lies in its subspace (the membership Π), keeps the running
     second moment of the tokens that belong to it, and shrinks the directions in which they vary."""

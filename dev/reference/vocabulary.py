@@ -74,11 +74,8 @@ class Vocabulary:
                  ("add_prefix_space", split.get("add_prefix_space"), False),
                  ("use_regex", split.get("use_regex", True), True),
                  ("post_processor", after.get("type", "ByteLevel"), "ByteLevel"),
-                 ("dropout", model.get("dropout") or None, None),
-                 ("continuing_subword_prefix", model.get("continuing_subword_prefix") or None, None),
-                 ("end_of_word_suffix", model.get("end_of_word_suffix") or None, None),
-                 ("byte_fallback", model.get("byte_fallback") or False, False),
-                 ("ignore_merges", model.get("ignore_merges") or False, False)]
+                 *((key, model.get(key) or None, None) for key in
+                   ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "byte_fallback", "ignore_merges"))]
         for what, value, wanted in found:
             if value != wanted:
                 raise ValueError(f"{what} is {json.dumps(value)}, not {json.dumps(wanted)}")

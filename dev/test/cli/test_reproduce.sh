@@ -27,7 +27,6 @@ refuses_all 2 "$script" <<'END'
 --preset tost-huge | --preset tost-huge: use starter, tost-base
 --from nowhere | --from nowhere: not found
 --ranks 2x | --ranks 2x: give an integer
---price 1.2.3 | --price 1.2.3: give a number
 --smoke --preset starter | leave out --preset
 --shards a_train.bin --from . | give one of them
 --val-shards a_val.bin | --val-shards needs --shards
@@ -56,10 +55,11 @@ rows() { [ -e "$1" ] && [ "$(wc -l <"$1")" -ge "$2" ]; }
 # The part of a report that does not depend on time.
 results() { sed -n '/^## Results/,/^## Run/p;/^## Samples/,$p' "$1/report.md"; }
 
-succeeds smoke --out whole --price 2.5 -- $few
+succeeds smoke --out whole -- $few
 [ $failed -eq 0 ] || finish
 check "it prints the path of the report" [ "$(tail -n 1 stdout)" = "$dir/whole/report.md" ]
 check "the report has a picture" [ "$(od -An -c -N4 whole/report.png | tr -d ' ')" = '211PNG' ]
+succeeds "$python" "$repo/dev/plot/report.py" whole --price 2.5
 for text in "WikiText-2 | [0-9.]* ± " "PTB | [0-9]" "| LAMBADA | [0-9]" "| lambada | " "| hellaswag | " \
     "validation shards | [0-9][0-9.]* ± [0-9.]* | – | – |" "| cbt_CN | " "| cbt_NE | " \
     "| device | CPU" "| speed | [0-9,]* tokens/s" "| training | 60 steps, 61,440 tokens" \
