@@ -744,7 +744,6 @@ static void test_one_rank(Checks* c, const TostEngine* engine) {
         return;
     }
     require(engine->open_comm(&comm, &err), &err);
-    comm->program = "test_tost";
     comm_find_places(comm);
     for (TostDtype dtype = TOST_FP32; dtype <= TOST_BF16; dtype++) {
         Record want = record_of_parts(engine, NULL, dtype, false);

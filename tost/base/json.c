@@ -138,6 +138,11 @@ bool json_key(Json* j, char* out, size_t cap, size_t* len) {
     return take(j, ':') || expected(j, "':'");
 }
 
+bool json_once(Json* j, bool* seen, const char* key) {
+    if (*seen) return tost_error(j->err, "byte %zu: \"%s\" appears twice", (size_t)(j->p - j->start), key);
+    return *seen = true;
+}
+
 // ---------------------------------------------------------------------------------------------
 // Numbers and other values
 
@@ -219,8 +224,8 @@ bool json_text_field(char* text, size_t* n_text, const char* json, size_t n, con
         size_t n_key;
         if (!json_key(&j, key, n + 1 - *n_text, &n_key)) return false;
         const bool wanted = n_key == strlen(name) && memcmp(key, name, n_key) == 0;
+        if (wanted && !json_once(&j, &found, name)) return false;
         if (wanted ? !json_string(&j, text, n + 1, n_text) : !json_skip(&j)) return false;
-        found |= wanted;
     }
     if (more < 0 || !json_at_end(&j)) return false;
     return found || tost_error(err, "the object has no \"%s\"", name);

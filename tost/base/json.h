@@ -24,11 +24,12 @@ bool json_key(Json* j, char* out, size_t cap, size_t* len);    // reads "key" an
 // errors. Lone surrogates become U+FFFD. The decoded text is never longer than the encoded text. len: may be NULL
 bool json_string(Json* j, char* out, size_t cap, size_t* len);
 bool json_u64(Json* j, uint64_t* out);             // a non-negative integer without fraction or exponent
+// To be called before the value of a known key: an error if the object had it before. *seen: false at first
+bool json_once(Json* j, bool* seen, const char* key);
 bool json_skip(Json* j);                           // any value; its contents are not checked
 bool json_at_end(Json* j);                         // error if anything follows, except white space
 
-// Decodes the string `name` of an object, json (n), to text (n + 1). If there are several, takes the last one, as most
-// JSON readers do.
+// Decodes the string `name` of an object, json (n), to text (n + 1).
 bool json_text_field(char* text, size_t* n_text, const char* json, size_t n, const char* name, TostError* err);
 
 // Writes a quoted string of n bytes. Bytes that are not UTF-8 become U+FFFD.

@@ -12,8 +12,9 @@ typedef struct { const char* text; size_t n; } Span;
 
 typedef struct {
     Span     context, choice[MAX_CHOICES];
-    int      choices;   // 0: no "choices"
-    uint64_t answer;    // MAX_CHOICES: no "answer"
+    int      choices;
+    uint64_t answer;
+    bool     has_context, has_choices, has_answer;
 } Fields;
 
 // Decodes the next string to *at, which has room for as many bytes as the JSON that is left.
@@ -41,14 +42,15 @@ static bool read_fields(Json* j, Fields* f, char* at) {
     while ((more = json_next(j, "{}")) == 1) {
         const char* key = at;   // overwritten by the next text
         if (!json_key(j, at, (size_t)(j->end - j->p) + 1, NULL)) return false;
-        const bool ok = strcmp(key, "context") == 0 ? read_span(j, &f->context, &at)
-                      : strcmp(key, "choices") == 0 ? read_choices(j, f, &at)
-                      : strcmp(key, "answer") == 0  ? json_u64(j, &f->answer)
-                                                    : json_skip(j);
+        const bool context = strcmp(key, "context") == 0, choices = strcmp(key, "choices") == 0;
+        const bool ok = context ? json_once(j, &f->has_context, key) && read_span(j, &f->context, &at)
+                      : choices ? json_once(j, &f->has_choices, key) && read_choices(j, f, &at)
+                      : strcmp(key, "answer") == 0 ? json_once(j, &f->has_answer, key) && json_u64(j, &f->answer)
+                                                   : json_skip(j);
         if (!ok) return false;
     }
     if (more != 0 || !json_at_end(j)) return false;
-    if (!f->context.text || f->choices == 0 || f->answer >= (uint64_t)f->choices)
+    if (!f->has_context || !f->has_answer || f->answer >= (uint64_t)f->choices)
         return tost_error(j->err, "an example is {\"context\": text, \"choices\": [texts], \"answer\": index of a "
                           "choice}; dev/data writes LAMBADA, HellaSwag and CBT in this format");
     return true;
@@ -86,7 +88,7 @@ static bool encode(Example* e, const Fields* f, char* text, const Tokenizer* t, 
 
 static bool read_example(Example* e, const char* line, size_t n, const Tokenizer* t, TostError* err) {
     char *decoded = xmalloc(n + 1), *text = xmalloc(n + 1);   // decoded strings are not longer than encoded ones
-    Fields f = {.answer = MAX_CHOICES};
+    Fields f = {0};
     Json j = json_open(line, n, err);
     bool ok = read_fields(&j, &f, decoded);
     e->choices = f.choices;

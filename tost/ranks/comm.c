@@ -62,16 +62,21 @@ bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
 void comm_abort_mpi(int status) { (void)status; }
 #endif
 
+static const char* program_name = "train_gpt_tost";   // for messages
+
 // With several ranks, all must end.
 static void out_of_memory(size_t bytes) {
     const CommPlace place = comm_launch().place;
-    fprintf(stderr, "%sout of memory: %zu bytes could not be allocated\n", comm_prefix(&place).text, bytes);
+    fprintf(stderr, "%s: %sout of memory: %zu bytes could not be allocated\n", program_name,
+            comm_prefix(&place).text, bytes);
     if (place.size > 1) comm_abort_mpi(STATUS_FAILED);
     exit(STATUS_FAILED);
 }
 
 bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, TostError* err) {
     const CommLaunch launch = comm_launch();
+    const char* slash = strrchr(program, '/');
+    program_name = slash ? slash + 1 : program;
     memory_on_failure(out_of_memory);
     *comm = NULL;
     if (launch.place.size == 1) return true;
@@ -85,7 +90,6 @@ bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, T
                           "or start a single process", launch.place.size, launch.launcher);
     const bool ok = own && engine->open_comm ? engine->open_comm(comm, err) : comm_open_mpi(comm, &launch, err);
     if (!ok) return false;
-    (*comm)->program = program;
     comm_find_places(*comm);
     return true;
 }
@@ -126,9 +130,9 @@ CommPrefix comm_prefix(const CommPlace* place) {
 }
 
 void comm_fail(TostComm* c, const TostError* why) {
-    const char *slash = strrchr(c->program, '/'), *separator = c->hint.text[0] ? "; " : "";
-    char* text = xasprintf("%s: %s%s%s%s\n", slash ? slash + 1 : c->program, comm_prefix(&c->place).text, why->text,
-                           separator, c->hint.text);
+    const char* separator = c->hint.text[0] ? "; " : "";
+    char* text = xasprintf("%s: %s%s%s%s\n", program_name, comm_prefix(&c->place).text, why->text, separator,
+                           c->hint.text);
     output_write(STDERR_FILENO, text, strlen(text), OUTPUT_TIMEOUT);
     free(text);
     c->abort(c, STATUS_RESUMABLE);

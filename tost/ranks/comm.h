@@ -32,7 +32,6 @@ struct TostComm {
     char        library[64];      // "Open MPI v4.1.4"
     double      timeout;          // longest wait, in seconds; 0: forever
     TextLine    hint;             // appended to the line that a failed rank causes: how to resume
-    const char* program;          // for messages
     bool        lockstep;         // NCCL: a message waits for all that were started before it
     void*       transport;        // data of the functions below
 

@@ -164,7 +164,7 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
         *info = (CheckpointInfo){0};
         *model_file = (StFile){0};
         if (file) checkpoint_suggest_older(err, file, option);
-        else if (!option) tost_error(err, "%s; --overwrite starts the run over", err->text);
+        else if (!option && path_exists(path)) tost_error(err, "%s; --overwrite starts the run over", err->text);
     }
     free(file);
     return ok;

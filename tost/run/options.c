@@ -192,7 +192,7 @@ const Option option_table[] = {
     {"keep-best", TRAIN | OVERRIDABLE, FLAG, AT(keep_best), "",
      .help = "also keep the checkpoint of the best validation, as best in the run folder"},
     {"stop-at-val", TRAIN | OVERRIDABLE, REAL, AT(stop_at_val), "LOSS",
-     .help = "save and stop when the validation loss is at most LOSS", 0, 1e9, .default_text = "off"},
+     .help = "save and stop when the validation loss is at most LOSS; 0: never", 0, 1e9, .default_text = "off"},
     {"max-time", TRAIN, DURATION, AT(max_time), "TIME",
      .help = "save and stop before the next step would exceed this time, such as 2.5h; status 75 if steps are left",
      0.001, 10000 * 86400.0, .default_text = "off"},

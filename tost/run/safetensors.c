@@ -91,9 +91,9 @@ static bool parse_tensor(Json* j, StTensor* t) {
         char key[ST_NAME_MAX];
         if (!json_key(j, key, sizeof key, NULL)) return false;
         bool ok;
-        if (strcmp(key, "dtype") == 0) ok = dtype = parse_dtype(j, t);
-        else if (strcmp(key, "shape") == 0) ok = shape = parse_shape(j, t);
-        else if (strcmp(key, "data_offsets") == 0) ok = offset = parse_offsets(j, offsets);
+        if (strcmp(key, "dtype") == 0) ok = json_once(j, &dtype, key) && parse_dtype(j, t);
+        else if (strcmp(key, "shape") == 0) ok = json_once(j, &shape, key) && parse_shape(j, t);
+        else if (strcmp(key, "data_offsets") == 0) ok = json_once(j, &offset, key) && parse_offsets(j, offsets);
         else ok = json_skip(j);
         if (!ok) return false;
     }
@@ -151,6 +151,7 @@ static bool parse_metadata(Json* j, StFile* f, char* buffer) {
 
 static bool parse_entries(Json* j, StFile* f, char* buffer) {
     int more;
+    bool metadata = false;
     if (!json_enter(j, "{}")) return false;
     while ((more = json_next(j, "{}")) == 1) {
         StTensor t = {0};
@@ -158,7 +159,7 @@ static bool parse_entries(Json* j, StFile* f, char* buffer) {
         if (!json_key(j, t.name, sizeof t.name, &n)) return false;
         if (strlen(t.name) != n) return tost_error(j->err, "a NUL in the name '%s'", t.name);
         if (strcmp(t.name, "__metadata__") == 0) {
-            if (!parse_metadata(j, f, buffer)) return false;
+            if (!json_once(j, &metadata, t.name) || !parse_metadata(j, f, buffer)) return false;
             continue;
         }
         if (!parse_tensor(j, &t)) return tost_error(j->err, "tensor '%s': %s", t.name, j->err->text);

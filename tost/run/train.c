@@ -345,7 +345,7 @@ static bool validate(bool* completed, Run* r, TostError* err) {
                           fabs(loss), divergence_hint(r, "").text);
     r->info.val_loss = loss;
     r->info.val_step = r->info.step;
-    if (loss <= r->o.stop_at_val && r->info.step > 0) r->stopped_by = "--stop-at-val";
+    if (r->o.stop_at_val > 0 && loss <= r->o.stop_at_val && r->info.step > 0) r->stopped_by = "--stop-at-val";
     if (loss >= r->info.best_val_loss) return true;
     r->info.best_val_loss = loss;
     r->info.best_val_step = r->info.step;

@@ -101,7 +101,6 @@ TostComm* open_comm(bool own_link, double timeout) {
         fprintf(stderr, "%s\n", err.text);
         _exit(1);
     }
-    comm->program = "exchange_test";
     comm->timeout = timeout;
     comm_find_places(comm);
     if (!own_link) return comm;

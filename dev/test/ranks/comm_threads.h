@@ -86,7 +86,7 @@ static void* rank_main(void* arg) {
     RankThread* t = arg;
     TostComm* c = xcalloc(1, sizeof *c);
     *c = (TostComm){.place = {.rank = t->rank, .size = t->world->size, .host = "host"}, .library = "threads",
-                    .program = "test", .transport = t->world, .start = threads_start_messages, .test = threads_test,
+                    .transport = t->world, .start = threads_start_messages, .test = threads_test,
                     .abort = threads_abort, .close = threads_close};
     comm_find_places(c);
     t->errors = t->run(c, t->context);

@@ -52,6 +52,8 @@ static const struct { const char* header; size_t data; const char* error; } head
     {"{" T_("a", "F32", "1", "4", "8") "}", 8, "starts at byte 4 of the data, but the one before it ends at 0: gap"},
     {"{" T_("a", "F32", "2", "0", "8") "," T_("b", "F32", "1", "4", "8") "}", 8, "overlap"},
     {"{" T_("a", "F32", "1", "0", "4") "," T_("\\u0061", "F32", "1", "4", "8") "}", 8, "'a' appears twice"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"shape\":[1]}}", 4, "\"shape\" appears twice"},
+    {"{\"__metadata__\":{\"k\":\"1\"},\"__metadata__\":{\"l\":\"2\"}}", 0, "\"__metadata__\" appears twice"},
     {"{" T_("a\\u0000b", "F32", "", "0", "4") "}", 4, "a NUL in the name 'a'"},
     {"{\"__metadata__\":{\"k\":1}}", 0, "expected a string"},
     {"{\"__metadata__\":{\"k\":\"v\\u0000\\u0100\"}}", 0, "a NUL in 'v'"},
@@ -308,8 +310,12 @@ static void test_find(Checks* c) {
     TostModel* m = new_model(tiny);
     fill(m, 2);
     check_not_found(c, "find", "cannot be found: No such file");
+    StFile f;
+    CheckpointInfo info;
+    check(c, !checkpoint_open(&f, &info, "find", NULL, &err) && !strstr(err.text, "--overwrite"), "%s", err.text);
     must(make_dirs("find", &err), "make_dirs", &err);
     check_not_found(c, "find", "no complete checkpoint");
+    check(c, !checkpoint_open(&f, &info, "find", NULL, &err) && strstr(err.text, "--overwrite"), "%s", err.text);
     check(c, !is_run("find") && !is_run("absent"), "an empty folder is not a run");
     save("find", m, 300, 0);
     must(rename("find/step_00000300", "find/step_00000300.tmp") == 0, "rename", NULL);

@@ -243,6 +243,18 @@ static void test_outliers(Checks* c) {
 #undef WINDOWED
 }
 
+static void forget(TostModel* m) { memset(m->state[TOST_PARAM], 0, m->tensors.flat_size * sizeof(float)); }
+
+// Without --stop-at-val, a loss of exactly 0 does not stop the run.
+static void test_zero_loss(Checks* c) {
+    static const uint16_t zeros[TOKENS + 1];
+    write_bytes("zeros.bin", zeros, sizeof zeros);
+    hooks[0] = (Hook){EVALUATING, 2, forget};
+    check_run(c, run(BASE "--data good.bin --val-data zeros.bin --val-every 1 --val-batches 1 --steps 3 --out zero"),
+              0, 0, NULL, "a loss of 0");
+    check(c, row_of("zero", 0).val_loss == 0 && row_of("zero", 2).step == 2, "a loss of 0 must not stop the run");
+}
+
 // ---------------------------------------------------------------------------------------------
 // Signals
 
@@ -549,6 +561,7 @@ int main(int argc, char** argv) {
     test_not_finite(&c);
     test_outliers(&c);
     test_signals(&c);
+    test_zero_loss(&c);
     test_signals_in_steps(&c);
     test_lock(&c);
     test_overtaken(&c);
