@@ -56,7 +56,7 @@ OPTIONS = {
     "grad-clip": (float, 1.0, "maximum gradient norm; 0: no clipping"),
     "seed": (int, 1337, "random seed of the data order"),
     "val-every": (int, 0, "steps between validations; 0: never"),
-    "val-batches": (int, 20, "micro-batches per validation"),
+    "val-batches": (int, 20, "micro-batches per validation, spread evenly over --val-data; 0: all"),
 }
 
 
@@ -157,11 +157,14 @@ class Trainer:
     @torch.no_grad()
     def validate(self):
         B = self.args.batch
-        samples = min(self.args.val_batches * B, self.val.samples)
-        total = 0.0
-        for first in range(0, samples, B):
-            rows = min(B, samples - first)
+        available = -(-self.val.samples // B)
+        n = min(self.args.val_batches or available, available)
+        total = samples = 0
+        for i in range(n):
+            first = i * available // n * B
+            rows = min(B, self.val.samples - first)
             total += self.loss(self.val, first, rows).item() * rows
+            samples += rows
         return total / samples
 
     def run(self, log):

@@ -304,10 +304,11 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
     return !is_due(r, r->o.save_every) || r->info.step == r->o.steps || run_save(r, false, err);
 }
 
-// Losses of the first `sequences` of the validation shards, each rank those of its parts. If a signal interrupts a
-// rank, *completed is false.
-static bool validation_losses(bool* completed, Run* r, uint64_t sequences, TostError* err) {
-    const int64_t B = r->o.batch, n = ((int64_t)sequences + B - 1) / B;
+// Losses of val_batches micro-batches, evenly spread over all those of the validation shards, each rank those of its
+// parts. If a signal interrupts a rank, *completed is false.
+static bool validation_losses(bool* completed, Run* r, TostError* err) {
+    const int64_t B = r->o.batch, sequences = (int64_t)data_samples(r->val), available = (sequences + B - 1) / B;
+    const int64_t wanted = r->o.val_batches, n = wanted > 0 && wanted < available ? wanted : available;
     const int own = run_own_parts(r), first_part = comm_rank(r->comm) * own;
     const int64_t start = part_start(n, first_part, r->o.parts);
     const int64_t all = part_start(n, first_part + own, r->o.parts) - start;
@@ -318,8 +319,8 @@ static bool validation_losses(bool* completed, Run* r, uint64_t sequences, TostE
         const int64_t end = part_start(n, first_part + p + 1, r->o.parts) - start;
         for (int64_t i = 0; i < longest && !(stop = interrupted(r, !ok)); i++) {
             if (!ok || done == end) continue;
-            const uint64_t first = (uint64_t)((start + done) * B), left = sequences - first;
-            const int rows = left < (uint64_t)B ? (int)left : (int)B;
+            const int64_t first = part_start(available, start + done, n) * B;
+            const int rows = (int)(sequences - first < B ? sequences - first : B);
             progress_show(&r->progress, (double)done / (double)all, "validation %lld/%lld",
                           (long long)(done * n / all), (long long)n);
             ok = data_batch(r->val, r->inputs, r->targets, first, rows, err);
@@ -332,12 +333,11 @@ static bool validation_losses(bool* completed, Run* r, uint64_t sequences, TostE
     return *completed || run_agree(r, ok, err);
 }
 
-// Mean loss over the first val_batches micro-batches of the validation shards, or over all of them if there are fewer.
-// If a signal interrupts it, *completed is false and val_loss is unchanged.
+// Mean loss over val_batches micro-batches of the validation shards, or over all. If a signal interrupts it, *completed
+// is false and val_loss is unchanged.
 static bool validate(bool* completed, Run* r, TostError* err) {
-    const uint64_t wanted = (uint64_t)r->o.val_batches * (uint64_t)r->o.batch, available = data_samples(r->val);
     progress_start(&r->progress);
-    if (!validation_losses(completed, r, wanted < available ? wanted : available, err)) return data_failed(r, err);
+    if (!validation_losses(completed, r, err)) return data_failed(r, err);
     if (!*completed) return true;
     const double loss = run_mean_loss(r);
     if (!isfinite(loss))

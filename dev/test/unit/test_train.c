@@ -222,6 +222,22 @@ static void test_not_finite(Checks* c) {
     check_run(c, o, 1, 9 + 2 + 1, "not saved", "a parameter that is not finite");
 }
 
+// Of the 200 micro-batches in the shard, 4 are 0, 50, 100 and 150.
+static void test_val_batches(Checks* c) {
+    static const struct { int n, bad_first, bad_last, status; } cases[] = {
+        {4, 1, 49, 0}, {4, 101, 149, 0}, {4, 151, 199, 0}, {4, 50, 50, 1}, {4, 150, 150, 1}, {3, 66, 66, 1},
+        {3, 67, 132, 0}, {3, 133, 133, 1}, {0, 199, 199, 1}, {1000000000, 199, 199, 1},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        write_shard("val.bin", BAD, cases[i].bad_first, cases[i].bad_last);
+        const Outcome o = run(BASE "--data val.bin --val-data val.bin --val-every 1 --steps 0 --save-every 0 "
+                              "--val-batches %d --overwrite --out val", cases[i].n);
+        check(c, o.status == cases[i].status && !strstr(o.err, "validation loss is nan") == !o.status,
+              "--val-batches %d, bad %d to %d: %s", cases[i].n, cases[i].bad_first, cases[i].bad_last, o.err);
+        free_outcome(o);
+    }
+}
+
 static void test_outliers(Checks* c) {
 #define WINDOWED BASE NO_VAL "--data spike.bin --steps 150 --save-every 50 "
     write_shard("spike.bin", SPIKE, 140, 141);
@@ -559,6 +575,7 @@ int main(int argc, char** argv) {
     must(chdir(dir) == 0, "chdir", NULL);
     setenv("TERM", "dumb", 1);
     test_not_finite(&c);
+    test_val_batches(&c);
     test_outliers(&c);
     test_signals(&c);
     test_zero_loss(&c);
