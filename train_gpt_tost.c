@@ -990,11 +990,6 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
     return model;
 }
 
-static double cpu_peak_flops(TostModel* model, bool* measured) {
-    *measured = true;
-    return gemm_measure(model->options.dtype == TOST_BF16);
-}
-
 static void cpu_put(TostModel* model, TostArray a, const TostTensor* t, const float* src) {
     if (a < TOST_M) memcpy(model->array[a] + t->offset, src, t->size * sizeof *src);
     else exchange_put(&model->exchange, model->array[a], t, src);
@@ -1014,7 +1009,6 @@ const TostEngine tost_cpu_engine = {
     .memory = cpu_memory,
     .create = cpu_create,
     .destroy = model_free,
-    .peak_flops = cpu_peak_flops,
     .put = cpu_put,
     .get = cpu_get,
     .forward = cpu_forward,

@@ -65,7 +65,7 @@ typedef struct {
     TostModel* (*create)(const TostConfig* c, const TostEngineOptions* o, TostError* err);
     void (*destroy)(TostModel* model);
     // Returns the peak rate of dense matrix products for the model's device and dtype, in operations/s; 0: unknown.
-    // Sets *measured: true if the rate was measured, false if it is from the data sheet.
+    // Sets *measured: true if the rate was measured, false if it is from the data sheet. NULL, as for CPUs: unknown.
     double (*peak_flops)(TostModel* model, bool* measured);
 
     // Copies one tensor of one array, t->size elements, from or to the host. With several ranks, put stores what this

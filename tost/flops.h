@@ -1,5 +1,5 @@
 // flops.h: model FLOPs utilization (MFU): the rate of the floating-point operations that the model needs, without
-// recomputation, divided by the peak rate of the devices:   MFU = flops_per_token · tokens/s / (peak rate · ranks)
+// recomputation, divided by the peak rate of the GPUs:   MFU = flops_per_token · tokens/s / (peak rate · ranks)
 #ifndef TOST_FLOPS_H
 #define TOST_FLOPS_H
 

@@ -3,7 +3,6 @@
 // matrix multiplication" (2008), or cblas_sgemm if the build names a BLAS (TOST_BLAS).
 #include "cpu/gemm.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -11,7 +10,6 @@
 #include TOST_BLAS_HEADER
 #endif
 
-#include "base/clock.h"
 #include "base/memory.h"
 #include "base/openmp.h"
 #include "cpu/gemm_kernels.h"
@@ -357,23 +355,4 @@ void gemm_describe(char* text, size_t cap, int threads, bool bf16) {
     char library[64];
     snprintf(text, cap, "CPU, %d thread%s, %s, matmul %s", threads, threads == 1 ? "" : "s", bf16 ? "bf16" : "float32",
              gemm_library(library, sizeof library, bf16));
-}
-
-// Products of n³ multiplications, with the same number per thread on every machine. The fastest of several counts.
-double gemm_measure(bool bf16) {
-    enum { PRODUCTS = 4, PER_THREAD = 384 };   // the first product starts the threads
-    static const double MOST_SECONDS = 0.05;
-    const int n = (int)(PER_THREAD * cbrt((double)threads_max())) / 64 * 64;
-    const size_t size = (size_t)n * (size_t)n;
-    float* x = xmalloc(3 * size * sizeof *x);
-    for (size_t i = 0; i < 3 * size; i++) x[i] = (float)((i * 2654435761u >> 8) % 255) / 255.0f - 0.5f;
-    const double start = now_seconds();
-    double best = INFINITY;
-    for (int i = 0; i < PRODUCTS && (i < 2 || now_seconds() - start < MOST_SECONDS); i++) {
-        const double before = now_seconds();
-        (bf16 ? gemm_bf16 : gemm)(x, x + size, false, x + 2 * size, true, n, n, n, 0.0f);
-        best = fmin(best, now_seconds() - before);
-    }
-    free(x);
-    return best > 0 ? 2.0 * (double)size * n / best : 0;
 }

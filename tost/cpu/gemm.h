@@ -32,7 +32,4 @@ char* gemm_library(char* name, size_t cap, bool bf16);
 // Writes the number of threads, the type and that name as one line.
 void  gemm_describe(char* text, size_t cap, int threads, bool bf16);
 
-// The peak rate of this CPU with the current number of threads, in operations/s. Not to be called in a parallel region.
-double gemm_measure(bool bf16);
-
 #endif

@@ -60,9 +60,8 @@ run $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --out straight
 check "nothing on stderr" empty stderr
 check "lines of the first and the last step" [ "$(grep -c '^step [16]/6  loss' stdout)" -eq 2 ]
 n='[0-9.e-]+'
-check "operations per token and the peak rate" grep -Eq \
-    "^compute    $n MFLOP per token; 100% MFU: $n[KMG]? tokens/s, $n TFLOP/s in float32 \(measured\)\$" stdout
-check "model FLOPs utilization" grep -Eq '^step 6/6 .* tok/s  [0-9.]+% MFU$' stdout
+check "operations per token, no peak rate of a CPU" grep -Eq "^compute    $n MFLOP per token\$" stdout
+check "no FLOPs utilization on a CPU" grep -Eq '^step 6/6 .* tok/s$' stdout
 check "a sample" says 'sample after step 6' stdout
 check "a row per step and a header" [ "$(wc -l <straight/log.csv)" -eq 7 ]
 check "the log counts steps from 0" [ "$(sed -n 2p straight/log.csv | cut -d, -f1,2)" = "0,128" ]
