@@ -26,9 +26,10 @@ from ptb import URL as PTB_URL
 
 HEADER_BYTES = 1024   # of a shard: 256 int32, of which the third is the number of tokens
 CORPORA = {
-    "wikitext2": Corpus("wikitext2-test", None, hub="Salesforce/wikitext", files=("wikitext-2-raw-v1/test-*.parquet",)),
-    "ptb": Corpus("ptb-test", None, urls=((PTB_URL + "ptb.test.txt", "ptb.test.txt", None),)),
-    "lambada": Corpus("lambada-test", None, hub="cimec/lambada", files=("plain_text/test-*.parquet",)),
+    "wikitext2": Corpus("wikitext2-test", None, hub="Salesforce/wikitext", files=("wikitext-2-raw-v1/test-*.parquet",),
+                        documents=4358),
+    "ptb": Corpus("ptb-test", None, urls=((PTB_URL + "ptb.test.txt", "ptb.test.txt", None),), documents=3761),
+    "lambada": Corpus("lambada-test", None, hub="cimec/lambada", files=("plain_text/test-*.parquet",), documents=5153),
 }
 
 
@@ -74,6 +75,9 @@ def build(args):
     lines = read_lines(args.name, find_files([args.source] if args.source else [fetch_corpus(CORPORA[args.name])]))
     if not any(lines):
         raise Refused(f"{args.source or args.name}: no text")
+    if args.name == "lambada" and any(line != line.lower() for line in lines):
+        raise Refused(f"{args.source or args.name}: has capital letters: the original test set is in lower case; this "
+                      "may be OpenAI's version, for evalset.py lambada")
     with tempfile.TemporaryDirectory() as folder:
         header, ids = tokenize(lines, args, Path(folder))
     ids = with_empty_lines(lines, ids)
@@ -81,7 +85,9 @@ def build(args):
     path = args.out / f"{args.name}_test_000000.bin"
     path.parent.mkdir(parents=True, exist_ok=True)
     fetch.write(path, header.tobytes() + ids.tobytes())
-    print(f"{shown(path)}: {len(ids):,} tokens, {len(lines):,} lines")
+    published = CORPORA[args.name].documents
+    agrees = "as published" if len(lines) == published else f"but {published:,} published: not the published set"
+    print(f"{shown(path)}: {len(ids):,} tokens, {len(lines):,} lines, {agrees}")
 
 
 def main():

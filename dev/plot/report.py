@@ -2,8 +2,8 @@
 
     report.py RUN [--price 2.49] [--out FILE.md]
 
-RUN is the folder of any run of the trainer. The report has the loss curve, the evaluation results beside the published
-ones, version, device, time, speed, cost, options and samples. It reads
+RUN is the folder of any run of the trainer. The report has the loss curve, the evaluation results, for a preset
+beside the published ones, version, device, time, speed, cost, options and samples. It reads
 
     RUN/log.csv                       loss, time and speed
     RUN/step_*/model.safetensors      version and options, from the metadata of the newest checkpoint
@@ -31,6 +31,8 @@ from runs import Run, newest_checkpoint
 # Names in RUN/eval: (title, key in loss.PUBLISHED)
 LOSSES = {"validation": ("OpenWebText", "openwebtext"), "lambada_loss": ("LAMBADA", "lambada"),
           "wikitext2_loss": ("WikiText-2", "wikitext2"), "ptb_loss": ("PTB", "ptb")}
+# Published models: layers, heads, channels, block size
+SIZES = {"ToST-base": (12, 12, 768, 1024), "ToST-medium": (24, 16, 1024, 1024), "ToST-large": (36, 20, 1280, 1024)}
 GPT2_VOCABULARY = range(50257, 50305)
 # Keys of eval's JSON that are not results
 SETTINGS = {"step", "seq", "seed", "stride", "examples", "tokens"}
@@ -109,11 +111,16 @@ def is_openwebtext(metadata):
     return re.search(r"openwebtext|\bowt", metadata.get("option.data", ""), re.IGNORECASE) is not None
 
 
+def published_model(metadata):
+    """The published model of the run's sizes, or None."""
+    sizes = tuple(int(metadata.get(key, 0)) for key in ("n_layer", "n_head", "n_embd", "block_size"))
+    return next((name for name, published in SIZES.items() if published == sizes), None)
+
+
 def loss_table(results, metadata):
-    """The losses with published values; the run's own preset first."""
-    preset = metadata.get("option.preset", "")
-    names = [name for name in loss.PUBLISHED["openwebtext"] if name.lower() == preset] or ["ToST-base"]
-    names.append("GPT-2 base")
+    """The losses on the published data sets, beside the published losses if the model is a published one."""
+    model = published_model(metadata)
+    names = [model, "GPT-2 base"] if model else []
     rows = []
     for name, (title, key) in LOSSES.items():
         result = results.get(name)
@@ -159,8 +166,9 @@ def fact_rows(log, metadata, devices, mfu, price):
     rows = [["program", metadata.get("program", "unknown")],
             ["device", "; later ".join(dict.fromkeys(devices)) or "unknown"]]
     if metadata:
-        rows.append(["model", "{}; {} layers, {} heads, {} channels, block size {}, vocabulary {}".format(
-            metadata.get("option.preset", "?"), *sizes)])
+        name = published_model(metadata)
+        rows.append(["model", (f"{name}, " if name else "") + f"{metadata['parameters'] / 1e6:.1f}M parameters: "
+                     "{} layers, {} heads, {} channels, block size {}, vocabulary {}".format(*sizes)])
         rows.append(["data", metadata.get("option.data", "?")])
     rows += [["training", f"{int(log.step[-1]) + 1:,} steps, {tokens:,} tokens"],
              ["training loss", f"{statistics.fmean(final or [math.nan]):.4f}, mean of the last {len(final):,} steps"],
@@ -194,7 +202,7 @@ def report(folder, log, picture, price):
     step = int(metadata.get("step", log.step[-1] + 1))
     parts = [f"# {folder.resolve().name}", f"![Training and validation loss]({picture})", "## Results",
              loss_table(results, metadata)]
-    if metadata and int(metadata.get("vocab_size", 0)) not in GPT2_VOCABULARY:
+    if published_model(metadata) and int(metadata.get("vocab_size", 0)) not in GPT2_VOCABULARY:
         parts.append(f"Not comparable with the published losses: the vocabulary has {metadata.get('vocab_size')} "
                      "tokens and is not GPT-2's.")
     tasks = list(task_rows(results))
@@ -219,7 +227,8 @@ def draw(folder, log, path):
     finite = [x for x in late + log.val_loss[-len(late):] if math.isfinite(x)]
     arguments = [str(folder), "--title", folder.resolve().name, "--out", str(path)]
     metadata = newest_checkpoint(folder)
-    if int(metadata.get("vocab_size", 0)) in GPT2_VOCABULARY and is_openwebtext(metadata):
+    comparable = published_model(metadata) and int(metadata.get("vocab_size", 0)) in GPT2_VOCABULARY
+    if comparable and is_openwebtext(metadata):
         arguments += ["--published", "openwebtext"]
         finite += loss.PUBLISHED["openwebtext"].values()
     if finite:

@@ -57,11 +57,12 @@ def read_rows(path, text):
 
 
 def read_metadata(path):
-    """The metadata of a safetensors file."""
+    """The metadata of a safetensors file, and the number of its parameters."""
     with open(path, "rb") as file:
         size = struct.unpack("<Q", file.read(8).ljust(8, b"\0"))[0]
         header = json.loads(file.read(min(size, MAX_HEADER)))
-    return header.get("__metadata__", {})
+    metadata = header.pop("__metadata__", {})
+    return metadata | {"parameters": sum(math.prod(tensor["shape"]) for tensor in header.values())}
 
 
 def newest_checkpoint(folder):
@@ -74,6 +75,6 @@ def newest_checkpoint(folder):
             metadata = read_metadata(path)
             if int(metadata.get("step", 0)) >= int(found.get("step", 0)):
                 found = metadata
-        except (OSError, ValueError, AttributeError) as error:
+        except (OSError, ValueError, AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"{path}: not a checkpoint of the trainer ({describe(error)})") from error
     return found

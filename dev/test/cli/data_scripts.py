@@ -115,7 +115,8 @@ def check_published():
     space, newline, end = 220, 198, 256
     a_line, b_line = (space, 28, space, 32, space, 28, space, newline), (space, 65, space, 66, space, newline)
     write("wiki.test.raw", " \n = A = \n \n b c \n")
-    made("published.py wikitext2 --from wiki.test.raw --out published", *BYTES)
+    out = made("published.py wikitext2 --from wiki.test.raw --out published", *BYTES)
+    check("another number of lines is noted", "4 lines, but 4,358 published" in out)
     check("published.py wikitext2: each line alone, with <|endoftext|>",
           tokens("published/wikitext2_test_000000.bin") == uint16(
               end, *a_line, end, end, *b_line, end))
@@ -123,6 +124,8 @@ def check_published():
     made("published.py ptb --from ptb.test.txt --out published", *BYTES)
     check("published.py ptb: lines without line breaks",
           tokens("published/ptb_test_000000.bin") == uint16(space, 65, space, 66, space, end, space, 65, end))
+    write("openai.txt", 'He said "yes"\n')
+    refused("openai.txt: has capital letters", "published.py lambada --from openai.txt --out published2", *BYTES)
     refused("invalid choice: 'lambda' | wikitext2", "published.py lambda", status=2)
 
 
