@@ -4,7 +4,7 @@
 #   dev/reproduce.sh [--preset tost-base]        OpenWebText from the Hugging Face Hub (24 GB), GPT-2's vocabulary
 #   dev/reproduce.sh --from FOLDER               OpenWebText from local Parquet, JSONL or text files
 #   dev/reproduce.sh --shards 'DIR/*train*.bin'  existing token shards of llm.c or nanoGPT; *val*.bin beside them
-#   dev/reproduce.sh --smoke                     all stages in two minutes on data/starter, without a network
+#   dev/reproduce.sh --smoke                     all stages in six minutes on data/starter, without a network
 #
 # Stages: program, vocabulary, data, training, samples, evaluation, report. If stopped at any point, by Ctrl-C, a kill
 # or a power failure, run the same command again: it continues where it was stopped. Training runs on a GPU if there is
