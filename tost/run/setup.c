@@ -32,8 +32,7 @@ static bool run_exists(const Run* r, TostError* err) {
 static bool check_paths(const Options* o, TostError* err) {
     if (o->out && checkpoint_is_folder(o->out))
         return tost_error(err, "--out %s is a checkpoint, not a run: give the folder of its run, or a new one; "
-                          "--init %s starts a run from its weights; dev/reference/convert.py --run converts a PyTorch "
-                          "checkpoint to a run", o->out, o->out);
+                          "--init %s starts a run from its weights", o->out, o->out);
     return !o->log || !checkpoint_is_name(o->log, NULL, NULL)
            || tost_error(err, "--log %s is the name of a checkpoint: give another name", o->log);
 }
