@@ -71,15 +71,16 @@ EMU       = build/cuda_on_host$(if $(filter-out 0,$(SANITIZE)),-sanitize)
 EMU_CXX  := $(CXX) -std=c++17
 EMU_CHECKS = -g1 $(SANITIZERS) -fno-sanitize=null,object-size,vptr -DTOST_SANITIZE
 EMU_SANITIZE = $(if $(filter-out 0,$(SANITIZE)),$(EMU_CHECKS))
-EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-unknown-warning-option -I. -Itost
+EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -Wno-maybe-uninitialized -Wno-unknown-warning-option \
+            -I. -Itost
 # For the race detector: the compiler reports loads and stores to races.cpp, and the library of the thread sanitizer is
 # not linked. -w: the other builds show the warnings.
 EMU_RACES =
 EMU_CUDA  = -DTOST_CUDA_ON_HOST -DTOST_NCCL -Idev/test/cuda
 # The modules that the engine needs, and all of them
-EMU_C     = $(patsubst %,$(EMU)/%.o,dev/test/cuda/cpu_layers $(patsubst %,tost/%,flops init model pieces base/crc32 base/error base/files base/folder base/json \
-              base/memory base/output base/rng base/signals base/text cpu/gemm cpu/threads ranks/comm ranks/exchange \
-              ranks/slices run/safetensors run/schedule))
+EMU_C     = $(patsubst %,$(EMU)/%.o,dev/test/cuda/cpu_layers $(patsubst %,tost/%,flops init model pieces base/crc32 \
+              base/error base/files base/folder base/json base/memory base/output base/rng base/signals base/text \
+              cpu/gemm cpu/threads ranks/comm ranks/exchange ranks/slices run/safetensors run/schedule))
 EMU_TOST  = $(patsubst %.c,$(EMU)/%.o,$(wildcard tost/*.c tost/*/*.c))
 EMU_LIB   = $(patsubst %,$(EMU)/dev/test/cuda/%.o,cuda_on_host cublaslt_on_host nccl_on_host runtime_on_host races)
 EMU_MAIN  = $(EMU)/dev/test/cuda/program.o
@@ -122,7 +123,8 @@ test_cuda_on_host: $(EMU)/test
 # Mutation test: changes single lines of the kernels and checks that the emulation tests fail. MUTANTS="NAME ..."
 # selects mutants.
 test_mutants:
-	@$(MAKE) --no-print-directory EMU=build/mutants SANITIZE=0 EMU_RACES="-fsanitize=thread -w -DCUDA_ON_HOST_RACES" mutants
+	@$(MAKE) --no-print-directory EMU=build/mutants SANITIZE=0 \
+	    EMU_RACES="-fsanitize=thread -w -DCUDA_ON_HOST_RACES" mutants
 mutants: $(EMU_CPP) $(EMU_C)
 	@dev/test/cuda/mutants.sh "$(EMU_CXX)" "-O1 $(EMU_FLAGS) $(EMU_RACES) $(EMU_CUDA)" \
 	    "$(filter-out %/kernels_test.o,$(EMU_CPP) $(EMU_C))" $(MUTANTS)

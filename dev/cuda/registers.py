@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""registers.py FILE.ptxas...: checks the registers of the kernels in the output of nvcc -Xptxas -v. As many blocks as the
-launches count on must fit in the 65,536 of a multiprocessor, and no kernel may spill more than 8 bytes (for sm_80, two
-spill a pointer outside their loops)."""
+"""registers.py FILE.ptxas...: checks the registers of the kernels in the output of nvcc -Xptxas -v. As many blocks as
+the launches count on must fit in the 65,536 of a multiprocessor, and no kernel may spill more than 8 bytes (for sm_80,
+two spill a pointer outside their loops)."""
 import re
 import sys
 

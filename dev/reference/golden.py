@@ -146,8 +146,8 @@ def verify_pair(params):
     errors = [(worst_error(computed[name], stored[name]), name) for name in computed.keys() - set(mismatched)]
     worst, name = max(errors, default=(0.0, "none"))
     good = not mismatched and worst <= TOLERANCE
-    print(f"{'ok  ' if good else 'FAIL'} {params.with_name(params.name.split('.')[0])}  {len(computed)} tensors, largest "
-          f"error {worst:.1e} in {name}")
+    print(f"{'ok  ' if good else 'FAIL'} {params.with_name(params.name.split('.')[0])}  {len(computed)} tensors, "
+          f"largest error {worst:.1e} in {name}")
     for name in mismatched:
         print(f"     {name}: missing on one side, or of another shape or dtype")
     return good

@@ -72,7 +72,8 @@ def write_tokenizer(source, folder):
         return {}
     vocabulary = Vocabulary.read(source)
     if not vocabulary.standard:
-        raise ValueError(f"{source}: its ids are not those of a vocab.bpe (bytes, merges, {EOT}), which the trainer needs")
+        raise ValueError(f"{source}: its ids are not those of a vocab.bpe (bytes, merges, {EOT}), which the trainer "
+                         "needs")
     (folder / "vocab.bpe").write_bytes(vocabulary.vocab_bpe())
     return {"tokenizer": "vocab.bpe", "tokenizer_hash": f"{vocabulary.hash():08x}"}
 

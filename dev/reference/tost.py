@@ -273,7 +273,7 @@ def write_safetensors(path, tensors, metadata):
 
 @torch.no_grad()
 def generate(model, ids, tokens, n_ids, stop):
-    """Yields up to `tokens` most likely ids below n_ids until `stop`; reads the last block_size tokens again for each."""
+    """Yields up to `tokens` most likely ids below n_ids until `stop`; reads the last block_size tokens for each."""
     ids = list(ids)
     for _ in range(tokens):
         logits = model(torch.tensor([ids[-model.config.block_size:]]), last_only=True)[0][0, 0, :n_ids]

@@ -78,8 +78,8 @@ class TostTSSA(nn.Module):
         return F.softmax(self.temp * (r + bias).sum(-1), dim=1)
 
     def forward(self, a, positions, mask, past):
-        """a (B,T,C), positions (B,T), mask (B,1,T,1) or None, past (S, N, D) or None. Returns the output and (S, N, D). Statistics are at least float32: cumulative sums in bf16
-        stop growing after a few hundred tokens."""
+        """a (B,T,C), positions (B,T), mask (B,1,T,1) or None, past (S, N, D) or None. Returns the output and (S, N, D).
+        Statistics are at least float32: cumulative sums in bf16 stop growing after a few hundred tokens."""
         w = self.c_attn(a)
         w = w.to(torch.promote_types(w.dtype, torch.float32)).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
         s = w.square() if mask is None else w.square() * mask  # padding has no energy

@@ -156,8 +156,9 @@ def check_import():
 
 def hostile_texts():
     rng = random.Random(5)
-    pieces = ["a", "b", " ", "  ", "\n", "\r\n", "\t", "'s", "'LL", "it's", "12", "½", "é", "日本", "\U0001f44d", "\u00a0",
-              "\u3000", "\u2009", "\x85", "\x1c", "<|endoftext|>", "<|endoftext", "ſ", "İ", "!", "...", "\u200b", "\0", "x" * 30]
+    pieces = ["a", "b", " ", "  ", "\n", "\r\n", "\t", "'s", "'LL", "it's", "12", "½", "é", "日本", "\U0001f44d",
+              "\u00a0", "\u3000", "\u2009", "\x85", "\x1c", "<|endoftext|>", "<|endoftext", "ſ", "İ", "!", "...",
+              "\u200b", "\0", "x" * 30]
     return ["".join(rng.choices(pieces, k=rng.randrange(1, 60))) for _ in range(400)]
 
 
@@ -198,7 +199,8 @@ def check_own_tokenizer():
     order = [learner.token_to_id(piece) for piece in Vocabulary.read("own.bpe").ids] + [1]
     check("the trainer's ids with the converted vocab.bpe", theirs == [order[i] for i in trainer_ids("own.bpe", texts)])
     model = Tost(TostConfig(1, 2, 8, 32, 600))
-    model.save("own.safetensors", {"tokenizer": "own.json", "tokenizer_hash": f"{Vocabulary.read('own.json').hash():08x}"})
+    checksum = f"{Vocabulary.read('own.json').hash():08x}"
+    model.save("own.safetensors", {"tokenizer": "own.json", "tokenizer_hash": checksum})
     succeeds(export_hf.main, "own.safetensors", "own_out")
     refuses("its ids", import_hf.main, "own_out", "own_back")
 
@@ -212,7 +214,8 @@ def lambada_examples(model, encoding):
     words, examples = text_of_stories().replace("<|endoftext|>", " ").split(), []
     for i in range(60):
         context = " ".join(words[20 * i:20 * i + 20])
-        word = encoding.decode(list(generate(model, encoding.encode_ordinary(context), 1, encoding.n_vocab, encoding.eot_token)))
+        word = encoding.decode(list(generate(model, encoding.encode_ordinary(context), 1, encoding.n_vocab,
+                                             encoding.eot_token)))
         known = i % 2 == 0 and word.startswith(" ") and word[1:].isalpha()
         examples.append({"text": context + (word if known else " " + words[20 * i + 20])})
     return examples
@@ -223,7 +226,8 @@ def hellaswag_examples():
     rng = random.Random(6)
     for i in range(40):
         part = words[30 * i:30 * i + 30]
-        endings = [" ".join(rng.sample(part, rng.randrange(2, 8))) + rng.choice(["", " [step]", " [title] And"]) for _ in range(4)]
+        endings = [" ".join(rng.sample(part, rng.randrange(2, 8))) + rng.choice(["", " [step]", " [title] And"])
+                   for _ in range(4)]
         examples.append({"activity_label": part[0], "ctx_a": " ".join(part[1:15]) + rng.choice([".", ". [header]"]),
                          "ctx_b": rng.choice(["", "the " + part[20].upper()]), "endings": endings,
                          "label": rng.randrange(4)})
@@ -271,7 +275,8 @@ def check_harness():
 
     import lm_eval_tost  # noqa: F401, registers the model
 
-    examples = {"lambada": lambada_examples(ours, load_tokenizer("harness.safetensors")), "hellaswag": hellaswag_examples()}
+    examples = {"lambada": lambada_examples(ours, load_tokenizer("harness.safetensors")),
+                "hellaswag": hellaswag_examples()}
     want = {}
     for task, rows in examples.items():
         lines = [json.dumps(row) + "\n" for row in rows]
@@ -327,7 +332,8 @@ def check_card():
     card = Path("out/README.md").read_text(encoding="utf-8")
     check("the model card has steps, tokens, data and losses",
           all(text in card for text in ("7, 7,000", "`a_*.bin`", "2.5000", "library_name: transformers", "640 tokens")))
-    check("model.safetensors is copied", Path("out/model.safetensors").read_bytes() == Path("model.safetensors").read_bytes())
+    check("model.safetensors is copied",
+          Path("out/model.safetensors").read_bytes() == Path("model.safetensors").read_bytes())
 
 
 def main():

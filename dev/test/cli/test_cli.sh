@@ -291,7 +291,8 @@ of_windows() {
 }
 of_json() { sed -n 's/.*"first".*"tokens": \([0-9]*\), "loss": \([^,]*\),.*/\1 \2/p' "$1"; }
 same_positions() { awk 'NR == FNR { tokens[FNR] = $1; loss[FNR] = $2; n = FNR; next }
-    { good += $1 == tokens[FNR] && ($2 - loss[FNR]) ^ 2 < 1e-10 } END { exit !(n == 5 && good == n && FNR == n) }' "$@"; }
+    { good += $1 == tokens[FNR] && ($2 - loss[FNR]) ^ 2 < 1e-10 }
+    END { exit !(n == 5 && good == n && FNR == n) }' "$@"; }
 of_windows >wanted
 for variant in "--batch 3" "--batch 3 --chunk 4" "--chunk 1" "--chunk 400"; do
     run eval --model straight --data "$dir/tiny_val_*.bin" --seq 11 $variant --by-position --json position.json

@@ -53,8 +53,8 @@ for name in train_gpt_tostcu test_tost; do ln -s "$dir/program" "built/$name"; d
 start() {   # start RESULTS ARGUMENTS...: runs gpu.py with the made-up programs in the background
     results=$dir/$1
     shift
-    PATH=$dir/bin:$PATH PYTHON=$dir/no_python "$python_path" "$repo/dev/bench/gpu.py" --built built --out "$results" "$@" \
-        >"$dir/out" 2>"$dir/err" &
+    PATH=$dir/bin:$PATH PYTHON=$dir/no_python "$python_path" "$repo/dev/bench/gpu.py" --built built --out "$results" \
+        "$@" >"$dir/out" 2>"$dir/err" &
 }
 bench() {   # sets $status and $table
     start "$@"
@@ -66,7 +66,8 @@ has_line() { check "a line '$1' in: $table" grep -q "^$1" "$results"/*.md; }
 
 bench all
 check "all stages: status $status, $(cat "$dir/err")" [ $status -eq 0 ]
-for row in '| tssa_forward, bf16 B 64 T 1024 C 768: µs | 50.0 | .* | 1.5 times' '| tests | 12 passed, 1 failed, .*a made-up test' \
+for row in '| tssa_forward, bf16 B 64 T 1024 C 768: µs | 50.0 | .* | 1.5 times' \
+    '| tests | 12 passed, 1 failed, .*a made-up test' \
     '| norm_kernel' '| embedding_kernel' '| memcheck, bf16, ragged: errors | 0' '| matmul_kernel' '| decode_kernel' \
     '| trainer, T = 1024, tokens/s | 655,360 .* 426 TFLOP/s, MFU 43.1% of 989.4 TFLOP/s (data sheet), 2 GB of memory' \
     '| trainer, T = 65536' '| kernels of one step | 1' '| racecheck' '| synccheck' '| the same checkpoint .* | True' \

@@ -64,8 +64,8 @@ done
 completes() {
     wanted=$1
     shift
-    got=$(PATH="$prefix/bin:$PATH" bash -c '. "$1"; shift; COMP_WORDS=(train_gpt_tost "$@") COMP_CWORD=$#; _train_gpt_tost
-                   echo "${COMPREPLY[*]}"' - "$completion" "$@" 2>&1)
+    got=$(PATH="$prefix/bin:$PATH" bash -c '. "$1"; shift; COMP_WORDS=(train_gpt_tost "$@") COMP_CWORD=$#
+                   _train_gpt_tost; echo "${COMPREPLY[*]}"' - "$completion" "$@" 2>&1)
     check "bash completes '$*' to '$got', expected '$wanted'" [ "$got" = "$wanted" ]
 }
 if command -v bash >/dev/null; then

@@ -79,7 +79,8 @@ int group_depth;
 
 void check_comm(const char* call, ncclComm_t c) {
     if (c->ended) cuda_on_host_die("%s: no such communicator", call);
-    if (c->polls) cuda_on_host_die("%s while an earlier call is in progress; ncclCommGetAsyncError was not asked", call);
+    if (c->polls)
+        cuda_on_host_die("%s while an earlier call is in progress; ncclCommGetAsyncError was not asked", call);
 }
 
 std::string describe(const Call& c) {

@@ -115,7 +115,7 @@ class Tests:
                               f"{what}: {result.summary()}")
             case.check_checkpoints(self.report, what, 6, sample=False)
 
-    # ---- what one rank cannot do ends all ranks, with one line from one rank, and nothing is left ---------------------
+    # ---- what one rank cannot do ends all ranks, with one line from one rank, and nothing is left --------------------
 
     def refusals(self):
         """Steps that cannot be divided among the ranks; ranks with other arguments, another build, data or run folder;
@@ -172,7 +172,7 @@ class Tests:
         self.report.check(result.status == 1 and len(result.lines()) == 1 and "No space" in result.lines()[0],
                           f"a full disk on rank 0: {result.summary()}")
 
-    # ---- killed, stopped and signalled ranks: one line, and the resumed run has the bytes of an uninterrupted one -----
+    # ---- killed, stopped and signalled ranks: one line, and the resumed run has the bytes of an uninterrupted one ----
 
     def check_ended(self, what, result, status, seconds=ENDED_WITHIN):
         self.report.check(result.status == status and result.seconds < seconds,

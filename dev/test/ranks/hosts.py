@@ -1,4 +1,4 @@
-"""hosts.py: four hosts on one machine: network namespaces joined by a bridge, each with its own host name. Needs root."""
+"""hosts.py: four hosts on one machine: network namespaces joined by a bridge, each with a host name. Needs root."""
 
 import os
 import subprocess
