@@ -39,8 +39,8 @@
 // the next piece left. Decoding is the same forward, over pieces of one token.
 //
 // Several processes ("ranks", tost/ranks) can train one model: each computes the gradients of its own micro-batches,
-// updates its slices of the parameters, and sends them to the others. All sums are added in a fixed order: with the
-// same --parts, any number of ranks gives the same bits.
+// sums those of all ranks for its slices of the parameters, updates these slices and sends them to the others. Sums
+// have a fixed order: with the same --parts, any number of ranks gives the same bits.
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
 // Classifier); the model's memory; the passes over a piece; gradients and AdamW; the engine table.

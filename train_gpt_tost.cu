@@ -452,8 +452,8 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 // TSSA, token statistics self-attention: the formulas and their backward are in train_gpt_tost.c.
 //
 // Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads; a warp takes a head.
-// Scans (scan.cuh) connect the chunks, shared memory the heads at one t. The instruction rate limits these kernels about
-// as much as bandwidth does, or more (dev/cuda/SASS.md), so a warp divides a head in two ways:
+// Scans (scan.cuh) connect the chunks, shared memory the heads at one t. The instruction rate limits these kernels
+// about as much as bandwidth or more (dev/cuda/SASS.md), so a warp divides a head in two ways:
 //
 //   tiles     64 channels at a time: a lane takes 8 neighboring channels of 8 steps, 8 lanes share the channels, 4
 //             groups of lanes the steps. A row of 8 channels is one load, and a sum over the channels takes 7 shuffles
@@ -582,9 +582,8 @@ template <typename S> __device__ inline bool tssa_whole(TssaChunk k, const Tssa<
 #define TSSA_CALL(function, ...) (tssa_whole(k, a) ? function<true>(__VA_ARGS__) : function<false>(__VA_ARGS__))
 
 // Stores a scan's results for some columns: the carry and, unless end is NULL, the sums after the last chunk. start:
-// the sums before the first chunk, or NULL. sum: over the chunks before this one; totals: of this chunk. A pass is
-// summed from zero, and then `start` is added, so that the results do not depend on whether several passes run one
-// after another.
+// the sums before the first chunk, or NULL. sum: over the chunks before this one; totals: of this chunk. start is
+// added last, in double.
 __device__ inline void tssa_carry(float* carry, double* end, const double* start, const FloatPair (&sum)[SCAN_VEC],
                                   const float* totals, int columns) {
     float before[SCAN_VEC];
@@ -720,8 +719,8 @@ __device__ inline float tssa_energy_ratios(float* groups, int h, TssaChunk k, co
     return mine;
 }
 
-// S and u. x (32,stride): the membership logits temp u, with the heads of a step adjacent; -infinity past the last head.
-// stride is an odd number of packs of 4 heads, so that 8 lanes read the packs of 8 steps without bank conflicts.
+// S and u. x (32,stride): the membership logits temp u, with the heads of a step adjacent; -infinity past the last
+// head. stride is an odd number of packs of 4 heads, so that 8 lanes read the packs of 8 steps without bank conflicts.
 template <typename S>
 __device__ inline void tssa_energy_forward(float* x, float* groups, const TssaChunk* chunk, const Tssa<S>& a) {
     TssaChunk k = *chunk;
@@ -1885,7 +1884,7 @@ template <typename S> static void cuda_read_loss(double* sum, int64_t* count, Ty
     m->loss_count = 0;
 }
 
-// (n,V) float logits of n rows of ln_f, `stride` rows apart, computed in chunks in the logits buffer.
+// (n,V) float logits of n rows of ln_f, `stride` rows apart, computed in blocks in the logits buffer.
 template <typename S> static void copy_logits(float* dst, TypedModel<S>* m, const S* rows, int n, int stride) {
     const int C = m->config.n_embd, V = m->config.vocab_size,
               most = (int)min(m->logits_bytes / (V * sizeof(float)), (size_t)n);
@@ -2079,8 +2078,8 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
         return tost_error(err, "--channels %d: the CUDA engine takes up to %d", c->n_embd, NORM_CHANNELS);
     if (max(tssa_forward_shared(c->n_embd, c->n_head), tssa_backward_shared(c->n_embd, c->n_head, 5)) >
         MAX_ALLOWED_SHARED)
-        return tost_error(err, "--heads %d: %d heads of %d channels do not fit in the shared memory of the CUDA engine; "
-                          "give fewer heads or channels", c->n_head, c->n_head, c->n_embd / c->n_head);
+        return tost_error(err, "--heads %d: %d heads of %d channels do not fit in the shared memory of the CUDA "
+                          "engine; give fewer heads or channels", c->n_head, c->n_head, c->n_embd / c->n_head);
     return true;
 }
 

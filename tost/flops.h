@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-// Operations of forward and backward for one token:   6 N + 3 L (10 C + 8 nh)
+// Operations of forward and backward for one token:   6 N + 3 L (10 C + 8 NH)
 // N = L·10C² + V·C are the weights of matrix products, the tied output head included: 2 operations for each forward, 4
 // backward. TSSA takes 10 per channel and 8 per head forward, whatever T is, and twice as many backward.
 double flops_per_token(const TostConfig* c);

@@ -17,8 +17,8 @@ extern "C" {
 // Numerical constants
 
 #define TOST_LN_EPS     1e-5    // added to the variance in every LayerNorm
-#define TOST_ENERGY_MIN 1e-12   // lower bound of the running energy S in r = s / max(S, 1e-12)
-#define TOST_MASS_EPS   1e-8    // added to the running membership D in m = N / (D + 1e-8)
+#define TOST_ENERGY_MIN 1e-12   // lower bound of the running energy S in s / max(S, 1e-12)
+#define TOST_MASS_EPS   1e-8    // added to the mass D in m = N / (D + 1e-8)
 #define TOST_FEW_ROWS   32      // a product of at most this many rows gives a row the same bits as alone
 #define TOST_CLIP_EPS   1e-6    // gradients are multiplied by min(1, clip / (norm + 1e-6))
 
@@ -30,7 +30,7 @@ extern "C" {
 typedef enum { TOST_LEARNED, TOST_UNIFORM } TostMembership;
 
 typedef struct {
-    int n_layer, n_head, n_embd;   // L, nh, C; nh divides C
+    int n_layer, n_head, n_embd;   // L, NH, C; NH divides C
     int block_size;                // maximum T
     int vocab_size;                // V
     int bias;                      // 1: every Linear but the output head, and every LayerNorm, has a bias

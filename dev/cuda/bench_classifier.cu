@@ -1,4 +1,4 @@
-// bench_classifier.cu: softmax, loss and in-place gradient on one chunk of logits.
+// bench_classifier.cu: softmax, loss and in-place gradient on one block of logits.
 #include "bench.cuh"
 
 template <typename S> static void bench_classifier(Bench* bench, int V) {

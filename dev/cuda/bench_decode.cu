@@ -1,4 +1,4 @@
-// bench_decode.cu: one recurrent decode step of tost-base near the start of a sequence and far into it, including the
+// bench_decode.cu: one decode step of tost-base near the start of a sequence and far into it, including the
 // copy of its logits to the host.
 #define BENCH_ENGINE
 #include "bench.cuh"

@@ -11,9 +11,9 @@
 // and leave NaN. This is safe: of the data in device memory, only tokens, targets and the flags of the scans determine
 // addresses, and those are real.
 //
-// A step is counted at the T of the table for two batch sizes, each with one layer and with two, and extrapolated to the
-// size in the table: at one T, traffic is linear in rows and layers. Exits with 1 if a kernel moves more than its row of
-// `minimums` allows or has no row, or if the counter fails a check.
+// A step is counted at the T of the table for two batch sizes, each with one layer and with two, and extrapolated to
+// the size in the table: at one T, traffic is linear in rows and layers. Exits with 1 if a kernel moves more than its
+// row of `minimums` allows or has no row, or if the counter fails a check.
 //
 //     make traffic
 #include <algorithm>
@@ -41,18 +41,18 @@ constexpr double STATS = 8;            // bytes of mean and rstd per row
 constexpr double EMBED_SEGMENT = 64;   // rows of one token per partial sum
 constexpr int COMMON = 4;              // one row in COMMON has token 0
 
-// Chunks of rows: at most 2^30 logits (2 GiB) each, in whole tiles of 128 rows.
-double classifier_chunks(const Size& z) { return ceil(z.rows / (floor(exp2(30) / z.V / 128) * 128)); }
+// Blocks of rows: at most 2^30 logits (2 GiB) each, in whole tiles of 128 rows.
+double classifier_blocks(const Size& z) { return ceil(z.rows / (floor(exp2(30) / z.V / 128) * 128)); }
 
-// Forward, gradient of the input, and gradient of the weights, which is written to a float32 array; each chunk after
-// the first adds to it.
-double linear_bytes(double rows, double in, double out, double chunks) {
-    return 3 * 2 * rows * (in + out) + (chunks * (2 * 2 + 8) - 4) * in * out;
+// Forward, gradient of the input, and gradient of the weights, which is written to a float32 array; each block of
+// rows after the first adds to it.
+double linear_bytes(double rows, double in, double out, double blocks) {
+    return 3 * 2 * rows * (in + out) + (blocks * (2 * 2 + 8) - 4) * in * out;
 }
 
 double matmul_bytes(const Size& z) {
     return z.L * (2 * linear_bytes(z.rows, z.C, z.C, 1) + 2 * linear_bytes(z.rows, z.C, 4 * z.C, 1)) +
-           linear_bytes(z.rows, z.C, z.V, classifier_chunks(z));
+           linear_bytes(z.rows, z.C, z.V, classifier_blocks(z));
 }
 
 double matmul_flops(const Size& z) { return 6 * z.rows * (z.L * 10 * z.C * z.C + z.C * z.V); }
@@ -253,8 +253,8 @@ Counts extrapolated(const Counts runs[2][2], const Size& z) {
         }
     }
     out["matmul"] = {matmul_bytes(z), 0, matmul_bytes(z), 0, matmul_bytes(z),
-                     out["matmul"][LAUNCHES] + 3 * (classifier_chunks(z) - 1)};
-    out["cross_entropy"][LAUNCHES] += classifier_chunks(z) - 1;
+                     out["matmul"][LAUNCHES] + 3 * (classifier_blocks(z) - 1)};
+    out["cross_entropy"][LAUNCHES] += classifier_blocks(z) - 1;
     return out;
 }
 

@@ -23,7 +23,7 @@ int command_tokenize(const Options* o);
 int command_info(const Options* o);
 int command_inspect(const Options* o, const TostEngine* engine);
 
-// Scores every example of o->task, prints the results and writes o->json. The recurrent state after a context is
+// Scores every example of o->task, prints the results and writes o->json. The decode state after a context is
 // computed once for all its choices. Contexts are truncated on the left to fit --seq, which is at most block_size.
 bool eval_task(LoadedModel* model, const Options* o, TostError* err);
 

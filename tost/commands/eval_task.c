@@ -1,4 +1,4 @@
-// eval_task.c: scores examples in batches with the recurrent decode and prints accuracy and loss.
+// eval_task.c: scores examples in batches and prints accuracy and loss.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

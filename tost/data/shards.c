@@ -117,7 +117,6 @@ static bool read_ids(uint32_t* ids, const Shard* s, uint64_t first, size_t n, To
     return true;
 }
 
-// Opens the file and gets its status.
 static bool open_file(Shard* s, struct stat* st, TostError* err) {
     if (s->fd < 0) s->fd = open(s->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);   // do not wait on a FIFO
     return (s->fd >= 0 && fstat(s->fd, st) == 0)

@@ -35,10 +35,10 @@ typedef struct {
 // the number of rows.
 enum { MAX_TEXTS_TOGETHER = TOST_FEW_ROWS };
 
-// Generates up to max_tokens tokens after each of n prompts with the recurrent decode; n is at most MAX_TEXTS_TOGETHER
-// and TostEngineOptions.max_batch, and the prompts have the same generate_group. With the CPU engine's built-in
-// products each text is the same as if generated alone. Stops at <|endoftext|>, which is neither passed to piece nor
-// counted. An empty prompt starts from <|endoftext|>.
+// Generates up to max_tokens tokens after each of n prompts; n is at most MAX_TEXTS_TOGETHER and
+// TostEngineOptions.max_batch, and the prompts have the same generate_group. With the CPU engine's built-in products
+// each text is the same as if generated alone. Stops at <|endoftext|>, which is neither passed to piece nor counted. An
+// empty prompt starts from <|endoftext|>.
 // A prompt longer than block_size is truncated to its last max(1, block_size/2) tokens. When all block_size positions
 // are used, the next token rebuilds the decode state from the last max(1, block_size/2) tokens including itself.
 // If a stop text is given, bytes that may be its beginning are held back until it is certain that they are not.
@@ -48,7 +48,7 @@ bool generate(Text* texts, int n, double* seconds, const Generator* g, int64_t m
 
 // Prompts of one group can be decoded together.
 int generate_group(const TostConfig* c, size_t n_prompt);
-// The smallest max_seq of the model for a prompt of this length.
+// The most tokens that generate reads in one pass for such a prompt: seq of loaded_model_create.
 int generate_max_seq(const TostConfig* c, size_t n_prompt, int64_t max_tokens);
 
 #endif

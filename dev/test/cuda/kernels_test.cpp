@@ -365,7 +365,7 @@ void test_normal(Checks* c) {
           bell_worst);
 }
 
-// Losses and gradients of the classifier for 300 rows in chunks.
+// Losses and gradients of the classifier for 300 rows in blocks.
 struct ClassifierResult { Doubles loss, dx, dwte; };
 
 ClassifierResult classified(size_t chunk) {

@@ -350,7 +350,7 @@ static void check_order(Checks* c, const char* glob, int T, uint64_t seed, const
     data_close(d);
 }
 
-// The order defined in data.h, computed by an independent program.
+// The order defined in samples.h, computed by an independent program.
 static void test_shuffled_golden(Checks* c, const char* tmp) {
     static const int lengths[] = {23, 4, 50, 31};
     static const int32_t all[28] = {
