@@ -183,7 +183,7 @@ typedef struct { char text[FIELDS][FIELD_CAP]; } Fields;
 static void show_fields(Progress* p, const char* head, const Fields* fields) {
     enum { ENDS = 3, BAR_MIN = 6, BAR_MAX = 24 };
     static const char full[] = "########################";
-    char line[LINE_CAP], rest[LINE_CAP] = "";
+    char line[LINE_CAP], rest[FIELDS * FIELD_CAP] = "";
     const int room = line_room(p);
     int used = (int)strlen(head);
     for (int i = 0; i < FIELDS && used + (int)strlen(fields->text[i]) <= room; i++) {
