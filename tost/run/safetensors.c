@@ -23,7 +23,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-endian and read without conversion");
 
 enum { HEADER_MAX = 100000000, CRC_BLOCK = 1 << 18 };   // bytes; HEADER_MAX is the format's limit
-enum { MAX_ENTRIES = 1 << 15 };                         // tensors or metadata of a file: searches are linear
+enum { MAX_META = 1 << 15 };                            // metadata of a file: searches are linear
 
 static const struct { const char* name; size_t size; } dtypes[ST_DTYPES] = {
     [ST_F64] = {"F64", 8}, [ST_F32] = {"F32", 4}, [ST_F16] = {"F16", 2}, [ST_BF16] = {"BF16", 2},
@@ -135,7 +135,7 @@ static bool parse_meta(Json* j, StFile* f, char* buffer) {
     if (!decode_bytes(buffer, n_key) || !decode_bytes(value, n))
         return tost_error(j->err, "__metadata__ '%s': a NUL in '%s'", buffer, value);
     if (st_meta(f, buffer)) return tost_error(j->err, "__metadata__ '%s' appears twice", buffer);
-    if (f->n_meta == MAX_ENTRIES) return tost_error(j->err, "more than %d entries in __metadata__", MAX_ENTRIES);
+    if (f->n_meta == MAX_META) return tost_error(j->err, "more than %d entries in __metadata__", MAX_META);
     f->meta = xrealloc(f->meta, ((size_t)f->n_meta + 1) * sizeof *f->meta);
     f->meta[f->n_meta++] = (StMeta){xstrdup(buffer), xstrdup(value)};
     return true;
@@ -163,8 +163,6 @@ static bool parse_entries(Json* j, StFile* f, char* buffer) {
             continue;
         }
         if (!parse_tensor(j, &t)) return tost_error(j->err, "tensor '%s': %s", t.name, j->err->text);
-        if (st_find(f, t.name)) return tost_error(j->err, "tensor '%s' appears twice", t.name);
-        if (f->n_tensors == MAX_ENTRIES) return tost_error(j->err, "more than %d tensors", MAX_ENTRIES);
         f->tensors = xrealloc(f->tensors, ((size_t)f->n_tensors + 1) * sizeof t);
         f->tensors[f->n_tensors++] = t;
     }
@@ -182,7 +180,7 @@ static int compare_offsets(const void* a, const void* b) {
     return strcmp(x->name, y->name);
 }
 
-// Sorts the tensors into file order. They must cover the data without gap, overlap or trailing bytes.
+// In file order, the tensors must cover the data without gap, overlap or trailing bytes.
 static bool check_layout(StFile* f, TostError* err) {
     uint64_t end = 0, data = f->file_size - f->data_start;
     if (f->n_tensors) qsort(f->tensors, (size_t)f->n_tensors, sizeof *f->tensors, compare_offsets);
@@ -199,8 +197,18 @@ static bool check_layout(StFile* f, TostError* err) {
         end += t->bytes;
         t->offset += f->data_start;
     }
-    if (end == data) return true;
-    return tost_error(err, "%s: %" PRIu64 " extra bytes after the last tensor", f->path, data - end);
+    return end == data || tost_error(err, "%s: %" PRIu64 " extra bytes after the last tensor", f->path, data - end);
+}
+
+static int compare_names(const void* a, const void* b) { return strcmp(a, b); }   // a tensor begins with its name
+
+// Sorts the tensors by name. No name may appear twice.
+static bool sort_by_name(StFile* f, TostError* err) {
+    if (f->n_tensors) qsort(f->tensors, (size_t)f->n_tensors, sizeof *f->tensors, compare_names);
+    for (int i = 1; i < f->n_tensors; i++)
+        if (strcmp(f->tensors[i - 1].name, f->tensors[i].name) == 0)
+            return tost_error(err, "%s: header: tensor '%s' appears twice", f->path, f->tensors[i].name);
+    return true;
 }
 
 static bool parse_header(StFile* f, TostError* err) {
@@ -216,7 +224,7 @@ static bool parse_header(StFile* f, TostError* err) {
     }
     free(buffer);
     free(text);
-    return ok && check_layout(f, err);
+    return ok && check_layout(f, err) && sort_by_name(f, err);
 }
 
 static bool open_checked(StFile* f, TostError* err) {
@@ -277,9 +285,7 @@ void st_close(StFile* f) {
 }
 
 const StTensor* st_find(const StFile* f, const char* name) {
-    for (int i = 0; i < f->n_tensors; i++)
-        if (strcmp(f->tensors[i].name, name) == 0) return &f->tensors[i];
-    return NULL;
+    return f->n_tensors ? bsearch(name, f->tensors, (size_t)f->n_tensors, sizeof *f->tensors, compare_names) : NULL;
 }
 
 const char* st_meta(const StFile* f, const char* key) {

@@ -30,7 +30,7 @@ typedef struct {
     int       fd;
     uint64_t  file_size, data_start;
     int       n_tensors, n_meta;
-    StTensor* tensors;            // in file order
+    StTensor* tensors;            // sorted by name
     StMeta*   meta;               // in file order
 } StFile;
 
