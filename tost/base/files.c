@@ -59,10 +59,17 @@ bool read_file(Bytes* out, const char* path, TostError* err) {
     return ok;
 }
 
+int standard_stream(const char* path) {
+    struct stat named, open;
+    for (int fd = STDOUT_FILENO; fd <= STDERR_FILENO && stat(path, &named) == 0; fd++)
+        if (fstat(fd, &open) == 0 && open.st_dev == named.st_dev && open.st_ino == named.st_ino) return fd;
+    return 0;
+}
+
 static bool has_other_data(const char* path, long offset, const char* text) {
     struct stat st;
     char head[256];
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0) return false;
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0 || standard_stream(path)) return false;
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
     const ssize_t n = fd < 0 ? -1 : read_at(fd, head, sizeof head, (uint64_t)offset);
     if (fd >= 0) close(fd);

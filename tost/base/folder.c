@@ -68,11 +68,25 @@ bool rename_synced(const char* from, const char* to, TostError* err) {
             || tost_error(err, "%s: cannot be renamed to %s: %s", from, to, strerror(errno))) && sync_parent(to, err);
 }
 
-bool replace_file(const char* path, const char* data, size_t n, TostError* err) {
+// True if the file is written itself: a device, pipe or link.
+static bool is_direct(const char* path) {
     struct stat st;
-    const bool direct = lstat(path, &st) == 0 && !S_ISREG(st.st_mode);
+    return standard_stream(path) || (lstat(path, &st) == 0 && !S_ISREG(st.st_mode));
+}
+
+bool check_writable(const char* path, TostError* err) {
+    char* dir = path_dir(path);
+    const bool ok = standard_stream(path) || access(path_exists(path) && is_direct(path) ? path : dir, W_OK) == 0
+                    || tost_error(err, "%s cannot be written: %s", path, strerror(errno));
+    free(dir);
+    return ok;
+}
+
+bool replace_file(const char* path, const char* data, size_t n, TostError* err) {
+    const bool direct = is_direct(path);
+    const int stream = standard_stream(path);   // opening it again would overwrite a redirected file from the start
     char* tmp = direct ? xstrdup(path) : xasprintf("%s.tmp", path);
-    FILE* file = fopen(tmp, "we");
+    FILE* file = stream ? fdopen(dup(stream), "w") : fopen(tmp, "we");
     bool ok = file && fwrite(data, 1, n, file) == n && fflush(file) == 0 && (direct || sync_file(fileno(file)));
     if (!ok) tost_error(err, "%s cannot be written: %s", path, strerror(errno));
     if (file && fclose(file) != 0 && ok) ok = tost_error(err, "%s cannot be written: %s", path, strerror(errno));

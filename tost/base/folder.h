@@ -14,6 +14,7 @@ bool   sync_parent(const char* path, TostError* err);               // of its fo
 bool   rename_synced(const char* from, const char* to, TostError* err);
 // Writes the file PATH.tmp and renames it; removes it on failure. Writes to a device, pipe or link itself.
 bool   replace_file(const char* path, const char* data, size_t n, TostError* err);
+bool   check_writable(const char* path, TostError* err);            // by replace_file, before the data is computed
 bool   make_dirs(const char* path, TostError* err);                 // like mkdir -p
 
 #endif

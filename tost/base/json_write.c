@@ -1,11 +1,9 @@
 // json_write.c: writes JSON files. Each element of the two outer levels is on its own line.
 #include "base/json_write.h"
 
-#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "base/error.h"
 #include "base/files.h"
@@ -15,13 +13,10 @@
 
 static bool check_path(const char* path, const char* content, bool force, TostError* err) {
     if (is_dir(path)) return tost_error(err, "--json %s is a folder: give a file name", path);
-    char *dir = path_dir(path), *begin = xasprintf("{\n  \"content\": \"%s\"", content);
-    bool ok = path_exists(path) || access(dir, W_OK) == 0
-              || tost_error(err, "--json %s cannot be written: %s", path, strerror(errno));
-    if (ok && !force && !check_replaceable(path, 0, begin, err)) ok = tost_error(err, "--json %s", err->text);
+    char* begin = xasprintf("{\n  \"content\": \"%s\"", content);
+    const bool ok = check_writable(path, err) && (force || check_replaceable(path, 0, begin, err));
     free(begin);
-    free(dir);
-    return ok;
+    return ok || tost_error(err, "--json %s", err->text);
 }
 
 bool json_file_open(JsonFile* j, const char* path, const char* content, bool force, TostError* err) {

@@ -276,6 +276,8 @@ run $random --seed 1 --batch 2 --json second.json
 check "the same seed, the same windows" [ "$(starts first.json)" = "$(starts second.json)" ]
 run $random --seed 2 --json second.json
 check "another seed, other windows" [ "$(starts first.json)" != "$(starts second.json)" ]
+run $random --seed 2 --json /dev/stdout
+check "JSON and results in the same file" [ "$(sed '/^}/q' stdout; scored)" = "$(cat second.json; scored)" ]
 
 # Loss by position, against windows that score a single position each: with --seq N --stride 1, those that start where
 # the windows of --seq 11 do. Only the first window scores all N positions; the loss of position N is the difference
