@@ -3,16 +3,20 @@
     train_gpt_tost --steps 0 --out out/start                                              (the untrained model)
     train_gpt_tost inspect --model out/run   --text @story.txt --out trained.safetensors
     train_gpt_tost inspect --model out/start --text @story.txt --out start.safetensors
-    membership.py trained.safetensors --initial start.safetensors --out membership.html
+    tr ' ' '\\n' < story.txt | shuf | tr '\\n' ' ' > shuffled.txt                           (the control)
+    train_gpt_tost inspect --model out/run   --text @shuffled.txt --out control.safetensors
+    membership.py trained.safetensors --initial start.safetensors --control control.safetensors --out membership.html
 
 The membership Π of a token is a softmax over the heads of a layer. A token has the color of the head with the
 largest Π; the stronger the color, the larger the margin to the second-largest Π. Π depends on a token's energy
 relative to the sum over all tokens up to it, so even in an untrained model it changes with the position. --initial
-adds a second mode, Π − Π₀, where Π₀ is the membership of the same text in the model before training.
+adds a second mode, Π − Π₀, where Π₀ is the membership of the same text in the model before training. --control, another
+text in the same model, gives the share of the variance of Π that the position explains: the covariance of Π at equal
+positions of both texts, divided by its variance. It is 1 if Π depends only on the position.
 
 The page is one self-contained file. The script also prints, per layer, the mean margin, the share of tokens whose
-leading head is the busiest one, and the distance from initialization (½ Σ |Π − Π₀| over the heads, 0 to 1).
-Needs Python 3.10, numpy and safetensors.
+leading head is the busiest one, the distance from initialization (½ Σ |Π − Π₀| over the heads, 0 to 1), and that share.
+--picture draws the strips of all three files. Needs Python 3.11, numpy and safetensors; for --picture, matplotlib.
 """
 
 import base64
@@ -121,6 +125,14 @@ def busiest(values):
     return [np.bincount(row).max() / len(row) for row in leading]
 
 
+def explained(trained, control):
+    """Per layer, the share of the variance of Π that the position explains."""
+    T = min(trained.length, control.length)
+    a, b = (one.pi[:, :, :T].astype(float) for one in (trained, control))
+    a, b = (pi - pi.mean(2, keepdims=True) for pi in (a, b))
+    return 2 * (a * b).sum((1, 2)) / np.maximum((a * a + b * b).sum((1, 2)), 1e-30)
+
+
 def most_changed(trained, initial):
     """[layer, token], from 0, at which the page opens: the layer that differs most from initialization, or has
     the largest margins, and its token with the largest margin after the first quarter of the text, among those with
@@ -138,16 +150,16 @@ def packed(pi):
     return base64.b64encode(np.rint(pi.clip(0, 1) * 65535).astype("<u2").tobytes()).decode()
 
 
-def summary(trained, initial):
-    """Per layer: its number, mean margin, share of the busiest head, distance from initialization or None."""
-    rows = []
+def summary(trained, initial, control):
+    """Per layer: mean margin, share of the busiest head, distance from initialization, and the share that the position
+    explains; the last two are empty without their file."""
     distance = 0.5 * np.abs(trained.pi - initial.pi).sum(1).mean(1) if initial else [None] * trained.layers
-    for l, (margin, share) in enumerate(zip(margins(trained.pi).mean(1), busiest(trained.pi))):
-        rows.append((l + 1, float(margin), float(share), None if distance[l] is None else float(distance[l])))
-    return rows
+    position = explained(trained, control) if control else [None] * trained.layers
+    columns = margins(trained.pi).mean(1), busiest(trained.pi), distance, position
+    return [["" if value is None else f"{value:.4f}" for value in row] for row in zip(*columns)]
 
 
-def page(trained, initial, title):
+def page(trained, initial, control, title):
     tokens = token_html(trained.text, trained.offsets)
     spans = "".join(f'<span id="t{t}">{token}</span>' for t, token in enumerate(tokens))
     modes = [trained.pi] + ([trained.pi - initial.pi] if initial else [])
@@ -160,9 +172,12 @@ def page(trained, initial, title):
     facts = f"{trained.model}, step {trained.step}: {trained.length} tokens, {trained.mean_loss():.4f} nats per token"
     if initial:
         facts += f"; initialization: {initial.model}, step {initial.step}"
-    rows = "".join(f"<tr><th>{l}</th><td>{margin:.4f}</td><td>{share:.2f}</td>"
-                   f"<td>{'' if distance is None else f'{distance:.4f}'}</td></tr>"
-                   for l, margin, share, distance in summary(trained, initial))
+    if control:
+        share = explained(trained, control)
+        facts += (f". The position explains {100 * share.min():.0f} to {100 * share.max():.0f} % of the variance of Π in "
+                  f"the layers; control: {Path(control.path).stem}")
+    rows = "".join(f"<tr><th>{l}</th><td>{'</td><td>'.join(row)}</td></tr>"
+                   for l, row in enumerate(summary(trained, initial, control), 1))
     values = {"TITLE": html.escape(title), "FACTS": html.escape(facts), "SPANS": spans, "ROWS": rows,
               "LAST": str(trained.layers), "DIFFERENCE": "" if initial else "disabled",
               "NOTE": "" if initial else " (needs --initial)",
@@ -172,15 +187,29 @@ def page(trained, initial, title):
     return "".join(values[part] if i % 2 else part for i, part in enumerate(parts))
 
 
+def strips(panels, path):
+    """Draws the strip of each (title, inspection): layers × tokens in the colors of the leading heads."""
+    from figure import matplotlib
+    import matplotlib.pyplot as plt
+    picture, axes = plt.subplots(len(panels), figsize=(9, 1.5 * len(panels)), layout="constrained", squeeze=False)
+    for (title, one), ax in zip(panels, axes[:, 0]):
+        image = matplotlib.colormaps["hsv"](one.pi.argmax(1) * 0.381966 % 1)  # neighboring heads differ most
+        image[..., 3] = (margins(one.pi) / FULL_COLOR).clip(0, 1)
+        ax.imshow(image, aspect="auto", interpolation="nearest", extent=(0.5, one.length + 0.5, one.layers + 0.5, 0.5))
+        ax.set(title=title, ylabel="layer", yticks=range(1, one.layers + 1))
+    axes[-1, 0].set_xlabel("position; color: the head with the largest Π, stronger with its margin")
+    write_file(path, lambda part: picture.savefig(part, format=Path(path).suffix[1:], dpi=100))
+
+
 def read(args):
-    trained = Inspection(args.trained)
-    initial = Inspection(args.initial) if args.initial else None
+    trained, initial, control = (path and Inspection(path) for path in (args.trained, args.initial, args.control))
     if initial and not trained.same_text(initial):
         raise ValueError(f"{args.initial}: not the text of {args.trained}; inspect both on the same text")
-    if initial and initial.pi.shape != trained.pi.shape:
-        raise ValueError(f"{args.initial}: {initial.layers} layers of {initial.heads} heads, but "
-                         f"{args.trained} has {trained.layers} of {trained.heads}")
-    return trained, initial
+    for path, other in ((args.initial, initial), (args.control, control)):
+        if other and other.pi.shape[:2] != trained.pi.shape[:2]:
+            raise ValueError(f"{path}: {other.layers} layers of {other.heads} heads, but "
+                             f"{args.trained} has {trained.layers} of {trained.heads}")
+    return trained, initial, control
 
 
 @command()
@@ -188,15 +217,20 @@ def main(arguments):
     parser = option_parser(__doc__)
     parser.add_argument("trained", help="output of `train_gpt_tost inspect`")
     parser.add_argument("--initial", metavar="FILE", help="the same for the model before training")
+    parser.add_argument("--control", metavar="FILE", help="another text in the same model, such as shuffled words")
+    parser.add_argument("--picture", metavar="FILE", help="also draw the strips, *.png or *.svg")
     parser.add_argument("--title", help="page title (default: the file name)")
     parser.add_argument("--out", default="membership.html", metavar="FILE", help="default: %(default)s")
     args = parser.parse_args(arguments)
-    trained, initial = read(args)
-    text = page(trained, initial, args.title or f"Membership: {Path(args.trained).stem}")
+    trained, initial, control = read(args)
+    text = page(trained, initial, control, args.title or f"Membership: {Path(args.trained).stem}")
     write_file(args.out, lambda part: part.write_text(text, encoding="utf-8", newline="\n"))
-    print("layer  margin  busiest  from initialization")
-    for l, margin, share, distance in summary(trained, initial):
-        print(f"{l:5d}  {margin:6.4f}  {share:7.3f}  {'' if distance is None else f'{distance:.4f}'}".rstrip())
+    if args.picture:
+        panels = ("the text", trained), ("the control", control), ("the text, before training", initial)
+        strips([panel for panel in panels if panel[1]], args.picture)
+    print("layer  margin  busiest  from initialization  explained by position")
+    for l, (margin, share, distance, position) in enumerate(summary(trained, initial, control), 1):
+        print(f"{l:5d}  {margin}  {share:>7}  {distance:>19}  {position:>21}".rstrip())
     print(args.out)
 
 

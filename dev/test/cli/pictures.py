@@ -106,6 +106,15 @@ def check_page():
     alone = Path("alone.html").read_text()
     check("without --initial", 'value="1" disabled' in alone and json.loads(Page(alone).data)["initial"] is None
           and 'value="1" disabled' not in text)
+    with_control = (*arguments[:3], "--control", "other.safetensors", "--picture", "strips.png", "--out", "control.html")
+    shares = [float(line.split()[4]) for line in succeeds(membership.main, *with_control).splitlines()[1:-1]]
+    check("shares that the position explains", len(shares) == trained.layers and max(shares) <= 1
+          and f"{shares[0]:.4f}</td>" in Path("control.html").read_text(encoding="utf-8"))
+    check("a picture of the strips", Path("strips.png").read_bytes()[:4] == b"\x89PNG")
+    check("the position explains all of a text's own Π", np.allclose(membership.explained(trained, trained), 1))
+    late = Inspection("trained.safetensors")
+    late.pi = np.random.default_rng(1).permutation(trained.pi, axis=2)
+    check("but less of them in random order", membership.explained(trained, late).max() < 0.9)
     values = np.array([[[0.5, 0.1], [0.2, 0.8], [0.3, 0.1]]])  # (1,3,2)
     check("margin: largest minus second-largest value", np.allclose(membership.margins(values), [[0.2, 0.7]]))
     check("share of the busiest head", membership.busiest(np.array([[[0.5, 0.1, 0.9], [0.2, 0.8, 0.05]]])) == [2 / 3])
