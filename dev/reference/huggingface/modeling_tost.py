@@ -13,6 +13,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from transformers import GenerationMixin, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .configuration_tost import TostConfig
@@ -31,6 +32,11 @@ class TostState:
         self.layers = [None] * n_layer  # (S, N, D) of each layer
         self.tokens = None              # (B) tokens without padding so far
         self.length = 0                 # tokens with padding so far
+        self.dropped = 0                # the first of them, which the sums do not include
+
+    def restart(self, length):
+        """Forgets the first `length` tokens, all of them so far or more."""
+        self.layers, self.tokens, self.length, self.dropped = [None] * len(self.layers), None, length, length
 
     def get_seq_length(self, layer_idx=0):
         return self.length
@@ -103,7 +109,7 @@ class TostMLP(nn.Module):
         return self.c_proj(F.gelu(self.c_fc(a)))  # the exact GELU, with erf
 
 
-class TostBlock(nn.Module):
+class TostBlock(GradientCheckpointingLayer):
     def __init__(self, config):
         super().__init__()
         C = config.n_embd
@@ -126,6 +132,7 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
     _no_split_modules = ["TostBlock"]
     _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
+    supports_gradient_checkpointing = True
     _is_stateful = True  # the state cannot go back to an earlier token
 
     def __init__(self, config):
@@ -179,19 +186,26 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
 
     def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, inputs_embeds=None,
                                       use_cache=True, **kwargs):
-        """With a state, forward needs only the tokens that the state has not seen."""
-        seen = past_key_values.get_seq_length() if past_key_values is not None else 0
-        inputs = {"past_key_values": past_key_values, "attention_mask": attention_mask, "use_cache": use_cache}
+        """With a state, forward needs only the tokens that the state has not seen. When all positions are used, the last
+        half of a block is read anew, as `train_gpt_tost sample` does."""
+        block, keep = self.config.block_size, max(1, self.config.block_size // 2)
+        state = TostState(self.config.n_layer) if past_key_values is None and use_cache else past_key_values
+        seen, L = state.get_seq_length() if state is not None else 0, input_ids.shape[1]
+        inputs = {"past_key_values": state, "attention_mask": attention_mask, "use_cache": use_cache}
         if inputs_embeds is not None and seen == 0:
             return inputs | {"inputs_embeds": inputs_embeds}
-        return inputs | {"input_ids": input_ids[:, seen:] if input_ids.shape[1] > seen else input_ids[:, -1:]}
+        if state is None and L > block:
+            seen = L - keep - (L - block - 1) % (block - keep + 1)
+        elif state is not None and L > seen and L - state.dropped > block:
+            state.restart(seen := L - keep)
+        return inputs | {"input_ids": input_ids[:, seen:] if L > seen else input_ids[:, -1:]}
 
     def positions(self, mask, batch, T, state, device):
         """Position (B,T) of each token: the number of tokens before it, without padding; and tokens (B) so far."""
         ones = torch.ones(batch, T, dtype=torch.long, device=device) if mask is None else mask.long()
-        before = 0 if state is None or state.tokens is None else state.tokens.unsqueeze(1)
-        counts = before + ones.cumsum(1)
-        if int(counts.max()) > self.config.block_size:
+        counts = ones.cumsum(1) + (0 if state.tokens is None else state.tokens.unsqueeze(1))
+        # The length with padding needs no tensor's value, which would break a compiled graph.
+        if state.length - state.dropped + T > self.config.block_size and int(counts.max()) > self.config.block_size:
             raise ValueError(f"{int(counts.max())} tokens exceed the block size of {self.config.block_size}: shorten "
                              "the input or max_new_tokens; the model has no position embeddings beyond it")
         return (counts - 1).clamp_min(0), counts[:, -1]

@@ -85,6 +85,22 @@ def check_model(ours, theirs):
         check("the refusal names both lengths", f"{BLOCK + 1} tokens" in str(error) and str(BLOCK) in str(error))
 
 
+def check_training(model):
+    """One graph, and gradient checkpointing, which give the same gradients."""
+    ids = torch.randint(0, 2304, (2, 64), generator=torch.Generator().manual_seed(4))
+    gradients = []
+    for change in (lambda: model, lambda: torch.compile(model, backend="eager", fullgraph=True),
+                   lambda: model.gradient_checkpointing_enable() or model):
+        model.train().zero_grad()
+        change()(ids, labels=ids).loss.backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    check("the blocks are checkpointed", all(block.gradient_checkpointing for block in model.transformer["h"]))
+    model.gradient_checkpointing_disable()
+    model.eval()
+    for name, other in zip(("a compiled graph", "gradient checkpointing"), gradients[1:]):
+        check(f"{name} gives the same gradients", all(torch.allclose(a, b, atol=1e-7) for a, b in zip(gradients[0], other)))
+
+
 def check_generation(model, tokenizer):
     def greedy(inputs, tokens, **options):
         """Only the new tokens."""
@@ -95,6 +111,11 @@ def check_generation(model, tokenizer):
     sample = trainer("sample", "--model", "model.safetensors", "--prompt", prompt, "--tokens", 500, "--temperature", 0)
     written = prompt.encode() + load_tokenizer("model.safetensors").decode_bytes(out)
     check("500 greedy tokens equal sample --temperature 0", sample == written + b"\n" and len(set(out)) > 20)
+    long = greedy(tokenizer(prompt, return_tensors="pt"), 2 * BLOCK)[0].tolist()
+    sample = trainer("sample", "--model", "model.safetensors", "--prompt", prompt, "--tokens", 2 * BLOCK, "--temperature", 0)
+    check("beyond the block size too", load_tokenizer("model.safetensors").decode_bytes(long) + b"\n"
+          == sample.removeprefix(prompt.encode()))
+    check("and without a state", long == greedy(tokenizer(prompt, return_tensors="pt"), 2 * BLOCK, use_cache=False)[0].tolist())
     texts = ["The cat", "Once upon a time there was a little", "A"]
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     together = greedy(batch, 40)
@@ -344,6 +365,7 @@ def main():
     tokenizer = AutoTokenizer.from_pretrained("out", trust_remote_code=True)
     check_card()
     check_model(ours, theirs)
+    check_training(theirs)
     check_generation(theirs, tokenizer)
     check_tokenizer(tokenizer)
     check_own_tokenizer()
