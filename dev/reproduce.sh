@@ -124,7 +124,7 @@ check_python() {
     # shellcheck disable=SC2086
     missing=$("$python" -c 'import sys, importlib.util as u
 print(" ".join(p for p in sys.argv[1:] if u.find_spec(p) is None))' $packages 2>&1) ||
-        fail "PYTHON $python: cannot be run: give a Python of at least 3.10"
+        fail "PYTHON $python: cannot be run: give a Python of at least 3.11"
     [ -z "$missing" ] || fail "$python has no $missing: $python -m pip install -r dev/requirements.txt"
 }
 

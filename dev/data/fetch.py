@@ -1,6 +1,6 @@
 """Shared by the scripts in this folder: one-line error messages, resumable downloads, SHA-256 checks.
 
-A download is renamed to its final name only after its checksum is verified. Needs Python 3.10 and tqdm.
+A download is renamed to its final name only after its checksum is verified. Needs Python 3.11.
 """
 import argparse
 import hashlib
@@ -76,8 +76,6 @@ def unreachable(host, reason, what, place, option):
 def receive(url, part):
     """Downloads the URL into the file `part`, resuming after the bytes that it already contains. Raises HTTPError 416
     if it contains all of them."""
-    from tqdm import tqdm
-
     have = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(url, headers={"Range": f"bytes={have}-"} if have else {})
     with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
@@ -85,13 +83,13 @@ def receive(url, part):
             have = 0
         length = response.headers.get("Content-Length")
         total = have + int(length) if length else None
-        with open(part, "ab" if have else "wb") as file, \
-                tqdm(desc=part.stem, total=total, initial=have, unit="B", unit_scale=True,
-                     disable=None) as bar:
+        with open(part, "ab" if have else "wb") as file:
             while block := response.read(CHUNK):
                 file.write(block)
-                bar.update(len(block))
                 have += len(block)
+                if sys.stderr.isatty():
+                    print(f"\r{part.stem}: {have / 1e6:,.0f}{f' of {total / 1e6:,.0f}' if total else ''} MB",
+                          end="" if have != total else "\n", file=sys.stderr, flush=True)
     if total is not None and have < total:
         raise Refused(f"{url}: connection closed after {have:,} of {total:,} bytes: run again to resume")
 

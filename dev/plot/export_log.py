@@ -8,7 +8,7 @@ speed/tokens_per_s and tokens, over the step counted from 1, as the trainer prin
 left out. The options of a run, from the metadata of its newest checkpoint, become text in
 TensorBoard and the config in Weights & Biases. A log that grows is exported again as a whole.
 
-Needs Python 3.10, and tensorboard or wandb: pip install tensorboard wandb
+Needs Python 3.11, and tensorboard or wandb: pip install tensorboard wandb
 """
 
 import math

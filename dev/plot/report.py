@@ -13,7 +13,7 @@ beside the published ones, version, device, time, speed, cost, options and sampl
     RUN/samples.jsonl                 the output of `sample --prompts`
 
 and leaves out what does not exist. dev/reproduce.sh makes all of them; train.log only if its output is not a terminal.
-Needs Python 3.10 and matplotlib.
+Needs Python 3.11 and matplotlib.
 """
 
 import json

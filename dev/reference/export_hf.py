@@ -9,7 +9,7 @@ model card (README.md) with the run's data, options and losses. Then, in Python:
     model = AutoModelForCausalLM.from_pretrained("OUT", trust_remote_code=True)
 
 and in a shell: lm_eval --model hf --model_args pretrained=OUT,trust_remote_code=True --tasks lambada_openai
-import_hf.py converts such a folder back. Needs Python 3.10, torch 2.1 and safetensors.
+import_hf.py converts such a folder back. Needs Python 3.11, torch 2.1 and safetensors.
 """
 
 import json

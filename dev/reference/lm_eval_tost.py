@@ -22,8 +22,10 @@ from tost import Tost
 class TostLM(TemplateLM):
     def __init__(self, path, tokenizer=None, device=None, **unused):
         super().__init__()
-        self.model = Tost.from_checkpoint(path).eval().to(device or "cpu")
-        self.encoding, self._device = load_tokenizer(path, tokenizer), device or "cpu"
+        if not device or device.startswith("cuda") and not torch.cuda.is_available():  # lm_eval's default is cuda:0
+            device = "cpu"
+        self.model = Tost.from_checkpoint(path).eval().to(device)
+        self.encoding, self._device = load_tokenizer(path, tokenizer), device
         self.max_length = self.model.config.block_size
 
     @property

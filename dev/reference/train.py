@@ -17,7 +17,7 @@ runs of the starter preset diverge sooner, since its first steps are unstable an
 the losses agree to 1e-6 for 7 steps and then differ by up to 7e-2, with --lr 1e-3 they agree for 18 steps and then
 differ by up to 3e-2 (100 steps). Compare the first steps, or smoothed curves.
 
-The final weights are in DIR/model.safetensors. Needs Python 3.10, torch, numpy and safetensors.
+The final weights are in DIR/model.safetensors. Needs Python 3.11, torch, numpy and safetensors.
 """
 
 import contextlib

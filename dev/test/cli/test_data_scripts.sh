@@ -13,9 +13,9 @@ cp "$repo/dev/reference/vocabulary.py" clone/dev/reference
 export OMP_NUM_THREADS=1 HF_HOME="$dir/hf" HF_HUB_DISABLE_TELEMETRY=1 PYTHONDONTWRITEBYTECODE=1
 unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY HF_ENDPOINT HF_HUB_OFFLINE
 
-if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     checks_of "$repo/dev/test/cli/data_scripts.py" "$binary" "$shared"
 else
-    skip "all: $python is not Python 3.10 or later"
+    skip "all: $python is not Python 3.11 or later"
 fi
 finish
