@@ -203,7 +203,7 @@ static bool open_data(Run* r, TostError* err) {
             return tost_error(err, "--%s needs shards to validate on: give --val-data GLOB", validating[i]);
     if (!o->val_data || o->val_every == 0) return true;
     r->val = data_open(o->val_data, o->seq, V, ORDER_SEQUENTIAL, 0, err);
-    return r->val != NULL;
+    return r->val || tost_error(err, "%s; --val-every 0 trains without validation", err->text);
 }
 
 // ---------------------------------------------------------------------------------------------
