@@ -10,7 +10,9 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
+#include "base/files.h"
 #include "base/folder.h"
 #include "data/tokenizer.h"
 
@@ -57,7 +59,20 @@ static inline void limit_file_size(rlim_t bytes) {
 }
 
 // Like rm -rf.
-static inline bool remove_tree(const char* path, TostError* err) { return folder_remove(path, err); }
+static inline bool remove_tree(const char* path, TostError* err) {
+    struct stat st;
+    PathList names = {0};
+    bool ok = true, exists = lstat(path, &st) == 0;
+    if (exists && S_ISDIR(st.st_mode)) ok = folder_list(&names, path, err);
+    for (int i = 0; ok && i < names.count; i++) {
+        char* child = path_join(path, names.paths[i]);
+        ok = remove_tree(child, err);
+        free(child);
+    }
+    free_paths(&names);
+    return ok && ((exists && remove(path) == 0) || errno == ENOENT
+                  || tost_error(err, "%s: cannot be removed: %s", path, strerror(errno)));
+}
 
 // Creates an empty folder, in /dev/shm if possible because saves call fsync. Remove it with drop_folder.
 static inline char* new_folder(void) {

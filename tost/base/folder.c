@@ -31,21 +31,6 @@ bool folder_list(PathList* names, const char* path, TostError* err) {
     return tost_error(err, "%s: the folder cannot be read: %s", path, strerror(why));
 }
 
-bool folder_remove(const char* path, TostError* err) {
-    struct stat st;
-    PathList names = {0};
-    bool ok = true, exists = lstat(path, &st) == 0;
-    if (exists && S_ISDIR(st.st_mode)) ok = folder_list(&names, path, err);
-    for (int i = 0; ok && i < names.count; i++) {
-        char* child = path_join(path, names.paths[i]);
-        ok = folder_remove(child, err);
-        free(child);
-    }
-    free_paths(&names);
-    return ok && ((exists && remove(path) == 0) || errno == ENOENT
-                  || tost_error(err, "%s: cannot be removed: %s", path, strerror(errno)));
-}
-
 bool sync_dir(const char* path, TostError* err) {
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     const bool opened = fd >= 0;

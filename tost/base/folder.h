@@ -7,7 +7,6 @@
 
 // The names in a folder, without "." and "..", in any order. free_paths
 bool   folder_list(PathList* names, const char* path, TostError* err);
-bool   folder_remove(const char* path, TostError* err);             // like rm -rf
 bool   sync_dir(const char* path, TostError* err);                  // makes the names in it durable
 bool   sync_parent(const char* path, TostError* err);               // of its folder, if that is readable
 // Renames a finished file or folder, over a file that has the name, and makes the new name durable.

@@ -358,7 +358,7 @@ static bool write_contents(const char* dir, const Contents* contents, const Chec
 }
 
 static bool write_folder(const char* dir, const CheckpointInfo* info, const CheckpointModel* m, TostError* err) {
-    if (!folder_remove(dir, err)) return false;
+    if (!checkpoint_remove(dir, err) && path_exists(dir)) return false;
     if (mkdir(dir, 0777) != 0) return tost_error(err, "%s: the folder cannot be created: %s", dir, strerror(errno));
     MetaList meta = metadata_list(info);
     const bool ok = write_contents(dir, &model_contents, m, &meta, err)
@@ -377,7 +377,7 @@ bool checkpoint_save(const char* run, SaveAs as, const CheckpointInfo* info, con
     if (!ok) tost_error(err, "%s; step %" PRId64 " is not saved", err->text, info->step);
     else if (!sync_dir(run, err))
         ok = tost_error(err, "%s; %s is saved, but may be lost on a power failure", err->text, name);
-    if (!ok || as == SAVE_BEST) folder_remove(unfinished, &ignored);   // of best: the one before, if exchanged
+    if (!ok) checkpoint_remove(unfinished, &ignored);
     free(unfinished);
     free(name);
     return ok;

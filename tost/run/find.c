@@ -37,16 +37,20 @@ char* checkpoint_name(const char* run, int64_t step, const char* suffix) {
     return xasprintf("%s/step_%08" PRId64 "%s", run, step, suffix);
 }
 
-// Parses "step_N", optionally followed by ".new" or by something that ends in ".tmp".
+static bool ends_in_tmp(const char* name) { return strlen(name) >= 4 && strcmp(name + strlen(name) - 4, ".tmp") == 0; }
+
+// Parses "step_N", optionally followed by ".new" or by something that ends in ".tmp", or "best." and such an end.
 static bool parse_entry(Entry* e, const char* name) {
+    e->kind = STALE;
+    e->step = 0;
+    if (strncmp(name, "best.", 5) == 0) return ends_in_tmp(name);
     if (strncmp(name, "step_", 5) != 0) return false;
     size_t digits = strspn(name + 5, "0123456789");
     if (digits == 0 || digits > 18) return false;
     const char* rest = name + 5 + digits;
-    const size_t n = strlen(rest);
     e->step = strtoll(name + 5, NULL, 10);
-    e->kind = n >= 4 && strcmp(rest + n - 4, ".tmp") == 0 ? STALE : strcmp(rest, ".new") == 0 ? REPLACEMENT : NORMAL;
-    return n == 0 || e->kind != NORMAL;
+    e->kind = ends_in_tmp(rest) ? STALE : strcmp(rest, ".new") == 0 ? REPLACEMENT : NORMAL;
+    return !*rest || e->kind != NORMAL;
 }
 
 static int compare_entries(const void* a, const void* b) {
@@ -207,17 +211,51 @@ static bool exchange(const char* a, const char* b) {
 #endif
 }
 
+static bool not_removed(const char* path, TostError* err) {
+    return tost_error(err, "%s: cannot be removed: %s", path, strerror(errno));
+}
+
+// Gives what the user had in the checkpoint a name that no checkpoint has. Always returns false.
+static bool keep_rest(const char* path, TostError* err) {
+    const size_t dir = (size_t)(strrchr(path, '/') + 1 - path);
+    const int n = (int)(dir + strcspn(path + dir, "."));
+    char* kept = NULL;
+    for (int number = 1; !kept || path_exists(kept); number++) {
+        free(kept);
+        kept = xasprintf("%.*s.kept-%d", n, path, number);
+    }
+    if (rename(path, kept) != 0) not_removed(path, err);
+    else tost_error(err, "%.*s contained other files, which are now in %s", n, path, kept);
+    free(kept);
+    return false;
+}
+
+bool checkpoint_remove(const char* path, TostError* err) {
+    static const char* const own[] = {MODEL_FILE, OPTIMIZER_FILE, AVERAGE_FILE};
+    struct stat st;
+    if (lstat(path, &st) != 0) return errno == ENOENT || not_removed(path, err);
+    if (!S_ISDIR(st.st_mode)) return unlink(path) == 0 || not_removed(path, err);   // a link to a checkpoint
+    for (size_t i = 0; i < countof(own); i++) {
+        char* file = path_join(path, own[i]);
+        const bool ok = unlink(file) == 0 || errno == ENOENT || not_removed(file, err);
+        free(file);
+        if (!ok) return false;
+    }
+    if (rmdir(path) == 0) return true;
+    return errno == ENOTEMPTY || errno == EEXIST ? keep_rest(path, err) : not_removed(path, err);
+}
+
 // Renames to a stale name, so that an interruption leaves no folder that looks complete. free(*stale)
 static bool set_aside(char** stale, const char* path, TostError* err) {
     *stale = xasprintf("%s.old.tmp", path);
-    return folder_remove(*stale, err) && (rename(path, *stale) == 0
-                                          || tost_error(err, "%s: cannot be removed: %s", path, strerror(errno)));
+    return (checkpoint_remove(*stale, err) || !path_exists(*stale))
+           && (rename(path, *stale) == 0 || not_removed(path, err));
 }
 
 static bool remove_entry(const Entry* e, TostError* err) {
-    if (e->kind == STALE) return folder_remove(e->path, err);
+    if (e->kind == STALE) return checkpoint_remove(e->path, err);
     char* stale;
-    const bool ok = set_aside(&stale, e->path, err) && folder_remove(stale, err);
+    const bool ok = set_aside(&stale, e->path, err) && checkpoint_remove(stale, err);
     free(stale);
     return ok;
 }
@@ -251,24 +289,6 @@ bool checkpoint_prune(const char* run, int64_t step, int keep, TostError* err) {
     return ok;
 }
 
-// Removes the folder best, or one left by an interruption, if it is a checkpoint.
-static bool remove_best(const char* run, TostError* err) {
-    char *best = path_join(run, "best"), *unfinished = path_join(run, "best.tmp");
-    const bool ok = (!has_file(best, MODEL_FILE) || folder_remove(best, err)) && folder_remove(unfinished, err);
-    free(best);
-    free(unfinished);
-    return ok;
-}
-
-bool checkpoint_clear(const char* run, TostError* err) {
-    Entries list;
-    if (!list_entries(&list, run, err)) return false;
-    bool ok = remove_best(run, err);
-    for (int i = 0; i < list.count && ok; i++) ok = remove_entry(&list.entry[i], err);
-    free_entries(&list);
-    return ok;
-}
-
 bool checkpoint_has_replacement(bool* has, const char* run, TostError* err) {
     Entries list;
     if (!list_entries(&list, run, err)) return false;
@@ -283,16 +303,16 @@ bool checkpoint_finish_replacement(const char* run, TostError* err) {
     const Entry* last = list.count > 0 ? &list.entry[list.count - 1] : NULL;
     bool ok = true;
     if (last && last->kind == REPLACEMENT) {
-        char *name = checkpoint_name(run, last->step, ""), *stale;
-        ok = remove_best(run, err);
+        char *name = checkpoint_name(run, last->step, ""), *best = path_join(run, "best"), *stale = NULL;
+        ok = !has_file(best, MODEL_FILE) || set_aside(&stale, best, err);
         for (int i = 0; ok && i < list.count - 1; i++) {
             if (list.entry[i].kind == STALE) continue;
-            ok = set_aside(&stale, list.entry[i].path, err);
             free(stale);
+            ok = set_aside(&stale, list.entry[i].path, err);
         }
         ok = ok && rename_synced(last->path, name, err);
-        TostError ignored;
-        if (ok) checkpoint_prune(run, last->step, 0, &ignored);   // the next save repeats it and reports a failure
+        free(stale);
+        free(best);
         free(name);
     }
     free_entries(&list);

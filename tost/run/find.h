@@ -35,14 +35,14 @@ char* checkpoint_name(const char* run, int64_t step, const char* suffix);   // R
 bool checkpoint_publish(const char* finished, const char* name, TostError* err);
 // After saving `step`, removes stale folders and all but the newest `keep` complete checkpoints (0: keeps all).
 bool checkpoint_prune(const char* run, int64_t step, int keep, TostError* err);
-// Removes the checkpoints of a run, complete or not, and nothing else.
-bool checkpoint_clear(const char* run, TostError* err);
+// Removes a checkpoint, complete or not. If its folder has other files, renames it, to NAME.kept-N, and returns false.
+bool checkpoint_remove(const char* path, TostError* err);
 
 // For --overwrite: a new run in the folder of an old one. The first checkpoint is saved as RUN/step_NNNNNNNN.new/. From
 // that rename on it is the only checkpoint of the run; until then, the old run is complete.
 bool checkpoint_has_replacement(bool* has, const char* run, TostError* err);
-// Removes the checkpoints of the old run and renames the new one to RUN/step_NNNNNNNN. Does nothing if there is no
-// replacement. If it was interrupted, call it again.
+// Makes the checkpoints of the old run stale, for checkpoint_prune, and renames the new one to RUN/step_NNNNNNNN. Does
+// nothing if there is no replacement. If it was interrupted, call it again.
 bool checkpoint_finish_replacement(const char* run, TostError* err);
 
 #endif

@@ -605,6 +605,9 @@ static bool check_train(Options* o, TostError* err) {
     if (!o->data && !o->resume)
         return tost_error(err, "--preset %s needs --data GLOB: token shards made with tokenize",
                           tost_preset_at(o->preset)->name);
+    if (o->overwrite && o->save_every == 0 && (!o->keep_best || o->val_every == 0))
+        return tost_error(err, "--overwrite and --save-every 0: the first checkpoint replaces the run in %s, but none "
+                          "would be saved: give a new --out, or save", o->out);
     if (o->resume || o->init) return true;   // sizes come from a file and are checked by options_take_config
     return tost_config_check(&o->config, err) && derive_defaults(o, err);
 }

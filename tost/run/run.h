@@ -61,7 +61,7 @@ bool run_is_finished(const Run* r);          // resumed, but no step is left
 // Opens the data, creates the model, then the folder and its log; prints the settings.
 bool run_set_up(Run* r, TostError* err);
 void run_free(Run* r);
-// --overwrite, or the rest of an interrupted one: renames the new log to log_path and removes the old checkpoints.
+// --overwrite, or the rest of an interrupted one: renames the new log to log_path and makes the old checkpoints stale.
 bool run_finish_replacement(Run* r, TostError* err);
 
 // ---- train.c ----

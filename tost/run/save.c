@@ -50,15 +50,19 @@ static CheckpointModel checkpoint_model(const Run* r) {
     return (CheckpointModel){r->engine, r->model, &r->tensors, r->comm};
 }
 
+// Removes what a checkpoint has replaced. A failure is a warning, and the next save tries again.
+static void remove_older(Run* r, int64_t keep) {
+    TostError err;
+    r->saved.replacing = r->saved.replacing && !run_finish_replacement(r, &err);
+    if (r->saved.replacing || !checkpoint_prune(r->out, r->info.step, (int)keep, &err))
+        run_warn(r, "step %lld is saved, but older files could not be removed: %s", (long long)r->info.step, err.text);
+}
+
 // Saves a checkpoint and removes old ones. With --overwrite, the first one replaces the old run.
 static bool save(Run* r, TostError* err) {
     const CheckpointModel m = checkpoint_model(r);
     if (!checkpoint_save(r->out, r->saved.replacing ? SAVE_REPLACEMENT : SAVE_STEP, &r->info, &m, err)) return false;
-    const bool removed = r->saved.replacing ? run_finish_replacement(r, err)
-                                      : checkpoint_prune(r->out, r->info.step, (int)r->o.keep, err);
-    if (removed) r->saved.replacing = false;
-    else   // the next save tries again
-        run_warn(r, "step %lld is saved, but older files could not be removed: %s", (long long)r->info.step, err->text);
+    remove_older(r, r->o.keep);
     return true;
 }
 
@@ -96,6 +100,7 @@ static bool save_best(Run* r, bool last, TostError* err) {
     if (r->saved.replacing) return true;
     const CheckpointModel m = checkpoint_model(r);
     if (!checkpoint_save(r->out, SAVE_BEST, &r->info, &m, &reason)) return write_failed(r, &reason, last, err);
+    remove_older(r, 0);   // only the best before
     r->saved.best = r->info.val_loss;
     return true;
 }

@@ -278,7 +278,7 @@ bool run_finish_replacement(Run* r, TostError* err) {
     return ok && checkpoint_finish_replacement(r->out, err);
 }
 
-// Opens the log. --overwrite keeps the old run until the first checkpoint; without checkpoints, removes it now.
+// Opens the log. --overwrite keeps the old run until the first checkpoint.
 static bool start_log(Run* r, TostError* err) {
     const int64_t first = r->o.resume ? r->info.step - (r->info.unvalidated_row != NULL) : -1;
     bool is_run, interrupted;
@@ -288,11 +288,10 @@ static bool start_log(Run* r, TostError* err) {
     const bool replaces = r->o.overwrite && (is_run || path_exists(r->log_path));
     char* path = xasprintf("%s%s", r->log_path, replaces ? ".new" : "");
     bool ok = log_open(&r->log, path, first, err);
-    r->saved.replacing = ok && replaces && r->o.save_every > 0;
+    r->saved.replacing = ok && replaces;
     if (r->saved.replacing)
         progress_fact(&r->progress, "overwrite", "the first checkpoint replaces the run in %s; until then the log is "
                       "%s", r->out, path);
-    else if (ok && replaces) ok = checkpoint_clear(r->out, err) && run_finish_replacement(r, err);
     free(path);
     return ok;
 }

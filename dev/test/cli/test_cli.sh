@@ -174,8 +174,8 @@ refuses 1 "tost $model --data sh*ds/tiny_train_*.bin --steps 1 --keep-best --out
 run $small $fast $bare --steps 6 --out plain
 check "--save-every 0 saves nothing" [ -z "$(ls plain | grep step_)" ]
 check "validation and samples do not change training" [ "$(training_of plain)" = "$(training_of straight)" ]
-run $small $fast $bare --steps 6 --out plain --overwrite --seed 7
-check "another seed gives another run" differ plain/log.csv straight/log.csv
+run $small $fast $bare --steps 6 --out seeded --seed 7
+check "another seed gives another run" differ seeded/log.csv straight/log.csv
 run --init straight --steps 0 $data --out again --quiet
 for name in again straight; do
     run eval --model $name --data "$dir/tiny_val_*.bin"

@@ -353,11 +353,9 @@ static void test_find(Checks* c) {
     check_found(c, "find", 99999999, m, "a folder that lacks a file is ignored");
     check_found(c, "find/step_99999999/", 99999999, m, "a checkpoint folder");
     check_found(c, "find/step_99999999/model.safetensors", 99999999, m, "the file itself");
-    write_text("find/note.txt", "mine");
-    check(c, checkpoint_clear("find", &err) && !is_run("find") && path_exists("find/note.txt"),
-          "checkpoint_clear must remove only checkpoints");
-    write_text("find/log.csv", "");
-    check(c, is_run("find"), "a folder with a log is a run");
+    must(make_dirs("log", &err), "make_dirs", &err);
+    write_text("log/log.csv", "");
+    check(c, is_run("log"), "a folder with a log is a run");
     fake_destroy(m);
 }
 
@@ -472,13 +470,32 @@ static void test_replacement(Checks* c) {
                                               : "step_00000008 step_00000009 step_00000009.new ", "when it is saved");
         check_found(c, "replaced", step, new, "the replacement counts");
         check(c, checkpoint_has_replacement(&has, "replaced", &err) && has, "a replacement");
-        check(c, checkpoint_finish_replacement("replaced", &err), "finish: %s", err.text);
+        check(c, checkpoint_finish_replacement("replaced", &err) && checkpoint_prune("replaced", step, 0, &err),
+              "finish: %s", err.text);
         check_listing(c, "replaced", step < 8 ? "step_00000003 " : "step_00000009 ", "after the replacement");
         check_found(c, "replaced", step, new, "after the replacement");
-        check(c, checkpoint_clear("replaced", &err), "clear: %s", err.text);
+        must(remove_tree("replaced", &err), "remove_tree", &err);
     }
     fake_destroy(old);
     fake_destroy(new);
+}
+
+// Only the program's own files are removed, and a link to a checkpoint, not the checkpoint.
+static void test_users_files(Checks* c) {
+    TostError err;
+    TostModel* m = new_model(tiny);
+    fill(m, 1);
+    save("elsewhere", m, 1, 0);
+    save("own", m, 2, 0);
+    must(symlink("../elsewhere/step_00000001", "own/step_00000001") == 0, "symlink", NULL);
+    write_text("own/step_00000002/notes.txt", "mine");
+    const CheckpointInfo info = info_of(3);
+    check_refused(c, save_info("own", &info, m, 1, &err), &err, "own/step_00000002.kept-1", "a user's file");
+    save("own", m, 4, 1);   // this time nothing is left to say
+    check_listing(c, "own", "step_00000002.kept-1 step_00000004 ", "a user's file");
+    check_listing(c, "own/step_00000002.kept-1", "notes.txt ", "a user's file");
+    check_found(c, "elsewhere", 1, m, "a link to a checkpoint");
+    fake_destroy(m);
 }
 
 // A process saves and prunes as fast as it can: a run must always open, with the values of one checkpoint.
@@ -713,6 +730,7 @@ int main(void) {
     test_keep(&c);
     test_killed(&c);
     test_replacement(&c);
+    test_users_files(&c);
     test_readers(&c);
     test_save_fails(&c);
     test_damage(&c);

@@ -427,6 +427,8 @@ static void test_removed(Checks* c) {
 static void test_overwrite(Checks* c) {
 #define REPLACING BASE NO_VAL "--data good.bin --steps 8 --seed 5 "
 #define SAVED "--save-every 4 "
+#define ONLY_BEST BASE "--data good.bin --val-data good.bin --val-every 4 --steps 5 --save-every 0 --keep-best " \
+                  "--seed 6 --overwrite --out old"
     static const struct { Hook hook; const char* what; } kills[] = {
         {{TRAINING, 1, kill_process}, "killed in the first step"},
         {{TRAINING, 4, kill_process}, "killed before the first checkpoint"},
@@ -447,10 +449,14 @@ static void test_overwrite(Checks* c) {
     check_same(c, "new", "old", 8, "replaced");
     check(c, !saved("old", 12) && !saved("old", 3) && saved("old", 4) && !path_exists("old/log.csv.new"),
           "the old checkpoints are removed");
-    check_run(c, run(REPLACING "--save-every 0 --overwrite --out old"), 0, 1, NULL, "replaced without checkpoints");
-    check(c, !saved("old", 8) && row_of("old", 7).step == 7 && row_of("old", 8).step == -1, "the log is replaced");
+    hooks[0] = (Hook){TRAINING, 3, kill_process};
+    check_run(c, run(ONLY_BEST), 1000 + SIGKILL, 1, "--keep has no effect", "killed before the first best");
+    check_same(c, "new", "old", 8, "killed before the first best");
+    check_run(c, run(ONLY_BEST), 0, 1, "--keep has no effect", "replaced by the best");
+    check(c, !saved("old", 8) && saved("old", 4) && row_of("old", 4).step == 4 && path_exists("old/best"), "replaced");
 #undef REPLACING
 #undef SAVED
+#undef ONLY_BEST
 }
 
 // ---------------------------------------------------------------------------------------------
