@@ -72,7 +72,6 @@
 #include "tost/commands/commands.h"
 #include "tost/engine.h"
 #include "tost/ranks/exchange.h"
-#include "tost/flops.h"
 #include "tost/cpu/gemm.h"
 #include "tost/cpu/threads.h"
 #include "tost/cpu/tssa_stages.h"
