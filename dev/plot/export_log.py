@@ -2,11 +2,12 @@
 
     export_log.py RUN… [--tensorboard FOLDER]        then: tensorboard --logdir FOLDER
     export_log.py RUN… --wandb PROJECT [--offline]   offline runs are uploaded later, with `wandb sync`
+    export_log.py RUN --wandb PROJECT --follow       while the run goes on, until Ctrl-C
 
 RUN is a log.csv or a run folder. The series are train/loss, val/loss, train/lr, train/grad_norm, speed/ms,
 speed/tokens_per_s and tokens, over the step counted from 1, as the trainer prints it; empty and infinite values are
-left out. The options of a run, from the metadata of its newest checkpoint, become text in
-TensorBoard and the config in Weights & Biases. A log that grows is exported again as a whole.
+left out. The options of a run, from the metadata of its newest checkpoint, become text in TensorBoard and the config
+in Weights & Biases. Without --follow, a log that grows is exported again as a whole.
 
 Needs Python 3.11, and tensorboard or wandb: pip install tensorboard wandb
 """
@@ -14,7 +15,9 @@ Needs Python 3.11, and tensorboard or wandb: pip install tensorboard wandb
 import math
 import os
 import shutil
+import signal
 import sys
+import threading
 from pathlib import Path
 
 from cli import command, option_parser, run
@@ -22,13 +25,25 @@ from runs import Run, newest_checkpoint
 
 SERIES = {"train_loss": "train/loss", "val_loss": "val/loss", "lr": "train/lr", "grad_norm": "train/grad_norm",
           "ms": "speed/ms", "tokens_per_s": "speed/tokens_per_s", "tokens": "tokens"}
+POLL = 2  # seconds
 
 
-def values(log):
-    """(step, {series: value}) for each row."""
-    for i, step in enumerate(log.step):
-        row = {series: getattr(log, name)[i] for name, series in SERIES.items()}
-        yield int(step) + 1, {series: value for series, value in row.items() if math.isfinite(value)}
+def values(path, log, follow):
+    """(step, {series: value}, seconds) for each row; with follow also for those that are added until a signal."""
+    stop, last = threading.Event(), -1
+    if follow:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+    while True:
+        for i, step in enumerate(log.step):
+            if step > last:
+                row = {series: getattr(log, name)[i] for name, series in SERIES.items()}
+                yield (int(step) + 1, {series: value for series, value in row.items() if math.isfinite(value)},
+                       log.ms[i] / 1000 if math.isfinite(log.ms[i]) else 0)
+        last = max(last, log.step[-1])
+        if not follow or stop.wait(POLL):
+            return
+        log = Run(path, None)
 
 
 def options(folder):
@@ -37,8 +52,8 @@ def options(folder):
             if key.startswith("option.") or key == "program"}
 
 
-def to_tensorboard(log, folder, settings, ended):
-    """Replaces the event files that an earlier export wrote to the folder. ended: when the last step was logged."""
+def to_tensorboard(rows, folder, settings, time):
+    """Replaces the event files that an earlier export wrote to the folder. time: when the run began."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
@@ -47,27 +62,26 @@ def to_tensorboard(log, folder, settings, ended):
     except ImportError as error:
         raise ValueError(f"--tensorboard: {error}: pip install tensorboard") from error
     shutil.rmtree(folder, ignore_errors=True)
-    writer = EventFileWriter(str(folder))
-    time = ended - sum(filter(math.isfinite, log.ms)) / 1000  # events need a time: validation and saves are left out
+    writer = EventFileWriter(str(folder), flush_secs=POLL)
     if settings:
         rows = "".join(f"| {key} | {value} |\n" for key, value in settings.items())
         writer.add_event(Event(wall_time=time, summary=text_pb("options", "| option | value |\n|---|---|\n" + rows)))
-    for (step, row), ms in zip(values(log), log.ms):
-        time += ms / 1000 if math.isfinite(ms) else 0
+    for step, row, seconds in rows:
+        time += seconds
         summary = Summary(value=[Summary.Value(tag=series, simple_value=value) for series, value in row.items()])
         writer.add_event(Event(step=step, wall_time=time, summary=summary))
     writer.close()
 
 
-def to_wandb(log, project, settings, offline):
+def to_wandb(rows, name, project, settings, offline):
     try:
         import wandb
     except ImportError as error:
         raise ValueError(f"--wandb: {error}: pip install wandb") from error
     try:
-        run_ = wandb.init(project=project, name=log.label, config=settings, mode="offline" if offline else "online",
+        run_ = wandb.init(project=project, name=name, config=settings, mode="offline" if offline else "online",
                           settings=wandb.Settings(silent=True))
-        for step, row in values(log):
+        for step, row, _ in rows:
             run_.log(row, step=step)
         run_.finish()
     except wandb.errors.Error as error:
@@ -87,6 +101,7 @@ def parse(arguments):
                         help="write events to FOLDER/RUN (default: out/tensorboard, unless --wandb is given)")
     parser.add_argument("--wandb", metavar="PROJECT", help="log to this project of Weights & Biases")
     parser.add_argument("--offline", action="store_true", help="with --wandb: write to ./wandb, without a network")
+    parser.add_argument("--follow", action="store_true", help="export one run while it goes on, until Ctrl-C")
     parser.add_argument("--label", action="append", default=[], metavar="NAME",
                         help="name of a run; repeat in the order of the runs")
     return parser.parse_args(arguments)
@@ -100,6 +115,8 @@ def main(arguments):
         raise ValueError(f"--label {args.label[-1]}: more labels than runs")
     if args.offline and not args.wandb:
         raise ValueError("--offline applies only to --wandb: give --wandb PROJECT")
+    if args.follow and (len(args.runs) > 1 or args.tensorboard and args.wandb):
+        raise ValueError("--follow: give one run, and either --tensorboard or --wandb")
     labels = args.label + [None] * (len(args.runs) - len(args.label))
     logs = [(Path(path), Run(path, label)) for path, label in zip(args.runs, labels)]
     names = [log.label for _, log in logs]
@@ -112,12 +129,13 @@ def main(arguments):
             if not is_ours(folder):
                 raise ValueError(f"--tensorboard {folder}: has files that are not events: give another folder")
             ended = (path / "log.csv" if path.is_dir() else path).stat().st_mtime
-            to_tensorboard(log, folder, settings, ended)
-            print(f"{folder}: {len(log.step)} steps")
+            began = ended - sum(filter(math.isfinite, log.ms)) / 1000  # validation and saves are left out
+            to_tensorboard(values(path, log, args.follow), folder, settings, began)
+            print(folder)
         if args.wandb:
-            to_wandb(log, args.wandb, settings, args.offline)
+            to_wandb(values(path, log, args.follow), log.label, args.wandb, settings, args.offline)
             where = ", offline, in ./wandb" if args.offline else ""
-            print(f"{args.wandb}, {log.label}: {len(log.step)} steps{where}")
+            print(f"{args.wandb}, {log.label}{where}")
 
 
 if __name__ == "__main__":

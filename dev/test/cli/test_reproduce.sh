@@ -177,6 +177,19 @@ check "all steps are exported to wandb" [ "$(wc -l <wandb.log)" -eq 62 ]
 check "project, name and options" \
     grep -q '^{"config": {.*"save-every": "5".*"name": "whole", "project": "tost"' wandb.log
 check "the last step, with its validation loss" [ "$(grep -c '"step": 60, .*"val/loss": ' wandb.log)" -eq 1 ]
+mkdir -p growing
+head -n 3 whole/log.csv >growing/log.csv
+rm wandb.log
+PYTHONPATH="$dir/with" "$python" "$repo/dev/plot/export_log.py" growing --wandb tost --follow >stdout 2>stderr &
+follower=$!
+waited=0
+until [ -s wandb.log ] || [ $((waited += 1)) -gt 300 ]; do sleep 0.1; done
+tail -n +4 whole/log.csv >>growing/log.csv
+until grep -q '"step": 60,' wandb.log || [ $((waited += 1)) -gt 600 ]; do sleep 0.1; done
+kill -TERM $follower
+wait $follower
+check "--follow exports later steps, each once, and ends at a signal" [ "$?.$(wc -l <wandb.log)" = 0.62 ]
+refuses 1 "export_log whole plain --follow" "--follow: give one run"
 if has tensorboard; then
     for again in 1 2; do succeeds export_log whole --tensorboard events; done
     check "one file of events" [ "$(ls events/whole | wc -l)" -eq 1 ]
