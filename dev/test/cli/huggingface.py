@@ -309,8 +309,9 @@ def check_harness():
     check("some examples are solved", 0.2 < want["lambada"]["accuracy"] < 0.9 and 0 < want["hellaswag"]["acc"] < 1)
     write_tasks()
     tasks = TaskManager(include_path="tasks", include_defaults=False)
+    devices = {"hf": "cpu", "tost": "cuda:0"}  # tost: the CPU if there is no GPU
     for model, arguments in (("hf", "pretrained=harness,trust_remote_code=True"), ("tost", "path=harness.safetensors")):
-        results = simple_evaluate(model, arguments, ["local_lambada", "local_hellaswag"], batch_size=8, device="cpu",
+        results = simple_evaluate(model, arguments, ["local_lambada", "local_hellaswag"], batch_size=8, device=devices[model],
                                   task_manager=tasks, bootstrap_iters=0, verbosity="ERROR")["results"]
         lambada, hellaswag = results["local_lambada"], results["local_hellaswag"]
         check(f"lm_eval --model {model}: acc of LAMBADA", lambada["acc,none"] == want["lambada"]["accuracy"])
