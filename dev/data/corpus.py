@@ -315,11 +315,12 @@ def make_shard(path, documents, args, recipe, progress):
         error = process.stderr.read().decode(errors="replace").strip()
         if process.wait():
             raise Refused(f"{shown(path)}: {error or f'tokenize ended with status {process.returncode}'}")
-        shards = sorted(folder.iterdir())
+        shards = sorted(folder.glob("*.bin"))
         if len(shards) > 1:
             raise Refused(f"--shard-documents {args.shard_documents}: more than 2^31 tokens in a shard: use fewer")
         # before the shard, so that no shard lacks a recipe
         fetch.write(recipe_path(args), (json.dumps(recipe, indent=1) + "\n").encode())
+        os.replace(folder / "shard_vocab.bpe", args.out.with_name(f"{args.out.name}_vocab.bpe"))   # for train
         os.replace(shards[0], path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

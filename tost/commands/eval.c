@@ -254,9 +254,10 @@ static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, cons
     if (!*tokenizer && o->tokenizer) return false;
     if (!*tokenizer && o->rank == 0) print_line(stderr, "no bits/byte: %s", err->text);
     if (*tokenizer)
-        warn_of_shards(o, data->dir, largest, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer),
+        warn_of_shards(o, data->shards[0].path, largest, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer),
                        tokenizer_size(*tokenizer));
-    else if (info->tokenizer) warn_of_shards(o, data->dir, largest, info->tokenizer, info->tokenizer_hash, 0);
+    else if (info->tokenizer) warn_of_shards(o, data->shards[0].path, largest, info->tokenizer, info->tokenizer_hash,
+                                             0);
     return true;
 }
 

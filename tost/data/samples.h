@@ -26,7 +26,7 @@ void     data_close(DataSet* d);
 int      data_shards(const DataSet* d);
 uint64_t data_tokens(const DataSet* d);
 uint64_t data_samples(const DataSet* d);        // per epoch, at least 1
-const char* data_dir(const DataSet* d);         // folder of the first shard
+const char* data_path(const DataSet* d);        // the first shard
 uint32_t data_largest_id(const DataSet* d);     // among the ids checked when opening
 uint32_t data_crc(const DataSet* d);            // see stream_crc
 

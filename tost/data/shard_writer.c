@@ -16,6 +16,7 @@
 #include "base/memory.h"
 #include "base/platform.h"
 #include "data/shards.h"
+#include "data/tokenizer.h"
 
 enum { MAX_SHARDS = 1000000, CHUNK = 4096 };  // SHARD_DIGITS digits, so that name order is token order; tokens
 
@@ -241,10 +242,14 @@ static bool publish(ShardWriter* w, Split split, TostError* err) {
     return ok;
 }
 
-bool shard_writer_close(ShardWriter* w, ShardCount written[SPLITS], TostError* err) {
-    char* dir = path_dir(w->out);
+bool shard_writer_close(ShardWriter* w, const Bytes* vocabulary, ShardCount written[SPLITS], TostError* err) {
+    char *dir = path_dir(w->out), *path = xasprintf("%s_" TOKENIZER_FILE, w->out);
+    const bool adds = vocabulary && !path_exists(path);   // an existing one is the same
     const bool ok = end_shard(w, &w->output[SPLIT_TRAIN], err) && end_shard(w, &w->output[SPLIT_VAL], err)
+        && (!adds || replace_file(path, vocabulary->data, vocabulary->size, err))
         && publish(w, SPLIT_VAL, err) && publish(w, SPLIT_TRAIN, err) && sync_dir(dir, err);
+    if (!ok && adds) unlink(path);
+    free(path);
     free(dir);
     for (Split s = 0; s < SPLITS; s++) {
         written[s] = (ShardCount){w->output[s].total, w->output[s].shards};

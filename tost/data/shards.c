@@ -65,6 +65,14 @@ static bool raw_is_plausible(const char* path, const char* head, size_t n, TostE
         || tost_error(err, "%s: text, not token ids; convert it with `tokenize` first", path);
 }
 
+char* shard_prefix(const char* path) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    size_t n = strlen(name);
+    for (int fields = 0; fields < 2 && n > 0; fields++)
+        while (n > 0 && name[--n] != '_') {}
+    return xasprintf("%.*s", (int)((size_t)(name - path) + n), path);
+}
+
 // Sets width, first and n_tokens of a file of `size` bytes that begins with the n bytes of head.
 static bool shard_layout(Shard* s, uint64_t size, const char* head, size_t n, TostError* err) {
     const ShardKind* kind = find_kind(head, n);
@@ -187,7 +195,8 @@ static bool read_checked(uint32_t* ids, uint32_t* largest, const Shard* s, uint6
     for (size_t i = 0; top >= vocab_size && i < n; i++)
         if (ids[i] >= vocab_size)
             return tost_error(err, "%s: token %" PRIu64 " at byte %" PRIu64 " is %" PRIu32 ", but the vocabulary has %"
-                              PRIu32 " ids; use shards made with the model's tokenizer, or raise --vocab-size", s->path,
+                              PRIu32 " ids; a new model: give the --tokenizer of the shards, or raise --vocab-size; a "
+                              "trained one: use shards made with its tokenizer", s->path,
                               first + i, s->first + (first + i) * (uint64_t)s->width, ids[i], vocab_size);
     return true;
 }
@@ -250,11 +259,7 @@ static bool add_shard(ShardStream* s, int64_t* bytes, const char* path, TostErro
 // A killed tokenize may leave OUT_train_000000.bin and OUT.tmp/train_000001.bin (shard_writer.c). Checks this for one
 // shard.
 static bool check_published(const char* path, TostError* err) {
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    size_t n = strlen(name);
-    for (int fields = 0; fields < 2 && n > 0; fields++)   // without _NNNNNN.bin and _train or _val
-        while (n > 0 && name[--n] != '_') {}
-    char* tmp = xasprintf("%.*s.tmp", (int)((size_t)(name - path) + n), path);
+    char *prefix = shard_prefix(path), *tmp = xasprintf("%s.tmp", prefix);
     PathList names;
     TostError none;
     bool ok = true;
@@ -266,6 +271,7 @@ static bool check_published(const char* path, TostError* err) {
                           path, tmp);
     free_paths(&names);
     free(tmp);
+    free(prefix);
     return ok;
 }
 
@@ -275,7 +281,6 @@ bool stream_open(ShardStream* s, const char* glob, uint32_t vocab_size, TostErro
     if (!expand_glob(&list, glob, err)) return false;
     s->shards = xcalloc((size_t)list.count, sizeof *s->shards);
     s->start = xcalloc((size_t)list.count + 1, sizeof *s->start);
-    s->dir = path_dir(list.paths[0]);
     int64_t bytes = 0;
     bool ok = check_published(list.paths[0], err);
     for (int i = 0; i < list.count && ok; i++) ok = add_shard(s, &bytes, list.paths[i], err);
@@ -288,7 +293,6 @@ void stream_close(ShardStream* s) {
     for (int i = 0; i < s->count; i++) shard_close(&s->shards[i]);
     free(s->shards);
     free(s->start);
-    free(s->dir);
     *s = (ShardStream){0};
 }
 

@@ -32,6 +32,7 @@ enum {
 
 bool shard_begins(const char* head, size_t n);   // true if a file's first n bytes are those of a shard header
 bool shard_is_named(const char* name, const char* start);   // true if name is START followed by NNNNNN.bin
+char* shard_prefix(const char* path);   // OUT of OUT_train_000000.bin; free()
 bool shard_open(Shard* s, const char* path, TostError* err);
 void shard_close(Shard* s);
 // Copies tokens first … first + n - 1; first + n <= n_tokens. A file whose size or time has changed since shard_open is
@@ -49,7 +50,6 @@ typedef struct {
     Shard*    shards;
     uint64_t* start;         // (count + 1) position of each shard's first token; start[count] is the total
     uint32_t  vocab_size;
-    char*     dir;           // folder of the first shard
     int       current;       // the shard read last
 } ShardStream;
 

@@ -344,12 +344,24 @@ static bool check_result(const Job* job, TostError* err) {
     return true;
 }
 
+// OUT_vocab.bpe will be written: fails if it is another tokenizer.
+static bool check_vocabulary(const Job* job, TostError* err) {
+    char* path = xasprintf("%s_" TOKENIZER_FILE, job->o->out);
+    TostError ignored;
+    Tokenizer* old = tokenizer_open(path, &ignored);
+    const bool ok = old ? tokenizer_hash(old) == tokenizer_hash(job->tokenizer) : !path_exists(path);
+    if (!ok) tost_error(err, "%s: exists already and is not --tokenizer; remove it or choose another --out", path);
+    tokenizer_free(old);
+    free(path);
+    return ok;
+}
+
 static bool run_job(Job* job, TostError* err) {
     const TokenizeOptions* o = job->o;
     job->tokenizer = tokenizer_open(o->tokenizer, err);
     if (!job->tokenizer) return false;
     job->writer = shard_writer_open(o->out, (uint32_t)tokenizer_size(job->tokenizer), o->shard_tokens, err);
-    if (!job->writer) return false;
+    if (!job->writer || !check_vocabulary(job, err)) return false;
     job->threads = o->threads > 0 ? o->threads : threads_max();
     job->caches = xmalloc((size_t)job->threads * sizeof *job->caches);
     for (int i = 0; i < job->threads; i++) job->caches[i] = tokenizer_cache_new();
@@ -358,7 +370,7 @@ static bool run_job(Job* job, TostError* err) {
     if (!split_document(job, err) || !check_result(job, err)) return false;
     ShardWriter* w = job->writer;
     job->writer = NULL;
-    return shard_writer_close(w, job->r->written, err);
+    return shard_writer_close(w, tokenizer_file(job->tokenizer), job->r->written, err);
 }
 
 bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err) {

@@ -14,7 +14,7 @@ typedef struct {
 
 typedef struct {
     const char*  tokenizer;      // path of a vocab.bpe
-    const char*  out;            // writes OUT_train_000000.bin … and OUT_val_000000.bin …
+    const char*  out;            // writes OUT_train_000000.bin …, OUT_val_000000.bin … and OUT_vocab.bpe
     char* const* files;          // "-" is standard input
     int          n_files;
     double       val_frac;       // probability that a document goes to the validation shards, [0, 1); the first one

@@ -12,6 +12,7 @@
 #include "base/memory.h"
 #include "base/text.h"
 #include "data/lines.h"
+#include "data/shards.h"
 #include "data/unicode_tables.h"
 
 enum {
@@ -25,6 +26,7 @@ typedef struct { uint32_t left, right, merged; } Merge;  // merged == NO_TOKEN: 
 
 struct Tokenizer {
     char*    path;
+    Bytes    file;
     uint32_t hash;              // CRC-32 of the file
     int      size;              // number of tokens
     char*    bytes;             // all pieces, concatenated
@@ -492,23 +494,27 @@ Tokenizer* tokenizer_open(const char* path, TostError* err) {
     fill_classes();
     Tokenizer* t = xcalloc(1, sizeof *t);
     t->path = xstrdup(path);
-    const bool ok = load(t, &file, err);
-    free(file.data);
-    if (ok) return t;
+    t->file = file;
+    if (load(t, &file, err)) return t;
     tokenizer_free(t);
     return NULL;
 }
 
-char* tokenizer_beside(const char* dir) {
-    char* path = path_join(dir, "vocab.bpe");
-    if (path_exists(path)) return path;
-    free(path);
-    return NULL;
+char* tokenizer_beside(const char* file) {
+    char *prefix = shard_prefix(file), *dir = path_dir(file);
+    char *own = xasprintf("%s_" TOKENIZER_FILE, prefix), *shared = path_join(dir, TOKENIZER_FILE);
+    char* path = path_exists(own) ? own : path_exists(shared) ? shared : NULL;
+    if (path != own) free(own);
+    if (path != shared) free(shared);
+    free(dir);
+    free(prefix);
+    return path;
 }
 
 void tokenizer_free(Tokenizer* t) {
     if (!t) return;
     free(t->path);
+    free(t->file.data);
     free(t->bytes);
     free(t->first);
     free(t->merges);
@@ -518,6 +524,7 @@ void tokenizer_free(Tokenizer* t) {
 int tokenizer_size(const Tokenizer* t) { return t->size; }
 int tokenizer_eot(const Tokenizer* t) { return t->size - 1; }
 const char* tokenizer_path(const Tokenizer* t) { return t->path; }
+const Bytes* tokenizer_file(const Tokenizer* t) { return &t->file; }
 uint32_t tokenizer_hash(const Tokenizer* t) { return t->hash; }
 
 const char* tokenizer_piece(const Tokenizer* t, uint32_t id, size_t* len) {

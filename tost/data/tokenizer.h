@@ -4,18 +4,23 @@
 #define TOST_TOKENIZER_H
 
 #include "base/error.h"
+#include "base/files.h"
 
+#define TOKENIZER_FILE "vocab.bpe"
 #define END_OF_TEXT "<|endoftext|>"   // the last token, and the separator line between documents of plain text
 
 typedef struct Tokenizer Tokenizer;
 typedef struct TokenizerCache TokenizerCache;
 
 Tokenizer*  tokenizer_open(const char* path, TostError* err);   // NULL on error; without merges: one token per byte
-char*       tokenizer_beside(const char* dir);                  // vocab.bpe in dir, or NULL. free()
+// For a shard OUT_train_000000.bin, OUT_vocab.bpe, if it exists; else vocab.bpe in the folder of the file; NULL: none.
+// free()
+char*       tokenizer_beside(const char* file);
 void        tokenizer_free(Tokenizer* t);
 int         tokenizer_size(const Tokenizer* t);                 // number of tokens, <|endoftext|> included
 int         tokenizer_eot(const Tokenizer* t);                  // id of <|endoftext|>, the last token
 const char* tokenizer_path(const Tokenizer* t);
+const Bytes* tokenizer_file(const Tokenizer* t);                // its contents
 uint32_t    tokenizer_hash(const Tokenizer* t);                 // CRC-32 of the vocab.bpe
 const char* tokenizer_piece(const Tokenizer* t, uint32_t id, size_t* len);  // bytes of a token; NULL if id >= size
 

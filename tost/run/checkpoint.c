@@ -13,6 +13,7 @@
 #include "base/files.h"
 #include "base/folder.h"
 #include "base/memory.h"
+#include "data/tokenizer.h"
 #include "init.h"
 
 static const char wte_name[] = "transformer.wte.weight";
@@ -361,9 +362,14 @@ static bool write_folder(const char* dir, const CheckpointInfo* info, const Chec
     if (!checkpoint_remove(dir, err) && path_exists(dir)) return false;
     if (mkdir(dir, 0777) != 0) return tost_error(err, "%s: the folder cannot be created: %s", dir, strerror(errno));
     MetaList meta = metadata_list(info);
+    char* vocabulary = path_join(dir, TOKENIZER_FILE);
     const bool ok = write_contents(dir, &model_contents, m, &meta, err)
                     && write_contents(dir, &optimizer_contents, m, &meta, err)
-                    && (!info->average || write_contents(dir, &average_contents, m, &meta, err)) && sync_dir(dir, err);
+                    && (!info->average || write_contents(dir, &average_contents, m, &meta, err))
+                    && (!info->vocabulary || replace_file(vocabulary, info->vocabulary->data, info->vocabulary->size,
+                                                          err))
+                    && sync_dir(dir, err);
+    free(vocabulary);
     st_free_meta(meta.entry, meta.count);
     return ok;
 }

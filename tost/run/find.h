@@ -1,5 +1,6 @@
 // find.h: the folders of runs, and the checkpoints in them.
-//   RUN/step_00001000/model.safetensors, optimizer.safetensors      a complete checkpoint; with --ema: ema.safetensors
+//   RUN/step_00001000/model.safetensors, optimizer.safetensors      a complete checkpoint; with --ema: ema.safetensors;
+//                                                                    if the run has a tokenizer: vocab.bpe
 //   RUN/step_….tmp/                                                  an incomplete one
 //   RUN/best/                                                        with --keep-best
 //   RUN/step_….new/                                                  the first one of a run that replaces another

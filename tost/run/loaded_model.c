@@ -84,6 +84,22 @@ Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool ch
     return NULL;
 }
 
+char* model_tokenizer_path(const char* weights, const CheckpointInfo* info) {
+    const char* name = info->tokenizer;
+    char *path = tokenizer_beside(weights), *dir = xstrdup(weights);
+    if (!path && name) path = xstrdup(name);
+    while (path && !path_exists(path)) {
+        char* above = path_dir(dir);
+        const bool top = name[0] == '/' || strcmp(above, dir) == 0;
+        free(path);
+        free(dir);
+        dir = above;
+        path = top ? NULL : path_join(dir, name);
+    }
+    free(dir);
+    return path;
+}
+
 static const char warning[] = "the ids may not mean what the model was trained on";
 
 void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer) {
@@ -98,10 +114,10 @@ void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char*
                       "tokenizer, %s", path, size, weights, rows, warning);
 }
 
-void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, const char* tokenizer, uint32_t hash,
+void warn_of_shards(const Options* o, const char* shard, uint32_t largest_id, const char* tokenizer, uint32_t hash,
                     int size) {
     TostError ignored;
-    char* path = tokenizer_beside(dir);
+    char* path = tokenizer_beside(shard);
     Tokenizer* other = path ? tokenizer_open(path, &ignored) : NULL;
     if (other && tokenizer_hash(other) != hash)
         print_warning(o, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: if the shards were "
@@ -145,37 +161,19 @@ bool loaded_model_check_loss(const LoadedModel* m, double loss, TostError* err) 
         || tost_error(err, "%s: the loss is not finite; the weights have diverged: use an earlier checkpoint", m->file);
 }
 
-// Finds the tokenizer file named in the checkpoint: at this path or, since the working directory may have changed,
-// relative to a folder above the model file. NULL if there is none. free()
-static char* find_named_tokenizer(const LoadedModel* m) {
-    const char* name = m->info.tokenizer;
-    char *path = xstrdup(name), *dir = xstrdup(m->file);
-    while (!path_exists(path)) {
-        char* above = path_dir(dir);
-        const bool top = name[0] == '/' || strcmp(above, dir) == 0;
-        free(path);
-        free(dir);
-        dir = above;
-        path = top ? NULL : path_join(dir, name);
-        if (top) break;
-    }
-    free(dir);
-    return path;
-}
-
 Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err) {
-    if (!o->tokenizer && !m->info.tokenizer) {
+    char* path = o->tokenizer ? xstrdup(o->tokenizer) : model_tokenizer_path(m->file, &m->info);
+    if (!path && !m->info.tokenizer) {
         tost_error(err, "%s does not name a tokenizer; give --tokenizer FILE, the vocab.bpe it was trained with",
                    m->file);
         return NULL;
     }
-    char* path = o->tokenizer ? xstrdup(o->tokenizer) : find_named_tokenizer(m);
     if (!path) {
         tost_error(err, "%s was trained with the tokenizer %s, which cannot be found; give --tokenizer FILE",
                    m->file, m->info.tokenizer);
         return NULL;
     }
-    Tokenizer* tokenizer = model_tokenizer(&m->info, path, !o->tokenizer, m->file, err);
+    Tokenizer* tokenizer = model_tokenizer(&m->info, path, !o->tokenizer && m->info.tokenizer, m->file, err);
     if (tokenizer) warn_of_tokenizer(o, &m->info, m->file, tokenizer);
     free(path);
     return tokenizer;

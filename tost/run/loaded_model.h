@@ -34,11 +34,15 @@ ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors);
 Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool check_hash, const char* weights,
                            TostError* err);
 
+// The tokenizer of the weights: beside them or, in older runs, the file named in `info`, at this path or, since the
+// working directory may have changed, relative to a folder above the weights. NULL: none. free()
+char* model_tokenizer_path(const char* weights, const CheckpointInfo* info);
+
 // Prints a warning on stderr if the tokenizer is probably not the one that the weights of `info` were trained with.
 void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer);
-// Prints a warning on stderr if the shards in `dir` were probably not made with the tokenizer of this CRC-32 and size
-// (0: unknown): dir has a different vocab.bpe, or largest_id >= size.
-void warn_of_shards(const Options* o, const char* dir, uint32_t largest_id, const char* tokenizer, uint32_t hash,
+// Prints a warning on stderr if `shard` and those after it were probably not made with the tokenizer of this CRC-32 and size
+// (0: unknown): another tokenizer is beside it, or largest_id >= size.
+void warn_of_shards(const Options* o, const char* shard, uint32_t largest_id, const char* tokenizer, uint32_t hash,
                     int size);
 
 // A trained model for sample, eval, info and inspect. loaded_model_find reads its config and metadata;

@@ -3,6 +3,7 @@
 #define TOST_METADATA_H
 
 #include "base/error.h"
+#include "base/files.h"
 #include "model.h"
 #include "run/outlier.h"
 #include "run/safetensors.h"
@@ -21,6 +22,7 @@ typedef struct {
     char*      tokenizer;         // path of the tokenizer used in training, or NULL
     uint32_t   tokenizer_hash;    // CRC-32 of that file
     bool       average;           // write ema.safetensors. Not stored
+    const Bytes* vocabulary;      // write it as vocab.bpe; NULL: none. Not stored
     int        n_options;         // options of the run, to compare with those of a resumed run
     StMeta*    options;
 } CheckpointInfo;

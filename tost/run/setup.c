@@ -132,15 +132,19 @@ static char* installed_data(const char* program) {
     return NULL;
 }
 
-// The path of --tokenizer, of the resumed run's tokenizer, or of the one next to the shards; NULL: none. free()
-static char* find_tokenizer(const Run* r) {
+// The path of --tokenizer, of the tokenizer of the weights, or of the one beside the shards; NULL: none. free()
+static char* find_tokenizer(Run* r) {
+    const CheckpointInfo* from = r->o.resume ? &r->info : &r->init;
     PathList files;
     TostError ignored;
     if (r->o.tokenizer) return xstrdup(r->o.tokenizer);
-    if (r->info.tokenizer) return path_exists(r->info.tokenizer) ? xstrdup(r->info.tokenizer) : NULL;
-    if (!expand_glob(&files, r->o.data, &ignored)) return NULL;   // data_open reports it
-    char *dir = path_dir(files.paths[0]), *path = tokenizer_beside(dir);
-    free(dir);
+    char* path = r->weights ? model_tokenizer_path(r->weights, from) : NULL;
+    if (path && r->o.init && from->tokenizer) {   // keeps its name
+        r->info.tokenizer = xstrdup(from->tokenizer);
+        r->info.tokenizer_hash = from->tokenizer_hash;
+    }
+    if (path || r->info.tokenizer || !expand_glob(&files, r->o.data, &ignored)) return path;   // data_open reports it
+    path = tokenizer_beside(files.paths[0]);
     free_paths(&files);
     return path;
 }
@@ -156,8 +160,11 @@ static bool open_tokenizer(Run* r, TostError* err) {
     if (resize) r->info.config.vocab_size = TOST_MAX_VOCAB_SIZE;
     if (path) r->tokenizer = model_tokenizer(&r->info, path, r->info.tokenizer != NULL, r->weights, err);
     if (r->tokenizer) {
-        free(r->info.tokenizer);
-        r->info.tokenizer = xstrdup(path);
+        if (o->tokenizer || !r->info.tokenizer) {
+            free(r->info.tokenizer);
+            r->info.tokenizer = xstrdup(path);
+        }
+        r->info.vocabulary = tokenizer_file(r->tokenizer);
         r->info.tokenizer_hash = tokenizer_hash(r->tokenizer);
         if (resize) o->config.vocab_size = (tokenizer_size(r->tokenizer) + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
         if (o->init) warn_of_tokenizer(o, &r->init, r->weights, r->tokenizer);
@@ -186,7 +193,7 @@ static bool open_data(Run* r, TostError* err) {
     r->data = data_open(o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
     if (!r->data) return false;
     if (r->tokenizer)
-        warn_of_shards(o, data_dir(r->data), data_largest_id(r->data), r->info.tokenizer, r->info.tokenizer_hash,
+        warn_of_shards(o, data_path(r->data), data_largest_id(r->data), r->info.tokenizer, r->info.tokenizer_hash,
                        tokenizer_size(r->tokenizer));
     const int64_t tokens = (int64_t)data_tokens(r->data), crc = (int64_t)data_crc(r->data);
     if ((o->data_tokens && o->data_tokens != tokens) || (o->data_crc && o->data_crc != crc))

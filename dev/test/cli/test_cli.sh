@@ -319,6 +319,23 @@ prints "eval --model longer --data $dir/tiny_val_*.bin --by-position" "65-75 "
 run sample --model longer --prompt "7 and" --tokens 80
 
 # ---------------------------------------------------------------------------------------------
+# A checkpoint has its tokenizer, and --init inherits it; older checkpoints only name its file
+
+cp -R straight copied
+run $model --data "$dir/tiny_train_*.bin" --steps 0 --val-every 0 --out finder
+check "train finds the vocabulary that tokenize wrote" says "tiny_vocab.bpe: 257 tokens" stdout
+run --init straight --data "$dir/tiny_train_*.bin" --steps 1 --val-every 0 --out heir --quiet
+mkdir away
+mv vocab.bpe tiny_vocab.bpe away
+run sample --model copied --tokens 3
+run sample --model heir --tokens 3
+run --resume --out copied --steps 7 --save-every 7 --sample-every 7
+check "a resumed run samples with it" says "sample after step 7" stdout
+mv away/vocab.bpe away/tiny_vocab.bpe .
+rm straight/step_00000006/vocab.bpe
+run sample --model straight --tokens 3
+
+# ---------------------------------------------------------------------------------------------
 # Warnings about tokenizers that do not fit the model
 
 mkdir beside lone.d
@@ -328,7 +345,7 @@ warns "eval --model straight --data $dir/beside/*.bin" "$dir/beside/vocab.bpe" "
 warns "eval --model straight --data $dir/beside/*.bin --tokenizer beside/vocab.bpe" \
     "$dir/vocab.bpe" "00000000" " beside/vocab.bpe"
 warns "--init straight --data $dir/beside/*.bin --steps 0 --out warned --quiet" \
-    "straight/step_00000006/model.safetensors" "tokenizer"
+    "$dir/beside/vocab.bpe" "CRC-32"
 shard $(seq 300 398) >lone.d/x.bin
 wide="$sizes --batch 2 --total-batch 128 --data lone.d/x.bin --steps 0 --quiet --out"
 run $wide wide --vocab-size 515

@@ -63,6 +63,7 @@ run tokenize --tokenizer vocab.bpe --val-frac 0 --out plain --quiet text.txt
 run --data plain_train_000000.bin $sizes --steps 2 --out run --quiet
 evil='\u001b]0;owned\u0007\u009b31m\u202e\r\nline\u0000\u00ff'
 cp -R run evil
+rm evil/*/vocab.bpe
 for part in model optimizer; do
     sed 's|"tokenizer":|"tokenizzz":|; s|"option.data":|"option.dxta":|' \
         evil/step_00000002/$part.safetensors >edited && mv edited evil/step_00000002/$part.safetensors

@@ -64,7 +64,7 @@ kill -KILL $process
 wait $process 2>/dev/null
 head -c 5000 /dev/zero >killed.tmp/train_000007.bin   # as if it had written more
 run $args --out killed text.txt
-check "the next run removes what a killed one left" [ "$(echo killed*)" = killed_train_000000.bin ]
+check "the next run removes what a killed one left" [ "$(echo killed*)" = "killed_train_000000.bin killed_vocab.bpe" ]
 check "and writes its shards" [ "$(tokens killed)" -eq 7 ]
 
 # ---------------------------------------------------------------------------------------------

@@ -170,7 +170,7 @@ def tokenize(w, report, every):
     case = w.case()
     ran = case.launch(world.MADE)
     reference, calls = case.tree("made"), ran.calls()
-    report.check(ran.status == 0 and len(reference) == 4 and calls > 30, f"without a fault: {ran.summary()}")
+    report.check(ran.status == 0 and len(reference) == 5 and calls > 30, f"without a fault: {ran.summary()}")
     case.remove()
     for at in range(1, calls + 1, every):
         for do in ("before", "half", "after", "signal:2", "signal:15", "twice:2"):
