@@ -146,7 +146,8 @@ static bool score_batch(WindowLoss* sum, Evaluation* e, const Window* window, in
         for (int i = 0; i < n; i++)
             add_piece(&sum[i], losses + (size_t)i * T, targets + (size_t)i * T, first, T, e->tokenizer);
         const double windows = (double)done + (double)all * (first + T) / e->windows.T;
-        progress_show(&e->progress, windows / (double)e->windows.count, "loss %.4f", ratio_value(&e->loss));
+        progress_show(&e->progress, windows / (double)e->windows.count, "loss %.4f",
+                      plain_nan(ratio_value(&e->loss)));
     }
     free(inputs);
     free(targets);

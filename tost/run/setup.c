@@ -306,6 +306,7 @@ static bool start_log(Run* r, TostError* err) {
 // Opens folder and log, last, so that a run that cannot start writes nothing.
 static bool open_folder(Run* r, TostError* err) {
     if (comm_rank(r->comm) != 0) return true;
+    const bool existed = r->o.out && is_dir(r->o.out);
     bool ok = claim_folder(r, err);
     if (ok && r->lock.unsupported)
         run_warn(r, "%s: %s: the file system does not support locks: make sure that no other run writes here",
@@ -315,7 +316,7 @@ static bool open_folder(Run* r, TostError* err) {
     if (ok) progress_fact(&r->progress, "out", "%s", r->out);
     else if (r->out) {   // remove a new folder, which is empty
         lock_release(&r->lock);
-        rmdir(r->out);   // fails if it is not empty
+        if (!existed) rmdir(r->out);   // fails if it is not empty
     }
     return ok;
 }
