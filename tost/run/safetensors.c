@@ -163,7 +163,8 @@ static bool parse_entries(Json* j, StFile* f, char* buffer) {
             continue;
         }
         if (!parse_tensor(j, &t)) return tost_error(j->err, "tensor '%s': %s", t.name, j->err->text);
-        f->tensors = xrealloc(f->tensors, ((size_t)f->n_tensors + 1) * sizeof t);
+        if ((f->n_tensors & (f->n_tensors - 1)) == 0)
+            f->tensors = xrealloc(f->tensors, (2 * (size_t)f->n_tensors + 1) * sizeof t);
         f->tensors[f->n_tensors++] = t;
     }
     return more == 0 && json_at_end(j);
