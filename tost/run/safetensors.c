@@ -23,7 +23,7 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-endian and read without conversion");
 
 enum { HEADER_MAX = 100000000, CRC_BLOCK = 1 << 18 };   // bytes; HEADER_MAX is the format's limit
-enum { MAX_META = 1 << 15 };                            // metadata of a file: searches are linear
+enum { MAX_META = 1 << 12 };                            // metadata of a file: searches are linear
 
 static const struct { const char* name; size_t size; } dtypes[ST_DTYPES] = {
     [ST_F64] = {"F64", 8}, [ST_F32] = {"F32", 4}, [ST_F16] = {"F16", 2}, [ST_BF16] = {"BF16", 2},

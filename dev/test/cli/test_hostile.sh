@@ -84,5 +84,5 @@ says_little 0 --init evil --data plain_train_000000.bin --steps 1 --seq 8 --batc
 cp -R run many
 add_metadata many/step_00000002/model.safetensors \
     "$(awk 'BEGIN { for (i = 0; i < 200000; i++) printf "\"x%d\":\"%d\",", i, i }')"
-refuses 1 "seconds 10 info many/step_00000002" "more than 32768 entries"
+refuses 1 "seconds 10 info many/step_00000002" "more than 4096 entries"
 finish
