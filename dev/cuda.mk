@@ -145,7 +145,7 @@ $(EMU)/traffic: dev/cuda/traffic.cpp $(EMU)/counted.o $(TRAFFIC_OBJ)
 traffic:
 	@$(MAKE) --no-print-directory EMU=build/traffic SANITIZE=0 EMU_CXX="$(TRAFFIC_CXX) -std=c++17" \
 	    build/traffic/traffic >&2
-	@build/traffic/traffic "$$(git describe --always --dirty 2>/dev/null || echo unknown)"
+	@build/traffic/traffic
 
 # ---- instructions issued by the kernels ----------------------------------------------------------------------------
 # Counts them in the machine code for sm_90 and writes dev/cuda/SASS.md. sass_check fails if a kernel has over 5 % more

@@ -4,7 +4,7 @@
     sass.py [--write] OBJECT RECORD TRAFFIC    OBJECT: train_gpt_tost.o; RECORD: dev/cuda/SASS.md; TRAFFIC: TRAFFIC.md
 
 A multiprocessor issues at most one instruction per cycle on each of its 4 schedulers, so a kernel takes at least
-(warp instructions) / (132 · 4 · 1.755 GHz) on an H200, and at least (bytes) / (4.3 TB/s). The larger is a lower bound.
+(warp instructions) / (132 · 4 · 1.755 GHz) on an H200, and at least (bytes) / (4.3 TB/s). The larger is its floor.
 An instruction counts once per trip of each loop around it, and not at all after the last EXIT. Both sides of a branch
 count, unless KERNELS gives a loop a share of a trip.
 
@@ -18,12 +18,21 @@ import shutil
 import subprocess
 import sys
 
-ARCH, SCHEDULERS, CLOCK, BANDWIDTH = "sm_90", 132 * 4, 1.755e9, 4.3e12
+ARCH, SCHEDULERS, CLOCK, BANDWIDTH, PRODUCTS = "sm_90", 132 * 4, 1.755e9, 4.3e12, 790e12
+# Expected: shares of the issue rate and bandwidth, ms per launch (SASS.md has the reasons); range of a step
+ISSUED, STREAMED, LAUNCH, LEAST, MOST = 0.65, 0.85, 3e-3, 0.95, 1.08
 GROWTH = 1.05
 UNLISTED = 0.03   # ms per step that a kernel may take without a row
 NOT_KERNELS = {"matmul", "memset"}   # rows of TRAFFIC.md
-ROWS, LAYERS, C, HEADS, V, PARAMETERS = 65536, 12, 768, 12, 50304, 110e6   # tost-base, B 64, T 1024
+ROWS, LAYERS, C, V, PARAMETERS = 65536, 12, 768, 50304, 110e6   # tost-base, B 64, T 1024
 CHUNKS = ROWS / 32
+SQUARE, CLASSIFIER = 2 * ROWS * C * C, 2 * ROWS * C * V   # FLOPs of products
+# name: (FLOPs, expected TFLOP/s, why)
+MATMULS = {
+    "K = 768": (LAYERS * 12 * SQUARE + CLASSIFIER, 600, "few steps per tile, many bytes of results"),
+    "K ≥ 3,072": (LAYERS * 8 * SQUARE + CLASSIFIER, 700, "below 790, because the tiles do not fill the last wave"),
+    "gradients of weights": (LAYERS * 10 * SQUARE + CLASSIFIER, 580, "split-K, and sums of its parts in float32"),
+}
 SEGMENTS = ROWS * 0.75   # of embedding_backward: one per distinct token, as in TRAFFIC.md
 # Averages over the 32 chunks of a scan. ENDS: groups that a chunk ends. LEVELS: octal digits of a chunk's number.
 # OF_LEVEL: share of a level's code that runs, since it has a branch for each number of totals. STATELESS: share of the
@@ -60,7 +69,7 @@ KERNELS = {
     "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16E", LAYERS, CHUNKS * 12, 44,
                       {3: 8, 4: 0, **scan_trips(6, 7), 17: 0, 19: 0, 20: 3, 21: 0, 25: 8, 26: 0, **scan_trips(28, 6),
                        39: 8, 40: 0, 41: 0}),
-    "bias_backward": ("_Z20bias_backward_kernelI13__nv_bfloat16E", LAYERS, 528 * 8, 3,
+    "bias_backward": ("_Z20bias_backward_kernelI13__nv_bfloat16E", 0, 528 * 8, 3,
                       {0: 0, 2: ROWS / 528 / 4}),
     "embedding_segment": ("_Z24embedding_segment_kernel", 1, 4096 * 6, 3,
                           {0: SEGMENTS / 4096, 2: ROWS / SEGMENTS / 4}),
@@ -130,25 +139,20 @@ def measure(code):
 
 
 def traffic_of(path):
-    """({kernel: GB per step}, milliseconds of the matrix products' FLOPs) from TRAFFIC.md."""
+    """{kernel: (launches, GB per step, ratio to the minimum)} from TRAFFIC.md."""
     with open(path) as file:
-        text = file.read()
-    gigabytes = {}
-    for row in (line.split("|") for line in text.splitlines() if line.startswith("| ")):
-        if len(row) == 14 and row[10].strip().replace(".", "").isdigit():
-            gigabytes.setdefault(row[1].strip(), float(row[10]))
-    flops = re.search(r"^\| matrix products, [^|]*FLOPs \|[^|]*\| ([\d.]+) ms \|", text, re.M)
-    return gigabytes, float(flops.group(1)) if flops else 0.0
+        rows = [line.split("|") for line in file if re.match(r"\| \w+ \| \d", line)]
+    return {row[1].strip(): (int(row[2]), float(row[10]), float(row[6])) for row in rows}
 
 
 def bytes_ms(gigabytes):
     return gigabytes * 1e9 / BANDWIDTH * 1e3
 
 
-def unlisted(gigabytes):
+def unlisted(traffic):
     """Failures: kernels of TRAFFIC.md that take time and have no row."""
     return [f"{kernel}: moves {bytes_ms(moved):.2f} ms of bytes, but has no row in KERNELS of sass.py"
-            for kernel, moved in gigabytes.items()
+            for kernel, (_, moved, _) in traffic.items()
             if bytes_ms(moved) > UNLISTED and kernel not in KERNELS and kernel not in NOT_KERNELS]
 
 
@@ -160,34 +164,56 @@ def grown(found, recorded):
             for kernel, count in found.items() if count > GROWTH * float(before.get(kernel, 0))]
 
 
-def record(found, compiler, gigabytes, flops_ms):
+def estimates(found, traffic):
+    """Per kernel: name, instructions, issue and bytes in ms, launches, floor and expectation in ms, and the expectation
+    / the time of the minimum's bytes."""
+    for kernel in [*found, *sorted(traffic.keys() - found.keys() - {"matmul"})]:
+        _, often, warps, _, _ = KERNELS.get(kernel, ("", 0, 0, 0, {}))
+        launches, gigabytes, ratio = traffic.get(kernel, (0, 0, 1))
+        count, moved = found.get(kernel, 0), bytes_ms(gigabytes)
+        issue = count * often * warps / SCHEDULERS / CLOCK * 1e3
+        likely = max(issue / ISSUED, moved / STREAMED) + launches * LAUNCH
+        yield kernel, count, issue, moved, launches, max(issue, moved), likely, likely * ratio / moved if moved else 0
+
+
+def record(found, compiler, traffic):
     text = f"""# What bounds each kernel, counted in its machine code
 
-Written by `make sass`, without a GPU: instructions that a warp issues ({ARCH}, {compiler}), and the least time of one
-optimizer step of tost-base in bf16 with B 64, T 1024: issue at {SCHEDULERS} schedulers and {CLOCK * 1e-9:.3f} GHz,
-bytes of TRAFFIC.md (unlimited L2) at {BANDWIDTH * 1e-12:.1f} TB/s. Both rates are quoted for an H200; no time here is
-measured. dev/cuda/sass.py lists how often each loop counts; both sides of a branch count.
+Written by `make sass`, without a GPU: instructions that a warp issues ({ARCH}, {compiler}), and estimates for one
+optimizer step of tost-base in bf16 with B 64, T 1024 on an H200. No time here is measured. dev/cuda/sass.py lists how
+often each loop counts; both sides of a branch count.
 
-| kernel | instructions | million per step | issue, ms | bytes, ms | bound by |
-|---|---|---|---|---|---|
+- Floor: the larger of issue at {SCHEDULERS} schedulers and {CLOCK * 1e-9:.3f} GHz, and bytes of TRAFFIC.md (unlimited
+  L2) at {BANDWIDTH * 1e-12} TB/s, quoted for a copy. Of matrix products: FLOPs at {PRODUCTS * 1e-12:.0f} TFLOP/s,
+  quoted for a large one.
+- Expected: {ISSUED:.0%} of the issue rate, because warps wait for operands and at barriers; {STREAMED:.0%} of a copy's
+  bandwidth, because kernels have several arrays and blocks that end unevenly; {LAUNCH * 1e3:.0f} µs per launch, for its
+  start and its last blocks. Of matrix products: the rates in the second table. The range is that of these rates.
+- × minimum: the expected time / that of the minimum of TRAFFIC.md at {BANDWIDTH * 1e-12} TB/s.
+
+| kernel | instructions | issue, ms | bytes, ms | launches | floor, ms | expected, ms | × minimum |
+|---|---|---|---|---|---|---|---|
 """
-    floors = 0.0
-    for kernel, count in found.items():
-        _, launches, warps, _, _ = KERNELS[kernel]
-        total = count * warps * launches
-        issue, moved = total / SCHEDULERS / CLOCK * 1e3, bytes_ms(gigabytes.get(kernel, 0))
-        bound = "-" if not moved else "issue" if issue > moved else "bytes"
-        floors += max(issue, moved) if moved else 0   # tost-base has no biases
-        text += (f"| {kernel} | {count:.0f} | {total * 1e-6:.1f} | {issue:.3f} | "
-                 f"{f'{moved:.3f}' if moved else '-'} | {bound} |\n")
-    rest = {kernel: bytes_ms(moved) for kernel, moved in gigabytes.items() if kernel not in found}
-    products = max(rest.pop("matmul", 0), flops_ms)
-    floors += sum(rest.values())
-    text += f"| {', '.join(sorted(rest))} | - | - | - | {sum(rest.values()):.3f} | bytes |\n"
-    text += f"| matmul | - | - | - | {bytes_ms(gigabytes.get('matmul', 0)):.3f} | FLOPs: {flops_ms:.1f} ms |\n"
-    text += (f"\nThe floors of one step add up to {products + floors:.1f} ms: {products:.1f} ms of matrix products and "
-             f"{floors:.1f} ms of everything else.\n")
-    return text
+    rows = list(estimates(found, traffic))
+    for row in rows:
+        text += "| {} | {:.0f} | {:.3f} | {:.3f} | {} | {:.3f} | {:.3f} | {:.1f} |\n".format(*row)
+    text += "\n| matrix products | TFLOP | expected TFLOP/s | why | floor, ms | expected, ms |\n" + "|---" * 6 + "|\n"
+    launches, others, likely_others = (sum(row[i] for row in rows) for i in (4, 5, 6))
+    products = traffic["matmul"][0]
+    floor, likely = 0, products * LAUNCH
+    for name, (flops, rate, why) in MATMULS.items():
+        times = flops / PRODUCTS * 1e3, flops / rate * 1e-9
+        text += f"| {name} | {flops * 1e-12:.1f} | {rate} | {why} | {times[0]:.1f} | {times[1]:.1f} |\n"
+        floor, likely = floor + times[0], likely + times[1]
+    step, rate = likely + likely_others, ROWS / (likely + likely_others)
+    return text + f"""
+| one step | floor, ms | expected, ms |
+|---|---|---|
+| matrix products, {products} launches | {floor:.1f} | {likely:.1f} |
+| other kernels, {launches} launches | {others:.1f} | {likely_others:.1f} |
+| step | {floor + others:.1f} | {step:.1f} ({LEAST * step:.0f} to {MOST * step:.0f}) |
+| tokens/ms | {ROWS / (floor + others):.0f} | {rate:.0f} ({rate / MOST:.0f} to {rate / LEAST:.0f}) |
+"""
 
 
 def skip(reason):
@@ -206,11 +232,11 @@ def main():
     compiler = "nvcc " + re.search(r"V([\d.]+)", output_of(nvcc, "--version")).group(1)
     code = functions(output_of(cuobjdump, "-sass", "-arch", ARCH, paths[0]))
     found, failures = measure(code)
-    gigabytes, flops_ms = traffic_of(paths[2])
-    failures += unlisted(gigabytes)
+    traffic = traffic_of(paths[2])
+    failures += unlisted(traffic)
     if write and not failures:
         with open(paths[1], "w") as file:
-            file.write(record(found, compiler, gigabytes, flops_ms))
+            file.write(record(found, compiler, traffic))
     with open(paths[1]) as file:
         recorded = file.read()
     if compiler in recorded:

@@ -55,8 +55,6 @@ double matmul_bytes(const Size& z) {
            linear_bytes(z.rows, z.C, z.V, classifier_blocks(z));
 }
 
-double matmul_flops(const Size& z) { return 6 * z.rows * (z.L * 10 * z.C * z.C + z.C * z.V); }
-
 // Per kernel: the minimal bytes of a step in bf16, see the comments at the kernels, and the allowed ratio to it with an
 // unlimited L2 (statistics, carries and partial sums come on top) and with only L1 (each block loads shared data).
 struct Minimum {
@@ -285,45 +283,30 @@ bool within_limits(const Counts& counts, const Size& z) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The tables
-
-constexpr double COPY = 4.3e12, PRODUCTS = 790e12;   // assumed bytes/s and FLOP/s of an H200
+// The table
 
 void print_table(const Counts& counts, const Size& z) {
-    printf("| kernel | launches | bytes per | minimum | unlimited L2 | ratio | only L1 | ratio | no cache | GB | ms | "
-           "minimum per step |\n|---|---|---|---|---|---|---|---|---|---|---|---|\n");
+    double moved = 0;
+    printf("| kernel | launches | bytes per | minimum | unlimited L2 | ratio | only L1 | ratio | no cache | GB | "
+           "minimum per step |\n|---|---|---|---|---|---|---|---|---|---|---|\n");
     for (const Minimum& f : minimums) {
         const auto found = counts.find(f.name);
         if (found == counts.end()) continue;
         const Count& c = found->second;
         const double bytes = f.bytes(z), l2 = l2_bytes(c);
         const double units = f.unit[0] == 'p' ? z.flat : c[LAUNCHES] * (f.unit[0] == 'r' ? z.rows : 1);
-        printf("| %s | %.0f | %s | %.0f | %.0f | %.3f | %.0f | %.3f | %.0f | %.2f | %.2f | `%s` |\n", f.name,
+        printf("| %s | %.0f | %s | %.0f | %.0f | %.3f | %.0f | %.3f | %.0f | %.2f | `%s` |\n", f.name,
                c[LAUNCHES], f.unit, bytes / units, l2 / units, l2 / bytes, c[ONLY_L1] / units, c[ONLY_L1] / bytes,
-               (c[LOADED] + c[STORED]) / units, l2 * 1e-9, l2 / COPY * 1e3, f.formula);
+               (c[LOADED] + c[STORED]) / units, l2 * 1e-9, f.formula);
+        moved += l2;
     }
-}
-
-void print_sums(const Counts& counts, const Size& z) {
-    double moved = 0, with_l1 = 0;
-    for (const auto& entry : counts) {
-        if (entry.first == "matmul") continue;
-        moved += l2_bytes(entry.second);
-        with_l1 += entry.second[ONLY_L1];
-    }
-    const double products = matmul_flops(z) / PRODUCTS * 1e3;
-    printf("\n| one step | | at the assumed rates |\n|---|---|---|\n");
-    printf("| all but matrix products, unlimited L2 | %.1f GB | %.1f ms |\n", moved * 1e-9, moved / COPY * 1e3);
-    printf("| all but matrix products, only L1 | %.1f GB | %.1f ms |\n", with_l1 * 1e-9, with_l1 / COPY * 1e3);
-    printf("| matrix products, bytes | %.1f GB | %.1f ms |\n", matmul_bytes(z) * 1e-9, matmul_bytes(z) / COPY * 1e3);
-    printf("| matrix products, 6·N·rows FLOPs | %.1f TFLOP | %.1f ms |\n", matmul_flops(z) * 1e-12, products);
-    printf("| (time of FLOPs + time of other bytes) / time of FLOPs | | %.2f; only L1: %.2f |\n",
-           1 + moved / COPY * 1e3 / products, 1 + with_l1 / COPY * 1e3 / products);
+    printf("\nSum with an unlimited L2: %.1f GB, of which matrix products %.1f GB.\n", moved * 1e-9,
+           matmul_bytes(z) * 1e-9);
 }
 
 }  // namespace
 
-int main(int argc, char** argv) {
+int main() {
     CudaOnHostOptions o;
     o.observer = &counter;
     cuda_on_host_set(o);
@@ -333,15 +316,14 @@ int main(int argc, char** argv) {
     for (int b = 0; b < 2; b++)
         for (int l = 0; l < 2; l++) runs[b][l] = counted(batches[b], T, l + 1);
     const Counts counts = extrapolated(runs, z);
-    printf("# Memory traffic of one optimizer step of tost-base, counted on a CPU\n\nWritten by `make traffic` for "
-           "commit %s, without a GPU: the bytes that the kernels load and store in bf16, in sectors of 32 bytes; "
-           "dev/cuda/traffic.cpp defines the columns. Caches are unlimited here; a GPU's are not, so its traffic lies "
-           "between the cached columns and `no cache`. Milliseconds assume %.1f TB/s and %.0f TFLOP/s, quoted for an "
-           "H200, not measured.\n\n", argc > 1 ? argv[1] : "unknown", COPY * 1e-12, PRODUCTS * 1e-12);
+    printf("# Memory traffic of one optimizer step of tost-base, counted on a CPU\n\nWritten by `make traffic`, "
+           "without a GPU: the bytes that the kernels load and store in bf16, in sectors of 32 bytes; "
+           "dev/cuda/traffic.cpp defines the columns. `minimum` is the floor. `unlimited L2` is expected, because what "
+           "blocks share at one time fits in an L2 of 50 MB; `only L1` is moved if that fails. SASS.md has the times."
+           "\n\n");
     printf("One step of one micro-batch with B %.0f, T %.0f (%.0f rows), %.0f layers, C %.0f, V %.0f, extrapolated "
            "linearly in rows and layers from B %d and %d with one and two layers:\n\n", z.rows / z.T, z.T, z.rows, z.L,
            z.C, z.V, batches[0], batches[1]);
     print_table(counts, z);
-    print_sums(counts, z);
     return within_limits(counts, z) ? 0 : 1;
 }
