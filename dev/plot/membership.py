@@ -174,8 +174,8 @@ def page(trained, initial, control, title):
         facts += f"; initialization: {initial.model}, step {initial.step}"
     if control:
         share = explained(trained, control)
-        facts += (f". The position explains {100 * share.min():.0f} to {100 * share.max():.0f} % of the variance of Π in "
-                  f"the layers; control: {Path(control.path).stem}")
+        facts += (f". The position explains {100 * share.min():.0f} to {100 * share.max():.0f} % of the variance of Π "
+                  f"in the layers; control: {Path(control.path).stem}")
     rows = "".join(f"<tr><th>{l}</th><td>{'</td><td>'.join(row)}</td></tr>"
                    for l, row in enumerate(summary(trained, initial, control), 1))
     values = {"TITLE": html.escape(title), "FACTS": html.escape(facts), "SPANS": spans, "ROWS": rows,

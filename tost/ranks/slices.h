@@ -57,7 +57,9 @@ static inline Range range_meet(Range a, Range b) {   // empty: start = end
 bool parts_check(int parts, int ranks, TostError* err);
 
 // The first of n items of part p, if the parts divide them as equally as possible.
-static inline int64_t part_start(int64_t n, int64_t p, int64_t parts) { return n / parts * p + (n % parts) * p / parts; }
+static inline int64_t part_start(int64_t n, int64_t p, int64_t parts) {
+    return n / parts * p + (n % parts) * p / parts;
+}
 
 #ifdef __cplusplus
 }

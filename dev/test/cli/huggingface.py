@@ -98,7 +98,8 @@ def check_training(model):
     model.gradient_checkpointing_disable()
     model.eval()
     for name, other in zip(("a compiled graph", "gradient checkpointing"), gradients[1:]):
-        check(f"{name} gives the same gradients", all(torch.allclose(a, b, atol=1e-7) for a, b in zip(gradients[0], other)))
+        check(f"{name} gives the same gradients", all(torch.allclose(a, b, atol=1e-7)
+                                                     for a, b in zip(gradients[0], other)))
 
 
 def check_generation(model, tokenizer):
@@ -112,10 +113,12 @@ def check_generation(model, tokenizer):
     written = prompt.encode() + load_tokenizer("model.safetensors").decode_bytes(out)
     check("500 greedy tokens equal sample --temperature 0", sample == written + b"\n" and len(set(out)) > 20)
     long = greedy(tokenizer(prompt, return_tensors="pt"), 2 * BLOCK)[0].tolist()
-    sample = trainer("sample", "--model", "model.safetensors", "--prompt", prompt, "--tokens", 2 * BLOCK, "--temperature", 0)
+    sample = trainer("sample", "--model", "model.safetensors", "--prompt", prompt, "--tokens", 2 * BLOCK,
+                     "--temperature", 0)
     check("beyond the block size too", load_tokenizer("model.safetensors").decode_bytes(long) + b"\n"
           == sample.removeprefix(prompt.encode()))
-    check("and without a state", long == greedy(tokenizer(prompt, return_tensors="pt"), 2 * BLOCK, use_cache=False)[0].tolist())
+    check("and without a state",
+          long == greedy(tokenizer(prompt, return_tensors="pt"), 2 * BLOCK, use_cache=False)[0].tolist())
     texts = ["The cat", "Once upon a time there was a little", "A"]
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     together = greedy(batch, 40)
@@ -311,7 +314,8 @@ def check_harness():
     tasks = TaskManager(include_path="tasks", include_defaults=False)
     devices = {"hf": "cpu", "tost": "cuda:0"}  # tost: the CPU if there is no GPU
     for model, arguments in (("hf", "pretrained=harness,trust_remote_code=True"), ("tost", "path=harness.safetensors")):
-        results = simple_evaluate(model, arguments, ["local_lambada", "local_hellaswag"], batch_size=8, device=devices[model],
+        results = simple_evaluate(model, arguments, ["local_lambada", "local_hellaswag"], batch_size=8,
+                                  device=devices[model],
                                   task_manager=tasks, bootstrap_iters=0, verbosity="ERROR")["results"]
         lambada, hellaswag = results["local_lambada"], results["local_hellaswag"]
         check(f"lm_eval --model {model}: acc of LAMBADA", lambada["acc,none"] == want["lambada"]["accuracy"])

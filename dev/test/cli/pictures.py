@@ -106,7 +106,8 @@ def check_page():
     alone = Path("alone.html").read_text()
     check("without --initial", 'value="1" disabled' in alone and json.loads(Page(alone).data)["initial"] is None
           and 'value="1" disabled' not in text)
-    with_control = (*arguments[:3], "--control", "other.safetensors", "--picture", "strips.png", "--out", "control.html")
+    with_control = (*arguments[:3], "--control", "other.safetensors", "--picture", "strips.png",
+                    "--out", "control.html")
     shares = [float(line.split()[4]) for line in succeeds(membership.main, *with_control).splitlines()[1:-1]]
     check("shares that the position explains", len(shares) == trained.layers and max(shares) <= 1
           and f"{shares[0]:.4f}</td>" in Path("control.html").read_text(encoding="utf-8"))

@@ -166,7 +166,8 @@ static void test_st_round_trip(Checks* c) {
     check(c, st_crc32(&f, &crc, &err) && crc == direct && strcmp(st_meta(&f, "crc32"), digits) == 0,
           "crc32: expected %s, in the file %s, computed %08" PRIx32, digits, st_meta(&f, "crc32"), crc);
     must(truncate("round", (off_t)f.file_size - 8) == 0, "truncate", NULL);
-    check_refused(c, st_read_f32(&f, st_find(&f, tensors[0].name), back, &err), &err, "the file was truncated", "truncated");
+    check_refused(c, st_read_f32(&f, st_find(&f, tensors[0].name), back, &err), &err, "the file was truncated",
+                  "truncated");
     check_refused(c, st_crc32(&f, &crc, &err), &err, "the file was truncated", "the CRC of a truncated file");
     st_close(&f);
 }
