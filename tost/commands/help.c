@@ -46,7 +46,7 @@ static void print_options(const Page* p, const Options* o) {
     }
 }
 
-// How the results of eval compare with those of other programs; what a metric means stands in the results.
+// How the results of eval compare with those of other programs. The results themselves say what each metric means.
 static void print_protocols(const Page* p) {
     fprintf(p->out, "\nProtocols\n");
     print_wrapped(p, "dev/data/evalset.py writes LAMBADA, HellaSwag and CBT. As in lm-evaluation-harness, a context is "
@@ -113,7 +113,6 @@ static void print_roff(const char* text) {
     }
 }
 
-// The help of each command.
 static void print_manual(const TostEngine* engine) {
     printf(".TH TRAIN_GPT_TOST 1\n.SH NAME\ntrain_gpt_tost \\- train and use the Token Statistics Transformer\n"
            ".SH DESCRIPTION\nTrains the Token Statistics Transformer (Wu et al., ICLR 2025), a language model with "

@@ -12,7 +12,7 @@
 // beta 0 overwrites c without reading it. Sizes may be zero. Call it outside of parallel regions: it uses all OpenMP
 // threads. Products with M <= GEMM_FEW_ROWS, bt and not at (decoding) read b once, at the speed of memory. The same
 // sizes and number of threads give the same bits. Without a BLAS library, these do not depend on the number of threads,
-// and those of a row not on M, but for another order of summation of few rows.
+// and those of a row depend on M only by whether the rows are few.
 void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
 typedef void Gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
 

@@ -18,7 +18,7 @@ typedef struct {
     char* const* files;          // "-" is standard input
     int          n_files;
     double       val_frac;       // probability that a document goes to the validation shards, [0, 1); the first one
-                                 // never does. Of a single document: the fraction of its tokens, the last ones
+                                 // never does. A lone document gives this fraction of its tokens, the last ones
     bool         val_required;   // fail if there are no validation documents
     uint64_t     seed;           // a document's split depends only on seed and document number
     uint64_t     shard_tokens;   // tokens per shard

@@ -148,7 +148,7 @@ static void sum_bucket(Exchange* x, int k) {
         }
 }
 
-// Starts and sums the buckets that can be. wait: until all ready ones are summed.
+// Starts and sums buckets as far as it can without waiting. wait: until all ready ones are summed.
 static void advance(Exchange* x, bool wait) {
     for (;;) {
         while (x->started < x->ready && x->started < x->summed + EXCHANGE_UNDER_WAY) start_bucket(x, x->started++);

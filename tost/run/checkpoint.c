@@ -215,7 +215,7 @@ static bool put_part(const CheckpointModel* m, const Part* part, const TostTenso
         ok = st_read_finite(f, st_find(f, named.name), part->array == TOST_V ? 0 : -FLT_MAX, values, err);
         if (!ok) break;
         init_extend(values, t, &stored->tensor[i]);
-        if (t->row == TOST_ROW_temp && t->init == TOST_ZERO)   // uniform membership: older files have 1
+        if (t->row == TOST_ROW_temp && t->init == TOST_ZERO)   // uniform membership: some files have 1
             memset(values, 0, t->size * sizeof *values);
         m->engine->put(m->model, part->array, t, values);
     }

@@ -522,7 +522,7 @@ static bool derive_defaults(Options* o, TostError* err) {
     if (!option_given(o, "seq")) o->seq = block == preset->config.block_size ? preset->seq : block;
     if (o->seq > block) return tost_error(err, "--seq %d is longer than the block size %d", o->seq, block);
 
-    // A run from before the option had one part.
+    // A checkpoint without the option is of one part.
     if (!option_given(o, "parts")) o->parts = o->resume ? 1 : o->ranks;
     if (!parts_check(o->parts, o->ranks, err)) return false;
     const bool total_given = option_given(o, "total-batch");

@@ -66,7 +66,7 @@ static bool save(Run* r, TostError* err) {
     return true;
 }
 
-// Rank 0 saves.
+// On rank 0 only.
 static bool save_run(Run* r, bool last, TostError* err) {
     const double loss = probe_loss(r);
     const bool unvalidated = r->info.unvalidated_row != NULL;
