@@ -2134,39 +2134,9 @@ static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, T
     return o->dtype == TOST_BF16 ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
 }
 
-// Measures the rate of a square matrix product, in operations/s. Returns 0 if memory is short.
-template <typename S> static double measured_peak(TypedModel<S>* m, int multiprocessors) {
-    constexpr int PRODUCTS = 10;
-    cudaEvent_t start, stop;
-    S* x;
-    float ms;
-    const int n = min(4096, 64 * multiprocessors);
-    const size_t size = (size_t)n * n;
-    if (cudaMalloc(&x, 3 * size * sizeof(S)) != cudaSuccess) {
-        (void)cudaGetLastError();
-        return 0;
-    }
-    CUDA_CHECK(cudaEventCreate(&start));
-    CUDA_CHECK(cudaEventCreate(&stop));
-    CUDA_CHECK(cudaMemsetAsync(x, 0x3c, 3 * size * sizeof(S), m->stream));   // 0.01 as float and as bf16
-    for (int i = 0; i <= PRODUCTS; i++) {
-        matmul(&m->mm, Product<S, S>{x, x + size, x + 2 * size, false, true, n, n, n, n, n, n, 0.0f, NULL});
-        if (i == 0) CUDA_CHECK(cudaEventRecord(start, m->stream));
-    }
-    CUDA_CHECK(cudaEventRecord(stop, m->stream));
-    CUDA_CHECK(cudaEventSynchronize(stop));
-    CUDA_CHECK(cudaEventElapsedTime(&ms, start, stop));
-    CUDA_CHECK(cudaEventDestroy(start));
-    CUDA_CHECK(cudaEventDestroy(stop));
-    CUDA_CHECK(cudaFree(x));
-    return 2.0 * PRODUCTS * size * n / (ms * 1e-3);
-}
-
-template <typename S> static double cuda_peak_flops(TypedModel<S>* m, bool* measured) {
+static double cuda_peak_flops(const TostModel* m) {
     const cudaDeviceProp prop = current_device();
-    const double peak = flops_peak_of(prop.name, prop.multiProcessorCount, m->options.dtype);
-    *measured = peak == 0;
-    return *measured ? measured_peak(m, prop.multiProcessorCount) : peak;
+    return flops_peak_of(prop.name, prop.multiProcessorCount, m->options.dtype);
 }
 
 template <typename S> static void cuda_put(TypedModel<S>* m, TostArray a, const TostTensor* t, const float* src) {
@@ -2203,7 +2173,7 @@ extern "C" const TostEngine tost_cuda_engine = {
     .memory = cuda_memory,
     .create = cuda_create,
     .destroy = TYPED(model_free),
-    .peak_flops = TYPED(cuda_peak_flops),
+    .peak_flops = cuda_peak_flops,
     .put = TYPED(cuda_put),
     .get = cuda_get,
     .forward = TYPED(cuda_forward),

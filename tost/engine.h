@@ -64,9 +64,9 @@ typedef struct {
     // Parameters, moments and gradients start at zero. Returns NULL and sets *err if memory or a device is missing.
     TostModel* (*create)(const TostConfig* c, const TostEngineOptions* o, TostError* err);
     void (*destroy)(TostModel* model);
-    // Returns the peak rate of dense matrix products for the model's device and dtype, in operations/s; 0: unknown.
-    // Sets *measured: true if the rate was measured, false if it is from the data sheet. NULL, as for CPUs: unknown.
-    double (*peak_flops)(TostModel* model, bool* measured);
+    // Returns the peak rate of dense matrix products for the model's device and dtype, in operations/s, from the
+    // device's data sheet; 0: unknown. NULL, as for CPUs: unknown.
+    double (*peak_flops)(const TostModel* model);
 
     // Copies one tensor of one array, t->size elements, from or to the host. With several ranks, put stores what this
     // rank has of m, v and ema. get of parameters is not collective; get of another array is, and writes dst only on

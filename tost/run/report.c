@@ -220,16 +220,13 @@ void report_settings(Run* r, const char* device) {
 void report_flops(Run* r) {
     static const char* const dtypes[] = {"float32", "tf32", "bf16"};
     if (r->progress.quiet) return;
-    bool measured = false;
     const double per_token = flops_per_token(&r->o.config);
-    const double peak =
-        r->engine->peak_flops ? r->engine->peak_flops(r->model, &measured) * comm_size(r->comm) : 0;
+    const double peak = r->engine->peak_flops ? r->engine->peak_flops(r->model) * comm_size(r->comm) : 0;
     char text[128] = "", rate[32];
     r->progress.peak_tokens_per_s = peak / per_token;
     if (peak > 0)
-        snprintf(text, sizeof text, "; 100%% MFU: %s tokens/s, %.4g TFLOP/s in %s (%s)",
-                 human_count(rate, peak / per_token), peak * 1e-12, dtypes[r->o.dtype],
-                 measured ? "measured" : "data sheet");
+        snprintf(text, sizeof text, "; 100%% MFU: %s tokens/s, %.4g TFLOP/s in %s (data sheet)",
+                 human_count(rate, peak / per_token), peak * 1e-12, dtypes[r->o.dtype]);
     progress_fact(&r->progress, "compute", "%.4g MFLOP per token%s", per_token * 1e-6, text);
 }
 
