@@ -105,7 +105,7 @@ trained with train_gpt_tost. Attention is linear in the sequence length, and gen
 |---|---|
 | parameters | {parameters:,} |
 | layers, heads, channels | {config.n_layer}, {config.n_head}, {config.n_embd} |
-| block size | {config.block_size} tokens; longer inputs are refused |
+| block size | {config.block_size} tokens; longer inputs are refused; `generate` continues with the last half block |
 | vocabulary | {vocabulary.size} tokens of byte-level BPE; `{EOT}` has id {vocabulary.eot} |
 
 ## Use
