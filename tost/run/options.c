@@ -117,6 +117,8 @@ const Option option_table[] = {
     {"steps", TRAIN | OVERRIDABLE, INT64, AT(steps), "N",
      .help = "total number of steps, including those of a resumed run; the schedule ends there", 0, MAX_COUNT,
      .unit = "steps"},
+    {"epochs", TRAIN, REAL, AT(epochs), "X", .help = "set the steps to X passes over the training data", 1e-6, 1e6,
+     .default_text = "--steps", .not_with = "steps"},
     {"batch", TRAIN | OVERRIDABLE, INT, AT(batch), "N", .help = "micro-batch size. " BITS, 1, TOST_MAX_BATCH,
      .unit = "sequences"},
     {"seq", TRAIN | FIXED, INT, AT(seq), "N", .help = "sequence length, at most --block-size", 1, TOST_MAX_BLOCK_SIZE,
@@ -127,7 +129,8 @@ const Option option_table[] = {
     {"total-batch", TRAIN | FIXED, INT64, AT(total_batch), "N",
      .help = "tokens per step of all ranks, a multiple of batch × seq × parts, accumulated over micro-batches", 1, 1e12,
      .unit = "tokens"},
-    {"lr", TRAIN | OVERRIDABLE, REAL, AT(lr), "X", .help = "peak learning rate", 0, 100},
+    {"lr", TRAIN | OVERRIDABLE, REAL, AT(lr), "X",
+     .help = "peak learning rate; without it, --init takes peak and floor from its run", 0, 100},
     {"schedule", TRAIN | OVERRIDABLE, CHOICE, AT(schedule), "cosine|wsd|linear|constant",
      .help = "learning rate after the warm-up; wsd: constant, then linear decay over the last --decay-frac of the "
      "steps. A wsd run can be extended with --resume --steps N before its decay, a constant one at any time"},
@@ -373,6 +376,7 @@ static bool parse_number(Options* o, const Option* row, const char* text, TostEr
 static bool parse_choice(Options* o, const Option* row, const char* text, TostError* err) {
     size_t n;
     const char* name;
+    if (strcmp(text, "bfloat16") == 0) text = "bf16";
     for (int i = 0; (name = choice_name(&n, row->metavar, i)); i++) {
         if (strlen(text) != n || memcmp(text, name, n) != 0) continue;
         set_number(o, row, i);
@@ -435,6 +439,7 @@ static const char* nearest_name(const char* name, Command command) {
         if (!(row->commands & ALL)) continue;
         const size_t common = strlen(row->name) < len ? strlen(row->name) : len;
         const bool prefix = common >= 2 && strncmp(row->name, name, common) == 0;
+        if (!prefix && *row->name != *name && distance(name, row->name, 1) > 1) continue;   // not --eps for --gpus
         const int score = (prefix ? 0 : 2 * distance(name, row->name, limit)) + !option_belongs(row, command);
         if (score >= best_score) continue;
         best = row->name;
@@ -452,6 +457,8 @@ static const struct { const char *name, *hint; } foreign[] = {
     {"gradient-accumulation-steps", "use --total-batch, the tokens per step"},
     {"autotune", "cuBLASLt chooses the algorithms: leave it out"},
     {"seq-ranks", "use --chunk, which saves memory in one process"},
+    {"max-steps", "use --steps"}, {"bf16", "use --dtype bf16"}, {"gradient-checkpointing", "use --recompute"},
+    {"context-length", "use --block-size"}, {"wandb", "dev/plot/export_log.py sends log.csv to Weights & Biases"},
     {"mask-across-documents", "documents are not masked, as in the published model"},
 };
 
@@ -515,6 +522,11 @@ bool options_check_pass(int batch, int seq, int chunk, TostError* err) {
                                          name);
 }
 
+static void derive_warmup(Options* o) {
+    const int64_t preset = tost_preset_at(o->preset)->warmup;
+    if (!option_given(o, "warmup")) o->warmup = preset < o->steps / 10 ? preset : o->steps / 10;
+}
+
 // Derives sequence length, micro-batch size, tokens per step and warm-up from sizes and preset, unless given.
 static bool derive_defaults(Options* o, TostError* err) {
     const TostPreset* preset = tost_preset_at(o->preset);
@@ -538,8 +550,14 @@ static bool derive_defaults(Options* o, TostError* err) {
     else if (rest != 0)
         return tost_error(err, "--total-batch %lld is not a multiple of batch × seq × parts = %d × %d × %d: use %lld",
                           (long long)wanted, o->batch, o->seq, o->parts, (long long)((passes + 1) * pass));
-    if (!option_given(o, "warmup")) o->warmup = preset->warmup < o->steps / 10 ? preset->warmup : o->steps / 10;
+    derive_warmup(o);
     return true;
+}
+
+void options_take_samples(Options* o, uint64_t samples) {
+    if (o->epochs > 0)
+        o->steps = (int64_t)fmin(MAX_COUNT, ceil(o->epochs * (double)samples * o->seq / (double)o->total_batch));
+    derive_warmup(o);
 }
 
 static void set_defaults(Options* o, const TostEngine* engine) {
@@ -767,6 +785,15 @@ bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* ru
         if (*given ? (row->commands & FIXED) && !check_same(o, row, saved[i].value, run, err)
                    : !parse_value(o, row, saved[i].value, err)) return false;
         *given = true;
+    }
+    return true;
+}
+
+bool options_inherit(Options* o, const StMeta* saved, int n_saved, TostError* err) {
+    for (int i = 0; i < n_saved && !option_given(o, "lr"); i++) {
+        const Option* row = saved_row(saved[i].key);
+        const bool inherited = row && (row->field == AT(lr) || row->field == AT(min_lr_frac));
+        if (inherited && !o->given[row - option_table] && !parse_value(o, row, saved[i].value, err)) return false;
     }
     return true;
 }

@@ -38,6 +38,7 @@ typedef struct {
     int64_t total_batch, steps, warmup;
     int     schedule;                      // ScheduleKind
     double  lr, min_lr_frac, decay_frac, weight_decay, beta1, beta2, eps, grad_clip;
+    double  epochs;                        // 0: not given
     double  ema;                           // 0: off
     double  skip_loss_z, skip_grad_z;      // 0: off
     int64_t max_skipped;
@@ -131,6 +132,10 @@ StMeta* options_echo(const Options* o, int* n);
 // For --resume: options not given get the saved values and then count as given. Fails, naming the option, if a given
 // value differs and must not change. `run` names the run in the message. *o then points into `saved`.
 bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* run, TostError* err);
+// For --init: peak and floor of the learning rate get the saved values, unless --lr is given.
+bool options_inherit(Options* o, const StMeta* saved, int n_saved, TostError* err);
+// Sets the steps of --epochs, and what depends on them, for data with this many samples.
+void options_take_samples(Options* o, uint64_t samples);
 // After options_resume: "--steps 9 instead of 6" if the saved option was overridden, else NULL. free()
 char* options_changed(const Options* o, const StMeta* saved);
 

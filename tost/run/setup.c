@@ -20,7 +20,7 @@
 static char* log_path(const Run* r) { return r->o.log ? xstrdup(r->o.log) : path_join(r->out, "log.csv"); }   // free()
 
 bool run_is_finished(const Run* r) {
-    return r->o.resume && r->info.step >= r->o.steps && !r->info.unvalidated_row;
+    return r->o.resume && r->info.step >= r->o.steps && r->o.epochs == 0 && !r->info.unvalidated_row;
 }
 
 static bool run_exists(const Run* r, TostError* err) {
@@ -81,7 +81,9 @@ static bool find_fresh(Run* r, TostError* err) {
     if (is_run && !o->overwrite) return run_exists(r, err);
     if (o->out || o->log) r->log_path = log_path(r);
     if (comm_rank(r->comm) == 0 && r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
-    return !o->init || (open_weights(&r->init, r, err) && options_take_config(o, &r->init.config, r->weights, err));
+    return !o->init || (open_weights(&r->init, r, err)
+                        && options_inherit(o, r->init.options, r->init.n_options, err)
+                        && options_take_config(o, &r->init.config, r->weights, err));
 }
 
 // Only rank 0 uses the folder; the others read checkpoints.
@@ -195,6 +197,7 @@ static bool open_data(Run* r, TostError* err) {
     if (r->tokenizer)
         warn_of_shards(o, data_path(r->data), data_largest_id(r->data), r->info.tokenizer, r->info.tokenizer_hash,
                        tokenizer_size(r->tokenizer));
+    options_take_samples(o, data_samples(r->data));
     const int64_t tokens = (int64_t)data_tokens(r->data), crc = (int64_t)data_crc(r->data);
     if ((o->data_tokens && o->data_tokens != tokens) || (o->data_crc && o->data_crc != crc))
         return tost_error(err, "--data %s has %lld tokens (CRC-32 %08llx), but the run in %s was trained on %lld "

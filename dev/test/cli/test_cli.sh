@@ -325,6 +325,9 @@ cp -R straight copied
 run $model --data "$dir/tiny_train_*.bin" --steps 0 --val-every 0 --out finder
 check "train finds the vocabulary that tokenize wrote" says "tiny_vocab.bpe: 257 tokens" stdout
 run --init straight --data "$dir/tiny_train_*.bin" --steps 1 --val-every 0 --out heir --quiet
+prints "--init straight --data $dir/tiny_train_*.bin --epochs 2 --dtype bfloat16 --val-every 0 --out epochs" \
+    "lr 0.003, " " to 0.0003;" " tokens, 2.0"
+prints "--init straight --data $dir/tiny_train_*.bin --steps 1 --lr 0.5 --val-every 0 --out given" "lr 0.5, "
 mkdir away
 mv vocab.bpe tiny_vocab.bpe away
 run sample --model copied --tokens 3
