@@ -110,20 +110,34 @@ char* path_dir(const char* path) {
 // ---------------------------------------------------------------------------------------------
 // Globs
 
-bool expand_glob(PathList* out, const char* pattern, TostError* err) {
+char* next_word(const char** words) {
+    if (!*words) return NULL;
+    const char* end = strchr(*words, WORD_SEPARATOR);
+    char* word = xasprintf("%.*s", (int)(end ? (size_t)(end - *words) : strlen(*words)), *words);
+    *words = end ? end + 1 : NULL;
+    return word;
+}
+
+static bool add_matches(PathList* out, const char* pattern, TostError* err) {
     glob_t g = {0};
     const bool is_name = path_exists(pattern);   // a file name may contain brackets
-    const int rc = is_name ? 0 : glob(pattern, GLOB_TILDE, NULL, &g);
-    *out = (PathList){0};
+    const int rc = is_name ? 0 : glob(pattern, GLOB_TILDE, NULL, &g), n = is_name ? 1 : (int)g.gl_pathc;
     if (rc == GLOB_NOMATCH) return tost_error(err, "%s: no file matches", pattern);
     if (rc != 0)
         return tost_error(err, "%s: cannot be expanded: %s", pattern,
                           rc == GLOB_NOSPACE ? "out of memory" : "read error");
-    out->count = is_name ? 1 : (int)g.gl_pathc;
-    out->paths = xmalloc((size_t)out->count * sizeof *out->paths);
-    for (int i = 0; i < out->count; i++) out->paths[i] = xstrdup(is_name ? pattern : g.gl_pathv[i]);
+    out->paths = xrealloc(out->paths, (size_t)(out->count + n) * sizeof *out->paths);
+    for (int i = 0; i < n; i++) out->paths[out->count++] = xstrdup(is_name ? pattern : g.gl_pathv[i]);
     if (!is_name) globfree(&g);
     return true;
+}
+
+bool expand_glob(PathList* out, const char* patterns, TostError* err) {
+    *out = (PathList){0};
+    bool ok = true;
+    for (char* word; ok && (word = next_word(&patterns)); free(word)) ok = add_matches(out, word, err);
+    if (!ok) free_paths(out);
+    return ok;
 }
 
 void free_paths(PathList* list) {

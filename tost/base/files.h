@@ -22,7 +22,11 @@ char* path_join(const char* dir, const char* name);                // free()
 char* path_dir(const char* path);                                  // "a/b" -> "a", "b" -> "."; free()
 
 typedef struct { int count; char** paths; } PathList;
-bool expand_glob(PathList* out, const char* pattern, TostError* err);   // sorted; an error if nothing matches
+// Several words of an option are one string.
+enum { WORD_SEPARATOR = 0x1f };
+char* next_word(const char** words);   // and moves on; NULL at the end. free()
+// The files of each pattern, sorted; an error if nothing matches one.
+bool expand_glob(PathList* out, const char* patterns, TostError* err);
 void free_paths(PathList* list);
 
 #endif

@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/files.h"
 #include "base/memory.h"
 
 enum { BEGIN_MULTIPLE = 16 };
@@ -107,15 +108,18 @@ static void row_finish(Row* row, Finish finish) {
 
 // Passes the bytes of a token to the sink, up to the stop text. Holds back those that may begin it.
 static void row_write(Row* row, const Generator* g, const char* bytes, size_t n) {
-    const size_t n_stop = g->stop ? strlen(g->stop) : 0;
     row->held = xrealloc(row->held, row->n_held + n + 1);
     memcpy(row->held + row->n_held, bytes, n);
     row->n_held += n;
-    const char* found = n_stop ? memmem(row->held, row->n_held, g->stop, n_stop) : NULL;
+    const char *found = NULL, *stops = g->stop;
     size_t hold = 0;
-    if (!found && n_stop)
-        for (hold = row->n_held < n_stop ? row->n_held : n_stop - 1; hold > 0; hold--)
-            if (memcmp(row->held + row->n_held - hold, g->stop, hold) == 0) break;
+    for (char* stop; (stop = next_word(&stops)); free(stop)) {
+        const size_t n_stop = strlen(stop);
+        const char* at = memmem(row->held, row->n_held, stop, n_stop);
+        if (at && (!found || at < found)) found = at;
+        for (size_t k = row->n_held < n_stop ? row->n_held : n_stop - 1; k > hold; k--)
+            if (memcmp(row->held + row->n_held - k, stop, k) == 0) hold = k;
+    }
     const size_t ready = found ? (size_t)(found - row->held) : row->n_held - hold;
     if (found) row_finish(row, FINISH_STOP);
     if (!g->piece(row->text->context, row->held, ready) && !found) row_finish(row, FINISH_SINK);

@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/files.h"
 #include "base/memory.h"
 #include "base/openmp.h"
 #include "base/text.h"
@@ -63,9 +64,9 @@ const Option option_table[] = {
     {"weights", USE | INFO, CHOICE, AT(weights), "trained|ema",
      .help = "the trained weights, or their moving average (train --ema)"},
     {.group = "Files"},
-    {"data", TRAIN | OVERRIDABLE, STRING, AT(data), "GLOB", .help = "token shards to train on; quote the pattern"},
+    {"data", TRAIN | OVERRIDABLE, STRING, AT(data), "GLOB", .help = "token shards to train on"},
     {"data", EVAL, STRING, AT(data), "GLOB",
-     .help = "token shards to evaluate; quote the pattern. Either this or --task is required"},
+     .help = "token shards to evaluate. Either this or --task is required"},
     {"task", EVAL, STRING, AT(task), "FILE",
      .help = "examples to evaluate, JSONL of {\"context\", \"choices\", \"answer\"}; see Protocols",
      .not_with = "data"},
@@ -213,7 +214,8 @@ const Option option_table[] = {
      1, 1e12, 256, "tokens"},
     {"samples", SAMPLE, INT64, AT(samples), "N",
      .help = "number of samples of each prompt, generated together; separated by lines of ---", 1, MAX_COUNT, 1},
-    {"stop", SAMPLE, STRING, AT(stop), "TEXT", .help = "end a sample before its first occurrence of TEXT"},
+    {"stop", SAMPLE, STRING, AT(stop), "TEXT",
+     .help = "end a sample before its first occurrence of TEXT; may be repeated"},
     {"temperature", TRAIN | SAMPLE | OVERRIDABLE, REAL, AT(temperature), "X",
      .help = "divide logits by X; 0: always the most likely token", 0, 1000, 0.8},
     {"top-k", TRAIN | SAMPLE | OVERRIDABLE, INT, AT(top_k), "N",
@@ -595,8 +597,7 @@ Schedule options_schedule(const Options* o) {
 
 static bool check_operands(Options* o, TostError* err) {
     const bool info = o->command == COMMAND_INFO;
-    const char* instead = o->command == COMMAND_EVAL && o->data ? "quote the pattern of --data"
-                        : info && !o->model ? NULL : command_table[o->command].no_operands;
+    const char* instead = info && !o->model ? NULL : command_table[o->command].no_operands;
     for (int i = 0; i < o->n_files; i++)
         if (!*o->files[i]) return tost_error(err, "an argument is empty: give a file name, or leave it out");
     if (o->n_files && instead) return tost_error(err, "unexpected argument '%.200s': %s", o->files[0], instead);
@@ -669,6 +670,19 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
 // ---------------------------------------------------------------------------------------------
 // Parsing
 
+// A pattern that the shell has expanded, or an option that may be repeated.
+static bool is_glob(const Option* row) { return strcmp(row->metavar, "GLOB") == 0; }
+static bool takes_words(const Option* row) { return is_glob(row) || row->field == AT(stop); }
+
+static void set_value(Options* o, const char* values[ROWS], const Option* row, const char* value) {
+    const size_t i = (size_t)(row - option_table);
+    char* words = values[i] && takes_words(row) ? xasprintf("%s%c%s", values[i], WORD_SEPARATOR, value) : NULL;
+    values[i] = words ? words : value;
+    if (!words) return;
+    free(o->words[i]);
+    o->words[i] = words;
+}
+
 // Handles the option **at and moves *at to its value, if that is an argument of its own. Values are parsed later.
 static bool take_option(Options* o, const char* values[ROWS], char* const** at, TostError* err) {
     const char *arg = **at, *next = (*at)[1];
@@ -688,10 +702,11 @@ static bool take_option(Options* o, const char* values[ROWS], char* const** at, 
                           next ? next : "");
     bool* given = &o->given[row - option_table];
     if (row->kind == HELP) o->page = row->name;
-    else if (*given) return tost_error(err, "--%s is given twice", row->name);
+    else if (*given && !takes_words(row)) return tost_error(err, "--%s is given twice", row->name);
     *given = true;
-    values[row - option_table] = !valued ? "" : equals ? equals + 1 : next;
+    set_value(o, values, row, !valued ? "" : equals ? equals + 1 : next);
     *at += valued && !equals;
+    for (; valued && is_glob(row) && (*at)[1] && (*at)[1][0] != '-'; ++*at) set_value(o, values, row, (*at)[1]);
     return true;
 }
 
@@ -728,6 +743,7 @@ bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, 
 void options_free(Options* o) {
     free(o->files);
     o->files = NULL;
+    for (int i = 0; i < ROWS; i++) free(o->words[i]);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -73,6 +73,7 @@ typedef struct {
     // operands, pointing into argv
     int    n_files;
     char** files;
+    char* words[OPTION_ROWS_MAX];          // values of several words (next_word), by row
     bool given[OPTION_ROWS_MAX];           // options set by the user or a resumed run, by row of the table
 } Options;
 

@@ -106,19 +106,25 @@ bool run_find(Run* r, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Data and tokenizer
 
-// The glob with the last "train" of its file name replaced by "val", if it matches files; else NULL. free()
-static char* find_val_data(const char* glob) {
-    const char *name = strrchr(glob, '/'), *at = NULL;
-    PathList files;
-    TostError ignored;
-    for (const char* p = name ? name : glob; (p = strstr(p, "train")); p++) at = p;
-    char* val = at ? xasprintf("%.*sval%s", (int)(at - glob), glob, at + strlen("train")) : NULL;
-    if (val && expand_glob(&files, val, &ignored)) {
-        free_paths(&files);
-        return val;
+// The patterns with the last "train" of the file name replaced by "val", without those that match no file; NULL: none.
+// free()
+static char* find_val_data(const char* patterns) {
+    char* found = NULL;
+    for (char* glob; (glob = next_word(&patterns)); free(glob)) {
+        const char *name = strrchr(glob, '/'), *at = NULL;
+        PathList files;
+        TostError ignored;
+        for (const char* p = name ? name : glob; (p = strstr(p, "train")); p++) at = p;
+        char* val = at ? xasprintf("%.*sval%s", (int)(at - glob), glob, at + strlen("train")) : NULL;
+        if (val && expand_glob(&files, val, &ignored)) {
+            char* longer = found ? xasprintf("%s%c%s", found, WORD_SEPARATOR, val) : xstrdup(val);
+            free(found);
+            found = longer;
+            free_paths(&files);
+        }
+        free(val);
     }
-    free(val);
-    return NULL;
+    return found;
 }
 
 // The starter data of "make install", in PREFIX/share for a program in PREFIX/bin; NULL if there is none. free()

@@ -328,6 +328,16 @@ run --init straight --data "$dir/tiny_train_*.bin" --steps 1 --val-every 0 --out
 prints "--init straight --data $dir/tiny_train_*.bin --epochs 2 --dtype bfloat16 --val-every 0 --out epochs" \
     "lr 0.003, " " to 0.0003;" " tokens, 2.0"
 prints "--init straight --data $dir/tiny_train_*.bin --steps 1 --lr 0.5 --val-every 0 --out given" "lr 0.5, "
+cp tiny_train_000000.bin more_train_000000.bin
+cp tiny_val_000000.bin more_val_000000.bin
+both="$dir/tiny_train_000000.bin $dir/more_train_000000.bin"
+prints "$model --steps 1 --sample-every 0 --data $both --out both" "tiny_train_000000.bin …: 2 shards" \
+    "tiny_val_000000.bin …: 2 shards"
+run --resume --out both --steps 2 --quiet
+prints "eval --model both --data $both --seq 8" "shards: 2;"
+run sample --model copied --tokens 40 --stop 0 --stop 1 --stop 2 --stop 3 --stop 4 --stop 5 --stop 6 --stop 7 --stop 8 \
+    --stop 9
+check "--stop several times: the first of them ends a text" [ -z "$(tr -cd 0-9 <stdout)" ]
 mkdir away
 mv vocab.bpe tiny_vocab.bpe away
 run sample --model copied --tokens 3
