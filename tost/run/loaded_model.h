@@ -40,8 +40,8 @@ char* model_tokenizer_path(const char* weights, const CheckpointInfo* info);
 
 // Prints a warning on stderr if the tokenizer is probably not the one that the weights of `info` were trained with.
 void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer);
-// Prints a warning on stderr if `shard` and those after it were probably not made with the tokenizer of this CRC-32 and size
-// (0: unknown): another tokenizer is beside it, or largest_id >= size.
+// Prints a warning on stderr if `shard` and those after it were probably not made with the tokenizer of this CRC-32 and
+// size (0: unknown): another tokenizer is beside it, or largest_id >= size.
 void warn_of_shards(const Options* o, const char* shard, uint32_t largest_id, const char* tokenizer, uint32_t hash,
                     int size);
 

@@ -441,7 +441,8 @@ static void test_writer(Checks* c, const char* tmp) {
                 ok = shard_writer_append(w, SPLIT_TRAIN, ids + k, (size_t)m, &err);
             }
             ShardCount got[SPLITS] = {{0}};
-            ok = ok && (!moved || shard_writer_move_tail(w, (uint64_t)moved, &err)) && shard_writer_close(w, NULL, got, &err);
+            ok = ok && (!moved || shard_writer_move_tail(w, (uint64_t)moved, &err))
+                 && shard_writer_close(w, NULL, got, &err);
             check(c, ok && got[SPLIT_TRAIN].tokens == (uint64_t)(n - moved) && got[SPLIT_VAL].tokens == (uint64_t)moved
                   && got[SPLIT_VAL].shards == (moved ? cases[i].val : 0)
                   && (moved || got[SPLIT_TRAIN].shards == cases[i].train), "writer %zu: %s", i, err.text);
