@@ -107,7 +107,7 @@ static void gemm_sliced(Multiply* multiply, const Product* all) {
 // in vectors of LANES words. a is stored to match, in parts: FLOATS: a vector of floats. PAIRS: a vector of pairs.
 // ROUNDED, for pairs of b: a vector of the upper halves and one of the lower halves, as floats.
 
-enum { VECTOR_BYTES = LANES * sizeof(Word), GROUP_ROWS = 4, GROUP_COLS = LANES == 8 ? 1 : 3 };
+enum { VECTOR_BYTES = LANES * sizeof(Word), GROUP_ROWS = 4, GROUP_COLS = MR / 2 };
 
 typedef struct {
     float* c;
@@ -155,16 +155,16 @@ INLINE float sum_lanes(Vec v) {
 INLINE void add_half(Vec sum[][GROUP_COLS][2], int u, Format f, const Word* a, size_t stride, const VecWord* b,
                      int half, int rows, int cols) {
     VecWord bv[GROUP_COLS];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int col = 0; col < cols; col++) {
         bv[col] = b[col];
         if (f == ROUNDED && half == 0) bv[col] &= 0xffff0000;
         if (f == ROUNDED && half == 1) bv[col] <<= 16;
     }
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int row = 0; row < rows; row++) {
         const VecWord av = *(const VecWord*)(a + row*stride + half*LANES);
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int col = 0; col < cols; col++) {
             if (f == PAIRS) sum[row][col][u] = dot_pairs(sum[row][col][u], av, bv[col]);
             else sum[row][col][u] += (Vec)av * (Vec)bv[col];
@@ -178,38 +178,49 @@ INLINE void add_part(Vec sum[][GROUP_COLS][2], int u, Format f, const Word* a, s
     if (f == ROUNDED) add_half(sum, u, f, a, stride, b, 1, rows, cols);
 }
 
-// c at rows i… and columns j…. rows, cols, prefetch and the format are constants at every call, so that after inlining
-// the sums stay in registers. The order of a sum does not depend on rows and cols. prefetch: of the next columns.
-INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols, bool prefetch) {
-    Vec sum[GROUP_ROWS][GROUP_COLS][2] = {0};
+// Adds the parts t with from <= t % 2 < to. Prefetches the share of these rows in the next columns of b, so that memory
+// is read all the time, not only for the first rows.
+INLINE void add_parts(Vec sum[][GROUP_COLS][2], const FewRows* p, Format f, int i, int j, int rows, int cols,
+                      int from, int to) {
     const int parts = parts_of_row(p->row_bytes), whole = (int)(p->row_bytes / VECTOR_BYTES);
     const size_t words = words_of_part(f), stride = parts * words;
     const Word* a = p->a + i*stride;
     const char* b = p->b + j*p->row_bytes;
+    const char* next = b + cols*p->row_bytes + p->row_bytes * (2*i + from*rows) / (2*p->M);
+    const size_t next_step = (to - from)*VECTOR_BYTES * rows / p->M + 1;
     VecWord bv[GROUP_COLS];
-    for (int t = 0; t + 2 <= whole; t += 2)
+    for (int t = 0; t + 2 <= whole; t += 2, next += next_step)
 #pragma GCC unroll 2
-        for (int u = 0; u < 2; u++) {
-#pragma GCC unroll 4
+        for (int u = from; u < to; u++) {
+#pragma GCC unroll 6
             for (int col = 0; col < cols; col++) {
-                const char* at = b + col*p->row_bytes + (size_t)(t + u)*VECTOR_BYTES;
-                bv[col] = *(const VecWordU*)at;
-                if (prefetch) __builtin_prefetch(at + cols*p->row_bytes);
+                bv[col] = *(const VecWordU*)(b + col*p->row_bytes + (size_t)(t + u)*VECTOR_BYTES);
+                if (p->M > rows && u == from) __builtin_prefetch(next + col*p->row_bytes);
             }
             add_part(sum, u, f, a + (t + u)*words, stride, bv, rows, cols);
         }
-    for (int t = whole / 2 * 2; t < parts; t++) {    // at most one whole vector and a partial one
+    for (int t = whole / 2 * 2; from == 0 && t < parts; t++) {    // at most one whole vector and a partial one
         const size_t bytes = t < whole ? VECTOR_BYTES : p->row_bytes % VECTOR_BYTES;
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int col = 0; col < cols; col++) {
             bv[col] = (VecWord) {0};
             memcpy(&bv[col], b + col*p->row_bytes + (size_t)t*VECTOR_BYTES, bytes);
         }
         add_part(sum, 0, f, a + t*words, stride, bv, rows, cols);
     }
-#pragma GCC unroll 4
+}
+
+// c at rows i… and columns j…. rows, cols and the format are constants at every call, so that after inlining the sums
+// stay in registers: of many columns first those of even parts, then those of odd ones. The order of a sum does not
+// depend on rows and cols.
+INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols) {
+    Vec sum[GROUP_ROWS][GROUP_COLS][2] = {0};
+    const bool many = cols > GROUP_COLS / 2;
+    add_parts(sum, p, f, i, j, rows, cols, 0, many ? 1 : 2);
+    if (many) add_parts(sum, p, f, i, j, rows, cols, 1, 2);
+#pragma GCC unroll 6
     for (int row = 0; row < rows; row++)
-#pragma GCC unroll 4
+#pragma GCC unroll 6
         for (int col = 0; col < cols; col++) {
             float* at = p->c + (size_t)(i + row)*p->N + j + col;
             const float dot = sum_lanes(sum[row][col][0] + sum[row][col][1]);
@@ -219,23 +230,20 @@ INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols, b
 
 INLINE void dots_of_rows(const FewRows* p, Format f, int j, int cols) {
     int i = 0;
-    if (p->M > GROUP_ROWS) {   // the other groups find these columns in a cache, so memory would be idle
-        dots(p, f, 0, j, GROUP_ROWS, cols, true);
-        i = GROUP_ROWS;
-    }
-    for (; i + GROUP_ROWS <= p->M; i += GROUP_ROWS) dots(p, f, i, j, GROUP_ROWS, cols, false);
+    for (; i + GROUP_ROWS <= p->M; i += GROUP_ROWS) dots(p, f, i, j, GROUP_ROWS, cols);
     switch (p->M - i) {
-    case 1: dots(p, f, i, j, 1, cols, false); break;
-    case 2: dots(p, f, i, j, 2, cols, false); break;
-    case 3: dots(p, f, i, j, 3, cols, false); break;
+    case 1: dots(p, f, i, j, 1, cols); break;
+    case 2: dots(p, f, i, j, 2, cols); break;
+    case 3: dots(p, f, i, j, 3, cols); break;
     }
 }
 
 // All rows, and columns j to end. For one group of rows, memory is the limit: it reads one row of b at a time, a single
-// stream, which is twice as fast as several.
+// stream, which is twice as fast as several. bf16 takes fewer columns: the halves of ROUNDED need registers.
 INLINE void few_rows_slice(const FewRows* p, Format f, int j, int end) {
+    const int cols = f == FLOATS ? GROUP_COLS : GROUP_COLS / 2;
     if (p->M > GROUP_ROWS)
-        for (; j + GROUP_COLS <= end; j += GROUP_COLS) dots_of_rows(p, f, j, GROUP_COLS);
+        for (; j + cols <= end; j += cols) dots_of_rows(p, f, j, cols);
     for (; j < end; j++) dots_of_rows(p, f, j, 1);
 }
 

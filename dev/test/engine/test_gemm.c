@@ -220,9 +220,10 @@ static void test_same_bits(Checks* c, Rng* rng) {
         t.M = GEMM_FEW_ROWS;
         run_case(&t, v->gemm);
         memcpy(whole, t.c, (size_t)t.M * t.N * sizeof *whole);
-        t.M = 1;
-        run_case(&t, v->gemm);
-        check_bits(c, &t, whole, v->name, "rows:", t.M);
+        for (t.M = 1; t.M < GEMM_FEW_ROWS; t.M += 5) {
+            run_case(&t, v->gemm);
+            check_bits(c, &t, whole, v->name, "rows:", t.M);
+        }
         free(whole);
         free(moved);
         free_case(&t);
