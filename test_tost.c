@@ -549,17 +549,19 @@ static void test_thread_number(Checks* c) {
     };
     for (size_t i = 0; i < countof(cases); i++) {
         Threads t = {.max = cases[i].now, .now = cases[i].now, .fixed = cases[i].fixed};
-        threads_begin(&t);
+        threads_begin(&t, false);
         t.wall = 1000;   // the time of this pass is negligible
         t.cpu = 1000 * cases[i].cpu;
         threads_end(&t);
         check(c, t.now == cases[i].want, "%d threads with the time of %.2f: %d threads, want %d", cases[i].now,
               cases[i].cpu, t.now, cases[i].want);
-        threads_begin(&t);
+        threads_begin(&t, false);
         check(c, t.now == cases[i].want, "before the pause ends %d threads, want %d", t.now, cases[i].want);
         t.retry = 0;
-        threads_begin(&t);
+        threads_begin(&t, false);
         check(c, t.now == cases[i].now, "after the pause %d threads, want %d", t.now, cases[i].now);
+        threads_begin(&t, true);
+        check(c, t.pass == (t.fixed ? t.now : 1), "a small pass: %d threads of %d", t.pass, t.now);
     }
     threads_set(1);
 }

@@ -795,10 +795,11 @@ static void recompute_layer(TostModel* model, int l) {
 
 static void cpu_forward(TostModel* model, const TostPiece* piece, int from, int to) {
     const TostParams p = model_params(model, TOST_PARAM, 0);
-    const int C = model->config.n_embd, L = model->config.n_layer, B = piece->B, T = piece->T;
+    const int C = model->config.n_embd, L = model->config.n_layer, V = model->config.vocab_size;
+    const int B = piece->B, T = piece->T;
     assert(B <= model->options.max_batch && T <= model->options.max_piece);
     assert(piece->first + T <= model->config.block_size);
-    threads_begin(&model->threads);
+    threads_begin(&model->threads, gemm_is_small(B * T, V > 4 * C ? V : 4 * C, C));   // its largest product
     model->piece = *piece;
     model->from = from;
     embedding_forward(model->buf.x, piece->inputs, p.wte, p.wpe, piece->first, B, T, C);
@@ -869,7 +870,7 @@ static void cpu_read_loss(double* sum, int64_t* count, TostModel* model) {
 static void cpu_activation(float* dst, TostModel* model, TostActivation what, int layer) {
     const size_t rows = piece_rows(model), C = model->config.n_embd, NH = model->config.n_head;
     assert(model->options.training && layer >= 0 && layer < model->config.n_layer + (what == TOST_X));
-    threads_set(model->threads.now);
+    threads_set(model->threads.pass);
     if (what != TOST_X) recompute_layer(model, layer);
     if (what == TOST_X) memcpy(dst, layer_input(model, layer), rows * C * sizeof *dst);
     else if (what == TOST_W) memcpy(dst, model->layer[layer].w, rows * C * sizeof *dst);
@@ -895,7 +896,7 @@ static void cpu_backward(TostModel* model, int right, int left, TostEnd end) {
     const int C = model->config.n_embd, L = model->config.n_layer;
     const size_t rows = piece_rows(model);
     const TostParams p = model_params(model, TOST_PARAM, 0), g = model_params(model, TOST_GRAD, 0);
-    threads_set(model->threads.now);
+    threads_set(model->threads.pass);
     memset(model->buf.dx, 0, rows * C * sizeof(float));
     layernorm_backward(model->buf.dx, g.ln_f_w, g.ln_f_b, model->buf.scratch_btc, layer_input(model, L),
                        model->buf.mean_f, model->buf.rstd_f, p.ln_f_w, rows, C);

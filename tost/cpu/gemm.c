@@ -26,9 +26,8 @@ INLINE Word* next_cache_line(void* p) { return (Word*)((char*)p + (CACHE_LINE - 
 
 // All threads or one. One core takes about 5 us for 2^18 multiply-adds, as long as it takes to wake the others. Never a
 // number in between: libgomp ends the threads that a smaller team does not use and has to start them again.
-static int threads_for(int M, int N, int K) {
-    return (double)M * N * K > 1 << 18 ? threads_max() : 1;
-}
+bool gemm_is_small(int M, int N, int K) { return (double)M * N * K <= 1 << 18; }
+static int threads_for(int M, int N, int K) { return gemm_is_small(M, N, K) ? 1 : threads_max(); }
 
 // ---------------------------------------------------------------------------------------------
 // The product that one thread computes: c (M,N) = a · b + beta · c.

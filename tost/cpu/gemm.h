@@ -29,6 +29,7 @@ void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N,
 
 // Writes the product in use, "OpenBLAS 0.3.21", "built in (AVX-512)", …, in float32 or bf16, and returns name.
 char* gemm_library(char* name, size_t cap, bool bf16);
+bool gemm_is_small(int M, int N, int K);   // true if one thread computes the product faster than several
 // Writes the number of threads, the type and that name as one line.
 void  gemm_describe(char* text, size_t cap, int threads, bool bf16);
 

@@ -46,7 +46,7 @@ Threads threads_start(int n) {
     flush_subnormals();   // threads that start later inherit it
     #pragma omp parallel
     flush_subnormals();
-    return (Threads){.max = max, .now = max, .fixed = !ADAPT || openmp_is_configured()};
+    return (Threads){.max = max, .now = max, .pass = max, .fixed = !ADAPT || openmp_is_configured()};
 }
 
 static double process_seconds(void) {
@@ -55,13 +55,14 @@ static double process_seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-void threads_begin(Threads* t) {
+void threads_begin(Threads* t, bool small) {
     t->began = now_seconds();
     if (t->now < t->max && t->began >= t->retry) {
         t->now = t->max;
         t->cpu = t->wall = 0;
     }
-    threads_set(t->now);
+    t->pass = small && !t->fixed ? 1 : t->now;
+    threads_set(t->pass);
     t->cpu_began = process_seconds();
 }
 
@@ -69,7 +70,7 @@ void threads_end(Threads* t) {
     const double window = t->decided ? 0.25 : 0.05;       // seconds; short at first, for short programs
     const double first_pause = 2, longest_pause = 64;     // seconds
     const double lost = 0.35;                             // of a thread's time
-    if (t->fixed || t->now == 1) return;
+    if (t->fixed || t->pass == 1) return;
     t->wall += now_seconds() - t->began;
     t->cpu += process_seconds() - t->cpu_began;
     if (t->wall < window) return;
@@ -80,7 +81,7 @@ void threads_end(Threads* t) {
         if (t->began >= t->retry + t->pause) t->pause = 0;
         return;
     }
-    t->now = missing < t->now - 1 ? t->now - (int)ceil(missing) : 1;
+    t->pass = t->now = missing < t->now - 1 ? t->now - (int)ceil(missing) : 1;
     t->pause = t->pause == 0 ? first_pause : fmin(2 * t->pause, longest_pause);
     t->retry = t->began + t->pause;
     threads_set(t->now);

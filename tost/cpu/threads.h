@@ -6,13 +6,14 @@
 
 #include "base/openmp.h"
 
-// The passes of an engine use `now` of `max` threads. Threads wait for each other in every layer, so if another process
+// The passes of an engine use `now` of `max` threads, and a small one, in which threads would cost more than they save,
+// one; what follows a pass, such as its backward, uses as many. Threads wait for each other in every layer, so if another process
 // takes the core of one thread, all wait for it. If the threads of a pass get too little processor time, the next
 // passes use fewer; after a pause, they use all again. Results do not depend on the number of threads, except with a
 // BLAS library: there the number is fixed. It is also fixed if the environment configures OpenMP (OMP_*, GOMP_*,
 // KMP_*).
 typedef struct {
-    int    max, now;
+    int    max, now, pass;          // pass: of the current one
     bool   fixed, decided;          // decided: at least once
     double wall, cpu;               // seconds, in passes since the last decision
     double began, cpu_began;        // of the current pass
@@ -22,7 +23,7 @@ typedef struct {
 // n threads, 0: the default number. In all threads, including those that start later, subnormal numbers become zero
 // (on x86-64 and aarch64): they can make arithmetic more than ten times slower.
 Threads threads_start(int n);
-void    threads_begin(Threads* t);   // around each pass
+void    threads_begin(Threads* t, bool small);   // around each pass
 void    threads_end(Threads* t);
 
 #endif
