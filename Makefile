@@ -5,7 +5,7 @@
 #   test               builds and runs the quick tests
 #   test_all           builds and runs all tests
 #   bench              measures speed and memory; compares with PyTorch and tiktoken if PYTHON has them
-#   install            installs the CPU trainer, a man page, bash completion and the starter data in PREFIX; uninstall
+#   install            installs the CPU trainer, bash completion and the starter data in PREFIX; uninstall
 #   clean              removes everything built by make
 #   help               prints this text
 # For developers (dev/test/README.md, dev/bench/README.md): test_aarch64, test_mutants, torture, fuzz, traffic, sass,
@@ -160,16 +160,14 @@ include dev/cuda.mk dev/test.mk dev/bench.mk
 # ---- installation -------------------------------------------------------------------------------------------------
 PREFIX   ?= /usr/local
 ROOT      = $(DESTDIR)$(PREFIX)
-INSTALLED = bin/train_gpt_tost share/man/man1/train_gpt_tost.1 share/bash-completion/completions/train_gpt_tost \
+INSTALLED = bin/train_gpt_tost share/bash-completion/completions/train_gpt_tost \
             $(patsubst data/%,share/train_gpt_tost/%,$(wildcard data/starter/*))
 
 install: train_gpt_tost
 	@install -d $(patsubst %,"$(ROOT)/%",$(sort $(dir $(INSTALLED))))
 	install -m 755 train_gpt_tost "$(ROOT)/bin"
-	@mkdir -p build/man build/completion
-	./train_gpt_tost --man > build/man/train_gpt_tost.1
+	@mkdir -p build/completion
 	./train_gpt_tost --bash-completion > build/completion/train_gpt_tost
-	install -m 644 build/man/train_gpt_tost.1 "$(ROOT)/share/man/man1"
 	install -m 644 build/completion/train_gpt_tost "$(ROOT)/share/bash-completion/completions"
 	install -m 644 data/starter/* "$(ROOT)/share/train_gpt_tost/starter"
 uninstall:

@@ -1,4 +1,4 @@
-// help.c: --help, --version, the man page and the completion for bash, from the table of options.
+// help.c: --help, --version and the completion for bash, from the table of options.
 #include "commands/help.h"
 
 #include <stdio.h>
@@ -12,87 +12,10 @@
 #include "base/text.h"
 #include "base/version.h"
 
-enum { NAME_COLUMN = 32, PAGE_WIDTH = 100, PAGE_NARROW = 60, MANUAL_WIDTH = 78 };
-
-typedef struct { FILE* out; int width; } Page;   // width: in columns
+enum { NAME_COLUMN = 32, PAGE_WIDTH = 100, PAGE_NARROW = 60 };
 
 // ---------------------------------------------------------------------------------------------
 // --help
-
-// Prints text that begins in column `indent`, wrapped; lines after the first are indented.
-static void print_wrapped(const Page* p, const char* text, int indent) {
-    char *spaces = xasprintf("%*s", indent, ""), *wrapped = wrap_text(text, indent, p->width, spaces);
-    fprintf(p->out, "%s\n", wrapped);
-    free(wrapped);
-    free(spaces);
-}
-
-static void print_option(const Page* p, const Options* o, const Option* row) {
-    int column = fprintf(p->out, "  --%s%s%s", row->name, *row->metavar ? " " : "", row->metavar);
-    if (column >= NAME_COLUMN) column = fprintf(p->out, "\n") - 1;
-    fprintf(p->out, "%*s", NAME_COLUMN - column, "");
-    char* text = option_text(o, row);
-    print_wrapped(p, text, NAME_COLUMN);
-    free(text);
-}
-
-static void print_options(const Page* p, const Options* o) {
-    const char *group = NULL, *printed = NULL;
-    for (const Option* row = option_table; row < option_table + option_count; row++) {
-        if (row->group) group = row->group;
-        if (!option_belongs(row, o->command)) continue;
-        if (group != printed) fprintf(p->out, "\n%s\n", printed = group);
-        print_option(p, o, row);
-    }
-}
-
-// How the results of eval compare with those of other programs. The results themselves say what each metric means.
-static void print_protocols(const Page* p) {
-    fprintf(p->out, "\nProtocols\n");
-    print_wrapped(p, "dev/data/evalset.py writes LAMBADA, HellaSwag and CBT. As in lm-evaluation-harness, a context is "
-                  "truncated on the left for each choice, and white space at its end belongs to the choice. Unlike "
-                  "there, generated ids are those of the tokenizer, without padding rows, and a choice longer than "
-                  "--seq is refused, not truncated.", fprintf(p->out, "  examples  "));
-    print_wrapped(p, "--data scores every token but the first once; --windows scores windows at random positions, as "
-                  "nanoGPT and the paper do (16,000 windows of 1,024 tokens; shards of OpenWebText from "
-                  "dev/data/openwebtext.py, the others from dev/data/published.py, which encodes each line alone).",
-                  fprintf(p->out, "  shards    "));
-}
-
-static void print_examples(const Page* p, const Options* o) {
-    static const struct { const char *about, *arguments; } examples[] = {
-        {"the starter model, on the stories in data/starter: one to two minutes", ""},
-        {"the published model on your own text, converted with tokenize",
-         " --preset tost-base --data 'data/mine_train_*.bin' --out out/mine"},
-        {"continue that run after an interruption", " --resume --out out/mine"},
-    };
-    fprintf(p->out, "\nExamples\n");
-    for (size_t i = 0; i < countof(examples); i++) {
-        fprintf(p->out, "  # %s\n", examples[i].about);
-        print_line(p->out, "  %s%s", options_program(o), examples[i].arguments);
-    }
-}
-
-// The help of a command; named: without the usage lines of the others.
-static void print_help(const Page* p, const Options* o, bool named) {
-    for (int c = 0; c < COMMANDS; c++) {
-        if (named && c != (int)o->command) continue;
-        print_line(p->out, "%s %s %s", c == 0 || named ? "usage:" : "      ", options_program(o),
-                   command_table[c].usage);
-        fprintf(p->out, "           %s\n", command_table[c].about);
-    }
-    if (o->command == COMMAND_TRAIN) print_examples(p, o);
-    if (!named) fprintf(p->out, "\nCOMMAND --help lists the options of a command. Options of train:\n");
-    print_options(p, o);
-    if (o->command == COMMAND_TRAIN) {
-        fprintf(p->out, "\n");
-        print_wrapped(p, "* may be changed on --resume. Options that are not given keep the values of the run, except "
-                      "--max-time, --quiet, --rank-timeout and --recompute.", 0);
-    }
-    if (o->command == COMMAND_EVAL) print_protocols(p);
-    print_wrapped(p, "0 success, 1 failure, 2 invalid command line, 75 stopped by --max-time or the loss of a rank "
-                  "(--resume continues), 128 + N stopped by signal N.", fprintf(p->out, "\nExit status: ") - 1);
-}
 
 // Columns of the page: those of the terminal, if stdout is one.
 static int page_width(void) {
@@ -100,38 +23,83 @@ static int page_width(void) {
     return columns == 0 || columns > PAGE_WIDTH ? PAGE_WIDTH : columns < PAGE_NARROW ? PAGE_NARROW : columns;
 }
 
-// ---------------------------------------------------------------------------------------------
-// The man page and the completion
+// Prints text that begins in column `indent`, wrapped; lines after the first are indented.
+static void print_wrapped(const char* text, int indent) {
+    char *spaces = xasprintf("%*s", indent, ""), *wrapped = wrap_text(text, indent, page_width(), spaces);
+    printf("%s\n", wrapped);
+    free(wrapped);
+    free(spaces);
+}
 
-// Prints lines so that roff does not change them.
-static void print_roff(const char* text) {
-    for (const char* p = text; *p; p++) {
-        if ((*p == '.' || *p == '\'') && (p == text || p[-1] == '\n')) printf("\\&");
-        if (*p == '\\') printf("\\e");
-        else if (*p == '-') printf("\\-");
-        else putchar(*p);
+static void print_option(const Options* o, const Option* row) {
+    int column = printf("  --%s%s%s", row->name, *row->metavar ? " " : "", row->metavar);
+    if (column >= NAME_COLUMN) column = printf("\n") - 1;
+    printf("%*s", NAME_COLUMN - column, "");
+    char* text = option_text(o, row);
+    print_wrapped(text, NAME_COLUMN);
+    free(text);
+}
+
+static void print_options(const Options* o) {
+    const char *group = NULL, *printed = NULL;
+    for (const Option* row = option_table; row < option_table + option_count; row++) {
+        if (row->group) group = row->group;
+        if (!option_belongs(row, o->command)) continue;
+        if (group != printed) printf("\n%s\n", printed = group);
+        print_option(o, row);
     }
 }
 
-static void print_manual(const TostEngine* engine) {
-    printf(".TH TRAIN_GPT_TOST 1\n.SH NAME\ntrain_gpt_tost \\- train and use the Token Statistics Transformer\n"
-           ".SH DESCRIPTION\nTrains the Token Statistics Transformer (Wu et al., ICLR 2025), a language model with "
-           "attention in linear\ntime. Without arguments, trains a small model on the starter data in data/starter "
-           "or, if that folder does not\nexist, on the installed copy. Checkpoints and log.csv are written to a new "
-           "folder in out/.\n");
+// How the results of eval compare with those of other programs. The results themselves say what each metric means.
+static void print_protocols(void) {
+    printf("\nProtocols\n");
+    print_wrapped("dev/data/evalset.py writes LAMBADA, HellaSwag and CBT. As in lm-evaluation-harness, a context is "
+                  "truncated on the left for each choice, and white space at its end belongs to the choice. Unlike "
+                  "there, generated ids are those of the tokenizer, without padding rows, and a choice longer than "
+                  "--seq is refused, not truncated.", printf("  examples  "));
+    print_wrapped("--data scores every token but the first once; --windows scores windows at random positions, as "
+                  "nanoGPT and the paper do (16,000 windows of 1,024 tokens; shards of OpenWebText from "
+                  "dev/data/openwebtext.py, the others from dev/data/published.py, which encodes each line alone).",
+                  printf("  shards    "));
+}
+
+static void print_examples(const Options* o) {
+    static const struct { const char *about, *arguments; } examples[] = {
+        {"the starter model, on the stories in data/starter: one to two minutes", ""},
+        {"the published model on your own text, converted with tokenize",
+         " --preset tost-base --data 'data/mine_train_*.bin' --out out/mine"},
+        {"continue that run after an interruption", " --resume --out out/mine"},
+    };
+    printf("\nExamples\n");
+    for (size_t i = 0; i < countof(examples); i++) {
+        printf("  # %s\n", examples[i].about);
+        print_line(stdout, "  %s%s", options_program(o), examples[i].arguments);
+    }
+}
+
+// The help of a command; named: without the usage lines of the others.
+static void print_help(const Options* o, bool named) {
     for (int c = 0; c < COMMANDS; c++) {
-        const Options o = options_default((Command)c, engine);
-        char* text = NULL;
-        size_t n = 0;
-        const Page page = {open_memstream(&text, &n), MANUAL_WIDTH};
-        print_help(&page, &o, true);
-        fclose(page.out);
-        printf(".SH OPTIONS OF %s\n.nf\n", command_table[c].name);
-        print_roff(text);
-        printf(".fi\n");
-        free(text);
+        if (named && c != (int)o->command) continue;
+        print_line(stdout, "%s %s %s", c == 0 || named ? "usage:" : "      ", options_program(o),
+                   command_table[c].usage);
+        printf("           %s\n", command_table[c].about);
     }
+    if (o->command == COMMAND_TRAIN) print_examples(o);
+    if (!named) printf("\nCOMMAND --help lists the options of a command. Options of train:\n");
+    print_options(o);
+    if (o->command == COMMAND_TRAIN) {
+        printf("\n");
+        print_wrapped("* may be changed on --resume. Options that are not given keep the values of the run, except "
+                      "--max-time, --quiet, --rank-timeout and --recompute.", 0);
+    }
+    if (o->command == COMMAND_EVAL) print_protocols();
+    print_wrapped("0 success, 1 failure, 2 invalid command line, 75 stopped by --max-time or the loss of a rank "
+                  "(--resume continues), 128 + N stopped by signal N.", printf("\nExit status: ") - 1);
 }
+
+// ---------------------------------------------------------------------------------------------
+// The completion for bash
 
 // Completes options, and words such as fp32|tf32, from --help; other values as file names.
 static const char completion[] =
@@ -157,9 +125,7 @@ static const char completion[] =
     "complete -o default -F _train_gpt_tost train_gpt_tost train_gpt_tostcu\n";
 
 void print_page(const Options* o, const TostEngine* engine) {
-    const Page page = {stdout, page_width()};
-    if (strcmp(o->page, "man") == 0) print_manual(engine);
-    else if (strcmp(o->page, "bash-completion") == 0) printf("%s", completion);
+    if (strcmp(o->page, "bash-completion") == 0) printf("%s", completion);
     else if (strcmp(o->page, "version") == 0) printf("train_gpt_tost %s, %s engine\n", tost_version(), engine->name);
-    else print_help(&page, o, o->named);
+    else print_help(o, o->named);
 }

@@ -242,7 +242,6 @@ const Option option_table[] = {
     {"quiet", TRAIN | TOKENIZE, FLAG, AT(quiet), "", .help = "print nothing on stdout and no progress"},
     {"help", ALL, HELP, 0, "", .help = "show this help"},
     {"version", TRAIN, HELP, 0, "", .help = "print the version and the git commit"},
-    {"man", TRAIN, HELP, 0, "", .help = "print the man page, for all commands"},
     {"bash-completion", TRAIN, HELP, 0, "", .help = "print the completion script for bash"},
     {"data-tokens", FIXED, INT64, AT(data_tokens), "", .help = "", 0, 9e15},
     {"data-crc", FIXED, INT64, AT(data_crc), "", .help = "", 0, UINT32_MAX},

@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_install.sh BINARY: make install and uninstall; the installed program, its man page and its completion for bash.
+# test_install.sh BINARY: make install and uninstall; the installed program and its completion for bash.
 
 . "$(dirname "$0")/../lib.sh"
 export OMP_NUM_THREADS=1 MAKEFLAGS=''
@@ -19,7 +19,7 @@ check "AR is used" grep -q -e 'marked rcs ' commands
 mkdir "a root"
 check "make install" make_it install DESTDIR="$dir/a root" PREFIX=/opt/tost
 prefix="a root/opt/tost"
-man="$prefix/share/man/man1/train_gpt_tost.1" completion="$prefix/share/bash-completion/completions/train_gpt_tost"
+completion="$prefix/share/bash-completion/completions/train_gpt_tost"
 check "the program is installed" cmp -s "$binary" "$prefix/bin/train_gpt_tost"
 for file in "$repo"/data/starter/*; do
     check "${file##*/} is installed" cmp -s "$file" "$prefix/share/train_gpt_tost/starter/${file##*/}"
@@ -45,21 +45,8 @@ done
 check "it is resumed: $(cat stderr)" [ -d elsewhere/bin/starter-001/step_00000002 ]
 
 # ---------------------------------------------------------------------------------------------
-# Man page and completion
+# Completion
 
-for command in train sample eval tokenize info inspect; do
-    "$binary" $command --help | sed -n 's/^  --\([a-z0-9-]*\).*/\1/p' >names
-    check "$command --help has options" [ -s names ]
-    tr -d '\\' <"$man" | sed -n "/^\.SH OPTIONS OF $command\$/,/^\.fi/s/^  --\([a-z0-9-]*\).*/\1/p" >manual
-    check "the man page has the options of $command" cmp -s names manual
-done
-for reader in "mandoc -T lint -W error" "groff -ww -man -Tutf8 -K utf8 -z"; do
-    if command -v ${reader%% *} >/dev/null; then
-        check "$reader accepts the man page" [ -z "$($reader "$man" 2>&1)" ]
-    else
-        skip "no ${reader%% *}"
-    fi
-done
 # completes WANTED WORD…: bash completes the last word to the words WANTED.
 completes() {
     wanted=$1
