@@ -231,9 +231,9 @@ class Run:
 STAGES = {"tssa": lambda run: run.bench("tssa"), "train": lambda run: run.train(LENGTHS[:1]), "tests": Run.tests,
           "kernels": lambda run: [run.bench(name) for name in ("norm", "classifier", "adamw")],
           "memcheck": lambda run: run.sanitizer("memcheck"), "matmuls": lambda run: run.bench("matmul"),
-          "lengths": lambda run: run.train(LENGTHS), "decode": lambda run: run.bench("decode"), "profile": Run.profile,
-          "curve": Run.curve, "peers": Run.peers, "racecheck": lambda run: run.sanitizer("racecheck"),
-          "synccheck": lambda run: run.sanitizer("synccheck"), "repeat": Run.repeat}
+          "lengths": lambda run: run.train(LENGTHS), "profile": Run.profile, "curve": Run.curve, "peers": Run.peers,
+          "racecheck": lambda run: run.sanitizer("racecheck"), "synccheck": lambda run: run.sanitizer("synccheck"),
+          "repeat": Run.repeat}
 
 
 def main():

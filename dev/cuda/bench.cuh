@@ -7,11 +7,9 @@
 #define TOST_BENCH_CUH
 
 #define TOST_NO_MAIN
-#ifndef BENCH_ENGINE                 // without the engine, nvcc compiles only the kernels that the benchmark launches
-#define TOST_NO_ENGINE
+#define TOST_NO_ENGINE               // nvcc compiles only the kernels that the benchmark launches
 #pragma nv_diag_suppress 177         // unused functions
 #pragma GCC diagnostic ignored "-Wunused-function"
-#endif
 #include "train_gpt_tost.cu"
 
 #include <algorithm>

@@ -1,64 +1,84 @@
-// bench_matmul.cu: the matrix products of one tost-base step of 65,536 tokens, called as the engine does, and a large
-// square product as the upper limit.
+// bench_matmul.cu: the matrix products of one tost-base step of 65,536 tokens by shape, called as the engine does, with
+// the algorithms that cuBLASLt's heuristic proposes first, and a large square product as the upper limit.
+#include <cublasLt.h>
+
+#include <algorithm>
+
+constexpr int CHOICES = 8;
+static int choice;                   // which of the proposals the engine gets
+static size_t workspace;             // of it, in bytes
+
+static cublasStatus_t chosen(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                             cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                             cublasLtMatmulPreference_t preference, int, cublasLtMatmulHeuristicResult_t* result,
+                             int* found) {
+    cublasLtMatmulHeuristicResult_t results[CHOICES] = {};
+    const cublasStatus_t status =
+        cublasLtMatmulAlgoGetHeuristic(handle, desc, a, b, c, d, preference, CHOICES, results, found);
+    *result = results[std::max(0, std::min(choice, *found - 1))];
+    workspace = result->workspaceSize;
+    return status;
+}
+#define cublasLtMatmulAlgoGetHeuristic chosen
 #include "bench.cuh"
 
-static void report_flops(Bench* bench, const char* name, const char* size, double flops, double seconds) {
-    printf("%-28s %-30s %9.1f us %8.1f TFLOP/s\n", name, size, seconds * 1e6, flops / seconds * 1e-12);
-    bench_free_buffers(bench);
+static int algo_value(const cublasLtMatmulAlgo_t* algo, cublasLtMatmulAlgoConfigAttributes_t which) {
+    int value = 0;
+    CUBLAS_CHECK(cublasLtMatmulAlgoConfigGetAttribute(algo, which, &value, sizeof value, NULL));
+    return value;
 }
 
-static Matmul matmul_open(Bench* bench) {
-    Matmul mm = {};
-    CUBLAS_CHECK(cublasLtCreate(&mm.handle));
-    mm.stream = bench->stream;
-    mm.workspace = bench_buffer<char>(bench, MATMUL_WORKSPACE);
-    return mm;
-}
-
-template <typename S> static void bench_step(Bench* bench, int rows) {
-    enum { LAYERS = 12, C = 768, V = 50304 };
-    const int chunk = (int)classifier_rows(rows, V, sizeof(S));
-    const struct { int in, out; } linear[] = {{C, C}, {C, C}, {C, 4 * C}, {4 * C, C}};
-    Matmul mm = matmul_open(bench);
-    const size_t n = (size_t)rows * 4 * C;
-    S *x = bench_random<S>(bench, n, 0, 1), *w = bench_random<S>(bench, (size_t)V * C, 0, 0.02f);
-    S *y = bench_random<S>(bench, n, 0, 1e-3f), *dx = bench_buffer<S>(bench, n),
-      *logits = bench_random<S>(bench, (size_t)chunk * V, 0, 1e-3f);
-    float* dw = bench_buffer<float>(bench, (size_t)V * C);
-    const double seconds = bench_seconds(bench, [&] {
-        for (int l = 0; l < LAYERS; l++)
-            for (const auto& k : linear) {
-                linear_forward(&mm, dx, x, w, (const S*)NULL, rows, k.in, k.out);
-                linear_backward(&mm, dx, dw, y, x, w, rows, k.in, k.out, false);
-            }
-        for (int row = 0; row < rows; row += chunk) {
-            const int n = min(chunk, rows - row);
-            linear_forward(&mm, logits, x, w, (const S*)NULL, n, C, V);
-            linear_backward(&mm, dx, dw, logits, x, w, n, C, V, row > 0);
+// Seconds of p with the first proposal; prints them, what it is, and the best of all proposals.
+template <typename S, typename O> static double bench_product(Bench* bench, const char* name, const Product<S, O>& p) {
+    double first = 0, best = 0;
+    int fastest = 0;
+    const double flops = 2.0 * p.M * p.N * p.K;
+    char *space = bench_buffer<char>(bench, MATMUL_WORKSPACE), size[64];
+    snprintf(size, sizeof size, "%s M %d N %d K %d", bench_type<S>(), p.M, p.N, p.K);
+    for (choice = 0; choice < CHOICES; choice++) {
+        Matmul mm = {};
+        matmul_init(&mm, bench->stream, space, false);
+        const double s = bench_seconds(bench, [&] { matmul(&mm, p); });
+        const cublasLtMatmulAlgo_t* algo = &mm.plans[0].algo;
+        if (choice == 0) {
+            first = best = s;
+            printf("%-28s %-30s %9.1f us %8.1f TFLOP/s, algorithm %d, split-K %d, %zu bytes", name, size, s * 1e6,
+                   flops / s * 1e-12, algo_value(algo, CUBLASLT_ALGO_CONFIG_ID),
+                   algo_value(algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM), workspace);
         }
-    });
-    char size[64];
-    snprintf(size, sizeof size, "%s %d rows", bench_type<S>(), rows);
-    report_flops(bench, "step_matmuls", size, 6.0 * rows * ((double)LAYERS * 10 * C * C + (double)V * C), seconds);
-    matmul_free(&mm);
+        if (s < best) best = s, fastest = choice;
+        matmul_free(&mm);
+    }
+    printf("; proposal %d is best: %.1f us\n", fastest + 1, best * 1e6);
+    return first;
 }
 
-template <typename S> static void bench_square(Bench* bench, int n) {
-    Matmul mm = matmul_open(bench);
-    const size_t size = (size_t)n * n;
-    S *x = bench_random<S>(bench, size, 0, 1), *w = bench_random<S>(bench, size, 0, 1);
-    S* y = bench_buffer<S>(bench, size);
-    const double seconds = bench_seconds(bench, [&] { linear_forward(&mm, y, x, w, (const S*)NULL, n, n, n); });
-    char words[64];
-    snprintf(words, sizeof words, "%s %d x %d", bench_type<S>(), n, n);
-    report_flops(bench, "square_matmul", words, 2.0 * size * n, seconds);
-    matmul_free(&mm);
+// Seconds of the three products of a linear layer.
+static double bench_linear(Bench* bench, int rows, int in, int out) {
+    typedef Product<bf16, bf16> Narrow;
+    typedef Product<bf16, float> Wide;
+    const size_t nx = (size_t)rows * in, ny = (size_t)rows * out, nw = (size_t)out * in;
+    bf16 *x = bench_random<bf16>(bench, nx, 0, 1), *y = bench_random<bf16>(bench, ny, 0, 1e-3f),
+         *w = bench_random<bf16>(bench, nw, 0, 0.02f), *dx = bench_buffer<bf16>(bench, nx);
+    float* dw = bench_buffer<float>(bench, nw);
+    double s = bench_product(bench, "dx", Narrow{dx, y, w, false, false, rows, in, out, in, out, in, 0.0f, NULL});
+    s += bench_product(bench, "dw", Wide{dw, y, x, true, false, out, in, rows, in, out, in, 0.0f, NULL});
+    s += bench_product(bench, "y", Narrow{y, x, w, false, true, rows, out, in, out, in, in, 0.0f, NULL});
+    bench_free_buffers(bench);
+    return s;
 }
 
 int main() {
+    enum { LAYERS = 12, C = 768, V = 50304, ROWS = 65536, N = 8192 };
     Bench bench = bench_open();
-    bench_square<bf16>(&bench, 8192);
-    bench_step<bf16>(&bench, 65536);
+    bf16 *x = bench_random<bf16>(&bench, (size_t)N * N, 0, 1), *y = bench_buffer<bf16>(&bench, (size_t)N * N);
+    bench_product(&bench, "square", Product<bf16, bf16>{y, x, x, false, true, N, N, N, N, N, N, 0.0f, NULL});
+    bench_free_buffers(&bench);
+    const int chunk = (int)classifier_rows(ROWS, V, sizeof(bf16));
+    const double step = LAYERS * (2 * bench_linear(&bench, ROWS, C, C) + bench_linear(&bench, ROWS, C, 4 * C) +
+                                  bench_linear(&bench, ROWS, 4 * C, C)) +
+                        bench_linear(&bench, chunk, C, V) * ROWS / chunk;
+    printf("%-28s %-30s %9.1f us from the sum of its products\n", "step_matmuls", "bf16 65536 rows", step * 1e6);
     bench_close(&bench);
     return 0;
 }
