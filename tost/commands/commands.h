@@ -20,7 +20,7 @@ int tost_main(int argc, char** argv, const TostEngine* engine);
 int command_sample(const Options* o, const TostEngine* engine);
 int command_eval(const Options* o, TostComm* comm, const TostEngine* engine);
 int command_tokenize(const Options* o);
-int command_info(const Options* o);
+int command_info(const Options* o, const TostEngine* engine);
 int command_inspect(const Options* o, const TostEngine* engine);
 
 // Scores every example of o->task, prints the results and writes o->json. The decode state after a context is

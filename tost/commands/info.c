@@ -46,11 +46,17 @@ static void print_training(const CheckpointInfo* info) {
         print_line(stdout, "%-12s%-14s %s", i == 0 ? "options" : "", info->options[i].key, info->options[i].value);
 }
 
-static bool info_model(const Options* o, TostError* err) {
+static bool info_model(const Options* o, const TostEngine* engine, TostError* err) {
     LoadedModel m;
     if (option_given(o, "vocab-size")) return tost_error(err, "--vocab-size is for shards: give SHARD files");
-    const bool ok = loaded_model_find(&m, o, NULL, err);
-    if (ok) {
+    bool ok = loaded_model_find(&m, o, NULL, err);
+    if (ok && o->print_config) {
+        Options run = options_default(COMMAND_TRAIN, engine);
+        run.tokenizer = m.info.tokenizer;
+        ok = options_resume(&run, m.info.options, m.info.n_options, m.file, err);
+        run.config = m.info.config;
+        if (ok) options_print(&run);
+    } else if (ok) {
         char* dir = path_dir(m.file);
         char *optimizer = path_join(dir, "optimizer.safetensors"), *average = path_join(dir, "ema.safetensors");
         char size[32];   // of the open file, which another process may have removed
@@ -132,15 +138,15 @@ static FileKind file_kind(const char* path) {
     return got >= 0 && (named || shard_begins(head, (size_t)got)) ? SHARD : UNKNOWN;
 }
 
-static bool info(const Options* o, TostError* err) {
-    if (o->n_files == 0 || (o->n_files == 1 && file_kind(o->files[0]) != SHARD)) return info_model(o, err);
+static bool info(const Options* o, const TostEngine* engine, TostError* err) {
+    if (o->n_files == 0 || (o->n_files == 1 && file_kind(o->files[0]) != SHARD)) return info_model(o, engine, err);
     for (int i = 0; i < o->n_files; i++)
         if (file_kind(o->files[i]) == MODEL)
             return tost_error(err, "%s is not a shard: info takes one PATH, or shards", o->files[i]);
     return info_shards(o, o->files, o->n_files, err);
 }
 
-int command_info(const Options* o) {
+int command_info(const Options* o, const TostEngine* engine) {
     TostError err;
-    return info(o, &err) ? 0 : command_failed(o, &err);
+    return info(o, engine, &err) ? 0 : command_failed(o, &err);
 }

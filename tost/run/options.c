@@ -13,6 +13,7 @@
 #include "base/memory.h"
 #include "base/openmp.h"
 #include "base/text.h"
+#include "data/lines.h"
 #include "ranks/comm.h"
 #include "ranks/slices.h"
 #include "run/outlier.h"
@@ -240,6 +241,9 @@ const Option option_table[] = {
     {"recompute", TRAIN, FLAG, AT(recompute), "",
      .help = "activation checkpointing: recompute layers in the backward pass; less memory, more time, same results"},
     {"quiet", TRAIN | TOKENIZE, FLAG, AT(quiet), "", .help = "print nothing on stdout and no progress"},
+    {"config", TRAIN, STRING, AT(config_file), "FILE",
+     .help = "read options, a `name = value` a line; # begins a comment; a flag is 1. The command line wins"},
+    {"config", INFO, FLAG, AT(print_config), "", .help = "print the options of a run for train --config"},
     {"help", ALL, HELP, 0, "", .help = "show this help"},
     {"version", TRAIN, HELP, 0, "", .help = "print the version and the git commit"},
     {"bash-completion", TRAIN, HELP, 0, "", .help = "print the completion script for bash"},
@@ -719,6 +723,58 @@ static bool collect(Options* o, const char* values[ROWS], char* const* arg, Tost
     return true;
 }
 
+// A line of --config: NAME = VALUE. `given` on the command line wins.
+static bool take_line(Options* o, const char* values[ROWS], const bool* given, const char* line, TostError* err) {
+    char name[64];
+    int at = 0;
+    line += strspn(line, " \t");
+    if (!*line || *line == '#') return true;
+    if (sscanf(line, "%63[^= \t] = %n", name, &at) < 1 || at == 0)
+        return tost_error(err, "'%.200s' is not NAME = VALUE", line);
+    const Option* row = find_row(name, strlen(name), o->command);
+    if (!row || !option_belongs(row, o->command)) return tost_error(err, "unknown option '%s'", name);
+    const size_t i = (size_t)(row - option_table);
+    if (given[i]) return true;
+    if (values[i] && !takes_words(row)) return tost_error(err, "%s is given twice", name);
+    if (row->kind <= FLAG && strcmp(line + at, "1") != 0) return tost_error(err, "%s: give 1, or leave it out", name);
+    char* value = xstrdup(line + at);
+    set_value(o, values, row, value);
+    if (values[i] == value) o->words[i] = value;
+    else free(value);
+    return o->given[i] = true;
+}
+
+static bool read_config(Options* o, const char* values[ROWS], const char* path, TostError* err) {
+    bool given[OPTION_ROWS_MAX], ok = true;
+    Bytes file;
+    Lines lines;
+    TostError inner;
+    const char* line;
+    memcpy(given, o->given, sizeof given);
+    if (!read_lines(&file, &lines, path, err)) return false;
+    for (size_t n; ok && next_line(&line, &n, &lines);) {
+        while (n > 0 && isspace((unsigned char)line[n - 1])) n--;
+        char* text = xasprintf("%.*s", (int)n, line);
+        ok = take_line(o, values, given, text, &inner)
+             || tost_error(err, "--config %s: line %zu: %s", path, lines.number, inner.text);
+        free(text);
+    }
+    free(file.data);
+    return ok;
+}
+
+void options_print(const Options* o) {
+    for (int i = 0; i < ROWS; i++) {
+        const Option* row = &option_table[i];
+        const bool size = row->field >= AT(config) && row->field < AT(config) + sizeof o->config;
+        const bool shown = option_belongs(row, COMMAND_TRAIN) && (size || is_saved(row) || row->field == AT(tokenizer));
+        char* text = shown ? value_text(o, row) : NULL;
+        const char* words = text;
+        for (char* word; (word = next_word(&words)); free(word)) print_line(stdout, "%s = %s", row->name, word);
+        free(text);
+    }
+}
+
 // The preset comes first, because it sets other options.
 static bool apply(Options* o, const char* values[ROWS], TostError* err) {
     for (int i = 0; i < ROWS; i++) {
@@ -736,7 +792,9 @@ bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, 
     if (o->named && !find_command(o, argv[1], err)) return false;
     set_defaults(o, engine);
     if (argc > 0 && !collect(o, values, argv + 1 + o->named, err)) return false;
-    return apply(o, values, err) && (o->page || check_together(o, engine, err));
+    const char* path = values[find_row("config", strlen("config"), COMMAND_TRAIN) - option_table];
+    return (!path || read_config(o, values, path, err)) && apply(o, values, err)
+           && (o->page || check_together(o, engine, err));
 }
 
 void options_free(Options* o) {

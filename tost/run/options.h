@@ -73,6 +73,8 @@ typedef struct {
     // operands, pointing into argv
     int    n_files;
     char** files;
+    const char* config_file;               // NULL: not given
+    bool        print_config;
     char* words[OPTION_ROWS_MAX];          // values of several words (next_word), by row
     bool given[OPTION_ROWS_MAX];           // options set by the user or a resumed run, by row of the table
 } Options;
@@ -121,6 +123,9 @@ bool option_belongs(const Option* row, Command command);
 // Help and default, which is o's value; an asterisk if --resume may change it. free()
 char* option_text(const Options* o, const Option* row);
 Options options_default(Command command, const TostEngine* engine);   // without files; nothing to free
+
+// Prints a run's options and sizes, one `name = value` a line, for --config.
+void options_print(const Options* o);
 
 // Takes the sizes from a model file and derives batch size and sequence length from them, unless given. Fails, naming
 // the option, if a given size differs.

@@ -328,6 +328,11 @@ run --init straight --data "$dir/tiny_train_*.bin" --steps 1 --val-every 0 --out
 prints "--init straight --data $dir/tiny_train_*.bin --epochs 2 --dtype bfloat16 --val-every 0 --out epochs" \
     "lr 0.003, " " to 0.0003;" " tokens, 2.0"
 prints "--init straight --data $dir/tiny_train_*.bin --steps 1 --lr 0.5 --val-every 0 --out given" "lr 0.5, "
+run info --config straight
+{ printf '# of straight\n\n\tsteps = 100\n' && grep -v '^steps' stdout; } >options
+check "info --config prints sizes and words" says "channels = 16" options
+run --config options --steps 6 --quiet --out configured
+check "--config: the same run, and the command line wins" same_checkpoint straight/step_00000006 configured/step_00000006
 cp tiny_train_000000.bin more_train_000000.bin
 cp tiny_val_000000.bin more_val_000000.bin
 both="$dir/tiny_train_000000.bin $dir/more_train_000000.bin"
