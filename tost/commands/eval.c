@@ -174,6 +174,7 @@ static bool score(Evaluation* e, JsonFile* json, TostError* err) {
         comm_allgather(comm, sum, own, (size_t)e->batch * sizeof *own);
         for (int i = 0; i < n; i++) add_window(e, json, &sum[i], &window[i]);
         first += (uint64_t)n;
+        if (comm_any(comm, signals_received())) break;   // the report is that of the windows so far
     }
     progress_erase(&e->progress);
     free(own);
@@ -271,6 +272,7 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     Evaluation e = {.model = model, .o = o, .data = data, .windows = make_windows(o, tokens, T),
                     .progress = progress_new(stderr, !first)};
     const Windows* w = &e.windows;
+    if (o->limit && (uint64_t)o->limit < w->count) e.windows.count = (uint64_t)o->limit;
     e.batch = (uint64_t)o->batch < w->count ? o->batch : (int)w->count;
     e.piece = o->chunk && o->chunk < w->T ? o->chunk : w->T;
     if (!options_check_pass(e.batch, w->T, o->chunk, err)) return false;
@@ -292,6 +294,8 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     }
     const double seconds = now_seconds() - e.progress.started;
     ok = json_file_close(&json, ok, err) && ok;
+    if (ok && first && (uint64_t)e.loss.n < w->count)
+        printf("interrupted after %.0f of %llu windows\n", (double)e.loss.n, (unsigned long long)w->count);
     if (ok && first) print_score(&e, seconds);
     if (ok && first && o->by_position) print_positions(&e);
     tokenizer_free(tokenizer);
@@ -313,6 +317,7 @@ int command_eval(const Options* o, TostComm* comm, const TostEngine* engine) {
     uint32_t crc = 0;
     bool ok = loaded_model_find(&model, o, engine, &err) && check_lengths(&model, o, &err);
     model.comm = comm;
+    if (o->data) signals_catch(comm_rank(comm) == 0);
     if (ok && o->data)
         ok = stream_open(&data, o->data, (uint32_t)model.info.config.vocab_size, &err) && stream_crc(&crc, &data, &err);
     ok = comm_agree(comm, ok, &err)
@@ -324,5 +329,5 @@ int command_eval(const Options* o, TostComm* comm, const TostEngine* engine) {
     ok = comm_agree(comm, ok, &err);
     stream_close(&data);
     loaded_model_free(&model);
-    return ok ? 0 : command_failed(o, &err);
+    return !ok ? command_failed(o, &err) : signals_received() ? 128 + signals_received() : 0;
 }

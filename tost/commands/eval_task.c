@@ -357,7 +357,9 @@ bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     JsonFile json = {0};
     Tokenizer* tokenizer = loaded_model_tokenizer(model, o, err);
     r.tokenizer = tokenizer;
-    bool ok = tokenizer && examples_read(&r.examples, o->task, tokenizer, err) && plan(&r, err)
+    bool ok = tokenizer && examples_read(&r.examples, o->task, tokenizer, err);
+    while (o->limit && r.examples.count > (size_t)o->limit) free(r.examples.example[--r.examples.count].ids);
+    ok = ok && plan(&r, err)
               && loaded_model_create(model, o, r.batch * r.examples.choices, r.max_seq, false, err)
               && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
     ok = comm_agree(model->comm, ok, err)

@@ -176,6 +176,8 @@ const Option option_table[] = {
     {"windows", EVAL, INT64, AT(windows), "N",
      .help = "score N windows at random positions of --data instead, as for the published figures", 1, MAX_COUNT,
      .default_text = "score every token once", .not_with = "stride", .needs = "data"},
+    {"limit", EVAL, INT64, AT(limit), "N", .help = "only the first N examples of --task, or windows of --data",
+     1, MAX_COUNT, .default_text = "all"},
     {"by-position", EVAL, FLAG, AT(by_position), "",
      .help = "also report the loss of --data by position in the window, in bins that end at powers of 2",
      .needs = "data"},

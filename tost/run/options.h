@@ -61,6 +61,7 @@ typedef struct {
     const char* task;                      // NULL: not given
     int         stride;                    // 0: no overlap
     int64_t     windows;                   // 0: score every token once
+    int64_t     limit;                     // 0: all
     const char* json;
     bool        by_position;
     bool        force;                     // also of inspect

@@ -237,8 +237,8 @@ grep '^{"index": 3,' stdout >first
 sed '4!s/.*//' some.jsonl >one.jsonl
 equals "sample --model straight --prompts one.jsonl --tokens 30 --samples 2 --seed 5" first \
     "a prompt's samples do not depend on the other prompts"
-printf '7 and\r\nno {object}\n' | "$binary" sample --model straight --prompts - --tokens 1 >stdout 2>stderr
-check "--prompts of plain text" [ $? -eq 0 -a "$(grep -c '"prompt": "\(7 and\|no {object}\)", "text"' stdout)" -eq 2 ]
+printf '7 and\r\n\nno {object}\n \n' | "$binary" sample --model straight --prompts - --tokens 1 >stdout 2>stderr
+check "--prompts of plain text, without blank lines" [ $? -eq 0 -a "$(wc -l <stdout)" -eq 2 -a "$(grep -c '"prompt": "\(7 and\|no {object}\)", "text"' stdout)" -eq 2 ]
 run sample --model straight --temperature 0 --tokens 70 --prompt 1
 cp stdout first
 equals "sample --model straight --temperature 0 --tokens 70 --prompt 1 --seed 99" first \
@@ -307,6 +307,15 @@ done
 run eval --model straight --data "$dir/tiny_val_*.bin" --seq 11 --stride 4 --by-position --json position.json
 check "--by-position --stride: later windows score only their last positions" \
     [ "$(of_json position.json | cut -d' ' -f1 | head -n 3 | tr '\n' ' ')" = "1 1 2 " ]
+
+run eval --model straight --data "$dir/tiny_val_*.bin" --seq 11 --limit 3
+check "eval --limit" [ "$(sed -n 's/^tokens *//p' stdout)" -eq 33 ]
+"$binary" eval --model straight --data "$dir/tiny_val_*.bin" --windows 100000000 >stdout 2>stderr &
+sleep 1
+kill -TERM $!
+wait $!
+check "an interrupted eval" [ $? -eq 143 ]
+check "it prints the result so far" says "interrupted after" stdout
 
 # A model with more positions
 run --init straight --extend-block 75 --data "$dir/tiny_train_*.bin" --steps 0 --val-every 0 --out longer --quiet
