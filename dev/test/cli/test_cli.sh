@@ -337,6 +337,8 @@ run --init straight --data "$dir/tiny_train_*.bin" --steps 1 --val-every 0 --out
 prints "--init straight --data $dir/tiny_train_*.bin --epochs 2 --dtype bfloat16 --val-every 0 --out epochs" \
     "lr 0.003, " " to 0.0003;" " tokens, 2.0"
 prints "--init straight --data $dir/tiny_train_*.bin --steps 1 --lr 0.5 --val-every 0 --out given" "lr 0.5, "
+run $tiny --steps 3 --save-every 1 --keep 1 --val-every 0 --out pruned
+check "a pruned checkpoint leaves nothing: $(ls pruned)" [ "$(echo $(ls pruned))" = "log.csv step_00000003" ]
 run info --config straight
 { printf '# of straight\n\n\tsteps = 100\n' && grep -v '^steps' stdout; } >options
 check "info --config prints sizes and words" says "channels = 16" options
