@@ -36,7 +36,10 @@ int main(int argc, char** argv) {
     TostComm* c = NULL;
     TostError err;
     if (bytes == 0 || rounds <= 0) { fprintf(stderr, "usage: mpirun -n N exchange_bench BYTES ROUNDS\n"); return 2; }
-    if (!comm_open(&c, &no_engine, argv[0], &err)) { fprintf(stderr, "exchange_bench: %s\n", err.text); return 1; }
+    if (!comm_open(&c, &no_engine, argv[0], COMM_TIMEOUT, &err)) {
+        fprintf(stderr, "exchange_bench: %s\n", err.text);
+        return 1;
+    }
     const int n = comm_size(c);
     if (n < 2) { fprintf(stderr, "exchange_bench: start it with mpirun -n 2 or more\n"); return 2; }
 

@@ -54,11 +54,14 @@ static bool same_arguments(TostComm* comm, int argc, char** argv, TostError* err
 int tost_main(int argc, char** argv, const TostEngine* engine) {
     processor_check();
     reserve_standard_streams();
-    Options o = {.program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost"};
+    Options o = {.program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost", .ranks = 1};
     TostError err;
     TostComm* comm;
     int status = 0;
-    if (!comm_open(&comm, engine, o.program, &err)) {
+    const bool valid = options_parse(&o, argc, argv, engine, &err);   // again when the ranks are known
+    const double timeout = valid ? o.rank_timeout : COMM_TIMEOUT;
+    options_free(&o);
+    if (!comm_open(&comm, engine, o.program, timeout, &err)) {
         if (comm_launch().place.rank > 0) sleep(2);   // if all have the error, the launcher ends them after the first
         print_error(&o, &err);
         return STATUS_USAGE;

@@ -53,7 +53,8 @@ CommLaunch comm_launch(void) {
 }
 
 #ifndef TOST_MPI
-bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
+bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, double timeout, TostError* err) {
+    (void)timeout;
     *comm = NULL;
     return tost_error(err, "started as one of %d processes by %s, but built without MPI: build with make MPI=1 and use "
                       "mpirun or srun --mpi=pmix, or start a single process", launch->place.size, launch->launcher);
@@ -73,7 +74,7 @@ static void out_of_memory(size_t bytes) {
     exit(STATUS_FAILED);
 }
 
-bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, TostError* err) {
+bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, double timeout, TostError* err) {
     const CommLaunch launch = comm_launch();
     const char* slash = strrchr(program, '/');
     program_name = slash ? slash + 1 : program;
@@ -88,7 +89,8 @@ bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, T
     if (strcmp(engine->name, "cuda") == 0 && !engine->open_comm)
         return tost_error(err, "started as one of %d processes by %s, but built without NCCL: build with make NCCL=1, "
                           "or start a single process", launch.place.size, launch.launcher);
-    const bool ok = own && engine->open_comm ? engine->open_comm(comm, err) : comm_open_mpi(comm, &launch, err);
+    const bool ok = own && engine->open_comm ? engine->open_comm(comm, err)
+                                             : comm_open_mpi(comm, &launch, timeout, err);
     if (!ok) return false;
     comm_find_places(*comm);
     return true;

@@ -57,12 +57,13 @@ typedef struct { CommPlace place; const char* launcher; } CommLaunch;
 CommLaunch comm_launch(void);
 
 // *comm = NULL for a single process. An error if a launcher started several but the program was built without the
-// library: otherwise each would train a run of its own. program: argv[0].
-bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, TostError* err);
+// library: otherwise each would train a run of its own. program: argv[0]; timeout: of
+// MPI_Init, in seconds; 0: none.
+bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, double timeout, TostError* err);
 void comm_close(TostComm* c);
 
 // Opens the MPI transport; an error in builds without MPI=1.
-bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err);
+bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, double timeout, TostError* err);
 void comm_abort_mpi(int status);   // ends all ranks; returns if MPI is not in use
 // Fills in places, with messages between the ranks. comm_open calls it; tests call it for transports of their own.
 void comm_find_places(TostComm* c);

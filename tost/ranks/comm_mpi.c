@@ -6,10 +6,13 @@
 #include "ranks/comm.h"
 
 #include <limits.h>
+#include <math.h>
 #include <mpi.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct CommRequest { MPI_Request receive, send; };   // (size); null if complete
 
@@ -73,9 +76,33 @@ static void mpi_close(TostComm* c) {
     MPI_Finalize();
 }
 
-bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
+static TextLine late;   // what init_timed_out prints
+
+static void init_timed_out(int number) {
+    (void)number;
+    const ssize_t ignored = write(STDERR_FILENO, late.text, strlen(late.text));
+    (void)ignored;
+    _exit(STATUS_RESUMABLE);
+}
+
+// MPI_Init waits for all ranks without a limit. If one is late, rank 0 says so or, if it is the one, rank 1.
+static bool initialize(const CommLaunch* launch, double timeout) {
+    enum { LAUNCHER = 6 };   // seconds until the launcher ends the other ranks
+    const int rank = launch->place.rank;
+    int provided;
+    snprintf(late.text, sizeof late.text, "train_gpt_tost: %sMPI_Init: other ranks did not respond for %g s "
+             "(--rank-timeout)\n", comm_prefix(&launch->place).text, timeout);
+    signal(SIGALRM, init_timed_out);
+    if (timeout > 0) alarm((unsigned)ceil(timeout) + (unsigned)(rank < 2 ? rank : 2) * LAUNCHER);
+    const bool ok = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) == MPI_SUCCESS;
+    alarm(0);
+    signal(SIGALRM, SIG_DFL);
+    return ok;
+}
+
+bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, double timeout, TostError* err) {
     char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
-    int provided, size, length;
+    int size, length;
     *comm = NULL;
     // Two TCP connections per pair of ranks, in Open MPI and in MPICH with UCX. On a single connection, the handshake
     // of a large message waits behind data in the other direction, so sending and receiving do not overlap.
@@ -83,7 +110,7 @@ bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, TostError* err) {
     setenv("UCX_MAX_EAGER_LANES", "2", 0);
     // No backtrace from UCX when it accesses the memory of a rank that has ended: the launcher reports what happened.
     setenv("UCX_HANDLE_ERRORS", "none", 0);
-    if (MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) != MPI_SUCCESS)
+    if (!initialize(launch, timeout))
         return tost_error(err, "MPI cannot be initialized: check that %s belongs to the MPI library of this program",
                           launch->launcher);
     MPI_Comm_size(MPI_COMM_WORLD, &size);

@@ -226,6 +226,14 @@ class Tests:
             self.check_ended(what, result, 75, TIMEOUT + ENDED_WITHIN)
             line = rf"rank {rank} on \S+ did not respond for {TIMEOUT} s \(--rank-timeout\)"
             self.report.check(len(result.lines()) == 1 and re.search(line, result.err), f"{what}: {result.err}")
+        for rank in (2, 0):   # before its MPI_Init
+            case, what = self.case(), f"rank {rank} does not come"
+            job = launch.Job(case.dir, self.mpi, 4, launch.run_options(timeout=TIMEOUT),
+                             per_rank={rank: 'kill -STOP $$; exec "$@"'})
+            result = job.finish()
+            self.check_ended(what, result, 75, TIMEOUT + ENDED_WITHIN)
+            line = r"MPI_Init: other ranks did not respond for 3 s \(--rank-timeout\)"
+            self.report.check(len(result.lines()) == 1 and re.search(line, result.err), f"{what}: {result.err}")
 
     def signals(self):
         """A signal to the launcher or to any one rank stops all ranks after the same step, saves, and resumes."""
