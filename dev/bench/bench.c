@@ -7,6 +7,7 @@
 //     bench dtypes             train and decode in float32 and in bf16
 //     bench tssa               TSSA forward + backward at several lengths T, with the same B·T
 //     bench products           matrix products of training by shape, on one thread, against the peak of the FMA units
+//     bench rows               matrix products of decoding 1 to 64 texts, on one thread, against their two bounds
 //
 // Times are medians. Measurements that are compared alternate, because other programs may use the machine.
 
@@ -351,6 +352,43 @@ static void bench_products(void) {
     }
 }
 
+// ---------------------------------------------------------------------------------------------
+// Products of few rows with the weights of one layer of tost-base after the other, as when several texts are decoded, on
+// one thread. The bounds: reading the weights at the rate of one row, and arithmetic at the rate of a square product.
+
+static double weights_gflops(TostModel* m, float* y, const float* x, int rows) {
+    const int C = m->config.n_embd, L = m->config.n_layer;
+    const double start = thread_seconds();
+    for (int l = 0; l < L; l++) {
+        const TostParams p = model_params(m, TOST_PARAM, l);
+        times_weight(y, x, weight(m, p.attn_w), rows, C, C);
+        times_weight(y, x, weight(m, p.attn_proj_w), rows, C, C);
+        times_weight(y, x, weight(m, p.fc_w), rows, C, 4 * C);
+        times_weight(y, x, weight(m, p.fc_proj_w), rows, 4 * C, C);
+    }
+    return 2.0 * rows * L * 10 * C * C / (thread_seconds() - start) / 1e9;
+}
+
+static void bench_rows(void) {
+    const int counts[] = {1, 2, 4, 8, 16, 32, 64};
+    const Shape square = {768, 768, 768, false, true};
+    float *x = random_floats(768 * 768, 1), *y = random_floats(768 * 768, 1), *c = random_floats(768 * 768, 1);
+    printf("%-18s float32  of bound      bf16\n", "GFLOP/s, 1 thread");
+    TostModel* m[2] = {new_base(1, 1, false, TOST_FP32), new_base(1, 1, false, TOST_BF16)};
+    threads_set(1);
+    for (size_t i = 0; i < countof(counts); i++) {
+        double gflops[2][RUNS], share[RUNS];
+        for (int run = 0; run < RUNS; run++) {
+            const double arithmetic = product_gflops(false, &square, c, x, y);
+            const double memory = counts[i] * weights_gflops(m[0], c, x, 1);
+            for (int d = 0; d < 2; d++) gflops[d][run] = weights_gflops(m[d], c, x, counts[i]);
+            share[run] = gflops[0][run] / fmin(arithmetic, memory);
+        }
+        printf("%4d rows %17.1f  %8.2f   %7.1f\n", counts[i], median(gflops[0], RUNS), median(share, RUNS),
+               median(gflops[1], RUNS));
+    }
+}
+
 int main(int argc, char** argv) {
     const char* part = argc == 2 ? argv[1] : "";
     if (strcmp(part, "limits") == 0) bench_limits();
@@ -359,8 +397,9 @@ int main(int argc, char** argv) {
     else if (strcmp(part, "dtypes") == 0) bench_train(2), bench_decode(2);
     else if (strcmp(part, "tssa") == 0) bench_tssa();
     else if (strcmp(part, "products") == 0) bench_products();
+    else if (strcmp(part, "rows") == 0) bench_rows();
     else {
-        fprintf(stderr, "usage: bench limits | train | decode | dtypes | tssa | products\n");
+        fprintf(stderr, "usage: bench limits | train | decode | dtypes | tssa | products | rows\n");
         return STATUS_USAGE;
     }
     return 0;
