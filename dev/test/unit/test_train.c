@@ -231,7 +231,7 @@ static void test_val_batches(Checks* c) {
     for (size_t i = 0; i < countof(cases); i++) {
         write_shard("val.bin", BAD, cases[i].bad_first, cases[i].bad_last);
         const Outcome o = run(BASE "--data val.bin --val-data val.bin --val-every 1 --steps 0 --save-every 0 "
-                              "--val-batches %d --overwrite --out val", cases[i].n);
+                              "--val-batches %d --out val%zu", cases[i].n, i);
         check(c, o.status == cases[i].status && !strstr(o.err, "validation loss is nan") == !o.status,
               "--val-batches %d, bad %d to %d: %s", cases[i].n, cases[i].bad_first, cases[i].bad_last, o.err);
         free_outcome(o);
