@@ -120,8 +120,11 @@ static void row_write(Row* row, const Generator* g, const char* bytes, size_t n)
         for (size_t k = row->n_held < n_stop ? row->n_held : n_stop - 1; k > hold; k--)
             if (memcmp(row->held + row->n_held - k, stop, k) == 0) hold = k;
     }
+    if (found) {
+        row_finish(row, FINISH_STOP);
+        hold = 0;
+    }
     const size_t ready = found ? (size_t)(found - row->held) : row->n_held - hold;
-    if (found) row_finish(row, FINISH_STOP);
     if (!g->piece(row->text->context, row->held, ready) && !found) row_finish(row, FINISH_SINK);
     memmove(row->held, row->held + ready, hold);
     row->n_held = hold;

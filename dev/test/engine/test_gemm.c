@@ -4,6 +4,7 @@
 #include "tost/cpu/gemm.c"
 
 #include <float.h>
+#include <math.h>
 #include <sys/wait.h>
 
 #include "base/error.h"

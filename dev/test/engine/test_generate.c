@@ -184,13 +184,14 @@ static void test_prompts(Checks* c) {
     // prompts: LINE=TEXT; of each. error: a part of the message, or NULL
     static const struct { const char *name, *file, *prompts, *error; } cases[] = {
         {"a.txt", "one\ntwo", "1=one;2=two;", NULL},
-        {"a.txt", "one\r\n\n three \n", "1=one;2=;3= three ;", NULL},
-        {"a.txt", "\n", "1=;", NULL},
+        {"a.txt", "one\r\n\n three \n", "1=one;3= three ;", NULL},
+        {"a.txt", "\n", "", NULL},
         {"a.txt", "\xef\xbb\xbf{\"prompt\": \"one\"}", "1=one;", NULL},
         {"a.txt", "not {json}\n{\"prompt\": 1}\n", "1=not {json};2={\"prompt\": 1};", NULL},
         {"a.txt", "{\"prompt\": \"a\\nb\"}\n\n{\"x\": [1, {}], \"prompt\": \"\"}", "1=a\nb;3=;", NULL},
         {"a.txt", "\xef\xbb\xbf\n {\"prompt\": \"a\"}\n", "2=a;", NULL},
-        {"A.JSONL", "{\"prompt\": \"b\"}\n{\"prompt\": \"c\", \"prompt\": \"dd\"}\r\n", "1=b;2=dd;", NULL},
+        {"A.JSONL", "{\"prompt\": \"b\"}\n{\"x\": \"c\", \"prompt\": \"dd\"}\r\n", "1=b;2=dd;", NULL},
+        {"a.jsonl", "{\"prompt\": \"c\", \"prompt\": \"dd\"}\n", NULL, "appears twice"},
         {"a.jsonl", "{\"prompt\": \"b\"}\n{\"prompt\": 5}\n", NULL, "a.jsonl: line 2: byte 11: expected a string"},
         {"a.jsonl", "{\"prompt\": \"\xff\"}\n", NULL, "UTF-8"},
     };
