@@ -64,8 +64,8 @@ def to_tensorboard(rows, folder, settings, time):
     shutil.rmtree(folder, ignore_errors=True)
     writer = EventFileWriter(str(folder), flush_secs=POLL)
     if settings:
-        rows = "".join(f"| {key} | {value} |\n" for key, value in settings.items())
-        writer.add_event(Event(wall_time=time, summary=text_pb("options", "| option | value |\n|---|---|\n" + rows)))
+        table = "".join(f"| {key} | {value} |\n" for key, value in settings.items())
+        writer.add_event(Event(wall_time=time, summary=text_pb("options", "| option | value |\n|---|---|\n" + table)))
     for step, row, seconds in rows:
         time += seconds
         summary = Summary(value=[Summary.Value(tag=series, simple_value=value) for series, value in row.items()])
