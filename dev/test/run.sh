@@ -37,7 +37,8 @@ print_done() {
 
 bad=0 number=0
 list() { number=$((number + 1)); printf '%s\0%s\0' $number "$*"; }
-for program in "$@" ./test_tost dev/test/*/test_*.sh; do
+ranks=dev/test/ranks/test_distributed.sh   # first, because it takes long and mostly waits
+for program in $ranks "$@" ./test_tost $(printf '%s\n' dev/test/*/test_*.sh | grep -vx $ranks); do
     case $program${QUICK:+1} in
         */cuda_on_host*/test) list "$program" --first-half; list "$program" --second-half
             list env CUDA_ON_HOST_INEXACT=1 "$program" --quick
