@@ -54,22 +54,20 @@ static bool same_arguments(TostComm* comm, int argc, char** argv, TostError* err
 int tost_main(int argc, char** argv, const TostEngine* engine) {
     processor_check();
     reserve_standard_streams();
-    Options o = {.program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost", .ranks = 1};
-    TostError err;
+    const CommPlace place = comm_launch().place;
+    Options o = {.program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost", .rank = place.rank, .ranks = place.size};
+    TostError err, why;
     TostComm* comm;
     int status = 0;
-    const bool valid = options_parse(&o, argc, argv, engine, &err);   // again when the ranks are known
-    const double timeout = valid ? o.rank_timeout : COMM_TIMEOUT;
-    options_free(&o);
-    if (!comm_open(&comm, engine, o.program, timeout, &err)) {
-        if (comm_launch().place.rank > 0) sleep(2);   // if all have the error, the launcher ends them after the first
-        print_error(&o, &err);
+    const bool valid = options_parse(&o, argc, argv, engine, &err);
+    if (!comm_open(&comm, engine, o.program, valid ? o.rank_timeout : COMM_TIMEOUT, &why)) {
+        if (o.rank > 0) sleep(2);   // if all have the error, the launcher ends them after the first
+        print_error(&o, &why);
+        options_free(&o);
         return STATUS_USAGE;
     }
     o.rank = comm_rank(comm);
-    o.ranks = comm_size(comm);
-    const bool parsed = comm_agree(comm, options_parse(&o, argc, argv, engine, &err), &err);
-    if (!parsed || !same_arguments(comm, argc, argv, &err)) {
+    if (!comm_agree(comm, valid, &err) || !same_arguments(comm, argc, argv, &err)) {
         print_error(&o, &err);
         status = STATUS_USAGE;
     } else if (o.page) {

@@ -187,7 +187,7 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, inputs_embeds=None,
                                       use_cache=True, **kwargs):
         """With a state, forward needs only the tokens that the state has not seen. When all positions are used, the
-        last half of a block is read anew, as `train_gpt_tost sample` does."""
+        context becomes its last half, as in `train_gpt_tost sample`."""
         block, keep = self.config.block_size, max(1, self.config.block_size // 2)
         state = TostState(self.config.n_layer) if past_key_values is None and use_cache else past_key_values
         seen, L = state.get_seq_length() if state is not None else 0, input_ids.shape[1]

@@ -342,7 +342,9 @@ check "a pruned checkpoint leaves nothing: $(ls pruned)" [ "$(echo $(ls pruned))
 run info --config straight
 { printf '# of straight\n\n\tsteps = 100\n' && grep -v '^steps' stdout; } >options
 check "info --config prints sizes and words" says "channels = 16" options
-run --config options --steps 6 --quiet --out configured
+mkfifo pipe
+cat options >pipe &   # as <(…) in bash: it can be read once
+run --config pipe --steps 6 --quiet --out configured
 check "--config: the same run, and the command line wins" same_checkpoint straight/step_00000006 configured/step_00000006
 cp tiny_train_000000.bin more_train_000000.bin
 cp tiny_val_000000.bin more_val_000000.bin
