@@ -17,21 +17,28 @@ runs of the starter preset diverge sooner, since its first steps are unstable an
 the losses agree to 1e-6 for 7 steps and then differ by up to 7e-2, with --lr 1e-3 they agree for 18 steps and then
 differ by up to 3e-2 (100 steps). Compare the first steps, or smoothed curves.
 
-The final weights are in DIR/model.safetensors. Needs Python 3.11, torch, numpy and safetensors.
+With --attention softmax, it trains GPT-2 instead: the sizes of --init, initial weights from --seed, and 3 C instead of
+4 C channels in the MLP, so that it has as many parameters as ToST. --by-position writes the validation loss by position
+for dev/plot/position.py.
+
+The final weights of ToST are in DIR/model.safetensors. Needs Python 3.11, torch, numpy and safetensors.
 """
 
 import contextlib
+import json
 import math
 import sys
 import time
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
 from cli import command, option_parser, run
+from gpt2 import Gpt2
 from shards import Shards
 from tost import Tost, find_model
 
@@ -69,6 +76,11 @@ def parse(arguments):
     parser.add_argument("--device", default="cpu", help="cpu (default), cuda, …")
     parser.add_argument("--dtype", choices=("fp32", "fp64", "bf16"), default="fp32",
                         help="fp32 (default), fp64, or bf16 with autocast")
+    parser.add_argument("--attention", choices=("tssa", "softmax"), default="tssa",
+                        help="tssa (default), or softmax: GPT-2 of the same size")
+    parser.add_argument("--compile", action="store_true", help="use torch.compile: faster, needs a C++ compiler")
+    parser.add_argument("--by-position", type=Path, metavar="JSON",
+                        help="write the final loss on all of --val-data by position, as eval --by-position --json does")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 (default): chosen by torch")
     parser.add_argument("--quiet", action="store_true", help="print nothing on stdout")
     for name, (kind, default, text) in OPTIONS.items():
@@ -120,20 +132,30 @@ class Trainer:
         self.model = Tost.from_checkpoint(args.init)
         self.tokenizer = complete(args, self.model.config.block_size)
         self.args = args
-        V = self.model.config.vocab_size
+        config = self.model.config
+        V = config.vocab_size
+        if args.attention == "softmax":
+            torch.manual_seed(args.seed)
+            self.model = Gpt2(config.n_layer, config.n_head, config.n_embd, config.block_size, V, 3 * config.n_embd)
         self.train = Shards(args.data, args.seq, V, args.order, args.seed)
-        validates = args.val_data and args.val_every
-        self.val = Shards(args.val_data, args.seq, V, "sequential") if validates else None
+        if args.by_position and not args.val_data:
+            raise ValueError("--by-position: needs --val-data")
+        self.val = Shards(args.val_data, args.seq, V, "sequential") if args.val_data else None
         self.model.to(args.device, torch.float64 if args.dtype == "fp64" else torch.float32)
         self.optimizer = torch.optim.AdamW(self.model.optimizer_groups(args.weight_decay), lr=args.lr,
                                            betas=(args.beta1, args.beta2), eps=args.eps)
+        self.forward = torch.compile(self.model, dynamic=False) if args.compile else self.model
 
-    def loss(self, shards, first, rows):
-        """Mean loss of samples first … first+rows-1."""
+    def predict(self, shards, first, rows):
+        """Logits of samples first … first+rows-1, their mean loss, and the targets (rows,T)."""
         x, y = (torch.from_numpy(ids).to(self.args.device) for ids in shards.batch(first, rows))
         bf16 = torch.autocast(torch.device(self.args.device).type, torch.bfloat16)
         with bf16 if self.args.dtype == "bf16" else contextlib.nullcontext():
-            return self.model(x, y)[1]
+            return *self.forward(x, y), y
+
+    def loss(self, shards, first, rows):
+        """Mean loss of samples first … first+rows-1."""
+        return self.predict(shards, first, rows)[1]
 
     def step(self, step):
         """One optimizer step. Returns loss, learning rate and gradient norm before clipping."""
@@ -167,6 +189,24 @@ class Trainer:
             samples += rows
         return total / samples
 
+    @torch.no_grad()
+    def by_position(self):
+        """The loss on all whole windows of --val-data in bins of positions: 1, 2, 3-4, 5-8, …"""
+        B, T = self.args.batch, self.args.seq
+        losses = []  # (windows, T)
+        for first in range(0, self.val.samples - B + 1, B):
+            logits, _, y = self.predict(self.val, first, B)
+            losses.append(F.cross_entropy(logits.float().transpose(1, 2), y, reduction="none").double())
+        losses = torch.cat(losses)
+        ends = [0] + [1 << k for k in range(T.bit_length()) if 1 << k < T] + [T]
+        bins = []
+        for start, end in zip(ends, ends[1:]):
+            means = losses[:, start:end].mean(1)
+            bins.append({"first": start + 1, "last": end, "loss": means.mean().item(),
+                         "tokens": len(means) * (end - start),
+                         "loss_95": 1.96 * means.std().item() / math.sqrt(len(means)) if len(means) > 1 else None})
+        return {"model": str(self.args.out), "position": bins}
+
     def run(self, log):
         args = self.args
         for step in range(args.steps):
@@ -174,7 +214,7 @@ class Trainer:
             loss, lr, norm = self.step(step)
             seconds = time.perf_counter() - start
             done, val = step + 1, ""
-            if self.val and (done % args.val_every == 0 or done == args.steps):
+            if self.val and args.val_every and (done % args.val_every == 0 or done == args.steps):
                 val = f"{self.validate():.9f}"
             print(f"{step},{done * args.total_batch},{loss:.9f},{val},{lr:.9e},{norm:.9f},"
                   f"{1e3 * seconds:.3f},{args.total_batch / seconds:.1f}", file=log, flush=True)
@@ -184,6 +224,10 @@ class Trainer:
 
     def save(self):
         args = self.args
+        if args.by_position:
+            args.by_position.write_text(json.dumps(self.by_position()), encoding="utf-8")
+        if args.attention == "softmax":
+            return
         extra = {"step": str(args.steps), "tokens": str(args.steps * args.total_batch)}
         self.model.save(args.out / "model.safetensors", extra | self.tokenizer)
 

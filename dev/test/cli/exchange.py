@@ -5,6 +5,7 @@ the shards tiny_*.
 """
 
 import csv
+import json
 import re
 import sys
 import zipfile
@@ -232,10 +233,30 @@ def check_training():
         out = f"torch_{dtype}"
         succeeds(train.main, *start, out, "--like", "shuffled", "--steps", 2, "--dtype", dtype)
         check(f"--dtype {dtype}", abs(columns(out)["train_loss"][0] - first) < limit)
+    check_by_position(start)
+    refuses("--val-data", train.main, *start, "none", "--data", "tiny_train_*.bin", "--steps", 1, "--lr", 1,
+            "--by-position", "none.json")
     refuses("--overwrite", train.main, *start, "torch_shuffled", "--like", "shuffled")
     refuses("--steps", train.main, *start, "none", "--data", "tiny_train_*.bin", "--lr", "1e-3")
     refuses("--total-batch 100", train.main, *start, "none", "--like", "shuffled", "--total-batch", 100)
     check("no folder is created", not Path("none").exists())
+
+
+def check_by_position(start):
+    """--by-position against eval --by-position with the same weights, and GPT-2 on the same data."""
+    data = ("--like", "shuffled", "--val-data", "tiny_train_000001.bin", "--batch", 1, "--total-batch", 32,
+            "--val-batches", 0)
+    succeeds(train.main, *start, "torch_bins", *data, "--steps", 1, "--by-position", "torch.json")
+    trainer("eval", "--model", "torch_bins", "--data", "tiny_train_000001.bin", "--by-position", "--json", "bins.json")
+    python, ours = (json.loads(Path(name).read_text())["position"] for name in ("torch.json", "bins.json"))
+    check("by position: the same bins and losses", [b["first"] for b in python] == [b["first"] for b in ours]
+          and all(abs(a["loss"] - b["loss"]) <= 0.01 for a, b in zip(python, ours)))   # eval has a shorter last window
+    succeeds(train.main, *start, "gpt2", *data, "--steps", 40, "--attention", "softmax", "--by-position", "gpt2.json")
+    losses = columns("gpt2")["train_loss"]
+    check("GPT-2: the loss decreases", losses[-5:].mean() < losses[0] - 1)
+    bins = json.loads(Path("gpt2.json").read_text())["position"]
+    total = sum(b["loss"] * b["tokens"] for b in bins) / sum(b["tokens"] for b in bins)
+    check("GPT-2: the loss by position is that of the validation", abs(total - columns("gpt2")["val_loss"][-1]) < 1e-6)
 
 
 def main():

@@ -1,9 +1,11 @@
-"""GPT-2 in PyTorch with fused attention: the quadratic-time baseline of peers.py.
+"""GPT-2 in PyTorch with fused attention: the quadratic-time baseline of train.py --attention softmax and peers.py.
 
 Pre-norm blocks, causal softmax attention with scaled_dot_product_attention (flash attention on a GPU),
 learned positions, GELU, output head tied to the embedding, no biases.
 B batch, T length, C channels, nh heads, V vocabulary.
 """
+
+import math
 
 import torch.nn as nn
 import torch.nn.functional as F
@@ -23,12 +25,12 @@ class Attention(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, C, nh):
+    def __init__(self, C, nh, hidden):
         super().__init__()
         self.ln_1 = nn.LayerNorm(C, bias=False)
         self.attention = Attention(C, nh)
         self.ln_2 = nn.LayerNorm(C, bias=False)
-        self.mlp = nn.Sequential(nn.Linear(C, 4 * C, bias=False), nn.GELU(), nn.Linear(4 * C, C, bias=False))
+        self.mlp = nn.Sequential(nn.Linear(C, hidden, bias=False), nn.GELU(), nn.Linear(hidden, C, bias=False))
 
     def forward(self, x):
         x = x + self.attention(self.ln_1(x))
@@ -36,15 +38,18 @@ class Block(nn.Module):
 
 
 class Gpt2(nn.Module):
-    def __init__(self, n_layer, n_head, n_embd, block_size, vocab_size):
+    """hidden: channels of the MLP, 4 C by default. With 3 C, a layer has as many weights as ToST's, 10 C²."""
+
+    def __init__(self, n_layer, n_head, n_embd, block_size, vocab_size, hidden=None):
         super().__init__()
         self.wte = nn.Embedding(vocab_size, n_embd)
         self.wpe = nn.Embedding(block_size, n_embd)
-        self.blocks = nn.Sequential(*(Block(n_embd, n_head) for _ in range(n_layer)))
+        self.blocks = nn.Sequential(*(Block(n_embd, n_head, hidden or 4 * n_embd) for _ in range(n_layer)))
         self.ln_f = nn.LayerNorm(n_embd, bias=False)
-        for module in self.modules():
+        for name, module in self.named_modules():
             if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02)
+                residual = name.endswith(("attention.out", "mlp.2"))
+                nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * n_layer) if residual else 0.02)
 
     def forward(self, idx, targets):
         """Returns logits (B,T,V) and the mean loss for targets (B,T)."""
