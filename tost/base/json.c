@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/memory.h"
 #include "base/text.h"
 
 Json json_open(const char* text, size_t n, TostError* err) {
@@ -160,6 +161,21 @@ bool json_u64(Json* j, uint64_t* out) {
     return true;
 }
 
+static bool skip_digits(Json* j, const char* what) {
+    if (!digit_ahead(j)) return expected(j, what);
+    while (digit_ahead(j)) j->p++;
+    return true;
+}
+
+static bool skip_number(Json* j) {
+    take(j, '-');
+    if (!take(j, '0') && !skip_digits(j, "a string or a number")) return false;
+    if (take(j, '.') && !skip_digits(j, "a digit")) return false;
+    if (!take(j, 'e') && !take(j, 'E')) return true;
+    if (!take(j, '+')) take(j, '-');
+    return skip_digits(j, "a digit");
+}
+
 static bool is_one_of(char c, const char* set) { return c && strchr(set, c); }
 
 static bool skip_string(Json* j) {
@@ -212,11 +228,23 @@ void json_write_string(FILE* out, const char* text, size_t n) {
     fputc('"', out);
 }
 
-bool json_text_field(char* text, size_t* n_text, const char* json, size_t n, const char* name, TostError* err) {
+// Copies a string or a number as it is written. scratch (cap): memory to decode a string
+static bool copy_id(Json* j, char** id, char* scratch, size_t cap) {
+    skip_space(j);
+    const char* from = j->p;
+    const bool string = from < j->end && *from == '"';
+    if (string ? !json_string(j, scratch, cap, NULL) : !skip_number(j)) return false;
+    *id = xasprintf("%.*s", (int)(j->p - from), from);
+    return true;
+}
+
+bool json_text_field(char* text, size_t* n_text, char** id, const char* json, size_t n, const char* name,
+                     TostError* err) {
     Json j = json_open(json, n, err);
-    bool found = false;
+    bool found = false, has_id = false;
     int more;
     *n_text = 0;
+    if (id) *id = NULL;
     if (!json_enter(&j, "{}")) return false;
     while ((more = json_next(&j, "{}")) > 0) {
         // Keys are decoded after the text: a decoded string is not longer than its JSON, so n + 1 bytes suffice.
@@ -224,8 +252,10 @@ bool json_text_field(char* text, size_t* n_text, const char* json, size_t n, con
         size_t n_key;
         if (!json_key(&j, key, n + 1 - *n_text, &n_key)) return false;
         const bool wanted = n_key == strlen(name) && memcmp(key, name, n_key) == 0;
-        if (wanted && !json_once(&j, &found, name)) return false;
-        if (wanted ? !json_string(&j, text, n + 1, n_text) : !json_skip(&j)) return false;
+        const bool is_id = id && n_key == 2 && memcmp(key, "id", 2) == 0;
+        if ((wanted && !json_once(&j, &found, name)) || (is_id && !json_once(&j, &has_id, "id"))) return false;
+        if (wanted ? !json_string(&j, text, n + 1, n_text) : is_id ? !copy_id(&j, id, key, n + 1 - *n_text)
+                   : !json_skip(&j)) return false;
     }
     if (more < 0 || !json_at_end(&j)) return false;
     return found || tost_error(err, "the object has no \"%s\"", name);

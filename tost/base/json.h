@@ -1,4 +1,4 @@
-// json.h: a pull parser for untrusted JSON (RFC 8259) in memory, without allocations; writes JSON strings.
+// json.h: a pull parser for untrusted JSON (RFC 8259) in memory; writes JSON strings.
 #ifndef TOST_JSON_H
 #define TOST_JSON_H
 
@@ -29,8 +29,10 @@ bool json_once(Json* j, bool* seen, const char* key);
 bool json_skip(Json* j);                           // any value; its contents are not checked
 bool json_at_end(Json* j);                         // error if anything follows, except white space
 
-// Decodes the string `name` of an object, json (n), to text (n + 1).
-bool json_text_field(char* text, size_t* n_text, const char* json, size_t n, const char* name, TostError* err);
+// Decodes the string `name` of an object, json (n), to text (n + 1). id: NULL, or gets the value of "id" as it is
+// written, a string or a number; NULL if there is none. free(*id) also on error
+bool json_text_field(char* text, size_t* n_text, char** id, const char* json, size_t n, const char* name,
+                     TostError* err);
 
 // Writes a quoted string of n bytes. Bytes that are not UTF-8 become U+FFFD.
 void json_write_string(FILE* out, const char* text, size_t n);

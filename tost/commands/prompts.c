@@ -18,9 +18,9 @@ static bool read_all(Prompts* p, Lines* lines, const char* path, TostError* err)
         if ((p->count & (p->count - 1)) == 0) p->prompt = xrealloc(p->prompt, (2 * p->count + 1) * sizeof *p->prompt);
         Prompt* next = &p->prompt[p->count++];
         TostError inner;
-        *next = (Prompt){lines->number, xmalloc(n + 1), n};
+        *next = (Prompt){lines->number, xmalloc(n + 1), n, NULL};
         if (!jsonl) memcpy(next->text, line, n);
-        else if (!json_text_field(next->text, &next->n, line, n, "prompt", &inner))
+        else if (!json_text_field(next->text, &next->n, &next->id, line, n, "prompt", &inner))
             return tost_error(err, "--prompts %s: line %zu: %s", path, next->line, inner.text);
     }
     return true;
@@ -37,7 +37,7 @@ bool prompts_read(Prompts* p, const char* path, TostError* err) {
 }
 
 void prompts_free(Prompts* p) {
-    for (size_t i = 0; i < p->count; i++) free(p->prompt[i].text);
+    for (size_t i = 0; i < p->count; i++) free(p->prompt[i].text), free(p->prompt[i].id);
     free(p->prompt);
     *p = (Prompts){0};
 }

@@ -61,7 +61,9 @@ static bool flush_stdout(TostError* err) {
 static void write_json(FILE* out, const Prompt* prompt, const Sample* s, const Text* text) {
     static const char* const reasons[] = {
         [FINISH_LENGTH] = "length", [FINISH_END_OF_TEXT] = "end_of_text", [FINISH_STOP] = "stop"};
-    fprintf(out, "{\"index\": %zu, \"sample\": %lld, \"prompt\": ", prompt->line - 1, (long long)s->sample);
+    fprintf(out, "{\"index\": %zu, \"sample\": %lld, ", prompt->line - 1, (long long)s->sample);
+    if (prompt->id) fprintf(out, "\"id\": %s, ", prompt->id);
+    fputs("\"prompt\": ", out);
     json_write_string(out, prompt->text, prompt->n);
     fputs(", \"text\": ", out);
     json_write_string(out, s->text.data, s->text.size);

@@ -248,7 +248,7 @@ static bool decode_lines(Job* job, const char* name, TostError* err) {
     for (size_t i = 0; i < job->n_lines; i++) {
         TostError e;
         Line* line = job->lines + i;
-        if (json_text_field(line->text, &line->n_text, line->json, line->n, "text", &e)) continue;
+        if (json_text_field(line->text, &line->n_text, NULL, line->json, line->n, "text", &e)) continue;
         #pragma omp critical
         if (i < bad) {
             bad = i;

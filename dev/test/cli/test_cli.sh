@@ -228,11 +228,12 @@ head -c "$(($(wc -c <stdout) - 1))" stdout >text
 head -c "$(wc -c <text)" first | cmp -s - text
 check "--stop prints the text before the stop text" [ $? -eq 0 -a "$(wc -c <text)" -le 7 ]
 
-printf '%s\n' '{"prompt": "7 and"}' '' ' ' '{"id": 3, "prompt": "a longer prompt of more than 32 bytes: 4"}' \
-    '{"prompt": ""}' '' '{"prompt": "1 and 2 make"}' >some.jsonl
+printf '%s\n' '{"prompt": "7 and"}' '' ' ' '{"id":-3.5e+2, "prompt": "a longer prompt of more than 32 bytes: 4"}' \
+    '{"prompt": "", "id": "\u00e9\"1"}' '' '{"prompt": "1 and 2 make"}' >some.jsonl
 run sample --model straight --prompts some.jsonl --tokens 30 --samples 2 --seed 5
 check "--prompts: one line of JSON per sample, in order" \
     [ "$(cut -d, -f1,2 stdout | tr -cd '0-9\n' | tr '\n' ' ')" = "00 01 30 31 40 41 60 61 " ]
+check "an id is passed through" [ "$(grep -c '"sample": ., "id": \(-3.5e+2\|"\\u00e9\\"1"\), "prompt"' stdout)" -eq 4 ]
 grep '^{"index": 3,' stdout >first
 sed '4!s/.*//' some.jsonl >one.jsonl
 equals "sample --model straight --prompts one.jsonl --tokens 30 --samples 2 --seed 5" first \
