@@ -63,19 +63,18 @@ static float* subject_activation(Subject* s, TostActivation what, int layer, siz
 // Golden files: activations of layer 0
 
 // w of layer 0 must be tssa_in (from the file) · c_attnᵀ.
-static void check_projection(Checks* c, Subject* s, const StFile* expect, size_t rows, size_t C) {
+static void check_projection(Checks* c, Subject* s, const StFile* expect, const float* got, size_t rows, size_t C) {
     const TostTensor* weight = tost_tensor_find(&s->tensors, "transformer.h.0.attn.c_attn.weight");
     const TostTensor* bias = tost_tensor_find(&s->tensors, "transformer.h.0.attn.c_attn.bias");
     double *in = read_doubles(expect, "layer0.tssa_in", rows * C), *want = xmalloc(rows * C * sizeof *want);
     float *w = subject_get(s, TOST_PARAM, weight), *b = bias ? subject_get(s, TOST_PARAM, bias) : NULL;
-    float* got = subject_activation(s, TOST_W, 0, rows * C);
     for (size_t i = 0; i < rows * C; i++) {
         want[i] = b ? b[i % C] : 0;
         for (size_t j = 0; j < C; j++) want[i] += in[i / C * C + j] * w[i % C * C + j];
     }
     const double error = relative_l2(got, want, rows * C);
     check(c, error <= LIMIT_LOGITS, "%s: w of layer 0: relative L2 error %.3e", expect->path, error);
-    free(in); free(want); free(w); free(b); free(got);
+    free(in); free(want); free(w); free(b);
 }
 
 static void check_layer0(Checks* c, Subject* s, const StFile* expect, int B, int T) {
@@ -84,7 +83,10 @@ static void check_layer0(Checks* c, Subject* s, const StFile* expect, int B, int
     float* pi = subject_activation(s, TOST_PI, 0, rows * NH);
     check_tensor(c, expect, "layer0.", "pi", pi, rows * NH, LIMIT_LOGITS);
     free(pi);
-    check_projection(c, s, expect, rows, C);
+    float* w = subject_activation(s, TOST_W, 0, rows * C);
+    if (s->config.conv) check_tensor(c, expect, "layer0.", "w", w, rows * C, LIMIT_LOGITS);
+    else check_projection(c, s, expect, w, rows, C);
+    free(w);
     if (s->engine != &tost_cpu_engine) return;   // TostEngine.activation does not return the rest
     const LayerActivations* a = &s->model->layer[0];
     check_tensor(c, expect, "layer0.", "tssa_in", a->ln_1, rows * C, LIMIT_LOGITS);
@@ -179,9 +181,9 @@ static void check_difference(Checks* c, Subject* s, const TostTensor* t, const i
     free(p); free(g); free(gradient); free(d);
 }
 
-static void test_differences(Checks* c, const TostEngine* engine, int bias) {
+static void test_differences(Checks* c, const TostEngine* engine, int bias, int conv) {
     const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 15, .block_size = 80, .vocab_size = 29,
-                               .bias = bias};
+                               .bias = bias, .conv = conv};
     const int B = 2, T = 70;
     Subject s = subject_new(engine, config, B, T, true);
     subject_randomize(&s, 11);
@@ -199,7 +201,7 @@ static void test_differences(Checks* c, const TostEngine* engine, int bias) {
 // ---------------------------------------------------------------------------------------------
 // Properties of one engine
 
-static const TostConfig odd = {
+static TostConfig odd = {   // test_engine sets conv
     .n_layer = 2, .n_head = 3, .n_embd = 60, .block_size = 200, .vocab_size = 257, .bias = 1};
 
 static void test_causality(Checks* c, const TostEngine* engine) {
@@ -536,9 +538,11 @@ static void set_threads(const void* unused, int run) {
 }
 
 static void test_threads(Checks* c) {
-    static const Shape k = {3, 3, 60, 200, 257, 1, TOST_LEARNED, 3, 100, 3, 2, RANDOM};
+    static const Shape shapes[] = {{3, 3, 60, 200, 257, 1, TOST_LEARNED, 3, 100, 3, 2, RANDOM},
+                                   {2, 3, 60, 200, 29, 1, TOST_LEARNED, 3, 100, 2, 2, CONV}};
     static const Runs runs = {.runs = 5, .before = set_threads};
-    engines_agree(c, &tost_cpu_engine, NULL, &k, TOST_FP32, &runs);
+    for (size_t i = 0; i < countof(shapes); i++)
+        engines_agree(c, &tost_cpu_engine, NULL, &shapes[i], TOST_FP32, &runs);
 }
 
 // Fewer threads if those of a pass get too little processor time; all after a pause; no change if the number is fixed.
@@ -665,21 +669,24 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     else skip(c, "larger golden files: none in TOST_SHARED");
     if (curve) test_curve(c, engine, curve);
     else skip(c, "recorded loss curve: none in TOST_SHARED");
-    test_differences(c, engine, 0);
-    test_differences(c, engine, 1);
+    test_differences(c, engine, 0, 0);
+    test_differences(c, engine, 1, has_convolution(engine) ? TOST_CONV_WIDTH : 0);
     test_uniform(c, engine);
-    test_causality(c, engine);
-    test_decode(c, engine, TOST_FP32, LIMIT_DECODE);
-    test_scores(c, engine);
-    test_reading(c, engine);
-    test_activation(c, engine);
+    for (odd.conv = 0; odd.conv <= (has_convolution(engine) ? TOST_CONV_WIDTH : 0); odd.conv += TOST_CONV_WIDTH) {
+        test_causality(c, engine);
+        test_decode(c, engine, TOST_FP32, LIMIT_DECODE);
+        test_scores(c, engine);
+        test_reading(c, engine);
+        test_activation(c, engine);
+        test_accumulation(c, engine);
+        test_bf16(c, engine);
+    }
+    odd.conv = 0;
     test_recompute_memory(c, engine);
-    test_accumulation(c, engine);
     engines_agree_on_all_pieces(c, engine, NULL, TOST_FP32, TSSA_BLOCK);
     for (int recompute = 0; recompute < 2; recompute++)
         engine_overwrites_gradients(c, engine, TOST_FP32, recompute ? TOST_UNIFORM : TOST_LEARNED, recompute);
     test_memory(c, engine);
-    test_bf16(c, engine);
     free(golden);
     free(curve);
 }
@@ -718,7 +725,7 @@ static void test_cuda_dtype(Checks* c, TostDtype dtype) {
 // Parameters and Adam's moments after two steps of two parts
 static Record record_of_parts(const TostEngine* engine, TostComm* comm, TostDtype dtype, bool fast) {
     enum { B = 2, T = 48, ROWS = B * T };
-    const TostConfig config = {3, 4, 128, T, 600, 1, TOST_LEARNED};
+    const TostConfig config = {3, 4, 128, T, 600, 1, TOST_LEARNED, 0};
     Record r = {NULL, 0};
     Subject s = subject_open(engine, config, (TostEngineOptions){.max_batch = B, .max_piece = T, .training = true,
                              .dtype = dtype, .comm = comm, .parts = 2, .fast_reduce = fast});

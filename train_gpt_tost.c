@@ -23,7 +23,7 @@
 // and shrinks the directions in which they vary: 1/(1+m) is a shrinkage factor, and -wΠ/(1+m) is a gradient step that
 // reduces the coding rate of the tokens. Tokens are not compared pairwise: the past acts only through the statistics S,
 // N and D, which are 2C + NH numbers per layer at any length. Time and memory are linear in T, and decoding needs no KV
-// cache.
+// cache. With --conv 4, w first passes through a causal convolution over time, which tells the last tokens apart.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
@@ -34,16 +34,16 @@
 //     norm = grad_norm(model)
 //     update(model, {lr, …, grad_scale: min(1, clip / norm)})       AdamW
 //
-// A long sequence can be processed in pieces (--chunk, tost/pieces.c): forward starts from the sums S, N, D that the
-// previous piece left; backward goes from the last piece to the first, and starts from the gradient of those sums that
-// the next piece left. Decoding is the same forward, over pieces of one token.
+// A long sequence can be processed in pieces (--chunk, tost/pieces.c): forward starts from the state (S, N and D)
+// that the previous piece left; backward goes from the last piece to the first, and starts from the gradient of the
+// state that the next piece left. Decoding is the same forward, over pieces of one token.
 //
 // Several processes ("ranks", tost/ranks) can train one model: each computes the gradients of its own micro-batches,
 // sums those of all ranks for its slices of the parameters, updates these slices and sends them to the others. Sums
 // have a fixed order: with the same --parts, any number of ranks gives the same bits.
 //
-// The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
-// Classifier); the model's memory; the passes over a piece; gradients and AdamW; the engine table.
+// The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, Convolution, TSSA,
+// Residual, GELU, Classifier); the model's memory; the passes over a piece; gradients and AdamW; the engine table.
 // Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop.
 //
 // To add a layer: write its forward and backward in a section of its own before "The model's memory", add its
@@ -224,6 +224,88 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
         for (size_t row = 0; row < rows; row++)
             for (int o = 0; o < width; o++) sum[o] += dy[row * OUT + o0 + o];
         for (int o = 0; o < width; o++) db[o0 + o] += (float)sum[o];
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Convolution over time, with a filter of 4 taps for each channel:  y[t,c] = Σ_k weight[c,k] x[t-3+k,c]
+// The inputs of the three tokens before a piece are part of its state: `rows` (B,3,C), with `stride` numbers from one
+// sequence to the next. A thread owns a block of channels and goes through the tokens in order.
+
+enum { CONV_ROWS = TOST_CONV_WIDTH - 1, CONV_BLOCK = 32 };
+typedef float ConvTaps[TOST_CONV_WIDTH][CONV_BLOCK];
+
+// The taps of `width` channels, transposed
+static void conv_taps(ConvTaps tap, const float* weight, int width) {
+    for (int k = 0; k < TOST_CONV_WIDTH; k++)
+        for (int c = 0; c < width; c++) tap[k][c] = weight[c * TOST_CONV_WIDTH + k];
+}
+
+// The input of token t >= -3 of a sequence
+static const float* conv_input(const float* x, const float* rows, int t, int C) {
+    return t < 0 ? rows + (size_t)(t + CONV_ROWS) * C : x + (size_t)t * C;
+}
+
+// Sets y, and the rows to those before the next piece.
+static void conv_forward(float* y, float* rows, const float* x, const float* weight, int B, int T, int C,
+                         size_t stride) {   // y, x (B,T,C); weight (C,4)
+    #pragma omp parallel for schedule(static) if ((size_t)B * T > FEW_ROWS)
+    for (int c0 = 0; c0 < C; c0 += CONV_BLOCK) {
+        const int width = C - c0 < CONV_BLOCK ? C - c0 : CONV_BLOCK;
+        ConvTaps tap;
+        conv_taps(tap, weight + (size_t)c0 * TOST_CONV_WIDTH, width);
+        for (int b = 0; b < B; b++) {
+            const float* x_b = x + (size_t)b * T * C + c0;
+            float *y_b = y + (size_t)b * T * C + c0, *rows_b = rows + b * stride + c0;
+            for (int t = 0; t < T; t++) {
+                const float *x0 = conv_input(x_b, rows_b, t - 3, C), *x1 = conv_input(x_b, rows_b, t - 2, C);
+                const float *x2 = conv_input(x_b, rows_b, t - 1, C), *x3 = conv_input(x_b, rows_b, t, C);
+                float* restrict y_t = y_b + (size_t)t * C;
+                for (int c = 0; c < width; c++)
+                    y_t[c] = tap[0][c] * x0[c] + tap[1][c] * x1[c] + tap[2][c] * x2[c] + tap[3][c] * x3[c];
+            }
+            for (int i = 0; i < CONV_ROWS; i++)
+                memcpy(rows_b + (size_t)i * C, conv_input(x_b, rows_b, T - CONV_ROWS + i, C), width * sizeof *rows_b);
+        }
+    }
+}
+
+// dx =, in place: holds dy on entry; dweight +=.   dx[t] = Σ_k weight[k] dy[t+3-k],   dweight[k] = Σ_t dy[t+3-k] x[t]
+// adjoint: the gradient of the rows after these tokens, then of `rows`. rows NULL: a text starts here.
+static void conv_backward(float* dx, float* dweight, float* adjoint, const float* x, const float* rows,
+                          const float* weight, int B, int T, int C, size_t stride) {
+    #pragma omp parallel for schedule(static)
+    for (int c0 = 0; c0 < C; c0 += CONV_BLOCK) {
+        const int width = C - c0 < CONV_BLOCK ? C - c0 : CONV_BLOCK;
+        ConvTaps tap;
+        double sum[TOST_CONV_WIDTH][CONV_BLOCK] = {{0}};
+        conv_taps(tap, weight + (size_t)c0 * TOST_CONV_WIDTH, width);
+        for (int b = 0; b < B; b++) {
+            const float *x_b = x + (size_t)b * T * C + c0, *rows_b = rows ? rows + b * stride + c0 : NULL;
+            float *dx_b = dx + (size_t)b * T * C + c0, *adjoint_b = adjoint + b * stride + c0;
+            float after[CONV_ROWS][CONV_BLOCK];
+            for (int i = 0; i < CONV_ROWS; i++)
+                memcpy(after[i], adjoint_b + (size_t)i * C, width * sizeof **after);
+            for (int t = rows ? -CONV_ROWS : 0; t < T; t++) {
+                const float* x_t = conv_input(x_b, rows_b, t, C);
+                float dx_t[CONV_BLOCK] = {0};
+                if (t + CONV_ROWS >= T) memcpy(dx_t, after[t + CONV_ROWS - T], width * sizeof *dx_t);
+                for (int k = 0; k < TOST_CONV_WIDTH; k++) {
+                    const int at = t + CONV_ROWS - k;
+                    if (at < 0 || at >= T) continue;
+                    const float* dy = dx_b + (size_t)at * C;   // not overwritten yet
+                    for (int c = 0; c < width; c++) {
+                        dx_t[c] += tap[k][c] * dy[c];
+                        sum[k][c] += (double)dy[c] * x_t[c];
+                    }
+                }
+                memcpy(t < 0 ? adjoint_b + (size_t)(t + CONV_ROWS) * C : dx_b + (size_t)t * C, dx_t,
+                       width * sizeof *dx_t);
+            }
+        }
+        for (int c = 0; c < width; c++)
+            for (int k = 0; k < TOST_CONV_WIDTH; k++)
+                dweight[(size_t)(c0 + c) * TOST_CONV_WIDTH + k] += (float)sum[k][c];
     }
 }
 
@@ -556,7 +638,8 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(ln_1,       float,  rows * C)                     /* ln_1(x) */ \
     X(mean_1,     float,  rows) \
     X(rstd_1,     float,  rows) \
-    X(w,          float,  rows * C)                     /* c_attn(ln_1) */ \
+    X(projected,  float,  conv * rows * C)              /* c_attn(ln_1), the input of the convolution */ \
+    X(w,          float,  rows * C)                     /* c_attn(ln_1), or its convolution */ \
     X(u,          float,  rows * NH)                    /* (B,NH,T) */ \
     X(pi,         float,  rows * NH)                    /* (B,NH,T) */ \
     X(tssa_saved, double, (rows / TSSA_BLOCK + B) * tssa_state_size(C, NH)) \
@@ -581,11 +664,11 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(rstd_f,       float,  rows) \
     X(logits,       float,  logits_rows * V)            /* of a block of rows */ \
     X(losses,       double, rows) \
-    X(states,       double, states * L * B * tssa_state_size(C, NH)) /* S, N, D; or their gradients */ \
-    X(layer_state,  double, B * tssa_state_size(C, NH)) /* of one layer, if the pass does not set a state */ \
+    X(states,       double, states * L * B * state_size(c)) /* or their gradients */ \
+    X(layer_state,  double, B * state_size(c))          /* of one layer, if the pass does not set a state */ \
     X(tssa_scratch, double, threads * tssa_scratch_size(C, NH)) \
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
-    X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out and w */ \
+    X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out, w and projected */ \
     X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, ln_2, y and ln_1 */ \
     X(scratch_bt4c, float,  train * rows * 4 * C)       /* gradients of gelu and fc */ \
     X(da,           float,  train * rows * NH)
@@ -627,12 +710,19 @@ static size_t classifier_rows(size_t rows, int V) {
     return even_block(rows, most > 64 ? most : 64);
 }
 
+// The state of a sequence in a layer: S, N and D; with a convolution, also its last three inputs, as floats.
+static size_t state_size(const TostConfig* c) {
+    const size_t floats = c->conv ? CONV_ROWS * (size_t)c->n_embd : 0;
+    return tssa_state_size(c->n_embd, c->n_head) + (floats + 1) / 2;
+}
+
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
 static size_t layout_buffers(TostModel* model, void* base) {
     const TostConfig* c = &model->config;
     const TostEngineOptions* o = &model->options;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = o->max_batch;
     const size_t rows = B * o->max_piece, states = o->states, train = o->training, threads = o->threads;
+    const size_t conv = c->conv != 0;
     const size_t logits_rows = model->logits_rows = classifier_rows(rows, c->vocab_size);
     Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison_redzone};
     for (int a = 0; a < (train ? TOST_EMA + o->ema : 1); a++)
@@ -692,21 +782,25 @@ static Weight classifier_weight(const TostModel* model) {
 static size_t piece_rows(const TostModel* model) { return (size_t)model->piece.B * model->piece.T; }
 
 // ---------------------------------------------------------------------------------------------
-// Passes over a piece. A pass continues from a state, TSSA's running sums of every layer, and leaves one: `from` and
+// Passes over a piece. A pass continues from a state (state_size) of every layer, and leaves one: `from` and
 // `to` are their numbers. Backward goes through the pieces in reverse: it continues from the gradient of the state
 // after a piece (`right`), and leaves that of the state before it (`left`).
 
-// Of layer l, from sequence b on: (B,2C+NH)
+// Of layer l, from sequence b on
 static double* model_state(const TostModel* model, int state, int l, int b) {
     const size_t i = ((size_t)state * model->config.n_layer + l) * model->options.max_batch + b;
-    return model->buf.states + i * tssa_state_size(model->config.n_embd, model->config.n_head);
+    return model->buf.states + i * state_size(&model->config);
+}
+
+// The rows of the convolution in the state of a layer.
+static float* state_rows(const TostModel* model, double* state) {
+    return (float*)(state + tssa_state_size(model->config.n_embd, model->config.n_head));
 }
 
 // Copies layer l of state `from`, or zeros, to where the pass updates it in place: state `to`, or layer_state if `to`
 // is TOST_NO_STATE. Backward calls it with `right` and `left`.
 static double* start_state(const TostModel* model, int from, int to, int l) {
-    const size_t size = tssa_state_size(model->config.n_embd, model->config.n_head);
-    const size_t bytes = model->piece.B * size * sizeof(double);
+    const size_t bytes = model->piece.B * state_size(&model->config) * sizeof(double);
     double* state = to == TOST_NO_STATE ? model->buf.layer_state : model_state(model, to, l, 0);
     if (from == TOST_NO_STATE) memset(state, 0, bytes);
     else if (from != to) memcpy(state, model_state(model, from, l, 0), bytes);
@@ -721,7 +815,8 @@ static Tssa layer_tssa(const TostModel* model, int l, double* state) {
     const TostParams p = model_params(model, TOST_PARAM, l);
     return (Tssa){.B = piece->B, .T = piece->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head,
                   .block_size = c->block_size, .w = a->w, .temp = p.temp, .denom_bias = p.denom_bias + piece->first,
-                  .u = a->u, .pi = a->pi, .y = a->y, .state = state, .scratch = model->buf.tssa_scratch,
+                  .u = a->u, .pi = a->pi, .y = a->y, .stride = state_size(c), .state = state,
+                  .scratch = model->buf.tssa_scratch,
                   .saved = model->options.training ? a->tssa_saved : NULL};
 }
 
@@ -743,6 +838,35 @@ static const float* layer_input(const TostModel* model, int l) {
     return l > 0 ? model->layer[l - 1].x_out : model->buf.x;
 }
 
+// From ln_1 to w
+static void project(TostModel* model, int l, double* state) {
+    const LayerActivations* a = &model->layer[l];
+    const TostParams p = model_params(model, TOST_PARAM, l);
+    const int C = model->config.n_embd;
+    const size_t rows = piece_rows(model), stride = 2 * state_size(&model->config);
+    linear_forward(p.conv ? a->projected : a->w, a->ln_1, weight(model, p.attn_w), p.attn_b, rows, C, C);
+    if (!p.conv) return;
+    conv_forward(a->w, state_rows(model, state), a->projected, p.conv, model->piece.B, model->piece.T, C, stride);
+    if (model->weights) round_bf16(a->w, rows * C);
+}
+
+// From the gradient of w in dbranch to that of ln_1 in scratch_btc
+static void project_backward(TostModel* model, int l, double* adjoint) {
+    const LayerActivations* a = &model->layer[l];
+    const TostParams p = model_params(model, TOST_PARAM, l), g = model_params(model, TOST_GRAD, l);
+    const int C = model->config.n_embd, from = model->from;
+    const size_t rows = piece_rows(model), stride = 2 * state_size(&model->config);
+    float* dw = model->buf.dbranch;
+    if (model->weights) round_bf16(dw, rows * C);
+    if (p.conv) {
+        const float* before = from == TOST_NO_STATE ? NULL : state_rows(model, model_state(model, from, l, 0));
+        conv_backward(dw, g.conv, state_rows(model, adjoint), a->projected, before, p.conv, model->piece.B,
+                      model->piece.T, C, stride);
+        if (model->weights) round_bf16(dw, rows * C);
+    }
+    linear_backward(model->buf.scratch_btc, g.attn_w, g.attn_b, dw, a->ln_1, weight(model, p.attn_w), rows, C, C);
+}
+
 // Layer l, from its input to x_out
 static void layer_forward(TostModel* model, int l, int from, int to) {
     const LayerActivations* a = &model->layer[l];
@@ -750,9 +874,10 @@ static void layer_forward(TostModel* model, int l, int from, int to) {
     const int C = model->config.n_embd;
     const size_t rows = piece_rows(model);
     const float* x = layer_input(model, l);
-    const Tssa tssa = layer_tssa(model, l, start_state(model, from, to, l));
+    double* state = start_state(model, from, to, l);
+    const Tssa tssa = layer_tssa(model, l, state);
     layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p.ln_1_w, p.ln_1_b, rows, C);
-    linear_forward(a->w, a->ln_1, weight(model, p.attn_w), p.attn_b, rows, C, C);
+    project(model, l, state);
     tssa_forward(&tssa);
     linear_forward(a->attn_out, a->y, weight(model, p.attn_proj_w), p.attn_proj_b, rows, C, C);
     residual_forward(a->x_mid, x, a->attn_out, p.gamma1, rows, C);
@@ -773,7 +898,8 @@ static void layer_backward(TostModel* model, int l, int right, int left) {
     const int C = model->config.n_embd;
     const size_t rows = piece_rows(model);
     float *dx = buf->dx, *dbranch = buf->dbranch, *d_btc = buf->scratch_btc, *d_bt4c = buf->scratch_bt4c;
-    const Tssa tssa = layer_tssa_grads(model, l, start_state(model, right, left, l));
+    double* adjoint = start_state(model, right, left, l);
+    const Tssa tssa = layer_tssa_grads(model, l, adjoint);
     residual_backward(dbranch, g.gamma2, dx, a->mlp_out, p.gamma2, rows, C);
     linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, a->gelu, weight(model, p.fc_proj_w), rows, 4 * C, C);
     gelu_backward(d_bt4c, a->fc, rows * 4 * C);
@@ -783,8 +909,7 @@ static void layer_backward(TostModel* model, int l, int right, int left) {
     residual_backward(dbranch, g.gamma1, dx, a->attn_out, p.gamma1, rows, C);
     linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, dbranch, a->y, weight(model, p.attn_proj_w), rows, C, C);
     tssa_backward(&tssa);   // from d_btc to dbranch
-    if (model->weights) round_bf16(dbranch, rows * C);
-    linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, a->ln_1, weight(model, p.attn_w), rows, C, C);
+    project_backward(model, l, adjoint);   // from dbranch to d_btc
     layernorm_backward(dx, g.ln_1_w, g.ln_1_b, d_btc, layer_input(model, l), a->mean_1, a->rstd_1, p.ln_1_w, rows, C);
 }
 
@@ -810,7 +935,7 @@ static void cpu_forward(TostModel* model, const TostPiece* piece, int from, int 
 }
 
 static void cpu_copy_state(TostModel* model, int to, int from, int n, int copies) {
-    const size_t bytes = tssa_state_size(model->config.n_embd, model->config.n_head) * sizeof(double);
+    const size_t bytes = state_size(&model->config) * sizeof(double);
     for (int l = 0; l < model->config.n_layer; l++)
         for (int i = 0; i < n; i++)
             memcpy(model_state(model, to, l, i), model_state(model, from, l, i / copies), bytes);

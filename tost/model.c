@@ -30,6 +30,8 @@ bool tost_config_check(const TostConfig* c, TostError* err) {
     if (c->bias != 0 && c->bias != 1) return tost_error(err, "--bias %d is not 0 or 1", c->bias);
     if (c->membership != TOST_LEARNED && c->membership != TOST_UNIFORM)
         return tost_error(err, "--membership %d is not 0 (learned) or 1 (uniform)", c->membership);
+    if (c->conv != 0 && c->conv != TOST_CONV_WIDTH)
+        return tost_error(err, "--conv %d is not 0 or %d", c->conv, TOST_CONV_WIDTH);
     return true;
 }
 
@@ -46,7 +48,7 @@ typedef struct {
 } RowFacts;
 
 static void expand_rows(RowFacts rows[TOST_ROWS], const TostConfig* c) {
-    const int C = c->n_embd, NH = c->n_head, V = c->vocab_size, BLOCK = c->block_size;
+    const int C = c->n_embd, NH = c->n_head, V = c->vocab_size, BLOCK = c->block_size, CONV = c->conv;
     const bool BIAS = c->bias != 0;
 #define SHAPE(...) {__VA_ARGS__}
 #define X(field, place, name, shape, init, decay, when) \

@@ -35,7 +35,10 @@ typedef struct {
     int vocab_size;                // V
     int bias;                      // 1: every Linear but the output head, and every LayerNorm, has a bias
     int membership;                // TostMembership
+    int conv;                      // TOST_CONV_WIDTH: w passes through a convolution over time; 0: as published
 } TostConfig;
+
+enum { TOST_CONV_WIDTH = 4 };
 
 // Largest sizes, on the command line and in files.
 enum {
@@ -52,7 +55,7 @@ bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes
 // ---------------------------------------------------------------------------------------------
 // The table of parameters. Columns: field, place, name in a state dict (in layers, after "transformer.h.<layer>."),
 // shape, initial value, weight decay, condition for it to exist. Shapes and conditions may use
-//   C channels, NH heads, V vocabulary size, BLOCK maximum T, BIAS.
+//   C channels, NH heads, V vocabulary size, BLOCK maximum T, BIAS, CONV.
 // Everything else about parameters expands from it: pointers, offsets, counts, names in checkpoints, initial values,
 // decay, labels of tests. The order is that of the published state dict.
 
@@ -67,6 +70,7 @@ bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes
     X(denom_bias,  LAYER,  "attn.denom_bias",         (NH, BLOCK, 1), ZERO,     NO_DECAY, true) \
     X(attn_w,      LAYER,  "attn.c_attn.weight",      (C, C),         NORMAL,   DECAY,    true) \
     X(attn_b,      LAYER,  "attn.c_attn.bias",        (C),            ZERO,     NO_DECAY, BIAS) \
+    X(conv,        LAYER,  "attn.conv.weight",        (C, 1, CONV),   IDENTITY, NO_DECAY, CONV) /* as nn.Conv1d */ \
     X(attn_proj_w, LAYER,  "attn.c_proj.weight",      (C, C),         RESIDUAL, DECAY,    true) \
     X(attn_proj_b, LAYER,  "attn.c_proj.bias",        (C),            ZERO,     NO_DECAY, BIAS) \
     X(ln_2_w,      LAYER,  "ln_2.weight",             (C),            ONE,      NO_DECAY, true) \
@@ -84,7 +88,8 @@ typedef enum {
     TOST_RESIDUAL,   // N(0, 0.02 / sqrt(2·layers)): projections added to the residual stream
     TOST_ONE,
     TOST_ZERO,
-    TOST_GAMMA       // 1e-5
+    TOST_GAMMA,      // 1e-5
+    TOST_IDENTITY    // of a convolution: the last tap is 1, the others are 0
 } TostInit;
 typedef enum { TOST_NO_DECAY, TOST_DECAY } TostDecay;
 

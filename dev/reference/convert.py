@@ -86,9 +86,7 @@ def read_safetensors(path):
 
 def write_pt(path, model, metadata):
     config = model.config
-    sizes = {key: getattr(config, key) for key in TostConfig.__dataclass_fields__ if key != "membership"}
-    if config.membership != "learned":  # the published model has no such argument
-        sizes["membership"] = config.membership
+    sizes = {key: getattr(config, key) for key in config.metadata()}
     state = model.state_dict()
     content = {"model": state | {HEAD: state[WTE]}, "model_args": sizes | {"dropout": 0.0},
                "iter_num": int(metadata.get("step", 0)),

@@ -15,6 +15,7 @@ hyperparameters. NAME.expect contains, in float64 (ids in int32):
                                         a constant lr; gradients scaled by min(1, grad_clip/(norm + 1e-6))
     layer0.tssa_in, layer0.tssa_out     (B,T,C) outputs of ln_1 and c_proj in layer 0 at step 1
     layer0.pi                           (B,nh,T) membership in layer 0 at step 1
+    layer0.w                            (B,T,C) output of the convolution in layer 0 at step 1, if there is one
 
 The cases in dev/test/golden were written with the versions in dev/requirements.txt.
 """
@@ -27,7 +28,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from tost import Tost, TostConfig, write_safetensors
+from tost import CONV_WIDTH, Tost, TostConfig, write_safetensors
 
 # Relative to the tensor's largest value: far above float64 rounding errors, far below the effect of a bug.
 TOLERANCE = 1e-10
@@ -44,6 +45,9 @@ CASES = {
     # a sequence longer than any scan block, no clipping
     "long": dict(layers=1, heads=2, channels=8, block_size=300, vocab_size=11, batch=1, seq=300, seed=4, lr=6e-4,
                  weight_decay=0.01, grad_clip=0.5),
+    # a convolution
+    "conv": dict(layers=2, heads=3, channels=15, block_size=11, vocab_size=29, conv=CONV_WIDTH, batch=2, seq=9,
+                 masked=3, seed=5),
 }
 STEPS = 3
 
@@ -62,6 +66,8 @@ def randomize(model, generator):
                 normal(p, 1.0, 0.3)
             elif kind in ("denom_bias", "bias"):
                 normal(p, 0.0, 0.1)
+            elif ".conv." in name:
+                normal(p, 0.0, 0.5)
             elif ".ln_" in name:
                 normal(p, 1.0, 0.2)
             else:
@@ -99,7 +105,10 @@ def compute_expected(model, inputs, targets, hyper):
             hook.remove()
             expected["logits"] = logits.detach()
             expected |= {f"grad.{name}": p.grad.clone() for name, p in model.named_parameters()}
-            layer0["pi"] = attn.membership(attn.project(layer0["tssa_in"]).square())
+            w = attn.project(layer0["tssa_in"])
+            layer0["pi"] = attn.membership(w.square())
+            if model.config.conv:
+                layer0["w"] = w.transpose(1, 2).flatten(2)
             expected |= {f"layer0.{name}": tensor.detach() for name, tensor in layer0.items()}
         losses.append(loss.detach())
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), hyper["grad_clip"], foreach=False))
@@ -109,10 +118,10 @@ def compute_expected(model, inputs, targets, hyper):
 
 
 def make(stem, case):
-    args = argparse.Namespace(**({"bias": False, "masked": 0} | HYPER | case))
+    args = argparse.Namespace(**({"bias": False, "conv": 0, "masked": 0} | HYPER | case))
     generator = torch.Generator().manual_seed(args.seed)
     model = Tost(TostConfig(args.layers, args.heads, args.channels, args.block_size, args.vocab_size,
-                            args.bias))
+                            args.bias, conv=args.conv))
     randomize(model, generator)
     inputs, targets = draw_batches(args, generator)
     hyper = {key: getattr(args, key) for key in HYPER}

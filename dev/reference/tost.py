@@ -30,6 +30,8 @@ GAMMA_INIT = 1e-5   # initial LayerScale
 
 HEAD, WTE = "lm_head.weight", "transformer.wte.weight"  # tied; some files contain both names
 MEMBERSHIPS = ("learned", "uniform")
+CONV_WIDTH = 4
+VARIANTS = {"membership": "learned", "conv": 0}  # config entries that the published model lacks, and its values
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.int32: "I32"}
 
 
@@ -42,11 +44,12 @@ class TostConfig:
     vocab_size: int = 50304  # GPT-2's 50257 rounded up; the extra ids never occur
     bias: bool = False
     membership: str = "learned"  # or "uniform": 1/n_head for every head and token
+    conv: int = 0  # or CONV_WIDTH: w passes through a causal convolution over time
 
     def metadata(self):
-        """The config as in a checkpoint's __metadata__: strings, bias 0 or 1; membership only if uniform."""
-        entries = {key: str(int(value)) for key, value in asdict(self).items() if key != "membership"}
-        return entries | ({"membership": self.membership} if self.membership != "learned" else {})
+        """The config as in a checkpoint's __metadata__: strings, bias 0 or 1; membership and conv if not published."""
+        entries = asdict(self) | {"bias": int(self.bias)}
+        return {key: str(value) for key, value in entries.items() if key not in VARIANTS or value != VARIANTS[key]}
 
     def take_membership(self, metadata, path):
         """Sets the membership from a checkpoint's metadata or a published checkpoint's arguments."""
@@ -63,7 +66,8 @@ class TostConfig:
         vocab_size, n_embd = shapes["transformer.wte.weight"]
         return cls(n_layer=len(layers), n_head=shapes["transformer.h.0.attn.temp"][0], n_embd=n_embd,
                    block_size=shapes["transformer.wpe.weight"][0], vocab_size=vocab_size,
-                   bias="transformer.ln_f.bias" in shapes)
+                   bias="transformer.ln_f.bias" in shapes,
+                   conv=CONV_WIDTH if "transformer.h.0.attn.conv.weight" in shapes else 0)
 
 
 class TSSA(nn.Module):
@@ -78,11 +82,17 @@ class TSSA(nn.Module):
         self.temp = nn.Parameter(torch.ones(nh, 1))
         self.denom_bias = nn.Parameter(torch.zeros(nh, config.block_size, 1))
         self.c_attn = nn.Linear(C, C, bias=config.bias)
+        if config.conv:  # one filter per channel, at first the identity
+            self.conv = nn.Conv1d(C, C, config.conv, groups=C, bias=False)
+            with torch.no_grad():
+                self.conv.weight.copy_(torch.eye(config.conv)[-1])
         self.c_proj = nn.Linear(C, C, bias=config.bias)
 
     def project(self, a):
         """w (B,nh,T,hs), at least float32: cumulative sums in bf16 stop growing after a few hundred tokens."""
         w = self.c_attn(a)
+        if hasattr(self, "conv"):
+            w = self.conv(F.pad(w.transpose(1, 2), (CONV_WIDTH - 1, 0))).transpose(1, 2)
         w = w.to(torch.promote_types(w.dtype, torch.float32))
         return w.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
 
@@ -198,7 +208,7 @@ class Tost(nn.Module):
                 raise ValueError(f"{path}: tensor '{name}' has shape {shape}, expected two dimensions")
         config = TostConfig.from_shapes({name: tuple(tensor.shape) for name, tensor in state.items()})
         config.take_membership(metadata, path)
-        for key, value in config.metadata().items():
+        for key, value in ({"conv": "0"} | config.metadata()).items():
             if metadata.get(key, value) != value:
                 raise ValueError(f"{path}: {key} {metadata[key]} in the metadata, but {value} from the shapes")
         model = cls(config)

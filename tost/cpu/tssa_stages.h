@@ -20,6 +20,7 @@ typedef struct {
     const float *temp, *denom_bias;   // (NH); (NH,block_size), from the position of the first token on
     int block_size;
     float *u, *pi, *y;                // (B,NH,T) twice; (B,T,C)
+    size_t stride;                    // from the state of a sequence to the next
     double *state;                    // (B,2C+NH): S, N and D before these tokens, then after them
     double *saved;                    // (B,blocks,2C+NH): S, N and D before each block; NULL if no backward follows
     double *scratch;                  // (threads,tssa_scratch_size)
@@ -36,12 +37,14 @@ typedef struct { double *S, *N, *D; } TssaState;
 static inline size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
 static inline size_t tssa_scratch_size(int C, int NH) { return (TSSA_BLOCK + 1) * ((size_t)C + 2 * NH); }
 static inline int    tssa_blocks(int T) { return T / TSSA_BLOCK + (T % TSSA_BLOCK != 0); }
-static inline TssaState tssa_state(double* states, size_t i, const Tssa* a) {   // the i-th of an array of states
-    double* S = states + i * tssa_state_size(a->C, a->NH);
+static inline TssaState tssa_split(double* S, const Tssa* a) {
     return (TssaState){S, S + a->C, S + 2 * (size_t)a->C};
 }
+static inline TssaState tssa_state(double* states, int b, const Tssa* a) {
+    return tssa_split(states + b * a->stride, a);
+}
 static inline TssaState tssa_saved(const Tssa* a, int b, int t) {   // before the block of token t
-    return tssa_state(a->saved, (size_t)b * tssa_blocks(a->T) + t / TSSA_BLOCK, a);
+    return tssa_split(a->saved + ((size_t)b * tssa_blocks(a->T) + t / TSSA_BLOCK) * tssa_state_size(a->C, a->NH), a);
 }
 static inline double* tssa_scratch(const Tssa* a) {   // of the calling thread
     return a->scratch + thread_index() * tssa_scratch_size(a->C, a->NH);

@@ -103,7 +103,8 @@ static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
         || !find_sizes(temp, f, "transformer.h.0.attn.temp", err))
         return false;
     *c = (TostConfig){.n_layer = count_layers(f), .n_head = temp[0], .n_embd = wte[1], .block_size = wpe[0],
-                      .vocab_size = wte[0], .bias = st_find(f, "transformer.ln_f.bias") != NULL};
+                      .vocab_size = wte[0], .bias = st_find(f, "transformer.ln_f.bias") != NULL,
+                      .conv = st_find(f, "transformer.h.0.attn.conv.weight") ? TOST_CONV_WIDTH : 0};
     return true;
 }
 
@@ -204,17 +205,19 @@ static bool check_lm_head(const StFile* f, TostError* err) {
 }
 
 // Reads all tensors of one array as float32, checks their values and copies them to the engine.
-// stored: the tensors in the file, which may have fewer positions.
+// stored: the tensors in the file, which may have fewer positions and no convolution, which then keeps its value.
 static bool put_part(const CheckpointModel* m, const Part* part, const TostTensors* stored, const StFile* f,
                      TostError* err) {
     float* values = xmalloc(largest_tensor(m->tensors) * sizeof *values);
     bool ok = true;
     for (int i = 0; ok && i < m->tensors->count; i++) {
         const TostTensor* t = &m->tensors->tensor[i];
+        const TostTensor* in_file = tost_tensor_find(stored, t->name);
+        if (!in_file) continue;
         const StTensor named = st_tensor(t, part->prefix);
         ok = st_read_finite(f, st_find(f, named.name), part->array == TOST_V ? 0 : -FLT_MAX, values, err);
         if (!ok) break;
-        init_extend(values, t, &stored->tensor[i]);
+        init_extend(values, t, in_file);
         if (t->row == TOST_ROW_temp && t->init == TOST_ZERO)   // uniform membership: some files have 1
             memset(values, 0, t->size * sizeof *values);
         m->engine->put(m->model, part->array, t, values);

@@ -15,7 +15,7 @@ static const char option_prefix[] = "option.";
 enum { FORMAT_VERSION = 1 };
 
 typedef enum {
-    SIZE,         // int, which the tensors also have
+    SIZE,         // int, which the tensors also have; absent if it is 0 and not required
     MEMBERSHIP,   // absent: learned
     COUNT,        // int64_t, not negative
     BITS,         // uint64_t
@@ -42,6 +42,7 @@ static const Field fields[] = {   // in the order of the file
     FIELD("vocab_size", SIZE, true, config.vocab_size),
     FIELD("bias", SIZE, true, config.bias),
     FIELD("membership", MEMBERSHIP, false, config.membership),
+    FIELD("conv", SIZE, false, config.conv),
     FIELD("step", COUNT, true, step),
     FIELD("tokens", COUNT, true, tokens),
     FIELD("data_sample", BITS, true, data_sample),
@@ -66,7 +67,7 @@ static const Field fields[] = {   // in the order of the file
 static char* field_text(const Field* field, const CheckpointInfo* info) {
     const void* at = (const char*)info + field->offset;
     switch (field->kind) {
-        case SIZE:       return xasprintf("%d", *(const int*)at);
+        case SIZE:       return field->required || *(const int*)at ? xasprintf("%d", *(const int*)at) : NULL;
         case MEMBERSHIP: return *(const int*)at == TOST_UNIFORM ? xstrdup("uniform") : NULL;
         case COUNT:      return xasprintf("%" PRId64, *(const int64_t*)at);
         case BITS:       return xasprintf("%" PRIu64, *(const uint64_t*)at);

@@ -53,6 +53,9 @@ const Option option_table[] = {
     {"bias", TRAIN, INT, AT(config.bias), "0|1", .help = "1: Linear and LayerNorm layers have a bias", 0, 1},
     {"membership", TRAIN, CHOICE, AT(config.membership), "learned|uniform",
      .help = "membership of tokens in heads: learned as published, or uniform (1/heads), for comparison"},
+    {"conv", TRAIN, INT, AT(config.conv), "0|4",
+     .help = "4: w passes through a causal convolution over 4 tokens, one filter per channel, which starts as the "
+     "identity; with --init, a model gets one. 0: as published", 0, TOST_CONV_WIDTH},
     {"init", TRAIN, STRING, AT(init), "FILE",
      .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state",
      .default_text = "random weights", .not_with = "resume"},
@@ -823,6 +826,7 @@ bool options_take_config(Options* o, const TostConfig* config, const char* file,
     const Options given = *o;
     bool same = true;
     o->config = *config;
+    if (o->init && !config->conv) o->config.conv = given.config.conv;
     for (int i = 0; i < ROWS && same; i++) {
         const Option* row = &option_table[i];
         if (!o->given[i] || row->field < AT(config) || row->field >= AT(config) + sizeof o->config) continue;

@@ -250,12 +250,12 @@ static bool create_model(Run* r, TostError* err) {
     r->pieces = (Pieces){.engine = r->engine, .model = r->model, .max_piece = r->engine_options.max_piece,
                          .done = run_piece_done, .context = r};
     if (!r->model) return false;
-    if (!r->weights) {
+    const TostConfig* config = r->o.resume ? &r->o.config : &r->init.config;
+    if (!r->weights || config->conv != r->o.config.conv)   // --init does not set a new convolution
         init_params(r->engine, r->model, &r->tensors, r->o.config.n_layer, (uint64_t)r->o.seed);
-        return load_average(r, err);
-    }
+    if (!r->weights) return load_average(r, err);
     const StFile* file = &r->weights_file;
-    TostTensors stored = tost_tensors(r->o.resume ? &r->o.config : &r->init.config);
+    TostTensors stored = tost_tensors(config);
     const CheckpointModel m = {r->engine, r->model, &r->tensors, NULL};
     const bool ok = checkpoint_load_params(&m, &stored, file, err)
                     && (!r->o.resume || checkpoint_load_moments(&m, file, err))

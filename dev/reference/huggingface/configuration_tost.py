@@ -10,7 +10,7 @@ class TostConfig(PretrainedConfig):
     keys_to_ignore_at_inference = ["past_key_values"]
 
     def __init__(self, n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304, bias=False,
-                 membership="learned", use_cache=True, tie_word_embeddings=True, **kwargs):
+                 membership="learned", conv=0, use_cache=True, tie_word_embeddings=True, **kwargs):
         self.n_layer = n_layer
         self.n_head = n_head
         self.n_embd = n_embd
@@ -18,5 +18,6 @@ class TostConfig(PretrainedConfig):
         self.vocab_size = vocab_size
         self.bias = bias
         self.membership = membership  # learned, or uniform: 1/n_head for every head and token
+        self.conv = conv  # 0, or 4: w passes through a causal convolution over 4 tokens
         self.use_cache = use_cache
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)

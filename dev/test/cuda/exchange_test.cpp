@@ -78,7 +78,7 @@ Subject open_subject(const Setup& u, TostComm* comm, int ranks) {
     o.parts = u.parts / ranks;
     o.fast_reduce = u.fast;
     o.ema = true;
-    return subject_open(&tost_cuda_engine, {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership}, o);
+    return subject_open(&tost_cuda_engine, shape_config(&k), o);
 }
 
 void set_order(const Order& order, int devices) {

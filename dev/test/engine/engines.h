@@ -295,25 +295,29 @@ static inline void records_same(Checks* c, const char* what, const Record* got, 
 // ---------------------------------------------------------------------------------------------
 // One shape: every function of an engine with one model and batch size
 
-// Parameters: random; from init_params; random with subject_make_faint
-enum { RANDOM, FRESH, FAINT };
+// The CUDA engine has no convolution.
+static inline bool has_convolution(const TostEngine* engine) { return strcmp(engine->name, "cpu") == 0; }
+
+// Parameters: random; from init_params; random with subject_make_faint; random, of a model with a convolution
+enum { RANDOM, FRESH, FAINT, CONV };
 
 typedef struct {
     int layers, heads, channels, block, vocab, bias, membership;
     int B, T;
     int steps, micros;   // optimizer steps; micro-batches per step
-    int values;          // RANDOM, FRESH or FAINT
+    int values;          // RANDOM, FRESH, FAINT or CONV
 } Shape;
 
 static inline TostConfig shape_config(const Shape* k) {
-    const TostConfig c = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership};
+    const TostConfig c = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership,
+                          k->values == CONV ? TOST_CONV_WIDTH : 0};
     return c;
 }
 
 static inline const char* shape_label(char* text, size_t cap, const Shape* k, TostDtype dtype) {
     snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s%s%s", dtype_name(dtype), k->B, k->T, k->layers,
              k->heads, k->channels, k->vocab, k->bias ? ",bias" : "", k->membership == TOST_UNIFORM ? ",uniform" : "",
-             k->values == FRESH ? ",fresh" : k->values == FAINT ? ",faint" : "");
+             k->values == FRESH ? ",fresh" : k->values == FAINT ? ",faint" : k->values == CONV ? ",conv" : "");
     return text;
 }
 
@@ -606,13 +610,18 @@ static inline void engines_agree_on_all_pieces(Checks* c, const TostEngine* engi
     const int T = 4 * chunk + 9;
     const Shape learned = {2, 3, 60, T + 4, 257, 1, TOST_LEARNED, 2, T, 1, 2, RANDOM},
                 uniform = {2, 3, 60, T + 4, 29, 0, TOST_UNIFORM, 1, T, 1, 1, RANDOM},
-                few = {2, 3, 60, 16, 29, 1, TOST_LEARNED, 3, 7, 1, 1, RANDOM};
+                few = {2, 3, 60, 16, 29, 1, TOST_LEARNED, 3, 7, 1, 1, RANDOM},
+                conv = {2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 2, CONV},
+                few_conv = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, CONV};
     const PiecesTest tests[] = {{learned, chunk, 5, false}, {learned, chunk + 3, 5, false}, {learned, T - 1, 5, false},
                                {learned, 2 * chunk, 5, false}, {learned, T, 5, false}, {learned, T + 2, 5, false},
-                               {uniform, chunk + 3, 5, false}, {few, 1, 1, false}, {few, 3, 1, false}};
+                               {uniform, chunk + 3, 5, false}, {few, 1, 1, false}, {few, 3, 1, false},
+                               {conv, chunk + 3, 5, false}, {conv, T, 5, false}, {few_conv, 1, 1, false},
+                               {few_conv, 2, 1, false}, {few_conv, 3, 1, false}};
     Record whole = {NULL, 0};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         PiecesTest without = tests[i];
+        if (tests[i].shape.values == CONV && !has_convolution(engine)) continue;
         without.piece = 0;
         if (i == 0 || memcmp(&tests[i].shape, &tests[i - 1].shape, sizeof(Shape)) != 0) {
             record_free(&whole);
@@ -741,7 +750,7 @@ static inline void put_gradients(Subject* s, float value) {
 static inline void engine_overwrites_gradients(Checks* c, const TostEngine* engine, TostDtype dtype, int membership,
                                                bool recompute) {
     const Shape k = {2, 3, 60, 64, 29, 1, membership, 2, 33, 1, 2, RANDOM};
-    const TostConfig config = {k.layers, k.heads, k.channels, k.block, k.vocab, k.bias, k.membership};
+    const TostConfig config = shape_config(&k);
     const TostEnd more[2] = {TOST_MORE, TOST_STEP_ENDS}, parts[2] = {TOST_PART_ENDS, TOST_STEP_ENDS},
                   ends[2] = {TOST_STEP_ENDS, TOST_STEP_ENDS};
     TostEngineOptions o = engine_options(k.B, k.T, true, dtype);

@@ -156,7 +156,7 @@ static void test_stop(Checks* c, const Tokenizer* tokenizer) {
         {"a", "abc", 9, "|", 1, FINISH_STOP},
         {"c", "abc", 3, "a|b||", 3, FINISH_STOP},                  // in the last token that is allowed
     };
-    const TostConfig config = {1, 1, 1, 64, BYTES, 0, TOST_LEARNED};
+    const TostConfig config = {1, 1, 1, 64, BYTES, 0, TOST_LEARNED, 0};
     const TostEngine engine = {.forward = script_forward, .last_logits = script_logits};
     for (size_t i = 0; i < countof(cases); i++) {
         Script script = {.script = cases[i].script};

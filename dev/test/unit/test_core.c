@@ -31,6 +31,12 @@ static void check_values(Checks* c, const TostModel* m, const TostTensor* t) {
     const double std = t->init == TOST_NORMAL ? 0.02 : t->init == TOST_RESIDUAL ? residual : 0;
     const double constant = t->init == TOST_ONE ? 1 : t->init == TOST_GAMMA ? 1e-5f : 0;
     const float* x = m->state[TOST_PARAM] + t->offset;
+    if (t->init == TOST_IDENTITY) {
+        size_t wrong = 0;
+        for (size_t i = 0; i < t->size; i++) wrong += x[i] != (i % TOST_CONV_WIDTH == TOST_CONV_WIDTH - 1);
+        check(c, wrong == 0 && t->decay == TOST_NO_DECAY, "%s: %zu values are not the identity's", t->name, wrong);
+        return;
+    }
     double sum = 0, squares = 0, inside = 0;
     const double n = (double)t->size;
     for (size_t i = 0; i < t->size; i++) {
@@ -51,7 +57,8 @@ static void check_values(Checks* c, const TostModel* m, const TostTensor* t) {
 }
 
 static void test_init(Checks* c) {
-    const TostConfig config = {.n_layer = 2, .n_head = 4, .n_embd = 64, .block_size = 32, .vocab_size = 1200};
+    const TostConfig config = {.n_layer = 2, .n_head = 4, .n_embd = 64, .block_size = 32, .vocab_size = 1200,
+                               .conv = TOST_CONV_WIDTH};
     TostConfig biased = config, deep = config;
     biased.bias = 1;
     deep.n_layer = 8;
