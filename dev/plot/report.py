@@ -70,6 +70,8 @@ def read_results(folder):
             raise ValueError(f"{path}: not JSON; remove it and evaluate again") from error
         if not isinstance(result, dict) or result.get("content") != "eval":
             raise ValueError(f"{path}: not a result of eval --json")
+        if "partial" in result:
+            raise ValueError(f"{path}: the evaluation was interrupted; repeat it")
         results[path.stem] = result
     return results
 

@@ -51,6 +51,12 @@ static Window next_window(Windows* w, uint64_t i) {
     return (Window){start, i == 0 ? 0 : w->T - w->stride, left < (uint64_t)w->T ? (int)left : w->T};
 }
 
+// The targets of all windows
+static uint64_t tokens_in(const Windows* w) {
+    const uint64_t all = (uint64_t)w->T + (w->count - 1) * (uint64_t)(w->stride ? w->stride : w->T);
+    return w->stride && all > w->tokens - 1 ? w->tokens - 1 : all;
+}
+
 // ---------------------------------------------------------------------------------------------
 // Scoring
 
@@ -112,6 +118,7 @@ static void add_piece(WindowLoss* sum, const double* losses, const int32_t* targ
 
 // Adds a window to the results and writes it to the JSON file.
 static void add_window(Evaluation* e, JsonFile* json, const WindowLoss* sum, const Window* w) {
+    if (w->end <= w->skip) return;   // interrupted
     ratio_add(&e->loss, sum->nats, w->end - w->skip);
     for (int k = 0; k < POSITION_BINS; k++)
         if (sum->bin_tokens[k] > 0) ratio_add(&e->position[k], sum->bin_nats[k], sum->bin_tokens[k]);
@@ -124,9 +131,9 @@ static void add_window(Evaluation* e, JsonFile* json, const WindowLoss* sum, con
     json_put_close(json, '}');
 }
 
-// Scores n windows, piece by piece. done, all: number of windows before and in this batch, on all ranks, for progress.
-static bool score_batch(WindowLoss* sum, Evaluation* e, const Window* window, int n, uint64_t done, int all,
-                        TostError* err) {
+// Scores n windows, piece by piece; if a process alone is interrupted, they end early. done, all: number of windows
+// before and in this batch, on all ranks, for progress.
+static bool score_batch(WindowLoss* sum, Evaluation* e, Window* window, int n, uint64_t done, int all, TostError* err) {
     const size_t size = (size_t)n * e->piece;
     int32_t *inputs = xmalloc(size * sizeof *inputs), *targets = xmalloc(size * sizeof *targets);
     double* losses = xmalloc(size * sizeof *losses);
@@ -148,7 +155,9 @@ static bool score_batch(WindowLoss* sum, Evaluation* e, const Window* window, in
         const double windows = (double)done + (double)all * (first + T) / e->windows.T;
         progress_show(&e->progress, windows / (double)e->windows.count, "loss %.4f",
                       plain_nan(ratio_value(&e->loss)));
+        if (signals_received() && comm_size(e->model->comm) == 1) end = first + T;
     }
+    for (int i = 0; i < n; i++) window[i].end = window[i].end < end ? window[i].end : end;
     free(inputs);
     free(targets);
     free(losses);
@@ -292,10 +301,9 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
         end_json(&json, &e);
         ok = ok && loaded_model_check_loss(model, e.loss.x, err);
     }
+    if (ok && first) report_partial(&json, e.loss.y, (double)tokens_in(w), "tokens", "");
     const double seconds = now_seconds() - e.progress.started;
     ok = json_file_close(&json, ok, err) && ok;
-    if (ok && first && (uint64_t)e.loss.n < w->count)
-        printf("interrupted after %.0f of %llu windows\n", (double)e.loss.n, (unsigned long long)w->count);
     if (ok && first) print_score(&e, seconds);
     if (ok && first && o->by_position) print_positions(&e);
     tokenizer_free(tokenizer);
@@ -317,7 +325,7 @@ int command_eval(const Options* o, TostComm* comm, const TostEngine* engine) {
     uint32_t crc = 0;
     bool ok = loaded_model_find(&model, o, engine, &err) && check_lengths(&model, o, &err);
     model.comm = comm;
-    if (o->data) signals_catch(comm_rank(comm) == 0);
+    signals_catch(comm_rank(comm) == 0);
     if (ok && o->data)
         ok = stream_open(&data, o->data, (uint32_t)model.info.config.vocab_size, &err) && stream_crc(&crc, &data, &err);
     ok = comm_agree(comm, ok, &err)

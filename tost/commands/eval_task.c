@@ -7,6 +7,7 @@
 #include "base/clock.h"
 #include "base/json_write.h"
 #include "base/memory.h"
+#include "base/signals.h"
 #include "base/text.h"
 #include "commands/commands.h"
 #include "commands/eval_report.h"
@@ -21,6 +22,7 @@ typedef struct {
     double   nats[MAX_CHOICES];   // negative log-likelihood of each choice
     int      exact;               // 1: greedy decoding gives the only choice
     int      written;             // tokens generated after the context
+    bool     missing;             // interrupted before
     uint32_t text[WITHIN];        // they
 } Outcome;
 
@@ -191,12 +193,26 @@ static void share_outcomes(TaskRun* r) {
     free(all);
 }
 
+// Removes the examples of the keys from `first` on.
+static void drop_examples(TaskRun* r, size_t first) {
+    size_t n = 0;
+    for (; first < r->n_keys; first++) r->outcome[r->key[first].index].missing = true;
+    for (size_t i = 0; i < r->examples.count; i++) {
+        if (r->outcome[i].missing) free(r->examples.example[i].ids);
+        else r->outcome[n] = r->outcome[i], r->examples.example[n++] = r->examples.example[i];
+    }
+    r->examples.count = n;
+}
+
+// The ranks take batches in turn. After a signal, the examples scored so far remain.
 static bool score_all(TaskRun* r, TostError* err) {
-    const int rank = comm_rank(r->model->comm), ranks = comm_size(r->model->comm);
+    TostComm* comm = r->model->comm;
+    const int rank = comm_rank(comm), ranks = comm_size(comm);
     Progress progress = progress_new(stderr, rank != 0);
     bool finite = true;
-    int turn = 0;
-    for (size_t first = 0; first < r->n_keys && finite; turn = (turn + 1) % ranks) {
+    size_t first = 0;
+    for (int turn = 0; first < r->n_keys; turn = (turn + 1) % ranks) {
+        if (turn == 0 && comm_any(comm, !finite || signals_received())) break;
         const Key* key = &r->key[first];
         const int n = batch_size(r, first);
         first += (size_t)n;
@@ -206,8 +222,9 @@ static bool score_all(TaskRun* r, TostError* err) {
         progress_show(&progress, (double)first / (double)r->n_keys, "contexts of %d tokens", key->context);
     }
     progress_erase(&progress);
-    if (!comm_agree(r->model->comm, loaded_model_check_loss(r->model, finite ? 0 : NAN, err), err)) return false;
+    if (!comm_agree(comm, loaded_model_check_loss(r->model, finite ? 0 : NAN, err), err)) return false;
     share_outcomes(r);
+    drop_examples(r, first);
     return true;
 }
 
@@ -368,9 +385,10 @@ bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     if (ok && first)
         print_line(stderr, "%s, step %lld; examples in %s: %zu", model->file, (long long)model->info.step, o->task,
                    r.examples.count);
-    const double start = now_seconds();
+    const double start = now_seconds(), all = (double)r.examples.count;
     ok = ok && score_all(&r, err);
-    if (ok && first) report(&json, &r, now_seconds() - start);
+    if (ok && first) report_partial(&json, (double)r.examples.count, all, "examples", ", those of short contexts");
+    if (ok && first && r.examples.count > 0) report(&json, &r, now_seconds() - start);
     ok = json_file_close(&json, ok, err) && ok;
     free(r.outcome);
     free(r.key);

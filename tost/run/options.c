@@ -74,7 +74,7 @@ const Option option_table[] = {
     {"task", EVAL, STRING, AT(task), "FILE",
      .help = "examples to evaluate, JSONL of {\"context\", \"choices\", \"answer\"}; see Protocols",
      .not_with = "data"},
-    {"json", EVAL, STRING, AT(json), "FILE", .help = "also write all results as JSON"},
+    {"json", EVAL, STRING, AT(json), "FILE", .help = "also write all results as JSON; if interrupted, those so far"},
     {"force", EVAL, FLAG, AT(force), "", .help = "replace the file of --json even if it was not written by eval",
      .needs = "json"},
     {"val-data", TRAIN | OVERRIDABLE, STRING, AT(val_data), "GLOB", .help = "token shards to validate on",

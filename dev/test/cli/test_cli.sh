@@ -311,12 +311,25 @@ check "--by-position --stride: later windows score only their last positions" \
 
 run eval --model straight --data "$dir/tiny_val_*.bin" --seq 11 --limit 3
 check "eval --limit" [ "$(sed -n 's/^tokens *//p' stdout)" -eq 33 ]
-"$binary" eval --model straight --data "$dir/tiny_val_*.bin" --windows 100000000 >stdout 2>stderr &
-sleep 1
-kill -TERM $!
-wait $!
-check "an interrupted eval" [ $? -eq 143 ]
-check "it prints the result so far" says "interrupted after" stdout
+# interrupted tokens|examples ALL ARGUMENTS…: eval, interrupted after a second, says that its result is that of a part.
+interrupted() {
+    unit=$1 all=$2
+    shift 2
+    "$binary" eval --model straight "$@" --json partial.json >stdout 2>stderr &
+    sleep 1
+    kill -TERM $!
+    wait $!
+    check "eval $1, interrupted: $(cat stderr)" [ $? -eq 143 ]
+    sed -n '/"partial"/,/}/p' partial.json >part.json
+    part=$(figure $unit part.json)
+    check "it prints the result of $part $unit" says "interrupted after $part of $all $unit" stdout
+    check "and the loss" [ "${part:-0}" -gt 0 -a "${part:-0}" -lt $all -a "$(figure loss partial.json)" \> 0 ]
+    check "--json is marked as partial" [ "$(figure of part.json)" = $all ]
+}
+interrupted tokens 3200000000 --data "$dir/tiny_val_*.bin" --windows 100000000
+yes '{"context": "7 and 2", "choices": [" make"], "answer": 0}' | head -n 200000 >long.jsonl
+interrupted examples 200000 --task long.jsonl
+check "their accuracy is of them" [ "$(grep -c '"line"' partial.json)" -eq "$part" ]
 
 # A model with more positions
 run --init straight --extend-block 75 --data "$dir/tiny_train_*.bin" --steps 0 --val-every 0 --out longer --quiet
