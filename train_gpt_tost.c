@@ -23,7 +23,8 @@
 // and shrinks the directions in which they vary: 1/(1+m) is a shrinkage factor, and -wΠ/(1+m) is a gradient step that
 // reduces the coding rate of the tokens. Tokens are not compared pairwise: the past acts only through the statistics S,
 // N and D, which are 2C + NH numbers per layer at any length. Time and memory are linear in T, and decoding needs no KV
-// cache. With --conv 4, w first passes through a causal convolution over time, which tells the last tokens apart.
+// cache. With --conv 4, w and the input of c_fc first pass through causal convolutions over time, which tell the last
+// tokens apart.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
@@ -646,9 +647,10 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(y,          float,  rows * C) \
     X(attn_out,   float,  rows * C)                     /* c_proj(y) */ \
     X(x_mid,      float,  rows * C)                     /* x + gamma1 attn_out */ \
-    X(ln_2,       float,  rows * C) \
+    X(ln_2,       float,  rows * C)                     /* ln_2(x_mid) */ \
     X(mean_2,     float,  rows) \
     X(rstd_2,     float,  rows) \
+    X(mlp_in,     float,  conv * rows * C)              /* the convolution of ln_2 */ \
     X(fc,         float,  rows * 4 * C) \
     X(gelu,       float,  rows * 4 * C) \
     X(mlp_out,    float,  rows * C)
@@ -710,10 +712,9 @@ static size_t classifier_rows(size_t rows, int V) {
     return even_block(rows, most > 64 ? most : 64);
 }
 
-// The state of a sequence in a layer: S, N and D; with a convolution, also its last three inputs, as floats.
+// The state of a sequence in a layer: S, N and D; with convolutions, also the last three inputs of each, as floats.
 static size_t state_size(const TostConfig* c) {
-    const size_t floats = c->conv ? CONV_ROWS * (size_t)c->n_embd : 0;
-    return tssa_state_size(c->n_embd, c->n_head) + (floats + 1) / 2;
+    return tssa_state_size(c->n_embd, c->n_head) + (c->conv ? CONV_ROWS * (size_t)c->n_embd : 0);
 }
 
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
@@ -792,9 +793,12 @@ static double* model_state(const TostModel* model, int state, int l, int b) {
     return model->buf.states + i * state_size(&model->config);
 }
 
-// The rows of the convolution in the state of a layer.
-static float* state_rows(const TostModel* model, double* state) {
-    return (float*)(state + tssa_state_size(model->config.n_embd, model->config.n_head));
+typedef enum { ATTN_CONV, MLP_CONV } ConvPlace;
+
+// The rows of a convolution in the state of a layer.
+static float* state_rows(const TostModel* model, double* state, ConvPlace place) {
+    const int C = model->config.n_embd;
+    return (float*)(state + tssa_state_size(C, model->config.n_head)) + place * (size_t)CONV_ROWS * C;
 }
 
 // Copies layer l of state `from`, or zeros, to where the pass updates it in place: state `to`, or layer_state if `to`
@@ -838,33 +842,22 @@ static const float* layer_input(const TostModel* model, int l) {
     return l > 0 ? model->layer[l - 1].x_out : model->buf.x;
 }
 
-// From ln_1 to w
-static void project(TostModel* model, int l, double* state) {
-    const LayerActivations* a = &model->layer[l];
+// y = the convolution of x
+static void convolve(TostModel* model, float* y, const float* x, ConvPlace place, int l, double* state) {
     const TostParams p = model_params(model, TOST_PARAM, l);
-    const int C = model->config.n_embd;
-    const size_t rows = piece_rows(model), stride = 2 * state_size(&model->config);
-    linear_forward(p.conv ? a->projected : a->w, a->ln_1, weight(model, p.attn_w), p.attn_b, rows, C, C);
-    if (!p.conv) return;
-    conv_forward(a->w, state_rows(model, state), a->projected, p.conv, model->piece.B, model->piece.T, C, stride);
-    if (model->weights) round_bf16(a->w, rows * C);
+    conv_forward(y, state_rows(model, state, place), x, place == ATTN_CONV ? p.attn_conv : p.mlp_conv, model->piece.B,
+                 model->piece.T, model->config.n_embd, 2 * state_size(&model->config));
 }
 
-// From the gradient of w in dbranch to that of ln_1 in scratch_btc
-static void project_backward(TostModel* model, int l, double* adjoint) {
-    const LayerActivations* a = &model->layer[l];
+// In place: d is the gradient of the output, then of the input x.
+static void convolve_backward(TostModel* model, float* d, const float* x, ConvPlace place, int l, double* adjoint) {
     const TostParams p = model_params(model, TOST_PARAM, l), g = model_params(model, TOST_GRAD, l);
     const int C = model->config.n_embd, from = model->from;
-    const size_t rows = piece_rows(model), stride = 2 * state_size(&model->config);
-    float* dw = model->buf.dbranch;
-    if (model->weights) round_bf16(dw, rows * C);
-    if (p.conv) {
-        const float* before = from == TOST_NO_STATE ? NULL : state_rows(model, model_state(model, from, l, 0));
-        conv_backward(dw, g.conv, state_rows(model, adjoint), a->projected, before, p.conv, model->piece.B,
-                      model->piece.T, C, stride);
-        if (model->weights) round_bf16(dw, rows * C);
-    }
-    linear_backward(model->buf.scratch_btc, g.attn_w, g.attn_b, dw, a->ln_1, weight(model, p.attn_w), rows, C, C);
+    const float* rows = from == TOST_NO_STATE ? NULL : state_rows(model, model_state(model, from, l, 0), place);
+    conv_backward(d, place == ATTN_CONV ? g.attn_conv : g.mlp_conv, state_rows(model, adjoint, place), x, rows,
+                  place == ATTN_CONV ? p.attn_conv : p.mlp_conv, model->piece.B, model->piece.T, C,
+                  2 * state_size(&model->config));
+    if (model->weights) round_bf16(d, piece_rows(model) * C);
 }
 
 // Layer l, from its input to x_out
@@ -877,13 +870,21 @@ static void layer_forward(TostModel* model, int l, int from, int to) {
     double* state = start_state(model, from, to, l);
     const Tssa tssa = layer_tssa(model, l, state);
     layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p.ln_1_w, p.ln_1_b, rows, C);
-    project(model, l, state);
+    linear_forward(p.attn_conv ? a->projected : a->w, a->ln_1, weight(model, p.attn_w), p.attn_b, rows, C, C);
+    if (p.attn_conv) {
+        convolve(model, a->w, a->projected, ATTN_CONV, l, state);
+        if (model->weights) round_bf16(a->w, rows * C);
+    }
     tssa_forward(&tssa);
     linear_forward(a->attn_out, a->y, weight(model, p.attn_proj_w), p.attn_proj_b, rows, C, C);
     residual_forward(a->x_mid, x, a->attn_out, p.gamma1, rows, C);
 
     layernorm_forward(a->ln_2, a->mean_2, a->rstd_2, a->x_mid, p.ln_2_w, p.ln_2_b, rows, C);
-    linear_forward(a->fc, a->ln_2, weight(model, p.fc_w), p.fc_b, rows, C, 4 * C);
+    if (p.mlp_conv) {
+        if (model->weights) round_bf16(a->ln_2, rows * C);
+        convolve(model, a->mlp_in, a->ln_2, MLP_CONV, l, state);
+    }
+    linear_forward(a->fc, p.mlp_conv ? a->mlp_in : a->ln_2, weight(model, p.fc_w), p.fc_b, rows, C, 4 * C);
     gelu_forward(a->gelu, a->fc, rows * 4 * C);
     linear_forward(a->mlp_out, a->gelu, weight(model, p.fc_proj_w), p.fc_proj_b, rows, 4 * C, C);
     residual_forward(a->x_out, a->x_mid, a->mlp_out, p.gamma2, rows, C);
@@ -903,13 +904,17 @@ static void layer_backward(TostModel* model, int l, int right, int left) {
     residual_backward(dbranch, g.gamma2, dx, a->mlp_out, p.gamma2, rows, C);
     linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, a->gelu, weight(model, p.fc_proj_w), rows, 4 * C, C);
     gelu_backward(d_bt4c, a->fc, rows * 4 * C);
-    linear_backward(d_btc, g.fc_w, g.fc_b, d_bt4c, a->ln_2, weight(model, p.fc_w), rows, C, 4 * C);
+    linear_backward(d_btc, g.fc_w, g.fc_b, d_bt4c, p.mlp_conv ? a->mlp_in : a->ln_2, weight(model, p.fc_w), rows, C,
+                    4 * C);
+    if (p.mlp_conv) convolve_backward(model, d_btc, a->ln_2, MLP_CONV, l, adjoint);
     layernorm_backward(dx, g.ln_2_w, g.ln_2_b, d_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, rows, C);
 
     residual_backward(dbranch, g.gamma1, dx, a->attn_out, p.gamma1, rows, C);
     linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, dbranch, a->y, weight(model, p.attn_proj_w), rows, C, C);
     tssa_backward(&tssa);   // from d_btc to dbranch
-    project_backward(model, l, adjoint);   // from dbranch to d_btc
+    if (model->weights) round_bf16(dbranch, rows * C);
+    if (p.attn_conv) convolve_backward(model, dbranch, a->projected, ATTN_CONV, l, adjoint);
+    linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, a->ln_1, weight(model, p.attn_w), rows, C, C);
     layernorm_backward(dx, g.ln_1_w, g.ln_1_b, d_btc, layer_input(model, l), a->mean_1, a->rstd_1, p.ln_1_w, rows, C);
 }
 

@@ -2080,7 +2080,7 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
         MAX_ALLOWED_SHARED)
         return tost_error(err, "--heads %d: %d heads of %d channels do not fit in the shared memory of the CUDA "
                           "engine; give fewer heads or channels", c->n_head, c->n_head, c->n_embd / c->n_head);
-    if (c->conv) return tost_error(err, "--conv %d: the CUDA engine has no convolution; use the CPU engine", c->conv);
+    if (c->conv) return tost_error(err, "--conv %d: the CUDA engine has no convolutions; use the CPU engine", c->conv);
     return true;
 }
 

@@ -35,7 +35,7 @@ typedef struct {
     int vocab_size;                // V
     int bias;                      // 1: every Linear but the output head, and every LayerNorm, has a bias
     int membership;                // TostMembership
-    int conv;                      // TOST_CONV_WIDTH: w passes through a convolution over time; 0: as published
+    int conv;                      // TOST_CONV_WIDTH: w and ln_2 pass through convolutions over time; 0: as published
 } TostConfig;
 
 enum { TOST_CONV_WIDTH = 4 };
@@ -70,11 +70,12 @@ bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes
     X(denom_bias,  LAYER,  "attn.denom_bias",         (NH, BLOCK, 1), ZERO,     NO_DECAY, true) \
     X(attn_w,      LAYER,  "attn.c_attn.weight",      (C, C),         NORMAL,   DECAY,    true) \
     X(attn_b,      LAYER,  "attn.c_attn.bias",        (C),            ZERO,     NO_DECAY, BIAS) \
-    X(conv,        LAYER,  "attn.conv.weight",        (C, 1, CONV),   IDENTITY, NO_DECAY, CONV) /* as nn.Conv1d */ \
+    X(attn_conv,   LAYER,  "attn.conv.weight",        (C, 1, CONV),   IDENTITY, NO_DECAY, CONV) /* as nn.Conv1d */ \
     X(attn_proj_w, LAYER,  "attn.c_proj.weight",      (C, C),         RESIDUAL, DECAY,    true) \
     X(attn_proj_b, LAYER,  "attn.c_proj.bias",        (C),            ZERO,     NO_DECAY, BIAS) \
     X(ln_2_w,      LAYER,  "ln_2.weight",             (C),            ONE,      NO_DECAY, true) \
     X(ln_2_b,      LAYER,  "ln_2.bias",               (C),            ZERO,     NO_DECAY, BIAS) \
+    X(mlp_conv,    LAYER,  "mlp.conv.weight",         (C, 1, CONV),   IDENTITY, NO_DECAY, CONV) \
     X(fc_w,        LAYER,  "mlp.c_fc.weight",         (4 * C, C),     NORMAL,   DECAY,    true) \
     X(fc_b,        LAYER,  "mlp.c_fc.bias",           (4 * C),        ZERO,     NO_DECAY, BIAS) \
     X(fc_proj_w,   LAYER,  "mlp.c_proj.weight",       (C, 4 * C),     RESIDUAL, DECAY,    true) \

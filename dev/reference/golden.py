@@ -45,7 +45,7 @@ CASES = {
     # a sequence longer than any scan block, no clipping
     "long": dict(layers=1, heads=2, channels=8, block_size=300, vocab_size=11, batch=1, seq=300, seed=4, lr=6e-4,
                  weight_decay=0.01, grad_clip=0.5),
-    # a convolution
+    # convolutions
     "conv": dict(layers=2, heads=3, channels=15, block_size=11, vocab_size=29, conv=CONV_WIDTH, batch=2, seq=9,
                  masked=3, seed=5),
 }

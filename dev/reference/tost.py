@@ -44,7 +44,7 @@ class TostConfig:
     vocab_size: int = 50304  # GPT-2's 50257 rounded up; the extra ids never occur
     bias: bool = False
     membership: str = "learned"  # or "uniform": 1/n_head for every head and token
-    conv: int = 0  # or CONV_WIDTH: w passes through a causal convolution over time
+    conv: int = 0  # or CONV_WIDTH: w and the input of the MLP pass through causal convolutions over time
 
     def metadata(self):
         """The config as in a checkpoint's __metadata__: strings, bias 0 or 1; membership and conv if not published."""
@@ -70,6 +70,19 @@ class TostConfig:
                    conv=CONV_WIDTH if "transformer.h.0.attn.conv.weight" in shapes else 0)
 
 
+class Conv(nn.Conv1d):
+    """A causal convolution over time with one filter per channel, at first the identity."""
+
+    def __init__(self, config):
+        C = config.n_embd
+        super().__init__(C, C, config.conv, groups=C, bias=False)
+        with torch.no_grad():
+            self.weight.copy_(torch.eye(config.conv)[-1])
+
+    def forward(self, x):
+        return super().forward(F.pad(x.transpose(1, 2), (CONV_WIDTH - 1, 0))).transpose(1, 2)
+
+
 class TSSA(nn.Module):
     """Each head measures how much of a token's energy lies in its subspace (the membership Π), keeps the running
     second moment of the tokens that belong to it, and shrinks the directions in which they vary."""
@@ -82,17 +95,12 @@ class TSSA(nn.Module):
         self.temp = nn.Parameter(torch.ones(nh, 1))
         self.denom_bias = nn.Parameter(torch.zeros(nh, config.block_size, 1))
         self.c_attn = nn.Linear(C, C, bias=config.bias)
-        if config.conv:  # one filter per channel, at first the identity
-            self.conv = nn.Conv1d(C, C, config.conv, groups=C, bias=False)
-            with torch.no_grad():
-                self.conv.weight.copy_(torch.eye(config.conv)[-1])
+        self.conv = Conv(config) if config.conv else nn.Identity()
         self.c_proj = nn.Linear(C, C, bias=config.bias)
 
     def project(self, a):
         """w (B,nh,T,hs), at least float32: cumulative sums in bf16 stop growing after a few hundred tokens."""
-        w = self.c_attn(a)
-        if hasattr(self, "conv"):
-            w = self.conv(F.pad(w.transpose(1, 2), (CONV_WIDTH - 1, 0))).transpose(1, 2)
+        w = self.conv(self.c_attn(a))
         w = w.to(torch.promote_types(w.dtype, torch.float32))
         return w.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
 
@@ -118,11 +126,12 @@ class MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
         C = config.n_embd
+        self.conv = Conv(config) if config.conv else nn.Identity()
         self.c_fc = nn.Linear(C, 4 * C, bias=config.bias)
         self.c_proj = nn.Linear(4 * C, C, bias=config.bias)
 
     def forward(self, a):
-        return self.c_proj(F.gelu(self.c_fc(a)))  # the exact GELU, with erf
+        return self.c_proj(F.gelu(self.c_fc(self.conv(a))))  # the exact GELU, with erf
 
 
 class Block(nn.Module):

@@ -61,7 +61,7 @@ ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors) {
     snprintf(summary.sizes, sizeof summary.sizes,
              "%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias%s%s", c->n_layer, c->n_head,
              c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no",
-             c->membership == TOST_UNIFORM ? ", uniform membership" : "", c->conv ? ", convolution" : "");
+             c->membership == TOST_UNIFORM ? ", uniform membership" : "", c->conv ? ", convolutions" : "");
     snprintf(summary.parameters, sizeof summary.parameters, "%s (%s without position embeddings)",
              human_count(all, (double)n), human_count(without, (double)(n - positions)));
     return summary;

@@ -54,8 +54,8 @@ const Option option_table[] = {
     {"membership", TRAIN, CHOICE, AT(config.membership), "learned|uniform",
      .help = "membership of tokens in heads: learned as published, or uniform (1/heads), for comparison"},
     {"conv", TRAIN, INT, AT(config.conv), "0|4",
-     .help = "4: w passes through a causal convolution over 4 tokens, one filter per channel, which starts as the "
-     "identity; with --init, a model gets one. 0: as published", 0, TOST_CONV_WIDTH},
+     .help = "4: w and the input of the MLP pass through causal convolutions over 4 tokens, one filter per channel, "
+     "which start as the identity; --init can add them. 0: as published", 0, TOST_CONV_WIDTH},
     {"init", TRAIN, STRING, AT(init), "FILE",
      .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state",
      .default_text = "random weights", .not_with = "resume"},
