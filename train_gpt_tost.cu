@@ -2,9 +2,9 @@
 // functions and names of train_gpt_tost.c in the same order, each kernel next to its launcher.
 //
 // Precision. Matmul operands have one storage type S, float (fp32, tf32) or bf16; kernels are templates on it. Always
-// float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums, u and Π, softmax and loss,
-// parameter gradients, master weights, Adam's moments. Double: TSSA's sums across chunks, the sum of the losses, the
-// squared gradient norm.
+// float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums (across chunks in pairs of
+// floats), u and Π, softmax and loss, parameter gradients, master weights, Adam's moments. Double: TSSA's sums between
+// passes over one sequence, the sum of the losses, the squared gradient norm.
 //
 // Determinism. Every sum has a fixed order and there are no floating-point atomics: the same run gives the same bits.
 //
@@ -210,7 +210,8 @@ static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec
 
 // branch NULL: x_out = x and is not written. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) +
 // 2C (y) = 12C.
-template <typename S, int VEC, int PACKS> __global__ void __launch_bounds__(NORM_THREADS)
+template <typename S, int VEC, int PACKS>
+__global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 1)
     residual_layernorm_forward_kernel(float* x_out, S* y, float* mean, float* rstd, const float* x, const S* branch,
                                       const float* gamma, const float* w, const float* b, size_t rows, int C) {
     SHARED(float, shared, WARP);
@@ -233,8 +234,9 @@ template <typename S, int VEC, int PACKS> __global__ void __launch_bounds__(NORM
             UNROLL for (int i = 0; i < VEC; i++) v[p][i] += scale[i] * add[p][i];
             store_pack<VEC>(x_out + row * C + c, v[p]);
         }
-        UNROLL for (int i = 0; i < VEC; i++) sum[0] += v[p][i];
     }
+    UNROLL for (int p = 0; p < PACKS; p++)
+        UNROLL for (int i = 0; i < VEC; i++) sum[0] += v[p][i];
     row_sum(sum, shared);
     const float inverse_C = 1.0f / C, mean_row = sum[0] * inverse_C;
     UNROLL for (int p = 0; p < PACKS; p++) {
@@ -732,7 +734,7 @@ __device__ inline void tssa_energy_forward(float* x, float* groups, const TssaCh
     for (int h = warp_index(); h < a.NH; h += a.warps) {
         const float ratios = TSSA_CALL(tssa_energy_ratios, groups, h, k, a);
         const bool inside = lane < k.n;   // mutant: chunk_edge_forward
-        const unsigned bias = h * a.block_size + a.step->first + k.t0 + lane;
+        const size_t bias = (size_t)(unsigned)h * (unsigned)a.block_size + (unsigned)(a.step->first + k.t0 + lane);
         const float u_t = ratios + a.HS * (inside ? a.denom_bias[bias] : 0.0f);
         if (inside) a.u[tssa_head(h, k, a) + lane] = u_t;
         x[lane * stride + h] = a.temp[h] * u_t;

@@ -102,6 +102,7 @@ static Bench bench_open() {
     TostEngineOptions o = {};
     o.max_batch = o.max_piece = 1;
     o.dtype = TOST_BF16;
+    setvbuf(stdout, NULL, _IOLBF, 0);   // a program that is stopped has printed its rows
     if (!device_describe(text, sizeof text, &o, &err)) {
         fprintf(stderr, "%s\n", err.text);
         exit(STATUS_FAILED);

@@ -3,6 +3,8 @@
 #ifndef TOST_CUDA_RUNTIME_CUH
 #define TOST_CUDA_RUNTIME_CUH
 
+#include <limits.h>
+
 #include <vector>
 
 #include "tost/cuda/common.cuh"

@@ -15,7 +15,7 @@ cat >program <<'END'
 #!/bin/sh
 name=$(basename "$0")
 here=$(dirname "$(readlink -f "$0")")
-case " $(cat "$here/slow" 2>/dev/null) " in *" $name "*) echo 'begins'; exec sleep 1000 ;; esac
+case " $(cat "$here/slow" 2>/dev/null) " in *" $name "*) echo 'begun bf16 2 rows 1.0 us 2 GB/s'; exec sleep 1000 ;; esac
 case " $(cat "$here/broken" 2>/dev/null) " in *" $name "*) echo 'made-up failure'; exit 1 ;; esac
 case $name in
     nvidia-smi) echo 'Made Up, 1.0, 100 MiB' ;;
@@ -26,7 +26,7 @@ case $name in
         echo 'model      12 layers, 2 GB of memory'
         echo 'compute    650 MFLOP per token; 100% MFU: 1.52M tokens/s, 989.4 TFLOP/s in bf16 (data sheet)'
         while [ "$1" != --out ]; do shift; done
-        mkdir -p "$2/step_00000003" && echo model >"$2/step_00000003/model.safetensors"
+        mkdir -p "$2/step_00000002" && echo model >"$2/step_00000002/model.safetensors"
         echo 'step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s' >"$2/log.csv"
         for step in 0 1 2 3 4 5 6 7; do echo "$step,1,3.0,,1e-4,1,100,1000" >>"$2/log.csv"; done ;;
     compute-sanitizer) echo '========= ERROR SUMMARY: 0 errors' ;;
@@ -59,7 +59,7 @@ has_lines '| tssa_forward, bf16 B 64 T 1024 C 768: µs | 50.0 | .* | [1-9.]* tim
     '| tests | 12 passed, 1 failed, .*a made-up test' '| norm_kernel' '| adamw_kernel' '| matmul_kernel' \
     '| memcheck, bf16, ragged: errors | 0' '| trainer, T = 65536' '| kernels of one step | 1' \
     '| trainer, T = 1024, tokens/s | 655,360 .* 426 TFLOP/s, MFU 43.1% of 989.4 .* (data sheet), 2 GB .* | [1-9]' \
-    '| racecheck' '| synccheck' '| the same checkpoint .* | True' \
+    '| racecheck' '| synccheck' '| the same weights .* | True' \
     '- loss against PyTorch: after 0 of 300 steps: .*no_python: No such file' '- PyTorch gpt2, T = 65536: '
 check "the kernels as CSV" grep -q norm_kernel "$results"/*.csv
 echo bench_norm >broken
@@ -67,10 +67,10 @@ echo bench_classifier >slow
 rm built/bench_adamw
 bench limit --stages kernels tests --limit 8
 check "a failed, a hanging and a missing program: status $status" [ $status -eq 0 ]
-has_lines '- bench_norm: exit status 1: made-up failure' '- bench_classifier: took more than' '- bench_adamw: ' \
-    '| tests | no time left'
+has_lines '- bench_norm: exit status 1: made-up failure' '| begun, bf16 2 rows: µs | 1.0' \
+    '- bench_classifier: took more than' '- bench_adamw: ' '| tests | no time left'
 start killed --stages tssa kernels
-until grep -qs '^begins' "$results"/*.log; do sleep 0.2; done
+until grep -qs '^begun' "$results"/*.log; do sleep 0.2; done
 kill $!
 wait $!
 check "a stopped run: status $?" [ $? -eq 143 ]
