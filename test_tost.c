@@ -670,9 +670,9 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     if (curve) test_curve(c, engine, curve);
     else skip(c, "recorded loss curve: none in TOST_SHARED");
     test_differences(c, engine, 0, 0);
-    test_differences(c, engine, 1, has_convolution(engine) ? TOST_CONV_WIDTH : 0);
+    test_differences(c, engine, 1, TOST_CONV_WIDTH);
     test_uniform(c, engine);
-    for (odd.conv = 0; odd.conv <= (has_convolution(engine) ? TOST_CONV_WIDTH : 0); odd.conv += TOST_CONV_WIDTH) {
+    for (odd.conv = 0; odd.conv <= TOST_CONV_WIDTH; odd.conv += TOST_CONV_WIDTH) {
         test_causality(c, engine);
         test_decode(c, engine, TOST_FP32, LIMIT_DECODE);
         test_scores(c, engine);

@@ -451,6 +451,110 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 }
 
 // ---------------------------------------------------------------------------------------------
+// Convolutions over time, channel by channel, with --conv:   y[t] = Σ_{k<4} weight[k] x[t-3+k]
+//     dx[t] = Σ_k weight[k] dy[t+3-k],   dweight[k] = Σ_t x[t] dy[t+3-k]
+//
+// x[-3] to x[-1] are in the state before the pass. Backward counts them among its rows: their dx is the gradient of
+// that state. The gradient of the state after the pass is added to the dx of the last three rows.
+
+constexpr int CONV_WIDTH = TOST_CONV_WIDTH, CONV_ROWS = CONV_WIDTH - 1;   // the rows that a state holds
+constexpr int CONV_VEC = 2, CONV_RUN = 8;   // neighboring channels and steps of a thread at once
+
+// The states before and after a pass, (B,state_size) both; NULL: zeros, and not wanted. TSSA's running sums come first.
+// Forward: S, N and D before the first step and after the last one. Backward: start has RS, RN and RD, the sums of dS,
+// dN and dD over the steps after the pass; end receives these plus those of the pass. They must not overlap: the last
+// block writes while others read. With convolutions, the rows x[-3] to x[-1] of each follow, (3,C).
+struct TssaStates {
+    const double* start;
+    double* end;
+};
+
+constexpr TssaStates NO_STATES = {NULL, NULL};
+
+template <typename S> struct Conv {
+    int B, T, C;
+    S* y; const S* x;                // (B,T,C)
+    const float* weight;             // (C,1,4)
+    TssaStates state;
+    size_t state_size, rows;         // of a sequence, and where the convolution's rows are in it
+    // backward only
+    S* dx; const S* dy;              // (B,T,C)
+    TssaStates adjoint;
+    float* partial;                  // (blocks,C,4): each block's sum for dweight
+};
+
+// CONV_RUN steps from t0 on, CONV_VEC channels from c on. v: x from step t0 - 3 on; backward: dy from step t0 on.
+// WHOLE: all of these are in the pass, and so are the channels.
+template <bool WHOLE, bool BACKWARD, typename S>
+__device__ inline void conv_run(float (&dweight)[CONV_VEC][CONV_WIDTH], const float (&weight)[CONV_VEC][CONV_WIDTH],
+                                const Conv<S>& a, int b, int t0, int c) {
+    const int T = a.T, C = a.C, inside = C - c;
+    const size_t at = (size_t)b * T * C + c, in_state = b * a.state_size + a.rows + c;
+    const auto load = [=](float (&row)[CONV_VEC], const S* p, const double* state, int t) {   // zeros if there is none
+        if (WHOLE || t >= 0) load_part<WHOLE>(row, p + at + (size_t)t * C, t < T ? inside : 0);   // mutant: conv_end
+        else UNROLL for (int i = 0; i < CONV_VEC; i++)   // mutant: conv_state
+            row[i] = state && i < inside ? (float)state[in_state + (t + CONV_ROWS) * C + i] : 0.0f;
+    };
+    const auto store = [=](S* p, double* state, const float (&row)[CONV_VEC], int t) {
+        if (WHOLE || t >= 0) store_part<WHOLE>(p + at + (size_t)t * C, row, t < T ? inside : 0);
+        else UNROLL for (int i = 0; i < CONV_VEC; i++)
+            if (state && i < inside) state[in_state + (t + CONV_ROWS) * C + i] = row[i];
+    };
+    float v[CONV_RUN + CONV_ROWS][CONV_VEC], x[CONV_RUN][CONV_VEC] = {};   // all loads come before the first store
+    UNROLL for (int j = 0; j < CONV_RUN + CONV_ROWS; j++)
+        BACKWARD ? load(v[j], a.dy, NULL, t0 + j) : load(v[j], a.x, a.state.start, t0 + j - CONV_ROWS);
+    UNROLL for (int j = 0; BACKWARD && j < CONV_RUN; j++) load(x[j], a.x, a.state.start, t0 + j);
+    UNROLL for (int j = 0; j < CONV_RUN; j++) {
+        const int t = t0 + j;
+        float y[CONV_VEC] = {};
+        if (!WHOLE && BACKWARD && t < T && t + CONV_ROWS >= T) load(y, a.dy, a.adjoint.start, t - T);
+        UNROLL for (int i = 0; i < CONV_VEC; i++)
+            UNROLL for (int k = 0; k < CONV_WIDTH; k++) {
+                const int of = BACKWARD ? CONV_ROWS - k : k;
+                y[i] += weight[i][of] * v[j + k][i];
+                if (BACKWARD) dweight[i][of] += x[j][i] * v[j + k][i];
+            }
+        store(BACKWARD ? a.dx : a.y, BACKWARD ? a.adjoint.end : NULL, y, t);
+    }
+    for (int t = T - CONV_ROWS; !WHOLE && !BACKWARD && a.state.end && t0 + CONV_RUN >= T && t < T; t++) {
+        load(v[0], a.x, a.state.start, t);
+        store(a.y, a.state.end, v[0], t - T);   // mutant: conv_rows_not_passed
+    }
+}
+
+// Blocks loop over runs. Minimum traffic per row: 2C (x) + 2C (y); backward 2C (dy) + 2C (x) + 2C (dx).
+template <bool BACKWARD, typename S>
+__global__ void __launch_bounds__(256, 2) conv_kernel(Conv<S> a, int first, int runs) {
+    for (int c = threadIdx.x * CONV_VEC; c < a.C; c += blockDim.x * CONV_VEC) {
+        float weight[CONV_VEC][CONV_WIDTH] = {}, dweight[CONV_VEC][CONV_WIDTH] = {};
+        UNROLL for (int i = 0; i < CONV_VEC; i++)
+            if (c + i < a.C) load_pack<CONV_WIDTH>(weight[i], a.weight + (c + i) * CONV_WIDTH);
+        for (int run = blockIdx.x; run < a.B * runs; run += gridDim.x) {   // mutant: conv_runs_once
+            const int b = run / runs, t0 = first + run % runs * CONV_RUN;
+            if (t0 >= CONV_ROWS && t0 + CONV_RUN + CONV_ROWS <= a.T && a.C % CONV_VEC == 0)   // mutant: conv_whole
+                conv_run<true, BACKWARD>(dweight, weight, a, b, t0, c);
+            else conv_run<false, BACKWARD>(dweight, weight, a, b, t0, c);
+        }
+        UNROLL for (int i = 0; BACKWARD && i < CONV_VEC; i++)
+            if (c + i < a.C)
+                store_pack<CONV_WIDTH>(a.partial + (blockIdx.x * (size_t)a.C + c + i) * CONV_WIDTH, dweight[i]);
+    }
+}
+
+template <typename S> static void conv_forward(cudaStream_t stream, const Conv<S>& a) {
+    const int runs = div_up(a.T, CONV_RUN), blocks = min(a.B * runs, COLUMN_BLOCKS);
+    LAUNCH((conv_kernel<false, S>), blocks, channel_threads(a.C), 0, stream, a, 0, runs);
+}
+
+// Puts dweight on the list `sums`, of whose space it takes (COLUMN_BLOCKS,C,4).
+template <typename S> static void conv_backward(cudaStream_t stream, float* dweight, ColumnSums* sums, Conv<S> a) {
+    const int runs = div_up(a.T + CONV_ROWS, CONV_RUN), blocks = min(a.B * runs, COLUMN_BLOCKS);
+    a.partial = column_partials(sums, 1, blocks, a.C * CONV_WIDTH);
+    LAUNCH((conv_kernel<true, S>), blocks, channel_threads(a.C), 0, stream, a, -CONV_ROWS, runs);   // mutant: conv_left
+    column_sum(sums, dweight, a.partial, blocks, a.C * CONV_WIDTH);
+}
+
+// ---------------------------------------------------------------------------------------------
 // TSSA, token statistics self-attention: the formulas and their backward are in train_gpt_tost.c.
 //
 // Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads; a warp takes a head.
@@ -480,16 +584,6 @@ static_assert(TSSA_GROUPS * TSSA_VEC == TSSA_CHUNK, "a tile covers a chunk");
 // Steps in registers at once in a tile
 template <bool WHOLE, typename S> constexpr int TILE_ROWS = !WHOLE ? 1 : sizeof(S) > 2 ? 2 : TSSA_VEC;
 
-// The running sums before and after a pass, (B,2C+NH) both; NULL: zeros, and not wanted. Forward: S, N and D before the
-// first step and after the last one. Backward: start has RS, RN and RD, the sums of dS, dN and dD over the steps after
-// the pass; end receives these plus those of the pass. They must not overlap: the last block writes while others read.
-struct TssaStates {
-    const double* start;
-    double* end;
-};
-
-constexpr TssaStates NO_STATES = {NULL, NULL};
-
 // Sizes, and the arguments of TSSA. tssa_sizes sets the sizes; the caller sets the arguments.
 template <typename S> struct Tssa {
     int B, T, C, NH, HS, chunks;
@@ -503,6 +597,7 @@ template <typename S> struct Tssa {
     float *u, *pi;                    // (B,NH,T)
     S* y;                             // (B,T,C)
     TssaStates state;
+    size_t state_size;
     float* saved;                     // (B,chunks,narrow + wide): S, then N and D, before each chunk
     float* totals;                    // (B,slots,narrow), (B,slots,wide): of the scans
     int* sync;                        // tssa_sync_size: ticket, flags of two scans; zero before the launch
@@ -610,7 +705,7 @@ template <bool WIDE, bool BACKWARD, typename S> __device__ inline void tssa_scan
             return store_pack<SCAN_VEC>(carry, before);
         }
         const int place = tssa_scan_place<BACKWARD>(k, a);
-        const size_t at = k.b * tssa_state_size(a.C, a.NH) + (WIDE ? a.C : 0) + c;
+        const size_t at = k.b * a.state_size + (WIDE ? a.C : 0) + c;
         tssa_carry(carry, states.end && place == a.chunks - 1 ? states.end + at : NULL,
                    states.start ? states.start + at : NULL, sum,
                    tssa_totals<WIDE>(k.b, place, a) + c, (WIDE ? a.C + a.NH : a.C) - c);
@@ -1379,16 +1474,18 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
 // Rows: field, type, elements; rows = B·T of the largest piece.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,         S,       rows * C)                     /* ln_1(x) */ \
-    X(w,            S,       rows * C)                     /* c_attn(ln_1) */ \
+    X(projected,    S,       conv * rows * C)              /* c_attn(ln_1), the input of the convolution */ \
+    X(w,            S,       rows * C)                     /* c_attn(ln_1), or its convolution */ \
     X(u,            float,   rows * NH)                    /* (B,NH,T) */ \
     X(pi,           float,   rows * NH)                    /* (B,NH,T) */ \
     X(tssa_saved,   float,   B * chunks * tssa_sums_size(C, NH)) \
     X(y,            S,       rows * C) \
     X(attn_out,     S,       rows * C)                     /* c_proj(y) */ \
     X(x_mid,        float,   rows * C)                     /* x + gamma1 attn_out */ \
-    X(ln_2,         S,       rows * C) \
+    X(ln_2,         S,       rows * C)                     /* ln_2(x_mid) */ \
     X(mean_2,       float,   rows) \
     X(rstd_2,       float,   rows) \
+    X(mlp_in,       S,       conv * rows * C)              /* the convolution of ln_2 */ \
     X(fc,           S,       rows * 4 * C) \
     X(gelu,         S,       rows * 4 * C) \
     X(mlp_out,      S,       rows * C)
@@ -1408,7 +1505,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(logits,       char,    logits_bytes)                 /* a block of rows, of S or of float */ \
     X(losses,       float,   rows) \
     X(loss_sum,     double,  1)                            /* since the last read_loss */ \
-    X(states,       double,  m->options.states * state)    /* TSSA's sums S, N, D; or their gradients */ \
+    X(states,       double,  m->options.states * state)    /* see state_size; or their gradients */ \
     X(before,       double,  state)                        /* the state that a pass reads */ \
     X(after,        double,  state)                        /* and the one that it leaves: fixed, for graphs */ \
     X(right,        double,  train * state)                /* the gradient of the state after the piece */ \
@@ -1422,7 +1519,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(da,           float,   train * rows * NH) \
     X(dtemp,        float,   train * B * chunks * NH) \
     X(back,         float,   train * B * chunks * tssa_sums_size(C, NH)) \
-    X(columns,      float,   train * COLUMN_BLOCKS * 17 * C) /* partial sums of a layer and ln_f, for ColumnSums */ \
+    X(columns,      float,   train * COLUMN_BLOCKS * (17 + 2 * c->conv) * C) /* a layer and ln_f: for ColumnSums */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
     X(workspace,    char,    MATMUL_WORKSPACE)
 
@@ -1493,12 +1590,17 @@ static size_t classifier_rows(size_t rows, int V, size_t logit_bytes) {
     return even_block(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
 }
 
+// The state of a sequence in a layer: see TssaStates.
+static size_t state_size(const TostConfig* c) {
+    return tssa_state_size(c->n_embd, c->n_head) + (c->conv ? 2 * CONV_ROWS * (size_t)c->n_embd : 0);
+}
+
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
 template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
                  T = m->options.max_piece, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
-    const size_t state = L * B * tssa_state_size(C, NH);
+    const size_t conv = c->conv != 0, state = L * B * state_size(c);
     const size_t flat_bytes = m->tensors.flat_size * sizeof(float),
                  own_bytes = exchange_owned(&m->exchange) * sizeof(float);
     const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size, sizeof(S));
@@ -1576,9 +1678,9 @@ template <typename S> static StepInput model_input(const TypedModel<S>* m, int B
     return step_input(m->buf.input, (size_t)B * T);
 }
 
-// The sums of layer l and of the sequences from b on, (B,2C+NH), in an array of all layers
+// The state of layer l and of the sequences from b on, in an array of all layers
 static double* layer_sums_of(const TostModel* m, double* sums, int l, int b) {
-    return sums + ((size_t)l * m->options.max_batch + b) * tssa_state_size(m->config.n_embd, m->config.n_head);
+    return sums + ((size_t)l * m->options.max_batch + b) * state_size(&m->config);
 }
 
 template <typename S> static double* model_state(const TypedModel<S>* m, int state) {
@@ -1613,6 +1715,20 @@ template <typename S> static void write_state(TypedModel<S>* m, int to, const do
     if (to != TOST_NO_STATE) copy_sums(m, model_state(m, to), sums);
 }
 
+enum ConvPlace { ATTN_CONV, MLP_CONV };
+
+// A convolution of layer l. Backward goes from scratch_bt4c to dbranch, or of the MLP's from dbranch to scratch_btc.
+template <typename S> static Conv<S> layer_conv(const TypedModel<S>* m, ConvPlace place, int l, int B, int T) {
+    const LayerActivations<S>* a = &m->layer[l];
+    const TostParams<float> p = model_params(m, TOST_PARAM, l);
+    const bool attn = place == ATTN_CONV;
+    const int C = m->config.n_embd;
+    const size_t rows = tssa_state_size(C, m->config.n_head) + place * (size_t)CONV_ROWS * C;
+    return {B, T, C, attn ? a->w : a->mlp_in, attn ? a->projected : a->ln_2, attn ? p.attn_conv : p.mlp_conv,
+            layer_states(m, l), state_size(&m->config), rows, attn ? m->buf.dbranch : m->buf.scratch_btc,
+            attn ? m->buf.scratch_bt4c : m->buf.dbranch, layer_adjoints(m, l), NULL};
+}
+
 // TSSA of layer l. sync (zero): of this layer
 template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l, int* sync, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
@@ -1627,18 +1743,19 @@ template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l, i
     tssa.pi = a->pi;
     tssa.y = a->y;
     tssa.state = layer_states(m, l);
+    tssa.state_size = state_size(&m->config);
     tssa.saved = a->tssa_saved;
     tssa.totals = m->buf.totals;
     tssa.sync = sync;
     return tssa;
 }
 
-// With the arguments of its backward, from scratch_btc to dbranch
+// With the arguments of its backward, from scratch_btc to dbranch, or to scratch_bt4c if a convolution follows
 template <typename S> static Tssa<S> layer_tssa_grads(const TypedModel<S>* m, int l, int B, int T) {
     const TostParams<float> g = model_params(m, TOST_GRAD, l);
     Tssa<S> tssa = layer_tssa(m, l, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
     tssa.dy = m->buf.scratch_btc;
-    tssa.dw = m->buf.dbranch;
+    tssa.dw = m->config.conv ? m->buf.scratch_bt4c : m->buf.dbranch;
     tssa.da = m->buf.da;
     tssa.dtemp_chunk = m->buf.dtemp;
     tssa.dtemp = g.temp;
@@ -1657,13 +1774,15 @@ template <typename S> static void layer_branches(TypedModel<S>* m, int l, int* s
     const int C = m->config.n_embd;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
-    linear_forward(mm, a->w, a->ln_1, w.attn_w, w.attn_b, rows, C, C);
+    linear_forward(mm, p.attn_conv ? a->projected : a->w, a->ln_1, w.attn_w, w.attn_b, rows, C, C);
+    if (p.attn_conv) conv_forward(m->stream, layer_conv(m, ATTN_CONV, l, B, T));
     tssa_forward(m->stream, layer_tssa(m, l, sync, B, T));
     linear_forward(mm, a->attn_out, a->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
 
     residual_layernorm_forward(m->stream, a->x_mid, a->ln_2, a->mean_2, a->rstd_2, layer_input(m, l), a->attn_out,
                                p.gamma1, p.ln_2_w, p.ln_2_b, rows, C);
-    linear_forward(mm, a->fc, a->ln_2, w.fc_w, w.fc_b, rows, C, 4 * C);
+    if (p.mlp_conv) conv_forward(m->stream, layer_conv(m, MLP_CONV, l, B, T));
+    linear_forward(mm, a->fc, p.mlp_conv ? a->mlp_in : a->ln_2, w.fc_w, w.fc_b, rows, C, 4 * C);
     gelu_forward(m->stream, a->gelu, a->fc, rows * 4 * C);
     linear_forward(mm, a->mlp_out, a->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
 }
@@ -1702,13 +1821,16 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     Matmul* mm = &m->mm;
     linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, a->gelu, w.fc_proj_w, rows, 4 * C, C, add);
     gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, sums, a->fc, rows, 4 * C);
-    linear_backward(mm, buf->scratch_btc, g.fc_w, buf->scratch_bt4c, a->ln_2, w.fc_w, rows, C, 4 * C, add);
+    linear_backward(mm, p.mlp_conv ? buf->dbranch : buf->scratch_btc, g.fc_w, buf->scratch_bt4c,
+                    p.mlp_conv ? a->mlp_in : a->ln_2, w.fc_w, rows, C, 4 * C, add);
+    if (p.mlp_conv) conv_backward(m->stream, g.mlp_conv, sums, layer_conv(m, MLP_CONV, l, B, T));
     layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b, sums,
                                 buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, a->attn_out, p.gamma1,
                                 true, rows, C);
 
     linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C, add);
-    tssa_backward(m->stream, tssa);   // from scratch_btc to dbranch
+    tssa_backward(m->stream, tssa);
+    if (p.attn_conv) conv_backward(m->stream, g.attn_conv, sums, layer_conv(m, ATTN_CONV, l, B, T));
     linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C, add);
     bias_backward(m->stream, g.attn_b, sums, buf->dbranch, rows, C);
     if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1, B, T);
@@ -1818,7 +1940,7 @@ template <typename S> static void cuda_forward(TypedModel<S>* m, const TostPiece
 }
 
 template <typename S> static void cuda_copy_state(TypedModel<S>* m, int to, int from, int n, int copies) {
-    const size_t bytes = tssa_state_size(m->config.n_embd, m->config.n_head) * sizeof(double);
+    const size_t bytes = state_size(&m->config) * sizeof(double);
     for (int l = 0; l < m->config.n_layer; l++)
         for (int i = 0; i < n; i++)
             CUDA_CHECK(cudaMemcpyAsync(layer_sums_of(m, model_state(m, to), l, i),
@@ -2082,7 +2204,6 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
         MAX_ALLOWED_SHARED)
         return tost_error(err, "--heads %d: %d heads of %d channels do not fit in the shared memory of the CUDA "
                           "engine; give fewer heads or channels", c->n_head, c->n_head, c->n_embd / c->n_head);
-    if (c->conv) return tost_error(err, "--conv %d: the CUDA engine has no convolutions; use the CPU engine", c->conv);
     return true;
 }
 

@@ -71,9 +71,9 @@ void test_pieces(Checks* c, TostDtype dtype, const Schedule& schedule) {
 }
 
 // One of these tests, with a shorter last piece
-void test_few_pieces(Checks* c, TostDtype dtype) {
+void test_few_pieces(Checks* c, TostDtype dtype, int values) {
     const int T = 2 * CUDA_CHUNK + 9;
-    const PiecesTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, RANDOM}, T / 3 - 3, 5, false},
+    const PiecesTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, values}, T / 3 - 3, 5, false},
                     without = {test.shape, 0, 5, false};
     set_schedule(REVERSE_LATE);
     Record whole = pieces_record(&tost_cuda_engine, &without, dtype);
@@ -274,7 +274,8 @@ void test_quick(Checks* c) {
     const int chunk = CUDA_CHUNK, block = 2 * chunk + 8;
     const Shape edges = {2, 3, 60, block, 257, 1, TOST_LEARNED, 1, chunk + 1, 1, 2, RANDOM},
                 faint = {1, 3, 60, block, 29, 1, TOST_LEARNED, 2, 2 * chunk + 6, 1, 1, FAINT},
-                uniform = {1, 1, 64, block, 29, 0, TOST_UNIFORM, 1, chunk + 6, 1, 1, RANDOM};
+                uniform = {1, 1, 64, block, 29, 0, TOST_UNIFORM, 1, chunk + 6, 1, 1, RANDOM},
+                conv = {2, 3, 60, block, 29, 1, TOST_LEARNED, 2, chunk + 6, 1, 2, CONV};
     test_emulation(c);
     set_schedule(SHUFFLE);
     test_kernels(c, 4);
@@ -286,7 +287,8 @@ void test_quick(Checks* c) {
     test_shape(c, edges, TOST_FP32, {SHUFFLE_LATE});
     test_shape(c, faint, TOST_BF16, {REVERSE_LATE});
     test_shape(c, uniform, TOST_FP32, {SHUFFLE});
-    test_few_pieces(c, TOST_FP32);
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_shape(c, conv, dtype, {SHUFFLE});
+    for (const int values : {RANDOM, CONV}) test_few_pieces(c, TOST_FP32, values);
     test_stale_gradients(c);
     test_peak(c);
     test_refusals(c);
@@ -297,7 +299,7 @@ void test_quick(Checks* c) {
 void test_mutants(Checks* c) {
     test_kernels(c, 12);
     test_stale_gradients(c);
-    test_few_pieces(c, TOST_FP32);
+    for (const int values : {RANDOM, CONV}) test_few_pieces(c, TOST_FP32, values);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape, TOST_FP32, {REVERSE});

@@ -92,6 +92,57 @@ template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = 
 }
 
 // ---------------------------------------------------------------------------------------------
+// Convolution
+
+// state: with rows before the pass and a gradient of those after it
+template <typename S> void test_conv(Checks* c, int C, int B, int T, bool state) {
+    const size_t n = (size_t)B * T * C, size = 5 + (size_t)CONV_ROWS * C, width = (size_t)C * CONV_WIDTH;
+    const Floats x = numbers_of<S>(n, 1), dy = numbers_of<S>(n, 2), weight = numbers(width, 3);
+    const Floats before = numbers((size_t)B * size, 4), right = numbers((size_t)B * size, 5), unset(before.size(), 9.0f);
+    Doubles y(n), dx(n), dweight(width, 1.0), after(unset.begin(), unset.end()), left(after);
+    for (int b = 0; b < B; b++)
+        for (int i = 0; i < C; i++) {
+            const auto row = [&](int t) { return ((size_t)b * T + t) * C + i; };
+            const auto kept = [&](int t) { return b * size + 5 + (size_t)(t + CONV_ROWS) * C + i; };
+            for (int t = -CONV_ROWS; t < T; t++) {
+                const double x_t = t >= 0 ? x[row(t)] : state ? before[kept(t)] : 0.0;
+                double& dx_t = t >= 0 ? dx[row(t)] : left[kept(t)];
+                dx_t = state && t + CONV_ROWS >= T ? right[kept(t - T)] : 0.0;
+                if (t + CONV_ROWS >= T) after[kept(t - T)] = x_t;
+                for (int k = 0; k < CONV_WIDTH; k++) {
+                    const int at = t + CONV_ROWS - k;
+                    if (at < 0 || at >= T) continue;
+                    y[row(at)] += weight[(size_t)i * CONV_WIDTH + k] * x_t;
+                    dx_t += weight[(size_t)i * CONV_WIDTH + k] * dy[row(at)];
+                    dweight[(size_t)i * CONV_WIDTH + k] += x_t * dy[row(at)];
+                }
+            }
+        }
+    const Device<S> on_x(x), on_dy(dy), on_y(n), on_dx(n);
+    const Device<double> on_before(before), on_right(right), on_after(unset), on_left(unset);
+    const DeviceArray on_weight(weight), on_dweight(Floats(width, 1.0f)), partial(COLUMN_BLOCKS * width);
+    ColumnSums sums = {};
+    sums.space = partial.p;
+    const Conv<S> a = {B, T, C, on_y.p, on_x.p, on_weight.p, {state ? on_before.p : nullptr, on_after.p}, size, 5,
+                       on_dx.p, on_dy.p, {state ? on_right.p : nullptr, on_left.p}, nullptr};
+    conv_forward(nullptr, a);
+    conv_backward(nullptr, on_dweight.p, &sums, a);
+    layer_sums<S>(nullptr, sums, {}, true);
+    near(c, "conv", C, on_y.get(), y, stored<S>());
+    near(c, "conv, rows after", C, on_after.get(), after);
+    near(c, "conv, dx", C, on_dx.get(), dx, stored<S>());
+    near(c, "conv, gradient of the rows before", C, on_left.get(), left);
+    near(c, "conv, dweight", C, on_dweight.get(), dweight);
+}
+
+// Fewer steps than rows of a state, whole and ragged runs, more runs than blocks, more channels than threads.
+template <typename S> void test_convs(Checks* c) {
+    for (const int T : {1, 2, CONV_RUN, 3 * CONV_RUN - CONV_ROWS, 4 * CONV_RUN + 5}) test_conv<S>(c, 15, 2, T, T % 2);
+    test_conv<S>(c, 4, COLUMN_BLOCKS / 2 + 9, CONV_RUN + 1, true);
+    test_conv<S>(c, 1030, 1, CONV_RUN, false);
+}
+
+// ---------------------------------------------------------------------------------------------
 // TSSA
 
 // A StepHeader for the position `first`
@@ -428,6 +479,8 @@ void test_kernels(Checks* c, int seeds) {
     test_errors(c);
     for (const bool add : {false, true}) test_layer_sums(c, add);
     test_embeddings(c);
+    test_convs<float>(c);
+    test_convs<bf16>(c);
     test_tssa_variants<float>(c);
     test_tssa_variants<bf16>(c);
     test_scans(c);

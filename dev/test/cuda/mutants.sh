@@ -68,6 +68,12 @@ mass_terms_dropped | s/less_D += .*;//
 bias_of_the_branch_unscaled | s/total.*;/;/
 energy_below_its_least | s/= S.*/= true;/
 big_tokens_once | s/big += gridDim.x/big += step->n_big/
+conv_end | s/t < T ? inside : 0/inside/
+conv_state | s/i++/row[i++] = 0/
+conv_rows_not_passed | s/store.*;//
+conv_runs_once | s/run += gridDim.x/run += a.B * runs/
+conv_whole | s/a.C % CONV_VEC == 0/true/
+conv_left | s/-CONV_ROWS/0/
 temp_of_the_first_chunks | s/i += TEMP_THREADS/i += chunks/
 graph_of_another_shape | s/g->T != T/false/
 nothing_to_score | s/if (counted > 0) //
