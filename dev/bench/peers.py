@@ -5,8 +5,8 @@
 Sections: train, sample, tiktoken (the default: about a minute on two idle cores), and train_bf16 (autocast), compiled
 and compiled_bf16 (torch.compile; need a C++ compiler and a few minutes), and ddp (DistributedDataParallel with gloo:
 --threads processes with one thread each, which accumulate --tokens per step; minutes). The models have the size of
-tost-base; gpt2 is dev/reference/gpt2.py. Prints `key value unit` lines, or `skipped: SECTION: reason` if a package, a file or memory
-is missing. Each value is the median of --runs runs after a warm-up.
+tost-base; gpt2 is dev/reference/gpt2.py. Prints `key value unit` lines, or `skipped: SECTION: reason` if a package, a
+file or memory is missing. Each value is the median of --runs runs after a warm-up.
 PyTorch's threads spin while they wait, so other programs on the same cores slow it down disproportionately.
 """
 
