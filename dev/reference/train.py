@@ -67,8 +67,7 @@ OPTIONS = {
 }
 
 
-def parse(arguments):
-    parser = option_parser(__doc__)
+def parse(parser, arguments):
     parser.add_argument("--init", required=True, metavar="MODEL", help="initial weights, as for --model")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for log.csv and the weights")
     parser.add_argument("--like", metavar="RUN", help="trainer run that provides the missing options")
@@ -128,7 +127,8 @@ def schedule_lr(step, args):
 
 
 class Trainer:
-    def __init__(self, args):
+    def __init__(self, args, change=None):
+        """change: a function that changes the model before its optimizer is made"""
         self.model = Tost.from_checkpoint(args.init)
         self.tokenizer = complete(args, self.model.config.block_size)
         self.args = args
@@ -137,6 +137,8 @@ class Trainer:
         if args.attention == "softmax":
             torch.manual_seed(args.seed)
             self.model = Gpt2(config.n_layer, config.n_head, config.n_embd, config.block_size, V, 3 * config.n_embd)
+        if change:
+            change(self.model)
         self.train = Shards(args.data, args.seq, V, args.order, args.seed)
         if args.by_position and not args.val_data:
             raise ValueError("--by-position: needs --val-data")
@@ -234,7 +236,7 @@ class Trainer:
 
 @command(SafetensorError)
 def main(arguments):
-    args = parse(arguments)
+    args = parse(option_parser(__doc__), arguments)
     if args.threads:
         torch.set_num_threads(args.threads)
     path = args.out / "log.csv"

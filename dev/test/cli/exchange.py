@@ -20,6 +20,7 @@ from safetensors import safe_open
 
 import convert
 import train
+import variants
 from script_calls import check, refuses, succeeds, trainer
 from shards import Shards
 from tost import Tost
@@ -233,7 +234,7 @@ def check_training():
         out = f"torch_{dtype}"
         succeeds(train.main, *start, out, "--like", "shuffled", "--steps", 2, "--dtype", dtype)
         check(f"--dtype {dtype}", abs(columns(out)["train_loss"][0] - first) < limit)
-    check_by_position(start)
+    check_models(start)
     refuses("--val-data", train.main, *start, "none", "--data", "tiny_train_*.bin", "--steps", 1, "--lr", 1,
             "--by-position", "none.json")
     refuses("--overwrite", train.main, *start, "torch_shuffled", "--like", "shuffled")
@@ -242,8 +243,8 @@ def check_training():
     check("no folder is created", not Path("none").exists())
 
 
-def check_by_position(start):
-    """--by-position against eval --by-position with the same weights, and GPT-2 on the same data."""
+def check_models(start):
+    """--by-position against eval --by-position with the same weights; variants of ToST, and GPT-2, on the same data."""
     data = ("--like", "shuffled", "--val-data", "tiny_train_000001.bin", "--batch", 1, "--total-batch", 32,
             "--val-batches", 0)
     succeeds(train.main, *start, "torch_bins", *data, "--steps", 1, "--by-position", "torch.json")
@@ -251,6 +252,14 @@ def check_by_position(start):
     python, ours = (json.loads(Path(name).read_text())["position"] for name in ("torch.json", "bins.json"))
     check("by position: the same bins and losses", [b["first"] for b in python] == [b["first"] for b in ours]
           and all(abs(a["loss"] - b["loss"]) <= 0.01 for a, b in zip(python, ours)))   # eval has a shorter last window
+    steps = (*data, "--steps", 3, "--warmup", 0)
+    succeeds(variants.main, "published", *start, "variant", *steps)
+    succeeds(train.main, *start, "torch_3", *steps)
+    check("the published variant trains as the model",
+          np.allclose(columns("variant")["train_loss"], columns("torch_3")["train_loss"], atol=1e-6))
+    succeeds(variants.main, "w+ln_1+ln_2+relative", *start, "variant", *steps, "--overwrite")
+    check("the other variants differ", columns("variant")["train_loss"][2] != columns("torch_3")["train_loss"][2])
+    refuses("v: not a variant", variants.main, "v", *start, "none", *data)
     succeeds(train.main, *start, "gpt2", *data, "--steps", 40, "--attention", "softmax", "--by-position", "gpt2.json")
     losses = columns("gpt2")["train_loss"]
     check("GPT-2: the loss decreases", losses[-5:].mean() < losses[0] - 1)

@@ -1,0 +1,95 @@
+"""Trains variants of ToST for the experiment in dev/plot/README.md: where does a short convolution help?
+
+    variants.py VARIANT --init MODEL --data GLOB --val-data GLOB --steps N --lr X --out DIR …
+
+VARIANT joins words with +, such as w+ln_2+relative:
+
+    published   the model as published
+    w           a causal convolution of width 4 on w; ln_1, ln_2: on the output of this LayerNorm; w+ln_2 is --conv 4
+    relative    relative energy: u = Σ_d s (t+1) / (S hs) + denom_bias, of order one at any position t
+
+The other options are those of train.py, which trains GPT-2 with --attention softmax. The last line is a JSON object:
+the loss on all of --val-data, and for each layer the share of the variance of Π that the position explains there.
+Needs Python 3.11, torch, numpy and safetensors.
+"""
+
+import json
+import sys
+from dataclasses import replace
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+import train
+from cli import command, option_parser, run
+from tost import CONV_WIDTH, ENERGY_MIN, TSSA, Conv
+
+PLACES = ("w", "ln_1", "ln_2")
+WINDOWS = 128  # for the share of Π's variance
+
+
+class Observed(TSSA):
+    """TSSA that keeps Π (B,nh,T) of the last forward."""
+
+    relative = False
+
+    def membership(self, s):
+        t = torch.arange(1, s.size(2) + 1, device=s.device)[:, None]
+        r = s / s.cumsum(2).clamp_min(ENERGY_MIN) * (t / s.size(3) if self.relative else 1)
+        self.pi = F.softmax(self.temp * (r + self.denom_bias[:, : s.size(2)]).sum(-1), dim=1)
+        return self.pi
+
+
+def change(model, words):
+    """Makes a published model the variant, in place."""
+    config = replace(model.config, conv=CONV_WIDTH)
+    for block in model.transformer.h:
+        block.attn.__class__ = Observed
+        block.attn.relative = "relative" in words
+        if "w" in words:
+            block.attn.conv = Conv(config)
+        if "ln_1" in words:
+            block.ln_1 = nn.Sequential(block.ln_1, Conv(config))
+        if "ln_2" in words:
+            block.mlp.conv = Conv(config)
+
+
+@torch.no_grad()
+def explained(trainer):
+    """Per layer, the share of the variance of Π, in the first windows of --val-data, that lies between the means of the
+    positions."""
+    B, shares = trainer.args.batch, []
+    layers = [[] for _ in trainer.model.transformer.h]
+    for first in range(0, min(WINDOWS, trainer.val.samples - B + 1), B):
+        trainer.model(torch.from_numpy(trainer.val.batch(first, B)[0]))
+        for kept, block in zip(layers, trainer.model.transformer.h):
+            kept.append(block.attn.pi)
+    for kept in layers:
+        pi = torch.cat(kept)
+        between = (pi.mean(0) - pi.mean((0, 2))[:, None]).square().sum() * len(pi)
+        shares.append(round((between / (pi - pi.mean((0, 2))[:, None]).square().sum()).item(), 3))
+    return shares
+
+
+@command()
+def main(arguments):
+    parser = option_parser(__doc__)
+    parser.add_argument("variant", metavar="VARIANT")
+    args = train.parse(parser, arguments)
+    words = set(args.variant.split("+"))
+    if words - {"published", "relative", *PLACES}:
+        raise ValueError(f"{args.variant}: not a variant: join published, relative, {', '.join(PLACES)} with +")
+    torch.set_num_threads(args.threads or torch.get_num_threads())
+    trainer = train.Trainer(args, lambda model: change(model, words))
+    args.out.mkdir(parents=True, exist_ok=True)
+    with open(args.out / "log.csv", "w" if args.overwrite else "x") as log:
+        print(train.COLUMNS, file=log)
+        trainer.run(log)
+    args.val_batches = 0
+    print(json.dumps({"variant": args.variant, "lr": args.lr, "seed": args.seed,
+                      "tokens": args.steps * args.total_batch, "loss": round(trainer.validate(), 4), "position_share": explained(trainer)}))
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))
