@@ -231,16 +231,9 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // ---------------------------------------------------------------------------------------------
 // Convolution over time, with a filter of 4 taps for each channel:  y[t,c] = Σ_k weight[c,k] x[t-3+k,c]
 // The inputs of the three tokens before a piece are part of its state: `rows` (B,3,C), with `stride` numbers from one
-// sequence to the next. A thread owns a block of channels and goes through the tokens in order.
+// sequence to the next.
 
-enum { CONV_ROWS = TOST_CONV_WIDTH - 1, CONV_BLOCK = 32 };
-typedef float ConvTaps[TOST_CONV_WIDTH][CONV_BLOCK];
-
-// The taps of `width` channels, transposed
-static void conv_taps(ConvTaps tap, const float* weight, int width) {
-    for (int k = 0; k < TOST_CONV_WIDTH; k++)
-        for (int c = 0; c < width; c++) tap[k][c] = weight[c * TOST_CONV_WIDTH + k];
-}
+enum { CONV_ROWS = TOST_CONV_WIDTH - 1 };
 
 // The input of token t >= -3 of a sequence
 static const float* conv_input(const float* x, const float* rows, int t, int C) {
@@ -251,45 +244,44 @@ static const float* conv_input(const float* x, const float* rows, int t, int C) 
 static void conv_forward(float* y, float* rows, const float* x, const float* weight, int B, int T, int C,
                          size_t stride) {   // y, x (B,T,C); weight (C,4)
     #pragma omp parallel for schedule(static) if ((size_t)B * T > FEW_ROWS)
-    for (int c0 = 0; c0 < C; c0 += CONV_BLOCK) {
-        const int width = C - c0 < CONV_BLOCK ? C - c0 : CONV_BLOCK;
-        ConvTaps tap;
-        conv_taps(tap, weight + (size_t)c0 * TOST_CONV_WIDTH, width);
-        for (int b = 0; b < B; b++) {
-            const float* x_b = x + (size_t)b * T * C + c0;
-            float *y_b = y + (size_t)b * T * C + c0, *rows_b = rows + b * stride + c0;
-            for (int t = 0; t < T; t++) {
-                const float *x0 = conv_input(x_b, rows_b, t - 3, C), *x1 = conv_input(x_b, rows_b, t - 2, C);
-                const float *x2 = conv_input(x_b, rows_b, t - 1, C), *x3 = conv_input(x_b, rows_b, t, C);
-                float* restrict y_t = y_b + (size_t)t * C;
-                for (int c = 0; c < width; c++)
-                    y_t[c] = tap[0][c] * x0[c] + tap[1][c] * x1[c] + tap[2][c] * x2[c] + tap[3][c] * x3[c];
-            }
-            for (int i = 0; i < CONV_ROWS; i++)
-                memcpy(rows_b + (size_t)i * C, conv_input(x_b, rows_b, T - CONV_ROWS + i, C), width * sizeof *rows_b);
+    for (size_t row = 0; row < (size_t)B * T; row++) {
+        const size_t b = row / T;
+        const float *input[TOST_CONV_WIDTH], *x_b = x + b * T * C;
+        for (int k = 0; k < TOST_CONV_WIDTH; k++)
+            input[k] = conv_input(x_b, rows + b * stride, (int)(row % T) - CONV_ROWS + k, C);
+        const float *x0 = input[0], *x1 = input[1], *x2 = input[2], *x3 = input[3];
+        float* restrict y_c = y + row * C;
+        for (int c = 0; c < C; c++) {
+            const float* tap = weight + (size_t)c * TOST_CONV_WIDTH;
+            y_c[c] = tap[0] * x0[c] + tap[1] * x1[c] + tap[2] * x2[c] + tap[3] * x3[c];
         }
     }
+    for (int b = 0; b < B; b++)
+        for (int i = 0; i < CONV_ROWS; i++)
+            memcpy(rows + b * stride + (size_t)i * C,
+                   conv_input(x + (size_t)b * T * C, rows + b * stride, T - CONV_ROWS + i, C), C * sizeof *rows);
 }
 
 // dx =, in place: holds dy on entry; dweight +=.   dx[t] = Σ_k weight[k] dy[t+3-k],   dweight[k] = Σ_t dy[t+3-k] x[t]
 // adjoint: the gradient of the rows after these tokens, then of `rows`. rows NULL: a text starts here.
 static void conv_backward(float* dx, float* dweight, float* adjoint, const float* x, const float* rows,
                           const float* weight, int B, int T, int C, size_t stride) {
+    enum { BLOCK = 64 };   // channels; a thread goes through all rows, in order
     #pragma omp parallel for schedule(static)
-    for (int c0 = 0; c0 < C; c0 += CONV_BLOCK) {
-        const int width = C - c0 < CONV_BLOCK ? C - c0 : CONV_BLOCK;
-        ConvTaps tap;
-        double sum[TOST_CONV_WIDTH][CONV_BLOCK] = {{0}};
-        conv_taps(tap, weight + (size_t)c0 * TOST_CONV_WIDTH, width);
+    for (int c0 = 0; c0 < C; c0 += BLOCK) {
+        const int width = C - c0 < BLOCK ? C - c0 : BLOCK;
+        float tap[TOST_CONV_WIDTH][BLOCK];
+        double sum[TOST_CONV_WIDTH][BLOCK] = {{0}};
+        for (int i = 0; i < width * TOST_CONV_WIDTH; i++)
+            tap[i % TOST_CONV_WIDTH][i / TOST_CONV_WIDTH] = weight[(size_t)c0 * TOST_CONV_WIDTH + i];
         for (int b = 0; b < B; b++) {
             const float *x_b = x + (size_t)b * T * C + c0, *rows_b = rows ? rows + b * stride + c0 : NULL;
             float *dx_b = dx + (size_t)b * T * C + c0, *adjoint_b = adjoint + b * stride + c0;
-            float after[CONV_ROWS][CONV_BLOCK];
-            for (int i = 0; i < CONV_ROWS; i++)
-                memcpy(after[i], adjoint_b + (size_t)i * C, width * sizeof **after);
+            float after[CONV_ROWS][BLOCK];
+            for (int i = 0; i < CONV_ROWS; i++) memcpy(after[i], adjoint_b + (size_t)i * C, width * sizeof **after);
             for (int t = rows ? -CONV_ROWS : 0; t < T; t++) {
                 const float* x_t = conv_input(x_b, rows_b, t, C);
-                float dx_t[CONV_BLOCK] = {0};
+                float dx_t[BLOCK] = {0};
                 if (t + CONV_ROWS >= T) memcpy(dx_t, after[t + CONV_ROWS - T], width * sizeof *dx_t);
                 for (int k = 0; k < TOST_CONV_WIDTH; k++) {
                     const int at = t + CONV_ROWS - k;
@@ -304,9 +296,8 @@ static void conv_backward(float* dx, float* dweight, float* adjoint, const float
                        width * sizeof *dx_t);
             }
         }
-        for (int c = 0; c < width; c++)
-            for (int k = 0; k < TOST_CONV_WIDTH; k++)
-                dweight[(size_t)(c0 + c) * TOST_CONV_WIDTH + k] += (float)sum[k][c];
+        for (int i = 0; i < width * TOST_CONV_WIDTH; i++)
+            dweight[(size_t)c0 * TOST_CONV_WIDTH + i] += (float)sum[i % TOST_CONV_WIDTH][i / TOST_CONV_WIDTH];
     }
 }
 
@@ -639,8 +630,8 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(ln_1,       float,  rows * C)                     /* ln_1(x) */ \
     X(mean_1,     float,  rows) \
     X(rstd_1,     float,  rows) \
-    X(projected,  float,  conv * rows * C)              /* c_attn(ln_1), the input of the convolution */ \
-    X(w,          float,  rows * C)                     /* c_attn(ln_1), or its convolution */ \
+    X(projected,  float,  conv * rows * C)              /* c_attn(ln_1) */ \
+    X(w,          float,  rows * C)                     /* its convolution, or the same array */ \
     X(u,          float,  rows * NH)                    /* (B,NH,T) */ \
     X(pi,         float,  rows * NH)                    /* (B,NH,T) */ \
     X(tssa_saved, double, (rows / TSSA_BLOCK + B) * tssa_state_size(C, NH)) \
@@ -650,7 +641,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(ln_2,       float,  rows * C)                     /* ln_2(x_mid) */ \
     X(mean_2,     float,  rows) \
     X(rstd_2,     float,  rows) \
-    X(mlp_in,     float,  conv * rows * C)              /* the convolution of ln_2 */ \
+    X(mlp_in,     float,  conv * rows * C)              /* its convolution, or the same array */ \
     X(fc,         float,  rows * 4 * C) \
     X(gelu,       float,  rows * 4 * C) \
     X(mlp_out,    float,  rows * C)
@@ -741,6 +732,7 @@ static size_t layout_buffers(TostModel* model, void* base) {
         else { LAYER_ACTIVATIONS(X) }
         if (l == 0 || train) { LAYER_RESIDENT(X) }
 #undef X
+        if (!conv) model->layer[l].projected = model->layer[l].w, model->layer[l].mlp_in = model->layer[l].ln_2;
     }
     return arena.used;
 }
@@ -793,12 +785,10 @@ static double* model_state(const TostModel* model, int state, int l, int b) {
     return model->buf.states + i * state_size(&model->config);
 }
 
-typedef enum { ATTN_CONV, MLP_CONV } ConvPlace;
-
 // The rows of a convolution in the state of a layer.
-static float* state_rows(const TostModel* model, double* state, ConvPlace place) {
+static float* state_rows(const TostModel* model, double* state, TostRow filter) {
     const int C = model->config.n_embd;
-    return (float*)(state + tssa_state_size(C, model->config.n_head)) + place * (size_t)CONV_ROWS * C;
+    return (float*)(state + tssa_state_size(C, model->config.n_head)) + (filter == TOST_ROW_mlp_conv) * CONV_ROWS * C;
 }
 
 // Copies layer l of state `from`, or zeros, to where the pass updates it in place: state `to`, or layer_state if `to`
@@ -842,21 +832,24 @@ static const float* layer_input(const TostModel* model, int l) {
     return l > 0 ? model->layer[l - 1].x_out : model->buf.x;
 }
 
-// y = the convolution of x
-static void convolve(TostModel* model, float* y, const float* x, ConvPlace place, int l, double* state) {
-    const TostParams p = model_params(model, TOST_PARAM, l);
-    conv_forward(y, state_rows(model, state, place), x, place == ATTN_CONV ? p.attn_conv : p.mlp_conv, model->piece.B,
-                 model->piece.T, model->config.n_embd, 2 * state_size(&model->config));
+// y = the convolution of x, if there is one. Both are rounded with bf16.
+static void convolve(TostModel* model, int l, TostRow filter, float* y, float* x, double* state) {
+    const int B = model->piece.B, T = model->piece.T, C = model->config.n_embd;
+    if (!model->config.conv) return;
+    const float* weight = model->array[TOST_PARAM] + tost_row_offset(&model->tensors, filter, l);
+    if (model->weights) round_bf16(x, piece_rows(model) * C);
+    conv_forward(y, state_rows(model, state, filter), x, weight, B, T, C, 2 * state_size(&model->config));
+    if (model->weights) round_bf16(y, piece_rows(model) * C);
 }
 
-// In place: d is the gradient of the output, then of the input x.
-static void convolve_backward(TostModel* model, float* d, const float* x, ConvPlace place, int l, double* adjoint) {
-    const TostParams p = model_params(model, TOST_PARAM, l), g = model_params(model, TOST_GRAD, l);
-    const int C = model->config.n_embd, from = model->from;
-    const float* rows = from == TOST_NO_STATE ? NULL : state_rows(model, model_state(model, from, l, 0), place);
-    conv_backward(d, place == ATTN_CONV ? g.attn_conv : g.mlp_conv, state_rows(model, adjoint, place), x, rows,
-                  place == ATTN_CONV ? p.attn_conv : p.mlp_conv, model->piece.B, model->piece.T, C,
-                  2 * state_size(&model->config));
+// d: the gradient of y, then of x
+static void convolve_backward(TostModel* model, int l, TostRow filter, float* d, const float* x, double* adjoint) {
+    const int B = model->piece.B, T = model->piece.T, C = model->config.n_embd, from = model->from;
+    if (!model->config.conv) return;
+    const size_t at = tost_row_offset(&model->tensors, filter, l);
+    const float* rows = from == TOST_NO_STATE ? NULL : state_rows(model, model_state(model, from, l, 0), filter);
+    conv_backward(d, model->array[TOST_GRAD] + at, state_rows(model, adjoint, filter), x, rows,
+                  model->array[TOST_PARAM] + at, B, T, C, 2 * state_size(&model->config));
     if (model->weights) round_bf16(d, piece_rows(model) * C);
 }
 
@@ -870,21 +863,15 @@ static void layer_forward(TostModel* model, int l, int from, int to) {
     double* state = start_state(model, from, to, l);
     const Tssa tssa = layer_tssa(model, l, state);
     layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p.ln_1_w, p.ln_1_b, rows, C);
-    linear_forward(p.attn_conv ? a->projected : a->w, a->ln_1, weight(model, p.attn_w), p.attn_b, rows, C, C);
-    if (p.attn_conv) {
-        convolve(model, a->w, a->projected, ATTN_CONV, l, state);
-        if (model->weights) round_bf16(a->w, rows * C);
-    }
+    linear_forward(a->projected, a->ln_1, weight(model, p.attn_w), p.attn_b, rows, C, C);
+    convolve(model, l, TOST_ROW_attn_conv, a->w, a->projected, state);
     tssa_forward(&tssa);
     linear_forward(a->attn_out, a->y, weight(model, p.attn_proj_w), p.attn_proj_b, rows, C, C);
     residual_forward(a->x_mid, x, a->attn_out, p.gamma1, rows, C);
 
     layernorm_forward(a->ln_2, a->mean_2, a->rstd_2, a->x_mid, p.ln_2_w, p.ln_2_b, rows, C);
-    if (p.mlp_conv) {
-        if (model->weights) round_bf16(a->ln_2, rows * C);
-        convolve(model, a->mlp_in, a->ln_2, MLP_CONV, l, state);
-    }
-    linear_forward(a->fc, p.mlp_conv ? a->mlp_in : a->ln_2, weight(model, p.fc_w), p.fc_b, rows, C, 4 * C);
+    convolve(model, l, TOST_ROW_mlp_conv, a->mlp_in, a->ln_2, state);
+    linear_forward(a->fc, a->mlp_in, weight(model, p.fc_w), p.fc_b, rows, C, 4 * C);
     gelu_forward(a->gelu, a->fc, rows * 4 * C);
     linear_forward(a->mlp_out, a->gelu, weight(model, p.fc_proj_w), p.fc_proj_b, rows, 4 * C, C);
     residual_forward(a->x_out, a->x_mid, a->mlp_out, p.gamma2, rows, C);
@@ -904,16 +891,15 @@ static void layer_backward(TostModel* model, int l, int right, int left) {
     residual_backward(dbranch, g.gamma2, dx, a->mlp_out, p.gamma2, rows, C);
     linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, a->gelu, weight(model, p.fc_proj_w), rows, 4 * C, C);
     gelu_backward(d_bt4c, a->fc, rows * 4 * C);
-    linear_backward(d_btc, g.fc_w, g.fc_b, d_bt4c, p.mlp_conv ? a->mlp_in : a->ln_2, weight(model, p.fc_w), rows, C,
-                    4 * C);
-    if (p.mlp_conv) convolve_backward(model, d_btc, a->ln_2, MLP_CONV, l, adjoint);
+    linear_backward(d_btc, g.fc_w, g.fc_b, d_bt4c, a->mlp_in, weight(model, p.fc_w), rows, C, 4 * C);
+    convolve_backward(model, l, TOST_ROW_mlp_conv, d_btc, a->ln_2, adjoint);
     layernorm_backward(dx, g.ln_2_w, g.ln_2_b, d_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, rows, C);
 
     residual_backward(dbranch, g.gamma1, dx, a->attn_out, p.gamma1, rows, C);
     linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, dbranch, a->y, weight(model, p.attn_proj_w), rows, C, C);
     tssa_backward(&tssa);   // from d_btc to dbranch
     if (model->weights) round_bf16(dbranch, rows * C);
-    if (p.attn_conv) convolve_backward(model, dbranch, a->projected, ATTN_CONV, l, adjoint);
+    convolve_backward(model, l, TOST_ROW_attn_conv, dbranch, a->projected, adjoint);
     linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, a->ln_1, weight(model, p.attn_w), rows, C, C);
     layernorm_backward(dx, g.ln_1_w, g.ln_1_b, d_btc, layer_input(model, l), a->mean_1, a->rstd_1, p.ln_1_w, rows, C);
 }

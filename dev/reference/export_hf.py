@@ -99,7 +99,7 @@ tags:
 
 A Token Statistics Transformer (ToST; Wu et al., ICLR 2025, [arXiv 2412.17810](https://arxiv.org/abs/2412.17810)),
 trained with train_gpt_tost. Attention is linear in the sequence length, and generation keeps a state of
-{config.n_layer * ((5 if config.conv else 2) * config.n_embd + config.n_head):,} numbers, whatever the length.
+{config.n_layer * ((8 if config.conv else 2) * config.n_embd + config.n_head):,} numbers, whatever the length.
 
 | | |
 |---|---|

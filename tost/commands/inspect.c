@@ -85,7 +85,7 @@ static StMeta* make_metadata(int* n, const LoadedModel* m, const Tokenizer* toke
     const struct { const char* key; long long value; } numbers[] = {
         {"n_layer", c->n_layer}, {"n_head", c->n_head}, {"n_embd", c->n_embd}, {"block_size", c->block_size},
         {"vocab_size", c->vocab_size}, {"bias", c->bias}, {"step", m->info.step},
-        {"text_tokens", (long long)k->total}};
+        {"text_tokens", (long long)k->total}, {"conv", c->conv}};   // conv only if it is not 0, as in a checkpoint
     const struct { const char *key, *value; } strings[] = {
         {"format", "pt"}, {"content", "inspect"}, {"model", m->file}, {"tokenizer", tokenizer_path(tokenizer)},
         {"membership", c->membership == TOST_UNIFORM ? "uniform" : "learned"}};
@@ -94,7 +94,7 @@ static StMeta* make_metadata(int* n, const LoadedModel* m, const Tokenizer* toke
     *n = 0;
     for (size_t i = 0; i < countof(strings); i++)
         meta[(*n)++] = (StMeta){xstrdup(strings[i].key), xstrdup(strings[i].value)};
-    for (size_t i = 0; i < countof(numbers); i++)
+    for (size_t i = 0; i < countof(numbers) - !c->conv; i++)
         meta[(*n)++] = (StMeta){xstrdup(numbers[i].key), xasprintf("%lld", numbers[i].value)};
     return meta;
 }

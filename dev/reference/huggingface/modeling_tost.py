@@ -24,12 +24,13 @@ GAMMA_INIT = 1e-5   # initial LayerScale
 
 
 class TostState:
-    """The recurrent state, per layer: S and N (B,nh,hs), D (B,nh,1). Its size does not depend on the length."""
+    """The recurrent state, per layer: S and N (B,nh,hs), D (B,nh,1) and, with convolutions, the last inputs
+    (B,3,C) of each. Its size does not depend on the length."""
 
     is_compileable = False
 
     def __init__(self, n_layer):
-        self.layers = [None] * n_layer  # (S, N, D) of each layer
+        self.layers = [None] * n_layer  # the tensors of each layer
         self.tokens = None              # (B) tokens without padding so far
         self.length = 0                 # tokens with padding so far
         self.dropped = 0                # the first of them, which the sums do not include
@@ -61,6 +62,25 @@ def running_sum(x, before):
     return x.cumsum(2) if before is None else before + x.cumsum(2)
 
 
+class TostConv(nn.Conv1d):
+    """A causal convolution over time, with one filter per channel that starts as the identity."""
+
+    def __init__(self, channels, width):
+        super().__init__(channels, channels, width, groups=channels, bias=False)
+
+    def forward(self, x, mask, past):
+        """x (B,T,C), mask (B,1,T,1) or None, past (B,width-1,C): the inputs before x, or None for zeros. Returns the
+        output and the inputs before the next token. Padding is no input: the tokens are sorted before it."""
+        B, T, C = x.shape
+        before = self.kernel_size[0] - 1
+        tokens = torch.ones_like(x[..., 0]) if mask is None else mask[:, 0, :, 0]
+        order = (tokens == 0).to(torch.uint8).argsort(dim=1, stable=True).unsqueeze(-1).expand(B, T, C)
+        x = torch.cat((x.new_zeros(B, before, C) if past is None else past, x.gather(1, order)), 1)
+        y = super().forward(x.transpose(1, 2)).transpose(1, 2)
+        last = tokens.sum(1).long()[:, None, None] + torch.arange(before, device=x.device)[:, None]
+        return torch.zeros_like(y).scatter(1, order, y), x.gather(1, last.expand(B, before, C))
+
+
 class TostTSSA(nn.Module):
     """Each head measures how much of a token's energy lies in its subspace (the membership Π), keeps the running
     second moment of the tokens that belong to it, and shrinks the directions in which they vary."""
@@ -73,6 +93,7 @@ class TostTSSA(nn.Module):
         self.temp = nn.Parameter(torch.ones(nh, 1))
         self.denom_bias = nn.Parameter(torch.zeros(nh, config.block_size, 1))
         self.c_attn = nn.Linear(C, C, bias=config.bias)
+        self.conv = TostConv(C, config.conv) if config.conv else None
         self.c_proj = nn.Linear(C, C, bias=config.bias)
 
     def membership(self, s, S, positions):
@@ -84,29 +105,38 @@ class TostTSSA(nn.Module):
         return F.softmax(self.temp * (r + bias).sum(-1), dim=1)
 
     def forward(self, a, positions, mask, past):
-        """a (B,T,C), positions (B,T), mask (B,1,T,1) or None, past (S, N, D) or None. Returns the output and (S, N, D).
+        """a (B,T,C), positions (B,T), mask (B,1,T,1) or None, past (S, N, D, …) or None. Returns the output and
+        (S, N, D), with a convolution (S, N, D, its last inputs).
         Statistics are at least float32: cumulative sums in bf16 stop growing after a few hundred tokens."""
         w = self.c_attn(a)
+        rows = ()
+        if self.conv is not None:
+            w, *rows = self.conv(w, mask, None if past is None else past[3])
         w = w.to(torch.promote_types(w.dtype, torch.float32)).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
         s = w.square() if mask is None else w.square() * mask  # padding has no energy
-        S_past, N_past, D_past = (None, None, None) if past is None else (sums.unsqueeze(2) for sums in past)
+        S_past, N_past, D_past = (None, None, None) if past is None else (sums.unsqueeze(2) for sums in past[:3])
         S = running_sum(s, S_past)
         pi = self.membership(s, S, positions).unsqueeze(-1)    # (B,nh,T,1)
         counted = pi if mask is None else pi * mask
         N, D = running_sum(s * counted, N_past), running_sum(counted, D_past)
         y = -w * pi / (1 + N / (D + MASS_EPS))
-        return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype)), (S[:, :, -1], N[:, :, -1], D[:, :, -1])
+        return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype)), (S[:, :, -1], N[:, :, -1], D[:, :, -1], *rows)
 
 
 class TostMLP(nn.Module):
     def __init__(self, config):
         super().__init__()
         C = config.n_embd
+        self.conv = TostConv(C, config.conv) if config.conv else None
         self.c_fc = nn.Linear(C, 4 * C, bias=config.bias)
         self.c_proj = nn.Linear(4 * C, C, bias=config.bias)
 
-    def forward(self, a):
-        return self.c_proj(F.gelu(self.c_fc(a)))  # the exact GELU, with erf
+    def forward(self, a, mask, past):
+        """Returns the output and, with a convolution, its last inputs, which end `past`."""
+        rows = ()
+        if self.conv is not None:
+            a, *rows = self.conv(a, mask, None if past is None else past[-1])
+        return self.c_proj(F.gelu(self.c_fc(a))), rows  # the exact GELU, with erf
 
 
 class TostBlock(GradientCheckpointingLayer):
@@ -123,7 +153,8 @@ class TostBlock(GradientCheckpointingLayer):
     def forward(self, x, positions, mask, past):
         update, state = self.attn(self.ln_1(x), positions, mask, past)
         x = x + self.gamma1 * update
-        return x + self.gamma2 * self.mlp(self.ln_2(x)), state
+        update, rows = self.mlp(self.ln_2(x), mask, past)
+        return x + self.gamma2 * update, (*state, *rows)
 
 
 class TostForCausalLM(PreTrainedModel, GenerationMixin):
@@ -154,6 +185,9 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
             nn.init.normal_(module.weight, std=0.02)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
+        elif isinstance(module, TostConv):
+            nn.init.zeros_(module.weight)
+            nn.init.ones_(module.weight[..., -1:])
         elif isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
             if module.bias is not None:

@@ -108,7 +108,7 @@ def check_inspect(run):
         check(f"inspect {run}: {name} of each layer", seen[name].shape == expected.shape
               and torch.allclose(seen[name], expected, atol=EQUAL))
     expected = {"n_layer": "2", "n_head": "4", "n_embd": "32", "text_tokens": str(len(text.encode())),
-                "membership": model.config.membership}
+                "membership": model.config.membership} | ({"conv": "4"} if model.config.conv else {})
     check(f"inspect {run}: metadata", {key: saved.get(key) for key in expected} == expected)
 
 
@@ -132,6 +132,21 @@ def check_membership():
     succeeds(convert.main, "uniform.pt", "uniform_back")
     check("uniform converts back", metadata("uniform_back/model.safetensors").get("membership") == "uniform")
     check("learned membership is not in the metadata", "membership" not in metadata("learned.safetensors"))
+
+
+def check_conv():
+    """Convolutions: --init adds them to a model, or keeps them; both directions of convert.py."""
+    data = ("--data", "tiny_train_*.bin", "--out")
+    trainer("--init", "shuffled", "--conv", 4, "--steps", 0, *data, "conv_begun")
+    check("they begin as the identity", trainer_loss("conv_begun") == trainer_loss("shuffled"))
+    trainer("--init", "conv_begun", "--lr", "1e-2", "--steps", 3, *data, "conv")
+    check("conv is in the metadata", metadata(convert.find_model("conv")).get("conv") == "4")
+    check("but not without one", "conv" not in metadata(convert.find_model("shuffled")))
+    check_losses("conv")
+    succeeds(convert.main, "conv", "conv.pt")
+    succeeds(convert.main, "conv.pt", "conv_back")
+    check_same_weights("conv", "conv_back")
+    check("and converts back", metadata("conv_back/model.safetensors").get("conv") == "4")
 
 
 def check_pt_variants():
@@ -178,6 +193,7 @@ def check_refusals(checkpoint):
         "0.attn.temp' has shape (), expected two dimensions": {"model": state | {temp: torch.ones(())}},
         "invalid literal for int() with base 10: 'x'": {"model": state, "iter_num": "x"},
         "membership": {"model": state, "model_args": sizes | {"membership": "none"}},
+        "conv 4 in the metadata, but 0": {"model": state, "model_args": sizes | {"conv": 4}},
     }.items():
         torch.save(content, "wrong.pt")
         refuses(text, convert.main, "wrong.pt", "refused/model")
@@ -273,7 +289,8 @@ def main():
     check_losses("start")
     check_round_trip()
     check_membership()
-    for run in ("shuffled", "biased", "uniform"):
+    check_conv()
+    for run in ("shuffled", "biased", "uniform", "conv"):
         check_inspect(run)
     check_refusals(check_pt_variants())
     check_training()

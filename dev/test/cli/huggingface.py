@@ -20,7 +20,7 @@ import import_hf
 from golden import randomize
 from gpt2_encoding import gpt2_encoding, load_tokenizer
 from script_calls import check, missing, refuses, succeeds, trainer
-from tost import Tost, TostConfig, generate
+from tost import CONV_WIDTH, Tost, TostConfig, generate
 import vocab
 from vocabulary import Vocabulary
 
@@ -59,14 +59,16 @@ def text_of_stories():
 
 
 @torch.no_grad()
-def check_model(ours, theirs):
+def check_model(ours, theirs, folder):
     ids = torch.randint(0, 2304, (2, BLOCK), generator=torch.Generator().manual_seed(3))
     want = ours(ids)[0]
     got = theirs(ids).logits
     check("logits", (got - want).abs().max() <= EQUAL)
     state = theirs(ids[:, :300]).past_key_values
     sizes = [t.numel() for layer in state.layers for t in layer]
-    check("the state has 2C + nh numbers per layer and sequence", sizes == 3 * [2 * 48, 2 * 48, 2 * 4])
+    rows = [2 * 3 * 48] * 2 if ours.config.conv else []
+    check("the state has 2C + nh numbers per layer and sequence, 6C more with convolutions",
+          sizes == 3 * [2 * 48, 2 * 48, 2 * 4, *rows])
     rest = theirs(ids[:, 300:], past_key_values=state).logits
     check("logits of tokens after a state", (rest - want[:, 300:]).abs().max() <= EQUAL)
     loss = ours(ids[:, :-1], ids[:, 1:])[1]
@@ -76,7 +78,10 @@ def check_model(ours, theirs):
     padded = theirs(ids[:, :100], attention_mask=mask).logits
     check("padding on the left changes no logits", (padded[0, 60:] - ours(ids[:1, 60:100])[0][0]).abs().max() <= EQUAL)
     check("nor those of the other sequence", (padded[1] - want[1, :100]).abs().max() <= EQUAL)
-    half = load("out").to(torch.bfloat16)(ids).logits.float()
+    begun = theirs(ids[:, :100], attention_mask=mask.flip(1)).past_key_values
+    rest = theirs(ids[:, 40:100], attention_mask=torch.ones(2, 160), past_key_values=begun).logits[0]
+    check("nor does padding before the state's next tokens", (rest - want[0, 40:100]).abs().max() <= EQUAL)
+    half = load(folder).to(torch.bfloat16)(ids).logits.float()
     check("bfloat16", (half - want).norm() / want.norm() < 0.1)
     try:
         theirs(torch.zeros(1, BLOCK + 1, dtype=torch.long))
@@ -102,20 +107,20 @@ def check_training(model):
                                                      for a, b in zip(gradients[0], other)))
 
 
-def check_generation(model, tokenizer):
+def check_generation(model, tokenizer, file):
     def greedy(inputs, tokens, **options):
         """Only the new tokens."""
         return model.generate(**inputs, max_new_tokens=tokens, do_sample=False, eos_token_id=-1, **options)[:, -tokens:]
 
     prompt = "Once upon a time"
     out = greedy(tokenizer(prompt, return_tensors="pt"), 500)[0].tolist()
-    sample = trainer("sample", "--model", "model.safetensors", "--prompt", prompt, "--tokens", 500, "--temperature", 0)
-    written = prompt.encode() + load_tokenizer("model.safetensors").decode_bytes(out)
+    sample = trainer("sample", "--model", file, "--prompt", prompt, "--tokens", 500, "--temperature", 0)
+    written = prompt.encode() + load_tokenizer(file).decode_bytes(out)
     check("500 greedy tokens equal sample --temperature 0", sample == written + b"\n" and len(set(out)) > 20)
     long = greedy(tokenizer(prompt, return_tensors="pt"), 2 * BLOCK)[0].tolist()
-    sample = trainer("sample", "--model", "model.safetensors", "--prompt", prompt, "--tokens", 2 * BLOCK,
+    sample = trainer("sample", "--model", file, "--prompt", prompt, "--tokens", 2 * BLOCK,
                      "--temperature", 0)
-    check("beyond the block size too", load_tokenizer("model.safetensors").decode_bytes(long) + b"\n"
+    check("beyond the block size too", load_tokenizer(file).decode_bytes(long) + b"\n"
           == sample.removeprefix(prompt.encode()))
     check("and without a state",
           long == greedy(tokenizer(prompt, return_tensors="pt"), 2 * BLOCK, use_cache=False)[0].tolist())
@@ -366,16 +371,19 @@ def main():
     ours = make_model("model.safetensors")
     make_model("biased.safetensors", seed=2, bias=True)
     make_model("uniform.safetensors", seed=3, membership="uniform")
+    convolved = make_model("conv.safetensors", seed=4, conv=CONV_WIDTH)
     theirs = exported("model.safetensors", "out")
     tokenizer = AutoTokenizer.from_pretrained("out", trust_remote_code=True)
     check_card()
-    check_model(ours, theirs)
+    check_model(ours, theirs, "out")
     check_training(theirs)
-    check_generation(theirs, tokenizer)
+    check_generation(theirs, tokenizer, "model.safetensors")
     check_tokenizer(tokenizer)
     check_own_tokenizer()
-    for name in ("model", "biased", "uniform"):
+    for name in ("model", "biased", "uniform", "conv"):
         check_round_trip(name)
+    check_model(convolved, load("conv_out"), "conv_out")
+    check_generation(load("conv_out"), tokenizer, "conv.safetensors")
     check_extended()
     check_import()
     check_harness()

@@ -114,6 +114,8 @@ check "and has the same average of the weights" \
     cmp average/step_00000004/ema.safetensors average2/step_00000004/ema.safetensors
 halves even $small --membership uniform
 check "train prints uniform membership" says "uniform membership" stdout
+halves convolved $small --conv 4 --chunk 20
+check "train prints convolutions" says "convolutions" stdout
 halves extended --init straight --extend-block 75 $data $fast --batch 1 --total-batch 150
 run $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --recompute --out recomputed
 rm -r recomputed/step_00000006
@@ -135,6 +137,10 @@ cp average/step_00000002/ema.safetensors average/step_00000004/
 refuses 1 "tost eval --weights ema --model average --data $dir/tiny_val_*.bin" "different checkpoints" "step"
 prints "info even" "uniform membership"
 refuses 1 "tost --resume --out even --membership learned --steps 5" "--membership learned" "uniform"
+prints "info convolved" "convolutions"
+refuses 1 "tost --resume --out convolved --conv 0 --steps 5" "--conv 0" "4 in convolved"
+refuses 1 "tost --init convolved --conv 0 --out none" "--conv 0" "4 in convolved"
+refuses 1 "tost --resume --out even --conv 4 --steps 5" "--conv 4" "0 in even"
 
 # Ends of runs, and the best checkpoint
 run $small --lr 0.3 --steps 6 --val-every 1 --keep 1 --keep-best --out best
