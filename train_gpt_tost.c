@@ -245,11 +245,10 @@ static void conv_forward(float* y, float* rows, const float* x, const float* wei
                          size_t stride) {   // y, x (B,T,C); weight (C,4)
     #pragma omp parallel for schedule(static) if ((size_t)B * T > FEW_ROWS)
     for (size_t row = 0; row < (size_t)B * T; row++) {
-        const size_t b = row / T;
-        const float *input[TOST_CONV_WIDTH], *x_b = x + b * T * C;
-        for (int k = 0; k < TOST_CONV_WIDTH; k++)
-            input[k] = conv_input(x_b, rows + b * stride, (int)(row % T) - CONV_ROWS + k, C);
-        const float *x0 = input[0], *x1 = input[1], *x2 = input[2], *x3 = input[3];
+        const int t = (int)(row % T);
+        const float *x_b = x + (row - t) * C, *rows_b = rows + row / T * stride, *x3 = x + row * C;
+        const float *x0 = conv_input(x_b, rows_b, t - 3, C), *x1 = conv_input(x_b, rows_b, t - 2, C);
+        const float* x2 = conv_input(x_b, rows_b, t - 1, C);
         float* restrict y_c = y + row * C;
         for (int c = 0; c < C; c++) {
             const float* tap = weight + (size_t)c * TOST_CONV_WIDTH;

@@ -36,10 +36,6 @@ static void fill_constant(float* out, size_t n, float value) {
     for (size_t i = 0; i < n; i++) out[i] = value;
 }
 
-static void fill_identity(float* out, size_t n, size_t width) {
-    for (size_t i = 0; i < n; i++) out[i] = i % width == width - 1;
-}
-
 void init_params(const TostEngine* engine, TostModel* model, const TostTensors* tensors, int n_layer,
                  uint64_t seed) {
     size_t largest = 0;
@@ -55,7 +51,9 @@ void init_params(const TostEngine* engine, TostModel* model, const TostTensors* 
             case TOST_ONE:      fill_constant(values, t->size, 1.0f); break;
             case TOST_ZERO:     fill_constant(values, t->size, 0.0f); break;
             case TOST_GAMMA:    fill_constant(values, t->size, 1e-5f); break;
-            case TOST_IDENTITY: fill_identity(values, t->size, TOST_CONV_WIDTH); break;
+            case TOST_IDENTITY:
+                for (size_t k = 0; k < t->size; k++) values[k] = k % TOST_CONV_WIDTH == TOST_CONV_WIDTH - 1;
+                break;
         }
         engine->put(model, TOST_PARAM, t, values);
     }

@@ -139,6 +139,9 @@ static void test_flops(Checks* c) {
     tost_tensors_free(&t);
     const double want = 6 * products + 3 * 12 * (10 * 768 + 8 * 12);
     check(c, flops_per_token(&base) == want, "flops_per_token: %.0f, want %.0f", flops_per_token(&base), want);
+    TostConfig conv = base;
+    conv.conv = TOST_CONV_WIDTH;
+    check(c, flops_per_token(&conv) == want + 3 * 12 * 16 * 768, "flops_per_token: wrong with convolutions");
     static const struct { const char* device; int multiprocessors; double peak[3]; } known[] = {
         {"NVIDIA H200", 132, {66.9, 494.7, 989.4}},
         {"NVIDIA H100 PCIe", 114, {51.2, 378, 756}},
