@@ -18,7 +18,7 @@
 enum {
     KC = 384,                          // depth of a pass: a panel of a (KC x MR) fits in L1
     CHUNK_M = 192, CHUNK_N = 256,      // chunk of c: its panels of a and b for one pass fit in 1 MiB of L2
-    BLOCK_N = 1536, BLOCK_PASSES = 3,  // columns and passes of b packed at a time: at most 7 MB per thread, for L3
+    BLOCK_M = 1152,                    // rows of a packed at a time: at most 1.8 MB per thread, for L2 or L3
 };
 
 INLINE int round_up(int a, int b) { return ceil_div(a, b) * b; }
@@ -46,35 +46,28 @@ static void chunk(float* c, size_t ldc, const Word* pa, const Word* pb, Format f
         }
 }
 
-// n columns of c from depth k to k + depth, for which b is packed. pa is memory for one pass of a chunk.
-static void block(const Product* p, float* c, int n, size_t k, int depth, int kc, const Word* pb, Word* pa) {
-    const size_t columns = round_up(n, NR);
-    for (size_t i = 0; i < (size_t)p->M; i += CHUNK_M)
-        for (int from = 0; from < depth; from += kc) {
-            const int m = min_int(CHUNK_M, p->M - (int)i), deep = min_int(kc, depth - from);
-            pack_a(pa, operand_at(p->a, i, k + from), p->format, m, deep, kc);
-            const int words = words_of(p->format, deep);
-            const Word* pass = pb + words_of(p->format, from)*columns;
-            for (int j = 0; j < n; j += CHUNK_N)
-                chunk(c + i*p->ldc + j, p->ldc, pa, pass + (size_t)j*words, p->format, m, min_int(CHUNK_N, n - j),
-                      words, k + from == 0 ? p->beta : 1);
-        }
-}
-
 static void product_packed(const Product* p) {
-    const int even = ceil_div(p->K, ceil_div(p->K, KC));     // passes of nearly equal depth
-    const int kc = round_up(even, depth_unit(p->format)), deepest = min_int(p->K, BLOCK_PASSES * kc);
-    const size_t mp = round_up(min_int(p->M, CHUNK_M), rows_of_kernel(p->format));
-    const size_t np = round_up(min_int(p->N, BLOCK_N), NR);
-    const size_t b_words = np * words_of(p->format, deepest), a_words = mp * words_of(p->format, kc);
+    const int deepest = p->format == TILES ? 2*KC : KC;              // pairs take half the memory
+    const int even = ceil_div(p->K, ceil_div(p->K, deepest));        // passes of nearly equal depth
+    const int kc = round_up(even, depth_unit(p->format));
+    const size_t mp = round_up(min_int(p->M, BLOCK_M), rows_of_kernel(p->format));
+    const size_t np = round_up(min_int(p->N, CHUNK_N), NR);
+    const size_t a_words = mp * words_of(p->format, kc), b_words = np * words_of(p->format, kc);
     void* memory = xmalloc((b_words + a_words) * sizeof(Word) + 2*CACHE_LINE);   // pack_a may write LANES words more
-    Word* pb = next_cache_line(memory);
+    Word *pb = next_cache_line(memory), *pa = pb + b_words;
     if (p->format == TILES) amx_begin();
-    for (size_t j = 0; j < (size_t)p->N; j += BLOCK_N)
-        for (size_t k = 0; k < (size_t)p->K; k += deepest) {
-            const int n = min_int(BLOCK_N, p->N - (int)j), depth = min_int(deepest, p->K - (int)k);
-            pack_b(pb, operand_at(p->b, j, k), p->format, n, depth, kc);
-            block(p, p->c + j, n, k, depth, kc, pb, pb + b_words);
+    for (size_t i = 0; i < (size_t)p->M; i += BLOCK_M)
+        for (size_t k = 0; k < (size_t)p->K; k += kc) {
+            const int m = min_int(BLOCK_M, p->M - (int)i), depth = min_int(kc, p->K - (int)k);
+            const int words = words_of(p->format, depth);
+            pack_a(pa, operand_at(p->a, i, k), p->format, m, depth);
+            for (size_t j = 0; j < (size_t)p->N; j += CHUNK_N) {
+                const int n = min_int(CHUNK_N, p->N - (int)j);
+                pack_b(pb, operand_at(p->b, j, k), p->format, n, depth);
+                for (int from = 0; from < m; from += CHUNK_M)
+                    chunk(p->c + (i + from)*p->ldc + j, p->ldc, pa + (size_t)from*words, pb, p->format,
+                          min_int(CHUNK_M, m - from), n, words, k == 0 ? p->beta : 1);
+            }
         }
     if (p->format == TILES) amx_end();
     free(memory);

@@ -262,24 +262,23 @@ INLINE void pack_by_depth(Word* dst, Operand o, Format f, int lanes, int depth, 
             transpose(tile);
 }
 
-// dst (passes, panels, words of a pass, W). All passes are kc deep, but the last may be shallower.
-INLINE void pack(Word* dst, Operand o, Format f, int lanes, int depth, int kc, int W) {
-    for (int k = 0; k < depth; k += kc)
-        for (int i = 0, deep = min_int(kc, depth - k); i < lanes; i += PACK_LANES) {
-            const int n = min_int(PACK_LANES, lanes - i);
-            if (o.lanes_side) pack_by_depth(dst, operand_at(o, i, k), f, n, deep, W);
-            else pack_by_lane(dst, operand_at(o, i, k), f, n, deep, W);
-            dst += (size_t)ceil_div(n, W) * W * words_of(f, deep);
-        }
+// dst (panels, words, W)
+INLINE void pack(Word* dst, Operand o, Format f, int lanes, int depth, int W) {
+    for (int i = 0; i < lanes; i += PACK_LANES) {
+        const int n = min_int(PACK_LANES, lanes - i);
+        if (o.lanes_side) pack_by_depth(dst, operand_at(o, i, 0), f, n, depth, W);
+        else pack_by_lane(dst, operand_at(o, i, 0), f, n, depth, W);
+        dst += (size_t)ceil_div(n, W) * W * words_of(f, depth);
+    }
 }
 
-static __attribute__((noinline)) void pack_a(Word* dst, Operand o, Format f, int lanes, int depth, int kc) {
-    if (f == TILES) pack(dst, o, f, lanes, depth, kc, TILE_ROWS);
-    else pack(dst, o, f, lanes, depth, kc, MR);
+static __attribute__((noinline)) void pack_a(Word* dst, Operand o, Format f, int lanes, int depth) {
+    if (f == TILES) pack(dst, o, f, lanes, depth, TILE_ROWS);
+    else pack(dst, o, f, lanes, depth, MR);
 }
 
-static __attribute__((noinline)) void pack_b(Word* dst, Operand o, Format f, int lanes, int depth, int kc) {
-    pack(dst, o, f, lanes, depth, kc, NR);
+static __attribute__((noinline)) void pack_b(Word* dst, Operand o, Format f, int lanes, int depth) {
+    pack(dst, o, f, lanes, depth, NR);
 }
 
 // ---------------------------------------------------------------------------------------------
