@@ -464,22 +464,22 @@ constexpr int CONV_VEC = 2, CONV_RUN = 8;   // neighboring channels and steps of
 // Forward: S, N and D before the first step and after the last one. Backward: start has RS, RN and RD, the sums of dS,
 // dN and dD over the steps after the pass; end receives these plus those of the pass. They must not overlap: the last
 // block writes while others read. With convolutions, the rows x[-3] to x[-1] of each follow, (3,C).
-struct TssaStates {
+struct PassStates {
     const double* start;
     double* end;
 };
 
-constexpr TssaStates NO_STATES = {NULL, NULL};
+constexpr PassStates NO_STATES = {NULL, NULL};
 
 template <typename S> struct Conv {
     int B, T, C;
     S* y; const S* x;                // (B,T,C)
     const float* weight;             // (C,1,4)
-    TssaStates state;
+    PassStates state;
     size_t state_size, rows;         // of a sequence, and where the convolution's rows are in it
     // backward only
     S* dx; const S* dy;              // (B,T,C)
-    TssaStates adjoint;
+    PassStates adjoint;
     float* partial;                  // (blocks,C,4): each block's sum for dweight
 };
 
@@ -489,14 +489,15 @@ template <bool WHOLE, bool BACKWARD, typename S>
 __device__ inline void conv_run(float (&dweight)[CONV_VEC][CONV_WIDTH], const float (&weight)[CONV_VEC][CONV_WIDTH],
                                 const Conv<S>& a, int b, int t0, int c) {
     const int T = a.T, C = a.C, inside = C - c;
-    const size_t at = (size_t)b * T * C + c, in_state = b * a.state_size + a.rows + c;
+    const size_t in_state = b * a.state_size + a.rows + c;
+    const auto at = [=](int t) { return (size_t)(unsigned)(b * T + t) * (unsigned)C + c; };   // rows fit in 32 bits
     const auto load = [=](float (&row)[CONV_VEC], const S* p, const double* state, int t) {   // zeros if there is none
-        if (WHOLE || t >= 0) load_part<WHOLE>(row, p + at + (size_t)t * C, t < T ? inside : 0);   // mutant: conv_end
+        if (WHOLE || t >= 0) load_part<WHOLE>(row, p + at(t), t < T ? inside : 0);   // mutant: conv_end
         else UNROLL for (int i = 0; i < CONV_VEC; i++)   // mutant: conv_state
             row[i] = state && i < inside ? (float)state[in_state + (t + CONV_ROWS) * C + i] : 0.0f;
     };
     const auto store = [=](S* p, double* state, const float (&row)[CONV_VEC], int t) {
-        if (WHOLE || t >= 0) store_part<WHOLE>(p + at + (size_t)t * C, row, t < T ? inside : 0);
+        if (WHOLE || t >= 0) store_part<WHOLE>(p + at(t), row, t < T ? inside : 0);
         else UNROLL for (int i = 0; i < CONV_VEC; i++)
             if (state && i < inside) state[in_state + (t + CONV_ROWS) * C + i] = row[i];
     };
@@ -522,9 +523,10 @@ __device__ inline void conv_run(float (&dweight)[CONV_VEC][CONV_WIDTH], const fl
     }
 }
 
-// Blocks loop over runs. Minimum traffic per row: 2C (x) + 2C (y); backward 2C (dy) + 2C (x) + 2C (dx).
+// Blocks loop over runs. With 768 channels, 4 blocks fit on a multiprocessor. Minimum traffic per row: 2C (x) + 2C (y);
+// backward 2C (dy) + 2C (x) + 2C (dx).
 template <bool BACKWARD, typename S>
-__global__ void __launch_bounds__(256, 2) conv_kernel(Conv<S> a, int first, int runs) {
+__global__ void __launch_bounds__(256, 3) conv_kernel(Conv<S> a, int first, int runs) {
     for (int c = threadIdx.x * CONV_VEC; c < a.C; c += blockDim.x * CONV_VEC) {
         float weight[CONV_VEC][CONV_WIDTH] = {}, dweight[CONV_VEC][CONV_WIDTH] = {};
         UNROLL for (int i = 0; i < CONV_VEC; i++)
@@ -596,7 +598,7 @@ template <typename S> struct Tssa {
     const StepHeader* step;
     float *u, *pi;                    // (B,NH,T)
     S* y;                             // (B,T,C)
-    TssaStates state;
+    PassStates state;
     size_t state_size;
     float* saved;                     // (B,chunks,narrow + wide): S, then N and D, before each chunk
     float* totals;                    // (B,slots,narrow), (B,slots,wide): of the scans
@@ -607,7 +609,7 @@ template <typename S> struct Tssa {
     float *da, *dtemp_chunk;          // (B,NH,T); (NH,B,chunks): dtemp of each chunk
     float *dtemp, *ddenom_bias;       // (NH); (NH,block_size)
     bool fixed_temp;                  // temp has no gradient: membership is uniform
-    TssaStates adjoint;
+    PassStates adjoint;
     float* back;                      // like saved: RS, then RN and RD, after each chunk
 };
 
@@ -697,7 +699,7 @@ template <bool WIDE, bool BACKWARD, typename S> __device__ inline void tssa_scan
                                                                                  const Tssa<S>& a) {
     const auto scanned = [&](int c, const FloatPair (&sum)[SCAN_VEC]) {
         const TssaChunk k = *chunk;
-        const TssaStates states = BACKWARD ? a.adjoint : a.state;
+        const PassStates states = BACKWARD ? a.adjoint : a.state;
         float* carry = (BACKWARD ? a.back : a.saved) + tssa_sums(k, a) + (WIDE ? a.narrow : 0) + c;
         if (!states.start && !states.end) {
             float before[SCAN_VEC];
@@ -1590,7 +1592,7 @@ static size_t classifier_rows(size_t rows, int V, size_t logit_bytes) {
     return even_block(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
 }
 
-// The state of a sequence in a layer: see TssaStates.
+// The state of a sequence in a layer: see PassStates.
 static size_t state_size(const TostConfig* c) {
     return tssa_state_size(c->n_embd, c->n_head) + (c->conv ? 2 * CONV_ROWS * (size_t)c->n_embd : 0);
 }
@@ -1687,13 +1689,13 @@ template <typename S> static double* model_state(const TypedModel<S>* m, int sta
     return layer_sums_of(m, m->buf.states, state * m->config.n_layer, 0);
 }
 
-template <typename S> static TssaStates layer_states(const TypedModel<S>* m, int l) {
+template <typename S> static PassStates layer_states(const TypedModel<S>* m, int l) {
     if (!m->with_states) return NO_STATES;
-    return TssaStates{layer_sums_of(m, m->buf.before, l, 0), layer_sums_of(m, m->buf.after, l, 0)};
+    return PassStates{layer_sums_of(m, m->buf.before, l, 0), layer_sums_of(m, m->buf.after, l, 0)};
 }
-template <typename S> static TssaStates layer_adjoints(const TypedModel<S>* m, int l) {
+template <typename S> static PassStates layer_adjoints(const TypedModel<S>* m, int l) {
     if (!m->with_adjoints) return NO_STATES;
-    return TssaStates{layer_sums_of(m, m->buf.right, l, 0), layer_sums_of(m, m->buf.left, l, 0)};
+    return PassStates{layer_sums_of(m, m->buf.right, l, 0), layer_sums_of(m, m->buf.left, l, 0)};
 }
 
 // dst = src, or zeros if src is NULL; of all layers

@@ -1,4 +1,4 @@
-// bench_norm.cu: residual + LayerScale + LayerNorm and GELU, forward and backward, with 65,536 rows.
+// bench_norm.cu: residual + LayerScale + LayerNorm, GELU and convolution, forward and backward, with 65,536 rows.
 #include "bench.cuh"
 
 template <typename S> static void bench_norm(Bench* bench, int C) {
@@ -11,7 +11,7 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
     float *x_out = bench_buffer<float>(bench, rows * C), *dx = bench_random<float>(bench, rows * C, 0, 1e-3f);
     float *mean = bench_buffer<float>(bench, rows), *rstd = bench_buffer<float>(bench, rows);
     float *dw = bench_buffer<float>(bench, C), *dgamma = bench_buffer<float>(bench, C),
-          *dbias = bench_buffer<float>(bench, C);
+          *dbias = bench_buffer<float>(bench, C), *dweight = bench_buffer<float>(bench, C * CONV_WIDTH);
     float* partial = bench_buffer<float>(bench, (size_t)COLUMN_BLOCKS * 4 * C);
     S *y = bench_buffer<S>(bench, rows * C), *dbranch = bench_buffer<S>(bench, rows * C);
     const auto backward = [&](auto f) {   // with the sums over rows
@@ -37,6 +37,11 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
                  [&] { gelu_forward(stream, y, branch, rows * C); });
     bench_report(bench, "gelu_backward", size, cells * 3 * sizeof(S), [&] {
         backward([&](ColumnSums* sums) { gelu_backward(stream, dbranch, dbias, sums, branch, rows, C); });
+    });
+    const Conv<S> conv = {64, (int)rows / 64, C, y, branch, x, NO_STATES, 0, 0, dbranch, dy, NO_STATES, NULL};
+    bench_report(bench, "conv_forward", size, cells * 2 * sizeof(S), [&] { conv_forward(stream, conv); });
+    bench_report(bench, "conv_backward", size, cells * 3 * sizeof(S), [&] {
+        backward([&](ColumnSums* sums) { conv_backward(stream, dweight, sums, conv); });
     });
     bench_free_buffers(bench);
 }
