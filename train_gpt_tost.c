@@ -23,8 +23,8 @@
 // and shrinks the directions in which they vary: 1/(1+m) is a shrinkage factor, and -wΠ/(1+m) is a gradient step that
 // reduces the coding rate of the tokens. Tokens are not compared pairwise: the past acts only through the statistics S,
 // N and D, which are 2C + NH numbers per layer at any length. Time and memory are linear in T, and decoding needs no KV
-// cache. With --conv 4, w and the input of c_fc first pass through causal convolutions over time, which tell the last
-// tokens apart.
+// cache. With --conv 4, w and the input of c_fc first pass through causal convolutions over time, so that a token
+// also sees the order of the three before it.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
@@ -262,7 +262,7 @@ static void conv_forward(float* y, float* rows, const float* x, const float* wei
 }
 
 // dx =, in place: holds dy on entry; dweight +=.   dx[t] = Σ_k weight[k] dy[t+3-k],   dweight[k] = Σ_t dy[t+3-k] x[t]
-// adjoint: the gradient of the rows after these tokens, then of `rows`. rows NULL: a text starts here.
+// adjoint: the gradient of the rows after these tokens, then of `rows`. rows NULL: zeros; adjoint is only read.
 static void conv_backward(float* dx, float* dweight, float* adjoint, const float* x, const float* rows,
                           const float* weight, int B, int T, int C, size_t stride) {
     enum { BLOCK = 64 };   // channels; a thread goes through all rows, in order
@@ -630,7 +630,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(mean_1,     float,  rows) \
     X(rstd_1,     float,  rows) \
     X(projected,  float,  conv * rows * C)              /* c_attn(ln_1) */ \
-    X(w,          float,  rows * C)                     /* its convolution, or the same array */ \
+    X(w,          float,  rows * C)                     /* its convolution; without --conv the same array */ \
     X(u,          float,  rows * NH)                    /* (B,NH,T) */ \
     X(pi,         float,  rows * NH)                    /* (B,NH,T) */ \
     X(tssa_saved, double, (rows / TSSA_BLOCK + B) * tssa_state_size(C, NH)) \
@@ -640,7 +640,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(ln_2,       float,  rows * C)                     /* ln_2(x_mid) */ \
     X(mean_2,     float,  rows) \
     X(rstd_2,     float,  rows) \
-    X(mlp_in,     float,  conv * rows * C)              /* its convolution, or the same array */ \
+    X(mlp_in,     float,  conv * rows * C)              /* its convolution; without --conv the same array */ \
     X(fc,         float,  rows * 4 * C) \
     X(gelu,       float,  rows * 4 * C) \
     X(mlp_out,    float,  rows * C)
@@ -656,7 +656,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(rstd_f,       float,  rows) \
     X(logits,       float,  logits_rows * V)            /* of a block of rows */ \
     X(losses,       double, rows) \
-    X(states,       double, states * L * B * state_size(c)) /* or their gradients */ \
+    X(states,       double, states * L * B * state_size(c)) /* or gradients of states */ \
     X(layer_state,  double, B * state_size(c))          /* of one layer, if the pass does not set a state */ \
     X(tssa_scratch, double, threads * tssa_scratch_size(C, NH)) \
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
@@ -831,13 +831,13 @@ static const float* layer_input(const TostModel* model, int l) {
     return l > 0 ? model->layer[l - 1].x_out : model->buf.x;
 }
 
-// y = the convolution of x, if there is one. Both are rounded with bf16.
+// With --conv: y = the convolution of x; with --dtype bf16, x and y are rounded. Without --conv: nothing.
 static void convolve(TostModel* model, int l, TostRow filter, float* y, float* x, double* state) {
     const int B = model->piece.B, T = model->piece.T, C = model->config.n_embd;
     if (!model->config.conv) return;
-    const float* weight = model->array[TOST_PARAM] + tost_row_offset(&model->tensors, filter, l);
+    const float* taps = model->array[TOST_PARAM] + tost_row_offset(&model->tensors, filter, l);
     if (model->weights) round_bf16(x, piece_rows(model) * C);
-    conv_forward(y, state_rows(model, state, filter), x, weight, B, T, C, 2 * state_size(&model->config));
+    conv_forward(y, state_rows(model, state, filter), x, taps, B, T, C, 2 * state_size(&model->config));
     if (model->weights) round_bf16(y, piece_rows(model) * C);
 }
 

@@ -460,10 +460,11 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 constexpr int CONV_WIDTH = TOST_CONV_WIDTH, CONV_ROWS = CONV_WIDTH - 1;   // the rows that a state holds
 constexpr int CONV_VEC = 2, CONV_RUN = 8;   // neighboring channels and steps of a thread at once
 
-// The states before and after a pass, (B,state_size) both; NULL: zeros, and not wanted. TSSA's running sums come first.
+// The states before and after a pass, (B,state_size). start NULL: zeros; end NULL: not written. A state has TSSA's
+// running sums, then, with --conv, the rows x[-3] to x[-1], (3,C), of TSSA's convolution and of the MLP's.
 // Forward: S, N and D before the first step and after the last one. Backward: start has RS, RN and RD, the sums of dS,
 // dN and dD over the steps after the pass; end receives these plus those of the pass. They must not overlap: the last
-// block writes while others read. With convolutions, the rows x[-3] to x[-1] of each follow, (3,C).
+// block writes while others read.
 struct PassStates {
     const double* start;
     double* end;
@@ -501,7 +502,7 @@ __device__ inline void conv_run(float (&dweight)[CONV_VEC][CONV_WIDTH], const fl
         else UNROLL for (int i = 0; i < CONV_VEC; i++)
             if (state && i < inside) state[in_state + (t + CONV_ROWS) * C + i] = row[i];
     };
-    float v[CONV_RUN + CONV_ROWS][CONV_VEC], x[CONV_RUN][CONV_VEC] = {};   // all loads come before the first store
+    float v[CONV_RUN + CONV_ROWS][CONV_VEC], x[CONV_RUN][CONV_VEC] = {};   // WHOLE: loads come before stores
     UNROLL for (int j = 0; j < CONV_RUN + CONV_ROWS; j++)
         BACKWARD ? load(v[j], a.dy, NULL, t0 + j) : load(v[j], a.x, a.state.start, t0 + j - CONV_ROWS);
     UNROLL for (int j = 0; BACKWARD && j < CONV_RUN; j++) load(x[j], a.x, a.state.start, t0 + j);
@@ -1476,8 +1477,8 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
 // Rows: field, type, elements; rows = B·T of the largest piece.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,         S,       rows * C)                     /* ln_1(x) */ \
-    X(projected,    S,       conv * rows * C)              /* c_attn(ln_1), the input of the convolution */ \
-    X(w,            S,       rows * C)                     /* c_attn(ln_1), or its convolution */ \
+    X(projected,    S,       conv * rows * C)              /* c_attn(ln_1) */ \
+    X(w,            S,       rows * C)                     /* its convolution; without --conv the same array */ \
     X(u,            float,   rows * NH)                    /* (B,NH,T) */ \
     X(pi,           float,   rows * NH)                    /* (B,NH,T) */ \
     X(tssa_saved,   float,   B * chunks * tssa_sums_size(C, NH)) \
@@ -1487,7 +1488,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(ln_2,         S,       rows * C)                     /* ln_2(x_mid) */ \
     X(mean_2,       float,   rows) \
     X(rstd_2,       float,   rows) \
-    X(mlp_in,       S,       conv * rows * C)              /* the convolution of ln_2 */ \
+    X(mlp_in,       S,       conv * rows * C)              /* its convolution; without --conv the same array */ \
     X(fc,           S,       rows * 4 * C) \
     X(gelu,         S,       rows * 4 * C) \
     X(mlp_out,      S,       rows * C)
@@ -1623,6 +1624,7 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
         else { LAYER_ACTIVATIONS(X) }
         if (l == 0 || train) { LAYER_RESIDENT(X) }
 #undef X
+        if (!conv) m->layer[l].projected = m->layer[l].w, m->layer[l].mlp_in = m->layer[l].ln_2;
     }
     return arena.used;
 }
@@ -1719,7 +1721,8 @@ template <typename S> static void write_state(TypedModel<S>* m, int to, const do
 
 enum ConvPlace { ATTN_CONV, MLP_CONV };
 
-// A convolution of layer l. Backward goes from scratch_bt4c to dbranch, or of the MLP's from dbranch to scratch_btc.
+// A convolution of layer l. Backward of TSSA's goes from scratch_bt4c to dbranch, that of the MLP's from dbranch to
+// scratch_btc.
 template <typename S> static Conv<S> layer_conv(const TypedModel<S>* m, ConvPlace place, int l, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
@@ -1776,7 +1779,7 @@ template <typename S> static void layer_branches(TypedModel<S>* m, int l, int* s
     const int C = m->config.n_embd;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
-    linear_forward(mm, p.attn_conv ? a->projected : a->w, a->ln_1, w.attn_w, w.attn_b, rows, C, C);
+    linear_forward(mm, a->projected, a->ln_1, w.attn_w, w.attn_b, rows, C, C);
     if (p.attn_conv) conv_forward(m->stream, layer_conv(m, ATTN_CONV, l, B, T));
     tssa_forward(m->stream, layer_tssa(m, l, sync, B, T));
     linear_forward(mm, a->attn_out, a->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
@@ -1784,7 +1787,7 @@ template <typename S> static void layer_branches(TypedModel<S>* m, int l, int* s
     residual_layernorm_forward(m->stream, a->x_mid, a->ln_2, a->mean_2, a->rstd_2, layer_input(m, l), a->attn_out,
                                p.gamma1, p.ln_2_w, p.ln_2_b, rows, C);
     if (p.mlp_conv) conv_forward(m->stream, layer_conv(m, MLP_CONV, l, B, T));
-    linear_forward(mm, a->fc, p.mlp_conv ? a->mlp_in : a->ln_2, w.fc_w, w.fc_b, rows, C, 4 * C);
+    linear_forward(mm, a->fc, a->mlp_in, w.fc_w, w.fc_b, rows, C, 4 * C);
     gelu_forward(m->stream, a->gelu, a->fc, rows * 4 * C);
     linear_forward(mm, a->mlp_out, a->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
 }
@@ -1823,8 +1826,8 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     Matmul* mm = &m->mm;
     linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, a->gelu, w.fc_proj_w, rows, 4 * C, C, add);
     gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, sums, a->fc, rows, 4 * C);
-    linear_backward(mm, p.mlp_conv ? buf->dbranch : buf->scratch_btc, g.fc_w, buf->scratch_bt4c,
-                    p.mlp_conv ? a->mlp_in : a->ln_2, w.fc_w, rows, C, 4 * C, add);
+    linear_backward(mm, p.mlp_conv ? buf->dbranch : buf->scratch_btc, g.fc_w, buf->scratch_bt4c, a->mlp_in,
+                    w.fc_w, rows, C, 4 * C, add);
     if (p.mlp_conv) conv_backward(m->stream, g.mlp_conv, sums, layer_conv(m, MLP_CONV, l, B, T));
     layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b, sums,
                                 buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, a->attn_out, p.gamma1,

@@ -219,7 +219,7 @@ class Run:
                 self.table.note(f"PyTorch {model}, T = {T}", reason or output.strip()[-200:])
 
     def repeat(self):
-        """Two steps twice must give the same weights and moments, which show each bit of the gradients."""
+        """Two runs of two steps must give the same weights and moments, which show each bit of the gradients."""
         names = ("repeat, first", "repeat, second")
         for name in names:
             self.trainer(name, base(1024, TOKENS // 1024, 2, STARTER))

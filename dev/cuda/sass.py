@@ -189,13 +189,13 @@ often each loop counts; both sides of a branch count.
 - Expected: {ISSUED:.0%} of the issue rate, because warps wait for operands and at barriers; {STREAMED:.0%} of a copy's
   bandwidth, because kernels have several arrays and blocks that end unevenly; {LAUNCH * 1e3:.0f} µs per launch, for its
   start and its last blocks. Of matrix products: the rates in the second table. The range is that of these rates.
-  Not counted: some 0.05 ms between the gradient's norm and AdamW, while the host reads the norm and the loss. It
-  prepares the next step while AdamW runs.
+  Not counted: some 0.05 ms between the gradient's norm and AdamW, while the host reads the norm and the loss. The
+  host prepares the next step while AdamW runs.
 - Programmatic dependent launch is not used. It could hide a part of the {LAUNCH * 1e3:.0f} µs between two kernels that
   both support it, but nearly all are launched between two products of cuBLASLt, whose interface has no setting for it.
 - GELU fused with the products around it would save up to 5 ms. But cuBLASLt's epilogues compute the tanh form, not the
-  exact one, and the CUDA toolkit has no header-only product for an epilogue of one's own (CUTLASS would be a new
-  dependency).
+  exact one, and the CUDA toolkit has no header-only matrix product with a custom epilogue (CUTLASS has one, but would
+  be a new dependency).
 - × minimum: the expected time / that of the minimum of TRAFFIC.md at {BANDWIDTH * 1e-12} TB/s.
 
 | kernel | instructions | issue, ms | bytes, ms | launches | floor, ms | expected, ms | × minimum |

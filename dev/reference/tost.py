@@ -80,7 +80,7 @@ class Conv(nn.Conv1d):
             self.weight.copy_(torch.eye(config.conv)[-1])
 
     def forward(self, x):
-        return super().forward(F.pad(x.transpose(1, 2), (CONV_WIDTH - 1, 0))).transpose(1, 2)
+        return super().forward(F.pad(x.transpose(1, 2), (self.kernel_size[0] - 1, 0))).transpose(1, 2)
 
 
 class TSSA(nn.Module):

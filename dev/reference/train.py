@@ -61,7 +61,7 @@ OPTIONS = {
     "beta2": (float, 0.95, "AdamW"),
     "eps": (float, 1e-8, "AdamW"),
     "grad-clip": (float, 1.0, "maximum gradient norm; 0: no clipping"),
-    "seed": (int, 1337, "random seed of the data order"),
+    "seed": (int, 1337, "random seed of the data order, and of GPT-2's initial weights"),
     "val-every": (int, 0, "steps between validations; 0: never"),
     "val-batches": (int, 20, "micro-batches per validation, spread evenly over --val-data; 0: all"),
 }
@@ -79,7 +79,8 @@ def parse(parser, arguments):
                         help="tssa (default), or softmax: GPT-2 of the same size")
     parser.add_argument("--compile", action="store_true", help="use torch.compile: faster, needs a C++ compiler")
     parser.add_argument("--by-position", type=Path, metavar="JSON",
-                        help="write the final loss on all of --val-data by position, as eval --by-position --json does")
+                        help="write the final loss on the whole windows of --val-data by position, in the format of "
+                             "eval --by-position --json")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 (default): chosen by torch")
     parser.add_argument("--quiet", action="store_true", help="print nothing on stdout")
     for name, (kind, default, text) in OPTIONS.items():
@@ -196,8 +197,8 @@ class Trainer:
         """The loss on all whole windows of --val-data in bins of positions: 1, 2, 3-4, 5-8, …"""
         B, T = self.args.batch, self.args.seq
         losses = []  # (windows, T)
-        for first in range(0, self.val.samples - B + 1, B):
-            logits, _, y = self.predict(self.val, first, B)
+        for first in range(0, self.val.samples, B):
+            logits, _, y = self.predict(self.val, first, min(B, self.val.samples - first))
             losses.append(F.cross_entropy(logits.float().transpose(1, 2), y, reduction="none").double())
         losses = torch.cat(losses)
         ends = [0] + [1 << k for k in range(T.bit_length()) if 1 << k < T] + [T]
@@ -226,12 +227,11 @@ class Trainer:
 
     def save(self):
         args = self.args
+        if args.attention == "tssa":
+            extra = {"step": str(args.steps), "tokens": str(args.steps * args.total_batch)}
+            self.model.save(args.out / "model.safetensors", extra | self.tokenizer)
         if args.by_position:
             args.by_position.write_text(json.dumps(self.by_position()), encoding="utf-8")
-        if args.attention == "softmax":
-            return
-        extra = {"step": str(args.steps), "tokens": str(args.steps * args.total_batch)}
-        self.model.save(args.out / "model.safetensors", extra | self.tokenizer)
 
 
 @command(SafetensorError)

@@ -1,4 +1,4 @@
-"""Trains variants of ToST for the experiment in dev/plot/README.md: where does a short convolution help?
+"""Trains variants of ToST, to find out where a short convolution helps:
 
     variants.py VARIANT --init MODEL --data GLOB --val-data GLOB --steps N --lr X --out DIR …
 
@@ -8,8 +8,9 @@ VARIANT joins words with +, such as w+ln_2+relative:
     w           a causal convolution of width 4 on w; ln_1, ln_2: on the output of this LayerNorm; w+ln_2 is --conv 4
     relative    relative energy: u = Σ_d s (t+1) / (S hs) + denom_bias, of order one at any position t
 
-The other options are those of train.py, which trains GPT-2 with --attention softmax. The last line is a JSON object:
-the loss on all of --val-data, and for each layer the share of the variance of Π that the position explains there.
+The other options are those of train.py, without --attention and --by-position; --val-data is required. No weights are
+saved. The last line is a JSON object: the loss on all of --val-data, and for each layer the share of the variance of Π
+that the position explains there.
 Needs Python 3.11, torch, numpy and safetensors.
 """
 
@@ -61,8 +62,9 @@ def explained(trainer):
     positions."""
     B, shares = trainer.args.batch, []
     layers = [[] for _ in trainer.model.transformer.h]
-    for first in range(0, min(WINDOWS, trainer.val.samples - B + 1), B):
-        trainer.model(torch.from_numpy(trainer.val.batch(first, B)[0]))
+    windows = min(WINDOWS, trainer.val.samples)
+    for first in range(0, windows, B):
+        trainer.model(torch.from_numpy(trainer.val.batch(first, min(B, windows - first))[0]).to(trainer.args.device))
         for kept, block in zip(layers, trainer.model.transformer.h):
             kept.append(block.attn.pi)
     for kept in layers:
@@ -80,15 +82,20 @@ def main(arguments):
     words = set(args.variant.split("+"))
     if words - {"published", "relative", *PLACES}:
         raise ValueError(f"{args.variant}: not a variant: join published, relative, {', '.join(PLACES)} with +")
+    if args.attention != "tssa" or args.by_position:
+        raise ValueError("--attention, --by-position: only in train.py")
     torch.set_num_threads(args.threads or torch.get_num_threads())
     trainer = train.Trainer(args, lambda model: change(model, words))
+    if not trainer.val:
+        raise ValueError("--val-data: missing")
     args.out.mkdir(parents=True, exist_ok=True)
     with open(args.out / "log.csv", "w" if args.overwrite else "x") as log:
         print(train.COLUMNS, file=log)
         trainer.run(log)
     args.val_batches = 0
     print(json.dumps({"variant": args.variant, "lr": args.lr, "seed": args.seed,
-                      "tokens": args.steps * args.total_batch, "loss": round(trainer.validate(), 4), "position_share": explained(trainer)}))
+                      "tokens": args.steps * args.total_batch, "loss": round(trainer.validate(), 4),
+                      "position_share": explained(trainer)}))
 
 
 if __name__ == "__main__":

@@ -21,9 +21,9 @@ enum { WITHIN = 10 };   // tokens generated after the context of an example with
 typedef struct {
     double   nats[MAX_CHOICES];   // negative log-likelihood of each choice
     int      exact;               // 1: greedy decoding gives the only choice
-    int      written;             // tokens generated after the context
-    bool     missing;             // interrupted before
-    uint32_t text[WITHIN];        // they
+    int      written;             // number of tokens generated after the context
+    uint32_t text[WITHIN];        // these tokens
+    bool     missing;             // not scored, because the evaluation was interrupted
 } Outcome;
 
 // Choices of an example that follow the same context tokens. Sorted by these fields.
@@ -193,7 +193,7 @@ static void share_outcomes(TaskRun* r) {
     free(all);
 }
 
-// Removes the examples of the keys from `first` on.
+// Removes every example that has a key at or after `first`.
 static void drop_examples(TaskRun* r, size_t first) {
     size_t n = 0;
     for (; first < r->n_keys; first++) r->outcome[r->key[first].index].missing = true;
@@ -387,7 +387,7 @@ bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
                    r.examples.count);
     const double start = now_seconds(), all = (double)r.examples.count;
     ok = ok && score_all(&r, err);
-    if (ok && first) report_partial(&json, (double)r.examples.count, all, "examples", ", those of short contexts");
+    if (ok && first) report_partial(&json, (double)r.examples.count, all, "examples", ", not a random sample");
     if (ok && first && r.examples.count > 0) report(&json, &r, now_seconds() - start);
     ok = json_file_close(&json, ok, err) && ok;
     free(r.outcome);

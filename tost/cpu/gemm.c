@@ -16,7 +16,7 @@
 #include "cpu/gemm_partition.h"
 
 enum {
-    KC = 384,                          // depth of a pass: a panel of a (KC x MR) fits in L1
+    KC = 384,                          // depth of a pass (twice that with AMX): a panel of a (KC x MR) fits in L1
     CHUNK_M = 192, CHUNK_N = 256,      // chunk of c: its panels of a and b for one pass fit in 1 MiB of L2
     BLOCK_M = 1152,                    // rows of a packed at a time: at most 1.8 MB per thread, for L2 or L3
 };
@@ -47,7 +47,7 @@ static void chunk(float* c, size_t ldc, const Word* pa, const Word* pb, Format f
 }
 
 static void product_packed(const Product* p) {
-    const int deepest = p->format == TILES ? 2*KC : KC;              // pairs take half the memory
+    const int deepest = p->format == TILES ? 2*KC : KC;              // with AMX, a word holds two values
     const int even = ceil_div(p->K, ceil_div(p->K, deepest));        // passes of nearly equal depth
     const int kc = round_up(even, depth_unit(p->format));
     const size_t mp = round_up(min_int(p->M, BLOCK_M), rows_of_kernel(p->format));

@@ -251,7 +251,7 @@ static bool create_model(Run* r, TostError* err) {
                          .done = run_piece_done, .context = r};
     if (!r->model) return false;
     const TostConfig* config = r->o.resume ? &r->o.config : &r->init.config;
-    if (!r->weights || config->conv != r->o.config.conv)   // --init does not set new convolutions
+    if (!r->weights || config->conv != r->o.config.conv)   // new convolutions are not in the file of --init
         init_params(r->engine, r->model, &r->tensors, r->o.config.n_layer, (uint64_t)r->o.seed);
     if (!r->weights) return load_average(r, err);
     const StFile* file = &r->weights_file;

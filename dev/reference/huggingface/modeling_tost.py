@@ -70,14 +70,15 @@ class TostConv(nn.Conv1d):
 
     def forward(self, x, mask, past):
         """x (B,T,C), mask (B,1,T,1) or None, past (B,width-1,C): the inputs before x, or None for zeros. Returns the
-        output and the inputs before the next token. Padding is no input: the tokens are sorted before it."""
+        output and the inputs before the next token. Padding does not count as input: it is moved
+        behind the tokens, and back afterwards."""
         B, T, C = x.shape
         before = self.kernel_size[0] - 1
-        tokens = torch.ones_like(x[..., 0]) if mask is None else mask[:, 0, :, 0]
+        tokens = x.new_ones(B, T, dtype=torch.long) if mask is None else mask[:, 0, :, 0].long()
         order = (tokens == 0).to(torch.uint8).argsort(dim=1, stable=True).unsqueeze(-1).expand(B, T, C)
         x = torch.cat((x.new_zeros(B, before, C) if past is None else past, x.gather(1, order)), 1)
         y = super().forward(x.transpose(1, 2)).transpose(1, 2)
-        last = tokens.sum(1).long()[:, None, None] + torch.arange(before, device=x.device)[:, None]
+        last = tokens.sum(1)[:, None, None] + torch.arange(before, device=x.device)[:, None]
         return torch.zeros_like(y).scatter(1, order, y), x.gather(1, last.expand(B, before, C))
 
 
@@ -132,7 +133,8 @@ class TostMLP(nn.Module):
         self.c_proj = nn.Linear(4 * C, C, bias=config.bias)
 
     def forward(self, a, mask, past):
-        """Returns the output and, with a convolution, its last inputs, which end `past`."""
+        """Returns the output and a list: with a convolution, its last inputs, else empty. past: as for TostTSSA; its
+        last entry has the inputs before `a`."""
         rows = ()
         if self.conv is not None:
             a, *rows = self.conv(a, mask, None if past is None else past[-1])
@@ -221,7 +223,7 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, inputs_embeds=None,
                                       use_cache=True, **kwargs):
         """With a state, forward needs only the tokens that the state has not seen. When all positions are used, the
-        context becomes its last half, as in `train_gpt_tost sample`."""
+        context is cut to its last half, as in `train_gpt_tost sample`."""
         block, keep = self.config.block_size, max(1, self.config.block_size // 2)
         state = TostState(self.config.n_layer) if past_key_values is None and use_cache else past_key_values
         seen, L = state.get_seq_length() if state is not None else 0, input_ids.shape[1]

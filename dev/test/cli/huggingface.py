@@ -384,6 +384,11 @@ def main():
         check_round_trip(name)
     check_model(convolved, load("conv_out"), "conv_out")
     check_generation(load("conv_out"), tokenizer, "conv.safetensors")
+    half, ids = load("conv_out").to(torch.bfloat16), torch.arange(303)[None]   # 303 is not a bfloat16
+    with_mask, without = (half(ids, attention_mask=mask, use_cache=True).past_key_values.layers
+                          for mask in (torch.ones_like(ids), None))
+    check("the same state of 303 tokens in bfloat16, with and without a mask",
+          all(torch.equal(a, b) for one, other in zip(with_mask, without) for a, b in zip(one, other)))
     check_extended()
     check_import()
     check_harness()

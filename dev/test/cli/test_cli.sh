@@ -335,7 +335,7 @@ interrupted() {
 interrupted tokens 3200000000 --data "$dir/tiny_val_*.bin" --windows 100000000
 yes '{"context": "7 and 2", "choices": [" make"], "answer": 0}' | head -n 200000 >long.jsonl
 interrupted examples 200000 --task long.jsonl
-check "their accuracy is of them" [ "$(grep -c '"line"' partial.json)" -eq "$part" ]
+check "--json lists exactly the scored examples" [ "$(grep -c '"line"' partial.json)" -eq "$part" ]
 
 # A model with more positions
 run --init straight --extend-block 75 --data "$dir/tiny_train_*.bin" --steps 0 --val-every 0 --out longer --quiet
