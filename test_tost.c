@@ -667,7 +667,8 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     test_golden(c, engine, "dev/test/golden", check_layer0, NULL);
     if (golden) test_golden(c, engine, golden, check_layer0, NULL);
     else skip(c, "larger golden files: none in TOST_SHARED");
-    if (curve) test_curve(c, engine, curve);
+    if (curve && getenv("CUDA_ON_HOST_INEXACT")) skip(c, "recorded loss curve: takes 90 s in the emulation");
+    else if (curve) test_curve(c, engine, curve);
     else skip(c, "recorded loss curve: none in TOST_SHARED");
     test_differences(c, engine, 0, 0);
     test_differences(c, engine, 1, TOST_CONV_WIDTH);
