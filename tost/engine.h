@@ -2,9 +2,10 @@
 // functions, not precision, device or padding. Host arrays are float32 or int32, dense, row-major. An engine owns
 // parameters, gradients, Adam's moments, activations and states.
 //
-// All that a layer keeps of earlier tokens is TSSA's running sums S, N and D, 2C + NH numbers per sequence, and the last
-// three inputs of each convolution (--conv), 6C numbers: the state. A pass works on a piece of the sequences, continues
-// from one state and leaves another. pieces.h has the loops over pieces: long sequences, prompts, decode, scoring.
+// All that a layer keeps of earlier tokens is the state: TSSA's running sums S, N and D, 2C + NH numbers per sequence,
+// and with --conv the last three inputs of each convolution, 6C numbers. A pass works on a piece of the sequences,
+// continues from one state and leaves another. pieces.h has the loops over pieces: long sequences, prompts, decode,
+// scoring.
 //
 // Several ranks (TostEngineOptions.comm) have the same parameters, but each one the gradients of its own micro-batches
 // and the moments of its own slices (slices.h). Collective functions must be called by all ranks in the same order.

@@ -118,7 +118,6 @@ static void add_piece(WindowLoss* sum, const double* losses, const int32_t* targ
 
 // Adds a window to the results and writes it to the JSON file.
 static void add_window(Evaluation* e, JsonFile* json, const WindowLoss* sum, const Window* w) {
-    if (w->end <= w->skip) return;   // interrupted before its first target
     ratio_add(&e->loss, sum->nats, w->end - w->skip);
     for (int k = 0; k < POSITION_BINS; k++)
         if (sum->bin_tokens[k] > 0) ratio_add(&e->position[k], sum->bin_nats[k], sum->bin_tokens[k]);
@@ -131,9 +130,9 @@ static void add_window(Evaluation* e, JsonFile* json, const WindowLoss* sum, con
     json_put_close(json, '}');
 }
 
-// Scores n windows, piece by piece. With one rank, a signal ends them after the current piece; several ranks finish the
-// batch. done, all: number of windows before and in this batch, on all ranks, for progress.
-static bool score_batch(WindowLoss* sum, Evaluation* e, Window* window, int n, uint64_t done, int all, TostError* err) {
+// Scores n windows, piece by piece. done, all: number of windows before and in this batch, on all ranks, for progress.
+static bool score_batch(WindowLoss* sum, Evaluation* e, const Window* window, int n, uint64_t done, int all,
+                        TostError* err) {
     const size_t size = (size_t)n * e->piece;
     int32_t *inputs = xmalloc(size * sizeof *inputs), *targets = xmalloc(size * sizeof *targets);
     double* losses = xmalloc(size * sizeof *losses);
@@ -155,9 +154,7 @@ static bool score_batch(WindowLoss* sum, Evaluation* e, Window* window, int n, u
         const double windows = (double)done + (double)all * (first + T) / e->windows.T;
         progress_show(&e->progress, windows / (double)e->windows.count, "loss %.4f",
                       plain_nan(ratio_value(&e->loss)));
-        if (signals_received() && comm_size(e->model->comm) == 1) end = first + T;
     }
-    for (int i = 0; i < n; i++) window[i].end = window[i].end < end ? window[i].end : end;
     free(inputs);
     free(targets);
     free(losses);

@@ -205,7 +205,7 @@ static bool check_lm_head(const StFile* f, TostError* err) {
 }
 
 // Reads all tensors of one array as float32, checks their values and copies them to the engine.
-// stored: the tensors in the file, which may have fewer positions and lack the convolutions, which then keep their values.
+// stored: the tensors in the file, which may have fewer positions and lack convolutions, which then keep their values.
 static bool put_part(const CheckpointModel* m, const Part* part, const TostTensors* stored, const StFile* f,
                      TostError* err) {
     float* values = xmalloc(largest_tensor(m->tensors) * sizeof *values);

@@ -98,7 +98,8 @@ template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = 
 template <typename S> void test_conv(Checks* c, int C, int B, int T, bool state) {
     const size_t n = (size_t)B * T * C, size = 5 + (size_t)CONV_ROWS * C, width = (size_t)C * CONV_WIDTH;
     const Floats x = numbers_of<S>(n, 1), dy = numbers_of<S>(n, 2), weight = numbers(width, 3);
-    const Floats before = numbers((size_t)B * size, 4), right = numbers((size_t)B * size, 5), unset(before.size(), 9.0f);
+    const Floats before = numbers((size_t)B * size, 4), right = numbers((size_t)B * size, 5);
+    const Floats unset(before.size(), 9.0f);
     Doubles y(n), dx(n), dweight(width, 1.0), after(unset.begin(), unset.end()), left(after);
     for (int b = 0; b < B; b++)
         for (int i = 0; i < C; i++) {

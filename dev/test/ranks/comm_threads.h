@@ -85,9 +85,10 @@ typedef struct { World* world; int rank; RunRank* run; void* context; size_t err
 static void* rank_main(void* arg) {
     RankThread* t = arg;
     TostComm* c = xcalloc(1, sizeof *c);
-    *c = (TostComm){.place = {.rank = t->rank, .size = t->world->size, .host = "node"}, .library = "threads",
+    *c = (TostComm){.place = {.rank = t->rank, .size = t->world->size}, .library = "threads",
                     .transport = t->world, .start = threads_start_messages, .test = threads_test,
                     .abort = threads_abort, .close = threads_close};
+    strcpy(c->place.host, c->library);
     comm_find_places(c);
     t->errors = t->run(c, t->context);
     comm_close(c);

@@ -284,7 +284,7 @@ static size_t wait_for_rank_2(TostComm* c, void* context) {
 
 static void test_silence(Checks* c) {
     static Silence cases[] = {
-        {"a silent rank", 0.3, 600, "train_gpt_tost: rank 2 on node did not respond for 0.3 s (--rank-timeout)\n"},
+        {"a silent rank", 0.3, 600, "train_gpt_tost: rank 2 on threads did not respond for 0.3 s (--rank-timeout)\n"},
         {"a late rank", 5, 0.5, ""},
         {"no timeout", 0, 0.5, ""},
     };
