@@ -4,15 +4,15 @@
     dev/data/learn_vocab.py --size 4096 books.txt web.jsonl --out data/own/vocab.bpe
     dev/data/learn_vocab.py --size 257 --out data/bytes/vocab.bpe       one token per byte; no texts are needed
 
-Texts are plain text, with a line <|endoftext|> between documents, or JSONL with a "text" field. A vocabulary of N
-tokens has the 256 bytes, N - 257 merges and <|endoftext|>, in GPT-2's format. Needs the `tokenizers` library; the
-result is deterministic for a given version of it.
+Texts are plain text, with a line <|endoftext|> between documents, or JSONL or Parquet with a "text" field. A vocabulary
+of N tokens has the 256 bytes, N - 257 merges and <|endoftext|>, in GPT-2's format. Needs the `tokenizers` library, and
+`datasets` for Parquet; the result is deterministic for a given version of `tokenizers`.
 """
 import json
 from pathlib import Path
 
 import fetch
-from corpus import jsonl_documents, text_documents
+from corpus import find_files, jsonl_documents, load, text_documents
 from fetch import OneLineParser, Refused, shown
 from vocabulary import ALPHABET, VERSION_LINE, Vocabulary
 
@@ -21,7 +21,10 @@ BYTES, SPECIAL = 256, 1
 
 def documents(paths):
     for path in paths:
-        yield from (jsonl_documents if path.suffix == ".jsonl" else text_documents)(path)
+        if path.suffix == ".parquet":
+            yield from (row["text"] for row in load(find_files([path])))
+        else:
+            yield from (jsonl_documents if path.suffix == ".jsonl" else text_documents)(path)
 
 
 def learn(paths, merges):
@@ -48,7 +51,7 @@ def learn(paths, merges):
 
 def parse():
     parser = OneLineParser()
-    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="plain text or .jsonl")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE", help="plain text, .jsonl or .parquet")
     parser.add_argument("--size", type=int, required=True, metavar="N", help="number of tokens, at least 257")
     parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="vocab.bpe to write")
     args = parser.parse_args()

@@ -286,6 +286,13 @@ def check_split():
     for part, first in (("train", 0), ("validation", 5)):   # one row per line of text, as on the Hugging Face Hub
         pyarrow.parquet.write_table(pyarrow.table({"text": WIKI[first:]}), f"wiki/{part}-0.parquet")
 
+    if not missing("learn_vocab.py on Parquet", "tokenizers"):
+        made("learn_vocab.py --size 300 docs.jsonl --out learned/jsonl.bpe")
+        made("learn_vocab.py --size 300 parquet/train-00000-of-00002.parquet parquet/train-00001-of-00002.parquet "
+             "--out learned/parquet.bpe")
+        check("learn_vocab.py: Parquet gives the same vocabulary as JSONL",
+              Path("learned/jsonl.bpe").read_bytes() == Path("learned/parquet.bpe").read_bytes())
+
     order, cut = numpy.random.default_rng(2357).permutation(97), math.ceil(0.0005 * 97)
     out = made("openwebtext.py --from docs.jsonl --out a/owt", *SHARDS)
     got = shards("a/owt")
