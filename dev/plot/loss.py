@@ -1,13 +1,14 @@
 """Plots loss curves of one or more runs over the number of training tokens, as a PNG or SVG.
 
-    loss.py RUN… [--out loss.png] [--label NAME]… [--published openwebtext] [--line 'NAME=2.91']…
+    loss.py RUN[,RUN…]… [--out loss.png] [--label NAME]… [--published openwebtext] [--line 'NAME=2.91']…
 
-RUN is a log.csv, or the run folder that contains it, of the trainer or of dev/reference/train.py. Training loss is
-drawn twice: pale as logged, and smoothed over --smooth steps (centred mean). Validation loss is drawn as points. The
-first run has a solid line and the others are dashed, so that the colors of overlapping curves alternate. --difference
-adds a panel with the difference of each run's training and validation losses from the first run's at the same number
-of tokens, and prints the largest differences. --published draws the paper's losses on a dataset, and those of GPT-2
-base.
+RUN is a log.csv, or the run folder that contains it, of the trainer or of dev/reference/train.py. Runs joined by commas,
+such as runs with different seeds, are averaged: they are one curve. Training loss is drawn twice: pale as logged, and
+smoothed over --smooth steps (centred mean). Validation loss is drawn as points. The first curve is solid and the others
+are dashed, so that the colors of overlapping curves alternate. The script prints the last validation loss of each
+curve, for several runs with their standard deviation. --difference adds a panel with the difference of each curve's
+training and validation losses from the first curve's at the same number of tokens, and prints the largest differences.
+--published draws the paper's losses on a dataset, and those of GPT-2 base.
 
 The loss.png in this folder overlays the trainer and dev/reference/train.py with --dtype fp64 and fp32: 100 steps of
 2,048 bytes of WebText (--order sequential --batch 16 --seq 128 --lr 6e-4 --warmup 10 --weight-decay 0.1 --val-every 20
@@ -15,13 +16,14 @@ The loss.png in this folder overlays the trainer and dev/reference/train.py with
 """
 
 import math
+import statistics
 import sys
 
 from cli import command, option_parser, run
 from figure import COLORS, add_options, check_options, padded_labels, plain, style_axes, write
 import matplotlib.pyplot as plt
 from matplotlib.ticker import EngFormatter
-from runs import Run
+from runs import mean_of_runs
 
 # Wu et al., ICLR 2025, arXiv 2412.17810; nats per token
 PUBLISHED = {
@@ -67,6 +69,16 @@ def print_differences(runs):
                 worst = max(range(len(values)), key=values.__getitem__)
                 print(f"  {title:16} largest difference {values[worst]:.3e} at {tokens[worst]:.0f} tokens, "
                       f"mean {sum(values) / len(values):.3e}, {len(values)} values")
+
+
+def print_last(run):
+    """The last validation loss; of several runs, their mean and standard deviation."""
+    points = run.points("val_loss")
+    if points:
+        tokens = max(points)
+        losses = [one.points("val_loss")[tokens] for one in run.runs]
+        several = f" ± {statistics.stdev(losses):.4f} ({len(losses)} runs)" if len(losses) > 1 else ""
+        print(f"{run.label}: validation loss {points[tokens]:.4f}{several} after {tokens:.0f} tokens")
 
 
 def draw_losses(axes, runs, args):
@@ -161,7 +173,8 @@ def draw(runs, args):
 
 def parse(arguments):
     parser = option_parser(__doc__)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="a log.csv or a run folder")
+    parser.add_argument("runs", nargs="+", metavar="RUN[,RUN…]",
+                        help="a log.csv or a run folder; runs joined by commas are averaged")
     parser.add_argument("--smooth", type=int, default=0, metavar="N",
                         help="steps to average over; 0 (default): 1/40 of the run; 1: no smoothing")
     parser.add_argument("--published", choices=PUBLISHED, help="draw the published losses on this dataset as lines")
@@ -180,8 +193,11 @@ def main(arguments):
     check_options(args)
     if args.difference and len(args.runs) < 2:
         raise ValueError("--difference: give at least two runs")
-    runs = [Run(path, label) for path, label in zip(args.runs, padded_labels(args, len(args.runs), "run"))]
+    labels = padded_labels(args, len(args.runs), "run")
+    runs = [mean_of_runs(paths.split(","), label) for paths, label in zip(args.runs, labels)]
     write(draw(runs, args), args)
+    for run in runs:
+        print_last(run)
     if args.difference:
         print_differences(runs)
     print(args.out)

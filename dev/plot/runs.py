@@ -1,5 +1,6 @@
 """Reads run folders: log.csv, and the metadata of checkpoints. Needs only Python."""
 
+import copy
 import csv
 import json
 import math
@@ -33,6 +34,20 @@ class Run:
     def points(self, name):
         """{tokens: value} for the finite values of a column."""
         return {t: v for t, v in zip(self.tokens, getattr(self, name)) if math.isfinite(v)}
+
+
+def mean_of_runs(paths, label):
+    """A Run with the means of the runs' columns; its list `runs` has these runs."""
+    runs = [Run(path, label) for path in paths]
+    for run in runs[1:]:
+        if run.tokens != runs[0].tokens:
+            raise ValueError(f"{run.label}: its steps differ from those of {runs[0].label}; averaged runs need the "
+                             "same steps and tokens per step")
+    mean = copy.copy(runs[0])
+    mean.runs = runs
+    for name in COLUMNS:
+        setattr(mean, name, [sum(row) / len(runs) for row in zip(*(getattr(run, name) for run in runs))])
+    return mean
 
 
 def numbers(row):

@@ -235,7 +235,16 @@ def check_losses():
     write("cut.csv", log[:-4])   # an incomplete last row, which is ignored
     succeeds(loss.main, "cut.csv", "--out", "loss.png")
     check("one log as PNG", Path("loss.png").read_bytes()[:4] == b"\x89PNG")
-    header = log.splitlines()[0] + "\n"
+    rows = log.splitlines()
+    column = rows[0].split(",").index("val_loss")
+    last = rows[-1].split(",")
+    other = [*last[:column], f"{float(last[column]) + 0.5:.9f}", *last[column + 1 :]]
+    write("other.csv", "\n".join([*rows[:-1], ",".join(other)]) + "\n")
+    out = succeeds(loss.main, "own,other.csv", "--label", "both", "--out", "loss.png")
+    check("the mean of two runs and its deviation",
+          f"both: validation loss {float(last[column]) + 0.25:.4f} ± {0.5 / math.sqrt(2):.4f} (2 runs) after" in out)
+    refuses("cut: its steps differ from those of own", loss.main, "own,cut.csv", "--out", "no.png")
+    header = rows[0] + "\n"
     for text, content in (
         ("wrong.csv | line 1 | no column grad_norm", ""),
         ("wrong.csv | log.csv or its folder", Path("tiny_train_000000.bin").read_bytes()[:500]),
