@@ -435,6 +435,11 @@ same_task words.jsonl " 5" "3 and 2 make"
 check "three examples" [ "$(figure examples task.json)" -eq 3 ]
 check "perplexity per word and per token" \
     [ "$(grep -c -e '^perplexity per word ' -e '^perplexity per token ' stdout)" -eq 2 ]
+run eval --model straight --task words.jsonl --limit 2 --json limit.json
+head -n 2 words.jsonl >two.jsonl
+run eval --model straight --task two.jsonl --json two.json
+check "--limit 2 scores the first two examples" [ "$(figure nats limit.json)" = "$(figure nats two.json)" -a \
+    "$(figure examples limit.json)" -eq 2 ]
 { example "2 and 2" '" make 4", " is", " and 3 and", " makes"' 1; example "9 and 2" '" make 11", " x"' 0; } >swag.jsonl
 same_task swag.jsonl " make 4" "2 and 2"
 check "tokens of each choice" says '"tokens": [7, 3, 10, 6]' task.json
