@@ -79,14 +79,14 @@
 #include "tost/base/vector_math.h"
 
 // Up to this many rows (a decode step), threading a loop over rows costs more than it saves.
-enum { FEW_ROWS = 8 };
+enum { SERIAL_ROWS = 8 };
 
 // ---------------------------------------------------------------------------------------------
 // Embedding:  x[b,t] = wte[token[b,t]] + wpe[first + t]
 
 static void embedding_forward(float* x, const int32_t* tokens, const float* wte, const float* wpe, int first,
                               int B, int T, int C) {   // x (B,T,C); tokens (B,T); wte (V,C); wpe (BLOCK,C)
-    #pragma omp parallel for schedule(static) if ((size_t)B * T > FEW_ROWS)
+    #pragma omp parallel for schedule(static) if ((size_t)B * T > SERIAL_ROWS)
     for (size_t row = 0; row < (size_t)B * T; row++) {
         const float* token_c = wte + (size_t)tokens[row] * C;
         const float* position_c = wpe + ((size_t)first + row % T) * C;
@@ -119,7 +119,7 @@ static void embedding_backward(float* dwte, float* dwpe, const float* dx, const 
 
 static void layernorm_forward(float* y, float* mean, float* rstd, const float* x, const float* w, const float* b,
                               size_t rows, int C) {   // y, x (rows,C); mean, rstd (rows); w, b (C), b may be NULL
-    #pragma omp parallel for schedule(static) if (rows > FEW_ROWS)
+    #pragma omp parallel for schedule(static) if (rows > SERIAL_ROWS)
     for (size_t row = 0; row < rows; row++) {
         const float* x_c = x + row * C;
         float* y_c = y + row * C;
@@ -200,7 +200,7 @@ static void linear_forward(float* y, const float* x, Weight w, const float* b,
                            size_t rows, int IN, int OUT) {   // y (rows,OUT); x (rows,IN); w (OUT,IN); b (OUT) or NULL
     times_weight(y, x, w, rows, IN, OUT);
     if (!b && !w.bf16) return;
-    #pragma omp parallel for schedule(static) if (rows > FEW_ROWS)
+    #pragma omp parallel for schedule(static) if (rows > SERIAL_ROWS)
     for (size_t row = 0; row < rows; row++) {
         float* y_o = y + row * OUT;
         if (!w.bf16) for (int o = 0; o < OUT; o++) y_o[o] += b[o];
@@ -243,7 +243,7 @@ static const float* conv_input(const float* x, const float* rows, int t, int C) 
 // Sets y, and the rows to those before the next piece.
 static void conv_forward(float* y, float* rows, const float* x, const float* weight, int B, int T, int C,
                          size_t stride) {   // y, x (B,T,C); weight (C,4)
-    #pragma omp parallel for schedule(static) if ((size_t)B * T > FEW_ROWS)
+    #pragma omp parallel for schedule(static) if ((size_t)B * T > SERIAL_ROWS)
     for (size_t row = 0; row < (size_t)B * T; row++) {
         const int t = (int)(row % T);
         const float *x_b = x + (row - t) * C, *rows_b = rows + row / T * stride, *x3 = x + row * C;
@@ -373,7 +373,7 @@ static void tssa_statistics_forward(const Tssa* a, TssaRange r) {
 // Sets y, and advances the state by these tokens. T = 1 is a decode step.
 static void tssa_forward(const Tssa* a) {
     static const TssaStages stages = {tssa_energy_forward, tssa_membership_forward, tssa_statistics_forward, 5, 4};
-    tssa_run(&stages, a, true, (size_t)a->B * a->T > FEW_ROWS);
+    tssa_run(&stages, a, true, (size_t)a->B * a->T > SERIAL_ROWS);
 }
 
 // Backward, from dy to dw. First through y = -w Π g with g = 1/(1+m), m = N/(D + 1e-8). w and Π occur in it directly,
@@ -501,7 +501,7 @@ static void tssa_backward(const Tssa* a) {
 
 static void residual_forward(float* x_out, const float* x, const float* branch, const float* gamma,
                              size_t rows, int C) {   // x_out, x, branch (rows,C), x_out may be x; gamma (C)
-    #pragma omp parallel for schedule(static) if (rows > FEW_ROWS)
+    #pragma omp parallel for schedule(static) if (rows > SERIAL_ROWS)
     for (size_t row = 0; row < rows; row++)
         for (int c = 0; c < C; c++) x_out[row * C + c] = x[row * C + c] + gamma[c] * branch[row * C + c];
 }
