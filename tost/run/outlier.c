@@ -11,23 +11,18 @@
 // A standard deviation below this fraction of the mean is the rounding error of equal values.
 static const double ROUNDING = 1e-12;
 
-// The i-th oldest value.
-static double value_at(const OutlierWindow* w, int i) {
-    return w->value[w->count < OUTLIER_WINDOW ? i : (w->next + i) % OUTLIER_WINDOW];
-}
-
+// Drops the oldest value of a full window.
 static void push(OutlierWindow* w, double x) {
-    w->value[w->next] = x;
-    w->next = (w->next + 1) % OUTLIER_WINDOW;
-    if (w->count < OUTLIER_WINDOW) w->count++;
+    if (w->count == OUTLIER_WINDOW) memmove(w->value, w->value + 1, (size_t)--w->count * sizeof *w->value);
+    w->value[w->count++] = x;
 }
 
 double outlier_z(const OutlierWindow* w, double x) {
     if (w->count < OUTLIER_WINDOW) return 0;
     double sum = 0, squares = 0;
-    for (int i = 0; i < w->count; i++) sum += value_at(w, i);
+    for (int i = 0; i < w->count; i++) sum += w->value[i];
     const double mean = sum / w->count;
-    for (int i = 0; i < w->count; i++) squares += (value_at(w, i) - mean) * (value_at(w, i) - mean);
+    for (int i = 0; i < w->count; i++) squares += (w->value[i] - mean) * (w->value[i] - mean);
     const double deviation = sqrt(squares / w->count);
     return deviation > ROUNDING * fabs(mean) ? (x - mean) / deviation : 0;
 }
@@ -47,7 +42,7 @@ char* outlier_window_text(const OutlierWindow* w) {
     enum { DIGITS = 32 };   // "-1.7976931348623157e+308 "
     char *text = xmalloc((size_t)w->count * DIGITS + 1), *p = text;
     *p = 0;
-    for (int i = 0; i < w->count; i++) p += snprintf(p, DIGITS, "%s%.17g", i ? " " : "", value_at(w, i));
+    for (int i = 0; i < w->count; i++) p += snprintf(p, DIGITS, "%s%.17g", i ? " " : "", w->value[i]);
     return text;
 }
 
