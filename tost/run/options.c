@@ -600,11 +600,6 @@ Options options_default(Command command, const TostEngine* engine) {
 // ---------------------------------------------------------------------------------------------
 // Checks of combinations
 
-Schedule options_schedule(const Options* o) {
-    return (Schedule){.kind = (ScheduleKind)o->schedule, .steps = o->steps, .warmup = o->warmup, .peak = o->lr,
-                      .min_frac = o->min_lr_frac, .decay_frac = o->decay_frac};
-}
-
 static bool check_operands(Options* o, TostError* err) {
     const bool info = o->command == COMMAND_INFO;
     const char* instead = info && !o->model ? NULL : command_table[o->command].no_operands;

@@ -6,7 +6,6 @@
 #include "data/samples.h"
 #include "engine.h"
 #include "run/safetensors.h"
-#include "run/schedule.h"
 
 typedef enum {
     COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_TOKENIZE, COMMAND_INFO, COMMAND_INSPECT, COMMANDS
@@ -131,8 +130,6 @@ void options_print(const Options* o);
 // Takes the sizes from a model file and derives batch size and sequence length from them, unless given. Fails, naming
 // the option, if a given size differs.
 bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err);
-
-Schedule options_schedule(const Options* o);
 
 // The options of a training run that its checkpoints save: *n keys and values. st_free_meta
 StMeta* options_echo(const Options* o, int* n);

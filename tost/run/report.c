@@ -16,6 +16,7 @@
 #include "flops.h"
 #include "run/generate.h"
 #include "run/run.h"
+#include "run/schedule.h"
 
 // ---------------------------------------------------------------------------------------------
 // Warnings and suggested commands
@@ -87,13 +88,13 @@ static const char* plural(int64_t n) { return n == 1 ? "" : "s"; }
 
 static void report_schedule(Run* r) {
     static const char* const kinds[] = {"cosine decay", "constant, linear decay", "linear decay", "then constant"};
-    const Schedule s = options_schedule(&r->o);
+    const Options* o = &r->o;
     char last[64] = "", start[64] = "";
-    if (s.kind != SCHEDULE_CONSTANT) snprintf(last, sizeof last, " to %g", s.peak * s.min_frac);
-    if (s.kind == SCHEDULE_WSD)
-        snprintf(start, sizeof start, " from step %lld", (long long)schedule_decay_start(&s));
-    progress_fact(&r->progress, "", "lr %g, %lld warm-up step%s, %s%s%s; weight decay %g", s.peak, (long long)s.warmup,
-                  plural(s.warmup), kinds[s.kind], last, start, r->o.weight_decay);
+    if (o->schedule != SCHEDULE_CONSTANT) snprintf(last, sizeof last, " to %g", o->lr * o->min_lr_frac);
+    if (o->schedule == SCHEDULE_WSD)
+        snprintf(start, sizeof start, " from step %lld", (long long)schedule_decay_start(o));
+    progress_fact(&r->progress, "", "lr %g, %lld warm-up step%s, %s%s%s; weight decay %g", o->lr, (long long)o->warmup,
+                  plural(o->warmup), kinds[o->schedule], last, start, o->weight_decay);
 }
 
 static void report_model(Run* r) {
@@ -177,8 +178,7 @@ static void report_changes(Run* r) {
         free(note);
     }
     if (!*label && options_resume(&before, r->resumed, r->n_resumed, r->out, &ignored)) {
-        const Schedule was = options_schedule(&before), is = options_schedule(&r->o);
-        const double lr_was = schedule_lr(&was, r->info.step), lr_is = schedule_lr(&is, r->info.step);
+        const double lr_was = schedule_lr(&before, r->info.step), lr_is = schedule_lr(&r->o, r->info.step);
         if (fabs(lr_is - lr_was) > 1e-12 * lr_was)
             progress_fact(&r->progress, "", "learning rate of the next step: %g instead of %g", lr_is, lr_was);
     }

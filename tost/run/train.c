@@ -12,6 +12,7 @@
 #include "base/signals.h"
 #include "ranks/slices.h"
 #include "run/run.h"
+#include "run/schedule.h"
 
 static bool train(Run* r, TostError* err);
 static bool train_step(bool* completed, LogRow* row, Run* r, TostError* err);
@@ -171,10 +172,9 @@ static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
 static double optimizer_step(Run* r, double norm) {
     const Options* o = &r->o;
     const int64_t step = r->info.step, n = step + 1 - r->info.outliers.skipped;   // skipped ones changed nothing
-    const Schedule schedule = options_schedule(o);
     const double clip = o->grad_clip / (norm + TOST_CLIP_EPS);
     const TostAdamW adamw = {
-        .lr = schedule_lr(&schedule, step),
+        .lr = schedule_lr(o, step),
         .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
         .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1,
         .step = n,
