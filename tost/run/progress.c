@@ -81,31 +81,26 @@ static char* styled_line(const Progress* p, const char* text) {
     return line;
 }
 
-static void print_text(Progress* p, const char* text) {
-    char *styled = styled_line(p, text), *line = xasprintf("%s%s\n", eraser(p), styled);
-    emit(p, line);
-    free(line);
-    free(styled);
-}
-
 void progress_text(Progress* p, const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
-    char* text = vprintable_text(fmt, ap);
+    char *text = vprintable_text(fmt, ap), *styled = styled_line(p, text);
     va_end(ap);
-    if (!p->quiet) print_text(p, text);
+    char* line = xasprintf("%s%s\n", eraser(p), styled);
+    emit(p, line);
+    free(line);
+    free(styled);
     free(text);
 }
 
 void progress_fact(Progress* p, const char* label, const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
-    char *fact = vprintable_text(fmt, ap), *text = xasprintf("%-11s%s", label, fact);
+    char* fact = vprintable_text(fmt, ap);
     va_end(ap);
     p->style = PROGRESS_FACT;
-    if (!p->quiet) print_text(p, text);
+    progress_text(p, "%-11s%s", label, fact);
     p->style = PROGRESS_PLAIN;
-    free(text);
     free(fact);
 }
 
