@@ -50,19 +50,14 @@ static CheckpointModel checkpoint_model(const Run* r) {
     return (CheckpointModel){r->engine, r->model, &r->tensors, r->comm};
 }
 
-// Removes what a checkpoint has replaced. A failure is a warning, and the next save tries again.
-static void remove_older(Run* r, int64_t keep) {
-    TostError err;
-    r->saved.replacing = r->saved.replacing && !run_finish_replacement(r, &err);
-    if (r->saved.replacing || !checkpoint_prune(r->out, r->info.step, (int)keep, &err))
-        run_warn(r, "step %lld is saved, but older files could not be removed: %s", (long long)r->info.step, err.text);
-}
-
-// Saves a checkpoint and removes old ones. With --overwrite, the first one replaces the old run.
-static bool save(Run* r, TostError* err) {
+// Saves a checkpoint and removes what it has replaced, and all but the newest `keep`. A failure to remove is a warning,
+// and the next save tries again.
+static bool save(Run* r, SaveAs as, int64_t keep, TostError* err) {
     const CheckpointModel m = checkpoint_model(r);
-    if (!checkpoint_save(r->out, r->saved.replacing ? SAVE_REPLACEMENT : SAVE_STEP, &r->info, &m, err)) return false;
-    remove_older(r, r->o.keep);
+    if (!checkpoint_save(r->out, as, &r->info, &m, err)) return false;
+    r->saved.replacing = r->saved.replacing && !run_finish_replacement(r, err);
+    if (r->saved.replacing || !checkpoint_prune(r->out, r->info.step, (int)keep, err))
+        run_warn(r, "step %lld is saved, but older files could not be removed: %s", (long long)r->info.step, err->text);
     return true;
 }
 
@@ -77,7 +72,8 @@ static bool save_run(Run* r, bool last, TostError* err) {
         if (!last) run_warn(r, "%s", err->text);
         return !last;
     }
-    const bool ok = log_sync(&r->log, &reason) && save(r, &reason);
+    const SaveAs as = r->saved.replacing ? SAVE_REPLACEMENT : SAVE_STEP;
+    const bool ok = log_sync(&r->log, &reason) && save(r, as, r->o.keep, &reason);
     // A failed save may still have completed the checkpoint.
     if (ok || (r->saved.step != r->info.step && checkpoint_exists(r->out, r->info.step))) {
         r->saved.step = r->info.step;
@@ -87,20 +83,16 @@ static bool save_run(Run* r, bool last, TostError* err) {
 }
 
 void run_share_saved(Run* r) {
-    TextLine hint = resume_hint(r);
     if (!r->comm) return;
     comm_broadcast(r->comm, &r->saved, sizeof r->saved, 0);
-    comm_broadcast(r->comm, &hint, sizeof hint, 0);
-    r->comm->hint = hint;
+    r->comm->hint = resume_hint(r);
 }
 
-static bool save_best(Run* r, bool last, TostError* err) {
+static bool save_best(Run* r, TostError* err) {
     TostError reason;
-    if (r->saved.replacing && !save_run(r, last, err)) return false;   // it would replace the old run's best
+    if (r->saved.replacing && !save_run(r, false, err)) return false;   // it would replace the old run's best
     if (r->saved.replacing) return true;
-    const CheckpointModel m = checkpoint_model(r);
-    if (!checkpoint_save(r->out, SAVE_BEST, &r->info, &m, &reason)) return write_failed(r, &reason, last, err);
-    remove_older(r, 0);   // only the best before
+    if (!save(r, SAVE_BEST, 0, &reason)) return write_failed(r, &reason, false, err);   // keeps all other checkpoints
     r->saved.best = r->info.val_loss;
     return true;
 }
@@ -109,7 +101,7 @@ static bool save_best(Run* r, bool last, TostError* err) {
 static bool save_together(Run* r, bool best, bool last, TostError* err) {
     bool ok = true;
     if (comm_rank(r->comm) == 0) {
-        ok = best ? save_best(r, last, err) : save_run(r, last, err);
+        ok = best ? save_best(r, err) : save_run(r, last, err);
         checkpoint_end_save(r->comm);
     } else {
         const CheckpointModel m = checkpoint_model(r);
