@@ -63,6 +63,7 @@ static void append_tensor(TostTensors* t, const RowFacts* row, TostRow id, int l
     enum { ALIGN = 32 };   // elements: 128 bytes, two cache lines of a CPU, one memory transaction of a GPU
     TostTensor* x = &t->tensor[t->count++];
     if (layer <= 0) t->row_offset[id] = t->flat_size;
+    if (layer == 1) t->row_stride[id] = t->flat_size - t->row_offset[id];
     *x = (TostTensor){.row = id, .layer = layer, .init = row->init, .decay = row->decay, .size = 1,
                       .offset = t->flat_size};
     if (layer >= 0) snprintf(x->name, sizeof x->name, "transformer.h.%d.%s", layer, row->name);
@@ -87,11 +88,7 @@ TostTensors tost_tensors(const TostConfig* c) {
     for (int i = 0; i < TOST_ROWS; i++) t.row_offset[i] = SIZE_MAX;
     t.tensor = xcalloc((size_t)TOST_ROWS * (size_t)(c->n_layer + 1), sizeof *t.tensor);
     append_place(&t, rows, TOST_EMBED, -1);
-    for (int l = 0; l < c->n_layer; l++) {
-        const size_t start = t.flat_size;
-        append_place(&t, rows, TOST_LAYER, l);
-        t.layer_stride = t.flat_size - start;
-    }
+    for (int l = 0; l < c->n_layer; l++) append_place(&t, rows, TOST_LAYER, l);
     append_place(&t, rows, TOST_HEAD, -1);
     return t;
 }
@@ -108,13 +105,8 @@ const TostTensor* tost_tensor_find(const TostTensors* t, const char* name) {
 }
 
 size_t tost_row_offset(const TostTensors* t, TostRow row, int layer) {
-    static const TostPlace place[TOST_ROWS] = {
-#define X(field, place, name, shape, init, decay, when) TOST_##place,
-        TOST_PARAMS(X)
-#undef X
-    };
     const size_t offset = t->row_offset[row];
-    return offset == SIZE_MAX || place[row] != TOST_LAYER ? offset : offset + (size_t)layer * t->layer_stride;
+    return offset == SIZE_MAX ? offset : offset + (size_t)layer * t->row_stride[row];
 }
 
 // ---------------------------------------------------------------------------------------------

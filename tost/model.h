@@ -113,14 +113,14 @@ typedef struct {
 } TostTensor;
 
 // All tensors of a model in state-dict order. In the flat array, tensors start at multiples of 32 elements; gaps are
-// zero. The offset of a row in layer l is its offset in layer 0 plus l · layer_stride.
+// zero.
 typedef struct {
     int         count;
     TostTensor* tensor;
     size_t      n_params;              // elements, without gaps
     size_t      flat_size;             // elements, with gaps
-    size_t      layer_stride;
     size_t      row_offset[TOST_ROWS]; // of a row's first tensor; SIZE_MAX if absent
+    size_t      row_stride[TOST_ROWS]; // from its tensor in a layer to that in the next; 0 outside layers
 } TostTensors;
 
 TostTensors tost_tensors(const TostConfig* c);     // requires tost_config_check(c)
