@@ -32,8 +32,10 @@ static void fill_normal(float* out, size_t n, const char* name, double std, uint
     }
 }
 
-static void fill_constant(float* out, size_t n, float value) {
-    for (size_t i = 0; i < n; i++) out[i] = value;
+// Element k of a tensor that is not random
+static float constant(TostInit init, size_t k) {
+    if (init == TOST_IDENTITY) return k % TOST_CONV_WIDTH == TOST_CONV_WIDTH - 1;
+    return init == TOST_ONE ? 1.0f : init == TOST_GAMMA ? 1e-5f : 0.0f;
 }
 
 void init_params(const TostEngine* engine, TostModel* model, const TostTensors* tensors, int n_layer,
@@ -45,16 +47,9 @@ void init_params(const TostEngine* engine, TostModel* model, const TostTensors* 
     const double residual = 0.02 / sqrt(2.0 * n_layer);
     for (int i = 0; i < tensors->count; i++) {
         const TostTensor* t = &tensors->tensor[i];
-        switch (t->init) {
-            case TOST_NORMAL:   fill_normal(values, t->size, t->name, 0.02, seed); break;
-            case TOST_RESIDUAL: fill_normal(values, t->size, t->name, residual, seed); break;
-            case TOST_ONE:      fill_constant(values, t->size, 1.0f); break;
-            case TOST_ZERO:     fill_constant(values, t->size, 0.0f); break;
-            case TOST_GAMMA:    fill_constant(values, t->size, 1e-5f); break;
-            case TOST_IDENTITY:
-                for (size_t k = 0; k < t->size; k++) values[k] = k % TOST_CONV_WIDTH == TOST_CONV_WIDTH - 1;
-                break;
-        }
+        if (t->init == TOST_NORMAL) fill_normal(values, t->size, t->name, 0.02, seed);
+        else if (t->init == TOST_RESIDUAL) fill_normal(values, t->size, t->name, residual, seed);
+        else for (size_t k = 0; k < t->size; k++) values[k] = constant(t->init, k);
         engine->put(model, TOST_PARAM, t, values);
     }
     free(values);
