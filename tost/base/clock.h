@@ -4,10 +4,11 @@
 
 #include <time.h>
 
-static inline double now_seconds(void) {   // monotonic
+static inline double clock_seconds(clockid_t clock) {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(clock, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
+static inline double now_seconds(void) { return clock_seconds(CLOCK_MONOTONIC); }
 
 #endif

@@ -4,19 +4,12 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#include <time.h>
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
 
 #include "base/clock.h"
-
-#ifdef TOST_BLAS
-enum { ADAPT = 0 };
-#else
-enum { ADAPT = THREADS_MANY };
-#endif
 
 extern char** environ;
 
@@ -33,8 +26,11 @@ static void flush_subnormals(void) {
 #endif
 }
 
-// True if the user may have set the number of threads or how they wait.
-static bool openmp_is_configured(void) {
+// True if the user may have set the number of threads or how they wait, or if the number changes the results.
+static bool is_fixed(void) {
+#ifdef TOST_BLAS
+    return true;
+#endif
     for (char** e = environ; e && *e; e++)
         if (strncmp(*e, "OMP_", 4) == 0 || strncmp(*e, "GOMP_", 5) == 0 || strncmp(*e, "KMP_", 4) == 0) return true;
     return false;
@@ -46,13 +42,7 @@ Threads threads_start(int n) {
     flush_subnormals();   // threads that start later inherit it
     #pragma omp parallel
     flush_subnormals();
-    return (Threads){.max = max, .now = max, .pass = max, .fixed = !ADAPT || openmp_is_configured()};
-}
-
-static double process_seconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return (Threads){.max = max, .now = max, .pass = max, .fixed = is_fixed()};
 }
 
 void threads_begin(Threads* t, bool small) {
@@ -63,7 +53,7 @@ void threads_begin(Threads* t, bool small) {
     }
     t->pass = small && !t->fixed ? 1 : t->now;
     threads_set(t->pass);
-    t->cpu_began = process_seconds();
+    t->cpu_began = clock_seconds(CLOCK_PROCESS_CPUTIME_ID);
 }
 
 void threads_end(Threads* t) {
@@ -72,7 +62,7 @@ void threads_end(Threads* t) {
     const double lost = 0.35;                             // of a thread's time
     if (t->fixed || t->pass == 1) return;
     t->wall += now_seconds() - t->began;
-    t->cpu += process_seconds() - t->cpu_began;
+    t->cpu += clock_seconds(CLOCK_PROCESS_CPUTIME_ID) - t->cpu_began;
     if (t->wall < window) return;
     t->decided = true;
     const double missing = t->now - t->cpu / t->wall;
