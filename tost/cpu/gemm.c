@@ -216,7 +216,7 @@ INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols) {
         for (int col = 0; col < cols; col++) {
             float* at = p->c + (size_t)(i + row)*p->N + j + col;
             const float dot = sum_lanes(sum[row][col][0] + sum[row][col][1]);
-            *at = p->beta == 0 ? dot : p->beta * *at + dot;
+            *at = p->beta == 0 ? dot : *at + dot;
         }
 }
 
@@ -266,10 +266,7 @@ static void gemm_few_rows(float* c, const float* a, const void* b, size_t row_by
 // c = op(a) · b + beta · c. b16: b is a weight (N,K) stored in bf16.
 static void gemm_by(Multiply* multiply, Format f, float* c, const float* a, bool at, const void* b, bool bt, bool b16,
                     int M, int N, int K, float beta) {
-    if (M == 0 || N == 0) return;
-    if (K == 0) {
-        for (size_t i = 0; i < (size_t)M*N; i++) c[i] = beta == 0 ? 0 : beta * c[i];
-    } else if (M <= GEMM_FEW_ROWS && bt && !at && (f == FLOATS || b16)) {
+    if (M <= GEMM_FEW_ROWS && bt && !at && (f == FLOATS || b16)) {
         gemm_few_rows(c, a, b, K * (b16 ? sizeof(uint16_t) : sizeof(float)), f, M, N, K, beta);
     } else {
         const Operand left = { (const char*)a, at ? M : K, at, false }, right = { b, bt ? K : N, !bt, b16 };

@@ -9,10 +9,10 @@
 // c (M,N) = op(a) · op(b) + beta · c. All are dense and row-major; c does not overlap a or b.
 //   op(a) is (M,K): a is stored (M,K), or (K,M) with at = true
 //   op(b) is (K,N): b is stored (K,N), or (N,K) with bt = true (a Linear weight (out, in))
-// beta 0 overwrites c without reading it. Sizes may be zero. Call it outside of parallel regions: it uses all OpenMP
-// threads. Products with M <= GEMM_FEW_ROWS, bt and not at (decoding) read b once, at the speed of memory. The same
-// sizes and number of threads give the same bits. Without a BLAS library, these do not depend on the number of threads,
-// and those of a row depend on M only by whether the rows are few.
+// beta is 0, which overwrites c without reading it, or 1. Sizes are at least 1. Call it outside of parallel regions: it
+// uses all OpenMP threads. Products with M <= GEMM_FEW_ROWS, bt and not at (decoding) read b once, at the speed of
+// memory. The same sizes and number of threads give the same bits. Without a BLAS library, these do not depend on the
+// number of threads, and those of a row depend on M only by whether the rows are few.
 void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
 typedef void Gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
 

@@ -290,7 +290,7 @@ INLINE void tile_store(float* c, size_t ldc, Vec acc[MR][2], float beta, int row
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
         VecU* row = (VecU*)(c + i*ldc);
-        if (beta != 0) { acc[i][0] += beta * row[0]; acc[i][1] += beta * row[1]; }
+        if (beta != 0) { acc[i][0] += row[0]; acc[i][1] += row[1]; }
         row[0] = acc[i][0];
         row[1] = acc[i][1];
     }
@@ -350,11 +350,6 @@ TILE(tile_pairs_lowest, rows_vectors, PAIRS, MR / 3)
 
 _Static_assert((int)LANES == TILE_ROWS && (int)LANES == TILE_WORDS, "AMX needs vectors of the length of a tile");
 
-static __attribute__((noinline)) void scale_rows(float* c, size_t ldc, float beta, int rows) {
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < NR; j++) c[i*ldc + j] *= beta;
-}
-
 // TILE_ROWS rows of c are in tiles 0 and 1, and TILE_ROWS more in 2 and 3. Each pair of a and b (tiles 4, 5 and 6, 7)
 // adds the sum of TILE_WORDS pairs, where TDPBF16PS sums even and odd depths apart.
 AMX_TARGET INLINE void rows_tiles(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta,
@@ -363,7 +358,6 @@ AMX_TARGET INLINE void rows_tiles(float* c, size_t ldc, const Word* pa, const Wo
     const size_t stride = ldc * sizeof(float);
     float* c_low = c + TILE_ROWS*ldc;
     const Word* pa_low = pa + (size_t)words*TILE_ROWS;
-    if (beta != 0 && beta != 1) scale_rows(c, ldc, beta, rows);
     AMX_READS(c);
     if (beta == 0) {
         _tile_zero(0);

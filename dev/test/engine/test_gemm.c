@@ -157,8 +157,6 @@ static void check_case(Checks* c, Rng* rng, const int size[3], int transposes, f
     free_case(&t);
 }
 
-static const float betas[] = { 0, 1, 0.5f };
-
 // Every pair of sizes as M and N, with all transposes and varying K and beta.
 static void test_ragged(Checks* c, Rng* rng) {
     static const int sizes[] = { 1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 33, 63, 65, 127, 130, 257 };
@@ -167,21 +165,21 @@ static void test_ragged(Checks* c, Rng* rng) {
         for (int j = 0; j < count; j++)
             for (int transposes = 0; transposes < 4; transposes++) {
                 const int size[3] = { sizes[i], sizes[j], sizes[(i + 5*j + transposes) % count] };
-                check_case(c, rng, size, transposes, betas[(i * count + j + transposes) % 3]);
+                check_case(c, rng, size, transposes, (float)((i * count + j + transposes) % 2));
             }
 }
 
-// Several blocks in each direction; few rows times a wide matrix. K = 0 gives beta · c; M = 0 or N = 0 nothing.
+// Several blocks in each direction; few rows times a wide matrix.
 static void test_blocks(Checks* c, Rng* rng) {
     static const int sizes[][3] = {
         { 13, 33, 383 }, { 13, 33, 384 }, { 13, 33, 385 }, { 25, 65, 769 }, { 5, 31, 1153 }, { 12, 32, 5000 },
         { 193, 257, 40 }, { 400, 520, 65 }, { 1537, 33, 21 }, { 14, 1537, 390 }, { 3100, 7, 9 }, { 7, 3100, 9 },
         { 1, 1003, 768 }, { 2, 515, 771 }, { 3, 4099, 65 }, { 4, 130, 3073 }, { 33, 130, 3073 }, { 48, 96, 385 },
-        { 49, 31, 1300 }, { 64, 64, 64 }, { 0, 5, 7 }, { 5, 0, 7 }, { 3, 4, 0 }, { 17, 19, 0 },
+        { 49, 31, 1300 }, { 64, 64, 64 },
     };
     for (size_t s = 0; s < countof(sizes); s++)
         for (int transposes = 0; transposes < 4; transposes++)
-            check_case(c, rng, sizes[s], transposes, betas[(s + transposes) % 3]);
+            check_case(c, rng, sizes[s], transposes, (float)((s + transposes) % 2));
 }
 
 // ---------------------------------------------------------------------------------------------
