@@ -63,6 +63,7 @@ typedef struct {
     size_t           n_parts, parts_cap;
     Line*            lines;          // of JSONL
     size_t           n_lines, lines_cap;
+    char*            text;           // decoded from them
     uint32_t*        ids;            // a part of n bytes gets room for n + 1 ids
     size_t           n_ids, ids_cap;
     bool             in_document;    // the current document has begun
@@ -77,6 +78,7 @@ typedef struct {
     char*       data;
     size_t      n, cap;
     uint64_t    read;                // bytes read so far
+    size_t      lines;               // of JSONL, processed so far
     bool        end;                 // end of file reached
 } Source;
 
@@ -191,15 +193,8 @@ static bool source_fill(Source* s, char* to, size_t n, Job* job, TostError* err)
     return true;
 }
 
-// Checks the beginning of the file, and removes a byte order mark from it.
-static bool source_begin(Source* s, TostError* err) {
-    size_t skip;
-    if (!text_check_head(&skip, s->name, s->data, s->n, err)) return false;
-    if (skip) memmove(s->data, s->data + skip, s->n -= skip);
-    return true;
-}
-
-// Removes the first `used` bytes and reads at least half a batch more.
+// Removes the first `used` bytes and reads at least half a batch more. At first, checks the beginning of the file and
+// removes a byte order mark.
 static bool source_read(Source* s, size_t used, Job* job, TostError* err) {
     s->n -= used;
     if (s->n) memmove(s->data, s->data + used, s->n);
@@ -211,7 +206,10 @@ static bool source_read(Source* s, size_t used, Job* job, TostError* err) {
     if (!source_fill(s, s->data + s->n, s->cap - s->n, job, err)) return false;
     s->n += (size_t)(s->read - before);
     job->r->bytes += s->read - before;
-    return before > 0 || source_begin(s, err);
+    size_t skip = 0;
+    if (before == 0 && !text_check_head(&skip, s->name, s->data, s->n, err)) return false;
+    if (skip) memmove(s->data, s->data + skip, s->n -= skip);
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -226,16 +224,6 @@ static size_t add_documents(Job* job, const Source* s) {
     size_t rest = s->end ? s->n - p : tokenizer_last_cut(s->data + p, s->n - p);
     add_text(job, s->data + p, rest, s->end);
     return p + rest;
-}
-
-static bool tokenize_text(Job* job, Source* s, TostError* err) {
-    size_t used = 0;
-    while (!s->end) {
-        if (!source_read(s, used, job, err)) return false;
-        used = add_documents(job, s);
-        if (!finish_batch(job, err)) return false;
-    }
-    return true;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -258,38 +246,30 @@ static bool decode_lines(Job* job, const char* name, TostError* err) {
     return bad == SIZE_MAX;
 }
 
-// Collects the complete, non-blank lines of s; *number counts the lines of the file. A line's text will be decoded to
-// the same position in text (s->n + 1 bytes). Returns the number of bytes used.
-static size_t collect_lines(Job* job, const Source* s, char* text, size_t* number) {
+// Collects the complete, non-blank lines of s. A line's text will be decoded to the same position in job->text. Returns
+// the number of bytes used.
+static size_t collect_lines(Job* job, Source* s) {
     const char *end = s->data + s->n, *json;
     while (!s->end && end > s->data && end[-1] != '\n') end--;
-    Lines lines = {s->data, end, *number};
+    Lines lines = {s->data, end, s->lines};
     job->n_lines = 0;
+    job->text = xrealloc(job->text, s->n + 1);
     for (size_t n; next_line(&json, &n, &lines);) {
         if (is_blank(json, n)) continue;
         if (job->n_lines == job->lines_cap) {
             job->lines_cap = job->lines_cap * 2 + 1024;
             job->lines = xrealloc(job->lines, job->lines_cap * sizeof *job->lines);
         }
-        job->lines[job->n_lines++] = (Line){json, n, lines.number, text + (json - s->data), 0};
+        job->lines[job->n_lines++] = (Line){json, n, lines.number, job->text + (json - s->data), 0};
     }
-    *number = lines.number;
+    s->lines = lines.number;
     return (size_t)(end - s->data);
 }
 
-static bool tokenize_jsonl(Job* job, Source* s, TostError* err) {
-    size_t used = 0, number = 0;
-    bool ok = true;
-    while (ok && !s->end && (ok = source_read(s, used, job, err))) {
-        char* text = xmalloc(s->n + 1);
-        used = collect_lines(job, s, text, &number);
-        ok = decode_lines(job, s->name, err);
-        for (size_t i = 0; ok && i < job->n_lines; i++)
-            add_text(job, job->lines[i].text, job->lines[i].n_text, true);
-        ok = ok && finish_batch(job, err);
-        free(text);
-    }
-    return ok;
+static bool add_lines(Job* job, const Source* s, TostError* err) {
+    if (!decode_lines(job, s->name, err)) return false;
+    for (size_t i = 0; i < job->n_lines; i++) add_text(job, job->lines[i].text, job->lines[i].n_text, true);
+    return true;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -297,8 +277,12 @@ static bool tokenize_jsonl(Job* job, Source* s, TostError* err) {
 
 static bool tokenize_file(Job* job, const char* path, TostError* err) {
     Source s;
-    if (!source_open(&s, path, err)) return false;
-    const bool ok = job->o->jsonl || named_jsonl(path) ? tokenize_jsonl(job, &s, err) : tokenize_text(job, &s, err);
+    const bool jsonl = job->o->jsonl || named_jsonl(path);
+    bool ok = source_open(&s, path, err);
+    for (size_t used = 0; ok && !s.end && (ok = source_read(&s, used, job, err));) {
+        used = jsonl ? collect_lines(job, &s) : add_documents(job, &s);
+        ok = (!jsonl || add_lines(job, &s, err)) && finish_batch(job, err);
+    }
     source_close(&s);
     return ok;
 }
@@ -388,6 +372,7 @@ bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err)
     free(job.caches);
     free(job.parts);
     free(job.lines);
+    free(job.text);
     free(job.ids);
     free(dir);
     tokenizer_free(job.tokenizer);
