@@ -18,10 +18,9 @@ bool folder_list(PathList* names, const char* path, TostError* err) {
     DIR* dir = opendir(path);
     if (!dir) return tost_error(err, "%s: the folder cannot be opened: %s", path, strerror(errno));
     const struct dirent* e;
-    for (int cap = 0; (errno = 0, e = readdir(dir));) {
+    while ((errno = 0, e = readdir(dir))) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        if (names->count == cap)
-            names->paths = xrealloc(names->paths, (size_t)(cap = cap ? 2 * cap : 16) * sizeof *names->paths);
+        names->paths = xgrow(names->paths, (size_t)names->count, sizeof *names->paths);
         names->paths[names->count++] = xstrdup(e->d_name);
     }
     const int why = errno;

@@ -30,6 +30,10 @@ void* xcalloc(size_t count, size_t size) {
 
 void* xrealloc(void* p, size_t bytes) { return or_exit(realloc(p, bytes ? bytes : 1), bytes); }
 
+void* xgrow(void* p, size_t n, size_t size) {   // doubles
+    return (n & (n - 1)) == 0 ? xrealloc(p, (2 * n + 1) * size) : p;
+}
+
 char* xstrdup(const char* s) {
     size_t n = strlen(s) + 1;
     return memcpy(xmalloc(n), s, n);

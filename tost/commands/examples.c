@@ -103,8 +103,7 @@ static bool read_all(Examples* e, Lines* lines, const char* path, const Tokenize
     const char* text;
     for (size_t n; next_line(&text, &n, lines);) {
         if (is_blank(text, n)) continue;
-        if ((e->count & (e->count - 1)) == 0)
-            e->example = xrealloc(e->example, (2 * e->count + 1) * sizeof *e->example);
+        e->example = xgrow(e->example, e->count, sizeof *e->example);
         Example* next = &e->example[e->count++];
         TostError inner;
         *next = (Example){.line = (int)lines->number};

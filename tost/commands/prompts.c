@@ -15,7 +15,7 @@ static bool read_all(Prompts* p, Lines* lines, const char* path, TostError* err)
     if (lines->at == lines->end) return tost_error(err, "--prompts %s is empty: give one prompt per line", path);
     for (size_t n; next_line(&line, &n, lines);) {
         if (is_blank(line, n)) continue;
-        if ((p->count & (p->count - 1)) == 0) p->prompt = xrealloc(p->prompt, (2 * p->count + 1) * sizeof *p->prompt);
+        p->prompt = xgrow(p->prompt, p->count, sizeof *p->prompt);
         Prompt* next = &p->prompt[p->count++];
         TostError inner;
         *next = (Prompt){lines->number, xmalloc(n + 1), n, NULL};

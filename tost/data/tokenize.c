@@ -60,9 +60,9 @@ typedef struct {
     ShardWriter*     writer;
     // current batch
     Part*            parts;
-    size_t           n_parts, parts_cap;
+    size_t           n_parts;
     Line*            lines;          // of JSONL
-    size_t           n_lines, lines_cap;
+    size_t           n_lines;
     char*            text;           // decoded from them
     uint32_t*        ids;            // a part of n bytes gets room for n + 1 ids
     size_t           n_ids, ids_cap;
@@ -86,10 +86,7 @@ typedef struct {
 // A batch: collecting parts, encoding and writing them
 
 static void add_part(Job* job, const char* text, size_t n, bool ends) {
-    if (job->n_parts == job->parts_cap) {
-        job->parts_cap = job->parts_cap * 2 + 1024;
-        job->parts = xrealloc(job->parts, job->parts_cap * sizeof *job->parts);
-    }
+    job->parts = xgrow(job->parts, job->n_parts, sizeof *job->parts);
     job->parts[job->n_parts++] = (Part){text, n, job->n_ids, 0, ends, job->document_val};
     job->n_ids += n + 1;
 }
@@ -256,10 +253,7 @@ static size_t collect_lines(Job* job, Source* s) {
     job->text = xrealloc(job->text, s->n + 1);
     for (size_t n; next_line(&json, &n, &lines);) {
         if (is_blank(json, n)) continue;
-        if (job->n_lines == job->lines_cap) {
-            job->lines_cap = job->lines_cap * 2 + 1024;
-            job->lines = xrealloc(job->lines, job->lines_cap * sizeof *job->lines);
-        }
+        job->lines = xgrow(job->lines, job->n_lines, sizeof *job->lines);
         job->lines[job->n_lines++] = (Line){json, n, lines.number, job->text + (json - s->data), 0};
     }
     s->lines = lines.number;

@@ -163,8 +163,7 @@ static bool parse_entries(Json* j, StFile* f, char* buffer) {
             continue;
         }
         if (!parse_tensor(j, &t)) return tost_error(j->err, "tensor '%s': %s", t.name, j->err->text);
-        if ((f->n_tensors & (f->n_tensors - 1)) == 0)
-            f->tensors = xrealloc(f->tensors, (2 * (size_t)f->n_tensors + 1) * sizeof t);
+        f->tensors = xgrow(f->tensors, (size_t)f->n_tensors, sizeof t);
         f->tensors[f->n_tensors++] = t;
     }
     return more == 0 && json_at_end(j);
