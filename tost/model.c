@@ -131,9 +131,3 @@ static const TostPreset presets[] = {
 const TostPreset* tost_preset_at(int i) {
     return i >= 0 && (size_t)i < countof(presets) ? &presets[i] : NULL;
 }
-
-const TostPreset* tost_preset_find(const char* name) {
-    for (size_t i = 0; i < countof(presets); i++)
-        if (strcmp(presets[i].name, name) == 0) return &presets[i];
-    return NULL;
-}

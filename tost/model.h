@@ -145,8 +145,7 @@ typedef struct {
 } TostPreset;
 
 #define TOST_PRESETS "starter|tost-base|tost-medium|tost-large"   // in the order of tost_preset_at
-const TostPreset* tost_preset_find(const char* name);   // NULL if absent
-const TostPreset* tost_preset_at(int i);                // NULL after the last
+const TostPreset* tost_preset_at(int i);   // NULL after the last
 
 #ifdef __cplusplus
 }

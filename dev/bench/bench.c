@@ -67,7 +67,7 @@ static TostModel* new_model(const TostConfig* config, int B, int T, bool trainin
 
 // T: at most the block size, 1,024
 static TostModel* new_base(int B, int T, bool training, TostDtype dtype) {
-    return new_model(&tost_preset_find("tost-base")->config, B, T, training, dtype);
+    return new_model(&tost_preset_at(1)->config, B, T, training, dtype);   // tost-base
 }
 
 // ---------------------------------------------------------------------------------------------

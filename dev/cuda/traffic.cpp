@@ -190,7 +190,7 @@ namespace {
 // ---------------------------------------------------------------------------------------------
 // Runs
 
-TostConfig base_config() { return tost_preset_find("tost-base")->config; }
+TostConfig base_config() { return tost_preset_at(1)->config; }   // tost-base
 
 Size size_of(const TostConfig& c, double B, double T) {
     TostTensors t = tost_tensors(&c);
