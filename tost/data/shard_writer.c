@@ -47,12 +47,6 @@ static char* shard_name(const ShardWriter* w, Split split, int i, bool final) {
 // ---------------------------------------------------------------------------------------------
 // The folder
 
-// True if name is START followed by train_NNNNNN.bin or val_NNNNNN.bin.
-static bool is_shard(const char* name, const char* start) {
-    const size_t n = strlen(start);
-    return strncmp(name, start, n) == 0 && (shard_is_named(name + n, "train_") || shard_is_named(name + n, "val_"));
-}
-
 // Fails if shards with this prefix exist: old and new ones would match the same glob.
 static bool check_no_shards(const ShardWriter* w, TostError* err) {
     const char* slash = strrchr(w->out, '/');
@@ -60,7 +54,7 @@ static bool check_no_shards(const ShardWriter* w, TostError* err) {
     PathList names;
     bool ok = folder_list(&names, dir, err);
     for (int i = 0; ok && i < names.count; i++)
-        ok = !is_shard(names.paths[i], start)
+        ok = !shard_is_named(names.paths[i], start)
             || tost_error(err, "%s/%s: exists already; remove it or choose another --out", dir, names.paths[i]);
     free_paths(&names);
     free(dir);
@@ -87,7 +81,7 @@ static bool remove_stale(const ShardWriter* w, TostError* err) {
     if (!folder_list(&names, w->folder, err)) return false;
     bool ok = true;
     for (int i = 0; ok && i < names.count; i++) {
-        if (!is_shard(names.paths[i], "")) continue;
+        if (!shard_is_named(names.paths[i], "")) continue;
         char* path = path_join(w->folder, names.paths[i]);
         if (w->lock.unsupported)
             ok = tost_error(err, "%s: exists already, and the file system has no locks: if no other tokenize is "

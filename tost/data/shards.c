@@ -46,8 +46,10 @@ bool shard_begins(const char* head, size_t n) {
 bool shard_is_named(const char* name, const char* start) {
     const size_t n = strlen(start);
     if (strncmp(name, start, n) != 0) return false;
-    const size_t digits = strspn(name + n, "0123456789");
-    return digits == SHARD_DIGITS && strcmp(name + n + digits, ".bin") == 0;
+    name += n;
+    const size_t split = strncmp(name, "train_", 6) == 0 ? 6 : strncmp(name, "val_", 4) == 0 ? 4 : 0;
+    return split && strspn(name + split, "0123456789") == SHARD_DIGITS
+        && strcmp(name + split + SHARD_DIGITS, ".bin") == 0;
 }
 
 static bool is_text(unsigned char c) { return (c >= 0x20 && c < 0x7f) || c == '\t' || c == '\n' || c == '\r'; }
@@ -265,7 +267,7 @@ static bool check_published(const char* path, TostError* err) {
     bool ok = true;
     folder_list(&names, tmp, &none);
     for (int i = 0; ok && i < names.count; i++)
-        ok = (!shard_is_named(names.paths[i], "train_") && !shard_is_named(names.paths[i], "val_"))
+        ok = !shard_is_named(names.paths[i], "")
             || tost_error(err, "%s: the shards that follow it are still in %s, because tokenize was killed or is not "
                           "finished: remove both and tokenize again, or only the folder if no shard is missing",
                           path, tmp);

@@ -31,7 +31,8 @@ enum {
 };
 
 bool shard_begins(const char* head, size_t n);   // true if a file's first n bytes are those of a shard header
-bool shard_is_named(const char* name, const char* start);   // true if name is START followed by NNNNNN.bin
+// True if name is START followed by train_NNNNNN.bin or val_NNNNNN.bin.
+bool shard_is_named(const char* name, const char* start);
 char* shard_prefix(const char* path);   // OUT of OUT_train_000000.bin; free()
 bool shard_open(Shard* s, const char* path, TostError* err);
 void shard_close(Shard* s);
