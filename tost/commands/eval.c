@@ -257,15 +257,12 @@ static void end_json(JsonFile* json, const Evaluation* e) {
 static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, const Options* o, const ShardStream* data,
                            TostError* err) {
     const CheckpointInfo* info = &model->info;
-    const uint32_t largest = stream_largest_id(data);
     *tokenizer = loaded_model_tokenizer(model, o, err);
     if (!*tokenizer && o->tokenizer) return false;
     if (!*tokenizer && o->rank == 0) print_line(stderr, "no bits/byte: %s", err->text);
     if (*tokenizer)
-        warn_of_shards(o, data->shards[0].path, largest, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer),
-                       tokenizer_size(*tokenizer));
-    else if (info->tokenizer) warn_of_shards(o, data->shards[0].path, largest, info->tokenizer, info->tokenizer_hash,
-                                             0);
+        warn_of_shards(o, data, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer), tokenizer_size(*tokenizer));
+    else if (info->tokenizer) warn_of_shards(o, data, info->tokenizer, info->tokenizer_hash, 0);
     return true;
 }
 

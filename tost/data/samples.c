@@ -82,12 +82,9 @@ void data_close(DataSet* d) {
     free(d);
 }
 
-int         data_shards(const DataSet* d)     { return d->stream.count; }
-uint64_t    data_tokens(const DataSet* d)     { return stream_tokens(&d->stream); }
-uint64_t    data_samples(const DataSet* d)    { return d->samples; }
-const char* data_path(const DataSet* d)       { return d->stream.shards[0].path; }
-uint32_t    data_largest_id(const DataSet* d) { return stream_largest_id(&d->stream); }
-uint32_t    data_crc(const DataSet* d)        { return d->crc; }
+const ShardStream* data_stream(const DataSet* d) { return &d->stream; }
+uint64_t data_samples(const DataSet* d) { return d->samples; }
+uint32_t data_crc(const DataSet* d) { return d->crc; }
 
 // ---------------------------------------------------------------------------------------------
 // Samples

@@ -3,6 +3,7 @@
 #define TOST_DATA_H
 
 #include "base/error.h"
+#include "data/shards.h"
 
 typedef enum { ORDER_SEQUENTIAL, ORDER_SHUFFLED } DataOrder;
 
@@ -23,11 +24,8 @@ typedef struct DataSet DataSet;
 DataSet* data_open(const char* glob, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
                    TostError* err);
 void     data_close(DataSet* d);
-int      data_shards(const DataSet* d);
-uint64_t data_tokens(const DataSet* d);
+const ShardStream* data_stream(const DataSet* d);   // at least one shard
 uint64_t data_samples(const DataSet* d);        // per epoch, at least 1
-const char* data_path(const DataSet* d);        // the first shard
-uint32_t data_largest_id(const DataSet* d);     // among the ids checked when opening
 uint32_t data_crc(const DataSet* d);            // see stream_crc
 
 // inputs, targets (B,T) of samples first … first + B - 1. An id >= vocab_size is an error.

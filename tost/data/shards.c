@@ -16,8 +16,6 @@
 #include "base/memory.h"
 #include "base/platform.h"
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "shards are little-endian and used as read");
-
 // ---------------------------------------------------------------------------------------------
 // Formats
 
@@ -255,7 +253,10 @@ static bool add_shard(ShardStream* s, int64_t* bytes, const char* path, TostErro
     s->count++;
     s->start[s->count] = s->start[s->count - 1] + shard->n_tokens;
     *bytes += shard->bytes;
-    return *bytes > CHECK_BYTES || shard_check_ids(shard, s->vocab_size, err);
+    if (*bytes > CHECK_BYTES) return true;
+    if (!shard_check_ids(shard, s->vocab_size, err)) return false;
+    if (shard->largest_id > s->largest_id) s->largest_id = shard->largest_id;
+    return true;
 }
 
 // A killed tokenize may leave OUT_train_000000.bin and OUT.tmp/train_000001.bin (shard_writer.c). Checks this for one
@@ -299,13 +300,6 @@ void stream_close(ShardStream* s) {
 }
 
 uint64_t stream_tokens(const ShardStream* s) { return s->start[s->count]; }
-
-uint32_t stream_largest_id(const ShardStream* s) {
-    uint32_t largest = 0;
-    for (int i = 0; i < s->count; i++)
-        if (s->shards[i].largest_id > largest) largest = s->shards[i].largest_id;
-    return largest;
-}
 
 bool stream_read(int32_t* out, ShardStream* s, uint64_t first, size_t n, TostError* err) {
     uint32_t *ids = (uint32_t*)out, largest = 0;

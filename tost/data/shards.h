@@ -51,6 +51,7 @@ typedef struct {
     Shard*    shards;
     uint64_t* start;         // (count + 1) position of each shard's first token; start[count] is the total
     uint32_t  vocab_size;
+    uint32_t  largest_id;    // among the ids checked when opening
     int       current;       // the shard read last
 } ShardStream;
 
@@ -59,7 +60,6 @@ typedef struct {
 bool     stream_open(ShardStream* s, const char* glob, uint32_t vocab_size, TostError* err);
 void     stream_close(ShardStream* s);                          // does nothing if zeroed
 uint64_t stream_tokens(const ShardStream* s);
-uint32_t stream_largest_id(const ShardStream* s);               // among the ids checked when opening
 // Copies n tokens starting at position `first`; first + n <= stream_tokens. An id >= vocab_size is an error.
 bool     stream_read(int32_t* out, ShardStream* s, uint64_t first, size_t n, TostError* err);
 // A cheap fingerprint of the data: CRC-32 over each shard's length and its first and last SHARD_CRC_TOKENS tokens. It

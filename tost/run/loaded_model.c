@@ -114,18 +114,17 @@ void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char*
                       "tokenizer, %s", path, size, weights, rows, warning);
 }
 
-void warn_of_shards(const Options* o, const char* shard, uint32_t largest_id, const char* tokenizer, uint32_t hash,
-                    int size) {
+void warn_of_shards(const Options* o, const ShardStream* shards, const char* tokenizer, uint32_t hash, int size) {
     TostError ignored;
-    char* path = tokenizer_beside(shard);
+    char* path = tokenizer_beside(shards->shards[0].path);
     Tokenizer* other = path ? tokenizer_open(path, &ignored) : NULL;
     if (other && tokenizer_hash(other) != hash)
         print_warning(o, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: if the shards were "
                       "made with the former, %s", path, (unsigned)tokenizer_hash(other), tokenizer, (unsigned)hash,
                       warning);
-    else if (size && largest_id >= (uint32_t)size)
+    else if (size && shards->largest_id >= (uint32_t)size)
         print_warning(o, "the shards contain the id %u, but the tokenizer %s has only %d tokens: if they were made "
-                      "with another, %s", (unsigned)largest_id, tokenizer, size, warning);
+                      "with another, %s", (unsigned)shards->largest_id, tokenizer, size, warning);
     tokenizer_free(other);
     free(path);
 }

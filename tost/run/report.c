@@ -144,10 +144,11 @@ static void report_ranks(Run* r) {
 
 static void report_shards(Run* r, const char* label, const char* glob, const DataSet* data, const char* rest) {
     char tokens[32];
-    const int n = data_shards(data);
+    const int n = data_stream(data)->count;
     const char* more = strchr(glob, WORD_SEPARATOR);
     progress_fact(&r->progress, label, "%.*s%s: %d shard%s, %s tokens%s", more ? (int)(more - glob) : (int)strlen(glob),
-                  glob, more ? " …" : "", n, plural(n), human_count(tokens, (double)data_tokens(data)), rest);
+                  glob, more ? " …" : "", n, plural(n), human_count(tokens, (double)stream_tokens(data_stream(data))),
+                  rest);
 }
 
 static void report_data(Run* r) {

@@ -201,10 +201,10 @@ static bool open_data(Run* r, TostError* err) {
     r->data = data_open(o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
     if (!r->data) return false;
     if (r->tokenizer)
-        warn_of_shards(o, data_path(r->data), data_largest_id(r->data), r->info.tokenizer, r->info.tokenizer_hash,
+        warn_of_shards(o, data_stream(r->data), r->info.tokenizer, r->info.tokenizer_hash,
                        tokenizer_size(r->tokenizer));
     options_take_samples(o, data_samples(r->data));
-    const int64_t tokens = (int64_t)data_tokens(r->data), crc = (int64_t)data_crc(r->data);
+    const int64_t tokens = (int64_t)stream_tokens(data_stream(r->data)), crc = (int64_t)data_crc(r->data);
     if ((o->data_tokens && o->data_tokens != tokens) || (o->data_crc && o->data_crc != crc))
         return tost_error(err, "--data %s has %lld tokens (CRC-32 %08llx), but the run in %s was trained on %lld "
                           "(%08llx): resume with the same shards", o->data, (long long)tokens, (long long)crc, r->out,

@@ -31,8 +31,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     char* path = fuzz_file("shard.bin", data, size);
     DataSet* d = data_open(path, T, vocab, flags & 4 ? ORDER_SHUFFLED : ORDER_SEQUENTIAL, flags, &err);
     if (d) {
-        const uint64_t samples = data_samples(d);
-        must_hold(samples >= 1 && data_tokens(d) > (uint64_t)T && data_tokens(d) <= size / 2,
+        const uint64_t samples = data_samples(d), tokens = stream_tokens(data_stream(d));
+        must_hold(samples >= 1 && tokens > (uint64_t)T && tokens <= size / 2,
                   "wrong number of samples or tokens");
         check_batch(d, vocab, T, 0);
         check_batch(d, vocab, T, samples - 1);
