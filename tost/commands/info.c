@@ -28,7 +28,7 @@ static void print_model(const LoadedModel* m) {
 
 static void print_training(const CheckpointInfo* info) {
     char tokens[32];
-    if (info->n_options == 0 && info->step == 0 && info->tokens == 0)
+    if (info->options.count == 0 && info->step == 0 && info->tokens == 0)
         print_line(stdout, "%-12sunknown: not a checkpoint of this program", "trained");
     else
         print_line(stdout, "%-12s%lld steps, %lld tokens (%s)", "trained", (long long)info->step,
@@ -42,8 +42,10 @@ static void print_training(const CheckpointInfo* info) {
     if (info->tokenizer)
         print_line(stdout, "%-12s%s, CRC-32 %08x", "tokenizer", info->tokenizer, (unsigned)info->tokenizer_hash);
     else print_line(stdout, "%-12snone", "tokenizer");
-    for (int i = 0; i < info->n_options; i++)
-        print_line(stdout, "%-12s%-14s %s", i == 0 ? "options" : "", info->options[i].key, info->options[i].value);
+    for (int i = 0; i < info->options.count; i++) {
+        const StMeta* option = &info->options.entry[i];
+        print_line(stdout, "%-12s%-14s %s", i == 0 ? "options" : "", option->key, option->value);
+    }
 }
 
 static bool info_model(const Options* o, const TostEngine* engine, TostError* err) {
@@ -53,7 +55,7 @@ static bool info_model(const Options* o, const TostEngine* engine, TostError* er
     if (ok && o->print_config) {
         Options run = options_default(COMMAND_TRAIN, engine);
         run.tokenizer = m.info.tokenizer;
-        ok = options_resume(&run, m.info.options, m.info.n_options, m.file, err);
+        ok = options_resume(&run, &m.info.options, m.file, err);
         run.config = m.info.config;
         if (ok) options_print(&run);
     } else if (ok) {

@@ -78,9 +78,7 @@ static double score_tokens(float* loss, LoadedModel* m, const Tokens* k) {
 // ---------------------------------------------------------------------------------------------
 // The file
 
-enum { META = 16 };
-
-static StMeta* make_metadata(int* n, const LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k) {
+static StMetaList make_metadata(const LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k) {
     const TostConfig* c = &m->info.config;
     const struct { const char* key; long long value; } numbers[] = {
         {"n_layer", c->n_layer}, {"n_head", c->n_head}, {"n_embd", c->n_embd}, {"block_size", c->block_size},
@@ -89,13 +87,10 @@ static StMeta* make_metadata(int* n, const LoadedModel* m, const Tokenizer* toke
     const struct { const char *key, *value; } strings[] = {
         {"format", "pt"}, {"content", "inspect"}, {"model", m->file}, {"tokenizer", tokenizer_path(tokenizer)},
         {"membership", c->membership == TOST_UNIFORM ? "uniform" : "learned"}};
-    _Static_assert(countof(numbers) + countof(strings) <= META, "META entries are enough");
-    StMeta* meta = xcalloc(META, sizeof *meta);
-    *n = 0;
-    for (size_t i = 0; i < countof(strings); i++)
-        meta[(*n)++] = (StMeta){xstrdup(strings[i].key), xstrdup(strings[i].value)};
+    StMetaList meta = {0};
+    for (size_t i = 0; i < countof(strings); i++) st_meta_add(&meta, xstrdup(strings[i].key), xstrdup(strings[i].value));
     for (size_t i = 0; i < countof(numbers) - !c->conv; i++)
-        meta[(*n)++] = (StMeta){xstrdup(numbers[i].key), xasprintf("%lld", numbers[i].value)};
+        st_meta_add(&meta, xstrdup(numbers[i].key), xasprintf("%lld", numbers[i].value));
     return meta;
 }
 
@@ -130,11 +125,10 @@ static bool write_file(double* sum, const char* path, LoadedModel* m, const Toke
         {{.name = "text",    .dtype = ST_U8,  .ndim = 1, .shape = {text}}, k->bytes, (size_t)text, 0},
     };
     StTensor tensors[countof(arrays)];
-    int n_meta;
-    StMeta* meta = make_metadata(&n_meta, m, tokenizer, k);
+    StMetaList meta = make_metadata(m, tokenizer, k);
     for (size_t i = 0; i < countof(arrays); i++) tensors[i] = arrays[i].declared;
     StWriter w;
-    bool ok = st_begin(&w, path, tensors, countof(arrays), meta, n_meta, err);
+    bool ok = st_begin(&w, path, tensors, countof(arrays), &meta, err);
     if (ok) {
         *sum = score_tokens(loss, m, k);
         const TostPiece whole = {.inputs = k->ids, .B = 1, .T = k->T};
@@ -144,7 +138,7 @@ static bool write_file(double* sum, const char* path, LoadedModel* m, const Toke
     for (size_t i = 0; ok && i < countof(arrays); i++) ok = append_array(&w, m, &arrays[i], err);
     ok = st_end(&w, ok, err);
     free(loss);
-    st_free_meta(meta, n_meta);
+    st_meta_free(&meta);
     return ok;
 }
 

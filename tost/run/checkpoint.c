@@ -240,12 +240,11 @@ bool checkpoint_load_params(const CheckpointModel* m, const TostTensors* stored,
 
 // Both files of a checkpoint have the same metadata, except for the CRC.
 static bool same_metadata(const StFile* a, const StFile* b, TostError* err) {
-    for (int i = 0; i < a->n_meta; i++) {
-        const char* key = a->meta[i].key;
-        const char* other = st_meta(b, key);
-        if (strcmp(key, "crc32") == 0 || (other && strcmp(other, a->meta[i].value) == 0)) continue;
+    for (int i = 0; i < a->meta.count; i++) {
+        const char *key = a->meta.entry[i].key, *value = a->meta.entry[i].value, *other = st_meta(b, key);
+        if (strcmp(key, "crc32") == 0 || (other && strcmp(other, value) == 0)) continue;
         return tost_error(err, "%s: %s is '%s', but '%s' in %s: the files belong to different checkpoints", a->path,
-                          key, a->meta[i].value, other ? other : "", b->path);
+                          key, value, other ? other : "", b->path);
     }
     return true;
 }
@@ -340,7 +339,7 @@ void checkpoint_end_save(TostComm* comm) {
     comm_broadcast(comm, &end, sizeof end, 0);
 }
 
-static bool write_contents(const char* dir, const Contents* contents, const CheckpointModel* m, const MetaList* meta,
+static bool write_contents(const char* dir, const Contents* contents, const CheckpointModel* m, const StMetaList* meta,
                            TostError* err) {
     const int count = m->tensors->count, n = contents->n * count;
     StTensor* declared = xcalloc((size_t)n, sizeof *declared);
@@ -349,7 +348,7 @@ static bool write_contents(const char* dir, const Contents* contents, const Chec
     StWriter w;
     for (int k = 0; k < n; k++)
         declared[k] = st_tensor(&m->tensors->tensor[k % count], contents->part[k / count].prefix);
-    bool ok = st_begin(&w, path, declared, n, meta->entry, meta->count, err);
+    bool ok = st_begin(&w, path, declared, n, meta, err);
     for (int k = 0; ok && k < n; k++) {
         get_tensor(values, m, contents->part[k / count].array, k % count);
         ok = st_append(&w, values, m->tensors->tensor[k % count].size * sizeof *values, err);
@@ -364,7 +363,7 @@ static bool write_contents(const char* dir, const Contents* contents, const Chec
 static bool write_folder(const char* dir, const CheckpointInfo* info, const CheckpointModel* m, TostError* err) {
     if (!checkpoint_remove(dir, err) && path_exists(dir)) return false;
     if (mkdir(dir, 0777) != 0) return tost_error(err, "%s: the folder cannot be created: %s", dir, strerror(errno));
-    MetaList meta = metadata_list(info);
+    StMetaList meta = metadata_list(info);
     char* vocabulary = path_join(dir, TOKENIZER_FILE);
     const bool ok = write_contents(dir, &model_contents, m, &meta, err)
                     && write_contents(dir, &optimizer_contents, m, &meta, err)
@@ -373,7 +372,7 @@ static bool write_folder(const char* dir, const CheckpointInfo* info, const Chec
                                                           err))
                     && sync_dir(dir, err);
     free(vocabulary);
-    st_free_meta(meta.entry, meta.count);
+    st_meta_free(&meta);
     return ok;
 }
 

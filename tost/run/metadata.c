@@ -79,20 +79,19 @@ static char* field_text(const Field* field, const CheckpointInfo* info) {
     return NULL;
 }
 
-// Takes ownership of key and value.
-static void add(MetaList* list, char* key, char* value) { list->entry[list->count++] = (StMeta){key, value}; }
-
-MetaList metadata_list(const CheckpointInfo* info) {
-    MetaList m = {.entry = xcalloc(3 + countof(fields) + (size_t)info->n_options, sizeof(StMeta))};
-    add(&m, xstrdup("format"), xstrdup("pt"));   // expected by Python loaders
-    add(&m, xstrdup("program"), xasprintf("train_gpt_tost %s", tost_version()));
-    add(&m, xstrdup("format_version"), xasprintf("%d", FORMAT_VERSION));
+StMetaList metadata_list(const CheckpointInfo* info) {
+    StMetaList m = {0};
+    st_meta_add(&m, xstrdup("format"), xstrdup("pt"));   // expected by Python loaders
+    st_meta_add(&m, xstrdup("program"), xasprintf("train_gpt_tost %s", tost_version()));
+    st_meta_add(&m, xstrdup("format_version"), xasprintf("%d", FORMAT_VERSION));
     for (size_t i = 0; i < countof(fields); i++) {
         char* text = field_text(&fields[i], info);
-        if (text) add(&m, xstrdup(fields[i].key), text);
+        if (text) st_meta_add(&m, xstrdup(fields[i].key), text);
     }
-    for (int i = 0; i < info->n_options; i++)
-        add(&m, xasprintf("%s%s", option_prefix, info->options[i].key), xstrdup(info->options[i].value));
+    for (int i = 0; i < info->options.count; i++) {
+        const StMeta* option = &info->options.entry[i];
+        st_meta_add(&m, xasprintf("%s%s", option_prefix, option->key), xstrdup(option->value));
+    }
     return m;
 }
 
@@ -182,11 +181,9 @@ bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
         return false;
     }
     info->program = st_meta(f, "program") ? xstrdup(st_meta(f, "program")) : NULL;
-    info->options = xcalloc((size_t)f->n_meta, sizeof *info->options);
-    for (int i = 0; i < f->n_meta; i++) {
-        const StMeta* m = &f->meta[i];
-        if (strncmp(m->key, option_prefix, n) == 0)
-            info->options[info->n_options++] = (StMeta){xstrdup(m->key + n), xstrdup(m->value)};
+    for (int i = 0; i < f->meta.count; i++) {
+        const StMeta* m = &f->meta.entry[i];
+        if (strncmp(m->key, option_prefix, n) == 0) st_meta_add(&info->options, xstrdup(m->key + n), xstrdup(m->value));
     }
     return true;
 }
@@ -195,6 +192,6 @@ void checkpoint_info_free(CheckpointInfo* info) {
     free(info->tokenizer);
     free(info->program);
     free(info->unvalidated_row);
-    st_free_meta(info->options, info->n_options);
+    st_meta_free(&info->options);
     *info = (CheckpointInfo){0};
 }

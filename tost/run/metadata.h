@@ -23,13 +23,10 @@ typedef struct {
     uint32_t   tokenizer_hash;    // CRC-32 of that file
     bool       average;           // write ema.safetensors. Not stored
     const Bytes* vocabulary;      // write it as vocab.bpe; NULL: none. Not stored
-    int        n_options;         // options of the run, to compare with those of a resumed run
-    StMeta*    options;
+    StMetaList options;           // of the run, to compare with those of a resumed run
 } CheckpointInfo;
 
-typedef struct { int count; StMeta* entry; } MetaList;
-
-MetaList metadata_list(const CheckpointInfo* info);   // st_free_meta
+StMetaList metadata_list(const CheckpointInfo* info);   // st_meta_free
 // Reads what the file has into *info, whose config has the sizes of the file's tensors. Files from other programs may
 // have no metadata: then val_loss and best_val_loss are infinity, and everything else is 0 or NULL.
 bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err);

@@ -843,33 +843,33 @@ static const Option* saved_row(const char* key) {
     return row && is_saved(row) ? row : NULL;
 }
 
-StMeta* options_echo(const Options* o, int* n) {
-    StMeta* echo = xcalloc(ROWS, sizeof *echo);
-    *n = 0;
+StMetaList options_echo(const Options* o) {
+    StMetaList echo = {0};
     for (int i = 0; i < ROWS; i++) {
         char* value = is_saved(&option_table[i]) ? value_text(o, &option_table[i]) : NULL;
-        if (value) echo[(*n)++] = (StMeta){xstrdup(option_table[i].name), value};
+        if (value) st_meta_add(&echo, xstrdup(option_table[i].name), value);
     }
     return echo;
 }
 
-bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* run, TostError* err) {
-    for (int i = 0; i < n_saved; i++) {
-        const Option* row = saved_row(saved[i].key);
+bool options_resume(Options* o, const StMetaList* saved, const char* run, TostError* err) {
+    for (int i = 0; i < saved->count; i++) {
+        const Option* row = saved_row(saved->entry[i].key);
+        const char* value = saved->entry[i].value;
         if (!row) continue;
         bool* given = &o->given[row - option_table];
-        if (*given ? (row->commands & FIXED) && !check_same(o, row, saved[i].value, run, err)
-                   : !parse_value(o, row, saved[i].value, err)) return false;
+        if (*given ? (row->commands & FIXED) && !check_same(o, row, value, run, err)
+                   : !parse_value(o, row, value, err)) return false;
         *given = true;
     }
     return true;
 }
 
-bool options_inherit(Options* o, const StMeta* saved, int n_saved, TostError* err) {
-    for (int i = 0; i < n_saved && !option_given(o, "lr"); i++) {
-        const Option* row = saved_row(saved[i].key);
+bool options_inherit(Options* o, const StMetaList* saved, TostError* err) {
+    for (int i = 0; i < saved->count && !option_given(o, "lr"); i++) {
+        const Option* row = saved_row(saved->entry[i].key);
         const bool inherited = row && (row->field == AT(lr) || row->field == AT(min_lr_frac));
-        if (inherited && !o->given[row - option_table] && !parse_value(o, row, saved[i].value, err)) return false;
+        if (inherited && !o->given[row - option_table] && !parse_value(o, row, saved->entry[i].value, err)) return false;
     }
     return true;
 }

@@ -131,13 +131,13 @@ void options_print(const Options* o);
 // the option, if a given size differs.
 bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err);
 
-// The options of a training run that its checkpoints save: *n keys and values. st_free_meta
-StMeta* options_echo(const Options* o, int* n);
+// The options of a training run that its checkpoints save. st_meta_free
+StMetaList options_echo(const Options* o);
 // For --resume: options not given get the saved values and then count as given. Fails, naming the option, if a given
 // value differs and must not change. `run` names the run in the message. *o then points into `saved`.
-bool options_resume(Options* o, const StMeta* saved, int n_saved, const char* run, TostError* err);
+bool options_resume(Options* o, const StMetaList* saved, const char* run, TostError* err);
 // For --init: peak and floor of the learning rate get the saved values, unless --lr is given.
-bool options_inherit(Options* o, const StMeta* saved, int n_saved, TostError* err);
+bool options_inherit(Options* o, const StMetaList* saved, TostError* err);
 // Sets the steps of --epochs, and what depends on them, for data with this many samples.
 void options_take_samples(Options* o, uint64_t samples);
 // After options_resume: "--steps 9 instead of 6" if the saved option was overridden, else NULL. free()

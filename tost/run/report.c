@@ -171,14 +171,14 @@ static void report_changes(Run* r) {
     const char* label = "changed";
     Options before = options_default(COMMAND_TRAIN, r->engine);
     TostError ignored;
-    for (int i = 0; i < r->n_resumed; i++) {
-        char* note = options_changed(&r->o, &r->resumed[i]);
+    for (int i = 0; i < r->resumed.count; i++) {
+        char* note = options_changed(&r->o, &r->resumed.entry[i]);
         if (!note) continue;
         progress_fact(&r->progress, label, "%s", note);
         label = "";
         free(note);
     }
-    if (!*label && options_resume(&before, r->resumed, r->n_resumed, r->out, &ignored)) {
+    if (!*label && options_resume(&before, &r->resumed, r->out, &ignored)) {
         const double lr_was = schedule_lr(&before, r->info.step), lr_is = schedule_lr(&r->o, r->info.step);
         if (fabs(lr_is - lr_was) > 1e-12 * lr_was)
             progress_fact(&r->progress, "", "learning rate of the next step: %g instead of %g", lr_is, lr_was);

@@ -27,8 +27,7 @@ typedef struct {
     TostTensors       tensors;
     CheckpointInfo    info;            // run state, saved in checkpoints
     CheckpointInfo    init;            // metadata of the --init weights
-    StMeta*           resumed;         // options saved in the resumed checkpoint; strings in o point into them
-    int               n_resumed;
+    StMetaList        resumed;         // options saved in the resumed checkpoint; strings in o point into them
     char*             weights;         // model.safetensors to start from, or NULL
     StFile            weights_file;    // the same, open until the model has its parameters
     char *            out, *installed, *val_glob, *log_path;   // installed: path of the starter data

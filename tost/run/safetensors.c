@@ -135,9 +135,8 @@ static bool parse_meta(Json* j, StFile* f, char* buffer) {
     if (!decode_bytes(buffer, n_key) || !decode_bytes(value, n))
         return tost_error(j->err, "__metadata__ '%s': a NUL in '%s'", buffer, value);
     if (st_meta(f, buffer)) return tost_error(j->err, "__metadata__ '%s' appears twice", buffer);
-    if (f->n_meta == MAX_META) return tost_error(j->err, "more than %d entries in __metadata__", MAX_META);
-    f->meta = xrealloc(f->meta, ((size_t)f->n_meta + 1) * sizeof *f->meta);
-    f->meta[f->n_meta++] = (StMeta){xstrdup(buffer), xstrdup(value)};
+    if (f->meta.count == MAX_META) return tost_error(j->err, "more than %d entries in __metadata__", MAX_META);
+    st_meta_add(&f->meta, xstrdup(buffer), xstrdup(value));
     return true;
 }
 
@@ -268,17 +267,22 @@ bool st_open(StFile* f, const char* path, TostError* err) {
     return false;
 }
 
-void st_free_meta(StMeta* meta, int n) {
-    for (int i = 0; i < n; i++) {
-        free(meta[i].key);
-        free(meta[i].value);
+void st_meta_add(StMetaList* list, char* key, char* value) {
+    list->entry = xrealloc(list->entry, ((size_t)list->count + 1) * sizeof *list->entry);
+    list->entry[list->count++] = (StMeta){key, value};
+}
+
+void st_meta_free(StMetaList* list) {
+    for (int i = 0; i < list->count; i++) {
+        free(list->entry[i].key);
+        free(list->entry[i].value);
     }
-    free(meta);
+    free(list->entry);
 }
 
 void st_close(StFile* f) {
     if (f->fd >= 0) close(f->fd);
-    st_free_meta(f->meta, f->n_meta);
+    st_meta_free(&f->meta);
     free(f->tensors);
     free(f->path);
     *f = (StFile){.fd = -1};
@@ -289,8 +293,8 @@ const StTensor* st_find(const StFile* f, const char* name) {
 }
 
 const char* st_meta(const StFile* f, const char* key) {
-    for (int i = 0; i < f->n_meta; i++)
-        if (strcmp(f->meta[i].key, key) == 0) return f->meta[i].value;
+    for (int i = 0; i < f->meta.count; i++)
+        if (strcmp(f->meta.entry[i].key, key) == 0) return f->meta.entry[i].value;
     return NULL;
 }
 
@@ -383,14 +387,13 @@ static void put_bytes(FILE* out, const char* s) {
 }
 
 // Writes the JSON header. Sets crc_at and expected.
-static void put_header(StWriter* w, const StTensor* tensors, int n_tensors, const StMeta* meta, int n_meta) {
+static void put_header(StWriter* w, const StTensor* tensors, int n_tensors, const StMetaList* meta) {
     FILE* out = w->out;
     fputs("{\"__metadata__\":{", out);
-    for (int i = 0; i < n_meta; i++) {
-        if (strcmp(meta[i].key, "crc32") == 0) continue;
-        put_bytes(out, meta[i].key);
+    for (int i = 0; i < meta->count; i++) {
+        put_bytes(out, meta->entry[i].key);
         fputc(':', out);
-        put_bytes(out, meta[i].value);
+        put_bytes(out, meta->entry[i].value);
         fputc(',', out);
     }
     fputs("\"crc32\":\"", out);
@@ -415,13 +418,13 @@ static bool write_failed(const StWriter* w, TostError* err) {
                       strerror(errno));
 }
 
-bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const StMeta* meta, int n_meta,
+bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const StMetaList* meta,
               TostError* err) {
     uint64_t length = 0;
     *w = (StWriter){.path = xstrdup(path), .out = fopen(path, "wbe")};
     if (!w->out) return tost_error(err, "%s: cannot be created: %s", w->path, strerror(errno));
     fwrite(&length, sizeof length, 1, w->out);
-    put_header(w, tensors, n_tensors, meta, n_meta);
+    put_header(w, tensors, n_tensors, meta);
     length = (uint64_t)ftell(w->out) - sizeof length;
     return (fseek(w->out, 0, SEEK_SET) == 0 && fwrite(&length, sizeof length, 1, w->out) == 1
             && fseek(w->out, 0, SEEK_END) == 0 && !ferror(w->out)) || write_failed(w, err);

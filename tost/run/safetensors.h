@@ -19,8 +19,10 @@ typedef struct {
 } StTensor;
 
 typedef struct { char *key, *value; } StMeta;
+typedef struct { int count; StMeta* entry; } StMetaList;
 
-void st_free_meta(StMeta* meta, int n);   // the array and its strings
+void st_meta_add(StMetaList* list, char* key, char* value);   // takes ownership of both strings
+void st_meta_free(StMetaList* list);
 
 // ---------------------------------------------------------------------------------------------
 // Reading
@@ -29,9 +31,9 @@ typedef struct {
     char*     path;
     int       fd;
     uint64_t  file_size, data_start;
-    int       n_tensors, n_meta;
+    int       n_tensors;
     StTensor* tensors;            // sorted by name
-    StMeta*   meta;               // in file order
+    StMetaList meta;              // in file order
 } StFile;
 
 bool            st_begins(const char* head, size_t n);                  // true if a file begins like a safetensors file
@@ -48,9 +50,9 @@ bool st_crc32(const StFile* f, uint32_t* crc, TostError* err);          // of al
 
 // ---------------------------------------------------------------------------------------------
 // Writing: declare all tensors and metadata, then append the tensors' bytes in that order, then end. The CRC-32 of
-// the tensor bytes is stored in __metadata__ as "crc32" (8 hexadecimal digits); a "crc32" in meta is ignored. Tensor
-// data starts at a multiple of 8. Metadata may be any bytes but NUL; a byte that is not UTF-8 is written as two
-// characters (U+0000, and U+00FF for 0xff), since JSON strings are Unicode, and reading restores it.
+// the tensor bytes is stored in __metadata__ as "crc32" (8 hexadecimal digits), which meta must not have. Tensor data
+// starts at a multiple of 8. Metadata may be any bytes but NUL; a byte that is not UTF-8 is written as two characters
+// (U+0000, and U+00FF for 0xff), since JSON strings are Unicode, and reading restores it.
 
 typedef struct {
     char*     path;
@@ -62,7 +64,7 @@ typedef struct {
 } StWriter;
 
 // Uses name, dtype, ndim and shape of each tensor.
-bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const StMeta* meta, int n_meta,
+bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const StMetaList* meta,
               TostError* err);
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err);
 // To be called even if st_begin failed. ok: writes the CRC and fsyncs. Closes; removes the file if !ok or on failure.

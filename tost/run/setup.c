@@ -56,15 +56,13 @@ static bool find_resumed(Run* r, TostError* err) {
                           r->out);
     if (!open_weights(&r->info, r, err)) return false;
     r->resumed = r->info.options;
-    r->n_resumed = r->info.n_options;
-    r->info.options = NULL;
-    r->info.n_options = 0;
+    r->info.options = (StMetaList){0};
     r->saved.step = r->info.step;
     r->saved.unvalidated = r->info.unvalidated_row != NULL;
-    if (r->n_resumed == 0)
+    if (r->resumed.count == 0)
         return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
                           "from its weights", r->weights, r->weights);
-    if (!options_resume(o, r->resumed, r->n_resumed, r->out, err)) return false;
+    if (!options_resume(o, &r->resumed, r->out, err)) return false;
     if (!o->data) return tost_error(err, "%s does not contain the option data: give --data GLOB", r->weights);
     if (!r->engine->supports((TostDtype)o->dtype))
         return tost_error(err, "the run in %s was trained with a --dtype that the %s engine does not support: give "
@@ -82,7 +80,7 @@ static bool find_fresh(Run* r, TostError* err) {
     if (o->out || o->log) r->log_path = log_path(r);
     if (comm_rank(r->comm) == 0 && r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
     return !o->init || (open_weights(&r->init, r, err)
-                        && options_inherit(o, r->init.options, r->init.n_options, err)
+                        && options_inherit(o, &r->init.options, err)
                         && options_take_config(o, &r->init.config, r->weights, err));
 }
 
@@ -338,7 +336,7 @@ bool run_set_up(Run* r, TostError* err) {
         r->info.seed = (uint64_t)o->seed;
         r->info.val_loss = r->info.best_val_loss = INFINITY;
     }
-    r->info.options = options_echo(o, &r->info.n_options);
+    r->info.options = options_echo(o);
     r->tensors = tost_tensors(&o->config);
     const int max_piece = o->chunk && o->chunk < o->seq ? o->chunk : o->seq;
     r->engine_options = (TostEngineOptions){
@@ -371,7 +369,7 @@ void run_free(Run* r) {
     tost_tensors_free(&r->tensors);
     checkpoint_info_free(&r->info);
     checkpoint_info_free(&r->init);
-    st_free_meta(r->resumed, r->n_resumed);
+    st_meta_free(&r->resumed);
     free(r->weights);
     free(r->newest);
     free(r->out);

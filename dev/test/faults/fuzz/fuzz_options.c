@@ -11,12 +11,11 @@ extern const TostEngine tost_cpu_engine;
 enum { ARGUMENTS = 24 };
 
 static void check_round_trip(const Options* o) {
-    int n;
     TostError err = {0};
-    StMeta* echo = options_echo(o, &n);
+    StMetaList echo = options_echo(o);
     Options again = *o;
-    must_hold(options_resume(&again, echo, n, "a run", &err), "options of a checkpoint are rejected");
-    st_free_meta(echo, n);
+    must_hold(options_resume(&again, &echo, "a run", &err), "options of a checkpoint are rejected");
+    st_meta_free(&echo);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

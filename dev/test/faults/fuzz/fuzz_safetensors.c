@@ -31,7 +31,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
             read_tensor(&f, &f.tensors[i]);
         }
         must_hold(end == f.file_size, "overlap or gap between tensors");
-        for (int i = 0; i < f.n_meta; i++) must_hold(st_meta(&f, f.meta[i].key) != NULL, "metadata not found by key");
+        for (int i = 0; i < f.meta.count; i++)
+            must_hold(st_meta(&f, f.meta.entry[i].key) != NULL, "metadata not found by key");
         must_hold(st_crc32(&f, &crc, &err), "CRC of an accepted file failed");
         st_close(&f);
     } else check_message(&err);
