@@ -175,15 +175,6 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
 // ---------------------------------------------------------------------------------------------
 // Reading
 
-static bool check_crc(const StFile* f, TostError* err) {
-    uint32_t stored = 0, actual = 0;
-    bool has;
-    if (!metadata_crc(&stored, &has, f, err) || (has && !st_crc32(f, &actual, err))) return false;
-    return actual == stored
-        || tost_error(err, "%s: CRC-32 of the tensors is %08" PRIx32 ", expected %08" PRIx32 ": the file is damaged; "
-                      "use another checkpoint", f->path, actual, stored);
-}
-
 static size_t largest_tensor(const TostTensors* tensors) {
     size_t largest = 0;
     for (int i = 0; i < tensors->count; i++)
@@ -228,7 +219,7 @@ static bool put_part(const CheckpointModel* m, const Part* part, const TostTenso
 
 static bool load(const CheckpointModel* m, const Contents* contents, const TostTensors* stored, const StFile* f,
                  TostError* err) {
-    bool ok = check_tensors(f, stored, contents, err) && check_crc(f, err) && check_lm_head(f, err);
+    bool ok = check_tensors(f, stored, contents, err) && metadata_check_crc(f, err) && check_lm_head(f, err);
     for (int p = 0; ok && p < contents->n; p++) ok = put_part(m, &contents->part[p], stored, f, err);
     return ok;
 }

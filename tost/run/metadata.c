@@ -145,14 +145,16 @@ static bool parse_field(CheckpointInfo* info, const Field* field, const char* te
     return false;
 }
 
-bool metadata_crc(uint32_t* crc, bool* has, const StFile* f, TostError* err) {
+bool metadata_check_crc(const StFile* f, TostError* err) {
     const char* text = st_meta(f, "crc32");
-    uint64_t n = 0;
-    *has = text != NULL;
+    uint64_t stored;
+    uint32_t actual;
     if (!text) return !st_meta(f, "format_version") || missing(f, "crc32", err);
-    if (!parse_number(&n, text, 16, UINT32_MAX)) return malformed(f, "crc32", text, HASH, err);
-    *crc = (uint32_t)n;
-    return true;
+    if (!parse_number(&stored, text, 16, UINT32_MAX)) return malformed(f, "crc32", text, HASH, err);
+    if (!st_crc32(f, &actual, err)) return false;
+    return actual == stored
+        || tost_error(err, "%s: CRC-32 of the tensors is %08" PRIx32 ", expected %08" PRIx32 ": the file is damaged; "
+                      "use another checkpoint", f->path, actual, (uint32_t)stored);
 }
 
 static bool read_fields(CheckpointInfo* info, const StFile* f, TostError* err) {

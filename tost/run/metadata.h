@@ -30,8 +30,8 @@ StMetaList metadata_list(const CheckpointInfo* info);   // st_meta_free
 // Reads what the file has into *info, whose config has the sizes of the file's tensors. Files from other programs may
 // have no metadata: then val_loss and best_val_loss are infinity, and everything else is 0 or NULL.
 bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err);
-// *crc: the checksum of the tensors. *has: false if the file is from another program and has none.
-bool metadata_crc(uint32_t* crc, bool* has, const StFile* f, TostError* err);
+// Compares the checksum of the tensors with the one in the metadata, which a file from another program may lack.
+bool metadata_check_crc(const StFile* f, TostError* err);
 void checkpoint_info_free(CheckpointInfo* info);
 
 #endif
