@@ -108,13 +108,15 @@ bool checkpoint_is_name(const char* path, int64_t* step, bool* stale) {
 
 bool checkpoint_is_folder(const char* dir) { return has_file(dir, MODEL_FILE); }
 
-bool checkpoint_is_run(bool* is_run, const char* run, TostError* err) {
+bool checkpoint_is_run(bool* is_run, bool* replaced, const char* run, TostError* err) {
     Entries list;
     *is_run = false;
+    if (replaced) *replaced = false;
     if (!is_dir(run)) return true;
     if (!list_entries(&list, run, err)) return false;
     char* best = path_join(run, "best");
     *is_run = list.count > 0 || has_file(best, MODEL_FILE) || has_file(run, "log.csv");
+    if (replaced) *replaced = list.count > 0 && list.entry[list.count - 1].kind == REPLACEMENT;
     free(best);
     free_entries(&list);
     return true;
@@ -288,14 +290,6 @@ bool checkpoint_prune(const char* run, int64_t step, int keep, TostError* err) {
     }
     free_entries(&list);
     return ok;
-}
-
-bool checkpoint_has_replacement(bool* has, const char* run, TostError* err) {
-    Entries list;
-    if (!list_entries(&list, run, err)) return false;
-    *has = list.count > 0 && list.entry[list.count - 1].kind == REPLACEMENT;
-    free_entries(&list);
-    return true;
 }
 
 bool checkpoint_finish_replacement(const char* run, TostError* err) {

@@ -15,8 +15,9 @@
 #define OPTIMIZER_FILE "optimizer.safetensors"
 #define AVERAGE_FILE   "ema.safetensors"
 
-// *is_run: whether the folder exists and contains a checkpoint, complete or not, or a log.
-bool checkpoint_is_run(bool* is_run, const char* run, TostError* err);
+// *is_run: whether the folder exists and contains a checkpoint, complete or not, or a log. *replaced, unless NULL:
+// whether it has the first checkpoint of another run, see checkpoint_finish_replacement.
+bool checkpoint_is_run(bool* is_run, bool* replaced, const char* run, TostError* err);
 bool checkpoint_is_folder(const char* dir);    // true if a folder contains a model file itself
 // Parses the last component of a path as the name of a checkpoint. *step, *stale (a .tmp folder): may be NULL
 bool checkpoint_is_name(const char* path, int64_t* step, bool* stale);
@@ -41,7 +42,6 @@ bool checkpoint_remove(const char* path, TostError* err);
 
 // For --overwrite: a new run in the folder of an old one. The first checkpoint is saved as RUN/step_NNNNNNNN.new/. From
 // that rename on it is the only checkpoint of the run; until then, the old run is complete.
-bool checkpoint_has_replacement(bool* has, const char* run, TostError* err);
 // Makes the checkpoints of the old run stale, for checkpoint_prune, and renames the new one to RUN/step_NNNNNNNN. Does
 // nothing if there is no replacement. If it was interrupted, call it again.
 bool checkpoint_finish_replacement(const char* run, TostError* err);

@@ -50,7 +50,7 @@ static bool open_weights(CheckpointInfo* info, Run* r, TostError* err) {
 static bool find_resumed(Run* r, TostError* err) {
     Options* o = &r->o;
     bool is_run = true;
-    if (comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, r->out, err)) return false;
+    if (comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, NULL, r->out, err)) return false;
     if (!is_run)
         return tost_error(err, "--resume --out %s: there is no run in this folder; leave out --resume to start one",
                           r->out);
@@ -75,7 +75,7 @@ static bool find_resumed(Run* r, TostError* err) {
 static bool find_fresh(Run* r, TostError* err) {
     Options* o = &r->o;
     bool is_run = false;
-    if (o->out && comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, r->out, err)) return false;
+    if (o->out && comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, NULL, r->out, err)) return false;
     if (is_run && !o->overwrite) return run_exists(r, err);
     if (o->out || o->log) r->log_path = log_path(r);
     if (comm_rank(r->comm) == 0 && r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
@@ -271,7 +271,7 @@ static bool claim_folder(Run* r, TostError* err) {
         if (!make_dirs(r->out, err)) return false;
         const LockResult lock = r->lock.path ? LOCK_TAKEN : lock_take(&r->lock, r->out, err);
         bool is_run = false;
-        if (lock == LOCK_FAILED || !checkpoint_is_run(&is_run, r->out, err)) return false;
+        if (lock == LOCK_FAILED || !checkpoint_is_run(&is_run, NULL, r->out, err)) return false;
         const bool taken = is_run && !o->resume && !o->overwrite;
         if (lock == LOCK_TAKEN && !taken) return true;
         if (o->out) return lock == LOCK_TAKEN ? run_exists(r, err) : false;
@@ -296,9 +296,8 @@ bool run_finish_replacement(Run* r, TostError* err) {
 static bool start_log(Run* r, TostError* err) {
     const int64_t first = r->o.resume ? r->info.step - (r->info.unvalidated_row != NULL) : -1;
     bool is_run, interrupted;
-    if (!checkpoint_has_replacement(&interrupted, r->out, err)) return false;
+    if (!checkpoint_is_run(&is_run, &interrupted, r->out, err)) return false;
     if (interrupted && !run_finish_replacement(r, err)) return false;
-    if (!checkpoint_is_run(&is_run, r->out, err)) return false;
     const bool replaces = r->o.overwrite && (is_run || path_exists(r->log_path));
     char* path = xasprintf("%s%s", r->log_path, replaces ? ".new" : "");
     bool ok = log_open(&r->log, path, first, err);

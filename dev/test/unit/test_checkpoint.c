@@ -327,7 +327,7 @@ static void test_round_trip(Checks* c) {
 static bool is_run(const char* path) {
     TostError err;
     bool result = false;
-    must(checkpoint_is_run(&result, path, &err), "checkpoint_is_run", &err);
+    must(checkpoint_is_run(&result, NULL, path, &err), "checkpoint_is_run", &err);
     return result;
 }
 
@@ -462,17 +462,17 @@ static void test_replacement(Checks* c) {
     fill(new, 2);
     for (int64_t step = 3; step <= 9; step += 6) {   // 9: the old run has a checkpoint of the same step
         const CheckpointInfo info = info_of(step);
-        bool has;
+        bool is_run, has;
         save("replaced", old, 8, 0);
         save("replaced", old, 9, 0);
         check(c, checkpoint_finish_replacement("replaced", &err), "nothing to finish: %s", err.text);
-        check(c, checkpoint_has_replacement(&has, "replaced", &err) && !has, "no replacement");
+        check(c, checkpoint_is_run(&is_run, &has, "replaced", &err) && !has, "no replacement");
         check_found(c, "replaced", 9, old, "before the replacement");
         check(c, checkpoint_save("replaced", SAVE_REPLACEMENT, &info, &model, &err), "SAVE_REPLACEMENT: %s", err.text);
         check_listing(c, "replaced", step < 8 ? "step_00000003.new step_00000008 step_00000009 "
                                               : "step_00000008 step_00000009 step_00000009.new ", "when it is saved");
         check_found(c, "replaced", step, new, "the replacement counts");
-        check(c, checkpoint_has_replacement(&has, "replaced", &err) && has, "a replacement");
+        check(c, checkpoint_is_run(&is_run, &has, "replaced", &err) && has, "a replacement");
         check(c, checkpoint_finish_replacement("replaced", &err) && checkpoint_prune("replaced", step, 0, &err),
               "finish: %s", err.text);
         check_listing(c, "replaced", step < 8 ? "step_00000003 " : "step_00000009 ", "after the replacement");
