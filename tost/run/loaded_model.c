@@ -67,15 +67,13 @@ ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors) {
     return summary;
 }
 
-Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool check_hash, const char* weights,
-                           TostError* err) {
+Tokenizer* model_tokenizer(const char* path, int rows, const uint32_t* hash, const char* weights, TostError* err) {
     Tokenizer* tokenizer = tokenizer_open(path, err);
     if (!tokenizer) return NULL;
-    const uint32_t hash = tokenizer_hash(tokenizer);
-    const int size = tokenizer_size(tokenizer), rows = info->config.vocab_size;
-    if (check_hash && hash != info->tokenizer_hash)
+    const int size = tokenizer_size(tokenizer);
+    if (hash && *hash != tokenizer_hash(tokenizer))
         tost_error(err, "%s was trained with a tokenizer of CRC-32 %08x, but %s has %08x; give the original file as "
-                   "--tokenizer", weights, (unsigned)info->tokenizer_hash, path, (unsigned)hash);
+                   "--tokenizer", weights, (unsigned)*hash, path, (unsigned)tokenizer_hash(tokenizer));
     else if (size > rows)
         tost_error(err, "the tokenizer %s has %d tokens, more than the vocabulary of %d; %s", path, size, rows,
                    weights ? "give the tokenizer of these weights as --tokenizer" : "raise --vocab-size");
@@ -172,7 +170,8 @@ Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostEr
                    m->file, m->info.tokenizer);
         return NULL;
     }
-    Tokenizer* tokenizer = model_tokenizer(&m->info, path, !o->tokenizer && m->info.tokenizer, m->file, err);
+    const uint32_t* hash = !o->tokenizer && m->info.tokenizer ? &m->info.tokenizer_hash : NULL;
+    Tokenizer* tokenizer = model_tokenizer(path, m->info.config.vocab_size, hash, m->file, err);
     if (tokenizer) warn_of_tokenizer(o, &m->info, m->file, tokenizer);
     free(path);
     return tokenizer;

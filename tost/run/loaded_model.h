@@ -30,10 +30,9 @@ typedef struct { char sizes[160], parameters[96]; } ModelSummary;
 
 ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors);
 
-// Opens a tokenizer for a model with info's vocabulary; NULL on error. check_hash: its CRC-32 must be the one in info.
-// weights: the model's file for messages, NULL for a new model.
-Tokenizer* model_tokenizer(const CheckpointInfo* info, const char* path, bool check_hash, const char* weights,
-                           TostError* err);
+// Opens a tokenizer for a model with a vocabulary of `rows`; NULL on error. hash: the CRC-32 that it must have; NULL:
+// any. weights: the model's file for messages, NULL for a new model.
+Tokenizer* model_tokenizer(const char* path, int rows, const uint32_t* hash, const char* weights, TostError* err);
 
 // The tokenizer of the weights: beside them or, in older runs, the file named in `info`, at this path or, since the
 // working directory may have changed, relative to a folder above the weights. NULL: none. free()

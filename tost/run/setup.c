@@ -162,9 +162,9 @@ static bool open_tokenizer(Run* r, TostError* err) {
     Options* o = &r->o;
     char* path = find_tokenizer(r);
     const bool resize = path && !r->weights && !option_given(o, "vocab-size");
-    r->info.config = o->config;
-    if (resize) r->info.config.vocab_size = TOST_MAX_VOCAB_SIZE;
-    if (path) r->tokenizer = model_tokenizer(&r->info, path, r->info.tokenizer != NULL, r->weights, err);
+    const int rows = resize ? TOST_MAX_VOCAB_SIZE : o->config.vocab_size;
+    const uint32_t* hash = r->info.tokenizer ? &r->info.tokenizer_hash : NULL;
+    if (path) r->tokenizer = model_tokenizer(path, rows, hash, r->weights, err);
     if (r->tokenizer) {
         if (o->tokenizer || !r->info.tokenizer) {
             free(r->info.tokenizer);
