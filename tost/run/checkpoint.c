@@ -175,13 +175,6 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
 // ---------------------------------------------------------------------------------------------
 // Reading
 
-static size_t largest_tensor(const TostTensors* tensors) {
-    size_t largest = 0;
-    for (int i = 0; i < tensors->count; i++)
-        if (tensors->tensor[i].size > largest) largest = tensors->tensor[i].size;
-    return largest;
-}
-
 static bool check_lm_head(const StFile* f, TostError* err) {
     const StTensor *head = st_find(f, lm_head_name), *wte = st_find(f, wte_name);
     if (!head) return true;
@@ -199,21 +192,19 @@ static bool check_lm_head(const StFile* f, TostError* err) {
 // stored: the tensors in the file, which may have fewer positions and lack convolutions, which then keep their values.
 static bool put_part(const CheckpointModel* m, const Part* part, const TostTensors* stored, const StFile* f,
                      TostError* err) {
-    float* values = xmalloc(largest_tensor(m->tensors) * sizeof *values);
     bool ok = true;
     for (int i = 0; ok && i < m->tensors->count; i++) {
-        const TostTensor* t = &m->tensors->tensor[i];
-        const TostTensor* in_file = tost_tensor_find(stored, t->name);
+        const TostTensor *t = &m->tensors->tensor[i], *in_file = tost_tensor_find(stored, t->name);
         if (!in_file) continue;
         const StTensor named = st_tensor(t, part->prefix);
+        float* values = xmalloc(t->size * sizeof *values);
         ok = st_read_finite(f, st_find(f, named.name), part->array == TOST_V ? 0 : -FLT_MAX, values, err);
-        if (!ok) break;
-        init_extend(values, t, in_file);
+        if (ok) init_extend(values, t, in_file);
         if (t->row == TOST_ROW_temp && t->init == TOST_ZERO)   // uniform membership: some files have 1
             memset(values, 0, t->size * sizeof *values);
-        m->engine->put(m->model, part->array, t, values);
+        if (ok) m->engine->put(m->model, part->array, t, values);
+        free(values);
     }
-    free(values);
     return ok;
 }
 
@@ -309,10 +300,15 @@ bool checkpoint_suggest_older(TostError* err, const char* model_file, const char
 // other ranks have nothing to send: each request ends a wait, so the timeout applies to a tensor, not to a file.
 typedef struct { int32_t state, index; } GetRequest;
 
-static void get_tensor(float* values, const CheckpointModel* m, TostArray state, int i) {
+static bool append_tensor(StWriter* w, const CheckpointModel* m, TostArray state, int i, TostError* err) {
+    const TostTensor* t = &m->tensors->tensor[i];
     GetRequest request = {(int32_t)state, i};
+    float* values = xmalloc(t->size * sizeof *values);
     comm_broadcast(m->comm, &request, sizeof request, 0);
-    m->engine->get(values, m->model, state, &m->tensors->tensor[i]);
+    m->engine->get(values, m->model, state, t);
+    const bool ok = st_append(w, values, t->size * sizeof *values, err);
+    free(values);
+    return ok;
 }
 
 void checkpoint_send_moments(const CheckpointModel* m) {
@@ -334,19 +330,14 @@ static bool write_contents(const char* dir, const Contents* contents, const Chec
                            TostError* err) {
     const int count = m->tensors->count, n = contents->n * count;
     StTensor* declared = xcalloc((size_t)n, sizeof *declared);
-    float* values = xmalloc(largest_tensor(m->tensors) * sizeof *values);
     char* path = path_join(dir, contents->name);
     StWriter w;
     for (int k = 0; k < n; k++)
         declared[k] = st_tensor(&m->tensors->tensor[k % count], contents->part[k / count].prefix);
     bool ok = st_begin(&w, path, declared, n, meta, err);
-    for (int k = 0; ok && k < n; k++) {
-        get_tensor(values, m, contents->part[k / count].array, k % count);
-        ok = st_append(&w, values, m->tensors->tensor[k % count].size * sizeof *values, err);
-    }
+    for (int k = 0; ok && k < n; k++) ok = append_tensor(&w, m, contents->part[k / count].array, k % count, err);
     ok = st_end(&w, ok, err);
     free(path);
-    free(values);
     free(declared);
     return ok;
 }
