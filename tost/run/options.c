@@ -679,17 +679,14 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
 static bool is_glob(const Option* row) { return strcmp(row->metavar, "GLOB") == 0; }
 static bool takes_words(const Option* row) { return is_glob(row) || row->field == AT(stop); }
 
-static void set_value(Options* o, const char* values[ROWS], const Option* row, const char* value) {
-    const size_t i = (size_t)(row - option_table);
-    char* words = values[i] && takes_words(row) ? xasprintf("%s%c%s", values[i], WORD_SEPARATOR, value) : NULL;
-    values[i] = words ? words : value;
-    if (!words) return;
-    free(o->words[i]);
-    o->words[i] = words;
+static void set_value(Options* o, const Option* row, const char* value) {
+    char **text = &o->values[row - option_table], *before = *text;
+    *text = before && takes_words(row) ? xasprintf("%s%c%s", before, WORD_SEPARATOR, value) : xstrdup(value);
+    free(before);
 }
 
 // Handles the option **at and moves *at to its value, if that is an argument of its own. Values are parsed later.
-static bool take_option(Options* o, const char* values[ROWS], char* const** at, TostError* err) {
+static bool take_option(Options* o, char* const** at, TostError* err) {
     const char *arg = **at, *next = (*at)[1];
     const bool help = strcmp(arg, "-h") == 0, dashes = strncmp(arg, "--", 2) == 0;
     const char *name = help ? "help" : dashes ? arg + 2 : "", *equals = strchr(name, '=');
@@ -709,24 +706,24 @@ static bool take_option(Options* o, const char* values[ROWS], char* const** at, 
     if (row->kind == HELP) o->page = row->name;
     else if (*given && !takes_words(row)) return tost_error(err, "--%s is given twice", row->name);
     *given = true;
-    set_value(o, values, row, !valued ? "" : equals ? equals + 1 : next);
+    set_value(o, row, !valued ? "" : equals ? equals + 1 : next);
     *at += valued && !equals;
-    for (; valued && is_glob(row) && (*at)[1] && (*at)[1][0] != '-'; ++*at) set_value(o, values, row, (*at)[1]);
+    for (; valued && is_glob(row) && (*at)[1] && (*at)[1][0] != '-'; ++*at) set_value(o, row, (*at)[1]);
     return true;
 }
 
 // Options and operands come in any order; after --, all are operands.
-static bool collect(Options* o, const char* values[ROWS], char* const* arg, TostError* err) {
+static bool collect(Options* o, char* const* arg, TostError* err) {
     for (bool options = true; *arg; arg++) {
         if (options && strcmp(*arg, "--") == 0) options = false;
         else if (!options || (*arg)[0] != '-' || !(*arg)[1]) o->files[o->n_files++] = *arg;
-        else if (!take_option(o, values, &arg, err)) return false;
+        else if (!take_option(o, &arg, err)) return false;
     }
     return true;
 }
 
 // A line of --config: NAME = VALUE. `given` on the command line wins.
-static bool take_line(Options* o, const char* values[ROWS], const bool* given, const char* line, TostError* err) {
+static bool take_line(Options* o, const bool* given, const char* line, TostError* err) {
     char name[64];
     int at = 0;
     line += strspn(line, " \t");
@@ -737,16 +734,13 @@ static bool take_line(Options* o, const char* values[ROWS], const bool* given, c
     if (!row || !option_belongs(row, o->command)) return tost_error(err, "unknown option '%s'", name);
     const size_t i = (size_t)(row - option_table);
     if (given[i]) return true;
-    if (values[i] && !takes_words(row)) return tost_error(err, "%s is given twice", name);
+    if (o->given[i] && !takes_words(row)) return tost_error(err, "%s is given twice", name);
     if (row->kind <= FLAG && strcmp(line + at, "1") != 0) return tost_error(err, "%s: give 1, or leave it out", name);
-    char* value = xstrdup(line + at);
-    set_value(o, values, row, value);
-    if (values[i] == value) o->words[i] = value;
-    else free(value);
+    set_value(o, row, line + at);
     return o->given[i] = true;
 }
 
-static bool read_config(Options* o, const char* values[ROWS], const char* path, TostError* err) {
+static bool read_config(Options* o, const char* path, TostError* err) {
     bool given[OPTION_ROWS_MAX], ok = true;
     Bytes file;
     Lines lines;
@@ -757,7 +751,7 @@ static bool read_config(Options* o, const char* values[ROWS], const char* path, 
     for (size_t n; ok && next_line(&line, &n, &lines);) {
         while (n > 0 && isspace((unsigned char)line[n - 1])) n--;
         char* text = xasprintf("%.*s", (int)n, line);
-        ok = take_line(o, values, given, text, &inner)
+        ok = take_line(o, given, text, &inner)
              || tost_error(err, "--config %s: line %zu: %s", path, lines.number, inner.text);
         free(text);
     }
@@ -778,31 +772,30 @@ void options_print(const Options* o) {
 }
 
 // The preset comes first, because it sets other options.
-static bool apply(Options* o, const char* values[ROWS], TostError* err) {
+static bool apply(Options* o, TostError* err) {
     for (int i = 0; i < ROWS; i++) {
-        if (values[i] && !parse_value(o, &option_table[i], values[i], err)) return false;
+        if (o->values[i] && !parse_value(o, &option_table[i], o->values[i], err)) return false;
         if (option_table[i].field == AT(preset)) set_preset(o);
     }
     return true;
 }
 
 bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err) {
-    const char* values[ROWS] = {NULL};
     *o = (Options){.command = COMMAND_TRAIN, .program = o->program, .rank = o->rank, .ranks = o->ranks};
     o->files = xcalloc((size_t)argc + 1, sizeof *o->files);
     o->named = argc > 1 && argv[1][0] != '-';
     if (o->named && !find_command(o, argv[1], err)) return false;
     set_defaults(o, engine);
-    if (argc > 0 && !collect(o, values, argv + 1 + o->named, err)) return false;
-    const char* path = values[find_row("config", strlen("config"), COMMAND_TRAIN) - option_table];
-    return (!path || read_config(o, values, path, err)) && apply(o, values, err)
+    if (argc > 0 && !collect(o, argv + 1 + o->named, err)) return false;
+    const char* path = o->values[find_row("config", strlen("config"), COMMAND_TRAIN) - option_table];
+    return (!path || read_config(o, path, err)) && apply(o, err)
            && (o->page || check_together(o, engine, err));
 }
 
 void options_free(Options* o) {
     free(o->files);
     o->files = NULL;
-    for (int i = 0; i < ROWS; i++) free(o->words[i]);
+    for (int i = 0; i < ROWS; i++) free(o->values[i]);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ typedef struct {
     char** files;
     const char* config_file;               // NULL: not given
     bool        print_config;
-    char* words[OPTION_ROWS_MAX];          // values of several words (next_word), by row
+    char* values[OPTION_ROWS_MAX];         // as given, perhaps several words (next_word), by row
     bool given[OPTION_ROWS_MAX];           // options set by the user or a resumed run, by row of the table
 } Options;
 
