@@ -126,25 +126,21 @@ static bool decode_bytes(char* text, size_t n) {
 }
 
 // Reads "key": "value", strings of any length. buffer has room for both, since decoding never lengthens text.
-static bool parse_meta(Json* j, StFile* f, char* buffer) {
-    const size_t cap = (size_t)(j->end - j->start) + 2;
-    size_t n_key, n;
-    if (!json_key(j, buffer, cap, &n_key)) return false;
-    char* value = buffer + n_key + 1;
-    if (!json_string(j, value, cap - n_key - 1, &n)) return false;
-    if (!decode_bytes(buffer, n_key) || !decode_bytes(value, n))
-        return tost_error(j->err, "__metadata__ '%s': a NUL in '%s'", buffer, value);
-    if (st_meta(f, buffer)) return tost_error(j->err, "__metadata__ '%s' appears twice", buffer);
-    if (f->meta.count == MAX_META) return tost_error(j->err, "more than %d entries in __metadata__", MAX_META);
-    st_meta_add(&f->meta, xstrdup(buffer), xstrdup(value));
-    return true;
-}
-
 static bool parse_metadata(Json* j, StFile* f, char* buffer) {
+    const size_t cap = (size_t)(j->end - j->start) + 2;
     int more;
     if (!json_enter(j, "{}")) return false;
-    while ((more = json_next(j, "{}")) == 1)
-        if (!parse_meta(j, f, buffer)) return false;
+    while ((more = json_next(j, "{}")) == 1) {
+        size_t n_key, n;
+        if (!json_key(j, buffer, cap, &n_key)) return false;
+        char* value = buffer + n_key + 1;
+        if (!json_string(j, value, cap - n_key - 1, &n)) return false;
+        if (!decode_bytes(buffer, n_key) || !decode_bytes(value, n))
+            return tost_error(j->err, "__metadata__ '%s': a NUL in '%s'", buffer, value);
+        if (st_meta(f, buffer)) return tost_error(j->err, "__metadata__ '%s' appears twice", buffer);
+        if (f->meta.count == MAX_META) return tost_error(j->err, "more than %d entries in __metadata__", MAX_META);
+        st_meta_add(&f->meta, xstrdup(buffer), xstrdup(value));
+    }
     return more == 0;
 }
 
