@@ -207,16 +207,13 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
 
 // Reads --prompts, or makes --prompt the only one.
 static bool read_prompts(Prompts* prompts, const Options* o, TostError* err) {
+    static const char hint[] = "; leave it out to start without a prompt";
     Bytes text = {0};
     if (o->prompts) return prompts_read(prompts, o->prompts, err);
-    if (o->prompt
-        && !read_text(&text, "--prompt", o->prompt, "; leave it out to start without a prompt", err)) {
-        free(text.data);
-        return false;
-    }
+    const bool ok = !o->prompt || read_text(&text, "--prompt", o->prompt, hint, err);
     *prompts = (Prompts){.prompt = xmalloc(sizeof *prompts->prompt), .count = 1};
     prompts->prompt[0] = (Prompt){.line = 1, .text = text.data ? text.data : xstrdup(""), .n = text.size};
-    return true;
+    return ok;
 }
 
 int command_sample(const Options* o, const TostEngine* engine) {
