@@ -225,11 +225,10 @@ static bool open_data(Run* r, TostError* err) {
 
 // --ema: the average of the resumed checkpoint. If that has none, or this is a new run, the average begins with the
 // present weights.
-static bool load_average(Run* r, TostError* err) {
+static bool load_average(Run* r, const CheckpointModel* m, TostError* err) {
     bool exists = false;
     if (r->o.ema == 0) return true;
-    const CheckpointModel m = {r->engine, r->model, &r->tensors, NULL};
-    if (r->o.resume && !checkpoint_load_average(&exists, &m, &r->weights_file, err)) return false;
+    if (r->o.resume && !checkpoint_load_average(&exists, m, &r->weights_file, err)) return false;
     for (int i = 0; !exists && i < r->tensors.count; i++) {
         const TostTensor* t = &r->tensors.tensor[i];
         float* values = xmalloc(t->size * sizeof *values);
@@ -251,13 +250,12 @@ static bool create_model(Run* r, TostError* err) {
     const TostConfig* config = r->o.resume ? &r->o.config : &r->init.config;
     if (!r->weights || config->conv != r->o.config.conv)   // new convolutions are not in the file of --init
         init_params(r->engine, r->model, &r->tensors, r->o.config.n_layer, (uint64_t)r->o.seed);
-    if (!r->weights) return load_average(r, err);
-    const StFile* file = &r->weights_file;
-    TostTensors stored = tost_tensors(config);
     const CheckpointModel m = {r->engine, r->model, &r->tensors, NULL};
-    const bool ok = checkpoint_load_params(&m, &stored, file, err)
-                    && (!r->o.resume || checkpoint_load_moments(&m, file, err))
-                    && load_average(r, err);
+    if (!r->weights) return load_average(r, &m, err);
+    TostTensors stored = tost_tensors(config);
+    const bool ok = checkpoint_load_params(&m, &stored, &r->weights_file, err)
+                    && (!r->o.resume || checkpoint_load_moments(&m, &r->weights_file, err))
+                    && load_average(r, &m, err);
     tost_tensors_free(&stored);
     st_close(&r->weights_file);   // so that its disk space can be freed
     return ok || checkpoint_suggest_older(err, r->weights, r->o.resume ? NULL : "--init");
