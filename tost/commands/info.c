@@ -53,7 +53,7 @@ static bool info_model(const Options* o, const TostEngine* engine, TostError* er
     if (option_given(o, "vocab-size")) return tost_error(err, "--vocab-size is for shards: give SHARD files");
     bool ok = loaded_model_find(&m, o, NULL, err);
     if (ok && o->print_config) {
-        Options run = options_default(COMMAND_TRAIN, engine);
+        Options run = options_default(engine);
         run.tokenizer = m.info.tokenizer;
         ok = options_resume(&run, &m.info.options, m.file, err);
         run.config = m.info.config;

@@ -590,8 +590,8 @@ static void set_preset(Options* o) {
     if (o->preset == 0) o->data = "data/starter/starter_train_*.bin";
 }
 
-Options options_default(Command command, const TostEngine* engine) {
-    Options o = {.command = command, .ranks = 1, .program = "train_gpt_tost"};
+Options options_default(const TostEngine* engine) {
+    Options o = {.command = COMMAND_TRAIN, .ranks = 1, .program = "train_gpt_tost"};
     set_defaults(&o, engine);
     set_preset(&o);
     return o;
@@ -653,7 +653,6 @@ static bool check_tokenize(const Options* o, TostError* err) {
 }
 
 static bool check_together(Options* o, const TostEngine* engine, TostError* err) {
-    const bool several = o->command == COMMAND_TRAIN || o->command == COMMAND_EVAL;
     size_t n;
     const char* dtype = choice_name(&n, DTYPES, o->dtype);
     if (!engine->supports((TostDtype)o->dtype))
@@ -664,7 +663,7 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->threads);
     if (o->reduce != 0 && !engine->open_comm)
         return tost_error(err, "--reduce fast: needs GPUs and a build with make NCCL=1: leave it out");
-    if (o->ranks > 1 && !several)
+    if (o->ranks > 1 && o->command != COMMAND_TRAIN && o->command != COMMAND_EVAL)
         return tost_error(err, "%s runs in a single process, but %d were started: only train and eval use several",
                           command_table[o->command].name, o->ranks);
     if (!check_operands(o, err) || !check_pairs(o, err)) return false;

@@ -122,7 +122,7 @@ extern const CommandHelp command_table[COMMANDS];
 bool option_belongs(const Option* row, Command command);
 // Help and default, which is o's value; an asterisk if --resume may change it. free()
 char* option_text(const Options* o, const Option* row);
-Options options_default(Command command, const TostEngine* engine);   // without files; nothing to free
+Options options_default(const TostEngine* engine);   // of train, without files; nothing to free
 
 // Prints a run's options and sizes, one `name = value` a line, for --config.
 void options_print(const Options* o);

@@ -169,7 +169,7 @@ static void report_data(Run* r) {
 // The options that --resume changes, and the jump of the learning rate, if it has one.
 static void report_changes(Run* r) {
     const char* label = "changed";
-    Options before = options_default(COMMAND_TRAIN, r->engine);
+    Options before = options_default(r->engine);
     TostError ignored;
     for (int i = 0; i < r->resumed.count; i++) {
         char* note = options_changed(&r->o, &r->resumed.entry[i]);
