@@ -20,10 +20,10 @@ static void print_file(const char* label, const char* path) {
 }
 
 static void print_model(const LoadedModel* m) {
-    const ModelSummary summary = model_summary(&m->info.config, &m->tensors);
-    print_line(stdout, "%-12s%s", "model", summary.sizes);
-    print_line(stdout, "%-12s%s, exactly %zu in %d tensors", "parameters", summary.parameters, m->tensors.n_params,
-               m->tensors.count);
+    const TostConfig* c = &m->info.config;
+    print_line(stdout, "%-12s%s", "model", model_sizes(c).text);
+    print_line(stdout, "%-12s%s, exactly %zu in %d tensors", "parameters", model_parameters(c, &m->tensors).text,
+               m->tensors.n_params, m->tensors.count);
 }
 
 static void print_training(const CheckpointInfo* info) {

@@ -54,17 +54,17 @@ bool read_text(Bytes* text, const char* option, const char* value, const char* h
 // ---------------------------------------------------------------------------------------------
 // Models and their tokenizers
 
-ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors) {
+TextLine model_sizes(const TostConfig* c) {
+    return text_line("%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias%s%s", c->n_layer,
+                     c->n_head, c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no",
+                     c->membership == TOST_UNIFORM ? ", uniform membership" : "", c->conv ? ", convolutions" : "");
+}
+
+TextLine model_parameters(const TostConfig* c, const TostTensors* tensors) {
     const size_t n = tensors->n_params, positions = (size_t)c->block_size * c->n_embd;
     char all[32], without[32];
-    ModelSummary summary;
-    snprintf(summary.sizes, sizeof summary.sizes,
-             "%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias%s%s", c->n_layer, c->n_head,
-             c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no",
-             c->membership == TOST_UNIFORM ? ", uniform membership" : "", c->conv ? ", convolutions" : "");
-    snprintf(summary.parameters, sizeof summary.parameters, "%s (%s without position embeddings)",
-             human_count(all, (double)n), human_count(without, (double)(n - positions)));
-    return summary;
+    return text_line("%s (%s without position embeddings)", human_count(all, (double)n),
+                     human_count(without, (double)(n - positions)));
 }
 
 Tokenizer* model_tokenizer(const char* path, int rows, const uint32_t* hash, const char* weights, TostError* err) {
@@ -160,17 +160,15 @@ bool loaded_model_check_loss(const LoadedModel* m, double loss, TostError* err) 
 
 Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err) {
     char* path = o->tokenizer ? xstrdup(o->tokenizer) : model_tokenizer_path(m->file, &m->info);
-    if (!path && !m->info.tokenizer) {
-        tost_error(err, "%s does not name a tokenizer; give --tokenizer FILE, the vocab.bpe it was trained with",
-                   m->file);
-        return NULL;
-    }
+    const char* trained = m->info.tokenizer;
+    const uint32_t* hash = !o->tokenizer && trained ? &m->info.tokenizer_hash : NULL;
     if (!path) {
-        tost_error(err, "%s was trained with the tokenizer %s, which cannot be found; give --tokenizer FILE",
-                   m->file, m->info.tokenizer);
+        if (trained) tost_error(err, "%s was trained with the tokenizer %s, which cannot be found; give --tokenizer "
+                                "FILE", m->file, trained);
+        else tost_error(err, "%s does not name a tokenizer; give --tokenizer FILE, the vocab.bpe it was trained with",
+                        m->file);
         return NULL;
     }
-    const uint32_t* hash = !o->tokenizer && m->info.tokenizer ? &m->info.tokenizer_hash : NULL;
     Tokenizer* tokenizer = model_tokenizer(path, m->info.config.vocab_size, hash, m->file, err);
     if (tokenizer) warn_of_tokenizer(o, &m->info, m->file, tokenizer);
     free(path);

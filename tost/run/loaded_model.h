@@ -25,10 +25,9 @@ bool read_text(Bytes* text, const char* option, const char* value, const char* h
 // ---------------------------------------------------------------------------------------------
 // Models and their tokenizers
 
-// Human-readable sizes and parameter count: "6 layers, …, no bias" and "1.6M (1.5M without position embeddings)".
-typedef struct { char sizes[160], parameters[96]; } ModelSummary;
-
-ModelSummary model_summary(const TostConfig* c, const TostTensors* tensors);
+TextLine model_sizes(const TostConfig* c);   // "6 layers, …, no bias"
+// "1.6M (1.5M without position embeddings)"
+TextLine model_parameters(const TostConfig* c, const TostTensors* tensors);
 
 // Opens a tokenizer for a model with a vocabulary of `rows`; NULL on error. hash: the CRC-32 that it must have; NULL:
 // any. weights: the model's file for messages, NULL for a new model.

@@ -101,9 +101,8 @@ static void report_model(Run* r) {
     Progress* p = &r->progress;
     const Options* o = &r->o;
     char memory[32];
-    const ModelSummary summary = model_summary(&o->config, &r->tensors);
-    progress_fact(p, "model", "%s", summary.sizes);
-    progress_fact(p, "parameters", "%s, %s of memory", summary.parameters,
+    progress_fact(p, "model", "%s", model_sizes(&o->config).text);
+    progress_fact(p, "parameters", "%s, %s of memory", model_parameters(&o->config, &r->tensors).text,
                   human_bytes(memory, (double)r->engine->memory(&o->config, &r->engine_options)));
     if (r->weights) progress_fact(p, o->resume ? "resumed" : "weights", "%s", r->weights);
     const int old = r->init.config.block_size;
