@@ -331,5 +331,5 @@ int command_eval(const Options* o, TostComm* comm, const TostEngine* engine) {
     ok = comm_agree(comm, ok, &err);
     stream_close(&data);
     loaded_model_free(&model);
-    return !ok ? command_failed(o, &err) : signals_received() ? 128 + signals_received() : 0;
+    return !ok ? print_error(o, &err) : signals_received() ? 128 + signals_received() : 0;
 }

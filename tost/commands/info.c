@@ -150,5 +150,5 @@ static bool info(const Options* o, const TostEngine* engine, TostError* err) {
 
 int command_info(const Options* o, const TostEngine* engine) {
     TostError err;
-    return info(o, engine, &err) ? 0 : command_failed(o, &err);
+    return info(o, engine, &err) ? 0 : print_error(o, &err);
 }

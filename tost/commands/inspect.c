@@ -186,5 +186,5 @@ int command_inspect(const Options* o, const TostEngine* engine) {
     free(text.data);
     tokenizer_free(tokenizer);
     loaded_model_free(&m);
-    return ok ? 0 : command_failed(o, &err);
+    return ok ? 0 : print_error(o, &err);
 }

@@ -80,7 +80,7 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     options_free(&o);
     if (status == 0 && (fflush(stdout) != 0 || ferror(stdout))) {
         tost_error(&err, "stdout cannot be written: %s", strerror(errno));
-        status = command_failed(&o, &err);
+        status = print_error(&o, &err);
     }
     comm_close(comm);
     return status;

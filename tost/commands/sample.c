@@ -227,5 +227,5 @@ int command_sample(const Options* o, const TostEngine* engine) {
     prompts_free(&prompts);
     tokenizer_free(tokenizer);
     loaded_model_free(&m);
-    return ok ? 0 : command_failed(o, &err);
+    return ok ? 0 : print_error(o, &err);
 }

@@ -25,18 +25,16 @@ static void print_text(const Options* o, const char* text) {
     free(line);
 }
 
-void print_error(const Options* o, const TostError* err) { print_text(o, err->text); }
+int print_error(const Options* o, const TostError* err) {
+    print_text(o, err->text);
+    return STATUS_FAILED;
+}
 
 void print_warning(const Options* o, const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
     print_text(o, vtext_line(fmt, ap).text);
     va_end(ap);
-}
-
-int command_failed(const Options* o, const TostError* err) {
-    print_error(o, err);
-    return STATUS_FAILED;
 }
 
 bool read_text(Bytes* text, const char* option, const char* value, const char* hint, TostError* err) {

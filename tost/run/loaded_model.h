@@ -12,11 +12,9 @@
 #include "run/options.h"
 
 // Prints the error on stderr as one line that begins with the program's name. Of several ranks, only rank 0 prints:
-// errors are shared by comm_agree.
-void print_error(const Options* o, const TostError* err);
+// errors are shared by comm_agree. Returns STATUS_FAILED.
+int  print_error(const Options* o, const TostError* err);
 void print_warning(const Options* o, const char* fmt, ...) PRINTF_LIKE(2, 3);   // in the same way
-// Calls print_error and returns STATUS_FAILED.
-int command_failed(const Options* o, const TostError* err);
 
 // Reads a text given as TEXT, @FILE or - (stdin). Empty files and empty stdin are errors; `hint` is appended to the
 // message. Call free(text->data) even after an error.

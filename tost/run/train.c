@@ -38,7 +38,7 @@ int command_train(const Options* args, TostComm* comm, const TostEngine* engine)
     const int signal = run_signal(&r);
     const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.o.steps;
     run_free(&r);
-    if (!ok) return command_failed(args, &err);
+    if (!ok) return print_error(args, &err);
     if (signal) return 128 + signal;
     return out_of_time ? STATUS_RESUMABLE : 0;
 }
