@@ -64,7 +64,6 @@ static bool save(Run* r, SaveAs as, int64_t keep, TostError* err) {
 // On rank 0 only.
 static bool save_run(Run* r, bool last, TostError* err) {
     const double loss = probe_loss(r);
-    const bool unvalidated = r->info.unvalidated_row != NULL;
     TostError reason;
     if (!isfinite(loss)) {
         tost_error(err, "after step %lld the loss is %g: not saved; %s", (long long)r->info.step, fabs(loss),
@@ -77,7 +76,7 @@ static bool save_run(Run* r, bool last, TostError* err) {
     // A failed save may still have completed the checkpoint.
     if (ok || (r->saved.step != r->info.step && checkpoint_exists(r->out, r->info.step))) {
         r->saved.step = r->info.step;
-        r->saved.unvalidated = unvalidated;
+        r->saved.unvalidated = r->info.unvalidated_row != NULL;
     }
     return ok || write_failed(r, &reason, last, err);
 }

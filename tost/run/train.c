@@ -133,12 +133,6 @@ static bool interrupted(const Run* r, bool failed) {
     return comm_any(r->comm, failed || signals_received());
 }
 
-// What follows this rank's micro-batch i: the end of a part (parts of `each` micro-batches), or of the step.
-static TostEnd after_micro_batch(const Run* r, int64_t i, int64_t each) {
-    if ((i + 1) % each != 0) return TOST_MORE;
-    return i + 1 == each * run_own_parts(r) ? TOST_STEP_ENDS : TOST_PART_ENDS;
-}
-
 // Gradients of total_batch tokens, accumulated over the micro-batches of this rank's parts. If a signal interrupts a
 // rank, *completed is false. The ranks decide that before the last backward pass, in which they exchange gradients.
 static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
@@ -149,7 +143,7 @@ static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
     int64_t done = 0;
     bool ok = true, abandoned = false;
     for (; done < n && (done == 0 || !interrupted(r, !ok)); done++) {
-        const TostEnd end = after_micro_batch(r, done, each);
+        const TostEnd end = done + 1 == n ? TOST_STEP_ENDS : (done + 1) % each == 0 ? TOST_PART_ENDS : TOST_MORE;
         progress_micro_batch(&r->progress, (double)(done * comm_size(r->comm)));
         r->pass = (RunPass){.done = done, .all = n};
         ok = ok && data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * o->batch), o->batch, err);
