@@ -72,7 +72,7 @@ typedef struct {
     ShardStream*     data;
     const Tokenizer* tokenizer;      // NULL: do not count bytes
     Windows          windows;
-    int              batch, piece;   // windows, and tokens of each, in memory at a time
+    int              batch;          // windows in memory at a time
     Progress         progress;
     // results so far
     Ratio            loss, position[POSITION_BINS];   // windows as samples
@@ -133,7 +133,8 @@ static void add_window(Evaluation* e, JsonFile* json, const WindowLoss* sum, con
 // Scores n windows, piece by piece. done, all: number of windows before and in this batch, on all ranks, for progress.
 static bool score_batch(WindowLoss* sum, Evaluation* e, const Window* window, int n, uint64_t done, int all,
                         TostError* err) {
-    const size_t size = (size_t)n * e->piece;
+    const int piece = e->model->pieces.max_piece;
+    const size_t size = (size_t)n * piece;
     int32_t *inputs = xmalloc(size * sizeof *inputs), *targets = xmalloc(size * sizeof *targets);
     double* losses = xmalloc(size * sizeof *losses);
     int end = 0;
@@ -144,7 +145,7 @@ static bool score_batch(WindowLoss* sum, Evaluation* e, const Window* window, in
     }
     pieces_begin(&e->model->pieces, n);
     for (int first = 0, T; ok && first < end; first += T) {
-        T = e->windows.T - first < e->piece ? e->windows.T - first : e->piece;
+        T = e->windows.T - first < piece ? e->windows.T - first : piece;
         for (int i = 0; i < n && ok; i++)
             ok = fill_piece(inputs + (size_t)i * T, targets + (size_t)i * T, e->data, &window[i], first, T, err);
         if (!ok) break;
@@ -277,13 +278,12 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     const Windows* w = &e.windows;
     if (o->limit && (uint64_t)o->limit < w->count) e.windows.count = (uint64_t)o->limit;
     e.batch = (uint64_t)o->batch < w->count ? o->batch : (int)w->count;
-    e.piece = o->chunk && o->chunk < w->T ? o->chunk : w->T;
     if (!options_check_pass(e.batch, w->T, o->chunk, err)) return false;
 
     Tokenizer* tokenizer = NULL;
     JsonFile json = {0};
     bool ok = find_tokenizer(&tokenizer, model, o, data, err)
-              && loaded_model_create(model, o, e.batch, e.piece, false, err)
+              && loaded_model_create(model, o, e.batch, w->T, false, err)
               && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
     e.tokenizer = tokenizer;
     ok = comm_agree(model->comm, ok, err);
