@@ -59,8 +59,7 @@ bool named_jsonl(const char* path) {
 bool read_lines(Bytes* file, Lines* l, const char* path, TostError* err) {
     size_t skip;
     if (!read_file(file, path, err)) return false;
-    const size_t head = file->size < TEXT_HEAD_BYTES ? file->size : TEXT_HEAD_BYTES;
-    if (!text_check_head(&skip, strcmp(path, "-") == 0 ? "standard input" : path, file->data, head, err)) {
+    if (!text_check_head(&skip, strcmp(path, "-") == 0 ? "standard input" : path, file->data, file->size, err)) {
         free(file->data);
         return false;
     }

@@ -5,8 +5,8 @@
 #include "base/error.h"
 #include "base/files.h"
 
-// Rejects compressed and binary files by their first n bytes, at most TEXT_HEAD_BYTES of them. Returns false with an
-// error, or sets *skip to the length of a UTF-8 byte order mark.
+// Rejects compressed and binary files by their first n bytes, of which it reads at most TEXT_HEAD_BYTES. Returns false
+// with an error, or sets *skip to the length of a UTF-8 byte order mark.
 enum { TEXT_HEAD_BYTES = 16 };
 bool text_check_head(size_t* skip, const char* name, const char* head, size_t n, TostError* err);
 

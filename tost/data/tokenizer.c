@@ -275,10 +275,6 @@ static size_t merge_long(const Tokenizer* t, uint32_t* ids, const unsigned char*
     return count;
 }
 
-static size_t merge_piece(const Tokenizer* t, uint32_t* ids, const unsigned char* s, size_t n) {
-    return n <= SHORT_PIECE ? merge_short(t, ids, s, n) : merge_long(t, ids, s, n);
-}
-
 // ---------------------------------------------------------------------------------------------
 // Encoding
 //
@@ -331,7 +327,7 @@ size_t tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cache, uint32
         end = piece_end(s, p, n);
         size_t len = end - p;
         if (!cache || len > CACHED_BYTES) {
-            count += merge_piece(t, ids + count, s + p, len);
+            count += (len <= SHORT_PIECE ? merge_short : merge_long)(t, ids + count, s + p, len);
             continue;
         }
         uint64_t key[2];
