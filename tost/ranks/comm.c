@@ -54,13 +54,12 @@ CommLaunch comm_launch(void) {
 
 #ifndef TOST_MPI
 bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, double timeout, TostError* err) {
-    (void)timeout;
-    *comm = NULL;
+    (void)comm, (void)timeout;
     return tost_error(err, "started as one of %d processes by %s, but built without MPI: build with make MPI=1 and use "
                       "mpirun or srun --mpi=pmix, or start a single process", launch->place.size, launch->launcher);
 }
 
-void comm_abort_mpi(int status) { (void)status; }
+void comm_abort_mpi(TostComm* c, int status) { (void)c, (void)status; }
 #endif
 
 static const char* program_name = "train_gpt_tost";   // for messages
@@ -70,7 +69,7 @@ static void out_of_memory(size_t bytes) {
     const CommPlace place = comm_launch().place;
     fprintf(stderr, "%s: %sout of memory: %zu bytes could not be allocated\n", program_name,
             comm_prefix(&place).text, bytes);
-    if (place.size > 1) comm_abort_mpi(STATUS_FAILED);
+    if (place.size > 1) comm_abort_mpi(NULL, STATUS_FAILED);
     exit(STATUS_FAILED);
 }
 
@@ -141,11 +140,14 @@ void comm_fail(TostComm* c, const TostError* why) {
     _exit(STATUS_RESUMABLE);
 }
 
+int comm_turn(const CommPlace* place) {
+    enum { LAUNCHER = 6 };   // seconds within which torchrun notices that a rank has ended
+    return LAUNCHER * (place->rank < 2 ? place->rank : 2);
+}
+
 // When a rank has ended, launchers end the others with SIGTERM.
 void comm_let_first_speak(const TostComm* c) {
-    enum { LAUNCHER = 6 };   // seconds within which torchrun notices that a rank has ended
-    const int seconds = c->place.rank < 2 ? LAUNCHER * c->place.rank : 2 * LAUNCHER;
-    for (int i = 0; i < 10 * seconds; i++) {
+    for (int i = 0; i < 10 * comm_turn(&c->place); i++) {
         if (signals_received()) _exit(STATUS_RESUMABLE);
         nanosleep(&(struct timespec){0, 100000000}, NULL);
     }

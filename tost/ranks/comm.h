@@ -64,7 +64,7 @@ void comm_close(TostComm* c);
 
 // Opens the MPI transport; an error in builds without MPI=1.
 bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, double timeout, TostError* err);
-void comm_abort_mpi(int status);   // ends all ranks; returns if MPI is not in use
+void comm_abort_mpi(TostComm* c, int status);   // ends all ranks, also without c; returns if MPI is not in use
 // Fills in places, with messages between the ranks. comm_open calls it; tests call it for transports of their own.
 void comm_find_places(TostComm* c);
 
@@ -89,6 +89,8 @@ CommWait comm_wait_begin(TostComm* c);
 bool     comm_wait_more(CommWait* w);
 // After a timeout: ends all ranks. arrived (size): those that were not waited for; NULL: unknown. what: "" or its name
 __attribute__((noreturn)) void comm_timed_out(TostComm* c, const bool* arrived, const char* what);
+// Seconds that a rank leaves to those before it to report an error that all notice
+int      comm_turn(const CommPlace* place);
 // To be called before printing an error that all ranks notice, so that only one prints it: returns at once on rank 0.
 // The other ranks wait until the launcher ends them after rank 0, and return if it does not.
 void     comm_let_first_speak(const TostComm* c);

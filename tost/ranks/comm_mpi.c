@@ -60,15 +60,11 @@ static bool mpi_test(TostComm* c, CommRequest** request, bool* arrived) {
     return true;
 }
 
-void comm_abort_mpi(int status) {
+void comm_abort_mpi(TostComm* c, int status) {
+    (void)c;
     int begun, ended;
     if (MPI_Initialized(&begun) == MPI_SUCCESS && begun && MPI_Finalized(&ended) == MPI_SUCCESS && !ended)
         MPI_Abort(MPI_COMM_WORLD, status);
-}
-
-static void mpi_abort(TostComm* c, int status) {
-    (void)c;
-    comm_abort_mpi(status);
 }
 
 static void mpi_close(TostComm* c) {
@@ -87,13 +83,11 @@ static void init_timed_out(int number) {
 
 // MPI_Init waits for all ranks without a limit. If one is late, rank 0 says so or, if it is the one, rank 1.
 static bool initialize(const CommLaunch* launch, double timeout) {
-    enum { LAUNCHER = 6 };   // seconds until the launcher ends the other ranks
-    const int rank = launch->place.rank;
     int provided;
     snprintf(late.text, sizeof late.text, "train_gpt_tost: %sMPI_Init: other ranks did not respond for %g s "
              "(--rank-timeout)\n", comm_prefix(&launch->place).text, timeout);
     signal(SIGALRM, init_timed_out);
-    if (timeout > 0) alarm((unsigned)ceil(timeout) + (unsigned)(rank < 2 ? rank : 2) * LAUNCHER);
+    if (timeout > 0) alarm((unsigned)ceil(timeout) + (unsigned)comm_turn(&launch->place));
     const bool ok = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) == MPI_SUCCESS;
     alarm(0);
     signal(SIGALRM, SIG_DFL);
@@ -103,7 +97,6 @@ static bool initialize(const CommLaunch* launch, double timeout) {
 bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, double timeout, TostError* err) {
     char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int size, length;
-    *comm = NULL;
     // Two TCP connections per pair of ranks, in Open MPI and in MPICH with UCX. On a single connection, the handshake
     // of a large message waits behind data in the other direction, so sending and receiving do not overlap.
     setenv("OMPI_MCA_btl_tcp_links", "2", 0);
@@ -123,7 +116,7 @@ bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, double timeout, To
     }
     TostComm* c = *comm = xcalloc(1, sizeof *c);
     *c = (TostComm){.place = launch->place, .timeout = COMM_TIMEOUT, .start = mpi_start, .test = mpi_test,
-                    .abort = mpi_abort, .close = mpi_close};
+                    .abort = comm_abort_mpi, .close = mpi_close};
     snprintf(c->library, sizeof c->library, "%.*s", (int)sizeof c->library - 1, version);
     MPI_Comm_rank(MPI_COMM_WORLD, &c->place.rank);
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
