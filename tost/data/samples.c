@@ -140,18 +140,14 @@ static uint64_t sample_start(DataSet* d, uint64_t i) {
     return d->stream.start[d->turn[k]] + d->offset + d->perm[in_epoch - d->turn_start[k]] * T;
 }
 
-// Number of samples from i on, at most n, whose tokens follow each other in the stream.
-static size_t consecutive(const DataSet* d, uint64_t i, size_t n) {
-    const uint64_t left = d->order == ORDER_SEQUENTIAL ? d->samples - i % d->samples : 1;
-    return left < n ? (size_t)left : n;
-}
-
 bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err) {
     const size_t T = (size_t)d->T;
     for (size_t b = 0, samples; b < (size_t)B; b += samples) {
-        samples = consecutive(d, first + b, (size_t)B - b);
+        const uint64_t i = first + b, start = sample_start(d, i);
+        // Samples from i on whose tokens follow each other in the stream
+        const uint64_t left = d->order == ORDER_SEQUENTIAL ? d->samples - i % d->samples : 1;
+        samples = left < (size_t)B - b ? (size_t)left : (size_t)B - b;
         const size_t n = samples * T;
-        const uint64_t start = sample_start(d, first + b);
         if (n > d->tokens_cap) d->tokens = xrealloc(d->tokens, ((d->tokens_cap = n) + 1) * sizeof *d->tokens);
         if (!stream_read(d->tokens, &d->stream, start, n + 1, err)) return false;
         memcpy(inputs + b * T, d->tokens, n * sizeof *inputs);
