@@ -180,7 +180,8 @@ size_t encode_documents(uint32_t* ids, const Tokenizer* t, const char* text, siz
 // ---------------------------------------------------------------------------------------------
 // Merging the bytes of a piece
 
-// The slot of (left, right), or the free one where it belongs.
+// The slot of (left, right), or the free one where it belongs: there, merged is NO_TOKEN. Ids are in rank order: the
+// smallest id is merged first.
 static inline Merge* find_merge(const Tokenizer* t, uint32_t left, uint32_t right) {
     const size_t mask = ((size_t)1 << t->merge_bits) - 1;
     const uint64_t hash = ((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15;
@@ -190,17 +191,12 @@ static inline Merge* find_merge(const Tokenizer* t, uint32_t left, uint32_t righ
     }
 }
 
-// The token that (left, right) merges into, or NO_TOKEN. Ids are in rank order: the smallest id is merged first.
-static inline uint32_t merged(const Tokenizer* t, uint32_t left, uint32_t right) {
-    return find_merge(t, left, right)->merged;
-}
-
 // n <= SHORT_PIECE bytes. pair[i] is the token that id[i] and id[i + 1] merge into. GPT-2 merges all equal pairs in one
 // pass; merging the leftmost first gives the same, since merges of the new token have higher ids.
 static size_t merge_short(const Tokenizer* t, uint32_t* ids, const unsigned char* s, size_t n) {
     uint32_t id[SHORT_PIECE], pair[SHORT_PIECE];
     for (size_t i = 0; i < n; i++) id[i] = t->byte_id[s[i]];
-    for (size_t i = 0; i + 1 < n; i++) pair[i] = merged(t, id[i], id[i + 1]);
+    for (size_t i = 0; i + 1 < n; i++) pair[i] = find_merge(t, id[i], id[i + 1])->merged;
     pair[n - 1] = NO_TOKEN;
     for (;;) {
         size_t at = 0;
@@ -212,8 +208,8 @@ static size_t merge_short(const Tokenizer* t, uint32_t* ids, const unsigned char
         n--;
         memmove(id + at + 1, id + at + 2, (n - at - 1) * sizeof *id);
         memmove(pair + at, pair + at + 1, (n - at) * sizeof *pair);
-        if (at + 1 < n) pair[at] = merged(t, id[at], id[at + 1]);
-        if (at > 0) pair[at - 1] = merged(t, id[at - 1], id[at]);
+        if (at + 1 < n) pair[at] = find_merge(t, id[at], id[at + 1])->merged;
+        if (at > 0) pair[at - 1] = find_merge(t, id[at - 1], id[at])->merged;
     }
     memcpy(ids, id, n * sizeof *id);
     return n;
@@ -245,7 +241,7 @@ typedef struct { size_t prev, next; uint32_t id; } Node;  // id NO_TOKEN: merged
 
 static void push_merge(Heap* h, const Tokenizer* t, const Node* nodes, size_t i, size_t n) {
     if (nodes[i].next >= n) return;
-    uint32_t id = merged(t, nodes[i].id, nodes[nodes[i].next].id);
+    uint32_t id = find_merge(t, nodes[i].id, nodes[nodes[i].next].id)->merged;
     if (id != NO_TOKEN) heap_push(h, (uint64_t)id << 40 | i);
 }
 
@@ -260,7 +256,7 @@ static size_t merge_long(const Tokenizer* t, uint32_t* ids, const unsigned char*
         uint64_t key = heap_pop(&heap);
         size_t i = key & (((uint64_t)1 << 40) - 1), right = nodes[i].next;
         if (nodes[i].id == NO_TOKEN || right >= n) continue;
-        if (merged(t, nodes[i].id, nodes[right].id) != key >> 40) continue;
+        if (find_merge(t, nodes[i].id, nodes[right].id)->merged != key >> 40) continue;
         nodes[i].id = (uint32_t)(key >> 40);
         nodes[i].next = nodes[right].next;
         nodes[right].id = NO_TOKEN;
