@@ -100,11 +100,11 @@ static int escape(Json* j, char out[4]) {
     return 1;
 }
 
-static bool read_string(Json* j, char* out, size_t cap, size_t* len, const char* what) {
+bool json_string(Json* j, char* out, size_t cap, size_t* len) {
     skip_space(j);
     const size_t at = (size_t)(j->p - j->start);
     size_t n = 0;
-    if (!take(j, '"')) return expected(j, what);
+    if (!take(j, '"')) return expected(j, "a string");
     while (!take(j, '"')) {
         char decoded[4];
         const char* bytes = j->p;
@@ -129,12 +129,10 @@ static bool read_string(Json* j, char* out, size_t cap, size_t* len, const char*
     return true;
 }
 
-bool json_string(Json* j, char* out, size_t cap, size_t* len) {
-    return read_string(j, out, cap, len, "a string");
-}
-
 bool json_key(Json* j, char* out, size_t cap, size_t* len) {
-    if (!read_string(j, out, cap, len, "a \"key\"")) return false;
+    skip_space(j);
+    if (j->p == j->end || *j->p != '"') return expected(j, "a \"key\"");
+    if (!json_string(j, out, cap, len)) return false;
     skip_space(j);
     return take(j, ':') || expected(j, "':'");
 }
