@@ -70,7 +70,7 @@ typedef struct {
     LoadedModel*     model;
     const Options*   o;
     ShardStream*     data;
-    const Tokenizer* tokenizer;      // NULL: do not count bytes
+    Tokenizer*       tokenizer;      // NULL: do not count bytes
     Windows          windows;
     int              batch;          // windows in memory at a time
     Progress         progress;
@@ -280,12 +280,10 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     e.batch = (uint64_t)o->batch < w->count ? o->batch : (int)w->count;
     if (!options_check_pass(e.batch, w->T, o->chunk, err)) return false;
 
-    Tokenizer* tokenizer = NULL;
     JsonFile json = {0};
-    bool ok = find_tokenizer(&tokenizer, model, o, data, err)
+    bool ok = find_tokenizer(&e.tokenizer, model, o, data, err)
               && loaded_model_create(model, o, e.batch, w->T, false, err)
               && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
-    e.tokenizer = tokenizer;
     ok = comm_agree(model->comm, ok, err);
     if (ok) {
         if (first) print_line(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens", model->file,
@@ -300,7 +298,7 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     ok = json_file_close(&json, ok, err) && ok;
     if (ok && first) print_score(&e, seconds);
     if (ok && first && o->by_position) print_positions(&e);
-    tokenizer_free(tokenizer);
+    tokenizer_free(e.tokenizer);
     return ok;
 }
 

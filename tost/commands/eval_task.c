@@ -32,7 +32,7 @@ typedef struct { int choices, context, longest, index, first; } Key;
 typedef struct {
     LoadedModel*     model;
     const Options*   o;
-    const Tokenizer* tokenizer;
+    Tokenizer*       tokenizer;
     Examples         examples;
     bool             single;       // examples have one choice
     Outcome*         outcome;      // (examples)
@@ -370,11 +370,10 @@ static void report(JsonFile* json, const TaskRun* r, double seconds) {
 
 bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     const bool first = o->rank == 0;   // the rank that writes
-    TaskRun r = {.model = model, .o = o, .limit = o->seq ? o->seq : model->info.config.block_size};
+    TaskRun r = {.model = model, .o = o, .limit = o->seq ? o->seq : model->info.config.block_size,
+                 .tokenizer = loaded_model_tokenizer(model, o, err)};
     JsonFile json = {0};
-    Tokenizer* tokenizer = loaded_model_tokenizer(model, o, err);
-    r.tokenizer = tokenizer;
-    bool ok = tokenizer && examples_read(&r.examples, o->task, tokenizer, err);
+    bool ok = r.tokenizer && examples_read(&r.examples, o->task, r.tokenizer, err);
     while (o->limit && r.examples.count > (size_t)o->limit) free(r.examples.example[--r.examples.count].ids);
     ok = ok && plan(&r, err)
               && loaded_model_create(model, o, r.batch * r.examples.choices, r.max_seq, false, err)
@@ -393,6 +392,6 @@ bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     free(r.outcome);
     free(r.key);
     examples_free(&r.examples);
-    tokenizer_free(tokenizer);
+    tokenizer_free(r.tokenizer);
     return ok;
 }
