@@ -22,7 +22,7 @@ BYTES, SPECIAL = 256, 1
 def documents(paths):
     for path in paths:
         if path.suffix == ".parquet":
-            yield from (row["text"] for row in load(find_files([path])))
+            yield from (row["text"] or "" for row in load(find_files([path])))
         else:
             yield from (jsonl_documents if path.suffix == ".jsonl" else text_documents)(path)
 

@@ -2,8 +2,8 @@
 
     loss.py RUN[,RUN…]… [--out loss.png] [--label NAME]… [--published openwebtext] [--line 'NAME=2.91']…
 
-RUN is a log.csv, or the run folder that contains it, of the trainer or of dev/reference/train.py. Runs joined by commas,
-such as runs with different seeds, are averaged: they are one curve. Training loss is drawn twice: pale as logged, and
+RUN is a log.csv, or the run folder that contains it, of the trainer or of dev/reference/train.py; its name has no comma.
+Runs joined by commas, such as runs with different seeds, are averaged: they are one curve. Training loss is drawn twice: pale as logged, and
 smoothed over --smooth steps (centred mean). Validation loss is drawn as points. The first curve is solid and the others
 are dashed, so that the colors of overlapping curves alternate. The script prints the last validation loss of each
 curve, for several runs with their standard deviation. --difference adds a panel with the difference of each curve's

@@ -38,13 +38,14 @@ class Run:
 
 def mean_of_runs(paths, label):
     """A Run with the means of the runs' columns; its list `runs` has these runs."""
-    runs = [Run(path, label) for path in paths]
-    for run in runs[1:]:
+    runs = [Run(path, None) for path in paths]
+    for path, run in zip(paths, runs):
         if run.tokens != runs[0].tokens:
-            raise ValueError(f"{run.label}: its steps differ from those of {runs[0].label}; averaged runs need the "
-                             "same steps and tokens per step")
+            raise ValueError(f"{path}: its steps differ from those of {paths[0]}; averaged runs need the same steps and "
+                             "tokens per step")
     mean = copy.copy(runs[0])
     mean.runs = runs
+    mean.label = label or (f"{mean.label} and {len(runs) - 1} more" if len(runs) > 1 else mean.label)
     for name in COLUMNS:
         setattr(mean, name, [sum(row) / len(runs) for row in zip(*(getattr(run, name) for run in runs))])
     return mean

@@ -6,7 +6,7 @@ VARIANT joins words with +, such as w+ln_2+relative:
 
     published   the model as published
     w           a causal convolution of width 4 on w; ln_1, ln_2: on the output of this LayerNorm; w+ln_2 is --conv 4
-    relative    relative energy: u = Σ_d s (t+1) / (S hs) + denom_bias, of order one at any position t
+    relative    relative energy: u = Σ_d s (t+1) / (S hs) + hs denom_bias; the first term is of order one at any t
 
 The other options are those of train.py, without --attention and --by-position; --val-data is required. No weights are
 saved. The last line is a JSON object: the loss on all of --val-data, and for each layer the share of the variance of Π
@@ -58,8 +58,8 @@ def change(model, words):
 
 @torch.no_grad()
 def explained(trainer):
-    """Per layer, the share of the variance of Π, in the first windows of --val-data, that lies between the means of the
-    positions."""
+    """Per layer, the share of the variance of Π, in the first WINDOWS windows of --val-data, that lies between the means
+    of the positions."""
     B, shares = trainer.args.batch, []
     layers = [[] for _ in trainer.model.transformer.h]
     windows = min(WINDOWS, trainer.val.samples)

@@ -10,7 +10,7 @@
 void* xmalloc(size_t bytes);
 void* xcalloc(size_t count, size_t size);          // zeroed
 void* xrealloc(void* p, size_t bytes);
-void* xgrow(void* p, size_t n, size_t size);       // p has n elements, added one by one: makes room for one more
+void* xgrow(void* p, size_t n, size_t size);       // p: n elements, grown by xgrow only. Room for one more
 char* xstrdup(const char* s);
 char* xasprintf(const char* fmt, ...) PRINTF_LIKE(1, 2);
 char* xvasprintf(const char* fmt, va_list ap) PRINTF_LIKE(1, 0);

@@ -88,7 +88,8 @@ static StMetaList make_metadata(const LoadedModel* m, const Tokenizer* tokenizer
         {"format", "pt"}, {"content", "inspect"}, {"model", m->file}, {"tokenizer", tokenizer_path(tokenizer)},
         {"membership", c->membership == TOST_UNIFORM ? "uniform" : "learned"}};
     StMetaList meta = {0};
-    for (size_t i = 0; i < countof(strings); i++) st_meta_add(&meta, xstrdup(strings[i].key), xstrdup(strings[i].value));
+    for (size_t i = 0; i < countof(strings); i++)
+        st_meta_add(&meta, xstrdup(strings[i].key), xstrdup(strings[i].value));
     for (size_t i = 0; i < countof(numbers) - !c->conv; i++)
         st_meta_add(&meta, xstrdup(numbers[i].key), xasprintf("%lld", numbers[i].value));
     return meta;

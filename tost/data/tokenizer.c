@@ -178,10 +178,9 @@ size_t encode_documents(uint32_t* ids, const Tokenizer* t, const char* text, siz
 }
 
 // ---------------------------------------------------------------------------------------------
-// Merging the bytes of a piece
+// Merging the bytes of a piece. Ids are in rank order: the smallest id is merged first.
 
-// The slot of (left, right), or the free one where it belongs: there, merged is NO_TOKEN. Ids are in rank order: the
-// smallest id is merged first.
+// The slot of (left, right), or the free one where it belongs: there, merged is NO_TOKEN.
 static inline Merge* find_merge(const Tokenizer* t, uint32_t left, uint32_t right) {
     const size_t mask = ((size_t)1 << t->merge_bits) - 1;
     const uint64_t hash = ((uint64_t)left << 32 | right) * 0x9e3779b97f4a7c15;

@@ -89,7 +89,7 @@ CommWait comm_wait_begin(TostComm* c);
 bool     comm_wait_more(CommWait* w);
 // After a timeout: ends all ranks. arrived (size): those that were not waited for; NULL: unknown. what: "" or its name
 __attribute__((noreturn)) void comm_timed_out(TostComm* c, const bool* arrived, const char* what);
-// Seconds that a rank leaves to those before it to report an error that all notice
+// How many seconds a rank waits, so that those before it can report an error that all ranks notice; rank 0: none
 int      comm_turn(const CommPlace* place);
 // To be called before printing an error that all ranks notice, so that only one prints it: returns at once on rank 0.
 // The other ranks wait until the launcher ends them after rank 0, and return if it does not.

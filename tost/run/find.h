@@ -16,7 +16,7 @@
 #define AVERAGE_FILE   "ema.safetensors"
 
 // *is_run: whether the folder exists and contains a checkpoint, complete or not, or a log. *replaced, unless NULL:
-// whether it has the first checkpoint of another run, see checkpoint_finish_replacement.
+// whether it also has the first checkpoint of a run that replaces it, see checkpoint_finish_replacement.
 bool checkpoint_is_run(bool* is_run, bool* replaced, const char* run, TostError* err);
 bool checkpoint_is_folder(const char* dir);    // true if a folder contains a model file itself
 // Parses the last component of a path as the name of a checkpoint. *step, *stale (a .tmp folder): may be NULL

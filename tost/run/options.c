@@ -861,7 +861,8 @@ bool options_inherit(Options* o, const StMetaList* saved, TostError* err) {
     for (int i = 0; i < saved->count && !option_given(o, "lr"); i++) {
         const Option* row = saved_row(saved->entry[i].key);
         const bool inherited = row && (row->field == AT(lr) || row->field == AT(min_lr_frac));
-        if (inherited && !o->given[row - option_table] && !parse_value(o, row, saved->entry[i].value, err)) return false;
+        if (inherited && !o->given[row - option_table] && !parse_value(o, row, saved->entry[i].value, err))
+            return false;
     }
     return true;
 }

@@ -50,8 +50,8 @@ static CheckpointModel checkpoint_model(const Run* r) {
     return (CheckpointModel){r->engine, r->model, &r->tensors, r->comm};
 }
 
-// Saves a checkpoint and removes what it has replaced, and all but the newest `keep`. A failure to remove is a warning,
-// and the next save tries again.
+// Saves a checkpoint and removes what it has replaced and, unless keep is 0, all but the newest `keep`. A failure to
+// remove is a warning, and the next save tries again.
 static bool save(Run* r, SaveAs as, int64_t keep, TostError* err) {
     const CheckpointModel m = checkpoint_model(r);
     if (!checkpoint_save(r->out, as, &r->info, &m, err)) return false;

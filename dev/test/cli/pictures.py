@@ -243,7 +243,7 @@ def check_losses():
     out = succeeds(loss.main, "own,other.csv", "--label", "both", "--out", "loss.png")
     check("the mean of two runs and its deviation",
           f"both: validation loss {float(last[column]) + 0.25:.4f} ± {0.5 / math.sqrt(2):.4f} (2 runs) after" in out)
-    refuses("cut: its steps differ from those of own", loss.main, "own,cut.csv", "--out", "no.png")
+    refuses("cut.csv: its steps differ from those of own", loss.main, "own,cut.csv", "--label", "a", "--out", "no.png")
     header = rows[0] + "\n"
     for text, content in (
         ("wrong.csv | line 1 | no column grad_norm", ""),
