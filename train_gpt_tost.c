@@ -192,8 +192,8 @@ static void round_bf16(float* x, size_t n) {
 
 // y = x · wᵀ, not rounded
 static void times_weight(float* y, const float* x, Weight w, size_t rows, int IN, int OUT) {
-    if (w.bf16) gemm_bf16_weight(y, x, w.bf16, (int)rows, OUT, IN, 0.0f);
-    else gemm(y, x, false, w.f32, true, (int)rows, OUT, IN, 0.0f);
+    if (w.bf16) gemm_bf16_weight(y, x, w.bf16, (int)rows, OUT, IN);
+    else gemm(y, x, false, w.f32, true, (int)rows, OUT, IN, false);
 }
 
 static void linear_forward(float* y, const float* x, Weight w, const float* b,
@@ -213,8 +213,8 @@ static void linear_forward(float* y, const float* x, Weight w, const float* b,
 static void linear_backward(float* dx, float* dw, float* db, const float* dy, const float* x, Weight w,
                             size_t rows, int IN, int OUT) {
     Gemm* product = product_with(w);
-    product(dx, dy, false, w.f32, false, (int)rows, IN, OUT, 0.0f);
-    product(dw, dy, true, x, false, OUT, IN, (int)rows, 1.0f);
+    product(dx, dy, false, w.f32, false, (int)rows, IN, OUT, false);
+    product(dw, dy, true, x, false, OUT, IN, (int)rows, true);
     if (w.bf16) round_bf16(dx, rows * IN);
     if (!db) return;
     enum { BLOCK = 32 };

@@ -92,10 +92,10 @@ static void bench_limits(void) {
     float *a = random_floats(size, 1), *b = random_floats(size, 1), *c = random_floats(size, 1);
     float* x = random_floats(n, 1);
     double gflops[RUNS], gbs[RUNS];
-    gemm(c, a, false, b, true, N, N, N, 0.0f);
+    gemm(c, a, false, b, true, N, N, N, false);
     for (int i = 0; i < RUNS; i++) {
         const double start = now_seconds();
-        gemm(c, a, false, b, true, N, N, N, 0.0f);
+        gemm(c, a, false, b, true, N, N, N, false);
         gflops[i] = 2.0 * N * N * N / (now_seconds() - start) / 1e9;
         gbs[i] = read_bandwidth(x, n);
     }
@@ -327,7 +327,7 @@ static double product_gflops(bool bf16, const Shape* p, float* c, const float* a
     const int inner = flop < 1e8 ? (int)(1e8 / flop) + 1 : 1;
     const double start = thread_seconds();
     for (int i = 0; i < inner; i++)
-        (bf16 ? gemm_bf16 : gemm)(c, a, p->at, b, p->bt, p->M, p->N, p->K, p->at ? 1 : 0);
+        (bf16 ? gemm_bf16 : gemm)(c, a, p->at, b, p->bt, p->M, p->N, p->K, p->at);
     return flop * inner / (thread_seconds() - start) / 1e9;
 }
 

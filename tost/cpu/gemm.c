@@ -30,19 +30,19 @@ bool gemm_is_small(int M, int N, int K) { return (double)M * N * K <= 1 << 18; }
 static int threads_for(int M, int N, int K) { return gemm_is_small(M, N, K) ? 1 : threads_max(); }
 
 // ---------------------------------------------------------------------------------------------
-// The product that one thread computes: c (M,N) = a · b + beta · c.
+// The product that one thread computes: c (M,N) = a · b, or += with add.
 
-typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; float beta; Format format; } Product;
+typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; bool add; Format format; } Product;
 
 // One pass over a chunk of c (m,n), with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2.
-static void chunk(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int m, int n, int words, float beta) {
+static void chunk(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int m, int n, int words, bool add) {
     const int rows = rows_of_kernel(f);
     for (int i = 0; i < m; i += rows)
         for (int j = 0; j < n; j += NR) {
             float* at = c + i*ldc + j;
             const Word *a = pa + (size_t)i*words, *b = pb + (size_t)j*words;
-            if (i + rows <= m && j + NR <= n) tile(at, ldc, a, b, f, words, beta, rows);
-            else tile_ragged(at, ldc, a, b, f, words, beta, min_int(rows, m - i), min_int(NR, n - j));
+            if (i + rows <= m && j + NR <= n) tile(at, ldc, a, b, f, words, add, rows);
+            else tile_ragged(at, ldc, a, b, f, words, add, min_int(rows, m - i), min_int(NR, n - j));
         }
 }
 
@@ -66,7 +66,7 @@ static void product_packed(const Product* p) {
                 pack_b(pb, operand_at(p->b, j, k), p->format, n, depth);
                 for (int from = 0; from < m; from += CHUNK_M)
                     chunk(p->c + (i + from)*p->ldc + j, p->ldc, pa + (size_t)from*words, pb, p->format,
-                          min_int(CHUNK_M, m - from), n, words, k == 0 ? p->beta : 1);
+                          min_int(CHUNK_M, m - from), n, words, p->add || k > 0);
             }
         }
     if (p->format == TILES) amx_end();
@@ -95,8 +95,8 @@ static void gemm_sliced(Multiply* multiply, const Product* all) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ + beta · c, limited by reading b. Each thread reads one contiguous part of b,
-// in vectors of LANES words. a is stored to match, in parts: FLOATS: a vector of floats. PAIRS: a vector of pairs.
+// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ, or += with add, limited by reading b. Each thread reads one contiguous part of
+// b, in vectors of LANES words. a is stored to match, in parts: FLOATS: a vector of floats. PAIRS: a vector of pairs.
 // ROUNDED, for pairs of b: a vector of the upper halves and one of the lower halves, as floats.
 
 enum { VECTOR_BYTES = LANES * sizeof(Word), GROUP_ROWS = 4, GROUP_COLS = MR / 2 };
@@ -107,7 +107,7 @@ typedef struct {
     const char* b;      // (N, row_bytes)
     size_t row_bytes;
     int M, N;
-    float beta;
+    bool add;
 } FewRows;
 
 INLINE int words_of_part(Format f) { return f == ROUNDED ? 2*LANES : LANES; }
@@ -216,7 +216,7 @@ INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols) {
         for (int col = 0; col < cols; col++) {
             float* at = p->c + (size_t)(i + row)*p->N + j + col;
             const float dot = sum_lanes(sum[row][col][0] + sum[row][col][1]);
-            *at = p->beta == 0 ? dot : *at + dot;
+            *at = p->add ? *at + dot : dot;
         }
 }
 
@@ -245,10 +245,10 @@ static void few_rows_pairs(const FewRows* p, int j, int end) { few_rows_slice(p,
 
 // b (N,K) has row_bytes bytes per row.
 static void gemm_few_rows(float* c, const float* a, const void* b, size_t row_bytes, Format f,
-                          int M, int N, int K, float beta) {
+                          int M, int N, int K, bool add) {
     void* memory;
     const Word* operand = few_rows_operand(&memory, a, f, M, K, parts_of_row(row_bytes));
-    const FewRows p = { c, operand, b, row_bytes, M, N, beta };
+    const FewRows p = { c, operand, b, row_bytes, M, N, add };
     const int threads = threads_for(M, N, K);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
@@ -263,14 +263,14 @@ static void gemm_few_rows(float* c, const float* a, const void* b, size_t row_by
 // ---------------------------------------------------------------------------------------------
 // Entry points
 
-// c = op(a) · b + beta · c. b16: b is a weight (N,K) stored in bf16.
+// c = op(a) · b, or += with add. b16: b is a weight (N,K) stored in bf16.
 static void gemm_by(Multiply* multiply, Format f, float* c, const float* a, bool at, const void* b, bool bt, bool b16,
-                    int M, int N, int K, float beta) {
+                    int M, int N, int K, bool add) {
     if (M <= GEMM_FEW_ROWS && bt && !at && (f == FLOATS || b16)) {
-        gemm_few_rows(c, a, b, K * (b16 ? sizeof(uint16_t) : sizeof(float)), f, M, N, K, beta);
+        gemm_few_rows(c, a, b, K * (b16 ? sizeof(uint16_t) : sizeof(float)), f, M, N, K, add);
     } else {
         const Operand left = { (const char*)a, at ? M : K, at, false }, right = { b, bt ? K : N, !bt, b16 };
-        const Product p = { c, N, left, right, M, N, K, beta, f };
+        const Product p = { c, N, left, right, M, N, K, add, f };
         gemm_sliced(multiply, &p);
     }
 }
@@ -293,12 +293,12 @@ static bool has_amx(void) {
 // Products of few rows are limited by memory, and their bits are those of a row alone.
 static Format bf16_format(bool few) { return !few && has_amx() ? TILES : pairs_are_faster() ? PAIRS : ROUNDED; }
 
-void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, float beta) {
-    gemm_by(product_packed, bf16_format(M <= GEMM_FEW_ROWS), c, a, false, b, true, true, M, N, K, beta);
+void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K) {
+    gemm_by(product_packed, bf16_format(M <= GEMM_FEW_ROWS), c, a, false, b, true, true, M, N, K, false);
 }
 
-void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
-    gemm_by(product_packed, bf16_format(false), c, a, at, b, bt, false, M, N, K, beta);
+void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add) {
+    gemm_by(product_packed, bf16_format(false), c, a, at, b, bt, false, M, N, K, add);
 }
 
 #ifdef TOST_BLAS
@@ -313,10 +313,10 @@ void MKL_Set_Num_Threads(int threads) __attribute__((weak));
 static void product_blas(const Product* p) {
     cblas_sgemm(CblasRowMajor, p->a.lanes_side ? CblasTrans : CblasNoTrans,
                 p->b.lanes_side ? CblasNoTrans : CblasTrans, p->M, p->N, p->K,
-                1, (const float*)p->a.p, p->a.ld, (const float*)p->b.p, p->b.ld, p->beta, p->c, p->ldc);
+                1, (const float*)p->a.p, p->a.ld, (const float*)p->b.p, p->b.ld, p->add, p->c, p->ldc);
 }
 
-void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
+void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add) {
 #ifdef _OPENMP
     // Limit an OpenBLAS built on pthreads to one thread: its threads would compete with OpenMP's. One built on OpenMP
     // uses one thread inside a parallel region anyway, and setting its number of threads would change OpenMP's.
@@ -326,13 +326,13 @@ void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int
     if (bli_thread_set_num_threads) bli_thread_set_num_threads(1);
     if (MKL_Set_Num_Threads) MKL_Set_Num_Threads(1);
 #endif
-    gemm_by(product_blas, FLOATS, c, a, at, b, bt, false, M, N, K, beta);
+    gemm_by(product_blas, FLOATS, c, a, at, b, bt, false, M, N, K, add);
 }
 
 #else
 
-void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
-    gemm_by(product_packed, FLOATS, c, a, at, b, bt, false, M, N, K, beta);
+void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add) {
+    gemm_by(product_packed, FLOATS, c, a, at, b, bt, false, M, N, K, add);
 }
 
 #endif

@@ -6,26 +6,26 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// c (M,N) = op(a) · op(b) + beta · c. All are dense and row-major; c does not overlap a or b.
+// c (M,N) = op(a) · op(b), or with add: c += op(a) · op(b). All are dense and row-major; c does not overlap a or b.
 //   op(a) is (M,K): a is stored (M,K), or (K,M) with at = true
 //   op(b) is (K,N): b is stored (K,N), or (N,K) with bt = true (a Linear weight (out, in))
-// beta is 0, which overwrites c without reading it, or 1. Sizes are at least 1. Call it outside of parallel regions: it
-// uses all OpenMP threads. Products with M <= GEMM_FEW_ROWS, bt and not at (decoding) read b once, at the speed of
-// memory. The same sizes and number of threads give the same bits. Without a BLAS library, these do not depend on the
-// number of threads, and those of a row depend on M only by whether the rows are few.
-void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
-typedef void Gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
+// Sizes are at least 1. Call it outside of parallel regions: it uses all OpenMP threads. Products with
+// M <= GEMM_FEW_ROWS, bt and not at (decoding) read b once, at the speed of memory. The same sizes and number of
+// threads give the same bits. Without a BLAS library, these do not depend on the number of threads, and those of a row
+// depend on M only by whether the rows are few.
+void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add);
+typedef void Gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add);
 
 enum { GEMM_FEW_ROWS = 32 };
 
 // The same product with both operands rounded to bf16 (to nearest, ties to even). Sums are in float32 and may take
 // subnormal products as zero; c is not rounded. With AMX, which is used wherever the processor and Linux offer it, sums
 // have other bits.
-void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta);
+void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add);
 
-// c (M,N) = a (M,K) · b (N,K)ᵀ + beta · c, where the weight b is stored in bf16 and a is rounded to bf16. If M is above
+// c (M,N) = a (M,K) · b (N,K)ᵀ, where the weight b is stored in bf16 and a is rounded to bf16. If M is above
 // GEMM_FEW_ROWS, gives the bits of gemm_bf16.
-void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, float beta);
+void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K);
 
 // Writes the product in use, "OpenBLAS 0.3.21", "built in (AVX-512)", …, in float32 or bf16, and returns name.
 char* gemm_library(char* name, size_t cap, bool bf16);

@@ -282,15 +282,15 @@ static __attribute__((noinline)) void pack_b(Word* dst, Operand o, Format f, int
 }
 
 // ---------------------------------------------------------------------------------------------
-// The kernels: c (MR,NR) = pa (words,MR)ᵀ · pb (words,NR) + beta · c. Each element is summed in the order of the words.
-// With AMX, c is (2·TILE_ROWS,NR), with other sums: see rows_tiles.
+// The kernels: c (MR,NR) = pa (words,MR)ᵀ · pb (words,NR), or += with add. Elements are summed in the order of the
+// words. With AMX, c is (2·TILE_ROWS,NR), with other sums: see rows_tiles.
 
 // rows, at most MR, is a constant at every call, so that after inlining the sums stay in registers.
-INLINE void tile_store(float* c, size_t ldc, Vec acc[MR][2], float beta, int rows) {
+INLINE void tile_store(float* c, size_t ldc, Vec acc[MR][2], bool add, int rows) {
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
         VecU* row = (VecU*)(c + i*ldc);
-        if (beta != 0) { acc[i][0] += row[0]; acc[i][1] += row[1]; }
+        if (add) { acc[i][0] += row[0]; acc[i][1] += row[1]; }
         row[0] = acc[i][0];
         row[1] = acc[i][1];
     }
@@ -313,7 +313,7 @@ INLINE Vec dot_pairs(Vec sum, VecWord a, VecWord b) {
 #endif
 }
 
-INLINE void rows_vectors(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta, Format f,
+INLINE void rows_vectors(float* c, size_t ldc, const Word* pa, const Word* pb, int words, bool add, Format f,
                          int rows) {
     Vec acc[MR][2] = {0};
     tile_prefetch(c, ldc, rows);
@@ -331,13 +331,13 @@ INLINE void rows_vectors(float* c, size_t ldc, const Word* pa, const Word* pb, i
             }
         }
     }
-    tile_store(c, ldc, acc, beta, rows);
+    tile_store(c, ldc, acc, add, rows);
 }
 
 #define TILE(name, kernel, ...) \
     static __attribute__((noinline)) \
-    void name(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta) { \
-        kernel(c, ldc, pa, pb, words, beta, __VA_ARGS__); \
+    void name(float* c, size_t ldc, const Word* pa, const Word* pb, int words, bool add) { \
+        kernel(c, ldc, pa, pb, words, add, __VA_ARGS__); \
     }
 TILE(tile_floats, rows_vectors, FLOATS, MR)
 TILE(tile_floats_low, rows_vectors, FLOATS, MR * 2/3)
@@ -352,14 +352,14 @@ _Static_assert((int)LANES == TILE_ROWS && (int)LANES == TILE_WORDS, "AMX needs v
 
 // TILE_ROWS rows of c are in tiles 0 and 1, and TILE_ROWS more in 2 and 3. Each pair of a and b (tiles 4, 5 and 6, 7)
 // adds the sum of TILE_WORDS pairs, where TDPBF16PS sums even and odd depths apart.
-AMX_TARGET INLINE void rows_tiles(float* c, size_t ldc, const Word* pa, const Word* pb, int words, float beta,
+AMX_TARGET INLINE void rows_tiles(float* c, size_t ldc, const Word* pa, const Word* pb, int words, bool add,
                                   int rows) {
     const bool both = rows > TILE_ROWS;
     const size_t stride = ldc * sizeof(float);
     float* c_low = c + TILE_ROWS*ldc;
     const Word* pa_low = pa + (size_t)words*TILE_ROWS;
     AMX_READS(c);
-    if (beta == 0) {
+    if (!add) {
         _tile_zero(0);
         _tile_zero(1);
         _tile_zero(2);
@@ -399,23 +399,23 @@ AMX_TARGET TILE(tile_amx_low, rows_tiles, TILE_ROWS)
 #undef TILE
 
 // A tile of at least m rows
-INLINE void tile(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, float beta, int m) {
-    static void (*const tiles[2][3])(float*, size_t, const Word*, const Word*, int, float) = {
+INLINE void tile(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, bool add, int m) {
+    static void (*const tiles[2][3])(float*, size_t, const Word*, const Word*, int, bool) = {
         { tile_floats_lowest, tile_floats_low, tile_floats }, { tile_pairs_lowest, tile_pairs_low, tile_pairs },
     };
-    if (f == TILES) (m > TILE_ROWS ? tile_amx : tile_amx_low)(c, ldc, pa, pb, words, beta);
-    else tiles[f == PAIRS][(m - 1) / (MR / 3)](c, ldc, pa, pb, words, beta);
+    if (f == TILES) (m > TILE_ROWS ? tile_amx : tile_amx_low)(c, ldc, pa, pb, words, add);
+    else tiles[f == PAIRS][(m - 1) / (MR / 3)](c, ldc, pa, pb, words, add);
 }
 
 // A tile at the edge of c, of which m x n is inside: computed as a larger tile, so the bits are the same.
-static void tile_ragged(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, float beta,
+static void tile_ragged(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, bool add,
                         int m, int n) {
     _Alignas(CACHE_LINE) float whole[MAX_ROWS*NR];
-    if (beta != 0) {
+    if (add) {
         memset(whole, 0, sizeof(whole));
         for (int i = 0; i < m; i++) memcpy(whole + i*NR, c + i*ldc, n * sizeof(float));
     }
-    tile(whole, NR, pa, pb, f, words, beta, m);
+    tile(whole, NR, pa, pb, f, words, add, m);
     for (int i = 0; i < m; i++) memcpy(c + i*ldc, whole + i*NR, n * sizeof(float));
 }
 

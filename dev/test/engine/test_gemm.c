@@ -22,16 +22,16 @@ enum { TWIN = 0 };
 
 // A product in a format; and with a weight stored in bf16, where there is one.
 #define BY(name, f) \
-    static void name(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) { \
-        gemm_by(product_packed, f, c, a, at, b, bt, false, M, N, K, beta); \
+    static void name(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add) { \
+        gemm_by(product_packed, f, c, a, at, b, bt, false, M, N, K, add); \
     } \
     static void name##_weight(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, \
-                              float beta) { \
+                              bool add) { \
         uint16_t* weight = xmalloc(((size_t)N*K + 1) * sizeof *weight); \
         bf16_from_floats(weight, b, (size_t)N*K); \
         const Format format = f == TILES && M <= GEMM_FEW_ROWS ? bf16_format(true) : f; \
-        if (bt && !at) gemm_by(product_packed, format, c, a, at, weight, bt, true, M, N, K, beta); \
-        else name(c, a, at, b, bt, M, N, K, beta); \
+        if (bt && !at) gemm_by(product_packed, format, c, a, at, weight, bt, true, M, N, K, add); \
+        else name(c, a, at, b, bt, M, N, K, add); \
         free(weight); \
     }
 BY(rounded, ROUNDED)
@@ -39,8 +39,8 @@ BY(pairs, PAIRS)
 BY(tiles, TILES)
 #undef BY
 
-static void floats(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, float beta) {
-    gemm_by(product_packed, FLOATS, c, a, at, b, bt, false, M, N, K, beta);
+static void floats(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add) {
+    gemm_by(product_packed, FLOATS, c, a, at, b, bt, false, M, N, K, add);
 }
 
 typedef struct { const char* name; Gemm* gemm; Format format; } Variant;
@@ -72,7 +72,7 @@ static const Variant* variant_from(const Variant* v) {
 enum { GUARDS = 64 };
 static const float GUARD = 12345.678f;
 
-typedef struct { int M, N, K; bool at, bt; float beta; float *a, *b, *before, *c; } Case;
+typedef struct { int M, N, K; bool at, bt, add; float *a, *b, *before, *c; } Case;
 
 static float* random_floats(Rng* rng, size_t n) {
     float* x = xmalloc((n + 1) * sizeof *x);
@@ -80,9 +80,9 @@ static float* random_floats(Rng* rng, size_t n) {
     return x;
 }
 
-static Case new_case(Rng* rng, const int size[3], int transposes, float beta) {
+static Case new_case(Rng* rng, const int size[3], int transposes, bool add) {
     const int M = size[0], N = size[1], K = size[2];
-    return (Case){ M, N, K, transposes & 1, transposes >> 1, beta, random_floats(rng, (size_t)M*K),
+    return (Case){ M, N, K, transposes & 1, transposes >> 1, add, random_floats(rng, (size_t)M*K),
                    random_floats(rng, (size_t)K*N), random_floats(rng, (size_t)M*N),
                    xmalloc(((size_t)M*N + GUARDS) * sizeof(float)) };
 }
@@ -96,9 +96,9 @@ static void free_case(Case* t) {
 
 static void run_case(Case* t, Gemm* multiply) {
     const size_t n = (size_t)t->M * t->N;
-    for (size_t i = 0; i < n; i++) t->c[i] = t->beta == 0 ? NAN : t->before[i];
+    for (size_t i = 0; i < n; i++) t->c[i] = t->add ? t->before[i] : NAN;
     for (size_t i = n; i < n + GUARDS; i++) t->c[i] = GUARD;
-    multiply(t->c, t->a, t->at, t->b, t->bt, t->M, t->N, t->K, t->beta);
+    multiply(t->c, t->a, t->at, t->b, t->bt, t->M, t->N, t->K, t->add);
 }
 
 static bool guards_intact(const Case* t) {
@@ -116,7 +116,7 @@ static void depths_of(double* x, const float* p, bool contiguous, int index, int
 }
 
 // Sets, for each element of c, the exact product and the allowed error
-// FLT_EPSILON · (2 + sqrt(K)) · (sum of |a||b| + |beta · before|). Rounding errors of K terms of random sign grow as
+// FLT_EPSILON · (2 + sqrt(K)) · (sum of |a||b| + |before|). Rounding errors of K terms of random sign grow as
 // sqrt(K); a wrong, missing or repeated term is far above the bound.
 static void exact_product(double* exact, double* allowed, const Case* t, bool bf16) {
     double *x = xmalloc(((size_t)t->K + 1) * sizeof *x), *y = xmalloc(((size_t)t->N * t->K + 1) * sizeof *y);
@@ -126,7 +126,7 @@ static void exact_product(double* exact, double* allowed, const Case* t, bool bf
         for (int j = 0; j < t->N; j++) {
             const size_t at = (size_t)i*t->N + j;
             const double* y_j = y + (size_t)j*t->K;
-            double sum = t->beta == 0 ? 0 : (double)t->beta * t->before[at], size = fabs(sum);
+            double sum = t->add ? t->before[at] : 0, size = fabs(sum);
             for (int k = 0; k < t->K; k++) {
                 sum += x[k] * y_j[k];
                 size += fabs(x[k] * y_j[k]);
@@ -139,8 +139,8 @@ static void exact_product(double* exact, double* allowed, const Case* t, bool bf
     free(y);
 }
 
-static void check_case(Checks* c, Rng* rng, const int size[3], int transposes, float beta) {
-    Case t = new_case(rng, size, transposes, beta);
+static void check_case(Checks* c, Rng* rng, const int size[3], int transposes, bool add) {
+    Case t = new_case(rng, size, transposes, add);
     const size_t n = (size_t)t.M * t.N;
     double *exact = xmalloc((n + 1) * sizeof *exact), *allowed = xmalloc((n + 1) * sizeof *allowed);
     for (EACH_VARIANT(v)) {
@@ -149,15 +149,15 @@ static void check_case(Checks* c, Rng* rng, const int size[3], int transposes, f
         run_case(&t, v->gemm);
         size_t wrong = 0;
         for (size_t i = 0; i < n; i++) wrong += !(fabs(t.c[i] - exact[i]) <= allowed[i]);
-        check(c, wrong == 0 && guards_intact(&t), "%s M %d N %d K %d at %d bt %d beta %g: %zu sums are wrong%s",
-              v->name, t.M, t.N, t.K, t.at, t.bt, t.beta, wrong, guards_intact(&t) ? "" : ", wrote past the end of c");
+        check(c, wrong == 0 && guards_intact(&t), "%s M %d N %d K %d at %d bt %d add %d: %zu sums are wrong%s",
+              v->name, t.M, t.N, t.K, t.at, t.bt, t.add, wrong, guards_intact(&t) ? "" : ", wrote past the end of c");
     }
     free(exact);
     free(allowed);
     free_case(&t);
 }
 
-// Every pair of sizes as M and N, with all transposes and varying K and beta.
+// Every pair of sizes as M and N, with all transposes and varying K and add.
 static void test_ragged(Checks* c, Rng* rng) {
     static const int sizes[] = { 1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 33, 63, 65, 127, 130, 257 };
     const int count = countof(sizes) - (TWIN ? 4 : 0);
@@ -165,7 +165,7 @@ static void test_ragged(Checks* c, Rng* rng) {
         for (int j = 0; j < count; j++)
             for (int transposes = 0; transposes < 4; transposes++) {
                 const int size[3] = { sizes[i], sizes[j], sizes[(i + 5*j + transposes) % count] };
-                check_case(c, rng, size, transposes, (float)((i * count + j + transposes) % 2));
+                check_case(c, rng, size, transposes, (i * count + j + transposes) % 2);
             }
 }
 
@@ -179,7 +179,7 @@ static void test_blocks(Checks* c, Rng* rng) {
     };
     for (size_t s = 0; s < countof(sizes); s++)
         for (int transposes = 0; transposes < 4; transposes++)
-            check_case(c, rng, sizes[s], transposes, (float)((s + transposes) % 2));
+            check_case(c, rng, sizes[s], transposes, (s + transposes) % 2);
 }
 
 // ---------------------------------------------------------------------------------------------
