@@ -60,8 +60,6 @@ bool run_is_finished(const Run* r);          // resumed, but no step is left
 // Opens the data, creates the model, then the folder and its log; prints the settings.
 bool run_set_up(Run* r, TostError* err);
 void run_free(Run* r);
-// --overwrite, or the rest of an interrupted one: renames the new log to log_path and makes the old checkpoints stale.
-bool run_finish_replacement(Run* r, TostError* err);
 
 // ---- train.c ----
 // Pieces.done: shows the progress within a micro-batch. A signal abandons it.
@@ -85,6 +83,8 @@ LossSum run_read_loss(Run* r);
 // Saves a checkpoint, unless this step is already saved. Returns false if the run must end: a save failed with
 // --on-save-error stop, or the last one failed (`last`). Otherwise a failure is a warning.
 bool run_save(Run* r, bool last, TostError* err);
+// --overwrite, or the rest of an interrupted one: renames the new log to log_path and makes the old checkpoints stale.
+bool run_finish_replacement(Run* r, TostError* err);
 // Tells all ranks what rank 0 has saved, for run_save and for messages.
 void run_share_saved(Run* r);
 // --keep-best: saves the current model as best. A failure is handled as in run_save; then saved.best is unchanged, and

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/folder.h"
 #include "base/memory.h"
 #include "run/run.h"
 
@@ -48,6 +49,17 @@ static double probe_loss(Run* r) {
 
 static CheckpointModel checkpoint_model(const Run* r) {
     return (CheckpointModel){r->engine, r->model, &r->tensors, r->comm};
+}
+
+bool run_finish_replacement(Run* r, TostError* err) {
+    char* new_log = xasprintf("%s.new", r->log_path);
+    const bool ok = !path_exists(new_log) || rename_synced(new_log, r->log_path, err);
+    if (ok && r->log.path) {
+        free(r->log.path);
+        r->log.path = xstrdup(r->log_path);
+    }
+    free(new_log);
+    return ok && checkpoint_finish_replacement(r->out, err);
 }
 
 // Saves a checkpoint and removes what it has replaced and, unless keep is 0, all but the newest `keep`. A failure to

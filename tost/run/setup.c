@@ -279,17 +279,6 @@ static bool claim_folder(Run* r, TostError* err) {
     }
 }
 
-bool run_finish_replacement(Run* r, TostError* err) {
-    char* new_log = xasprintf("%s.new", r->log_path);
-    const bool ok = !path_exists(new_log) || rename_synced(new_log, r->log_path, err);
-    if (ok && r->log.path) {
-        free(r->log.path);
-        r->log.path = xstrdup(r->log_path);
-    }
-    free(new_log);
-    return ok && checkpoint_finish_replacement(r->out, err);
-}
-
 // Opens the log. --overwrite keeps the old run until the first checkpoint.
 static bool start_log(Run* r, TostError* err) {
     const int64_t first = r->o.resume ? r->info.step - (r->info.unvalidated_row != NULL) : -1;
