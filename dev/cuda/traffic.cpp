@@ -82,6 +82,7 @@ const Minimum minimums[] = {
     MINIMUM(layernorm_residual_backward, "row",       1.02, 1.02, (18*C*2*L + 10*C + STATS*norms) * rows),
     MINIMUM(gelu_backward,               "row",       1.02, 1.02, 24*C*L * rows),
     MINIMUM(tssa_backward,               "row",       1.25, 1.40, 6*C*L * rows),
+    MINIMUM(conv,                        "row",       1.02, 1.25, 20*C*L * rows),
     MINIMUM(embedding_segment,           "row",       1.02, 1.03,
            4*C*rows + 8*C*distinct + 4*C*common/EMBED_SEGMENT),
     MINIMUM(embedding_place,             "row",       1.01, 1.01, 4*C*rows + 4*C*T),
@@ -202,8 +203,10 @@ Size size_of(const TostConfig& c, double B, double T) {
 
 // Counts one optimizer step of one micro-batch. One row in COMMON has token 0, all others are distinct: more distinct
 // tokens than in text, so an upper bound for the embedding.
-Counts counted(int B, int T, int layers) {
+Counts counted(int B, int T, int layers, int conv) {
     TostConfig c = base_config();
+    c.conv = conv;
+    if (conv) c.vocab_size = 256;   // faster; convolutions do not depend on it
     c.n_layer = layers;
     c.block_size = T;
     TostEngineOptions o = {};
@@ -234,11 +237,15 @@ Counts counted(int B, int T, int layers) {
     return counter.counts;
 }
 
-constexpr int T = 1024, batches[2] = {2, 3};   // more than 2 COLUMN_BLOCKS rows
+// Batch sizes: more than 2 COLUMN_BLOCKS rows, and more than COLUMN_BLOCKS runs of a convolution
+constexpr int T = 1024, BATCH = 2, CONV_BATCH = 5;
 
-// runs: by batch, with one and two layers
-Counts extrapolated(const Counts runs[2][2], const Size& z) {
-    const double more = (z.rows / T - batches[0]) / (batches[1] - batches[0]);
+// From the batch sizes B and B + 1
+Counts extrapolated(const Size& z, int B, int conv) {
+    Counts runs[2][2];   // by batch, with one and two layers
+    for (int b = 0; b < 2; b++)
+        for (int l = 0; l < 2; l++) runs[b][l] = counted(B + b, T, l + 1, conv);
+    const double more = z.rows / T - B;
     Counts out;
     for (const auto& entry : runs[0][1]) {
         for (int q = 0; q < QUANTITIES; q++) {
@@ -304,6 +311,13 @@ void print_table(const Counts& counts, const Size& z) {
            matmul_bytes(z) * 1e-9);
 }
 
+void print_conv(const Count& c, const Size& z) {
+    const Minimum& f = *minimum_of("conv");
+    printf("\nWith --conv 4, %.0f launches of conv_kernel, forward and backward, move %.1f GB more: %.3f times the "
+           "minimum `%s`, %.3f with only L1.\n", c[LAUNCHES], l2_bytes(c) * 1e-9, l2_bytes(c) / f.bytes(z), f.formula,
+           c[ONLY_L1] / f.bytes(z));
+}
+
 }  // namespace
 
 int main() {
@@ -312,10 +326,7 @@ int main() {
     cuda_on_host_set(o);
     const TostConfig c = base_config();
     const Size z = size_of(c, 64, T);
-    Counts runs[2][2];
-    for (int b = 0; b < 2; b++)
-        for (int l = 0; l < 2; l++) runs[b][l] = counted(batches[b], T, l + 1);
-    const Counts counts = extrapolated(runs, z);
+    Counts counts = extrapolated(z, BATCH, 0);
     printf("# Memory traffic of one optimizer step of tost-base, counted on a CPU\n\nWritten by `make traffic`, "
            "without a GPU: the bytes that the kernels load and store in bf16, in sectors of 32 bytes; "
            "dev/cuda/traffic.cpp defines the columns. `minimum` is the floor. `unlimited L2` is expected, because what "
@@ -323,7 +334,9 @@ int main() {
            "\n\n");
     printf("One step of one micro-batch with B %.0f, T %.0f (%.0f rows), %.0f layers, C %.0f, V %.0f, extrapolated "
            "linearly in rows and layers from B %d and %d with one and two layers:\n\n", z.rows / z.T, z.T, z.rows, z.L,
-           z.C, z.V, batches[0], batches[1]);
+           z.C, z.V, BATCH, BATCH + 1);
     print_table(counts, z);
+    counts["conv"] = extrapolated(z, CONV_BATCH, TOST_CONV_WIDTH).at("conv");
+    print_conv(counts["conv"], z);
     return within_limits(counts, z) ? 0 : 1;
 }
