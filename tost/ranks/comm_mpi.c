@@ -97,10 +97,9 @@ static bool initialize(const CommLaunch* launch, double timeout) {
 bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, double timeout, TostError* err) {
     char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int size, length;
-    // Two TCP connections per pair of ranks, in Open MPI and in MPICH with UCX. On a single connection, the handshake
-    // of a large message waits behind data in the other direction, so sending and receiving do not overlap.
+    // Two TCP connections per pair of ranks in Open MPI. On a single connection, the handshake of a large message waits
+    // behind data in the other direction, so sending and receiving do not overlap.
     setenv("OMPI_MCA_btl_tcp_links", "2", 0);
-    setenv("UCX_MAX_EAGER_LANES", "2", 0);
     // No backtrace from UCX when it accesses the memory of a rank that has ended: the launcher reports what happened.
     setenv("UCX_HANDLE_ERRORS", "none", 0);
     if (!initialize(launch, timeout))
