@@ -490,7 +490,7 @@ static void test_bf16_near_float32(Checks* c, const TostEngine* engine, int bias
 static void test_bf16_step(Checks* c, const TostEngine* engine) {
     enum { B = 2, T = 33 };
     Subject s = subject_of(engine, odd, B, T, true, TOST_BF16), fresh = subject_of(engine, odd, B, T, true, TOST_BF16);
-    const TostAdamW a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = 1};
+    const TostUpdate a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = 1};
     int32_t* ids = random_ids(B * T, odd.vocab_size, 54);
     double norm;
     subject_randomize(&s, 55);
@@ -574,7 +574,7 @@ static void test_thread_number(Checks* c) {
 static void test_subnormals(Checks* c) {
 #if defined(__x86_64__) || defined(__aarch64__)
     Subject s = subject_new(&tost_cpu_engine, odd, 1, 1, true);
-    const TostAdamW a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_scale = 1, .step = 1};
+    const TostUpdate a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_scale = 1, .step = 1};
     const TostTensor* t = tost_tensor_find(&s.tensors, "transformer.wte.weight");
     float* tiny = xmalloc(t->size * sizeof *tiny);
     for (size_t i = 0; i < t->size; i++) tiny[i] = 1.2e-38f;   // times beta1 it is subnormal
@@ -736,7 +736,7 @@ static Record record_of_parts(const TostEngine* engine, TostComm* comm, TostDtyp
             subject_train(&s, ids, ids + 1, B, T, 1.0f / (2 * ROWS), part == 0 ? TOST_PART_ENDS : TOST_STEP_ENDS);
             free(ids);
         }
-        subject_step(&s, (TostAdamW){1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1, 0.0}, 1.0);
+        subject_step(&s, (TostUpdate){1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1, 0.0}, 1.0);
     }
     for (TostArray a = TOST_PARAM; a <= TOST_V; a++) record_state(&r, &s, a, RESULT_PARAM, "");
     subject_free(&s);

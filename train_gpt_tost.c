@@ -663,7 +663,8 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out, w and projected */ \
     X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, ln_2, y and ln_1 */ \
     X(scratch_bt4c, float,  train * rows * 4 * C)       /* gradients of gelu and fc */ \
-    X(da,           float,  train * rows * NH)
+    X(da,           float,  train * rows * NH) \
+    X(muon,         float,  train * muon * 6 * C * C)   /* see orthogonalize */
 
 #define X(field, type, elements) type* field;
 typedef struct { LAYER_ACTIVATIONS(X) LAYER_RESIDENT(X) } LayerActivations;
@@ -713,12 +714,11 @@ static size_t layout_buffers(TostModel* model, void* base) {
     const TostEngineOptions* o = &model->options;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = o->max_batch;
     const size_t rows = B * o->max_piece, states = o->states, train = o->training, threads = o->threads;
-    const size_t conv = c->conv != 0;
+    const size_t conv = c->conv != 0, muon = o->optimizer == TOST_MUON;
     const size_t logits_rows = model->logits_rows = classifier_rows(rows, c->vocab_size);
     Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison_redzone};
     for (int a = 0; a < (train ? TOST_EMA + o->ema : 1); a++)
-        model->array[a] = arena_alloc(&arena, (a < TOST_M ? model->tensors.flat_size
-                                                          : exchange_owned(&model->exchange)) * sizeof(float));
+        model->array[a] = arena_alloc(&arena, exchange_elements(&model->exchange, (TostArray)a) * sizeof(float));
     if (train) exchange_layout(&model->exchange, &arena, model->array[TOST_GRAD]);
 #define X(field, type, elements) model->buf.field = arena_alloc(&arena, (elements) * sizeof(type));
     SHARED_BUFFERS(X)
@@ -743,7 +743,7 @@ static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
     model->options.recompute = o->recompute && o->training;
     if (model->options.threads == 0) model->options.threads = threads_max();   // OMP_NUM_THREADS, or one per core
     model->tensors = tost_tensors(c);
-    model->exchange = exchange_new(&model->tensors, o->comm, o->parts);
+    model->exchange = exchange_new(&model->tensors, o->optimizer, o->comm, o->parts);
     model->layer = xcalloc(c->n_layer, sizeof *model->layer);
     model->arena_bytes = layout_buffers(model, NULL);
     return model;
@@ -1040,7 +1040,7 @@ static double cpu_grad_norm(TostModel* model) { return exchange_norm(&model->exc
 //   m = β1 m + (1-β1) g,   v = β2 v + (1-β2) g²,   p = p (1 - lr wd) - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
 // in_bf16: the copy of p in bf16, or NULL. ema: the average of p, or NULL
 static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict m, float* restrict v,
-                  float* restrict ema, const float* restrict grad, size_t n, double weight_decay, const TostAdamW* a) {
+                  float* restrict ema, const float* restrict grad, size_t n, double weight_decay, const TostUpdate* a) {
     const float keep = (float)(1.0 - a->lr * weight_decay), scale = (float)a->grad_scale;
     const float b1 = (float)a->beta1, b2 = (float)a->beta2, c1 = (float)(1.0 - a->beta1), c2 = (float)(1.0 - a->beta2);
     const float rate = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->step))), eps = (float)a->eps;
@@ -1056,19 +1056,93 @@ static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict
     }
 }
 
-// For exchange_update: n elements of tensor t, from `at` of the flat arrays and `moment` of this rank's slices.
-static void update_slice(TostModel* model, const void* step, const TostTensor* t, size_t at, size_t moment, size_t n) {
-    const TostAdamW* a = step;
-    adamw(model->array[TOST_PARAM] + at, model->weights ? model->weights + at : NULL, model->array[TOST_M] + moment,
-          model->array[TOST_V] + moment, model->options.ema ? model->array[TOST_EMA] + moment : NULL,
-          model->array[TOST_GRAD] + at, n, t->decay == TOST_DECAY ? a->weight_decay : 0.0, a);
+// ---------------------------------------------------------------------------------------------
+// Muon (Jordan et al. 2024): the update of a weight matrix (rows,columns) is the orthogonal matrix nearest to its
+// momentum, approximately, so all its directions are learned at one rate. With --optimizer muon, for the weights of
+// Linear in the layers:
+//   m = μ m + (1-μ) g,   u = (1-μ) g + μ m,   x = u / ‖u‖
+//   five times:  A = x xᵀ,   x = a x + (b A + c A²) x     moves the singular values of x towards 1
+//   p = p (1 - lr wd) - lr 0.2 √max(rows,columns) x       the size of AdamW's update, so --lr serves both
+
+// u =, in place: holds the gradient on entry. m: momentum
+static void muon_momentum(float* restrict u, float* restrict m, size_t n, double grad_scale) {
+    const float mu = (float)TOST_MUON_MOMENTUM, rest = (float)(1.0 - TOST_MUON_MOMENTUM), scale = (float)grad_scale;
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) {
+        const float g = u[i] * scale;
+        m[i] = mu * m[i] + rest * g;
+        u[i] = rest * g + mu * m[i];
+    }
 }
 
-static void cpu_update(TostModel* model, const TostAdamW* a) {
-    float* params = model->array[TOST_PARAM];
-    exchange_update(&model->exchange, params, &model->tensors, update_slice, model, a);
-    if (model->weights && model->exchange.ranks > 1)
-        bf16_from_floats(model->weights, params, model->tensors.flat_size);
+// y = a x + b y
+static void combine(float* y, double a, const float* x, double b, size_t n) {
+    const float a32 = (float)a, b32 = (float)b;
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) y[i] = a32 * x[i] + b32 * y[i];
+}
+
+// x (rows,columns) =, in place. scratch (rows · columns + 2 short side²). With more rows than columns, xᵀ is iterated:
+// A = xᵀ x, and the polynomial is on the right of x.
+static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm* product) {
+    const bool tall = rows > columns;
+    const int side = tall ? columns : rows;
+    const size_t n = (size_t)rows * columns, square = (size_t)side * side;
+    float *y = scratch, *A = y + n, *polynomial = A + square;
+    double squares = 0;
+    #pragma omp simd reduction(+ : squares)
+    for (size_t i = 0; i < n; i++) squares += (double)x[i] * x[i];
+    combine(x, 0.0, x, 1.0 / fmax(sqrt(squares), TOST_MUON_EPS), n);
+    for (int step = 0; step < TOST_MUON_STEPS; step++) {
+        product(A, x, tall, x, !tall, side, side, tall ? rows : columns, false);
+        product(polynomial, A, false, A, false, side, side, side, false);
+        combine(polynomial, TOST_MUON_B, A, TOST_MUON_C, square);
+        if (tall) product(y, x, false, polynomial, false, rows, columns, columns, false);
+        else product(y, polynomial, false, x, false, rows, columns, rows, false);
+        combine(x, 1.0, y, TOST_MUON_A, n);
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// The update. A rank computes AdamW's and Muon's momentum for its slices. With Muon, the ranks then exchange u and, also
+// in the array of gradients, the other new parameters, and each updates all matrices.
+
+static float* slice_ema(const TostModel* model, const Owned* own) {
+    return model->options.ema ? model->array[TOST_EMA] + own->packed : NULL;
+}
+
+static void update_owned(TostModel* model, const TostUpdate* a, const Owned* own) {
+    float *p = model->array[TOST_PARAM] + own->at, *grad = model->array[TOST_GRAD] + own->at;
+    float* m = model->array[TOST_M] + own->packed;
+    if (tost_uses_muon(own->tensor, model->options.optimizer)) {
+        muon_momentum(grad, m, own->size, a->grad_scale);
+        return;
+    }
+    adamw(p, model->weights ? model->weights + own->at : NULL, m, model->array[TOST_V] + own->second,
+          slice_ema(model, own), grad, own->size, own->tensor->decay == TOST_DECAY ? a->weight_decay : 0.0, a);
+    if (model->options.optimizer == TOST_MUON && model->exchange.ranks > 1) memcpy(grad, p, own->size * sizeof *p);
+}
+
+// A tensor, after the exchange
+static void update_whole(TostModel* model, const TostUpdate* a, const TostTensor* t) {
+    float *p = model->array[TOST_PARAM] + t->offset, *u = model->array[TOST_GRAD] + t->offset;
+    if (tost_uses_muon(t, model->options.optimizer)) {
+        const int rows = t->shape[0], columns = t->shape[1];
+        orthogonalize(u, model->buf.muon, rows, columns, model->weights ? gemm_bf16 : gemm);
+        combine(p, -a->lr * TOST_MUON_SCALE * sqrt(rows > columns ? rows : columns), u, 1.0 - a->lr * a->weight_decay,
+                t->size);
+    } else if (model->exchange.ranks > 1) memcpy(p, u, t->size * sizeof *p);
+}
+
+static void cpu_update(TostModel* model, const TostUpdate* a) {
+    const bool muon = model->options.optimizer == TOST_MUON;
+    exchange_update(&model->exchange, model->array[muon ? TOST_GRAD : TOST_PARAM], update_owned, model, a);
+    for (int i = 0; muon && i < model->tensors.count; i++) update_whole(model, a, &model->tensors.tensor[i]);
+    for (const Owned* own = model->exchange.owned; muon && own < model->exchange.owned + model->exchange.n_owned; own++)
+        if (model->options.ema && tost_uses_muon(own->tensor, TOST_MUON))
+            combine(slice_ema(model, own), a->ema_rate, model->array[TOST_PARAM] + own->at, 1.0 - a->ema_rate, own->size);
+    if (model->weights && (muon || model->exchange.ranks > 1))
+        bf16_from_floats(model->weights, model->array[TOST_PARAM], model->tensors.flat_size);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1107,13 +1181,13 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
 
 static void cpu_put(TostModel* model, TostArray a, const TostTensor* t, const float* src) {
     if (a < TOST_M) memcpy(model->array[a] + t->offset, src, t->size * sizeof *src);
-    else exchange_put(&model->exchange, model->array[a], t, src);
+    else exchange_put(&model->exchange, a, model->array[a], t, src);
     if (a == TOST_PARAM && model->weights) bf16_from_floats(model->weights + t->offset, src, t->size);
 }
 
 static void cpu_get(float* dst, const TostModel* model, TostArray a, const TostTensor* t) {
     if (a == TOST_PARAM) memcpy(dst, model->array[a] + t->offset, t->size * sizeof *dst);
-    else exchange_collect(dst, &model->exchange, model->array[a], a >= TOST_M, t);
+    else exchange_collect(dst, &model->exchange, a, model->array[a], t);
 }
 
 const TostEngine tost_cpu_engine = {

@@ -1604,14 +1604,12 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
                  T = m->options.max_piece, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
     const size_t conv = c->conv != 0, state = L * B * state_size(c);
-    const size_t flat_bytes = m->tensors.flat_size * sizeof(float),
-                 own_bytes = exchange_owned(&m->exchange) * sizeof(float);
     const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size, sizeof(S));
     const size_t logits_bytes = m->logits_bytes =
         max(logits_rows * logits_ld(c->vocab_size) * sizeof(S), B * V * sizeof(float));
     Arena arena = {base, 0, 256, CUDA_REDZONE_BYTES, cuda_on_host_poison};
     for (int s = 0; s < (train ? TOST_EMA + m->options.ema : 1); s++)
-        m->array[s] = (float*)arena_alloc(&arena, s < TOST_M ? flat_bytes : own_bytes);
+        m->array[s] = (float*)arena_alloc(&arena, exchange_elements(&m->exchange, (TostArray)s) * sizeof(float));
     if (train) exchange_layout(&m->exchange, &arena, m->array[TOST_GRAD]);
     m->weights = (S*)m->array[TOST_PARAM];
     if (sizeof(S) != sizeof(float)) m->weights = (S*)arena_alloc(&arena, m->tensors.flat_size * sizeof(S));
@@ -2107,6 +2105,21 @@ template <typename S> static double cuda_grad_norm(TypedModel<S>* m) {
 
 struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps, ema_rate; };   // decay: 1 - lr wd
 
+static AdamWFactors adamw_factors(const TostUpdate* a) {
+    AdamWFactors f;
+    f.decay = (float)(1.0 - a->lr * a->weight_decay);
+    f.scale = (float)a->grad_scale;
+    f.b1 = (float)a->beta1;
+    f.b2 = (float)a->beta2;
+    f.c1 = (float)(1.0 - a->beta1);
+    f.c2 = (float)(1.0 - a->beta2);
+    f.rate = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->step)));
+    f.root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step)));
+    f.eps = (float)a->eps;
+    f.ema_rate = (float)a->ema_rate;
+    return f;
+}
+
 // p = p (1 - lr wd);   m = β1 m + (1-β1) g;   v = β2 v + (1-β2) g²;   p = p - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
 // weights: the parameters' copy of type S, written in the same pass; NULL if there is none. decays: one byte per group
 // of DECAY_GROUP elements. ema: the average of the parameters, or NULL. Minimum traffic per element without it: 16
@@ -2139,15 +2152,13 @@ __global__ void adamw_kernel(float* param, float* moment, float* variance, float
     store_pack<4>(ema + i, e);
 }
 
-// For exchange_update: n elements from `at` of the flat arrays and `packed` of this rank's slices.
-template <typename S>
-static void update_slice(TostModel* model, const void* factors, const TostTensor*, size_t at, size_t packed, size_t n) {
+template <typename S> static void update_owned(TostModel* model, const TostUpdate* a, const Owned* own) {
     TypedModel<S>* m = static_cast<TypedModel<S>*>(model);
     S* weights = weights_copy(m);
-    LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, m->stream, m->array[TOST_PARAM] + at,
-           m->array[TOST_M] + packed, m->array[TOST_V] + packed, m->options.ema ? m->array[TOST_EMA] + packed : NULL,
-           weights ? weights + at : NULL, m->array[TOST_GRAD] + at, m->buf.decays + at / DECAY_GROUP, n,
-           *(const AdamWFactors*)factors);
+    LAUNCH((adamw_kernel<S>), div_up(own->size, 4 * 256), 256, 0, m->stream, m->array[TOST_PARAM] + own->at,
+           m->array[TOST_M] + own->packed, m->array[TOST_V] + own->second,
+           m->options.ema ? m->array[TOST_EMA] + own->packed : NULL, weights ? weights + own->at : NULL,
+           m->array[TOST_GRAD] + own->at, m->buf.decays + own->at / DECAY_GROUP, own->size, adamw_factors(a));
 }
 
 template <typename S> __global__ void convert_kernel(S* y, const float* x, size_t n) {
@@ -2161,26 +2172,10 @@ template <typename S> static void convert_weights(TypedModel<S>* m, size_t at, s
         LAUNCH((convert_kernel<S>), div_up(n, 256), 256, 0, m->stream, m->weights + at, m->array[TOST_PARAM] + at, n);
 }
 
-template <typename S> static void cuda_update(TypedModel<S>* m, const TostAdamW* a) {
-    AdamWFactors f;
-    f.decay = (float)(1.0 - a->lr * a->weight_decay);
-    f.scale = (float)a->grad_scale;
-    f.b1 = (float)a->beta1;
-    f.b2 = (float)a->beta2;
-    f.c1 = (float)(1.0 - a->beta1);
-    f.c2 = (float)(1.0 - a->beta2);
-    f.rate = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->step)));
-    f.root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step)));
-    f.eps = (float)a->eps;
-    f.ema_rate = (float)a->ema_rate;
-    TostTensor whole = {};   // one launch per slice, whatever its tensors
-    whole.size = m->tensors.flat_size;
-    TostTensors all = {};
-    all.count = 1;
-    all.tensor = &whole;
+template <typename S> static void cuda_update(TypedModel<S>* m, const TostUpdate* a) {
     settle_gradients(m);
     exchange_join(&m->exchange);
-    exchange_update(&m->exchange, m->array[TOST_PARAM], &all, update_slice<S>, m, &f);
+    exchange_update(&m->exchange, m->array[TOST_PARAM], update_owned<S>, m, a);
     exchange_join(&m->exchange);
     if (m->exchange.comm) convert_weights(m, 0, m->tensors.flat_size);
 }
@@ -2239,7 +2234,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     matmul_init(&m->mm, m->stream, m->buf.workspace, m->options.dtype == TOST_TF32);
     staging_init(&m->staging, step_input_size(rows) * sizeof(int32_t));
     for (int s = 0; s < (m->options.training ? TOST_EMA + m->options.ema : 1); s++)
-        CUDA_CHECK(cudaMemsetAsync(m->array[s], 0, (s < TOST_M ? flat : exchange_owned(&m->exchange)) * sizeof(float),
+        CUDA_CHECK(cudaMemsetAsync(m->array[s], 0, exchange_elements(&m->exchange, (TostArray)s) * sizeof(float),
                                    m->stream));
     if (weights_copy(m)) CUDA_CHECK(cudaMemsetAsync(m->weights, 0, flat * sizeof(S), m->stream));
     CUDA_CHECK(cudaMemsetAsync(m->buf.loss_sum, 0, sizeof(double), m->stream));
@@ -2273,7 +2268,7 @@ template <typename S> static void cuda_put(TypedModel<S>* m, TostArray a, const 
     exchange_settle(&m->exchange);
     if (a == TOST_GRAD) settle_gradients(m);
     if (a < TOST_M) device_from_host(x, m->array[a] + t->offset, src, t->size * sizeof *src);
-    else exchange_put(x, m->array[a], t, src);
+    else exchange_put(x, a, m->array[a], t, src);
     if (a == TOST_PARAM) convert_weights(m, t->offset, t->size);
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
@@ -2283,7 +2278,7 @@ static void cuda_get(float* dst, const TostModel* model, TostArray a, const Tost
     exchange_settle(&m->exchange);
     if (a == TOST_GRAD) settle_gradients(m);
     if (a == TOST_PARAM) copy_to_host(dst, m->array[a] + t->offset, t->size, m->stream);
-    else exchange_collect(dst, &m->exchange, m->array[a], a >= TOST_M, t);
+    else exchange_collect(dst, &m->exchange, a, m->array[a], t);
 }
 
 // TYPED(f): the interface's function that calls f with its TostModel* cast to the TypedModel of the model's dtype.

@@ -43,14 +43,16 @@ typedef struct {
     int       parts;                // parts of a step on this rank (slices.h); 0 is 1
     bool      fast_reduce;          // CUDA: NCCL adds the ranks' gradients, in an order that depends on their number
     bool      ema;                  // TOST_EMA exists: update keeps an average of the parameters
+    TostOptimizer optimizer;        // TOST_MUON: for the tensors with this optimizer in the table, which have no v
 } TostEngineOptions;
 
+// One step of the optimizer
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
     double grad_scale;              // multiplies every gradient, to clip it
     int64_t step;                   // counted from 1, for bias correction
     double  ema_rate;               // with TostEngineOptions.ema: ema += ema_rate · (parameter - ema) after the update
-} TostAdamW;
+} TostUpdate;
 
 typedef struct {
     const char* name;                                     // "cpu", "cuda"
@@ -102,7 +104,8 @@ typedef struct {
 
     void   (*zero_grad)(TostModel* model);
     double (*grad_norm)(TostModel* model);                    // L2 norm over all gradients; collective
-    void   (*update)(TostModel* model, const TostAdamW* a);   // AdamW with decoupled decay; collective
+    // AdamW or, for the tensors of TostEngineOptions.optimizer, Muon, which overwrites the gradients; collective
+    void   (*update)(TostModel* model, const TostUpdate* a);
 
     // Connects the ranks for host messages, in builds without MPI; NULL if the engine cannot. See comm_open.
     bool (*open_comm)(TostComm** comm, TostError* err);

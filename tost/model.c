@@ -44,6 +44,7 @@ typedef struct {
     int         shape[TOST_MAX_DIMS];   // 0 past the last dimension
     TostInit    init;
     TostDecay   decay;
+    TostOptimizer optimizer;
     bool        exists;
 } RowFacts;
 
@@ -51,8 +52,9 @@ static void expand_rows(RowFacts rows[TOST_ROWS], const TostConfig* c) {
     const int C = c->n_embd, NH = c->n_head, V = c->vocab_size, BLOCK = c->block_size, CONV = c->conv;
     const bool BIAS = c->bias != 0;
 #define SHAPE(...) {__VA_ARGS__}
-#define X(field, place, name, shape, init, decay, when) \
-    rows[TOST_ROW_##field] = (RowFacts){TOST_##place, name, SHAPE shape, TOST_##init, TOST_##decay, when};
+#define X(field, place, name, shape, init, decay, optimizer, when) \
+    rows[TOST_ROW_##field] = (RowFacts){TOST_##place, name, SHAPE shape, TOST_##init, TOST_##decay, TOST_##optimizer, \
+                                        when};
     TOST_PARAMS(X)
 #undef X
 #undef SHAPE
@@ -64,8 +66,8 @@ static void append_tensor(TostTensors* t, const RowFacts* row, TostRow id, int l
     TostTensor* x = &t->tensor[t->count++];
     if (layer <= 0) t->row_offset[id] = t->flat_size;
     if (layer == 1) t->row_stride[id] = t->flat_size - t->row_offset[id];
-    *x = (TostTensor){.row = id, .layer = layer, .init = row->init, .decay = row->decay, .size = 1,
-                      .offset = t->flat_size};
+    *x = (TostTensor){.row = id, .layer = layer, .init = row->init, .decay = row->decay,
+                      .optimizer = row->optimizer, .size = 1, .offset = t->flat_size};
     if (layer >= 0) snprintf(x->name, sizeof x->name, "transformer.h.%d.%s", layer, row->name);
     else snprintf(x->name, sizeof x->name, "%s", row->name);
     for (int i = 0; i < TOST_MAX_DIMS && row->shape[i] > 0; i++) {

@@ -22,6 +22,15 @@ extern "C" {
 #define TOST_FEW_ROWS   32      // a product of at most this many rows gives a row the same bits as alone
 #define TOST_CLIP_EPS   1e-6    // gradients are multiplied by min(1, clip / (norm + 1e-6))
 
+// Muon (Jordan et al. 2024): momentum, and the Newton-Schulz iteration X = a X + (b A + c A²) X with A = X Xᵀ
+#define TOST_MUON_MOMENTUM 0.95
+#define TOST_MUON_EPS      1e-7   // lower bound of the norm by which the update is divided before the iteration
+#define TOST_MUON_STEPS    5
+#define TOST_MUON_A        3.4445
+#define TOST_MUON_B        (-4.7750)
+#define TOST_MUON_C        2.0315
+#define TOST_MUON_SCALE    0.2    // of the update, times √max(rows, columns): the size of AdamW's (arXiv 2502.16982)
+
 // ---------------------------------------------------------------------------------------------
 // Sizes
 
@@ -54,34 +63,35 @@ bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes
 
 // ---------------------------------------------------------------------------------------------
 // The table of parameters. Columns: field, place, name in a state dict (in layers, after "transformer.h.<layer>."),
-// shape, initial value, weight decay, condition for it to exist. Shapes and conditions may use
+// shape, initial value, weight decay, optimizer with --optimizer muon, condition for it to exist. Shapes and
+// conditions may use
 //   C channels, NH heads, V vocabulary size, BLOCK maximum T, BIAS, CONV.
 // Everything else about parameters expands from it: pointers, offsets, counts, names in checkpoints, initial values,
 // decay, labels of tests. The order is that of the published state dict.
 
 #define TOST_PARAMS(X) \
-    X(wte,         EMBED,  "transformer.wte.weight",  (V, C),         NORMAL,   DECAY,    true) /* tied output head */ \
-    X(wpe,         EMBED,  "transformer.wpe.weight",  (BLOCK, C),     NORMAL,   DECAY,    true) \
-    X(gamma1,      LAYER,  "gamma1",                  (C),            GAMMA,    NO_DECAY, true) /* LayerScale: TSSA */ \
-    X(gamma2,      LAYER,  "gamma2",                  (C),            GAMMA,    NO_DECAY, true) /* LayerScale: MLP */ \
-    X(ln_1_w,      LAYER,  "ln_1.weight",             (C),            ONE,      NO_DECAY, true) \
-    X(ln_1_b,      LAYER,  "ln_1.bias",               (C),            ZERO,     NO_DECAY, BIAS) \
-    X(temp,        LAYER,  "attn.temp",               (NH, 1),        ONE,      NO_DECAY, true) \
-    X(denom_bias,  LAYER,  "attn.denom_bias",         (NH, BLOCK, 1), ZERO,     NO_DECAY, true) \
-    X(attn_w,      LAYER,  "attn.c_attn.weight",      (C, C),         NORMAL,   DECAY,    true) \
-    X(attn_b,      LAYER,  "attn.c_attn.bias",        (C),            ZERO,     NO_DECAY, BIAS) \
-    X(attn_conv,   LAYER,  "attn.conv.weight",        (C, 1, CONV),   IDENTITY, NO_DECAY, CONV) /* as nn.Conv1d */ \
-    X(attn_proj_w, LAYER,  "attn.c_proj.weight",      (C, C),         RESIDUAL, DECAY,    true) \
-    X(attn_proj_b, LAYER,  "attn.c_proj.bias",        (C),            ZERO,     NO_DECAY, BIAS) \
-    X(ln_2_w,      LAYER,  "ln_2.weight",             (C),            ONE,      NO_DECAY, true) \
-    X(ln_2_b,      LAYER,  "ln_2.bias",               (C),            ZERO,     NO_DECAY, BIAS) \
-    X(mlp_conv,    LAYER,  "mlp.conv.weight",         (C, 1, CONV),   IDENTITY, NO_DECAY, CONV) \
-    X(fc_w,        LAYER,  "mlp.c_fc.weight",         (4 * C, C),     NORMAL,   DECAY,    true) \
-    X(fc_b,        LAYER,  "mlp.c_fc.bias",           (4 * C),        ZERO,     NO_DECAY, BIAS) \
-    X(fc_proj_w,   LAYER,  "mlp.c_proj.weight",       (C, 4 * C),     RESIDUAL, DECAY,    true) \
-    X(fc_proj_b,   LAYER,  "mlp.c_proj.bias",         (C),            ZERO,     NO_DECAY, BIAS) \
-    X(ln_f_w,      HEAD,   "transformer.ln_f.weight", (C),            ONE,      NO_DECAY, true) \
-    X(ln_f_b,      HEAD,   "transformer.ln_f.bias",   (C),            ZERO,     NO_DECAY, BIAS)
+    X(wte,         EMBED,  "transformer.wte.weight",  (V, C),         NORMAL,   DECAY,    ADAMW, true) /* tied head */ \
+    X(wpe,         EMBED,  "transformer.wpe.weight",  (BLOCK, C),     NORMAL,   DECAY,    ADAMW, true) \
+    X(gamma1,      LAYER,  "gamma1",                  (C),            GAMMA,    NO_DECAY, ADAMW, true) /* LayerScale */ \
+    X(gamma2,      LAYER,  "gamma2",                  (C),            GAMMA,    NO_DECAY, ADAMW, true) \
+    X(ln_1_w,      LAYER,  "ln_1.weight",             (C),            ONE,      NO_DECAY, ADAMW, true) \
+    X(ln_1_b,      LAYER,  "ln_1.bias",               (C),            ZERO,     NO_DECAY, ADAMW, BIAS) \
+    X(temp,        LAYER,  "attn.temp",               (NH, 1),        ONE,      NO_DECAY, ADAMW, true) \
+    X(denom_bias,  LAYER,  "attn.denom_bias",         (NH, BLOCK, 1), ZERO,     NO_DECAY, ADAMW, true) \
+    X(attn_w,      LAYER,  "attn.c_attn.weight",      (C, C),         NORMAL,   DECAY,    MUON,  true) \
+    X(attn_b,      LAYER,  "attn.c_attn.bias",        (C),            ZERO,     NO_DECAY, ADAMW, BIAS) \
+    X(attn_conv,   LAYER,  "attn.conv.weight",        (C, 1, CONV),   IDENTITY, NO_DECAY, ADAMW, CONV) /* nn.Conv1d */ \
+    X(attn_proj_w, LAYER,  "attn.c_proj.weight",      (C, C),         RESIDUAL, DECAY,    MUON,  true) \
+    X(attn_proj_b, LAYER,  "attn.c_proj.bias",        (C),            ZERO,     NO_DECAY, ADAMW, BIAS) \
+    X(ln_2_w,      LAYER,  "ln_2.weight",             (C),            ONE,      NO_DECAY, ADAMW, true) \
+    X(ln_2_b,      LAYER,  "ln_2.bias",               (C),            ZERO,     NO_DECAY, ADAMW, BIAS) \
+    X(mlp_conv,    LAYER,  "mlp.conv.weight",         (C, 1, CONV),   IDENTITY, NO_DECAY, ADAMW, CONV) \
+    X(fc_w,        LAYER,  "mlp.c_fc.weight",         (4 * C, C),     NORMAL,   DECAY,    MUON,  true) \
+    X(fc_b,        LAYER,  "mlp.c_fc.bias",           (4 * C),        ZERO,     NO_DECAY, ADAMW, BIAS) \
+    X(fc_proj_w,   LAYER,  "mlp.c_proj.weight",       (C, 4 * C),     RESIDUAL, DECAY,    MUON,  true) \
+    X(fc_proj_b,   LAYER,  "mlp.c_proj.bias",         (C),            ZERO,     NO_DECAY, ADAMW, BIAS) \
+    X(ln_f_w,      HEAD,   "transformer.ln_f.weight", (C),            ONE,      NO_DECAY, ADAMW, true) \
+    X(ln_f_b,      HEAD,   "transformer.ln_f.bias",   (C),            ZERO,     NO_DECAY, ADAMW, BIAS)
 
 typedef enum { TOST_EMBED, TOST_LAYER, TOST_HEAD } TostPlace;
 typedef enum {
@@ -93,8 +103,9 @@ typedef enum {
     TOST_IDENTITY    // of a convolution: the last tap is 1, the others are 0
 } TostInit;
 typedef enum { TOST_NO_DECAY, TOST_DECAY } TostDecay;
+typedef enum { TOST_ADAMW, TOST_MUON } TostOptimizer;
 
-#define X(field, place, name, shape, init, decay, when) TOST_ROW_##field,
+#define X(field, place, name, shape, init, decay, optimizer, when) TOST_ROW_##field,
 typedef enum { TOST_PARAMS(X) TOST_ROWS } TostRow;
 #undef X
 
@@ -108,6 +119,7 @@ typedef struct {
     int       ndim, shape[TOST_MAX_DIMS];
     TostInit  init;
     TostDecay decay;
+    TostOptimizer optimizer;           // with --optimizer muon: see tost_uses_muon
     size_t    size;                    // elements
     size_t    offset;                  // of the first element in the flat array of all parameters
 } TostTensor;
@@ -123,6 +135,11 @@ typedef struct {
     size_t      row_stride[TOST_ROWS]; // from its tensor in a layer to that in the next; 0 outside layers
 } TostTensors;
 
+// Whether Muon updates a tensor in a run with this --optimizer: it has no second moment v.
+static inline bool tost_uses_muon(const TostTensor* t, TostOptimizer run) {
+    return run == TOST_MUON && t->optimizer == TOST_MUON;
+}
+
 TostTensors tost_tensors(const TostConfig* c);     // requires tost_config_check(c)
 void        tost_tensors_free(TostTensors* t);
 const TostTensor* tost_tensor_find(const TostTensors* t, const char* name);   // NULL if absent
@@ -136,6 +153,7 @@ size_t tost_row_offset(const TostTensors* t, TostRow row, int layer);
 typedef struct {
     const char* name;
     TostConfig  config;
+    TostOptimizer optimizer;
     double      lr, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip;
     int         warmup;                // steps
     int64_t     steps;
@@ -155,12 +173,12 @@ const TostPreset* tost_preset_at(int i);   // NULL after the last
 // Pointers into one flat array of parameters, gradients or Adam's moments: the tensors outside of the layers and those
 // of one layer, one field per row of the table; NULL if this config has no such tensor.
 
-#define X_SET(field, place, name, shape, init, decay, when) { \
+#define X_SET(field, place, name, shape, init, decay, optimizer, when) { \
         const size_t offset = tost_row_offset(tensors, TOST_ROW_##field, layer); \
         p.field = offset == SIZE_MAX ? NULL : flat + offset; }
 #ifdef __cplusplus
 extern "C++" {
-#define X(field, place, name, shape, init, decay, when) T* field;
+#define X(field, place, name, shape, init, decay, optimizer, when) T* field;
 template <typename T> struct TostParams { TOST_PARAMS(X) };
 #undef X
 
@@ -171,7 +189,7 @@ template <typename T> static inline TostParams<T> tost_params(const TostTensors*
 }
 }
 #else
-#define X(field, place, name, shape, init, decay, when) float* field;
+#define X(field, place, name, shape, init, decay, optimizer, when) float* field;
 typedef struct { TOST_PARAMS(X) } TostParams;
 #undef X
 

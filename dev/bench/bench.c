@@ -138,7 +138,7 @@ static double matmuls_alone(TostModel* m, size_t rows) {
 
 static double one_step(TostModel* m, const int32_t* ids, int B, int T, int step) {
     const TostEngine* e = &tost_cpu_engine;
-    const TostAdamW a = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.01,
+    const TostUpdate a = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.01,
                          .grad_scale = 1, .step = step};
     const TostPiece piece = {ids, ids + 1, B, T, 0};
     double sum;

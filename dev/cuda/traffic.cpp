@@ -222,7 +222,7 @@ Counts counted(int B, int T, int layers, int conv) {
         tokens[i] = i % COMMON == 0 ? 0 : (int32_t)(i * 7919 % (size_t)(c.vocab_size - 1)) + 1;
         targets[i] = (int32_t)(i * 104729 % (size_t)c.vocab_size);
     }
-    const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 0.0};
+    const TostUpdate a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 0.0};
     counter.counts.clear();
     counter.on = true;
     tost_cuda_engine.zero_grad(m);

@@ -16,6 +16,7 @@ class Attention(nn.Module):
         super().__init__()
         self.nh = nh
         self.qkv = nn.Linear(C, 3 * C, bias=False)
+        self.qkv.weight.matrix_rows = C  # three matrices for Muon
         self.out = nn.Linear(C, C, bias=False)
 
     def forward(self, x):

@@ -57,6 +57,7 @@ OPTIONS = {
     "warmup": (int, 0, "warm-up steps"),
     "min-lr-frac": (float, 0.1, "final learning rate as a fraction of the peak"),
     "weight-decay": (float, 0.1, "for embeddings and Linear weights"),
+    "optimizer": (str, "adamw", "adamw, or muon for the weights of Linear in the layers"),
     "beta1": (float, 0.9, "AdamW"),
     "beta2": (float, 0.95, "AdamW"),
     "eps": (float, 1e-8, "AdamW"),
@@ -111,6 +112,8 @@ def complete(args, block_size):
         raise ValueError(f"--seq {args.seq}: longer than the block size {block_size} of {args.init}")
     if args.total_batch % (args.batch * args.seq):
         raise ValueError(f"--total-batch {args.total_batch}: not a multiple of batch {args.batch} × seq {args.seq}")
+    if args.optimizer not in ("adamw", "muon"):
+        raise ValueError(f"--optimizer {args.optimizer}: give adamw or muon")
     if args.order not in ("sequential", "shuffled"):
         raise ValueError(f"--order {args.order}: give sequential or shuffled")
     return {key: metadata[key] for key in ("tokenizer", "tokenizer_hash") if key in metadata}
@@ -145,9 +148,26 @@ class Trainer:
             raise ValueError("--by-position: needs --val-data")
         self.val = Shards(args.val_data, args.seq, V, "sequential") if args.val_data else None
         self.model.to(args.device, torch.float64 if args.dtype == "fp64" else torch.float32)
-        self.optimizer = torch.optim.AdamW(self.model.optimizer_groups(args.weight_decay), lr=args.lr,
-                                           betas=(args.beta1, args.beta2), eps=args.eps)
+        self.optimizers = self.make_optimizers()
         self.forward = torch.compile(self.model, dynamic=False) if args.compile else self.model
+
+    def make_optimizers(self):
+        """AdamW, and Muon for self.matrices, the matrices of each weight of a Linear in the layers. Its iteration is in
+        bfloat16, the trainer's in float32 without --dtype bf16. A fused projection is several matrices: its parts have
+        the memory of the weight, and step gives them the parts of its gradient."""
+        args, groups = self.args, self.model.optimizer_groups(self.args.weight_decay)
+        linear = [module.weight for module in self.model.modules() if isinstance(module, torch.nn.Linear)]
+        muon = {id(weight) for weight in linear if args.optimizer == "muon"}
+        self.matrices = [(weight, weight.detach().split(getattr(weight, "matrix_rows", len(weight))))
+                         for weight in linear if id(weight) in muon]
+        for group in groups:
+            group["params"] = [p for p in group["params"] if id(p) not in muon]
+        optimizers = [torch.optim.AdamW(groups, lr=args.lr, betas=(args.beta1, args.beta2), eps=args.eps)]
+        if muon:
+            parts = [part for _, parts in self.matrices for part in parts]
+            optimizers.append(torch.optim.Muon(parts, lr=args.lr, weight_decay=args.weight_decay,
+                                               adjust_lr_fn="match_rms_adamw"))
+        return optimizers
 
     def predict(self, shards, first, rows):
         """Logits of samples first … first+rows-1, their mean loss, and the targets (rows,T)."""
@@ -164,7 +184,7 @@ class Trainer:
         """One optimizer step. Returns loss, learning rate and gradient norm before clipping."""
         args = self.args
         rows, total = args.total_batch // args.seq, 0.0
-        self.optimizer.zero_grad()
+        self.model.zero_grad()
         for first in range(0, rows, args.batch):
             loss = self.loss(self.train, step * rows + first, args.batch) * (args.batch / rows)
             loss.backward()
@@ -174,9 +194,13 @@ class Trainer:
             raise ValueError(f"step {step + 1}: loss {total:g}, gradient norm {norm:g}: not finite; "
                              "try a lower --lr")
         lr = schedule_lr(step, args)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.step()
+        for weight, parts in self.matrices:
+            for part, grad in zip(parts, weight.grad.split(len(parts[0]))):
+                part.grad = grad
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
         return total, lr, norm
 
     @torch.no_grad()

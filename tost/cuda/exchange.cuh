@@ -149,11 +149,11 @@ constexpr auto device_start = nullptr, device_gather = nullptr, device_reduce = 
 #endif
 
 static const ExchangeMemory device_memory = {device_add, device_end_part, device_squares, device_to_host,
-                                             device_from_host, device_start, device_gather};
+                                             device_from_host, device_start, device_gather, true};
 
 static DeviceExchange device_exchange_new(const TostTensors* tensors, const TostEngineOptions* o) {
     DeviceExchange x = {};
-    (Exchange&)x = exchange_new(tensors, o->training ? o->comm : NULL, o->parts);
+    (Exchange&)x = exchange_new(tensors, o->optimizer, o->training ? o->comm : NULL, o->parts);
     x.memory = &device_memory;
     if (o->fast_reduce) x.reduce = device_reduce;
     return x;

@@ -55,18 +55,42 @@ static CommRequest* host_gather(Exchange* x, float* flat, int k) {
 }
 
 static const ExchangeMemory host_memory = {host_add, host_end_part, host_squares, host_copy, host_copy, host_start,
-                                           host_gather};
+                                           host_gather, false};
 
 // ---------------------------------------------------------------------------------------------
 
-Exchange exchange_new(const TostTensors* tensors, TostComm* comm, int parts) {
+// Finds what this rank owns of each tensor. v is packed in the same order, without the tensors that Muon updates.
+static void find_owned(Exchange* x, const TostTensors* tensors, TostOptimizer optimizer) {
+    enum { ALIGN = 32 };   // elements: as in the flat array
+    x->optimizer = optimizer;
+    x->owned = xcalloc((size_t)tensors->count + (size_t)x->slices.buckets, sizeof *x->owned);
+    for (int k = 0; k < x->slices.buckets; k++) {
+        const Range slice = exchange_slice(x, k);
+        const size_t packed = slices_packed(&x->slices, x->rank, k);
+        for (int i = 0; i < tensors->count; i++) {
+            const TostTensor* t = &tensors->tensor[i];
+            const Range r = range_meet(slice, (Range){t->offset, t->offset + t->size});
+            if (range_size(r) == 0) continue;
+            x->owned[x->n_owned++] = (Owned){t, k, range_size(r), r.start, packed + r.start - slice.start,
+                                             x->second_size};
+            if (!tost_uses_muon(t, optimizer)) x->second_size += (range_size(r) + ALIGN - 1) / ALIGN * ALIGN;
+        }
+    }
+}
+
+Exchange exchange_new(const TostTensors* tensors, TostOptimizer optimizer, TostComm* comm, int parts) {
     Exchange x = {.memory = &host_memory, .comm = comm, .rank = comm_rank(comm), .ranks = comm_size(comm),
                   .parts = parts > 1 ? parts : 1, .size = tensors->flat_size};
     x.slices = slices_new(tensors, x.ranks);
     x.gathers = xcalloc((size_t)x.slices.buckets, sizeof *x.gathers);
     x.messages = xcalloc((size_t)x.ranks, sizeof *x.messages);
     x.row = xcalloc((size_t)x.ranks, sizeof *x.row);
+    find_owned(&x, tensors, optimizer);
     return x;
+}
+
+size_t exchange_elements(const Exchange* x, TostArray a) {
+    return a < TOST_M ? x->size : a == TOST_V ? x->second_size : exchange_owned(x);
 }
 
 void exchange_layout(Exchange* x, Arena* arena, float* grad) {
@@ -87,6 +111,7 @@ void exchange_free(Exchange* x) {
     free(x->gathers);
     free(x->messages);
     free(x->row);
+    free(x->owned);
 }
 
 void exchange_begin(Exchange* x) {
@@ -198,45 +223,53 @@ double exchange_norm(Exchange* x) {
 // ---------------------------------------------------------------------------------------------
 // Tensors
 
-// What this rank owns of tensor t in bucket k: its start in the flat arrays and in the array of its slices.
-typedef struct { size_t at, packed, size; } Owned;
-static Owned own_range(const Exchange* x, int k, const TostTensor* t) {
-    const Range own = exchange_slice(x, k), r = range_meet(own, (Range){t->offset, t->offset + t->size});
-    if (range_size(r) == 0) return (Owned){0};
-    return (Owned){r.start, slices_packed(&x->slices, x->rank, k) + r.start - own.start, range_size(r)};
+static size_t start_in(const Owned* own, TostArray a) {
+    return a < TOST_M ? own->at : a == TOST_V ? own->second : own->packed;
 }
 
-void exchange_update(Exchange* x, float* params, const TostTensors* tensors, SliceUpdate* update, TostModel* model,
-                     const void* step) {
-    for (int k = 0; k < x->slices.buckets; k++) {
-        for (int i = 0; i < tensors->count; i++) {
-            const Owned own = own_range(x, k, &tensors->tensor[i]);
-            if (own.size > 0) update(model, step, &tensors->tensor[i], own.at, own.packed, own.size);
+static bool continues(const Exchange* x, const Owned* run, const Owned* next) {
+    return next->bucket == run->bucket
+           && tost_uses_muon(next->tensor, x->optimizer) == tost_uses_muon(run->tensor, x->optimizer);
+}
+
+void exchange_update(Exchange* x, float* gathered, OwnedUpdate* update, TostModel* model, const TostUpdate* a) {
+    for (int k = 0, i = 0; k < x->slices.buckets; k++) {
+        while (i < x->n_owned && x->owned[i].bucket == k) {
+            Owned run = x->owned[i++];
+            for (; x->memory->merges && i < x->n_owned && continues(x, &run, &x->owned[i]); i++)
+                run.size = x->owned[i].at + x->owned[i].size - run.at;
+            update(model, a, &run);
         }
-        if (x->ranks > 1) x->gathers[k] = x->memory->gather(x, params, k);
+        if (x->ranks > 1) x->gathers[k] = x->memory->gather(x, gathered, k);
     }
     for (int k = 0; x->ranks > 1 && k < x->slices.buckets; k++)
         comm_wait(x->comm, &x->gathers[k]);   // mutant: gather_not_awaited
 }
 
-void exchange_put(const Exchange* x, float* slices, const TostTensor* t, const float* src) {
-    for (int k = 0; k < x->slices.buckets; k++) {
-        const Owned own = own_range(x, k, t);
-        if (own.size > 0)
-            x->memory->from_host(x, slices + own.packed, src + (own.at - t->offset), own.size * sizeof *src);
-    }
+void exchange_put(const Exchange* x, TostArray a, float* array, const TostTensor* t, const float* src) {
+    for (const Owned* own = x->owned; own < x->owned + x->n_owned; own++)
+        if (own->tensor->offset == t->offset)
+            x->memory->from_host(x, array + start_in(own, a), src + (own->at - t->offset), own->size * sizeof *src);
 }
 
-void exchange_collect(float* dst, const Exchange* x, const float* array, bool packed, const TostTensor* t) {
+// What this rank owns of tensor t in bucket k; NULL: nothing
+static const Owned* owned_in(const Exchange* x, int k, const TostTensor* t) {
+    for (const Owned* own = x->owned; own < x->owned + x->n_owned; own++)
+        if (own->bucket == k && own->tensor->offset == t->offset) return own;
+    return NULL;
+}
+
+void exchange_collect(float* dst, const Exchange* x, TostArray a, const float* array, const TostTensor* t) {
     const Range tensor = {t->offset, t->offset + t->size};
     float* host = x->rank == 0 ? dst : xmalloc(t->size * sizeof *host);   // other ranks set what they own
     for (int k = 0; k < x->slices.buckets; k++) {
-        const Owned own = own_range(x, k, t);
-        float* mine = host + (own.size > 0 ? own.at - t->offset : 0);
         if (range_size(range_meet(x->slices.bucket[k], tensor)) == 0) continue;
-        if (own.size > 0) x->memory->to_host(x, mine, array + (packed ? own.packed : own.at), own.size * sizeof *mine);
+        const Owned* own = owned_in(x, k, t);
+        float* mine = host + (own ? own->at - t->offset : 0);
+        const size_t bytes = own ? own->size * sizeof *mine : 0;
+        if (own) x->memory->to_host(x, mine, array + start_in(own, a), bytes);
         memset(x->messages, 0, (size_t)x->ranks * sizeof *x->messages);
-        if (x->rank > 0) x->messages[0] = (CommMessage){.send = mine, .send_bytes = own.size * sizeof *mine};
+        if (x->rank > 0) x->messages[0] = (CommMessage){.send = mine, .send_bytes = bytes};
         for (int r = 1; r < x->ranks && x->rank == 0; r++) {
             const Range theirs = range_meet(slices_of(&x->slices, r, k), tensor);
             x->messages[r] = (CommMessage){.receive = dst + (theirs.start - tensor.start),

@@ -4,6 +4,7 @@
 #define TOST_EXCHANGE_H
 
 #include "base/memory.h"
+#include "engine.h"
 #include "ranks/comm.h"
 #include "ranks/slices.h"
 
@@ -22,13 +23,25 @@ typedef struct {
     CommRequest* (*start)(Exchange* x, const CommMessage* messages);
     // Starts sending this rank's slice of bucket k of a flat array to all; the other slices are overwritten.
     CommRequest* (*gather)(Exchange* x, float* flat, int k);
+    bool merges;   // update is called once for adjacent tensors with the same optimizer
 } ExchangeMemory;
+
+// What this rank owns of a tensor in a bucket
+typedef struct {
+    const TostTensor* tensor;
+    int    bucket;
+    size_t size, at, packed, second;         // elements; its start in the flat arrays, in m and ema, and in v
+} Owned;
 
 struct Exchange {
     const ExchangeMemory* memory;
     TostComm* comm;                          // NULL: one rank
     int       rank, ranks, parts;            // parts of this rank
     Slices    slices;
+    TostOptimizer optimizer;
+    Owned*    owned;                         // (n_owned), in the order of the buckets
+    int       n_owned;
+    size_t    second_size;                   // elements of v
     size_t    size;                          // elements of the flat arrays
     float*    grad;
     float*    level[EXCHANGE_LEVELS];        // level[j]: the sum of 2^j parts, if bit j of `part` is set
@@ -45,10 +58,13 @@ struct Exchange {
 };
 
 // Not collective.
-Exchange exchange_new(const TostTensors* tensors, TostComm* comm, int parts);   // in host memory
+Exchange exchange_new(const TostTensors* tensors, TostOptimizer optimizer, TostComm* comm, int parts);   // in host memory
 void     exchange_layout(Exchange* x, Arena* arena, float* grad);   // places the buffers; grad: the flat array
 void     exchange_free(Exchange* x);
 static inline size_t exchange_owned(const Exchange* x) { return slices_packed(&x->slices, x->rank, -1); }
+// Elements of an array on this rank: all of the parameters and gradients; m, v and ema of its slices. Tensors that Muon
+// updates have no v.
+size_t   exchange_elements(const Exchange* x, TostArray a);
 static inline Range  exchange_slice(const Exchange* x, int k) { return slices_of(&x->slices, x->rank, k); }
 
 // The step starts.
@@ -59,15 +75,13 @@ void exchange_gradients(Exchange* x, TostEnd end, size_t from);
 // √ Σ grad². Each rank sums the squares of its slices in blocks of SLICE_UNIT elements; the sums of blocks are added in
 // the order of the array, so the bits depend neither on the number of threads nor on that of ranks.
 double   exchange_norm(Exchange* x);
-// Calls update for what this rank's slices have of each tensor: n elements from `at` of the flat arrays and from
-// `packed` of the array of its slices. Then all ranks get all parameters.
-typedef void SliceUpdate(TostModel* model, const void* step, const TostTensor* t, size_t at, size_t packed, size_t n);
-void     exchange_update(Exchange* x, float* params, const TostTensors* tensors, SliceUpdate* update, TostModel* model,
-                         const void* step);
-// Copies what this rank's slices have of a tensor, t->size elements, to their array. Not collective.
-void     exchange_put(const Exchange* x, float* slices, const TostTensor* t, const float* src);
-// Copies one tensor, t->size elements, to dst on rank 0; other ranks may pass NULL. array: this rank's slices, packed,
-// or a flat array.
-void exchange_collect(float* dst, const Exchange* x, const float* array, bool packed, const TostTensor* t);
+// Calls update for everything that this rank owns. Then all ranks get all of `gathered`, a flat array. With merges, an
+// Owned has the first of its tensors, and the gaps between them, which are zero.
+typedef void OwnedUpdate(TostModel* model, const TostUpdate* a, const Owned* own);
+void     exchange_update(Exchange* x, float* gathered, OwnedUpdate* update, TostModel* model, const TostUpdate* a);
+// Copies what this rank has of a tensor, t->size elements, to an array of its slices. Not collective.
+void     exchange_put(const Exchange* x, TostArray a, float* array, const TostTensor* t, const float* src);
+// Copies one tensor of an array, t->size elements, to dst on rank 0; other ranks may pass NULL.
+void     exchange_collect(float* dst, const Exchange* x, TostArray a, const float* array, const TostTensor* t);
 
 #endif

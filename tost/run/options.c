@@ -134,6 +134,9 @@ const Option option_table[] = {
     {"total-batch", TRAIN | FIXED, INT64, AT(total_batch), "N",
      .help = "tokens per step of all ranks, a multiple of batch × seq × parts, accumulated over micro-batches", 1, 1e12,
      .unit = "tokens"},
+    {"optimizer", TRAIN | FIXED, CHOICE, AT(optimizer), "adamw|muon",   // in the order of TostOptimizer
+     .help = "muon: for the weights of Linear in the layers, with AdamW for the rest; needs fewer tokens for the same "
+     "loss. adamw: as published"},
     {"lr", TRAIN | OVERRIDABLE, REAL, AT(lr), "X",
      .help = "peak learning rate; without it, --init takes peak and floor from its run", 0, 100},
     {"schedule", TRAIN | OVERRIDABLE, CHOICE, AT(schedule), "cosine|wsd|linear|constant",
@@ -584,7 +587,7 @@ static void set_preset(Options* o) {
     if (o->command != COMMAND_TRAIN) return;
     const TostPreset* p = tost_preset_at(o->preset);
 #define SET(field) o->field = p->field;
-    SET(config) SET(lr) SET(min_lr_frac) SET(weight_decay) SET(beta1) SET(beta2) SET(eps) SET(grad_clip) SET(warmup)
+    SET(config) SET(optimizer) SET(lr) SET(min_lr_frac) SET(weight_decay) SET(beta1) SET(beta2) SET(eps) SET(grad_clip) SET(warmup)
     SET(steps) SET(batch) SET(seq) SET(total_batch) SET(val_every) SET(sample_every) SET(save_every)
 #undef SET
     if (o->preset == 0) o->data = "data/starter/starter_train_*.bin";

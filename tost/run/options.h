@@ -36,6 +36,7 @@ typedef struct {
     int     batch, seq, chunk;             // chunk 0: whole sequences
     int64_t total_batch, steps, warmup;
     int     schedule;                      // ScheduleKind
+    int     optimizer;                     // TostOptimizer
     double  lr, min_lr_frac, decay_frac, weight_decay, beta1, beta2, eps, grad_clip;
     double  epochs;                        // 0: not given
     double  ema;                           // 0: off

@@ -327,7 +327,7 @@ bool run_set_up(Run* r, TostError* err) {
     const int max_piece = o->chunk && o->chunk < o->seq ? o->chunk : o->seq;
     r->engine_options = (TostEngineOptions){
         .max_batch = o->batch, .max_piece = max_piece, .states = pieces_states(o->seq, max_piece, true),
-        .training = true, .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype,
+        .training = true, .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .optimizer = (TostOptimizer)o->optimizer,
         .threads = o->threads, .comm = r->comm, .parts = run_own_parts(r), .fast_reduce = o->reduce == 1};
     char device[256];
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;

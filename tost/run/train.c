@@ -167,7 +167,7 @@ static double optimizer_step(Run* r, double norm) {
     const Options* o = &r->o;
     const int64_t step = r->info.step, n = step + 1 - r->info.outliers.skipped;   // skipped ones changed nothing
     const double clip = o->grad_clip / (norm + TOST_CLIP_EPS);
-    const TostAdamW adamw = {
+    const TostUpdate adamw = {
         .lr = schedule_lr(o, step),
         .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
         .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1,

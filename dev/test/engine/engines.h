@@ -142,7 +142,7 @@ static inline double mean_loss(Subject* s) {
 }
 
 // Clips the gradient and runs AdamW like the training loop. Returns the norm before clipping.
-static inline double subject_step(Subject* s, TostAdamW a, double clip) {
+static inline double subject_step(Subject* s, TostUpdate a, double clip) {
     const double norm = s->engine->grad_norm(s->model);
     a.grad_scale = fmin(1.0, clip / (norm + TOST_CLIP_EPS));
     s->engine->update(s->model, &a);
@@ -368,7 +368,7 @@ static inline void record_steps(Record* r, Subject* s, const Shape* k, const int
             record_state(r, s, TOST_GRAD, RESULT_GRAD, "grad.");
             record_activations(r, s, k);
         }
-        const TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, i + 1, 0.0};
+        const TostUpdate a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, i + 1, 0.0};
         const double norm = subject_step(s, a, 1.0);
         if (i == 0) record_number(r, RESULT_GRAD, "gradient_norm", norm);
         if (i == 0) record_logits(r, "logits_of_a_shorter_batch", s, ids, 1, (k->T + 1) / 2);
@@ -681,7 +681,7 @@ static inline Record mixed_record(const TostEngine* engine, const void* test, To
     TostEngineOptions o = engine_options(k.B, k.T, true, dtype);
     o.ema = true;
     Subject s = subject_open(engine, config, o);
-    TostAdamW a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 0.3};
+    TostUpdate a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 0.3};
     subject_randomize(&s, 7);
     mixed_forwards(&r, &s, &k, false, MIXED_BATCHES);
     s.engine->zero_grad(s.model);

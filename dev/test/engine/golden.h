@@ -52,8 +52,8 @@ static inline TostConfig meta_config(const StFile* f) {
     return config;
 }
 
-static inline TostAdamW meta_adamw(const StFile* f, double lr, int step) {
-    const TostAdamW a = {lr, meta_number(f, "beta1"), meta_number(f, "beta2"), meta_number(f, "eps"),
+static inline TostUpdate meta_adamw(const StFile* f, double lr, int step) {
+    const TostUpdate a = {lr, meta_number(f, "beta1"), meta_number(f, "beta2"), meta_number(f, "eps"),
                          meta_number(f, "weight_decay"), 1.0, step, 0.0};
     return a;
 }
@@ -120,7 +120,7 @@ static inline void check_state(Checks* c, Subject* s, TostArray state, const StF
 
 // One step of the training loop. Returns the loss; *norm: gradient norm before clipping
 static inline double train_step(double* norm, Subject* s, const int32_t* inputs, const int32_t* targets, int B, int T,
-                                TostAdamW a, double clip) {
+                                TostUpdate a, double clip) {
     int64_t count = 0;
     for (int i = 0; i < B * T; i++) count += targets[i] >= 0;
     s->engine->zero_grad(s->model);

@@ -201,7 +201,7 @@ static size_t train_rank(TostComm* comm, void* context) {
     for (int step = t->first; step < t->steps; step++) {
         const double loss = train_step_on(m, t, comm, step), norm = e->grad_norm(m);
         if (root) t->loss[step] = loss, t->norm[step] = norm;
-        const TostAdamW adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
+        const TostUpdate adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
                                  .grad_scale = norm > 1 ? 1 / norm : 1, .step = step + 1, .ema_rate = 0.2};
         e->update(m, &adamw);
     }

@@ -137,7 +137,7 @@ static inline double fake_grad_norm(TostModel* m) {
 }
 
 // Adam; appends a line "step lr" to the file optimizer_steps.
-static inline void fake_update(TostModel* m, const TostAdamW* a) {
+static inline void fake_update(TostModel* m, const TostUpdate* a) {
     FILE* f = fopen("optimizer_steps", "a");
     must(f && fprintf(f, "%lld %.9e\n", (long long)a->step, a->lr) > 0 && fclose(f) == 0, "optimizer_steps", NULL);
     for (size_t i = 0; i < m->tensors.flat_size; i++) {
