@@ -123,7 +123,7 @@ static void test_curve(Checks* c, const TostEngine* engine, const char* dir) {
         const Options options = {.schedule = SCHEDULE_COSINE, .steps = steps, .warmup = meta_int(&init, "warmup"),
                                  .lr = meta_number(&init, "lr"), .min_lr_frac = meta_number(&init, "min_lr_frac")};
         const double rate = schedule_lr(&options, i);
-        const double got = train_step(&got_norm, &s, inputs, targets, B, T, meta_adamw(&init, rate, i + 1),
+        const double got = train_step(&got_norm, &s, inputs, targets, B, T, meta_update(&init, rate, i + 1),
                                       meta_number(&init, "grad_clip"));
         check(c, fabs(rate - lr) <= 1e-9 * fabs(lr) + 1e-15, "learning rate of step %d: %.12g, want %.12g", i, rate,
               lr);

@@ -12,7 +12,8 @@ hyperparameters. NAME.expect contains, in float64 (ids in int32):
     grad.PARAMETER                      of step 1, before clipping
     losses, grad_norms  (steps)         norms before clipping
     after.PARAMETER                     after the last step: AdamW with decoupled weight decay and bias correction at
-                                        a constant lr; gradients scaled by min(1, grad_clip/(norm + 1e-6))
+                                        a constant lr; gradients scaled by min(1, grad_clip/(norm + 1e-6)). With the
+                                        optimizer muon, the weights of Linear by Muon
     layer0.tssa_in, layer0.tssa_out     (B,T,C) outputs of ln_1 and c_proj in layer 0 at step 1
     layer0.pi                           (B,nh,T) membership in layer 0 at step 1
     layer0.w                            (B,T,C) output of the convolution in layer 0 at step 1, if there is one
@@ -48,8 +49,39 @@ CASES = {
     # convolutions
     "conv": dict(layers=2, heads=3, channels=15, block_size=11, vocab_size=29, conv=CONV_WIDTH, batch=2, seq=9,
                  masked=3, seed=5),
+    # Muon: wide, tall and square matrices; biases and convolutions, which AdamW updates
+    "muon": dict(layers=2, heads=3, channels=15, block_size=11, vocab_size=29, bias=True, conv=CONV_WIDTH, batch=2,
+                 seq=9, seed=6, optimizer="muon", lr=1e-2, grad_clip=0.5),
 }
 STEPS = 3
+
+
+class Muon:
+    """Muon in the precision of its parameters: see train_gpt_tost.c. torch.optim.Muon iterates in bfloat16."""
+
+    def __init__(self, params, lr, weight_decay):
+        self.lr, self.weight_decay = lr, weight_decay
+        self.momentum = {p: torch.zeros_like(p) for p in params}
+
+    @torch.no_grad()
+    def step(self):
+        for p, m in self.momentum.items():
+            m.copy_(0.95 * m + 0.05 * p.grad)
+            u = 0.05 * p.grad + 0.95 * m
+            x = u / u.norm().clamp_min(1e-7)
+            for _ in range(5):
+                a = x @ x.T
+                x = 3.4445 * x + (-4.7750 * a + 2.0315 * a @ a) @ x
+            p.copy_(p * (1 - self.lr * self.weight_decay) - self.lr * 0.2 * math.sqrt(max(p.shape)) * x)
+
+
+def make_optimizers(model, name, hyper):
+    groups = model.optimizer_groups(hyper["weight_decay"])
+    muon = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear) and name == "muon"]
+    ids = {id(p) for p in muon}
+    groups = [group | {"params": [p for p in group["params"] if id(p) not in ids]} for group in groups]
+    return [torch.optim.AdamW(groups, lr=hyper["lr"], betas=(hyper["beta1"], hyper["beta2"]), eps=hyper["eps"],
+                              foreach=False), Muon(muon, hyper["lr"], hyper["weight_decay"])]
 
 
 def randomize(model, generator):
@@ -87,18 +119,17 @@ def draw_batches(args, generator):
     return inputs, targets
 
 
-def compute_expected(model, inputs, targets, hyper):
+def compute_expected(model, inputs, targets, optimizer, hyper):
     """The tensors of NAME.expect, in order. Trains the model in float64 on the batches."""
     model.double()
     attn = model.transformer.h[0].attn
     layer0 = {}
     hook = attn.register_forward_hook(lambda module, args, out: layer0.update(tssa_in=args[0], tssa_out=out))
-    optimizer = torch.optim.AdamW(model.optimizer_groups(hyper["weight_decay"]), lr=hyper["lr"],
-                                  betas=(hyper["beta1"], hyper["beta2"]), eps=hyper["eps"], foreach=False)
+    optimizers = make_optimizers(model, optimizer, hyper)
     expected = {"inputs": inputs, "targets": targets}
     losses, norms = [], []
     for step, (x, y) in enumerate(zip(inputs.long(), targets.long())):
-        optimizer.zero_grad()
+        model.zero_grad()
         logits, loss = model(x, y)
         loss.backward()
         if step == 0:
@@ -112,13 +143,14 @@ def compute_expected(model, inputs, targets, hyper):
             expected |= {f"layer0.{name}": tensor.detach() for name, tensor in layer0.items()}
         losses.append(loss.detach())
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), hyper["grad_clip"], foreach=False))
-        optimizer.step()
+        for each in optimizers:
+            each.step()
     expected |= {"losses": torch.stack(losses), "grad_norms": torch.stack(norms)}
     return expected | {f"after.{name}": p.detach() for name, p in model.named_parameters()}
 
 
 def make(stem, case):
-    args = argparse.Namespace(**({"bias": False, "conv": 0, "masked": 0} | HYPER | case))
+    args = argparse.Namespace(**({"bias": False, "conv": 0, "masked": 0, "optimizer": "adamw"} | HYPER | case))
     generator = torch.Generator().manual_seed(args.seed)
     model = Tost(TostConfig(args.layers, args.heads, args.channels, args.block_size, args.vocab_size,
                             args.bias, conv=args.conv))
@@ -127,8 +159,10 @@ def make(stem, case):
     hyper = {key: getattr(args, key) for key in HYPER}
     metadata = model.config.metadata() | {"B": str(args.batch), "T": str(args.seq), "steps": str(STEPS)}
     metadata |= {key: str(value) for key, value in hyper.items()}
+    if args.optimizer != "adamw":
+        metadata["optimizer"] = args.optimizer
     write_safetensors(f"{stem}.params.safetensors", model.state_dict(), metadata)
-    expected = compute_expected(model, inputs, targets, hyper)
+    expected = compute_expected(model, inputs, targets, args.optimizer, hyper)
     write_safetensors(f"{stem}.expect.safetensors", expected, metadata)
     size = sum(Path(f"{stem}.{part}.safetensors").stat().st_size for part in ("params", "expect"))
     print(f"{stem}: {size} bytes, losses {expected['losses'].tolist()}, "
@@ -148,7 +182,7 @@ def verify_pair(params):
         metadata = file.metadata()
         stored = {name: file.get_tensor(name) for name in file.keys()}
     computed = compute_expected(Tost.from_checkpoint(params), stored["inputs"], stored["targets"],
-                                {key: float(metadata[key]) for key in HYPER})
+                                metadata.get("optimizer", "adamw"), {key: float(metadata[key]) for key in HYPER})
     mismatched = sorted(computed.keys() ^ stored.keys())
     mismatched += [name for name in computed.keys() & stored.keys()
                    if computed[name].shape != stored[name].shape or computed[name].dtype != stored[name].dtype]

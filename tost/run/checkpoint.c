@@ -58,11 +58,18 @@ static bool check_tensor(bool* known, const StFile* f, const StTensor* want, Tos
     return tost_error(err, "%s: tensor '%s' has shape %s, expected %s", f->path, want->name, actual, expected);
 }
 
+// Tensors that Muon updates have no v.
+static bool has_part(const Part* part, const TostTensor* t, TostOptimizer optimizer) {
+    return part->array != TOST_V || !tost_uses_muon(t, optimizer);
+}
+
 // Checks that the file has its tensors, with their shapes and a floating-point type, and no others but an lm_head.
-static bool check_tensors(const StFile* f, const TostTensors* tensors, const Contents* contents, TostError* err) {
+static bool check_tensors(const StFile* f, const TostTensors* tensors, const Contents* contents,
+                          TostOptimizer optimizer, TostError* err) {
     bool ok = true, *known = xcalloc((size_t)f->n_tensors, sizeof *known);
     for (int p = 0; p < contents->n; p++)
         for (int i = 0; ok && i < tensors->count; i++) {
+            if (!has_part(&contents->part[p], &tensors->tensor[i], optimizer)) continue;
             const StTensor want = st_tensor(&tensors->tensor[i], contents->part[p].prefix);
             ok = check_tensor(known, f, &want, err);
         }
@@ -113,7 +120,7 @@ static bool read_info(CheckpointInfo* info, const StFile* f, TostError* err) {
     if (!read_config(&info->config, f, err) || !metadata_read(info, f, err)) return false;
     TostTensors tensors = tost_tensors(&info->config);
     const bool ok = (tost_config_check(&info->config, err) || tost_error(err, "%s: %s", f->path, err->text))
-                    && check_tensors(f, &tensors, &model_contents, err);
+                    && check_tensors(f, &tensors, &model_contents, TOST_ADAMW, err);
     tost_tensors_free(&tensors);
     if (!ok) checkpoint_info_free(info);
     return ok;
@@ -195,7 +202,7 @@ static bool put_part(const CheckpointModel* m, const Part* part, const TostTenso
     bool ok = true;
     for (int i = 0; ok && i < m->tensors->count; i++) {
         const TostTensor *t = &m->tensors->tensor[i], *in_file = tost_tensor_find(stored, t->name);
-        if (!in_file) continue;
+        if (!in_file || !has_part(part, t, m->optimizer)) continue;
         const StTensor named = st_tensor(t, part->prefix);
         float* values = xmalloc(t->size * sizeof *values);
         ok = st_read_finite(f, st_find(f, named.name), part->array == TOST_V ? 0 : -FLT_MAX, values, err);
@@ -210,7 +217,7 @@ static bool put_part(const CheckpointModel* m, const Part* part, const TostTenso
 
 static bool load(const CheckpointModel* m, const Contents* contents, const TostTensors* stored, const StFile* f,
                  TostError* err) {
-    bool ok = check_tensors(f, stored, contents, err) && metadata_check_crc(f, err) && check_lm_head(f, err);
+    bool ok = check_tensors(f, stored, contents, m->optimizer, err) && metadata_check_crc(f, err) && check_lm_head(f, err);
     for (int p = 0; ok && p < contents->n; p++) ok = put_part(m, &contents->part[p], stored, f, err);
     return ok;
 }
@@ -300,12 +307,11 @@ bool checkpoint_suggest_older(TostError* err, const char* model_file, const char
 // other ranks have nothing to send: each request ends a wait, so the timeout applies to a tensor, not to a file.
 typedef struct { int32_t state, index; } GetRequest;
 
-static bool append_tensor(StWriter* w, const CheckpointModel* m, TostArray state, int i, TostError* err) {
-    const TostTensor* t = &m->tensors->tensor[i];
-    GetRequest request = {(int32_t)state, i};
+static bool append_tensor(StWriter* w, const CheckpointModel* m, GetRequest request, TostError* err) {
+    const TostTensor* t = &m->tensors->tensor[request.index];
     float* values = xmalloc(t->size * sizeof *values);
     comm_broadcast(m->comm, &request, sizeof request, 0);
-    m->engine->get(values, m->model, state, t);
+    m->engine->get(values, m->model, (TostArray)request.state, t);
     const bool ok = st_append(w, values, t->size * sizeof *values, err);
     free(values);
     return ok;
@@ -328,17 +334,25 @@ void checkpoint_end_save(TostComm* comm) {
 
 static bool write_contents(const char* dir, const Contents* contents, const CheckpointModel* m, const StMetaList* meta,
                            TostError* err) {
-    const int count = m->tensors->count, n = contents->n * count;
-    StTensor* declared = xcalloc((size_t)n, sizeof *declared);
+    const int count = m->tensors->count;
+    StTensor* declared = xcalloc((size_t)(contents->n * count), sizeof *declared);
+    GetRequest* requests = xcalloc((size_t)(contents->n * count), sizeof *requests);
     char* path = path_join(dir, contents->name);
     StWriter w;
-    for (int k = 0; k < n; k++)
-        declared[k] = st_tensor(&m->tensors->tensor[k % count], contents->part[k / count].prefix);
+    int n = 0;
+    for (int p = 0; p < contents->n; p++)
+        for (int i = 0; i < count; i++) {
+            const Part* part = &contents->part[p];
+            if (!has_part(part, &m->tensors->tensor[i], m->optimizer)) continue;
+            declared[n] = st_tensor(&m->tensors->tensor[i], part->prefix);
+            requests[n++] = (GetRequest){(int32_t)part->array, i};
+        }
     bool ok = st_begin(&w, path, declared, n, meta, err);
-    for (int k = 0; ok && k < n; k++) ok = append_tensor(&w, m, contents->part[k / count].array, k % count, err);
+    for (int k = 0; ok && k < n; k++) ok = append_tensor(&w, m, requests[k], err);
     ok = st_end(&w, ok, err);
     free(path);
     free(declared);
+    free(requests);
     return ok;
 }
 

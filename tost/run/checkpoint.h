@@ -14,6 +14,7 @@ typedef struct {
     const TostEngine*  engine;
     TostModel*         model;
     const TostTensors* tensors;
+    TostOptimizer      optimizer;
     TostComm*          comm;     // the ranks that have the moments; NULL: one process
 } CheckpointModel;
 
@@ -31,7 +32,7 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
 // init_extend extends its tensors, `stored`.
 bool checkpoint_load_params(const CheckpointModel* m, const TostTensors* stored, const StFile* model_file,
                             TostError* err);
-// Loads Adam's m and v from the optimizer.safetensors next to model_file; it must belong to the same checkpoint.
+// Loads the moments m and v from the optimizer.safetensors next to model_file; it must belong to the same checkpoint.
 bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file, TostError* err);
 // Loads the average of the parameters from the ema.safetensors next to model_file. *exists: whether there is one.
 bool checkpoint_load_average(bool* exists, const CheckpointModel* m, const StFile* model_file, TostError* err);

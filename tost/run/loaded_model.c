@@ -145,7 +145,7 @@ bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int se
     m->model = m->engine->create(&m->info.config, &options, err);
     if (!m->model) return false;
     m->pieces = (Pieces){.engine = m->engine, .model = m->model, .max_piece = max_piece};
-    const CheckpointModel loaded = {m->engine, m->model, &m->tensors, NULL};
+    const CheckpointModel loaded = {m->engine, m->model, &m->tensors, TOST_ADAMW, NULL};
     const bool ok = checkpoint_load_params(&loaded, &m->tensors, &m->weights, err);
     st_close(&m->weights);
     return ok || checkpoint_suggest_older(err, m->file, "--model");

@@ -808,7 +808,8 @@ static bool check_same(const Options* o, const Option* row, const char* loaded, 
     char* value = value_text(o, row);
     const bool same = strcmp(value, loaded) == 0;
     if (!same)
-        tost_error(err, "--%s %.200s differs from %.200s in %.500s: leave it out", row->name, value, loaded, where);
+        tost_error(err, "--%s %.200s differs from %.200s in %.500s: leave it out%s", row->name, value, loaded, where,
+                   row->field == AT(optimizer) ? ", or start a new run from its weights with --init" : "");
     free(value);
     return same;
 }
@@ -817,7 +818,7 @@ bool options_take_config(Options* o, const TostConfig* config, const char* file,
     const Options given = *o;
     bool same = true;
     o->config = *config;
-    if (o->init && !config->conv) o->config.conv = given.config.conv;
+    if (o->init && !config->conv && option_given(o, "conv")) o->config.conv = given.config.conv;
     for (int i = 0; i < ROWS && same; i++) {
         const Option* row = &option_table[i];
         if (!o->given[i] || row->field < AT(config) || row->field >= AT(config) + sizeof o->config) continue;
@@ -861,9 +862,11 @@ bool options_resume(Options* o, const StMetaList* saved, const char* run, TostEr
 }
 
 bool options_inherit(Options* o, const StMetaList* saved, TostError* err) {
-    for (int i = 0; i < saved->count && !option_given(o, "lr"); i++) {
+    const bool rates = !option_given(o, "lr");
+    for (int i = 0; i < saved->count; i++) {
         const Option* row = saved_row(saved->entry[i].key);
-        const bool inherited = row && (row->field == AT(lr) || row->field == AT(min_lr_frac));
+        const bool inherited = row && ((rates && (row->field == AT(lr) || row->field == AT(min_lr_frac)))
+                                       || row->field == AT(optimizer));
         if (inherited && !o->given[row - option_table] && !parse_value(o, row, saved->entry[i].value, err))
             return false;
     }

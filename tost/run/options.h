@@ -137,7 +137,8 @@ StMetaList options_echo(const Options* o);
 // For --resume: options not given get the saved values and then count as given. Fails, naming the option, if a given
 // value differs and must not change. `run` names the run in the message. *o then points into `saved`.
 bool options_resume(Options* o, const StMetaList* saved, const char* run, TostError* err);
-// For --init: peak and floor of the learning rate get the saved values, unless --lr is given.
+// For --init: the optimizer gets the saved value, unless it is given, and so do, unless --lr is given, peak and floor of
+// the learning rate.
 bool options_inherit(Options* o, const StMetaList* saved, TostError* err);
 // Sets the steps of --epochs, and what depends on them, for data with this many samples.
 void options_take_samples(Options* o, uint64_t samples);

@@ -93,7 +93,8 @@ static void report_schedule(Run* r) {
     if (o->schedule != SCHEDULE_CONSTANT) snprintf(last, sizeof last, " to %g", o->lr * o->min_lr_frac);
     if (o->schedule == SCHEDULE_WSD)
         snprintf(start, sizeof start, " from step %lld", (long long)schedule_decay_start(o));
-    progress_fact(&r->progress, "", "lr %g, %lld warm-up step%s, %s%s%s; weight decay %g", o->lr, (long long)o->warmup,
+    progress_fact(&r->progress, "optimizer", "%s, lr %g, %lld warm-up step%s, %s%s%s; weight decay %g",
+                  o->optimizer == TOST_MUON ? "Muon and AdamW" : "AdamW", o->lr, (long long)o->warmup,
                   plural(o->warmup), kinds[o->schedule], last, start, o->weight_decay);
 }
 

@@ -48,7 +48,7 @@ static double probe_loss(Run* r) {
 }
 
 static CheckpointModel checkpoint_model(const Run* r) {
-    return (CheckpointModel){r->engine, r->model, &r->tensors, r->comm};
+    return (CheckpointModel){r->engine, r->model, &r->tensors, (TostOptimizer)r->o.optimizer, r->comm};
 }
 
 bool run_finish_replacement(Run* r, TostError* err) {

@@ -250,7 +250,7 @@ static bool create_model(Run* r, TostError* err) {
     const TostConfig* config = r->o.resume ? &r->o.config : &r->init.config;
     if (!r->weights || config->conv != r->o.config.conv)   // new convolutions are not in the file of --init
         init_params(r->engine, r->model, &r->tensors, r->o.config.n_layer, (uint64_t)r->o.seed);
-    const CheckpointModel m = {r->engine, r->model, &r->tensors, NULL};
+    const CheckpointModel m = {r->engine, r->model, &r->tensors, (TostOptimizer)r->o.optimizer, NULL};
     if (!r->weights) return load_average(r, &m, err);
     TostTensors stored = tost_tensors(config);
     const bool ok = checkpoint_load_params(&m, &stored, &r->weights_file, err)

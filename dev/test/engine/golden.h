@@ -52,9 +52,9 @@ static inline TostConfig meta_config(const StFile* f) {
     return config;
 }
 
-static inline TostUpdate meta_adamw(const StFile* f, double lr, int step) {
+static inline TostUpdate meta_update(const StFile* f, double lr, int step) {
     const TostUpdate a = {lr, meta_number(f, "beta1"), meta_number(f, "beta2"), meta_number(f, "eps"),
-                         meta_number(f, "weight_decay"), 1.0, step, 0.0};
+                          meta_number(f, "weight_decay"), 1.0, step, 0.0};
     return a;
 }
 
@@ -118,13 +118,18 @@ static inline void check_state(Checks* c, Subject* s, TostArray state, const StF
     }
 }
 
-// One step of the training loop. Returns the loss; *norm: gradient norm before clipping
-static inline double train_step(double* norm, Subject* s, const int32_t* inputs, const int32_t* targets, int B, int T,
-                                TostUpdate a, double clip) {
+// The gradient of the mean loss
+static inline void compute_gradient(Subject* s, const int32_t* inputs, const int32_t* targets, int B, int T) {
     int64_t count = 0;
     for (int i = 0; i < B * T; i++) count += targets[i] >= 0;
     s->engine->zero_grad(s->model);
     subject_train(s, inputs, targets, B, T, 1.0f / (float)count, TOST_STEP_ENDS);
+}
+
+// One step of the training loop. Returns the loss; *norm: gradient norm before clipping
+static inline double train_step(double* norm, Subject* s, const int32_t* inputs, const int32_t* targets, int B, int T,
+                                TostUpdate a, double clip) {
+    compute_gradient(s, inputs, targets, B, T);
     *norm = subject_step(s, a, clip);
     return mean_loss(s);
 }
@@ -136,19 +141,20 @@ static inline void golden_steps(Checks* c, Subject* s, const StFile* expect, Gol
     const int B = meta_int(expect, "B"), T = meta_int(expect, "T"), steps = meta_int(expect, "steps");
     const size_t rows = (size_t)B * T;
     int32_t *inputs = read_ids(expect, "inputs", steps * rows), *targets = read_ids(expect, "targets", steps * rows);
-    double *losses = read_doubles(expect, "losses", steps), *norms = read_doubles(expect, "grad_norms", steps), norm;
+    double *losses = read_doubles(expect, "losses", steps), *norms = read_doubles(expect, "grad_norms", steps);
     float* logits = logits_of(s, inputs, B, T);
     check_tensor(c, expect, "", "logits", logits, rows * s->config.vocab_size, LIMIT_LOGITS);
     if (activations) activations(c, s, expect, B, T);
     for (int i = 0; i < steps; i++) {
-        const double loss = train_step(&norm, s, inputs + i * rows, targets + i * rows, B, T,
-                                       meta_adamw(expect, meta_number(expect, "lr"), i + 1),
-                                       meta_number(expect, "grad_clip"));
+        compute_gradient(s, inputs + i * rows, targets + i * rows, B, T);
+        if (i == 0) check_state(c, s, TOST_GRAD, expect, "grad.", LIMIT_GRADS);   // before Muon overwrites it
+        const double norm = subject_step(s, meta_update(expect, meta_number(expect, "lr"), i + 1),
+                                         meta_number(expect, "grad_clip"));
+        const double loss = mean_loss(s);
         check(c, fabs(loss - losses[i]) <= LIMIT_LOSS, "%s: loss of step %d: %.9f, want %.9f", expect->path, i, loss,
               losses[i]);
         check(c, fabs(norm / norms[i] - 1) <= LIMIT_GRADS, "%s: gradient norm of step %d: %.9f, want %.9f",
               expect->path, i, norm, norms[i]);
-        if (i == 0) check_state(c, s, TOST_GRAD, expect, "grad.", LIMIT_GRADS);
     }
     check_state(c, s, TOST_PARAM, expect, "after.",
                 s->engine == &tost_cpu_engine ? LIMIT_PARAMS : limits_of(TOST_FP32).of[RESULT_PARAM]);
@@ -175,7 +181,9 @@ static inline void test_golden(Checks* c, const TostEngine* engine, const char* 
         const TostConfig config = meta_config(&expect);
         printf("golden %s (%s)\n", list.paths[i], engine->name);
         if (before) before(i);
-        Subject s = subject_of(engine, config, meta_int(&expect, "B"), meta_int(&expect, "T"), true, TOST_FP32);
+        TostEngineOptions o = engine_options(meta_int(&expect, "B"), meta_int(&expect, "T"), true, TOST_FP32);
+        o.optimizer = st_meta(&expect, "optimizer") ? TOST_MUON : TOST_ADAMW;
+        Subject s = subject_open(engine, config, o);
         read_params(&s, &params);
         golden_steps(c, &s, &expect, activations);
         subject_free(&s);

@@ -233,7 +233,7 @@ static bool same_moments(const TostModel* a, const TostModel* b) {
     return same_state(a, b, TOST_M) && same_state(a, b, TOST_V);
 }
 
-static StMeta some_options[] = {{"lr", "0.003"}, {"data", "a \"b\"/*.bin"}};
+static StMeta some_options[] = {{"lr", "0.003"}, {"data", "a \"b\"/*.bin"}, {"optimizer", "adamw"}};
 
 static CheckpointInfo info_of(int64_t step) {
     return (CheckpointInfo){
@@ -245,7 +245,7 @@ static CheckpointInfo info_of(int64_t step) {
     };
 }
 
-static CheckpointModel model_of(TostModel* m) { return (CheckpointModel){&fake, m, &m->tensors, NULL}; }
+static CheckpointModel model_of(TostModel* m) { return (CheckpointModel){&fake, m, &m->tensors, TOST_ADAMW, NULL}; }
 
 static bool save_info(const char* run, const CheckpointInfo* info, TostModel* m, int keep, TostError* err) {
     const CheckpointModel model = model_of(m);
@@ -322,6 +322,47 @@ static void test_round_trip(Checks* c) {
         st_close(&f);
     }
     fake_destroy(m);
+}
+
+// Loads the moments of a run with one optimizer as those of another. Returns NULL, or the error.
+static const char* load_moments_as(TostModel* m, TostOptimizer optimizer, const char* path, TostError* err) {
+    StFile f;
+    CheckpointInfo info;
+    CheckpointModel model = model_of(m);
+    model.optimizer = optimizer;
+    must(checkpoint_open(&f, &info, path, "--model", err), "checkpoint_open", err);
+    const bool ok = checkpoint_load_moments(&model, &f, err);
+    st_close(&f);
+    checkpoint_info_free(&info);
+    return ok ? NULL : err->text;
+}
+
+// A checkpoint of Muon has no v of its tensors. The moments of another optimizer are refused.
+static void test_muon(Checks* c) {
+    TostError err;
+    TostModel *m = new_model(tiny), *is = new_model(tiny);
+    fill(m, 1);
+    const CheckpointInfo info = info_of(1);
+    CheckpointModel model = model_of(m);
+    model.optimizer = TOST_MUON;
+    must(make_dirs("muon", &err) && checkpoint_save("muon", SAVE_STEP, &info, &model, &err), "checkpoint_save", &err);
+    save("adamw", m, 1, 0);
+    const char* failed = load_moments_as(is, TOST_MUON, "muon", &err);
+    check(c, !failed && same_state(is, m, TOST_M), "Muon: %s", failed ? failed : "m differs");
+    for (int i = 0; i < m->tensors.count; i++) {
+        const TostTensor* t = &m->tensors.tensor[i];
+        const bool is_matrix = strstr(t->name, "c_attn.weight") || strstr(t->name, "c_proj.weight")
+                               || strstr(t->name, "c_fc.weight");
+        const float* v = is->state[TOST_V] + t->offset;
+        check(c, is_matrix ? v[0] == 0 : memcmp(v, m->state[TOST_V] + t->offset, t->size * sizeof *v) == 0,
+              "Muon: v of %s", t->name);
+    }
+    failed = load_moments_as(is, TOST_ADAMW, "muon", &err);
+    check(c, failed && strstr(failed, "'v.transformer.h.0.attn.c_attn.weight' is missing"), "as AdamW: %s", failed);
+    failed = load_moments_as(is, TOST_MUON, "adamw", &err);
+    check(c, failed && strstr(failed, "'v.transformer.h.0.attn.c_attn.weight' does not belong"), "as Muon: %s", failed);
+    fake_destroy(m);
+    fake_destroy(is);
 }
 
 static bool is_run(const char* path) {
@@ -728,6 +769,7 @@ int main(void) {
     test_st_round_trip(&c);
     test_st_writer_failures(&c);
     test_round_trip(&c);
+    test_muon(&c);
     test_find(&c);
     test_newest_run(&c);
     test_keep(&c);
