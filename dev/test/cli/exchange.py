@@ -27,6 +27,7 @@ from tost import Tost
 
 EQUAL = 1e-5  # nats per token: same weights in the trainer and PyTorch
 CURVE = 1e-4  # nats per token: after 24 training steps in float32 in each
+MUON = 1e-2   # the same with Muon, whose iteration is in bfloat16 in PyTorch
 
 
 def trainer_loss(model):
@@ -229,8 +230,9 @@ def columns(path):
 def check_training():
     """Compares log.csv of PyTorch and the trainer over more than one epoch of four shards, in both orders."""
     start = ("--init", "start", "--quiet", "--out")
-    for order in ("shuffled", "sequential"):
+    for order in ("shuffled", "sequential", "muon"):
         out = f"torch_{order}"
+        close = MUON if order == "muon" else CURVE
         succeeds(train.main, *start, out, "--like", order)
         python, ours = columns(out), columns(order)
         check(f"{order}: the same columns and steps", list(python) == list(ours)
@@ -238,11 +240,13 @@ def check_training():
         for name in ("train_loss", "val_loss", "grad_norm", "lr"):
             same_rows = np.array_equal(np.isnan(python[name]), np.isnan(ours[name]))
             worst = np.nanmax(np.abs(python[name] - ours[name]))
-            limit = 1e-9 if name == "lr" else CURVE
+            limit = 1e-9 if name == "lr" else close
             check(f"{order}: {name} within {worst:.1e}", same_rows and worst <= limit)
         check(f"{order}: the loss decreases", ours["train_loss"][-1] < ours["train_loss"][0] - 1)
         check(f"{order}: the trainer loads the weights and computes the same loss",
-              abs(trainer_loss(out) - trainer_loss(order)) <= CURVE)
+              abs(trainer_loss(out) - trainer_loss(order)) <= close)
+    far = np.abs(columns("muon")["train_loss"] - columns("shuffled")["train_loss"]).max()
+    check(f"Muon differs from AdamW by {far:.1e}", far > 5 * MUON)
     trainer("sample", "--model", "torch_shuffled", "--tokens", 3)   # finds the tokenizer of train.py's weights
     first, other = (columns(order)["train_loss"][0] for order in ("shuffled", "sequential"))
     check("the two orders give different losses", abs(first - other) > CURVE)
@@ -253,10 +257,25 @@ def check_training():
     check_models(start)
     refuses("--val-data", train.main, *start, "none", "--data", "tiny_train_*.bin", "--steps", 1, "--lr", 1,
             "--by-position", "none.json")
+    refuses("--optimizer sgd", train.main, *start, "none", "--like", "shuffled", "--optimizer", "sgd")
     refuses("--overwrite", train.main, *start, "torch_shuffled", "--like", "shuffled")
     refuses("--steps", train.main, *start, "none", "--data", "tiny_train_*.bin", "--lr", "1e-3")
     refuses("--total-batch 100", train.main, *start, "none", "--like", "shuffled", "--total-batch", 100)
     check("no folder is created", not Path("none").exists())
+
+
+def check_gpt2_muon(start, data):
+    """Each matrix of a fused projection is orthogonalized by itself: its update has singular values near one."""
+    args = train.parse(train.option_parser(""), [str(a) for a in (*start, "gpt2_muon", *data, "--attention", "softmax",
+                                                 "--optimizer", "muon", "--lr", 1, "--weight-decay", 0)])
+    trainer = train.Trainer(args)
+    qkv = trainer.model.blocks[0].attention.qkv.weight
+    C, before = qkv.shape[1], qkv.detach().clone()
+    trainer.step(args.warmup)
+    for part in (qkv.detach() - before).split(C):
+        values = torch.linalg.svdvals(part / (0.2 * C ** 0.5))
+        check(f"GPT-2: singular values from {values.min():.2f} to {values.max():.2f}",
+              values.max() < 1.3 and values.median() > 0.6)
 
 
 def check_models(start):
@@ -277,6 +296,7 @@ def check_models(start):
     check("the other variants differ", columns("variant")["train_loss"][2] != columns("torch_3")["train_loss"][2])
     refuses("v: not a variant", variants.main, "v", *start, "none", *data)
     succeeds(train.main, *start, "gpt2", *data, "--steps", 40, "--attention", "softmax", "--by-position", "gpt2.json")
+    check_gpt2_muon(start, data)
     losses = columns("gpt2")["train_loss"]
     check("GPT-2: the loss decreases", losses[-5:].mean() < losses[0] - 1)
     bins = json.loads(Path("gpt2.json").read_text())["position"]

@@ -31,7 +31,7 @@ awk 'BEGIN { for (i = 0; i < 60; i++) { for (j = 0; j < 6; j++) printf "%d and %
 run tokenize --tokenizer vocab.bpe --out tiny --val-frac 0.2 --shard-tokens 2000 --quiet text.txt
 [ $failed -eq 0 ] || finish
 set -f   # the trainer expands patterns itself
-sizes="--layers 2 --heads 4 --channels 32 --block-size 32 --vocab-size 257"
+sizes="--layers 2 --heads 4 --channels 32 --block-size 32 --vocab-size 257 --conv 0 --optimizer adamw"
 rates="--batch 2 --seq 32 --total-batch 256 --steps 24 --lr 1e-2 --warmup 5 --val-every 8 --val-batches 5"
 rates="$rates --quiet"
 # shellcheck disable=SC2086  # the lists above must be split into words
@@ -63,6 +63,7 @@ run $sizes --data 'tiny_train_*.bin' --steps 0 --out start --quiet
 for order in shuffled sequential; do
     run --init start --data 'tiny_train_*.bin' --tokenizer vocab.bpe --order $order $rates --out $order
 done
+run --init start --data 'tiny_train_*.bin' --tokenizer vocab.bpe --optimizer muon $rates --out muon
 if has torch safetensors numpy; then
     run $sizes --bias 1 --data 'tiny_train_*.bin' --order sequential $rates --out biased
     checks_of "$repo/dev/test/cli/exchange.py" "$binary"
