@@ -603,15 +603,18 @@ static void test_subnormals(Checks* c) {
 static void test_table(Checks* c) {
     static const double published[] = {109.6, 303.7, 655.1};   // millions: tost-base, tost-medium, tost-large
     for (int i = 0; i < (int)countof(published); i++) {
-        const TostPreset* p = tost_preset_at(1 + i);
+        const TostPreset* p = tost_preset_at(2 + i);
         TostTensors t = tost_tensors(&p->config);
         const double got = ((double)t.n_params - (double)p->config.block_size * p->config.n_embd) / 1e6;
+        check(c, p->optimizer == TOST_ADAMW && p->config.conv == 0, "%s is not as published", p->name);
         check(c, fabs(got - published[i]) < 0.05, "%s: %.2fM parameters without wpe, published %.1fM", p->name,
               got, published[i]);
         for (int j = 0; j < t.count; j++) {
             const TostTensor* x = &t.tensor[j];
             const bool matrix = strstr(x->name, ".wte.") || strstr(x->name, ".wpe.") || strstr(x->name, ".c_");
             check(c, (x->decay == TOST_DECAY) == matrix, "%s %s", x->name, matrix ? "does not decay" : "decays");
+            check(c, (x->optimizer == TOST_MUON) == (matrix && x->layer >= 0), "%s: optimizer %d", x->name,
+                  x->optimizer);
             check(c, tost_row_offset(&t, x->row, x->layer) == x->offset, "%s: wrong offset", x->name);
         }
         tost_tensors_free(&t);

@@ -33,7 +33,7 @@
 //                             backward(model, …, TOST_MORE)         adds to the gradients; the last: TOST_STEP_ENDS
 //     read_loss(&sum, &count, model)                                loss = sum / count
 //     norm = grad_norm(model)
-//     update(model, {lr, …, grad_scale: min(1, clip / norm)})       AdamW
+//     update(model, {lr, …, grad_scale: min(1, clip / norm)})       AdamW, with --optimizer muon also Muon
 //
 // A long sequence can be processed in pieces (--chunk, tost/pieces.c): forward starts from the state (S, N and D)
 // that the previous piece left; backward goes from the last piece to the first, and starts from the gradient of the
@@ -41,10 +41,12 @@
 //
 // Several processes ("ranks", tost/ranks) can train one model: each computes the gradients of its own micro-batches,
 // sums those of all ranks for its slices of the parameters, updates these slices and sends them to the others. Sums
-// have a fixed order: with the same --parts, any number of ranks gives the same bits.
+// have a fixed order: with the same --parts, any number of ranks gives the same bits. Muon needs whole matrices: the
+// ranks exchange what it updates them with.
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, Convolution, TSSA,
-// Residual, GELU, Classifier); the model's memory; the passes over a piece; gradients and AdamW; the engine table.
+// Residual, GELU, Classifier); the model's memory; the passes over a piece; gradients and AdamW; Muon; the update; the
+// engine table.
 // Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop.
 //
 // To add a layer: write its forward and backward in a section of its own before "The model's memory", add its
@@ -53,7 +55,7 @@
 //
 // Precision: float32, and double for long sums. With --dtype bf16, matrix products round their operands to bf16, and
 // the outputs of Linear and their gradients are rounded to bf16. Parameters are float32 with a copy in bf16. Everything
-// else is as in float32: residual stream, statistics, softmax, loss, parameter gradients, AdamW.
+// else is as in float32: residual stream, statistics, softmax, loss, parameter gradients, AdamW, momentum of Muon.
 //
 // Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T.
 // Arrays are dense and row-major. Arguments: outputs, saved tensors, inputs (const), sizes. dx is the gradient of the
@@ -618,11 +620,11 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
 }
 
 // ---------------------------------------------------------------------------------------------
-// The model's memory: one allocation. Parameters, gradients and Adam's first and second moments are flat arrays laid
-// out by the table in tost/model.h; activations and buffers follow the tables below. A training model keeps the
-// activations of every layer for backward. For inference, or with recompute (activation checkpointing), all layers
-// share one set of LAYER_ACTIVATIONS. With recompute each layer still has its own x_out, the input from which backward
-// recomputes the activations of the next layer.
+// The model's memory: one allocation. Parameters, gradients and the moments of the optimizer are flat arrays laid out by
+// the table in tost/model.h; activations and buffers follow the tables below. A training model keeps the activations of
+// every layer for backward. For inference, or with recompute (activation checkpointing), all layers share one set of
+// LAYER_ACTIVATIONS. With recompute each layer still has its own x_out, the input from which backward recomputes the
+// activations of the next layer.
 
 // A row: field, type, elements. rows = B·T of the largest piece.
 #define LAYER_ACTIVATIONS(X) \
@@ -1057,12 +1059,13 @@ static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict
 }
 
 // ---------------------------------------------------------------------------------------------
-// Muon (Jordan et al. 2024): the update of a weight matrix (rows,columns) is the orthogonal matrix nearest to its
-// momentum, approximately, so all its directions are learned at one rate. With --optimizer muon, for the weights of
-// Linear in the layers:
+// Muon (Jordan et al. 2024), with --optimizer muon for the weights of Linear in the layers. The update of a weight
+// (rows,columns) is, approximately, the orthogonal matrix nearest to its momentum: with the same singular vectors, but
+// all singular values near 1, so that directions in which the gradient is small are learned as fast as the others.
 //   m = μ m + (1-μ) g,   u = (1-μ) g + μ m,   x = u / ‖u‖
-//   five times:  A = x xᵀ,   x = a x + (b A + c A²) x     moves the singular values of x towards 1
-//   p = p (1 - lr wd) - lr 0.2 √max(rows,columns) x       the size of AdamW's update, so --lr serves both
+//   five times:  A = x xᵀ,   x = a x + (b A + c A²) x     moves the singular values of x to between 0.7 and 1.2
+//   p = p (1 - lr wd) - lr 0.2 √max(rows,columns) x       as large as AdamW's update (arXiv 2502.16982): one --lr
+// The constants are in tost/model.h.
 
 // u =, in place: holds the gradient on entry. m: momentum
 static void muon_momentum(float* restrict u, float* restrict m, size_t n, double grad_scale) {
@@ -1082,8 +1085,8 @@ static void combine(float* y, double a, const float* x, double b, size_t n) {
     for (size_t i = 0; i < n; i++) y[i] = a32 * x[i] + b32 * y[i];
 }
 
-// x (rows,columns) =, in place. scratch (rows · columns + 2 short side²). With more rows than columns, xᵀ is iterated:
-// A = xᵀ x, and the polynomial is on the right of x.
+// x (rows,columns) =, in place: the orthogonal matrix. scratch: rows · columns + 2 side² numbers. With more rows than
+// columns, it uses the smaller xᵀ x in place of x xᵀ, with the polynomial to the right of x: the result is the same.
 static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm* product) {
     const bool tall = rows > columns;
     const int side = tall ? columns : rows;
@@ -1094,9 +1097,9 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
     for (size_t i = 0; i < n; i++) squares += (double)x[i] * x[i];
     combine(x, 0.0, x, 1.0 / fmax(sqrt(squares), TOST_MUON_EPS), n);
     for (int step = 0; step < TOST_MUON_STEPS; step++) {
-        product(A, x, tall, x, !tall, side, side, tall ? rows : columns, false);
+        product(A, x, tall, x, !tall, side, side, tall ? rows : columns, false);   // mutant: muon_transpose
         product(polynomial, A, false, A, false, side, side, side, false);
-        combine(polynomial, TOST_MUON_B, A, TOST_MUON_C, square);
+        combine(polynomial, TOST_MUON_B, A, TOST_MUON_C, square);   // mutant: muon_coefficient
         if (tall) product(y, x, false, polynomial, false, rows, columns, columns, false);
         else product(y, polynomial, false, x, false, rows, columns, rows, false);
         combine(x, 1.0, y, TOST_MUON_A, n);
@@ -1104,8 +1107,13 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
 }
 
 // ---------------------------------------------------------------------------------------------
-// The update. A rank computes AdamW's and Muon's momentum for its slices. With Muon, the ranks then exchange u and, also
-// in the array of gradients, the other new parameters, and each updates all matrices.
+// The update. AdamW: a rank updates its slices of the parameters, and all ranks get them. Muon: a rank computes u of
+// its slices, in the array of gradients; all ranks get it and update all matrices. Then they get the parameters that
+// AdamW updates in the same array.
+
+static double decay_of(const TostTensor* t, const TostUpdate* a) {
+    return t->decay == TOST_DECAY ? a->weight_decay : 0.0;
+}
 
 static float* slice_ema(const TostModel* model, const Owned* own) {
     return model->options.ema ? model->array[TOST_EMA] + own->packed : NULL;
@@ -1119,30 +1127,32 @@ static void update_owned(TostModel* model, const TostUpdate* a, const Owned* own
         return;
     }
     adamw(p, model->weights ? model->weights + own->at : NULL, m, model->array[TOST_V] + own->second,
-          slice_ema(model, own), grad, own->size, own->tensor->decay == TOST_DECAY ? a->weight_decay : 0.0, a);
+          slice_ema(model, own), grad, own->size, decay_of(own->tensor, a), a);
     if (model->options.optimizer == TOST_MUON && model->exchange.ranks > 1) memcpy(grad, p, own->size * sizeof *p);
 }
 
-// A tensor, after the exchange
+// The rest of the update with Muon, after the exchange
 static void update_whole(TostModel* model, const TostUpdate* a, const TostTensor* t) {
     float *p = model->array[TOST_PARAM] + t->offset, *u = model->array[TOST_GRAD] + t->offset;
     if (tost_uses_muon(t, model->options.optimizer)) {
         const int rows = t->shape[0], columns = t->shape[1];
         orthogonalize(u, model->buf.muon, rows, columns, model->weights ? gemm_bf16 : gemm);
-        combine(p, -a->lr * TOST_MUON_SCALE * sqrt(rows > columns ? rows : columns), u, 1.0 - a->lr * a->weight_decay,
-                t->size);
+        const double side = rows > columns ? rows : columns;   // mutant: muon_scale
+        combine(p, -a->lr * TOST_MUON_SCALE * sqrt(side), u, 1.0 - a->lr * decay_of(t, a), t->size);
     } else if (model->exchange.ranks > 1) memcpy(p, u, t->size * sizeof *p);
 }
 
 static void cpu_update(TostModel* model, const TostUpdate* a) {
     const bool muon = model->options.optimizer == TOST_MUON;
-    exchange_update(&model->exchange, model->array[muon ? TOST_GRAD : TOST_PARAM], update_owned, model, a);
+    Exchange* x = &model->exchange;
+    float* params = model->array[TOST_PARAM];
+    exchange_update(x, muon ? model->array[TOST_GRAD] : params, update_owned, model, a);
     for (int i = 0; muon && i < model->tensors.count; i++) update_whole(model, a, &model->tensors.tensor[i]);
-    for (const Owned* own = model->exchange.owned; muon && own < model->exchange.owned + model->exchange.n_owned; own++)
-        if (model->options.ema && tost_uses_muon(own->tensor, TOST_MUON))
-            combine(slice_ema(model, own), a->ema_rate, model->array[TOST_PARAM] + own->at, 1.0 - a->ema_rate, own->size);
-    if (model->weights && (muon || model->exchange.ranks > 1))
-        bf16_from_floats(model->weights, model->array[TOST_PARAM], model->tensors.flat_size);
+    for (const Owned* own = x->owned; muon && model->options.ema && own < x->owned + x->n_owned; own++)
+        if (tost_uses_muon(own->tensor, TOST_MUON))
+            combine(slice_ema(model, own), a->ema_rate, params + own->at, 1.0 - a->ema_rate, own->size);
+    if (model->weights && (muon || x->ranks > 1))
+        bf16_from_floats(model->weights, params, model->tensors.flat_size);
 }
 
 // ---------------------------------------------------------------------------------------------

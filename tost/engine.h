@@ -1,6 +1,6 @@
 // engine.h: the interface between the trainer in tost/ and an engine (CPU or CUDA). The trainer sees only this table of
 // functions, not precision, device or padding. Host arrays are float32 or int32, dense, row-major. An engine owns
-// parameters, gradients, Adam's moments, activations and states.
+// parameters, gradients, the optimizer's moments, activations and states.
 //
 // All that a layer keeps of earlier tokens is the state: TSSA's running sums S, N and D, 2C + NH numbers per sequence,
 // and with --conv the last three inputs of each convolution, 6C numbers. A pass works on a piece of the sequences,
@@ -15,7 +15,7 @@
 #include "base/error.h"
 #include "model.h"
 
-// Arrays shaped like the parameters: the parameters, their gradients, Adam's moments, the average of the parameters.
+// Arrays shaped like the parameters: the parameters, their gradients, the optimizer's moments, their average.
 typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V, TOST_EMA, TOST_ARRAYS } TostArray;
 typedef enum { TOST_W, TOST_PI, TOST_X } TostActivation;            // of a layer: w, Π, and its input x
 typedef enum { TOST_FP32, TOST_TF32, TOST_BF16 } TostDtype;

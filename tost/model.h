@@ -72,7 +72,7 @@ bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes
 #define TOST_PARAMS(X) \
     X(wte,         EMBED,  "transformer.wte.weight",  (V, C),         NORMAL,   DECAY,    ADAMW, true) /* tied head */ \
     X(wpe,         EMBED,  "transformer.wpe.weight",  (BLOCK, C),     NORMAL,   DECAY,    ADAMW, true) \
-    X(gamma1,      LAYER,  "gamma1",                  (C),            GAMMA,    NO_DECAY, ADAMW, true) /* LayerScale */ \
+    X(gamma1,      LAYER,  "gamma1",                  (C),            GAMMA,    NO_DECAY, ADAMW, true) /* of TSSA */ \
     X(gamma2,      LAYER,  "gamma2",                  (C),            GAMMA,    NO_DECAY, ADAMW, true) \
     X(ln_1_w,      LAYER,  "ln_1.weight",             (C),            ONE,      NO_DECAY, ADAMW, true) \
     X(ln_1_b,      LAYER,  "ln_1.bias",               (C),            ZERO,     NO_DECAY, ADAMW, BIAS) \
@@ -162,7 +162,7 @@ typedef struct {
     int         val_every, sample_every, save_every;   // steps
 } TostPreset;
 
-#define TOST_PRESETS "starter|tost-base|tost-medium|tost-large"   // in the order of tost_preset_at
+#define TOST_PRESETS "starter|small|tost-base|tost-medium|tost-large"   // in the order of tost_preset_at
 const TostPreset* tost_preset_at(int i);   // NULL after the last
 
 #ifdef __cplusplus
@@ -170,7 +170,7 @@ const TostPreset* tost_preset_at(int i);   // NULL after the last
 #endif
 
 // ---------------------------------------------------------------------------------------------
-// Pointers into one flat array of parameters, gradients or Adam's moments: the tensors outside of the layers and those
+// Pointers into one flat array of parameters, gradients or moments: the tensors outside of the layers and those
 // of one layer, one field per row of the table; NULL if this config has no such tensor.
 
 #define X_SET(field, place, name, shape, init, decay, optimizer, when) { \

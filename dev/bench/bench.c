@@ -8,6 +8,7 @@
 //     bench tssa               TSSA forward + backward at several lengths T, with the same B·T
 //     bench products           matrix products of training by shape, on one thread, against the peak of the FMA units
 //     bench rows               matrix products of decoding 1 to 64 texts, on one thread, against their two bounds
+//     bench optimizers         AdamW and Muon: time and share of a training step
 //
 // Times are medians. Measurements that are compared alternate, because other programs may use the machine.
 
@@ -67,7 +68,7 @@ static TostModel* new_model(const TostConfig* config, int B, int T, bool trainin
 
 // T: at most the block size, 1,024
 static TostModel* new_base(int B, int T, bool training, TostDtype dtype) {
-    return new_model(&tost_preset_at(1)->config, B, T, training, dtype);   // tost-base
+    return new_model(&tost_preset_at(2)->config, B, T, training, dtype);   // tost-base
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -136,10 +137,14 @@ static double matmuls_alone(TostModel* m, size_t rows) {
     return now_seconds() - start;
 }
 
+static TostUpdate update_of(int step) {
+    return (TostUpdate){.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.01, .grad_scale = 1,
+                        .step = step};
+}
+
 static double one_step(TostModel* m, const int32_t* ids, int B, int T, int step) {
     const TostEngine* e = &tost_cpu_engine;
-    const TostUpdate a = {.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.01,
-                         .grad_scale = 1, .step = step};
+    const TostUpdate a = update_of(step);
     const TostPiece piece = {ids, ids + 1, B, T, 0};
     double sum;
     int64_t count;
@@ -193,6 +198,43 @@ static void bench_train(int dtypes) {
     report("train_memory", usage.ru_maxrss / 1e6 * 1.024, "GB");
     for (int d = 0; d < dtypes; d++) tost_cpu_engine.destroy(m[d]);
     free(ids);
+}
+
+// Seconds of an optimizer step, and its share of a training step of the preset. A step computes total_batch tokens, so
+// the time of a micro-batch is multiplied.
+static void bench_optimizer(const TostPreset* p, TostOptimizer optimizer, TostDtype dtype) {
+    const int B = p->batch, T = p->seq;
+    const TostEngineOptions o = {.max_batch = B, .max_piece = T, .states = 1, .training = true, .dtype = dtype,
+                                 .optimizer = optimizer};
+    TostError err;
+    TostModel* m = tost_cpu_engine.create(&p->config, &o, &err);
+    if (!m) { fprintf(stderr, "bench: %s\n", err.text); exit(STATUS_FAILED); }
+    init_params(&tost_cpu_engine, m, &m->tensors, p->config.n_layer, 1);
+    Rng rng = rng_seeded(2, 0);
+    int32_t* ids = xmalloc(((size_t)B * T + 1) * sizeof *ids);
+    for (int i = 0; i <= B * T; i++) ids[i] = (int32_t)rng_below(&rng, (uint64_t)p->config.vocab_size);
+    double update[RUNS], share[RUNS];
+    one_step(m, ids, B, T, 1);
+    for (int i = 0; i < RUNS; i++) {
+        const double both = one_step(m, ids, B, T, 2 + i), start = now_seconds();
+        const TostUpdate a = update_of(2 + RUNS + i);
+        tost_cpu_engine.update(m, &a);
+        update[i] = now_seconds() - start;
+        share[i] = update[i] / ((both - update[i]) * (double)p->total_batch / ((double)B * T) + update[i]);
+    }
+    printf("%-12s %-6s %-5s %10.2f ms  %6.3f %% of a step of %lld tokens\n", p->name,
+           optimizer == TOST_MUON ? "Muon" : "AdamW", dtype == TOST_BF16 ? "bf16" : "fp32",
+           1e3 * median(update, RUNS), 100 * median(share, RUNS), (long long)p->total_batch);
+    fflush(stdout);
+    tost_cpu_engine.destroy(m);
+    free(ids);
+}
+
+static void bench_optimizers(void) {
+    for (int i = 0; i < 3; i++)   // starter, small, tost-base
+        for (int dtype = TOST_FP32; dtype <= TOST_BF16; dtype += TOST_BF16 - TOST_FP32)
+            for (int optimizer = TOST_ADAMW; optimizer <= TOST_MUON; optimizer++)
+                bench_optimizer(tost_preset_at(i), (TostOptimizer)optimizer, (TostDtype)dtype);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -398,8 +440,9 @@ int main(int argc, char** argv) {
     else if (strcmp(part, "tssa") == 0) bench_tssa();
     else if (strcmp(part, "products") == 0) bench_products();
     else if (strcmp(part, "rows") == 0) bench_rows();
+    else if (strcmp(part, "optimizers") == 0) bench_optimizers();
     else {
-        fprintf(stderr, "usage: bench limits | train | decode | dtypes | tssa | products | rows\n");
+        fprintf(stderr, "usage: bench limits | train | decode | dtypes | tssa | products | rows | optimizers\n");
         return STATUS_USAGE;
     }
     return 0;

@@ -191,7 +191,7 @@ namespace {
 // ---------------------------------------------------------------------------------------------
 // Runs
 
-TostConfig base_config() { return tost_preset_at(1)->config; }   // tost-base
+TostConfig base_config() { return tost_preset_at(2)->config; }   // tost-base
 
 Size size_of(const TostConfig& c, double B, double T) {
     TostTensors t = tost_tensors(&c);

@@ -58,7 +58,7 @@ struct Exchange {
 };
 
 // Not collective.
-Exchange exchange_new(const TostTensors* tensors, TostOptimizer optimizer, TostComm* comm, int parts);   // in host memory
+Exchange exchange_new(const TostTensors* tensors, TostOptimizer optimizer, TostComm* comm, int parts);   // on the host
 void     exchange_layout(Exchange* x, Arena* arena, float* grad);   // places the buffers; grad: the flat array
 void     exchange_free(Exchange* x);
 static inline size_t exchange_owned(const Exchange* x) { return slices_packed(&x->slices, x->rank, -1); }

@@ -150,7 +150,7 @@ const Option option_table[] = {
     {"min-lr-frac", TRAIN | OVERRIDABLE, REAL, AT(min_lr_frac), "X",
      .help = "final learning rate, as a fraction of --lr", 0, 1},
     {"weight-decay", TRAIN | FIXED, REAL, AT(weight_decay), "X",
-     .help = "AdamW weight decay of embeddings and Linear weights", 0, 100},
+     .help = "weight decay of embeddings and Linear weights", 0, 100},
     {"beta1", TRAIN | FIXED, REAL, AT(beta1), "X", .help = "AdamW decay rate of the first moment", 0, 0.999999},
     {"beta2", TRAIN | FIXED, REAL, AT(beta2), "X", .help = "AdamW decay rate of the second moment", 0, 0.999999},
     {"eps", TRAIN | FIXED, REAL, AT(eps), "X", .help = "AdamW epsilon, added to the denominator", 1e-30, 1},

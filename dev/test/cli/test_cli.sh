@@ -50,7 +50,7 @@ for command in train sample eval tokenize info inspect; do
 done
 prints --help "tokenize --tokenizer FILE" "(default: 128 tokens)"
 prints "--preset tost-base --help" "(default: 491520 tokens)"
-prints "train --help" "(default: 1600 steps) *"
+prints "train --help" "(default: 400 steps) *"
 check "train --help begins with three examples" [ "$(head -n 10 stdout | grep -c '^  # ')" -eq 3 ]
 
 # ---------------------------------------------------------------------------------------------
@@ -112,7 +112,7 @@ halves() {
 halves average $tiny --ema 0.9
 check "and has the same average of the weights" \
     cmp average/step_00000004/ema.safetensors average2/step_00000004/ema.safetensors
-halves even $small --membership uniform
+halves even $small --membership uniform --conv 0
 check "train prints uniform membership" says "uniform membership" stdout
 halves convolved $small --conv 4 --chunk 20
 check "train prints convolutions" says "convolutions" stdout

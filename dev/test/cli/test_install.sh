@@ -58,7 +58,7 @@ completes() {
 if command -v bash >/dev/null; then
     completes "sample" sa
     completes "--steps" --ste
-    completes "starter tost-base tost-medium tost-large" --preset ''
+    completes "starter small tost-base tost-medium tost-large" --preset ''
     completes "ema" eval --weights = e
     completes "" info out
 else

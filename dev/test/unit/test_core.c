@@ -130,7 +130,7 @@ static void test_extend(Checks* c) {
 // Model FLOPs utilization
 
 static void test_flops(Checks* c) {
-    const TostConfig base = tost_preset_at(1)->config;   // tost-base
+    const TostConfig base = tost_preset_at(2)->config;   // tost-base
     TostTensors t = tost_tensors(&base);
     double products = 0;
     for (int i = 0; i < t.count; i++)
