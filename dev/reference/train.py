@@ -18,8 +18,8 @@ the losses agree to 1e-6 for 7 steps and then differ by up to 7e-2, with --lr 1e
 differ by up to 3e-2 (100 steps). Compare the first steps, or smoothed curves.
 
 With --attention softmax, it trains GPT-2 instead: the sizes of --init, initial weights from --seed, and 3 C instead of
-4 C channels in the MLP, so that it has as many parameters as ToST. --by-position writes the validation loss by position
-for dev/plot/position.py.
+4 C channels in the MLP, so that it has as many parameters as ToST. With --optimizer muon, the fused projection to
+query, key and value is three matrices. --by-position writes the validation loss by position for dev/plot/position.py.
 
 The final weights of ToST are in DIR/model.safetensors. Needs Python 3.11, torch, numpy and safetensors.
 """

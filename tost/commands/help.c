@@ -65,9 +65,9 @@ static void print_protocols(void) {
 
 static void print_examples(const Options* o) {
     static const struct { const char *about, *arguments; } examples[] = {
-        {"the starter model, on the stories in data/starter: one to two minutes", ""},
-        {"the published model on your own text, converted with tokenize",
-         " --preset tost-base --data 'data/mine_train_*.bin' --out out/mine"},
+        {"the starter model, on the stories in data/starter: about a minute", ""},
+        {"a small model on your own text, converted with tokenize",
+         " --preset small --data 'data/mine_train_*.bin' --out out/mine"},
         {"continue that run after an interruption", " --resume --out out/mine"},
     };
     printf("\nExamples\n");

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# mutants.sh [NAME...]: mutation test of distributed training (see ../mutants.sh). A mutant must fail test_comm, or a
-# suite of distributed.py with Open MPI.
+# mutants.sh [NAME...]: mutation test of distributed training and of Muon (see ../mutants.sh). A mutant must fail
+# test_comm, the golden files of test_tost, or a suite of distributed.py with Open MPI.
 set -u
 repo=$(cd "$(dirname "$0")/../../.." && pwd)
 built=$repo/build/distributed_mutants
@@ -25,15 +25,20 @@ bucket_left_out     | test_comm | s/>= from/> from/
 wrong_tree          | test_comm | s/row\[i\]/row[0]/
 signal_not_shared   | signals   | s/c ? .* : own/own/
 finished_not_shared | refusals  | s/comm_broadcast.*;//
+muon_transpose      | test_tost | s/!tall, side, side/tall, side, side/
+muon_coefficient    | test_tost | s/TOST_MUON_B/TOST_MUON_A/
+muon_scale          | test_tost | s/rows > columns ? rows : columns/rows/
 END
 
 build() {
     local targets=(MPI=1 MPICC=mpicc.openmpi train_gpt_tost build/torture/faults.so)
     [ "$1" != test_comm ] || targets=(CC=cc build/cc-openmp/dev/test/ranks/test_comm)
+    [ "$1" != test_tost ] || targets=(CC=cc test_tost)
     (unset MAKEFLAGS MAKELEVEL; make -s -C "$tree" CUDA=0 EMULATION=0 "${targets[@]}") > "$built/log" 2>&1
 }
 run_tests() {
     if [ "$1" = test_comm ]; then timeout 300 "$tree/build/cc-openmp/dev/test/ranks/test_comm"
+    elif [ "$1" = test_tost ]; then timeout 300 "$tree/test_tost" --golden dev/test/golden
     else timeout 300 python3 dev/test/ranks/distributed.py --built "$built" --mpi openmpi --suites "$1"
     fi > "$built/log" 2>&1
 }
@@ -57,9 +62,9 @@ if ! command -v mpicc.openmpi > /dev/null; then
 fi
 rm -rf "$tree"
 mkdir -p "$tree"
-cp -r tost dev CITATION.cff Makefile train_gpt_tost.c "$tree"
+cp -r tost dev CITATION.cff Makefile train_gpt_tost.c test_tost.c "$tree"
 if build signals && dev/test/ranks/build.sh "$built" plain && run_tests signals,refusals && build test_comm &&
-    run_tests test_comm; then
+    run_tests test_comm && build test_tost && run_tests test_tost; then
     passed=1
     run_mutants "$@"
 fi
