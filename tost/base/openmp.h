@@ -19,5 +19,6 @@ static inline void threads_set(int n) { (void)n; }
 static inline int  threads_max(void) { return 1; }
 static inline int  thread_index(void) { return 0; }
 #endif
+static inline int  threads_or_max(int n) { return n > 0 ? n : threads_max(); }
 
 #endif

@@ -15,13 +15,18 @@ int tost_main(int argc, char** argv, const TostEngine* engine);
 }
 #else
 
+#include "data/documents.h"
 #include "run/loaded_model.h"
+#include "run/progress.h"
 
 int command_sample(const Options* o, const TostEngine* engine);
 int command_eval(const Options* o, TostComm* comm, const TostEngine* engine);
 int command_tokenize(const Options* o);
 int command_info(const Options* o, const TostEngine* engine);
 int command_inspect(const Options* o, const TostEngine* engine);
+
+// The text files of tokenize and vocab. progress: for their callbacks.
+TextInput text_input(const Options* o, Progress* progress);
 
 // Scores every example of o->task, prints the results and writes o->json. The decode state after a context is
 // computed once for all its choices. Contexts are truncated on the left to fit --seq, which is at most block_size.

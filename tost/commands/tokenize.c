@@ -13,8 +13,8 @@
 static void show_progress(void* context, const TokenizeResult* r) {
     Progress* p = context;
     char bytes[32], tokens[32];
-    progress_show(p, NAN, "%s read, %s tokens, %.1f MB/s", human_bytes(bytes, (double)r->bytes),
-                  human_count(tokens, (double)r->tokens), 1e-6 * (double)r->bytes / (now_seconds() - p->started));
+    progress_show(p, NAN, "%s read, %s tokens, %.1f MB/s", human_bytes(bytes, (double)r->read.bytes),
+                  human_count(tokens, (double)r->tokens), 1e-6 * (double)r->read.bytes / (now_seconds() - p->started));
 }
 
 // Even with --quiet: the user would wait and not know why.
@@ -23,13 +23,17 @@ static void show_waiting(void* context, const char* name) {
     print_line(stderr, "%s: waiting for a process that writes to this FIFO", name);
 }
 
+TextInput text_input(const Options* o, Progress* progress) {
+    return (TextInput){.files = o->files, .n_files = o->n_files, .jsonl = o->jsonl, .threads = o->threads,
+                       .waiting = show_waiting, .context = progress};
+}
+
 int command_tokenize(const Options* o) {
     Progress progress = progress_new(stderr, o->quiet);
     const TokenizeOptions options = {
-        .tokenizer = o->tokenizer, .out = o->out, .files = o->files, .n_files = o->n_files,
-        .val_frac = o->val_frac, .val_required = option_given(o, "val-frac"), .seed = (uint64_t)o->seed,
-        .shard_tokens = (uint64_t)o->shard_tokens, .threads = o->threads, .jsonl = o->jsonl,
-        .progress = show_progress, .waiting = show_waiting, .context = &progress};
+        .in = text_input(o, &progress), .tokenizer = o->tokenizer, .out = o->out, .val_frac = o->val_frac,
+        .val_required = option_given(o, "val-frac"), .seed = (uint64_t)o->seed,
+        .shard_tokens = (uint64_t)o->shard_tokens, .progress = show_progress};
     TokenizeResult r;
     TostError err;
     signals_ignore_write_errors();
@@ -43,8 +47,8 @@ int command_tokenize(const Options* o) {
     if (o->quiet) return 0;
     const ShardCount *train = &r.written[SPLIT_TRAIN], *val = &r.written[SPLIT_VAL];
     char bytes[32];
-    printf("%llu document%s, %s: %llu tokens\n", (unsigned long long)r.documents, r.documents == 1 ? "" : "s",
-           human_bytes(bytes, (double)r.bytes), (unsigned long long)r.tokens);
+    printf("%llu document%s, %s: %llu tokens\n", (unsigned long long)r.read.documents, r.read.documents == 1 ? "" : "s",
+           human_bytes(bytes, (double)r.read.bytes), (unsigned long long)r.tokens);
     print_line(stdout, "%s_train_*.bin: %llu tokens, shards: %d", o->out, (unsigned long long)train->tokens,
                train->shards);
     if (val->shards > 0)

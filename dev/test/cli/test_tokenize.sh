@@ -55,7 +55,7 @@ begin $args --out stopped slow
 check "tokenize waits" until_true says "slow: waiting" stderr.bg
 kill -TERM $process
 end 143 SIGTERM
-check "SIGTERM: no shards were written" says "no shards were written" stderr.bg
+check "SIGTERM: nothing was written" says "nothing was written" stderr.bg
 check "SIGTERM: nothing is left: $(ls)" [ -z "$(find . -name 'stopped*')" ]
 
 begin $args --out killed slow

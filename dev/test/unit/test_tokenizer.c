@@ -453,7 +453,7 @@ static Run run(Checks* c, Fixture* b, TokenizeOptions o, const char* path) {
     char *dir = xasprintf("%s/run%d", b->dir, b->runs++), *prefix = path_join(dir, "x"), *files[] = {(char*)path};
     o.tokenizer = b->vocab;
     o.out = prefix;
-    if (path) o.files = files, o.n_files = 1;
+    if (path) o.in.files = files, o.in.n_files = 1;
     if (!o.shard_tokens) o.shard_tokens = 1000;
     run.ok = tokenize_files(&o, &run.r, &run.err);
     if (run.ok) {
@@ -476,14 +476,14 @@ static void check_runs(Checks* c, Fixture* b, const char* what, char** files, in
     };
     Run first = {0};
     for (size_t k = 0; k < countof(runs); k++) {
-        const TokenizeOptions o = {.files = files, .n_files = n_files, .threads = runs[k].threads, .seed = 5,
-                                   .val_frac = 0.4, .batch_bytes = runs[k].batch};
+        const TokenizeOptions o = {.in = {.files = files, .n_files = n_files, .threads = runs[k].threads,
+                                          .batch_bytes = runs[k].batch}, .seed = 5, .val_frac = 0.4};
         reading.slow = runs[k].slow;
         Run r = run(c, b, o, NULL);
         reading.slow = false;
         if (k == 0) first = r;
         check(c, r.ok && is_partition(want, &r.train, &r.val, (uint32_t)tokenizer_eot(b->bpe.t)),
-              "%s: wrong tokens with batches of %zu bytes: %s", what, o.batch_bytes, r.err.text);
+              "%s: wrong tokens with batches of %zu bytes: %s", what, o.in.batch_bytes, r.err.text);
         check(c, same_ids(first.val.ids, first.val.n, r.val.ids, r.val.n),
               "%s: validation documents depend on the batch size", what);
         if (k > 0) run_free(&r);
@@ -555,9 +555,9 @@ static void test_jsonl(Checks* c, Fixture* b) {
     write_text(files[0], file);
     check_runs(c, b, "JSONL", files, 1, &want);
     must(freopen(files[0], "rb", stdin) != NULL, "freopen", NULL);
-    Run r = run(c, b, (TokenizeOptions){.jsonl = true}, "-");
-    check(c, r.ok && same_ids(r.train.ids, r.train.n, want.ids, want.n) && r.r.bytes == strlen(file)
-          && r.r.documents == 100, "standard input: %s", r.err.text);
+    Run r = run(c, b, (TokenizeOptions){.in.jsonl = true}, "-");
+    check(c, r.ok && same_ids(r.train.ids, r.train.n, want.ids, want.n) && r.r.read.bytes == strlen(file)
+          && r.r.read.documents == 100, "standard input: %s", r.err.text);
     run_free(&r);
     free(files[0]), free(file), free(want.ids);
 }
@@ -580,7 +580,7 @@ static void test_failures(Checks* c, Fixture* b) {
         {"a.lz4", "\x04\x22\x4d\x18 and more", "lz4 -dc FILE |"}, {"a.bz2", "BZh91AY&SY", "bzip2 -dc FILE |"},
         {"a.zip", "PK\x03\x04 and more", "unzip -p FILE |"},
     };
-    const TokenizeOptions plain = {.batch_bytes = 8, .shard_tokens = 2, .threads = 2};
+    const TokenizeOptions plain = {.in = {.batch_bytes = 8, .threads = 2}, .shard_tokens = 2};
     for (size_t i = 0; i < countof(cases); i++) {
         char* path = path_join(b->dir, cases[i].name);
         if (cases[i].text) write_text(path, cases[i].text);
@@ -619,7 +619,7 @@ static void test_lone_document(Checks* c, Fixture* b) {
     for (int required = 0; required < 2; required++) {
         Run r = run(c, b, (TokenizeOptions){.val_frac = 0.01, .val_required = required}, path);
         if (required) check_refused(c, r.ok, &r.err, "went to the validation shards; separate documents", path);
-        else check(c, r.ok && r.r.documents == 1 && r.val.n == 0, "one short document: %s", r.err.text);
+        else check(c, r.ok && r.r.read.documents == 1 && r.val.n == 0, "one short document: %s", r.err.text);
         run_free(&r);
     }
     free(path), free(want.ids);
@@ -632,9 +632,9 @@ static void test_reads(Checks* c, Fixture* b) {
     for (int fail_at = 0; fail_at < 5; fail_at++) {
         reading.calls = 0;
         reading.fail_at = fail_at;
-        Run r = run(c, b, (TokenizeOptions){.threads = 1, .batch_bytes = 8}, path);
+        Run r = run(c, b, (TokenizeOptions){.in = {.threads = 1, .batch_bytes = 8}}, path);
         if (fail_at) check_refused(c, r.ok, &r.err, strerror(EIO), "a read that fails");
-        else check(c, r.ok && r.r.bytes == 66 && r.r.tokens <= 64 && r.r.documents == 1, "%s", r.err.text);
+        else check(c, r.ok && r.r.read.bytes == 66 && r.r.tokens <= 64 && r.r.read.documents == 1, "%s", r.err.text);
         run_free(&r);
     }
     reading.fail_at = 0;

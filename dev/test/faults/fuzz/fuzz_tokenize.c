@@ -13,8 +13,8 @@ static bool tokenize(Bytes* shard, TokenizeResult* r, const char* folder, const 
                      TostError* err) {
     char *vocab = path_join(folder, "bytes.bpe"), *out = xasprintf("%s/out_%zu", folder, batch);
     char *file = xasprintf("%s_train_000000.bin", out), *files[] = {(char*)input};
-    const TokenizeOptions o = {.tokenizer = vocab, .out = out, .files = files, .n_files = 1, .shard_tokens = 1 << 20,
-                               .threads = 1, .batch_bytes = batch};
+    const TokenizeOptions o = {.in = {.files = files, .n_files = 1, .threads = 1, .batch_bytes = batch},
+                               .tokenizer = vocab, .out = out, .shard_tokens = 1 << 20};
     FILE* f = fopen(vocab, "wb");   // no merges: a byte tokenizer
     must_hold(f && fputs("#version: 0.2\n", f) >= 0 && fclose(f) == 0, "cannot write the vocabulary");
     bool ok = tokenize_files(&o, r, err);
@@ -45,7 +45,8 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     else if (size <= 4096) {
         must_hold(tokenize(&b, &small, folder, input, 1 + flags, &other), "rejected with another batch size");
         must_hold(a.size == b.size && memcmp(a.data, b.data, a.size) == 0, "shards depend on the batch size");
-        must_hold(large.documents == small.documents && large.bytes == size, "counts depend on the batch size");
+        must_hold(large.read.documents == small.read.documents && large.read.bytes == size,
+                  "counts depend on the batch size");
     }
     free(a.data);
     free(b.data);

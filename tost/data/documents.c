@@ -1,0 +1,267 @@
+// documents.c: reads text files as documents. Input is read in batches. Memory is bounded for documents of any size,
+// except for a JSONL line, or text without white space, that is longer than a batch.
+#include "data/documents.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/files.h"
+#include "base/json.h"
+#include "base/memory.h"
+#include "base/openmp.h"
+#include "base/signals.h"
+#include "data/lines.h"
+#include "data/tokenizer.h"
+
+enum {
+    BATCH_BYTES = 16 << 20,  // input bytes per batch
+    BATCH_PARTS = 256,       // parts of a batch that is one long document
+};
+
+// One line of JSONL and its decoded text.
+typedef struct {
+    const char* json;
+    size_t      n;
+    size_t      number;     // 1-based
+    char*       text;       // room for n + 1 bytes
+    size_t      n_text;
+} Line;
+
+typedef struct {
+    const TextInput* in;
+    TextCount* count;
+    size_t     batch_bytes, part_bytes;
+    // current batch
+    TextPart*  parts;
+    size_t     n_parts;
+    Line*      lines;          // of JSONL
+    size_t     n_lines;
+    char*      text;           // decoded from them
+    bool       in_document;    // the current document has begun
+} Reader;
+
+// A file being read: data[0 .. n) has been read and not yet processed.
+typedef struct {
+    const char* name;                // for messages
+    int         fd;
+    mode_t      mode;                // type of the file
+    char*       data;
+    size_t      n, cap;
+    uint64_t    read;                // bytes read so far
+    size_t      lines;               // of JSONL, processed so far
+    bool        end;                 // end of file reached
+} Source;
+
+bool interrupted(TostError* err) { return tost_error(err, "interrupted; nothing was written"); }
+
+// ---------------------------------------------------------------------------------------------
+// Reading
+
+// Does not wait for the writer of a FIFO; wait_for_input does.
+static bool source_open(Source* s, const char* path, TostError* err) {
+    struct stat st;
+    const bool standard = strcmp(path, "-") == 0;
+    *s = (Source){.name = standard ? "standard input" : path,
+                  .fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
+    if (s->fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
+    s->mode = fstat(s->fd, &st) == 0 ? st.st_mode : 0;
+    return true;
+}
+
+static void source_close(Source* s) {
+    if (s->fd >= 0 && s->fd != STDIN_FILENO) close(s->fd);
+    free(s->data);
+}
+
+// Waits until a pipe or terminal can be read; false if a signal arrives. poll has a timeout, since the signal may come
+// just before it.
+static bool wait_for_input(const Source* s) {
+    enum { MILLISECONDS = 200 };
+    struct pollfd in = {.fd = s->fd, .events = POLLIN};
+    int ready = S_ISREG(s->mode);
+    while (!ready && !signals_received()) {
+        ready = poll(&in, 1, MILLISECONDS);
+        if (ready < 0 && (errno == EINTR || errno == EAGAIN)) ready = 0;
+    }
+    return !signals_received();
+}
+
+// Reads n bytes, or fewer at the end of the file: s->end.
+static bool source_fill(Source* s, char* to, size_t n, Reader* r, TostError* err) {
+    bool first = S_ISFIFO(s->mode) && s->read == 0 && s->fd != STDIN_FILENO;
+    for (size_t done = 0; done < n && !s->end;) {
+        if (!first && !wait_for_input(s)) return interrupted(err);
+        const ssize_t got = read(s->fd, to + done, n - done);
+        if (got < 0 && errno != EINTR && errno != EAGAIN)
+            return tost_error(err, "%s: reading failed after %" PRIu64 " bytes: %s", s->name, s->read, strerror(errno));
+        if (got == 0 && first && r->in->waiting)   // nothing has opened the FIFO for writing
+            r->in->waiting(r->in->context, s->name);
+        else s->end = got == 0;
+        first = false;
+        done += got > 0 ? (size_t)got : 0;
+        s->read += got > 0 ? (uint64_t)got : 0;
+    }
+    return true;
+}
+
+// Removes the first `used` bytes and reads at least half a batch more. At first, checks the beginning of the file and
+// removes a byte order mark.
+static bool source_read(Source* s, size_t used, Reader* r, TostError* err) {
+    s->n -= used;
+    if (s->n) memmove(s->data, s->data + used, s->n);
+    if (s->cap - s->n <= r->batch_bytes / 2) {
+        s->cap = s->cap * 2 + r->batch_bytes + TEXT_HEAD_BYTES;
+        s->data = xrealloc(s->data, s->cap);
+    }
+    const uint64_t before = s->read;
+    if (!source_fill(s, s->data + s->n, s->cap - s->n, r, err)) return false;
+    s->n += (size_t)(s->read - before);
+    r->count->bytes += s->read - before;
+    size_t skip = 0;
+    if (before == 0 && !text_check_head(&skip, s->name, s->data, s->n, err)) return false;
+    if (skip) memmove(s->data, s->data + skip, s->n -= skip);
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Parts
+
+static void add_part(Reader* r, const char* text, size_t n, bool ends) {
+    r->parts = xgrow(r->parts, r->n_parts, sizeof *r->parts);
+    r->parts[r->n_parts++] = (TextPart){text, n, r->count->documents - 1, ends};
+}
+
+// Adds the next n bytes of the current document; ends: the document ends after them.
+static void add_text(Reader* r, const char* text, size_t n, bool ends) {
+    if (n && !r->in_document) {
+        r->in_document = true;
+        r->count->documents++;
+    }
+    if (!r->in_document) return;
+    for (size_t want = r->part_bytes; want < n;) {
+        size_t cut = tokenizer_last_cut(text, want);
+        if (cut) add_part(r, text, cut, false);
+        text += cut;
+        n -= cut;
+        want = cut ? r->part_bytes : want * 2;
+    }
+    add_part(r, text, n, ends);
+    if (ends) r->in_document = false;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Plain text
+
+// Adds the complete documents in s, and the incomplete one after them up to its last safe cut. The rest begins with the
+// white space at the cut, so it includes the line end before a separator line. Returns the number of bytes used.
+static size_t add_documents(Reader* r, const Source* s) {
+    size_t p = 0, end, next;
+    for (; document_ends(&end, &next, s->data, p, s->n, s->end); p = next)
+        add_text(r, s->data + p, end - p, true);
+    size_t rest = s->end ? s->n - p : tokenizer_last_cut(s->data + p, s->n - p);
+    add_text(r, s->data + p, rest, s->end);
+    return p + rest;
+}
+
+// ---------------------------------------------------------------------------------------------
+// JSONL
+
+// Decodes the lines in parallel. On an error, err is that of the first invalid line.
+static bool decode_lines(Reader* r, const char* name, TostError* err) {
+    size_t bad = SIZE_MAX;
+    #pragma omp parallel for schedule(dynamic, 16) num_threads(threads_or_max(r->in->threads)) if (r->n_lines > 16)
+    for (size_t i = 0; i < r->n_lines; i++) {
+        TostError e;
+        Line* line = r->lines + i;
+        if (json_text_field(line->text, &line->n_text, NULL, line->json, line->n, "text", &e)) continue;
+        #pragma omp critical
+        if (i < bad) {
+            bad = i;
+            tost_error(err, "%s: line %zu: %s", name, r->lines[i].number, e.text);
+        }
+    }
+    return bad == SIZE_MAX;
+}
+
+// Collects the complete, non-blank lines of s. A line's text will be decoded to the same position in r->text. Returns
+// the number of bytes used.
+static size_t collect_lines(Reader* r, Source* s) {
+    const char *end = s->data + s->n, *json;
+    while (!s->end && end > s->data && end[-1] != '\n') end--;
+    Lines lines = {s->data, end, s->lines};
+    r->n_lines = 0;
+    r->text = xrealloc(r->text, s->n + 1);
+    for (size_t n; next_line(&json, &n, &lines);) {
+        if (is_blank(json, n)) continue;
+        r->lines = xgrow(r->lines, r->n_lines, sizeof *r->lines);
+        r->lines[r->n_lines++] = (Line){json, n, lines.number, r->text + (json - s->data), 0};
+    }
+    s->lines = lines.number;
+    return (size_t)(end - s->data);
+}
+
+static bool add_lines(Reader* r, const Source* s, TostError* err) {
+    if (!decode_lines(r, s->name, err)) return false;
+    for (size_t i = 0; i < r->n_lines; i++) add_text(r, r->lines[i].text, r->lines[i].n_text, true);
+    return true;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Files
+
+static bool read_documents(Reader* r, const char* path, UseParts* use, void* job, TostError* err) {
+    Source s;
+    const bool jsonl = r->in->jsonl || named_jsonl(path);
+    bool ok = source_open(&s, path, err);
+    for (size_t used = 0; ok && !s.end && (ok = source_read(&s, used, r, err));) {
+        used = jsonl ? collect_lines(r, &s) : add_documents(r, &s);
+        ok = (!jsonl || add_lines(r, &s, err)) && use(job, r->parts, r->n_parts, err)
+            && (!signals_received() || interrupted(err));
+        r->n_parts = 0;
+    }
+    source_close(&s);
+    return ok;
+}
+
+bool documents_read(const TextInput* in, TextCount* count, UseParts* use, void* job, TostError* err) {
+    Reader r = {.in = in, .count = count, .batch_bytes = in->batch_bytes ? in->batch_bytes : BATCH_BYTES};
+    bool ok = true;
+    r.part_bytes = r.batch_bytes / BATCH_PARTS + 1;
+    *count = (TextCount){0};
+    for (int i = 0; ok && i < in->n_files; i++) ok = read_documents(&r, in->files[i], use, job, err);
+    if (ok && !count->documents) ok = tost_error(err, "no document in the %" PRIu64 " bytes of input", count->bytes);
+    free(r.parts);
+    free(r.lines);
+    free(r.text);
+    return ok;
+}
+
+static bool check_file(const char* path, TostError* err) {
+    Source s;
+    char head[TEXT_HEAD_BYTES];
+    struct stat st;
+    size_t skip;
+    bool ok = true;
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)) return true;
+    if (!source_open(&s, path, err)) return false;
+    if (S_ISDIR(s.mode)) ok = tost_error(err, "%s: a folder; give the files in it", path);
+    else if (S_ISREG(s.mode) && s.fd != STDIN_FILENO) {
+        const ssize_t n = read_at(s.fd, head, sizeof head, 0);
+        ok = n < 0 ? tost_error(err, "%s: cannot be read: %s", path, strerror(errno))
+                   : text_check_head(&skip, path, head, (size_t)n, err);
+    }
+    source_close(&s);
+    return ok;
+}
+
+bool documents_check(const TextInput* in, TostError* err) {
+    for (int i = 0; i < in->n_files; i++)
+        if (!check_file(in->files[i], err)) return false;
+    return true;
+}
