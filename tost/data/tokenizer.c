@@ -9,7 +9,9 @@
 #include "base/crc32.h"
 #include "base/error.h"
 #include "base/files.h"
+#include "base/heap.h"
 #include "base/memory.h"
+#include "base/string_set.h"
 #include "base/text.h"
 #include "data/lines.h"
 #include "data/shards.h"
@@ -17,7 +19,6 @@
 
 enum {
     BYTES       = 256,        // number of byte tokens
-    MAX_FILE    = 1 << 24,    // bytes: so an id has 24 bits, and a 64-bit heap key has room for an id and a position
     SHORT_PIECE = 96,         // pieces of up to this many bytes are merged by repeated scans, longer ones with a heap
     NO_TOKEN    = 0x7fffffff, // no merge; greater than every id
 };
@@ -25,15 +26,13 @@ enum {
 typedef struct { uint32_t left, right, merged; } Merge;  // merged == NO_TOKEN: free slot
 
 struct Tokenizer {
-    char*    path;
-    Bytes    file;
-    uint32_t hash;              // CRC-32 of the file
-    int      size;              // number of tokens
-    char*    bytes;             // all pieces, concatenated
-    size_t*  first;             // (size + 1) token id is bytes[first[id] .. first[id + 1])
-    uint32_t byte_id[BYTES];    // byte -> token
-    Merge*   merges;            // hash table (left, right) -> merged
-    unsigned merge_bits;        // 2^merge_bits slots
+    char*     path;
+    Bytes     file;
+    uint32_t  hash;              // CRC-32 of the file
+    StringSet pieces;            // the bytes of all tokens but the last, <|endoftext|>
+    uint32_t  byte_id[BYTES];    // byte -> token
+    Merge*    merges;            // hash table (left, right) -> merged
+    unsigned  merge_bits;        // 2^merge_bits slots
 };
 
 // ---------------------------------------------------------------------------------------------
@@ -48,7 +47,7 @@ typedef struct { CharClass class; int bytes; } Char;
 
 static uint8_t unicode_class[UNICODE_LIMIT];   // filled when the first tokenizer is opened
 
-static void fill_classes(void) {
+void pattern_prepare(void) {
     if (unicode_class[' '] == CHAR_SPACE) return;
     size_t c = 0;
     for (size_t i = 0; i < countof(unicode_runs); c += unicode_runs[i++] >> 2)
@@ -120,6 +119,8 @@ static inline size_t piece_end(const unsigned char* s, size_t p, size_t n) {
     Char c = char_at(s, start, n);
     return c.class == CHAR_SPACE ? space_end(s, p, n) : run_end(s, start + (size_t)c.bytes, n, c.class);
 }
+
+size_t pattern_end(const char* text, size_t p, size_t n) { return piece_end((const unsigned char*)text, p, n); }
 
 // Splitting at c is safe if s[c] is a space or line feed and the character before it is not white space:
 //   - no piece spans c: no alternative has white space after another character;
@@ -214,49 +215,27 @@ static size_t merge_short(const Tokenizer* t, uint32_t* ids, const unsigned char
     return n;
 }
 
-// A min-heap of possible merges, merged id << 40 | position, so that equal merges are taken from left to right.
-typedef struct { uint64_t* keys; size_t count, cap; } Heap;
-
-static void heap_push(Heap* h, uint64_t key) {
-    if (h->count == h->cap) h->keys = xrealloc(h->keys, (h->cap = h->cap * 2 + 1024) * sizeof *h->keys);
-    size_t i = h->count++;
-    for (; i > 0 && key < h->keys[(i - 1) / 2]; i = (i - 1) / 2) h->keys[i] = h->keys[(i - 1) / 2];
-    h->keys[i] = key;
-}
-
-static uint64_t heap_pop(Heap* h) {
-    uint64_t top = h->keys[0], key = h->keys[--h->count];
-    size_t i = 0;
-    for (size_t child; (child = 2 * i + 1) < h->count; i = child) {
-        if (child + 1 < h->count && h->keys[child + 1] < h->keys[child]) child++;
-        if (key <= h->keys[child]) break;
-        h->keys[i] = h->keys[child];
-    }
-    h->keys[i] = key;
-    return top;
-}
-
 typedef struct { size_t prev, next; uint32_t id; } Node;  // id NO_TOKEN: merged into a node to the left
 
 static void push_merge(Heap* h, const Tokenizer* t, const Node* nodes, size_t i, size_t n) {
     if (nodes[i].next >= n) return;
     uint32_t id = find_merge(t, nodes[i].id, nodes[nodes[i].next].id)->merged;
-    if (id != NO_TOKEN) heap_push(h, (uint64_t)id << 40 | i);
+    if (id != NO_TOKEN) heap_push(h, (HeapKey){id, i});   // equal merges from left to right
 }
 
-// n < 2^40 bytes in O(n log n): a linked list of tokens and a heap of their merges. Heap entries of pairs that have
-// changed since are skipped: no two merges produce the same id, so such a pair no longer merges into its key's id.
+// O(n log n): a linked list of tokens and a heap of their merges. Heap entries of pairs that have changed since are
+// skipped: no two merges produce the same id, so such a pair no longer merges into its key's id.
 static size_t merge_long(const Tokenizer* t, uint32_t* ids, const unsigned char* s, size_t n) {
     Node* nodes = xmalloc(n * sizeof *nodes);
     Heap heap = {0};
     for (size_t i = 0; i < n; i++) nodes[i] = (Node){.prev = i - 1, .next = i + 1, .id = t->byte_id[s[i]]};
     for (size_t i = 0; i < n; i++) push_merge(&heap, t, nodes, i, n);
     while (heap.count) {
-        uint64_t key = heap_pop(&heap);
-        size_t i = key & (((uint64_t)1 << 40) - 1), right = nodes[i].next;
+        const HeapKey key = heap_pop(&heap);
+        const size_t i = key.second, right = nodes[i].next;
         if (nodes[i].id == NO_TOKEN || right >= n) continue;
-        if (find_merge(t, nodes[i].id, nodes[right].id)->merged != key >> 40) continue;
-        nodes[i].id = (uint32_t)(key >> 40);
+        if (find_merge(t, nodes[i].id, nodes[right].id)->merged != key.first) continue;
+        nodes[i].id = (uint32_t)key.first;
         nodes[i].next = nodes[right].next;
         nodes[right].id = NO_TOKEN;
         if (nodes[i].next < n) nodes[nodes[i].next].prev = i;
@@ -349,12 +328,9 @@ size_t tokenizer_encode(const Tokenizer* t, uint32_t* ids, const char* text, siz
 // ---------------------------------------------------------------------------------------------
 // Reading vocab.bpe
 
-// GPT-2 writes a byte as a character: printable Latin-1 as itself, the other 68 bytes as U+0100, U+0101 and so on. Byte
-// tokens are ordered by these characters.
 static bool printable(unsigned b) { return (b >= '!' && b <= '~') || (b >= 0xa1 && b != 0xad && b <= 0xff); }
 
-// The byte of a character of GPT-2's alphabet, -1 for other characters.
-static int alphabet_byte(uint32_t c) {
+int alphabet_byte(uint32_t c) {
     if (c < BYTES) return printable(c) ? (int)c : -1;
     for (unsigned b = 0, hidden = 0x100; b < BYTES; b++) {
         if (!printable(b) && hidden++ == c) return (int)b;
@@ -366,30 +342,13 @@ typedef struct {
     Tokenizer*  t;
     TostError*  err;
     Lines       lines;
-    uint32_t*   pieces;     // hash table bytes -> id + 1 of the tokens so far; 0: free slot
-    size_t      mask;
+    char*       piece;      // room for any piece
 } Loader;
 
 static bool line_error(const Loader* l, const char* text, size_t n, const char* what) {
     enum { QUOTED = 40 };  // bytes of the text that are shown
     return tost_error(l->err, "%s: line %zu: '%.*s' %s", l->t->path, l->lines.number,
                       (int)(n < QUOTED ? n : QUOTED), text, what);
-}
-
-// Slot of a piece in the loader's table: its id + 1, or 0 if it has none.
-static uint32_t* piece_slot(const Loader* l, const char* bytes, size_t n) {
-    size_t i = crc32_update(0, bytes, n) & l->mask;
-    for (; l->pieces[i]; i = (i + 1) & l->mask) {
-        size_t first = l->t->first[l->pieces[i] - 1], len = l->t->first[l->pieces[i]] - first;
-        if (len == n && memcmp(l->t->bytes + first, bytes, n) == 0) break;
-    }
-    return l->pieces + i;
-}
-
-// Assigns the next id to the n bytes after the last piece.
-static void add_piece(Tokenizer* t, size_t n) {
-    t->first[t->size + 1] = t->first[t->size] + n;
-    t->size++;
 }
 
 // The id of one part of a merge, -1 on error. Writes its bytes to out.
@@ -404,9 +363,11 @@ static int part_id(const Loader* l, char* out, size_t* bytes, const char* text, 
         }
         out[(*bytes)++] = (char)byte;
     }
-    const int id = (int)*piece_slot(l, out, *bytes) - 1;
-    if (id < 0) line_error(l, text, n, "is neither a byte nor a token of an earlier line");
-    return id;
+    const size_t known = l->t->pieces.n;
+    const uint32_t id = string_set_add(&l->t->pieces, out, *bytes, 0);
+    if (id < known) return (int)id;
+    line_error(l, text, n, "is neither a byte nor a token of an earlier line");
+    return -1;
 }
 
 // One line: "left right".
@@ -416,40 +377,27 @@ static bool read_merge(Loader* l, const char* text, size_t n) {
     size_t n_left = space ? (size_t)(space - text) : 0, n_right = space ? n - n_left - 1 : 0;
     if (!n_left || !n_right || memchr(space + 1, ' ', n_right))
         return line_error(l, text, n, "is not two parts separated by one space; is this a vocab.bpe?");
-    char* out = t->bytes + t->first[t->size];
     size_t left_bytes, right_bytes;
-    int left = part_id(l, out, &left_bytes, text, n_left);
-    int right = left < 0 ? -1 : part_id(l, out + left_bytes, &right_bytes, space + 1, n_right);
+    int left = part_id(l, l->piece, &left_bytes, text, n_left);
+    int right = left < 0 ? -1 : part_id(l, l->piece + left_bytes, &right_bytes, space + 1, n_right);
     if (right < 0) return false;
-    uint32_t* slot = piece_slot(l, out, left_bytes + right_bytes);
-    if (*slot) return line_error(l, text, n, "repeats an earlier token");
-    *find_merge(t, (uint32_t)left, (uint32_t)right) = (Merge){(uint32_t)left, (uint32_t)right, (uint32_t)t->size};
-    add_piece(t, left_bytes + right_bytes);
-    *slot = (uint32_t)t->size;
+    const uint32_t next = (uint32_t)t->pieces.n;
+    if (string_set_add(&t->pieces, l->piece, left_bytes + right_bytes, 0) < next)
+        return line_error(l, text, n, "repeats an earlier token");
+    *find_merge(t, (uint32_t)left, (uint32_t)right) = (Merge){(uint32_t)left, (uint32_t)right, next};
     return true;
 }
 
-// Allocates the tables for a file of n_lines and adds the byte tokens.
-static void prepare(Loader* l, size_t n_lines, size_t file_size) {
-    Tokenizer* t = l->t;
-    size_t n = n_lines + BYTES + 1;
+// Allocates the table of merges for a file of n_lines and adds the byte tokens.
+static void prepare(Tokenizer* t, size_t n_lines) {
     t->merge_bits = 10;
-    while ((size_t)1 << t->merge_bits < 2 * n) t->merge_bits++;
+    while ((size_t)1 << t->merge_bits < 2 * n_lines) t->merge_bits++;
     size_t slots = (size_t)1 << t->merge_bits;
     t->merges = xmalloc(slots * sizeof *t->merges);
     for (size_t i = 0; i < slots; i++) t->merges[i].merged = NO_TOKEN;
-    t->first = xcalloc(n + 1, sizeof *t->first);
-    t->bytes = xmalloc(BYTES + file_size + sizeof END_OF_TEXT);  // a merge has fewer bytes than its line
-    l->pieces = xcalloc(slots, sizeof *l->pieces);
-    l->mask = slots - 1;
-    for (int hidden = 0; hidden < 2; hidden++) {
-        for (unsigned b = 0; b < BYTES; b++) {
-            if (printable(b) == hidden) continue;
-            t->byte_id[b] = (uint32_t)t->size;
-            t->bytes[t->size] = (char)b;
-            *piece_slot(l, t->bytes + t->size, 1) = (uint32_t)t->size + 1;
-            add_piece(t, 1);
-        }
+    for (uint32_t c = 0; t->pieces.n < BYTES; c++) {
+        const int byte = alphabet_byte(c);
+        if (byte >= 0) t->byte_id[byte] = string_set_add(&t->pieces, &(char){(char)byte}, 1, 0);
     }
 }
 
@@ -457,32 +405,31 @@ static void prepare(Loader* l, size_t n_lines, size_t file_size) {
 static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
     size_t n_lines = 1;
     for (size_t i = 0; i < file->size; i++) n_lines += file->data[i] == '\n';
-    Loader l = {.t = t, .err = err, .lines = {file->data, file->data + file->size, 0}};
-    prepare(&l, n_lines, file->size);
+    Loader l = {.t = t, .err = err, .lines = {file->data, file->data + file->size, 0}, .piece = xmalloc(file->size)};
+    prepare(t, n_lines);
     const char* line;
     bool ok = true;
     for (size_t n; ok && next_line(&line, &n, &l.lines);)
         ok = (l.lines.number == 1 && strncmp(line, "#version", strlen("#version")) == 0) || read_merge(&l, line, n);
-    free(l.pieces);
+    free(l.piece);
     if (!ok && file->size > 0 && file->data[0] == '{')
         return tost_error(err, "%s: not a vocab.bpe; dev/data/vocab.py --from FILE --out vocab.bpe converts a "
                           "tokenizer.json", t->path);
     if (!ok) return false;
-    memcpy(t->bytes + t->first[t->size], END_OF_TEXT, sizeof END_OF_TEXT - 1);
-    add_piece(t, sizeof END_OF_TEXT - 1);
     t->hash = crc32_update(0, file->data, file->size);
     return true;
 }
 
 Tokenizer* tokenizer_open(const char* path, TostError* err) {
     struct stat st;
-    if (stat(path, &st) == 0 && st.st_size > MAX_FILE) {
-        tost_error(err, "%s: %lld bytes, but a vocab.bpe has at most %d", path, (long long)st.st_size, MAX_FILE);
+    if (stat(path, &st) == 0 && st.st_size > TOKENIZER_MAX_FILE) {
+        tost_error(err, "%s: %lld bytes, but a vocab.bpe has at most %d", path, (long long)st.st_size,
+                   TOKENIZER_MAX_FILE);
         return NULL;
     }
     Bytes file;
     if (!read_file(&file, path, err)) return NULL;
-    fill_classes();
+    pattern_prepare();
     Tokenizer* t = xcalloc(1, sizeof *t);
     t->path = xstrdup(path);
     t->file = file;
@@ -506,20 +453,19 @@ void tokenizer_free(Tokenizer* t) {
     if (!t) return;
     free(t->path);
     free(t->file.data);
-    free(t->bytes);
-    free(t->first);
+    string_set_free(&t->pieces);
     free(t->merges);
     free(t);
 }
 
-int tokenizer_size(const Tokenizer* t) { return t->size; }
-int tokenizer_eot(const Tokenizer* t) { return t->size - 1; }
+int tokenizer_size(const Tokenizer* t) { return (int)t->pieces.n + 1; }
+int tokenizer_eot(const Tokenizer* t) { return (int)t->pieces.n; }
 const char* tokenizer_path(const Tokenizer* t) { return t->path; }
 const Bytes* tokenizer_file(const Tokenizer* t) { return &t->file; }
 uint32_t tokenizer_hash(const Tokenizer* t) { return t->hash; }
 
 const char* tokenizer_piece(const Tokenizer* t, uint32_t id, size_t* len) {
-    if (id >= (uint32_t)t->size) return NULL;
-    *len = t->first[id + 1] - t->first[id];
-    return t->bytes + t->first[id];
+    const String eot = {.n = sizeof END_OF_TEXT - 1}, s = id < t->pieces.n ? t->pieces.strings[id] : eot;
+    *len = s.n;
+    return id < t->pieces.n ? t->pieces.bytes + s.first : id == t->pieces.n ? END_OF_TEXT : NULL;
 }

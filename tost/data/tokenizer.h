@@ -9,6 +9,8 @@
 #define TOKENIZER_FILE "vocab.bpe"
 #define END_OF_TEXT "<|endoftext|>"   // the last token, and the separator line between documents of plain text
 
+enum { TOKENIZER_MAX_FILE = 1 << 24 };   // bytes of a vocab.bpe
+
 typedef struct Tokenizer Tokenizer;
 typedef struct TokenizerCache TokenizerCache;
 
@@ -34,6 +36,15 @@ TokenizerCache* tokenizer_cache_new(void);
 void            tokenizer_cache_free(TokenizerCache* cache);
 size_t          tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cache, uint32_t* ids,
                                         const char* text, size_t n);
+
+// A vocab.bpe has a character for each byte: printable Latin-1 is itself, the other 68 bytes are U+0100, U+0101 and so
+// on. Byte tokens are ordered by these characters. The byte of a character, or -1.
+int alphabet_byte(uint32_t character);
+
+// The pieces that GPT-2's pattern splits a text into are encoded one by one. The end of the piece that begins at p < n.
+// pattern_prepare must have been called; tokenizer_open does it.
+size_t pattern_end(const char* text, size_t p, size_t n);
+void   pattern_prepare(void);
 
 // The last position c in (0, n) where the text can be split: encoding the two parts gives the same ids as encoding the
 // whole, for any text after text[n - 1]. 0 if there is none, that is, if no space or line feed follows a character that
