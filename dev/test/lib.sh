@@ -80,6 +80,26 @@ refuses() {
     check "'$command': exit status $status, expected $wanted" [ $status -eq "$wanted" ]
     refused "$@"
 }
+# until_true COMMAND…: waits until it succeeds, for at most a minute.
+until_true() {
+    tries=0
+    until "$@" 2>/dev/null; do
+        [ $((tries += 1)) -le 600 ] || return 1
+        sleep 0.1
+    done
+}
+# begin ARGUMENTS…: starts the binary, which runs until `end`, with its output in stdout.bg and stderr.bg.
+begin() {
+    : >stderr.bg
+    "$binary" "$@" >stdout.bg 2>stderr.bg &
+    process=$!
+}
+# end STATUS TEXT: waits for that process.
+end() {
+    wait "$process" 2>/dev/null
+    status=$?
+    check "$2: exit status $status, expected $1: $(tail -c 300 stderr.bg)" [ $status -eq "$1" ]
+}
 # has PACKAGE…: true if Python finds all of them, without importing them: torch takes seconds.
 has() {
     "$python" -c 'import sys, importlib.util as u

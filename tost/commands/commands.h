@@ -21,6 +21,7 @@ int tost_main(int argc, char** argv, const TostEngine* engine);
 
 int command_sample(const Options* o, const TostEngine* engine);
 int command_eval(const Options* o, TostComm* comm, const TostEngine* engine);
+int command_vocab(const Options* o);
 int command_tokenize(const Options* o);
 int command_info(const Options* o, const TostEngine* engine);
 int command_inspect(const Options* o, const TostEngine* engine);

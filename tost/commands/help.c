@@ -110,7 +110,7 @@ static const char completion[] =
     "    [ \"$option\" = = ] && option=${COMP_WORDS[COMP_CWORD-2]}           # --option=word\n"
     "    case ${COMP_WORDS[1]} in\n"
     "        -*) ;;\n"
-    "        *) [ \"$COMP_CWORD\" -eq 1 ] && words='train sample eval tokenize info inspect' "
+    "        *) [ \"$COMP_CWORD\" -eq 1 ] && words='train sample eval vocab tokenize info inspect' "
     "|| command=${COMP_WORDS[1]} ;;\n"
     "    esac\n"
     "    local options=$(\"${COMP_WORDS[0]}\" $command --help 2>/dev/null | sed -n 's/^  --/--/p')\n"

@@ -29,6 +29,7 @@ static int run_command(const Options* o, TostComm* comm, const TostEngine* engin
         case COMMAND_TRAIN: return command_train(o, comm, engine);
         case COMMAND_SAMPLE: return command_sample(o, engine);
         case COMMAND_EVAL: return command_eval(o, comm, engine);
+        case COMMAND_VOCAB: return command_vocab(o);
         case COMMAND_TOKENIZE: return command_tokenize(o);
         case COMMAND_INFO: return command_info(o, engine);
         case COMMAND_INSPECT: return command_inspect(o, engine);

@@ -14,6 +14,8 @@
 #include "base/openmp.h"
 #include "base/text.h"
 #include "data/lines.h"
+#include "data/tokenizer.h"
+#include "data/vocab.h"
 #include "ranks/comm.h"
 #include "ranks/slices.h"
 #include "run/outlier.h"
@@ -23,8 +25,8 @@
 
 enum {
     TRAIN = 1 << COMMAND_TRAIN, SAMPLE = 1 << COMMAND_SAMPLE, EVAL = 1 << COMMAND_EVAL,
-    TOKENIZE = 1 << COMMAND_TOKENIZE, INFO = 1 << COMMAND_INFO, INSPECT = 1 << COMMAND_INSPECT,
-    ALL = FIXED - 1, USE = SAMPLE | EVAL | INSPECT,
+    VOCAB = 1 << COMMAND_VOCAB, TOKENIZE = 1 << COMMAND_TOKENIZE, INFO = 1 << COMMAND_INFO,
+    INSPECT = 1 << COMMAND_INSPECT, ALL = FIXED - 1, USE = SAMPLE | EVAL | INSPECT, TEXT = VOCAB | TOKENIZE,
 };
 
 static const char required[] = "required";
@@ -91,6 +93,10 @@ const Option option_table[] = {
      .help = "vocab.bpe or merges.txt; an empty file makes every byte a token", .default_text = required},
     {"out", TRAIN, STRING, AT(out), "DIR", .help = "run folder, for checkpoints and log.csv",
      .default_text = "out/PRESET-NNN, the next free number"},
+    {"size", VOCAB, INT, AT(size), "N",
+     .help = "number of tokens: the 256 bytes, <|endoftext|>, and N - 257 learned from the text",
+     VOCAB_MIN_SIZE, TOKENIZER_MAX_FILE / 4, .default_text = required},
+    {"out", VOCAB, STRING, AT(out), "FILE", .help = "vocab.bpe to write", .default_text = required},
     {"out", TOKENIZE, STRING, AT(out), "PREFIX",
      .help = "write shards PREFIX_train_000000.bin … and PREFIX_val_000000.bin …, and PREFIX_vocab.bpe for train",
      .default_text = required},
@@ -112,7 +118,7 @@ const Option option_table[] = {
     {"val-frac", TOKENIZE, REAL, AT(val_frac), "X",
      .help = "fraction of the documents for validation; of a single document, its last tokens",
      0, 0.999999, 0.01, "of the documents"},
-    {"jsonl", TOKENIZE, FLAG, AT(jsonl), "",
+    {"jsonl", TEXT, FLAG, AT(jsonl), "",
      .help = "read all input, including stdin, as JSONL: one object with a \"text\" per line",
      .default_text = "only files named *.jsonl"},
     {"shard-tokens", TOKENIZE, INT64, AT(shard_tokens), "N", .help = "size of each shard; the last one may be smaller",
@@ -237,7 +243,7 @@ const Option option_table[] = {
     {.group = "Machine and output"},
     {"dtype", TRAIN | USE | OVERRIDABLE, CHOICE, AT(dtype), DTYPES,
      .help = "operands of matrix products; sums and parameters are always float32; tf32: CUDA only"},
-    {"threads", TRAIN | USE | TOKENIZE | OVERRIDABLE, INT, AT(threads), "N",
+    {"threads", TRAIN | USE | TEXT | OVERRIDABLE, INT, AT(threads), "N",
      .help = "CPU threads; 0: OMP_NUM_THREADS, or all cores, and fewer while other programs use them",
      0, THREADS_LIMIT},
     {"parts", TRAIN | OVERRIDABLE, INT, AT(parts), "N",
@@ -250,7 +256,7 @@ const Option option_table[] = {
      0, 1e6, COMM_TIMEOUT, "seconds"},
     {"recompute", TRAIN, FLAG, AT(recompute), "",
      .help = "activation checkpointing: recompute layers in the backward pass; less memory, more time, same results"},
-    {"quiet", TRAIN | TOKENIZE, FLAG, AT(quiet), "", .help = "print nothing on stdout and no progress"},
+    {"quiet", TRAIN | TEXT, FLAG, AT(quiet), "", .help = "print nothing on stdout and no progress"},
     {"config", TRAIN, STRING, AT(config_file), "FILE",
      .help = "read options, a `name = value` a line; # begins a comment; a flag is 1. The command line wins"},
     {"config", INFO, FLAG, AT(print_config), "", .help = "print the options of a run for train --config"},
@@ -271,6 +277,7 @@ const CommandHelp command_table[COMMANDS] = {
     {"sample", "sample [options]", "generate text", "give the text as --prompt TEXT"},
     {"eval", "eval (--data GLOB | --task FILE) [options]", "evaluate a model on token shards or examples",
      "--task takes a FILE of examples, which dev/data/evalset.py writes"},
+    {"vocab", "vocab --size N --out FILE [options] FILE…", "learn a vocabulary of N tokens from text", NULL},
     {"tokenize", "tokenize --tokenizer FILE --out PREFIX [options] FILE…", "convert text to token shards", NULL},
     {"info", "info [PATH | SHARD…]", "show what a model file, checkpoint or run contains; check token shards",
      "info takes one PATH, or shards"},
@@ -647,10 +654,16 @@ static bool check_eval(const Options* o, TostError* err) {
     return options_check_pass(o->batch, o->seq, o->chunk, err);
 }
 
-static bool check_tokenize(const Options* o, TostError* err) {
-    if (!o->n_files) return tost_error(err, "tokenize needs a FILE of text or JSONL; - is stdin");
+// tokenize and vocab
+static bool check_text(const Options* o, TostError* err) {
+    const bool vocab = o->command == COMMAND_VOCAB;
+    if (!o->n_files && (!vocab || o->size > VOCAB_MIN_SIZE))
+        return tost_error(err, "%s needs a FILE of text or JSONL; - is stdin", command_table[o->command].name);
     const char *slash = strrchr(o->out, '/'), *name = slash ? slash + 1 : o->out;
     if (*name && strcmp(name, ".") != 0 && strcmp(name, "..") != 0) return true;
+    if (vocab)
+        return tost_error(err, "--out %s is a folder: give a file in it, such as %s%smy.bpe", o->out, o->out,
+                          *name ? "/" : "");
     return tost_error(err, "--out %s is a folder: give a prefix such as %s%smy, which makes %s%smy_train_000000.bin",
                       o->out, o->out, *name ? "/" : "", o->out, *name ? "/" : "");
 }
@@ -671,7 +684,7 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
                           command_table[o->command].name, o->ranks);
     if (!check_operands(o, err) || !check_pairs(o, err)) return false;
     return o->command == COMMAND_TRAIN ? check_train(o, err)
-         : o->command == COMMAND_EVAL ? check_eval(o, err) : o->command != COMMAND_TOKENIZE || check_tokenize(o, err);
+         : o->command == COMMAND_EVAL ? check_eval(o, err) : !(1 << o->command & TEXT) || check_text(o, err);
 }
 
 // ---------------------------------------------------------------------------------------------

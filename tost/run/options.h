@@ -8,7 +8,8 @@
 #include "run/safetensors.h"
 
 typedef enum {
-    COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_TOKENIZE, COMMAND_INFO, COMMAND_INSPECT, COMMANDS
+    COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_VOCAB, COMMAND_TOKENIZE, COMMAND_INFO, COMMAND_INSPECT,
+    COMMANDS
 } Command;
 
 typedef enum { SAVE_ERROR_STOP, SAVE_ERROR_CONTINUE } OnSaveError;
@@ -67,7 +68,8 @@ typedef struct {
     bool        force;                     // also of inspect
     // inspection
     const char* text;
-    // tokenizing
+    // vocabulary, tokenizing
+    int         size;
     double      val_frac;
     int64_t     shard_tokens;
     bool        jsonl;

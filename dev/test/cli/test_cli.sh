@@ -43,12 +43,12 @@ set -f   # the trainer expands patterns itself
 # ---------------------------------------------------------------------------------------------
 # Help
 
-for command in train sample eval tokenize info inspect; do
+for command in train sample eval vocab tokenize info inspect; do
     run $command --help
     check "$command --help: nothing on stderr" empty stderr
     check "$command --help: at most 100 columns" [ -z "$(sed 's/[×…]/x/g' stdout | awk 'length > 100')" ]
 done
-prints --help "tokenize --tokenizer FILE" "(default: 128 tokens)"
+prints --help "vocab --size N" "tokenize --tokenizer FILE" "(default: 128 tokens)"
 prints "--preset tost-base --help" "(default: 491520 tokens)"
 prints "train --help" "(default: 400 steps) *"
 check "train --help begins with three examples" [ "$(head -n 10 stdout | grep -c '^  # ')" -eq 3 ]

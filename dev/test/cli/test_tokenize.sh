@@ -11,26 +11,6 @@ printf 'hello\n' >text.txt
 mkfifo slow
 args="tokenize --tokenizer vocab.bpe --val-frac 0"
 
-# until_true COMMAND…: waits until it succeeds, for at most a minute.
-until_true() {
-    tries=0
-    until "$@" 2>/dev/null; do
-        [ $((tries += 1)) -le 600 ] || return 1
-        sleep 0.1
-    done
-}
-# begin ARGUMENTS…: starts the binary, which runs until `end`, with its output in stdout.bg and stderr.bg.
-begin() {
-    : >stderr.bg
-    "$binary" "$@" >stdout.bg 2>stderr.bg &
-    process=$!
-}
-# end STATUS TEXT: waits for that process.
-end() {
-    wait $process 2>/dev/null
-    status=$?
-    check "$2: exit status $status, expected $1: $(tail -c 300 stderr.bg)" [ $status -eq "$1" ]
-}
 # tokens PREFIX: the tokens in its first training shard, from info
 tokens() { "$binary" info "$1_train_000000.bin" | sed 's/.* \([0-9]*\) tokens.*/\1/'; }
 

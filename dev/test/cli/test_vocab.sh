@@ -1,0 +1,87 @@
+#!/bin/sh
+# test_vocab.sh BINARY: vocab against slow_vocab.py, on text, JSONL and stdin; the commands that follow it; signals.
+
+[ "$TMPDIR" ] || [ ! -w /dev/shm ] || export TMPDIR=/dev/shm
+. "$(dirname "$0")/../lib.sh"
+export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
+
+same() { cmp "$1" "$2" >/dev/null; }
+
+# ---------------------------------------------------------------------------------------------
+# The same merges as by definition
+
+cat "$repo/LICENSE" "$repo/README.md" "$repo/dev/plot/README.md" >english.txt
+{
+    printf '  Straße,  naïve café – „Ünïcödé“ ½ Ⅷ ٣٤ 日本語、日本 日本\n<|endoftext|>\r\n'
+    printf "I'll we've\tdon't  aaaa aaaaaaa bananabanana\r\n\r\n<|endoftext|>\nnot <|endoftext|> a separator\n"
+    cat "$repo/CITATION.cff"
+    printf '\n<|endoftext|>'
+} >mixed.txt
+printf '{"text": "Ein Stra\\u00dfenfest\\nin K\\u00f6ln", "n": 1}\n\n{"text": "Zwei Feste <|endoftext|>"}\n' >web.jsonl
+
+if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null; then
+    for case in '700 english.txt' '5000 mixed.txt web.jsonl' '270 web.jsonl'; do
+        # shellcheck disable=SC2086  # a size and files
+        "$python" "$repo/dev/test/cli/slow_vocab.py" $case >slow.bpe
+        rm -f fast.bpe
+        # shellcheck disable=SC2086
+        run vocab --out fast.bpe --size $case
+        check "$case: the merges of slow_vocab.py ($(wc -l <slow.bpe) lines)" same slow.bpe fast.bpe
+    done
+else
+    skip "$python is not Python 3: slow_vocab.py"
+fi
+
+# ---------------------------------------------------------------------------------------------
+# Inputs and output
+
+printf 'Ein Straßenfest\nin Köln\n<|endoftext|>\nZwei Feste <|endoftext|>' >web.txt
+run vocab --size 290 --out a.bpe mixed.txt web.jsonl
+run vocab --size 290 --out b.bpe --threads 1 web.txt mixed.txt
+tost vocab --size 290 --out c.bpe --quiet mixed.txt - <web.txt >stdout 2>stderr
+check "--quiet prints nothing: $(cat stdout stderr)" [ -z "$(cat stdout stderr)" ]
+tost vocab --size 290 --out d.bpe --jsonl - <web.jsonl >/dev/null
+run vocab --size 290 --out e.bpe web.jsonl
+check "text and JSONL give the same" same a.bpe b.bpe
+check "text on stdin gives the same" same a.bpe c.bpe
+check "JSONL on stdin gives the same" same d.bpe e.bpe
+prints "vocab --size 9999 --out f.bpe web.txt" "--size 9999: the text has only 35 merges" "f.bpe: 292 tokens"
+check "35 merges: $(wc -l <f.bpe) lines" [ "$(wc -l <f.bpe)" -eq 36 ]
+run vocab --size 257 --out bytes.bpe
+check "--size 257 has no merges" [ "$(cat bytes.bpe)" = '#version: 0.2' ]
+
+# The next commands take it
+run tokenize --tokenizer a.bpe --val-frac 0 --out mine english.txt
+run --data mine_train_000000.bin --layers 1 --heads 1 --channels 8 --block-size 8 --batch 2 --total-batch 16 --steps 1 \
+    --out run
+check "the model has its tokens: $(grep vocab stdout)" says 290 stdout
+
+# ---------------------------------------------------------------------------------------------
+# Signals
+
+mkfifo slow
+for signal in INT TERM; do
+    [ $signal = INT ] && number=2 || number=15
+    begin vocab --size 300 --out stopped.bpe slow
+    check "vocab says that it waits for a FIFO" until_true says "slow: waiting for a process" stderr.bg
+    kill -$signal "$process"
+    end $((128 + number)) "SIG$signal"
+    check "SIG$signal: nothing was written" says "nothing was written" stderr.bg
+    check "SIG$signal: nothing is left: $(ls)" [ -z "$(find . -name 'stopped*')" ]
+done
+begin vocab --size 300 --out waited.bpe slow
+cat english.txt >slow
+end 0 "a FIFO"
+run vocab --size 300 --out direct.bpe english.txt
+check "a FIFO gives the same" same waited.bpe direct.bpe
+
+# In the merges: millions are asked for, of a word with millions of pairs
+awk 'BEGIN { srand(1); for (i = 0; i < 3000000; i++) printf "%c", 97 + int(rand() * 26) }' >long.txt
+begin vocab --size 4000000 --out stopped.bpe slow
+check "vocab waits" until_true says "slow: waiting" stderr.bg   # by now, it catches signals
+cat long.txt >slow
+sleep 1
+kill -INT "$process"
+end 130 "SIGINT while it learns"
+check "SIGINT while it learns: nothing is left: $(ls)" [ -z "$(find . -name 'stopped*')" ]
+finish

@@ -1,0 +1,136 @@
+// test_vocab.c: vocab.c with known merges, with several batch sizes and numbers of threads, and with invalid input.
+#include "dev/test/scratch.h"
+
+#include "base/rng.h"
+#include "data/tokenizer.h"
+#include "data/vocab.h"
+
+typedef struct { char *dir, *text, *out; } Fixture;   // a folder with a text; where the vocabulary is written
+
+typedef struct { bool ok; VocabResult r; TostError err; Bytes file; } Learned;   // the file: NULL on error
+
+// Learns from f->text, or, if in.files is given, from these; the file of an earlier call is removed.
+static Learned learn(Checks* c, const Fixture* f, TextInput in, int size) {
+    Learned got = {.err = {""}};
+    unlink(f->out);
+    if (!in.files) in.files = (char**)&f->text, in.n_files = 1;
+    got.ok = vocab_learn(&(VocabOptions){.in = in, .size = size, .out = f->out}, &got.r, &got.err);
+    check(c, path_exists(f->out) == got.ok, "a file exists: %d, error '%s'", path_exists(f->out), got.err.text);
+    if (got.ok) got.file = bytes_of(f->out);
+    return got;
+}
+
+// Checks that a text gives these merges, one per line.
+static void check_merges(Checks* c, const Fixture* f, const char* text, int size, const char* merges) {
+    write_text(f->text, text);
+    Learned got = learn(c, f, (TextInput){0}, size);
+    char* want = xasprintf("#version: 0.2\n%s", merges);
+    check(c, got.ok && strcmp(got.file.data, want) == 0, "'%s' gives '%s', expected '%s'", text,
+          got.ok ? got.file.data : got.err.text, want);
+    free(want), free(got.file.data);
+}
+
+static void test_merges(Checks* c, const Fixture* f) {
+    static const struct { const char* text; int size; const char* merges; } known[] = {
+        // words: low 1, " low" 4, " lower" 2, " newest" 6, " widest" 3 (Sennrich et al., 2016)
+        {"low low low low low lower lower newest newest newest newest newest newest widest widest widest", 265,
+         "e s\nes t\nl o\nlo w\ne w\nn ew\nĠ low\nĠ new\n"},
+        // equal counts: the lower left id, then the lower right one; new tokens have the highest ids
+        {"ba dc", 300, "b a\nd c\nĠ dc\n"}, {"ac\nab", 300, "a b\na c\n"}, {"ab\nabc", 300, "a b\nab c\n"},
+        // runs, from left to right
+        {"aa", 300, "a a\n"}, {"aaa", 300, "a a\naa a\n"}, {"aaaa", 300, "a a\naa aa\n"},
+        {"aaaaa", 300, "a a\naa a\naa aaa\n"}, {"abababab", 300, "a b\nab ab\nabab abab\n"},
+        {"aaaa\naaaa\nbb", 258, "a a\n"}, {"aaab\naaab", 300, "a a\na b\naa ab\n"},
+        // no pair spans words or documents
+        {"a b\n<|endoftext|>\nc", 300, "Ġ b\n"}, {"a\n<|endoftext|>\nb", 300, ""},
+        {"a1!", 300, ""}, {"don't", 300, "' t\nd o\ndo n\n"},
+        // bytes
+        {"é", 300, "Ã ©\n"}, {" \t", 300, "Ġ ĉ\n"}, {"a\xff\xfe", 300, "ÿ þ\n"},
+        // only bytes
+        {"some text", 257, ""},
+    };
+    for (size_t i = 0; i < countof(known); i++) check_merges(c, f, known[i].text, known[i].size, known[i].merges);
+}
+
+// Random documents in which words repeat.
+static char* random_text(Rng* rng, size_t n) {
+    static const char* const words[] = {"the", " cat", " cats", " 17", "é", "日本", "\n", "\r\n", " ", "'ll", "aaaaaaa",
+                                        "\n<|endoftext|>\n", " other", " others", "\xff", "ab", "ba", ",\t"};
+    char *text = xmalloc(n + 32), *end = text;
+    while (end < text + n) end = stpcpy(end, words[rng_below(rng, countof(words))]);
+    return text;
+}
+
+// Whatever the threads and batches, the bytes are the same. The tokenizer accepts them, so no token appears twice.
+static void test_same_bytes(Checks* c, const Fixture* f) {
+    static const int threads[] = {1, 2, 4};
+    static const size_t batches[] = {0, 7, 100, 5000};
+    Rng rng = rng_seeded(8, 0);
+    TostError err;
+    for (int round = 0; round < 8; round++) {
+        char* text = random_text(&rng, round ? 3000 : 40000);
+        write_text(f->text, text);
+        const int size = 300 + 20 * round;
+        Learned first = learn(c, f, (TextInput){.threads = 1}, size);
+        Tokenizer* t = tokenizer_open(f->out, &err);
+        check(c, t && tokenizer_size(t) == VOCAB_MIN_SIZE + first.r.merges, "size %d: %s", size, t ? "less" : err.text);
+        for (size_t i = 0; i < countof(threads) * countof(batches); i++) {
+            const TextInput in = {.threads = threads[i % countof(threads)],
+                                  .batch_bytes = batches[i / countof(threads)]};
+            Learned again = learn(c, f, in, size);
+            check(c, again.ok && again.file.size == first.file.size && again.r.words == first.r.words
+                  && memcmp(again.file.data, first.file.data, first.file.size) == 0,
+                  "size %d: %d threads and batches of %zu bytes change the result", size, in.threads, in.batch_bytes);
+            free(again.file.data);
+        }
+        tokenizer_free(t);
+        free(text), free(first.file.data);
+    }
+}
+
+static void test_counts(Checks* c, const Fixture* f) {
+    write_text(f->text, "one two two\n<|endoftext|>\none");
+    Learned got = learn(c, f, (TextInput){0}, 4000);
+    check(c, got.ok && got.r.read.documents == 2 && got.r.read.bytes == 29 && got.r.words == 2,
+          "%d documents, %d bytes, %d words", (int)got.r.read.documents, (int)got.r.read.bytes, (int)got.r.words);
+    check(c, got.r.merges == 5 && got.r.wanted == 3743, "%d merges of %d", got.r.merges, got.r.wanted);
+    free(got.file.data);
+    got = learn(c, f, (TextInput){.files = &f->dir, .n_files = 0}, VOCAB_MIN_SIZE);
+    check(c, got.ok && strcmp(got.file.data, "#version: 0.2\n") == 0, "without files: %s", got.err.text);
+    free(got.file.data);
+}
+
+static void test_failures(Checks* c, const Fixture* f) {
+    write_text(f->text, "");
+    Learned got = learn(c, f, (TextInput){0}, 300);
+    check_refused(c, got.ok, &got.err, "no document in the 0 bytes", "an empty text");
+    write_text(f->text, "{\"text\": \"a\"}\n{\"txet\": \"a\"}\n");
+    got = learn(c, f, (TextInput){.jsonl = true}, 300);
+    check_refused(c, got.ok, &got.err, "line 2", "JSONL without text");
+    const size_t n = 1 << 23;
+    char* word = memset(xmalloc(n), 'a', n);
+    write_bytes(f->text, word, n);
+    got = learn(c, f, (TextInput){0}, 4000);
+    check_refused(c, got.ok, &got.err, "would have more than 16777216 bytes", "one long word");
+    free(word);
+    write_text(f->text, "text");
+    write_text(f->out, "old");
+    const VocabOptions o = {.in = {.files = (char**)&f->text, .n_files = 1}, .size = 300, .out = f->out};
+    check_refused(c, vocab_learn(&o, &got.r, &got.err), &got.err, "exists already; remove it", "an existing file");
+    Bytes old = bytes_of(f->out);
+    check(c, strcmp(old.data, "old") == 0, "an existing file is not replaced");
+    free(old.data);
+}
+
+int main(void) {
+    Checks c = {"vocab_learn", 0, 0, 0};
+    char* dir = new_folder();
+    const Fixture f = {dir, path_join(dir, "text.txt"), path_join(dir, "out.bpe")};
+    test_merges(&c, &f);
+    test_same_bytes(&c, &f);
+    test_counts(&c, &f);
+    test_failures(&c, &f);
+    free(f.text), free(f.out);
+    drop_folder(dir);
+    return checks_verdict(&c);
+}
