@@ -93,21 +93,6 @@ def check_vocab():
         refused(f"wrong.json: | {text}", "vocab.py --from wrong.json --out got2.bpe")
 
 
-def check_learn_vocab():
-    made("learn_vocab.py --size 257 --out chars/vocab.bpe")
-    check("a vocabulary of bytes", Path("chars/vocab.bpe").read_text() == "#version: 0.2\n")
-    refused("--size 256 | 257", "learn_vocab.py --size 256 --out chars/vocab.bpe", status=2)
-    write("notes.txt", "text\n")
-    refused("--out notes.txt: exists and is no vocab.bpe", "learn_vocab.py --size 300 notes.txt --out notes.txt")
-    if missing("learn_vocab.py", "tokenizers"):
-        return
-    write("pets.txt", "".join(f"{i} cats and {i * 7} dogs\n<|endoftext|>\n" for i in range(300)))
-    write("pets.jsonl", "".join(json.dumps({"text": f"{i} caf\u00e9s"}) + "\n" for i in range(300)))
-    made("learn_vocab.py --size 300 pets.txt pets.jsonl --out own/vocab.bpe")
-    check("43 merges", Path("own/vocab.bpe").read_text().count("\n") == 44)
-    script_calls.trainer("tokenize", "--tokenizer", "own/vocab.bpe", "--out", "own/pets", "--quiet", "pets.txt")
-
-
 def check_published():
     """Bytes have the ids of vocab.bpe's alphabet; 256 is <|endoftext|>. Blank lines are empty."""
     if missing("published.py", "numpy"):
@@ -286,13 +271,6 @@ def check_split():
     for part, first in (("train", 0), ("validation", 5)):   # one row per line of text, as on the Hugging Face Hub
         pyarrow.parquet.write_table(pyarrow.table({"text": WIKI[first:]}), f"wiki/{part}-0.parquet")
 
-    if not missing("learn_vocab.py on Parquet", "tokenizers"):
-        made("learn_vocab.py --size 300 docs.jsonl --out learned/jsonl.bpe")
-        made("learn_vocab.py --size 300 parquet/train-00000-of-00002.parquet parquet/train-00001-of-00002.parquet "
-             "--out learned/parquet.bpe")
-        check("learn_vocab.py: Parquet gives the same vocabulary as JSONL",
-              Path("learned/jsonl.bpe").read_bytes() == Path("learned/parquet.bpe").read_bytes())
-
     order, cut = numpy.random.default_rng(2357).permutation(97), math.ceil(0.0005 * 97)
     out = made("openwebtext.py --from docs.jsonl --out a/owt", *SHARDS)
     got = shards("a/owt")
@@ -412,7 +390,6 @@ def check_published_counts():
 def main():
     write("bytes.bpe", "")
     check_vocab()
-    check_learn_vocab()
     check_published()
     check_texts()
     check_evalset()
