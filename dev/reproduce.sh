@@ -261,6 +261,8 @@ if [ -n "$smoke" ]; then
     tokenizer=$here/data/starter/vocab.bpe
     windows=${windows:-40}
     smoke_default --steps 200
+    smoke_default --batch 4
+    smoke_default --total-batch 1024
     smoke_default --save-every 50
     smoke_default --val-every 100
     smoke_default --val-batches 5

@@ -121,12 +121,12 @@ size_t tost_row_offset(const TostTensors* t, TostRow row, int layer) {
 #define MUON COMMON, .optimizer = TOST_MUON, .weight_decay = 0.1
 
 static const TostPreset presets[] = {
-    {.name = "starter", MUON, .lr = 1.5e-2, .warmup = 40, .steps = 400,
+    {.name = "starter", MUON, .lr = 3e-2, .warmup = 20, .steps = 200,
      .config = {.n_layer = 6, .n_head = 16, .n_embd = 128, .block_size = 256, .vocab_size = 2304, .conv = 4},
-     .batch = 8, .seq = 256, .total_batch = 2048, .val_every = 100, .sample_every = 200, .save_every = 200},
-    {.name = "small", MUON, .lr = 1e-2, .warmup = 100, .steps = 1000,
+     .batch = 16, .seq = 256, .total_batch = 4096, .val_every = 50, .sample_every = 100, .save_every = 100},
+    {.name = "small", MUON, .lr = 1.2e-2, .warmup = 40, .steps = 400,
      .config = {.n_layer = 6, .n_head = 8, .n_embd = 256, .block_size = 256, .vocab_size = 4096, .conv = 4},
-     .batch = 16, .seq = 256, .total_batch = 4096, .val_every = 100, .sample_every = 250, .save_every = 250},
+     .batch = 16, .seq = 256, .total_batch = 8192, .val_every = 100, .sample_every = 100, .save_every = 100},
     {.name = "tost-base", PUBLISHED, .weight_decay = 0.01,
      .config = {.n_layer = 12, .n_head = 12, .n_embd = 768, .block_size = 1024, .vocab_size = 50304, .bias = 0}},
     {.name = "tost-medium", PUBLISHED, .weight_decay = 0.1,

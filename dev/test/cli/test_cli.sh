@@ -50,7 +50,7 @@ for command in train sample eval vocab tokenize info inspect; do
 done
 prints --help "vocab --size N" "tokenize --tokenizer FILE" "(default: 128 tokens)"
 prints "--preset tost-base --help" "(default: 491520 tokens)"
-prints "train --help" "(default: 400 steps) *"
+prints "train --help" "(default: 200 steps) *"
 check "train --help begins with three examples" [ "$(head -n 10 stdout | grep -c '^  # ')" -eq 3 ]
 
 # ---------------------------------------------------------------------------------------------
@@ -354,7 +354,7 @@ cp -R straight copied
 run $model --data "$dir/tiny_train_*.bin" --steps 0 --val-every 0 --out finder
 check "train finds the vocabulary that tokenize wrote" says "tiny_vocab.bpe: 257 tokens" stdout
 run --init straight --data "$dir/tiny_train_*.bin" --steps 1 --val-every 0 --out heir --quiet
-prints "--init straight --data $dir/tiny_train_*.bin --epochs 2 --dtype bfloat16 --val-every 0 --out epochs" \
+prints "--init straight --data $dir/tiny_train_*.bin --epochs 2 --batch 1 --total-batch 64 --dtype bfloat16 --val-every 0 --out epochs" \
     "lr 0.003, " " to 0.0003;" " tokens, 2.0"
 prints "--init straight --data $dir/tiny_train_*.bin --steps 1 --lr 0.5 --val-every 0 --out given" "lr 0.5, "
 run $tiny --steps 3 --save-every 1 --keep 1 --val-every 0 --out pruned
