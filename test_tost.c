@@ -713,6 +713,8 @@ static void test_cuda_dtype(Checks* c, TostDtype dtype) {
                           {1, 12, 768, 64, 50257, 1, TOST_LEARNED, 1, 30, 1, 1, RANDOM}};
     const Runs twice = {.runs = 2};
     engines_agree(c, cuda_engine, &tost_cpu_engine, &wide[0], dtype, &twice);
+    for (size_t i = 0; i < countof(muon_shapes); i++)
+        engines_agree_on_muon(c, cuda_engine, &tost_cpu_engine, &muon_shapes[i], dtype);
     if (dtype == TOST_TF32) return;   // differs from fp32 only in its matrix products
     for (size_t i = 1; i < countof(wide); i++)
         engines_agree(c, cuda_engine, &tost_cpu_engine, &wide[i], dtype, &twice);

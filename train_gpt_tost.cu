@@ -3,8 +3,8 @@
 //
 // Precision. Matmul operands have one storage type S, float (fp32, tf32) or bf16; kernels are templates on it. Always
 // float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums (across chunks in pairs of
-// floats), u and Π, softmax and loss, parameter gradients, master weights, Adam's moments. Double: TSSA's sums between
-// passes over one sequence, the sum of the losses, the squared gradient norm.
+// floats), u and Π, softmax and loss, parameter gradients, master weights, Adam's moments, Muon's momentum. Double:
+// TSSA's sums between passes over one sequence, the sum of the losses, the squared norms of gradients.
 //
 // Determinism. Every sum has a fixed order and there are no floating-point atomics: the same run gives the same bits.
 //
@@ -1524,9 +1524,16 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(back,         float,   train * B * chunks * tssa_sums_size(C, NH)) \
     X(columns,      float,   train * COLUMN_BLOCKS * (17 + 2 * c->conv) * C) /* a layer and ln_f: for ColumnSums */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
+    X(muon_squares, double,  muon * L * slice_units(4 * C * C))   /* see orthogonalize */ \
+    X(muon_x,       S,       muon * L * padded_size(4 * C * C)) \
+    X(muon_y,       S,       muon * L * padded_size(4 * C * C)) \
+    X(muon_gram,    S,       muon * L * padded_size(C * C)) \
+    X(muon_poly,    S,       muon * L * padded_size(C * C)) \
     X(workspace,    char,    MATMUL_WORKSPACE)
 
 constexpr int DECAY_GROUP = 32;      // elements per byte of decays: tensors start at multiples of it
+// Elements of a tensor of n elements and of the gap after it
+static size_t padded_size(size_t n) { return (n + DECAY_GROUP - 1) / DECAY_GROUP * DECAY_GROUP; }
 
 #define X(field, type, elements) type* field;
 template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) LAYER_RESIDENT(X) };
@@ -1603,7 +1610,7 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
                  T = m->options.max_piece, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
-    const size_t conv = c->conv != 0, state = L * B * state_size(c);
+    const size_t conv = c->conv != 0, muon = train && m->options.optimizer == TOST_MUON, state = L * B * state_size(c);
     const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size, sizeof(S));
     const size_t logits_bytes = m->logits_bytes =
         max(logits_rows * logits_ld(c->vocab_size) * sizeof(S), B * V * sizeof(float));
@@ -2152,13 +2159,149 @@ __global__ void adamw_kernel(float* param, float* moment, float* variance, float
     store_pack<4>(ema + i, e);
 }
 
+// ---------------------------------------------------------------------------------------------
+// Muon: the update of a weight matrix is the orthogonal matrix nearest to its momentum; the formulas are in
+// train_gpt_tost.c. The matrices of a row of the table are orthogonalized for all layers at once.
+
+// u =, in place: holds the gradient on entry. Minimum traffic per element: 8 bytes read, 8 written.
+__global__ void muon_momentum_kernel(float* u, float* moment, size_t n, float grad_scale) {
+    const float mu = (float)TOST_MUON_MOMENTUM, rest = (float)(1.0 - TOST_MUON_MOMENTUM);
+    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    if (i >= n) return;
+    float g[4], m[4];
+    load_pack<4>(g, u + i);
+    load_pack<4>(m, moment + i);
+    UNROLL for (int j = 0; j < 4; j++) {
+        g[j] *= grad_scale;
+        m[j] = mu * m[j] + rest * g[j];
+        g[j] = rest * g[j] + mu * m[j];   // mutant: muon_without_nesterov
+    }
+    store_pack<4>(u + i, g);
+    store_pack<4>(moment + i, m);
+}
+
+// A matrix (rows,columns) of each of `count` layers. Elements: of a matrix; from one to the next in a flat array; from
+// one to the next in the buffers.
+struct MuonMatrices { int count, rows, columns; size_t size, stride, step; };
+
+// sums (count,units) = Σ u² of each unit of a matrix; a block computes one. Minimum traffic per element: 4.
+__global__ void __launch_bounds__(SQUARES_THREADS)
+    muon_squares_kernel(double* sums, const float* u, MuonMatrices a) {
+    SHARED(double, shared, SQUARES_THREADS);
+    const double sum = unit_squares(u + blockIdx.y * a.stride, a.size, shared);
+    if (threadIdx.x == 0) sums[blockIdx.y * gridDim.x + blockIdx.x] = sum;
+}
+
+// x = u / ‖u‖ for each matrix. Minimum traffic per element: 4 bytes read, 2 written.
+template <typename S> __global__ void __launch_bounds__(SQUARES_THREADS)
+    muon_normalize_kernel(S* x, const double* sums, const float* u, MuonMatrices a) {
+    SHARED(double, shared, SQUARES_THREADS);
+    double sum = 0.0;
+    for (unsigned unit = threadIdx.x; unit < gridDim.x; unit += SQUARES_THREADS)
+        sum += sums[blockIdx.y * gridDim.x + unit];   // mutant: muon_norm_of_a_unit, muon_norm_of_the_first
+    sum = block_tree_sum(sum, shared);
+    const float scale = (float)(1.0 / fmax(sqrt(sum), TOST_MUON_EPS));
+    const size_t start = (size_t)blockIdx.x * SLICE_UNIT, end = min(start + SLICE_UNIT, a.size);
+    UNROLL_BY(4) for (size_t i = start + threadIdx.x * 4; i < end; i += SQUARES_THREADS * 4) {
+        float v[4];
+        load_pack<4>(v, u + blockIdx.y * a.stride + i);
+        UNROLL for (int j = 0; j < 4; j++) v[j] *= scale;
+        store_pack<4>(x + blockIdx.y * a.step + i, v);
+    }
+}
+
+// Returns x (count,rows,columns), in one of the buffers. u: in a flat array. A, polynomial (count,side,side), in the
+// buffers muon_gram and muon_poly; with more rows than columns, A = xᵀ x, and the polynomial is on the right of x.
+template <typename S>
+static const S* orthogonalize(Matmul* mm, const Buffers<S>& buf, const float* u, const MuonMatrices& a) {
+    const bool tall = a.rows > a.columns;
+    const int rows = a.rows, columns = a.columns, side = min(rows, columns), length = max(rows, columns);
+    const int64_t n = a.step, square = padded_size((size_t)side * side);
+    const dim3 blocks((unsigned)slice_units(a.size), a.count);
+    S *x = buf.muon_x, *y = buf.muon_y, *A = buf.muon_gram, *polynomial = buf.muon_poly;
+    LAUNCH(muon_squares_kernel, blocks, SQUARES_THREADS, 0, mm->stream, buf.muon_squares, u, a);
+    LAUNCH((muon_normalize_kernel<S>), blocks, SQUARES_THREADS, 0, mm->stream, x, buf.muon_squares, u, a);
+    for (int step = 0; step < TOST_MUON_STEPS; step++) {
+        matmul(mm, Product<S, S>{A, x, x, tall, !tall, side, side, length,   // mutant: muon_gram_not_transposed
+                                 side, columns, columns, 0.0f, NULL, 1.0f, NULL, a.count, square, n, n});
+        matmul(mm, Product<S, S>{polynomial, A, A, false, false, side, side, side, side, side, side,
+                                 (float)TOST_MUON_B, NULL,   // mutant: muon_coefficient
+                                 (float)TOST_MUON_C, A, a.count, square, square, square});
+        matmul(mm, Product<S, S>{y, tall ? x : polynomial, tall ? polynomial : x, false, false, rows, columns, side,
+                                 columns, side, columns, (float)TOST_MUON_A, NULL, 1.0f, x, a.count, n,
+                                 tall ? n : square, tall ? square : n});
+        std::swap(x, y);
+    }
+    return x;
+}
+
+// p = p keep - rate x, in flat arrays. weights: as in adamw_kernel. Minimum traffic per element: 6 bytes read, 6
+// written.
+template <typename S>
+__global__ void muon_update_kernel(float* param, S* weights, const S* x, MuonMatrices a, float keep, float rate) {
+    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4, at = blockIdx.y * a.stride + i;
+    if (i >= a.size) return;
+    float p[4], v[4];
+    load_pack<4>(p, param + at);
+    load_part<false>(v, x + blockIdx.y * a.step + i, (int)min(a.size - i, (size_t)4));   // 0 in the gap after it
+    UNROLL for (int j = 0; j < 4; j++) p[j] = p[j] * keep - rate * v[j];
+    store_pack<4>(param + at, p);
+    if (weights) store_pack<4>(weights + at, p);
+}
+
+// ema += rate (p - ema). Minimum traffic per element: 8 bytes read, 4 written.
+__global__ void ema_kernel(float* ema, const float* param, size_t n, float rate) {
+    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    if (i >= n) return;
+    float e[4], p[4];
+    load_pack<4>(e, ema + i);
+    load_pack<4>(p, param + i);
+    UNROLL for (int j = 0; j < 4; j++) e[j] += rate * (p[j] - e[j]);
+    store_pack<4>(ema + i, e);
+}
+
+// ---------------------------------------------------------------------------------------------
+// The update. A rank computes AdamW's and Muon's momentum for its slices. With Muon, the ranks then exchange u and,
+// also in the array of gradients, the other new parameters, and each updates all matrices.
+
+static float* slice_ema(const TostModel* m, const Owned* own) {
+    return m->options.ema ? m->array[TOST_EMA] + own->packed : NULL;
+}
+
 template <typename S> static void update_owned(TostModel* model, const TostUpdate* a, const Owned* own) {
     TypedModel<S>* m = static_cast<TypedModel<S>*>(model);
     S* weights = weights_copy(m);
-    LAUNCH((adamw_kernel<S>), div_up(own->size, 4 * 256), 256, 0, m->stream, m->array[TOST_PARAM] + own->at,
-           m->array[TOST_M] + own->packed, m->array[TOST_V] + own->second,
-           m->options.ema ? m->array[TOST_EMA] + own->packed : NULL, weights ? weights + own->at : NULL,
-           m->array[TOST_GRAD] + own->at, m->buf.decays + own->at / DECAY_GROUP, own->size, adamw_factors(a));
+    float *p = m->array[TOST_PARAM] + own->at, *grad = m->array[TOST_GRAD] + own->at;
+    float* moment = m->array[TOST_M] + own->packed;
+    const int blocks = div_up(own->size, 4 * 256);
+    if (tost_uses_muon(own->tensor, m->options.optimizer)) {
+        LAUNCH(muon_momentum_kernel, blocks, 256, 0, m->stream, grad, moment, own->size, (float)a->grad_scale);
+        return;
+    }
+    LAUNCH((adamw_kernel<S>), blocks, 256, 0, m->stream, p, moment, m->array[TOST_V] + own->second, slice_ema(m, own),
+           weights ? weights + own->at : NULL, grad, m->buf.decays + own->at / DECAY_GROUP, own->size,
+           adamw_factors(a));
+    if (m->options.optimizer == TOST_MUON && m->exchange.ranks > 1)   // mutant: muon_params_not_sent
+        CUDA_CHECK(cudaMemcpyAsync(grad, p, own->size * sizeof *p, cudaMemcpyDeviceToDevice, m->stream));
+}
+
+// A tensor, after the exchange; those of Muon in all layers at once.
+template <typename S> static void update_whole(TypedModel<S>* m, const TostUpdate* a, const TostTensor* t) {
+    float *p = m->array[TOST_PARAM] + t->offset, *u = m->array[TOST_GRAD] + t->offset;
+    if (!tost_uses_muon(t, m->options.optimizer)) {
+        if (m->exchange.ranks > 1)
+            CUDA_CHECK(cudaMemcpyAsync(p, u, t->size * sizeof *p, cudaMemcpyDeviceToDevice, m->stream));
+        return;
+    }
+    if (t->layer > 0) return;
+    const int layers = m->config.n_layer, rows = t->shape[0], columns = t->shape[1];
+    const MuonMatrices all = {layers, rows, columns, t->size, m->tensors.row_stride[t->row], padded_size(t->size)};
+    const S* x = orthogonalize(&m->mm, m->buf, u, all);
+    S* weights = weights_copy(m);
+    const double scale = TOST_MUON_SCALE * sqrt(max(rows, columns));   // mutant: muon_scale_of_rows
+    LAUNCH((muon_update_kernel<S>), dim3(div_up(t->size, 4 * 256), layers), 256, 0, m->stream, p,
+           weights ? weights + t->offset : NULL, x, all, (float)(1.0 - a->lr * a->weight_decay),
+           (float)(a->lr * scale));
 }
 
 template <typename S> __global__ void convert_kernel(S* y, const float* x, size_t n) {
@@ -2173,10 +2316,18 @@ template <typename S> static void convert_weights(TypedModel<S>* m, size_t at, s
 }
 
 template <typename S> static void cuda_update(TypedModel<S>* m, const TostUpdate* a) {
+    const bool muon = m->options.optimizer == TOST_MUON;
+    const Exchange* x = &m->exchange;
     settle_gradients(m);
     exchange_join(&m->exchange);
-    exchange_update(&m->exchange, m->array[TOST_PARAM], update_owned<S>, m, a);
+    float* gathered = m->array[muon ? TOST_GRAD : TOST_PARAM];   // mutant: muon_not_gathered
+    exchange_update(&m->exchange, gathered, update_owned<S>, m, a);
     exchange_join(&m->exchange);
+    for (int i = 0; muon && i < m->tensors.count; i++) update_whole(m, a, &m->tensors.tensor[i]);
+    for (const Owned* own = x->owned; muon && m->options.ema && own < x->owned + x->n_owned; own++)
+        if (tost_uses_muon(own->tensor, TOST_MUON))
+            LAUNCH(ema_kernel, div_up(own->size, 4 * 256), 256, 0, m->stream, slice_ema(m, own),
+                   m->array[TOST_PARAM] + own->at, own->size, (float)a->ema_rate);
     if (m->exchange.comm) convert_weights(m, 0, m->tensors.flat_size);
 }
 

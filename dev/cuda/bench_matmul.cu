@@ -1,5 +1,5 @@
 // bench_matmul.cu: the matrix products of one tost-base step of 65,536 tokens by shape, called as the engine does, with
-// the algorithms that cuBLASLt's heuristic proposes first, and a large square product as the upper limit.
+// the algorithms that cuBLASLt's heuristic proposes first, a large square product as the upper limit, and Muon's.
 #include <cublasLt.h>
 
 #include <algorithm>
@@ -32,9 +32,10 @@ static int algo_value(const cublasLtMatmulAlgo_t* algo, cublasLtMatmulAlgoConfig
 template <typename S, typename O> static double bench_product(Bench* bench, const char* name, const Product<S, O>& p) {
     double first = 0, best = 0;
     int fastest = 0;
-    const double flops = 2.0 * p.M * p.N * p.K;
-    char *space = bench_buffer<char>(bench, MATMUL_WORKSPACE), size[64];
-    snprintf(size, sizeof size, "%s M %d N %d K %d", bench_type<S>(), p.M, p.N, p.K);
+    const double flops = 2.0 * p.count * p.M * p.N * p.K;
+    char *space = bench_buffer<char>(bench, MATMUL_WORKSPACE), size[64], batch[16] = "";
+    if (p.count > 1) snprintf(batch, sizeof batch, " x %d", p.count);
+    snprintf(size, sizeof size, "%s M %d N %d K %d%s", bench_type<S>(), p.M, p.N, p.K, batch);
     for (choice = 0; choice < CHOICES; choice++) {
         Matmul mm = {};
         matmul_init(&mm, bench->stream, space, false);
@@ -68,6 +69,22 @@ static double bench_linear(Bench* bench, int rows, int in, int out) {
     return s;
 }
 
+// Seconds of a step of Muon's iteration for matrices (rows,C), rows at least C. Those of (C,rows) have the same shapes.
+static double bench_muon(Bench* bench, int layers, int rows, int C) {
+    typedef Product<bf16, bf16> Batch;
+    const int64_t n = (int64_t)rows * C, square = (int64_t)C * C;
+    bf16 *x = bench_random<bf16>(bench, layers * n, 0, 0.02f), *y = bench_buffer<bf16>(bench, layers * n),
+         *A = bench_buffer<bf16>(bench, layers * square), *P = bench_buffer<bf16>(bench, layers * square);
+    double s = bench_product(bench, "muon A", Batch{A, x, x, rows > C, rows <= C, C, C, rows, C, C, C, 0.0f, NULL, 1.0f,
+                                                    NULL, layers, square, n, n});
+    s += bench_product(bench, "muon polynomial", Batch{P, A, A, false, false, C, C, C, C, C, C, 1.0f, NULL, 1.0f, A,
+                                                       layers, square, square, square});
+    s += bench_product(bench, "muon x", Batch{y, x, P, false, false, rows, C, C, C, C, C, 1.0f, NULL, 1.0f, x,
+                                              layers, n, n, square});
+    bench_free_buffers(bench);
+    return s;
+}
+
 int main() {
     enum { LAYERS = 12, C = 768, V = 50304, ROWS = 65536, N = 8192 };
     Bench bench = bench_open();
@@ -79,6 +96,8 @@ int main() {
                                   bench_linear(&bench, ROWS, 4 * C, C)) +
                         bench_linear(&bench, chunk, C, V) * ROWS / chunk;
     printf("%-28s %-30s %9.1f us from the sum of its products\n", "step_matmuls", "bf16 65536 rows", step * 1e6);
+    const double muon = TOST_MUON_STEPS * 2 * (bench_muon(&bench, LAYERS, C, C) + bench_muon(&bench, LAYERS, 4 * C, C));
+    printf("%-28s %-30s %9.1f us from the sum of its products\n", "muon_matmuls", "bf16", muon * 1e6);
     bench_close(&bench);
     return 0;
 }

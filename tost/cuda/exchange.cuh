@@ -72,9 +72,8 @@ __global__ void tree_add_kernel(float* dst, const float* left, const float* righ
 
 constexpr int SQUARES_THREADS = 256;
 
-// sums[unit] = Σ g². Minimum traffic per element: 4.
-__global__ void __launch_bounds__(SQUARES_THREADS) grad_norm_kernel(double* sums, const float* grad, size_t n) {
-    SHARED(double, shared, SQUARES_THREADS);
+// Σ g² over unit blockIdx.x of n elements. shared (SQUARES_THREADS)
+__device__ inline double unit_squares(const float* grad, size_t n, double* shared) {
     const size_t start = (size_t)blockIdx.x * SLICE_UNIT;
     const int size = (int)min((size_t)SLICE_UNIT, n - start);
     double sum = 0.0;
@@ -83,7 +82,13 @@ __global__ void __launch_bounds__(SQUARES_THREADS) grad_norm_kernel(double* sums
         load_pack<4>(g, grad + start + i);
         UNROLL for (int j = 0; j < 4; j++) sum += (double)g[j] * g[j];
     }
-    sum = block_tree_sum(sum, shared);
+    return block_tree_sum(sum, shared);
+}
+
+// sums[unit] = Σ g². Minimum traffic per element: 4.
+__global__ void __launch_bounds__(SQUARES_THREADS) grad_norm_kernel(double* sums, const float* grad, size_t n) {
+    SHARED(double, shared, SQUARES_THREADS);
+    const double sum = unit_squares(grad, n, shared);
     if (threadIdx.x == 0) sums[blockIdx.x] = sum;
 }
 

@@ -18,8 +18,9 @@ inline void cublas_check(cublasStatus_t s, const char* what, const char* file, i
 }
 #define CUBLAS_CHECK(call) cublas_check((call), #call, __FILE__, __LINE__)
 
-// c (M,N) = op(a) (M,K) · op(b) (K,N) + bias (N) + beta c, row-major. at: a is stored as (K,M); bt: b is stored as
-// (N,K). ld: elements from one row to the next as stored. The type O of c is S or float.
+// c (M,N) = alpha op(a) (M,K) · op(b) (K,N) + bias (N) + beta source, row-major. at: a is stored as (K,M); bt: b is
+// stored as (N,K). ld: elements from one row to the next as stored. The type O of c is S or float. count: a batch of
+// such products, without bias; step: elements from one matrix to the next.
 template <typename S, typename O> struct Product {
     O* c; const S *a, *b;
     bool at, bt;
@@ -27,10 +28,14 @@ template <typename S, typename O> struct Product {
     int64_t ldc, lda, ldb;
     float beta;
     const O* bias;                   // or NULL
+    float alpha = 1.0f;
+    const O* source = NULL;          // stored like c; NULL: c itself
+    int count = 1;
+    int64_t c_step = 0, a_step = 0, b_step = 0;
 };
 
 // Everything that determines the algorithm of a product
-typedef std::array<int64_t, 13> MatmulKey;
+typedef std::array<int64_t, 17> MatmulKey;
 
 // What cuBLASLt needs for one shape, chosen at the first call.
 struct MatmulPlan {
@@ -51,10 +56,12 @@ struct Matmul {
 static inline cudaDataType cuda_type(const float*) { return CUDA_R_32F; }
 static inline cudaDataType cuda_type(const bf16*) { return CUDA_R_16BF; }
 
-// The largest power of two up to 64 that divides all addresses; bias may be NULL. Tensors start at multiples of 32
-// elements, so that the same product has the same alignment in all layers.
-static int common_alignment(const void* a, const void* b, const void* c, const void* bias) {
-    const uintptr_t bits = (uintptr_t)a | (uintptr_t)b | (uintptr_t)c | (uintptr_t)bias | 64;
+// The largest power of two up to 64 that divides all addresses. Tensors start at multiples of 32 elements, so that the
+// same product has the same alignment in all layers.
+template <typename P> static int common_alignment(const P& p) {
+    const uintptr_t first = (uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.c | (uintptr_t)p.source | (uintptr_t)p.bias,
+                    steps = p.a_step * sizeof *p.a | p.b_step * sizeof *p.b | p.c_step * sizeof *p.c,
+                    bits = first | steps | 64;
     return (int)(bits & (0 - bits));
 }
 
@@ -64,6 +71,21 @@ template <typename T> static void matmul_set(cublasLtMatmulDesc_t desc, cublasLt
 template <typename T>
 static void matmul_set(cublasLtMatmulPreference_t preference, cublasLtMatmulPreferenceAttributes_t which, T value) {
     CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, which, &value, sizeof value));
+}
+template <typename T>
+static void matmul_set(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t which, T value) {
+    CUBLAS_CHECK(cublasLtMatrixLayoutSetAttribute(layout, which, &value, sizeof value));
+}
+
+// A column-major matrix, or `count` of them.
+static cublasLtMatrixLayout_t matmul_layout(cudaDataType type, int rows, int columns, int64_t ld, int count,
+                                            int64_t step) {
+    cublasLtMatrixLayout_t layout;
+    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, type, rows, columns, ld));
+    if (count == 1) return layout;
+    matmul_set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (int32_t)count);
+    matmul_set(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, step);   // mutant: batch_without_steps
+    return layout;
 }
 
 // Reduction schemes that cuBLASLt may use for a product that is split along K. In-place reduction is excluded, because
@@ -93,11 +115,9 @@ static MatmulPlan matmul_plan(const Matmul* mm, const MatmulKey& key, const P& p
     // different addresses, so the pointer is set to an address that has only the alignment common to all of them.
     const uintptr_t bias = p.bias ? alignment : 0;   // mutant: bias_of_the_first_layer
     matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    CUBLAS_CHECK(
-        cublasLtMatrixLayoutCreate(&plan.first, cuda_type(p.b), p.bt ? p.K : p.N, p.bt ? p.N : p.K, p.ldb));
-    CUBLAS_CHECK(
-        cublasLtMatrixLayoutCreate(&plan.second, cuda_type(p.a), p.at ? p.M : p.K, p.at ? p.K : p.M, p.lda));
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&plan.out, cuda_type(p.c), p.N, p.M, p.ldc));
+    plan.first = matmul_layout(cuda_type(p.b), p.bt ? p.K : p.N, p.bt ? p.N : p.K, p.ldb, p.count, p.b_step);
+    plan.second = matmul_layout(cuda_type(p.a), p.at ? p.M : p.K, p.at ? p.K : p.M, p.lda, p.count, p.a_step);
+    plan.out = matmul_layout(cuda_type(p.c), p.N, p.M, p.ldc, p.count, p.c_step);
 
     cublasLtMatmulPreference_t preference;
     CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
@@ -119,9 +139,10 @@ static MatmulPlan matmul_plan(const Matmul* mm, const MatmulKey& key, const P& p
 
 // Returns the plan for the shape of p. The first call for a shape chooses the plan and must not be in a graph capture.
 template <typename P> static const MatmulPlan& matmul_plan_of(Matmul* mm, const P& p) {
-    const int alignment = common_alignment(p.a, p.b, p.c, p.bias);
-    const MatmulKey key = {mm->tf32, cuda_type(p.a), cuda_type(p.c), p.at,  p.bt,           p.M,      p.N,
-                           p.K,      p.ldc,          p.lda,          p.ldb, p.bias != NULL, alignment};
+    const int alignment = common_alignment(p);
+    const MatmulKey key = {mm->tf32, cuda_type(p.a), cuda_type(p.c), p.at,     p.bt,  p.M,
+                           p.N,      p.K,            p.ldc,          p.lda,    p.ldb, p.bias != NULL,
+                           p.count,  p.c_step,       p.a_step,       p.b_step, alignment};
     size_t i = 0;
     while (i < mm->plans.size() && mm->plans[i].key != key) i++;
     if (i == mm->plans.size()) mm->plans.push_back(matmul_plan(mm, key, p, alignment));
@@ -131,10 +152,10 @@ template <typename P> static const MatmulPlan& matmul_plan_of(Matmul* mm, const 
 // Runs p on the stream, with the plan for its shape.
 template <typename S, typename O> static void matmul(Matmul* mm, const Product<S, O>& p) {
     const MatmulPlan& plan = matmul_plan_of(mm, p);
-    const float one = 1.0f;
+    const O* source = p.source ? p.source : p.c;
     if (p.bias) matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
-    CUBLAS_CHECK(cublasLtMatmul(mm->handle, plan.desc, &one, p.b, plan.first, p.a, plan.second, &p.beta, p.c, plan.out,
-                                p.c, plan.out, &plan.algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
+    CUBLAS_CHECK(cublasLtMatmul(mm->handle, plan.desc, &p.alpha, p.b, plan.first, p.a, plan.second, &p.beta, source,
+                                plan.out, p.c, plan.out, &plan.algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
 }
 
 static void matmul_init(Matmul* mm, cudaStream_t stream, void* workspace, bool tf32) {

@@ -74,7 +74,7 @@ __device__ inline void row_sum(float (&v)[1], float* shared) {
     else block_sum<1>(v, shared);
 }
 
-// Σ of x over the block, whose size is a power of two, in a fixed tree; valid in thread 0.
+// Σ of x over the block, whose size is a power of two, in a fixed tree; the same in every thread.
 template <typename X> __device__ inline X block_tree_sum(X x, X* shared) {   // shared (blockDim.x)
     shared[threadIdx.x] = x;
     __syncthreads();

@@ -19,6 +19,8 @@ struct CublasOnHostLayout {
     cudaDataType_t type;
     uint64_t rows, cols;
     int64_t ld;
+    int32_t count = 1;
+    int64_t step = 0;   // elements from one of `count` matrices to the next
 };
 struct CublasOnHostPreference {
     size_t workspace;
@@ -56,8 +58,9 @@ template <typename T> T attribute(const void* value, size_t bytes) {
 }
 
 size_t size_of(cudaDataType_t type) { return type == CUDA_R_32F ? 4 : 2; }
+size_t elements_of(const CublasOnHostLayout& l) { return (size_t)l.ld * (l.cols - 1) + l.rows; }   // of a matrix
 size_t bytes_of(const CublasOnHostLayout& l) {
-    return ((size_t)l.ld * (l.cols - 1) + l.rows) * size_of(l.type);
+    return ((size_t)l.step * ((size_t)l.count - 1) + elements_of(l)) * size_of(l.type);
 }
 
 float element(const void* x, cudaDataType_t type, size_t at) {
@@ -110,9 +113,10 @@ bool observe_product(const Product& p) {
                  k = (double)(p.desc.transposed[0] ? p.a_layout.rows : p.a_layout.cols);
     const double operand = (double)size_of(p.a_layout.type), result = (double)size_of(p.d_layout.type);
     CudaOnHostObserver* observer = cuda_on_host_options().observer;
-    return !observer || observer->product((m * k + k * n) * operand + (p.beta != 0 ? m * n * result : 0) +
+    return !observer || observer->product(p.d_layout.count * ((m * k + k * n) * operand +
+                                                              (p.beta != 0 ? m * n * result : 0)) +
                                               (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? m * result : 0),
-                                          m * n * result);
+                                          p.d_layout.count * m * n * result);
 }
 
 // Products that may be split along K behave like the worst that is reported of cuBLASLt: with in-place reduction, the
@@ -135,6 +139,15 @@ void run_product(const Product& p) {
     }
 }
 
+// Product i of a batch.
+Product product_of(Product p, int i) {
+    const auto at = [i](const void* x, const CublasOnHostLayout& l) {
+        return (char*)x + (size_t)i * (size_t)l.step * size_of(l.type);
+    };
+    p.a = at(p.a, p.a_layout), p.b = at(p.b, p.b_layout), p.c = at(p.c, p.c_layout), p.d = at(p.d, p.d_layout);
+    return p;
+}
+
 bool overlap(const void* x, size_t nx, const void* y, size_t ny) {
     return (const char*)x < (const char*)y + ny && (const char*)y < (const char*)x + nx;
 }
@@ -149,6 +162,10 @@ void check_shapes(const CublasOnHostDesc& desc, const CublasOnHostLayout& a, con
     NEED(a.type == b.type && c.type == d.type && (a.type != CUDA_R_32F || d.type == CUDA_R_32F) &&
              (desc.compute != CUBLAS_COMPUTE_32F_FAST_TF32 || a.type == CUDA_R_32F),
          "unsupported combination of types");
+    for (const CublasOnHostLayout* l : {&a, &b, &c, &d})
+        NEED(l->count == d.count, "a batch of %d matrices in one of %d", l->count, d.count);
+    NEED(d.count == 1 || (d.step >= (int64_t)elements_of(d) && desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT),
+         "the matrices of the batch D overlap, or it has a bias, which is not emulated");
     if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS)
         NEED(desc.bias && (uintptr_t)desc.bias % 16 == 0, "the bias at %p is not aligned to 16 bytes", desc.bias);
 }
@@ -165,7 +182,9 @@ uint64_t shape_hash(const CublasOnHostDesc& desc, const CublasOnHostLayout* cons
         (uint64_t)desc.compute * 64 + (uint64_t)desc.epilogue * 4 + desc.transposed[0] * 2u + desc.transposed[1];
     for (int i = 0; i < 4; i++) {
         const CublasOnHostLayout& l = *layouts[i];
-        for (const uint64_t x : {(uint64_t)l.type, l.rows, l.cols, (uint64_t)l.ld}) h = h * 1000003u + x;
+        for (const uint64_t x :
+             {(uint64_t)l.type, l.rows, l.cols, (uint64_t)l.ld, (uint64_t)l.count, (uint64_t)l.step})
+            h = h * 1000003u + x;
     }
     return h;
 }
@@ -206,6 +225,14 @@ cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDa
 }
 
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { return destroy(l); }
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l, cublasLtMatrixLayoutAttribute_t a,
+                                                const void* value, size_t bytes) {
+    if (a == CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT) l->count = attribute<int32_t>(value, bytes);
+    else l->step = attribute<int64_t>(value, bytes);
+    NEED(l->count > 0 && l->step >= 0, "%d matrices, %lld elements apart", l->count, (long long)l->step);
+    return CUBLAS_STATUS_SUCCESS;
+}
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* p) {
     return create(p, {0, {256, 256, 256, 256}, CUBLASLT_REDUCTION_SCHEME_MASK});
@@ -253,10 +280,10 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     for (int i = 0; i < 4; i++) {
         if (i == 2 && p.beta == 0) continue;
         cuda_on_host_check_range("cublasLtMatmul", pointers[i], bytes_of(*layouts[i]));
-        NEED((uintptr_t)pointers[i] % algo->align[i] == 0,
+        NEED(((uintptr_t)pointers[i] | (size_t)layouts[i]->step * size_of(layouts[i]->type)) % algo->align[i] == 0,
              "matrix %c at %p is not aligned to the %u bytes given to the heuristic", "ABCD"[i], pointers[i],
              algo->align[i]);
-        NEED(i == 3 || (i == 2 && c == d && c_layout->ld == d_layout->ld) ||
+        NEED(i == 3 || (i == 2 && c == d && c_layout->ld == d_layout->ld && c_layout->step == d_layout->step) ||
                  !overlap(pointers[i], bytes_of(*layouts[i]), d, bytes_of(*d_layout)), "%c overlaps D", "ABC"[i]);
     }
     NEED(workspace_bytes >= algo->workspace, "less workspace than the algorithm needs");
@@ -270,7 +297,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     const size_t scribble = algo->workspace;
     cuda_on_host_enqueue(stream, [p, workspace, scribble] {
         if (scribble) memset(workspace, 0xff, scribble);
-        if (observe_product(p)) run_product(p);
+        if (!observe_product(p)) return;
+        for (int i = 0; i < p.d_layout.count; i++) run_product(product_of(p, i));
     });
     return CUBLAS_STATUS_SUCCESS;
 }

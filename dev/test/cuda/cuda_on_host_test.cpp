@@ -86,6 +86,11 @@ void test_mixed_shapes(Checks* c, TostDtype dtype) {
     engines_agree_on_mixed_shapes(c, &tost_cuda_engine, &tost_cpu_engine, dtype);
 }
 
+void test_muon(Checks* c, const Shape& k, TostDtype dtype) {
+    set_schedule(SHUFFLE_LATE);
+    engines_agree_on_muon(c, &tost_cuda_engine, &tost_cpu_engine, &k, dtype);
+}
+
 void test_stale_gradients(Checks* c) {
     set_schedule(REVERSE_LATE);
     engine_overwrites_gradients(c, &tost_cuda_engine, TOST_FP32, TOST_LEARNED, false);
@@ -199,7 +204,10 @@ void test_refusals(Checks* c) {
     CudaOnHostOptions machine;
     TostError err = {};
     char text[256];
+    TostEngineOptions muon = training;
+    muon.optimizer = TOST_MUON;
     test_memory(c, SMALL, training, 1.25);
+    test_memory(c, SMALL, muon, 1.25);
     for (const auto& call : calls) {
         machine.failing = call[0];
         test_refusal(c, machine, SMALL, o, call[1]);
@@ -281,6 +289,7 @@ void test_quick(Checks* c) {
     test_kernels(c, 4);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) {
         test_mixed_shapes(c, dtype);
+        test_muon(c, muon_shapes[0], dtype);
         set_schedule(REVERSE_LATE);
         engines_agree_on_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, {7, 3, chunk + 5});
     }
@@ -301,6 +310,7 @@ void test_mutants(Checks* c) {
     test_stale_gradients(c);
     for (const int values : {RANDOM, CONV}) test_few_pieces(c, TOST_FP32, values);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
+    for (const Shape& k : muon_shapes) test_muon(c, k, TOST_FP32);
     test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape, TOST_FP32, {REVERSE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
@@ -312,6 +322,7 @@ void test_first_half(Checks* c) {
     set_schedule(SHUFFLE);
     test_kernels(c, 16);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
+    for (const Shape& k : muon_shapes) test_muon(c, k, TOST_FP32);
     test_shapes(c, TOST_FP32, {FORWARD, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape, TOST_FP32, {REVERSE});
     test_pieces(c, TOST_FP32, RESIDENT);
@@ -327,6 +338,8 @@ void test_first_half(Checks* c) {
 void test_second_half(Checks* c) {
     set_schedule(SHUFFLE);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
+    for (const Shape& k : muon_shapes)
+        for (const TostDtype dtype : {TOST_TF32, TOST_BF16}) test_muon(c, k, dtype);
     test_pieces(c, TOST_BF16, SHUFFLE_LATE);
     test_shapes(c, TOST_BF16, {REVERSE, SHUFFLE_LATE});
     test_shape(c, {1, 3, 60, 40, 257, 1, TOST_LEARNED, 2, 37, 2, 2, 0}, TOST_TF32, {FORWARD});

@@ -31,6 +31,7 @@ struct Setup {
     int parts, micros;   // of a step; of a part
     bool own_link = false, recompute = false, fast = false;
     int piece = 0;       // tokens of a piece; 0: whole sequences
+    TostOptimizer optimizer = TOST_ADAMW;
 };
 
 struct Results {
@@ -61,6 +62,8 @@ void train(Results* out, Subject* s, const Setup& u, int rank, int ranks) {
     for (int a = 0; a < TOST_ARRAYS; a++)
         for (int i = 0; i < s->tensors.count; i++) {
             const TostTensor* t = &s->tensors.tensor[i];
+            if (a == TOST_GRAD && u.optimizer == TOST_MUON) continue;   // overwritten
+            if (a == TOST_V && tost_uses_muon(t, u.optimizer)) continue;
             s->engine->get(out->array[a] + t->offset, s->model, (TostArray)a, t);
         }
 }
@@ -78,6 +81,7 @@ Subject open_subject(const Setup& u, TostComm* comm, int ranks) {
     o.parts = u.parts / ranks;
     o.fast_reduce = u.fast;
     o.ema = true;
+    o.optimizer = u.optimizer;
     return subject_open(&tost_cuda_engine, shape_config(&k), o);
 }
 
@@ -179,7 +183,8 @@ const Shape THREE_LAYERS = {3, 2, 64, 40, 257, 1, TOST_LEARNED, 1, 35, 1, 1, RAN
 const Setup DEEP = {"deep", THREE_LAYERS, TOST_FP32, 4, 2},
             LINKED = {"own communicator, bf16, recompute", ONE_LAYER, TOST_BF16, 2, 1, true, true},
             SIX = {"six parts", ONE_LAYER, TOST_FP32, 6, 1},
-            CHUNKED = {"in pieces of 16 of 35 tokens", THREE_LAYERS, TOST_FP32, 2, 1, false, true, false, 16};
+            CHUNKED = {"in pieces of 16 of 35 tokens", THREE_LAYERS, TOST_FP32, 2, 1, false, true, false, 16},
+            MUON = {"Muon", THREE_LAYERS, TOST_BF16, 4, 1, false, false, false, 0, TOST_MUON};
 
 // Large host messages.
 void test_messages(Checks* c) {
@@ -238,6 +243,7 @@ void test_failures(Checks* c) {
 void test_exchange(Checks* c, ExchangeTests tests) {
     test_messages(c);
     test_bits(c, LINKED, {2}, {OWN_EXCHANGE_FIRST});
+    test_bits(c, MUON, {2}, {COMPUTE_FIRST});
     if (tests == EXCHANGE_QUICK) return;
     test_bits(c, LINKED, {2}, {COMPUTE_FIRST});
     test_bits(c, DEEP, {2}, {COMPUTE_FIRST});
@@ -247,6 +253,7 @@ void test_exchange(Checks* c, ExchangeTests tests) {
     if (tests == EXCHANGE_MUTANTS) return;
     test_bits(c, DEEP, {1, 2, 4}, {AT_ONCE, LATE, EXCHANGE_FIRST, COMPUTE_FIRST});
     test_bits(c, LINKED, {1, 2}, {AT_ONCE, LATE, OWN_EXCHANGE_FIRST, COMPUTE_FIRST});
+    test_bits(c, MUON, {1, 2, 4}, {LATE, EXCHANGE_FIRST, COMPUTE_FIRST});
     test_bits(c, SIX, {1, 3, 6}, {EXCHANGE_FIRST});
     for (const int ranks : {2, 4}) test_fast(c, DEEP, ranks, EXCHANGE_FIRST);
 }

@@ -394,6 +394,132 @@ template <typename S> void test_columns(Checks* c, size_t rows, int N) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Batches of products, Muon
+
+// Of cuBLASLt; without a stream, products run at once.
+struct TestMatmul {
+    const DeviceArray workspace;
+    Matmul mm = {};
+    TestMatmul() : workspace(MATMUL_WORKSPACE / sizeof(float)) { matmul_init(&mm, nullptr, workspace.p, false); }
+    ~TestMatmul() { matmul_free(&mm); }
+};
+
+// in_place: without a source. The gaps between matrices keep their value.
+template <typename S> void test_batch(Checks* c, bool at, bool bt, bool in_place) {
+    constexpr int COUNT = 3, M = 5, N = 7, K = 9, LD = 11, A = 128, B = 160, OUT = 96;
+    const Floats a = numbers_of<S>(COUNT * A, 1), b = numbers_of<S>(COUNT * B, 2),
+                 source = numbers_of<S>((COUNT + 1) * OUT, 3),
+                 before = in_place ? source : Floats(source.size(), 4.0f);
+    Floats want(before);
+    for (int i = 0; i < COUNT * M * N; i++) {
+        const int batch = i / (M * N), m = i / N % M, n = i % N, out = batch * OUT + m * LD + n;
+        double sum = 0;
+        for (int k = 0; k < K; k++)
+            sum += (double)a[batch * A + (at ? k * LD + m : m * LD + k)] *
+                   b[batch * B + (bt ? n * LD + k : k * LD + n)];
+        want[out] = (float)(-0.5 * sum + 1.5 * source[out]);
+    }
+    const Device<S> on_a(a), on_b(b), on_source(source), on_c(before);
+    TestMatmul t;
+    Product<S, S> p = {on_c.p, on_a.p, on_b.p, at, bt, M, N, K, LD, LD, LD, 1.5f, NULL, -0.5f,
+                       in_place ? nullptr : on_source.p, COUNT, OUT, A, B};
+    matmul(&t.mm, p);
+    near(c, "batch of products", N, on_c.get(), want, stored<S>());
+    const auto dies = [&](const char* message, const S* of, int64_t step) {
+        int status = 0;
+        const std::string text = child_stderr(&status, [&] {
+            p.source = of, p.c_step = step;
+            matmul(&t.mm, p);
+        });
+        check(c, status != 0 && text.find(message) != std::string::npos, "batch of products: \"%s\", want \"%s\"",
+              text.c_str(), message);
+    };
+    dies("C overlaps D", on_c.p + OUT, OUT);
+    dies("the matrices of the batch D overlap", nullptr, 32);
+    dies("of an allocation of", nullptr, 2 * OUT);
+}
+
+// x (rows,columns), rows ≤ columns: X = u / ‖u‖, then the steps of Muon; rounded to S where the engine does.
+template <typename S> Doubles orthogonal(const Doubles& u, size_t rows, size_t columns) {
+    const auto rounded = [](double x) { return (double)to_float(S((float)x)); };
+    Doubles x(u), y(x.size()), A(rows * rows), P(rows * rows);
+    double norm = 0;
+    for (const double v : u) norm += v * v;
+    for (double& v : x) v = rounded(v / fmax(sqrt(norm), 1e-7));
+    for (int step = 0; step < 5; step++) {
+        for (size_t i = 0; i < A.size(); i++) {
+            A[i] = 0;
+            for (size_t k = 0; k < columns; k++) A[i] += x[i / rows * columns + k] * x[i % rows * columns + k];
+            A[i] = rounded(A[i]);
+        }
+        for (size_t i = 0; i < P.size(); i++) {
+            P[i] = -4.7750 * A[i];
+            for (size_t k = 0; k < rows; k++) P[i] += 2.0315 * A[i / rows * rows + k] * A[k * rows + i % rows];
+            P[i] = rounded(P[i]);
+        }
+        for (size_t i = 0; i < x.size(); i++) {
+            y[i] = 3.4445 * x[i];
+            for (size_t k = 0; k < rows; k++) y[i] += P[i / columns * rows + k] * x[k * columns + i % columns];
+            y[i] = rounded(y[i]);
+        }
+        x.swap(y);
+    }
+    return x;
+}
+
+// scale: of u
+template <typename S> void test_orthogonalize(Checks* c, int rows, int columns, float scale, double limit) {
+    constexpr size_t COUNT = 2;
+    const bool tall = rows > columns;
+    const size_t size = (size_t)rows * (size_t)columns, step = padded_size(size), stride = step + 64,
+                 side = (size_t)min(rows, columns), length = (size_t)max(rows, columns);
+    Floats u = numbers(COUNT * stride, 1);
+    Doubles want(COUNT * step);
+    for (size_t i = 0; i < u.size(); i++) u[i] = i % stride < size ? scale * u[i] : 0.0f;
+    const auto at = [&](size_t i) { return tall ? i % length * side + i / length : i; };
+    for (size_t matrix = 0; matrix < COUNT; matrix++) {
+        Doubles wide(size);
+        for (size_t i = 0; i < size; i++) wide[i] = u[matrix * stride + at(i)];
+        wide = orthogonal<S>(wide, side, length);
+        for (size_t i = 0; i < size; i++) want[matrix * step + at(i)] = wide[i];
+    }
+    const DeviceArray on_u(u);
+    const Device<double> squares(COUNT * slice_units(size));
+    const Device<S> x(COUNT * step), y(x.n), gram(COUNT * padded_size(side * side)), polynomial(gram.n);
+    Buffers<S> buf = {};
+    buf.muon_squares = squares.p, buf.muon_x = x.p, buf.muon_y = y.p;
+    buf.muon_gram = gram.p, buf.muon_poly = polynomial.p;
+    TestMatmul t;
+    const S* result = orthogonalize(&t.mm, buf, on_u.p, {COUNT, rows, columns, size, stride, step});
+    Floats got = result == x.p ? x.get() : y.get();
+    for (size_t i = 0; i < got.size(); i++)
+        if (i % step >= size) got[i] = 0.0f;   // the gap
+    near(c, "orthogonalize", columns, got, want, limit);
+}
+
+// More units than threads.
+void test_normalize(Checks* c) {
+    constexpr size_t UNITS = SQUARES_THREADS + 44, SIZE = 37, STEP = 64;
+    const Floats u = numbers(STEP, 1);
+    Floats want(u.begin(), u.begin() + SIZE);
+    for (float& v : want) v /= sqrtf((float)UNITS);
+    const DeviceArray on_u(u), x(STEP);
+    const Device<double> sums(Floats(UNITS, 1.0f));
+    const MuonMatrices a = {1, 1, (int)SIZE, SIZE, STEP, STEP};
+    LAUNCH((muon_normalize_kernel<float>), (int)UNITS, SQUARES_THREADS, 0, nullptr, x.p, sums.p, on_u.p, a);
+    near(c, "muon_normalize", (int)SIZE, x.get(), want);
+}
+
+template <typename S> void test_muon_kernels(Checks* c, double limit) {
+    for (const bool at : {false, true})
+        for (const bool bt : {false, true}) test_batch<S>(c, at, bt, at == bt);
+    test_orthogonalize<S>(c, 60, 60, 1e-3f, limit);
+    test_orthogonalize<S>(c, 35, 140, 1.0f, limit);
+    test_orthogonalize<S>(c, 580, 61, 1.0f, limit);      // several units
+    test_orthogonalize<S>(c, 7, 3, 1e-9f, limit);        // a norm below the least
+}
+
+// ---------------------------------------------------------------------------------------------
 // Other functions
 
 // normal_cdf and normal_bell at every bf16 number.
@@ -433,16 +559,12 @@ ClassifierResult classified(size_t chunk) {
         memcpy(&targets[row], &target, sizeof target);
     }
     const DeviceArray on_x(x), on_wte(wte), on_step(step), on_targets(targets), loss{Floats(rows)},
-        dx{Floats(rows * C)}, dwte{Floats((size_t)V * C)}, logits{Floats(chunk * logits_ld(V))},
-        workspace{Floats(MATMUL_WORKSPACE / sizeof(float))};
-    Matmul mm = {};
-    cublasLtCreate(&mm.handle);
-    mm.workspace = workspace.p;
-    classifier_forward_backward(&mm, (double*)nullptr, loss.p, dx.p, dwte.p, logits.p, on_x.p, on_wte.p,
+        dx{Floats(rows * C)}, dwte{Floats((size_t)V * C)}, logits{Floats(chunk * logits_ld(V))};
+    TestMatmul t;
+    classifier_forward_backward(&t.mm, (double*)nullptr, loss.p, dx.p, dwte.p, logits.p, on_x.p, on_wte.p,
                                 (const int32_t*)on_targets.p, (const StepHeader*)on_step.p, rows, chunk, V, C, true);
     const auto doubles = [](const Floats& f) { return std::vector<double>(f.begin(), f.end()); };
     const ClassifierResult result = {doubles(loss.get()), doubles(dx.get()), doubles(dwte.get())};
-    matmul_free(&mm);
     return result;
 }
 
@@ -476,6 +598,9 @@ void test_errors(Checks* c) {
 void test_kernels(Checks* c, int seeds) {
     test_concurrent(c, seeds);
     test_classifier_chunks(c);
+    test_normalize(c);
+    test_muon_kernels<float>(c, 1e-4);
+    test_muon_kernels<bf16>(c, 2e-2);
     test_normal(c);
     test_errors(c);
     for (const bool add : {false, true}) test_layer_sums(c, add);

@@ -84,6 +84,15 @@ first_device | s/count > 1 ? local_rank : 0/0/
 split_anywhere | s/if (p.K.*;//
 split_in_place | s/output_type |/output_type | CUBLASLT_REDUCTION_SCHEME_INPLACE |/
 bias_of_the_first_layer | s/? alignment/? (uintptr_t)p.bias/
+muon_without_nesterov | s/= rest \* g\[j\] + mu \* m\[j\]/= m[j]/
+muon_norm_of_the_first | s/blockIdx.y \* gridDim.x + unit/unit/
+muon_norm_of_a_unit | s/+= sums/= sums/
+muon_gram_not_transposed | s/tall, !tall/false, true/
+muon_coefficient | s/TOST_MUON_B/TOST_MUON_C/
+muon_scale_of_rows | s/max(rows, columns)/rows/
+muon_params_not_sent | s/if (m->options.optimizer == TOST_MUON && /if (false \&\& /
+muon_not_gathered | s/muon ? TOST_GRAD/false ? TOST_GRAD/
+batch_without_steps | s/matmul_set.*step);//
 waits_forever | s/if (!\(.*\)) comm_timed_out.*;/\1;/
 END
 
@@ -95,8 +104,8 @@ build() {
 
 # mode NAME FILE: the tests that the mutant must fail
 mode() {
-    if [ "$1" = first_device ] || [[ $2 == */exchange.cuh || $2 == */nccl.cuh ]]; then echo --exchange
-    else echo --mutants; fi
+    if [[ $1 =~ ^(first_device|muon_params_not_sent|muon_not_gathered)$ || $2 == */exchange.cuh ||
+        $2 == */nccl.cuh ]]; then echo --exchange; else echo --mutants; fi
 }
 
 try_mutant() {

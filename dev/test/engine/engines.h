@@ -93,6 +93,19 @@ static inline float* subject_get(const Subject* s, TostArray state, const TostTe
     return x;
 }
 
+// Copies parameters, moments and averages between models with this optimizer.
+static inline void subject_copy(Subject* to, const Subject* from, TostOptimizer optimizer) {
+    static const TostArray arrays[] = {TOST_PARAM, TOST_M, TOST_V, TOST_EMA};
+    for (int i = 0; i < from->tensors.count; i++)
+        for (int j = 0; j < 4; j++) {
+            const TostTensor* t = &from->tensors.tensor[i];
+            if (arrays[j] == TOST_V && tost_uses_muon(t, optimizer)) continue;
+            float* x = subject_get(from, arrays[j], t);
+            to->engine->put(to->model, arrays[j], t, x);
+            free(x);
+        }
+}
+
 // Scales three of four channels of w to zero or almost zero, so that their energy stays below TOST_ENERGY_MIN.
 static inline void subject_make_faint(Subject* s) {
     static const float scales[4] = {1, 0, 1e-7f, 5e-7f};
@@ -690,13 +703,7 @@ static inline Record mixed_record(const TostEngine* engine, const void* test, To
     subject_step(&s, a, 1.0);
     mixed_decode(&r, &s, &k);
     Subject again = subject_open(engine, config, o);
-    const TostArray states[] = {TOST_PARAM, TOST_M, TOST_V, TOST_EMA};
-    for (int i = 0; i < again.tensors.count; i++)
-        for (int j = 0; j < 4; j++) {
-            float* x = subject_get(&s, states[j], &s.tensors.tensor[i]);
-            engine->put(again.model, states[j], &again.tensors.tensor[i], x);
-            free(x);
-        }
+    subject_copy(&again, &s, o.optimizer);
     subject_free(&s);
     a.step = 2;
     mixed_forwards(&r, &again, &k, true, 1);
@@ -713,6 +720,69 @@ static inline void engines_agree_on_mixed_shapes(Checks* c, const TostEngine* en
     char what[64];
     snprintf(what, sizeof what, "%s,mixed_shapes", dtype_name(dtype));
     records_agree(c, what, mixed_record, engine, reference, NULL, dtype);
+}
+
+// Muon: steps of a model; then one of a second model, which continues from the arrays of the first. Records how the
+// parameters change in these steps, the moments, and the averages.
+static inline void muon_steps(Record* r, Subject* s, const Shape* k, int first, int steps) {
+    const size_t rows = (size_t)k->B * k->T;
+    float* before = (float*)xmalloc(s->tensors.flat_size * sizeof *before);
+    for (int i = 0; i < s->tensors.count; i++)
+        s->engine->get(before + s->tensors.tensor[i].offset, s->model, TOST_PARAM, &s->tensors.tensor[i]);
+    for (int step = first; step < first + steps; step++) {
+        int32_t* ids = shape_ids(k, (uint64_t)(70 + step));
+        const TostUpdate a = {1e-2, 0.9, 0.95, 1e-2, 0.1, 1.0, step, 0.3};
+        s->engine->zero_grad(s->model);
+        subject_train(s, ids, ids + rows, k->B, k->T, 1.0f / (float)rows, TOST_STEP_ENDS);
+        subject_step(s, a, 1.0);
+        record_number(r, RESULT_LOSS, "loss", mean_loss(s));
+        free(ids);
+    }
+    for (int i = 0; i < s->tensors.count; i++) {
+        const TostTensor* t = &s->tensors.tensor[i];
+        if (!tost_uses_muon(t, TOST_MUON)) continue;
+        float* x = subject_get(s, TOST_PARAM, t);
+        for (size_t j = 0; j < t->size; j++) x[j] -= before[t->offset + j];
+        record_floats(r, RESULT_GRAD, "change.", t->name, x, t->size);
+        free(x);
+    }
+    free(before);
+}
+
+static inline Record muon_record(const TostEngine* engine, const void* test, TostDtype dtype) {
+    const Shape* k = (const Shape*)test;
+    const TostConfig config = shape_config(k);
+    Record r = {NULL, 0};
+    TostEngineOptions o = engine_options(k->B, k->T, true, dtype);
+    o.ema = true;
+    o.optimizer = TOST_MUON;
+    Subject s = subject_open(engine, config, o), again = subject_open(engine, config, o);
+    subject_randomize(&s, 7);
+    muon_steps(&r, &s, k, 1, k->steps);
+    subject_copy(&again, &s, o.optimizer);
+    subject_free(&s);
+    muon_steps(&r, &again, k, k->steps + 1, 1);
+    record_state(&r, &again, TOST_PARAM, RESULT_PARAM, "after.");
+    record_state(&r, &again, TOST_EMA, RESULT_PARAM, "ema.");
+    record_state(&r, &again, TOST_M, RESULT_GRAD, "m.");
+    subject_free(&again);
+    return r;
+}
+
+static inline void engines_agree_on_muon(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                         const Shape* k, TostDtype dtype) {
+    char shape[160], what[192];
+    Limits limits = limits_of(dtype);
+    snprintf(what, sizeof what, "%s,muon", shape_label(shape, sizeof shape, k, dtype));
+    // The iteration multiplies rounding errors by up to 3.4445^5 where the singular values of x are small, and the CPU
+    // engine rounds only the operands of its products, not x. Largest errors measured: in bf16 1.2e-1, and 3.1e-2 of
+    // the median; in tf32 4.7e-2 and 5.6e-3.
+    if (dtype != TOST_FP32) limits.of[RESULT_GRAD] = 2.5e-1, limits.median[RESULT_GRAD] = 6e-2;
+    Record got = muon_record(engine, k, dtype),
+           want = muon_record(reference, k, reference->supports(dtype) ? dtype : TOST_FP32);
+    records_near(c, what, &got, &want, limits);
+    record_free(&got);
+    record_free(&want);
 }
 
 // The sum of the gradients of two micro-batches, all tensors at their offsets. ends: the argument of each
@@ -812,6 +882,11 @@ static const Shape ragged_shapes[] = {
     {3, 3, 60, RAGGED_BLOCK, 257, 1, TOST_UNIFORM, 2, 3 * CUDA_CHUNK + 5, 2, 2, RANDOM},
     {4, 3, 60, RAGGED_BLOCK, 29, 0, 0, 2, CUDA_CHUNK + 5, 3, 3, RANDOM},   // deeper
 };
+
+// Shapes for Muon: matrices of less than a SLICE_UNIT, in one layer, and of several
+static const Shape muon_shapes[] = {{2, 3, 60, 2 * CUDA_CHUNK, 29, 1, 0, 2, CUDA_CHUNK + 1, 3, 1, CONV},
+                                    {1, 3, 15, 2 * CUDA_CHUNK, 29, 0, 0, 3, CUDA_CHUNK + 1, 3, 1, RANDOM},
+                                    {2, 2, 130, 2 * CUDA_CHUNK, 29, 0, 0, 3, 2 * CUDA_CHUNK, 2, 1, RANDOM}};
 
 // A sequence of more than 64 chunks: three levels of the scan.
 static const Shape long_shape = {1, 2, 4, 66 * CUDA_CHUNK + 8, 7, 0, 0, 1, 66 * CUDA_CHUNK + 5, 1, 2, RANDOM};
