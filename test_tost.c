@@ -106,7 +106,7 @@ static void test_curve(Checks* c, const TostEngine* engine, const char* dir) {
     const int B = meta_int(&init, "B"), T = meta_int(&init, "T"), steps = meta_int(&init, "steps");
     Subject s = subject_new(engine, config, B, T, true);
     read_params(&s, &init);
-    DataSet* data = data_open(shard_path, T, (uint32_t)config.vocab_size, ORDER_SEQUENTIAL, 0, &err);
+    DataSet* data = data_open(ONE_PATH(shard_path), T, (uint32_t)config.vocab_size, ORDER_SEQUENTIAL, 0, &err);
     require(data != NULL, &err);
     FILE* csv = fopen(csv_path, "r");
     char line[256] = "";

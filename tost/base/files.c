@@ -108,14 +108,26 @@ char* path_dir(const char* path) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Globs
+// Lists and globs
 
-char* next_word(const char** words) {
-    if (!*words) return NULL;
-    const char* end = strchr(*words, WORD_SEPARATOR);
-    char* word = xasprintf("%.*s", (int)(end ? (size_t)(end - *words) : strlen(*words)), *words);
-    *words = end ? end + 1 : NULL;
-    return word;
+void add_path(PathList* list, char* path) {
+    list->paths = xgrow(list->paths, (size_t)list->count, sizeof *list->paths);
+    list->paths[list->count++] = path;
+}
+
+void free_paths(PathList* list) {
+    for (int i = 0; i < list->count; i++) free(list->paths[i]);
+    free(list->paths);
+    *list = (PathList){0};
+}
+
+char* join_paths(const PathList* list, char separator) {
+    char* text;
+    size_t n;
+    FILE* out = open_memstream(&text, &n);
+    for (int i = 0; i < list->count; i++) fprintf(out, "%.*s%s", i > 0, &separator, list->paths[i]);
+    fclose(out);
+    return text;
 }
 
 static bool add_matches(PathList* out, const char* pattern, TostError* err) {
@@ -126,22 +138,15 @@ static bool add_matches(PathList* out, const char* pattern, TostError* err) {
     if (rc != 0)
         return tost_error(err, "%s: cannot be expanded: %s", pattern,
                           rc == GLOB_NOSPACE ? "out of memory" : "read error");
-    out->paths = xrealloc(out->paths, (size_t)(out->count + n) * sizeof *out->paths);
-    for (int i = 0; i < n; i++) out->paths[out->count++] = xstrdup(is_name ? pattern : g.gl_pathv[i]);
+    for (int i = 0; i < n; i++) add_path(out, xstrdup(is_name ? pattern : g.gl_pathv[i]));
     if (!is_name) globfree(&g);
     return true;
 }
 
-bool expand_glob(PathList* out, const char* patterns, TostError* err) {
+bool expand_glob(PathList* out, const PathList* patterns, TostError* err) {
     *out = (PathList){0};
     bool ok = true;
-    for (char* word; ok && (word = next_word(&patterns)); free(word)) ok = add_matches(out, word, err);
+    for (int i = 0; ok && i < patterns->count; i++) ok = add_matches(out, patterns->paths[i], err);
     if (!ok) free_paths(out);
     return ok;
-}
-
-void free_paths(PathList* list) {
-    for (int i = 0; i < list->count; i++) free(list->paths[i]);
-    free(list->paths);
-    *list = (PathList){0};
 }

@@ -21,12 +21,11 @@ bool  is_dir(const char* path);
 char* path_join(const char* dir, const char* name);                // free()
 char* path_dir(const char* path);                                  // "a/b" -> "a", "b" -> "."; free()
 
-typedef struct { int count; char** paths; } PathList;
-// Several words of an option are one string.
-enum { WORD_SEPARATOR = 0x1f };
-char* next_word(const char** words);   // and moves on; NULL at the end. free()
+typedef struct { int count; char** paths; } PathList;   // also the values of an option
+void  add_path(PathList* list, char* path);                        // takes ownership
+void  free_paths(PathList* list);
+char* join_paths(const PathList* list, char separator);            // free()
 // The files of each pattern, sorted; an error if nothing matches one.
-bool expand_glob(PathList* out, const char* patterns, TostError* err);
-void free_paths(PathList* list);
+bool  expand_glob(PathList* out, const PathList* patterns, TostError* err);
 
 #endif

@@ -20,8 +20,7 @@ bool folder_list(PathList* names, const char* path, TostError* err) {
     const struct dirent* e;
     while ((errno = 0, e = readdir(dir))) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        names->paths = xgrow(names->paths, (size_t)names->count, sizeof *names->paths);
-        names->paths[names->count++] = xstrdup(e->d_name);
+        add_path(names, xstrdup(e->d_name));
     }
     const int why = errno;
     closedir(dir);

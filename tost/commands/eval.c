@@ -218,7 +218,9 @@ static void print_score(const Evaluation* e, double seconds) {
 }
 
 static void begin_json(JsonFile* json, const Evaluation* e) {
-    json_put_text(json, "data", e->o->data);
+    char* data = join_paths(&e->o->data, ' ');
+    json_put_text(json, "data", data);
+    free(data);
     json_put_text(json, "model", e->model->file);
     json_put_int(json, "step", e->model->info.step);
     json_put_text(json, "protocol", e->windows.stride ? "every token once" : "random windows");
@@ -271,7 +273,8 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     const int T = o->seq ? o->seq : model->info.config.block_size;
     const uint64_t tokens = stream_tokens(data);
     if (tokens < 2)
-        return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->data, (unsigned long long)tokens);
+        return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->data.paths[0],
+                          (unsigned long long)tokens);
     const bool first = o->rank == 0;   // the rank that writes
     Evaluation e = {.model = model, .o = o, .data = data, .windows = make_windows(o, tokens, T),
                     .progress = progress_new(stderr, !first)};
@@ -318,14 +321,15 @@ int command_eval(const Options* o, TostComm* comm, const TostEngine* engine) {
     bool ok = loaded_model_find(&model, o, engine, &err) && check_lengths(&model, o, &err);
     model.comm = comm;
     signals_catch(comm_rank(comm) == 0);
-    if (ok && o->data)
-        ok = stream_open(&data, o->data, (uint32_t)model.info.config.vocab_size, &err) && stream_crc(&crc, &data, &err);
+    if (ok && o->data.count)
+        ok = stream_open(&data, &o->data, (uint32_t)model.info.config.vocab_size, &err)
+             && stream_crc(&crc, &data, &err);
     ok = comm_agree(comm, ok, &err)
          && comm_same(comm, crc, "the shards of --data differ from those of rank 0: give all hosts the same files",
                       &err)
          && comm_same(comm, (uint64_t)model.info.step, "the checkpoint of --model is of another step than on rank "
                       "0: all hosts must see the same files", &err)
-         && (o->data ? eval_data(&model, o, &data, &err) : eval_task(&model, o, &err));
+         && (o->data.count ? eval_data(&model, o, &data, &err) : eval_task(&model, o, &err));
     ok = comm_agree(comm, ok, &err);
     stream_close(&data);
     loaded_model_free(&model);

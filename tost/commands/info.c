@@ -58,6 +58,7 @@ static bool info_model(const Options* o, const TostEngine* engine, TostError* er
         ok = options_resume(&run, &m.info.options, m.file, err);
         run.config = m.info.config;
         if (ok) options_print(&run);
+        options_free(&run);
     } else if (ok) {
         char* dir = path_dir(m.file);
         char *optimizer = path_join(dir, "optimizer.safetensors"), *average = path_join(dir, "ema.safetensors");

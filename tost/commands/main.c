@@ -24,7 +24,7 @@ static void set_threads(const Options* o, const TostComm* comm) {
     threads_set(threads < THREADS_LIMIT ? threads : THREADS_LIMIT);
 }
 
-static int run_command(const Options* o, TostComm* comm, const TostEngine* engine) {
+static int run_command(Options* o, TostComm* comm, const TostEngine* engine) {
     switch (o->command) {
         case COMMAND_TRAIN: return command_train(o, comm, engine);
         case COMMAND_SAMPLE: return command_sample(o, engine);

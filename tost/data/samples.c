@@ -61,12 +61,12 @@ static bool count_samples(DataSet* d, const char* glob, TostError* err) {
                       "--seq or --order sequential", glob, T + 1, d->T);
 }
 
-DataSet* data_open(const char* glob, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
+DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
                    TostError* err) {
     assert(T > 0);
     DataSet* d = xcalloc(1, sizeof *d);
     *d = (DataSet){.T = T, .order = order, .seed = seed, .epoch = NO_EPOCH, .at = -1};
-    if (stream_open(&d->stream, glob, vocab_size, err) && count_samples(d, glob, err)
+    if (stream_open(&d->stream, globs, vocab_size, err) && count_samples(d, globs->paths[0], err)
         && stream_crc(&d->crc, &d->stream, err)) return d;
     data_close(d);
     return NULL;

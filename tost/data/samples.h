@@ -21,7 +21,7 @@ typedef enum { ORDER_SEQUENTIAL, ORDER_SHUFFLED } DataOrder;
 // Permuting n entries: for i = n - 1 down to 1, swap entries i and rng_below(i + 1).
 typedef struct DataSet DataSet;
 
-DataSet* data_open(const char* glob, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
+DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
                    TostError* err);
 void     data_close(DataSet* d);
 const ShardStream* data_stream(const DataSet* d);   // at least one shard

@@ -278,10 +278,10 @@ static bool check_published(const char* path, TostError* err) {
     return ok;
 }
 
-bool stream_open(ShardStream* s, const char* glob, uint32_t vocab_size, TostError* err) {
+bool stream_open(ShardStream* s, const PathList* globs, uint32_t vocab_size, TostError* err) {
     PathList list;
     *s = (ShardStream){.vocab_size = vocab_size};
-    if (!expand_glob(&list, glob, err)) return false;
+    if (!expand_glob(&list, globs, err)) return false;
     s->shards = xcalloc((size_t)list.count, sizeof *s->shards);
     s->start = xcalloc((size_t)list.count + 1, sizeof *s->start);
     int64_t bytes = 0;

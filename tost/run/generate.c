@@ -111,9 +111,10 @@ static void row_write(Row* row, const Generator* g, const char* bytes, size_t n)
     row->held = xrealloc(row->held, row->n_held + n + 1);
     memcpy(row->held + row->n_held, bytes, n);
     row->n_held += n;
-    const char *found = NULL, *stops = g->stop;
+    const char* found = NULL;
     size_t hold = 0;
-    for (char* stop; (stop = next_word(&stops)); free(stop)) {
+    for (int i = 0; i < g->stop.count; i++) {
+        const char* stop = g->stop.paths[i];
         const size_t n_stop = strlen(stop);
         const char* at = memmem(row->held, row->n_held, stop, n_stop);
         if (at && (!found || at < found)) found = at;

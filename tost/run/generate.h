@@ -16,7 +16,7 @@ typedef struct {
     const Tokenizer*  tokenizer;
     SamplerOptions    options;
     PieceSink         piece;
-    const char*       stop;      // a text ends before any of these words (next_word); NULL: none
+    PathList          stop;      // a text ends before any of these texts
 } Generator;
 
 typedef enum { FINISH_LENGTH, FINISH_END_OF_TEXT, FINISH_STOP, FINISH_SINK } Finish;   // SINK: piece returned false

@@ -30,6 +30,7 @@ enum {
 };
 
 static const char required[] = "required";
+static const char separator[] = "\x1f";   // between the values of a list in a checkpoint
 #define AT(field) offsetof(Options, field)
 #define TOKEN_TEXT(x) #x
 #define NUMBER_TEXT(macro) TOKEN_TEXT(macro)
@@ -70,8 +71,8 @@ const Option option_table[] = {
     {"weights", USE | INFO, CHOICE, AT(weights), "trained|ema",
      .help = "the trained weights, or their moving average (train --ema)"},
     {.group = "Files"},
-    {"data", TRAIN | OVERRIDABLE, STRING, AT(data), "GLOB", .help = "token shards to train on"},
-    {"data", EVAL, STRING, AT(data), "GLOB",
+    {"data", TRAIN | OVERRIDABLE, LIST, AT(data), "GLOB", .help = "token shards to train on"},
+    {"data", EVAL, LIST, AT(data), "GLOB",
      .help = "token shards to evaluate. Either this or --task is required"},
     {"task", EVAL, STRING, AT(task), "FILE",
      .help = "examples to evaluate, JSONL of {\"context\", \"choices\", \"answer\"}; see Protocols",
@@ -79,7 +80,7 @@ const Option option_table[] = {
     {"json", EVAL, STRING, AT(json), "FILE", .help = "also write all results as JSON; if interrupted, those so far"},
     {"force", EVAL, FLAG, AT(force), "", .help = "replace the file of --json even if it was not written by eval",
      .needs = "json"},
-    {"val-data", TRAIN | OVERRIDABLE, STRING, AT(val_data), "GLOB", .help = "token shards to validate on",
+    {"val-data", TRAIN | OVERRIDABLE, LIST, AT(val_data), "GLOB", .help = "token shards to validate on",
      .default_text = "--data with train replaced by val, if such files exist"},
     {"order", TRAIN | FIXED, CHOICE, AT(order), "sequential|shuffled",
      .help = "order of the training data; shuffled: shards and sequences are permuted in each epoch",
@@ -231,7 +232,7 @@ const Option option_table[] = {
      1, 1e12, 256, "tokens"},
     {"samples", SAMPLE, INT64, AT(samples), "N",
      .help = "number of samples of each prompt, generated together; separated by lines of ---", 1, MAX_COUNT, 1},
-    {"stop", SAMPLE, STRING, AT(stop), "TEXT",
+    {"stop", SAMPLE, LIST, AT(stop), "TEXT",
      .help = "end a sample before its first occurrence of TEXT; may be repeated"},
     {"temperature", TRAIN | SAMPLE | OVERRIDABLE, REAL, AT(temperature), "X",
      .help = "divide logits by X; 0: always the most likely token", 0, 1000, 0.8},
@@ -352,6 +353,7 @@ static char* value_text(const Options* o, const Option* row) {
             text = choice_name(&n, row->metavar, *(const int*)field);
             return xasprintf("%.*s", (int)n, text);
         case STRING: text = *(const char* const*)field; break;
+        case LIST: return ((const PathList*)field)->count ? join_paths(field, *separator) : NULL;
     }
     return text ? xstrdup(text) : NULL;
 }
@@ -416,13 +418,25 @@ static bool parse_value(Options* o, const Option* row, const char* text, TostErr
         case REAL:
         case DURATION: return parse_number(o, row, text, err);
         case CHOICE: return parse_choice(o, row, text, err);
-        case STRING: break;
+        case STRING:
+        case LIST: break;
     }
     if (!*text) return tost_error(err, "--%s is empty: give a value, or leave it out", row->name);
     if (strcmp(text, "-") == 0 && !strstr(row->metavar, "|-") && row->field != AT(stop))
         return tost_error(err, "--%s -: give a name (./- for a file named -)", row->name);
-    *(const char**)field_of(o, row) = text;
+    if (is_saved(row) && strpbrk(text, separator))
+        return tost_error(err, "--%s %s: the name has a byte 0x1f: rename it", row->name, text);
+    if (row->kind == STRING) *(const char**)field_of(o, row) = text;
     return true;
+}
+
+// The values of one option, if it has any; only a list has several.
+static bool parse_values(Options* o, const Option* row, TostError* err) {
+    const PathList* values = &o->values[row - option_table];
+    bool ok = true;
+    for (int i = 0; ok && i < values->count; i++) ok = parse_value(o, row, values->paths[i], err);
+    if (values->count && row->kind == LIST) *(PathList*)field_of(o, row) = *values;
+    return ok;
 }
 
 char* option_text(const Options* o, const Option* row) {
@@ -584,20 +598,21 @@ void options_take_samples(Options* o, uint64_t samples) {
 
 static void set_defaults(Options* o, const TostEngine* engine) {
     for (const Option* row = option_table; row < option_table + ROWS; row++) {
-        const bool number = row->kind != HELP && row->kind != FLAG && row->kind != STRING;
+        const bool number = row->kind > FLAG && row->kind != STRING && row->kind != LIST;
         if (number && option_belongs(row, o->command)) set_number(o, row, row->value);
     }
     o->dtype = (int)engine->default_dtype;
 }
 
 static void set_preset(Options* o) {
+    static char* starter[] = {"data/starter/starter_train_*.bin"};
     if (o->command != COMMAND_TRAIN) return;
     const TostPreset* p = tost_preset_at(o->preset);
 #define SET(field) o->field = p->field;
     SET(config) SET(optimizer) SET(lr) SET(min_lr_frac) SET(weight_decay) SET(beta1) SET(beta2) SET(eps) SET(grad_clip) SET(warmup)
     SET(steps) SET(batch) SET(seq) SET(total_batch) SET(val_every) SET(sample_every) SET(save_every)
 #undef SET
-    if (o->preset == 0) o->data = "data/starter/starter_train_*.bin";
+    if (o->preset == 0) o->data = (PathList){1, starter};
 }
 
 Options options_default(const TostEngine* engine) {
@@ -637,7 +652,7 @@ static bool check_pairs(const Options* o, TostError* err) {
 }
 
 static bool check_train(Options* o, TostError* err) {
-    if (!o->data && !o->resume)
+    if (!o->data.count && !o->resume)
         return tost_error(err, "--preset %s needs --data GLOB: token shards made with tokenize",
                           tost_preset_at(o->preset)->name);
     if (o->overwrite && o->save_every == 0 && (!o->keep_best || o->val_every == 0))
@@ -648,7 +663,8 @@ static bool check_train(Options* o, TostError* err) {
 }
 
 static bool check_eval(const Options* o, TostError* err) {
-    if (!o->data && !o->task) return tost_error(err, "eval needs --data GLOB, token shards, or --task FILE, examples");
+    if (!o->data.count && !o->task)
+        return tost_error(err, "eval needs --data GLOB, token shards, or --task FILE, examples");
     if (o->seq && o->stride > o->seq)
         return tost_error(err, "--stride %d is longer than --seq %d: it would skip tokens", o->stride, o->seq);
     return options_check_pass(o->batch, o->seq, o->chunk, err);
@@ -690,14 +706,11 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
 // ---------------------------------------------------------------------------------------------
 // Parsing
 
-// A pattern that the shell has expanded, or an option that may be repeated.
+// A pattern that the shell may have expanded.
 static bool is_glob(const Option* row) { return strcmp(row->metavar, "GLOB") == 0; }
-static bool takes_words(const Option* row) { return is_glob(row) || row->field == AT(stop); }
 
-static void set_value(Options* o, const Option* row, const char* value) {
-    char **text = &o->values[row - option_table], *before = *text;
-    *text = before && takes_words(row) ? xasprintf("%s%c%s", before, WORD_SEPARATOR, value) : xstrdup(value);
-    free(before);
+static void add_value(Options* o, const Option* row, const char* value) {
+    add_path(&o->values[row - option_table], xstrdup(value));
 }
 
 // Handles the option **at and moves *at to its value, if that is an argument of its own. Values are parsed later.
@@ -719,11 +732,11 @@ static bool take_option(Options* o, char* const** at, TostError* err) {
                           next ? next : "");
     bool* given = &o->given[row - option_table];
     if (row->kind == HELP) o->page = row->name;
-    else if (*given && !takes_words(row)) return tost_error(err, "--%s is given twice", row->name);
+    else if (*given && row->kind != LIST) return tost_error(err, "--%s is given twice", row->name);
     *given = true;
-    set_value(o, row, !valued ? "" : equals ? equals + 1 : next);
+    add_value(o, row, !valued ? "" : equals ? equals + 1 : next);
     *at += valued && !equals;
-    for (; valued && is_glob(row) && (*at)[1] && (*at)[1][0] != '-'; ++*at) set_value(o, row, (*at)[1]);
+    for (; valued && is_glob(row) && (*at)[1] && (*at)[1][0] != '-'; ++*at) add_value(o, row, (*at)[1]);
     return true;
 }
 
@@ -749,9 +762,9 @@ static bool take_line(Options* o, const bool* given, const char* line, TostError
     if (!row || !option_belongs(row, o->command)) return tost_error(err, "unknown option '%s'", name);
     const size_t i = (size_t)(row - option_table);
     if (given[i]) return true;
-    if (o->given[i] && !takes_words(row)) return tost_error(err, "%s is given twice", name);
+    if (o->given[i] && row->kind != LIST) return tost_error(err, "%s is given twice", name);
     if (row->kind <= FLAG && strcmp(line + at, "1") != 0) return tost_error(err, "%s: give 1, or leave it out", name);
-    set_value(o, row, line + at);
+    add_value(o, row, line + at);
     return o->given[i] = true;
 }
 
@@ -779,9 +792,8 @@ void options_print(const Options* o) {
         const Option* row = &option_table[i];
         const bool size = row->field >= AT(config) && row->field < AT(config) + sizeof o->config;
         const bool shown = option_belongs(row, COMMAND_TRAIN) && (size || is_saved(row) || row->field == AT(tokenizer));
-        char* text = shown ? value_text(o, row) : NULL;
-        const char* words = text;
-        for (char* word; (word = next_word(&words)); free(word)) print_line(stdout, "%s = %s", row->name, word);
+        char *text = shown ? value_text(o, row) : NULL, *rest = text;
+        for (char* value; (value = strsep(&rest, separator));) print_line(stdout, "%s = %s", row->name, value);
         free(text);
     }
 }
@@ -789,7 +801,7 @@ void options_print(const Options* o) {
 // The preset comes first, because it sets other options.
 static bool apply(Options* o, TostError* err) {
     for (int i = 0; i < ROWS; i++) {
-        if (o->values[i] && !parse_value(o, &option_table[i], o->values[i], err)) return false;
+        if (!parse_values(o, &option_table[i], err)) return false;
         if (option_table[i].field == AT(preset)) set_preset(o);
     }
     return true;
@@ -802,15 +814,15 @@ bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, 
     if (o->named && !find_command(o, argv[1], err)) return false;
     set_defaults(o, engine);
     if (argc > 0 && !collect(o, argv + 1 + o->named, err)) return false;
-    const char* path = o->values[find_row("config", strlen("config"), COMMAND_TRAIN) - option_table];
-    return (!path || read_config(o, path, err)) && apply(o, err)
+    const PathList* path = &o->values[find_row("config", strlen("config"), COMMAND_TRAIN) - option_table];
+    return (!path->count || read_config(o, path->paths[0], err)) && apply(o, err)
            && (o->page || check_together(o, engine, err));
 }
 
 void options_free(Options* o) {
     free(o->files);
     o->files = NULL;
-    for (int i = 0; i < ROWS; i++) free(o->values[i]);
+    for (int i = 0; i < ROWS; i++) free_paths(&o->values[i]);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -861,14 +873,20 @@ StMetaList options_echo(const Options* o) {
     return echo;
 }
 
+static void add_saved(Options* o, const Option* row, const char* text) {
+    char *copy = xstrdup(text), *rest = copy;
+    for (char* value; (value = strsep(&rest, separator));) add_value(o, row, value);
+    free(copy);
+}
+
 bool options_resume(Options* o, const StMetaList* saved, const char* run, TostError* err) {
     for (int i = 0; i < saved->count; i++) {
         const Option* row = saved_row(saved->entry[i].key);
-        const char* value = saved->entry[i].value;
         if (!row) continue;
         bool* given = &o->given[row - option_table];
-        if (*given ? (row->commands & FIXED) && !check_same(o, row, value, run, err)
-                   : !parse_value(o, row, value, err)) return false;
+        if (!*given) add_saved(o, row, saved->entry[i].value);
+        if (*given ? (row->commands & FIXED) && !check_same(o, row, saved->entry[i].value, run, err)
+                   : !parse_values(o, row, err)) return false;
         *given = true;
     }
     return true;

@@ -30,7 +30,8 @@ typedef struct {
     int         extend_block;              // 0: the block size of --init
     int         weights;                   // Weights
     // data
-    const char *data, *val_data, *out, *log;
+    PathList    data, val_data;            // empty: not given
+    const char *out, *log;
     int         order;                     // DataOrder
     int64_t     data_tokens, data_crc;     // tokens and CRC of a resumed run's shards; else 0
     // training
@@ -54,7 +55,8 @@ typedef struct {
     double  rank_timeout;                  // seconds; 0: none
     bool    recompute;
     // sampling
-    const char *prompt, *prompts, *stop;   // NULL: not given
+    const char *prompt, *prompts;          // NULL: not given
+    PathList    stop;
     int64_t     tokens, samples;
     double      temperature, top_p;
     int         top_k;
@@ -78,8 +80,8 @@ typedef struct {
     char** files;
     const char* config_file;               // NULL: not given
     bool        print_config;
-    char* values[OPTION_ROWS_MAX];         // as given, perhaps several words (next_word), by row
-    bool given[OPTION_ROWS_MAX];           // options set by the user or a resumed run, by row of the table
+    PathList values[OPTION_ROWS_MAX];      // as given, by row
+    bool     given[OPTION_ROWS_MAX];       // options set by the user or a resumed run, by row of the table
 } Options;
 
 // Parses argv into *o, which has program, rank and ranks. Returns false with one line in *err (exit with STATUS_USAGE)
@@ -94,7 +96,7 @@ const char* sample_option_given(const Options* o);   // the first option given f
 bool options_check_pass(int batch, int seq, int chunk, TostError* err);
 
 // The table of options, also for --help and completion.
-typedef enum { HELP, FLAG, INT, INT64, REAL, DURATION, STRING, CHOICE } OptionKind;
+typedef enum { HELP, FLAG, INT, INT64, REAL, DURATION, STRING, LIST, CHOICE } OptionKind;
 
 // How checkpoints and --resume treat an option; neither: it is not saved.
 enum {
@@ -137,7 +139,7 @@ bool options_take_config(Options* o, const TostConfig* config, const char* file,
 // The options of a training run that its checkpoints save. st_meta_free
 StMetaList options_echo(const Options* o);
 // For --resume: options not given get the saved values and then count as given. Fails, naming the option, if a given
-// value differs and must not change. `run` names the run in the message. *o then points into `saved`.
+// value differs and must not change. `run` names the run in the message. options_free
 bool options_resume(Options* o, const StMetaList* saved, const char* run, TostError* err);
 // For --init: the optimizer gets the saved value, unless it is given, and so do, unless --lr is given, peak and floor of
 // the learning rate.

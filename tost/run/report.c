@@ -142,13 +142,11 @@ static void report_ranks(Run* r) {
                           : "are the same on any number of ranks that divides the number of parts");
 }
 
-static void report_shards(Run* r, const char* label, const char* glob, const DataSet* data, const char* rest) {
+static void report_shards(Run* r, const char* label, const PathList* globs, const DataSet* data, const char* rest) {
     char tokens[32];
     const int n = data_stream(data)->count;
-    const char* more = strchr(glob, WORD_SEPARATOR);
-    progress_fact(&r->progress, label, "%.*s%s: %d shard%s, %s tokens%s", more ? (int)(more - glob) : (int)strlen(glob),
-                  glob, more ? " …" : "", n, plural(n), human_count(tokens, (double)stream_tokens(data_stream(data))),
-                  rest);
+    progress_fact(&r->progress, label, "%s%s: %d shard%s, %s tokens%s", globs->paths[0], globs->count > 1 ? " …" : "",
+                  n, plural(n), human_count(tokens, (double)stream_tokens(data_stream(data))), rest);
 }
 
 static void report_data(Run* r) {
@@ -158,8 +156,8 @@ static void report_data(Run* r) {
     snprintf(epochs, sizeof epochs, ", %.2f epochs, %s",
              (double)o->steps * (double)o->total_batch / ((double)data_samples(r->data) * o->seq),
              o->order == ORDER_SHUFFLED ? "shuffled" : "sequential");
-    report_shards(r, "data", o->data, r->data, epochs);
-    if (r->val) report_shards(r, "validation", o->val_data, r->val, "");
+    report_shards(r, "data", &o->data, r->data, epochs);
+    if (r->val) report_shards(r, "validation", &o->val_data, r->val, "");
     else if (o->val_every > 0) progress_fact(p, "validation", "off (no --val-data)");
     if (r->tokenizer)
         progress_fact(p, "tokenizer", "%s: %d tokens", tokenizer_path(r->tokenizer), tokenizer_size(r->tokenizer));
@@ -183,6 +181,7 @@ static void report_changes(Run* r) {
         if (fabs(lr_is - lr_was) > 1e-12 * lr_was)
             progress_fact(&r->progress, "", "learning rate of the next step: %g instead of %g", lr_is, lr_was);
     }
+    options_free(&before);
 }
 
 // Warns of options that were given but have no effect because of another one.

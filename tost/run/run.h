@@ -27,10 +27,11 @@ typedef struct {
     TostTensors       tensors;
     CheckpointInfo    info;            // run state, saved in checkpoints
     CheckpointInfo    init;            // metadata of the --init weights
-    StMetaList        resumed;         // options saved in the resumed checkpoint; strings in o point into them
+    StMetaList        resumed;         // options saved in the resumed checkpoint
     char*             weights;         // model.safetensors to start from, or NULL
     StFile            weights_file;    // the same, open until the model has its parameters
-    char *            out, *installed, *val_glob, *log_path;   // installed: path of the starter data
+    char *            out, *installed, *log_path;   // installed: path of the starter data
+    PathList          val_globs;       // found for --val-data
     char*             newest;          // the run of --resume without --out
     Lock              lock;            // on out
     DataSet *         data, *val;      // val: NULL without validation
@@ -51,7 +52,7 @@ typedef struct {
     } saved;
 } Run;
 
-int command_train(const Options* o, TostComm* comm, const TostEngine* engine);   // the exit status
+int command_train(Options* o, TostComm* comm, const TostEngine* engine);   // the exit status
 
 // ---- setup.c ----
 // Finds the checkpoint to start from and completes the options. Writes only the lock file of an existing folder.

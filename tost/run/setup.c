@@ -63,7 +63,7 @@ static bool find_resumed(Run* r, TostError* err) {
         return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
                           "from its weights", r->weights, r->weights);
     if (!options_resume(o, &r->resumed, r->out, err)) return false;
-    if (!o->data) return tost_error(err, "%s does not contain the option data: give --data GLOB", r->weights);
+    if (!o->data.count) return tost_error(err, "%s does not contain the option data: give --data GLOB", r->weights);
     if (!r->engine->supports((TostDtype)o->dtype))
         return tost_error(err, "the run in %s was trained with a --dtype that the %s engine does not support: give "
                           "another --dtype", r->out, r->engine->name);
@@ -104,23 +104,19 @@ bool run_find(Run* r, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Data and tokenizer
 
-// The patterns with the last "train" of the file name replaced by "val", without those that match no file; NULL: none.
-// free()
-static char* find_val_data(const char* patterns) {
-    char* found = NULL;
-    for (char* glob; (glob = next_word(&patterns)); free(glob)) {
-        const char *name = strrchr(glob, '/'), *at = NULL;
+// The patterns with the last "train" of the file name replaced by "val", without those that match no file. free_paths
+static PathList find_val_data(const PathList* patterns) {
+    PathList found = {0};
+    for (int i = 0; i < patterns->count; i++) {
+        const char *glob = patterns->paths[i], *name = strrchr(glob, '/'), *at = NULL;
         PathList files;
         TostError ignored;
         for (const char* p = name ? name : glob; (p = strstr(p, "train")); p++) at = p;
         char* val = at ? xasprintf("%.*sval%s", (int)(at - glob), glob, at + strlen("train")) : NULL;
-        if (val && expand_glob(&files, val, &ignored)) {
-            char* longer = found ? xasprintf("%s%c%s", found, WORD_SEPARATOR, val) : xstrdup(val);
-            free(found);
-            found = longer;
+        if (val && expand_glob(&files, &(PathList){1, &val}, &ignored)) {
+            add_path(&found, val);
             free_paths(&files);
-        }
-        free(val);
+        } else free(val);
     }
     return found;
 }
@@ -149,7 +145,7 @@ static char* find_tokenizer(Run* r) {
         r->info.tokenizer = xstrdup(from->tokenizer);
         r->info.tokenizer_hash = from->tokenizer_hash;
     }
-    if (path || r->info.tokenizer || !expand_glob(&files, r->o.data, &ignored)) return path;   // data_open reports it
+    if (path || r->info.tokenizer || !expand_glob(&files, &r->o.data, &ignored)) return path;   // data_open reports it
     path = tokenizer_beside(files.paths[0]);
     free_paths(&files);
     return path;
@@ -192,11 +188,11 @@ static bool open_data(Run* r, TostError* err) {
         if (!r->installed)
             return tost_error(err, "data/starter not found: run in the repository root or after make install, or give "
                               "--data GLOB");
-        o->data = r->installed;
+        o->data = (PathList){1, &r->installed};
     }
     if (!open_tokenizer(r, err)) return false;
     const uint32_t V = (uint32_t)o->config.vocab_size;
-    r->data = data_open(o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
+    r->data = data_open(&o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
     if (!r->data) return false;
     if (r->tokenizer)
         warn_of_shards(o, data_stream(r->data), r->info.tokenizer, r->info.tokenizer_hash,
@@ -205,18 +201,18 @@ static bool open_data(Run* r, TostError* err) {
     const int64_t tokens = (int64_t)stream_tokens(data_stream(r->data)), crc = (int64_t)data_crc(r->data);
     if ((o->data_tokens && o->data_tokens != tokens) || (o->data_crc && o->data_crc != crc))
         return tost_error(err, "--data %s has %lld tokens (CRC-32 %08llx), but the run in %s was trained on %lld "
-                          "(%08llx): resume with the same shards", o->data, (long long)tokens, (long long)crc, r->out,
-                          (long long)o->data_tokens, (long long)o->data_crc);
+                          "(%08llx): resume with the same shards", o->data.paths[0], (long long)tokens, (long long)crc,
+                          r->out, (long long)o->data_tokens, (long long)o->data_crc);
     o->data_tokens = tokens;
     o->data_crc = crc;
 
-    if (!o->val_data) o->val_data = r->val_glob = find_val_data(o->data);
+    if (!o->val_data.count) o->val_data = r->val_globs = find_val_data(&o->data);
     static const char* const validating[] = {"val-every", "keep-best", "stop-at-val"};
-    for (size_t i = 0; i < countof(validating) && !o->val_data && o->val_every > 0; i++)
+    for (size_t i = 0; i < countof(validating) && !o->val_data.count && o->val_every > 0; i++)
         if (option_given(r->args, validating[i]))
             return tost_error(err, "--%s needs shards to validate on: give --val-data GLOB", validating[i]);
-    if (!o->val_data || o->val_every == 0) return true;
-    r->val = data_open(o->val_data, o->seq, V, ORDER_SEQUENTIAL, 0, err);
+    if (!o->val_data.count || o->val_every == 0) return true;
+    r->val = data_open(&o->val_data, o->seq, V, ORDER_SEQUENTIAL, 0, err);
     return r->val || tost_error(err, "%s; --val-every 0 trains without validation", err->text);
 }
 
@@ -360,7 +356,7 @@ void run_free(Run* r) {
     free(r->newest);
     free(r->out);
     free(r->installed);
-    free(r->val_glob);
+    free_paths(&r->val_globs);
     free(r->log_path);
     free(r->part_loss);
     free(r->inputs);

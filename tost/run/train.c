@@ -21,7 +21,7 @@ static bool validate(bool* completed, Run* r, TostError* err);
 
 static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64_t)o->batch * o->seq); }
 
-int command_train(const Options* args, TostComm* comm, const TostEngine* engine) {
+int command_train(Options* args, TostComm* comm, const TostEngine* engine) {
     Run r = {.args = args, .o = *args, .comm = comm, .engine = engine, .began = now_seconds(),
              .saved.step = -1,
              .progress = progress_new(stdout, args->quiet || args->rank != 0)};
@@ -38,6 +38,7 @@ int command_train(const Options* args, TostComm* comm, const TostEngine* engine)
     const int signal = run_signal(&r);
     const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.o.steps;
     run_free(&r);
+    memcpy(args->values, r.o.values, sizeof args->values);   // with those of a resumed run, for options_free
     if (!ok) return print_error(args, &err);
     if (signal) return 128 + signal;
     return out_of_time ? STATUS_RESUMABLE : 0;

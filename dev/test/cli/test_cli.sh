@@ -376,6 +376,15 @@ prints "eval --model both --data $both --seq 8" "shards: 2;"
 run sample --model copied --tokens 40 --stop 0 --stop 1 --stop 2 --stop 3 --stop 4 --stop 5 --stop 6 --stop 7 --stop 8 \
     --stop 9
 check "--stop several times: the first of them ends a text" [ -z "$(tr -cd 0-9 <stdout)" ]
+unit=$(printf '\037')   # no character of a value separates it from others
+run sample --model copied --tokens 40
+cp stdout first
+equals "sample --model copied --tokens 40 --stop $unit --stop 0${unit}1${unit}2${unit}3${unit}4${unit}5${unit}6" first \
+    "a stop text may have the character 0x1f"
+refuses 2 "tost sample --model copied --stop a --stop=" "--stop" "empty"
+cp tiny_val_000000.bin "odd${unit}name.bin"
+run eval --model copied --data "odd${unit}name.bin"
+refuses 2 "tost $model --data odd${unit}name.bin --out none" "odd\x1fname.bin" "rename"
 mkdir away
 mv vocab.bpe tiny_vocab.bpe away
 run sample --model copied --tokens 3

@@ -173,7 +173,8 @@ static inline void test_golden(Checks* c, const TostEngine* engine, const char* 
     PathList list;
     StFile params, expect;
     char* pattern = xasprintf("%s/*%s", dir, suffix);
-    require(expand_glob(&list, pattern, &err), &err);
+    const PathList patterns = {1, &pattern};
+    require(expand_glob(&list, &patterns, &err), &err);
     for (int i = 0; i < list.count; i++) {
         char* expect_path =
             xasprintf("%.*s.expect.safetensors", (int)(strlen(list.paths[i]) - strlen(suffix)), list.paths[i]);

@@ -438,7 +438,7 @@ static void check_listing(Checks* c, const char* dir, const char* wanted, const 
     TostError err;
     PathList list;
     char *all = path_join(dir, "*"), *is = xstrdup("");
-    if (expand_glob(&list, all, &err)) {
+    if (expand_glob(&list, ONE_PATH(all), &err)) {
         for (int i = 0; i < list.count; i++) is = append_text(is, "%s ", strrchr(list.paths[i], '/') + 1);
         free_paths(&list);
     }

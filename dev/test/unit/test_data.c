@@ -152,14 +152,14 @@ static void test_shard_sparse(Checks* c, const char* tmp) {
     write_bytes(path, header, sizeof header);
     const int fd = open(path, O_WRONLY);
     if (pwrite(fd, tail, sizeof tail, (off_t)(1024 + 2 * (tokens - 2))) == sizeof tail) {
-        DataSet* d = data_open(path, 64, 4322, ORDER_SEQUENTIAL, 0, &err);
+        DataSet* d = data_open(ONE_PATH(path), 64, 4322, ORDER_SEQUENTIAL, 0, &err);
         check(c, d && data_batch(d, x, y, last_sample, 1, &err) && y[63] == 1234 && x[63] == 4321 && x[62] == 0,
               "5 GB: the last sample ends in %d, %d: %s", x[63], y[63], err.text);
         data_close(d);
-        d = data_open(path, INT32_MAX, 4322, ORDER_SHUFFLED, 0, &err);
+        d = data_open(ONE_PATH(path), INT32_MAX, 4322, ORDER_SHUFFLED, 0, &err);
         check(c, d && data_samples(d) == 1, "5 GB, T = %d: one sample: %s", INT32_MAX, err.text);
         data_close(d);
-        d = data_open(path, 64, 4321, ORDER_SEQUENTIAL, 0, &err);
+        d = data_open(ONE_PATH(path), 64, 4321, ORDER_SEQUENTIAL, 0, &err);
         check(c, d && data_batch(d, x, y, last_sample - 1, 1, &err), "5 GB: the sample before the last: %s", err.text);
         check_refused(c, data_batch(d, x, y, last_sample, 1, &err), &err,
                       "sparse.bin: token 2499999999 at byte 5000001022 is 4321", "invalid id at the end");
@@ -207,7 +207,7 @@ static void test_change(Checks* c, const char* dir, size_t i, bool closed) {
     unlink(path);
     write_same(path, 5);
     write_same(other, 5);
-    DataSet* d = data_open(glob, 999, 500, ORDER_SEQUENTIAL, 0, &err);
+    DataSet* d = data_open(ONE_PATH(glob), 999, 500, ORDER_SEQUENTIAL, 0, &err);
     must(d && data_batch(d, x, y, 2, 1, &err) && (!closed || data_batch(d, again, y, 6, 1, &err)), glob, &err);
     apply_change(changes[i].change, path);
     const bool ok = data_batch(d, again, y, 2, 1, &err);
@@ -243,7 +243,7 @@ static void test_reads(Checks* c, const char* tmp) {
         reading.how = last == -2 ? READ_ALL : last == -1 ? READ_SLOWLY : READ_UNTIL;
         reading.calls = 0;
         reading.last = last;
-        DataSet* d = data_open(glob, 999, 6000, ORDER_SHUFFLED, 0, &err);
+        DataSet* d = data_open(ONE_PATH(glob), 999, 6000, ORDER_SHUFFLED, 0, &err);
         ok = d && data_batch(d, last == -1 ? slow : x, y, 0, 3, &err);
         data_close(d);
         if (last < 0) check(c, ok, "reading %d: %s", last, err.text);
@@ -301,7 +301,7 @@ static void test_sequential(Checks* c, const char* tmp) {
     const int before = open_files();
     for (int T = 1; T <= LONGEST; T++) {
         TostError err = {{0}};
-        DataSet* d = data_open(glob, T, 5000, ORDER_SEQUENTIAL, 0, &err);
+        DataSet* d = data_open(ONE_PATH(glob), T, 5000, ORDER_SEQUENTIAL, 0, &err);
         if (!check(c, d != NULL, "T %d: %s", T, err.text)) continue;
         const uint64_t samples = (TOTAL - 1) / (uint64_t)T;
         const ShardStream* s = data_stream(d);
@@ -322,14 +322,14 @@ static void test_sequential(Checks* c, const char* tmp) {
         data_close(d);
     }
     TostError err;
-    check_refused(c, data_open(glob, 53, 5000, ORDER_SEQUENTIAL, 0, &err), &err,
+    check_refused(c, data_open(ONE_PATH(glob), 53, 5000, ORDER_SEQUENTIAL, 0, &err), &err,
                   "53 tokens in 5 shards, but --seq 53 needs at least 54", "one token too few");
-    check_refused(c, data_open(glob, 30, 5000, ORDER_SHUFFLED, 0, &err), &err,
+    check_refused(c, data_open(ONE_PATH(glob), 30, 5000, ORDER_SHUFFLED, 0, &err), &err,
                   "no shard has the 31 tokens that --seq 30 needs", "no shard long enough");
-    check_refused(c, data_open(glob, 4, 4013, ORDER_SEQUENTIAL, 0, &err), &err,
+    check_refused(c, data_open(ONE_PATH(glob), 4, 4013, ORDER_SEQUENTIAL, 0, &err), &err,
                   "s_4.bin: token 13 at byte 1050 is 4013", "invalid id");
     char* none = path_join(dir, "t_*.bin");
-    check_refused(c, data_open(none, 4, 5000, ORDER_SEQUENTIAL, 0, &err), &err, "no file matches",
+    check_refused(c, data_open(ONE_PATH(none), 4, 5000, ORDER_SEQUENTIAL, 0, &err), &err, "no file matches",
                   "no files");
     free(none), free(glob), free(dir);
 }
@@ -338,7 +338,7 @@ static void test_sequential(Checks* c, const char* tmp) {
 static void check_order(Checks* c, const char* glob, int T, uint64_t seed, const int32_t* order,
                         uint64_t epoch, uint64_t n) {
     TostError err = {{0}};
-    DataSet* d = data_open(glob, T, 5000, ORDER_SHUFFLED, seed, &err);
+    DataSet* d = data_open(ONE_PATH(glob), T, 5000, ORDER_SHUFFLED, seed, &err);
     if (check(c, d && data_samples(d) == epoch, "shuffled: %s", err.text)) {
         int32_t x[16], y[16];
         for (uint64_t i = 0; i < n; i++) {
@@ -375,7 +375,7 @@ static void test_shuffled(Checks* c, const char* tmp) {
     char *dir = sub_folder(tmp, "shuffled"), *glob = path_join(dir, "s_*.bin");
     TostError err = {{0}};
     write_set(dir, lengths, N);
-    DataSet* d = data_open(glob, T, 5000, ORDER_SHUFFLED, 1, &err);
+    DataSet* d = data_open(ONE_PATH(glob), T, 5000, ORDER_SHUFFLED, 1, &err);
     must(d && data_samples(d) == SAMPLES, glob, &err);
     int32_t x[EPOCHS * SAMPLES][T], y[T], batch[8][T], targets[8][T];
     int seen[EPOCHS][N][1000] = {{{0}}}, twice = 0, moved = 0;
@@ -407,7 +407,7 @@ static void check_written(Checks* c, const char* prefix, uint32_t vocab, uint64_
     int32_t* got = xmalloc((size_t)(n + 1) * sizeof *got);
     TostError err = {{0}};
     ShardStream s;
-    bool ok = stream_open(&s, glob, vocab, &err) == (n > 0);
+    bool ok = stream_open(&s, ONE_PATH(glob), vocab, &err) == (n > 0);
     if (ok && n > 0) {
         ok = stream_tokens(&s) == n && stream_read(got, &s, 0, (size_t)n, &err)
              && memcmp(got, ids, n * sizeof *got) == 0;
@@ -449,7 +449,7 @@ static void test_writer(Checks* c, const char* tmp) {
             check_written(c, train, cases[i].vocab, cases[i].shard_tokens, ids, (uint64_t)(n - moved));
             check_written(c, val, cases[i].vocab, cases[i].shard_tokens, ids + n - moved, (uint64_t)moved);
             PathList list;
-            check(c, !expand_glob(&list, left, &err), "writer %zu: a .tmp folder remains", i);
+            check(c, !expand_glob(&list, ONE_PATH(left), &err), "writer %zu: a .tmp folder remains", i);
             free_paths(&list);
             must(remove_tree(dir, &err), dir, &err);
         }
@@ -461,7 +461,7 @@ static int count_files(const char* dir) {
     TostError err;
     PathList list;
     char* all = path_join(dir, "*");
-    int n = expand_glob(&list, all, &err) ? list.count : 0;
+    int n = expand_glob(&list, ONE_PATH(all), &err) ? list.count : 0;
     free_paths(&list);
     free(all);
     return n;
@@ -514,11 +514,11 @@ static void test_writer_again(Checks* c, const char* tmp) {
     check(c, shard_writer_close(w, NULL, written, &err) && written[SPLIT_TRAIN].shards == 3, "%s", err.text);
     check(c, count_files(folder) == 1 && count_files(dir) == 5, "want 4 shards and b.tmp, got %d", count_files(dir));
     check_refused(c, shard_writer_open(out, 50257, 4, &err), &err, ".bin: exists already", "old shards");
-    DataSet* d = data_open(first, 3, 50257, ORDER_SEQUENTIAL, 0, &err);
+    DataSet* d = data_open(ONE_PATH(first), 3, 50257, ORDER_SEQUENTIAL, 0, &err);
     check(c, d != NULL, "files of others in b.tmp: %s", err.text);
     data_close(d);
     write_text(left, "the rest, if the writer was killed while it renamed shards");
-    check_refused(c, data_open(first, 3, 50257, ORDER_SEQUENTIAL, 0, &err), &err,
+    check_refused(c, data_open(ONE_PATH(first), 3, 50257, ORDER_SEQUENTIAL, 0, &err), &err,
                   "b_train_000000.bin: the shards that follow", "incomplete set");
     free(note), free(left), free(first), free(folder), free(out), free(dir);
 }

@@ -231,7 +231,7 @@ static void check_generate(Checks* c, const Tokenizer* tokenizer, const Generate
     Text text = {.prompt = prompt, .n_prompt = n, .context = &sink};
     double seconds = 0;
     Pieces pieces = {.engine = &fake, .model = m, .max_piece = config.block_size};
-    const Generator generator = {&pieces, &config, tokenizer, {0, 0, 1}, take_piece, NULL};
+    const Generator generator = {&pieces, &config, tokenizer, {0, 0, 1}, take_piece, {0}};
     const bool ok = generate(&text, 1, &seconds, &generator, s->max_tokens, &err);
     if (s->error) check_refused(c, ok, &err, s->error, s->what);
     else check(c, ok, "%s: %s", s->what, err.text);

@@ -405,7 +405,7 @@ static Ids read_shards(const char* prefix, const char* kind) {
     TostError err;
     ShardStream s;
     Ids all = {xmalloc(1), 0};
-    if (stream_open(&s, glob, MAX_IDS, &err)) {
+    if (stream_open(&s, ONE_PATH(glob), MAX_IDS, &err)) {
         all = (Ids){xrealloc(all.ids, (size_t)stream_tokens(&s) * sizeof *all.ids), (size_t)stream_tokens(&s)};
         must(stream_read((int32_t*)all.ids, &s, 0, all.n, &err), glob, &err);
         stream_close(&s);

@@ -16,6 +16,8 @@ static void check_round_trip(const Options* o) {
     Options again = *o;
     must_hold(options_resume(&again, &echo, "a run", &err), "options of a checkpoint are rejected");
     st_meta_free(&echo);
+    for (int i = 0; i < option_count; i++)   // the others belong to o
+        if (again.values[i].paths != o->values[i].paths) free_paths(&again.values[i]);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -29,7 +29,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const int T = 1 + take_byte(&data, &size) % T_MAX;
     TostError err = {0};
     char* path = fuzz_file("shard.bin", data, size);
-    DataSet* d = data_open(path, T, vocab, flags & 4 ? ORDER_SHUFFLED : ORDER_SEQUENTIAL, flags, &err);
+    DataSet* d = data_open(ONE_PATH(path), T, vocab, flags & 4 ? ORDER_SHUFFLED : ORDER_SEQUENTIAL, flags, &err);
     if (d) {
         const uint64_t samples = data_samples(d), tokens = stream_tokens(data_stream(d));
         must_hold(samples >= 1 && tokens > (uint64_t)T && tokens <= size / 2,
