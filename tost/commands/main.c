@@ -1,5 +1,4 @@
 // main.c: parses the command line and runs a command.
-#include "base/crc32.h"
 #include "base/error.h"
 #include "base/openmp.h"
 #include "base/processor.h"
@@ -45,13 +44,6 @@ static void reserve_standard_streams(void) {
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == 0 ? O_WRONLY : O_RDONLY) != fd) return;
 }
 
-// The arguments, such as --max-time, decide which messages the ranks exchange.
-static bool same_arguments(TostComm* comm, int argc, char** argv, TostError* err) {
-    uint32_t crc = 0;
-    for (int i = 1; i < argc; i++) crc = crc32_update(crc, argv[i], strlen(argv[i]) + 1);
-    return comm_same(comm, crc, "the command line differs from that of rank 0: give all ranks the same options", err);
-}
-
 int tost_main(int argc, char** argv, const TostEngine* engine) {
     processor_check();
     reserve_standard_streams();
@@ -68,7 +60,7 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
         return STATUS_USAGE;
     }
     o.rank = comm_rank(comm);
-    if (!comm_agree(comm, valid, &err) || !same_arguments(comm, argc, argv, &err)) {
+    if (!comm_agree(comm, valid, &err) || !options_same(&o, comm, &err)) {
         print_error(&o, &err);
         status = STATUS_USAGE;
     } else if (o.page) {

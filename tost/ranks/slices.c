@@ -69,6 +69,6 @@ bool parts_check(int parts, int ranks, TostError* err) {
     while (!fits(above, ranks)) above++;
     char lower[24] = "";
     if (below > 0) snprintf(lower, sizeof lower, "%lld or ", (long long)below);
-    return tost_error(err, "--parts %d cannot be divided among %d ranks: use --parts %s%lld (a power of two per rank) "
-                      "or a number of ranks that divides %d", parts, ranks, lower, (long long)above, parts);
+    return tost_error(err, "--parts %d on %d ranks: the parts of each rank must be a power of two: use --parts %s%lld, "
+                      "or one rank", parts, ranks, lower, (long long)above);
 }

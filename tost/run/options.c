@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/crc32.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/memory.h"
@@ -248,8 +249,8 @@ const Option option_table[] = {
      .help = "CPU threads; 0: OMP_NUM_THREADS, or all cores, and fewer while other programs use them",
      0, THREADS_LIMIT},
     {"parts", TRAIN | OVERRIDABLE, INT, AT(parts), "N",
-     .help = "divide a step into N parts, added in a fixed order: the same results for any number of ranks that "
-     "divides N. " BITS, 1, MAX_PARTS, 1, .default_text = "one per rank"},
+     .help = "divide a step into N parts, added in a fixed order: the same results on one rank, or on R ranks "
+     "if N / R is a power of two. " BITS, 1, MAX_PARTS, 1, .default_text = "one per rank"},
     {"reduce", TRAIN | OVERRIDABLE, CHOICE, AT(reduce), "ordered|fast",
      .help = "how GPUs add gradients: with the same bits for any number of ranks, or by NCCL's own reduction"},
     {"rank-timeout", TRAIN | EVAL, REAL, AT(rank_timeout), "X",
@@ -823,6 +824,23 @@ void options_free(Options* o) {
     free(o->files);
     o->files = NULL;
     for (int i = 0; i < ROWS; i++) free_paths(&o->values[i]);
+}
+
+bool options_same(const Options* o, TostComm* comm, TostError* err) {
+    uint32_t own[ROWS] = {0}, first[ROWS];
+    int i = 0;
+    for (; i < ROWS; i++) {
+        char* value = o->given[i] ? value_text(o, &option_table[i]) : NULL;
+        own[i] = value ? crc32_update(1, value, strlen(value)) : o->given[i];
+        free(value);
+    }
+    memcpy(first, own, sizeof own);
+    comm_broadcast(comm, first, sizeof first, 0);
+    for (i = 0; i < ROWS && own[i] == first[i]; i++) {}
+    if (i < ROWS)
+        tost_error(err, "--%s differs from that of rank 0: give all ranks the same command line and --config file",
+                   option_table[i].name);
+    return comm_agree(comm, i == ROWS, err);
 }
 
 // ---------------------------------------------------------------------------------------------

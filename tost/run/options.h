@@ -89,6 +89,8 @@ typedef struct {
 // Call options_free in any case.
 bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err);
 void options_free(Options* o);
+// Fails on all ranks, naming an option, if one was given another value. They decide which messages the ranks exchange.
+bool options_same(const Options* o, TostComm* comm, TostError* err);
 const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);
 const char* sample_option_given(const Options* o);   // the first option given for train's samples, or NULL

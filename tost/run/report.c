@@ -139,7 +139,7 @@ static void report_ranks(Run* r) {
                       (long long)(o->total_batch / o->parts),
                       r->engine_options.fast_reduce
                           ? "depend on the number of ranks (--reduce fast)"
-                          : "are the same on any number of ranks that divides the number of parts");
+                          : "are the same on one rank, or if each rank has a power of two of them");
 }
 
 static void report_shards(Run* r, const char* label, const PathList* globs, const DataSet* data, const char* rest) {

@@ -34,7 +34,7 @@ int command_train(Options* args, TostComm* comm, const TostEngine* engine) {
     if (finished)
         progress_text(&r.progress, "%s is finished: %lld of %lld steps; use a larger --steps to continue", r.out,
                       (long long)r.info.step, (long long)r.o.steps);
-    else ok = ok && run_set_up(&r, &err) && train(&r, &err);
+    else ok = ok && options_same(&r.o, r.comm, &err) && run_set_up(&r, &err) && train(&r, &err);
     const int signal = run_signal(&r);
     const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.o.steps;
     run_free(&r);

@@ -123,12 +123,24 @@ class Tests:
         args, case = launch.run_options(), self.case()
         self.refused("built without MPI", 2, ["MPI=1"], case, args, binary=self.plain)
         self.refused("parts that 3 ranks cannot share", 2, ["--parts 4", "3 ranks"], case, args, ranks=3)
+        self.refused("parts that 2 ranks cannot share", 2, ["--parts 6", "power of two", "4 or 8, or one rank"], case,
+                     launch.changed(launch.changed(args, "--parts", "6"), "--total-batch", "384"), ranks=2)
         self.refused("an indivisible batch", 2, ["--total-batch 320", "512"], case,
                      launch.changed(args, "--total-batch", "320"))
-        for more, fragment in (("--bogus", "unknown option --bogus"), ("--max-time 9m", "command line differs"),
-                               ("--help", "command line differs")):
+        for more, fragment in (("--bogus", "unknown option --bogus"), ("--max-time 9m", "--max-time differs"),
+                               ("--help", "--help differs")):
             self.refused(f"{more} on rank 2", 2, ["rank 2", fragment], case, args,
                          per_rank={2: f'exec "$@" {more}'})
+        # Rank 2 reads another --config file.
+        lines = dict(zip([a.removeprefix("--") for a in args[::2]], args[1::2]))
+        for own in ({"lr": "0.02"}, {"batch": "4"}, {"total-batch": "1024"}, {"steps": "29"}, {"save-every": "5"},
+                    {"max-time": "9m"}, {"rank-timeout": "61"}, {"keep-best": "1"}, {"min-lr-frac": "0.5"}):
+            for name, options in (("same.conf", lines), ("own.conf", {**lines, **own})):
+                with open(case.path(name), "w") as f:
+                    f.writelines(f"{option} = {value}\n" for option, value in options.items())
+            self.refused(f"{own} in --config on rank 2", 2, ["rank 2", f"--{[*own][0]} differs", "--config"], case,
+                         ["--config", "/dev/fd/9"],
+                         per_rank={r: f'exec "$@" 9<{"own" if r == 2 else "same"}.conf' for r in range(4)})
         self.report.check(not os.path.exists(case.path("run")), "a usage error leaves a folder")
         shutil.copy(self.mpi.binary, case.path("other"))
         with open(case.path("other"), "ab") as f:
