@@ -51,6 +51,11 @@ bool rename_synced(const char* from, const char* to, TostError* err) {
             || tost_error(err, "%s: cannot be renamed to %s: %s", from, to, strerror(errno))) && sync_parent(to, err);
 }
 
+FILE* create_file(const char* path) {
+    FILE* file = fopen(path, "wbxe");
+    return file || errno != EEXIST || unlink(path) != 0 ? file : fopen(path, "wbxe");
+}
+
 // True if the file is written itself: a device, pipe or link.
 static bool is_direct(const char* path) {
     struct stat st;
@@ -69,7 +74,7 @@ bool replace_file(const char* path, const char* data, size_t n, TostError* err) 
     const bool direct = is_direct(path);
     const int stream = standard_stream(path);   // opening it again would overwrite a redirected file from the start
     char* tmp = direct ? xstrdup(path) : xasprintf("%s.tmp", path);
-    FILE* file = stream ? fdopen(dup(stream), "w") : fopen(tmp, "we");
+    FILE* file = stream ? fdopen(dup(stream), "w") : direct ? fopen(path, "we") : create_file(tmp);
     bool ok = file && fwrite(data, 1, n, file) == n && fflush(file) == 0 && (direct || sync_file(fileno(file)));
     if (!ok) tost_error(err, "%s cannot be written: %s", path, strerror(errno));
     if (file && fclose(file) != 0 && ok) ok = tost_error(err, "%s cannot be written: %s", path, strerror(errno));

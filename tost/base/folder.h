@@ -2,6 +2,8 @@
 #ifndef TOST_FOLDER_H
 #define TOST_FOLDER_H
 
+#include <stdio.h>
+
 #include "base/error.h"
 #include "base/files.h"
 
@@ -11,6 +13,8 @@ bool   sync_dir(const char* path, TostError* err);                  // makes the
 bool   sync_parent(const char* path, TostError* err);               // of its folder, if that is readable
 // Renames a finished file or folder, over a file that has the name, and makes the new name durable.
 bool   rename_synced(const char* from, const char* to, TostError* err);
+// A new file, opened for writing, in place of a file, link or FIFO of this name. NULL on failure, see errno.
+FILE*  create_file(const char* path);
 // Writes the file PATH.tmp and renames it; removes it on failure. Writes to a device, pipe or link itself.
 bool   replace_file(const char* path, const char* data, size_t n, TostError* err);
 bool   check_writable(const char* path, TostError* err);            // by replace_file, before the data is computed

@@ -3,7 +3,7 @@
 #include "base/bf16.h"
 #include "base/crc32.h"
 #include "base/error.h"
-#include "base/files.h"
+#include "base/folder.h"
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/platform.h"
@@ -382,9 +382,8 @@ static void put_bytes(FILE* out, const char* s) {
     free(text);
 }
 
-// Writes the JSON header. Sets crc_at and expected.
-static void put_header(StWriter* w, const StTensor* tensors, int n_tensors, const StMetaList* meta) {
-    FILE* out = w->out;
+// Writes the JSON header to memory. Sets crc_at and expected.
+static void put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_tensors, const StMetaList* meta) {
     fputs("{\"__metadata__\":{", out);
     for (int i = 0; i < meta->count; i++) {
         put_bytes(out, meta->entry[i].key);
@@ -393,7 +392,7 @@ static void put_header(StWriter* w, const StTensor* tensors, int n_tensors, cons
         fputc(',', out);
     }
     fputs("\"crc32\":\"", out);
-    w->crc_at = ftell(out);
+    w->crc_at = (long)sizeof(uint64_t) + ftell(out);
     fputs("00000000\"}", out);
     for (int i = 0; i < n_tensors; i++) {
         StTensor t = tensors[i];
@@ -406,7 +405,6 @@ static void put_header(StWriter* w, const StTensor* tensors, int n_tensors, cons
         w->expected += t.bytes;
     }
     fputc('}', out);
-    while (ftell(out) % 8) fputc(' ', out);   // align tensor data to 8 bytes
 }
 
 static bool write_failed(const StWriter* w, TostError* err) {
@@ -416,14 +414,17 @@ static bool write_failed(const StWriter* w, TostError* err) {
 
 bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const StMetaList* meta,
               TostError* err) {
-    uint64_t length = 0;
-    *w = (StWriter){.path = xstrdup(path), .out = fopen(path, "wbe")};
+    char* text;
+    size_t n;
+    *w = (StWriter){.path = xstrdup(path), .out = create_file(path)};
     if (!w->out) return tost_error(err, "%s: cannot be created: %s", w->path, strerror(errno));
-    fwrite(&length, sizeof length, 1, w->out);
-    put_header(w, tensors, n_tensors, meta);
-    length = (uint64_t)ftell(w->out) - sizeof length;
-    return (fseek(w->out, 0, SEEK_SET) == 0 && fwrite(&length, sizeof length, 1, w->out) == 1
-            && fseek(w->out, 0, SEEK_END) == 0 && !ferror(w->out)) || write_failed(w, err);
+    FILE* header = open_memstream(&text, &n);
+    put_header(w, header, tensors, n_tensors, meta);
+    fclose(header);
+    const uint64_t length = (n + 7) / 8 * 8;   // aligns tensor data to 8 bytes
+    const bool ok = fwrite(&length, sizeof length, 1, w->out) == 1 && fprintf(w->out, "%-*s", (int)length, text) >= 0;
+    free(text);
+    return ok || write_failed(w, err);
 }
 
 // Syncs a large file while it is written. Otherwise other ranks would have to wait for a long fsync at its end.

@@ -283,6 +283,7 @@ static bool start_log(Run* r, TostError* err) {
     if (interrupted && !run_finish_replacement(r, err)) return false;
     const bool replaces = r->o.overwrite && (is_run || path_exists(r->log_path));
     char* path = xasprintf("%s%s", r->log_path, replaces ? ".new" : "");
+    if (replaces) unlink(path);   // not to follow a link
     bool ok = log_open(&r->log, path, first, err);
     r->saved.replacing = ok && replaces;
     if (r->saved.replacing)

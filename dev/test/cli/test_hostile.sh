@@ -79,6 +79,36 @@ check "an error is one line" one_line stderr
 says_little 0 --init evil --data plain_train_000000.bin --steps 1 --seq 8 --batch 2 --total-batch 16 --out tuned
 
 # ---------------------------------------------------------------------------------------------
+# Links and FIFOs with the names of temporary files
+
+# replaces FILE: it is a new file, and the target of the link that had its temporary name is as before.
+replaces() { [ -s "$1" ] && [ -f "$1" ] && [ ! -L "$1" ] && [ ! -s target ]; }
+: >target
+ln -s target scores.json.tmp
+run eval --model run --data plain_train_000000.bin --json scores.json
+check "eval --json does not follow a link" replaces scores.json
+ln -s target seen.tmp
+run inspect --model run --text x --out seen
+check "inspect --out does not follow a link" replaces seen
+mkfifo other.tmp
+cat other.tmp >/dev/null &   # the reader without which opening a FIFO waits
+reader=$!
+(ulimit -t 10; exec timeout -k 1 20 "$binary" inspect --model run --text x --out other) >stdout 2>stderr
+check "inspect --out does not write to a FIFO: exit status $?" cmp -s seen other
+kill $reader 2>/dev/null
+cp -R run old
+echo text >target
+ln -s ../target old/log.csv.new
+# shellcheck disable=SC2086
+run --data plain_train_000000.bin $sizes --steps 1 --out old --overwrite --quiet
+check "--overwrite does not follow a link: $(head -c 20 target)" [ "$(cat target)" = text ]
+mkdir shards
+: >shards/train_000000.bin
+ln -s shards new.tmp
+refuses 1 "tost tokenize --tokenizer vocab.bpe --out new text.txt" "new.tmp is a link" "--out"
+check "tokenize --out does not follow a link: $(ls shards)" [ "$(ls shards)" = train_000000.bin ]
+
+# ---------------------------------------------------------------------------------------------
 # Files with so many entries that searching them would take minutes
 
 cp -R run many

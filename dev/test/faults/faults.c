@@ -270,7 +270,8 @@ FILE* fdopen(int fd, const char* mode) {
 FILE* fopen(const char* path, const char* mode) {
     const int both = strchr(mode, '+') ? O_RDWR : O_WRONLY;
     if (mode[0] == 'r' && both != O_RDWR) return REAL(fopen)(path, mode);
-    const int flags = both | (mode[0] == 'w' ? O_CREAT | O_TRUNC : mode[0] == 'a' ? O_CREAT | O_APPEND : 0);
+    const int flags = both | (mode[0] == 'w' ? O_CREAT | O_TRUNC : mode[0] == 'a' ? O_CREAT | O_APPEND : 0)
+                      | (strchr(mode, 'x') ? O_EXCL : 0);
     const int fd = open_counted(path, flags, 0666);
     return fd < 0 ? NULL : fdopen(fd, mode);
 }
