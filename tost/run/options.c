@@ -751,6 +751,16 @@ static bool collect(Options* o, char* const* arg, TostError* err) {
     return true;
 }
 
+// Whether an option given on the command line excludes this one, or the one that it needs.
+static bool is_excluded(const Option* row, const bool* given) {
+    for (int i = 0; i < ROWS; i++) {
+        const Option* other = &option_table[i];
+        if (given[i] && ((row->not_with && strcmp(row->not_with, other->name) == 0)
+                         || (other->not_with && strcmp(other->not_with, row->name) == 0))) return true;
+    }
+    return row->needs && is_excluded(find_row(row->needs, strlen(row->needs), COMMAND_TRAIN), given);
+}
+
 // A line of --config: NAME = VALUE. `given` on the command line wins.
 static bool take_line(Options* o, const bool* given, const char* line, TostError* err) {
     char name[64];
@@ -761,8 +771,10 @@ static bool take_line(Options* o, const bool* given, const char* line, TostError
         return tost_error(err, "'%.200s' is not NAME = VALUE", line);
     const Option* row = find_row(name, strlen(name), o->command);
     if (!row || !option_belongs(row, o->command)) return tost_error(err, "unknown option '%s'", name);
+    if (row->kind == HELP || row->field == AT(config_file))
+        return tost_error(err, "%s is only for the command line: leave it out", name);
     const size_t i = (size_t)(row - option_table);
-    if (given[i]) return true;
+    if (given[i] || is_excluded(row, given)) return true;
     if (o->given[i] && row->kind != LIST) return tost_error(err, "%s is given twice", name);
     if (row->kind <= FLAG && strcmp(line + at, "1") != 0) return tost_error(err, "%s: give 1, or leave it out", name);
     add_value(o, row, line + at);
@@ -780,8 +792,8 @@ static bool read_config(Options* o, const char* path, TostError* err) {
     for (size_t n; ok && next_line(&line, &n, &lines);) {
         while (n > 0 && isspace((unsigned char)line[n - 1])) n--;
         char* text = xasprintf("%.*s", (int)n, line);
-        ok = take_line(o, given, text, &inner)
-             || tost_error(err, "--config %s: line %zu: %s", path, lines.number, inner.text);
+        ok = strlen(text) < n ? tost_error(&inner, "a NUL byte: give a text file") : take_line(o, given, text, &inner);
+        if (!ok) tost_error(err, "--config %s: line %zu: %s", path, lines.number, inner.text);
         free(text);
     }
     free(file.data);

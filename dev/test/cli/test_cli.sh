@@ -366,6 +366,10 @@ mkfifo pipe
 cat options >pipe &   # as <(…) in bash: it can be read once
 run --config pipe --steps 6 --quiet --out configured
 check "--config: the same run, and the command line wins" same_checkpoint straight/step_00000006 configured/step_00000006
+prints "--config options --epochs 2 --sample-every 0 --out configured --overwrite" " tokens, 2.0"
+cp -R straight configured2
+printf 'init = none\nextend-block = 99\noverwrite = 1\n' >>options
+prints "--config options --resume --steps 7 --sample-every 0 --out configured2" "step 7/7"
 cp tiny_train_000000.bin more_train_000000.bin
 cp tiny_val_000000.bin more_val_000000.bin
 both="$dir/tiny_train_000000.bin $dir/more_train_000000.bin"
