@@ -84,6 +84,15 @@ bool replace_file(const char* path, const char* data, size_t n, TostError* err) 
     return ok;
 }
 
+char* kept_name(const char* path) {
+    char* kept = NULL;
+    for (int number = 1; !kept || path_exists(kept); number++) {
+        free(kept);
+        kept = xasprintf("%s.kept-%d", path, number);
+    }
+    return kept;
+}
+
 bool make_dirs(const char* path, TostError* err) {
     if (is_dir(path)) return true;
     char* parent = path_dir(path);

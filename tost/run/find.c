@@ -221,15 +221,11 @@ static bool not_removed(const char* path, TostError* err) {
 // Gives what the user had in the checkpoint a name that no checkpoint has. Always returns false.
 static bool keep_rest(const char* path, TostError* err) {
     const size_t dir = (size_t)(strrchr(path, '/') + 1 - path);
-    const int n = (int)(dir + strcspn(path + dir, "."));
-    char* kept = NULL;
-    for (int number = 1; !kept || path_exists(kept); number++) {
-        free(kept);
-        kept = xasprintf("%.*s.kept-%d", n, path, number);
-    }
+    char *name = xasprintf("%.*s", (int)(dir + strcspn(path + dir, ".")), path), *kept = kept_name(name);
     if (rename(path, kept) != 0) not_removed(path, err);
-    else tost_error(err, "%.*s contained other files, which are now in %s", n, path, kept);
+    else tost_error(err, "%s contained other files, which are now in %s", name, kept);
     free(kept);
+    free(name);
     return false;
 }
 

@@ -15,6 +15,7 @@
 #include "base/folder.h"
 #include "base/memory.h"
 #include "base/platform.h"
+#include "base/text.h"
 
 static const char header[] = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n";
 enum { COMMAS = 7 };   // in a row
@@ -63,27 +64,38 @@ bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Opening
 
-// Sets *keep to the number of bytes of `text` up to the row of step resume_step - 1; 0: no header.
-static bool find_end(size_t* keep, char* text, const char* path, int64_t resume_step, TostError* err) {
-    static const char remedy[] = "use an earlier checkpoint, or move the log away to start a new one";
-    int64_t last = -1, step = 0;
-    long long number = 1;   // of the line of step `last`
-    *keep = strncmp(text, header, strlen(header)) == 0 ? strlen(header) : 0;
-    for (char *line = text + *keep, *end; *keep && last < resume_step - 1 && (end = strchr(line, '\n')); line = end) {
-        LogRow row;
-        const char next = *++end;
-        *end = 0;
-        step = log_row_parse(&row, line) ? row.step : -1;
-        *end = next;
-        if (step < 0 || step >= resume_step) break;
-        last = step;
-        number++;
-        *keep = (size_t)(end - text);
+// The number of bytes of `text` up to the row of step resume_step - 1; 0: no header, or, with the reason in *why, the
+// rows are not those of consecutive steps up to it. The first one may be of any step: the log may have been moved away.
+static size_t find_end(char* text, int64_t resume_step, TostError* why) {
+    char *line = text + (strncmp(text, header, strlen(header)) == 0 ? strlen(header) : 0), *end;
+    int64_t next = 0;
+    *why = (TostError){""};
+    for (long long number = 2; next < resume_step; number++, line = end) {
+        LogRow row = {.step = -1};
+        if (!(end = strchr(line, '\n'))) tost_error(why, "line %lld is missing", number);
+        else {
+            const char after = *++end;
+            *end = 0;
+            log_row_parse(&row, line);
+            *end = after;
+            if (row.step < 0) tost_error(why, "line %lld is not a row of numbers", number);
+            else if (row.step >= resume_step || (number > 2 && row.step != next))
+                tost_error(why, "line %lld is step %lld", number, (long long)row.step);
+        }
+        if (*why->text) return 0;
+        next = row.step + 1;
     }
-    if (step < 0) return tost_error(err, "%s: line %lld is not a row of numbers; %s", path, number + 1, remedy);
-    return last < 0 || last == resume_step - 1
-        || tost_error(err, "%s: line %lld is step %lld, but the run resumes at step %lld: rows are missing; %s", path,
-                      number, (long long)last, (long long)resume_step, remedy);
+    return (size_t)(line - text);
+}
+
+// Copies the rows that find_end has rejected, if there are any, before the log is cut to its header.
+static bool keep_rows(LogFile* log, const Bytes* old, int64_t resume_step, const TostError* why, TostError* err) {
+    char* kept = old->size > strlen(header) ? kept_name(log->path) : NULL;
+    const bool ok = !kept || replace_file(kept, old->data, old->size, err);
+    log->warning = text_line("%s: %s; the log begins at step %lld%s%s", log->path, why->text, (long long)resume_step,
+                             kept ? ", and the old one is now " : "", kept ? kept : "");
+    free(kept);
+    return ok;
 }
 
 // Writes as many pending bytes as possible.
@@ -111,10 +123,12 @@ static bool write_text(LogFile* log, const char* text, TostError* err) {
 static bool cut(LogFile* log, int64_t resume_step, TostError* err) {
     Bytes old = {0};
     size_t keep = 0;
+    TostError why;
     const bool ok = resume_step < 0 || (read_file(&old, log->path, err)
                     && (strncmp(old.data, header, strlen(header)) == 0 || starts_log(old.data, old.size)
                         || foreign_log(log->path, err))
-                    && find_end(&keep, old.data, log->path, resume_step, err));
+                    && ((keep = find_end(old.data, resume_step, &why)) > 0 || !*why.text
+                        || keep_rows(log, &old, resume_step, &why, err)));
     free(old.data);
     if (!ok) return false;
     if (ftruncate(log->fd, (off_t)keep) != 0)

@@ -285,6 +285,7 @@ static bool start_log(Run* r, TostError* err) {
     char* path = xasprintf("%s%s", r->log_path, replaces ? ".new" : "");
     if (replaces) unlink(path);   // not to follow a link
     bool ok = log_open(&r->log, path, first, err);
+    if (ok && *r->log.warning.text) run_warn(r, "%s", r->log.warning.text);
     r->saved.replacing = ok && replaces;
     if (r->saved.replacing)
         progress_fact(&r->progress, "overwrite", "the first checkpoint replaces the run in %s; until then the log is "

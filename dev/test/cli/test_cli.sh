@@ -73,6 +73,16 @@ run --resume --out halfway
 check "a resumed run ends with the same parameters and Adam moments" \
     same_checkpoint straight/step_00000006 halfway/step_00000006
 check "a resumed run has the same log" same_log straight/log.csv halfway/log.csv
+for damage in '2s/^0/9/' 3d '3{h;d};4G' '2,$d'; do
+    rm -rf damaged
+    cp -R straight damaged
+    rm -r damaged/step_00000006
+    sed -i "$damage" damaged/log.csv
+    cp damaged/log.csv before
+    prints "--resume --out damaged" "damaged/log.csv: line " "begins at step 3"
+    check "the new log begins there ($damage)" [ "$(sed 1d damaged/log.csv | cut -d, -f1 | tr '\n' ' ')" = "3 4 5 " ]
+    [ "$damage" = '2,$d' ] || check "the old log is kept ($damage)" cmp -s before damaged/log.csv.kept-1
+done
 prints "--resume --out halfway" "is finished"
 run --resume --out halfway --steps 8
 check "a larger --steps continues the log" [ "$(wc -l <halfway/log.csv)" -eq 9 ]

@@ -152,42 +152,55 @@ static void test_pending_rows(Checks* c) {
 
 static void test_log_resume(Checks* c) {
     // before: the log; at: the step at which the run resumes; after: the expected log before row `at`, or NULL for an
-    // error
-    static const struct { const char *what, *before; int64_t at; const char *after, *error; } cases[] = {
+    // error; says: part of the warning or error. With a warning, rows are kept in another file.
+    static const struct { const char *what, *before; int64_t at; const char *after, *says; } cases[] = {
         {"cut back", HEADER ROW(0) ROW(1) ROW(2) ROW(3), 2, HEADER ROW(0) ROW(1), NULL},
         {"a cut last line", HEADER ROW(0) ROW(1) "2,64,2.5000", 2, HEADER ROW(0) ROW(1), NULL},
-        {"a cut line that is needed", HEADER ROW(0) "1,64,2.500", 2, NULL, "line 2 is step 0"},
-        {"rows are missing", HEADER ROW(0) ROW(1), 3, NULL, "line 3 is step 1"},
-        {"garbage before the end", HEADER "nonsense\n" ROW(1), 2, NULL, "line 2 is not a row"},
+        {"a cut line that is needed", HEADER ROW(0) "1,64,2.500", 2, HEADER, "line 3 is missing"},
+        {"rows are missing", HEADER ROW(0) ROW(1), 3, HEADER, "line 4 is missing"},
+        {"a row is missing", HEADER ROW(0) ROW(2), 3, HEADER, "line 3 is step 2"},
+        {"a row is repeated", HEADER ROW(0) ROW(1) ROW(1) ROW(2), 3, HEADER, "line 4 is step 1"},
+        {"rows are swapped", HEADER ROW(1) ROW(0) ROW(2), 3, HEADER, "line 3 is step 0"},
+        {"garbage before the end", HEADER "nonsense\n" ROW(1), 2, HEADER, "line 2 is not a row"},
+        {"another first step", HEADER "9" ROW(0) ROW(1) ROW(2), 3, HEADER, "line 2 is step 90"},
+        {"no first step", HEADER ",64\n" ROW(1) ROW(2), 3, HEADER, "line 2 is not a row"},
         {"garbage after the end is removed", HEADER ROW(0) ROW(1) ROW(2) "nonsense\n", 2, HEADER ROW(0) ROW(1), NULL},
         {"another file", "a,b,c\n1,2,3\n", 1, NULL, "line 1"},
-        {"no rows", HEADER, 7, HEADER, NULL},
-        {"an empty file", "", 7, HEADER, NULL},
-        {"a cut header", "step,tok", 7, HEADER, NULL},
+        {"no rows", HEADER, 7, HEADER, "begins at step 7"},
+        {"an empty file", "", 7, HEADER, "begins at step 7"},
+        {"a cut header", "step,tok", 7, HEADER, "begins at step 7"},
         {"started at step 5", HEADER ROW(5) ROW(6) ROW(7), 7, HEADER ROW(5) ROW(6), NULL},
-        {"absent", NULL, 7, HEADER, NULL},
+        {"absent", NULL, 7, HEADER, "begins at step 7"},
+        {"no rows at step 0", "", 0, HEADER, NULL},
     };
     char* dir = new_folder();
-    char* path = path_join(dir, "log.csv");
+    char *path = path_join(dir, "log.csv"), *kept = path_join(dir, "log.csv.kept-1");
     for (size_t i = 0; i < countof(cases); i++) {
         TostError err;
         LogFile log;
         remove(path);
+        remove(kept);
         if (cases[i].before) write_text(path, cases[i].before);
         bool ok = log_open(&log, path, cases[i].at, &err);
         if (!cases[i].after) {
-            check_refused(c, ok, &err, cases[i].error, cases[i].what);
+            check_refused(c, ok, &err, cases[i].says, cases[i].what);
             check_file(c, path, cases[i].before, cases[i].what);
             continue;
         }
         if (!check(c, ok, "%s: %s", cases[i].what, err.text)) continue;
+        check(c, cases[i].says ? strstr(log.warning.text, cases[i].says) != NULL : !*log.warning.text,
+              "%s: the warning is '%s'", cases[i].what, log.warning.text);
+        const bool keeps = cases[i].says && cases[i].before && strlen(cases[i].before) > strlen(HEADER);
+        check(c, path_exists(kept) == keeps, "%s: %s", cases[i].what, keeps ? "no rows are kept" : "a file is kept");
+        if (keeps) check_file(c, kept, cases[i].before, cases[i].what);
         const LogRow row = row_of(cases[i].at);
         must(log_row(&log, &row, &err) && log_close(&log, &err), "log_row", &err);
-        const char* line = cases[i].at == 2 ? ROW(2) : ROW(7);
+        const char* line = cases[i].at == 0 ? ROW(0) : cases[i].at == 2 ? ROW(2) : cases[i].at == 3 ? ROW(3) : ROW(7);
         char* wanted = xasprintf("%s%s", cases[i].after, line);
         check_file(c, path, wanted, cases[i].what);
         free(wanted);
     }
+    free(kept);
     free(path);
     drop_folder(dir);
 }
