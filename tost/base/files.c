@@ -96,6 +96,11 @@ bool is_dir(const char* path) {
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+bool is_file(const char* path) {
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISREG(st.st_mode);
+}
+
 char* path_join(const char* dir, const char* name) {
     size_t n = strlen(dir);
     return xasprintf("%s%s%s", dir, n && dir[n - 1] == '/' ? "" : "/", name);

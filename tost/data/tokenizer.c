@@ -441,7 +441,7 @@ Tokenizer* tokenizer_open(const char* path, TostError* err) {
 char* tokenizer_beside(const char* file) {
     char *prefix = shard_prefix(file), *dir = path_dir(file);
     char *own = xasprintf("%s_" TOKENIZER_FILE, prefix), *shared = path_join(dir, TOKENIZER_FILE);
-    char* path = path_exists(own) ? own : path_exists(shared) ? shared : NULL;
+    char* path = is_file(own) ? own : is_file(shared) ? shared : NULL;
     if (path != own) free(own);
     if (path != shared) free(shared);
     free(dir);

@@ -85,8 +85,7 @@ static bool list_entries(Entries* out, const char* run, TostError* err) {
 
 static bool has_file(const char* dir, const char* name) {
     char* path = path_join(dir, name);
-    struct stat st;
-    const bool exists = stat(path, &st) == 0 && S_ISREG(st.st_mode);
+    const bool exists = is_file(path);
     free(path);
     return exists;
 }

@@ -84,7 +84,7 @@ char* model_tokenizer_path(const char* weights, const CheckpointInfo* info) {
     const char* name = info->tokenizer;
     char *path = tokenizer_beside(weights), *dir = xstrdup(weights);
     if (!path && name) path = xstrdup(name);
-    while (path && !path_exists(path)) {
+    while (path && !is_file(path)) {
         char* above = path_dir(dir);
         const bool top = name[0] == '/' || strcmp(above, dir) == 0;
         free(path);

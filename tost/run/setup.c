@@ -37,6 +37,15 @@ static bool check_paths(const Options* o, TostError* err) {
            || tost_error(err, "--log %s is the name of a checkpoint: give another name", o->log);
 }
 
+static bool is_in_folder(const char* path, const char* folder) {
+    char *dir = path_dir(path), *a = realpath(dir, NULL), *b = realpath(folder, NULL);
+    const bool inside = a && b && strcmp(a, b) == 0;
+    free(b);
+    free(a);
+    free(dir);
+    return inside;
+}
+
 // Opens the weights to start from and reads their metadata.
 static bool open_weights(CheckpointInfo* info, Run* r, TostError* err) {
     const Options* o = &r->o;
@@ -63,6 +72,9 @@ static bool find_resumed(Run* r, TostError* err) {
         return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
                           "from its weights", r->weights, r->weights);
     if (!options_resume(o, &r->resumed, r->out, err)) return false;
+    if (o->log && !option_given(r->args, "log") && !is_in_folder(o->log, r->out))
+        return tost_error(err, "the run in %s has its log elsewhere, in %s: give --log %s to continue it, or --log "
+                          "%s/log.csv", r->out, o->log, o->log, r->out);
     if (!o->data.count) return tost_error(err, "%s does not contain the option data: give --data GLOB", r->weights);
     if (!r->engine->supports((TostDtype)o->dtype))
         return tost_error(err, "the run in %s was trained with a --dtype that the %s engine does not support: give "

@@ -79,6 +79,34 @@ check "an error is one line" one_line stderr
 says_little 0 --init evil --data plain_train_000000.bin --steps 1 --seq 8 --batch 2 --total-batch 16 --out tuned
 
 # ---------------------------------------------------------------------------------------------
+# Files outside the run that its metadata names: only the command line opens them
+
+# shellcheck disable=SC2086
+run --data plain_train_000000.bin $sizes --steps 3 --save-every 2 --log elsewhere.csv --out logged --quiet
+rm -r logged/step_00000003
+cp elsewhere.csv before
+refuses 1 "tost --resume --out logged" "logged" "elsewhere" "--log elsewhere.csv" "--log logged/log.csv"
+check "another log is not changed" cmp -s before elsewhere.csv
+cp -R logged logged2
+run --resume --out logged --log elsewhere.csv --quiet
+check "--log continues it" same_log before elsewhere.csv
+run --resume --out logged2 --log logged2/log.csv --quiet
+run --resume --out logged2 --steps 4 --quiet   # a log in the run needs no option
+cp -R run named
+rm named/*/vocab.bpe
+mkfifo pipe
+for part in model optimizer; do
+    sed 's|"tokenizer":|"tokenizzz":|' named/step_00000002/$part.safetensors >edited &&
+        mv edited named/step_00000002/$part.safetensors
+    add_metadata named/step_00000002/$part.safetensors '"tokenizer":"pipe",'
+done
+refuses 1 "timeout 10 $binary sample --model named --tokens 3" "trained with the tokenizer pipe" "--tokenizer"
+check "sample has not waited for it" [ $status -eq 1 ]
+run sample --model named --tokenizer vocab.bpe --tokens 3
+mkfifo named/step_00000002/vocab.bpe
+refuses 1 "timeout 10 $binary sample --model named --tokens 3" "--tokenizer"
+
+# ---------------------------------------------------------------------------------------------
 # Links and FIFOs with the names of temporary files
 
 # replaces FILE: it is a new file, and the target of the link that had its temporary name is as before.
