@@ -64,14 +64,20 @@ static void suggest(Run* r, const char* label, const char* command, const char* 
     free(out);
 }
 
-// Options of this start that a command with --resume must repeat, because checkpoints do not contain them.
-static const char* options_to_repeat(const Run* r) { return r->o.recompute ? " --recompute" : ""; }
+// Options of this start that a command with --resume must repeat.
+static TextLine options_to_repeat(const Run* r) {
+    char* log = option_given(r->args, "log") ? shell_word(r->o.log) : NULL;
+    const TextLine options = text_line("%s%s%s", r->o.recompute ? " --recompute" : "", log ? " --log " : "",
+                                       log ? log : "");
+    free(log);
+    return options;
+}
 
 TextLine resume_hint(const Run* r) {
     if (r->saved.step < 0) return text_line("nothing is saved yet");
     char* out = shell_word(r->out);
-    const TextLine hint = text_line("train --resume --out %s%s continues from step %lld", out, options_to_repeat(r),
-                                    (long long)r->saved.step);
+    const TextLine hint = text_line("train --resume --out %s%s continues from step %lld", out,
+                                    options_to_repeat(r).text, (long long)r->saved.step);
     free(out);
     return hint;
 }
@@ -318,8 +324,9 @@ void report_end(Run* r) {
     if (r->saved.step < 0) return;
     progress_text(p, "%-11s%s/step_%08lld", "saved", r->out, (long long)r->saved.step);
     if (r->tokenizer && !stopped) suggest(r, "sample", "sample --model", " --prompt 'Once upon a time'");
-    const char* options = options_to_repeat(r);
-    char* rest = stopped ? xstrdup(options) : xasprintf(" --steps %lld%s", 2 * (steps > 0 ? steps : 1), options);
+    const TextLine options = options_to_repeat(r);
+    char* rest = stopped ? xstrdup(options.text)
+                         : xasprintf(" --steps %lld%s", 2 * (steps > 0 ? steps : 1), options.text);
     suggest(r, "continue", "train --resume --out", rest);
     free(rest);
 }

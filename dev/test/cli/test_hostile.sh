@@ -90,6 +90,9 @@ check "another log is not changed" cmp -s before elsewhere.csv
 cp -R logged logged2
 run --resume --out logged --log elsewhere.csv --quiet
 check "--log continues it" same_log before elsewhere.csv
+run --resume --out logged --log elsewhere.csv --steps 4
+sed -n "s|^continue *$binary ||p" stdout >command
+check "the printed command to continue works: $(cat command)" sh -c "'$binary' $(cat command) --quiet" 2>stderr
 run --resume --out logged2 --log logged2/log.csv --quiet
 run --resume --out logged2 --steps 4 --quiet   # a log in the run needs no option
 cp -R run named
