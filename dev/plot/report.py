@@ -36,7 +36,7 @@ SIZES = {"ToST-base": (12, 12, 768, 1024), "ToST-medium": (24, 16, 1024, 1024), 
 GPT2_VOCABULARY = range(50257, 50305)
 # Keys of eval's JSON that are not results
 SETTINGS = {"step", "seq", "seed", "stride", "examples", "tokens"}
-CELL = str.maketrans({"|": "\\|", "<": "&lt;", "\n": " "})
+PLAIN = str.maketrans({"<": "&lt;", "\n": " ", "\r": " ", **{c: f"\\{c}" for c in "\\|[`"}})   # no links, no HTML
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -87,8 +87,15 @@ def duration(seconds):
     return f"{days} d {hours} h" if days else f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
 
 
+def code(text, fence="```", end="\n"):
+    """Text as a block of Markdown code."""
+    while fence in text:
+        fence += "`"
+    return f"{fence}{end}{text}{end}{fence}"
+
+
 def table(header, rows):
-    rows = [[str(cell).translate(CELL) for cell in row] for row in rows]
+    rows = [[str(cell).translate(PLAIN) for cell in row] for row in rows]
     return "\n".join(["| " + " | ".join(header) + " |", "|" + "---|" * len(header),
                       *("| " + " | ".join(row) + " |" for row in rows)])
 
@@ -148,7 +155,7 @@ def stale(results, step):
     """A sentence about results of other checkpoints than that of `step`."""
     others = sorted({f"{name} at step {result['step']}" for name, result in results.items()
                      if result.get("step") not in (None, step)})
-    return f"Evaluated at another step than {step}: {', '.join(others)}.\n" if others else ""
+    return f"Evaluated at another step than {step}: {', '.join(others).translate(PLAIN)}.\n" if others else ""
 
 
 def validation(log):
@@ -189,20 +196,11 @@ def fact_rows(log, metadata, devices, mfu, price):
     return rows
 
 
-def samples_text(samples):
-    parts = []
-    for sample in samples:
-        text = str(sample.get("prompt", "")) + str(sample.get("text", ""))
-        parts.append("\n".join("> " + line.translate({ord("<"): "&lt;"}) if line.strip() else ">"
-                               for line in text.splitlines()))
-    return "\n\n".join(parts)
-
-
 def report(folder, log, picture, price):
     metadata, results = newest_checkpoint(folder), read_results(folder)
     samples = read_lines(folder / "samples.jsonl")
     step = int(metadata.get("step", log.step[-1] + 1))
-    parts = [f"# {folder.resolve().name}", f"![Training and validation loss]({picture})", "## Results",
+    parts = [f"# {code(' '.join(folder.resolve().name.split()), '`', ' ')}", f"![Training and validation loss]({picture})", "## Results",
              loss_table(results, metadata)]
     if published_model(metadata) and int(metadata.get("vocab_size", 0)) not in GPT2_VOCABULARY:
         parts.append(f"Not comparable with the published losses: the vocabulary has {metadata.get('vocab_size')} "
@@ -214,12 +212,12 @@ def report(folder, log, picture, price):
         parts.append(stale(results, step).strip())
     parts += ["Intervals are 95 % intervals over windows or examples.", "## Run",
               table(["", ""], fact_rows(log, metadata, *read_output(folder / "train.log"), price))]
-    options = [[key.removeprefix("option."), f"`{value}`"] for key, value in metadata.items()
-               if key.startswith("option.")]
+    options = "\n".join(f"{key.removeprefix('option.')} = {value}" for key, value in metadata.items()
+                        if key.startswith("option."))
     if options:
-        parts.append(f"<details><summary>options</summary>\n\n{table(['option', 'value'], options)}\n\n</details>")
+        parts.append(f"<details><summary>options</summary>\n\n{code(options)}\n\n</details>")
     if samples:
-        parts += ["## Samples", samples_text(samples)]
+        parts += ["## Samples", *(code(f"{sample.get('prompt', '')}{sample.get('text', '')}") for sample in samples)]
     return "\n\n".join(parts) + "\n"
 
 

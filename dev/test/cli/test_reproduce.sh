@@ -63,7 +63,7 @@ succeeds "$python" "$repo/dev/plot/report.py" whole --price 2.5
 for text in "WikiText-2 | [0-9.]* ± " "PTB | [0-9]" "| LAMBADA | [0-9]" "| lambada | " "| hellaswag | " \
     "validation shards | [0-9][0-9.]* ± [0-9.]* |" "| cbt_CN | " "| cbt_NE | " \
     "| device | CPU" "| speed | [0-9,]* tokens/s" "| training | 60 steps, 61,440 tokens" \
-    "| cost of the steps | [0-9.]* at 2.50 per hour" "train_gpt_tost [0-9]*\.[0-9]" "^> Once upon a time" \
+    "| cost of the steps | [0-9.]* at 2.50 per hour" "train_gpt_tost [0-9]*\.[0-9]" "^Once upon a time" \
     "| model | 1.3M parameters: 6 layers"; do
     check "the report contains '$text'" grep -q -e "$text" whole/report.md
 done
@@ -136,6 +136,20 @@ for text in "| model | ToST-base, 2.0M parameters" "| ToST-base, published | GPT
     check "the report of a preset contains '$text'" grep -q -e "$text" plain/report.md
 done
 rm -r plain/step_00000003
+
+# Names and texts that are Markdown or HTML are shown as code.
+name='a `<img src=x>` [b](javascript:c)'
+cp -R plain "$name"
+printf 'device     CPU [d](javascript:e) ![](f) `g` | h\n' >"$name/train.log"
+cat >"$name/samples.jsonl" <<'END'
+{"prompt": "one\n```\n", "text": "<script>1</script>\n![](http://i)\n````\n"}
+END
+succeeds report "$name"
+for line in '# `` a `<img src=x>` [b](javascript:c) ``' '`````' '<script>1</script>' \
+    '| device | CPU \[d](javascript:e) !\[](f) \`g\` \| h |'; do
+    check "hostile text: a line '$line': $(head -n 1 "$name/report.md")" grep -qxF -e "$line" "$name/report.md"
+done
+check "the sample is between two fences" [ "$(sed -n '/^`````$/,/^`````$/p' "$name/report.md" | grep -c 'script\|http://i')" -eq 2 ]
 
 # ---------------------------------------------------------------------------------------------
 # export_log.py
