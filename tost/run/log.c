@@ -64,28 +64,25 @@ bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Opening
 
-// The number of bytes of `text` up to the row of step resume_step - 1; 0: no header, or, with the reason in *why, the
-// rows are not those of consecutive steps up to it. The first one may be of any step: the log may have been moved away.
-static size_t find_end(char* text, int64_t resume_step, TostError* why) {
+// Sets *keep to the number of bytes of `text` up to the row of step resume_step - 1; 0: no header. Fails if the rows are
+// not those of consecutive steps up to it. The first one may be of any step: the log may have been moved away.
+static bool find_end(size_t* keep, char* text, int64_t resume_step, TostError* why) {
     char *line = text + (strncmp(text, header, strlen(header)) == 0 ? strlen(header) : 0), *end;
     int64_t next = 0;
-    *why = (TostError){""};
     for (long long number = 2; next < resume_step; number++, line = end) {
         LogRow row = {.step = -1};
-        if (!(end = strchr(line, '\n'))) tost_error(why, "line %lld is missing", number);
-        else {
+        if ((end = strchr(line, '\n'))) {
             const char after = *++end;
             *end = 0;
             log_row_parse(&row, line);
             *end = after;
-            if (row.step < 0) tost_error(why, "line %lld is not a row of numbers", number);
-            else if (row.step >= resume_step || (number > 2 && row.step != next))
-                tost_error(why, "line %lld is step %lld", number, (long long)row.step);
         }
-        if (*why->text) return 0;
+        if (row.step < 0 || row.step >= resume_step || (number > 2 && row.step != next))
+            return tost_error(why, "line %lld is not the row of step %lld", number, (long long)next);
         next = row.step + 1;
     }
-    return (size_t)(line - text);
+    *keep = (size_t)(line - text);
+    return true;
 }
 
 // Copies the rows that find_end has rejected, if there are any, before the log is cut to its header.
@@ -127,7 +124,7 @@ static bool cut(LogFile* log, int64_t resume_step, TostError* err) {
     const bool ok = resume_step < 0 || (read_file(&old, log->path, err)
                     && (strncmp(old.data, header, strlen(header)) == 0 || starts_log(old.data, old.size)
                         || foreign_log(log->path, err))
-                    && ((keep = find_end(old.data, resume_step, &why)) > 0 || !*why.text
+                    && (find_end(&keep, old.data, resume_step, &why)
                         || keep_rows(log, &old, resume_step, &why, err)));
     free(old.data);
     if (!ok) return false;

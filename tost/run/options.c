@@ -839,14 +839,13 @@ void options_free(Options* o) {
 }
 
 bool options_same(const Options* o, TostComm* comm, TostError* err) {
-    uint32_t own[ROWS] = {0}, first[ROWS];
+    uint32_t own[ROWS], first[ROWS];
     int i = 0;
     for (; i < ROWS; i++) {
         char* value = o->given[i] ? value_text(o, &option_table[i]) : NULL;
-        own[i] = value ? crc32_update(1, value, strlen(value)) : o->given[i];
+        own[i] = first[i] = value ? crc32_update(1, value, strlen(value)) : o->given[i];
         free(value);
     }
-    memcpy(first, own, sizeof own);
     comm_broadcast(comm, first, sizeof first, 0);
     for (i = 0; i < ROWS && own[i] == first[i]; i++) {}
     if (i < ROWS)
@@ -903,18 +902,14 @@ StMetaList options_echo(const Options* o) {
     return echo;
 }
 
-static void add_saved(Options* o, const Option* row, const char* text) {
-    char *copy = xstrdup(text), *rest = copy;
-    for (char* value; (value = strsep(&rest, separator));) add_value(o, row, value);
-    free(copy);
-}
-
 bool options_resume(Options* o, const StMetaList* saved, const char* run, TostError* err) {
     for (int i = 0; i < saved->count; i++) {
         const Option* row = saved_row(saved->entry[i].key);
         if (!row) continue;
         bool* given = &o->given[row - option_table];
-        if (!*given) add_saved(o, row, saved->entry[i].value);
+        char *copy = *given ? NULL : xstrdup(saved->entry[i].value), *rest = copy;
+        for (char* value; (value = strsep(&rest, separator));) add_value(o, row, value);
+        free(copy);
         if (*given ? (row->commands & FIXED) && !check_same(o, row, saved->entry[i].value, run, err)
                    : !parse_values(o, row, err)) return false;
         *given = true;

@@ -295,7 +295,7 @@ static bool start_log(Run* r, TostError* err) {
     if (interrupted && !run_finish_replacement(r, err)) return false;
     const bool replaces = r->o.overwrite && (is_run || path_exists(r->log_path));
     char* path = xasprintf("%s%s", r->log_path, replaces ? ".new" : "");
-    if (replaces) unlink(path);   // not to follow a link
+    if (replaces && readlink(path, (char[1]){0}, 1) >= 0) unlink(path);   // a link is not followed
     bool ok = log_open(&r->log, path, first, err);
     if (ok && *r->log.warning.text) run_warn(r, "%s", r->log.warning.text);
     r->saved.replacing = ok && replaces;
