@@ -620,8 +620,8 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
 }
 
 // ---------------------------------------------------------------------------------------------
-// The model's memory: one allocation. Parameters, gradients and the moments of the optimizer are flat arrays laid out by
-// the table in tost/model.h; activations and buffers follow the tables below. A training model keeps the activations of
+// The model's memory: one allocation. Parameters, gradients and the optimizer's moments are flat arrays laid out by the
+// table in tost/model.h; activations and buffers follow the tables below. A training model keeps the activations of
 // every layer for backward. For inference, or with recompute (activation checkpointing), all layers share one set of
 // LAYER_ACTIVATIONS. With recompute each layer still has its own x_out, the input from which backward recomputes the
 // activations of the next layer.
