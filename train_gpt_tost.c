@@ -41,8 +41,8 @@
 //
 // Several processes ("ranks", tost/ranks) can train one model: each computes the gradients of its own micro-batches,
 // sums those of all ranks for its slices of the parameters, updates these slices and sends them to the others. Sums
-// have a fixed order: with the same --parts, any number of ranks gives the same bits. Muon needs whole matrices: the
-// ranks exchange what it updates them with.
+// have a fixed order: with the same --parts P, one rank, and R ranks if P/R is a power of two, give the same bits. Muon
+// needs whole matrices: the ranks exchange the momentum terms u, and each rank updates all of these matrices.
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, Convolution, TSSA,
 // Residual, GELU, Classifier); the model's memory; the passes over a piece; gradients and AdamW; Muon; the update; the
@@ -1085,8 +1085,9 @@ static void combine(float* y, double a, const float* x, double b, size_t n) {
     for (size_t i = 0; i < n; i++) y[i] = a32 * x[i] + b32 * y[i];
 }
 
-// x (rows,columns) =, in place: the orthogonal matrix. scratch: rows · columns + 2 side² numbers. With more rows than
-// columns, it uses the smaller xᵀ x in place of x xᵀ, with the polynomial to the right of x: the result is the same.
+// Replaces x (rows,columns) by the nearest orthogonal matrix, approximately. scratch: rows · columns + 2 side² floats,
+// side = min(rows, columns). With more rows than columns, A = xᵀ x, which is smaller, and the polynomial multiplies x
+// from the right; except for rounding, the result is the same.
 static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm* product) {
     const bool tall = rows > columns;
     const int side = tall ? columns : rows;
@@ -1107,9 +1108,9 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
 }
 
 // ---------------------------------------------------------------------------------------------
-// The update. AdamW: a rank updates its slices of the parameters, and all ranks get them. Muon: a rank computes u of
-// its slices, in the array of gradients; all ranks get it and update all matrices. Then they get the parameters that
-// AdamW updates in the same array.
+// The update. With AdamW alone, each rank updates its slices of the parameters and sends them to all ranks. With Muon,
+// each rank computes u for its slices of the matrices and updates its slices of the other parameters by AdamW. One
+// exchange, in the array of gradients, sends both to all ranks. Then every rank updates all matrices.
 
 static double decay_of(const TostTensor* t, const TostUpdate* a) {
     return t->decay == TOST_DECAY ? a->weight_decay : 0.0;

@@ -2180,8 +2180,8 @@ __global__ void muon_momentum_kernel(float* u, float* moment, size_t n, float gr
     store_pack<4>(moment + i, m);
 }
 
-// A matrix (rows,columns) of each of `count` layers. Elements: of a matrix; from one to the next in a flat array; from
-// one to the next in the buffers.
+// A matrix (rows,columns) of each of `count` layers. In elements: size of a matrix; stride from one matrix to the next
+// in a flat array; step from one to the next in the buffers.
 struct MuonMatrices { int count, rows, columns; size_t size, stride, step; };
 
 // sums (count,units) = Σ u² of each unit of a matrix; a block computes one. Minimum traffic per element: 4.
@@ -2261,8 +2261,8 @@ __global__ void ema_kernel(float* ema, const float* param, size_t n, float rate)
 }
 
 // ---------------------------------------------------------------------------------------------
-// The update. A rank computes AdamW's and Muon's momentum for its slices. With Muon, the ranks then exchange u and,
-// also in the array of gradients, the other new parameters, and each updates all matrices.
+// The update. For its slices, each rank runs AdamW or, on Muon's matrices, computes u. With Muon, one exchange, in the
+// array of gradients, sends u and the parameters of AdamW to all ranks. Then every rank updates all matrices.
 
 static float* slice_ema(const TostModel* m, const Owned* own) {
     return m->options.ema ? m->array[TOST_EMA] + own->packed : NULL;
@@ -2285,7 +2285,7 @@ template <typename S> static void update_owned(TostModel* model, const TostUpdat
         CUDA_CHECK(cudaMemcpyAsync(grad, p, own->size * sizeof *p, cudaMemcpyDeviceToDevice, m->stream));
 }
 
-// A tensor, after the exchange; those of Muon in all layers at once.
+// Finishes the update of a tensor after the exchange. The call for layer 0 updates a matrix of Muon in all layers.
 template <typename S> static void update_whole(TypedModel<S>* m, const TostUpdate* a, const TostTensor* t) {
     float *p = m->array[TOST_PARAM] + t->offset, *u = m->array[TOST_GRAD] + t->offset;
     if (!tost_uses_muon(t, m->options.optimizer)) {

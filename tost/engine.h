@@ -15,7 +15,8 @@
 #include "base/error.h"
 #include "model.h"
 
-// Arrays shaped like the parameters: the parameters, their gradients, the optimizer's moments, their average.
+// Arrays with an entry per parameter: the parameters, their gradients, the optimizer's moments m and v (no v for the
+// tensors that Muon updates), and the average of the parameters.
 typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V, TOST_EMA, TOST_ARRAYS } TostArray;
 typedef enum { TOST_W, TOST_PI, TOST_X } TostActivation;            // of a layer: w, Π, and its input x
 typedef enum { TOST_FP32, TOST_TF32, TOST_BF16 } TostDtype;
@@ -104,7 +105,7 @@ typedef struct {
 
     void   (*zero_grad)(TostModel* model);
     double (*grad_norm)(TostModel* model);                    // L2 norm over all gradients; collective
-    // AdamW or, for the tensors of TostEngineOptions.optimizer, Muon, which overwrites the gradients; collective
+    // One step of AdamW, and of Muon if TostEngineOptions.optimizer is TOST_MUON. May overwrite the gradients; collective
     void   (*update)(TostModel* model, const TostUpdate* a);
 
     // Connects the ranks for host messages, in builds without MPI; NULL if the engine cannot. See comm_open.

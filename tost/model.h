@@ -135,7 +135,7 @@ typedef struct {
     size_t      row_stride[TOST_ROWS]; // from its tensor in a layer to that in the next; 0 outside layers
 } TostTensors;
 
-// Whether Muon updates a tensor in a run with this --optimizer: it has no second moment v.
+// Whether Muon updates tensor t in a run with this --optimizer. Such a tensor has no second moment v.
 static inline bool tost_uses_muon(const TostTensor* t, TostOptimizer run) {
     return run == TOST_MUON && t->optimizer == TOST_MUON;
 }

@@ -152,9 +152,9 @@ class Trainer:
         self.forward = torch.compile(self.model, dynamic=False) if args.compile else self.model
 
     def make_optimizers(self):
-        """AdamW, and Muon for self.matrices, the matrices of each weight of a Linear in the layers. Its iteration is in
-        bfloat16, the trainer's in float32 without --dtype bf16. A fused projection is several matrices: its parts have
-        the memory of the weight, and step gives them the parts of its gradient."""
+        """AdamW, and Muon for self.matrices, the matrices of each weight of a Linear in the layers. torch.optim.Muon
+        iterates in bfloat16; train_gpt_tost does so only with --dtype bf16. A fused projection is split into several
+        matrices, which are views of the weight; step gives each its part of the gradient."""
         args, groups = self.args, self.model.optimizer_groups(self.args.weight_decay)
         linear = [module.weight for module in self.model.modules() if isinstance(module, torch.nn.Linear)]
         muon = {id(weight) for weight in linear if args.optimizer == "muon"}

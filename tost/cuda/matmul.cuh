@@ -56,8 +56,8 @@ struct Matmul {
 static inline cudaDataType cuda_type(const float*) { return CUDA_R_32F; }
 static inline cudaDataType cuda_type(const bf16*) { return CUDA_R_16BF; }
 
-// The largest power of two up to 64 that divides all addresses. Tensors start at multiples of 32 elements, so that the
-// same product has the same alignment in all layers.
+// The largest power of two up to 64 that divides all addresses and the steps in bytes. Tensors start at multiples of
+// 32 elements, so that the same product has the same alignment in all layers.
 template <typename P> static int common_alignment(const P& p) {
     const uintptr_t first = (uintptr_t)p.a | (uintptr_t)p.b | (uintptr_t)p.c | (uintptr_t)p.source | (uintptr_t)p.bias,
                     steps = p.a_step * sizeof *p.a | p.b_step * sizeof *p.b | p.c_step * sizeof *p.c,

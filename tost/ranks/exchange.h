@@ -75,8 +75,8 @@ void exchange_gradients(Exchange* x, TostEnd end, size_t from);
 // √ Σ grad². Each rank sums the squares of its slices in blocks of SLICE_UNIT elements; the sums of blocks are added in
 // the order of the array, so the bits depend neither on the number of threads nor on that of ranks.
 double   exchange_norm(Exchange* x);
-// Calls update for everything that this rank owns. Then all ranks get all of `gathered`, a flat array. With merges, an
-// Owned has the first of its tensors, and the gaps between them, which are zero.
+// Calls update for everything that this rank owns. Then all ranks get all of `gathered`, a flat array. With
+// memory->merges, one call covers adjacent tensors and the gaps between them, which are zero; own->tensor is the first.
 typedef void OwnedUpdate(TostModel* model, const TostUpdate* a, const Owned* own);
 void     exchange_update(Exchange* x, float* gathered, OwnedUpdate* update, TostModel* model, const TostUpdate* a);
 // Copies what this rank has of a tensor, t->size elements, to an array of its slices. Not collective.

@@ -85,7 +85,7 @@ static bool find_end(size_t* keep, char* text, int64_t resume_step, TostError* w
     return true;
 }
 
-// Copies the rows that find_end has rejected, if there are any, before the log is cut to its header.
+// Copies a log that find_end has rejected, if it has any rows, to PATH.kept-N, and sets the warning.
 static bool keep_rows(LogFile* log, const Bytes* old, int64_t resume_step, const TostError* why, TostError* err) {
     char* kept = old->size > strlen(header) ? kept_name(log->path) : NULL;
     const bool ok = !kept || replace_file(kept, old->data, old->size, err);

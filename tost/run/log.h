@@ -29,9 +29,9 @@ typedef struct {
 // True if a new log may be started at path: the file does not exist, is empty or, with `overwrite`, starts with the
 // header of a log.
 bool log_check_fresh(const char* path, bool overwrite, TostError* err);
-// Starts a new log (resume_step -1), or cuts an existing one after the row of step resume_step - 1. If it has not the
-// rows of consecutive steps up to that one, they are kept as PATH.kept-N, the log starts at resume_step, and `warning`
-// says so. A log that another process is writing is an error, and so is a device or a pipe.
+// Starts a new log (resume_step -1), or cuts an existing one after the row of step resume_step - 1. If its rows are not
+// those of consecutive steps up to that one, a copy is kept as PATH.kept-N, the log starts at resume_step, and
+// `warning` says so. A log that another process is writing is an error, and so is a device or a pipe.
 bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err);
 // False if the row stays pending; the next call tries again.
 bool log_row(LogFile* log, const LogRow* row, TostError* err);

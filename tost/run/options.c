@@ -665,7 +665,7 @@ static bool check_train(Options* o, TostError* err) {
 
 static bool check_eval(const Options* o, TostError* err) {
     if (!o->data.count && !o->task)
-        return tost_error(err, "eval needs --data GLOB, token shards, or --task FILE, examples");
+        return tost_error(err, "eval needs --data GLOB (token shards) or --task FILE (examples)");
     if (o->seq && o->stride > o->seq)
         return tost_error(err, "--stride %d is longer than --seq %d: it would skip tokens", o->stride, o->seq);
     return options_check_pass(o->batch, o->seq, o->chunk, err);

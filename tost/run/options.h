@@ -89,7 +89,8 @@ typedef struct {
 // Call options_free in any case.
 bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err);
 void options_free(Options* o);
-// Fails on all ranks, naming an option, if one was given another value. They decide which messages the ranks exchange.
+// Fails on all ranks, naming the option, if an option of any rank differs from that of rank 0. Ranks with different
+// options would exchange different messages.
 bool options_same(const Options* o, TostComm* comm, TostError* err);
 const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);
@@ -143,8 +144,8 @@ StMetaList options_echo(const Options* o);
 // For --resume: options not given get the saved values and then count as given. Fails, naming the option, if a given
 // value differs and must not change. `run` names the run in the message. options_free
 bool options_resume(Options* o, const StMetaList* saved, const char* run, TostError* err);
-// For --init: the optimizer gets the saved value, unless it is given, and so do, unless --lr is given, peak and floor of
-// the learning rate.
+// For --init: takes the saved --optimizer and, unless --lr is given, the saved --lr and --min-lr-frac. Options that are
+// given keep their values.
 bool options_inherit(Options* o, const StMetaList* saved, TostError* err);
 // Sets the steps of --epochs, and what depends on them, for data with this many samples.
 void options_take_samples(Options* o, uint64_t samples);

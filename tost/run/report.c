@@ -145,7 +145,7 @@ static void report_ranks(Run* r) {
                       (long long)(o->total_batch / o->parts),
                       r->engine_options.fast_reduce
                           ? "depend on the number of ranks (--reduce fast)"
-                          : "are the same on one rank, or if each rank has a power of two of them");
+                          : "are the same on one rank and on R ranks if parts / R is a power of two");
 }
 
 static void report_shards(Run* r, const char* label, const PathList* globs, const DataSet* data, const char* rest) {
