@@ -14,7 +14,7 @@ elif has torch safetensors; then
             END { printf "%.4g", flops * 1e6 / rate }' "$dir/out")
     done
     head -c 4000 /dev/zero >"$dir/zeros.bin"
-    "$binary" --layers 2 --heads 2 --channels 32 --vocab-size 257 --block-size 16 --seq 16 --batch 1 --total-batch 16 \
+    "$binary" --layers 2 --heads 2 --channels 32 --vocab-size 257 --block-size 16 --seq 16 --batch 1 --total-batch 16 --conv 0 \
         --steps 1 --val-every 0 --sample-every 0 --save-every 0 --data "$dir/zeros.bin" --out "$dir/run" \
         >"$dir/out" 2>&1
     check "$per_token MFLOP per token, as the trainer prints: $(grep -a '^compute' "$dir/out")" \
