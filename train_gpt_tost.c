@@ -1040,13 +1040,13 @@ static double cpu_grad_norm(TostModel* model) { return exchange_norm(&model->exc
 
 // One AdamW step, number s, with decoupled weight decay wd:
 //   m = β1 m + (1-β1) g,   v = β2 v + (1-β2) g²,   p = p (1 - lr wd) - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
-// in_bf16: the copy of p in bf16, or NULL. ema: the average of p, or NULL
+// in_bf16: the copy of p in bf16, or NULL
 static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict m, float* restrict v,
-                  float* restrict ema, const float* restrict grad, size_t n, double weight_decay, const TostUpdate* a) {
+                  const float* restrict grad, size_t n, double weight_decay, const TostUpdate* a) {
     const float keep = (float)(1.0 - a->lr * weight_decay), scale = (float)a->grad_scale;
     const float b1 = (float)a->beta1, b2 = (float)a->beta2, c1 = (float)(1.0 - a->beta1), c2 = (float)(1.0 - a->beta2);
     const float rate = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->step))), eps = (float)a->eps;
-    const float root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step))), ema_rate = (float)a->ema_rate;
+    const float root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step)));
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
         const float g = grad[i] * scale;
@@ -1054,7 +1054,6 @@ static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict
         v[i] = b2 * v[i] + c2 * g * g;
         p[i] = p[i] * keep - rate * m[i] / (sqrtf(v[i]) * root + eps);
         if (in_bf16) in_bf16[i] = bf16_from_float(p[i]);
-        if (ema) ema[i] += ema_rate * (p[i] - ema[i]);
     }
 }
 
@@ -1116,19 +1115,15 @@ static double decay_of(const TostTensor* t, const TostUpdate* a) {
     return t->decay == TOST_DECAY ? a->weight_decay : 0.0;
 }
 
-static float* slice_ema(const TostModel* model, const Owned* own) {
-    return model->options.ema ? model->array[TOST_EMA] + own->packed : NULL;
-}
-
 static void update_owned(TostModel* model, const TostUpdate* a, const Owned* own) {
     float *p = model->array[TOST_PARAM] + own->at, *grad = model->array[TOST_GRAD] + own->at;
     float* m = model->array[TOST_M] + own->packed;
-    if (tost_uses_muon(own->tensor, model->options.optimizer)) {
+    if (own->muon) {
         muon_momentum(grad, m, own->size, a->grad_scale);
         return;
     }
-    adamw(p, model->weights ? model->weights + own->at : NULL, m, model->array[TOST_V] + own->second,
-          slice_ema(model, own), grad, own->size, decay_of(own->tensor, a), a);
+    adamw(p, model->weights ? model->weights + own->at : NULL, m, model->array[TOST_V] + own->second, grad, own->size,
+          decay_of(own->tensor, a), a);
     if (model->options.optimizer == TOST_MUON && model->exchange.ranks > 1) memcpy(grad, p, own->size * sizeof *p);
 }
 
@@ -1143,15 +1138,25 @@ static void update_whole(TostModel* model, const TostUpdate* a, const TostTensor
     } else if (model->exchange.ranks > 1) memcpy(p, u, t->size * sizeof *p);
 }
 
+// --ema: the average of this rank's slices moves towards the parameters.
+static void update_average(TostModel* model, float rate) {
+    const Exchange* x = &model->exchange;
+    for (int k = 0; k < x->slices.buckets; k++) {
+        const Range own = exchange_slice(x, k);
+        float* ema = model->array[TOST_EMA] + slices_packed(&x->slices, x->rank, k);
+        const float* p = model->array[TOST_PARAM] + own.start;
+        #pragma omp parallel for simd schedule(static)
+        for (size_t i = 0; i < range_size(own); i++) ema[i] += rate * (p[i] - ema[i]);
+    }
+}
+
 static void cpu_update(TostModel* model, const TostUpdate* a) {
     const bool muon = model->options.optimizer == TOST_MUON;
     Exchange* x = &model->exchange;
     float* params = model->array[TOST_PARAM];
     exchange_update(x, muon ? model->array[TOST_GRAD] : params, update_owned, model, a);
     for (int i = 0; muon && i < model->tensors.count; i++) update_whole(model, a, &model->tensors.tensor[i]);
-    for (const Owned* own = x->owned; muon && model->options.ema && own < x->owned + x->n_owned; own++)
-        if (tost_uses_muon(own->tensor, TOST_MUON))
-            combine(slice_ema(model, own), a->ema_rate, params + own->at, 1.0 - a->ema_rate, own->size);
+    if (model->options.ema) update_average(model, (float)a->ema_rate);
     if (model->weights && (muon || x->ranks > 1))
         bf16_from_floats(model->weights, params, model->tensors.flat_size);
 }

@@ -2110,7 +2110,7 @@ template <typename S> static double cuda_grad_norm(TypedModel<S>* m) {
     return exchange_norm(&m->exchange);
 }
 
-struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps, ema_rate; };   // decay: 1 - lr wd
+struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps; };   // decay: 1 - lr wd
 
 static AdamWFactors adamw_factors(const TostUpdate* a) {
     AdamWFactors f;
@@ -2123,16 +2123,14 @@ static AdamWFactors adamw_factors(const TostUpdate* a) {
     f.rate = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->step)));
     f.root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step)));
     f.eps = (float)a->eps;
-    f.ema_rate = (float)a->ema_rate;
     return f;
 }
 
 // p = p (1 - lr wd);   m = β1 m + (1-β1) g;   v = β2 v + (1-β2) g²;   p = p - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
 // weights: the parameters' copy of type S, written in the same pass; NULL if there is none. decays: one byte per group
-// of DECAY_GROUP elements. ema: the average of the parameters, or NULL. Minimum traffic per element without it: 16
-// bytes read, 12 + 2 written.
+// of DECAY_GROUP elements. Minimum traffic per element: 16 bytes read, 12 + 2 written.
 template <typename S>
-__global__ void adamw_kernel(float* param, float* moment, float* variance, float* ema, S* weights, const float* grad,
+__global__ void adamw_kernel(float* param, float* moment, float* variance, S* weights, const float* grad,
                              const uint8_t* decays, size_t n, AdamWFactors a) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
@@ -2152,11 +2150,6 @@ __global__ void adamw_kernel(float* param, float* moment, float* variance, float
     store_pack<4>(moment + i, m);
     store_pack<4>(variance + i, v);
     if (weights) store_pack<4>(weights + i, p);
-    if (!ema) return;
-    float e[4];
-    load_pack<4>(e, ema + i);
-    UNROLL for (int j = 0; j < 4; j++) e[j] += a.ema_rate * (p[j] - e[j]);
-    store_pack<4>(ema + i, e);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -2249,24 +2242,9 @@ __global__ void muon_update_kernel(float* param, S* weights, const S* x, MuonMat
     if (weights) store_pack<4>(weights + at, p);
 }
 
-// ema += rate (p - ema). Minimum traffic per element: 8 bytes read, 4 written.
-__global__ void ema_kernel(float* ema, const float* param, size_t n, float rate) {
-    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
-    if (i >= n) return;
-    float e[4], p[4];
-    load_pack<4>(e, ema + i);
-    load_pack<4>(p, param + i);
-    UNROLL for (int j = 0; j < 4; j++) e[j] += rate * (p[j] - e[j]);
-    store_pack<4>(ema + i, e);
-}
-
 // ---------------------------------------------------------------------------------------------
 // The update. For its slices, each rank runs AdamW or, on Muon's matrices, computes u. With Muon, one exchange, in the
 // array of gradients, sends u and the parameters of AdamW to all ranks. Then every rank updates all matrices.
-
-static float* slice_ema(const TostModel* m, const Owned* own) {
-    return m->options.ema ? m->array[TOST_EMA] + own->packed : NULL;
-}
 
 template <typename S> static void update_owned(TostModel* model, const TostUpdate* a, const Owned* own) {
     TypedModel<S>* m = static_cast<TypedModel<S>*>(model);
@@ -2274,11 +2252,11 @@ template <typename S> static void update_owned(TostModel* model, const TostUpdat
     float *p = m->array[TOST_PARAM] + own->at, *grad = m->array[TOST_GRAD] + own->at;
     float* moment = m->array[TOST_M] + own->packed;
     const int blocks = div_up(own->size, 4 * 256);
-    if (tost_uses_muon(own->tensor, m->options.optimizer)) {
+    if (own->muon) {
         LAUNCH(muon_momentum_kernel, blocks, 256, 0, m->stream, grad, moment, own->size, (float)a->grad_scale);
         return;
     }
-    LAUNCH((adamw_kernel<S>), blocks, 256, 0, m->stream, p, moment, m->array[TOST_V] + own->second, slice_ema(m, own),
+    LAUNCH((adamw_kernel<S>), blocks, 256, 0, m->stream, p, moment, m->array[TOST_V] + own->second,
            weights ? weights + own->at : NULL, grad, m->buf.decays + own->at / DECAY_GROUP, own->size,
            adamw_factors(a));
     if (m->options.optimizer == TOST_MUON && m->exchange.ranks > 1)   // mutant: muon_params_not_sent
@@ -2304,6 +2282,29 @@ template <typename S> static void update_whole(TypedModel<S>* m, const TostUpdat
            (float)(a->lr * scale));
 }
 
+// ema += rate (p - ema). Minimum traffic per element: 8 bytes read, 4 written.
+__global__ void ema_kernel(float* ema, const float* param, size_t n, float rate) {
+    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    if (i >= n) return;
+    float e[4], p[4];
+    load_pack<4>(e, ema + i);
+    load_pack<4>(p, param + i);
+    UNROLL for (int j = 0; j < 4; j++) e[j] += rate * (p[j] - e[j]);
+    store_pack<4>(ema + i, e);
+}
+
+// --ema: the average of this rank's slices moves towards the parameters.
+static void update_average(TostModel* m, float rate) {
+    const Exchange* x = &m->exchange;
+    for (int k = 0; k < x->slices.buckets; k++) {
+        const Range own = exchange_slice(x, k);
+        float* ema = m->array[TOST_EMA] + slices_packed(&x->slices, x->rank, k);
+        if (range_size(own) > 0)
+            LAUNCH(ema_kernel, div_up(range_size(own), 4 * 256), 256, 0, m->stream, ema,
+                   m->array[TOST_PARAM] + own.start, range_size(own), rate);
+    }
+}
+
 template <typename S> __global__ void convert_kernel(S* y, const float* x, size_t n) {
     const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < n) y[i] = from_float<S>(x[i]);
@@ -2317,17 +2318,13 @@ template <typename S> static void convert_weights(TypedModel<S>* m, size_t at, s
 
 template <typename S> static void cuda_update(TypedModel<S>* m, const TostUpdate* a) {
     const bool muon = m->options.optimizer == TOST_MUON;
-    const Exchange* x = &m->exchange;
     settle_gradients(m);
     exchange_join(&m->exchange);
     float* gathered = m->array[muon ? TOST_GRAD : TOST_PARAM];   // mutant: muon_not_gathered
     exchange_update(&m->exchange, gathered, update_owned<S>, m, a);
     exchange_join(&m->exchange);
     for (int i = 0; muon && i < m->tensors.count; i++) update_whole(m, a, &m->tensors.tensor[i]);
-    for (const Owned* own = x->owned; muon && m->options.ema && own < x->owned + x->n_owned; own++)
-        if (tost_uses_muon(own->tensor, TOST_MUON))
-            LAUNCH(ema_kernel, div_up(own->size, 4 * 256), 256, 0, m->stream, slice_ema(m, own),
-                   m->array[TOST_PARAM] + own->at, own->size, (float)a->ema_rate);
+    if (m->options.ema) update_average(m, (float)a->ema_rate);
     if (m->exchange.comm) convert_weights(m, 0, m->tensors.flat_size);
 }
 

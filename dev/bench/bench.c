@@ -57,8 +57,10 @@ static float* random_floats(size_t n, double scale) {
     return x;
 }
 
-static TostModel* new_model(const TostConfig* config, int B, int T, bool training, TostDtype dtype) {
-    const TostEngineOptions o = {.max_batch = B, .max_piece = T, .states = 1, .training = training, .dtype = dtype};
+static TostModel* new_model(const TostConfig* config, int B, int T, bool training, TostDtype dtype,
+                            TostOptimizer optimizer) {
+    const TostEngineOptions o = {.max_batch = B, .max_piece = T, .states = 1, .training = training, .dtype = dtype,
+                                 .optimizer = optimizer};
     TostError err;
     TostModel* m = tost_cpu_engine.create(config, &o, &err);
     if (!m) { fprintf(stderr, "bench: %s\n", err.text); exit(STATUS_FAILED); }
@@ -68,7 +70,7 @@ static TostModel* new_model(const TostConfig* config, int B, int T, bool trainin
 
 // T: at most the block size, 1,024
 static TostModel* new_base(int B, int T, bool training, TostDtype dtype) {
-    return new_model(&tost_preset_at(2)->config, B, T, training, dtype);   // tost-base
+    return new_model(&tost_preset_at(2)->config, B, T, training, dtype, TOST_ADAMW);   // tost-base
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -204,12 +206,7 @@ static void bench_train(int dtypes) {
 // the time of a micro-batch is multiplied.
 static void bench_optimizer(const TostPreset* p, TostOptimizer optimizer, TostDtype dtype) {
     const int B = p->batch, T = p->seq;
-    const TostEngineOptions o = {.max_batch = B, .max_piece = T, .states = 1, .training = true, .dtype = dtype,
-                                 .optimizer = optimizer};
-    TostError err;
-    TostModel* m = tost_cpu_engine.create(&p->config, &o, &err);
-    if (!m) { fprintf(stderr, "bench: %s\n", err.text); exit(STATUS_FAILED); }
-    init_params(&tost_cpu_engine, m, &m->tensors, p->config.n_layer, 1);
+    TostModel* m = new_model(&p->config, B, T, true, dtype, optimizer);
     Rng rng = rng_seeded(2, 0);
     int32_t* ids = xmalloc(((size_t)B * T + 1) * sizeof *ids);
     for (int i = 0; i <= B * T; i++) ids[i] = (int32_t)rng_below(&rng, (uint64_t)p->config.vocab_size);

@@ -13,7 +13,7 @@ template <typename S> static void bench_adamw(Bench* bench, size_t n) {
     char size[64];
     snprintf(size, sizeof size, "%s %.1fM parameters", bench_type<S>(), n * 1e-6);
     bench_report(bench, "adamw", size, (double)n * (28 + (weights ? sizeof(S) : 0)), [&] {
-        LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, stream, p, m, v, (float*)NULL, weights, g, decays, n, f);
+        LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, stream, p, m, v, weights, g, decays, n, f);
     });
     bench_report(bench, "grad_norm", size, 4.0 * n, [&] {
         LAUNCH(grad_norm_kernel, units, SQUARES_THREADS, 0, stream, sums, g, n);

@@ -18,6 +18,7 @@ bool  check_replaceable(const char* path, long offset, const char* text, TostErr
 int   standard_stream(const char* path);                           // 1 or 2 if it is stdout or stderr; otherwise 0
 bool  path_exists(const char* path);
 bool  is_dir(const char* path);
+bool  is_link(const char* path);
 bool  is_file(const char* path);                                   // a regular one
 char* path_join(const char* dir, const char* name);                // free()
 char* path_dir(const char* path);                                  // "a/b" -> "a", "b" -> "."; free()

@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -66,9 +65,8 @@ static bool check_no_shards(const ShardWriter* w, TostError* err) {
 // Creates and locks the folder. Tries again if another writer, which just ended, removes it in between.
 static bool lock_folder(ShardWriter* w, TostError* err) {
     bool made;
-    struct stat st;
     LockResult result = LOCK_FAILED;
-    if (lstat(w->folder, &st) == 0 && S_ISLNK(st.st_mode))   // its shards would be removed
+    if (is_link(w->folder))   // its shards would be removed
         return tost_error(err, "%s is a link: remove it, or choose another --out", w->folder);
     do {
         made = make_dirs(w->folder, err);

@@ -62,7 +62,6 @@ static const ExchangeMemory host_memory = {host_add, host_end_part, host_squares
 // Finds what this rank owns of each tensor. v is packed in the same order, without the tensors that Muon updates.
 static void find_owned(Exchange* x, const TostTensors* tensors, TostOptimizer optimizer) {
     enum { ALIGN = 32 };   // elements: as in the flat array
-    x->optimizer = optimizer;
     x->owned = xcalloc((size_t)tensors->count + (size_t)x->slices.buckets, sizeof *x->owned);
     for (int k = 0; k < x->slices.buckets; k++) {
         const Range slice = exchange_slice(x, k);
@@ -71,9 +70,10 @@ static void find_owned(Exchange* x, const TostTensors* tensors, TostOptimizer op
             const TostTensor* t = &tensors->tensor[i];
             const Range r = range_meet(slice, (Range){t->offset, t->offset + t->size});
             if (range_size(r) == 0) continue;
-            x->owned[x->n_owned++] = (Owned){t, k, range_size(r), r.start, packed + r.start - slice.start,
+            const bool muon = tost_uses_muon(t, optimizer);
+            x->owned[x->n_owned++] = (Owned){t, muon, k, range_size(r), r.start, packed + r.start - slice.start,
                                              x->second_size};
-            if (!tost_uses_muon(t, optimizer)) x->second_size += (range_size(r) + ALIGN - 1) / ALIGN * ALIGN;
+            if (!muon) x->second_size += (range_size(r) + ALIGN - 1) / ALIGN * ALIGN;
         }
     }
 }
@@ -227,17 +227,15 @@ static size_t start_in(const Owned* own, TostArray a) {
     return a < TOST_M ? own->at : a == TOST_V ? own->second : own->packed;
 }
 
-static bool continues(const Exchange* x, const Owned* run, const Owned* next) {
-    return next->bucket == run->bucket
-           && tost_uses_muon(next->tensor, x->optimizer) == tost_uses_muon(run->tensor, x->optimizer);
-}
-
 void exchange_update(Exchange* x, float* gathered, OwnedUpdate* update, TostModel* model, const TostUpdate* a) {
     for (int k = 0, i = 0; k < x->slices.buckets; k++) {
         while (i < x->n_owned && x->owned[i].bucket == k) {
             Owned run = x->owned[i++];
-            for (; x->memory->merges && i < x->n_owned && continues(x, &run, &x->owned[i]); i++)
-                run.size = x->owned[i].at + x->owned[i].size - run.at;
+            for (const Owned* next; x->memory->merges && i < x->n_owned; i++) {
+                next = &x->owned[i];
+                if (next->bucket != k || next->muon != run.muon) break;
+                run.size = next->at + next->size - run.at;
+            }
             update(model, a, &run);
         }
         if (x->ranks > 1) x->gathers[k] = x->memory->gather(x, gathered, k);

@@ -29,6 +29,7 @@ typedef struct {
 // What this rank owns of a tensor in a bucket
 typedef struct {
     const TostTensor* tensor;
+    bool   muon;                             // updates it
     int    bucket;
     size_t size, at, packed, second;         // elements; its start in the flat arrays, in m and ema, and in v
 } Owned;
@@ -38,7 +39,6 @@ struct Exchange {
     TostComm* comm;                          // NULL: one rank
     int       rank, ranks, parts;            // parts of this rank
     Slices    slices;
-    TostOptimizer optimizer;
     Owned*    owned;                         // (n_owned), in the order of the buckets
     int       n_owned;
     size_t    second_size;                   // elements of v

@@ -227,7 +227,8 @@ static bool put_part(const CheckpointModel* m, const Part* part, const TostTenso
 
 static bool load(const CheckpointModel* m, const Contents* contents, const TostTensors* stored, const StFile* f,
                  TostError* err) {
-    bool ok = check_tensors(f, stored, contents, m->optimizer, err) && metadata_check_crc(f, err) && check_lm_head(f, err);
+    bool ok = check_tensors(f, stored, contents, m->optimizer, err) && metadata_check_crc(f, err)
+              && check_lm_head(f, err);
     for (int p = 0; ok && p < contents->n; p++) ok = put_part(m, &contents->part[p], stored, f, err);
     return ok;
 }

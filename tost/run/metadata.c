@@ -187,6 +187,7 @@ bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
         const StMeta* m = &f->meta.entry[i];
         if (strncmp(m->key, option_prefix, n) == 0) st_meta_add(&info->options, xstrdup(m->key + n), xstrdup(m->value));
     }
+    // A run that was saved without the option was trained by AdamW.
     if (st_meta(f, "option.lr") && !st_meta(f, "option.optimizer"))
         st_meta_add(&info->options, xstrdup("optimizer"), xstrdup("adamw"));
     return true;

@@ -610,8 +610,9 @@ static void set_preset(Options* o) {
     if (o->command != COMMAND_TRAIN) return;
     const TostPreset* p = tost_preset_at(o->preset);
 #define SET(field) o->field = p->field;
-    SET(config) SET(optimizer) SET(lr) SET(min_lr_frac) SET(weight_decay) SET(beta1) SET(beta2) SET(eps) SET(grad_clip) SET(warmup)
-    SET(steps) SET(batch) SET(seq) SET(total_batch) SET(val_every) SET(sample_every) SET(save_every)
+    SET(config) SET(optimizer) SET(lr) SET(min_lr_frac) SET(weight_decay) SET(beta1) SET(beta2) SET(eps)
+    SET(grad_clip) SET(warmup) SET(steps) SET(batch) SET(seq) SET(total_batch) SET(val_every) SET(sample_every)
+    SET(save_every)
 #undef SET
     if (o->preset == 0) o->data = (PathList){1, starter};
 }

@@ -295,7 +295,7 @@ static bool start_log(Run* r, TostError* err) {
     if (interrupted && !run_finish_replacement(r, err)) return false;
     const bool replaces = r->o.overwrite && (is_run || path_exists(r->log_path));
     char* path = xasprintf("%s%s", r->log_path, replaces ? ".new" : "");
-    if (replaces && readlink(path, (char[1]){0}, 1) >= 0) unlink(path);   // a link is not followed
+    if (replaces && is_link(path)) unlink(path);   // it is not followed
     bool ok = log_open(&r->log, path, first, err);
     if (ok && *r->log.warning.text) run_warn(r, "%s", r->log.warning.text);
     r->saved.replacing = ok && replaces;
@@ -337,8 +337,9 @@ bool run_set_up(Run* r, TostError* err) {
     const int max_piece = o->chunk && o->chunk < o->seq ? o->chunk : o->seq;
     r->engine_options = (TostEngineOptions){
         .max_batch = o->batch, .max_piece = max_piece, .states = pieces_states(o->seq, max_piece, true),
-        .training = true, .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype, .optimizer = (TostOptimizer)o->optimizer,
-        .threads = o->threads, .comm = r->comm, .parts = run_own_parts(r), .fast_reduce = o->reduce == 1};
+        .training = true, .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype,
+        .optimizer = (TostOptimizer)o->optimizer, .threads = o->threads, .comm = r->comm, .parts = run_own_parts(r),
+        .fast_reduce = o->reduce == 1};
     char device[256];
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;
     report_settings(r, device);

@@ -7,12 +7,11 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "dev/test/check.h"
 #include "tost/base/error.h"
 #include "tost/base/files.h"
 #include "tost/base/memory.h"
 #include "tost/base/folder.h"
-
-#define ONE_PATH(path) (&(PathList){1, (char*[]){(char*)(path)}})   // a PathList with one path
 
 // Called by libFuzzer with arbitrary bytes; returns 0.
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
