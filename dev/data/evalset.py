@@ -12,7 +12,7 @@
                                  ToST's eval_cbt.py; --validation: cbt_CN_valid.jsonl, cbt_NE_valid.jsonl, which the
                                  paper uses. PATH: CBTest.tgz, its files, or a folder with them
 
-Downloads are in data/source. All examples are checked before a file is written. Needs Python 3.11.
+Downloads are in data/source. All examples are checked before a file is written. Needs Python 3.11 or later.
 """
 import json
 import os

@@ -1,6 +1,6 @@
 """Shared by the scripts in this folder: one-line error messages, resumable downloads, SHA-256 checks.
 
-A download is renamed to its final name only after its checksum is verified. Needs Python 3.11.
+A download is renamed to its final name only after its checksum is verified. Needs Python 3.11 or later.
 """
 import argparse
 import hashlib

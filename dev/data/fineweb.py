@@ -4,7 +4,7 @@
     dev/data/fineweb.py                      downloads 28 GB of Parquet; the datasets cache takes another 45 GB
     dev/data/fineweb.py --from FOLDER        reads local Parquet files, of any FineWeb sample
 
-If interrupted, run the same command again to resume. Needs Python 3.11, datasets and tqdm.
+If interrupted, run the same command again to resume. Needs Python 3.11 or later, datasets and tqdm.
 """
 from corpus import Corpus, main, random_split
 

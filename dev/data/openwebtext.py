@@ -5,7 +5,7 @@
     dev/data/openwebtext.py --from FOLDER    reads local Parquet files
 
 Concatenated, the shards contain the same tokens as nanoGPT's train.bin and val.bin. If interrupted, run the same
-command again to resume. Needs Python 3.11, datasets and tqdm.
+command again to resume. Needs Python 3.11 or later, datasets and tqdm.
 """
 from corpus import Corpus, main, random_split
 

@@ -3,7 +3,7 @@
 
     dev/data/ptb.py [--from PATH…]           PATH: ptb.train.txt, ptb.valid.txt, ptb.test.txt or their folder
 
-Needs Python 3.11, datasets and tqdm.
+Needs Python 3.11 or later, datasets and tqdm.
 """
 from corpus import Corpus, main, split_by_name
 

@@ -10,8 +10,8 @@ and followed by <|endoftext|>.
 
 A line of WikiText keeps its line break, and its blank lines are empty; lines of PTB and LAMBADA have no line break.
 Other uses of these sets score the whole text (wikitext2.py, ptb.py) or the last word of GPT-2's LAMBADA
-(evalset.py lambada): the losses are not comparable. Needs Python 3.11 and numpy; to download, also huggingface_hub
-and pyarrow.
+(evalset.py lambada): the losses are not comparable. Needs Python 3.11 or later and numpy; to download, also
+huggingface_hub and pyarrow.
 """
 import json
 import subprocess

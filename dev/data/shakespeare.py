@@ -4,7 +4,7 @@
     dev/data/shakespeare.py [--from FILE]
 
 nanoGPT reports 301,966 and 36,059 tokens; here each split has one more, the final <|endoftext|>.
-Needs Python 3.11, datasets and tqdm.
+Needs Python 3.11 or later, datasets and tqdm.
 """
 from corpus import Corpus, load, main
 

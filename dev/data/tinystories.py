@@ -3,7 +3,7 @@
 
     dev/data/tinystories.py [--from PATH…]   PATH: Parquet, or TinyStories-train.txt and TinyStories-valid.txt
 
-Needs Python 3.11, datasets and tqdm.
+Needs Python 3.11 or later, datasets and tqdm.
 """
 from corpus import Corpus, main, split_by_name
 

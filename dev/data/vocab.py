@@ -4,7 +4,7 @@
     dev/data/vocab.py [--from FILE] [--out FILE]
 
 A tokenizer.json of Hugging Face tokenizers can be converted if it is byte-level BPE with GPT-2's pattern. The ids of a
-vocab.bpe are in its order: bytes, merges, <|endoftext|>. Needs Python 3.11.
+vocab.bpe are in its order: bytes, merges, <|endoftext|>. Needs Python 3.11 or later.
 """
 import sys
 from pathlib import Path

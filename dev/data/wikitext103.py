@@ -3,7 +3,7 @@
 
     dev/data/wikitext103.py [--from PATH…]     PATH: wiki.train.raw, … or Parquet files, or their folder
 
-Needs Python 3.11, datasets and tqdm.
+Needs Python 3.11 or later, datasets and tqdm.
 """
 import wikitext
 from corpus import Corpus, main, split_by_name

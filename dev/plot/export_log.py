@@ -5,11 +5,11 @@
     export_log.py RUN --wandb PROJECT --follow       while the run goes on, until Ctrl-C
 
 RUN is a log.csv or a run folder. The series are train/loss, val/loss, train/lr, train/grad_norm, speed/ms,
-speed/tokens_per_s and tokens, over the step counted from 1, as the trainer prints it; empty and infinite values are
-left out. The options of a run, from the metadata of its newest checkpoint, become text in TensorBoard and the config
-in Weights & Biases. Without --follow, a log that grows is exported again as a whole.
+speed/tokens_per_s and tokens, over the step; empty and infinite values are left out. The options of a run, from the
+metadata of its newest checkpoint, become text in TensorBoard and the config in Weights & Biases. Without --follow, a log
+that grows is exported again as a whole.
 
-Needs Python 3.11, and tensorboard or wandb: pip install tensorboard wandb
+Needs Python 3.11 or later, and tensorboard or wandb: pip install tensorboard wandb
 """
 
 import math
@@ -38,7 +38,7 @@ def values(path, log, follow):
         for i, step in enumerate(log.step):
             if step > last:
                 row = {series: getattr(log, name)[i] for name, series in SERIES.items()}
-                yield (int(step) + 1, {series: value for series, value in row.items() if math.isfinite(value)},
+                yield (int(step), {series: value for series, value in row.items() if math.isfinite(value)},
                        log.ms[i] / 1000 if math.isfinite(log.ms[i]) else 0)
         last = max(last, log.step[-1])
         if not follow or stop.wait(POLL):

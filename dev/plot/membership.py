@@ -16,7 +16,8 @@ positions of both texts, divided by its variance. It is 1 if Π depends only on 
 
 The page is one self-contained file. The script also prints, per layer, the mean margin, the share of tokens whose
 leading head is the busiest one, the distance from initialization (½ Σ |Π − Π₀| over the heads, 0 to 1), and that share.
---picture draws the strips of all three files. Needs Python 3.11, numpy and safetensors; for --picture, matplotlib.
+--picture draws the strips of all three files. Needs Python 3.11 or later, numpy and safetensors; for --picture,
+matplotlib.
 """
 
 import base64
@@ -152,11 +153,11 @@ def packed(pi):
 
 def summary(trained, initial, control):
     """Per layer: mean margin, share of the busiest head, distance from initialization, and the share that the position
-    explains; the last two are empty without their file."""
-    distance = 0.5 * np.abs(trained.pi - initial.pi).sum(1).mean(1) if initial else [None] * trained.layers
-    position = explained(trained, control) if control else [None] * trained.layers
+    explains; the last two need their file."""
+    distance = 0.5 * np.abs(trained.pi - initial.pi).sum(1).mean(1) if initial else ["needs --initial"] * trained.layers
+    position = explained(trained, control) if control else ["needs --control"] * trained.layers
     columns = margins(trained.pi).mean(1), busiest(trained.pi), distance, position
-    return [["" if value is None else f"{value:.4f}" for value in row] for row in zip(*columns)]
+    return [[value if isinstance(value, str) else f"{value:.4f}" for value in row] for row in zip(*columns)]
 
 
 def page(trained, initial, control, title):
@@ -215,13 +216,14 @@ def read(args):
 @command()
 def main(arguments):
     parser = option_parser(__doc__)
-    parser.add_argument("trained", help="output of `train_gpt_tost inspect`")
+    parser.add_argument("trained", metavar="TRAINED", help="output of `train_gpt_tost inspect`")
     parser.add_argument("--initial", metavar="FILE", help="the same for the model before training")
     parser.add_argument("--control", metavar="FILE", help="another text in the same model, such as shuffled words")
     parser.add_argument("--picture", metavar="FILE", help="also draw the strips, *.png or *.svg")
     parser.add_argument("--title", help="page title (default: the file name)")
-    parser.add_argument("--out", default="membership.html", metavar="FILE", help="default: %(default)s")
+    parser.add_argument("--out", metavar="FILE", help="default: that of TRAINED, with .html")
     args = parser.parse_args(arguments)
+    args.out = args.out or str(Path(args.trained).with_suffix(".html"))
     trained, initial, control = read(args)
     text = page(trained, initial, control, args.title or f"Membership: {Path(args.trained).stem}")
     write_file(args.out, lambda part: part.write_text(text, encoding="utf-8", newline="\n"))
@@ -230,7 +232,7 @@ def main(arguments):
         strips([panel for panel in panels if panel[1]], args.picture)
     print("layer  margin  busiest  from initialization  explained by position")
     for l, (margin, share, distance, position) in enumerate(summary(trained, initial, control), 1):
-        print(f"{l:5d}  {margin}  {share:>7}  {distance:>19}  {position:>21}".rstrip())
+        print(f"{l:5d}  {margin}  {share:>7}  {distance:>19}  {position:>21}")
     print(args.out)
 
 

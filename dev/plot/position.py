@@ -7,7 +7,7 @@ Results joined by commas belong to one line. Several results of the same model, 
 merged: each bin is taken from the result with the most tokens. Several models, such as runs with different seeds, are
 averaged, and the error bars show the standard error of the mean. The error bars of a single model show its 95 %
 interval, with windows as samples. Position n is predicted from n tokens. The script prints the values it draws.
-Needs Python 3.11 and matplotlib.
+Needs Python 3.11 or later and matplotlib.
 """
 
 import json

@@ -12,8 +12,9 @@ beside the published ones, version, device, time, speed, cost, options and sampl
     RUN/train.log                     the output of `train`, for the device and the model FLOPs utilization
     RUN/samples.jsonl                 the output of `sample --prompts`
 
-and leaves out what does not exist. dev/reproduce.sh makes all of them; train.log only if its output is not a terminal.
-Needs Python 3.11 and matplotlib.
+and says how to make what does not exist. dev/reproduce.sh makes all of them; train.log only if its output is not a
+terminal.
+Needs Python 3.11 or later and matplotlib.
 """
 
 import json
@@ -36,6 +37,7 @@ SIZES = {"ToST-base": (12, 12, 768, 1024), "ToST-medium": (24, 16, 1024, 1024), 
 GPT2_VOCABULARY = range(50257, 50305)
 # Keys of eval's JSON that are not results
 SETTINGS = {"step", "seq", "seed", "stride", "examples", "tokens"}
+NOT_MEASURED = "not measured: train --val-data SHARDS"
 PLAIN = str.maketrans({"<": "&lt;", "\n": " ", "\r": " ", **{c: f"\\{c}" for c in "\\|[`"}})   # no links, no HTML
 
 
@@ -126,14 +128,20 @@ def published_model(metadata):
     return next((name for name, published in SIZES.items() if published == sizes), None)
 
 
-def loss_table(results, metadata):
-    """The losses on the published data sets, beside the published losses if the model is a published one."""
+def loss_table(results, metadata, log, folder):
+    """The loss on the validation shards and on the published data sets that were evaluated; for a published model on all
+    of them, beside the published losses."""
     model = published_model(metadata)
     names = [model, "GPT-2 base"] if model else []
     rows = []
     for name, (title, key) in LOSSES.items():
         result = results.get(name)
-        ours = with_interval(result.get("loss"), result.get("loss_95")) if result else "not evaluated"
+        if not result and not model and name != "validation":
+            continue
+        ours = with_interval(result.get("loss"), result.get("loss_95")) if result else \
+            f"not evaluated: eval --data SHARDS --json {folder}/eval/{name}.json"
+        if not result and name == "validation" and validation(log) != NOT_MEASURED:
+            ours = f"{validation(log)}, by train (log.csv)"
         published = [f"{loss.PUBLISHED[key][n]:.2f}" for n in names]
         if name == "validation" and not is_openwebtext(metadata):
             title, published = "the run's validation shards", ["–"] * len(names)
@@ -159,27 +167,27 @@ def stale(results, step):
 
 
 def validation(log):
-    steps = [(value, int(step) + 1) for value, step in zip(log.val_loss, log.step) if math.isfinite(value)]
+    steps = [(value, int(step)) for value, step in zip(log.val_loss, log.step) if math.isfinite(value)]
     if not steps:
-        return "not measured"
+        return NOT_MEASURED
     (last, last_step), (best, best_step) = steps[-1], min(steps)
     return f"{last:.4f} after step {last_step}; best {best:.4f} after step {best_step}"
 
 
-def fact_rows(log, metadata, devices, mfu, price):
+def fact_rows(folder, log, metadata, devices, mfu, price):
     seconds = sum(filter(math.isfinite, log.ms)) / 1000
     tokens, first = int(log.tokens[-1]), int(log.tokens[0])
     final = list(filter(math.isfinite, log.train_loss[-max(1, len(log.step) // 40):]))
     speeds = [x for x in log.tokens_per_s if math.isfinite(x)]
     sizes = [metadata.get(key, "?") for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")]
     rows = [["program", metadata.get("program", "unknown")],
-            ["device", "; later ".join(dict.fromkeys(devices)) or "unknown"]]
+            ["device", "; later ".join(dict.fromkeys(devices)) or f"unknown: train > {folder}/train.log"]]
     if metadata:
         name = published_model(metadata)
         rows.append(["model", (f"{name}, " if name else "") + f"{metadata['parameters'] / 1e6:.1f}M parameters: "
                      "{} layers, {} heads, {} channels, block size {}, vocabulary {}".format(*sizes)])
         rows.append(["data", metadata.get("option.data", "?")])
-    rows += [["training", f"{int(log.step[-1]) + 1:,} steps, {tokens:,} tokens"],
+    rows += [["training", f"{int(log.step[-1]):,} steps, {tokens:,} tokens"],
              ["training loss", f"{statistics.fmean(final or [math.nan]):.4f}, mean of the last {len(final):,} steps"],
              ["validation loss", validation(log)],
              ["time", f"{duration(seconds)} in {len(log.step):,} logged steps, without validation, samples and "
@@ -199,9 +207,9 @@ def fact_rows(log, metadata, devices, mfu, price):
 def report(folder, log, picture, price):
     metadata, results = newest_checkpoint(folder), read_results(folder)
     samples = read_lines(folder / "samples.jsonl")
-    step = int(metadata.get("step", log.step[-1] + 1))
+    step = int(metadata.get("step", log.step[-1]))
     parts = [f"# {code(' '.join(folder.resolve().name.split()), '`', ' ')}", f"![Training and validation loss]({picture})", "## Results",
-             loss_table(results, metadata)]
+             loss_table(results, metadata, log, folder)]
     if published_model(metadata) and int(metadata.get("vocab_size", 0)) not in GPT2_VOCABULARY:
         parts.append(f"Not comparable with the published losses: the vocabulary has {metadata.get('vocab_size')} "
                      "tokens and is not GPT-2's.")
@@ -211,7 +219,7 @@ def report(folder, log, picture, price):
     if stale(results, step):
         parts.append(stale(results, step).strip())
     parts += ["Intervals are 95 % intervals over windows or examples.", "## Run",
-              table(["", ""], fact_rows(log, metadata, *read_output(folder / "train.log"), price))]
+              table(["", ""], fact_rows(folder, log, metadata, *read_output(folder / "train.log"), price))]
     options = "\n".join(f"{key.removeprefix('option.')} = {value}" for key, value in metadata.items()
                         if key.startswith("option."))
     if options:

@@ -14,7 +14,7 @@ MAX_HEADER = 100 << 20  # bytes of a safetensors header
 
 
 class Run:
-    """The columns of a log.csv as lists; val_loss is NaN in rows without validation."""
+    """The columns of a log.csv as lists; val_loss is NaN in rows without validation. Steps count from 1."""
 
     def __init__(self, path, label):
         path = Path(path)
@@ -30,6 +30,8 @@ class Run:
         values = read_rows(path, text[: text.rfind("\n") + 1])  # an incomplete last line is still being written
         for name, column in zip(COLUMNS, zip(*values)):
             setattr(self, name, list(column))
+        if self.step[0] == 0:   # older versions of the trainer counted from 0
+            self.step = [step + 1 for step in self.step]
 
     def points(self, name):
         """{tokens: value} for the finite values of a column."""

@@ -9,7 +9,7 @@ Parameter names may have the prefix of torch.compile (_orig_mod.) or of Distribu
 lm_head.weight may be missing or equal to wte. Tensors become float32. A ckpt.pt written by this script contains
 lm_head.weight, which the published model's load_state_dict requires, and 'model_args' with dropout 0.
 The step (iter_num), best validation loss, tokens seen and tokenizer are also converted, the optimizer's state is not.
-Needs Python 3.11, torch 2.1 and safetensors.
+Needs Python 3.11 or later, torch 2.1 and safetensors.
 """
 
 import contextlib

@@ -9,7 +9,7 @@ model card (README.md) with the run's data, options and losses. Then, in Python:
     model = AutoModelForCausalLM.from_pretrained("OUT", trust_remote_code=True)
 
 and in a shell: lm_eval --model hf --model_args pretrained=OUT,trust_remote_code=True --tasks lambada_openai
-import_hf.py converts such a folder back. Needs Python 3.11, torch 2.1 and safetensors.
+import_hf.py converts such a folder back. Needs Python 3.11 or later, torch 2.1 and safetensors.
 """
 
 import json
@@ -68,13 +68,13 @@ def loss_lines(metadata, model_file):
     step, best, lines = int(metadata.get("step", 0)), float(metadata.get("best_val_loss", "inf")), []
     try:
         log = Run(model_file.resolve().parent.parent / "log.csv", None)
-        rows = [row for row in zip(map(int, log.step), log.train_loss, log.val_loss) if row[0] < step]
+        rows = [row for row in zip(map(int, log.step), log.train_loss, log.val_loss) if row[0] <= step]
     except ValueError:   # there is none, or one of another program
         rows = []
     if rows:
         last = [train for _, train, _ in rows[-100:]]
         lines.append(f"| training loss, mean of the last {len(last)} steps | {sum(last) / len(last):.4f} nats/token |")
-    measured = [(at + 1, val) for at, _, val in rows if math.isfinite(val)]
+    measured = [(at, val) for at, _, val in rows if math.isfinite(val)]
     if measured:
         lines.append("| validation loss at step {} | {:.4f} nats/token |".format(*measured[-1]))
     if math.isfinite(best):

@@ -7,7 +7,7 @@ attention. It is written for clarity, not speed, and uses autograd. The C and CU
     python dev/reference/tost.py generate --model out/starter-001 --prompt "Once upon a time" --tokens 100
 
 Sizes in comments: B batch, T length, C channels (n_embd), nh heads, hs = C/nh, V vocabulary.
-Needs Python 3.11, torch 2.1 and safetensors.
+Needs Python 3.11 or later, torch 2.1 and safetensors.
 """
 
 import json

@@ -21,7 +21,7 @@ With --attention softmax, it trains GPT-2 instead: the sizes of --init, initial 
 4 C channels in the MLP, so that it has as many parameters as ToST. With --optimizer muon, the fused projection to
 query, key and value is three matrices. --by-position writes the validation loss by position for dev/plot/position.py.
 
-The final weights of ToST are in DIR/model.safetensors. Needs Python 3.11, torch, numpy and safetensors.
+The final weights of ToST are in DIR/model.safetensors. Needs Python 3.11 or later, torch, numpy and safetensors.
 """
 
 import contextlib
@@ -243,7 +243,7 @@ class Trainer:
             done, val = step + 1, ""
             if self.val and args.val_every and (done % args.val_every == 0 or done == args.steps):
                 val = f"{self.validate():.9f}"
-            print(f"{step},{done * args.total_batch},{loss:.9f},{val},{lr:.9e},{norm:.9f},"
+            print(f"{done},{done * args.total_batch},{loss:.9f},{val},{lr:.9e},{norm:.9f},"
                   f"{1e3 * seconds:.3f},{args.total_batch / seconds:.1f}", file=log, flush=True)
             if not args.quiet:
                 print(f"step {done}/{args.steps}  loss {loss:.6f}  |g| {norm:.4f}  lr {lr:.3e}  "

@@ -11,7 +11,7 @@ VARIANT joins words with +, such as w+ln_2+relative:
 The other options are those of train.py, without --attention and --by-position; --val-data is required. No weights are
 saved. The last line is a JSON object: the loss on all of --val-data, and for each layer the share of the variance of Π
 that the position explains there.
-Needs Python 3.11, torch, numpy and safetensors.
+Needs Python 3.11 or later, torch, numpy and safetensors.
 """
 
 import json

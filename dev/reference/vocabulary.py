@@ -69,6 +69,8 @@ class Vocabulary:
         if not isinstance(model, dict):
             raise ValueError(f"model is {json.dumps(model)}, not an object")
         after = content.get("post_processor") or {}
+        if after.get("type") == "TemplateProcessing" and not after.get("special_tokens"):
+            after = {}   # adds nothing; transformers writes it
         found = [("model", model.get("type", "BPE"), "BPE"), ("normalizer", content.get("normalizer"), None),
                  ("pre_tokenizer", split.get("type"), "ByteLevel"),
                  ("add_prefix_space", split.get("add_prefix_space"), False),

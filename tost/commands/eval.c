@@ -256,7 +256,7 @@ static void end_json(JsonFile* json, const Evaluation* e) {
 }
 
 // Opens the tokenizer for bits/byte: --tokenizer, or the checkpoint's. Without either, prints the reason and sets
-// *tokenizer to NULL. Fails only if --tokenizer is given and cannot be used.
+// *tokenizer to NULL. Fails if --tokenizer is given and cannot be used, or if the shards were made with another.
 static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, const Options* o, const ShardStream* data,
                            TostError* err) {
     const CheckpointInfo* info = &model->info;
@@ -264,9 +264,9 @@ static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, cons
     if (!*tokenizer && o->tokenizer) return false;
     if (!*tokenizer && o->rank == 0) print_line(stderr, "no bits/byte: %s", err->text);
     if (*tokenizer)
-        warn_of_shards(o, data, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer), tokenizer_size(*tokenizer));
-    else if (info->tokenizer) warn_of_shards(o, data, info->tokenizer, info->tokenizer_hash, 0);
-    return true;
+        return check_shards(data, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer), tokenizer_size(*tokenizer),
+                            err);
+    return !info->tokenizer || check_shards(data, info->tokenizer, info->tokenizer_hash, 0, err);
 }
 
 static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, TostError* err) {

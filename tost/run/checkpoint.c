@@ -175,15 +175,15 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
         file = find_model(path, err);
         ok = file && st_open(model_file, file, err);
     }
-    if (ok && !read_info(info, model_file, err)) {
+    if (!ok && file) checkpoint_suggest_older(err, file, option);
+    else if (!ok && !option && path_exists(path)) tost_error(err, "%s; --overwrite starts the run over", err->text);
+    if (ok && !read_info(info, model_file, err)) {   // an older checkpoint is of the same kind
         st_close(model_file);
         ok = false;
     }
     if (!ok) {
         *info = (CheckpointInfo){0};
         *model_file = (StFile){0};
-        if (file) checkpoint_suggest_older(err, file, option);
-        else if (!option && path_exists(path)) tost_error(err, "%s; --overwrite starts the run over", err->text);
     }
     free(file);
     return ok;

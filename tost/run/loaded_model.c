@@ -110,19 +110,22 @@ void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char*
                       "tokenizer, %s", path, size, weights, rows, warning);
 }
 
-void warn_of_shards(const Options* o, const ShardStream* shards, const char* tokenizer, uint32_t hash, int size) {
+bool check_shards(const ShardStream* shards, const char* tokenizer, uint32_t hash, int size, TostError* err) {
     TostError ignored;
     char* path = tokenizer_beside(shards->shards[0].path);
     Tokenizer* other = path ? tokenizer_open(path, &ignored) : NULL;
+    bool same = true;
     if (other && tokenizer_hash(other) != hash)
-        print_warning(o, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: if the shards were "
-                      "made with the former, %s", path, (unsigned)tokenizer_hash(other), tokenizer, (unsigned)hash,
-                      warning);
+        same = tost_error(err, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: give shards that "
+                          "were made with it, or their own tokenizer as --tokenizer", path,
+                          (unsigned)tokenizer_hash(other), tokenizer, (unsigned)hash);
     else if (size && shards->largest_id >= (uint32_t)size)
-        print_warning(o, "the shards contain the id %u, but the tokenizer %s has only %d tokens: if they were made "
-                      "with another, %s", (unsigned)shards->largest_id, tokenizer, size, warning);
+        same = tost_error(err, "the shards contain the id %u, but the tokenizer %s has only %d tokens: give shards that "
+                          "were made with it, or their own tokenizer as --tokenizer", (unsigned)shards->largest_id,
+                          tokenizer, size);
     tokenizer_free(other);
     free(path);
+    return same;
 }
 
 bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err) {

@@ -64,12 +64,12 @@ bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Opening
 
-// Sets *keep to the number of bytes of `text` up to the row of step resume_step - 1; 0: no header. Fails if the rows are
-// not those of consecutive steps up to it. The first one may be of any step: the log may have been moved away.
-static bool find_end(size_t* keep, char* text, int64_t resume_step, TostError* why) {
+// Sets *keep to the number of bytes of `text` up to the row of step `done`; 0: no header. Fails if the rows are not those
+// of consecutive steps up to it. The first one may be of any step: the log may have been moved away.
+static bool find_end(size_t* keep, LogFile* log, char* text, int64_t done, TostError* why) {
     char *line = text + (strncmp(text, header, strlen(header)) == 0 ? strlen(header) : 0), *end;
-    int64_t next = 0;
-    for (long long number = 2; next < resume_step; number++, line = end) {
+    int64_t last = 0;
+    for (long long number = 2; last < done; number++, line = end) {
         LogRow row = {.step = -1};
         if ((end = strchr(line, '\n'))) {
             const char after = *++end;
@@ -77,20 +77,23 @@ static bool find_end(size_t* keep, char* text, int64_t resume_step, TostError* w
             log_row_parse(&row, line);
             *end = after;
         }
-        if (row.step < 0 || row.step >= resume_step || (number > 2 && row.step != next))
-            return tost_error(why, "line %lld is not the row of step %lld", number, (long long)next);
-        next = row.step + 1;
+        if (number == 2) log->from_zero = row.step == 0;
+        row.step += log->from_zero;
+        if (row.step < 1 || row.step > done || (number > 2 && row.step != last + 1))
+            return tost_error(why, "line %lld is not the row of step %lld", number, (long long)last + 1);
+        last = row.step;
     }
     *keep = (size_t)(line - text);
     return true;
 }
 
 // Copies a log that find_end has rejected, if it has any rows, to PATH.kept-N, and sets the warning.
-static bool keep_rows(LogFile* log, const Bytes* old, int64_t resume_step, const TostError* why, TostError* err) {
+static bool keep_rows(LogFile* log, const Bytes* old, int64_t done, const TostError* why, TostError* err) {
     char* kept = old->size > strlen(header) ? kept_name(log->path) : NULL;
     const bool ok = !kept || replace_file(kept, old->data, old->size, err);
-    log->warning = text_line("%s: %s; the log begins at step %lld%s%s", log->path, why->text, (long long)resume_step,
+    log->warning = text_line("%s: %s; the log begins at step %lld%s%s", log->path, why->text, (long long)done + 1,
                              kept ? ", and the old one is now " : "", kept ? kept : "");
+    log->from_zero = false;
     free(kept);
     return ok;
 }
@@ -117,15 +120,14 @@ static bool write_text(LogFile* log, const char* text, TostError* err) {
 }
 
 // Cuts the file, see log_open, and starts it with the header if none is left.
-static bool cut(LogFile* log, int64_t resume_step, TostError* err) {
+static bool cut(LogFile* log, int64_t done, TostError* err) {
     Bytes old = {0};
     size_t keep = 0;
     TostError why;
-    const bool ok = resume_step < 0 || (read_file(&old, log->path, err)
+    const bool ok = done < 0 || (read_file(&old, log->path, err)
                     && (strncmp(old.data, header, strlen(header)) == 0 || starts_log(old.data, old.size)
                         || foreign_log(log->path, err))
-                    && (find_end(&keep, old.data, resume_step, &why)
-                        || keep_rows(log, &old, resume_step, &why, err)));
+                    && (find_end(&keep, log, old.data, done, &why) || keep_rows(log, &old, done, &why, err)));
     free(old.data);
     if (!ok) return false;
     if (ftruncate(log->fd, (off_t)keep) != 0)
@@ -139,13 +141,13 @@ static void drop(LogFile* log) {
     *log = (LogFile){0};
 }
 
-bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err) {
+bool log_open(LogFile* log, const char* path, int64_t done, TostError* err) {
     *log = (LogFile){0};
     if (!check_regular(path, err)) return false;
     const int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) return tost_error(err, "%s: cannot be opened for writing: %s", path, strerror(errno));
     *log = (LogFile){.path = xstrdup(path), .fd = fd};
-    if (lock_log(fd, path, err) && cut(log, resume_step, err)) return true;
+    if (lock_log(fd, path, err) && cut(log, done, err)) return true;
     close(fd);
     drop(log);
     return false;
@@ -179,7 +181,9 @@ bool log_row_parse(LogRow* row, const char* text) {
 }
 
 bool log_row(LogFile* log, const LogRow* row, TostError* err) {
-    char* text = log_row_text(row);
+    LogRow numbered = *row;
+    numbered.step -= log->from_zero;
+    char* text = log_row_text(&numbered);
     const bool ok = write_text(log, text, err);
     free(text);
     return ok;

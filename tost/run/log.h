@@ -7,7 +7,7 @@
 #include "base/error.h"
 
 typedef struct {
-    int64_t step;          // counted from 0
+    int64_t step;          // counted from 1
     int64_t tokens;        // seen in training, this step included
     double  train_loss;    // nats per token, mean over the step
     double  val_loss;      // NAN if not measured
@@ -23,16 +23,16 @@ typedef struct {
     int    fd;
     char*  pending;     // bytes that are not in the file
     size_t n_pending;
+    bool   from_zero;   // its steps are counted from 0, as in logs of older versions
     TextLine warning;   // of log_open, or empty
 } LogFile;
 
 // True if a new log may be started at path: the file does not exist, is empty or, with `overwrite`, starts with the
 // header of a log.
 bool log_check_fresh(const char* path, bool overwrite, TostError* err);
-// Starts a new log (resume_step -1), or cuts an existing one after the row of step resume_step - 1. If its rows are not
-// those of consecutive steps up to that one, a copy is kept as PATH.kept-N, the log starts at resume_step, and
-// `warning` says so. A log that another process is writing is an error, and so is a device or a pipe.
-bool log_open(LogFile* log, const char* path, int64_t resume_step, TostError* err);
+// Starts a new log (done: -1), or cuts an existing one after the row of step `done`. If its rows are not those of
+// consecutive steps up to that one, a copy is kept as PATH.kept-N, the log starts at the next step, and `warning` says so. A log that another process is writing is an error, and so is a device or a pipe.
+bool log_open(LogFile* log, const char* path, int64_t done, TostError* err);
 // False if the row stays pending; the next call tries again.
 bool log_row(LogFile* log, const LogRow* row, TostError* err);
 // Call it before saving a checkpoint: after a power failure the log must have the rows of all steps in the checkpoint.

@@ -146,7 +146,7 @@ const Option option_table[] = {
      .help = "muon: for the weights of Linear in the layers, with AdamW for the rest; needs fewer tokens for the same "
      "loss. adamw: as published"},
     {"lr", TRAIN | OVERRIDABLE, REAL, AT(lr), "X",
-     .help = "peak learning rate; without it, --init takes peak and floor from its run", 0, 100},
+     .help = "peak learning rate; without it, --init takes the rate at which its run ended", 0, 100},
     {"schedule", TRAIN | OVERRIDABLE, CHOICE, AT(schedule), "cosine|wsd|linear|constant",
      .help = "learning rate after the warm-up; wsd: constant, then linear decay over the last --decay-frac of the "
      "steps. A wsd run can be extended with --resume --steps N before its decay, a constant one at any time"},
@@ -914,18 +914,6 @@ bool options_resume(Options* o, const StMetaList* saved, const char* run, TostEr
         if (*given ? (row->commands & FIXED) && !check_same(o, row, saved->entry[i].value, run, err)
                    : !parse_values(o, row, err)) return false;
         *given = true;
-    }
-    return true;
-}
-
-bool options_inherit(Options* o, const StMetaList* saved, TostError* err) {
-    const bool rates = !option_given(o, "lr");
-    for (int i = 0; i < saved->count; i++) {
-        const Option* row = saved_row(saved->entry[i].key);
-        const bool inherited = row && ((rates && (row->field == AT(lr) || row->field == AT(min_lr_frac)))
-                                       || row->field == AT(optimizer));
-        if (inherited && !o->given[row - option_table] && !parse_value(o, row, saved->entry[i].value, err))
-            return false;
     }
     return true;
 }

@@ -144,9 +144,6 @@ StMetaList options_echo(const Options* o);
 // For --resume: options not given get the saved values and then count as given. Fails, naming the option, if a given
 // value differs and must not change. `run` names the run in the message. options_free
 bool options_resume(Options* o, const StMetaList* saved, const char* run, TostError* err);
-// For --init: takes the saved --optimizer and, unless --lr is given, the saved --lr and --min-lr-frac. Options that are
-// given keep their values.
-bool options_inherit(Options* o, const StMetaList* saved, TostError* err);
 // Sets the steps of --epochs, and what depends on them, for data with this many samples.
 void options_take_samples(Options* o, uint64_t samples);
 // After options_resume: "--steps 9 instead of 6" if the saved option was overridden, else NULL. free()

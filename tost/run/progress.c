@@ -244,9 +244,9 @@ static void show_plain_step(Progress* p) {
 }
 
 void progress_step(Progress* p, const LogRow* row) {
-    const bool first = p->last.step < 0, last = row->step + 1 >= p->steps;
+    const bool first = p->last.step < 0, last = row->step >= p->steps;
     p->last = *row;
-    p->step = row->step + 1;
+    p->step = row->step;
     p->done = 0;
     p->smoothed_ms = first ? row->ms : 0.9 * p->smoothed_ms + 0.1 * row->ms;
     if (first || last) p->shown = -INFINITY;

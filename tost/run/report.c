@@ -102,6 +102,9 @@ static void report_schedule(Run* r) {
     progress_fact(&r->progress, "optimizer", "%s, lr %g, %lld warm-up step%s, %s%s%s; weight decay %g",
                   o->optimizer == TOST_MUON ? "Muon and AdamW" : "AdamW", o->lr, (long long)o->warmup,
                   plural(o->warmup), kinds[o->schedule], last, start, o->weight_decay);
+    if (o->init && !option_given(r->args, "lr"))
+        progress_fact(&r->progress, "", "lr: where the run of --init ended; a higher --lr learns new text faster, and "
+                      "forgets more");
 }
 
 static void report_model(Run* r) {
@@ -114,13 +117,18 @@ static void report_model(Run* r) {
     if (r->weights) progress_fact(p, o->resume ? "resumed" : "weights", "%s", r->weights);
     const int old = r->init.config.block_size;
     if (o->extend_block)
-        progress_fact(p, "extended", "positions %d to %d are copies of position %d", old + 1, o->extend_block, old);
+        progress_fact(p, "extended", "positions %d to %d are copies of position %d: their loss may be high until they "
+                      "are trained", old + 1, o->extend_block, old);
     progress_fact(p, "steps", "%lld (%lld done); seed %lld", (long long)o->steps, (long long)r->info.step,
                   (long long)o->seed);
     const int64_t micro_batches = o->total_batch / ((int64_t)o->batch * o->seq);
-    progress_fact(p, "", "%lld tokens per step: %lld micro-batch%s × %d sequence%s × %d tokens",
+    char instead[64] = "";
+    if (!option_given(o, "total-batch") && o->total_batch != tost_preset_at(o->preset)->total_batch)
+        snprintf(instead, sizeof instead, ", instead of the preset's %lld",
+                 (long long)tost_preset_at(o->preset)->total_batch);
+    progress_fact(p, "", "%lld tokens per step: %lld micro-batch%s × %d sequence%s × %d tokens%s",
                   (long long)o->total_batch, (long long)micro_batches, micro_batches == 1 ? "" : "es", o->batch,
-                  plural(o->batch), o->seq);
+                  plural(o->batch), o->seq, instead);
     if (o->chunk > 0 && o->chunk < o->seq)
         progress_fact(p, "pieces", "%d of up to %d tokens per sequence; 4/3 of the computation",
                       o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk);

@@ -13,6 +13,7 @@
 #include "base/memory.h"
 #include "init.h"
 #include "run/run.h"
+#include "run/schedule.h"
 
 // ---------------------------------------------------------------------------------------------
 // Where the run starts
@@ -83,6 +84,22 @@ static bool find_resumed(Run* r, TostError* err) {
     return options_take_config(o, &r->info.config, r->weights, err);
 }
 
+// --init: unless they are given, takes the optimizer of its run and the learning rate at which that run ended, which
+// does not undo what it has learned.
+static bool inherit(Run* r, TostError* err) {
+    Options *o = &r->o, before = options_default(r->engine);
+    const bool trained = r->init.step > 0;
+    bool ok = options_resume(&before, &r->init.options, r->weights, err);
+    if (ok && !option_given(o, "optimizer") && option_given(&before, "optimizer")) o->optimizer = before.optimizer;
+    if (ok && !option_given(o, "lr")) {
+        o->lr = !option_given(&before, "lr") ? 0 : trained ? schedule_lr(&before, r->init.step) : before.lr;
+        ok = o->lr > 0 || o->steps == 0 || tost_error(err, "--init %s: %s: give --lr", o->init, option_given(&before, "lr")
+                                     ? "its run ended at a learning rate of 0" : "it does not say its learning rate");
+    }
+    options_free(&before);
+    return ok;
+}
+
 // A new run, from random weights or those of --init.
 static bool find_fresh(Run* r, TostError* err) {
     Options* o = &r->o;
@@ -92,7 +109,7 @@ static bool find_fresh(Run* r, TostError* err) {
     if (o->out || o->log) r->log_path = log_path(r);
     if (comm_rank(r->comm) == 0 && r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
     return !o->init || (open_weights(&r->init, r, err)
-                        && options_inherit(o, &r->init.options, err)
+                        && inherit(r, err)
                         && options_take_config(o, &r->init.config, r->weights, err));
 }
 
@@ -206,9 +223,9 @@ static bool open_data(Run* r, TostError* err) {
     const uint32_t V = (uint32_t)o->config.vocab_size;
     r->data = data_open(&o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
     if (!r->data) return false;
-    if (r->tokenizer)
-        warn_of_shards(o, data_stream(r->data), r->info.tokenizer, r->info.tokenizer_hash,
-                       tokenizer_size(r->tokenizer));
+    if (r->tokenizer && !check_shards(data_stream(r->data), r->info.tokenizer, r->info.tokenizer_hash,
+                                      tokenizer_size(r->tokenizer), err))
+        return false;
     options_take_samples(o, data_samples(r->data));
     const int64_t tokens = (int64_t)stream_tokens(data_stream(r->data)), crc = (int64_t)data_crc(r->data);
     if ((o->data_tokens && o->data_tokens != tokens) || (o->data_crc && o->data_crc != crc))
@@ -289,14 +306,14 @@ static bool claim_folder(Run* r, TostError* err) {
 
 // Opens the log. --overwrite keeps the old run until the first checkpoint.
 static bool start_log(Run* r, TostError* err) {
-    const int64_t first = r->o.resume ? r->info.step - (r->info.unvalidated_row != NULL) : -1;
+    const int64_t done = r->o.resume ? r->info.step - (r->info.unvalidated_row != NULL) : -1;
     bool is_run, interrupted;
     if (!checkpoint_is_run(&is_run, &interrupted, r->out, err)) return false;
     if (interrupted && !run_finish_replacement(r, err)) return false;
     const bool replaces = r->o.overwrite && (is_run || path_exists(r->log_path));
     char* path = xasprintf("%s%s", r->log_path, replaces ? ".new" : "");
     if (replaces && is_link(path)) unlink(path);   // it is not followed
-    bool ok = log_open(&r->log, path, first, err);
+    bool ok = log_open(&r->log, path, done, err);
     if (ok && *r->log.warning.text) run_warn(r, "%s", r->log.warning.text);
     r->saved.replacing = ok && replaces;
     if (r->saved.replacing)

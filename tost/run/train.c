@@ -47,20 +47,29 @@ int command_train(Options* args, TostComm* comm, const TostEngine* engine) {
 // ---------------------------------------------------------------------------------------------
 // The loop
 
-// Validates and samples the initial model, as a baseline.
+// --keep-best
+static bool save_if_best(Run* r, double val_loss, TostError* err) {
+    return !r->o.keep_best || !(val_loss < r->saved.best) || run_save_best(r, err);
+}
+
+// Validates and samples the initial model, as a baseline. With --init it may stay the best.
 static bool before_first_step(Run* r, TostError* err) {
     bool completed = false;
     if (r->val && !validate(&completed, r, err)) return false;
     if (completed) report_validation(r);
-    return run_agree(r, report_sample(r, err), err);
+    return run_agree(r, report_sample(r, err), err)
+           && (!completed || !r->o.init || save_if_best(r, r->info.val_loss, err));
 }
 
 // The resumed checkpoint was saved during an interrupted validation: repeats the validation and finishes the step.
 static bool complete_resumed_step(Run* r, TostError* err) {
     LogRow row;
-    if (!log_row_parse(&row, r->info.unvalidated_row) || row.step != r->info.step - 1)
+    const bool is_row = log_row_parse(&row, r->info.unvalidated_row);
+    const int64_t step = r->info.step;
+    if (!is_row || (row.step != step && row.step != step - 1))   // older versions counted from 0
         return tost_error(err, "%s: __metadata__ 'open_row' is not a log row of step %lld: the file is damaged; use "
-                          "another checkpoint", r->weights, (long long)r->info.step - 1);
+                          "another checkpoint", r->weights, (long long)step);
+    row.step = step;
     free(r->info.unvalidated_row);
     r->info.unvalidated_row = NULL;
     return after_step(r, &row, err);
@@ -77,8 +86,8 @@ static bool is_out_of_time(Run* r, double seconds) {
 
 static bool loop(Run* r, TostError* err) {
     progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
-    if (r->info.step == 0 && !before_first_step(r, err)) return false;
     run_find_best(r);
+    if (r->info.step == 0 && !before_first_step(r, err)) return false;
     if (r->info.unvalidated_row && !complete_resumed_step(r, err)) return false;
     while (r->info.step < r->o.steps && !run_signal(r) && !r->stopped_by) {
         const double start = now_seconds();
@@ -254,11 +263,11 @@ static bool train_step(bool* completed, LogRow* row, Run* r, TostError* err) {
         lr = optimizer_step(r, norm);
         outlier_accept(&r->info.outliers, loss, norm);
     } else if (!skip_step(r, &reason, err)) return false;
-    const int64_t step = r->info.step++;
+    r->info.step++;
     r->info.tokens += o->total_batch;
     r->info.data_sample += (uint64_t)(o->total_batch / o->seq);
     const double seconds = now_seconds() - start;
-    *row = (LogRow){.step = step, .tokens = r->info.tokens, .train_loss = loss, .val_loss = NAN,
+    *row = (LogRow){.step = r->info.step, .tokens = r->info.tokens, .train_loss = loss, .val_loss = NAN,
                     .lr = lr, .grad_norm = norm, .ms = 1e3 * seconds,
                     .tokens_per_s = (double)o->total_batch / seconds};
     return true;
@@ -294,8 +303,7 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
         ok = !is_due(r, r->o.sample_every) || report_sample(r, err);
         report_lost_output(r);
     }
-    if (!run_agree(r, ok, err)) return false;
-    if (r->o.keep_best && row->val_loss < r->saved.best && !run_save_best(r, err)) return false;
+    if (!run_agree(r, ok, err) || !save_if_best(r, row->val_loss, err)) return false;
     return !is_due(r, r->o.save_every) || r->info.step == r->o.steps || run_save(r, false, err);
 }
 

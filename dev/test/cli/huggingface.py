@@ -171,9 +171,12 @@ def check_extended():
 
 
 def check_import():
-    succeeds(import_hf.main, "out", "imported")
-    check("import_hf.py writes the vocab.bpe of tokenizer.json",
-          Path("imported/vocab.bpe").read_bytes() == VOCAB.read_bytes())
+    load("out").save_pretrained("resaved")
+    AutoTokenizer.from_pretrained("out").save_pretrained("resaved")
+    for folder, imported in ("resaved", "imported_again"), ("out", "imported"):
+        succeeds(import_hf.main, folder, imported)
+        check(f"import_hf.py writes the vocab.bpe of {folder}/tokenizer.json",
+              Path(imported, "vocab.bpe").read_bytes() == VOCAB.read_bytes())
     greedy = ("--prompt", "The", "--tokens", 20, "--temperature", 0)
     check("the imported model finds its tokenizer", trainer("sample", "--model", "imported", *greedy)
           == trainer("sample", "--model", "model.safetensors", *greedy))

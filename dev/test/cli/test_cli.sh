@@ -50,6 +50,7 @@ for command in train sample eval vocab tokenize info inspect; do
 done
 prints --help "vocab --size N" "tokenize --tokenizer FILE" "(default: 128 tokens)"
 prints "--preset tost-base --help" "(default: 491520 tokens)"
+prints "$sizes $data --batch 3 --steps 0 $bare --out rounded" "4128 tokens per step" "instead of the preset's 4096"
 prints "train --help" "(default: 200 steps) *"
 check "train --help begins with three examples" [ "$(head -n 10 stdout | grep -c '^  # ')" -eq 3 ]
 
@@ -64,7 +65,7 @@ check "operations per token, no peak rate of a CPU" grep -Eq "^compute    $n MFL
 check "no FLOPs utilization on a CPU" grep -Eq '^step 6/6 .* tok/s$' stdout
 check "a sample" says 'sample after step 6' stdout
 check "a row per step and a header" [ "$(wc -l <straight/log.csv)" -eq 7 ]
-check "the log counts steps from 0" [ "$(sed -n 2p straight/log.csv | cut -d, -f1,2)" = "0,128" ]
+check "the log counts steps from 1" [ "$(sed -n 2p straight/log.csv | cut -d, -f1,2)" = "1,128" ]
 check "validation every 2 steps" [ "$(sed 1d straight/log.csv | awk -F, '{ printf "%d", $4 != "" }')" = "010101" ]
 
 cp -R straight halfway
@@ -73,16 +74,20 @@ run --resume --out halfway
 check "a resumed run ends with the same parameters and Adam moments" \
     same_checkpoint straight/step_00000006 halfway/step_00000006
 check "a resumed run has the same log" same_log straight/log.csv halfway/log.csv
-for damage in '2s/^0/9/' 3d '3{h;d};4G' '2,$d'; do
+for damage in '2s/^1/9/' 3d '3{h;d};4G' '2,$d'; do
     rm -rf damaged
     cp -R straight damaged
     rm -r damaged/step_00000006
     sed -i "$damage" damaged/log.csv
     cp damaged/log.csv before
-    prints "--resume --out damaged" "damaged/log.csv: line " "begins at step 3"
-    check "the new log begins there ($damage)" [ "$(sed 1d damaged/log.csv | cut -d, -f1 | tr '\n' ' ')" = "3 4 5 " ]
+    prints "--resume --out damaged" "damaged/log.csv: line " "begins at step 4"
+    check "the new log begins there ($damage)" [ "$(sed 1d damaged/log.csv | cut -d, -f1 | tr '\n' ' ')" = "4 5 6 " ]
     [ "$damage" = '2,$d' ] || check "the old log is kept ($damage)" cmp -s before damaged/log.csv.kept-1
 done
+cp -R straight lacking
+sed -i 's/transformer.ln_f.weight/transformer.ln_f.weighs/' lacking/step_00000006/model.safetensors
+refuses 1 "tost eval --model lacking --data $dir/tiny_val_*.bin" "lacking/step_00000006" "transformer.ln_f.weight"
+check "an older checkpoint of the same program is not suggested" [ "$(grep -c step_00000003 stderr)" -eq 0 ]
 prints "--resume --out halfway" "is finished"
 run --resume --out halfway --steps 8
 check "a larger --steps continues the log" [ "$(wc -l <halfway/log.csv)" -eq 9 ]
@@ -365,8 +370,10 @@ run $model --data "$dir/tiny_train_*.bin" --steps 0 --val-every 0 --out finder
 check "train finds the vocabulary that tokenize wrote" says "tiny_vocab.bpe: 257 tokens" stdout
 run --init straight --data "$dir/tiny_train_*.bin" --steps 1 --val-every 0 --out heir --quiet
 prints "--init straight --data $dir/tiny_train_*.bin --epochs 2 --batch 1 --total-batch 64 --dtype bfloat16 --val-every 0 --out epochs" \
-    "lr 0.003, " " to 0.0003;" " tokens, 2.0"
+    "lr 0.0003, " " to 3e-05;" "lr: where the run of --init ended" " tokens, 2.0"
 prints "--init straight --data $dir/tiny_train_*.bin --steps 1 --lr 0.5 --val-every 0 --out given" "lr 0.5, "
+run --init straight $data --batch 2 --total-batch 128 --steps 3 --lr 10 --warmup 0 --keep-best --out worse --quiet
+prints "info worse/best" "after step 0"   # training made it worse
 run $tiny --steps 3 --save-every 1 --keep 1 --val-every 0 --out pruned
 check "a pruned checkpoint leaves nothing: $(ls pruned)" [ "$(echo $(ls pruned))" = "log.csv step_00000003" ]
 run info --config straight
@@ -410,22 +417,22 @@ rm straight/step_00000006/vocab.bpe
 run sample --model straight --tokens 3
 
 # ---------------------------------------------------------------------------------------------
-# Warnings about tokenizers that do not fit the model
+# Shards and tokenizers that do not fit the model
 
 mkdir beside lone.d
 cp tiny_val_000000.bin beside/x.bin
 printf '#version: 0.2\n' >beside/vocab.bpe
-warns "eval --model straight --data $dir/beside/*.bin" "$dir/beside/vocab.bpe" "CRC-32"
+refuses 1 "tost eval --model straight --data $dir/beside/*.bin" "$dir/beside/vocab.bpe" "CRC-32" "--tokenizer"
 warns "eval --model straight --data $dir/beside/*.bin --tokenizer beside/vocab.bpe" \
     "$dir/vocab.bpe" "00000000" " beside/vocab.bpe"
-warns "--init straight --data $dir/beside/*.bin --steps 0 --out warned --quiet" \
+refuses 1 "tost --init straight --data $dir/beside/*.bin --steps 0 --out warned --quiet" \
     "$dir/beside/vocab.bpe" "CRC-32"
 shard $(seq 300 398) >lone.d/x.bin
 wide="$sizes --batch 2 --total-batch 128 --data lone.d/x.bin --steps 0 --quiet --out"
 run $wide wide --vocab-size 515
 check "no tokenizer in checkpoint or folder: no warning" empty stderr
 prints "eval --model wide --data lone.d/x.bin" "bits/byte" "wide/step_00000000/model.safetensors" "--tokenizer"
-warns "eval --model wide --data lone.d/x.bin --tokenizer vocab.bpe" "398" "vocab.bpe" "257"
+refuses 1 "tost eval --model wide --data lone.d/x.bin --tokenizer vocab.bpe" "398" "vocab.bpe" "257"
 
 # ---------------------------------------------------------------------------------------------
 # Tasks

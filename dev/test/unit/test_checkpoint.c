@@ -63,10 +63,10 @@ static const struct { const char* header; size_t data; const char* error; } head
 
 static void test_st_headers(Checks* c) {
     static const struct { uint64_t length; const char* error; } lengths[] = {
-        {0, "header of 0 bytes"}, {1, "header of 1 bytes"}, {3, "truncated: header of 3 bytes in a file of 10"},
+        {0, "not a safetensors file"}, {1, "not a safetensors file"}, {3, "truncated: header of 3 bytes in a file of 10"},
         {100000000, "truncated: header of 100000000"},
-        {100000001, "header of 100000001 bytes, expected 2 to 100000000"},
-        {UINT64_MAX, "header of 18446744073709551615 bytes"}, {UINT64_MAX - 7, "header of 18446744073709551608"},
+        {100000001, "not a safetensors file"},
+        {UINT64_MAX, "not a safetensors file"}, {UINT64_MAX - 7, "not a safetensors file"},
     };
     TostError err;
     StFile f;

@@ -151,26 +151,27 @@ static void test_pending_rows(Checks* c) {
 }
 
 static void test_log_resume(Checks* c) {
-    // before: the log; at: the step at which the run resumes; after: the expected log before row `at`, or NULL for an
+    // before: the log; done: the steps before the run resumes; after: the expected log up to row `done`, or NULL for an
     // error; says: part of the warning or error. With a warning, rows are kept in another file.
-    static const struct { const char *what, *before; int64_t at; const char *after, *says; } cases[] = {
-        {"cut back", HEADER ROW(0) ROW(1) ROW(2) ROW(3), 2, HEADER ROW(0) ROW(1), NULL},
-        {"a cut last line", HEADER ROW(0) ROW(1) "2,64,2.5000", 2, HEADER ROW(0) ROW(1), NULL},
-        {"a cut line that is needed", HEADER ROW(0) "1,64,2.500", 2, HEADER, "line 3 is not the row of step 1"},
-        {"rows are missing", HEADER ROW(0) ROW(1), 3, HEADER, "line 4 is not the row of step 2"},
-        {"a row is missing", HEADER ROW(0) ROW(2), 3, HEADER, "line 3 is not the row of step 1"},
-        {"a row is repeated", HEADER ROW(0) ROW(1) ROW(1) ROW(2), 3, HEADER, "line 4 is not the row of step 2"},
-        {"rows are swapped", HEADER ROW(1) ROW(0) ROW(2), 3, HEADER, "line 3 is not the row of step 2"},
-        {"garbage before the end", HEADER "nonsense\n" ROW(1), 2, HEADER, "line 2 is not the row of step 0"},
-        {"another first step", HEADER "9" ROW(0) ROW(1) ROW(2), 3, HEADER, "line 2 is not the row of step 0"},
-        {"no first step", HEADER ",64\n" ROW(1) ROW(2), 3, HEADER, "line 2 is not the row of step 0"},
-        {"garbage after the end is removed", HEADER ROW(0) ROW(1) ROW(2) "nonsense\n", 2, HEADER ROW(0) ROW(1), NULL},
+    static const struct { const char *what, *before; int64_t done; const char *after, *says; } cases[] = {
+        {"cut back", HEADER ROW(1) ROW(2) ROW(3) ROW(4), 2, HEADER ROW(1) ROW(2), NULL},
+        {"a cut last line", HEADER ROW(1) ROW(2) "3,64,2.5000", 2, HEADER ROW(1) ROW(2), NULL},
+        {"a cut line that is needed", HEADER ROW(1) "2,64,2.500", 2, HEADER, "line 3 is not the row of step 2"},
+        {"rows are missing", HEADER ROW(1) ROW(2), 3, HEADER, "line 4 is not the row of step 3"},
+        {"a row is missing", HEADER ROW(1) ROW(3), 3, HEADER, "line 3 is not the row of step 2"},
+        {"a row is repeated", HEADER ROW(1) ROW(2) ROW(2) ROW(3), 3, HEADER, "line 4 is not the row of step 3"},
+        {"rows are swapped", HEADER ROW(2) ROW(1) ROW(3), 3, HEADER, "line 3 is not the row of step 3"},
+        {"garbage before the end", HEADER "nonsense\n" ROW(2), 2, HEADER, "line 2 is not the row of step 1"},
+        {"another first step", HEADER "9" ROW(1) ROW(2) ROW(3), 3, HEADER, "line 2 is not the row of step 1"},
+        {"no first step", HEADER ",64\n" ROW(2) ROW(3), 3, HEADER, "line 2 is not the row of step 1"},
+        {"garbage after the end is removed", HEADER ROW(1) ROW(2) ROW(3) "nonsense\n", 2, HEADER ROW(1) ROW(2), NULL},
         {"another file", "a,b,c\n1,2,3\n", 1, NULL, "line 1"},
-        {"no rows", HEADER, 7, HEADER, "begins at step 7"},
-        {"an empty file", "", 7, HEADER, "begins at step 7"},
-        {"a cut header", "step,tok", 7, HEADER, "begins at step 7"},
-        {"started at step 5", HEADER ROW(5) ROW(6) ROW(7), 7, HEADER ROW(5) ROW(6), NULL},
-        {"absent", NULL, 7, HEADER, "begins at step 7"},
+        {"no rows", HEADER, 7, HEADER, "begins at step 8"},
+        {"an empty file", "", 7, HEADER, "begins at step 8"},
+        {"a cut header", "step,tok", 7, HEADER, "begins at step 8"},
+        {"started at step 6", HEADER ROW(6) ROW(7) ROW(8), 7, HEADER ROW(6) ROW(7), NULL},
+        {"counted from 0, as by older versions", HEADER ROW(0) ROW(1) ROW(2), 2, HEADER ROW(0) ROW(1), NULL},
+        {"absent", NULL, 7, HEADER, "begins at step 8"},
         {"no rows at step 0", "", 0, HEADER, NULL},
     };
     char* dir = new_folder();
@@ -181,7 +182,7 @@ static void test_log_resume(Checks* c) {
         remove(path);
         remove(kept);
         if (cases[i].before) write_text(path, cases[i].before);
-        bool ok = log_open(&log, path, cases[i].at, &err);
+        bool ok = log_open(&log, path, cases[i].done, &err);
         if (!cases[i].after) {
             check_refused(c, ok, &err, cases[i].says, cases[i].what);
             check_file(c, path, cases[i].before, cases[i].what);
@@ -193,9 +194,10 @@ static void test_log_resume(Checks* c) {
         const bool keeps = cases[i].says && cases[i].before && strlen(cases[i].before) > strlen(HEADER);
         check(c, path_exists(kept) == keeps, "%s: %s", cases[i].what, keeps ? "no rows are kept" : "a file is kept");
         if (keeps) check_file(c, kept, cases[i].before, cases[i].what);
-        const LogRow row = row_of(cases[i].at);
+        const LogRow row = row_of(cases[i].done + 1);
         must(log_row(&log, &row, &err) && log_close(&log, &err), "log_row", &err);
-        const char* line = cases[i].at == 0 ? ROW(0) : cases[i].at == 2 ? ROW(2) : cases[i].at == 3 ? ROW(3) : ROW(7);
+        static const char* const lines[] = {ROW(0), ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6), ROW(7), ROW(8)};
+        const char* line = lines[cases[i].done + (strncmp(cases[i].after, HEADER "0", strlen(HEADER) + 1) != 0)];
         char* wanted = xasprintf("%s%s", cases[i].after, line);
         check_file(c, path, wanted, cases[i].what);
         free(wanted);
@@ -236,7 +238,7 @@ static char* progress_output(bool live, double peak, int64_t steps, int rows) {
     p.peak_tokens_per_s = peak;
     progress_train(&p, steps - rows, steps, 1, 64);
     for (int i = 0; i < rows; i++) {
-        const LogRow row = row_of(steps - rows + i);
+        const LogRow row = row_of(steps - rows + i + 1);
         let_time_pass(&p);
         progress_micro_batch(&p, 0);
         progress_step(&p, &row);
@@ -289,7 +291,7 @@ static void test_progress_plain(Checks* c) {
     p.interval = 1e9;
     progress_train(&p, 0, 9, 4, 64);
     for (int step = 0; step < 9; step++) {
-        const LogRow row = row_of(step);
+        const LogRow row = row_of(step + 1);
         for (int done = 0; done < 4; done++) {
             if (step == 5 && done == 3) {   // a long step
                 let_time_pass(&p);

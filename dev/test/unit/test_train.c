@@ -160,7 +160,7 @@ static LogRow row_of(const char* run, int step) {
     char* path = path_join(run, "log.csv");
     char *text = text_of(path), *line = text;
     LogRow row = {.step = -1};
-    for (int i = 0; i <= step && line; i++) line = (line = strchr(line, '\n')) ? line + 1 : NULL;
+    for (int i = 0; i < step && line; i++) line = (line = strchr(line, '\n')) ? line + 1 : NULL;
     char* end = line ? strchr(line, '\n') : NULL;
     if (end) {
         end[1] = 0;
@@ -201,8 +201,8 @@ static void test_not_finite(Checks* c) {
           "the warning must name the first tensor that is not finite: %s", o.err);
     check_run(c, o, 0, 2, "step 7 is skipped: loss nan", "two bad steps");
     check_optimizer_steps(c, "two bad steps", 5, 2, 12);
-    const LogRow row = row_of("bad", 6);
-    check(c, row.step == 6 && isnan(row.train_loss) && isnan(row.grad_norm) && row.lr == 0 && row.tokens == 7 * TOKENS,
+    const LogRow row = row_of("bad", 7);
+    check(c, row.step == 7 && isnan(row.train_loss) && isnan(row.grad_norm) && row.lr == 0 && row.tokens == 7 * TOKENS,
           "the row of a skipped step");
 
     hooks[0] = (Hook){TRAINING, 11, kill_process};
@@ -244,7 +244,7 @@ static void test_outliers(Checks* c) {
     check_run(c, run(WINDOWED "--out plain"), 0, 0, NULL, "off by default");
     check_run(c, run(WINDOWED "--skip-loss-z 6 --out loss"), 0, 2, "step 142 is skipped: loss ", "--skip-loss-z");
     check_optimizer_steps(c, "--skip-loss-z", 140, 2, 150);
-    check(c, row_of("loss", 140).lr == 0 && row_of("loss", 140).train_loss > 1, "the row of an outlier");
+    check(c, row_of("loss", 141).lr == 0 && row_of("loss", 141).train_loss > 1, "the row of an outlier");
     check_run(c, run(WINDOWED "--skip-grad-z 6 --out norm"), 0, 2, "step 141 is skipped: gradient norm ",
               "--skip-grad-z");
     hooks[0] = (Hook){TRAINING, 142, kill_process};
@@ -268,7 +268,7 @@ static void test_zero_loss(Checks* c) {
     hooks[0] = (Hook){EVALUATING, 2, forget};
     check_run(c, run(BASE "--data good.bin --val-data zeros.bin --val-every 1 --val-batches 1 --steps 3 --out zero"),
               0, 0, NULL, "a loss of 0");
-    check(c, row_of("zero", 0).val_loss == 0 && row_of("zero", 2).step == 2, "a loss of 0 must not stop the run");
+    check(c, row_of("zero", 1).val_loss == 0 && row_of("zero", 3).step == 3, "a loss of 0 must not stop the run");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -338,7 +338,7 @@ static void test_signals_in_steps(Checks* c) {
         check(c, o.status == 130 && saved(out, at / 4), "at micro-batch %d: status %d: %s", at, o.status, o.out);
         check(c, (strstr(o.out, says) != NULL) == (at % 4 > 0), "at micro-batch %d: expected '%s': %s", at, says,
               o.out);
-        check(c, row_of(out, at / 4).step == -1, "%s: the row of an incomplete step", out);
+        check(c, row_of(out, at / 4 + 1).step == -1, "%s: the row of an incomplete step", out);
         free_outcome(o);
         check_run(c, run("--resume --out %s", out), 0, 0, NULL, "resumed within a step");
         check_same(c, "whole", out, 6, "resumed within a step");
@@ -453,7 +453,7 @@ static void test_overwrite(Checks* c) {
     check_run(c, run(ONLY_BEST), 1000 + SIGKILL, 1, "--keep has no effect", "killed before the first best");
     check_same(c, "new", "old", 8, "killed before the first best");
     check_run(c, run(ONLY_BEST), 0, 1, "--keep has no effect", "replaced by the best");
-    check(c, !saved("old", 8) && saved("old", 4) && row_of("old", 4).step == 4 && path_exists("old/best"), "replaced");
+    check(c, !saved("old", 8) && saved("old", 4) && row_of("old", 5).step == 5 && path_exists("old/best"), "replaced");
 #undef REPLACING
 #undef SAVED
 #undef ONLY_BEST
