@@ -4,8 +4,11 @@
 //
 //     test_tost                  all tests; those that need a missing file or GPU are counted as skipped
 //     test_tost --golden DIR     only the golden files in DIR: NAME.params.safetensors, NAME.expect.safetensors
+//     test_tost --cuda PART      only part 0, 1, 2, … of the CUDA tests; each is a process of test_tost
 //
 // The exit status is 0 only if every check passed.
+
+#include <sys/wait.h>
 
 #define TOST_NO_MAIN
 #include "tost/base/error.h"
@@ -705,27 +708,6 @@ static const TostEngine* const cuda_engine = &tost_cuda_engine;
 static const char why_no_cuda[] = "";
 #endif
 
-static void test_cuda_dtype(Checks* c, TostDtype dtype) {
-    // Published sizes, with initial and with random parameters
-    const Shape wide[] = {{1, 48, 768, 320, 1000, 0, TOST_LEARNED, 1, 150, 2, 1, RANDOM},
-                          {2, 12, 768, 1024, 50304, 0, TOST_LEARNED, 1, 300, 2, 1, FRESH},
-                          {1, 12, 768, 1024, 50304, 0, TOST_LEARNED, 1, 300, 2, 1, RANDOM},
-                          {1, 12, 768, 64, 50257, 1, TOST_LEARNED, 1, 30, 1, 1, RANDOM}};
-    const Runs twice = {.runs = 2};
-    engines_agree(c, cuda_engine, &tost_cpu_engine, &wide[0], dtype, &twice);
-    for (size_t i = 0; i < countof(muon_shapes); i++)
-        engines_agree_on_muon(c, cuda_engine, &tost_cpu_engine, &muon_shapes[i], dtype);
-    if (dtype == TOST_TF32) return;   // differs from fp32 only in its matrix products
-    for (size_t i = 1; i < countof(wide); i++)
-        engines_agree(c, cuda_engine, &tost_cpu_engine, &wide[i], dtype, &twice);
-    for (size_t i = 0; i < countof(ragged_shapes); i++)
-        engines_agree(c, cuda_engine, &tost_cpu_engine, &ragged_shapes[i], dtype, &twice);
-    engines_agree(c, cuda_engine, &tost_cpu_engine, &long_shape, dtype, &twice);
-    engines_agree_on_all_scores(c, cuda_engine, &tost_cpu_engine, dtype, CUDA_CHUNK);
-    engines_agree_on_mixed_shapes(c, cuda_engine, &tost_cpu_engine, dtype);
-    engines_agree_on_all_pieces(c, cuda_engine, &tost_cpu_engine, dtype, CUDA_CHUNK);
-}
-
 // Parameters and Adam's moments after two steps of two parts
 static Record record_of_parts(const TostEngine* engine, TostComm* comm, TostDtype dtype, bool fast) {
     enum { B = 2, T = 48, ROWS = B * T };
@@ -770,7 +752,59 @@ static void test_one_rank(Checks* c, const TostEngine* engine) {
     comm_close(comm);
 }
 
-static void test_cuda(Checks* c) {
+// Part `number` of the CUDA tests. False: there are fewer parts.
+static bool test_cuda_part(Checks* c, int number) {
+    // Published sizes, with initial and with random parameters
+    const Shape wide[] = {{1, 48, 768, 320, 1000, 0, TOST_LEARNED, 1, 150, 2, 1, RANDOM},
+                          {2, 12, 768, 1024, 50304, 0, TOST_LEARNED, 1, 300, 2, 1, FRESH},
+                          {1, 12, 768, 1024, 50304, 0, TOST_LEARNED, 1, 300, 2, 1, RANDOM},
+                          {1, 12, 768, 64, 50257, 1, TOST_LEARNED, 1, 30, 1, 1, RANDOM}};
+    const Runs twice = {.runs = 2};
+    const TostEngine* cpu = &tost_cpu_engine;
+#define PART(call) if (number-- == 0) return call, true
+    PART(test_engine(c, cuda_engine));
+    PART(test_one_rank(c, cuda_engine));
+    for (TostDtype dtype = TOST_FP32; dtype <= TOST_BF16; dtype++) {
+        const bool only_products = dtype == TOST_TF32;   // differs from fp32
+        for (size_t i = 0; i < (only_products ? 1 : countof(wide)); i++)
+            PART(engines_agree(c, cuda_engine, cpu, &wide[i], dtype, &twice));
+        for (size_t i = 0; i < countof(muon_shapes); i++)
+            PART(engines_agree_on_muon(c, cuda_engine, cpu, &muon_shapes[i], dtype));
+        if (only_products) continue;
+        for (size_t i = 0; i < countof(ragged_shapes); i++)
+            PART(engines_agree(c, cuda_engine, cpu, &ragged_shapes[i], dtype, &twice));
+        PART(engines_agree(c, cuda_engine, cpu, &long_shape, dtype, &twice));
+        PART(engines_agree_on_all_scores(c, cuda_engine, cpu, dtype, CUDA_CHUNK));
+        PART(engines_agree_on_mixed_shapes(c, cuda_engine, cpu, dtype));
+        PART(engines_agree_on_all_pieces(c, cuda_engine, cpu, dtype, CUDA_CHUNK));
+    }
+#undef PART
+    return false;
+}
+
+// Runs a part as a process, since a failed CUDA call ends it. False: there are fewer parts.
+static bool run_cuda_part(Checks* c, const char* program, int number) {
+    char command[512], line[512];
+    Checks part = {0};
+    bool counted = false;
+    snprintf(command, sizeof command, "'%s' --cuda %d", program, number);
+    FILE* output = popen(command, "r");
+    while (output && fgets(line, sizeof line, output)) {
+        counted = sscanf(line, "test_tost: %d passed, %d failed, %d skipped", &part.passed, &part.failed,
+                         &part.skipped) == 3;
+        if (!counted) fputs(line, stdout);
+    }
+    const int status = output ? pclose(output) : -1;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == STATUS_USAGE) return false;
+    c->passed += part.passed;
+    c->failed += part.failed;
+    c->skipped += part.skipped;
+    if (!counted) check(c, false, "part %d of the CUDA tests ended early: status %d", number, status);
+    printf("CUDA part %d: %d passed, %d failed so far\n", number, c->passed, c->failed);
+    return true;
+}
+
+static void test_cuda(Checks* c, const char* program) {
     static const char what[] = "CUDA against CPU (logits, losses, gradients, parameters after a step, decode)";
     const TostEngineOptions o = engine_options(1, 1, false, TOST_FP32);
     TostError err;
@@ -785,9 +819,7 @@ static void test_cuda(Checks* c) {
     }
     setvbuf(stdout, NULL, _IOLBF, 0);   // runs for minutes: print failures at once
     printf("CUDA: %s\n", text);
-    test_engine(c, cuda_engine);
-    for (TostDtype dtype = TOST_FP32; dtype <= TOST_BF16; dtype++) test_cuda_dtype(c, dtype);
-    test_one_rank(c, cuda_engine);
+    for (int number = 0; run_cuda_part(c, program, number); number++) {}
 }
 
 int main(int argc, char** argv) {
@@ -796,13 +828,10 @@ int main(int argc, char** argv) {
         test_golden(&c, &tost_cpu_engine, argv[2], check_layer0, NULL);
         return checks_verdict(&c);
     }
-    if (argc == 2 && strcmp(argv[1], "--cuda") == 0 && cuda_engine) {
-        test_engine(&c, cuda_engine);
-        test_one_rank(&c, cuda_engine);
-        return checks_verdict(&c);
-    }
+    const bool cuda = argc == 3 && strcmp(argv[1], "--cuda") == 0 && cuda_engine;
+    if (cuda && test_cuda_part(&c, atoi(argv[2]))) return checks_verdict(&c);
     if (argc != 1) {
-        fprintf(stderr, "usage: test_tost [--golden DIR | --cuda]\n");
+        if (!cuda) fprintf(stderr, "usage: test_tost [--golden DIR | --cuda PART]\n");
         return STATUS_USAGE;
     }
     test_table(&c);
@@ -811,6 +840,6 @@ int main(int argc, char** argv) {
     test_threads(&c);
     test_thread_number(&c);
     test_subnormals(&c);
-    test_cuda(&c);
+    test_cuda(&c, argv[0]);
     return checks_verdict(&c);
 }

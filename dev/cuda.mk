@@ -112,7 +112,7 @@ $(EMU)/engine.o: train_gpt_tost.cu $(CUDA_H) $(wildcard dev/test/cuda/*.h)
 $(EMU)/train_gpt_tostcu: $(EMU_MAIN) $(EMU)/engine.o $(EMU_LIB) $(EMU_TOST)
 	$(call say,LINK $@) $(EMU_CXX) $(EMU_FLAGS) -o $@ $^ -lm -ldl -rdynamic
 
-# The reference test with the emulated engine: test_tost --cuda
+# The reference test with the emulated engine: test_tost --cuda PART
 $(EMU)/test_tost.o: test_tost.c
 	$(call say,CC $< (for the emulation)) $(CC) -std=c11 -D_GNU_SOURCE -O2 $(EMU_FLAGS) -MMD -MP -c $< -o $@
 $(EMU)/test_tost: $(EMU)/test_tost.o $(EMU)/engine.o $(EMU_LIB) $(EMU_TOST)

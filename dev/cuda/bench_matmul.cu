@@ -40,7 +40,7 @@ template <typename S, typename O> static double bench_product(Bench* bench, cons
         Matmul mm = {};
         matmul_init(&mm, bench->stream, space, false);
         const double s = bench_seconds(bench, [&] { matmul(&mm, p); });
-        const cublasLtMatmulAlgo_t* algo = &mm.plans[0].algo;
+        const cublasLtMatmulAlgo_t* algo = &mm.plans[0].proposal[mm.plans[0].used].algo;
         if (choice == 0) {
             first = best = s;
             printf("%-28s %-30s %9.1f us %8.1f TFLOP/s, algorithm %d, split-K %d, %zu bytes", name, size, s * 1e6,

@@ -43,7 +43,8 @@ for program in $ranks "$@" ./test_tost $(printf '%s\n' dev/test/*/test_*.sh | gr
     case $program${QUICK:+1} in
         */cuda_on_host*/test) list "$program" --first-half; list "$program" --second-half
             list env CUDA_ON_HOST_INEXACT=1 "$program" --quick
-            list env CUDA_ON_HOST_INEXACT=1 "${program}_tost" --cuda ;;
+            list env CUDA_ON_HOST_INEXACT=1 "${program}_tost" --cuda 0
+            list env CUDA_ON_HOST_INEXACT=1 "${program}_tost" --cuda 1 ;;
         */cuda_on_host*/test1) list "$program" --quick ;;
         *.sh | *.sh1) list "$program" ./train_gpt_tost ;;
         *) list "$program" ;;

@@ -1,4 +1,4 @@
-// matmul.cuh: matrix products by cuBLASLt, with the algorithm that its heuristic proposes first for a shape.
+// matmul.cuh: matrix products by cuBLASLt, with the first algorithm that its heuristic proposes for a shape and that runs.
 #ifndef TOST_CUDA_MATMUL_CUH
 #define TOST_CUDA_MATMUL_CUH
 
@@ -39,10 +39,12 @@ typedef std::array<int64_t, 17> MatmulKey;
 
 // What cuBLASLt needs for one shape, chosen at the first call.
 struct MatmulPlan {
+    static constexpr int PROPOSALS = 8;
     MatmulKey key;
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t first, second, out;
-    cublasLtMatmulAlgo_t algo;
+    cublasLtMatmulHeuristicResult_t proposal[PROPOSALS];   // the fastest first
+    int n_proposals, used;
 };
 
 struct Matmul {
@@ -127,18 +129,16 @@ static MatmulPlan matmul_plan(const Matmul* mm, const MatmulKey& key, const P& p
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
         matmul_set(preference, which, (uint32_t)alignment);
-    cublasLtMatmulHeuristicResult_t result = {};
-    int found = 0;
-    CUBLAS_CHECK(cublasLtMatmulAlgoGetHeuristic(mm->handle, plan.desc, plan.first, plan.second, plan.out, plan.out,
-                                                preference, 1, &result, &found));
-    CUBLAS_CHECK(found > 0 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED);
-    plan.algo = result.algo;
+    const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(mm->handle, plan.desc, plan.first, plan.second, plan.out,
+                                                            plan.out, preference, MatmulPlan::PROPOSALS, plan.proposal,
+                                                            &plan.n_proposals);
+    if (s != CUBLAS_STATUS_SUCCESS) plan.n_proposals = 0;
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
     return plan;
 }
 
 // Returns the plan for the shape of p. The first call for a shape chooses the plan and must not be in a graph capture.
-template <typename P> static const MatmulPlan& matmul_plan_of(Matmul* mm, const P& p) {
+template <typename P> static MatmulPlan& matmul_plan_of(Matmul* mm, const P& p) {
     const int alignment = common_alignment(p);
     const MatmulKey key = {mm->tf32, cuda_type(p.a), cuda_type(p.c), p.at,     p.bt,  p.M,
                            p.N,      p.K,            p.ldc,          p.lda,    p.ldb, p.bias != NULL,
@@ -149,13 +149,22 @@ template <typename P> static const MatmulPlan& matmul_plan_of(Matmul* mm, const 
     return mm->plans[i];
 }
 
-// Runs p on the stream, with the plan for its shape.
+// Runs p on the stream, with the plan for its shape. If cuBLASLt refuses an algorithm, the next one takes its place.
 template <typename S, typename O> static void matmul(Matmul* mm, const Product<S, O>& p) {
-    const MatmulPlan& plan = matmul_plan_of(mm, p);
+    MatmulPlan& plan = matmul_plan_of(mm, p);
     const O* source = p.source ? p.source : p.c;
+    cublasStatus_t s = CUBLAS_STATUS_NOT_SUPPORTED;
     if (p.bias) matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
-    CUBLAS_CHECK(cublasLtMatmul(mm->handle, plan.desc, &p.alpha, p.b, plan.first, p.a, plan.second, &p.beta, source,
-                                plan.out, p.c, plan.out, &plan.algo, mm->workspace, MATMUL_WORKSPACE, mm->stream));
+    for (; plan.used < plan.n_proposals; plan.used++) {
+        s = cublasLtMatmul(mm->handle, plan.desc, &p.alpha, p.b, plan.first, p.a, plan.second, &p.beta, source,
+                           plan.out, p.c, plan.out, &plan.proposal[plan.used].algo, mm->workspace, MATMUL_WORKSPACE,
+                           mm->stream);
+        if (s == CUBLAS_STATUS_SUCCESS) return;
+    }
+    char what[96];
+    snprintf(what, sizeof what, "product of (%d,%d) and (%d,%d) in %s, batch of %d", p.M, p.K, p.K, p.N,
+             sizeof(S) == sizeof(float) ? "float32" : "bf16", p.count);
+    cublas_check(s, what, __FILE__, __LINE__);
 }
 
 static void matmul_init(Matmul* mm, cudaStream_t stream, void* workspace, bool tf32) {

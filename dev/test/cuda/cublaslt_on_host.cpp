@@ -42,6 +42,7 @@ template <typename T> cublasStatus_t destroy(T* p) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
+constexpr int PROPOSALS = 3;
 unsigned in_place = 0;   // number of products with in-place reduction
 
 // Aborts unless `ok`.
@@ -257,12 +258,14 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     NEED(!cuda_on_host_capturing(), "heuristic while a stream is capturing");
     check_shapes(*desc, *a, *b, *c, *d);
     const CublasOnHostLayout* const layouts[] = {a, b, c, d};
-    cublasLtMatmulHeuristicResult_t& r = results[0];
-    r = {};
-    r.workspaceSize = std::min(preference->workspace, (size_t)4096);
-    r.algo = {shape_hash(*desc, layouts), r.workspaceSize, {}, alignment_of(desc->bias), preference->reductions};
-    memcpy(r.algo.align, preference->align, sizeof preference->align);
-    *found = 1;
+    *found = std::min(wanted, PROPOSALS);
+    for (int i = 0; i < *found; i++) {
+        cublasLtMatmulHeuristicResult_t& r = results[i];
+        r = {};
+        r.workspaceSize = std::min(preference->workspace, (size_t)4096);
+        r.algo = {shape_hash(*desc, layouts), r.workspaceSize, {}, alignment_of(desc->bias), preference->reductions, i};
+        memcpy(r.algo.align, preference->align, sizeof preference->align);
+    }
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -294,6 +297,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
              "the bias at %p is not aligned to the %u bytes of the heuristic's bias", p.desc.bias, algo->bias_align);
         cuda_on_host_check_range("cublasLtMatmul's bias", p.desc.bias, p.d_layout.rows * size_of(p.d_layout.type));
     }
+    if (algo->number < cuda_on_host_options().refused) return CUBLAS_STATUS_NOT_SUPPORTED;
     const size_t scribble = algo->workspace;
     cuda_on_host_enqueue(stream, [p, workspace, scribble] {
         if (scribble) memset(workspace, 0xff, scribble);

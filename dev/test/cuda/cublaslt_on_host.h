@@ -49,6 +49,7 @@ typedef struct CublasOnHostPreference* cublasLtMatmulPreference_t;
 struct cublasLtMatmulAlgo_t {
     uint64_t shape, workspace;
     uint32_t align[4], bias_align, reductions;
+    int number;   // in the order of the proposals
 };
 struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;

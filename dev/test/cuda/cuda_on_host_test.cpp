@@ -246,6 +246,29 @@ void test_peak(Checks* c) {
     }
 }
 
+// cuBLASLt refuses algorithms that it has proposed: another one gives the same bits; if there is none, the error names the
+// product.
+void test_refused_products(Checks* c) {
+    cuda_on_host_set(CudaOnHostOptions());
+    Record want = mixed_record(&tost_cuda_engine, nullptr, TOST_BF16);
+    for (const int refused : {2, 3}) {
+        int status = 0;
+        const std::string text = child_stderr(&status, [&] {
+            Checks child = {"cuda_on_host", 0, 0, 0};
+            CudaOnHostOptions o;
+            o.refused = refused;
+            cuda_on_host_set(o);
+            Record got = mixed_record(&tost_cuda_engine, nullptr, TOST_BF16);
+            records_same(&child, "bf16", &got, &want, "with refused algorithms");
+            _exit(child.failed != 0);
+        });
+        const bool named = text.find("product of (") != std::string::npos && text.find("in bf16") != std::string::npos;
+        check(c, refused == 2 ? status == 0 : named && status != 0, "%d algorithms refused: status %d, \"%s\"", refused,
+              status, text.c_str());
+    }
+    record_free(&want);
+}
+
 // If a graph cannot be captured or instantiated, a warning and the same bits; with TOST_NO_GRAPHS=1, no graph.
 void test_without_graphs(Checks* c) {
     const auto run = [] { return mixed_record(&tost_cuda_engine, nullptr, TOST_FP32); };
@@ -302,6 +325,7 @@ void test_quick(Checks* c) {
     test_peak(c);
     test_refusals(c);
     test_without_graphs(c);
+    test_refused_products(c);
     test_exchange(c, EXCHANGE_QUICK);
 }
 
@@ -328,6 +352,7 @@ void test_first_half(Checks* c) {
     test_pieces(c, TOST_FP32, RESIDENT);
     test_peak(c);
     test_refusals(c);
+    test_refused_products(c);
     test_suggestions(c);
     test_chunk_suggestion(c);
     test_pieces_memory(c, TOST_BF16);
