@@ -82,7 +82,7 @@ __global__ void embedding_forward_kernel(float* x, const int32_t* tokens, const 
                                          const StepHeader* step, int T, int C) {
     const size_t row = blockIdx.x;
     const float* token_c = wte + (size_t)tokens[row] * C;
-    const float* position_c = wpe + ((size_t)step->first + row % T) * C;
+    const float* position_c = wpe + ((size_t)step->first + blockIdx.x % T) * C;
     for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
         float a[4], b[4];
         load_part<false>(a, token_c + c, C - c);
@@ -1196,8 +1196,8 @@ __device__ inline void tssa_energy_backward(TssaSteps steps, TssaStarts starts, 
 }
 
 // Minimum traffic per row: 2C (w) + 2C (dy) + 2C (dw). Moved in addition: carries, back and totals, about
-// (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. With float32, the
-// kernel needs so many registers that only one block fits on a multiprocessor.
+// (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. With float32, two
+// blocks per multiprocessor would leave too few registers for each.
 template <typename S> __global__ void __launch_bounds__(TSSA_WARPS* WARP, sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
     tssa_backward_kernel(Tssa<S> a) {
     DYNAMIC_SHARED(float, shared);
@@ -1277,6 +1277,9 @@ static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tss
 
 constexpr int GELU_PACK = 8, GELU_THREADS = 128;
 
+// Blocks of backward that fit on a multiprocessor, by their registers
+template <typename S, bool WHOLE> constexpr int gelu_blocks() { return WHOLE && sizeof(S) == 2 ? 10 : 4; }
+
 // Minimum traffic per element: 2 (x) + 2 (y).
 template <typename S> __global__ void gelu_forward_kernel(S* y, const S* x, size_t n) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * GELU_PACK;
@@ -1300,7 +1303,7 @@ template <typename S> static void gelu_forward(cudaStream_t stream, S* y, const 
 // dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N):
 // Σ of dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
 // WHOLE: N is a multiple of GELU_PACK.
-template <typename S, bool WHOLE> __global__ void __launch_bounds__(GELU_THREADS)
+template <typename S, bool WHOLE> __global__ void __launch_bounds__(GELU_THREADS, gelu_blocks<S, WHOLE>())
     gelu_backward_kernel(S* dx, float* partial, const S* x, size_t rows, int N) {
     const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * GELU_PACK, inside = N - c;
     float sum[GELU_PACK] = {};
@@ -1322,12 +1325,14 @@ template <typename S, bool WHOLE> __global__ void __launch_bounds__(GELU_THREADS
 // (COLUMN_BLOCKS,N). x (rows,N)
 template <typename S>
 static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sums, const S* x, size_t rows, int N) {
-    const int blocks = (int)min(rows, (size_t)COLUMN_BLOCKS);
+    const bool whole = N % GELU_PACK == 0;
+    const int across = div_up(N, GELU_THREADS * GELU_PACK);
+    const int each = whole ? gelu_blocks<S, true>() : gelu_blocks<S, false>();
+    const int resident = max(COLUMN_BLOCKS / 4 * each / across, 1);   // one wave
+    const int blocks = (int)min(rows, (size_t)min(resident, COLUMN_BLOCKS));
     float* const partial = column_partials(sums, 1, blocks, N);
-    const auto gelu_backward_variant = N % GELU_PACK == 0 ? gelu_backward_kernel<S, true>
-                                                          : gelu_backward_kernel<S, false>;
-    LAUNCH(gelu_backward_variant, dim3(blocks, div_up(N, GELU_THREADS * GELU_PACK)), GELU_THREADS, 0, stream, dx,
-           partial, x, rows, N);
+    const auto gelu_backward_variant = whole ? gelu_backward_kernel<S, true> : gelu_backward_kernel<S, false>;
+    LAUNCH(gelu_backward_variant, dim3(blocks, across), GELU_THREADS, 0, stream, dx, partial, x, rows, N);
     column_sum(sums, db, partial, blocks, N);
 }
 
@@ -1359,7 +1364,7 @@ __device__ inline void softmax_add(SoftmaxStatistics& mine, const float (&x)[LOG
     UNROLL for (int j = 0; j < LOGIT_PACK; j++) mine.sum += power_of_2(x[j] * LOG2_E - top * LOG2_E);
 }
 
-// Of this thread's packs. Two packs are in flight; only the last can reach past V.
+// Of this thread's packs, of which only the last can reach past V.
 template <typename S> __device__ inline SoftmaxStatistics softmax_statistics(const S* logits, int V) {
     SoftmaxStatistics mine = {-INFINITY, 0.0f};
     int v = threadIdx.x * LOGIT_PACK;

@@ -11,7 +11,7 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
     float *x_out = bench_buffer<float>(bench, rows * C), *dx = bench_random<float>(bench, rows * C, 0, 1e-3f);
     float *mean = bench_buffer<float>(bench, rows), *rstd = bench_buffer<float>(bench, rows);
     float *dw = bench_buffer<float>(bench, C), *dgamma = bench_buffer<float>(bench, C),
-          *dbias = bench_buffer<float>(bench, C), *dweight = bench_buffer<float>(bench, C * CONV_WIDTH);
+          *dbias = bench_buffer<float>(bench, 4 * C), *dweight = bench_buffer<float>(bench, C * CONV_WIDTH);
     float* partial = bench_buffer<float>(bench, (size_t)COLUMN_BLOCKS * 4 * C);
     S *y = bench_buffer<S>(bench, rows * C), *dbranch = bench_buffer<S>(bench, rows * C);
     const auto backward = [&](auto f) {   // with the sums over rows
@@ -33,15 +33,16 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
                                         w, branch, gamma, true, rows, C);
         });
     });
-    bench_report(bench, "gelu_forward", size, cells * 2 * sizeof(S),
-                 [&] { gelu_forward(stream, y, branch, rows * C); });
-    bench_report(bench, "gelu_backward", size, cells * 3 * sizeof(S), [&] {
-        backward([&](ColumnSums* sums) { gelu_backward(stream, dbranch, dbias, sums, branch, rows, C); });
-    });
     const Conv<S> conv = {64, (int)rows / 64, C, y, branch, x, NO_STATES, 0, 0, dbranch, dy, NO_STATES, NULL};
     bench_report(bench, "conv_forward", size, cells * 2 * sizeof(S), [&] { conv_forward(stream, conv); });
     bench_report(bench, "conv_backward", size, cells * 3 * sizeof(S), [&] {
         backward([&](ColumnSums* sums) { conv_backward(stream, dweight, sums, conv); });
+    });
+    snprintf(size, sizeof size, "%s rows %zu channels %d", bench_type<S>(), rows / 4, 4 * C);   // as in the MLP
+    bench_report(bench, "gelu_forward", size, cells * 2 * sizeof(S),
+                 [&] { gelu_forward(stream, y, branch, rows * C); });
+    bench_report(bench, "gelu_backward", size, cells * 3 * sizeof(S), [&] {
+        backward([&](ColumnSums* sums) { gelu_backward(stream, dbranch, dbias, sums, branch, rows / 4, 4 * C); });
     });
     bench_free_buffers(bench);
 }

@@ -13,6 +13,7 @@ LAUNCHES = {
     "layernorm_residual_backward_kernel": (512, 1),
     "bias_backward_kernel": (256, 4),
     "conv_kernel": (192, 4),   # 768 channels
+    "gelu_backward_kernelI13__nv_bfloat16Lb1E": (128, 10),
     "gelu_backward_kernel": (128, 4),
     "tssa_forward_kernel": (384, lambda arch: 1 if arch >= 100 else 2),
     "tssa_backward_kernelI13__nv_bfloat16": (384, lambda arch: 1 if arch >= 100 else 2),

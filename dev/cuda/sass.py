@@ -64,8 +64,8 @@ KERNELS = {
     "layernorm_residual_backward": (
         "_Z34layernorm_residual_backward_kernelI13__nv_bfloat16Li4ELi1ELi2E", 2 * LAYERS + 1, 528 * 6, 2,
         {0: ROWS / 2 / 528}),
-    "gelu_backward": ("_Z20gelu_backward_kernelI13__nv_bfloat16Lb1E", LAYERS, 528 * 3 * 4, 1,
-                      {0: f"{2 * ROWS / 528}/load"}),
+    "gelu_backward": ("_Z20gelu_backward_kernelI13__nv_bfloat16Lb1E", LAYERS, 440 * 3 * 4, 1,
+                      {0: f"{2 * ROWS / 440}/load"}),
     "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16E", LAYERS, CHUNKS * 12, 44,
                       {3: 8, 4: 0, **scan_trips(6, 7), 17: 0, 19: 0, 20: 3, 21: 0, 25: 8, 26: 0, **scan_trips(28, 6),
                        39: 8, 40: 0, 41: 0}),
