@@ -2,7 +2,7 @@
 """GPU benchmark: runs the built CUDA programs and PyTorch models in stages, and writes a dated Markdown table.
 
     make -k -j CUDA=always train_gpt_tostcu test_tost bench_cuda
-    dev/bench/gpu.py [--stages NAME ...] [--out DIR] [--limit SECONDS] [--built DIR]
+    dev/bench/gpu.py [--stages NAME ...] [--out DIR] [--limit SECONDS] [--built DIR] [--commit NAME]
 
 Every stage runs alone, and one that fails, hangs or lacks a program is listed in the table without stopping the others.
 The table is saved after each row, with the commands and their output in a .log beside it. Downloads nothing: the data
@@ -29,6 +29,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTHS, TOKENS, VOCAB = (1024, 65536, 16384, 4096), 65536, 50257   # the most important length first
+BASE = (1024, "bf16")
+CASES = [BASE, *((T, "bf16") for T in LENGTHS[1:]), (65536, "bf16", "--chunk", 16384), (1024, "fp32"), (1024, "tf32"),
+         (1024, "bf16", "--recompute"), (1024, "bf16", "--conv", 4), (1024, "bf16", "--optimizer", "muon")]
 STARTER = "data/starter/starter_train_*.bin"
 WARM_STEPS, STEPS, CURVE_STEPS = 5, 25, 300   # of the trainer: not counted, all, and of the loss curves
 
@@ -39,13 +42,20 @@ def output_of(command):
 
 
 def expected(pattern, text=(ROOT / "dev/cuda/SASS.md").read_text(encoding="utf-8")):
-    """An estimate of SASS.md, for tost-base on an H200."""
+    """An estimate of SASS.md, for tost-base."""
     return (re.findall(pattern, text, re.M) or [""])[0]
 
 
-def base(T, batch, steps, data):
+def expected_rate(gpu):
+    """Of tost-base, if the GPU is one of SASS.md."""
+    h200, h100 = (expected(r"^\| tokens/ms \|.*?\|(.*)\|$") or "|").split("|")
+    rate = h200 if "H200" in gpu else h100 if "H100" in gpu else ""
+    return rate and f"{rate.strip()} thousand"
+
+
+def base(T, batch, steps, data, dtype="bf16"):
     """Options of a run of tost-base."""
-    return f"""--preset tost-base --dtype bf16 --block-size {T} --seq {T} --batch {batch} --total-batch {batch * T}
+    return f"""--preset tost-base --dtype {dtype} --block-size {T} --seq {T} --batch {batch} --total-batch {batch * T}
                --steps {steps} --data {data}""".split()
 
 
@@ -128,6 +138,11 @@ class Run:
 
     # ---- stages ----
 
+    def libraries(self):
+        output, reason = self.command(["ldd", self.program("train_gpt_tostcu"), self.program("test_tost")], 20)
+        missing = re.findall(r"^\s*(\S+) => not found", output, re.M)
+        self.table.row("missing libraries", reason or len(missing), ", ".join(missing), "0")
+
     def bench(self, name, limit=60):
         """Rows of a benchmark of dev/cuda, which prints lines `NAME SIZE X us DETAILS`."""
         output, reason = self.command([self.program(f"bench_{name}")], limit)
@@ -142,34 +157,53 @@ class Run:
     def tests(self):
         output, reason = self.command([self.program("test_tost")], 240)
         counts = re.findall(r"^test_tost: (.*)$", output, re.M)
+        counts = counts or re.findall(r"^CUDA part \d+: (.*)$", output, re.M)[-1:]   # until it was stopped
         failed = re.findall(r"^FAILED (.*)$", output, re.M)
         self.table.row("tests", counts[0] if counts else reason, "; ".join(failed[:10]), "0 failed")
 
-    def train(self, lengths):
+    def train(self, cases):
+        """Each case is a length, dtype and more options."""
         draw = random.Random(1)   # ids that follow Zipf's law
         data = self.shard("random.bin", (int(VOCAB ** draw.random()) - 1 for _ in range(4 * TOKENS + 1)))
         first = None
-        for T in lengths:
-            output, rows = self.trainer(f"trainer, T = {T}", [*base(T, TOKENS // T, STEPS, data), "--save-every", 0])
+        for T, dtype, *more in cases:
+            name = " ".join(map(str, (f"trainer, T = {T}, {dtype}", *more)))
+            options = [*base(T, TOKENS // T, STEPS, data, dtype), *more, "--save-every", 0]
+            output, rows = self.trainer(name, options)
             if len(rows) <= WARM_STEPS:
                 continue
             ms = statistics.median(float(row["ms"]) for row in rows[WARM_STEPS:])
             rate = TOKENS / ms * 1e3
             first = first or rate
-            parts = [f"{ms:.2f} ms per step", f"{rate / first:.3f} of T = {lengths[0]}"]
+            parts = [f"{ms:.2f} ms per step", f"{rate / first:.3f} of the first"]
             compute = re.search(r"^compute +([\d.]+) MFLOP .*, ([\d.e+-]+) TFLOP/s in \w+ \((.*)\)$", output, re.M)
             if compute:
                 flops, peak = rate * float(compute[1]) * 1e-6, float(compute[2])
                 parts.append(f"{flops:.0f} TFLOP/s, MFU {100 * flops / peak:.1f}% of {peak:.4g} TFLOP/s ({compute[3]})")
             parts += re.findall(r", (\S+ \S+ of memory)", output)[:1]
-            self.table.row(f"trainer, T = {T}, tokens/s", f"{rate:,.0f}", ", ".join(parts),
-                           expected(r"^\| tokens/ms \|.*\| (.*) \|$") + " thousand" if T == 1024 else "")
+            self.table.row(f"{name}: tokens/s", f"{rate:,.0f}", ", ".join(parts),
+                           expected_rate(self.table.facts["GPU, driver, memory"]) if (T, dtype, *more) == BASE else "")
+
+    def sampling(self):
+        """Speed of decoding: one text, and 32 together."""
+        self.trainer("sampled", base(1024, 8, 1, STARTER))
+        for samples in (1, 32):
+            output, reason = self.command([self.program("train_gpt_tostcu"), "sample", "--dtype", "bf16", "--model",
+                                           self.work / "sampled", "--prompt", "Once", "--tokens", 500, "--samples",
+                                           samples], 60)
+            found = re.findall(r"([\d.]+) tokens/s$", output, re.M)
+            if found:
+                self.table.row(f"sampling, {samples} texts: tokens/s", found[-1])
+            if reason:
+                self.table.note(f"sampling, {samples} texts", reason)
 
     def sanitizer(self, tool):
         data = self.shard("small.bin", (i * 7919 % 257 for i in range(2000)))
+        plain, conv = "--conv 0 --optimizer adamw", "--conv 4 --optimizer muon"
         whole = "--layers 2 --heads 3 --channels 192 --block-size 80 --seq 80 --batch 3 --total-batch 480 --recompute"
         ragged = "--layers 1 --heads 3 --channels 60 --bias 1 --block-size 70 --seq 37 --batch 3 --total-batch 222"
-        for name, shape in (("bf16, whole tiles", whole), ("fp32, ragged", ragged), ("bf16, ragged", ragged)):
+        for name, shape in (("bf16, whole tiles", f"{whole} {plain}"), ("fp32, ragged", f"{ragged} {plain}"),
+                            ("bf16, ragged, conv, Muon", f"{ragged} {conv}")):
             # checks the trainer's kernels, whose names end in _kernel, and not cuBLASLt's
             prefix = f"compute-sanitizer --tool {tool} --kernel-name kns=_kernel --kernel-name-exclude kns=splitKreduce"
             options = f"{shape} --vocab-size 257 --steps 2 --save-every 0 --dtype {name[:4]} --data {data}".split()
@@ -185,7 +219,8 @@ class Run:
         metrics = "gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum"
         data = self.shard("profile.bin", (i * 7919 % VOCAB for i in range(TOKENS + 1)))
         output, _ = self.trainer("profile", [*base(1024, 64, 1, data), "--save-every", 0], 300,
-                                 ["ncu", "--clock-control", "none", "--csv", "--page", "raw", "--metrics", metrics])
+                                 ["ncu", "--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw",
+                                  "--metrics", metrics])
         lines = [line for line in output.splitlines() if line.startswith('"')]
         if lines:
             path = self.table.path.with_suffix(".csv")
@@ -228,12 +263,13 @@ class Run:
             self.table.row("the same weights and moments after two steps twice", one == two, "", "True")
 
 
-STAGES = {"tssa": lambda run: run.bench("tssa", 40), "train": lambda run: run.train(LENGTHS[:1]), "tests": Run.tests,
+STAGES = {"libraries": Run.libraries, "train": lambda run: run.train([BASE]), "tests": Run.tests,
+          "memcheck": lambda run: run.sanitizer("memcheck"), "cases": lambda run: run.train(CASES),
+          "tssa": lambda run: run.bench("tssa", 40),
           "kernels": lambda run: [run.bench(name) for name in ("norm", "classifier", "adamw")],
-          "memcheck": lambda run: run.sanitizer("memcheck"), "matmuls": lambda run: run.bench("matmul"),
-          "lengths": lambda run: run.train(LENGTHS), "profile": Run.profile, "curve": Run.curve, "peers": Run.peers,
-          "racecheck": lambda run: run.sanitizer("racecheck"), "synccheck": lambda run: run.sanitizer("synccheck"),
-          "repeat": Run.repeat}
+          "matmuls": lambda run: run.bench("matmul"), "sampling": Run.sampling, "profile": Run.profile,
+          "repeat": Run.repeat, "curve": Run.curve, "peers": Run.peers,
+          "racecheck": lambda run: run.sanitizer("racecheck"), "synccheck": lambda run: run.sanitizer("synccheck")}
 
 
 def main():
@@ -243,15 +279,17 @@ def main():
                         help="stages to run, in this order (default: all)")
     parser.add_argument("--out", type=Path, metavar="DIR", default=ROOT / "dev/bench/results",
                         help="folder of the table (default dev/bench/results)")
-    parser.add_argument("--limit", type=float, default=570, metavar="SECONDS", help="of the whole run (default 570)")
+    parser.add_argument("--limit", type=float, default=540, metavar="SECONDS", help="of the whole run (default 540)")
     parser.add_argument("--built", type=Path, metavar="DIR", default=ROOT,
                         help="the programs, or the repository in which they were built (default: this one)")
+    parser.add_argument("--commit", metavar="NAME", default=output_of("git describe --always --dirty") or "unknown",
+                        help="of the programs, for the table (default: that of the repository)")
     args = parser.parse_args()
     gpus = output_of("nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader").splitlines()
     if not gpus:
         sys.exit("gpu.py: no GPU found by nvidia-smi")
     os.environ["PATH"] += ":/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
-    facts = {"GPU, driver, memory": gpus[0], "commit": output_of("git describe --always --dirty") or "unknown",
+    facts = {"GPU, driver, memory": gpus[0], "commit": args.commit,
              "command": shlex.join(sys.argv)}
     name = re.sub(r"[^a-z0-9]+", "-", gpus[0].split(",")[0].lower()).strip("-")
     args.out.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ import subprocess
 import sys
 
 ARCH, SCHEDULERS, CLOCK, BANDWIDTH, PRODUCTS = "sm_90", 132 * 4, 1.755e9, 4.3e12, 790e12
+BANDWIDTH_H100 = 3.0e12   # the rest is as on an H200
 # Expected: shares of the issue rate and bandwidth, ms per launch (SASS.md has the reasons); range of a step
 ISSUED, STREAMED, LAUNCH, LEAST, MOST = 0.65, 0.85, 3e-3, 0.95, 1.08
 GROWTH = 1.05
@@ -145,8 +146,8 @@ def traffic_of(path):
     return {row[1].strip(): (int(row[2]), float(row[10]), float(row[6])) for row in rows}
 
 
-def bytes_ms(gigabytes):
-    return gigabytes * 1e9 / BANDWIDTH * 1e3
+def bytes_ms(gigabytes, bandwidth=BANDWIDTH):
+    return gigabytes * 1e9 / bandwidth * 1e3
 
 
 def unlisted(traffic):
@@ -165,15 +166,17 @@ def grown(found, recorded):
 
 
 def estimates(found, traffic):
-    """Per kernel: name, instructions, issue and bytes in ms, launches, floor and expectation in ms, and the expectation
-    / the time of the minimum's bytes."""
+    """Per kernel: name, instructions, issue and bytes in ms, launches, floor, expectation and that of an H100 in ms, and
+    the expectation / the time of the minimum's bytes."""
     for kernel in [*found, *sorted(traffic.keys() - found.keys() - {"matmul"})]:
         _, often, warps, _, _ = KERNELS.get(kernel, ("", 0, 0, 0, {}))
         launches, gigabytes, ratio = traffic.get(kernel, (0, 0, 1))
         count, moved = found.get(kernel, 0), bytes_ms(gigabytes)
         issue = count * often * warps / SCHEDULERS / CLOCK * 1e3
-        likely = max(issue / ISSUED, moved / STREAMED) + launches * LAUNCH
-        yield kernel, count, issue, moved, launches, max(issue, moved), likely, likely * ratio / moved if moved else 0
+        likely, on_h100 = (max(issue / ISSUED, bytes_ms(gigabytes, bandwidth) / STREAMED) + launches * LAUNCH
+                           for bandwidth in (BANDWIDTH, BANDWIDTH_H100))
+        yield (kernel, count, issue, moved, launches, max(issue, moved), likely, on_h100,
+               likely * ratio / moved if moved else 0)
 
 
 def record(found, compiler, traffic):
@@ -196,30 +199,33 @@ often each loop counts; both sides of a branch count.
 - GELU fused with the products around it would save up to 5 ms. But cuBLASLt's epilogues compute the tanh form, not the
   exact one, and the CUDA toolkit has no header-only matrix product with a custom epilogue (CUTLASS has one, but would
   be a new dependency).
+- On an H100: the same at {BANDWIDTH_H100 * 1e-12} TB/s.
 - × minimum: the expected time / that of the minimum of TRAFFIC.md at {BANDWIDTH * 1e-12} TB/s.
 
-| kernel | instructions | issue, ms | bytes, ms | launches | floor, ms | expected, ms | × minimum |
-|---|---|---|---|---|---|---|---|
+| kernel | instructions | issue, ms | bytes, ms | launches | floor, ms | expected, ms | on an H100 | × minimum |
+|---|---|---|---|---|---|---|---|---|
 """
     rows = list(estimates(found, traffic))
     for row in rows:
-        text += "| {} | {:.0f} | {:.3f} | {:.3f} | {} | {:.3f} | {:.3f} | {:.1f} |\n".format(*row)
+        text += "| {} | {:.0f} | {:.3f} | {:.3f} | {} | {:.3f} | {:.3f} | {:.3f} | {:.1f} |\n".format(*row)
     text += "\n| matrix products | TFLOP | expected TFLOP/s | why | floor, ms | expected, ms |\n" + "|---" * 6 + "|\n"
-    launches, others, likely_others = (sum(row[i] for row in rows) for i in (4, 5, 6))
+    launches, others, likely_others, h100_others = (sum(row[i] for row in rows) for i in (4, 5, 6, 7))
     products = traffic["matmul"][0]
     floor, likely = 0, products * LAUNCH
     for name, (flops, rate, why) in MATMULS.items():
         times = flops / PRODUCTS * 1e3, flops / rate * 1e-9
         text += f"| {name} | {flops * 1e-12:.1f} | {rate} | {why} | {times[0]:.1f} | {times[1]:.1f} |\n"
         floor, likely = floor + times[0], likely + times[1]
-    step, rate = likely + likely_others, ROWS / (likely + likely_others)
+    steps = [likely + others_of for others_of in (likely_others, h100_others)]
+    ranges = [f"{step:.1f} ({LEAST * step:.0f} to {MOST * step:.0f})" for step in steps]
+    rates = [f"{ROWS / step:.0f} ({ROWS / step / MOST:.0f} to {ROWS / step / LEAST:.0f})" for step in steps]
     return text + f"""
-| one step | floor, ms | expected, ms |
-|---|---|---|
-| matrix products, {products} launches | {floor:.1f} | {likely:.1f} |
-| other kernels, {launches} launches | {others:.1f} | {likely_others:.1f} |
-| step | {floor + others:.1f} | {step:.1f} ({LEAST * step:.0f} to {MOST * step:.0f}) |
-| tokens/ms | {ROWS / (floor + others):.0f} | {rate:.0f} ({rate / MOST:.0f} to {rate / LEAST:.0f}) |
+| one step | floor, ms | expected, ms | on an H100 |
+|---|---|---|---|
+| matrix products, {products} launches | {floor:.1f} | {likely:.1f} | {likely:.1f} |
+| other kernels, {launches} launches | {others:.1f} | {likely_others:.1f} | {h100_others:.1f} |
+| step | {floor + others:.1f} | {" | ".join(ranges)} |
+| tokens/ms | {ROWS / (floor + others):.0f} | {" | ".join(rates)} |
 """
 
 

@@ -1,4 +1,4 @@
-"""Trains variants of ToST, to find out where a short convolution helps:
+"""Trains variants of ToST, to find out where a short convolution helps and how TSSA could use its past:
 
     variants.py VARIANT --init MODEL --data GLOB --val-data GLOB --steps N --lr X --out DIR …
 
@@ -7,14 +7,17 @@ VARIANT joins words with +, such as w+ln_2+relative:
     published   the model as published
     w           a causal convolution of width 4 on w; ln_1, ln_2: on the output of this LayerNorm; w+ln_2 is --conv 4
     relative    relative energy: u = Σ_d s (t+1) / (S hs) + hs denom_bias; the first term is of order one at any t
+    decay       sums that forget: S[t] = λ S[t-1] + s[t], and so N and D; λ = exp(-1/τ), one learned τ per head, at
+                first from 4 to the block size, in geometric steps
+    mean        the first moment: y += β μ, μ = Σ Π w / D; β learned, one per channel, at first 0.1
 
-The other options are those of train.py, without --attention and --by-position; --val-data is required. No weights are
-saved. The last line is a JSON object: the loss on all of --val-data, and for each layer the share of the variance of Π
+The other options are those of train.py, without --attention; --val-data is required. No weights are saved. The last line is a JSON object: the loss on all of --val-data, and for each layer the share of the variance of Π
 that the position explains there.
 Needs Python 3.11 or later, torch, numpy and safetensors.
 """
 
 import json
+import math
 import sys
 from dataclasses import replace
 
@@ -24,30 +27,55 @@ import torch.nn.functional as F
 
 import train
 from cli import command, option_parser, run
-from tost import CONV_WIDTH, ENERGY_MIN, TSSA, Conv
+from tost import CONV_WIDTH, ENERGY_MIN, MASS_EPS, TSSA, Conv
 
-PLACES = ("w", "ln_1", "ln_2")
+PLACES, TERMS = ("w", "ln_1", "ln_2"), ("relative", "decay", "mean")
 WINDOWS = 128  # for the share of Π's variance
 
 
-class Observed(TSSA):
-    """TSSA that keeps Π (B,nh,T) of the last forward."""
+class Variant(TSSA):
+    """TSSA with the changes of `words`. Keeps Π (B,nh,T) of the last forward."""
 
-    relative = False
+    def change(self, words):
+        nh, block = self.n_head, self.denom_bias.size(1)
+        self.relative, self.decay, self.mean = ("relative" in words, "decay" in words, "mean" in words)
+        if self.decay:
+            self.rate = nn.Parameter(-torch.linspace(math.log(4), math.log(block), nh))   # λ = exp(-exp(rate))
+        if self.mean:
+            self.mean_scale = nn.Parameter(torch.full((nh, 1, self.c_attn.out_features // nh), 0.1))
+
+    def sums(self, x):
+        """Σ of λ^(t-u) x[u] over u ≤ t, x (B,nh,T,n)."""
+        if not self.decay:
+            return x.cumsum(2)
+        t = torch.arange(x.size(2), device=x.device)
+        weights = torch.exp(-self.rate.exp()[:, None, None] * (t[:, None] - t).clamp_min(0)).tril()
+        with torch.autocast(x.device.type, enabled=False):
+            return weights @ x
 
     def membership(self, s):
         t = torch.arange(1, s.size(2) + 1, device=s.device)[:, None]
-        r = s / s.cumsum(2).clamp_min(ENERGY_MIN) * (t / s.size(3) if self.relative else 1)
+        r = s / self.sums(s).clamp_min(ENERGY_MIN) * (t / s.size(3) if self.relative else 1)
         self.pi = F.softmax(self.temp * (r + self.denom_bias[:, : s.size(2)]).sum(-1), dim=1)
         return self.pi
+
+    def forward(self, a):
+        w = self.project(a)
+        s = w.square()
+        pi = self.membership(s).unsqueeze(-1)
+        D = self.sums(pi) + MASS_EPS
+        y = -w * pi / (1 + self.sums(s * pi) / D)
+        if self.mean:
+            y = y + self.mean_scale * self.sums(w * pi) / D
+        return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype))
 
 
 def change(model, words):
     """Makes a published model the variant, in place."""
     config = replace(model.config, conv=CONV_WIDTH)
     for block in model.transformer.h:
-        block.attn.__class__ = Observed
-        block.attn.relative = "relative" in words
+        block.attn.__class__ = Variant
+        block.attn.change(words)
         if "w" in words:
             block.attn.conv = Conv(config)
         if "ln_1" in words:
@@ -80,10 +108,10 @@ def main(arguments):
     parser.add_argument("variant", metavar="VARIANT")
     args = train.parse(parser, arguments)
     words = set(args.variant.split("+"))
-    if words - {"published", "relative", *PLACES}:
-        raise ValueError(f"{args.variant}: not a variant: join published, relative, {', '.join(PLACES)} with +")
-    if args.attention != "tssa" or args.by_position:
-        raise ValueError("--attention, --by-position: only in train.py")
+    if words - {"published", *TERMS, *PLACES}:
+        raise ValueError(f"{args.variant}: not a variant: join {', '.join(('published', *TERMS, *PLACES))} with +")
+    if args.attention != "tssa":
+        raise ValueError("--attention: only in train.py")
     torch.set_num_threads(args.threads or torch.get_num_threads())
     trainer = train.Trainer(args, lambda model: change(model, words))
     if not trainer.val:
@@ -92,6 +120,8 @@ def main(arguments):
     with open(args.out / "log.csv", "w" if args.overwrite else "x") as log:
         print(train.COLUMNS, file=log)
         trainer.run(log)
+    if args.by_position:
+        args.by_position.write_text(json.dumps(trainer.by_position()), encoding="utf-8")
     args.val_batches = 0
     print(json.dumps({"variant": args.variant, "lr": args.lr, "seed": args.seed,
                       "tokens": args.steps * args.total_batch, "loss": round(trainer.validate(), 4),

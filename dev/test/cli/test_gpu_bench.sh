@@ -18,23 +18,25 @@ here=$(dirname "$(readlink -f "$0")")
 case " $(cat "$here/slow" 2>/dev/null) " in *" $name "*) echo 'begun bf16 2 rows 1.0 us 2 GB/s'; exec sleep 1000 ;; esac
 case " $(cat "$here/broken" 2>/dev/null) " in *" $name "*) echo 'made-up failure'; exit 1 ;; esac
 case $name in
-    nvidia-smi) echo 'Made Up, 1.0, 100 MiB' ;;
+    nvidia-smi) echo "${GPU:-Made Up}, 1.0, 100 MiB" ;;
+    ldd) echo '    libc.so.6 => /lib/libc.so.6' ;;
     bench_tssa) echo 'tssa_forward bf16 B 64 T 1024 C 768 50.0 us 4000 GB/s' ;;
     bench_*) echo "${name#bench_}_kernel bf16 65536 rows 60000.0 us 716.0 TFLOP/s" ;;
     test_tost) echo 'FAILED a made-up test'; echo 'test_tost: 12 passed, 1 failed, 0 skipped'; exit 1 ;;
     train_gpt_tostcu)
+        [ "$1" != sample ] || { echo '500 tokens, 1234 tokens/s'; exit; }
         echo 'model      12 layers, 2 GB of memory'
         echo 'compute    650 MFLOP per token; 100% MFU: 1.52M tokens/s, 989.4 TFLOP/s in bf16 (data sheet)'
         while [ "$1" != --out ]; do shift; done
         mkdir -p "$2/step_00000002" && echo model >"$2/step_00000002/model.safetensors"
         echo 'step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s' >"$2/log.csv"
-        for step in 0 1 2 3 4 5 6 7; do echo "$step,1,3.0,,1e-4,1,100,1000" >>"$2/log.csv"; done ;;
+        for step in 1 2 3 4 5 6 7 8; do echo "$step,1,3.0,,1e-4,1,100,1000" >>"$2/log.csv"; done ;;
     compute-sanitizer) echo '========= ERROR SUMMARY: 0 errors' ;;
     ncu) printf '"ID","Kernel Name"\n"",""\n"0","norm_kernel"\n' ;;
 esac
 END
 chmod +x program
-for name in nvidia-smi compute-sanitizer ncu train_gpt_tostcu test_tost bench_tssa bench_norm bench_classifier \
+for name in nvidia-smi ldd compute-sanitizer ncu train_gpt_tostcu test_tost bench_tssa bench_norm bench_classifier \
     bench_adamw bench_matmul; do
     ln -s "$dir/program" "built/$name"
 done
@@ -57,11 +59,22 @@ bench all
 check "all stages: status $status, $(cat "$dir/err")" [ $status -eq 0 ]
 has_lines '| tssa_forward, bf16 B 64 T 1024 C 768: µs | 50.0 | .* | [1-9.]* times the minimum' \
     '| tests | 12 passed, 1 failed, .*a made-up test' '| norm_kernel' '| adamw_kernel' '| matmul_kernel' \
-    '| memcheck, bf16, ragged: errors | 0' '| trainer, T = 65536' '| kernels of one step | 1' \
-    '| trainer, T = 1024, tokens/s | 655,360 .* 426 TFLOP/s, MFU 43.1% of 989.4 .* (data sheet), 2 GB .* | [1-9]' \
+    '| memcheck, bf16, ragged, conv, Muon: errors | 0' '| trainer, T = 65536, bf16 --chunk 16384: tokens/s' \
+    '| missing libraries | 0' '| sampling, 32 texts: tokens/s | 1234' '| kernels of one step | 1' \
+    '| trainer, T = 1024, bf16: tokens/s | 655,360 .* 426 TFLOP/s, MFU 43.1% of 989.4 .* (data sheet), 2 GB .* |  |' \
     '| racecheck' '| synccheck' '| the same weights .* | True' \
     '- loss against PyTorch: after 0 of 300 steps: .*no_python: No such file' '- PyTorch gpt2, T = 65536: '
 check "the kernels as CSV" grep -q norm_kernel "$results"/*.csv
+for GPU in "NVIDIA H200" "NVIDIA H100 80GB HBM3"; do
+    export GPU
+    bench "${GPU#NVIDIA }" --stages train --commit abc123
+    has_lines '- commit: abc123' '| trainer, T = 1024, bf16: tokens/s | .* | [1-9][0-9]* ([0-9]* to [0-9]*) thousand |'
+done
+unset GPU
+echo 'test_tost' >slow
+sed -i 's/begun bf16/CUDA part 3: 9 passed, 0 failed so far\\nbegun bf16/' program
+bench part --stages tests --limit 8
+has_lines '| tests | 9 passed, 0 failed so far'
 echo bench_norm >broken
 echo bench_classifier >slow
 rm built/bench_adamw
