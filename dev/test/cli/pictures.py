@@ -102,8 +102,10 @@ def check_page():
     printed = [float(line.split()[3]) for line in out.splitlines()[1:-1]]
     check("printed distances from initialization",
           np.allclose(printed, distance, atol=1e-4) and max(distance) > 0.01)
-    succeeds(membership.main, "trained.safetensors", "--out", "alone.html")
-    alone = Path("alone.html").read_text()
+    out = succeeds(membership.main, "trained.safetensors")
+    alone = Path("trained.html").read_text()
+    check("the page is beside the file, and empty columns say why",
+          out.endswith("trained.html\n") and "needs --initial" in out and "needs --control" in out)
     check("without --initial", 'value="1" disabled' in alone and json.loads(Page(alone).data)["initial"] is None
           and 'value="1" disabled' not in text)
     with_control = (*arguments[:3], "--control", "other.safetensors", "--picture", "strips.png",

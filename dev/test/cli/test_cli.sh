@@ -353,7 +353,8 @@ interrupted examples 200000 --task long.jsonl
 check "--json lists exactly the scored examples" [ "$(grep -c '"line"' partial.json)" -eq "$part" ]
 
 # A model with more positions
-run --init straight --extend-block 75 --data "$dir/tiny_train_*.bin" --steps 0 --val-every 0 --out longer --quiet
+prints "--init straight --extend-block 75 --data $dir/tiny_train_*.bin --steps 0 --val-every 0 --out longer" \
+    "positions 33 to 75 are copies of position 32: their loss may be high until they are trained"
 for name in straight longer; do
     run eval --model $name --data "$dir/tiny_val_*.bin" --seq 32
     grep -v '^speed' stdout >$name.report
