@@ -656,7 +656,7 @@ template <bool BACKWARD, typename S> __device__ inline void tssa_chunk(TssaChunk
 // Rows and chunks of all sequences fit in 32 bits, so that a product takes one instruction.
 __device__ inline unsigned tssa_place(TssaChunk k) { return (unsigned)k.t0 / TSSA_CHUNK; }
 template <typename S> __device__ inline size_t tssa_row(int t, int c, TssaChunk k, const Tssa<S>& a) {
-    return (size_t)(unsigned)(k.b * a.T + k.t0 + t) * (unsigned)a.C + (unsigned)c;
+    return (size_t)(unsigned)(k.b * a.T + k.t0 + t) * (unsigned)a.C + (unsigned)c;   // mutant: row_in_32_bits
 }
 template <typename S> __device__ inline size_t tssa_head(int h, TssaChunk k, const Tssa<S>& a) {
     return (size_t)(unsigned)(k.b * a.NH + h) * (unsigned)a.T + (unsigned)k.t0;

@@ -576,6 +576,24 @@ void test_classifier_chunks(Checks* c) {
     near(c, "dwte in chunks", 8, floats(parts.dwte), whole.dwte);
 }
 
+// Offsets of the last chunk of the largest arrays, without memory behind them: the engine allows 2^31 - 1 tokens.
+void test_offsets(Checks* c) {
+    for (const int T : {1 << 12, 1 << 28}) {
+        const int B = (INT_MAX - T) / T, C = 1536, NH = 24;
+        const Tssa<bf16> a = tssa_sizes<bf16>(B, T, C, NH);
+        const TssaChunk k = {B - 1, (a.chunks - 1) * TSSA_CHUNK, TSSA_CHUNK};
+        const size_t b = (size_t)k.b, t0 = (size_t)k.t0, chunk = b * (size_t)a.chunks + t0 / TSSA_CHUNK,
+                     scans = (size_t)B * (size_t)a.slots, slot = b * (size_t)a.slots + 5;
+        const float* const none = nullptr;
+        check(c, tssa_row(7, C - 1, k, a) == (b * (size_t)T + t0 + 7) * (size_t)C + (size_t)C - 1, "tssa_row, T = %d", T);
+        check(c, tssa_head(NH - 1, k, a) == (b * NH + NH - 1) * (size_t)T + t0, "tssa_head, T = %d", T);
+        check(c, tssa_sums(k, a) == chunk * (size_t)(a.narrow + a.wide), "tssa_sums, T = %d", T);
+        check(c, (size_t)(tssa_totals<false>(k.b, 5, a) - none) == slot * (size_t)a.narrow, "narrow totals, T = %d", T);
+        check(c, (size_t)(tssa_totals<true>(k.b, 5, a) - none) == scans * (size_t)a.narrow + slot * (size_t)a.wide,
+              "wide totals, T = %d", T);
+    }
+}
+
 // The call must exit with STATUS_FAILED and one line that contains `want`.
 void test_fatal(Checks* c, void (*call)(), const char* want) {
     int status = 0;
@@ -603,6 +621,7 @@ void test_kernels(Checks* c, int seeds) {
     test_muon_kernels<bf16>(c, 2e-2);
     test_normal(c);
     test_errors(c);
+    test_offsets(c);
     for (const bool add : {false, true}) test_layer_sums(c, add);
     test_embeddings(c);
     test_convs<float>(c);

@@ -93,6 +93,7 @@ muon_scale_of_rows | s/max(rows, columns)/rows/
 muon_params_not_sent | s/if (m->options.optimizer == TOST_MUON && /if (false \&\& /
 muon_not_gathered | s/muon ? TOST_GRAD/false ? TOST_GRAD/
 batch_without_steps | s/matmul_set.*step);//
+row_in_32_bits | s/(size_t)(unsigned)/(unsigned)/
 waits_forever | s/if (!\(.*\)) comm_timed_out.*;/\1;/
 END
 
