@@ -752,7 +752,7 @@ static void test_one_rank(Checks* c, const TostEngine* engine) {
     comm_close(comm);
 }
 
-// Part `number` of the CUDA tests. False: there are fewer parts.
+// Runs part `number` of the CUDA tests. Returns false if there is no such part.
 static bool test_cuda_part(Checks* c, int number) {
     // Published sizes, with initial and with random parameters
     const Shape wide[] = {{1, 48, 768, 320, 1000, 0, TOST_LEARNED, 1, 150, 2, 1, RANDOM},
@@ -765,7 +765,7 @@ static bool test_cuda_part(Checks* c, int number) {
     PART(test_engine(c, cuda_engine));
     PART(test_one_rank(c, cuda_engine));
     for (TostDtype dtype = TOST_FP32; dtype <= TOST_BF16; dtype++) {
-        const bool only_products = dtype == TOST_TF32;   // differs from fp32
+        const bool only_products = dtype == TOST_TF32;   // TF32 differs from fp32 only in its matrix products
         for (size_t i = 0; i < (only_products ? 1 : countof(wide)); i++)
             PART(engines_agree(c, cuda_engine, cpu, &wide[i], dtype, &twice));
         for (size_t i = 0; i < countof(muon_shapes); i++)
@@ -782,7 +782,7 @@ static bool test_cuda_part(Checks* c, int number) {
     return false;
 }
 
-// Runs a part as a process, since a failed CUDA call ends it. False: there are fewer parts.
+// Runs one part in a child process, because a failed CUDA call ends the process. Returns false after the last part.
 static bool run_cuda_part(Checks* c, const char* program, int number) {
     char command[512], line[512];
     Checks part = {0};
@@ -795,13 +795,15 @@ static bool run_cuda_part(Checks* c, const char* program, int number) {
         if (!counted) fputs(line, stdout);
     }
     const int status = output ? pclose(output) : -1;
-    if (WIFEXITED(status) && WEXITSTATUS(status) == STATUS_USAGE) return false;
+    const bool exits = output && WIFEXITED(status), started = exits && WEXITSTATUS(status) < 126;   // by the shell
+    if (exits && WEXITSTATUS(status) == STATUS_USAGE) return false;
     c->passed += part.passed;
     c->failed += part.failed;
     c->skipped += part.skipped;
-    if (!counted) check(c, false, "part %d of the CUDA tests ended early: status %d", number, status);
+    if (!counted || (status != 0) != (part.failed > 0))
+        check(c, false, "part %d of the CUDA tests: status %d of %s", number, status, command);
     printf("CUDA part %d: %d passed, %d failed so far\n", number, c->passed, c->failed);
-    return true;
+    return started;
 }
 
 static void test_cuda(Checks* c, const char* program) {

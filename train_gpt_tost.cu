@@ -1277,7 +1277,7 @@ static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tss
 
 constexpr int GELU_PACK = 8, GELU_THREADS = 128;
 
-// Blocks of backward that fit on a multiprocessor, by their registers
+// Resident blocks of gelu_backward_kernel on a multiprocessor, limited by registers
 template <typename S, bool WHOLE> constexpr int gelu_blocks() { return WHOLE && sizeof(S) == 2 ? 10 : 4; }
 
 // Minimum traffic per element: 2 (x) + 2 (y).
@@ -1364,7 +1364,7 @@ __device__ inline void softmax_add(SoftmaxStatistics& mine, const float (&x)[LOG
     UNROLL for (int j = 0; j < LOGIT_PACK; j++) mine.sum += power_of_2(x[j] * LOG2_E - top * LOG2_E);
 }
 
-// Of this thread's packs, of which only the last can reach past V.
+// The statistics of this thread's packs. Only the last pack can reach past V.
 template <typename S> __device__ inline SoftmaxStatistics softmax_statistics(const S* logits, int V) {
     SoftmaxStatistics mine = {-INFINITY, 0.0f};
     int v = threadIdx.x * LOGIT_PACK;

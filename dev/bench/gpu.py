@@ -47,10 +47,10 @@ def expected(pattern, text=(ROOT / "dev/cuda/SASS.md").read_text(encoding="utf-8
 
 
 def expected_rate(gpu):
-    """Of tost-base, if the GPU is one of SASS.md."""
+    """The expected tokens/s of tost-base, or "" for a GPU that SASS.md does not have."""
     h200, h100 = (expected(r"^\| tokens/ms \|.*?\|(.*)\|$") or "|").split("|")
-    rate = h200 if "H200" in gpu else h100 if "H100" in gpu else ""
-    return rate and f"{rate.strip()} thousand"
+    name = re.search(r"\b(H[12]00)\b(?! (?:PCIe|NVL))", gpu)
+    return f"{(h200 if name[1] == 'H200' else h100).strip()} thousand" if name else ""
 
 
 def base(T, batch, steps, data, dtype="bf16"):
@@ -157,7 +157,7 @@ class Run:
     def tests(self):
         output, reason = self.command([self.program("test_tost")], 240)
         counts = re.findall(r"^test_tost: (.*)$", output, re.M)
-        counts = counts or re.findall(r"^CUDA part \d+: (.*)$", output, re.M)[-1:]   # until it was stopped
+        counts = counts or re.findall(r"^CUDA part \d+: (.*)$", output, re.M)[-1:]   # the last ones before a timeout
         failed = re.findall(r"^FAILED (.*)$", output, re.M)
         self.table.row("tests", counts[0] if counts else reason, "; ".join(failed[:10]), "0 failed")
 
@@ -175,7 +175,7 @@ class Run:
             ms = statistics.median(float(row["ms"]) for row in rows[WARM_STEPS:])
             rate = TOKENS / ms * 1e3
             first = first or rate
-            parts = [f"{ms:.2f} ms per step", f"{rate / first:.3f} of the first"]
+            parts = [f"{ms:.2f} ms per step", f"{rate / first:.3f} × the first case"]
             compute = re.search(r"^compute +([\d.]+) MFLOP .*, ([\d.e+-]+) TFLOP/s in \w+ \((.*)\)$", output, re.M)
             if compute:
                 flops, peak = rate * float(compute[1]) * 1e-6, float(compute[2])
@@ -268,8 +268,8 @@ STAGES = {"libraries": Run.libraries, "train": lambda run: run.train([BASE]), "t
           "tssa": lambda run: run.bench("tssa", 40),
           "kernels": lambda run: [run.bench(name) for name in ("norm", "classifier", "adamw")],
           "matmuls": lambda run: run.bench("matmul"), "sampling": Run.sampling, "profile": Run.profile,
-          "repeat": Run.repeat, "curve": Run.curve, "peers": Run.peers,
-          "racecheck": lambda run: run.sanitizer("racecheck"), "synccheck": lambda run: run.sanitizer("synccheck")}
+          "repeat": Run.repeat, "racecheck": lambda run: run.sanitizer("racecheck"),
+          "synccheck": lambda run: run.sanitizer("synccheck"), "curve": Run.curve, "peers": Run.peers}
 
 
 def main():
@@ -279,11 +279,11 @@ def main():
                         help="stages to run, in this order (default: all)")
     parser.add_argument("--out", type=Path, metavar="DIR", default=ROOT / "dev/bench/results",
                         help="folder of the table (default dev/bench/results)")
-    parser.add_argument("--limit", type=float, default=540, metavar="SECONDS", help="of the whole run (default 540)")
+    parser.add_argument("--limit", type=float, default=540, metavar="SECONDS", help="time limit of the whole run (default 540)")
     parser.add_argument("--built", type=Path, metavar="DIR", default=ROOT,
                         help="the programs, or the repository in which they were built (default: this one)")
     parser.add_argument("--commit", metavar="NAME", default=output_of("git describe --always --dirty") or "unknown",
-                        help="of the programs, for the table (default: that of the repository)")
+                        help="commit of the programs, written to the table (default: that of the repository)")
     args = parser.parse_args()
     gpus = output_of("nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader").splitlines()
     if not gpus:

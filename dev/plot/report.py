@@ -12,8 +12,8 @@ beside the published ones, version, device, time, speed, cost, options and sampl
     RUN/train.log                     the output of `train`, for the device and the model FLOPs utilization
     RUN/samples.jsonl                 the output of `sample --prompts`
 
-and says how to make what does not exist. dev/reproduce.sh makes all of them; train.log only if its output is not a
-terminal.
+A cell without a result says which command or file it needs. dev/reproduce.sh makes all files; train.log only if its
+output is not a terminal.
 Needs Python 3.11 or later and matplotlib.
 """
 
@@ -37,7 +37,7 @@ SIZES = {"ToST-base": (12, 12, 768, 1024), "ToST-medium": (24, 16, 1024, 1024), 
 GPT2_VOCABULARY = range(50257, 50305)
 # Keys of eval's JSON that are not results
 SETTINGS = {"step", "seq", "seed", "stride", "examples", "tokens"}
-NOT_MEASURED = "not measured: train --val-data SHARDS"
+NOT_MEASURED = "not measured (train with --val-data)"
 PLAIN = str.maketrans({"<": "&lt;", "\n": " ", "\r": " ", **{c: f"\\{c}" for c in "\\|[`"}})   # no links, no HTML
 
 
@@ -139,7 +139,7 @@ def loss_table(results, metadata, log, folder):
         if not result and not model and name != "validation":
             continue
         ours = with_interval(result.get("loss"), result.get("loss_95")) if result else \
-            f"not evaluated: eval --data SHARDS --json {folder}/eval/{name}.json"
+            f"not evaluated (eval --model {folder} --data SHARDS --json {folder}/eval/{name}.json)"
         if not result and name == "validation" and validation(log) != NOT_MEASURED:
             ours = f"{validation(log)}, by train (log.csv)"
         published = [f"{loss.PUBLISHED[key][n]:.2f}" for n in names]
@@ -181,7 +181,8 @@ def fact_rows(folder, log, metadata, devices, mfu, price):
     speeds = [x for x in log.tokens_per_s if math.isfinite(x)]
     sizes = [metadata.get(key, "?") for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")]
     rows = [["program", metadata.get("program", "unknown")],
-            ["device", "; later ".join(dict.fromkeys(devices)) or f"unknown: train > {folder}/train.log"]]
+            ["device", "; later ".join(dict.fromkeys(devices)) or
+             f"unknown (save the output of train as {folder}/train.log)"]]
     if metadata:
         name = published_model(metadata)
         rows.append(["model", (f"{name}, " if name else "") + f"{metadata['parameters'] / 1e6:.1f}M parameters: "
@@ -208,7 +209,8 @@ def report(folder, log, picture, price):
     metadata, results = newest_checkpoint(folder), read_results(folder)
     samples = read_lines(folder / "samples.jsonl")
     step = int(metadata.get("step", log.step[-1]))
-    parts = [f"# {code(' '.join(folder.resolve().name.split()), '`', ' ')}", f"![Training and validation loss]({picture})", "## Results",
+    parts = [f"# {code(' '.join(folder.resolve().name.split()), '`', ' ')}",
+             f"![Training and validation loss]({picture})", "## Results",
              loss_table(results, metadata, log, folder)]
     if published_model(metadata) and int(metadata.get("vocab_size", 0)) not in GPT2_VOCABULARY:
         parts.append(f"Not comparable with the published losses: the vocabulary has {metadata.get('vocab_size')} "

@@ -7,9 +7,9 @@ VARIANT joins words with +, such as w+ln_2+relative:
     published   the model as published
     w           a causal convolution of width 4 on w; ln_1, ln_2: on the output of this LayerNorm; w+ln_2 is --conv 4
     relative    relative energy: u = Σ_d s (t+1) / (S hs) + hs denom_bias; the first term is of order one at any t
-    decay       sums that forget: S[t] = λ S[t-1] + s[t], and so N and D; λ = exp(-1/τ), one learned τ per head, at
-                first from 4 to the block size, in geometric steps
-    mean        the first moment: y += β μ, μ = Σ Π w / D; β learned, one per channel, at first 0.1
+    decay       sums that decay: S[t] = λ S[t-1] + s[t], likewise N and D; λ = exp(-1/τ), one learned τ per head, which
+                start from 4 to the block size, evenly on a log scale
+    mean        adds the first moment: y += β μ, μ = Σ Π w / D; β is learned, one per channel, and starts at 0.1
 
 The other options are those of train.py, without --attention; --val-data is required. No weights are saved. The last line is a JSON object: the loss on all of --val-data, and for each layer the share of the variance of Π
 that the position explains there.
@@ -54,8 +54,9 @@ class Variant(TSSA):
             return weights @ x
 
     def membership(self, s):
-        t = torch.arange(1, s.size(2) + 1, device=s.device)[:, None]
-        r = s / self.sums(s).clamp_min(ENERGY_MIN) * (t / s.size(3) if self.relative else 1)
+        r = s / self.sums(s).clamp_min(ENERGY_MIN)
+        if self.relative:
+            r = r * self.sums(torch.ones_like(s[..., :1])) / s.size(3)
         self.pi = F.softmax(self.temp * (r + self.denom_bias[:, : s.size(2)]).sum(-1), dim=1)
         return self.pi
 

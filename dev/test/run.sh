@@ -22,12 +22,12 @@ echo "$? $(($(date +%s) - started)) $1" > "$work/$number.tmp"
 mv "$work/$number.tmp" "$work/$number.done"
 END
 
-# print_done FILE: prints the output of a finished program, and of its measured errors, in indented lines, the ten largest.
+# print_done FILE: prints the output of a finished program; of the indented lines, which are errors, the ten largest.
 print_done() {
     read -r status seconds program < "$1"
     out=${1%.done}.out
     grep -v '^    ' "$out"
-    ! grep -q '^    ' "$out" || echo "its largest errors:"
+    ! grep -q '^    ' "$out" || echo "largest measured errors:"
     grep '^    ' "$out" | sort -k2,2gr | head -10
     grep -E '^[a-z0-9_]+: [0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out" >> "$work/counts" ||
         echo "$program: exit status $status, no summary line: 0 passed, 1 failed, 0 skipped" | tee -a "$work/counts"

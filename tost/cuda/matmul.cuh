@@ -1,4 +1,4 @@
-// matmul.cuh: matrix products by cuBLASLt, with the first algorithm that its heuristic proposes for a shape and that runs.
+// matmul.cuh: matrix products by cuBLASLt. For each shape, the first algorithm of its heuristic that it does not refuse.
 #ifndef TOST_CUDA_MATMUL_CUH
 #define TOST_CUDA_MATMUL_CUH
 
@@ -45,6 +45,7 @@ struct MatmulPlan {
     cublasLtMatrixLayout_t first, second, out;
     cublasLtMatmulHeuristicResult_t proposal[PROPOSALS];   // the fastest first
     int n_proposals, used;
+    cublasStatus_t status;           // of the heuristic
 };
 
 struct Matmul {
@@ -129,10 +130,8 @@ static MatmulPlan matmul_plan(const Matmul* mm, const MatmulKey& key, const P& p
          {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
           CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
         matmul_set(preference, which, (uint32_t)alignment);
-    const cublasStatus_t s = cublasLtMatmulAlgoGetHeuristic(mm->handle, plan.desc, plan.first, plan.second, plan.out,
-                                                            plan.out, preference, MatmulPlan::PROPOSALS, plan.proposal,
-                                                            &plan.n_proposals);
-    if (s != CUBLAS_STATUS_SUCCESS) plan.n_proposals = 0;
+    plan.status = cublasLtMatmulAlgoGetHeuristic(mm->handle, plan.desc, plan.first, plan.second, plan.out, plan.out,
+                                                 preference, MatmulPlan::PROPOSALS, plan.proposal, &plan.n_proposals);
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
     return plan;
 }
@@ -153,9 +152,9 @@ template <typename P> static MatmulPlan& matmul_plan_of(Matmul* mm, const P& p) 
 template <typename S, typename O> static void matmul(Matmul* mm, const Product<S, O>& p) {
     MatmulPlan& plan = matmul_plan_of(mm, p);
     const O* source = p.source ? p.source : p.c;
-    cublasStatus_t s = CUBLAS_STATUS_NOT_SUPPORTED;
+    cublasStatus_t s = plan.status == CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED : plan.status;
     if (p.bias) matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
-    for (; plan.used < plan.n_proposals; plan.used++) {
+    for (; plan.used < plan.n_proposals && s == CUBLAS_STATUS_NOT_SUPPORTED; plan.used++) {
         s = cublasLtMatmul(mm->handle, plan.desc, &p.alpha, p.b, plan.first, p.a, plan.second, &p.beta, source,
                            plan.out, p.c, plan.out, &plan.proposal[plan.used].algo, mm->workspace, MATMUL_WORKSPACE,
                            mm->stream);

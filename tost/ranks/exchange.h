@@ -29,7 +29,7 @@ typedef struct {
 // What this rank owns of a tensor in a bucket
 typedef struct {
     const TostTensor* tensor;
-    bool   muon;                             // updates it
+    bool   muon;                             // updated by Muon, otherwise by AdamW
     int    bucket;
     size_t size, at, packed, second;         // elements; its start in the flat arrays, in m and ema, and in v
 } Owned;

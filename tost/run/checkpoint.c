@@ -177,7 +177,7 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
     }
     if (!ok && file) checkpoint_suggest_older(err, file, option);
     else if (!ok && !option && path_exists(path)) tost_error(err, "%s; --overwrite starts the run over", err->text);
-    if (ok && !read_info(info, model_file, err)) {   // an older checkpoint is of the same kind
+    if (ok && !read_info(info, model_file, err)) {   // no suggestion: an older one would fail in the same way
         st_close(model_file);
         ok = false;
     }

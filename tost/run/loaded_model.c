@@ -117,12 +117,12 @@ bool check_shards(const ShardStream* shards, const char* tokenizer, uint32_t has
     bool same = true;
     if (other && tokenizer_hash(other) != hash)
         same = tost_error(err, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: give shards that "
-                          "were made with it, or their own tokenizer as --tokenizer", path,
+                          "were made with the latter, or the former as --tokenizer", path,
                           (unsigned)tokenizer_hash(other), tokenizer, (unsigned)hash);
     else if (size && shards->largest_id >= (uint32_t)size)
         same = tost_error(err, "the shards contain the id %u, but the tokenizer %s has only %d tokens: give shards that "
-                          "were made with it, or their own tokenizer as --tokenizer", (unsigned)shards->largest_id,
-                          tokenizer, size);
+                          "were made with this tokenizer, or the tokenizer of the shards as --tokenizer",
+                          (unsigned)shards->largest_id, tokenizer, size);
     tokenizer_free(other);
     free(path);
     return same;

@@ -37,8 +37,8 @@ char* model_tokenizer_path(const char* weights, const CheckpointInfo* info);
 
 // Prints a warning on stderr if the tokenizer is probably not the one that the weights of `info` were trained with.
 void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer);
-// Fails if the shards were not made with the tokenizer of this CRC-32 and size (0: unknown): another tokenizer is beside
-// the first, or largest_id >= size.
+// Fails if the shards were made with another tokenizer than that of this CRC-32 and size (0: unknown): a different one
+// is beside the first shard, or an id is not below size.
 bool check_shards(const ShardStream* shards, const char* tokenizer, uint32_t hash, int size, TostError* err);
 
 // A trained model for sample, eval, info and inspect. loaded_model_find reads its config and metadata;

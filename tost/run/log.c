@@ -64,8 +64,8 @@ bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Opening
 
-// Sets *keep to the number of bytes of `text` up to the row of step `done`; 0: no header. Fails if the rows are not those
-// of consecutive steps up to it. The first one may be of any step: the log may have been moved away.
+// Sets *keep to the number of bytes of `text` up to the row of step `done`; 0: no header. Fails if the rows are not
+// those of consecutive steps up to it. The first one may be of any step: the log may have been moved away.
 static bool find_end(size_t* keep, LogFile* log, char* text, int64_t done, TostError* why) {
     char *line = text + (strncmp(text, header, strlen(header)) == 0 ? strlen(header) : 0), *end;
     int64_t last = 0;

@@ -146,7 +146,7 @@ const Option option_table[] = {
      .help = "muon: for the weights of Linear in the layers, with AdamW for the rest; needs fewer tokens for the same "
      "loss. adamw: as published"},
     {"lr", TRAIN | OVERRIDABLE, REAL, AT(lr), "X",
-     .help = "peak learning rate; without it, --init takes the rate at which its run ended", 0, 100},
+     .help = "peak learning rate; with --init, by default the last learning rate of its run", 0, 100},
     {"schedule", TRAIN | OVERRIDABLE, CHOICE, AT(schedule), "cosine|wsd|linear|constant",
      .help = "learning rate after the warm-up; wsd: constant, then linear decay over the last --decay-frac of the "
      "steps. A wsd run can be extended with --resume --steps N before its decay, a constant one at any time"},

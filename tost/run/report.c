@@ -102,8 +102,8 @@ static void report_schedule(Run* r) {
     progress_fact(&r->progress, "optimizer", "%s, lr %g, %lld warm-up step%s, %s%s%s; weight decay %g",
                   o->optimizer == TOST_MUON ? "Muon and AdamW" : "AdamW", o->lr, (long long)o->warmup,
                   plural(o->warmup), kinds[o->schedule], last, start, o->weight_decay);
-    if (o->init && !option_given(r->args, "lr"))
-        progress_fact(&r->progress, "", "lr: where the run of --init ended; a higher --lr learns new text faster, and "
+    if (o->init && r->init.step > 0 && !option_given(r->args, "lr"))
+        progress_fact(&r->progress, "", "lr: the last learning rate of --init; a higher --lr learns new text faster but "
                       "forgets more");
 }
 

@@ -84,17 +84,18 @@ static bool find_resumed(Run* r, TostError* err) {
     return options_take_config(o, &r->info.config, r->weights, err);
 }
 
-// --init: unless they are given, takes the optimizer of its run and the learning rate at which that run ended, which
-// does not undo what it has learned.
+// With --init, options that are not given are taken from its run: the optimizer, and the last learning rate, or the peak
+// if the run took no step. A higher rate could destroy what the model has learned.
 static bool inherit(Run* r, TostError* err) {
     Options *o = &r->o, before = options_default(r->engine);
-    const bool trained = r->init.step > 0;
     bool ok = options_resume(&before, &r->init.options, r->weights, err);
     if (ok && !option_given(o, "optimizer") && option_given(&before, "optimizer")) o->optimizer = before.optimizer;
     if (ok && !option_given(o, "lr")) {
-        o->lr = !option_given(&before, "lr") ? 0 : trained ? schedule_lr(&before, r->init.step) : before.lr;
-        ok = o->lr > 0 || o->steps == 0 || tost_error(err, "--init %s: %s: give --lr", o->init, option_given(&before, "lr")
-                                     ? "its run ended at a learning rate of 0" : "it does not say its learning rate");
+        const bool known = option_given(&before, "lr");
+        const double lr = !known ? 0 : r->init.step > 0 ? schedule_lr(&before, r->init.step) : before.lr;
+        if (lr > 0) o->lr = lr;
+        else ok = o->steps == 0 || tost_error(err, "--init %s: %s: give --lr", o->init, known
+                                              ? "its last learning rate is 0" : "it contains no learning rate");
     }
     options_free(&before);
     return ok;
@@ -210,6 +211,11 @@ static bool open_tokenizer(Run* r, TostError* err) {
     return tost_config_check(&o->config, err);
 }
 
+static bool check_run_shards(const Run* r, const DataSet* data, TostError* err) {
+    return !r->tokenizer || check_shards(data_stream(data), r->info.tokenizer, r->info.tokenizer_hash,
+                                         tokenizer_size(r->tokenizer), err);
+}
+
 static bool open_data(Run* r, TostError* err) {
     Options* o = &r->o;
     if (!option_given(o, "data") && !is_dir("data/starter")) {
@@ -223,9 +229,7 @@ static bool open_data(Run* r, TostError* err) {
     const uint32_t V = (uint32_t)o->config.vocab_size;
     r->data = data_open(&o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
     if (!r->data) return false;
-    if (r->tokenizer && !check_shards(data_stream(r->data), r->info.tokenizer, r->info.tokenizer_hash,
-                                      tokenizer_size(r->tokenizer), err))
-        return false;
+    if (!check_run_shards(r, r->data, err)) return false;
     options_take_samples(o, data_samples(r->data));
     const int64_t tokens = (int64_t)stream_tokens(data_stream(r->data)), crc = (int64_t)data_crc(r->data);
     if ((o->data_tokens && o->data_tokens != tokens) || (o->data_crc && o->data_crc != crc))
@@ -242,7 +246,8 @@ static bool open_data(Run* r, TostError* err) {
             return tost_error(err, "--%s needs shards to validate on: give --val-data GLOB", validating[i]);
     if (!o->val_data.count || o->val_every == 0) return true;
     r->val = data_open(&o->val_data, o->seq, V, ORDER_SEQUENTIAL, 0, err);
-    return r->val || tost_error(err, "%s; --val-every 0 trains without validation", err->text);
+    if (!r->val) return tost_error(err, "%s; --val-every 0 trains without validation", err->text);
+    return check_run_shards(r, r->val, err);
 }
 
 // ---------------------------------------------------------------------------------------------

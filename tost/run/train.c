@@ -47,12 +47,12 @@ int command_train(Options* args, TostComm* comm, const TostEngine* engine) {
 // ---------------------------------------------------------------------------------------------
 // The loop
 
-// --keep-best
+// With --keep-best, saves the model if the loss is the lowest so far.
 static bool save_if_best(Run* r, double val_loss, TostError* err) {
     return !r->o.keep_best || !(val_loss < r->saved.best) || run_save_best(r, err);
 }
 
-// Validates and samples the initial model, as a baseline. With --init it may stay the best.
+// Validates and samples the initial model, as a baseline. That of --init is the first best.
 static bool before_first_step(Run* r, TostError* err) {
     bool completed = false;
     if (r->val && !validate(&completed, r, err)) return false;

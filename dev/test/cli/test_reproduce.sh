@@ -111,7 +111,7 @@ printf 'step 1/3  loss 2  38.5%% MFU  ETA 1s\nstep 2/3  loss 2  39.5%% MFU\n' >p
 succeeds report plain
 check "FLOPs utilization" says "| model FLOPs utilization | 39.0 %" plain/report.md
 check "the validation loss of the log" grep -Eq "run's validation shards \| [0-9.]+ after step 3.*by train" plain/report.md
-check "how to get the device" says "unknown: train > plain/train.log" plain/report.md
+check "how to get the device" says "unknown (save the output of train as plain/train.log)" plain/report.md
 mkdir -p empty plain/eval
 refuses_all 1 report <<'END'
 nowhere | nowhere: not a folder

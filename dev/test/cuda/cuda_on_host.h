@@ -64,7 +64,7 @@ struct CudaOnHostOptions {
     const char* name = "cuda_on_host";   // name of the device
     int multiprocessors = 3;        // few, so that grid-stride loops have several iterations
     const char* failing = nullptr;  // this call returns cudaErrorMemoryAllocation
-    int refused = 0;                // of the algorithms that cuBLASLt proposes for a product, it refuses so many
+    int refused = 0;                // number of its first proposals for a product that cuBLASLt refuses
 };
 
 void cuda_on_host_set(const CudaOnHostOptions& options);
