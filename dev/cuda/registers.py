@@ -7,6 +7,7 @@ import sys
 # kernel: (most threads of a block, blocks on a multiprocessor); of others, 256 threads
 LAUNCHES = {
     "residual_layernorm_forward_kernelI13__nv_bfloat16Li4E": (256, 3),   # 768 channels: 8 rows per block
+    "residual_layernorm_forward_kernelIfLi4E": (256, 3),
     "residual_layernorm_forward_kernel": (512, 1),
     "layernorm_residual_backward_kernelI13__nv_bfloat16Li4E": (192, 4),   # 768 channels
     "layernorm_residual_backward_kernelIfLi4E": (768, 1),
@@ -25,13 +26,18 @@ LAUNCHES = {
 }
 
 
+def launch(kernel):
+    """(most threads of a block, blocks on a multiprocessor) of a kernel's mangled name"""
+    return next((use for name, use in LAUNCHES.items() if name in kernel), (256, 1))
+
+
 def check(text):
     """(kernels, failures)"""
     kernels = re.findall(r"Compiling entry function '(\w+)' for 'sm_(\d+)\w*'.*?(\d+) bytes spill stores.*?"
                          r"Used (\d+) registers", text, re.S)
     failures = []
     for name, arch, spilled, registers in kernels:
-        threads, blocks = next((use for kernel, use in LAUNCHES.items() if kernel in name), (256, 1))
+        threads, blocks = launch(name)
         blocks = blocks(int(arch)) if callable(blocks) else blocks
         allocated = (int(registers) + 7) // 8 * 8
         if blocks * threads * allocated > 65536 or int(spilled) > 0:
@@ -40,13 +46,18 @@ def check(text):
     return len(kernels), failures
 
 
-kernels, failures = 0, []
-for path in sys.argv[1:]:
-    with open(path) as file:
-        found, failed = check(file.read())
-    kernels += found
-    failures += failed if found else [f"{path}: no kernels"]
-for failure in failures:
-    print("FAILED registers:", failure)
-print(f"registers: {kernels - len(failures)} passed, {len(failures)} failed, 0 skipped")
-sys.exit(bool(failures) or not kernels)
+def main():
+    kernels, failures = 0, []
+    for path in sys.argv[1:]:
+        with open(path) as file:
+            found, failed = check(file.read())
+        kernels += found
+        failures += failed if found else [f"{path}: no kernels"]
+    for failure in failures:
+        print("FAILED registers:", failure)
+    print(f"registers: {kernels - len(failures)} passed, {len(failures)} failed, 0 skipped")
+    sys.exit(bool(failures) or not kernels)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,14 +9,17 @@ An instruction counts once per trip of each loop around it, and not at all after
 count, unless KERNELS gives a loop a share of a trip.
 
 Without --write, exits with 1 if a kernel has over 5 % more instructions than in RECORD. In both cases, exits with 1 if
-the number of a kernel's loops differs from KERNELS, or if TRAFFIC has a kernel that takes over 0.03 ms but is not in
-KERNELS; with 77 if cuobjdump is missing or RECORD is of another version of nvcc. The environment variables NVCC and
-CUOBJDUMP replace the programs of these names."""
+the number of a kernel's loops differs from KERNELS, if TRAFFIC has a kernel that takes over 0.03 ms but is not in
+KERNELS, or if the __launch_bounds__ of a kernel allow fewer threads than registers.py says it is launched with; with 77
+if cuobjdump is missing or RECORD is of another version of nvcc. The environment variables NVCC and CUOBJDUMP replace
+the programs of these names."""
 import os
 import re
 import shutil
 import subprocess
 import sys
+
+from registers import launch
 
 ARCH, SCHEDULERS, CLOCK, BANDWIDTH, PRODUCTS = "sm_90", 132 * 4, 1.755e9, 4.3e12, 790e12
 BANDWIDTH_H100 = 3.0e12   # the rest is as on an H200
@@ -98,6 +101,19 @@ def functions(listing):
         last = max((i for i, (_, text) in enumerate(steps) if "EXIT" in text), default=len(steps) - 1)
         code[name] = steps[:last + 1]
     return code
+
+
+def narrow_bounds(elf):
+    """Failures: kernels whose __launch_bounds__ allow fewer threads than their launches have by registers.py."""
+    failures, kernel, value = [], "", ""
+    for line in elf.splitlines():
+        kernel = line.removeprefix(".nv.info.") if line.startswith(".nv.info.") else kernel
+        value = line.split(":")[1].strip() if "Attribute:" in line else value
+        if "Value:" in line and value == "EIATTR_MAX_THREADS":
+            most = int(line.split()[1], 16)
+            if most < launch(kernel)[0]:
+                failures.append(f"{kernel}: launched with {launch(kernel)[0]} threads, __launch_bounds__ allow {most}")
+    return failures if kernel else ["cuobjdump -elf: no kernels"]
 
 
 def loops_of(steps):
@@ -246,7 +262,7 @@ def main():
     code = functions(output_of(cuobjdump, "-sass", "-arch", ARCH, paths[0]))
     found, failures = measure(code)
     traffic = traffic_of(paths[2])
-    failures += unlisted(traffic)
+    failures += unlisted(traffic) + narrow_bounds(output_of(cuobjdump, "-elf", "-arch", ARCH, paths[0]))
     if write and not failures:
         with open(paths[1], "w") as file:
             file.write(record(found, compiler, traffic))
