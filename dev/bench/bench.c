@@ -296,7 +296,7 @@ static void bench_tssa(void) {
     for (size_t i = 0; i < countof(lengths); i++) {   // one layer of tost-base; B·T = TOKENS
         const int T = lengths[i], B = TOKENS / T;
         const TostConfig c = {.n_layer = 1, .n_head = 12, .n_embd = 768, .block_size = T, .vocab_size = 64};
-        m[i] = new_model(&c, B, T, true, TOST_FP32);
+        m[i] = new_model(&c, B, T, true, TOST_FP32, TOST_ADAMW);
         Rng rng = rng_seeded(3, 0);
         for (size_t j = 0; j < (size_t)TOKENS * c.n_embd; j++) {
             m[i]->layer[0].w[j] = (float)(rng_uniform(&rng) - 0.5);
