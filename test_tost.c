@@ -794,16 +794,15 @@ static bool run_cuda_part(Checks* c, const char* program, int number) {
                          &part.skipped) == 3;
         if (!counted) fputs(line, stdout);
     }
-    const int status = output ? pclose(output) : -1;
-    const bool exits = output && WIFEXITED(status), started = exits && WEXITSTATUS(status) < 126;   // by the shell
-    if (exits && WEXITSTATUS(status) == STATUS_USAGE) return false;
+    const int status = output ? pclose(output) : -1, code = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+    if (code == STATUS_USAGE) return false;
     c->passed += part.passed;
     c->failed += part.failed;
     c->skipped += part.skipped;
     if (!counted || (status != 0) != (part.failed > 0))
         check(c, false, "part %d of the CUDA tests: status %d of %s", number, status, command);
     printf("CUDA part %d: %d passed, %d failed so far\n", number, c->passed, c->failed);
-    return started;
+    return output && code != 126 && code != 127;   // otherwise the shell cannot start it
 }
 
 static void test_cuda(Checks* c, const char* program) {

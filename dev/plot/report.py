@@ -138,10 +138,12 @@ def loss_table(results, metadata, log, folder):
         result = results.get(name)
         if not result and not model and name != "validation":
             continue
-        ours = with_interval(result.get("loss"), result.get("loss_95")) if result else \
-            f"not evaluated (eval --model {folder} --data SHARDS --json {folder}/eval/{name}.json)"
-        if not result and name == "validation" and validation(log) != NOT_MEASURED:
+        if result:
+            ours = with_interval(result.get("loss"), result.get("loss_95"))
+        elif name == "validation" and validation(log) != NOT_MEASURED:
             ours = f"{validation(log)}, by train (log.csv)"
+        else:
+            ours = f"not evaluated (eval --model {folder} --data SHARDS --json {folder}/eval/{name}.json)"
         published = [f"{loss.PUBLISHED[key][n]:.2f}" for n in names]
         if name == "validation" and not is_openwebtext(metadata):
             title, published = "the run's validation shards", ["–"] * len(names)

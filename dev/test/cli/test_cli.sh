@@ -375,6 +375,10 @@ prints "--init straight --data $dir/tiny_train_*.bin --epochs 2 --batch 1 --tota
 prints "--init straight --data $dir/tiny_train_*.bin --steps 1 --lr 0.5 --val-every 0 --out given" "lr 0.5, "
 run --init straight $data --batch 2 --total-batch 128 --steps 3 --lr 10 --warmup 0 --keep-best --out worse --quiet
 prints "info worse/best" "after step 0"   # training made it worse
+run $small $fast --min-lr-frac 0 --steps 2 --val-every 0 --sample-every 0 --out ended --quiet
+refuses 1 "tost --init ended $data --steps 2 --out none" "ended" "learning rate is 0" "--lr"
+run --init ended $data --steps 0 --val-every 0 --out still --quiet
+check "without a step, the learning rate is not 0" [ "$("$binary" info still | awk '$1 == "lr" { print ($2 > 0) }')" = 1 ]
 run $tiny --steps 3 --save-every 1 --keep 1 --val-every 0 --out pruned
 check "a pruned checkpoint leaves nothing: $(ls pruned)" [ "$(echo $(ls pruned))" = "log.csv step_00000003" ]
 run info --config straight
@@ -427,6 +431,8 @@ refuses 1 "tost eval --model straight --data $dir/beside/*.bin" "$dir/beside/voc
 warns "eval --model straight --data $dir/beside/*.bin --tokenizer beside/vocab.bpe" \
     "$dir/vocab.bpe" "00000000" " beside/vocab.bpe"
 refuses 1 "tost --init straight --data $dir/beside/*.bin --steps 0 --out warned --quiet" \
+    "$dir/beside/vocab.bpe" "CRC-32"
+refuses 1 "tost --init straight $data --val-data $dir/beside/*.bin --steps 0 --out warned --quiet" \
     "$dir/beside/vocab.bpe" "CRC-32"
 shard $(seq 300 398) >lone.d/x.bin
 wide="$sizes --batch 2 --total-batch 128 --data lone.d/x.bin --steps 0 --quiet --out"
