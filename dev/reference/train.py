@@ -27,6 +27,7 @@ The final weights of ToST are in DIR/model.safetensors. Needs Python 3.11 or lat
 import contextlib
 import json
 import math
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -254,6 +255,9 @@ class Trainer:
         if args.attention == "tssa":
             extra = {"step": str(args.steps), "tokens": str(args.steps * args.total_batch)}
             self.model.save(args.out / "model.safetensors", extra | self.tokenizer)
+            vocabulary = find_model(args.like).parent / "vocab.bpe" if args.like else None
+            if vocabulary and vocabulary.is_file():
+                shutil.copy(vocabulary, args.out)
         if args.by_position:
             args.by_position.write_text(json.dumps(self.by_position()), encoding="utf-8")
 

@@ -97,18 +97,10 @@ class Vocabulary:
 
 
 def find_tokenizer(metadata, model_file, given):
-    """Path and Vocabulary of --tokenizer, of the vocab.bpe beside the model file, or of the file that the checkpoint
-    names, whose working directory may have been another folder above the model file."""
-    beside = model_file.parent / "vocab.bpe"
-    name = metadata.get("tokenizer", beside.name)
-    if not given and "tokenizer" not in metadata and not beside.is_file():
-        raise ValueError(f"{model_file} does not name a tokenizer: give --tokenizer FILE, the vocab.bpe it was "
-                         "trained with")
-    places = [beside, *(folder / name for folder in [Path(), *model_file.resolve().parents])]
-    found = given or next((place for place in places if place.is_file()), None)
-    if not found:
-        raise ValueError(f"{model_file} was trained with the tokenizer {name}, which cannot be found: give --tokenizer "
-                         "FILE")
+    """Path and Vocabulary of --tokenizer or of the vocab.bpe beside the model file."""
+    found = given or model_file.parent / "vocab.bpe"
+    if not given and not found.is_file():
+        raise ValueError(f"{model_file} has no vocab.bpe beside it: give --tokenizer FILE, the one it was trained with")
     vocabulary = Vocabulary.read(found)
     wanted = metadata.get("tokenizer_hash")
     sums = {f"{zlib.crc32(Path(found).read_bytes()):08x}", f"{vocabulary.hash():08x}"}   # the latter: tokenizer.json

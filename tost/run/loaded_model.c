@@ -80,22 +80,6 @@ Tokenizer* model_tokenizer(const char* path, int rows, const uint32_t* hash, con
     return NULL;
 }
 
-char* model_tokenizer_path(const char* weights, const CheckpointInfo* info) {
-    const char* name = info->tokenizer;
-    char *path = tokenizer_beside(weights), *dir = xstrdup(weights);
-    if (!path && name) path = xstrdup(name);
-    while (path && !is_file(path)) {
-        char* above = path_dir(dir);
-        const bool top = name[0] == '/' || strcmp(above, dir) == 0;
-        free(path);
-        free(dir);
-        dir = above;
-        path = top ? NULL : path_join(dir, name);
-    }
-    free(dir);
-    return path;
-}
-
 static const char warning[] = "the ids may not mean what the model was trained on";
 
 void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer) {
@@ -160,14 +144,11 @@ bool loaded_model_check_loss(const LoadedModel* m, double loss, TostError* err) 
 }
 
 Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err) {
-    char* path = o->tokenizer ? xstrdup(o->tokenizer) : model_tokenizer_path(m->file, &m->info);
-    const char* trained = m->info.tokenizer;
-    const uint32_t* hash = !o->tokenizer && trained ? &m->info.tokenizer_hash : NULL;
+    char* path = o->tokenizer ? xstrdup(o->tokenizer) : tokenizer_beside(m->file);
+    const uint32_t* hash = !o->tokenizer && m->info.tokenizer ? &m->info.tokenizer_hash : NULL;
     if (!path) {
-        if (trained) tost_error(err, "%s was trained with the tokenizer %s, which cannot be found; give --tokenizer "
-                                "FILE", m->file, trained);
-        else tost_error(err, "%s does not name a tokenizer; give --tokenizer FILE, the vocab.bpe it was trained with",
-                        m->file);
+        tost_error(err, "%s has no " TOKENIZER_FILE " beside it; give --tokenizer FILE, the one it was trained with",
+                   m->file);
         return NULL;
     }
     Tokenizer* tokenizer = model_tokenizer(path, m->info.config.vocab_size, hash, m->file, err);

@@ -31,10 +31,6 @@ TextLine model_parameters(const TostConfig* c, const TostTensors* tensors);
 // any. weights: the model's file for messages, NULL for a new model.
 Tokenizer* model_tokenizer(const char* path, int rows, const uint32_t* hash, const char* weights, TostError* err);
 
-// The tokenizer of the weights: beside them or, in older runs, the file named in `info`, at this path or, since the
-// working directory may have changed, relative to a folder above the weights. NULL: none. free()
-char* model_tokenizer_path(const char* weights, const CheckpointInfo* info);
-
 // Prints a warning on stderr if the tokenizer is probably not the one that the weights of `info` were trained with.
 void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer);
 // Fails if the shards were made with another tokenizer than that of this CRC-32 and size (0: unknown): a different one

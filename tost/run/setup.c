@@ -164,13 +164,13 @@ static char* installed_data(const char* program) {
     return NULL;
 }
 
-// The path of --tokenizer, of the tokenizer of the weights, or of the one beside the shards; NULL: none. free()
+// The path of --tokenizer, of the tokenizer beside the weights, or of the one beside the shards; NULL: none. free()
 static char* find_tokenizer(Run* r) {
     const CheckpointInfo* from = r->o.resume ? &r->info : &r->init;
     PathList files;
     TostError ignored;
     if (r->o.tokenizer) return xstrdup(r->o.tokenizer);
-    char* path = r->weights ? model_tokenizer_path(r->weights, from) : NULL;
+    char* path = r->weights ? tokenizer_beside(r->weights) : NULL;
     if (path && r->o.init && from->tokenizer) {   // keeps its name
         r->info.tokenizer = xstrdup(from->tokenizer);
         r->info.tokenizer_hash = from->tokenizer_hash;

@@ -3,6 +3,7 @@ model.safetensors, a model with random parameters."""
 
 import json
 import random
+import shutil
 import sys
 from pathlib import Path
 
@@ -39,7 +40,8 @@ def make_model(path, seed=1, padding=32, **sizes):
     randomize(model, torch.Generator().manual_seed(seed))
     with torch.no_grad():
         model.transformer.wte.weight[vocabulary.size:] *= 3  # likely choices, if nothing excluded them
-    model.save(path, {"step": "7", "tokens": "7000", "tokenizer": str(VOCAB),
+    shutil.copy(VOCAB, Path(path).parent)
+    model.save(path, {"step": "7", "tokens": "7000", "tokenizer": "vocab.bpe",
                       "tokenizer_hash": f"{vocabulary.hash():08x}", "best_val_loss": "2.5", "option.data": "a_*.bin"})
     return model
 
@@ -233,7 +235,7 @@ def check_own_tokenizer():
     model = Tost(TostConfig(1, 2, 8, 32, 600))
     checksum = f"{Vocabulary.read('own.json').hash():08x}"
     model.save("own.safetensors", {"tokenizer": "own.json", "tokenizer_hash": checksum})
-    succeeds(export_hf.main, "own.safetensors", "own_out")
+    succeeds(export_hf.main, "own.safetensors", "own_out", "--tokenizer", "own.json")
     refuses("its ids", import_hf.main, "own_out", "own_back")
 
 
@@ -338,13 +340,14 @@ def check_harness():
 
 
 def check_refusals():
-    plain, new = "plain.safetensors", "new"
+    plain, new = "plain/model.safetensors", "new"
+    Path("plain").mkdir()
     Tost(TostConfig(1, 2, 8, 16, 300)).save(plain)
     Path("wrong.json").write_text('{"model": {"type": "Unigram"}, "pre_tokenizer": null}')
     for text, *arguments in (
         ("out | already exists", "model.safetensors", "out"),
         ("nowhere | No such file", "nowhere", new),
-        (f"{plain} | does not name a tokenizer | --tokenizer FILE", plain, new),
+        (f"{plain} | no vocab.bpe beside it | --tokenizer FILE", plain, new),
         ("2304 tokens | 300", plain, new, "--tokenizer", VOCAB),
         ("own.json | CRC-32", "model.safetensors", new, "--tokenizer", "own.json"),
         ("wrong.json | Unigram | BPE", plain, new, "--tokenizer", "wrong.json"),

@@ -364,7 +364,7 @@ prints "eval --model longer --data $dir/tiny_val_*.bin --by-position" "65-75 "
 run sample --model longer --prompt "7 and" --tokens 80
 
 # ---------------------------------------------------------------------------------------------
-# A checkpoint has its tokenizer, and --init inherits it; older checkpoints only name its file
+# A checkpoint has its tokenizer, and --init inherits it
 
 cp -R straight copied
 run $model --data "$dir/tiny_train_*.bin" --steps 0 --val-every 0 --out finder
@@ -418,8 +418,9 @@ run sample --model heir --tokens 3
 run --resume --out copied --steps 7 --save-every 7 --sample-every 7
 check "a resumed run samples with it" says "sample after step 7" stdout
 mv away/vocab.bpe away/tiny_vocab.bpe .
-rm straight/step_00000006/vocab.bpe
-run sample --model straight --tokens 3
+rm heir/step_00000001/vocab.bpe
+refuses 1 "tost sample --model heir --tokens 3" "no vocab.bpe" "--tokenizer"
+run sample --model heir --tokenizer vocab.bpe --tokens 3
 
 # ---------------------------------------------------------------------------------------------
 # Shards and tokenizers that do not fit the model

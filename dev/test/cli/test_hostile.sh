@@ -103,7 +103,7 @@ for part in model optimizer; do
         mv edited named/step_00000002/$part.safetensors
     add_metadata named/step_00000002/$part.safetensors '"tokenizer":"pipe",'
 done
-refuses 1 "timeout 10 $binary sample --model named --tokens 3" "trained with the tokenizer pipe" "--tokenizer"
+refuses 1 "timeout 10 $binary sample --model named --tokens 3" "no vocab.bpe" "--tokenizer"
 check "sample has not waited for it" [ $status -eq 1 ]
 run sample --model named --tokenizer vocab.bpe --tokens 3
 mkfifo named/step_00000002/vocab.bpe
