@@ -23,8 +23,9 @@
 // and shrinks the directions in which they vary: 1/(1+m) is a shrinkage factor, and -wΠ/(1+m) is a gradient step that
 // reduces the coding rate of the tokens. Tokens are not compared pairwise: the past acts only through the statistics S,
 // N and D, which are 2C + NH numbers per layer at any length. Time and memory are linear in T, and decoding needs no KV
-// cache. With --conv 4, w and the input of c_fc first pass through causal convolutions over time, so that a token
-// also sees the order of the three before it.
+// cache. Two options are not in the paper. With --conv 4, w and the input of c_fc first pass through causal convolutions
+// over time, so that a token also sees the order of the three before it. With --memory 1, each head also predicts the
+// next token from this one, by a matrix that it learns while it reads; this adds C·HS + C numbers per layer.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
@@ -45,11 +46,11 @@
 // needs whole matrices: the ranks exchange the momentum terms u, and each rank updates all of these matrices.
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, Convolution, TSSA,
-// Residual, GELU, Classifier); the model's memory; the passes over a piece; gradients and AdamW; Muon; the update; the
-// engine table.
+// Memory, Residual, GELU, Classifier); the arrays of a model; the passes over a piece; gradients and AdamW; Muon; the
+// update; the engine table.
 // Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop.
 //
-// To add a layer: write its forward and backward in a section of its own before "The model's memory", add its
+// To add a layer: write its forward and backward in a section of its own before "The arrays of a model", add its
 // parameters to TOST_PARAMS (tost/model.h), its activations to LAYER_ACTIVATIONS and its other buffers to
 // SHARED_BUFFERS, and call it in layer_forward and, in reverse order, in layer_backward.
 //
@@ -389,7 +390,7 @@ static void tssa_forward(const Tssa* a) {
 //     ddenom_bias[h,t] = Σ_b HS du,   dS = -du s/S²  (0 if S < 1e-12),   RS[t] = Σ_{t'≥t} dS[t'],   ds += du/S + RS
 // At both places where ds arises, s = w² gives dw += 2 w ds.
 
-// Through y, N and D: dw =, dΠ =. Recomputes N and D forward in time and stores g, dD and Π/(D + 1e-8); then goes
+// Through y, N and D: dw =, dΠ +=. Recomputes N and D forward in time and stores g, dD and Π/(D + 1e-8); then goes
 // backward in time for RN and RD.
 static void tssa_statistics_backward(const Tssa* a, TssaRange r) {
     const int C = a->C, NH = a->NH, HS = a->HS;
@@ -433,7 +434,8 @@ static void tssa_statistics_backward(const Tssa* a, TssaRange r) {
                 dw[d] = (float)(pi * (2.0 * w[d] * RN[d] - dy[d] * g_d[d]));
             }
             RD[h] += dD[i];
-            a->da[tssa_head(a, r.b, h) + t] = (float)(dpi + RD[h]);
+            float* dpi_t = a->da + tssa_head(a, r.b, h) + t;
+            *dpi_t = (float)(*dpi_t + dpi + RD[h]);
         }
     }
     tssa_copy(after.D, RD, r, 1);
@@ -499,6 +501,205 @@ static void tssa_backward(const Tssa* a) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Memory, with --memory: each head predicts the next token that it reads. Its predictor G (HS,HS) maps the direction k
+// of a token to the w of the token after it. It is learned while reading, by the delta rule (least mean squares):
+//     k[t] = w[t] / √(‖w[t]‖² + 1e-12)
+//     G[t] = G[t-1] + Π[t] (w[t] - o[t-1]) k[t-1]ᵀ        corrects what was predicted after t-1, by the share Π
+//     o[t] = G[t] k[t]                                    predicts what follows t;   y += memory_scale · o
+//
+// A head works in blocks of 64 tokens. With G before the block, keys K[i] = k of the i-th token before the i-th update
+// (K[0]: the token before the block), updates U[i] and predictions O[i] before the i-th token,
+//     O[i] = G K[i] + Σ_{j<i} (K[i]·K[j]) U[j],   U[i] = Π[i] (w[i] - O[i]),   G after the block = G + Σ_i U[i] K[i]ᵀ
+
+enum { MEMORY_BLOCK = 64, MEMORY_KEYS = MEMORY_BLOCK + 1 };
+
+typedef struct {
+    int B, T, C, NH, HS;
+    const float *w, *pi;   // (B,T,C), (B,NH,T)
+    float  *o;             // (B,T,C)
+    size_t stride;         // from the state of a sequence to the next
+    float  *state;         // (B,C·HS+C): Gᵀ (HS,HS) of each head, and k (C), before these tokens, then after them
+    float  *saved;         // (B,blocks,C·HS+C): the state before each block; NULL if no backward follows
+    float  *scratch;       // (threads,memory_scratch_size)
+    // backward only
+    float  *dw;            // (B,T,C): do, then dw
+    float  *dpi;           // (B,NH,T): =
+    float  *adjoint;       // (B,C·HS+C): of the state after these tokens, then before them
+} Memory;
+
+// The arrays of a block, in the thread's scratch: of keys (65,HS), of updates (64,HS), and transposed ones
+typedef struct {
+    float *K, *O, *U, *pairs;                   // pairs: (65), products of a row with the others
+    float *KT, *norm;                           // (HS,65); (65): 1/√(‖w‖² + 1e-12)
+    float *dK, *dO, *dU, *UT, *GT, *dGT;        // backward: (65,HS) twice, (64,HS), (HS,65), (HS,HS) twice
+} MemoryBlock;
+
+static size_t memory_state_size(int C, int HS) { return (size_t)C * HS + C; }
+static size_t memory_scratch_size(int HS) { return MEMORY_KEYS * (8 * (size_t)HS + 2) + 2 * (size_t)HS * HS; }
+static int    memory_blocks(int T) { return (T + MEMORY_BLOCK - 1) / MEMORY_BLOCK; }
+
+static MemoryBlock memory_scratch(const Memory* a) {
+    const size_t n = MEMORY_KEYS * (size_t)a->HS;
+    float* at = a->scratch + thread_index() * memory_scratch_size(a->HS);
+    return (MemoryBlock){.K = at, .O = at + n, .U = at + 2 * n, .KT = at + 3 * n, .dK = at + 4 * n, .dO = at + 5 * n,
+                         .dU = at + 6 * n, .UT = at + 7 * n, .GT = at + 8 * n, .dGT = at + 8 * n + a->HS * a->HS,
+                         .pairs = at + 8 * n + 2 * a->HS * a->HS,
+                         .norm = at + 8 * n + 2 * a->HS * a->HS + MEMORY_KEYS};
+}
+
+// c (m,n) += a · b, with b (k,n) and a[i,l] at a + i·row + l·column; `ldb` is from a row of b to the next.
+static void add_product(float* restrict c, const float* a, size_t row, size_t column, const float* b, size_t ldb,
+                        int m, int n, int k) {
+    for (int i = 0; i < m; i++) {
+        float* restrict c_j = c + (size_t)i * n;
+        int l = 0;
+        for (; l + 4 <= k; l += 4) {
+            const float *a_l = a + i * row + l * column;
+            const float *b0 = b + l * ldb, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
+            const float a0 = a_l[0], a1 = a_l[column], a2 = a_l[2 * column], a3 = a_l[3 * column];
+            for (int j = 0; j < n; j++) c_j[j] += a0 * b0[j] + a1 * b1[j] + (a2 * b2[j] + a3 * b3[j]);
+        }
+        for (; l < k; l++) {
+            const float a_l = a[i * row + l * column], *b_l = b + l * ldb;
+            for (int j = 0; j < n; j++) c_j[j] += a_l * b_l[j];
+        }
+    }
+}
+
+// dst (columns,rows), rows `stride` apart, = srcᵀ
+static void transpose(float* dst, size_t stride, const float* src, int rows, int columns) {
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < columns; j++) dst[j * stride + i] = src[(size_t)i * columns + j];
+}
+
+// K, KT and norm of the n tokens from t0 on; k: of the token before them.
+static void memory_keys(MemoryBlock* x, const Memory* a, const float* k, int b, int h, int t0, int n) {
+    const int HS = a->HS;
+    memcpy(x->K, k, HS * sizeof *k);
+    for (int i = 0; i < n; i++) {
+        const float* w = a->w + ((size_t)b * a->T + t0 + i) * a->C + h * HS;
+        double squares = TOST_ENERGY_MIN;
+        #pragma omp simd reduction(+ : squares)
+        for (int d = 0; d < HS; d++) squares += (double)w[d] * w[d];
+        x->norm[i] = (float)(1.0 / sqrt(squares));
+        for (int d = 0; d < HS; d++) x->K[(size_t)(i + 1) * HS + d] = w[d] * x->norm[i];
+    }
+    transpose(x->KT, MEMORY_KEYS, x->K, n + 1, HS);
+}
+
+static void memory_head_forward(const Memory* a, int b, int h) {
+    const int HS = a->HS, C = a->C;
+    const size_t square = (size_t)HS * HS;
+    float *G = a->state + b * a->stride + h * square, *k = a->state + b * a->stride + (size_t)C * HS + h * HS;
+    MemoryBlock x = memory_scratch(a);
+    for (int t0 = 0; t0 < a->T; t0 += MEMORY_BLOCK) {
+        const int n = a->T - t0 < MEMORY_BLOCK ? a->T - t0 : MEMORY_BLOCK;
+        const float *pi = a->pi + ((size_t)b * a->NH + h) * a->T + t0;
+        const size_t at = ((size_t)b * a->T + t0) * C + h * HS;
+        if (a->saved) {
+            float* saved = a->saved + ((size_t)b * memory_blocks(a->T) + t0 / MEMORY_BLOCK) * memory_state_size(C, HS);
+            memcpy(saved + h * square, G, square * sizeof *G);
+            memcpy(saved + (size_t)C * HS + h * HS, k, HS * sizeof *k);
+        }
+        memory_keys(&x, a, k, b, h, t0, n);
+        memset(x.O, 0, (size_t)(n + 1) * HS * sizeof *x.O);
+        add_product(x.O, x.K, HS, 1, G, HS, n + 1, HS, HS);
+        for (int i = 0; i <= n; i++) {
+            float *O = x.O + (size_t)i * HS, *U = x.U + (size_t)i * HS;
+            memset(x.pairs, 0, i * sizeof *x.pairs);
+            add_product(x.pairs, x.K + (size_t)i * HS, 0, 1, x.KT, MEMORY_KEYS, 1, i, HS);
+            add_product(O, x.pairs, 0, 1, x.U, HS, 1, HS, i);
+            if (i > 0) memcpy(a->o + at + (size_t)(i - 1) * C, O, HS * sizeof *O);
+            for (int d = 0; i < n && d < HS; d++) U[d] = pi[i] * (a->w[at + (size_t)i * C + d] - O[d]);
+        }
+        add_product(G, x.K, 1, HS, x.U, HS, HS, HS, n);
+        memcpy(k, x.K + (size_t)n * HS, HS * sizeof *k);
+    }
+}
+
+// Sets o, and advances the state by these tokens.
+static void memory_forward(const Memory* a) {
+    #pragma omp parallel for schedule(static) if ((size_t)a->B * a->T > SERIAL_ROWS)
+    for (int i = 0; i < a->B * a->NH; i++) memory_head_forward(a, i / a->NH, i % a->NH);
+}
+
+// With the updates U[j] and the predictions O[i] above, from do:
+//     dU[j] = dG K[j] + Σ_{i>j} (K[i]·K[j]) dO[i],   dΠ[j] = dU[j]·(w[j] - O[j]),   dO[j] -= Π[j] dU[j] = dw[j]
+//     dK[i] = Gᵀ dO[i] + dGᵀ U[i] + Σ_{j<i} (dO[i]·U[j]) K[j] + Σ_{j>i} (dO[j]·U[i]) K[j]
+//     dG before the block = dG + Σ_i dO[i] K[i]ᵀ,   dw += (dk - k (k·dk)) / √(‖w‖² + 1e-12)
+static void memory_block_backward(MemoryBlock* x, const Memory* a, const float* G, float* dG, float* dk, int b, int h,
+                                  int t0, int n) {
+    const int HS = a->HS, C = a->C;
+    const size_t at = ((size_t)b * a->T + t0) * C + h * HS, row = ((size_t)b * a->NH + h) * a->T + t0;
+    memset(x->O, 0, HS * sizeof *x->O);
+    memset(x->dO, 0, HS * sizeof *x->dO);
+    add_product(x->O, x->K, HS, 1, G, HS, 1, HS, HS);
+    for (int i = 0; i < n; i++) {
+        memcpy(x->O + (size_t)(i + 1) * HS, a->o + at + (size_t)i * C, HS * sizeof *x->O);
+        memcpy(x->dO + (size_t)(i + 1) * HS, a->dw + at + (size_t)i * C, HS * sizeof *x->dO);
+        for (int d = 0; d < HS; d++)
+            x->U[(size_t)i * HS + d] = a->pi[row + i] * (a->w[at + (size_t)i * C + d] - x->O[(size_t)i * HS + d]);
+    }
+    transpose(x->UT, MEMORY_KEYS, x->U, n, HS);
+    transpose(x->GT, HS, G, HS, HS);
+    transpose(x->dGT, HS, dG, HS, HS);
+    memset(x->dK, 0, (size_t)(n + 1) * HS * sizeof *x->dK);
+    memset(x->dU, 0, (size_t)n * HS * sizeof *x->dU);
+    memcpy(x->dK + (size_t)n * HS, dk, HS * sizeof *dk);
+    add_product(x->dU, x->K, HS, 1, dG, HS, n, HS, HS);
+    for (int j = n; j >= 0; j--) {
+        float *K = x->K + (size_t)j * HS, *dO = x->dO + (size_t)j * HS, *dU = x->dU + (size_t)j * HS;
+        if (j < n) {
+            const float *w = a->w + at + (size_t)j * C, *O = x->O + (size_t)j * HS, pi = a->pi[row + j];
+            double dpi = 0;
+            memset(x->pairs, 0, (n - j) * sizeof *x->pairs);
+            add_product(x->pairs, K, 0, 1, x->KT + j + 1, MEMORY_KEYS, 1, n - j, HS);
+            add_product(dU, x->pairs, 0, 1, dO + HS, HS, 1, HS, n - j);
+            #pragma omp simd reduction(+ : dpi)
+            for (int d = 0; d < HS; d++) {
+                dpi += (double)dU[d] * (w[d] - O[d]);
+                dO[d] -= pi * dU[d];
+                a->dw[at + (size_t)j * C + d] = pi * dU[d];
+            }
+            a->dpi[row + j] = (float)dpi;
+        }
+        memset(x->pairs, 0, j * sizeof *x->pairs);
+        add_product(x->pairs, dO, 0, 1, x->UT, MEMORY_KEYS, 1, j, HS);
+        add_product(x->dK + (size_t)j * HS, x->pairs, 0, 1, x->K, HS, 1, HS, j);
+        add_product(x->dK, x->pairs, 1, 0, K, HS, j, HS, 1);
+    }
+    add_product(x->dK, x->dO, HS, 1, x->GT, HS, n + 1, HS, HS);
+    add_product(x->dK, x->U, HS, 1, x->dGT, HS, n, HS, HS);
+    add_product(dG, x->K, 1, HS, x->dO, HS, HS, HS, n + 1);
+    memcpy(dk, x->dK, HS * sizeof *dk);
+    for (int i = 0; i < n; i++) {
+        const float *K = x->K + (size_t)(i + 1) * HS, *dK = x->dK + (size_t)(i + 1) * HS;
+        double along = 0;
+        #pragma omp simd reduction(+ : along)
+        for (int d = 0; d < HS; d++) along += (double)K[d] * dK[d];
+        for (int d = 0; d < HS; d++)
+            a->dw[at + (size_t)i * C + d] += x->norm[i] * (dK[d] - K[d] * (float)along);
+    }
+}
+
+// From do to dw, in place; sets dΠ; moves the adjoint of the state from the end of these tokens to the start.
+static void memory_backward(const Memory* a) {
+    const size_t size = memory_state_size(a->C, a->HS), square = (size_t)a->HS * a->HS;
+    #pragma omp parallel for schedule(static)
+    for (int i = 0; i < a->B * a->NH; i++) {
+        const int b = i / a->NH, h = i % a->NH, blocks = memory_blocks(a->T);
+        float *dG = a->adjoint + b * a->stride + h * square, *dk = a->adjoint + b * a->stride + (size_t)a->C * a->HS;
+        MemoryBlock x = memory_scratch(a);
+        for (int block = blocks - 1; block >= 0; block--) {
+            const float* saved = a->saved + ((size_t)b * blocks + block) * size;
+            const int t0 = block * MEMORY_BLOCK, n = a->T - t0 < MEMORY_BLOCK ? a->T - t0 : MEMORY_BLOCK;
+            memory_keys(&x, a, saved + (size_t)a->C * a->HS + h * a->HS, b, h, t0, n);
+            memory_block_backward(&x, a, saved + h * square, dG, dk + h * a->HS, b, h, t0, n);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
 // Residual with LayerScale:  x_out = x + gamma · branch
 
 static void residual_forward(float* x_out, const float* x, const float* branch, const float* gamma,
@@ -506,6 +707,12 @@ static void residual_forward(float* x_out, const float* x, const float* branch, 
     #pragma omp parallel for schedule(static) if (rows > SERIAL_ROWS)
     for (size_t row = 0; row < rows; row++)
         for (int c = 0; c < C; c++) x_out[row * C + c] = x[row * C + c] + gamma[c] * branch[row * C + c];
+}
+
+// x += y
+static void add(float* restrict x, const float* restrict y, size_t n) {
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) x[i] += y[i];
 }
 
 // dbranch =; dgamma +=. dx is the gradient of x_out and of x.   dbranch = gamma dx,   dgamma = Σ_rows dx branch
@@ -620,7 +827,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
 }
 
 // ---------------------------------------------------------------------------------------------
-// The model's memory: one allocation. Parameters, gradients and the optimizer's moments are flat arrays laid out by the
+// The arrays of a model: one allocation. Parameters, gradients and the optimizer's moments are flat arrays laid out by the
 // table in tost/model.h; activations and buffers follow the tables below. A training model keeps the activations of
 // every layer for backward. For inference, or with recompute (activation checkpointing), all layers share one set of
 // LAYER_ACTIVATIONS. With recompute each layer still has its own x_out, the input from which backward recomputes the
@@ -637,6 +844,8 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(pi,         float,  rows * NH)                    /* (B,NH,T) */ \
     X(tssa_saved, double, (rows / TSSA_BLOCK + B) * tssa_state_size(C, NH)) \
     X(y,          float,  rows * C) \
+    X(predicted,  float,  memory * rows * C)            /* o of the memory */ \
+    X(memory_saved, float, memory * (rows / MEMORY_BLOCK + B) * memory_state_size(C, C / NH)) \
     X(attn_out,   float,  rows * C)                     /* c_proj(y) */ \
     X(x_mid,      float,  rows * C)                     /* x + gamma1 attn_out */ \
     X(ln_2,       float,  rows * C)                     /* ln_2(x_mid) */ \
@@ -661,6 +870,8 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(states,       double, states * L * B * state_size(c)) /* or gradients of states */ \
     X(layer_state,  double, B * state_size(c))          /* of one layer, if the pass does not set a state */ \
     X(tssa_scratch, double, threads * tssa_scratch_size(C, NH)) \
+    X(memory_scratch, float, memory * threads * memory_scratch_size(C / NH)) \
+    X(dpredicted,   float,  memory * train * rows * C)  /* gradients of predicted, then of w */ \
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
     X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out, w and projected */ \
     X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, ln_2, y and ln_1 */ \
@@ -705,9 +916,11 @@ static size_t classifier_rows(size_t rows, int V) {
     return even_block(rows, most > 64 ? most : 64);
 }
 
-// The state of a sequence in a layer: S, N and D; with convolutions, also the last three inputs of each, as floats.
+// The state of a sequence in a layer: S, N and D; with convolutions, also the last three inputs of each, and with
+// memory its state, as floats.
 static size_t state_size(const TostConfig* c) {
-    return tssa_state_size(c->n_embd, c->n_head) + (c->conv ? CONV_ROWS * (size_t)c->n_embd : 0);
+    const size_t C = c->n_embd, memory = c->memory ? memory_state_size(c->n_embd, c->n_embd / c->n_head) : 0;
+    return tssa_state_size(c->n_embd, c->n_head) + (c->conv ? CONV_ROWS * C : 0) + (memory + 1) / 2;
 }
 
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
@@ -716,7 +929,7 @@ static size_t layout_buffers(TostModel* model, void* base) {
     const TostEngineOptions* o = &model->options;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = o->max_batch;
     const size_t rows = B * o->max_piece, states = o->states, train = o->training, threads = o->threads;
-    const size_t conv = c->conv != 0, muon = o->optimizer == TOST_MUON;
+    const size_t conv = c->conv != 0, memory = c->memory != 0, muon = o->optimizer == TOST_MUON;
     const size_t logits_rows = model->logits_rows = classifier_rows(rows, c->vocab_size);
     Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison_redzone};
     for (int a = 0; a < (train ? TOST_EMA + o->ema : 1); a++)
@@ -792,6 +1005,11 @@ static float* state_rows(const TostModel* model, double* state, TostRow filter) 
     return (float*)(state + tssa_state_size(C, model->config.n_head)) + (filter == TOST_ROW_mlp_conv) * CONV_ROWS * C;
 }
 
+static float* state_memory(const TostModel* model, double* state) {
+    return state_rows(model, state, model->config.conv ? TOST_ROW_mlp_conv : TOST_ROW_attn_conv)
+           + (model->config.conv ? CONV_ROWS * model->config.n_embd : 0);
+}
+
 // Copies layer l of state `from`, or zeros, to where the pass updates it in place: state `to`, or layer_state if `to`
 // is TOST_NO_STATE. Backward calls it with `right` and `left`.
 static double* start_state(const TostModel* model, int from, int to, int l) {
@@ -826,6 +1044,40 @@ static Tssa layer_tssa_grads(const TostModel* model, int l, double* adjoint) {
     tssa.ddenom_bias = g.denom_bias + model->piece.first;
     tssa.adjoint = adjoint;
     return tssa;
+}
+
+static Memory layer_memory(const TostModel* model, int l) {
+    const TostConfig* c = &model->config;
+    const TostPiece* piece = &model->piece;
+    const LayerActivations* a = &model->layer[l];
+    return (Memory){.B = piece->B, .T = piece->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head,
+                    .w = a->w, .pi = a->pi, .o = a->predicted, .stride = 2 * state_size(c),
+                    .saved = model->options.training ? a->memory_saved : NULL, .scratch = model->buf.memory_scratch,
+                    .dw = model->buf.dpredicted, .dpi = model->buf.da};
+}
+
+// With --memory: y += memory_scale · o
+static void remember(TostModel* model, int l, float* y, double* state) {
+    if (!model->config.memory) return;
+    const TostParams p = model_params(model, TOST_PARAM, l);
+    Memory memory = layer_memory(model, l);
+    memory.state = state_memory(model, state);
+    memory_forward(&memory);
+    residual_forward(y, y, memory.o, p.memory_scale, piece_rows(model), model->config.n_embd);
+}
+
+// From dy: its part of dw in dpredicted, and of dΠ in da; without --memory da = 0.
+static void remember_backward(TostModel* model, int l, const float* dy, double* adjoint) {
+    const size_t rows = piece_rows(model);
+    if (!model->config.memory) {
+        memset(model->buf.da, 0, rows * model->config.n_head * sizeof(float));
+        return;
+    }
+    const TostParams p = model_params(model, TOST_PARAM, l), g = model_params(model, TOST_GRAD, l);
+    Memory memory = layer_memory(model, l);
+    memory.adjoint = state_memory(model, adjoint);
+    residual_backward(memory.dw, g.memory_scale, dy, memory.o, p.memory_scale, rows, model->config.n_embd);
+    memory_backward(&memory);
 }
 
 // The input of layer l; l = L: the output of the last layer.
@@ -867,6 +1119,7 @@ static void layer_forward(TostModel* model, int l, int from, int to) {
     linear_forward(a->projected, a->ln_1, weight(model, p.attn_w), p.attn_b, rows, C, C);
     convolve(model, l, TOST_ROW_attn_conv, a->w, a->projected, state);
     tssa_forward(&tssa);
+    remember(model, l, a->y, state);
     linear_forward(a->attn_out, a->y, weight(model, p.attn_proj_w), p.attn_proj_b, rows, C, C);
     residual_forward(a->x_mid, x, a->attn_out, p.gamma1, rows, C);
 
@@ -898,7 +1151,9 @@ static void layer_backward(TostModel* model, int l, int right, int left) {
 
     residual_backward(dbranch, g.gamma1, dx, a->attn_out, p.gamma1, rows, C);
     linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, dbranch, a->y, weight(model, p.attn_proj_w), rows, C, C);
+    remember_backward(model, l, d_btc, adjoint);
     tssa_backward(&tssa);   // from d_btc to dbranch
+    if (model->config.memory) add(dbranch, buf->dpredicted, rows * C);
     if (model->weights) round_bf16(dbranch, rows * C);
     convolve_backward(model, l, TOST_ROW_attn_conv, dbranch, a->projected, adjoint);
     linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, a->ln_1, weight(model, p.attn_w), rows, C, C);

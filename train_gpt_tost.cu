@@ -461,7 +461,8 @@ constexpr int CONV_WIDTH = TOST_CONV_WIDTH, CONV_ROWS = CONV_WIDTH - 1;   // the
 constexpr int CONV_VEC = 2, CONV_RUN = 8;   // neighboring channels and steps of a thread at once
 
 // The states before and after a pass, (B,state_size). start NULL: zeros; end NULL: not written. A state has TSSA's
-// running sums, then, with --conv, the rows x[-3] to x[-1], (3,C), of TSSA's convolution and of the MLP's.
+// running sums, then, with --conv, the rows x[-3] to x[-1], (3,C), of TSSA's convolution and of the MLP's, then, with
+// --memory, as floats, Gᵀ of each head and the last k.
 // Forward: S, N and D before the first step and after the last one. Backward: start has RS, RN and RD, the sums of dS,
 // dN and dD over the steps after the pass; end receives these plus those of the pass. They must not overlap: the last
 // block writes while others read.
@@ -610,6 +611,7 @@ template <typename S> struct Tssa {
     float *da, *dtemp_chunk;          // (B,NH,T); (NH,B,chunks): dtemp of each chunk
     float *dtemp, *ddenom_bias;       // (NH); (NH,block_size)
     bool fixed_temp;                  // temp has no gradient: membership is uniform
+    bool more_dpi;                    // da has another part of dΠ on entry
     PassStates adjoint;
     float* back;                      // like saved: RS, then RN and RD, after each chunk
 };
@@ -1060,9 +1062,11 @@ __device__ inline void tssa_statistics_backward(TssaSteps steps, TssaStarts star
                   a);
     tssa_scan<true, true>(chunk, a);
     k = *chunk;
-    for (int h = warp_index(); h < a.NH; h += a.warps)
-        steps.dpi[h * WARP + lane_index()] +=
-            TSSA_CALL(tssa_later_statistics, tssa_totals<true>(k.b, tssa_scan_place<true>(k, a), a), h, k, a);
+    for (int h = warp_index(); h < a.NH; h += a.warps) {
+        float* const dpi = steps.dpi + h * WARP + lane_index();
+        *dpi += TSSA_CALL(tssa_later_statistics, tssa_totals<true>(k.b, tssa_scan_place<true>(k, a), a), h, k, a);
+        if (a.more_dpi && lane_index() < k.n) *dpi += a.da[tssa_head(h, k, a) + lane_index()];   // mutant: memory_dpi
+    }
     __syncthreads();
 }
 
@@ -1266,6 +1270,361 @@ static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tss
     int blocks = tssa.NH * (1 + div_up(add ? tssa.T : tssa.block_size, SUM_THREADS));
     for (int i = 0; i < columns.n; i++) blocks += column_sum_blocks(columns.sum[i]);
     LAUNCH((layer_sums_kernel<S>), blocks, SUM_THREADS, 0, stream, columns, tssa, add);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Memory, with --memory: the formulas, and those of a block of tokens, are in train_gpt_tost.c.
+//
+// A block of threads computes a head of a sequence: it goes through the chunks of 32 tokens, with G in shared memory.
+// All sums are products of small matrices, except in the triangular systems, where a thread takes a column. o is
+// rounded to S before its error is computed. So backward finds the G before a chunk from the one after it:
+// G - Σ U[i] K[i]ᵀ, with the U of forward.
+//
+// Arrays in shared memory have rows of HS | 1 floats: an odd stride has no bank conflicts along either axis.
+
+constexpr int MEMORY_CHUNK = 32, MEMORY_ROWS = MEMORY_CHUNK + 1;   // tokens, and keys
+constexpr int MEMORY_THREADS = 256, MEMORY_TILE = 4;
+
+template <typename S> struct Memory {
+    int B, T, C, NH, HS;
+    const S* w;                       // (B,T,C)
+    const float *pi, *scale;          // (B,NH,T), (C)
+    S *o, *y;                         // (B,T,C): predictions; y += scale o
+    float* G;                         // (B,NH,HS,HS): after the pass, transposed
+    PassStates state;
+    size_t state_size, place;         // of a sequence, and where the memory's part is in it
+    // backward only
+    const S* dy;                      // (B,T,C)
+    S* dw;                            // (B,T,C)
+    float *dpi, *dscale;              // (B,NH,T); (B,C): of each sequence
+    PassStates adjoint;
+};
+
+// The state of a head: Gᵀ (HS,HS) and k (HS), floats. NULL: zeros, or not written
+struct MemoryState { float *G, *k; };
+
+// Arrays in shared memory: G, dG (HS,HS); of keys K, dK, of tokens U, dU, of both O (33,HS); pairs (33,33); norm (33);
+// dk (HS). Forward has those up to norm.
+struct MemoryShared { float *G, *K, *U, *O, *pairs, *norm, *dG, *dK, *dU, *dpairs, *dk; };
+
+__host__ __device__ inline int memory_stride(int HS) { return HS | 1; }
+static size_t memory_state_size(size_t C, size_t HS) { return (C * (HS + 1) + 1) / 2; }   // in doubles
+
+__host__ __device__ inline MemoryShared memory_arrays(float* shared, int HS) {
+    const int row = memory_stride(HS), rows = MEMORY_ROWS * row, pairs = MEMORY_ROWS * MEMORY_ROWS;
+    MemoryShared x = {};
+    x.G = shared, x.K = x.G + HS * row, x.U = x.K + rows, x.O = x.U + rows, x.pairs = x.O + rows;
+    x.norm = x.pairs + pairs, x.dG = x.norm + MEMORY_ROWS, x.dK = x.dG + HS * row, x.dU = x.dK + rows;
+    x.dpairs = x.dU + rows, x.dk = x.dpairs + pairs;
+    return x;
+}
+
+static size_t memory_shared(int HS, bool backward) {
+    float* const start = (float*)sizeof(float);
+    const MemoryShared x = memory_arrays(start, HS);
+    return (backward ? x.dk + HS - start : x.dG - start) * sizeof(float);
+}
+
+template <typename S> __device__ inline MemoryState memory_state(const double* states, int b, int h,
+                                                                 const Memory<S>& a) {
+    if (!states) return {NULL, NULL};
+    float* const at = (float*)const_cast<double*>(states + b * a.state_size + a.place);
+    return {at + (size_t)h * a.HS * a.HS, at + (size_t)a.C * a.HS + h * a.HS};
+}
+
+template <typename S> __device__ inline size_t memory_row(int b, int t, int h, const Memory<S>& a) {
+    return ((size_t)b * a.T + t) * a.C + h * a.HS;
+}
+
+// A matrix (HS,HS) from or to memory, where its rows are HS floats apart. src NULL: zeros
+__device__ inline void memory_load(float* dst, const float* src, int HS) {
+    for (int i = threadIdx.x; i < HS * HS; i += blockDim.x)
+        dst[i / HS * memory_stride(HS) + i % HS] = src ? src[i] : 0.0f;
+}
+__device__ inline void memory_store(float* dst, const float* src, int HS) {
+    for (int i = threadIdx.x; i < HS * HS; i += blockDim.x) dst[i] = src[i / HS * memory_stride(HS) + i % HS];
+}
+
+// An operand of a product, in shared memory. TRANSPOSED: its element (i,j) is p[j · stride + i]
+template <bool TRANSPOSED> struct Operand {
+    const float* p;
+    int stride;
+    __device__ float at(int i, int j) const { return TRANSPOSED ? p[j * stride + i] : p[i * stride + j]; }
+};
+
+// A thread's part of a product: the elements at some rows and columns
+struct ProductTile {
+    int row[MEMORY_TILE], column[MEMORY_TILE];
+    float sum[MEMORY_TILE][MEMORY_TILE];
+};
+
+// tile.sum += x · y; depth: columns of x
+template <bool X, bool Y>
+__device__ inline void tile_product(ProductTile& tile, Operand<X> x, Operand<Y> y, int depth) {
+    UNROLL_BY(2) for (int l = 0; l < depth; l++) {
+        float u[MEMORY_TILE], v[MEMORY_TILE];
+        UNROLL for (int i = 0; i < MEMORY_TILE; i++) u[i] = x.at(tile.row[i], l);
+        UNROLL for (int i = 0; i < MEMORY_TILE; i++) v[i] = y.at(l, tile.column[i]);
+        UNROLL for (int i = 0; i < MEMORY_TILE; i++)
+            UNROLL for (int j = 0; j < MEMORY_TILE; j++) tile.sum[i][j] += u[i] * v[j];
+    }
+}
+
+// Computes a matrix (m,n): add(tile) adds the products to a tile; store(i, j, sum) takes each element. Neighboring
+// threads take neighboring columns.
+template <typename Add, typename Store> __device__ inline void each_tile(int m, int n, Add add, Store store) {
+    const int down = div_up(m, MEMORY_TILE), across = div_up(n, MEMORY_TILE);
+    for (int of = threadIdx.x; of < down * across; of += blockDim.x) {
+        const int i0 = of / across, j0 = of % across;
+        ProductTile tile = {};
+        UNROLL for (int i = 0; i < MEMORY_TILE; i++) {
+            tile.row[i] = min(i0 + i * down, m - 1);
+            tile.column[i] = min(j0 + i * across, n - 1);
+        }
+        add(tile);
+        UNROLL for (int i = 0; i < MEMORY_TILE; i++)
+            UNROLL for (int j = 0; j < MEMORY_TILE; j++)
+                if (i0 + i * down < m && j0 + j * across < n) store(tile.row[i], tile.column[j], tile.sum[i][j]);
+    }
+}
+
+// K[i] and norm[i] = 1/√(‖w‖² + 1e-12), first <= i <= n, of the tokens t0 - 1 + i. A warp takes a token. before: for
+// the key of the token before the pass
+template <typename S>
+__device__ inline void memory_keys(MemoryShared x, int first, int n, int b, int t0, int h, MemoryState before,
+                                   const Memory<S>& a) {
+    for (int i = first + warp_index(); i <= n; i += block_warps()) {
+        const bool early = t0 + i == 0;
+        const S* w = a.w + (early ? 0 : memory_row(b, t0 - 1 + i, h, a));
+        float *K = x.K + i * memory_stride(a.HS), squares = 0.0f;
+        for (int d = lane_index(); d < a.HS; d += WARP) {
+            const float v = !early ? to_float(w[d]) : before.k ? before.k[d] : 0.0f;
+            K[d] = v;
+            squares += v * v;
+        }
+        const float norm = early ? 1.0f : rsqrtf(warp_sum(squares) + (float)TOST_ENERGY_MIN);
+        for (int d = lane_index(); d < a.HS; d += WARP) K[d] *= norm;
+        if (lane_index() == 0) x.norm[i] = norm;
+    }
+}
+
+// pairs[i,j] = x[i]·y[j] for j < i <= n, otherwise 0; x, y (33,HS)
+__device__ inline void memory_pairs(float* pairs, const float* x, const float* y, int n, int HS) {
+    const int row = memory_stride(HS);
+    each_tile(n + 1, n + 1, [&](ProductTile& tile) {
+        tile_product(tile, Operand<false>{x, row}, Operand<true>{y, row}, HS);
+    }, [&](int i, int j, float sum) { pairs[i * MEMORY_ROWS + j] = j < i ? sum : 0.0f; });   // mutant: memory_pairs
+}
+
+// G += factor · Σ_i x[i] y[i]ᵀ over n rows
+__device__ inline void memory_add(float* G, const float* x, const float* y, float factor, int n, int HS) {
+    const int row = memory_stride(HS);
+    each_tile(HS, HS, [&](ProductTile& tile) {
+        tile_product(tile, Operand<true>{x, row}, Operand<false>{y, row}, n);
+    }, [&](int i, int j, float sum) { G[i * row + j] += factor * sum; });
+}
+
+// Solves for O and U of the chunk: a thread takes a column. x.O: the rows K G on entry
+template <typename S>
+__device__ inline void memory_predict(MemoryShared x, const float* pi, int b, int t0, int h, int n,
+                                      const Memory<S>& a) {
+    const int row = memory_stride(a.HS);
+    for (int d = threadIdx.x; d < a.HS; d += blockDim.x) {
+        for (int i = 0; i <= n; i++) {
+            float o = x.O[i * row + d];
+            for (int j = 0; j < i; j++) o += x.pairs[i * MEMORY_ROWS + j] * x.U[j * row + d];
+            if (i > 0) o = to_float(from_float<S>(o));
+            x.O[i * row + d] = o;
+            if (i < n) x.U[i * row + d] = pi[i] * (to_float(a.w[memory_row(b, t0 + i, h, a) + d]) - o);
+        }
+    }
+}
+
+// Traffic per row: 2C (w) + 4C (y) + 2C (o).
+template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS) memory_forward_kernel(Memory<S> a) {
+    DYNAMIC_SHARED(float, shared);
+    const int b = blockIdx.x / a.NH, h = blockIdx.x % a.NH, HS = a.HS, row = memory_stride(HS);
+    const MemoryShared x = memory_arrays(shared, HS);
+    const MemoryState before = memory_state(a.state.start, b, h, a), after = memory_state(a.state.end, b, h, a);
+    const float* pi = a.pi + ((size_t)b * a.NH + h) * a.T;
+    memory_load(x.G, before.G, HS);
+    memory_keys(x, 0, 0, b, 0, h, before, a);
+    for (int t0 = 0; t0 < a.T; t0 += MEMORY_CHUNK) {
+        const int n = min(a.T - t0, MEMORY_CHUNK), first = t0 > 0;   // then O[0] is that of the chunk before
+        __syncthreads();
+        memory_keys(x, 1, n, b, t0, h, before, a);
+        __syncthreads();
+        each_tile(n + 1 - first, HS, [&](ProductTile& tile) {
+            tile_product(tile, Operand<false>{x.K + first * row, row}, Operand<false>{x.G, row}, HS);
+        }, [&](int i, int d, float sum) { x.O[(i + first) * row + d] = sum; });
+        memory_pairs(x.pairs, x.K, x.K, n, HS);
+        __syncthreads();
+        memory_predict(x, pi + t0, b, t0, h, n, a);
+        __syncthreads();
+        for (int i = threadIdx.x; i < n * HS; i += blockDim.x) {
+            const int d = i % HS;
+            const size_t at = memory_row(b, t0 + i / HS, h, a) + d;
+            const float o = x.O[(i / HS + 1) * row + d];
+            a.o[at] = from_float<S>(o);
+            a.y[at] = from_float<S>(to_float(a.y[at]) + a.scale[h * HS + d] * o);
+        }
+        memory_add(x.G, x.K, x.U, 1.0f, n, HS);
+        __syncthreads();
+        for (int d = threadIdx.x; d < HS; d += blockDim.x) {
+            x.K[d] = x.K[n * row + d];
+            x.O[d] = x.O[n * row + d];
+        }
+    }
+    memory_store(a.G + ((size_t)b * a.NH + h) * HS * HS, x.G, HS);
+    if (!after.G) return;
+    memory_store(after.G, x.G, HS);
+    for (int d = threadIdx.x; d < HS; d += blockDim.x) after.k[d] = x.K[d];   // mutant: memory_key_not_passed
+}
+
+// Sets o, adds to y, and writes the state after the pass.
+template <typename S> static void memory_forward(cudaStream_t stream, const Memory<S>& a) {
+    const size_t shared = memory_shared(a.HS, false);
+    allow_shared(memory_forward_kernel<S>, shared);
+    LAUNCH((memory_forward_kernel<S>), a.B * a.NH, MEMORY_THREADS, shared, stream, a);
+}
+
+// For the chunk at t0: K, norm and U; in dU the errors w - O; in O a row of zeros and the rows dO = scale dy. Adds to
+// dscale of the head.
+template <typename S>
+__device__ inline void memory_errors(MemoryShared x, float* dscale, const float* pi, int b, int t0, int h, int n,
+                                     MemoryState before, const Memory<S>& a) {
+    const int HS = a.HS, row = memory_stride(HS);
+    memory_keys(x, 0, n, b, t0, h, before, a);
+    if (t0 == 0) memory_load(x.G, before.G, HS);
+    __syncthreads();
+    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
+        float o = 0.0f, sum = 0.0f;   // o: O[0]
+        if (t0 > 0) o = to_float(a.o[memory_row(b, t0 - 1, h, a) + d]);
+        else for (int l = 0; l < HS; l++) o += x.K[l] * x.G[l * row + d];
+        x.O[d] = 0.0f;
+        for (int i = 0; i < n; i++) {
+            const size_t at = memory_row(b, t0 + i, h, a) + d;
+            const float dy = to_float(a.dy[at]);
+            x.dU[i * row + d] = to_float(a.w[at]) - o;
+            x.U[i * row + d] = pi[i] * x.dU[i * row + d];
+            o = to_float(a.o[at]);
+            sum += dy * o;
+            x.O[(i + 1) * row + d] = a.scale[h * HS + d] * dy;
+        }
+        x.U[n * row + d] = 0.0f;
+        dscale[d] += sum;
+    }
+    __syncthreads();
+}
+
+// dU, from dG K in x.dK, and the rest of dO in x.O: a thread takes a column.
+__device__ inline void memory_errors_backward(MemoryShared x, const float* pi, int n, int HS) {
+    const int row = memory_stride(HS);
+    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
+        for (int j = n - 1; j >= 0; j--) {
+            float dU = x.dK[j * row + d];
+            for (int i = j + 1; i <= n; i++) dU += x.pairs[i * MEMORY_ROWS + j] * x.O[i * row + d];
+            x.dK[j * row + d] = dU;
+            x.O[j * row + d] -= pi[j] * dU;
+        }
+    }
+}
+
+// dΠ of the chunk's tokens; and x.dU becomes dU, which is in x.dK. A warp takes a token.
+__device__ inline void memory_membership_backward(float* dpi, MemoryShared x, int n, int HS) {
+    const int row = memory_stride(HS);
+    for (int i = warp_index(); i < n; i += block_warps()) {
+        float sum = 0.0f;
+        for (int d = lane_index(); d < HS; d += WARP) {
+            sum += x.dU[i * row + d] * x.dK[i * row + d];
+            x.dU[i * row + d] = x.dK[i * row + d];
+        }
+        sum = warp_sum(sum);
+        if (lane_index() == 0) dpi[i] = sum;
+    }
+}
+
+// dK, from dO in x.O, U, G before the chunk and dG after it
+__device__ inline void memory_keys_backward(MemoryShared x, int n, int HS) {
+    const int row = memory_stride(HS);
+    each_tile(n + 1, HS, [&](ProductTile& tile) {
+        tile_product(tile, Operand<false>{x.O, row}, Operand<true>{x.G, row}, HS);
+        tile_product(tile, Operand<false>{x.U, row}, Operand<true>{x.dG, row}, HS);
+        tile_product(tile, Operand<false>{x.dpairs, MEMORY_ROWS}, Operand<false>{x.K, row}, n + 1);
+        tile_product(tile, Operand<true>{x.dpairs, MEMORY_ROWS}, Operand<false>{x.K, row}, n + 1);
+    }, [&](int i, int d, float sum) { x.dK[i * row + d] = sum + (i == n ? x.dk[d] : 0.0f); });
+}
+
+// dw of the chunk. A warp takes a token.
+template <typename S>
+__device__ inline void memory_dw(MemoryShared x, const float* pi, int b, int t0, int h, int n, const Memory<S>& a) {
+    const int row = memory_stride(a.HS);
+    for (int i = warp_index(); i < n; i += block_warps()) {
+        const float *K = x.K + (i + 1) * row, *dK = x.dK + (i + 1) * row;
+        const size_t at = memory_row(b, t0 + i, h, a);
+        float along = 0.0f;
+        for (int d = lane_index(); d < a.HS; d += WARP) along += K[d] * dK[d];
+        along = warp_sum(along);
+        for (int d = lane_index(); d < a.HS; d += WARP)
+            a.dw[at + d] = from_float<S>(pi[i] * x.dU[i * row + d] + x.norm[i + 1] * (dK[d] - K[d] * along));
+    }
+}
+
+// The chunks in reverse. Traffic per row: 2C each of w, o, dy and dw.
+template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS) memory_backward_kernel(Memory<S> a) {
+    DYNAMIC_SHARED(float, shared);
+    const int b = blockIdx.x / a.NH, h = blockIdx.x % a.NH, HS = a.HS, row = memory_stride(HS);
+    const MemoryShared x = memory_arrays(shared, HS);
+    const MemoryState before = memory_state(a.state.start, b, h, a);
+    const MemoryState right = memory_state(a.adjoint.start, b, h, a), left = memory_state(a.adjoint.end, b, h, a);
+    const size_t at = ((size_t)b * a.NH + h) * a.T;
+    float* const dscale = a.dscale + (size_t)b * a.C + h * HS;
+    memory_load(x.G, a.G + ((size_t)b * a.NH + h) * HS * HS, HS);
+    memory_load(x.dG, right.G, HS);
+    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
+        x.dk[d] = right.k ? right.k[d] : 0.0f;
+        dscale[d] = 0.0f;
+    }
+    for (int t0 = (a.T - 1) / MEMORY_CHUNK * MEMORY_CHUNK; t0 >= 0; t0 -= MEMORY_CHUNK) {
+        const int n = min(a.T - t0, MEMORY_CHUNK);
+        const float* pi = a.pi + at + t0;
+        __syncthreads();
+        memory_errors(x, dscale, pi, b, t0, h, n, before, a);
+        if (t0 > 0) memory_add(x.G, x.K, x.U, -1.0f, n, HS);   // G before the chunk   // mutant: memory_G_after
+        memory_pairs(x.pairs, x.K, x.K, n, HS);
+        each_tile(n, HS, [&](ProductTile& tile) {
+            tile_product(tile, Operand<false>{x.K, row}, Operand<false>{x.dG, row}, HS);
+        }, [&](int i, int d, float sum) { x.dK[i * row + d] = sum; });
+        __syncthreads();
+        memory_errors_backward(x, pi, n, HS);
+        __syncthreads();
+        memory_membership_backward(a.dpi + at + t0, x, n, HS);
+        memory_pairs(x.dpairs, x.O, x.U, n, HS);
+        __syncthreads();
+        memory_keys_backward(x, n, HS);
+        __syncthreads();
+        memory_dw(x, pi, b, t0, h, n, a);
+        memory_add(x.dG, x.K, x.O, 1.0f, n + 1, HS);
+        for (int d = threadIdx.x; d < HS; d += blockDim.x) x.dk[d] = x.dK[d];
+    }
+    __syncthreads();
+    if (!left.G) return;
+    memory_store(left.G, x.dG, HS);
+    for (int d = threadIdx.x; d < HS; d += blockDim.x) left.k[d] = x.dk[d];
+}
+
+// Sets dw and dpi. Puts the gradient of scale on the list `sums`.
+template <typename S>
+static void memory_backward(cudaStream_t stream, float* dmemory_scale, ColumnSums* sums, const Memory<S>& a) {
+    const size_t shared = memory_shared(a.HS, true);
+    allow_shared(memory_backward_kernel<S>, shared);
+    LAUNCH((memory_backward_kernel<S>), a.B * a.NH, MEMORY_THREADS, shared, stream, a);
+    column_sum(sums, dmemory_scale, a.dscale, a.B, a.C);
+}
+
+template <typename S> __global__ void add_kernel(S* x, const S* y, size_t n) {   // x += y
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = from_float<S>(to_float(x[i]) + to_float(y[i]));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1475,7 +1834,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
 }
 
 // ---------------------------------------------------------------------------------------------
-// The model's memory: parameters, gradients and Adam's moments as flat arrays under the table of model.h, for bf16 also
+// The arrays of a model: parameters, gradients and Adam's moments as flat arrays under the table of model.h, for bf16 also
 // a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations of
 // every layer; otherwise all layers share one set. With recompute, only LAYER_RESIDENT is stored for every layer.
 
@@ -1488,6 +1847,8 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(pi,           float,   rows * NH)                    /* (B,NH,T) */ \
     X(tssa_saved,   float,   B * chunks * tssa_sums_size(C, NH)) \
     X(y,            S,       rows * C) \
+    X(predicted,    S,       memory * rows * C)            /* o of the memory */ \
+    X(predictor,    float,   memory * B * C * (C / NH))    /* its G after the pass */ \
     X(attn_out,     S,       rows * C)                     /* c_proj(y) */ \
     X(x_mid,        float,   rows * C)                     /* x + gamma1 attn_out */ \
     X(ln_2,         S,       rows * C)                     /* ln_2(x_mid) */ \
@@ -1526,6 +1887,8 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(scratch_bt4c, S,       train * rows * 4 * C)         /* gradients of gelu, then of fc */ \
     X(da,           float,   train * rows * NH) \
     X(dtemp,        float,   train * B * chunks * NH) \
+    X(dremembered,  S,       memory * train * rows * C)    /* the memory's part of the gradient of w */ \
+    X(dmemory_scale, float,  memory * train * B * C)       /* of each sequence */ \
     X(back,         float,   train * B * chunks * tssa_sums_size(C, NH)) \
     X(columns,      float,   train * COLUMN_BLOCKS * (17 + 2 * c->conv) * C) /* a layer and ln_f: for ColumnSums */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
@@ -1607,7 +1970,8 @@ static size_t classifier_rows(size_t rows, int V, size_t logit_bytes) {
 
 // The state of a sequence in a layer: see PassStates.
 static size_t state_size(const TostConfig* c) {
-    return tssa_state_size(c->n_embd, c->n_head) + (c->conv ? 2 * CONV_ROWS * (size_t)c->n_embd : 0);
+    return tssa_state_size(c->n_embd, c->n_head) + (c->conv ? 2 * CONV_ROWS * (size_t)c->n_embd : 0)
+           + (c->memory ? memory_state_size(c->n_embd, c->n_embd / c->n_head) : 0);
 }
 
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
@@ -1615,7 +1979,8 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
                  T = m->options.max_piece, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
-    const size_t conv = c->conv != 0, muon = train && m->options.optimizer == TOST_MUON, state = L * B * state_size(c);
+    const size_t conv = c->conv != 0, memory = c->memory != 0, state = L * B * state_size(c);
+    const size_t muon = train && m->options.optimizer == TOST_MUON;
     const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size, sizeof(S));
     const size_t logits_bytes = m->logits_bytes =
         max(logits_rows * logits_ld(c->vocab_size) * sizeof(S), B * V * sizeof(float));
@@ -1776,9 +2141,20 @@ template <typename S> static Tssa<S> layer_tssa_grads(const TypedModel<S>* m, in
     tssa.dtemp = g.temp;
     tssa.ddenom_bias = g.denom_bias;
     tssa.fixed_temp = m->config.membership == TOST_UNIFORM;
+    tssa.more_dpi = m->config.memory;
     tssa.adjoint = layer_adjoints(m, l);
     tssa.back = m->buf.back;
     return tssa;
+}
+
+// The memory of layer l, with the arguments of its backward: from scratch_btc to dremembered, dΠ in da
+template <typename S> static Memory<S> layer_memory(const TypedModel<S>* m, int l, int B, int T) {
+    const LayerActivations<S>* a = &m->layer[l];
+    const int C = m->config.n_embd, NH = m->config.n_head;
+    const size_t place = state_size(&m->config) - memory_state_size(C, C / NH);
+    return {B, T, C, NH, C / NH, a->w, a->pi, model_params(m, TOST_PARAM, l).memory_scale, a->predicted, a->y,
+            a->predictor, layer_states(m, l), state_size(&m->config), place, m->buf.scratch_btc, m->buf.dremembered,
+            m->buf.da, m->buf.dmemory_scale, layer_adjoints(m, l)};
 }
 
 // Layer l over rows = B·T, from ln_1 to mlp_out. sync (zero): of this layer.
@@ -1792,6 +2168,7 @@ template <typename S> static void layer_branches(TypedModel<S>* m, int l, int* s
     linear_forward(mm, a->projected, a->ln_1, w.attn_w, w.attn_b, rows, C, C);
     if (p.attn_conv) conv_forward(m->stream, layer_conv(m, ATTN_CONV, l, B, T));
     tssa_forward(m->stream, layer_tssa(m, l, sync, B, T));
+    if (p.memory_scale) memory_forward(m->stream, layer_memory(m, l, B, T));
     linear_forward(mm, a->attn_out, a->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
 
     residual_layernorm_forward(m->stream, a->x_mid, a->ln_2, a->mean_2, a->rstd_2, layer_input(m, l), a->attn_out,
@@ -1844,7 +2221,10 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
                                 true, rows, C);
 
     linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C, add);
+    if (p.memory_scale) memory_backward(m->stream, g.memory_scale, sums, layer_memory(m, l, B, T));
     tssa_backward(m->stream, tssa);
+    if (p.memory_scale)
+        LAUNCH((add_kernel<S>), div_up(rows * C, 256), 256, 0, m->stream, tssa.dw, buf->dremembered, rows * C);
     if (p.attn_conv) conv_backward(m->stream, g.attn_conv, sums, layer_conv(m, ATTN_CONV, l, B, T));
     linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C, add);
     bias_backward(m->stream, g.attn_b, sums, buf->dbranch, rows, C);
@@ -2357,6 +2737,9 @@ static bool fits_kernels(const TostConfig* c, TostError* err) {
         MAX_ALLOWED_SHARED)
         return tost_error(err, "--heads %d: %d heads of %d channels do not fit in the shared memory of the CUDA "
                           "engine; give fewer heads or channels", c->n_head, c->n_head, c->n_embd / c->n_head);
+    if (c->memory && memory_shared(c->n_embd / c->n_head, true) > MAX_ALLOWED_SHARED)
+        return tost_error(err, "--memory: heads of %d channels do not fit in the shared memory of the CUDA engine; "
+                          "give more heads", c->n_embd / c->n_head);
     return true;
 }
 

@@ -32,6 +32,7 @@ bool tost_config_check(const TostConfig* c, TostError* err) {
         return tost_error(err, "--membership %d is not 0 (learned) or 1 (uniform)", c->membership);
     if (c->conv != 0 && c->conv != TOST_CONV_WIDTH)
         return tost_error(err, "--conv %d is not 0 or %d", c->conv, TOST_CONV_WIDTH);
+    if (c->memory != 0 && c->memory != 1) return tost_error(err, "--memory %d is not 0 or 1", c->memory);
     return true;
 }
 
@@ -50,7 +51,7 @@ typedef struct {
 
 static void expand_rows(RowFacts rows[TOST_ROWS], const TostConfig* c) {
     const int C = c->n_embd, NH = c->n_head, V = c->vocab_size, BLOCK = c->block_size, CONV = c->conv;
-    const bool BIAS = c->bias != 0;
+    const bool BIAS = c->bias != 0, MEMORY = c->memory != 0;
 #define SHAPE(...) {__VA_ARGS__}
 #define X(field, place, name, shape, init, decay, optimizer, when) \
     rows[TOST_ROW_##field] = (RowFacts){TOST_##place, name, SHAPE shape, TOST_##init, TOST_##decay, TOST_##optimizer, \

@@ -16,6 +16,7 @@ import json
 import math
 import shutil
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 try:
@@ -35,12 +36,10 @@ CODE = Path(__file__).resolve().parent / "huggingface"
 
 
 def model_config(config, vocabulary):
-    sizes = {key: getattr(config, key) for key in
-             ("n_layer", "n_head", "n_embd", "block_size", "vocab_size", "bias", "membership", "conv")}
     return {"architectures": ["TostForCausalLM"], "model_type": "tost",
             "auto_map": {"AutoConfig": "configuration_tost.TostConfig",
                          "AutoModelForCausalLM": "modeling_tost.TostForCausalLM"},
-            **sizes, "tie_word_embeddings": True, "use_cache": True, "torch_dtype": "float32",
+            **asdict(config), "tie_word_embeddings": True, "use_cache": True, "torch_dtype": "float32",
             "bos_token_id": vocabulary.eot, "eos_token_id": vocabulary.eot, "pad_token_id": vocabulary.eot}
 
 
@@ -82,6 +81,13 @@ def loss_lines(metadata, model_file):
     return lines
 
 
+def state_size(config):
+    """Numbers in the state of a sequence. Per layer: S, N and D; with convolutions, the last three inputs of both; with
+    memory, G and k."""
+    C, nh = config.n_embd, config.n_head
+    return config.n_layer * (2 * C + nh + (6 * C if config.conv else 0) + (C * C // nh + C if config.memory else 0))
+
+
 def model_card(name, config, vocabulary, metadata, parameters, losses):
     options = {key.removeprefix("option."): value for key, value in metadata.items() if key.startswith("option.")}
     shown = ["data", "val-data", "order", "batch", "seq", "total-batch", "steps", "lr", "schedule", "warmup",
@@ -99,7 +105,7 @@ tags:
 
 A Token Statistics Transformer (ToST; Wu et al., ICLR 2025, [arXiv 2412.17810](https://arxiv.org/abs/2412.17810)),
 trained with train_gpt_tost. Attention is linear in the sequence length, and generation keeps a state of
-{config.n_layer * ((8 if config.conv else 2) * config.n_embd + config.n_head):,} numbers, whatever the length.
+{state_size(config):,} numbers, whatever the length.
 
 | | |
 |---|---|

@@ -52,6 +52,9 @@ CASES = {
     # Muon: wide, tall and square matrices; biases and convolutions, which AdamW updates
     "muon": dict(layers=2, heads=3, channels=15, block_size=11, vocab_size=29, bias=True, conv=CONV_WIDTH, batch=2,
                  seq=9, seed=6, optimizer="muon", lr=1e-2, grad_clip=0.5),
+    # memory with convolutions, for more tokens than two of its blocks
+    "memory": dict(layers=2, heads=3, channels=15, block_size=140, vocab_size=29, conv=CONV_WIDTH, memory=1, batch=1,
+                   seq=131, masked=3, seed=7),
 }
 STEPS = 3
 
@@ -98,6 +101,8 @@ def randomize(model, generator):
                 normal(p, 1.0, 0.3)
             elif kind in ("denom_bias", "bias"):
                 normal(p, 0.0, 0.1)
+            elif kind == "memory_scale":
+                normal(p, 0.0, 1.0)
             elif ".conv." in name:
                 normal(p, 0.0, 0.5)
             elif ".ln_" in name:
@@ -150,10 +155,11 @@ def compute_expected(model, inputs, targets, optimizer, hyper):
 
 
 def make(stem, case):
-    args = argparse.Namespace(**({"bias": False, "conv": 0, "masked": 0, "optimizer": "adamw"} | HYPER | case))
+    defaults = {"bias": False, "conv": 0, "memory": 0, "masked": 0, "optimizer": "adamw"}
+    args = argparse.Namespace(**(defaults | HYPER | case))
     generator = torch.Generator().manual_seed(args.seed)
     model = Tost(TostConfig(args.layers, args.heads, args.channels, args.block_size, args.vocab_size,
-                            args.bias, conv=args.conv))
+                            args.bias, conv=args.conv, memory=args.memory))
     randomize(model, generator)
     inputs, targets = draw_batches(args, generator)
     hyper = {key: getattr(args, key) for key in HYPER}

@@ -14,7 +14,7 @@ try:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from tost import Tost
+    from tost import VARIANTS, Tost
 except ImportError as error:
     sys.exit(f"{error}: pip install torch safetensors numpy")
 
@@ -46,7 +46,7 @@ def read_config(folder):
         metadata = {key: str(int(config[key])) for key in keys}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder}/config.json: {error} is missing or not a number") from error
-    return metadata | {key: str(config[key]) for key in ("membership", "conv", "document_token") if key in config}
+    return metadata | {key: str(config[key]) for key in (*VARIANTS, "document_token") if key in config}
 
 
 def read_weights(folder):

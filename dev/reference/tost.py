@@ -31,7 +31,8 @@ GAMMA_INIT = 1e-5   # initial LayerScale
 HEAD, WTE = "lm_head.weight", "transformer.wte.weight"  # tied; some files contain both names
 MEMBERSHIPS = ("learned", "uniform")
 CONV_WIDTH = 4
-VARIANTS = {"membership": "learned", "conv": 0}  # config entries that the published model lacks, and its values
+# Config entries that the published model lacks, and its values
+VARIANTS = {"membership": "learned", "conv": 0, "memory": 0}
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.int32: "I32"}
 
 
@@ -45,9 +46,10 @@ class TostConfig:
     bias: bool = False
     membership: str = "learned"  # or "uniform": 1/n_head for every head and token
     conv: int = 0  # or CONV_WIDTH: w and the input of the MLP pass through causal convolutions over time
+    memory: int = 0  # or 1: each head predicts its next token and adds the prediction
 
     def metadata(self):
-        """The config as in a checkpoint's __metadata__: strings, bias 0 or 1; membership and conv if not published."""
+        """The config as in a checkpoint's __metadata__: strings, bias 0 or 1; the VARIANTS if not published."""
         entries = asdict(self) | {"bias": int(self.bias)}
         return {key: str(value) for key, value in entries.items() if key not in VARIANTS or value != VARIANTS[key]}
 
@@ -67,7 +69,8 @@ class TostConfig:
         return cls(n_layer=len(layers), n_head=shapes["transformer.h.0.attn.temp"][0], n_embd=n_embd,
                    block_size=shapes["transformer.wpe.weight"][0], vocab_size=vocab_size,
                    bias="transformer.ln_f.bias" in shapes,
-                   conv=CONV_WIDTH if "transformer.h.0.attn.conv.weight" in shapes else 0)
+                   conv=CONV_WIDTH if "transformer.h.0.attn.conv.weight" in shapes else 0,
+                   memory=int("transformer.h.0.attn.memory_scale" in shapes))
 
 
 class Conv(nn.Conv1d):
@@ -83,6 +86,21 @@ class Conv(nn.Conv1d):
         return super().forward(F.pad(x.transpose(1, 2), (self.kernel_size[0] - 1, 0))).transpose(1, 2)
 
 
+def predict(w, pi):
+    """The memory: o (B,nh,T,hs) from w (B,nh,T,hs) and Π (B,nh,T,1). While reading, each head learns a matrix G (hs,hs)
+    that predicts the w after a token from the token's direction k, by the delta rule:
+
+        k[t] = w[t] / ‖w[t]‖,   G[t] = G[t-1] + U[t] k[t-1]ᵀ,   U[t] = Π[t] (w[t] - o[t-1]),   o[t] = G[t] k[t]
+
+    All U at once, as o[t-1] = Σ_{j<t} (k[t-1]·k[j-1]) U[j], are the solution of a triangular system."""
+    with torch.autocast(w.device.type, enabled=False):
+        k = w * (w.square().sum(-1, keepdim=True) + ENERGY_MIN).rsqrt()
+        before = F.pad(k, (0, 0, 1, 0))[:, :, :-1]
+        system = pi * (before @ before.mT)   # only its elements below the diagonal are used; those on it are 1
+        U = torch.linalg.solve_triangular(system, pi * w, upper=False, unitriangular=True)
+        return (k @ before.mT).tril() @ U
+
+
 class TSSA(nn.Module):
     """Each head measures how much of a token's energy lies in its subspace (the membership Π), keeps the running
     second moment of the tokens that belong to it, and shrinks the directions in which they vary."""
@@ -96,6 +114,7 @@ class TSSA(nn.Module):
         self.denom_bias = nn.Parameter(torch.zeros(nh, config.block_size, 1))
         self.c_attn = nn.Linear(C, C, bias=config.bias)
         self.conv = Conv(config) if config.conv else nn.Identity()
+        self.memory_scale = nn.Parameter(torch.ones(C)) if config.memory else None
         self.c_proj = nn.Linear(C, C, bias=config.bias)
 
     def project(self, a):
@@ -119,6 +138,8 @@ class TSSA(nn.Module):
         N, D = (s * pi).cumsum(2), pi.cumsum(2)
         m = N / (D + MASS_EPS)                              # (B,nh,T,hs) second moment of the head's tokens
         y = -w * pi / (1 + m)
+        if self.memory_scale is not None:
+            y = y + self.memory_scale.view(self.n_head, 1, -1) * predict(w, pi)
         return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype))
 
 
@@ -217,7 +238,7 @@ class Tost(nn.Module):
                 raise ValueError(f"{path}: tensor '{name}' has shape {shape}, expected two dimensions")
         config = TostConfig.from_shapes({name: tuple(tensor.shape) for name, tensor in state.items()})
         config.take_membership(metadata, path)
-        for key, value in ({"conv": "0"} | config.metadata()).items():
+        for key, value in ({key: str(value) for key, value in VARIANTS.items()} | config.metadata()).items():
             if metadata.get(key, value) != value:
                 raise ValueError(f"{path}: {key} {metadata[key]} in the metadata, but {value} from the shapes")
         model = cls(config)

@@ -96,7 +96,7 @@ struct ColumnSum { float* out; const float* partial; int blocks, columns; };   /
 
 // Column sums collected for one launch, and the memory of their partial sums.
 struct ColumnSums {
-    static constexpr int MOST = 16;
+    static constexpr int MOST = 17;
     float* space;                    // the unused part
     int n;
     ColumnSum sum[MOST];

@@ -111,7 +111,8 @@ static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
         return false;
     *c = (TostConfig){.n_layer = count_layers(f), .n_head = temp[0], .n_embd = wte[1], .block_size = wpe[0],
                       .vocab_size = wte[0], .bias = st_find(f, "transformer.ln_f.bias") != NULL,
-                      .conv = st_find(f, "transformer.h.0.attn.conv.weight") ? TOST_CONV_WIDTH : 0};
+                      .conv = st_find(f, "transformer.h.0.attn.conv.weight") ? TOST_CONV_WIDTH : 0,
+                      .memory = st_find(f, "transformer.h.0.attn.memory_scale") != NULL};
     return true;
 }
 
@@ -206,7 +207,8 @@ static bool check_lm_head(const StFile* f, TostError* err) {
 }
 
 // Reads all tensors of one array as float32, checks their values and copies them to the engine.
-// stored: the tensors in the file, which may have fewer positions and lack convolutions, which then keep their values.
+// stored: the tensors in the file, which may have fewer positions and lack convolutions and memory; these then keep
+// their values.
 static bool put_part(const CheckpointModel* m, const Part* part, const TostTensors* stored, const StFile* f,
                      TostError* err) {
     bool ok = true;

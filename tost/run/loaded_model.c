@@ -53,9 +53,10 @@ bool read_text(Bytes* text, const char* option, const char* value, const char* h
 // Models and their tokenizers
 
 TextLine model_sizes(const TostConfig* c) {
-    return text_line("%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias%s%s", c->n_layer,
+    return text_line("%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias%s%s%s", c->n_layer,
                      c->n_head, c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no",
-                     c->membership == TOST_UNIFORM ? ", uniform membership" : "", c->conv ? ", convolutions" : "");
+                     c->membership == TOST_UNIFORM ? ", uniform membership" : "", c->conv ? ", convolutions" : "",
+                     c->memory ? ", memory" : "");
 }
 
 TextLine model_parameters(const TostConfig* c, const TostTensors* tensors) {

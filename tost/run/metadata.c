@@ -43,6 +43,7 @@ static const Field fields[] = {   // in the order of the file
     FIELD("bias", SIZE, true, config.bias),
     FIELD("membership", MEMBERSHIP, false, config.membership),
     FIELD("conv", SIZE, false, config.conv),
+    FIELD("memory", SIZE, false, config.memory),
     FIELD("step", COUNT, true, step),
     FIELD("tokens", COUNT, true, tokens),
     FIELD("data_sample", BITS, true, data_sample),

@@ -60,6 +60,9 @@ const Option option_table[] = {
     {"conv", TRAIN, INT, AT(config.conv), "0|4",
      .help = "4: w and the input of the MLP pass through causal convolutions over 4 tokens, one filter per channel, "
      "which start as the identity; --init can add them. 0: as published", 0, TOST_CONV_WIDTH},
+    {"memory", TRAIN, INT, AT(config.memory), "0|1",
+     .help = "1: each head predicts its next token by the delta rule and adds the prediction; --init can add it. 0: as "
+     "published", 0, 1},
     {"init", TRAIN, STRING, AT(init), "FILE",
      .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state",
      .default_text = "random weights", .not_with = "resume"},
@@ -874,6 +877,7 @@ bool options_take_config(Options* o, const TostConfig* config, const char* file,
     bool same = true;
     o->config = *config;
     if (o->init && !config->conv && option_given(o, "conv")) o->config.conv = given.config.conv;
+    if (o->init && !config->memory && option_given(o, "memory")) o->config.memory = given.config.memory;
     for (int i = 0; i < ROWS && same; i++) {
         const Option* row = &option_table[i];
         if (!o->given[i] || row->field < AT(config) || row->field >= AT(config) + sizeof o->config) continue;

@@ -278,7 +278,8 @@ static bool create_model(Run* r, TostError* err) {
                          .done = run_piece_done, .context = r};
     if (!r->model) return false;
     const TostConfig* config = r->o.resume ? &r->o.config : &r->init.config;
-    if (!r->weights || config->conv != r->o.config.conv)   // new convolutions are not in the file of --init
+    const TostConfig* now = &r->o.config;   // what --init adds is not in its file
+    if (!r->weights || config->conv != now->conv || config->memory != now->memory)
         init_params(r->engine, r->model, &r->tensors, r->o.config.n_layer, (uint64_t)r->o.seed);
     const CheckpointModel m = {r->engine, r->model, &r->tensors, (TostOptimizer)r->o.optimizer, NULL};
     if (!r->weights) return load_average(r, &m, err);

@@ -10,7 +10,7 @@ class TostConfig(PretrainedConfig):
     keys_to_ignore_at_inference = ["past_key_values"]
 
     def __init__(self, n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304, bias=False,
-                 membership="learned", conv=0, use_cache=True, tie_word_embeddings=True, **kwargs):
+                 membership="learned", conv=0, memory=0, use_cache=True, tie_word_embeddings=True, **kwargs):
         self.n_layer = n_layer
         self.n_head = n_head
         self.n_embd = n_embd
@@ -19,5 +19,6 @@ class TostConfig(PretrainedConfig):
         self.bias = bias
         self.membership = membership  # learned, or uniform: 1/n_head for every head and token
         self.conv = conv  # 0, or 4: w and the input of the MLP pass through causal convolutions
+        self.memory = memory  # 0, or 1: each head predicts its next token and adds the prediction
         self.use_cache = use_cache
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)

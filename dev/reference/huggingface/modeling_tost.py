@@ -21,11 +21,13 @@ from .configuration_tost import TostConfig
 ENERGY_MIN = 1e-12  # lower bound of the cumulative energy, by which a token's energy is divided
 MASS_EPS = 1e-8     # added to the cumulative membership
 GAMMA_INIT = 1e-5   # initial LayerScale
+MEMORY_BLOCK = 64   # tokens whose updates of the memory are computed at once
 
 
 class TostState:
-    """The recurrent state, per layer: S and N (B,nh,hs), D (B,nh,1) and, with convolutions, the last inputs
-    (B,3,C) of each. Its size does not depend on the length."""
+    """The recurrent state. Its size does not depend on the length. The tensors of a layer, in this order: S and N
+    (B,nh,hs), D (B,nh,1); with convolutions, the last inputs (B,3,C) of the one on w; with memory, G (B,nh,hs,hs) and
+    k (B,nh,hs); with convolutions, the last inputs (B,3,C) of the one before the MLP."""
 
     is_compileable = False
 
@@ -62,6 +64,33 @@ def running_sum(x, before):
     return x.cumsum(2) if before is None else before + x.cumsum(2)
 
 
+def predict(w, pi, mask, past):
+    """The memory: o (B,nh,T,hs) from w (B,nh,T,hs) and Π (B,nh,T,1), 0 at padding. mask (B,1,T,1) or None, past (G, k)
+    or None. From the direction k of a token, each head predicts the w of the next one as k G. It learns G (hs,hs) while
+    reading, by the delta rule; t-1 is the token before t, without padding:
+
+        k[t] = w[t] / ‖w[t]‖,   U[t] = Π[t] (w[t] - o[t-1]),   G[t] = G[t-1] + k[t-1]ᵀ U[t],   o[t] = k[t] G[t]
+
+    The U of a block are the solution of a triangular system: o[t-1] = k[t-1] G + Σ_{j<t} (k[t-1]·k[j-1]) U[j] with G
+    before the block. Returns o and (G, k): G after these tokens, k of the last one that is not padding."""
+    B, nh, T, hs = w.shape
+    tokens = w.new_ones(B, T, dtype=torch.long) if mask is None else mask[:, 0, :, 0].long()
+    # Row 0 of the keys is the token before w. last (B,T+1): the row of the last token before each one, and at the end.
+    last = F.pad((tokens * torch.arange(1, T + 1, device=w.device)).cummax(1).values, (1, 0))
+    with torch.autocast(w.device.type, enabled=False):
+        k = w * (w.square().sum(-1, keepdim=True) + ENERGY_MIN).rsqrt()
+        G, k_past = (w.new_zeros(B, nh, hs, hs), w.new_zeros(B, nh, hs)) if past is None else past
+        keys = torch.cat((k_past.unsqueeze(2), k), 2).gather(2, last[:, None, :, None].expand(B, nh, T + 1, hs))
+        blocks, o = zip(*(x.split(MEMORY_BLOCK, 2) for x in (w, pi, k, keys[:, :, :-1]))), []
+        for w, pi, k, before in blocks:
+            # Of the matrix, solve_triangular reads only what is below the diagonal.
+            U = torch.linalg.solve_triangular(pi * (before @ before.mT), pi * (w - before @ G), upper=False,
+                                              unitriangular=True)
+            o.append(k @ G + (k @ before.mT).tril() @ U)
+            G = G + before.mT @ U
+    return torch.cat(o, 2), (G, keys[:, :, -1])
+
+
 class TostConv(nn.Conv1d):
     """A causal convolution over time, with one filter per channel that starts as the identity."""
 
@@ -84,7 +113,8 @@ class TostConv(nn.Conv1d):
 
 class TostTSSA(nn.Module):
     """Each head measures how much of a token's energy lies in its subspace (the membership Π), keeps the running
-    second moment of the tokens that belong to it, and shrinks the directions in which they vary."""
+    second moment of the tokens that belong to it, and shrinks the directions in which they vary. With memory, it also
+    predicts its next token and adds the prediction, scaled per channel."""
 
     def __init__(self, config):
         super().__init__()
@@ -95,6 +125,7 @@ class TostTSSA(nn.Module):
         self.denom_bias = nn.Parameter(torch.zeros(nh, config.block_size, 1))
         self.c_attn = nn.Linear(C, C, bias=config.bias)
         self.conv = TostConv(C, config.conv) if config.conv else None
+        self.memory_scale = nn.Parameter(torch.ones(C)) if config.memory else None
         self.c_proj = nn.Linear(C, C, bias=config.bias)
 
     def membership(self, s, S, positions):
@@ -107,10 +138,10 @@ class TostTSSA(nn.Module):
 
     def forward(self, a, positions, mask, past):
         """a (B,T,C), positions (B,T), mask (B,1,T,1) or None, past (S, N, D, …) or None. Returns the output and
-        (S, N, D), with a convolution (S, N, D, its last inputs).
+        (S, N, D), with a convolution also its last inputs, with memory then also (G, k).
         Statistics are at least float32: cumulative sums in bf16 stop growing after a few hundred tokens."""
         w = self.c_attn(a)
-        rows = ()
+        rows = memory = ()
         if self.conv is not None:
             w, *rows = self.conv(w, mask, None if past is None else past[3])
         w = w.to(torch.promote_types(w.dtype, torch.float32)).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
@@ -121,7 +152,12 @@ class TostTSSA(nn.Module):
         counted = pi if mask is None else pi * mask
         N, D = running_sum(s * counted, N_past), running_sum(counted, D_past)
         y = -w * pi / (1 + N / (D + MASS_EPS))
-        return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype)), (S[:, :, -1], N[:, :, -1], D[:, :, -1], *rows)
+        if self.memory_scale is not None:
+            first = 3 + len(rows)  # of G and k in the state
+            o, memory = predict(w, counted, mask, None if past is None else past[first : first + 2])
+            y = y + self.memory_scale.view(self.n_head, 1, -1) * o
+        state = S[:, :, -1], N[:, :, -1], D[:, :, -1], *rows, *memory
+        return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype)), state
 
 
 class TostMLP(nn.Module):
@@ -197,6 +233,8 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
         elif isinstance(module, TostTSSA):
             nn.init.ones_(module.temp)
             nn.init.zeros_(module.denom_bias)
+            if module.memory_scale is not None:
+                nn.init.ones_(module.memory_scale)
             nn.init.normal_(module.c_proj.weight, std=residual_std)
         elif isinstance(module, TostMLP):
             nn.init.normal_(module.c_proj.weight, std=residual_std)

@@ -23,7 +23,7 @@ import train
 import variants
 from script_calls import check, refuses, succeeds, trainer
 from shards import Shards
-from tost import Tost
+from tost import Tost, predict
 
 EQUAL = 1e-5  # nats per token: same weights in the trainer and PyTorch
 CURVE = 1e-4  # nats per token: after 24 training steps in float32 in each
@@ -110,7 +110,8 @@ def check_inspect(run):
         check(f"inspect {run}: {name} of each layer", seen[name].shape == expected.shape
               and torch.allclose(seen[name], expected, atol=EQUAL))
     expected = {"n_layer": "2", "n_head": "4", "n_embd": "32", "text_tokens": str(len(text.encode())),
-                "membership": model.config.membership} | ({"conv": "4"} if model.config.conv else {})
+                "membership": model.config.membership} | {
+                    key: str(getattr(model.config, key)) for key in ("conv", "memory") if getattr(model.config, key)}
     check(f"inspect {run}: metadata", {key: saved.get(key) for key in expected} == expected)
 
 
@@ -136,19 +137,31 @@ def check_membership():
     check("learned membership is not in the metadata", "membership" not in metadata("learned.safetensors"))
 
 
-def check_conv():
-    """Convolutions: --init adds them to a model, or keeps them; both directions of convert.py."""
-    data = ("--data", "tiny_train_*.bin", "--out")
-    trainer("--init", "shuffled", "--conv", 4, "--steps", 0, *data, "conv_begun")
-    check("they begin as the identity", trainer_loss("conv_begun") == trainer_loss("shuffled"))
-    trainer("--init", "conv_begun", "--lr", "1e-2", "--steps", 3, *data, "conv")
-    check("conv is in the metadata", metadata(convert.find_model("conv")).get("conv") == "4")
-    check("but not without one", "conv" not in metadata(convert.find_model("shuffled")))
-    check_losses("conv")
-    succeeds(convert.main, "conv", "conv.pt")
-    succeeds(convert.main, "conv.pt", "conv_back")
-    check_same_weights("conv", "conv_back")
-    check("and converts back", metadata("conv_back/model.safetensors").get("conv") == "4")
+def check_added(name, *options):
+    """--init adds options to a model, or keeps them; the losses agree in PyTorch; both directions of convert.py."""
+    data, begun, back = ("--data", "tiny_train_*.bin", "--out"), f"{name}_begun", f"{name}_back"
+    trainer("--init", "shuffled", *(f"--{key}={value}" for key, value in options), "--steps", 0, *data, begun)
+    trainer("--init", begun, "--lr", "1e-2", "--steps", 3, *data, name)
+    check_losses(begun)
+    check_losses(name)
+    succeeds(convert.main, name, f"{name}.pt")
+    succeeds(convert.main, f"{name}.pt", back)
+    check_same_weights(name, back)
+    for key, value in options:
+        without, *added = (metadata(convert.find_model(run)) for run in ("shuffled", name, back))
+        check(f"{name}: {key} is in the metadata, also of the model converted back",
+              all(entries.get(key) == value for entries in added))
+        check(f"{name}: {key} is not in the metadata of a model without", key not in without)
+
+
+def check_options():
+    """Convolutions begin as the identity, memory with a scale of 1."""
+    check_added("conv", ("conv", "4"))
+    check("convolutions begin as the identity", trainer_loss("conv_begun") == trainer_loss("shuffled"))
+    check_added("memory", ("conv", "4"), ("memory", "1"))
+    check("memory changes the loss", abs(trainer_loss("memory_begun") - trainer_loss("shuffled")) > 10 * EQUAL)
+    check("memory_scale begins at 1", all((block.attn.memory_scale == 1).all() for block
+                                          in Tost.from_checkpoint("memory_begun").transformer.h))
 
 
 def check_pt_variants():
@@ -196,6 +209,7 @@ def check_refusals(checkpoint):
         "invalid literal for int() with base 10: 'x'": {"model": state, "iter_num": "x"},
         "membership": {"model": state, "model_args": sizes | {"membership": "none"}},
         "conv 4 in the metadata, but 0": {"model": state, "model_args": sizes | {"conv": 4}},
+        "memory 1 in the metadata, but 0": {"model": state, "model_args": sizes | {"memory": 1}},
     }.items():
         torch.save(content, "wrong.pt")
         refuses(text, convert.main, "wrong.pt", "refused/model")
@@ -279,6 +293,21 @@ def check_gpt2_muon(start, data):
               values.max() < 1.3 and values.median() > 0.6)
 
 
+def check_prediction():
+    """tost.predict against its equations, token by token."""
+    generator = torch.Generator().manual_seed(5)
+    w = torch.randn(2, 3, 20, 7, generator=generator, dtype=torch.double)
+    pi = torch.rand(2, 3, 20, 1, generator=generator, dtype=torch.double)
+    o, before, G, rows = 0, torch.zeros_like(w[:, :, 0]), torch.zeros(2, 3, 7, 7).double(), []
+    for t in range(20):
+        U, k = pi[:, :, t] * (w[:, :, t] - o), w[:, :, t] / w[:, :, t].norm(dim=-1, keepdim=True)
+        G = G + U[..., None] * before[..., None, :]
+        before, o = k, (G @ k[..., None])[..., 0]
+        rows.append(o)
+    worst = (predict(w, pi) - torch.stack(rows, 2)).abs().max()
+    check(f"the memory: the recurrence, within {worst:.1e}", worst <= 1e-10)
+
+
 @torch.no_grad()
 def check_memory():
     """TSSA with decay, mean and lag against its equations, token by token."""
@@ -341,9 +370,10 @@ def main():
     check_losses("start")
     check_round_trip()
     check_membership()
-    check_conv()
+    check_options()
+    check_prediction()
     check_memory()
-    for run in ("shuffled", "biased", "uniform", "conv"):
+    for run in ("shuffled", "biased", "uniform", "conv", "memory"):
         check_inspect(run)
     check_refusals(check_pt_variants())
     check_training()

@@ -129,8 +129,8 @@ check "and has the same average of the weights" \
     cmp average/step_00000004/ema.safetensors average2/step_00000004/ema.safetensors
 halves even $small --membership uniform --conv 0
 check "train prints uniform membership" says "uniform membership" stdout
-halves convolved $small --conv 4 --chunk 20
-check "train prints convolutions" says "convolutions" stdout
+halves convolved $small --conv 4 --memory 1 --chunk 20
+check "train prints convolutions and memory" says "convolutions, memory" stdout
 halves extended --init straight --extend-block 75 $data $fast --batch 1 --total-batch 150
 run $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --recompute --out recomputed
 rm -r recomputed/step_00000006
@@ -152,7 +152,7 @@ cp average/step_00000002/ema.safetensors average/step_00000004/
 refuses 1 "tost eval --weights ema --model average --data $dir/tiny_val_*.bin" "different checkpoints" "step"
 prints "info even" "uniform membership"
 refuses 1 "tost --resume --out even --membership learned --steps 5" "--membership learned" "uniform"
-prints "info convolved" "convolutions"
+prints "info convolved" "convolutions, memory"
 refuses 1 "tost --resume --out convolved --conv 0 --steps 5" "--conv 0" "4 in convolved"
 refuses 1 "tost --init convolved --conv 0 --out none" "--conv 0" "4 in convolved"
 refuses 1 "tost --resume --out even --conv 4 --steps 5" "--conv 4" "0 in even"

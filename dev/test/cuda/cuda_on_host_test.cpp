@@ -107,7 +107,7 @@ void test_golden_files(Checks* c, const char* dir) {
 // Device memory that the engine reserves for kernels and graphs
 constexpr size_t RESERVE = (size_t)512 << 20;
 
-const TostConfig SMALL = {1, 3, 60, 40, 257, 1, TOST_LEARNED, 0}, DEEP = {4, 3, 60, 200, 257, 1, TOST_LEARNED, 0};
+const TostConfig SMALL = {1, 3, 60, 40, 257, 1, TOST_LEARNED, 0, 0}, DEEP = {4, 3, 60, 200, 257, 1, TOST_LEARNED, 0, 0};
 
 TostEngineOptions options_of(int B, int T, bool training, TostDtype dtype, bool recompute = false) {
     TostEngineOptions o = engine_options(B, T, training, dtype);
@@ -168,7 +168,7 @@ void test_suggestions(Checks* c) {
 
 // For a sequence that is too long, the message must suggest the largest power of two that fits as --chunk.
 void test_chunk_suggestion(Checks* c) {
-    const TostConfig config = {2, 3, 60, 3000, 257, 1, TOST_LEARNED, 0};
+    const TostConfig config = {2, 3, 60, 3000, 257, 1, TOST_LEARNED, 0, 0};
     TostEngineOptions o = options_of(2, 3000, true, TOST_FP32), fits = options_of(1, 3000, true, TOST_FP32, true);
     fits.max_piece = 256;
     fits.states = pieces_states(3000, 256, true);
@@ -184,7 +184,7 @@ void test_chunk_suggestion(Checks* c) {
 
 // With pieces, only the memory of the states before each of them depends on the length of the sequences.
 void test_pieces_memory(Checks* c, TostDtype dtype) {
-    const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED, 0};
+    const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED, 0, 0};
     TostEngineOptions o = options_of(2, 4096, true, dtype);
     const size_t one = memory_of(config, o), state = 2 * 2 * (2 * 60 + 3) * sizeof(double);
     o.states = pieces_states(1 << 20, 4096, true);
@@ -193,8 +193,8 @@ void test_pieces_memory(Checks* c, TostDtype dtype) {
 }
 
 void test_refusals(Checks* c) {
-    const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED, 0},
-                     heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED, 0};
+    const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED, 0, 0},
+                     heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED, 0, 0};
     const char* const calls[][2] = {{"cudaGetDeviceCount", "no usable GPU: cudaGetDeviceCount: out of memory"},
                                     {"cudaSetDevice", "no usable GPU: cudaSetDevice: out of memory"},
                                     {"cudaGetDeviceProperties", "no usable GPU: cudaGetDeviceProperties: out of"},

@@ -74,6 +74,10 @@ conv_rows_not_passed | s/store.*;//
 conv_runs_once | s/run += gridDim.x/run += a.B * runs/
 conv_whole | s/a.C % CONV_VEC == 0/true/
 conv_left | s/-CONV_ROWS/0/
+memory_pairs | s/j < i/j <= i/
+memory_key_not_passed | s/= x.K/= 0.0f * x.K/
+memory_dpi | s/a.more_dpi/false/
+memory_G_after | s/t0 > 0/false/
 temp_of_the_first_chunks | s/i += TEMP_THREADS/i += chunks/
 graph_of_another_shape | s/g->T != T/false/
 nothing_to_score | s/if (counted > 0) //

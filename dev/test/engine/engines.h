@@ -308,26 +308,28 @@ static inline void records_same(Checks* c, const char* what, const Record* got, 
 // ---------------------------------------------------------------------------------------------
 // One shape: every function of an engine with one model and batch size
 
-// Parameters: random; from init_params; random with subject_make_faint; random, of a model with convolutions
-enum { RANDOM, FRESH, FAINT, CONV };
+// Parameters: random; from init_params; random with subject_make_faint; random, of a model with convolutions, and with
+// convolutions and memory
+enum { RANDOM, FRESH, FAINT, CONV, MEMORY };
 
 typedef struct {
     int layers, heads, channels, block, vocab, bias, membership;
     int B, T;
     int steps, micros;   // optimizer steps; micro-batches per step
-    int values;          // RANDOM, FRESH, FAINT or CONV
+    int values;          // RANDOM, FRESH, FAINT, CONV or MEMORY
 } Shape;
 
 static inline TostConfig shape_config(const Shape* k) {
     const TostConfig c = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership,
-                          k->values == CONV ? TOST_CONV_WIDTH : 0};
+                          k->values >= CONV ? TOST_CONV_WIDTH : 0, k->values == MEMORY};
     return c;
 }
 
 static inline const char* shape_label(char* text, size_t cap, const Shape* k, TostDtype dtype) {
+    static const char* const values[] = {"", ",fresh", ",faint", ",conv", ",memory"};
     snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s%s%s", dtype_name(dtype), k->B, k->T, k->layers,
              k->heads, k->channels, k->vocab, k->bias ? ",bias" : "", k->membership == TOST_UNIFORM ? ",uniform" : "",
-             k->values == FRESH ? ",fresh" : k->values == FAINT ? ",faint" : k->values == CONV ? ",conv" : "");
+             values[k->values]);
     return text;
 }
 
@@ -622,12 +624,15 @@ static inline void engines_agree_on_all_pieces(Checks* c, const TostEngine* engi
                 uniform = {2, 3, 60, T + 4, 29, 0, TOST_UNIFORM, 1, T, 1, 1, RANDOM},
                 few = {2, 3, 60, 16, 29, 1, TOST_LEARNED, 3, 7, 1, 1, RANDOM},
                 conv = {2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 2, CONV},
-                few_conv = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, CONV};
+                few_conv = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, CONV},
+                memory = {2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 2, MEMORY},
+                few_memory = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, MEMORY};
     const PiecesTest tests[] = {{learned, chunk, 5, false}, {learned, chunk + 3, 5, false}, {learned, T - 1, 5, false},
                                {learned, 2 * chunk, 5, false}, {learned, T, 5, false}, {learned, T + 2, 5, false},
                                {uniform, chunk + 3, 5, false}, {few, 1, 1, false}, {few, 3, 1, false},
                                {conv, chunk + 3, 5, false}, {conv, T, 5, false}, {few_conv, 1, 1, false},
-                               {few_conv, 2, 1, false}, {few_conv, 3, 1, false}};
+                               {few_conv, 2, 1, false}, {few_conv, 3, 1, false}, {memory, chunk + 3, 5, false},
+                               {memory, T, 5, false}, {few_memory, 1, 1, false}, {few_memory, 3, 1, false}};
     Record whole = {NULL, 0};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         PiecesTest without = tests[i];
@@ -878,6 +883,8 @@ static const Shape ragged_shapes[] = {
     {1, 3, 129, 2 * CUDA_CHUNK, 29, 1, 0, 1, 7, 1, 2, RANDOM},   // heads of 43 channels: several warps
     {1, 2, 16, 8, 9001, 0, 0, 1, 5, 1, 2, RANDOM},   // vocabulary larger than a thread block
     {2, 3, 60, RAGGED_BLOCK, 29, 1, 0, 2, CUDA_CHUNK + 1, 2, 2, CONV},
+    {2, 3, 60, RAGGED_BLOCK, 29, 1, 0, 2, CUDA_CHUNK + 1, 2, 2, MEMORY},
+    {1, 3, 129, 3 * CUDA_CHUNK, 29, 0, TOST_UNIFORM, 1, 2 * CUDA_CHUNK + 5, 1, 2, MEMORY},
     {2, 3, 15, RAGGED_BLOCK, 29, 0, 0, 3, 2, 1, 2, CONV},   // fewer tokens than the convolution has rows
     {3, 3, 60, RAGGED_BLOCK, 257, 1, TOST_UNIFORM, 2, 3 * CUDA_CHUNK + 5, 2, 2, RANDOM},
     {4, 3, 60, RAGGED_BLOCK, 29, 0, 0, 2, CUDA_CHUNK + 5, 3, 3, RANDOM},   // deeper

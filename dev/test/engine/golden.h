@@ -48,7 +48,7 @@ static inline int meta_int(const StFile* f, const char* key) { return (int)meta_
 static inline TostConfig meta_config(const StFile* f) {
     const TostConfig config = {meta_int(f, "n_layer"), meta_int(f, "n_head"), meta_int(f, "n_embd"),
                                meta_int(f, "block_size"), meta_int(f, "vocab_size"), meta_int(f, "bias"), TOST_LEARNED,
-                               st_meta(f, "conv") ? meta_int(f, "conv") : 0};
+                               st_meta(f, "conv") ? meta_int(f, "conv") : 0, st_meta(f, "memory") ? 1 : 0};
     return config;
 }
 

@@ -217,7 +217,7 @@ static const GenerateCase generate_cases[] = {
 
 static void check_generate(Checks* c, const Tokenizer* tokenizer, const GenerateCase* s) {
     TostError err;
-    const TostConfig config = {1, 1, 1, s->block_size, 260, 0, TOST_LEARNED, 0};
+    const TostConfig config = {1, 1, 1, s->block_size, 260, 0, TOST_LEARNED, 0, 0};
     TostModel* m = fake_create(&config, NULL, NULL);
     uint32_t prompt[MAX_IDS], id;
     int32_t script[MAX_IDS];
