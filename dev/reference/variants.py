@@ -10,9 +10,7 @@ VARIANT joins words with +, such as w+ln_2+relative:
     decay       sums that decay: S[t] = λ S[t-1] + s[t], likewise N and D; λ = exp(-1/τ), one learned τ per head, which
                 start from 4 to the block size, evenly on a log scale
     mean        adds the first moment: y += β μ, μ = Σ Π w / D; β is learned, one per channel, and starts at 0.1
-    lag         adds the lag-1 covariance of a head, applied to w: G[t] = κ G[t-1] + Π[t] w[t] k[t-1]ᵀ (hs,hs),
-                E[t] = κ E[t-1] + Π[t], y += δ G k / (E + 1e-3), with k = w / ‖w‖; κ like λ, but from τ = 64 on; δ is
-                learned, one per channel, and starts at 1
+    memory      each head predicts its next token: --memory 1
 
 The other options are those of train.py, without --attention; --val-data is required. No weights are saved. The last line
 is a JSON object: the loss on all of --val-data, and for each layer the share of the variance of Π that the position
@@ -31,9 +29,9 @@ import torch.nn.functional as F
 
 import train
 from cli import command, option_parser, run
-from tost import CONV_WIDTH, ENERGY_MIN, MASS_EPS, TSSA, Conv
+from tost import CONV_WIDTH, ENERGY_MIN, MASS_EPS, TSSA, Conv, predict
 
-PLACES, TERMS = ("w", "ln_1", "ln_2"), ("relative", "decay", "mean", "lag")
+PLACES, TERMS = ("w", "ln_1", "ln_2"), ("relative", "decay", "mean", "memory")
 WINDOWS = 128  # for the share of Π's variance
 
 
@@ -42,39 +40,21 @@ class Variant(TSSA):
 
     def change(self, words):
         nh, block, hs = self.n_head, self.denom_bias.size(1), self.c_attn.out_features // self.n_head
-        self.relative, self.decay, self.mean, self.lag = (word in words for word in TERMS)
-
-        def rates(first):   # λ = exp(-exp(rate)) = exp(-1/τ)
-            return nn.Parameter(-torch.linspace(math.log(first), math.log(block), nh))
-
-        if self.decay:
-            self.rate = rates(4)
+        self.relative, self.decay, self.mean, memory = (word in words for word in TERMS)
+        if self.decay:   # λ = exp(-exp(rate)) = exp(-1/τ)
+            self.rate = nn.Parameter(-torch.linspace(math.log(4), math.log(block), nh))
         if self.mean:
             self.mean_scale = nn.Parameter(torch.full((nh, 1, hs), 0.1))
-        if self.lag:
-            self.lag_rate, self.lag_scale = rates(64), nn.Parameter(torch.ones(nh, 1, hs))
-
-    @staticmethod
-    def powers(rate, T):
-        """λ^(t-u) for u ≤ t, otherwise 0: (nh,T,T)"""
-        t = torch.arange(T, device=rate.device)
-        return torch.exp(-rate.exp()[:, None, None] * (t[:, None] - t).clamp_min(0)).tril()
+        if memory:
+            self.memory_scale = nn.Parameter(torch.ones(nh * hs))
 
     def sums(self, x):
         """Σ of λ^(t-u) x[u] over u ≤ t, x (B,nh,T,n)."""
         if not self.decay:
             return x.cumsum(2)
+        t = torch.arange(x.size(2), device=x.device)
         with torch.autocast(x.device.type, enabled=False):
-            return self.powers(self.rate, x.size(2)) @ x
-
-    def lagged(self, w, pi):
-        """G k / (E + 1e-3), as a sum over pairs of tokens: the same as with the state G, but quadratic in T."""
-        k = F.normalize(w, dim=-1)
-        before = F.pad(k, (0, 0, 1, 0))[:, :, :-1]
-        powers = self.powers(self.lag_rate, w.size(2))
-        with torch.autocast(w.device.type, enabled=False):
-            pairs = (k @ before.transpose(-1, -2)) * powers * pi.transpose(-1, -2)
-            return pairs @ w / (powers @ pi + 1e-3)
+            return torch.exp(-self.rate.exp()[:, None, None] * (t[:, None] - t).clamp_min(0)).tril() @ x
 
     def membership(self, s):
         r = s / self.sums(s).clamp_min(ENERGY_MIN)
@@ -91,8 +71,8 @@ class Variant(TSSA):
         y = -w * pi / (1 + self.sums(s * pi) / D)
         if self.mean:
             y = y + self.mean_scale * self.sums(w * pi) / D
-        if self.lag:
-            y = y + self.lag_scale * self.lagged(w, pi)
+        if self.memory_scale is not None:
+            y = y + self.memory_scale.view(self.n_head, 1, -1) * predict(w, pi)
         return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype))
 
 

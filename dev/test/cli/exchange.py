@@ -310,18 +310,18 @@ def check_prediction():
 
 @torch.no_grad()
 def check_memory():
-    """TSSA with decay, mean and lag against its equations, token by token."""
+    """TSSA with decay, mean and memory against its equations, token by token."""
     model = Tost.from_checkpoint("start").double()
-    variants.change(model, {"decay", "mean", "lag"})
+    variants.change(model, {"decay", "mean", "memory"})
     attention, generator = model.double().transformer.h[0].attn, torch.Generator().manual_seed(3)
     for parameter in attention.parameters():
         parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.double))
     nh = attention.n_head
     a = torch.randn(1, 20, model.config.n_embd, generator=generator, dtype=torch.double)
     got, w = attention(a), attention.c_attn(a).double()[0].unflatten(-1, (nh, -1))   # (T,nh,hs)
-    decay, lag_decay = (torch.exp(-rate.exp())[:, None] for rate in (attention.rate, attention.lag_rate))
-    S = N = W = before = torch.zeros_like(w[0])
-    D, E, rows = torch.zeros(nh, 1).double(), torch.zeros(nh, 1).double(), []
+    decay = torch.exp(-attention.rate.exp())[:, None]
+    S = N = W = before = predicted = torch.zeros_like(w[0])
+    D, rows = torch.zeros(nh, 1).double(), []
     G = torch.zeros(nh, w.size(2), w.size(2)).double()
     for t, x in enumerate(w):
         S = decay * S + x ** 2
@@ -329,12 +329,12 @@ def check_memory():
         pi = torch.softmax(attention.temp * u, 0)
         N, W, D = decay * N + pi * x ** 2, decay * W + pi * x, decay * D + pi
         k = x / x.norm(dim=-1, keepdim=True)
-        G, E = lag_decay[..., None] * G + (pi * x)[..., None] * before[:, None], lag_decay * E + pi
-        before, lagged = k, (G @ k[..., None])[..., 0] / (E + 1e-3)
+        G = G + (pi * (x - predicted))[..., None] * before[:, None]
+        before, predicted = k, (G @ k[..., None])[..., 0]
         rows.append(-x * pi / (1 + N / (D + 1e-8)) + attention.mean_scale[:, 0] * W / (D + 1e-8)
-                    + attention.lag_scale[:, 0] * lagged)
+                    + attention.memory_scale.view(nh, -1) * predicted)
     want = attention.c_proj(torch.stack(rows).flatten(1))
-    check("decay, mean and lag: the recurrence", (got[0] - want).abs().max() <= 1e-4 * want.abs().max())
+    check("decay, mean and memory: the recurrence", (got[0] - want).abs().max() <= 1e-4 * want.abs().max())
 
 
 def check_models(start):
@@ -353,7 +353,7 @@ def check_models(start):
           np.allclose(columns("variant")["train_loss"], columns("torch_3")["train_loss"], atol=1e-6))
     succeeds(variants.main, "w+ln_1+ln_2+relative", *start, "variant", *steps, "--overwrite")
     check("the other variants differ", columns("variant")["train_loss"][2] != columns("torch_3")["train_loss"][2])
-    succeeds(variants.main, "decay+mean+lag", *start, "variant", *steps, "--overwrite")
+    succeeds(variants.main, "decay+mean+memory", *start, "variant", *steps, "--overwrite")
     check("and those with a memory", columns("variant")["train_loss"][2] != columns("torch_3")["train_loss"][2])
     refuses("v: not a variant", variants.main, "v", *start, "none", *data)
     succeeds(train.main, *start, "gpt2", *data, "--steps", 40, "--attention", "softmax", "--by-position", "gpt2.json")
