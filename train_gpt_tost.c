@@ -25,7 +25,7 @@
 // N and D, which are 2C + NH numbers per layer at any length. Time and memory are linear in T, and decoding needs no KV
 // cache. Two options are not in the paper. With --conv 4, w and the input of c_fc first pass through causal convolutions
 // over time, so that a token also sees the order of the three before it. With --memory 1, each head also predicts the
-// next token from this one, by a matrix that it learns while it reads; this adds C·HS + C numbers per layer.
+// next token from this one, by a matrix that it learns while it reads; this adds C·HS + 2C numbers per layer.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
@@ -502,201 +502,137 @@ static void tssa_backward(const Tssa* a) {
 
 // ---------------------------------------------------------------------------------------------
 // Memory, with --memory: each head predicts the next token that it reads. Its predictor G (HS,HS) maps the direction k
-// of a token to the w of the token after it. It is learned while reading, by the delta rule (least mean squares):
+// of a token to the w of the token after it, and is learned while reading, by the delta rule (least mean squares):
 //     k[t] = w[t] / √(‖w[t]‖² + 1e-12)
-//     G[t] = G[t-1] + Π[t] (w[t] - o[t-1]) k[t-1]ᵀ        corrects what was predicted after t-1, by the share Π
-//     o[t] = G[t] k[t]                                    predicts what follows t;   y += memory_scale · o
-//
-// A head works in blocks of 64 tokens. With G before the block, keys K[i] = k of the i-th token before the i-th update
-// (K[0]: the token before the block), updates U[i] and predictions O[i] before the i-th token,
-//     O[i] = G K[i] + Σ_{j<i} (K[i]·K[j]) U[j],   U[i] = Π[i] (w[i] - O[i]),   G after the block = G + Σ_i U[i] K[i]ᵀ
-
-enum { MEMORY_BLOCK = 64, MEMORY_KEYS = MEMORY_BLOCK + 1 };
+//     u[t] = Π[t] (w[t] - o[t-1]),   G[t] = G[t-1] + u[t] k[t-1]ᵀ      corrects what was predicted after t-1
+//     o[t] = G[t] k[t]                                                 predicts what follows t
+// and y += memory_scale · o. The state of a head is G, k and o.
 
 typedef struct {
     int B, T, C, NH, HS;
-    const float *w, *pi;   // (B,T,C), (B,NH,T)
-    float  *o;             // (B,T,C)
-    size_t stride;         // from the state of a sequence to the next
-    float  *state;         // (B,C·HS+C): Gᵀ (HS,HS) of each head, and k (C), before these tokens, then after them
-    float  *saved;         // (B,blocks,C·HS+C): the state before each block; NULL if no backward follows
-    float  *scratch;       // (threads,memory_scratch_size)
+    const float *w, *pi;     // (B,T,C), (B,NH,T)
+    float  *o;               // (B,T,C)
+    float  *G;               // (B,C·HS): Gᵀ of each head, after these tokens; backward moves it to before them
+    size_t stride;           // from the state of a sequence to the next
+    float  *state;           // (B,C·HS+2C): Gᵀ of each head, k and o; before these tokens, then after them
+    float  *scratch;         // (threads,4·HS)
     // backward only
-    float  *dw;            // (B,T,C): do, then dw
-    float  *dpi;           // (B,NH,T): =
-    float  *adjoint;       // (B,C·HS+C): of the state after these tokens, then before them
+    const float* before;     // the state before these tokens; NULL: zeros
+    float  *dw;              // (B,T,C): do, then dw
+    float  *dpi;             // (B,NH,T): =
+    float  *adjoint;         // (B,C·HS+2C): of the state after these tokens, then before them
 } Memory;
 
-// The arrays of a block, in the thread's scratch: of keys (65,HS), of updates (64,HS), and transposed ones
-typedef struct {
-    float *K, *O, *U, *pairs;                   // pairs: (65), products of a row with the others
-    float *KT, *norm;                           // (HS,65); (65): 1/√(‖w‖² + 1e-12)
-    float *dK, *dO, *dU, *UT, *GT, *dGT;        // backward: (65,HS) twice, (64,HS), (HS,65), (HS,HS) twice
-} MemoryBlock;
+typedef struct { float *G, *k, *o; } MemoryState;
 
-static size_t memory_state_size(int C, int HS) { return (size_t)C * HS + C; }
-static size_t memory_scratch_size(int HS) { return MEMORY_KEYS * (8 * (size_t)HS + 2) + 2 * (size_t)HS * HS; }
-static int    memory_blocks(int T) { return (T + MEMORY_BLOCK - 1) / MEMORY_BLOCK; }
+static size_t memory_state_size(int C, int HS) { return (size_t)C * HS + 2 * (size_t)C; }
 
-static MemoryBlock memory_scratch(const Memory* a) {
-    const size_t n = MEMORY_KEYS * (size_t)a->HS;
-    float* at = a->scratch + thread_index() * memory_scratch_size(a->HS);
-    return (MemoryBlock){.K = at, .O = at + n, .U = at + 2 * n, .KT = at + 3 * n, .dK = at + 4 * n, .dO = at + 5 * n,
-                         .dU = at + 6 * n, .UT = at + 7 * n, .GT = at + 8 * n, .dGT = at + 8 * n + a->HS * a->HS,
-                         .pairs = at + 8 * n + 2 * a->HS * a->HS,
-                         .norm = at + 8 * n + 2 * a->HS * a->HS + MEMORY_KEYS};
+static MemoryState memory_state(const Memory* a, const float* states, int b, int h) {
+    float* at = (float*)states + b * a->stride;
+    return (MemoryState){at + (size_t)h * a->HS * a->HS, at + (size_t)a->C * a->HS + h * a->HS,
+                         at + (size_t)a->C * (a->HS + 1) + h * a->HS};
 }
 
-// c (m,n) += a · b, with b (k,n) and a[i,l] at a + i·row + l·column; `ldb` is from a row of b to the next.
-static void add_product(float* restrict c, const float* a, size_t row, size_t column, const float* b, size_t ldb,
-                        int m, int n, int k) {
-    for (int i = 0; i < m; i++) {
-        float* restrict c_j = c + (size_t)i * n;
-        int l = 0;
-        for (; l + 4 <= k; l += 4) {
-            const float *a_l = a + i * row + l * column;
-            const float *b0 = b + l * ldb, *b1 = b0 + ldb, *b2 = b1 + ldb, *b3 = b2 + ldb;
-            const float a0 = a_l[0], a1 = a_l[column], a2 = a_l[2 * column], a3 = a_l[3 * column];
-            for (int j = 0; j < n; j++) c_j[j] += a0 * b0[j] + a1 * b1[j] + (a2 * b2[j] + a3 * b3[j]);
-        }
-        for (; l < k; l++) {
-            const float a_l = a[i * row + l * column], *b_l = b + l * ldb;
-            for (int j = 0; j < n; j++) c_j[j] += a_l * b_l[j];
+// Sets k, and returns the factor of w in it.
+static float memory_key(float* k, const float* w, int HS) {
+    double squares = TOST_ENERGY_MIN;
+    #pragma omp simd reduction(+ : squares)
+    for (int d = 0; d < HS; d++) squares += (double)w[d] * w[d];
+    const float factor = (float)(1.0 / sqrt(squares));
+    for (int d = 0; d < HS; d++) k[d] = w[d] * factor;
+    return factor;
+}
+
+// Columns of Gᵀ += k uᵀ, and of o = G next
+static inline void memory_columns(float* restrict G, float* restrict o, const float* restrict u, const float* restrict k,
+                                  const float* restrict next, int HS, int width) {
+    enum { WIDTH = 16 };
+    float sum[WIDTH] = {0};
+    for (int i = 0; i < HS; i++) {
+        float* restrict G_i = G + (size_t)i * HS;
+        for (int d = 0; d < width; d++) {
+            G_i[d] += k[i] * u[d];
+            sum[d] += next[i] * G_i[d];
         }
     }
-}
-
-// dst (columns,rows), rows `stride` apart, = srcᵀ
-static void transpose(float* dst, size_t stride, const float* src, int rows, int columns) {
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < columns; j++) dst[j * stride + i] = src[(size_t)i * columns + j];
-}
-
-// K, KT and norm of the n tokens from t0 on; k: of the token before them.
-static void memory_keys(MemoryBlock* x, const Memory* a, const float* k, int b, int h, int t0, int n) {
-    const int HS = a->HS;
-    memcpy(x->K, k, HS * sizeof *k);
-    for (int i = 0; i < n; i++) {
-        const float* w = a->w + ((size_t)b * a->T + t0 + i) * a->C + h * HS;
-        double squares = TOST_ENERGY_MIN;
-        #pragma omp simd reduction(+ : squares)
-        for (int d = 0; d < HS; d++) squares += (double)w[d] * w[d];
-        x->norm[i] = (float)(1.0 / sqrt(squares));
-        for (int d = 0; d < HS; d++) x->K[(size_t)(i + 1) * HS + d] = w[d] * x->norm[i];
-    }
-    transpose(x->KT, MEMORY_KEYS, x->K, n + 1, HS);
+    memcpy(o, sum, width * sizeof *o);
 }
 
 static void memory_head_forward(const Memory* a, int b, int h) {
-    const int HS = a->HS, C = a->C;
-    const size_t square = (size_t)HS * HS;
-    float *G = a->state + b * a->stride + h * square, *k = a->state + b * a->stride + (size_t)C * HS + h * HS;
-    MemoryBlock x = memory_scratch(a);
-    for (int t0 = 0; t0 < a->T; t0 += MEMORY_BLOCK) {
-        const int n = a->T - t0 < MEMORY_BLOCK ? a->T - t0 : MEMORY_BLOCK;
-        const float *pi = a->pi + ((size_t)b * a->NH + h) * a->T + t0;
-        const size_t at = ((size_t)b * a->T + t0) * C + h * HS;
-        if (a->saved) {
-            float* saved = a->saved + ((size_t)b * memory_blocks(a->T) + t0 / MEMORY_BLOCK) * memory_state_size(C, HS);
-            memcpy(saved + h * square, G, square * sizeof *G);
-            memcpy(saved + (size_t)C * HS + h * HS, k, HS * sizeof *k);
-        }
-        memory_keys(&x, a, k, b, h, t0, n);
-        memset(x.O, 0, (size_t)(n + 1) * HS * sizeof *x.O);
-        add_product(x.O, x.K, HS, 1, G, HS, n + 1, HS, HS);
-        for (int i = 0; i <= n; i++) {
-            float *O = x.O + (size_t)i * HS, *U = x.U + (size_t)i * HS;
-            memset(x.pairs, 0, i * sizeof *x.pairs);
-            add_product(x.pairs, x.K + (size_t)i * HS, 0, 1, x.KT, MEMORY_KEYS, 1, i, HS);
-            add_product(O, x.pairs, 0, 1, x.U, HS, 1, HS, i);
-            if (i > 0) memcpy(a->o + at + (size_t)(i - 1) * C, O, HS * sizeof *O);
-            for (int d = 0; i < n && d < HS; d++) U[d] = pi[i] * (a->w[at + (size_t)i * C + d] - O[d]);
-        }
-        add_product(G, x.K, 1, HS, x.U, HS, HS, HS, n);
-        memcpy(k, x.K + (size_t)n * HS, HS * sizeof *k);
+    enum { WIDTH = 16 };   // columns whose sums are in registers
+    const int HS = a->HS;
+    const MemoryState s = memory_state(a, a->state, b, h);
+    float *u = a->scratch + 4 * (size_t)thread_index() * HS, *next = u + HS;
+    for (int t = 0; t < a->T; t++) {
+        const size_t at = ((size_t)b * a->T + t) * a->C + h * HS;
+        const float pi = a->pi[((size_t)b * a->NH + h) * a->T + t];
+        for (int d = 0; d < HS; d++) u[d] = pi * (a->w[at + d] - s.o[d]);
+        memory_key(next, a->w + at, HS);
+        int d = 0;
+        for (; d + WIDTH <= HS; d += WIDTH) memory_columns(s.G + d, s.o + d, u + d, s.k, next, HS, WIDTH);
+        if (d < HS) memory_columns(s.G + d, s.o + d, u + d, s.k, next, HS, HS - d);
+        memcpy(s.k, next, HS * sizeof *next);
+        memcpy(a->o + at, s.o, HS * sizeof *next);
     }
+    memcpy(a->G + ((size_t)b * a->C + h * HS) * HS, s.G, (size_t)HS * HS * sizeof *s.G);
 }
 
-// Sets o, and advances the state by these tokens.
+// Sets o and G, and advances the state by these tokens.
 static void memory_forward(const Memory* a) {
     #pragma omp parallel for schedule(static) if ((size_t)a->B * a->T > SERIAL_ROWS)
     for (int i = 0; i < a->B * a->NH; i++) memory_head_forward(a, i / a->NH, i % a->NH);
 }
 
-// With the updates U[j] and the predictions O[i] above, from do:
-//     dU[j] = dG K[j] + Σ_{i>j} (K[i]·K[j]) dO[i],   dΠ[j] = dU[j]·(w[j] - O[j]),   dO[j] -= Π[j] dU[j] = dw[j]
-//     dK[i] = Gᵀ dO[i] + dGᵀ U[i] + Σ_{j<i} (dO[i]·U[j]) K[j] + Σ_{j>i} (dO[j]·U[i]) K[j]
-//     dG before the block = dG + Σ_i dO[i] K[i]ᵀ,   dw += (dk - k (k·dk)) / √(‖w‖² + 1e-12)
-static void memory_block_backward(MemoryBlock* x, const Memory* a, const float* G, float* dG, float* dk, int b, int h,
-                                  int t0, int n) {
+// From do to dw, backward in time, with G[t-1] = G[t] - u[t] k[t-1]ᵀ. A token's gradients, after those of later tokens:
+//     dG += do[t] k[t]ᵀ,   dk[t] += G[t]ᵀ do[t],   du = dG k[t-1],   dk[t-1] = dGᵀ u[t]
+//     dΠ[t] = du · (w[t] - o[t-1]),   dw[t] = Π[t] du + (dk[t] - k[t] (k[t]·dk[t])) / √(‖w[t]‖² + 1e-12)
+//     do[t-1] -= Π[t] du
+static void memory_head_backward(const Memory* a, int b, int h) {
     const int HS = a->HS, C = a->C;
-    const size_t at = ((size_t)b * a->T + t0) * C + h * HS, row = ((size_t)b * a->NH + h) * a->T + t0;
-    memset(x->O, 0, HS * sizeof *x->O);
-    memset(x->dO, 0, HS * sizeof *x->dO);
-    add_product(x->O, x->K, HS, 1, G, HS, 1, HS, HS);
-    for (int i = 0; i < n; i++) {
-        memcpy(x->O + (size_t)(i + 1) * HS, a->o + at + (size_t)i * C, HS * sizeof *x->O);
-        memcpy(x->dO + (size_t)(i + 1) * HS, a->dw + at + (size_t)i * C, HS * sizeof *x->dO);
-        for (int d = 0; d < HS; d++)
-            x->U[(size_t)i * HS + d] = a->pi[row + i] * (a->w[at + (size_t)i * C + d] - x->O[(size_t)i * HS + d]);
-    }
-    transpose(x->UT, MEMORY_KEYS, x->U, n, HS);
-    transpose(x->GT, HS, G, HS, HS);
-    transpose(x->dGT, HS, dG, HS, HS);
-    memset(x->dK, 0, (size_t)(n + 1) * HS * sizeof *x->dK);
-    memset(x->dU, 0, (size_t)n * HS * sizeof *x->dU);
-    memcpy(x->dK + (size_t)n * HS, dk, HS * sizeof *dk);
-    add_product(x->dU, x->K, HS, 1, dG, HS, n, HS, HS);
-    for (int j = n; j >= 0; j--) {
-        float *K = x->K + (size_t)j * HS, *dO = x->dO + (size_t)j * HS, *dU = x->dU + (size_t)j * HS;
-        if (j < n) {
-            const float *w = a->w + at + (size_t)j * C, *O = x->O + (size_t)j * HS, pi = a->pi[row + j];
-            double dpi = 0;
-            memset(x->pairs, 0, (n - j) * sizeof *x->pairs);
-            add_product(x->pairs, K, 0, 1, x->KT + j + 1, MEMORY_KEYS, 1, n - j, HS);
-            add_product(dU, x->pairs, 0, 1, dO + HS, HS, 1, HS, n - j);
-            #pragma omp simd reduction(+ : dpi)
-            for (int d = 0; d < HS; d++) {
-                dpi += (double)dU[d] * (w[d] - O[d]);
-                dO[d] -= pi * dU[d];
-                a->dw[at + (size_t)j * C + d] = pi * dU[d];
-            }
-            a->dpi[row + j] = (float)dpi;
+    const MemoryState before = memory_state(a, a->before, b, h), adjoint = memory_state(a, a->adjoint, b, h);
+    float *u = a->scratch + 4 * (size_t)thread_index() * HS, *k = u + HS, *last = k + HS, *du = last + HS;
+    float *G = a->G + ((size_t)b * C + h * HS) * HS, *dk = adjoint.k, *carried = adjoint.o;   // do from later tokens
+    for (int t = a->T - 1; t >= 0; t--) {
+        const size_t at = ((size_t)b * a->T + t) * C + h * HS, row = ((size_t)b * a->NH + h) * a->T + t;
+        const float *w = a->w + at, *o = t > 0 ? a->o + at - C : a->before ? before.o : NULL, pi = a->pi[row];
+        float *restrict dw = a->dw + at, factor = memory_key(k, w, HS);
+        if (t > 0) memory_key(last, w - C, HS);
+        else if (a->before) memcpy(last, before.k, HS * sizeof *last);
+        else memset(last, 0, HS * sizeof *last);
+        double dpi = 0, along = 0;
+        for (int d = 0; d < HS; d++) {
+            u[d] = pi * (w[d] - (o ? o[d] : 0.0f));
+            dw[d] += carried[d];
+            du[d] = 0.0f;
         }
-        memset(x->pairs, 0, j * sizeof *x->pairs);
-        add_product(x->pairs, dO, 0, 1, x->UT, MEMORY_KEYS, 1, j, HS);
-        add_product(x->dK + (size_t)j * HS, x->pairs, 0, 1, x->K, HS, 1, HS, j);
-        add_product(x->dK, x->pairs, 1, 0, K, HS, j, HS, 1);
-    }
-    add_product(x->dK, x->dO, HS, 1, x->GT, HS, n + 1, HS, HS);
-    add_product(x->dK, x->U, HS, 1, x->dGT, HS, n, HS, HS);
-    add_product(dG, x->K, 1, HS, x->dO, HS, HS, HS, n + 1);
-    memcpy(dk, x->dK, HS * sizeof *dk);
-    for (int i = 0; i < n; i++) {
-        const float *K = x->K + (size_t)(i + 1) * HS, *dK = x->dK + (size_t)(i + 1) * HS;
-        double along = 0;
-        #pragma omp simd reduction(+ : along)
-        for (int d = 0; d < HS; d++) along += (double)K[d] * dK[d];
-        for (int d = 0; d < HS; d++)
-            a->dw[at + (size_t)i * C + d] += x->norm[i] * (dK[d] - K[d] * (float)along);
+        for (int i = 0; i < HS; i++) {
+            float *restrict G_i = G + (size_t)i * HS, *restrict dG_i = adjoint.G + (size_t)i * HS;
+            float of_k = 0, of_last = 0;
+            #pragma omp simd reduction(+ : of_k, of_last)
+            for (int d = 0; d < HS; d++) {
+                dG_i[d] += k[i] * dw[d];
+                of_k += G_i[d] * dw[d];
+                of_last += dG_i[d] * u[d];
+                du[d] += last[i] * dG_i[d];
+                G_i[d] -= last[i] * u[d];
+            }
+            along += (double)k[i] * (dk[i] += of_k);
+            last[i] = of_last;   // dk[t-1]
+        }
+        for (int d = 0; d < HS; d++) {
+            dpi += (double)du[d] * (w[d] - (o ? o[d] : 0.0f));
+            carried[d] = -pi * du[d];
+            dw[d] = pi * du[d] + factor * (dk[d] - k[d] * (float)along);
+        }
+        memcpy(dk, last, HS * sizeof *dk);
+        a->dpi[row] = (float)dpi;
     }
 }
 
 // From do to dw, in place; sets dΠ; moves the adjoint of the state from the end of these tokens to the start.
 static void memory_backward(const Memory* a) {
-    const size_t size = memory_state_size(a->C, a->HS), square = (size_t)a->HS * a->HS;
     #pragma omp parallel for schedule(static)
-    for (int i = 0; i < a->B * a->NH; i++) {
-        const int b = i / a->NH, h = i % a->NH, blocks = memory_blocks(a->T);
-        float *dG = a->adjoint + b * a->stride + h * square, *dk = a->adjoint + b * a->stride + (size_t)a->C * a->HS;
-        MemoryBlock x = memory_scratch(a);
-        for (int block = blocks - 1; block >= 0; block--) {
-            const float* saved = a->saved + ((size_t)b * blocks + block) * size;
-            const int t0 = block * MEMORY_BLOCK, n = a->T - t0 < MEMORY_BLOCK ? a->T - t0 : MEMORY_BLOCK;
-            memory_keys(&x, a, saved + (size_t)a->C * a->HS + h * a->HS, b, h, t0, n);
-            memory_block_backward(&x, a, saved + h * square, dG, dk + h * a->HS, b, h, t0, n);
-        }
-    }
+    for (int i = 0; i < a->B * a->NH; i++) memory_head_backward(a, i / a->NH, i % a->NH);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -845,7 +781,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(tssa_saved, double, (rows / TSSA_BLOCK + B) * tssa_state_size(C, NH)) \
     X(y,          float,  rows * C) \
     X(predicted,  float,  memory * rows * C)            /* o of the memory */ \
-    X(memory_saved, float, memory * (rows / MEMORY_BLOCK + B) * memory_state_size(C, C / NH)) \
+    X(predictor,  float,  memory * B * C * (C / NH))    /* its G after these tokens */ \
     X(attn_out,   float,  rows * C)                     /* c_proj(y) */ \
     X(x_mid,      float,  rows * C)                     /* x + gamma1 attn_out */ \
     X(ln_2,       float,  rows * C)                     /* ln_2(x_mid) */ \
@@ -870,7 +806,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(states,       double, states * L * B * state_size(c)) /* or gradients of states */ \
     X(layer_state,  double, B * state_size(c))          /* of one layer, if the pass does not set a state */ \
     X(tssa_scratch, double, threads * tssa_scratch_size(C, NH)) \
-    X(memory_scratch, float, memory * threads * memory_scratch_size(C / NH)) \
+    X(memory_scratch, float, memory * threads * 4 * (C / NH)) \
     X(dpredicted,   float,  memory * train * rows * C)  /* gradients of predicted, then of w */ \
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
     X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out, w and projected */ \
@@ -1051,9 +987,8 @@ static Memory layer_memory(const TostModel* model, int l) {
     const TostPiece* piece = &model->piece;
     const LayerActivations* a = &model->layer[l];
     return (Memory){.B = piece->B, .T = piece->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head,
-                    .w = a->w, .pi = a->pi, .o = a->predicted, .stride = 2 * state_size(c),
-                    .saved = model->options.training ? a->memory_saved : NULL, .scratch = model->buf.memory_scratch,
-                    .dw = model->buf.dpredicted, .dpi = model->buf.da};
+                    .w = a->w, .pi = a->pi, .o = a->predicted, .G = a->predictor, .stride = 2 * state_size(c),
+                    .scratch = model->buf.memory_scratch, .dw = model->buf.dpredicted, .dpi = model->buf.da};
 }
 
 // With --memory: y += memory_scale · o
@@ -1076,6 +1011,7 @@ static void remember_backward(TostModel* model, int l, const float* dy, double* 
     const TostParams p = model_params(model, TOST_PARAM, l), g = model_params(model, TOST_GRAD, l);
     Memory memory = layer_memory(model, l);
     memory.adjoint = state_memory(model, adjoint);
+    if (model->from != TOST_NO_STATE) memory.before = state_memory(model, model_state(model, model->from, l, 0));
     residual_backward(memory.dw, g.memory_scale, dy, memory.o, p.memory_scale, rows, model->config.n_embd);
     memory_backward(&memory);
 }

@@ -1273,7 +1273,13 @@ static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tss
 }
 
 // ---------------------------------------------------------------------------------------------
-// Memory, with --memory: the formulas, and those of a block of tokens, are in train_gpt_tost.c.
+// Memory, with --memory: the formulas for a token are in train_gpt_tost.c. For a chunk of tokens, with G before it, keys
+// K[i] = k of the i-th token before the i-th update (K[0]: of the token before the chunk), updates U[i] and predictions
+// O[i] before the i-th token:
+//     O[i] = G K[i] + Σ_{j<i} (K[i]·K[j]) U[j],   U[i] = Π[i] (w[i] - O[i]),   G after the chunk = G + Σ_i U[i] K[i]ᵀ
+//     dU[j] = dG K[j] + Σ_{i>j} (K[i]·K[j]) dO[i],   dΠ[j] = dU[j]·(w[j] - O[j]),   dO[j] -= Π[j] dU[j] = dw[j]
+//     dK[i] = Gᵀ dO[i] + dGᵀ U[i] + Σ_{j<i} (dO[i]·U[j]) K[j] + Σ_{j>i} (dO[j]·U[i]) K[j]
+//     dG before the chunk = dG + Σ_i dO[i] K[i]ᵀ,   dw += (dk - k (k·dk)) / √(‖w‖² + 1e-12)
 //
 // A block of threads computes a head of a sequence: it goes through the chunks of 32 tokens, with G in shared memory.
 // All sums are products of small matrices, except in the triangular systems, where a thread takes a column. o is
@@ -1441,7 +1447,7 @@ __device__ inline void memory_predict(MemoryShared x, const float* pi, int b, in
 }
 
 // Traffic per row: 2C (w) + 4C (y) + 2C (o).
-template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS) memory_forward_kernel(Memory<S> a) {
+template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS, 3) memory_forward_kernel(Memory<S> a) {
     DYNAMIC_SHARED(float, shared);
     const int b = blockIdx.x / a.NH, h = blockIdx.x % a.NH, HS = a.HS, row = memory_stride(HS);
     const MemoryShared x = memory_arrays(shared, HS);
@@ -1571,7 +1577,7 @@ __device__ inline void memory_dw(MemoryShared x, const float* pi, int b, int t0,
 }
 
 // The chunks in reverse. Traffic per row: 2C each of w, o, dy and dw.
-template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS) memory_backward_kernel(Memory<S> a) {
+template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS, 2) memory_backward_kernel(Memory<S> a) {
     DYNAMIC_SHARED(float, shared);
     const int b = blockIdx.x / a.NH, h = blockIdx.x % a.NH, HS = a.HS, row = memory_stride(HS);
     const MemoryShared x = memory_arrays(shared, HS);

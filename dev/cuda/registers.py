@@ -19,6 +19,8 @@ LAUNCHES = {
     "tssa_forward_kernel": (384, lambda arch: 1 if arch >= 100 else 2),
     "tssa_backward_kernelI13__nv_bfloat16": (384, lambda arch: 1 if arch >= 100 else 2),
     "tssa_backward_kernel": (384, 1),
+    "memory_forward_kernel": (256, 3),
+    "memory_backward_kernel": (256, 2),
     "layer_sums_kernel": (512, 1),
     "cross_entropy_kernel": (1024, lambda arch: 2 if arch in (80, 90) or arch // 10 == 10 else 1),
     "loss_sum_kernel": (1024, 1),

@@ -19,7 +19,8 @@ differ by up to 3e-2 (100 steps). Compare the first steps, or smoothed curves.
 
 With --attention softmax, it trains GPT-2 instead: the sizes of --init, initial weights from --seed, and 3 C instead of
 4 C channels in the MLP, so that it has as many parameters as ToST. With --optimizer muon, the fused projection to
-query, key and value is three matrices. --by-position writes the validation loss by position for dev/plot/position.py.
+query, key and value is three matrices. --by-position writes the validation loss by position for dev/plot/position.py,
+and that on rare pairs of tokens that repeat in the window.
 
 The final weights of ToST are in DIR/model.safetensors. Needs Python 3.11 or later, torch, numpy and safetensors.
 """
@@ -32,6 +33,7 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
@@ -45,6 +47,8 @@ from tost import Tost, find_model
 
 COLUMNS = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s"
 REQUIRED = object()
+# Of the recall measure: see Trainer.recall
+RARE, RARE_TOKENS, DISTANCES = 3, 20_000_000, (0, 1, 11, 51)
 # name: type, default without --like, help
 OPTIONS = {
     "data": (str, REQUIRED, "training shards, a quoted glob"),
@@ -82,7 +86,7 @@ def parse(parser, arguments):
     parser.add_argument("--compile", action="store_true", help="use torch.compile: faster, needs a C++ compiler")
     parser.add_argument("--by-position", type=Path, metavar="JSON",
                         help="write the final loss on the whole windows of --val-data by position, in the format of "
-                             "eval --by-position --json")
+                             "eval --by-position --json, and on repeated rare pairs of tokens")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 (default): chosen by torch")
     parser.add_argument("--quiet", action="store_true", help="print nothing on stdout")
     for name, (kind, default, text) in OPTIONS.items():
@@ -219,7 +223,8 @@ class Trainer:
 
     @torch.no_grad()
     def by_position(self):
-        """The loss on all whole windows of --val-data in bins of positions: 1, 2, 3-4, 5-8, …"""
+        """The loss on all whole windows of --val-data in bins of positions: 1, 2, 3-4, 5-8, …; and of the targets
+        that repeat a rare pair of tokens, by the distance to its last occurrence in the window."""
         B, T = self.args.batch, self.args.seq
         losses = []  # (windows, T)
         for first in range(0, self.val.samples, B):
@@ -233,7 +238,26 @@ class Trainer:
             bins.append({"first": start + 1, "last": end, "loss": means.mean().item(),
                          "tokens": len(means) * (end - start),
                          "loss_95": 1.96 * means.std().item() / math.sqrt(len(means)) if len(means) > 1 else None})
-        return {"model": str(self.args.out), "position": bins}
+        return {"model": str(self.args.out), "position": bins, "recall": self.recall(losses.cpu().numpy())}
+
+    def recall(self, losses):
+        """The losses (windows,T) of the targets that repeat a pair (token, next token) of their window. Rare: it is at
+        most RARE times in the first RARE_TOKENS of --data. The bin 0 has the rare pairs that are new in the window."""
+        data = np.concatenate([shard[:RARE_TOKENS] for shard in self.train.shards])[:RARE_TOKENS].astype(np.int64)
+        V = self.val.vocab_size
+        pairs, counts = np.unique(data[:-1] * V + data[1:], return_counts=True)
+        frequent = set(pairs[counts > RARE].tolist())
+        found = {first: [] for first in DISTANCES}
+        for window, row in enumerate(losses):
+            x, y = (ids[0].tolist() for ids in self.val.batch(window, 1))
+            last = {}
+            for t, pair in enumerate(zip(x, y)):
+                distance = t - last.get(pair, t)
+                last[pair] = t
+                if pair[0] * V + pair[1] not in frequent:
+                    found[max(first for first in DISTANCES if first <= distance)].append(row[t])
+        return [{"distance": first, "tokens": len(some), "loss": float(np.mean(some)) if some else None}
+                for first, some in found.items()]
 
     def run(self, log):
         args = self.args

@@ -346,6 +346,9 @@ def check_models(start):
     python, ours = (json.loads(Path(name).read_text())["position"] for name in ("torch.json", "bins.json"))
     check("by position: the same bins and losses", [b["first"] for b in python] == [b["first"] for b in ours]
           and all(abs(a["loss"] - b["loss"]) <= 0.01 for a, b in zip(python, ours)))   # eval has a shorter last window
+    recall = json.loads(Path("torch.json").read_text())["recall"]
+    check("rare pairs of tokens, new ones and repeated ones, are some of the targets", len(recall) == 4
+          and 0 < sum(bin["tokens"] for bin in recall) < python[0]["tokens"] * 32 and recall[0]["tokens"] > 0)
     steps = (*data, "--steps", 3, "--warmup", 0)
     succeeds(variants.main, "published", *start, "variant", *steps)
     succeeds(train.main, *start, "torch_3", *steps)
