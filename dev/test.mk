@@ -18,10 +18,11 @@ $(BUILD)/cuda: FORCE   # changes if NO_CUDA does
 $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtost.a
 	$(call say,LINK $@) $(COMPILE) -o $@ $^ $(LIBS)
 
+FLAGS_test_gemm = $(FLAGS_gemm)   # it includes gemm.c
 # test_gemm with the kernel for AMX on any processor: amx_twin.h implements its instructions.
 $(BUILD)/dev/test/engine/test_gemm_amx: dev/test/engine/test_gemm.c $(BUILD)/libtost.a dev/test/engine/amx_twin.h
-	$(call say,CC $@) mkdir -p $(@D) && $(COMPILE) -O1 -Wno-psabi -DTOST_AMX_HEADER='"dev/test/engine/amx_twin.h"' \
-	    -MMD -MP -MF $@.d -o $@ $(wordlist 1,2,$^) $(LIBS)
+	$(call say,CC $@) mkdir -p $(@D) && $(COMPILE) $(FLAGS_gemm) -O1 -Wno-psabi \
+	    -DTOST_AMX_HEADER='"dev/test/engine/amx_twin.h"' -MMD -MP -MF $@.d -o $@ $(wordlist 1,2,$^) $(LIBS)
 
 # The reference test for aarch64 on any machine: with a cross-compiler, under qemu's user-mode emulation.
 AARCH64_CC ?= aarch64-linux-gnu-gcc
