@@ -23,9 +23,10 @@
 // and shrinks the directions in which they vary: 1/(1+m) is a shrinkage factor, and -wΠ/(1+m) is a gradient step that
 // reduces the coding rate of the tokens. Tokens are not compared pairwise: the past acts only through the statistics S,
 // N and D, which are 2C + NH numbers per layer at any length. Time and memory are linear in T, and decoding needs no KV
-// cache. Two options are not in the paper. With --conv 4, w and the input of c_fc first pass through causal convolutions
-// over time, so that a token also sees the order of the three before it. With --memory 1, each head also predicts the
-// next token from this one, by a matrix that it learns while it reads; this adds C·HS + 2C numbers per layer.
+// cache. Two options are not in the paper. With --conv 4, w and the input of c_fc first pass through causal
+// convolutions over time, so that a token also sees the order of the three before it. With --memory 1, each head also
+// recalls what followed earlier tokens like the present one, from a matrix that it updates at each token; this adds
+// C·HS + 2C numbers per layer to the state.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
@@ -501,18 +502,19 @@ static void tssa_backward(const Tssa* a) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Memory, with --memory: each head predicts the next token that it reads. Its predictor G (HS,HS) maps the direction k
-// of a token to the w of the token after it, and is learned while reading, by the delta rule (least mean squares):
+// Option: memory, with --memory 1. A head's matrix G (HS,HS) predicts the w of the next token from the direction k of
+// this one. It starts at 0 and is updated at each token by the delta rule (least mean squares):
 //     k[t] = w[t] / √(‖w[t]‖² + 1e-12)
-//     u[t] = Π[t] (w[t] - o[t-1]),   G[t] = G[t-1] + u[t] k[t-1]ᵀ      corrects what was predicted after t-1
-//     o[t] = G[t] k[t]                                                 predicts what follows t
+//     u[t] = Π[t] (w[t] - o[t-1]),   G[t] = G[t-1] + u[t] k[t-1]ᵀ      corrects the prediction made at t-1
+//     o[t] = G[t] k[t]                                                 predicts w[t+1]: what followed tokens like t
 // and y += memory_scale · o. The state of a head is G, k and o.
 
 typedef struct {
     int B, T, C, NH, HS;
     const float *w, *pi;     // (B,T,C), (B,NH,T)
     float  *o;               // (B,T,C)
-    float  *G;               // (B,C·HS): Gᵀ of each head, after these tokens; backward moves it to before them
+    float  *G;               // (B,C·HS): Gᵀ of each head after these tokens, which backward turns into that before
+                             // them; NULL in inference
     size_t stride;           // from the state of a sequence to the next
     float  *state;           // (B,C·HS+2C): Gᵀ of each head, k and o; before these tokens, then after them
     float  *scratch;         // (threads,4·HS)
@@ -523,7 +525,7 @@ typedef struct {
     float  *adjoint;         // (B,C·HS+2C): of the state after these tokens, then before them
 } Memory;
 
-typedef struct { float *G, *k, *o; } MemoryState;
+typedef struct { float *G, *k, *o; } MemoryState;   // of a head; G is transposed
 
 static size_t memory_state_size(int C, int HS) { return (size_t)C * HS + 2 * (size_t)C; }
 
@@ -543,11 +545,12 @@ static float memory_key(float* k, const float* w, int HS) {
     return factor;
 }
 
-// Columns of Gᵀ += k uᵀ, and of o = G next
-static inline void memory_columns(float* restrict G, float* restrict o, const float* restrict u, const float* restrict k,
-                                  const float* restrict next, int HS, int width) {
-    enum { WIDTH = 16 };
-    float sum[WIDTH] = {0};
+enum { MEMORY_COLUMNS = 16 };   // at once, with their sums in registers
+
+// For `width` columns: Gᵀ += k uᵀ, then o = G next
+static inline void memory_columns(float* restrict G, float* restrict o, const float* restrict u,
+                                  const float* restrict k, const float* restrict next, int HS, int width) {
+    float sum[MEMORY_COLUMNS] = {0};
     for (int i = 0; i < HS; i++) {
         float* restrict G_i = G + (size_t)i * HS;
         for (int d = 0; d < width; d++) {
@@ -559,7 +562,7 @@ static inline void memory_columns(float* restrict G, float* restrict o, const fl
 }
 
 static void memory_head_forward(const Memory* a, int b, int h) {
-    enum { WIDTH = 16 };   // columns whose sums are in registers
+    enum { WIDTH = MEMORY_COLUMNS };
     const int HS = a->HS;
     const MemoryState s = memory_state(a, a->state, b, h);
     float *u = a->scratch + 4 * (size_t)thread_index() * HS, *next = u + HS;
@@ -574,10 +577,10 @@ static void memory_head_forward(const Memory* a, int b, int h) {
         memcpy(s.k, next, HS * sizeof *next);
         memcpy(a->o + at, s.o, HS * sizeof *next);
     }
-    memcpy(a->G + ((size_t)b * a->C + h * HS) * HS, s.G, (size_t)HS * HS * sizeof *s.G);
+    if (a->G) memcpy(a->G + ((size_t)b * a->C + h * HS) * HS, s.G, (size_t)HS * HS * sizeof *s.G);
 }
 
-// Sets o and G, and advances the state by these tokens.
+// Sets o and G, and moves the state to the end of these tokens.
 static void memory_forward(const Memory* a) {
     #pragma omp parallel for schedule(static) if ((size_t)a->B * a->T > SERIAL_ROWS)
     for (int i = 0; i < a->B * a->NH; i++) memory_head_forward(a, i / a->NH, i % a->NH);
@@ -589,15 +592,16 @@ static void memory_forward(const Memory* a) {
 //     do[t-1] -= Π[t] du
 static void memory_head_backward(const Memory* a, int b, int h) {
     const int HS = a->HS, C = a->C;
-    const MemoryState before = memory_state(a, a->before, b, h), adjoint = memory_state(a, a->adjoint, b, h);
+    const MemoryState before = a->before ? memory_state(a, a->before, b, h) : (MemoryState){0};
+    const MemoryState adjoint = memory_state(a, a->adjoint, b, h);
     float *u = a->scratch + 4 * (size_t)thread_index() * HS, *k = u + HS, *last = k + HS, *du = last + HS;
     float *G = a->G + ((size_t)b * C + h * HS) * HS, *dk = adjoint.k, *carried = adjoint.o;   // do from later tokens
     for (int t = a->T - 1; t >= 0; t--) {
         const size_t at = ((size_t)b * a->T + t) * C + h * HS, row = ((size_t)b * a->NH + h) * a->T + t;
-        const float *w = a->w + at, *o = t > 0 ? a->o + at - C : a->before ? before.o : NULL, pi = a->pi[row];
+        const float *w = a->w + at, *o = t > 0 ? a->o + at - C : before.o, pi = a->pi[row];
         float *restrict dw = a->dw + at, factor = memory_key(k, w, HS);
         if (t > 0) memory_key(last, w - C, HS);
-        else if (a->before) memcpy(last, before.k, HS * sizeof *last);
+        else if (before.k) memcpy(last, before.k, HS * sizeof *last);
         else memset(last, 0, HS * sizeof *last);
         double dpi = 0, along = 0;
         for (int d = 0; d < HS; d++) {
@@ -763,8 +767,8 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
 }
 
 // ---------------------------------------------------------------------------------------------
-// The arrays of a model: one allocation. Parameters, gradients and the optimizer's moments are flat arrays laid out by the
-// table in tost/model.h; activations and buffers follow the tables below. A training model keeps the activations of
+// The arrays of a model: one allocation. Parameters, gradients and the optimizer's moments are flat arrays laid out by
+// the table in tost/model.h; activations and buffers follow the tables below. A training model keeps the activations of
 // every layer for backward. For inference, or with recompute (activation checkpointing), all layers share one set of
 // LAYER_ACTIVATIONS. With recompute each layer still has its own x_out, the input from which backward recomputes the
 // activations of the next layer.
@@ -781,7 +785,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(tssa_saved, double, (rows / TSSA_BLOCK + B) * tssa_state_size(C, NH)) \
     X(y,          float,  rows * C) \
     X(predicted,  float,  memory * rows * C)            /* o of the memory */ \
-    X(predictor,  float,  memory * B * C * (C / NH))    /* its G after these tokens */ \
+    X(memory_G,   float,  memory * train * B * C * (C / NH)) /* after these tokens */ \
     X(attn_out,   float,  rows * C)                     /* c_proj(y) */ \
     X(x_mid,      float,  rows * C)                     /* x + gamma1 attn_out */ \
     X(ln_2,       float,  rows * C)                     /* ln_2(x_mid) */ \
@@ -854,9 +858,11 @@ static size_t classifier_rows(size_t rows, int V) {
 
 // The state of a sequence in a layer: S, N and D; with convolutions, also the last three inputs of each, and with
 // memory its state, as floats.
+static size_t memory_doubles(const TostConfig* c) {
+    return c->memory ? (memory_state_size(c->n_embd, c->n_embd / c->n_head) + 1) / 2 : 0;
+}
 static size_t state_size(const TostConfig* c) {
-    const size_t C = c->n_embd, memory = c->memory ? memory_state_size(c->n_embd, c->n_embd / c->n_head) : 0;
-    return tssa_state_size(c->n_embd, c->n_head) + (c->conv ? CONV_ROWS * C : 0) + (memory + 1) / 2;
+    return tssa_state_size(c->n_embd, c->n_head) + (c->conv ? CONV_ROWS * (size_t)c->n_embd : 0) + memory_doubles(c);
 }
 
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
@@ -941,9 +947,9 @@ static float* state_rows(const TostModel* model, double* state, TostRow filter) 
     return (float*)(state + tssa_state_size(C, model->config.n_head)) + (filter == TOST_ROW_mlp_conv) * CONV_ROWS * C;
 }
 
+// The memory's part, the last one
 static float* state_memory(const TostModel* model, double* state) {
-    return state_rows(model, state, model->config.conv ? TOST_ROW_mlp_conv : TOST_ROW_attn_conv)
-           + (model->config.conv ? CONV_ROWS * model->config.n_embd : 0);
+    return (float*)(state + state_size(&model->config) - memory_doubles(&model->config));
 }
 
 // Copies layer l of state `from`, or zeros, to where the pass updates it in place: state `to`, or layer_state if `to`
@@ -987,7 +993,8 @@ static Memory layer_memory(const TostModel* model, int l) {
     const TostPiece* piece = &model->piece;
     const LayerActivations* a = &model->layer[l];
     return (Memory){.B = piece->B, .T = piece->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head,
-                    .w = a->w, .pi = a->pi, .o = a->predicted, .G = a->predictor, .stride = 2 * state_size(c),
+                    .w = a->w, .pi = a->pi, .o = a->predicted, .G = model->options.training ? a->memory_G : NULL,
+                    .stride = 2 * state_size(c),
                     .scratch = model->buf.memory_scratch, .dw = model->buf.dpredicted, .dpi = model->buf.da};
 }
 
@@ -1001,7 +1008,7 @@ static void remember(TostModel* model, int l, float* y, double* state) {
     residual_forward(y, y, memory.o, p.memory_scale, piece_rows(model), model->config.n_embd);
 }
 
-// From dy: its part of dw in dpredicted, and of dΠ in da; without --memory da = 0.
+// From dy: the memory's parts of dw, in dpredicted, and of dΠ, in da. Without --memory: da = 0
 static void remember_backward(TostModel* model, int l, const float* dy, double* adjoint) {
     const size_t rows = piece_rows(model);
     if (!model->config.memory) {

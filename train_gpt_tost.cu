@@ -1273,18 +1273,21 @@ static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tss
 }
 
 // ---------------------------------------------------------------------------------------------
-// Memory, with --memory: the formulas for a token are in train_gpt_tost.c. For a chunk of tokens, with G before it, keys
-// K[i] = k of the i-th token before the i-th update (K[0]: of the token before the chunk), updates U[i] and predictions
-// O[i] before the i-th token:
+// Option: memory, with --memory 1; train_gpt_tost.c has its equations for one token. Here a chunk of n tokens is
+// processed at once. Its tokens are numbered from 0. K[i] is the direction k, and O[i] the prediction o, of the token
+// before token i: K[0] and O[0] belong to the token before the chunk, K[n] and O[n] to the last token. U[i] is the
+// update u of token i. With G before the chunk and dG after it:
 //     O[i] = G K[i] + Σ_{j<i} (K[i]·K[j]) U[j],   U[i] = Π[i] (w[i] - O[i]),   G after the chunk = G + Σ_i U[i] K[i]ᵀ
-//     dU[j] = dG K[j] + Σ_{i>j} (K[i]·K[j]) dO[i],   dΠ[j] = dU[j]·(w[j] - O[j]),   dO[j] -= Π[j] dU[j] = dw[j]
+//     dU[j] = dG K[j] + Σ_{i>j} (K[i]·K[j]) dO[i],   dΠ[j] = dU[j]·(w[j] - O[j])
+//     dw[j] = Π[j] dU[j],   dO[j] -= dw[j]
 //     dK[i] = Gᵀ dO[i] + dGᵀ U[i] + Σ_{j<i} (dO[i]·U[j]) K[j] + Σ_{j>i} (dO[j]·U[i]) K[j]
 //     dG before the chunk = dG + Σ_i dO[i] K[i]ᵀ,   dw += (dk - k (k·dk)) / √(‖w‖² + 1e-12)
 //
-// A block of threads computes a head of a sequence: it goes through the chunks of 32 tokens, with G in shared memory.
-// All sums are products of small matrices, except in the triangular systems, where a thread takes a column. o is
-// rounded to S before its error is computed. So backward finds the G before a chunk from the one after it:
-// G - Σ U[i] K[i]ᵀ, with the U of forward.
+// A block of threads computes one head of one sequence: it goes through the chunks of 32 tokens, with G in shared
+// memory. There are B·NH blocks, so few long sequences leave multiprocessors idle. All sums are products of small
+// matrices, except in the triangular systems, where a thread takes a column. The error w - o is computed from o rounded
+// to S, as it is stored. So backward computes the same U as forward, and finds the G before a chunk from the one after
+// it: G - Σ U[i] K[i]ᵀ.
 //
 // Arrays in shared memory have rows of HS | 1 floats: an odd stride has no bank conflicts along either axis.
 
@@ -1296,7 +1299,7 @@ template <typename S> struct Memory {
     const S* w;                       // (B,T,C)
     const float *pi, *scale;          // (B,NH,T), (C)
     S *o, *y;                         // (B,T,C): predictions; y += scale o
-    float* G;                         // (B,NH,HS,HS): after the pass, transposed
+    float* G;                         // (B,NH,HS,HS): after the pass, transposed; NULL in inference
     PassStates state;
     size_t state_size, place;         // of a sequence, and where the memory's part is in it
     // backward only
@@ -1481,7 +1484,7 @@ template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS, 3) memor
             x.O[d] = x.O[n * row + d];
         }
     }
-    memory_store(a.G + ((size_t)b * a.NH + h) * HS * HS, x.G, HS);
+    if (a.G) memory_store(a.G + ((size_t)b * a.NH + h) * HS * HS, x.G, HS);
     if (!after.G) return;
     memory_store(after.G, x.G, HS);
     for (int d = threadIdx.x; d < HS; d += blockDim.x) after.k[d] = x.K[d];   // mutant: memory_key_not_passed
@@ -1840,8 +1843,8 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
 }
 
 // ---------------------------------------------------------------------------------------------
-// The arrays of a model: parameters, gradients and Adam's moments as flat arrays under the table of model.h, for bf16 also
-// a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations of
+// The arrays of a model: parameters, gradients and Adam's moments as flat arrays under the table of model.h, for bf16
+// also a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations of
 // every layer; otherwise all layers share one set. With recompute, only LAYER_RESIDENT is stored for every layer.
 
 // Rows: field, type, elements; rows = B·T of the largest piece.
@@ -1854,7 +1857,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(tssa_saved,   float,   B * chunks * tssa_sums_size(C, NH)) \
     X(y,            S,       rows * C) \
     X(predicted,    S,       memory * rows * C)            /* o of the memory */ \
-    X(predictor,    float,   memory * B * C * (C / NH))    /* its G after the pass */ \
+    X(memory_G,     float,   memory * train * B * C * (C / NH)) /* after the pass */ \
     X(attn_out,     S,       rows * C)                     /* c_proj(y) */ \
     X(x_mid,        float,   rows * C)                     /* x + gamma1 attn_out */ \
     X(ln_2,         S,       rows * C)                     /* ln_2(x_mid) */ \
@@ -1894,7 +1897,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(da,           float,   train * rows * NH) \
     X(dtemp,        float,   train * B * chunks * NH) \
     X(dremembered,  S,       memory * train * rows * C)    /* the memory's part of the gradient of w */ \
-    X(dmemory_scale, float,  memory * train * B * C)       /* of each sequence */ \
+    X(dmemory_scale, float,  memory * train * B * C)       /* gradient of memory_scale, by sequence */ \
     X(back,         float,   train * B * chunks * tssa_sums_size(C, NH)) \
     X(columns,      float,   train * COLUMN_BLOCKS * (17 + 2 * c->conv) * C) /* a layer and ln_f: for ColumnSums */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
@@ -2159,8 +2162,8 @@ template <typename S> static Memory<S> layer_memory(const TypedModel<S>* m, int 
     const int C = m->config.n_embd, NH = m->config.n_head;
     const size_t place = state_size(&m->config) - memory_state_size(C, C / NH);
     return {B, T, C, NH, C / NH, a->w, a->pi, model_params(m, TOST_PARAM, l).memory_scale, a->predicted, a->y,
-            a->predictor, layer_states(m, l), state_size(&m->config), place, m->buf.scratch_btc, m->buf.dremembered,
-            m->buf.da, m->buf.dmemory_scale, layer_adjoints(m, l)};
+            m->options.training ? a->memory_G : NULL, layer_states(m, l), state_size(&m->config), place,
+            m->buf.scratch_btc, m->buf.dremembered, m->buf.da, m->buf.dmemory_scale, layer_adjoints(m, l)};
 }
 
 // Layer l over rows = B·T, from ln_1 to mlp_out. sync (zero): of this layer.
@@ -2736,16 +2739,16 @@ static size_t cuda_memory(const TostConfig* c, const TostEngineOptions* o) {
 }
 
 // True if the blocks and shared memory of the kernels can hold a row.
-static bool fits_kernels(const TostConfig* c, TostError* err) {
+static bool fits_kernels(const TostConfig* c, bool training, TostError* err) {
     if (c->n_embd > NORM_CHANNELS)
         return tost_error(err, "--channels %d: the CUDA engine takes up to %d", c->n_embd, NORM_CHANNELS);
     if (max(tssa_forward_shared(c->n_embd, c->n_head), tssa_backward_shared(c->n_embd, c->n_head, 5)) >
         MAX_ALLOWED_SHARED)
         return tost_error(err, "--heads %d: %d heads of %d channels do not fit in the shared memory of the CUDA "
                           "engine; give fewer heads or channels", c->n_head, c->n_head, c->n_embd / c->n_head);
-    if (c->memory && memory_shared(c->n_embd / c->n_head, true) > MAX_ALLOWED_SHARED)
-        return tost_error(err, "--memory: heads of %d channels do not fit in the shared memory of the CUDA engine; "
-                          "give more heads", c->n_embd / c->n_head);
+    if (c->memory && memory_shared(c->n_embd / c->n_head, training) > MAX_ALLOWED_SHARED)
+        return tost_error(err, "--memory 1: heads of %d channels do not fit in the shared memory of the CUDA engine; "
+                          "train with more --heads, or use train_gpt_tost", c->n_embd / c->n_head);
     return true;
 }
 
@@ -2795,7 +2798,7 @@ template <typename S> static TostModel* model_create(const TostConfig* c, const 
 // Collective if it trains with other ranks: fails on all of them if it does on one.
 static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
     cudaDeviceProp prop;
-    const bool ok = fits_kernels(c, err) && device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err);
+    const bool ok = fits_kernels(c, o->training, err) && device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err);
     if (!comm_agree(o->training ? o->comm : NULL, ok, err)) return NULL;
     return o->dtype == TOST_BF16 ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
 }

@@ -45,7 +45,7 @@ typedef struct {
     int bias;                      // 1: every Linear but the output head, and every LayerNorm, has a bias
     int membership;                // TostMembership
     int conv;                      // TOST_CONV_WIDTH: w and ln_2 pass through convolutions over time; 0: as published
-    int memory;                    // 1: each head predicts its next token and adds the prediction; 0: as published
+    int memory;                    // 1: each head recalls what followed tokens like the present one; 0: none
 } TostConfig;
 
 enum { TOST_CONV_WIDTH = 4 };
@@ -82,7 +82,7 @@ bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes
     X(attn_w,      LAYER,  "attn.c_attn.weight",      (C, C),         NORMAL,   DECAY,    MUON,  true) \
     X(attn_b,      LAYER,  "attn.c_attn.bias",        (C),            ZERO,     NO_DECAY, ADAMW, BIAS) \
     X(attn_conv,   LAYER,  "attn.conv.weight",        (C, 1, CONV),   IDENTITY, NO_DECAY, ADAMW, CONV) /* nn.Conv1d */ \
-    X(memory_scale, LAYER, "attn.memory_scale",       (C),            ONE,      NO_DECAY, ADAMW, MEMORY) \
+    X(memory_scale, LAYER, "attn.memory_scale",       (C),            ZERO,     NO_DECAY, ADAMW, MEMORY) \
     X(attn_proj_w, LAYER,  "attn.c_proj.weight",      (C, C),         RESIDUAL, DECAY,    MUON,  true) \
     X(attn_proj_b, LAYER,  "attn.c_proj.bias",        (C),            ZERO,     NO_DECAY, ADAMW, BIAS) \
     X(ln_2_w,      LAYER,  "ln_2.weight",             (C),            ONE,      NO_DECAY, ADAMW, true) \

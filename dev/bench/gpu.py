@@ -31,7 +31,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LENGTHS, TOKENS, VOCAB = (1024, 65536, 16384, 4096), 65536, 50257   # the most important length first
 BASE = (1024, "bf16")
 CASES = [BASE, *((T, "bf16") for T in LENGTHS[1:]), (65536, "bf16", "--chunk", 16384), (1024, "fp32"), (1024, "tf32"),
-         (1024, "bf16", "--recompute"), (1024, "bf16", "--conv", 4), (1024, "bf16", "--optimizer", "muon")]
+         (1024, "bf16", "--recompute"), (1024, "bf16", "--conv", 4), (1024, "bf16", "--memory", 1),
+         (65536, "bf16", "--memory", 1), (1024, "bf16", "--optimizer", "muon")]
 STARTER = "data/starter/starter_train_*.bin"
 WARM_STEPS, STEPS, CURVE_STEPS = 5, 25, 300   # of the trainer: not counted, all, and of the loss curves
 
@@ -199,11 +200,11 @@ class Run:
 
     def sanitizer(self, tool):
         data = self.shard("small.bin", (i * 7919 % 257 for i in range(2000)))
-        plain, conv = "--conv 0 --optimizer adamw", "--conv 4 --optimizer muon"
+        plain, all_options = "--conv 0 --optimizer adamw", "--conv 4 --memory 1 --optimizer muon"
         whole = "--layers 2 --heads 3 --channels 192 --block-size 80 --seq 80 --batch 3 --total-batch 480 --recompute"
         ragged = "--layers 1 --heads 3 --channels 60 --bias 1 --block-size 70 --seq 37 --batch 3 --total-batch 222"
         for name, shape in (("bf16, whole tiles", f"{whole} {plain}"), ("fp32, ragged", f"{ragged} {plain}"),
-                            ("bf16, ragged, conv, Muon", f"{ragged} {conv}")):
+                            ("bf16, ragged, all options", f"{ragged} {all_options}")):
             # checks the trainer's kernels, whose names end in _kernel, and not cuBLASLt's
             prefix = f"compute-sanitizer --tool {tool} --kernel-name kns=_kernel --kernel-name-exclude kns=splitKreduce"
             options = f"{shape} --vocab-size 257 --steps 2 --save-every 0 --dtype {name[:4]} --data {data}".split()

@@ -8,7 +8,8 @@ ckpt.pt has the format of nanoGPT and the published ToST code: {'model': state d
 Parameter names may have the prefix of torch.compile (_orig_mod.) or of DistributedDataParallel (module.);
 lm_head.weight may be missing or equal to wte. Tensors become float32. A ckpt.pt written by this script contains
 lm_head.weight, which the published model's load_state_dict requires, and 'model_args' with dropout 0.
-The step (iter_num), best validation loss, tokens seen and tokenizer are also converted, the optimizer's state is not.
+The step (iter_num), best validation loss, tokens seen, and the tokenizer's name and CRC-32 are also converted; copy its
+vocab.bpe to DEST. The optimizer's state is not converted.
 Needs Python 3.11 or later, torch 2.1 and safetensors.
 """
 

@@ -169,7 +169,7 @@ def main(arguments):
     parser.add_argument("model", type=Path, metavar="MODEL", help="run, checkpoint folder or safetensors file")
     parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it must not exist")
     parser.add_argument("--tokenizer", type=Path, metavar="FILE",
-                        help="vocab.bpe or tokenizer.json (default: the one named in the checkpoint)")
+                        help="vocab.bpe or tokenizer.json (default: the vocab.bpe beside the model file)")
     args = parser.parse_args(arguments)
     with about(args.model, SafetensorError):
         export(args.model, args.out, args.tokenizer)

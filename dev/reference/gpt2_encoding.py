@@ -21,7 +21,7 @@ def gpt2_encoding(path):
 
 
 def load_tokenizer(model, tokenizer=None):
-    """The Encoding of the tokenizer that a model, checkpoint folder or run names, or of the file `tokenizer`."""
+    """The Encoding of the vocab.bpe beside a model (file, checkpoint folder or run), or of the file `tokenizer`."""
     from safetensors import safe_open
 
     path = find_model(model)

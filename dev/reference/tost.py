@@ -46,7 +46,7 @@ class TostConfig:
     bias: bool = False
     membership: str = "learned"  # or "uniform": 1/n_head for every head and token
     conv: int = 0  # or CONV_WIDTH: w and the input of the MLP pass through causal convolutions over time
-    memory: int = 0  # or 1: each head predicts its next token and adds the prediction
+    memory: int = 0  # or 1: each head recalls what followed tokens like the present one
 
     def metadata(self):
         """The config as in a checkpoint's __metadata__: strings, bias 0 or 1; the VARIANTS if not published."""
@@ -87,16 +87,16 @@ class Conv(nn.Conv1d):
 
 
 def predict(w, pi):
-    """The memory: o (B,nh,T,hs) from w (B,nh,T,hs) and Π (B,nh,T,1). While reading, each head learns a matrix G (hs,hs)
-    that predicts the w after a token from the token's direction k, by the delta rule:
+    """The memory: o (B,nh,T,hs) from w (B,nh,T,hs) and Π (B,nh,T,1). A head's matrix G (hs,hs) predicts the w of the
+    next token from the direction k of this one. It starts at 0 and is updated at each token by the delta rule:
 
         k[t] = w[t] / ‖w[t]‖,   G[t] = G[t-1] + U[t] k[t-1]ᵀ,   U[t] = Π[t] (w[t] - o[t-1]),   o[t] = G[t] k[t]
 
-    All U at once, as o[t-1] = Σ_{j<t} (k[t-1]·k[j-1]) U[j], are the solution of a triangular system."""
+    Since o[t-1] = Σ_{j<t} (k[t-1]·k[j-1]) U[j], all U are the solution of one triangular system."""
     with torch.autocast(w.device.type, enabled=False):
         k = w * (w.square().sum(-1, keepdim=True) + ENERGY_MIN).rsqrt()
         before = F.pad(k, (0, 0, 1, 0))[:, :, :-1]
-        system = pi * (before @ before.mT)   # only its elements below the diagonal are used; those on it are 1
+        system = pi * (before @ before.mT)   # only the part below the diagonal is used; the diagonal counts as 1
         U = torch.linalg.solve_triangular(system, pi * w, upper=False, unitriangular=True)
         return (k @ before.mT).tril() @ U
 
@@ -114,7 +114,7 @@ class TSSA(nn.Module):
         self.denom_bias = nn.Parameter(torch.zeros(nh, config.block_size, 1))
         self.c_attn = nn.Linear(C, C, bias=config.bias)
         self.conv = Conv(config) if config.conv else nn.Identity()
-        self.memory_scale = nn.Parameter(torch.ones(C)) if config.memory else None
+        self.memory_scale = nn.Parameter(torch.zeros(C)) if config.memory else None
         self.c_proj = nn.Linear(C, C, bias=config.bias)
 
     def project(self, a):
@@ -331,7 +331,7 @@ def parse(arguments):
     parser.add_argument("--model", type=Path, required=True, metavar="PATH",
                         help="safetensors file, checkpoint folder or run")
     parser.add_argument("--tokenizer", type=Path, metavar="FILE",
-                        help="vocab.bpe or tokenizer.json (default: the one named in the checkpoint)")
+                        help="vocab.bpe or tokenizer.json (default: the vocab.bpe beside the model file)")
     parser.add_argument("--prompt", default="", metavar="TEXT", help="text to continue (default: none)")
     parser.add_argument("--tokens", type=int, default=256, metavar="N",
                         help="largest number of new tokens (default: 256)")

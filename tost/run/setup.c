@@ -175,7 +175,7 @@ static char* find_tokenizer(Run* r) {
         r->info.tokenizer = xstrdup(from->tokenizer);
         r->info.tokenizer_hash = from->tokenizer_hash;
     }
-    if (path || r->info.tokenizer || !expand_glob(&files, &r->o.data, &ignored)) return path;   // data_open reports it
+    if (path || !expand_glob(&files, &r->o.data, &ignored)) return path;   // data_open reports it
     path = tokenizer_beside(files.paths[0]);
     free_paths(&files);
     return path;

@@ -66,8 +66,8 @@ def running_sum(x, before):
 
 def predict(w, pi, mask, past):
     """The memory: o (B,nh,T,hs) from w (B,nh,T,hs) and Π (B,nh,T,1), 0 at padding. mask (B,1,T,1) or None, past (G, k)
-    or None. From the direction k of a token, each head predicts the w of the next one as k G. It learns G (hs,hs) while
-    reading, by the delta rule; t-1 is the token before t, without padding:
+    or None. A head's matrix G (hs,hs) predicts the w of the next token, as k G, from the direction k of this one. It
+    starts at 0 and is updated at each token by the delta rule; t-1 is the token before t, without padding:
 
         k[t] = w[t] / ‖w[t]‖,   U[t] = Π[t] (w[t] - o[t-1]),   G[t] = G[t-1] + k[t-1]ᵀ U[t],   o[t] = k[t] G[t]
 
@@ -125,7 +125,7 @@ class TostTSSA(nn.Module):
         self.denom_bias = nn.Parameter(torch.zeros(nh, config.block_size, 1))
         self.c_attn = nn.Linear(C, C, bias=config.bias)
         self.conv = TostConv(C, config.conv) if config.conv else None
-        self.memory_scale = nn.Parameter(torch.ones(C)) if config.memory else None
+        self.memory_scale = nn.Parameter(torch.zeros(C)) if config.memory else None
         self.c_proj = nn.Linear(C, C, bias=config.bias)
 
     def membership(self, s, S, positions):
@@ -234,7 +234,7 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
             nn.init.ones_(module.temp)
             nn.init.zeros_(module.denom_bias)
             if module.memory_scale is not None:
-                nn.init.ones_(module.memory_scale)
+                nn.init.zeros_(module.memory_scale)
             nn.init.normal_(module.c_proj.weight, std=residual_std)
         elif isinstance(module, TostMLP):
             nn.init.normal_(module.c_proj.weight, std=residual_std)

@@ -421,6 +421,8 @@ mv away/vocab.bpe away/tiny_vocab.bpe .
 rm heir/step_00000001/vocab.bpe
 refuses 1 "tost sample --model heir --tokens 3" "no vocab.bpe" "--tokenizer"
 run sample --model heir --tokenizer vocab.bpe --tokens 3
+run --resume --out heir --steps 2 --quiet
+check "a resumed run without its vocab.bpe takes that of the shards" [ -e heir/step_00000002/vocab.bpe ]
 
 # ---------------------------------------------------------------------------------------------
 # Shards and tokenizers that do not fit the model

@@ -194,7 +194,8 @@ void test_pieces_memory(Checks* c, TostDtype dtype) {
 
 void test_refusals(Checks* c) {
     const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED, 0, 0},
-                     heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED, 0, 0};
+                     heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED, 0, 0},
+                     memory = {1, 1, 128, 40, 257, 0, TOST_LEARNED, 0, 1};
     const char* const calls[][2] = {{"cudaGetDeviceCount", "no usable GPU: cudaGetDeviceCount: out of memory"},
                                     {"cudaSetDevice", "no usable GPU: cudaSetDevice: out of memory"},
                                     {"cudaGetDeviceProperties", "no usable GPU: cudaGetDeviceProperties: out of"},
@@ -219,6 +220,7 @@ void test_refusals(Checks* c) {
     test_refusal(c, machine_with(1000), SMALL, training, "memory");
     test_refusal(c, CudaOnHostOptions(), wide, o, "--channels 6148: the CUDA engine takes up to 6144");
     test_refusal(c, CudaOnHostOptions(), heads, o, "heads");
+    test_refusal(c, CudaOnHostOptions(), memory, o, "--memory 1: heads of 128 channels do not fit");
     check(c, tost_cuda_engine.describe(text, sizeof text, &o, &err), "describe: \"%s\"", err.text);
     machine.devices = 0;
     test_refusal(c, machine, SMALL, o, "no GPU was found");
@@ -320,7 +322,7 @@ void test_quick(Checks* c) {
     test_shape(c, faint, TOST_BF16, {REVERSE_LATE});
     test_shape(c, uniform, TOST_FP32, {SHUFFLE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_shape(c, conv, dtype, {SHUFFLE});
-    for (const int values : {RANDOM, CONV}) test_few_pieces(c, TOST_FP32, values);
+    for (const int values : {RANDOM, CONV, MEMORY}) test_few_pieces(c, TOST_FP32, values);
     test_stale_gradients(c);
     test_peak(c);
     test_refusals(c);
@@ -332,7 +334,7 @@ void test_quick(Checks* c) {
 void test_mutants(Checks* c) {
     test_kernels(c, 12);
     test_stale_gradients(c);
-    for (const int values : {RANDOM, CONV}) test_few_pieces(c, TOST_FP32, values);
+    for (const int values : {RANDOM, CONV, MEMORY}) test_few_pieces(c, TOST_FP32, values);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     for (const Shape& k : muon_shapes) test_muon(c, k, TOST_FP32);
     test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});

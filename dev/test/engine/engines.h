@@ -308,29 +308,37 @@ static inline void records_same(Checks* c, const char* what, const Record* got, 
 // ---------------------------------------------------------------------------------------------
 // One shape: every function of an engine with one model and batch size
 
-// Parameters: random; from init_params; random with subject_make_faint; random, of a model with convolutions, and with
-// convolutions and memory
-enum { RANDOM, FRESH, FAINT, CONV, MEMORY };
+// Parameters: random; from init_params; random with subject_make_faint; random, of a model with convolutions, with
+// convolutions and memory, and with memory
+enum { RANDOM, FRESH, FAINT, CONV, MEMORY, ONLY_MEMORY };
 
 typedef struct {
     int layers, heads, channels, block, vocab, bias, membership;
     int B, T;
     int steps, micros;   // optimizer steps; micro-batches per step
-    int values;          // RANDOM, FRESH, FAINT, CONV or MEMORY
+    int values;          // one of the above
 } Shape;
 
 static inline TostConfig shape_config(const Shape* k) {
     const TostConfig c = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership,
-                          k->values >= CONV ? TOST_CONV_WIDTH : 0, k->values == MEMORY};
+                          k->values == CONV || k->values == MEMORY ? TOST_CONV_WIDTH : 0, k->values >= MEMORY};
     return c;
 }
 
 static inline const char* shape_label(char* text, size_t cap, const Shape* k, TostDtype dtype) {
-    static const char* const values[] = {"", ",fresh", ",faint", ",conv", ",memory"};
+    static const char* const values[] = {"", ",fresh", ",faint", ",conv", ",conv,memory", ",memory"};
     snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s%s%s", dtype_name(dtype), k->B, k->T, k->layers,
              k->heads, k->channels, k->vocab, k->bias ? ",bias" : "", k->membership == TOST_UNIFORM ? ",uniform" : "",
              values[k->values]);
     return text;
+}
+
+// With memory, three times the limits: the errors pass through its recurrence, and in bf16 the CUDA engine rounds o, and y
+// before o is added.
+static inline Limits shape_limits(const Shape* k, TostDtype dtype) {
+    Limits limits = limits_of(dtype);
+    for (int i = 0; k->values >= MEMORY && i < RESULT_KINDS; i++) limits.of[i] *= 3, limits.median[i] *= 3;
+    return limits;
 }
 
 // Ids of a micro-batch: inputs, then targets. One input in eight is token 3, so that one row of wte sums many
@@ -461,9 +469,9 @@ typedef Record Recorder(const TostEngine* engine, const void* test, TostDtype dt
 
 // Checks results against those of the reference engine, in dtype or, if it does not support it, in float32.
 static inline void reference_near(Checks* c, const char* what, const Record* got, Recorder* run,
-                                  const TostEngine* reference, const void* test, TostDtype dtype) {
+                                  const TostEngine* reference, const void* test, TostDtype dtype, Limits limits) {
     Record want = run(reference, test, reference->supports(dtype) ? dtype : TOST_FP32);
-    records_near(c, what, got, &want, limits_of(dtype));
+    records_near(c, what, got, &want, limits);
     record_free(&want);
 }
 
@@ -471,7 +479,7 @@ static inline void reference_near(Checks* c, const char* what, const Record* got
 static inline void records_agree(Checks* c, const char* what, Recorder* run, const TostEngine* engine,
                                  const TostEngine* reference, const void* test, TostDtype dtype) {
     Record got = run(engine, test, dtype);
-    reference_near(c, what, &got, run, reference, test, dtype);
+    reference_near(c, what, &got, run, reference, test, dtype, limits_of(dtype));
     record_free(&got);
 }
 
@@ -491,7 +499,8 @@ static inline void engines_agree(Checks* c, const TostEngine* engine, const Tost
     shape_label(what, sizeof what, k, dtype);
     if (runs->before) runs->before(runs->context, 0);
     Record first = shape_record(engine, &resident, dtype);
-    if (reference) reference_near(c, what, &first, shape_record, reference, &resident, dtype);
+    if (reference)
+        reference_near(c, what, &first, shape_record, reference, &resident, dtype, shape_limits(k, dtype));
     for (int i = 1; i < runs->runs; i++) {
         if (runs->before) runs->before(runs->context, i);
         Record again = shape_record(engine, &resident, dtype);
@@ -602,16 +611,17 @@ static inline Record pieces_record(const TostEngine* engine, const void* test, T
 static inline void engines_agree_on_pieces(Checks* c, const TostEngine* engine, const TostEngine* reference,
                                            TostDtype dtype, const PiecesTest* test, const Record* whole) {
     static const Limits own = {{5e-6, 1e-5, 5e-6, 5e-6}, {5e-6, 5e-6, 5e-6, 5e-6}};
+    const Limits limits = shape_limits(&test->shape, dtype);
     char shape[160], what[192];
     PiecesTest again = *test;
     again.recompute = true;
     shape_label(shape, sizeof shape, &test->shape, dtype);
     snprintf(what, sizeof what, "%s,piece=%d", shape, test->piece);
     Record got = pieces_record(engine, test, dtype), recomputed = pieces_record(engine, &again, dtype);
-    if (reference) reference_near(c, what, &got, pieces_record, reference, test, dtype);
+    if (reference) reference_near(c, what, &got, pieces_record, reference, test, dtype, limits);
     records_same(c, what, &recomputed, &got, "with recompute");
     if (test->piece >= test->shape.T) records_same(c, what, &got, whole, "with one piece");
-    else records_near(c, what, &got, whole, reference ? limits_of(dtype) : own);
+    else records_near(c, what, &got, whole, reference ? limits : own);
     record_free(&got);
     record_free(&recomputed);
 }
@@ -626,7 +636,7 @@ static inline void engines_agree_on_all_pieces(Checks* c, const TostEngine* engi
                 conv = {2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 2, CONV},
                 few_conv = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, CONV},
                 memory = {2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 2, MEMORY},
-                few_memory = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, MEMORY};
+                few_memory = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, ONLY_MEMORY};
     const PiecesTest tests[] = {{learned, chunk, 5, false}, {learned, chunk + 3, 5, false}, {learned, T - 1, 5, false},
                                {learned, 2 * chunk, 5, false}, {learned, T, 5, false}, {learned, T + 2, 5, false},
                                {uniform, chunk + 3, 5, false}, {few, 1, 1, false}, {few, 3, 1, false},
@@ -885,6 +895,9 @@ static const Shape ragged_shapes[] = {
     {2, 3, 60, RAGGED_BLOCK, 29, 1, 0, 2, CUDA_CHUNK + 1, 2, 2, CONV},
     {2, 3, 60, RAGGED_BLOCK, 29, 1, 0, 2, CUDA_CHUNK + 1, 2, 2, MEMORY},
     {1, 3, 129, 3 * CUDA_CHUNK, 29, 0, TOST_UNIFORM, 1, 2 * CUDA_CHUNK + 5, 1, 2, MEMORY},
+    {1, 2, 140, 2 * CUDA_CHUNK, 29, 0, 0, 1, 2 * CUDA_CHUNK, 1, 2, ONLY_MEMORY},   // heads of 70 channels
+    {1, 2, 128, 2 * CUDA_CHUNK, 29, 0, 0, 2, CUDA_CHUNK + 1, 1, 2, ONLY_MEMORY},   // heads of 64 channels
+    {2, 5, 5, 2 * CUDA_CHUNK, 29, 1, 0, 2, CUDA_CHUNK + 2, 1, 2, ONLY_MEMORY},   // heads of one channel
     {2, 3, 15, RAGGED_BLOCK, 29, 0, 0, 3, 2, 1, 2, CONV},   // fewer tokens than the convolution has rows
     {3, 3, 60, RAGGED_BLOCK, 257, 1, TOST_UNIFORM, 2, 3 * CUDA_CHUNK + 5, 2, 2, RANDOM},
     {4, 3, 60, RAGGED_BLOCK, 29, 0, 0, 2, CUDA_CHUNK + 5, 3, 3, RANDOM},   // deeper

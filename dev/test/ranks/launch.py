@@ -19,7 +19,7 @@ MODELS = {
     "plain": "--layers 2 --heads 4 --channels 64 --block-size 32 --vocab-size 257 --seq 32 --total-batch 512 "
              "--conv 0 --optimizer adamw",
     "chunk": "--layers 1 --heads 2 --channels 60 --block-size 24 --vocab-size 257 --seq 24 --total-batch 384 --bias 1 "
-             "--chunk 10 --conv 4 --optimizer muon",
+             "--chunk 10 --conv 4 --memory 1 --optimizer muon",
     "odd": "--layers 3 --heads 3 --channels 51 --block-size 17 --vocab-size 263 --seq 13 --total-batch 208 --bias 1 "
            "--conv 0 --optimizer muon",
 }
