@@ -458,7 +458,7 @@ static void test_accumulation(Checks* c, const TostEngine* engine) {
 #define LIMIT_BF16_GRAD   0.1    // relative L2 error of a gradient against float32
 
 static void test_bf16_near_float32(Checks* c, const TostEngine* engine, int bias) {
-    enum { B = 2, T = 70, SEED = 75 };   // with other seeds, a w near 0 can amplify the rounding of gradients
+    enum { B = 2, T = 70, SEED = 75 };   // with other seeds, a w near 0 can amplify rounding
     TostConfig config = odd;
     config.bias = bias;
     Subject s[2];

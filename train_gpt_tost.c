@@ -25,8 +25,7 @@
 // N and D, which are 2C + NH numbers per layer at any length. Time and memory are linear in T, and decoding needs no KV
 // cache. Two options are not in the paper. With --conv 4, w and the input of c_fc first pass through causal
 // convolutions over time, so that a token also sees the order of the three before it. With --memory 1, each head also
-// recalls what followed earlier tokens like the present one, from a matrix that it updates at each token; this adds
-// C·HS + 2C numbers per layer to the state.
+// keeps a matrix that recalls what came after similar tokens; this adds C·HS + 2C numbers per layer to the state.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
@@ -37,9 +36,9 @@
 //     norm = grad_norm(model)
 //     update(model, {lr, …, grad_scale: min(1, clip / norm)})       AdamW, with --optimizer muon also Muon
 //
-// A long sequence can be processed in pieces (--chunk, tost/pieces.c): forward starts from the state (S, N and D)
-// that the previous piece left; backward goes from the last piece to the first, and starts from the gradient of the
-// state that the next piece left. Decoding is the same forward, over pieces of one token.
+// A long sequence can be processed in pieces (--chunk, tost/pieces.c): forward starts from the state (S, N, D and those
+// of the options) that the previous piece left; backward goes from the last piece to the first, and starts from the
+// gradient of the state that the next piece left. Decoding is the same forward, over pieces of one token.
 //
 // Several processes ("ranks", tost/ranks) can train one model: each computes the gradients of its own micro-batches,
 // sums those of all ranks for its slices of the parameters, updates these slices and sends them to the others. Sums
@@ -506,15 +505,16 @@ static void tssa_backward(const Tssa* a) {
 // this one. It starts at 0 and is updated at each token by the delta rule (least mean squares):
 //     k[t] = w[t] / √(‖w[t]‖² + 1e-12)
 //     u[t] = Π[t] (w[t] - o[t-1]),   G[t] = G[t-1] + u[t] k[t-1]ᵀ      corrects the prediction made at t-1
-//     o[t] = G[t] k[t]                                                 predicts w[t+1]: what followed tokens like t
-// and y += memory_scale · o. The state of a head is G, k and o.
+//     o[t] = G[t] k[t]                                                 predicts w[t+1]
+// and y += memory_scale · o. The state of a head is G, k and o, all 0 before the first token. This is the update of
+// DeltaNet (Schlag et al. 2021, arXiv 2102.11174) with key k[t-1], value w[t], rate Π[t] and query k[t].
 
 typedef struct {
     int B, T, C, NH, HS;
     const float *w, *pi;     // (B,T,C), (B,NH,T)
     float  *o;               // (B,T,C)
-    float  *G;               // (B,C·HS): Gᵀ of each head after these tokens, which backward turns into that before
-                             // them; NULL in inference
+    float  *G;               // (B,C·HS): Gᵀ of each head, after these tokens; backward replaces it by that before
+                             // them. NULL in inference
     size_t stride;           // from the state of a sequence to the next
     float  *state;           // (B,C·HS+2C): Gᵀ of each head, k and o; before these tokens, then after them
     float  *scratch;         // (threads,4·HS)
@@ -535,7 +535,7 @@ static MemoryState memory_state(const Memory* a, const float* states, int b, int
                          at + (size_t)a->C * (a->HS + 1) + h * a->HS};
 }
 
-// Sets k, and returns the factor of w in it.
+// k = factor · w. Returns the factor, 1/√(‖w‖² + 1e-12).
 static float memory_key(float* k, const float* w, int HS) {
     double squares = TOST_ENERGY_MIN;
     #pragma omp simd reduction(+ : squares)
@@ -547,7 +547,7 @@ static float memory_key(float* k, const float* w, int HS) {
 
 enum { MEMORY_COLUMNS = 16 };   // at once, with their sums in registers
 
-// For `width` columns: Gᵀ += k uᵀ, then o = G next
+// For `width` columns of Gᵀ: Gᵀ += k uᵀ, then o = G next, with k of t-1 and next of t
 static inline void memory_columns(float* restrict G, float* restrict o, const float* restrict u,
                                   const float* restrict k, const float* restrict next, int HS, int width) {
     float sum[MEMORY_COLUMNS] = {0};
@@ -595,7 +595,7 @@ static void memory_head_backward(const Memory* a, int b, int h) {
     const MemoryState before = a->before ? memory_state(a, a->before, b, h) : (MemoryState){0};
     const MemoryState adjoint = memory_state(a, a->adjoint, b, h);
     float *u = a->scratch + 4 * (size_t)thread_index() * HS, *k = u + HS, *last = k + HS, *du = last + HS;
-    float *G = a->G + ((size_t)b * C + h * HS) * HS, *dk = adjoint.k, *carried = adjoint.o;   // do from later tokens
+    float *G = a->G + ((size_t)b * C + h * HS) * HS, *dk = adjoint.k, *carried = adjoint.o;   // of do[t], from t+1
     for (int t = a->T - 1; t >= 0; t--) {
         const size_t at = ((size_t)b * a->T + t) * C + h * HS, row = ((size_t)b * a->NH + h) * a->T + t;
         const float *w = a->w + at, *o = t > 0 ? a->o + at - C : before.o, pi = a->pi[row];
@@ -947,7 +947,7 @@ static float* state_rows(const TostModel* model, double* state, TostRow filter) 
     return (float*)(state + tssa_state_size(C, model->config.n_head)) + (filter == TOST_ROW_mlp_conv) * CONV_ROWS * C;
 }
 
-// The memory's part, the last one
+// The memory's part of a layer's state, the last one
 static float* state_memory(const TostModel* model, double* state) {
     return (float*)(state + state_size(&model->config) - memory_doubles(&model->config));
 }
@@ -1008,7 +1008,7 @@ static void remember(TostModel* model, int l, float* y, double* state) {
     residual_forward(y, y, memory.o, p.memory_scale, piece_rows(model), model->config.n_embd);
 }
 
-// From dy: the memory's parts of dw, in dpredicted, and of dΠ, in da. Without --memory: da = 0
+// From dy: sets dpredicted to the memory's part of dw, and da to that of dΠ, which is 0 without --memory
 static void remember_backward(TostModel* model, int l, const float* dy, double* adjoint) {
     const size_t rows = piece_rows(model);
     if (!model->config.memory) {

@@ -1281,17 +1281,18 @@ static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tss
 //     dU[j] = dG K[j] + Σ_{i>j} (K[i]·K[j]) dO[i],   dΠ[j] = dU[j]·(w[j] - O[j])
 //     dw[j] = Π[j] dU[j],   dO[j] -= dw[j]
 //     dK[i] = Gᵀ dO[i] + dGᵀ U[i] + Σ_{j<i} (dO[i]·U[j]) K[j] + Σ_{j>i} (dO[j]·U[i]) K[j]
-//     dG before the chunk = dG + Σ_i dO[i] K[i]ᵀ,   dw += (dk - k (k·dk)) / √(‖w‖² + 1e-12)
+//     dG before the chunk = dG + Σ_i dO[i] K[i]ᵀ,   dK[n] += dK[0] of the next chunk
+//     dw[i] += (dk - k (k·dk)) / √(‖w[i]‖² + 1e-12)   with k = K[i+1] and dk = dK[i+1]
 //
 // A block of threads computes one head of one sequence: it goes through the chunks of 32 tokens, with G in shared
-// memory. There are B·NH blocks, so few long sequences leave multiprocessors idle. All sums are products of small
-// matrices, except in the triangular systems, where a thread takes a column. The error w - o is computed from o rounded
-// to S, as it is stored. So backward computes the same U as forward, and finds the G before a chunk from the one after
-// it: G - Σ U[i] K[i]ᵀ.
+// memory. There are B·NH blocks, so with few sequences, multiprocessors are idle. All sums are products of small
+// matrices, except in the triangular systems, of which a thread solves the columns of one channel. U is computed from o
+// as stored, rounded to S, so that backward gets the same U, and the G before a chunk from the one after it:
+// G - Σ U[i] K[i]ᵀ. Only the first chunk of a pass loads G, and computes O[0] from it, not rounded.
 //
 // Arrays in shared memory have rows of HS | 1 floats: an odd stride has no bank conflicts along either axis.
 
-constexpr int MEMORY_CHUNK = 32, MEMORY_ROWS = MEMORY_CHUNK + 1;   // tokens, and keys
+constexpr int MEMORY_CHUNK = 32, MEMORY_ROWS = MEMORY_CHUNK + 1;   // tokens of a chunk; its keys K[0] to K[n]
 constexpr int MEMORY_THREADS = 256, MEMORY_TILE = 4;
 
 template <typename S> struct Memory {
@@ -1312,8 +1313,8 @@ template <typename S> struct Memory {
 // The state of a head: Gᵀ (HS,HS) and k (HS), floats. NULL: zeros, or not written
 struct MemoryState { float *G, *k; };
 
-// Arrays in shared memory: G, dG (HS,HS); of keys K, dK, of tokens U, dU, of both O (33,HS); pairs (33,33); norm (33);
-// dk (HS). Forward has those up to norm.
+// Arrays in shared memory: G, dG (HS,HS), transposed; K, U, O, dK, dU (33,HS), O with dO in backward; pairs, dpairs
+// (33,33); norm (33): 1/√(‖w‖² + 1e-12); dk (HS): dK[0] of the next chunk. Forward has those up to norm.
 struct MemoryShared { float *G, *K, *U, *O, *pairs, *norm, *dG, *dK, *dU, *dpairs, *dk; };
 
 __host__ __device__ inline int memory_stride(int HS) { return HS | 1; }
@@ -1345,7 +1346,7 @@ template <typename S> __device__ inline size_t memory_row(int b, int t, int h, c
     return ((size_t)b * a.T + t) * a.C + h * a.HS;
 }
 
-// A matrix (HS,HS) from or to memory, where its rows are HS floats apart. src NULL: zeros
+// Copies a matrix (HS,HS) from or to device memory, where its rows are HS floats apart. src NULL: zeros
 __device__ inline void memory_load(float* dst, const float* src, int HS) {
     for (int i = threadIdx.x; i < HS * HS; i += blockDim.x)
         dst[i / HS * memory_stride(HS) + i % HS] = src ? src[i] : 0.0f;
@@ -1433,7 +1434,7 @@ __device__ inline void memory_add(float* G, const float* x, const float* y, floa
     }, [&](int i, int j, float sum) { G[i * row + j] += factor * sum; });
 }
 
-// Solves for O and U of the chunk: a thread takes a column. x.O: the rows K G on entry
+// Solves for O and U of the chunk: a thread takes a column. On entry, x.O has G K[i]
 template <typename S>
 __device__ inline void memory_predict(MemoryShared x, const float* pi, int b, int t0, int h, int n,
                                       const Memory<S>& a) {
@@ -1449,7 +1450,7 @@ __device__ inline void memory_predict(MemoryShared x, const float* pi, int b, in
     }
 }
 
-// Traffic per row: 2C (w) + 4C (y) + 2C (o).
+// Minimum traffic per row: 2C (w) + 4C (y) + 2C (o).
 template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS, 3) memory_forward_kernel(Memory<S> a) {
     DYNAMIC_SHARED(float, shared);
     const int b = blockIdx.x / a.NH, h = blockIdx.x % a.NH, HS = a.HS, row = memory_stride(HS);
@@ -1459,7 +1460,7 @@ template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS, 3) memor
     memory_load(x.G, before.G, HS);
     memory_keys(x, 0, 0, b, 0, h, before, a);
     for (int t0 = 0; t0 < a.T; t0 += MEMORY_CHUNK) {
-        const int n = min(a.T - t0, MEMORY_CHUNK), first = t0 > 0;   // then O[0] is that of the chunk before
+        const int n = min(a.T - t0, MEMORY_CHUNK), first = t0 > 0;   // 1: the chunk before set O[0]
         __syncthreads();
         memory_keys(x, 1, n, b, t0, h, before, a);
         __syncthreads();
@@ -1497,8 +1498,8 @@ template <typename S> static void memory_forward(cudaStream_t stream, const Memo
     LAUNCH((memory_forward_kernel<S>), a.B * a.NH, MEMORY_THREADS, shared, stream, a);
 }
 
-// For the chunk at t0: K, norm and U; in dU the errors w - O; in O a row of zeros and the rows dO = scale dy. Adds to
-// dscale of the head.
+// Sets K, norm and U of the chunk at t0, x.dU to the errors w - O, and x.O to dO: dO[0] = 0, dO[i+1] = scale dy[i]. In
+// the first chunk, also sets G. Adds to dscale of the head.
 template <typename S>
 __device__ inline void memory_errors(MemoryShared x, float* dscale, const float* pi, int b, int t0, int h, int n,
                                      MemoryState before, const Memory<S>& a) {
@@ -1526,7 +1527,7 @@ __device__ inline void memory_errors(MemoryShared x, float* dscale, const float*
     __syncthreads();
 }
 
-// dU, from dG K in x.dK, and the rest of dO in x.O: a thread takes a column.
+// x.dK: dG K on entry, dU on return. Subtracts Π dU from dO in x.O. A thread takes a column.
 __device__ inline void memory_errors_backward(MemoryShared x, const float* pi, int n, int HS) {
     const int row = memory_stride(HS);
     for (int d = threadIdx.x; d < HS; d += blockDim.x) {
@@ -1579,7 +1580,7 @@ __device__ inline void memory_dw(MemoryShared x, const float* pi, int b, int t0,
     }
 }
 
-// The chunks in reverse. Traffic per row: 2C each of w, o, dy and dw.
+// The chunks in reverse. Minimum traffic per row: 2C each of w, o, dy and dw.
 template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS, 2) memory_backward_kernel(Memory<S> a) {
     DYNAMIC_SHARED(float, shared);
     const int b = blockIdx.x / a.NH, h = blockIdx.x % a.NH, HS = a.HS, row = memory_stride(HS);
@@ -1844,8 +1845,8 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
 
 // ---------------------------------------------------------------------------------------------
 // The arrays of a model: parameters, gradients and Adam's moments as flat arrays under the table of model.h, for bf16
-// also a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations of
-// every layer; otherwise all layers share one set. With recompute, only LAYER_RESIDENT is stored for every layer.
+// also a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations
+// of every layer; otherwise all layers share one set. With recompute, only LAYER_RESIDENT is stored for every layer.
 
 // Rows: field, type, elements; rows = B·T of the largest piece.
 #define LAYER_ACTIVATIONS(X) \
@@ -1897,7 +1898,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(da,           float,   train * rows * NH) \
     X(dtemp,        float,   train * B * chunks * NH) \
     X(dremembered,  S,       memory * train * rows * C)    /* the memory's part of the gradient of w */ \
-    X(dmemory_scale, float,  memory * train * B * C)       /* gradient of memory_scale, by sequence */ \
+    X(dmemory_scale, float,  memory * train * B * C)       /* by sequence */ \
     X(back,         float,   train * B * chunks * tssa_sums_size(C, NH)) \
     X(columns,      float,   train * COLUMN_BLOCKS * (17 + 2 * c->conv) * C) /* a layer and ln_f: for ColumnSums */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
@@ -2798,7 +2799,8 @@ template <typename S> static TostModel* model_create(const TostConfig* c, const 
 // Collective if it trains with other ranks: fails on all of them if it does on one.
 static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
     cudaDeviceProp prop;
-    const bool ok = fits_kernels(c, o->training, err) && device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err);
+    const bool ok = fits_kernels(c, o->training, err)
+                    && device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err);
     if (!comm_agree(o->training ? o->comm : NULL, ok, err)) return NULL;
     return o->dtype == TOST_BF16 ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
 }

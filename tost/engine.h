@@ -4,8 +4,9 @@
 //
 // All that a layer keeps of earlier tokens is the state: TSSA's running sums S, N and D, 2C + NH numbers per sequence,
 // with --conv the last three inputs of each convolution, 6C numbers, and with --memory the matrices G of the heads,
-// C²/NH numbers, and one row of C (two on the CPU). A pass works on a piece of the sequences, continues from one state and
-// leaves another. pieces.h has the loops over pieces: long sequences, prompts, decode, scoring.
+// C²/NH numbers, and the last k, C numbers (on the CPU also the last o). A pass works on a piece of the sequences,
+// continues from one state and leaves another. pieces.h has the loops over pieces: long sequences, prompts, decode,
+// scoring.
 //
 // Several ranks (TostEngineOptions.comm) have the same parameters, but each one the gradients of its own micro-batches
 // and the moments of its own slices (slices.h). Collective functions must be called by all ranks in the same order.

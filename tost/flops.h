@@ -12,7 +12,8 @@ extern "C" {
 // Operations of forward and backward for one token:   6 N + 3 L (10 C + 8 NH)
 // N = L·10C² + V·C are the weights of matrix products, the tied output head included: 2 operations for each forward, 4
 // backward. TSSA takes 10 per channel and 8 per head forward, whatever T is, and twice as many backward.
-// --conv 4 takes 16 per channel more forward, --memory 1 4 C/NH per channel: a product with G and an update of it.
+// Forward also takes 16 per channel with --conv 4, and 4 C/NH per channel with --memory 1: a product with G, and its
+// update.
 double flops_per_token(const TostConfig* c);
 
 // Peak rate of dense matrix products of a GPU, from its data sheet, in operations/s; 0: unknown. Also 0 if the device

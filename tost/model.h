@@ -45,7 +45,7 @@ typedef struct {
     int bias;                      // 1: every Linear but the output head, and every LayerNorm, has a bias
     int membership;                // TostMembership
     int conv;                      // TOST_CONV_WIDTH: w and ln_2 pass through convolutions over time; 0: as published
-    int memory;                    // 1: each head recalls what followed tokens like the present one; 0: none
+    int memory;                    // 1: each head recalls what came after similar tokens; 0: none
 } TostConfig;
 
 enum { TOST_CONV_WIDTH = 4 };

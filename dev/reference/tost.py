@@ -46,7 +46,7 @@ class TostConfig:
     bias: bool = False
     membership: str = "learned"  # or "uniform": 1/n_head for every head and token
     conv: int = 0  # or CONV_WIDTH: w and the input of the MLP pass through causal convolutions over time
-    memory: int = 0  # or 1: each head recalls what followed tokens like the present one
+    memory: int = 0  # or 1: each head recalls what came after similar tokens
 
     def metadata(self):
         """The config as in a checkpoint's __metadata__: strings, bias 0 or 1; the VARIANTS if not published."""
@@ -90,7 +90,8 @@ def predict(w, pi):
     """The memory: o (B,nh,T,hs) from w (B,nh,T,hs) and Π (B,nh,T,1). A head's matrix G (hs,hs) predicts the w of the
     next token from the direction k of this one. It starts at 0 and is updated at each token by the delta rule:
 
-        k[t] = w[t] / ‖w[t]‖,   G[t] = G[t-1] + U[t] k[t-1]ᵀ,   U[t] = Π[t] (w[t] - o[t-1]),   o[t] = G[t] k[t]
+        k[t] = w[t] / √(‖w[t]‖² + 1e-12),   o[t] = G[t] k[t]
+        U[t] = Π[t] (w[t] - o[t-1]),        G[t] = G[t-1] + U[t] k[t-1]ᵀ
 
     Since o[t-1] = Σ_{j<t} (k[t-1]·k[j-1]) U[j], all U are the solution of one triangular system."""
     with torch.autocast(w.device.type, enabled=False):

@@ -19,8 +19,8 @@ differ by up to 3e-2 (100 steps). Compare the first steps, or smoothed curves.
 
 With --attention softmax, it trains GPT-2 instead: the sizes of --init, initial weights from --seed, and 3 C instead of
 4 C channels in the MLP, so that it has as many parameters as ToST. With --optimizer muon, the fused projection to
-query, key and value is three matrices. --by-position writes the validation loss by position for dev/plot/position.py,
-and that on rare pairs of tokens that repeat in the window.
+query, key and value is three matrices. --by-position writes the validation loss by position, for dev/plot/position.py,
+and the loss on rare pairs of tokens, new or repeated in the window.
 
 The final weights of ToST are in DIR/model.safetensors. Needs Python 3.11 or later, torch, numpy and safetensors.
 """
@@ -86,7 +86,7 @@ def parse(parser, arguments):
     parser.add_argument("--compile", action="store_true", help="use torch.compile: faster, needs a C++ compiler")
     parser.add_argument("--by-position", type=Path, metavar="JSON",
                         help="write the final loss on the whole windows of --val-data by position, in the format of "
-                             "eval --by-position --json, and on repeated rare pairs of tokens")
+                             "eval --by-position --json, and on rare pairs of tokens")
     parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 (default): chosen by torch")
     parser.add_argument("--quiet", action="store_true", help="print nothing on stdout")
     for name, (kind, default, text) in OPTIONS.items():
@@ -223,8 +223,8 @@ class Trainer:
 
     @torch.no_grad()
     def by_position(self):
-        """The loss on all whole windows of --val-data in bins of positions: 1, 2, 3-4, 5-8, …; and of the targets
-        that repeat a rare pair of tokens, by the distance to its last occurrence in the window."""
+        """The loss on all whole windows of --val-data in bins of positions: 1, 2, 3-4, 5-8, …; and on rare
+        pairs of tokens, new or repeated in the window."""
         B, T = self.args.batch, self.args.seq
         losses = []  # (windows, T)
         for first in range(0, self.val.samples, B):
@@ -241,8 +241,9 @@ class Trainer:
         return {"model": str(self.args.out), "position": bins, "recall": self.recall(losses.cpu().numpy())}
 
     def recall(self, losses):
-        """The losses (windows,T) of the targets that repeat a pair (token, next token) of their window. Rare: it is at
-        most RARE times in the first RARE_TOKENS of --data. The bin 0 has the rare pairs that are new in the window."""
+        """Mean loss of the targets that complete a rare pair (token, next token), by the distance to the last
+        occurrence of the pair in the window; 0: none. losses (windows,T): of all targets. Rare: at most RARE times in
+        the first RARE_TOKENS of --data."""
         data = np.concatenate([shard[:RARE_TOKENS] for shard in self.train.shards])[:RARE_TOKENS].astype(np.int64)
         V = self.val.vocab_size
         pairs, counts = np.unique(data[:-1] * V + data[1:], return_counts=True)

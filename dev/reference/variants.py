@@ -10,7 +10,7 @@ VARIANT joins words with +, such as w+ln_2+relative:
     decay       sums that decay: S[t] = λ S[t-1] + s[t], likewise N and D; λ = exp(-1/τ), one learned τ per head, which
                 start from 4 to the block size, evenly on a log scale
     mean        adds the first moment: y += β μ, μ = Σ Π w / D; β is learned, one per channel, and starts at 0.1
-    memory      each head recalls what followed tokens like the present one: --memory 1
+    memory      each head recalls what came after similar tokens: --memory 1
 
 The other options are those of train.py, without --attention; --val-data is required. No weights are saved. The last line
 is a JSON object: the loss on all of --val-data, and for each layer the share of the variance of Π that the position

@@ -61,8 +61,8 @@ const Option option_table[] = {
      .help = "4: w and the input of the MLP pass through causal convolutions over 4 tokens, one filter per channel, "
      "which start as the identity; --init can add them. 0: as published", 0, TOST_CONV_WIDTH},
     {"memory", TRAIN, INT, AT(config.memory), "0|1",
-     .help = "1: each head recalls what followed tokens like the present one, by a matrix that the delta rule updates; "
-     "it starts with no effect, and --init can add it. 0: as published", 0, 1},
+     .help = "1: each head keeps a matrix, updated by the delta rule, that recalls what came after similar tokens; it "
+     "has no effect at first, and --init can add it. 0: as published", 0, 1},
     {"init", TRAIN, STRING, AT(init), "FILE",
      .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state",
      .default_text = "random weights", .not_with = "resume"},

@@ -65,11 +65,13 @@ def running_sum(x, before):
 
 
 def predict(w, pi, mask, past):
-    """The memory: o (B,nh,T,hs) from w (B,nh,T,hs) and Π (B,nh,T,1), 0 at padding. mask (B,1,T,1) or None, past (G, k)
-    or None. A head's matrix G (hs,hs) predicts the w of the next token, as k G, from the direction k of this one. It
-    starts at 0 and is updated at each token by the delta rule; t-1 is the token before t, without padding:
+    """The memory: o (B,nh,T,hs) from w (B,nh,T,hs) and Π (B,nh,T,1), which is 0 at padding. mask (B,1,T,1) or None,
+    past (G, k) or None. A head's matrix G (hs,hs) predicts the w of the next token, as k G, from the direction k of
+    this one. It starts at 0 and is updated at each token by the delta rule; t-1 is the last token before t that is not
+    padding:
 
-        k[t] = w[t] / ‖w[t]‖,   U[t] = Π[t] (w[t] - o[t-1]),   G[t] = G[t-1] + k[t-1]ᵀ U[t],   o[t] = k[t] G[t]
+        k[t] = w[t] / √(‖w[t]‖² + 1e-12),   o[t] = k[t] G[t]
+        U[t] = Π[t] (w[t] - o[t-1]),        G[t] = G[t-1] + k[t-1]ᵀ U[t]
 
     The U of a block are the solution of a triangular system: o[t-1] = k[t-1] G + Σ_{j<t} (k[t-1]·k[j-1]) U[j] with G
     before the block. Returns o and (G, k): G after these tokens, k of the last one that is not padding."""

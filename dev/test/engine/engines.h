@@ -333,8 +333,8 @@ static inline const char* shape_label(char* text, size_t cap, const Shape* k, To
     return text;
 }
 
-// With memory, three times the limits: the errors pass through its recurrence, and in bf16 the CUDA engine rounds o, and y
-// before o is added.
+// With memory, the limits are three times as large: errors pass through its recurrence, and in bf16 the CUDA engine
+// rounds o, and rounds y before it adds o.
 static inline Limits shape_limits(const Shape* k, TostDtype dtype) {
     Limits limits = limits_of(dtype);
     for (int i = 0; k->values >= MEMORY && i < RESULT_KINDS; i++) limits.of[i] *= 3, limits.median[i] *= 3;
