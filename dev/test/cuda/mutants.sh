@@ -74,7 +74,7 @@ conv_rows_not_passed | s/store.*;//
 conv_runs_once | s/run += gridDim.x/run += a.B * runs/
 conv_whole | s/a.C % CONV_VEC == 0/true/
 conv_left | s/-CONV_ROWS/0/
-memory_pairs | s/j < i/j <= i/
+memory_pairs | s/j < i/j + 1 < i/
 memory_key_not_passed | s/= x.K/= 0.0f * x.K/
 memory_dpi | s/a.more_dpi/false/
 memory_G_after | s/t0 > 0/false/
