@@ -18,7 +18,7 @@
 
 #include "dev/test/engine/golden.h"
 #include "tost/ranks/comm.h"
-#include "tost/data/samples.h"
+#include "tost/data/dataset.h"
 #include "tost/init.h"
 #include "tost/base/rng.h"
 #include "tost/run/schedule.h"

@@ -30,8 +30,6 @@ class Run:
         values = read_rows(path, text[: text.rfind("\n") + 1])  # an incomplete last line is still being written
         for name, column in zip(COLUMNS, zip(*values)):
             setattr(self, name, list(column))
-        if self.step[0] == 0:   # older versions of the trainer counted from 0
-            self.step = [step + 1 for step in self.step]
 
     def points(self, name):
         """{tokens: value} for the finite values of a column."""

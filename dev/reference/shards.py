@@ -1,4 +1,4 @@
-"""Token shards and the order of samples in numpy, as specified by tost/data/samples.h and tost/base/rng.h."""
+"""Token shards and the order of samples in numpy, as specified by tost/data/dataset.h and tost/base/rng.h."""
 
 import glob
 import os

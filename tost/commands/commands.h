@@ -19,6 +19,7 @@ int tost_main(int argc, char** argv, const TostEngine* engine);
 #include "run/loaded_model.h"
 #include "run/progress.h"
 
+int command_train(Options* o, TostComm* comm, const TostEngine* engine);
 int command_sample(const Options* o, const TostEngine* engine);
 int command_eval(const Options* o, TostComm* comm, const TostEngine* engine);
 int command_vocab(const Options* o);

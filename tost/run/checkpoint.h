@@ -5,7 +5,7 @@
 #include "base/error.h"
 #include "engine.h"
 #include "ranks/comm.h"
-#include "run/find.h"
+#include "run/folders.h"
 #include "run/metadata.h"
 #include "run/safetensors.h"
 

@@ -66,7 +66,7 @@ bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
 
 // Sets *keep to the number of bytes of `text` up to the row of step `done`; 0: no header. Fails if the rows are not
 // those of consecutive steps up to it. The first one may be of any step: the log may have been moved away.
-static bool find_end(size_t* keep, LogFile* log, char* text, int64_t done, TostError* why) {
+static bool find_end(size_t* keep, char* text, int64_t done, TostError* why) {
     char *line = text + (strncmp(text, header, strlen(header)) == 0 ? strlen(header) : 0), *end;
     int64_t last = 0;
     for (long long number = 2; last < done; number++, line = end) {
@@ -77,8 +77,6 @@ static bool find_end(size_t* keep, LogFile* log, char* text, int64_t done, TostE
             log_row_parse(&row, line);
             *end = after;
         }
-        if (number == 2) log->from_zero = row.step == 0;
-        row.step += log->from_zero;
         if (row.step < 1 || row.step > done || (number > 2 && row.step != last + 1))
             return tost_error(why, "line %lld is not the row of step %lld", number, (long long)last + 1);
         last = row.step;
@@ -93,7 +91,6 @@ static bool keep_rows(LogFile* log, const Bytes* old, int64_t done, const TostEr
     const bool ok = !kept || replace_file(kept, old->data, old->size, err);
     log->warning = text_line("%s: %s; the log begins at step %lld%s%s", log->path, why->text, (long long)done + 1,
                              kept ? ", and the old one is now " : "", kept ? kept : "");
-    log->from_zero = false;
     free(kept);
     return ok;
 }
@@ -127,7 +124,7 @@ static bool cut(LogFile* log, int64_t done, TostError* err) {
     const bool ok = done < 0 || (read_file(&old, log->path, err)
                     && (strncmp(old.data, header, strlen(header)) == 0 || starts_log(old.data, old.size)
                         || foreign_log(log->path, err))
-                    && (find_end(&keep, log, old.data, done, &why) || keep_rows(log, &old, done, &why, err)));
+                    && (find_end(&keep, old.data, done, &why) || keep_rows(log, &old, done, &why, err)));
     free(old.data);
     if (!ok) return false;
     if (ftruncate(log->fd, (off_t)keep) != 0)
@@ -181,9 +178,7 @@ bool log_row_parse(LogRow* row, const char* text) {
 }
 
 bool log_row(LogFile* log, const LogRow* row, TostError* err) {
-    LogRow numbered = *row;
-    numbered.step -= log->from_zero;
-    char* text = log_row_text(&numbered);
+    char* text = log_row_text(row);
     const bool ok = write_text(log, text, err);
     free(text);
     return ok;

@@ -23,7 +23,6 @@ typedef struct {
     int    fd;
     char*  pending;     // bytes that are not in the file
     size_t n_pending;
-    bool   from_zero;   // its steps are counted from 0, as in logs of older versions
     TextLine warning;   // of log_open, or empty
 } LogFile;
 

@@ -58,11 +58,11 @@ const Option option_table[] = {
     {"membership", TRAIN, CHOICE, AT(config.membership), "learned|uniform",
      .help = "membership of tokens in heads: learned as published, or uniform (1/heads), for comparison"},
     {"conv", TRAIN, INT, AT(config.conv), "0|4",
-     .help = "4: w and the input of the MLP pass through causal convolutions over 4 tokens, one filter per channel, "
-     "which start as the identity; --init can add them. 0: as published", 0, TOST_CONV_WIDTH},
+     .help = "4: the output of c_attn and the input of the MLP pass through causal convolutions over 4 tokens, with one filter "
+     "per channel, which start as the identity; --init can add them. 0: as published", 0, TOST_CONV_WIDTH},
     {"memory", TRAIN, INT, AT(config.memory), "0|1",
      .help = "1: each head keeps a matrix, updated by the delta rule, that recalls what came after similar tokens; it "
-     "has no effect at first, and --init can add it. 0: as published", 0, 1},
+     "has no effect at first, and --init can add it; CUDA: for heads of at most 71 channels. 0: as published", 0, 1},
     {"init", TRAIN, STRING, AT(init), "FILE",
      .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state",
      .default_text = "random weights", .not_with = "resume"},
@@ -488,15 +488,13 @@ static const char* nearest_name(const char* name, Command command) {
     return best;
 }
 
-// Options of nanoGPT, llm.c and earlier versions whose names do not suggest ours.
+// Options of nanoGPT, llm.c and other trainers whose names do not suggest ours.
 static const struct { const char *name, *hint; } foreign[] = {
     {"learning-rate", "use --lr"}, {"max-iters", "use --steps"}, {"num-iterations", "use --steps"},
     {"lr-decay-iters", "use --steps"}, {"n-layer", "use --layers"}, {"n-head", "use --heads"},
     {"n-embd", "use --channels"}, {"dropout", "the model has no dropout"}, {"min-lr", "use --min-lr-frac"},
     {"eval-interval", "use --val-every"}, {"eval-iters", "use --val-batches"}, {"init-from", "use --init or --resume"},
     {"gradient-accumulation-steps", "use --total-batch, the tokens per step"},
-    {"autotune", "cuBLASLt chooses the algorithms: leave it out"},
-    {"seq-ranks", "use --chunk, which saves memory in one process"},
     {"max-steps", "use --steps"}, {"bf16", "use --dtype bf16"}, {"gradient-checkpointing", "use --recompute"},
     {"context-length", "use --block-size"}, {"wandb", "dev/plot/export_log.py sends log.csv to Weights & Biases"},
     {"mask-across-documents", "documents are not masked, as in the published model"},

@@ -3,7 +3,7 @@
 #define TOST_OPTIONS_H
 
 #include "base/error.h"
-#include "data/samples.h"
+#include "data/dataset.h"
 #include "engine.h"
 #include "run/safetensors.h"
 

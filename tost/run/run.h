@@ -5,7 +5,7 @@
 
 #include "base/error.h"
 #include "run/checkpoint.h"
-#include "data/samples.h"
+#include "data/dataset.h"
 #include "base/lock.h"
 #include "pieces.h"
 #include "run/loaded_model.h"
@@ -52,8 +52,6 @@ typedef struct {
     } saved;
 } Run;
 
-int command_train(Options* o, TostComm* comm, const TostEngine* engine);   // the exit status
-
 // ---- setup.c ----
 // Finds the checkpoint to start from and completes the options. Writes only the lock file of an existing folder.
 bool run_find(Run* r, TostError* err);
@@ -63,10 +61,14 @@ bool run_set_up(Run* r, TostError* err);
 void run_free(Run* r);
 
 // ---- train.c ----
+// The training loop, from the model after setup to the last step, a signal or --max-time.
+bool run_train(Run* r, TostError* err);
+// Losses of the forward passes since the last call. Synchronizes with the device.
+LossSum run_read_loss(Run* r);
 // Pieces.done: shows the progress within a micro-batch. A signal abandons it.
 bool run_piece_done(void* context, double part);
 
-// ---- ranks.c: what the ranks of a run decide together; collective, except for run_signal ----
+// ---- agree.c: what the ranks of a run decide together; collective, except for run_signal ----
 // The number of the signal that stops the run, or 0. All ranks learn of a signal in run_agree.
 int  run_signal(const Run* r);
 // Tells all ranks the run folder, for messages.
@@ -79,8 +81,6 @@ static inline int run_own_parts(const Run* r) { return r->o.parts / comm_size(r-
 double run_mean_loss(const Run* r);                        // nats per token, from part_loss
 
 // ---- save.c ----
-// Losses of the forward passes since the last call. Synchronizes with the device.
-LossSum run_read_loss(Run* r);
 // Saves a checkpoint, unless this step is already saved. Returns false if the run must end: a save failed with
 // --on-save-error stop, or the last one failed (`last`). Otherwise a failure is a warning.
 bool run_save(Run* r, bool last, TostError* err);

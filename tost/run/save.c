@@ -9,12 +9,6 @@
 #include "base/memory.h"
 #include "run/run.h"
 
-LossSum run_read_loss(Run* r) {
-    LossSum loss;
-    r->engine->read_loss(&loss.sum, &loss.count, r->model);
-    return loss;
-}
-
 // The log or a checkpoint could not be written: stops the run or warns.
 static bool write_failed(Run* r, const TostError* reason, bool last, TostError* err) {
     const TextLine hint = resume_hint(r);

@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/error.h"
@@ -14,38 +13,20 @@
 #include "run/run.h"
 #include "run/schedule.h"
 
-static bool train(Run* r, TostError* err);
 static bool train_step(bool* completed, LogRow* row, Run* r, TostError* err);
 static bool after_step(Run* r, LogRow* row, TostError* err);
 static bool validate(bool* completed, Run* r, TostError* err);
 
 static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64_t)o->batch * o->seq); }
 
-int command_train(Options* args, TostComm* comm, const TostEngine* engine) {
-    Run r = {.args = args, .o = *args, .comm = comm, .engine = engine, .began = now_seconds(),
-             .saved.step = -1,
-             .progress = progress_new(stdout, args->quiet || args->rank != 0)};
-    TostError err;
-    signals_ignore_write_errors();
-    if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
-    bool ok = run_agree(&r, run_find(&r, &err), &err), finished = ok && run_is_finished(&r);
-    // Rank 0 decides, because ranks may see different folders.
-    comm_broadcast(r.comm, &finished, sizeof finished, 0);   // mutant: finished_not_shared
-    if (finished)
-        progress_text(&r.progress, "%s is finished: %lld of %lld steps; use a larger --steps to continue", r.out,
-                      (long long)r.info.step, (long long)r.o.steps);
-    else ok = ok && options_same(&r.o, r.comm, &err) && run_set_up(&r, &err) && train(&r, &err);
-    const int signal = run_signal(&r);
-    const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.o.steps;
-    run_free(&r);
-    memcpy(args->values, r.o.values, sizeof args->values);   // with those of a resumed run, for options_free
-    if (!ok) return print_error(args, &err);
-    if (signal) return 128 + signal;
-    return out_of_time ? STATUS_RESUMABLE : 0;
-}
-
 // ---------------------------------------------------------------------------------------------
 // The loop
+
+LossSum run_read_loss(Run* r) {
+    LossSum loss;
+    r->engine->read_loss(&loss.sum, &loss.count, r->model);
+    return loss;
+}
 
 // With --keep-best, saves the model if the loss is the lowest so far.
 static bool save_if_best(Run* r, double val_loss, TostError* err) {
@@ -66,10 +47,9 @@ static bool complete_resumed_step(Run* r, TostError* err) {
     LogRow row;
     const bool is_row = log_row_parse(&row, r->info.unvalidated_row);
     const int64_t step = r->info.step;
-    if (!is_row || (row.step != step && row.step != step - 1))   // older versions counted from 0
+    if (!is_row || row.step != step)
         return tost_error(err, "%s: __metadata__ 'open_row' is not a log row of step %lld: the file is damaged; use "
                           "another checkpoint", r->weights, (long long)step);
-    row.step = step;
     free(r->info.unvalidated_row);
     r->info.unvalidated_row = NULL;
     return after_step(r, &row, err);
@@ -101,7 +81,7 @@ static bool loop(Run* r, TostError* err) {
 }
 
 // Trains until the last step or a signal.
-static bool train(Run* r, TostError* err) {
+bool run_train(Run* r, TostError* err) {
     report_lost_output(r);
     signals_catch(comm_rank(r->comm) == 0);
     bool ok = loop(r, err);

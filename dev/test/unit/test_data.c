@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <sys/uio.h>
 
-#include "data/samples.h"
+#include "data/dataset.h"
 #include "data/shard_writer.h"
 #include "data/shards.h"
 
@@ -350,7 +350,7 @@ static void check_order(Checks* c, const char* glob, int T, uint64_t seed, const
     data_close(d);
 }
 
-// The order defined in samples.h, computed by an independent program.
+// The order defined in dataset.h, computed by an independent program.
 static void test_shuffled_golden(Checks* c, const char* tmp) {
     static const int lengths[] = {23, 4, 50, 31};
     static const int32_t all[28] = {

@@ -2,7 +2,7 @@
 #include "tost/base/error.h"
 #include "fuzz.h"
 
-#include "tost/data/samples.h"
+#include "tost/data/dataset.h"
 
 enum { B = 3, T_MAX = 64 };
 

@@ -1,4 +1,4 @@
-// ranks.c: decisions and sums that the ranks of a run share. With one process they cost nothing.
+// agree.c: decisions and sums that the ranks of a run share. With one process they cost nothing.
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,5 +1,5 @@
-// find.c: the folders of runs, and the checkpoints in them.
-#include "run/find.h"
+// folders.c: the folders of runs, and the checkpoints in them.
+#include "run/folders.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-// samples.c: sequential and shuffled training samples from token shards.
-#include "data/samples.h"
+// dataset.c: sequential and shuffled training samples from token shards.
+#include "data/dataset.h"
 
 #include <assert.h>
 #include <inttypes.h>

@@ -1,6 +1,6 @@
-// samples.h: training samples from token shards: T inputs and the T targets that follow them.
-#ifndef TOST_DATA_H
-#define TOST_DATA_H
+// dataset.h: training samples from token shards: T inputs and the T targets that follow them.
+#ifndef TOST_DATASET_H
+#define TOST_DATASET_H
 
 #include "base/error.h"
 #include "data/shards.h"
