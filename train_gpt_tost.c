@@ -11,21 +11,24 @@
 //     (In TSSA w is an activation; in LayerNorm and Linear it is the weight.)
 //     For each sequence and head h, with d a channel of the head and t time:
 //         s[t,d] = w[t,d]²,   S[t,d] = Σ_{t'≤t} s[t',d]                        energy, and its running sum
-//         u[h,t] = Σ_d s[t,d] / max(S[t,d], 1e-12) + HS · denom_bias[h,t]
+//         u[h,t] = Σ_d (s[t,d] / max(S[t,d], 1e-12) + denom_bias[h,t])
 //         Π[h,t] = softmax over the HEADS h of  temp[h] · u[h,t]                membership
 //         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[t] = Σ_{t'≤t} Π[h,t']          running second moment and mass
 //         m[t,d] = N[t,d] / (D[t] + 1e-8),   y[t,d] = -w[t,d] Π[h,t] / (1 + m[t,d])
-//     and the output is c_proj(y).
+//     and the output is c_proj(y). temp and denom_bias are learned; they start at 1 and 0.
 //
 // What TSSA does. Each head asks how much of a token's energy lies in its subspace (the HS directions of its part of
 // the projection), compared with the tokens before it. A softmax over the heads turns the answers into a membership Π,
-// which divides the token among the heads. Each head keeps the running second moment m of the tokens that belong to it,
-// and shrinks the directions in which they vary: 1/(1+m) is a shrinkage factor, and -wΠ/(1+m) is a gradient step that
-// reduces the coding rate of the tokens. Tokens are not compared pairwise: the past acts only through the statistics S,
-// N and D, which are 2C + NH numbers per layer at any length. Time and memory are linear in T, and decoding needs no KV
-// cache. Two options are not in the paper. With --conv 4, w and the input of c_fc first pass through causal
-// convolutions over time, so that a token also sees the order of the three before it. With --memory 1, each head also
-// keeps a matrix that recalls what came after similar tokens; this adds C·HS + 2C numbers per layer to the state.
+// which divides the token among the heads. Each head keeps the running second moment m of the tokens that belong to it.
+// If c_proj = c_attnᵀ, as in the paper's derivation, x + y keeps the share 1 - Π/(1+m) of the token along a direction:
+// with Π = ½, 0.5 for m = 0 and 0.995 for m = 100. Directions in which the members vary little are removed, those in
+// which they vary much stay: an approximate projection onto the subspace of the members. The reason: -wΠ/(1+m) is a
+// gradient step that reduces the coding rate of the members, ½ Σ_d log(1 + m_d), whose derivative has the factor
+// 1/(1+m). Tokens are not compared pairwise: the past acts only through the statistics S, N and D, which are 2C + NH
+// numbers per layer at any length. Time and memory are linear in T, and decoding needs no KV cache. Two options are not
+// in the paper. With --conv 4, w and the input of c_fc first pass through causal convolutions over time, so that a
+// token also sees the order of the three before it. With --memory 1, each head also keeps a matrix that recalls what
+// came after similar tokens; this adds C·HS + 2C numbers per layer to the state.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
@@ -45,14 +48,21 @@
 // have a fixed order: with the same --parts P, one rank, and R ranks if P/R is a power of two, give the same bits. Muon
 // needs whole matrices: the ranks exchange the momentum terms u, and each rank updates all of these matrices.
 //
-// The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, Convolution, TSSA,
-// Memory, Residual, GELU, Classifier); the arrays of a model; the passes over a piece; gradients and AdamW; Muon; the
-// update; the engine table.
-// Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop.
+// The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
+// Classifier; options: convolutions, memory); the arrays of a model; the passes over a piece; gradients and AdamW;
+// Muon; the update; the engine table.
+// Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop. A line
+// marked "mutant: NAME" is changed by a test that checks that the other tests notice it (dev/test/README.md).
 //
 // To add a layer: write its forward and backward in a section of its own before "The arrays of a model", add its
 // parameters to TOST_PARAMS (tost/model.h), its activations to LAYER_ACTIVATIONS and its other buffers to
-// SHARED_BUFFERS, and call it in layer_forward and, in reverse order, in layer_backward.
+// SHARED_BUFFERS, and call it in layer_forward and, in reverse order, in layer_backward. Then
+//
+//     make test_tost && ./test_tost --gradients
+//
+// compares the gradient of every parameter with finite differences. `make test` fails until the other implementations
+// have the layer, too: train_gpt_tost.cu, dev/reference/tost.py with golden.py, which writes the files of
+// dev/test/golden, and dev/reference/huggingface/modeling_tost.py. On the way, `make EMULATION=0 test` leaves CUDA out.
 //
 // Precision: float32, and double for long sums. With --dtype bf16, matrix products round their operands to bf16, and
 // the outputs of Linear and their gradients are rounded to bf16. Parameters are float32 with a copy in bf16. Everything
@@ -232,78 +242,6 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 }
 
 // ---------------------------------------------------------------------------------------------
-// Convolution over time, with a filter of 4 taps for each channel:  y[t,c] = Σ_k weight[c,k] x[t-3+k,c]
-// The inputs of the three tokens before a piece are part of its state: `rows` (B,3,C), with `stride` numbers from one
-// sequence to the next.
-
-enum { CONV_ROWS = TOST_CONV_WIDTH - 1 };
-
-// The input of token t >= -3 of a sequence
-static const float* conv_input(const float* x, const float* rows, int t, int C) {
-    return t < 0 ? rows + (size_t)(t + CONV_ROWS) * C : x + (size_t)t * C;
-}
-
-// Sets y, and the rows to those before the next piece.
-static void conv_forward(float* y, float* rows, const float* x, const float* weight, int B, int T, int C,
-                         size_t stride) {   // y, x (B,T,C); weight (C,4)
-    #pragma omp parallel for schedule(static) if ((size_t)B * T > SERIAL_ROWS)
-    for (size_t row = 0; row < (size_t)B * T; row++) {
-        const int t = (int)(row % T);
-        const float *x_b = x + (row - t) * C, *rows_b = rows + row / T * stride, *x3 = x + row * C;
-        const float *x0 = conv_input(x_b, rows_b, t - 3, C), *x1 = conv_input(x_b, rows_b, t - 2, C);
-        const float* x2 = conv_input(x_b, rows_b, t - 1, C);
-        float* restrict y_c = y + row * C;
-        for (int c = 0; c < C; c++) {
-            const float* tap = weight + (size_t)c * TOST_CONV_WIDTH;
-            y_c[c] = tap[0] * x0[c] + tap[1] * x1[c] + tap[2] * x2[c] + tap[3] * x3[c];
-        }
-    }
-    for (int b = 0; b < B; b++)
-        for (int i = 0; i < CONV_ROWS; i++)
-            memcpy(rows + b * stride + (size_t)i * C,
-                   conv_input(x + (size_t)b * T * C, rows + b * stride, T - CONV_ROWS + i, C), C * sizeof *rows);
-}
-
-// dx =, in place: holds dy on entry; dweight +=.   dx[t] = Σ_k weight[k] dy[t+3-k],   dweight[k] = Σ_t dy[t+3-k] x[t]
-// adjoint: the gradient of the rows after these tokens, then of `rows`. rows NULL: zeros; adjoint is only read.
-static void conv_backward(float* dx, float* dweight, float* adjoint, const float* x, const float* rows,
-                          const float* weight, int B, int T, int C, size_t stride) {
-    enum { BLOCK = 64 };   // channels; a thread goes through all rows, in order
-    #pragma omp parallel for schedule(static)
-    for (int c0 = 0; c0 < C; c0 += BLOCK) {
-        const int width = C - c0 < BLOCK ? C - c0 : BLOCK;
-        float tap[TOST_CONV_WIDTH][BLOCK];
-        double sum[TOST_CONV_WIDTH][BLOCK] = {{0}};
-        for (int i = 0; i < width * TOST_CONV_WIDTH; i++)
-            tap[i % TOST_CONV_WIDTH][i / TOST_CONV_WIDTH] = weight[(size_t)c0 * TOST_CONV_WIDTH + i];
-        for (int b = 0; b < B; b++) {
-            const float *x_b = x + (size_t)b * T * C + c0, *rows_b = rows ? rows + b * stride + c0 : NULL;
-            float *dx_b = dx + (size_t)b * T * C + c0, *adjoint_b = adjoint + b * stride + c0;
-            float after[CONV_ROWS][BLOCK];
-            for (int i = 0; i < CONV_ROWS; i++) memcpy(after[i], adjoint_b + (size_t)i * C, width * sizeof **after);
-            for (int t = rows ? -CONV_ROWS : 0; t < T; t++) {
-                const float* x_t = conv_input(x_b, rows_b, t, C);
-                float dx_t[BLOCK] = {0};
-                if (t + CONV_ROWS >= T) memcpy(dx_t, after[t + CONV_ROWS - T], width * sizeof *dx_t);
-                for (int k = 0; k < TOST_CONV_WIDTH; k++) {
-                    const int at = t + CONV_ROWS - k;
-                    if (at < 0 || at >= T) continue;
-                    const float* dy = dx_b + (size_t)at * C;   // not overwritten yet
-                    for (int c = 0; c < width; c++) {
-                        dx_t[c] += tap[k][c] * dy[c];
-                        sum[k][c] += (double)dy[c] * x_t[c];
-                    }
-                }
-                memcpy(t < 0 ? adjoint_b + (size_t)(t + CONV_ROWS) * C : dx_b + (size_t)t * C, dx_t,
-                       width * sizeof *dx_t);
-            }
-        }
-        for (int i = 0; i < width * TOST_CONV_WIDTH; i++)
-            dweight[(size_t)c0 * TOST_CONV_WIDTH + i] += (float)sum[i % TOST_CONV_WIDTH][i / TOST_CONV_WIDTH];
-    }
-}
-
-// ---------------------------------------------------------------------------------------------
 // TSSA, token statistics self-attention. Forward has three stages: the running sum S gives u, the softmax over the
 // heads gives Π, and the running sums N and D give y. Backward runs the same stages in reverse.
 //
@@ -384,9 +322,10 @@ static void tssa_forward(const Tssa* a) {
 // and through m:   dm = dy w Π g²  (since dg/dm = -g²),   dN = dm / (D + 1e-8),   dD = -Σ_d dm m / (D + 1e-8).
 // N[t] and D[t] contain s Π and Π of all tokens up to t, so a token receives the gradients of all later N and D:
 //     RN[t] = Σ_{t'≥t} dN[t'],   RD[t] = Σ_{t'≥t} dD[t'],   ds = Π RN,   dΠ += Σ_d s RN + RD
+// With memory, dΠ also has that of the memory: da holds it on entry, otherwise 0.
 // Then through the softmax over heads of a = temp · u:
 //     da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp da,   dtemp[h] = Σ_{b,t} da u
-// Last through u = Σ_d s/S + HS denom_bias, where S is a running sum of s too:
+// Last through u = Σ_d (s/S + denom_bias), where S is a running sum of s too:
 //     ddenom_bias[h,t] = Σ_b HS du,   dS = -du s/S²  (0 if S < 1e-12),   RS[t] = Σ_{t'≥t} dS[t'],   ds += du/S + RS
 // At both places where ds arises, s = w² gives dw += 2 w ds.
 
@@ -441,7 +380,7 @@ static void tssa_statistics_backward(const Tssa* a, TssaRange r) {
     tssa_copy(after.D, RD, r, 1);
 }
 
-// From dΠ to da
+// From dΠ to da, in place
 static void tssa_membership_backward(const Tssa* a, TssaRange r) {
     const size_t T = a->T;
     for (int t = r.t0; t < r.t1; t++) {
@@ -501,145 +440,6 @@ static void tssa_backward(const Tssa* a) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Option: memory, with --memory 1. A head's matrix G (HS,HS) predicts the w of the next token from the direction k of
-// this one. It starts at 0 and is updated at each token by the delta rule (least mean squares):
-//     k[t] = w[t] / √(‖w[t]‖² + 1e-12)
-//     u[t] = Π[t] (w[t] - o[t-1]),   G[t] = G[t-1] + u[t] k[t-1]ᵀ      corrects the prediction made at t-1
-//     o[t] = G[t] k[t]                                                 predicts w[t+1]
-// and y += memory_scale · o. The state of a head is G, k and o, all 0 before the first token. This is the update of
-// DeltaNet (Schlag et al. 2021, arXiv 2102.11174) with key k[t-1], value w[t], rate Π[t] and query k[t].
-
-typedef struct {
-    int B, T, C, NH, HS;
-    const float *w, *pi;     // (B,T,C), (B,NH,T)
-    float  *o;               // (B,T,C)
-    float  *G;               // (B,C·HS): Gᵀ of each head, after these tokens; backward replaces it by that before
-                             // them. NULL in inference
-    size_t stride;           // from the state of a sequence to the next
-    float  *state;           // (B,C·HS+2C): Gᵀ of each head, k and o; before these tokens, then after them
-    float  *scratch;         // (threads,4·HS)
-    // backward only
-    const float* before;     // the state before these tokens; NULL: zeros
-    float  *dw;              // (B,T,C): do, then dw
-    float  *dpi;             // (B,NH,T): =
-    float  *adjoint;         // (B,C·HS+2C): of the state after these tokens, then before them
-} Memory;
-
-typedef struct { float *G, *k, *o; } MemoryState;   // of a head; G is transposed
-
-static size_t memory_state_size(int C, int HS) { return (size_t)C * HS + 2 * (size_t)C; }
-
-static MemoryState memory_state(const Memory* a, const float* states, int b, int h) {
-    float* at = (float*)states + b * a->stride;
-    return (MemoryState){at + (size_t)h * a->HS * a->HS, at + (size_t)a->C * a->HS + h * a->HS,
-                         at + (size_t)a->C * (a->HS + 1) + h * a->HS};
-}
-
-// k = factor · w. Returns the factor, 1/√(‖w‖² + 1e-12).
-static float memory_key(float* k, const float* w, int HS) {
-    double squares = TOST_ENERGY_MIN;
-    #pragma omp simd reduction(+ : squares)
-    for (int d = 0; d < HS; d++) squares += (double)w[d] * w[d];
-    const float factor = (float)(1.0 / sqrt(squares));
-    for (int d = 0; d < HS; d++) k[d] = w[d] * factor;
-    return factor;
-}
-
-enum { MEMORY_COLUMNS = 16 };   // at once, with their sums in registers
-
-// For `width` columns of Gᵀ: Gᵀ += k uᵀ, then o = G next, with k of t-1 and next of t
-static inline void memory_columns(float* restrict G, float* restrict o, const float* restrict u,
-                                  const float* restrict k, const float* restrict next, int HS, int width) {
-    float sum[MEMORY_COLUMNS] = {0};
-    for (int i = 0; i < HS; i++) {
-        float* restrict G_i = G + (size_t)i * HS;
-        for (int d = 0; d < width; d++) {
-            G_i[d] += k[i] * u[d];
-            sum[d] += next[i] * G_i[d];
-        }
-    }
-    memcpy(o, sum, width * sizeof *o);
-}
-
-static void memory_head_forward(const Memory* a, int b, int h) {
-    enum { WIDTH = MEMORY_COLUMNS };
-    const int HS = a->HS;
-    const MemoryState s = memory_state(a, a->state, b, h);
-    float *u = a->scratch + 4 * (size_t)thread_index() * HS, *next = u + HS;
-    for (int t = 0; t < a->T; t++) {
-        const size_t at = ((size_t)b * a->T + t) * a->C + h * HS;
-        const float pi = a->pi[((size_t)b * a->NH + h) * a->T + t];
-        for (int d = 0; d < HS; d++) u[d] = pi * (a->w[at + d] - s.o[d]);
-        memory_key(next, a->w + at, HS);
-        int d = 0;
-        for (; d + WIDTH <= HS; d += WIDTH) memory_columns(s.G + d, s.o + d, u + d, s.k, next, HS, WIDTH);
-        if (d < HS) memory_columns(s.G + d, s.o + d, u + d, s.k, next, HS, HS - d);
-        memcpy(s.k, next, HS * sizeof *next);
-        memcpy(a->o + at, s.o, HS * sizeof *next);
-    }
-    if (a->G) memcpy(a->G + ((size_t)b * a->C + h * HS) * HS, s.G, (size_t)HS * HS * sizeof *s.G);
-}
-
-// Sets o and G, and moves the state to the end of these tokens.
-static void memory_forward(const Memory* a) {
-    #pragma omp parallel for schedule(static) if ((size_t)a->B * a->T > SERIAL_ROWS)
-    for (int i = 0; i < a->B * a->NH; i++) memory_head_forward(a, i / a->NH, i % a->NH);
-}
-
-// From do to dw, backward in time, with G[t-1] = G[t] - u[t] k[t-1]ᵀ. A token's gradients, after those of later tokens:
-//     dG += do[t] k[t]ᵀ,   dk[t] += G[t]ᵀ do[t],   du = dG k[t-1],   dk[t-1] = dGᵀ u[t]
-//     dΠ[t] = du · (w[t] - o[t-1]),   dw[t] = Π[t] du + (dk[t] - k[t] (k[t]·dk[t])) / √(‖w[t]‖² + 1e-12)
-//     do[t-1] -= Π[t] du
-static void memory_head_backward(const Memory* a, int b, int h) {
-    const int HS = a->HS, C = a->C;
-    const MemoryState before = a->before ? memory_state(a, a->before, b, h) : (MemoryState){0};
-    const MemoryState adjoint = memory_state(a, a->adjoint, b, h);
-    float *u = a->scratch + 4 * (size_t)thread_index() * HS, *k = u + HS, *last = k + HS, *du = last + HS;
-    float *G = a->G + ((size_t)b * C + h * HS) * HS, *dk = adjoint.k, *carried = adjoint.o;   // of do[t], from t+1
-    for (int t = a->T - 1; t >= 0; t--) {
-        const size_t at = ((size_t)b * a->T + t) * C + h * HS, row = ((size_t)b * a->NH + h) * a->T + t;
-        const float *w = a->w + at, *o = t > 0 ? a->o + at - C : before.o, pi = a->pi[row];
-        float *restrict dw = a->dw + at, factor = memory_key(k, w, HS);
-        if (t > 0) memory_key(last, w - C, HS);
-        else if (before.k) memcpy(last, before.k, HS * sizeof *last);
-        else memset(last, 0, HS * sizeof *last);
-        double dpi = 0, along = 0;
-        for (int d = 0; d < HS; d++) {
-            u[d] = pi * (w[d] - (o ? o[d] : 0.0f));
-            dw[d] += carried[d];
-            du[d] = 0.0f;
-        }
-        for (int i = 0; i < HS; i++) {
-            float *restrict G_i = G + (size_t)i * HS, *restrict dG_i = adjoint.G + (size_t)i * HS;
-            float of_k = 0, of_last = 0;
-            #pragma omp simd reduction(+ : of_k, of_last)
-            for (int d = 0; d < HS; d++) {
-                dG_i[d] += k[i] * dw[d];
-                of_k += G_i[d] * dw[d];
-                of_last += dG_i[d] * u[d];
-                du[d] += last[i] * dG_i[d];
-                G_i[d] -= last[i] * u[d];
-            }
-            along += (double)k[i] * (dk[i] += of_k);
-            last[i] = of_last;   // dk[t-1]
-        }
-        for (int d = 0; d < HS; d++) {
-            dpi += (double)du[d] * (w[d] - (o ? o[d] : 0.0f));
-            carried[d] = -pi * du[d];
-            dw[d] = pi * du[d] + factor * (dk[d] - k[d] * (float)along);
-        }
-        memcpy(dk, last, HS * sizeof *dk);
-        a->dpi[row] = (float)dpi;
-    }
-}
-
-// From do to dw, in place; sets dΠ; moves the adjoint of the state from the end of these tokens to the start.
-static void memory_backward(const Memory* a) {
-    #pragma omp parallel for schedule(static)
-    for (int i = 0; i < a->B * a->NH; i++) memory_head_backward(a, i / a->NH, i % a->NH);
-}
-
-// ---------------------------------------------------------------------------------------------
 // Residual with LayerScale:  x_out = x + gamma · branch
 
 static void residual_forward(float* x_out, const float* x, const float* branch, const float* gamma,
@@ -679,19 +479,15 @@ static void residual_backward(float* dbranch, float* dgamma, const float* dx, co
 
 static void gelu_forward(float* y, const float* x, size_t n) {
     #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
-    for (size_t i = 0; i < n; i++) {
-        float e;   // not needed here
-        y[i] = x[i] * normal_cdf(&e, x[i]);
-    }
+    for (size_t i = 0; i < n; i++) y[i] = x[i] * normal_cdf(x[i], normal_bell(x[i]));
 }
 
 // dx =, in place: holds dy on entry.   dx = dy (Φ(x) + x φ(x)),   φ(x) = e^(-x²/2)/√(2π)
 static void gelu_backward(float* dx, const float* x, size_t n) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
-        float e;
-        const float cdf = normal_cdf(&e, x[i]);
-        dx[i] *= cdf + x[i] * e * 0.398942280f;
+        const float bell = normal_bell(x[i]);
+        dx[i] *= normal_cdf(x[i], bell) + x[i] * bell * 0.398942280f;
     }
 }
 
@@ -767,6 +563,217 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
 }
 
 // ---------------------------------------------------------------------------------------------
+// Option: convolutions over time, with --conv 4: a filter of 4 taps for each channel,
+//     y[t,c] = Σ_k weight[c,k] x[t-3+k,c]
+// The inputs of the three tokens before a piece are part of its state: `rows` (B,3,C), with `stride` numbers from one
+// sequence to the next.
+
+enum { CONV_ROWS = TOST_CONV_WIDTH - 1 };
+
+// The input of token t >= -3 of a sequence
+static const float* conv_input(const float* x, const float* rows, int t, int C) {
+    return t < 0 ? rows + (size_t)(t + CONV_ROWS) * C : x + (size_t)t * C;
+}
+
+// Sets y, and the rows to those before the next piece.
+static void conv_forward(float* y, float* rows, const float* x, const float* weight, int B, int T, int C,
+                         size_t stride) {   // y, x (B,T,C); weight (C,4)
+    #pragma omp parallel for schedule(static) if ((size_t)B * T > SERIAL_ROWS)
+    for (size_t row = 0; row < (size_t)B * T; row++) {
+        const int t = (int)(row % T);
+        const float *x_b = x + (row - t) * C, *rows_b = rows + row / T * stride, *x3 = x + row * C;
+        const float *x0 = conv_input(x_b, rows_b, t - 3, C), *x1 = conv_input(x_b, rows_b, t - 2, C);
+        const float* x2 = conv_input(x_b, rows_b, t - 1, C);
+        float* restrict y_c = y + row * C;
+        for (int c = 0; c < C; c++) {
+            const float* tap = weight + (size_t)c * TOST_CONV_WIDTH;
+            y_c[c] = tap[0] * x0[c] + tap[1] * x1[c] + tap[2] * x2[c] + tap[3] * x3[c];
+        }
+    }
+    for (int b = 0; b < B; b++)
+        for (int i = 0; i < CONV_ROWS; i++)
+            memcpy(rows + b * stride + (size_t)i * C,
+                   conv_input(x + (size_t)b * T * C, rows + b * stride, T - CONV_ROWS + i, C), C * sizeof *rows);
+}
+
+// dx =, in place: holds dy on entry; dweight +=.   dx[t] = Σ_k weight[k] dy[t+3-k],   dweight[k] = Σ_t dy[t+3-k] x[t]
+// adjoint: the gradient of the rows after these tokens, then of `rows`. rows NULL: zeros; adjoint is only read.
+static void conv_backward(float* dx, float* dweight, float* adjoint, const float* x, const float* rows,
+                          const float* weight, int B, int T, int C, size_t stride) {
+    enum { BLOCK = 64 };   // channels; a thread goes through all rows, in order
+    #pragma omp parallel for schedule(static)
+    for (int c0 = 0; c0 < C; c0 += BLOCK) {
+        const int width = C - c0 < BLOCK ? C - c0 : BLOCK;
+        float tap[TOST_CONV_WIDTH][BLOCK];
+        double sum[TOST_CONV_WIDTH][BLOCK] = {{0}};
+        for (int i = 0; i < width * TOST_CONV_WIDTH; i++)
+            tap[i % TOST_CONV_WIDTH][i / TOST_CONV_WIDTH] = weight[(size_t)c0 * TOST_CONV_WIDTH + i];
+        for (int b = 0; b < B; b++) {
+            const float *x_b = x + (size_t)b * T * C + c0, *rows_b = rows ? rows + b * stride + c0 : NULL;
+            float *dx_b = dx + (size_t)b * T * C + c0, *adjoint_b = adjoint + b * stride + c0;
+            float after[CONV_ROWS][BLOCK];
+            for (int i = 0; i < CONV_ROWS; i++) memcpy(after[i], adjoint_b + (size_t)i * C, width * sizeof **after);
+            for (int t = rows ? -CONV_ROWS : 0; t < T; t++) {
+                const float* x_t = conv_input(x_b, rows_b, t, C);
+                float dx_t[BLOCK] = {0};
+                if (t + CONV_ROWS >= T) memcpy(dx_t, after[t + CONV_ROWS - T], width * sizeof *dx_t);
+                for (int k = 0; k < TOST_CONV_WIDTH; k++) {
+                    const int at = t + CONV_ROWS - k;
+                    if (at < 0 || at >= T) continue;
+                    const float* dy = dx_b + (size_t)at * C;   // not overwritten yet
+                    for (int c = 0; c < width; c++) {
+                        dx_t[c] += tap[k][c] * dy[c];
+                        sum[k][c] += (double)dy[c] * x_t[c];
+                    }
+                }
+                memcpy(t < 0 ? adjoint_b + (size_t)(t + CONV_ROWS) * C : dx_b + (size_t)t * C, dx_t,
+                       width * sizeof *dx_t);
+            }
+        }
+        for (int i = 0; i < width * TOST_CONV_WIDTH; i++)
+            dweight[(size_t)c0 * TOST_CONV_WIDTH + i] += (float)sum[i % TOST_CONV_WIDTH][i / TOST_CONV_WIDTH];
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
+// Option: memory, with --memory 1. A head's matrix G (HS,HS) predicts the w of the next token from the direction k of
+// this one. It starts at 0 and is updated at each token by the delta rule (least mean squares):
+//     k[t] = w[t] / √(‖w[t]‖² + 1e-12)
+//     e[t] = Π[t] (w[t] - o[t-1]),   G[t] = G[t-1] + e[t] k[t-1]ᵀ      corrects the prediction made at t-1
+//     o[t] = G[t] k[t]                                                 predicts w[t+1]
+// and y += memory_scale · o. The state of a head is G, k and o, all 0 before the first token. This is the update of
+// DeltaNet (Schlag et al. 2021, arXiv 2102.11174) with key k[t-1], value w[t], rate Π[t] and query k[t].
+
+typedef struct {
+    int B, T, C, NH, HS;
+    const float *w, *pi;     // (B,T,C), (B,NH,T)
+    float  *o;               // (B,T,C)
+    float  *G;               // (B,C·HS): G of each head, after these tokens; backward replaces it by that before
+                             // them. NULL in inference
+    size_t stride;           // from the state of a sequence to the next
+    float  *state;           // (B,C·HS+2C): Gᵀ of each head, k and o; before these tokens, then after them
+    float  *scratch;         // (threads,3·HS)
+    // backward only
+    const float* before;     // the state before these tokens; NULL: zeros
+    float  *dw;              // (B,T,C): do, then dw
+    float  *dpi;             // (B,NH,T): =
+    float  *adjoint;         // (B,C·HS+2C): of the state after these tokens, then before them; dG, not transposed
+} Memory;
+
+typedef struct { float *G, *k, *o; } MemoryState;   // of a head
+
+static size_t memory_state_size(int C, int HS) { return (size_t)C * HS + 2 * (size_t)C; }
+
+static MemoryState memory_state(const Memory* a, const float* states, int b, int h) {
+    float* at = (float*)states + b * a->stride;
+    return (MemoryState){at + (size_t)h * a->HS * a->HS, at + (size_t)a->C * a->HS + h * a->HS,
+                         at + (size_t)a->C * (a->HS + 1) + h * a->HS};
+}
+
+// k = factor · w. Returns the factor, 1/√(‖w‖² + 1e-12).
+static float memory_key(float* k, const float* w, int HS) {
+    double squares = TOST_ENERGY_MIN;
+    #pragma omp simd simdlen(8) reduction(+ : squares)
+    for (int d = 0; d < HS; d++) squares += (double)w[d] * w[d];
+    const float factor = (float)(1.0 / sqrt(squares));
+    for (int d = 0; d < HS; d++) k[d] = w[d] * factor;
+    return factor;
+}
+
+enum { MEMORY_COLUMNS = 16 };   // at once, with their sums in registers
+
+// For `width` columns of Gᵀ: Gᵀ += k_before eᵀ, then o = G k
+static inline void memory_columns(float* restrict G, float* restrict o, const float* restrict e,
+                                  const float* restrict k_before, const float* restrict k, int HS, int width) {
+    float sum[MEMORY_COLUMNS] = {0};
+    for (int i = 0; i < HS; i++) {
+        float* restrict G_i = G + (size_t)i * HS;
+        #pragma omp simd
+        for (int d = 0; d < width; d++) {
+            G_i[d] += k_before[i] * e[d];
+            sum[d] += k[i] * G_i[d];
+        }
+    }
+    memcpy(o, sum, width * sizeof *o);
+}
+
+static void memory_head_forward(const Memory* a, int b, int h) {
+    const int HS = a->HS;
+    const MemoryState s = memory_state(a, a->state, b, h);
+    float *e = a->scratch + 3 * (size_t)thread_index() * HS, *k = e + HS;
+    for (int t = 0; t < a->T; t++) {
+        const size_t at = ((size_t)b * a->T + t) * a->C + h * HS;
+        const float pi = a->pi[((size_t)b * a->NH + h) * a->T + t];
+        for (int d = 0; d < HS; d++) e[d] = pi * (a->w[at + d] - s.o[d]);
+        memory_key(k, a->w + at, HS);
+        int d = 0;
+        for (; d + MEMORY_COLUMNS <= HS; d += MEMORY_COLUMNS)
+            memory_columns(s.G + d, s.o + d, e + d, s.k, k, HS, MEMORY_COLUMNS);
+        if (d < HS) memory_columns(s.G + d, s.o + d, e + d, s.k, k, HS, HS - d);
+        memcpy(s.k, k, HS * sizeof *k);
+        memcpy(a->o + at, s.o, HS * sizeof *k);
+    }
+    float* G = a->G ? a->G + ((size_t)b * a->C + h * HS) * HS : NULL;
+    for (int d = 0; G && d < HS; d++)
+        for (int i = 0; i < HS; i++) G[(size_t)d * HS + i] = s.G[(size_t)i * HS + d];
+}
+
+// Sets o and G, and moves the state to the end of these tokens.
+static void memory_forward(const Memory* a) {
+    #pragma omp parallel for schedule(static) if ((size_t)a->B * a->T > SERIAL_ROWS)
+    for (int i = 0; i < a->B * a->NH; i++) memory_head_forward(a, i / a->NH, i % a->NH);
+}
+
+// From do to dw, backward in time, with G[t-1] = G[t] - e[t] k[t-1]ᵀ. A token's gradients, after those of later tokens:
+//     dk[t] += G[t]ᵀ do[t],   dG += do[t] k[t]ᵀ,   dk[t-1] = dGᵀ e[t],   de = dG k[t-1]
+//     dΠ[t] = de · (w[t] - o[t-1]),   dw[t] = Π[t] de + (dk[t] - k[t] (k[t]·dk[t])) / √(‖w[t]‖² + 1e-12)
+//     do[t-1] -= Π[t] de
+static void memory_head_backward(const Memory* a, int b, int h) {
+    const int HS = a->HS, C = a->C;
+    const MemoryState start = a->before ? memory_state(a, a->before, b, h) : (MemoryState){0};
+    const MemoryState adjoint = memory_state(a, a->adjoint, b, h);
+    float *G = a->G + ((size_t)b * C + h * HS) * HS, *do_after = adjoint.o;   // gradient of o[t] from token t+1
+    float *k = a->scratch + 3 * (size_t)thread_index() * HS, *k_before = k + HS;
+    float *restrict dk = adjoint.k, *restrict dk_before = k_before + HS;
+    for (int t = a->T - 1; t >= 0; t--) {
+        const size_t at = ((size_t)b * a->T + t) * C + h * HS, row = ((size_t)b * a->NH + h) * a->T + t;
+        const float *w = a->w + at, *o_before = t > 0 ? a->o + at - C : start.o, pi = a->pi[row];
+        const float factor = memory_key(k, w, HS);
+        float* dw = a->dw + at;   // holds do on entry
+        if (t > 0) memory_key(k_before, w - C, HS);
+        else if (start.k) memcpy(k_before, start.k, HS * sizeof *k_before);
+        else memset(k_before, 0, HS * sizeof *k_before);
+        memset(dk_before, 0, HS * sizeof *dk_before);
+        double dpi = 0, k_dk = 0;
+        for (int d = 0; d < HS; d++) {
+            float *restrict G_d = G + (size_t)d * HS, *restrict dG_d = adjoint.G + (size_t)d * HS, de = 0;
+            const float error = w[d] - (o_before ? o_before[d] : 0.0f), e = pi * error, do_d = dw[d] + do_after[d];
+            #pragma omp simd simdlen(8) reduction(+ : de)
+            for (int i = 0; i < HS; i++) {
+                dk[i] += do_d * G_d[i];
+                G_d[i] -= e * k_before[i];
+                const float dG_i = dG_d[i] += do_d * k[i];
+                dk_before[i] += e * dG_i;
+                de += dG_i * k_before[i];
+            }
+            dpi += (double)de * error;
+            do_after[d] = -pi * de;
+        }
+        #pragma omp simd simdlen(8) reduction(+ : k_dk)
+        for (int i = 0; i < HS; i++) k_dk += (double)k[i] * dk[i];
+        for (int d = 0; d < HS; d++) dw[d] = factor * (dk[d] - k[d] * (float)k_dk) - do_after[d];
+        memcpy(dk, dk_before, HS * sizeof *dk);
+        a->dpi[row] = (float)dpi;
+    }
+}
+
+// From do to dw, in place; sets dΠ; moves the adjoint of the state from the end of these tokens to the start.
+static void memory_backward(const Memory* a) {
+    #pragma omp parallel for schedule(static)
+    for (int i = 0; i < a->B * a->NH; i++) memory_head_backward(a, i / a->NH, i % a->NH);
+}
+
+// ---------------------------------------------------------------------------------------------
 // The arrays of a model: one allocation. Parameters, gradients and the optimizer's moments are flat arrays laid out by
 // the table in tost/model.h; activations and buffers follow the tables below. A training model keeps the activations of
 // every layer for backward. For inference, or with recompute (activation checkpointing), all layers share one set of
@@ -810,13 +817,13 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
     X(states,       double, states * L * B * state_size(c)) /* or gradients of states */ \
     X(layer_state,  double, B * state_size(c))          /* of one layer, if the pass does not set a state */ \
     X(tssa_scratch, double, threads * tssa_scratch_size(C, NH)) \
-    X(memory_scratch, float, memory * threads * 4 * (C / NH)) \
+    X(memory_scratch, float, memory * threads * 3 * (C / NH)) \
     X(dpredicted,   float,  memory * train * rows * C)  /* gradients of predicted, then of w */ \
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
     X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out, w and projected */ \
     X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, ln_2, y and ln_1 */ \
     X(scratch_bt4c, float,  train * rows * 4 * C)       /* gradients of gelu and fc */ \
-    X(da,           float,  train * rows * NH) \
+    X(da,           float,  train * rows * NH)          /* dΠ of the memory, dΠ, then da */ \
     X(muon,         float,  train * muon * 6 * C * C)   /* see orthogonalize */
 
 #define X(field, type, elements) type* field;
@@ -856,11 +863,13 @@ static size_t classifier_rows(size_t rows, int V) {
     return even_block(rows, most > 64 ? most : 64);
 }
 
-// The state of a sequence in a layer: S, N and D; with convolutions, also the last three inputs of each, and with
-// memory its state, as floats.
+// The state of the memory of a sequence in a layer, in doubles
 static size_t memory_doubles(const TostConfig* c) {
     return c->memory ? (memory_state_size(c->n_embd, c->n_embd / c->n_head) + 1) / 2 : 0;
 }
+
+// The state of a sequence in a layer, in doubles: S, N and D; with convolutions, also the last three inputs of each,
+// and with memory its state. The inputs and the memory are floats.
 static size_t state_size(const TostConfig* c) {
     return tssa_state_size(c->n_embd, c->n_head) + (c->conv ? CONV_ROWS * (size_t)c->n_embd : 0) + memory_doubles(c);
 }

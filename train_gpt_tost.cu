@@ -451,114 +451,6 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 }
 
 // ---------------------------------------------------------------------------------------------
-// Convolutions over time, channel by channel, with --conv:   y[t] = Σ_{k<4} weight[k] x[t-3+k]
-//     dx[t] = Σ_k weight[k] dy[t+3-k],   dweight[k] = Σ_t x[t] dy[t+3-k]
-//
-// x[-3] to x[-1] are in the state before the pass. Backward counts them among its rows: their dx is the gradient of
-// that state. The gradient of the state after the pass is added to the dx of the last three rows.
-
-constexpr int CONV_WIDTH = TOST_CONV_WIDTH, CONV_ROWS = CONV_WIDTH - 1;   // the rows that a state holds
-constexpr int CONV_VEC = 2, CONV_RUN = 8;   // neighboring channels and steps of a thread at once
-
-// The states before and after a pass, (B,state_size). start NULL: zeros; end NULL: not written. A state has TSSA's
-// running sums, then, with --conv, the rows x[-3] to x[-1], (3,C), of TSSA's convolution and of the MLP's, then, with
-// --memory, as floats, Gᵀ of each head and the last k.
-// Forward: S, N and D before the first step and after the last one. Backward: start has RS, RN and RD, the sums of dS,
-// dN and dD over the steps after the pass; end receives these plus those of the pass. They must not overlap: the last
-// block writes while others read.
-struct PassStates {
-    const double* start;
-    double* end;
-};
-
-constexpr PassStates NO_STATES = {NULL, NULL};
-
-template <typename S> struct Conv {
-    int B, T, C;
-    S* y; const S* x;                // (B,T,C)
-    const float* weight;             // (C,1,4)
-    PassStates state;
-    size_t state_size, rows;         // of a sequence, and where the convolution's rows are in it
-    // backward only
-    S* dx; const S* dy;              // (B,T,C)
-    PassStates adjoint;
-    float* partial;                  // (blocks,C,4): each block's sum for dweight
-};
-
-// CONV_RUN steps from t0 on, CONV_VEC channels from c on. v: x from step t0 - 3 on; backward: dy from step t0 on.
-// WHOLE: all of these are in the pass, and so are the channels.
-template <bool WHOLE, bool BACKWARD, typename S>
-__device__ inline void conv_run(float (&dweight)[CONV_VEC][CONV_WIDTH], const float (&weight)[CONV_VEC][CONV_WIDTH],
-                                const Conv<S>& a, int b, int t0, int c) {
-    const int T = a.T, C = a.C, inside = C - c;
-    const size_t in_state = b * a.state_size + a.rows + c;
-    const auto at = [=](int t) { return (size_t)(unsigned)(b * T + t) * (unsigned)C + c; };   // rows fit in 32 bits
-    const auto load = [=](float (&row)[CONV_VEC], const S* p, const double* state, int t) {   // zeros if there is none
-        if (WHOLE || t >= 0) load_part<WHOLE>(row, p + at(t), t < T ? inside : 0);   // mutant: conv_end
-        else UNROLL for (int i = 0; i < CONV_VEC; i++)   // mutant: conv_state
-            row[i] = state && i < inside ? (float)state[in_state + (t + CONV_ROWS) * C + i] : 0.0f;
-    };
-    const auto store = [=](S* p, double* state, const float (&row)[CONV_VEC], int t) {
-        if (WHOLE || t >= 0) store_part<WHOLE>(p + at(t), row, t < T ? inside : 0);
-        else UNROLL for (int i = 0; i < CONV_VEC; i++)
-            if (state && i < inside) state[in_state + (t + CONV_ROWS) * C + i] = row[i];
-    };
-    float v[CONV_RUN + CONV_ROWS][CONV_VEC], x[CONV_RUN][CONV_VEC] = {};   // WHOLE: loads come before stores
-    UNROLL for (int j = 0; j < CONV_RUN + CONV_ROWS; j++)
-        BACKWARD ? load(v[j], a.dy, NULL, t0 + j) : load(v[j], a.x, a.state.start, t0 + j - CONV_ROWS);
-    UNROLL for (int j = 0; BACKWARD && j < CONV_RUN; j++) load(x[j], a.x, a.state.start, t0 + j);
-    UNROLL for (int j = 0; j < CONV_RUN; j++) {
-        const int t = t0 + j;
-        float y[CONV_VEC] = {};
-        if (!WHOLE && BACKWARD && t < T && t + CONV_ROWS >= T) load(y, a.dy, a.adjoint.start, t - T);
-        UNROLL for (int i = 0; i < CONV_VEC; i++)
-            UNROLL for (int k = 0; k < CONV_WIDTH; k++) {
-                const int of = BACKWARD ? CONV_ROWS - k : k;
-                y[i] += weight[i][of] * v[j + k][i];
-                if (BACKWARD) dweight[i][of] += x[j][i] * v[j + k][i];
-            }
-        store(BACKWARD ? a.dx : a.y, BACKWARD ? a.adjoint.end : NULL, y, t);
-    }
-    for (int t = T - CONV_ROWS; !WHOLE && !BACKWARD && a.state.end && t0 + CONV_RUN >= T && t < T; t++) {
-        load(v[0], a.x, a.state.start, t);
-        store(a.y, a.state.end, v[0], t - T);   // mutant: conv_rows_not_passed
-    }
-}
-
-// Blocks loop over runs. With 768 channels, 4 blocks fit on a multiprocessor. Minimum traffic per row: 2C (x) + 2C (y);
-// backward 2C (dy) + 2C (x) + 2C (dx).
-template <bool BACKWARD, typename S>
-__global__ void __launch_bounds__(256, 3) conv_kernel(Conv<S> a, int first, int runs) {
-    for (int c = threadIdx.x * CONV_VEC; c < a.C; c += blockDim.x * CONV_VEC) {
-        float weight[CONV_VEC][CONV_WIDTH] = {}, dweight[CONV_VEC][CONV_WIDTH] = {};
-        UNROLL for (int i = 0; i < CONV_VEC; i++)
-            if (c + i < a.C) load_pack<CONV_WIDTH>(weight[i], a.weight + (c + i) * CONV_WIDTH);
-        for (int run = blockIdx.x; run < a.B * runs; run += gridDim.x) {   // mutant: conv_runs_once
-            const int b = run / runs, t0 = first + run % runs * CONV_RUN;
-            if (t0 >= CONV_ROWS && t0 + CONV_RUN + CONV_ROWS <= a.T && a.C % CONV_VEC == 0)   // mutant: conv_whole
-                conv_run<true, BACKWARD>(dweight, weight, a, b, t0, c);
-            else conv_run<false, BACKWARD>(dweight, weight, a, b, t0, c);
-        }
-        UNROLL for (int i = 0; BACKWARD && i < CONV_VEC; i++)
-            if (c + i < a.C)
-                store_pack<CONV_WIDTH>(a.partial + (blockIdx.x * (size_t)a.C + c + i) * CONV_WIDTH, dweight[i]);
-    }
-}
-
-template <typename S> static void conv_forward(cudaStream_t stream, const Conv<S>& a) {
-    const int runs = div_up(a.T, CONV_RUN), blocks = min(a.B * runs, COLUMN_BLOCKS);
-    LAUNCH((conv_kernel<false, S>), blocks, channel_threads(a.C), 0, stream, a, 0, runs);
-}
-
-// Puts dweight on the list `sums`, of whose space it takes (COLUMN_BLOCKS,C,4).
-template <typename S> static void conv_backward(cudaStream_t stream, float* dweight, ColumnSums* sums, Conv<S> a) {
-    const int runs = div_up(a.T + CONV_ROWS, CONV_RUN), blocks = min(a.B * runs, COLUMN_BLOCKS);
-    a.partial = column_partials(sums, 1, blocks, a.C * CONV_WIDTH);
-    LAUNCH((conv_kernel<true, S>), blocks, channel_threads(a.C), 0, stream, a, -CONV_ROWS, runs);   // mutant: conv_left
-    column_sum(sums, dweight, a.partial, blocks, a.C * CONV_WIDTH);
-}
-
-// ---------------------------------------------------------------------------------------------
 // TSSA, token statistics self-attention: the formulas and their backward are in train_gpt_tost.c.
 //
 // Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads; a warp takes a head.
@@ -573,6 +465,19 @@ template <typename S> static void conv_backward(cudaStream_t stream, float* dwei
 //
 // In both, a sum over the head's channels ends up in lane l for step l. A function of a template parameter WHOLE checks
 // no bounds if it is true: the chunk has all 32 steps and HS is a multiple of 64, the usual case.
+
+// The states before and after a pass, (B,state_size). start NULL: zeros; end NULL: not written. A state has TSSA's
+// running sums, then, with --conv, the rows x[-3] to x[-1], (3,C), of TSSA's convolution and of the MLP's, then, with
+// --memory, as floats, Gᵀ of each head and the last k.
+// Forward: S, N and D before the first step and after the last one. Backward: start has RS, RN and RD, the sums of dS,
+// dN and dD over the steps after the pass; end receives these plus those of the pass. They must not overlap: the last
+// block writes while others read.
+struct PassStates {
+    const double* start;
+    double* end;
+};
+
+constexpr PassStates NO_STATES = {NULL, NULL};
 
 constexpr int TSSA_CHUNK = 32;       // time steps per block, one per lane
 constexpr int TSSA_WARPS = 12;       // maximum per block; with more heads, a warp takes several
@@ -1273,371 +1178,6 @@ static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tss
 }
 
 // ---------------------------------------------------------------------------------------------
-// Option: memory, with --memory 1; train_gpt_tost.c has its equations for one token. Here a chunk of n tokens is
-// processed at once. Its tokens are numbered from 0. K[i] is the direction k, and O[i] the prediction o, of the token
-// before token i: K[0] and O[0] belong to the token before the chunk, K[n] and O[n] to the last token. U[i] is the
-// update u of token i. With G before the chunk and dG after it:
-//     O[i] = G K[i] + Σ_{j<i} (K[i]·K[j]) U[j],   U[i] = Π[i] (w[i] - O[i]),   G after the chunk = G + Σ_i U[i] K[i]ᵀ
-//     dU[j] = dG K[j] + Σ_{i>j} (K[i]·K[j]) dO[i],   dΠ[j] = dU[j]·(w[j] - O[j])
-//     dw[j] = Π[j] dU[j],   dO[j] -= dw[j]
-//     dK[i] = Gᵀ dO[i] + dGᵀ U[i] + Σ_{j<i} (dO[i]·U[j]) K[j] + Σ_{j>i} (dO[j]·U[i]) K[j]
-//     dG before the chunk = dG + Σ_i dO[i] K[i]ᵀ,   dK[n] += dK[0] of the next chunk
-//     dw[i] += (dk - k (k·dk)) / √(‖w[i]‖² + 1e-12)   with k = K[i+1] and dk = dK[i+1]
-//
-// A block of threads computes one head of one sequence: it goes through the chunks of 32 tokens, with G in shared
-// memory. There are B·NH blocks, so with few sequences, multiprocessors are idle. All sums are products of small
-// matrices, except in the triangular systems, of which a thread solves the columns of one channel. U is computed from o
-// as stored, rounded to S, so that backward gets the same U, and the G before a chunk from the one after it:
-// G - Σ U[i] K[i]ᵀ. Only the first chunk of a pass loads G, and computes O[0] from it, not rounded.
-//
-// Arrays in shared memory have rows of HS | 1 floats: an odd stride has no bank conflicts along either axis.
-
-constexpr int MEMORY_CHUNK = 32, MEMORY_ROWS = MEMORY_CHUNK + 1;   // tokens of a chunk; its keys K[0] to K[n]
-constexpr int MEMORY_THREADS = 256, MEMORY_TILE = 4;
-
-template <typename S> struct Memory {
-    int B, T, C, NH, HS;
-    const S* w;                       // (B,T,C)
-    const float *pi, *scale;          // (B,NH,T), (C)
-    S *o, *y;                         // (B,T,C): predictions; y += scale o
-    float* G;                         // (B,NH,HS,HS): after the pass, transposed; NULL in inference
-    PassStates state;
-    size_t state_size, place;         // of a sequence, and where the memory's part is in it
-    // backward only
-    const S* dy;                      // (B,T,C)
-    S* dw;                            // (B,T,C)
-    float *dpi, *dscale;              // (B,NH,T); (B,C): of each sequence
-    PassStates adjoint;
-};
-
-// The state of a head: Gᵀ (HS,HS) and k (HS), floats. NULL: zeros, or not written
-struct MemoryState { float *G, *k; };
-
-// Arrays in shared memory: G, dG (HS,HS), transposed; K, U, O, dK, dU (33,HS), O with dO in backward; pairs, dpairs
-// (33,33); norm (33): 1/√(‖w‖² + 1e-12); dk (HS): dK[0] of the next chunk. Forward has those up to norm.
-struct MemoryShared { float *G, *K, *U, *O, *pairs, *norm, *dG, *dK, *dU, *dpairs, *dk; };
-
-__host__ __device__ inline int memory_stride(int HS) { return HS | 1; }
-static size_t memory_state_size(size_t C, size_t HS) { return (C * (HS + 1) + 1) / 2; }   // in doubles
-
-__host__ __device__ inline MemoryShared memory_arrays(float* shared, int HS) {
-    const int row = memory_stride(HS), rows = MEMORY_ROWS * row, pairs = MEMORY_ROWS * MEMORY_ROWS;
-    MemoryShared x = {};
-    x.G = shared, x.K = x.G + HS * row, x.U = x.K + rows, x.O = x.U + rows, x.pairs = x.O + rows;
-    x.norm = x.pairs + pairs, x.dG = x.norm + MEMORY_ROWS, x.dK = x.dG + HS * row, x.dU = x.dK + rows;
-    x.dpairs = x.dU + rows, x.dk = x.dpairs + pairs;
-    return x;
-}
-
-static size_t memory_shared(int HS, bool backward) {
-    float* const start = (float*)sizeof(float);
-    const MemoryShared x = memory_arrays(start, HS);
-    return (backward ? x.dk + HS - start : x.dG - start) * sizeof(float);
-}
-
-template <typename S> __device__ inline MemoryState memory_state(const double* states, int b, int h,
-                                                                 const Memory<S>& a) {
-    if (!states) return {NULL, NULL};
-    float* const at = (float*)const_cast<double*>(states + b * a.state_size + a.place);
-    return {at + (size_t)h * a.HS * a.HS, at + (size_t)a.C * a.HS + h * a.HS};
-}
-
-template <typename S> __device__ inline size_t memory_row(int b, int t, int h, const Memory<S>& a) {
-    return ((size_t)b * a.T + t) * a.C + h * a.HS;
-}
-
-// Copies a matrix (HS,HS) from or to device memory, where its rows are HS floats apart. src NULL: zeros
-__device__ inline void memory_load(float* dst, const float* src, int HS) {
-    for (int i = threadIdx.x; i < HS * HS; i += blockDim.x)
-        dst[i / HS * memory_stride(HS) + i % HS] = src ? src[i] : 0.0f;
-}
-__device__ inline void memory_store(float* dst, const float* src, int HS) {
-    for (int i = threadIdx.x; i < HS * HS; i += blockDim.x) dst[i] = src[i / HS * memory_stride(HS) + i % HS];
-}
-
-// An operand of a product, in shared memory. TRANSPOSED: its element (i,j) is p[j · stride + i]
-template <bool TRANSPOSED> struct Operand {
-    const float* p;
-    int stride;
-    __device__ float at(int i, int j) const { return TRANSPOSED ? p[j * stride + i] : p[i * stride + j]; }
-};
-
-// A thread's part of a product: the elements at some rows and columns
-struct ProductTile {
-    int row[MEMORY_TILE], column[MEMORY_TILE];
-    float sum[MEMORY_TILE][MEMORY_TILE];
-};
-
-// tile.sum += x · y; depth: columns of x
-template <bool X, bool Y>
-__device__ inline void tile_product(ProductTile& tile, Operand<X> x, Operand<Y> y, int depth) {
-    UNROLL_BY(2) for (int l = 0; l < depth; l++) {
-        float u[MEMORY_TILE], v[MEMORY_TILE];
-        UNROLL for (int i = 0; i < MEMORY_TILE; i++) u[i] = x.at(tile.row[i], l);
-        UNROLL for (int i = 0; i < MEMORY_TILE; i++) v[i] = y.at(l, tile.column[i]);
-        UNROLL for (int i = 0; i < MEMORY_TILE; i++)
-            UNROLL for (int j = 0; j < MEMORY_TILE; j++) tile.sum[i][j] += u[i] * v[j];
-    }
-}
-
-// Computes a matrix (m,n): add(tile) adds the products to a tile; store(i, j, sum) takes each element. Neighboring
-// threads take neighboring columns.
-template <typename Add, typename Store> __device__ inline void each_tile(int m, int n, Add add, Store store) {
-    const int down = div_up(m, MEMORY_TILE), across = div_up(n, MEMORY_TILE);
-    for (int of = threadIdx.x; of < down * across; of += blockDim.x) {
-        const int i0 = of / across, j0 = of % across;
-        ProductTile tile = {};
-        UNROLL for (int i = 0; i < MEMORY_TILE; i++) {
-            tile.row[i] = min(i0 + i * down, m - 1);
-            tile.column[i] = min(j0 + i * across, n - 1);
-        }
-        add(tile);
-        UNROLL for (int i = 0; i < MEMORY_TILE; i++)
-            UNROLL for (int j = 0; j < MEMORY_TILE; j++)
-                if (i0 + i * down < m && j0 + j * across < n) store(tile.row[i], tile.column[j], tile.sum[i][j]);
-    }
-}
-
-// K[i] and norm[i] = 1/√(‖w‖² + 1e-12), first <= i <= n, of the tokens t0 - 1 + i. A warp takes a token. before: for
-// the key of the token before the pass
-template <typename S>
-__device__ inline void memory_keys(MemoryShared x, int first, int n, int b, int t0, int h, MemoryState before,
-                                   const Memory<S>& a) {
-    for (int i = first + warp_index(); i <= n; i += block_warps()) {
-        const bool early = t0 + i == 0;
-        const S* w = a.w + (early ? 0 : memory_row(b, t0 - 1 + i, h, a));
-        float *K = x.K + i * memory_stride(a.HS), squares = 0.0f;
-        for (int d = lane_index(); d < a.HS; d += WARP) {
-            const float v = !early ? to_float(w[d]) : before.k ? before.k[d] : 0.0f;
-            K[d] = v;
-            squares += v * v;
-        }
-        const float norm = early ? 1.0f : rsqrtf(warp_sum(squares) + (float)TOST_ENERGY_MIN);
-        for (int d = lane_index(); d < a.HS; d += WARP) K[d] *= norm;
-        if (lane_index() == 0) x.norm[i] = norm;
-    }
-}
-
-// pairs[i,j] = x[i]·y[j] for j < i <= n, otherwise 0; x, y (33,HS)
-__device__ inline void memory_pairs(float* pairs, const float* x, const float* y, int n, int HS) {
-    const int row = memory_stride(HS);
-    each_tile(n + 1, n + 1, [&](ProductTile& tile) {
-        tile_product(tile, Operand<false>{x, row}, Operand<true>{y, row}, HS);
-    }, [&](int i, int j, float sum) { pairs[i * MEMORY_ROWS + j] = j < i ? sum : 0.0f; });   // mutant: memory_pairs
-}
-
-// G += factor · Σ_i x[i] y[i]ᵀ over n rows
-__device__ inline void memory_add(float* G, const float* x, const float* y, float factor, int n, int HS) {
-    const int row = memory_stride(HS);
-    each_tile(HS, HS, [&](ProductTile& tile) {
-        tile_product(tile, Operand<true>{x, row}, Operand<false>{y, row}, n);
-    }, [&](int i, int j, float sum) { G[i * row + j] += factor * sum; });
-}
-
-// Solves for O and U of the chunk: a thread takes a column. On entry, x.O has G K[i]
-template <typename S>
-__device__ inline void memory_predict(MemoryShared x, const float* pi, int b, int t0, int h, int n,
-                                      const Memory<S>& a) {
-    const int row = memory_stride(a.HS);
-    for (int d = threadIdx.x; d < a.HS; d += blockDim.x) {
-        for (int i = 0; i <= n; i++) {
-            float o = x.O[i * row + d];
-            for (int j = 0; j < i; j++) o += x.pairs[i * MEMORY_ROWS + j] * x.U[j * row + d];
-            if (i > 0) o = to_float(from_float<S>(o));
-            x.O[i * row + d] = o;
-            if (i < n) x.U[i * row + d] = pi[i] * (to_float(a.w[memory_row(b, t0 + i, h, a) + d]) - o);
-        }
-    }
-}
-
-// Minimum traffic per row: 2C (w) + 4C (y) + 2C (o).
-template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS, 3) memory_forward_kernel(Memory<S> a) {
-    DYNAMIC_SHARED(float, shared);
-    const int b = blockIdx.x / a.NH, h = blockIdx.x % a.NH, HS = a.HS, row = memory_stride(HS);
-    const MemoryShared x = memory_arrays(shared, HS);
-    const MemoryState before = memory_state(a.state.start, b, h, a), after = memory_state(a.state.end, b, h, a);
-    const float* pi = a.pi + ((size_t)b * a.NH + h) * a.T;
-    memory_load(x.G, before.G, HS);
-    memory_keys(x, 0, 0, b, 0, h, before, a);
-    for (int t0 = 0; t0 < a.T; t0 += MEMORY_CHUNK) {
-        const int n = min(a.T - t0, MEMORY_CHUNK), first = t0 > 0;   // 1: the chunk before set O[0]
-        __syncthreads();
-        memory_keys(x, 1, n, b, t0, h, before, a);
-        __syncthreads();
-        each_tile(n + 1 - first, HS, [&](ProductTile& tile) {
-            tile_product(tile, Operand<false>{x.K + first * row, row}, Operand<false>{x.G, row}, HS);
-        }, [&](int i, int d, float sum) { x.O[(i + first) * row + d] = sum; });
-        memory_pairs(x.pairs, x.K, x.K, n, HS);
-        __syncthreads();
-        memory_predict(x, pi + t0, b, t0, h, n, a);
-        __syncthreads();
-        for (int i = threadIdx.x; i < n * HS; i += blockDim.x) {
-            const int d = i % HS;
-            const size_t at = memory_row(b, t0 + i / HS, h, a) + d;
-            const float o = x.O[(i / HS + 1) * row + d];
-            a.o[at] = from_float<S>(o);
-            a.y[at] = from_float<S>(to_float(a.y[at]) + a.scale[h * HS + d] * o);
-        }
-        memory_add(x.G, x.K, x.U, 1.0f, n, HS);
-        __syncthreads();
-        for (int d = threadIdx.x; d < HS; d += blockDim.x) {
-            x.K[d] = x.K[n * row + d];
-            x.O[d] = x.O[n * row + d];
-        }
-    }
-    if (a.G) memory_store(a.G + ((size_t)b * a.NH + h) * HS * HS, x.G, HS);
-    if (!after.G) return;
-    memory_store(after.G, x.G, HS);
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) after.k[d] = x.K[d];   // mutant: memory_key_not_passed
-}
-
-// Sets o, adds to y, and writes the state after the pass.
-template <typename S> static void memory_forward(cudaStream_t stream, const Memory<S>& a) {
-    const size_t shared = memory_shared(a.HS, false);
-    allow_shared(memory_forward_kernel<S>, shared);
-    LAUNCH((memory_forward_kernel<S>), a.B * a.NH, MEMORY_THREADS, shared, stream, a);
-}
-
-// Sets K, norm and U of the chunk at t0, x.dU to the errors w - O, and x.O to dO: dO[0] = 0, dO[i+1] = scale dy[i]. In
-// the first chunk, also sets G. Adds to dscale of the head.
-template <typename S>
-__device__ inline void memory_errors(MemoryShared x, float* dscale, const float* pi, int b, int t0, int h, int n,
-                                     MemoryState before, const Memory<S>& a) {
-    const int HS = a.HS, row = memory_stride(HS);
-    memory_keys(x, 0, n, b, t0, h, before, a);
-    if (t0 == 0) memory_load(x.G, before.G, HS);
-    __syncthreads();
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
-        float o = 0.0f, sum = 0.0f;   // o: O[0]
-        if (t0 > 0) o = to_float(a.o[memory_row(b, t0 - 1, h, a) + d]);
-        else for (int l = 0; l < HS; l++) o += x.K[l] * x.G[l * row + d];
-        x.O[d] = 0.0f;
-        for (int i = 0; i < n; i++) {
-            const size_t at = memory_row(b, t0 + i, h, a) + d;
-            const float dy = to_float(a.dy[at]);
-            x.dU[i * row + d] = to_float(a.w[at]) - o;
-            x.U[i * row + d] = pi[i] * x.dU[i * row + d];
-            o = to_float(a.o[at]);
-            sum += dy * o;
-            x.O[(i + 1) * row + d] = a.scale[h * HS + d] * dy;
-        }
-        x.U[n * row + d] = 0.0f;
-        dscale[d] += sum;
-    }
-    __syncthreads();
-}
-
-// x.dK: dG K on entry, dU on return. Subtracts Π dU from dO in x.O. A thread takes a column.
-__device__ inline void memory_errors_backward(MemoryShared x, const float* pi, int n, int HS) {
-    const int row = memory_stride(HS);
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
-        for (int j = n - 1; j >= 0; j--) {
-            float dU = x.dK[j * row + d];
-            for (int i = j + 1; i <= n; i++) dU += x.pairs[i * MEMORY_ROWS + j] * x.O[i * row + d];
-            x.dK[j * row + d] = dU;
-            x.O[j * row + d] -= pi[j] * dU;
-        }
-    }
-}
-
-// dΠ of the chunk's tokens; and x.dU becomes dU, which is in x.dK. A warp takes a token.
-__device__ inline void memory_membership_backward(float* dpi, MemoryShared x, int n, int HS) {
-    const int row = memory_stride(HS);
-    for (int i = warp_index(); i < n; i += block_warps()) {
-        float sum = 0.0f;
-        for (int d = lane_index(); d < HS; d += WARP) {
-            sum += x.dU[i * row + d] * x.dK[i * row + d];
-            x.dU[i * row + d] = x.dK[i * row + d];
-        }
-        sum = warp_sum(sum);
-        if (lane_index() == 0) dpi[i] = sum;
-    }
-}
-
-// dK, from dO in x.O, U, G before the chunk and dG after it
-__device__ inline void memory_keys_backward(MemoryShared x, int n, int HS) {
-    const int row = memory_stride(HS);
-    each_tile(n + 1, HS, [&](ProductTile& tile) {
-        tile_product(tile, Operand<false>{x.O, row}, Operand<true>{x.G, row}, HS);
-        tile_product(tile, Operand<false>{x.U, row}, Operand<true>{x.dG, row}, HS);
-        tile_product(tile, Operand<false>{x.dpairs, MEMORY_ROWS}, Operand<false>{x.K, row}, n + 1);
-        tile_product(tile, Operand<true>{x.dpairs, MEMORY_ROWS}, Operand<false>{x.K, row}, n + 1);
-    }, [&](int i, int d, float sum) { x.dK[i * row + d] = sum + (i == n ? x.dk[d] : 0.0f); });
-}
-
-// dw of the chunk. A warp takes a token.
-template <typename S>
-__device__ inline void memory_dw(MemoryShared x, const float* pi, int b, int t0, int h, int n, const Memory<S>& a) {
-    const int row = memory_stride(a.HS);
-    for (int i = warp_index(); i < n; i += block_warps()) {
-        const float *K = x.K + (i + 1) * row, *dK = x.dK + (i + 1) * row;
-        const size_t at = memory_row(b, t0 + i, h, a);
-        float along = 0.0f;
-        for (int d = lane_index(); d < a.HS; d += WARP) along += K[d] * dK[d];
-        along = warp_sum(along);
-        for (int d = lane_index(); d < a.HS; d += WARP)
-            a.dw[at + d] = from_float<S>(pi[i] * x.dU[i * row + d] + x.norm[i + 1] * (dK[d] - K[d] * along));
-    }
-}
-
-// The chunks in reverse. Minimum traffic per row: 2C each of w, o, dy and dw.
-template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS, 2) memory_backward_kernel(Memory<S> a) {
-    DYNAMIC_SHARED(float, shared);
-    const int b = blockIdx.x / a.NH, h = blockIdx.x % a.NH, HS = a.HS, row = memory_stride(HS);
-    const MemoryShared x = memory_arrays(shared, HS);
-    const MemoryState before = memory_state(a.state.start, b, h, a);
-    const MemoryState right = memory_state(a.adjoint.start, b, h, a), left = memory_state(a.adjoint.end, b, h, a);
-    const size_t at = ((size_t)b * a.NH + h) * a.T;
-    float* const dscale = a.dscale + (size_t)b * a.C + h * HS;
-    memory_load(x.G, a.G + ((size_t)b * a.NH + h) * HS * HS, HS);
-    memory_load(x.dG, right.G, HS);
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
-        x.dk[d] = right.k ? right.k[d] : 0.0f;
-        dscale[d] = 0.0f;
-    }
-    for (int t0 = (a.T - 1) / MEMORY_CHUNK * MEMORY_CHUNK; t0 >= 0; t0 -= MEMORY_CHUNK) {
-        const int n = min(a.T - t0, MEMORY_CHUNK);
-        const float* pi = a.pi + at + t0;
-        __syncthreads();
-        memory_errors(x, dscale, pi, b, t0, h, n, before, a);
-        if (t0 > 0) memory_add(x.G, x.K, x.U, -1.0f, n, HS);   // G before the chunk   // mutant: memory_G_after
-        memory_pairs(x.pairs, x.K, x.K, n, HS);
-        each_tile(n, HS, [&](ProductTile& tile) {
-            tile_product(tile, Operand<false>{x.K, row}, Operand<false>{x.dG, row}, HS);
-        }, [&](int i, int d, float sum) { x.dK[i * row + d] = sum; });
-        __syncthreads();
-        memory_errors_backward(x, pi, n, HS);
-        __syncthreads();
-        memory_membership_backward(a.dpi + at + t0, x, n, HS);
-        memory_pairs(x.dpairs, x.O, x.U, n, HS);
-        __syncthreads();
-        memory_keys_backward(x, n, HS);
-        __syncthreads();
-        memory_dw(x, pi, b, t0, h, n, a);
-        memory_add(x.dG, x.K, x.O, 1.0f, n + 1, HS);
-        for (int d = threadIdx.x; d < HS; d += blockDim.x) x.dk[d] = x.dK[d];
-    }
-    __syncthreads();
-    if (!left.G) return;
-    memory_store(left.G, x.dG, HS);
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) left.k[d] = x.dk[d];
-}
-
-// Sets dw and dpi. Puts the gradient of scale on the list `sums`.
-template <typename S>
-static void memory_backward(cudaStream_t stream, float* dmemory_scale, ColumnSums* sums, const Memory<S>& a) {
-    const size_t shared = memory_shared(a.HS, true);
-    allow_shared(memory_backward_kernel<S>, shared);
-    LAUNCH((memory_backward_kernel<S>), a.B * a.NH, MEMORY_THREADS, shared, stream, a);
-    column_sum(sums, dmemory_scale, a.dscale, a.B, a.C);
-}
-
-template <typename S> __global__ void add_kernel(S* x, const S* y, size_t n) {   // x += y
-    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) x[i] = from_float<S>(to_float(x[i]) + to_float(y[i]));
-}
-
-// ---------------------------------------------------------------------------------------------
 // Residual with LayerScale: fused with LayerNorm, above
 
 // ---------------------------------------------------------------------------------------------
@@ -1844,6 +1384,468 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
 }
 
 // ---------------------------------------------------------------------------------------------
+// Option: convolutions over time, channel by channel, with --conv 4:   y[t] = Σ_{k<4} weight[k] x[t-3+k]
+//     dx[t] = Σ_k weight[k] dy[t+3-k],   dweight[k] = Σ_t x[t] dy[t+3-k]
+//
+// x[-3] to x[-1] are in the state before the pass. Backward counts them among its rows: their dx is the gradient of
+// that state. The gradient of the state after the pass is added to the dx of the last three rows.
+
+constexpr int CONV_WIDTH = TOST_CONV_WIDTH, CONV_ROWS = CONV_WIDTH - 1;   // the rows that a state holds
+constexpr int CONV_VEC = 2, CONV_RUN = 8;   // neighboring channels and steps of a thread at once
+
+template <typename S> struct Conv {
+    int B, T, C;
+    S* y; const S* x;                // (B,T,C)
+    const float* weight;             // (C,1,4)
+    PassStates state;
+    size_t state_size, rows;         // of a sequence, and where the convolution's rows are in it
+    // backward only
+    S* dx; const S* dy;              // (B,T,C)
+    PassStates adjoint;
+    float* partial;                  // (blocks,C,4): each block's sum for dweight
+};
+
+// CONV_RUN steps from t0 on, CONV_VEC channels from c on. v: x from step t0 - 3 on; backward: dy from step t0 on.
+// WHOLE: all of these are in the pass, and so are the channels.
+template <bool WHOLE, bool BACKWARD, typename S>
+__device__ inline void conv_run(float (&dweight)[CONV_VEC][CONV_WIDTH], const float (&weight)[CONV_VEC][CONV_WIDTH],
+                                const Conv<S>& a, int b, int t0, int c) {
+    const int T = a.T, C = a.C, inside = C - c;
+    const size_t in_state = b * a.state_size + a.rows + c;
+    const auto at = [=](int t) { return (size_t)(unsigned)(b * T + t) * (unsigned)C + c; };   // rows fit in 32 bits
+    const auto load = [=](float (&row)[CONV_VEC], const S* p, const double* state, int t) {   // zeros if there is none
+        if (WHOLE || t >= 0) load_part<WHOLE>(row, p + at(t), t < T ? inside : 0);   // mutant: conv_end
+        else UNROLL for (int i = 0; i < CONV_VEC; i++)   // mutant: conv_state
+            row[i] = state && i < inside ? (float)state[in_state + (t + CONV_ROWS) * C + i] : 0.0f;
+    };
+    const auto store = [=](S* p, double* state, const float (&row)[CONV_VEC], int t) {
+        if (WHOLE || t >= 0) store_part<WHOLE>(p + at(t), row, t < T ? inside : 0);
+        else UNROLL for (int i = 0; i < CONV_VEC; i++)
+            if (state && i < inside) state[in_state + (t + CONV_ROWS) * C + i] = row[i];
+    };
+    float v[CONV_RUN + CONV_ROWS][CONV_VEC], x[CONV_RUN][CONV_VEC] = {};   // WHOLE: loads come before stores
+    UNROLL for (int j = 0; j < CONV_RUN + CONV_ROWS; j++)
+        BACKWARD ? load(v[j], a.dy, NULL, t0 + j) : load(v[j], a.x, a.state.start, t0 + j - CONV_ROWS);
+    UNROLL for (int j = 0; BACKWARD && j < CONV_RUN; j++) load(x[j], a.x, a.state.start, t0 + j);
+    UNROLL for (int j = 0; j < CONV_RUN; j++) {
+        const int t = t0 + j;
+        float y[CONV_VEC] = {};
+        if (!WHOLE && BACKWARD && t < T && t + CONV_ROWS >= T) load(y, a.dy, a.adjoint.start, t - T);
+        UNROLL for (int i = 0; i < CONV_VEC; i++)
+            UNROLL for (int k = 0; k < CONV_WIDTH; k++) {
+                const int of = BACKWARD ? CONV_ROWS - k : k;
+                y[i] += weight[i][of] * v[j + k][i];
+                if (BACKWARD) dweight[i][of] += x[j][i] * v[j + k][i];
+            }
+        store(BACKWARD ? a.dx : a.y, BACKWARD ? a.adjoint.end : NULL, y, t);
+    }
+    for (int t = T - CONV_ROWS; !WHOLE && !BACKWARD && a.state.end && t0 + CONV_RUN >= T && t < T; t++) {
+        load(v[0], a.x, a.state.start, t);
+        store(a.y, a.state.end, v[0], t - T);   // mutant: conv_rows_not_passed
+    }
+}
+
+// Blocks loop over runs. With 768 channels, 4 blocks fit on a multiprocessor. Minimum traffic per row: 2C (x) + 2C (y);
+// backward 2C (dy) + 2C (x) + 2C (dx).
+template <bool BACKWARD, typename S>
+__global__ void __launch_bounds__(256, 3) conv_kernel(Conv<S> a, int first, int runs) {
+    for (int c = threadIdx.x * CONV_VEC; c < a.C; c += blockDim.x * CONV_VEC) {
+        float weight[CONV_VEC][CONV_WIDTH] = {}, dweight[CONV_VEC][CONV_WIDTH] = {};
+        UNROLL for (int i = 0; i < CONV_VEC; i++)
+            if (c + i < a.C) load_pack<CONV_WIDTH>(weight[i], a.weight + (c + i) * CONV_WIDTH);
+        for (int run = blockIdx.x; run < a.B * runs; run += gridDim.x) {   // mutant: conv_runs_once
+            const int b = run / runs, t0 = first + run % runs * CONV_RUN;
+            if (t0 >= CONV_ROWS && t0 + CONV_RUN + CONV_ROWS <= a.T && a.C % CONV_VEC == 0)   // mutant: conv_whole
+                conv_run<true, BACKWARD>(dweight, weight, a, b, t0, c);
+            else conv_run<false, BACKWARD>(dweight, weight, a, b, t0, c);
+        }
+        UNROLL for (int i = 0; BACKWARD && i < CONV_VEC; i++)
+            if (c + i < a.C)
+                store_pack<CONV_WIDTH>(a.partial + (blockIdx.x * (size_t)a.C + c + i) * CONV_WIDTH, dweight[i]);
+    }
+}
+
+template <typename S> static void conv_forward(cudaStream_t stream, const Conv<S>& a) {
+    const int runs = div_up(a.T, CONV_RUN), blocks = min(a.B * runs, COLUMN_BLOCKS);
+    LAUNCH((conv_kernel<false, S>), blocks, channel_threads(a.C), 0, stream, a, 0, runs);
+}
+
+// Puts dweight on the list `sums`, of whose space it takes (COLUMN_BLOCKS,C,4).
+template <typename S> static void conv_backward(cudaStream_t stream, float* dweight, ColumnSums* sums, Conv<S> a) {
+    const int runs = div_up(a.T + CONV_ROWS, CONV_RUN), blocks = min(a.B * runs, COLUMN_BLOCKS);
+    a.partial = column_partials(sums, 1, blocks, a.C * CONV_WIDTH);
+    LAUNCH((conv_kernel<true, S>), blocks, channel_threads(a.C), 0, stream, a, -CONV_ROWS, runs);   // mutant: conv_left
+    column_sum(sums, dweight, a.partial, blocks, a.C * CONV_WIDTH);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Option: memory, with --memory 1; train_gpt_tost.c has its equations for one token. Here a chunk of n tokens is
+// processed at once. Its tokens are numbered from 0. K[i] is the direction k, and O[i] the prediction o, of the token
+// before token i: K[0] and O[0] belong to the token before the chunk, K[n] and O[n] to the last token. E[i] is e of
+// token i. With G before the chunk and dG after it:
+//     O[i] = G K[i] + Σ_{j<i} (K[i]·K[j]) E[j],   E[i] = Π[i] (w[i] - O[i]),   G after the chunk = G + Σ_i E[i] K[i]ᵀ
+//     dE[j] = dG K[j] + Σ_{i>j} (K[i]·K[j]) dO[i],   dΠ[j] = dE[j]·(w[j] - O[j])
+//     dw[j] = Π[j] dE[j],   dO[j] -= dw[j]
+//     dK[i] = Gᵀ dO[i] + dGᵀ E[i] + Σ_{j<i} (dO[i]·E[j]) K[j] + Σ_{j>i} (dO[j]·E[i]) K[j]
+//     dG before the chunk = dG + Σ_i dO[i] K[i]ᵀ,   dK[n] += dK[0] of the next chunk
+//     dw[i] += (dk - k (k·dk)) / √(‖w[i]‖² + 1e-12)   with k = K[i+1] and dk = dK[i+1]
+//
+// A block of threads computes one head of one sequence: it goes through the chunks of 32 tokens, with G in shared
+// memory. There are B·NH blocks, so with few sequences, multiprocessors are idle. All sums are products of small
+// matrices, except in the triangular systems, of which a thread solves the columns of one channel. E is computed from o
+// as stored, rounded to S, so that backward gets the same E, and the G before a chunk from the one after it:
+// G - Σ E[i] K[i]ᵀ. Only the first chunk of a pass loads G, and computes O[0] from it, not rounded.
+//
+// Arrays in shared memory have rows of HS | 1 floats: an odd stride has no bank conflicts along either axis.
+
+constexpr int MEMORY_CHUNK = 32, MEMORY_ROWS = MEMORY_CHUNK + 1;   // tokens of a chunk; its keys K[0] to K[n]
+constexpr int MEMORY_THREADS = 256, MEMORY_TILE = 4;
+
+template <typename S> struct Memory {
+    int B, T, C, NH, HS;
+    const S* w;                       // (B,T,C)
+    const float *pi, *scale;          // (B,NH,T), (C)
+    S *o, *y;                         // (B,T,C): predictions; y += scale o
+    float* G;                         // (B,NH,HS,HS): after the pass, transposed; NULL in inference
+    PassStates state;
+    size_t state_size, offset;        // of a sequence; of the memory's part in it
+    // backward only
+    const S* dy;                      // (B,T,C)
+    S* dw;                            // (B,T,C)
+    float *dpi, *dscale;              // (B,NH,T); (B,C): of each sequence
+    PassStates adjoint;
+};
+
+// The state of a head: Gᵀ (HS,HS) and k (HS), floats. NULL: zeros, or not written
+struct MemoryState { float *G, *k; };
+
+// Arrays in shared memory: G, dG (HS,HS), transposed; K, E, O, dK, dE (33,HS), O with dO in backward; pairs, dpairs
+// (33,33); inverse_norm (33): 1/√(‖w‖² + 1e-12); dk (HS): dK[0] of the next chunk. Forward has those up to
+// inverse_norm.
+struct MemoryShared { float *G, *K, *E, *O, *pairs, *inverse_norm, *dG, *dK, *dE, *dpairs, *dk; };
+
+__host__ __device__ inline int memory_stride(int HS) { return HS | 1; }
+static size_t memory_state_size(size_t C, size_t HS) { return (C * (HS + 1) + 1) / 2; }   // in doubles
+
+__host__ __device__ inline MemoryShared memory_arrays(float* shared, int HS) {
+    const int row = memory_stride(HS), rows = MEMORY_ROWS * row, pairs = MEMORY_ROWS * MEMORY_ROWS;
+    MemoryShared x = {};
+    x.G = shared, x.K = x.G + HS * row, x.E = x.K + rows, x.O = x.E + rows, x.pairs = x.O + rows;
+    x.inverse_norm = x.pairs + pairs, x.dG = x.inverse_norm + MEMORY_ROWS, x.dK = x.dG + HS * row, x.dE = x.dK + rows;
+    x.dpairs = x.dE + rows, x.dk = x.dpairs + pairs;
+    return x;
+}
+
+static size_t memory_shared(int HS, bool backward) {
+    float* const start = (float*)sizeof(float);
+    const MemoryShared x = memory_arrays(start, HS);
+    return (backward ? x.dk + HS - start : x.dG - start) * sizeof(float);
+}
+
+template <typename S> __device__ inline MemoryState memory_state(const double* states, int b, int h,
+                                                                 const Memory<S>& a) {
+    if (!states) return {NULL, NULL};
+    float* const at = (float*)const_cast<double*>(states + b * a.state_size + a.offset);
+    return {at + (size_t)h * a.HS * a.HS, at + (size_t)a.C * a.HS + h * a.HS};
+}
+
+template <typename S> __device__ inline size_t memory_row(int b, int t, int h, const Memory<S>& a) {
+    return ((size_t)b * a.T + t) * a.C + h * a.HS;
+}
+
+// Copies a matrix (HS,HS) from or to device memory, where its rows are HS floats apart. src NULL: zeros
+__device__ inline void memory_load(float* dst, const float* src, int HS) {
+    for (int i = threadIdx.x; i < HS * HS; i += blockDim.x)
+        dst[i / HS * memory_stride(HS) + i % HS] = src ? src[i] : 0.0f;
+}
+__device__ inline void memory_store(float* dst, const float* src, int HS) {
+    for (int i = threadIdx.x; i < HS * HS; i += blockDim.x) dst[i] = src[i / HS * memory_stride(HS) + i % HS];
+}
+
+// An operand of a product, in shared memory. TRANSPOSED: its element (i,j) is p[j · stride + i]
+template <bool TRANSPOSED> struct Operand {
+    const float* p;
+    int stride;
+    __device__ float at(int i, int j) const { return TRANSPOSED ? p[j * stride + i] : p[i * stride + j]; }
+};
+
+// A thread's part of a product: the elements at some rows and columns
+struct ProductTile {
+    int row[MEMORY_TILE], column[MEMORY_TILE];
+    float sum[MEMORY_TILE][MEMORY_TILE];
+};
+
+// tile.sum += x · y; depth: columns of x
+template <bool X, bool Y>
+__device__ inline void tile_product(ProductTile& tile, Operand<X> x, Operand<Y> y, int depth) {
+    UNROLL_BY(2) for (int l = 0; l < depth; l++) {
+        float u[MEMORY_TILE], v[MEMORY_TILE];
+        UNROLL for (int i = 0; i < MEMORY_TILE; i++) u[i] = x.at(tile.row[i], l);
+        UNROLL for (int i = 0; i < MEMORY_TILE; i++) v[i] = y.at(l, tile.column[i]);
+        UNROLL for (int i = 0; i < MEMORY_TILE; i++)
+            UNROLL for (int j = 0; j < MEMORY_TILE; j++) tile.sum[i][j] += u[i] * v[j];
+    }
+}
+
+// Computes a matrix (m,n): add(tile) adds the products to a tile; store(i, j, sum) takes each element. Neighboring
+// threads take neighboring columns.
+template <typename Add, typename Store> __device__ inline void each_tile(int m, int n, Add add, Store store) {
+    const int tile_rows = div_up(m, MEMORY_TILE), tile_columns = div_up(n, MEMORY_TILE);
+    for (int k = threadIdx.x; k < tile_rows * tile_columns; k += blockDim.x) {
+        const int i0 = k / tile_columns, j0 = k % tile_columns;
+        ProductTile tile = {};
+        UNROLL for (int i = 0; i < MEMORY_TILE; i++) {
+            tile.row[i] = min(i0 + i * tile_rows, m - 1);
+            tile.column[i] = min(j0 + i * tile_columns, n - 1);
+        }
+        add(tile);
+        UNROLL for (int i = 0; i < MEMORY_TILE; i++)
+            UNROLL for (int j = 0; j < MEMORY_TILE; j++)
+                if (i0 + i * tile_rows < m && j0 + j * tile_columns < n)
+                    store(tile.row[i], tile.column[j], tile.sum[i][j]);
+    }
+}
+
+// K[i] and inverse_norm[i] = 1/√(‖w‖² + 1e-12), first <= i <= n, of the tokens t0 - 1 + i. A warp takes a token.
+// before: for the key of the token before the pass
+template <typename S>
+__device__ inline void memory_keys(MemoryShared x, int first, int n, int b, int t0, int h, MemoryState before,
+                                   const Memory<S>& a) {
+    for (int i = first + warp_index(); i <= n; i += block_warps()) {
+        const bool early = t0 + i == 0;
+        const S* w = a.w + (early ? 0 : memory_row(b, t0 - 1 + i, h, a));
+        float *K = x.K + i * memory_stride(a.HS), squares = 0.0f;
+        for (int d = lane_index(); d < a.HS; d += WARP) {
+            const float v = !early ? to_float(w[d]) : before.k ? before.k[d] : 0.0f;
+            K[d] = v;
+            squares += v * v;
+        }
+        const float inverse_norm = early ? 1.0f : rsqrtf(warp_sum(squares) + (float)TOST_ENERGY_MIN);
+        for (int d = lane_index(); d < a.HS; d += WARP) K[d] *= inverse_norm;
+        if (lane_index() == 0) x.inverse_norm[i] = inverse_norm;
+    }
+}
+
+// pairs[i,j] = x[i]·y[j] for j < i <= n, otherwise 0; x, y (33,HS)
+__device__ inline void memory_pairs(float* pairs, const float* x, const float* y, int n, int HS) {
+    const int row = memory_stride(HS);
+    each_tile(n + 1, n + 1, [&](ProductTile& tile) {
+        tile_product(tile, Operand<false>{x, row}, Operand<true>{y, row}, HS);
+    }, [&](int i, int j, float sum) { pairs[i * MEMORY_ROWS + j] = j < i ? sum : 0.0f; });   // mutant: memory_pairs
+}
+
+// G += factor · Σ_i x[i] y[i]ᵀ over n rows
+__device__ inline void memory_add(float* G, const float* x, const float* y, float factor, int n, int HS) {
+    const int row = memory_stride(HS);
+    each_tile(HS, HS, [&](ProductTile& tile) {
+        tile_product(tile, Operand<true>{x, row}, Operand<false>{y, row}, n);
+    }, [&](int i, int j, float sum) { G[i * row + j] += factor * sum; });
+}
+
+// Solves for O and E of the chunk: a thread takes a column. On entry, x.O has G K[i]
+template <typename S>
+__device__ inline void memory_predict(MemoryShared x, const float* pi, int b, int t0, int h, int n,
+                                      const Memory<S>& a) {
+    const int row = memory_stride(a.HS);
+    for (int d = threadIdx.x; d < a.HS; d += blockDim.x) {
+        for (int i = 0; i <= n; i++) {
+            float o = x.O[i * row + d];
+            for (int j = 0; j < i; j++) o += x.pairs[i * MEMORY_ROWS + j] * x.E[j * row + d];
+            if (i > 0) o = to_float(from_float<S>(o));
+            x.O[i * row + d] = o;
+            if (i < n) x.E[i * row + d] = pi[i] * (to_float(a.w[memory_row(b, t0 + i, h, a) + d]) - o);
+        }
+    }
+}
+
+// Minimum traffic per row: 2C (w) + 4C (y) + 2C (o).
+template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS, 3) memory_forward_kernel(Memory<S> a) {
+    DYNAMIC_SHARED(float, shared);
+    const int b = blockIdx.x / a.NH, h = blockIdx.x % a.NH, HS = a.HS, row = memory_stride(HS);
+    const MemoryShared x = memory_arrays(shared, HS);
+    const MemoryState before = memory_state(a.state.start, b, h, a), after = memory_state(a.state.end, b, h, a);
+    const float* pi = a.pi + ((size_t)b * a.NH + h) * a.T;
+    memory_load(x.G, before.G, HS);
+    memory_keys(x, 0, 0, b, 0, h, before, a);
+    for (int t0 = 0; t0 < a.T; t0 += MEMORY_CHUNK) {
+        const int n = min(a.T - t0, MEMORY_CHUNK), first = t0 > 0;   // 1: the chunk before set O[0]
+        __syncthreads();
+        memory_keys(x, 1, n, b, t0, h, before, a);
+        __syncthreads();
+        each_tile(n + 1 - first, HS, [&](ProductTile& tile) {
+            tile_product(tile, Operand<false>{x.K + first * row, row}, Operand<false>{x.G, row}, HS);
+        }, [&](int i, int d, float sum) { x.O[(i + first) * row + d] = sum; });
+        memory_pairs(x.pairs, x.K, x.K, n, HS);
+        __syncthreads();
+        memory_predict(x, pi + t0, b, t0, h, n, a);
+        __syncthreads();
+        for (int i = threadIdx.x; i < n * HS; i += blockDim.x) {
+            const int d = i % HS;
+            const size_t at = memory_row(b, t0 + i / HS, h, a) + d;
+            const float o = x.O[(i / HS + 1) * row + d];
+            a.o[at] = from_float<S>(o);
+            a.y[at] = from_float<S>(to_float(a.y[at]) + a.scale[h * HS + d] * o);
+        }
+        memory_add(x.G, x.K, x.E, 1.0f, n, HS);
+        __syncthreads();
+        for (int d = threadIdx.x; d < HS; d += blockDim.x) {
+            x.K[d] = x.K[n * row + d];
+            x.O[d] = x.O[n * row + d];
+        }
+    }
+    if (a.G) memory_store(a.G + ((size_t)b * a.NH + h) * HS * HS, x.G, HS);
+    if (!after.G) return;
+    memory_store(after.G, x.G, HS);
+    for (int d = threadIdx.x; d < HS; d += blockDim.x) after.k[d] = x.K[d];   // mutant: memory_key_not_passed
+}
+
+// Sets o, adds to y, and writes the state after the pass.
+template <typename S> static void memory_forward(cudaStream_t stream, const Memory<S>& a) {
+    const size_t shared = memory_shared(a.HS, false);
+    allow_shared(memory_forward_kernel<S>, shared);
+    LAUNCH((memory_forward_kernel<S>), a.B * a.NH, MEMORY_THREADS, shared, stream, a);
+}
+
+// Sets K, inverse_norm and E of the chunk at t0, x.dE to the errors w - O, and x.O to dO: dO[0] = 0,
+// dO[i+1] = scale dy[i]. In the first chunk, also sets G. Adds to dscale of the head.
+template <typename S>
+__device__ inline void memory_errors(MemoryShared x, float* dscale, const float* pi, int b, int t0, int h, int n,
+                                     MemoryState before, const Memory<S>& a) {
+    const int HS = a.HS, row = memory_stride(HS);
+    memory_keys(x, 0, n, b, t0, h, before, a);
+    if (t0 == 0) memory_load(x.G, before.G, HS);
+    __syncthreads();
+    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
+        float o = 0.0f, sum = 0.0f;   // o: O[0]
+        if (t0 > 0) o = to_float(a.o[memory_row(b, t0 - 1, h, a) + d]);
+        else for (int l = 0; l < HS; l++) o += x.K[l] * x.G[l * row + d];
+        x.O[d] = 0.0f;
+        for (int i = 0; i < n; i++) {
+            const size_t at = memory_row(b, t0 + i, h, a) + d;
+            const float dy = to_float(a.dy[at]);
+            x.dE[i * row + d] = to_float(a.w[at]) - o;
+            x.E[i * row + d] = pi[i] * x.dE[i * row + d];
+            o = to_float(a.o[at]);
+            sum += dy * o;
+            x.O[(i + 1) * row + d] = a.scale[h * HS + d] * dy;
+        }
+        x.E[n * row + d] = 0.0f;
+        dscale[d] += sum;
+    }
+    __syncthreads();
+}
+
+// x.dK: dG K on entry, dE on return. Subtracts Π dE from dO in x.O. A thread takes a column.
+__device__ inline void memory_errors_backward(MemoryShared x, const float* pi, int n, int HS) {
+    const int row = memory_stride(HS);
+    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
+        for (int j = n - 1; j >= 0; j--) {
+            float dE = x.dK[j * row + d];
+            for (int i = j + 1; i <= n; i++) dE += x.pairs[i * MEMORY_ROWS + j] * x.O[i * row + d];
+            x.dK[j * row + d] = dE;
+            x.O[j * row + d] -= pi[j] * dE;
+        }
+    }
+}
+
+// dΠ of the chunk's tokens; and x.dE becomes dE, which is in x.dK. A warp takes a token.
+__device__ inline void memory_membership_backward(float* dpi, MemoryShared x, int n, int HS) {
+    const int row = memory_stride(HS);
+    for (int i = warp_index(); i < n; i += block_warps()) {
+        float sum = 0.0f;
+        for (int d = lane_index(); d < HS; d += WARP) {
+            sum += x.dE[i * row + d] * x.dK[i * row + d];
+            x.dE[i * row + d] = x.dK[i * row + d];
+        }
+        sum = warp_sum(sum);
+        if (lane_index() == 0) dpi[i] = sum;
+    }
+}
+
+// dK, from dO in x.O, E, G before the chunk and dG after it
+__device__ inline void memory_keys_backward(MemoryShared x, int n, int HS) {
+    const int row = memory_stride(HS);
+    each_tile(n + 1, HS, [&](ProductTile& tile) {
+        tile_product(tile, Operand<false>{x.O, row}, Operand<true>{x.G, row}, HS);
+        tile_product(tile, Operand<false>{x.E, row}, Operand<true>{x.dG, row}, HS);
+        tile_product(tile, Operand<false>{x.dpairs, MEMORY_ROWS}, Operand<false>{x.K, row}, n + 1);
+        tile_product(tile, Operand<true>{x.dpairs, MEMORY_ROWS}, Operand<false>{x.K, row}, n + 1);
+    }, [&](int i, int d, float sum) { x.dK[i * row + d] = sum + (i == n ? x.dk[d] : 0.0f); });
+}
+
+// dw of the chunk. A warp takes a token.
+template <typename S>
+__device__ inline void memory_dw(MemoryShared x, const float* pi, int b, int t0, int h, int n, const Memory<S>& a) {
+    const int row = memory_stride(a.HS);
+    for (int i = warp_index(); i < n; i += block_warps()) {
+        const float *K = x.K + (i + 1) * row, *dK = x.dK + (i + 1) * row;
+        const size_t at = memory_row(b, t0 + i, h, a);
+        float k_dk = 0.0f;
+        for (int d = lane_index(); d < a.HS; d += WARP) k_dk += K[d] * dK[d];
+        k_dk = warp_sum(k_dk);
+        for (int d = lane_index(); d < a.HS; d += WARP)
+            a.dw[at + d] = from_float<S>(pi[i] * x.dE[i * row + d] + x.inverse_norm[i + 1] * (dK[d] - K[d] * k_dk));
+    }
+}
+
+// The chunks in reverse. Minimum traffic per row: 2C each of w, o, dy and dw.
+template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS, 2) memory_backward_kernel(Memory<S> a) {
+    DYNAMIC_SHARED(float, shared);
+    const int b = blockIdx.x / a.NH, h = blockIdx.x % a.NH, HS = a.HS, row = memory_stride(HS);
+    const MemoryShared x = memory_arrays(shared, HS);
+    const MemoryState before = memory_state(a.state.start, b, h, a);
+    const MemoryState right = memory_state(a.adjoint.start, b, h, a), left = memory_state(a.adjoint.end, b, h, a);
+    const size_t at = ((size_t)b * a.NH + h) * a.T;
+    float* const dscale = a.dscale + (size_t)b * a.C + h * HS;
+    memory_load(x.G, a.G + ((size_t)b * a.NH + h) * HS * HS, HS);
+    memory_load(x.dG, right.G, HS);
+    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
+        x.dk[d] = right.k ? right.k[d] : 0.0f;
+        dscale[d] = 0.0f;
+    }
+    for (int t0 = (a.T - 1) / MEMORY_CHUNK * MEMORY_CHUNK; t0 >= 0; t0 -= MEMORY_CHUNK) {
+        const int n = min(a.T - t0, MEMORY_CHUNK);
+        const float* pi = a.pi + at + t0;
+        __syncthreads();
+        memory_errors(x, dscale, pi, b, t0, h, n, before, a);
+        if (t0 > 0) memory_add(x.G, x.K, x.E, -1.0f, n, HS);   // G before the chunk   // mutant: memory_G_after
+        memory_pairs(x.pairs, x.K, x.K, n, HS);
+        each_tile(n, HS, [&](ProductTile& tile) {
+            tile_product(tile, Operand<false>{x.K, row}, Operand<false>{x.dG, row}, HS);
+        }, [&](int i, int d, float sum) { x.dK[i * row + d] = sum; });
+        __syncthreads();
+        memory_errors_backward(x, pi, n, HS);
+        __syncthreads();
+        memory_membership_backward(a.dpi + at + t0, x, n, HS);
+        memory_pairs(x.dpairs, x.O, x.E, n, HS);
+        __syncthreads();
+        memory_keys_backward(x, n, HS);
+        __syncthreads();
+        memory_dw(x, pi, b, t0, h, n, a);
+        memory_add(x.dG, x.K, x.O, 1.0f, n + 1, HS);
+        for (int d = threadIdx.x; d < HS; d += blockDim.x) x.dk[d] = x.dK[d];
+    }
+    __syncthreads();
+    if (!left.G) return;
+    memory_store(left.G, x.dG, HS);
+    for (int d = threadIdx.x; d < HS; d += blockDim.x) left.k[d] = x.dk[d];
+}
+
+// Sets dw and dpi. Puts the gradient of scale on the list `sums`.
+template <typename S>
+static void memory_backward(cudaStream_t stream, float* dmemory_scale, ColumnSums* sums, const Memory<S>& a) {
+    const size_t shared = memory_shared(a.HS, true);
+    allow_shared(memory_backward_kernel<S>, shared);
+    LAUNCH((memory_backward_kernel<S>), a.B * a.NH, MEMORY_THREADS, shared, stream, a);
+    column_sum(sums, dmemory_scale, a.dscale, a.B, a.C);
+}
+
+template <typename S> __global__ void add_kernel(S* x, const S* y, size_t n) {   // x += y
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = from_float<S>(to_float(x[i]) + to_float(y[i]));
+}
+
+// ---------------------------------------------------------------------------------------------
 // The arrays of a model: parameters, gradients and Adam's moments as flat arrays under the table of model.h, for bf16
 // also a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations
 // of every layer; otherwise all layers share one set. With recompute, only LAYER_RESIDENT is stored for every layer.
@@ -1897,7 +1899,7 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
     X(scratch_bt4c, S,       train * rows * 4 * C)         /* gradients of gelu, then of fc */ \
     X(da,           float,   train * rows * NH) \
     X(dtemp,        float,   train * B * chunks * NH) \
-    X(dremembered,  S,       memory * train * rows * C)    /* the memory's part of the gradient of w */ \
+    X(dpredicted,  S,       memory * train * rows * C)    /* the memory's part of the gradient of w */ \
     X(dmemory_scale, float,  memory * train * B * C)       /* by sequence */ \
     X(back,         float,   train * B * chunks * tssa_sums_size(C, NH)) \
     X(columns,      float,   train * COLUMN_BLOCKS * (17 + 2 * c->conv) * C) /* a layer and ln_f: for ColumnSums */ \
@@ -2157,14 +2159,14 @@ template <typename S> static Tssa<S> layer_tssa_grads(const TypedModel<S>* m, in
     return tssa;
 }
 
-// The memory of layer l, with the arguments of its backward: from scratch_btc to dremembered, dΠ in da
+// The memory of layer l, with the arguments of its backward: from scratch_btc to dpredicted, dΠ in da
 template <typename S> static Memory<S> layer_memory(const TypedModel<S>* m, int l, int B, int T) {
     const LayerActivations<S>* a = &m->layer[l];
     const int C = m->config.n_embd, NH = m->config.n_head;
-    const size_t place = state_size(&m->config) - memory_state_size(C, C / NH);
+    const size_t offset = state_size(&m->config) - memory_state_size(C, C / NH);
     return {B, T, C, NH, C / NH, a->w, a->pi, model_params(m, TOST_PARAM, l).memory_scale, a->predicted, a->y,
-            m->options.training ? a->memory_G : NULL, layer_states(m, l), state_size(&m->config), place,
-            m->buf.scratch_btc, m->buf.dremembered, m->buf.da, m->buf.dmemory_scale, layer_adjoints(m, l)};
+            m->options.training ? a->memory_G : NULL, layer_states(m, l), state_size(&m->config), offset,
+            m->buf.scratch_btc, m->buf.dpredicted, m->buf.da, m->buf.dmemory_scale, layer_adjoints(m, l)};
 }
 
 // Layer l over rows = B·T, from ln_1 to mlp_out. sync (zero): of this layer.
@@ -2234,7 +2236,7 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     if (p.memory_scale) memory_backward(m->stream, g.memory_scale, sums, layer_memory(m, l, B, T));
     tssa_backward(m->stream, tssa);
     if (p.memory_scale)
-        LAUNCH((add_kernel<S>), div_up(rows * C, 256), 256, 0, m->stream, tssa.dw, buf->dremembered, rows * C);
+        LAUNCH((add_kernel<S>), div_up(rows * C, 256), 256, 0, m->stream, tssa.dw, buf->dpredicted, rows * C);
     if (p.attn_conv) conv_backward(m->stream, g.attn_conv, sums, layer_conv(m, ATTN_CONV, l, B, T));
     linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C, add);
     bias_backward(m->stream, g.attn_b, sums, buf->dbranch, rows, C);

@@ -24,7 +24,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from safetensors import safe_open
 
-ENERGY_MIN = 1e-12  # lower bound of the cumulative energy, by which a token's energy is divided
+ENERGY_MIN = 1e-12  # lower bound of the cumulative energy, by which a token's energy is divided; memory: added to ‖w‖²
 MASS_EPS = 1e-8     # added to the cumulative membership
 GAMMA_INIT = 1e-5   # initial LayerScale
 
@@ -91,20 +91,20 @@ def predict(w, pi):
     next token from the direction k of this one. It starts at 0 and is updated at each token by the delta rule:
 
         k[t] = w[t] / √(‖w[t]‖² + 1e-12),   o[t] = G[t] k[t]
-        U[t] = Π[t] (w[t] - o[t-1]),        G[t] = G[t-1] + U[t] k[t-1]ᵀ
+        e[t] = Π[t] (w[t] - o[t-1]),        G[t] = G[t-1] + e[t] k[t-1]ᵀ
 
-    Since o[t-1] = Σ_{j<t} (k[t-1]·k[j-1]) U[j], all U are the solution of one triangular system."""
+    Since o[t-1] = Σ_{j<t} (k[t-1]·k[j-1]) e[j], all e are the solution of one triangular system."""
     with torch.autocast(w.device.type, enabled=False):
         k = w * (w.square().sum(-1, keepdim=True) + ENERGY_MIN).rsqrt()
         before = F.pad(k, (0, 0, 1, 0))[:, :, :-1]
         system = pi * (before @ before.mT)   # only the part below the diagonal is used; the diagonal counts as 1
-        U = torch.linalg.solve_triangular(system, pi * w, upper=False, unitriangular=True)
-        return (k @ before.mT).tril() @ U
+        e = torch.linalg.solve_triangular(system, pi * w, upper=False, unitriangular=True)
+        return (k @ before.mT).tril() @ e
 
 
 class TSSA(nn.Module):
     """Each head measures how much of a token's energy lies in its subspace (the membership Π), keeps the running
-    second moment of the tokens that belong to it, and shrinks the directions in which they vary."""
+    second moment of the tokens that belong to it, and removes from the token the directions in which they vary little."""
 
     def __init__(self, config):
         super().__init__()

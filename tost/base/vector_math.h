@@ -28,12 +28,13 @@ static inline float exp_f32(float x) {
     return p * two_n.f;
 }
 
-// Φ(x), the distribution function of the standard normal; also writes e^(-x²/2), which its derivative needs.
+static inline float normal_bell(float x) { return exp_f32(-0.5f * x * x); }   // e^(-x²/2)
+
+// Φ(x), the distribution function of the standard normal. bell: normal_bell(x)
 // Φ(-|x|) = e^(-x²/2) · t · R(t) with t = 1/(1 + |x|/4) and R a minimax polynomial (relative error 3e-8), so the lower
 // tail is accurate in relative terms too.
-static inline float normal_cdf(float* exp_half_square, float x) {
+static inline float normal_cdf(float x, float bell) {
     const float t = 1.0f / (1.0f + 0.25f * fabsf(x));
-    const float e = exp_f32(-0.5f * x * x);
     float r = 1.981245595e-2f;
     r = r * t - 8.101188733e-2f;
     r = r * t + 9.584573089e-2f;
@@ -44,8 +45,7 @@ static inline float normal_cdf(float* exp_half_square, float x) {
     r = r * t + 9.346518926e-2f;
     r = r * t + 9.973648893e-2f;
     r = r * t + 9.973556591e-2f;
-    const float tail = e * t * r;
-    *exp_half_square = e;
+    const float tail = bell * t * r;
     return x > 0.0f ? 1.0f - tail : tail;
 }
 

@@ -27,7 +27,7 @@ typedef struct {
     // backward only
     const float *dy;                  // (B,T,C)
     float *dw;                        // (B,T,C)
-    float *da;                        // (B,NH,T): dΠ, then da
+    float *da;                        // (B,NH,T): on entry dΠ of the memory, or 0; then dΠ, then da
     float *dtemp, *ddenom_bias;       // (NH), NULL if membership is uniform; (NH,block_size): +=
     double *adjoint;                  // (B,2C+NH): RS, RN and RD after these tokens, then at the first one
 } Tssa;

@@ -18,7 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .configuration_tost import TostConfig
 
-ENERGY_MIN = 1e-12  # lower bound of the cumulative energy, by which a token's energy is divided
+ENERGY_MIN = 1e-12  # lower bound of the cumulative energy, by which a token's energy is divided; memory: added to ‖w‖²
 MASS_EPS = 1e-8     # added to the cumulative membership
 GAMMA_INIT = 1e-5   # initial LayerScale
 MEMORY_BLOCK = 64   # tokens whose updates of the memory are computed at once
@@ -71,25 +71,25 @@ def predict(w, pi, mask, past):
     padding:
 
         k[t] = w[t] / √(‖w[t]‖² + 1e-12),   o[t] = k[t] G[t]
-        U[t] = Π[t] (w[t] - o[t-1]),        G[t] = G[t-1] + k[t-1]ᵀ U[t]
+        e[t] = Π[t] (w[t] - o[t-1]),        G[t] = G[t-1] + k[t-1]ᵀ e[t]
 
-    The U of a block are the solution of a triangular system: o[t-1] = k[t-1] G + Σ_{j<t} (k[t-1]·k[j-1]) U[j] with G
+    The e of a block are the solution of a triangular system: o[t-1] = k[t-1] G + Σ_{j<t} (k[t-1]·k[j-1]) e[j] with G
     before the block. Returns o and (G, k): G after these tokens, k of the last one that is not padding."""
     B, nh, T, hs = w.shape
     tokens = w.new_ones(B, T, dtype=torch.long) if mask is None else mask[:, 0, :, 0].long()
-    # Row 0 of the keys is the token before w. last (B,T+1): the row of the last token before each one, and at the end.
     last = F.pad((tokens * torch.arange(1, T + 1, device=w.device)).cummax(1).values, (1, 0))
     with torch.autocast(w.device.type, enabled=False):
         k = w * (w.square().sum(-1, keepdim=True) + ENERGY_MIN).rsqrt()
         G, k_past = (w.new_zeros(B, nh, hs, hs), w.new_zeros(B, nh, hs)) if past is None else past
+        # Row i of keys: k of the last token before token i that is not padding; row T: of the last one of all
         keys = torch.cat((k_past.unsqueeze(2), k), 2).gather(2, last[:, None, :, None].expand(B, nh, T + 1, hs))
         blocks, o = zip(*(x.split(MEMORY_BLOCK, 2) for x in (w, pi, k, keys[:, :, :-1]))), []
         for w, pi, k, before in blocks:
             # Of the matrix, solve_triangular reads only what is below the diagonal.
-            U = torch.linalg.solve_triangular(pi * (before @ before.mT), pi * (w - before @ G), upper=False,
+            e = torch.linalg.solve_triangular(pi * (before @ before.mT), pi * (w - before @ G), upper=False,
                                               unitriangular=True)
-            o.append(k @ G + (k @ before.mT).tril() @ U)
-            G = G + before.mT @ U
+            o.append(k @ G + (k @ before.mT).tril() @ e)
+            G = G + before.mT @ e
     return torch.cat(o, 2), (G, keys[:, :, -1])
 
 
@@ -115,8 +115,8 @@ class TostConv(nn.Conv1d):
 
 class TostTSSA(nn.Module):
     """Each head measures how much of a token's energy lies in its subspace (the membership Π), keeps the running
-    second moment of the tokens that belong to it, and shrinks the directions in which they vary. With memory, it also
-    predicts its next token and adds the prediction, scaled per channel."""
+    second moment of the tokens that belong to it, and removes from the token the directions in which they vary little.
+    With memory, it also predicts its next token and adds the prediction, scaled per channel."""
 
     def __init__(self, config):
         super().__init__()

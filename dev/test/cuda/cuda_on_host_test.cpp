@@ -322,7 +322,7 @@ void test_quick(Checks* c) {
     test_shape(c, faint, TOST_BF16, {REVERSE_LATE});
     test_shape(c, uniform, TOST_FP32, {SHUFFLE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_shape(c, conv, dtype, {SHUFFLE});
-    for (const int values : {RANDOM, CONV, MEMORY}) test_few_pieces(c, TOST_FP32, values);
+    for (const int values : {RANDOM, CONV, CONV_MEMORY}) test_few_pieces(c, TOST_FP32, values);
     test_stale_gradients(c);
     test_peak(c);
     test_refusals(c);
@@ -334,7 +334,7 @@ void test_quick(Checks* c) {
 void test_mutants(Checks* c) {
     test_kernels(c, 12);
     test_stale_gradients(c);
-    for (const int values : {RANDOM, CONV, MEMORY}) test_few_pieces(c, TOST_FP32, values);
+    for (const int values : {RANDOM, CONV, CONV_MEMORY}) test_few_pieces(c, TOST_FP32, values);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     for (const Shape& k : muon_shapes) test_muon(c, k, TOST_FP32);
     test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});

@@ -310,7 +310,7 @@ static inline void records_same(Checks* c, const char* what, const Record* got, 
 
 // Parameters: random; from init_params; random with subject_make_faint; random, of a model with convolutions, with
 // convolutions and memory, and with memory
-enum { RANDOM, FRESH, FAINT, CONV, MEMORY, ONLY_MEMORY };
+enum { RANDOM, FRESH, FAINT, CONV, CONV_MEMORY, MEMORY };
 
 typedef struct {
     int layers, heads, channels, block, vocab, bias, membership;
@@ -320,8 +320,9 @@ typedef struct {
 } Shape;
 
 static inline TostConfig shape_config(const Shape* k) {
+    const bool conv = k->values == CONV || k->values == CONV_MEMORY;
     const TostConfig c = {k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership,
-                          k->values == CONV || k->values == MEMORY ? TOST_CONV_WIDTH : 0, k->values >= MEMORY};
+                          conv ? TOST_CONV_WIDTH : 0, k->values >= CONV_MEMORY};
     return c;
 }
 
@@ -337,7 +338,7 @@ static inline const char* shape_label(char* text, size_t cap, const Shape* k, To
 // rounds o, and rounds y before it adds o.
 static inline Limits shape_limits(const Shape* k, TostDtype dtype) {
     Limits limits = limits_of(dtype);
-    for (int i = 0; k->values >= MEMORY && i < RESULT_KINDS; i++) limits.of[i] *= 3, limits.median[i] *= 3;
+    for (int i = 0; k->values >= CONV_MEMORY && i < RESULT_KINDS; i++) limits.of[i] *= 3, limits.median[i] *= 3;
     return limits;
 }
 
@@ -635,8 +636,8 @@ static inline void engines_agree_on_all_pieces(Checks* c, const TostEngine* engi
                 few = {2, 3, 60, 16, 29, 1, TOST_LEARNED, 3, 7, 1, 1, RANDOM},
                 conv = {2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 2, CONV},
                 few_conv = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, CONV},
-                memory = {2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 2, MEMORY},
-                few_memory = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, ONLY_MEMORY};
+                memory = {2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 2, CONV_MEMORY},
+                few_memory = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, MEMORY};
     const PiecesTest tests[] = {{learned, chunk, 5, false}, {learned, chunk + 3, 5, false}, {learned, T - 1, 5, false},
                                {learned, 2 * chunk, 5, false}, {learned, T, 5, false}, {learned, T + 2, 5, false},
                                {uniform, chunk + 3, 5, false}, {few, 1, 1, false}, {few, 3, 1, false},
@@ -893,11 +894,11 @@ static const Shape ragged_shapes[] = {
     {1, 3, 129, 2 * CUDA_CHUNK, 29, 1, 0, 1, 7, 1, 2, RANDOM},   // heads of 43 channels: several warps
     {1, 2, 16, 8, 9001, 0, 0, 1, 5, 1, 2, RANDOM},   // vocabulary larger than a thread block
     {2, 3, 60, RAGGED_BLOCK, 29, 1, 0, 2, CUDA_CHUNK + 1, 2, 2, CONV},
-    {2, 3, 60, RAGGED_BLOCK, 29, 1, 0, 2, CUDA_CHUNK + 1, 2, 2, MEMORY},
-    {1, 3, 129, 3 * CUDA_CHUNK, 29, 0, TOST_UNIFORM, 1, 2 * CUDA_CHUNK + 5, 1, 2, MEMORY},
-    {1, 2, 140, 2 * CUDA_CHUNK, 29, 0, 0, 1, 2 * CUDA_CHUNK, 1, 2, ONLY_MEMORY},   // heads of 70 channels
-    {1, 2, 128, 2 * CUDA_CHUNK, 29, 0, 0, 2, CUDA_CHUNK + 1, 1, 2, ONLY_MEMORY},   // heads of 64 channels
-    {2, 5, 5, 2 * CUDA_CHUNK, 29, 1, 0, 2, CUDA_CHUNK + 2, 1, 2, ONLY_MEMORY},   // heads of one channel
+    {2, 3, 60, RAGGED_BLOCK, 29, 1, 0, 2, CUDA_CHUNK + 1, 2, 2, CONV_MEMORY},
+    {1, 3, 129, 3 * CUDA_CHUNK, 29, 0, TOST_UNIFORM, 1, 2 * CUDA_CHUNK + 5, 1, 2, CONV_MEMORY},
+    {1, 2, 140, 2 * CUDA_CHUNK, 29, 0, 0, 1, 2 * CUDA_CHUNK, 1, 2, MEMORY},   // heads of 70 channels
+    {1, 2, 128, 2 * CUDA_CHUNK, 29, 0, 0, 2, CUDA_CHUNK + 1, 1, 2, MEMORY},   // heads of 64 channels
+    {2, 5, 5, 2 * CUDA_CHUNK, 29, 1, 0, 2, CUDA_CHUNK + 2, 1, 2, MEMORY},   // heads of one channel
     {2, 3, 15, RAGGED_BLOCK, 29, 0, 0, 3, 2, 1, 2, CONV},   // fewer tokens than the convolution has rows
     {3, 3, 60, RAGGED_BLOCK, 257, 1, TOST_UNIFORM, 2, 3 * CUDA_CHUNK + 5, 2, 2, RANDOM},
     {4, 3, 60, RAGGED_BLOCK, 29, 0, 0, 2, CUDA_CHUNK + 5, 3, 3, RANDOM},   // deeper
