@@ -399,12 +399,11 @@ static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbran
                                         const float* gamma, bool accumulate, size_t rows, int C) {
     const bool vec = C % 4 == 0 && C <= 4 * NORM_VEC_THREADS;
     const int threads = vec ? norm_threads(C, 4, 1) : norm_threads(C, 1, 12);
-    const int resident = COLUMN_BLOCKS / 4 * min(max(NORM_VEC_THREADS / threads, 1), 4);   // limited by registers
-    const int blocks = min(div_up(rows, vec ? 2 : 1), resident);
-    float *const partial = column_partials(sums, 4, blocks, C), *const outs[] = {dw, db, dgamma, dbias};
-    const NormBackward<S> a = {dx, dbranch, partial, dy, x, mean, rstd, w, branch, gamma, accumulate, rows, C};
     const auto layernorm_residual_backward_variant =
         vec ? layernorm_residual_backward_kernel<S, 4, 1, 2> : layernorm_residual_backward_kernel<S, 1, 12, 1>;
+    const int blocks = column_blocks(layernorm_residual_backward_variant, threads, div_up(rows, vec ? 2 : 1), 1);
+    float *const partial = column_partials(sums, 4, blocks, C), *const outs[] = {dw, db, dgamma, dbias};
+    const NormBackward<S> a = {dx, dbranch, partial, dy, x, mean, rstd, w, branch, gamma, accumulate, rows, C};
     LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, a);
     for (int i = 0; i < 4; i++) column_sum(sums, outs[i], partial + (size_t)i * blocks * C, blocks, C);
 }
@@ -444,7 +443,7 @@ template <typename S> __global__ void bias_backward_kernel(float* partial, const
 template <typename S>
 static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, const S* dy, size_t rows, int OUT) {
     if (!db) return;
-    const int blocks = (int)min(rows, (size_t)COLUMN_BLOCKS);
+    const int blocks = column_blocks(bias_backward_kernel<S>, 256, rows, 1);
     float* const partial = column_partials(sums, 1, blocks, OUT);
     LAUNCH((bias_backward_kernel<S>), dim3(blocks, div_up(OUT, 256 * 4)), 256, 0, stream, partial, dy, rows, OUT);
     column_sum(sums, db, partial, blocks, OUT);
@@ -1186,9 +1185,6 @@ static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tss
 
 constexpr int GELU_PACK = 8, GELU_THREADS = 128;
 
-// Resident blocks of gelu_backward_kernel on a multiprocessor, limited by registers
-template <typename S, bool WHOLE> constexpr int gelu_blocks() { return WHOLE && sizeof(S) == 2 ? 10 : 4; }
-
 // Minimum traffic per element: 2 (x) + 2 (y).
 template <typename S> __global__ void gelu_forward_kernel(S* y, const S* x, size_t n) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * GELU_PACK;
@@ -1212,7 +1208,7 @@ template <typename S> static void gelu_forward(cudaStream_t stream, S* y, const 
 // dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N):
 // Σ of dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
 // WHOLE: N is a multiple of GELU_PACK.
-template <typename S, bool WHOLE> __global__ void __launch_bounds__(GELU_THREADS, gelu_blocks<S, WHOLE>())
+template <typename S, bool WHOLE> __global__ void __launch_bounds__(GELU_THREADS, WHOLE && sizeof(S) == 2 ? 10 : 4)
     gelu_backward_kernel(S* dx, float* partial, const S* x, size_t rows, int N) {
     const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * GELU_PACK, inside = N - c;
     float sum[GELU_PACK] = {};
@@ -1236,11 +1232,9 @@ template <typename S>
 static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sums, const S* x, size_t rows, int N) {
     const bool whole = N % GELU_PACK == 0;
     const int across = div_up(N, GELU_THREADS * GELU_PACK);
-    const int each = whole ? gelu_blocks<S, true>() : gelu_blocks<S, false>();
-    const int resident = max(COLUMN_BLOCKS / 4 * each / across, 1);   // one wave
-    const int blocks = (int)min(rows, (size_t)min(resident, COLUMN_BLOCKS));
-    float* const partial = column_partials(sums, 1, blocks, N);
     const auto gelu_backward_variant = whole ? gelu_backward_kernel<S, true> : gelu_backward_kernel<S, false>;
+    const int blocks = column_blocks(gelu_backward_variant, GELU_THREADS, rows, across);
+    float* const partial = column_partials(sums, 1, blocks, N);
     LAUNCH(gelu_backward_variant, dim3(blocks, across), GELU_THREADS, 0, stream, dx, partial, x, rows, N);
     column_sum(sums, db, partial, blocks, N);
 }
@@ -1466,15 +1460,17 @@ __global__ void __launch_bounds__(256, 3) conv_kernel(Conv<S> a, int first, int 
 }
 
 template <typename S> static void conv_forward(cudaStream_t stream, const Conv<S>& a) {
-    const int runs = div_up(a.T, CONV_RUN), blocks = min(a.B * runs, COLUMN_BLOCKS);
-    LAUNCH((conv_kernel<false, S>), blocks, channel_threads(a.C), 0, stream, a, 0, runs);
+    const int runs = div_up(a.T, CONV_RUN), threads = channel_threads(a.C);
+    const int blocks = column_blocks(conv_kernel<false, S>, threads, (size_t)a.B * runs, 1);
+    LAUNCH((conv_kernel<false, S>), blocks, threads, 0, stream, a, 0, runs);
 }
 
 // Puts dweight on the list `sums`, of whose space it takes (COLUMN_BLOCKS,C,4).
 template <typename S> static void conv_backward(cudaStream_t stream, float* dweight, ColumnSums* sums, Conv<S> a) {
-    const int runs = div_up(a.T + CONV_ROWS, CONV_RUN), blocks = min(a.B * runs, COLUMN_BLOCKS);
+    const int runs = div_up(a.T + CONV_ROWS, CONV_RUN), threads = channel_threads(a.C);
+    const int blocks = column_blocks(conv_kernel<true, S>, threads, (size_t)a.B * runs, 1);
     a.partial = column_partials(sums, 1, blocks, a.C * CONV_WIDTH);
-    LAUNCH((conv_kernel<true, S>), blocks, channel_threads(a.C), 0, stream, a, -CONV_ROWS, runs);   // mutant: conv_left
+    LAUNCH((conv_kernel<true, S>), blocks, threads, 0, stream, a, -CONV_ROWS, runs);   // mutant: conv_left
     column_sum(sums, dweight, a.partial, blocks, a.C * CONV_WIDTH);
 }
 

@@ -323,6 +323,7 @@ void print_conv(const Count& c, const Size& z) {
 int main() {
     CudaOnHostOptions o;
     o.observer = &counter;
+    o.multiprocessors = 132;   // of an H100 and an H200
     cuda_on_host_set(o);
     const TostConfig c = base_config();
     const Size z = size_of(c, 64, T);

@@ -61,6 +61,13 @@ inline cudaDeviceProp current_device() {
     return prop;
 }
 
+inline int multiprocessors() {
+    int device, n;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device));
+    return n;
+}
+
 // LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...): a template instance needs parentheses.
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
     do { \

@@ -89,7 +89,7 @@ template <typename X> __device__ inline X block_tree_sum(X x, X* shared) {   // 
 // Column sums in two stages: kernels with a row loop write one partial sum per block and column; a later launch adds
 // those of all blocks in a fixed order, for several arrays at once:   out[c] = Σ_blocks partial[block,c], or +=
 
-constexpr int COLUMN_BLOCKS = 528;   // most blocks of such a kernel: 4 for each multiprocessor of an H100
+constexpr int COLUMN_BLOCKS = 640;   // most blocks of such a kernel: 4 for each of 160 multiprocessors
 constexpr int SUM_WARPS = 16, SUM_THREADS = SUM_WARPS * WARP;
 
 struct ColumnSum { float* out; const float* partial; int blocks, columns; };   // (columns), (blocks,columns)
@@ -101,6 +101,16 @@ struct ColumnSums {
     int n;
     ColumnSum sum[MOST];
 };
+
+// Blocks of `threads` threads for such a kernel, which divides a row among `across` blocks: as many as the device runs
+// at once, in whole waves, at most COLUMN_BLOCKS and one per row.
+template <typename K> static int column_blocks(K* kernel, int threads, size_t rows, int across) {
+    const int device = multiprocessors();
+    int each;   // of a multiprocessor
+    CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, 0));
+    const int resident = min(max(device * each / across, 1), COLUMN_BLOCKS / device * device);
+    return (int)min(rows, (size_t)resident);
+}
 
 // Space for the partial sums of `arrays` (blocks,columns).
 static float* column_partials(ColumnSums* sums, int arrays, int blocks, int columns) {

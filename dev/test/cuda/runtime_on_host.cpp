@@ -244,6 +244,13 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
     return cudaSuccess;
 }
 
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int device) {
+    NEED_DEVICE();
+    if (device != runtime.device_index) return fail(cudaErrorInvalidDevice);
+    *value = runtime.options.multiprocessors;
+    return cudaSuccess;
+}
+
 cudaError_t cudaPeekAtLastError(void) { return runtime.last_error; }
 
 cudaError_t cudaGetLastError(void) {
