@@ -465,7 +465,7 @@ static void test_accumulation(Checks* c, const TostEngine* engine) {
 #define LIMIT_BF16_GRAD   0.1    // relative L2 error of a gradient against float32
 
 static void test_bf16_near_float32(Checks* c, const TostEngine* engine, int bias) {
-    enum { B = 2, T = 70, SEED = 75 };   // with others, a gradient error reaches 0.4: at w near 0, rounding is amplified
+    enum { B = 2, T = 70, SEED = 75 };   // with other seeds, up to 0.4: at w near 0, rounding is amplified
     TostConfig config = odd;
     config.bias = bias;
     Subject s[2];
@@ -669,7 +669,8 @@ static void test_scalars(Checks* c) {
     check(c, worst_exp <= 2.5e-7, "exp_f32: relative error %.3e", worst_exp);
     check(c, worst_cdf <= 2.5e-7, "normal_cdf: error %.3e", worst_cdf);
     check(c, worst_tail <= 4e-6, "normal_cdf: relative error %.3e for x <= 0", worst_tail);
-    check(c, isnan(exp_f32(NAN)) && isnan(normal_cdf(NAN, normal_bell(NAN))), "exp_f32 or normal_cdf of NaN is not NaN");
+    check(c, isnan(exp_f32(NAN)), "exp_f32 of NaN is not NaN");
+    check(c, isnan(normal_cdf(NAN, normal_bell(NAN))), "normal_cdf of NaN is not NaN");
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -13,22 +13,23 @@
 //         s[t,d] = w[t,d]²,   S[t,d] = Σ_{t'≤t} s[t',d]                        energy, and its running sum
 //         u[h,t] = Σ_d (s[t,d] / max(S[t,d], 1e-12) + denom_bias[h,t])
 //         Π[h,t] = softmax over the HEADS h of  temp[h] · u[h,t]                membership
-//         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[t] = Σ_{t'≤t} Π[h,t']          running second moment and mass
+//         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[t] = Σ_{t'≤t} Π[h,t']          energy and mass of the members so far
 //         m[t,d] = N[t,d] / (D[t] + 1e-8),   y[t,d] = -w[t,d] Π[h,t] / (1 + m[t,d])
 //     and the output is c_proj(y). temp and denom_bias are learned; they start at 1 and 0.
 //
 // What TSSA does. Each head asks how much of a token's energy lies in its subspace (the HS directions of its part of
 // the projection), compared with the tokens before it. A softmax over the heads turns the answers into a membership Π,
-// which divides the token among the heads. Each head keeps the running second moment m of the tokens that belong to it.
-// If c_proj = c_attnᵀ, as in the paper's derivation, x + y keeps the share 1 - Π/(1+m) of the token along a direction:
-// with Π = ½, 0.5 for m = 0 and 0.995 for m = 100. Directions in which the members vary little are removed, those in
-// which they vary much stay: an approximate projection onto the subspace of the members. The reason: -wΠ/(1+m) is a
-// gradient step that reduces the coding rate of the members, ½ Σ_d log(1 + m_d), whose derivative has the factor
-// 1/(1+m). Tokens are not compared pairwise: the past acts only through the statistics S, N and D, which are 2C + NH
-// numbers per layer at any length. Time and memory are linear in T, and decoding needs no KV cache. Two options are not
-// in the paper. With --conv 4, w and the input of c_fc first pass through causal convolutions over time, so that a
-// token also sees the order of the three before it. With --memory 1, each head also keeps a matrix that recalls what
-// came after similar tokens; this adds C·HS + 2C numbers per layer to the state.
+// which divides the token among the heads. Each head keeps the running second moment m of its members, the tokens
+// weighted by Π. If c_proj = c_attnᵀ with orthonormal columns, as in the paper's derivation, a + tssa(a) keeps the
+// share 1 - Π/(1+m) of a along a direction of the head: with Π = ½, 0.5 for m = 0 and 0.995 for m = 100. So a token
+// shrinks along the directions in which the head's members are small, and stays as it is along those in which they are
+// large: an approximate projection onto the subspace of the members. The reason: -wΠ/(1+m) is a gradient step that
+// reduces the coding rate of the members, ½ Σ_d log(1 + m_d), whose derivative has the factor 1/(1+m). Tokens are not
+// compared pairwise: the past acts only through the statistics S, N and D, which are 2C + NH numbers per layer at any
+// length. Time and memory are linear in T, and decoding needs no KV cache. Two options are not in the paper. With
+// --conv 4, w and the input of c_fc first pass through causal convolutions over time, so that a token also sees the
+// order of the three before it. With --memory 1, each head also keeps a matrix that recalls what came after similar
+// tokens; this adds C·HS + 2C numbers per layer to the state.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
@@ -60,9 +61,10 @@
 //
 //     make test_tost && ./test_tost --gradients
 //
-// compares the gradient of every parameter with finite differences. `make test` fails until the other implementations
-// have the layer, too: train_gpt_tost.cu, dev/reference/tost.py with golden.py, which writes the files of
-// dev/test/golden, and dev/reference/huggingface/modeling_tost.py. On the way, `make EMULATION=0 test` leaves CUDA out.
+// compares derivatives of the loss along two directions of every tensor with finite differences; if the layer is an
+// option, add it to test_gradients first. `make test` fails until the other implementations have the layer, too:
+// train_gpt_tost.cu, dev/reference/tost.py with golden.py, which writes the files of dev/test/golden, and
+// dev/reference/huggingface/modeling_tost.py. On the way, `make CUDA=0 EMULATION=0 test` leaves CUDA out.
 //
 // Precision: float32, and double for long sums. With --dtype bf16, matrix products round their operands to bf16, and
 // the outputs of Linear and their gradients are rounded to bf16. Parameters are float32 with a copy in bf16. Everything
@@ -322,7 +324,7 @@ static void tssa_forward(const Tssa* a) {
 // and through m:   dm = dy w Π g²  (since dg/dm = -g²),   dN = dm / (D + 1e-8),   dD = -Σ_d dm m / (D + 1e-8).
 // N[t] and D[t] contain s Π and Π of all tokens up to t, so a token receives the gradients of all later N and D:
 //     RN[t] = Σ_{t'≥t} dN[t'],   RD[t] = Σ_{t'≥t} dD[t'],   ds = Π RN,   dΠ += Σ_d s RN + RD
-// With memory, dΠ also has that of the memory: da holds it on entry, otherwise 0.
+// da holds the memory's part of dΠ on entry, 0 without --memory.
 // Then through the softmax over heads of a = temp · u:
 //     da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp da,   dtemp[h] = Σ_{b,t} da u
 // Last through u = Σ_d (s/S + denom_bias), where S is a running sum of s too:
@@ -660,7 +662,7 @@ typedef struct {
     float  *adjoint;         // (B,C·HS+2C): of the state after these tokens, then before them; dG, not transposed
 } Memory;
 
-typedef struct { float *G, *k, *o; } MemoryState;   // of a head
+typedef struct { float *G, *k, *o; } MemoryState;   // of a head; G is Gᵀ in a state, and dG in its gradient
 
 static size_t memory_state_size(int C, int HS) { return (size_t)C * HS + 2 * (size_t)C; }
 
@@ -682,13 +684,13 @@ static float memory_key(float* k, const float* w, int HS) {
 
 enum { MEMORY_COLUMNS = 16 };   // at once, with their sums in registers
 
-// For `width` columns of Gᵀ: Gᵀ += k_before eᵀ, then o = G k
+// For `width` columns of Gᵀ, the array G: Gᵀ += k_before eᵀ, then o = G k
 static inline void memory_columns(float* restrict G, float* restrict o, const float* restrict e,
                                   const float* restrict k_before, const float* restrict k, int HS, int width) {
     float sum[MEMORY_COLUMNS] = {0};
     for (int i = 0; i < HS; i++) {
         float* restrict G_i = G + (size_t)i * HS;
-        #pragma omp simd
+        #pragma omp simd   // without it, gcc unrolls the loop and uses no vectors
         for (int d = 0; d < width; d++) {
             G_i[d] += k_before[i] * e[d];
             sum[d] += k[i] * G_i[d];
@@ -724,7 +726,7 @@ static void memory_forward(const Memory* a) {
     for (int i = 0; i < a->B * a->NH; i++) memory_head_forward(a, i / a->NH, i % a->NH);
 }
 
-// From do to dw, backward in time, with G[t-1] = G[t] - e[t] k[t-1]ᵀ. A token's gradients, after those of later tokens:
+// From do to dw, backward in time, with G[t-1] = G[t] - e[t] k[t-1]ᵀ. For t from last to first:
 //     dk[t] += G[t]ᵀ do[t],   dG += do[t] k[t]ᵀ,   dk[t-1] = dGᵀ e[t],   de = dG k[t-1]
 //     dΠ[t] = de · (w[t] - o[t-1]),   dw[t] = Π[t] de + (dk[t] - k[t] (k[t]·dk[t])) / √(‖w[t]‖² + 1e-12)
 //     do[t-1] -= Π[t] de

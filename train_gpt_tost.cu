@@ -443,9 +443,9 @@ template <typename S> __global__ void bias_backward_kernel(float* partial, const
 template <typename S>
 static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, const S* dy, size_t rows, int OUT) {
     if (!db) return;
-    const int blocks = column_blocks(bias_backward_kernel<S>, 256, rows, 1);
+    const int across = div_up(OUT, 256 * 4), blocks = column_blocks(bias_backward_kernel<S>, 256, rows, across);
     float* const partial = column_partials(sums, 1, blocks, OUT);
-    LAUNCH((bias_backward_kernel<S>), dim3(blocks, div_up(OUT, 256 * 4)), 256, 0, stream, partial, dy, rows, OUT);
+    LAUNCH((bias_backward_kernel<S>), dim3(blocks, across), 256, 0, stream, partial, dy, rows, OUT);
     column_sum(sums, db, partial, blocks, OUT);
 }
 
@@ -1481,7 +1481,7 @@ template <typename S> static void conv_backward(cudaStream_t stream, float* dwei
 // token i. With G before the chunk and dG after it:
 //     O[i] = G K[i] + Σ_{j<i} (K[i]·K[j]) E[j],   E[i] = Π[i] (w[i] - O[i]),   G after the chunk = G + Σ_i E[i] K[i]ᵀ
 //     dE[j] = dG K[j] + Σ_{i>j} (K[i]·K[j]) dO[i],   dΠ[j] = dE[j]·(w[j] - O[j])
-//     dw[j] = Π[j] dE[j],   dO[j] -= dw[j]
+//     dw[j] = Π[j] dE[j],   dO[j] -= Π[j] dE[j]
 //     dK[i] = Gᵀ dO[i] + dGᵀ E[i] + Σ_{j<i} (dO[i]·E[j]) K[j] + Σ_{j>i} (dO[j]·E[i]) K[j]
 //     dG before the chunk = dG + Σ_i dO[i] K[i]ᵀ,   dK[n] += dK[0] of the next chunk
 //     dw[i] += (dk - k (k·dk)) / √(‖w[i]‖² + 1e-12)   with k = K[i+1] and dk = dK[i+1]

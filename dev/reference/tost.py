@@ -104,7 +104,7 @@ def predict(w, pi):
 
 class TSSA(nn.Module):
     """Each head measures how much of a token's energy lies in its subspace (the membership Π), keeps the running
-    second moment of the tokens that belong to it, and removes from the token the directions in which they vary little."""
+    second moment of the tokens that belong to it, and shrinks the token along directions in which they are small."""
 
     def __init__(self, config):
         super().__init__()

@@ -8,7 +8,7 @@ VARIANT joins words with +, such as w+ln_2+relative:
     w           a causal convolution of width 4 on w; ln_1, ln_2: on the output of this LayerNorm; w+ln_2 is --conv 4
     relative    relative energy: u = Σ_d s (t+1) / (S hs) + hs denom_bias; the first term is of order one at any t
     decay       sums that decay: S[t] = λ S[t-1] + s[t], likewise N and D. λ = exp(-1/τ), and each head learns its τ.
-                The initial τ go from 4 to the block size in equal ratios
+                The initial τ are log-spaced, from 4 to the block size
     mean        adds the first moment: y += β μ, μ = Σ Π w / D; β is learned, one per channel, and starts at 0.1
     memory      each head recalls what came after similar tokens: --memory 1
 

@@ -102,8 +102,8 @@ struct ColumnSums {
     ColumnSum sum[MOST];
 };
 
-// Blocks of `threads` threads for such a kernel, which divides a row among `across` blocks: as many as the device runs
-// at once, in whole waves, at most COLUMN_BLOCKS and one per row.
+// gridDim.x of such a kernel, whose gridDim.y is `across`: as many blocks as run on the device at once, at most one per
+// row, and at most COLUMN_BLOCKS, rounded down to a multiple of the multiprocessors.
 template <typename K> static int column_blocks(K* kernel, int threads, size_t rows, int across) {
     const int device = multiprocessors();
     int each;   // of a multiprocessor

@@ -61,7 +61,7 @@ bool run_set_up(Run* r, TostError* err);
 void run_free(Run* r);
 
 // ---- train.c ----
-// The training loop, from the model after setup to the last step, a signal or --max-time.
+// Trains after run_set_up, until the last step, a signal or an option that ends the run.
 bool run_train(Run* r, TostError* err);
 // Losses of the forward passes since the last call. Synchronizes with the device.
 LossSum run_read_loss(Run* r);

@@ -80,7 +80,6 @@ static bool loop(Run* r, TostError* err) {
     return r->o.save_every == 0 || run_save(r, true, err);
 }
 
-// Trains until the last step or a signal.
 bool run_train(Run* r, TostError* err) {
     report_lost_output(r);
     signals_catch(comm_rank(r->comm) == 0);

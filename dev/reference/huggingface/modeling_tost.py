@@ -115,8 +115,8 @@ class TostConv(nn.Conv1d):
 
 class TostTSSA(nn.Module):
     """Each head measures how much of a token's energy lies in its subspace (the membership Π), keeps the running
-    second moment of the tokens that belong to it, and removes from the token the directions in which they vary little.
-    With memory, it also predicts its next token and adds the prediction, scaled per channel."""
+    second moment of the tokens that belong to it, and shrinks the token along directions in which they are small. With
+    memory, it also predicts w of the next token and adds the prediction, scaled per channel."""
 
     def __init__(self, config):
         super().__init__()
