@@ -6,7 +6,8 @@
 // floats), u and Π, softmax and loss, parameter gradients, master weights, Adam's moments, Muon's momentum. Double:
 // TSSA's sums between passes over one sequence, the sum of the losses, the squared norms of gradients.
 //
-// Determinism. Every sum has a fixed order and there are no floating-point atomics: the same run gives the same bits.
+// Determinism. Every sum has a fixed order and there are no floating-point atomics: the same run gives the same bits on
+// the same kind of GPU. On another one, grids follow its multiprocessors, and cuBLASLt may choose other algorithms.
 //
 // Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T. Arrays are
 // dense and row-major. Outputs come first, then saved tensors, inputs (const), sizes. Each backward states for each
