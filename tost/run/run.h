@@ -52,6 +52,13 @@ typedef struct {
     } saved;
 } Run;
 
+// Losses of the forward passes since the last call. Synchronizes with the device.
+static inline LossSum run_read_loss(Run* r) {
+    LossSum loss;
+    r->engine->read_loss(&loss.sum, &loss.count, r->model);
+    return loss;
+}
+
 // ---- setup.c ----
 // Finds the checkpoint to start from and completes the options. Writes only the lock file of an existing folder.
 bool run_find(Run* r, TostError* err);
@@ -63,8 +70,6 @@ void run_free(Run* r);
 // ---- train.c ----
 // Trains after run_set_up, until the last step, a signal or an option that ends the run.
 bool run_train(Run* r, TostError* err);
-// Losses of the forward passes since the last call. Synchronizes with the device.
-LossSum run_read_loss(Run* r);
 // Pieces.done: shows the progress within a micro-batch. A signal abandons it.
 bool run_piece_done(void* context, double part);
 

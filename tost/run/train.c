@@ -22,12 +22,6 @@ static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64
 // ---------------------------------------------------------------------------------------------
 // The loop
 
-LossSum run_read_loss(Run* r) {
-    LossSum loss;
-    r->engine->read_loss(&loss.sum, &loss.count, r->model);
-    return loss;
-}
-
 // With --keep-best, saves the model if the loss is the lowest so far.
 static bool save_if_best(Run* r, double val_loss, TostError* err) {
     return !r->o.keep_best || !(val_loss < r->saved.best) || run_save_best(r, err);
