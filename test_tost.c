@@ -258,7 +258,7 @@ static void test_decode(Checks* c, const TostEngine* engine, TostDtype dtype, do
                 worst = worse(worst, float_error(step + b * V, full + ((size_t)b * T + t) * V, V));
             if (t + 1 == T) break;
             const int32_t next[B] = {ids[t + 1], ids[T + t + 1]};
-            pieces_read(step, &s.pieces, next, 1);
+            chunks_read(step, &s.chunks, next, 1);
         }
         check(c, worst <= limit, "%s: decode after a prompt of %d: relative L2 error %.3e", dtype_name(dtype), n,
               worst);
@@ -291,7 +291,7 @@ static void test_scores(Checks* c, const TostEngine* engine) {
         float* full = logits_of(&s, ids, B, T);
         subject_begin(NULL, &s, part, N, n);
         for (int again = 0; again < 2; again++)
-            pieces_score(losses[again], &s.pieces, more, targets, COPIES, MORE);
+            chunks_score(losses[again], &s.chunks, more, targets, COPIES, MORE);
         for (int row = 0; row < B * MORE; row++) {
             const float* l = full + ((size_t)(row / MORE) * T + n + row % MORE) * V;
             double sum = 0;
@@ -307,11 +307,11 @@ static void test_scores(Checks* c, const TostEngine* engine) {
     subject_free(&s);
 }
 
-// Scores computed in pieces of several lengths must equal those of whole sequences, also where targets are ignored.
+// Scores computed in chunks of several lengths must equal those of whole sequences, also where targets are ignored.
 // Then the decode state must be that after the last token.
 static void test_reading(Checks* c, const TostEngine* engine) {
     enum { B = 2, T = 140 };
-    const int pieces[] = {1, 64, 3, 70, 2};   // T in all
+    const int chunks[] = {1, 64, 3, 70, 2};   // T in all
     const size_t V = odd.vocab_size;
     Subject s = subject_new(engine, odd, B, T, false);
     subject_randomize(&s, 25);
@@ -322,22 +322,22 @@ static void test_reading(Checks* c, const TostEngine* engine) {
     float *want = xmalloc(B * V * sizeof *want), *got = xmalloc(B * V * sizeof *got);
     for (int i = 0; i < B * T; i += 7) targets[i] = -1;
     subject_begin(NULL, &s, NULL, B, 0);
-    pieces_score(whole, &s.pieces, ids, targets, 1, T);
+    chunks_score(whole, &s.chunks, ids, targets, 1, T);
     int first = 0;
-    for (size_t i = 0; i < countof(pieces); first += pieces[i++]) {
-        const int n = pieces[i];
+    for (size_t i = 0; i < countof(chunks); first += chunks[i++]) {
+        const int n = chunks[i];
         for (int b = 0; b < B; b++) {
             memcpy(part + b * n, ids + b * T + first, n * sizeof *part);
             memcpy(wanted + b * n, targets + b * T + first, n * sizeof *wanted);
         }
-        pieces_read_losses(losses, &s.pieces, part, wanted, n);
+        chunks_read_losses(losses, &s.chunks, part, wanted, n);
         for (int row = 0; row < B * n; row++)
             worst = worse(worst, fabs(losses[row] - whole[row / n * T + first + row % n]));
     }
-    check(c, first == T && worst <= LIMIT_DECODE, "losses in pieces: error %.3e", worst);
-    pieces_read(got, &s.pieces, next, 1);
+    check(c, first == T && worst <= LIMIT_DECODE, "losses in chunks: error %.3e", worst);
+    chunks_read(got, &s.chunks, next, 1);
     subject_begin(NULL, &s, ids, B, T);
-    pieces_read(want, &s.pieces, next, 1);
+    chunks_read(want, &s.chunks, next, 1);
     worst = float_error(got, want, B * V);
     check(c, worst <= LIMIT_DECODE, "decode after losses: relative L2 error %.3e", worst);
     free(want); free(got); free(ids); free(targets);
@@ -641,7 +641,7 @@ static void test_memory(Checks* c, const TostEngine* engine) {
         TostConfig config = tost_preset_at(0)->config;
         config.block_size = (int)(T * 3);
         const TostEngineOptions o = {
-            .max_batch = 1, .max_piece = (int)(T * (i + 1)), .training = true, .dtype = TOST_FP32, .threads = 1};
+            .max_batch = 1, .max_chunk = (int)(T * (i + 1)), .training = true, .dtype = TOST_FP32, .threads = 1};
         bytes[i] = (double)engine->memory(&config, &o);
     }
     const double first = bytes[1] - bytes[0], second = bytes[2] - bytes[1];
@@ -698,7 +698,7 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     }
     odd.conv = odd.memory = 0;
     test_recompute_memory(c, engine);
-    engines_agree_on_all_pieces(c, engine, NULL, TOST_FP32, TSSA_BLOCK);
+    engines_agree_on_all_chunks(c, engine, NULL, TOST_FP32, TSSA_BLOCK);
     for (int recompute = 0; recompute < 2; recompute++)
         engine_overwrites_gradients(c, engine, TOST_FP32, recompute ? TOST_UNIFORM : TOST_LEARNED, recompute);
     test_memory(c, engine);
@@ -723,7 +723,7 @@ static Record record_of_parts(const TostEngine* engine, TostComm* comm, TostDtyp
     enum { B = 2, T = 48, ROWS = B * T };
     const TostConfig config = {3, 4, 128, T, 600, 1, TOST_LEARNED, 0, 0};
     Record r = {NULL, 0};
-    Subject s = subject_open(engine, config, (TostEngineOptions){.max_batch = B, .max_piece = T, .training = true,
+    Subject s = subject_open(engine, config, (TostEngineOptions){.max_batch = B, .max_chunk = T, .training = true,
                              .dtype = dtype, .comm = comm, .parts = 2, .fast_reduce = fast});
     subject_randomize(&s, 61);
     for (int step = 0; step < 2; step++) {
@@ -784,9 +784,9 @@ static bool test_cuda_part(Checks* c, int number) {
         for (size_t i = 0; i < countof(ragged_shapes); i++)
             PART(engines_agree(c, cuda_engine, cpu, &ragged_shapes[i], dtype, &twice));
         PART(engines_agree(c, cuda_engine, cpu, &long_shape, dtype, &twice));
-        PART(engines_agree_on_all_scores(c, cuda_engine, cpu, dtype, CUDA_CHUNK));
+        PART(engines_agree_on_all_scores(c, cuda_engine, cpu, dtype, CUDA_RUN));
         PART(engines_agree_on_mixed_shapes(c, cuda_engine, cpu, dtype));
-        PART(engines_agree_on_all_pieces(c, cuda_engine, cpu, dtype, CUDA_CHUNK));
+        PART(engines_agree_on_all_chunks(c, cuda_engine, cpu, dtype, CUDA_RUN));
     }
 #undef PART
     return false;

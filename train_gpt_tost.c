@@ -34,15 +34,17 @@
 // One training step, through the engine's functions (tost/engine.h), is
 //
 //     zero_grad(model)
-//     for each micro-batch:   train(model, {inputs, targets, B, T}, TOST_NO_STATE, 1 / targets in the step)
-//                             backward(model, …, TOST_MORE)         adds to the gradients; the last: TOST_STEP_ENDS
+//     for each micro-batch:
+//         train_forward(model, {inputs, targets, B, T}, TOST_NO_STATE, 1 / targets in the step)
+//         train_backward(model, TOST_NO_STATE, TOST_NO_STATE, TOST_MORE)   adds to the gradients; TOST_STEP_ENDS instead
+//                                                   of TOST_MORE after the last micro-batch, where ranks exchange them
 //     read_loss(&sum, &count, model)                                loss = sum / count
 //     norm = grad_norm(model)
 //     update(model, {lr, …, grad_scale: min(1, clip / norm)})       AdamW, with --optimizer muon also Muon
 //
-// A long sequence can be processed in pieces (--chunk, tost/pieces.c): forward starts from the state (S, N, D and those
-// of the options) that the previous piece left; backward goes from the last piece to the first, and starts from the
-// gradient of the state that the next piece left. Decoding is the same forward, over pieces of one token.
+// A long sequence can be processed in chunks (--chunk, tost/chunks.c): forward starts from the state (S, N, D and those
+// of the options) that the previous chunk left; backward goes from the last chunk to the first, and starts from the
+// gradient of the state that the next chunk left. Decoding is the same forward, over chunks of one token.
 //
 // Several processes ("ranks", tost/ranks) can train one model: each computes the gradients of its own micro-batches,
 // sums those of all ranks for its slices of the parameters, updates these slices and sends them to the others. Sums
@@ -50,7 +52,7 @@
 // needs whole matrices: the ranks exchange the momentum terms u, and each rank updates all of these matrices.
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
-// Classifier; options: convolutions, memory); the arrays of a model; the passes over a piece; gradients and AdamW;
+// Classifier; options: convolutions, memory); the arrays of a model; the passes over a chunk; gradients and AdamW;
 // Muon; the update; the engine table.
 // Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop. A line
 // marked "mutant: NAME" is changed by a test that checks that the other tests notice it (dev/test/README.md).
@@ -567,7 +569,7 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
 // ---------------------------------------------------------------------------------------------
 // Option: convolutions over time, with --conv 4: a filter of 4 taps for each channel,
 //     y[t,c] = Σ_k weight[c,k] x[t-3+k,c]
-// The inputs of the three tokens before a piece are part of its state: `rows` (B,3,C), with `stride` numbers from one
+// The inputs of the three tokens before a chunk are part of its state: `rows` (B,3,C), with `stride` numbers from one
 // sequence to the next.
 
 enum { CONV_ROWS = TOST_CONV_WIDTH - 1 };
@@ -577,7 +579,7 @@ static const float* conv_input(const float* x, const float* rows, int t, int C) 
     return t < 0 ? rows + (size_t)(t + CONV_ROWS) * C : x + (size_t)t * C;
 }
 
-// Sets y, and the rows to those before the next piece.
+// Sets y, and the rows to those before the next chunk.
 static void conv_forward(float* y, float* rows, const float* x, const float* weight, int B, int T, int C,
                          size_t stride) {   // y, x (B,T,C); weight (C,4)
     #pragma omp parallel for schedule(static) if ((size_t)B * T > SERIAL_ROWS)
@@ -782,7 +784,7 @@ static void memory_backward(const Memory* a) {
 // LAYER_ACTIVATIONS. With recompute each layer still has its own x_out, the input from which backward recomputes the
 // activations of the next layer.
 
-// A row: field, type, elements. rows = B·T of the largest piece.
+// A row: field, type, elements. rows = B·T of the largest chunk.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,       float,  rows * C)                     /* ln_1(x) */ \
     X(mean_1,     float,  rows) \
@@ -846,7 +848,7 @@ struct TostModel {
     size_t            arena_bytes, logits_rows;
     Exchange          exchange;            // of gradients and parameters with other ranks
     Threads           threads;             // fewer while other processes use the cores
-    TostPiece         piece;               // of the last pass
+    TostChunk         chunk;               // of the last pass
     int               from;                // the state from which it started
     int               computed_layer;      // with recompute: the layer whose activations are in the shared set
     double            loss_sum;            // since the last read_loss
@@ -881,7 +883,7 @@ static size_t layout_buffers(TostModel* model, void* base) {
     const TostConfig* c = &model->config;
     const TostEngineOptions* o = &model->options;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = o->max_batch;
-    const size_t rows = B * o->max_piece, states = o->states, train = o->training, threads = o->threads;
+    const size_t rows = B * o->max_chunk, states = o->states, train = o->training, threads = o->threads;
     const size_t conv = c->conv != 0, memory = c->memory != 0, muon = o->optimizer == TOST_MUON;
     const size_t logits_rows = model->logits_rows = classifier_rows(rows, c->vocab_size);
     Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison_redzone};
@@ -939,12 +941,12 @@ static Weight classifier_weight(const TostModel* model) {
     return weight(model, model_params(model, TOST_PARAM, 0).wte);
 }
 
-static size_t piece_rows(const TostModel* model) { return (size_t)model->piece.B * model->piece.T; }
+static size_t chunk_rows(const TostModel* model) { return (size_t)model->chunk.B * model->chunk.T; }
 
 // ---------------------------------------------------------------------------------------------
-// Passes over a piece. A pass continues from a state (state_size) of every layer, and leaves one: `from` and
-// `to` are their numbers. Backward goes through the pieces in reverse: it continues from the gradient of the state
-// after a piece (`right`), and leaves that of the state before it (`left`).
+// Passes over a chunk. A pass continues from a state (state_size) of every layer, and leaves one: `from` and
+// `to` are their numbers. Backward goes through the chunks in reverse: it continues from the gradient of the state
+// after a chunk (`right`), and leaves that of the state before it (`left`).
 
 // Of layer l, from sequence b on
 static double* model_state(const TostModel* model, int state, int l, int b) {
@@ -966,7 +968,7 @@ static float* state_memory(const TostModel* model, double* state) {
 // Copies layer l of state `from`, or zeros, to where the pass updates it in place: state `to`, or layer_state if `to`
 // is TOST_NO_STATE. Backward calls it with `right` and `left`.
 static double* start_state(const TostModel* model, int from, int to, int l) {
-    const size_t bytes = model->piece.B * state_size(&model->config) * sizeof(double);
+    const size_t bytes = model->chunk.B * state_size(&model->config) * sizeof(double);
     double* state = to == TOST_NO_STATE ? model->buf.layer_state : model_state(model, to, l, 0);
     if (from == TOST_NO_STATE) memset(state, 0, bytes);
     else if (from != to) memcpy(state, model_state(model, from, l, 0), bytes);
@@ -976,11 +978,11 @@ static double* start_state(const TostModel* model, int from, int to, int l) {
 // The arguments of TSSA in a layer.
 static Tssa layer_tssa(const TostModel* model, int l, double* state) {
     const TostConfig* c = &model->config;
-    const TostPiece* piece = &model->piece;
+    const TostChunk* chunk = &model->chunk;
     const LayerActivations* a = &model->layer[l];
     const TostParams p = model_params(model, TOST_PARAM, l);
-    return (Tssa){.B = piece->B, .T = piece->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head,
-                  .block_size = c->block_size, .w = a->w, .temp = p.temp, .denom_bias = p.denom_bias + piece->first,
+    return (Tssa){.B = chunk->B, .T = chunk->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head,
+                  .block_size = c->block_size, .w = a->w, .temp = p.temp, .denom_bias = p.denom_bias + chunk->first,
                   .u = a->u, .pi = a->pi, .y = a->y, .stride = state_size(c), .state = state,
                   .scratch = model->buf.tssa_scratch,
                   .saved = model->options.training ? a->tssa_saved : NULL};
@@ -994,16 +996,16 @@ static Tssa layer_tssa_grads(const TostModel* model, int l, double* adjoint) {
     tssa.dw = model->buf.dbranch;
     tssa.da = model->buf.da;
     tssa.dtemp = model->config.membership == TOST_UNIFORM ? NULL : g.temp;
-    tssa.ddenom_bias = g.denom_bias + model->piece.first;
+    tssa.ddenom_bias = g.denom_bias + model->chunk.first;
     tssa.adjoint = adjoint;
     return tssa;
 }
 
 static Memory layer_memory(const TostModel* model, int l) {
     const TostConfig* c = &model->config;
-    const TostPiece* piece = &model->piece;
+    const TostChunk* chunk = &model->chunk;
     const LayerActivations* a = &model->layer[l];
-    return (Memory){.B = piece->B, .T = piece->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head,
+    return (Memory){.B = chunk->B, .T = chunk->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head,
                     .w = a->w, .pi = a->pi, .o = a->predicted, .G = model->options.training ? a->memory_G : NULL,
                     .stride = 2 * state_size(c),
                     .scratch = model->buf.memory_scratch, .dw = model->buf.dpredicted, .dpi = model->buf.da};
@@ -1016,12 +1018,12 @@ static void remember(TostModel* model, int l, float* y, double* state) {
     Memory memory = layer_memory(model, l);
     memory.state = state_memory(model, state);
     memory_forward(&memory);
-    residual_forward(y, y, memory.o, p.memory_scale, piece_rows(model), model->config.n_embd);
+    residual_forward(y, y, memory.o, p.memory_scale, chunk_rows(model), model->config.n_embd);
 }
 
 // From dy: sets dpredicted to the memory's part of dw, and da to that of dΠ, which is 0 without --memory
 static void remember_backward(TostModel* model, int l, const float* dy, double* adjoint) {
-    const size_t rows = piece_rows(model);
+    const size_t rows = chunk_rows(model);
     if (!model->config.memory) {
         memset(model->buf.da, 0, rows * model->config.n_head * sizeof(float));
         return;
@@ -1041,23 +1043,23 @@ static const float* layer_input(const TostModel* model, int l) {
 
 // With --conv: y = the convolution of x; with --dtype bf16, x and y are rounded. Without --conv: nothing.
 static void convolve(TostModel* model, int l, TostRow filter, float* y, float* x, double* state) {
-    const int B = model->piece.B, T = model->piece.T, C = model->config.n_embd;
+    const int B = model->chunk.B, T = model->chunk.T, C = model->config.n_embd;
     if (!model->config.conv) return;
     const float* taps = model->array[TOST_PARAM] + tost_row_offset(&model->tensors, filter, l);
-    if (model->weights) round_bf16(x, piece_rows(model) * C);
+    if (model->weights) round_bf16(x, chunk_rows(model) * C);
     conv_forward(y, state_rows(model, state, filter), x, taps, B, T, C, 2 * state_size(&model->config));
-    if (model->weights) round_bf16(y, piece_rows(model) * C);
+    if (model->weights) round_bf16(y, chunk_rows(model) * C);
 }
 
 // d: the gradient of y, then of x
 static void convolve_backward(TostModel* model, int l, TostRow filter, float* d, const float* x, double* adjoint) {
-    const int B = model->piece.B, T = model->piece.T, C = model->config.n_embd, from = model->from;
+    const int B = model->chunk.B, T = model->chunk.T, C = model->config.n_embd, from = model->from;
     if (!model->config.conv) return;
     const size_t at = tost_row_offset(&model->tensors, filter, l);
     const float* rows = from == TOST_NO_STATE ? NULL : state_rows(model, model_state(model, from, l, 0), filter);
     conv_backward(d, model->array[TOST_GRAD] + at, state_rows(model, adjoint, filter), x, rows,
                   model->array[TOST_PARAM] + at, B, T, C, 2 * state_size(&model->config));
-    if (model->weights) round_bf16(d, piece_rows(model) * C);
+    if (model->weights) round_bf16(d, chunk_rows(model) * C);
 }
 
 // Layer l, from its input to x_out
@@ -1065,7 +1067,7 @@ static void layer_forward(TostModel* model, int l, int from, int to) {
     const LayerActivations* a = &model->layer[l];
     const TostParams p = model_params(model, TOST_PARAM, l);
     const int C = model->config.n_embd;
-    const size_t rows = piece_rows(model);
+    const size_t rows = chunk_rows(model);
     const float* x = layer_input(model, l);
     double* state = start_state(model, from, to, l);
     const Tssa tssa = layer_tssa(model, l, state);
@@ -1092,7 +1094,7 @@ static void layer_backward(TostModel* model, int l, int right, int left) {
     const Buffers* buf = &model->buf;
     const TostParams p = model_params(model, TOST_PARAM, l), g = model_params(model, TOST_GRAD, l);
     const int C = model->config.n_embd;
-    const size_t rows = piece_rows(model);
+    const size_t rows = chunk_rows(model);
     float *dx = buf->dx, *dbranch = buf->dbranch, *d_btc = buf->scratch_btc, *d_bt4c = buf->scratch_bt4c;
     double* adjoint = start_state(model, right, left, l);
     const Tssa tssa = layer_tssa_grads(model, l, adjoint);
@@ -1119,19 +1121,19 @@ static void recompute_layer(TostModel* model, int l) {
     if (model->options.recompute && model->computed_layer != l) layer_forward(model, l, model->from, TOST_NO_STATE);
 }
 
-static void cpu_forward(TostModel* model, const TostPiece* piece, int from, int to) {
+static void cpu_forward(TostModel* model, const TostChunk* chunk, int from, int to) {
     const TostParams p = model_params(model, TOST_PARAM, 0);
     const int C = model->config.n_embd, L = model->config.n_layer, V = model->config.vocab_size;
-    const int B = piece->B, T = piece->T;
-    assert(B <= model->options.max_batch && T <= model->options.max_piece);
-    assert(piece->first + T <= model->config.block_size);
+    const int B = chunk->B, T = chunk->T;
+    assert(B <= model->options.max_batch && T <= model->options.max_chunk);
+    assert(chunk->first + T <= model->config.block_size);
     threads_begin(&model->threads, gemm_is_small(B * T, V > 4 * C ? V : 4 * C, C));   // its largest product
-    model->piece = *piece;
+    model->chunk = *chunk;
     model->from = from;
-    embedding_forward(model->buf.x, piece->inputs, p.wte, p.wpe, piece->first, B, T, C);
+    embedding_forward(model->buf.x, chunk->inputs, p.wte, p.wpe, chunk->first, B, T, C);
     for (int l = 0; l < L; l++) layer_forward(model, l, from, to);
     layernorm_forward(model->buf.ln_f, model->buf.mean_f, model->buf.rstd_f, layer_input(model, L), p.ln_f_w, p.ln_f_b,
-                      piece_rows(model), C);
+                      chunk_rows(model), C);
     threads_end(&model->threads);
 }
 
@@ -1143,12 +1145,12 @@ static void cpu_copy_state(TostModel* model, int to, int from, int n, int copies
 }
 
 static void cpu_logits(float* dst, TostModel* model) {
-    times_weight(dst, model->buf.ln_f, classifier_weight(model), piece_rows(model), model->config.n_embd,
+    times_weight(dst, model->buf.ln_f, classifier_weight(model), chunk_rows(model), model->config.n_embd,
                  model->config.vocab_size);
 }
 
 static void cpu_last_logits(float* dst, TostModel* model) {
-    const int B = model->piece.B, T = model->piece.T, C = model->config.n_embd;
+    const int B = model->chunk.B, T = model->chunk.T, C = model->config.n_embd;
     float* ln_f = model->buf.ln_f;   // rows that were already used are overwritten
     for (int b = 0; b < B; b++) memmove(ln_f + (size_t)b * C, ln_f + ((size_t)b * T + T - 1) * C, C * sizeof *ln_f);
     times_weight(dst, ln_f, classifier_weight(model), B, C, model->config.vocab_size);
@@ -1162,8 +1164,8 @@ static void classifier_losses(TostModel* model, const int32_t* targets, size_t r
 
 // Rows with a target are moved to the front: the others need no logits.
 static void cpu_losses(double* dst, TostModel* model) {
-    const int32_t* targets = model->piece.targets;
-    const size_t rows = piece_rows(model), C = model->config.n_embd;
+    const int32_t* targets = model->chunk.targets;
+    const size_t rows = chunk_rows(model), C = model->config.n_embd;
     size_t counted = 0, i = 0;
     for (size_t row = 0; row < rows; row++) {
         if (targets[row] < 0) continue;
@@ -1175,14 +1177,14 @@ static void cpu_losses(double* dst, TostModel* model) {
 }
 
 static void sum_losses(TostModel* model) {
-    for (size_t row = 0; row < piece_rows(model); row++) {
+    for (size_t row = 0; row < chunk_rows(model); row++) {
         model->loss_sum += model->buf.losses[row];
-        model->loss_count += model->piece.targets[row] >= 0;
+        model->loss_count += model->chunk.targets[row] >= 0;
     }
 }
 
 static void cpu_add_losses(TostModel* model) {
-    classifier_losses(model, model->piece.targets, piece_rows(model));
+    classifier_losses(model, model->chunk.targets, chunk_rows(model));
     sum_losses(model);
 }
 
@@ -1194,7 +1196,7 @@ static void cpu_read_loss(double* sum, int64_t* count, TostModel* model) {
 }
 
 static void cpu_activation(float* dst, TostModel* model, TostActivation what, int layer) {
-    const size_t rows = piece_rows(model), C = model->config.n_embd, NH = model->config.n_head;
+    const size_t rows = chunk_rows(model), C = model->config.n_embd, NH = model->config.n_head;
     assert(model->options.training && layer >= 0 && layer < model->config.n_layer + (what == TOST_X));
     threads_set(model->threads.pass);
     if (what != TOST_X) recompute_layer(model, layer);
@@ -1205,22 +1207,22 @@ static void cpu_activation(float* dst, TostModel* model, TostActivation what, in
 
 // The classifier's backward runs here, because logits exist for a few rows at a time. It leaves the gradient of ln_f in
 // scratch_btc.
-static void cpu_train(TostModel* model, const TostPiece* piece, int from, float grad_scale) {
-    const size_t rows = (size_t)piece->B * piece->T;
+static void cpu_train_forward(TostModel* model, const TostChunk* chunk, int from, float grad_scale) {
+    const size_t rows = (size_t)chunk->B * chunk->T;
     assert(model->options.training);
-    cpu_forward(model, piece, from, TOST_NO_STATE);
+    cpu_forward(model, chunk, from, TOST_NO_STATE);
     classifier_forward_backward(model->buf.losses, model->buf.scratch_btc, model_params(model, TOST_GRAD, 0).wte,
-                                model->buf.logits, model->buf.ln_f, classifier_weight(model), piece->targets,
+                                model->buf.logits, model->buf.ln_f, classifier_weight(model), chunk->targets,
                                 grad_scale, rows, even_block(rows, model->logits_rows), model->config.vocab_size,
                                 model->config.n_embd);
     sum_losses(model);
 }
 
 // Layer by layer, the gradients become complete from the end of the flat array to its start.
-static void cpu_backward(TostModel* model, int right, int left, TostEnd end) {
-    const TostPiece* piece = &model->piece;
+static void cpu_train_backward(TostModel* model, int right, int left, TostEnd end) {
+    const TostChunk* chunk = &model->chunk;
     const int C = model->config.n_embd, L = model->config.n_layer;
-    const size_t rows = piece_rows(model);
+    const size_t rows = chunk_rows(model);
     const TostParams p = model_params(model, TOST_PARAM, 0), g = model_params(model, TOST_GRAD, 0);
     threads_set(model->threads.pass);
     memset(model->buf.dx, 0, rows * C * sizeof(float));
@@ -1231,7 +1233,7 @@ static void cpu_backward(TostModel* model, int right, int left, TostEnd end) {
         layer_backward(model, l, right, left);
         exchange_gradients(&model->exchange, end, tost_row_offset(&model->tensors, TOST_ROW_gamma1, l));
     }
-    embedding_backward(g.wte, g.wpe, model->buf.dx, piece->inputs, piece->first, piece->B, piece->T, C);
+    embedding_backward(g.wte, g.wpe, model->buf.dx, chunk->inputs, chunk->first, chunk->B, chunk->T, C);
     exchange_gradients(&model->exchange, end, 0);
 }
 
@@ -1432,8 +1434,8 @@ const TostEngine tost_cpu_engine = {
     .losses = cpu_losses,
     .add_losses = cpu_add_losses,
     .activation = cpu_activation,
-    .train = cpu_train,
-    .backward = cpu_backward,
+    .train_forward = cpu_train_forward,
+    .train_backward = cpu_train_backward,
     .read_loss = cpu_read_loss,
     .zero_grad = cpu_zero_grad,
     .grad_norm = cpu_grad_norm,

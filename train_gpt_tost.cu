@@ -2,7 +2,7 @@
 // functions and names of train_gpt_tost.c in the same order, each kernel next to its launcher.
 //
 // Precision. Matmul operands have one storage type S, float (fp32, tf32) or bf16; kernels are templates on it. Always
-// float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums (across chunks in pairs of
+// float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums (across runs in pairs of
 // floats), u and Π, softmax and loss, parameter gradients, master weights, Adam's moments, Muon's momentum. Double:
 // TSSA's sums between passes over one sequence, the sum of the losses, the squared norms of gradients.
 //
@@ -453,18 +453,18 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 // ---------------------------------------------------------------------------------------------
 // TSSA, token statistics self-attention: the formulas and their backward are in train_gpt_tost.c.
 //
-// Time is cut into chunks of 32 steps. A block computes one chunk of one sequence, all heads; a warp takes a head.
-// Scans (scan.cuh) connect the chunks, shared memory the heads at one t. The instruction rate limits these kernels
+// Time is cut into runs of 32 steps. A block computes one run of one sequence, all heads; a warp takes a head.
+// Scans (scan.cuh) connect the runs, shared memory the heads at one t. The instruction rate limits these kernels
 // about as much as bandwidth or more (dev/cuda/SASS.md), so a warp divides a head in two ways:
 //
 //   tiles     64 channels at a time: a lane takes 8 neighboring channels of 8 steps, 8 lanes share the channels, 4
 //             groups of lanes the steps. A row of 8 channels is one load, and a sum over the channels takes 7 shuffles
-//             per chunk. Running sums also need the sum over the groups before a lane's own.
+//             per run. Running sums also need the sum over the groups before a lane's own.
 //   columns   In backward, where those sums would cost another pass: a lane takes 2 neighboring channels, again 64 at a
-//             time, and walks over the chunk's time steps.
+//             time, and walks over the run's time steps.
 //
 // In both, a sum over the head's channels ends up in lane l for step l. A function of a template parameter WHOLE checks
-// no bounds if it is true: the chunk has all 32 steps and HS is a multiple of 64, the usual case.
+// no bounds if it is true: the run has all 32 steps and HS is a multiple of 64, the usual case.
 
 // The states before and after a pass, (B,state_size). start NULL: zeros; end NULL: not written. A state has TSSA's
 // running sums, then, with --conv, the rows x[-3] to x[-1], (3,C), of TSSA's convolution and of the MLP's, then, with
@@ -479,14 +479,14 @@ struct PassStates {
 
 constexpr PassStates NO_STATES = {NULL, NULL};
 
-constexpr int TSSA_CHUNK = 32;       // time steps per block, one per lane
+constexpr int TSSA_RUN = 32;       // time steps per block, one per lane
 constexpr int TSSA_WARPS = 12;       // maximum per block; with more heads, a warp takes several
 constexpr int TSSA_WIDTH = 64;       // channels of a head that a warp takes at once
 constexpr int TSSA_VEC = 8;          // channels and steps of a lane in a tile
 constexpr int TSSA_LANES = TSSA_WIDTH / TSSA_VEC;    // lanes that share the channels of a tile
 constexpr int TSSA_GROUPS = WARP / TSSA_LANES;       // groups of lanes that share its steps
 constexpr int TSSA_ROWS = 4;         // in columns: time steps in registers at once
-static_assert(TSSA_GROUPS * TSSA_VEC == TSSA_CHUNK, "a tile covers a chunk");
+static_assert(TSSA_GROUPS * TSSA_VEC == TSSA_RUN, "a tile covers a run");
 // Blocks per multiprocessor, so that one works while another waits; from sm_100 on, two leave too few registers.
 [[maybe_unused]] constexpr int TSSA_BLOCKS = COMPILED_ARCH >= 1000 ? 1 : 2;
 
@@ -495,7 +495,7 @@ template <bool WHOLE, typename S> constexpr int TILE_ROWS = !WHOLE ? 1 : sizeof(
 
 // Sizes, and the arguments of TSSA. tssa_sizes sets the sizes; the caller sets the arguments.
 template <typename S> struct Tssa {
-    int B, T, C, NH, HS, chunks;
+    int B, T, C, NH, HS, runs;
     int narrow, wide, slots;          // strides of the scans of C and of C + NH columns, and their slots per sequence
     int warps;                        // of a block
     int start_log;                    // log2 of the steps between two TssaStarts
@@ -507,23 +507,23 @@ template <typename S> struct Tssa {
     S* y;                             // (B,T,C)
     PassStates state;
     size_t state_size;
-    float* saved;                     // (B,chunks,narrow + wide): S, then N and D, before each chunk
+    float* saved;                     // (B,runs,narrow + wide): S, then N and D, before each run
     float* totals;                    // (B,slots,narrow), (B,slots,wide): of the scans
     int* sync;                        // tssa_sync_size: ticket, flags of two scans; zero before the launch
     // backward only
     const S* dy;                      // (B,T,C)
     S* dw;                            // (B,T,C)
-    float *da, *dtemp_chunk;          // (B,NH,T); (NH,B,chunks): dtemp of each chunk
+    float *da, *dtemp_run;          // (B,NH,T); (NH,B,runs): dtemp of each run
     float *dtemp, *ddenom_bias;       // (NH); (NH,block_size)
     bool fixed_temp;                  // temp has no gradient: membership is uniform
     bool more_dpi;                    // da has another part of dΠ on entry
     PassStates adjoint;
-    float* back;                      // like saved: RS, then RN and RD, after each chunk
+    float* back;                      // like saved: RS, then RN and RD, after each run
 };
 
 __host__ __device__ inline size_t tssa_state_size(size_t C, size_t NH) { return 2 * C + NH; }
 static size_t tssa_sums_size(int C, int NH) { return (size_t)scan_stride(C) + scan_stride(C + NH); }
-static size_t tssa_sync_size(size_t B, size_t T) { return 1 + 2 * B * scan_slots(div_up(T, TSSA_CHUNK)); }
+static size_t tssa_sync_size(size_t B, size_t T) { return 1 + 2 * B * scan_slots(div_up(T, TSSA_RUN)); }
 
 // Floats of shared memory: of forward, see tssa_forward_kernel; of backward, see TssaSteps and TssaStarts.
 __host__ __device__ inline int tssa_logits_stride(int NH) { return (div_up(NH, 4) | 1) * 4; }
@@ -533,48 +533,48 @@ static size_t tssa_forward_shared(int C, int NH) {
            sizeof(float);
 }
 static size_t tssa_backward_shared(int C, int NH, int start_log) {
-    return (3 * NH * WARP + 2 * ((size_t)TSSA_CHUNK >> start_log) * C) * sizeof(float);
+    return (3 * NH * WARP + 2 * ((size_t)TSSA_RUN >> start_log) * C) * sizeof(float);
 }
 
 // A block has enough threads for a warp per head and for a scan in one pass, up to the maximum.
 template <typename S> static Tssa<S> tssa_sizes(int B, int T, int C, int NH) {
     Tssa<S> a = {};
-    a.B = B, a.T = T, a.C = C, a.NH = NH, a.HS = C / NH, a.chunks = div_up(T, TSSA_CHUNK);
-    a.narrow = scan_stride(C), a.wide = scan_stride(C + NH), a.slots = (int)scan_slots(a.chunks);
+    a.B = B, a.T = T, a.C = C, a.NH = NH, a.HS = C / NH, a.runs = div_up(T, TSSA_RUN);
+    a.narrow = scan_stride(C), a.wide = scan_stride(C + NH), a.slots = (int)scan_slots(a.runs);
     a.warps = max(div_up(NH, div_up(NH, TSSA_WARPS)), min(TSSA_WARPS, div_up(C + NH, WARP * SCAN_VEC)));
     a.start_log = 2;
-    while (tssa_backward_shared(C, NH, a.start_log) > MAX_ALLOWED_SHARED && TSSA_CHUNK >> a.start_log > 1)
+    while (tssa_backward_shared(C, NH, a.start_log) > MAX_ALLOWED_SHARED && TSSA_RUN >> a.start_log > 1)
         a.start_log++;
     return a;
 }
 
-struct TssaChunk { int b, t0, n; };   // the block's work: steps t0 to t0 + n - 1 of sequence b
+struct TssaRun { int b, t0, n; };   // the block's work: steps t0 to t0 + n - 1 of sequence b
 
-// chunk: in shared memory. Each phase of a kernel reads it again and computes its addresses from it, so that no
+// run: in shared memory. Each phase of a kernel reads it again and computes its addresses from it, so that no
 // registers hold them during the scans.
-template <bool BACKWARD, typename S> __device__ inline void tssa_chunk(TssaChunk* chunk, const Tssa<S>& a) {
+template <bool BACKWARD, typename S> __device__ inline void tssa_take_run(TssaRun* run, const Tssa<S>& a) {
     scan_ticket(a.sync, [&](int unit) {
-        const int place = (unsigned)unit / (unsigned)a.B, t0 = (BACKWARD ? a.chunks - 1 - place : place) * TSSA_CHUNK;
-        *chunk = {unit - place * a.B, t0, min(a.T - t0, TSSA_CHUNK)};
+        const int place = (unsigned)unit / (unsigned)a.B, t0 = (BACKWARD ? a.runs - 1 - place : place) * TSSA_RUN;
+        *run = {unit - place * a.B, t0, min(a.T - t0, TSSA_RUN)};
     });
 }
 
-// Offsets of the chunk: of channel c in its step t, in (B,T,C); in (B,NH,T), at head h; in (B,chunks,narrow + wide).
-// Rows and chunks of all sequences fit in 32 bits, so that a product takes one instruction.
-__device__ inline unsigned tssa_place(TssaChunk k) { return (unsigned)k.t0 / TSSA_CHUNK; }
-template <typename S> __device__ inline size_t tssa_row(int t, int c, TssaChunk k, const Tssa<S>& a) {
+// Offsets of the run: of channel c in its step t, in (B,T,C); in (B,NH,T), at head h; in (B,runs,narrow + wide).
+// Rows and runs of all sequences fit in 32 bits, so that a product takes one instruction.
+__device__ inline unsigned tssa_place(TssaRun k) { return (unsigned)k.t0 / TSSA_RUN; }
+template <typename S> __device__ inline size_t tssa_row(int t, int c, TssaRun k, const Tssa<S>& a) {
     return (size_t)(unsigned)(k.b * a.T + k.t0 + t) * (unsigned)a.C + (unsigned)c;   // mutant: row_in_32_bits
 }
-template <typename S> __device__ inline size_t tssa_head(int h, TssaChunk k, const Tssa<S>& a) {
+template <typename S> __device__ inline size_t tssa_head(int h, TssaRun k, const Tssa<S>& a) {
     return (size_t)(unsigned)(k.b * a.NH + h) * (unsigned)a.T + (unsigned)k.t0;
 }
-template <typename S> __device__ inline size_t tssa_sums(TssaChunk k, const Tssa<S>& a) {
-    return (size_t)(k.b * a.chunks + tssa_place(k)) * (unsigned)(a.narrow + a.wide);
+template <typename S> __device__ inline size_t tssa_sums(TssaRun k, const Tssa<S>& a) {
+    return (size_t)(k.b * a.runs + tssa_place(k)) * (unsigned)(a.narrow + a.wide);
 }
 
-// The place of a chunk in a scan, and the scan's totals at this place.
-template <bool BACKWARD, typename S> __device__ inline int tssa_scan_place(TssaChunk k, const Tssa<S>& a) {
-    return BACKWARD ? a.chunks - 1 - (int)tssa_place(k) : (int)tssa_place(k);
+// The place of a run in a scan, and the scan's totals at this place.
+template <bool BACKWARD, typename S> __device__ inline int tssa_scan_place(TssaRun k, const Tssa<S>& a) {
+    return BACKWARD ? a.runs - 1 - (int)tssa_place(k) : (int)tssa_place(k);
 }
 template <bool WIDE, typename S> __device__ inline float* tssa_totals(int b, unsigned place, const Tssa<S>& a) {
     const size_t slot = b * a.slots + place;
@@ -582,14 +582,14 @@ template <bool WIDE, typename S> __device__ inline float* tssa_totals(int b, uns
                 : a.totals + slot * (unsigned)a.narrow;
 }
 
-// Calls function<WHOLE>(...) for head h of chunk k.
-template <typename S> __device__ inline bool tssa_whole(TssaChunk k, const Tssa<S>& a) {
-    return k.n == TSSA_CHUNK && a.HS % TSSA_WIDTH == 0;   // mutant: whole_unasked
+// Calls function<WHOLE>(...) for head h of run k.
+template <typename S> __device__ inline bool tssa_whole(TssaRun k, const Tssa<S>& a) {
+    return k.n == TSSA_RUN && a.HS % TSSA_WIDTH == 0;   // mutant: whole_unasked
 }
 #define TSSA_CALL(function, ...) (tssa_whole(k, a) ? function<true>(__VA_ARGS__) : function<false>(__VA_ARGS__))
 
-// Stores a scan's results for some columns: the carry and, unless end is NULL, the sums after the last chunk. start:
-// the sums before the first chunk, or NULL. sum: over the chunks before this one; totals: of this chunk. start is
+// Stores a scan's results for some columns: the carry and, unless end is NULL, the sums after the last run. start:
+// the sums before the first run, or NULL. sum: over the runs before this one; totals: of this run. start is
 // added last, in double.
 __device__ inline void tssa_carry(float* carry, double* end, const double* start, const FloatPair (&sum)[SCAN_VEC],
                                   const float* totals, int columns) {
@@ -602,11 +602,11 @@ __device__ inline void tssa_carry(float* carry, double* end, const double* start
     store_pack<SCAN_VEC>(carry, before);
 }
 
-// Scans N and D if WIDE, else S; BACKWARD: dN and dD, or dS, from the last chunk to the first.
-template <bool WIDE, bool BACKWARD, typename S> __device__ inline void tssa_scan(const TssaChunk* chunk,
+// Scans N and D if WIDE, else S; BACKWARD: dN and dD, or dS, from the last run to the first.
+template <bool WIDE, bool BACKWARD, typename S> __device__ inline void tssa_scan(const TssaRun* run,
                                                                                  const Tssa<S>& a) {
     const auto scanned = [&](int c, const FloatPair (&sum)[SCAN_VEC]) {
-        const TssaChunk k = *chunk;
+        const TssaRun k = *run;
         const PassStates states = BACKWARD ? a.adjoint : a.state;
         float* carry = (BACKWARD ? a.back : a.saved) + tssa_sums(k, a) + (WIDE ? a.narrow : 0) + c;
         if (!states.start && !states.end) {
@@ -616,13 +616,13 @@ template <bool WIDE, bool BACKWARD, typename S> __device__ inline void tssa_scan
         }
         const int place = tssa_scan_place<BACKWARD>(k, a);
         const size_t at = k.b * a.state_size + (WIDE ? a.C : 0) + c;
-        tssa_carry(carry, states.end && place == a.chunks - 1 ? states.end + at : NULL,
+        tssa_carry(carry, states.end && place == a.runs - 1 ? states.end + at : NULL,
                    states.start ? states.start + at : NULL, sum,
                    tssa_totals<WIDE>(k.b, place, a) + c, (WIDE ? a.C + a.NH : a.C) - c);
     };
-    scan_columns(tssa_totals<WIDE>(chunk->b, 0, a),
-                 a.sync + 1 + ((WIDE != BACKWARD ? a.B : 0) + chunk->b) * a.slots, WIDE ? a.wide : a.narrow,
-                 tssa_scan_place<BACKWARD>(*chunk, a), a.chunks, scanned);
+    scan_columns(tssa_totals<WIDE>(run->b, 0, a),
+                 a.sync + 1 + ((WIDE != BACKWARD ? a.B : 0) + run->b) * a.slots, WIDE ? a.wide : a.narrow,
+                 tssa_scan_place<BACKWARD>(*run, a), a.runs, scanned);
 }
 
 // A tile of head h as a lane sees it: its group of lanes and first step; its first channel in the head and in the row,
@@ -635,9 +635,9 @@ struct TssaTile {
 };
 
 // N channels from c on of ROWS rows of an array (B,T,C) from step t on. Zeros, the identity of every sum here, past the
-// chunk's end and from channel `inside` on.
+// run's end and from channel `inside` on.
 template <bool WHOLE, int ROWS, int N, typename S>
-__device__ inline void tssa_load(float (&x)[ROWS][N], const S* p, int t, int c, int inside, TssaChunk k,
+__device__ inline void tssa_load(float (&x)[ROWS][N], const S* p, int t, int c, int inside, TssaRun k,
                                  const Tssa<S>& a) {
     p += tssa_row(t, c, k, a);
     UNROLL for (int j = 0; j < ROWS; j++)
@@ -650,7 +650,7 @@ __device__ inline float* tssa_group(float* groups, int group, int h, TssaTile ti
     return groups + (group * a.NH + h) * tssa_padded(a.HS) + tile.d;
 }
 
-// sum: the lane's sum over its steps. Sets `groups` and the chunk's totals.
+// sum: the lane's sum over its steps. Sets `groups` and the run's totals.
 template <bool WHOLE, typename S>
 __device__ inline void tile_scan(float* totals, float* groups, float (&sum)[TSSA_VEC], int h, TssaTile tile,
                                  const Tssa<S>& a) {
@@ -663,7 +663,7 @@ __device__ inline void tile_scan(float* totals, float* groups, float (&sum)[TSSA
     else if (WHOLE || tile.inside > 0) store_pack<TSSA_VEC>(tssa_group(groups, tile.group, h, tile, a), sum);
 }
 
-// Sums before the lane's first step: before the chunk, carry (C), and over the groups before the lane's.
+// Sums before the lane's first step: before the run, carry (C), and over the groups before the lane's.
 template <bool WHOLE, typename S>
 __device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, float* groups, int h, TssaTile tile,
                                   const Tssa<S>& a) {
@@ -680,9 +680,9 @@ template <int ROWS> __device__ inline void tile_add_channels(float& mine, float 
     if (lane_index() % TSSA_VEC / ROWS == t0 / ROWS) mine += sum;
 }
 
-// Sums of head h over the chunk: of s Π, with Π in pi (32), or of s if pi is nullptr.
+// Sums of head h over the run: of s Π, with Π in pi (32), or of s if pi is nullptr.
 template <bool WHOLE, typename S, typename Pi>
-__device__ inline void tssa_chunk_totals(float* totals, float* groups, Pi pi, int h, TssaChunk k, const Tssa<S>& a) {
+__device__ inline void tssa_run_totals(float* totals, float* groups, Pi pi, int h, TssaRun k, const Tssa<S>& a) {
     constexpr int ROWS = TILE_ROWS<WHOLE, S>;
     constexpr bool WEIGHTED = !std::is_null_pointer<Pi>::value;
     for (int d0 = 0; d0 < a.HS; d0 += TSSA_WIDTH) {
@@ -703,7 +703,7 @@ __device__ inline void tssa_chunk_totals(float* totals, float* groups, Pi pi, in
 
 // Lane t returns Σ_d s/max(S, 1e-12) of head h at step t.
 template <bool WHOLE, typename S>
-__device__ inline float tssa_energy_ratios(float* groups, int h, TssaChunk k, const Tssa<S>& a) {
+__device__ inline float tssa_energy_ratios(float* groups, int h, TssaRun k, const Tssa<S>& a) {
     constexpr int ROWS = TILE_ROWS<WHOLE, S>;
     float mine = 0.0f;
     for (int d0 = 0; d0 < a.HS; d0 += TSSA_WIDTH) {
@@ -729,16 +729,16 @@ __device__ inline float tssa_energy_ratios(float* groups, int h, TssaChunk k, co
 // S and u. x (32,stride): the membership logits temp u, with the heads of a step adjacent; -infinity past the last
 // head. stride is an odd number of packs of 4 heads, so that 8 lanes read the packs of 8 steps without bank conflicts.
 template <typename S>
-__device__ inline void tssa_energy_forward(float* x, float* groups, const TssaChunk* chunk, const Tssa<S>& a) {
-    TssaChunk k = *chunk;
+__device__ inline void tssa_energy_forward(float* x, float* groups, const TssaRun* run, const Tssa<S>& a) {
+    TssaRun k = *run;
     for (int h = warp_index(); h < a.NH; h += a.warps)
-        TSSA_CALL(tssa_chunk_totals, tssa_totals<false>(k.b, tssa_place(k), a), groups, nullptr, h, k, a);
-    tssa_scan<false, false>(chunk, a);
-    k = *chunk;
+        TSSA_CALL(tssa_run_totals, tssa_totals<false>(k.b, tssa_place(k), a), groups, nullptr, h, k, a);
+    tssa_scan<false, false>(run, a);
+    k = *run;
     const int stride = tssa_logits_stride(a.NH), lane = lane_index();
     for (int h = warp_index(); h < a.NH; h += a.warps) {
         const float ratios = TSSA_CALL(tssa_energy_ratios, groups, h, k, a);
-        const bool inside = lane < k.n;   // mutant: chunk_edge_forward
+        const bool inside = lane < k.n;   // mutant: run_edge_forward
         const size_t bias = (size_t)(unsigned)h * (unsigned)a.block_size + (unsigned)(a.step->first + k.t0 + lane);
         const float u_t = ratios + a.HS * (inside ? a.denom_bias[bias] : 0.0f);
         if (inside) a.u[tssa_head(h, k, a) + lane] = u_t;
@@ -763,10 +763,10 @@ template <typename S> __device__ inline float softmax_over_heads(const float* x,
     return (FLOAT ? expf(own - top) : 1.0f) * (1.0f / sum);   // exactly 1/NH if all logits are equal
 }
 
-// pi (NH,32): Π, 0 past the chunk's end. x: the logits
+// pi (NH,32): Π, 0 past the run's end. x: the logits
 template <typename S>
-__device__ inline void tssa_membership_forward(float* pi, const float* x, const TssaChunk* chunk, const Tssa<S>& a) {
-    const TssaChunk k = *chunk;
+__device__ inline void tssa_membership_forward(float* pi, const float* x, const TssaRun* run, const Tssa<S>& a) {
+    const TssaRun k = *run;
     const int lane = lane_index(), stride = tssa_logits_stride(a.NH);
     for (int h = warp_index(); h < a.NH; h += a.warps) {
         const float pi_t = softmax_over_heads<S>(x + lane * stride, h, a.NH);
@@ -778,7 +778,7 @@ __device__ inline void tssa_membership_forward(float* pi, const float* x, const 
 
 // y = -w Π / (1 + N/M) of head h. pi, inverse_mass (32): Π and 1/M, where M = D + 1e-8
 template <bool WHOLE, typename S>
-__device__ inline void tssa_shrink(float* groups, const float* pi, const float* inverse_mass, int h, TssaChunk k,
+__device__ inline void tssa_shrink(float* groups, const float* pi, const float* inverse_mass, int h, TssaRun k,
                                    const Tssa<S>& a) {
     constexpr int ROWS = TILE_ROWS<WHOLE, S>;
     for (int d0 = 0; d0 < a.HS; d0 += TSSA_WIDTH) {
@@ -806,18 +806,18 @@ __device__ inline void tssa_shrink(float* groups, const float* pi, const float* 
 
 // N, D and y. mass (NH,32): working space
 template <typename S>
-__device__ inline void tssa_statistics_forward(float* mass, float* groups, const float* pi, const TssaChunk* chunk,
+__device__ inline void tssa_statistics_forward(float* mass, float* groups, const float* pi, const TssaRun* run,
                                                const Tssa<S>& a) {
-    TssaChunk k = *chunk;
+    TssaRun k = *run;
     float* totals = tssa_totals<true>(k.b, tssa_place(k), a);
     for (int h = warp_index(); h < a.NH; h += a.warps) {
         const float mass_t = warp_scan(pi[h * WARP + lane_index()], lane_index());
         if (lane_index() == WARP - 1) totals[a.C + h] = mass_t;
         mass[h * WARP + lane_index()] = mass_t;
-        TSSA_CALL(tssa_chunk_totals, totals, groups, pi + h * WARP, h, k, a);
+        TSSA_CALL(tssa_run_totals, totals, groups, pi + h * WARP, h, k, a);
     }
-    tssa_scan<true, false>(chunk, a);
-    k = *chunk;
+    tssa_scan<true, false>(run, a);
+    k = *run;
     for (int h = warp_index(); h < a.NH; h += a.warps) {
         const float before = a.saved[tssa_sums(k, a) + a.narrow + a.C + h];
         float* mass_t = mass + h * WARP + lane_index();
@@ -831,25 +831,25 @@ __device__ inline void tssa_statistics_forward(float* mass, float* groups, const
 // and pi, 8 NH.
 template <typename S> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_forward_kernel(Tssa<S> a) {
     DYNAMIC_SHARED(float, x);            // (32,stride): logits, then M; (NH,32): Π; then groups
-    SHARED(TssaChunk, chunk, 1);
+    SHARED(TssaRun, run, 1);
     float *const pi = x + WARP * tssa_logits_stride(a.NH), *const groups = pi + a.NH * WARP;
-    tssa_chunk<false>(chunk, a);
-    tssa_energy_forward(x, groups, chunk, a);
-    tssa_membership_forward(pi, x, chunk, a);
-    tssa_statistics_forward(x, groups, pi, chunk, a);
+    tssa_take_run<false>(run, a);
+    tssa_energy_forward(x, groups, run, a);
+    tssa_membership_forward(pi, x, run, a);
+    tssa_statistics_forward(x, groups, pi, run, a);
 }
 
 template <typename S> static void tssa_forward(cudaStream_t stream, const Tssa<S>& a) {
     const size_t shared = tssa_forward_shared(a.C, a.NH);
     allow_shared(tssa_forward_kernel<S>, shared);
-    LAUNCH((tssa_forward_kernel<S>), a.B * a.chunks, a.warps * WARP, shared, stream, a);
+    LAUNCH((tssa_forward_kernel<S>), a.B * a.runs, a.warps * WARP, shared, stream, a);
 }
 
-// Arrays (NH,32) in shared memory, with an element per head and step of the chunk: Π and Π M. mass, dpi and du are the
+// Arrays (NH,32) in shared memory, with an element per head and step of the run: Π and Π M. mass, dpi and du are the
 // same array, which holds M = D + 1e-8, then dΠ, then du.
 struct TssaSteps { float *pi, *pi_mass, *mass, *dpi, *du; };
 
-// S and A (see tssa_statistics_totals) before some of the chunk's steps, each (32 >> start_log,C) in shared memory, for
+// S and A (see tssa_statistics_totals) before some of the run's steps, each (32 >> start_log,C) in shared memory, for
 // the last phase, which goes backward in time. Every 4th step, or fewer if shared memory is too small for these.
 struct TssaStarts { float *S, *A; };
 
@@ -859,9 +859,9 @@ __device__ inline void tssa_store_start(float* starts, int t, float (&x)[2], int
     if (t >> a.start_log << a.start_log == t) store_part<WHOLE>(starts + (t >> a.start_log) * a.C + c, x, inside);
 }
 
-// Sets Π, M and Π M. Past the chunk's end, Π is zero and M stays positive.
-template <typename S> __device__ inline void tssa_backward_steps(TssaSteps steps, TssaChunk k, const Tssa<S>& a) {
-    const float* mass = a.saved + tssa_sums(k, a) + a.narrow + a.C;   // D before the chunk
+// Sets Π, M and Π M. Past the run's end, Π is zero and M stays positive.
+template <typename S> __device__ inline void tssa_backward_steps(TssaSteps steps, TssaRun k, const Tssa<S>& a) {
+    const float* mass = a.saved + tssa_sums(k, a) + a.narrow + a.C;   // D before the run
     for (int h = warp_index(); h < a.NH; h += a.warps) {
         const int at = h * WARP + lane_index();
         const float pi = lane_index() < k.n ? a.pi[tssa_head(h, k, a) + lane_index()] : 0.0f;
@@ -875,11 +875,11 @@ template <typename S> __device__ inline void tssa_backward_steps(TssaSteps steps
 // Through y = -w Π M/A, where A[t] = M + N = 1e-8 + Σ_{t'≤t} Π (1 + s). With r = 1/A:
 //     dN = Π M dy w r²,   dD = -Σ_d Π N dy w r² = Σ_d (dN - Π dy w r)
 // The last form takes fewer instructions, but is less exact if N is much smaller than M. EXACT: uses the first.
-// totals (C+NH): Σ of dN and of dD over the chunk. With RN and RD, the sums of dN and dD over t' ≥ t,
+// totals (C+NH): Σ of dN and of dD over the run. With RN and RD, the sums of dN and dD over t' ≥ t,
 //     dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t]
-// This sets steps.dpi to dΠ with RN and RD replaced by minus the sums of dN and dD over earlier steps of the chunk.
+// This sets steps.dpi to dΠ with RN and RD replaced by minus the sums of dN and dD over earlier steps of the run.
 template <bool WHOLE, typename S>
-__device__ inline void tssa_statistics_totals(float* totals, TssaSteps steps, TssaStarts starts, int h, TssaChunk k,
+__device__ inline void tssa_statistics_totals(float* totals, TssaSteps steps, TssaStarts starts, int h, TssaRun k,
                                               const Tssa<S>& a) {
     constexpr bool EXACT = sizeof(S) > 2;   // float32
     constexpr int ROWS = TSSA_ROWS;
@@ -892,7 +892,7 @@ __device__ inline void tssa_statistics_totals(float* totals, TssaSteps steps, Ts
         float A[2], N[2], dN[2] = {}, less_D = 0.0f;
         load_part<WHOLE>(N, carry + c, inside);
         UNROLL for (int i = 0; i < 2; i++) A[i] = N[i] + mass;
-        NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += ROWS) {
+        NO_UNROLL for (int t0 = 0; t0 < TSSA_RUN; t0 += ROWS) {
             float x[ROWS][2], dy[ROWS][2], pi[ROWS], M[ROWS], pi_M[ROWS], part[ROWS];
             tssa_load<WHOLE>(x, a.w, t0, c, inside, k, a);
             tssa_load<WHOLE>(dy, a.dy, t0, c, inside, k, a);
@@ -931,10 +931,10 @@ __device__ inline void tssa_statistics_totals(float* totals, TssaSteps steps, Ts
     if (lane_index() == 0) totals[a.C + h] = total_D;
 }
 
-// Lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RN and RD at the start of the chunk: the chunk's
-// totals plus the sums over later chunks.
+// Lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RN and RD at the start of the run: the run's
+// totals plus the sums over later runs.
 template <bool WHOLE, typename S>
-__device__ inline float tssa_later_statistics(const float* totals, int h, TssaChunk k, const Tssa<S>& a) {
+__device__ inline float tssa_later_statistics(const float* totals, int h, TssaRun k, const Tssa<S>& a) {
     constexpr int ROWS = TILE_ROWS<WHOLE, S>;
     const float* behind = a.back + tssa_sums(k, a) + a.narrow;
     float mine = behind[a.C + h] + totals[a.C + h];
@@ -958,15 +958,15 @@ __device__ inline float tssa_later_statistics(const float* totals, int h, TssaCh
 
 // Through y, N and D: steps.dpi becomes dΠ.
 template <typename S>
-__device__ inline void tssa_statistics_backward(TssaSteps steps, TssaStarts starts, const TssaChunk* chunk,
+__device__ inline void tssa_statistics_backward(TssaSteps steps, TssaStarts starts, const TssaRun* run,
                                                 const Tssa<S>& a) {
-    TssaChunk k = *chunk;
+    TssaRun k = *run;
     tssa_backward_steps(steps, k, a);
     for (int h = warp_index(); h < a.NH; h += a.warps)
         TSSA_CALL(tssa_statistics_totals, tssa_totals<true>(k.b, tssa_scan_place<true>(k, a), a), steps, starts, h, k,
                   a);
-    tssa_scan<true, true>(chunk, a);
-    k = *chunk;
+    tssa_scan<true, true>(run, a);
+    k = *run;
     for (int h = warp_index(); h < a.NH; h += a.warps) {
         float* const dpi = steps.dpi + h * WARP + lane_index();
         *dpi += TSSA_CALL(tssa_later_statistics, tssa_totals<true>(k.b, tssa_scan_place<true>(k, a), a), h, k, a);
@@ -975,10 +975,10 @@ __device__ inline void tssa_statistics_backward(TssaSteps steps, TssaStarts star
     __syncthreads();
 }
 
-// From dΠ:   da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp da,   dtemp[h,chunk] = Σ_t da u
+// From dΠ:   da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp da,   dtemp[h,run] = Σ_t da u
 template <typename S>
-__device__ inline void tssa_membership_backward(TssaSteps steps, const TssaChunk* chunk, const Tssa<S>& a) {
-    const TssaChunk k = *chunk;
+__device__ inline void tssa_membership_backward(TssaSteps steps, const TssaRun* run, const Tssa<S>& a) {
+    const TssaRun k = *run;
     const int lane = lane_index();
     float mean = 0.0f;
     for (int h = 0; h < a.NH; h++) mean += steps.pi[h * WARP + lane] * steps.dpi[h * WARP + lane];
@@ -988,21 +988,21 @@ __device__ inline void tssa_membership_backward(TssaSteps steps, const TssaChunk
         const float da = steps.pi[h * WARP + lane] * (steps.dpi[h * WARP + lane] - mean);
         steps.du[h * WARP + lane] = a.temp[h] * da;
         const float sum = warp_sum(lane < k.n ? da * a.u[at] : 0.0f);
-        if (lane == 0) a.dtemp_chunk[(size_t)(unsigned)(h * a.B + k.b) * (unsigned)a.chunks + tssa_place(k)] = sum;
+        if (lane == 0) a.dtemp_run[(size_t)(unsigned)(h * a.B + k.b) * (unsigned)a.runs + tssa_place(k)] = sum;
         if (lane < k.n) a.da[at] = da;
     }
     __syncwarp();
 }
 
-// The chunk's totals of dS of head h, with dS = -du s/S² if S > 1e-12, else 0
+// The run's totals of dS of head h, with dS = -du s/S² if S > 1e-12, else 0
 template <bool WHOLE, typename S>
-__device__ inline void tssa_energy_totals(float* totals, TssaSteps steps, TssaStarts starts, int h, TssaChunk k,
+__device__ inline void tssa_energy_totals(float* totals, TssaSteps steps, TssaStarts starts, int h, TssaRun k,
                                           const Tssa<S>& a) {
     for (int d = 2 * lane_index(); d < a.HS; d += TSSA_WIDTH) {
         const int c = h * a.HS + d, inside = a.HS - d;
         float energy[2], sum[2] = {};
         load_part<WHOLE>(energy, a.saved + tssa_sums(k, a) + c, inside);
-        NO_UNROLL for (int t0 = 0; t0 < TSSA_CHUNK; t0 += TSSA_ROWS) {
+        NO_UNROLL for (int t0 = 0; t0 < TSSA_RUN; t0 += TSSA_ROWS) {
             float x[TSSA_ROWS][2], du[TSSA_ROWS];
             tssa_load<WHOLE>(x, a.w, t0, c, inside, k, a);
             load_pack<TSSA_ROWS>(du, steps.du + h * WARP + t0);
@@ -1023,7 +1023,7 @@ __device__ inline void tssa_energy_totals(float* totals, TssaSteps steps, TssaSt
 // S and A of the lane's channels before step t0: from the start before it, advanced.
 template <bool WHOLE, typename S>
 __device__ inline void tssa_walk_to(float (&energy)[2], float (&A)[2], int t0, const float* pi, TssaStarts starts,
-                                    int c, int inside, TssaChunk k, const Tssa<S>& a) {
+                                    int c, int inside, TssaRun k, const Tssa<S>& a) {
     const int first = t0 >> a.start_log;
     load_part<WHOLE>(energy, starts.S + first * a.C + c, inside);
     load_part<WHOLE>(A, starts.A + first * a.C + c, inside);
@@ -1071,14 +1071,14 @@ __device__ inline void tssa_rows_backward(float (&dy)[TSSA_ROWS][2], float (&RN)
 
 // dw of head h, backward in time
 template <bool WHOLE, typename S>
-__device__ inline void tssa_dw(TssaSteps steps, TssaStarts starts, int h, TssaChunk k, const Tssa<S>& a) {
+__device__ inline void tssa_dw(TssaSteps steps, TssaStarts starts, int h, TssaRun k, const Tssa<S>& a) {
     for (int d = 2 * lane_index(); d < a.HS; d += TSSA_WIDTH) {
         const int c = h * a.HS + d, inside = a.HS - d;
         const float* behind = a.back + tssa_sums(k, a);
         float RN[2], RS[2];
         load_part<WHOLE>(RN, behind + a.narrow + c, inside);
         load_part<WHOLE>(RS, behind + c, inside);
-        NO_UNROLL for (int t0 = ((WHOLE ? TSSA_CHUNK : k.n) - 1) / TSSA_ROWS * TSSA_ROWS; t0 >= 0; t0 -= TSSA_ROWS) {
+        NO_UNROLL for (int t0 = ((WHOLE ? TSSA_RUN : k.n) - 1) / TSSA_ROWS * TSSA_ROWS; t0 >= 0; t0 -= TSSA_ROWS) {
             float energy[2], A[2], x[TSSA_ROWS][2], dy[TSSA_ROWS][2];
             S* dw = a.dw + tssa_row(t0, c, k, a);
             tssa_load<WHOLE>(x, a.w, t0, c, inside, k, a);
@@ -1087,55 +1087,55 @@ __device__ inline void tssa_dw(TssaSteps steps, TssaStarts starts, int h, TssaCh
             tssa_rows_backward(dy, RN, RS, energy, A, x, steps, h * WARP + t0);
             UNROLL for (int j = 0; j < TSSA_ROWS; j++)
                 store_part<WHOLE>(dw + (size_t)j * (unsigned)a.C, dy[j],
-                                  t0 + j < k.n ? inside : 0);   // mutant: chunk_edge_backward
+                                  t0 + j < k.n ? inside : 0);   // mutant: run_edge_backward
         }
     }
 }
 
 // Through u and S, and from all gradients to dw.
 template <typename S>
-__device__ inline void tssa_energy_backward(TssaSteps steps, TssaStarts starts, const TssaChunk* chunk,
+__device__ inline void tssa_energy_backward(TssaSteps steps, TssaStarts starts, const TssaRun* run,
                                             const Tssa<S>& a) {
-    TssaChunk k = *chunk;
+    TssaRun k = *run;
     for (int h = warp_index(); h < a.NH; h += a.warps)
         TSSA_CALL(tssa_energy_totals, tssa_totals<false>(k.b, tssa_scan_place<true>(k, a), a), steps, starts, h, k, a);
-    tssa_scan<false, true>(chunk, a);
-    k = *chunk;
+    tssa_scan<false, true>(run, a);
+    k = *run;
     for (int h = warp_index(); h < a.NH; h += a.warps) TSSA_CALL(tssa_dw, steps, starts, h, k, a);
 }
 
 // Minimum traffic per row: 2C (w) + 2C (dy) + 2C (dw). Moved in addition: carries, back and totals, about
-// (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last chunk to the first. With float32, two
+// (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last run to the first. With float32, two
 // blocks per multiprocessor would leave too few registers for each.
 template <typename S> __global__ void __launch_bounds__(TSSA_WARPS* WARP, sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
     tssa_backward_kernel(Tssa<S> a) {
     DYNAMIC_SHARED(float, shared);
-    SHARED(TssaChunk, chunk, 1);
+    SHARED(TssaRun, run, 1);
     float *const mass = shared + 2 * a.NH * WARP, *const kept = mass + a.NH * WARP;
     const TssaSteps steps = {shared, shared + a.NH * WARP, mass, mass, mass};
-    const TssaStarts starts = {kept, kept + (TSSA_CHUNK >> a.start_log) * a.C};
-    tssa_chunk<true>(chunk, a);
-    tssa_statistics_backward(steps, starts, chunk, a);
-    tssa_membership_backward(steps, chunk, a);
-    tssa_energy_backward(steps, starts, chunk, a);
+    const TssaStarts starts = {kept, kept + (TSSA_RUN >> a.start_log) * a.C};
+    tssa_take_run<true>(run, a);
+    tssa_statistics_backward(steps, starts, run, a);
+    tssa_membership_backward(steps, run, a);
+    tssa_energy_backward(steps, starts, run, a);
 }
 
 // Sets dw, and what layer_sums needs for the gradients of temp and denom_bias.
 template <typename S> static void tssa_backward(cudaStream_t stream, const Tssa<S>& a) {
     const size_t shared = tssa_backward_shared(a.C, a.NH, a.start_log);
     allow_shared(tssa_backward_kernel<S>, shared);
-    LAUNCH((tssa_backward_kernel<S>), a.B * a.chunks, a.warps * WARP, shared, stream, a);
+    LAUNCH((tssa_backward_kernel<S>), a.B * a.runs, a.warps * WARP, shared, stream, a);
 }
 
-// dtemp[h] = Σ_chunks dtemp_chunk[h,chunk]. The first TEMP_THREADS threads of SUM_THREADS take part.
+// dtemp[h] = Σ_runs dtemp_run[h,run]. The first TEMP_THREADS threads of SUM_THREADS take part.
 constexpr int TEMP_THREADS = 256;
 
 template <typename S> __device__ inline void tssa_temp_backward(const Tssa<S>& a, int h, bool add, float* shared) {
-    const int chunks = a.B * a.chunks;
+    const int runs = a.B * a.runs;
     float sum = 0.0f;
     if (threadIdx.x < TEMP_THREADS && !a.fixed_temp) {
-        UNROLL_BY(8) for (int i = threadIdx.x; i < chunks; i += TEMP_THREADS)   // mutant: temp_of_the_first_chunks
-            sum += a.dtemp_chunk[(size_t)h * chunks + i];
+        UNROLL_BY(8) for (int i = threadIdx.x; i < runs; i += TEMP_THREADS)   // mutant: temp_of_the_first_runs
+            sum += a.dtemp_run[(size_t)h * runs + i];
     }
     sum = block_tree_sum(sum, shared);
     if (threadIdx.x == 0) a.dtemp[h] = (add ? a.dtemp[h] : 0.0f) + sum;   // mutant: temp_not_overwritten
@@ -1476,26 +1476,26 @@ template <typename S> static void conv_backward(cudaStream_t stream, float* dwei
 }
 
 // ---------------------------------------------------------------------------------------------
-// Option: memory, with --memory 1; train_gpt_tost.c has its equations for one token. Here a chunk of n tokens is
+// Option: memory, with --memory 1; train_gpt_tost.c has its equations for one token. Here a run of n tokens is
 // processed at once. Its tokens are numbered from 0. K[i] is the direction k, and O[i] the prediction o, of the token
-// before token i: K[0] and O[0] belong to the token before the chunk, K[n] and O[n] to the last token. E[i] is e of
-// token i. With G before the chunk and dG after it:
-//     O[i] = G K[i] + Σ_{j<i} (K[i]·K[j]) E[j],   E[i] = Π[i] (w[i] - O[i]),   G after the chunk = G + Σ_i E[i] K[i]ᵀ
+// before token i: K[0] and O[0] belong to the token before the run, K[n] and O[n] to the last token. E[i] is e of
+// token i. With G before the run and dG after it:
+//     O[i] = G K[i] + Σ_{j<i} (K[i]·K[j]) E[j],   E[i] = Π[i] (w[i] - O[i]),   G after the run = G + Σ_i E[i] K[i]ᵀ
 //     dE[j] = dG K[j] + Σ_{i>j} (K[i]·K[j]) dO[i],   dΠ[j] = dE[j]·(w[j] - O[j])
 //     dw[j] = Π[j] dE[j],   dO[j] -= Π[j] dE[j]
 //     dK[i] = Gᵀ dO[i] + dGᵀ E[i] + Σ_{j<i} (dO[i]·E[j]) K[j] + Σ_{j>i} (dO[j]·E[i]) K[j]
-//     dG before the chunk = dG + Σ_i dO[i] K[i]ᵀ,   dK[n] += dK[0] of the next chunk
+//     dG before the run = dG + Σ_i dO[i] K[i]ᵀ,   dK[n] += dK[0] of the next run
 //     dw[i] += (dk - k (k·dk)) / √(‖w[i]‖² + 1e-12)   with k = K[i+1] and dk = dK[i+1]
 //
-// A block of threads computes one head of one sequence: it goes through the chunks of 32 tokens, with G in shared
+// A block of threads computes one head of one sequence: it goes through the runs of 32 tokens, with G in shared
 // memory. There are B·NH blocks, so with few sequences, multiprocessors are idle. All sums are products of small
 // matrices, except in the triangular systems, of which a thread solves the columns of one channel. E is computed from o
-// as stored, rounded to S, so that backward gets the same E, and the G before a chunk from the one after it:
-// G - Σ E[i] K[i]ᵀ. Only the first chunk of a pass loads G, and computes O[0] from it, not rounded.
+// as stored, rounded to S, so that backward gets the same E, and the G before a run from the one after it:
+// G - Σ E[i] K[i]ᵀ. Only the first run of a pass loads G, and computes O[0] from it, not rounded.
 //
 // Arrays in shared memory have rows of HS | 1 floats: an odd stride has no bank conflicts along either axis.
 
-constexpr int MEMORY_CHUNK = 32, MEMORY_ROWS = MEMORY_CHUNK + 1;   // tokens of a chunk; its keys K[0] to K[n]
+constexpr int MEMORY_RUN = 32, MEMORY_ROWS = MEMORY_RUN + 1;   // tokens of a run; its keys K[0] to K[n]
 constexpr int MEMORY_THREADS = 256, MEMORY_TILE = 4;
 
 template <typename S> struct Memory {
@@ -1517,7 +1517,7 @@ template <typename S> struct Memory {
 struct MemoryState { float *G, *k; };
 
 // Arrays in shared memory: G, dG (HS,HS), transposed; K, E, O, dK, dE (33,HS), O with dO in backward; pairs, dpairs
-// (33,33); inverse_norm (33): 1/√(‖w‖² + 1e-12); dk (HS): dK[0] of the next chunk. Forward has those up to
+// (33,33); inverse_norm (33): 1/√(‖w‖² + 1e-12); dk (HS): dK[0] of the next run. Forward has those up to
 // inverse_norm.
 struct MemoryShared { float *G, *K, *E, *O, *pairs, *inverse_norm, *dG, *dK, *dE, *dpairs, *dk; };
 
@@ -1639,7 +1639,7 @@ __device__ inline void memory_add(float* G, const float* x, const float* y, floa
     }, [&](int i, int j, float sum) { G[i * row + j] += factor * sum; });
 }
 
-// Solves for O and E of the chunk: a thread takes a column. On entry, x.O has G K[i]
+// Solves for O and E of the run: a thread takes a column. On entry, x.O has G K[i]
 template <typename S>
 __device__ inline void memory_predict(MemoryShared x, const float* pi, int b, int t0, int h, int n,
                                       const Memory<S>& a) {
@@ -1664,8 +1664,8 @@ template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS, 3) memor
     const float* pi = a.pi + ((size_t)b * a.NH + h) * a.T;
     memory_load(x.G, before.G, HS);
     memory_keys(x, 0, 0, b, 0, h, before, a);
-    for (int t0 = 0; t0 < a.T; t0 += MEMORY_CHUNK) {
-        const int n = min(a.T - t0, MEMORY_CHUNK), first = t0 > 0;   // 1: the chunk before set O[0]
+    for (int t0 = 0; t0 < a.T; t0 += MEMORY_RUN) {
+        const int n = min(a.T - t0, MEMORY_RUN), first = t0 > 0;   // 1: the run before set O[0]
         __syncthreads();
         memory_keys(x, 1, n, b, t0, h, before, a);
         __syncthreads();
@@ -1703,8 +1703,8 @@ template <typename S> static void memory_forward(cudaStream_t stream, const Memo
     LAUNCH((memory_forward_kernel<S>), a.B * a.NH, MEMORY_THREADS, shared, stream, a);
 }
 
-// Sets K, inverse_norm and E of the chunk at t0, x.dE to the errors w - O, and x.O to dO: dO[0] = 0,
-// dO[i+1] = scale dy[i]. In the first chunk, also sets G. Adds to dscale of the head.
+// Sets K, inverse_norm and E of the run at t0, x.dE to the errors w - O, and x.O to dO: dO[0] = 0,
+// dO[i+1] = scale dy[i]. In the first run, also sets G. Adds to dscale of the head.
 template <typename S>
 __device__ inline void memory_errors(MemoryShared x, float* dscale, const float* pi, int b, int t0, int h, int n,
                                      MemoryState before, const Memory<S>& a) {
@@ -1745,7 +1745,7 @@ __device__ inline void memory_errors_backward(MemoryShared x, const float* pi, i
     }
 }
 
-// dΠ of the chunk's tokens; and x.dE becomes dE, which is in x.dK. A warp takes a token.
+// dΠ of the run's tokens; and x.dE becomes dE, which is in x.dK. A warp takes a token.
 __device__ inline void memory_membership_backward(float* dpi, MemoryShared x, int n, int HS) {
     const int row = memory_stride(HS);
     for (int i = warp_index(); i < n; i += block_warps()) {
@@ -1759,7 +1759,7 @@ __device__ inline void memory_membership_backward(float* dpi, MemoryShared x, in
     }
 }
 
-// dK, from dO in x.O, E, G before the chunk and dG after it
+// dK, from dO in x.O, E, G before the run and dG after it
 __device__ inline void memory_keys_backward(MemoryShared x, int n, int HS) {
     const int row = memory_stride(HS);
     each_tile(n + 1, HS, [&](ProductTile& tile) {
@@ -1770,7 +1770,7 @@ __device__ inline void memory_keys_backward(MemoryShared x, int n, int HS) {
     }, [&](int i, int d, float sum) { x.dK[i * row + d] = sum + (i == n ? x.dk[d] : 0.0f); });
 }
 
-// dw of the chunk. A warp takes a token.
+// dw of the run. A warp takes a token.
 template <typename S>
 __device__ inline void memory_dw(MemoryShared x, const float* pi, int b, int t0, int h, int n, const Memory<S>& a) {
     const int row = memory_stride(a.HS);
@@ -1785,7 +1785,7 @@ __device__ inline void memory_dw(MemoryShared x, const float* pi, int b, int t0,
     }
 }
 
-// The chunks in reverse. Minimum traffic per row: 2C each of w, o, dy and dw.
+// The runs in reverse. Minimum traffic per row: 2C each of w, o, dy and dw.
 template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS, 2) memory_backward_kernel(Memory<S> a) {
     DYNAMIC_SHARED(float, shared);
     const int b = blockIdx.x / a.NH, h = blockIdx.x % a.NH, HS = a.HS, row = memory_stride(HS);
@@ -1800,12 +1800,12 @@ template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS, 2) memor
         x.dk[d] = right.k ? right.k[d] : 0.0f;
         dscale[d] = 0.0f;
     }
-    for (int t0 = (a.T - 1) / MEMORY_CHUNK * MEMORY_CHUNK; t0 >= 0; t0 -= MEMORY_CHUNK) {
-        const int n = min(a.T - t0, MEMORY_CHUNK);
+    for (int t0 = (a.T - 1) / MEMORY_RUN * MEMORY_RUN; t0 >= 0; t0 -= MEMORY_RUN) {
+        const int n = min(a.T - t0, MEMORY_RUN);
         const float* pi = a.pi + at + t0;
         __syncthreads();
         memory_errors(x, dscale, pi, b, t0, h, n, before, a);
-        if (t0 > 0) memory_add(x.G, x.K, x.E, -1.0f, n, HS);   // G before the chunk   // mutant: memory_G_after
+        if (t0 > 0) memory_add(x.G, x.K, x.E, -1.0f, n, HS);   // G before the run   // mutant: memory_G_after
         memory_pairs(x.pairs, x.K, x.K, n, HS);
         each_tile(n, HS, [&](ProductTile& tile) {
             tile_product(tile, Operand<false>{x.K, row}, Operand<false>{x.dG, row}, HS);
@@ -1847,14 +1847,14 @@ template <typename S> __global__ void add_kernel(S* x, const S* y, size_t n) {  
 // also a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations
 // of every layer; otherwise all layers share one set. With recompute, only LAYER_RESIDENT is stored for every layer.
 
-// Rows: field, type, elements; rows = B·T of the largest piece.
+// Rows: field, type, elements; rows = B·T of the largest chunk.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,         S,       rows * C)                     /* ln_1(x) */ \
     X(projected,    S,       conv * rows * C)              /* c_attn(ln_1) */ \
     X(w,            S,       rows * C)                     /* its convolution; without --conv the same array */ \
     X(u,            float,   rows * NH)                    /* (B,NH,T) */ \
     X(pi,           float,   rows * NH)                    /* (B,NH,T) */ \
-    X(tssa_saved,   float,   B * chunks * tssa_sums_size(C, NH)) \
+    X(tssa_saved,   float,   B * runs * tssa_sums_size(C, NH)) \
     X(y,            S,       rows * C) \
     X(predicted,    S,       memory * rows * C)            /* o of the memory */ \
     X(memory_G,     float,   memory * train * B * C * (C / NH)) /* after the pass */ \
@@ -1886,19 +1886,19 @@ template <typename S> __global__ void add_kernel(S* x, const S* y, size_t n) {  
     X(states,       double,  m->options.states * state)    /* see state_size; or their gradients */ \
     X(before,       double,  state)                        /* the state that a pass reads */ \
     X(after,        double,  state)                        /* and the one that it leaves: fixed, for graphs */ \
-    X(right,        double,  train * state)                /* the gradient of the state after the piece */ \
+    X(right,        double,  train * state)                /* the gradient of the state after the chunk */ \
     X(left,         double,  train * state)                /* and of the state before it */ \
-    X(totals,       float,   B * scan_slots(chunks) * tssa_sums_size(C, NH)) \
+    X(totals,       float,   B * scan_slots(runs) * tssa_sums_size(C, NH)) \
     X(tssa_sync,    int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
     X(dx,           float,   train * rows * C)             /* gradient of the residual stream */ \
     X(dbranch,      S,       train * rows * C) \
     X(scratch_btc,  S,       train * rows * C)             /* gradients of y, w and the LayerNorms' outputs in turn */ \
     X(scratch_bt4c, S,       train * rows * 4 * C)         /* gradients of gelu, then of fc */ \
     X(da,           float,   train * rows * NH) \
-    X(dtemp,        float,   train * B * chunks * NH) \
+    X(dtemp,        float,   train * B * runs * NH) \
     X(dpredicted,  S,       memory * train * rows * C)    /* the memory's part of the gradient of w */ \
     X(dmemory_scale, float,  memory * train * B * C)       /* by sequence */ \
-    X(back,         float,   train * B * chunks * tssa_sums_size(C, NH)) \
+    X(back,         float,   train * B * runs * tssa_sums_size(C, NH)) \
     X(columns,      float,   train * COLUMN_BLOCKS * (17 + 2 * c->conv) * C) /* a layer and ln_f: for ColumnSums */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
     X(muon_squares, double,  muon * L * slice_units(4 * C * C))   /* see orthogonalize */ \
@@ -1935,7 +1935,7 @@ struct TostModel {
     bool              graphs;              // false: every pass launches its kernels one by one
     bool              grads_stale;         // to be overwritten by the next pass
     int32_t*          token_counts;        // (V)
-    TostPiece         piece;               // of the last pass
+    TostChunk         chunk;               // of the last pass
     int               from;                // the state from which it started
     bool              with_states;         // it has a state before or after it, in buf.before and buf.after
     bool              with_adjoints;       // so has its backward, in buf.right and buf.left
@@ -1987,7 +1987,7 @@ static size_t state_size(const TostConfig* c) {
 template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base) {
     const TostConfig* c = &m->config;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = m->options.max_batch,
-                 T = m->options.max_piece, rows = B * T, chunks = div_up(T, TSSA_CHUNK), train = m->options.training;
+                 T = m->options.max_chunk, rows = B * T, runs = div_up(T, TSSA_RUN), train = m->options.training;
     const size_t conv = c->conv != 0, memory = c->memory != 0, state = L * B * state_size(c);
     const size_t muon = train && m->options.optimizer == TOST_MUON;
     const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size, sizeof(S));
@@ -2146,7 +2146,7 @@ template <typename S> static Tssa<S> layer_tssa_grads(const TypedModel<S>* m, in
     tssa.dy = m->buf.scratch_btc;
     tssa.dw = m->config.conv ? m->buf.scratch_bt4c : m->buf.dbranch;
     tssa.da = m->buf.da;
-    tssa.dtemp_chunk = m->buf.dtemp;
+    tssa.dtemp_run = m->buf.dtemp;
     tssa.dtemp = g.temp;
     tssa.ddenom_bias = g.denom_bias;
     tssa.fixed_temp = m->config.membership == TOST_UNIFORM;
@@ -2256,8 +2256,8 @@ template <typename S> static void clear_sync(TypedModel<S>* m, int B, int T) {
 // With recompute: computes the activations of layer l unless they are in memory.
 template <typename S> static void recompute_layer(TypedModel<S>* m, int l) {
     if (!m->options.recompute || m->computed_layer == l) return;
-    clear_sync(m, m->piece.B, m->piece.T);
-    run_layer_from_input(m, l, m->piece.B, m->piece.T);
+    clear_sync(m, m->chunk.B, m->chunk.T);
+    run_layer_from_input(m, l, m->chunk.B, m->chunk.T);
     m->computed_layer = l;
 }
 
@@ -2306,19 +2306,19 @@ static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte,
 }
 
 // Begins the input of a pass. Returns the host copy, to be completed and sent.
-template <typename S> static StepInput start_pass(TypedModel<S>* m, const TostPiece* piece, int from, int to) {
-    const size_t rows = (size_t)piece->B * piece->T, bytes = rows * sizeof(int32_t);
-    assert(piece->B <= m->options.max_batch && piece->T <= m->options.max_piece);
-    assert(piece->first + piece->T <= m->config.block_size);
+template <typename S> static StepInput start_pass(TypedModel<S>* m, const TostChunk* chunk, int from, int to) {
+    const size_t rows = (size_t)chunk->B * chunk->T, bytes = rows * sizeof(int32_t);
+    assert(chunk->B <= m->options.max_batch && chunk->T <= m->options.max_chunk);
+    assert(chunk->first + chunk->T <= m->config.block_size);
     const StepInput s = step_input((int32_t*)staging_begin(&m->staging), rows);
-    m->piece = *piece;
+    m->chunk = *chunk;
     m->computed_layer = m->config.n_layer - 1;
     m->with_states = read_state(m, m->buf.before, from, to);
     m->with_adjoints = false;
     *s.header = {};
-    s.header->first = piece->first;   // mutant: position_ignored
-    memcpy(s.inputs, piece->inputs, bytes);
-    if (piece->targets) memcpy(s.targets, piece->targets, bytes);
+    s.header->first = chunk->first;   // mutant: position_ignored
+    memcpy(s.inputs, chunk->inputs, bytes);
+    if (chunk->targets) memcpy(s.targets, chunk->targets, bytes);
     return s;
 }
 
@@ -2328,17 +2328,17 @@ template <typename S> static void input_send(TypedModel<S>* m, StepInput s, cons
     staging_copy(&m->staging, m->buf.input, (const char*)end - (const char*)s.header, m->stream);
 }
 
-// Runs pass(B, T) over the piece of the last start_pass. Pieces of max_piece tokens have a graph of their own, which
-// passes over other lengths, such as that of the last piece, do not replace.
+// Runs pass(B, T) over the chunk of the last start_pass. Chunks of max_chunk tokens have a graph of their own, which
+// passes over other lengths, such as that of the last chunk, do not replace.
 template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass) {
-    const int B = m->piece.B, T = m->piece.T;
-    const int variant = m->with_states + 2 * m->with_adjoints + 4 * (T == m->options.max_piece);
+    const int B = m->chunk.B, T = m->chunk.T;
+    const int variant = m->with_states + 2 * m->with_adjoints + 4 * (T == m->options.max_chunk);
     graph_run(&m->graph[which * 8 + variant], &m->graphs, m->stream, B, T, [=] { pass(B, T); });
 }
 
-template <typename S> static void cuda_forward(TypedModel<S>* m, const TostPiece* piece, int from, int to) {
-    const StepInput s = start_pass(m, piece, from, to);
-    input_send(m, s, piece->targets ? s.order : s.targets);
+template <typename S> static void cuda_forward(TypedModel<S>* m, const TostChunk* chunk, int from, int to) {
+    const StepInput s = start_pass(m, chunk, from, to);
+    input_send(m, s, chunk->targets ? s.order : s.targets);
     run_pass(m, PASS_FORWARD, [=](int B, int T) { model_forward(m, B, T); });
     write_state(m, to, m->buf.after);
 }
@@ -2353,11 +2353,11 @@ template <typename S> static void cuda_copy_state(TypedModel<S>* m, int to, int 
 }
 
 static void count_targets(TostModel* m) {
-    for (int row = 0; row < m->piece.B * m->piece.T; row++) m->loss_count += m->piece.targets[row] >= 0;
+    for (int row = 0; row < m->chunk.B * m->chunk.T; row++) m->loss_count += m->chunk.targets[row] >= 0;
 }
 
 template <typename S> static void cuda_add_losses(TypedModel<S>* m) {
-    const int B = m->piece.B, T = m->piece.T;
+    const int B = m->chunk.B, T = m->chunk.T;
     count_targets(m);
     classifier_pass(m, m->buf.loss_sum, (S*)NULL, (float*)NULL, m->buf.ln_f, model_input(m, B, T), (size_t)B * T,
                     false);
@@ -2366,9 +2366,9 @@ template <typename S> static void cuda_add_losses(TypedModel<S>* m) {
 // The classifier's backward runs here, because logits exist for a few rows at a time. It leaves the gradient of ln_f in
 // scratch_btc.
 template <typename S>
-static void cuda_train(TypedModel<S>* m, const TostPiece* piece, int from, float grad_scale) {
-    const StepInput s = start_pass(m, piece, from, TOST_NO_STATE);
-    const size_t rows = (size_t)piece->B * piece->T;
+static void cuda_train_forward(TypedModel<S>* m, const TostChunk* chunk, int from, float grad_scale) {
+    const StepInput s = start_pass(m, chunk, from, TOST_NO_STATE);
+    const size_t rows = (size_t)chunk->B * chunk->T;
     const bool add = !m->grads_stale;
     assert(m->options.training);
     s.header->grad_scale = grad_scale;
@@ -2390,11 +2390,11 @@ static void settle_gradients(TostModel* m) {
 }
 
 // NCCL's calls are not in a graph.
-template <typename S> static void cuda_backward(TypedModel<S>* m, int right, int left, TostEnd end) {
+template <typename S> static void cuda_train_backward(TypedModel<S>* m, int right, int left, TostEnd end) {
     const bool add = !m->grads_stale;
     recompute_layer(m, m->config.n_layer - 1);
     m->with_adjoints = read_state(m, m->buf.right, right, left);   // mutant: adjoint_not_passed
-    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, m->piece.B, m->piece.T, add);
+    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, m->chunk.B, m->chunk.T, add);
     else run_pass(m, add ? PASS_BACKWARD : PASS_BACKWARD_FIRST,
                   [=](int B, int T) { model_backward(m, TOST_MORE, B, T, add); });
     write_state(m, left, m->buf.left);
@@ -2427,11 +2427,11 @@ template <typename S> static void copy_logits(float* dst, TypedModel<S>* m, cons
 }
 
 template <typename S> static void cuda_logits(float* dst, TypedModel<S>* m) {
-    copy_logits(dst, m, m->buf.ln_f, m->piece.B * m->piece.T, 1);
+    copy_logits(dst, m, m->buf.ln_f, m->chunk.B * m->chunk.T, 1);
 }
 
 template <typename S> static void cuda_last_logits(float* dst, TypedModel<S>* m) {
-    copy_logits(dst, m, m->buf.ln_f + (size_t)(m->piece.T - 1) * m->config.n_embd, m->piece.B, m->piece.T);
+    copy_logits(dst, m, m->buf.ln_f + (size_t)(m->chunk.T - 1) * m->config.n_embd, m->chunk.B, m->chunk.T);
 }
 
 // y[i] = x[order[i]]; rows of C. Minimum traffic per row: 2C + 2C.
@@ -2446,12 +2446,12 @@ template <typename S> __global__ void gather_rows_kernel(S* y, const S* x, const
 
 // Lists the rows that have a target in order and targets (rows), padded to a whole tile of the classifier's product:
 // the padding costs nothing, and fewer shapes need a matmul plan. Returns their number.
-static size_t counted_rows(int32_t* targets, int32_t* order, const TostPiece* piece) {
-    const size_t rows = (size_t)piece->B * piece->T;
+static size_t counted_rows(int32_t* targets, int32_t* order, const TostChunk* chunk) {
+    const size_t rows = (size_t)chunk->B * chunk->T;
     size_t counted = 0;
     for (size_t row = 0; row < rows; row++) {
-        if (piece->targets[row] < 0) continue;
-        targets[counted] = piece->targets[row];
+        if (chunk->targets[row] < 0) continue;
+        targets[counted] = chunk->targets[row];
         order[counted++] = (int32_t)row;
     }
     for (; counted < rows && counted % ROW_TILE; counted++) {
@@ -2463,12 +2463,12 @@ static size_t counted_rows(int32_t* targets, int32_t* order, const TostPiece* pi
 
 // The rows with a target are copied to layer 0's ln_1, which is no longer needed: the others need no logits.
 template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
-    const TostPiece* piece = &m->piece;
+    const TostChunk* chunk = &m->chunk;
     const int C = m->config.n_embd;
-    const size_t rows = (size_t)piece->B * piece->T;
-    const StepInput s = model_input(m, piece->B, piece->T);
+    const size_t rows = (size_t)chunk->B * chunk->T;
+    const StepInput s = model_input(m, chunk->B, chunk->T);
     int32_t* host = (int32_t*)staging_begin(&m->staging);
-    const size_t counted = counted_rows(host, host + rows, piece);
+    const size_t counted = counted_rows(host, host + rows, chunk);
     std::vector<float> losses(counted);
     if (counted > 0) {   // mutant: nothing_to_score
         S* x = m->layer[0].ln_1;
@@ -2477,11 +2477,11 @@ template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
         classifier_pass(m, (double*)NULL, (S*)NULL, (float*)NULL, x, s, counted, false);
         copy_to_host(losses.data(), m->buf.losses, counted, m->stream);
     }
-    for (size_t row = 0, i = 0; row < rows; row++) dst[row] = piece->targets[row] < 0 ? 0.0 : losses[i++];
+    for (size_t row = 0, i = 0; row < rows; row++) dst[row] = chunk->targets[row] < 0 ? 0.0 : losses[i++];
 }
 
 template <typename S> static void cuda_activation(float* dst, TypedModel<S>* m, TostActivation what, int layer) {
-    const size_t rows = (size_t)m->piece.B * m->piece.T, C = m->config.n_embd, NH = m->config.n_head;
+    const size_t rows = (size_t)m->chunk.B * m->chunk.T, C = m->config.n_embd, NH = m->config.n_head;
     assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
     if (what != TOST_X) recompute_layer(m, layer);
     if (what == TOST_X) copy_to_host(dst, layer_input(m, layer), rows * C, m->stream);
@@ -2768,7 +2768,7 @@ template <typename S> static void put_decays(TypedModel<S>* m) {
 
 // Allocates and initialises the device's side of a model from model_new.
 template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
-    const size_t rows = (size_t)m->options.max_batch * m->options.max_piece, flat = m->tensors.flat_size;
+    const size_t rows = (size_t)m->options.max_batch * m->options.max_chunk, flat = m->tensors.flat_size;
     bool ok = device_fits(cuda_memory, &m->config, &m->options, m->arena_bytes, err);
     if (ok) m->arena = device_alloc(m->arena_bytes, err);
     ok = ok && m->arena;
@@ -2853,8 +2853,8 @@ extern "C" const TostEngine tost_cuda_engine = {
     .losses = TYPED(cuda_losses),
     .add_losses = TYPED(cuda_add_losses),
     .activation = TYPED(cuda_activation),
-    .train = TYPED(cuda_train),
-    .backward = TYPED(cuda_backward),
+    .train_forward = TYPED(cuda_train_forward),
+    .train_backward = TYPED(cuda_train_backward),
     .read_loss = TYPED(cuda_read_loss),
     .zero_grad = TYPED(cuda_zero_grad),
     .grad_norm = TYPED(cuda_grad_norm),

@@ -78,7 +78,7 @@ EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -Wno-maybe-uninit
 EMU_RACES =
 EMU_CUDA  = -DTOST_CUDA_ON_HOST -DTOST_NCCL -Idev/test/cuda
 # The modules that the engine needs, and all of them
-EMU_C     = $(patsubst %,$(EMU)/%.o,dev/test/cuda/cpu_layers $(patsubst %,tost/%,flops init model pieces base/crc32 \
+EMU_C     = $(patsubst %,$(EMU)/%.o,dev/test/cuda/cpu_layers $(patsubst %,tost/%,flops init model chunks base/crc32 \
               base/error base/files base/folder base/json base/memory base/output base/rng base/signals base/text \
               cpu/gemm cpu/threads ranks/comm ranks/exchange ranks/slices run/safetensors run/schedule))
 EMU_TOST  = $(patsubst %.c,$(EMU)/%.o,$(wildcard tost/*.c tost/*/*.c))

@@ -4,8 +4,8 @@
 //
 // All that a layer keeps of earlier tokens is the state: TSSA's running sums S, N and D, 2C + NH numbers per sequence,
 // with --conv the last three inputs of each convolution, 6C numbers, and with --memory the matrices G of the heads,
-// C²/NH numbers, and the last k, C numbers (on the CPU also the last o). A pass works on a piece of the sequences,
-// continues from one state and leaves another. pieces.h has the loops over pieces: long sequences, prompts, decode,
+// C²/NH numbers, and the last k, C numbers (on the CPU also the last o). A pass works on a chunk of the sequences,
+// continues from one state and leaves another. chunks.h has the loops over chunks: long sequences, prompts, decode,
 // scoring.
 //
 // Several ranks (TostEngineOptions.comm) have the same parameters, but each one the gradients of its own micro-batches
@@ -30,12 +30,12 @@ typedef struct TostModel TostModel;
 typedef struct {
     const int32_t *inputs, *targets;   // (B,T): ids in [0, V). targets: -1 is not counted; NULL if no loss is wanted
     int            B, T, first;
-} TostPiece;
+} TostChunk;
 
 enum { TOST_NO_STATE = -1 };    // as a state that a pass reads: zeros; as one that it writes: not stored
 
 typedef struct {
-    int       max_batch, max_piece; // largest B and T of a piece
+    int       max_batch, max_chunk; // largest B and T of a chunk
     int       states;               // number of states, each of max_batch sequences
     bool      training;             // allocate gradients, moments and every layer's activations
     bool      recompute;            // activation checkpointing: backward recomputes each layer's forward; same bits
@@ -79,9 +79,9 @@ typedef struct {
     void (*put)(TostModel* model, TostArray a, const TostTensor* t, const float* src);
     void (*get)(float* dst, const TostModel* model, TostArray a, const TostTensor* t);
 
-    // Runs the layers over a piece, starting from state `from`, and stores the final state in `to`; it may be `from`.
-    // The piece's arrays must stay valid until the next pass. Full logits are never materialized, except by `logits`.
-    void (*forward)(TostModel* model, const TostPiece* piece, int from, int to);
+    // Runs the layers over a chunk, starting from state `from`, and stores the final state in `to`; it may be `from`.
+    // The chunk's arrays must stay valid until the next pass. Full logits are never materialized, except by `logits`.
+    void (*forward)(TostModel* model, const TostChunk* chunk, int from, int to);
     // For i < n: sequence i of state `to` = sequence i / copies of state `from`. to ≠ from
     void (*copy_state)(TostModel* model, int to, int from, int n, int copies);
     // After forward: the logits (B,T,V); those after the last token of each sequence (B,V); the loss of each target
@@ -95,18 +95,19 @@ typedef struct {
     // x (B,T,C) that enters the layer (layer n_layer: the output of the last layer). Needs a training model.
     void (*activation)(float* dst, TostModel* model, TostActivation what, int layer);
 
-    // forward, add_losses and the classifier's backward, for the loss grad_scale · Σ loss. backward does the rest, and
-    // adds to the gradients of the part. State `right` has the gradient with respect to the state after the piece;
-    // state `left`, which may be `right`, receives that with respect to `from`, which must be unchanged. The pass that
-    // ends the step adds up the parts of all ranks (collective).
-    void (*train)(TostModel* model, const TostPiece* piece, int from, float grad_scale);
-    void (*backward)(TostModel* model, int right, int left, TostEnd end);
+    // train_forward is forward, add_losses and the classifier's backward, for the loss grad_scale · Σ loss.
+    // train_backward does the rest, and adds to the gradients of the part. State `right` has the gradient with respect
+    // to the state after the chunk; state `left`, which may be `right`, receives that with respect to `from`, which
+    // must be unchanged. The pass that ends the step adds up the parts of all ranks (collective).
+    void (*train_forward)(TostModel* model, const TostChunk* chunk, int from, float grad_scale);
+    void (*train_backward)(TostModel* model, int right, int left, TostEnd end);
     // Sum of the losses (nats) and number of counted targets since the last call. Waits for the device.
     void (*read_loss)(double* sum, int64_t* count, TostModel* model);
 
     void   (*zero_grad)(TostModel* model);
     double (*grad_norm)(TostModel* model);                    // L2 norm over all gradients; collective
-    // One step of AdamW, and of Muon if TostEngineOptions.optimizer is TOST_MUON. May overwrite the gradients; collective
+    // One step of AdamW, and of Muon if TostEngineOptions.optimizer is TOST_MUON. May overwrite the gradients;
+    // collective.
     void   (*update)(TostModel* model, const TostUpdate* a);
 
     // Connects the ranks for host messages, in builds without MPI; NULL if the engine cannot. See comm_open.

@@ -22,7 +22,7 @@
 #include <time.h>
 
 #include "tost/init.h"
-#include "tost/pieces.h"
+#include "tost/chunks.h"
 #include "tost/base/rng.h"
 
 // ---------------------------------------------------------------------------------------------
@@ -59,7 +59,7 @@ static float* random_floats(size_t n, double scale) {
 
 static TostModel* new_model(const TostConfig* config, int B, int T, bool training, TostDtype dtype,
                             TostOptimizer optimizer) {
-    const TostEngineOptions o = {.max_batch = B, .max_piece = T, .states = 1, .training = training, .dtype = dtype,
+    const TostEngineOptions o = {.max_batch = B, .max_chunk = T, .states = 1, .training = training, .dtype = dtype,
                                  .optimizer = optimizer};
     TostError err;
     TostModel* m = tost_cpu_engine.create(config, &o, &err);
@@ -147,13 +147,13 @@ static TostUpdate update_of(int step) {
 static double one_step(TostModel* m, const int32_t* ids, int B, int T, int step) {
     const TostEngine* e = &tost_cpu_engine;
     const TostUpdate a = update_of(step);
-    const TostPiece piece = {ids, ids + 1, B, T, 0};
+    const TostChunk chunk = {ids, ids + 1, B, T, 0};
     double sum;
     int64_t count;
     const double start = now_seconds();
     e->zero_grad(m);
-    e->train(m, &piece, TOST_NO_STATE, 1.0f / (float)(B * T));
-    e->backward(m, TOST_NO_STATE, TOST_NO_STATE, TOST_STEP_ENDS);
+    e->train_forward(m, &chunk, TOST_NO_STATE, 1.0f / (float)(B * T));
+    e->train_backward(m, TOST_NO_STATE, TOST_NO_STATE, TOST_STEP_ENDS);
     e->grad_norm(m);
     e->update(m, &a);
     e->read_loss(&sum, &count, m);
@@ -250,16 +250,16 @@ static void bench_decode(int dtypes) {
         const int before = positions[p] - STEPS * RUNS / 2;
         double seconds[2][RUNS], gbs[RUNS];
         char key[32];
-        Pieces pieces[2];
+        Chunks chunks[2];
         for (int d = 0; d < dtypes; d++) {
-            pieces[d] = (Pieces){.engine = &tost_cpu_engine, .model = m[d], .max_piece = LENGTH};
-            pieces_begin(&pieces[d], 1);
-            pieces_read(logits, &pieces[d], prompt, before < 1 ? 1 : before);
+            chunks[d] = (Chunks){.engine = &tost_cpu_engine, .model = m[d], .max_chunk = LENGTH};
+            chunks_begin(&chunks[d], 1);
+            chunks_read(logits, &chunks[d], prompt, before < 1 ? 1 : before);
         }
         for (int i = 0; i < RUNS; i++) {
             for (int d = 0; d < dtypes; d++) {
                 const double start = now_seconds();
-                for (int j = 0; j < STEPS; j++) pieces_read(logits, &pieces[d], prompt, 1);
+                for (int j = 0; j < STEPS; j++) chunks_read(logits, &chunks[d], prompt, 1);
                 seconds[d][i] = now_seconds() - start;
             }
             gbs[i] = read_bandwidth(m[0]->array[TOST_PARAM], m[0]->tensors.flat_size);
@@ -279,7 +279,7 @@ static void bench_decode(int dtypes) {
 
 // Seconds of one forward and backward pass, with dy in scratch_btc.
 static double tssa_once(TostModel* m, int B, int T) {
-    m->piece = (TostPiece){.B = B, .T = T};
+    m->chunk = (TostChunk){.B = B, .T = T};
     Tssa tssa = layer_tssa_grads(m, 0, start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0));
     tssa.state = tssa.adjoint;
     const double start = now_seconds();

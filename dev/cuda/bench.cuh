@@ -100,7 +100,7 @@ static Bench bench_open() {
     TostError err;
     char text[512];
     TostEngineOptions o = {};
-    o.max_batch = o.max_piece = 1;
+    o.max_batch = o.max_chunk = 1;
     o.dtype = TOST_BF16;
     setvbuf(stdout, NULL, _IOLBF, 0);   // a program that is stopped has printed its rows
     if (!device_describe(text, sizeof text, &o, &err)) {

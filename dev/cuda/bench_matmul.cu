@@ -91,10 +91,10 @@ int main() {
     bf16 *x = bench_random<bf16>(&bench, (size_t)N * N, 0, 1), *y = bench_buffer<bf16>(&bench, (size_t)N * N);
     bench_product(&bench, "square", Product<bf16, bf16>{y, x, x, false, true, N, N, N, N, N, N, 0.0f, NULL});
     bench_free_buffers(&bench);
-    const int chunk = (int)classifier_rows(ROWS, V, sizeof(bf16));
+    const int rows = (int)classifier_rows(ROWS, V, sizeof(bf16));
     const double step = LAYERS * (2 * bench_linear(&bench, ROWS, C, C) + bench_linear(&bench, ROWS, C, 4 * C) +
                                   bench_linear(&bench, ROWS, 4 * C, C)) +
-                        bench_linear(&bench, chunk, C, V) * ROWS / chunk;
+                        bench_linear(&bench, rows, C, V) * ROWS / rows;
     printf("%-28s %-30s %9.1f us from the sum of its products\n", "step_matmuls", "bf16 65536 rows", step * 1e6);
     const double muon = TOST_MUON_STEPS * 2 * (bench_muon(&bench, LAYERS, C, C) + bench_muon(&bench, LAYERS, 4 * C, C));
     printf("%-28s %-30s %9.1f us from the sum of its products\n", "muon_matmuls", "bf16", muon * 1e6);

@@ -6,7 +6,7 @@ template <typename S> static void bench_tssa(Bench* bench, int B, int T) {
     const size_t rows = (size_t)B * T, sync_size = tssa_sync_size(B, T);
     const cudaStream_t stream = bench->stream;
     Tssa<S> a = tssa_sizes<S>(B, T, C, NH);
-    const size_t states = (size_t)B * a.chunks * tssa_sums_size(C, NH);
+    const size_t states = (size_t)B * a.runs * tssa_sums_size(C, NH);
     a.w = bench_random<S>(bench, rows * C, 0, 0.5f);
     a.dy = bench_random<S>(bench, rows * C, 0, 1e-3f);
     a.temp = bench_random<float>(bench, NH, 1, 0.1f);
@@ -20,7 +20,7 @@ template <typename S> static void bench_tssa(Bench* bench, int B, int T) {
     a.totals = bench_buffer<float>(bench, (size_t)B * a.slots * tssa_sums_size(C, NH));
     a.dtemp = bench_buffer<float>(bench, NH);
     a.ddenom_bias = bench_buffer<float>(bench, (size_t)NH * T);
-    a.dtemp_chunk = bench_buffer<float>(bench, (size_t)B * a.chunks * NH);
+    a.dtemp_run = bench_buffer<float>(bench, (size_t)B * a.runs * NH);
     a.sync = bench_buffer<int>(bench, sync_size);
     char size[64];
     snprintf(size, sizeof size, "%s B %d T %d C %d", bench_type<S>(), B, T, C);

@@ -29,7 +29,7 @@ GROWTH = 1.05
 UNLISTED = 0.03   # ms per step that a kernel may take without a row
 NOT_KERNELS = {"matmul", "memset"}   # rows of TRAFFIC.md
 ROWS, LAYERS, C, V, PARAMETERS = 65536, 12, 768, 50304, 110e6   # tost-base, B 64, T 1024
-CHUNKS = ROWS / 32
+RUNS = ROWS / 32
 SQUARE, CLASSIFIER = 2 * ROWS * C * C, 2 * ROWS * C * V   # FLOPs of products
 # name: (FLOPs, expected TFLOP/s, why)
 MATMULS = {
@@ -38,14 +38,14 @@ MATMULS = {
     "gradients of weights": (LAYERS * 10 * SQUARE + CLASSIFIER, 580, "split-K, and sums of its parts in float32"),
 }
 SEGMENTS = ROWS * 0.75   # of embedding_backward: one per distinct token, as in TRAFFIC.md
-# Averages over the 32 chunks of a scan. ENDS: groups that a chunk ends. LEVELS: octal digits of a chunk's number.
+# Averages over the 32 runs of a scan. ENDS: groups that a run ends. LEVELS: octal digits of a run's number.
 # OF_LEVEL: share of a level's code that runs, since it has a branch for each number of totals. STATELESS: share of the
 # column loop's code that runs, since the code for the states of decode and --chunk does not.
 ENDS, LEVELS, OF_LEVEL, STATELESS = 1 / 8, (31 + 24) / 32, 0.155, 0.27
 
 
 def scan_trips(first, warps):
-    """Trips of a scan's loops, with inner loops in parentheses: groups that a chunk ends (polls of a flag; columns;
+    """Trips of a scan's loops, with inner loops in parentheses: groups that a run ends (polls of a flag; columns;
     levels), sets of 4 levels to wait for (levels; polls of a flag), columns (levels). first: number of the first loop.
     warps: how many of the 12 warps have columns."""
     return {first: ENDS, first + 2: warps / 12, first + 3: 7 / 28, first + 4: 1 / 12, first + 5: LEVELS,
@@ -60,7 +60,7 @@ KERNELS = {
     "residual_layernorm_forward": ("_Z33residual_layernorm_forward_kernelI13__nv_bfloat16Li4ELi6E",
                                    2 * LAYERS + 1, ROWS, 2, {0: 0, 1: 0}),
     # Functions of WHOLE = false do not run. The code of the ticket, which only one warp runs, counts for all 12.
-    "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16E", LAYERS, CHUNKS * 12, 37,
+    "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16E", LAYERS, RUNS * 12, 37,
                      {2: 0, **scan_trips(4, 6), 15: 0, 17: 0, 19: 0, 22: 0, **scan_trips(24, 7), 35: 0}),
     "gelu_forward": ("_Z19gelu_forward_kernelI13__nv_bfloat16", LAYERS, ROWS * 4 * C / 256, 2, {0: 0, 1: 0}),
     "cross_entropy": ("_Z20cross_entropy_kernelI13__nv_bfloat16E", 4, ROWS / 4 * 32, 4,
@@ -70,7 +70,7 @@ KERNELS = {
         {0: ROWS / 2 / 528}),
     "gelu_backward": ("_Z20gelu_backward_kernelI13__nv_bfloat16Lb1E", LAYERS, 440 * 3 * 4, 1,
                       {0: f"{2 * ROWS / 440}/load"}),
-    "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16E", LAYERS, CHUNKS * 12, 44,
+    "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16E", LAYERS, RUNS * 12, 44,
                       {3: 8, 4: 0, **scan_trips(6, 7), 17: 0, 19: 0, 20: 3, 21: 0, 25: 8, 26: 0, **scan_trips(28, 6),
                        39: 8, 40: 0, 41: 0}),
     "bias_backward": ("_Z20bias_backward_kernelI13__nv_bfloat16E", 0, 528 * 8, 3,

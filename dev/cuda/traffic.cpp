@@ -211,7 +211,7 @@ Counts counted(int B, int T, int layers, int conv) {
     c.block_size = T;
     TostEngineOptions o = {};
     o.max_batch = B;
-    o.max_piece = T;
+    o.max_chunk = T;
     o.training = true;
     o.dtype = TOST_BF16;
     TostError err;
@@ -226,9 +226,9 @@ Counts counted(int B, int T, int layers, int conv) {
     counter.counts.clear();
     counter.on = true;
     tost_cuda_engine.zero_grad(m);
-    const TostPiece piece = {tokens.data(), targets.data(), B, T, 0};
-    tost_cuda_engine.train(m, &piece, TOST_NO_STATE, 1.0f);
-    tost_cuda_engine.backward(m, TOST_NO_STATE, TOST_NO_STATE, TOST_STEP_ENDS);
+    const TostChunk chunk = {tokens.data(), targets.data(), B, T, 0};
+    tost_cuda_engine.train_forward(m, &chunk, TOST_NO_STATE, 1.0f);
+    tost_cuda_engine.train_backward(m, TOST_NO_STATE, TOST_NO_STATE, TOST_STEP_ENDS);
     tost_cuda_engine.grad_norm(m);
     tost_cuda_engine.update(m, &a);
     counter.on = false;

@@ -81,7 +81,7 @@ typedef struct {
 
 // Fills inputs, targets (T) for the T tokens of a window from position `first` on. Targets that are not scored are -1;
 // inputs past the end of the data are 0.
-static bool fill_piece(int32_t* inputs, int32_t* targets, ShardStream* s, const Window* w, int first, int T,
+static bool fill_chunk(int32_t* inputs, int32_t* targets, ShardStream* s, const Window* w, int first, int T,
                        TostError* err) {
     const int n = w->end < first ? 0 : w->end - first < T ? w->end - first : T;
     const uint64_t start = w->start + (uint64_t)first;
@@ -102,8 +102,8 @@ static double bytes_of(const Tokenizer* tokenizer, int32_t id) {
     return (double)len;
 }
 
-// Adds the losses (T) of such a piece to those of its window.
-static void add_piece(WindowLoss* sum, const double* losses, const int32_t* targets, int first, int T,
+// Adds the losses (T) of such a chunk to those of its window.
+static void add_chunk(WindowLoss* sum, const double* losses, const int32_t* targets, int first, int T,
                       const Tokenizer* tokenizer) {
     int bin = 0;
     for (int t = 0; t < T; t++) {
@@ -130,11 +130,11 @@ static void add_window(Evaluation* e, JsonFile* json, const WindowLoss* sum, con
     json_put_close(json, '}');
 }
 
-// Scores n windows, piece by piece. done, all: number of windows before and in this batch, on all ranks, for progress.
+// Scores n windows, chunk by chunk. done, all: number of windows before and in this batch, on all ranks, for progress.
 static bool score_batch(WindowLoss* sum, Evaluation* e, const Window* window, int n, uint64_t done, int all,
                         TostError* err) {
-    const int piece = e->model->pieces.max_piece;
-    const size_t size = (size_t)n * piece;
+    const int chunk = e->model->chunks.max_chunk;
+    const size_t size = (size_t)n * chunk;
     int32_t *inputs = xmalloc(size * sizeof *inputs), *targets = xmalloc(size * sizeof *targets);
     double* losses = xmalloc(size * sizeof *losses);
     int end = 0;
@@ -143,15 +143,15 @@ static bool score_batch(WindowLoss* sum, Evaluation* e, const Window* window, in
         sum[i] = (WindowLoss){0};
         end = window[i].end > end ? window[i].end : end;
     }
-    pieces_begin(&e->model->pieces, n);
+    chunks_begin(&e->model->chunks, n);
     for (int first = 0, T; ok && first < end; first += T) {
-        T = e->windows.T - first < piece ? e->windows.T - first : piece;
+        T = e->windows.T - first < chunk ? e->windows.T - first : chunk;
         for (int i = 0; i < n && ok; i++)
-            ok = fill_piece(inputs + (size_t)i * T, targets + (size_t)i * T, e->data, &window[i], first, T, err);
+            ok = fill_chunk(inputs + (size_t)i * T, targets + (size_t)i * T, e->data, &window[i], first, T, err);
         if (!ok) break;
-        pieces_read_losses(losses, &e->model->pieces, inputs, targets, T);
+        chunks_read_losses(losses, &e->model->chunks, inputs, targets, T);
         for (int i = 0; i < n; i++)
-            add_piece(&sum[i], losses + (size_t)i * T, targets + (size_t)i * T, first, T, e->tokenizer);
+            add_chunk(&sum[i], losses + (size_t)i * T, targets + (size_t)i * T, first, T, e->tokenizer);
         const double windows = (double)done + (double)all * (first + T) / e->windows.T;
         progress_show(&e->progress, windows / (double)e->windows.count, "loss %.4f",
                       plain_nan(ratio_value(&e->loss)));

@@ -116,8 +116,8 @@ static void read_contexts(const TaskRun* r, const Key* key, int n) {
         const Example* e = example_of(r, &key[i]);
         memcpy(prompts + (size_t)i * T, e->ids + e->context - key->context, (size_t)T * sizeof *prompts);
     }
-    pieces_begin(&r->model->pieces, n);
-    pieces_read(NULL, &r->model->pieces, prompts, T);
+    chunks_begin(&r->model->chunks, n);
+    chunks_read(NULL, &r->model->chunks, prompts, T);
     free(prompts);
 }
 
@@ -141,7 +141,7 @@ static bool score_choices(TaskRun* r, const Key* key, int n) {
             memcpy(targets + row, ids, length * sizeof *ids);
         }
     }
-    pieces_score(losses, &r->model->pieces, tokens, targets, E, T);
+    chunks_score(losses, &r->model->chunks, tokens, targets, E, T);
     bool finite = true;
     for (size_t row = 0; row < rows; row++) {
         const Key* of = &key[row / T / E];
@@ -169,7 +169,7 @@ static bool generate_greedily(TaskRun* r, const Key* key, int n) {
         tokens[i] = (int32_t)e->ids[e->context - 1];
     }
     for (int s = 0; s < steps && s < room && finite; s++) {
-        pieces_read(logits, &r->model->pieces, tokens, 1);
+        chunks_read(logits, &r->model->chunks, tokens, 1);
         for (int i = 0; i < n; i++) {
             const Example* e = example_of(r, &key[i]);
             Outcome* out = &r->outcome[key[i].index];

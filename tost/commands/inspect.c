@@ -63,8 +63,8 @@ static Tokens first_tokens(const Tokenizer* tokenizer, const Bytes* text, int bl
 static double score_tokens(float* loss, LoadedModel* m, const Tokens* k) {
     double sum = 0, *nats = xmalloc((size_t)k->T * sizeof *nats);
     if (k->T > 1) {
-        pieces_begin(&m->pieces, 1);
-        pieces_read_losses(nats, &m->pieces, k->ids, k->ids + 1, k->T - 1);
+        chunks_begin(&m->chunks, 1);
+        chunks_read_losses(nats, &m->chunks, k->ids, k->ids + 1, k->T - 1);
     }
     loss[0] = NAN;
     for (int i = 1; i < k->T; i++) {
@@ -134,7 +134,7 @@ static bool write_file(double* sum, const char* path, LoadedModel* m, const Toke
     bool ok = st_begin(&w, path, tensors, countof(arrays), &meta, err);
     if (ok) {
         *sum = score_tokens(loss, m, k);
-        const TostPiece whole = {.inputs = k->ids, .B = 1, .T = k->T};
+        const TostChunk whole = {.inputs = k->ids, .B = 1, .T = k->T};
         m->engine->forward(m->model, &whole, TOST_NO_STATE, TOST_NO_STATE);
         ok = loaded_model_check_loss(m, *sum, err);
     }

@@ -41,12 +41,12 @@ typedef struct { size_t at; int64_t sample; Bytes text; } Sample;
 // ---------------------------------------------------------------------------------------------
 // Output
 
-static bool write_piece(void* context, const char* bytes, size_t n) {
+static bool write_text(void* context, const char* bytes, size_t n) {
     (void)context;
     return n == 0 || (fwrite(bytes, 1, n, stdout) == n && fflush(stdout) == 0);
 }
 
-static bool collect_piece(void* context, const char* bytes, size_t n) {
+static bool collect_text(void* context, const char* bytes, size_t n) {
     Bytes* text = context;
     text->data = xrealloc(text->data, text->size + n + 1);
     memcpy(text->data + text->size, bytes, n);
@@ -85,7 +85,7 @@ static void keep_output(Sampling* s, const Sample* sample, const Text* text) {
     if (s->o->prompts) write_json(stream, w->prompt, sample, text);
     else write_plain(stream, w->prompt, sample);
     fclose(stream);
-    collect_piece(&w->output, data, n);
+    collect_text(&w->output, data, n);
     free(data);
 }
 
@@ -115,8 +115,8 @@ static Text new_text(const Sampling* s, size_t at, int64_t sample, void* context
 static bool write_one(Sampling* s, TostError* err) {
     const Prompt* prompt = s->work[0].prompt;
     Text text = new_text(s, 0, 0, NULL);
-    s->generator.piece = write_piece;
-    write_piece(NULL, prompt->text, prompt->n);
+    s->generator.take = write_text;
+    write_text(NULL, prompt->text, prompt->n);
     const bool ok = generate(&text, 1, &s->seconds, &s->generator, s->o->tokens, err);
     putchar('\n');
     s->tokens += text.tokens;
@@ -140,7 +140,7 @@ static bool write_many(Sampling* s, TostError* err) {
     Sample samples[MAX_TEXTS_TOGETHER];
     Text texts[MAX_TEXTS_TOGETHER];
     bool ok = true;
-    s->generator.piece = collect_piece;
+    s->generator.take = collect_text;
     for (int n; ok && (n = choose_samples(samples, s)) > 0;) {
         for (int i = 0; i < n; i++) texts[i] = new_text(s, samples[i].at, samples[i].sample, &samples[i].text);
         ok = generate(texts, n, &s->seconds, &s->generator, s->o->tokens, err);
@@ -158,11 +158,11 @@ static bool write_many(Sampling* s, TostError* err) {
 static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
     const size_t SPARE_BYTES = (size_t)1 << 30;
     const Options* o = s->o;
-    TostEngineOptions options = {.max_batch = 1, .max_piece = 1, .states = pieces_states(1, 1, false),
+    TostEngineOptions options = {.max_batch = 1, .max_chunk = 1, .states = chunks_states(1, 1, false),
                                  .dtype = (TostDtype)o->dtype, .threads = o->threads};
     for (size_t i = 0; i < s->n_work; i++) {
         const int seq = generate_max_seq(&m->info.config, s->work[i].n_ids, o->tokens);
-        if (seq > options.max_piece) options.max_piece = seq;
+        if (seq > options.max_chunk) options.max_chunk = seq;
     }
     const size_t one = m->engine->memory(&m->info.config, &options);
     const int64_t texts = s->n_work < MAX_TEXTS_TOGETHER ? (int64_t)s->n_work * o->samples : MAX_TEXTS_TOGETHER;
@@ -170,7 +170,7 @@ static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
     while (options.max_batch > 1 && m->engine->memory(&m->info.config, &options) > one + SPARE_BYTES)
         options.max_batch--;
     s->together = options.max_batch;
-    return loaded_model_create(m, o, options.max_batch, options.max_piece, false, err);
+    return loaded_model_create(m, o, options.max_batch, options.max_chunk, false, err);
 }
 
 static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Prompts* prompts,
@@ -186,7 +186,7 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
     bool ok = create_model(&s, m, err);
     if (ok) {
         print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
-        s.generator = (Generator){.pieces = &m->pieces, .config = &m->info.config,
+        s.generator = (Generator){.chunks = &m->chunks, .config = &m->info.config,
                                   .tokenizer = tokenizer, .options = {o->temperature, o->top_k, o->top_p},
                                   .stop = o->stop};
         ok = !o->prompts && o->samples == 1 ? write_one(&s, err) : write_many(&s, err);

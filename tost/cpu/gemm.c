@@ -17,8 +17,8 @@
 
 enum {
     KC = 384,                          // depth of a pass (twice that with AMX): a panel of a (KC x MR) fits in L1
-    CHUNK_M = 192, CHUNK_N = 256,      // chunk of c: its panels of a and b for one pass fit in 1 MiB of L2
-    BLOCK_M = 1152,                    // rows of a packed at a time: at most 1.8 MB per thread, for L2 or L3
+    BLOCK_M = 192, BLOCK_N = 256,      // block of c: its panels of a and b for one pass fit in 1 MiB of L2
+    PACKED_M = 1152,                    // rows of a packed at a time: at most 1.8 MB per thread, for L2 or L3
 };
 
 INLINE int round_up(int a, int b) { return ceil_div(a, b) * b; }
@@ -34,8 +34,9 @@ static int threads_for(int M, int N, int K) { return gemm_is_small(M, N, K) ? 1 
 
 typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; bool add; Format format; } Product;
 
-// One pass over a chunk of c (m,n), with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2.
-static void chunk(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int m, int n, int words, bool add) {
+// One pass over a block of c (m,n), with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2.
+static void multiply_block(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int m, int n, int words,
+                           bool add) {
     const int rows = rows_of_kernel(f);
     for (int i = 0; i < m; i += rows)
         for (int j = 0; j < n; j += NR) {
@@ -50,23 +51,23 @@ static void product_packed(const Product* p) {
     const int deepest = p->format == TILES ? 2*KC : KC;              // with AMX, a word holds two values
     const int even = ceil_div(p->K, ceil_div(p->K, deepest));        // passes of nearly equal depth
     const int kc = round_up(even, depth_unit(p->format));
-    const size_t mp = round_up(min_int(p->M, BLOCK_M), rows_of_kernel(p->format));
-    const size_t np = round_up(min_int(p->N, CHUNK_N), NR);
+    const size_t mp = round_up(min_int(p->M, PACKED_M), rows_of_kernel(p->format));
+    const size_t np = round_up(min_int(p->N, BLOCK_N), NR);
     const size_t a_words = mp * words_of(p->format, kc), b_words = np * words_of(p->format, kc);
     void* memory = xmalloc((b_words + a_words) * sizeof(Word) + 2*CACHE_LINE);   // pack_a may write LANES words more
     Word *pb = next_cache_line(memory), *pa = pb + b_words;
     if (p->format == TILES) amx_begin();
-    for (size_t i = 0; i < (size_t)p->M; i += BLOCK_M)
+    for (size_t i = 0; i < (size_t)p->M; i += PACKED_M)
         for (size_t k = 0; k < (size_t)p->K; k += kc) {
-            const int m = min_int(BLOCK_M, p->M - (int)i), depth = min_int(kc, p->K - (int)k);
+            const int m = min_int(PACKED_M, p->M - (int)i), depth = min_int(kc, p->K - (int)k);
             const int words = words_of(p->format, depth);
             pack_a(pa, operand_at(p->a, i, k), p->format, m, depth);
-            for (size_t j = 0; j < (size_t)p->N; j += CHUNK_N) {
-                const int n = min_int(CHUNK_N, p->N - (int)j);
+            for (size_t j = 0; j < (size_t)p->N; j += BLOCK_N) {
+                const int n = min_int(BLOCK_N, p->N - (int)j);
                 pack_b(pb, operand_at(p->b, j, k), p->format, n, depth);
-                for (int from = 0; from < m; from += CHUNK_M)
-                    chunk(p->c + (i + from)*p->ldc + j, p->ldc, pa + (size_t)from*words, pb, p->format,
-                          min_int(CHUNK_M, m - from), n, words, p->add || k > 0);
+                for (int from = 0; from < m; from += BLOCK_M)
+                    multiply_block(p->c + (i + from)*p->ldc + j, p->ldc, pa + (size_t)from*words, pb, p->format,
+                                   min_int(BLOCK_M, m - from), n, words, p->add || k > 0);
             }
         }
     if (p->format == TILES) amx_end();
@@ -95,9 +96,9 @@ static void gemm_sliced(Multiply* multiply, const Product* all) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ, or += with add, limited by reading b. Each thread reads one contiguous part of
-// b, in vectors of LANES words. a is stored to match, in parts: FLOATS: a vector of floats. PAIRS: a vector of pairs.
-// ROUNDED, for pairs of b: a vector of the upper halves and one of the lower halves, as floats.
+// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ, or += with add, limited by reading b. Each thread reads one contiguous part
+// of b, in vectors of LANES words. a is stored to match, in parts: FLOATS: a vector of floats. PAIRS: a vector of
+// pairs. ROUNDED, for pairs of b: a vector of the upper halves and one of the lower halves, as floats.
 
 enum { VECTOR_BYTES = LANES * sizeof(Word), GROUP_ROWS = 4, GROUP_COLS = MR / 2 };
 

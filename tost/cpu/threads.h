@@ -7,11 +7,11 @@
 #include "base/openmp.h"
 
 // The passes of an engine use `now` of `max` threads, and a small one, in which threads would cost more than they save,
-// one; what follows a pass, such as its backward, uses as many. Threads wait for each other in every layer, so if another process
-// takes the core of one thread, all wait for it. If the threads of a pass get too little processor time, the next
-// passes use fewer; after a pause, they use all again. Results do not depend on the number of threads, except with a
-// BLAS library: there the number is fixed. It is also fixed if the environment configures OpenMP (OMP_*, GOMP_*,
-// KMP_*).
+// one; what follows a pass, such as its backward, uses as many. Threads wait for each other in every layer, so if
+// another process takes the core of one thread, all wait for it. If the threads of a pass get too little processor
+// time, the next passes use fewer; after a pause, they use all again. Results do not depend on the number of threads,
+// except with a BLAS library: there the number is fixed. It is also fixed if the environment configures OpenMP (OMP_*,
+// GOMP_*, KMP_*).
 typedef struct {
     int    max, now, pass;          // pass: of the current one
     bool   fixed, decided;          // decided: at least once

@@ -1,4 +1,5 @@
-// matmul.cuh: matrix products by cuBLASLt. For each shape, the first algorithm of its heuristic that it does not refuse.
+// matmul.cuh: matrix products by cuBLASLt. For each shape, the first algorithm of its heuristic that it does not
+// refuse.
 #ifndef TOST_CUDA_MATMUL_CUH
 #define TOST_CUDA_MATMUL_CUH
 

@@ -10,7 +10,7 @@
 #include "tost/cuda/common.cuh"
 
 extern "C" {
-#include "tost/pieces.h"
+#include "tost/chunks.h"
 #include "tost/ranks/comm.h"
 }
 
@@ -69,17 +69,17 @@ static int largest_batch(MemoryOf memory, const TostConfig* c, TostEngineOptions
     return o.max_batch;
 }
 
-// The largest power of two N below max_piece such that --recompute --batch 1 --chunk N fits; 0: none.
-static int largest_piece(MemoryOf memory, const TostConfig* c, TostEngineOptions o, size_t available) {
-    const int64_t tokens = (int64_t)o.max_piece * (o.states - 1);   // about those of a sequence: see pieces_states
-    const int most = o.max_piece, seq = (int)min(tokens, (int64_t)INT_MAX);
+// The largest power of two N below max_chunk such that --recompute --batch 1 --chunk N fits; 0: none.
+static int largest_chunk(MemoryOf memory, const TostConfig* c, TostEngineOptions o, size_t available) {
+    const int64_t tokens = (int64_t)o.max_chunk * (o.states - 1);   // about those of a sequence: see chunks_states
+    const int most = o.max_chunk, seq = (int)min(tokens, (int64_t)INT_MAX);
     o.recompute = true;
     o.max_batch = 1;
-    for (o.max_piece = 1 << 30; o.max_piece > 0; o.max_piece /= 2) {
-        o.states = pieces_states(seq, o.max_piece, true);
-        if (o.max_piece < most && memory(c, &o) <= available) break;
+    for (o.max_chunk = 1 << 30; o.max_chunk > 0; o.max_chunk /= 2) {
+        o.states = chunks_states(seq, o.max_chunk, true);
+        if (o.max_chunk < most && memory(c, &o) <= available) break;
     }
-    return o.max_piece;
+    return o.max_chunk;
 }
 
 // True if a model of `bytes` fits; else *err says which options would make it fit.
@@ -96,7 +96,7 @@ static bool device_fits(MemoryOf memory, const TostConfig* c, const TostEngineOp
     if (bytes <= available) return true;
     const int batch = largest_batch(memory, c, *o, o->recompute, available),
               recomputed = o->training ? largest_batch(memory, c, *o, true, available) : batch,
-              chunk = o->training && recomputed == 0 ? largest_piece(memory, c, *o, available) : 0;
+              chunk = o->training && recomputed == 0 ? largest_chunk(memory, c, *o, available) : 0;
     char need[32], reserve[32], have[32], fix[96] = "a smaller model or --seq needs less", or_batch[32] = "";
     if (batch > 0) snprintf(or_batch, sizeof or_batch, " or --batch %d", batch);
     if (recomputed == o->max_batch) snprintf(fix, sizeof fix, "--recompute%s fits", or_batch);

@@ -1,6 +1,6 @@
-// scan.cuh: prefix sums over chunks of time within one launch (decoupled look-back). Blocks draw tickets, so that
-// the chunks before a block's own belong to blocks that have started. Each block publishes its chunk's totals; the last
-// of every 8 chunks publishes the total of the 8, the last of 64 that of the 64, and so on. The prefix at chunk k is a
+// scan.cuh: prefix sums over runs of time within one launch (decoupled look-back). Blocks draw tickets, so that
+// the runs before a block's own belong to blocks that have started. Each block publishes its run's totals; the last
+// of every 8 runs publishes the total of the 8, the last of 64 that of the 64, and so on. The prefix at run k is a
 // sum of at most 7 totals per level, selected by the octal digits of k. A chain of waits has at most one wait per
 // octal digit of k. The tree of sums is fixed, so every run gives the same bits.
 //
@@ -14,9 +14,9 @@
 constexpr int SCAN_RADIX = 8;
 constexpr int SCAN_VEC = 4;          // neighboring columns of a thread
 
-__host__ __device__ inline size_t scan_slots(size_t chunks) {
+__host__ __device__ inline size_t scan_slots(size_t runs) {
     size_t slots = 0;
-    for (; chunks > 0; chunks /= SCAN_RADIX) slots += chunks;
+    for (; runs > 0; runs /= SCAN_RADIX) slots += runs;
     return slots;
 }
 
@@ -53,15 +53,15 @@ __device__ inline void scan_wait_level(const int* flags, unsigned k) {
 
 // Waits for the totals that precede position k in its groups at all levels. 8 threads of a warp wait for each level, so
 // that the waits of up to 4 levels overlap.
-__device__ inline void scan_wait_levels(const int* flags, unsigned k, unsigned chunks) {
+__device__ inline void scan_wait_levels(const int* flags, unsigned k, unsigned runs) {
     const unsigned threads = min((int)blockDim.x, WARP);
     NO_UNROLL while (threadIdx.x < threads && k > 0) {
         const int* flag = NULL;
         NO_UNROLL for (unsigned first = 0; first < threads && k > 0; first += SCAN_RADIX) {
             const unsigned i = threadIdx.x - first;
             if (i < k % SCAN_RADIX) flag = flags + k / SCAN_RADIX * SCAN_RADIX + i;
-            flags += chunks;
-            chunks /= SCAN_RADIX;
+            flags += runs;
+            runs /= SCAN_RADIX;
             k /= SCAN_RADIX;
         }
         if (flag) wait_flag(flag);
@@ -82,9 +82,9 @@ __device__ inline void scan_add_rows(FloatPair (&sum)[SCAN_VEC], const float* to
 // all levels. totals: at the thread's columns. A branch for each number of rows takes fewer instructions than a
 // predicated load for each row, which also needs its registers cleared.
 __device__ inline void scan_add(FloatPair (&sum)[SCAN_VEC], const float* totals, unsigned stride, unsigned k,
-                                unsigned end, unsigned chunks) {
+                                unsigned end, unsigned runs) {
     static_assert(SCAN_RADIX == 8, "a case for each digit");
-    NO_UNROLL for (; k != end; k /= SCAN_RADIX, chunks /= SCAN_RADIX) {
+    NO_UNROLL for (; k != end; k /= SCAN_RADIX, runs /= SCAN_RADIX) {
         const unsigned digit = k % SCAN_RADIX;   // mutant: dropped_group
         const float* row = totals + (size_t)(k / SCAN_RADIX * SCAN_RADIX) * stride;
         switch (digit) {
@@ -96,17 +96,17 @@ __device__ inline void scan_add(FloatPair (&sum)[SCAN_VEC], const float* totals,
         case 6: scan_add_rows<6>(sum, row, stride); break;
         case 7: scan_add_rows<7>(sum, row, stride); break;
         }
-        totals += (size_t)chunks * stride;
+        totals += (size_t)runs * stride;
     }
 }
 
-// Publishes the totals of the block's chunk k, which its threads have written, and those of the groups that it ends,
+// Publishes the totals of the block's run k, which its threads have written, and those of the groups that it ends,
 // from the lowest level up: a group's total as soon as those of the level below are known.
-__device__ inline void scan_publish(float* totals, int* flags, unsigned stride, unsigned k, unsigned chunks) {
+__device__ inline void scan_publish(float* totals, int* flags, unsigned stride, unsigned k, unsigned runs) {
     __syncthreads();   // mutant: flag_raised_early
     if (threadIdx.x == 0) raise_flag(flags + k);   // mutant: flag_not_raised
     unsigned level = 0;
-    NO_UNROLL for (unsigned i = k, size = chunks; i % SCAN_RADIX == SCAN_RADIX - 1;) {
+    NO_UNROLL for (unsigned i = k, size = runs; i % SCAN_RADIX == SCAN_RADIX - 1;) {
         scan_wait_level(flags + level, i);   // mutant: serial_chain, group_not_awaited
         level += size;
         size /= SCAN_RADIX;
@@ -116,7 +116,7 @@ __device__ inline void scan_publish(float* totals, int* flags, unsigned stride, 
             load_from_L2(of_group, totals + (size_t)k * stride + c);
             FloatPair sum[SCAN_VEC] = {};
             UNROLL for (int n = 0; n < SCAN_VEC; n++) sum_add(sum[n], of_group[n]);   // mutant: group_without_itself
-            scan_add(sum, totals + c, stride, k, i, chunks);
+            scan_add(sum, totals + c, stride, k, i, runs);
             UNROLL for (int n = 0; n < SCAN_VEC; n++) of_group[n] = to_float(sum[n]);
             store_pack<SCAN_VEC>(totals + (size_t)(level + i) * stride + c, of_group);
         }
@@ -125,16 +125,16 @@ __device__ inline void scan_publish(float* totals, int* flags, unsigned stride, 
     }
 }
 
-// Scans columns. totals (slots,stride) of the sequence, aligned to SCAN_VEC floats, with the chunks' own totals at
-// level 0. Calls f(c, sum) for every SCAN_VEC columns from c on, with Σ over the chunks that precede `place`, the
-// chunk's position in scan order. f's writes are visible to the block afterwards.
+// Scans columns. totals (slots,stride) of the sequence, aligned to SCAN_VEC floats, with the runs' own totals at
+// level 0. Calls f(c, sum) for every SCAN_VEC columns from c on, with Σ over the runs that precede `place`, the
+// run's position in scan order. f's writes are visible to the block afterwards.
 template <typename F>
-__device__ inline void scan_columns(float* totals, int* flags, unsigned stride, unsigned place, unsigned chunks, F f) {
-    scan_publish(totals, flags, stride, place, chunks);
-    scan_wait_levels(flags, place, chunks);   // mutant: prefix_not_awaited
+__device__ inline void scan_columns(float* totals, int* flags, unsigned stride, unsigned place, unsigned runs, F f) {
+    scan_publish(totals, flags, stride, place, runs);
+    scan_wait_levels(flags, place, runs);   // mutant: prefix_not_awaited
     NO_UNROLL for (unsigned c = threadIdx.x * SCAN_VEC; c < stride; c += blockDim.x * SCAN_VEC) {
         FloatPair sum[SCAN_VEC] = {};
-        scan_add(sum, totals + c, stride, place, 0, chunks);
+        scan_add(sum, totals + c, stride, place, 0, runs);
         f(c, sum);
     }
     __syncthreads();   // mutant: carries_unsynchronized

@@ -67,15 +67,15 @@ int generate_max_seq(const TostConfig* c, size_t n_prompt, int64_t max_tokens) {
 // Starts the decode state with the first T ids of each row.
 static void batch_begin(Batch* b, int T) {
     b->count = T;
-    pieces_begin(b->g->pieces, b->n);
+    chunks_begin(b->g->chunks, b->n);
     if (T > TOST_FEW_ROWS || b->n * T <= TOST_FEW_ROWS) {
         for (int r = 0; r < b->n; r++) memcpy(b->tokens + (size_t)r * T, b->rows[r].ids, (size_t)T * sizeof *b->tokens);
-        pieces_read(b->logits, b->g->pieces, b->tokens, T);
+        chunks_read(b->logits, b->g->chunks, b->tokens, T);
         return;
     }
     for (int t = 0; t < T; t++) {
         for (int r = 0; r < b->n; r++) b->tokens[r] = b->rows[r].ids[t];
-        pieces_read(b->logits, b->g->pieces, b->tokens, 1);
+        chunks_read(b->logits, b->g->chunks, b->tokens, 1);
     }
 }
 
@@ -85,7 +85,7 @@ static void batch_append(Batch* b) {
     if (b->count < block) {
         for (int r = 0; r < b->n; r++) b->rows[r].ids[b->count] = b->next[r];
         b->count++;
-        pieces_read(b->logits, b->g->pieces, b->next, 1);
+        chunks_read(b->logits, b->g->chunks, b->next, 1);
         return;
     }
     const int keep = tokens_to_keep(block);
@@ -126,7 +126,7 @@ static void row_write(Row* row, const Generator* g, const char* bytes, size_t n)
         hold = 0;
     }
     const size_t ready = found ? (size_t)(found - row->held) : row->n_held - hold;
-    if (!g->piece(row->text->context, row->held, ready) && !found) row_finish(row, FINISH_SINK);
+    if (!g->take(row->text->context, row->held, ready) && !found) row_finish(row, FINISH_SINK);
     memmove(row->held, row->held + ready, hold);
     row->n_held = hold;
 }
@@ -144,7 +144,7 @@ static void row_take(Row* row, const Batch* b, int32_t id) {
         if (!row->done && row->text->tokens >= b->max_tokens) row_finish(row, FINISH_LENGTH);
     }
     if (row->done && row->text->finish != FINISH_SINK && row->n_held > 0)
-        g->piece(row->text->context, row->held, row->n_held);
+        g->take(row->text->context, row->held, row->n_held);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -3,29 +3,29 @@
 #define TOST_GENERATE_H
 
 #include "base/error.h"
-#include "pieces.h"
+#include "chunks.h"
 #include "run/sampler.h"
 #include "data/tokenizer.h"
 
 // Receives the raw bytes of each generated token (a UTF-8 character may span several tokens); returns false to stop.
-typedef bool (*PieceSink)(void* context, const char* bytes, size_t n);
+typedef bool (*TextSink)(void* context, const char* bytes, size_t n);
 
 typedef struct {
-    Pieces*           pieces;
+    Chunks*           chunks;
     const TostConfig* config;
     const Tokenizer*  tokenizer;
     SamplerOptions    options;
-    PieceSink         piece;
+    TextSink          take;
     PathList          stop;      // a text ends before any of these texts
 } Generator;
 
-typedef enum { FINISH_LENGTH, FINISH_END_OF_TEXT, FINISH_STOP, FINISH_SINK } Finish;   // SINK: piece returned false
+typedef enum { FINISH_LENGTH, FINISH_END_OF_TEXT, FINISH_STOP, FINISH_SINK } Finish;   // SINK: take returned false
 
 typedef struct {
     const uint32_t* prompt;      // (n_prompt) ids
     size_t          n_prompt;
     Rng             rng;
-    void*           context;     // passed to piece
+    void*           context;     // passed to take
     // results
     int64_t         tokens;      // including those of the stop text
     Finish          finish;
@@ -37,7 +37,7 @@ enum { MAX_TEXTS_TOGETHER = TOST_FEW_ROWS };
 
 // Generates up to max_tokens tokens after each of n prompts; n is at most MAX_TEXTS_TOGETHER and
 // TostEngineOptions.max_batch, and the prompts have the same generate_group. With the CPU engine's built-in products
-// each text is the same as if generated alone. Stops at <|endoftext|>, which is neither passed to piece nor counted. An
+// each text is the same as if generated alone. Stops at <|endoftext|>, which is neither passed to take nor counted. An
 // empty prompt starts from <|endoftext|>.
 // A prompt longer than block_size is truncated to its last max(1, block_size/2) tokens. When all block_size positions
 // are used, the next token rebuilds the decode state from the last max(1, block_size/2) tokens including itself.

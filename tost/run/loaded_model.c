@@ -105,7 +105,8 @@ bool check_shards(const ShardStream* shards, const char* tokenizer, uint32_t has
                           "were made with the latter, or the former as --tokenizer", path,
                           (unsigned)tokenizer_hash(other), tokenizer, (unsigned)hash);
     else if (size && shards->largest_id >= (uint32_t)size)
-        same = tost_error(err, "the shards contain the id %u, but the tokenizer %s has only %d tokens: give shards that "
+        same = tost_error(err,
+                          "the shards contain the id %u, but the tokenizer %s has only %d tokens: give shards that "
                           "were made with this tokenizer, or the tokenizer of the shards as --tokenizer",
                           (unsigned)shards->largest_id, tokenizer, size);
     tokenizer_free(other);
@@ -126,13 +127,13 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
 }
 
 bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int seq, bool training, TostError* err) {
-    const int max_piece = o->chunk && o->chunk < seq ? o->chunk : seq;
-    const TostEngineOptions options = {.max_batch = max_batch, .max_piece = max_piece, .training = training,
-                                       .states = pieces_states(seq, max_piece, training),
+    const int max_chunk = o->chunk && o->chunk < seq ? o->chunk : seq;
+    const TostEngineOptions options = {.max_batch = max_batch, .max_chunk = max_chunk, .training = training,
+                                       .states = chunks_states(seq, max_chunk, training),
                                        .dtype = (TostDtype)o->dtype, .threads = o->threads, .comm = m->comm};
     m->model = m->engine->create(&m->info.config, &options, err);
     if (!m->model) return false;
-    m->pieces = (Pieces){.engine = m->engine, .model = m->model, .max_piece = max_piece};
+    m->chunks = (Chunks){.engine = m->engine, .model = m->model, .max_chunk = max_chunk};
     const CheckpointModel loaded = {m->engine, m->model, &m->tensors, TOST_ADAMW, NULL};
     const bool ok = checkpoint_load_params(&loaded, &m->tensors, &m->weights, err);
     st_close(&m->weights);

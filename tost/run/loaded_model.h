@@ -7,7 +7,7 @@
 #include "data/shards.h"
 #include "data/tokenizer.h"
 #include "engine.h"
-#include "pieces.h"
+#include "chunks.h"
 #include "run/checkpoint.h"
 #include "run/options.h"
 
@@ -47,7 +47,7 @@ typedef struct {
     CheckpointInfo info;
     TostTensors    tensors;
     TostModel*     model;     // NULL before loaded_model_create
-    Pieces         pieces;    // of model
+    Chunks         chunks;    // of model
 } LoadedModel;
 
 // Finds the model of --model, by default that of the newest run in out/.

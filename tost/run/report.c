@@ -103,7 +103,8 @@ static void report_schedule(Run* r) {
                   o->optimizer == TOST_MUON ? "Muon and AdamW" : "AdamW", o->lr, (long long)o->warmup,
                   plural(o->warmup), kinds[o->schedule], last, start, o->weight_decay);
     if (o->init && r->init.step > 0 && !option_given(r->args, "lr"))
-        progress_fact(&r->progress, "", "lr: the last learning rate of --init; a higher --lr learns new text faster but "
+        progress_fact(&r->progress, "",
+                      "lr: the last learning rate of --init; a higher --lr learns new text faster but "
                       "forgets more");
 }
 
@@ -130,7 +131,7 @@ static void report_model(Run* r) {
                   (long long)o->total_batch, (long long)micro_batches, micro_batches == 1 ? "" : "es", o->batch,
                   plural(o->batch), o->seq, instead);
     if (o->chunk > 0 && o->chunk < o->seq)
-        progress_fact(p, "pieces", "%d of up to %d tokens per sequence; 4/3 of the computation",
+        progress_fact(p, "chunks", "%d of up to %d tokens per sequence; 4/3 of the computation",
                       o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk);
     report_schedule(r);
 }
@@ -290,9 +291,9 @@ bool report_sample(Run* r, TostError* err) {
     double seconds = 0;
     size_t n = 0;
     Sample sample = {r, open_memstream(&text, &n), 0, false};
-    const Generator generator = {.pieces = &r->pieces, .config = &o->config,
+    const Generator generator = {.chunks = &r->chunks, .config = &o->config,
                                  .tokenizer = r->tokenizer, .options = {o->temperature, o->top_k, o->top_p},
-                                 .piece = append_token};
+                                 .take = append_token};
     Text continued = {.context = &sample, .rng = rng_seeded((uint64_t)o->seed, (uint64_t)SAMPLE_STREAM << 48
                                                                                | (uint64_t)r->info.step)};
     progress_start(&r->progress);

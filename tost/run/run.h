@@ -7,12 +7,12 @@
 #include "run/checkpoint.h"
 #include "data/dataset.h"
 #include "base/lock.h"
-#include "pieces.h"
+#include "chunks.h"
 #include "run/loaded_model.h"
 #include "run/log.h"
 #include "run/progress.h"
 
-// The pass that is running, for run_piece_done: micro-batch `done` of `all`; 0 of 0 is neither shown nor abandoned.
+// The pass that is running, for run_should_stop: micro-batch `done` of `all`; 0 of 0 is neither shown nor abandoned.
 typedef struct { bool validation; int64_t done, all; } RunPass;
 
 typedef struct {
@@ -23,7 +23,7 @@ typedef struct {
     const TostEngine* engine;
     TostEngineOptions engine_options;
     TostModel*        model;
-    Pieces            pieces;          // of model
+    Chunks            chunks;          // of model
     TostTensors       tensors;
     CheckpointInfo    info;            // run state, saved in checkpoints
     CheckpointInfo    init;            // metadata of the --init weights
@@ -70,8 +70,8 @@ void run_free(Run* r);
 // ---- train.c ----
 // Trains after run_set_up, until the last step, a signal or an option that ends the run.
 bool run_train(Run* r, TostError* err);
-// Pieces.done: shows the progress within a micro-batch. A signal abandons it.
-bool run_piece_done(void* context, double part);
+// Chunks.should_stop: shows the progress within a micro-batch. A signal abandons it.
+bool run_should_stop(void* context, double part);
 
 // ---- agree.c: what the ranks of a run decide together; collective, except for run_signal ----
 // The number of the signal that stops the run, or 0. All ranks learn of a signal in run_agree.

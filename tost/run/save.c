@@ -26,7 +26,7 @@ static double batch_loss(Run* r, uint64_t first) {
         memset(r->targets, 0, tokens * sizeof *r->targets);
     }
     r->pass = (RunPass){0};
-    pieces_loss(&r->pieces, r->inputs, r->targets, r->o.batch, r->o.seq);
+    chunks_loss(&r->chunks, r->inputs, r->targets, r->o.batch, r->o.seq);
     const LossSum loss = run_read_loss(r);
     return loss.sum / (double)loss.count;
 }

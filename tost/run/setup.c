@@ -84,8 +84,8 @@ static bool find_resumed(Run* r, TostError* err) {
     return options_take_config(o, &r->info.config, r->weights, err);
 }
 
-// With --init, options that are not given are taken from its run: the optimizer, and the last learning rate, or the peak
-// if the run took no step. A higher rate could destroy what the model has learned.
+// With --init, options that are not given are taken from its run: the optimizer, and the last learning rate, or the
+// peak if the run took no step. A higher rate could destroy what the model has learned.
 static bool inherit(Run* r, TostError* err) {
     Options *o = &r->o, before = options_default(r->engine);
     bool ok = options_resume(&before, &r->init.options, r->weights, err);
@@ -274,8 +274,8 @@ static bool load_average(Run* r, const CheckpointModel* m, TostError* err) {
 
 static bool create_model(Run* r, TostError* err) {
     r->model = r->engine->create(&r->o.config, &r->engine_options, err);
-    r->pieces = (Pieces){.engine = r->engine, .model = r->model, .max_piece = r->engine_options.max_piece,
-                         .done = run_piece_done, .context = r};
+    r->chunks = (Chunks){.engine = r->engine, .model = r->model, .max_chunk = r->engine_options.max_chunk,
+                         .should_stop = run_should_stop, .context = r};
     if (!r->model) return false;
     const TostConfig* config = r->o.resume ? &r->o.config : &r->init.config;
     const TostConfig* now = &r->o.config;   // what --init adds is not in its file
@@ -357,9 +357,9 @@ bool run_set_up(Run* r, TostError* err) {
     }
     r->info.options = options_echo(o);
     r->tensors = tost_tensors(&o->config);
-    const int max_piece = o->chunk && o->chunk < o->seq ? o->chunk : o->seq;
+    const int max_chunk = o->chunk && o->chunk < o->seq ? o->chunk : o->seq;
     r->engine_options = (TostEngineOptions){
-        .max_batch = o->batch, .max_piece = max_piece, .states = pieces_states(o->seq, max_piece, true),
+        .max_batch = o->batch, .max_chunk = max_chunk, .states = chunks_states(o->seq, max_chunk, true),
         .training = true, .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype,
         .optimizer = (TostOptimizer)o->optimizer, .threads = o->threads, .comm = r->comm, .parts = run_own_parts(r),
         .fast_reduce = o->reduce == 1};

@@ -97,9 +97,9 @@ static bool data_failed(Run* r, TostError* err) {
     return tost_error(err, "%s; stopped after step %lld; %s", err->text, (long long)r->info.step, resume_hint(r).text);
 }
 
-// Pieces.done. With several ranks, a signal stops the run only between micro-batches: in the middle of one, other ranks
-// may already wait for this rank's gradients.
-bool run_piece_done(void* context, double part) {
+// Chunks.should_stop. With several ranks, a signal stops the run only between micro-batches: in the middle of one, other
+// ranks may already wait for this rank's gradients.
+bool run_should_stop(void* context, double part) {
     Run* r = context;
     const double done = (double)r->pass.done + part;
     if (r->pass.all == 0) return false;
@@ -131,7 +131,7 @@ static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
         r->pass = (RunPass){.done = done, .all = n};
         ok = ok && data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * o->batch), o->batch, err);
         if (end == TOST_STEP_ENDS && comm_any(r->comm, !ok)) break;
-        if (ok) abandoned = !pieces_train(&r->pieces, r->inputs, r->targets, o->batch, o->seq,
+        if (ok) abandoned = !chunks_train(&r->chunks, r->inputs, r->targets, o->batch, o->seq,
                                           1.0f / (float)o->total_batch, end);
         if (abandoned) break;
         if (end == TOST_PART_ENDS) r->part_loss[done / each] = run_read_loss(r);
@@ -301,7 +301,7 @@ static bool validation_losses(bool* completed, Run* r, TostError* err) {
                           (long long)(done * n / all), (long long)n);
             ok = data_batch(r->val, r->inputs, r->targets, first, rows, err);
             r->pass = (RunPass){.validation = true, .done = done, .all = all};
-            if (ok && pieces_loss(&r->pieces, r->inputs, r->targets, rows, r->o.seq)) done++;
+            if (ok && chunks_loss(&r->chunks, r->inputs, r->targets, rows, r->o.seq)) done++;
         }
         r->part_loss[p] = run_read_loss(r);
     }

@@ -62,22 +62,22 @@ void test_wide(Checks* c, TostDtype dtype, int values) {
 
 void test_scores(Checks* c, TostDtype dtype) {
     set_schedule(REVERSE_LATE);
-    engines_agree_on_all_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, CUDA_CHUNK);
+    engines_agree_on_all_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, CUDA_RUN);
 }
 
-void test_pieces(Checks* c, TostDtype dtype, const Schedule& schedule) {
+void test_chunks(Checks* c, TostDtype dtype, const Schedule& schedule) {
     set_schedule(schedule);
-    engines_agree_on_all_pieces(c, &tost_cuda_engine, &tost_cpu_engine, dtype, CUDA_CHUNK);
+    engines_agree_on_all_chunks(c, &tost_cuda_engine, &tost_cpu_engine, dtype, CUDA_RUN);
 }
 
-// One of these tests, with a shorter last piece
-void test_few_pieces(Checks* c, TostDtype dtype, int values) {
-    const int T = 2 * CUDA_CHUNK + 9;
-    const PiecesTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, values}, T / 3 - 3, 5, false},
+// One of these tests, with a shorter last chunk
+void test_few_chunks(Checks* c, TostDtype dtype, int values) {
+    const int T = 2 * CUDA_RUN + 9;
+    const ChunksTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, values}, T / 3 - 3, 5, false},
                     without = {test.shape, 0, 5, false};
     set_schedule(REVERSE_LATE);
-    Record whole = pieces_record(&tost_cuda_engine, &without, dtype);
-    engines_agree_on_pieces(c, &tost_cuda_engine, &tost_cpu_engine, dtype, &test, &whole);
+    Record whole = chunks_record(&tost_cuda_engine, &without, dtype);
+    engines_agree_on_chunks(c, &tost_cuda_engine, &tost_cpu_engine, dtype, &test, &whole);
     record_free(&whole);
 }
 
@@ -170,26 +170,26 @@ void test_suggestions(Checks* c) {
 void test_chunk_suggestion(Checks* c) {
     const TostConfig config = {2, 3, 60, 3000, 257, 1, TOST_LEARNED, 0, 0};
     TostEngineOptions o = options_of(2, 3000, true, TOST_FP32), fits = options_of(1, 3000, true, TOST_FP32, true);
-    fits.max_piece = 256;
-    fits.states = pieces_states(3000, 256, true);
+    fits.max_chunk = 256;
+    fits.states = chunks_states(3000, 256, true);
     const size_t need = test_memory(c, config, fits, 1.1);
     test_refusal(c, machine_with(need + RESERVE), config, o, "; --recompute --batch 1 --chunk 256 fits");
     test_refusal(c, machine_with(need + RESERVE - 1), config, o, "; --recompute --batch 1 --chunk 128 fits");
-    o.max_piece = 128;   // the suggestion must be below it
-    o.states = pieces_states(3000, 128, true);
-    fits.max_piece = 64;
-    fits.states = pieces_states(24 * 128, 64, true);   // the engine knows the length in pieces
+    o.max_chunk = 128;   // the suggestion must be below it
+    o.states = chunks_states(3000, 128, true);
+    fits.max_chunk = 64;
+    fits.states = chunks_states(24 * 128, 64, true);   // the engine knows the length in chunks
     test_refusal(c, machine_with(memory_of(config, fits) + RESERVE), config, o, "--chunk 64 fits");
 }
 
-// With pieces, only the memory of the states before each of them depends on the length of the sequences.
-void test_pieces_memory(Checks* c, TostDtype dtype) {
+// With chunks, only the memory of the states before each of them depends on the length of the sequences.
+void test_chunks_memory(Checks* c, TostDtype dtype) {
     const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED, 0, 0};
     TostEngineOptions o = options_of(2, 4096, true, dtype);
     const size_t one = memory_of(config, o), state = 2 * 2 * (2 * 60 + 3) * sizeof(double);
-    o.states = pieces_states(1 << 20, 4096, true);
+    o.states = chunks_states(1 << 20, 4096, true);
     const size_t many = memory_of(config, o);
-    check(c, many > one && many < one + 256 * state + 4096, "256 pieces: %zu bytes, one: %zu", many, one);
+    check(c, many > one && many < one + 256 * state + 4096, "256 chunks: %zu bytes, one: %zu", many, one);
 }
 
 void test_refusals(Checks* c) {
@@ -304,11 +304,11 @@ void test_without_graphs(Checks* c) {
 
 // Small shapes only; test_kernels and test_mixed_shapes launch every kernel.
 void test_quick(Checks* c) {
-    const int chunk = CUDA_CHUNK, block = 2 * chunk + 8;
-    const Shape edges = {2, 3, 60, block, 257, 1, TOST_LEARNED, 1, chunk + 1, 1, 2, RANDOM},
-                faint = {1, 3, 60, block, 29, 1, TOST_LEARNED, 2, 2 * chunk + 6, 1, 1, FAINT},
-                uniform = {1, 1, 64, block, 29, 0, TOST_UNIFORM, 1, chunk + 6, 1, 1, RANDOM},
-                conv = {2, 3, 60, block, 29, 1, TOST_LEARNED, 2, chunk + 6, 1, 2, CONV};
+    const int run = CUDA_RUN, block = 2 * run + 8;
+    const Shape edges = {2, 3, 60, block, 257, 1, TOST_LEARNED, 1, run + 1, 1, 2, RANDOM},
+                faint = {1, 3, 60, block, 29, 1, TOST_LEARNED, 2, 2 * run + 6, 1, 1, FAINT},
+                uniform = {1, 1, 64, block, 29, 0, TOST_UNIFORM, 1, run + 6, 1, 1, RANDOM},
+                conv = {2, 3, 60, block, 29, 1, TOST_LEARNED, 2, run + 6, 1, 2, CONV};
     test_emulation(c);
     set_schedule(SHUFFLE);
     test_kernels(c, 4);
@@ -316,13 +316,13 @@ void test_quick(Checks* c) {
         test_mixed_shapes(c, dtype);
         test_muon(c, muon_shapes[0], dtype);
         set_schedule(REVERSE_LATE);
-        engines_agree_on_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, {7, 3, chunk + 5});
+        engines_agree_on_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, {7, 3, run + 5});
     }
     test_shape(c, edges, TOST_FP32, {SHUFFLE_LATE});
     test_shape(c, faint, TOST_BF16, {REVERSE_LATE});
     test_shape(c, uniform, TOST_FP32, {SHUFFLE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_shape(c, conv, dtype, {SHUFFLE});
-    for (const int values : {RANDOM, CONV, CONV_MEMORY}) test_few_pieces(c, TOST_FP32, values);
+    for (const int values : {RANDOM, CONV, CONV_MEMORY}) test_few_chunks(c, TOST_FP32, values);
     test_stale_gradients(c);
     test_peak(c);
     test_refusals(c);
@@ -334,7 +334,7 @@ void test_quick(Checks* c) {
 void test_mutants(Checks* c) {
     test_kernels(c, 12);
     test_stale_gradients(c);
-    for (const int values : {RANDOM, CONV, CONV_MEMORY}) test_few_pieces(c, TOST_FP32, values);
+    for (const int values : {RANDOM, CONV, CONV_MEMORY}) test_few_chunks(c, TOST_FP32, values);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     for (const Shape& k : muon_shapes) test_muon(c, k, TOST_FP32);
     test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
@@ -351,13 +351,13 @@ void test_first_half(Checks* c) {
     for (const Shape& k : muon_shapes) test_muon(c, k, TOST_FP32);
     test_shapes(c, TOST_FP32, {FORWARD, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape, TOST_FP32, {REVERSE});
-    test_pieces(c, TOST_FP32, RESIDENT);
+    test_chunks(c, TOST_FP32, RESIDENT);
     test_peak(c);
     test_refusals(c);
     test_refused_products(c);
     test_suggestions(c);
     test_chunk_suggestion(c);
-    test_pieces_memory(c, TOST_BF16);
+    test_chunks_memory(c, TOST_BF16);
     test_nccl_emulation(c);
     test_exchange(c, EXCHANGE_ALL);
 }
@@ -367,7 +367,7 @@ void test_second_half(Checks* c) {
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
     for (const Shape& k : muon_shapes)
         for (const TostDtype dtype : {TOST_TF32, TOST_BF16}) test_muon(c, k, dtype);
-    test_pieces(c, TOST_BF16, SHUFFLE_LATE);
+    test_chunks(c, TOST_BF16, SHUFFLE_LATE);
     test_shapes(c, TOST_BF16, {REVERSE, SHUFFLE_LATE});
     test_shape(c, {1, 3, 60, 40, 257, 1, TOST_LEARNED, 2, 37, 2, 2, 0}, TOST_TF32, {FORWARD});
     for (const int values : {FRESH, RANDOM}) test_wide(c, TOST_BF16, values);

@@ -30,7 +30,7 @@ struct Setup {
     TostDtype dtype;
     int parts, micros;   // of a step; of a part
     bool own_link = false, recompute = false, fast = false;
-    int piece = 0;       // tokens of a piece; 0: whole sequences
+    int chunk = 0;       // tokens of a chunk; 0: whole sequences
     TostOptimizer optimizer = TOST_ADAMW;
 };
 
@@ -72,8 +72,8 @@ Subject open_subject(const Setup& u, TostComm* comm, int ranks) {
     const Shape& k = u.shape;
     TostEngineOptions o = {};
     o.max_batch = k.B;
-    o.max_piece = u.piece ? u.piece : k.T;
-    o.states = pieces_states(k.T, o.max_piece, true);
+    o.max_chunk = u.chunk ? u.chunk : k.T;
+    o.states = chunks_states(k.T, o.max_chunk, true);
     o.training = true;
     o.recompute = u.recompute;
     o.dtype = u.dtype;
@@ -183,7 +183,7 @@ const Shape THREE_LAYERS = {3, 2, 64, 40, 257, 1, TOST_LEARNED, 1, 35, 1, 1, RAN
 const Setup DEEP = {"deep", THREE_LAYERS, TOST_FP32, 4, 2},
             LINKED = {"own communicator, bf16, recompute", ONE_LAYER, TOST_BF16, 2, 1, true, true},
             SIX = {"six parts", ONE_LAYER, TOST_FP32, 6, 1},
-            CHUNKED = {"in pieces of 16 of 35 tokens", THREE_LAYERS, TOST_FP32, 2, 1, false, true, false, 16},
+            CHUNKED = {"in chunks of 16 of 35 tokens", THREE_LAYERS, TOST_FP32, 2, 1, false, true, false, 16},
             MUON = {"Muon", THREE_LAYERS, TOST_BF16, 4, 1, false, false, false, 0, TOST_MUON};
 
 // Large host messages.

@@ -9,7 +9,7 @@ extern "C" {
 #include "dev/test/cuda/cpu_layers.h"
 }
 
-static_assert((int)TSSA_CHUNK == (int)CUDA_CHUNK, "engines.h tests sizes at the boundaries of chunks");
+static_assert((int)TSSA_RUN == (int)CUDA_RUN, "engines.h tests sizes at the boundaries of runs");
 
 namespace {
 
@@ -158,7 +158,7 @@ struct TssaCase { int C, NH, B, T; bool uniform; int faint; };
 
 template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
     const size_t B = (size_t)k.B, T = (size_t)k.T, C = (size_t)k.C, NH = (size_t)k.NH, first = 3, block = T + first,
-                 heads = B * NH * T, chunks = (size_t)div_up(T, TSSA_CHUNK), sums = tssa_sums_size(k.C, k.NH);
+                 heads = B * NH * T, runs = (size_t)div_up(T, TSSA_RUN), sums = tssa_sums_size(k.C, k.NH);
     const float weights[] = {1, 0, 1e-7f, 5e-7f};   // energies below TOST_ENERGY_MIN
     const Floats dy = numbers_of<S>(B * T * C, 2);
     Floats w = numbers(B * T * C, 1), temp = numbers(NH, 3), bias = numbers(NH * block, 4);
@@ -174,8 +174,8 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
                          k.uniform ? nullptr : want_dtemp.data(), want_dbias.data() + first};
     cpu_tssa(&cpu);
     const Device<S> on_w(w), on_dy(dy), y(w.size()), dw(w.size());
-    const DeviceArray on_temp(temp), on_bias(bias), u(heads), pi(heads), da(heads), saved(B * chunks * sums),
-        back(saved.n), totals(B * scan_slots(chunks) * sums), partial(NH * B * chunks), dtemp(Floats(NH, 1.0f)),
+    const DeviceArray on_temp(temp), on_bias(bias), u(heads), pi(heads), da(heads), saved(B * runs * sums),
+        back(saved.n), totals(B * scan_slots(runs) * sums), partial(NH * B * runs), dtemp(Floats(NH, 1.0f)),
         dbias(Floats(NH * block, 1.0f));
     const Device<int> sync(std::vector<int>(tssa_sync_size(B, T))), again(std::vector<int>(sync.n)),
         step(step_at(first));
@@ -184,7 +184,7 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
     a.step = (const StepHeader*)step.p, a.u = u.p, a.pi = pi.p, a.y = y.p, a.saved = saved.p, a.totals = totals.p;
     a.sync = sync.p, a.fixed_temp = k.uniform;
     tssa_forward(nullptr, a);
-    a.dy = on_dy.p, a.dw = dw.p, a.da = da.p, a.dtemp_chunk = partial.p, a.dtemp = dtemp.p, a.ddenom_bias = dbias.p;
+    a.dy = on_dy.p, a.dw = dw.p, a.da = da.p, a.dtemp_run = partial.p, a.dtemp = dtemp.p, a.ddenom_bias = dbias.p;
     a.back = back.p, a.sync = again.p;
     tssa_backward(nullptr, a);
     layer_sums(nullptr, {}, a, true);
@@ -197,7 +197,7 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
 }
 
 template <typename S> void test_tssa_variants(Checks* c) {
-    const int whole = TSSA_CHUNK, ragged = TSSA_CHUNK + 9;
+    const int whole = TSSA_RUN, ragged = TSSA_RUN + 9;
     const TssaCase cases[] = {
         {1536, 24, 1, ragged, false, 0},      // heads of 64; S and A kept before every 8th step
         {768, 12, 1, ragged, false, 0},
@@ -228,29 +228,29 @@ __host__ __device__ inline float scan_total(int data, unsigned place, unsigned c
 }
 
 // Scans `width` columns of scan_total.
-__global__ void scan_kernel(float* carry, float* totals, int* sync, int data, int width, int chunks) {
+__global__ void scan_kernel(float* carry, float* totals, int* sync, int data, int width, int runs) {
     SHARED(int, unit, 1);
     scan_ticket(sync, [&](int first) { *unit = first; });
     const int stride = scan_stride(width), place = *unit;
     float *own = totals + (size_t)place * stride, *own_carry = carry + (size_t)place * stride;
     for (int c = threadIdx.x; c < width; c += blockDim.x) own[c] = scan_total(data, place, c);
-    scan_columns(totals, sync + 1, stride, place, chunks, [&](int c, const FloatPair (&sum)[SCAN_VEC]) {
+    scan_columns(totals, sync + 1, stride, place, runs, [&](int c, const FloatPair (&sum)[SCAN_VEC]) {
         for (int n = 0; n < SCAN_VEC; n++) own_carry[c + n] = to_float(sum[n]);
     });
 }
 
-// Checks the carries and the length of the longest chain of waits: one per octal digit of the last chunk's number.
+// Checks the carries and the length of the longest chain of waits: one per octal digit of the last run's number.
 void test_scan(Checks* c, int T, int threads, int width, ScanData data = SCAN_COUNTS) {
-    const int chunks = div_up((size_t)T, TSSA_CHUNK);
+    const int runs = div_up((size_t)T, TSSA_RUN);
     const size_t columns = (size_t)scan_stride(width);
-    const DeviceArray carry((size_t)chunks * columns), totals(scan_slots((size_t)chunks) * columns);
-    const Device<int> sync(std::vector<int>(1 + scan_slots((size_t)chunks)));
-    LAUNCH(scan_kernel, chunks, threads, 0, nullptr, carry.p, totals.p, sync.p, data, width, chunks);
+    const DeviceArray carry((size_t)runs * columns), totals(scan_slots((size_t)runs) * columns);
+    const Device<int> sync(std::vector<int>(1 + scan_slots((size_t)runs)));
+    LAUNCH(scan_kernel, runs, threads, 0, nullptr, carry.p, totals.p, sync.p, data, width, runs);
     const Floats got = carry.get();
     std::vector<long double> sum(columns), size(columns);   // size: sum of the terms' magnitudes
     int digits = 0, wrong = 0;
-    for (int i = chunks - 1; i > 0; i /= SCAN_RADIX) digits++;
-    for (int place = 0; place < chunks; place++)
+    for (int i = runs - 1; i > 0; i /= SCAN_RADIX) digits++;
+    for (int place = 0; place < runs; place++)
         for (int i = 0; i < width; i++) {
             long double &before = sum[(size_t)i], &of_terms = size[(size_t)i];
             // A carry is rounded to float. So are the totals of groups at each level, unless they are exact.
@@ -259,16 +259,16 @@ void test_scan(Checks* c, int T, int threads, int width, ScanData data = SCAN_CO
             before += scan_total(data, (unsigned)place, (unsigned)i);
             of_terms += fabsf(scan_total(data, (unsigned)place, (unsigned)i));
         }
-    check(c, wrong == 0, "scan of %d chunks and %d columns, totals %d: %d wrong carries", chunks, width, data, wrong);
-    check(c, cuda_on_host_longest_chain() == digits, "scan of %d chunks: %d waits in a chain, want %d", chunks,
+    check(c, wrong == 0, "scan of %d runs and %d columns, totals %d: %d wrong carries", runs, width, data, wrong);
+    check(c, cuda_on_host_longest_chain() == digits, "scan of %d runs: %d waits in a chain, want %d", runs,
           cuda_on_host_longest_chain(), digits);
 }
 
 // Lengths up to a million tokens; one pass over the columns, and several.
 void test_scans(Checks* c) {
     for (const int T : {33, 256, 257, 1024, 1 << 14, 1 << 16}) test_scan(c, T, 8, 5);
-    test_scan(c, 513 * TSSA_CHUNK, 32, 70);
-    test_scan(c, 513 * TSSA_CHUNK, 32, 203);
+    test_scan(c, 513 * TSSA_RUN, 32, 70);
+    test_scan(c, 513 * TSSA_RUN, 32, 203);
     test_scan(c, 1 << 14, 32, 9, SCAN_RANDOM);
     test_scan(c, 1 << 20, 8, 5, SCAN_CANCELLING);
 }
@@ -282,9 +282,9 @@ void test_concurrent(Checks* c, int seeds) {
         o.seed = (uint64_t)seed;
         o.resident = 2 + seed % 9;
         cuda_on_host_set(o);
-        test_scan(c, (seed % 3 ? 80 : 600) * TSSA_CHUNK, 64, 5);
-        test_scan(c, (9 + seed) * TSSA_CHUNK, 32, 70, SCAN_CANCELLING);
-        const int T = (8 + seed % 4) * TSSA_CHUNK + 1 + seed % TSSA_CHUNK;
+        test_scan(c, (seed % 3 ? 80 : 600) * TSSA_RUN, 64, 5);
+        test_scan(c, (9 + seed) * TSSA_RUN, 32, 70, SCAN_CANCELLING);
+        const int T = (8 + seed % 4) * TSSA_RUN + 1 + seed % TSSA_RUN;
         const TssaCase small = {6, 2, 1 + seed % 2, T, seed % 4 == 3, 0};
         test_tssa<float>(c, small);
         if (seed % 2) test_tssa<bf16>(c, small);
@@ -292,23 +292,23 @@ void test_concurrent(Checks* c, int seeds) {
     cuda_on_host_set(before);
 }
 
-// More chunks than threads; more positions than threads, and a pass over only some of the positions.
+// More runs than threads; more positions than threads, and a pass over only some of the positions.
 void test_layer_sums(Checks* c, bool add) {
-    const size_t heads = 3, chunks = 2 * TEMP_THREADS + 88, T = SUM_THREADS + 9, first = 5, block = first + T + 600;
+    const size_t heads = 3, runs = 2 * TEMP_THREADS + 88, T = SUM_THREADS + 9, first = 5, block = first + T + 600;
     const float before = add ? 1.0f : NAN;
-    const Floats x = numbers(heads * chunks, 1), da = numbers(2 * heads * T, 2), temp = numbers(heads, 3);
+    const Floats x = numbers(heads * runs, 1), da = numbers(2 * heads * T, 2), temp = numbers(heads, 3);
     Doubles want(heads, add ? 1.0 : 0.0), bias(heads * block, add ? 1.0 : 0.0);
-    for (size_t i = 0; i < x.size(); i++) want[i / chunks] += x[i];
+    for (size_t i = 0; i < x.size(); i++) want[i / runs] += x[i];
     for (size_t i = 0; i < da.size(); i++)
         bias[i / T % heads * block + first + i % T] += 4.0 * temp[i / T % heads] * da[i];
     const DeviceArray partial(x), on_da(da), on_temp(temp), dtemp(Floats(heads, before)),
         dbias(Floats(heads * block, before));
     const Device<int> header(step_at(first));
     Tssa<float> a = tssa_sizes<float>(2, (int)T, 4 * (int)heads, (int)heads);
-    a.temp = on_temp.p, a.step = (const StepHeader*)header.p, a.block_size = (int)block, a.chunks = (int)chunks / 2;
-    a.da = on_da.p, a.dtemp_chunk = partial.p, a.dtemp = dtemp.p, a.ddenom_bias = dbias.p;
+    a.temp = on_temp.p, a.step = (const StepHeader*)header.p, a.block_size = (int)block, a.runs = (int)runs / 2;
+    a.da = on_da.p, a.dtemp_run = partial.p, a.dtemp = dtemp.p, a.ddenom_bias = dbias.p;
     layer_sums(nullptr, {}, a, add);
-    near(c, "dtemp of many chunks", (int)heads, dtemp.get(), want);
+    near(c, "dtemp of many runs", (int)heads, dtemp.get(), want);
     near(c, "ddenom_bias of some positions", (int)heads, dbias.get(), bias);
 }
 
@@ -546,7 +546,7 @@ void test_normal(Checks* c) {
 // Losses and gradients of the classifier for 300 rows in blocks.
 struct ClassifierResult { Doubles loss, dx, dwte; };
 
-ClassifierResult classified(size_t chunk) {
+ClassifierResult classified(size_t block) {
     const size_t rows = 300;
     const int C = 8, V = 43;
     const Floats x = numbers(rows * C, 1), wte = numbers((size_t)V * C, 2);
@@ -559,35 +559,35 @@ ClassifierResult classified(size_t chunk) {
         memcpy(&targets[row], &target, sizeof target);
     }
     const DeviceArray on_x(x), on_wte(wte), on_step(step), on_targets(targets), loss{Floats(rows)},
-        dx{Floats(rows * C)}, dwte{Floats((size_t)V * C)}, logits{Floats(chunk * logits_ld(V))};
+        dx{Floats(rows * C)}, dwte{Floats((size_t)V * C)}, logits{Floats(block * logits_ld(V))};
     TestMatmul t;
     classifier_forward_backward(&t.mm, (double*)nullptr, loss.p, dx.p, dwte.p, logits.p, on_x.p, on_wte.p,
-                                (const int32_t*)on_targets.p, (const StepHeader*)on_step.p, rows, chunk, V, C, true);
+                                (const int32_t*)on_targets.p, (const StepHeader*)on_step.p, rows, block, V, C, true);
     const auto doubles = [](const Floats& f) { return std::vector<double>(f.begin(), f.end()); };
     const ClassifierResult result = {doubles(loss.get()), doubles(dx.get()), doubles(dwte.get())};
     return result;
 }
 
-void test_classifier_chunks(Checks* c) {
+void test_classifier_blocks(Checks* c) {
     const ClassifierResult whole = classified(300), parts = classified(128);
     const auto floats = [](const std::vector<double>& d) { return Floats(d.begin(), d.end()); };
-    near(c, "losses in chunks", 8, floats(parts.loss), whole.loss);
-    near(c, "dx in chunks", 8, floats(parts.dx), whole.dx);
-    near(c, "dwte in chunks", 8, floats(parts.dwte), whole.dwte);
+    near(c, "losses in blocks", 8, floats(parts.loss), whole.loss);
+    near(c, "dx in blocks", 8, floats(parts.dx), whole.dx);
+    near(c, "dwte in blocks", 8, floats(parts.dwte), whole.dwte);
 }
 
-// Offsets of the last chunk of the largest arrays, without memory behind them: the engine allows 2^31 - 1 tokens.
+// Offsets of the last run of the largest arrays, without memory behind them: the engine allows 2^31 - 1 tokens.
 void test_offsets(Checks* c) {
     for (const int T : {1 << 12, 1 << 28}) {
         const int B = (INT_MAX - T) / T, C = 1536, NH = 24;
         const Tssa<bf16> a = tssa_sizes<bf16>(B, T, C, NH);
-        const TssaChunk k = {B - 1, (a.chunks - 1) * TSSA_CHUNK, TSSA_CHUNK};
-        const size_t b = (size_t)k.b, t0 = (size_t)k.t0, chunk = b * (size_t)a.chunks + t0 / TSSA_CHUNK,
+        const TssaRun k = {B - 1, (a.runs - 1) * TSSA_RUN, TSSA_RUN};
+        const size_t b = (size_t)k.b, t0 = (size_t)k.t0, run = b * (size_t)a.runs + t0 / TSSA_RUN,
                      scans = (size_t)B * (size_t)a.slots, slot = b * (size_t)a.slots + 5;
         const float* const none = nullptr;
         check(c, tssa_row(7, C - 1, k, a) == (b * (size_t)T + t0 + 7) * (size_t)C + (size_t)C - 1, "tssa_row, T = %d", T);
         check(c, tssa_head(NH - 1, k, a) == (b * NH + NH - 1) * (size_t)T + t0, "tssa_head, T = %d", T);
-        check(c, tssa_sums(k, a) == chunk * (size_t)(a.narrow + a.wide), "tssa_sums, T = %d", T);
+        check(c, tssa_sums(k, a) == run * (size_t)(a.narrow + a.wide), "tssa_sums, T = %d", T);
         check(c, (size_t)(tssa_totals<false>(k.b, 5, a) - none) == slot * (size_t)a.narrow, "narrow totals, T = %d", T);
         check(c, (size_t)(tssa_totals<true>(k.b, 5, a) - none) == scans * (size_t)a.narrow + slot * (size_t)a.wide,
               "wide totals, T = %d", T);
@@ -615,7 +615,7 @@ void test_errors(Checks* c) {
 
 void test_kernels(Checks* c, int seeds) {
     test_concurrent(c, seeds);
-    test_classifier_chunks(c);
+    test_classifier_blocks(c);
     test_normalize(c);
     test_muon_kernels<float>(c, 1e-4);
     test_muon_kernels<bf16>(c, 2e-2);

@@ -38,12 +38,12 @@ dropped_group | s/= k % SCAN_RADIX/= max((int)(k % SCAN_RADIX), 1) - 1/
 group_without_itself | s/of_group\[n\]/0.0f/
 serial_chain | s/scan_wait_level(flags + level, i)/scan_wait_levels(flags + level, i, size)/
 lane_scan_too_short | s/by < WARP/by < WARP \/ 2/
-chunk_edge_forward | s/< k.n/< k.n - 1/
-chunk_edge_backward | s/t0 + j < k.n/t0 + j <= k.n/
+run_edge_forward | s/< k.n/< k.n - 1/
+run_edge_backward | s/t0 + j < k.n/t0 + j <= k.n/
 state_not_continued | s/? start\[n\]/? 0.0/
 state_not_passed | s/= first + /= /
 adjoint_not_passed | s/, right, left/, TOST_NO_STATE, left/
-position_ignored | s/= piece->first/= 0/
+position_ignored | s/= chunk->first/= 0/
 place_ignored | s/step->first + //
 bias_place_ignored | s/a.step->first + //
 low_part_dropped | s/__fadd_rn(sum.lo, error)/0.0f/
@@ -58,7 +58,7 @@ parts_not_overwritten | s/end == TOST_PART_ENDS/false/
 target_not_subtracted | s/v + j == target/v == target/
 segment_without_its_end | s/i < e/i + 1 < e/
 input_overwritten | s/CUDA_CHECK.*//
-whole_unasked | s/k.n == TSSA_CHUNK/true/
+whole_unasked | s/k.n == TSSA_RUN/true/
 start_of_group_dropped | s/+= before\[i\]/+= 0.0f/
 start_not_kept | s/tssa_store_start.*;//
 mean_unsynchronized | s/__syncthreads();//
@@ -78,7 +78,7 @@ memory_pairs | s/j < i/j + 1 < i/
 memory_key_not_passed | s/= x.K/= 0.0f * x.K/
 memory_dpi | s/a.more_dpi/false/
 memory_G_after | s/t0 > 0/false/
-temp_of_the_first_chunks | s/i += TEMP_THREADS/i += chunks/
+temp_of_the_first_runs | s/i += TEMP_THREADS/i += runs/
 graph_of_another_shape | s/g->T != T/false/
 nothing_to_score | s/if (counted > 0) //
 decay_everywhere | s/t->decay == TOST_DECAY/1/

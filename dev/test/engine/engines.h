@@ -15,7 +15,7 @@ extern "C" {
 #include "tost/base/rng.h"
 #include "tost/engine.h"
 #include "tost/init.h"
-#include "tost/pieces.h"
+#include "tost/chunks.h"
 #ifdef __cplusplus
 }
 #endif
@@ -28,7 +28,7 @@ typedef struct {
     TostConfig        config;
     TostTensors       tensors;
     TostModel*        model;
-    Pieces            pieces;   // of model
+    Chunks            chunks;   // of model
 } Subject;
 
 // Exits if ok is false: a file or memory is missing. Without its closing line the test counts as failed.
@@ -44,9 +44,9 @@ static inline Subject subject_open(const TostEngine* engine, TostConfig config, 
     require(tost_config_check(&config, &err), &err);
     s.model = engine->create(&config, &o, &err);
     require(s.model != NULL, &err);
-    s.pieces.engine = engine;
-    s.pieces.model = s.model;
-    s.pieces.max_piece = o.max_piece;
+    s.chunks.engine = engine;
+    s.chunks.model = s.model;
+    s.chunks.max_chunk = o.max_chunk;
     return s;
 }
 
@@ -54,8 +54,8 @@ static inline TostEngineOptions engine_options(int B, int T, bool training, Tost
     TostEngineOptions o;
     memset(&o, 0, sizeof o);
     o.max_batch = B;
-    o.max_piece = T;
-    o.states = pieces_states(T, T, training);
+    o.max_chunk = T;
+    o.states = chunks_states(T, T, training);
     o.training = training;
     o.dtype = dtype;
     return o;
@@ -121,23 +121,23 @@ static inline void subject_make_faint(Subject* s) {
 }
 
 static inline void subject_forward(Subject* s, const int32_t* inputs, int B, int T) {
-    const TostPiece piece = {inputs, NULL, B, T, 0};
-    s->engine->forward(s->model, &piece, TOST_NO_STATE, TOST_NO_STATE);
+    const TostChunk chunk = {inputs, NULL, B, T, 0};
+    s->engine->forward(s->model, &chunk, TOST_NO_STATE, TOST_NO_STATE);
 }
 
 static inline void subject_loss(Subject* s, const int32_t* inputs, const int32_t* targets, int B, int T) {
-    pieces_loss(&s->pieces, inputs, targets, B, T);
+    chunks_loss(&s->chunks, inputs, targets, B, T);
 }
 
 static inline void subject_train(Subject* s, const int32_t* inputs, const int32_t* targets, int B, int T,
                                  float grad_scale, TostEnd end) {
-    pieces_train(&s->pieces, inputs, targets, B, T, grad_scale, end);
+    chunks_train(&s->chunks, inputs, targets, B, T, grad_scale, end);
 }
 
 // Starts n sequences with T tokens each. logits (n,V) or NULL
 static inline void subject_begin(float* logits, Subject* s, const int32_t* prompts, int n, int T) {
-    pieces_begin(&s->pieces, n);
-    if (T > 0) pieces_read(logits, &s->pieces, prompts, T);
+    chunks_begin(&s->chunks, n);
+    if (T > 0) chunks_read(logits, &s->chunks, prompts, T);
 }
 
 static inline float* logits_of(Subject* s, const int32_t* inputs, int B, int T) {   // (B,T,V)
@@ -382,10 +382,10 @@ static inline void record_steps(Record* r, Subject* s, const Shape* k, const int
         s->engine->zero_grad(s->model);
         for (int micro = 0; micro < k->micros; micro++) {
             int32_t* batch = shape_ids(k, (uint64_t)(100 + k->micros * i + micro));
-            const TostPiece piece = {batch, batch + rows, k->B, k->T, 0};
-            s->engine->train(s->model, &piece, TOST_NO_STATE, 1.0f / (float)(k->micros * k->B * k->T));
+            const TostChunk chunk = {batch, batch + rows, k->B, k->T, 0};
+            s->engine->train_forward(s->model, &chunk, TOST_NO_STATE, 1.0f / (float)(k->micros * k->B * k->T));
             if (i > 0) record_activations(r, s, k);       // must not change backward
-            s->engine->backward(s->model, TOST_NO_STATE, TOST_NO_STATE, TOST_STEP_ENDS);
+            s->engine->train_backward(s->model, TOST_NO_STATE, TOST_NO_STATE, TOST_STEP_ENDS);
             free(batch);
         }
         if (i == 0) {
@@ -411,7 +411,7 @@ static inline void record_decode(Record* r, Subject* s, const Shape* k, const in
     record_floats(r, RESULT_LOGITS, "decode.", "prompt", logits, n);
     for (int i = 0; i < 3 && k->T + i < k->block; i++) {
         for (int b = 0; b < k->B; b++) tokens[b] = ids[(size_t)(b + i) % rows];
-        pieces_read(logits, &s->pieces, tokens, 1);
+        chunks_read(logits, &s->chunks, tokens, 1);
         record_floats(r, RESULT_LOGITS, "decode.", "step", logits, n);
         if (i > 0 || k->steps == 0) continue;   // a forward must not change the decode state
         record_logits(r, "logits_between_two_tokens", s, ids, 1, T);
@@ -432,7 +432,7 @@ static inline void record_scores(Record* r, Subject* s, const Shape* k, const in
     subject_begin(NULL, s, ids, k->B, prompt);
     for (int again = 0; again < 2; again++) {
         double* losses = record_add(r, RESULT_LOSS, rows, "scores", again ? "_again" : "");
-        pieces_score(losses, &s->pieces, tokens, tokens + rows, copies, T);
+        chunks_score(losses, &s->chunks, tokens, tokens + rows, copies, T);
     }
     free(tokens);
 }
@@ -517,7 +517,7 @@ static inline void engines_agree(Checks* c, const TostEngine* engine, const Tost
     record_free(&first);
 }
 
-// pieces_score of several continuations of two prompts, pieces_read_losses of the first two (pieces_score must not have
+// chunks_score of several continuations of two prompts, chunks_read_losses of the first two (chunks_score must not have
 // changed the decode state), one decode step and read_loss.
 typedef struct { int prompt, copies, T; } ScoreTest;
 
@@ -535,10 +535,10 @@ static inline Record scores_record(const TostEngine* engine, const void* test, T
     float* logits = (float*)xmalloc((size_t)N * k.vocab * sizeof *logits);
     subject_begin(NULL, &s, t->prompt ? ids : NULL, N, t->prompt);
     double* losses = record_add(&r, RESULT_LOSS, (size_t)k.B * t->T, "", "scores");
-    pieces_score(losses, &s.pieces, ids + N * t->prompt, ids + rows + N * t->prompt, t->copies, t->T);
+    chunks_score(losses, &s.chunks, ids + N * t->prompt, ids + rows + N * t->prompt, t->copies, t->T);
     losses = record_add(&r, RESULT_LOSS, (size_t)N * t->T, "", "scores_of_reading");
-    pieces_read_losses(losses, &s.pieces, ids + N * t->prompt, ids + rows + N * t->prompt, t->T);
-    pieces_read(logits, &s.pieces, tokens, 1);
+    chunks_read_losses(losses, &s.chunks, ids + N * t->prompt, ids + rows + N * t->prompt, t->T);
+    chunks_read(logits, &s.chunks, tokens, 1);
     record_floats(&r, RESULT_LOGITS, "", "next_token", logits, (size_t)N * k.vocab);
     double sum;
     int64_t count;
@@ -558,10 +558,10 @@ static inline void engines_agree_on_scores(Checks* c, const TostEngine* engine, 
     records_agree(c, what, scores_record, engine, reference, &t, dtype);
 }
 
-// Continuations shorter and longer than a chunk of TSSA, with and without a prompt.
+// Continuations shorter and longer than a run of TSSA, with and without a prompt.
 static inline void engines_agree_on_all_scores(Checks* c, const TostEngine* engine, const TostEngine* reference,
-                                               TostDtype dtype, int chunk) {
-    const int lengths[] = {1, 5, chunk + 5};
+                                               TostDtype dtype, int run) {
+    const int lengths[] = {1, 5, run + 5};
     for (int prompt = 0; prompt <= 7; prompt += 7)
         for (int copies = 1; copies <= 3; copies += 2)
             for (int i = 0; i < 3; i++) {
@@ -570,19 +570,19 @@ static inline void engines_agree_on_all_scores(Checks* c, const TostEngine* engi
             }
 }
 
-// piece: tokens per piece; 0: whole sequences. Records evaluation, decode, scores and gradients and, in between, a
-// sequence of `fits` tokens, which fits in one piece.
-typedef struct { Shape shape; int piece, fits; bool recompute; } PiecesTest;
+// chunk: tokens per chunk; 0: whole sequences. Records evaluation, decode, scores and gradients and, in between, a
+// sequence of `fits` tokens, which fits in one chunk.
+typedef struct { Shape shape; int chunk, fits; bool recompute; } ChunksTest;
 
-static inline Record pieces_record(const TostEngine* engine, const void* test, TostDtype dtype) {
-    const PiecesTest* t = (const PiecesTest*)test;
+static inline Record chunks_record(const TostEngine* engine, const void* test, TostDtype dtype) {
+    const ChunksTest* t = (const ChunksTest*)test;
     const Shape* k = &t->shape;
     const TostConfig config = shape_config(k);
     const size_t rows = (size_t)k->B * k->T;
     TostEngineOptions o = engine_options(k->B > 1 ? 2 * k->B : 1, k->T, true, dtype);   // record_scores has 2 copies
     o.recompute = t->recompute;
-    if (t->piece > 0 && t->piece < k->T) o.max_piece = t->piece;
-    o.states = pieces_states(k->T, o.max_piece, true);
+    if (t->chunk > 0 && t->chunk < k->T) o.max_chunk = t->chunk;
+    o.states = chunks_states(k->T, o.max_chunk, true);
     Record r = {NULL, 0};
     Subject s = subject_open(engine, config, o);
     subject_randomize(&s, 7);
@@ -607,30 +607,30 @@ static inline Record pieces_record(const TostEngine* engine, const void* test, T
     return r;
 }
 
-// Compares the engine's results in pieces with the reference engine's in the same pieces, unless that is NULL, and with
-// `whole`, the engine's own in one. Recompute must give the same bits; so must `whole`, if one piece holds a sequence.
-static inline void engines_agree_on_pieces(Checks* c, const TostEngine* engine, const TostEngine* reference,
-                                           TostDtype dtype, const PiecesTest* test, const Record* whole) {
+// Compares the engine's results in chunks with the reference engine's in the same chunks, unless that is NULL, and with
+// `whole`, the engine's own in one. Recompute must give the same bits; so must `whole`, if one chunk holds a sequence.
+static inline void engines_agree_on_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                           TostDtype dtype, const ChunksTest* test, const Record* whole) {
     static const Limits own = {{5e-6, 1e-5, 5e-6, 5e-6}, {5e-6, 5e-6, 5e-6, 5e-6}};
     const Limits limits = shape_limits(&test->shape, dtype);
     char shape[160], what[192];
-    PiecesTest again = *test;
+    ChunksTest again = *test;
     again.recompute = true;
     shape_label(shape, sizeof shape, &test->shape, dtype);
-    snprintf(what, sizeof what, "%s,piece=%d", shape, test->piece);
-    Record got = pieces_record(engine, test, dtype), recomputed = pieces_record(engine, &again, dtype);
-    if (reference) reference_near(c, what, &got, pieces_record, reference, test, dtype, limits);
+    snprintf(what, sizeof what, "%s,chunk=%d", shape, test->chunk);
+    Record got = chunks_record(engine, test, dtype), recomputed = chunks_record(engine, &again, dtype);
+    if (reference) reference_near(c, what, &got, chunks_record, reference, test, dtype, limits);
     records_same(c, what, &recomputed, &got, "with recompute");
-    if (test->piece >= test->shape.T) records_same(c, what, &got, whole, "with one piece");
+    if (test->chunk >= test->shape.T) records_same(c, what, &got, whole, "with one chunk");
     else records_near(c, what, &got, whole, reference ? limits : own);
     record_free(&got);
     record_free(&recomputed);
 }
 
-// Lengths of pieces: divisors of T and others, one token, one and several of TSSA's chunks, the whole sequence.
-static inline void engines_agree_on_all_pieces(Checks* c, const TostEngine* engine, const TostEngine* reference,
-                                               TostDtype dtype, int chunk) {
-    const int T = 4 * chunk + 9;
+// Lengths of chunks: divisors of T and others, one token, one and several of TSSA's runs, the whole sequence.
+static inline void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference,
+                                               TostDtype dtype, int run) {
+    const int T = 4 * run + 9;
     const Shape learned = {2, 3, 60, T + 4, 257, 1, TOST_LEARNED, 2, T, 1, 2, RANDOM},
                 uniform = {2, 3, 60, T + 4, 29, 0, TOST_UNIFORM, 1, T, 1, 1, RANDOM},
                 few = {2, 3, 60, 16, 29, 1, TOST_LEARNED, 3, 7, 1, 1, RANDOM},
@@ -638,21 +638,21 @@ static inline void engines_agree_on_all_pieces(Checks* c, const TostEngine* engi
                 few_conv = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, CONV},
                 memory = {2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 2, CONV_MEMORY},
                 few_memory = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, MEMORY};
-    const PiecesTest tests[] = {{learned, chunk, 5, false}, {learned, chunk + 3, 5, false}, {learned, T - 1, 5, false},
-                               {learned, 2 * chunk, 5, false}, {learned, T, 5, false}, {learned, T + 2, 5, false},
-                               {uniform, chunk + 3, 5, false}, {few, 1, 1, false}, {few, 3, 1, false},
-                               {conv, chunk + 3, 5, false}, {conv, T, 5, false}, {few_conv, 1, 1, false},
-                               {few_conv, 2, 1, false}, {few_conv, 3, 1, false}, {memory, chunk + 3, 5, false},
+    const ChunksTest tests[] = {{learned, run, 5, false}, {learned, run + 3, 5, false}, {learned, T - 1, 5, false},
+                               {learned, 2 * run, 5, false}, {learned, T, 5, false}, {learned, T + 2, 5, false},
+                               {uniform, run + 3, 5, false}, {few, 1, 1, false}, {few, 3, 1, false},
+                               {conv, run + 3, 5, false}, {conv, T, 5, false}, {few_conv, 1, 1, false},
+                               {few_conv, 2, 1, false}, {few_conv, 3, 1, false}, {memory, run + 3, 5, false},
                                {memory, T, 5, false}, {few_memory, 1, 1, false}, {few_memory, 3, 1, false}};
     Record whole = {NULL, 0};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
-        PiecesTest without = tests[i];
-        without.piece = 0;
+        ChunksTest without = tests[i];
+        without.chunk = 0;
         if (i == 0 || memcmp(&tests[i].shape, &tests[i - 1].shape, sizeof(Shape)) != 0) {
             record_free(&whole);
-            whole = pieces_record(engine, &without, dtype);
+            whole = chunks_record(engine, &without, dtype);
         }
-        engines_agree_on_pieces(c, engine, reference, dtype, &tests[i], &whole);
+        engines_agree_on_chunks(c, engine, reference, dtype, &tests[i], &whole);
     }
     record_free(&whole);
 }
@@ -689,7 +689,7 @@ static inline void mixed_decode(Record* r, Subject* s, const Shape* k) {
         const int n = sequences[i];
         subject_begin(NULL, s, ids, n, 4 + i);
         for (int step = 0; step < 3; step++) {
-            pieces_read(logits, &s->pieces, ids + 20 + step, 1);
+            chunks_read(logits, &s->chunks, ids + 20 + step, 1);
             record_floats(r, RESULT_LOGITS, "", "decoded_token", logits, (size_t)n * k->vocab);
         }
     }
@@ -697,7 +697,7 @@ static inline void mixed_decode(Record* r, Subject* s, const Shape* k) {
     for (int i = 0; i < 2 * 5; i++) ignored[i] = -1;
     double* losses = record_add(r, RESULT_LOSS, 2 * 5, "", "scores_without_targets");
     for (int i = 0; i < 2 * 5; i++) losses[i] = 1;
-    pieces_score(losses, &s->pieces, ids, ignored, 1, 5);
+    chunks_score(losses, &s->chunks, ids, ignored, 1, 5);
     free(ids);
     free(logits);
 }
@@ -870,46 +870,46 @@ static inline void engine_overwrites_gradients(Checks* c, const TostEngine* engi
     subject_free(&stale);
 }
 
-// Small shapes at the boundaries of chunks, warps and vector loads. CUDA_CHUNK: TSSA_CHUNK of the CUDA engine
-enum { CUDA_CHUNK = 32, RAGGED_BLOCK = 8 * CUDA_CHUNK + 40 };
+// Small shapes at the boundaries of runs, warps and vector loads. CUDA_RUN: TSSA_RUN of the CUDA engine
+enum { CUDA_RUN = 32, RAGGED_BLOCK = 8 * CUDA_RUN + 40 };
 static const Shape ragged_shapes[] = {
-    {2, 3, 60, RAGGED_BLOCK, 257, 1, 0, 1, CUDA_CHUNK + 1, 10, 2, RANDOM},   // heads of 20 channels
-    {2, 3, 60, RAGGED_BLOCK, 257, 1, 0, 3, CUDA_CHUNK + 1, 2, 2, RANDOM},
+    {2, 3, 60, RAGGED_BLOCK, 257, 1, 0, 1, CUDA_RUN + 1, 10, 2, RANDOM},   // heads of 20 channels
+    {2, 3, 60, RAGGED_BLOCK, 257, 1, 0, 3, CUDA_RUN + 1, 2, 2, RANDOM},
     {2, 3, 60, RAGGED_BLOCK, 257, 0, 0, 1, 1, 2, 5, RANDOM},
-    {1, 3, 60, RAGGED_BLOCK, 257, 1, 0, 3, CUDA_CHUNK - 1, 1, 2, RANDOM},
-    {1, 3, 60, RAGGED_BLOCK, 257, 0, 0, 1, CUDA_CHUNK, 1, 2, RANDOM},
-    {1, 2, 4, RAGGED_BLOCK, 11, 1, 0, 2, 8 * CUDA_CHUNK + 37, 1, 2, RANDOM},   // several chunks, the last one ragged
-    {1, 3, 15, 2 * CUDA_CHUNK, 29, 1, 0, 3, CUDA_CHUNK + 5, 1, 2, RANDOM},   // channels not divisible by 4
-    {1, 17, 34, 2 * CUDA_CHUNK, 29, 0, 0, 1, CUDA_CHUNK + 3, 1, 2, RANDOM},   // more heads than warps
-    {1, 95, 95, 2 * CUDA_CHUNK, 29, 0, 0, 1, CUDA_CHUNK + 3, 1, 2, RANDOM},   // maximum number of heads
-    {1, 4, 136, 2 * CUDA_CHUNK, 29, 0, 0, 1, CUDA_CHUNK + 3, 1, 2, RANDOM},   // heads of 34 channels: wider than a warp
-    {1, 1, 70, 2 * CUDA_CHUNK, 29, 0, 0, 1, CUDA_CHUNK + 3, 1, 2, RANDOM},   // one head, of 70 channels
-    {1, 3, 96, 2 * CUDA_CHUNK, 29, 0, 0, 1, CUDA_CHUNK + 3, 1, 2, RANDOM},   // heads of 32 channels: one per lane
-    {1, 3, 192, 2 * CUDA_CHUNK, 29, 1, 0, 2, CUDA_CHUNK + 9, 1, 2, RANDOM},   // heads of 64 channels: two per lane
-    {1, 1, 128, 2 * CUDA_CHUNK + 8, 29, 0, 0, 1, 2 * CUDA_CHUNK + 6, 1, 2, RANDOM},   // two slices of whole tiles
-    {1, 1, 64, 2 * CUDA_CHUNK + 8, 29, 0, TOST_UNIFORM, 1, 2 * CUDA_CHUNK + 6, 1, 2, RANDOM},
-    {1, 95, 95, 2 * CUDA_CHUNK, 29, 0, TOST_UNIFORM, 1, CUDA_CHUNK + 3, 1, 2, RANDOM},
-    {1, 3, 60, 2 * CUDA_CHUNK + 8, 29, 1, 0, 2, 2 * CUDA_CHUNK + 6, 1, 2, FAINT},
-    {1, 3, 192, 2 * CUDA_CHUNK + 8, 29, 0, 0, 1, 2 * CUDA_CHUNK, 1, 2, FAINT},
-    {1, 3, 129, 2 * CUDA_CHUNK, 29, 1, 0, 1, 7, 1, 2, RANDOM},   // heads of 43 channels: several warps
+    {1, 3, 60, RAGGED_BLOCK, 257, 1, 0, 3, CUDA_RUN - 1, 1, 2, RANDOM},
+    {1, 3, 60, RAGGED_BLOCK, 257, 0, 0, 1, CUDA_RUN, 1, 2, RANDOM},
+    {1, 2, 4, RAGGED_BLOCK, 11, 1, 0, 2, 8 * CUDA_RUN + 37, 1, 2, RANDOM},   // several runs, the last one ragged
+    {1, 3, 15, 2 * CUDA_RUN, 29, 1, 0, 3, CUDA_RUN + 5, 1, 2, RANDOM},   // channels not divisible by 4
+    {1, 17, 34, 2 * CUDA_RUN, 29, 0, 0, 1, CUDA_RUN + 3, 1, 2, RANDOM},   // more heads than warps
+    {1, 95, 95, 2 * CUDA_RUN, 29, 0, 0, 1, CUDA_RUN + 3, 1, 2, RANDOM},   // maximum number of heads
+    {1, 4, 136, 2 * CUDA_RUN, 29, 0, 0, 1, CUDA_RUN + 3, 1, 2, RANDOM},   // heads of 34 channels: wider than a warp
+    {1, 1, 70, 2 * CUDA_RUN, 29, 0, 0, 1, CUDA_RUN + 3, 1, 2, RANDOM},   // one head, of 70 channels
+    {1, 3, 96, 2 * CUDA_RUN, 29, 0, 0, 1, CUDA_RUN + 3, 1, 2, RANDOM},   // heads of 32 channels: one per lane
+    {1, 3, 192, 2 * CUDA_RUN, 29, 1, 0, 2, CUDA_RUN + 9, 1, 2, RANDOM},   // heads of 64 channels: two per lane
+    {1, 1, 128, 2 * CUDA_RUN + 8, 29, 0, 0, 1, 2 * CUDA_RUN + 6, 1, 2, RANDOM},   // two slices of whole tiles
+    {1, 1, 64, 2 * CUDA_RUN + 8, 29, 0, TOST_UNIFORM, 1, 2 * CUDA_RUN + 6, 1, 2, RANDOM},
+    {1, 95, 95, 2 * CUDA_RUN, 29, 0, TOST_UNIFORM, 1, CUDA_RUN + 3, 1, 2, RANDOM},
+    {1, 3, 60, 2 * CUDA_RUN + 8, 29, 1, 0, 2, 2 * CUDA_RUN + 6, 1, 2, FAINT},
+    {1, 3, 192, 2 * CUDA_RUN + 8, 29, 0, 0, 1, 2 * CUDA_RUN, 1, 2, FAINT},
+    {1, 3, 129, 2 * CUDA_RUN, 29, 1, 0, 1, 7, 1, 2, RANDOM},   // heads of 43 channels: several warps
     {1, 2, 16, 8, 9001, 0, 0, 1, 5, 1, 2, RANDOM},   // vocabulary larger than a thread block
-    {2, 3, 60, RAGGED_BLOCK, 29, 1, 0, 2, CUDA_CHUNK + 1, 2, 2, CONV},
-    {2, 3, 60, RAGGED_BLOCK, 29, 1, 0, 2, CUDA_CHUNK + 1, 2, 2, CONV_MEMORY},
-    {1, 3, 129, 3 * CUDA_CHUNK, 29, 0, TOST_UNIFORM, 1, 2 * CUDA_CHUNK + 5, 1, 2, CONV_MEMORY},
-    {1, 2, 140, 2 * CUDA_CHUNK, 29, 0, 0, 1, 2 * CUDA_CHUNK, 1, 2, MEMORY},   // heads of 70 channels
-    {1, 2, 128, 2 * CUDA_CHUNK, 29, 0, 0, 2, CUDA_CHUNK + 1, 1, 2, MEMORY},   // heads of 64 channels
-    {2, 5, 5, 2 * CUDA_CHUNK, 29, 1, 0, 2, CUDA_CHUNK + 2, 1, 2, MEMORY},   // heads of one channel
+    {2, 3, 60, RAGGED_BLOCK, 29, 1, 0, 2, CUDA_RUN + 1, 2, 2, CONV},
+    {2, 3, 60, RAGGED_BLOCK, 29, 1, 0, 2, CUDA_RUN + 1, 2, 2, CONV_MEMORY},
+    {1, 3, 129, 3 * CUDA_RUN, 29, 0, TOST_UNIFORM, 1, 2 * CUDA_RUN + 5, 1, 2, CONV_MEMORY},
+    {1, 2, 140, 2 * CUDA_RUN, 29, 0, 0, 1, 2 * CUDA_RUN, 1, 2, MEMORY},   // heads of 70 channels
+    {1, 2, 128, 2 * CUDA_RUN, 29, 0, 0, 2, CUDA_RUN + 1, 1, 2, MEMORY},   // heads of 64 channels
+    {2, 5, 5, 2 * CUDA_RUN, 29, 1, 0, 2, CUDA_RUN + 2, 1, 2, MEMORY},   // heads of one channel
     {2, 3, 15, RAGGED_BLOCK, 29, 0, 0, 3, 2, 1, 2, CONV},   // fewer tokens than the convolution has rows
-    {3, 3, 60, RAGGED_BLOCK, 257, 1, TOST_UNIFORM, 2, 3 * CUDA_CHUNK + 5, 2, 2, RANDOM},
-    {4, 3, 60, RAGGED_BLOCK, 29, 0, 0, 2, CUDA_CHUNK + 5, 3, 3, RANDOM},   // deeper
+    {3, 3, 60, RAGGED_BLOCK, 257, 1, TOST_UNIFORM, 2, 3 * CUDA_RUN + 5, 2, 2, RANDOM},
+    {4, 3, 60, RAGGED_BLOCK, 29, 0, 0, 2, CUDA_RUN + 5, 3, 3, RANDOM},   // deeper
 };
 
 // Shapes for Muon: matrices of less than a SLICE_UNIT, in one layer, and of several
-static const Shape muon_shapes[] = {{2, 3, 60, 2 * CUDA_CHUNK, 29, 1, 0, 2, CUDA_CHUNK + 1, 3, 1, CONV},
-                                    {1, 3, 15, 2 * CUDA_CHUNK, 29, 0, 0, 3, CUDA_CHUNK + 1, 3, 1, RANDOM},
-                                    {2, 2, 130, 2 * CUDA_CHUNK, 29, 0, 0, 3, 2 * CUDA_CHUNK, 2, 1, RANDOM}};
+static const Shape muon_shapes[] = {{2, 3, 60, 2 * CUDA_RUN, 29, 1, 0, 2, CUDA_RUN + 1, 3, 1, CONV},
+                                    {1, 3, 15, 2 * CUDA_RUN, 29, 0, 0, 3, CUDA_RUN + 1, 3, 1, RANDOM},
+                                    {2, 2, 130, 2 * CUDA_RUN, 29, 0, 0, 3, 2 * CUDA_RUN, 2, 1, RANDOM}};
 
-// A sequence of more than 64 chunks: three levels of the scan.
-static const Shape long_shape = {1, 2, 4, 66 * CUDA_CHUNK + 8, 7, 0, 0, 1, 66 * CUDA_CHUNK + 5, 1, 2, RANDOM};
+// A sequence of more than 64 runs: three levels of the scan.
+static const Shape long_shape = {1, 2, 4, 66 * CUDA_RUN + 8, 7, 0, 0, 1, 66 * CUDA_RUN + 5, 1, 2, RANDOM};
 
 #endif

@@ -14,7 +14,7 @@
 
 typedef struct { char data[256]; size_t n; } Output;
 
-static bool take_piece(void* context, const char* bytes, size_t n) {
+static bool take_text(void* context, const char* bytes, size_t n) {
     Output* out = context;
     must(out->n + n <= sizeof out->data, "the text fits", NULL);
     memcpy(out->data + out->n, bytes, n);
@@ -46,11 +46,11 @@ static void choose_by_bits(float* logits, int n, int V) {
 
 static void bits_logits(float* logits, TostModel* m) {
     tost_cpu_engine.last_logits(logits, m);
-    choose_by_bits(logits, m->piece.B, m->config.vocab_size);
+    choose_by_bits(logits, m->chunk.B, m->config.vocab_size);
 }
 
 static TostModel* new_model(const TostConfig* config, int threads) {
-    const TostEngineOptions o = {.max_batch = MAX_TEXTS_TOGETHER, .max_piece = config->block_size, .states = 1,
+    const TostEngineOptions o = {.max_batch = MAX_TEXTS_TOGETHER, .max_chunk = config->block_size, .states = 1,
                                  .threads = threads};
     TostError err;
     TostModel* m = tost_cpu_engine.create(config, &o, &err);
@@ -101,9 +101,9 @@ static void test_together(Checks* c, const Tokenizer* tokenizer, int threads) {
     TostEngine engine = tost_cpu_engine;
     engine.last_logits = bits_logits;
     TostModel* m = new_model(&config, threads);
-    Pieces pieces = {.engine = &engine, .model = m, .max_piece = config.block_size};
-    const Generator g = {.pieces = &pieces, .config = &config, .tokenizer = tokenizer,
-                         .options = {.temperature = 0}, .piece = take_piece};
+    Chunks chunks = {.engine = &engine, .model = m, .max_chunk = config.block_size};
+    const Generator g = {.chunks = &chunks, .config = &config, .tokenizer = tokenizer,
+                         .options = {.temperature = 0}, .take = take_text};
     Case* cases = xmalloc(MAX_TEXTS_TOGETHER * sizeof *cases);
     Rng rng = rng_seeded(5, (uint64_t)threads);
     if (GROUPS == 1 && threads == 1) skip(c, "the matrix product of a library: only short prompts are tested");
@@ -132,13 +132,13 @@ static void script_logits(float* logits, TostModel* m) {
     logits[next == '.' ? BYTES - 1 : next - '!'] = 1;   // GPT-2's order of bytes begins with '!'; '.': end of text
 }
 
-static void script_forward(TostModel* m, const TostPiece* piece, int from, int to) {
-    (void)m; (void)piece; (void)from; (void)to;
+static void script_forward(TostModel* m, const TostChunk* chunk, int from, int to) {
+    (void)m; (void)chunk; (void)from; (void)to;
 }
 
 // Collects the text, with a '|' after each call.
 static bool take_marked(void* context, const char* bytes, size_t n) {
-    return take_piece(context, bytes, n) && take_piece(context, "|", 1);
+    return take_text(context, bytes, n) && take_text(context, "|", 1);
 }
 
 static void test_stop(Checks* c, const Tokenizer* tokenizer) {
@@ -164,8 +164,8 @@ static void test_stop(Checks* c, const Tokenizer* tokenizer) {
         Script script = {.script = cases[i].script};
         char* stops[] = {cases[i].stop, cases[i].also};
         Output out = {.n = 0};
-        Pieces pieces = {.engine = &engine, .model = (TostModel*)&script, .max_piece = 64};
-        const Generator g = {.pieces = &pieces, .config = &config, .tokenizer = tokenizer, .piece = take_marked,
+        Chunks chunks = {.engine = &engine, .model = (TostModel*)&script, .max_chunk = 64};
+        const Generator g = {.chunks = &chunks, .config = &config, .tokenizer = tokenizer, .take = take_marked,
                              .stop = {(stops[0] != NULL) + (stops[1] != NULL), stops}};
         Text text = {.context = &out};
         double seconds = 0;

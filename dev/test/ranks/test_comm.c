@@ -171,9 +171,9 @@ static double train_step_on(TostModel* m, const Training* t, TostComm* comm, int
             inputs[k] = (int32_t)rng_below(&rng, V);
             targets[k] = k % 5 == 0 ? -1 : (int32_t)rng_below(&rng, V);
         }
-        const TostPiece piece = {inputs, targets, B, T, 0};
-        tost_cpu_engine.train(m, &piece, TOST_NO_STATE, 1.0f / (float)(parts * PER_PART * B * T));
-        tost_cpu_engine.backward(m, TOST_NO_STATE, TOST_NO_STATE,
+        const TostChunk chunk = {inputs, targets, B, T, 0};
+        tost_cpu_engine.train_forward(m, &chunk, TOST_NO_STATE, 1.0f / (float)(parts * PER_PART * B * T));
+        tost_cpu_engine.train_backward(m, TOST_NO_STATE, TOST_NO_STATE,
                                  !part_ends ? TOST_MORE : i + 1 < own ? TOST_PART_ENDS : TOST_STEP_ENDS);
         if (part_ends) tost_cpu_engine.read_loss(&sums[i / PER_PART], &count, m);
     }
@@ -194,7 +194,7 @@ static size_t train_rank(TostComm* comm, void* context) {
     Training* t = context;
     const TostEngine* e = &tost_cpu_engine;
     const TostConfig* config = &configs[t->of->config];
-    const TostEngineOptions o = {.max_batch = B, .max_piece = config->block_size, .training = true, .threads = 1,
+    const TostEngineOptions o = {.max_batch = B, .max_chunk = config->block_size, .training = true, .threads = 1,
                                  .dtype = t->of->dtype, .recompute = t->of->recompute, .comm = comm, .ema = true,
                                  .optimizer = t->of->optimizer,
                                  .parts = t->of->parts / comm_size(comm)};

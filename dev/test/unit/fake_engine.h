@@ -93,26 +93,26 @@ static inline void fake_losses(TostModel* m, const int32_t* inputs, int B, int T
 }
 
 // With targets: adds the losses, which fake_add_losses need not do then. Without: records the call.
-static inline void fake_forward(TostModel* m, const TostPiece* piece, int from, int to) {
+static inline void fake_forward(TostModel* m, const TostChunk* chunk, int from, int to) {
     (void)to;
-    if (piece->targets) {
+    if (chunk->targets) {
         trigger(EVALUATING, m);
-        fake_losses(m, piece->inputs, piece->B, piece->T, 0);
+        fake_losses(m, chunk->inputs, chunk->B, chunk->T, 0);
         return;
     }
-    must(piece->B == 1 && piece->T >= 1 && piece->first + piece->T <= m->config.block_size && piece->T <= MAX_IDS
+    must(chunk->B == 1 && chunk->T >= 1 && chunk->first + chunk->T <= m->config.block_size && chunk->T <= MAX_IDS
          && m->n_calls < MAX_CALLS, "forward", NULL);
     Call* call = &m->calls[m->n_calls++];
-    *call = (Call){.T = piece->T, .from = from};
-    memcpy(call->ids, piece->inputs, (size_t)piece->T * sizeof *piece->inputs);
+    *call = (Call){.T = chunk->T, .from = from};
+    memcpy(call->ids, chunk->inputs, (size_t)chunk->T * sizeof *chunk->inputs);
 }
 
 static inline void fake_add_losses(TostModel* m) { (void)m; }
 
-static inline void fake_train(TostModel* m, const TostPiece* piece, int from, float scale) {
+static inline void fake_train(TostModel* m, const TostChunk* chunk, int from, float scale) {
     (void)from;
     trigger(TRAINING, m);
-    fake_losses(m, piece->inputs, piece->B, piece->T, scale);
+    fake_losses(m, chunk->inputs, chunk->B, chunk->T, scale);
 }
 
 static inline void fake_backward(TostModel* m, int right, int left, TostEnd end) {
@@ -161,8 +161,9 @@ static inline void fake_logits(float* logits, TostModel* m) {
 static const TostEngine fake = {
     .name = "fake", .supports = fake_supports, .describe = fake_describe, .memory = fake_memory, .create = fake_create,
     .destroy = fake_destroy, .put = fake_put, .get = fake_get, .forward = fake_forward,
-    .add_losses = fake_add_losses, .train = fake_train, .backward = fake_backward, .read_loss = fake_read_loss,
-    .zero_grad = fake_zero_grad, .grad_norm = fake_grad_norm, .update = fake_update, .last_logits = fake_logits,
+    .add_losses = fake_add_losses, .train_forward = fake_train, .train_backward = fake_backward,
+    .read_loss = fake_read_loss, .zero_grad = fake_zero_grad, .grad_norm = fake_grad_norm, .update = fake_update,
+    .last_logits = fake_logits,
 };
 
 #endif

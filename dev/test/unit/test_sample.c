@@ -161,7 +161,7 @@ static void test_greedy(Checks* c) {
 
 typedef struct { char text[64]; size_t n, stop_at; } Sink;   // stops generation after stop_at bytes; 0: never
 
-static bool take_piece(void* context, const char* bytes, size_t n) {
+static bool take_text(void* context, const char* bytes, size_t n) {
     Sink* s = context;
     must(s->n + n < sizeof s->text, "sink", NULL);
     memcpy(s->text + s->n, bytes, n);
@@ -230,8 +230,8 @@ static void check_generate(Checks* c, const Tokenizer* tokenizer, const Generate
     Sink sink = {.stop_at = s->stop_at};
     Text text = {.prompt = prompt, .n_prompt = n, .context = &sink};
     double seconds = 0;
-    Pieces pieces = {.engine = &fake, .model = m, .max_piece = config.block_size};
-    const Generator generator = {&pieces, &config, tokenizer, {0, 0, 1}, take_piece, {0}};
+    Chunks chunks = {.engine = &fake, .model = m, .max_chunk = config.block_size};
+    const Generator generator = {&chunks, &config, tokenizer, {0, 0, 1}, take_text, {0}};
     const bool ok = generate(&text, 1, &seconds, &generator, s->max_tokens, &err);
     if (s->error) check_refused(c, ok, &err, s->error, s->what);
     else check(c, ok, "%s: %s", s->what, err.text);

@@ -13,7 +13,7 @@ static bool is_small(const TostConfig* c) {
 }
 
 static void load(const TostConfig* c, const StFile* file) {
-    const TostEngineOptions o = {.max_batch = 1, .max_piece = 1, .training = true, .threads = 1};
+    const TostEngineOptions o = {.max_batch = 1, .max_chunk = 1, .training = true, .threads = 1};
     TostError err = {0};
     TostTensors tensors = tost_tensors(c);
     TostModel* m = tost_cpu_engine.create(c, &o, &err);

@@ -1,0 +1,139 @@
+// chunks.c: loops over chunks of sequences.
+#include "chunks.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+// The states of an engine: that of decoding, and the one between two chunks or, in backward, its gradient. Training in
+// chunks also has the state before each chunk but the first.
+enum { DECODE, PASS, BEFORE_SECOND };
+
+// Work of a pass over a chunk, in units of a forward pass: backward takes twice the time of forward.
+enum { FORWARD = 1, TRAIN = 3 };
+
+static int chunks_of(int T, int max_chunk) { return T / max_chunk + (T % max_chunk != 0); }
+
+int chunks_states(int seq, int max_chunk, bool training) {
+    const int chunks = chunks_of(seq, max_chunk);
+    return training && chunks > 1 ? BEFORE_SECOND + chunks - 1 : PASS + 1;
+}
+
+// Whole sequences (B,T) and the copies (B,max_chunk) of their columns in a chunk.
+typedef struct { const int32_t *inputs, *targets; int B, T, first; int32_t *input_columns, *target_columns; } Sequences;
+
+static Sequences sequences_new(const Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T,
+                               int first) {
+    Sequences s = {inputs, targets, B, T, first, NULL, NULL};
+    if (T <= p->max_chunk) return s;
+    s.input_columns = xmalloc((size_t)B * p->max_chunk * sizeof(int32_t));
+    s.target_columns = xmalloc((size_t)B * p->max_chunk * sizeof(int32_t));
+    return s;
+}
+
+static void sequences_free(Sequences* s) {
+    free(s->input_columns);
+    free(s->target_columns);
+}
+
+// Columns [start,start+n) of an array (B,T), as an array (B,n)
+static const int32_t* columns(int32_t* copy, const int32_t* rows, int B, int T, int start, int n) {
+    if (!rows || n == T) return rows;
+    for (int b = 0; b < B; b++) memcpy(copy + (size_t)b * n, rows + (size_t)b * T + start, n * sizeof *copy);
+    return copy;
+}
+
+// Chunk k of the sequences, valid until the next call.
+static TostChunk chunk(const Chunks* p, const Sequences* s, int k) {
+    const int start = k * p->max_chunk, n = s->T - start < p->max_chunk ? s->T - start : p->max_chunk;
+    return (TostChunk){columns(s->input_columns, s->inputs, s->B, s->T, start, n),
+                       columns(s->target_columns, s->targets, s->B, s->T, start, n), s->B, n, s->first + start};
+}
+
+static bool abandoned(const Chunks* p, int work, int all) {
+    return p->should_stop && p->should_stop(p->context, (double)work / all);
+}
+
+bool chunks_loss(Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T) {
+    Sequences s = sequences_new(p, inputs, targets, B, T, 0);
+    const int chunks = chunks_of(T, p->max_chunk);
+    bool ok = true;
+    for (int k = 0; k < chunks && ok; k++) {
+        const TostChunk next = chunk(p, &s, k);
+        p->engine->forward(p->model, &next, k > 0 ? PASS : TOST_NO_STATE, k + 1 < chunks ? PASS : TOST_NO_STATE);
+        p->engine->add_losses(p->model);
+        ok = k + 1 == chunks || !abandoned(p, k + 1, chunks);
+    }
+    sequences_free(&s);
+    return ok;
+}
+
+static int state_before(int k) { return k == 0 ? TOST_NO_STATE : BEFORE_SECOND + k - 1; }
+
+bool chunks_train(Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale,
+                  TostEnd end) {
+    Sequences s = sequences_new(p, inputs, targets, B, T, 0);
+    const int chunks = chunks_of(T, p->max_chunk), all = (chunks - 1) * FORWARD + chunks * TRAIN;
+    int work = 0;
+    bool ok = true;
+    for (int k = 0; k + 1 < chunks && ok; k++) {
+        const TostChunk next = chunk(p, &s, k);
+        p->engine->forward(p->model, &next, state_before(k), state_before(k + 1));
+        ok = !abandoned(p, work += FORWARD, all);
+    }
+    for (int k = chunks - 1; k >= 0 && ok; k--) {
+        const TostChunk next = chunk(p, &s, k);
+        const int right = k + 1 < chunks ? PASS : TOST_NO_STATE, left = k > 0 ? PASS : TOST_NO_STATE;
+        p->engine->train_forward(p->model, &next, state_before(k), grad_scale);
+        p->engine->train_backward(p->model, right, left, k > 0 ? TOST_MORE : end);
+        ok = k == 0 || !abandoned(p, work += TRAIN, all);
+    }
+    sequences_free(&s);
+    return ok;
+}
+
+void chunks_begin(Chunks* p, int n) {
+    p->n = n;
+    p->position = 0;
+}
+
+// Continues the decode state by T tokens per sequence.
+static void read_chunk(Chunks* p, const int32_t* tokens, const int32_t* targets, int T) {
+    const TostChunk next = {tokens, targets, p->n, T, p->position};
+    p->engine->forward(p->model, &next, p->position > 0 ? DECODE : TOST_NO_STATE, DECODE);
+    p->position += T;
+}
+
+void chunks_read(float* logits, Chunks* p, const int32_t* tokens, int T) {
+    Sequences s = sequences_new(p, tokens, NULL, p->n, T, p->position);
+    for (int k = 0; k < chunks_of(T, p->max_chunk); k++) {
+        const TostChunk next = chunk(p, &s, k);
+        read_chunk(p, next.inputs, NULL, next.T);
+    }
+    if (logits) p->engine->last_logits(logits, p->model);
+    sequences_free(&s);
+}
+
+void chunks_read_losses(double* losses, Chunks* p, const int32_t* tokens, const int32_t* targets, int T) {
+    read_chunk(p, tokens, targets, T);
+    p->engine->losses(losses, p->model);
+}
+
+void chunks_score(double* losses, Chunks* p, const int32_t* tokens, const int32_t* targets, int copies, int T) {
+    const int B = p->n * copies, chunks = chunks_of(T, p->max_chunk);
+    Sequences s = sequences_new(p, tokens, targets, B, T, p->position);
+    double* of_chunk = chunks > 1 ? xmalloc((size_t)B * p->max_chunk * sizeof *of_chunk) : losses;
+    if (p->position > 0) p->engine->copy_state(p->model, PASS, DECODE, B, copies);
+    for (int k = 0; k < chunks; k++) {
+        const TostChunk next = chunk(p, &s, k);
+        p->engine->forward(p->model, &next, k > 0 || p->position > 0 ? PASS : TOST_NO_STATE,
+                           k + 1 < chunks ? PASS : TOST_NO_STATE);
+        p->engine->losses(of_chunk, p->model);
+        for (int b = 0; b < B && chunks > 1; b++)
+            memcpy(losses + (size_t)b * T + (size_t)k * p->max_chunk, of_chunk + (size_t)b * next.T,
+                   next.T * sizeof *losses);
+    }
+    if (chunks > 1) free(of_chunk);
+    sequences_free(&s);
+}
