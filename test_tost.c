@@ -66,7 +66,7 @@ static float* subject_activation(Subject* s, TostActivation what, int layer, siz
 // ---------------------------------------------------------------------------------------------
 // Golden files: activations of layer 0
 
-// w of layer 0 must be tssa_in (from the file) · c_attnᵀ.
+// z of layer 0 must be tssa_in (from the file) · c_attnᵀ.
 static void check_projection(Checks* c, Subject* s, const StFile* expect, const float* got, size_t rows, size_t C) {
     const TostTensor* weight = tost_tensor_find(&s->tensors, "transformer.h.0.attn.c_attn.weight");
     const TostTensor* bias = tost_tensor_find(&s->tensors, "transformer.h.0.attn.c_attn.bias");
@@ -77,7 +77,7 @@ static void check_projection(Checks* c, Subject* s, const StFile* expect, const 
         for (size_t j = 0; j < C; j++) want[i] += in[i / C * C + j] * w[i % C * C + j];
     }
     const double error = relative_l2(got, want, rows * C);
-    check(c, error <= LIMIT_LOGITS, "%s: w of layer 0: relative L2 error %.3e", expect->path, error);
+    check(c, error <= LIMIT_LOGITS, "%s: z of layer 0: relative L2 error %.3e", expect->path, error);
     free(in); free(want); free(w); free(b);
 }
 
@@ -87,10 +87,10 @@ static void check_layer0(Checks* c, Subject* s, const StFile* expect, int B, int
     float* pi = subject_activation(s, TOST_PI, 0, rows * NH);
     check_tensor(c, expect, "layer0.", "pi", pi, rows * NH, LIMIT_LOGITS);
     free(pi);
-    float* w = subject_activation(s, TOST_W, 0, rows * C);
-    if (s->config.conv) check_tensor(c, expect, "layer0.", "w", w, rows * C, LIMIT_LOGITS);
-    else check_projection(c, s, expect, w, rows, C);
-    free(w);
+    float* z = subject_activation(s, TOST_Z, 0, rows * C);
+    if (s->config.conv) check_tensor(c, expect, "layer0.", "w", z, rows * C, LIMIT_LOGITS);
+    else check_projection(c, s, expect, z, rows, C);
+    free(z);
     if (s->engine != &tost_cpu_engine) return;   // TostEngine.activation does not return the rest
     const LayerActivations* a = &s->model->layer[0];
     check_tensor(c, expect, "layer0.", "tssa_in", a->ln_1, rows * C, LIMIT_LOGITS);
@@ -363,7 +363,7 @@ static void test_activation(Checks* c, const TostEngine* engine) {
         }
         subject_forward(&few, ids, B, T);
         const struct { const char* name; TostActivation what; int layer; size_t n; } shown[] = {
-            {"w", TOST_W, l, ROWS * C}, {"pi", TOST_PI, l, ROWS * NH}, {"input x", TOST_X, l, ROWS * C},
+            {"z", TOST_Z, l, ROWS * C}, {"pi", TOST_PI, l, ROWS * NH}, {"input x", TOST_X, l, ROWS * C},
             {"output x", TOST_X, l + 1, ROWS * C},
         };
         for (size_t i = 0; i < countof(shown); i++) {
@@ -465,7 +465,7 @@ static void test_accumulation(Checks* c, const TostEngine* engine) {
 #define LIMIT_BF16_GRAD   0.1    // relative L2 error of a gradient against float32
 
 static void test_bf16_near_float32(Checks* c, const TostEngine* engine, int bias) {
-    enum { B = 2, T = 70, SEED = 75 };   // with other seeds, up to 0.4: at w near 0, rounding is amplified
+    enum { B = 2, T = 70, SEED = 75 };   // with other seeds, up to 0.4: at z near 0, rounding is amplified
     TostConfig config = odd;
     config.bias = bias;
     Subject s[2];

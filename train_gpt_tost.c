@@ -7,40 +7,43 @@
 //                       x = x + gamma2 · c_proj(gelu(c_fc(ln_2(x))))
 //     logits = ln_f(x) · wteᵀ,   loss = mean of -log softmax(logits)[target]
 //
-//     tssa(a):  w = c_attn(a), one projection in place of query, key and value; head h owns HS = C/NH of its channels.
-//     (In TSSA w is an activation; in LayerNorm and Linear it is the weight.)
+//     tssa(x):  z = c_attn(x), one projection in place of query, key and value; head h owns HS = C/NH of its channels.
 //     For each sequence and head h, with d a channel of the head and t time:
-//         s[t,d] = w[t,d]²,   S[t,d] = Σ_{t'≤t} s[t',d]                        energy, and its running sum
+//         s[t,d] = z[t,d]²,   S[t,d] = Σ_{t'≤t} s[t',d]                        energy, and its running sum
 //         u[h,t] = Σ_d (s[t,d] / max(S[t,d], 1e-12) + denom_bias[h,t])
 //         Π[h,t] = softmax over the HEADS h of  temp[h] · u[h,t]                membership
 //         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[t] = Σ_{t'≤t} Π[h,t']          energy and mass of the members so far
-//         m[t,d] = N[t,d] / (D[t] + 1e-8),   y[t,d] = -w[t,d] Π[h,t] / (1 + m[t,d])
+//         y[t,d] = -z[t,d] Π[h,t] M[t] / (M[t] + N[t,d]),   M[t] = D[t] + 1e-8
 //     and the output is c_proj(y). temp and denom_bias are learned; they start at 1 and 0.
 //
 // What TSSA does. Each head asks how much of a token's energy lies in its subspace (the HS directions of its part of
 // the projection), compared with the tokens before it. A softmax over the heads turns the answers into a membership Π,
-// which divides the token among the heads. Each head keeps the running second moment m of its members, the tokens
-// weighted by Π. If c_proj = c_attnᵀ with orthonormal columns, as in the paper's derivation, a + tssa(a) keeps the
-// share 1 - Π/(1+m) of a along a direction of the head: with Π = ½, 0.5 for m = 0 and 0.995 for m = 100. So a token
+// which divides the token among the heads. Each head keeps the running second moment m = N/M of its members, the tokens
+// weighted by Π. If c_proj = c_attnᵀ with orthonormal columns, as in the paper's derivation, x + tssa(x) keeps the
+// share 1 - Π/(1+m) of x along a direction of the head: with Π = ½, 0.5 for m = 0 and 0.995 for m = 100. So a token
 // shrinks along the directions in which the head's members are small, and stays as it is along those in which they are
-// large: an approximate projection onto the subspace of the members. The reason: -wΠ/(1+m) is a gradient step that
+// large: an approximate projection onto the subspace of the members. The reason: y = -zΠ/(1+m) is a gradient step that
 // reduces the coding rate of the members, ½ Σ_d log(1 + m_d), whose derivative has the factor 1/(1+m). Tokens are not
 // compared pairwise: the past acts only through the statistics S, N and D, which are 2C + NH numbers per layer at any
-// length. Time and memory are linear in T, and decoding needs no KV cache. Two options are not in the paper. With
-// --conv 4, w and the input of c_fc first pass through causal convolutions over time, so that a token also sees the
-// order of the three before it. With --memory 1, each head also keeps a matrix that recalls what came after similar
-// tokens; this adds C·HS + 2C numbers per layer to the state.
+// length. Time and memory are linear in T, and decoding needs no KV cache.
+//
+// Two options are not in the paper. With --conv 4 (tost/cpu/conv.h), z and the input of c_fc first pass through causal
+// convolutions over time, so that a token also sees the order of the three before it. With --memory 1
+// (tost/cpu/delta_rule.h), each head also has a matrix that recalls what came after similar tokens. A reader of the
+// paper's model can skip every line that names them.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
 //     zero_grad(model)
 //     for each micro-batch:
 //         train_forward(model, {inputs, targets, B, T}, TOST_NO_STATE, 1 / targets in the step)
-//         train_backward(model, TOST_NO_STATE, TOST_NO_STATE, TOST_MORE)   adds to the gradients; TOST_STEP_ENDS instead
-//                                                   of TOST_MORE after the last micro-batch, where ranks exchange them
-//     read_loss(&sum, &count, model)                                loss = sum / count
+//         train_backward(model, TOST_NO_STATE, TOST_NO_STATE, TOST_MORE; the last: TOST_STEP_ENDS)     adds gradients
+//     read_loss(&sum, &count, model)                                        loss = sum / count
 //     norm = grad_norm(model)
-//     update(model, {lr, …, grad_scale: min(1, clip / norm)})       AdamW, with --optimizer muon also Muon
+//     update(model, {lr, …, grad_scale: min(1, clip / norm)})               AdamW, with --optimizer muon also Muon
+//
+// TOST_NO_STATE: the sequences start here. TOST_MORE: more micro-batches of the step follow; after the last one, the
+// ranks, if there are several, exchange gradients.
 //
 // A long sequence can be processed in chunks (--chunk, tost/chunks.c): forward starts from the state (S, N, D and those
 // of the options) that the previous chunk left; backward goes from the last chunk to the first, and starts from the
@@ -52,7 +55,7 @@
 // needs whole matrices: the ranks exchange the momentum terms u, and each rank updates all of these matrices.
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
-// Classifier; options: convolutions, memory); the arrays of a model; the passes over a chunk; gradients and AdamW;
+// Classifier); the arrays of a model; the passes over a chunk; gradients and AdamW;
 // Muon; the update; the engine table.
 // Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop. A line
 // marked "mutant: NAME" is changed by a test that checks that the other tests notice it (dev/test/README.md).
@@ -90,19 +93,18 @@
 #include "tost/commands/commands.h"
 #include "tost/engine.h"
 #include "tost/ranks/exchange.h"
+#include "tost/cpu/conv.h"
+#include "tost/cpu/delta_rule.h"
 #include "tost/cpu/gemm.h"
 #include "tost/cpu/threads.h"
 #include "tost/cpu/tssa_stages.h"
 #include "tost/base/vector_math.h"
 
-// Up to this many rows (a decode step), threading a loop over rows costs more than it saves.
-enum { SERIAL_ROWS = 8 };
-
 // ---------------------------------------------------------------------------------------------
 // Embedding:  x[b,t] = wte[token[b,t]] + wpe[first + t]
 
 static void embedding_forward(float* x, const int32_t* tokens, const float* wte, const float* wpe, int first,
-                              int B, int T, int C) {   // x (B,T,C); tokens (B,T); wte (V,C); wpe (BLOCK,C)
+                              int B, int T, int C) {   // x (B,T,C); tokens (B,T); wte (V,C); wpe (block_size,C)
     #pragma omp parallel for schedule(static) if ((size_t)B * T > SERIAL_ROWS)
     for (size_t row = 0; row < (size_t)B * T; row++) {
         const float* token_c = wte + (size_t)tokens[row] * C;
@@ -112,13 +114,13 @@ static void embedding_forward(float* x, const int32_t* tokens, const float* wte,
     }
 }
 
-// dwte, dwpe +=. A token can occur in many rows, so each thread owns a block of channels and adds the rows in order.
+// dwte, dwpe +=. A token can occur in many rows, so each thread owns CHANNELS channels and adds the rows in order.
 static void embedding_backward(float* dwte, float* dwpe, const float* dx, const int32_t* tokens, int first,
                                int B, int T, int C) {
-    enum { BLOCK = 16 };   // channels: one cache line
+    enum { CHANNELS = 16 };   // one cache line
     #pragma omp parallel for schedule(static)
-    for (int c0 = 0; c0 < C; c0 += BLOCK) {
-        const int width = C - c0 < BLOCK ? C - c0 : BLOCK;
+    for (int c0 = 0; c0 < C; c0 += CHANNELS) {
+        const int width = C - c0 < CHANNELS ? C - c0 : CHANNELS;
         for (size_t row = 0; row < (size_t)B * T; row++) {
             const float* dx_c = dx + row * C + c0;
             float* dtoken_c = dwte + (size_t)tokens[row] * C + c0;
@@ -174,11 +176,11 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
         const float mean_g = (float)(sum_g / C), mean_gn = (float)(sum_gn / C);
         for (int c = 0; c < C; c++) dx_c[c] += r * (dy_c[c] * w[c] - mean_g - (x_c[c] - m) * r * mean_gn);
     }
-    enum { BLOCK = 32 };   // channels; a thread sums them over all rows, in order
+    enum { CHANNELS = 32 };   // of a thread, which sums them over all rows, in order
     #pragma omp parallel for schedule(static)
-    for (int c0 = 0; c0 < C; c0 += BLOCK) {
-        const int width = C - c0 < BLOCK ? C - c0 : BLOCK;
-        double dw_sum[BLOCK] = {0}, db_sum[BLOCK] = {0};
+    for (int c0 = 0; c0 < C; c0 += CHANNELS) {
+        const int width = C - c0 < CHANNELS ? C - c0 : CHANNELS;
+        double dw_sum[CHANNELS] = {0}, db_sum[CHANNELS] = {0};
         for (size_t row = 0; row < rows; row++) {
             const float* dy_c = dy + row * C + c0;
             const float* x_c = x + row * C + c0;
@@ -234,11 +236,11 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
     product(dw, dy, true, x, false, OUT, IN, (int)rows, true);
     if (w.bf16) round_bf16(dx, rows * IN);
     if (!db) return;
-    enum { BLOCK = 32 };
+    enum { CHANNELS = 32 };
     #pragma omp parallel for schedule(static)
-    for (int o0 = 0; o0 < OUT; o0 += BLOCK) {
-        const int width = OUT - o0 < BLOCK ? OUT - o0 : BLOCK;
-        double sum[BLOCK] = {0};
+    for (int o0 = 0; o0 < OUT; o0 += CHANNELS) {
+        const int width = OUT - o0 < CHANNELS ? OUT - o0 : CHANNELS;
+        double sum[CHANNELS] = {0};
         for (size_t row = 0; row < rows; row++)
             for (int o = 0; o < width; o++) sum[o] += dy[row * OUT + o0 + o];
         for (int o = 0; o < width; o++) db[o0 + o] += (float)sum[o];
@@ -254,61 +256,61 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // t, so the bits do not depend on the number of threads, and in double, because a float sum stalls at long T.
 
 // S and u
-static void tssa_energy_forward(const Tssa* a, TssaRange r) {
-    const int HS = a->HS;
-    double* S = tssa_state(a->state, r.b, a).S;
-    if (a->saved) tssa_copy(tssa_saved(a, r.b, r.t0).S, S, r, HS);
+static void tssa_energy_forward(const Tssa* args, TssaRange r) {
+    const int HS = args->HS;
+    double* S = tssa_state(args->state, r.b, args).S;
+    if (args->saved) tssa_copy(tssa_saved(args, r.b, r.t0).S, S, r, HS);
     for (int t = r.t0; t < r.t1; t++) {
         for (int h = r.h0; h < r.h1; h++) {
-            const float* w = a->w + tssa_row(a, r.b, t, h);
+            const float* z = args->z + tssa_row(args, r.b, t, h);
             double *restrict S_d = S + h * HS, ratios = 0;
             #pragma omp simd reduction(+ : ratios)
             for (int d = 0; d < HS; d++) {
-                const double s = (double)w[d] * w[d];
+                const double s = (double)z[d] * z[d];
                 S_d[d] += s;
                 ratios += s / (S_d[d] > TOST_ENERGY_MIN ? S_d[d] : TOST_ENERGY_MIN);
             }
-            const double bias = a->denom_bias[(size_t)h * a->block_size + t];
-            a->u[tssa_head(a, r.b, h) + t] = (float)(ratios + HS * bias);
+            const double bias = args->denom_bias[(size_t)h * args->block_size + t];
+            args->u[tssa_head(args, r.b, h) + t] = (float)(ratios + HS * bias);
         }
     }
 }
 
 // Π[h,t] = softmax over h of temp[h] · u[h,t]
-static void tssa_membership_forward(const Tssa* a, TssaRange r) {
-    const size_t T = a->T;
+static void tssa_membership_forward(const Tssa* args, TssaRange r) {
+    const size_t T = args->T;
     for (int t = r.t0; t < r.t1; t++) {
-        const float* u = a->u + tssa_head(a, r.b, 0) + t;   // of head h: u[h * T]
-        float* pi = a->pi + tssa_head(a, r.b, 0) + t;
+        const float* u = args->u + tssa_head(args, r.b, 0) + t;   // of head h: u[h * T]
+        float* pi = args->pi + tssa_head(args, r.b, 0) + t;
         double largest = -INFINITY, sum = 0;
-        for (int h = 0; h < a->NH; h++) {   // not fmax, on which gcc 12 for aarch64 fails
-            const double score = (double)a->temp[h] * u[h * T];
+        for (int h = 0; h < args->NH; h++) {   // not fmax, on which gcc 12 for aarch64 fails
+            const double score = (double)args->temp[h] * u[h * T];
             largest = score > largest ? score : largest;
         }
-        for (int h = 0; h < a->NH; h++) sum += exp((double)a->temp[h] * u[h * T] - largest);
-        for (int h = 0; h < a->NH; h++) pi[h * T] = (float)(exp((double)a->temp[h] * u[h * T] - largest) / sum);
+        for (int h = 0; h < args->NH; h++) sum += exp((double)args->temp[h] * u[h * T] - largest);
+        for (int h = 0; h < args->NH; h++) pi[h * T] = (float)(exp((double)args->temp[h] * u[h * T] - largest) / sum);
     }
 }
 
 // N, D and y
-static void tssa_statistics_forward(const Tssa* a, TssaRange r) {
-    const int HS = a->HS;
-    const TssaState sums = tssa_state(a->state, r.b, a);
-    double* D = tssa_scratch(a);   // (NH), not in `sums`, where other threads write to the same cache lines
+static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
+    const int HS = args->HS;
+    const TssaState sums = tssa_state(args->state, r.b, args);
+    double* D = tssa_scratch(args);   // (NH), not in `sums`, where other threads write to the same cache lines
     tssa_copy(D, sums.D, r, 1);
-    if (a->saved) {
-        tssa_copy(tssa_saved(a, r.b, r.t0).N, sums.N, r, HS);
-        tssa_copy(tssa_saved(a, r.b, r.t0).D, D, r, 1);
+    if (args->saved) {
+        tssa_copy(tssa_saved(args, r.b, r.t0).N, sums.N, r, HS);
+        tssa_copy(tssa_saved(args, r.b, r.t0).D, D, r, 1);
     }
     for (int t = r.t0; t < r.t1; t++) {
         for (int h = r.h0; h < r.h1; h++) {
-            const float* w = a->w + tssa_row(a, r.b, t, h);
-            float* restrict y = a->y + tssa_row(a, r.b, t, h);
+            const float* z = args->z + tssa_row(args, r.b, t, h);
+            float* restrict y = args->y + tssa_row(args, r.b, t, h);
             double* restrict N_d = sums.N + h * HS;
-            const double pi = a->pi[tssa_head(a, r.b, h) + t], mass = (D[h] += pi) + TOST_MASS_EPS;
-            for (int d = 0; d < HS; d++) {   // y = -w Π / (1 + N/mass) = -w Π mass / (mass + N)
-                N_d[d] += (double)w[d] * w[d] * pi;
-                y[d] = (float)(-w[d] * (pi * mass) / (mass + N_d[d]));
+            const double pi = args->pi[tssa_head(args, r.b, h) + t], mass = (D[h] += pi) + TOST_MASS_EPS;
+            for (int d = 0; d < HS; d++) {   // y = -z Π / (1 + N/mass) = -z Π mass / (mass + N)
+                N_d[d] += (double)z[d] * z[d] * pi;
+                y[d] = (float)(-z[d] * (pi * mass) / (mass + N_d[d]));
             }
         }
     }
@@ -316,45 +318,44 @@ static void tssa_statistics_forward(const Tssa* a, TssaRange r) {
 }
 
 // Sets y, and advances the state by these tokens. T = 1 is a decode step.
-static void tssa_forward(const Tssa* a) {
+static void tssa_forward(const Tssa* args) {
     static const TssaStages stages = {tssa_energy_forward, tssa_membership_forward, tssa_statistics_forward, 5, 4};
-    tssa_run(&stages, a, true, (size_t)a->B * a->T > SERIAL_ROWS);
+    tssa_run(&stages, args, true, (size_t)args->B * args->T > SERIAL_ROWS);
 }
 
-// Backward, from dy to dw. First through y = -w Π g with g = 1/(1+m), m = N/(D + 1e-8). w and Π occur in it directly,
-//     dw = -dy Π g,   dΠ = Σ_d -dy w g,
-// and through m:   dm = dy w Π g²  (since dg/dm = -g²),   dN = dm / (D + 1e-8),   dD = -Σ_d dm m / (D + 1e-8).
+// Backward, from dy to dz. First through y = -z Π M/(M + N). With r = 1/(M + N) and g = M r = 1/(1+m), m = N/M:
+//     dz = -Π g dy,   dΠ = -Σ_d z g dy,   dN = Π M dy z r² = dy z g² Π/M,   dD = -Σ_d Π N dy z r² = -Σ_d dN m
 // N[t] and D[t] contain s Π and Π of all tokens up to t, so a token receives the gradients of all later N and D:
 //     RN[t] = Σ_{t'≥t} dN[t'],   RD[t] = Σ_{t'≥t} dD[t'],   ds = Π RN,   dΠ += Σ_d s RN + RD
-// da holds the memory's part of dΠ on entry, 0 without --memory.
-// Then through the softmax over heads of a = temp · u:
-//     da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp da,   dtemp[h] = Σ_{b,t} da u
+// dpi holds the memory's part of dΠ on entry, 0 without --memory.
+// Then through the softmax over heads of score = temp · u:
+//     dscore[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp dscore,   dtemp[h] = Σ_{b,t} dscore u
 // Last through u = Σ_d (s/S + denom_bias), where S is a running sum of s too:
 //     ddenom_bias[h,t] = Σ_b HS du,   dS = -du s/S²  (0 if S < 1e-12),   RS[t] = Σ_{t'≥t} dS[t'],   ds += du/S + RS
-// At both places where ds arises, s = w² gives dw += 2 w ds.
+// At both places where ds arises, s = w² gives dz += 2 z ds.
 
-// Through y, N and D: dw =, dΠ +=. Recomputes N and D forward in time and stores g, dD and Π/(D + 1e-8); then goes
+// Through y, N and D: dz =, dΠ +=. Recomputes N and D forward in time and stores g, dD and Π/(D + 1e-8); then goes
 // backward in time for RN and RD.
-static void tssa_statistics_backward(const Tssa* a, TssaRange r) {
-    const int C = a->C, NH = a->NH, HS = a->HS;
-    const TssaState after = tssa_state(a->adjoint, r.b, a);   // RN, RD of the tokens that follow
-    double *N = tssa_scratch(a), *D = N + C, *g = D + NH;                              // (C), (NH), (TSSA_BLOCK,C)
+static void tssa_statistics_backward(const Tssa* args, TssaRange r) {
+    const int C = args->C, NH = args->NH, HS = args->HS;
+    const TssaState after = tssa_state(args->adjoint, r.b, args);   // RN, RD of the tokens that follow
+    double *N = tssa_scratch(args), *D = N + C, *g = D + NH;                              // (C), (NH), (TSSA_BLOCK,C)
     double *dD = g + TSSA_BLOCK * (size_t)C, *scale = dD + TSSA_BLOCK * (size_t)NH;    // (TSSA_BLOCK,NH)
-    memcpy(N, tssa_saved(a, r.b, r.t0).N, (C + NH) * sizeof *N);   // and D, which follows N
+    memcpy(N, tssa_saved(args, r.b, r.t0).N, (C + NH) * sizeof *N);   // and D, which follows N
     for (int t = r.t0; t < r.t1; t++) {
         for (int h = r.h0; h < r.h1; h++) {
             const int i = (t - r.t0) * NH + h;
-            const float *w = a->w + tssa_row(a, r.b, t, h), *dy = a->dy + tssa_row(a, r.b, t, h);
+            const float *z = args->z + tssa_row(args, r.b, t, h), *dy = args->dy + tssa_row(args, r.b, t, h);
             double *restrict N_d = N + h * HS, *restrict g_d = g + (size_t)i * HS, dD_h = 0;
-            const double pi = a->pi[tssa_head(a, r.b, h) + t];
+            const double pi = args->pi[tssa_head(args, r.b, h) + t];
             D[h] += pi;
             const double inverse = 1.0 / (D[h] + TOST_MASS_EPS);
             #pragma omp simd reduction(+ : dD_h)
             for (int d = 0; d < HS; d++) {
-                N_d[d] += (double)w[d] * w[d] * pi;
+                N_d[d] += (double)z[d] * z[d] * pi;
                 const double m = N_d[d] * inverse;
                 g_d[d] = 1.0 / (1.0 + m);
-                dD_h -= (double)dy[d] * w[d] * g_d[d] * g_d[d] * (pi * inverse) * m;
+                dD_h -= (double)dy[d] * z[d] * g_d[d] * g_d[d] * (pi * inverse) * m;
             }
             dD[i] = dD_h;
             scale[i] = pi * inverse;
@@ -365,81 +366,82 @@ static void tssa_statistics_backward(const Tssa* a, TssaRange r) {
     for (int t = r.t1 - 1; t >= r.t0; t--) {
         for (int h = r.h0; h < r.h1; h++) {
             const int i = (t - r.t0) * NH + h;
-            const float *w = a->w + tssa_row(a, r.b, t, h), *dy = a->dy + tssa_row(a, r.b, t, h);
-            float* restrict dw = a->dw + tssa_row(a, r.b, t, h);
-            const double *restrict g_d = g + (size_t)i * HS, scale_i = scale[i], pi = a->pi[tssa_head(a, r.b, h) + t];
+            const float *z = args->z + tssa_row(args, r.b, t, h), *dy = args->dy + tssa_row(args, r.b, t, h);
+            float* restrict dz = args->dz + tssa_row(args, r.b, t, h);
+            const double* restrict g_d = g + (size_t)i * HS, scale_i = scale[i],
+                                   pi = args->pi[tssa_head(args, r.b, h) + t];
             double *restrict RN = after.N + h * HS, dpi = 0;
             #pragma omp simd reduction(+ : dpi)
             for (int d = 0; d < HS; d++) {
-                const double dy_w_g = (double)dy[d] * w[d] * g_d[d];
-                RN[d] += dy_w_g * g_d[d] * scale_i;
-                dpi += (double)w[d] * w[d] * RN[d] - dy_w_g;
-                dw[d] = (float)(pi * (2.0 * w[d] * RN[d] - dy[d] * g_d[d]));
+                const double dy_z_g = (double)dy[d] * z[d] * g_d[d];
+                RN[d] += dy_z_g * g_d[d] * scale_i;
+                dpi += (double)z[d] * z[d] * RN[d] - dy_z_g;
+                dz[d] = (float)(pi * (2.0 * z[d] * RN[d] - dy[d] * g_d[d]));
             }
             RD[h] += dD[i];
-            float* dpi_t = a->da + tssa_head(a, r.b, h) + t;
+            float* dpi_t = args->dpi + tssa_head(args, r.b, h) + t;
             *dpi_t = (float)(*dpi_t + dpi + RD[h]);
         }
     }
     tssa_copy(after.D, RD, r, 1);
 }
 
-// From dΠ to da, in place
-static void tssa_membership_backward(const Tssa* a, TssaRange r) {
-    const size_t T = a->T;
+// From dΠ to dscore
+static void tssa_membership_backward(const Tssa* args, TssaRange r) {
+    const size_t T = args->T;
     for (int t = r.t0; t < r.t1; t++) {
-        const float* pi = a->pi + tssa_head(a, r.b, 0) + t;
-        float* da = a->da + tssa_head(a, r.b, 0) + t;
+        const float *pi = args->pi + tssa_head(args, r.b, 0) + t, *dpi = args->dpi + tssa_head(args, r.b, 0) + t;
+        float* dscore = args->dscore + tssa_head(args, r.b, 0) + t;
         double mean = 0;
-        for (int h = 0; h < a->NH; h++) mean += (double)pi[h * T] * da[h * T];
-        for (int h = 0; h < a->NH; h++) da[h * T] = (float)(pi[h * T] * (da[h * T] - mean));
+        for (int h = 0; h < args->NH; h++) mean += (double)pi[h * T] * dpi[h * T];
+        for (int h = 0; h < args->NH; h++) dscore[h * T] = (float)(pi[h * T] * (dpi[h * T] - mean));
     }
 }
 
-// Through u and S: dw +=. Recomputes S forward in time, then goes backward in time for RS.
-static void tssa_energy_backward(const Tssa* a, TssaRange r) {
-    const int C = a->C, HS = a->HS, at = r.h0 * HS, width = (r.h1 - r.h0) * HS;
-    double *RS = tssa_state(a->adjoint, r.b, a).S, *S = tssa_scratch(a) + at;   // S (TSSA_BLOCK+1,C)
-    memcpy(S, tssa_saved(a, r.b, r.t0).S + at, width * sizeof *S);
+// Through u and S: dz +=. Recomputes S forward in time, then goes backward in time for RS.
+static void tssa_energy_backward(const Tssa* args, TssaRange r) {
+    const int C = args->C, HS = args->HS, at = r.h0 * HS, width = (r.h1 - r.h0) * HS;
+    double *RS = tssa_state(args->adjoint, r.b, args).S, *S = tssa_scratch(args) + at;   // S (TSSA_BLOCK+1,C)
+    memcpy(S, tssa_saved(args, r.b, r.t0).S + at, width * sizeof *S);
     for (int t = r.t0; t < r.t1; t++) {
-        const float* w = a->w + tssa_row(a, r.b, t, r.h0);
+        const float* z = args->z + tssa_row(args, r.b, t, r.h0);
         double *restrict S_t = S + (size_t)(t - r.t0) * C, *restrict S_next = S_t + C;
-        for (int c = 0; c < width; c++) S_next[c] = S_t[c] + (double)w[c] * w[c];
+        for (int c = 0; c < width; c++) S_next[c] = S_t[c] + (double)z[c] * z[c];
     }
     for (int t = r.t1 - 1; t >= r.t0; t--) {
         for (int h = r.h0; h < r.h1; h++) {
-            const float* w = a->w + tssa_row(a, r.b, t, h);
-            float* restrict dw = a->dw + tssa_row(a, r.b, t, h);
+            const float* z = args->z + tssa_row(args, r.b, t, h);
+            float* restrict dz = args->dz + tssa_row(args, r.b, t, h);
             const double *restrict S_d = S + (size_t)(t - r.t0 + 1) * C + h * HS - at;
-            const double du = (double)a->temp[h] * a->da[tssa_head(a, r.b, h) + t];
+            const double du = (double)args->temp[h] * args->dscore[tssa_head(args, r.b, h) + t];
             double* restrict RS_d = RS + h * HS;
             for (int d = 0; d < HS; d++) {
                 const bool above = S_d[d] > TOST_ENERGY_MIN;
                 const double inverse = 1.0 / (above ? S_d[d] : TOST_ENERGY_MIN);
-                const double dS = -du * w[d] * w[d] * inverse * inverse;
+                const double dS = -du * z[d] * z[d] * inverse * inverse;
                 RS_d[d] += above ? dS : 0.0;
-                dw[d] += (float)(2.0 * w[d] * (du * inverse + RS_d[d]));
+                dz[d] += (float)(2.0 * z[d] * (du * inverse + RS_d[d]));
             }
         }
     }
 }
 
-// Sets dw, adds to dtemp and ddenom_bias, and moves the adjoint of the state from the end of these tokens to the start.
-static void tssa_backward(const Tssa* a) {
+// Sets dz, adds to dtemp and ddenom_bias, and moves the adjoint of the state from the end of these tokens to the start.
+static void tssa_backward(const Tssa* args) {
     static const TssaStages stages = {tssa_statistics_backward, tssa_membership_backward, tssa_energy_backward, 4, 3};
-    tssa_run(&stages, a, false, true);
+    tssa_run(&stages, args, false, true);
     #pragma omp parallel for schedule(static)
-    for (int h = 0; h < a->NH; h++) {
+    for (int h = 0; h < args->NH; h++) {
         double dtemp = 0;
-        for (int b = 0; b < a->B; b++) {
-            const float *da = a->da + tssa_head(a, b, h), *u = a->u + tssa_head(a, b, h);
-            float* ddenom_bias = a->ddenom_bias + (size_t)h * a->block_size;
-            for (int t = 0; t < a->T; t++) {
-                dtemp += (double)da[t] * u[t];
-                ddenom_bias[t] += (float)((double)a->HS * a->temp[h] * da[t]);
+        for (int b = 0; b < args->B; b++) {
+            const float *dscore = args->dscore + tssa_head(args, b, h), *u = args->u + tssa_head(args, b, h);
+            float* ddenom_bias = args->ddenom_bias + (size_t)h * args->block_size;
+            for (int t = 0; t < args->T; t++) {
+                dtemp += (double)dscore[t] * u[t];
+                ddenom_bias[t] += (float)((double)args->HS * args->temp[h] * dscore[t]);
             }
         }
-        if (a->dtemp) a->dtemp[h] += (float)dtemp;
+        if (args->dtemp) args->dtemp[h] += (float)dtemp;
     }
 }
 
@@ -462,11 +464,11 @@ static void add(float* restrict x, const float* restrict y, size_t n) {
 // dbranch =; dgamma +=. dx is the gradient of x_out and of x.   dbranch = gamma dx,   dgamma = Σ_rows dx branch
 static void residual_backward(float* dbranch, float* dgamma, const float* dx, const float* branch, const float* gamma,
                               size_t rows, int C) {
-    enum { BLOCK = 32 };
+    enum { CHANNELS = 32 };
     #pragma omp parallel for schedule(static)
-    for (int c0 = 0; c0 < C; c0 += BLOCK) {
-        const int width = C - c0 < BLOCK ? C - c0 : BLOCK;
-        double sum[BLOCK] = {0};
+    for (int c0 = 0; c0 < C; c0 += CHANNELS) {
+        const int width = C - c0 < CHANNELS ? C - c0 : CHANNELS;
+        double sum[CHANNELS] = {0};
         for (size_t row = 0; row < rows; row++) {
             const size_t at = row * C + c0;
             for (int c = 0; c < width; c++) {
@@ -567,217 +569,6 @@ static void classifier_forward_backward(double* loss, float* dx, float* dwte, fl
 }
 
 // ---------------------------------------------------------------------------------------------
-// Option: convolutions over time, with --conv 4: a filter of 4 taps for each channel,
-//     y[t,c] = Σ_k weight[c,k] x[t-3+k,c]
-// The inputs of the three tokens before a chunk are part of its state: `rows` (B,3,C), with `stride` numbers from one
-// sequence to the next.
-
-enum { CONV_ROWS = TOST_CONV_WIDTH - 1 };
-
-// The input of token t >= -3 of a sequence
-static const float* conv_input(const float* x, const float* rows, int t, int C) {
-    return t < 0 ? rows + (size_t)(t + CONV_ROWS) * C : x + (size_t)t * C;
-}
-
-// Sets y, and the rows to those before the next chunk.
-static void conv_forward(float* y, float* rows, const float* x, const float* weight, int B, int T, int C,
-                         size_t stride) {   // y, x (B,T,C); weight (C,4)
-    #pragma omp parallel for schedule(static) if ((size_t)B * T > SERIAL_ROWS)
-    for (size_t row = 0; row < (size_t)B * T; row++) {
-        const int t = (int)(row % T);
-        const float *x_b = x + (row - t) * C, *rows_b = rows + row / T * stride, *x3 = x + row * C;
-        const float *x0 = conv_input(x_b, rows_b, t - 3, C), *x1 = conv_input(x_b, rows_b, t - 2, C);
-        const float* x2 = conv_input(x_b, rows_b, t - 1, C);
-        float* restrict y_c = y + row * C;
-        for (int c = 0; c < C; c++) {
-            const float* tap = weight + (size_t)c * TOST_CONV_WIDTH;
-            y_c[c] = tap[0] * x0[c] + tap[1] * x1[c] + tap[2] * x2[c] + tap[3] * x3[c];
-        }
-    }
-    for (int b = 0; b < B; b++)
-        for (int i = 0; i < CONV_ROWS; i++)
-            memcpy(rows + b * stride + (size_t)i * C,
-                   conv_input(x + (size_t)b * T * C, rows + b * stride, T - CONV_ROWS + i, C), C * sizeof *rows);
-}
-
-// dx =, in place: holds dy on entry; dweight +=.   dx[t] = Σ_k weight[k] dy[t+3-k],   dweight[k] = Σ_t dy[t+3-k] x[t]
-// adjoint: the gradient of the rows after these tokens, then of `rows`. rows NULL: zeros; adjoint is only read.
-static void conv_backward(float* dx, float* dweight, float* adjoint, const float* x, const float* rows,
-                          const float* weight, int B, int T, int C, size_t stride) {
-    enum { BLOCK = 64 };   // channels; a thread goes through all rows, in order
-    #pragma omp parallel for schedule(static)
-    for (int c0 = 0; c0 < C; c0 += BLOCK) {
-        const int width = C - c0 < BLOCK ? C - c0 : BLOCK;
-        float tap[TOST_CONV_WIDTH][BLOCK];
-        double sum[TOST_CONV_WIDTH][BLOCK] = {{0}};
-        for (int i = 0; i < width * TOST_CONV_WIDTH; i++)
-            tap[i % TOST_CONV_WIDTH][i / TOST_CONV_WIDTH] = weight[(size_t)c0 * TOST_CONV_WIDTH + i];
-        for (int b = 0; b < B; b++) {
-            const float *x_b = x + (size_t)b * T * C + c0, *rows_b = rows ? rows + b * stride + c0 : NULL;
-            float *dx_b = dx + (size_t)b * T * C + c0, *adjoint_b = adjoint + b * stride + c0;
-            float after[CONV_ROWS][BLOCK];
-            for (int i = 0; i < CONV_ROWS; i++) memcpy(after[i], adjoint_b + (size_t)i * C, width * sizeof **after);
-            for (int t = rows ? -CONV_ROWS : 0; t < T; t++) {
-                const float* x_t = conv_input(x_b, rows_b, t, C);
-                float dx_t[BLOCK] = {0};
-                if (t + CONV_ROWS >= T) memcpy(dx_t, after[t + CONV_ROWS - T], width * sizeof *dx_t);
-                for (int k = 0; k < TOST_CONV_WIDTH; k++) {
-                    const int at = t + CONV_ROWS - k;
-                    if (at < 0 || at >= T) continue;
-                    const float* dy = dx_b + (size_t)at * C;   // not overwritten yet
-                    for (int c = 0; c < width; c++) {
-                        dx_t[c] += tap[k][c] * dy[c];
-                        sum[k][c] += (double)dy[c] * x_t[c];
-                    }
-                }
-                memcpy(t < 0 ? adjoint_b + (size_t)(t + CONV_ROWS) * C : dx_b + (size_t)t * C, dx_t,
-                       width * sizeof *dx_t);
-            }
-        }
-        for (int i = 0; i < width * TOST_CONV_WIDTH; i++)
-            dweight[(size_t)c0 * TOST_CONV_WIDTH + i] += (float)sum[i % TOST_CONV_WIDTH][i / TOST_CONV_WIDTH];
-    }
-}
-
-// ---------------------------------------------------------------------------------------------
-// Option: memory, with --memory 1. A head's matrix G (HS,HS) predicts the w of the next token from the direction k of
-// this one. It starts at 0 and is updated at each token by the delta rule (least mean squares):
-//     k[t] = w[t] / √(‖w[t]‖² + 1e-12)
-//     e[t] = Π[t] (w[t] - o[t-1]),   G[t] = G[t-1] + e[t] k[t-1]ᵀ      corrects the prediction made at t-1
-//     o[t] = G[t] k[t]                                                 predicts w[t+1]
-// and y += memory_scale · o. The state of a head is G, k and o, all 0 before the first token. This is the update of
-// DeltaNet (Schlag et al. 2021, arXiv 2102.11174) with key k[t-1], value w[t], rate Π[t] and query k[t].
-
-typedef struct {
-    int B, T, C, NH, HS;
-    const float *w, *pi;     // (B,T,C), (B,NH,T)
-    float  *o;               // (B,T,C)
-    float  *G;               // (B,C·HS): G of each head, after these tokens; backward replaces it by that before
-                             // them. NULL in inference
-    size_t stride;           // from the state of a sequence to the next
-    float  *state;           // (B,C·HS+2C): Gᵀ of each head, k and o; before these tokens, then after them
-    float  *scratch;         // (threads,3·HS)
-    // backward only
-    const float* before;     // the state before these tokens; NULL: zeros
-    float  *dw;              // (B,T,C): do, then dw
-    float  *dpi;             // (B,NH,T): =
-    float  *adjoint;         // (B,C·HS+2C): of the state after these tokens, then before them; dG, not transposed
-} Memory;
-
-typedef struct { float *G, *k, *o; } MemoryState;   // of a head; G is Gᵀ in a state, and dG in its gradient
-
-static size_t memory_state_size(int C, int HS) { return (size_t)C * HS + 2 * (size_t)C; }
-
-static MemoryState memory_state(const Memory* a, const float* states, int b, int h) {
-    float* at = (float*)states + b * a->stride;
-    return (MemoryState){at + (size_t)h * a->HS * a->HS, at + (size_t)a->C * a->HS + h * a->HS,
-                         at + (size_t)a->C * (a->HS + 1) + h * a->HS};
-}
-
-// k = factor · w. Returns the factor, 1/√(‖w‖² + 1e-12).
-static float memory_key(float* k, const float* w, int HS) {
-    double squares = TOST_ENERGY_MIN;
-    #pragma omp simd simdlen(8) reduction(+ : squares)
-    for (int d = 0; d < HS; d++) squares += (double)w[d] * w[d];
-    const float factor = (float)(1.0 / sqrt(squares));
-    for (int d = 0; d < HS; d++) k[d] = w[d] * factor;
-    return factor;
-}
-
-enum { MEMORY_COLUMNS = 16 };   // at once, with their sums in registers
-
-// For `width` columns of Gᵀ, the array G: Gᵀ += k_before eᵀ, then o = G k
-static inline void memory_columns(float* restrict G, float* restrict o, const float* restrict e,
-                                  const float* restrict k_before, const float* restrict k, int HS, int width) {
-    float sum[MEMORY_COLUMNS] = {0};
-    for (int i = 0; i < HS; i++) {
-        float* restrict G_i = G + (size_t)i * HS;
-        #pragma omp simd   // without it, gcc unrolls the loop and uses no vectors
-        for (int d = 0; d < width; d++) {
-            G_i[d] += k_before[i] * e[d];
-            sum[d] += k[i] * G_i[d];
-        }
-    }
-    memcpy(o, sum, width * sizeof *o);
-}
-
-static void memory_head_forward(const Memory* a, int b, int h) {
-    const int HS = a->HS;
-    const MemoryState s = memory_state(a, a->state, b, h);
-    float *e = a->scratch + 3 * (size_t)thread_index() * HS, *k = e + HS;
-    for (int t = 0; t < a->T; t++) {
-        const size_t at = ((size_t)b * a->T + t) * a->C + h * HS;
-        const float pi = a->pi[((size_t)b * a->NH + h) * a->T + t];
-        for (int d = 0; d < HS; d++) e[d] = pi * (a->w[at + d] - s.o[d]);
-        memory_key(k, a->w + at, HS);
-        int d = 0;
-        for (; d + MEMORY_COLUMNS <= HS; d += MEMORY_COLUMNS)
-            memory_columns(s.G + d, s.o + d, e + d, s.k, k, HS, MEMORY_COLUMNS);
-        if (d < HS) memory_columns(s.G + d, s.o + d, e + d, s.k, k, HS, HS - d);
-        memcpy(s.k, k, HS * sizeof *k);
-        memcpy(a->o + at, s.o, HS * sizeof *k);
-    }
-    float* G = a->G ? a->G + ((size_t)b * a->C + h * HS) * HS : NULL;
-    for (int d = 0; G && d < HS; d++)
-        for (int i = 0; i < HS; i++) G[(size_t)d * HS + i] = s.G[(size_t)i * HS + d];
-}
-
-// Sets o and G, and moves the state to the end of these tokens.
-static void memory_forward(const Memory* a) {
-    #pragma omp parallel for schedule(static) if ((size_t)a->B * a->T > SERIAL_ROWS)
-    for (int i = 0; i < a->B * a->NH; i++) memory_head_forward(a, i / a->NH, i % a->NH);
-}
-
-// From do to dw, backward in time, with G[t-1] = G[t] - e[t] k[t-1]ᵀ. For t from last to first:
-//     dk[t] += G[t]ᵀ do[t],   dG += do[t] k[t]ᵀ,   dk[t-1] = dGᵀ e[t],   de = dG k[t-1]
-//     dΠ[t] = de · (w[t] - o[t-1]),   dw[t] = Π[t] de + (dk[t] - k[t] (k[t]·dk[t])) / √(‖w[t]‖² + 1e-12)
-//     do[t-1] -= Π[t] de
-static void memory_head_backward(const Memory* a, int b, int h) {
-    const int HS = a->HS, C = a->C;
-    const MemoryState start = a->before ? memory_state(a, a->before, b, h) : (MemoryState){0};
-    const MemoryState adjoint = memory_state(a, a->adjoint, b, h);
-    float *G = a->G + ((size_t)b * C + h * HS) * HS, *do_after = adjoint.o;   // gradient of o[t] from token t+1
-    float *k = a->scratch + 3 * (size_t)thread_index() * HS, *k_before = k + HS;
-    float *restrict dk = adjoint.k, *restrict dk_before = k_before + HS;
-    for (int t = a->T - 1; t >= 0; t--) {
-        const size_t at = ((size_t)b * a->T + t) * C + h * HS, row = ((size_t)b * a->NH + h) * a->T + t;
-        const float *w = a->w + at, *o_before = t > 0 ? a->o + at - C : start.o, pi = a->pi[row];
-        const float factor = memory_key(k, w, HS);
-        float* dw = a->dw + at;   // holds do on entry
-        if (t > 0) memory_key(k_before, w - C, HS);
-        else if (start.k) memcpy(k_before, start.k, HS * sizeof *k_before);
-        else memset(k_before, 0, HS * sizeof *k_before);
-        memset(dk_before, 0, HS * sizeof *dk_before);
-        double dpi = 0, k_dk = 0;
-        for (int d = 0; d < HS; d++) {
-            float *restrict G_d = G + (size_t)d * HS, *restrict dG_d = adjoint.G + (size_t)d * HS, de = 0;
-            const float error = w[d] - (o_before ? o_before[d] : 0.0f), e = pi * error, do_d = dw[d] + do_after[d];
-            #pragma omp simd simdlen(8) reduction(+ : de)
-            for (int i = 0; i < HS; i++) {
-                dk[i] += do_d * G_d[i];
-                G_d[i] -= e * k_before[i];
-                const float dG_i = dG_d[i] += do_d * k[i];
-                dk_before[i] += e * dG_i;
-                de += dG_i * k_before[i];
-            }
-            dpi += (double)de * error;
-            do_after[d] = -pi * de;
-        }
-        #pragma omp simd simdlen(8) reduction(+ : k_dk)
-        for (int i = 0; i < HS; i++) k_dk += (double)k[i] * dk[i];
-        for (int d = 0; d < HS; d++) dw[d] = factor * (dk[d] - k[d] * (float)k_dk) - do_after[d];
-        memcpy(dk, dk_before, HS * sizeof *dk);
-        a->dpi[row] = (float)dpi;
-    }
-}
-
-// From do to dw, in place; sets dΠ; moves the adjoint of the state from the end of these tokens to the start.
-static void memory_backward(const Memory* a) {
-    #pragma omp parallel for schedule(static)
-    for (int i = 0; i < a->B * a->NH; i++) memory_head_backward(a, i / a->NH, i % a->NH);
-}
-
-// ---------------------------------------------------------------------------------------------
 // The arrays of a model: one allocation. Parameters, gradients and the optimizer's moments are flat arrays laid out by
 // the table in tost/model.h; activations and buffers follow the tables below. A training model keeps the activations of
 // every layer for backward. For inference, or with recompute (activation checkpointing), all layers share one set of
@@ -790,7 +581,7 @@ static void memory_backward(const Memory* a) {
     X(mean_1,     float,  rows) \
     X(rstd_1,     float,  rows) \
     X(projected,  float,  conv * rows * C)              /* c_attn(ln_1) */ \
-    X(w,          float,  rows * C)                     /* its convolution; without --conv the same array */ \
+    X(z,          float,  rows * C)                     /* its convolution; without --conv the same array */ \
     X(u,          float,  rows * NH)                    /* (B,NH,T) */ \
     X(pi,         float,  rows * NH)                    /* (B,NH,T) */ \
     X(tssa_saved, double, (rows / TSSA_BLOCK + B) * tssa_state_size(C, NH)) \
@@ -821,13 +612,13 @@ static void memory_backward(const Memory* a) {
     X(states,       double, states * L * B * state_size(c)) /* or gradients of states */ \
     X(layer_state,  double, B * state_size(c))          /* of one layer, if the pass does not set a state */ \
     X(tssa_scratch, double, threads * tssa_scratch_size(C, NH)) \
-    X(memory_scratch, float, memory * threads * 3 * (C / NH)) \
-    X(dpredicted,   float,  memory * train * rows * C)  /* gradients of predicted, then of w */ \
+    X(memory_scratch, float, memory * threads * delta_rule_scratch_size(C / NH)) \
+    X(dpredicted,   float,  memory * train * rows * C)  /* gradients of predicted, then of z */ \
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
-    X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out, w and projected */ \
+    X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out, z and projected */ \
     X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, ln_2, y and ln_1 */ \
     X(scratch_bt4c, float,  train * rows * 4 * C)       /* gradients of gelu and fc */ \
-    X(da,           float,  train * rows * NH)          /* dΠ of the memory, dΠ, then da */ \
+    X(dscore,       float,  train * rows * NH)          /* dΠ of the memory, dΠ, then dscore */ \
     X(muon,         float,  train * muon * 6 * C * C)   /* see orthogonalize */
 
 #define X(field, type, elements) type* field;
@@ -867,15 +658,12 @@ static size_t classifier_rows(size_t rows, int V) {
     return even_block(rows, most > 64 ? most : 64);
 }
 
-// The state of the memory of a sequence in a layer, in doubles
-static size_t memory_doubles(const TostConfig* c) {
-    return c->memory ? (memory_state_size(c->n_embd, c->n_embd / c->n_head) + 1) / 2 : 0;
-}
-
-// The state of a sequence in a layer, in doubles: S, N and D; with convolutions, also the last three inputs of each,
-// and with memory its state. The inputs and the memory are floats.
+// The state of a sequence in a layer, in doubles: S, N and D; then, as floats, the inputs of the last three tokens for
+// each convolution, and the state of the memory.
 static size_t state_size(const TostConfig* c) {
-    return tssa_state_size(c->n_embd, c->n_head) + (c->conv ? CONV_ROWS * (size_t)c->n_embd : 0) + memory_doubles(c);
+    const int C = c->n_embd, HS = C / c->n_head;
+    const size_t floats = (c->conv ? 2 * CONV_BEFORE * (size_t)C : 0) + (c->memory ? delta_rule_state_size(C, HS) : 0);
+    return tssa_state_size(C, c->n_head) + (floats + 1) / 2;
 }
 
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
@@ -887,8 +675,9 @@ static size_t layout_buffers(TostModel* model, void* base) {
     const size_t conv = c->conv != 0, memory = c->memory != 0, muon = o->optimizer == TOST_MUON;
     const size_t logits_rows = model->logits_rows = classifier_rows(rows, c->vocab_size);
     Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison_redzone};
-    for (int a = 0; a < (train ? TOST_EMA + o->ema : 1); a++)
-        model->array[a] = arena_alloc(&arena, exchange_elements(&model->exchange, (TostArray)a) * sizeof(float));
+    for (int array = 0; array < (train ? TOST_EMA + o->ema : 1); array++)
+        model->array[array] =
+            arena_alloc(&arena, exchange_elements(&model->exchange, (TostArray)array) * sizeof(float));
     if (train) exchange_layout(&model->exchange, &arena, model->array[TOST_GRAD]);
 #define X(field, type, elements) model->buf.field = arena_alloc(&arena, (elements) * sizeof(type));
     SHARED_BUFFERS(X)
@@ -901,7 +690,7 @@ static size_t layout_buffers(TostModel* model, void* base) {
         else { LAYER_ACTIVATIONS(X) }
         if (l == 0 || train) { LAYER_RESIDENT(X) }
 #undef X
-        if (!conv) model->layer[l].projected = model->layer[l].w, model->layer[l].mlp_in = model->layer[l].ln_2;
+        if (!conv) model->layer[l].projected = model->layer[l].z, model->layer[l].mlp_in = model->layer[l].ln_2;
     }
     return arena.used;
 }
@@ -928,8 +717,8 @@ static void model_free(TostModel* model) {
 }
 
 // Pointers to the parameters of layer l and to those outside of the layers; or to their gradients.
-static TostParams model_params(const TostModel* model, TostArray a, int l) {
-    return tost_params(&model->tensors, model->array[a], l);
+static TostParams model_params(const TostModel* model, TostArray array, int l) {
+    return tost_params(&model->tensors, model->array[array], l);
 }
 
 // A parameter as the operand of a matrix product.
@@ -954,86 +743,55 @@ static double* model_state(const TostModel* model, int state, int l, int b) {
     return model->buf.states + i * state_size(&model->config);
 }
 
-// The rows of a convolution in the state of a layer.
-static float* state_rows(const TostModel* model, double* state, TostRow filter) {
-    const int C = model->config.n_embd;
-    return (float*)(state + tssa_state_size(C, model->config.n_head)) + (filter == TOST_ROW_mlp_conv) * CONV_ROWS * C;
+// The parts of a layer's state, or of its gradient. Each is that of the first sequence.
+typedef struct { double* tssa; float *attn_conv, *mlp_conv, *memory; } LayerState;
+
+static LayerState layer_state(const TostModel* model, double* state) {
+    const TostConfig* c = &model->config;
+    float* attn_conv = (float*)(state + tssa_state_size(c->n_embd, c->n_head));
+    float *mlp_conv = attn_conv + CONV_BEFORE * c->n_embd, *end = mlp_conv + CONV_BEFORE * c->n_embd;
+    return (LayerState){state, attn_conv, mlp_conv, c->conv ? end : attn_conv};
 }
 
-// The memory's part of a layer's state, the last one
-static float* state_memory(const TostModel* model, double* state) {
-    return (float*)(state + state_size(&model->config) - memory_doubles(&model->config));
+// The state of layer l before the pass; all NULL: zeros
+static LayerState state_before(const TostModel* model, int l) {
+    return model->from == TOST_NO_STATE ? (LayerState){0} : layer_state(model, model_state(model, model->from, l, 0));
 }
 
 // Copies layer l of state `from`, or zeros, to where the pass updates it in place: state `to`, or layer_state if `to`
 // is TOST_NO_STATE. Backward calls it with `right` and `left`.
-static double* start_state(const TostModel* model, int from, int to, int l) {
+static LayerState start_state(const TostModel* model, int from, int to, int l) {
     const size_t bytes = model->chunk.B * state_size(&model->config) * sizeof(double);
     double* state = to == TOST_NO_STATE ? model->buf.layer_state : model_state(model, to, l, 0);
     if (from == TOST_NO_STATE) memset(state, 0, bytes);
     else if (from != to) memcpy(state, model_state(model, from, l, 0), bytes);
-    return state;
+    return layer_state(model, state);
 }
 
 // The arguments of TSSA in a layer.
-static Tssa layer_tssa(const TostModel* model, int l, double* state) {
+static Tssa layer_tssa(const TostModel* model, int l, LayerState state) {
     const TostConfig* c = &model->config;
     const TostChunk* chunk = &model->chunk;
-    const LayerActivations* a = &model->layer[l];
+    const LayerActivations* act = &model->layer[l];
     const TostParams p = model_params(model, TOST_PARAM, l);
     return (Tssa){.B = chunk->B, .T = chunk->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head,
-                  .block_size = c->block_size, .w = a->w, .temp = p.temp, .denom_bias = p.denom_bias + chunk->first,
-                  .u = a->u, .pi = a->pi, .y = a->y, .stride = state_size(c), .state = state,
+                  .block_size = c->block_size, .z = act->z, .temp = p.temp, .denom_bias = p.denom_bias + chunk->first,
+                  .u = act->u, .pi = act->pi, .y = act->y, .stride = state_size(c), .state = state.tssa,
                   .scratch = model->buf.tssa_scratch,
-                  .saved = model->options.training ? a->tssa_saved : NULL};
+                  .saved = model->options.training ? act->tssa_saved : NULL};
 }
 
-// The arguments of its backward, with dy in scratch_btc and dw in dbranch.
-static Tssa layer_tssa_grads(const TostModel* model, int l, double* adjoint) {
-    Tssa tssa = layer_tssa(model, l, NULL);
+// The arguments of its backward, with dy in scratch_btc and dz in dbranch.
+static Tssa layer_tssa_grads(const TostModel* model, int l, LayerState adjoint) {
+    Tssa tssa = layer_tssa(model, l, (LayerState){0});
     const TostParams g = model_params(model, TOST_GRAD, l);
     tssa.dy = model->buf.scratch_btc;
-    tssa.dw = model->buf.dbranch;
-    tssa.da = model->buf.da;
+    tssa.dz = model->buf.dbranch;
+    tssa.dpi = tssa.dscore = model->buf.dscore;
     tssa.dtemp = model->config.membership == TOST_UNIFORM ? NULL : g.temp;
     tssa.ddenom_bias = g.denom_bias + model->chunk.first;
-    tssa.adjoint = adjoint;
+    tssa.adjoint = adjoint.tssa;
     return tssa;
-}
-
-static Memory layer_memory(const TostModel* model, int l) {
-    const TostConfig* c = &model->config;
-    const TostChunk* chunk = &model->chunk;
-    const LayerActivations* a = &model->layer[l];
-    return (Memory){.B = chunk->B, .T = chunk->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head,
-                    .w = a->w, .pi = a->pi, .o = a->predicted, .G = model->options.training ? a->memory_G : NULL,
-                    .stride = 2 * state_size(c),
-                    .scratch = model->buf.memory_scratch, .dw = model->buf.dpredicted, .dpi = model->buf.da};
-}
-
-// With --memory: y += memory_scale · o
-static void remember(TostModel* model, int l, float* y, double* state) {
-    if (!model->config.memory) return;
-    const TostParams p = model_params(model, TOST_PARAM, l);
-    Memory memory = layer_memory(model, l);
-    memory.state = state_memory(model, state);
-    memory_forward(&memory);
-    residual_forward(y, y, memory.o, p.memory_scale, chunk_rows(model), model->config.n_embd);
-}
-
-// From dy: sets dpredicted to the memory's part of dw, and da to that of dΠ, which is 0 without --memory
-static void remember_backward(TostModel* model, int l, const float* dy, double* adjoint) {
-    const size_t rows = chunk_rows(model);
-    if (!model->config.memory) {
-        memset(model->buf.da, 0, rows * model->config.n_head * sizeof(float));
-        return;
-    }
-    const TostParams p = model_params(model, TOST_PARAM, l), g = model_params(model, TOST_GRAD, l);
-    Memory memory = layer_memory(model, l);
-    memory.adjoint = state_memory(model, adjoint);
-    if (model->from != TOST_NO_STATE) memory.before = state_memory(model, model_state(model, model->from, l, 0));
-    residual_backward(memory.dw, g.memory_scale, dy, memory.o, p.memory_scale, rows, model->config.n_embd);
-    memory_backward(&memory);
 }
 
 // The input of layer l; l = L: the output of the last layer.
@@ -1041,79 +799,115 @@ static const float* layer_input(const TostModel* model, int l) {
     return l > 0 ? model->layer[l - 1].x_out : model->buf.x;
 }
 
-// With --conv: y = the convolution of x; with --dtype bf16, x and y are rounded. Without --conv: nothing.
-static void convolve(TostModel* model, int l, TostRow filter, float* y, float* x, double* state) {
-    const int B = model->chunk.B, T = model->chunk.T, C = model->config.n_embd;
-    if (!model->config.conv) return;
-    const float* taps = model->array[TOST_PARAM] + tost_row_offset(&model->tensors, filter, l);
-    if (model->weights) round_bf16(x, chunk_rows(model) * C);
-    conv_forward(y, state_rows(model, state, filter), x, taps, B, T, C, 2 * state_size(&model->config));
-    if (model->weights) round_bf16(y, chunk_rows(model) * C);
+static Conv layer_conv(const TostModel* model, const float* weight) {
+    return (Conv){.B = model->chunk.B, .T = model->chunk.T, .C = model->config.n_embd, .weight = weight,
+                  .stride = 2 * state_size(&model->config)};
 }
 
-// d: the gradient of y, then of x
-static void convolve_backward(TostModel* model, int l, TostRow filter, float* d, const float* x, double* adjoint) {
-    const int B = model->chunk.B, T = model->chunk.T, C = model->config.n_embd, from = model->from;
-    if (!model->config.conv) return;
-    const size_t at = tost_row_offset(&model->tensors, filter, l);
-    const float* rows = from == TOST_NO_STATE ? NULL : state_rows(model, model_state(model, from, l, 0), filter);
-    conv_backward(d, model->array[TOST_GRAD] + at, state_rows(model, adjoint, filter), x, rows,
-                  model->array[TOST_PARAM] + at, B, T, C, 2 * state_size(&model->config));
-    if (model->weights) round_bf16(d, chunk_rows(model) * C);
+// With --conv: y = the convolution of x; with --dtype bf16, x and y are rounded. Without, weight is NULL.
+static void convolve(const TostModel* model, float* y, float* before, float* x, const float* weight) {
+    const Conv conv = layer_conv(model, weight);
+    if (!weight) return;
+    if (model->weights) round_bf16(x, chunk_rows(model) * conv.C);
+    conv_forward(y, before, x, &conv);
+    if (model->weights) round_bf16(y, chunk_rows(model) * conv.C);
+}
+
+// dx: the gradient of y, then of x
+static void convolve_backward(const TostModel* model, float* dx, float* dweight, float* adjoint, const float* x,
+                              const float* before, const float* weight) {
+    const Conv conv = layer_conv(model, weight);
+    if (!weight) return;
+    conv_backward(dx, dweight, adjoint, x, before, &conv);
+    if (model->weights) round_bf16(dx, chunk_rows(model) * conv.C);
+}
+
+static DeltaRule layer_delta_rule(const TostModel* model, int l) {
+    const TostConfig* c = &model->config;
+    const LayerActivations* act = &model->layer[l];
+    return (DeltaRule){.B = model->chunk.B, .T = model->chunk.T, .C = c->n_embd, .NH = c->n_head,
+                       .HS = c->n_embd / c->n_head, .z = act->z, .pi = act->pi, .o = act->predicted,
+                       .G = model->options.training ? act->memory_G : NULL, .stride = 2 * state_size(c),
+                       .scratch = model->buf.memory_scratch, .dz = model->buf.dpredicted, .dpi = model->buf.dscore};
+}
+
+// With --memory: y += scale · o. Without, scale is NULL.
+static void remember(const TostModel* model, int l, float* y, const float* scale, LayerState state) {
+    DeltaRule memory = layer_delta_rule(model, l);
+    if (!scale) return;
+    memory.state = state.memory;
+    delta_rule_forward(&memory);
+    residual_forward(y, y, memory.o, scale, chunk_rows(model), model->config.n_embd);
+}
+
+// From dy: sets dpredicted to the memory's part of dz, and dscore to that of dΠ, which is 0 without --memory.
+static void remember_backward(const TostModel* model, int l, float* dscale, const float* dy, const float* scale,
+                              LayerState adjoint) {
+    DeltaRule memory = layer_delta_rule(model, l);
+    const size_t rows = chunk_rows(model);
+    if (!scale) {
+        memset(memory.dpi, 0, rows * memory.NH * sizeof *memory.dpi);
+        return;
+    }
+    memory.before = state_before(model, l).memory;
+    memory.adjoint = adjoint.memory;
+    residual_backward(memory.dz, dscale, dy, memory.o, scale, rows, memory.C);
+    delta_rule_backward(&memory);
 }
 
 // Layer l, from its input to x_out
 static void layer_forward(TostModel* model, int l, int from, int to) {
-    const LayerActivations* a = &model->layer[l];
+    const LayerActivations* act = &model->layer[l];
     const TostParams p = model_params(model, TOST_PARAM, l);
     const int C = model->config.n_embd;
     const size_t rows = chunk_rows(model);
     const float* x = layer_input(model, l);
-    double* state = start_state(model, from, to, l);
+    const LayerState state = start_state(model, from, to, l);
     const Tssa tssa = layer_tssa(model, l, state);
-    layernorm_forward(a->ln_1, a->mean_1, a->rstd_1, x, p.ln_1_w, p.ln_1_b, rows, C);
-    linear_forward(a->projected, a->ln_1, weight(model, p.attn_w), p.attn_b, rows, C, C);
-    convolve(model, l, TOST_ROW_attn_conv, a->w, a->projected, state);
+    layernorm_forward(act->ln_1, act->mean_1, act->rstd_1, x, p.ln_1_w, p.ln_1_b, rows, C);
+    linear_forward(act->projected, act->ln_1, weight(model, p.attn_w), p.attn_b, rows, C, C);
+    convolve(model, act->z, state.attn_conv, act->projected, p.attn_conv);
     tssa_forward(&tssa);
-    remember(model, l, a->y, state);
-    linear_forward(a->attn_out, a->y, weight(model, p.attn_proj_w), p.attn_proj_b, rows, C, C);
-    residual_forward(a->x_mid, x, a->attn_out, p.gamma1, rows, C);
+    remember(model, l, act->y, p.memory_scale, state);
+    linear_forward(act->attn_out, act->y, weight(model, p.attn_proj_w), p.attn_proj_b, rows, C, C);
+    residual_forward(act->x_mid, x, act->attn_out, p.gamma1, rows, C);
 
-    layernorm_forward(a->ln_2, a->mean_2, a->rstd_2, a->x_mid, p.ln_2_w, p.ln_2_b, rows, C);
-    convolve(model, l, TOST_ROW_mlp_conv, a->mlp_in, a->ln_2, state);
-    linear_forward(a->fc, a->mlp_in, weight(model, p.fc_w), p.fc_b, rows, C, 4 * C);
-    gelu_forward(a->gelu, a->fc, rows * 4 * C);
-    linear_forward(a->mlp_out, a->gelu, weight(model, p.fc_proj_w), p.fc_proj_b, rows, 4 * C, C);
-    residual_forward(a->x_out, a->x_mid, a->mlp_out, p.gamma2, rows, C);
+    layernorm_forward(act->ln_2, act->mean_2, act->rstd_2, act->x_mid, p.ln_2_w, p.ln_2_b, rows, C);
+    convolve(model, act->mlp_in, state.mlp_conv, act->ln_2, p.mlp_conv);
+    linear_forward(act->fc, act->mlp_in, weight(model, p.fc_w), p.fc_b, rows, C, 4 * C);
+    gelu_forward(act->gelu, act->fc, rows * 4 * C);
+    linear_forward(act->mlp_out, act->gelu, weight(model, p.fc_proj_w), p.fc_proj_b, rows, 4 * C, C);
+    residual_forward(act->x_out, act->x_mid, act->mlp_out, p.gamma2, rows, C);
     model->computed_layer = l;
 }
 
 // buf.dx holds the gradient of x_out on entry and that of the layer's input on return. Parameter gradients +=
 static void layer_backward(TostModel* model, int l, int right, int left) {
-    const LayerActivations* a = &model->layer[l];
+    const LayerActivations* act = &model->layer[l];
     const Buffers* buf = &model->buf;
     const TostParams p = model_params(model, TOST_PARAM, l), g = model_params(model, TOST_GRAD, l);
     const int C = model->config.n_embd;
     const size_t rows = chunk_rows(model);
     float *dx = buf->dx, *dbranch = buf->dbranch, *d_btc = buf->scratch_btc, *d_bt4c = buf->scratch_bt4c;
-    double* adjoint = start_state(model, right, left, l);
+    const LayerState before = state_before(model, l), adjoint = start_state(model, right, left, l);
     const Tssa tssa = layer_tssa_grads(model, l, adjoint);
-    residual_backward(dbranch, g.gamma2, dx, a->mlp_out, p.gamma2, rows, C);
-    linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, a->gelu, weight(model, p.fc_proj_w), rows, 4 * C, C);
-    gelu_backward(d_bt4c, a->fc, rows * 4 * C);
-    linear_backward(d_btc, g.fc_w, g.fc_b, d_bt4c, a->mlp_in, weight(model, p.fc_w), rows, C, 4 * C);
-    convolve_backward(model, l, TOST_ROW_mlp_conv, d_btc, a->ln_2, adjoint);
-    layernorm_backward(dx, g.ln_2_w, g.ln_2_b, d_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, rows, C);
+    residual_backward(dbranch, g.gamma2, dx, act->mlp_out, p.gamma2, rows, C);
+    linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, act->gelu, weight(model, p.fc_proj_w), rows, 4 * C, C);
+    gelu_backward(d_bt4c, act->fc, rows * 4 * C);
+    linear_backward(d_btc, g.fc_w, g.fc_b, d_bt4c, act->mlp_in, weight(model, p.fc_w), rows, C, 4 * C);
+    convolve_backward(model, d_btc, g.mlp_conv, adjoint.mlp_conv, act->ln_2, before.mlp_conv, p.mlp_conv);
+    layernorm_backward(dx, g.ln_2_w, g.ln_2_b, d_btc, act->x_mid, act->mean_2, act->rstd_2, p.ln_2_w, rows, C);
 
-    residual_backward(dbranch, g.gamma1, dx, a->attn_out, p.gamma1, rows, C);
-    linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, dbranch, a->y, weight(model, p.attn_proj_w), rows, C, C);
-    remember_backward(model, l, d_btc, adjoint);
+    residual_backward(dbranch, g.gamma1, dx, act->attn_out, p.gamma1, rows, C);
+    linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, dbranch, act->y, weight(model, p.attn_proj_w), rows, C, C);
+    remember_backward(model, l, g.memory_scale, d_btc, p.memory_scale, adjoint);
     tssa_backward(&tssa);   // from d_btc to dbranch
     if (model->config.memory) add(dbranch, buf->dpredicted, rows * C);
     if (model->weights) round_bf16(dbranch, rows * C);
-    convolve_backward(model, l, TOST_ROW_attn_conv, dbranch, a->projected, adjoint);
-    linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, a->ln_1, weight(model, p.attn_w), rows, C, C);
-    layernorm_backward(dx, g.ln_1_w, g.ln_1_b, d_btc, layer_input(model, l), a->mean_1, a->rstd_1, p.ln_1_w, rows, C);
+    convolve_backward(model, dbranch, g.attn_conv, adjoint.attn_conv, act->projected, before.attn_conv, p.attn_conv);
+    linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, act->ln_1, weight(model, p.attn_w), rows, C, C);
+    layernorm_backward(dx, g.ln_1_w, g.ln_1_b, d_btc, layer_input(model, l), act->mean_1, act->rstd_1, p.ln_1_w, rows,
+                       C);
 }
 
 // With recompute: fills the shared activations with those of layer l, unless they already are.
@@ -1201,7 +995,7 @@ static void cpu_activation(float* dst, TostModel* model, TostActivation what, in
     threads_set(model->threads.pass);
     if (what != TOST_X) recompute_layer(model, layer);
     if (what == TOST_X) memcpy(dst, layer_input(model, layer), rows * C * sizeof *dst);
-    else if (what == TOST_W) memcpy(dst, model->layer[layer].w, rows * C * sizeof *dst);
+    else if (what == TOST_Z) memcpy(dst, model->layer[layer].z, rows * C * sizeof *dst);
     else memcpy(dst, model->layer[layer].pi, rows * NH * sizeof *dst);
 }
 
@@ -1253,11 +1047,12 @@ static double cpu_grad_norm(TostModel* model) { return exchange_norm(&model->exc
 //   m = β1 m + (1-β1) g,   v = β2 v + (1-β2) g²,   p = p (1 - lr wd) - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
 // in_bf16: the copy of p in bf16, or NULL
 static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict m, float* restrict v,
-                  const float* restrict grad, size_t n, double weight_decay, const TostUpdate* a) {
-    const float keep = (float)(1.0 - a->lr * weight_decay), scale = (float)a->grad_scale;
-    const float b1 = (float)a->beta1, b2 = (float)a->beta2, c1 = (float)(1.0 - a->beta1), c2 = (float)(1.0 - a->beta2);
-    const float rate = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->step))), eps = (float)a->eps;
-    const float root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step)));
+                  const float* restrict grad, size_t n, double weight_decay, const TostUpdate* update) {
+    const float keep = (float)(1.0 - update->lr * weight_decay), scale = (float)update->grad_scale;
+    const float b1 = (float)update->beta1, b2 = (float)update->beta2, c1 = (float)(1.0 - update->beta1),
+                c2 = (float)(1.0 - update->beta2);
+    const float rate = (float)(update->lr / (1.0 - pow(update->beta1, (double)update->step))), eps = (float)update->eps;
+    const float root = (float)(1.0 / sqrt(1.0 - pow(update->beta2, (double)update->step)));
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
         const float g = grad[i] * scale;
@@ -1322,30 +1117,30 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
 // each rank computes u for its slices of the matrices and updates its slices of the other parameters by AdamW. One
 // exchange, in the array of gradients, sends both to all ranks. Then every rank updates all matrices.
 
-static double decay_of(const TostTensor* t, const TostUpdate* a) {
-    return t->decay == TOST_DECAY ? a->weight_decay : 0.0;
+static double decay_of(const TostTensor* t, const TostUpdate* update) {
+    return t->decay == TOST_DECAY ? update->weight_decay : 0.0;
 }
 
-static void update_owned(TostModel* model, const TostUpdate* a, const Owned* own) {
+static void update_owned(TostModel* model, const TostUpdate* update, const Owned* own) {
     float *p = model->array[TOST_PARAM] + own->at, *grad = model->array[TOST_GRAD] + own->at;
     float* m = model->array[TOST_M] + own->packed;
     if (own->muon) {
-        muon_momentum(grad, m, own->size, a->grad_scale);
+        muon_momentum(grad, m, own->size, update->grad_scale);
         return;
     }
     adamw(p, model->weights ? model->weights + own->at : NULL, m, model->array[TOST_V] + own->second, grad, own->size,
-          decay_of(own->tensor, a), a);
+          decay_of(own->tensor, update), update);
     if (model->options.optimizer == TOST_MUON && model->exchange.ranks > 1) memcpy(grad, p, own->size * sizeof *p);
 }
 
 // The rest of the update with Muon, after the exchange
-static void update_whole(TostModel* model, const TostUpdate* a, const TostTensor* t) {
+static void update_whole(TostModel* model, const TostUpdate* update, const TostTensor* t) {
     float *p = model->array[TOST_PARAM] + t->offset, *u = model->array[TOST_GRAD] + t->offset;
     if (tost_uses_muon(t, model->options.optimizer)) {
         const int rows = t->shape[0], columns = t->shape[1];
         orthogonalize(u, model->buf.muon, rows, columns, model->weights ? gemm_bf16 : gemm);
         const double side = rows > columns ? rows : columns;   // mutant: muon_scale
-        combine(p, -a->lr * TOST_MUON_SCALE * sqrt(side), u, 1.0 - a->lr * decay_of(t, a), t->size);
+        combine(p, -update->lr * TOST_MUON_SCALE * sqrt(side), u, 1.0 - update->lr * decay_of(t, update), t->size);
     } else if (model->exchange.ranks > 1) memcpy(p, u, t->size * sizeof *p);
 }
 
@@ -1361,13 +1156,13 @@ static void update_average(TostModel* model, float rate) {
     }
 }
 
-static void cpu_update(TostModel* model, const TostUpdate* a) {
+static void cpu_update(TostModel* model, const TostUpdate* update) {
     const bool muon = model->options.optimizer == TOST_MUON;
     Exchange* x = &model->exchange;
     float* params = model->array[TOST_PARAM];
-    exchange_update(x, muon ? model->array[TOST_GRAD] : params, update_owned, model, a);
-    for (int i = 0; muon && i < model->tensors.count; i++) update_whole(model, a, &model->tensors.tensor[i]);
-    if (model->options.ema) update_average(model, (float)a->ema_rate);
+    exchange_update(x, muon ? model->array[TOST_GRAD] : params, update_owned, model, update);
+    for (int i = 0; muon && i < model->tensors.count; i++) update_whole(model, update, &model->tensors.tensor[i]);
+    if (model->options.ema) update_average(model, (float)update->ema_rate);
     if (model->weights && (muon || x->ranks > 1))
         bf16_from_floats(model->weights, params, model->tensors.flat_size);
 }
@@ -1406,15 +1201,15 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
     return model;
 }
 
-static void cpu_put(TostModel* model, TostArray a, const TostTensor* t, const float* src) {
-    if (a < TOST_M) memcpy(model->array[a] + t->offset, src, t->size * sizeof *src);
-    else exchange_put(&model->exchange, a, model->array[a], t, src);
-    if (a == TOST_PARAM && model->weights) bf16_from_floats(model->weights + t->offset, src, t->size);
+static void cpu_put(TostModel* model, TostArray array, const TostTensor* t, const float* src) {
+    if (array < TOST_M) memcpy(model->array[array] + t->offset, src, t->size * sizeof *src);
+    else exchange_put(&model->exchange, array, model->array[array], t, src);
+    if (array == TOST_PARAM && model->weights) bf16_from_floats(model->weights + t->offset, src, t->size);
 }
 
-static void cpu_get(float* dst, const TostModel* model, TostArray a, const TostTensor* t) {
-    if (a == TOST_PARAM) memcpy(dst, model->array[a] + t->offset, t->size * sizeof *dst);
-    else exchange_collect(dst, &model->exchange, a, model->array[a], t);
+static void cpu_get(float* dst, const TostModel* model, TostArray array, const TostTensor* t) {
+    if (array == TOST_PARAM) memcpy(dst, model->array[array] + t->offset, t->size * sizeof *dst);
+    else exchange_collect(dst, &model->exchange, array, model->array[array], t);
 }
 
 const TostEngine tost_cpu_engine = {

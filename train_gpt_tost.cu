@@ -19,6 +19,8 @@
 
 #include <type_traits>
 
+#include "tost/cuda/conv.cuh"
+#include "tost/cuda/delta_rule.cuh"
 #include "tost/cuda/exchange.cuh"
 #include "tost/cuda/matmul.cuh"
 #include "tost/cuda/reduce.cuh"
@@ -75,9 +77,6 @@ static StepInput step_input(int32_t* base, size_t rows) {
 // ---------------------------------------------------------------------------------------------
 // Embedding:  x[b,t] = wte[token[b,t]] + wpe[first + t]
 
-// Kernels over rows of C channels: a thread takes packs of 4 channels, or of the rest of a row.
-static int channel_threads(int C) { return min(256, div_up(div_up(C, 4), WARP) * WARP); }
-
 // Minimum traffic per row: 4C (wte) + 4C (x); wpe comes from L2. One block per row.
 __global__ void embedding_forward_kernel(float* x, const int32_t* tokens, const float* wte, const float* wpe,
                                          const StepHeader* step, int T, int C) {
@@ -93,7 +92,7 @@ __global__ void embedding_forward_kernel(float* x, const int32_t* tokens, const 
     }
 }
 
-// x (B,T,C); tokens (B,T); wte (V,C); wpe (BLOCK,C)
+// x (B,T,C); tokens (B,T); wte (V,C); wpe (block_size,C)
 static void embedding_forward(cudaStream_t stream, float* x, const int32_t* tokens, const float* wte, const float* wpe,
                               const StepHeader* step, int B, int T, int C) {
     LAUNCH(embedding_forward_kernel, B * T, channel_threads(C), 0, stream, x, tokens, wte, wpe, step, T, C);
@@ -297,33 +296,33 @@ template <int VEC, int PACKS> struct NormSums {
 
 // Loads a pack's residual gradient d, and branch.
 template <typename S, int VEC>
-__device__ inline void load_residual(float (&d)[VEC], float (&branch)[VEC], const NormBackward<S>& a, size_t at) {
-    if (a.accumulate) load_pack<VEC>(d, a.dx + at);
-    if (a.branch) load_pack<VEC>(branch, a.branch + at);
+__device__ inline void load_residual(float (&d)[VEC], float (&branch)[VEC], const NormBackward<S>& args, size_t at) {
+    if (args.accumulate) load_pack<VEC>(d, args.dx + at);
+    if (args.branch) load_pack<VEC>(branch, args.branch + at);
 }
 
 // Stores d, a pack of dx, and dbranch = gamma d; adds to the sums over rows.
 template <typename S, int VEC>
 __device__ inline void store_residual(float (&dgamma)[VEC], float (&dx)[VEC], float (&d)[VEC],
-                                      const float (&branch)[VEC], const float (&gamma)[VEC], const NormBackward<S>& a,
-                                      size_t at) {
-    store_pack<VEC>(a.dx + at, d);
-    if (!a.branch) return;
+                                      const float (&branch)[VEC], const float (&gamma)[VEC],
+                                      const NormBackward<S>& args, size_t at) {
+    store_pack<VEC>(args.dx + at, d);
+    if (!args.branch) return;
     UNROLL for (int i = 0; i < VEC; i++) {
         dgamma[i] += d[i] * branch[i];
         dx[i] += d[i];
         d[i] *= gamma[i];
     }
-    store_pack<VEC>(a.dbranch + at, d);
+    store_pack<VEC>(args.dbranch + at, d);
 }
 
 // ROWS rows from row0 on. If registers allow, all loads are issued before the first use.
 template <int ROWS, typename S, int VEC, int PACKS>
-__device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, const NormBackward<S>& a, size_t row0,
+__device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, const NormBackward<S>& args, size_t row0,
                                                float* shared) {
     constexpr bool AT_ONCE = PACKS == 1;
-    const int C = a.C, c0 = threadIdx.x * VEC, stride = blockDim.x * VEC;
-    const int valid = (int)min((size_t)ROWS, a.rows - row0);
+    const int C = args.C, c0 = threadIdx.x * VEC, stride = blockDim.x * VEC;
+    const int valid = (int)min((size_t)ROWS, args.rows - row0);
     const float inverse_C = 1.0f / C;
     float g[ROWS][PACKS][VEC] = {}, n[ROWS][PACKS][VEC] = {}, d[ROWS][PACKS][VEC] = {}, branch[ROWS][PACKS][VEC] = {};
     float scale[ROWS], sums[2 * ROWS] = {};   // sums: of g, g n
@@ -332,17 +331,17 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
         if (c >= C) break;
         const size_t at = row0 * C + c;
         float w_c[VEC];
-        load_pack<VEC>(w_c, a.w + c);
+        load_pack<VEC>(w_c, args.w + c);
         UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= valid) break;
-            load_pack<VEC>(g[r][p], a.dy + at + r * C);
-            load_pack<VEC>(n[r][p], a.x + at + r * C);
-            if (AT_ONCE) load_residual(d[r][p], branch[r][p], a, at + r * C);
+            load_pack<VEC>(g[r][p], args.dy + at + r * C);
+            load_pack<VEC>(n[r][p], args.x + at + r * C);
+            if (AT_ONCE) load_residual(d[r][p], branch[r][p], args, at + r * C);
         }
         UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= valid) break;
-            scale[r] = a.rstd[row0 + r];
-            const float shift = -a.mean[row0 + r] * scale[r];
+            scale[r] = args.rstd[row0 + r];
+            const float shift = -args.mean[row0 + r] * scale[r];
             UNROLL for (int i = 0; i < VEC; i++) {
                 n[r][p][i] = n[r][p][i] * scale[r] + shift;
                 total.dw[p][i] += g[r][p][i] * n[r][p][i];
@@ -359,30 +358,30 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
         if (c >= C) break;
         const size_t at = row0 * C + c;
         float gamma_c[VEC] = {};
-        if (a.branch) load_pack<VEC>(gamma_c, a.gamma + c);
+        if (args.branch) load_pack<VEC>(gamma_c, args.gamma + c);
         UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= valid) break;
-            if (!AT_ONCE) load_residual(d[r][p], branch[r][p], a, at + r * C);
+            if (!AT_ONCE) load_residual(d[r][p], branch[r][p], args, at + r * C);
             const float mean_g = sums[2 * r] * inverse_C, mean_gn = sums[2 * r + 1] * inverse_C;
             UNROLL for (int i = 0; i < VEC; i++) d[r][p][i] += scale[r] * (g[r][p][i] - mean_g - n[r][p][i] * mean_gn);
-            store_residual(total.dgamma[p], total.dx[p], d[r][p], branch[r][p], gamma_c, a, at + r * C);
+            store_residual(total.dgamma[p], total.dx[p], d[r][p], branch[r][p], gamma_c, args, at + r * C);
         }
     }
 }
 
 template <typename S, int VEC, int PACKS, int ROWS>
 __global__ void __launch_bounds__(VEC == 4 ? NORM_VEC_THREADS : NORM_THREADS)
-    layernorm_residual_backward_kernel(NormBackward<S> a) {
+    layernorm_residual_backward_kernel(NormBackward<S> args) {
     SHARED(float, shared, WARP * 2 * ROWS);
     NormSums<VEC, PACKS> total = {};
-    for (size_t row0 = (size_t)blockIdx.x * ROWS; row0 < a.rows; row0 += (size_t)gridDim.x * ROWS)
-        layernorm_backward_rows<ROWS>(total, a, row0, shared);
-    const size_t array = (size_t)gridDim.x * a.C;
+    for (size_t row0 = (size_t)blockIdx.x * ROWS; row0 < args.rows; row0 += (size_t)gridDim.x * ROWS)
+        layernorm_backward_rows<ROWS>(total, args, row0, shared);
+    const size_t array = (size_t)gridDim.x * args.C;
     UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = (threadIdx.x + p * blockDim.x) * VEC;
-        if (c >= a.C) break;
-        float gamma_c[VEC] = {}, *partial_c = a.partial + (size_t)blockIdx.x * a.C + c;
-        if (a.branch) load_pack<VEC>(gamma_c, a.gamma + c);
+        if (c >= args.C) break;
+        float gamma_c[VEC] = {}, *partial_c = args.partial + (size_t)blockIdx.x * args.C + c;
+        if (args.branch) load_pack<VEC>(gamma_c, args.gamma + c);
         UNROLL for (int i = 0; i < VEC; i++) total.dx[p][i] *= gamma_c[i];   // mutant: bias_of_the_branch_unscaled
         store_pack<VEC>(partial_c, total.dw[p]);
         store_pack<VEC>(partial_c + array, total.db[p]);
@@ -404,8 +403,8 @@ static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbran
         vec ? layernorm_residual_backward_kernel<S, 4, 1, 2> : layernorm_residual_backward_kernel<S, 1, 12, 1>;
     const int blocks = column_blocks(layernorm_residual_backward_variant, threads, div_up(rows, vec ? 2 : 1), 1);
     float *const partial = column_partials(sums, 4, blocks, C), *const outs[] = {dw, db, dgamma, dbias};
-    const NormBackward<S> a = {dx, dbranch, partial, dy, x, mean, rstd, w, branch, gamma, accumulate, rows, C};
-    LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, a);
+    const NormBackward<S> args = {dx, dbranch, partial, dy, x, mean, rstd, w, branch, gamma, accumulate, rows, C};
+    LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, args);
     for (int i = 0; i < 4; i++) column_sum(sums, outs[i], partial + (size_t)i * blocks * C, blocks, C);
 }
 
@@ -466,18 +465,8 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 // In both, a sum over the head's channels ends up in lane l for step l. A function of a template parameter WHOLE checks
 // no bounds if it is true: the run has all 32 steps and HS is a multiple of 64, the usual case.
 
-// The states before and after a pass, (B,state_size). start NULL: zeros; end NULL: not written. A state has TSSA's
-// running sums, then, with --conv, the rows x[-3] to x[-1], (3,C), of TSSA's convolution and of the MLP's, then, with
-// --memory, as floats, Gᵀ of each head and the last k.
-// Forward: S, N and D before the first step and after the last one. Backward: start has RS, RN and RD, the sums of dS,
-// dN and dD over the steps after the pass; end receives these plus those of the pass. They must not overlap: the last
-// block writes while others read.
-struct PassStates {
-    const double* start;
-    double* end;
-};
-
-constexpr PassStates NO_STATES = {NULL, NULL};
+// PassStates of TSSA. Forward: S, N and D before the first step and after the last one. Backward: start has RS, RN and
+// RD, the sums of dS, dN and dD over the steps after the pass; end receives these plus those of the pass.
 
 constexpr int TSSA_RUN = 32;       // time steps per block, one per lane
 constexpr int TSSA_WARPS = 12;       // maximum per block; with more heads, a warp takes several
@@ -499,7 +488,7 @@ template <typename S> struct Tssa {
     int narrow, wide, slots;          // strides of the scans of C and of C + NH columns, and their slots per sequence
     int warps;                        // of a block
     int start_log;                    // log2 of the steps between two TssaStarts
-    const S* w;                       // (B,T,C): the projection
+    const S* z;                       // (B,T,C): the projection
     const float *temp, *denom_bias;   // (NH); (NH,block_size)
     int block_size;
     const StepHeader* step;
@@ -512,11 +501,11 @@ template <typename S> struct Tssa {
     int* sync;                        // tssa_sync_size: ticket, flags of two scans; zero before the launch
     // backward only
     const S* dy;                      // (B,T,C)
-    S* dw;                            // (B,T,C)
-    float *da, *dtemp_run;          // (B,NH,T); (NH,B,runs): dtemp of each run
+    S* dz;                            // (B,T,C)
+    float *dscore, *dtemp_run;          // (B,NH,T); (NH,B,runs): dtemp of each run
     float *dtemp, *ddenom_bias;       // (NH); (NH,block_size)
     bool fixed_temp;                  // temp has no gradient: membership is uniform
-    bool more_dpi;                    // da has another part of dΠ on entry
+    bool more_dpi;                    // dscore has another part of dΠ on entry
     PassStates adjoint;
     float* back;                      // like saved: RS, then RN and RD, after each run
 };
@@ -526,10 +515,10 @@ static size_t tssa_sums_size(int C, int NH) { return (size_t)scan_stride(C) + sc
 static size_t tssa_sync_size(size_t B, size_t T) { return 1 + 2 * B * scan_slots(div_up(T, TSSA_RUN)); }
 
 // Floats of shared memory: of forward, see tssa_forward_kernel; of backward, see TssaSteps and TssaStarts.
-__host__ __device__ inline int tssa_logits_stride(int NH) { return (div_up(NH, 4) | 1) * 4; }
+__host__ __device__ inline int tssa_scores_stride(int NH) { return (div_up(NH, 4) | 1) * 4; }
 __host__ __device__ inline int tssa_padded(int HS) { return div_up(HS, TSSA_VEC) * TSSA_VEC; }
 static size_t tssa_forward_shared(int C, int NH) {
-    return (WARP * (tssa_logits_stride(NH) + NH) + (TSSA_GROUPS - 1) * (size_t)NH * tssa_padded(C / NH)) *
+    return (WARP * (tssa_scores_stride(NH) + NH) + (TSSA_GROUPS - 1) * (size_t)NH * tssa_padded(C / NH)) *
            sizeof(float);
 }
 static size_t tssa_backward_shared(int C, int NH, int start_log) {
@@ -538,55 +527,56 @@ static size_t tssa_backward_shared(int C, int NH, int start_log) {
 
 // A block has enough threads for a warp per head and for a scan in one pass, up to the maximum.
 template <typename S> static Tssa<S> tssa_sizes(int B, int T, int C, int NH) {
-    Tssa<S> a = {};
-    a.B = B, a.T = T, a.C = C, a.NH = NH, a.HS = C / NH, a.runs = div_up(T, TSSA_RUN);
-    a.narrow = scan_stride(C), a.wide = scan_stride(C + NH), a.slots = (int)scan_slots(a.runs);
-    a.warps = max(div_up(NH, div_up(NH, TSSA_WARPS)), min(TSSA_WARPS, div_up(C + NH, WARP * SCAN_VEC)));
-    a.start_log = 2;
-    while (tssa_backward_shared(C, NH, a.start_log) > MAX_ALLOWED_SHARED && TSSA_RUN >> a.start_log > 1)
-        a.start_log++;
-    return a;
+    Tssa<S> args = {};
+    args.B = B, args.T = T, args.C = C, args.NH = NH, args.HS = C / NH, args.runs = div_up(T, TSSA_RUN);
+    args.narrow = scan_stride(C), args.wide = scan_stride(C + NH), args.slots = (int)scan_slots(args.runs);
+    args.warps = max(div_up(NH, div_up(NH, TSSA_WARPS)), min(TSSA_WARPS, div_up(C + NH, WARP * SCAN_VEC)));
+    args.start_log = 2;
+    while (tssa_backward_shared(C, NH, args.start_log) > MAX_ALLOWED_SHARED && TSSA_RUN >> args.start_log > 1)
+        args.start_log++;
+    return args;
 }
 
 struct TssaRun { int b, t0, n; };   // the block's work: steps t0 to t0 + n - 1 of sequence b
 
 // run: in shared memory. Each phase of a kernel reads it again and computes its addresses from it, so that no
 // registers hold them during the scans.
-template <bool BACKWARD, typename S> __device__ inline void tssa_take_run(TssaRun* run, const Tssa<S>& a) {
-    scan_ticket(a.sync, [&](int unit) {
-        const int place = (unsigned)unit / (unsigned)a.B, t0 = (BACKWARD ? a.runs - 1 - place : place) * TSSA_RUN;
-        *run = {unit - place * a.B, t0, min(a.T - t0, TSSA_RUN)};
+template <bool BACKWARD, typename S> __device__ inline void tssa_take_run(TssaRun* run, const Tssa<S>& args) {
+    scan_ticket(args.sync, [&](int unit) {
+        const int place = (unsigned)unit / (unsigned)args.B, t0 = (BACKWARD ? args.runs - 1 - place : place) * TSSA_RUN;
+        *run = {unit - place * args.B, t0, min(args.T - t0, TSSA_RUN)};
     });
 }
 
 // Offsets of the run: of channel c in its step t, in (B,T,C); in (B,NH,T), at head h; in (B,runs,narrow + wide).
 // Rows and runs of all sequences fit in 32 bits, so that a product takes one instruction.
 __device__ inline unsigned tssa_place(TssaRun k) { return (unsigned)k.t0 / TSSA_RUN; }
-template <typename S> __device__ inline size_t tssa_row(int t, int c, TssaRun k, const Tssa<S>& a) {
-    return (size_t)(unsigned)(k.b * a.T + k.t0 + t) * (unsigned)a.C + (unsigned)c;   // mutant: row_in_32_bits
+template <typename S> __device__ inline size_t tssa_row(int t, int c, TssaRun k, const Tssa<S>& args) {
+    return (size_t)(unsigned)(k.b * args.T + k.t0 + t) * (unsigned)args.C + (unsigned)c;   // mutant: row_in_32_bits
 }
-template <typename S> __device__ inline size_t tssa_head(int h, TssaRun k, const Tssa<S>& a) {
-    return (size_t)(unsigned)(k.b * a.NH + h) * (unsigned)a.T + (unsigned)k.t0;
+template <typename S> __device__ inline size_t tssa_head(int h, TssaRun k, const Tssa<S>& args) {
+    return (size_t)(unsigned)(k.b * args.NH + h) * (unsigned)args.T + (unsigned)k.t0;
 }
-template <typename S> __device__ inline size_t tssa_sums(TssaRun k, const Tssa<S>& a) {
-    return (size_t)(k.b * a.runs + tssa_place(k)) * (unsigned)(a.narrow + a.wide);
+template <typename S> __device__ inline size_t tssa_sums(TssaRun k, const Tssa<S>& args) {
+    return (size_t)(k.b * args.runs + tssa_place(k)) * (unsigned)(args.narrow + args.wide);
 }
 
 // The place of a run in a scan, and the scan's totals at this place.
-template <bool BACKWARD, typename S> __device__ inline int tssa_scan_place(TssaRun k, const Tssa<S>& a) {
-    return BACKWARD ? a.runs - 1 - (int)tssa_place(k) : (int)tssa_place(k);
+template <bool BACKWARD, typename S> __device__ inline int tssa_scan_place(TssaRun k, const Tssa<S>& args) {
+    return BACKWARD ? args.runs - 1 - (int)tssa_place(k) : (int)tssa_place(k);
 }
-template <bool WIDE, typename S> __device__ inline float* tssa_totals(int b, unsigned place, const Tssa<S>& a) {
-    const size_t slot = b * a.slots + place;
-    return WIDE ? a.totals + (size_t)(unsigned)(a.B * a.slots) * (unsigned)a.narrow + slot * (unsigned)a.wide
-                : a.totals + slot * (unsigned)a.narrow;
+template <bool WIDE, typename S> __device__ inline float* tssa_totals(int b, unsigned place, const Tssa<S>& args) {
+    const size_t slot = b * args.slots + place;
+    return WIDE ? args.totals + (size_t)(unsigned)(args.B * args.slots) * (unsigned)args.narrow +
+                      slot * (unsigned)args.wide
+                : args.totals + slot * (unsigned)args.narrow;
 }
 
 // Calls function<WHOLE>(...) for head h of run k.
-template <typename S> __device__ inline bool tssa_whole(TssaRun k, const Tssa<S>& a) {
-    return k.n == TSSA_RUN && a.HS % TSSA_WIDTH == 0;   // mutant: whole_unasked
+template <typename S> __device__ inline bool tssa_whole(TssaRun k, const Tssa<S>& args) {
+    return k.n == TSSA_RUN && args.HS % TSSA_WIDTH == 0;   // mutant: whole_unasked
 }
-#define TSSA_CALL(function, ...) (tssa_whole(k, a) ? function<true>(__VA_ARGS__) : function<false>(__VA_ARGS__))
+#define TSSA_CALL(function, ...) (tssa_whole(k, args) ? function<true>(__VA_ARGS__) : function<false>(__VA_ARGS__))
 
 // Stores a scan's results for some columns: the carry and, unless end is NULL, the sums after the last run. start:
 // the sums before the first run, or NULL. sum: over the runs before this one; totals: of this run. start is
@@ -604,25 +594,25 @@ __device__ inline void tssa_carry(float* carry, double* end, const double* start
 
 // Scans N and D if WIDE, else S; BACKWARD: dN and dD, or dS, from the last run to the first.
 template <bool WIDE, bool BACKWARD, typename S> __device__ inline void tssa_scan(const TssaRun* run,
-                                                                                 const Tssa<S>& a) {
+                                                                                 const Tssa<S>& args) {
     const auto scanned = [&](int c, const FloatPair (&sum)[SCAN_VEC]) {
         const TssaRun k = *run;
-        const PassStates states = BACKWARD ? a.adjoint : a.state;
-        float* carry = (BACKWARD ? a.back : a.saved) + tssa_sums(k, a) + (WIDE ? a.narrow : 0) + c;
+        const PassStates states = BACKWARD ? args.adjoint : args.state;
+        float* carry = (BACKWARD ? args.back : args.saved) + tssa_sums(k, args) + (WIDE ? args.narrow : 0) + c;
         if (!states.start && !states.end) {
             float before[SCAN_VEC];
             UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = to_float(sum[n]);   // mutant: dropped_carry
             return store_pack<SCAN_VEC>(carry, before);
         }
-        const int place = tssa_scan_place<BACKWARD>(k, a);
-        const size_t at = k.b * a.state_size + (WIDE ? a.C : 0) + c;
-        tssa_carry(carry, states.end && place == a.runs - 1 ? states.end + at : NULL,
+        const int place = tssa_scan_place<BACKWARD>(k, args);
+        const size_t at = k.b * args.state_size + (WIDE ? args.C : 0) + c;
+        tssa_carry(carry, states.end && place == args.runs - 1 ? states.end + at : NULL,
                    states.start ? states.start + at : NULL, sum,
-                   tssa_totals<WIDE>(k.b, place, a) + c, (WIDE ? a.C + a.NH : a.C) - c);
+                   tssa_totals<WIDE>(k.b, place, args) + c, (WIDE ? args.C + args.NH : args.C) - c);
     };
-    scan_columns(tssa_totals<WIDE>(run->b, 0, a),
-                 a.sync + 1 + ((WIDE != BACKWARD ? a.B : 0) + run->b) * a.slots, WIDE ? a.wide : a.narrow,
-                 tssa_scan_place<BACKWARD>(*run, a), a.runs, scanned);
+    scan_columns(tssa_totals<WIDE>(run->b, 0, args),
+                 args.sync + 1 + ((WIDE != BACKWARD ? args.B : 0) + run->b) * args.slots,
+                 WIDE ? args.wide : args.narrow, tssa_scan_place<BACKWARD>(*run, args), args.runs, scanned);
 }
 
 // A tile of head h as a lane sees it: its group of lanes and first step; its first channel in the head and in the row,
@@ -638,39 +628,39 @@ struct TssaTile {
 // run's end and from channel `inside` on.
 template <bool WHOLE, int ROWS, int N, typename S>
 __device__ inline void tssa_load(float (&x)[ROWS][N], const S* p, int t, int c, int inside, TssaRun k,
-                                 const Tssa<S>& a) {
-    p += tssa_row(t, c, k, a);
+                                 const Tssa<S>& args) {
+    p += tssa_row(t, c, k, args);
     UNROLL for (int j = 0; j < ROWS; j++)
-        load_part<WHOLE>(x[j], p + (size_t)j * (unsigned)a.C, t + j < k.n ? inside : 0);
+        load_part<WHOLE>(x[j], p + (size_t)j * (unsigned)args.C, t + j < k.n ? inside : 0);
 }
 
 // The sums up to and including a group of lanes. groups (TSSA_GROUPS-1,NH,padded HS): in shared memory
 template <typename S>
-__device__ inline float* tssa_group(float* groups, int group, int h, TssaTile tile, const Tssa<S>& a) {
-    return groups + (group * a.NH + h) * tssa_padded(a.HS) + tile.d;
+__device__ inline float* tssa_group(float* groups, int group, int h, TssaTile tile, const Tssa<S>& args) {
+    return groups + (group * args.NH + h) * tssa_padded(args.HS) + tile.d;
 }
 
 // sum: the lane's sum over its steps. Sets `groups` and the run's totals.
 template <bool WHOLE, typename S>
 __device__ inline void tile_scan(float* totals, float* groups, float (&sum)[TSSA_VEC], int h, TssaTile tile,
-                                 const Tssa<S>& a) {
+                                 const Tssa<S>& args) {
     UNROLL for (int by = TSSA_LANES; by < WARP; by *= 2)
         UNROLL for (int i = 0; i < TSSA_VEC; i++) {
             const float before = __shfl_up_sync(FULL_WARP, sum[i], by);
             if (lane_index() >= by) sum[i] += before;
         }
     if (tile.group == TSSA_GROUPS - 1) store_part<WHOLE>(totals + tile.c, sum, tile.inside);
-    else if (WHOLE || tile.inside > 0) store_pack<TSSA_VEC>(tssa_group(groups, tile.group, h, tile, a), sum);
+    else if (WHOLE || tile.inside > 0) store_pack<TSSA_VEC>(tssa_group(groups, tile.group, h, tile, args), sum);
 }
 
 // Sums before the lane's first step: before the run, carry (C), and over the groups before the lane's.
 template <bool WHOLE, typename S>
 __device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, float* groups, int h, TssaTile tile,
-                                  const Tssa<S>& a) {
+                                  const Tssa<S>& args) {
     float before[TSSA_VEC] = {};
     load_part<WHOLE>(sum, carry + tile.c, tile.inside);
     if (tile.group > 0 && (WHOLE || tile.inside > 0))
-        load_pack<TSSA_VEC>(before, tssa_group(groups, tile.group - 1, h, tile, a));
+        load_pack<TSSA_VEC>(before, tssa_group(groups, tile.group - 1, h, tile, args));
     UNROLL for (int i = 0; i < TSSA_VEC; i++) sum[i] += before[i];   // mutant: start_of_group_dropped
 }
 
@@ -682,40 +672,40 @@ template <int ROWS> __device__ inline void tile_add_channels(float& mine, float 
 
 // Sums of head h over the run: of s Π, with Π in pi (32), or of s if pi is nullptr.
 template <bool WHOLE, typename S, typename Pi>
-__device__ inline void tssa_run_totals(float* totals, float* groups, Pi pi, int h, TssaRun k, const Tssa<S>& a) {
+__device__ inline void tssa_run_totals(float* totals, float* groups, Pi pi, int h, TssaRun k, const Tssa<S>& args) {
     constexpr int ROWS = TILE_ROWS<WHOLE, S>;
     constexpr bool WEIGHTED = !std::is_null_pointer<Pi>::value;
-    for (int d0 = 0; d0 < a.HS; d0 += TSSA_WIDTH) {
-        const TssaTile tile(h, d0, a.HS);
+    for (int d0 = 0; d0 < args.HS; d0 += TSSA_WIDTH) {
+        const TssaTile tile(h, d0, args.HS);
         float sum[TSSA_VEC] = {};
         NO_UNROLL for (int t0 = 0; t0 < TSSA_VEC; t0 += ROWS) {
-            float x[ROWS][TSSA_VEC], pi_t[ROWS];
-            tssa_load<WHOLE>(x, a.w, tile.t + t0, tile.c, tile.inside, k, a);
+            float z[ROWS][TSSA_VEC], pi_t[ROWS];
+            tssa_load<WHOLE>(z, args.z, tile.t + t0, tile.c, tile.inside, k, args);
             if constexpr (WEIGHTED) load_pack<ROWS>(pi_t, pi + tile.t + t0);
             UNROLL for (int j = 0; j < ROWS; j++) {
                 UNROLL for (int i = 0; i < TSSA_VEC; i++)
-                    sum[i] += x[j][i] * (WEIGHTED ? x[j][i] * pi_t[j] : x[j][i]);
+                    sum[i] += z[j][i] * (WEIGHTED ? z[j][i] * pi_t[j] : z[j][i]);
             }
         }
-        tile_scan<WHOLE>(totals, groups, sum, h, tile, a);
+        tile_scan<WHOLE>(totals, groups, sum, h, tile, args);
     }
 }
 
 // Lane t returns Σ_d s/max(S, 1e-12) of head h at step t.
 template <bool WHOLE, typename S>
-__device__ inline float tssa_energy_ratios(float* groups, int h, TssaRun k, const Tssa<S>& a) {
+__device__ inline float tssa_energy_ratios(float* groups, int h, TssaRun k, const Tssa<S>& args) {
     constexpr int ROWS = TILE_ROWS<WHOLE, S>;
     float mine = 0.0f;
-    for (int d0 = 0; d0 < a.HS; d0 += TSSA_WIDTH) {
-        const TssaTile tile(h, d0, a.HS);
+    for (int d0 = 0; d0 < args.HS; d0 += TSSA_WIDTH) {
+        const TssaTile tile(h, d0, args.HS);
         float energy[TSSA_VEC];
-        tile_start<WHOLE>(energy, a.saved + tssa_sums(k, a), groups, h, tile, a);
+        tile_start<WHOLE>(energy, args.saved + tssa_sums(k, args), groups, h, tile, args);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_VEC; t0 += ROWS) {
-            float x[ROWS][TSSA_VEC], ratios[ROWS] = {};
-            tssa_load<WHOLE>(x, a.w, tile.t + t0, tile.c, tile.inside, k, a);
+            float z[ROWS][TSSA_VEC], ratios[ROWS] = {};
+            tssa_load<WHOLE>(z, args.z, tile.t + t0, tile.c, tile.inside, k, args);
             UNROLL for (int j = 0; j < ROWS; j++) {
                 UNROLL for (int i = 0; i < TSSA_VEC; i++) {
-                    const float s = x[j][i] * x[j][i];
+                    const float s = z[j][i] * z[j][i];
                     energy[i] += s;
                     ratios[j] += s * reciprocal(fmaxf(energy[i], (float)TOST_ENERGY_MIN));
                 }
@@ -726,79 +716,81 @@ __device__ inline float tssa_energy_ratios(float* groups, int h, TssaRun k, cons
     return mine;
 }
 
-// S and u. x (32,stride): the membership logits temp u, with the heads of a step adjacent; -infinity past the last
+// S and u. scores (32,stride): temp u, with the heads of a step adjacent; -infinity past the last
 // head. stride is an odd number of packs of 4 heads, so that 8 lanes read the packs of 8 steps without bank conflicts.
 template <typename S>
-__device__ inline void tssa_energy_forward(float* x, float* groups, const TssaRun* run, const Tssa<S>& a) {
+__device__ inline void tssa_energy_forward(float* scores, float* groups, const TssaRun* run, const Tssa<S>& args) {
     TssaRun k = *run;
-    for (int h = warp_index(); h < a.NH; h += a.warps)
-        TSSA_CALL(tssa_run_totals, tssa_totals<false>(k.b, tssa_place(k), a), groups, nullptr, h, k, a);
-    tssa_scan<false, false>(run, a);
+    for (int h = warp_index(); h < args.NH; h += args.warps)
+        TSSA_CALL(tssa_run_totals, tssa_totals<false>(k.b, tssa_place(k), args), groups, nullptr, h, k, args);
+    tssa_scan<false, false>(run, args);
     k = *run;
-    const int stride = tssa_logits_stride(a.NH), lane = lane_index();
-    for (int h = warp_index(); h < a.NH; h += a.warps) {
-        const float ratios = TSSA_CALL(tssa_energy_ratios, groups, h, k, a);
+    const int stride = tssa_scores_stride(args.NH), lane = lane_index();
+    for (int h = warp_index(); h < args.NH; h += args.warps) {
+        const float ratios = TSSA_CALL(tssa_energy_ratios, groups, h, k, args);
         const bool inside = lane < k.n;   // mutant: run_edge_forward
-        const size_t bias = (size_t)(unsigned)h * (unsigned)a.block_size + (unsigned)(a.step->first + k.t0 + lane);
-        const float u_t = ratios + a.HS * (inside ? a.denom_bias[bias] : 0.0f);
-        if (inside) a.u[tssa_head(h, k, a) + lane] = u_t;
-        x[lane * stride + h] = a.temp[h] * u_t;
+        const size_t bias =
+            (size_t)(unsigned)h * (unsigned)args.block_size + (unsigned)(args.step->first + k.t0 + lane);
+        const float u_t = ratios + args.HS * (inside ? args.denom_bias[bias] : 0.0f);
+        if (inside) args.u[tssa_head(h, k, args) + lane] = u_t;
+        scores[lane * stride + h] = args.temp[h] * u_t;
     }
-    NO_UNROLL for (int h = a.NH + warp_index(); h < stride; h += a.warps) x[lane * stride + h] = -INFINITY;
+    NO_UNROLL for (int h = args.NH + warp_index(); h < stride; h += args.warps) scores[lane * stride + h] = -INFINITY;
     __syncthreads();   // mutant: softmax_unsynchronized
 }
 
-// Π[h], softmax over the heads. x (NH): the logits of a step. In bf16, computes 1 / Σ_h' e^(x[h'] - x[h]), which does
+// Π[h], softmax over the heads. scores (NH): of a step. In bf16, computes 1 / Σ_h' e^(score[h'] - score[h]), which does
 // not need the maximum: if the sum overflows, the result is 0.
-template <typename S> __device__ inline float softmax_over_heads(const float* x, int h, int NH) {
+template <typename S> __device__ inline float softmax_over_heads(const float* scores, int h, int NH) {
     constexpr bool FLOAT = std::is_same<S, float>::value;
-    const float own = x[h];
+    const float own = scores[h];
     float top = own, sum = 0.0f, part[4];
-    for (int i = 0; FLOAT && i < NH; i++) top = fmaxf(top, x[i]);
+    for (int i = 0; FLOAT && i < NH; i++) top = fmaxf(top, scores[i]);
     for (int i = 0; i < NH; i += 4) {
-        load_pack<4>(part, x + i);   // mutant: softmax_over_time
+        load_pack<4>(part, scores + i);   // mutant: softmax_over_time
         UNROLL for (int j = 0; j < 4; j++)
             sum += FLOAT ? expf(part[j] - top) : power_of_2(LOG2_E * (part[j] - top));
     }
-    return (FLOAT ? expf(own - top) : 1.0f) * (1.0f / sum);   // exactly 1/NH if all logits are equal
+    return (FLOAT ? expf(own - top) : 1.0f) * (1.0f / sum);   // exactly 1/NH if all scores are equal
 }
 
-// pi (NH,32): Π, 0 past the run's end. x: the logits
+// pi (NH,32): Π, 0 past the run's end
 template <typename S>
-__device__ inline void tssa_membership_forward(float* pi, const float* x, const TssaRun* run, const Tssa<S>& a) {
+__device__ inline void tssa_membership_forward(float* pi, const float* scores, const TssaRun* run,
+                                               const Tssa<S>& args) {
     const TssaRun k = *run;
-    const int lane = lane_index(), stride = tssa_logits_stride(a.NH);
-    for (int h = warp_index(); h < a.NH; h += a.warps) {
-        const float pi_t = softmax_over_heads<S>(x + lane * stride, h, a.NH);
-        if (lane < k.n) a.pi[tssa_head(h, k, a) + lane] = pi_t;
+    const int lane = lane_index(), stride = tssa_scores_stride(args.NH);
+    for (int h = warp_index(); h < args.NH; h += args.warps) {
+        const float pi_t = softmax_over_heads<S>(scores + lane * stride, h, args.NH);
+        if (lane < k.n) args.pi[tssa_head(h, k, args) + lane] = pi_t;
         pi[h * WARP + lane] = lane < k.n ? pi_t : 0.0f;
     }
     __syncthreads();   // mutant: mass_before_the_softmax
 }
 
-// y = -w Π / (1 + N/M) of head h. pi, inverse_mass (32): Π and 1/M, where M = D + 1e-8
+// y = -z Π / (1 + N/M) of head h. pi, inverse_mass (32): Π and 1/M, where M = D + 1e-8
 template <bool WHOLE, typename S>
 __device__ inline void tssa_shrink(float* groups, const float* pi, const float* inverse_mass, int h, TssaRun k,
-                                   const Tssa<S>& a) {
+                                   const Tssa<S>& args) {
     constexpr int ROWS = TILE_ROWS<WHOLE, S>;
-    for (int d0 = 0; d0 < a.HS; d0 += TSSA_WIDTH) {
-        const TssaTile tile(h, d0, a.HS);
+    for (int d0 = 0; d0 < args.HS; d0 += TSSA_WIDTH) {
+        const TssaTile tile(h, d0, args.HS);
         float N[TSSA_VEC];
-        tile_start<WHOLE>(N, a.saved + tssa_sums(k, a) + a.narrow, groups, h, tile, a);
+        tile_start<WHOLE>(N, args.saved + tssa_sums(k, args) + args.narrow, groups, h, tile, args);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_VEC; t0 += ROWS) {
             const int t = tile.t + t0;
-            float x[ROWS][TSSA_VEC], pi_t[ROWS], inverse_t[ROWS];
-            S* y = a.y + tssa_row(t, tile.c, k, a);
-            tssa_load<WHOLE>(x, a.w, t, tile.c, tile.inside, k, a);
+            float z[ROWS][TSSA_VEC], pi_t[ROWS], inverse_t[ROWS];
+            S* y = args.y + tssa_row(t, tile.c, k, args);
+            tssa_load<WHOLE>(z, args.z, t, tile.c, tile.inside, k, args);
             load_pack<ROWS>(pi_t, pi + t);
             load_pack<ROWS>(inverse_t, inverse_mass + t);
             UNROLL for (int j = 0; j < ROWS; j++) {
                 UNROLL for (int i = 0; i < TSSA_VEC; i++) {
-                    const float x_pi = x[j][i] * pi_t[j];
-                    N[i] += x[j][i] * x_pi;
-                    x[j][i] = -x_pi * reciprocal(1.0f + N[i] * inverse_t[j]);
+                    const float z_pi = z[j][i] * pi_t[j];
+                    N[i] += z[j][i] * z_pi;
+                    z[j][i] = -z_pi * reciprocal(1.0f + N[i] * inverse_t[j]);
                 }
-                store_part<WHOLE>(y + (size_t)j * (unsigned)a.C, x[j], t + j < k.n ? tile.inside : 0);
+                store_part<WHOLE>(y + (size_t)j * (unsigned)args.C, z[j], t + j < k.n ? tile.inside : 0);
             }
         }
     }
@@ -807,42 +799,43 @@ __device__ inline void tssa_shrink(float* groups, const float* pi, const float* 
 // N, D and y. mass (NH,32): working space
 template <typename S>
 __device__ inline void tssa_statistics_forward(float* mass, float* groups, const float* pi, const TssaRun* run,
-                                               const Tssa<S>& a) {
+                                               const Tssa<S>& args) {
     TssaRun k = *run;
-    float* totals = tssa_totals<true>(k.b, tssa_place(k), a);
-    for (int h = warp_index(); h < a.NH; h += a.warps) {
+    float* totals = tssa_totals<true>(k.b, tssa_place(k), args);
+    for (int h = warp_index(); h < args.NH; h += args.warps) {
         const float mass_t = warp_scan(pi[h * WARP + lane_index()], lane_index());
-        if (lane_index() == WARP - 1) totals[a.C + h] = mass_t;
+        if (lane_index() == WARP - 1) totals[args.C + h] = mass_t;
         mass[h * WARP + lane_index()] = mass_t;
-        TSSA_CALL(tssa_run_totals, totals, groups, pi + h * WARP, h, k, a);
+        TSSA_CALL(tssa_run_totals, totals, groups, pi + h * WARP, h, k, args);
     }
-    tssa_scan<true, false>(run, a);
+    tssa_scan<true, false>(run, args);
     k = *run;
-    for (int h = warp_index(); h < a.NH; h += a.warps) {
-        const float before = a.saved[tssa_sums(k, a) + a.narrow + a.C + h];
+    for (int h = warp_index(); h < args.NH; h += args.warps) {
+        const float before = args.saved[tssa_sums(k, args) + args.narrow + args.C + h];
         float* mass_t = mass + h * WARP + lane_index();
         *mass_t = reciprocal(before + *mass_t + (float)TOST_MASS_EPS);
         __syncwarp();   // mutant: mass_unsynchronized
-        TSSA_CALL(tssa_shrink, groups, pi + h * WARP, mass + h * WARP, h, k, a);
+        TSSA_CALL(tssa_shrink, groups, pi + h * WARP, mass + h * WARP, h, k, args);
     }
 }
 
-// Minimum traffic per row: 2C (w) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
+// Minimum traffic per row: 2C (z) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
 // and pi, 8 NH.
-template <typename S> __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_forward_kernel(Tssa<S> a) {
-    DYNAMIC_SHARED(float, x);            // (32,stride): logits, then M; (NH,32): Π; then groups
+template <typename S>
+__global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_forward_kernel(Tssa<S> args) {
+    DYNAMIC_SHARED(float, scores);            // (32,stride): scores, then M; (NH,32): Π; then groups
     SHARED(TssaRun, run, 1);
-    float *const pi = x + WARP * tssa_logits_stride(a.NH), *const groups = pi + a.NH * WARP;
-    tssa_take_run<false>(run, a);
-    tssa_energy_forward(x, groups, run, a);
-    tssa_membership_forward(pi, x, run, a);
-    tssa_statistics_forward(x, groups, pi, run, a);
+    float *const pi = scores + WARP * tssa_scores_stride(args.NH), *const groups = pi + args.NH * WARP;
+    tssa_take_run<false>(run, args);
+    tssa_energy_forward(scores, groups, run, args);
+    tssa_membership_forward(pi, scores, run, args);
+    tssa_statistics_forward(scores, groups, pi, run, args);
 }
 
-template <typename S> static void tssa_forward(cudaStream_t stream, const Tssa<S>& a) {
-    const size_t shared = tssa_forward_shared(a.C, a.NH);
+template <typename S> static void tssa_forward(cudaStream_t stream, const Tssa<S>& args) {
+    const size_t shared = tssa_forward_shared(args.C, args.NH);
     allow_shared(tssa_forward_kernel<S>, shared);
-    LAUNCH((tssa_forward_kernel<S>), a.B * a.runs, a.warps * WARP, shared, stream, a);
+    LAUNCH((tssa_forward_kernel<S>), args.B * args.runs, args.warps * WARP, shared, stream, args);
 }
 
 // Arrays (NH,32) in shared memory, with an element per head and step of the run: Π and Π M. mass, dpi and du are the
@@ -855,16 +848,17 @@ struct TssaStarts { float *S, *A; };
 
 // Stores x, the sums before step t, among the starts of the lane's channels, from `inside` of which on there are none.
 template <bool WHOLE, typename S>
-__device__ inline void tssa_store_start(float* starts, int t, float (&x)[2], int c, int inside, const Tssa<S>& a) {
-    if (t >> a.start_log << a.start_log == t) store_part<WHOLE>(starts + (t >> a.start_log) * a.C + c, x, inside);
+__device__ inline void tssa_store_start(float* starts, int t, float (&x)[2], int c, int inside, const Tssa<S>& args) {
+    if (t >> args.start_log << args.start_log == t)
+        store_part<WHOLE>(starts + (t >> args.start_log) * args.C + c, x, inside);
 }
 
 // Sets Π, M and Π M. Past the run's end, Π is zero and M stays positive.
-template <typename S> __device__ inline void tssa_backward_steps(TssaSteps steps, TssaRun k, const Tssa<S>& a) {
-    const float* mass = a.saved + tssa_sums(k, a) + a.narrow + a.C;   // D before the run
-    for (int h = warp_index(); h < a.NH; h += a.warps) {
+template <typename S> __device__ inline void tssa_backward_steps(TssaSteps steps, TssaRun k, const Tssa<S>& args) {
+    const float* mass = args.saved + tssa_sums(k, args) + args.narrow + args.C;   // D before the run
+    for (int h = warp_index(); h < args.NH; h += args.warps) {
         const int at = h * WARP + lane_index();
-        const float pi = lane_index() < k.n ? a.pi[tssa_head(h, k, a) + lane_index()] : 0.0f;
+        const float pi = lane_index() < k.n ? args.pi[tssa_head(h, k, args) + lane_index()] : 0.0f;
         steps.pi[at] = pi;
         steps.mass[at] = mass[h] + warp_scan(pi, lane_index()) + (float)TOST_MASS_EPS;
         steps.pi_mass[at] = pi * steps.mass[at];
@@ -872,48 +866,48 @@ template <typename S> __device__ inline void tssa_backward_steps(TssaSteps steps
     __syncwarp();
 }
 
-// Through y = -w Π M/A, where A[t] = M + N = 1e-8 + Σ_{t'≤t} Π (1 + s). With r = 1/A:
-//     dN = Π M dy w r²,   dD = -Σ_d Π N dy w r² = Σ_d (dN - Π dy w r)
+// Through y = -z Π M/A, where A[t] = M + N = 1e-8 + Σ_{t'≤t} Π (1 + s). With r = 1/A:
+//     dN = Π M dy z r²,   dD = -Σ_d Π N dy z r² = Σ_d (dN - Π dy z r)
 // The last form takes fewer instructions, but is less exact if N is much smaller than M. EXACT: uses the first.
 // totals (C+NH): Σ of dN and of dD over the run. With RN and RD, the sums of dN and dD over t' ≥ t,
-//     dΠ[t] = Σ_d (s RN[t] - dy w M r) + RD[t]
+//     dΠ[t] = Σ_d (s RN[t] - dy z M r) + RD[t]
 // This sets steps.dpi to dΠ with RN and RD replaced by minus the sums of dN and dD over earlier steps of the run.
 template <bool WHOLE, typename S>
 __device__ inline void tssa_statistics_totals(float* totals, TssaSteps steps, TssaStarts starts, int h, TssaRun k,
-                                              const Tssa<S>& a) {
+                                              const Tssa<S>& args) {
     constexpr bool EXACT = sizeof(S) > 2;   // float32
     constexpr int ROWS = TSSA_ROWS;
-    const float* carry = a.saved + tssa_sums(k, a) + a.narrow;
-    const float mass = carry[a.C + h] + (float)TOST_MASS_EPS;
+    const float* carry = args.saved + tssa_sums(k, args) + args.narrow;
+    const float mass = carry[args.C + h] + (float)TOST_MASS_EPS;
     float mine = 0.0f, total_D = 0.0f;
-    for (int d0 = 0; d0 < a.HS; d0 += TSSA_WIDTH) {
-        const int d = d0 + 2 * lane_index(), c = h * a.HS + d, inside = a.HS - d;
+    for (int d0 = 0; d0 < args.HS; d0 += TSSA_WIDTH) {
+        const int d = d0 + 2 * lane_index(), c = h * args.HS + d, inside = args.HS - d;
         // less_D: minus this lane's part of the sum of dD; unless EXACT, without the terms that are in dN
         float A[2], N[2], dN[2] = {}, less_D = 0.0f;
         load_part<WHOLE>(N, carry + c, inside);
         UNROLL for (int i = 0; i < 2; i++) A[i] = N[i] + mass;
         NO_UNROLL for (int t0 = 0; t0 < TSSA_RUN; t0 += ROWS) {
-            float x[ROWS][2], dy[ROWS][2], pi[ROWS], M[ROWS], pi_M[ROWS], part[ROWS];
-            tssa_load<WHOLE>(x, a.w, t0, c, inside, k, a);
-            tssa_load<WHOLE>(dy, a.dy, t0, c, inside, k, a);
+            float z[ROWS][2], dy[ROWS][2], pi[ROWS], M[ROWS], pi_M[ROWS], part[ROWS];
+            tssa_load<WHOLE>(z, args.z, t0, c, inside, k, args);
+            tssa_load<WHOLE>(dy, args.dy, t0, c, inside, k, args);
             load_pack<ROWS>(pi, steps.pi + h * WARP + t0);
             load_pack<ROWS>(M, steps.mass + h * WARP + t0);
             load_pack<ROWS>(pi_M, steps.pi_mass + h * WARP + t0);
-            tssa_store_start<WHOLE>(starts.A, t0, A, c, inside, a);   // mutant: start_not_kept
+            tssa_store_start<WHOLE>(starts.A, t0, A, c, inside, args);   // mutant: start_not_kept
             UNROLL for (int j = 0; j < ROWS; j++) {
                 float sum = 0.0f, sum_N = 0.0f;   // over the lane's channels
                 part[j] = less_D;
                 UNROLL for (int i = 0; i < 2; i++) {
-                    const float s = x[j][i] * x[j][i];
+                    const float s = z[j][i] * z[j][i];
                     A[i] += (s + 1.0f) * pi[j];
-                    const float r = reciprocal(A[i]), dy_w_r = dy[j][i] * r * x[j][i];
-                    sum += dy_w_r;
+                    const float r = reciprocal(A[i]), dy_z_r = dy[j][i] * r * z[j][i];
+                    sum += dy_z_r;
                     if constexpr (EXACT) {
                         N[i] += s * pi[j];
-                        sum_N += dy_w_r * r * N[i];
+                        sum_N += dy_z_r * r * N[i];
                     }
                     part[j] -= (EXACT ? s : s + 1.0f) * dN[i];   // mutant: moments_before_dropped
-                    dN[i] += pi_M[j] * (dy_w_r * r);
+                    dN[i] += pi_M[j] * (dy_z_r * r);
                 }
                 part[j] -= sum * M[j];
                 less_D += pi[j] * (EXACT ? sum_N : sum);   // mutant: mass_terms_dropped
@@ -928,29 +922,29 @@ __device__ inline void tssa_statistics_totals(float* totals, TssaSteps steps, Ts
     total_D = warp_sum(total_D);
     __syncwarp();   // dpi overwrites M   // mutant: mass_overwritten_early
     steps.dpi[h * WARP + lane_index()] = mine;
-    if (lane_index() == 0) totals[a.C + h] = total_D;
+    if (lane_index() == 0) totals[args.C + h] = total_D;
 }
 
 // Lane t returns the rest of dΠ[t] of head h:   Σ_d s RN + RD, with RN and RD at the start of the run: the run's
 // totals plus the sums over later runs.
 template <bool WHOLE, typename S>
-__device__ inline float tssa_later_statistics(const float* totals, int h, TssaRun k, const Tssa<S>& a) {
+__device__ inline float tssa_later_statistics(const float* totals, int h, TssaRun k, const Tssa<S>& args) {
     constexpr int ROWS = TILE_ROWS<WHOLE, S>;
-    const float* behind = a.back + tssa_sums(k, a) + a.narrow;
-    float mine = behind[a.C + h] + totals[a.C + h];
-    for (int d0 = 0; d0 < a.HS; d0 += TSSA_WIDTH) {
-        const TssaTile tile(h, d0, a.HS);
+    const float* behind = args.back + tssa_sums(k, args) + args.narrow;
+    float mine = behind[args.C + h] + totals[args.C + h];
+    for (int d0 = 0; d0 < args.HS; d0 += TSSA_WIDTH) {
+        const TssaTile tile(h, d0, args.HS);
         float RN[TSSA_VEC], total[TSSA_VEC];
         load_part<WHOLE>(RN, behind + tile.c, tile.inside);
         load_part<WHOLE>(total, totals + tile.c, tile.inside);
         UNROLL for (int i = 0; i < TSSA_VEC; i++) RN[i] += total[i];
         NO_UNROLL for (int t0 = 0; t0 < TSSA_VEC; t0 += ROWS) {
-            float x[ROWS][TSSA_VEC], of_w[ROWS] = {};
-            tssa_load<WHOLE>(x, a.w, tile.t + t0, tile.c, tile.inside, k, a);
+            float z[ROWS][TSSA_VEC], of_z[ROWS] = {};
+            tssa_load<WHOLE>(z, args.z, tile.t + t0, tile.c, tile.inside, k, args);
             UNROLL for (int j = 0; j < ROWS; j++) {
-                UNROLL for (int i = 0; i < TSSA_VEC; i++) of_w[j] += x[j][i] * (x[j][i] * RN[i]);
+                UNROLL for (int i = 0; i < TSSA_VEC; i++) of_z[j] += z[j][i] * (z[j][i] * RN[i]);
             }
-            tile_add_channels(mine, of_w, t0);
+            tile_add_channels(mine, of_z, t0);
         }
     }
     return mine;
@@ -959,37 +953,39 @@ __device__ inline float tssa_later_statistics(const float* totals, int h, TssaRu
 // Through y, N and D: steps.dpi becomes dΠ.
 template <typename S>
 __device__ inline void tssa_statistics_backward(TssaSteps steps, TssaStarts starts, const TssaRun* run,
-                                                const Tssa<S>& a) {
+                                                const Tssa<S>& args) {
     TssaRun k = *run;
-    tssa_backward_steps(steps, k, a);
-    for (int h = warp_index(); h < a.NH; h += a.warps)
-        TSSA_CALL(tssa_statistics_totals, tssa_totals<true>(k.b, tssa_scan_place<true>(k, a), a), steps, starts, h, k,
-                  a);
-    tssa_scan<true, true>(run, a);
+    tssa_backward_steps(steps, k, args);
+    for (int h = warp_index(); h < args.NH; h += args.warps)
+        TSSA_CALL(tssa_statistics_totals, tssa_totals<true>(k.b, tssa_scan_place<true>(k, args), args), steps, starts,
+                  h, k, args);
+    tssa_scan<true, true>(run, args);
     k = *run;
-    for (int h = warp_index(); h < a.NH; h += a.warps) {
+    for (int h = warp_index(); h < args.NH; h += args.warps) {
         float* const dpi = steps.dpi + h * WARP + lane_index();
-        *dpi += TSSA_CALL(tssa_later_statistics, tssa_totals<true>(k.b, tssa_scan_place<true>(k, a), a), h, k, a);
-        if (a.more_dpi && lane_index() < k.n) *dpi += a.da[tssa_head(h, k, a) + lane_index()];   // mutant: memory_dpi
+        *dpi +=
+            TSSA_CALL(tssa_later_statistics, tssa_totals<true>(k.b, tssa_scan_place<true>(k, args), args), h, k, args);
+        if (args.more_dpi && lane_index() < k.n)
+            *dpi += args.dscore[tssa_head(h, k, args) + lane_index()];  // mutant: memory_dpi
     }
     __syncthreads();
 }
 
-// From dΠ:   da[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp da,   dtemp[h,run] = Σ_t da u
+// From dΠ:   dscore[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp dscore,   dtemp[h,run] = Σ_t dscore u
 template <typename S>
-__device__ inline void tssa_membership_backward(TssaSteps steps, const TssaRun* run, const Tssa<S>& a) {
+__device__ inline void tssa_membership_backward(TssaSteps steps, const TssaRun* run, const Tssa<S>& args) {
     const TssaRun k = *run;
     const int lane = lane_index();
     float mean = 0.0f;
-    for (int h = 0; h < a.NH; h++) mean += steps.pi[h * WARP + lane] * steps.dpi[h * WARP + lane];
+    for (int h = 0; h < args.NH; h++) mean += steps.pi[h * WARP + lane] * steps.dpi[h * WARP + lane];
     __syncthreads();   // du overwrites dpi   // mutant: mean_unsynchronized
-    for (int h = warp_index(); h < a.NH; h += a.warps) {
-        const size_t at = tssa_head(h, k, a) + lane;
-        const float da = steps.pi[h * WARP + lane] * (steps.dpi[h * WARP + lane] - mean);
-        steps.du[h * WARP + lane] = a.temp[h] * da;
-        const float sum = warp_sum(lane < k.n ? da * a.u[at] : 0.0f);
-        if (lane == 0) a.dtemp_run[(size_t)(unsigned)(h * a.B + k.b) * (unsigned)a.runs + tssa_place(k)] = sum;
-        if (lane < k.n) a.da[at] = da;
+    for (int h = warp_index(); h < args.NH; h += args.warps) {
+        const size_t at = tssa_head(h, k, args) + lane;
+        const float dscore = steps.pi[h * WARP + lane] * (steps.dpi[h * WARP + lane] - mean);
+        steps.du[h * WARP + lane] = args.temp[h] * dscore;
+        const float sum = warp_sum(lane < k.n ? dscore * args.u[at] : 0.0f);
+        if (lane == 0) args.dtemp_run[(size_t)(unsigned)(h * args.B + k.b) * (unsigned)args.runs + tssa_place(k)] = sum;
+        if (lane < k.n) args.dscore[at] = dscore;
     }
     __syncwarp();
 }
@@ -997,22 +993,22 @@ __device__ inline void tssa_membership_backward(TssaSteps steps, const TssaRun* 
 // The run's totals of dS of head h, with dS = -du s/S² if S > 1e-12, else 0
 template <bool WHOLE, typename S>
 __device__ inline void tssa_energy_totals(float* totals, TssaSteps steps, TssaStarts starts, int h, TssaRun k,
-                                          const Tssa<S>& a) {
-    for (int d = 2 * lane_index(); d < a.HS; d += TSSA_WIDTH) {
-        const int c = h * a.HS + d, inside = a.HS - d;
+                                          const Tssa<S>& args) {
+    for (int d = 2 * lane_index(); d < args.HS; d += TSSA_WIDTH) {
+        const int c = h * args.HS + d, inside = args.HS - d;
         float energy[2], sum[2] = {};
-        load_part<WHOLE>(energy, a.saved + tssa_sums(k, a) + c, inside);
+        load_part<WHOLE>(energy, args.saved + tssa_sums(k, args) + c, inside);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_RUN; t0 += TSSA_ROWS) {
-            float x[TSSA_ROWS][2], du[TSSA_ROWS];
-            tssa_load<WHOLE>(x, a.w, t0, c, inside, k, a);
+            float z[TSSA_ROWS][2], du[TSSA_ROWS];
+            tssa_load<WHOLE>(z, args.z, t0, c, inside, k, args);
             load_pack<TSSA_ROWS>(du, steps.du + h * WARP + t0);
-            tssa_store_start<WHOLE>(starts.S, t0, energy, c, inside, a);
+            tssa_store_start<WHOLE>(starts.S, t0, energy, c, inside, args);
             UNROLL for (int j = 0; j < TSSA_ROWS; j++) {
                 UNROLL for (int i = 0; i < 2; i++) {
-                    energy[i] += x[j][i] * x[j][i];
+                    energy[i] += z[j][i] * z[j][i];
                     const float r = energy[i] > (float)TOST_ENERGY_MIN ? reciprocal(energy[i]) : 0.0f;
-                    const float w_r = x[j][i] * r;
-                    sum[i] -= du[j] * (w_r * w_r);
+                    const float z_r = z[j][i] * r;
+                    sum[i] -= du[j] * (z_r * z_r);
                 }
             }
         }
@@ -1023,29 +1019,29 @@ __device__ inline void tssa_energy_totals(float* totals, TssaSteps steps, TssaSt
 // S and A of the lane's channels before step t0: from the start before it, advanced.
 template <bool WHOLE, typename S>
 __device__ inline void tssa_walk_to(float (&energy)[2], float (&A)[2], int t0, const float* pi, TssaStarts starts,
-                                    int c, int inside, TssaRun k, const Tssa<S>& a) {
-    const int first = t0 >> a.start_log;
-    load_part<WHOLE>(energy, starts.S + first * a.C + c, inside);
-    load_part<WHOLE>(A, starts.A + first * a.C + c, inside);
-    NO_UNROLL for (int t = first << a.start_log; t < t0; t++) {
-        float x[1][2];
-        tssa_load<WHOLE>(x, a.w, t, c, inside, k, a);
+                                    int c, int inside, TssaRun k, const Tssa<S>& args) {
+    const int first = t0 >> args.start_log;
+    load_part<WHOLE>(energy, starts.S + first * args.C + c, inside);
+    load_part<WHOLE>(A, starts.A + first * args.C + c, inside);
+    NO_UNROLL for (int t = first << args.start_log; t < t0; t++) {
+        float z[1][2];
+        tssa_load<WHOLE>(z, args.z, t, c, inside, k, args);
         UNROLL for (int i = 0; i < 2; i++) {
-            const float s = x[0][i] * x[0][i];
+            const float s = z[0][i] * z[0][i];
             energy[i] += s;
             A[i] += (s + 1.0f) * pi[t];
         }
     }
 }
 
-// Replaces dy by dw for TSSA_ROWS steps, in the terms of tssa_statistics_totals:
-//     dw = 2 w (Π RN + ds) - Π M dy r,   ds = du/max(S, 1e-12) + Σ_{t'≥t} dS[t']
+// Replaces dy by dz for TSSA_ROWS steps, in the terms of tssa_statistics_totals:
+//     dz = 2 z (Π RN + ds) - Π M dy r,   ds = du/max(S, 1e-12) + Σ_{t'≥t} dS[t']
 // The sum's own term is merged with the first one: du/S - du s/S² = du S[t-1]/S², without cancellation if S is close to
 // s. at: offset of the head and the first step in the arrays of `steps`. RN, RS: sums of dN and dS past these steps,
 // advanced to their start. energy, A: S and A before them.
 __device__ inline void tssa_rows_backward(float (&dy)[TSSA_ROWS][2], float (&RN)[2], float (&RS)[2],
                                           const float (&energy)[2], const float (&A)[2],
-                                          const float (&x)[TSSA_ROWS][2], TssaSteps steps, int at) {
+                                          const float (&z)[TSSA_ROWS][2], TssaSteps steps, int at) {
     float pi[TSSA_ROWS], pi_M[TSSA_ROWS], du[TSSA_ROWS];
     load_pack<TSSA_ROWS>(pi, steps.pi + at);
     load_pack<TSSA_ROWS>(pi_M, steps.pi_mass + at);
@@ -1054,106 +1050,108 @@ __device__ inline void tssa_rows_backward(float (&dy)[TSSA_ROWS][2], float (&RN)
         float S_next = energy[i], A_next = A[i], S_last[TSSA_ROWS], S[TSSA_ROWS], A_t[TSSA_ROWS];
         UNROLL for (int j = 0; j < TSSA_ROWS; j++) {
             S_last[j] = S_next;
-            S[j] = S_next += x[j][i] * x[j][i];
-            A_t[j] = A_next += (x[j][i] * x[j][i] + 1.0f) * pi[j];
+            S[j] = S_next += z[j][i] * z[j][i];
+            A_t[j] = A_next += (z[j][i] * z[j][i] + 1.0f) * pi[j];
         }
         UNROLL for (int j = TSSA_ROWS - 1; j >= 0; j--) {
             const float r = reciprocal(A_t[j]), through_y = pi_M[j] * (dy[j][i] * r);
             const bool above = S[j] > (float)TOST_ENERGY_MIN;   // mutant: energy_below_its_least
             const float q = reciprocal(above ? S[j] : (float)TOST_ENERGY_MIN), du_q = du[j] * q, du_q_q = du_q * q;
             const float ds = RS[i] + (above ? du_q_q * S_last[j] : du_q);
-            if (above) RS[i] -= du_q_q * x[j][i] * x[j][i];
-            RN[i] += x[j][i] * (r * through_y);
-            dy[j][i] = 2.0f * x[j][i] * (pi[j] * RN[i] + ds) - through_y;
+            if (above) RS[i] -= du_q_q * z[j][i] * z[j][i];
+            RN[i] += z[j][i] * (r * through_y);
+            dy[j][i] = 2.0f * z[j][i] * (pi[j] * RN[i] + ds) - through_y;
         }
     }
 }
 
-// dw of head h, backward in time
+// dz of head h, backward in time
 template <bool WHOLE, typename S>
-__device__ inline void tssa_dw(TssaSteps steps, TssaStarts starts, int h, TssaRun k, const Tssa<S>& a) {
-    for (int d = 2 * lane_index(); d < a.HS; d += TSSA_WIDTH) {
-        const int c = h * a.HS + d, inside = a.HS - d;
-        const float* behind = a.back + tssa_sums(k, a);
+__device__ inline void tssa_dz(TssaSteps steps, TssaStarts starts, int h, TssaRun k, const Tssa<S>& args) {
+    for (int d = 2 * lane_index(); d < args.HS; d += TSSA_WIDTH) {
+        const int c = h * args.HS + d, inside = args.HS - d;
+        const float* behind = args.back + tssa_sums(k, args);
         float RN[2], RS[2];
-        load_part<WHOLE>(RN, behind + a.narrow + c, inside);
+        load_part<WHOLE>(RN, behind + args.narrow + c, inside);
         load_part<WHOLE>(RS, behind + c, inside);
         NO_UNROLL for (int t0 = ((WHOLE ? TSSA_RUN : k.n) - 1) / TSSA_ROWS * TSSA_ROWS; t0 >= 0; t0 -= TSSA_ROWS) {
-            float energy[2], A[2], x[TSSA_ROWS][2], dy[TSSA_ROWS][2];
-            S* dw = a.dw + tssa_row(t0, c, k, a);
-            tssa_load<WHOLE>(x, a.w, t0, c, inside, k, a);
-            tssa_load<WHOLE>(dy, a.dy, t0, c, inside, k, a);
-            tssa_walk_to<WHOLE>(energy, A, t0, steps.pi + h * WARP, starts, c, inside, k, a);
-            tssa_rows_backward(dy, RN, RS, energy, A, x, steps, h * WARP + t0);
+            float energy[2], A[2], z[TSSA_ROWS][2], dy[TSSA_ROWS][2];
+            S* dz = args.dz + tssa_row(t0, c, k, args);
+            tssa_load<WHOLE>(z, args.z, t0, c, inside, k, args);
+            tssa_load<WHOLE>(dy, args.dy, t0, c, inside, k, args);
+            tssa_walk_to<WHOLE>(energy, A, t0, steps.pi + h * WARP, starts, c, inside, k, args);
+            tssa_rows_backward(dy, RN, RS, energy, A, z, steps, h * WARP + t0);
             UNROLL for (int j = 0; j < TSSA_ROWS; j++)
-                store_part<WHOLE>(dw + (size_t)j * (unsigned)a.C, dy[j],
+                store_part<WHOLE>(dz + (size_t)j * (unsigned)args.C, dy[j],
                                   t0 + j < k.n ? inside : 0);   // mutant: run_edge_backward
         }
     }
 }
 
-// Through u and S, and from all gradients to dw.
+// Through u and S, and from all gradients to dz.
 template <typename S>
 __device__ inline void tssa_energy_backward(TssaSteps steps, TssaStarts starts, const TssaRun* run,
-                                            const Tssa<S>& a) {
+                                            const Tssa<S>& args) {
     TssaRun k = *run;
-    for (int h = warp_index(); h < a.NH; h += a.warps)
-        TSSA_CALL(tssa_energy_totals, tssa_totals<false>(k.b, tssa_scan_place<true>(k, a), a), steps, starts, h, k, a);
-    tssa_scan<false, true>(run, a);
+    for (int h = warp_index(); h < args.NH; h += args.warps)
+        TSSA_CALL(tssa_energy_totals, tssa_totals<false>(k.b, tssa_scan_place<true>(k, args), args), steps, starts, h,
+                  k, args);
+    tssa_scan<false, true>(run, args);
     k = *run;
-    for (int h = warp_index(); h < a.NH; h += a.warps) TSSA_CALL(tssa_dw, steps, starts, h, k, a);
+    for (int h = warp_index(); h < args.NH; h += args.warps) TSSA_CALL(tssa_dz, steps, starts, h, k, args);
 }
 
-// Minimum traffic per row: 2C (w) + 2C (dy) + 2C (dw). Moved in addition: carries, back and totals, about
+// Minimum traffic per row: 2C (z) + 2C (dy) + 2C (dz). Moved in addition: carries, back and totals, about
 // (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last run to the first. With float32, two
 // blocks per multiprocessor would leave too few registers for each.
 template <typename S> __global__ void __launch_bounds__(TSSA_WARPS* WARP, sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
-    tssa_backward_kernel(Tssa<S> a) {
+    tssa_backward_kernel(Tssa<S> args) {
     DYNAMIC_SHARED(float, shared);
     SHARED(TssaRun, run, 1);
-    float *const mass = shared + 2 * a.NH * WARP, *const kept = mass + a.NH * WARP;
-    const TssaSteps steps = {shared, shared + a.NH * WARP, mass, mass, mass};
-    const TssaStarts starts = {kept, kept + (TSSA_RUN >> a.start_log) * a.C};
-    tssa_take_run<true>(run, a);
-    tssa_statistics_backward(steps, starts, run, a);
-    tssa_membership_backward(steps, run, a);
-    tssa_energy_backward(steps, starts, run, a);
+    float *const mass = shared + 2 * args.NH * WARP, *const kept = mass + args.NH * WARP;
+    const TssaSteps steps = {shared, shared + args.NH * WARP, mass, mass, mass};
+    const TssaStarts starts = {kept, kept + (TSSA_RUN >> args.start_log) * args.C};
+    tssa_take_run<true>(run, args);
+    tssa_statistics_backward(steps, starts, run, args);
+    tssa_membership_backward(steps, run, args);
+    tssa_energy_backward(steps, starts, run, args);
 }
 
-// Sets dw, and what layer_sums needs for the gradients of temp and denom_bias.
-template <typename S> static void tssa_backward(cudaStream_t stream, const Tssa<S>& a) {
-    const size_t shared = tssa_backward_shared(a.C, a.NH, a.start_log);
+// Sets dz, and what layer_sums needs for the gradients of temp and denom_bias.
+template <typename S> static void tssa_backward(cudaStream_t stream, const Tssa<S>& args) {
+    const size_t shared = tssa_backward_shared(args.C, args.NH, args.start_log);
     allow_shared(tssa_backward_kernel<S>, shared);
-    LAUNCH((tssa_backward_kernel<S>), a.B * a.runs, a.warps * WARP, shared, stream, a);
+    LAUNCH((tssa_backward_kernel<S>), args.B * args.runs, args.warps * WARP, shared, stream, args);
 }
 
 // dtemp[h] = Σ_runs dtemp_run[h,run]. The first TEMP_THREADS threads of SUM_THREADS take part.
 constexpr int TEMP_THREADS = 256;
 
-template <typename S> __device__ inline void tssa_temp_backward(const Tssa<S>& a, int h, bool add, float* shared) {
-    const int runs = a.B * a.runs;
+template <typename S> __device__ inline void tssa_temp_backward(const Tssa<S>& args, int h, bool add, float* shared) {
+    const int runs = args.B * args.runs;
     float sum = 0.0f;
-    if (threadIdx.x < TEMP_THREADS && !a.fixed_temp) {
+    if (threadIdx.x < TEMP_THREADS && !args.fixed_temp) {
         UNROLL_BY(8) for (int i = threadIdx.x; i < runs; i += TEMP_THREADS)   // mutant: temp_of_the_first_runs
-            sum += a.dtemp_run[(size_t)h * runs + i];
+            sum += args.dtemp_run[(size_t)h * runs + i];
     }
     sum = block_tree_sum(sum, shared);
-    if (threadIdx.x == 0) a.dtemp[h] = (add ? a.dtemp[h] : 0.0f) + sum;   // mutant: temp_not_overwritten
+    if (threadIdx.x == 0) args.dtemp[h] = (add ? args.dtemp[h] : 0.0f) + sum;   // mutant: temp_not_overwritten
 }
 
-// dtemp, and ddenom_bias[h,first+t] = Σ_b HS temp[h] da[b,h,t]: =, with 0 at other positions; with add +=. The first NH
-// blocks compute dtemp; the others ddenom_bias, one thread per head and position, with add only those of this pass.
-// Traffic per row: 4 NH, from L2.
+// dtemp, and ddenom_bias[h,first+t] = Σ_b HS temp[h] dscore[b,h,t]: =, with 0 at other positions; with add +=. The
+// first NH blocks compute dtemp; the others ddenom_bias, one thread per head and position, with add only those of this
+// pass. Traffic per row: 4 NH, from L2.
 template <typename S>
-__device__ inline void tssa_params_backward(const Tssa<S>& a, int block, bool add, float* shared) {
-    const int h = block % a.NH, i = (block / a.NH - 1) * SUM_THREADS + threadIdx.x, t = add ? i : i - a.step->first;
-    const bool inside = t >= 0 && t < a.T;
-    if (block < a.NH) return tssa_temp_backward(a, h, add, shared);
-    if (add ? !inside : i >= a.block_size) return;
+__device__ inline void tssa_params_backward(const Tssa<S>& args, int block, bool add, float* shared) {
+    const int h = block % args.NH, i = (block / args.NH - 1) * SUM_THREADS + threadIdx.x,
+              t = add ? i : i - args.step->first;
+    const bool inside = t >= 0 && t < args.T;
+    if (block < args.NH) return tssa_temp_backward(args, h, add, shared);
+    if (add ? !inside : i >= args.block_size) return;
     float sum = 0.0f;
-    UNROLL_BY(4) for (int b = 0; inside && b < a.B; b++) sum += a.da[((size_t)b * a.NH + h) * a.T + t];
-    float* out = a.ddenom_bias + (size_t)h * a.block_size + a.step->first + t;   // mutant: bias_place_ignored
-    *out = (add ? *out : 0.0f) + a.HS * a.temp[h] * sum;   // mutant: denom_bias_not_overwritten
+    UNROLL_BY(4) for (int b = 0; inside && b < args.B; b++) sum += args.dscore[((size_t)b * args.NH + h) * args.T + t];
+    float* out = args.ddenom_bias + (size_t)h * args.block_size + args.step->first + t;   // mutant: bias_place_ignored
+    *out = (add ? *out : 0.0f) + args.HS * args.temp[h] * sum;   // mutant: denom_bias_not_overwritten
 }
 
 // The first blocks compute column sums, the others tssa_params_backward.
@@ -1179,6 +1177,11 @@ static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tss
 
 // ---------------------------------------------------------------------------------------------
 // Residual with LayerScale: fused with LayerNorm, above
+
+template <typename S> __global__ void add_kernel(S* x, const S* y, size_t n) {   // x += y
+    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) x[i] = from_float<S>(to_float(x[i]) + to_float(y[i]));
+}
 
 // ---------------------------------------------------------------------------------------------
 // GELU, the exact form:  y = x Φ(x). Not a cuBLASLt epilogue: that computes the tanh form. Backward also sums the bias
@@ -1379,470 +1382,6 @@ static void classifier_forward_backward(Matmul* mm, double* total, float* loss, 
 }
 
 // ---------------------------------------------------------------------------------------------
-// Option: convolutions over time, channel by channel, with --conv 4:   y[t] = Σ_{k<4} weight[k] x[t-3+k]
-//     dx[t] = Σ_k weight[k] dy[t+3-k],   dweight[k] = Σ_t x[t] dy[t+3-k]
-//
-// x[-3] to x[-1] are in the state before the pass. Backward counts them among its rows: their dx is the gradient of
-// that state. The gradient of the state after the pass is added to the dx of the last three rows.
-
-constexpr int CONV_WIDTH = TOST_CONV_WIDTH, CONV_ROWS = CONV_WIDTH - 1;   // the rows that a state holds
-constexpr int CONV_VEC = 2, CONV_RUN = 8;   // neighboring channels and steps of a thread at once
-
-template <typename S> struct Conv {
-    int B, T, C;
-    S* y; const S* x;                // (B,T,C)
-    const float* weight;             // (C,1,4)
-    PassStates state;
-    size_t state_size, rows;         // of a sequence, and where the convolution's rows are in it
-    // backward only
-    S* dx; const S* dy;              // (B,T,C)
-    PassStates adjoint;
-    float* partial;                  // (blocks,C,4): each block's sum for dweight
-};
-
-// CONV_RUN steps from t0 on, CONV_VEC channels from c on. v: x from step t0 - 3 on; backward: dy from step t0 on.
-// WHOLE: all of these are in the pass, and so are the channels.
-template <bool WHOLE, bool BACKWARD, typename S>
-__device__ inline void conv_run(float (&dweight)[CONV_VEC][CONV_WIDTH], const float (&weight)[CONV_VEC][CONV_WIDTH],
-                                const Conv<S>& a, int b, int t0, int c) {
-    const int T = a.T, C = a.C, inside = C - c;
-    const size_t in_state = b * a.state_size + a.rows + c;
-    const auto at = [=](int t) { return (size_t)(unsigned)(b * T + t) * (unsigned)C + c; };   // rows fit in 32 bits
-    const auto load = [=](float (&row)[CONV_VEC], const S* p, const double* state, int t) {   // zeros if there is none
-        if (WHOLE || t >= 0) load_part<WHOLE>(row, p + at(t), t < T ? inside : 0);   // mutant: conv_end
-        else UNROLL for (int i = 0; i < CONV_VEC; i++)   // mutant: conv_state
-            row[i] = state && i < inside ? (float)state[in_state + (t + CONV_ROWS) * C + i] : 0.0f;
-    };
-    const auto store = [=](S* p, double* state, const float (&row)[CONV_VEC], int t) {
-        if (WHOLE || t >= 0) store_part<WHOLE>(p + at(t), row, t < T ? inside : 0);
-        else UNROLL for (int i = 0; i < CONV_VEC; i++)
-            if (state && i < inside) state[in_state + (t + CONV_ROWS) * C + i] = row[i];
-    };
-    float v[CONV_RUN + CONV_ROWS][CONV_VEC], x[CONV_RUN][CONV_VEC] = {};   // WHOLE: loads come before stores
-    UNROLL for (int j = 0; j < CONV_RUN + CONV_ROWS; j++)
-        BACKWARD ? load(v[j], a.dy, NULL, t0 + j) : load(v[j], a.x, a.state.start, t0 + j - CONV_ROWS);
-    UNROLL for (int j = 0; BACKWARD && j < CONV_RUN; j++) load(x[j], a.x, a.state.start, t0 + j);
-    UNROLL for (int j = 0; j < CONV_RUN; j++) {
-        const int t = t0 + j;
-        float y[CONV_VEC] = {};
-        if (!WHOLE && BACKWARD && t < T && t + CONV_ROWS >= T) load(y, a.dy, a.adjoint.start, t - T);
-        UNROLL for (int i = 0; i < CONV_VEC; i++)
-            UNROLL for (int k = 0; k < CONV_WIDTH; k++) {
-                const int of = BACKWARD ? CONV_ROWS - k : k;
-                y[i] += weight[i][of] * v[j + k][i];
-                if (BACKWARD) dweight[i][of] += x[j][i] * v[j + k][i];
-            }
-        store(BACKWARD ? a.dx : a.y, BACKWARD ? a.adjoint.end : NULL, y, t);
-    }
-    for (int t = T - CONV_ROWS; !WHOLE && !BACKWARD && a.state.end && t0 + CONV_RUN >= T && t < T; t++) {
-        load(v[0], a.x, a.state.start, t);
-        store(a.y, a.state.end, v[0], t - T);   // mutant: conv_rows_not_passed
-    }
-}
-
-// Blocks loop over runs. With 768 channels, 4 blocks fit on a multiprocessor. Minimum traffic per row: 2C (x) + 2C (y);
-// backward 2C (dy) + 2C (x) + 2C (dx).
-template <bool BACKWARD, typename S>
-__global__ void __launch_bounds__(256, 3) conv_kernel(Conv<S> a, int first, int runs) {
-    for (int c = threadIdx.x * CONV_VEC; c < a.C; c += blockDim.x * CONV_VEC) {
-        float weight[CONV_VEC][CONV_WIDTH] = {}, dweight[CONV_VEC][CONV_WIDTH] = {};
-        UNROLL for (int i = 0; i < CONV_VEC; i++)
-            if (c + i < a.C) load_pack<CONV_WIDTH>(weight[i], a.weight + (c + i) * CONV_WIDTH);
-        for (int run = blockIdx.x; run < a.B * runs; run += gridDim.x) {   // mutant: conv_runs_once
-            const int b = run / runs, t0 = first + run % runs * CONV_RUN;
-            if (t0 >= CONV_ROWS && t0 + CONV_RUN + CONV_ROWS <= a.T && a.C % CONV_VEC == 0)   // mutant: conv_whole
-                conv_run<true, BACKWARD>(dweight, weight, a, b, t0, c);
-            else conv_run<false, BACKWARD>(dweight, weight, a, b, t0, c);
-        }
-        UNROLL for (int i = 0; BACKWARD && i < CONV_VEC; i++)
-            if (c + i < a.C)
-                store_pack<CONV_WIDTH>(a.partial + (blockIdx.x * (size_t)a.C + c + i) * CONV_WIDTH, dweight[i]);
-    }
-}
-
-template <typename S> static void conv_forward(cudaStream_t stream, const Conv<S>& a) {
-    const int runs = div_up(a.T, CONV_RUN), threads = channel_threads(a.C);
-    const int blocks = column_blocks(conv_kernel<false, S>, threads, (size_t)a.B * runs, 1);
-    LAUNCH((conv_kernel<false, S>), blocks, threads, 0, stream, a, 0, runs);
-}
-
-// Puts dweight on the list `sums`, of whose space it takes (COLUMN_BLOCKS,C,4).
-template <typename S> static void conv_backward(cudaStream_t stream, float* dweight, ColumnSums* sums, Conv<S> a) {
-    const int runs = div_up(a.T + CONV_ROWS, CONV_RUN), threads = channel_threads(a.C);
-    const int blocks = column_blocks(conv_kernel<true, S>, threads, (size_t)a.B * runs, 1);
-    a.partial = column_partials(sums, 1, blocks, a.C * CONV_WIDTH);
-    LAUNCH((conv_kernel<true, S>), blocks, threads, 0, stream, a, -CONV_ROWS, runs);   // mutant: conv_left
-    column_sum(sums, dweight, a.partial, blocks, a.C * CONV_WIDTH);
-}
-
-// ---------------------------------------------------------------------------------------------
-// Option: memory, with --memory 1; train_gpt_tost.c has its equations for one token. Here a run of n tokens is
-// processed at once. Its tokens are numbered from 0. K[i] is the direction k, and O[i] the prediction o, of the token
-// before token i: K[0] and O[0] belong to the token before the run, K[n] and O[n] to the last token. E[i] is e of
-// token i. With G before the run and dG after it:
-//     O[i] = G K[i] + Σ_{j<i} (K[i]·K[j]) E[j],   E[i] = Π[i] (w[i] - O[i]),   G after the run = G + Σ_i E[i] K[i]ᵀ
-//     dE[j] = dG K[j] + Σ_{i>j} (K[i]·K[j]) dO[i],   dΠ[j] = dE[j]·(w[j] - O[j])
-//     dw[j] = Π[j] dE[j],   dO[j] -= Π[j] dE[j]
-//     dK[i] = Gᵀ dO[i] + dGᵀ E[i] + Σ_{j<i} (dO[i]·E[j]) K[j] + Σ_{j>i} (dO[j]·E[i]) K[j]
-//     dG before the run = dG + Σ_i dO[i] K[i]ᵀ,   dK[n] += dK[0] of the next run
-//     dw[i] += (dk - k (k·dk)) / √(‖w[i]‖² + 1e-12)   with k = K[i+1] and dk = dK[i+1]
-//
-// A block of threads computes one head of one sequence: it goes through the runs of 32 tokens, with G in shared
-// memory. There are B·NH blocks, so with few sequences, multiprocessors are idle. All sums are products of small
-// matrices, except in the triangular systems, of which a thread solves the columns of one channel. E is computed from o
-// as stored, rounded to S, so that backward gets the same E, and the G before a run from the one after it:
-// G - Σ E[i] K[i]ᵀ. Only the first run of a pass loads G, and computes O[0] from it, not rounded.
-//
-// Arrays in shared memory have rows of HS | 1 floats: an odd stride has no bank conflicts along either axis.
-
-constexpr int MEMORY_RUN = 32, MEMORY_ROWS = MEMORY_RUN + 1;   // tokens of a run; its keys K[0] to K[n]
-constexpr int MEMORY_THREADS = 256, MEMORY_TILE = 4;
-
-template <typename S> struct Memory {
-    int B, T, C, NH, HS;
-    const S* w;                       // (B,T,C)
-    const float *pi, *scale;          // (B,NH,T), (C)
-    S *o, *y;                         // (B,T,C): predictions; y += scale o
-    float* G;                         // (B,NH,HS,HS): after the pass, transposed; NULL in inference
-    PassStates state;
-    size_t state_size, offset;        // of a sequence; of the memory's part in it
-    // backward only
-    const S* dy;                      // (B,T,C)
-    S* dw;                            // (B,T,C)
-    float *dpi, *dscale;              // (B,NH,T); (B,C): of each sequence
-    PassStates adjoint;
-};
-
-// The state of a head: Gᵀ (HS,HS) and k (HS), floats. NULL: zeros, or not written
-struct MemoryState { float *G, *k; };
-
-// Arrays in shared memory: G, dG (HS,HS), transposed; K, E, O, dK, dE (33,HS), O with dO in backward; pairs, dpairs
-// (33,33); inverse_norm (33): 1/√(‖w‖² + 1e-12); dk (HS): dK[0] of the next run. Forward has those up to
-// inverse_norm.
-struct MemoryShared { float *G, *K, *E, *O, *pairs, *inverse_norm, *dG, *dK, *dE, *dpairs, *dk; };
-
-__host__ __device__ inline int memory_stride(int HS) { return HS | 1; }
-static size_t memory_state_size(size_t C, size_t HS) { return (C * (HS + 1) + 1) / 2; }   // in doubles
-
-__host__ __device__ inline MemoryShared memory_arrays(float* shared, int HS) {
-    const int row = memory_stride(HS), rows = MEMORY_ROWS * row, pairs = MEMORY_ROWS * MEMORY_ROWS;
-    MemoryShared x = {};
-    x.G = shared, x.K = x.G + HS * row, x.E = x.K + rows, x.O = x.E + rows, x.pairs = x.O + rows;
-    x.inverse_norm = x.pairs + pairs, x.dG = x.inverse_norm + MEMORY_ROWS, x.dK = x.dG + HS * row, x.dE = x.dK + rows;
-    x.dpairs = x.dE + rows, x.dk = x.dpairs + pairs;
-    return x;
-}
-
-static size_t memory_shared(int HS, bool backward) {
-    float* const start = (float*)sizeof(float);
-    const MemoryShared x = memory_arrays(start, HS);
-    return (backward ? x.dk + HS - start : x.dG - start) * sizeof(float);
-}
-
-template <typename S> __device__ inline MemoryState memory_state(const double* states, int b, int h,
-                                                                 const Memory<S>& a) {
-    if (!states) return {NULL, NULL};
-    float* const at = (float*)const_cast<double*>(states + b * a.state_size + a.offset);
-    return {at + (size_t)h * a.HS * a.HS, at + (size_t)a.C * a.HS + h * a.HS};
-}
-
-template <typename S> __device__ inline size_t memory_row(int b, int t, int h, const Memory<S>& a) {
-    return ((size_t)b * a.T + t) * a.C + h * a.HS;
-}
-
-// Copies a matrix (HS,HS) from or to device memory, where its rows are HS floats apart. src NULL: zeros
-__device__ inline void memory_load(float* dst, const float* src, int HS) {
-    for (int i = threadIdx.x; i < HS * HS; i += blockDim.x)
-        dst[i / HS * memory_stride(HS) + i % HS] = src ? src[i] : 0.0f;
-}
-__device__ inline void memory_store(float* dst, const float* src, int HS) {
-    for (int i = threadIdx.x; i < HS * HS; i += blockDim.x) dst[i] = src[i / HS * memory_stride(HS) + i % HS];
-}
-
-// An operand of a product, in shared memory. TRANSPOSED: its element (i,j) is p[j · stride + i]
-template <bool TRANSPOSED> struct Operand {
-    const float* p;
-    int stride;
-    __device__ float at(int i, int j) const { return TRANSPOSED ? p[j * stride + i] : p[i * stride + j]; }
-};
-
-// A thread's part of a product: the elements at some rows and columns
-struct ProductTile {
-    int row[MEMORY_TILE], column[MEMORY_TILE];
-    float sum[MEMORY_TILE][MEMORY_TILE];
-};
-
-// tile.sum += x · y; depth: columns of x
-template <bool X, bool Y>
-__device__ inline void tile_product(ProductTile& tile, Operand<X> x, Operand<Y> y, int depth) {
-    UNROLL_BY(2) for (int l = 0; l < depth; l++) {
-        float u[MEMORY_TILE], v[MEMORY_TILE];
-        UNROLL for (int i = 0; i < MEMORY_TILE; i++) u[i] = x.at(tile.row[i], l);
-        UNROLL for (int i = 0; i < MEMORY_TILE; i++) v[i] = y.at(l, tile.column[i]);
-        UNROLL for (int i = 0; i < MEMORY_TILE; i++)
-            UNROLL for (int j = 0; j < MEMORY_TILE; j++) tile.sum[i][j] += u[i] * v[j];
-    }
-}
-
-// Computes a matrix (m,n): add(tile) adds the products to a tile; store(i, j, sum) takes each element. Neighboring
-// threads take neighboring columns.
-template <typename Add, typename Store> __device__ inline void each_tile(int m, int n, Add add, Store store) {
-    const int tile_rows = div_up(m, MEMORY_TILE), tile_columns = div_up(n, MEMORY_TILE);
-    for (int k = threadIdx.x; k < tile_rows * tile_columns; k += blockDim.x) {
-        const int i0 = k / tile_columns, j0 = k % tile_columns;
-        ProductTile tile = {};
-        UNROLL for (int i = 0; i < MEMORY_TILE; i++) {
-            tile.row[i] = min(i0 + i * tile_rows, m - 1);
-            tile.column[i] = min(j0 + i * tile_columns, n - 1);
-        }
-        add(tile);
-        UNROLL for (int i = 0; i < MEMORY_TILE; i++)
-            UNROLL for (int j = 0; j < MEMORY_TILE; j++)
-                if (i0 + i * tile_rows < m && j0 + j * tile_columns < n)
-                    store(tile.row[i], tile.column[j], tile.sum[i][j]);
-    }
-}
-
-// K[i] and inverse_norm[i] = 1/√(‖w‖² + 1e-12), first <= i <= n, of the tokens t0 - 1 + i. A warp takes a token.
-// before: for the key of the token before the pass
-template <typename S>
-__device__ inline void memory_keys(MemoryShared x, int first, int n, int b, int t0, int h, MemoryState before,
-                                   const Memory<S>& a) {
-    for (int i = first + warp_index(); i <= n; i += block_warps()) {
-        const bool early = t0 + i == 0;
-        const S* w = a.w + (early ? 0 : memory_row(b, t0 - 1 + i, h, a));
-        float *K = x.K + i * memory_stride(a.HS), squares = 0.0f;
-        for (int d = lane_index(); d < a.HS; d += WARP) {
-            const float v = !early ? to_float(w[d]) : before.k ? before.k[d] : 0.0f;
-            K[d] = v;
-            squares += v * v;
-        }
-        const float inverse_norm = early ? 1.0f : rsqrtf(warp_sum(squares) + (float)TOST_ENERGY_MIN);
-        for (int d = lane_index(); d < a.HS; d += WARP) K[d] *= inverse_norm;
-        if (lane_index() == 0) x.inverse_norm[i] = inverse_norm;
-    }
-}
-
-// pairs[i,j] = x[i]·y[j] for j < i <= n, otherwise 0; x, y (33,HS)
-__device__ inline void memory_pairs(float* pairs, const float* x, const float* y, int n, int HS) {
-    const int row = memory_stride(HS);
-    each_tile(n + 1, n + 1, [&](ProductTile& tile) {
-        tile_product(tile, Operand<false>{x, row}, Operand<true>{y, row}, HS);
-    }, [&](int i, int j, float sum) { pairs[i * MEMORY_ROWS + j] = j < i ? sum : 0.0f; });   // mutant: memory_pairs
-}
-
-// G += factor · Σ_i x[i] y[i]ᵀ over n rows
-__device__ inline void memory_add(float* G, const float* x, const float* y, float factor, int n, int HS) {
-    const int row = memory_stride(HS);
-    each_tile(HS, HS, [&](ProductTile& tile) {
-        tile_product(tile, Operand<true>{x, row}, Operand<false>{y, row}, n);
-    }, [&](int i, int j, float sum) { G[i * row + j] += factor * sum; });
-}
-
-// Solves for O and E of the run: a thread takes a column. On entry, x.O has G K[i]
-template <typename S>
-__device__ inline void memory_predict(MemoryShared x, const float* pi, int b, int t0, int h, int n,
-                                      const Memory<S>& a) {
-    const int row = memory_stride(a.HS);
-    for (int d = threadIdx.x; d < a.HS; d += blockDim.x) {
-        for (int i = 0; i <= n; i++) {
-            float o = x.O[i * row + d];
-            for (int j = 0; j < i; j++) o += x.pairs[i * MEMORY_ROWS + j] * x.E[j * row + d];
-            if (i > 0) o = to_float(from_float<S>(o));
-            x.O[i * row + d] = o;
-            if (i < n) x.E[i * row + d] = pi[i] * (to_float(a.w[memory_row(b, t0 + i, h, a) + d]) - o);
-        }
-    }
-}
-
-// Minimum traffic per row: 2C (w) + 4C (y) + 2C (o).
-template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS, 3) memory_forward_kernel(Memory<S> a) {
-    DYNAMIC_SHARED(float, shared);
-    const int b = blockIdx.x / a.NH, h = blockIdx.x % a.NH, HS = a.HS, row = memory_stride(HS);
-    const MemoryShared x = memory_arrays(shared, HS);
-    const MemoryState before = memory_state(a.state.start, b, h, a), after = memory_state(a.state.end, b, h, a);
-    const float* pi = a.pi + ((size_t)b * a.NH + h) * a.T;
-    memory_load(x.G, before.G, HS);
-    memory_keys(x, 0, 0, b, 0, h, before, a);
-    for (int t0 = 0; t0 < a.T; t0 += MEMORY_RUN) {
-        const int n = min(a.T - t0, MEMORY_RUN), first = t0 > 0;   // 1: the run before set O[0]
-        __syncthreads();
-        memory_keys(x, 1, n, b, t0, h, before, a);
-        __syncthreads();
-        each_tile(n + 1 - first, HS, [&](ProductTile& tile) {
-            tile_product(tile, Operand<false>{x.K + first * row, row}, Operand<false>{x.G, row}, HS);
-        }, [&](int i, int d, float sum) { x.O[(i + first) * row + d] = sum; });
-        memory_pairs(x.pairs, x.K, x.K, n, HS);
-        __syncthreads();
-        memory_predict(x, pi + t0, b, t0, h, n, a);
-        __syncthreads();
-        for (int i = threadIdx.x; i < n * HS; i += blockDim.x) {
-            const int d = i % HS;
-            const size_t at = memory_row(b, t0 + i / HS, h, a) + d;
-            const float o = x.O[(i / HS + 1) * row + d];
-            a.o[at] = from_float<S>(o);
-            a.y[at] = from_float<S>(to_float(a.y[at]) + a.scale[h * HS + d] * o);
-        }
-        memory_add(x.G, x.K, x.E, 1.0f, n, HS);
-        __syncthreads();
-        for (int d = threadIdx.x; d < HS; d += blockDim.x) {
-            x.K[d] = x.K[n * row + d];
-            x.O[d] = x.O[n * row + d];
-        }
-    }
-    if (a.G) memory_store(a.G + ((size_t)b * a.NH + h) * HS * HS, x.G, HS);
-    if (!after.G) return;
-    memory_store(after.G, x.G, HS);
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) after.k[d] = x.K[d];   // mutant: memory_key_not_passed
-}
-
-// Sets o, adds to y, and writes the state after the pass.
-template <typename S> static void memory_forward(cudaStream_t stream, const Memory<S>& a) {
-    const size_t shared = memory_shared(a.HS, false);
-    allow_shared(memory_forward_kernel<S>, shared);
-    LAUNCH((memory_forward_kernel<S>), a.B * a.NH, MEMORY_THREADS, shared, stream, a);
-}
-
-// Sets K, inverse_norm and E of the run at t0, x.dE to the errors w - O, and x.O to dO: dO[0] = 0,
-// dO[i+1] = scale dy[i]. In the first run, also sets G. Adds to dscale of the head.
-template <typename S>
-__device__ inline void memory_errors(MemoryShared x, float* dscale, const float* pi, int b, int t0, int h, int n,
-                                     MemoryState before, const Memory<S>& a) {
-    const int HS = a.HS, row = memory_stride(HS);
-    memory_keys(x, 0, n, b, t0, h, before, a);
-    if (t0 == 0) memory_load(x.G, before.G, HS);
-    __syncthreads();
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
-        float o = 0.0f, sum = 0.0f;   // o: O[0]
-        if (t0 > 0) o = to_float(a.o[memory_row(b, t0 - 1, h, a) + d]);
-        else for (int l = 0; l < HS; l++) o += x.K[l] * x.G[l * row + d];
-        x.O[d] = 0.0f;
-        for (int i = 0; i < n; i++) {
-            const size_t at = memory_row(b, t0 + i, h, a) + d;
-            const float dy = to_float(a.dy[at]);
-            x.dE[i * row + d] = to_float(a.w[at]) - o;
-            x.E[i * row + d] = pi[i] * x.dE[i * row + d];
-            o = to_float(a.o[at]);
-            sum += dy * o;
-            x.O[(i + 1) * row + d] = a.scale[h * HS + d] * dy;
-        }
-        x.E[n * row + d] = 0.0f;
-        dscale[d] += sum;
-    }
-    __syncthreads();
-}
-
-// x.dK: dG K on entry, dE on return. Subtracts Π dE from dO in x.O. A thread takes a column.
-__device__ inline void memory_errors_backward(MemoryShared x, const float* pi, int n, int HS) {
-    const int row = memory_stride(HS);
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
-        for (int j = n - 1; j >= 0; j--) {
-            float dE = x.dK[j * row + d];
-            for (int i = j + 1; i <= n; i++) dE += x.pairs[i * MEMORY_ROWS + j] * x.O[i * row + d];
-            x.dK[j * row + d] = dE;
-            x.O[j * row + d] -= pi[j] * dE;
-        }
-    }
-}
-
-// dΠ of the run's tokens; and x.dE becomes dE, which is in x.dK. A warp takes a token.
-__device__ inline void memory_membership_backward(float* dpi, MemoryShared x, int n, int HS) {
-    const int row = memory_stride(HS);
-    for (int i = warp_index(); i < n; i += block_warps()) {
-        float sum = 0.0f;
-        for (int d = lane_index(); d < HS; d += WARP) {
-            sum += x.dE[i * row + d] * x.dK[i * row + d];
-            x.dE[i * row + d] = x.dK[i * row + d];
-        }
-        sum = warp_sum(sum);
-        if (lane_index() == 0) dpi[i] = sum;
-    }
-}
-
-// dK, from dO in x.O, E, G before the run and dG after it
-__device__ inline void memory_keys_backward(MemoryShared x, int n, int HS) {
-    const int row = memory_stride(HS);
-    each_tile(n + 1, HS, [&](ProductTile& tile) {
-        tile_product(tile, Operand<false>{x.O, row}, Operand<true>{x.G, row}, HS);
-        tile_product(tile, Operand<false>{x.E, row}, Operand<true>{x.dG, row}, HS);
-        tile_product(tile, Operand<false>{x.dpairs, MEMORY_ROWS}, Operand<false>{x.K, row}, n + 1);
-        tile_product(tile, Operand<true>{x.dpairs, MEMORY_ROWS}, Operand<false>{x.K, row}, n + 1);
-    }, [&](int i, int d, float sum) { x.dK[i * row + d] = sum + (i == n ? x.dk[d] : 0.0f); });
-}
-
-// dw of the run. A warp takes a token.
-template <typename S>
-__device__ inline void memory_dw(MemoryShared x, const float* pi, int b, int t0, int h, int n, const Memory<S>& a) {
-    const int row = memory_stride(a.HS);
-    for (int i = warp_index(); i < n; i += block_warps()) {
-        const float *K = x.K + (i + 1) * row, *dK = x.dK + (i + 1) * row;
-        const size_t at = memory_row(b, t0 + i, h, a);
-        float k_dk = 0.0f;
-        for (int d = lane_index(); d < a.HS; d += WARP) k_dk += K[d] * dK[d];
-        k_dk = warp_sum(k_dk);
-        for (int d = lane_index(); d < a.HS; d += WARP)
-            a.dw[at + d] = from_float<S>(pi[i] * x.dE[i * row + d] + x.inverse_norm[i + 1] * (dK[d] - K[d] * k_dk));
-    }
-}
-
-// The runs in reverse. Minimum traffic per row: 2C each of w, o, dy and dw.
-template <typename S> __global__ void __launch_bounds__(MEMORY_THREADS, 2) memory_backward_kernel(Memory<S> a) {
-    DYNAMIC_SHARED(float, shared);
-    const int b = blockIdx.x / a.NH, h = blockIdx.x % a.NH, HS = a.HS, row = memory_stride(HS);
-    const MemoryShared x = memory_arrays(shared, HS);
-    const MemoryState before = memory_state(a.state.start, b, h, a);
-    const MemoryState right = memory_state(a.adjoint.start, b, h, a), left = memory_state(a.adjoint.end, b, h, a);
-    const size_t at = ((size_t)b * a.NH + h) * a.T;
-    float* const dscale = a.dscale + (size_t)b * a.C + h * HS;
-    memory_load(x.G, a.G + ((size_t)b * a.NH + h) * HS * HS, HS);
-    memory_load(x.dG, right.G, HS);
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
-        x.dk[d] = right.k ? right.k[d] : 0.0f;
-        dscale[d] = 0.0f;
-    }
-    for (int t0 = (a.T - 1) / MEMORY_RUN * MEMORY_RUN; t0 >= 0; t0 -= MEMORY_RUN) {
-        const int n = min(a.T - t0, MEMORY_RUN);
-        const float* pi = a.pi + at + t0;
-        __syncthreads();
-        memory_errors(x, dscale, pi, b, t0, h, n, before, a);
-        if (t0 > 0) memory_add(x.G, x.K, x.E, -1.0f, n, HS);   // G before the run   // mutant: memory_G_after
-        memory_pairs(x.pairs, x.K, x.K, n, HS);
-        each_tile(n, HS, [&](ProductTile& tile) {
-            tile_product(tile, Operand<false>{x.K, row}, Operand<false>{x.dG, row}, HS);
-        }, [&](int i, int d, float sum) { x.dK[i * row + d] = sum; });
-        __syncthreads();
-        memory_errors_backward(x, pi, n, HS);
-        __syncthreads();
-        memory_membership_backward(a.dpi + at + t0, x, n, HS);
-        memory_pairs(x.dpairs, x.O, x.E, n, HS);
-        __syncthreads();
-        memory_keys_backward(x, n, HS);
-        __syncthreads();
-        memory_dw(x, pi, b, t0, h, n, a);
-        memory_add(x.dG, x.K, x.O, 1.0f, n + 1, HS);
-        for (int d = threadIdx.x; d < HS; d += blockDim.x) x.dk[d] = x.dK[d];
-    }
-    __syncthreads();
-    if (!left.G) return;
-    memory_store(left.G, x.dG, HS);
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) left.k[d] = x.dk[d];
-}
-
-// Sets dw and dpi. Puts the gradient of scale on the list `sums`.
-template <typename S>
-static void memory_backward(cudaStream_t stream, float* dmemory_scale, ColumnSums* sums, const Memory<S>& a) {
-    const size_t shared = memory_shared(a.HS, true);
-    allow_shared(memory_backward_kernel<S>, shared);
-    LAUNCH((memory_backward_kernel<S>), a.B * a.NH, MEMORY_THREADS, shared, stream, a);
-    column_sum(sums, dmemory_scale, a.dscale, a.B, a.C);
-}
-
-template <typename S> __global__ void add_kernel(S* x, const S* y, size_t n) {   // x += y
-    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) x[i] = from_float<S>(to_float(x[i]) + to_float(y[i]));
-}
-
-// ---------------------------------------------------------------------------------------------
 // The arrays of a model: parameters, gradients and Adam's moments as flat arrays under the table of model.h, for bf16
 // also a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations
 // of every layer; otherwise all layers share one set. With recompute, only LAYER_RESIDENT is stored for every layer.
@@ -1851,7 +1390,7 @@ template <typename S> __global__ void add_kernel(S* x, const S* y, size_t n) {  
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,         S,       rows * C)                     /* ln_1(x) */ \
     X(projected,    S,       conv * rows * C)              /* c_attn(ln_1) */ \
-    X(w,            S,       rows * C)                     /* its convolution; without --conv the same array */ \
+    X(z,            S,       rows * C)                     /* its convolution; without --conv the same array */ \
     X(u,            float,   rows * NH)                    /* (B,NH,T) */ \
     X(pi,           float,   rows * NH)                    /* (B,NH,T) */ \
     X(tssa_saved,   float,   B * runs * tssa_sums_size(C, NH)) \
@@ -1892,11 +1431,11 @@ template <typename S> __global__ void add_kernel(S* x, const S* y, size_t n) {  
     X(tssa_sync,    int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
     X(dx,           float,   train * rows * C)             /* gradient of the residual stream */ \
     X(dbranch,      S,       train * rows * C) \
-    X(scratch_btc,  S,       train * rows * C)             /* gradients of y, w and the LayerNorms' outputs in turn */ \
+    X(scratch_btc,  S,       train * rows * C)             /* gradients of y, z and the LayerNorms' outputs in turn */ \
     X(scratch_bt4c, S,       train * rows * 4 * C)         /* gradients of gelu, then of fc */ \
-    X(da,           float,   train * rows * NH) \
+    X(dscore,       float,   train * rows * NH) \
     X(dtemp,        float,   train * B * runs * NH) \
-    X(dpredicted,  S,       memory * train * rows * C)    /* the memory's part of the gradient of w */ \
+    X(dpredicted,  S,       memory * train * rows * C)    /* the memory's part of the gradient of z */ \
     X(dmemory_scale, float,  memory * train * B * C)       /* by sequence */ \
     X(back,         float,   train * B * runs * tssa_sums_size(C, NH)) \
     X(columns,      float,   train * COLUMN_BLOCKS * (17 + 2 * c->conv) * C) /* a layer and ln_f: for ColumnSums */ \
@@ -1954,8 +1493,8 @@ template <typename S> static S* weights_copy(TypedModel<S>* m) {
     return (void*)m->weights == m->array[TOST_PARAM] ? NULL : m->weights;
 }
 
-static TostParams<float> model_params(const TostModel* m, TostArray a, int l) {
-    return tost_params(&m->tensors, m->array[a], l);
+static TostParams<float> model_params(const TostModel* m, TostArray array, int l) {
+    return tost_params(&m->tensors, m->array[array], l);
 }
 template <typename S> static TostParams<S> model_weights(const TypedModel<S>* m, int l) {
     return tost_params(&m->tensors, m->weights, l);
@@ -1977,10 +1516,11 @@ static size_t classifier_rows(size_t rows, int V, size_t logit_bytes) {
     return even_block(rows, most > 2 * ROW_TILE ? most : 2 * ROW_TILE);
 }
 
-// The state of a sequence in a layer: see PassStates.
+// The state of a sequence in a layer, in doubles: TSSA's running sums; with --conv, the inputs of TSSA's convolution at
+// the last three tokens, (3,C), and those of the MLP's; with --memory, as floats, Gᵀ of each head and the last k.
 static size_t state_size(const TostConfig* c) {
-    return tssa_state_size(c->n_embd, c->n_head) + (c->conv ? 2 * CONV_ROWS * (size_t)c->n_embd : 0)
-           + (c->memory ? memory_state_size(c->n_embd, c->n_embd / c->n_head) : 0);
+    return tssa_state_size(c->n_embd, c->n_head) + (c->conv ? 2 * CONV_BEFORE * (size_t)c->n_embd : 0)
+           + (c->memory ? delta_rule_state_size(c->n_embd, c->n_embd / c->n_head) : 0);
 }
 
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
@@ -2008,7 +1548,7 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
         else { LAYER_ACTIVATIONS(X) }
         if (l == 0 || train) { LAYER_RESIDENT(X) }
 #undef X
-        if (!conv) m->layer[l].projected = m->layer[l].w, m->layer[l].mlp_in = m->layer[l].ln_2;
+        if (!conv) m->layer[l].projected = m->layer[l].z, m->layer[l].mlp_in = m->layer[l].ln_2;
     }
     return arena.used;
 }
@@ -2053,8 +1593,8 @@ template <typename S> static NextNorm<S> next_norm(const TypedModel<S>* m, int l
     const bool last = l + 1 == m->config.n_layer;
     const TostParams<float> p = model_params(m, TOST_PARAM, last ? 0 : l + 1);
     if (last) return {m->buf.ln_f, m->buf.mean_f, m->buf.rstd_f, p.ln_f_w, p.ln_f_b};
-    const LayerActivations<S>* a = &m->layer[l + 1];
-    return {a->ln_1, a->mean_1, a->rstd_1, p.ln_1_w, p.ln_1_b};
+    const LayerActivations<S>* act = &m->layer[l + 1];
+    return {act->ln_1, act->mean_1, act->rstd_1, p.ln_1_w, p.ln_1_b};
 }
 
 // The input of layer l; l = L: the output of the last layer.
@@ -2108,32 +1648,40 @@ enum ConvPlace { ATTN_CONV, MLP_CONV };
 // A convolution of layer l. Backward of TSSA's goes from scratch_bt4c to dbranch, that of the MLP's from dbranch to
 // scratch_btc.
 template <typename S> static Conv<S> layer_conv(const TypedModel<S>* m, ConvPlace place, int l, int B, int T) {
-    const LayerActivations<S>* a = &m->layer[l];
+    const LayerActivations<S>* act = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
     const bool attn = place == ATTN_CONV;
     const int C = m->config.n_embd;
-    const size_t rows = tssa_state_size(C, m->config.n_head) + place * (size_t)CONV_ROWS * C;
-    return {B, T, C, attn ? a->w : a->mlp_in, attn ? a->projected : a->ln_2, attn ? p.attn_conv : p.mlp_conv,
-            layer_states(m, l), state_size(&m->config), rows, attn ? m->buf.dbranch : m->buf.scratch_btc,
-            attn ? m->buf.scratch_bt4c : m->buf.dbranch, layer_adjoints(m, l), NULL};
+    Conv<S> conv = {};
+    conv.B = B, conv.T = T, conv.C = C;
+    conv.y = attn ? act->z : act->mlp_in;
+    conv.x = attn ? act->projected : act->ln_2;
+    conv.weight = attn ? p.attn_conv : p.mlp_conv;
+    conv.state = layer_states(m, l);
+    conv.state_size = state_size(&m->config);
+    conv.offset = tssa_state_size(C, m->config.n_head) + place * (size_t)CONV_BEFORE * C;
+    conv.dx = attn ? m->buf.dbranch : m->buf.scratch_btc;
+    conv.dy = attn ? m->buf.scratch_bt4c : m->buf.dbranch;
+    conv.adjoint = layer_adjoints(m, l);
+    return conv;
 }
 
 // TSSA of layer l. sync (zero): of this layer
 template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l, int* sync, int B, int T) {
-    const LayerActivations<S>* a = &m->layer[l];
+    const LayerActivations<S>* act = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
     Tssa<S> tssa = tssa_sizes<S>(B, T, m->config.n_embd, m->config.n_head);
-    tssa.w = a->w;
+    tssa.z = act->z;
     tssa.temp = p.temp;
     tssa.denom_bias = p.denom_bias;
     tssa.block_size = m->config.block_size;
     tssa.step = model_input(m, B, T).header;
-    tssa.u = a->u;
-    tssa.pi = a->pi;
-    tssa.y = a->y;
+    tssa.u = act->u;
+    tssa.pi = act->pi;
+    tssa.y = act->y;
     tssa.state = layer_states(m, l);
     tssa.state_size = state_size(&m->config);
-    tssa.saved = a->tssa_saved;
+    tssa.saved = act->tssa_saved;
     tssa.totals = m->buf.totals;
     tssa.sync = sync;
     return tssa;
@@ -2144,8 +1692,8 @@ template <typename S> static Tssa<S> layer_tssa_grads(const TypedModel<S>* m, in
     const TostParams<float> g = model_params(m, TOST_GRAD, l);
     Tssa<S> tssa = layer_tssa(m, l, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
     tssa.dy = m->buf.scratch_btc;
-    tssa.dw = m->config.conv ? m->buf.scratch_bt4c : m->buf.dbranch;
-    tssa.da = m->buf.da;
+    tssa.dz = m->config.conv ? m->buf.scratch_bt4c : m->buf.dbranch;
+    tssa.dscore = m->buf.dscore;
     tssa.dtemp_run = m->buf.dtemp;
     tssa.dtemp = g.temp;
     tssa.ddenom_bias = g.denom_bias;
@@ -2156,43 +1704,56 @@ template <typename S> static Tssa<S> layer_tssa_grads(const TypedModel<S>* m, in
     return tssa;
 }
 
-// The memory of layer l, with the arguments of its backward: from scratch_btc to dpredicted, dΠ in da
-template <typename S> static Memory<S> layer_memory(const TypedModel<S>* m, int l, int B, int T) {
-    const LayerActivations<S>* a = &m->layer[l];
+// The memory of layer l, with the arguments of its backward: from scratch_btc to dpredicted, dΠ in dscore
+template <typename S> static DeltaRule<S> layer_memory(const TypedModel<S>* m, int l, int B, int T) {
+    const LayerActivations<S>* act = &m->layer[l];
     const int C = m->config.n_embd, NH = m->config.n_head;
-    const size_t offset = state_size(&m->config) - memory_state_size(C, C / NH);
-    return {B, T, C, NH, C / NH, a->w, a->pi, model_params(m, TOST_PARAM, l).memory_scale, a->predicted, a->y,
-            m->options.training ? a->memory_G : NULL, layer_states(m, l), state_size(&m->config), offset,
-            m->buf.scratch_btc, m->buf.dpredicted, m->buf.da, m->buf.dmemory_scale, layer_adjoints(m, l)};
+    DeltaRule<S> memory = {};
+    memory.B = B, memory.T = T, memory.C = C, memory.NH = NH, memory.HS = C / NH;
+    memory.z = act->z;
+    memory.pi = act->pi;
+    memory.scale = model_params(m, TOST_PARAM, l).memory_scale;
+    memory.o = act->predicted;
+    memory.y = act->y;
+    memory.G = m->options.training ? act->memory_G : NULL;
+    memory.state = layer_states(m, l);
+    memory.state_size = state_size(&m->config);
+    memory.offset = memory.state_size - delta_rule_state_size(C, C / NH);
+    memory.dy = m->buf.scratch_btc;
+    memory.dz = m->buf.dpredicted;
+    memory.dpi = m->buf.dscore;
+    memory.dscale = m->buf.dmemory_scale;
+    memory.adjoint = layer_adjoints(m, l);
+    return memory;
 }
 
 // Layer l over rows = B·T, from ln_1 to mlp_out. sync (zero): of this layer.
 template <typename S> static void layer_branches(TypedModel<S>* m, int l, int* sync, int B, int T) {
-    const LayerActivations<S>* a = &m->layer[l];
+    const LayerActivations<S>* act = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
     const TostParams<S> w = model_weights(m, l);
     const int C = m->config.n_embd;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
-    linear_forward(mm, a->projected, a->ln_1, w.attn_w, w.attn_b, rows, C, C);
+    linear_forward(mm, act->projected, act->ln_1, w.attn_w, w.attn_b, rows, C, C);
     if (p.attn_conv) conv_forward(m->stream, layer_conv(m, ATTN_CONV, l, B, T));
     tssa_forward(m->stream, layer_tssa(m, l, sync, B, T));
-    if (p.memory_scale) memory_forward(m->stream, layer_memory(m, l, B, T));
-    linear_forward(mm, a->attn_out, a->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
+    if (p.memory_scale) delta_rule_forward(m->stream, layer_memory(m, l, B, T));
+    linear_forward(mm, act->attn_out, act->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
 
-    residual_layernorm_forward(m->stream, a->x_mid, a->ln_2, a->mean_2, a->rstd_2, layer_input(m, l), a->attn_out,
-                               p.gamma1, p.ln_2_w, p.ln_2_b, rows, C);
+    residual_layernorm_forward(m->stream, act->x_mid, act->ln_2, act->mean_2, act->rstd_2, layer_input(m, l),
+                               act->attn_out, p.gamma1, p.ln_2_w, p.ln_2_b, rows, C);
     if (p.mlp_conv) conv_forward(m->stream, layer_conv(m, MLP_CONV, l, B, T));
-    linear_forward(mm, a->fc, a->mlp_in, w.fc_w, w.fc_b, rows, C, 4 * C);
-    gelu_forward(m->stream, a->gelu, a->fc, rows * 4 * C);
-    linear_forward(mm, a->mlp_out, a->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
+    linear_forward(mm, act->fc, act->mlp_in, w.fc_w, w.fc_b, rows, C, 4 * C);
+    gelu_forward(m->stream, act->gelu, act->fc, rows * 4 * C);
+    linear_forward(mm, act->mlp_out, act->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
 }
 
 template <typename S> static void layer_forward(TypedModel<S>* m, int l, int B, int T) {
-    const LayerActivations<S>* a = &m->layer[l];
+    const LayerActivations<S>* act = &m->layer[l];
     const NextNorm<S> next = next_norm(m, l);
     layer_branches(m, l, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
-    residual_layernorm_forward(m->stream, a->x_out, next.y, next.mean, next.rstd, a->x_mid, a->mlp_out,
+    residual_layernorm_forward(m->stream, act->x_out, next.y, next.mean, next.rstd, act->x_mid, act->mlp_out,
                                model_params(m, TOST_PARAM, l).gamma2, next.w, next.b, (size_t)B * T, m->config.n_embd);
 }
 
@@ -2212,7 +1773,7 @@ template <typename S> static void run_layer_from_input(TypedModel<S>* m, int l, 
 // buf.dx: the gradient of x_out becomes that of x. buf.dbranch: the gradient of mlp_out becomes that of the layer
 // below. Parameters: =, or with add +=. With recompute the activations of the layer below replace those of this layer.
 template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* sums, int l, int B, int T, bool add) {
-    const LayerActivations<S>* a = &m->layer[l];
+    const LayerActivations<S>* act = &m->layer[l];
     const Buffers<S>* buf = &m->buf;
     const TostParams<float> p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
     const TostParams<S> w = model_weights(m, l);
@@ -2220,29 +1781,29 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     const int C = m->config.n_embd;
     const size_t rows = (size_t)B * T;
     Matmul* mm = &m->mm;
-    linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, a->gelu, w.fc_proj_w, rows, 4 * C, C, add);
-    gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, sums, a->fc, rows, 4 * C);
-    linear_backward(mm, p.mlp_conv ? buf->dbranch : buf->scratch_btc, g.fc_w, buf->scratch_bt4c, a->mlp_in,
+    linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, act->gelu, w.fc_proj_w, rows, 4 * C, C, add);
+    gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, sums, act->fc, rows, 4 * C);
+    linear_backward(mm, p.mlp_conv ? buf->dbranch : buf->scratch_btc, g.fc_w, buf->scratch_bt4c, act->mlp_in,
                     w.fc_w, rows, C, 4 * C, add);
     if (p.mlp_conv) conv_backward(m->stream, g.mlp_conv, sums, layer_conv(m, MLP_CONV, l, B, T));
     layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b, sums,
-                                buf->scratch_btc, a->x_mid, a->mean_2, a->rstd_2, p.ln_2_w, a->attn_out, p.gamma1,
-                                true, rows, C);
+                                buf->scratch_btc, act->x_mid, act->mean_2, act->rstd_2, p.ln_2_w, act->attn_out,
+                                p.gamma1, true, rows, C);
 
-    linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, a->y, w.attn_proj_w, rows, C, C, add);
-    if (p.memory_scale) memory_backward(m->stream, g.memory_scale, sums, layer_memory(m, l, B, T));
+    linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, act->y, w.attn_proj_w, rows, C, C, add);
+    if (p.memory_scale) delta_rule_backward(m->stream, g.memory_scale, sums, layer_memory(m, l, B, T));
     tssa_backward(m->stream, tssa);
     if (p.memory_scale)
-        LAUNCH((add_kernel<S>), div_up(rows * C, 256), 256, 0, m->stream, tssa.dw, buf->dpredicted, rows * C);
+        LAUNCH((add_kernel<S>), div_up(rows * C, 256), 256, 0, m->stream, tssa.dz, buf->dpredicted, rows * C);
     if (p.attn_conv) conv_backward(m->stream, g.attn_conv, sums, layer_conv(m, ATTN_CONV, l, B, T));
-    linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, a->ln_1, w.attn_w, rows, C, C, add);
+    linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, act->ln_1, w.attn_w, rows, C, C, add);
     bias_backward(m->stream, g.attn_b, sums, buf->dbranch, rows, C);
     if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1, B, T);
     const TostParams<float> below = model_params(m, TOST_PARAM, l > 0 ? l - 1 : 0),
                             dbelow = model_params(m, TOST_GRAD, l > 0 ? l - 1 : 0);
     layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_1_w, g.ln_1_b, l > 0 ? dbelow.gamma2 : NULL,
-                                l > 0 ? dbelow.fc_proj_b : NULL, sums, buf->scratch_btc, layer_input(m, l), a->mean_1,
-                                a->rstd_1, p.ln_1_w, l > 0 ? m->layer[l - 1].mlp_out : (S*)NULL, below.gamma2, true,
+                                l > 0 ? dbelow.fc_proj_b : NULL, sums, buf->scratch_btc, layer_input(m, l), act->mean_1,
+                                act->rstd_1, p.ln_1_w, l > 0 ? m->layer[l - 1].mlp_out : (S*)NULL, below.gamma2, true,
                                 rows, C);
     layer_sums(m->stream, *sums, tssa, add);
 }
@@ -2485,7 +2046,7 @@ template <typename S> static void cuda_activation(float* dst, TypedModel<S>* m, 
     assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
     if (what != TOST_X) recompute_layer(m, layer);
     if (what == TOST_X) copy_to_host(dst, layer_input(m, layer), rows * C, m->stream);
-    else if (what == TOST_W) copy_to_host(dst, m->layer[layer].w, rows * C, m->stream);
+    else if (what == TOST_Z) copy_to_host(dst, m->layer[layer].z, rows * C, m->stream);
     else copy_to_host(dst, m->layer[layer].pi, rows * NH, m->stream);
 }
 
@@ -2506,17 +2067,17 @@ template <typename S> static double cuda_grad_norm(TypedModel<S>* m) {
 
 struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps; };   // decay: 1 - lr wd
 
-static AdamWFactors adamw_factors(const TostUpdate* a) {
+static AdamWFactors adamw_factors(const TostUpdate* update) {
     AdamWFactors f;
-    f.decay = (float)(1.0 - a->lr * a->weight_decay);
-    f.scale = (float)a->grad_scale;
-    f.b1 = (float)a->beta1;
-    f.b2 = (float)a->beta2;
-    f.c1 = (float)(1.0 - a->beta1);
-    f.c2 = (float)(1.0 - a->beta2);
-    f.rate = (float)(a->lr / (1.0 - pow(a->beta1, (double)a->step)));
-    f.root = (float)(1.0 / sqrt(1.0 - pow(a->beta2, (double)a->step)));
-    f.eps = (float)a->eps;
+    f.decay = (float)(1.0 - update->lr * update->weight_decay);
+    f.scale = (float)update->grad_scale;
+    f.b1 = (float)update->beta1;
+    f.b2 = (float)update->beta2;
+    f.c1 = (float)(1.0 - update->beta1);
+    f.c2 = (float)(1.0 - update->beta2);
+    f.rate = (float)(update->lr / (1.0 - pow(update->beta1, (double)update->step)));
+    f.root = (float)(1.0 / sqrt(1.0 - pow(update->beta2, (double)update->step)));
+    f.eps = (float)update->eps;
     return f;
 }
 
@@ -2525,7 +2086,7 @@ static AdamWFactors adamw_factors(const TostUpdate* a) {
 // of DECAY_GROUP elements. Minimum traffic per element: 16 bytes read, 12 + 2 written.
 template <typename S>
 __global__ void adamw_kernel(float* param, float* moment, float* variance, S* weights, const float* grad,
-                             const uint8_t* decays, size_t n, AdamWFactors a) {
+                             const uint8_t* decays, size_t n, AdamWFactors factors) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
     float p[4], m[4], v[4], g[4];
@@ -2533,12 +2094,12 @@ __global__ void adamw_kernel(float* param, float* moment, float* variance, S* we
     load_pack<4>(m, moment + i);
     load_pack<4>(v, variance + i);
     load_pack<4>(g, grad + i);
-    const float keep = decays[i / DECAY_GROUP] ? a.decay : 1.0f;
+    const float keep = decays[i / DECAY_GROUP] ? factors.decay : 1.0f;
     UNROLL for (int j = 0; j < 4; j++) {
-        g[j] *= a.scale;
-        m[j] = a.b1 * m[j] + a.c1 * g[j];
-        v[j] = a.b2 * v[j] + a.c2 * g[j] * g[j];
-        p[j] = p[j] * keep - a.rate * m[j] / (sqrtf(v[j]) * a.root + a.eps);
+        g[j] *= factors.scale;
+        m[j] = factors.b1 * m[j] + factors.c1 * g[j];
+        v[j] = factors.b2 * v[j] + factors.c2 * g[j] * g[j];
+        p[j] = p[j] * keep - factors.rate * m[j] / (sqrtf(v[j]) * factors.root + factors.eps);
     }
     store_pack<4>(param + i, p);
     store_pack<4>(moment + i, m);
@@ -2573,49 +2134,49 @@ struct MuonMatrices { int count, rows, columns; size_t size, stride, step; };
 
 // sums (count,units) = Σ u² of each unit of a matrix; a block computes one. Minimum traffic per element: 4.
 __global__ void __launch_bounds__(SQUARES_THREADS)
-    muon_squares_kernel(double* sums, const float* u, MuonMatrices a) {
+    muon_squares_kernel(double* sums, const float* u, MuonMatrices args) {
     SHARED(double, shared, SQUARES_THREADS);
-    const double sum = unit_squares(u + blockIdx.y * a.stride, a.size, shared);
+    const double sum = unit_squares(u + blockIdx.y * args.stride, args.size, shared);
     if (threadIdx.x == 0) sums[blockIdx.y * gridDim.x + blockIdx.x] = sum;
 }
 
 // x = u / ‖u‖ for each matrix. Minimum traffic per element: 4 bytes read, 2 written.
 template <typename S> __global__ void __launch_bounds__(SQUARES_THREADS)
-    muon_normalize_kernel(S* x, const double* sums, const float* u, MuonMatrices a) {
+    muon_normalize_kernel(S* x, const double* sums, const float* u, MuonMatrices args) {
     SHARED(double, shared, SQUARES_THREADS);
     double sum = 0.0;
     for (unsigned unit = threadIdx.x; unit < gridDim.x; unit += SQUARES_THREADS)
         sum += sums[blockIdx.y * gridDim.x + unit];   // mutant: muon_norm_of_a_unit, muon_norm_of_the_first
     sum = block_tree_sum(sum, shared);
     const float scale = (float)(1.0 / fmax(sqrt(sum), TOST_MUON_EPS));
-    const size_t start = (size_t)blockIdx.x * SLICE_UNIT, end = min(start + SLICE_UNIT, a.size);
+    const size_t start = (size_t)blockIdx.x * SLICE_UNIT, end = min(start + SLICE_UNIT, args.size);
     UNROLL_BY(4) for (size_t i = start + threadIdx.x * 4; i < end; i += SQUARES_THREADS * 4) {
         float v[4];
-        load_pack<4>(v, u + blockIdx.y * a.stride + i);
+        load_pack<4>(v, u + blockIdx.y * args.stride + i);
         UNROLL for (int j = 0; j < 4; j++) v[j] *= scale;
-        store_pack<4>(x + blockIdx.y * a.step + i, v);
+        store_pack<4>(x + blockIdx.y * args.step + i, v);
     }
 }
 
 // Returns x (count,rows,columns), in one of the buffers. u: in a flat array. A, polynomial (count,side,side), in the
 // buffers muon_gram and muon_poly; with more rows than columns, A = xᵀ x, and the polynomial is on the right of x.
 template <typename S>
-static const S* orthogonalize(Matmul* mm, const Buffers<S>& buf, const float* u, const MuonMatrices& a) {
-    const bool tall = a.rows > a.columns;
-    const int rows = a.rows, columns = a.columns, side = min(rows, columns), length = max(rows, columns);
-    const int64_t n = a.step, square = padded_size((size_t)side * side);
-    const dim3 blocks((unsigned)slice_units(a.size), a.count);
+static const S* orthogonalize(Matmul* mm, const Buffers<S>& buf, const float* u, const MuonMatrices& args) {
+    const bool tall = args.rows > args.columns;
+    const int rows = args.rows, columns = args.columns, side = min(rows, columns), length = max(rows, columns);
+    const int64_t n = args.step, square = padded_size((size_t)side * side);
+    const dim3 blocks((unsigned)slice_units(args.size), args.count);
     S *x = buf.muon_x, *y = buf.muon_y, *A = buf.muon_gram, *polynomial = buf.muon_poly;
-    LAUNCH(muon_squares_kernel, blocks, SQUARES_THREADS, 0, mm->stream, buf.muon_squares, u, a);
-    LAUNCH((muon_normalize_kernel<S>), blocks, SQUARES_THREADS, 0, mm->stream, x, buf.muon_squares, u, a);
+    LAUNCH(muon_squares_kernel, blocks, SQUARES_THREADS, 0, mm->stream, buf.muon_squares, u, args);
+    LAUNCH((muon_normalize_kernel<S>), blocks, SQUARES_THREADS, 0, mm->stream, x, buf.muon_squares, u, args);
     for (int step = 0; step < TOST_MUON_STEPS; step++) {
         matmul(mm, Product<S, S>{A, x, x, tall, !tall, side, side, length,   // mutant: muon_gram_not_transposed
-                                 side, columns, columns, 0.0f, NULL, 1.0f, NULL, a.count, square, n, n});
+                                 side, columns, columns, 0.0f, NULL, 1.0f, NULL, args.count, square, n, n});
         matmul(mm, Product<S, S>{polynomial, A, A, false, false, side, side, side, side, side, side,
                                  (float)TOST_MUON_B, NULL,   // mutant: muon_coefficient
-                                 (float)TOST_MUON_C, A, a.count, square, square, square});
+                                 (float)TOST_MUON_C, A, args.count, square, square, square});
         matmul(mm, Product<S, S>{y, tall ? x : polynomial, tall ? polynomial : x, false, false, rows, columns, side,
-                                 columns, side, columns, (float)TOST_MUON_A, NULL, 1.0f, x, a.count, n,
+                                 columns, side, columns, (float)TOST_MUON_A, NULL, 1.0f, x, args.count, n,
                                  tall ? n : square, tall ? square : n});
         std::swap(x, y);
     }
@@ -2625,12 +2186,12 @@ static const S* orthogonalize(Matmul* mm, const Buffers<S>& buf, const float* u,
 // p = p keep - rate x, in flat arrays. weights: as in adamw_kernel. Minimum traffic per element: 6 bytes read, 6
 // written.
 template <typename S>
-__global__ void muon_update_kernel(float* param, S* weights, const S* x, MuonMatrices a, float keep, float rate) {
-    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4, at = blockIdx.y * a.stride + i;
-    if (i >= a.size) return;
+__global__ void muon_update_kernel(float* param, S* weights, const S* x, MuonMatrices args, float keep, float rate) {
+    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4, at = blockIdx.y * args.stride + i;
+    if (i >= args.size) return;
     float p[4], v[4];
     load_pack<4>(p, param + at);
-    load_part<false>(v, x + blockIdx.y * a.step + i, (int)min(a.size - i, (size_t)4));   // 0 in the gap after it
+    load_part<false>(v, x + blockIdx.y * args.step + i, (int)min(args.size - i, (size_t)4));   // 0 in the gap after it
     UNROLL for (int j = 0; j < 4; j++) p[j] = p[j] * keep - rate * v[j];
     store_pack<4>(param + at, p);
     if (weights) store_pack<4>(weights + at, p);
@@ -2640,25 +2201,25 @@ __global__ void muon_update_kernel(float* param, S* weights, const S* x, MuonMat
 // The update. For its slices, each rank runs AdamW or, on Muon's matrices, computes u. With Muon, one exchange, in the
 // array of gradients, sends u and the parameters of AdamW to all ranks. Then every rank updates all matrices.
 
-template <typename S> static void update_owned(TostModel* model, const TostUpdate* a, const Owned* own) {
+template <typename S> static void update_owned(TostModel* model, const TostUpdate* update, const Owned* own) {
     TypedModel<S>* m = static_cast<TypedModel<S>*>(model);
     S* weights = weights_copy(m);
     float *p = m->array[TOST_PARAM] + own->at, *grad = m->array[TOST_GRAD] + own->at;
     float* moment = m->array[TOST_M] + own->packed;
     const int blocks = div_up(own->size, 4 * 256);
     if (own->muon) {
-        LAUNCH(muon_momentum_kernel, blocks, 256, 0, m->stream, grad, moment, own->size, (float)a->grad_scale);
+        LAUNCH(muon_momentum_kernel, blocks, 256, 0, m->stream, grad, moment, own->size, (float)update->grad_scale);
         return;
     }
     LAUNCH((adamw_kernel<S>), blocks, 256, 0, m->stream, p, moment, m->array[TOST_V] + own->second,
            weights ? weights + own->at : NULL, grad, m->buf.decays + own->at / DECAY_GROUP, own->size,
-           adamw_factors(a));
+           adamw_factors(update));
     if (m->options.optimizer == TOST_MUON && m->exchange.ranks > 1)   // mutant: muon_params_not_sent
         CUDA_CHECK(cudaMemcpyAsync(grad, p, own->size * sizeof *p, cudaMemcpyDeviceToDevice, m->stream));
 }
 
 // Finishes the update of a tensor after the exchange. The call for layer 0 updates a matrix of Muon in all layers.
-template <typename S> static void update_whole(TypedModel<S>* m, const TostUpdate* a, const TostTensor* t) {
+template <typename S> static void update_whole(TypedModel<S>* m, const TostUpdate* update, const TostTensor* t) {
     float *p = m->array[TOST_PARAM] + t->offset, *u = m->array[TOST_GRAD] + t->offset;
     if (!tost_uses_muon(t, m->options.optimizer)) {
         if (m->exchange.ranks > 1)
@@ -2672,8 +2233,8 @@ template <typename S> static void update_whole(TypedModel<S>* m, const TostUpdat
     S* weights = weights_copy(m);
     const double scale = TOST_MUON_SCALE * sqrt(max(rows, columns));   // mutant: muon_scale_of_rows
     LAUNCH((muon_update_kernel<S>), dim3(div_up(t->size, 4 * 256), layers), 256, 0, m->stream, p,
-           weights ? weights + t->offset : NULL, x, all, (float)(1.0 - a->lr * a->weight_decay),
-           (float)(a->lr * scale));
+           weights ? weights + t->offset : NULL, x, all, (float)(1.0 - update->lr * update->weight_decay),
+           (float)(update->lr * scale));
 }
 
 // ema += rate (p - ema). Minimum traffic per element: 8 bytes read, 4 written.
@@ -2710,15 +2271,15 @@ template <typename S> static void convert_weights(TypedModel<S>* m, size_t at, s
         LAUNCH((convert_kernel<S>), div_up(n, 256), 256, 0, m->stream, m->weights + at, m->array[TOST_PARAM] + at, n);
 }
 
-template <typename S> static void cuda_update(TypedModel<S>* m, const TostUpdate* a) {
+template <typename S> static void cuda_update(TypedModel<S>* m, const TostUpdate* update) {
     const bool muon = m->options.optimizer == TOST_MUON;
     settle_gradients(m);
     exchange_join(&m->exchange);
     float* gathered = m->array[muon ? TOST_GRAD : TOST_PARAM];   // mutant: muon_not_gathered
-    exchange_update(&m->exchange, gathered, update_owned<S>, m, a);
+    exchange_update(&m->exchange, gathered, update_owned<S>, m, update);
     exchange_join(&m->exchange);
-    for (int i = 0; muon && i < m->tensors.count; i++) update_whole(m, a, &m->tensors.tensor[i]);
-    if (m->options.ema) update_average(m, (float)a->ema_rate);
+    for (int i = 0; muon && i < m->tensors.count; i++) update_whole(m, update, &m->tensors.tensor[i]);
+    if (m->options.ema) update_average(m, (float)update->ema_rate);
     if (m->exchange.comm) convert_weights(m, 0, m->tensors.flat_size);
 }
 
@@ -2746,7 +2307,7 @@ static bool fits_kernels(const TostConfig* c, bool training, TostError* err) {
         MAX_ALLOWED_SHARED)
         return tost_error(err, "--heads %d: %d heads of %d channels do not fit in the shared memory of the CUDA "
                           "engine; give fewer heads or channels", c->n_head, c->n_head, c->n_embd / c->n_head);
-    if (c->memory && memory_shared(c->n_embd / c->n_head, training) > MAX_ALLOWED_SHARED)
+    if (c->memory && delta_rule_shared(c->n_embd / c->n_head, training) > MAX_ALLOWED_SHARED)
         return tost_error(err, "--memory 1: heads of %d channels do not fit in the shared memory of the CUDA engine; "
                           "train with more --heads, or use train_gpt_tost", c->n_embd / c->n_head);
     return true;
@@ -2809,22 +2370,22 @@ static double cuda_peak_flops(const TostModel* m) {
     return flops_peak_of(prop.name, prop.multiProcessorCount, m->options.dtype);
 }
 
-template <typename S> static void cuda_put(TypedModel<S>* m, TostArray a, const TostTensor* t, const float* src) {
+template <typename S> static void cuda_put(TypedModel<S>* m, TostArray array, const TostTensor* t, const float* src) {
     Exchange* x = &m->exchange;
     exchange_settle(&m->exchange);
-    if (a == TOST_GRAD) settle_gradients(m);
-    if (a < TOST_M) device_from_host(x, m->array[a] + t->offset, src, t->size * sizeof *src);
-    else exchange_put(x, a, m->array[a], t, src);
-    if (a == TOST_PARAM) convert_weights(m, t->offset, t->size);
+    if (array == TOST_GRAD) settle_gradients(m);
+    if (array < TOST_M) device_from_host(x, m->array[array] + t->offset, src, t->size * sizeof *src);
+    else exchange_put(x, array, m->array[array], t, src);
+    if (array == TOST_PARAM) convert_weights(m, t->offset, t->size);
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
 
-static void cuda_get(float* dst, const TostModel* model, TostArray a, const TostTensor* t) {
+static void cuda_get(float* dst, const TostModel* model, TostArray array, const TostTensor* t) {
     TostModel* m = const_cast<TostModel*>(model);   // its observable state does not change
     exchange_settle(&m->exchange);
-    if (a == TOST_GRAD) settle_gradients(m);
-    if (a == TOST_PARAM) copy_to_host(dst, m->array[a] + t->offset, t->size, m->stream);
-    else exchange_collect(dst, &m->exchange, a, m->array[a], t);
+    if (array == TOST_GRAD) settle_gradients(m);
+    if (array == TOST_PARAM) copy_to_host(dst, m->array[array] + t->offset, t->size, m->stream);
+    else exchange_collect(dst, &m->exchange, array, m->array[array], t);
 }
 
 // TYPED(f): the interface's function that calls f with its TostModel* cast to the TypedModel of the model's dtype.

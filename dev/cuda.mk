@@ -80,7 +80,7 @@ EMU_CUDA  = -DTOST_CUDA_ON_HOST -DTOST_NCCL -Idev/test/cuda
 # The modules that the engine needs, and all of them
 EMU_C     = $(patsubst %,$(EMU)/%.o,dev/test/cuda/cpu_layers $(patsubst %,tost/%,flops init model chunks base/crc32 \
               base/error base/files base/folder base/json base/memory base/output base/rng base/signals base/text \
-              cpu/gemm cpu/threads ranks/comm ranks/exchange ranks/slices run/safetensors run/schedule))
+              cpu/conv cpu/delta_rule cpu/gemm cpu/threads ranks/comm ranks/exchange ranks/slices run/safetensors run/schedule))
 EMU_TOST  = $(patsubst %.c,$(EMU)/%.o,$(wildcard tost/*.c tost/*/*.c))
 EMU_LIB   = $(patsubst %,$(EMU)/dev/test/cuda/%.o,cuda_on_host cublaslt_on_host nccl_on_host runtime_on_host races)
 EMU_MAIN  = $(EMU)/dev/test/cuda/program.o

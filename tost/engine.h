@@ -19,7 +19,7 @@
 // Arrays with an entry per parameter: the parameters, their gradients, the optimizer's moments m and v (no v for the
 // tensors that Muon updates), and the average of the parameters.
 typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V, TOST_EMA, TOST_ARRAYS } TostArray;
-typedef enum { TOST_W, TOST_PI, TOST_X } TostActivation;            // of a layer: w, Π, and its input x
+typedef enum { TOST_Z, TOST_PI, TOST_X } TostActivation;            // of a layer: z, Π, and its input x
 typedef enum { TOST_FP32, TOST_TF32, TOST_BF16 } TostDtype;
 // What follows a backward pass: another pass of this part; the next part; or nothing, as the step is complete.
 typedef enum { TOST_MORE, TOST_PART_ENDS, TOST_STEP_ENDS } TostEnd;
@@ -76,8 +76,8 @@ typedef struct {
     // Copies one tensor of one array, t->size elements, from or to the host. With several ranks, put stores what this
     // rank has of m, v and ema. get of parameters is not collective; get of another array is, and writes dst only on
     // rank 0. The gradient, after the last backward of a step, is the sum over all ranks.
-    void (*put)(TostModel* model, TostArray a, const TostTensor* t, const float* src);
-    void (*get)(float* dst, const TostModel* model, TostArray a, const TostTensor* t);
+    void (*put)(TostModel* model, TostArray array, const TostTensor* t, const float* src);
+    void (*get)(float* dst, const TostModel* model, TostArray array, const TostTensor* t);
 
     // Runs the layers over a chunk, starting from state `from`, and stores the final state in `to`; it may be `from`.
     // The chunk's arrays must stay valid until the next pass. Full logits are never materialized, except by `logits`.
@@ -91,7 +91,7 @@ typedef struct {
     void (*last_logits)(float* dst, TostModel* model);
     void (*losses)(double* dst, TostModel* model);
     void (*add_losses)(TostModel* model);
-    // An activation of layer `layer`: the projection w (B,T,C), the membership Π (B,NH,T), or the residual stream
+    // An activation of layer `layer`: the projection z (B,T,C), the membership Π (B,NH,T), or the residual stream
     // x (B,T,C) that enters the layer (layer n_layer: the output of the last layer). Needs a training model.
     void (*activation)(float* dst, TostModel* model, TostActivation what, int layer);
 
@@ -108,7 +108,7 @@ typedef struct {
     double (*grad_norm)(TostModel* model);                    // L2 norm over all gradients; collective
     // One step of AdamW, and of Muon if TostEngineOptions.optimizer is TOST_MUON. May overwrite the gradients;
     // collective.
-    void   (*update)(TostModel* model, const TostUpdate* a);
+    void   (*update)(TostModel* model, const TostUpdate* update);
 
     // Connects the ranks for host messages, in builds without MPI; NULL if the engine cannot. See comm_open.
     bool (*open_comm)(TostComm** comm, TostError* err);

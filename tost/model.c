@@ -50,7 +50,7 @@ typedef struct {
 } RowFacts;
 
 static void expand_rows(RowFacts rows[TOST_ROWS], const TostConfig* c) {
-    const int C = c->n_embd, NH = c->n_head, V = c->vocab_size, BLOCK = c->block_size, CONV = c->conv;
+    const int C = c->n_embd, NH = c->n_head, V = c->vocab_size, MAX_T = c->block_size, CONV = c->conv;
     const bool BIAS = c->bias != 0, MEMORY = c->memory != 0;
 #define SHAPE(...) {__VA_ARGS__}
 #define X(field, place, name, shape, init, decay, optimizer, when) \

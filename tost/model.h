@@ -17,7 +17,7 @@ extern "C" {
 // Numerical constants
 
 #define TOST_LN_EPS     1e-5    // added to the variance in every LayerNorm
-#define TOST_ENERGY_MIN 1e-12   // lower bound of the running energy S in s / max(S, 1e-12); memory: added to ‖w‖²
+#define TOST_ENERGY_MIN 1e-12   // lower bound of the running energy S in s / max(S, 1e-12); memory: added to ‖z‖²
 #define TOST_MASS_EPS   1e-8    // added to the mass D in m = N / (D + 1e-8)
 #define TOST_FEW_ROWS   32      // a product of at most this many rows gives a row the same bits as alone
 #define TOST_CLIP_EPS   1e-6    // gradients are multiplied by min(1, clip / (norm + 1e-6))
@@ -44,7 +44,7 @@ typedef struct {
     int vocab_size;                // V
     int bias;                      // 1: every Linear but the output head, and every LayerNorm, has a bias
     int membership;                // TostMembership
-    int conv;                      // TOST_CONV_WIDTH: w and ln_2 pass through convolutions over time; 0: as published
+    int conv;                      // TOST_CONV_WIDTH: z and ln_2 pass through convolutions over time; 0: as published
     int memory;                    // 1: each head recalls what came after similar tokens; 0: none
 } TostConfig;
 
@@ -66,19 +66,19 @@ bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes
 // The table of parameters. Columns: field, place, name in a state dict (in layers, after "transformer.h.<layer>."),
 // shape, initial value, weight decay, optimizer with --optimizer muon, condition for it to exist. Shapes and
 // conditions may use
-//   C channels, NH heads, V vocabulary size, BLOCK maximum T, BIAS, CONV, MEMORY.
+//   C channels, NH heads, V vocabulary size, MAX_T positions, BIAS, CONV, MEMORY.
 // Everything else about parameters expands from it: pointers, offsets, counts, names in checkpoints, initial values,
 // decay, labels of tests. The order is that of the published state dict.
 
 #define TOST_PARAMS(X) \
     X(wte,         EMBED,  "transformer.wte.weight",  (V, C),         NORMAL,   DECAY,    ADAMW, true) /* tied head */ \
-    X(wpe,         EMBED,  "transformer.wpe.weight",  (BLOCK, C),     NORMAL,   DECAY,    ADAMW, true) \
+    X(wpe,         EMBED,  "transformer.wpe.weight",  (MAX_T, C),     NORMAL,   DECAY,    ADAMW, true) \
     X(gamma1,      LAYER,  "gamma1",                  (C),            GAMMA,    NO_DECAY, ADAMW, true) /* of TSSA */ \
     X(gamma2,      LAYER,  "gamma2",                  (C),            GAMMA,    NO_DECAY, ADAMW, true) \
     X(ln_1_w,      LAYER,  "ln_1.weight",             (C),            ONE,      NO_DECAY, ADAMW, true) \
     X(ln_1_b,      LAYER,  "ln_1.bias",               (C),            ZERO,     NO_DECAY, ADAMW, BIAS) \
     X(temp,        LAYER,  "attn.temp",               (NH, 1),        ONE,      NO_DECAY, ADAMW, true) \
-    X(denom_bias,  LAYER,  "attn.denom_bias",         (NH, BLOCK, 1), ZERO,     NO_DECAY, ADAMW, true) \
+    X(denom_bias,  LAYER,  "attn.denom_bias",         (NH, MAX_T, 1), ZERO,     NO_DECAY, ADAMW, true) \
     X(attn_w,      LAYER,  "attn.c_attn.weight",      (C, C),         NORMAL,   DECAY,    MUON,  true) \
     X(attn_b,      LAYER,  "attn.c_attn.bias",        (C),            ZERO,     NO_DECAY, ADAMW, BIAS) \
     X(attn_conv,   LAYER,  "attn.conv.weight",        (C, 1, CONV),   IDENTITY, NO_DECAY, ADAMW, CONV) /* nn.Conv1d */ \

@@ -299,7 +299,7 @@ static void bench_tssa(void) {
         m[i] = new_model(&c, B, T, true, TOST_FP32, TOST_ADAMW);
         Rng rng = rng_seeded(3, 0);
         for (size_t j = 0; j < (size_t)TOKENS * c.n_embd; j++) {
-            m[i]->layer[0].w[j] = (float)(rng_uniform(&rng) - 0.5);
+            m[i]->layer[0].z[j] = (float)(rng_uniform(&rng) - 0.5);
             m[i]->buf.scratch_btc[j] = (float)(rng_uniform(&rng) - 0.5);
         }
         tssa_once(m[i], B, T);

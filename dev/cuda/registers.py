@@ -13,14 +13,15 @@ LAUNCHES = {
     "layernorm_residual_backward_kernelIfLi4E": (768, 1),
     "layernorm_residual_backward_kernel": (512, 1),
     "bias_backward_kernel": (256, 4),
-    "conv_kernel": (192, 4),   # 768 channels
+    "conv_forward_kernel": (192, 4),   # 768 channels
+    "conv_backward_kernel": (192, 4),
     "gelu_backward_kernelI13__nv_bfloat16Lb1E": (128, 10),
     "gelu_backward_kernel": (128, 4),
     "tssa_forward_kernel": (384, lambda arch: 1 if arch >= 100 else 2),
     "tssa_backward_kernelI13__nv_bfloat16": (384, lambda arch: 1 if arch >= 100 else 2),
     "tssa_backward_kernel": (384, 1),
-    "memory_forward_kernel": (256, 3),
-    "memory_backward_kernel": (256, 2),
+    "delta_rule_forward_kernel": (256, 3),
+    "delta_rule_backward_kernel": (256, 2),
     "layer_sums_kernel": (512, 1),
     "cross_entropy_kernel": (1024, lambda arch: 2 if arch in (80, 90) or arch // 10 == 10 else 1),
     "loss_sum_kernel": (1024, 1),

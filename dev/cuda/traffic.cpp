@@ -313,7 +313,7 @@ void print_table(const Counts& counts, const Size& z) {
 
 void print_conv(const Count& c, const Size& z) {
     const Minimum& f = *minimum_of("conv");
-    printf("\nWith --conv 4, %.0f launches of conv_kernel, forward and backward, move %.1f GB more: %.3f times the "
+    printf("\nWith --conv 4, %.0f launches of the convolutions, forward and backward, move %.1f GB more: %.3f times the "
            "minimum `%s`, %.3f with only L1.\n", c[LAUNCHES], l2_bytes(c) * 1e-9, l2_bytes(c) / f.bytes(z), f.formula,
            c[ONLY_L1] / f.bytes(z));
 }

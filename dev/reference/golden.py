@@ -16,7 +16,7 @@ hyperparameters. NAME.expect contains, in float64 (ids in int32):
                                         optimizer muon, the weights of Linear by Muon
     layer0.tssa_in, layer0.tssa_out     (B,T,C) outputs of ln_1 and c_proj in layer 0 at step 1
     layer0.pi                           (B,nh,T) membership in layer 0 at step 1
-    layer0.w                            (B,T,C) output of the convolution in layer 0 at step 1, if there is one
+    layer0.w                            (B,T,C) z: output of the convolution in layer 0 at step 1, if there is one
 
 The cases in dev/test/golden were written with the versions in dev/requirements.txt.
 """
@@ -141,10 +141,10 @@ def compute_expected(model, inputs, targets, optimizer, hyper):
             hook.remove()
             expected["logits"] = logits.detach()
             expected |= {f"grad.{name}": p.grad.clone() for name, p in model.named_parameters()}
-            w = attn.project(layer0["tssa_in"])
-            layer0["pi"] = attn.membership(w.square())
+            z = attn.project(layer0["tssa_in"])
+            layer0["pi"] = attn.membership(z.square())
             if model.config.conv:
-                layer0["w"] = w.transpose(1, 2).flatten(2)
+                layer0["w"] = z.transpose(1, 2).flatten(2)
             expected |= {f"layer0.{name}": tensor.detach() for name, tensor in layer0.items()}
         losses.append(loss.detach())
         norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), hyper["grad_clip"], foreach=False))

@@ -24,7 +24,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from safetensors import safe_open
 
-ENERGY_MIN = 1e-12  # lower bound of the cumulative energy, by which a token's energy is divided; memory: added to ‖w‖²
+ENERGY_MIN = 1e-12  # lower bound of the cumulative energy, by which a token's energy is divided; memory: added to ‖z‖²
 MASS_EPS = 1e-8     # added to the cumulative membership
 GAMMA_INIT = 1e-5   # initial LayerScale
 
@@ -45,7 +45,7 @@ class TostConfig:
     vocab_size: int = 50304  # GPT-2's 50257 rounded up; the extra ids never occur
     bias: bool = False
     membership: str = "learned"  # or "uniform": 1/n_head for every head and token
-    conv: int = 0  # or CONV_WIDTH: w and the input of the MLP pass through causal convolutions over time
+    conv: int = 0  # or CONV_WIDTH: z and the input of the MLP pass through causal convolutions over time
     memory: int = 0  # or 1: each head recalls what came after similar tokens
 
     def metadata(self):
@@ -86,19 +86,19 @@ class Conv(nn.Conv1d):
         return super().forward(F.pad(x.transpose(1, 2), (self.kernel_size[0] - 1, 0))).transpose(1, 2)
 
 
-def predict(w, pi):
-    """The memory: o (B,nh,T,hs) from w (B,nh,T,hs) and Π (B,nh,T,1). A head's matrix G (hs,hs) predicts the w of the
+def predict(z, pi):
+    """The memory: o (B,nh,T,hs) from z (B,nh,T,hs) and Π (B,nh,T,1). A head's matrix G (hs,hs) predicts the z of the
     next token from the direction k of this one. It starts at 0 and is updated at each token by the delta rule:
 
-        k[t] = w[t] / √(‖w[t]‖² + 1e-12),   o[t] = G[t] k[t]
-        e[t] = Π[t] (w[t] - o[t-1]),        G[t] = G[t-1] + e[t] k[t-1]ᵀ
+        k[t] = z[t] / √(‖z[t]‖² + 1e-12),   o[t] = G[t] k[t]
+        e[t] = Π[t] (z[t] - o[t-1]),        G[t] = G[t-1] + e[t] k[t-1]ᵀ
 
     Since o[t-1] = Σ_{j<t} (k[t-1]·k[j-1]) e[j], all e are the solution of one triangular system."""
-    with torch.autocast(w.device.type, enabled=False):
-        k = w * (w.square().sum(-1, keepdim=True) + ENERGY_MIN).rsqrt()
+    with torch.autocast(z.device.type, enabled=False):
+        k = z * (z.square().sum(-1, keepdim=True) + ENERGY_MIN).rsqrt()
         before = F.pad(k, (0, 0, 1, 0))[:, :, :-1]
         system = pi * (before @ before.mT)   # only the part below the diagonal is used; the diagonal counts as 1
-        e = torch.linalg.solve_triangular(system, pi * w, upper=False, unitriangular=True)
+        e = torch.linalg.solve_triangular(system, pi * z, upper=False, unitriangular=True)
         return (k @ before.mT).tril() @ e
 
 
@@ -118,11 +118,11 @@ class TSSA(nn.Module):
         self.memory_scale = nn.Parameter(torch.zeros(C)) if config.memory else None
         self.c_proj = nn.Linear(C, C, bias=config.bias)
 
-    def project(self, a):
-        """w (B,nh,T,hs), at least float32: cumulative sums in bf16 stop growing after a few hundred tokens."""
-        w = self.conv(self.c_attn(a))
-        w = w.to(torch.promote_types(w.dtype, torch.float32))
-        return w.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+    def project(self, x):
+        """z (B,nh,T,hs), at least float32: cumulative sums in bf16 stop growing after a few hundred tokens."""
+        z = self.conv(self.c_attn(x))
+        z = z.to(torch.promote_types(z.dtype, torch.float32))
+        return z.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
 
     def membership(self, s):
         """Π (B,nh,T) from s = w²: a softmax over the heads, not over the tokens."""
@@ -132,16 +132,16 @@ class TSSA(nn.Module):
         u = (r + self.denom_bias[:, : s.size(2)]).sum(-1)
         return F.softmax(self.temp * u, dim=1)
 
-    def forward(self, a):
-        w = self.project(a)
-        s = w.square()
+    def forward(self, x):
+        z = self.project(x)
+        s = z.square()
         pi = self.membership(s).unsqueeze(-1)  # (B,nh,T,1)
         N, D = (s * pi).cumsum(2), pi.cumsum(2)
         m = N / (D + MASS_EPS)                              # (B,nh,T,hs) second moment of the head's tokens
-        y = -w * pi / (1 + m)
+        y = -z * pi / (1 + m)
         if self.memory_scale is not None:
-            y = y + self.memory_scale.view(self.n_head, 1, -1) * predict(w, pi)
-        return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype))
+            y = y + self.memory_scale.view(self.n_head, 1, -1) * predict(z, pi)
+        return self.c_proj(y.transpose(1, 2).flatten(2).to(x.dtype))
 
 
 class MLP(nn.Module):
@@ -152,8 +152,8 @@ class MLP(nn.Module):
         self.c_fc = nn.Linear(C, 4 * C, bias=config.bias)
         self.c_proj = nn.Linear(4 * C, C, bias=config.bias)
 
-    def forward(self, a):
-        return self.c_proj(F.gelu(self.c_fc(self.conv(a))))  # the exact GELU, with erf
+    def forward(self, x):
+        return self.c_proj(F.gelu(self.c_fc(self.conv(x))))  # the exact GELU, with erf
 
 
 class Block(nn.Module):

@@ -2,14 +2,14 @@
 
     variants.py VARIANT --init MODEL --data GLOB --val-data GLOB --steps N --lr X --out DIR …
 
-VARIANT joins words with +, such as w+ln_2+relative:
+VARIANT joins words with +, such as z+ln_2+relative:
 
     published   the model as published
-    w           a causal convolution of width 4 on w; ln_1, ln_2: on the output of this LayerNorm; w+ln_2 is --conv 4
+    z           a causal convolution of width 4 on z; ln_1, ln_2: on the output of this LayerNorm; z+ln_2 is --conv 4
     relative    relative energy: u = Σ_d s (t+1) / (S hs) + hs denom_bias; the first term is of order one at any t
     decay       sums that decay: S[t] = λ S[t-1] + s[t], likewise N and D. λ = exp(-1/τ), and each head learns its τ.
                 The initial τ are log-spaced, from 4 to the block size
-    mean        adds the first moment: y += β μ, μ = Σ Π w / D; β is learned, one per channel, and starts at 0.1
+    mean        adds the first moment: y += β μ, μ = Σ Π z / D; β is learned, one per channel, and starts at 0.1
     memory      each head recalls what came after similar tokens: --memory 1
 
 The other options are those of train.py, without --attention; --val-data is required. No weights are saved. The last line
@@ -31,7 +31,7 @@ import train
 from cli import command, option_parser, run
 from tost import CONV_WIDTH, ENERGY_MIN, MASS_EPS, TSSA, Conv, predict
 
-PLACES, TERMS = ("w", "ln_1", "ln_2"), ("relative", "decay", "mean", "memory")
+PLACES, TERMS = ("z", "ln_1", "ln_2"), ("relative", "decay", "mean", "memory")
 WINDOWS = 128  # for the share of Π's variance
 
 
@@ -63,17 +63,17 @@ class Variant(TSSA):
         self.pi = F.softmax(self.temp * (r + self.denom_bias[:, : s.size(2)]).sum(-1), dim=1)
         return self.pi
 
-    def forward(self, a):
-        w = self.project(a)
-        s = w.square()
+    def forward(self, x):
+        z = self.project(x)
+        s = z.square()
         pi = self.membership(s).unsqueeze(-1)
         D = self.sums(pi) + MASS_EPS
-        y = -w * pi / (1 + self.sums(s * pi) / D)
+        y = -z * pi / (1 + self.sums(s * pi) / D)
         if self.mean:
-            y = y + self.mean_scale * self.sums(w * pi) / D
+            y = y + self.mean_scale * self.sums(z * pi) / D
         if self.memory_scale is not None:
-            y = y + self.memory_scale.view(self.n_head, 1, -1) * predict(w, pi)
-        return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype))
+            y = y + self.memory_scale.view(self.n_head, 1, -1) * predict(z, pi)
+        return self.c_proj(y.transpose(1, 2).flatten(2).to(x.dtype))
 
 
 def change(model, words):
@@ -82,7 +82,7 @@ def change(model, words):
     for block in model.transformer.h:
         block.attn.__class__ = Variant
         block.attn.change(words)
-        if "w" in words:
+        if "z" in words:
             block.attn.conv = Conv(config)
         if "ln_1" in words:
             block.ln_1 = nn.Sequential(block.ln_1, Conv(config))

@@ -3,7 +3,7 @@
 //   offsets  I32 (T+1)      token t is text[offsets[t] .. offsets[t+1])
 //   loss     F32 (T)        -log p(token t | tokens before it), nats; NaN for the first
 //   pi       F32 (L,NH,T)   membership of each token in each head
-//   w        F32 (L,T,C)    tokens projected to the heads' subspaces: head h has channels [h·C/NH, (h+1)·C/NH)
+//   w        F32 (L,T,C)    z, the tokens projected to the heads' subspaces: head h has channels [h·C/NH, (h+1)·C/NH)
 //   text     U8  (bytes)
 // __metadata__ has the model's config with the keys of a checkpoint, content "inspect", model, step, tokenizer and
 // text_tokens: the number of tokens in the whole text; only the first T = min(block_size, text_tokens) are used.
@@ -124,7 +124,7 @@ static bool write_file(double* sum, const char* path, LoadedModel* m, const Toke
         {{.name = "offsets", .dtype = ST_I32, .ndim = 1, .shape = {T + 1}}, k->offsets, four + 4, 0},
         {{.name = "loss",    .dtype = ST_F32, .ndim = 1, .shape = {T}}, loss, four, 0},
         {{.name = "pi",      .dtype = ST_F32, .ndim = 3, .shape = {L, c->n_head, T}}, NULL, c->n_head * four, TOST_PI},
-        {{.name = "w",       .dtype = ST_F32, .ndim = 3, .shape = {L, T, c->n_embd}}, NULL, c->n_embd * four, TOST_W},
+        {{.name = "w",       .dtype = ST_F32, .ndim = 3, .shape = {L, T, c->n_embd}}, NULL, c->n_embd * four, TOST_Z},
         {{.name = "text",    .dtype = ST_U8,  .ndim = 1, .shape = {text}}, k->bytes, (size_t)text, 0},
     };
     StTensor tensors[countof(arrays)];

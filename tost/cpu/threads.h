@@ -6,6 +6,9 @@
 
 #include "base/openmp.h"
 
+// Up to this many rows (a decode step), threading a loop over rows costs more than it saves.
+enum { SERIAL_ROWS = 8 };
+
 // The passes of an engine use `now` of `max` threads, and a small one, in which threads would cost more than they save,
 // one; what follows a pass, such as its backward, uses as many. Threads wait for each other in every layer, so if
 // another process takes the core of one thread, all wait for it. If the threads of a pass get too little processor

@@ -16,7 +16,7 @@ enum { TSSA_BLOCK = 64 };
 // The state of a sequence is its running sums S, N (C) and D (NH), one after another. Its adjoint is laid out alike.
 typedef struct {
     int B, T, C, NH, HS;
-    const float *w;                   // (B,T,C): the projection
+    const float *z;                   // (B,T,C): the projection
     const float *temp, *denom_bias;   // (NH); (NH,block_size), from the position of the first token on
     int block_size;
     float *u, *pi, *y;                // (B,NH,T) twice; (B,T,C)
@@ -26,8 +26,8 @@ typedef struct {
     double *scratch;                  // (threads,tssa_scratch_size)
     // backward only
     const float *dy;                  // (B,T,C)
-    float *dw;                        // (B,T,C)
-    float *da;                        // (B,NH,T): on entry dΠ of the memory, or 0; then dΠ, then da
+    float *dz;                        // (B,T,C)
+    float *dpi, *dscore;              // (B,NH,T): one array, dΠ (on entry that of the memory, or 0), then dscore
     float *dtemp, *ddenom_bias;       // (NH), NULL if membership is uniform; (NH,block_size): +=
     double *adjoint;                  // (B,2C+NH): RS, RN and RD after these tokens, then at the first one
 } Tssa;
@@ -37,21 +37,24 @@ typedef struct { double *S, *N, *D; } TssaState;
 static inline size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
 static inline size_t tssa_scratch_size(int C, int NH) { return (TSSA_BLOCK + 1) * ((size_t)C + 2 * NH); }
 static inline int    tssa_blocks(int T) { return T / TSSA_BLOCK + (T % TSSA_BLOCK != 0); }
-static inline TssaState tssa_split(double* S, const Tssa* a) {
-    return (TssaState){S, S + a->C, S + 2 * (size_t)a->C};
+static inline TssaState tssa_split(double* S, const Tssa* args) {
+    return (TssaState){S, S + args->C, S + 2 * (size_t)args->C};
 }
-static inline TssaState tssa_state(double* states, int b, const Tssa* a) {
-    return tssa_split(states + b * a->stride, a);
+static inline TssaState tssa_state(double* states, int b, const Tssa* args) {
+    return tssa_split(states + b * args->stride, args);
 }
-static inline TssaState tssa_saved(const Tssa* a, int b, int t) {   // before the block of token t
-    return tssa_split(a->saved + ((size_t)b * tssa_blocks(a->T) + t / TSSA_BLOCK) * tssa_state_size(a->C, a->NH), a);
+static inline TssaState tssa_saved(const Tssa* args, int b, int t) {   // before the block of token t
+    return tssa_split(
+        args->saved + ((size_t)b * tssa_blocks(args->T) + t / TSSA_BLOCK) * tssa_state_size(args->C, args->NH), args);
 }
-static inline double* tssa_scratch(const Tssa* a) {   // of the calling thread
-    return a->scratch + thread_index() * tssa_scratch_size(a->C, a->NH);
+static inline double* tssa_scratch(const Tssa* args) {   // of the calling thread
+    return args->scratch + thread_index() * tssa_scratch_size(args->C, args->NH);
 }
 // Offsets: of the channels of head h in a (B,T,C) array, and of t = 0 of head h in a (B,NH,T) array.
-static inline size_t tssa_row(const Tssa* a, int b, int t, int h) { return ((size_t)b * a->T + t) * a->C + h * a->HS; }
-static inline size_t tssa_head(const Tssa* a, int b, int h) { return ((size_t)b * a->NH + h) * a->T; }
+static inline size_t tssa_row(const Tssa* args, int b, int t, int h) {
+    return ((size_t)b * args->T + t) * args->C + h * args->HS;
+}
+static inline size_t tssa_head(const Tssa* args, int b, int h) { return ((size_t)b * args->NH + h) * args->T; }
 
 // Work of one thread in a stage: heads [h0,h1) of sequence b for the tokens [t0,t1) of a block.
 typedef struct { int b, h0, h1, t0, t1; } TssaRange;
@@ -63,7 +66,7 @@ static inline void tssa_copy(double* dst, const double* src, TssaRange r, int wi
 
 // Forward and backward have three stages. A range of the first and the last stage has some heads and all tokens of the
 // block, one of the second stage all heads and some of the tokens.
-typedef void TssaStage(const Tssa* a, TssaRange r);
+typedef void TssaStage(const Tssa* args, TssaRange r);
 typedef struct {
     TssaStage *first, *second, *last;
     int first_cost, last_cost;   // relative times of a head
@@ -71,47 +74,47 @@ typedef struct {
 
 // Runs a share of the heads of the first or the last stage. The heads of both, one after another, are divided into
 // shares of equal time. before, after: time of a head of the other stage, if it comes before or after this one; else 0
-static inline void tssa_run_heads(TssaStage* run, const Tssa* a, TssaRange r, int share, int shares, int before,
+static inline void tssa_run_heads(TssaStage* run, const Tssa* args, TssaRange r, int share, int shares, int before,
                                   int cost, int after) {
-    const int all = (before + cost + after) * a->NH;
+    const int all = (before + cost + after) * args->NH;
     int h[2];
     for (int i = 0; i < 2; i++) {
-        const int head = ((share + i) * all / shares - before * a->NH + cost / 2) / cost;
-        h[i] = head < 0 ? 0 : head < a->NH ? head : a->NH;
+        const int head = ((share + i) * all / shares - before * args->NH + cost / 2) / cost;
+        h[i] = head < 0 ? 0 : head < args->NH ? head : args->NH;
     }
-    if (r.t0 < r.t1 && h[0] < h[1]) run(a, (TssaRange){r.b, h[0], h[1], r.t0, r.t1});
+    if (r.t0 < r.t1 && h[0] < h[1]) run(args, (TssaRange){r.b, h[0], h[1], r.t0, r.t1});
 }
 
-static inline void tssa_run_tokens(TssaStage* run, const Tssa* a, TssaRange r, int share, int shares) {
+static inline void tssa_run_tokens(TssaStage* run, const Tssa* args, TssaRange r, int share, int shares) {
     const int n = r.t1 - r.t0;
-    run(a, (TssaRange){r.b, 0, a->NH, r.t0 + share * n / shares, r.t0 + (share + 1) * n / shares});
+    run(args, (TssaRange){r.b, 0, args->NH, r.t0 + share * n / shares, r.t0 + (share + 1) * n / shares});
 }
 
 // The tokens of a block, or none if there is no such block.
-static inline TssaRange tssa_block(const Tssa* a, int b, int block) {
-    const int t0 = block * TSSA_BLOCK, t1 = t0 + TSSA_BLOCK < a->T ? t0 + TSSA_BLOCK : a->T;
-    return block < 0 || t0 >= a->T ? (TssaRange){b, 0, 0, 0, 0} : (TssaRange){b, 0, a->NH, t0, t1};
+static inline TssaRange tssa_block(const Tssa* args, int b, int block) {
+    const int t0 = block * TSSA_BLOCK, t1 = t0 + TSSA_BLOCK < args->T ? t0 + TSSA_BLOCK : args->T;
+    return block < 0 || t0 >= args->T ? (TssaRange){b, 0, 0, 0, 0} : (TssaRange){b, 0, args->NH, t0, t1};
 }
 
 // Runs the stages on every block, the first block first or last. Each thread works on one sequence at a time. If there
 // are fewer sequences than threads, several share each sequence, as a pipeline: between two barriers, each stage works
 // on the block that the stage before it has finished. So threads read whole rows, or large parts of them.
-static inline void tssa_run(const TssaStages* stages, const Tssa* a, bool first_to_last, bool parallel) {
-    const int threads = threads_max(), blocks = tssa_blocks(a->T);
+static inline void tssa_run(const TssaStages* stages, const Tssa* args, bool first_to_last, bool parallel) {
+    const int threads = threads_max(), blocks = tssa_blocks(args->T);
     (void)parallel;   // unused without OpenMP
     #pragma omp parallel if (parallel)
-    for (int b0 = 0; b0 < a->B; b0 += threads) {
-        const int sequences = a->B - b0 < threads ? a->B - b0 : threads, shares = threads / sequences;
+    for (int b0 = 0; b0 < args->B; b0 += threads) {
+        const int sequences = args->B - b0 < threads ? args->B - b0 : threads, shares = threads / sequences;
         const int lag = shares > 1, step = first_to_last ? 1 : -1;
         for (int k = 0; k < blocks + 2 * lag; k++) {
             #pragma omp for schedule(static) nowait
             for (int i = 0; i < sequences * shares; i++) {
                 const int share = i % shares, b = b0 + i / shares, block = first_to_last ? k : blocks - 1 - k;
-                const TssaRange first = tssa_block(a, b, block), last = tssa_block(a, b, block - 2 * lag * step);
-                const TssaRange second = tssa_block(a, b, block - lag * step);
-                tssa_run_heads(stages->first, a, first, share, shares, 0, stages->first_cost, stages->last_cost);
-                tssa_run_tokens(stages->second, a, second, share, shares);
-                tssa_run_heads(stages->last, a, last, share, shares, stages->first_cost, stages->last_cost, 0);
+                const TssaRange first = tssa_block(args, b, block), last = tssa_block(args, b, block - 2 * lag * step);
+                const TssaRange second = tssa_block(args, b, block - lag * step);
+                tssa_run_heads(stages->first, args, first, share, shares, 0, stages->first_cost, stages->last_cost);
+                tssa_run_tokens(stages->second, args, second, share, shares);
+                tssa_run_heads(stages->last, args, last, share, shares, stages->first_cost, stages->last_cost, 0);
             }
             if (shares > 1) {
                 #pragma omp barrier

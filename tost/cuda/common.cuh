@@ -88,10 +88,22 @@ template <typename K> inline void allow_shared(K* kernel, size_t bytes) {
 
 __host__ __device__ constexpr int div_up(size_t n, size_t by) { return (int)((n + by - 1) / by); }
 
+// The states of all sequences before and after a pass, (B,state_size); or their gradients after it (start) and before
+// it (end). start NULL: zeros; end NULL: not written. They must not overlap: the last block writes while others read.
+struct PassStates {
+    const double* start;
+    double* end;
+};
+
+constexpr PassStates NO_STATES = {NULL, NULL};
+
 // ---------------------------------------------------------------------------------------------
 // Storage types: arrays hold float or bf16, arithmetic is float.
 
 constexpr int WARP = 32;
+
+// Kernels over rows of C channels: a thread takes packs of 4 channels, or of the rest of a row.
+static int channel_threads(int C) { return min(256, div_up(div_up(C, 4), WARP) * WARP); }
 
 __host__ __device__ inline float to_float(float x) { return x; }
 __host__ __device__ inline float to_float(bf16 x) { return __bfloat162float(x); }

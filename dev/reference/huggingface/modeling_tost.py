@@ -18,7 +18,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .configuration_tost import TostConfig
 
-ENERGY_MIN = 1e-12  # lower bound of the cumulative energy, by which a token's energy is divided; memory: added to ‖w‖²
+ENERGY_MIN = 1e-12  # lower bound of the cumulative energy, by which a token's energy is divided; memory: added to ‖z‖²
 MASS_EPS = 1e-8     # added to the cumulative membership
 GAMMA_INIT = 1e-5   # initial LayerScale
 MEMORY_BLOCK = 64   # tokens whose updates of the memory are computed at once
@@ -26,7 +26,7 @@ MEMORY_BLOCK = 64   # tokens whose updates of the memory are computed at once
 
 class TostState:
     """The recurrent state. Its size does not depend on the length. The tensors of a layer, in this order: S and N
-    (B,nh,hs), D (B,nh,1); with convolutions, the last inputs (B,3,C) of the one on w; with memory, G (B,nh,hs,hs) and
+    (B,nh,hs), D (B,nh,1); with convolutions, the last inputs (B,3,C) of the one on z; with memory, G (B,nh,hs,hs) and
     k (B,nh,hs); with convolutions, the last inputs (B,3,C) of the one before the MLP."""
 
     is_compileable = False
@@ -64,29 +64,29 @@ def running_sum(x, before):
     return x.cumsum(2) if before is None else before + x.cumsum(2)
 
 
-def predict(w, pi, mask, past):
-    """The memory: o (B,nh,T,hs) from w (B,nh,T,hs) and Π (B,nh,T,1), which is 0 at padding. mask (B,1,T,1) or None,
-    past (G, k) or None. A head's matrix G (hs,hs) predicts the w of the next token, as k G, from the direction k of
+def predict(z, pi, mask, past):
+    """The memory: o (B,nh,T,hs) from z (B,nh,T,hs) and Π (B,nh,T,1), which is 0 at padding. mask (B,1,T,1) or None,
+    past (G, k) or None. A head's matrix G (hs,hs) predicts the z of the next token, as k G, from the direction k of
     this one. It starts at 0 and is updated at each token by the delta rule; t-1 is the last token before t that is not
     padding:
 
-        k[t] = w[t] / √(‖w[t]‖² + 1e-12),   o[t] = k[t] G[t]
-        e[t] = Π[t] (w[t] - o[t-1]),        G[t] = G[t-1] + k[t-1]ᵀ e[t]
+        k[t] = z[t] / √(‖z[t]‖² + 1e-12),   o[t] = k[t] G[t]
+        e[t] = Π[t] (z[t] - o[t-1]),        G[t] = G[t-1] + k[t-1]ᵀ e[t]
 
     The e of a block are the solution of a triangular system: o[t-1] = k[t-1] G + Σ_{j<t} (k[t-1]·k[j-1]) e[j] with G
     before the block. Returns o and (G, k): G after these tokens, k of the last one that is not padding."""
-    B, nh, T, hs = w.shape
-    tokens = w.new_ones(B, T, dtype=torch.long) if mask is None else mask[:, 0, :, 0].long()
-    last = F.pad((tokens * torch.arange(1, T + 1, device=w.device)).cummax(1).values, (1, 0))
-    with torch.autocast(w.device.type, enabled=False):
-        k = w * (w.square().sum(-1, keepdim=True) + ENERGY_MIN).rsqrt()
-        G, k_past = (w.new_zeros(B, nh, hs, hs), w.new_zeros(B, nh, hs)) if past is None else past
+    B, nh, T, hs = z.shape
+    tokens = z.new_ones(B, T, dtype=torch.long) if mask is None else mask[:, 0, :, 0].long()
+    last = F.pad((tokens * torch.arange(1, T + 1, device=z.device)).cummax(1).values, (1, 0))
+    with torch.autocast(z.device.type, enabled=False):
+        k = z * (z.square().sum(-1, keepdim=True) + ENERGY_MIN).rsqrt()
+        G, k_past = (z.new_zeros(B, nh, hs, hs), z.new_zeros(B, nh, hs)) if past is None else past
         # Row i of keys: k of the last token before token i that is not padding; row T: of the last one of all
         keys = torch.cat((k_past.unsqueeze(2), k), 2).gather(2, last[:, None, :, None].expand(B, nh, T + 1, hs))
-        blocks, o = zip(*(x.split(MEMORY_BLOCK, 2) for x in (w, pi, k, keys[:, :, :-1]))), []
-        for w, pi, k, before in blocks:
+        blocks, o = zip(*(x.split(MEMORY_BLOCK, 2) for x in (z, pi, k, keys[:, :, :-1]))), []
+        for z, pi, k, before in blocks:
             # Of the matrix, solve_triangular reads only what is below the diagonal.
-            e = torch.linalg.solve_triangular(pi * (before @ before.mT), pi * (w - before @ G), upper=False,
+            e = torch.linalg.solve_triangular(pi * (before @ before.mT), pi * (z - before @ G), upper=False,
                                               unitriangular=True)
             o.append(k @ G + (k @ before.mT).tril() @ e)
             G = G + before.mT @ e
@@ -116,7 +116,7 @@ class TostConv(nn.Conv1d):
 class TostTSSA(nn.Module):
     """Each head measures how much of a token's energy lies in its subspace (the membership Π), keeps the running
     second moment of the tokens that belong to it, and shrinks the token along directions in which they are small. With
-    memory, it also predicts w of the next token and adds the prediction, scaled per channel."""
+    memory, it also predicts z of the next token and adds the prediction, scaled per channel."""
 
     def __init__(self, config):
         super().__init__()
@@ -138,28 +138,28 @@ class TostTSSA(nn.Module):
         bias = self.denom_bias[:, positions].transpose(0, 1)  # (B,nh,T,1)
         return F.softmax(self.temp * (r + bias).sum(-1), dim=1)
 
-    def forward(self, a, positions, mask, past):
-        """a (B,T,C), positions (B,T), mask (B,1,T,1) or None, past (S, N, D, …) or None. Returns the output and
+    def forward(self, x, positions, mask, past):
+        """x (B,T,C), positions (B,T), mask (B,1,T,1) or None, past (S, N, D, …) or None. Returns the output and
         (S, N, D), with a convolution also its last inputs, with memory then also (G, k).
         Statistics are at least float32: cumulative sums in bf16 stop growing after a few hundred tokens."""
-        w = self.c_attn(a)
-        rows = memory = ()
+        z = self.c_attn(x)
+        inputs = memory = ()
         if self.conv is not None:
-            w, *rows = self.conv(w, mask, None if past is None else past[3])
-        w = w.to(torch.promote_types(w.dtype, torch.float32)).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
-        s = w.square() if mask is None else w.square() * mask  # padding has no energy
+            z, *inputs = self.conv(z, mask, None if past is None else past[3])
+        z = z.to(torch.promote_types(z.dtype, torch.float32)).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+        s = z.square() if mask is None else z.square() * mask  # padding has no energy
         S_past, N_past, D_past = (None, None, None) if past is None else (sums.unsqueeze(2) for sums in past[:3])
         S = running_sum(s, S_past)
         pi = self.membership(s, S, positions).unsqueeze(-1)    # (B,nh,T,1)
         counted = pi if mask is None else pi * mask
         N, D = running_sum(s * counted, N_past), running_sum(counted, D_past)
-        y = -w * pi / (1 + N / (D + MASS_EPS))
+        y = -z * pi / (1 + N / (D + MASS_EPS))
         if self.memory_scale is not None:
-            first = 3 + len(rows)  # of G and k in the state
-            o, memory = predict(w, counted, mask, None if past is None else past[first : first + 2])
+            first = 3 + len(inputs)  # of G and k in the state
+            o, memory = predict(z, counted, mask, None if past is None else past[first : first + 2])
             y = y + self.memory_scale.view(self.n_head, 1, -1) * o
-        state = S[:, :, -1], N[:, :, -1], D[:, :, -1], *rows, *memory
-        return self.c_proj(y.transpose(1, 2).flatten(2).to(a.dtype)), state
+        state = S[:, :, -1], N[:, :, -1], D[:, :, -1], *inputs, *memory
+        return self.c_proj(y.transpose(1, 2).flatten(2).to(x.dtype)), state
 
 
 class TostMLP(nn.Module):

@@ -97,16 +97,16 @@ def check_inspect(run):
     ids, projected = seen["tokens"].long(), []
     T = len(ids)
     for block in model.transformer.h:
-        block.attn.register_forward_pre_hook(lambda attn, a: projected.append(attn.project(a[0])[0]))
+        block.attn.register_forward_pre_hook(lambda attn, x: projected.append(attn.project(x[0])[0]))
     logits = model(ids[None])[0][0]
     losses = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
-    w = torch.stack([w.transpose(0, 1).flatten(1) for w in projected])
-    pi = torch.stack([b.attn.membership(w[None].square())[0] for b, w in zip(model.transformer.h, projected)])
+    z = torch.stack([z.transpose(0, 1).flatten(1) for z in projected])
+    pi = torch.stack([b.attn.membership(z[None].square())[0] for b, z in zip(model.transformer.h, projected)])
     check(f"inspect {run}: text, offsets and ids", bytes(seen["text"].tolist()) == text.encode()[:T]
           and seen["offsets"].tolist() == list(range(T + 1)) and T == 32)
     check(f"inspect {run}: loss of each token except the first", torch.isnan(seen["loss"][0]).item()
           and torch.allclose(seen["loss"][1:], losses, atol=EQUAL))
-    for name, expected in (("pi", pi), ("w", w)):
+    for name, expected in (("pi", pi), ("w", z)):
         check(f"inspect {run}: {name} of each layer", seen[name].shape == expected.shape
               and torch.allclose(seen[name], expected, atol=EQUAL))
     expected = {"n_layer": "2", "n_head": "4", "n_embd": "32", "text_tokens": str(len(text.encode())),

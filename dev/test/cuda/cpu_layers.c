@@ -5,22 +5,23 @@
 
 void cpu_tssa(const CpuTssa* k) {
     const size_t state = tssa_state_size(k->C, k->NH) * sizeof(double);
-    const Tssa a = {
+    float* dpi = (float*)xcalloc((size_t)k->B * k->NH * k->T, sizeof *dpi);
+    const Tssa args = {
         .B = k->B, .T = k->T, .C = k->C, .NH = k->NH, .HS = k->C / k->NH, .block_size = k->block_size,
-        .w = k->w, .temp = k->temp, .denom_bias = k->denom_bias, .u = k->u, .pi = k->pi, .y = k->y,
+        .z = k->z, .temp = k->temp, .denom_bias = k->denom_bias, .u = k->u, .pi = k->pi, .y = k->y,
         .stride = tssa_state_size(k->C, k->NH),
         .state = (double*)xcalloc(k->B, state), .adjoint = (double*)xcalloc(k->B, state),
         .saved = (double*)xcalloc(k->B * tssa_blocks(k->T), state),
-        .scratch = (double*)xcalloc(tssa_scratch_size(k->C, k->NH), sizeof(double)), .dy = k->dy, .dw = k->dw,
-        .da = (float*)xcalloc((size_t)k->B * k->NH * k->T, sizeof(float)), .dtemp = k->dtemp,
+        .scratch = (double*)xcalloc(tssa_scratch_size(k->C, k->NH), sizeof(double)), .dy = k->dy, .dz = k->dz,
+        .dpi = dpi, .dscore = dpi, .dtemp = k->dtemp,
         .ddenom_bias = k->ddenom_bias};
-    tssa_forward(&a);
-    tssa_backward(&a);
-    free(a.state);
-    free(a.adjoint);
-    free(a.saved);
-    free(a.scratch);
-    free(a.da);
+    tssa_forward(&args);
+    tssa_backward(&args);
+    free(args.state);
+    free(args.adjoint);
+    free(args.saved);
+    free(args.scratch);
+    free(dpi);
 }
 
 void cpu_norm(const CpuNorm* k, size_t rows, int C) {

@@ -8,8 +8,8 @@
 // Forward and backward; denom_bias and ddenom_bias from the first token on
 typedef struct {
     int B, T, C, NH, block_size;
-    const float *w, *dy, *temp, *denom_bias;
-    float *u, *pi, *y, *dw, *dtemp, *ddenom_bias;   // dtemp NULL: membership is uniform
+    const float *z, *dy, *temp, *denom_bias;
+    float *u, *pi, *y, *dz, *dtemp, *ddenom_bias;   // dtemp NULL: membership is uniform
 } CpuTssa;
 
 void cpu_tssa(const CpuTssa* k);

@@ -96,7 +96,7 @@ template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = 
 
 // state: with rows before the pass and a gradient of those after it
 template <typename S> void test_conv(Checks* c, int C, int B, int T, bool state) {
-    const size_t n = (size_t)B * T * C, size = 5 + (size_t)CONV_ROWS * C, width = (size_t)C * CONV_WIDTH;
+    const size_t n = (size_t)B * T * C, size = 5 + (size_t)CONV_BEFORE * C, width = (size_t)C * CONV_WIDTH;
     const Floats x = numbers_of<S>(n, 1), dy = numbers_of<S>(n, 2), weight = numbers(width, 3);
     const Floats before = numbers((size_t)B * size, 4), right = numbers((size_t)B * size, 5);
     const Floats unset(before.size(), 9.0f);
@@ -104,14 +104,14 @@ template <typename S> void test_conv(Checks* c, int C, int B, int T, bool state)
     for (int b = 0; b < B; b++)
         for (int i = 0; i < C; i++) {
             const auto row = [&](int t) { return ((size_t)b * T + t) * C + i; };
-            const auto kept = [&](int t) { return b * size + 5 + (size_t)(t + CONV_ROWS) * C + i; };
-            for (int t = -CONV_ROWS; t < T; t++) {
+            const auto kept = [&](int t) { return b * size + 5 + (size_t)(t + CONV_BEFORE) * C + i; };
+            for (int t = -CONV_BEFORE; t < T; t++) {
                 const double x_t = t >= 0 ? x[row(t)] : state ? before[kept(t)] : 0.0;
                 double& dx_t = t >= 0 ? dx[row(t)] : left[kept(t)];
-                dx_t = state && t + CONV_ROWS >= T ? right[kept(t - T)] : 0.0;
-                if (t + CONV_ROWS >= T) after[kept(t - T)] = x_t;
+                dx_t = state && t + CONV_BEFORE >= T ? right[kept(t - T)] : 0.0;
+                if (t + CONV_BEFORE >= T) after[kept(t - T)] = x_t;
                 for (int k = 0; k < CONV_WIDTH; k++) {
-                    const int at = t + CONV_ROWS - k;
+                    const int at = t + CONV_BEFORE - k;
                     if (at < 0 || at >= T) continue;
                     y[row(at)] += weight[(size_t)i * CONV_WIDTH + k] * x_t;
                     dx_t += weight[(size_t)i * CONV_WIDTH + k] * dy[row(at)];
@@ -138,7 +138,7 @@ template <typename S> void test_conv(Checks* c, int C, int B, int T, bool state)
 
 // Fewer steps than rows of a state, whole and ragged runs, more runs than blocks, more channels than threads.
 template <typename S> void test_convs(Checks* c) {
-    for (const int T : {1, 2, CONV_RUN, 3 * CONV_RUN - CONV_ROWS, 4 * CONV_RUN + 5}) test_conv<S>(c, 15, 2, T, T % 2);
+    for (const int T : {1, 2, CONV_RUN, 3 * CONV_RUN - CONV_BEFORE, 4 * CONV_RUN + 5}) test_conv<S>(c, 15, 2, T, T % 2);
     test_conv<S>(c, 4, COLUMN_BLOCKS / 2 + 9, CONV_RUN + 1, true);
     test_conv<S>(c, 1030, 1, CONV_RUN, false);
 }
@@ -153,7 +153,7 @@ std::vector<int32_t> step_at(size_t first) {
     return step;
 }
 
-// faint: 1: w is tiny in some channels; 2: w is small, and tiny in the first steps
+// faint: 1: z is tiny in some channels; 2: z is small, and tiny in the first steps
 struct TssaCase { int C, NH, B, T; bool uniform; int faint; };
 
 template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
@@ -161,36 +161,37 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
                  heads = B * NH * T, runs = (size_t)div_up(T, TSSA_RUN), sums = tssa_sums_size(k.C, k.NH);
     const float weights[] = {1, 0, 1e-7f, 5e-7f};   // energies below TOST_ENERGY_MIN
     const Floats dy = numbers_of<S>(B * T * C, 2);
-    Floats w = numbers(B * T * C, 1), temp = numbers(NH, 3), bias = numbers(NH * block, 4);
-    for (size_t i = 0; i < w.size(); i++)
-        w[i] = to_float(S(w[i] * (k.faint == 1   ? weights[i % C % 4]
+    Floats z = numbers(B * T * C, 1), temp = numbers(NH, 3), bias = numbers(NH * block, 4);
+    for (size_t i = 0; i < z.size(); i++)
+        z[i] = to_float(S(z[i] * (k.faint == 1   ? weights[i % C % 4]
                                   : k.faint == 2 ? i / C % T < 16 ? 1e-6f : 3e-2f
                                                  : 1.0f)));
     for (float& x : temp) x = k.uniform ? 0.0f : 1.0f + 0.3f * x;
     for (float& x : bias) x *= 0.05f;
-    Floats want_u(heads), want_pi(heads), want_y(w), want_dw(w), want_dtemp(NH, 1.0f), want_dbias(NH * block, 1.0f);
-    const CpuTssa cpu = {k.B, k.T, k.C, k.NH, (int)block, w.data(), dy.data(), temp.data(), bias.data() + first,
-                         want_u.data(), want_pi.data(), want_y.data(), want_dw.data(),
+    Floats want_u(heads), want_pi(heads), want_y(z), want_dz(z), want_dtemp(NH, 1.0f), want_dbias(NH * block, 1.0f);
+    const CpuTssa cpu = {k.B, k.T, k.C, k.NH, (int)block, z.data(), dy.data(), temp.data(), bias.data() + first,
+                         want_u.data(), want_pi.data(), want_y.data(), want_dz.data(),
                          k.uniform ? nullptr : want_dtemp.data(), want_dbias.data() + first};
     cpu_tssa(&cpu);
-    const Device<S> on_w(w), on_dy(dy), y(w.size()), dw(w.size());
-    const DeviceArray on_temp(temp), on_bias(bias), u(heads), pi(heads), da(heads), saved(B * runs * sums),
+    const Device<S> on_z(z), on_dy(dy), y(z.size()), dz(z.size());
+    const DeviceArray on_temp(temp), on_bias(bias), u(heads), pi(heads), dscore(heads), saved(B * runs * sums),
         back(saved.n), totals(B * scan_slots(runs) * sums), partial(NH * B * runs), dtemp(Floats(NH, 1.0f)),
         dbias(Floats(NH * block, 1.0f));
     const Device<int> sync(std::vector<int>(tssa_sync_size(B, T))), again(std::vector<int>(sync.n)),
         step(step_at(first));
     Tssa<S> a = tssa_sizes<S>(k.B, k.T, k.C, k.NH);
-    a.w = on_w.p, a.temp = on_temp.p, a.denom_bias = on_bias.p, a.block_size = (int)block;
+    a.z = on_z.p, a.temp = on_temp.p, a.denom_bias = on_bias.p, a.block_size = (int)block;
     a.step = (const StepHeader*)step.p, a.u = u.p, a.pi = pi.p, a.y = y.p, a.saved = saved.p, a.totals = totals.p;
     a.sync = sync.p, a.fixed_temp = k.uniform;
     tssa_forward(nullptr, a);
-    a.dy = on_dy.p, a.dw = dw.p, a.da = da.p, a.dtemp_run = partial.p, a.dtemp = dtemp.p, a.ddenom_bias = dbias.p;
+    a.dy = on_dy.p, a.dz = dz.p, a.dscore = dscore.p, a.dtemp_run = partial.p, a.dtemp = dtemp.p,
+    a.ddenom_bias = dbias.p;
     a.back = back.p, a.sync = again.p;
     tssa_backward(nullptr, a);
     layer_sums(nullptr, {}, a, true);
     near(c, "pi", k.C, pi.get(), want_pi);
     near(c, "y", k.C, y.get(), want_y, stored<S>(), C);
-    near(c, "dw", k.C, dw.get(), want_dw, fmax(k.faint == 1 ? 1e-4 : 2e-5, stored<S>()), C);
+    near(c, "dz", k.C, dz.get(), want_dz, fmax(k.faint == 1 ? 1e-4 : 2e-5, stored<S>()), C);
     near(c, "dtemp", k.C, dtemp.get(), want_dtemp);
     near(c, "ddenom_bias", k.C, dbias.get(), want_dbias);
     near(c, "u", k.C, u.get(), want_u);
@@ -296,17 +297,17 @@ void test_concurrent(Checks* c, int seeds) {
 void test_layer_sums(Checks* c, bool add) {
     const size_t heads = 3, runs = 2 * TEMP_THREADS + 88, T = SUM_THREADS + 9, first = 5, block = first + T + 600;
     const float before = add ? 1.0f : NAN;
-    const Floats x = numbers(heads * runs, 1), da = numbers(2 * heads * T, 2), temp = numbers(heads, 3);
+    const Floats x = numbers(heads * runs, 1), dscore = numbers(2 * heads * T, 2), temp = numbers(heads, 3);
     Doubles want(heads, add ? 1.0 : 0.0), bias(heads * block, add ? 1.0 : 0.0);
     for (size_t i = 0; i < x.size(); i++) want[i / runs] += x[i];
-    for (size_t i = 0; i < da.size(); i++)
-        bias[i / T % heads * block + first + i % T] += 4.0 * temp[i / T % heads] * da[i];
-    const DeviceArray partial(x), on_da(da), on_temp(temp), dtemp(Floats(heads, before)),
+    for (size_t i = 0; i < dscore.size(); i++)
+        bias[i / T % heads * block + first + i % T] += 4.0 * temp[i / T % heads] * dscore[i];
+    const DeviceArray partial(x), on_dscore(dscore), on_temp(temp), dtemp(Floats(heads, before)),
         dbias(Floats(heads * block, before));
     const Device<int> header(step_at(first));
     Tssa<float> a = tssa_sizes<float>(2, (int)T, 4 * (int)heads, (int)heads);
     a.temp = on_temp.p, a.step = (const StepHeader*)header.p, a.block_size = (int)block, a.runs = (int)runs / 2;
-    a.da = on_da.p, a.dtemp_run = partial.p, a.dtemp = dtemp.p, a.ddenom_bias = dbias.p;
+    a.dscore = on_dscore.p, a.dtemp_run = partial.p, a.dtemp = dtemp.p, a.ddenom_bias = dbias.p;
     layer_sums(nullptr, {}, a, add);
     near(c, "dtemp of many runs", (int)heads, dtemp.get(), want);
     near(c, "ddenom_bias of some positions", (int)heads, dbias.get(), bias);
@@ -585,7 +586,8 @@ void test_offsets(Checks* c) {
         const size_t b = (size_t)k.b, t0 = (size_t)k.t0, run = b * (size_t)a.runs + t0 / TSSA_RUN,
                      scans = (size_t)B * (size_t)a.slots, slot = b * (size_t)a.slots + 5;
         const float* const none = nullptr;
-        check(c, tssa_row(7, C - 1, k, a) == (b * (size_t)T + t0 + 7) * (size_t)C + (size_t)C - 1, "tssa_row, T = %d", T);
+        check(c, tssa_row(7, C - 1, k, a) == (b * (size_t)T + t0 + 7) * (size_t)C + (size_t)C - 1, "tssa_row, T = %d",
+              T);
         check(c, tssa_head(NH - 1, k, a) == (b * NH + NH - 1) * (size_t)T + t0, "tssa_head, T = %d", T);
         check(c, tssa_sums(k, a) == run * (size_t)(a.narrow + a.wide), "tssa_sums, T = %d", T);
         check(c, (size_t)(tssa_totals<false>(k.b, 5, a) - none) == slot * (size_t)a.narrow, "narrow totals, T = %d", T);

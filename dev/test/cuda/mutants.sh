@@ -32,7 +32,7 @@ prefix_not_awaited | s/scan_wait.*;//
 softmax_unsynchronized | s/__syncthreads();//
 mass_unsynchronized | s/__syncwarp();//
 mass_before_the_softmax | s/__syncthreads();//
-softmax_over_time | s/x + i/x/
+softmax_over_time | s/scores + i/scores/
 dropped_carry | s/to_float(sum\[n\])/0.0f/
 dropped_group | s/= k % SCAN_RADIX/= max((int)(k % SCAN_RADIX), 1) - 1/
 group_without_itself | s/of_group\[n\]/0.0f/
@@ -45,14 +45,14 @@ state_not_passed | s/= first + /= /
 adjoint_not_passed | s/, right, left/, TOST_NO_STATE, left/
 position_ignored | s/= chunk->first/= 0/
 place_ignored | s/step->first + //
-bias_place_ignored | s/a.step->first + //
+bias_place_ignored | s/args.step->first + //
 low_part_dropped | s/__fadd_rn(sum.lo, error)/0.0f/
 no_accumulation | s/add ? 1\.0f/add ? 0.0f/
 weights_not_overwritten | s/: 0\.0f/: 1.0f/
 wte_not_overwritten | s/: 0\.0f/: 1.0f/
 places_not_overwritten | s/if (add) //
 sums_not_overwritten | s/add ? s.out\[c\] : 0.0f/s.out[c]/
-temp_not_overwritten | s/add ? a.dtemp\[h\] : 0.0f/a.dtemp[h]/
+temp_not_overwritten | s/add ? args.dtemp\[h\] : 0.0f/args.dtemp[h]/
 denom_bias_not_overwritten | s/add ? \*out : 0.0f/*out/
 parts_not_overwritten | s/end == TOST_PART_ENDS/false/
 target_not_subtracted | s/v + j == target/v == target/
@@ -71,12 +71,12 @@ big_tokens_once | s/big += gridDim.x/big += step->n_big/
 conv_end | s/t < T ? inside : 0/inside/
 conv_state | s/i++/row[i++] = 0/
 conv_rows_not_passed | s/store.*;//
-conv_runs_once | s/run += gridDim.x/run += a.B * runs/
-conv_whole | s/a.C % CONV_VEC == 0/true/
-conv_left | s/-CONV_ROWS/0/
+conv_runs_once | s/run += gridDim.x/run += args.B * runs/
+conv_whole | s/args.C % CONV_VEC == 0/true/
+conv_left | s/ - CONV_BEFORE//
 memory_pairs | s/j < i/j + 1 < i/
 memory_key_not_passed | s/= x.K/= 0.0f * x.K/
-memory_dpi | s/a.more_dpi/false/
+memory_dpi | s/args.more_dpi/false/
 memory_G_after | s/t0 > 0/false/
 temp_of_the_first_runs | s/i += TEMP_THREADS/i += runs/
 graph_of_another_shape | s/g->T != T/false/

@@ -106,7 +106,7 @@ static inline void subject_copy(Subject* to, const Subject* from, TostOptimizer 
         }
 }
 
-// Scales three of four channels of w to zero or almost zero, so that their energy stays below TOST_ENERGY_MIN.
+// Scales three of four channels of z to zero or almost zero, so that their energy stays below TOST_ENERGY_MIN.
 static inline void subject_make_faint(Subject* s) {
     static const float scales[4] = {1, 0, 1e-7f, 5e-7f};
     for (int i = 0; i < s->tensors.count; i++) {
@@ -226,7 +226,7 @@ static inline void record_free(Record* r) {
 // Limits of the relative L2 error against the CPU engine in the same dtype or golden files, by kind of result: of each
 // result, and of the median of a kind. In bf16 both engines round at the same points, so nearly all results agree as
 // closely as in float32. But where a sum lies close to the middle between two bf16 numbers, its rounding depends on the
-// order of summation, and TSSA amplifies the difference if w is near 0 early in a sequence. The limits are 1.5 to 7
+// order of summation, and TSSA amplifies the difference if z is near 0 early in a sequence. The limits are 1.5 to 7
 // times the largest error measured on these shapes; a missing rounding exceeds them in several shapes.
 // The CPU engine has no tf32: there the reference is in float32, and the limits are wide.
 typedef struct { double of[RESULT_KINDS], median[RESULT_KINDS]; } Limits;
@@ -359,8 +359,8 @@ static inline int32_t* shape_ids(const Shape* k, uint64_t seed) {
 // Activations of the last forward. Reads the layers in descending order: with recompute, the last layer read is the
 // farthest from the one with which backward starts.
 static inline void record_activations(Record* r, const Subject* s, const Shape* k) {
-    static const TostActivation kinds[] = {TOST_W, TOST_PI, TOST_X};
-    static const char* const names[] = {"w", "pi", "x"};
+    static const TostActivation kinds[] = {TOST_Z, TOST_PI, TOST_X};
+    static const char* const names[] = {"z", "pi", "x"};
     const size_t rows = (size_t)k->B * k->T;
     float* x = (float*)xmalloc(rows * (size_t)(k->channels > k->heads ? k->channels : k->heads) * sizeof *x);
     char layer[16];

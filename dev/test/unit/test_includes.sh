@@ -7,7 +7,7 @@ cd "$repo" || exit 1
 arrows='
 base:
 core: base
-cpu: base
+cpu: base core
 ranks: base core
 cuda: base core ranks
 data: base core

@@ -1,0 +1,86 @@
+// conv.c: convolutions over time. Backward divides the channels among the threads, and sums over time in order.
+#include "cpu/conv.h"
+
+#include <string.h>
+
+#include "base/openmp.h"
+#include "cpu/threads.h"
+
+enum { WIDTH = TOST_CONV_WIDTH, CHANNELS = 64 };   // taps; channels of a thread in backward
+
+// The input of token t >= -3 of a sequence
+static const float* input(const float* x, const float* before, int t, int C) {
+    return t < 0 ? before + (size_t)(t + CONV_BEFORE) * C : x + (size_t)t * C;
+}
+
+void conv_forward(float* y, float* before, const float* x, const Conv* args) {
+    const int B = args->B, T = args->T, C = args->C;
+    #pragma omp parallel for schedule(static) if ((size_t)B * T > SERIAL_ROWS)
+    for (size_t row = 0; row < (size_t)B * T; row++) {
+        const int t = (int)(row % T);
+        const float *x_b = x + (row - t) * C, *before_b = before + row / T * args->stride, *x3 = x + row * C;
+        const float *x0 = input(x_b, before_b, t - 3, C), *x1 = input(x_b, before_b, t - 2, C);
+        const float* x2 = input(x_b, before_b, t - 1, C);
+        float* restrict y_c = y + row * C;
+        for (int c = 0; c < C; c++) {
+            const float* tap = args->weight + (size_t)c * WIDTH;
+            y_c[c] = tap[0] * x0[c] + tap[1] * x1[c] + tap[2] * x2[c] + tap[3] * x3[c];
+        }
+    }
+    for (int b = 0; b < B; b++)
+        for (int i = 0; i < CONV_BEFORE; i++)
+            memcpy(before + b * args->stride + (size_t)i * C,
+                   input(x + (size_t)b * T * C, before + b * args->stride, T - CONV_BEFORE + i, C), C * sizeof *x);
+}
+
+// The functions below work on `width` neighboring channels of a sequence. dy (T,C), x (T,C), before (3,C)
+
+// sum[k] += Σ_t x[t] dy[t+3-k]
+static void weight_backward(double sum[WIDTH][CHANNELS], const float* dy, const float* x, const float* before,
+                            int T, int C, int width) {
+    for (int t = before ? -CONV_BEFORE : 0; t < T; t++) {
+        const float* x_t = input(x, before, t, C);
+        for (int k = 0; k < WIDTH; k++) {
+            const int at = t + CONV_BEFORE - k;
+            if (at < 0 || at >= T) continue;
+            for (int c = 0; c < width; c++) sum[k][c] += (double)dy[(size_t)at * C + c] * x_t[c];
+        }
+    }
+}
+
+// dx[t] = Σ_k tap[k] dy[t+3-k], in place of dy: row t is no longer needed after it. start: the first t, -3 or 0
+static void input_backward(float* dx, float* adjoint, const float tap[WIDTH][CHANNELS], int start, int T, int C,
+                           int width) {
+    float after[CONV_BEFORE][CHANNELS];
+    for (int i = 0; i < CONV_BEFORE; i++) memcpy(after[i], adjoint + (size_t)i * C, width * sizeof **after);
+    for (int t = start; t < T; t++) {
+        float dx_t[CHANNELS] = {0};
+        if (t + CONV_BEFORE >= T) memcpy(dx_t, after[t + CONV_BEFORE - T], width * sizeof *dx_t);
+        for (int k = 0; k < WIDTH; k++) {
+            const int at = t + CONV_BEFORE - k;
+            if (at < 0 || at >= T) continue;
+            for (int c = 0; c < width; c++) dx_t[c] += tap[k][c] * dx[(size_t)at * C + c];
+        }
+        memcpy(t < 0 ? adjoint + (size_t)(t + CONV_BEFORE) * C : dx + (size_t)t * C, dx_t, width * sizeof *dx_t);
+    }
+}
+
+void conv_backward(float* dx, float* dweight, float* adjoint, const float* x, const float* before, const Conv* args) {
+    const int B = args->B, T = args->T, C = args->C;
+    #pragma omp parallel for schedule(static)
+    for (int c0 = 0; c0 < C; c0 += CHANNELS) {
+        const int width = C - c0 < CHANNELS ? C - c0 : CHANNELS;
+        const float* weight = args->weight + (size_t)c0 * WIDTH;
+        float tap[WIDTH][CHANNELS];
+        double sum[WIDTH][CHANNELS] = {{0}};
+        for (int i = 0; i < width * WIDTH; i++) tap[i % WIDTH][i / WIDTH] = weight[i];
+        for (int b = 0; b < B; b++) {
+            const size_t at = (size_t)b * T * C + c0, at_before = b * args->stride + c0;
+            const float* before_b = before ? before + at_before : NULL;
+            weight_backward(sum, dx + at, x + at, before_b, T, C, width);
+            input_backward(dx + at, adjoint + at_before, tap, before ? -CONV_BEFORE : 0, T, C, width);
+        }
+        for (int i = 0; i < width * WIDTH; i++)
+            dweight[(size_t)c0 * WIDTH + i] += (float)sum[i % WIDTH][i / WIDTH];
+    }
+}
