@@ -630,7 +630,7 @@ struct TostModel {
     TostConfig        config;
     TostEngineOptions options;
     TostTensors       tensors;
-    float*            array[TOST_ARRAYS];  // parameters, gradients (tensors.flat_size elements); m, v and, if wanted,
+    float*            array[TOST_ARRAYS];   // parameters, gradients (tensors.flat_size elements); m, v and, if wanted,
                                            // ema (those of this rank's slices)
     uint16_t*         weights;             // with --dtype bf16: the parameters in bf16; otherwise NULL
     LayerActivations* layer;               // (L)

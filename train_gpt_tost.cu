@@ -181,14 +181,24 @@ __global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepH
     }
 }
 
-// dwte +=; dwpe =, or with add +=. wpe (block_size,C)
-static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, float* partial, const float* dx,
-                               EmbedOrder e, const StepHeader* step, int block_size, int B, int T, int C, bool add) {
-    const int rows = B * T, blocks = min(rows, 4096), big_blocks = min(rows / EMBED_SEGMENT + 1, 1024);
-    const int threads = channel_threads(C);
-    LAUNCH(embedding_segment_kernel, blocks, threads, 0, stream, dwte, partial, dx, e, step, C);
-    LAUNCH(embedding_place_kernel, add ? T : block_size, threads, 0, stream, dwpe, dx, step, B, T, C, add);
-    LAUNCH(embedding_big_kernel, big_blocks, threads, 0, stream, dwte, partial, e, step, C);
+struct EmbeddingBackward {
+    float *dwte, *dwpe;              // (V,C): +=; (block_size,C): =, or with add +=
+    bool add;
+    float* partial;                  // partial sums of big tokens
+    const float* dx;                 // (B,T,C)
+    EmbedOrder order;
+    const StepHeader* step;
+    int block_size, B, T, C;
+};
+
+static void embedding_backward(cudaStream_t stream, const EmbeddingBackward& args) {
+    const int B = args.B, T = args.T, C = args.C, rows = B * T, threads = channel_threads(C);
+    const int blocks = min(rows, 4096), big_blocks = min(rows / EMBED_SEGMENT + 1, 1024);
+    LAUNCH(embedding_segment_kernel, blocks, threads, 0, stream, args.dwte, args.partial, args.dx, args.order,
+           args.step, C);
+    LAUNCH(embedding_place_kernel, args.add ? T : args.block_size, threads, 0, stream, args.dwpe, args.dx, args.step, B,
+           T, C, args.add);
+    LAUNCH(embedding_big_kernel, big_blocks, threads, 0, stream, args.dwte, args.partial, args.order, args.step, C);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -201,38 +211,47 @@ static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, fl
 // are multiples of 4, in backward up to 3,072; those with VEC = 1 for any C.
 
 constexpr int NORM_THREADS = 512;      // maximum per block
-constexpr int NORM_VEC_THREADS = 768;  // the same in backward if VEC = 4: it limits a thread to 80 registers
+constexpr int NORM_VEC_THREADS = 768;   // the same in backward if VEC = 4: it limits a thread to 80 registers
 constexpr int NORM_WARPS = 8;          // rows per block if a warp computes a row
 constexpr int NORM_CHANNELS = 12 * NORM_THREADS;   // most channels
 
 // Threads that cover C channels with `packs` packs of `vec` channels each
 static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec * packs), WARP) * WARP; }
 
-// branch NULL: x_out = x and is not written. Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) +
-// 2C (y) = 12C.
+// branch NULL: x_out = x and is not written
+template <typename S> struct NormForward {
+    float* x_out; S* y;              // (rows,C)
+    float *mean, *rstd;              // (rows)
+    const float* x; const S* branch;
+    const float *gamma, *w, *b;      // (C); b may be NULL
+    size_t rows;
+    int C;
+};
+
+// Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) + 2C (y) = 12C.
 template <typename S, int VEC, int PACKS>
 __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 1)
-    residual_layernorm_forward_kernel(float* x_out, S* y, float* mean, float* rstd, const float* x, const S* branch,
-                                      const float* gamma, const float* w, const float* b, size_t rows, int C) {
+    residual_layernorm_forward_kernel(NormForward<S> args) {
     SHARED(float, shared, WARP);
+    const int C = args.C;
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
-    if (row >= rows) return;
+    if (row >= args.rows) return;
     const int stride = VEC * (int)blockDim.x, c0 = threadIdx.x * VEC;
     float v[PACKS][VEC] = {}, add[PACKS][VEC], sum[1] = {}, squares[1] = {};
     UNROLL for (int p = 0; p < PACKS; p++) {   // all loads are issued before the first use
         const int c = c0 + p * stride;
         if (c >= C) continue;
-        load_pack<VEC>(v[p], x + row * C + c);
-        if (branch) load_pack<VEC>(add[p], branch + row * C + c);
+        load_pack<VEC>(v[p], args.x + row * C + c);
+        if (args.branch) load_pack<VEC>(add[p], args.branch + row * C + c);
     }
     UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
         if (c >= C) continue;
-        if (branch) {
+        if (args.branch) {
             float scale[VEC];
-            load_pack<VEC>(scale, gamma + c);
+            load_pack<VEC>(scale, args.gamma + c);
             UNROLL for (int i = 0; i < VEC; i++) v[p][i] += scale[i] * add[p][i];
-            store_pack<VEC>(x_out + row * C + c, v[p]);
+            store_pack<VEC>(args.x_out + row * C + c, v[p]);
         }
     }
     UNROLL for (int p = 0; p < PACKS; p++)
@@ -253,42 +272,41 @@ __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 
         const int c = c0 + p * stride;
         if (c >= C) continue;
         float w_c[VEC], b_c[VEC] = {};
-        load_pack<VEC>(w_c, w + c);
-        if (b) load_pack<VEC>(b_c, b + c);
+        load_pack<VEC>(w_c, args.w + c);
+        if (args.b) load_pack<VEC>(b_c, args.b + c);
         UNROLL for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * w_c[i] + b_c[i];
-        store_pack<VEC>(y + row * C + c, v[p]);
+        store_pack<VEC>(args.y + row * C + c, v[p]);
     }
-    if (threadIdx.x == 0) mean[row] = mean_row;
-    if (threadIdx.x == 0) rstd[row] = scale;
+    if (threadIdx.x == 0) args.mean[row] = mean_row;
+    if (threadIdx.x == 0) args.rstd[row] = scale;
 }
 
-// x_out, y, x, branch (rows,C); mean, rstd (rows); gamma, w, b (C); b may be NULL
-template <typename S>
-static void residual_layernorm_forward(cudaStream_t stream, float* x_out, S* y, float* mean, float* rstd,
-                                       const float* x, const S* branch, const float* gamma, const float* w,
-                                       const float* b, size_t rows, int C) {
-    const bool vec = C % 4 == 0;   // 6 packs: a warp covers 768 channels, and 3 blocks fit on a multiprocessor
+template <typename S> static void residual_layernorm_forward(cudaStream_t stream, const NormForward<S>& args) {
+    const bool vec = args.C % 4 == 0;   // 6 packs: a warp covers 768 channels, and 3 blocks fit on a multiprocessor
     const auto residual_layernorm_forward_variant =
         vec ? residual_layernorm_forward_kernel<S, 4, 6> : residual_layernorm_forward_kernel<S, 1, 12>;
-    const int threads = vec ? norm_threads(C, 4, 6) : norm_threads(C, 1, 12);
+    const int threads = vec ? norm_threads(args.C, 4, 6) : norm_threads(args.C, 1, 12);
     const dim3 block(threads, threads == WARP ? NORM_WARPS : 1);
-    LAUNCH(residual_layernorm_forward_variant, div_up(rows, block.y), block, 0, stream, x_out, y, mean, rstd, x, branch,
-           gamma, w, b, rows, C);
+    LAUNCH(residual_layernorm_forward_variant, div_up(args.rows, block.y), block, 0, stream, args);
 }
 
 // Backward of LayerNorm and of the residual before it (branch is NULL if there is none):
 //   n = (x - mean) rstd,  g = dy w:   dx (+)= rstd (g - mean_c(g) - n mean_c(g n))
 //   dw = Σ_rows dy n,   db = Σ_rows dy,   dbranch = gamma dx,   dgamma = Σ_rows dx branch
 // and, while dbranch is in registers, the bias gradient of the branch's last Linear:   dbias = Σ_rows dbranch
-// accumulate: dx already holds the residual's own gradient. partial (4,blocks,C): each block's sums for dw, db, dgamma,
-// dbias. Minimum traffic per row: 2C (dy) + 4C (x) + 8C (dx) + 2C (branch) + 2C (dbranch) = 18C, without partial.
+// Minimum traffic per row: 2C (dy) + 4C (x) + 8C (dx) + 2C (branch) + 2C (dbranch) = 18C, without partial.
 template <typename S> struct NormBackward {
-    float* dx; S* dbranch; float* partial;
-    const S* dy; const float *x, *mean, *rstd, *w; const S* branch; const float* gamma;
-    bool accumulate;
+    float* dx; S* dbranch;           // (rows,C)
+    const S* dy; const float* x; const S* branch;
+    const float *mean, *rstd;        // (rows)
+    const float *w, *gamma;          // (C)
+    bool accumulate;                 // dx already holds the residual's own gradient
     size_t rows;
     int C;
+    float* partial;                  // (4,blocks,C): each block's sums for dw, db, dgamma, dbias
 };
+
+struct NormGrads { float *dw, *db, *dgamma, *dbias; };   // (C); all but dw may be NULL
 
 template <int VEC, int PACKS> struct NormSums {
     float dw[PACKS][VEC], db[PACKS][VEC], dgamma[PACKS][VEC], dx[PACKS][VEC];
@@ -390,22 +408,21 @@ __global__ void __launch_bounds__(VEC == 4 ? NORM_VEC_THREADS : NORM_THREADS)
     }
 }
 
-// Sets dx (accumulate: adds to it) and dbranch. Puts dw, db, dgamma and dbias on the list `sums`, of whose space it
-// takes (4,COLUMN_BLOCKS,C). db and dbias may be NULL; branch, dbranch and dgamma may be NULL together
+// Sets dx (accumulate: adds to it) and dbranch, unless branch is NULL. Puts the gradients of parameters on the list
+// `sums`, of whose space it takes (4,COLUMN_BLOCKS,C).
 template <typename S>
-static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbranch, float* dw, float* db,
-                                        float* dgamma, float* dbias, ColumnSums* sums, const S* dy, const float* x,
-                                        const float* mean, const float* rstd, const float* w, const S* branch,
-                                        const float* gamma, bool accumulate, size_t rows, int C) {
+static void layernorm_residual_backward(cudaStream_t stream, const NormGrads& grads, ColumnSums* sums,
+                                        NormBackward<S> args) {
+    const int C = args.C;
     const bool vec = C % 4 == 0 && C <= 4 * NORM_VEC_THREADS;
     const int threads = vec ? norm_threads(C, 4, 1) : norm_threads(C, 1, 12);
     const auto layernorm_residual_backward_variant =
         vec ? layernorm_residual_backward_kernel<S, 4, 1, 2> : layernorm_residual_backward_kernel<S, 1, 12, 1>;
-    const int blocks = column_blocks(layernorm_residual_backward_variant, threads, div_up(rows, vec ? 2 : 1), 1);
-    float *const partial = column_partials(sums, 4, blocks, C), *const outs[] = {dw, db, dgamma, dbias};
-    const NormBackward<S> args = {dx, dbranch, partial, dy, x, mean, rstd, w, branch, gamma, accumulate, rows, C};
+    const int blocks = column_blocks(layernorm_residual_backward_variant, threads, div_up(args.rows, vec ? 2 : 1), 1);
+    args.partial = column_partials(sums, 4, blocks, C);
     LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, args);
-    for (int i = 0; i < 4; i++) column_sum(sums, outs[i], partial + (size_t)i * blocks * C, blocks, C);
+    float* const outs[] = {grads.dw, grads.db, grads.dgamma, grads.dbias};
+    for (int i = 0; i < 4; i++) column_sum(sums, outs[i], args.partial + (size_t)i * blocks * C, blocks, C);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -414,16 +431,19 @@ static void layernorm_residual_backward(cudaStream_t stream, float* dx, S* dbran
 // y (rows,OUT); x (rows,IN); w (OUT,IN); b (OUT) or NULL
 template <typename S>
 static void linear_forward(Matmul* mm, S* y, const S* x, const S* w, const S* b, size_t rows, int IN, int OUT) {
-    matmul(mm, Product<S, S>{y, x, w, false, true, (int)rows, OUT, IN, OUT, IN, IN, 0.0f, b});
+    Product<S, S> p = dense_product(y, x, w, PRODUCT_NT, (int)rows, OUT, IN);
+    p.bias = b;
+    matmul(mm, p);
 }
 
 // dx =; dw =, or with add +=.   dx = dy · w,   dw = dyᵀ · x
 template <typename S>
 static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* x, const S* w, size_t rows, int IN,
                             int OUT, bool add) {
-    matmul(mm, Product<S, S>{dx, dy, w, false, false, (int)rows, IN, OUT, IN, OUT, IN, 0.0f, NULL});
-    matmul(mm, Product<S, float>{dw, dy, x, true, false, OUT, IN, (int)rows, IN, OUT, IN,
-                                 add ? 1.0f : 0.0f, NULL});   // mutant: no_accumulation, weights_not_overwritten
+    matmul(mm, dense_product(dx, dy, w, PRODUCT_NN, (int)rows, IN, OUT));
+    Product<S, float> p = dense_product(dw, dy, x, PRODUCT_TN, OUT, IN, (int)rows);
+    p.beta = add ? 1.0f : 0.0f;   // mutant: no_accumulation, weights_not_overwritten
+    matmul(mm, p);
 }
 
 // partial (blocks,N): Σ of dy over every gridDim.x-th row. Minimum traffic per row: 2N.
@@ -966,7 +986,7 @@ __device__ inline void tssa_statistics_backward(TssaSteps steps, TssaStarts star
         *dpi +=
             TSSA_CALL(tssa_later_statistics, tssa_totals<true>(k.b, tssa_scan_place<true>(k, args), args), h, k, args);
         if (args.more_dpi && lane_index() < k.n)
-            *dpi += args.dscore[tssa_head(h, k, args) + lane_index()];  // mutant: memory_dpi
+            *dpi += args.dscore[tssa_head(h, k, args) + lane_index()];   // mutant: memory_dpi
     }
     __syncthreads();
 }
@@ -1360,25 +1380,40 @@ __global__ void __launch_bounds__(LOSS_THREADS) loss_sum_kernel(double* total, c
     if (threadIdx.x == 0) *total += sum;
 }
 
-// Works on blocks of rows: the (rows,V) logits are never materialized. *total += Σ of the losses, unless total is NULL.
-// dwte NULL: no gradients; else dx =; dwte =, or with add +=.
-// loss, targets (rows); dx, x (rows,C); dwte, wte (V,C); logits (block,ld): working space
-template <typename S>
-static void classifier_forward_backward(Matmul* mm, double* total, float* loss, S* dx, float* dwte, S* logits,
-                                        const S* x, const S* wte, const int32_t* targets, const StepHeader* step,
-                                        size_t rows, size_t block, int V, int C, bool add) {
-    const int ld = (int)logits_ld(V);
-    for (size_t row = 0; row < rows; row += block) {
-        const int n = (int)(rows - row < block ? rows - row : block);
-        matmul(mm, Product<S, S>{logits, x + row * C, wte, false, true, n, V, C, ld, C, C, 0.0f, NULL});
-        LAUNCH((cross_entropy_kernel<S>), n, CLASSIFIER_THREADS, 0, mm->stream, loss + row, logits, targets + row, step,
-               dwte != NULL, V, ld);
-        if (!dwte) continue;
-        matmul(mm, Product<S, S>{dx + row * C, logits, wte, false, false, n, C, V, C, ld, C, 0.0f, NULL});
-        matmul(mm, Product<S, float>{dwte, logits, x + row * C, true, false, V, C, n, C, ld, C,
-                                     add || row > 0 ? 1.0f : 0.0f, NULL});   // mutant: wte_not_overwritten
+template <typename S> struct Classifier {
+    double* total;                   // += Σ of the losses, unless NULL
+    float* loss;                     // (rows)
+    S* dx;                           // (rows,C): =
+    float* dwte;                     // (V,C): =, or with add +=; NULL: no gradients
+    bool add;
+    S* logits;                       // (block,ld): working space, for `block` rows at a time
+    const S *x, *wte;                // (rows,C), (V,C)
+    const int32_t* targets;          // (rows)
+    const StepHeader* step;
+    size_t rows, block;
+    int V, C;
+};
+
+// Works on blocks of rows: the (rows,V) logits are never materialized.
+template <typename S> static void classifier_forward_backward(Matmul* mm, const Classifier<S>& args) {
+    const int V = args.V, C = args.C, ld = (int)logits_ld(V);
+    for (size_t row = 0; row < args.rows; row += args.block) {
+        const int n = (int)min(args.rows - row, args.block);
+        const S* x = args.x + row * C;
+        Product<S, S> logits = dense_product(args.logits, x, args.wte, PRODUCT_NT, n, V, C);
+        logits.ldc = ld;
+        matmul(mm, logits);
+        LAUNCH((cross_entropy_kernel<S>), n, CLASSIFIER_THREADS, 0, mm->stream, args.loss + row, args.logits,
+               args.targets + row, args.step, args.dwte != NULL, V, ld);
+        if (!args.dwte) continue;
+        Product<S, S> dx = dense_product(args.dx + row * C, args.logits, args.wte, PRODUCT_NN, n, C, V);
+        Product<S, float> dwte = dense_product(args.dwte, args.logits, x, PRODUCT_TN, V, C, n);
+        dx.lda = dwte.lda = ld;
+        dwte.beta = args.add || row > 0 ? 1.0f : 0.0f;   // mutant: wte_not_overwritten
+        matmul(mm, dx);
+        matmul(mm, dwte);
     }
-    if (total) LAUNCH(loss_sum_kernel, 1, LOSS_THREADS, 0, mm->stream, total, loss, rows);
+    if (args.total) LAUNCH(loss_sum_kernel, 1, LOSS_THREADS, 0, mm->stream, args.total, args.loss, args.rows);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1463,7 +1498,7 @@ struct TostModel {
     TostConfig        config;
     TostEngineOptions options;
     TostTensors       tensors;
-    float*            array[TOST_ARRAYS];  // params, grads (flat_size); m, v and, with --ema, ema (this rank's slices)
+    float*            array[TOST_ARRAYS];   // params, grads (flat_size); m, v and, with --ema, ema (this rank's slices)
     DeviceExchange    exchange;            // of gradients and parameters with other ranks
     char*             arena;               // all device memory, one allocation
     size_t            arena_bytes, logits_rows, logits_bytes;
@@ -1586,15 +1621,20 @@ template <typename S> static void model_free(TypedModel<S>* m) {
 // Passes over the model. A residual is added by the LayerNorm after it: layer_forward starts from a finished ln_1 and
 // ends with the LayerNorm that follows the layer; layer_backward mirrors it.
 
-// The LayerNorm after a layer: the next layer's ln_1, or ln_f.
-template <typename S> struct NextNorm { S* y; float *mean, *rstd; const float *w, *b; };
-
-template <typename S> static NextNorm<S> next_norm(const TypedModel<S>* m, int l) {   // l = -1: after the embedding
+// The LayerNorm after layer l, for rows = B·T: the next layer's ln_1, or ln_f. l = -1: after the embedding. The caller
+// adds the residual.
+template <typename S> static NormForward<S> next_norm(const TypedModel<S>* m, int l, int B, int T) {
     const bool last = l + 1 == m->config.n_layer;
     const TostParams<float> p = model_params(m, TOST_PARAM, last ? 0 : l + 1);
-    if (last) return {m->buf.ln_f, m->buf.mean_f, m->buf.rstd_f, p.ln_f_w, p.ln_f_b};
-    const LayerActivations<S>* act = &m->layer[l + 1];
-    return {act->ln_1, act->mean_1, act->rstd_1, p.ln_1_w, p.ln_1_b};
+    NormForward<S> norm = {};
+    norm.y = last ? m->buf.ln_f : m->layer[l + 1].ln_1;
+    norm.mean = last ? m->buf.mean_f : m->layer[l + 1].mean_1;
+    norm.rstd = last ? m->buf.rstd_f : m->layer[l + 1].rstd_1;
+    norm.w = last ? p.ln_f_w : p.ln_1_w;
+    norm.b = last ? p.ln_f_b : p.ln_1_b;
+    norm.rows = (size_t)B * T;
+    norm.C = m->config.n_embd;
+    return norm;
 }
 
 // The input of layer l; l = L: the output of the last layer.
@@ -1741,8 +1781,12 @@ template <typename S> static void layer_branches(TypedModel<S>* m, int l, int* s
     if (p.memory_scale) delta_rule_forward(m->stream, layer_memory(m, l, B, T));
     linear_forward(mm, act->attn_out, act->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
 
-    residual_layernorm_forward(m->stream, act->x_mid, act->ln_2, act->mean_2, act->rstd_2, layer_input(m, l),
-                               act->attn_out, p.gamma1, p.ln_2_w, p.ln_2_b, rows, C);
+    NormForward<S> ln_2 = {};
+    ln_2.x_out = act->x_mid, ln_2.y = act->ln_2, ln_2.mean = act->mean_2, ln_2.rstd = act->rstd_2;
+    ln_2.x = layer_input(m, l), ln_2.branch = act->attn_out, ln_2.gamma = p.gamma1, ln_2.w = p.ln_2_w,
+    ln_2.b = p.ln_2_b;
+    ln_2.rows = rows, ln_2.C = C;
+    residual_layernorm_forward(m->stream, ln_2);
     if (p.mlp_conv) conv_forward(m->stream, layer_conv(m, MLP_CONV, l, B, T));
     linear_forward(mm, act->fc, act->mlp_in, w.fc_w, w.fc_b, rows, C, 4 * C);
     gelu_forward(m->stream, act->gelu, act->fc, rows * 4 * C);
@@ -1751,23 +1795,41 @@ template <typename S> static void layer_branches(TypedModel<S>* m, int l, int* s
 
 template <typename S> static void layer_forward(TypedModel<S>* m, int l, int B, int T) {
     const LayerActivations<S>* act = &m->layer[l];
-    const NextNorm<S> next = next_norm(m, l);
+    NormForward<S> next = next_norm(m, l, B, T);
+    next.x_out = act->x_out, next.x = act->x_mid, next.branch = act->mlp_out;
+    next.gamma = model_params(m, TOST_PARAM, l).gamma2;
     layer_branches(m, l, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
-    residual_layernorm_forward(m->stream, act->x_out, next.y, next.mean, next.rstd, act->x_mid, act->mlp_out,
-                               model_params(m, TOST_PARAM, l).gamma2, next.w, next.b, (size_t)B * T, m->config.n_embd);
+    residual_layernorm_forward(m->stream, next);
 }
 
 // The LayerNorm after layer l, of a finished residual stream.
 template <typename S> static void norm_forward(TypedModel<S>* m, int l, int B, int T) {
-    const NextNorm<S> next = next_norm(m, l);
-    residual_layernorm_forward(m->stream, (float*)NULL, next.y, next.mean, next.rstd, layer_input(m, l + 1),
-                               (const S*)NULL, (const float*)NULL, next.w, next.b, (size_t)B * T, m->config.n_embd);
+    NormForward<S> next = next_norm(m, l, B, T);
+    next.x = layer_input(m, l + 1);
+    residual_layernorm_forward(m->stream, next);
 }
 
 // With recompute: the activations of layer l, from its input. Uses the second half of the scans' flags.
 template <typename S> static void run_layer_from_input(TypedModel<S>* m, int l, int B, int T) {
     norm_forward(m, l - 1, B, T);
     layer_branches(m, l, m->buf.tssa_sync + (m->config.n_layer + l) * tssa_sync_size(B, T), B, T);
+}
+
+// Backward of the LayerNorm after layer l, and of the residual of the layer's MLP. l = -1: there is no residual.
+template <typename S> static void norm_backward(TypedModel<S>* m, ColumnSums* sums, int l, int B, int T) {
+    const NormForward<S> forward = next_norm(m, l, B, T);
+    const bool last = l + 1 == m->config.n_layer;
+    const TostParams<float> g = model_params(m, TOST_GRAD, last ? 0 : l + 1);
+    NormGrads grads = {last ? g.ln_f_w : g.ln_1_w, last ? g.ln_f_b : g.ln_1_b, NULL, NULL};
+    NormBackward<S> args = {};
+    args.dx = m->buf.dx, args.dbranch = m->buf.dbranch, args.dy = m->buf.scratch_btc, args.accumulate = !last;
+    args.x = layer_input(m, l + 1), args.mean = forward.mean, args.rstd = forward.rstd, args.w = forward.w;
+    args.rows = forward.rows, args.C = forward.C;
+    if (l >= 0) {
+        args.branch = m->layer[l].mlp_out, args.gamma = model_params(m, TOST_PARAM, l).gamma2;
+        grads.dgamma = model_params(m, TOST_GRAD, l).gamma2, grads.dbias = model_params(m, TOST_GRAD, l).fc_proj_b;
+    }
+    layernorm_residual_backward(m->stream, grads, sums, args);
 }
 
 // buf.dx: the gradient of x_out becomes that of x. buf.dbranch: the gradient of mlp_out becomes that of the layer
@@ -1786,9 +1848,11 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     linear_backward(mm, p.mlp_conv ? buf->dbranch : buf->scratch_btc, g.fc_w, buf->scratch_bt4c, act->mlp_in,
                     w.fc_w, rows, C, 4 * C, add);
     if (p.mlp_conv) conv_backward(m->stream, g.mlp_conv, sums, layer_conv(m, MLP_CONV, l, B, T));
-    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b, sums,
-                                buf->scratch_btc, act->x_mid, act->mean_2, act->rstd_2, p.ln_2_w, act->attn_out,
-                                p.gamma1, true, rows, C);
+    NormBackward<S> ln_2 = {};
+    ln_2.dx = buf->dx, ln_2.dbranch = buf->dbranch, ln_2.dy = buf->scratch_btc, ln_2.accumulate = true;
+    ln_2.x = act->x_mid, ln_2.mean = act->mean_2, ln_2.rstd = act->rstd_2, ln_2.w = p.ln_2_w;
+    ln_2.branch = act->attn_out, ln_2.gamma = p.gamma1, ln_2.rows = rows, ln_2.C = C;
+    layernorm_residual_backward(m->stream, {g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b}, sums, ln_2);
 
     linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, act->y, w.attn_proj_w, rows, C, C, add);
     if (p.memory_scale) delta_rule_backward(m->stream, g.memory_scale, sums, layer_memory(m, l, B, T));
@@ -1799,12 +1863,7 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, act->ln_1, w.attn_w, rows, C, C, add);
     bias_backward(m->stream, g.attn_b, sums, buf->dbranch, rows, C);
     if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1, B, T);
-    const TostParams<float> below = model_params(m, TOST_PARAM, l > 0 ? l - 1 : 0),
-                            dbelow = model_params(m, TOST_GRAD, l > 0 ? l - 1 : 0);
-    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_1_w, g.ln_1_b, l > 0 ? dbelow.gamma2 : NULL,
-                                l > 0 ? dbelow.fc_proj_b : NULL, sums, buf->scratch_btc, layer_input(m, l), act->mean_1,
-                                act->rstd_1, p.ln_1_w, l > 0 ? m->layer[l - 1].mlp_out : (S*)NULL, below.gamma2, true,
-                                rows, C);
+    norm_backward(m, sums, l - 1, B, T);
     layer_sums(m->stream, *sums, tssa, add);
 }
 
@@ -1834,16 +1893,13 @@ template <typename S> static void model_forward(TypedModel<S>* m, int B, int T) 
 
 // The exchange of complete gradients starts after each layer, in the pass that ends a step.
 template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, int B, int T, bool add) {
-    const int C = m->config.n_embd, last = m->config.n_layer - 1;
-    const size_t rows = (size_t)B * T;
+    const int last = m->config.n_layer - 1;
     const Buffers<S>* buf = &m->buf;
-    const TostParams<float> p = model_params(m, TOST_PARAM, last), g = model_params(m, TOST_GRAD, last);
+    const TostParams<float> g = model_params(m, TOST_GRAD, last);
     ColumnSums sums = {};
     sums.space = buf->columns;
     clear_sync(m, B, T);
-    layernorm_residual_backward(m->stream, buf->dx, buf->dbranch, g.ln_f_w, g.ln_f_b, g.gamma2, g.fc_proj_b, &sums,
-                                buf->scratch_btc, m->layer[last].x_out, buf->mean_f, buf->rstd_f, p.ln_f_w,
-                                m->layer[last].mlp_out, p.gamma2, false, rows, C);
+    norm_backward(m, &sums, last, B, T);
     for (int l = last; l >= 0; l--) {
         layer_backward(m, &sums, l, B, T, add);
         sums.n = 0;
@@ -1852,18 +1908,21 @@ template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, 
         exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
     }
     const StepInput s = model_input(m, B, T);
-    embedding_backward(m->stream, g.wte, g.wpe, buf->embed, buf->dx,
-                       {s.order, s.start, s.dest, s.big_token, s.big_first}, s.header, m->config.block_size, B, T, C,
-                       add);
+    EmbeddingBackward args = {};
+    args.dwte = g.wte, args.dwpe = g.wpe, args.add = add, args.partial = buf->embed, args.dx = buf->dx;
+    args.order = {s.order, s.start, s.dest, s.big_token, s.big_first}, args.step = s.header;
+    args.block_size = m->config.block_size, args.B = B, args.T = T, args.C = m->config.n_embd;
+    embedding_backward(m->stream, args);
 }
 
-// The losses of n rows of x, which has a row per target; see classifier_forward_backward.
+// The classifier over n rows of x, which has a row per target. The caller sets where losses and gradients go.
 template <typename S>
-static void classifier_pass(TypedModel<S>* m, double* total, S* dx, float* dwte, const S* x, StepInput s, size_t n,
-                            bool add) {
-    classifier_forward_backward(&m->mm, total, m->buf.losses, dx, dwte, (S*)m->buf.logits, x, model_weights(m, 0).wte,
-                                s.targets, s.header, n, even_block(n, m->logits_rows), m->config.vocab_size,
-                                m->config.n_embd, add);
+static Classifier<S> model_classifier(const TypedModel<S>* m, const S* x, StepInput s, size_t n) {
+    Classifier<S> args = {};
+    args.loss = m->buf.losses, args.logits = (S*)m->buf.logits;
+    args.x = x, args.wte = model_weights(m, 0).wte, args.targets = s.targets, args.step = s.header;
+    args.rows = n, args.block = even_block(n, m->logits_rows), args.V = m->config.vocab_size, args.C = m->config.n_embd;
+    return args;
 }
 
 // Begins the input of a pass. Returns the host copy, to be completed and sent.
@@ -1920,8 +1979,9 @@ static void count_targets(TostModel* m) {
 template <typename S> static void cuda_add_losses(TypedModel<S>* m) {
     const int B = m->chunk.B, T = m->chunk.T;
     count_targets(m);
-    classifier_pass(m, m->buf.loss_sum, (S*)NULL, (float*)NULL, m->buf.ln_f, model_input(m, B, T), (size_t)B * T,
-                    false);
+    Classifier<S> classifier = model_classifier(m, m->buf.ln_f, model_input(m, B, T), (size_t)B * T);
+    classifier.total = m->buf.loss_sum;
+    classifier_forward_backward(&m->mm, classifier);
 }
 
 // The classifier's backward runs here, because logits exist for a few rows at a time. It leaves the gradient of ln_f in
@@ -1938,8 +1998,10 @@ static void cuda_train_forward(TypedModel<S>* m, const TostChunk* chunk, int fro
     input_send(m, s, (int32_t*)s.header + step_input_size(rows));
     run_pass(m, add ? PASS_TRAIN : PASS_TRAIN_FIRST, [=](int B, int T) {
         model_forward(m, B, T);
-        classifier_pass(m, m->buf.loss_sum, m->buf.scratch_btc, model_params(m, TOST_GRAD, 0).wte, m->buf.ln_f,
-                        model_input(m, B, T), (size_t)B * T, add);
+        Classifier<S> classifier = model_classifier(m, m->buf.ln_f, model_input(m, B, T), (size_t)B * T);
+        classifier.total = m->buf.loss_sum;
+        classifier.dx = m->buf.scratch_btc, classifier.dwte = model_params(m, TOST_GRAD, 0).wte, classifier.add = add;
+        classifier_forward_backward(&m->mm, classifier);
     });
 }
 
@@ -1981,8 +2043,9 @@ template <typename S> static void copy_logits(float* dst, TypedModel<S>* m, cons
     const S* wte = model_weights(m, 0).wte;
     for (int i = 0; i < n; i += most) {
         const int some = min(most, n - i);
-        matmul(&m->mm, Product<S, float>{logits, rows + (size_t)i * stride * C, wte, false, true, some, V, C, V,
-                                         (int64_t)stride * C, C, 0.0f, NULL});
+        Product<S, float> p = dense_product(logits, rows + (size_t)i * stride * C, wte, PRODUCT_NT, some, V, C);
+        p.lda = (int64_t)stride * C;
+        matmul(&m->mm, p);
         copy_to_host(dst + (size_t)i * V, logits, (size_t)some * V, m->stream);
     }
 }
@@ -2035,7 +2098,7 @@ template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
         S* x = m->layer[0].ln_1;
         staging_copy(&m->staging, s.targets, 2 * rows * sizeof(int32_t), m->stream);   // targets, then order
         LAUNCH((gather_rows_kernel<S>), (int)counted, channel_threads(C), 0, m->stream, x, m->buf.ln_f, s.order, C);
-        classifier_pass(m, (double*)NULL, (S*)NULL, (float*)NULL, x, s, counted, false);
+        classifier_forward_backward(&m->mm, model_classifier(m, x, s, counted));
         copy_to_host(losses.data(), m->buf.losses, counted, m->stream);
     }
     for (size_t row = 0, i = 0; row < rows; row++) dst[row] = chunk->targets[row] < 0 ? 0.0 : losses[i++];
@@ -2170,14 +2233,19 @@ static const S* orthogonalize(Matmul* mm, const Buffers<S>& buf, const float* u,
     LAUNCH(muon_squares_kernel, blocks, SQUARES_THREADS, 0, mm->stream, buf.muon_squares, u, args);
     LAUNCH((muon_normalize_kernel<S>), blocks, SQUARES_THREADS, 0, mm->stream, x, buf.muon_squares, u, args);
     for (int step = 0; step < TOST_MUON_STEPS; step++) {
-        matmul(mm, Product<S, S>{A, x, x, tall, !tall, side, side, length,   // mutant: muon_gram_not_transposed
-                                 side, columns, columns, 0.0f, NULL, 1.0f, NULL, args.count, square, n, n});
-        matmul(mm, Product<S, S>{polynomial, A, A, false, false, side, side, side, side, side, side,
-                                 (float)TOST_MUON_B, NULL,   // mutant: muon_coefficient
-                                 (float)TOST_MUON_C, A, args.count, square, square, square});
-        matmul(mm, Product<S, S>{y, tall ? x : polynomial, tall ? polynomial : x, false, false, rows, columns, side,
-                                 columns, side, columns, (float)TOST_MUON_A, NULL, 1.0f, x, args.count, n,
-                                 tall ? n : square, tall ? square : n});
+        const ProductLayout layout = tall ? PRODUCT_TN : PRODUCT_NT;   // mutant: muon_gram_not_transposed
+        Product<S, S> gram = dense_product(A, x, x, layout, side, side, length);
+        gram.count = args.count, gram.c_step = square, gram.a_step = gram.b_step = n;
+        matmul(mm, gram);
+        Product<S, S> sum = dense_product(polynomial, A, A, PRODUCT_NN, side, side, side);
+        sum.alpha = (float)TOST_MUON_C, sum.beta = (float)TOST_MUON_B, sum.source = A;   // mutant: muon_coefficient
+        sum.count = args.count, sum.c_step = sum.a_step = sum.b_step = square;
+        matmul(mm, sum);
+        Product<S, S> next =
+            dense_product(y, tall ? x : polynomial, tall ? polynomial : x, PRODUCT_NN, rows, columns, side);
+        next.beta = (float)TOST_MUON_A, next.source = x;
+        next.count = args.count, next.c_step = n, next.a_step = tall ? n : square, next.b_step = tall ? square : n;
+        matmul(mm, next);
         std::swap(x, y);
     }
     return x;

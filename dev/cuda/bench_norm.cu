@@ -14,6 +14,16 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
           *dbias = bench_buffer<float>(bench, 4 * C), *dweight = bench_buffer<float>(bench, C * CONV_WIDTH);
     float* partial = bench_buffer<float>(bench, (size_t)COLUMN_BLOCKS * 4 * C);
     S *y = bench_buffer<S>(bench, rows * C), *dbranch = bench_buffer<S>(bench, rows * C);
+    NormForward<S> norm = {};
+    norm.x_out = x_out, norm.y = y, norm.mean = mean, norm.rstd = rstd, norm.x = x, norm.branch = branch;
+    norm.gamma = gamma, norm.w = w, norm.rows = rows, norm.C = C;
+    NormBackward<S> norm_backward = {};
+    norm_backward.dx = dx, norm_backward.dbranch = dbranch, norm_backward.dy = dy, norm_backward.x = x;
+    norm_backward.branch = branch, norm_backward.mean = mean, norm_backward.rstd = rstd, norm_backward.w = w;
+    norm_backward.gamma = gamma, norm_backward.accumulate = true, norm_backward.rows = rows, norm_backward.C = C;
+    Conv<S> conv = {};
+    conv.B = 64, conv.T = (int)rows / 64, conv.C = C, conv.y = y, conv.x = branch, conv.weight = x;
+    conv.dx = dbranch, conv.dy = dy;
     const auto backward = [&](auto f) {   // with the sums over rows
         ColumnSums sums = {};
         sums.space = partial;
@@ -24,16 +34,13 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
     snprintf(size, sizeof size, "%s rows %zu C %d", bench_type<S>(), rows, C);
     const double cells = (double)rows * C;
     bench_report(bench, "residual_layernorm_forward", size, cells * (8 + 2 * sizeof(S)), [&] {
-        residual_layernorm_forward(stream, x_out, y, mean, rstd, x, branch, gamma, w, (const float*)NULL,
-                                   rows, C);
+        residual_layernorm_forward(stream, norm);
     });
     bench_report(bench, "layernorm_residual_backward", size, cells * (12 + 3 * sizeof(S)), [&] {
         backward([&](ColumnSums* sums) {
-            layernorm_residual_backward(stream, dx, dbranch, dw, (float*)NULL, dgamma, dbias, sums, dy, x, mean, rstd,
-                                        w, branch, gamma, true, rows, C);
+            layernorm_residual_backward(stream, {dw, NULL, dgamma, dbias}, sums, norm_backward);
         });
     });
-    const Conv<S> conv = {64, (int)rows / 64, C, y, branch, x, NO_STATES, 0, 0, dbranch, dy, NO_STATES, NULL};
     bench_report(bench, "conv_forward", size, cells * 2 * sizeof(S), [&] { conv_forward(stream, conv); });
     bench_report(bench, "conv_backward", size, cells * 3 * sizeof(S), [&] {
         backward([&](ColumnSums* sums) { conv_backward(stream, dweight, sums, conv); });

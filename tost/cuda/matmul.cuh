@@ -35,6 +35,18 @@ template <typename S, typename O> struct Product {
     int64_t c_step = 0, a_step = 0, b_step = 0;
 };
 
+// c (M,N) = op(a) · op(b) of dense matrices; N: as stored, T: transposed. Other fields are to be set by name.
+enum ProductLayout { PRODUCT_NN, PRODUCT_NT, PRODUCT_TN };
+
+template <typename S, typename O>
+static Product<S, O> dense_product(O* c, const S* a, const S* b, ProductLayout layout, int M, int N, int K) {
+    Product<S, O> p = {};
+    p.c = c, p.a = a, p.b = b, p.M = M, p.N = N, p.K = K;
+    p.at = layout == PRODUCT_TN, p.bt = layout == PRODUCT_NT;
+    p.ldc = N, p.lda = p.at ? M : K, p.ldb = p.bt ? K : N;
+    return p;
+}
+
 // Everything that determines the algorithm of a product
 typedef std::array<int64_t, 17> MatmulKey;
 

@@ -71,12 +71,19 @@ template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = 
     const DeviceArray dw(ones), db(ones), dgamma(ones), dbias(ones), partial(COLUMN_BLOCKS * 4 * width);
     ColumnSums sums = {};
     sums.space = partial.p;
-    residual_layernorm_forward(nullptr, bare ? nullptr : x_out.p, y.p, mean.p, rstd.p, on_x.p,
-                               bare ? nullptr : on_branch.p, on_gamma.p, on_w.p, bare ? nullptr : on_b.p, rows, C);
-    layernorm_residual_backward(nullptr, on_dx.p, bare ? nullptr : dbranch.p, dw.p, bare ? nullptr : db.p,
-                                bare ? nullptr : dgamma.p, bare ? nullptr : dbias.p, &sums, on_dy.p,
-                                bare ? on_x.p : x_out.p, mean.p, rstd.p, on_w.p, bare ? nullptr : on_branch.p,
-                                on_gamma.p, !bare, rows, C);
+    NormForward<S> forward = {};
+    forward.y = y.p, forward.mean = mean.p, forward.rstd = rstd.p, forward.x = on_x.p, forward.gamma = on_gamma.p;
+    forward.w = on_w.p, forward.rows = rows, forward.C = C;
+    if (!bare) forward.x_out = x_out.p, forward.branch = on_branch.p, forward.b = on_b.p;
+    residual_layernorm_forward(nullptr, forward);
+    NormBackward<S> backward = {};
+    backward.dx = on_dx.p, backward.dy = on_dy.p, backward.x = bare ? on_x.p : x_out.p, backward.mean = mean.p;
+    backward.rstd = rstd.p, backward.w = on_w.p, backward.gamma = on_gamma.p, backward.accumulate = !bare;
+    backward.rows = rows, backward.C = C;
+    if (!bare) backward.dbranch = dbranch.p, backward.branch = on_branch.p;
+    NormGrads grads = {dw.p, db.p, dgamma.p, dbias.p};
+    if (bare) grads.db = grads.dgamma = grads.dbias = nullptr;
+    layernorm_residual_backward(nullptr, grads, &sums, backward);
     layer_sums<S>(nullptr, sums, {}, true);
     near(c, "layernorm", C, y.get(), want_y, stored<S>());
     near(c, "mean", C, mean.get(), want_mean);
@@ -343,9 +350,9 @@ void test_embedding_backward(Checks* c, const EmbedCase& k, const std::vector<in
     const StepInput d = step_input(on_input.p, rows);
     const DeviceArray on_dx(dx), on_dwte(Floats(dwte.size(), 1.0f)), on_dwpe(Floats(dwpe.size(), 1.0f)),
         partial((rows / (EMBED_SEGMENT / 2) + 1) * C);
-    embedding_backward(nullptr, on_dwte.p, on_dwpe.p, partial.p, on_dx.p,
-                       {d.order, d.start, d.dest, d.big_token, d.big_first}, (const StepHeader*)on_input.p,
-                       (int)(first + T), k.B, k.T, k.C, true);
+    embedding_backward(nullptr, {on_dwte.p, on_dwpe.p, true, partial.p, on_dx.p,
+                                 {d.order, d.start, d.dest, d.big_token, d.big_first}, (const StepHeader*)on_input.p,
+                                 (int)(first + T), k.B, k.T, k.C});
     near(c, "dwte", k.C, on_dwte.get(), dwte);
     near(c, "dwpe", k.C, on_dwpe.get(), dwpe);
 }
@@ -562,8 +569,9 @@ ClassifierResult classified(size_t block) {
     const DeviceArray on_x(x), on_wte(wte), on_step(step), on_targets(targets), loss{Floats(rows)},
         dx{Floats(rows * C)}, dwte{Floats((size_t)V * C)}, logits{Floats(block * logits_ld(V))};
     TestMatmul t;
-    classifier_forward_backward(&t.mm, (double*)nullptr, loss.p, dx.p, dwte.p, logits.p, on_x.p, on_wte.p,
-                                (const int32_t*)on_targets.p, (const StepHeader*)on_step.p, rows, block, V, C, true);
+    classifier_forward_backward<float>(&t.mm, {nullptr, loss.p, dx.p, dwte.p, true, logits.p, on_x.p, on_wte.p,
+                                               (const int32_t*)on_targets.p, (const StepHeader*)on_step.p, rows, block,
+                                               V, C});
     const auto doubles = [](const Floats& f) { return std::vector<double>(f.begin(), f.end()); };
     const ClassifierResult result = {doubles(loss.get()), doubles(dx.get()), doubles(dwte.get())};
     return result;

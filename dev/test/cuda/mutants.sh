@@ -91,7 +91,7 @@ bias_of_the_first_layer | s/? alignment/? (uintptr_t)p.bias/
 muon_without_nesterov | s/= rest \* g\[j\] + mu \* m\[j\]/= m[j]/
 muon_norm_of_the_first | s/blockIdx.y \* gridDim.x + unit/unit/
 muon_norm_of_a_unit | s/+= sums/= sums/
-muon_gram_not_transposed | s/tall, !tall/false, true/
+muon_gram_not_transposed | s/tall ? PRODUCT_TN : //
 muon_coefficient | s/TOST_MUON_B/TOST_MUON_C/
 muon_scale_of_rows | s/max(rows, columns)/rows/
 muon_params_not_sent | s/if (m->options.optimizer == TOST_MUON && /if (false \&\& /
