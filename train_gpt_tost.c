@@ -545,26 +545,33 @@ static void cross_entropy_forward_backward(double* loss, float* dlogits, const i
     }
 }
 
-// The classifier works on `block` rows at a time, so full logits (rows,V) are never materialized.
-// loss, targets (rows); x (rows,C); wte (V,C); logits (block,V): working space
-static void classifier_forward(double* loss, float* logits, const float* x, Weight wte, const int32_t* targets,
-                               size_t rows, size_t block, int V, int C) {
-    for (size_t row = 0; row < rows; row += block) {
-        const size_t n = rows - row < block ? rows - row : block;
-        linear_forward(logits, x + row * C, wte, NULL, n, C, V);
-        cross_entropy_forward(loss + row, logits, targets + row, n, V);
+typedef struct {
+    double* loss;             // (rows): =
+    float* logits;            // (block,V): working space. Full logits (rows,V) are never materialized
+    const float* x;           // (rows,C)
+    Weight wte;               // (V,C)
+    const int32_t* targets;   // (rows)
+    size_t rows, block;       // all rows, and those of a block
+    int V, C;
+} Classifier;
+
+static void classifier_forward(const Classifier* args) {
+    for (size_t row = 0; row < args->rows; row += args->block) {
+        const size_t n = args->rows - row < args->block ? args->rows - row : args->block;
+        linear_forward(args->logits, args->x + row * args->C, args->wte, NULL, n, args->C, args->V);
+        cross_entropy_forward(args->loss + row, args->logits, args->targets + row, n, args->V);
     }
 }
 
 // The same with the gradient of grad_scale · Σ loss: dx (rows,C) =; dwte (V,C) +=
-static void classifier_forward_backward(double* loss, float* dx, float* dwte, float* logits, const float* x,
-                                        Weight wte, const int32_t* targets, float grad_scale, size_t rows,
-                                        size_t block, int V, int C) {
-    for (size_t row = 0; row < rows; row += block) {
-        const size_t n = rows - row < block ? rows - row : block;
-        linear_forward(logits, x + row * C, wte, NULL, n, C, V);
-        cross_entropy_forward_backward(loss + row, logits, targets + row, grad_scale, n, V);
-        linear_backward(dx + row * C, dwte, NULL, logits, x + row * C, wte, n, C, V);
+static void classifier_forward_backward(float* dx, float* dwte, float grad_scale, const Classifier* args) {
+    const int V = args->V, C = args->C;
+    for (size_t row = 0; row < args->rows; row += args->block) {
+        const size_t n = args->rows - row < args->block ? args->rows - row : args->block;
+        const float* x = args->x + row * C;
+        linear_forward(args->logits, x, args->wte, NULL, n, C, V);
+        cross_entropy_forward_backward(args->loss + row, args->logits, args->targets + row, grad_scale, n, V);
+        linear_backward(dx + row * C, dwte, NULL, args->logits, x, args->wte, n, C, V);
     }
 }
 
@@ -950,10 +957,12 @@ static void cpu_last_logits(float* dst, TostModel* model) {
     times_weight(dst, ln_f, classifier_weight(model), B, C, model->config.vocab_size);
 }
 
-// losses (rows) of the first `rows` rows of ln_f
-static void classifier_losses(TostModel* model, const int32_t* targets, size_t rows) {
-    classifier_forward(model->buf.losses, model->buf.logits, model->buf.ln_f, classifier_weight(model), targets, rows,
-                       even_block(rows, model->logits_rows), model->config.vocab_size, model->config.n_embd);
+// The classifier over the first `rows` rows of ln_f
+static Classifier model_classifier(const TostModel* model, const int32_t* targets, size_t rows) {
+    return (Classifier){.loss = model->buf.losses, .logits = model->buf.logits, .x = model->buf.ln_f,
+                        .wte = classifier_weight(model), .targets = targets, .rows = rows,
+                        .block = even_block(rows, model->logits_rows), .V = model->config.vocab_size,
+                        .C = model->config.n_embd};
 }
 
 // Rows with a target are moved to the front: the others need no logits.
@@ -966,7 +975,10 @@ static void cpu_losses(double* dst, TostModel* model) {
         memmove(model->buf.ln_f + counted * C, model->buf.ln_f + row * C, C * sizeof(float));
         model->buf.targets[counted++] = targets[row];
     }
-    if (counted > 0) classifier_losses(model, model->buf.targets, counted);
+    if (counted > 0) {
+        const Classifier classifier = model_classifier(model, model->buf.targets, counted);
+        classifier_forward(&classifier);
+    }
     for (size_t row = 0; row < rows; row++) dst[row] = targets[row] < 0 ? 0.0 : model->buf.losses[i++];
 }
 
@@ -978,7 +990,8 @@ static void sum_losses(TostModel* model) {
 }
 
 static void cpu_add_losses(TostModel* model) {
-    classifier_losses(model, model->chunk.targets, chunk_rows(model));
+    const Classifier classifier = model_classifier(model, model->chunk.targets, chunk_rows(model));
+    classifier_forward(&classifier);
     sum_losses(model);
 }
 
@@ -1002,13 +1015,10 @@ static void cpu_activation(float* dst, TostModel* model, TostActivation what, in
 // The classifier's backward runs here, because logits exist for a few rows at a time. It leaves the gradient of ln_f in
 // scratch_btc.
 static void cpu_train_forward(TostModel* model, const TostChunk* chunk, int from, float grad_scale) {
-    const size_t rows = (size_t)chunk->B * chunk->T;
     assert(model->options.training);
     cpu_forward(model, chunk, from, TOST_NO_STATE);
-    classifier_forward_backward(model->buf.losses, model->buf.scratch_btc, model_params(model, TOST_GRAD, 0).wte,
-                                model->buf.logits, model->buf.ln_f, classifier_weight(model), chunk->targets,
-                                grad_scale, rows, even_block(rows, model->logits_rows), model->config.vocab_size,
-                                model->config.n_embd);
+    const Classifier classifier = model_classifier(model, chunk->targets, chunk_rows(model));
+    classifier_forward_backward(model->buf.scratch_btc, model_params(model, TOST_GRAD, 0).wte, grad_scale, &classifier);
     sum_losses(model);
 }
 
