@@ -36,40 +36,32 @@
 //
 //     zero_grad(model)
 //     for each micro-batch:
-//         train_forward(model, {inputs, targets, B, T}, TOST_NO_STATE, 1 / targets in the step)
-//         train_backward(model, TOST_NO_STATE, TOST_NO_STATE, TOST_MORE; the last: TOST_STEP_ENDS)     adds gradients
+//         train_forward(model, {inputs, targets, B, T}, TOST_NO_STATE, 1 / targets in the step)      adds to the loss
+//         train_backward(model, TOST_NO_STATE, TOST_NO_STATE, TOST_MORE)                             adds gradients
 //     read_loss(&sum, &count, model)                                        loss = sum / count
 //     norm = grad_norm(model)
 //     update(model, {lr, …, grad_scale: min(1, clip / norm)})               AdamW, with --optimizer muon also Muon
 //
-// TOST_NO_STATE: the sequences start here. TOST_MORE: more micro-batches of the step follow; after the last one, the
-// ranks, if there are several, exchange gradients.
+// TOST_NO_STATE: the sequences begin with this micro-batch. TOST_MORE: the step has more micro-batches; the last one
+// has TOST_STEP_ENDS.
 //
 // A long sequence can be processed in chunks (--chunk, tost/chunks.c): forward starts from the state (S, N, D and those
 // of the options) that the previous chunk left; backward goes from the last chunk to the first, and starts from the
 // gradient of the state that the next chunk left. Decoding is the same forward, over chunks of one token.
 //
 // Several processes ("ranks", tost/ranks) can train one model: each computes the gradients of its own micro-batches,
-// sums those of all ranks for its slices of the parameters, updates these slices and sends them to the others. Sums
-// have a fixed order: with the same --parts P, one rank, and R ranks if P/R is a power of two, give the same bits. Muon
-// needs whole matrices: the ranks exchange the momentum terms u, and each rank updates all of these matrices.
+// sums those of all ranks for its slices of the parameters, updates these slices and sends them to the others.
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
-// Classifier); the arrays of a model; the passes over a chunk; gradients and AdamW;
-// Muon; the update; the engine table.
+// Classifier); the arrays of a model; the passes over a chunk; gradients and AdamW; Muon; the update; the engine table.
 // Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop. A line
 // marked "mutant: NAME" is changed by a test that checks that the other tests notice it (dev/test/README.md).
 //
 // To add a layer: write its forward and backward in a section of its own before "The arrays of a model", add its
 // parameters to TOST_PARAMS (tost/model.h), its activations to LAYER_ACTIVATIONS and its other buffers to
 // SHARED_BUFFERS, and call it in layer_forward and, in reverse order, in layer_backward. Then
-//
-//     make test_tost && ./test_tost --gradients
-//
-// compares derivatives of the loss along two directions of every tensor with finite differences; if the layer is an
-// option, add it to test_gradients first. `make test` fails until the other implementations have the layer, too:
-// train_gpt_tost.cu, dev/reference/tost.py with golden.py, which writes the files of dev/test/golden, and
-// dev/reference/huggingface/modeling_tost.py. On the way, `make CUDA=0 EMULATION=0 test` leaves CUDA out.
+// `make test_tost && ./test_tost --gradients` compares derivatives of the loss with finite differences. dev/README.md
+// lists the other files that need the layer before `make test` passes.
 //
 // Precision: float32, and double for long sums. With --dtype bf16, matrix products round their operands to bf16, and
 // the outputs of Linear and their gradients are rounded to bf16. Parameters are float32 with a copy in bf16. Everything
@@ -283,7 +275,7 @@ static void tssa_membership_forward(const Tssa* args, TssaRange r) {
         const float* u = args->u + tssa_head(args, r.b, 0) + t;   // of head h: u[h * T]
         float* pi = args->pi + tssa_head(args, r.b, 0) + t;
         double largest = -INFINITY, sum = 0;
-        for (int h = 0; h < args->NH; h++) {   // not fmax, on which gcc 12 for aarch64 fails
+        for (int h = 0; h < args->NH; h++) {
             const double score = (double)args->temp[h] * u[h * T];
             largest = score > largest ? score : largest;
         }
@@ -307,10 +299,10 @@ static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
             const float* z = args->z + tssa_row(args, r.b, t, h);
             float* restrict y = args->y + tssa_row(args, r.b, t, h);
             double* restrict N_d = sums.N + h * HS;
-            const double pi = args->pi[tssa_head(args, r.b, h) + t], mass = (D[h] += pi) + TOST_MASS_EPS;
-            for (int d = 0; d < HS; d++) {   // y = -z Π / (1 + N/mass) = -z Π mass / (mass + N)
+            const double pi = args->pi[tssa_head(args, r.b, h) + t], M = (D[h] += pi) + TOST_MASS_EPS;
+            for (int d = 0; d < HS; d++) {   // y = -z Π M / (M + N)
                 N_d[d] += (double)z[d] * z[d] * pi;
-                y[d] = (float)(-z[d] * (pi * mass) / (mass + N_d[d]));
+                y[d] = (float)(-z[d] * (pi * M) / (M + N_d[d]));
             }
         }
     }
@@ -332,15 +324,15 @@ static void tssa_forward(const Tssa* args) {
 //     dscore[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp dscore,   dtemp[h] = Σ_{b,t} dscore u
 // Last through u = Σ_d (s/S + denom_bias), where S is a running sum of s too:
 //     ddenom_bias[h,t] = Σ_b HS du,   dS = -du s/S²  (0 if S < 1e-12),   RS[t] = Σ_{t'≥t} dS[t'],   ds += du/S + RS
-// At both places where ds arises, s = w² gives dz += 2 z ds.
+// At both places where ds arises, s = z² gives dz += 2 z ds.
 
-// Through y, N and D: dz =, dΠ +=. Recomputes N and D forward in time and stores g, dD and Π/(D + 1e-8); then goes
-// backward in time for RN and RD.
+// Through y, N and D: dz =, dΠ +=. Recomputes N and D forward in time and stores g, dD and Π/M; then goes backward in
+// time for RN and RD.
 static void tssa_statistics_backward(const Tssa* args, TssaRange r) {
     const int C = args->C, NH = args->NH, HS = args->HS;
     const TssaState after = tssa_state(args->adjoint, r.b, args);   // RN, RD of the tokens that follow
     double *N = tssa_scratch(args), *D = N + C, *g = D + NH;                              // (C), (NH), (TSSA_BLOCK,C)
-    double *dD = g + TSSA_BLOCK * (size_t)C, *scale = dD + TSSA_BLOCK * (size_t)NH;    // (TSSA_BLOCK,NH)
+    double *dD = g + TSSA_BLOCK * (size_t)C, *pi_over_M = dD + TSSA_BLOCK * (size_t)NH;     // (TSSA_BLOCK,NH)
     memcpy(N, tssa_saved(args, r.b, r.t0).N, (C + NH) * sizeof *N);   // and D, which follows N
     for (int t = r.t0; t < r.t1; t++) {
         for (int h = r.h0; h < r.h1; h++) {
@@ -349,7 +341,7 @@ static void tssa_statistics_backward(const Tssa* args, TssaRange r) {
             double *restrict N_d = N + h * HS, *restrict g_d = g + (size_t)i * HS, dD_h = 0;
             const double pi = args->pi[tssa_head(args, r.b, h) + t];
             D[h] += pi;
-            const double inverse = 1.0 / (D[h] + TOST_MASS_EPS);
+            const double inverse = 1.0 / (D[h] + TOST_MASS_EPS);   // 1/M
             #pragma omp simd reduction(+ : dD_h)
             for (int d = 0; d < HS; d++) {
                 N_d[d] += (double)z[d] * z[d] * pi;
@@ -358,7 +350,7 @@ static void tssa_statistics_backward(const Tssa* args, TssaRange r) {
                 dD_h -= (double)dy[d] * z[d] * g_d[d] * g_d[d] * (pi * inverse) * m;
             }
             dD[i] = dD_h;
-            scale[i] = pi * inverse;
+            pi_over_M[i] = pi * inverse;
         }
     }
     double* RD = D;   // D is no longer needed
@@ -368,13 +360,13 @@ static void tssa_statistics_backward(const Tssa* args, TssaRange r) {
             const int i = (t - r.t0) * NH + h;
             const float *z = args->z + tssa_row(args, r.b, t, h), *dy = args->dy + tssa_row(args, r.b, t, h);
             float* restrict dz = args->dz + tssa_row(args, r.b, t, h);
-            const double* restrict g_d = g + (size_t)i * HS, scale_i = scale[i],
+            const double* restrict g_d = g + (size_t)i * HS, pi_over_M_i = pi_over_M[i],
                                    pi = args->pi[tssa_head(args, r.b, h) + t];
             double *restrict RN = after.N + h * HS, dpi = 0;
             #pragma omp simd reduction(+ : dpi)
             for (int d = 0; d < HS; d++) {
                 const double dy_z_g = (double)dy[d] * z[d] * g_d[d];
-                RN[d] += dy_z_g * g_d[d] * scale_i;
+                RN[d] += dy_z_g * g_d[d] * pi_over_M_i;
                 dpi += (double)z[d] * z[d] * RN[d] - dy_z_g;
                 dz[d] = (float)(pi * (2.0 * z[d] * RN[d] - dy[d] * g_d[d]));
             }
@@ -637,7 +629,7 @@ struct TostModel {
     TostConfig        config;
     TostEngineOptions options;
     TostTensors       tensors;
-    float*            array[TOST_ARRAYS];   // parameters, gradients (tensors.flat_size elements); m, v and, if wanted,
+    float*            array[TOST_ARRAYS];  // parameters, gradients (tensors.flat_size elements); m, v and, if wanted,
                                            // ema (those of this rank's slices)
     uint16_t*         weights;             // with --dtype bf16: the parameters in bf16; otherwise NULL
     LayerActivations* layer;               // (L)
@@ -756,8 +748,9 @@ typedef struct { double* tssa; float *attn_conv, *mlp_conv, *memory; } LayerStat
 static LayerState layer_state(const TostModel* model, double* state) {
     const TostConfig* c = &model->config;
     float* attn_conv = (float*)(state + tssa_state_size(c->n_embd, c->n_head));
-    float *mlp_conv = attn_conv + CONV_BEFORE * c->n_embd, *end = mlp_conv + CONV_BEFORE * c->n_embd;
-    return (LayerState){state, attn_conv, mlp_conv, c->conv ? end : attn_conv};
+    const size_t before = c->conv ? CONV_BEFORE * (size_t)c->n_embd : 0;
+    return (LayerState){.tssa = state, .attn_conv = attn_conv, .mlp_conv = attn_conv + before,
+                        .memory = attn_conv + 2 * before};
 }
 
 // The state of layer l before the pass; all NULL: zeros

@@ -211,7 +211,7 @@ static void embedding_backward(cudaStream_t stream, const EmbeddingBackward& arg
 // are multiples of 4, in backward up to 3,072; those with VEC = 1 for any C.
 
 constexpr int NORM_THREADS = 512;      // maximum per block
-constexpr int NORM_VEC_THREADS = 768;   // the same in backward if VEC = 4: it limits a thread to 80 registers
+constexpr int NORM_VEC_THREADS = 768;  // the same in backward if VEC = 4: it limits a thread to 80 registers
 constexpr int NORM_WARPS = 8;          // rows per block if a warp computes a row
 constexpr int NORM_CHANNELS = 12 * NORM_THREADS;   // most channels
 
@@ -484,6 +484,23 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 //
 // In both, a sum over the head's channels ends up in lane l for step l. A function of a template parameter WHOLE checks
 // no bounds if it is true: the run has all 32 steps and HS is a multiple of 64, the usual case.
+//
+// The phases of the two kernels, what each reads from device memory, its arrays in shared memory, and the scan in it:
+//
+//   forward                     reads    scores/M    Π      groups    scan
+//   tssa_energy_forward         z, z     scores             S         S, from the first run to the last
+//   tssa_membership_forward              scores      Π
+//   tssa_statistics_forward     z, z     M           Π      N         N and D
+//
+//   backward                    reads    Π    Π M    M/dΠ/du       starts    scan
+//   tssa_backward_steps         Π        Π    Π M    M
+//   tssa_statistics_totals      z, dy    Π    Π M    M, then dΠ    A         dN and dD, from the last run to the first
+//   tssa_later_statistics       z        Π    Π M    dΠ            A
+//   tssa_membership_backward    u        Π    Π M    dΠ, then du   A
+//   tssa_energy_totals          z        Π    Π M    du            A, S      dS
+//   tssa_dz                     z, dy    Π    Π M    du            A, S
+//
+// A = M + N. Arrays under one heading with / between their names share their memory.
 
 // PassStates of TSSA. Forward: S, N and D before the first step and after the last one. Backward: start has RS, RN and
 // RD, the sums of dS, dN and dD over the steps after the pass; end receives these plus those of the pass.
@@ -1498,7 +1515,7 @@ struct TostModel {
     TostConfig        config;
     TostEngineOptions options;
     TostTensors       tensors;
-    float*            array[TOST_ARRAYS];   // params, grads (flat_size); m, v and, with --ema, ema (this rank's slices)
+    float*            array[TOST_ARRAYS];  // params, grads (flat_size); m, v and, with --ema, ema (this rank's slices)
     DeviceExchange    exchange;            // of gradients and parameters with other ranks
     char*             arena;               // all device memory, one allocation
     size_t            arena_bytes, logits_rows, logits_bytes;

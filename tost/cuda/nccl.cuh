@@ -23,7 +23,7 @@ struct NcclLink {
     ncclComm_t   nccl;
     cudaStream_t stream;             // of host messages
     cudaEvent_t  done;               // the last ones have arrived
-    std::vector<LinkMemory> memory;   // of host messages: the last is used; cudaFree would wait for NCCL's kernels
+    std::vector<LinkMemory> memory;  // of host messages: the last is used; cudaFree would wait for NCCL's kernels
 };
 
 static ncclResult_t nccl_state(const NcclLink* l) {
