@@ -871,7 +871,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_forward_ke
 
 template <typename S> static void tssa_forward(cudaStream_t stream, const Tssa<S>& args) {
     const size_t shared = tssa_forward_shared(args.C, args.NH);
-    allow_shared(tssa_forward_kernel<S>, shared);
+    set_shared(tssa_forward_kernel<S>, shared, 2);
     LAUNCH((tssa_forward_kernel<S>), args.B * args.runs, args.warps * WARP, shared, stream, args);
 }
 
@@ -1157,7 +1157,7 @@ template <typename S> __global__ void __launch_bounds__(TSSA_WARPS* WARP, sizeof
 // Sets dz, and what layer_sums needs for the gradients of temp and denom_bias.
 template <typename S> static void tssa_backward(cudaStream_t stream, const Tssa<S>& args) {
     const size_t shared = tssa_backward_shared(args.C, args.NH, args.start_log);
-    allow_shared(tssa_backward_kernel<S>, shared);
+    set_shared(tssa_backward_kernel<S>, shared, sizeof(S) > 2 ? 1 : 2);
     LAUNCH((tssa_backward_kernel<S>), args.B * args.runs, args.warps * WARP, shared, stream, args);
 }
 
@@ -1414,6 +1414,7 @@ template <typename S> struct Classifier {
 // Works on blocks of rows: the (rows,V) logits are never materialized.
 template <typename S> static void classifier_forward_backward(Matmul* mm, const Classifier<S>& args) {
     const int V = args.V, C = args.C, ld = (int)logits_ld(V);
+    set_shared(cross_entropy_kernel<S>, 0, 2);   // L1 holds a row of logits for the second pass over it
     for (size_t row = 0; row < args.rows; row += args.block) {
         const int n = (int)min(args.rows - row, args.block);
         const S* x = args.x + row * C;

@@ -61,11 +61,11 @@ inline cudaDeviceProp current_device() {
     return prop;
 }
 
-inline int multiprocessors() {
-    int device, n;
+inline int device_attribute(cudaDeviceAttr attribute) {
+    int device, value;
     CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, device));
-    return n;
+    CUDA_CHECK(cudaDeviceGetAttribute(&value, attribute, device));
+    return value;
 }
 
 // LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...): a template instance needs parentheses.
@@ -75,18 +75,23 @@ inline int multiprocessors() {
         cuda_check(cudaGetLastError(), #kernel, __FILE__, __LINE__); \
     } while (0)
 
+__host__ __device__ constexpr int div_up(size_t n, size_t by) { return (int)((n + by - 1) / by); }
+
 // Most dynamic shared memory of a block: 48 KiB minus the static shared memory of the kernels that use it.
 constexpr size_t MAX_DYNAMIC_SHARED = (48 << 10) - 64;
-// With allow_shared: 99 KiB, which every GPU since compute capability 8.0 has.
+// With set_shared: 99 KiB, which every GPU since compute capability 8.0 has.
 constexpr size_t MAX_ALLOWED_SHARED = (99 << 10) - 64;
+constexpr size_t EXTRA_SHARED = 2 << 10;   // per block: 1 KiB that CUDA uses, and static shared memory
 
-// Before launches of `kernel` with more than MAX_DYNAMIC_SHARED bytes.
-template <typename K> inline void allow_shared(K* kernel, size_t bytes) {
+// Before launches of `kernel` with `bytes` of dynamic shared memory: allows them, and asks for a carve-out of shared
+// memory in which `blocks` blocks fit on a multiprocessor. The rest is L1.
+template <typename K> inline void set_shared(K* kernel, size_t bytes, int blocks) {
+    const size_t all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+    const int percent = min(100, div_up(100 * blocks * (bytes + EXTRA_SHARED), all));
     if (bytes > MAX_DYNAMIC_SHARED)
         CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+    CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent));
 }
-
-__host__ __device__ constexpr int div_up(size_t n, size_t by) { return (int)((n + by - 1) / by); }
 
 // The states of all sequences before and after a pass, (B,state_size); or their gradients after it (start) and before
 // it (end). start NULL: zeros; end NULL: not written. They must not overlap: the last block writes while others read.

@@ -233,7 +233,7 @@ template <typename S> __global__ void __launch_bounds__(DELTA_THREADS, 3) delta_
 // Sets o, adds to y, and writes the state after the pass.
 template <typename S> static void delta_rule_forward(cudaStream_t stream, const DeltaRule<S>& args) {
     const size_t shared = delta_rule_shared(args.HS, false);
-    allow_shared(delta_rule_forward_kernel<S>, shared);
+    set_shared(delta_rule_forward_kernel<S>, shared, 3);
     LAUNCH((delta_rule_forward_kernel<S>), args.B * args.NH, DELTA_THREADS, shared, stream, args);
 }
 
@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_rule_backward_kernel(D
 template <typename S>
 static void delta_rule_backward(cudaStream_t stream, float* dscale, ColumnSums* sums, const DeltaRule<S>& args) {
     const size_t shared = delta_rule_shared(args.HS, true);
-    allow_shared(delta_rule_backward_kernel<S>, shared);
+    set_shared(delta_rule_backward_kernel<S>, shared, 2);
     LAUNCH((delta_rule_backward_kernel<S>), args.B * args.NH, DELTA_THREADS, shared, stream, args);
     column_sum(sums, dscale, args.dscale, args.B, args.C);
 }

@@ -105,7 +105,7 @@ struct ColumnSums {
 // gridDim.x of such a kernel, whose gridDim.y is `across`: as many blocks as run on the device at once, at most one per
 // row, and at most COLUMN_BLOCKS, rounded down to a multiple of the multiprocessors.
 template <typename K> static int column_blocks(K* kernel, int threads, size_t rows, int across) {
-    const int device = multiprocessors();
+    const int device = device_attribute(cudaDevAttrMultiProcessorCount);
     int each;   // of a multiprocessor
     CUDA_CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, kernel, threads, 0));
     const int resident = min(max(device * each / across, 1), COLUMN_BLOCKS / device * device);

@@ -538,7 +538,8 @@ void* cuda_on_host_shared(int id, size_t bytes) {
 void* cuda_on_host_dynamic_shared(void) { return cuda_on_host_shared(-1, machine.dynamic_shared); }
 
 cudaError_t cuda_on_host_attribute(const void* kernel, cudaFuncAttribute attribute, int value) {
-    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+    if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout)
+        return value < -1 || value > 100 ? cudaErrorInvalidValue : cudaSuccess;
     if (value < 0 || value > (99 << 10) - 64) return cudaErrorInvalidValue;   // the limit of compute capability 8.6
     machine.shared_limit[kernel] = value;
     return cudaSuccess;

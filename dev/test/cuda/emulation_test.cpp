@@ -276,6 +276,8 @@ void test_misuse(Checks* c) {
          [] { CUDA_ON_HOST_LAUNCH(not_in_mask, 1, 1, 49153, nullptr); });
     check(c, cudaFuncSetAttribute(add_one, cudaFuncAttributeMaxDynamicSharedMemorySize, 99 << 10) != cudaSuccess,
           "more shared memory than GPUs of compute capability 8.6 have");
+    check(c, cudaFuncSetAttribute(add_one, cudaFuncAttributePreferredSharedMemoryCarveout, 101) != cudaSuccess,
+          "a carve-out of over 100 %%");
     dies(c, "copy too long", "an allocation of 256",
          [&] { cudaMemcpy(host, x.p + 1, sizeof host, cudaMemcpyDeviceToHost); });
     dies(c, "free twice", "is not from cudaMalloc", [&] {

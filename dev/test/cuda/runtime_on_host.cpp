@@ -244,10 +244,10 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
     return cudaSuccess;
 }
 
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int device) {
+cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
     NEED_DEVICE();
     if (device != runtime.device_index) return fail(cudaErrorInvalidDevice);
-    *value = runtime.options.multiprocessors;
+    *value = attribute == cudaDevAttrMultiProcessorCount ? runtime.options.multiprocessors : 228 << 10;
     return cudaSuccess;
 }
 
