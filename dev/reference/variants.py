@@ -11,6 +11,7 @@ VARIANT joins words with +, such as z+ln_2+relative:
                 The initial τ are log-spaced, from 4 to the block size
     mean        adds the first moment: y += β μ, μ = Σ Π z / D; β is learned, one per channel, and starts at 0.1
     memory      each head recalls what came after similar tokens: --memory 1
+    nopos       no position embeddings and no denom_bias: nothing depends on the position
 
 The other options are those of train.py, without --attention; --val-data is required. No weights are saved. The last line
 is a JSON object: the loss on all of --val-data, and for each layer the share of the variance of Π that the position
@@ -31,7 +32,7 @@ import train
 from cli import command, option_parser, run
 from tost import CONV_WIDTH, ENERGY_MIN, MASS_EPS, TSSA, Conv, predict
 
-PLACES, TERMS = ("z", "ln_1", "ln_2"), ("relative", "decay", "mean", "memory")
+PLACES, TERMS = ("z", "ln_1", "ln_2"), ("relative", "decay", "mean", "memory", "nopos")
 WINDOWS = 128  # for the share of Π's variance
 
 
@@ -40,11 +41,13 @@ class Variant(TSSA):
 
     def change(self, words):
         nh, block, hs = self.n_head, self.denom_bias.size(1), self.c_attn.out_features // self.n_head
-        self.relative, self.decay, self.mean, memory = (word in words for word in TERMS)
+        self.relative, self.decay, self.mean, memory, nopos = (word in words for word in TERMS)
         if self.decay:   # λ = exp(-exp(rate)) = exp(-1/τ)
             self.rate = nn.Parameter(-torch.linspace(math.log(4), math.log(block), nh))
         if self.mean:
             self.mean_scale = nn.Parameter(torch.full((nh, 1, hs), 0.1))
+        if nopos:
+            self.denom_bias.requires_grad_(False)   # 0
         if memory:
             self.memory_scale = nn.Parameter(torch.zeros(nh * hs))
 
@@ -79,6 +82,8 @@ class Variant(TSSA):
 def change(model, words):
     """Makes a published model the variant, in place."""
     config = replace(model.config, conv=CONV_WIDTH)
+    if "nopos" in words:
+        model.transformer.wpe.weight.requires_grad_(False).zero_()
     for block in model.transformer.h:
         block.attn.__class__ = Variant
         block.attn.change(words)
