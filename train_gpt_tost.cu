@@ -1,10 +1,16 @@
 // train_gpt_tost.cu: the Token Statistics Transformer (Wu et al., ICLR 2025, arXiv 2412.17810) in CUDA: the sections,
-// functions and names of train_gpt_tost.c in the same order, each kernel next to its launcher.
+// functions and names of train_gpt_tost.c in the same order, each kernel next to its launcher. What differs:
+//
+//   LayerNorm    is fused with the residual and LayerScale before it, so a layer ends with the next layer's ln_1
+//   embedding    backward sorts the tokens on the host, to sum each row of dwte in a fixed order
+//   sums         over rows, for gradients of vectors, go through partial sums (reduce.cuh), added by a launch per layer
+//   gradients    the first pass of a part overwrites them, so that they are not cleared
+//   options      convolutions and memory are in tost/cuda/conv.cuh and delta_rule.cuh
 //
 // Precision. Matmul operands have one storage type S, float (fp32, tf32) or bf16; kernels are templates on it. Always
-// float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums (across runs in pairs of
-// floats), u and Π, softmax and loss, parameter gradients, master weights, Adam's moments, Muon's momentum. Double:
-// TSSA's sums between passes over one sequence, the sum of the losses, the squared norms of gradients.
+// float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums (across runs of steps in
+// pairs of floats), u and Π, softmax and loss, parameter gradients, master weights, Adam's moments, Muon's momentum.
+// Double: TSSA's sums between passes over one sequence, the sum of the losses, the squared norms of gradients.
 //
 // Determinism. Every sum has a fixed order and there are no floating-point atomics: the same run gives the same bits on
 // the same kind of GPU. On another one, grids follow its multiprocessors, and cuBLASLt may choose other algorithms.
