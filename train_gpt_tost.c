@@ -1,53 +1,57 @@
 // train_gpt_tost.c: the Token Statistics Transformer (ToST, Wu et al., ICLR 2025, arXiv 2412.17810) on the CPU.
 //
-// ToST is GPT-2 with another attention, TSSA (token statistics self-attention):
+// ToST is GPT-2 with LayerScale and another attention, TSSA (token statistics self-attention):
 //
 //     x = wte[token] + wpe[position]
 //     for each layer:   x = x + gamma1 · tssa(ln_1(x))          gamma1, gamma2: LayerScale, a factor per channel
 //                       x = x + gamma2 · c_proj(gelu(c_fc(ln_2(x))))
 //     logits = ln_f(x) · wteᵀ,   loss = mean of -log softmax(logits)[target]
 //
-//     tssa(x):  z = c_attn(x), one projection in place of query, key and value; head h owns HS = C/NH of its channels.
+//     tssa(a):  z = c_attn(a), one projection in place of query, key and value; head h owns HS = C/NH of its channels.
 //     For each sequence and head h, with d a channel of the head and t time:
 //         s[t,d] = z[t,d]²,   S[t,d] = Σ_{t'≤t} s[t',d]                        energy, and its running sum
 //         u[h,t] = Σ_d (s[t,d] / max(S[t,d], 1e-12) + denom_bias[h,t])
 //         Π[h,t] = softmax over the HEADS h of  temp[h] · u[h,t]                membership
-//         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[t] = Σ_{t'≤t} Π[h,t']          energy and mass of the members so far
-//         y[t,d] = -z[t,d] Π[h,t] M[t] / (M[t] + N[t,d]),   M[t] = D[t] + 1e-8
-//     and the output is c_proj(y). temp and denom_bias are learned; they start at 1 and 0.
+//         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[h,t] = Σ_{t'≤t} Π[h,t']        running sums weighted by Π
+//         y[t,d] = -z[t,d] Π[h,t] M[h,t] / (M[h,t] + N[t,d]),   M = D + 1e-8
+//     and the output is c_proj(y). temp and denom_bias, a number per head and position, are learned; they start at 1
+//     and 0. As in the published code, denom_bias is inside of the sum, so it counts HS times.
 //
-// What TSSA does. Each head asks how much of a token's energy lies in its subspace (the HS directions of its part of
-// the projection), compared with the tokens before it. A softmax over the heads turns the answers into a membership Π,
-// which divides the token among the heads. Each head keeps the running second moment m = N/M of its members, the tokens
-// weighted by Π. If c_proj = c_attnᵀ with orthonormal columns, as in the paper's derivation, x + tssa(x) keeps the
-// share 1 - Π/(1+m) of x along a direction of the head: with Π = ½, 0.5 for m = 0 and 0.995 for m = 100. So a token
-// shrinks along the directions in which the head's members are small, and stays as it is along those in which they are
-// large: an approximate projection onto the subspace of the members. The reason: y = -zΠ/(1+m) is a gradient step that
-// reduces the coding rate of the members, ½ Σ_d log(1 + m_d), whose derivative has the factor 1/(1+m). Tokens are not
-// compared pairwise: the past acts only through the statistics S, N and D, which are 2C + NH numbers per layer at any
+// What TSSA does. For each channel, a token's energy is divided by that of all tokens up to and including it. The sum u
+// over a head's channels tells how much of the token lies in the head's subspace, the HS directions of its part of the
+// projection. A softmax over the heads turns the u into memberships Π, which divide the token among the heads. Each
+// head has the second moment m[d] = N[d]/M of the tokens so far, weighted by their membership in it; the output is
+// y = -zΠ/(1+m). If the rows of c_attn's weight are orthonormal and c_proj's weight is its transpose, as in the paper's
+// derivation, a + tssa(a) keeps the share 1 - Π/(1+m) of a along a direction of the head: with Π = ½, 0.5 for m = 0 and
+// 0.995 for m = 100. So a token shrinks along the directions in which the head's tokens are small, and stays as it is
+// along those in which they are large: an approximate projection onto the subspace of these tokens. The reason: y is -M
+// times the derivative of their coding rate ½ Σ_d log(1 + m[d]) by z, with Π and M held constant. Tokens are not
+// compared pairwise: the past acts only through S, N and D, which are 2C + NH numbers per layer and sequence at any
 // length. Time and memory are linear in T, and decoding needs no KV cache.
 //
-// Two options are not in the paper. With --conv 4 (tost/cpu/conv.h), z and the input of c_fc first pass through causal
-// convolutions over time, so that a token also sees the order of the three before it. With --memory 1
-// (tost/cpu/delta_rule.h), each head also has a matrix that recalls what came after similar tokens. A reader of the
-// paper's model can skip every line that names them.
+// Three options are not in the paper. With --conv 4 (tost/cpu/conv.h), z and the input of c_fc first pass through
+// causal convolutions over time, so that a token also sees the order of the three before it. With --memory 1
+// (tost/cpu/delta_rule.h), each head also has a matrix that predicts the next z from this one. With --membership
+// uniform, temp stays 0, so Π = 1/NH. A reader of the paper's model can skip every line that names them.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
 //     zero_grad(model)
 //     for each micro-batch:
-//         train_forward(model, {inputs, targets, B, T}, TOST_NO_STATE, 1 / targets in the step)      adds to the loss
-//         train_backward(model, TOST_NO_STATE, TOST_NO_STATE, TOST_MORE)                             adds gradients
-//     read_loss(&sum, &count, model)                                        loss = sum / count
+//         train_forward(model, {inputs, targets, B, T}, from, loss_scale)     loss_scale: 1 / targets in the step
+//         train_backward(model, right, left, TOST_MORE)                       adds gradients
+//     read_loss(&sum, &count, model)                                          loss = sum / count
 //     norm = grad_norm(model)
-//     update(model, {lr, …, grad_scale: min(1, clip / norm)})               AdamW, with --optimizer muon also Muon
+//     update(model, {lr, …, clip_scale})                                      AdamW, with --optimizer muon also Muon
 //
-// TOST_NO_STATE: the sequences begin with this micro-batch. TOST_MORE: the step has more micro-batches; the last one
-// has TOST_STEP_ENDS.
+// After the last micro-batch, TOST_STEP_ENDS takes the place of TOST_MORE: the gradients of the ranks can be summed.
+// from, right and left are numbers of states, here TOST_NO_STATE: the sequences start at zero and end with this batch.
 //
-// A long sequence can be processed in chunks (--chunk, tost/chunks.c): forward starts from the state (S, N, D and those
-// of the options) that the previous chunk left; backward goes from the last chunk to the first, and starts from the
-// gradient of the state that the next chunk left. Decoding is the same forward, over chunks of one token.
+// A long sequence can be processed in chunks (--chunk, tost/chunks.c). The state between two chunks is S, N and D, and
+// those of the options. First, `forward` on each chunk stores the state after it. Then, from the last chunk to the
+// first, train_forward computes a chunk again from the state before it, and train_backward starts from the gradient of
+// the state after it, which the next chunk left. This is exact, because the state is all that later tokens use of
+// earlier ones. Decoding is `forward` over chunks of one token.
 //
 // Several processes ("ranks", tost/ranks) can train one model: each computes the gradients of its own micro-batches,
 // sums those of all ranks for its slices of the parameters, updates these slices and sends them to the others.
@@ -58,19 +62,20 @@
 // marked "mutant: NAME" is changed by a test that checks that the other tests notice it (dev/test/README.md).
 //
 // To add a layer: write its forward and backward in a section of its own before "The arrays of a model", add its
-// parameters to TOST_PARAMS (tost/model.h), its activations to LAYER_ACTIVATIONS and its other buffers to
+// parameters to TOST_PARAMS (tost/model.h) behind gamma1, its activations to LAYER_ACTIVATIONS and its other buffers to
 // SHARED_BUFFERS, and call it in layer_forward and, in reverse order, in layer_backward. Then
 // `make test_tost && ./test_tost --gradients` compares derivatives of the loss with finite differences. dev/README.md
 // lists the other files that need the layer before `make test` passes.
 //
-// Precision: float32, and double for long sums. With --dtype bf16, matrix products round their operands to bf16, and
-// the outputs of Linear and their gradients are rounded to bf16. Parameters are float32 with a copy in bf16. Everything
-// else is as in float32: residual stream, statistics, softmax, loss, parameter gradients, AdamW, momentum of Muon.
+// Precision: float32, and double for long sums. With --dtype bf16, matrix products round their operands to bf16. The
+// outputs of Linear (but not the logits that cpu_logits returns) and of the convolutions, the gradients of their
+// inputs, and dz are rounded, too. Parameters are float32 with a copy in bf16. Everything else is as in float32:
+// residual stream, statistics, softmax, loss, parameter gradients, AdamW, momentum of Muon.
 //
-// Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T.
-// Arrays are dense and row-major. Arguments: outputs, saved tensors, inputs (const), sizes. dx is the gradient of the
-// loss with respect to x. A comment at each backward says which gradients are overwritten (=) and which accumulated
-// (+=).
+// Sizes: B sequences, T tokens of each in the chunk, `first` the position of the first one, C channels, NH heads of
+// HS = C/NH channels, V vocabulary, rows = B·T. Arrays are dense and row-major. Arguments: outputs, saved tensors,
+// inputs (const), sizes. dx is the gradient of the loss with respect to x. A comment at each backward says which
+// gradients are overwritten (=) and which accumulated (+=). x_c points to a row of x whose elements have the index c.
 
 #include <assert.h>
 #include <math.h>
@@ -106,10 +111,10 @@ static void embedding_forward(float* x, const int32_t* tokens, const float* wte,
     }
 }
 
-// dwte, dwpe +=. A token can occur in many rows, so each thread owns CHANNELS channels and adds the rows in order.
+// dwte, dwpe +=. A token can occur in many rows, so each thread owns some channels and adds the rows in order.
 static void embedding_backward(float* dwte, float* dwpe, const float* dx, const int32_t* tokens, int first,
                                int B, int T, int C) {
-    enum { CHANNELS = 16 };   // one cache line
+    enum { CHANNELS = 16 };   // of a thread: one cache line
     #pragma omp parallel for schedule(static)
     for (int c0 = 0; c0 < C; c0 += CHANNELS) {
         const int width = C - c0 < CHANNELS ? C - c0 : CHANNELS;
@@ -168,7 +173,7 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
         const float mean_g = (float)(sum_g / C), mean_gn = (float)(sum_gn / C);
         for (int c = 0; c < C; c++) dx_c[c] += r * (dy_c[c] * w[c] - mean_g - (x_c[c] - m) * r * mean_gn);
     }
-    enum { CHANNELS = 32 };   // of a thread, which sums them over all rows, in order
+    enum { CHANNELS = 32 };   // of a thread. Sums over rows are in order of the rows
     #pragma omp parallel for schedule(static)
     for (int c0 = 0; c0 < C; c0 += CHANNELS) {
         const int width = C - c0 < CHANNELS ? C - c0 : CHANNELS;
@@ -243,9 +248,11 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // TSSA, token statistics self-attention. Forward has three stages: the running sum S gives u, the softmax over the
 // heads gives Π, and the running sums N and D give y. Backward runs the same stages in reverse.
 //
-// Threads take whole sequences, or share them if there are too few. They work in blocks of 64 tokens:
-// tost/cpu/tssa_stages.h has that loop and the struct Tssa of all arguments. Sums over time are taken in the order of
-// t, so the bits do not depend on the number of threads, and in double, because a float sum stalls at long T.
+// The stages work in blocks of 64 tokens. Forward saves S, N and D before each block, from which backward recomputes
+// them. A stage computes a TssaRange: tokens t0 to t1 - 1 of a block and heads h0 to h1 - 1 of sequence b, since
+// threads share a sequence if there are too few: its heads, or in the second stage its tokens. tost/cpu/tssa_stages.h
+// has that loop, the struct Tssa of all arguments, and offsets into its arrays. Sums over time are taken in the order
+// of t, so the bits do not depend on the number of threads, and in double, because a float sum stalls at long T.
 
 // S and u
 static void tssa_energy_forward(const Tssa* args, TssaRange r) {
@@ -272,7 +279,7 @@ static void tssa_energy_forward(const Tssa* args, TssaRange r) {
 static void tssa_membership_forward(const Tssa* args, TssaRange r) {
     const size_t T = args->T;
     for (int t = r.t0; t < r.t1; t++) {
-        const float* u = args->u + tssa_head(args, r.b, 0) + t;   // of head h: u[h * T]
+        const float* u = args->u + tssa_head(args, r.b, 0) + t;   // that of head h is T floats further than h - 1's
         float* pi = args->pi + tssa_head(args, r.b, 0) + t;
         double largest = -INFINITY, sum = 0;
         for (int h = 0; h < args->NH; h++) {
@@ -288,7 +295,7 @@ static void tssa_membership_forward(const Tssa* args, TssaRange r) {
 static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
     const int HS = args->HS;
     const TssaState sums = tssa_state(args->state, r.b, args);
-    double* D = tssa_scratch(args);   // (NH), not in `sums`, where other threads write to the same cache lines
+    double* D = tssa_scratch(args);   // (NH): a copy, since other threads write to the same cache lines of `sums`
     tssa_copy(D, sums.D, r, 1);
     if (args->saved) {
         tssa_copy(tssa_saved(args, r.b, r.t0).N, sums.N, r, HS);
@@ -315,19 +322,20 @@ static void tssa_forward(const Tssa* args) {
     tssa_run(&stages, args, true, (size_t)args->B * args->T > SERIAL_ROWS);
 }
 
-// Backward, from dy to dz. First through y = -z Π M/(M + N). With r = 1/(M + N) and g = M r = 1/(1+m), m = N/M:
-//     dz = -Π g dy,   dΠ = -Σ_d z g dy,   dN = Π M dy z r² = dy z g² Π/M,   dD = -Σ_d Π N dy z r² = -Σ_d dN m
-// N[t] and D[t] contain s Π and Π of all tokens up to t, so a token receives the gradients of all later N and D:
+// Backward, from dy to dz. dN[t], dD[t] and dS[t] are the gradients through y[t] and u[t] alone. N[t], D[t] and S[t]
+// contain the terms of all tokens up to t, so a term receives the sums RN, RD and RS of these over t and all later
+// tokens. First through y = -z Π M/(M + N) = -z Π g, with g = 1/(1+m) and m = N/M:
+//     dz = -Π g dy,   dΠ = -Σ_d z g dy,   dN = Π M dy z / (M + N)² = dy z g² Π/M,   dD = -Σ_d dN m
 //     RN[t] = Σ_{t'≥t} dN[t'],   RD[t] = Σ_{t'≥t} dD[t'],   ds = Π RN,   dΠ += Σ_d s RN + RD
-// dpi holds the memory's part of dΠ on entry, 0 without --memory.
 // Then through the softmax over heads of score = temp · u:
 //     dscore[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp dscore,   dtemp[h] = Σ_{b,t} dscore u
-// Last through u = Σ_d (s/S + denom_bias), where S is a running sum of s too:
-//     ddenom_bias[h,t] = Σ_b HS du,   dS = -du s/S²  (0 if S < 1e-12),   RS[t] = Σ_{t'≥t} dS[t'],   ds += du/S + RS
-// At both places where ds arises, s = z² gives dz += 2 z ds.
+// Last through u = Σ_d (s/max(S, 1e-12) + denom_bias):
+//     ddenom_bias[h,t] = Σ_b HS du,   dS = -du s/S²  (0 if S ≤ 1e-12),   RS[t] = Σ_{t'≥t} dS[t'],
+//     ds += du/max(S, 1e-12) + RS
+// At both places where ds arises, s = z² gives dz += 2 z ds. The adjoint of the state, its gradient, is RS, RN and RD.
 
-// Through y, N and D: dz =, dΠ +=. Recomputes N and D forward in time and stores g, dD and Π/M; then goes backward in
-// time for RN and RD.
+// Through y, N and D: dz =; dpi, which holds the memory's part of dΠ, or 0, +=. Recomputes N and D forward in time and
+// stores g, dD and Π/M; then goes backward in time for RN and RD.
 static void tssa_statistics_backward(const Tssa* args, TssaRange r) {
     const int C = args->C, NH = args->NH, HS = args->HS;
     const TssaState after = tssa_state(args->adjoint, r.b, args);   // RN, RD of the tokens that follow
@@ -378,7 +386,7 @@ static void tssa_statistics_backward(const Tssa* args, TssaRange r) {
     tssa_copy(after.D, RD, r, 1);
 }
 
-// From dΠ to dscore
+// From dΠ to dscore, which is the same array
 static void tssa_membership_backward(const Tssa* args, TssaRange r) {
     const size_t T = args->T;
     for (int t = r.t0; t < r.t1; t++) {
@@ -390,7 +398,8 @@ static void tssa_membership_backward(const Tssa* args, TssaRange r) {
     }
 }
 
-// Through u and S: dz +=. Recomputes S forward in time, then goes backward in time for RS.
+// Through u and S: dz +=. Recomputes S forward in time, then goes backward in time for RS. S[0] is the sum before the
+// block, and S[i + 1] that with its token i; only the channels of the range's heads are used.
 static void tssa_energy_backward(const Tssa* args, TssaRange r) {
     const int C = args->C, HS = args->HS, at = r.h0 * HS, width = (r.h1 - r.h0) * HS;
     double *RS = tssa_state(args->adjoint, r.b, args).S, *S = tssa_scratch(args) + at;   // S (TSSA_BLOCK+1,C)
@@ -453,7 +462,8 @@ static void add(float* restrict x, const float* restrict y, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] += y[i];
 }
 
-// dbranch =; dgamma +=. dx is the gradient of x_out and of x.   dbranch = gamma dx,   dgamma = Σ_rows dx branch
+// dbranch =; dgamma +=. dx is the gradient of x_out and, as it is, the residual's part of that of x.
+//   dbranch = gamma dx,   dgamma = Σ_rows dx branch
 static void residual_backward(float* dbranch, float* dgamma, const float* dx, const float* branch, const float* gamma,
                               size_t rows, int C) {
     enum { CHANNELS = 32 };
@@ -484,7 +494,7 @@ static void gelu_forward(float* y, const float* x, size_t n) {
 static void gelu_backward(float* dx, const float* x, size_t n) {
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
-        const float bell = normal_bell(x[i]);
+        const float bell = normal_bell(x[i]);   // e^(-x²/2)
         dx[i] *= normal_cdf(x[i], bell) + x[i] * bell * 0.398942280f;
     }
 }
@@ -574,7 +584,8 @@ static void classifier_forward_backward(float* dx, float* dwte, float grad_scale
 // LAYER_ACTIVATIONS. With recompute each layer still has its own x_out, the input from which backward recomputes the
 // activations of the next layer.
 
-// A row: field, type, elements. rows = B·T of the largest chunk.
+// A row: field, type, elements, in the variables of layout_buffers: conv, memory, train and muon are 1 or 0, and then
+// the array is left out; rows = B·T of the largest chunk.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,       float,  rows * C)                     /* ln_1(x) */ \
     X(mean_1,     float,  rows) \
@@ -583,10 +594,10 @@ static void classifier_forward_backward(float* dx, float* dwte, float grad_scale
     X(z,          float,  rows * C)                     /* its convolution; without --conv the same array */ \
     X(u,          float,  rows * NH)                    /* (B,NH,T) */ \
     X(pi,         float,  rows * NH)                    /* (B,NH,T) */ \
-    X(tssa_saved, double, (rows / TSSA_BLOCK + B) * tssa_state_size(C, NH)) \
+    X(tssa_saved, double, (rows / TSSA_BLOCK + B) * tssa_state_size(C, NH)) /* before each block */ \
     X(y,          float,  rows * C) \
-    X(predicted,  float,  memory * rows * C)            /* o of the memory */ \
-    X(memory_G,   float,  memory * train * B * C * (C / NH)) /* after these tokens */ \
+    X(predicted,  float,  memory * rows * C)            /* o of delta_rule.h */ \
+    X(memory_G,   float,  memory * train * B * C * (C / NH)) /* after the chunk */ \
     X(attn_out,   float,  rows * C)                     /* c_proj(y) */ \
     X(x_mid,      float,  rows * C)                     /* x + gamma1 attn_out */ \
     X(ln_2,       float,  rows * C)                     /* ln_2(x_mid) */ \
@@ -732,9 +743,10 @@ static Weight classifier_weight(const TostModel* model) {
 static size_t chunk_rows(const TostModel* model) { return (size_t)model->chunk.B * model->chunk.T; }
 
 // ---------------------------------------------------------------------------------------------
-// Passes over a chunk. A pass continues from a state (state_size) of every layer, and leaves one: `from` and
-// `to` are their numbers. Backward goes through the chunks in reverse: it continues from the gradient of the state
-// after a chunk (`right`), and leaves that of the state before it (`left`).
+// Passes over a chunk. A pass continues from a state (state_size) of every layer, `from`, and leaves one, `to`.
+// Backward goes through the chunks in reverse: it continues from the gradient of the state after a chunk, `right`, and
+// leaves that of the state before it, `left`. These are numbers of states; `left` must not be `from`, which backward
+// reads.
 
 // Of layer l, from sequence b on
 static double* model_state(const TostModel* model, int state, int l, int b) {
@@ -742,7 +754,8 @@ static double* model_state(const TostModel* model, int state, int l, int b) {
     return model->buf.states + i * state_size(&model->config);
 }
 
-// The parts of a layer's state, or of its gradient. Each is that of the first sequence.
+// The parts of a layer's state, or of its gradient, for the first sequence. That of the next is state_size doubles, or
+// twice as many floats, further.
 typedef struct { double* tssa; float *attn_conv, *mlp_conv, *memory; } LayerState;
 
 static LayerState layer_state(const TostModel* model, double* state) {
@@ -753,7 +766,7 @@ static LayerState layer_state(const TostModel* model, double* state) {
                         .memory = attn_conv + 2 * before};
 }
 
-// The state of layer l before the pass; all NULL: zeros
+// The state of layer l before the pass; NULL for zeros
 static LayerState state_before(const TostModel* model, int l) {
     return model->from == TOST_NO_STATE ? (LayerState){0} : layer_state(model, model_state(model, model->from, l, 0));
 }
@@ -768,7 +781,7 @@ static LayerState start_state(const TostModel* model, int from, int to, int l) {
     return layer_state(model, state);
 }
 
-// The arguments of TSSA in a layer.
+// The arguments of TSSA in a layer. denom_bias starts at the chunk's first position.
 static Tssa layer_tssa(const TostModel* model, int l, LayerState state) {
     const TostConfig* c = &model->config;
     const TostChunk* chunk = &model->chunk;
@@ -921,7 +934,8 @@ static void cpu_forward(TostModel* model, const TostChunk* chunk, int from, int 
     const int B = chunk->B, T = chunk->T;
     assert(B <= model->options.max_batch && T <= model->options.max_chunk);
     assert(chunk->first + T <= model->config.block_size);
-    threads_begin(&model->threads, gemm_is_small(B * T, V > 4 * C ? V : 4 * C, C));   // its largest product
+    // With its largest product, which can be that of the classifier
+    threads_begin(&model->threads, gemm_is_small(B * T, V > 4 * C ? V : 4 * C, C));
     model->chunk = *chunk;
     model->from = from;
     embedding_forward(model->buf.x, chunk->inputs, p.wte, p.wpe, chunk->first, B, T, C);
@@ -945,7 +959,7 @@ static void cpu_logits(float* dst, TostModel* model) {
 
 static void cpu_last_logits(float* dst, TostModel* model) {
     const int B = model->chunk.B, T = model->chunk.T, C = model->config.n_embd;
-    float* ln_f = model->buf.ln_f;   // rows that were already used are overwritten
+    float* ln_f = model->buf.ln_f;   // the last rows are moved to the front; the others are not needed
     for (int b = 0; b < B; b++) memmove(ln_f + (size_t)b * C, ln_f + ((size_t)b * T + T - 1) * C, C * sizeof *ln_f);
     times_weight(dst, ln_f, classifier_weight(model), B, C, model->config.vocab_size);
 }
@@ -1015,7 +1029,8 @@ static void cpu_train_forward(TostModel* model, const TostChunk* chunk, int from
     sum_losses(model);
 }
 
-// Layer by layer, the gradients become complete from the end of the flat array to its start.
+// Layer by layer, the gradients become complete from the end of the flat array to its start. gamma1 is the first
+// parameter of a layer.
 static void cpu_train_backward(TostModel* model, int right, int left, TostEnd end) {
     const TostChunk* chunk = &model->chunk;
     const int C = model->config.n_embd, L = model->config.n_layer;
@@ -1047,7 +1062,8 @@ static void cpu_zero_grad(TostModel* model) {
 static double cpu_grad_norm(TostModel* model) { return exchange_norm(&model->exchange); }
 
 // One AdamW step, number s, with decoupled weight decay wd:
-//   m = β1 m + (1-β1) g,   v = β2 v + (1-β2) g²,   p = p (1 - lr wd) - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
+//   g = grad_scale · gradient,   m = β1 m + (1-β1) g,   v = β2 v + (1-β2) g²
+//   p = p (1 - lr wd) - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
 // in_bf16: the copy of p in bf16, or NULL
 static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict m, float* restrict v,
                   const float* restrict grad, size_t n, double weight_decay, const TostUpdate* update) {
@@ -1136,14 +1152,14 @@ static void update_owned(TostModel* model, const TostUpdate* update, const Owned
     if (model->options.optimizer == TOST_MUON && model->exchange.ranks > 1) memcpy(grad, p, own->size * sizeof *p);
 }
 
-// The rest of the update with Muon, after the exchange
+// The rest of the update with Muon, after the exchange, which has put u or, with AdamW, p into the array of gradients
 static void update_whole(TostModel* model, const TostUpdate* update, const TostTensor* t) {
     float *p = model->array[TOST_PARAM] + t->offset, *u = model->array[TOST_GRAD] + t->offset;
     if (tost_uses_muon(t, model->options.optimizer)) {
         const int rows = t->shape[0], columns = t->shape[1];
         orthogonalize(u, model->buf.muon, rows, columns, model->weights ? gemm_bf16 : gemm);
-        const double side = rows > columns ? rows : columns;   // mutant: muon_scale
-        combine(p, -update->lr * TOST_MUON_SCALE * sqrt(side), u, 1.0 - update->lr * decay_of(t, update), t->size);
+        const double longer = rows > columns ? rows : columns;   // mutant: muon_scale
+        combine(p, -update->lr * TOST_MUON_SCALE * sqrt(longer), u, 1.0 - update->lr * decay_of(t, update), t->size);
     } else if (model->exchange.ranks > 1) memcpy(p, u, t->size * sizeof *p);
 }
 
