@@ -77,10 +77,13 @@ EMU_FLAGS = $(EMU_SANITIZE) -Wall -Wextra -Wno-unknown-pragmas -Wno-maybe-uninit
 # not linked. -w: the other builds show the warnings.
 EMU_RACES =
 EMU_CUDA  = -DTOST_CUDA_ON_HOST -DTOST_NCCL -Idev/test/cuda
-# The modules that the engine needs, and all of them
-EMU_C     = $(patsubst %,$(EMU)/%.o,dev/test/cuda/cpu_layers $(patsubst %,tost/%,flops init model chunks base/crc32 \
-              base/error base/files base/folder base/json base/memory base/output base/rng base/signals base/text \
-              cpu/conv cpu/delta_rule cpu/gemm cpu/threads ranks/comm ranks/exchange ranks/slices run/safetensors run/schedule))
+# Modules of test_tost and of the emulation tests; the modules that these and the engine need; all of them
+ENGINES   = dev/test/engine/engines.c dev/test/engine/golden.c
+EMU_ENGINES = $(ENGINES:%.c=$(EMU)/%.o)
+EMU_C     = $(EMU_ENGINES) $(patsubst %,$(EMU)/%.o,dev/test/cuda/cpu_layers $(patsubst %,tost/%,flops init model \
+              chunks base/crc32 base/error base/files base/folder base/json base/memory base/output base/rng \
+              base/signals base/text cpu/conv cpu/delta_rule cpu/gemm cpu/threads ranks/comm ranks/exchange \
+              ranks/slices run/safetensors run/schedule))
 EMU_TOST  = $(patsubst %.c,$(EMU)/%.o,$(wildcard tost/*.c tost/*/*.c))
 EMU_LIB   = $(patsubst %,$(EMU)/dev/test/cuda/%.o,cuda_on_host cublaslt_on_host nccl_on_host runtime_on_host races)
 EMU_MAIN  = $(EMU)/dev/test/cuda/program.o
@@ -115,7 +118,7 @@ $(EMU)/train_gpt_tostcu: $(EMU_MAIN) $(EMU)/engine.o $(EMU_LIB) $(EMU_TOST)
 # The reference test with the emulated engine: test_tost --cuda PART
 $(EMU)/test_tost.o: test_tost.c
 	$(call say,CC $< (for the emulation)) $(CC) -std=c11 -D_GNU_SOURCE -O2 $(EMU_FLAGS) -MMD -MP -c $< -o $@
-$(EMU)/test_tost: $(EMU)/test_tost.o $(EMU)/engine.o $(EMU_LIB) $(EMU_TOST)
+$(EMU)/test_tost: $(EMU)/test_tost.o $(EMU_ENGINES) $(EMU)/engine.o $(EMU_LIB) $(EMU_TOST)
 	$(call say,LINK $@) $(EMU_CXX) $(EMU_FLAGS) -o $@ $^ -lm -ldl
 
 test_cuda_on_host: $(EMU)/test
@@ -135,7 +138,7 @@ mutants: $(EMU_CPP) $(EMU_C)
 TRAFFIC_CXX  ?= clang++
 TRAFFIC_COUNT = -O2 -fno-builtin -fno-vectorize -fno-slp-vectorize -Wno-pass-failed \
                 -fsanitize-coverage=func,trace-loads,trace-stores
-TRAFFIC_OBJ   = $(filter-out %/cpu_layers.o,$(EMU_C)) $(EMU_LIB)
+TRAFFIC_OBJ   = $(filter-out $(EMU)/dev/%,$(EMU_C)) $(EMU_LIB)
 $(EMU)/counted.o: train_gpt_tost.cu $(CUDA_H) $(wildcard dev/test/cuda/*.h)
 	$(call say,CXX $<) mkdir -p $(@D) && \
 	    $(EMU_CXX) $(TRAFFIC_COUNT) $(EMU_FLAGS) $(EMU_CUDA) -DTOST_NO_MAIN -x c++ -c $< -o $@ && \

@@ -9,7 +9,8 @@ test test_all: $(if $(NO_EMULATION),,$(EMU)/test) train_gpt_tost test_tost $(TES
 	@$(if $(filter test,$@),QUICK=1) NO_EMULATION="$(NO_EMULATION)" \
 	    dev/test/run.sh $(if $(NO_EMULATION),,$(EMU)/test) $(TESTS)
 
-test_tost: $(BUILD)/test_tost.o $(if $(NO_CUDA),,$(CU)/engine.o) $(BUILD)/libtost.a build/variant
+test_tost: $(BUILD)/test_tost.o $(ENGINES:%.c=$(BUILD)/%.o) $(if $(NO_CUDA),,$(CU)/engine.o) \
+    $(BUILD)/libtost.a build/variant
 	$(call say,LINK $@) $(COMPILE) -o $@ $(filter %.o %.a,$^) $(if $(NO_CUDA),,$(CUDA_LIBS)) $(LIBS)
 FLAGS_test_tost = $(if $(NO_CUDA),-DTOST_NO_CUDA='"$(NO_CUDA)"')
 $(BUILD)/test_tost.o: $(BUILD)/cuda
