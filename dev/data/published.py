@@ -9,7 +9,7 @@ and followed by <|endoftext|>.
     ./train_gpt_tost eval --data data/published/wikitext2_test_000000.bin --windows 16000 --seq 1024
 
 A line of WikiText keeps its line break, and its blank lines are empty; lines of PTB and LAMBADA have no line break.
-Other uses of these sets score the whole text (wikitext2.py, ptb.py) or the last word of GPT-2's LAMBADA
+Other uses of these sets score the whole text (corpus.py wikitext2, ptb) or the last word of GPT-2's LAMBADA
 (evalset.py lambada): the losses are not comparable. Needs Python 3.11 or later and numpy; to download, also
 huggingface_hub and pyarrow.
 """
@@ -19,10 +19,9 @@ import tempfile
 from pathlib import Path
 
 import fetch
-from corpus import (Corpus, add_trainer_options, check_trainer, fetch_corpus, find_files, jsonl_documents,
+from corpus import (PTB_URL, Corpus, add_trainer_options, check_trainer, fetch_corpus, find_files, jsonl_documents,
                     tokenize_command)
 from fetch import DATA, OneLineParser, Refused, shown
-from ptb import URL as PTB_URL
 
 HEADER_BYTES = 1024   # of a shard: 256 int32, of which the third is the number of tokens
 CORPORA = {

@@ -59,7 +59,7 @@ static void print_protocols(void) {
                   "--seq is refused, not truncated.", printf("  examples  "));
     print_wrapped("--data scores every token but the first once; --windows scores windows at random positions, as "
                   "nanoGPT and the paper do (16,000 windows of 1,024 tokens; shards of OpenWebText from "
-                  "dev/data/openwebtext.py, the others from dev/data/published.py, which encodes each line alone).",
+                  "dev/data/corpus.py, the others from dev/data/published.py, which encodes each line alone).",
                   printf("  shards    "));
 }
 

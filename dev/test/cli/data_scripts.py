@@ -272,7 +272,7 @@ def check_split():
         pyarrow.parquet.write_table(pyarrow.table({"text": WIKI[first:]}), f"wiki/{part}-0.parquet")
 
     order, cut = numpy.random.default_rng(2357).permutation(97), math.ceil(0.0005 * 97)
-    out = made("openwebtext.py --from docs.jsonl --out a/owt", *SHARDS)
+    out = made("corpus.py openwebtext --from docs.jsonl --out a/owt", *SHARDS)
     got = shards("a/owt")
     check("the validation documents are the published ones",
           got.pop("_val_000000.bin") == shard_of([texts[i] for i in order[:cut]]))
@@ -280,9 +280,9 @@ def check_split():
           [f"_train_{i:06}.bin" for i in range(5)] and b"".join(got[name][1024:] for name in sorted(got))
           == shard_of([texts[i] for i in order[cut:]])[1024:])
     check(f"the number of documents is compared: {out}", "97 " in out and "8,013,769" in out)
-    made("fineweb.py --from docs.txt --out c/fine", *SHARDS)
+    made("corpus.py fineweb --from docs.txt --out c/fine", *SHARDS)
     check("text gives the same shards as JSONL", shards("c/fine") == shards("a/owt"))
-    made("wikitext103.py --from wiki --out f/wiki", *SHARDS)
+    made("corpus.py wikitext103 --from wiki --out f/wiki", *SHARDS)
     second = " \n = Two = \n \n More . \n"
     check("WikiText: one training document per article, one validation document", shards("f/wiki") == {
         "_train_000000.bin": shard_of([" \n = One = \n \n Text = here . \n = = Section = = \n", second]),
@@ -324,15 +324,16 @@ def check_hub():
           f'exec {BINARY} "$@"\n')
     os.chmod("killer", 0o755)
     with serving(Handler) as url:
-        done = process("openwebtext.py --out d/owt", *SHARDS, "--binary", os.path.abspath("killer"), HF_ENDPOINT=url)
+        done = process("corpus.py openwebtext --out d/owt", *SHARDS, "--binary", os.path.abspath("killer"),
+                       HF_ENDPOINT=url)
     check(f"SIGKILL in the third shard: {done.stderr}", done.returncode == -9 and len(shards("d/owt")) == 2)
     check("requests to the Hub", not any("README" in path for path in requested)
           and "/api/datasets/Skylion007/openwebtext/revision/refs%2Fconvert%2Fparquet" in requested)
-    done = process("openwebtext.py --out d/owt", *SHARDS, HF_ENDPOINT="https://nowhere.invalid")
+    done = process("corpus.py openwebtext --out d/owt", *SHARDS, HF_ENDPOINT="https://nowhere.invalid")
     check(f"the first two shards are reused: {done.stdout}", done.stdout.count("already exists") == 2)
     check("the shards are the same as from JSONL in one run", shards("d/owt") == shards("a/owt"))
     check("no other files remain", sorted(os.listdir("d")) == sorted(os.listdir("a")))
-    done = process("tinystories.py --out e/x", *BYTES, HF_ENDPOINT="https://nowhere.invalid")
+    done = process("corpus.py tinystories --out e/x", *BYTES, HF_ENDPOINT="https://nowhere.invalid")
     check(f"without a network: one line: {done.stderr}", done.stderr.count("\n") == 1 and all(text in done.stderr
           for text in ("nowhere.invalid cannot be reached", "tree/main", "--from clone/data/source/tiny")))
     check("a failed download writes nothing", not Path("e").exists())
@@ -340,13 +341,13 @@ def check_hub():
 
 def check_existing_shards():
     docs = ["--out", "d/owt", *SHARDS]
-    refused("d/owt.json | documents a shard | --overwrite", "openwebtext.py", *docs, "--shard-documents", "21")
-    refused("d/owt.json | corpus | --overwrite", "fineweb.py --from docs.jsonl", *docs)
+    refused("d/owt.json | documents a shard | --overwrite", "corpus.py openwebtext", *docs, "--shard-documents", "21")
+    refused("d/owt.json | corpus | --overwrite", "corpus.py fineweb --from docs.jsonl", *docs)
     write("d/owt_train_000003.bin", Path("d/owt_train_000003.bin").read_bytes()[:-2])
-    refused("d/owt_train_000003.bin: | shard | remove it", "openwebtext.py", *docs)
+    refused("d/owt_train_000003.bin: | shard | remove it", "corpus.py openwebtext", *docs)
     Path("d/owt.json").unlink()
-    refused("d/owt_*.bin: | --out | --overwrite", "openwebtext.py", *docs)
-    made("openwebtext.py", *docs, "--shard-documents", "50", "--overwrite")
+    refused("d/owt_*.bin: | --out | --overwrite", "corpus.py openwebtext", *docs)
+    made("corpus.py openwebtext", *docs, "--shard-documents", "50", "--overwrite")
     check("--overwrite starts over",
           sorted(shards("d/owt")) == ["_train_000000.bin", "_train_000001.bin", "_val_000000.bin"])
 
@@ -365,24 +366,25 @@ def check_invalid_files():
     ):
         if content:
             write(name, content)
-        refused(wanted, f"openwebtext.py --out e/x --from {name}", *SHARDS)
-    refused("docs.txt: | train, valid or test", "ptb.py --out e/x --from docs.txt", *SHARDS)
-    refused("data/vocab.bpe: not found | dev/data/vocab.py", f"ptb.py --binary {BINARY} --out e/x")
-    refused("train_gpt_tost: not found | make train_gpt_tost", "ptb.py --tokenizer bytes.bpe --out e/x")
-    refused("--shard-documents 0: | 1", "ptb.py --shard-documents 0", status=2)
+        refused(wanted, f"corpus.py openwebtext --out e/x --from {name}", *SHARDS)
+    refused("docs.txt: | train, valid or test", "corpus.py ptb --out e/x --from docs.txt", *SHARDS)
+    refused("data/vocab.bpe: not found | dev/data/vocab.py", f"corpus.py ptb --binary {BINARY} --out e/x")
+    refused("train_gpt_tost: not found | make train_gpt_tost", "corpus.py ptb --tokenizer bytes.bpe --out e/x")
+    refused("--shard-documents 0: | 1", "corpus.py ptb --shard-documents 0", status=2)
+    refused("invalid choice: 'owt' | openwebtext", "corpus.py owt", status=2)
     check("refused files write no shards", not Path("e").exists())
     refused(f"g/x_train_000000.bin: {Path(BINARY).name}: docs.jsonl: not a vocab.bpe",
-            "openwebtext.py --tokenizer docs.jsonl --out g/x --from docs.jsonl --binary", BINARY)
+            "corpus.py openwebtext --tokenizer docs.jsonl --out g/x --from docs.jsonl --binary", BINARY)
     check("a failure of the tokenizer leaves no files", list(Path("g").iterdir()) == [])
 
 
 def check_published_counts():
     text, published = SHARED / "data/text", ["--tokenizer", "got.bpe", "--binary", BINARY]
-    out = made(f"shakespeare.py --from {text}/shakespeare.txt --out s/s", *published)
+    out = made(f"corpus.py shakespeare --from {text}/shakespeare.txt --out s/s", *published)
     check(f"Shakespeare's token counts are the published ones: {out}", out.count(", as published\n") == 2)
     write("other.txt", (text / "shakespeare.txt").read_text().replace("q", "zx"))
-    refused("train and val: | counts | published", "shakespeare.py --from other.txt --out s/t", *published)
-    made(f"wikitext2.py --from {text}/wikitext-2/wiki.valid.tokens --out w/w", *published)
+    refused("train and val: | counts | published", "corpus.py shakespeare --from other.txt --out s/t", *published)
+    made(f"corpus.py wikitext2 --from {text}/wikitext-2/wiki.valid.tokens --out w/w", *published)
     ids = (SHARED / "data/tokens/wikitext2_valid.u16").read_bytes() + uint16(50256)
     check("WikiText-2's validation shard is tiktoken's, and <|endoftext|>", tokens("w/w_val_000000.bin") == ids)
 
