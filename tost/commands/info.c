@@ -61,7 +61,7 @@ static bool info_model(const Options* o, const TostEngine* engine, TostError* er
         options_free(&run);
     } else if (ok) {
         char* dir = path_dir(m.file);
-        char *optimizer = path_join(dir, "optimizer.safetensors"), *average = path_join(dir, "ema.safetensors");
+        char *optimizer = path_join(dir, OPTIMIZER_FILE), *average = path_join(dir, AVERAGE_FILE);
         char size[32];   // of the open file, which another process may have removed
         print_line(stdout, "%-12s%s, %s", "file", m.file, human_bytes(size, (double)m.weights.file_size));
         print_file("optimizer", optimizer);

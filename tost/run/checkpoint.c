@@ -141,7 +141,7 @@ static bool read_info(CheckpointInfo* info, const StFile* f, TostError* err) {
 // Opening
 
 static char* none_found(const char* run, TostError* err) {
-    char* best = path_join(run, "best");
+    char* best = path_join(run, BEST_FOLDER);
     tost_error(err, "%s: no complete checkpoint (step_N/" MODEL_FILE " and " OPTIMIZER_FILE ") in this folder", run);
     if (checkpoint_is_folder(best)) tost_error(err, "%s, only best: give %s as --model or --init", err->text, best);
     free(best);
@@ -386,9 +386,9 @@ static bool write_folder(const char* dir, const CheckpointInfo* info, const Chec
 }
 
 bool checkpoint_save(const char* run, SaveAs as, const CheckpointInfo* info, const CheckpointModel* m, TostError* err) {
-    char* name = as == SAVE_BEST ? path_join(run, "best")
+    char* name = as == SAVE_BEST ? path_join(run, BEST_FOLDER)
                                  : checkpoint_name(run, info->step, as == SAVE_REPLACEMENT ? ".new" : "");
-    char* unfinished = as == SAVE_BEST ? path_join(run, "best.tmp") : checkpoint_name(run, info->step, ".tmp");
+    char* unfinished = as == SAVE_BEST ? path_join(run, BEST_FOLDER ".tmp") : checkpoint_name(run, info->step, ".tmp");
     bool ok = write_folder(unfinished, info, m, err) && checkpoint_publish(unfinished, name, err);
     TostError ignored;
     if (!ok) tost_error(err, "%s; step %" PRId64 " is not saved", err->text, info->step);

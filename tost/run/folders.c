@@ -44,7 +44,7 @@ static bool ends_in_tmp(const char* name) { return strlen(name) >= 4 && strcmp(n
 static bool parse_entry(Entry* e, const char* name) {
     e->kind = STALE;
     e->step = 0;
-    if (strncmp(name, "best.", 5) == 0) return ends_in_tmp(name);
+    if (strncmp(name, BEST_FOLDER ".", strlen(BEST_FOLDER ".")) == 0) return ends_in_tmp(name);
     if (strncmp(name, "step_", 5) != 0) return false;
     size_t digits = strspn(name + 5, "0123456789");
     if (digits == 0 || digits > 18) return false;
@@ -113,8 +113,8 @@ bool checkpoint_is_run(bool* is_run, bool* replaced, const char* run, TostError*
     if (replaced) *replaced = false;
     if (!is_dir(run)) return true;
     if (!list_entries(&list, run, err)) return false;
-    char* best = path_join(run, "best");
-    *is_run = list.count > 0 || has_file(best, MODEL_FILE) || has_file(run, "log.csv");
+    char* best = path_join(run, BEST_FOLDER);
+    *is_run = list.count > 0 || has_file(best, MODEL_FILE) || has_file(run, LOG_FILE);
     if (replaced) *replaced = list.count > 0 && list.entry[list.count - 1].kind == REPLACEMENT;
     free(best);
     free_entries(&list);
@@ -293,7 +293,7 @@ bool checkpoint_finish_replacement(const char* run, TostError* err) {
     const Entry* last = list.count > 0 ? &list.entry[list.count - 1] : NULL;
     bool ok = true;
     if (last && last->kind == REPLACEMENT) {
-        char *name = checkpoint_name(run, last->step, ""), *best = path_join(run, "best"), *stale = NULL;
+        char *name = checkpoint_name(run, last->step, ""), *best = path_join(run, BEST_FOLDER), *stale = NULL;
         ok = !has_file(best, MODEL_FILE) || set_aside(&stale, best, err);
         for (int i = 0; ok && i < list.count - 1; i++) {
             if (list.entry[i].kind == STALE) continue;

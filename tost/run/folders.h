@@ -14,6 +14,8 @@
 #define MODEL_FILE     "model.safetensors"
 #define OPTIMIZER_FILE "optimizer.safetensors"
 #define AVERAGE_FILE   "ema.safetensors"
+#define LOG_FILE       "log.csv"
+#define BEST_FOLDER    "best"
 
 // *is_run: whether the folder exists and contains a checkpoint, complete or not, or a log. *replaced, unless NULL:
 // whether it also has the first checkpoint of a run that replaces it, see checkpoint_finish_replacement.

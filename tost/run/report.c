@@ -315,7 +315,7 @@ void report_end(Run* r) {
     Progress* p = &r->progress;
     const bool stopped = r->info.step < r->o.steps;
     const long long step = (long long)r->info.step, steps = (long long)r->o.steps;
-    char* best = path_join(r->out, "best");
+    char* best = path_join(r->out, BEST_FOLDER);
     const bool has_best = r->o.keep_best && checkpoint_is_folder(best);
     if (stopped)
         progress_text(p, "stopped by %s after step %lld of %lld",

@@ -127,7 +127,7 @@ void run_find_best(Run* r) {
     StFile file;
     CheckpointInfo best;
     TostError ignored;
-    char* path = path_join(r->out, "best");
+    char* path = path_join(r->out, BEST_FOLDER);
     r->saved.best = r->info.best_val_loss;
     if (comm_rank(r->comm) == 0 && r->o.keep_best && r->o.resume && checkpoint_is_folder(path)
         && checkpoint_open(&file, &best, path, "--model", &ignored)) {

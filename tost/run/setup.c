@@ -18,7 +18,7 @@
 // ---------------------------------------------------------------------------------------------
 // Where the run starts
 
-static char* log_path(const Run* r) { return r->o.log ? xstrdup(r->o.log) : path_join(r->out, "log.csv"); }   // free()
+static char* log_path(const Run* r) { return r->o.log ? xstrdup(r->o.log) : path_join(r->out, LOG_FILE); }   // free()
 
 bool run_is_finished(const Run* r) {
     return r->o.resume && r->info.step >= r->o.steps && r->o.epochs == 0 && !r->info.unvalidated_row;
@@ -75,7 +75,7 @@ static bool find_resumed(Run* r, TostError* err) {
     if (!options_resume(o, &r->resumed, r->out, err)) return false;
     if (o->log && !option_given(r->args, "log") && !is_in_folder(o->log, r->out))
         return tost_error(err, "the run in %s has its log elsewhere, in %s: give --log %s to continue it, or --log "
-                          "%s/log.csv", r->out, o->log, o->log, r->out);
+                          "%s/" LOG_FILE, r->out, o->log, o->log, r->out);
     if (!o->data.count) return tost_error(err, "%s does not contain the option data: give --data GLOB", r->weights);
     if (!r->engine->supports((TostDtype)o->dtype))
         return tost_error(err, "the run in %s was trained with a --dtype that the %s engine does not support: give "
