@@ -46,7 +46,7 @@ def read_config(folder):
         metadata = {key: str(int(config[key])) for key in keys}
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{folder}/config.json: {error} is missing or not a number") from error
-    return metadata | {key: str(config[key]) for key in (*VARIANTS, "document_token") if key in config}
+    return metadata | {key: str(config[key]) for key in VARIANTS if key in config}
 
 
 def read_weights(folder):

@@ -58,8 +58,6 @@ class TostConfig:
         self.membership = metadata.get("membership", "learned")
         if self.membership not in MEMBERSHIPS:
             raise ValueError(f"{path}: membership {self.membership} in the metadata is not {' or '.join(MEMBERSHIPS)}")
-        if str(metadata.get("document_token", -1)) != "-1":
-            raise ValueError(f"{path}: trained with --mask-across-documents, which this version lacks")
 
     @classmethod
     def from_shapes(cls, shapes):

@@ -95,7 +95,7 @@ static uint32_t vocabulary_of(const Options* o, const char* path) {
 }
 
 // Reads a whole shard. *line describes it, or is the error.
-static bool check_shard(TostError* line, ShardTotals* t, const Options* o, const char* path) {
+static bool check_shard(TextLine* line, ShardTotals* t, const Options* o, const char* path) {
     Shard s;
     char of[48] = "";
     const uint32_t vocabulary = vocabulary_of(o, path);
@@ -103,8 +103,9 @@ static bool check_shard(TostError* line, ShardTotals* t, const Options* o, const
     const bool ok = shard_check_ids(&s, vocabulary ? vocabulary : UINT32_MAX, line);
     if (vocabulary) snprintf(of, sizeof of, " of a vocabulary of %u", (unsigned)vocabulary);
     if (ok)
-        tost_error(line, "%s: uint%d%s, %llu tokens, largest id %u%s", path, 8 * s.width,
-                   s.first ? "" : " without a header", (unsigned long long)s.n_tokens, (unsigned)s.largest_id, of);
+        *line = text_line("%s: uint%d%s, %llu tokens, largest id %u%s", path, 8 * s.width,
+                          s.first ? "" : " without a header", (unsigned long long)s.n_tokens, (unsigned)s.largest_id,
+                          of);
     t->tokens += s.n_tokens;
     t->largest = s.largest_id > t->largest ? s.largest_id : t->largest;
     shard_close(&s);
@@ -114,7 +115,7 @@ static bool check_shard(TostError* line, ShardTotals* t, const Options* o, const
 static bool info_shards(const Options* o, char* const* paths, int n, TostError* err) {
     ShardTotals t = {0};
     for (int i = 0; i < n; i++) {
-        TostError line;
+        TextLine line;
         const bool ok = check_shard(&line, &t, o, paths[i]);
         if (ok || n > 1) printf("%s\n", line.text);
         if (!ok && t.bad++ == 0) *err = line;

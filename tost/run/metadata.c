@@ -163,9 +163,6 @@ static bool read_fields(CheckpointInfo* info, const StFile* f, TostError* err) {
     if (version && strtol(version, NULL, 10) != FORMAT_VERSION)
         return tost_error(err, "%s: format_version %.20s, but this program reads %d: use a newer program", f->path,
                           version, FORMAT_VERSION);
-    if (st_meta(f, "document_token"))
-        return tost_error(err, "%s: trained with --mask-across-documents, which this version does not support",
-                          f->path);
     for (size_t i = 0; i < countof(fields); i++) {
         const Field* field = &fields[i];
         const char* text = st_meta(f, field->key);

@@ -503,7 +503,6 @@ static const struct { const char *name, *hint; } foreign[] = {
     {"gradient-accumulation-steps", "use --total-batch, the tokens per step"},
     {"max-steps", "use --steps"}, {"bf16", "use --dtype bf16"}, {"gradient-checkpointing", "use --recompute"},
     {"context-length", "use --block-size"}, {"wandb", "dev/plot/export_log.py sends log.csv to Weights & Biases"},
-    {"mask-across-documents", "documents are not masked, as in the published model"},
 };
 
 static bool unknown_option(const char* arg, Command command, TostError* err) {
