@@ -1,4 +1,4 @@
-// folder.h: folders.
+// folder.h: lists and creates folders; writes and renames files so that they survive a power loss.
 #ifndef TOST_FOLDER_H
 #define TOST_FOLDER_H
 

@@ -1,5 +1,5 @@
-// sample.c: generates text. Texts go to stdout, everything else to stderr. A single sample is printed token by
-// token; several are generated together and printed in order.
+// sample.c: the command sample, which generates text with run/generate.h. Texts go to stdout, all else to stderr. A
+// single sample is printed token by token; several are generated together and printed in order.
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// tokenize.c: tokenizes text files into shards and prints what was written.
+// tokenize.c: the command tokenize, which runs data/tokenize.h and prints what was written.
 #include <math.h>
 #include <stdio.h>
 

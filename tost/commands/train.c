@@ -1,4 +1,4 @@
-// train.c: trains a model, or continues a run.
+// train.c: the command train, which trains a model or continues a run with run/run.h.
 #include <string.h>
 
 #include "base/clock.h"

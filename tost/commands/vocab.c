@@ -1,4 +1,4 @@
-// vocab.c: learns a vocabulary from text files and prints what was learned.
+// vocab.c: the command vocab, which runs data/vocab.h and prints what was learned.
 #include "data/vocab.h"
 
 #include <inttypes.h>

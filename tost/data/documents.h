@@ -1,4 +1,4 @@
-// documents.h: reads text files as documents, streaming, in batches.
+// documents.h: reads text files as documents (lines of JSONL, or texts between <|endoftext|>), streaming, in batches.
 #ifndef TOST_DOCUMENTS_H
 #define TOST_DOCUMENTS_H
 

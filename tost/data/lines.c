@@ -1,4 +1,4 @@
-// lines.c: text files and their lines.
+// lines.c: reads a text file line by line, and refuses files that are not text.
 #include "data/lines.h"
 
 #include <stdlib.h>

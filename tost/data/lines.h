@@ -1,4 +1,4 @@
-// lines.h: text files and their lines.
+// lines.h: reads a text file line by line, and refuses files that are not text.
 #ifndef TOST_LINES_H
 #define TOST_LINES_H
 

@@ -1,4 +1,5 @@
-// agree.c: decisions and sums that the ranks of a run share. With one process they cost nothing.
+// agree.c: what the ranks of a training run decide together: whether to stop, whether all succeeded, whether they run
+// the same program on the same data, and the mean loss. The messages are those of ranks/comm.h; one process sends none.
 #include <stdlib.h>
 #include <string.h>
 

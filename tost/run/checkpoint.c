@@ -1,4 +1,4 @@
-// checkpoint.c: reads and writes the tensors of checkpoints and model files.
+// checkpoint.c: opens, loads and saves the files of checkpoints, and model files.
 #include "run/checkpoint.h"
 
 #include <errno.h>

@@ -1,11 +1,11 @@
-// checkpoint.h: reads and writes the tensors of checkpoints and model files.
+// checkpoint.h: opens, loads and saves the files of checkpoints, and model files; checkpoint_folders.h finds them.
 #ifndef TOST_CHECKPOINT_H
 #define TOST_CHECKPOINT_H
 
 #include "base/error.h"
 #include "engine.h"
 #include "ranks/comm.h"
-#include "run/folders.h"
+#include "run/checkpoint_folders.h"
 #include "run/metadata.h"
 #include "run/safetensors.h"
 

@@ -1,4 +1,4 @@
-// generate.c: generating texts with a model. Texts that are generated together are rows of the engine's decode state,
+// generate.c: continues prompts with a model. Texts that are generated together are rows of the engine's decode state,
 // all at the same position. While one row reads the rest of its prompt, another may already be past its own.
 //
 // A text must not depend on the other rows. Products of at most TOST_FEW_ROWS rows have one order of summation and

@@ -1,4 +1,5 @@
-// generate.h: generating texts with a model, several together.
+// generate.h: continues prompts with a model, several together, for the command sample and for the samples of training;
+// sampler.h draws each token.
 #ifndef TOST_GENERATE_H
 #define TOST_GENERATE_H
 

@@ -1,4 +1,4 @@
-// log.c: log.csv.
+// log.c: writes log.csv, and on resume checks and truncates it.
 #include "run/log.h"
 
 #include <errno.h>

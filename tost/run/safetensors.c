@@ -1,4 +1,5 @@
-// safetensors.c: files are read with pread, not mmap, so that truncating one meanwhile gives an error, not SIGBUS.
+// safetensors.c: reads and writes safetensors files. Reads with pread, not mmap, so that truncating a file meanwhile
+// gives an error, not SIGBUS.
 #include "run/safetensors.h"
 #include "base/bf16.h"
 #include "base/crc32.h"

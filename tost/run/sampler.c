@@ -1,4 +1,4 @@
-// sampler.c: sampling a token from logits. top-k and top-p do not sort: a search, bit by bit, finds the last token that
+// sampler.c: draws one token from logits. top-k and top-p do not sort: a search, bit by bit, finds the last token that
 // is kept.
 #include "run/sampler.h"
 

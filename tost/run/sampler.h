@@ -1,4 +1,4 @@
-// sampler.h: sampling a token from logits.
+// sampler.h: draws one token from logits. generate.h makes texts with it.
 #ifndef TOST_SAMPLER_H
 #define TOST_SAMPLER_H
 

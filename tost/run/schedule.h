@@ -1,4 +1,4 @@
-// schedule.h: the learning rate.
+// schedule.h: the learning rate of each step.
 #ifndef TOST_SCHEDULE_H
 #define TOST_SCHEDULE_H
 

@@ -1,6 +1,6 @@
-// train.c: the training loop. Each step is followed by a log row and, if due, validation, a sample and a checkpoint.
-// Data and learning rate of a step depend only on the options, the seed and the step number, so a resumed run computes
-// the same bits as an uninterrupted one.
+// train.c: the training loop; commands/train.c calls it. Each step is followed by a log row and, if due, validation, a
+// sample and a checkpoint. Data and learning rate of a step depend only on the options, the seed and the step number,
+// so a resumed run computes the same bits as an uninterrupted one.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

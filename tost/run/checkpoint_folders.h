@@ -1,4 +1,4 @@
-// folders.h: the folders of runs, and the checkpoints in them.
+// checkpoint_folders.h: finds, names, publishes and removes the checkpoints in the folders of runs.
 //   RUN/step_00001000/model.safetensors, optimizer.safetensors      a complete checkpoint; with --ema: ema.safetensors;
 //                                                                    if the run has a tokenizer: vocab.bpe
 //   RUN/step_….tmp/                                                  an incomplete one
@@ -6,8 +6,8 @@
 //   RUN/step_….new/                                                  the first one of a run that replaces another
 // A checkpoint is written to a .tmp folder that is renamed when it is complete, and is renamed to .tmp again before it
 // is removed.
-#ifndef TOST_FOLDERS_H
-#define TOST_FOLDERS_H
+#ifndef TOST_CHECKPOINT_FOLDERS_H
+#define TOST_CHECKPOINT_FOLDERS_H
 
 #include "base/error.h"
 

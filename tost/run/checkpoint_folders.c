@@ -1,5 +1,5 @@
-// folders.c: the folders of runs, and the checkpoints in them.
-#include "run/folders.h"
+// checkpoint_folders.c: finds, names, publishes and removes the checkpoints in the folders of runs.
+#include "run/checkpoint_folders.h"
 
 #include <errno.h>
 #include <fcntl.h>
