@@ -318,7 +318,8 @@ static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
 
 // Sets y, and advances the state by these tokens. T = 1 is a decode step.
 static void tssa_forward(const Tssa* args) {
-    static const TssaStages stages = {tssa_energy_forward, tssa_membership_forward, tssa_statistics_forward, 5, 4};
+    static const TssaStages stages = {.first = tssa_energy_forward, .first_cost = 5, .second = tssa_membership_forward,
+                                      .last = tssa_statistics_forward, .last_cost = 4};
     tssa_run(&stages, args, true, (size_t)args->B * args->T > SERIAL_ROWS);
 }
 
@@ -429,7 +430,8 @@ static void tssa_energy_backward(const Tssa* args, TssaRange r) {
 
 // Sets dz, adds to dtemp and ddenom_bias, and moves the adjoint of the state from the end of these tokens to the start.
 static void tssa_backward(const Tssa* args) {
-    static const TssaStages stages = {tssa_statistics_backward, tssa_membership_backward, tssa_energy_backward, 4, 3};
+    static const TssaStages stages = {.first = tssa_statistics_backward, .first_cost = 4,
+                                      .second = tssa_membership_backward, .last = tssa_energy_backward, .last_cost = 3};
     tssa_run(&stages, args, false, true);
     #pragma omp parallel for schedule(static)
     for (int h = 0; h < args->NH; h++) {

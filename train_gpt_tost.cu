@@ -811,7 +811,7 @@ __device__ inline void tssa_membership_forward(float* pi, const float* scores, c
     __syncthreads();   // mutant: mass_before_the_softmax
 }
 
-// y = -z Π / (1 + N/M) of head h. pi, inverse_mass (32): Π and 1/M, where M = D + 1e-8
+// y = -z Π M/(M + N) of head h, as -z Π / (1 + N/M). pi, inverse_mass (32): Π and 1/M
 template <bool WHOLE, typename S>
 __device__ inline void tssa_shrink(float* groups, const float* pi, const float* inverse_mass, int h, TssaRun k,
                                    const Tssa<S>& args) {
@@ -909,7 +909,7 @@ template <typename S> __device__ inline void tssa_backward_steps(TssaSteps steps
     __syncwarp();
 }
 
-// Through y = -z Π M/A, where A[t] = M + N = 1e-8 + Σ_{t'≤t} Π (1 + s). With r = 1/A:
+// Through y = -z Π M/(M + N), with A = M + N = 1e-8 + Σ_{t'≤t} Π (1 + s) and r = 1/A:
 //     dN = Π M dy z r²,   dD = -Σ_d Π N dy z r² = Σ_d (dN - Π dy z r)
 // The last form takes fewer instructions, but is less exact if N is much smaller than M. EXACT: uses the first.
 // totals (C+NH): Σ of dN and of dD over the run. With RN and RD, the sums of dN and dD over t' ≥ t,
