@@ -209,7 +209,7 @@ static void round_bf16(float* x, size_t n) {
 // y = x · wᵀ, not rounded
 static void times_weight(float* y, const float* x, Weight w, size_t rows, int IN, int OUT) {
     if (w.bf16) gemm_bf16_weight(y, x, w.bf16, (int)rows, OUT, IN);
-    else gemm(y, x, false, w.f32, true, (int)rows, OUT, IN, false);
+    else gemm(y, x, w.f32, GEMM_NT, (int)rows, OUT, IN, false);
 }
 
 static void linear_forward(float* y, const float* x, Weight w, const float* b,
@@ -229,8 +229,8 @@ static void linear_forward(float* y, const float* x, Weight w, const float* b,
 static void linear_backward(float* dx, float* dw, float* db, const float* dy, const float* x, Weight w,
                             size_t rows, int IN, int OUT) {
     Gemm* product = product_with(w);
-    product(dx, dy, false, w.f32, false, (int)rows, IN, OUT, false);
-    product(dw, dy, true, x, false, OUT, IN, (int)rows, true);
+    product(dx, dy, w.f32, GEMM_NN, (int)rows, IN, OUT, false);
+    product(dw, dy, x, GEMM_TN, OUT, IN, (int)rows, true);
     if (w.bf16) round_bf16(dx, rows * IN);
     if (!db) return;
     enum { CHANNELS = 32 };
@@ -1124,11 +1124,12 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
     for (size_t i = 0; i < n; i++) squares += (double)x[i] * x[i];
     combine(x, 0.0, x, 1.0 / fmax(sqrt(squares), TOST_MUON_EPS), n);
     for (int step = 0; step < TOST_MUON_STEPS; step++) {
-        product(A, x, tall, x, !tall, side, side, tall ? rows : columns, false);   // mutant: muon_transpose
-        product(polynomial, A, false, A, false, side, side, side, false);
+        const GemmLayout squared = tall ? GEMM_TN : GEMM_NT;   // mutant: muon_transpose
+        product(A, x, x, squared, side, side, tall ? rows : columns, false);
+        product(polynomial, A, A, GEMM_NN, side, side, side, false);
         combine(polynomial, TOST_MUON_B, A, TOST_MUON_C, square);   // mutant: muon_coefficient
-        if (tall) product(y, x, false, polynomial, false, rows, columns, columns, false);
-        else product(y, polynomial, false, x, false, rows, columns, rows, false);
+        if (tall) product(y, x, polynomial, GEMM_NN, rows, columns, columns, false);
+        else product(y, polynomial, x, GEMM_NN, rows, columns, rows, false);
         combine(x, 1.0, y, TOST_MUON_A, n);
     }
 }

@@ -95,10 +95,10 @@ static void bench_limits(void) {
     float *a = random_floats(size, 1), *b = random_floats(size, 1), *c = random_floats(size, 1);
     float* x = random_floats(n, 1);
     double gflops[RUNS], gbs[RUNS];
-    gemm(c, a, false, b, true, N, N, N, false);
+    gemm(c, a, b, GEMM_NT, N, N, N, false);
     for (int i = 0; i < RUNS; i++) {
         const double start = now_seconds();
-        gemm(c, a, false, b, true, N, N, N, false);
+        gemm(c, a, b, GEMM_NT, N, N, N, false);
         gflops[i] = 2.0 * N * N * N / (now_seconds() - start) / 1e9;
         gbs[i] = read_bandwidth(x, n);
     }
@@ -318,7 +318,7 @@ static void bench_tssa(void) {
 // ---------------------------------------------------------------------------------------------
 // Matrix products: GFLOP/s of thread CPU time, the most of the repetitions
 
-typedef struct { int M, N, K; bool at, bt; } Shape;
+typedef struct { int M, N, K; GemmLayout layout; } Shape;
 
 static const struct { const char* what; int in, out; } layers[] = {   // of 1,024 rows
     {"base attention", 768, 768}, {"base fc", 768, 3072}, {"base fc_proj", 3072, 768}, {"base classifier", 768, 50304},
@@ -366,7 +366,7 @@ static double product_gflops(bool bf16, const Shape* p, float* c, const float* a
     const int inner = flop < 1e8 ? (int)(1e8 / flop) + 1 : 1;
     const double start = thread_seconds();
     for (int i = 0; i < inner; i++)
-        (bf16 ? gemm_bf16 : gemm)(c, a, p->at, b, p->bt, p->M, p->N, p->K, p->at);
+        (bf16 ? gemm_bf16 : gemm)(c, a, b, p->layout, p->M, p->N, p->K, p->layout == GEMM_TN);
     return flop * inner / (thread_seconds() - start) / 1e9;
 }
 
@@ -379,7 +379,7 @@ static void bench_products(void) {
     for (size_t s = 0; s < 3 * countof(layers); s++) {
         const int rows = 1024, in = layers[s / 3].in, out = layers[s / 3].out;
         const Shape shapes[] = {
-            {rows, out, in, false, true}, {rows, in, out, false, false}, {out, in, rows, true, false}};
+            {rows, out, in, GEMM_NT}, {rows, in, out, GEMM_NN}, {out, in, rows, GEMM_TN}};
         const Shape* p = &shapes[s % 3];   // forward, gradient of the input, gradient of the weights
         double best[2] = {0}, peak = 0;
         for (int r = 0; r < (2.0 * p->M * p->N * p->K > 1e10 ? 5 : 15); r++) {
@@ -410,7 +410,7 @@ static double weights_gflops(TostModel* m, float* y, const float* x, int rows) {
 
 static void bench_rows(void) {
     const int counts[] = {1, 2, 4, 8, 16, 32, 64};
-    const Shape square = {768, 768, 768, false, true};
+    const Shape square = {768, 768, 768, GEMM_NT};
     float *x = random_floats(768 * 768, 1), *y = random_floats(768 * 768, 1), *c = random_floats(768 * 768, 1);
     printf("%-18s float32  of bound      bf16\n", "GFLOP/s, 1 thread");
     TostModel* m[2] = {new_base(1, 1, false, TOST_FP32), new_base(1, 1, false, TOST_BF16)};

@@ -34,16 +34,16 @@ static int threads_for(int M, int N, int K) { return gemm_is_small(M, N, K) ? 1 
 
 typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; bool add; Format format; } Product;
 
-// One pass over a block of c (m,n), with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2.
-static void multiply_block(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int m, int n, int words,
-                           bool add) {
+// One pass over a block, with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2.
+static void multiply_block(Block all, const Word* pa, const Word* pb, Format f, int words) {
     const int rows = rows_of_kernel(f);
-    for (int i = 0; i < m; i += rows)
-        for (int j = 0; j < n; j += NR) {
-            float* at = c + i*ldc + j;
+    for (int i = 0; i < all.m; i += rows)
+        for (int j = 0; j < all.n; j += NR) {
+            float* c = all.c + i*all.ldc + j;
+            const Block t = { c, all.ldc, min_int(rows, all.m - i), min_int(NR, all.n - j), all.add };
             const Word *a = pa + (size_t)i*words, *b = pb + (size_t)j*words;
-            if (i + rows <= m && j + NR <= n) tile(at, ldc, a, b, f, words, add, rows);
-            else tile_ragged(at, ldc, a, b, f, words, add, min_int(rows, m - i), min_int(NR, n - j));
+            if (t.m == rows && t.n == NR) tile(t, a, b, f, words);
+            else tile_ragged(t, a, b, f, words);
         }
 }
 
@@ -65,9 +65,11 @@ static void product_packed(const Product* p) {
             for (size_t j = 0; j < (size_t)p->N; j += BLOCK_N) {
                 const int n = min_int(BLOCK_N, p->N - (int)j);
                 pack_b(pb, operand_at(p->b, j, k), p->format, n, depth);
-                for (int from = 0; from < m; from += BLOCK_M)
-                    multiply_block(p->c + (i + from)*p->ldc + j, p->ldc, pa + (size_t)from*words, pb, p->format,
-                                   min_int(BLOCK_M, m - from), n, words, p->add || k > 0);
+                for (int from = 0; from < m; from += BLOCK_M) {
+                    float* c = p->c + (i + from)*p->ldc + j;
+                    const Block block = { c, p->ldc, min_int(BLOCK_M, m - from), n, p->add || k > 0 };
+                    multiply_block(block, pa + (size_t)from*words, pb, p->format, words);
+                }
             }
         }
     if (p->format == TILES) amx_end();
@@ -111,6 +113,9 @@ typedef struct {
     bool add;
 } FewRows;
 
+// Rows of a and columns of b that are multiplied together
+typedef struct { Format format; int rows, cols; } Group;
+
 INLINE int words_of_part(Format f) { return f == ROUNDED ? 2*LANES : LANES; }
 INLINE int parts_of_row(size_t row_bytes) { return (int)((row_bytes + VECTOR_BYTES - 1) / VECTOR_BYTES); }
 
@@ -145,61 +150,59 @@ INLINE float sum_lanes(Vec v) {
 }
 
 // Adds the products of one part of each row of a with vectors of b. ROUNDED: of the upper (half 0) or lower halves.
-INLINE void add_half(Vec sum[][GROUP_COLS][2], int u, Format f, const Word* a, size_t stride, const VecWord* b,
-                     int half, int rows, int cols) {
+INLINE void add_half(Vec sum[][GROUP_COLS][2], int u, Group g, const Word* a, size_t stride, const VecWord* b,
+                     int half) {
     VecWord bv[GROUP_COLS];
 #pragma GCC unroll 6
-    for (int col = 0; col < cols; col++) {
+    for (int col = 0; col < g.cols; col++) {
         bv[col] = b[col];
-        if (f == ROUNDED && half == 0) bv[col] &= 0xffff0000;
-        if (f == ROUNDED && half == 1) bv[col] <<= 16;
+        if (g.format == ROUNDED && half == 0) bv[col] &= 0xffff0000;
+        if (g.format == ROUNDED && half == 1) bv[col] <<= 16;
     }
 #pragma GCC unroll 6
-    for (int row = 0; row < rows; row++) {
+    for (int row = 0; row < g.rows; row++) {
         const VecWord av = *(const VecWord*)(a + row*stride + half*LANES);
 #pragma GCC unroll 6
-        for (int col = 0; col < cols; col++) {
-            if (f == PAIRS) sum[row][col][u] = dot_pairs(sum[row][col][u], av, bv[col]);
+        for (int col = 0; col < g.cols; col++) {
+            if (g.format == PAIRS) sum[row][col][u] = dot_pairs(sum[row][col][u], av, bv[col]);
             else sum[row][col][u] += (Vec)av * (Vec)bv[col];
         }
     }
 }
 
-INLINE void add_part(Vec sum[][GROUP_COLS][2], int u, Format f, const Word* a, size_t stride, const VecWord* b,
-                     int rows, int cols) {
-    add_half(sum, u, f, a, stride, b, 0, rows, cols);
-    if (f == ROUNDED) add_half(sum, u, f, a, stride, b, 1, rows, cols);
+INLINE void add_part(Vec sum[][GROUP_COLS][2], int u, Group g, const Word* a, size_t stride, const VecWord* b) {
+    add_half(sum, u, g, a, stride, b, 0);
+    if (g.format == ROUNDED) add_half(sum, u, g, a, stride, b, 1);
 }
 
 // Adds the parts t with from <= t % 2 < to. Prefetches the share of these rows in the next columns of b, so that memory
 // is read all the time, not only for the first rows.
-INLINE void add_parts(Vec sum[][GROUP_COLS][2], const FewRows* p, Format f, int i, int j, int rows, int cols,
-                      int from, int to) {
+INLINE void add_parts(Vec sum[][GROUP_COLS][2], const FewRows* p, Group g, int i, int j, int from, int to) {
     const int parts = parts_of_row(p->row_bytes), whole = (int)(p->row_bytes / VECTOR_BYTES);
-    const size_t words = words_of_part(f), stride = parts * words;
+    const size_t words = words_of_part(g.format), stride = parts * words;
     const Word* a = p->a + i*stride;
     const char* b = p->b + j*p->row_bytes;
-    const char* next = b + cols*p->row_bytes + p->row_bytes * (2*i + from*rows) / (2*p->M);
-    const size_t next_step = (to - from)*VECTOR_BYTES * rows / p->M + 1;
+    const char* next = b + g.cols*p->row_bytes + p->row_bytes * (2*i + from*g.rows) / (2*p->M);
+    const size_t next_step = (to - from)*VECTOR_BYTES * g.rows / p->M + 1;
     VecWord bv[GROUP_COLS];
     for (int t = 0; t + 2 <= whole; t += 2, next += next_step)
 #pragma GCC unroll 2
         for (int u = from; u < to; u++) {
 #pragma GCC unroll 6
-            for (int col = 0; col < cols; col++) {
+            for (int col = 0; col < g.cols; col++) {
                 bv[col] = *(const VecWordU*)(b + col*p->row_bytes + (size_t)(t + u)*VECTOR_BYTES);
-                if (p->M > rows && u == from) __builtin_prefetch(next + col*p->row_bytes);
+                if (p->M > g.rows && u == from) __builtin_prefetch(next + col*p->row_bytes);
             }
-            add_part(sum, u, f, a + (t + u)*words, stride, bv, rows, cols);
+            add_part(sum, u, g, a + (t + u)*words, stride, bv);
         }
     for (int t = whole / 2 * 2; from == 0 && t < parts; t++) {    // at most one whole vector and a partial one
         const size_t bytes = t < whole ? VECTOR_BYTES : p->row_bytes % VECTOR_BYTES;
 #pragma GCC unroll 6
-        for (int col = 0; col < cols; col++) {
+        for (int col = 0; col < g.cols; col++) {
             bv[col] = (VecWord) {0};
             memcpy(&bv[col], b + col*p->row_bytes + (size_t)t*VECTOR_BYTES, bytes);
         }
-        add_part(sum, 0, f, a + t*words, stride, bv, rows, cols);
+        add_part(sum, 0, g, a + t*words, stride, bv);
     }
 }
 
@@ -207,10 +210,11 @@ INLINE void add_parts(Vec sum[][GROUP_COLS][2], const FewRows* p, Format f, int 
 // stay in registers: of many columns first those of even parts, then those of odd ones. The order of a sum does not
 // depend on rows and cols.
 INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols) {
+    const Group g = { f, rows, cols };
     Vec sum[GROUP_ROWS][GROUP_COLS][2] = {0};
     const bool many = cols > GROUP_COLS / 2;
-    add_parts(sum, p, f, i, j, rows, cols, 0, many ? 1 : 2);
-    if (many) add_parts(sum, p, f, i, j, rows, cols, 1, 2);
+    add_parts(sum, p, g, i, j, 0, many ? 1 : 2);
+    if (many) add_parts(sum, p, g, i, j, 1, 2);
 #pragma GCC unroll 6
     for (int row = 0; row < rows; row++)
 #pragma GCC unroll 6
@@ -244,16 +248,16 @@ static void few_rows_floats(const FewRows* p, int j, int end) { few_rows_slice(p
 static void few_rows_rounded(const FewRows* p, int j, int end) { few_rows_slice(p, ROUNDED, j, end); }
 static void few_rows_pairs(const FewRows* p, int j, int end) { few_rows_slice(p, PAIRS, j, end); }
 
-// b (N,K) has row_bytes bytes per row.
-static void gemm_few_rows(float* c, const float* a, const void* b, size_t row_bytes, Format f,
-                          int M, int N, int K, bool add) {
+static void gemm_few_rows(const Product* all) {
+    const size_t row_bytes = all->K * element_size(all->b);
+    const Format f = all->format;
     void* memory;
-    const Word* operand = few_rows_operand(&memory, a, f, M, K, parts_of_row(row_bytes));
-    const FewRows p = { c, operand, b, row_bytes, M, N, add };
-    const int threads = threads_for(M, N, K);
+    const Word* a = few_rows_operand(&memory, (const float*)all->a.p, f, all->M, all->K, parts_of_row(row_bytes));
+    const FewRows p = { all->c, a, all->b.p, row_bytes, all->M, all->N, all->add };
+    const int threads = threads_for(all->M, all->N, all->K);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
-        const int j = partition_cut(N, GROUP_COLS, t, threads), end = partition_cut(N, GROUP_COLS, t + 1, threads);
+        const int j = partition_cut(p.N, GROUP_COLS, t, threads), end = partition_cut(p.N, GROUP_COLS, t + 1, threads);
         if (f == FLOATS) few_rows_floats(&p, j, end);
         else if (f == PAIRS) few_rows_pairs(&p, j, end);
         else few_rows_rounded(&p, j, end);
@@ -264,16 +268,24 @@ static void gemm_few_rows(float* c, const float* a, const void* b, size_t row_by
 // ---------------------------------------------------------------------------------------------
 // Entry points
 
-// c = op(a) · b, or += with add. b16: b is a weight (N,K) stored in bf16.
-static void gemm_by(Multiply* multiply, Format f, float* c, const float* a, bool at, const void* b, bool bt, bool b16,
-                    int M, int N, int K, bool add) {
-    if (M <= GEMM_FEW_ROWS && bt && !at && (f == FLOATS || b16)) {
-        gemm_few_rows(c, a, b, K * (b16 ? sizeof(uint16_t) : sizeof(float)), f, M, N, K, add);
-    } else {
-        const Operand left = { (const char*)a, at ? M : K, at, false }, right = { b, bt ? K : N, !bt, b16 };
-        const Product p = { c, N, left, right, M, N, K, add, f };
-        gemm_sliced(multiply, &p);
-    }
+// The product gemm(c, a, b, …), in float32.
+static Product product_of(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add) {
+    const bool at = layout == GEMM_TN, bt = layout == GEMM_NT;
+    const Operand left = { (const char*)a, at ? M : K, at, false }, right = { (const char*)b, bt ? K : N, !bt, false };
+    return (Product) { c, N, left, right, M, N, K, add, FLOATS };
+}
+
+// The same of a weight b (N,K) stored in bf16, in format f.
+static Product product_of_weight(float* c, const float* a, const uint16_t* b, Format f, int M, int N, int K) {
+    const Operand left = { (const char*)a, K, false, false }, right = { (const char*)b, K, false, true };
+    return (Product) { c, N, left, right, M, N, K, false, f };
+}
+
+// By dot products if the rows are few and read a weight, otherwise by multiply.
+static void gemm_by(Multiply* multiply, const Product* p) {
+    const bool nt = !p->a.lanes_side && !p->b.lanes_side;
+    if (p->M <= GEMM_FEW_ROWS && nt && (p->format == FLOATS || p->b.bf16)) gemm_few_rows(p);
+    else gemm_sliced(multiply, p);
 }
 
 // VDPBF16PS does the work of two FMA instructions. AMD's processors issue both at the same rate; Sapphire Rapids issues
@@ -295,11 +307,14 @@ static bool has_amx(void) {
 static Format bf16_format(bool few) { return !few && has_amx() ? TILES : pairs_are_faster() ? PAIRS : ROUNDED; }
 
 void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K) {
-    gemm_by(product_packed, bf16_format(M <= GEMM_FEW_ROWS), c, a, false, b, true, true, M, N, K, false);
+    const Product p = product_of_weight(c, a, b, bf16_format(M <= GEMM_FEW_ROWS), M, N, K);
+    gemm_by(product_packed, &p);
 }
 
-void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add) {
-    gemm_by(product_packed, bf16_format(false), c, a, at, b, bt, false, M, N, K, add);
+void gemm_bf16(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add) {
+    Product p = product_of(c, a, b, layout, M, N, K, add);
+    p.format = bf16_format(false);
+    gemm_by(product_packed, &p);
 }
 
 #ifdef TOST_BLAS
@@ -317,7 +332,8 @@ static void product_blas(const Product* p) {
                 1, (const float*)p->a.p, p->a.ld, (const float*)p->b.p, p->b.ld, p->add, p->c, p->ldc);
 }
 
-void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add) {
+void gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add) {
+    const Product p = product_of(c, a, b, layout, M, N, K, add);
 #ifdef _OPENMP
     // Limit an OpenBLAS built on pthreads to one thread: its threads would compete with OpenMP's. One built on OpenMP
     // uses one thread inside a parallel region anyway, and setting its number of threads would change OpenMP's.
@@ -327,13 +343,14 @@ void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int
     if (bli_thread_set_num_threads) bli_thread_set_num_threads(1);
     if (MKL_Set_Num_Threads) MKL_Set_Num_Threads(1);
 #endif
-    gemm_by(product_blas, FLOATS, c, a, at, b, bt, false, M, N, K, add);
+    gemm_by(product_blas, &p);
 }
 
 #else
 
-void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add) {
-    gemm_by(product_packed, FLOATS, c, a, at, b, bt, false, M, N, K, add);
+void gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add) {
+    const Product p = product_of(c, a, b, layout, M, N, K, add);
+    gemm_by(product_packed, &p);
 }
 
 #endif

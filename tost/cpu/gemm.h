@@ -6,22 +6,27 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// op(a) · op(b): which operands are transposed, in the order and the letters of BLAS. Shapes are as stored.
+typedef enum {
+    GEMM_NN,   // a (M,K) · b (K,N)     of a Linear with the weight w (out, in):  dx = dy · w
+    GEMM_NT,   // a (M,K) · b (N,K)ᵀ                                              y = x · wᵀ
+    GEMM_TN,   // a (K,M)ᵀ · b (K,N)                                              dw = dyᵀ · x
+} GemmLayout;
+
 // c (M,N) = op(a) · op(b), or with add: c += op(a) · op(b). All are dense and row-major; c does not overlap a or b.
-//   op(a) is (M,K): a is stored (M,K), or (K,M) with at = true
-//   op(b) is (K,N): b is stored (K,N), or (N,K) with bt = true (a Linear weight (out, in))
-// Sizes are at least 1. Call it outside of parallel regions: it uses all OpenMP threads. Products with
-// M <= GEMM_FEW_ROWS, bt and not at (decoding) read b once, at the speed of memory. The same sizes and number of
-// threads give the same bits. Without a BLAS library, these do not depend on the number of threads, and those of a row
-// depend on M only by whether the rows are few.
-void gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add);
-typedef void Gemm(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add);
+// Sizes are at least 1. Call it outside of parallel regions: it uses all OpenMP threads. GEMM_NT of at most
+// GEMM_FEW_ROWS rows (decoding) reads b once, at the speed of memory. The same sizes and number of threads give the
+// same bits. Without a BLAS library, these do not depend on the number of threads, and those of a row depend on M only
+// by whether the rows are few.
+typedef void Gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add);
+void gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add);
 
 enum { GEMM_FEW_ROWS = 32 };
 
 // The same product with both operands rounded to bf16 (to nearest, ties to even). Sums are in float32 and may take
 // subnormal products as zero; c is not rounded. With AMX, which is used wherever the processor and Linux offer it, sums
 // have other bits.
-void gemm_bf16(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add);
+void gemm_bf16(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add);
 
 // c (M,N) = a (M,K) · b (N,K)ᵀ, where the weight b is stored in bf16 and a is rounded to bf16. If M is above
 // GEMM_FEW_ROWS, gives the bits of gemm_bf16.

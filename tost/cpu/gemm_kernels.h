@@ -398,25 +398,27 @@ AMX_TARGET TILE(tile_amx_low, rows_tiles, TILE_ROWS)
 #endif
 #undef TILE
 
-// A tile of at least m rows
-INLINE void tile(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, bool add, int m) {
+// m x n elements of c, whose rows are ldc elements apart, to be overwritten, or added to with add.
+typedef struct { float* c; size_t ldc; int m, n; bool add; } Block;
+
+// A tile of NR columns and at least t.m rows: the smallest that a kernel computes.
+INLINE void tile(Block t, const Word* pa, const Word* pb, Format f, int words) {
     static void (*const tiles[2][3])(float*, size_t, const Word*, const Word*, int, bool) = {
         { tile_floats_lowest, tile_floats_low, tile_floats }, { tile_pairs_lowest, tile_pairs_low, tile_pairs },
     };
-    if (f == TILES) (m > TILE_ROWS ? tile_amx : tile_amx_low)(c, ldc, pa, pb, words, add);
-    else tiles[f == PAIRS][(m - 1) / (MR / 3)](c, ldc, pa, pb, words, add);
+    if (f == TILES) (t.m > TILE_ROWS ? tile_amx : tile_amx_low)(t.c, t.ldc, pa, pb, words, t.add);
+    else tiles[f == PAIRS][(t.m - 1) / (MR / 3)](t.c, t.ldc, pa, pb, words, t.add);
 }
 
-// A tile at the edge of c, of which m x n is inside: computed as a larger tile, so the bits are the same.
-static void tile_ragged(float* c, size_t ldc, const Word* pa, const Word* pb, Format f, int words, bool add,
-                        int m, int n) {
+// The part t of a tile that is inside of c, at its edge: computed as a larger tile, so the bits are the same.
+static void tile_ragged(Block t, const Word* pa, const Word* pb, Format f, int words) {
     _Alignas(CACHE_LINE) float whole[MAX_ROWS*NR];
-    if (add) {
+    if (t.add) {
         memset(whole, 0, sizeof(whole));
-        for (int i = 0; i < m; i++) memcpy(whole + i*NR, c + i*ldc, n * sizeof(float));
+        for (int i = 0; i < t.m; i++) memcpy(whole + i*NR, t.c + i*t.ldc, t.n * sizeof(float));
     }
-    tile(whole, NR, pa, pb, f, words, add, m);
-    for (int i = 0; i < m; i++) memcpy(c + i*ldc, whole + i*NR, n * sizeof(float));
+    tile((Block) { whole, NR, t.m, NR, t.add }, pa, pb, f, words);
+    for (int i = 0; i < t.m; i++) memcpy(t.c + i*t.ldc, whole + i*NR, t.n * sizeof(float));
 }
 
 #endif

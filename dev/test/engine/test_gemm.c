@@ -20,28 +20,39 @@ enum { TWIN = 1 };
 enum { TWIN = 0 };
 #endif
 
-// A product in a format; and with a weight stored in bf16, where there is one.
+// A product in a format
 #define BY(name, f) \
-    static void name(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add) { \
-        gemm_by(product_packed, f, c, a, at, b, bt, false, M, N, K, add); \
-    } \
-    static void name##_weight(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, \
-                              bool add) { \
-        uint16_t* weight = xmalloc(((size_t)N*K + 1) * sizeof *weight); \
-        bf16_from_floats(weight, b, (size_t)N*K); \
-        const Format format = f == TILES && M <= GEMM_FEW_ROWS ? bf16_format(true) : f; \
-        if (bt && !at) gemm_by(product_packed, format, c, a, at, weight, bt, true, M, N, K, add); \
-        else name(c, a, at, b, bt, M, N, K, add); \
-        free(weight); \
+    static void name(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add) { \
+        Product p = product_of(c, a, b, layout, M, N, K, add); \
+        p.format = f; \
+        gemm_by(product_packed, &p); \
     }
+BY(floats, FLOATS)
 BY(rounded, ROUNDED)
 BY(pairs, PAIRS)
 BY(tiles, TILES)
 #undef BY
 
-static void floats(float* c, const float* a, bool at, const float* b, bool bt, int M, int N, int K, bool add) {
-    gemm_by(product_packed, FLOATS, c, a, at, b, bt, false, M, N, K, add);
-}
+// The same with a weight stored in bf16, where there is one: GEMM_NT
+#define BY_WEIGHT(name, f) \
+    static void name##_weight(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, \
+                              bool add) { \
+        if (layout != GEMM_NT) { \
+            name(c, a, b, layout, M, N, K, add); \
+            return; \
+        } \
+        uint16_t* weight = xmalloc(((size_t)N*K + 1) * sizeof *weight); \
+        bf16_from_floats(weight, b, (size_t)N*K); \
+        const Format format = f == TILES && M <= GEMM_FEW_ROWS ? bf16_format(true) : f; \
+        Product p = product_of_weight(c, a, weight, format, M, N, K); \
+        p.add = add; \
+        gemm_by(product_packed, &p); \
+        free(weight); \
+    }
+BY_WEIGHT(rounded, ROUNDED)
+BY_WEIGHT(pairs, PAIRS)
+BY_WEIGHT(tiles, TILES)
+#undef BY_WEIGHT
 
 typedef struct { const char* name; Gemm* gemm; Format format; } Variant;
 static const Variant variants[] = {
@@ -72,7 +83,10 @@ static const Variant* variant_from(const Variant* v) {
 enum { GUARDS = 64 };
 static const float GUARD = 12345.678f;
 
-typedef struct { int M, N, K; bool at, bt, add; float *a, *b, *before, *c; } Case;
+enum { LAYOUTS = GEMM_TN + 1 };
+static const char* const layout_names[LAYOUTS] = { "NN", "NT", "TN" };
+
+typedef struct { int M, N, K; GemmLayout layout; bool add; float *a, *b, *before, *c; } Case;
 
 static float* random_floats(Rng* rng, size_t n) {
     float* x = xmalloc((n + 1) * sizeof *x);
@@ -80,11 +94,10 @@ static float* random_floats(Rng* rng, size_t n) {
     return x;
 }
 
-static Case new_case(Rng* rng, const int size[3], int transposes, bool add) {
+static Case new_case(Rng* rng, const int size[3], GemmLayout layout, bool add) {
     const int M = size[0], N = size[1], K = size[2];
-    return (Case){ M, N, K, transposes & 1, transposes >> 1, add, random_floats(rng, (size_t)M*K),
-                   random_floats(rng, (size_t)K*N), random_floats(rng, (size_t)M*N),
-                   xmalloc(((size_t)M*N + GUARDS) * sizeof(float)) };
+    return (Case){ M, N, K, layout, add, random_floats(rng, (size_t)M*K), random_floats(rng, (size_t)K*N),
+                   random_floats(rng, (size_t)M*N), xmalloc(((size_t)M*N + GUARDS) * sizeof(float)) };
 }
 
 static void free_case(Case* t) {
@@ -98,7 +111,7 @@ static void run_case(Case* t, Gemm* multiply) {
     const size_t n = (size_t)t->M * t->N;
     for (size_t i = 0; i < n; i++) t->c[i] = t->add ? t->before[i] : NAN;
     for (size_t i = n; i < n + GUARDS; i++) t->c[i] = GUARD;
-    multiply(t->c, t->a, t->at, t->b, t->bt, t->M, t->N, t->K, t->add);
+    multiply(t->c, t->a, t->b, t->layout, t->M, t->N, t->K, t->add);
 }
 
 static bool guards_intact(const Case* t) {
@@ -107,12 +120,19 @@ static bool guards_intact(const Case* t) {
     return true;
 }
 
-// Row i of op(a), or column j of op(b), in double; rounded to bf16 or not.
-static void depths_of(double* x, const float* p, bool contiguous, int index, int others, int K, bool bf16) {
+// All depths of one lane of an operand, in double; rounded to bf16 or not. A lane is a row of op(a) or a column of
+// op(b).
+static void depths_of(double* x, const float* p, bool contiguous, int lane, int lanes, int K, bool bf16) {
     for (int k = 0; k < K; k++) {
-        const float value = p[contiguous ? (size_t)index*K + k : (size_t)k*others + index];
+        const float value = p[contiguous ? (size_t)lane*K + k : (size_t)k*lanes + lane];
         x[k] = bf16 ? rounded_bf16(value) : value;
     }
+}
+static void depths_of_a(double* x, const Case* t, int i, bool bf16) {
+    depths_of(x, t->a, t->layout != GEMM_TN, i, t->M, t->K, bf16);
+}
+static void depths_of_b(double* x, const Case* t, int j, bool bf16) {
+    depths_of(x, t->b, t->layout == GEMM_NT, j, t->N, t->K, bf16);
 }
 
 // Sets, for each element of c, the exact product and the allowed error
@@ -120,9 +140,9 @@ static void depths_of(double* x, const float* p, bool contiguous, int index, int
 // sqrt(K); a wrong, missing or repeated term is far above the bound.
 static void exact_product(double* exact, double* allowed, const Case* t, bool bf16) {
     double *x = xmalloc(((size_t)t->K + 1) * sizeof *x), *y = xmalloc(((size_t)t->N * t->K + 1) * sizeof *y);
-    for (int j = 0; j < t->N; j++) depths_of(y + (size_t)j*t->K, t->b, t->bt, j, t->N, t->K, bf16);
+    for (int j = 0; j < t->N; j++) depths_of_b(y + (size_t)j*t->K, t, j, bf16);
     for (int i = 0; i < t->M; i++) {
-        depths_of(x, t->a, !t->at, i, t->M, t->K, bf16);
+        depths_of_a(x, t, i, bf16);
         for (int j = 0; j < t->N; j++) {
             const size_t at = (size_t)i*t->N + j;
             const double* y_j = y + (size_t)j*t->K;
@@ -139,8 +159,8 @@ static void exact_product(double* exact, double* allowed, const Case* t, bool bf
     free(y);
 }
 
-static void check_case(Checks* c, Rng* rng, const int size[3], int transposes, bool add) {
-    Case t = new_case(rng, size, transposes, add);
+static void check_case(Checks* c, Rng* rng, const int size[3], GemmLayout layout, bool add) {
+    Case t = new_case(rng, size, layout, add);
     const size_t n = (size_t)t.M * t.N;
     double *exact = xmalloc((n + 1) * sizeof *exact), *allowed = xmalloc((n + 1) * sizeof *allowed);
     for (EACH_VARIANT(v)) {
@@ -149,23 +169,24 @@ static void check_case(Checks* c, Rng* rng, const int size[3], int transposes, b
         run_case(&t, v->gemm);
         size_t wrong = 0;
         for (size_t i = 0; i < n; i++) wrong += !(fabs(t.c[i] - exact[i]) <= allowed[i]);
-        check(c, wrong == 0 && guards_intact(&t), "%s M %d N %d K %d at %d bt %d add %d: %zu sums are wrong%s",
-              v->name, t.M, t.N, t.K, t.at, t.bt, t.add, wrong, guards_intact(&t) ? "" : ", wrote past the end of c");
+        check(c, wrong == 0 && guards_intact(&t), "%s %s M %d N %d K %d add %d: %zu sums are wrong%s", v->name,
+              layout_names[layout], t.M, t.N, t.K, t.add, wrong,
+              guards_intact(&t) ? "" : ", wrote past the end of c");
     }
     free(exact);
     free(allowed);
     free_case(&t);
 }
 
-// Every pair of sizes as M and N, with all transposes and varying K and add.
+// Every pair of sizes as M and N, with all layouts and varying K and add.
 static void test_ragged(Checks* c, Rng* rng) {
     static const int sizes[] = { 1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 33, 63, 65, 127, 130, 257 };
     const int count = countof(sizes) - (TWIN ? 4 : 0);
     for (int i = 0; i < count; i++)
         for (int j = 0; j < count; j++)
-            for (int transposes = 0; transposes < 4; transposes++) {
-                const int size[3] = { sizes[i], sizes[j], sizes[(i + 5*j + transposes) % count] };
-                check_case(c, rng, size, transposes, (i * count + j + transposes) % 2);
+            for (int layout = 0; layout < LAYOUTS; layout++) {
+                const int size[3] = { sizes[i], sizes[j], sizes[(i + 5*j + layout) % count] };
+                check_case(c, rng, size, layout, (i * count + j + layout) % 2);
             }
 }
 
@@ -178,8 +199,8 @@ static void test_blocks(Checks* c, Rng* rng) {
         { 49, 31, 1300 }, { 64, 64, 64 },
     };
     for (size_t s = 0; s < countof(sizes); s++)
-        for (int transposes = 0; transposes < 4; transposes++)
-            check_case(c, rng, sizes[s], transposes, (s + transposes) % 2);
+        for (int layout = 0; layout < LAYOUTS; layout++)
+            check_case(c, rng, sizes[s], layout, (s + layout) % 2);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -196,7 +217,7 @@ static void test_same_bits(Checks* c, Rng* rng) {
     enum { ROWS = 151 };
     const int threads = threads_max(), size[3] = { ROWS, 333, 1000 };
     for (EACH_VARIANT(v)) {
-        Case t = new_case(rng, size, 2, 1);
+        Case t = new_case(rng, size, GEMM_NT, true);
         const size_t bytes_a = (size_t)t.M * t.K * sizeof(float);
         float *whole = xmalloc((size_t)t.M * t.N * sizeof *whole), *moved = xmalloc(bytes_a + 3 * sizeof *moved);
         float* a = t.a;
@@ -261,8 +282,8 @@ static int wrong_sums(const Case* t, float (*sum)(const double* a, const double*
     int wrong = 0;
     for (int i = 0; i < t->M; i++)
         for (int j = 0; j < t->N; j++) {
-            depths_of(a, t->a, !t->at, i, t->M, t->K, true);
-            depths_of(b, t->b, t->bt, j, t->N, t->K, true);
+            depths_of_a(a, t, i, true);
+            depths_of_b(b, t, j, true);
             wrong += sum(a, b, t->K) != t->c[i*t->N + j];
         }
     free(a);
@@ -277,16 +298,16 @@ static void test_bf16_sums(Checks* c, Rng* rng) {
         return;
     }
     for (size_t s = 0; s < countof(sizes); s++)
-        for (int transposes = 0; transposes < 4; transposes++)
+        for (int layout = 0; layout < LAYOUTS; layout++)
             for (EACH_VARIANT(v)) {
                 const bool amx = v->format == TILES;
                 if (v->format == FLOATS || v->gemm == gemm_bf16) continue;
                 if (amx ? !TWIN : sizes[s][2] > ONE_PASS) continue;   // TWIN: a processor may sum in another order
-                Case t = new_case(rng, sizes[s], transposes, 0);
+                Case t = new_case(rng, sizes[s], layout, false);
                 run_case(&t, v->gemm);
                 const int wrong = wrong_sums(&t, amx ? sum_of_tiles : sum_in_order);
-                check(c, wrong == 0, "%s M %d N %d K %d at %d bt %d: %d of %d sums differ in bits from fmaf's",
-                      v->name, t.M, t.N, t.K, t.at, t.bt, wrong, t.M * t.N);
+                check(c, wrong == 0, "%s %s M %d N %d K %d: %d of %d sums differ in bits from fmaf's", v->name,
+                      layout_names[layout], t.M, t.N, t.K, wrong, t.M * t.N);
                 free_case(&t);
             }
 }
@@ -316,7 +337,7 @@ static void test_choice(Checks* c, Rng* rng, bool amx) {
     check(c, has_amx() == amx, "AMX: expected %d, got %d", amx, has_amx());
     check(c, !!strstr(gemm_library(name, sizeof name, true), "(AMX)") == amx, "AMX %d: the name is %s", amx, name);
     check(c, !strstr(gemm_library(name, sizeof name, false), "AMX"), "float32: the name is %s", name);
-    Case t = new_case(rng, size, 2, 0);
+    Case t = new_case(rng, size, GEMM_NT, false);
     float chosen[40 * 70];
     run_case(&t, gemm_bf16);
     memcpy(chosen, t.c, sizeof chosen);
