@@ -148,15 +148,14 @@ static void test_curve(Checks* c, const TostEngine* engine, const char* dir) {
 // Finite differences of the loss, for each tensor of layer 0 and outside the layers: along the gradient and along a
 // random direction
 
-// (L(p + e d) - L(p - e d)) / 2e for tensor t with values p and a direction d.
-static double slope(Subject* s, const TostTensor* t, const float* p, const double* d, double e, const int32_t* inputs,
-                    const int32_t* targets, int B, int T) {
+// (L(p + e d) - L(p - e d)) / 2e for tensor t with values p and a direction d. L is the loss of the sequences x.
+static double slope(Subject* s, const TostTensor* t, const float* p, const double* d, double e, const TostChunk* x) {
     float* moved = xmalloc(t->size * sizeof *moved);
     double loss[2];
     for (int side = 0; side < 2; side++) {
         for (size_t i = 0; i < t->size; i++) moved[i] = (float)(p[i] + (side ? -e : e) * d[i]);
         s->engine->put(s->model, TOST_PARAM, t, moved);
-        subject_loss(s, inputs, targets, B, T);
+        subject_loss(s, x->inputs, x->targets, x->B, x->T);
         loss[side] = mean_loss(s);
     }
     s->engine->put(s->model, TOST_PARAM, t, p);
@@ -164,8 +163,7 @@ static double slope(Subject* s, const TostTensor* t, const float* p, const doubl
     return (loss[0] - loss[1]) / (2 * e);
 }
 
-static void check_difference(Checks* c, Subject* s, const TostTensor* t, const int32_t* inputs, const int32_t* targets,
-                             int B, int T) {
+static void check_difference(Checks* c, Subject* s, const TostTensor* t, const TostChunk* x) {
     float *p = subject_get(s, TOST_PARAM, t), *g = subject_get(s, TOST_GRAD, t);
     double *gradient = widen(g, t->size), *d = xmalloc(t->size * sizeof *d), norm = 0;
     Rng rng = rng_seeded(7, (uint64_t)t->row);
@@ -178,7 +176,7 @@ static void check_difference(Checks* c, Subject* s, const TostTensor* t, const i
             length += d[i] * d[i];
         }
         for (size_t i = 0; i < t->size; i++) want += gradient[i] * (d[i] /= sqrt(length));
-        const double got = slope(s, t, p, d, 1e-2, inputs, targets, B, T);
+        const double got = slope(s, t, p, d, 1e-2, x);
         check(c, norm > 0 && fabs(got - want) <= 1e-2 * fabs(want) + random * 2e-3 * norm,
               "%s: slope along %s %.6g, want %.6g", t->name, random ? "a random direction" : "the gradient", got, want);
     }
@@ -192,12 +190,13 @@ static void test_differences(Checks* c, const TostEngine* engine, int bias, int 
     Subject s = subject_new(engine, config, B, T, true);
     subject_randomize(&s, 11);
     int32_t *inputs = random_ids((size_t)B * T, 29, 1), *targets = random_ids((size_t)B * T, 29, 2);
+    const TostChunk x = {inputs, targets, B, T, 0};
     targets[3] = -1;
     engine->zero_grad(s.model);
     subject_train(&s, inputs, targets, B, T, 1.0f / (B * T - 1), TOST_STEP_ENDS);
     mean_loss(&s);
     for (int i = 0; i < s.tensors.count; i++)
-        if (s.tensors.tensor[i].layer <= 0) check_difference(c, &s, &s.tensors.tensor[i], inputs, targets, B, T);
+        if (s.tensors.tensor[i].layer <= 0) check_difference(c, &s, &s.tensors.tensor[i], &x);
     subject_free(&s);
     free(inputs); free(targets);
 }

@@ -32,6 +32,11 @@ typedef struct {
     int            B, T, first;
 } TostChunk;
 
+// With the CPU engine's built-in matrix products, a token gets the same bits in all passes of at most this many tokens
+// (B·T), whatever other sequences are in them, and the same bits in all larger passes. generate.c needs this, so that a
+// text does not depend on those generated with it.
+enum { TOST_FEW_ROWS = 32 };
+
 enum { TOST_NO_STATE = -1 };    // as a state that a pass reads: zeros; as one that it writes: not stored
 
 typedef struct {

@@ -1,25 +1,5 @@
 // bench_matmul.cu: the matrix products of one tost-base step of 65,536 tokens by shape, called as the engine does, with
 // the algorithms that cuBLASLt's heuristic proposes first, a large square product as the upper limit, and Muon's.
-#include <cublasLt.h>
-
-#include <algorithm>
-
-constexpr int CHOICES = 8;
-static int choice;                   // which of the proposals the engine gets
-static size_t workspace;             // of it, in bytes
-
-static cublasStatus_t chosen(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                             cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                             cublasLtMatmulPreference_t preference, int, cublasLtMatmulHeuristicResult_t* result,
-                             int* found) {
-    cublasLtMatmulHeuristicResult_t results[CHOICES] = {};
-    const cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle, desc, a, b, c, d, preference, CHOICES, results, found);
-    *result = results[std::max(0, std::min(choice, *found - 1))];
-    workspace = result->workspaceSize;
-    return status;
-}
-#define cublasLtMatmulAlgoGetHeuristic chosen
 #include "bench.cuh"
 
 static int algo_value(const cublasLtMatmulAlgo_t* algo, cublasLtMatmulAlgoConfigAttributes_t which) {
@@ -36,20 +16,23 @@ template <typename S, typename O> static double bench_product(Bench* bench, cons
     char *space = bench_buffer<char>(bench, MATMUL_WORKSPACE), size[64], batch[16] = "";
     if (p.count > 1) snprintf(batch, sizeof batch, " x %d", p.count);
     snprintf(size, sizeof size, "%s M %d N %d K %d%s", bench_type<S>(), p.M, p.N, p.K, batch);
-    for (choice = 0; choice < CHOICES; choice++) {
-        Matmul mm = {};
-        matmul_init(&mm, bench->stream, space, false);
+    Matmul mm = {};
+    matmul_init(&mm, bench->stream, space, false);
+    MatmulPlan& plan = matmul_plan_of(&mm, p);
+    CUBLAS_CHECK(plan.status);
+    for (int choice = 0; choice < plan.n_proposals; choice = plan.used + 1) {
+        plan.used = choice;   // matmul goes on to the next if cuBLASLt refuses this one
         const double s = bench_seconds(bench, [&] { matmul(&mm, p); });
-        const cublasLtMatmulAlgo_t* algo = &mm.plans[0].proposal[mm.plans[0].used].algo;
+        const cublasLtMatmulHeuristicResult_t* used = &plan.proposal[plan.used];
         if (choice == 0) {
             first = best = s;
             printf("%-28s %-30s %9.1f us %8.1f TFLOP/s, algorithm %d, split-K %d, %zu bytes", name, size, s * 1e6,
-                   flops / s * 1e-12, algo_value(algo, CUBLASLT_ALGO_CONFIG_ID),
-                   algo_value(algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM), workspace);
+                   flops / s * 1e-12, algo_value(&used->algo, CUBLASLT_ALGO_CONFIG_ID),
+                   algo_value(&used->algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM), used->workspaceSize);
         }
-        if (s < best) best = s, fastest = choice;
-        matmul_free(&mm);
+        if (s < best) best = s, fastest = plan.used;
     }
+    matmul_free(&mm);
     printf("; proposal %d is best: %.1f us\n", fastest + 1, best * 1e6);
     return first;
 }

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/rng.h"
 #include "dev/test/check.h"
-#include "model.h"
+#include "engine.h"
 
 _Static_assert((int)GEMM_FEW_ROWS == TOST_FEW_ROWS, "generate.c divides its rows by the order of summation");
 
