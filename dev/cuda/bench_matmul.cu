@@ -39,31 +39,32 @@ template <typename S, typename O> static double bench_product(Bench* bench, cons
 
 // Seconds of the three products of a linear layer.
 static double bench_linear(Bench* bench, int rows, int in, int out) {
-    typedef Product<bf16, bf16> Narrow;
-    typedef Product<bf16, float> Wide;
     const size_t nx = (size_t)rows * in, ny = (size_t)rows * out, nw = (size_t)out * in;
     bf16 *x = bench_random<bf16>(bench, nx, 0, 1), *y = bench_random<bf16>(bench, ny, 0, 1e-3f),
          *w = bench_random<bf16>(bench, nw, 0, 0.02f), *dx = bench_buffer<bf16>(bench, nx);
     float* dw = bench_buffer<float>(bench, nw);
-    double s = bench_product(bench, "dx", Narrow{dx, y, w, false, false, rows, in, out, in, out, in, 0.0f, NULL});
-    s += bench_product(bench, "dw", Wide{dw, y, x, true, false, out, in, rows, in, out, in, 0.0f, NULL});
-    s += bench_product(bench, "y", Narrow{y, x, w, false, true, rows, out, in, out, in, in, 0.0f, NULL});
+    double s = bench_product(bench, "dx", dense_product(dx, y, w, PRODUCT_NN, rows, in, out));
+    s += bench_product(bench, "dw", dense_product(dw, y, x, PRODUCT_TN, out, in, rows));
+    s += bench_product(bench, "y", dense_product(y, x, w, PRODUCT_NT, rows, out, in));
     bench_free_buffers(bench);
     return s;
 }
 
 // Seconds of a step of Muon's iteration for matrices (rows,C), rows at least C. Those of (C,rows) have the same shapes.
 static double bench_muon(Bench* bench, int layers, int rows, int C) {
-    typedef Product<bf16, bf16> Batch;
     const int64_t n = (int64_t)rows * C, square = (int64_t)C * C;
     bf16 *x = bench_random<bf16>(bench, layers * n, 0, 0.02f), *y = bench_buffer<bf16>(bench, layers * n),
          *A = bench_buffer<bf16>(bench, layers * square), *P = bench_buffer<bf16>(bench, layers * square);
-    double s = bench_product(bench, "muon A", Batch{A, x, x, rows > C, rows <= C, C, C, rows, C, C, C, 0.0f, NULL, 1.0f,
-                                                    NULL, layers, square, n, n});
-    s += bench_product(bench, "muon polynomial", Batch{P, A, A, false, false, C, C, C, C, C, C, 1.0f, NULL, 1.0f, A,
-                                                       layers, square, square, square});
-    s += bench_product(bench, "muon x", Batch{y, x, P, false, false, rows, C, C, C, C, C, 1.0f, NULL, 1.0f, x,
-                                              layers, n, n, square});
+    Product<bf16, bf16> gram = dense_product(A, x, x, rows > C ? PRODUCT_TN : PRODUCT_NT, C, C, rows),
+                        sum = dense_product(P, A, A, PRODUCT_NN, C, C, C),
+                        next = dense_product(y, x, P, PRODUCT_NN, rows, C, C);
+    gram.count = sum.count = next.count = layers;
+    gram.c_step = sum.c_step = sum.a_step = sum.b_step = next.b_step = square;
+    gram.a_step = gram.b_step = next.c_step = next.a_step = n;
+    sum.beta = next.beta = 1.0f, sum.source = A, next.source = x;
+    double s = bench_product(bench, "muon A", gram);
+    s += bench_product(bench, "muon polynomial", sum);
+    s += bench_product(bench, "muon x", next);
     bench_free_buffers(bench);
     return s;
 }
@@ -72,7 +73,7 @@ int main() {
     enum { LAYERS = 12, C = 768, V = 50304, ROWS = 65536, N = 8192 };
     Bench bench = bench_open();
     bf16 *x = bench_random<bf16>(&bench, (size_t)N * N, 0, 1), *y = bench_buffer<bf16>(&bench, (size_t)N * N);
-    bench_product(&bench, "square", Product<bf16, bf16>{y, x, x, false, true, N, N, N, N, N, N, 0.0f, NULL});
+    bench_product(&bench, "square", dense_product(y, x, x, PRODUCT_NT, N, N, N));
     bench_free_buffers(&bench);
     const int rows = (int)classifier_rows(ROWS, V, sizeof(bf16));
     const double step = LAYERS * (2 * bench_linear(&bench, ROWS, C, C) + bench_linear(&bench, ROWS, C, 4 * C) +

@@ -96,9 +96,10 @@ static inline TssaRange tssa_block(const Tssa* args, int b, int block) {
     return block < 0 || t0 >= args->T ? (TssaRange){b, 0, 0, 0, 0} : (TssaRange){b, 0, args->NH, t0, t1};
 }
 
-// Runs the stages on every block, the first block first or last. Each thread works on one sequence at a time. If there
-// are fewer sequences than threads, several share each sequence, as a pipeline: between two barriers, each stage works
-// on the block that the stage before it has finished. So threads read whole rows, or large parts of them.
+// Runs the stages on every block, the first block first or last. If there are as many sequences as threads, a thread
+// takes whole sequences. With fewer, several threads share a sequence, as a pipeline: between two barriers, the first
+// stage works on one block, the second on the block before it, and the last on the one before that. Each thread takes
+// some heads of the first and the last stage, so that all take equally long, and some tokens of the second.
 static inline void tssa_run(const TssaStages* stages, const Tssa* args, bool first_to_last, bool parallel) {
     const int threads = threads_max(), blocks = tssa_blocks(args->T);
     (void)parallel;   // unused without OpenMP
