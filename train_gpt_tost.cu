@@ -1716,18 +1716,12 @@ template <typename S> static Conv<S> layer_conv(const TypedModel<S>* m, ConvPlac
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
     const bool attn = place == ATTN_CONV;
     const int C = m->config.n_embd;
-    Conv<S> conv = {};
-    conv.B = B, conv.T = T, conv.C = C;
-    conv.y = attn ? act->z : act->mlp_in;
-    conv.x = attn ? act->projected : act->ln_2;
-    conv.weight = attn ? p.attn_conv : p.mlp_conv;
-    conv.state = layer_states(m, l);
-    conv.state_size = state_size(&m->config);
-    conv.offset = tssa_state_size(C, m->config.n_head) + place * (size_t)CONV_BEFORE * C;
-    conv.dx = attn ? m->buf.dbranch : m->buf.scratch_btc;
-    conv.dy = attn ? m->buf.scratch_bt4c : m->buf.dbranch;
-    conv.adjoint = layer_adjoints(m, l);
-    return conv;
+    return {.B = B, .T = T, .C = C, .y = attn ? act->z : act->mlp_in, .x = attn ? act->projected : act->ln_2,
+            .weight = attn ? p.attn_conv : p.mlp_conv, .state = layer_states(m, l),
+            .state_size = state_size(&m->config),
+            .offset = tssa_state_size(C, m->config.n_head) + place * (size_t)CONV_BEFORE * C,
+            .dx = attn ? m->buf.dbranch : m->buf.scratch_btc, .dy = attn ? m->buf.scratch_bt4c : m->buf.dbranch,
+            .adjoint = layer_adjoints(m, l), .partial = NULL};
 }
 
 // TSSA of layer l. sync (zero): of this layer
@@ -1772,23 +1766,12 @@ template <typename S> static Tssa<S> layer_tssa_grads(const TypedModel<S>* m, in
 template <typename S> static DeltaRule<S> layer_memory(const TypedModel<S>* m, int l, int B, int T) {
     const LayerActivations<S>* act = &m->layer[l];
     const int C = m->config.n_embd, NH = m->config.n_head;
-    DeltaRule<S> memory = {};
-    memory.B = B, memory.T = T, memory.C = C, memory.NH = NH, memory.HS = C / NH;
-    memory.z = act->z;
-    memory.pi = act->pi;
-    memory.scale = model_params(m, TOST_PARAM, l).memory_scale;
-    memory.o = act->predicted;
-    memory.y = act->y;
-    memory.G = m->options.training ? act->memory_G : NULL;
-    memory.state = layer_states(m, l);
-    memory.state_size = state_size(&m->config);
-    memory.offset = memory.state_size - delta_rule_state_size(C, C / NH);
-    memory.dy = m->buf.scratch_btc;
-    memory.dz = m->buf.dpredicted;
-    memory.dpi = m->buf.dscore;
-    memory.dscale = m->buf.dmemory_scale;
-    memory.adjoint = layer_adjoints(m, l);
-    return memory;
+    return {.B = B, .T = T, .C = C, .NH = NH, .HS = C / NH, .z = act->z, .pi = act->pi,
+            .scale = model_params(m, TOST_PARAM, l).memory_scale, .o = act->predicted, .y = act->y,
+            .G = m->options.training ? act->memory_G : NULL, .state = layer_states(m, l),
+            .state_size = state_size(&m->config), .offset = state_size(&m->config) - delta_rule_state_size(C, C / NH),
+            .dy = m->buf.scratch_btc, .dz = m->buf.dpredicted, .dpi = m->buf.dscore, .dscale = m->buf.dmemory_scale,
+            .adjoint = layer_adjoints(m, l)};
 }
 
 // Layer l over rows = B·T, from ln_1 to mlp_out. sync (zero): of this layer.
