@@ -1008,8 +1008,8 @@ __device__ inline void tssa_statistics_backward(TssaSteps steps, TssaStarts star
         float* const dpi = steps.dpi + h * WARP + lane_index();
         *dpi +=
             TSSA_CALL(tssa_later_statistics, tssa_totals<true>(k.b, tssa_scan_place<true>(k, args), args), h, k, args);
-        if (args.more_dpi && lane_index() < k.n)
-            *dpi += args.dscore[tssa_head(h, k, args) + lane_index()];   // mutant: memory_dpi
+        if (args.more_dpi && lane_index() < k.n)   // mutant: memory_dpi
+            *dpi += args.dscore[tssa_head(h, k, args) + lane_index()];
     }
     __syncthreads();
 }
