@@ -14,8 +14,8 @@
 //         Π[h,t] = softmax over the HEADS h of  temp[h] · u[h,t]                membership
 //         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[h,t] = Σ_{t'≤t} Π[h,t']        running sums weighted by Π
 //         y[t,d] = -z[t,d] Π[h,t] M[h,t] / (M[h,t] + N[t,d]),   M = D + 1e-8
-//     and the output is c_proj(y). temp and denom_bias, a number per head and position, are learned; they start at 1
-//     and 0. As in the published code, denom_bias is inside of the sum, so it counts HS times.
+//     and the output is c_proj(y). temp (per head) and denom_bias (per head and position) are learned; they start at 1
+//     and 0. As in the published code, denom_bias is inside the sum, so it counts HS times.
 //
 // What TSSA does. For each channel, a token's energy is divided by that of all tokens up to and including it. The sum u
 // over a head's channels tells how much of the token lies in the head's subspace, the HS directions of its part of the
@@ -25,7 +25,7 @@
 // derivation, a + tssa(a) keeps the share 1 - Π/(1+m) of a along a direction of the head: with Π = ½, 0.5 for m = 0 and
 // 0.995 for m = 100. So a token shrinks along the directions in which the head's tokens are small, and stays as it is
 // along those in which they are large: an approximate projection onto the subspace of these tokens. The reason: y is -M
-// times the derivative of their coding rate ½ Σ_d log(1 + m[d]) by z, with Π and M held constant. Tokens are not
+// times the derivative of their coding rate ½ Σ_d log(1 + m[d]) with respect to z, for constant Π and M. Tokens are not
 // compared pairwise: the past acts only through S, N and D, which are 2C + NH numbers per layer and sequence at any
 // length. Time and memory are linear in T, and decoding needs no KV cache.
 //
@@ -38,17 +38,17 @@
 //
 //     zero_grad(model)
 //     for each micro-batch:
-//         train_forward(model, {inputs, targets, B, T}, from, loss_scale)     loss_scale: 1 / targets in the step
+//         train_forward(model, {inputs, targets, B, T}, from, grad_scale)     grad_scale: 1 / targets in the step
 //         train_backward(model, right, left, TOST_MORE)                       adds gradients
 //     read_loss(&sum, &count, model)                                          loss = sum / count
 //     norm = grad_norm(model)
-//     update(model, {lr, …, clip_scale})                                      AdamW, with --optimizer muon also Muon
+//     update(model, {lr, …, grad_scale})                                      grad_scale: to clip the gradient
 //
-// After the last micro-batch, TOST_STEP_ENDS takes the place of TOST_MORE: the gradients of the ranks can be summed.
-// from, right and left are numbers of states, here TOST_NO_STATE: the sequences start at zero and end with this batch.
+// In the last micro-batch, train_backward gets TOST_STEP_ENDS instead of TOST_MORE: the gradients of all ranks are
+// summed. from, right and left are indices of states, here TOST_NO_STATE: the sequences begin and end with this batch.
 //
 // A long sequence can be processed in chunks (--chunk, tost/chunks.c). The state between two chunks is S, N and D, and
-// those of the options. First, `forward` on each chunk stores the state after it. Then, from the last chunk to the
+// the states of the options. First, `forward` on each chunk stores the state after it. Then, from the last chunk to the
 // first, train_forward computes a chunk again from the state before it, and train_backward starts from the gradient of
 // the state after it, which the next chunk left. This is exact, because the state is all that later tokens use of
 // earlier ones. Decoding is `forward` over chunks of one token.
@@ -62,7 +62,7 @@
 // marked "mutant: NAME" is changed by a test that checks that the other tests notice it (dev/test/README.md).
 //
 // To add a layer: write its forward and backward in a section of its own before "The arrays of a model", add its
-// parameters to TOST_PARAMS (tost/model.h) behind gamma1, its activations to LAYER_ACTIVATIONS and its other buffers to
+// parameters to TOST_PARAMS (tost/model.h) after gamma1, its activations to LAYER_ACTIVATIONS and its other buffers to
 // SHARED_BUFFERS, and call it in layer_forward and, in reverse order, in layer_backward. Then
 // `make test_tost && ./test_tost --gradients` compares derivatives of the loss with finite differences. dev/README.md
 // lists the other files that need the layer before `make test` passes.
@@ -249,10 +249,11 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // heads gives Π, and the running sums N and D give y. Backward runs the same stages in reverse.
 //
 // The stages work in blocks of 64 tokens. Forward saves S, N and D before each block, from which backward recomputes
-// them. A stage computes a TssaRange: tokens t0 to t1 - 1 of a block and heads h0 to h1 - 1 of sequence b, since
-// threads share a sequence if there are too few: its heads, or in the second stage its tokens. tost/cpu/tssa_stages.h
-// has that loop, the struct Tssa of all arguments, and offsets into its arrays. Sums over time are taken in the order
-// of t, so the bits do not depend on the number of threads, and in double, because a float sum stalls at long T.
+// them. A call of a stage computes a TssaRange: tokens t0 to t1 - 1 of a block and heads h0 to h1 - 1 of sequence b. If
+// there are few sequences, threads share one: they divide its heads, or in the second stage its tokens.
+// tost/cpu/tssa_stages.h has the loop over blocks, the struct Tssa of all arguments, and offsets into its arrays. Sums
+// over time are taken in the order of t, so the bits do not depend on the number of threads, and in double, because a
+// float sum stalls at long T.
 
 // S and u
 static void tssa_energy_forward(const Tssa* args, TssaRange r) {
@@ -335,8 +336,8 @@ static void tssa_forward(const Tssa* args) {
 //     ds += du/max(S, 1e-12) + RS
 // At both places where ds arises, s = z² gives dz += 2 z ds. The adjoint of the state, its gradient, is RS, RN and RD.
 
-// Through y, N and D: dz =; dpi, which holds the memory's part of dΠ, or 0, +=. Recomputes N and D forward in time and
-// stores g, dD and Π/M; then goes backward in time for RN and RD.
+// Through y, N and D. Sets dz; adds to dpi, which on entry holds the memory's part of dΠ, or 0. Recomputes N and D
+// forward in time and stores g, dD and Π/M; then goes backward in time for RN and RD.
 static void tssa_statistics_backward(const Tssa* args, TssaRange r) {
     const int C = args->C, NH = args->NH, HS = args->HS;
     const TssaState after = tssa_state(args->adjoint, r.b, args);   // RN, RD of the tokens that follow
@@ -464,7 +465,7 @@ static void add(float* restrict x, const float* restrict y, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] += y[i];
 }
 
-// dbranch =; dgamma +=. dx is the gradient of x_out and, as it is, the residual's part of that of x.
+// dbranch =; dgamma +=. dx is the gradient of x_out; unchanged, it is also the residual's part of that of x.
 //   dbranch = gamma dx,   dgamma = Σ_rows dx branch
 static void residual_backward(float* dbranch, float* dgamma, const float* dx, const float* branch, const float* gamma,
                               size_t rows, int C) {
@@ -586,26 +587,26 @@ static void classifier_forward_backward(float* dx, float* dwte, float grad_scale
 // LAYER_ACTIVATIONS. With recompute each layer still has its own x_out, the input from which backward recomputes the
 // activations of the next layer.
 
-// A row: field, type, elements, in the variables of layout_buffers: conv, memory, train and muon are 1 or 0, and then
-// the array is left out; rows = B·T of the largest chunk.
+// A row: field, type, elements, in the variables of layout_buffers: conv, memory, train and muon are 1, or 0 to leave
+// the array out; rows = B·T of the largest chunk.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,       float,  rows * C)                     /* ln_1(x) */ \
     X(mean_1,     float,  rows) \
     X(rstd_1,     float,  rows) \
     X(projected,  float,  conv * rows * C)              /* c_attn(ln_1) */ \
-    X(z,          float,  rows * C)                     /* its convolution; without --conv the same array */ \
+    X(z,          float,  rows * C)                     /* convolution of projected; without --conv the same array */ \
     X(u,          float,  rows * NH)                    /* (B,NH,T) */ \
     X(pi,         float,  rows * NH)                    /* (B,NH,T) */ \
-    X(tssa_saved, double, (rows / TSSA_BLOCK + B) * tssa_state_size(C, NH)) /* before each block */ \
+    X(tssa_saved, double, (rows / TSSA_BLOCK + B) * tssa_state_size(C, NH)) /* S, N and D before each block */ \
     X(y,          float,  rows * C) \
     X(predicted,  float,  memory * rows * C)            /* o of delta_rule.h */ \
-    X(memory_G,   float,  memory * train * B * C * (C / NH)) /* after the chunk */ \
+    X(memory_G,   float,  memory * train * B * C * (C / NH)) /* G of each head after the chunk */ \
     X(attn_out,   float,  rows * C)                     /* c_proj(y) */ \
     X(x_mid,      float,  rows * C)                     /* x + gamma1 attn_out */ \
     X(ln_2,       float,  rows * C)                     /* ln_2(x_mid) */ \
     X(mean_2,     float,  rows) \
     X(rstd_2,     float,  rows) \
-    X(mlp_in,     float,  conv * rows * C)              /* its convolution; without --conv the same array */ \
+    X(mlp_in,     float,  conv * rows * C)              /* convolution of ln_2; without --conv the same array */ \
     X(fc,         float,  rows * 4 * C) \
     X(gelu,       float,  rows * 4 * C) \
     X(mlp_out,    float,  rows * C)
@@ -750,14 +751,14 @@ static size_t chunk_rows(const TostModel* model) { return (size_t)model->chunk.B
 // leaves that of the state before it, `left`. These are numbers of states; `left` must not be `from`, which backward
 // reads.
 
-// Of layer l, from sequence b on
+// The state of layer l, from sequence b on
 static double* model_state(const TostModel* model, int state, int l, int b) {
     const size_t i = ((size_t)state * model->config.n_layer + l) * model->options.max_batch + b;
     return model->buf.states + i * state_size(&model->config);
 }
 
-// The parts of a layer's state, or of its gradient, for the first sequence. That of the next is state_size doubles, or
-// twice as many floats, further.
+// The parts of a layer's state, or of its gradient, for the first sequence. Those of the next are state_size doubles,
+// or twice as many floats, further.
 typedef struct { double* tssa; float *attn_conv, *mlp_conv, *memory; } LayerState;
 
 static LayerState layer_state(const TostModel* model, double* state) {
@@ -773,8 +774,8 @@ static LayerState state_before(const TostModel* model, int l) {
     return model->from == TOST_NO_STATE ? (LayerState){0} : layer_state(model, model_state(model, model->from, l, 0));
 }
 
-// Copies layer l of state `from`, or zeros, to where the pass updates it in place: state `to`, or layer_state if `to`
-// is TOST_NO_STATE. Backward calls it with `right` and `left`.
+// Copies layer l of state `from`, or zeros, to where the pass updates it in place: state `to`, or buf.layer_state if
+// `to` is TOST_NO_STATE. Backward calls it with `right` and `left`.
 static LayerState start_state(const TostModel* model, int from, int to, int l) {
     const size_t bytes = model->chunk.B * state_size(&model->config) * sizeof(double);
     double* state = to == TOST_NO_STATE ? model->buf.layer_state : model_state(model, to, l, 0);
@@ -819,7 +820,7 @@ static Conv layer_conv(const TostModel* model, const float* weight) {
                   .stride = 2 * state_size(&model->config)};
 }
 
-// With --conv: y = the convolution of x; with --dtype bf16, x and y are rounded. Without, weight is NULL.
+// y = the convolution of x; with --dtype bf16, x and y are rounded. Does nothing without --conv (weight is NULL).
 static void convolve(const TostModel* model, float* y, float* before, float* x, const float* weight) {
     const Conv conv = layer_conv(model, weight);
     if (!weight) return;
@@ -846,7 +847,7 @@ static DeltaRule layer_delta_rule(const TostModel* model, int l) {
                        .scratch = model->buf.memory_scratch, .dz = model->buf.dpredicted, .dpi = model->buf.dscore};
 }
 
-// With --memory: y += scale · o. Without, scale is NULL.
+// y += scale · o. Does nothing without --memory (scale is NULL).
 static void remember(const TostModel* model, int l, float* y, const float* scale, LayerState state) {
     DeltaRule memory = layer_delta_rule(model, l);
     if (!scale) return;
@@ -936,7 +937,7 @@ static void cpu_forward(TostModel* model, const TostChunk* chunk, int from, int 
     const int B = chunk->B, T = chunk->T;
     assert(B <= model->options.max_batch && T <= model->options.max_chunk);
     assert(chunk->first + T <= model->config.block_size);
-    // With its largest product, which can be that of the classifier
+    // A pass is small if its largest product is; that can be the classifier's.
     threads_begin(&model->threads, gemm_is_small(B * T, V > 4 * C ? V : 4 * C, C));
     model->chunk = *chunk;
     model->from = from;

@@ -2,18 +2,21 @@
 // functions and names of train_gpt_tost.c in the same order, each kernel next to its launcher. What differs:
 //
 //   LayerNorm    is fused with the residual and LayerScale before it, so a layer ends with the next layer's ln_1
-//   embedding    backward sorts the tokens on the host, to sum each row of dwte in a fixed order
+//   embedding    before a training pass, the host sorts the tokens: backward sums each row of dwte in a fixed order
 //   sums         over rows, for gradients of vectors, go through partial sums (reduce.cuh), added by a launch per layer
 //   gradients    the first pass of a part overwrites them, so that they are not cleared
-//   options      convolutions and memory are in tost/cuda/conv.cuh and delta_rule.cuh
+//
+// The options have files of their own here, too: tost/cuda/conv.cuh and delta_rule.cuh.
 //
 // Precision. Matmul operands have one storage type S, float (fp32, tf32) or bf16; kernels are templates on it. Always
-// float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums (across runs of steps in
-// pairs of floats), u and Π, softmax and loss, parameter gradients, master weights, Adam's moments, Muon's momentum.
-// Double: TSSA's sums between passes over one sequence, the sum of the losses, the squared norms of gradients.
+// float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums (in pairs of floats between
+// the blocks of a launch), u and Π, softmax and loss, parameter gradients, master weights, Adam's moments, Muon's
+// momentum. Double: TSSA's sums between passes over one sequence, the sum of the losses, the squared norms of
+// gradients.
 //
-// Determinism. Every sum has a fixed order and there are no floating-point atomics: the same run gives the same bits on
-// the same kind of GPU. On another one, grids follow its multiprocessors, and cuBLASLt may choose other algorithms.
+// Determinism. Every sum has a fixed order and there are no floating-point atomics: the same training run gives the
+// same bits on the same kind of GPU. On another one, grids follow its multiprocessors, and cuBLASLt may choose other
+// algorithms.
 //
 // Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T. Arrays are
 // dense and row-major. Outputs come first, then saved tensors, inputs (const), sizes. Each backward states for each
@@ -224,7 +227,7 @@ constexpr int NORM_CHANNELS = 12 * NORM_THREADS;   // most channels
 // Threads that cover C channels with `packs` packs of `vec` channels each
 static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec * packs), WARP) * WARP; }
 
-// branch NULL: x_out = x and is not written
+// branch NULL: normalizes x, and does not write x_out
 template <typename S> struct NormForward {
     float* x_out; S* y;              // (rows,C)
     float *mean, *rstd;              // (rows)
@@ -414,8 +417,8 @@ __global__ void __launch_bounds__(VEC == 4 ? NORM_VEC_THREADS : NORM_THREADS)
     }
 }
 
-// Sets dx (accumulate: adds to it) and dbranch, unless branch is NULL. Puts the gradients of parameters on the list
-// `sums`, of whose space it takes (4,COLUMN_BLOCKS,C).
+// Sets dx, or with accumulate adds to it. If branch is not NULL, also sets dbranch. Puts the gradients of parameters on
+// the list `sums`, of whose space it takes (4,COLUMN_BLOCKS,C).
 template <typename S>
 static void layernorm_residual_backward(cudaStream_t stream, const NormGrads& grads, ColumnSums* sums,
                                         NormBackward<S> args) {
@@ -480,7 +483,7 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 //
 // Time is cut into runs of 32 steps. A block computes one run of one sequence, all heads; a warp takes a head.
 // Scans (scan.cuh) connect the runs, shared memory the heads at one t. The instruction rate limits these kernels
-// about as much as bandwidth or more (dev/cuda/SASS.md), so a warp divides a head in two ways:
+// at least as much as bandwidth does (dev/cuda/SASS.md), so a warp divides a head in two ways:
 //
 //   tiles     64 channels at a time: a lane takes 8 neighboring channels of 8 steps, 8 lanes share the channels, 4
 //             groups of lanes the steps. A row of 8 channels is one load, and a sum over the channels takes 7 shuffles
@@ -488,15 +491,16 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 //   columns   In backward, where those sums would cost another pass: a lane takes 2 neighboring channels, again 64 at a
 //             time, and walks over the run's time steps.
 //
-// In both, a sum over the head's channels ends up in lane l for step l. A function of a template parameter WHOLE checks
-// no bounds if it is true: the run has all 32 steps and HS is a multiple of 64, the usual case.
+// In both, a sum over the head's channels ends up in lane l for step l. With the template parameter WHOLE, a function
+// checks no bounds: the run has all 32 steps and HS is a multiple of 64, the usual case.
 //
-// The phases of the two kernels, what each reads from device memory, its arrays in shared memory, and the scan in it:
+// The phases of the two kernels, the large arrays that each reads from device memory (z, z: twice), its arrays in
+// shared memory, and the scan in it or, in backward, after it:
 //
-//   forward                     reads    scores/M    Π      groups    scan
+//   forward                     reads    scores/D    Π      groups    scan
 //   tssa_energy_forward         z, z     scores             S         S, from the first run to the last
 //   tssa_membership_forward              scores      Π
-//   tssa_statistics_forward     z, z     M           Π      N         N and D
+//   tssa_statistics_forward     z, z     D, 1/M      Π      N         N and D
 //
 //   backward                    reads    Π    Π M    M/dΠ/du       starts    scan
 //   tssa_backward_steps         Π        Π    Π M    M
@@ -506,12 +510,13 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 //   tssa_energy_totals          z        Π    Π M    du            A, S      dS
 //   tssa_dz                     z, dy    Π    Π M    du            A, S
 //
-// A = M + N. Arrays under one heading with / between their names share their memory.
+// A = M + N. Arrays with / between their names share their memory. tssa_statistics_backward calls the first three
+// phases of backward, tssa_energy_backward the last two.
 
 // PassStates of TSSA. Forward: S, N and D before the first step and after the last one. Backward: start has RS, RN and
 // RD, the sums of dS, dN and dD over the steps after the pass; end receives these plus those of the pass.
 
-constexpr int TSSA_RUN = 32;       // time steps per block, one per lane
+constexpr int TSSA_RUN = 32;         // time steps per block, one per lane
 constexpr int TSSA_WARPS = 12;       // maximum per block; with more heads, a warp takes several
 constexpr int TSSA_WIDTH = 64;       // channels of a head that a warp takes at once
 constexpr int TSSA_VEC = 8;          // channels and steps of a lane in a tile
@@ -531,7 +536,7 @@ template <typename S> struct Tssa {
     int narrow, wide, slots;          // strides of the scans of C and of C + NH columns, and their slots per sequence
     int warps;                        // of a block
     int start_log;                    // log2 of the steps between two TssaStarts
-    const S* z;                       // (B,T,C): the projection
+    const S* z;                       // (B,T,C): the projection, or its convolution
     const float *temp, *denom_bias;   // (NH); (NH,block_size)
     int block_size;
     const StepHeader* step;
@@ -545,7 +550,7 @@ template <typename S> struct Tssa {
     // backward only
     const S* dy;                      // (B,T,C)
     S* dz;                            // (B,T,C)
-    float *dscore, *dtemp_run;          // (B,NH,T); (NH,B,runs): dtemp of each run
+    float *dscore, *dtemp_run;        // (B,NH,T); (NH,B,runs): dtemp of each run
     float *dtemp, *ddenom_bias;       // (NH); (NH,block_size)
     bool fixed_temp;                  // temp has no gradient: membership is uniform
     bool more_dpi;                    // dscore has another part of dΠ on entry
@@ -615,7 +620,7 @@ template <bool WIDE, typename S> __device__ inline float* tssa_totals(int b, uns
                 : args.totals + slot * (unsigned)args.narrow;
 }
 
-// Calls function<WHOLE>(...) for head h of run k.
+// Calls function<WHOLE>(...) for head h of run k; uses `k` and `args` of the caller.
 template <typename S> __device__ inline bool tssa_whole(TssaRun k, const Tssa<S>& args) {
     return k.n == TSSA_RUN && args.HS % TSSA_WIDTH == 0;   // mutant: whole_unasked
 }
@@ -866,7 +871,7 @@ __device__ inline void tssa_statistics_forward(float* mass, float* groups, const
 // and pi, 8 NH.
 template <typename S>
 __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_forward_kernel(Tssa<S> args) {
-    DYNAMIC_SHARED(float, scores);            // (32,stride): scores, then M; (NH,32): Π; then groups
+    DYNAMIC_SHARED(float, scores);            // (32,stride): scores, then 1/M; (NH,32): Π; then groups
     SHARED(TssaRun, run, 1);
     float *const pi = scores + WARP * tssa_scores_stride(args.NH), *const groups = pi + args.NH * WARP;
     tssa_take_run<false>(run, args);
@@ -1210,7 +1215,8 @@ __global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums colu
     tssa_params_backward(tssa, block, add, shared);
 }
 
-// Computes the gradients of a layer from these partial sums. add: adds them, instead of overwriting
+// Computes the gradients of a layer's vectors from `columns`, and those of temp and denom_bias from dscore and
+// dtemp_run. add: adds them, instead of overwriting
 template <typename S>
 static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tssa<S>& tssa, bool add) {
     int blocks = tssa.NH * (1 + div_up(add ? tssa.T : tssa.block_size, SUM_THREADS));
@@ -1445,11 +1451,11 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
 // also a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations
 // of every layer; otherwise all layers share one set. With recompute, only LAYER_RESIDENT is stored for every layer.
 
-// Rows: field, type, elements; rows = B·T of the largest chunk.
+// A row: field, type, elements, in the variables of layout_buffers; rows = B·T of the largest chunk.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,         S,       rows * C)                     /* ln_1(x) */ \
     X(projected,    S,       conv * rows * C)              /* c_attn(ln_1) */ \
-    X(z,            S,       rows * C)                     /* its convolution; without --conv the same array */ \
+    X(z,            S,       rows * C)                     /* convolution of projected; without --conv the same */ \
     X(u,            float,   rows * NH)                    /* (B,NH,T) */ \
     X(pi,           float,   rows * NH)                    /* (B,NH,T) */ \
     X(tssa_saved,   float,   B * runs * tssa_sums_size(C, NH)) \
@@ -1461,7 +1467,7 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(ln_2,         S,       rows * C)                     /* ln_2(x_mid) */ \
     X(mean_2,       float,   rows) \
     X(rstd_2,       float,   rows) \
-    X(mlp_in,       S,       conv * rows * C)              /* its convolution; without --conv the same array */ \
+    X(mlp_in,       S,       conv * rows * C)              /* convolution of ln_2; without --conv the same array */ \
     X(fc,           S,       rows * 4 * C) \
     X(gelu,         S,       rows * 4 * C) \
     X(mlp_out,      S,       rows * C)
@@ -1490,11 +1496,11 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(tssa_sync,    int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
     X(dx,           float,   train * rows * C)             /* gradient of the residual stream */ \
     X(dbranch,      S,       train * rows * C) \
-    X(scratch_btc,  S,       train * rows * C)             /* gradients of y, z and the LayerNorms' outputs in turn */ \
-    X(scratch_bt4c, S,       train * rows * 4 * C)         /* gradients of gelu, then of fc */ \
+    X(scratch_btc,  S,       train * rows * C)             /* gradients of ln_f, ln_2, y and ln_1 in turn */ \
+    X(scratch_bt4c, S,       train * rows * 4 * C)         /* gradients of gelu, of fc, and with --conv of z */ \
     X(dscore,       float,   train * rows * NH) \
     X(dtemp,        float,   train * B * runs * NH) \
-    X(dpredicted,  S,       memory * train * rows * C)    /* the memory's part of the gradient of z */ \
+    X(dpredicted,   S,       memory * train * rows * C)    /* the memory's part of the gradient of z */ \
     X(dmemory_scale, float,  memory * train * B * C)       /* by sequence */ \
     X(back,         float,   train * B * runs * tssa_sums_size(C, NH)) \
     X(columns,      float,   train * COLUMN_BLOCKS * (17 + 2 * c->conv) * C) /* a layer and ln_f: for ColumnSums */ \

@@ -13,8 +13,8 @@ typedef struct {
     int               max_chunk;      // TostEngineOptions.max_chunk
     int               n, position;    // sequences and next position of the decode state
     // Called by chunks_loss and chunks_train between two chunks, with the fraction that is done, unless NULL. If it
-    // returns true, they stop: discard the losses with read_loss and the gradients with zero_grad.
-    bool            (*should_stop)(void* context, double part);
+    // returns true, they stop, and the caller must discard the losses (read_loss) and the gradients (zero_grad).
+    bool            (*should_stop)(void* context, double fraction);
     void*             context;
 } Chunks;
 
@@ -25,7 +25,8 @@ int chunks_states(int seq, int max_chunk, bool training);
 bool chunks_loss(Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T);
 // The same and the gradients of grad_scale · Σ loss, which are added to those of the part (TostEngine.train_backward).
 // Several chunks take 4/3 of the computation: first a forward over all but the last, then forward and backward of each,
-// from the last to the first. Backward passes on the gradient of the state between two chunks. Collective.
+// from the last to the first. Each chunk's backward leaves the gradient of the state before it for the previous chunk.
+// Collective.
 bool chunks_train(Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale,
                   TostEnd end);
 

@@ -96,7 +96,7 @@ typedef struct {
     void (*last_logits)(float* dst, TostModel* model);
     void (*losses)(double* dst, TostModel* model);
     void (*add_losses)(TostModel* model);
-    // An activation of layer `layer`: the projection z (B,T,C), the membership Π (B,NH,T), or the residual stream
+    // An activation of layer `layer`: z (B,T,C), TSSA's projection, the membership Π (B,NH,T), or the residual stream
     // x (B,T,C) that enters the layer (layer n_layer: the output of the last layer). Needs a training model.
     void (*activation)(float* dst, TostModel* model, TostActivation what, int layer);
 

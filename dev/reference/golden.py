@@ -52,7 +52,7 @@ CASES = {
     # Muon: wide, tall and square matrices; biases and convolutions, which AdamW updates
     "muon": dict(layers=2, heads=3, channels=15, block_size=11, vocab_size=29, bias=True, conv=CONV_WIDTH, batch=2,
                  seq=9, seed=6, optimizer="muon", lr=1e-2, grad_clip=0.5),
-    # memory with convolutions, for more tokens than four runs of the CUDA engine
+    # memory with convolutions, for more than four times the 32 tokens that CUDA kernels take at once
     "memory": dict(layers=2, heads=3, channels=15, block_size=140, vocab_size=29, conv=CONV_WIDTH, memory=1, batch=1,
                    seq=131, masked=3, seed=7),
 }

@@ -123,7 +123,7 @@ class TSSA(nn.Module):
         return z.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
 
     def membership(self, s):
-        """Π (B,nh,T) from s = w²: a softmax over the heads, not over the tokens."""
+        """Π (B,nh,T) from s = z²: a softmax over the heads, not over the tokens."""
         if self.uniform:
             return torch.full_like(s[..., 0], 1 / self.n_head)
         r = s / s.cumsum(2).clamp_min(ENERGY_MIN)

@@ -11,7 +11,7 @@ VARIANT joins words with +, such as z+ln_2+relative:
                 The initial τ are log-spaced, from 4 to the block size
     mean        adds the first moment: y += β μ, μ = Σ Π z / D; β is learned, one per channel, and starts at 0.1
     memory      each head recalls what came after similar tokens: --memory 1
-    nopos       no position embeddings and no denom_bias: nothing depends on the position
+    nopos       no position embeddings and no denom_bias: no parameter depends on the position
 
 The other options are those of train.py, without --attention; --val-data is required. No weights are saved. The last line
 is a JSON object: the loss on all of --val-data, and for each layer the share of the variance of Π that the position

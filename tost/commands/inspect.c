@@ -3,7 +3,7 @@
 //   offsets  I32 (T+1)      token t is text[offsets[t] .. offsets[t+1])
 //   loss     F32 (T)        -log p(token t | tokens before it), nats; NaN for the first
 //   pi       F32 (L,NH,T)   membership of each token in each head
-//   w        F32 (L,T,C)    z, the tokens projected to the heads' subspaces: head h has channels [h·C/NH, (h+1)·C/NH)
+//   w        F32 (L,T,C)    TSSA's z, the tokens projected to the heads' subspaces: head h has channels [h·C/NH, (h+1)·C/NH)
 //   text     U8  (bytes)
 // __metadata__ has the model's config with the keys of a checkpoint, content "inspect", model, step, tokenizer and
 // text_tokens: the number of tokens in the whole text; only the first T = min(block_size, text_tokens) are used.

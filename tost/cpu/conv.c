@@ -48,7 +48,7 @@ static void weight_backward(double sum[WIDTH][CHANNELS], const float* dy, const 
     }
 }
 
-// dx[t] = Σ_k tap[k] dy[t+3-k], in place of dy: row t is no longer needed after it. start: the first t, -3 or 0
+// dx[t] = Σ_k tap[k] dy[t+3-k], in place of dy: dy[t] is not needed after dx[t]. start: the first t, -3 or 0
 static void input_backward(float* dx, float* adjoint, const float tap[WIDTH][CHANNELS], int start, int T, int C,
                            int width) {
     float after[CONV_BEFORE][CHANNELS];

@@ -20,7 +20,8 @@ typedef struct {
 void conv_forward(float* y, float* before, const float* x, const Conv* args);
 
 // dx =, in place: holds dy on entry; dweight +=.   dx[t] = Σ_k weight[k] dy[t+3-k],   dweight[k] = Σ_t x[t] dy[t+3-k]
-// adjoint: the gradient of `before` of the next chunk, then of `before`. before NULL: zeros; adjoint is only read.
+// adjoint: on entry the gradient of the next chunk's `before`, on return that of this one's. before NULL: it is zero,
+// and adjoint is not written.
 void conv_backward(float* dx, float* dweight, float* adjoint, const float* x, const float* before, const Conv* args);
 
 #endif

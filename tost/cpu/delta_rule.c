@@ -8,7 +8,7 @@
 #include "cpu/threads.h"
 #include "model.h"
 
-typedef struct { float *G, *k, *o; } HeadState;   // of a head; G is Gᵀ in a state, and dG in its gradient
+typedef struct { float *G, *k, *o; } HeadState;   // of a head; the array G holds Gᵀ in a state, and dG in an adjoint
 
 static HeadState head_state(const DeltaRule* args, const float* states, int b, int h) {
     float* at = (float*)states + b * args->stride;

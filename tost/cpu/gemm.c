@@ -18,7 +18,7 @@
 enum {
     KC = 384,                          // depth of a pass (twice that with AMX): a panel of a (KC x MR) fits in L1
     BLOCK_M = 192, BLOCK_N = 256,      // block of c: its panels of a and b for one pass fit in 1 MiB of L2
-    PACKED_M = 1152,                    // rows of a packed at a time: at most 1.8 MB per thread, for L2 or L3
+    PACKED_M = 1152,                   // rows of a packed at a time: at most 1.8 MB per thread, for L2 or L3
 };
 
 INLINE int round_up(int a, int b) { return ceil_div(a, b) * b; }

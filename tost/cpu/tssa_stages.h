@@ -16,7 +16,7 @@ enum { TSSA_BLOCK = 64 };
 // The state of a sequence is its running sums S, N (C) and D (NH), one after another. Its adjoint is laid out alike.
 typedef struct {
     int B, T, C, NH, HS;
-    const float *z;                   // (B,T,C): the projection
+    const float *z;                   // (B,T,C): the projection, or its convolution
     const float *temp, *denom_bias;   // (NH); (NH,block_size), from the position of the first token on
     int block_size;
     float *u, *pi, *y;                // (B,NH,T) twice; (B,T,C)
@@ -96,10 +96,10 @@ static inline TssaRange tssa_block(const Tssa* args, int b, int block) {
     return block < 0 || t0 >= args->T ? (TssaRange){b, 0, 0, 0, 0} : (TssaRange){b, 0, args->NH, t0, t1};
 }
 
-// Runs the stages on every block, the first block first or last. If there are as many sequences as threads, a thread
-// takes whole sequences. With fewer, several threads share a sequence, as a pipeline: between two barriers, the first
-// stage works on one block, the second on the block before it, and the last on the one before that. Each thread takes
-// some heads of the first and the last stage, so that all take equally long, and some tokens of the second.
+// Runs the stages on every block, from the first block to the last or in reverse. With at most half as many sequences
+// as threads, several threads share a sequence, as a pipeline; otherwise a thread takes whole sequences. Between two
+// barriers of the pipeline, each stage works on the block that the stage before it has finished. Each thread takes some
+// heads of the first and the last stage, so that all take equally long, and some tokens of the second.
 static inline void tssa_run(const TssaStages* stages, const Tssa* args, bool first_to_last, bool parallel) {
     const int threads = threads_max(), blocks = tssa_blocks(args->T);
     (void)parallel;   // unused without OpenMP

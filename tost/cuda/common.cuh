@@ -77,7 +77,8 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 
 __host__ __device__ constexpr int div_up(size_t n, size_t by) { return (int)((n + by - 1) / by); }
 
-// Most dynamic shared memory of a block: 48 KiB minus the static shared memory of the kernels that use it.
+// Most dynamic shared memory of a block without set_shared: 48 KiB minus the static shared memory of the kernels that
+// use it.
 constexpr size_t MAX_DYNAMIC_SHARED = (48 << 10) - 64;
 // With set_shared: 99 KiB, which every GPU since compute capability 8.0 has.
 constexpr size_t MAX_ALLOWED_SHARED = (99 << 10) - 64;
@@ -93,8 +94,9 @@ template <typename K> inline void set_shared(K* kernel, size_t bytes, int blocks
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent));
 }
 
-// The states of all sequences before and after a pass, (B,state_size); or their gradients after it (start) and before
-// it (end). start NULL: zeros; end NULL: not written. They must not overlap: the last block writes while others read.
+// (B,state_size). Forward: the state before a pass (start) and the one after it (end). Backward: the gradient of the
+// state after the pass (start) and that of the state before it (end). start NULL: zeros; end NULL: not written. They
+// must not overlap: the last block writes while others read.
 struct PassStates {
     const double* start;
     double* end;

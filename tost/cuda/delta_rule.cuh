@@ -73,7 +73,7 @@ static size_t delta_rule_shared(int HS, bool backward) {
 }
 
 template <typename S> __device__ inline DeltaState delta_state(const double* states, int b, int h,
-                                                                 const DeltaRule<S>& args) {
+                                                               const DeltaRule<S>& args) {
     if (!states) return {NULL, NULL};
     float* const at = (float*)const_cast<double*>(states + b * args.state_size + args.offset);
     return {at + (size_t)h * args.HS * args.HS, at + (size_t)args.C * args.HS + h * args.HS};
@@ -279,7 +279,7 @@ __device__ inline void delta_errors_backward(DeltaShared x, const float* pi, int
     }
 }
 
-// dΠ of the run's tokens; and x.dE becomes dE, which is in x.dK. A warp takes a token.
+// Sets dΠ of the run's tokens, and copies dE from x.dK to x.dE. A warp takes a token.
 __device__ inline void delta_membership_backward(float* dpi, DeltaShared x, int n, int HS) {
     const int row = delta_stride(HS);
     for (int i = warp_index(); i < n; i += block_warps()) {

@@ -35,7 +35,8 @@ template <typename S, typename O> struct Product {
     int64_t c_step = 0, a_step = 0, b_step = 0;
 };
 
-// c (M,N) = op(a) · op(b) of dense matrices; N: as stored, T: transposed. Other fields are to be set by name.
+// c (M,N) = op(a) · op(b) of dense matrices. In the layout's name, N stands for as stored and T for transposed. The
+// caller may then set further fields.
 enum ProductLayout { PRODUCT_NN, PRODUCT_NT, PRODUCT_TN };
 
 template <typename S, typename O>

@@ -2,7 +2,7 @@
 // the runs before a block's own belong to blocks that have started. Each block publishes its run's totals; the last
 // of every 8 runs publishes the total of the 8, the last of 64 that of the 64, and so on. The prefix at run k is a
 // sum of at most 7 totals per level, selected by the octal digits of k. A chain of waits has at most one wait per
-// octal digit of k. The tree of sums is fixed, so every run gives the same bits.
+// octal digit of k. The tree of sums is fixed, so every launch gives the same bits.
 //
 // Totals are stored level by level, (slots,stride), at slot `level base + index`; stride is scan_stride(width), so
 // that a thread reads and writes 4 neighboring columns at once. flags (slots) are zero before the launch.

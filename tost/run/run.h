@@ -71,7 +71,7 @@ void run_free(Run* r);
 // Trains after run_set_up, until the last step, a signal or an option that ends the run.
 bool run_train(Run* r, TostError* err);
 // Chunks.should_stop: shows the progress within a micro-batch. A signal abandons it.
-bool run_should_stop(void* context, double part);
+bool run_should_stop(void* context, double fraction);
 
 // ---- agree.c: what the ranks of a run decide together; collective, except for run_signal ----
 // The number of the signal that stops the run, or 0. All ranks learn of a signal in run_agree.

@@ -18,7 +18,7 @@ class TostConfig(PretrainedConfig):
         self.vocab_size = vocab_size
         self.bias = bias
         self.membership = membership  # learned, or uniform: 1/n_head for every head and token
-        self.conv = conv  # 0, or 4: w and the input of the MLP pass through causal convolutions
+        self.conv = conv  # 0, or 4: z and the input of the MLP pass through causal convolutions
         self.memory = memory  # 0, or 1: each head recalls what came after similar tokens
         self.use_cache = use_cache
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)

@@ -85,7 +85,7 @@ void records_same(Checks* c, const char* what, const Record* got, const Record* 
 // ---------------------------------------------------------------------------------------------
 // One shape: every function of an engine with one model and batch size
 
-// Parameters: random; from init_params; random with faint tokens; random, of a model with convolutions, with
+// Parameters: random; from init_params; random with faint channels; random, of a model with convolutions, with
 // convolutions and memory, and with memory
 enum { RANDOM, FRESH, FAINT, CONV, CONV_MEMORY, MEMORY };
 
