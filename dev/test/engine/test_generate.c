@@ -142,28 +142,20 @@ static bool take_marked(void* context, const char* bytes, size_t n) {
 }
 
 static void test_stop(Checks* c, const Tokenizer* tokenizer) {
-    static const struct {
-        char *stop, *also;
-        const char* script;
-        int max_tokens;
-        const char* text;
-        int tokens;
-        Finish finish;
-    } cases[] = {
+    static const struct { char *stop, *also; const char* script; int max_tokens; const char* text; int tokens; Finish finish; }
+    cases[] = {
         {NULL, NULL, "abcd", 3, "a|b|c|", 3, FINISH_LENGTH},
-        {"bc", NULL, "abcd", 9, "a|||", 3, FINISH_STOP},  // one call per token, also without bytes
+        {"bc", NULL, "abcd", 9, "a|||", 3, FINISH_STOP},                 // one call per token, also without bytes
         {"ab", NULL, "aab", 9, "|a||", 3, FINISH_STOP},
         {"aab", NULL, "xaaaab", 9, "x|||a|a||", 6, FINISH_STOP},
         {"abab", NULL, "ababac", 4, "||||", 4, FINISH_STOP},
         {"abac", NULL, "abababacx", 9, "|||ab||ab|||", 8, FINISH_STOP},
         {"abc", NULL, "xabd", 4, "x|||abd|", 4, FINISH_LENGTH},
-        {"abc", NULL, "xab", 3, "x|||ab|", 3, FINISH_LENGTH},  // held bytes are written at the end
+        {"abc", NULL, "xab", 3, "x|||ab|", 3, FINISH_LENGTH},            // held bytes are written at the end
         {"abc", NULL, "xab.", 9, "x|||ab|", 3, FINISH_END_OF_TEXT},
         {"a", NULL, "abc", 9, "|", 1, FINISH_STOP},
-        {"c", NULL, "abc", 3, "a|b||", 3, FINISH_STOP},  // in the last token that is allowed
-        {"b\x1f"
-         "c",
-         "x", "abcx", 9, "a||bc||", 4, FINISH_STOP},
+        {"c", NULL, "abc", 3, "a|b||", 3, FINISH_STOP},                  // in the last token that is allowed
+        {"b\x1f" "c", "x", "abcx", 9, "a||bc||", 4, FINISH_STOP},
         {"\x1f", "cx", "abcd", 4, "a|b||cd|", 4, FINISH_LENGTH},
     };
     const TostConfig config = {1, 1, 1, 64, BYTES, 0, TOST_LEARNED, 0, 0};
