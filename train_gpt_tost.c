@@ -18,16 +18,17 @@
 //     and 0. As in the published code, denom_bias is inside the sum, so it counts HS times.
 //
 // What TSSA does. For each channel, a token's energy is divided by that of all tokens up to and including it. The sum u
-// over a head's channels tells how much of the token lies in the head's subspace, the HS directions of its part of the
-// projection. A softmax over the heads turns the u into memberships Π, which divide the token among the heads. Each
-// head has the second moment m[d] = N[d]/M of the tokens so far, weighted by their membership in it; the output is
-// y = -zΠ/(1+m). If the rows of c_attn's weight are orthonormal and c_proj's weight is its transpose, as in the paper's
-// derivation, a + tssa(a) keeps the share 1 - Π/(1+m) of a along a direction of the head: with Π = ½, 0.5 for m = 0 and
-// 0.995 for m = 100. So a token shrinks along the directions in which the head's tokens are small, and stays as it is
-// along those in which they are large: an approximate projection onto the subspace of these tokens. The reason: y is -M
-// times the derivative of their coding rate ½ Σ_d log(1 + m[d]) with respect to z, for constant Π and M. Tokens are not
-// compared pairwise: the past acts only through S, N and D, which are 2C + NH numbers per layer and sequence at any
-// length. Time and memory are linear in T, and decoding needs no KV cache.
+// over a head's channels tells how large the token is in the head's subspace, the HS directions of its part of the
+// projection, compared with the tokens so far. A softmax over the heads turns the u into memberships Π, which divide
+// the token among the heads. Each head has the second moment m[d] = N[d]/M of the tokens so far, weighted by their
+// membership in it; the output is y = -zΠ/(1+m). If the rows of c_attn's weight are orthonormal and c_proj's weight is
+// its transpose, as in the paper's derivation, a + tssa(a) keeps the share 1 - Π/(1+m) of a along a direction of the
+// head: with Π = ½, 0.5 for m = 0 and 0.995 for m = 100. So a token loses up to the share Π along the directions in
+// which the head's tokens are small (m ≪ 1), and stays as it is along those in which they are large (m ≫ 1): a step
+// towards its projection onto their subspace. The reason: y is -M times the derivative of their coding rate
+// ½ Σ_d log(1+m[d]) with respect to z, for constant Π and M. Tokens are not compared pairwise: the past acts only
+// through S, N and D, which are 2C + NH numbers per layer and sequence at any length. Time and memory are linear in T,
+// and decoding needs no KV cache.
 //
 // Three options are not in the paper. With --conv 4 (tost/cpu/conv.h), z and the input of c_fc first pass through
 // causal convolutions over time, so that a token also sees the order of the three before it. With --memory 1
@@ -44,8 +45,8 @@
 //     norm = grad_norm(model)
 //     update(model, {lr, …, grad_scale})                                      grad_scale: to clip the gradient
 //
-// In the last micro-batch, train_backward gets TOST_STEP_ENDS instead of TOST_MORE: the gradients of all ranks are
-// summed. from, right and left are indices of states, here TOST_NO_STATE: the sequences begin and end with this batch.
+// The last train_backward of a step gets TOST_STEP_ENDS instead of TOST_MORE: the gradients of all ranks are summed.
+// from, right and left are indices of states, here TOST_NO_STATE: the sequences begin and end with this batch.
 //
 // A long sequence can be processed in chunks (--chunk, tost/chunks.c). The state between two chunks is S, N and D, and
 // the states of the options. First, `forward` on each chunk stores the state after it. Then, from the last chunk to the
@@ -68,14 +69,16 @@
 // lists the other files that need the layer before `make test` passes.
 //
 // Precision: float32, and double for long sums. With --dtype bf16, matrix products round their operands to bf16. The
-// outputs of Linear (but not the logits that cpu_logits returns) and of the convolutions, the gradients of their
-// inputs, and dz are rounded, too. Parameters are float32 with a copy in bf16. Everything else is as in float32:
-// residual stream, statistics, softmax, loss, parameter gradients, AdamW, momentum of Muon.
+// outputs of Linear (but not the logits of cpu_logits and cpu_last_logits), its biases when they are added, the inputs
+// and outputs of the convolutions, the gradients of the inputs of both, and dz are rounded, too. Parameters are float32
+// with a copy in bf16. Everything else is as in float32: residual stream, statistics, softmax, loss, parameter
+// gradients, AdamW, momentum of Muon.
 //
 // Sizes: B sequences, T tokens of each in the chunk, `first` the position of the first one, C channels, NH heads of
-// HS = C/NH channels, V vocabulary, rows = B·T. Arrays are dense and row-major. Arguments: outputs, saved tensors,
-// inputs (const), sizes. dx is the gradient of the loss with respect to x. A comment at each backward says which
-// gradients are overwritten (=) and which accumulated (+=). x_c points to a row of x whose elements have the index c.
+// HS = C/NH channels, V vocabulary, rows = B·T; block_size is the number of positions, as in nanoGPT. Arrays are dense
+// and row-major. Arguments: outputs, saved tensors, inputs (const), sizes. dx is the gradient of the loss with respect
+// to x. A comment at each backward says which gradients are overwritten (=) and which accumulated (+=). x_c points to a
+// row of x whose elements have the index c.
 
 #include <assert.h>
 #include <math.h>
@@ -926,7 +929,8 @@ static void layer_backward(TostModel* model, int l, int right, int left) {
                        C);
 }
 
-// With recompute: fills the shared activations with those of layer l, unless they already are.
+// With recompute: fills the shared activations with those of layer l, unless they already are. State `from` must be as
+// it was.
 static void recompute_layer(TostModel* model, int l) {
     if (model->options.recompute && model->computed_layer != l) layer_forward(model, l, model->from, TOST_NO_STATE);
 }
@@ -937,7 +941,7 @@ static void cpu_forward(TostModel* model, const TostChunk* chunk, int from, int 
     const int B = chunk->B, T = chunk->T;
     assert(B <= model->options.max_batch && T <= model->options.max_chunk);
     assert(chunk->first + T <= model->config.block_size);
-    // A pass is small if its largest product is; that can be the classifier's.
+    // Chooses the number of threads, also for the classifier and backward: one if all products of the pass are small.
     threads_begin(&model->threads, gemm_is_small(B * T, V > 4 * C ? V : 4 * C, C));
     model->chunk = *chunk;
     model->from = from;
@@ -948,6 +952,7 @@ static void cpu_forward(TostModel* model, const TostChunk* chunk, int from, int 
     threads_end(&model->threads);
 }
 
+// Sequence i of state `to` = sequence i / copies of state `from`, for i < n; to is not from.
 static void cpu_copy_state(TostModel* model, int to, int from, int n, int copies) {
     const size_t bytes = state_size(&model->config) * sizeof(double);
     for (int l = 0; l < model->config.n_layer; l++)
@@ -1144,6 +1149,8 @@ static double decay_of(const TostTensor* t, const TostUpdate* update) {
     return t->decay == TOST_DECAY ? update->weight_decay : 0.0;
 }
 
+// own: a part of this rank's slices, inside of a tensor. at, packed, second: its offset in the flat arrays, in m, and
+// in v, which has no elements for Muon's matrices.
 static void update_owned(TostModel* model, const TostUpdate* update, const Owned* own) {
     float *p = model->array[TOST_PARAM] + own->at, *grad = model->array[TOST_GRAD] + own->at;
     float* m = model->array[TOST_M] + own->packed;
