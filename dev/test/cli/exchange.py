@@ -353,7 +353,7 @@ def check_models(start):
     succeeds(train.main, *start, "torch_3", *steps)
     check("the published variant trains as the model",
           np.allclose(columns("variant")["train_loss"], columns("torch_3")["train_loss"], atol=1e-6))
-    succeeds(variants.main, "w+ln_1+ln_2+relative", *start, "variant", *steps, "--overwrite")
+    succeeds(variants.main, "z+ln_1+ln_2+relative", *start, "variant", *steps, "--overwrite")
     check("the other variants differ", columns("variant")["train_loss"][2] != columns("torch_3")["train_loss"][2])
     succeeds(variants.main, "decay+mean+memory", *start, "variant", *steps, "--overwrite")
     check("and those with a memory", columns("variant")["train_loss"][2] != columns("torch_3")["train_loss"][2])
