@@ -39,8 +39,9 @@ template <typename S> __device__ inline size_t conv_before(const Conv<S>& args, 
 template <bool WHOLE, typename S>
 __device__ inline void conv_load(float (&row)[CONV_VEC], const S* p, const double* state, const Conv<S>& args, int b,
                                  int t, int c) {
-    const int inside = t < args.T ? args.C - c : 0;   // mutant: conv_end
-    if (WHOLE || t >= 0) load_part<WHOLE>(row, p + conv_row(args, b, t, c), inside);
+    const int inside = args.C - c;
+    if (WHOLE || t >= 0)
+        load_part<WHOLE>(row, p + conv_row(args, b, t, c), t < args.T ? inside : 0);   // mutant: conv_end
     else UNROLL for (int i = 0; i < CONV_VEC; i++)   // mutant: conv_state
         row[i] = state && i < inside ? (float)state[conv_before(args, b, t, c) + i] : 0.0f;
 }

@@ -68,7 +68,7 @@ mass_terms_dropped | s/less_D += .*;//
 bias_of_the_branch_unscaled | s/total.*;/;/
 energy_below_its_least | s/= S.*/= true;/
 big_tokens_once | s/big += gridDim.x/big += step->n_big/
-conv_end | s/t < args.T ? args.C - c : 0/args.C - c/
+conv_end | s/t < args.T ? inside : 0/inside/
 conv_state | s/i++/row[i++] = 0/
 conv_rows_not_passed | s/store.*;//
 conv_runs_once | s/run += gridDim.x/run += args.B * runs/
