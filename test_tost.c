@@ -720,7 +720,7 @@ static const char why_no_cuda[] = "";
 // Parameters and Adam's moments after two steps of two parts
 static Record record_of_parts(const TostEngine* engine, TostComm* comm, TostDtype dtype, bool fast) {
     enum { B = 2, T = 48, ROWS = B * T };
-    const TostConfig config = {3, 4, 128, T, 600, 1, TOST_LEARNED, 0, 0};
+    const TostConfig config = {3, 4, 128, T, 600, 1, TOST_LEARNED, 0, 0, 0};
     Record r = {NULL, 0};
     Subject s = subject_open(engine, config, (TostEngineOptions){.max_batch = B, .max_chunk = T, .training = true,
                              .dtype = dtype, .comm = comm, .parts = 2, .fast_reduce = fast});

@@ -30,10 +30,11 @@
 // through S, N and D, which are 2C + NH numbers per layer and sequence at any length. Time and memory are linear in T,
 // and decoding needs no KV cache.
 //
-// Three options are not in the paper. With --conv 4 (tost/cpu/conv.h), z and the input of c_fc first pass through
+// Four options are not in the paper. With --conv 4 (tost/cpu/conv.h), z and the input of c_fc first pass through
 // causal convolutions over time, so that a token also sees the order of the three before it. With --memory 1
 // (tost/cpu/delta_rule.h), each head also has a matrix that predicts the next z from this one. With --membership
-// uniform, temp stays 0, so Π = 1/NH. A reader of the paper's model can skip every line that names them.
+// uniform, temp stays 0, so Π = 1/NH. With --positions none, wpe and denom_bias do not exist (NULL). A reader of the
+// paper's model can skip every line that names them.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
@@ -104,17 +105,18 @@
 // Embedding:  x[b,t] = wte[token[b,t]] + wpe[first + t]
 
 static void embedding_forward(float* x, const int32_t* tokens, const float* wte, const float* wpe, int first,
-                              int B, int T, int C) {   // x (B,T,C); tokens (B,T); wte (V,C); wpe (block_size,C)
+                              int B, int T, int C) {   // x (B,T,C); tokens (B,T); wte (V,C); wpe (block_size,C) or NULL
     #pragma omp parallel for schedule(static) if ((size_t)B * T > SERIAL_ROWS)
     for (size_t row = 0; row < (size_t)B * T; row++) {
         const float* token_c = wte + (size_t)tokens[row] * C;
-        const float* position_c = wpe + ((size_t)first + row % T) * C;
+        const float* position_c = wpe ? wpe + ((size_t)first + row % T) * C : NULL;
         float* x_c = x + row * C;
-        for (int c = 0; c < C; c++) x_c[c] = token_c[c] + position_c[c];
+        for (int c = 0; c < C; c++) x_c[c] = position_c ? token_c[c] + position_c[c] : token_c[c];
     }
 }
 
-// dwte, dwpe +=. A token can occur in many rows, so each thread owns some channels and adds the rows in order.
+// dwte, dwpe += (dwpe may be NULL). A token can occur in many rows, so each thread owns some channels and adds the rows
+// in order.
 static void embedding_backward(float* dwte, float* dwpe, const float* dx, const int32_t* tokens, int first,
                                int B, int T, int C) {
     enum { CHANNELS = 16 };   // of a thread: one cache line
@@ -124,11 +126,10 @@ static void embedding_backward(float* dwte, float* dwpe, const float* dx, const 
         for (size_t row = 0; row < (size_t)B * T; row++) {
             const float* dx_c = dx + row * C + c0;
             float* dtoken_c = dwte + (size_t)tokens[row] * C + c0;
+            for (int c = 0; c < width; c++) dtoken_c[c] += dx_c[c];
+            if (!dwpe) continue;
             float* dposition_c = dwpe + ((size_t)first + row % T) * C + c0;
-            for (int c = 0; c < width; c++) {
-                dtoken_c[c] += dx_c[c];
-                dposition_c[c] += dx_c[c];
-            }
+            for (int c = 0; c < width; c++) dposition_c[c] += dx_c[c];
         }
     }
 }
@@ -273,7 +274,7 @@ static void tssa_energy_forward(const Tssa* args, TssaRange r) {
                 S_d[d] += s;
                 ratios += s / (S_d[d] > TOST_ENERGY_MIN ? S_d[d] : TOST_ENERGY_MIN);
             }
-            const double bias = args->denom_bias[(size_t)h * args->block_size + t];
+            const double bias = args->denom_bias ? args->denom_bias[(size_t)h * args->block_size + t] : 0;
             args->u[tssa_head(args, r.b, h) + t] = (float)(ratios + HS * bias);
         }
     }
@@ -442,11 +443,11 @@ static void tssa_backward(const Tssa* args) {
         double dtemp = 0;
         for (int b = 0; b < args->B; b++) {
             const float *dscore = args->dscore + tssa_head(args, b, h), *u = args->u + tssa_head(args, b, h);
+            for (int t = 0; t < args->T; t++) dtemp += (double)dscore[t] * u[t];
+            if (!args->ddenom_bias) continue;
             float* ddenom_bias = args->ddenom_bias + (size_t)h * args->block_size;
-            for (int t = 0; t < args->T; t++) {
-                dtemp += (double)dscore[t] * u[t];
+            for (int t = 0; t < args->T; t++)
                 ddenom_bias[t] += (float)((double)args->HS * args->temp[h] * dscore[t]);
-            }
         }
         if (args->dtemp) args->dtemp[h] += (float)dtemp;
     }
@@ -787,16 +788,19 @@ static LayerState start_state(const TostModel* model, int from, int to, int l) {
     return layer_state(model, state);
 }
 
-// The arguments of TSSA in a layer. denom_bias starts at the chunk's first position.
+// denom_bias or its gradient from the chunk's first position on; NULL without positions
+static float* from_first(float* bias, const TostChunk* chunk) { return bias ? bias + chunk->first : NULL; }
+
+// The arguments of TSSA in a layer.
 static Tssa layer_tssa(const TostModel* model, int l, LayerState state) {
     const TostConfig* c = &model->config;
     const TostChunk* chunk = &model->chunk;
     const LayerActivations* act = &model->layer[l];
     const TostParams p = model_params(model, TOST_PARAM, l);
     return (Tssa){.B = chunk->B, .T = chunk->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head,
-                  .block_size = c->block_size, .z = act->z, .temp = p.temp, .denom_bias = p.denom_bias + chunk->first,
-                  .u = act->u, .pi = act->pi, .y = act->y, .stride = state_size(c), .state = state.tssa,
-                  .scratch = model->buf.tssa_scratch,
+                  .block_size = c->block_size, .z = act->z, .temp = p.temp,
+                  .denom_bias = from_first(p.denom_bias, chunk), .u = act->u, .pi = act->pi, .y = act->y,
+                  .stride = state_size(c), .state = state.tssa, .scratch = model->buf.tssa_scratch,
                   .saved = model->options.training ? act->tssa_saved : NULL};
 }
 
@@ -808,7 +812,7 @@ static Tssa layer_tssa_grads(const TostModel* model, int l, LayerState adjoint) 
     tssa.dz = model->buf.dbranch;
     tssa.dpi = tssa.dscore = model->buf.dscore;
     tssa.dtemp = model->config.membership == TOST_UNIFORM ? NULL : g.temp;
-    tssa.ddenom_bias = g.denom_bias + model->chunk.first;
+    tssa.ddenom_bias = from_first(g.denom_bias, &model->chunk);
     tssa.adjoint = adjoint.tssa;
     return tssa;
 }
@@ -940,7 +944,7 @@ static void cpu_forward(TostModel* model, const TostChunk* chunk, int from, int 
     const int C = model->config.n_embd, L = model->config.n_layer, V = model->config.vocab_size;
     const int B = chunk->B, T = chunk->T;
     assert(B <= model->options.max_batch && T <= model->options.max_chunk);
-    assert(chunk->first + T <= model->config.block_size);
+    assert(T <= tost_max_seq(&model->config) - chunk->first);
     // Chooses the number of threads, also for the classifier and backward: one if all products of the pass are small.
     threads_begin(&model->threads, gemm_is_small(B * T, V > 4 * C ? V : 4 * C, C));
     model->chunk = *chunk;

@@ -91,17 +91,18 @@ __global__ void embedding_forward_kernel(float* x, const int32_t* tokens, const 
                                          const StepHeader* step, int T, int C) {
     const size_t row = blockIdx.x;
     const float* token_c = wte + (size_t)tokens[row] * C;
-    const float* position_c = wpe + ((size_t)step->first + blockIdx.x % T) * C;
+    const int width = wpe ? C : 0;   // past it, load_part gives zeros
+    const float* position_c = wpe + ((size_t)step->first + blockIdx.x % T) * width;
     for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
         float a[4], b[4];
         load_part<false>(a, token_c + c, C - c);
-        load_part<false>(b, position_c + c, C - c);
+        load_part<false>(b, position_c + c, width - c);
         UNROLL for (int i = 0; i < 4; i++) a[i] += b[i];
         store_part<false>(x + row * C + c, a, C - c);
     }
 }
 
-// x (B,T,C); tokens (B,T); wte (V,C); wpe (block_size,C)
+// x (B,T,C); tokens (B,T); wte (V,C); wpe (block_size,C) or NULL
 static void embedding_forward(cudaStream_t stream, float* x, const int32_t* tokens, const float* wte, const float* wpe,
                               const StepHeader* step, int B, int T, int C) {
     LAUNCH(embedding_forward_kernel, B * T, channel_threads(C), 0, stream, x, tokens, wte, wpe, step, T, C);
@@ -191,7 +192,7 @@ __global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepH
 }
 
 struct EmbeddingBackward {
-    float *dwte, *dwpe;              // (V,C): +=; (block_size,C): =, or with add +=
+    float *dwte, *dwpe;              // (V,C): +=; (block_size,C): =, or with add +=; or NULL
     bool add;
     float* partial;                  // partial sums of big tokens
     const float* dx;                 // (B,T,C)
@@ -205,8 +206,9 @@ static void embedding_backward(cudaStream_t stream, const EmbeddingBackward& arg
     const int blocks = min(rows, 4096), big_blocks = min(rows / EMBED_SEGMENT + 1, 1024);
     LAUNCH(embedding_segment_kernel, blocks, threads, 0, stream, args.dwte, args.partial, args.dx, args.order,
            args.step, C);
-    LAUNCH(embedding_place_kernel, args.add ? T : args.block_size, threads, 0, stream, args.dwpe, args.dx, args.step, B,
-           T, C, args.add);
+    if (args.dwpe)
+        LAUNCH(embedding_place_kernel, args.add ? T : args.block_size, threads, 0, stream, args.dwpe, args.dx,
+               args.step, B, T, C, args.add);
     LAUNCH(embedding_big_kernel, big_blocks, threads, 0, stream, args.dwte, args.partial, args.order, args.step, C);
 }
 
@@ -537,7 +539,7 @@ template <typename S> struct Tssa {
     int warps;                        // of a block
     int start_log;                    // log2 of the steps between two TssaStarts
     const S* z;                       // (B,T,C): the projection, or its convolution
-    const float *temp, *denom_bias;   // (NH); (NH,block_size)
+    const float *temp, *denom_bias;   // (NH); (NH,block_size) or NULL
     int block_size;
     const StepHeader* step;
     float *u, *pi;                    // (B,NH,T)
@@ -551,7 +553,7 @@ template <typename S> struct Tssa {
     const S* dy;                      // (B,T,C)
     S* dz;                            // (B,T,C)
     float *dscore, *dtemp_run;        // (B,NH,T); (NH,B,runs): dtemp of each run
-    float *dtemp, *ddenom_bias;       // (NH); (NH,block_size)
+    float *dtemp, *ddenom_bias;       // (NH); (NH,block_size) or NULL
     bool fixed_temp;                  // temp has no gradient: membership is uniform
     bool more_dpi;                    // dscore has another part of dΠ on entry
     PassStates adjoint;
@@ -779,7 +781,7 @@ __device__ inline void tssa_energy_forward(float* scores, float* groups, const T
         const bool inside = lane < k.n;   // mutant: run_edge_forward
         const size_t bias =
             (size_t)(unsigned)h * (unsigned)args.block_size + (unsigned)(args.step->first + k.t0 + lane);
-        const float u_t = ratios + args.HS * (inside ? args.denom_bias[bias] : 0.0f);
+        const float u_t = ratios + args.HS * (inside && args.denom_bias ? args.denom_bias[bias] : 0.0f);
         if (inside) args.u[tssa_head(h, k, args) + lane] = u_t;
         scores[lane * stride + h] = args.temp[h] * u_t;
     }
@@ -1187,8 +1189,8 @@ template <typename S> __device__ inline void tssa_temp_backward(const Tssa<S>& a
 }
 
 // dtemp, and ddenom_bias[h,first+t] = Σ_b HS temp[h] dscore[b,h,t]: =, with 0 at other positions; with add +=. The
-// first NH blocks compute dtemp; the others ddenom_bias, one thread per head and position, with add only those of this
-// pass. Traffic per row: 4 NH, from L2.
+// first NH blocks compute dtemp; the others, if any, ddenom_bias, one thread per head and position, with add only those
+// of this pass. Traffic per row: 4 NH, from L2.
 template <typename S>
 __device__ inline void tssa_params_backward(const Tssa<S>& args, int block, bool add, float* shared) {
     const int h = block % args.NH, i = (block / args.NH - 1) * SUM_THREADS + threadIdx.x,
@@ -1219,7 +1221,8 @@ __global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums colu
 // dtemp_run. add: adds them, instead of overwriting
 template <typename S>
 static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tssa<S>& tssa, bool add) {
-    int blocks = tssa.NH * (1 + div_up(add ? tssa.T : tssa.block_size, SUM_THREADS));
+    const int positions = !tssa.ddenom_bias ? 0 : add ? tssa.T : tssa.block_size;
+    int blocks = tssa.NH * (1 + div_up(positions, SUM_THREADS));
     for (int i = 0; i < columns.n; i++) blocks += column_sum_blocks(columns.sum[i]);
     LAUNCH((layer_sums_kernel<S>), blocks, SUM_THREADS, 0, stream, columns, tssa, add);
 }
@@ -1942,7 +1945,7 @@ static Classifier<S> model_classifier(const TypedModel<S>* m, const S* x, StepIn
 template <typename S> static StepInput start_pass(TypedModel<S>* m, const TostChunk* chunk, int from, int to) {
     const size_t rows = (size_t)chunk->B * chunk->T, bytes = rows * sizeof(int32_t);
     assert(chunk->B <= m->options.max_batch && chunk->T <= m->options.max_chunk);
-    assert(chunk->first + chunk->T <= m->config.block_size);
+    assert(chunk->T <= tost_max_seq(&m->config) - chunk->first);
     const StepInput s = step_input((int32_t*)staging_begin(&m->staging), rows);
     m->chunk = *chunk;
     m->computed_layer = m->config.n_layer - 1;

@@ -37,14 +37,19 @@ extern "C" {
 // gradient.
 typedef enum { TOST_LEARNED, TOST_UNIFORM } TostMembership;
 
+// Parameters per position, wpe and denom_bias: learned, as published, or none. Without them, sequences can have any
+// length.
+typedef enum { TOST_WITH_POSITIONS, TOST_NO_POSITIONS } TostPositions;
+
 typedef struct {
     int n_layer, n_head, n_embd;   // L, NH, C; NH divides C
-    int block_size;                // maximum T
+    int block_size;                // maximum T; without positions, of the training data
     int vocab_size;                // V
     int bias;                      // 1: every Linear but the output head, and every LayerNorm, has a bias
     int membership;                // TostMembership
     int conv;                      // TOST_CONV_WIDTH: z and ln_2 pass through convolutions over time; 0: as published
     int memory;                    // 1: each head recalls what came after similar tokens; 0: none
+    int positions;                 // TostPositions
 } TostConfig;
 
 enum { TOST_CONV_WIDTH = 4 };
@@ -61,23 +66,28 @@ enum {
 
 bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes, heads divide channels, no overflow
 
+// The longest sequence that a trained model can read.
+static inline int tost_max_seq(const TostConfig* c) {
+    return c->positions == TOST_NO_POSITIONS ? TOST_MAX_BLOCK_SIZE : c->block_size;
+}
+
 // ---------------------------------------------------------------------------------------------
 // The table of parameters. Columns: field, place, name in a state dict (in layers, after "transformer.h.<layer>."),
 // shape, initial value, weight decay, optimizer with --optimizer muon, condition for it to exist. Shapes and
 // conditions may use
-//   C channels, NH heads, V vocabulary size, MAX_T positions, BIAS, CONV, MEMORY.
+//   C channels, NH heads, V vocabulary size, MAX_T positions, BIAS, CONV, MEMORY, POSITIONS.
 // Everything else about parameters expands from it: pointers, offsets, counts, names in checkpoints, initial values,
 // decay, labels of tests. The order is that of the published state dict.
 
 #define TOST_PARAMS(X) \
     X(wte,         EMBED,  "transformer.wte.weight",  (V, C),         NORMAL,   DECAY,    ADAMW, true) /* tied head */ \
-    X(wpe,         EMBED,  "transformer.wpe.weight",  (MAX_T, C),     NORMAL,   DECAY,    ADAMW, true) \
+    X(wpe,         EMBED,  "transformer.wpe.weight",  (MAX_T, C),     NORMAL,   DECAY,    ADAMW, POSITIONS) \
     X(gamma1,      LAYER,  "gamma1",                  (C),            GAMMA,    NO_DECAY, ADAMW, true) /* of TSSA */ \
     X(gamma2,      LAYER,  "gamma2",                  (C),            GAMMA,    NO_DECAY, ADAMW, true) \
     X(ln_1_w,      LAYER,  "ln_1.weight",             (C),            ONE,      NO_DECAY, ADAMW, true) \
     X(ln_1_b,      LAYER,  "ln_1.bias",               (C),            ZERO,     NO_DECAY, ADAMW, BIAS) \
     X(temp,        LAYER,  "attn.temp",               (NH, 1),        ONE,      NO_DECAY, ADAMW, true) \
-    X(denom_bias,  LAYER,  "attn.denom_bias",         (NH, MAX_T, 1), ZERO,     NO_DECAY, ADAMW, true) \
+    X(denom_bias,  LAYER,  "attn.denom_bias",         (NH, MAX_T, 1), ZERO,     NO_DECAY, ADAMW, POSITIONS) \
     X(attn_w,      LAYER,  "attn.c_attn.weight",      (C, C),         NORMAL,   DECAY,    MUON,  true) \
     X(attn_b,      LAYER,  "attn.c_attn.bias",        (C),            ZERO,     NO_DECAY, ADAMW, BIAS) \
     X(attn_conv,   LAYER,  "attn.conv.weight",        (C, 1, CONV),   IDENTITY, NO_DECAY, ADAMW, CONV) /* nn.Conv1d */ \

@@ -52,7 +52,8 @@ def generation_config(config, vocabulary):
 
 def tokenizer_config(config):
     """As in the trainer, <|endoftext|> in a text is ordinary text: programs insert the id themselves."""
-    return {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": config.block_size,
+    limit = {"model_max_length": config.block_size} if config.positions == "learned" else {}
+    return {"tokenizer_class": "PreTrainedTokenizerFast", **limit,
             "bos_token": EOT, "eos_token": EOT, "pad_token": EOT, "unk_token": None, "padding_side": "left",
             "split_special_tokens": True, "model_input_names": ["input_ids", "attention_mask"],
             "clean_up_tokenization_spaces": False}
@@ -95,6 +96,8 @@ def model_card(name, config, vocabulary, metadata, parameters, losses):
     table = [f"| steps, tokens | {int(metadata.get('step', 0)):,}, {int(metadata.get('tokens', 0)):,} |"]
     table += [f"| `--{key}` | `{options[key]}` |" for key in shown if options.get(key)]
     table += losses
+    longer = ("longer inputs are refused; `generate` continues with the last half block"
+              if config.positions == "learned" else "there are no position embeddings: inputs can be longer")
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -111,7 +114,7 @@ trained with train_gpt_tost. Attention is linear in the sequence length, and gen
 |---|---|
 | parameters | {parameters:,} |
 | layers, heads, channels | {config.n_layer}, {config.n_head}, {config.n_embd} |
-| block size | {config.block_size} tokens; longer inputs are refused; `generate` continues with the last half block |
+| block size | {config.block_size} tokens; {longer} |
 | vocabulary | {vocabulary.size} tokens of byte-level BPE; `{EOT}` has id {vocabulary.eot} |
 
 ## Use

@@ -55,6 +55,9 @@ CASES = {
     # memory with convolutions, for more than four times the 32 tokens that CUDA kernels take at once
     "memory": dict(layers=2, heads=3, channels=15, block_size=140, vocab_size=29, conv=CONV_WIDTH, memory=1, batch=1,
                    seq=131, masked=3, seed=7),
+    # no positions, longer than the block size
+    "no_positions": dict(layers=2, heads=3, channels=15, block_size=5, vocab_size=29, positions="none", batch=2, seq=9,
+                         seed=8),
 }
 STEPS = 3
 
@@ -155,11 +158,11 @@ def compute_expected(model, inputs, targets, optimizer, hyper):
 
 
 def make(stem, case):
-    defaults = {"bias": False, "conv": 0, "memory": 0, "masked": 0, "optimizer": "adamw"}
+    defaults = {"bias": False, "conv": 0, "memory": 0, "positions": "learned", "masked": 0, "optimizer": "adamw"}
     args = argparse.Namespace(**(defaults | HYPER | case))
     generator = torch.Generator().manual_seed(args.seed)
     model = Tost(TostConfig(args.layers, args.heads, args.channels, args.block_size, args.vocab_size,
-                            args.bias, conv=args.conv, memory=args.memory))
+                            args.bias, conv=args.conv, memory=args.memory, positions=args.positions))
     randomize(model, generator)
     inputs, targets = draw_batches(args, generator)
     hyper = {key: getattr(args, key) for key in HYPER}

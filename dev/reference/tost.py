@@ -29,10 +29,11 @@ MASS_EPS = 1e-8     # added to the cumulative membership
 GAMMA_INIT = 1e-5   # initial LayerScale
 
 HEAD, WTE = "lm_head.weight", "transformer.wte.weight"  # tied; some files contain both names
+WPE = "transformer.wpe.weight"
 MEMBERSHIPS = ("learned", "uniform")
 CONV_WIDTH = 4
 # Config entries that the published model lacks, and its values
-VARIANTS = {"membership": "learned", "conv": 0, "memory": 0}
+VARIANTS = {"membership": "learned", "conv": 0, "memory": 0, "positions": "learned"}
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.int32: "I32"}
 
 
@@ -47,6 +48,7 @@ class TostConfig:
     membership: str = "learned"  # or "uniform": 1/n_head for every head and token
     conv: int = 0  # or CONV_WIDTH: z and the input of the MLP pass through causal convolutions over time
     memory: int = 0  # or 1: each head recalls what came after similar tokens
+    positions: str = "learned"  # or "none", without wpe and denom_bias: sequences can be longer than block_size
 
     def metadata(self):
         """The config as in a checkpoint's __metadata__: strings, bias 0 or 1; the VARIANTS if not published."""
@@ -60,15 +62,17 @@ class TostConfig:
             raise ValueError(f"{path}: membership {self.membership} in the metadata is not {' or '.join(MEMBERSHIPS)}")
 
     @classmethod
-    def from_shapes(cls, shapes):
-        """Config from the names and shapes of the parameters, which determine all but the membership."""
+    def from_shapes(cls, shapes, block_size):
+        """Config from the names and shapes of the parameters, which determine all but the membership and, without
+        positions, the block size."""
         layers = {int(m[1]) for m in (re.match(r"transformer\.h\.(\d+)\.", name) for name in shapes) if m}
         vocab_size, n_embd = shapes["transformer.wte.weight"]
         return cls(n_layer=len(layers), n_head=shapes["transformer.h.0.attn.temp"][0], n_embd=n_embd,
-                   block_size=shapes["transformer.wpe.weight"][0], vocab_size=vocab_size,
+                   block_size=shapes[WPE][0] if WPE in shapes else block_size, vocab_size=vocab_size,
                    bias="transformer.ln_f.bias" in shapes,
                    conv=CONV_WIDTH if "transformer.h.0.attn.conv.weight" in shapes else 0,
-                   memory=int("transformer.h.0.attn.memory_scale" in shapes))
+                   memory=int("transformer.h.0.attn.memory_scale" in shapes),
+                   positions="learned" if WPE in shapes else "none")
 
 
 class Conv(nn.Conv1d):
@@ -110,7 +114,7 @@ class TSSA(nn.Module):
         self.n_head = nh
         self.uniform = config.membership == "uniform"  # then temp and denom_bias are unused
         self.temp = nn.Parameter(torch.ones(nh, 1))
-        self.denom_bias = nn.Parameter(torch.zeros(nh, config.block_size, 1))
+        self.denom_bias = nn.Parameter(torch.zeros(nh, config.block_size, 1)) if config.positions == "learned" else None
         self.c_attn = nn.Linear(C, C, bias=config.bias)
         self.conv = Conv(config) if config.conv else nn.Identity()
         self.memory_scale = nn.Parameter(torch.zeros(C)) if config.memory else None
@@ -127,8 +131,9 @@ class TSSA(nn.Module):
         if self.uniform:
             return torch.full_like(s[..., 0], 1 / self.n_head)
         r = s / s.cumsum(2).clamp_min(ENERGY_MIN)
-        u = (r + self.denom_bias[:, : s.size(2)]).sum(-1)
-        return F.softmax(self.temp * u, dim=1)
+        if self.denom_bias is not None:
+            r = r + self.denom_bias[:, : s.size(2)]
+        return F.softmax(self.temp * r.sum(-1), dim=1)
 
     def forward(self, x):
         z = self.project(x)
@@ -178,9 +183,10 @@ class Tost(nn.Module):
         if config.n_embd % config.n_head:
             raise ValueError(f"n_embd {config.n_embd} is not a multiple of n_head {config.n_head}")
         self.config = config
+        learned = config.positions == "learned"
         self.transformer = nn.ModuleDict({
             "wte": nn.Embedding(config.vocab_size, config.n_embd),
-            "wpe": nn.Embedding(config.block_size, config.n_embd),
+            **({"wpe": nn.Embedding(config.block_size, config.n_embd)} if learned else {}),
             "h": nn.ModuleList(Block(config) for _ in range(config.n_layer)),
             "ln_f": nn.LayerNorm(config.n_embd, bias=config.bias),
         })
@@ -194,10 +200,11 @@ class Tost(nn.Module):
     def forward(self, idx, targets=None, last_only=False):
         """idx, targets (B,T); targets of -1 are ignored. Returns logits (B,T,V), or (B,1,V) for the last position if
         last_only, and the mean loss or None."""
-        T = idx.size(1)
-        if T > self.config.block_size:
-            raise ValueError(f"{T} tokens exceed block_size {self.config.block_size}")
-        x = self.transformer.wte(idx) + self.transformer.wpe.weight[:T]
+        T, x = idx.size(1), self.transformer.wte(idx)
+        if self.config.positions == "learned":
+            if T > self.config.block_size:
+                raise ValueError(f"{T} tokens exceed block_size {self.config.block_size}")
+            x = x + self.transformer.wpe.weight[:T]
         for block in self.transformer.h:
             x = block(x)
         x = self.transformer.ln_f(x[:, -1:] if last_only else x)
@@ -228,14 +235,18 @@ class Tost(nn.Module):
     def from_state(cls, state, metadata, path):
         """A model from a state dict and the config entries of its metadata. `path` is for error messages."""
         untie_head(state, path)
-        missing = {WTE, "transformer.wpe.weight", "transformer.h.0.attn.temp"} - state.keys()
+        matrices = [WTE, "transformer.h.0.attn.temp"] + ([WPE] if metadata.get("positions") != "none" else [])
+        missing = set(matrices) - state.keys()
         if missing:
             raise ValueError(f"{path}: tensor '{min(missing)}' is missing: not a ToST model")
-        for name in (WTE, "transformer.wpe.weight", "transformer.h.0.attn.temp"):
+        for name in matrices:
             if state[name].dim() != 2 or 0 in state[name].shape:
                 shape = tuple(state[name].shape)
                 raise ValueError(f"{path}: tensor '{name}' has shape {shape}, expected two dimensions")
-        config = TostConfig.from_shapes({name: tuple(tensor.shape) for name, tensor in state.items()})
+        if WPE not in matrices and not str(metadata.get("block_size")).isdigit():
+            raise ValueError(f"{path}: no block_size in the metadata")
+        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        config = TostConfig.from_shapes(shapes, int(metadata.get("block_size", 0)))
         config.take_membership(metadata, path)
         for key, value in ({key: str(value) for key, value in VARIANTS.items()} | config.metadata()).items():
             if metadata.get(key, value) != value:
@@ -312,10 +323,11 @@ def write_safetensors(path, tensors, metadata):
 
 @torch.no_grad()
 def generate(model, ids, tokens, n_ids, stop):
-    """Yields up to `tokens` most likely ids below n_ids until `stop`; reads the last block_size tokens for each."""
-    ids = list(ids)
+    """Yields up to `tokens` most likely ids below n_ids until `stop`; reads the last block_size tokens for each, and
+    without positions all."""
+    ids, longest = list(ids), model.config.block_size if model.config.positions == "learned" else sys.maxsize
     for _ in range(tokens):
-        logits = model(torch.tensor([ids[-model.config.block_size:]]), last_only=True)[0][0, 0, :n_ids]
+        logits = model(torch.tensor([ids[-longest:]]), last_only=True)[0][0, 0, :n_ids]
         ids.append(logits.argmax().item())
         if ids[-1] == stop:
             return

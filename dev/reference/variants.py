@@ -11,7 +11,6 @@ VARIANT joins words with +, such as z+ln_2+relative:
                 The initial τ are log-spaced, from 4 to the block size
     mean        adds the first moment: y += β μ, μ = Σ Π z / D; β is learned, one per channel, and starts at 0.1
     memory      each head recalls what came after similar tokens: --memory 1
-    nopos       no position embeddings and no denom_bias: no parameter depends on the position
 
 The other options are those of train.py, without --attention; --val-data is required. No weights are saved. The last line
 is a JSON object: the loss on all of --val-data, and for each layer the share of the variance of Π that the position
@@ -32,22 +31,20 @@ import train
 from cli import command, option_parser, run
 from tost import CONV_WIDTH, ENERGY_MIN, MASS_EPS, TSSA, Conv, predict
 
-PLACES, TERMS = ("z", "ln_1", "ln_2"), ("relative", "decay", "mean", "memory", "nopos")
+PLACES, TERMS = ("z", "ln_1", "ln_2"), ("relative", "decay", "mean", "memory")
 WINDOWS = 128  # for the share of Π's variance
 
 
 class Variant(TSSA):
     """TSSA with the changes of `words`. Keeps Π (B,nh,T) of the last forward."""
 
-    def change(self, words):
-        nh, block, hs = self.n_head, self.denom_bias.size(1), self.c_attn.out_features // self.n_head
-        self.relative, self.decay, self.mean, memory, nopos = (word in words for word in TERMS)
+    def change(self, words, block):
+        nh, hs = self.n_head, self.c_attn.out_features // self.n_head
+        self.relative, self.decay, self.mean, memory = (word in words for word in TERMS)
         if self.decay:   # λ = exp(-exp(rate)) = exp(-1/τ)
             self.rate = nn.Parameter(-torch.linspace(math.log(4), math.log(block), nh))
         if self.mean:
             self.mean_scale = nn.Parameter(torch.full((nh, 1, hs), 0.1))
-        if nopos:
-            self.denom_bias.requires_grad_(False)   # 0
         if memory:
             self.memory_scale = nn.Parameter(torch.zeros(nh * hs))
 
@@ -63,7 +60,9 @@ class Variant(TSSA):
         r = s / self.sums(s).clamp_min(ENERGY_MIN)
         if self.relative:
             r = r * self.sums(torch.ones_like(s[..., :1])) / s.size(3)
-        self.pi = F.softmax(self.temp * (r + self.denom_bias[:, : s.size(2)]).sum(-1), dim=1)
+        if self.denom_bias is not None:
+            r = r + self.denom_bias[:, : s.size(2)]
+        self.pi = F.softmax(self.temp * r.sum(-1), dim=1)
         return self.pi
 
     def forward(self, x):
@@ -82,11 +81,9 @@ class Variant(TSSA):
 def change(model, words):
     """Makes a published model the variant, in place."""
     config = replace(model.config, conv=CONV_WIDTH)
-    if "nopos" in words:
-        model.transformer.wpe.weight.requires_grad_(False).zero_()
     for block in model.transformer.h:
         block.attn.__class__ = Variant
-        block.attn.change(words)
+        block.attn.change(words, config.block_size)
         if "z" in words:
             block.attn.conv = Conv(config)
         if "ln_1" in words:

@@ -31,7 +31,7 @@ int command_inspect(const Options* o, const TostEngine* engine);
 TextInput text_input(const Options* o, Progress* progress);
 
 // Scores every example of o->task, prints the results and writes o->json. The decode state after a context is
-// computed once for all its choices. Contexts are truncated on the left to fit --seq, which is at most block_size.
+// computed once for all its choices. Contexts are truncated on the left to fit --seq.
 bool eval_task(LoadedModel* model, const Options* o, TostError* err);
 
 #endif

@@ -307,7 +307,7 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
 
 static bool check_lengths(const LoadedModel* model, const Options* o, TostError* err) {
     const int block = model->info.config.block_size, T = o->seq ? o->seq : block;
-    if (T > block)
+    if (T > tost_max_seq(&model->info.config))
         return tost_error(err, "--seq %d is longer than the block size %d of %s", T, block, model->file);
     return o->stride <= T || tost_error(err, "--stride %d is longer than the window of %d tokens", o->stride, T);
 }

@@ -6,7 +6,8 @@
 //   w        F32 (L,T,C)    TSSA's z, the tokens projected to the heads' subspaces: head h has channels [h·C/NH, (h+1)·C/NH)
 //   text     U8  (bytes)
 // __metadata__ has the model's config with the keys of a checkpoint, content "inspect", model, step, tokenizer and
-// text_tokens: the number of tokens in the whole text; only the first T = min(block_size, text_tokens) are used.
+// text_tokens: the number of tokens in the whole text; only the first T = min(block_size, text_tokens) are used, all of
+// them by a model without positions.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,11 +38,11 @@ static void tokens_free(Tokens* k) {
     free(k->bytes);
 }
 
-// At most the first block_size tokens.
-static Tokens first_tokens(const Tokenizer* tokenizer, const Bytes* text, int block_size) {
+// At most the first max_seq tokens.
+static Tokens first_tokens(const Tokenizer* tokenizer, const Bytes* text, int max_seq) {
     uint32_t* ids = xmalloc((text->size + 1) * sizeof *ids);
     Tokens k = {.total = encode_documents(ids, tokenizer, text->data, text->size)};
-    k.T = k.total < (size_t)block_size ? (int)k.total : block_size;
+    k.T = k.total < (size_t)max_seq ? (int)k.total : max_seq;
     k.ids = xmalloc((size_t)k.T * sizeof *k.ids);
     k.offsets = xcalloc((size_t)k.T + 1, sizeof *k.offsets);
     for (int t = 0; t < k.T; t++) {
@@ -87,7 +88,8 @@ static StMetaList make_metadata(const LoadedModel* m, const Tokenizer* tokenizer
     const size_t always = countof(numbers) - 2;   // the others only if they are not 0, as in a checkpoint
     const struct { const char *key, *value; } strings[] = {
         {"format", "pt"}, {"content", "inspect"}, {"model", m->file}, {"tokenizer", tokenizer_path(tokenizer)},
-        {"membership", c->membership == TOST_UNIFORM ? "uniform" : "learned"}};
+        {"membership", c->membership == TOST_UNIFORM ? "uniform" : "learned"},
+        {"positions", c->positions == TOST_NO_POSITIONS ? "none" : "learned"}};
     StMetaList meta = {0};
     for (size_t i = 0; i < countof(strings); i++)
         st_meta_add(&meta, xstrdup(strings[i].key), xstrdup(strings[i].value));
@@ -160,7 +162,7 @@ static bool check_out(const char* out, bool force, TostError* err) {
 static bool inspect(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Bytes* text,
                     TostError* err) {
     char* tmp = xasprintf("%s.tmp", o->out);
-    Tokens k = first_tokens(tokenizer, text, m->info.config.block_size);
+    Tokens k = first_tokens(tokenizer, text, tost_max_seq(&m->info.config));
     double sum = 0;
     bool ok = check_out(o->out, o->force, err) && loaded_model_create(m, o, 1, k.T, true, err);
     if (ok) {

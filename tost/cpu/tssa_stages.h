@@ -17,7 +17,7 @@ enum { TSSA_BLOCK = 64 };
 typedef struct {
     int B, T, C, NH, HS;
     const float *z;                   // (B,T,C): the projection, or its convolution
-    const float *temp, *denom_bias;   // (NH); (NH,block_size), from the position of the first token on
+    const float *temp, *denom_bias;   // (NH); (NH,block_size), from the position of the first token on, or NULL
     int block_size;
     float *u, *pi, *y;                // (B,NH,T) twice; (B,T,C)
     size_t stride;                    // from the state of a sequence to the next
@@ -28,7 +28,7 @@ typedef struct {
     const float *dy;                  // (B,T,C)
     float *dz;                        // (B,T,C)
     float *dpi, *dscore;              // (B,NH,T): one array, dΠ (on entry that of the memory, or 0), then dscore
-    float *dtemp, *ddenom_bias;       // (NH), NULL if membership is uniform; (NH,block_size): +=
+    float *dtemp, *ddenom_bias;       // (NH), NULL if membership is uniform; (NH,block_size) or NULL: +=
     double *adjoint;                  // (B,2C+NH): RS, RN and RD after these tokens, then at the first one
 } Tssa;
 

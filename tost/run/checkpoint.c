@@ -103,16 +103,19 @@ static int count_layers(const StFile* f) {
     }
 }
 
-// The config that follows from names and shapes.
+// The config that follows from names and shapes. Without positions, the metadata has the block size.
 static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
     int wte[2] = {0}, wpe[2] = {0}, temp[2] = {0};
-    if (!find_sizes(wte, f, wte_name, err) || !find_sizes(wpe, f, "transformer.wpe.weight", err)
+    const bool none = st_meta(f, "positions") && strcmp(st_meta(f, "positions"), "none") == 0;
+    if (!find_sizes(wte, f, wte_name, err) || (!none && !find_sizes(wpe, f, "transformer.wpe.weight", err))
         || !find_sizes(temp, f, "transformer.h.0.attn.temp", err))
         return false;
+    if (none && st_meta(f, "block_size")) wpe[0] = atoi(st_meta(f, "block_size"));
     *c = (TostConfig){.n_layer = count_layers(f), .n_head = temp[0], .n_embd = wte[1], .block_size = wpe[0],
                       .vocab_size = wte[0], .bias = st_find(f, "transformer.ln_f.bias") != NULL,
                       .conv = st_find(f, "transformer.h.0.attn.conv.weight") ? TOST_CONV_WIDTH : 0,
-                      .memory = st_find(f, "transformer.h.0.attn.memory_scale") != NULL};
+                      .memory = st_find(f, "transformer.h.0.attn.memory_scale") != NULL,
+                      .positions = none ? TOST_NO_POSITIONS : TOST_WITH_POSITIONS};
     return true;
 }
 

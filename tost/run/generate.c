@@ -20,7 +20,7 @@ enum { BEGIN_MULTIPLE = 16 };
 
 typedef struct {
     Text*           text;
-    int32_t*        ids;       // (block_size) its prompt, and its tokens in the decode state
+    int32_t*        ids;       // its prompt; then its tokens in the decode state, up to block_size
     int             length;    // of the prompt; 0 when the decode state was rebuilt
     Sampler         sampler;
     char*           held;      // (n_held) bytes not passed to the sink yet, which may begin the stop text
@@ -34,7 +34,7 @@ typedef struct {
     int      n, count;         // rows; tokens of each in the decode state
     Row*     rows;
     int32_t* next;             // (n) the next token of each row
-    int32_t* tokens;           // (n,T) for the engine
+    int32_t* tokens;           // (n,T) for the engine, T of batch_begin
     float*   logits;           // (n,V) after the last token
 } Batch;
 
@@ -45,7 +45,7 @@ static int tokens_to_keep(int block_size) { return block_size / 2 > 1 ? block_si
 
 // Tokens of a prompt that are used: an empty one is <|endoftext|>.
 static int prompt_length(const TostConfig* c, size_t n_prompt) {
-    if (n_prompt > (size_t)c->block_size) return tokens_to_keep(c->block_size);
+    if (n_prompt > (size_t)tost_max_seq(c)) return tokens_to_keep(c->block_size);
     return n_prompt > 0 ? (int)n_prompt : 1;
 }
 
@@ -56,7 +56,7 @@ int generate_group(const TostConfig* c, size_t n_prompt) {
 
 int generate_max_seq(const TostConfig* c, size_t n_prompt, int64_t max_tokens) {
     const int length = prompt_length(c, n_prompt), group = generate_group(c, n_prompt);
-    const int first = group ? group : length, again = length + max_tokens > c->block_size
+    const int first = group ? group : length, again = length + max_tokens > tost_max_seq(c)
                                                       ? tokens_to_keep(c->block_size) : 1;
     return first > again ? first : again;
 }
@@ -82,8 +82,8 @@ static void batch_begin(Batch* b, int T) {
 // Appends the next token of each row, or rebuilds the decode state from the last ones if all positions are used.
 static void batch_append(Batch* b) {
     const int block = b->g->config->block_size;
-    if (b->count < block) {
-        for (int r = 0; r < b->n; r++) b->rows[r].ids[b->count] = b->next[r];
+    if (b->count < tost_max_seq(b->g->config)) {
+        for (int r = 0; r < b->n && b->count < block; r++) b->rows[r].ids[b->count] = b->next[r];
         b->count++;
         chunks_read(b->logits, b->g->chunks, b->next, 1);
         return;
@@ -210,9 +210,9 @@ static int begin_length(const Batch* b, const Text* texts) {
 }
 
 static void row_start(Row* row, const Generator* g, Text* text) {
-    const int length = prompt_length(g->config, text->n_prompt);
+    const int length = prompt_length(g->config, text->n_prompt), block = g->config->block_size;
     *row = (Row){.text = text, .length = length, .sampler = sampler_new(tokenizer_size(g->tokenizer)),
-                 .ids = xmalloc((size_t)g->config->block_size * sizeof *row->ids)};
+                 .ids = xmalloc((size_t)(length > block ? length : block) * sizeof *row->ids)};
     row->ids[0] = tokenizer_eot(g->tokenizer);
     for (int i = 0; text->n_prompt > 0 && i < length; i++)
         row->ids[i] = (int32_t)text->prompt[text->n_prompt - (size_t)length + (size_t)i];
@@ -221,15 +221,16 @@ static void row_start(Row* row, const Generator* g, Text* text) {
 }
 
 bool generate(Text* texts, int n, double* seconds, const Generator* g, int64_t max_tokens, TostError* err) {
-    const size_t longest = (size_t)g->config->block_size, V = (size_t)g->config->vocab_size;
+    const size_t V = (size_t)g->config->vocab_size;
     if ((size_t)tokenizer_size(g->tokenizer) > V)
         return tost_error(err, "%s: %d tokens, but the model's vocabulary has %zu; give the tokenizer it was trained "
                           "with as --tokenizer FILE", tokenizer_path(g->tokenizer), tokenizer_size(g->tokenizer), V);
     Batch b = {.g = g, .max_tokens = max_tokens, .n = n, .rows = xmalloc((size_t)n * sizeof *b.rows),
-               .next = xmalloc((size_t)n * sizeof *b.next), .tokens = xmalloc((size_t)n * longest * sizeof *b.tokens),
-               .logits = xmalloc((size_t)n * V * sizeof *b.logits)};
+               .next = xmalloc((size_t)n * sizeof *b.next), .logits = xmalloc((size_t)n * V * sizeof *b.logits)};
     for (int i = 0; i < n; i++) row_start(&b.rows[i], g, &texts[i]);
-    if (max_tokens > 0) batch_begin(&b, begin_length(&b, texts));
+    const int first = begin_length(&b, texts), again = tokens_to_keep(g->config->block_size);
+    b.tokens = xmalloc((size_t)n * (size_t)(first > again ? first : again) * sizeof *b.tokens);
+    if (max_tokens > 0) batch_begin(&b, first);
     const bool ok = max_tokens <= 0 || batch_run(&b, seconds, err);
     for (int i = 0; i < n; i++) {
         sampler_free(&b.rows[i].sampler);

@@ -41,7 +41,8 @@ enum { MAX_TEXTS_TOGETHER = TOST_FEW_ROWS };
 // each text is the same as if generated alone. Stops at <|endoftext|>, which is neither passed to take nor counted. An
 // empty prompt starts from <|endoftext|>.
 // A prompt longer than block_size is truncated to its last max(1, block_size/2) tokens. When all block_size positions
-// are used, the next token rebuilds the decode state from the last max(1, block_size/2) tokens including itself.
+// are used, the next token rebuilds the decode state from the last max(1, block_size/2) tokens including itself. A model
+// without positions reads prompts of any length and never rebuilds the state.
 // If a stop text is given, bytes that may be its beginning are held back until it is certain that they are not.
 // Fails if the tokenizer is larger than the vocabulary or all logits are NaN or -infinity.
 // Adds the time, excluding the prompts, to *seconds.

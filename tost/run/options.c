@@ -63,11 +63,14 @@ const Option option_table[] = {
     {"memory", TRAIN, INT, AT(config.memory), "0|1",
      .help = "1: each head keeps a matrix, updated by the delta rule, that recalls what came after similar tokens; it "
      "has no effect at first, and --init can add it; CUDA: for heads of at most 73 channels. 0: as published", 0, 1},
+    {"positions", TRAIN, CHOICE, AT(config.positions), "learned|none",
+     .help = "position embeddings and denom_bias: learned as published, or none; without them, the trained model can "
+     "read sequences of any length"},
     {"init", TRAIN, STRING, AT(init), "FILE",
      .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state",
      .default_text = "random weights", .not_with = "resume"},
     {"extend-block", TRAIN, INT, AT(extend_block), "N",
-     .help = "with --init: extend wpe and denom_bias to N positions, with copies of the last one",
+     .help = "with --init: train on sequences of up to N tokens; new positions begin as copies of the last one",
      1, TOST_MAX_BLOCK_SIZE, .default_text = "the block size of --init", .needs = "init"},
     {"model", USE | INFO, STRING, AT(model), "PATH",
      .help = "safetensors file, checkpoint folder, or run folder (its newest checkpoint)",
@@ -106,7 +109,8 @@ const Option option_table[] = {
      .help = "write shards PREFIX_train_000000.bin … and PREFIX_val_000000.bin …, and PREFIX_vocab.bpe for train",
      .default_text = required},
     {"text", INSPECT, STRING, AT(text), "TEXT|@FILE|-",
-     .help = "text to inspect, from the command line, a file or stdin; truncated to the model's block size",
+     .help = "text to inspect, from the command line, a file or stdin; truncated to the model's block size, unless it "
+     "has no positions",
      .default_text = required},
     {"out", INSPECT, STRING, AT(out), "FILE",
      .help = "safetensors file to write: tokens, losses, memberships (pi) and projected tokens (w), for dev/plot",
@@ -182,7 +186,9 @@ const Option option_table[] = {
     {"batch", EVAL, INT, AT(batch), "N",
      .help = "sequences per forward pass; for --task, at least the choices of one example", 1, TOST_MAX_BATCH, 8,
      .default_text = "8; for --task, chosen by length"},
-    {"seq", EVAL, INT, AT(seq), "N", .help = "tokens per window or example; longer contexts are truncated on the left",
+    {"seq", EVAL, INT, AT(seq), "N",
+     .help = "tokens per window or example; longer contexts are truncated on the left. More than the block size: only for "
+     "models without positions",
      1, TOST_MAX_BLOCK_SIZE, .default_text = "the model's block size"},
     {"chunk", EVAL, INT, AT(chunk), "N",
      .help = "process sequences N tokens at a time, with the memory of N tokens: for very long --seq",

@@ -8,6 +8,7 @@ Sizes in comments: B batch, T length, C channels (n_embd), nh heads, hs = C/nh.
 """
 
 import math
+import sys
 
 import torch
 import torch.nn as nn
@@ -124,7 +125,7 @@ class TostTSSA(nn.Module):
         self.n_head = nh
         self.uniform = config.membership == "uniform"  # then temp and denom_bias are unused
         self.temp = nn.Parameter(torch.ones(nh, 1))
-        self.denom_bias = nn.Parameter(torch.zeros(nh, config.block_size, 1))
+        self.denom_bias = nn.Parameter(torch.zeros(nh, config.block_size, 1)) if config.positions == "learned" else None
         self.c_attn = nn.Linear(C, C, bias=config.bias)
         self.conv = TostConv(C, config.conv) if config.conv else None
         self.memory_scale = nn.Parameter(torch.zeros(C)) if config.memory else None
@@ -135,8 +136,9 @@ class TostTSSA(nn.Module):
         if self.uniform:
             return torch.full_like(s[..., 0], 1 / self.n_head)
         r = s / S.clamp_min(ENERGY_MIN)
-        bias = self.denom_bias[:, positions].transpose(0, 1)  # (B,nh,T,1)
-        return F.softmax(self.temp * (r + bias).sum(-1), dim=1)
+        if self.denom_bias is not None:
+            r = r + self.denom_bias[:, positions].transpose(0, 1)  # (B,nh,T,1)
+        return F.softmax(self.temp * r.sum(-1), dim=1)
 
     def forward(self, x, positions, mask, past):
         """x (B,T,C), positions (B,T), mask (B,1,T,1) or None, past (S, N, D, …) or None. Returns the output and
@@ -212,7 +214,7 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError(f"n_embd {config.n_embd} is not a multiple of n_head {config.n_head}")
         self.transformer = nn.ModuleDict({
             "wte": nn.Embedding(config.vocab_size, config.n_embd),
-            "wpe": nn.Embedding(config.block_size, config.n_embd),
+            **({"wpe": nn.Embedding(config.block_size, config.n_embd)} if config.positions == "learned" else {}),
             "h": nn.ModuleList(TostBlock(config) for _ in range(config.n_layer)),
             "ln_f": nn.LayerNorm(config.n_embd, bias=config.bias),
         })
@@ -234,7 +236,8 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
                 nn.init.zeros_(module.bias)
         elif isinstance(module, TostTSSA):
             nn.init.ones_(module.temp)
-            nn.init.zeros_(module.denom_bias)
+            if module.denom_bias is not None:
+                nn.init.zeros_(module.denom_bias)
             if module.memory_scale is not None:
                 nn.init.zeros_(module.memory_scale)
             nn.init.normal_(module.c_proj.weight, std=residual_std)
@@ -264,7 +267,7 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
                                       use_cache=True, **kwargs):
         """With a state, forward needs only the tokens that the state has not seen. When all positions are used, the
         context is cut to its last half, as in `train_gpt_tost sample`."""
-        block, keep = self.config.block_size, max(1, self.config.block_size // 2)
+        block, keep = self.longest(), max(1, self.config.block_size // 2)
         state = TostState(self.config.n_layer) if past_key_values is None and use_cache else past_key_values
         seen, L = state.get_seq_length() if state is not None else 0, input_ids.shape[1]
         inputs = {"past_key_values": state, "attention_mask": attention_mask, "use_cache": use_cache}
@@ -276,12 +279,15 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
             state.restart(seen := L - keep)
         return inputs | {"input_ids": input_ids[:, seen:] if L > seen else input_ids[:, -1:]}
 
+    def longest(self):
+        return self.config.block_size if self.config.positions == "learned" else sys.maxsize
+
     def positions(self, mask, batch, T, state, device):
         """Position (B,T) of each token: the number of tokens before it, without padding; and tokens (B) so far."""
         ones = torch.ones(batch, T, dtype=torch.long, device=device) if mask is None else mask.long()
         counts = ones.cumsum(1) + (0 if state.tokens is None else state.tokens.unsqueeze(1))
         # The length with padding needs no tensor's value, which would break a compiled graph.
-        if state.length - state.dropped + T > self.config.block_size and int(counts.max()) > self.config.block_size:
+        if state.length - state.dropped + T > self.longest() and int(counts.max()) > self.longest():
             raise ValueError(f"{int(counts.max())} tokens exceed the block size of {self.config.block_size}: shorten "
                              "the input or max_new_tokens; the model has no position embeddings beyond it")
         return (counts - 1).clamp_min(0), counts[:, -1]
@@ -301,7 +307,8 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
         positions, tokens = self.positions(mask, batch, T, state, x.device)
         if mask is not None:
             mask = mask[:, None, :, None].to(torch.promote_types(x.dtype, torch.float32))
-        x = x + self.transformer["wpe"](positions)
+        if "wpe" in self.transformer:
+            x = x + self.transformer["wpe"](positions)
         hidden, layers = [x] if output_hidden_states else None, []
         for block, past in zip(self.transformer["h"], state.layers):
             x, layer = block(x, positions, mask, past)

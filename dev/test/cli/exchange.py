@@ -30,27 +30,27 @@ CURVE = 1e-4  # nats per token: after 24 training steps in float32 in each
 MUON = 1e-2   # the same with Muon, whose iteration is in bfloat16 in PyTorch
 
 
-def trainer_loss(model):
-    output = trainer("eval", "--model", model, "--data", "tiny_val_*.bin").decode()
+def trainer_loss(model, *options):
+    output = trainer("eval", "--model", model, "--data", "tiny_val_*.bin", *options).decode()
     return float(re.search(r"^loss +([0-9.]+)", output, re.M)[1])
 
 
 @torch.no_grad()
-def python_loss(model):
-    """The loss of eval --data: scores every token except the first once, in consecutive windows."""
+def python_loss(model, T):
+    """The loss of eval --data: scores every token except the first once, in consecutive windows of T tokens."""
     shards = Shards("tiny_val_*.bin", 1, model.config.vocab_size, "sequential")
     ids = torch.from_numpy(shards.read(0, 0, shards.tokens))
-    T, total = model.config.block_size, 0.0
+    total = 0.0
     for at in range(0, len(ids) - 1, T):
         y = ids[at + 1 : at + T + 1]
         total += model(ids[None, at : at + len(y)], y[None])[1].item() * len(y)
     return total / (len(ids) - 1)
 
 
-def check_losses(model):
-    """The model's loss in PyTorch, after comparing it with the trainer's."""
-    ours, python = trainer_loss(model), python_loss(Tost.from_checkpoint(model))
-    check(f"{model}: loss {python:.7f} in PyTorch, {ours:.6f} in the trainer", abs(ours - python) <= EQUAL)
+def check_losses(model, T=32):
+    """The model's loss in PyTorch with windows of T tokens, after comparing it with the trainer's."""
+    ours, python = trainer_loss(model, "--seq", T), python_loss(Tost.from_checkpoint(model), T)
+    check(f"{model}, {T} tokens: loss {python:.7f} in PyTorch, {ours:.6f} in the trainer", abs(ours - python) <= EQUAL)
     return python
 
 
@@ -163,6 +163,20 @@ def check_options():
     check("memory changes the loss after 3 steps", abs(trainer_loss("memory") - trainer_loss("conv")) > 10 * EQUAL)
 
 
+def check_no_positions():
+    data, trained = ("--data", "tiny_train_*.bin", "--out"), "no_positions"
+    trainer("--layers", 2, "--heads", 4, "--channels", 32, "--block-size", 32, "--vocab-size", 257, "--steps", 12,
+            "--positions", "none", "--lr", "1e-2", "--batch", 2, "--total-batch", 64, *data, trained)
+    check_losses(trained)
+    check_losses(trained, 300)
+    succeeds(convert.main, trained, "no_positions.pt")
+    succeeds(convert.main, "no_positions.pt", "no_positions_back")
+    check_same_weights(trained, "no_positions_back")
+    check("positions are in the metadata", metadata("no_positions_back/model.safetensors")["positions"] == "none")
+    path = Path("no_positions_back/model.safetensors")
+    check("without positions, convert.py keeps the block size", Tost.from_checkpoint(path).config.block_size == 32)
+
+
 def check_pt_variants():
     checkpoint = torch.load("shuffled.pt", weights_only=True)
     state, head = checkpoint["model"], convert.HEAD
@@ -209,6 +223,7 @@ def check_refusals(checkpoint):
         "membership": {"model": state, "model_args": sizes | {"membership": "none"}},
         "conv 4 in the metadata, but 0": {"model": state, "model_args": sizes | {"conv": 4}},
         "memory 1 in the metadata, but 0": {"model": state, "model_args": sizes | {"memory": 1}},
+        "positions none in the metadata, but learned": {"model": state, "model_args": sizes | {"positions": "none"}},
     }.items():
         torch.save(content, "wrong.pt")
         refuses(text, convert.main, "wrong.pt", "refused/model")
@@ -373,6 +388,7 @@ def main():
     check_round_trip()
     check_membership()
     check_options()
+    check_no_positions()
     check_prediction()
     check_memory()
     for run in ("shuffled", "biased", "uniform", "conv", "memory"):

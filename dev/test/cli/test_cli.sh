@@ -28,6 +28,7 @@ equals() {
 : >vocab.bpe
 awk 'BEGIN { for (i = 0; i < 120; i++) { for (j = 0; j < 6; j++) printf "%d and %d make %d. ", i, j, i + j
              print "\n<|endoftext|>" } }' >text.txt
+head -c 100 text.txt >long.txt
 run tokenize --tokenizer vocab.bpe --out tiny --val-frac 0.2 text.txt
 [ $failed -eq 0 ] || finish
 sizes="--layers 1 --heads 2 --channels 16 --block-size 32"
@@ -131,6 +132,8 @@ halves even $small --membership uniform --conv 0
 check "train prints uniform membership" says "uniform membership" stdout
 halves convolved $small --conv 4 --memory 1 --chunk 20
 check "train prints convolutions and memory" says "convolutions, memory" stdout
+halves no_positions $small --positions none --chunk 20
+check "train prints that there are no positions" says "no positions" stdout
 halves extended --init straight --extend-block 75 $data $fast --batch 1 --total-batch 150
 run $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --recompute --out recomputed
 rm -r recomputed/step_00000006
@@ -153,6 +156,14 @@ refuses 1 "tost eval --weights ema --model average --data $dir/tiny_val_*.bin" "
 prints "info even" "uniform membership"
 refuses 1 "tost --resume --out even --membership learned --steps 5" "--membership learned" "uniform"
 prints "info convolved" "convolutions, memory"
+prints "info no_positions" "no positions"
+refuses 1 "tost --init no_positions --positions learned --out none" "--positions learned" "none in no_positions"
+refuses 1 "tost --init straight --positions none --out none" "--positions none" "learned in straight"
+prints "eval --model no_positions --data $dir/tiny_val_*.bin --seq 100 --by-position" "65-100"
+prints "inspect --model no_positions --text @$dir/long.txt --out no_positions.safetensors" "tokens      100"
+run sample --model no_positions --prompt @$dir/long.txt --tokens 100
+prints "--init no_positions --extend-block 75 $data $fast --batch 1 --total-batch 150 --steps 2 --out longer_75" \
+    "1 sequence × 75 tokens"
 refuses 1 "tost --resume --out convolved --conv 0 --steps 5" "--conv 0" "4 in convolved"
 refuses 1 "tost --init convolved --conv 0 --out none" "--conv 0" "4 in convolved"
 refuses 1 "tost --resume --out even --conv 4 --steps 5" "--conv 4" "0 in even"

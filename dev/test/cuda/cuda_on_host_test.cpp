@@ -107,7 +107,8 @@ void test_golden_files(Checks* c, const char* dir) {
 // Device memory that the engine reserves for kernels and graphs
 constexpr size_t RESERVE = (size_t)512 << 20;
 
-const TostConfig SMALL = {1, 3, 60, 40, 257, 1, TOST_LEARNED, 0, 0}, DEEP = {4, 3, 60, 200, 257, 1, TOST_LEARNED, 0, 0};
+const TostConfig SMALL = {1, 3, 60, 40, 257, 1, TOST_LEARNED, 0, 0, 0},
+                 DEEP = {4, 3, 60, 200, 257, 1, TOST_LEARNED, 0, 0, 0};
 
 TostEngineOptions options_of(int B, int T, bool training, TostDtype dtype, bool recompute = false) {
     TostEngineOptions o = engine_options(B, T, training, dtype);
@@ -168,7 +169,7 @@ void test_suggestions(Checks* c) {
 
 // For a sequence that is too long, the message must suggest the largest power of two that fits as --chunk.
 void test_chunk_suggestion(Checks* c) {
-    const TostConfig config = {2, 3, 60, 3000, 257, 1, TOST_LEARNED, 0, 0};
+    const TostConfig config = {2, 3, 60, 3000, 257, 1, TOST_LEARNED, 0, 0, 0};
     TostEngineOptions o = options_of(2, 3000, true, TOST_FP32), fits = options_of(1, 3000, true, TOST_FP32, true);
     fits.max_chunk = 256;
     fits.states = chunks_states(3000, 256, true);
@@ -184,7 +185,7 @@ void test_chunk_suggestion(Checks* c) {
 
 // With chunks, only the memory of the states before each of them depends on the length of the sequences.
 void test_chunks_memory(Checks* c, TostDtype dtype) {
-    const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED, 0, 0};
+    const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED, 0, 0, 0};
     TostEngineOptions o = options_of(2, 4096, true, dtype);
     const size_t one = memory_of(config, o), state = 2 * 2 * (2 * 60 + 3) * sizeof(double);
     o.states = chunks_states(1 << 20, 4096, true);
@@ -193,9 +194,9 @@ void test_chunks_memory(Checks* c, TostDtype dtype) {
 }
 
 void test_refusals(Checks* c) {
-    const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED, 0, 0},
-                     heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED, 0, 0},
-                     memory = {1, 1, 128, 40, 257, 0, TOST_LEARNED, 0, 1};
+    const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED, 0, 0, 0},
+                     heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED, 0, 0, 0},
+                     memory = {1, 1, 128, 40, 257, 0, TOST_LEARNED, 0, 1, 0};
     const char* const calls[][2] = {{"cudaGetDeviceCount", "no usable GPU: cudaGetDeviceCount: out of memory"},
                                     {"cudaSetDevice", "no usable GPU: cudaSetDevice: out of memory"},
                                     {"cudaGetDeviceProperties", "no usable GPU: cudaGetDeviceProperties: out of"},
@@ -308,7 +309,8 @@ void test_quick(Checks* c) {
     const Shape edges = {2, 3, 60, block, 257, 1, TOST_LEARNED, 1, run + 1, 1, 2, RANDOM},
                 faint = {1, 3, 60, block, 29, 1, TOST_LEARNED, 2, 2 * run + 6, 1, 1, FAINT},
                 uniform = {1, 1, 64, block, 29, 0, TOST_UNIFORM, 1, run + 6, 1, 1, RANDOM},
-                conv = {2, 3, 60, block, 29, 1, TOST_LEARNED, 2, run + 6, 1, 2, CONV};
+                conv = {2, 3, 60, block, 29, 1, TOST_LEARNED, 2, run + 6, 1, 2, CONV},
+                no_positions = {2, 3, 60, 3, 29, 1, TOST_LEARNED, 2, run + 6, 1, 2, NO_POSITIONS};
     test_emulation(c);
     set_schedule(SHUFFLE);
     test_kernels(c, 4);
@@ -321,8 +323,9 @@ void test_quick(Checks* c) {
     test_shape(c, edges, TOST_FP32, {SHUFFLE_LATE});
     test_shape(c, faint, TOST_BF16, {REVERSE_LATE});
     test_shape(c, uniform, TOST_FP32, {SHUFFLE});
+    test_shape(c, no_positions, TOST_FP32, {SHUFFLE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_shape(c, conv, dtype, {SHUFFLE});
-    for (const int values : {RANDOM, CONV, CONV_MEMORY}) test_few_chunks(c, TOST_FP32, values);
+    for (const int values : {RANDOM, CONV, NO_POSITIONS, CONV_MEMORY}) test_few_chunks(c, TOST_FP32, values);
     test_stale_gradients(c);
     test_peak(c);
     test_refusals(c);
@@ -334,7 +337,7 @@ void test_quick(Checks* c) {
 void test_mutants(Checks* c) {
     test_kernels(c, 12);
     test_stale_gradients(c);
-    for (const int values : {RANDOM, CONV, CONV_MEMORY}) test_few_chunks(c, TOST_FP32, values);
+    for (const int values : {RANDOM, CONV, NO_POSITIONS, CONV_MEMORY}) test_few_chunks(c, TOST_FP32, values);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     for (const Shape& k : muon_shapes) test_muon(c, k, TOST_FP32);
     test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});

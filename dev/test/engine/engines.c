@@ -254,11 +254,13 @@ void records_same(Checks* c, const char* what, const Record* got, const Record* 
 TostConfig shape_config(const Shape* k) {
     const bool conv = k->values == CONV || k->values == CONV_MEMORY;
     return (TostConfig){k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership,
-                        conv ? TOST_CONV_WIDTH : 0, k->values >= CONV_MEMORY};
+                        conv ? TOST_CONV_WIDTH : 0, k->values >= CONV_MEMORY,
+                        k->values == NO_POSITIONS ? TOST_NO_POSITIONS : TOST_WITH_POSITIONS};
 }
 
 static const char* shape_label(char* text, size_t cap, const Shape* k, TostDtype dtype) {
-    static const char* const values[] = {"", ",fresh", ",faint", ",conv", ",conv,memory", ",memory"};
+    static const char* const values[] = {"", ",fresh", ",faint", ",conv", ",no positions", ",conv,memory",
+                                         ",memory"};
     snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s%s%s", dtype_name(dtype), k->B, k->T, k->layers,
              k->heads, k->channels, k->vocab, k->bias ? ",bias" : "", k->membership == TOST_UNIFORM ? ",uniform" : "",
              values[k->values]);
@@ -338,7 +340,7 @@ static void record_decode(Record* r, Subject* s, const Shape* k, const int32_t* 
     int32_t* tokens = xmalloc((size_t)k->B * sizeof *tokens);
     subject_begin(logits, s, ids, k->B, k->T);
     record_floats(r, RESULT_LOGITS, "decode.", "prompt", logits, n);
-    for (int i = 0; i < 3 && k->T + i < k->block; i++) {
+    for (int i = 0; i < 3 && k->T + i < tost_max_seq(&s->config); i++) {
         for (int b = 0; b < k->B; b++) tokens[b] = ids[(size_t)(b + i) % rows];
         chunks_read(logits, &s->chunks, tokens, 1);
         record_floats(r, RESULT_LOGITS, "decode.", "step", logits, n);
@@ -371,7 +373,8 @@ static Record shape_record(const TostEngine* engine, const void* test, TostDtype
     const Shape* k = ((const ShapeTest*)test)->shape;
     const TostConfig config = shape_config(k);
     // With B = 1 the buffers are exactly full, so that an overrun is detected; otherwise they are larger than needed.
-    const int more = k->B > 1 ? 5 : 0, T = k->T + more < k->block ? k->T + more : k->block;
+    const int more = k->B > 1 ? 5 : 0, longest = tost_max_seq(&config);
+    const int T = k->T + more < longest ? k->T + more : longest;
     TostEngineOptions o = engine_options(k->B + more, T, k->steps > 0, dtype);
     o.recompute = ((const ShapeTest*)test)->recompute;
     Record r = {NULL, 0};
@@ -541,13 +544,15 @@ void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const Tost
                 conv = {2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 2, CONV},
                 few_conv = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, CONV},
                 memory = {2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 2, CONV_MEMORY},
-                few_memory = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, MEMORY};
+                few_memory = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, MEMORY},
+                no_positions = {2, 3, 60, 1, 29, 1, TOST_LEARNED, 2, T, 1, 2, NO_POSITIONS};
     const ChunksTest tests[] = {{learned, run, 5, false}, {learned, run + 3, 5, false}, {learned, T - 1, 5, false},
                                {learned, 2 * run, 5, false}, {learned, T, 5, false}, {learned, T + 2, 5, false},
                                {uniform, run + 3, 5, false}, {few, 1, 1, false}, {few, 3, 1, false},
                                {conv, run + 3, 5, false}, {conv, T, 5, false}, {few_conv, 1, 1, false},
                                {few_conv, 2, 1, false}, {few_conv, 3, 1, false}, {memory, run + 3, 5, false},
-                               {memory, T, 5, false}, {few_memory, 1, 1, false}, {few_memory, 3, 1, false}};
+                               {memory, T, 5, false}, {few_memory, 1, 1, false}, {few_memory, 3, 1, false},
+                               {no_positions, run + 3, 5, false}};
     Record whole = {NULL, 0};
     for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) {
         ChunksTest without = tests[i];

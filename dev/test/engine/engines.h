@@ -85,9 +85,9 @@ void records_same(Checks* c, const char* what, const Record* got, const Record* 
 // ---------------------------------------------------------------------------------------------
 // One shape: every function of an engine with one model and batch size
 
-// Parameters: random; from init_params; random with faint channels; random, of a model with convolutions, with
-// convolutions and memory, and with memory
-enum { RANDOM, FRESH, FAINT, CONV, CONV_MEMORY, MEMORY };
+// Parameters: random; from init_params; random with faint channels; random, of a model with convolutions, without
+// positions, with convolutions and memory, and with memory
+enum { RANDOM, FRESH, FAINT, CONV, NO_POSITIONS, CONV_MEMORY, MEMORY };
 
 typedef struct {
     int layers, heads, channels, block, vocab, bias, membership;
@@ -178,6 +178,7 @@ static const Shape ragged_shapes[] = {
     {1, 3, 129, 2 * CUDA_RUN, 29, 1, 0, 1, 7, 1, 2, RANDOM},   // heads of 43 channels: several warps
     {1, 2, 16, 8, 9001, 0, 0, 1, 5, 1, 2, RANDOM},   // vocabulary larger than a thread block
     {2, 3, 60, RAGGED_BLOCK, 29, 1, 0, 2, CUDA_RUN + 1, 2, 2, CONV},
+    {2, 3, 60, 3, 29, 1, 0, 2, CUDA_RUN + 1, 2, 2, NO_POSITIONS},   // T larger than the block
     {2, 3, 60, RAGGED_BLOCK, 29, 1, 0, 2, CUDA_RUN + 1, 2, 2, CONV_MEMORY},
     {1, 3, 129, 3 * CUDA_RUN, 29, 0, TOST_UNIFORM, 1, 2 * CUDA_RUN + 5, 1, 2, CONV_MEMORY},
     {1, 2, 140, 2 * CUDA_RUN, 29, 0, 0, 1, 2 * CUDA_RUN, 1, 2, MEMORY},   // heads of 70 channels

@@ -158,7 +158,7 @@ static void test_stop(Checks* c, const Tokenizer* tokenizer) {
         {"b\x1f" "c", "x", "abcx", 9, "a||bc||", 4, FINISH_STOP},
         {"\x1f", "cx", "abcd", 4, "a|b||cd|", 4, FINISH_LENGTH},
     };
-    const TostConfig config = {1, 1, 1, 64, BYTES, 0, TOST_LEARNED, 0, 0};
+    const TostConfig config = {1, 1, 1, 64, BYTES, 0, TOST_LEARNED, 0, 0, 0};
     const TostEngine engine = {.forward = script_forward, .last_logits = script_logits};
     for (size_t i = 0; i < countof(cases); i++) {
         Script script = {.script = cases[i].script};

@@ -100,8 +100,8 @@ static inline void fake_forward(TostModel* m, const TostChunk* chunk, int from, 
         fake_losses(m, chunk->inputs, chunk->B, chunk->T, 0);
         return;
     }
-    must(chunk->B == 1 && chunk->T >= 1 && chunk->first + chunk->T <= m->config.block_size && chunk->T <= MAX_IDS
-         && m->n_calls < MAX_CALLS, "forward", NULL);
+    must(chunk->B == 1 && chunk->T >= 1 && chunk->first + chunk->T <= tost_max_seq(&m->config)
+         && chunk->T <= MAX_IDS && m->n_calls < MAX_CALLS, "forward", NULL);
     Call* call = &m->calls[m->n_calls++];
     *call = (Call){.T = chunk->T, .from = from};
     memcpy(call->ids, chunk->inputs, (size_t)chunk->T * sizeof *chunk->inputs);

@@ -186,7 +186,7 @@ static char* calls_text(const TostModel* m, const Tokenizer* tokenizer) {
 
 typedef struct {
     const char* what;
-    int         block_size;
+    int         block_size;        // negative: that of a model without positions
     const char *prompt, *script;   // script: the model's output; '.' for <|endoftext|>, '?' for NaN logits
     int         max_tokens;
     size_t      stop_at;
@@ -212,12 +212,17 @@ static const GenerateCase generate_cases[] = {
     {"a block size of 1", 1, "xyz", "abc", 3, 0, "abc", "|begin z|begin a|begin b", 3, NULL},
     {"bytes that are not UTF-8", 8, "\xff", "\xc3\x28\x80", 3, 0, "\xc3\x28\x80",
      "|begin \xff|step \xc3|step (", 3, NULL},
+    {"no positions, more tokens than the block size", -4, "xyz", "abcdef", 6, 0, "abcdef",
+     "|begin xyz|step a|step b|step c|step d|step e", 6, NULL},
+    {"no positions, a prompt longer than the block size", -4, "uvwxyz", "abc", 3, 0, "abc",
+     "|begin uvwxyz|step a|step b", 3, NULL},
     {"logits of NaN", 8, "xyz", "a?", 3, 0, "a", "|begin xyz|step a", 1, "not numbers"},
 };
 
 static void check_generate(Checks* c, const Tokenizer* tokenizer, const GenerateCase* s) {
     TostError err;
-    const TostConfig config = {1, 1, 1, s->block_size, 260, 0, TOST_LEARNED, 0, 0};
+    const TostConfig config = {1, 1, 1, abs(s->block_size), 260, 0, TOST_LEARNED, 0, 0,
+                               s->block_size < 0 ? TOST_NO_POSITIONS : TOST_WITH_POSITIONS};
     TostModel* m = fake_create(&config, NULL, NULL);
     uint32_t prompt[MAX_IDS], id;
     int32_t script[MAX_IDS];
@@ -230,7 +235,7 @@ static void check_generate(Checks* c, const Tokenizer* tokenizer, const Generate
     Sink sink = {.stop_at = s->stop_at};
     Text text = {.prompt = prompt, .n_prompt = n, .context = &sink};
     double seconds = 0;
-    Chunks chunks = {.engine = &fake, .model = m, .max_chunk = config.block_size};
+    Chunks chunks = {.engine = &fake, .model = m, .max_chunk = MAX_IDS};
     const Generator generator = {&chunks, &config, tokenizer, {0, 0, 1}, take_text, {0}};
     const bool ok = generate(&text, 1, &seconds, &generator, s->max_tokens, &err);
     if (s->error) check_refused(c, ok, &err, s->error, s->what);
