@@ -91,7 +91,7 @@ __global__ void embedding_forward_kernel(float* x, const int32_t* tokens, const 
                                          const StepHeader* step, int T, int C) {
     const size_t row = blockIdx.x;
     const float* token_c = wte + (size_t)tokens[row] * C;
-    const int width = wpe ? C : 0;   // past it, load_part gives zeros
+    const int width = wpe ? C : 0;   // 0 without wpe: load_part then gives zeros
     const float* position_c = wpe + ((size_t)step->first + blockIdx.x % T) * width;
     for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
         float a[4], b[4];

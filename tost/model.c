@@ -33,7 +33,7 @@ bool tost_config_check(const TostConfig* c, TostError* err) {
     if (c->conv != 0 && c->conv != TOST_CONV_WIDTH)
         return tost_error(err, "--conv %d is not 0 or %d", c->conv, TOST_CONV_WIDTH);
     if (c->memory != 0 && c->memory != 1) return tost_error(err, "--memory %d is not 0 or 1", c->memory);
-    if (c->positions != TOST_WITH_POSITIONS && c->positions != TOST_NO_POSITIONS)
+    if (c->positions != TOST_POSITIONS_LEARNED && c->positions != TOST_POSITIONS_NONE)
         return tost_error(err, "--positions %d is not 0 (learned) or 1 (none)", c->positions);
     return true;
 }
@@ -53,7 +53,7 @@ typedef struct {
 
 static void expand_rows(RowFacts rows[TOST_ROWS], const TostConfig* c) {
     const int C = c->n_embd, NH = c->n_head, V = c->vocab_size, MAX_T = c->block_size, CONV = c->conv;
-    const bool BIAS = c->bias != 0, MEMORY = c->memory != 0, POSITIONS = c->positions == TOST_WITH_POSITIONS;
+    const bool BIAS = c->bias != 0, MEMORY = c->memory != 0, POSITIONS = c->positions == TOST_POSITIONS_LEARNED;
 #define SHAPE(...) {__VA_ARGS__}
 #define X(field, place, name, shape, init, decay, optimizer, when) \
     rows[TOST_ROW_##field] = (RowFacts){TOST_##place, name, SHAPE shape, TOST_##init, TOST_##decay, TOST_##optimizer, \

@@ -37,13 +37,13 @@ extern "C" {
 // gradient.
 typedef enum { TOST_LEARNED, TOST_UNIFORM } TostMembership;
 
-// Parameters per position, wpe and denom_bias: learned, as published, or none. Without them, sequences can have any
-// length.
-typedef enum { TOST_WITH_POSITIONS, TOST_NO_POSITIONS } TostPositions;
+// wpe and denom_bias, the parameters of positions: learned, as published, or none. A trained model without them can
+// read sequences of any length.
+typedef enum { TOST_POSITIONS_LEARNED, TOST_POSITIONS_NONE } TostPositions;
 
 typedef struct {
     int n_layer, n_head, n_embd;   // L, NH, C; NH divides C
-    int block_size;                // maximum T; without positions, of the training data
+    int block_size;                // maximum T; without positions, only in training
     int vocab_size;                // V
     int bias;                      // 1: every Linear but the output head, and every LayerNorm, has a bias
     int membership;                // TostMembership
@@ -68,7 +68,7 @@ bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes
 
 // The longest sequence that a trained model can read.
 static inline int tost_max_seq(const TostConfig* c) {
-    return c->positions == TOST_NO_POSITIONS ? TOST_MAX_BLOCK_SIZE : c->block_size;
+    return c->positions == TOST_POSITIONS_NONE ? TOST_MAX_BLOCK_SIZE : c->block_size;
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -124,6 +124,8 @@ def is_openwebtext(metadata):
 
 def published_model(metadata):
     """The published model of the run's sizes, or None."""
+    if any(key in metadata for key in ("membership", "conv", "memory", "positions")):   # as published, they are absent
+        return None
     sizes = tuple(int(metadata.get(key, 0)) for key in ("n_layer", "n_head", "n_embd", "block_size"))
     return next((name for name, published in SIZES.items() if published == sizes), None)
 

@@ -55,7 +55,7 @@ CASES = {
     # memory with convolutions, for more than four times the 32 tokens that CUDA kernels take at once
     "memory": dict(layers=2, heads=3, channels=15, block_size=140, vocab_size=29, conv=CONV_WIDTH, memory=1, batch=1,
                    seq=131, masked=3, seed=7),
-    # no positions, longer than the block size
+    # no positions: a sequence longer than the block size
     "no_positions": dict(layers=2, heads=3, channels=15, block_size=5, vocab_size=29, positions="none", batch=2, seq=9,
                          seed=9),
 }

@@ -235,18 +235,21 @@ class Tost(nn.Module):
     def from_state(cls, state, metadata, path):
         """A model from a state dict and the config entries of its metadata. `path` is for error messages."""
         untie_head(state, path)
-        matrices = [WTE, "transformer.h.0.attn.temp"] + ([WPE] if metadata.get("positions") != "none" else [])
-        missing = set(matrices) - state.keys()
+        learned, block_size = metadata.get("positions") != "none", 0
+        required = [WTE, "transformer.h.0.attn.temp"] + [WPE] * learned
+        missing = set(required) - state.keys()
         if missing:
             raise ValueError(f"{path}: tensor '{min(missing)}' is missing: not a ToST model")
-        for name in matrices:
+        for name in required:
             if state[name].dim() != 2 or 0 in state[name].shape:
                 shape = tuple(state[name].shape)
                 raise ValueError(f"{path}: tensor '{name}' has shape {shape}, expected two dimensions")
-        if WPE not in matrices and not str(metadata.get("block_size")).isdigit():
-            raise ValueError(f"{path}: no block_size in the metadata")
-        shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
-        config = TostConfig.from_shapes(shapes, int(metadata.get("block_size", 0)))
+        if not learned:
+            if not re.fullmatch("[1-9][0-9]*", metadata.get("block_size", "")):
+                raise ValueError(f"{path}: block_size in the metadata is not a positive integer, which a model without "
+                                 "positions needs")
+            block_size = int(metadata["block_size"])
+        config = TostConfig.from_shapes({name: tuple(tensor.shape) for name, tensor in state.items()}, block_size)
         config.take_membership(metadata, path)
         for key, value in ({key: str(value) for key, value in VARIANTS.items()} | config.metadata()).items():
             if metadata.get(key, value) != value:
@@ -323,8 +326,8 @@ def write_safetensors(path, tensors, metadata):
 
 @torch.no_grad()
 def generate(model, ids, tokens, n_ids, stop):
-    """Yields up to `tokens` most likely ids below n_ids until `stop`; reads the last block_size tokens for each, and
-    without positions all."""
+    """Yields up to `tokens` most likely ids below n_ids until `stop`. For each, reads the last block_size tokens or,
+    without positions, all tokens."""
     ids, longest = list(ids), model.config.block_size if model.config.positions == "learned" else sys.maxsize
     for _ in range(tokens):
         logits = model(torch.tensor([ids[-longest:]]), last_only=True)[0][0, 0, :n_ids]

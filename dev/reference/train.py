@@ -144,6 +144,8 @@ class Trainer:
         config = self.model.config
         V = config.vocab_size
         if args.attention == "softmax":
+            if config.positions == "none":
+                raise ValueError(f"{args.init}: no positions, but --attention softmax needs them")
             torch.manual_seed(args.seed)
             self.model = Gpt2(config.n_layer, config.n_head, config.n_embd, config.block_size, V, 3 * config.n_embd)
         if change:

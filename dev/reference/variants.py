@@ -12,6 +12,8 @@ VARIANT joins words with +, such as z+ln_2+relative:
     mean        adds the first moment: y += β μ, μ = Σ Π z / D; β is learned, one per channel, and starts at 0.1
     memory      each head recalls what came after similar tokens: --memory 1
 
+Without wpe and denom_bias: --init MODEL made with --positions none.
+
 The other options are those of train.py, without --attention; --val-data is required. No weights are saved. The last line
 is a JSON object: the loss on all of --val-data, and for each layer the share of the variance of Π that the position
 explains there.
@@ -79,7 +81,7 @@ class Variant(TSSA):
 
 
 def change(model, words):
-    """Makes a published model the variant, in place."""
+    """Makes a model without convolutions and memory the variant, in place."""
     config = replace(model.config, conv=CONV_WIDTH)
     for block in model.transformer.h:
         block.attn.__class__ = Variant

@@ -6,8 +6,8 @@
 //   w        F32 (L,T,C)    TSSA's z, the tokens projected to the heads' subspaces: head h has channels [h·C/NH, (h+1)·C/NH)
 //   text     U8  (bytes)
 // __metadata__ has the model's config with the keys of a checkpoint, content "inspect", model, step, tokenizer and
-// text_tokens: the number of tokens in the whole text; only the first T = min(block_size, text_tokens) are used, all of
-// them by a model without positions.
+// text_tokens: the number of tokens in the whole text; only the first T are used: T = min(block_size, text_tokens), or
+// text_tokens if the model has no positions.
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,14 +88,14 @@ static StMetaList make_metadata(const LoadedModel* m, const Tokenizer* tokenizer
     const size_t always = countof(numbers) - 2;   // the others only if they are not 0, as in a checkpoint
     const struct { const char *key, *value; } strings[] = {
         {"format", "pt"}, {"content", "inspect"}, {"model", m->file}, {"tokenizer", tokenizer_path(tokenizer)},
-        {"membership", c->membership == TOST_UNIFORM ? "uniform" : "learned"},
-        {"positions", c->positions == TOST_NO_POSITIONS ? "none" : "learned"}};
+        {"membership", c->membership == TOST_UNIFORM ? "uniform" : "learned"}};
     StMetaList meta = {0};
     for (size_t i = 0; i < countof(strings); i++)
         st_meta_add(&meta, xstrdup(strings[i].key), xstrdup(strings[i].value));
     for (size_t i = 0; i < countof(numbers); i++)
         if (i < always || numbers[i].value)
             st_meta_add(&meta, xstrdup(numbers[i].key), xasprintf("%lld", numbers[i].value));
+    if (c->positions == TOST_POSITIONS_NONE) st_meta_add(&meta, xstrdup("positions"), xstrdup("none"));
     return meta;
 }
 
@@ -161,6 +161,8 @@ static bool check_out(const char* out, bool force, TostError* err) {
 
 static bool inspect(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Bytes* text,
                     TostError* err) {
+    if (text->size > INT32_MAX)
+        return tost_error(err, "--text: %zu bytes, the limit is %d", text->size, INT32_MAX);
     char* tmp = xasprintf("%s.tmp", o->out);
     Tokens k = first_tokens(tokenizer, text, tost_max_seq(&m->info.config));
     double sum = 0;

@@ -16,7 +16,7 @@
 #include "data/tokenizer.h"
 #include "init.h"
 
-static const char wte_name[] = "transformer.wte.weight";
+static const char wte_name[] = "transformer.wte.weight", wpe_name[] = "transformer.wpe.weight";
 static const char lm_head_name[] = "lm_head.weight";   // tied to wte; some programs store it as well
 
 // ---------------------------------------------------------------------------------------------
@@ -103,19 +103,24 @@ static int count_layers(const StFile* f) {
     }
 }
 
-// The config that follows from names and shapes. Without positions, the metadata has the block size.
+// The config that follows from names and shapes. The metadata says if there are no positions, and then the block size.
 static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
     int wte[2] = {0}, wpe[2] = {0}, temp[2] = {0};
-    const bool none = st_meta(f, "positions") && strcmp(st_meta(f, "positions"), "none") == 0;
-    if (!find_sizes(wte, f, wte_name, err) || (!none && !find_sizes(wpe, f, "transformer.wpe.weight", err))
+    const char *positions = st_meta(f, "positions"), *block_size = st_meta(f, "block_size");
+    const bool none = positions && strcmp(positions, "none") == 0;
+    if (!find_sizes(wte, f, wte_name, err)) return false;
+    if (!none && !st_find(f, wpe_name))
+        return tost_error(err, "%s: tensor '%s' is missing: not a ToST model, or one without positions whose metadata "
+                          "is lost", f->path, wpe_name);
+    if ((!none && !find_sizes(wpe, f, wpe_name, err))
         || !find_sizes(temp, f, "transformer.h.0.attn.temp", err))
         return false;
-    if (none && st_meta(f, "block_size")) wpe[0] = atoi(st_meta(f, "block_size"));
+    if (none) wpe[0] = block_size ? (int)strtol(block_size, NULL, 10) : 0;   // metadata_read checks the text
     *c = (TostConfig){.n_layer = count_layers(f), .n_head = temp[0], .n_embd = wte[1], .block_size = wpe[0],
                       .vocab_size = wte[0], .bias = st_find(f, "transformer.ln_f.bias") != NULL,
                       .conv = st_find(f, "transformer.h.0.attn.conv.weight") ? TOST_CONV_WIDTH : 0,
                       .memory = st_find(f, "transformer.h.0.attn.memory_scale") != NULL,
-                      .positions = none ? TOST_NO_POSITIONS : TOST_WITH_POSITIONS};
+                      .positions = none ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED};
     return true;
 }
 

@@ -4,7 +4,8 @@
 // A text must not depend on the other rows. Products of at most TOST_FEW_ROWS rows have one order of summation and
 // larger ones another, so the kind of each product depends only on the text's prompt:
 //   up to TOST_FEW_ROWS tokens   products of few rows: one pass if all rows together are few, or else token by token
-//   more                         one pass over a multiple of BEGIN_MULTIPLE tokens, then token by token
+//   more                         passes over up to MAX_PASS tokens, together a multiple of BEGIN_MULTIPLE, then token
+//                                by token
 // The multiple lets prompts of different lengths begin together.
 #include "run/generate.h"
 
@@ -16,11 +17,11 @@
 #include "base/files.h"
 #include "base/memory.h"
 
-enum { BEGIN_MULTIPLE = 16 };
+enum { BEGIN_MULTIPLE = 16, MAX_PASS = 4096 };   // MAX_PASS bounds the memory for a long prompt
 
 typedef struct {
     Text*           text;
-    int32_t*        ids;       // its prompt; then its tokens in the decode state, up to block_size
+    int32_t*        ids;       // its prompt, then its tokens in the decode state up to block_size, to rebuild it
     int             length;    // of the prompt; 0 when the decode state was rebuilt
     Sampler         sampler;
     char*           held;      // (n_held) bytes not passed to the sink yet, which may begin the stop text
@@ -34,7 +35,7 @@ typedef struct {
     int      n, count;         // rows; tokens of each in the decode state
     Row*     rows;
     int32_t* next;             // (n) the next token of each row
-    int32_t* tokens;           // (n,T) for the engine, T of batch_begin
+    int32_t* tokens;           // (n,T) for the engine, with the largest T of batch_begin
     float*   logits;           // (n,V) after the last token
 } Batch;
 
@@ -58,7 +59,8 @@ int generate_max_seq(const TostConfig* c, size_t n_prompt, int64_t max_tokens) {
     const int length = prompt_length(c, n_prompt), group = generate_group(c, n_prompt);
     const int first = group ? group : length, again = length + max_tokens > tost_max_seq(c)
                                                       ? tokens_to_keep(c->block_size) : 1;
-    return first > again ? first : again;
+    const int seq = first > again ? first : again;
+    return seq < MAX_PASS ? seq : MAX_PASS;
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -56,13 +56,13 @@ TextLine model_sizes(const TostConfig* c) {
     return text_line("%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias%s%s%s%s", c->n_layer,
                      c->n_head, c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no",
                      c->membership == TOST_UNIFORM ? ", uniform membership" : "", c->conv ? ", convolutions" : "",
-                     c->memory ? ", memory" : "", c->positions == TOST_NO_POSITIONS ? ", no positions" : "");
+                     c->memory ? ", memory" : "", c->positions == TOST_POSITIONS_NONE ? ", no positions" : "");
 }
 
 TextLine model_parameters(const TostConfig* c, const TostTensors* tensors) {
     const size_t n = tensors->n_params, positions = (size_t)c->block_size * c->n_embd;
     char all[32], without[32];
-    if (c->positions == TOST_NO_POSITIONS) return text_line("%s", human_count(all, (double)n));
+    if (c->positions == TOST_POSITIONS_NONE) return text_line("%s", human_count(all, (double)n));
     return text_line("%s (%s without position embeddings)", human_count(all, (double)n),
                      human_count(without, (double)(n - positions)));
 }

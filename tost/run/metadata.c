@@ -15,9 +15,9 @@ static const char option_prefix[] = "option.";
 enum { FORMAT_VERSION = 1 };
 
 typedef enum {
-    SIZE,         // int, which the tensors also have; absent if it is 0 and not required
+    SIZE,         // int, as read_config found it; absent if it is 0 and not required
     MEMBERSHIP,   // absent: learned
-    POSITIONS,    // learned or none, as the tensors have it; absent: learned
+    POSITIONS,    // learned or none, as read_config found it; absent: learned
     COUNT,        // int64_t, not negative
     BITS,         // uint64_t
     HASH,         // uint32_t of the tokenizer, in hexadecimal
@@ -28,7 +28,7 @@ typedef enum {
 
 static const char* const expected[] = {
     [SIZE] = "the size that the tensors have", [MEMBERSHIP] = "learned or uniform",
-    [POSITIONS] = "learned or none, as the tensors have it",
+    [POSITIONS] = "learned or none",
     [COUNT] = "an integer of 0 to 2^63 - 1", [BITS] = "an integer of 0 to 2^64 - 1",
     [HASH] = "8 hexadecimal digits", [LOSS] = "a number", [WINDOW] = "up to 128 numbers",
 };
@@ -73,7 +73,7 @@ static char* field_text(const Field* field, const CheckpointInfo* info) {
     switch (field->kind) {
         case SIZE:       return field->required || *(const int*)at ? xasprintf("%d", *(const int*)at) : NULL;
         case MEMBERSHIP: return *(const int*)at == TOST_UNIFORM ? xstrdup("uniform") : NULL;
-        case POSITIONS:  return *(const int*)at == TOST_NO_POSITIONS ? xstrdup("none") : NULL;
+        case POSITIONS:  return *(const int*)at == TOST_POSITIONS_NONE ? xstrdup("none") : NULL;
         case COUNT:      return xasprintf("%" PRId64, *(const int64_t*)at);
         case BITS:       return xasprintf("%" PRIu64, *(const uint64_t*)at);
         case HASH:       return info->tokenizer ? xasprintf("%08" PRIx32, *(const uint32_t*)at) : NULL;
@@ -130,7 +130,7 @@ static bool parse_field(CheckpointInfo* info, const Field* field, const char* te
         case MEMBERSHIP:
             *(int*)at = strcmp(text, "uniform") == 0 ? TOST_UNIFORM : TOST_LEARNED;
             return *(int*)at == TOST_UNIFORM || strcmp(text, "learned") == 0;
-        case POSITIONS: return strcmp(text, *(int*)at == TOST_NO_POSITIONS ? "none" : "learned") == 0;
+        case POSITIONS: return strcmp(text, *(int*)at == TOST_POSITIONS_NONE ? "none" : "learned") == 0;
         case COUNT:
             ok = parse_number(&n, text, 10, INT64_MAX);
             *(int64_t*)at = (int64_t)n;

@@ -48,7 +48,7 @@ const Option option_table[] = {
     {"layers", TRAIN, INT, AT(config.n_layer), "N", .help = "number of layers", 1, TOST_MAX_LAYERS},
     {"heads", TRAIN, INT, AT(config.n_head), "N", .help = "number of heads; must divide --channels", 1, TOST_MAX_HEADS},
     {"channels", TRAIN, INT, AT(config.n_embd), "N", .help = "embedding size", 1, TOST_MAX_CHANNELS},
-    {"block-size", TRAIN, INT, AT(config.block_size), "N", .help = "longest sequence", 1, TOST_MAX_BLOCK_SIZE,
+    {"block-size", TRAIN, INT, AT(config.block_size), "N", .help = "longest sequence; with --positions none, only in training", 1, TOST_MAX_BLOCK_SIZE,
      .unit = "tokens"},
     {"vocab-size", TRAIN, INT, AT(config.vocab_size), "N", .help = "vocabulary size", 1, TOST_MAX_VOCAB_SIZE,
      .default_text = "that of the tokenizer, rounded up to a multiple of 64"},
@@ -70,7 +70,7 @@ const Option option_table[] = {
      .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state",
      .default_text = "random weights", .not_with = "resume"},
     {"extend-block", TRAIN, INT, AT(extend_block), "N",
-     .help = "with --init: train on sequences of up to N tokens; new positions begin as copies of the last one",
+     .help = "with --init: raise the block size to N tokens; new rows of wpe and denom_bias begin as copies of the last",
      1, TOST_MAX_BLOCK_SIZE, .default_text = "the block size of --init", .needs = "init"},
     {"model", USE | INFO, STRING, AT(model), "PATH",
      .help = "safetensors file, checkpoint folder, or run folder (its newest checkpoint)",
@@ -109,8 +109,8 @@ const Option option_table[] = {
      .help = "write shards PREFIX_train_000000.bin … and PREFIX_val_000000.bin …, and PREFIX_vocab.bpe for train",
      .default_text = required},
     {"text", INSPECT, STRING, AT(text), "TEXT|@FILE|-",
-     .help = "text to inspect, from the command line, a file or stdin; truncated to the model's block size, unless it "
-     "has no positions",
+     .help = "text to inspect, from the command line, a file or stdin; truncated to the block size, except for "
+     "models without positions",
      .default_text = required},
     {"out", INSPECT, STRING, AT(out), "FILE",
      .help = "safetensors file to write: tokens, losses, memberships (pi) and projected tokens (w), for dev/plot",
@@ -187,8 +187,8 @@ const Option option_table[] = {
      .help = "sequences per forward pass; for --task, at least the choices of one example", 1, TOST_MAX_BATCH, 8,
      .default_text = "8; for --task, chosen by length"},
     {"seq", EVAL, INT, AT(seq), "N",
-     .help = "tokens per window or example; longer contexts are truncated on the left. More than the block size: only for "
-     "models without positions",
+     .help = "tokens per window or example; longer contexts are truncated on the left. N may exceed the "
+     "block size only for models without positions",
      1, TOST_MAX_BLOCK_SIZE, .default_text = "the model's block size"},
     {"chunk", EVAL, INT, AT(chunk), "N",
      .help = "process sequences N tokens at a time, with the memory of N tokens: for very long --seq",

@@ -117,7 +117,7 @@ static void report_model(Run* r) {
                   human_bytes(memory, (double)r->engine->memory(&o->config, &r->engine_options)));
     if (r->weights) progress_fact(p, o->resume ? "resumed" : "weights", "%s", r->weights);
     const int old = r->init.config.block_size;
-    if (o->extend_block && o->config.positions == TOST_WITH_POSITIONS)
+    if (o->extend_block && o->config.positions == TOST_POSITIONS_LEARNED)
         progress_fact(p, "extended", "positions %d to %d are copies of position %d: their loss may be high until they "
                       "are trained", old + 1, o->extend_block, old);
     progress_fact(p, "steps", "%lld (%lld done); seed %lld", (long long)o->steps, (long long)r->info.step,

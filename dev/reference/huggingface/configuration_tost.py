@@ -5,8 +5,7 @@ from transformers import PretrainedConfig
 
 class TostConfig(PretrainedConfig):
     model_type = "tost"
-    attribute_map = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head",
-                     "max_position_embeddings": "block_size"}
+    attribute_map = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
     keys_to_ignore_at_inference = ["past_key_values"]
 
     def __init__(self, n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304, bias=False,
@@ -24,3 +23,10 @@ class TostConfig(PretrainedConfig):
         self.positions = positions  # learned, or none: no position embeddings, inputs of any length
         self.use_cache = use_cache
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
+
+    @property
+    def max_position_embeddings(self):
+        """By which generate and lm-evaluation-harness limit the length of inputs."""
+        if self.positions == "none":
+            raise AttributeError("max_position_embeddings: a model without positions has no limit")
+        return self.block_size

@@ -267,19 +267,20 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
                                       use_cache=True, **kwargs):
         """With a state, forward needs only the tokens that the state has not seen. When all positions are used, the
         context is cut to its last half, as in `train_gpt_tost sample`."""
-        block, keep = self.longest(), max(1, self.config.block_size // 2)
+        longest, keep = self.max_seq(), max(1, self.config.block_size // 2)
         state = TostState(self.config.n_layer) if past_key_values is None and use_cache else past_key_values
         seen, L = state.get_seq_length() if state is not None else 0, input_ids.shape[1]
         inputs = {"past_key_values": state, "attention_mask": attention_mask, "use_cache": use_cache}
         if inputs_embeds is not None and seen == 0:
             return inputs | {"inputs_embeds": inputs_embeds}
-        if state is None and L > block:
-            seen = L - keep - (L - block - 1) % (block - keep + 1)
-        elif state is not None and L > seen and L - state.dropped > block:
+        if state is None and L > longest:
+            seen = L - keep - (L - longest - 1) % (longest - keep + 1)
+        elif state is not None and L > seen and L - state.dropped > longest:
             state.restart(seen := L - keep)
         return inputs | {"input_ids": input_ids[:, seen:] if L > seen else input_ids[:, -1:]}
 
-    def longest(self):
+    def max_seq(self):
+        """The longest sequence that the model can read."""
         return self.config.block_size if self.config.positions == "learned" else sys.maxsize
 
     def positions(self, mask, batch, T, state, device):
@@ -287,7 +288,7 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
         ones = torch.ones(batch, T, dtype=torch.long, device=device) if mask is None else mask.long()
         counts = ones.cumsum(1) + (0 if state.tokens is None else state.tokens.unsqueeze(1))
         # The length with padding needs no tensor's value, which would break a compiled graph.
-        if state.length - state.dropped + T > self.longest() and int(counts.max()) > self.longest():
+        if state.length - state.dropped + T > self.max_seq() and int(counts.max()) > self.max_seq():
             raise ValueError(f"{int(counts.max())} tokens exceed the block size of {self.config.block_size}: shorten "
                              "the input or max_new_tokens; the model has no position embeddings beyond it")
         return (counts - 1).clamp_min(0), counts[:, -1]

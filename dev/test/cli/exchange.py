@@ -88,7 +88,7 @@ def check_round_trip():
 
 @torch.no_grad()
 def check_inspect(run):
-    """Compares the tensors of inspect with PyTorch, on a text as long as the block size."""
+    """Compares the tensors of inspect with PyTorch, on a text longer than the block size."""
     text = "3 and 2 make 5. <|x|>\n\u00e9 and 1 more\n"
     trainer("inspect", "--model", run, "--text", text, "--tokenizer", "vocab.bpe", "--out", "seen.safetensors")
     with safe_open("seen.safetensors", framework="pt") as file:
@@ -103,7 +103,8 @@ def check_inspect(run):
     z = torch.stack([z.transpose(0, 1).flatten(1) for z in projected])
     pi = torch.stack([b.attn.membership(z[None].square())[0] for b, z in zip(model.transformer.h, projected)])
     check(f"inspect {run}: text, offsets and ids", bytes(seen["text"].tolist()) == text.encode()[:T]
-          and seen["offsets"].tolist() == list(range(T + 1)) and T == 32)
+          and seen["offsets"].tolist() == list(range(T + 1))
+          and T == (32 if model.config.positions == "learned" else len(text.encode())))
     check(f"inspect {run}: loss of each token except the first", torch.isnan(seen["loss"][0]).item()
           and torch.allclose(seen["loss"][1:], losses, atol=EQUAL))
     for name, expected in (("pi", pi), ("w", z)):
@@ -112,6 +113,8 @@ def check_inspect(run):
     expected = {"n_layer": "2", "n_head": "4", "n_embd": "32", "text_tokens": str(len(text.encode())),
                 "membership": model.config.membership} | {
                     key: str(getattr(model.config, key)) for key in ("conv", "memory") if getattr(model.config, key)}
+    if model.config.positions == "none":
+        expected["positions"] = "none"
     check(f"inspect {run}: metadata", {key: saved.get(key) for key in expected} == expected)
 
 
@@ -169,10 +172,11 @@ def check_no_positions():
             "--positions", "none", "--lr", "1e-2", "--batch", 2, "--total-batch", 64, *data, trained)
     check_losses(trained)
     check_losses(trained, 300)
+    check_inspect(trained)
     succeeds(convert.main, trained, "no_positions.pt")
     succeeds(convert.main, "no_positions.pt", "no_positions_back")
     check_same_weights(trained, "no_positions_back")
-    check("positions are in the metadata", metadata("no_positions_back/model.safetensors")["positions"] == "none")
+    check("the metadata says that there are no positions", metadata("no_positions_back/model.safetensors")["positions"] == "none")
     path = Path("no_positions_back/model.safetensors")
     check("without positions, convert.py keeps the block size", Tost.from_checkpoint(path).config.block_size == 32)
 

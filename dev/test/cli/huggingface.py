@@ -98,12 +98,24 @@ def check_model(ours, folder):
     if ours.config.positions == "none":
         ids = torch.randint(0, 2304, (1, BLOCK + 70), generator=torch.Generator().manual_seed(5))
         check("logits beyond the block size", (theirs(ids).logits - ours(ids)[0]).abs().max() <= EXACT)
-        return
+        return check_long_prompt(load(folder))
     try:
         theirs(torch.zeros(1, BLOCK + 1, dtype=torch.long))
         check("a sequence beyond the block size is refused", False)
     except ValueError as error:
         check("the refusal names both lengths", f"{BLOCK + 1} tokens" in str(error) and str(BLOCK) in str(error))
+
+
+def check_long_prompt(model):
+    """Without positions: a prompt of more than 4,096 tokens, which sample reads in several passes."""
+    encoding = load_tokenizer("model.safetensors")
+    Path("long.txt").write_text(text_of_stories(), encoding="utf-8")
+    ids = encoding.encode_ordinary(text_of_stories())
+    out = model.generate(torch.tensor([ids]), do_sample=False, eos_token_id=-1)[0].tolist()
+    sample = trainer("sample", "--model", "no_positions.safetensors", "--prompt", "@long.txt", "--tokens", len(out) - len(ids),
+                     "--temperature", 0)
+    check(f"{len(out) - len(ids)} tokens after a prompt of {len(ids)} equal sample --temperature 0",
+          len(ids) > 8192 and len(out) > len(ids) and sample.endswith(encoding.decode_bytes(out[len(ids):]) + b"\n"))
 
 
 def check_mask_in_bfloat16(model):

@@ -251,16 +251,18 @@ void records_same(Checks* c, const char* what, const Record* got, const Record* 
 // ---------------------------------------------------------------------------------------------
 // One shape: every function of an engine with one model and batch size
 
+static bool has_memory(const Shape* k) { return k->values == CONV_MEMORY || k->values == MEMORY; }
+
 TostConfig shape_config(const Shape* k) {
     const bool conv = k->values == CONV || k->values == CONV_MEMORY;
     return (TostConfig){k->layers, k->heads, k->channels, k->block, k->vocab, k->bias, k->membership,
-                        conv ? TOST_CONV_WIDTH : 0, k->values >= CONV_MEMORY,
-                        k->values == NO_POSITIONS ? TOST_NO_POSITIONS : TOST_WITH_POSITIONS};
+                        conv ? TOST_CONV_WIDTH : 0, has_memory(k),
+                        k->values == NO_POSITIONS ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED};
 }
 
 static const char* shape_label(char* text, size_t cap, const Shape* k, TostDtype dtype) {
-    static const char* const values[] = {"", ",fresh", ",faint", ",conv", ",no positions", ",conv,memory",
-                                         ",memory"};
+    static const char* const values[] = {"", ",fresh", ",faint", ",conv", ",conv,memory", ",memory",
+                                         ",no positions"};
     snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s%s%s", dtype_name(dtype), k->B, k->T, k->layers,
              k->heads, k->channels, k->vocab, k->bias ? ",bias" : "", k->membership == TOST_UNIFORM ? ",uniform" : "",
              values[k->values]);
@@ -271,7 +273,7 @@ static const char* shape_label(char* text, size_t cap, const Shape* k, TostDtype
 // rounds o, and rounds y before it adds o.
 static Limits shape_limits(const Shape* k, TostDtype dtype) {
     Limits limits = limits_of(dtype);
-    for (int i = 0; k->values >= CONV_MEMORY && i < RESULT_KINDS; i++) limits.of[i] *= 3, limits.median[i] *= 3;
+    for (int i = 0; has_memory(k) && i < RESULT_KINDS; i++) limits.of[i] *= 3, limits.median[i] *= 3;
     return limits;
 }
 

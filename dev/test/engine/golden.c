@@ -33,7 +33,7 @@ TostConfig meta_config(const StFile* f) {
     return (TostConfig){meta_int(f, "n_layer"), meta_int(f, "n_head"), meta_int(f, "n_embd"),
                         meta_int(f, "block_size"), meta_int(f, "vocab_size"), meta_int(f, "bias"), TOST_LEARNED,
                         st_meta(f, "conv") ? meta_int(f, "conv") : 0, st_meta(f, "memory") ? 1 : 0,
-                        st_meta(f, "positions") ? TOST_NO_POSITIONS : TOST_WITH_POSITIONS};
+                        st_meta(f, "positions") ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED};
 }
 
 TostUpdate meta_update(const StFile* f, double lr, int step) {

@@ -222,7 +222,7 @@ static const GenerateCase generate_cases[] = {
 static void check_generate(Checks* c, const Tokenizer* tokenizer, const GenerateCase* s) {
     TostError err;
     const TostConfig config = {1, 1, 1, abs(s->block_size), 260, 0, TOST_LEARNED, 0, 0,
-                               s->block_size < 0 ? TOST_NO_POSITIONS : TOST_WITH_POSITIONS};
+                               s->block_size < 0 ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED};
     TostModel* m = fake_create(&config, NULL, NULL);
     uint32_t prompt[MAX_IDS], id;
     int32_t script[MAX_IDS];
