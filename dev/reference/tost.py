@@ -55,6 +55,10 @@ class TostConfig:
         entries = asdict(self) | {"bias": int(self.bias)}
         return {key: str(value) for key, value in entries.items() if key not in VARIANTS or value != VARIANTS[key]}
 
+    def max_seq(self):
+        """The longest sequence that the model can read."""
+        return self.block_size if self.positions == "learned" else sys.maxsize
+
     def take_membership(self, metadata, path):
         """Sets the membership from a checkpoint's metadata or a published checkpoint's arguments."""
         self.membership = metadata.get("membership", "learned")
@@ -201,9 +205,9 @@ class Tost(nn.Module):
         """idx, targets (B,T); targets of -1 are ignored. Returns logits (B,T,V), or (B,1,V) for the last position if
         last_only, and the mean loss or None."""
         T, x = idx.size(1), self.transformer.wte(idx)
+        if T > self.config.max_seq():
+            raise ValueError(f"{T} tokens exceed block_size {self.config.block_size}")
         if self.config.positions == "learned":
-            if T > self.config.block_size:
-                raise ValueError(f"{T} tokens exceed block_size {self.config.block_size}")
             x = x + self.transformer.wpe.weight[:T]
         for block in self.transformer.h:
             x = block(x)
@@ -328,7 +332,7 @@ def write_safetensors(path, tensors, metadata):
 def generate(model, ids, tokens, n_ids, stop):
     """Yields up to `tokens` most likely ids below n_ids until `stop`. For each, reads the last block_size tokens or,
     without positions, all tokens."""
-    ids, longest = list(ids), model.config.block_size if model.config.positions == "learned" else sys.maxsize
+    ids, longest = list(ids), model.config.max_seq()
     for _ in range(tokens):
         logits = model(torch.tensor([ids[-longest:]]), last_only=True)[0][0, 0, :n_ids]
         ids.append(logits.argmax().item())

@@ -112,9 +112,8 @@ static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
     if (!none && !st_find(f, wpe_name))
         return tost_error(err, "%s: tensor '%s' is missing: not a ToST model, or one without positions whose metadata "
                           "is lost", f->path, wpe_name);
-    if ((!none && !find_sizes(wpe, f, wpe_name, err))
-        || !find_sizes(temp, f, "transformer.h.0.attn.temp", err))
-        return false;
+    if (!none && !find_sizes(wpe, f, wpe_name, err)) return false;
+    if (!find_sizes(temp, f, "transformer.h.0.attn.temp", err)) return false;
     if (none) wpe[0] = block_size ? (int)strtol(block_size, NULL, 10) : 0;   // metadata_read checks the text
     *c = (TostConfig){.n_layer = count_layers(f), .n_head = temp[0], .n_embd = wte[1], .block_size = wpe[0],
                       .vocab_size = wte[0], .bias = st_find(f, "transformer.ln_f.bias") != NULL,
