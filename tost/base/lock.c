@@ -42,6 +42,11 @@ LockResult lock_take(Lock* lock, const char* folder, TostError* err) {
         const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
         const int why = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
         if (fd >= 0 && why != EWOULDBLOCK && why != EINTR && same_file(fd, path)) {
+            struct stat st;   // other names of the file are in copies of the folder made of hard links
+            if (fstat(fd, &st) == 0 && st.st_nlink > 1 && unlink(path) == 0) {
+                close(fd);
+                continue;
+            }
             if (!why) write_note(fd);
             *lock = (Lock){path, fd, why};
             return LOCK_TAKEN;

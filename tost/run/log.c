@@ -138,16 +138,30 @@ static void drop(LogFile* log) {
     *log = (LogFile){0};
 }
 
+// True if the file has other names, in copies of the folder made of hard links, which must keep their rows.
+static bool is_shared(const char* path) {
+    struct stat st;
+    return lstat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_nlink > 1;
+}
+
+static bool replace_by_copy(const char* path, TostError* err) {
+    Bytes rows;
+    const bool ok = read_file(&rows, path, err) && replace_file(path, rows.data, rows.size, err);
+    free(rows.data);
+    return ok;
+}
+
 bool log_open(LogFile* log, const char* path, int64_t done, TostError* err) {
     *log = (LogFile){0};
     if (!check_regular(path, err)) return false;
     const int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) return tost_error(err, "%s: cannot be opened for writing: %s", path, strerror(errno));
     *log = (LogFile){.path = xstrdup(path), .fd = fd};
-    if (lock_log(fd, path, err) && cut(log, done, err)) return true;
+    const bool locked = lock_log(fd, path, err), shared = locked && is_shared(path);
+    if (locked && !shared && cut(log, done, err)) return true;
     close(fd);
     drop(log);
-    return false;
+    return shared && replace_by_copy(path, err) && log_open(log, path, done, err);
 }
 
 // ---------------------------------------------------------------------------------------------
