@@ -2483,6 +2483,7 @@ static bool is_bf16(TostModel* m) { return m->options.dtype == TOST_BF16; }
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
     .default_dtype = TOST_BF16,
+    .device_memory = true,
     .supports = cuda_supports,
     .describe = device_describe,
     .memory = cuda_memory,

@@ -5,12 +5,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/files.h"
 #include "base/folder.h"
+#include "base/limits.h"
 #include "base/memory.h"
+#include "base/text.h"
 #include "init.h"
 #include "run/run.h"
 #include "run/schedule.h"
@@ -329,6 +332,32 @@ static bool start_log(Run* r, TostError* err) {
     return ok;
 }
 
+// Fails if the disk has no space for a checkpoint, and warns if it has none for all that a new run will keep and the one
+// that is being written; with --keep-best, two more.
+static bool check_disk(Run* r, TostError* err) {
+    const Options* o = &r->o;
+    struct statvfs fs;
+    char free_text[32], size_text[32];
+    double size = 0;
+    if ((o->save_every == 0 && !o->keep_best) || statvfs(r->out, &fs) != 0 || fs.f_blocks == 0) return true;
+    for (int i = 0; i < r->tensors.count; i++) {
+        const TostTensor* t = &r->tensors.tensor[i];   // weights, m, v, average
+        size += 4.0 * (double)t->size * (3 - tost_uses_muon(t, (TostOptimizer)o->optimizer) + (o->ema > 0));
+    }
+    const double left = (double)fs.f_bavail * (double)fs.f_frsize;
+    const double saves = o->save_every ? ceil((double)o->steps / (double)o->save_every) : 1;
+    const double most = (o->keep ? fmin((double)o->keep + 1, saves) : saves) + 2 * o->keep_best;
+    human_bytes(free_text, left);
+    human_bytes(size_text, size);
+    if (size > left && o->on_save_error == SAVE_ERROR_STOP)
+        return tost_error(err, "--out %s: %s: a checkpoint needs %s, and %s are free: free more, or give another --out "
+                          "or --save-every 0", r->out, strerror(ENOSPC), size_text, free_text);
+    if ((o->resume ? size : most * size) > left)
+        run_warn(r, "--out %s: %s are free, but up to %.0f checkpoints of %s will be there: lower --keep, raise "
+                 "--save-every, or give another --out", r->out, free_text, most, size_text);
+    return true;
+}
+
 // Opens folder and log, last, so that a run that cannot start writes nothing.
 static bool open_folder(Run* r, TostError* err) {
     if (comm_rank(r->comm) != 0) return true;
@@ -338,13 +367,32 @@ static bool open_folder(Run* r, TostError* err) {
         run_warn(r, "%s: %s: the file system does not support locks: make sure that no other run writes here",
                  r->lock.path, strerror(r->lock.unsupported));
     if (ok && !r->log_path) r->log_path = log_path(r);
-    ok = ok && start_log(r, err);
+    ok = ok && check_disk(r, err) && start_log(r, err);
     if (ok) progress_fact(&r->progress, "out", "%s", r->out);
     else if (r->out) {   // remove a new folder, which is empty
         lock_release(&r->lock);
         if (!existed) rmdir(r->out);   // fails if it is not empty
     }
     return ok;
+}
+
+// Fails if this rank's memory cannot fit in the machine or its cgroup, and warns if it may not. Other ranks of the host
+// need as much; they are not counted. All swap counts as memory, because its limits are not read.
+static bool check_memory(Run* r, TostError* err) {
+    static const char lower[] = "lower --batch, --seq or --chunk, or use --recompute or a smaller model";
+    char need_text[32], limit_text[32];
+    const double need = (double)r->engine->memory(&r->o.config, &r->engine_options);
+    const double cgroup = (double)cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup");
+    const double limit = fmin(cgroup, (double)meminfo_bytes("MemTotal:"));
+    const double available = fmin(limit, (double)meminfo_bytes("MemAvailable:"));
+    if (r->engine->device_memory || need < 0.9 * available) return true;   // 0.1: program, libraries, files
+    const bool fits = need <= limit + (double)meminfo_bytes("SwapTotal:") || r->info.step >= r->o.steps;
+    human_bytes(need_text, need);
+    human_bytes(limit_text, fits ? available : limit);
+    if (fits) run_warn(r, "the run needs %s of memory, and %s are available: if it is killed, %s", need_text, limit_text,
+                       lower);
+    return fits || tost_error(err, "not enough memory: the run needs %s, but %s %s: %s", need_text, limit == cgroup
+                              ? "the limit of its cgroup is" : "the machine has", limit_text, lower);
 }
 
 bool run_set_up(Run* r, TostError* err) {
@@ -366,6 +414,7 @@ bool run_set_up(Run* r, TostError* err) {
     char device[256];
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;
     report_settings(r, device);
+    if (!run_agree(r, check_memory(r, err), err)) return false;
     const size_t tokens = (size_t)o->batch * (size_t)o->seq;
     r->inputs = xmalloc(tokens * sizeof *r->inputs);
     r->targets = xmalloc(tokens * sizeof *r->targets);

@@ -270,8 +270,9 @@ def fill(w, report, reference, size):
     try:
         result = case.launch([*KEEP_ALL, *world.OUT])
         report.check(result.status == 1, f"{what}: expected status 1: {result.summary()}")
-        report.check(len(result.err.splitlines()) == 1 and os.strerror(errno.ENOSPC) in result.err
-                     and "run/" in result.err, f"{what}: expected one line with file and reason: {result.err!r}")
+        *warnings, error = result.err.splitlines() or [""]   # a warning if the disk is too small for all checkpoints
+        report.check(len(warnings) <= 1 and os.strerror(errno.ENOSPC) in error and "run" in error,
+                     f"{what}: expected a line with file and reason: {result.err!r}")
         case.check_checkpoints(report, what, world.saved(result.journal))
         report.check(mounted("-o", "remount,size=64m", "tmpfs", disk), f"{what}: it cannot grow")
         case.check_resume(report, what, KEEP_ALL, reference, older=True)

@@ -5,6 +5,7 @@
 
 #include "base/crc32.h"
 #include "base/json.h"
+#include "base/limits.h"
 #include "base/rng.h"
 #include "base/terminal.h"
 #include "base/text.h"
@@ -139,6 +140,28 @@ static void test_folders(Checks* c) {
     check_refused(c, rename_synced("x/none", "x/file", &err), &err, "x/none: cannot be renamed to x/file", "no file");
     check(c, remove_tree("x", &err) && !path_exists("x") && remove_tree("x", &err), "remove_tree");
     check(c, is_dir("outside"), "remove_tree must not follow links");
+}
+
+// A process in the group a/b of version 1, and in x of version 2.
+static void test_cgroup_memory(Checks* c) {
+    TostError err;
+    must(make_dirs("groups/memory/a/b", &err) && make_dirs("groups/x/y", &err), "groups", &err);
+    write_text("groups/own", "12:pids:/x/y\n4:memory:/a/b\n1:name=systemd:/\n0::/x/y\n");
+    check(c, cgroup_memory("groups/own", "groups") == UINT64_MAX, "no files");
+    write_text("groups/memory/memory.limit_in_bytes", "9223372036854771712\n");
+    write_text("groups/memory/a/memory.limit_in_bytes", "3000\n");
+    write_text("groups/memory/x.limit_in_bytes", "1\n");
+    check(c, cgroup_memory("groups/own", "groups") == 3000, "version 1: the limit of a group above it");
+    write_text("groups/memory/a/b/memory.limit_in_bytes", "4000\n");
+    check(c, cgroup_memory("groups/own", "groups") == 3000, "version 1: the least limit");
+    write_text("groups/x/y/memory.max", "max\n");
+    check(c, cgroup_memory("groups/own", "groups") == 3000, "version 2: no limit");
+    write_text("groups/x/memory.max", "2000\n");
+    check(c, cgroup_memory("groups/own", "groups") == 2000, "version 2: the limit of a group above it");
+    write_text("groups/own", "0::/\n");
+    check(c, cgroup_memory("groups/own", "groups") == UINT64_MAX, "the root of version 2 has no limit");
+    check(c, cgroup_memory("groups/none", "groups") == UINT64_MAX, "a system without cgroups");
+    must(remove_tree("groups", &err), "groups", &err);
 }
 
 static void test_read_file(Checks* c) {
@@ -293,6 +316,7 @@ int main(void) {
     test_wrap(&c);
     test_paths(&c);
     test_folders(&c);
+    test_cgroup_memory(&c);
     test_read_file(&c);
     test_glob(&c);
     test_rng(&c);
