@@ -9,9 +9,13 @@
 
 #include "base/error.h"
 #include "base/files.h"
+#include "base/folder.h"
+#include "base/json_write.h"
+#include "base/memory.h"
 #include "base/text.h"
 #include "commands/commands.h"
 #include "data/shards.h"
+#include "run/log.h"
 
 static void print_file(const char* label, const char* path) {
     struct stat st;
@@ -48,18 +52,11 @@ static void print_training(const CheckpointInfo* info) {
     }
 }
 
-static bool info_model(const Options* o, const TostEngine* engine, TostError* err) {
+static bool info_model(const Options* o, TostError* err) {
     LoadedModel m;
     if (option_given(o, "vocab-size")) return tost_error(err, "--vocab-size is for shards: give SHARD files");
-    bool ok = loaded_model_find(&m, o, NULL, err);
-    if (ok && o->print_config) {
-        Options run = options_default(engine);
-        run.tokenizer = m.info.tokenizer;
-        ok = options_resume(&run, &m.info.options, m.file, err);
-        run.config = m.info.config;
-        if (ok) options_print(&run);
-        options_free(&run);
-    } else if (ok) {
+    const bool ok = loaded_model_find(&m, o, NULL, err);
+    if (ok) {
         char* dir = path_dir(m.file);
         char *optimizer = path_join(dir, OPTIMIZER_FILE), *average = path_join(dir, AVERAGE_FILE);
         char size[32];   // of the open file, which another process may have removed
@@ -73,6 +70,125 @@ static bool info_model(const Options* o, const TostEngine* engine, TostError* er
         free(average);
         free(dir);
     }
+    loaded_model_free(&m);
+    return ok;
+}
+
+// ---------------------------------------------------------------------------------------------
+// Several runs
+
+typedef struct { char* name; CheckpointInfo info; double seconds; } RunRow;   // of the newest checkpoint
+
+// Time of the first `step` training steps that are in log.csv.
+static double training_seconds(const char* run, int64_t step) {
+    char *path = path_join(run, LOG_FILE), *line = NULL;
+    size_t n = 0;
+    double seconds = 0;
+    FILE* log = fopen(path, "r");
+    for (LogRow row; log && getline(&line, &n, log) > 0;)
+        if (log_row_parse(&row, line) && row.step <= step) seconds += 1e-3 * row.ms;
+    if (log) fclose(log);
+    free(line);
+    free(path);
+    return seconds;
+}
+
+static const char* option_of(const CheckpointInfo* info, const char* key) {
+    for (int i = 0; i < info->options.count; i++)
+        if (strcmp(info->options.entry[i].key, key) == 0) return info->options.entry[i].value;
+    return "-";
+}
+
+// By validation loss, which is infinity if it was never measured.
+static int compare_rows(const void* a, const void* b) {
+    const RunRow *x = a, *y = b;
+    const double d = x->info.val_loss - y->info.val_loss;
+    return d < 0 ? -1 : d > 0 ? 1 : strcmp(x->name, y->name);
+}
+
+// The runs in a folder, sorted. Warns of those that cannot be read.
+static RunRow* find_runs(int* count, const Options* o, const char* folder) {
+    PathList names;
+    TostError why;
+    RunRow* rows = NULL;
+    if (!folder_list(&names, folder, &why)) return NULL;
+    for (int i = 0; i < names.count; i++) {
+        char* run = path_join(folder, names.paths[i]);
+        RunRow row = {.name = names.paths[i]};
+        StFile f;
+        bool is_run = true;
+        if (checkpoint_is_run(&is_run, NULL, run, &why) && is_run && checkpoint_open(&f, &row.info, run, "info", &why)) {
+            st_close(&f);
+            row.name = xstrdup(row.name);
+            if (isnan(row.info.val_loss)) row.info.val_loss = INFINITY;   // of a damaged file: sorting needs an order
+            row.seconds = training_seconds(run, row.info.step);
+            rows = xgrow(rows, (size_t)*count, sizeof row);
+            rows[(*count)++] = row;
+        } else if (is_run) print_warning(o, "%s", why.text);
+        free(run);
+    }
+    free_paths(&names);
+    if (rows) qsort(rows, (size_t)*count, sizeof *rows, compare_rows);
+    return rows;
+}
+
+static void show_run(JsonFile* json, const RunRow* row, int width) {
+    const CheckpointInfo* info = &row->info;
+    const TextLine sizes = model_sizes(&info->config);
+    char tokens[32], loss[32] = "-";
+    if (isfinite(info->val_loss)) snprintf(loss, sizeof loss, "%.6f", info->val_loss);
+    print_line(stdout, "%-*s %8lld %8s %10s %8.1f %8s %9s  %s", width, row->name, (long long)info->step,
+               human_count(tokens, (double)info->tokens), loss, row->seconds, option_of(info, "lr"),
+               option_of(info, "optimizer"), sizes.text);
+    json_put_open(json, NULL, '{');
+    json_put_text(json, "run", row->name);
+    json_put_int(json, "steps", info->step);
+    json_put_int(json, "tokens", info->tokens);
+    json_put_real(json, "val_loss", info->val_loss);
+    json_put_real(json, "seconds", row->seconds);
+    json_put_text(json, "model", sizes.text);
+    json_put_open(json, "options", '{');
+    for (int i = 0; i < info->options.count; i++)
+        json_put_text(json, info->options.entry[i].key, info->options.entry[i].value);
+    json_put_close(json, '}');
+    json_put_close(json, '}');
+}
+
+static bool info_runs(const Options* o, RunRow* rows, int count, TostError* err) {
+    JsonFile json = {0};
+    int width = 3;
+    const bool ok = json_file_open(&json, o->json, "info", o->force, err);
+    for (int i = 0; i < count; i++) width = (int)fmax(width, (double)strlen(rows[i].name));
+    if (ok) printf("val loss: the last one of the newest checkpoint; seconds: of training steps\n%-*s %8s %8s %10s %8s "
+                   "%8s %9s  %s\n", width, "run", "steps", "tokens", "val loss", "seconds", "lr", "optimizer", "model");
+    json_put_open(&json, "runs", '[');
+    for (int i = 0; i < count; i++) {
+        if (ok) show_run(&json, &rows[i], width);
+        checkpoint_info_free(&rows[i].info);
+        free(rows[i].name);
+    }
+    json_put_close(&json, ']');
+    free(rows);
+    return json_file_close(&json, ok, err) && ok;
+}
+
+// Prints the options of a run for --config or, if two runs are named, those that differ. first: of the first run, or
+// NULL
+static bool info_options(const Options* o, const TostEngine* engine, const Options* first, TostError* err) {
+    Options run = options_default(engine), named = *o;
+    LoadedModel m;
+    if (o->n_files == 2) named.model = o->files[first != NULL];
+    bool ok = loaded_model_find(&m, &named, NULL, err) && options_resume(&run, &m.info.options, m.file, err);
+    run.config = m.info.config;
+    run.tokenizer = m.info.tokenizer;
+    run.init = run.init_file;
+    run.extend_block = o->n_files == 2 ? 0 : run.extended;
+    if (ok && o->n_files == 2 && !first) ok = info_options(o, engine, &run, err);
+    else if (ok && first) {
+        print_line(stdout, "%-14s %s | %s", "option", o->files[0], o->files[1]);
+        options_print(first, &run);
+    } else if (ok) options_print(&run, NULL);
+    options_free(&run);
     loaded_model_free(&m);
     return ok;
 }
@@ -143,10 +259,21 @@ static FileKind file_kind(const char* path) {
 }
 
 static bool info(const Options* o, const TostEngine* engine, TostError* err) {
-    if (o->n_files == 0 || (o->n_files == 1 && file_kind(o->files[0]) != SHARD)) return info_model(o, engine, err);
+    int count = 0;
+    bool is_run = true;
+    if (o->model && !o->print_config && checkpoint_is_run(&is_run, NULL, o->model, err) && !is_run
+        && !checkpoint_is_folder(o->model) && is_dir(o->model)) {
+        RunRow* rows = find_runs(&count, o, o->model);
+        if (count) return info_runs(o, rows, count, err);
+    }
+    if (o->json) return tost_error(err, "--json %s: is only written for a folder of runs: give its PATH", o->json);
+    if (o->n_files == 0 || (o->n_files == 1 && file_kind(o->files[0]) != SHARD))
+        return o->print_config ? info_options(o, engine, NULL, err) : info_model(o, err);
+    if (o->n_files == 2 && file_kind(o->files[0]) == MODEL && file_kind(o->files[1]) != SHARD)
+        return info_options(o, engine, NULL, err);
     for (int i = 0; i < o->n_files; i++)
         if (file_kind(o->files[i]) == MODEL)
-            return tost_error(err, "%s is not a shard: info takes one PATH, or shards", o->files[i]);
+            return tost_error(err, "%s is not a shard: info takes one PATH, two runs, or shards", o->files[i]);
     return info_shards(o, o->files, o->n_files, err);
 }
 

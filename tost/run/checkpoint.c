@@ -252,7 +252,8 @@ static bool same_metadata(const StFile* a, const StFile* b, TostError* err) {
     for (int i = 0; i < a->meta.count; i++) {
         const char *key = a->meta.entry[i].key, *value = a->meta.entry[i].value, *other = st_meta(b, key);
         if (strcmp(key, "crc32") == 0 || (other && strcmp(other, value) == 0)) continue;
-        return tost_error(err, "%s: %s is '%s', but '%s' in %s: the files belong to different checkpoints", a->path,
+        return tost_error(err, "%s: %s is '%s', but '%s' in %s: the files belong to different checkpoints, or one is "
+                          "damaged; use another checkpoint", a->path,
                           key, value, other ? other : "", b->path);
     }
     return true;
@@ -283,22 +284,30 @@ bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file,
     return load_beside(m, &optimizer_contents, model_file, err);
 }
 
-static bool has_average(const StFile* model_file) {
-    char *dir = path_dir(model_file->path), *path = path_join(dir, AVERAGE_FILE);
+static bool has_beside(const StFile* model_file, const char* name) {
+    char *dir = path_dir(model_file->path), *path = path_join(dir, name);
     const bool has = path_exists(path);
     free(path);
     free(dir);
     return has;
 }
 
+bool checkpoint_check_metadata(const StFile* model_file, TostError* err) {
+    StFile f;
+    if (!st_meta(model_file, "format_version") || !has_beside(model_file, OPTIMIZER_FILE)) return true;
+    const bool ok = open_beside(&f, model_file, OPTIMIZER_FILE, err);
+    if (ok) st_close(&f);
+    return ok;
+}
+
 bool checkpoint_load_average(bool* exists, const CheckpointModel* m, const StFile* model_file, TostError* err) {
-    *exists = has_average(model_file);
+    *exists = has_beside(model_file, AVERAGE_FILE);
     return !*exists || load_beside(m, &average_contents, model_file, err);
 }
 
 bool checkpoint_open_average(StFile* model_file, TostError* err) {
     StFile f;
-    if (!has_average(model_file))
+    if (!has_beside(model_file, AVERAGE_FILE))
         return tost_error(err, "%s: there is no " AVERAGE_FILE " next to it: leave out --weights ema, or train with "
                           "--ema", model_file->path);
     if (!open_beside(&f, model_file, AVERAGE_FILE, err)) return false;

@@ -55,6 +55,7 @@ static const Field fields[] = {   // in the order of the file
     FIELD("val_step", COUNT, false, val_step),
     FIELD("best_val_loss", LOSS, true, best_val_loss),
     FIELD("best_val_step", COUNT, false, best_val_step),
+    FIELD("earlier_updates", COUNT, false, earlier_updates),
     FIELD("skipped", COUNT, false, outliers.skipped),
     FIELD("skipped_in_a_row", COUNT, false, outliers.in_a_row),
     FIELD("last_losses", WINDOW, false, outliers.loss),

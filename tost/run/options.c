@@ -67,11 +67,15 @@ const Option option_table[] = {
      .help = "position embeddings and denom_bias: learned as published, or none; without them, the trained model can "
      "read sequences of any length"},
     {"init", TRAIN, STRING, AT(init), "FILE",
-     .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state",
+     .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state; its "
+     "--optimizer, --batch, --seq and --total-batch are the defaults",
      .default_text = "random weights", .not_with = "resume"},
     {"extend-block", TRAIN, INT, AT(extend_block), "N",
      .help = "with --init: raise the block size to N tokens; new rows of wpe and denom_bias begin as copies of the last",
      1, TOST_MAX_BLOCK_SIZE, .default_text = "the block size of --init", .needs = "init"},
+    {"keep-optimizer", TRAIN | FIXED, FLAG, AT(keep_optimizer), "",
+     .help = "with --init: also start from the optimizer's moments, and correct their bias for the number of updates "
+     "that they contain; steps, schedule and data start anew", .not_with = "extend-block", .needs = "init"},
     {"model", USE | INFO, STRING, AT(model), "PATH",
      .help = "safetensors file, checkpoint folder, or run folder (its newest checkpoint)",
      .default_text = "newest run in out/"},
@@ -85,8 +89,9 @@ const Option option_table[] = {
      .help = "examples to evaluate, JSONL of {\"context\", \"choices\", \"answer\"}; see Protocols",
      .not_with = "data"},
     {"json", EVAL, STRING, AT(json), "FILE", .help = "also write all results as JSON; if interrupted, those so far"},
-    {"force", EVAL, FLAG, AT(force), "", .help = "replace the file of --json even if it was not written by eval",
-     .needs = "json"},
+    {"json", INFO, STRING, AT(json), "FILE", .help = "also write the table of a folder of runs as JSON"},
+    {"force", EVAL | INFO, FLAG, AT(force), "",
+     .help = "replace the file of --json even if it was not written by this command", .needs = "json"},
     {"val-data", TRAIN | OVERRIDABLE, LIST, AT(val_data), "GLOB", .help = "token shards to validate on",
      .default_text = "--data with train replaced by val, if such files exist"},
     {"order", TRAIN | FIXED, CHOICE, AT(order), "sequential|shuffled",
@@ -274,6 +279,8 @@ const Option option_table[] = {
     {"help", ALL, HELP, 0, "", .help = "show this help"},
     {"version", TRAIN, HELP, 0, "", .help = "print the version and the git commit"},
     {"bash-completion", TRAIN, HELP, 0, "", .help = "print the completion script for bash"},
+    {"init-file", FIXED, STRING, AT(init_file), "", .help = ""},
+    {"extended", FIXED, INT, AT(extended), "", .help = "", 1, TOST_MAX_BLOCK_SIZE},
     {"data-tokens", FIXED, INT64, AT(data_tokens), "", .help = "", 0, 9e15},
     {"data-crc", FIXED, INT64, AT(data_crc), "", .help = "", 0, UINT32_MAX},
 };
@@ -290,8 +297,9 @@ const CommandHelp command_table[COMMANDS] = {
      "--task takes a FILE of examples, which dev/data/evalset.py writes"},
     {"vocab", "vocab --size N --out FILE [options] FILE…", "learn a vocabulary of N tokens from text", NULL},
     {"tokenize", "tokenize --tokenizer FILE --out PREFIX [options] FILE…", "convert text to token shards", NULL},
-    {"info", "info [PATH | SHARD…]", "show what a model file, checkpoint or run contains; check token shards",
-     "info takes one PATH, or shards"},
+    {"info", "info [PATH | RUN RUN | SHARD…]",
+     "show a model, checkpoint, run or folder of runs; compare two runs; check token shards",
+     "info takes one PATH, two runs, or shards"},
     {"inspect", "inspect --text TEXT --out FILE [options]", "save memberships and projected tokens for a text",
      "give the text as --text TEXT"},
 };
@@ -355,7 +363,7 @@ static char* value_text(const Options* o, const Option* row) {
     switch (row->kind) {
         case HELP: break;
         case FLAG: text = is_saved(row) && *(const bool*)field ? "1" : NULL; break;
-        case INT: return xasprintf("%d", *(const int*)field);
+        case INT: return *(const int*)field < row->min ? NULL : xasprintf("%d", *(const int*)field);   // NULL: unset
         case INT64: return xasprintf("%lld", (long long)*(const int64_t*)field);
         case REAL:
         case DURATION: return real_text(*(const double*)field);
@@ -581,13 +589,11 @@ static bool derive_defaults(Options* o, TostError* err) {
     // A checkpoint without the option is of one part.
     if (!option_given(o, "parts")) o->parts = o->resume ? 1 : o->ranks;
     if (!parts_check(o->parts, o->ranks, err)) return false;
-    const bool total_given = option_given(o, "total-batch");
-    const int64_t part_seq = (int64_t)o->seq * o->parts, wanted = total_given ? o->total_batch : preset->total_batch;
-    if (!option_given(o, "batch")) {
-        o->batch = preset->batch;
-        if ((total_given || o->parts > 1) && wanted >= part_seq && wanted % part_seq == 0)
-            while (wanted / part_seq % o->batch != 0) o->batch--;
-    }
+    const bool total_given = option_given(o, "total-batch");   // otherwise, batch and total_batch have their defaults
+    const int64_t part_seq = (int64_t)o->seq * o->parts, wanted = o->total_batch;
+    if (!option_given(o, "batch") && (total_given || o->parts > 1 || wanted != preset->total_batch)
+        && wanted % part_seq == 0)
+        while (wanted / part_seq % o->batch != 0) o->batch--;
     if (!options_check_pass(o->batch, o->seq, 0, err)) return false;
     const int64_t pass = o->batch * part_seq, passes = wanted / pass, rest = wanted % pass;
     if (!total_given) o->total_batch = (passes + (rest > 0)) * pass;
@@ -785,6 +791,8 @@ static bool take_line(Options* o, const bool* given, const char* line, TostError
     if (given[i] || is_excluded(row, given)) return true;
     if (o->given[i] && row->kind != LIST) return tost_error(err, "%s is given twice", name);
     if (row->kind <= FLAG && strcmp(line + at, "1") != 0) return tost_error(err, "%s: give 1, or leave it out", name);
+    Options checked = *o;   // `apply` parses the values again, in the order of the table
+    if (!parse_value(&checked, row, line + at, err)) return false;
     add_value(o, row, line + at);
     return o->given[i] = true;
 }
@@ -808,14 +816,23 @@ static bool read_config(Options* o, const char* path, TostError* err) {
     return ok;
 }
 
-void options_print(const Options* o) {
-    for (int i = 0; i < ROWS; i++) {
-        const Option* row = &option_table[i];
-        const bool size = row->field >= AT(config) && row->field < AT(config) + sizeof o->config;
-        const bool shown = option_belongs(row, COMMAND_TRAIN) && (size || is_saved(row) || row->field == AT(tokenizer));
-        char *text = shown ? value_text(o, row) : NULL, *rest = text;
-        for (char* value; (value = strsep(&rest, separator));) print_line(stdout, "%s = %s", row->name, value);
+// The value of an option that belongs to a run, or NULL. free()
+static char* run_value(const Options* o, const Option* row) {
+    const bool size = row->field >= AT(config) && row->field < AT(config) + sizeof o->config;
+    const bool replaced = row->field == AT(config.block_size) && o->extend_block;
+    const bool start = row->field == AT(tokenizer) || row->field == AT(init) || row->field == AT(extend_block);
+    const bool shown = option_belongs(row, COMMAND_TRAIN) && (size || start || is_saved(row)) && !replaced;
+    return shown ? value_text(o, row) : NULL;
+}
+
+void options_print(const Options* o, const Options* other) {
+    for (const Option* row = option_table; row < option_table + ROWS; row++) {
+        char *text = run_value(o, row), *rest = text, *second = other ? run_value(other, row) : NULL;
+        if (other && (text && second ? strcmp(text, second) != 0 : text != second))
+            print_line(stdout, "%-14s %s | %s", row->name, text ? text : "-", second ? second : "-");
+        for (char* value; !other && (value = strsep(&rest, separator));) print_line(stdout, "%s = %s", row->name, value);
         free(text);
+        free(second);
     }
 }
 
@@ -870,8 +887,9 @@ static bool check_same(const Options* o, const Option* row, const char* loaded, 
     char* value = value_text(o, row);
     const bool same = strcmp(value, loaded) == 0;
     if (!same)
-        tost_error(err, "--%s %.200s differs from %.200s in %.500s: leave it out%s", row->name, value, loaded, where,
-                   row->field == AT(optimizer) ? ", or start a new run from its weights with --init" : "");
+        tost_error(err, "--%s %.200s differs from %.200s in %.500s: leave it out%s%s", row->name, value, loaded, where,
+                   row->commands & FIXED ? ", or start a new run from its weights with --init" : "",
+                   row->commands & FIXED && row->field != AT(optimizer) ? " and --keep-optimizer" : "");
     free(value);
     return same;
 }
@@ -893,7 +911,7 @@ bool options_take_config(Options* o, const TostConfig* config, const char* file,
         same = tost_error(err, "--extend-block %d: %s has a block size of %d already: give more, or leave it out",
                           o->extend_block, file, config->block_size);
     if (same && o->extend_block) o->config.block_size = o->extend_block;
-    return same && derive_defaults(o, err);
+    return same && (derive_defaults(o, err) || tost_error(err, "%s; defaults are from %s", err->text, file));
 }
 
 // The row of train's option that is saved under this name, or NULL.
@@ -911,7 +929,7 @@ StMetaList options_echo(const Options* o) {
     return echo;
 }
 
-bool options_resume(Options* o, const StMetaList* saved, const char* run, TostError* err) {
+bool options_resume(Options* o, const StMetaList* saved, const char* file, TostError* err) {
     for (int i = 0; i < saved->count; i++) {
         const Option* row = saved_row(saved->entry[i].key);
         if (!row) continue;
@@ -919,8 +937,10 @@ bool options_resume(Options* o, const StMetaList* saved, const char* run, TostEr
         char *copy = *given ? NULL : xstrdup(saved->entry[i].value), *rest = copy;
         for (char* value; (value = strsep(&rest, separator));) add_value(o, row, value);
         free(copy);
-        if (*given ? (row->commands & FIXED) && !check_same(o, row, saved->entry[i].value, run, err)
-                   : !parse_values(o, row, err)) return false;
+        if (*given && (row->commands & FIXED) && !check_same(o, row, saved->entry[i].value, file, err)) return false;
+        if (!*given && !parse_values(o, row, err))
+            return tost_error(err, "%s: __metadata__ 'option.%s': %s: the file is damaged; use another checkpoint",
+                              file, saved->entry[i].key, err->text);
         *given = true;
     }
     return true;

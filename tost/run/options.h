@@ -28,6 +28,9 @@ typedef struct {
     TostConfig  config;
     const char *model, *init, *tokenizer;  // NULL: not given
     int         extend_block;              // 0: the block size of --init
+    bool        keep_optimizer;
+    const char* init_file;                 // the model file of --init, also of a resumed run; NULL: none
+    int         extended;                  // its --extend-block, or 0
     int         weights;                   // Weights
     // data
     PathList    data, val_data;            // empty: not given
@@ -132,8 +135,8 @@ bool option_belongs(const Option* row, Command command);
 char* option_text(const Options* o, const Option* row);
 Options options_default(const TostEngine* engine);   // of train, without files; nothing to free
 
-// Prints a run's options and sizes, one `name = value` a line, for --config.
-void options_print(const Options* o);
+// Prints a run's options and sizes, one `name = value` a line, for --config; or those that differ from another run's.
+void options_print(const Options* o, const Options* other);
 
 // Takes the sizes from a model file and derives batch size and sequence length from them, unless given. Fails, naming
 // the option, if a given size differs.
@@ -142,8 +145,8 @@ bool options_take_config(Options* o, const TostConfig* config, const char* file,
 // The options of a training run that its checkpoints save. st_meta_free
 StMetaList options_echo(const Options* o);
 // For --resume: options not given get the saved values and then count as given. Fails, naming the option, if a given
-// value differs and must not change. `run` names the run in the message. options_free
-bool options_resume(Options* o, const StMetaList* saved, const char* run, TostError* err);
+// value differs and must not change, or a saved one is malformed. `file` has the saved values. options_free
+bool options_resume(Options* o, const StMetaList* saved, const char* file, TostError* err);
 // Sets the steps of --epochs, and what depends on them, for data with this many samples.
 void options_take_samples(Options* o, uint64_t samples);
 // After options_resume: "--steps 9 instead of 6" if the saved option was overridden, else NULL. free()

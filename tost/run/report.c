@@ -115,7 +115,9 @@ static void report_model(Run* r) {
     progress_fact(p, "model", "%s", model_sizes(&o->config).text);
     progress_fact(p, "parameters", "%s, %s of memory", model_parameters(&o->config, &r->tensors).text,
                   human_bytes(memory, (double)r->engine->memory(&o->config, &r->engine_options)));
-    if (r->weights) progress_fact(p, o->resume ? "resumed" : "weights", "%s", r->weights);
+    if (r->weights)
+        progress_fact(p, o->resume ? "resumed" : "weights", "%s%s", r->weights,
+                      o->init && o->keep_optimizer ? ", with the optimizer's state" : "");
     const int old = r->init.config.block_size;
     if (o->extend_block && o->config.positions == TOST_POSITIONS_LEARNED)
         progress_fact(p, "extended", "positions %d to %d are copies of position %d: their loss may be high until they "
@@ -124,7 +126,7 @@ static void report_model(Run* r) {
                   (long long)o->seed);
     const int64_t micro_batches = o->total_batch / ((int64_t)o->batch * o->seq);
     char instead[64] = "";
-    if (!option_given(o, "total-batch") && o->total_batch != tost_preset_at(o->preset)->total_batch)
+    if (!option_given(o, "total-batch") && !o->init && o->total_batch != tost_preset_at(o->preset)->total_batch)
         snprintf(instead, sizeof instead, ", instead of the preset's %lld",
                  (long long)tost_preset_at(o->preset)->total_batch);
     progress_fact(p, "", "%lld tokens per step: %lld micro-batch%s × %d sequence%s × %d tokens%s",

@@ -97,7 +97,7 @@ void run_share_saved(Run* r);
 // the next validation below it is saved.
 bool run_save_best(Run* r, TostError* err);
 // Sets saved.best before the first validation that may be saved: the loss of RUN/best or, if there is none, the lowest
-// so far. Collective.
+// so far, without that of an untrained model. Collective.
 void run_find_best(Run* r);
 // Writes a log row, on rank 0. If this fails: with --on-save-error stop, returns false; otherwise warns once and keeps
 // the row in memory for the next write.

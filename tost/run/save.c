@@ -128,7 +128,7 @@ void run_find_best(Run* r) {
     CheckpointInfo best;
     TostError ignored;
     char* path = path_join(r->out, BEST_FOLDER);
-    r->saved.best = r->info.best_val_loss;
+    r->saved.best = r->info.best_val_step > 0 || r->o.init_file ? r->info.best_val_loss : INFINITY;
     if (comm_rank(r->comm) == 0 && r->o.keep_best && r->o.resume && checkpoint_is_folder(path)
         && checkpoint_open(&file, &best, path, "--model", &ignored)) {
         if (best.step <= r->info.step) r->saved.best = best.val_loss;   // else training reaches it again

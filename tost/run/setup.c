@@ -75,7 +75,7 @@ static bool find_resumed(Run* r, TostError* err) {
     if (r->resumed.count == 0)
         return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
                           "from its weights", r->weights, r->weights);
-    if (!options_resume(o, &r->resumed, r->out, err)) return false;
+    if (!options_resume(o, &r->resumed, r->weights, err)) return false;
     if (o->log && !option_given(r->args, "log") && !is_in_folder(o->log, r->out))
         return tost_error(err, "the run in %s has its log elsewhere, in %s: give --log %s to continue it, or --log "
                           "%s/" LOG_FILE, r->out, o->log, o->log, r->out);
@@ -87,12 +87,33 @@ static bool find_resumed(Run* r, TostError* err) {
     return options_take_config(o, &r->info.config, r->weights, err);
 }
 
-// With --init, options that are not given are taken from its run: the optimizer, and the last learning rate, or the
-// peak if the run took no step. A higher rate could destroy what the model has learned.
+// What --init takes from its run, besides the learning rate: the optimizer, the sequence length unless --extend-block
+// is given, and defaults for batch and tokens per step.
+static bool inherit_options(Run* r, const Options* before, TostError* err) {
+    Options* o = &r->o;
+    StMetaList taken = {0};
+    for (int i = 0; i < r->init.options.count; i++) {
+        const StMeta* e = &r->init.options.entry[i];
+        const bool takes = strcmp(e->key, "optimizer") == 0 || (strcmp(e->key, "seq") == 0 && !o->extend_block);
+        if (takes && !option_given(o, e->key)) st_meta_add(&taken, xstrdup(e->key), xstrdup(e->value));
+    }
+    const bool ok = options_resume(o, &taken, r->weights, err);
+    st_meta_free(&taken);
+    if (!option_given(o, "batch") && option_given(before, "batch")) o->batch = before->batch;
+    if (!option_given(o, "total-batch") && option_given(before, "total-batch")) o->total_batch = before->total_batch;
+    return ok;
+}
+
+// With --init, options that are not given are taken from its run: among them the last learning rate, or the peak if the
+// run took no step. A higher rate could destroy what the model has learned.
 static bool inherit(Run* r, TostError* err) {
     Options *o = &r->o, before = options_default(r->engine);
-    bool ok = options_resume(&before, &r->init.options, r->weights, err);
-    if (ok && !option_given(o, "optimizer") && option_given(&before, "optimizer")) o->optimizer = before.optimizer;
+    bool ok = (checkpoint_check_metadata(&r->weights_file, err)
+               || checkpoint_suggest_older(err, r->weights, "--init"))
+              && options_resume(&before, &r->init.options, r->weights, err) && inherit_options(r, &before, err);
+    if (o->keep_optimizer) r->info.earlier_updates = r->init.earlier_updates + r->init.step - r->init.outliers.skipped;
+    o->init_file = r->weights;
+    o->extended = o->extend_block;
     if (ok && !option_given(o, "lr")) {
         const bool known = option_given(&before, "lr");
         const double lr = !known ? 0 : r->init.step > 0 ? schedule_lr(&before, r->init.step) : before.lr;
@@ -237,7 +258,8 @@ static bool open_data(Run* r, TostError* err) {
     const int64_t tokens = (int64_t)stream_tokens(data_stream(r->data)), crc = (int64_t)data_crc(r->data);
     if ((o->data_tokens && o->data_tokens != tokens) || (o->data_crc && o->data_crc != crc))
         return tost_error(err, "--data %s has %lld tokens (CRC-32 %08llx), but the run in %s was trained on %lld "
-                          "(%08llx): resume with the same shards", o->data.paths[0], (long long)tokens, (long long)crc,
+                          "(%08llx): resume with the same shards, or start a new run from its weights with --init and "
+                          "--keep-optimizer", o->data.paths[0], (long long)tokens, (long long)crc,
                           r->out, (long long)o->data_tokens, (long long)o->data_crc);
     o->data_tokens = tokens;
     o->data_crc = crc;
@@ -275,6 +297,12 @@ static bool load_average(Run* r, const CheckpointModel* m, TostError* err) {
     return true;
 }
 
+static bool load_inherited_moments(const Run* r, const CheckpointModel* m, TostError* err) {
+    return !r->o.keep_optimizer || checkpoint_load_moments(m, &r->weights_file, err)
+           || tost_error(err, "%s; --keep-optimizer needs a checkpoint whose run had the same --optimizer, --conv and "
+                         "--memory: leave it out", err->text);
+}
+
 static bool create_model(Run* r, TostError* err) {
     r->model = r->engine->create(&r->o.config, &r->engine_options, err);
     r->chunks = (Chunks){.engine = r->engine, .model = r->model, .max_chunk = r->engine_options.max_chunk,
@@ -289,6 +317,7 @@ static bool create_model(Run* r, TostError* err) {
     TostTensors stored = tost_tensors(config);
     const bool ok = checkpoint_load_params(&m, &stored, &r->weights_file, err)
                     && (!r->o.resume || checkpoint_load_moments(&m, &r->weights_file, err))
+                    && (!r->o.init || load_inherited_moments(r, &m, err))
                     && load_average(r, &m, err);
     tost_tensors_free(&stored);
     st_close(&r->weights_file);   // so that its disk space can be freed

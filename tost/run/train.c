@@ -33,7 +33,7 @@ static bool before_first_step(Run* r, TostError* err) {
     if (r->val && !validate(&completed, r, err)) return false;
     if (completed) report_validation(r);
     return run_agree(r, report_sample(r, err), err)
-           && (!completed || !r->o.init || save_if_best(r, r->info.val_loss, err));
+           && (!completed || !r->o.init_file || save_if_best(r, r->info.val_loss, err));
 }
 
 // The resumed checkpoint was saved during an interrupted validation: repeats the validation and finishes the step.
@@ -154,7 +154,7 @@ static double optimizer_step(Run* r, double norm) {
         .lr = schedule_lr(o, step),
         .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
         .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1,
-        .step = n,
+        .step = n + r->info.earlier_updates,
         .ema_rate = 1 - fmin(o->ema, (double)n / (double)(n + 9))};   // the first steps replace the initial weights
     r->engine->update(r->model, &adamw);
     return adamw.lr;

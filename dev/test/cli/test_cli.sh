@@ -189,6 +189,47 @@ check "--max-time says so" says "stopped by --max-time after step " stdout
 mkdir killed && cp straight/log.csv killed/
 refuses 1 "tost $tiny --steps 6 --out killed" "killed" "already contains a run" "--overwrite"
 
+# The best checkpoint of a run that is worse than the untrained model: it is that of the best validation of a step
+for out in worst worst2; do
+    execute tost $model $data --lr 3 --warmup 0 --val-every 2 --keep-best --save-every 1 --steps 6 --sample-every 0 --out $out \
+        $([ $out = worst ] || echo --max-time 0.001)
+done
+run --resume --out worst2
+check "a resumed run has the same best checkpoint" same_checkpoint worst/best worst2/best
+run --init straight $data --lr 3 --steps 3 --val-every 1 --keep-best --sample-every 0 --out best_init
+check "the best checkpoint of --init may be that of step 0: $(ls best_init)" says '"step":"0"' best_init/best/model.safetensors
+rm -r best_init/best
+run --resume --out best_init --steps 4
+check "also in a resumed run: a worse one is not saved" [ ! -e best_init/best ]
+
+# A disk that is too small for a checkpoint, or for all of them
+mkdir disk
+on_disk() { unshare -rm sh -c 'mount -t tmpfs -o size=$1 none disk && shift && exec "$@"' sh "$@"; }
+if on_disk 64k true 2>/dev/null; then
+    refuses 1 "on_disk 64k $binary $small --steps 2 --quiet --out disk/run" "--out disk/run" "No space left" " KiB are free" \
+        "--save-every 0"
+    execute on_disk 64k "$binary" $small --steps 2 $bare --quiet --out disk/run
+    check "--save-every 0 needs no space: $(cat stderr)" [ $status -eq 0 ]
+    execute on_disk 300k "$binary" $small --steps 4 --save-every 1 --keep 0 --val-every 0 --quiet --out disk/run
+    check "a warning: $(cat stderr)" grep -q ' KiB are free, .* 4 checkpoints .*--keep.*--save-every.*--out' stderr
+    execute on_disk 300k "$binary" $small --steps 4 --save-every 1 --keep 1 --val-every 0 --quiet --out disk/run
+    check "--keep 1 has two checkpoints at a time: $(cat stderr)" [ $status -eq 0 -a ! -s stderr ]
+else
+    skip "small disks: they cannot be mounted here"
+fi
+
+# A copy of a run by hard links
+cp -R straight linked && rm linked/log.csv linked/step_00000006/model.safetensors
+ln straight/log.csv linked/log.csv
+cp straight/log.csv own.csv
+echo important >own.txt
+ln own.txt linked/run.lock
+run --resume --out linked --steps 4 --quiet
+check "the copy is resumed from step 3" [ "$(training_of linked | wc -l)" -eq 5 ]
+check "the log of the original is unchanged" cmp -s own.csv straight/log.csv
+check "a file that is linked as run.lock is unchanged" [ "$(cat own.txt)" = important ]
+check "the lock is removed" [ ! -e linked/run.lock ]
+
 # Options that have no effect, or a default from the data
 for unused in "val-data nowhere --val-every 0" "keep 3 --save-every 0" "temperature 0.5 --sample-every 0" \
     "sample-tokens 8 --quiet" "ema 0.9 --save-every 0"; do
@@ -397,6 +438,38 @@ run --init ended $data --steps 0 --val-every 0 --out still --quiet
 check "without a step, the learning rate is not 0" [ "$("$binary" info still | awk '$1 == "lr" { print ($2 > 0) }')" = 1 ]
 run $tiny --steps 3 --save-every 1 --keep 1 --val-every 0 --out pruned
 check "a pruned checkpoint leaves nothing: $(ls pruned)" [ "$(echo $(ls pruned))" = "log.csv step_00000003" ]
+# Defaults from --init, its optimizer's state, and its --config
+never="--val-every 0 --sample-every 0"
+run $sizes --vocab-size 257 $data --seq 16 --batch 3 --total-batch 96 --lr 0.01 --steps 3 $never --out base --quiet
+prints "--init base $data --steps 2 $never --out same" \
+    "96 tokens per step: 2 micro-batches × 3 sequences × 16 tokens"
+prints "--init base $data --seq 8 --steps 0 --val-every 0 --out same --overwrite" "96 tokens per step: 4 micro-batches × 3 "
+prints "--init base $data --parts 2 --steps 0 --val-every 0 --out same --overwrite" "96 tokens per step: 2 micro-batches × 3 "
+prints "--init base $data --total-batch 64 --steps 0 --val-every 0 --out same --overwrite" "2 micro-batches × 2 "
+prints "--init base $data --extend-block 48 --steps 0 --val-every 0 --out same --overwrite" \
+    "96 tokens per step: 1 micro-batch × 2 sequences × 48 tokens"
+for init in "--init base --keep-optimizer" "--init base --extend-block 48 --memory 1"; do
+    run $init $data --steps 2 $never --out tuned --overwrite
+    run info --config tuned
+    cp stdout tuned.cfg
+    check "info --config prints --init" says "init = base/step_00000003/model.safetensors" tuned.cfg
+    run --config tuned.cfg --out again --overwrite --quiet
+    check "$init: info --config repeats the run" same_checkpoint tuned/step_00000002 again/step_00000002
+    run --resume --out tuned --steps 3 --quiet
+    run info --config tuned
+    check "also after a resumed run" says "init = base/step_00000003/model.safetensors" stdout
+done
+# A step reads all the data, so all steps read the same: --keep-optimizer computes the steps of a resumed run.
+shard $(seq 1 65) >once.bin
+once="--data once.bin --order sequential --schedule constant --warmup 0 --beta2 0.5 $never --quiet"
+run $sizes --vocab-size 257 --batch 2 --total-batch 64 $once --steps 6 --save-every 3 --out once
+run --init once/step_00000003 --keep-optimizer $once --steps 2 --save-every 1 --out twice
+run --init twice/step_00000001 --keep-optimizer $once --steps 2 --out thrice
+run --init once/step_00000003 $once --steps 2 --out forgot
+after() { sed "1,$2d" "$1/log.csv" | head -n 2 | cut -d, -f3,6; }
+check "--keep-optimizer: steps 4 and 5" [ "$(after twice 1)" = "$(after once 4)" ]
+check "--keep-optimizer after it: steps 5 and 6" [ "$(after thrice 1)" = "$(after once 5)" ]
+check "without it: another step 5" [ "$(after forgot 1)" != "$(after once 4)" ]
 run info --config straight
 { printf '# of straight\n\n\tsteps = 100\n' && grep -v '^steps' stdout; } >options
 check "info --config prints sizes and words" says "channels = 16" options
@@ -519,6 +592,26 @@ printf '%0100d' 0 >long.txt
 run inspect --model straight --text @long.txt --out seen.safetensors
 check "a longer text is truncated with a warning" grep -q '100 .*32' stderr
 check "it is truncated to the block size" grep -q '^tokens  *32$' stdout
+mkdir runs runs/empty runs/unfinished
+: >runs/file
+cp straight/log.csv runs/unfinished/
+cp -R no_positions straight average best runs/
+cp -R even runs/broken && cut_to() { head -c 999 "$1" >cut && mv cut "$1"; } && cut_to runs/broken/step_00000004/model.safetensors
+run info runs/ --json runs.json
+sed 1,2d stdout >table
+check "info DIR: one line per run: $(cat stdout)" [ "$(awk '{ print $1 }' table | sort | tr '\n' ' ')" = "average best no_positions straight " ]
+check "by validation loss" [ "$(awk '$4 != "-" { print $4 }' table)" = "$(awk '$4 != "-" { print $4 }' table | sort -g)" ]
+check "a run that was not validated is the last" [ "$(tail -n 1 table | awk '{ print $1, $2, $4 }')" = "best 3 -" ]
+check "steps, tokens and options" grep -q '^straight  *6  *768 .* 0.003  *muon  1 layers, 2 heads' table
+check "warnings name the others: $(cat stderr)" \
+    [ "$(grep -c 'runs/unfinished: no complete\|runs/broken/step_00000004' stderr)" -eq 2 -a "$(wc -l <stderr)" -eq 2 ]
+check "the seconds are those of the log" near "$(awk '$1 == "straight" { print $5 }' table)" \
+    "$(awk -F, 'NR > 1 { s += $7 } END { printf "%.1f", s / 1000 }' straight/log.csv)"
+check "--json has the order of the table" [ "$(grep -o '"run": "[a-z_]*' runs.json | cut -c 9-)" = "$(awk '{ print $1 }' table)" ]
+check "--json has exact losses and all options" grep -q '"run": "best", .*"val_loss": null, .*"option' runs.json
+run info --json runs.json runs
+prints "info straight average" "straight | average" "ema            0 | 0.9" "steps          6 | 4"
+check "info RUN RUN prints no other options: $(cat stdout)" [ "$(grep -c "^lr\|^data\|^seq\|^channels" stdout)" -eq 0 ]
 prints "info straight" "1 layers, 2 heads, 16 channels, block size 32, vocabulary 257" "768 tokens" \
     "vocab.bpe, CRC-32 00000000"
 }
