@@ -140,10 +140,24 @@ char* join_paths(const PathList* list, char separator) {
     return text;
 }
 
+// Brackets are literal if a file matches then: the folders of users have some.
+static int find_matches(glob_t* g, const char* pattern) {
+    char *literal = xmalloc(2 * strlen(pattern) + 1), *to = literal;
+    for (const char* p = pattern; *p; *to++ = *p++)
+        if (*p == '[') *to++ = '\\';
+    *to = 0;
+    const int rc = glob(literal, GLOB_TILDE, NULL, g);
+    free(literal);
+    return rc == GLOB_NOMATCH ? glob(pattern, GLOB_TILDE, NULL, g) : rc;
+}
+
 static bool add_matches(PathList* out, const char* pattern, TostError* err) {
     glob_t g = {0};
-    const bool is_name = path_exists(pattern);   // a file name may contain brackets
-    const int rc = is_name ? 0 : glob(pattern, GLOB_TILDE, NULL, &g), n = is_name ? 1 : (int)g.gl_pathc;
+    const bool is_name = path_exists(pattern);   // a file name may contain any of *?[
+    if (!is_name && strstr(pattern, "**"))
+        return tost_error(err, "%s: ** does not descend into folders: give a pattern for each depth, such as 'a/*.bin' "
+                          "'a/*/*.bin'", pattern);
+    const int rc = is_name ? 0 : find_matches(&g, pattern), n = is_name ? 1 : (int)g.gl_pathc;
     if (rc == GLOB_NOMATCH) return tost_error(err, "%s: no file matches", pattern);
     if (rc != 0)
         return tost_error(err, "%s: cannot be expanded: %s", pattern,

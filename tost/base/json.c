@@ -79,7 +79,7 @@ static bool unicode_escape(Json* j, uint32_t* c) {
         j->p = before;  // not a pair
     }
     *c = replacement;
-    return true;
+    return !j->strict || tost_error(j->err, "byte %zu: a surrogate without its pair", (size_t)(j->p - j->start));
 }
 
 // Decodes the escape at j->p, a backslash. Returns the number of bytes, 0 on error.
@@ -151,6 +151,7 @@ bool json_u64(Json* j, uint64_t* out) {
     skip_space(j);
     const size_t at = (size_t)(j->p - j->start);
     if (!digit_ahead(j)) return expected(j, "a non-negative integer");
+    if (take(j, '0') && digit_ahead(j)) return expected(j, "no digit after a leading 0");
     for (*out = 0; digit_ahead(j); j->p++) {
         const uint64_t digit = (uint64_t)(*j->p - '0');
         if (__builtin_mul_overflow(*out, (uint64_t)10, out) || __builtin_add_overflow(*out, digit, out))
@@ -200,6 +201,11 @@ bool json_skip(Json* j) {
             while (j->p < j->end && !is_one_of(*j->p, "{}[],:\" \t\n\r")) j->p++;
     } while (depth > 0);
     return true;
+}
+
+bool json_null(Json* j) {
+    skip_space(j);
+    return j->end - j->p >= 4 && memcmp(j->p, "null", 4) == 0 && (j->p += 4);
 }
 
 bool json_at_end(Json* j) {

@@ -11,6 +11,7 @@ typedef struct {
     const char* p;        // next byte
     const char* end;
     bool        fresh;    // true if just entered: no comma before the next element
+    bool        strict;   // lone surrogates are errors, not U+FFFD
     TostError*  err;      // gets the byte offset and what was expected
 } Json;
 
@@ -21,12 +22,14 @@ bool json_enter(Json* j, const char brackets[2]);
 int  json_next(Json* j, const char brackets[2]);   // in an array, or in an object before json_key
 bool json_key(Json* j, char* out, size_t cap, size_t* len);    // reads "key" and the colon, as json_string
 // Decodes a string into out (cap bytes) and appends a NUL. Strings of more than cap - 1 bytes and invalid UTF-8 are
-// errors. Lone surrogates become U+FFFD. The decoded text is never longer than the encoded text. len: may be NULL
+// errors. Lone surrogates become U+FFFD, unless strict. The decoded text is never longer than the encoded text.
+// len: may be NULL
 bool json_string(Json* j, char* out, size_t cap, size_t* len);
 bool json_u64(Json* j, uint64_t* out);             // a non-negative integer without fraction or exponent
 // To be called before the value of a known key: an error if the object had it before. *seen: false at first
 bool json_once(Json* j, bool* seen, const char* key);
 bool json_skip(Json* j);                           // any value; its contents are not checked
+bool json_null(Json* j);                           // takes a null, if that is next
 bool json_at_end(Json* j);                         // error if anything follows, except white space
 
 // Decodes the string `name` of an object, json (n), to text (n + 1). id: NULL, or gets the value of "id" as it is

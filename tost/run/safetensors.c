@@ -130,6 +130,7 @@ static bool decode_bytes(char* text, size_t n) {
 static bool parse_metadata(Json* j, StFile* f, char* buffer) {
     const size_t cap = (size_t)(j->end - j->start) + 2;
     int more;
+    if (json_null(j)) return true;
     if (!json_enter(j, "{}")) return false;
     while ((more = json_next(j, "{}")) == 1) {
         size_t n_key, n;
@@ -216,6 +217,7 @@ static bool parse_header(StFile* f, TostError* err) {
         ok = tost_error(err, "%s: not a safetensors file: no '{' at offset 8", f->path);
     } else if (ok) {
         Json j = json_open(text, n, err);
+        j.strict = true;
         ok = parse_entries(&j, f, buffer) || tost_error(err, "%s: header: %s", f->path, err->text);
     }
     free(buffer);

@@ -196,6 +196,19 @@ static void test_glob(Checks* c) {
           "a file name with brackets");
     free_paths(&list);
     check_refused(c, expand_glob(&list, ONE_PATH("none_*.bin"), &err), &err, "none_*.bin: no file matches", "no match");
+    check(c, expand_glob(&list, ONE_PATH("g_[12].bin"), &err) && list.count == 2, "brackets that no file name has: %d files",
+          list.count);
+    free_paths(&list);
+    must(make_dirs("a [1]", &err) && make_dirs("a 1", &err), "a [1]", &err);
+    write_text("a [1]/x_0.bin", "x");
+    write_text("a 1/x_0.bin", "x");
+    check(c, expand_glob(&list, ONE_PATH("a [1]/x_*.bin"), &err) && list.count == 1
+          && strcmp(list.paths[0], "a [1]/x_0.bin") == 0, "a folder with brackets: %d files", list.count);
+    free_paths(&list);
+    check_refused(c, expand_glob(&list, ONE_PATH("**/x_0.bin"), &err), &err, "**/x_0.bin: ** does not descend", "**");
+    write_text("a**.bin", "x");
+    check(c, expand_glob(&list, ONE_PATH("a**.bin"), &err) && list.count == 1, "a file name with **");
+    free_paths(&list);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -272,6 +285,7 @@ static void test_json(Checks* c) {
         {"{\"texts\":[\"\xed\xa0\x80\"]}", "valid UTF-8"}, {"{\"texts\":[\"\xf0\x9f\x98", "valid UTF-8"},
         {"{\"texts\":[\"0123456789abcdef\"]}", "byte 10: a string longer than 15 bytes"},
         {"{\"n\":18446744073709551616}", "byte 5: an integer over 2^64 - 1"}, {"{\"n\":-1}", "a non-negative integer"},
+        {"{\"n\":01}", "byte 6: expected no digit"}, {"{\"n\":00}", "byte 6: expected no digit"},
         {"{\"n\":1.0}", "byte 6: expected ',' or '}'"}, {"{\"n\":\"1\"}", "a non-negative integer"},
     };
     TostError err = {{0}};

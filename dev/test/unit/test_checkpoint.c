@@ -30,6 +30,8 @@ static void make_st(const char* path, const char* header, size_t data, uint64_t 
 
 static const struct { const char* header; size_t data; const char* error; } headers[] = {   // error NULL: valid
     {"{}      ", 0, NULL}, {"{\"__metadata__\":{}}", 0, NULL}, {"{" T_("a", "F32", "", "0", "4") "}", 4, NULL},
+    {"{\"__metadata__\": null ,\"a\":{\"dtype\":\"U8\",\"shape\":[0,10],\"data_offsets\":[0,0]}}", 0, NULL},
+    {"{" T_("\\ud83d\\ude00", "F32", "", "0", "4") "}", 4, NULL},
     {"{" T_("b", "F32", "1", "4", "8") "," T_("a", "I32", "1", "0", "4") "}", 8, NULL},
     {"{" T_("b", "F32", "1", "0", "4") "," T_("a", "I32", "0", "0", "0") "}", 4, NULL},
     {"{\"a\":{\"note\":[1,{}],\"data_offsets\":[0,2],\"shape\":[1,1],\"dtype\":\"BF16\"}}", 2, NULL},
@@ -39,6 +41,11 @@ static const struct { const char* header; size_t data; const char* error; } head
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", 4, "is missing"}, {"{\"a\":{\"dtype\":7}}", 0, "expected a string"},
     {"{" T_("a", "Q8", "", "0", "4") "}", 4, "tensor 'a': dtype 'Q8'"},
     {"{" T_("a", "F32", "-1", "0", "4") "}", 4, "found '-'"},
+    {"{" T_("a", "F32", "01", "0", "4") "}", 4, "tensor 'a': byte 30: expected no digit after a leading 0"},
+    {"{" T_("a", "F32", "1", "0", "04") "}", 4, "expected two numbers"},
+    {"{" T_("\\ud800", "F32", "1", "0", "4") "}", 4, "surrogate"}, {"{" T_("\\udc00x", "F32", "1", "0", "4") "}", 4, "surrogate"},
+    {"{\"__metadata__\":{\"k\":\"\\ud800\"}}", 0, "surrogate"}, {"{\"__metadata__\":nul}", 0, "expected an object"},
+    {"{\"__metadata__\":null,\"__metadata__\":{}}", 0, "\"__metadata__\" appears twice"},
     {"{" T_("a", "F32", "1,1,1,1,1,1,1,1,1", "0", "4") "}", 4, "more than 8 dimensions"},
     {"{" T_("a", "F32", "9223372036854775808", "0", "4") "}", 4, "over 2^63 - 1"},
     {"{" T_("a", "F32", "4294967296,4294967296", "0", "4") "}", 4, "more bytes than 64 bits"},
