@@ -54,12 +54,12 @@ class Vocabulary:
     @classmethod
     def read(cls, path):
         """Reads either format, recognized by content. Other tokenizers raise ValueError with what was found."""
-        text = Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8-sig")
         try:
             if re.match(r'\s*\{\s*"[^\r\n]', text):
                 return cls.from_json(json.loads(text))
             lines = text.split("\n")
-            return cls([tuple(line.split(" ")) for line in lines if line and not line.startswith("#version")])
+            return cls([tuple(line.split(" ")) for line in lines if line.strip() and not line.startswith("#version")])
         except (KeyError, TypeError, AttributeError, ValueError) as error:
             raise ValueError(f"{path}: {error}: not a vocab.bpe or a tokenizer.json of byte-level BPE") from error
 

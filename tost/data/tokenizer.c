@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/heap.h"
+#include "base/json.h"
 #include "base/memory.h"
 #include "base/string_set.h"
 #include "base/text.h"
@@ -401,23 +402,93 @@ static void prepare(Tokenizer* t, size_t n_lines) {
     }
 }
 
-// Ids are in rank order: bytes, merges, <|endoftext|>.
+// The error of a file that is no vocab.bpe: what it is, if its beginning shows that.
+static void name_format(const char* path, const char* text, TostError* err) {
+    static const char base64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=";
+    const size_t part = strspn(text, base64), digits = text[part] == ' ' ? strspn(text + part + 1, "0123456789") : 0;
+    if (strncmp(text, "\x1f\x8b", 2) == 0)
+        tost_error(err, "%s: compressed by gzip; decompress it first (gzip -d)", path);
+    else if (text[strspn(text, " \t\r\n\xef\xbb\xbf")] == '{')
+        tost_error(err, "%s: JSON, not a vocab.bpe; dev/data/vocab.py --from FILE --out vocab.bpe converts a "
+                   "tokenizer.json; for a vocab.json, give the merges.txt beside it", path);
+    else if (text[0] == '\n' && text[1] && text[2] == '\n' && 0 < text[3] && text[3] < text[1])   // of protobuf
+        tost_error(err, "%s: a SentencePiece model, not byte-level BPE; `vocab` learns one from text", path);
+    else if (part >= 4 && part % 4 == 0 && digits > 0 && strchr("\r\n", text[part + 1 + digits]))
+        tost_error(err, "%s: ranks of tiktoken, not merges; dev/data/vocab.py downloads GPT-2's vocab.bpe, `vocab` "
+                   "learns another from text", path);
+}
+
+// Ids are in rank order: bytes, merges, <|endoftext|>. The file may end in blank lines.
 static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
-    size_t n_lines = 1;
-    for (size_t i = 0; i < file->size; i++) n_lines += file->data[i] == '\n';
-    Loader l = {.t = t, .err = err, .lines = {file->data, file->data + file->size, 0}, .piece = xmalloc(file->size)};
+    size_t n_lines = 1, skip = 0, n = file->size;
+    bool ok = text_check_head(&skip, t->path, file->data, n, err);
+    while (n > skip && memchr(" \t\r\n", file->data[n - 1], 4)) n--;
+    for (size_t i = 0; i < n; i++) n_lines += file->data[i] == '\n';
+    Loader l = {.t = t, .err = err, .lines = {file->data + skip, file->data + n, 0}, .piece = xmalloc(file->size)};
     prepare(t, n_lines);
     const char* line;
-    bool ok = true;
-    for (size_t n; ok && next_line(&line, &n, &l.lines);)
+    while (ok && next_line(&line, &n, &l.lines))
         ok = (l.lines.number == 1 && strncmp(line, "#version", strlen("#version")) == 0) || read_merge(&l, line, n);
     free(l.piece);
-    if (!ok && file->size > 0 && file->data[0] == '{')
-        return tost_error(err, "%s: not a vocab.bpe; dev/data/vocab.py --from FILE --out vocab.bpe converts a "
-                          "tokenizer.json", t->path);
-    if (!ok) return false;
+    if (!ok) name_format(t->path, file->data, err);
     t->hash = crc32_update(0, file->data, file->size);
-    return true;
+    return ok;
+}
+
+// Whether text (n) in GPT-2's alphabet is the token with this id.
+static bool is_token(const Tokenizer* t, uint32_t id, const char* text, size_t n) {
+    size_t bytes, i = 0;
+    int len = 0;
+    const char *piece = tokenizer_piece(t, id, &bytes), *end = text + n;
+    if (id == (uint32_t)tokenizer_eot(t)) return strcmp(text, piece) == 0;
+    while (text < end && i < bytes && alphabet_byte(utf8_decode(&len, text, end)) == (unsigned char)piece[i]) {
+        text += len;
+        i++;
+    }
+    return text == end && i == bytes;
+}
+
+// The tokens must have the same ids in a vocab.json, {"token": id, …}, or a tokenizer.json, where that is the value of
+// "vocab".
+static bool compare_ids(const Tokenizer* t, const char* path, TostError* err) {
+    const uint64_t size = (uint64_t)tokenizer_size(t);
+    Bytes file;
+    TostError why;
+    if (!read_file(&file, path, err)) return false;
+    bool* same = xcalloc(size, sizeof *same);
+    char *key = xmalloc(file.size + 1), *vocab = strstr(file.data, "\"vocab\": {");
+    Json j = json_open(file.data, file.size, &why);
+    same[size - 1] = true;   // a vocab.json may lack <|endoftext|>
+    if (vocab || (vocab = strstr(file.data, "\"vocab\":{"))) j.p = strchr(vocab, '{');
+    int more = json_enter(&j, "{}") ? 1 : -1;
+    while (more == 1 && (more = json_next(&j, "{}")) == 1) {
+        uint64_t id;
+        size_t n;
+        if (!json_key(&j, key, file.size + 1, &n) || !json_u64(&j, &id)) more = -1;
+        else if (id < size) same[id] = is_token(t, (uint32_t)id, key, n);
+    }
+    uint64_t id = 0;
+    while (id < size && same[id]) id++;
+    free(key);
+    free(file.data);
+    free(same);
+    if (more != 0) return tost_error(err, "%s, beside %s: %s", path, t->path, why.text);
+    return id == size
+        || tost_error(err, "%s: id %d is another token in %s: shards with the ids of the latter cannot be used; to "
+                      "tokenize text anew, copy the former to a vocab.bpe elsewhere", t->path, (int)id, path);
+}
+
+// Files of Hugging Face tokenizers beside a merges.txt have the ids, which may be in another order than the merges.
+static bool check_ids(const Tokenizer* t, TostError* err) {
+    static const char merges[] = "merges.txt", *const names[] = {"vocab.json", "tokenizer.json"};
+    const int prefix = (int)strlen(t->path) - (int)strlen(merges);
+    bool ok = true;
+    for (size_t i = 0; ok && prefix >= 0 && strcmp(t->path + prefix, merges) == 0 && i < countof(names); i++) {
+        char* path = xasprintf("%.*s%s", prefix, t->path, names[i]);
+        ok = !is_file(path) || compare_ids(t, path, err);
+        free(path);
+    }
+    return ok;
 }
 
 Tokenizer* tokenizer_open(const char* path, TostError* err) {
@@ -433,7 +504,7 @@ Tokenizer* tokenizer_open(const char* path, TostError* err) {
     Tokenizer* t = xcalloc(1, sizeof *t);
     t->path = xstrdup(path);
     t->file = file;
-    if (load(t, &file, err)) return t;
+    if (load(t, &file, err) && check_ids(t, err)) return t;
     tokenizer_free(t);
     return NULL;
 }

@@ -331,7 +331,8 @@ static void test_valid_files(Checks* c, const char* path) {
     static const struct { const char* text; int size; } valid[] = {
         {"", 257}, {"#version: 0.2", 257}, {"#version: 0.2\r\n", 257}, {"#version: 0.2\r\na b\r\nab c\r\n", 259},
         {"a b\nab c", 259}, {"# #\n## #\n", 259}, {"Ġ t\n", 258}, {"#version: 0.2\n# v\n", 258}, {"ÿ Ń\n", 258},
-        {"{ \"\n", 258},
+        {"{ \"\n", 258}, {"\xef\xbb\xbf#version: 0.2\na b\n", 258}, {"\xef\xbb\xbf" "a b", 258}, {"\n \r\n", 257},
+        {"#version: 0.2\na b\nab c\n\n \t\r\n\n", 259},
     };
     for (size_t k = 0; k < countof(valid); k++) {
         TostError err;
@@ -374,8 +375,12 @@ static void test_invalid_files(Checks* c, const char* path) {
         {"a b\r\na \xc4", "line 2:", "alphabet"}, {"a \xe2\x82\n", "line 1:", "alphabet"},
         {"\xc1\x81 a\n", "line 1:", "alphabet"}, {"a \xc5\x84\n", "line 1:", "alphabet"},
         {"a \x01\n", "line 1:", "alphabet"}, {"a \xc2\xad\n", "line 1:", "alphabet"},
-        {"\xef\xbb\xbf#version: 0.2\na b\n", "line 1:", "alphabet"},
+        {"a b\n\xef\xbb\xbf" "c d\n", "line 2:", "alphabet"},
         {"{\"!\": 0, \"a\": 1}\n", "not a vocab.bpe", "dev/data/vocab.py --from FILE"},
+        {" \n{\n  \"version\": \"1.0\",", "JSON", "dev/data/vocab.py --from FILE"},
+        {"IQ== 0\nIg== 1\n", "ranks of tiktoken", "dev/data/vocab.py"}, {"AAEC 12", "ranks of tiktoken", "`vocab`"},
+        {"\x1f\x8b\x08\x01", "compressed by gzip", "gzip -d"},
+        {"\n\x0e\n\x05<unk>\x15\x01", "SentencePiece", "`vocab`"},
     };
     for (size_t k = 0; k < countof(invalid); k++) {
         write_text(path, invalid[k].text);
@@ -386,6 +391,43 @@ static void test_invalid_files(Checks* c, const char* path) {
     if (truncate(path, 1 << 30) == 0) refused(c, path, "1073741824 bytes", "at most");
     unlink(path);
     refused(c, path, path, "No such file");
+}
+
+// A vocab.json or tokenizer.json beside a merges.txt: the same ids, or the first that differs. ids: of the 256 bytes from
+// `first` on, "ab" and, if it is not negative, <|endoftext|>.
+static void check_layout(Checks* c, const char* dir, const char* json, int first, int ab, int eot, const char* expected) {
+    char *text = xstrdup(strstr(json, "tokenizer") ? "{\"model\": {\"type\": \"BPE\", \"vocab\": {" : "{"), *end;
+    char *merges = path_join(dir, "my-merges.txt"), *path = path_join(dir, json);
+    TostError err = {""};
+    for (uint32_t ch = 0, id = 0; id < 256; ch++) {
+        char utf8[5] = "";
+        if (alphabet_byte(ch) < 0) continue;
+        utf8[utf8_encode(utf8, ch)] = 0;
+        text = append_text(text, "\"%s%s\":%d,", ch == '"' || ch == '\\' ? "\\" : "", utf8, first + (int)id++);
+    }
+    text = append_text(text, "\"ab\": %d", ab);
+    if (eot >= 0) text = append_text(text, ", \"<|endoftext|>\": %d, \"<pad>\": 300", eot);
+    end = append_text(text, strstr(json, "tokenizer") ? "}, \"merges\": [\"a b\"]}}" : "}");
+    write_text(merges, "a b\n");
+    write_text(path, end);
+    Tokenizer* t = tokenizer_open(merges, &err);
+    if (expected) check_refused(c, t != NULL, &err, expected, json);
+    else check(c, t != NULL, "%s: %s", json, err.text);
+    tokenizer_free(t);
+    unlink(path), unlink(merges);
+    free(end), free(path), free(merges);
+}
+
+static void test_layouts(Checks* c, const char* dir) {
+    static const char* const files[] = {"my-vocab.json", "my-tokenizer.json"};
+    for (size_t i = 0; i < countof(files); i++) {
+        check_layout(c, dir, files[i], 0, 256, 257, NULL);
+        check_layout(c, dir, files[i], 0, 256, -1, NULL);
+        check_layout(c, dir, files[i], 1, 257, 0, "my-merges.txt: id 0 is another token");
+        check_layout(c, dir, files[i], 0, 257, 256, "id 256 is another token");
+        check_layout(c, dir, files[i], 0, 258, -1, "id 256 is another token");
+    }
+    check_layout(c, dir, "vocab.json", 1, 257, 0, NULL);   // of other merges
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -668,6 +710,7 @@ int main(void) {
     test_cuts(&c, path);
     test_valid_files(&c, path);
     test_invalid_files(&c, path);
+    test_layouts(&c, dir);
     test_tokenize(&c, dir, path);
     drop_folder(dir);
     free(path);
