@@ -263,6 +263,7 @@ static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, cons
     *tokenizer = loaded_model_tokenizer(model, o, err);
     if (!*tokenizer && o->tokenizer) return false;
     if (!*tokenizer && o->rank == 0) print_line(stderr, "no bits/byte: %s", err->text);
+    warn_of_ids(o, data, *tokenizer ? tokenizer_size(*tokenizer) : info->config.vocab_size, *tokenizer);
     if (*tokenizer)
         return check_shards(data, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer), tokenizer_size(*tokenizer),
                             err);

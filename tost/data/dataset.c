@@ -1,4 +1,4 @@
-// dataset.c: sequential and shuffled training samples from token shards.
+// dataset.c: sequential and shuffled training samples from token shards, and mixtures of them.
 #include "data/dataset.h"
 
 #include <assert.h>
@@ -6,7 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/crc32.h"
 #include "base/error.h"
+#include "base/files.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "data/shards.h"
@@ -23,6 +25,9 @@ struct DataSet {
     uint32_t  crc;
     int32_t*  tokens;            // (tokens_cap + 1) consecutive samples of a batch
     size_t    tokens_cap;
+    int       n_sources;         // of a mixture, which only has T, samples, crc and these; else 0
+    struct DataSet** source;
+    double*   weight;            // of a source; their sum is 1
 
     // Shuffled order: state of the current epoch and its current shard.
     uint64_t  epoch;             // NO_EPOCH before the first sample
@@ -61,8 +66,8 @@ static bool count_samples(DataSet* d, const char* glob, TostError* err) {
                       "--seq or --order sequential", glob, T + 1, d->T);
 }
 
-DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
-                   TostError* err) {
+static DataSet* open_source(const PathList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
+                            TostError* err) {
     assert(T > 0);
     DataSet* d = xcalloc(1, sizeof *d);
     *d = (DataSet){.T = T, .order = order, .seed = seed, .epoch = NO_EPOCH, .at = -1};
@@ -72,8 +77,52 @@ DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder 
     return NULL;
 }
 
+PathList data_globs(double* weight, const PathList* globs) {
+    PathList out = {0};
+    for (int k = 0; k < globs->count; k++) {
+        char *glob = xstrdup(globs->paths[k]), *colon = path_exists(glob) ? NULL : strrchr(glob, ':'), *end = colon;
+        const double value = colon ? strtod(colon + 1, &end) : 0;
+        const bool weighted = value >= 1e-6 && value <= 1e6 && !*end;
+        if (weighted) *colon = 0;
+        if (weight) weight[k] = weighted ? value : 0;
+        add_path(&out, glob);
+    }
+    return out;
+}
+
+DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
+                   TostError* err) {
+    const int n = globs->count;
+    DataSet* d = xcalloc(1, sizeof *d);
+    *d = (DataSet){.T = T, .source = xcalloc((size_t)n, sizeof d), .weight = xcalloc((size_t)n, sizeof *d->weight)};
+    PathList plain = data_globs(d->weight, globs);
+    double sum = 0;
+    int weighted = 0;
+    for (int k = 0; k < n; sum += d->weight[k++]) weighted += d->weight[k] > 0;
+    bool ok = weighted == 0 || weighted == n
+        || tost_error(err, "%s …: %d of %d have a weight: give one above 0 to each or to none, and quote patterns, so "
+                      "that the shell does not expand them", globs->paths[0], weighted, n);
+    for (int k = 0; ok && weighted > 1 && k < n; k++, d->n_sources++) {
+        d->source[k] = open_source(&(PathList){1, &plain.paths[k]}, T, vocab_size, order, seed, err);
+        if (!(ok = d->source[k])) break;
+        d->samples += d->source[k]->samples;
+        d->weight[k] /= sum;
+        d->crc = crc32_update(d->crc, &d->weight[k], sizeof d->weight[k]);
+        d->crc = crc32_update(d->crc, &d->source[k]->crc, sizeof d->crc);
+    }
+    if (!ok || weighted < 2) {
+        data_close(d);
+        d = ok ? open_source(&plain, T, vocab_size, order, seed, err) : NULL;
+    }
+    free_paths(&plain);
+    return d;
+}
+
 void data_close(DataSet* d) {
     if (!d) return;
+    for (int k = 0; k < d->n_sources; k++) data_close(d->source[k]);
+    free(d->source);
+    free(d->weight);
     stream_close(&d->stream);
     free(d->turn);
     free(d->turn_start);
@@ -85,6 +134,12 @@ void data_close(DataSet* d) {
 const ShardStream* data_stream(const DataSet* d) { return &d->stream; }
 uint64_t data_samples(const DataSet* d) { return d->samples; }
 uint32_t data_crc(const DataSet* d) { return d->crc; }
+int data_sources(const DataSet* d) { return d->n_sources ? d->n_sources : 1; }
+
+DataSource data_source(const DataSet* d, int k) {
+    const DataSet* s = d->n_sources ? d->source[k] : d;
+    return (DataSource){&s->stream, s->samples, d->n_sources ? d->weight[k] : 1};
+}
 
 // ---------------------------------------------------------------------------------------------
 // Samples
@@ -140,9 +195,32 @@ static uint64_t sample_start(DataSet* d, uint64_t i) {
     return d->stream.start[d->turn[k]] + d->offset + d->perm[in_epoch - d->turn_start[k]] * T;
 }
 
+// round(n·share), computed in multiples of 2^-32
+static uint64_t quota(uint64_t n, double share) {
+    const uint64_t x = (uint64_t)(share * 0x1p32 + 0.5);
+    return (n >> 32) * x + (((n & UINT32_MAX) * x + (1u << 31)) >> 32);
+}
+
+// The source of a mixture's sample *i, which becomes its number among the samples of that source.
+static DataSet* source_of(uint64_t* i, const DataSet* d) {
+    double rest = 1;
+    int k = 0;
+    for (; k + 1 < d->n_sources; rest -= d->weight[k++]) {
+        const uint64_t before = quota(*i, d->weight[k] / rest), after = quota(*i + 1, d->weight[k] / rest);
+        *i = after > before ? before : *i - before;
+        if (after > before) break;
+    }
+    return d->source[k];
+}
+
 bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err) {
     const size_t T = (size_t)d->T;
-    for (size_t b = 0, samples; b < (size_t)B; b += samples) {
+    for (size_t b = 0; d->n_sources && b < (size_t)B; b++) {
+        uint64_t i = first + b;
+        DataSet* source = source_of(&i, d);
+        if (!data_batch(source, inputs + b * T, targets + b * T, i, 1, err)) return false;
+    }
+    for (size_t b = 0, samples; !d->n_sources && b < (size_t)B; b += samples) {
         const uint64_t i = first + b, start = sample_start(d, i);
         // Samples from i on whose tokens follow each other in the stream
         const uint64_t left = d->order == ORDER_SEQUENTIAL ? d->samples - i % d->samples : 1;

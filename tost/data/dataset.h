@@ -19,14 +19,24 @@ typedef enum { ORDER_SEQUENTIAL, ORDER_SHUFFLED } DataOrder;
 //   slot 1 + s  o = rng_below(n_s - k_s·T), then permute the samples 0 … k_s - 1;
 //               sample j is tokens [o + j·T, o + j·T + T]
 // Permuting n entries: for i = n - 1 down to 1, swap entries i and rng_below(i + 1).
+//
+// If the globs have weights w, GLOB:WEIGHT from 1e-6 to 1e6, each is a source in this order. Of the first i samples,
+// source 0 has round(i·w_0 / Σw); of the i' others, source 1 has round(i'·w_1 / (Σw - w_0)), and so on, with quotients
+// in multiples of 2^-32. The path of a file has no weight.
 typedef struct DataSet DataSet;
 
 DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
                    TostError* err);
 void     data_close(DataSet* d);
-const ShardStream* data_stream(const DataSet* d);   // at least one shard
-uint64_t data_samples(const DataSet* d);        // per epoch, at least 1
-uint32_t data_crc(const DataSet* d);            // see stream_crc
+const ShardStream* data_stream(const DataSet* d);   // at least one shard; of a mixture: none
+uint64_t data_samples(const DataSet* d);        // per epoch, at least 1; of a mixture, the sum
+uint32_t data_crc(const DataSet* d);            // see stream_crc; of a mixture, also of the weights
+
+typedef struct { const ShardStream* shards; uint64_t samples; double share; } DataSource;   // share of all samples
+int        data_sources(const DataSet* d);      // 1 if it is not a mixture
+DataSource data_source(const DataSet* d, int k);
+// The globs without their weights; free_paths. weight (globs): 0 for a glob without one; may be NULL
+PathList   data_globs(double* weight, const PathList* globs);
 
 // inputs, targets (B,T) of samples first … first + B - 1. An id >= vocab_size is an error.
 bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err);

@@ -52,17 +52,56 @@ bool shard_is_named(const char* name, const char* start) {
 
 static bool is_text(unsigned char c) { return (c >= 0x20 && c < 0x7f) || c == '\t' || c == '\n' || c == '\r'; }
 
-// Any file of even size could be a raw shard. Rejects likely mistakes: .npy files of NumPy, and text. The first 32 or
-// more real ids never consist of printable bytes only.
-static bool raw_is_plausible(const char* path, const char* head, size_t n, TostError* err) {
-    static const char npy[] = "\x93NUMPY";
-    if (n >= sizeof npy - 1 && memcmp(head, npy, sizeof npy - 1) == 0)
-        return tost_error(err, "%s: a NumPy .npy file; write raw uint16 ids with tofile() instead", path);
+// Any file could be a raw shard. Names likely mistakes by the first n bytes. The first 32 or more ids are never all
+// printable.
+static bool check_head(const Shard* s, const char* head, size_t n, TostError* err) {
+    static const char unpack[] = "decompress it first", raw[] = "write its ids as raw uint16, in NumPy with tofile()",
+        convert[] = "write its text as JSONL, and convert that with `tokenize`", beside[] = "give the .bin beside it";
+    static const struct { size_t n; const char *magic, *what, *way_out; } others[] = {
+        {3, "\x1f\x8b\x08", "compressed by gzip", unpack}, {4, "\x28\xb5\x2f\xfd", "compressed by zstd", unpack},
+        {6, "\xfd" "7zXZ", "compressed by xz", unpack}, {7, "BZh91AY", "compressed by bzip2", unpack},
+        {4, "PAR1", "a Parquet file", convert}, {6, "ARROW1", "an Arrow file", convert},
+        {4, "\xff\xff\xff\xff", "an Arrow stream", convert}, {8, "\x89HDF\r\n\x1a\n", "an HDF5 file", raw},
+        {6, "\x93NUMPY", "a NumPy .npy file", raw}, {4, "PK\x03\x04", "a zip archive (.npz, .pt)", raw},
+        {7, "LITPKDS", "a packed data set of LitGPT (LITPKDS)", raw}, {9, "MMIDIDX\0", "a Megatron index", beside},
+        {8, "TNTIDX\0", "a Megatron index", beside},
+    };
+    for (size_t i = 0; i < countof(others); i++)
+        if (n >= others[i].n && memcmp(head, others[i].magic, others[i].n) == 0)
+            return tost_error(err, "%s: %s; %s", s->path, others[i].what, others[i].way_out);
+    uint32_t count = 0;   // MDS: a number n, n + 1 offsets, JSON
+    char json[9];
+    memcpy(&count, head, n < sizeof count ? n : sizeof count);
+    if (read_at(s->fd, json, sizeof json, 8 + 4 * (uint64_t)count) == sizeof json
+        && memcmp(json, "{\"column_", sizeof json) == 0)
+        return tost_error(err, "%s: a shard of MosaicML Streaming (MDS); %s", s->path, convert);
     size_t printable = 0;
     if (n > 512) n = 512;
     while (printable < n && is_text((unsigned char)head[printable])) printable++;
     return n < 64 || printable < n
-        || tost_error(err, "%s: text, not token ids; convert it with `tokenize` first", path);
+        || tost_error(err, "%s: text, not token ids; convert it with `tokenize` first", s->path);
+}
+
+// Refuses raw ids of 32 or 64 bits, by the halfwords of a sample. The second of an id, and those after it, are 0, or
+// below 16 if ids over 65535 occur, and a quarter of the first ones or more are greater than all others. Text of 16-bit
+// ids is not like this, however often it has the id 0: that would have to be at all second places, and not at the others.
+static bool check_width(const Shard* s, uint64_t size, TostError* err) {
+    enum { BLOCKS = 8, BLOCK = 2048, LEAST = 256 };   // halfwords in a block; bytes of a file
+    uint16_t v[BLOCKS * BLOCK], most[4] = {0};
+    size_t n = 0, greater = 0;
+    for (uint64_t b = 0; b < BLOCKS; b++) {
+        const ssize_t got = read_at(s->fd, v + n, BLOCK * sizeof *v, size / BLOCKS * b & ~(uint64_t)7);
+        n += got > 0 ? (size_t)got / 8 * 4 : 0;   // reading the ids reports an error
+    }
+    for (size_t i = 0; i < n; i++) most[i % 4] = v[i] > most[i % 4] ? v[i] : most[i % 4];
+    const unsigned bits = most[2] || most[3] ? 32 : 64, second = most[1] > most[3] ? most[1] : most[3];
+    for (size_t i = 0; i < n; i += 2) greater += v[i] > second;
+    const bool large = second > 0, with_large = second < 16 && (most[0] > 32767 || most[2] > 32767);
+    if (size < LEAST || size % (bits / 8) || greater < 4 * n / bits || (large && !with_large)) return true;
+    return tost_error(err, "%s: %u-bit ids without a header, but such a file must have 16-bit ids; convert it with "
+                      "NumPy: a = np.fromfile(F, np.uint%u); %s.tofile(G)", s->path, bits, bits, large
+                      ? "np.append(np.pad(np.uint32([20240801, 7, a.size]), (0, 253)), a.astype(np.uint32))"
+                      : "assert a.max() < 65536; a.astype(np.uint16)");
 }
 
 char* shard_prefix(const char* path) {
@@ -80,7 +119,8 @@ static bool shard_layout(Shard* s, uint64_t size, const char* head, size_t n, To
     if (!kind) {
         s->width = 2;
         s->n_tokens = size / 2;
-        return size % 2 == 0 ? raw_is_plausible(s->path, head, n, err)
+        if (!check_head(s, head, n, err)) return false;
+        return size % 2 == 0 ? check_width(s, size, err)
             : tost_error(err, "%s: %" PRIu64 " bytes without a shard header, but a file of raw uint16 ids has an even "
                          "size; copy or make it again", s->path, size);
     }
@@ -285,8 +325,9 @@ bool stream_open(ShardStream* s, const PathList* globs, uint32_t vocab_size, Tos
     s->shards = xcalloc((size_t)list.count, sizeof *s->shards);
     s->start = xcalloc((size_t)list.count + 1, sizeof *s->start);
     int64_t bytes = 0;
-    bool ok = check_published(list.paths[0], err);
-    for (int i = 0; i < list.count && ok; i++) ok = add_shard(s, &bytes, list.paths[i], err);
+    bool ok = true;
+    for (int i = 0; i < list.count && ok; i++)
+        ok = check_published(list.paths[i], err) && add_shard(s, &bytes, list.paths[i], err);
     free_paths(&list);
     if (!ok) stream_close(s);
     return ok;

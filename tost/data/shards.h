@@ -56,7 +56,7 @@ typedef struct {
     int       current;       // the shard read last
 } ShardStream;
 
-// Fails if tokenize was killed while it renamed these shards. Checks the ids of the first GiB of shards; stream_read
+// Fails if a tokenize was killed while it renamed these shards. Checks the ids of the first GiB of shards; stream_read
 // checks the ids that it reads.
 bool     stream_open(ShardStream* s, const PathList* globs, uint32_t vocab_size, TostError* err);
 void     stream_close(ShardStream* s);                          // does nothing if zeroed

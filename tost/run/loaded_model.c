@@ -97,22 +97,43 @@ void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char*
 }
 
 bool check_shards(const ShardStream* shards, const char* tokenizer, uint32_t hash, int size, TostError* err) {
-    TostError ignored;
-    char* path = tokenizer_beside(shards->shards[0].path);
-    Tokenizer* other = path ? tokenizer_open(path, &ignored) : NULL;
     bool same = true;
-    if (other && tokenizer_hash(other) != hash)
-        same = tost_error(err, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: give shards that "
-                          "were made with the latter, or the former as --tokenizer", path,
-                          (unsigned)tokenizer_hash(other), tokenizer, (unsigned)hash);
-    else if (size && shards->largest_id >= (uint32_t)size)
+    char* before = NULL;   // of the last shard
+    for (int k = 0; same && k < shards->count; k++) {
+        TostError ignored;
+        char* path = tokenizer_beside(shards->shards[k].path);
+        Tokenizer* other = path && (!before || strcmp(path, before) != 0) ? tokenizer_open(path, &ignored) : NULL;
+        if (other && tokenizer_hash(other) != hash)
+            same = tost_error(err, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: give shards "
+                              "that were made with the latter, or the former as --tokenizer", path,
+                              (unsigned)tokenizer_hash(other), tokenizer, (unsigned)hash);
+        tokenizer_free(other);
+        free(before);
+        before = path;
+    }
+    free(before);
+    if (same && size && shards->largest_id >= (uint32_t)size)
         same = tost_error(err,
                           "the shards contain the id %u, but the tokenizer %s has only %d tokens: give shards that "
                           "were made with this tokenizer, or the tokenizer of the shards as --tokenizer",
                           (unsigned)shards->largest_id, tokenizer, size);
-    tokenizer_free(other);
-    free(path);
     return same;
+}
+
+void warn_of_ids(const Options* o, const ShardStream* shards, int size, bool has_eot) {
+    enum { ENOUGH = 4096, MANY = 10000000 };   // tokens
+    uint64_t checked = 0;
+    for (int k = 0; k < shards->count; k++) {
+        const Shard* s = &shards->shards[k];
+        checked += s->largest_id ? s->n_tokens : 0;
+        if (!s->largest_id || s->n_tokens < ENOUGH || s->largest_id >= (uint32_t)size / 2) continue;
+        print_warning(o, "%s: the largest id is %u, but the vocabulary has %d: if the shards were made with another "
+                      "tokenizer, give it as --tokenizer", s->path, (unsigned)s->largest_id, size);
+        return;
+    }
+    if (has_eot && checked >= MANY && shards->largest_id + 1 < (uint32_t)size)
+        print_warning(o, "%s: " END_OF_TEXT " (id %d) does not occur in %llu tokens: the model cannot learn where "
+                      "documents end", shards->shards[0].path, size - 1, (unsigned long long)checked);
 }
 
 bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err) {

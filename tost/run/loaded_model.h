@@ -34,8 +34,10 @@ Tokenizer* model_tokenizer(const char* path, int rows, const uint32_t* hash, con
 // Prints a warning on stderr if the tokenizer is probably not the one that the weights of `info` were trained with.
 void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char* weights, const Tokenizer* tokenizer);
 // Fails if the shards were made with another tokenizer than that of this CRC-32 and size (0: unknown): a different one
-// is beside the first shard, or an id is not below size.
+// is beside a shard, or an id is not below size.
 bool check_shards(const ShardStream* shards, const char* tokenizer, uint32_t hash, int size, TostError* err);
+// Warns if all checked ids of a shard are in the lower half of a vocabulary, or if its last, <|endoftext|>, is missing.
+void warn_of_ids(const Options* o, const ShardStream* shards, int size, bool has_eot);
 
 // A trained model for sample, eval, info and inspect. loaded_model_find reads its config and metadata;
 // loaded_model_create loads the parameters, once max_batch and the longest sequence are known.

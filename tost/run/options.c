@@ -82,7 +82,8 @@ const Option option_table[] = {
     {"weights", USE | INFO, CHOICE, AT(weights), "trained|ema",
      .help = "the trained weights, or their moving average (train --ema)"},
     {.group = "Files"},
-    {"data", TRAIN | OVERRIDABLE, LIST, AT(data), "GLOB", .help = "token shards to train on"},
+    {"data", TRAIN | OVERRIDABLE, LIST, AT(data), "GLOB", .help = "token shards to train on. GLOB:WEIGHT for each of "
+     "several mixes them in these proportions, whatever the sum of the weights"},
     {"data", EVAL, LIST, AT(data), "GLOB",
      .help = "token shards to evaluate. Either this or --task is required"},
     {"task", EVAL, STRING, AT(task), "FILE",
@@ -142,7 +143,8 @@ const Option option_table[] = {
     {"steps", TRAIN | OVERRIDABLE, INT64, AT(steps), "N",
      .help = "total number of steps, including those of a resumed run; the schedule ends there", 0, MAX_COUNT,
      .unit = "steps"},
-    {"epochs", TRAIN, REAL, AT(epochs), "X", .help = "set the steps to X passes over the training data", 1e-6, 1e6,
+    {"epochs", TRAIN, REAL, AT(epochs), "X", .help = "set the steps to X passes over the training data; with "
+     "weights, to X times the samples of all sources", 1e-6, 1e6,
      .default_text = "--steps", .not_with = "steps"},
     {"batch", TRAIN | OVERRIDABLE, INT, AT(batch), "N", .help = "micro-batch size. " BITS, 1, TOST_MAX_BATCH,
      .unit = "sequences"},

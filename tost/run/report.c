@@ -159,22 +159,31 @@ static void report_ranks(Run* r) {
                           : "are the same on one rank and on R ranks if parts / R is a power of two");
 }
 
-static void report_shards(Run* r, const char* label, const PathList* globs, const DataSet* data, const char* rest) {
-    char tokens[32];
-    const int n = data_stream(data)->count;
-    progress_fact(&r->progress, label, "%s%s: %d shard%s, %s tokens%s", globs->paths[0], globs->count > 1 ? " …" : "",
-                  n, plural(n), human_count(tokens, (double)stream_tokens(data_stream(data))), rest);
+// A line for each source.
+static void report_shards(Run* r, const char* label, const PathList* globs, const DataSet* data) {
+    const Options* o = &r->o;
+    PathList names = data_globs(NULL, globs);
+    const int n = data_sources(data);
+    for (int k = 0; k < n; k++) {
+        const DataSource s = data_source(data, k);
+        const double samples = s.share * (double)o->steps * (double)o->total_batch / o->seq;
+        char tokens[32], share[48] = "", epochs[64] = "";
+        if (n > 1) snprintf(share, sizeof share, ", %.4g%% of the samples", 100 * s.share);
+        if (data == r->data)
+            snprintf(epochs, sizeof epochs, ", %.2f epochs, %s", samples / (double)s.samples,
+                     o->order == ORDER_SHUFFLED ? "shuffled" : "sequential");
+        progress_fact(&r->progress, k == 0 ? label : "", "%s%s: %d shard%s, %s tokens%s%s", names.paths[k],
+                      n < names.count ? " …" : "", s.shards->count, plural(s.shards->count),
+                      human_count(tokens, (double)stream_tokens(s.shards)), share, epochs);
+    }
+    free_paths(&names);
 }
 
 static void report_data(Run* r) {
     Progress* p = &r->progress;
     const Options* o = &r->o;
-    char epochs[64];
-    snprintf(epochs, sizeof epochs, ", %.2f epochs, %s",
-             (double)o->steps * (double)o->total_batch / ((double)data_samples(r->data) * o->seq),
-             o->order == ORDER_SHUFFLED ? "shuffled" : "sequential");
-    report_shards(r, "data", &o->data, r->data, epochs);
-    if (r->val) report_shards(r, "validation", &o->val_data, r->val, "");
+    report_shards(r, "data", &o->data, r->data);
+    if (r->val) report_shards(r, "validation", &o->val_data, r->val);
     else if (o->val_every > 0) progress_fact(p, "validation", "off (no --val-data)");
     if (r->tokenizer)
         progress_fact(p, "tokenizer", "%s: %d tokens", tokenizer_path(r->tokenizer), tokenizer_size(r->tokenizer));

@@ -159,10 +159,10 @@ bool run_find(Run* r, TostError* err) {
 // Data and tokenizer
 
 // The patterns with the last "train" of the file name replaced by "val", without those that match no file. free_paths
-static PathList find_val_data(const PathList* patterns) {
-    PathList found = {0};
-    for (int i = 0; i < patterns->count; i++) {
-        const char *glob = patterns->paths[i], *name = strrchr(glob, '/'), *at = NULL;
+static PathList find_val_data(const PathList* data) {
+    PathList found = {0}, patterns = data_globs(NULL, data);
+    for (int i = 0; i < patterns.count; i++) {
+        const char *glob = patterns.paths[i], *name = strrchr(glob, '/'), *at = NULL;
         PathList files;
         TostError ignored;
         for (const char* p = name ? name : glob; (p = strstr(p, "train")); p++) at = p;
@@ -172,6 +172,7 @@ static PathList find_val_data(const PathList* patterns) {
             free_paths(&files);
         } else free(val);
     }
+    free_paths(&patterns);
     return found;
 }
 
@@ -188,10 +189,10 @@ static char* installed_data(const char* program) {
     return NULL;
 }
 
-// The path of --tokenizer, of the tokenizer beside the weights, or of the one beside the shards; NULL: none. free()
+// The path of --tokenizer, of the tokenizer beside the weights, or of the first beside a shard; NULL: none. free()
 static char* find_tokenizer(Run* r) {
     const CheckpointInfo* from = r->o.resume ? &r->info : &r->init;
-    PathList files;
+    PathList files = {0}, globs;
     TostError ignored;
     if (r->o.tokenizer) return xstrdup(r->o.tokenizer);
     char* path = r->weights ? tokenizer_beside(r->weights) : NULL;
@@ -199,9 +200,11 @@ static char* find_tokenizer(Run* r) {
         r->info.tokenizer = xstrdup(from->tokenizer);
         r->info.tokenizer_hash = from->tokenizer_hash;
     }
-    if (path || !expand_glob(&files, &r->o.data, &ignored)) return path;   // data_open reports it
-    path = tokenizer_beside(files.paths[0]);
+    globs = data_globs(NULL, &r->o.data);
+    if (!path) expand_glob(&files, &globs, &ignored);   // data_open reports it
+    for (int i = 0; !path && i < files.count; i++) path = tokenizer_beside(files.paths[i]);
     free_paths(&files);
+    free_paths(&globs);
     return path;
 }
 
@@ -236,8 +239,11 @@ static bool open_tokenizer(Run* r, TostError* err) {
 }
 
 static bool check_run_shards(const Run* r, const DataSet* data, TostError* err) {
-    return !r->tokenizer || check_shards(data_stream(data), r->info.tokenizer, r->info.tokenizer_hash,
-                                         tokenizer_size(r->tokenizer), err);
+    bool ok = true;
+    for (int k = 0; ok && r->tokenizer && k < data_sources(data); k++)
+        ok = check_shards(data_source(data, k).shards, r->info.tokenizer, r->info.tokenizer_hash,
+                          tokenizer_size(r->tokenizer), err);
+    return ok;
 }
 
 static bool open_data(Run* r, TostError* err) {
@@ -255,12 +261,17 @@ static bool open_data(Run* r, TostError* err) {
     if (!r->data) return false;
     if (!check_run_shards(r, r->data, err)) return false;
     options_take_samples(o, data_samples(r->data));
-    const int64_t tokens = (int64_t)stream_tokens(data_stream(r->data)), crc = (int64_t)data_crc(r->data);
+    int64_t tokens = 0, crc = (int64_t)data_crc(r->data);
+    for (int k = 0; k < data_sources(r->data); k++) {
+        const ShardStream* shards = data_source(r->data, k).shards;
+        warn_of_ids(r->args, shards, r->tokenizer ? tokenizer_size(r->tokenizer) : (int)V, r->tokenizer);
+        tokens += (int64_t)stream_tokens(shards);
+    }
     if ((o->data_tokens && o->data_tokens != tokens) || (o->data_crc && o->data_crc != crc))
         return tost_error(err, "--data %s has %lld tokens (CRC-32 %08llx), but the run in %s was trained on %lld "
-                          "(%08llx): resume with the same shards, or start a new run from its weights with --init and "
-                          "--keep-optimizer", o->data.paths[0], (long long)tokens, (long long)crc,
-                          r->out, (long long)o->data_tokens, (long long)o->data_crc);
+                          "(%08llx): resume with the same shards and weights of --data, or start a new run with "
+                          "--init and --keep-optimizer", o->data.paths[0], (long long)tokens, (long long)crc, r->out,
+                          (long long)o->data_tokens, (long long)o->data_crc);
     o->data_tokens = tokens;
     o->data_crc = crc;
 
@@ -272,6 +283,8 @@ static bool open_data(Run* r, TostError* err) {
     if (!o->val_data.count || o->val_every == 0) return true;
     r->val = data_open(&o->val_data, o->seq, V, ORDER_SEQUENTIAL, 0, err);
     if (!r->val) return tost_error(err, "%s; --val-every 0 trains without validation", err->text);
+    if (data_sources(r->val) > 1)
+        return tost_error(err, "--val-data %s: validation has no weights: leave them out", o->val_data.paths[0]);
     return check_run_shards(r, r->val, err);
 }
 

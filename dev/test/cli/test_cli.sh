@@ -473,6 +473,52 @@ check "without it: another step 5" [ "$(after forgot 1)" != "$(after once 4)" ]
 run info --config straight
 { printf '# of straight\n\n\tsteps = 100\n' && grep -v '^steps' stdout; } >options
 check "info --config prints sizes and words" says "channels = 16" options
+# A mixture of two sources
+mixed="$model --tokenizer $dir/vocab.bpe $fast --steps 6 --save-every 3 --val-every 3 --sample-every 0"
+cp tiny_train_000000.bin old_train_000000.bin
+cp tiny_val_000000.bin old_val_000000.bin
+prints "$mixed --data $dir/tiny_train_*.bin:3 --data $dir/old_train_*.bin:1 --out mixture" \
+    "tiny_train_*.bin: 1 shard, " ", 75% of the samples, " "old_train_*.bin: 1 shard, " ", 25% of the samples, " \
+    "validation $dir/tiny_val_*.bin …: 2 shards"
+prints "$sizes $bare --batch 2 --total-batch 128 --data $dir/tiny_train_*.bin:3 $dir/old_train_*.bin:1 --epochs 2" \
+    ", 3.0" " epochs, " ", 1.0"
+run info --config mixture
+check "info --config prints the weights" [ "$(grep -c '^data = .*bin:[31]$' stdout)" -eq 2 ]
+cp stdout mixture.conf
+run --config mixture.conf --quiet --out mixture2
+check "--config of a mixture: the same run" same_checkpoint mixture/step_00000006 mixture2/step_00000006
+rm -rf mixture2/step_00000006
+run --resume --out mixture2 --quiet --data "$dir/tiny_train_*.bin:0.75" "$dir/old_train_*.bin:0.25"
+check "a mixture is resumed, with the same proportions" same_log mixture/log.csv mixture2/log.csv
+run $mixed --data "$dir/tiny_train_*.bin:1" --data "$dir/old_train_*.bin:1" --out mixture3 --quiet
+check "other weights give other results" differ mixture/step_00000006/model.safetensors mixture3/step_00000006/model.safetensors
+run $mixed --data "$dir/tiny_train_*.bin:5" --out unmixed --quiet
+run $mixed --data "$dir/tiny_train_*.bin" --out unmixed2 --quiet
+check "the weight of a single source has no effect" same_log unmixed/log.csv unmixed2/log.csv
+
+# Ids that do not fit the vocabulary
+mkdir ids
+one="$sizes $bare --batch 2 --total-batch 128 --steps 1"
+little 2 $(seq 0 4999 | awk '{ print $1 % 65 }') >ids/letters.bin
+warns "$one --vocab-size 50257 --data ids/letters.bin" "letters.bin: " "largest id is 64" "has 50257"
+warns "$one --tokenizer vocab.bpe --data ids/letters.bin" "letters.bin: " "largest id is 64" "has 257"
+run $one --vocab-size 129 --data ids/letters.bin --quiet
+check "ids in the upper half: no warning: $(cat stderr)" empty stderr
+printf 'a b\nc d\n' >ids/vocab.bpe
+head -c 20000000 /dev/zero | tr '\0' '\1' >ids/many.bin   # 10,000,000 ids 257, of 259
+warns "$one --data ids/many.bin" "many.bin: " "<|endoftext|> (id 258)" "10000000 tokens"
+head -c 19999998 ids/many.bin >ids/less.bin
+run $one --data ids/less.bin --quiet
+check "fewer tokens: no warning: $(cat stderr)" empty stderr
+rm -r ids
+
+# A pattern that tokenize prints
+mkdir 'corpus [v1]'
+execute "$binary" tokenize --tokenizer vocab.bpe --val-frac 0 --out 'corpus [v1]/x' text.txt
+printed=$(sed -n 's/: [0-9]* tokens, shards.*//p' stdout)
+execute "$binary" $one --data "$printed"
+check "--data finds '$printed': $(cat stderr)" says "corpus [v1]/x_train_*.bin: 1 shard" stdout
+
 mkfifo pipe
 cat options >pipe &   # as <(…) in bash: it can be read once
 run --config pipe --steps 6 --quiet --out configured

@@ -139,6 +139,70 @@ static void test_shards_refused(Checks* c, const char* tmp) {
     free(path);
 }
 
+// Files of other formats, known by their beginnings.
+static void test_other_formats(Checks* c, const char* tmp) {
+    static const struct { const char* bytes; size_t n; const char* error; } files[] = {
+        {"\x1f\x8b\x08\0\0\0\0\0", 8, "gzip"}, {"\x1f\x8b\x08\0\0", 5, "gzip"}, {"\x28\xb5\x2f\xfd\4\0", 6, "zstd"},
+        {"\xfd" "7zXZ\0\0\4", 8, "xz"}, {"BZh91AY&SY", 10, "bzip2"}, {"PAR1\x15\4", 6, "Parquet file; write its text"},
+        {"ARROW1\0\0", 8, "Arrow file"}, {"\xff\xff\xff\xff\x58\2\0\0", 8, "Arrow stream"},
+        {"MMIDIDX\0\0\1\0\0", 12, "Megatron index; give the .bin"}, {"TNTIDX\0\0\1\0", 10, "Megatron index"},
+        {"LITPKDS\1\0\0\0\0", 12, "LITPKDS"}, {"PK\3\4\x14\0", 6, "zip archive"}, {"\x89HDF\r\n\x1a\n", 8, "HDF5"},
+        {"\2\0\0\0\x30\0\0\0\x31\0\0\0\x32\0\0\0{\"column_encodings\": [\"str\"]}ab", 50, "(MDS)"},
+    };
+    char* path = path_join(tmp, "other.bin");
+    TostError err;
+    Shard s;
+    for (size_t i = 0; i < countof(files); i++) {
+        write_bytes(path, files[i].bytes, files[i].n);
+        check_refused(c, shard_open(&s, path, &err), &err, files[i].error, "another format");
+    }
+    free(path);
+}
+
+// Raw ids: id(i) of `width` bytes. error NULL: it is a shard
+static void check_raw(Checks* c, const char* tmp, uint64_t (*id)(uint64_t i), int n, size_t width, const char* error) {
+    char *path = path_join(tmp, "raw.bin"), *bytes = xcalloc((size_t)n, width);
+    TostError err = {""};
+    Shard s = {.fd = -1};
+    for (int i = 0; i < n; i++) {
+        const uint64_t value = id((uint64_t)i);
+        memcpy(bytes + (size_t)i * width, &value, width);
+    }
+    write_bytes(path, bytes, (size_t)n * width);
+    const bool ok = shard_open(&s, path, &err);
+    if (error) check_refused(c, ok, &err, error, "raw ids");
+    else check(c, ok && s.n_tokens == (uint64_t)n * width / 2, "%d ids of %zu bytes: %s", n, width, err.text);
+    shard_close(&s);
+    free(bytes), free(path);
+}
+
+static uint64_t scatter(uint64_t i) { return i * 0x9e3779b97f4a7c15 >> 40; }
+static uint64_t small_id(uint64_t i) { return scatter(i) % 2000; }
+static uint64_t letter_id(uint64_t i) { return scatter(i) % 65; }
+static uint64_t short_id(uint64_t i) { return scatter(i) % 50257; }
+static uint64_t large_id(uint64_t i) { return scatter(i) % 128256; }
+static uint64_t mostly_zero(uint64_t i) { return scatter(i) % 10 < 9 ? 0 : scatter(i) % 997; }
+static uint64_t second_zero(uint64_t i) { return i % 2 && i != 30001 ? 0 : scatter(i) % 997; }
+static uint64_t bit_id(uint64_t i) { return scatter(i) % 2; }
+static uint64_t one_id(uint64_t i) { return i * 0 + 7; }
+static uint64_t zero_id(uint64_t i) { return i * 0; }
+
+static void test_widths(Checks* c, const char* tmp) {
+    static const int sizes[] = {64, 65, 2000, 100003};
+    for (size_t k = 0; k < countof(sizes); k++) {
+        const int n = sizes[k];
+        check_raw(c, tmp, small_id, n, 4, "32-bit ids without a header");
+        check_raw(c, tmp, letter_id, n, 4, "np.fromfile(F, np.uint32); assert a.max() < 65536");
+        check_raw(c, tmp, large_id, n, 4, "np.uint32([20240801, 7, a.size])");
+        check_raw(c, tmp, short_id, n, 8, "64-bit ids without a header");
+        check_raw(c, tmp, large_id, n, 8, "np.fromfile(F, np.uint64); np.append(np.pad");
+        uint64_t (*const shards[])(uint64_t) = {small_id, letter_id, short_id, mostly_zero, bit_id, one_id, zero_id};
+        for (size_t j = 0; j < countof(shards); j++) check_raw(c, tmp, shards[j], n, 2, NULL);
+    }
+    check_raw(c, tmp, small_id, 8, 4, NULL);          // too few to decide
+    check_raw(c, tmp, second_zero, 100001, 2, NULL);  // an odd number
+}
+
 // A sparse file of 5 GB: more than 2^31 tokens, zeros except for two ids at the end. Too large for a check of all ids
 // when it is opened.
 static void test_shard_sparse(Checks* c, const char* tmp) {
@@ -397,6 +461,82 @@ static void test_shuffled(Checks* c, const char* tmp) {
     free(glob), free(dir);
 }
 
+// Writes DIR/NAME with n tokens first, first + 1, ….
+static char* write_run(const char* dir, const char* name, uint32_t first, size_t n) {
+    char* path = path_join(dir, name);
+    uint32_t* ids = xmalloc(n * sizeof *ids);
+    for (size_t i = 0; i < n; i++) ids[i] = first + (uint32_t)i;
+    write_shard(path, MAGIC_U32, 7, (uint32_t)n, ids, n);
+    free(ids);
+    return path;
+}
+
+// Every sample of a mixture is the next one of its source, and after any number of samples, each source has its share.
+static void test_mixture(Checks* c, const char* tmp) {
+    enum { T = 8, SAMPLES = 3000, N = 3, V = 50000 };
+    static const double share[N] = {0.5, 0.3, 0.2};
+    static const size_t lengths[N] = {803, 5000, 97};
+    char *dir = sub_folder(tmp, "mixture"), *globs[N], *scaled[N], *plain[N];
+    TostError err = {""};
+    DataSet* alone[N];
+    int32_t x[T], y[T], want[T], target[T], batch[8 * T], targets[8 * T], (*all)[T] = xmalloc(SAMPLES * sizeof *all);
+    uint64_t seen[N] = {0};
+    for (int k = 0; k < N; k++) {
+        char* name = xasprintf("s%d.bin", k);
+        plain[k] = write_run(dir, name, (uint32_t)(10000 * k), lengths[k]);
+        globs[k] = xasprintf("%s:%g", plain[k], share[k]);
+        scaled[k] = xasprintf("%s:%g", plain[k], 20 * share[k]);
+        alone[k] = data_open(ONE_PATH(plain[k]), T, V, ORDER_SHUFFLED, 5, &err);
+        must(alone[k] != NULL, plain[k], &err);
+        free(name);
+    }
+    DataSet* d = data_open(&(PathList){N, globs}, T, V, ORDER_SHUFFLED, 5, &err);
+    must(d != NULL, "mixture", &err);
+    check(c, data_sources(d) == N && data_sources(alone[0]) == 1, "%d sources", data_sources(d));
+    int wrong = 0;
+    double most = 0;
+    for (uint64_t i = 0; i < SAMPLES; i++) {
+        must(data_batch(d, x, y, i, 1, &err), "data_batch", &err);
+        const int k = x[0] / 10000;
+        must(k < N && data_batch(alone[k], want, target, seen[k]++, 1, &err), "data_batch", &err);
+        wrong += memcmp(x, want, sizeof x) != 0 || memcmp(y, target, sizeof y) != 0;
+        memcpy(all[i], x, sizeof x);
+        for (int s = 0; s < N; s++) {
+            const double off = (double)seen[s] - share[s] * (double)(i + 1);
+            most = off > most ? off : -off > most ? -off : most;
+        }
+    }
+    check(c, wrong == 0, "%d samples are not the next of their source", wrong);
+    check(c, most <= 1.01, "a source is %g samples off its share", most);
+    for (uint64_t i = 2900; i > 300; i -= 271)   // as a rank or a resumed run reads them
+        check(c, data_batch(d, batch, targets, i, 8, &err) && memcmp(batch, all[i], sizeof batch) == 0,
+              "the batch at sample %" PRIu64 " differs", i);
+    DataSet* same = data_open(&(PathList){N, scaled}, T, V, ORDER_SHUFFLED, 5, &err);
+    DataSet* other = data_open(&(PathList){2, scaled}, T, V, ORDER_SHUFFLED, 5, &err);
+    DataSet* one = data_open(ONE_PATH(globs[1]), T, V, ORDER_SHUFFLED, 5, &err);
+    check(c, same && data_crc(same) == data_crc(d), "the sum of the weights matters");
+    check(c, other && data_crc(other) != data_crc(d), "the CRC of another mixture");
+    check(c, one && data_sources(one) == 1 && data_crc(one) == data_crc(alone[1]), "a single source");
+    const uint64_t far = (uint64_t)1 << 40;   // of 2^40 samples, exactly 2^39 are of source 0
+    must(data_batch(d, batch, targets, far, 8, &err), "data_batch", &err);
+    for (uint64_t i = 0, next = far / 2; i < 8; i++) {
+        if (batch[i * T] >= 10000) continue;
+        must(data_batch(alone[0], want, target, next++, 1, &err), "data_batch", &err);
+        check(c, memcmp(batch + i * T, want, sizeof want) == 0, "sample 2^40 + %" PRIu64, i);
+    }
+    check_refused(c, data_open(&(PathList){2, (char*[]){plain[0], globs[1]}}, T, V, ORDER_SHUFFLED, 5, &err), &err,
+                  "1 of 2 have a weight", "one weight of two");
+    char *bad = xasprintf("%s:0", plain[0]), *file = path_join(dir, "x:0.5");
+    check_refused(c, data_open(ONE_PATH(bad), T, V, ORDER_SHUFFLED, 5, &err), &err, "s0.bin:0: no file", "a weight of 0");
+    write_text(file, "x");
+    PathList names = data_globs(NULL, ONE_PATH(file));
+    check(c, names.count == 1 && strcmp(names.paths[0], file) == 0, "a file named x:0.5: %s", names.paths[0]);
+    free_paths(&names);
+    for (int k = 0; k < N; k++) data_close(alone[k]), free(globs[k]), free(scaled[k]), free(plain[k]);
+    data_close(d), data_close(same), data_close(other), data_close(one);
+    free(file), free(bad), free(dir), free(all);
+}
+
 // ---------------------------------------------------------------------------------------------
 // The writer
 
@@ -520,7 +660,10 @@ static void test_writer_again(Checks* c, const char* tmp) {
     write_text(left, "the rest, if the writer was killed while it renamed shards");
     check_refused(c, data_open(ONE_PATH(first), 3, 50257, ORDER_SEQUENTIAL, 0, &err), &err,
                   "b_train_000000.bin: the shards that follow", "incomplete set");
-    free(note), free(left), free(first), free(folder), free(out), free(dir);
+    char* before = write_run(dir, "a_train_000000.bin", 0, 9);
+    check_refused(c, data_open(&(PathList){2, (char*[]){before, first}}, 3, 50257, ORDER_SEQUENTIAL, 0, &err), &err,
+                  "b_train_000000.bin: the shards that follow", "incomplete set after a complete one");
+    free(before), free(note), free(left), free(first), free(folder), free(out), free(dir);
 }
 
 int main(void) {
@@ -528,6 +671,8 @@ int main(void) {
     char* tmp = new_folder();
     test_shard_kinds(&c, tmp);
     test_shards_refused(&c, tmp);
+    test_other_formats(&c, tmp);
+    test_widths(&c, tmp);
     test_shard_sparse(&c, tmp);
     test_changes(&c, tmp);
     test_reads(&c, tmp);
@@ -535,6 +680,7 @@ int main(void) {
     test_sequential(&c, tmp);
     test_shuffled_golden(&c, tmp);
     test_shuffled(&c, tmp);
+    test_mixture(&c, tmp);
     test_writer(&c, tmp);
     test_writer_fails(&c, tmp);
     test_writer_again(&c, tmp);
