@@ -80,12 +80,13 @@ ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(
   endif
 endif
 
-# The flags that MPI's compiler wrapper passes (Open MPI: --showme, MPICH: -show), for the same compiler as without it
+# The flags that MPI's compiler wrapper passes (Open MPI: --showme, MPICH: -show, after the words of its compiler), for
+# the same compiler as without it. All those for linking count, such as -Xlinker -rpath -Xlinker FOLDER of Intel MPI.
 ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(MPI))),)
-  mpi_flags   = $(or $(shell $(MPICC) --showme:$(1) 2>/dev/null),$(filter-out -c,$(wordlist 2,99,$(shell \
-                  $(MPICC) -show $(2) 2>/dev/null))))
+  mpi_flags   = $(or $(shell $(MPICC) --showme:$(1) 2>/dev/null),$(filter-out -c,$(shell \
+                  $(MPICC) -show $(2) 2>/dev/null | sed 's/^[^ ]* *\([^- ][^ ]* *\)*//')))
   MPI_CFLAGS := $(filter -I% -D%,$(call mpi_flags,compile,-c)) -DTOST_MPI
-  MPI_LIBS   := $(filter -L% -l% -Wl%,$(call mpi_flags,link,))
+  MPI_LIBS   := $(call mpi_flags,link,)
   HAVE_MPI   := $(call compiles,$(include) <mpi.h>\nint main(void) { return MPI_Init(0$(comma) 0); },\
                   $(MPI_CFLAGS) $(MPI_LIBS))
   ifeq ($(HAVE_MPI),)

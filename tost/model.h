@@ -9,6 +9,10 @@
 
 #include "base/error.h"
 
+#if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error "-ffast-math and -Ofast remove the checks for NaN and infinity and reorder sums: use CFLAGS=-O3"
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -46,6 +46,20 @@ else
     skip 'BLAS=mkl: no pkg-config'
 fi
 
+# An MPI compiler wrapper whose command names two words of a compiler, and link flags of two words (Intel MPI).
+printf '#!/bin/sh\n[ "$1" = -show ] && echo "ccache gcc -I\\"%s\\" -Xlinker -rpath -Xlinker \\"%s/lib\\" -lm"\n' "$dir" "$dir" >mpicc
+printf '#define MPI_Init(a, b) 0\n' >mpi.h
+chmod +x mpicc
+succeeds make -n -C "$repo" MPI=1 MPICC="$dir/mpicc" CUDA=0 train_gpt_tost
+check 'MPI=1 keeps all link flags of the wrapper' grep -q "Xlinker -rpath -Xlinker .$dir/lib. -lm " stdout
+check 'MPI=1 without the words of its compiler' [ "$(grep -c ccache stdout)" -eq 0 ]
+
+# Fast math would remove the checks for NaN.
+for flag in -Ofast -ffast-math -ffinite-math-only; do
+    execute ${CC:-cc} -std=c11 -I"$repo" -I"$repo/tost" $flag -fsyntax-only -x c "$repo/tost/model.h"
+    check "$flag is refused: $(cat stderr)" grep -q 'error.*NaN.*CFLAGS=-O3' stderr
+done
+
 # The check of processor.c: with no features it passes; with all, it names one that an old processor lacks.
 if [ "$(uname -m)" = x86_64 ] && old=$(command -v qemu-x86_64); then
     echo 'void processor_check(void); int main(void) { processor_check(); return 0; }' >main.c
