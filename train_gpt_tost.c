@@ -717,7 +717,7 @@ static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
     model->config = *c;
     model->options = *o;
     model->options.recompute = o->recompute && o->training;
-    if (model->options.threads == 0) model->options.threads = threads_max();   // OMP_NUM_THREADS, or one per core
+    model->options.threads = threads_or_max(o->threads);   // 0: OMP_NUM_THREADS, or one per core
     model->tensors = tost_tensors(c);
     model->exchange = exchange_new(&model->tensors, o->optimizer, o->comm, o->parts);
     model->layer = xcalloc(c->n_layer, sizeof *model->layer);
@@ -1208,7 +1208,7 @@ static bool cpu_supports(TostDtype dtype) { return dtype == TOST_FP32 || dtype =
 
 static bool cpu_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
     (void)err;
-    gemm_describe(text, cap, o->threads ? o->threads : threads_max(), o->dtype == TOST_BF16);
+    gemm_describe(text, cap, threads_or_max(o->threads), o->dtype == TOST_BF16);
     return true;
 }
 

@@ -3,15 +3,13 @@
 
 #include <math.h>
 #include <stdint.h>
-#include <string.h>
+#include <stdlib.h>
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
 
 #include "base/clock.h"
-
-extern char** environ;
 
 // Subnormal operands and results become zero. Other processors keep them, which only costs time.
 static void flush_subnormals(void) {
@@ -26,18 +24,17 @@ static void flush_subnormals(void) {
 #endif
 }
 
-// True if the user may have set the number of threads or how they wait, or if the number changes the results.
+// True if the number of threads changes the results, or if the user has set how threads wait: those that sleep use no
+// processor time, which looks like time lost to other processes.
 static bool is_fixed(void) {
 #ifdef TOST_BLAS
     return true;
 #endif
-    for (char** e = environ; e && *e; e++)
-        if (strncmp(*e, "OMP_", 4) == 0 || strncmp(*e, "GOMP_", 5) == 0 || strncmp(*e, "KMP_", 4) == 0) return true;
-    return false;
+    return getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME") || getenv("KMP_LIBRARY");
 }
 
 Threads threads_start(int n) {
-    const int max = n > 0 ? n : threads_max();
+    const int max = threads_or_max(n);
     threads_set(max);
     flush_subnormals();   // threads that start later inherit it
     #pragma omp parallel

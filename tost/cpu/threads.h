@@ -13,8 +13,8 @@ enum { SERIAL_ROWS = 8 };
 // one; what follows a pass, such as its backward, uses as many. Threads wait for each other in every layer, so if
 // another process takes the core of one thread, all wait for it. If the threads of a pass get too little processor
 // time, the next passes use fewer; after a pause, they use all again. Results do not depend on the number of threads,
-// except with a BLAS library: there the number is fixed. It is also fixed if the environment configures OpenMP (OMP_*,
-// GOMP_*, KMP_*).
+// except with a BLAS library: there the number is fixed. It is also fixed if the environment says how threads wait
+// (OMP_WAIT_POLICY, GOMP_SPINCOUNT, KMP_BLOCKTIME, KMP_LIBRARY).
 typedef struct {
     int    max, now, pass;          // pass: of the current one
     bool   fixed, decided;          // decided: at least once

@@ -1,8 +1,10 @@
-// test_core.c: initial values, extended positions, floating-point operations.
+// test_core.c: initial values, extended positions, floating-point operations, number of threads.
 #include <math.h>
 
+#include "base/memory.h"
 #include "base/openmp.h"
 #include "base/rng.h"
+#include "cpu/threads.h"
 #include "dev/test/unit/fake_engine.h"
 #include "flops.h"
 #include "init.h"
@@ -161,10 +163,38 @@ static void test_flops(Checks* c) {
         }
 }
 
+// ---------------------------------------------------------------------------------------------
+// Threads
+
+// Waiting threads that sleep look like lost processor time; the number of threads does not.
+static void test_threads(Checks* c) {
+    static const struct { const char *name, *value; bool fixed; } cases[] = {
+        {"OMP_NUM_THREADS", "2", false}, {"OMP_DISPLAY_ENV", "false", false}, {"OMP_STACKSIZE", "4m", false},
+        {"OMP_DYNAMIC", "false", false}, {"OMP_PROC_BIND", "true", false}, {"KMP_AFFINITY", "none", false},
+        {"OMP_WAIT_POLICY", "passive", true}, {"GOMP_SPINCOUNT", "0", true}, {"KMP_BLOCKTIME", "0", true},
+        {"KMP_LIBRARY", "turnaround", true},
+    };
+    const int max = threads_max();
+    char** before = environ;
+    for (size_t i = 0; i < countof(cases); i++) {
+        char *variable = xasprintf("%s=%s", cases[i].name, cases[i].value), *only[] = {variable, NULL};
+        environ = only;
+        const Threads t = threads_start(1);
+        environ = before;
+#ifndef TOST_BLAS
+        check(c, t.fixed == cases[i].fixed, "%s: the number of threads is%s fixed", variable, t.fixed ? "" : " not");
+#endif
+        check(c, t.max == 1, "%d threads of 1", t.max);
+        free(variable);
+    }
+    threads_set(max);
+}
+
 int main(void) {
     Checks c = {.suite = "core"};
     test_init(&c);
     test_extend(&c);
     test_flops(&c);
+    test_threads(&c);
     return checks_verdict(&c);
 }
