@@ -65,7 +65,7 @@ static bool add_key(TaskRun* r, int index, int first, int choices, TostError* er
     if (longest > r->limit)
         return tost_error(err, "%s line %d: a choice of %d tokens, but sequences have at most %d; use a longer --seq "
                           "or another model", r->o->task, e->line, longest, r->limit);
-    const int room = r->limit + 1 - longest, context = e->context < room ? e->context : room;
+    const int room = r->limit - longest + 1, context = e->context < room ? e->context : room;
     // As in lm-evaluation-harness, each choice follows as much of the context as fits with it.
     if (context < e->context && choices > 1) {
         for (int i = first; i < first + choices; i++)

@@ -32,17 +32,20 @@ static void print_model(const LoadedModel* m) {
 
 static void print_training(const CheckpointInfo* info) {
     char tokens[32];
-    if (info->options.count == 0 && info->step == 0 && info->tokens == 0)
+    const bool own = info->options.count > 0;   // else converted: a step or number of tokens that is 0 is not known
+    if (!own && info->step == 0 && info->tokens == 0)
         print_line(stdout, "%-12sunknown: not a checkpoint of this program", "trained");
+    else if (!own && info->tokens == 0)
+        print_line(stdout, "%-12s%lld step%s", "trained", (long long)info->step, plural(info->step));
     else
-        print_line(stdout, "%-12s%lld steps, %lld tokens (%s)", "trained", (long long)info->step,
-                   (long long)info->tokens, human_count(tokens, (double)info->tokens));
+        print_line(stdout, "%-12s%lld step%s, %lld token%s (%s)", "trained", (long long)info->step, plural(info->step),
+                   (long long)info->tokens, plural(info->tokens), human_count(tokens, (double)info->tokens));
     if (isfinite(info->val_loss))
         print_line(stdout, "%-12s%.6f nats/token after step %lld", "val loss", info->val_loss,
                    (long long)info->val_step);
     if (isfinite(info->best_val_loss))
-        print_line(stdout, "%-12s%.6f nats/token after step %lld", "best", info->best_val_loss,
-                   (long long)info->best_val_step);
+        print_line(stdout, "%-12s%.6f nats/token%s", "best", info->best_val_loss, own || info->best_val_step > 0
+                   ? text_line(" after step %lld", (long long)info->best_val_step).text : "");
     if (info->tokenizer)
         print_line(stdout, "%-12s%s, CRC-32 %08x", "tokenizer", info->tokenizer, (unsigned)info->tokenizer_hash);
     else print_line(stdout, "%-12snone", "tokenizer");
@@ -219,9 +222,9 @@ static bool check_shard(TextLine* line, ShardTotals* t, const Options* o, const 
     const bool ok = shard_check_ids(&s, vocabulary ? vocabulary : UINT32_MAX, line);
     if (vocabulary) snprintf(of, sizeof of, " of a vocabulary of %u", (unsigned)vocabulary);
     if (ok)
-        *line = text_line("%s: uint%d%s, %llu tokens, largest id %u%s", path, 8 * s.width,
-                          s.first ? "" : " without a header", (unsigned long long)s.n_tokens, (unsigned)s.largest_id,
-                          of);
+        *line = text_line("%s: uint%d%s, %llu token%s, largest id %u%s", path, 8 * s.width,
+                          s.first ? "" : " without a header", (unsigned long long)s.n_tokens,
+                          plural((int64_t)s.n_tokens), (unsigned)s.largest_id, of);
     t->tokens += s.n_tokens;
     t->largest = s.largest_id > t->largest ? s.largest_id : t->largest;
     shard_close(&s);

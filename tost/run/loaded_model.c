@@ -53,8 +53,9 @@ bool read_text(Bytes* text, const char* option, const char* value, const char* h
 // Models and their tokenizers
 
 TextLine model_sizes(const TostConfig* c) {
-    return text_line("%d layers, %d heads, %d channels, block size %d, vocabulary %d, %s bias%s%s%s%s", c->n_layer,
-                     c->n_head, c->n_embd, c->block_size, c->vocab_size, c->bias ? "with" : "no",
+    return text_line("%d layer%s, %d head%s, %d channel%s, block size %d, vocabulary %d, %s bias%s%s%s%s", c->n_layer,
+                     plural(c->n_layer), c->n_head, plural(c->n_head), c->n_embd, plural(c->n_embd), c->block_size,
+                     c->vocab_size, c->bias ? "with" : "no",
                      c->membership == TOST_UNIFORM ? ", uniform membership" : "", c->conv ? ", convolutions" : "",
                      c->memory ? ", memory" : "", c->positions == TOST_POSITIONS_NONE ? ", no positions" : "");
 }

@@ -56,10 +56,18 @@ static char* shell_word(const char* word) {
     return quoted;
 }
 
-// Prints a suggested command: PROGRAM COMMAND FOLDER REST.
-static void suggest(Run* r, const char* label, const char* command, const char* rest) {
+// How this run was launched: "mpirun -n 4 ", or "" for a single process.
+static TextLine launcher_of(const Run* r) {
+    const char* launcher = r->comm ? comm_launch().launcher : NULL;
+    if (!launcher) return (TextLine){""};
+    return text_line("%s %s %d ", launcher, strcmp(launcher, "torchrun") == 0 ? "--no-python --nproc-per-node" : "-n",
+                     comm_size(r->comm));
+}
+
+// Prints a suggested command: LAUNCHER PROGRAM COMMAND FOLDER REST.
+static void suggest(Run* r, const char* label, const char* launcher, const char* command, const char* rest) {
     char *program = shell_word(r->o.program), *out = shell_word(r->out);
-    progress_text(&r->progress, "%-11s%s %s %s%s", label, program, command, out, rest);
+    progress_text(&r->progress, "%-11s%s%s %s %s%s", label, launcher, program, command, out, rest);
     free(program);
     free(out);
 }
@@ -75,9 +83,12 @@ static TextLine options_to_repeat(const Run* r) {
 
 TextLine resume_hint(const Run* r) {
     if (r->saved.step < 0) return text_line("nothing is saved yet");
-    char* out = shell_word(r->out);
-    const TextLine hint = text_line("train --resume --out %s%s continues from step %lld", out,
+    char *program = shell_word(r->o.program), *out = shell_word(r->out);
+    const TextLine launcher = launcher_of(r);
+    const TextLine hint = text_line("%s%s%strain --resume --out %s%s continues from step %lld", launcher.text,
+                                    launcher.text[0] ? program : "", launcher.text[0] ? " " : "", out,
                                     options_to_repeat(r).text, (long long)r->saved.step);
+    free(program);
     free(out);
     return hint;
 }
@@ -89,8 +100,6 @@ TextLine divergence_hint(const Run* r, const char* remedy) {
 
 // ---------------------------------------------------------------------------------------------
 // At the start
-
-static const char* plural(int64_t n) { return n == 1 ? "" : "s"; }
 
 static void report_schedule(Run* r) {
     static const char* const kinds[] = {"cosine decay", "constant, linear decay", "linear decay", "then constant"};
@@ -129,9 +138,9 @@ static void report_model(Run* r) {
     if (!option_given(o, "total-batch") && !o->init && o->total_batch != tost_preset_at(o->preset)->total_batch)
         snprintf(instead, sizeof instead, ", instead of the preset's %lld",
                  (long long)tost_preset_at(o->preset)->total_batch);
-    progress_fact(p, "", "%lld tokens per step: %lld micro-batch%s × %d sequence%s × %d tokens%s",
-                  (long long)o->total_batch, (long long)micro_batches, micro_batches == 1 ? "" : "es", o->batch,
-                  plural(o->batch), o->seq, instead);
+    progress_fact(p, "", "%lld token%s per step: %lld micro-batch%s × %d sequence%s × %d token%s%s",
+                  (long long)o->total_batch, plural(o->total_batch), (long long)micro_batches,
+                  micro_batches == 1 ? "" : "es", o->batch, plural(o->batch), o->seq, plural(o->seq), instead);
     if (o->chunk > 0 && o->chunk < o->seq)
         progress_fact(p, "chunks", "%d of up to %d tokens per sequence; 4/3 of the computation",
                       o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk);
@@ -331,7 +340,8 @@ void report_end(Run* r) {
     if (stopped)
         progress_text(p, "stopped by %s after step %lld of %lld",
                       run_signal(r) ? signals_name(run_signal(r)) : r->stopped_by, step, steps);
-    else progress_text(p, "done: %lld step%s, %lld tokens", step, plural(step), (long long)r->info.tokens);
+    else progress_text(p, "done: %lld step%s, %lld token%s", step, plural(step), (long long)r->info.tokens,
+                       plural(r->info.tokens));
     if (r->info.outliers.skipped > 0)
         progress_text(p, "%-11s%lld of %lld steps (rows with lr 0 in the log)", "skipped",
                       (long long)r->info.outliers.skipped, step);
@@ -343,10 +353,10 @@ void report_end(Run* r) {
     free(best);
     if (r->saved.step < 0) return;
     progress_text(p, "%-11s%s/step_%08lld", "saved", r->out, (long long)r->saved.step);
-    if (r->tokenizer && !stopped) suggest(r, "sample", "sample --model", " --prompt 'Once upon a time'");
+    if (r->tokenizer && !stopped) suggest(r, "sample", "", "sample --model", " --prompt 'Once upon a time'");
     const TextLine options = options_to_repeat(r);
     char* rest = stopped ? xstrdup(options.text)
                          : xasprintf(" --steps %lld%s", 2 * (steps > 0 ? steps : 1), options.text);
-    suggest(r, "continue", "train --resume --out", rest);
+    suggest(r, "continue", launcher_of(r).text, "train --resume --out", rest);
     free(rest);
 }

@@ -162,6 +162,8 @@ refuses 1 "tost --init straight --positions none --out none" "--positions none" 
 prints "eval --model no_positions --data $dir/tiny_val_*.bin --seq 100 --by-position" "65-100"
 prints "inspect --model no_positions --text @$dir/long.txt --out no_positions.safetensors" "tokens      100"
 run sample --model no_positions --prompt @$dir/long.txt --tokens 100
+printf '{"context": "1", "answer": 0, "choices": [" 2", " 3 4"]}\n' >task.jsonl
+run eval --model no_positions --task task.jsonl --seq 2147483647 --batch 1
 prints "--init no_positions --extend-block 75 $data $fast --batch 1 --total-batch 150 --steps 2 --out longer_75" \
     "1 sequence × 75 tokens"
 refuses 1 "tost --resume --out convolved --conv 0 --steps 5" "--conv 0" "4 in convolved"
@@ -648,7 +650,7 @@ sed 1,2d stdout >table
 check "info DIR: one line per run: $(cat stdout)" [ "$(awk '{ print $1 }' table | sort | tr '\n' ' ')" = "average best no_positions straight " ]
 check "by validation loss" [ "$(awk '$4 != "-" { print $4 }' table)" = "$(awk '$4 != "-" { print $4 }' table | sort -g)" ]
 check "a run that was not validated is the last" [ "$(tail -n 1 table | awk '{ print $1, $2, $4 }')" = "best 3 -" ]
-check "steps, tokens and options" grep -q '^straight  *6  *768 .* 0.003  *muon  1 layers, 2 heads' table
+check "steps, tokens and options" grep -q '^straight  *6  *768 .* 0.003  *muon  1 layer, 2 heads' table
 check "warnings name the others: $(cat stderr)" \
     [ "$(grep -c 'runs/unfinished: no complete\|runs/broken/step_00000004' stderr)" -eq 2 -a "$(wc -l <stderr)" -eq 2 ]
 check "the seconds are those of the log" near "$(awk '$1 == "straight" { print $5 }' table)" \
@@ -658,7 +660,7 @@ check "--json has exact losses and all options" grep -q '"run": "best", .*"val_l
 run info --json runs.json runs
 prints "info straight average" "straight | average" "ema            0 | 0.9" "steps          6 | 4"
 check "info RUN RUN prints no other options: $(cat stdout)" [ "$(grep -c "^lr\|^data\|^seq\|^channels" stdout)" -eq 0 ]
-prints "info straight" "1 layers, 2 heads, 16 channels, block size 32, vocabulary 257" "768 tokens" \
+prints "info straight" "1 layer, 2 heads, 16 channels, block size 32, vocabulary 257" "768 tokens" \
     "vocab.bpe, CRC-32 00000000"
 }
 
