@@ -36,7 +36,8 @@ int main(int argc, char** argv) {
     TostComm* c = NULL;
     TostError err;
     if (bytes == 0 || rounds <= 0) { fprintf(stderr, "usage: mpirun -n N exchange_bench BYTES ROUNDS\n"); return 2; }
-    if (!comm_open(&c, &no_engine, argv[0], COMM_TIMEOUT, &err)) {
+    const CommLaunch launch = comm_launch();
+    if (!comm_open(&c, &launch, &no_engine, argv[0], COMM_TIMEOUT, &err)) {
         fprintf(stderr, "exchange_bench: %s\n", err.text);
         return 1;
     }

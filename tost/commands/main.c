@@ -48,15 +48,20 @@ static void reserve_standard_streams(void) {
 int tost_main(int argc, char** argv, const TostEngine* engine) {
     processor_check();
     reserve_standard_streams();
-    const CommPlace place = comm_launch().place;
-    Options o = {.program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost", .rank = place.rank, .ranks = place.size};
+    CommLaunch launch = comm_launch();
+    Options o = {.program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost", .rank = launch.place.rank,
+                 .ranks = launch.place.size};
     TostError err, why;
     TostComm* comm;
     int status = 0;
     const bool valid = options_parse(&o, argc, argv, engine, &err);
-    if (!comm_open(&comm, engine, o.program, valid ? o.rank_timeout : COMM_TIMEOUT, &why)) {
+    // What needs no other ranks runs alone on each, also where variables of a pod or job name more than there are.
+    if (o.page || (o.command != COMMAND_TRAIN && o.command != COMMAND_EVAL)) launch.place = (CommPlace){.size = 1};
+    if (!comm_open(&comm, &launch, engine, o.program, valid ? o.rank_timeout : COMM_TIMEOUT, &why)) {
         if (o.rank > 0) sleep(2);   // if all have the error, the launcher ends them after the first
-        print_error(&o, &why);
+        o.rank = 0;                 // prints: no other rank is known to
+        tost_error(&err, "%s%s (%s)", comm_prefix(&launch.place).text, why.text, comm_variables().text);
+        print_error(&o, &err);
         options_free(&o);
         return STATUS_USAGE;
     }
@@ -65,7 +70,7 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
         print_error(&o, &err);
         status = STATUS_USAGE;
     } else if (o.page) {
-        if (o.rank == 0) print_page(&o, engine);
+        print_page(&o, engine);
     } else {
         if (comm) comm->timeout = o.rank_timeout;
         set_threads(&o, comm);

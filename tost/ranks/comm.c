@@ -35,11 +35,16 @@ static const struct { const char *launcher, *rank, *size, *local_rank, *own; } l
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", NULL},
 };
 
+static bool started_several(size_t i) {
+    const int rank = env_number(launchers[i].rank, -1), size = env_number(launchers[i].size, -1);
+    return rank >= 0 && size > 1 && rank < size && (!launchers[i].own || getenv(launchers[i].own));
+}
+
 CommLaunch comm_launch(void) {
     CommLaunch launch = {.place = {.size = 1}};
     for (size_t i = 0; i < countof(launchers); i++) {
         const int rank = env_number(launchers[i].rank, -1), size = env_number(launchers[i].size, -1);
-        if (rank < 0 || size <= 1 || rank >= size || (launchers[i].own && !getenv(launchers[i].own))) continue;
+        if (!started_several(i)) continue;
         launch.launcher = launchers[i].launcher;
         launch.place = (CommPlace){.rank = rank, .size = size,
                                    .local_rank = env_number(launchers[i].local_rank, 0)};
@@ -53,11 +58,22 @@ CommLaunch comm_launch(void) {
     return launch;
 }
 
+TextLine comm_variables(void) {
+    TextLine set = {""}, unset = {"env"};
+    for (size_t i = 1; i < countof(launchers); i++) {   // the variables of the first row are those of the last
+        if (!started_several(i)) continue;
+        set = text_line("%s%s%s=%s, %s=%s", set.text, set.text[0] ? ", " : "", launchers[i].size,
+                        getenv(launchers[i].size), launchers[i].rank, getenv(launchers[i].rank));
+        unset = text_line("%s -u %s", unset.text, launchers[i].size);
+    }
+    return text_line("%s; for a single process: %s", set.text, unset.text);
+}
+
 #ifndef TOST_MPI
 bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, double timeout, TostError* err) {
     (void)comm, (void)timeout;
     return tost_error(err, "started as one of %d processes by %s, but built without MPI: build with make MPI=1 and use "
-                      "mpirun or srun --mpi=pmix, or start a single process", launch->place.size, launch->launcher);
+                      "mpirun or srun --mpi=pmix", launch->place.size, launch->launcher);
 }
 
 void comm_abort_mpi(TostComm* c, int status) { (void)c, (void)status; }
@@ -74,23 +90,23 @@ static void out_of_memory(size_t bytes) {
     exit(STATUS_FAILED);
 }
 
-bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, double timeout, TostError* err) {
-    const CommLaunch launch = comm_launch();
+bool comm_open(TostComm** comm, const CommLaunch* launch, const TostEngine* engine, const char* program, double timeout,
+               TostError* err) {
     const char* slash = strrchr(program, '/');
     program_name = slash ? slash + 1 : program;
     memory_on_failure(out_of_memory);
     *comm = NULL;
-    if (launch.place.size == 1) return true;
+    if (launch->place.size == 1) return true;
 #ifdef TOST_MPI
-    const bool own = strcmp(launch.launcher, "torchrun") == 0;
+    const bool own = strcmp(launch->launcher, "torchrun") == 0;
 #else
     const bool own = true;
 #endif
     if (strcmp(engine->name, "cuda") == 0 && !engine->open_comm)
-        return tost_error(err, "started as one of %d processes by %s, but built without NCCL: build with make NCCL=1, "
-                          "or start a single process", launch.place.size, launch.launcher);
+        return tost_error(err, "started as one of %d processes by %s, but built without NCCL: build with make NCCL=1",
+                          launch->place.size, launch->launcher);
     const bool ok = own && engine->open_comm ? engine->open_comm(comm, err)
-                                             : comm_open_mpi(comm, &launch, timeout, err);
+                                             : comm_open_mpi(comm, launch, timeout, err);
     if (!ok) return false;
     comm_find_places(*comm);
     return true;

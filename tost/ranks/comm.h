@@ -55,11 +55,14 @@ int comm_sharing_cores(const TostComm* c);
 // What the environment says about the launcher. size 1: none, or a single process.
 typedef struct { CommPlace place; const char* launcher; } CommLaunch;
 CommLaunch comm_launch(void);
+// The variables that say so, and how to start a single process: "WORLD_SIZE=4; for a single process: env -u WORLD_SIZE"
+TextLine comm_variables(void);
 
 // *comm = NULL for a single process. An error if a launcher started several but the program was built without the
 // library: otherwise each would train a run of its own. program: argv[0]; timeout: of
 // MPI_Init, in seconds; 0: none.
-bool comm_open(TostComm** comm, const TostEngine* engine, const char* program, double timeout, TostError* err);
+bool comm_open(TostComm** comm, const CommLaunch* launch, const TostEngine* engine, const char* program, double timeout,
+               TostError* err);
 void comm_close(TostComm* c);
 
 // Opens the MPI transport; an error in builds without MPI=1.

@@ -712,9 +712,6 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->threads);
     if (o->reduce != 0 && !engine->open_comm)
         return tost_error(err, "--reduce fast: needs GPUs and a build with make NCCL=1: leave it out");
-    if (o->ranks > 1 && o->command != COMMAND_TRAIN && o->command != COMMAND_EVAL)
-        return tost_error(err, "%s runs in a single process, but %d were started: only train and eval use several",
-                          command_table[o->command].name, o->ranks);
     if (!check_operands(o, err) || !check_pairs(o, err)) return false;
     return o->command == COMMAND_TRAIN ? check_train(o, err)
          : o->command == COMMAND_EVAL ? check_eval(o, err) : !(1 << o->command & TEXT) || check_text(o, err);

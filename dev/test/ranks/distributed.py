@@ -85,7 +85,9 @@ class Tests:
     def parts(self):
         """A resumed run may change --parts, and says so."""
         case = self.case()
-        self.succeeds("the run to resume", case, 2, launch.run_options(steps=6))
+        result = self.succeeds("the run to resume", case, 2, launch.run_options(steps=6))
+        hint = r"^continue +mpirun -n 2 \S*train_gpt_tost train --resume --out run"
+        self.report.check(re.search(hint, result.out, re.M), f"how to continue: {result.summary()}")
         for parts, says in (("4", False), ("2", True)):
             again = self.case(case.tree())
             result = self.succeeds(f"--parts {parts} after 4", again, 2,
@@ -127,8 +129,7 @@ class Tests:
                      launch.changed(launch.changed(args, "--parts", "6"), "--total-batch", "384"), ranks=2)
         self.refused("an indivisible batch", 2, ["--total-batch 320", "512"], case,
                      launch.changed(args, "--total-batch", "320"))
-        for more, fragment in (("--bogus", "unknown option --bogus"), ("--max-time 9m", "--max-time differs"),
-                               ("--help", "--help differs")):
+        for more, fragment in (("--bogus", "unknown option --bogus"), ("--max-time 9m", "--max-time differs")):
             self.refused(f"{more} on rank 2", 2, ["rank 2", fragment], case, args,
                          per_rank={2: f'exec "$@" {more}'})
         # Rank 2 reads another --config file.
@@ -175,6 +176,9 @@ class Tests:
         shutil.rmtree(case.path("older", "step_00000012"))
         os.makedirs(case.path("run"))
         newer, older = mounted("newer", "run"), mounted("older", "run")
+        for name in ("sample --model newer --tokens 1", "--help"):   # on each rank alone
+            result = self.run(case, 2, name.split())
+            self.report.check(result.status == 0 and not result.lines(), f"{name}: {result.summary()}")
         result = self.succeeds("finished", case, 2, launch.resumed(case), per_rank={0: newer, 1: older})
         self.report.check(result.out.count("finished") == 1, f"finished: {result.summary()}")
         self.refused("another run folder on rank 1", 1, ["rank 1"], case, launch.resumed(case), ranks=2,
