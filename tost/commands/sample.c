@@ -1,10 +1,15 @@
 // sample.c: the command sample, which generates text with run/generate.h. Texts go to stdout, all else to stderr. A
-// single sample is printed token by token; several are generated together and printed in order.
+// single sample, and those of --interactive, are printed token by token; several are generated together and printed in
+// order.
+#include <errno.h>
 #include <limits.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/crc32.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/json.h"
@@ -12,11 +17,13 @@
 #include "base/text.h"
 #include "commands/commands.h"
 #include "commands/prompts.h"
+#include "data/lines.h"
 #include "run/generate.h"
 
 // A prompt and its samples
 typedef struct {
     const Prompt* prompt;
+    size_t        place;      // among the prompts
     uint32_t*     ids;
     size_t        n_ids;
     int           group;      // generate_group
@@ -24,8 +31,15 @@ typedef struct {
     Bytes         output;     // of samples not printed yet
 } Work;
 
+// Texts go to a pipe as they are, and to a terminal with control characters but line breaks and tabs escaped. Those of
+// --interactive go to a pipe as one line each. cut: the beginning of a character whose other bytes follow
+typedef enum { AS_IT_IS, TO_TERMINAL, AS_LINE } Style;
+typedef struct { Style style; char cut[4]; size_t n_cut; } Output;
+
 typedef struct {
     const Options* o;
+    Output         out;
+    Bytes          context;   // --interactive: the prompt and its text; with --continue, all of them
     Generator      generator;
     Work*          work;
     size_t         n_work;
@@ -41,9 +55,32 @@ typedef struct { size_t at; int64_t sample; Bytes text; } Sample;
 // ---------------------------------------------------------------------------------------------
 // Output
 
-static bool write_text(void* context, const char* bytes, size_t n) {
-    (void)context;
-    return n == 0 || (fwrite(bytes, 1, n, stdout) == n && fflush(stdout) == 0);
+// Prints a character, or a byte that belongs to none.
+static void put_character(const char* p, int n, Style style) {
+    char copy[5] = "";
+    memcpy(copy, p, (size_t)n);
+    const bool listed = *p && strchr(style == AS_LINE ? "\n\r\\" : "\n\t\\", *p);
+    char* escaped = printable_text(copy);
+    if (listed == (style == TO_TERMINAL)) fwrite(p, 1, (size_t)n, stdout);
+    else fputs(*p == '\\' ? "\\\\" : *p ? escaped : "\\x00", stdout);
+    free(escaped);
+}
+
+// Prints text, whose last character may be completed by the next call unless this is the last.
+static bool put_text(Output* out, const char* bytes, size_t n, bool last) {
+    if (out->style == AS_IT_IS) return n == 0 || (fwrite(bytes, 1, n, stdout) == n && fflush(stdout) == 0);
+    char *text = xmalloc(out->n_cut + n + 1), *end = text + out->n_cut + n, *p = text;
+    memcpy(text, out->cut, out->n_cut);
+    if (n > 0) memcpy(text + out->n_cut, bytes, n);
+    for (int length; p < end; p += length) {
+        length = utf8_length(p, end);
+        if (length == 0 && !last && end - p < 4 && (unsigned char)*p >= 0xc2) break;
+        if (length == 0) length = 1;
+        put_character(p, length, out->style);
+    }
+    memcpy(out->cut, p, out->n_cut = (size_t)(end - p));
+    free(text);
+    return fflush(stdout) == 0 && !ferror(stdout);
 }
 
 static bool collect_text(void* context, const char* bytes, size_t n) {
@@ -52,6 +89,15 @@ static bool collect_text(void* context, const char* bytes, size_t n) {
     memcpy(text->data + text->size, bytes, n);
     text->size += n;
     return true;
+}
+
+static volatile sig_atomic_t stop_text;   // global, because a signal handler has no arguments of its own
+static void on_interrupt(int number) { stop_text = number; }
+
+static bool write_text(void* context, const char* bytes, size_t n) {
+    Sampling* s = context;
+    if (s->o->keep_context) collect_text(&s->context, bytes, n);
+    return put_text(&s->out, bytes, n, false) && !stop_text;
 }
 
 static bool flush_stdout(TostError* err) {
@@ -73,7 +119,7 @@ static void write_json(FILE* out, const Prompt* prompt, const Sample* s, const T
 static void write_plain(FILE* out, const Prompt* prompt, const Sample* s) {
     if (s->sample > 0) fputs("---\n", out);
     fwrite(prompt->text, 1, prompt->n, out);
-    fwrite(s->text.data, 1, s->text.size, out);
+    if (s->text.size > 0) fwrite(s->text.data, 1, s->text.size, out);
     fputc('\n', out);
 }
 
@@ -93,7 +139,7 @@ static void keep_output(Sampling* s, const Sample* sample, const Text* text) {
 static bool print_output(Sampling* s, TostError* err) {
     for (; s->first < s->n_work; s->first++) {
         Work* w = &s->work[s->first];
-        fwrite(w->output.data, 1, w->output.size, stdout);
+        put_text(&s->out, w->output.data, w->output.size, true);
         free(w->output.data);
         w->output = (Bytes){0};
         if (w->next < s->o->samples) break;
@@ -104,23 +150,72 @@ static bool print_output(Sampling* s, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Generation
 
-// The random numbers depend only on the seed, the line of the prompt and the number of the sample.
+// The random numbers depend only on the seed, the id of the prompt or, if it has none, its place, and the number of the
+// sample.
 static Text new_text(const Sampling* s, size_t at, int64_t sample, void* context) {
     const Work* w = &s->work[at];
-    const uint64_t stream = (uint64_t)(w->prompt->line - 1) << 32 | (uint64_t)sample;
+    const char* id = w->prompt->id;
+    const uint64_t stream = (id ? (uint64_t)crc32_update(0, id, strlen(id)) : w->place) << 32 | (uint64_t)sample;
     return (Text){.prompt = w->ids, .n_prompt = w->n_ids, .rng = rng_seeded((uint64_t)s->o->seed, stream),
                   .context = context};
 }
 
+// Prints a note on the first prompt that ends in a space, after which the model has rarely seen the tokens of words.
+static void note_space(const Options* o, const Prompt* p, size_t count) {
+    while (count > 0 && (p->n == 0 || p->text[p->n - 1] != ' ')) p++, count--;
+    if (count == 0) return;
+    print_warning(o, "the prompt%s ends in a space: better without it, since tokens begin with the space before a word",
+                  p->line > 1 ? text_line(" in line %zu", p->line).text : "");
+}
+
+static Work new_work(const Sampling* s, const Prompt* prompt, size_t place) {
+    uint32_t* ids = xmalloc((prompt->n + 1) * sizeof *ids);
+    const size_t n = tokenizer_encode(s->generator.tokenizer, ids, prompt->text, prompt->n);
+    return (Work){.prompt = prompt, .place = place, .ids = ids, .n_ids = n,
+                  .group = generate_group(s->generator.config, n)};
+}
+
 static bool write_one(Sampling* s, TostError* err) {
     const Prompt* prompt = s->work[0].prompt;
-    Text text = new_text(s, 0, 0, NULL);
+    Text text = new_text(s, 0, 0, s);
     s->generator.take = write_text;
-    write_text(NULL, prompt->text, prompt->n);
+    if (!s->o->interactive) put_text(&s->out, prompt->text, prompt->n, false);
     const bool ok = generate(&text, 1, &s->seconds, &s->generator, s->o->tokens, err);
+    put_text(&s->out, "", 0, true);
     putchar('\n');
     s->tokens += text.tokens;
     return ok && flush_stdout(err);
+}
+
+// Continues each line of stdin or, with --continue, all lines and texts so far. On a terminal, Ctrl-C ends a text.
+static bool interact(Sampling* s, TostError* err) {
+    const bool keyboard = isatty(STDIN_FILENO);
+    char* buffer = NULL;
+    size_t n, capacity = 0;
+    ssize_t got = 0;
+    bool ok = true;
+    for (size_t place = 0; ok; place++) {
+        if (keyboard) fputs("> ", stderr);
+        if ((got = getline(&buffer, &capacity, stdin)) < 0) break;
+        Lines lines = {buffer, buffer + got, place};
+        const char* line;
+        next_line(&line, &n, &lines);
+        if (!s->o->keep_context) s->context.size = 0;
+        collect_text(&s->context, line, n);
+        const Prompt prompt = {.line = lines.number, .text = s->context.data, .n = s->context.size};
+        note_space(s->o, &prompt, n > 0);
+        free(s->work[0].ids);
+        s->work[0] = new_work(s, &prompt, place);
+        stop_text = 0;
+        if (keyboard) signal(SIGINT, on_interrupt);
+        ok = write_one(s, err);
+        if (keyboard) signal(SIGINT, SIG_DFL);
+    }
+    if (keyboard) fputc('\n', stderr);
+    if (got < 0 && !feof(stdin)) ok = tost_error(err, "stdin cannot be read: %s", strerror(errno));
+    free(buffer);
+    free(s->context.data);
+    return ok;
 }
 
 // Chooses the next samples to generate together: of the first prompt that is not finished, and of later ones of its
@@ -164,6 +259,7 @@ static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
         const int seq = generate_max_seq(&m->info.config, s->work[i].n_ids, o->tokens);
         if (seq > options.max_chunk) options.max_chunk = seq;
     }
+    if (o->interactive) options.max_chunk = generate_max_seq(&m->info.config, (size_t)tost_max_seq(&m->info.config), 1);
     const size_t one = m->engine->memory(&m->info.config, &options);
     const int64_t texts = s->n_work < MAX_TEXTS_TOGETHER ? (int64_t)s->n_work * o->samples : MAX_TEXTS_TOGETHER;
     options.max_batch = texts < MAX_TEXTS_TOGETHER ? (int)texts : MAX_TEXTS_TOGETHER;
@@ -175,24 +271,20 @@ static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
 
 static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Prompts* prompts,
                    TostError* err) {
-    Sampling s = {.o = o, .work = xcalloc(prompts->count + 1, sizeof *s.work), .n_work = prompts->count};
-    for (size_t i = 0; i < s.n_work; i++) {
-        Work* w = &s.work[i];
-        w->prompt = &prompts->prompt[i];
-        w->ids = xmalloc((w->prompt->n + 1) * sizeof *w->ids);
-        w->n_ids = tokenizer_encode(tokenizer, w->ids, w->prompt->text, w->prompt->n);
-        w->group = generate_group(&m->info.config, w->n_ids);
-    }
+    Sampling s = {.o = o, .out.style = isatty(STDOUT_FILENO) ? TO_TERMINAL : o->interactive ? AS_LINE : AS_IT_IS,
+                  .work = xcalloc(prompts->count + 1, sizeof *s.work), .n_work = prompts->count};
+    s.generator = (Generator){.chunks = &m->chunks, .config = &m->info.config, .tokenizer = tokenizer,
+                              .options = {o->temperature, o->top_k, o->top_p}, .stop = o->stop};
+    for (size_t i = 0; i < s.n_work; i++) s.work[i] = new_work(&s, &prompts->prompt[i], i);
+    note_space(o, prompts->prompt, prompts->count);
     bool ok = create_model(&s, m, err);
     if (ok) {
         print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
-        s.generator = (Generator){.chunks = &m->chunks, .config = &m->info.config,
-                                  .tokenizer = tokenizer, .options = {o->temperature, o->top_k, o->top_p},
-                                  .stop = o->stop};
-        ok = !o->prompts && o->samples == 1 ? write_one(&s, err) : write_many(&s, err);
+        ok = o->interactive ? interact(&s, err)
+           : !o->prompts && o->samples == 1 ? write_one(&s, err) : write_many(&s, err);
     }
     if (ok)
-        fprintf(stderr, "%lld tokens, %.0f tokens/s\n", (long long)s.tokens,
+        fprintf(stderr, "%lld token%s, %.0f tokens/s\n", (long long)s.tokens, plural(s.tokens),
                 s.seconds > 0 ? (double)s.tokens / s.seconds : 0);
     for (size_t i = 0; i < s.n_work; i++) {
         free(s.work[i].ids);
@@ -205,7 +297,7 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
 // ---------------------------------------------------------------------------------------------
 // Prompts
 
-// Reads --prompts, or makes --prompt the only one.
+// Reads --prompts, or makes --prompt the only one; empty if there is none.
 static bool read_prompts(Prompts* prompts, const Options* o, TostError* err) {
     static const char hint[] = "; leave it out to start without a prompt";
     Bytes text = {0};

@@ -238,17 +238,25 @@ const Option option_table[] = {
      .help = "if a checkpoint or the log cannot be written: stop, or try again at the next --save-every"},
     {.group = "Sampling"},
     {"prompt", SAMPLE, STRING, AT(prompt), "TEXT|@FILE|-",
-     .help = "text to continue, from the command line, a file or stdin"},
+     .help = "text to continue, from the command line, a file or stdin", .not_with = "interactive"},
     {"prompts", SAMPLE, STRING, AT(prompts), "FILE|-",
      .help = "continue every prompt of a file or stdin and write the results as JSONL. One prompt per line or, if the "
      "name ends in .jsonl or the text begins with {, one object per line: its \"prompt\" is continued, its \"id\" is copied "
      "to the results",
      .not_with = "prompt"},
+    {"interactive", SAMPLE, FLAG, AT(interactive), "",
+     .help = "continue each line of stdin, even an empty one, as it comes, and print the text as it is drawn, without "
+     "the line; Ctrl-C ends the text. To a pipe, each text is one line, with \\n, \\r and \\\\ for line breaks and "
+     "backslashes",
+     .not_with = "prompts"},
+    {"continue", SAMPLE, FLAG, AT(keep_context), "",
+     .help = "with --interactive: continue all lines and texts so far, joined as they are", .needs = "interactive"},
     {"tokens", SAMPLE, INT64, AT(tokens), "N",
      .help = "maximum number of new tokens; ends at <|endoftext|>. A full context is cut to its second half",
      1, 1e12, 256, "tokens"},
     {"samples", SAMPLE, INT64, AT(samples), "N",
-     .help = "number of samples of each prompt, generated together; separated by lines of ---", 1, MAX_COUNT, 1},
+     .help = "number of samples of each prompt, generated together; separated by lines of ---", 1, MAX_COUNT, 1,
+     .not_with = "interactive"},
     {"stop", SAMPLE, LIST, AT(stop), "TEXT",
      .help = "end a sample before its first occurrence of TEXT; may be repeated"},
     {"temperature", TRAIN | SAMPLE | OVERRIDABLE, REAL, AT(temperature), "X",
@@ -257,7 +265,9 @@ const Option option_table[] = {
      .help = "sample from the N most likely tokens; 0: from all", 0, TOST_MAX_VOCAB_SIZE},
     {"top-p", TRAIN | SAMPLE | OVERRIDABLE, REAL, AT(top_p), "X",
      .help = "sample from the smallest set of most likely tokens with total probability X; 1: from all", 1e-9, 1, 0.95},
-    {"seed", SAMPLE, INT64, AT(seed), "N", .help = "random seed; the same seed gives the same text", 0, MAX_SEED, 1337},
+    {"seed", SAMPLE, INT64, AT(seed), "N",
+     .help = "random seed. A text depends on it, on the \"id\" of its prompt or else the prompt's place, not counting "
+     "blank lines, and on the number of the sample, but not on the other prompts", 0, MAX_SEED, 1337},
     {.group = "Machine and output"},
     {"dtype", TRAIN | USE | OVERRIDABLE, CHOICE, AT(dtype), DTYPES,
      .help = "operands of matrix products; sums and parameters are always float32; tf32: CUDA only"},

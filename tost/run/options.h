@@ -59,6 +59,7 @@ typedef struct {
     bool    recompute;
     // sampling
     const char *prompt, *prompts;          // NULL: not given
+    bool        interactive, keep_context;
     PathList    stop;
     int64_t     tokens, samples;
     double      temperature, top_p;

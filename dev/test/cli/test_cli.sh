@@ -323,6 +323,60 @@ printf '\377\376\n' >prompt
 run sample --model straight --prompt @prompt --tokens 3
 head -c 3 stdout >first
 check "a prompt of any bytes is printed unchanged" cmp -s first prompt
+run sample --model straight --prompt '7 and ' --tokens 3
+check "a prompt that ends in a space gets a note" grep -q 'ends in a space' stderr
+printf '7\n7 \n\n7 and 2 and 3 and 4 and \n' >spaces.txt   # of two groups
+run sample --model straight --prompts spaces.txt --tokens 3
+check "so does the first of a file: $(cat stderr)" [ "$(grep -c 'in line 2 ends in a space' stderr)" -eq 1 ]
+
+# A text depends on the seed, the id or place of its prompt, and the number of the sample.
+texts() { sed 's/.*"text": //' stdout; }
+printf '7\n8 and\n7\n' | "$binary" sample --model straight --prompts - --tokens 30 >stdout 2>stderr
+texts >first
+printf '\n \n7\n\n8 and\n7\n' | "$binary" sample --model straight --prompts - --tokens 30 >stdout 2>stderr
+texts >second
+check "blank lines do not change the texts" cmp first second
+check "the place of a prompt does" [ "$(sed -n 1p first)" != "$(sed -n 3p first)" ]
+printf '{"prompt": "%s", "id": "%s"}\n' 8 a 7 b 7 c | "$binary" sample --model straight --prompts - --tokens 30 \
+    >stdout 2>stderr
+texts | sed -n 2p >first
+check "the id of a prompt does" [ "$(cat first)" != "$(texts | sed -n 3p)" ]
+printf '{"prompt": "7", "id": "b"}\n' | "$binary" sample --model straight --prompts - --tokens 30 >stdout 2>stderr
+texts >second
+check "with an id, its place does not" cmp first second
+
+# --interactive: as a coprocess, an answer to each line before the next; each is one line.
+greedy="sample --model straight --tokens 30 --temperature 0"
+mkfifo to from
+"$binary" $greedy --interactive <to >from 2>stderr &
+exec 3>to 4<from
+for prompt in 7 '' 1; do
+    printf '%s\n' "$prompt" >&3
+    IFS= read -r line <&4
+    run $greedy ${prompt:+--prompt=$prompt}
+    check "--interactive: '$prompt' is continued as by --prompt" \
+        [ "$prompt$(printf '%b\n_' "$line")" = "$(cat stdout; printf _)" ]
+done
+exec 3>&-
+check "--interactive ends with its input" wait $!
+exec 4<&-
+printf '7 and\n 2\n' | "$binary" $greedy --interactive --continue >stdout 2>stderr
+{ printf '7 and'; printf '%b' "$(head -n 1 stdout)"; printf ' 2'; } >prompt
+tail -n 1 stdout >second
+run $greedy --prompt @prompt
+check "--continue: from all lines and texts so far" [ "$(cat prompt)$(printf '%b' "$(cat second)")" = "$(cat stdout)" ]
+
+# To a terminal, control bytes are escaped; to a pipe they are not.
+printf 'a\033[2J\t\302\233b\000c\n\303\251' >prompt
+run sample --model straight --prompt @prompt --tokens 1
+check "a pipe gets the bytes of the text" [ "$(head -c 14 stdout | cksum)" = "$(cksum <prompt)" ]
+if command -v script >/dev/null; then
+    script -qec "$binary sample --model straight --prompt @prompt --tokens 1 2>/dev/null" typescript </dev/null >stdout
+    check "a terminal gets escapes: $(cat stdout)" says "$(printf 'a\\x1b[2J\t\\xc2\\x9bb\\x00c')" stdout
+    check "it gets characters as they are" grep -q "^$(printf '\303\251')" stdout
+else
+    skip 'sample on a terminal: no script (util-linux)'
+fi
 cp -R straight moved
 run sample --model moved/ --tokens 3
 run sample --model "$dir/moved/step_00000006" --tokens 3
