@@ -11,16 +11,21 @@
     wikitext2      WikiText-2 (raw): train is one document per article, val and test one each
     wikitext103    WikiText-103 (raw), likewise
     ptb            Penn Treebank (Mikolov's version): each split is one document
+    own            your files: Parquet, JSONL, or a folder of a Hugging Face dataset (save_to_disk, or a copy of the
+                   Hub's). Each is a part of the split that its name contains (train, validation or test); without such
+                   names, a random --val-frac of the documents becomes val
 
     dev/data/corpus.py NAME                  downloads the corpus into data/source/NAME
     dev/data/corpus.py NAME --from PATH…     reads local files or folders; their names must contain train, valid or
-                                             test, except for openwebtext, fineweb and shakespeare
+                                             test, except for openwebtext, fineweb, shakespeare and own
+    dev/data/corpus.py own --from PATH… --text-field content --out data/mine/mine
 
 If interrupted, run the same command again to resume. Needs Python 3.11 or later, datasets and tqdm.
 """
 # The documents of a split are streamed as JSONL to `train_gpt_tost tokenize`, a fixed number of them per shard. Shards
 # are renamed into place once complete, so an interrupted run resumes at the first missing shard and produces the same
 # shards. PREFIX.json, the recipe, records what they were made from.
+import contextlib
 import glob
 import json
 import os
@@ -39,11 +44,13 @@ import vocab
 from fetch import DATA, OneLineParser, Refused, shown
 
 SOURCES = DATA / "source"
-KINDS = {".parquet": "Parquet", ".jsonl": "JSONL", ".txt": "text", ".raw": "text", ".tokens": "text"}
+KINDS = {".parquet": "Parquet", ".arrow": "Arrow", ".jsonl": "JSONL", ".ndjson": "JSONL", ".txt": "text",
+         ".raw": "text", ".tokens": "text"}
 EOT = "<|endoftext|>"
 BATCH = 1000  # documents per write to the tokenizer
 SHARD_HEADER = struct.Struct("<3i")  # magic, version, tokens: the first 3 of 256 int32
 TOKEN_BYTES = {20240520: 2, 20240801: 4}
+HALF_PAIR = re.compile("[\ud800-\udfff]")  # an escape such as \\ud800 alone, for which tokenize reads U+FFFD, too
 # An article of WikiText starts with a blank line, its title = … =, and another blank line.
 ARTICLE = re.compile(r"^ \n(?= = (?!=)[^\n]*(?<!=) = \n \n)", re.MULTILINE)
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -69,6 +76,7 @@ class File:
     kind: str                  # a value of KINDS
     size: int
     modified: int              # ns
+    field: str                 # the column or key of the text
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -110,20 +118,41 @@ def fetch_corpus(corpus):
 # ----------------------------------------------------------------------------------------------------------
 # Files on disk
 
-def file_of(path, name):
+def kind_of(path):
+    """A text file whose first line with text is a JSON object is JSONL."""
+    kind = KINDS[path.suffix]
+    if kind == "text":
+        first = next((line for _, line in fetch.text_lines(path) if line.strip()), "")
+        with contextlib.suppress(ValueError):
+            return "JSONL" if fetch.json_object(first) else kind
+    return kind
+
+
+def file_of(path, name, field):
     stat = path.stat()
-    return File(path.resolve(), name, KINDS[path.suffix], stat.st_size, stat.st_mtime_ns)
+    return File(path.resolve(), name, kind_of(path), stat.st_size, stat.st_mtime_ns, field)
 
 
-def find_files(paths):
-    """The given files and those in the given folders, sorted by path within each folder. All must be of one kind."""
+def data_files(folder):
+    """The readable files in a folder, sorted by path. Of a dataset of save_to_disk, only those in its state.json: caches
+    beside them have the same rows."""
+    lists = {}
+    for state in folder.rglob("state.json"):
+        with contextlib.suppress(ValueError, LookupError, TypeError):   # one of another program
+            lists[state.parent] = [row["filename"] for row in json.loads(state.read_text())["_data_files"]]
+    return [path for path in sorted(folder.rglob("*")) if path.suffix in KINDS and path.is_file()
+            and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+            and path.name in lists.get(path.parent, [path.name])]
+
+
+def find_files(paths, field="text"):
+    """The given files and those in the given folders. All must be of one kind."""
     found = []
-    readable = "Parquet (.parquet), JSONL (.jsonl) or text (.txt, .raw, .tokens)"
+    readable = "Parquet (.parquet), Arrow (.arrow), JSONL (.jsonl, .ndjson) or text (.txt, .raw, .tokens)"
     for path in paths:
         if path.is_dir():
-            inside = [(p, p.relative_to(path)) for p in sorted(path.rglob("*")) if p.suffix in KINDS]
-            files = [file_of(p, str(name)) for p, name in inside
-                     if p.is_file() and not any(part.startswith(".") for part in name.parts)]
+            top = path.parent if SPLIT_NAME.fullmatch(path.name) else path
+            files = [file_of(file, str(file.relative_to(top)), field) for file in data_files(path)]
             if not files:
                 raise Refused(f"{path}: no readable file in this folder: use {readable}")
             found += files
@@ -132,7 +161,7 @@ def find_files(paths):
         elif path.suffix not in KINDS:
             raise Refused(f"{path}: unknown file type: use {readable}")
         else:
-            found.append(file_of(path, path.name))
+            found.append(file_of(path, path.name, field))
     first = {}
     for file in found:
         first.setdefault(file.kind, file)
@@ -142,63 +171,87 @@ def find_files(paths):
     return found
 
 
-def jsonl_documents(path):
-    with open(path, "rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise Refused(f"{path}: line {number}: not valid JSON: {error}") from error
-            if not isinstance(row, dict) or not isinstance(row.get("text"), str):
-                raise Refused(f"{path}: line {number}: \"text\" is missing or not a string")
-            yield row["text"]
+def jsonl_documents(path, field="text"):
+    """(line number, text) of each line."""
+    for number, line in fetch.text_lines(path):
+        if not line.strip():
+            continue
+        try:
+            row = fetch.json_object(line)
+        except ValueError as error:
+            raise Refused(f"{shown(path)}: line {number}: {error}") from error
+        if not isinstance(row.get(field), str):
+            wrong = f'"{field}" is {json.dumps(row[field])[:40]}, not a text' if field in row else \
+                    f'no "{field}", only {", ".join(row)}: give --text-field'
+            raise Refused(f"{shown(path)}: line {number}: {wrong}")
+        yield number, HALF_PAIR.sub("\ufffd", row[field])
 
 
 def text_documents(path):
-    """Documents are separated by <|endoftext|> lines; the newline before a separator is not part of the document."""
-    lines = []
-    try:
-        with open(path, encoding="utf-8", newline="\n") as file:
-            for line in file:
-                if line.rstrip("\r\n") != EOT:
-                    lines.append(line)
-                elif lines:
-                    yield "".join(lines).removesuffix("\n").removesuffix("\r")
-                    lines.clear()
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise Refused(f"{path}: not UTF-8: {error.reason}, byte 0x{byte:02x}") from error
+    """(number, text) of each document. They are separated by <|endoftext|> lines; the newline before a separator is not
+    part of the document."""
+    lines, count = [], 0
+    for _, line in fetch.text_lines(path):
+        if line.rstrip() != EOT:
+            lines.append(line)
+        elif lines:
+            count += 1
+            yield count, "".join(lines).removesuffix("\n").removesuffix("\r")
+            lines.clear()
     if lines:
-        yield "".join(lines)
+        yield count + 1, "".join(lines)
+
+
+def record_batches(file):
+    """The record batches of a Parquet or Arrow file, with the column of the text."""
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        if file.kind == "Parquet":
+            table = pyarrow.parquet.ParquetFile(file.path)
+            schema, batches = table.schema_arrow, lambda: table.iter_batches(BATCH, columns=[file.field])
+        else:
+            source = pyarrow.memory_map(str(file.path))
+            stream = source.read(6) != b"ARROW1"
+            source.seek(0)
+            table = (pyarrow.ipc.open_stream if stream else pyarrow.ipc.open_file)(source)
+            schema = table.schema
+            batches = lambda: table if stream else map(table.get_batch, range(table.num_record_batches))
+        if file.field not in schema.names:
+            raise Refused(f"{shown(file.path)}: no column {file.field}, only {', '.join(schema.names)}: give "
+                          "--text-field")
+        yield from batches()
+    except (pyarrow.ArrowException, OSError) as error:
+        raise Refused(f"{shown(file.path)}: not a complete {file.kind} file: {str(error).splitlines()[0]}") from error
+
+
+def column_documents(file):
+    """(row, text) of each row, from 1."""
+    row = 0
+    for batch in record_batches(file):
+        for text in batch.column(file.field).to_pylist():
+            row += 1
+            if not isinstance(text, str):
+                found = "null: remove the rows without text" if text is None else f"{str(text)[:40]}, not a text"
+                raise Refused(f"{shown(file.path)}: row {row}: {file.field} is {found}")
+            yield row, text
+
+
+def documents_of(file):
+    """(place in the file, text) of each document."""
+    if file.kind in ("JSONL", "text"):
+        unit = "line" if file.kind == "JSONL" else "document"
+        documents = jsonl_documents(file.path, file.field) if unit == "line" else text_documents(file.path)
+        return ((f"{unit} {number}", text) for number, text in documents if text)
+    return ((f"row {number}", text) for number, text in column_documents(file))
 
 
 def rows(files):
     """Rows for `datasets`, whose cache key includes each File's size and mtime, so that a changed file is reread."""
     for file in files:
-        documents = jsonl_documents if file.kind == "JSONL" else text_documents
-        for text in documents(file.path):
-            if text:
-                yield {"text": text}
-
-
-def parquet_rows(files):
-    """Number of rows in the files; raises Refused for a file that is not Parquet with a column text."""
-    import pyarrow
-    import pyarrow.parquet
-
-    count = 0
-    for file in files:
-        try:
-            head = pyarrow.parquet.read_metadata(file.path)
-        except pyarrow.ArrowInvalid as error:
-            raise Refused(f"{file.path}: not a complete Parquet file: {str(error).splitlines()[0]}") from error
-        names = head.schema.to_arrow_schema().names
-        if "text" not in names:
-            raise Refused(f"{file.path}: no column text, only {', '.join(names)}")
-        count += head.num_rows
-    return count
+        for _, text in documents_of(file):
+            yield {"text": text}
 
 
 def load(files):
@@ -207,33 +260,27 @@ def load(files):
 
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    parquet = files[0].kind == "Parquet"
-    if not (parquet_rows(files) if parquet else any(rows(files))):
+    if not any(row["text"] for row in rows(files)):
         raise Refused(f"no documents in {', '.join(shown(file.path) for file in files)}")
     try:
-        if parquet:
-            documents = datasets.load_dataset("parquet", data_files=[str(file.path) for file in files],
-                                              split="train", columns=["text"])
-        else:
-            features = datasets.Features({"text": datasets.Value("large_string")})
-            documents = datasets.Dataset.from_generator(rows, features, gen_kwargs={"files": files})
+        features = datasets.Features({"text": datasets.Value("large_string")})
+        return datasets.Dataset.from_generator(rows, features, gen_kwargs={"files": files})
     except datasets.exceptions.DatasetGenerationError as error:
         cause = error.__cause__
         raise cause if isinstance(cause, Refused) else Refused(str(cause or error).splitlines()[0]) from error
-    return documents
 
 
 # ----------------------------------------------------------------------------------------------------------
 # Splitting
 
-def split_at_random(files):
+def split_at_random(files, share=0.0005):
     """A random 0.05 % of the documents becomes val, as in nanoGPT's OpenWebText script. With the same library and
     seed, the concatenated shards contain the same tokens as nanoGPT's train.bin and val.bin."""
     documents = load(files)
     if len(documents) < 2:
         raise Refused("only one document, which cannot be split into train and val: separate documents "
                       f"with {EOT} lines")
-    splits = documents.train_test_split(test_size=0.0005, seed=2357, shuffle=True)
+    splits = documents.train_test_split(test_size=share, seed=2357, shuffle=True)
     return {"train": splits["train"], "val": splits["test"]}
 
 
@@ -247,9 +294,12 @@ def split_characters(files):
             for split, part in (("train", text[:cut]), ("val", text[cut:]))}
 
 
+SPLIT_NAME = re.compile(r"(?<![a-z])(train|val|test)(?:id|idation|ing)?(?![a-z])")
+
+
 def split_of(file):
     """train, val or test: the last of these words in the file's name."""
-    words = re.findall(r"(?<![a-z])(train|val|test)", file.name.lower())
+    words = SPLIT_NAME.findall(file.name.lower())
     if not words:
         raise Refused(f"{file.name}: the file name must contain train, valid or test")
     return words[-1]
@@ -265,6 +315,16 @@ def split_by_name(files):
             names = " and ".join(file.name for file in members)
             raise Refused(f"{names}: two versions of {name}: name the files to use")
     return {name: load(splits[name]) for name in ("train", "val", "test") if name in splits}
+
+
+def split_own(files, share):
+    named = [SPLIT_NAME.search(file.name.lower()) is not None for file in files]
+    if all(named):
+        return split_by_name(files)
+    if any(named):
+        names = f"{files[named.index(True)].name} names a split, {files[named.index(False)].name} does not"
+        raise Refused(f"{names}: give files or folders of one kind")
+    return split_at_random(files, share) if share else {"train": load(files)}
 
 
 def articles(split, texts):
@@ -300,8 +360,8 @@ def check_recipe(args, recipe):
     """Raises Refused if the existing shards were made from different inputs."""
     path = recipe_path(args)
     try:
-        earlier = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        earlier = {"text field": "text"} | json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
         earlier = {}
     differ = [key for key in recipe if earlier.get(key) != recipe[key]]
     if differ and existing_shards(args):
@@ -330,7 +390,18 @@ def write_documents(pipe, documents, progress):
         progress.update(len(texts))
 
 
-def make_shard(path, documents, args, recipe, progress):
+def in_source(error, documents, files):
+    """An error of the tokenizer about a line of its standard input, with the file and the row of that document."""
+    line = re.search(r"standard input: line (\d+): (.*)", error)
+    if not line or not 0 < int(line[1]) <= len(documents):
+        return error
+    text = documents[int(line[1]) - 1]["text"]
+    places = (f"{shown(file.path)}: {place}: {line[2]}" for file in files for place, other in documents_of(file)
+              if other == text)
+    return next(places, error)
+
+
+def make_shard(path, documents, files, args, recipe, progress):
     """Tokenizes the documents into one shard. If this process is killed, the tokenizer sees the end of its input and
     finishes normally, but its output stays in the temporary folder, which the next run removes."""
     folder = args.out.with_name(args.out.name + ".tmp")
@@ -351,7 +422,8 @@ def make_shard(path, documents, args, recipe, progress):
             raise
         error = process.stderr.read().decode(errors="replace").strip()
         if process.wait():
-            raise Refused(f"{shown(path)}: {error or f'tokenize ended with status {process.returncode}'}")
+            error = in_source(error, documents, files) or f"tokenize ended with status {process.returncode}"
+            raise Refused(f"{shown(path)}: {error}")
         shards = sorted(folder.glob("*.bin"))
         if len(shards) > 1:
             raise Refused(f"--shard-documents {args.shard_documents}: more than 2^31 tokens in a shard: use fewer")
@@ -371,7 +443,7 @@ def shard_ranges(args, splits):
             yield path, split, first, min(first + args.shard_documents, len(documents))
 
 
-def make_shards(corpus, args, recipe, splits):
+def make_shards(corpus, files, args, recipe, splits):
     """Makes the missing shards. Returns the number of tokens per split."""
     from tqdm import tqdm
 
@@ -382,7 +454,7 @@ def make_shards(corpus, args, recipe, splits):
               unit_scale=True, disable=None) as progress:
         for path, split, first, end, exists in shards:
             if not exists:
-                make_shard(path, splits[split].select(range(first, end)), args, recipe, progress)
+                make_shard(path, splits[split].select(range(first, end)), files, args, recipe, progress)
             tokens[split] += shard_tokens(path)
             progress.write(f"{shown(path)}: {end - first:,} documents, {shard_tokens(path):,} tokens"
                            f"{', already exists' if exists else ''}")
@@ -407,6 +479,7 @@ CORPORA = {corpus.name: corpus for corpus in (
     Corpus("wikitext103", split_wikitext, hub="Salesforce/wikitext", files=("wikitext-103-raw-v1/*.parquet",)),
     Corpus("ptb", split_by_name,
            urls=tuple((PTB_URL + name, name, None) for name in ("ptb.train.txt", "ptb.valid.txt", "ptb.test.txt"))),
+    Corpus("own", split_own),
 )}
 
 
@@ -455,6 +528,11 @@ def parse():
     parser.add_argument("name", choices=CORPORA, metavar="NAME", help="corpus, see above")
     parser.add_argument("--from", dest="source", type=Path, nargs="+", metavar="PATH",
                         help="local Parquet, JSONL or text files, or folders, to use instead of downloading")
+    parser.add_argument("--text-field", default="text", metavar="NAME",
+                        help="column of Parquet and Arrow, key of JSONL, that has the text (default: text)")
+    parser.add_argument("--val-frac", type=float, default=0.01, metavar="X",
+                        help="own: share of the documents for validation, if file names name no splits; 0: none "
+                             "(default: 0.01)")
     parser.add_argument("--out", type=Path, metavar="PREFIX",
                         help="shard names are PREFIX_train_000000.bin … (default: data/NAME/NAME)")
     add_trainer_options(parser)
@@ -464,6 +542,10 @@ def parse():
     args = parser.parse_args()
     if args.shard_documents < 1:
         parser.error(f"--shard-documents {args.shard_documents}: give an integer of at least 1")
+    if not 0 <= args.val_frac < 1:
+        parser.error(f"--val-frac {args.val_frac}: give a number of at least 0 and below 1")
+    if args.name == "own" and not (args.source and args.out):
+        parser.error("own: give --from PATH and --out PREFIX")
     args.out = args.out or DATA / args.name / args.name
     return args
 
@@ -472,8 +554,8 @@ def main():
     args = parse()
     corpus = CORPORA[args.name]
     check_trainer(args)
-    files = find_files(args.source or [fetch_corpus(corpus)])
-    splits = corpus.split(files)
+    files = find_files(args.source or [fetch_corpus(corpus)], args.text_field)
+    splits = corpus.split(files, args.val_frac) if args.name == "own" else corpus.split(files)
     tokenizer = fetch.sha256(args.tokenizer)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     if args.overwrite:
@@ -485,9 +567,10 @@ def main():
         "documents a shard": args.shard_documents,
         "documents": {split: len(documents) for split, documents in splits.items()},
         "files": [[file.name, file.size] for file in files],
+        "text field": args.text_field,
     }
     check_recipe(args, recipe)
-    tokens = make_shards(corpus, args, recipe, splits)
+    tokens = make_shards(corpus, files, args, recipe, splits)
     report_counts(corpus, splits, tokens, tokenizer == vocab.SHA256)
 
 

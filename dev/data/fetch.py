@@ -4,6 +4,7 @@ A download is renamed to its final name only after its checksum is verified. Nee
 """
 import argparse
 import hashlib
+import json
 import os
 import sys
 import urllib.error
@@ -14,6 +15,12 @@ from urllib.parse import urlparse
 DATA = Path(__file__).resolve().parents[2] / "data"
 CHUNK = 1 << 20  # bytes
 TIMEOUT = 60     # seconds without data
+# Beginnings of files that are not text: (name, what to do)
+BEGINNINGS = {b"\x1f\x8b": ("gzip", "gunzip it"), b"\x28\xb5\x2f\xfd": ("zstd", "unzstd it"),
+              b"\xfd7zXZ": ("xz", "unxz it"), b"BZh": ("bzip2", "bunzip2 it"), b"PK\3\4": ("zip", "unzip it"),
+              b"PAR1": ("Parquet", "convert it with datasets.Dataset.from_parquet(FILE).to_json(OUT)"),
+              b"%PDF-": ("PDF", "convert it to text"), b"\xff\xfe": ("UTF-16", "convert it with iconv -t UTF-8"),
+              b"\xfe\xff": ("UTF-16", "convert it with iconv -t UTF-8")}
 
 
 class Refused(Exception):
@@ -124,6 +131,33 @@ def download_all(urls, folder):
     for url, name, expected in missing:
         what = " and ".join(row[0] for row in missing)
         download(url, folder / name, expected, what, folder)
+
+
+def text_lines(path):
+    """(number, line) of a UTF-8 text file, without a byte order mark. Other files raise Refused."""
+    with open(path, "rb") as file:
+        for number, line in enumerate(file, 1):
+            if number == 1:
+                for beginning, (kind, remedy) in BEGINNINGS.items():
+                    if line.startswith(beginning):
+                        raise Refused(f"{shown(path)}: is {kind}, not text: {remedy} first")
+                line = line.removeprefix(b"\xef\xbb\xbf")
+            try:
+                yield number, line.decode()
+            except UnicodeDecodeError as error:
+                raise Refused(f"{shown(path)}: line {number}: not UTF-8: byte 0x{line[error.start]:02x}: convert the "
+                              "file with iconv -f ENCODING -t UTF-8, such as latin1 or gb18030") from error
+
+
+def json_object(line):
+    """The JSON object of a line; raises ValueError."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not valid JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{line.strip()[:20]} is not a JSON object")
+    return row
 
 
 def write(path, content):

@@ -19,8 +19,8 @@ import tempfile
 from pathlib import Path
 
 import fetch
-from corpus import (PTB_URL, Corpus, add_trainer_options, check_trainer, fetch_corpus, find_files, jsonl_documents,
-                    tokenize_command)
+from corpus import (PTB_URL, Corpus, add_trainer_options, check_trainer, column_documents, fetch_corpus, find_files,
+                    jsonl_documents, tokenize_command)
 from fetch import DATA, OneLineParser, Refused, shown
 
 HEADER_BYTES = 1024   # of a shard: 256 int32, of which the third is the number of tokens
@@ -37,12 +37,9 @@ def read_lines(name, files):
     if len(files) != 1:
         raise Refused(f"{' '.join(shown(file.path) for file in files)}: {len(files)} files: give the test file alone")
     path = files[0].path
-    if files[0].kind == "Parquet":
-        import pyarrow.parquet
-        return pyarrow.parquet.read_table(path, columns=["text"])["text"].to_pylist()
-    if files[0].kind == "JSONL":
-        return list(jsonl_documents(path))
-    text = path.read_text(encoding="utf-8")
+    if files[0].kind != "text":
+        return [row for _, row in (jsonl_documents(path) if files[0].kind == "JSONL" else column_documents(files[0]))]
+    text = "".join(line for _, line in fetch.text_lines(path))
     if name == "wikitext2":
         return [line + "\n" if line.strip() else "" for line in text.removesuffix("\n").split("\n")]
     return text.removesuffix("\n").split("\n")

@@ -267,6 +267,8 @@ def check_split():
         pyarrow.parquet.write_table(part, f"parquet/train-0000{i}-of-00002.parquet")
     pyarrow.parquet.write_table(table.select(["n"]), "other.parquet")
     pyarrow.parquet.write_table(table.slice(97), "empty.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b", None]}), "null.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"text": [["a"]]}), "list.parquet")
     os.makedirs("wiki")
     for part, first in (("train", 0), ("validation", 5)):   # one row per line of text, as on the Hugging Face Hub
         pyarrow.parquet.write_table(pyarrow.table({"text": WIKI[first:]}), f"wiki/{part}-0.parquet")
@@ -339,6 +341,47 @@ def check_hub():
     check("a failed download writes nothing", not Path("e").exists())
 
 
+def check_own():
+    """The same texts in each of the forms that Hugging Face datasets have on disk."""
+    import datasets
+
+    texts = [f"text {i}" for i in range(40)]
+    data = datasets.Dataset.from_dict({"n": list(range(40)), "body": texts})
+    data.save_to_disk("own/saved")
+    datasets.load_from_disk("own/saved").map(lambda row: {"m": row["n"]})
+    check("the saved dataset has a cache beside it", len(list(Path("own/saved").glob("*.arrow"))) == 2)
+    datasets.DatasetDict(train=data, test=data.select(range(3))).save_to_disk("own/splits")
+    data.to_parquet("own/hub/data/train-00000-of-00001.parquet")
+    data.select(range(3)).to_parquet("own/hub/data/test-00000-of-00001.parquet")
+    data.to_json("own/train.ndjson")
+    write("own/train.txt", '\n{"body": "text \\ud800"}\n')
+    mine = ("--text-field", "body", *BYTES, "--out")
+
+    for name, source in ("splits", "own/splits"), ("hub", "own/hub"), ("named", "own/splits/train own/splits/test"):
+        made(f"corpus.py own --from {source}", *mine, f"own/{name}")
+        check(f"own --from {source}: the splits of the names", shards(f"own/{name}") == {
+            "_train_000000.bin": shard_of(texts), "_test_000000.bin": shard_of(texts[:3])})
+    made("corpus.py own --from own/train.ndjson", *mine, "own/lines")
+    check("JSONL", shards("own/lines") == {"_train_000000.bin": shard_of(texts)})
+    made("corpus.py own --from own/train.txt", *mine, "own/text")
+    check("JSONL in a text file, with half of a surrogate pair",
+          shards("own/text") == {"_train_000000.bin": shard_of(["text \ufffd"])})
+    made("corpus.py own --from own/saved --val-frac 0.1", *mine, "own/random")
+    got = {name: tokens(f"own/random{name}").count(b"\0\1") for name in shards("own/random")}
+    check(f"without names, a tenth of the documents at random: {got}",
+          got == {"_train_000000.bin": 36, "_val_000000.bin": 4})
+    made("corpus.py own --from own/saved --val-frac 0", *mine, "own/all")
+    check("--val-frac 0", shards("own/all") == {"_train_000000.bin": shard_of(texts)})
+    refused("names a split | does not", "corpus.py own --from own/splits/train own/saved", *mine, "own/no")
+    refused("own/all.json | text field", "corpus.py own --from docs.jsonl", *BYTES, "--out", "own/all")
+    refused("own: give --from PATH and --out PREFIX", "corpus.py own --out own/no", status=2)
+    refused("--val-frac 1.0: give", "corpus.py own --from own/saved --val-frac 1", *mine, "own/no", status=2)
+    write("strict", "#!/bin/sh\ncat >/dev/null\necho 'x: standard input: line 3: a NUL byte' >&2\nexit 1\n")
+    os.chmod("strict", 0o755)
+    refused("own/no_train_000000.bin: own/saved/data-00000-of-00001.arrow: row 3: a NUL byte",
+            "corpus.py own --from own/saved --val-frac 0", *mine, "own/no", "--binary", os.path.abspath("strict"))
+
+
 def check_existing_shards():
     docs = ["--out", "d/owt", *SHARDS]
     refused("d/owt.json | documents a shard | --overwrite", "corpus.py openwebtext", *docs, "--shard-documents", "21")
@@ -355,11 +398,20 @@ def check_existing_shards():
 def check_invalid_files():
     for wanted, name, content in (
         ("cut.parquet: | Parquet", "cut.parquet", Path("parquet/train-00000-of-00002.parquet").read_bytes()[:-100]),
-        ("other.parquet: | no column text, only n", "other.parquet", None),
+        ("other.parquet: | no column text, only n: give --text-field", "other.parquet", None),
         ("no document | empty.parquet", "empty.parquet", None),
+        ("null.parquet: row 3: text is null", "null.parquet", None),
+        ("list.parquet: row 1: text is ['a'], not a text", "list.parquet", None),
         ("bad.jsonl: line 3: | JSON", "bad.jsonl", '{"text": "a"}\n\n{"text": "b"\n'),
-        ('number.jsonl: line 2: | "text" | string', "number.jsonl", '{"text": "a"}\n{"text": 7}\n'),
-        ("late.txt: | UTF-8 | byte 0xe9", "late.txt", b"one\n<|endoftext|>\ncaf\xe9 au lait\n"),
+        ('number.jsonl: line 2: "text" is 7, not a text', "number.jsonl", '{"text": "a"}\n{"text": 7}\n'),
+        ('null.jsonl: line 2: "text" is null', "null.jsonl", '{"text": "a"}\n{"text": null}\n'),
+        ('key.ndjson: line 1: no "text", only a, b: give --text-field', "key.ndjson", '{"a": 1, "b": 2}\n'),
+        ("array.jsonl: line 1: [{}] is not a JSON object", "array.jsonl", "[{}]\n"),
+        ("deep.jsonl: line 2: not valid JSON", "deep.jsonl", '{"text": "a"}\n' + "[" * 100000 + "\n"),
+        ("late.txt: line 3: not UTF-8: byte 0xe9 | iconv", "late.txt", b"one\n<|endoftext|>\ncaf\xe9 au lait\n"),
+        ("zip.txt: is gzip, not text: gunzip", "zip.txt", b"\x1f\x8b\x08\0"),
+        ("mark.txt: is UTF-16, not text | iconv", "mark.txt", "one\n".encode("utf-16")),
+        ("cut.arrow: not a complete Arrow file", "cut.arrow", b"\xff\xff\xff\xff\x70\0\0\0"),
         ("one document | <|endoftext|>", "one.txt", "one\n"),
         ("absent.txt: not found", "absent.txt", None),
         ("CBTest.tgz: | .parquet | .jsonl | .txt", "CBTest.tgz", None),
@@ -402,6 +454,7 @@ def main():
     elif not missing("corpora", "datasets", "numpy", "tqdm"):
         check_split()
         check_hub()
+        check_own()
         check_existing_shards()
         check_invalid_files()
         if SHARED:
