@@ -18,10 +18,11 @@ import json
 import os
 import re
 import tarfile
+import zlib
 from pathlib import Path
 
 import fetch
-from fetch import DATA, OneLineParser, Refused, shown
+from fetch import DATA, OneLineParser, Refused, json_object, shown
 
 ARCHIVES = (".tgz", ".tar.gz", ".tar")
 GAP = "XXXXX"     # the missing word in a question of CBT
@@ -33,14 +34,14 @@ GPT2 = "https://openaipublic.blob.core.windows.net/gpt-2/data/"
 # Examples. Each function returns (context, choices, answer), or raises ValueError.
 
 def last_word(text):
-    context, word = text.rsplit(" ", 1)
+    context, _, word = text.rpartition(" ")
     if not context.strip():
         raise ValueError('"text" has fewer than two words')
     return context, [" " + word], 0
 
 
 def text_of(line):
-    text = json.loads(line).get("text")
+    text = json_object(line).get("text")
     if not isinstance(text, str) or len(text.split()) < 2:
         raise ValueError('"text" is missing or has fewer than two words')
     return text
@@ -61,26 +62,36 @@ def prepare(text):
 
 def hellaswag(line):
     """Of the original file, or of one whose "ctx" and "endings" are already prepared."""
-    example = json.loads(line)
-    context, endings, label = example.get("ctx"), example.get("endings"), int(example.get("label", -1))
+    example = json_object(line)
+    context, endings, label = example.get("ctx"), example.get("endings"), example.get("label")
+    original = ("activity_label", "ctx_a", "ctx_b")
     if not isinstance(endings, list) or len(endings) != 4 or not all(isinstance(e, str) and e for e in endings):
         raise ValueError('"endings" is not a list of 4 texts')
-    if label not in range(4):
-        raise ValueError(f'"label" is {label}, not an integer from 0 to 3')
-    if {"activity_label", "ctx_a", "ctx_b"} <= example.keys():
+    if label == "":
+        raise ValueError('"label" is empty, as in the test set, whose answers are not public: use the validation set')
+    if str(label) not in ("0", "1", "2", "3"):
+        raise ValueError(f'"label" is {json.dumps(label)[:40]}, not an integer from 0 to 3')
+    if example.keys() >= set(original):
+        if not all(isinstance(example[key], str) for key in original):
+            raise ValueError(f"one of {', '.join(original)} is not a text")
         context = prepare(f"{example['activity_label']}: {example['ctx_a']} {example['ctx_b'].capitalize()}")
         endings = [prepare(ending) for ending in endings]
     if not isinstance(context, str):
         raise ValueError('"ctx" is missing or not a text')
-    return context, [" " + ending for ending in endings], label
+    return context, [" " + ending for ending in endings], int(label)
 
 
 def cbt(lines):
     """lines: "1 …" to "20 …", then "21 question<tab>answer<tab><tab>candidate|…". The log-likelihood of the whole text
     after <|endoftext|> differs from that of the choice by a constant. The context ends at a space, where splitting a
     text does not change its tokens."""
-    question, answer, _, candidates = lines[-1].split(" ", 1)[1].split("\t")
+    fields = lines[-1].split(" ", 1)[1].split("\t")
+    if len(fields) != 4 or GAP not in fields[0]:
+        raise ValueError(f"not a question with {GAP}, an answer, an empty field and candidates, separated by tabs")
+    question, answer, _, candidates = fields
     candidates = candidates.split("|")
+    if answer not in candidates:
+        raise ValueError(f"the answer {answer} is not one of the candidates")
     text = " ".join([line.split(" ", 1)[1] for line in lines[:-1]] + [question])
     cut = text.rindex(" ", 0, text.index(GAP))
     choices = [text[cut:].replace(GAP, word) for word in candidates]
@@ -91,25 +102,23 @@ def cbt(lines):
 # Files: (line number, text) of each example
 
 def read_jsonl(path):
-    with open(path, encoding="utf-8") as lines:
-        yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+    yield from ((number, line) for number, line in fetch.text_lines(path) if line.strip())
 
 
 def read_cbt(path):
     """Examples are lists of lines. In the file an empty line follows each example."""
     example = []
-    with open(path, encoding="utf-8", errors="replace", newline="\n") as lines:
-        for at, line in enumerate(lines, 1):
-            line = line.rstrip("\r\n")
-            if not line and not example:
-                continue
-            example.append(line)
-            if not line.startswith(f"{len(example)} "):
-                raise Refused(f"{shown(path)}: line {at}: does not start with {len(example)}: expected line "
-                              f"{len(example)} of the {CBT_LINES} lines of an example")
-            if len(example) == CBT_LINES:
-                yield at, example
-                example = []
+    for at, line in fetch.text_lines(path, errors="replace"):
+        line = line.rstrip("\r\n")
+        if not line and not example:
+            continue
+        example.append(line)
+        if not line.startswith(f"{len(example)} "):
+            raise Refused(f"{shown(path)}: line {at}: does not start with {len(example)}: expected line "
+                          f"{len(example)} of the {CBT_LINES} lines of an example")
+        if len(example) == CBT_LINES:
+            yield at, example
+            example = []
     if example:
         raise Refused(f"{shown(path)}: truncated: the last example has {len(example)} of {CBT_LINES} lines")
 
@@ -138,10 +147,13 @@ def convert(path, read, example):
     """The lines of the written file."""
     for number, source in read(path):
         try:
-            context, choices, answer = example(source)
-        except (ValueError, AttributeError, TypeError) as error:
-            raise Refused(f"{shown(path)}: line {number}: {error or 'not an example'}") from error
-        yield json.dumps({"context": context, "choices": choices, "answer": answer}, ensure_ascii=False) + "\n"
+            row = json.dumps(dict(zip(("context", "choices", "answer"), example(source))), ensure_ascii=False)
+            row.encode()
+        except UnicodeEncodeError as error:
+            raise Refused(f"{shown(path)}: line {number}: has half of a surrogate pair: not Unicode text") from error
+        except ValueError as error:
+            raise Refused(f"{shown(path)}: line {number}: {error}") from error
+        yield row + "\n"
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -159,8 +171,8 @@ def locate(names, sources, folder):
                     with tarfile.open(path) as tar:
                         wanted = [member for member in tar if os.path.basename(member.name) in names]
                         tar.extractall(folder, wanted, filter="data")
-                except (tarfile.TarError, EOFError, OSError) as error:
-                    raise Refused(f"{shown(path)}: cannot be unpacked: {error}") from error
+                except (tarfile.TarError, EOFError, OSError, zlib.error) as error:
+                    raise Refused(f"{shown(path)}: cannot be unpacked: {str(error).splitlines()[0]}") from error
                 candidates += [folder / member.name for member in wanted]
     found = {path.name: path for path in candidates if path.name in names}
     if not found and len(names) == len(sources) == 1 and sources[0].is_file():

@@ -133,7 +133,7 @@ def download_all(urls, folder):
         download(url, folder / name, expected, what, folder)
 
 
-def text_lines(path):
+def text_lines(path, errors="strict"):
     """(number, line) of a UTF-8 text file, without a byte order mark. Other files raise Refused."""
     with open(path, "rb") as file:
         for number, line in enumerate(file, 1):
@@ -143,7 +143,7 @@ def text_lines(path):
                         raise Refused(f"{shown(path)}: is {kind}, not text: {remedy} first")
                 line = line.removeprefix(b"\xef\xbb\xbf")
             try:
-                yield number, line.decode()
+                yield number, line.decode(errors=errors)
             except UnicodeDecodeError as error:
                 raise Refused(f"{shown(path)}: line {number}: not UTF-8: byte 0x{line[error.start]:02x}: convert the "
                               "file with iconv -f ENCODING -t UTF-8, such as latin1 or gb18030") from error

@@ -1,6 +1,7 @@
 """data_scripts.py BINARY SHARED: the part of test_data_scripts.sh in Python. Runs in a folder with a copy of dev/data
 in clone/. SHARED contains published data, or is empty."""
 
+import gzip
 import hashlib
 import http.server
 import json
@@ -154,6 +155,32 @@ def check_evalset():
     refused("cbtest_CN_test_2500ex.txt | truncated", "evalset.py cbt --from CBTest --out eval2")
     write("lambada_test.jsonl", '{"text": "one two"}\n{"txt": ""}\n')
     refused('lambada_test.jsonl: line 2: "text"', "evalset.py lambada --from lambada_test.jsonl --out eval2")
+    endings = '"endings": ["a", "b", "c", "d"]'
+    for wanted, name, line in (
+        ("line 1: null is not a JSON object", "lambada", "null"),
+        ("line 1: [1] is not a JSON object", "hellaswag", "[1]"),
+        ("line 1: not valid JSON", "lambada", "[" * 100000),
+        ("line 1: has half of a surrogate pair", "lambada", '{"text": "a \\ud800"}'),
+        ('line 1: "text" has fewer than two words', "lambada", '{"text": "a\\nb"}'),
+        ("line 1: not UTF-8: byte 0xe9 | iconv", "lambada", '{"text": "a caf\u00e9"}'.encode("latin-1")),
+        ("is gzip, not text: gunzip", "lambada", gzip.compress(b'{"text": "a b"}')),
+        ("is Parquet, not text: convert it with datasets", "hellaswag", b"PAR1"),
+        ('line 1: "label" is empty | test set', "hellaswag", f'{{"ctx": "a", {endings}, "label": ""}}'),
+        ('line 1: "label" is null', "hellaswag", f'{{"ctx": "a", {endings}}}'),
+        ('line 1: "label" is Infinity', "hellaswag", f'{{"ctx": "a", {endings}, "label": 1e999}}'),
+        ('line 1: "label" is true', "hellaswag", f'{{"ctx": "a", {endings}, "label": true}}'),
+        ('line 1: "ctx" is missing', "hellaswag", f'{{"ctx": null, {endings}, "label": 2}}'),
+        ("line 1: one of activity_label, ctx_a, ctx_b is not a text", "hellaswag",
+         f'{{"activity_label": null, "ctx_a": "a", "ctx_b": "b", {endings}, "label": 2}}'),
+    ):
+        write("wrong.jsonl", line if isinstance(line, bytes) else line + "\n")
+        refused(wanted.replace("line 1", "wrong.jsonl: line 1"), f"evalset.py {name} --from wrong.jsonl --out eval2")
+    for wanted, last in (("line 21: not a question", "q XXXXX"), ("line 21: the answer d is not", "q XXXXX\td\t\tb|c")):
+        write("wrong/cbtest_NE_test_2500ex.txt", "")
+        write("wrong/cbtest_CN_test_2500ex.txt", "".join(f"{i} a b\n" for i in range(1, 21)) + f"21 {last}\n")
+        refused(f"cbtest_CN_test_2500ex.txt: {wanted}", "evalset.py cbt --from wrong --out eval2")
+    write("empty.tgz", b"")
+    refused("empty.tgz: cannot be unpacked", "evalset.py cbt --from empty.tgz --out eval2")
     check("a refused evaluation set is not written", not Path("eval2").exists())
     if SHARED:
         published = SHARED / "data/eval"
