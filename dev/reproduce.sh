@@ -242,7 +242,7 @@ evaluations() {
         file=$sets/published/${stream}_test_000000.bin
         evaluate "${stream}_loss" "$file" --data "$file" --windows "$windows"
     done
-    for task in lambada lambada_published hellaswag cbt_CN cbt_NE; do
+    for task in $tasks; do
         file=$sets/eval/$task.jsonl
         evaluate $task "$file" --task "$file"
     done
@@ -255,7 +255,10 @@ smoke_default() {
 
 running='' smoke_options=()
 streams="lambada wikitext2 ptb"   # of the paper's table; the task of LAMBADA is another file
+tasks="lambada lambada_published hellaswag cbt_CN cbt_NE"
 if [ -n "$smoke" ]; then
+    streams="stories_1 stories_2 stories_3"
+    tasks="last_word_1 last_word_2 recall cloze_1 cloze_2"
     shards="$here/data/starter/starter_train_*.bin"
     val_shards="$here/data/starter/starter_val_*.bin"
     tokenizer=$here/data/starter/vocab.bpe

@@ -8,7 +8,7 @@ beside the published ones, version, device, time, speed, cost, options and sampl
     RUN/log.csv                       loss, time and speed
     RUN/step_*/model.safetensors      version and options, from the metadata of the newest checkpoint
     RUN/eval/NAME.json                results of `eval --json`; validation (on OpenWebText), lambada_loss,
-                                      wikitext2_loss and ptb_loss have published values
+                                      wikitext2_loss and ptb_loss have published values; others appear by name
     RUN/train.log                     the output of `train`, for the device and the model FLOPs utilization
     RUN/samples.jsonl                 the output of `sample --prompts`
 
@@ -34,6 +34,7 @@ LOSSES = {"validation": ("OpenWebText", "openwebtext"), "lambada_loss": ("LAMBAD
           "wikitext2_loss": ("WikiText-2", "wikitext2"), "ptb_loss": ("PTB", "ptb")}
 # Published models: layers, heads, channels, block size
 SIZES = {"ToST-base": (12, 12, 768, 1024), "ToST-medium": (24, 16, 1024, 1024), "ToST-large": (36, 20, 1280, 1024)}
+VARIANTS = ("membership", "conv", "memory", "positions")   # options of the model; as published, they are absent
 GPT2_VOCABULARY = range(50257, 50305)
 # Keys of eval's JSON that are not results
 SETTINGS = {"step", "seq", "seed", "stride", "examples", "tokens"}
@@ -112,7 +113,7 @@ def with_interval(value, other):
 
 
 def protocol(result):
-    if "task" in result:
+    if "file" in result:   # of a task
         return f"{result.get('examples', '?')} examples"
     count = len(result.get("window", []))
     return f"{result.get('protocol', '?')}: {count:,} windows of {result.get('seq', '?')} tokens"
@@ -124,15 +125,15 @@ def is_openwebtext(metadata):
 
 def published_model(metadata):
     """The published model of the run's sizes, or None."""
-    if any(key in metadata for key in ("membership", "conv", "memory", "positions")):   # as published, they are absent
+    if any(key in metadata for key in VARIANTS):
         return None
     sizes = tuple(int(metadata.get(key, 0)) for key in ("n_layer", "n_head", "n_embd", "block_size"))
     return next((name for name, published in SIZES.items() if published == sizes), None)
 
 
 def loss_table(results, metadata, log, folder):
-    """The loss on the validation shards and on the published data sets that were evaluated; for a published model on all
-    of them, beside the published losses."""
+    """The loss on the validation shards and on the published and other data sets that were evaluated; for a published
+    model on all published ones, beside the published losses."""
     model = published_model(metadata)
     names = [model, "GPT-2 base"] if model else []
     rows = []
@@ -150,12 +151,14 @@ def loss_table(results, metadata, log, folder):
         if name == "validation" and not is_openwebtext(metadata):
             title, published = "the run's validation shards", ["–"] * len(names)
         rows.append([title, ours, *published, protocol(result) if result else ""])
+    rows += [[name, with_interval(result.get("loss"), result.get("loss_95")), *["–"] * len(names), protocol(result)]
+             for name, result in results.items() if name not in LOSSES and "file" not in result]
     return table(["loss, nats per token", "this run", *(f"{n}, published" for n in names), "protocol"], rows)
 
 
 def task_rows(results):
     for name, result in results.items():
-        if name in LOSSES:
+        if "file" not in result:
             continue
         for key, value in result.items():
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
@@ -186,11 +189,12 @@ def fact_rows(folder, log, metadata, devices, mfu, price):
     sizes = [metadata.get(key, "?") for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")]
     rows = [["program", metadata.get("program", "unknown")],
             ["device", "; later ".join(dict.fromkeys(devices)) or
-             f"unknown (save the output of train as {folder}/train.log)"]]
+             f"not recorded (only the output of train names it: save it as {folder}/train.log)"]]
     if metadata:
         name = published_model(metadata)
         rows.append(["model", (f"{name}, " if name else "") + f"{metadata['parameters'] / 1e6:.1f}M parameters: "
-                     "{} layers, {} heads, {} channels, block size {}, vocabulary {}".format(*sizes)])
+                     "{} layers, {} heads, {} channels, block size {}, vocabulary {}".format(*sizes)
+                     + "".join(f", {key} {metadata[key]}" for key in VARIANTS if key in metadata)])
         rows.append(["data", metadata.get("option.data", "?")])
     rows += [["training", f"{int(log.step[-1]):,} steps, {tokens:,} tokens"],
              ["training loss", f"{statistics.fmean(final or [math.nan]):.4f}, mean of the last {len(final):,} steps"],

@@ -1,4 +1,5 @@
-"""Writes small evaluation sets like those of dev/data/evalset.py, made of the starter stories of another seed.
+"""Writes small evaluation sets in the formats of LAMBADA, HellaSwag and CBT, made of the starter stories of another
+seed, and small streams of the starter's validation shard.
 
     small_sets.py FOLDER     for dev/reproduce.sh --smoke
 """
@@ -43,12 +44,12 @@ def main():
     recall = [(item["context"], item["choices"], item["answer"]) for item in recall[:EXAMPLES]]
     for folder in ("eval", "published"):
         (out / folder).mkdir(parents=True, exist_ok=True)
-    for name, examples in (("lambada", words), ("lambada_published", words), ("hellaswag", recall), ("cbt_CN", cbt[:8]),
-                           ("cbt_NE", cbt[8:16])):
+    for name, examples in (("last_word_1", words[::2]), ("last_word_2", words[1::2]), ("recall", recall),
+                           ("cloze_1", cbt[:8]), ("cloze_2", cbt[8:16])):
         lines = [json.dumps(dict(zip(("context", "choices", "answer"), example))) + "\n" for example in examples]
         (out / f"eval/{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     tokens = (REPO / "data/starter/starter_val_000000.bin").read_bytes()[1024:]
-    for part, name in enumerate(("lambada", "wikitext2", "ptb")):
+    for part, name in enumerate(("stories_1", "stories_2", "stories_3")):
         shard = struct.pack("<256i", 20240520, 1, STREAM, *[0] * 253)
         shard += tokens[2 * STREAM * part: 2 * STREAM * (part + 1)]
         (out / f"published/{name}_test_000000.bin").write_bytes(shard)

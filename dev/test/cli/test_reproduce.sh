@@ -60,13 +60,15 @@ succeeds smoke --out whole -- $few
 check "it prints the path of the report" [ "$(tail -n 1 stdout)" = "$dir/whole/report.md" ]
 check "the report has a picture" [ "$(od -An -c -N4 whole/report.png | tr -d ' ')" = '211PNG' ]
 succeeds "$python" "$repo/dev/plot/report.py" whole --price 2.5
-for text in "WikiText-2 | [0-9.]* ± " "PTB | [0-9]" "| LAMBADA | [0-9]" "| lambada | " "| hellaswag | " \
-    "validation shards | [0-9][0-9.]* ± [0-9.]* |" "| cbt_CN | " "| cbt_NE | " \
+for text in "| stories_1_loss | [0-9.]* ± .* random windows: 40 windows" "| stories_3_loss | [0-9]" \
+    "| last_word_1 | accuracy | .* | 12 examples |" "| recall | acc_norm | .* | 24 examples |" \
+    "validation shards | [0-9][0-9.]* ± [0-9.]* |" "| cloze_2 | acc | .* | 8 examples |" \
     "| device | CPU" "| speed | [0-9,]* tokens/s" "| training | 60 steps, 61,440 tokens" \
     "| cost of the steps | [0-9.]* at 2.50 per hour" "train_gpt_tost [0-9]*\.[0-9]" "^Once upon a time" \
     "| model | 1.3M parameters: 6 layers"; do
     check "the report contains '$text'" grep -q -e "$text" whole/report.md
 done
+check "no published data set is named" [ "$(grep -ciE 'lambada|wikitext|ptb|hellaswag|cbt' whole/report.md)" -eq 0 ]
 check "no published losses beside another model's" [ "$(grep -c ', published' whole/report.md)" -eq 0 ]
 check "the output of train is saved" grep -q '^step 60/60 ' whole/train.log
 succeeds smoke --out whole -- $few
@@ -83,7 +85,7 @@ check "SIGTERM during training: status $status, expected 143" [ $status -eq 143 
 check "it says how to continue: $(tail -n 1 stderr)" says "run the same command again" stderr
 check "the training stopped with a checkpoint" [ -n "$(find parts -name 'step_[0-9]*' ! -name '*.*')" ]
 check "the training did not finish" [ ! -e parts/step_00000060 ]
-for condition in "rows parts/log.csv 30" "[ -s parts/eval/wikitext2_loss.json ]" "[ -s parts/eval/hellaswag.json ]"; do
+for condition in "rows parts/log.csv 30" "[ -s parts/eval/stories_2_loss.json ]" "[ -s parts/eval/recall.json ]"; do
     setsid "$script" --smoke --program "$binary" --out parts -- $few >stdout 2>stderr </dev/null &
     process=$!
     # shellcheck disable=SC2086
@@ -111,7 +113,7 @@ printf 'step 1/3  loss 2  38.5%% MFU  ETA 1s\nstep 2/3  loss 2  39.5%% MFU\n' >p
 succeeds report plain
 check "FLOPs utilization" says "| model FLOPs utilization | 39.0 %" plain/report.md
 check "the validation loss of the log" grep -Eq "run's validation shards \| [0-9.]+ after step 3.*by train" plain/report.md
-check "how to get the device" says "unknown (save the output of train as plain/train.log)" plain/report.md
+check "how to get the device" says "names it: save it as plain/train.log)" plain/report.md
 mkdir -p empty plain/eval
 refuses_all 1 report <<'END'
 nowhere | nowhere: not a folder
@@ -137,6 +139,11 @@ for text in "| model | ToST-base, 2.0M parameters" "| ToST-base, published | GPT
     check "the report of a preset contains '$text'" grep -q -e "$text" plain/report.md
 done
 rm -r plain/step_00000003
+run --layers 1 --heads 2 --channels 8 --total-batch 1024 --steps 1 --sample-every 0 --conv 4 --memory 1 \
+    --positions none --membership uniform --data "$repo/data/starter/starter_train_*.bin" --out options --quiet
+succeeds report options
+check "options of the model" says "vocabulary 2304, membership uniform, conv 4, memory 1, positions none" \
+    options/report.md
 
 # Names and texts that are Markdown or HTML are shown as code.
 name='a `<img src=x>` [b](javascript:c)'
