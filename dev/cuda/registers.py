@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """registers.py FILE.ptxas...: checks the registers of the kernels in the output of nvcc -Xptxas -v. As many blocks as
 the launches count on must fit in the 65,536 of a multiprocessor, and no kernel may spill."""
+import argparse
 import re
 import sys
 
@@ -50,8 +51,10 @@ def check(text):
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("files", nargs="+", metavar="FILE.ptxas")
     kernels, failures = 0, []
-    for path in sys.argv[1:]:
+    for path in parser.parse_args().files:
         with open(path) as file:
             found, failed = check(file.read())
         kernels += found

@@ -5,17 +5,20 @@ from pathlib import Path
 
 from cli import write_file
 
-try:
-    import matplotlib
-except ImportError as error:
-    sys.exit(f"{error}: pip install matplotlib")
-
-matplotlib.use("Agg")
-matplotlib.rcParams.update({"font.size": 9.5, "svg.hashsalt": "tost", "svg.fonttype": "none"})
-
 # Okabe and Ito's palette, distinguishable for color-blind readers
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 MAX_DPI = 2400
+
+
+def matplotlib():
+    """The package with its pyplot. Imported when a figure is drawn, since --help does not need it."""
+    try:
+        import matplotlib.pyplot
+    except ImportError as error:
+        sys.exit(f"{error}: pip install matplotlib")
+    matplotlib.use("Agg")
+    matplotlib.rcParams.update({"font.size": 9.5, "svg.hashsalt": "tost", "svg.fonttype": "none"})
+    return matplotlib
 
 
 def add_options(parser, out, labelled):

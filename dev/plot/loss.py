@@ -20,9 +20,7 @@ import statistics
 import sys
 
 from cli import command, option_parser, run
-from figure import COLORS, add_options, check_options, padded_labels, plain, style_axes, write
-import matplotlib.pyplot as plt
-from matplotlib.ticker import EngFormatter
+from figure import COLORS, add_options, check_options, matplotlib, padded_labels, plain, style_axes, write
 from runs import mean_of_runs
 
 # Wu et al., ICLR 2025, arXiv 2412.17810; nats per token
@@ -151,7 +149,8 @@ def draw_differences(axes, runs):
 
 def draw(runs, args):
     panels = 2 if args.difference else 1
-    figure, axes = plt.subplots(panels, 1, sharex=True, squeeze=False, layout="constrained",
+    plot = matplotlib()
+    figure, axes = plot.pyplot.subplots(panels, 1, sharex=True, squeeze=False, layout="constrained",
                                 figsize=(7.6, 4.4 + 1.5 * (panels - 1)),
                                 gridspec_kw={"height_ratios": (3, 1)[:panels]})
     draw_losses(axes[0, 0], runs, args)
@@ -167,7 +166,7 @@ def draw(runs, args):
         style_axes(panel)
         panel.margins(x=0.015)
     axes[-1, 0].set_xlabel("tokens")
-    axes[-1, 0].xaxis.set_major_formatter(EngFormatter(sep=""))
+    axes[-1, 0].xaxis.set_major_formatter(plot.ticker.EngFormatter(sep=""))
     return figure
 
 

@@ -16,9 +16,8 @@ import sys
 from pathlib import Path
 
 from cli import command, option_parser, run
-from figure import COLORS, add_options, check_options, padded_labels, plain, short_name, style_axes, write
+from figure import COLORS, add_options, check_options, matplotlib, padded_labels, plain, short_name, style_axes, write
 from loss import draw_lines
-import matplotlib.pyplot as plt
 
 
 def interval(b):
@@ -76,7 +75,7 @@ def print_table(lines):
 
 
 def draw(lines, args):
-    figure, axes = plt.subplots(figsize=(6.8, 4.1), layout="constrained")
+    figure, axes = matplotlib().pyplot.subplots(figsize=(6.8, 4.1), layout="constrained")
     for i, line in enumerate(lines):
         shown = [point for point in line.points if point[0] >= args.first]
         shift = 1 + 0.03 * (i - (len(lines) - 1) / 2)  # so that error bars do not overlap

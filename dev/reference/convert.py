@@ -21,15 +21,27 @@ import warnings
 import zipfile
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
+
+from cli import about, command, new_path, option_parser, run
+
+
+def parse(arguments):
+    parser = option_parser(__doc__)
+    parser.add_argument("source", type=Path, help="ckpt.pt or MODEL")
+    parser.add_argument("dest", type=Path, help="DEST or DEST.pt")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    parse(sys.argv[1:])   # --help does not need the packages below
+
 try:
     import torch
     from safetensors import SafetensorError, safe_open
 except ImportError as error:
     sys.exit(f"{error}: pip install torch safetensors numpy")
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
-
-from cli import about, command, new_path, option_parser, run
 from tost import HEAD, WTE, Tost, TostConfig, find_model
 
 PREFIX = re.compile(r"^(_orig_mod\.|module\.)+")
@@ -111,10 +123,7 @@ def convert(source, dest):
 
 @command()
 def main(arguments):
-    parser = option_parser(__doc__)
-    parser.add_argument("source", type=Path, help="ckpt.pt or MODEL")
-    parser.add_argument("dest", type=Path, help="DEST or DEST.pt")
-    args = parser.parse_args(arguments)
+    args = parse(arguments)
     print(convert(args.source, args.dest))
 
 

@@ -9,10 +9,13 @@ Face model. Needs torch, safetensors, tiktoken and lm_eval.
 
 import sys
 
-import torch
-from lm_eval.__main__ import cli_evaluate
-from lm_eval.api.model import TemplateLM
-from lm_eval.api.registry import register_model
+try:
+    import torch
+    from lm_eval.__main__ import cli_evaluate
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+except ImportError as error:
+    sys.exit(f"{error}: pip install -r dev/requirements.txt") if "--help" not in sys.argv else sys.exit(print(__doc__))
 
 from gpt2_encoding import load_tokenizer
 from tost import Tost

@@ -19,6 +19,26 @@ import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+
+def parse(arguments):
+    from cli import option_parser
+
+    parser = option_parser(__doc__)
+    parser.add_argument("command", choices=["generate"], help="print the prompt and the most likely tokens after it")
+    parser.add_argument("--model", type=Path, required=True, metavar="PATH",
+                        help="safetensors file, checkpoint folder or run")
+    parser.add_argument("--tokenizer", type=Path, metavar="FILE",
+                        help="vocab.bpe or tokenizer.json (default: the vocab.bpe beside the model file)")
+    parser.add_argument("--prompt", default="", metavar="TEXT", help="text to continue (default: none)")
+    parser.add_argument("--tokens", type=int, default=256, metavar="N",
+                        help="largest number of new tokens (default: 256)")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
+    parse(sys.argv[1:])   # --help does not need the packages below
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -341,21 +361,6 @@ def generate(model, ids, tokens, n_ids, stop):
         yield ids[-1]
 
 
-def parse(arguments):
-    from cli import option_parser
-
-    parser = option_parser(__doc__)
-    parser.add_argument("command", choices=["generate"], help="print the prompt and the most likely tokens after it")
-    parser.add_argument("--model", type=Path, required=True, metavar="PATH",
-                        help="safetensors file, checkpoint folder or run")
-    parser.add_argument("--tokenizer", type=Path, metavar="FILE",
-                        help="vocab.bpe or tokenizer.json (default: the vocab.bpe beside the model file)")
-    parser.add_argument("--prompt", default="", metavar="TEXT", help="text to continue (default: none)")
-    parser.add_argument("--tokens", type=int, default=256, metavar="N",
-                        help="largest number of new tokens (default: 256)")
-    return parser.parse_args(arguments)
-
-
 def main(arguments=None):
     from cli import describe, fail
     from gpt2_encoding import load_tokenizer
@@ -376,7 +381,6 @@ def main(arguments=None):
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
     from cli import run
 
     sys.exit(run(main))

@@ -24,13 +24,28 @@ import json
 import math
 import sys
 from dataclasses import replace
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
+
+import train_options
+from cli import command, option_parser, run
+
+
+def parse(arguments):
+    parser = option_parser(__doc__)
+    parser.add_argument("variant", metavar="VARIANT")
+    return train_options.parse(parser, arguments)
+
+
+if __name__ == "__main__":
+    parse(sys.argv[1:])   # --help does not need the packages below
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
 import train
-from cli import command, option_parser, run
 from tost import CONV_WIDTH, ENERGY_MIN, MASS_EPS, TSSA, Conv, predict
 
 PLACES, TERMS = ("z", "ln_1", "ln_2"), ("relative", "decay", "mean", "memory")
@@ -114,9 +129,7 @@ def explained(trainer):
 
 @command()
 def main(arguments):
-    parser = option_parser(__doc__)
-    parser.add_argument("variant", metavar="VARIANT")
-    args = train.parse(parser, arguments)
+    args = parse(arguments)
     words = set(args.variant.split("+"))
     if words - {"published", *TERMS, *PLACES}:
         raise ValueError(f"{args.variant}: not a variant: join {', '.join(('published', *TERMS, *PLACES))} with +")

@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_data_scripts.sh BINARY: tests the scripts in dev/data with local files, with a local server and without a
-# network. Most corpora are generated here, with bytes as tokens; published ones are tested if ../shared contains them.
+# network, and --help of all scripts without packages. Most corpora are generated here, with bytes as tokens; published ones are tested if ../shared contains them.
 #   PYTHON    tests that need tqdm, datasets or numpy are skipped if this Python lacks them
 #   QUICK=1   skips the tests of corpora, which need datasets
 
@@ -15,6 +15,11 @@ unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY HF_ENDPO
 
 if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
     checks_of "$repo/dev/test/cli/data_scripts.py" "$binary" "$shared"
+    # -S: without installed packages
+    for script in $(grep -l '^if __name__ == "__main__"' "$repo"/dev/[!t]*/*.py); do
+        succeeds "$python" -S -E -s "$script" --help
+        check "${script##*/} --help: text, and nothing on stderr" [ -s stdout -a ! -s stderr ]
+    done
 else
     skip "all: $python is not Python 3.11 or later"
 fi
