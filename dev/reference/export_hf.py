@@ -138,7 +138,14 @@ trained with train_gpt_tost. Attention is linear in the sequence length, and gen
     inputs = tokenizer("Once upon a time", return_tensors="pt")
     print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 
-In a text, `{EOT}` is ordinary text; insert `tokenizer.eos_token_id` to end a document.
+In a text, `{EOT}` is ordinary text; insert `tokenizer.eos_token_id` to end a document. The tokenizers library alone
+reads `tokenizer.json` otherwise: set `encode_special_tokens = True` on its Tokenizer.
+
+`transformers.Trainer` chooses by name what decays, and would also decay `gamma1`, `gamma2`, `temp`, `memory_scale` and the
+convolutions. For the weight decay of train_gpt_tost, give it the model's groups:
+
+    optimizer = torch.optim.AdamW(model.optimizer_groups(weight_decay=0.1), lr=1e-4)
+    Trainer(model, arguments, optimizers=(optimizer, None), …)
 
 ## Training
 

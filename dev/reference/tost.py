@@ -145,7 +145,7 @@ class TSSA(nn.Module):
         self.c_proj = nn.Linear(C, C, bias=config.bias)
 
     def project(self, x):
-        """z (B,nh,T,hs), at least float32: cumulative sums in bf16 stop growing after a few hundred tokens."""
+        """z (B,nh,T,hs), at least float32: cumsum of bf16 adds in float32, but rounds each sum to 8 bits."""
         z = self.conv(self.c_attn(x))
         z = z.to(torch.promote_types(z.dtype, torch.float32))
         return z.unflatten(-1, (self.n_head, -1)).transpose(1, 2)

@@ -143,7 +143,8 @@ class TostTSSA(nn.Module):
     def forward(self, x, positions, mask, past):
         """x (B,T,C), positions (B,T), mask (B,1,T,1) or None, past (S, N, D, …) or None. Returns the output and
         (S, N, D), with a convolution also its last inputs, with memory then also (G, k).
-        Statistics are at least float32: cumulative sums in bf16 stop growing after a few hundred tokens."""
+        Statistics are at least float32: cumsum of bf16 adds in float32, but a state in bf16, to which decode adds one
+        token at a time, would stop growing after a few hundred tokens."""
         z = self.c_attn(x)
         inputs = memory = ()
         if self.conv is not None:
@@ -246,6 +247,14 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
         elif isinstance(module, TostBlock):
             nn.init.constant_(module.gamma1, GAMMA_INIT)
             nn.init.constant_(module.gamma2, GAMMA_INIT)
+
+    def optimizer_groups(self, weight_decay):
+        """Parameter groups for an optimizer, with the weight decay of train_gpt_tost: only embeddings and the weights of
+        Linear layers decay. transformers.Trainer chooses by name, and would also decay the other parameters whose name
+        has no "bias" or "norm": gamma1, gamma2, temp, memory_scale and the convolutions."""
+        decayed = {id(m.weight) for m in self.modules() if isinstance(m, (nn.Linear, nn.Embedding))}
+        return [{"params": [p for p in self.parameters() if (id(p) in decayed) == decays],
+                 "weight_decay": weight_decay if decays else 0.0} for decays in (True, False)]
 
     def get_input_embeddings(self):
         return self.transformer["wte"]

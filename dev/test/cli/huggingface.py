@@ -3,6 +3,7 @@ model.safetensors, a model with random parameters."""
 
 import json
 import random
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ sys.path[:0] = [str(REPO / "dev/reference"), str(REPO / "dev/data")]
 import numpy as np
 import torch
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, PreTrainedTokenizerFast
 
 import evalset
@@ -143,6 +145,47 @@ def check_training(model):
                                                      for a, b in zip(gradients[0], other)))
 
 
+def check_trainer():
+    """One step of transformers.Trainer with the model's groups is a step of train, and the groups are those of the
+    table of parameters. Trainer alone also decays the parameters that the model card names."""
+    if missing("transformers.Trainer", "accelerate"):
+        return
+    from transformers import Trainer, TrainingArguments
+
+    rows = re.findall(r'X\(\w+, +\w+, +"([a-z_0-9.]+)",.*?\b(DECAY|NO_DECAY),', (REPO / "tost/model.h").read_text())
+    model, T, decay = load("memory_out").train(), 64, 0.5
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = [{re.sub(r"^transformer\.h\.\d+\.", "", names[id(p)]) for p in group["params"]}
+              for group in model.optimizer_groups(decay)]
+    present = groups[0] | groups[1]
+    for group, kind in zip(groups, ("DECAY", "NO_DECAY")):
+        check(f"optimizer_groups: {kind} of tost/model.h", group == {name for name, of in rows if of == kind} & present)
+    ids = np.fromfile(STORIES, "<u2")[512:].astype(np.int64)
+    windows = [torch.from_numpy(ids[i * T:(i + 1) * T + 1]) for i in range(2)]
+    arguments = TrainingArguments("trained", max_steps=1, per_device_train_batch_size=2, learning_rate=1e-3,
+                                  lr_scheduler_type="constant", max_grad_norm=1, report_to=[], use_cpu=True,
+                                  save_strategy="no", disable_tqdm=True)
+    optimizer = torch.optim.AdamW(model.optimizer_groups(decay), lr=1e-3, betas=(0.9, 0.95), eps=1e-4)
+    trainer_of = Trainer(model, arguments, train_dataset=[{"input_ids": w, "labels": w} for w in windows],
+                         optimizers=(optimizer, None))
+    trainer_of.train()
+    trainer("--init", "memory.safetensors", "--data", STORIES, "--order", "sequential", "--steps", 1, "--batch", 2, "--seq",
+            T, "--total-batch", 2 * T, "--optimizer", "adamw", "--lr", 1e-3, "--weight-decay", decay, "--beta1", 0.9,
+            "--beta2", 0.95, "--eps", 1e-4, "--warmup", 0, "--schedule", "constant", "--grad-clip", 1, "--val-every", 0,
+            "--sample-every", 0, "--quiet", "--out", "one_step")
+    want, state = load_file("one_step/step_00000001/model.safetensors"), model.state_dict()
+    start = load_file("memory.safetensors")
+    worst = max((state[name] - tensor).abs().max().item() for name, tensor in want.items())
+    least = min((start[name] - tensor).abs().max().item() for name, tensor in want.items())
+    check(f"a step of Trainer with these groups is a step of train: {worst:.1e} of {least:.1e}", worst < 1e-6 < least / 10)
+    more = {re.sub(r"^transformer\.h\.\d+\.", "", name) for name in trainer_of.get_decay_parameter_names(model)}
+    more -= groups[0] | {"lm_head.weight"}   # tied to wte
+    card = Path("memory_out/README.md").read_text(encoding="utf-8")
+    check(f"Trainer alone also decays {sorted(more)}", more == {"gamma1", "gamma2", "attn.temp", "attn.memory_scale",
+                                                             "attn.conv.weight", "mlp.conv.weight"})
+    check("and the card says so", all(f"`{name}`" in card for name in ("gamma1", "gamma2", "temp", "memory_scale")))
+
+
 def check_generation(model, tokenizer, file):
     def greedy(inputs, tokens, **options):
         """Only the new tokens."""
@@ -246,12 +289,17 @@ def check_tokenizer(tokenizer):
     check("hostile texts have the trainer's ids", theirs == trainer_ids(VOCAB, texts))
     vocab.convert(Path("out/tokenizer.json"), Path("back.bpe"))
     check("vocab.py makes the vocab.bpe of tokenizer.json", Path("back.bpe").read_bytes() == Path(VOCAB).read_bytes())
+    alone = Tokenizer.from_file("out/tokenizer.json")
+    check("tokenizers alone reads <|endoftext|> as a token, unless told otherwise",
+          tokenizer.eos_token_id in alone.encode("a<|endoftext|>").ids)
+    alone.encode_special_tokens = True
+    check("then it gives the same ids", all(alone.encode(text).ids == tokenizer.encode(text) for text in texts))
     check("decoding gives the text", all(tokenizer.decode(tokenizer.encode(text)) == text for text in texts))
 
 
 def check_own_tokenizer():
     """A tokenizer.json of the tokenizers library, with special tokens first."""
-    from tokenizers import ByteLevelBPETokenizer, Tokenizer
+    from tokenizers import ByteLevelBPETokenizer
     learner = ByteLevelBPETokenizer()
     learner.train_from_iterator([text_of_stories()], vocab_size=600, special_tokens=["<pad>", "<|endoftext|>"],
                                 show_progress=False)
@@ -431,6 +479,7 @@ def main():
     for name in ("conv", "memory", "no_positions"):
         check_generation(load(f"{name}_out"), tokenizer, f"{name}.safetensors")
     check_training(load("memory_out"))
+    check_trainer()
     check_extended()
     check_import()
     check_harness()
