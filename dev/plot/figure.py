@@ -11,12 +11,11 @@ MAX_DPI = 2400
 
 
 def matplotlib():
-    """The package with its pyplot. Imported when a figure is drawn, since --help does not need it."""
+    """The package with its Figure. Imported when a figure is drawn, since --help does not need it."""
     try:
-        import matplotlib.pyplot
+        import matplotlib.figure
     except ImportError as error:
         sys.exit(f"{error}: pip install matplotlib")
-    matplotlib.use("Agg")
     matplotlib.rcParams.update({"font.size": 9.5, "svg.hashsalt": "tost", "svg.fonttype": "none"})
     return matplotlib
 

@@ -21,7 +21,7 @@ import sys
 
 from cli import command, option_parser, run
 from figure import COLORS, add_options, check_options, matplotlib, padded_labels, plain, style_axes, write
-from runs import mean_of_runs
+from runs import mean_of_runs, numpy as np
 
 # Wu et al., ICLR 2025, arXiv 2412.17810; nats per token
 PUBLISHED = {
@@ -31,6 +31,7 @@ PUBLISHED = {
     "ptb": {"ToST-base": 6.39, "ToST-medium": 5.64, "ToST-large": 5.03, "GPT-2 base": 5.75},
 }
 RAW_ALPHA = 0.28
+BINS = 2000       # parts of a curve, about the pixels of its width
 MOST_POINTS = 40  # markers of validations per run; more of them are joined by a line
 COMPARED = {"train_loss": "training loss", "val_loss": "validation loss", "grad_norm": "gradient norm",
             "lr": "learning rate"}
@@ -39,23 +40,34 @@ COMPARED = {"train_loss": "training loss", "val_loss": "validation loss", "grad_
 def smooth(values, width):
     """Centred mean over `width` values; the window shrinks symmetrically at both ends, but at the last values not below
     an eighth of the width. A non-finite value (of a skipped step) is replaced by the last finite one."""
-    sums, last = [0.0], next(filter(math.isfinite, values), math.nan)
-    for value in values:
-        last = value if math.isfinite(value) else last
-        sums.append(sums[-1] + last)
-    n, out = len(values), []
-    for i in range(n):
-        half = min(width // 2, i, n - 1 - i)
-        before = max(half, min(i, width // 8)) if i > n // 2 else half
-        out.append((sums[i + half + 1] - sums[i - before]) / (half + before + 1))
-    return out
+    n, i, finite = len(values), np.arange(len(values)), np.isfinite(values)
+    if not finite.any():
+        return values
+    last = np.maximum.accumulate(np.where(finite, i, finite.argmax()))   # the last finite value, at first the first
+    sums = np.concatenate(([0.0], values[last].cumsum()))
+    half = np.minimum(width // 2, np.minimum(i, n - 1 - i))
+    before = np.where(i > n // 2, np.maximum(half, np.minimum(i, width // 8)), half)
+    return (sums[i + half + 1] - sums[i - before]) / (half + before + 1)
+
+
+def thinned(x, y):
+    """The points of a curve that show in a picture: of each of BINS equal parts, the least and the largest y."""
+    width = len(y) // BINS
+    if width < 3:
+        return x, y
+    rest = len(y) // width * width
+    parts, first = y[:rest].reshape(-1, width), np.arange(0, rest, width)
+    least = np.where(np.isnan(parts), np.inf, parts).argmin(1) + first
+    largest = np.where(np.isnan(parts), -np.inf, parts).argmax(1) + first
+    shown = np.unique(np.concatenate(([0], least, largest, np.arange(rest, len(y)), [len(y) - 1])))
+    return x[shown], y[shown]
 
 
 def differences(run, first, name):
     """Token counts at which both runs have a value, and |value - first run's value| there."""
-    ours, theirs = run.points(name), first.points(name)
-    tokens = sorted(ours.keys() & theirs.keys())
-    return tokens, [abs(ours[t] - theirs[t]) for t in tokens]
+    (t, ours), (u, theirs) = run.points(name), first.points(name)
+    tokens, i, j = np.intersect1d(t, u, return_indices=True)
+    return tokens, abs(ours[i] - theirs[j])
 
 
 def print_differences(runs):
@@ -63,20 +75,20 @@ def print_differences(runs):
         print(f"{run.label} compared with {runs[0].label}:")
         for name, title in COMPARED.items():
             tokens, values = differences(run, runs[0], name)
-            if tokens:
-                worst = max(range(len(values)), key=values.__getitem__)
+            if len(tokens):
+                worst = values.argmax()
                 print(f"  {title:16} largest difference {values[worst]:.3e} at {tokens[worst]:.0f} tokens, "
-                      f"mean {sum(values) / len(values):.3e}, {len(values)} values")
+                      f"mean {values.mean():.3e}, {len(values)} values")
 
 
 def print_last(run):
     """The last validation loss; of several runs, their mean and standard deviation."""
-    points = run.points("val_loss")
-    if points:
-        tokens = max(points)
-        losses = [one.points("val_loss")[tokens] for one in run.runs]
+    measured = np.flatnonzero(np.isfinite(run.val_loss))
+    if len(measured):
+        last = measured[-1]
+        losses = [one.val_loss[last] for one in run.runs]
         several = f" ± {statistics.stdev(losses):.4f} ({len(losses)} runs)" if len(losses) > 1 else ""
-        print(f"{run.label}: validation loss {points[tokens]:.4f}{several} after {tokens:.0f} tokens")
+        print(f"{run.label}: validation loss {run.val_loss[last]:.4f}{several} after {run.tokens[last]:.0f} tokens")
 
 
 def draw_losses(axes, runs, args):
@@ -88,13 +100,13 @@ def draw_losses(axes, runs, args):
         dashes = (4.0 * i, (4, 4 * (slots - 1))) if i else "-"
         window = args.smooth or max(1, len(run.tokens) // 40)
         if window > 1:
-            axes.plot(run.tokens, run.train_loss, color=color, alpha=RAW_ALPHA, linewidth=0.4 * width)
+            axes.plot(*thinned(run.tokens, run.train_loss), color=color, alpha=RAW_ALPHA, linewidth=0.4 * width)
             markers["before smoothing"] = {"alpha": RAW_ALPHA}
-        axes.plot(run.tokens, smooth(run.train_loss, window), color=color, linewidth=width, label=plain(run.label),
+        axes.plot(*thinned(run.tokens, smooth(run.train_loss, window)), color=color, linewidth=width, label=plain(run.label),
                   linestyle=dashes, solid_capstyle="round", dash_capstyle="butt")
-        val = run.points("val_loss")
-        if val:
-            axes.plot(list(val), list(val.values()), color=color, linestyle="-" if len(val) > MOST_POINTS else "none",
+        tokens, val = thinned(*run.points("val_loss"))
+        if len(val):
+            axes.plot(tokens, val, color=color, linestyle="-" if len(val) > MOST_POINTS else "none",
                       linewidth=0.8, marker="o", markevery=max(1, len(val) // MOST_POINTS), zorder=3,
                       markersize=3.4 + width, markerfacecolor="white", markeredgewidth=1.3)
             markers["validation"] = {"linestyle": "none", "marker": "o", "markerfacecolor": "white"}
@@ -138,10 +150,10 @@ def draw_differences(axes, runs):
     floor = 1e-9  # the last decimal of log.csv; smaller differences are drawn at this value
     for i, run in enumerate(runs[1:], 1):
         color = COLORS[i % len(COLORS)]
-        tokens, values = differences(run, runs[0], "train_loss")
-        axes.plot(tokens, [max(v, floor) for v in values], color=color, linewidth=1.0)
-        tokens, values = differences(run, runs[0], "val_loss")
-        axes.plot(tokens, [max(v, floor) for v in values], color=color, linestyle="none", marker="o",
+        tokens, values = thinned(*differences(run, runs[0], "train_loss"))
+        axes.plot(tokens, values.clip(floor), color=color, linewidth=1.0)
+        tokens, values = thinned(*differences(run, runs[0], "val_loss"))
+        axes.plot(tokens, values.clip(floor), color=color, linestyle="none", marker="o",
                   markersize=4.5, markerfacecolor="white", markeredgewidth=1.2)
     axes.set_yscale("log")
     axes.set_ylabel(f"difference\nfrom {plain(runs[0].label)}")
@@ -150,9 +162,8 @@ def draw_differences(axes, runs):
 def draw(runs, args):
     panels = 2 if args.difference else 1
     plot = matplotlib()
-    figure, axes = plot.pyplot.subplots(panels, 1, sharex=True, squeeze=False, layout="constrained",
-                                figsize=(7.6, 4.4 + 1.5 * (panels - 1)),
-                                gridspec_kw={"height_ratios": (3, 1)[:panels]})
+    figure = plot.figure.Figure((7.6, 4.4 + 1.5 * (panels - 1)), layout="constrained")
+    axes = figure.subplots(panels, 1, sharex=True, squeeze=False, height_ratios=(3, 1)[:panels])
     draw_losses(axes[0, 0], runs, args)
     if args.min is not None or args.max is not None:
         axes[0, 0].set_ylim(args.min, args.max)
@@ -193,7 +204,8 @@ def main(arguments):
     if args.difference and len(args.runs) < 2:
         raise ValueError("--difference: give at least two runs")
     labels = padded_labels(args, len(args.runs), "run")
-    runs = [mean_of_runs(paths.split(","), label) for paths, label in zip(args.runs, labels)]
+    columns = ("tokens", *COMPARED) if args.difference else ("tokens", "train_loss", "val_loss")
+    runs = [mean_of_runs(paths.split(","), label, columns) for paths, label in zip(args.runs, labels)]
     write(draw(runs, args), args)
     for run in runs:
         print_last(run)

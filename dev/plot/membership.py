@@ -30,20 +30,15 @@ from pathlib import Path
 from cli import command, describe, option_parser, run, write_file
 import figure
 
-
-def parse(arguments):
-    parser = option_parser(__doc__)
-    parser.add_argument("trained", metavar="TRAINED", help="output of `train_gpt_tost inspect`")
-    parser.add_argument("--initial", metavar="FILE", help="the same for the model before training")
-    parser.add_argument("--control", metavar="FILE", help="another text in the same model, such as shuffled words")
-    parser.add_argument("--picture", metavar="FILE", help="also draw the strips, *.png or *.svg")
-    parser.add_argument("--title", help="page title (default: the file name)")
-    parser.add_argument("--out", metavar="FILE", help="default: that of TRAINED, with .html")
-    return parser.parse_args(arguments)
-
-
+parser = option_parser(__doc__)
+parser.add_argument("trained", metavar="TRAINED", help="output of `train_gpt_tost inspect`")
+parser.add_argument("--initial", metavar="FILE", help="the same for the model before training")
+parser.add_argument("--control", metavar="FILE", help="another text in the same model, such as shuffled words")
+parser.add_argument("--picture", metavar="FILE", help="also draw the strips, *.png or *.svg")
+parser.add_argument("--title", help="page title (default: the file name)")
+parser.add_argument("--out", metavar="FILE", help="default: that of TRAINED, with .html")
 if __name__ == "__main__":
-    parse(sys.argv[1:])   # --help does not need the packages below
+    parser.parse_args()   # --help does not need the packages below
 
 try:
     import numpy as np
@@ -207,7 +202,8 @@ def page(trained, initial, control, title):
 def strips(panels, path):
     """Draws the strip of each (title, inspection): layers × tokens in the colors of the leading heads."""
     matplotlib = figure.matplotlib()
-    picture, axes = matplotlib.pyplot.subplots(len(panels), figsize=(9, 1.5 * len(panels)), layout="constrained", squeeze=False)
+    picture = matplotlib.figure.Figure((9, 1.5 * len(panels)), layout="constrained")
+    axes = picture.subplots(len(panels), squeeze=False)
     for (title, one), ax in zip(panels, axes[:, 0]):
         image = matplotlib.colormaps["hsv"](one.pi.argmax(1) * 0.381966 % 1)  # neighboring heads differ most
         image[..., 3] = (margins(one.pi) / FULL_COLOR).clip(0, 1)
@@ -230,7 +226,7 @@ def read(args):
 
 @command()
 def main(arguments):
-    args = parse(arguments)
+    args = parser.parse_args(arguments)
     args.out = args.out or str(Path(args.trained).with_suffix(".html"))
     trained, initial, control = read(args)
     text = page(trained, initial, control, args.title or f"Membership: {Path(args.trained).stem}")

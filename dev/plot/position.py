@@ -75,7 +75,8 @@ def print_table(lines):
 
 
 def draw(lines, args):
-    figure, axes = matplotlib().pyplot.subplots(figsize=(6.8, 4.1), layout="constrained")
+    figure = matplotlib().figure.Figure((6.8, 4.1), layout="constrained")
+    axes = figure.subplots()
     for i, line in enumerate(lines):
         shown = [point for point in line.points if point[0] >= args.first]
         shift = 1 + 0.03 * (i - (len(lines) - 1) / 2)  # so that error bars do not overlap

@@ -27,8 +27,9 @@ from pathlib import Path
 from cli import command, describe, option_parser, run, write_file
 import figure
 import loss
-from runs import Run, newest_checkpoint
+from runs import Run, newest_checkpoint, numpy as np
 
+COLUMNS = ("step", "tokens", "train_loss", "val_loss", "ms", "tokens_per_s")   # of the log that are read
 # Names in RUN/eval: (title, key in loss.PUBLISHED)
 LOSSES = {"validation": ("OpenWebText", "openwebtext"), "lambada_loss": ("LAMBADA", "lambada"),
           "wikitext2_loss": ("WikiText-2", "wikitext2"), "ptb_loss": ("PTB", "ptb")}
@@ -173,19 +174,23 @@ def stale(results, step):
     return f"Evaluated at another step than {step}: {', '.join(others).translate(PLAIN)}.\n" if others else ""
 
 
+def finite(values):
+    return values[np.isfinite(values)]
+
+
 def validation(log):
-    steps = [(value, int(step)) for value, step in zip(log.val_loss, log.step) if math.isfinite(value)]
-    if not steps:
+    measured = np.flatnonzero(np.isfinite(log.val_loss))
+    if not len(measured):
         return NOT_MEASURED
-    (last, last_step), (best, best_step) = steps[-1], min(steps)
-    return f"{last:.4f} after step {last_step}; best {best:.4f} after step {best_step}"
+    last, best = measured[-1], measured[log.val_loss[measured].argmin()]
+    return f"{log.val_loss[last]:.4f} after step {log.step[last]:.0f}; best {log.val_loss[best]:.4f} after step " \
+           f"{log.step[best]:.0f}"
 
 
 def fact_rows(folder, log, metadata, devices, mfu, price):
-    seconds = sum(filter(math.isfinite, log.ms)) / 1000
+    seconds = finite(log.ms).sum() / 1000
     tokens, first = int(log.tokens[-1]), int(log.tokens[0])
-    final = list(filter(math.isfinite, log.train_loss[-max(1, len(log.step) // 40):]))
-    speeds = [x for x in log.tokens_per_s if math.isfinite(x)]
+    final, speeds = finite(log.train_loss[-max(1, len(log.step) // 40):]), finite(log.tokens_per_s)
     sizes = [metadata.get(key, "?") for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")]
     rows = [["program", metadata.get("program", "unknown")],
             ["device", "; later ".join(dict.fromkeys(devices)) or
@@ -197,12 +202,12 @@ def fact_rows(folder, log, metadata, devices, mfu, price):
                      + "".join(f", {key} {metadata[key]}" for key in VARIANTS if key in metadata)])
         rows.append(["data", metadata.get("option.data", "?")])
     rows += [["training", f"{int(log.step[-1]):,} steps, {tokens:,} tokens"],
-             ["training loss", f"{statistics.fmean(final or [math.nan]):.4f}, mean of the last {len(final):,} steps"],
+             ["training loss", f"{final.mean() if len(final) else math.nan:.4f}, mean of the last {len(final):,} steps"],
              ["validation loss", validation(log)],
              ["time", f"{duration(seconds)} in {len(log.step):,} logged steps, without validation, samples and "
                       "checkpoints"]]
-    if speeds and seconds:
-        rows.append(["speed", f"{statistics.median(speeds):,.0f} tokens/s (median of the steps)"])
+    if len(speeds) and seconds:
+        rows.append(["speed", f"{np.median(speeds):,.0f} tokens/s (median of the steps)"])
     if mfu:
         rows.append(["model FLOPs utilization", f"{statistics.median(mfu):.1f} % (median of the printed steps)"])
     if price is not None:
@@ -241,17 +246,17 @@ def report(folder, log, picture, price):
 
 def draw(folder, log, path):
     """The loss curve. The steep beginning of a long run is cut off."""
-    late = log.train_loss[len(log.train_loss) // 50:] if len(log.train_loss) >= 500 else log.train_loss
-    finite = [x for x in late + log.val_loss[-len(late):] if math.isfinite(x)]
+    first = len(log.step) // 50 if len(log.step) >= 500 else 0
+    shown = finite(np.concatenate((log.train_loss[first:], log.val_loss[first:])))
     arguments = [str(folder), "--title", folder.resolve().name, "--out", str(path)]
     metadata = newest_checkpoint(folder)
     comparable = published_model(metadata) and int(metadata.get("vocab_size", 0)) in GPT2_VOCABULARY
     if comparable and is_openwebtext(metadata):
         arguments += ["--published", "openwebtext"]
-        finite += loss.PUBLISHED["openwebtext"].values()
-    if finite:
-        margin = 0.03 * (max(finite) - min(finite)) + 1e-3
-        arguments += ["--min", str(min(finite) - margin), "--max", str(max(finite) + margin)]
+        shown = np.append(shown, list(loss.PUBLISHED["openwebtext"].values()))
+    if len(shown):
+        margin = 0.03 * (shown.max() - shown.min()) + 1e-3
+        arguments += ["--min", str(shown.min() - margin), "--max", str(shown.max() + margin)]
     args = loss.parse(arguments)
     figure.write(loss.draw([log], args), args)
 
@@ -275,7 +280,7 @@ def main(arguments):
     out = Path(args.out) if args.out else folder / "report.md"
     if out.suffix != ".md":
         raise ValueError(f"--out {out}: give a name that ends in .md")
-    log, picture = Run(folder, None), out.with_suffix(".png")
+    log, picture = Run(folder, None, COLUMNS), out.with_suffix(".png")
     text = report(folder, log, picture.name, args.price)
     draw(folder, log, picture)
     write_file(out, lambda part: part.write_text(text, encoding="utf-8"))

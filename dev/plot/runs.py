@@ -1,54 +1,107 @@
-"""Reads run folders: log.csv, and the metadata of checkpoints. Needs only Python."""
+"""Reads run folders: log.csv, and the metadata of checkpoints. Needs only Python; with numpy, long logs are read faster."""
 
 import copy
 import csv
 import json
 import math
 import struct
+import warnings
 from pathlib import Path
+
+try:
+    import numpy
+except ImportError:
+    numpy = None   # export_log.py and export_hf.py do without it
 
 from cli import describe
 
 COLUMNS = ("step", "tokens", "train_loss", "val_loss", "lr", "grad_norm", "ms", "tokens_per_s")
+BLOCK = 4 << 20        # bytes of a log read at once
 MAX_HEADER = 100 << 20  # bytes of a safetensors header
 
 
 class Run:
-    """The columns of a log.csv as lists; val_loss is NaN in rows without validation. Steps count from 1."""
+    """Columns of a log.csv, all or those given, as arrays of numpy, or lists if there is no numpy; val_loss is NaN in
+    rows without validation. Steps count from 1."""
 
-    def __init__(self, path, label):
+    def __init__(self, path, label, columns=COLUMNS):
         path = Path(path)
         path = path / "log.csv" if path.is_dir() else path
         self.label = label or (path.parent.name if path.name == "log.csv" and path.parent.name else path.stem)
         try:
-            text = path.read_text(encoding="utf-8")
+            values = read_columns(path, columns) if numpy else None
+            if values is None:
+                text = path.read_text(encoding="utf-8")
+                rows = read_rows(path, text[: text.rfind("\n") + 1])  # an incomplete last line is still being written
+                values = [list(column) for name, column in zip(COLUMNS, zip(*rows)) if name in columns]
         except OSError as error:
             raise ValueError(f"{path}: cannot be read: {error.strerror}; expected a run's log.csv or its "
                              "folder") from error
         except UnicodeDecodeError as error:
             raise ValueError(f"{path}: not a text file; expected a run's log.csv or its folder") from error
-        values = read_rows(path, text[: text.rfind("\n") + 1])  # an incomplete last line is still being written
-        for name, column in zip(COLUMNS, zip(*values)):
-            setattr(self, name, list(column))
+        for name, column in zip([name for name in COLUMNS if name in columns], values):
+            setattr(self, name, numpy.asarray(column) if numpy else column)
 
     def points(self, name):
-        """{tokens: value} for the finite values of a column."""
-        return {t: v for t, v in zip(self.tokens, getattr(self, name)) if math.isfinite(v)}
+        """Token counts with a finite value of a column, and these values."""
+        values = getattr(self, name)
+        finite = numpy.isfinite(values)
+        return self.tokens[finite], values[finite]
 
 
-def mean_of_runs(paths, label):
+def mean_of_runs(paths, label, columns):
     """A Run with the means of the runs' columns; its list `runs` has these runs."""
-    runs = [Run(path, None) for path in paths]
+    runs = [Run(path, None, columns) for path in paths]
     for path, run in zip(paths, runs):
-        if run.tokens != runs[0].tokens:
+        if not numpy.array_equal(run.tokens, runs[0].tokens):
             raise ValueError(f"{path}: its steps differ from those of {paths[0]}; averaged runs need the same steps and "
                              "tokens per step")
     mean = copy.copy(runs[0])
     mean.runs = runs
     mean.label = label or (f"{mean.label} and {len(runs) - 1} more" if len(runs) > 1 else mean.label)
-    for name in COLUMNS:
-        setattr(mean, name, [sum(row) / len(runs) for row in zip(*(getattr(run, name) for run in runs))])
+    for name in columns:
+        setattr(mean, name, sum(getattr(run, name) for run in runs) / len(runs))
     return mean
+
+
+def read_columns(path, columns):
+    """The columns of a log with the fields of COLUMNS, read in blocks; None for other logs, which read_rows reads or
+    refuses."""
+    wanted, found, rest = numpy.isin(COLUMNS, columns), [], b""
+    with open(path, "rb") as file:
+        if file.readline().rstrip() != ",".join(COLUMNS).encode():
+            return None
+        while block := file.read(BLOCK):
+            block, _, rest = (rest + block).rpartition(b"\n")
+            if block:
+                found.append(read_block(block + b"\n", wanted))
+            if found and found[-1] is None:
+                return None
+    return numpy.concatenate(found).T if found else None
+
+
+def read_block(block, wanted):
+    """(rows, wanted columns, of which one is tokens) of complete rows; None if they are not rows of numbers."""
+    text = numpy.frombuffer(block, "u1")
+    ends = numpy.flatnonzero((text == ord(",")) | (text == ord("\n")))
+    if len(ends) % len(COLUMNS) or block.count(b"\n") * len(COLUMNS) != len(ends) \
+            or (text[ends[len(COLUMNS) - 1 :: len(COLUMNS)]] != ord("\n")).any():
+        return None
+    fields = numpy.tile(wanted, len(ends) // len(COLUMNS))
+    text = text[numpy.repeat(fields, numpy.diff(ends, prepend=-1))].tobytes().replace(b"\n", b",")
+    while b",," in text:
+        text = text.replace(b",,", b",nan,")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")   # of a field that is not a number
+        try:
+            values = numpy.fromstring(text, sep=",")
+        except ValueError:
+            return None
+    if len(values) != fields.sum():
+        return None
+    values = values.reshape(-1, wanted.sum())
+    tokens = values[:, int(wanted[0])]
+    return values if ((0 <= tokens) & (tokens < math.inf)).all() else None
 
 
 def numbers(row):

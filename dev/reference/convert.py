@@ -25,16 +25,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
 from cli import about, command, new_path, option_parser, run
 
-
-def parse(arguments):
-    parser = option_parser(__doc__)
-    parser.add_argument("source", type=Path, help="ckpt.pt or MODEL")
-    parser.add_argument("dest", type=Path, help="DEST or DEST.pt")
-    return parser.parse_args(arguments)
-
-
+parser = option_parser(__doc__)
+parser.add_argument("source", type=Path, help="ckpt.pt or MODEL")
+parser.add_argument("dest", type=Path, help="DEST or DEST.pt")
 if __name__ == "__main__":
-    parse(sys.argv[1:])   # --help does not need the packages below
+    parser.parse_args()   # --help does not need the packages below
 
 try:
     import torch
@@ -123,7 +118,7 @@ def convert(source, dest):
 
 @command()
 def main(arguments):
-    args = parse(arguments)
+    args = parser.parse_args(arguments)
     print(convert(args.source, args.dest))
 
 

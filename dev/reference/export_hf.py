@@ -25,18 +25,13 @@ from cli import about, command, new_path, option_parser, run
 from runs import Run
 from vocabulary import EOT, find_tokenizer
 
-
-def parse(arguments):
-    parser = option_parser(__doc__)
-    parser.add_argument("model", type=Path, metavar="MODEL", help="run, checkpoint folder or safetensors file")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it must not exist")
-    parser.add_argument("--tokenizer", type=Path, metavar="FILE",
-                        help="vocab.bpe or tokenizer.json (default: the vocab.bpe beside the model file)")
-    return parser.parse_args(arguments)
-
-
+parser = option_parser(__doc__)
+parser.add_argument("model", type=Path, metavar="MODEL", help="run, checkpoint folder or safetensors file")
+parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it must not exist")
+parser.add_argument("--tokenizer", type=Path, metavar="FILE",
+                    help="vocab.bpe or tokenizer.json (default: the vocab.bpe beside the model file)")
 if __name__ == "__main__":
-    parse(sys.argv[1:])   # --help does not need the packages below
+    parser.parse_args()   # --help does not need the packages below
 
 try:
     from safetensors import SafetensorError, safe_open
@@ -188,7 +183,7 @@ def export(source, out, given):
 
 @command()
 def main(arguments):
-    args = parse(arguments)
+    args = parser.parse_args(arguments)
     with about(args.model, SafetensorError):
         export(args.model, args.out, args.tokenizer)
     print(args.out)

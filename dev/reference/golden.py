@@ -26,17 +26,12 @@ import math
 import sys
 from pathlib import Path
 
-
-def parse(arguments):
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="+", type=Path, metavar="DIR")
-    parser.add_argument("--verify", action="store_true", help="recompute the pairs in the folders instead")
-    return parser.parse_args(arguments)
-
-
+parser = argparse.ArgumentParser(description=__doc__,
+                                 formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("folders", nargs="+", type=Path, metavar="DIR")
+parser.add_argument("--verify", action="store_true", help="recompute the pairs in the folders instead")
 if __name__ == "__main__":
-    parse(sys.argv[1:])   # --help does not need the packages below
+    parser.parse_args()   # --help does not need the packages below
 
 import torch
 from safetensors import safe_open
@@ -227,7 +222,7 @@ def verify(folders):
 
 
 def main():
-    args = parse(None)
+    args = parser.parse_args()
     torch.set_num_threads(1)  # for the same order of summation on every machine
     if args.verify:
         return 0 if verify(args.folders) else 1

@@ -15,16 +15,11 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 from cli import about, command, new_path, option_parser, run
 from vocabulary import EOT, Vocabulary
 
-
-def parse(arguments):
-    parser = option_parser(__doc__)
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="Hugging Face folder")
-    parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it must not exist")
-    return parser.parse_args(arguments)
-
-
+parser = option_parser(__doc__)
+parser.add_argument("folder", type=Path, metavar="FOLDER", help="Hugging Face folder")
+parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it must not exist")
 if __name__ == "__main__":
-    parse(sys.argv[1:])   # --help does not need the packages below
+    parser.parse_args()   # --help does not need the packages below
 
 try:
     from safetensors import SafetensorError
@@ -91,7 +86,7 @@ def write_tokenizer(source, folder):
 
 @command()
 def main(arguments):
-    args = parse(arguments)
+    args = parser.parse_args(arguments)
     config = read_config(args.folder)
     model = Tost.from_state(read_weights(args.folder), config, args.folder)
     with new_path(args.out) as part:

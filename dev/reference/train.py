@@ -36,10 +36,11 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
 from cli import command, option_parser, run
-from train_options import OPTIONS, REQUIRED, parse
+from train_options import OPTIONS, REQUIRED, add_options
 
+parser = add_options(option_parser(__doc__))
 if __name__ == "__main__":
-    parse(option_parser(__doc__), sys.argv[1:])   # --help does not need the packages below
+    parser.parse_args()   # --help does not need the packages below
 
 import numpy as np
 import torch
@@ -251,7 +252,7 @@ class Trainer:
 
 @command(SafetensorError)
 def main(arguments):
-    args = parse(option_parser(__doc__), arguments)
+    args = parser.parse_args(arguments)
     if args.threads:
         torch.set_num_threads(args.threads)
     path = args.out / "log.csv"

@@ -27,7 +27,7 @@ OPTIONS = {
 }
 
 
-def parse(parser, arguments):
+def add_options(parser):
     parser.add_argument("--init", required=True, metavar="MODEL", help="initial weights, as for --model")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for log.csv and the weights")
     parser.add_argument("--like", metavar="RUN", help="trainer run that provides the missing options")
@@ -46,4 +46,4 @@ def parse(parser, arguments):
     for name, (kind, default, text) in OPTIONS.items():
         shown = f" (default {default})" if default not in (REQUIRED, None) else ""
         parser.add_argument(f"--{name}", type=kind, help=text + shown)
-    return parser.parse_args(arguments)
+    return parser

@@ -28,18 +28,13 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
-import train_options
 from cli import command, option_parser, run
+from train_options import add_options
 
-
-def parse(arguments):
-    parser = option_parser(__doc__)
-    parser.add_argument("variant", metavar="VARIANT")
-    return train_options.parse(parser, arguments)
-
-
+parser = add_options(option_parser(__doc__))
+parser.add_argument("variant", metavar="VARIANT")
 if __name__ == "__main__":
-    parse(sys.argv[1:])   # --help does not need the packages below
+    parser.parse_args()   # --help does not need the packages below
 
 import torch
 import torch.nn as nn
@@ -129,7 +124,7 @@ def explained(trainer):
 
 @command()
 def main(arguments):
-    args = parse(arguments)
+    args = parser.parse_args(arguments)
     words = set(args.variant.split("+"))
     if words - {"published", *TERMS, *PLACES}:
         raise ValueError(f"{args.variant}: not a variant: join {', '.join(('published', *TERMS, *PLACES))} with +")

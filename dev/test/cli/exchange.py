@@ -300,7 +300,7 @@ def check_training():
 
 def check_gpt2_muon(start, data):
     """Each matrix of a fused projection is orthogonalized by itself: its update has singular values near one."""
-    args = train.parse(train.option_parser(""), [str(a) for a in (*start, "gpt2_muon", *data, "--attention", "softmax",
+    args = train.parser.parse_args([str(a) for a in (*start, "gpt2_muon", *data, "--attention", "softmax",
                                                  "--optimizer", "muon", "--lr", 1, "--weight-decay", 0)])
     trainer = train.Trainer(args)
     qkv = trainer.model.blocks[0].attention.qkv.weight

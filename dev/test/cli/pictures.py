@@ -22,6 +22,7 @@ from safetensors.numpy import save_file
 import loss
 import membership
 import position
+import runs
 import starter
 from membership import Inspection
 from script_calls import check, program, refuses, succeeds
@@ -225,6 +226,27 @@ def check_positions():
 # loss.py
 
 
+def check_long_log():
+    """100,000 rows: the same numbers from the reader in blocks as from the one by rows, and spikes remain visible."""
+    rows = [f"{i},{i * 64},{3 + i % 7 / 8},{2.5 if i % 5000 == 0 else ''},{1e-3 / i:.9e},{'nan' if i == 9 else 1},2.500,1"
+            for i in range(1, 100001)]
+    rows[70000] = rows[70000].replace("4480064,", "4480064,9", 1)
+    text = ",".join(runs.COLUMNS) + "\n" + "\n".join(rows) + "\n"
+    write("long.csv", text + "100001,6400064,3")   # an incomplete row
+    fast, slow = runs.read_columns("long.csv", runs.COLUMNS), np.array(runs.read_rows("long.csv", text)).T
+    check("a log read in blocks", np.array_equal(fast, slow, equal_nan=True))
+    check("some columns of it", np.array_equal(runs.read_columns("long.csv", ("tokens", "val_loss")), slow[[1, 3]],
+                                               equal_nan=True))
+    run = runs.Run("long.csv", None)
+    x, y = loss.thinned(run.tokens, run.train_loss)
+    check(f"a curve of {len(y)} points has the spike, the least value and both ends", len(y) < 5000 and x[0] == 64
+          and y[x.searchsorted(70001 * 64)] > 9 and y.min() == 3 and x[-1] == 6400000)
+    for name, line in (("fields", "7,1,1,1,1,1,1"), ("moved", "7,1,1,1,1,1,1,1,1\n8,1,1,1,1,1,1"), ("word", "7,1,x,1,1,1,1,1")):
+        rows[60000:60001] = [line]
+        write(f"{name}.csv", ",".join(runs.COLUMNS) + "\n" + "\n".join(rows) + "\n")
+        refuses(f"{name}.csv: line 60002 is not", loss.main, f"{name}.csv", "--out", "no.png")
+
+
 def check_losses():
     out = succeeds(loss.main, "own", "by_llmc", "--label", "a<b", "--label", "other", "--difference", "--published",
                    "openwebtext", "--line", "1 and 2 make=3", "--out", "loss.svg")
@@ -232,7 +254,9 @@ def check_losses():
     check("the SVG contains labels, published values and lines",
           all(text in svg for text in ("a&lt;b", "ToST-base 3.20", "1 and 2 make 3.00")))
     check("--difference of equal runs is zero", out.count("largest difference 0.000e+00") == 4)
-    check("smoothing ignores the loss of a skipped step", loss.smooth([1, math.nan, 3], 3) == [1, 5 / 3, 3])
+    smooth = loss.smooth(np.array([1, math.nan, 3]), 3)
+    check("smoothing ignores the loss of a skipped step", np.allclose(smooth, [1, 5 / 3, 3]))
+    check_long_log()
     log = Path("own/log.csv").read_text()
     write("cut.csv", log[:-4])   # an incomplete last row, which is ignored
     succeeds(loss.main, "cut.csv", "--out", "loss.png")
