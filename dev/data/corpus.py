@@ -384,10 +384,34 @@ def shard_tokens(path):
 
 
 def write_documents(pipe, documents, progress):
+    """Returns the numbers of characters and of NULs among them, and the first text with a NUL: escaped in JSON, tokenize
+    does not see them."""
+    characters, nuls, first_text = 0, 0, None
     for first in range(0, len(documents), BATCH):
         texts = documents[first:first + BATCH]["text"]
+        for text in texts:
+            characters += len(text)
+            if "\0" in text:
+                nuls += text.count("\0")
+                first_text = first_text or text
         pipe.write("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts).encode())
         progress.update(len(texts))
+    return characters, nuls, first_text
+
+
+def place_of(text, files):
+    """File and row of a document."""
+    places = (f"{shown(file.path)}: {place}" for file in files for place, other in documents_of(file) if other == text)
+    return next(places, shown(files[0].path))
+
+
+def check_nuls(characters, nuls, text, files, progress):
+    """As in tokenize, up to a thousandth of the text may be broken."""
+    if nuls:
+        found = f"{nuls} of {characters} characters are NUL, the first in {place_of(text, files)}"
+        if nuls > characters / 1000:
+            raise Refused(f"{found}: not text, or text in another encoding")
+        progress.write(f"warning: {found}", file=sys.stderr)
 
 
 def in_source(error, documents, files):
@@ -395,10 +419,7 @@ def in_source(error, documents, files):
     line = re.search(r"standard input: line (\d+): (.*)", error)
     if not line or not 0 < int(line[1]) <= len(documents):
         return error
-    text = documents[int(line[1]) - 1]["text"]
-    places = (f"{shown(file.path)}: {place}: {line[2]}" for file in files for place, other in documents_of(file)
-              if other == text)
-    return next(places, error)
+    return f"{place_of(documents[int(line[1]) - 1]['text'], files)}: {line[2]}"
 
 
 def make_shard(path, documents, files, args, recipe, progress):
@@ -413,7 +434,7 @@ def make_shard(path, documents, files, args, recipe, progress):
                                    start_new_session=True)  # so that Ctrl-C does not reach it
         try:
             with process.stdin as pipe:
-                write_documents(pipe, documents, progress)
+                check_nuls(*write_documents(pipe, documents, progress), files, progress)
         except BrokenPipeError:
             pass  # the tokenizer exited; its stderr says why
         except BaseException:

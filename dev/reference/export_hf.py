@@ -9,7 +9,8 @@ model card (README.md) with the run's data, options and losses. Then, in Python:
     model = AutoModelForCausalLM.from_pretrained("OUT", trust_remote_code=True)
 
 and in a shell: lm_eval --model hf --model_args pretrained=OUT,trust_remote_code=True --tasks lambada_openai
-import_hf.py converts such a folder back. Needs Python 3.11 or later, torch 2.1 and safetensors.
+import_hf.py converts such a folder back. Needs Python 3.11 or later, torch 2.1 and safetensors. The folder needs
+transformers 4.53 or later (tried: 4.53.0, 4.57.1, 5.0.0, 5.1.0, 5.2.0, 5.23.0).
 """
 
 import json
@@ -126,6 +127,8 @@ trained with train_gpt_tost. Attention is linear in the sequence length, and gen
 | vocabulary | {vocabulary.size} tokens of byte-level BPE; `{EOT}` has id {vocabulary.eot} |
 
 ## Use
+
+Needs transformers 4.53 or later.
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(PATH, trust_remote_code=True)

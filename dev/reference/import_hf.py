@@ -3,7 +3,8 @@
     import_hf.py FOLDER OUT         writes OUT/model.safetensors and, if FOLDER has a tokenizer.json, OUT/vocab.bpe
 
 Use OUT with --init, sample --model or eval --model. Weights become float32. FOLDER may have one model.safetensors or
-several listed in model.safetensors.index.json. Needs Python 3.11 or later, torch 2.1 and safetensors.
+several listed in model.safetensors.index.json; save_pretrained copies the model's code from transformers 4.53 on. Needs
+Python 3.11 or later, torch 2.1 and safetensors.
 """
 
 import json

@@ -229,8 +229,10 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, TostConv):
-            nn.init.zeros_(module.weight)
-            nn.init.ones_(module.weight[..., -1:])
+            # transformers 5.0 and 5.1 also initialize what was loaded, unless a tensor has this mark: a slice has none.
+            if not getattr(module.weight, "_is_hf_initialized", False):
+                nn.init.zeros_(module.weight)
+                nn.init.ones_(module.weight[..., -1:])
         elif isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
             if module.bias is not None:

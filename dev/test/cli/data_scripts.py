@@ -403,6 +403,14 @@ def check_own():
     refused("own/all.json | text field", "corpus.py own --from docs.jsonl", *BYTES, "--out", "own/all")
     refused("own: give --from PATH and --out PREFIX", "corpus.py own --out own/no", status=2)
     refused("--val-frac 1.0: give", "corpus.py own --from own/saved --val-frac 1", *mine, "own/no", status=2)
+    for count in (999, 1999):
+        write("own/train-nul.jsonl", json.dumps({"body": "a"}) + "\n" + json.dumps({"body": "b" * count + "\0"}) + "\n")
+        out = process("corpus.py own --from own/train-nul.jsonl", *mine, f"own/nul{count}")
+        found = f"1 of {count + 2} characters are NUL, the first in own/train-nul.jsonl: line 2"
+        check(f"a NUL: {out.stderr}", (out.returncode, out.stderr.count(found)) == (0, 1) and "warning" in out.stderr)
+    write("own/train-nul.jsonl", json.dumps({"body": "b" * 900 + "\0"}))
+    refused("1 of 901 characters are NUL, the first in own/train-nul.jsonl: line 1",
+            "corpus.py own --from own/train-nul.jsonl", *mine, "own/no")
     write("strict", "#!/bin/sh\ncat >/dev/null\necho 'x: standard input: line 3: a NUL byte' >&2\nexit 1\n")
     os.chmod("strict", 0o755)
     refused("own/no_train_000000.bin: own/saved/data-00000-of-00001.arrow: row 3: a NUL byte",

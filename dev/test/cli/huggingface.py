@@ -214,6 +214,19 @@ def check_generation(model, tokenizer, file):
           torch.equal(beams, greedy(batch, 10, num_beams=3, use_cache=False)))
 
 
+def check_loaded_is_kept():
+    """Some versions of transformers initialize modules after loading; what was loaded has a mark."""
+    model = load("memory_out")
+    conv = model.transformer["h"][0].attn.conv
+    before = conv.weight.detach().clone()
+    conv.weight._is_hf_initialized = True
+    model._init_weights(conv)
+    check("a convolution that was loaded is not initialized", torch.equal(conv.weight, before))
+    conv.weight._is_hf_initialized = False
+    model._init_weights(conv)
+    check("another one becomes the identity", torch.equal(conv.weight[:, 0], torch.eye(4)[3].expand(48, 4)))
+
+
 @torch.no_grad()
 def check_same_tensors(first, second):
     a, b = load_file(first), load_file(second)
@@ -450,7 +463,8 @@ def check_refusals():
 def check_card():
     card = Path("out/README.md").read_text(encoding="utf-8")
     check("the model card has steps, tokens, data and losses",
-          all(text in card for text in ("7, 7,000", "`a_*.bin`", "2.5000", "library_name: transformers", "640 tokens")))
+          all(text in card for text in ("7, 7,000", "`a_*.bin`", "2.5000", "library_name: transformers", "640 tokens",
+                                      "transformers 4.53 or later", "encode_special_tokens")))
     check("model.safetensors is copied",
           Path("out/model.safetensors").read_bytes() == Path("model.safetensors").read_bytes())
 
@@ -480,6 +494,7 @@ def main():
         check_generation(load(f"{name}_out"), tokenizer, f"{name}.safetensors")
     check_training(load("memory_out"))
     check_trainer()
+    check_loaded_is_kept()
     check_extended()
     check_import()
     check_harness()
