@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/output.h"
 
 static const struct { int number; const char* name; } handled[] = {
@@ -13,18 +14,21 @@ static const struct { int number; const char* name; } handled[] = {
 };
 enum { HANDLED = sizeof handled / sizeof handled[0] };
 
-static volatile sig_atomic_t received, silent;   // global, because a signal handler has no arguments of its own
+// Global, because a signal handler has no arguments of its own.
+static volatile sig_atomic_t received, received_at, silent;
 
 // SIGINT and SIGTERM are requests: a second one quits immediately, and they are caught even if ignored, as SIGINT is in
-// a background job. The others report an event, which may repeat: kernel and shell both send SIGHUP when a terminal
-// closes, and SIGXCPU comes every second. They stay ignored if they were, as SIGHUP is under nohup.
+// a background job. The same one within a second is a repetition: Slurm sends SIGTERM twice, milliseconds apart, when
+// it preempts a job without GraceTime. The others report an event, which may repeat: kernel and shell both send SIGHUP
+// when a terminal closes, and SIGXCPU comes every second. They stay ignored if they were, as SIGHUP is under nohup.
 static bool is_request(int number) { return number == SIGINT || number == SIGTERM; }
 
 static void on_signal(int number) {
     static const char note[] = "\nstopping; a second signal quits immediately\n";
-    const int saved_errno = errno;
-    if (received && !is_request(number)) return;
+    const int saved_errno = errno, now = (int)(10 * now_seconds());   // tenths of a second
+    if (received && (!is_request(number) || (number == received && now - received_at < 10))) return;
     if (received) _exit(128 + number);
+    received_at = now;
     received = number;
     if (!silent) output_write(STDERR_FILENO, note, sizeof note - 1, 0);
     errno = saved_errno;

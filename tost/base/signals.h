@@ -1,5 +1,5 @@
 // signals.h: SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGXCPU stop a run after the current micro-batch, and tokenize.
-// A second SIGINT or SIGTERM quits immediately.
+// A second SIGINT or SIGTERM quits immediately, unless it is the same one within a second.
 #ifndef TOST_SIGNALS_H
 #define TOST_SIGNALS_H
 

@@ -8,7 +8,7 @@
 //              fail:E    the call fails once with errno E    stay:E   this call and all later ones fail
 //              fill:E    half of the bytes of a write are written, then like stay
 //              short     a write writes half of its bytes and returns that number
-//              signal:S  raise signal S before the call      twice:S  raise it twice
+//              signal:S  raise signal S before the call      two:S    raise SIGUSR1, then S
 //   TORTURE_JOURNAL=FILE a record per call: see journal.py
 //
 // Counted: open for writing, mkdir, rename, unlink, rmdir, and write, fsync, ftruncate and close of files opened for
@@ -114,13 +114,13 @@ static Action next_action(const char* name, const char* path) {
     if (here) {
         self.acted = true;
         if (fault_is("before") || (fault_is("half") && !write)) kill_here("before", name, path);
-        if (fault_is("signal") || fault_is("twice")) raise(self.number);
-        if (fault_is("twice")) raise(self.number);
+        if (fault_is("two")) raise(SIGUSR1);
+        if (fault_is("signal") || fault_is("two")) raise(self.number);
         if (fault_is("short")) record("fault", 0, path, name, 0, NULL, 0);
         if (fault_is("half")) return DO_HALF_THEN_KILL;
         if (fault_is("after")) return DO_THEN_KILL;
         if (write && (fault_is("short") || fault_is("fill"))) return DO_HALF;
-        if (fault_is("short") || fault_is("signal") || fault_is("twice")) return DO;
+        if (fault_is("short") || fault_is("signal") || fault_is("two")) return DO;
     }
     record("fault", self.number, path, name, 0, NULL, 0);
     errno = self.number;

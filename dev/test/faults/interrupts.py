@@ -99,14 +99,14 @@ def signals(w, report, count, seed):
         runs += 1
         case.remove()
     for at in sorted(rng.sample(range(rows[1], records[-1].call - 5), max(4, count // 4))):
-        twice(w, report, reference, at, rng.choice([signal.SIGINT, signal.SIGTERM]))
+        two(w, report, reference, at, rng.choice([signal.SIGINT, signal.SIGTERM]))
     report.figure(f"{stops} stops of {runs} runs; {max(4, count // 4)} ended by a second signal")
 
 
-def twice(w, report, reference, at, number):
+def two(w, report, reference, at, number):
     """The second of two signals at a call must end the program there."""
-    case, what = w.case(), f"{number.name} twice at call {at}"
-    result = case.launch([*LONG, *world.OUT], at=at, do=f"twice:{int(number)}")
+    case, what = w.case(), f"SIGUSR1 and {number.name} at call {at}"
+    result = case.launch([*LONG, *world.OUT], at=at, do=f"two:{int(number)}")
     report.check(result.status == 128 + number, f"{what}: expected status {128 + number}: {result.summary()}")
     case.check_checkpoints(report, what, world.saved(result.journal), sample=False)
     case.check_resume(report, what, LONG, reference)
@@ -173,7 +173,7 @@ def tokenize(w, report, every):
     report.check(ran.status == 0 and len(reference) == 5 and calls > 30, f"without a fault: {ran.summary()}")
     case.remove()
     for at in range(1, calls + 1, every):
-        for do in ("before", "half", "after", "signal:2", "signal:15", "twice:2"):
+        for do in ("before", "half", "after", "signal:2", "signal:15", "two:2"):
             case = w.case()
             result, what = case.launch(world.MADE, at=at, do=do), f"{do} at call {at}"
             if do.startswith("signal") and result.status != 0:   # 0: the signal came when all shards were complete

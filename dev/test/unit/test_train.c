@@ -275,7 +275,9 @@ static void test_zero_loss(Checks* c) {
 // Signals
 
 static void interrupt(TostModel* m) { (void)m, raise(SIGINT); }
-static void terminate_twice(TostModel* m) { (void)m, raise(SIGINT), raise(SIGTERM); }
+static void terminate(TostModel* m) { (void)m, raise(SIGTERM); }
+static void interrupt_and_terminate(TostModel* m) { (void)m, raise(SIGINT), raise(SIGTERM); }
+static void preempt(TostModel* m) { (void)m, raise(SIGTERM), raise(SIGTERM); }
 static void hang_up(TostModel* m) { (void)m, raise(SIGHUP), raise(SIGHUP); }
 static void use_cpu(TostModel* m) { (void)m, raise(SIGXCPU), raise(SIGXCPU); }
 static void warn(TostModel* m) { (void)m, raise(SIGUSR1), raise(SIGHUP); }
@@ -294,8 +296,9 @@ static void test_signals(Checks* c) {
         {"in the last validation", {EVALUATING, 12, interrupt}, {0}, 130, 12, "after step 12 was interrupted"},
         {"in a save", {GET, 3, interrupt}, {0}, 130, 6, NULL},
         {"a terminal that closes", {TRAINING, 7, hang_up}, {0}, 129, 7, NULL},
-        {"twice", {TRAINING, 8, terminate_twice}, {0}, 143, 6, NULL},
-        {"again in a save", {TRAINING, 7, interrupt}, {GET, 60, interrupt}, 130, 6, NULL},
+        {"two signals", {TRAINING, 8, interrupt_and_terminate}, {0}, 143, 6, NULL},
+        {"again in a save", {TRAINING, 7, interrupt}, {GET, 60, terminate}, 143, 6, NULL},
+        {"SIGTERM twice, as from Slurm", {TRAINING, 7, preempt}, {0}, 143, 7, NULL},
         {"the CPU time limit, twice", {TRAINING, 7, use_cpu}, {0}, 128 + SIGXCPU, 7, NULL},
         {"a warning of the batch system", {TRAINING, 7, warn}, {0}, 128 + SIGUSR1, 7, NULL},
     };
