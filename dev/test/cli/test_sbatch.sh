@@ -1,0 +1,66 @@
+#!/bin/sh
+# shellcheck disable=SC2154
+# test_sbatch.sh BINARY: when dev/cluster/train.sbatch requeues its job, with srun, scontrol and a trainer that are
+# replaced by scripts.
+. "$(dirname "$0")/../lib.sh"
+
+command -v bash >/dev/null || { skip "train.sbatch: no bash"; finish; }
+mkdir bin
+cat >bin/srun <<'END'
+#!/bin/sh
+while case $1 in -*) ;; *) false ;; esac; do shift; done
+exec "$@"
+END
+# Slurm 22.05 prints both times on one line; PreemptTime is None if the job was not preempted.
+cat >bin/scontrol <<'END'
+#!/bin/sh
+case "$1 $2" in
+    "show hostnames") echo node1 ;;
+    "show job") printf 'JobId=%s\n   PreemptEligibleTime=2026-01-01T00:00:00 PreemptTime=%s\n' "$3" "$PREEMPTED" ;;
+    "requeue 7") echo requeued >>"$REQUEUED" ;;
+    *) exit 1 ;;
+esac
+END
+cat >bin/trainer <<'END'
+#!/bin/sh
+echo "$*" >arguments
+[ "$SAVED" = none ] || mkdir -p "run/$SAVED"
+exit "$STATUS"
+END
+chmod +x bin/*
+
+# job STATUS SAVED PREEMPTED RESTARTS: runs the script; the trainer saves run/SAVED and exits with STATUS.
+job() {
+    rm -f requeued
+    execute env PATH="$dir/bin:$PATH" STATUS="$1" SAVED="$2" PREEMPTED="$3" REQUEUED="$dir/requeued" TOST=trainer \
+        SLURM_RESTART_COUNT="$4" SLURM_JOB_ID=7 SLURM_JOB_NODELIST=node1 SLURM_CPUS_PER_TASK=1 \
+        bash "$repo/dev/cluster/train.sbatch" run --steps 9
+    what="status $1, saved $2, preempted $3, $4 restarts"
+}
+requeues() {
+    job "$@"
+    check "$what: requeued once" [ "$(cat requeued 2>&1)" = requeued ]
+    check "$what: exit status $status, expected 0" [ $status -eq 0 ]
+}
+ends() {
+    job "$@"
+    check "$what: not requeued" [ ! -e requeued ]
+    check "$what: exit status $status" [ $status -eq "$1" ]
+}
+
+time=2026-01-01T00:01:00
+requeues 138 none None 0
+check "a run without a checkpoint starts again" says "--steps 9 --overwrite --out run" arguments
+requeues 75 step_00000003 None 1
+requeues 138 step_00000005 None 2
+check "a run with a checkpoint is resumed" says "--steps 9 --resume --out run" arguments
+requeues 137 step_00000008 None 3
+ends 138 none None 1
+check "it says why" says "without a new checkpoint in run" stderr
+requeues 143 step_00000009 $time 0
+requeues 143 none $time 1
+ends 143 step_00000010 None 1
+ends 143 none None 0
+ends 1 step_00000011 $time 0
+ends 0 none None 0
+finish
