@@ -30,6 +30,8 @@ bool text_check_head(size_t* skip, const char* name, const char* head, size_t n,
     if (shard_begins(head, n)) return tost_error(err, "%s: a token shard, not text; use it as --data", name);
     if (n > 8 && head[8] == '{' && memcmp(head + 4, "\0\0\0", 4) == 0)   // after the length of its header
         return tost_error(err, "%s: a safetensors file, not text; give a text file", name);
+    if (n >= 24 && memcmp(head, "version https://git-lfs.", 24) == 0)
+        return tost_error(err, "%s: the pointer of a Git LFS file; `git lfs pull` gets the file itself", name);
     *skip = n >= sizeof mark - 1 && memcmp(head, mark, sizeof mark - 1) == 0 ? sizeof mark - 1 : 0;
     return true;
 }
