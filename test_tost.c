@@ -696,6 +696,8 @@ static void test_engine(Checks* c, const TostEngine* engine) {
         test_bf16(c, engine);
     }
     odd.conv = odd.memory = 0;
+    for (TostDtype dtype = TOST_FP32; dtype <= TOST_BF16; dtype++)
+        if (engine->supports(dtype)) engine_keeps_low_rank(c, engine, dtype);
     test_recompute_memory(c, engine);
     engines_agree_on_all_chunks(c, engine, NULL, TOST_FP32, TSSA_BLOCK);
     for (int recompute = 0; recompute < 2; recompute++)

@@ -11,7 +11,7 @@
 // Precision. Matmul operands have one storage type S, float (fp32, tf32) or bf16; kernels are templates on it. Always
 // float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums (in pairs of floats between
 // the blocks of a launch), u and Π, softmax and loss, parameter gradients, master weights, Adam's moments, Muon's
-// momentum. Double: TSSA's sums between passes over one sequence, the sum of the losses, the squared norms of
+// momentum and X. Double: TSSA's sums between passes over one sequence, the sum of the losses, the squared norms of
 // gradients.
 //
 // Determinism. Every sum has a fixed order and there are no floating-point atomics: the same training run gives the
@@ -1509,8 +1509,8 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(columns,      float,   train * COLUMN_BLOCKS * (17 + 2 * c->conv) * C) /* a layer and ln_f: for ColumnSums */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
     X(muon_squares, double,  muon * L * slice_units(4 * C * C))   /* see orthogonalize */ \
-    X(muon_x,       S,       muon * L * padded_size(4 * C * C)) \
-    X(muon_y,       S,       muon * L * padded_size(4 * C * C)) \
+    X(muon_x,       float,   muon * L * padded_size(4 * C * C)) \
+    X(muon_rounded, S,       muon * L * padded_size(4 * C * C)) \
     X(muon_gram,    S,       muon * L * padded_size(C * C)) \
     X(muon_poly,    S,       muon * L * padded_size(C * C)) \
     X(workspace,    char,    MATMUL_WORKSPACE)
@@ -2219,9 +2219,9 @@ __global__ void __launch_bounds__(SQUARES_THREADS)
     if (threadIdx.x == 0) sums[blockIdx.y * gridDim.x + blockIdx.x] = sum;
 }
 
-// x = u / ‖u‖ for each matrix. Minimum traffic per element: 4 bytes read, 2 written.
-template <typename S> __global__ void __launch_bounds__(SQUARES_THREADS)
-    muon_normalize_kernel(S* x, const double* sums, const float* u, MuonMatrices args) {
+// x = u / ‖u‖ for each matrix. Minimum traffic per element: 4 bytes read, 4 written.
+__global__ void __launch_bounds__(SQUARES_THREADS)
+    muon_normalize_kernel(float* x, const double* sums, const float* u, MuonMatrices args) {
     SHARED(double, shared, SQUARES_THREADS);
     double sum = 0.0;
     for (unsigned unit = threadIdx.x; unit < gridDim.x; unit += SQUARES_THREADS)
@@ -2237,18 +2237,35 @@ template <typename S> __global__ void __launch_bounds__(SQUARES_THREADS)
     }
 }
 
-// Returns x (count,rows,columns), in one of the buffers. u: in a flat array. A, polynomial (count,side,side), in the
-// buffers muon_gram and muon_poly; with more rows than columns, A = xᵀ x, and the polynomial is on the right of x.
+// y = x, rounded to S. Minimum traffic per element: 4 bytes read, 2 written.
+template <typename S> __global__ void convert_kernel(S* y, const float* x, size_t n) {
+    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
+    if (i >= n) return;
+    const int inside = (int)min(n - i, (size_t)4);
+    float v[4];
+    load_part<false>(v, x + i, inside);
+    store_part<false>(y + i, v, inside);
+}
+
+template <typename S> static void convert(cudaStream_t stream, S* y, const float* x, size_t n) {
+    LAUNCH((convert_kernel<S>), div_up(n, 4 * 256), 256, 0, stream, y, x, n);
+}
+
+// Sets x (count,rows,columns), the buffer muon_x. u: in a flat array. A, polynomial (count,side,side), in the buffers
+// muon_gram and muon_poly; with more rows than columns, A = xᵀ x, and the polynomial is on the right of x. Only the
+// operands of products are rounded: rounding x would give it full rank, and each step multiplies its small singular
+// values by 3.4.
 template <typename S>
-static const S* orthogonalize(Matmul* mm, const Buffers<S>& buf, const float* u, const MuonMatrices& args) {
+static void orthogonalize(Matmul* mm, const Buffers<S>& buf, const float* u, const MuonMatrices& args) {
     const bool tall = args.rows > args.columns;
     const int rows = args.rows, columns = args.columns, side = min(rows, columns), length = max(rows, columns);
     const int64_t n = args.step, square = padded_size((size_t)side * side);
     const dim3 blocks((unsigned)slice_units(args.size), args.count);
-    S *x = buf.muon_x, *y = buf.muon_y, *A = buf.muon_gram, *polynomial = buf.muon_poly;
+    S *x = buf.muon_rounded, *A = buf.muon_gram, *polynomial = buf.muon_poly;
     LAUNCH(muon_squares_kernel, blocks, SQUARES_THREADS, 0, mm->stream, buf.muon_squares, u, args);
-    LAUNCH((muon_normalize_kernel<S>), blocks, SQUARES_THREADS, 0, mm->stream, x, buf.muon_squares, u, args);
+    LAUNCH(muon_normalize_kernel, blocks, SQUARES_THREADS, 0, mm->stream, buf.muon_x, buf.muon_squares, u, args);
     for (int step = 0; step < TOST_MUON_STEPS; step++) {
+        convert(mm->stream, x, buf.muon_x, (size_t)(args.count * n));
         const ProductLayout layout = tall ? PRODUCT_TN : PRODUCT_NT;   // mutant: muon_gram_not_transposed
         Product<S, S> gram = dense_product(A, x, x, layout, side, side, length);
         gram.count = args.count, gram.c_step = square, gram.a_step = gram.b_step = n;
@@ -2257,20 +2274,18 @@ static const S* orthogonalize(Matmul* mm, const Buffers<S>& buf, const float* u,
         sum.alpha = (float)TOST_MUON_C, sum.beta = (float)TOST_MUON_B, sum.source = A;   // mutant: muon_coefficient
         sum.count = args.count, sum.c_step = sum.a_step = sum.b_step = square;
         matmul(mm, sum);
-        Product<S, S> next =
-            dense_product(y, tall ? x : polynomial, tall ? polynomial : x, PRODUCT_NN, rows, columns, side);
-        next.beta = (float)TOST_MUON_A, next.source = x;
+        Product<S, float> next = dense_product(buf.muon_x, tall ? x : polynomial, tall ? polynomial : x, PRODUCT_NN,
+                                               rows, columns, side);
+        next.beta = (float)TOST_MUON_A;
         next.count = args.count, next.c_step = n, next.a_step = tall ? n : square, next.b_step = tall ? square : n;
         matmul(mm, next);
-        std::swap(x, y);
     }
-    return x;
 }
 
-// p = p keep - rate x, in flat arrays. weights: as in adamw_kernel. Minimum traffic per element: 6 bytes read, 6
+// p = p keep - rate x, in flat arrays. weights: as in adamw_kernel. Minimum traffic per element: 8 bytes read, 6
 // written.
 template <typename S>
-__global__ void muon_update_kernel(float* param, S* weights, const S* x, MuonMatrices args, float keep, float rate) {
+__global__ void muon_update_kernel(float* param, S* weights, const float* x, MuonMatrices args, float keep, float rate) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4, at = blockIdx.y * args.stride + i;
     if (i >= args.size) return;
     float p[4], v[4];
@@ -2313,11 +2328,11 @@ template <typename S> static void update_whole(TypedModel<S>* m, const TostUpdat
     if (t->layer > 0) return;
     const int layers = m->config.n_layer, rows = t->shape[0], columns = t->shape[1];
     const MuonMatrices all = {layers, rows, columns, t->size, m->tensors.row_stride[t->row], padded_size(t->size)};
-    const S* x = orthogonalize(&m->mm, m->buf, u, all);
+    orthogonalize(&m->mm, m->buf, u, all);
     S* weights = weights_copy(m);
     const double scale = TOST_MUON_SCALE * sqrt(max(rows, columns));   // mutant: muon_scale_of_rows
     LAUNCH((muon_update_kernel<S>), dim3(div_up(t->size, 4 * 256), layers), 256, 0, m->stream, p,
-           weights ? weights + t->offset : NULL, x, all, (float)(1.0 - update->lr * update->weight_decay),
+           weights ? weights + t->offset : NULL, m->buf.muon_x, all, (float)(1.0 - update->lr * update->weight_decay),
            (float)(update->lr * scale));
 }
 
@@ -2344,15 +2359,9 @@ static void update_average(TostModel* m, float rate) {
     }
 }
 
-template <typename S> __global__ void convert_kernel(S* y, const float* x, size_t n) {
-    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) y[i] = from_float<S>(x[i]);
-}
-
 // Copies parameters to the weights, if these are a copy.
 template <typename S> static void convert_weights(TypedModel<S>* m, size_t at, size_t n) {
-    if (weights_copy(m))
-        LAUNCH((convert_kernel<S>), div_up(n, 256), 256, 0, m->stream, m->weights + at, m->array[TOST_PARAM] + at, n);
+    if (weights_copy(m)) convert(m->stream, m->weights + at, m->array[TOST_PARAM] + at, n);
 }
 
 template <typename S> static void cuda_update(TypedModel<S>* m, const TostUpdate* update) {

@@ -317,6 +317,7 @@ void test_quick(Checks* c) {
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) {
         test_mixed_shapes(c, dtype);
         test_muon(c, muon_shapes[0], dtype);
+        engine_keeps_low_rank(c, &tost_cuda_engine, dtype);
         set_schedule(REVERSE_LATE);
         engines_agree_on_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, {7, 3, run + 5});
     }
@@ -352,6 +353,8 @@ void test_first_half(Checks* c) {
     test_kernels(c, 16);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     for (const Shape& k : muon_shapes) test_muon(c, k, TOST_FP32);
+    for (const TostDtype dtype : {TOST_FP32, TOST_TF32, TOST_BF16})
+        engine_keeps_low_rank(c, &tost_cuda_engine, dtype);
     test_shapes(c, TOST_FP32, {FORWARD, SHUFFLE_LATE, RESIDENT});
     test_shape(c, long_shape, TOST_FP32, {REVERSE});
     test_chunks(c, TOST_FP32, RESIDENT);

@@ -146,6 +146,8 @@ void engines_agree_on_mixed_shapes(Checks* c, const TostEngine* engine, const To
 // parameters change in these steps, the moments, and the averages.
 void engines_agree_on_muon(Checks* c, const TostEngine* engine, const TostEngine* reference, const Shape* k,
                            TostDtype dtype);
+// Muon: the update of a matrix whose gradient has rank 1 or 8 must lie in its row and column space, except for rounding.
+void engine_keeps_low_rank(Checks* c, const TostEngine* engine, TostDtype dtype);
 
 // After zero_grad and at the start of each part, earlier gradients must have no effect: results must have the same bits
 // as if they were zero. recompute: as in TostEngineOptions
