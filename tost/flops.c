@@ -7,7 +7,7 @@
 
 double flops_per_token(const TostConfig* c) {
     const double L = c->n_layer, C = c->n_embd, nh = c->n_head, weights = L * 10 * C * C + (double)c->vocab_size * C;
-    return 6 * weights + 3 * L * (10 * C + 8 * nh + 4 * c->conv * C + (c->memory ? 4 * C * (C / nh) : 0));
+    return 6 * weights + 3 * L * (10 * C + 8 * nh + 4 * c->conv * C + (c->memory ? C * (4 * C / nh + 7) : 0));
 }
 
 // Dense peak rates (without sparsity) in TFLOP/s from data sheets: float32 without tensor cores, tf32, bf16 with
