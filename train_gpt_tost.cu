@@ -555,7 +555,7 @@ template <typename S> struct Tssa {
     float *dscore, *dtemp_run;        // (B,NH,T); (NH,B,runs): dtemp of each run
     float *dtemp, *ddenom_bias;       // (NH); (NH,block_size) or NULL
     bool fixed_temp;                  // temp has no gradient: membership is uniform
-    bool more_dpi;                    // dscore has another part of dΠ on entry
+    bool with_memory;                 // dscore and dz have the memory's parts of dΠ and dz on entry
     PassStates adjoint;
     float* back;                      // like saved: RS, then RN and RD, after each run
 };
@@ -1015,7 +1015,7 @@ __device__ inline void tssa_statistics_backward(TssaSteps steps, TssaStarts star
         float* const dpi = steps.dpi + h * WARP + lane_index();
         *dpi +=
             TSSA_CALL(tssa_later_statistics, tssa_totals<true>(k.b, tssa_scan_place<true>(k, args), args), h, k, args);
-        if (args.more_dpi && lane_index() < k.n)   // mutant: memory_dpi
+        if (args.with_memory && lane_index() < k.n)   // mutant: memory_dpi
             *dpi += args.dscore[tssa_head(h, k, args) + lane_index()];
     }
     __syncthreads();
@@ -1131,6 +1131,12 @@ __device__ inline void tssa_dz(TssaSteps steps, TssaStarts starts, int h, TssaRu
             tssa_load<WHOLE>(dy, args.dy, t0, c, inside, k, args);
             tssa_walk_to<WHOLE>(energy, A, t0, steps.pi + h * WARP, starts, c, inside, k, args);
             tssa_rows_backward(dy, RN, RS, energy, A, z, steps, h * WARP + t0);
+            if (args.with_memory) {   // mutant: memory_dz
+                float of_memory[TSSA_ROWS][2];
+                tssa_load<WHOLE>(of_memory, args.dz, t0, c, inside, k, args);
+                UNROLL for (int j = 0; j < TSSA_ROWS; j++)
+                    UNROLL for (int i = 0; i < 2; i++) dy[j][i] += of_memory[j][i];
+            }
             UNROLL for (int j = 0; j < TSSA_ROWS; j++)
                 store_part<WHOLE>(dz + (size_t)j * (unsigned)args.C, dy[j],
                                   t0 + j < k.n ? inside : 0);   // mutant: run_edge_backward
@@ -1151,9 +1157,9 @@ __device__ inline void tssa_energy_backward(TssaSteps steps, TssaStarts starts, 
     for (int h = warp_index(); h < args.NH; h += args.warps) TSSA_CALL(tssa_dz, steps, starts, h, k, args);
 }
 
-// Minimum traffic per row: 2C (z) + 2C (dy) + 2C (dz). Moved in addition: carries, back and totals, about
-// (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last run to the first. With float32, two
-// blocks per multiprocessor would leave too few registers for each.
+// Minimum traffic per row: 2C (z) + 2C (dy) + 2C (dz), and 2C (dz) with memory. Moved in addition: carries, back and
+// totals, about (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last run to the first. With
+// float32, two blocks per multiprocessor would leave too few registers for each.
 template <typename S> __global__ void __launch_bounds__(TSSA_WARPS* WARP, sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
     tssa_backward_kernel(Tssa<S> args) {
     DYNAMIC_SHARED(float, shared);
@@ -1229,11 +1235,6 @@ static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tss
 
 // ---------------------------------------------------------------------------------------------
 // Residual with LayerScale: fused with LayerNorm, above
-
-template <typename S> __global__ void add_kernel(S* x, const S* y, size_t n) {   // x += y
-    const size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (i < n) x[i] = from_float<S>(to_float(x[i]) + to_float(y[i]));
-}
 
 // ---------------------------------------------------------------------------------------------
 // GELU, the exact form:  y = x Φ(x). Not a cuBLASLt epilogue: that computes the tanh form. Backward also sums the bias
@@ -1503,7 +1504,6 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(scratch_bt4c, S,       train * rows * 4 * C)         /* gradients of gelu, of fc, and with --conv of z */ \
     X(dscore,       float,   train * rows * NH) \
     X(dtemp,        float,   train * B * runs * NH) \
-    X(dpredicted,   S,       memory * train * rows * C)    /* the memory's part of the gradient of z */ \
     X(dmemory_scale, float,  memory * train * B * C)       /* by sequence */ \
     X(back,         float,   train * B * runs * tssa_sums_size(C, NH)) \
     X(columns,      float,   train * COLUMN_BLOCKS * (17 + 2 * c->conv) * C) /* a layer and ln_f: for ColumnSums */ \
@@ -1765,13 +1765,13 @@ template <typename S> static Tssa<S> layer_tssa_grads(const TypedModel<S>* m, in
     tssa.dtemp = g.temp;
     tssa.ddenom_bias = g.denom_bias;
     tssa.fixed_temp = m->config.membership == TOST_UNIFORM;
-    tssa.more_dpi = m->config.memory;
+    tssa.with_memory = m->config.memory;
     tssa.adjoint = layer_adjoints(m, l);
     tssa.back = m->buf.back;
     return tssa;
 }
 
-// The memory of layer l, with the arguments of its backward: from scratch_btc to dpredicted, dΠ in dscore
+// The memory of layer l, with the arguments of its backward: from scratch_btc to TSSA's dz, and dΠ in dscore
 template <typename S> static DeltaRule<S> layer_memory(const TypedModel<S>* m, int l, int B, int T) {
     const LayerActivations<S>* act = &m->layer[l];
     const int C = m->config.n_embd, NH = m->config.n_head;
@@ -1779,8 +1779,8 @@ template <typename S> static DeltaRule<S> layer_memory(const TypedModel<S>* m, i
             .scale = model_params(m, TOST_PARAM, l).memory_scale, .o = act->predicted, .y = act->y,
             .G = m->options.training ? act->memory_G : NULL, .state = layer_states(m, l),
             .state_size = state_size(&m->config), .offset = state_size(&m->config) - delta_rule_state_size(C, C / NH),
-            .dy = m->buf.scratch_btc, .dz = m->buf.dpredicted, .dpi = m->buf.dscore, .dscale = m->buf.dmemory_scale,
-            .adjoint = layer_adjoints(m, l)};
+            .dy = m->buf.scratch_btc, .dz = m->config.conv ? m->buf.scratch_bt4c : m->buf.dbranch,
+            .dpi = m->buf.dscore, .dscale = m->buf.dmemory_scale, .adjoint = layer_adjoints(m, l)};
 }
 
 // Layer l over rows = B·T, from ln_1 to mlp_out. sync (zero): of this layer.
@@ -1873,8 +1873,6 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, act->y, w.attn_proj_w, rows, C, C, add);
     if (p.memory_scale) delta_rule_backward(m->stream, g.memory_scale, sums, layer_memory(m, l, B, T));
     tssa_backward(m->stream, tssa);
-    if (p.memory_scale)
-        LAUNCH((add_kernel<S>), div_up(rows * C, 256), 256, 0, m->stream, tssa.dz, buf->dpredicted, rows * C);
     if (p.attn_conv) conv_backward(m->stream, g.attn_conv, sums, layer_conv(m, ATTN_CONV, l, B, T));
     linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, act->ln_1, w.attn_w, rows, C, C, add);
     bias_backward(m->stream, g.attn_b, sums, buf->dbranch, rows, C);
@@ -2285,7 +2283,8 @@ static void orthogonalize(Matmul* mm, const Buffers<S>& buf, const float* u, con
 // p = p keep - rate x, in flat arrays. weights: as in adamw_kernel. Minimum traffic per element: 8 bytes read, 6
 // written.
 template <typename S>
-__global__ void muon_update_kernel(float* param, S* weights, const float* x, MuonMatrices args, float keep, float rate) {
+__global__ void muon_update_kernel(float* param, S* weights, const float* x, MuonMatrices args, float keep,
+                                   float rate) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4, at = blockIdx.y * args.stride + i;
     if (i >= args.size) return;
     float p[4], v[4];

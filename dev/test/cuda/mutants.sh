@@ -76,7 +76,8 @@ conv_whole | s/args.C % CONV_VEC == 0/true/
 conv_left | s/ - CONV_BEFORE//
 memory_pairs | s/j < i/j + 1 < i/
 memory_key_not_passed | s/= x.K/= 0.0f * x.K/
-memory_dpi | s/args.more_dpi/false/
+memory_dpi | s/args.with_memory/false/
+memory_dz | s/args.with_memory/false/
 memory_G_after | s/t0 > 0/false/
 temp_of_the_first_runs | s/i += TEMP_THREADS/i += runs/
 graph_of_another_shape | s/g->T != T/false/

@@ -744,8 +744,8 @@ static void check_low_rank(Checks* c, const TostEngine* engine, TostDtype dtype,
         if (!tost_uses_muon(tensor, TOST_MUON)) continue;
         float* x = subject_get(&s, TOST_PARAM, tensor);
         const double outside = share_outside(x, tensor->shape[0], tensor->shape[1], rank);
-        check(c, outside <= 1e-4, "%s, %s, muon: %.1e of the update of %s is outside the space of a gradient of rank %d",
-              engine->name, dtype_name(dtype), outside, tensor->name, rank);
+        check(c, outside <= 1e-4, "%s, %s, muon: %.1e of the update of %s is outside the space of its gradient of rank "
+              "%d", engine->name, dtype_name(dtype), outside, tensor->name, rank);
         free(x);
     }
     subject_free(&s);
