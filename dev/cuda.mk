@@ -19,21 +19,26 @@ ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(
   ifeq ($(shell echo '\043include <nccl.h>' | $(NVCC) $(NCCL_FLAGS) -x cu -E - > /dev/null 2>&1 && echo yes),)
     $(error NCCL=$(NCCL): $(NVCC) finds no <nccl.h>; install NCCL (libnccl-dev), or set NCCL_HOME to its folder)
   endif
-  NCCL_LIBS   = $(if $(NCCL_HOME),-L$(NCCL_HOME)/lib -Wl$(comma)-rpath$(comma)$(NCCL_HOME)/lib) -lnccl
+  NCCL_DIRS   = $(addsuffix /lib,$(abspath $(NCCL_HOME)))
 endif
 CU         = build/cuda$(if $(NCCL_FLAGS),-nccl)
 CUDA_FLAGS = $(NCCL_FLAGS) --threads 0 -O3 -std=c++17 -I. -Itost -Xcompiler -Wall,-Wextra \
              $(if $(filter-out 0,$(WERROR)),-Werror all-warnings)
-# -L for the toolkit's library folders, and an rpath for all but the stubs
-CUDA_DIRS  = $(shell $(NVCC) --dryrun -c -x cu /dev/null -o /dev/null 2>&1 | sed -n 's/.*LIBRARIES= *//p')
-CUDA_LIBS  = $(CUDA_DIRS) $(patsubst "-L%,"-Wl$(comma)-rpath$(comma)%,$(filter-out %/stubs",$(CUDA_DIRS))) \
-             $(NCCL_LIBS) -lcublasLt -lcudart_static -lstdc++ -ldl -lrt -lpthread
-comma     := ,
+# -L for the library folders of NCCL and of the toolkit, and an rpath for all but the stubs
+CUDA_DIRS  = $(eval CUDA_DIRS := $(NCCL_DIRS) $(abspath $(patsubst "-L%",%,$(shell \
+                 $(NVCC) --dryrun -c -x cu /dev/null -o /dev/null 2>&1 | sed -n 's/.*LIBRARIES= *//p'))))$(CUDA_DIRS)
+# $(call library,NAME): the flag for a library in CUDA_DIRS, where packages of pip have only lib*.so.VERSION
+library    = $(or $(if $(wildcard $(CUDA_DIRS:%=%/lib$(1).so)),-l$(1)),$(addprefix -l:,$(notdir $(firstword \
+                 $(wildcard $(CUDA_DIRS:%=%/lib$(1).so.*))))),-l$(1))
+CUDA_LIBS  = $(addprefix -L,$(CUDA_DIRS)) $(addprefix -Wl$(comma)-rpath$(comma),$(filter-out %/stubs,$(CUDA_DIRS))) \
+             $(if $(NCCL_FLAGS),$(call library,nccl)) $(call library,cublasLt) -lcudart_static -lstdc++ -ldl -lrt \
+             -lpthread
 
 CUDA_H     = $(wildcard tost/*.h tost/*/*.h tost/cuda/*.cuh)
 
 train_gpt_tostcu: $(CU)/train_gpt_tost.o $(BUILD)/libtost.a build/variant
 	$(call say,LINK $@) $(COMPILE) -o $@ $(filter %.o %.a,$^) $(CUDA_LIBS) $(LIBS)
+	@$(ECHO) "$@ uses" $$(ldd $@ | sed -n 's/^.*\(lib\(cublasLt\|nccl\)\.so.* =>\) \(.*\) (.*/\3/p; /not found/p')
 $(CU)/train_gpt_tost.o: train_gpt_tost.cu $(CUDA_H) $(CU)/gencode
 	$(call say,NVCC $< (architectures: $(ARCHS); a minute or more)) mkdir -p $(@D) && \
 	    { $(NVCC) $(CUDA_FLAGS) $(GENCODE) -Xptxas -v -c $< -o $@ 2> $@.ptxas || { cat $@.ptxas; exit 1; }; }

@@ -25,6 +25,7 @@ typedef __nv_bfloat16 bf16;
 // The compute capability that this pass compiles for, e.g. 900 for 9.0; 0 for the host
 #ifdef __CUDA_ARCH__
 constexpr int COMPILED_ARCH = __CUDA_ARCH__;
+static_assert(COMPILED_ARCH >= 800, "give -arch=sm_80 or later; -arch=native without a GPU stands for an older one");
 #else
 [[maybe_unused]] constexpr int COMPILED_ARCH = 0;
 #endif
