@@ -8,8 +8,7 @@
 #   install            installs the CPU trainer, bash completion and the starter data in PREFIX; uninstall
 #   clean              removes everything built by make
 #   help               prints this text
-# For developers (dev/test/README.md, dev/bench/README.md): test_aarch64, test_mutants, torture, fuzz, traffic, sass,
-# bench_cuda
+# For developers (dev/test/README.md, dev/bench/README.md): test_aarch64, test_mutants, torture, fuzz, sass, bench_cuda
 #
 #   BLAS=openblas      use OpenBLAS (or mkl, blis, accelerate) instead of the built-in matrix product
 #   OPENMP=0           build without OpenMP (single-threaded)

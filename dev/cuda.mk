@@ -137,32 +137,14 @@ mutants: $(EMU_CPP) $(EMU_C)
 	@dev/test/cuda/mutants.sh "$(EMU_CXX)" "-O1 $(EMU_FLAGS) $(EMU_RACES) $(EMU_CUDA)" \
 	    "$(filter-out %/kernels_test.o,$(EMU_CPP) $(EMU_C))" $(MUTANTS)
 
-# ---- bytes moved by the kernels -----------------------------------------------------------------------------------
-# clang instruments every load and store of the emulated kernels to count the bytes. memcpy must remain a call, and
-# loops must not become memcpy calls, so that their bytes are counted too.
-TRAFFIC_CXX  ?= clang++
-TRAFFIC_COUNT = -O2 -fno-builtin -fno-vectorize -fno-slp-vectorize -Wno-pass-failed \
-                -fsanitize-coverage=func,trace-loads,trace-stores
-TRAFFIC_OBJ   = $(filter-out $(EMU)/dev/%,$(EMU_C)) $(EMU_LIB)
-$(EMU)/counted.o: train_gpt_tost.cu $(CUDA_H) $(wildcard dev/test/cuda/*.h)
-	$(call say,CXX $<) mkdir -p $(@D) && \
-	    $(EMU_CXX) $(TRAFFIC_COUNT) $(EMU_FLAGS) $(EMU_CUDA) -DTOST_NO_MAIN -x c++ -c $< -o $@ && \
-	    $(OBJCOPY) --redefine-sym memcpy=traffic_memcpy $@
-$(EMU)/traffic: dev/cuda/traffic.cpp $(EMU)/counted.o $(TRAFFIC_OBJ)
-	$(call say,LINK $@) $(EMU_CXX) -O2 $(EMU_FLAGS) $(EMU_CUDA) -o $@ $^ -lm
-traffic:
-	@$(MAKE) --no-print-directory EMU=build/traffic SANITIZE=0 EMU_CXX="$(TRAFFIC_CXX) -std=c++17" \
-	    build/traffic/traffic >&2
-	@build/traffic/traffic
-
 # ---- instructions issued by the kernels ----------------------------------------------------------------------------
 # Counts them in the machine code for sm_90 and writes dev/cuda/SASS.md. sass_check fails if a kernel has over 5 % more
 # than recorded there. Needs nvcc and cuobjdump, but no GPU.
 SASS = NVCC="$(NVCC)" python3 dev/cuda/sass.py
 sass: $(CU)/train_gpt_tost.o
-	@$(SASS) --write $< dev/cuda/SASS.md dev/cuda/TRAFFIC.md
+	@$(SASS) --write $< dev/cuda/SASS.md
 sass_check: $(CU)/train_gpt_tost.o
-	@$(SASS) $< dev/cuda/SASS.md dev/cuda/TRAFFIC.md || [ $$? -eq 77 ]
+	@$(SASS) $< dev/cuda/SASS.md || [ $$? -eq 77 ]
 
 # ---- benchmarks of the kernel families, for the GPU of this machine ------------------------------------------------
 BENCH_ARCH ?= native
@@ -172,4 +154,4 @@ build/cuda/bench_%.o: dev/cuda/bench_%.cu dev/cuda/bench.cuh train_gpt_tost.cu $
 build/cuda/bench_%: build/cuda/bench_%.o $(BUILD)/libtost.a
 	$(call say,LINK $@) $(COMPILE) -o $@ $^ $(CUDA_LIBS) $(LIBS)
 
-.PHONY: test_cuda_on_host test_mutants mutants traffic sass sass_check bench_cuda
+.PHONY: test_cuda_on_host test_mutants mutants sass sass_check bench_cuda

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Warp instructions per kernel, counted in the machine code, beside the bytes of TRAFFIC.md. Needs no GPU.
+"""Warp instructions per kernel, counted in the machine code, beside the bytes that it moves. Needs no GPU.
 
-    sass.py [--write] OBJECT RECORD TRAFFIC    OBJECT: train_gpt_tost.o; RECORD: dev/cuda/SASS.md; TRAFFIC: TRAFFIC.md
+    sass.py [--write] OBJECT RECORD    OBJECT: train_gpt_tost.o; RECORD: dev/cuda/SASS.md
 
 A multiprocessor issues at most one instruction per cycle on each of its 4 schedulers, so a kernel takes at least
 (warp instructions) / (132 · 4 · 1.755 GHz) on an H200, and at least (bytes) / (4.3 TB/s). The larger is its floor.
@@ -9,10 +9,14 @@ An instruction counts once per trip of each loop around it, and not at all after
 count, unless KERNELS gives a loop a share of a trip.
 
 Without --write, exits with 1 if a kernel has over 5 % more instructions than in RECORD. In both cases, exits with 1 if
-the number of a kernel's loops differs from KERNELS, if TRAFFIC has a kernel that takes over 0.03 ms but is not in
-KERNELS, or if the __launch_bounds__ of a kernel allow fewer threads than registers.py says it is launched with; with 77
-if cuobjdump is missing or RECORD is of another version of nvcc. The environment variables NVCC and CUOBJDUMP replace
-the programs of these names."""
+
+- a kernel is in no table of this file, or the number of its loops differs from KERNELS,
+- code for any architecture has LDL or STL, loads and stores of registers that were spilled, or LDG.CONSTANT, a load from
+  a cache that does not see what other blocks of the launch write; no kernel needs one,
+- the __launch_bounds__ of a kernel allow fewer threads than registers.py says it is launched with;
+
+with 77 if cuobjdump is missing or RECORD is of another version of nvcc. The environment variables NVCC and CUOBJDUMP
+replace the programs of these names."""
 import os
 import re
 import shutil
@@ -26,9 +30,8 @@ BANDWIDTH_H100 = 3.0e12   # the rest is as on an H200
 # Expected: shares of the issue rate and bandwidth, ms per launch (SASS.md has the reasons); range of a step
 ISSUED, STREAMED, LAUNCH, LEAST, MOST = 0.65, 0.85, 3e-3, 0.95, 1.08
 GROWTH = 1.05
-UNLISTED = 0.03   # ms per step that a kernel may take without a row
-NOT_KERNELS = {"matmul", "memset"}   # rows of TRAFFIC.md
-ROWS, LAYERS, C, V, PARAMETERS = 65536, 12, 768, 50304, 110e6   # tost-base, B 64, T 1024
+ROWS, LAYERS, HEADS, C, V, PARAMETERS = 65536, 12, 12, 768, 50304, 110e6   # tost-base, B 64, T 1024
+NORMS, MATRICES = 2 * LAYERS + 1, 10 * C * C * LAYERS   # LayerNorms of a pass; elements of Muon's matrices
 RUNS = ROWS / 32
 SQUARE, CLASSIFIER = 2 * ROWS * C * C, 2 * ROWS * C * V   # FLOPs of products
 # name: (FLOPs, expected TFLOP/s, why)
@@ -37,7 +40,7 @@ MATMULS = {
     "K ≥ 3,072": (LAYERS * 8 * SQUARE + CLASSIFIER, 700, "below 790, because the tiles do not fill the last wave"),
     "gradients of weights": (LAYERS * 10 * SQUARE + CLASSIFIER, 580, "split-K, and sums of its parts in float32"),
 }
-SEGMENTS = ROWS * 0.75   # of embedding_backward: one per distinct token, as in TRAFFIC.md
+SEGMENTS = ROWS * 0.75   # of embedding_backward: one per distinct token; the other rows have a common one
 # Averages over the 32 runs of a scan. ENDS: groups that a run ends. LEVELS: octal digits of a run's number.
 # OF_LEVEL: share of a level's code that runs, since it has a branch for each number of totals. STATELESS: share of the
 # column loop's code that runs, since the code for the states of decode and --chunk does not.
@@ -52,35 +55,69 @@ def scan_trips(first, warps):
             first + 7: warps / 12 * STATELESS, first + 8: LEVELS * OF_LEVEL / STATELESS}
 
 
-# name: (mangled name starts with, launches per step, warps per launch, loops in the code, trips by loop)
+# name: (mangled name starts with, launches per step, warps per launch, minimum of bytes per step, loops in the code,
+# trips by loop). The minimum reads each input once and writes each output once, see the comments at the kernels.
 # Loops are in the order of their first instruction, outer before inner; trips not given are 1. "N/load": a loop over
 # N global loads of which one trip has several, as counted in the code.
 KERNELS = {
-    "embedding_forward": ("_Z24embedding_forward_kernel", 1, ROWS * 6, 1, {}),
-    "residual_layernorm_forward": ("_Z33residual_layernorm_forward_kernelI13__nv_bfloat16Li4ELi6E",
-                                   2 * LAYERS + 1, ROWS, 2, {0: 0, 1: 0}),
+    "embedding_forward": ("_Z24embedding_forward_kernel", 1, ROWS * 6, 4 * C * (ROWS + SEGMENTS), 1, {}),
+    "residual_layernorm_forward": (
+        "_Z33residual_layernorm_forward_kernelI13__nv_bfloat16Li4ELi6E", NORMS, ROWS,
+        (12 * C * 2 * LAYERS + 6 * C + 8 * NORMS) * ROWS, 2, {0: 0, 1: 0}),
     # Functions of WHOLE = false do not run. The code of the ticket, which only one warp runs, counts for all 12.
-    "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16E", LAYERS, RUNS * 12, 37,
+    "tssa_forward": ("_Z19tssa_forward_kernelI13__nv_bfloat16E", LAYERS, RUNS * 12, 4 * C * LAYERS * ROWS, 37,
                      {2: 0, **scan_trips(4, 6), 15: 0, 17: 0, 19: 0, 22: 0, **scan_trips(24, 7), 35: 0}),
-    "gelu_forward": ("_Z19gelu_forward_kernelI13__nv_bfloat16", LAYERS, ROWS * 4 * C / 256, 2, {0: 0, 1: 0}),
-    "cross_entropy": ("_Z20cross_entropy_kernelI13__nv_bfloat16E", 4, ROWS / 4 * 32, 4,
+    "gelu_forward": ("_Z19gelu_forward_kernelI13__nv_bfloat16", LAYERS, ROWS * 4 * C / 256, 16 * C * LAYERS * ROWS, 2,
+                     {0: 0, 1: 0}),
+    "cross_entropy": ("_Z20cross_entropy_kernelI13__nv_bfloat16E", 4, ROWS / 4 * 32, 4 * V * ROWS, 4,
                       {0: f"{V / 8192}/load", 1: f"{V / 8192}/load", 2: 0, 3: 0}),
     "layernorm_residual_backward": (
-        "_Z34layernorm_residual_backward_kernelI13__nv_bfloat16Li4ELi1ELi2E", 2 * LAYERS + 1, 528 * 6, 2,
-        {0: ROWS / 2 / 528}),
-    "gelu_backward": ("_Z20gelu_backward_kernelI13__nv_bfloat16Lb1E", LAYERS, 440 * 3 * 4, 1,
+        "_Z34layernorm_residual_backward_kernelI13__nv_bfloat16Li4ELi1ELi2E", NORMS, 528 * 6,
+        (18 * C * 2 * LAYERS + 10 * C + 8 * NORMS) * ROWS, 2, {0: ROWS / 2 / 528}),
+    "gelu_backward": ("_Z20gelu_backward_kernelI13__nv_bfloat16Lb1E", LAYERS, 440 * 3 * 4, 24 * C * LAYERS * ROWS, 1,
                       {0: f"{2 * ROWS / 440}/load"}),
-    "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16E", LAYERS, RUNS * 12, 44,
+    "tssa_backward": ("_Z20tssa_backward_kernelI13__nv_bfloat16E", LAYERS, RUNS * 12, 6 * C * LAYERS * ROWS, 44,
                       {3: 8, 4: 0, **scan_trips(6, 7), 17: 0, 19: 0, 20: 3, 21: 0, 25: 8, 26: 0, **scan_trips(28, 6),
                        39: 8, 40: 0, 41: 0}),
-    "bias_backward": ("_Z20bias_backward_kernelI13__nv_bfloat16E", 0, 528 * 8, 3,
-                      {0: 0, 2: ROWS / 528 / 4}),
-    "embedding_segment": ("_Z24embedding_segment_kernel", 1, 4096 * 6, 3,
+    "bias_backward": ("_Z20bias_backward_kernelI13__nv_bfloat16E", 0, 528 * 8, 0, 3, {0: 0, 2: ROWS / 528 / 4}),
+    "embedding_segment": ("_Z24embedding_segment_kernel", 1, 4096 * 6, 4 * C * ROWS + 8 * C * SEGMENTS, 3,
                           {0: SEGMENTS / 4096, 2: ROWS / SEGMENTS / 4}),
-    "embedding_place": ("_Z22embedding_place_kernel", 1, 1024 * 6, 4, {0: 0, 3: 64 / 4}),
-    "grad_norm": ("_Z16grad_norm_kernel", 1, PARAMETERS / 2**14 * 8, 3, {0: 0, 1: "16/load", 2: 8}),
-    "adamw": ("_Z12adamw_kernelI13__nv_bfloat16E", 1, PARAMETERS / 128, 0, {}),
+    "embedding_place": ("_Z22embedding_place_kernel", 1, 1024 * 6, 4 * C * ROWS, 4, {0: 0, 3: 64 / 4}),
+    "grad_norm": ("_Z16grad_norm_kernel", 1, PARAMETERS / 2**14 * 8, 4 * PARAMETERS, 3, {0: 0, 1: "16/load", 2: 8}),
+    "adamw": ("_Z12adamw_kernelI13__nv_bfloat16E", 1, PARAMETERS / 128, 30 * PARAMETERS, 0, {}),
+    # --memory 1, for heads of 64 channels: a block of 8 warps loops over the runs of a head. Of products of 16 x 8,
+    # 16 x 16, 9 x 9 and 16 x 9 tiles, the warps take 0.5, 1, 3/8 and 5/8 tiles; 2 warps solve the triangular systems.
+    "delta_rule_forward": (
+        "_Z25delta_rule_forward_kernelI13__nv_bfloat16E", LAYERS, ROWS / 1024 * HEADS * 8, 8 * C * LAYERS * ROWS, 22,
+        {0: 16, 1: 1 / 8, 2: 2, 3: 32, 4: 4, 5: 2, 6: 0, 7: 0.5, 8: 32, 9: 3 / 8, 10: 32, 11: 2 / 8, 12: 33,
+         13: 18 / 33, 14: 0.5, 15: 8, 17: 16, 18: 2 / 8, 19: 16, 20: 0, 21: 0}),
+    "delta_rule_backward": (
+        "_Z26delta_rule_backward_kernelI13__nv_bfloat16E", LAYERS, ROWS / 1024 * HEADS * 8, 8 * C * LAYERS * ROWS, 38,
+        {0: 16, 1: 16, 2: 2 / 8, 3: 32, 4: 33 / 8, 5: 2, 6: 0, 7: 16 / 32, 8: 2 / 8, 9: 4 / 32, 10: 0, 11: 8, 13: 16,
+         14: 3 / 8, 15: 32, 16: 0.5, 17: 32, 18: 2 / 8, 19: 32, 20: 120 / 32, 21: 4, 22: 0, 23: 3 / 8, 24: 32,
+         25: 5 / 8, 26: 32, 27: 32, 28: 16, 29: 16, 30: 4, 31: 0, 32: 0, 34: 16, 35: 2 / 8, 36: 0, 37: 0}),
+    # --optimizer muon: four kinds of matrices, and five steps for each
+    "muon_momentum": ("_Z20muon_momentum_kernel", 4 * LAYERS, MATRICES / 128 / (4 * LAYERS), 16 * MATRICES, 0, {}),
+    "muon_squares": ("_Z19muon_squares_kernel", 4, MATRICES / 2**14 * 8 / 4, 4 * MATRICES, 3,
+                     {0: 0, 1: "16/load", 2: 8}),
+    "muon_normalize": ("_Z21muon_normalize_kernel", 4, MATRICES / 2**14 * 8 / 4, 8 * MATRICES, 4,
+                       {0: 0.25, 1: 8, 2: 0, 3: 4}),
+    "convert": ("_Z14convert_kernelI13__nv_bfloat16E", 20, MATRICES / 128 / 4, 5 * 6 * MATRICES, 0, {}),
+    "muon_update": ("_Z18muon_update_kernelI13__nv_bfloat16E", 4, MATRICES / 128 / 4, 14 * MATRICES, 0, {}),
 }
+# Not counted: (launches per step, bytes per step)
+BYTES_ONLY = {
+    "embedding_big": (1, 0), "loss_sum": (1, 0), "memset": (2, 0),
+    "layer_sums": (LAYERS, 528 * 4 * C * (2 * NORMS - 1) + 4 * HEADS * LAYERS * ROWS),
+    "conv_forward": (2 * LAYERS, 8 * C * LAYERS * ROWS), "conv_backward": (2 * LAYERS, 12 * C * LAYERS * ROWS),
+}
+UNLISTED = {"ema", "gather_rows", "probe", "tree_add"}   # kernels of --ema, scoring, start and several GPUs
+# Bytes that a kernel moves, over its minimum: the carries of scans, which two passes write and read
+MOVED = {"tssa_forward": 1.165, "tssa_backward": 1.163}
+PRODUCT_LAUNCHES = LAYERS * 4 * 3 + 4 * 3   # 4 blocks of rows of the classifier
+OPTIONS = {"--conv 4": ("conv_forward", "conv_backward"), "--memory 1": ("delta_rule_forward", "delta_rule_backward"),
+           "--optimizer muon": ("muon_momentum", "muon_squares", "muon_normalize", "convert", "muon_update")}
+MUON_PRODUCTS, MUON_RATE = (5 * LAYERS * 48 * C**3, 60), 400   # FLOPs, launches; expected TFLOP/s of small matrices
 
 
 def output_of(*command):
@@ -143,7 +180,7 @@ def instructions(steps, loops, trips):
 def measure(code):
     """{kernel: instructions per warp}; failures as text."""
     found, failures = {}, []
-    for kernel, (symbol, _, _, expected, trips) in KERNELS.items():
+    for kernel, (symbol, _, _, _, expected, trips) in KERNELS.items():
         steps = next((s for name, s in code.items() if name.startswith(symbol)), None)
         if steps is None:
             failures.append(f"{kernel}: the object file has no {symbol}...")
@@ -152,25 +189,24 @@ def measure(code):
         if len(loops) != expected:
             failures.append(f"{kernel}: {len(loops)} loops, but the trips in sass.py are for {expected}")
         found[kernel] = instructions(steps, loops, trips)
-    return found, failures
+    names = {re.match(r"_Z\d+(\w+?)_kernel", name)[1] for name in code}
+    return found, failures + [f"{name}: in no table of sass.py"
+                              for name in sorted(names - KERNELS.keys() - BYTES_ONLY.keys() - UNLISTED)]
 
 
-def traffic_of(path):
-    """{kernel: (launches, GB per step, ratio to the minimum)} from TRAFFIC.md."""
-    with open(path) as file:
-        rows = [line.split("|") for line in file if re.match(r"\| \w+ \| \d", line)]
-    return {row[1].strip(): (int(row[2]), float(row[10]), float(row[6])) for row in rows}
+def forbidden(listing):
+    """Failures: instructions that no kernel may have, in the code for all architectures."""
+    name, failures = "", {}
+    for line in listing.splitlines():
+        name = line.split()[-1] if "Function :" in line else name
+        bad = re.search(r"\b(LDL|STL|LDG\S*\.CONSTANT)\b", line)
+        if bad:
+            failures[name, bad[1]] = failures.get((name, bad[1]), 0) + 1
+    return [f"{name}: {count} × {text}" for (name, text), count in failures.items()]
 
 
-def bytes_ms(gigabytes, bandwidth=BANDWIDTH):
-    return gigabytes * 1e9 / bandwidth * 1e3
-
-
-def unlisted(traffic):
-    """Failures: kernels of TRAFFIC.md that take time and have no row."""
-    return [f"{kernel}: moves {bytes_ms(moved):.2f} ms of bytes, but has no row in KERNELS of sass.py"
-            for kernel, (_, moved, _) in traffic.items()
-            if bytes_ms(moved) > UNLISTED and kernel not in KERNELS and kernel not in NOT_KERNELS]
+def bytes_ms(count, bandwidth=BANDWIDTH):
+    return count / bandwidth * 1e3
 
 
 def grown(found, recorded):
@@ -181,30 +217,29 @@ def grown(found, recorded):
             for kernel, count in found.items() if count > GROWTH * float(before.get(kernel, 0))]
 
 
-def estimates(found, traffic):
+def estimates(found):
     """Per kernel: name, instructions, issue and bytes in ms, launches, floor, expectation and that of an H100 in ms, and
     the expectation / the time of the minimum's bytes."""
-    for kernel in [*found, *sorted(traffic.keys() - found.keys() - {"matmul"})]:
-        _, often, warps, _, _ = KERNELS.get(kernel, ("", 0, 0, 0, {}))
-        launches, gigabytes, ratio = traffic.get(kernel, (0, 0, 1))
-        count, moved = found.get(kernel, 0), bytes_ms(gigabytes)
-        issue = count * often * warps / SCHEDULERS / CLOCK * 1e3
-        likely, on_h100 = (max(issue / ISSUED, bytes_ms(gigabytes, bandwidth) / STREAMED) + launches * LAUNCH
+    for kernel in [*found, *BYTES_ONLY]:
+        launches, least = BYTES_ONLY.get(kernel) or (KERNELS[kernel][1], KERNELS[kernel][3])
+        count, moved = found.get(kernel, 0), least * MOVED.get(kernel, 1)
+        issue = count * launches * KERNELS[kernel][2] / SCHEDULERS / CLOCK * 1e3 if kernel in KERNELS else 0
+        likely, on_h100 = (max(issue / ISSUED, bytes_ms(moved, bandwidth) / STREAMED) + launches * LAUNCH
                            for bandwidth in (BANDWIDTH, BANDWIDTH_H100))
-        yield (kernel, count, issue, moved, launches, max(issue, moved), likely, on_h100,
-               likely * ratio / moved if moved else 0)
+        yield (kernel, count, issue, bytes_ms(moved), launches, max(issue, bytes_ms(moved)), likely, on_h100,
+               likely / bytes_ms(least) if least else 0)
 
 
-def record(found, compiler, traffic):
+def record(found, compiler):
     text = f"""# What bounds each kernel, counted in its machine code
 
 Written by `make sass`, without a GPU: instructions that a warp issues ({ARCH}, {compiler}), and estimates for one
 optimizer step of tost-base in bf16 with B 64, T 1024 on an H200. No time here is measured. dev/cuda/sass.py lists how
 often each loop counts; both sides of a branch count.
 
-- Floor: the larger of issue at {SCHEDULERS} schedulers and {CLOCK * 1e-9:.3f} GHz, and bytes of TRAFFIC.md (unlimited
-  L2) at {BANDWIDTH * 1e-12} TB/s, quoted for a copy. Of matrix products: FLOPs at {PRODUCTS * 1e-12:.0f} TFLOP/s,
-  quoted for a large one.
+- Floor: the larger of issue at {SCHEDULERS} schedulers and {CLOCK * 1e-9:.3f} GHz, and bytes at {BANDWIDTH * 1e-12} TB/s,
+  quoted for a copy: each input read once and each output written once, and the carries of scans. Of matrix products:
+  FLOPs at {PRODUCTS * 1e-12:.0f} TFLOP/s, quoted for a large one.
 - Expected: {ISSUED:.0%} of the issue rate, because warps wait for operands and at barriers; {STREAMED:.0%} of a copy's
   bandwidth, because kernels have several arrays and blocks that end unevenly; {LAUNCH * 1e3:.0f} µs per launch, for its
   start and its last blocks. Of matrix products: the rates in the second table. The range is that of these rates.
@@ -216,18 +251,19 @@ often each loop counts; both sides of a branch count.
   exact one, and the CUDA toolkit has no header-only matrix product with a custom epilogue (CUTLASS has one, but would
   be a new dependency).
 - On an H100: the same at {BANDWIDTH_H100 * 1e-12} TB/s.
-- × minimum: the expected time / that of the minimum of TRAFFIC.md at {BANDWIDTH * 1e-12} TB/s.
+- × minimum: the expected time / that of the bytes at {BANDWIDTH * 1e-12} TB/s, without the carries of scans.
+- The kernels of options are not part of the step; the last table has what an option adds to it.
 
 | kernel | instructions | issue, ms | bytes, ms | launches | floor, ms | expected, ms | on an H100 | × minimum |
 |---|---|---|---|---|---|---|---|---|
 """
-    rows = list(estimates(found, traffic))
-    for row in rows:
+    all_rows = list(estimates(found))
+    for row in all_rows:
         text += "| {} | {:.0f} | {:.3f} | {:.3f} | {} | {:.3f} | {:.3f} | {:.3f} | {:.1f} |\n".format(*row)
+    rows = [row for row in all_rows if row[0] not in sum(OPTIONS.values(), ())]
     text += "\n| matrix products | TFLOP | expected TFLOP/s | why | floor, ms | expected, ms |\n" + "|---" * 6 + "|\n"
     launches, others, likely_others, h100_others = (sum(row[i] for row in rows) for i in (4, 5, 6, 7))
-    products = traffic["matmul"][0]
-    floor, likely = 0, products * LAUNCH
+    floor, likely = 0, PRODUCT_LAUNCHES * LAUNCH
     for name, (flops, rate, why) in MATMULS.items():
         times = flops / PRODUCTS * 1e3, flops / rate * 1e-9
         text += f"| {name} | {flops * 1e-12:.1f} | {rate} | {why} | {times[0]:.1f} | {times[1]:.1f} |\n"
@@ -235,14 +271,28 @@ often each loop counts; both sides of a branch count.
     steps = [likely + others_of for others_of in (likely_others, h100_others)]
     ranges = [f"{step:.1f} ({LEAST * step:.0f} to {MOST * step:.0f})" for step in steps]
     rates = [f"{ROWS / step:.0f} ({ROWS / step / MOST:.0f} to {ROWS / step / LEAST:.0f})" for step in steps]
-    return text + f"""
+    text += f"""
 | one step | floor, ms | expected, ms | on an H100 |
 |---|---|---|---|
-| matrix products, {products} launches | {floor:.1f} | {likely:.1f} | {likely:.1f} |
+| matrix products, {PRODUCT_LAUNCHES} launches | {floor:.1f} | {likely:.1f} | {likely:.1f} |
 | other kernels, {launches} launches | {others:.1f} | {likely_others:.1f} | {h100_others:.1f} |
 | step | {floor + others:.1f} | {" | ".join(ranges)} |
 | tokens/ms | {ROWS / (floor + others):.0f} | {" | ".join(rates)} |
+
+| option, ms more per step | floor | expected | on an H100 |
+|---|---|---|---|
 """
+    for option, kernels in OPTIONS.items():
+        more = [sum(row[i] for row in all_rows if row[0] in kernels) for i in (5, 6, 7)]
+        if option == "--optimizer muon":   # without its savings in AdamW
+            flops, count = MUON_PRODUCTS
+            products = flops / PRODUCTS * 1e3, *2 * (flops / MUON_RATE * 1e-9 + count * LAUNCH,)
+            more = [a + b for a, b in zip(more, products)]
+        text += f"| {option} | {' | '.join(f'{ms:.1f}' for ms in more)} |\n"
+        if option == "--memory 1":   # a block per head, each on a multiprocessor of its own
+            issue = sum(row[2] for row in all_rows if row[0] in kernels) * 132 / HEADS
+            text += f"| {option}, one sequence of {ROWS:,} tokens | {issue:.0f} {2 * f'| {issue / ISSUED:.0f} '}|\n"
+    return text
 
 
 def skip(reason):
@@ -253,19 +303,19 @@ def skip(reason):
 def main():
     write = "--write" in sys.argv
     paths = [a for a in sys.argv[1:] if a != "--write"]
-    if len(paths) != 3:
-        sys.exit("usage: sass.py [--write] OBJECT RECORD TRAFFIC")
+    if len(paths) != 2:
+        sys.exit("usage: sass.py [--write] OBJECT RECORD")
     cuobjdump, nvcc = os.environ.get("CUOBJDUMP", "cuobjdump"), os.environ.get("NVCC", "nvcc")
     if not shutil.which(cuobjdump):
         skip(f"no {cuobjdump}; it is part of the CUDA toolkit, or pip install nvidia-cuda-cuobjdump")
     compiler = "nvcc " + re.search(r"V([\d.]+)", output_of(nvcc, "--version")).group(1)
     code = functions(output_of(cuobjdump, "-sass", "-arch", ARCH, paths[0]))
     found, failures = measure(code)
-    traffic = traffic_of(paths[2])
-    failures += unlisted(traffic) + narrow_bounds(output_of(cuobjdump, "-elf", "-arch", ARCH, paths[0]))
+    failures += forbidden(output_of(cuobjdump, "-sass", paths[0]))
+    failures += narrow_bounds(output_of(cuobjdump, "-elf", "-arch", ARCH, paths[0]))
     if write and not failures:
         with open(paths[1], "w") as file:
-            file.write(record(found, compiler, traffic))
+            file.write(record(found, compiler))
     with open(paths[1]) as file:
         recorded = file.read()
     if compiler in recorded:

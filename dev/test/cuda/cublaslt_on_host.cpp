@@ -108,18 +108,6 @@ __attribute__((no_sanitize_address)) void add_column(float* sum, const float* a,
     for (size_t i = 0; i < n; i++) sum[i] += a[i] * b;
 }
 
-// False if the observer skips the computation.
-bool observe_product(const Product& p) {
-    const double m = (double)p.d_layout.rows, n = (double)p.d_layout.cols,
-                 k = (double)(p.desc.transposed[0] ? p.a_layout.rows : p.a_layout.cols);
-    const double operand = (double)size_of(p.a_layout.type), result = (double)size_of(p.d_layout.type);
-    CudaOnHostObserver* observer = cuda_on_host_options().observer;
-    return !observer || observer->product(p.d_layout.count * ((m * k + k * n) * operand +
-                                                              (p.beta != 0 ? m * n * result : 0)) +
-                                              (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS ? m * result : 0),
-                                          p.d_layout.count * m * n * result);
-}
-
 // Products that may be split along K behave like the worst that is reported of cuBLASLt: with in-place reduction, the
 // order of the sum changes from call to call; elements after the last whole tile are omitted.
 void run_product(const Product& p) {
@@ -301,7 +289,6 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     const size_t scribble = algo->workspace;
     cuda_on_host_enqueue(stream, [p, workspace, scribble] {
         if (scribble) memset(workspace, 0xff, scribble);
-        if (!observe_product(p)) return;
         for (int i = 0; i < p.d_layout.count; i++) run_product(product_of(p, i));
     });
     return CUBLAS_STATUS_SUCCESS;

@@ -389,7 +389,6 @@ void run_grid(const CudaOnHostLaunch& l) {
     const dim3 grid = l.grid, block = l.block;
     machine.kernel = l.name;
     machine.body = &l.body;
-    if (machine.options.observer) machine.options.observer->launched(l.name);
     machine.count = (int)(block.x * block.y * block.z);
     machine.warp_order.resize((size_t)(machine.count + 31) / 32);
     gridDim = grid;

@@ -42,15 +42,6 @@
 
 enum CudaOnHostOrder { CUDA_ORDER_FORWARD, CUDA_ORDER_REVERSE, CUDA_ORDER_SHUFFLE };
 
-// Called for all work in execution order, to count memory traffic.
-struct CudaOnHostObserver {
-    virtual void allocated(const void* device, size_t bytes) = 0;
-    virtual void launched(const char* kernel) = 0;  // before its blocks run
-    virtual void filled(size_t bytes) = 0;          // by cudaMemsetAsync
-    // A matrix product, by the bytes of its operands. Return false to skip the computation.
-    virtual bool product(double read, double written) = 0;
-};
-
 struct CudaOnHostOptions {
     CudaOnHostOrder order = CUDA_ORDER_FORWARD;  // of lanes, warps and blocks
     uint64_t seed = 1;                           // for SHUFFLE and for switches between blocks
@@ -59,7 +50,6 @@ struct CudaOnHostOptions {
     unsigned prompt = 0;                         // but not these: a bit per stream, in the order of their creation
     int devices = 1;                             // 0: no device
     size_t memory = (size_t)8 << 30;             // bytes of device memory
-    CudaOnHostObserver* observer = nullptr;
     int major = 9;                  // compute capability
     const char* name = "cuda_on_host";   // name of the device
     int multiprocessors = 3;        // few, so that grid-stride loops have several iterations
