@@ -770,12 +770,14 @@ static bool test_cuda_part(Checks* c, int number) {
                           {2, 12, 768, 1024, 50304, 0, TOST_LEARNED, 1, 300, 2, 1, FRESH},
                           {1, 12, 768, 1024, 50304, 0, TOST_LEARNED, 1, 300, 2, 1, RANDOM},
                           {1, 12, 768, 64, 50257, 1, TOST_LEARNED, 1, 30, 1, 1, RANDOM}};
+    const TostDtype dtypes[] = {TOST_BF16, TOST_FP32, TOST_TF32};   // the default first
     const Runs twice = {.runs = 2};
     const TostEngine* cpu = &tost_cpu_engine;
 #define PART(call) if (number-- == 0) return call, true
     PART(test_engine(c, cuda_engine));
     PART(test_one_rank(c, cuda_engine));
-    for (TostDtype dtype = TOST_FP32; dtype <= TOST_BF16; dtype++) {
+    for (size_t d = 0; d < countof(dtypes); d++) {
+        const TostDtype dtype = dtypes[d];
         const bool only_products = dtype == TOST_TF32;   // TF32 differs from fp32 only in its matrix products
         for (size_t i = 0; i < (only_products ? 1 : countof(wide)); i++)
             PART(engines_agree(c, cuda_engine, cpu, &wide[i], dtype, &twice));
@@ -793,13 +795,18 @@ static bool test_cuda_part(Checks* c, int number) {
     return false;
 }
 
-// Runs one part in a child process, because a failed CUDA call ends the process. Returns false after the last part.
-static bool run_cuda_part(Checks* c, const char* program, int number) {
-    char command[512], line[512];
+// Starts one part in a child process, because a failed CUDA call ends the process.
+static FILE* start_cuda_part(const char* program, int number) {
+    char command[512];
+    snprintf(command, sizeof command, "'%s' --cuda %d", program, number);
+    return popen(command, "r");
+}
+
+// Waits for a part to end. Returns false after the last part.
+static bool finish_cuda_part(Checks* c, FILE* output, int number) {
+    char line[512];
     Checks part = {0};
     bool counted = false;
-    snprintf(command, sizeof command, "'%s' --cuda %d", program, number);
-    FILE* output = popen(command, "r");
     while (output && fgets(line, sizeof line, output)) {
         counted = sscanf(line, "test_tost: %d passed, %d failed, %d skipped", &part.passed, &part.failed,
                          &part.skipped) == 3;
@@ -811,7 +818,7 @@ static bool run_cuda_part(Checks* c, const char* program, int number) {
     c->failed += part.failed;
     c->skipped += part.skipped;
     if (!counted || (status != 0) != (part.failed > 0))
-        check(c, false, "part %d of the CUDA tests: status %d of %s", number, status, command);
+        check(c, false, "part %d of the CUDA tests: status %d of test_tost --cuda %d", number, status, number);
     printf("CUDA part %d: %d passed, %d failed so far\n", number, c->passed, c->failed);
     return output && code != 126 && code != 127;   // otherwise the shell cannot start it
 }
@@ -831,7 +838,13 @@ static void test_cuda(Checks* c, const char* program) {
     }
     setvbuf(stdout, NULL, _IOLBF, 0);   // runs for minutes: print failures at once
     printf("CUDA: %s\n", text);
-    for (int number = 0; run_cuda_part(c, program, number); number++) {}
+    FILE* parts[4];   // that run at once; they are finished in order
+    bool more = true;
+    for (int number = 0, started = 0; more || number < started; number++) {
+        for (; more && started < number + (int)countof(parts); started++)
+            parts[started % countof(parts)] = start_cuda_part(program, started);
+        more &= finish_cuda_part(c, parts[number % countof(parts)], number);
+    }
 }
 
 int main(int argc, char** argv) {

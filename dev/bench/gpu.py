@@ -29,10 +29,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTHS, TOKENS, VOCAB = (1024, 65536, 16384, 4096), 65536, 50257   # the most important length first
-BASE = (1024, "bf16")
+BASE, ALL_OPTIONS = (1024, "bf16"), "--conv 4 --memory 1 --optimizer muon"
 CASES = [BASE, *((T, "bf16") for T in LENGTHS[1:]), (65536, "bf16", "--chunk", 16384), (1024, "fp32"), (1024, "tf32"),
          (1024, "bf16", "--recompute"), (1024, "bf16", "--conv", 4), (1024, "bf16", "--memory", 1),
-         (65536, "bf16", "--memory", 1), (1024, "bf16", "--optimizer", "muon")]
+         (65536, "bf16", "--memory", 1), (1024, "bf16", "--optimizer", "muon"),
+         (1024, "bf16", *ALL_OPTIONS.split())]
 STARTER = "data/starter/starter_train_*.bin"
 WARM_STEPS, STEPS, CURVE_STEPS = 5, 25, 300   # of the trainer: not counted, all, and of the loss curves
 
@@ -47,11 +48,18 @@ def expected(pattern, text=(ROOT / "dev/cuda/SASS.md").read_text(encoding="utf-8
     return (re.findall(pattern, text, re.M) or [""])[0]
 
 
-def expected_rate(gpu):
-    """The expected tokens/s of tost-base, or "" for a GPU that SASS.md does not have."""
-    h200, h100 = (expected(r"^\| tokens/ms \|.*?\|(.*)\|$") or "|").split("|")
+def expected_rate(gpu, T, dtype, *options):
+    """The expected tokens/s of tost-base, or "" for a GPU or options that SASS.md does not have."""
+    options = [" ".join(map(str, options[i:i + 2])) for i in range(0, len(options), 2)]
+    if T == 65536:
+        options = [option.replace("--memory 1", "--memory 1, one sequence of 65,536 tokens") for option in options]
     name = re.search(r"\b(H[12]00)\b(?! (?:PCIe|NVL))", gpu)
-    return f"{(h200 if name[1] == 'H200' else h100).strip()} thousand" if name else ""
+    cells = [expected(rf"^\| {what} \|.*?\|(.*)\|$").split("|") for what in ("step", *options)]
+    if not name or dtype != "bf16" or [""] in cells:
+        return ""
+    (step, least, most), *more = ([float(n) for n in re.findall(r"[\d.]+", cell[name[1] == "H100"])] for cell in cells)
+    rate = TOKENS / (step + sum(ms for ms, in more))
+    return f"{rate:.0f} ({rate * step / most:.0f} to {rate * step / least:.0f}) thousand"
 
 
 def base(T, batch, steps, data, dtype="bf16"):
@@ -87,6 +95,11 @@ class Run:
     def __init__(self, table, built, limit, work):
         self.table, self.built, self.work, self.end = table, built, work, time.monotonic() + limit
         self.python = os.environ.get("PYTHON", sys.executable)
+        missing = re.search(r"(libcublasLt\S*) => not found", output_of(f"ldd {self.program('train_gpt_tostcu')}"))
+        if missing:   # PyTorch's package has one
+            packages = output_of(f"{self.python} -c 'import sysconfig; print(sysconfig.get_path(\"purelib\"))'")
+            folders = [str(file.parent) for file in Path(packages).glob(f"nvidia/*/lib/{missing[1]}")]
+            os.environ["LD_LIBRARY_PATH"] = ":".join([*folders, os.environ.get("LD_LIBRARY_PATH", "")]).strip(":")
 
     def program(self, name):
         """Where `make` writes it, or directly in the folder of --built."""
@@ -160,7 +173,12 @@ class Run:
         counts = re.findall(r"^test_tost: (.*)$", output, re.M)
         counts = counts or re.findall(r"^CUDA part \d+: (.*)$", output, re.M)[-1:]   # the last ones before a timeout
         failed = re.findall(r"^FAILED (.*)$", output, re.M)
+        if reason and not reason.startswith("exit status"):
+            self.table.note("tests", reason)
         self.table.row("tests", counts[0] if counts else reason, "; ".join(failed[:10]), "0 failed")
+        refused = re.findall(r"product of (\(.*\)) in bf16.*: cuBLASLt status 15", output)
+        self.table.row("of these, products in bf16 that cuBLASLt refuses", len(refused), "; ".join(refused),
+                       "only odd sizes, which no preset has")
 
     def train(self, cases):
         """Each case is a length, dtype and more options."""
@@ -183,7 +201,16 @@ class Run:
                 parts.append(f"{flops:.0f} TFLOP/s, MFU {100 * flops / peak:.1f}% of {peak:.4g} TFLOP/s ({compute[3]})")
             parts += re.findall(r", (\S+ \S+ of memory)", output)[:1]
             self.table.row(f"{name}: tokens/s", f"{rate:,.0f}", ", ".join(parts),
-                           expected_rate(self.table.facts["GPU, driver, memory"]) if (T, dtype, *more) == BASE else "")
+                           expected_rate(self.table.facts["GPU, driver, memory"], T, dtype, *more))
+
+    def small(self):
+        """The preset small, with convolutions, memory and Muon."""
+        data = self.shard("ids.bin", (i * 7919 % 4096 for i in range(2 * TOKENS)))
+        name = "trainer, --preset small"
+        _, rows = self.trainer(name, ["--preset", "small", "--steps", STEPS, "--data", data, "--save-every", 0])
+        if len(rows) > WARM_STEPS:
+            ms = statistics.median(float(row["ms"]) for row in rows[WARM_STEPS:])
+            self.table.row(f"{name}: ms per step", f"{ms:.2f}")
 
     def sampling(self):
         """Speed of decoding: one text, and 32 together."""
@@ -200,15 +227,17 @@ class Run:
 
     def sanitizer(self, tool):
         data = self.shard("small.bin", (i * 7919 % 257 for i in range(2000)))
-        plain, all_options = "--conv 0 --optimizer adamw", "--conv 4 --memory 1 --optimizer muon"
+        plain = "--conv 0 --optimizer adamw"
         whole = "--layers 2 --heads 3 --channels 192 --block-size 80 --seq 80 --batch 3 --total-batch 480 --recompute"
         ragged = "--layers 1 --heads 3 --channels 60 --bias 1 --block-size 70 --seq 37 --batch 3 --total-batch 222"
+        heads = "--layers 1 --heads 2 --channels 128 --block-size 70 --seq 37 --batch 2 --total-batch 148"
         for name, shape in (("bf16, whole tiles", f"{whole} {plain}"), ("fp32, ragged", f"{ragged} {plain}"),
-                            ("bf16, ragged, all options", f"{ragged} {all_options}")):
+                            ("bf16, ragged, all options", f"{ragged} {ALL_OPTIONS}"),
+                            ("bf16, 85 KiB of shared memory", f"{heads} {ALL_OPTIONS}")):
             # checks the trainer's kernels, whose names end in _kernel, and not cuBLASLt's
             prefix = f"compute-sanitizer --tool {tool} --kernel-name kns=_kernel --kernel-name-exclude kns=splitKreduce"
             options = f"{shape} --vocab-size 257 --steps 2 --save-every 0 --dtype {name[:4]} --data {data}".split()
-            output, _ = self.trainer(f"{tool}, {name}", options, 60, prefix.split())
+            output, _ = self.trainer(f"{tool}, {name}", options, 50, prefix.split())
             errors = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", output)
             named = re.findall(r"^=+ +(?:at|in kernel|.*\baccess at) (?:void )?([A-Za-z_]\w*)", output, re.M)
             if errors:
@@ -216,17 +245,18 @@ class Run:
                                ", ".join(sorted(set(named))), "0")
 
     def profile(self):
-        """Time and bytes of each kernel of one step, as a .csv beside the table."""
+        """Time and bytes of each kernel of one step, without options and with all, as a .csv beside the table."""
         metrics = "gpu__time_duration.sum,dram__bytes_read.sum,dram__bytes_write.sum"
         data = self.shard("profile.bin", (i * 7919 % VOCAB for i in range(TOKENS + 1)))
-        output, _ = self.trainer("profile", [*base(1024, 64, 1, data), "--save-every", 0], 300,
-                                 ["ncu", "--clock-control", "none", "--cache-control", "none", "--csv", "--page", "raw",
-                                  "--metrics", metrics])
-        lines = [line for line in output.splitlines() if line.startswith('"')]
-        if lines:
-            path = self.table.path.with_suffix(".csv")
-            path.write_text("\n".join(lines) + "\n", encoding="utf-8")
-            self.table.row("kernels of one step", len(lines) - 2, path.name)
+        for name, more in (("profile", ""), ("profile, all options", ALL_OPTIONS)):
+            output, _ = self.trainer(name, [*base(1024, 64, 1, data), *more.split(), "--save-every", 0], 120,
+                                     ["ncu", "--clock-control", "none", "--cache-control", "none", "--csv", "--page",
+                                      "raw", "--metrics", metrics])
+            lines = [line for line in output.splitlines() if line.startswith('"')]
+            if lines:
+                path = self.table.path.with_suffix(".options.csv" if more else ".csv")
+                path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+                self.table.row(f"{name}: kernels of one step", len(lines) - 2, path.name)
 
     def curve(self):
         """The loss curves of the trainer and of PyTorch, from the same start on the same data."""
@@ -256,20 +286,23 @@ class Run:
 
     def repeat(self):
         """Two runs of two steps must give the same weights and moments, which show each bit of the gradients."""
-        names = ("repeat, first", "repeat, second")
-        for name in names:
-            self.trainer(name, base(1024, TOKENS // 1024, 2, STARTER))
-        one, two = ([f.read_bytes() for f in sorted(self.work.glob(f"{name}/step_*/*.safetensors"))] for name in names)
-        if one and two:
-            self.table.row("the same weights and moments after two steps twice", one == two, "", "True")
+        for more in ("", ALL_OPTIONS):
+            names = [f"{run} run of two steps {more}".strip() for run in ("first", "second")]
+            for name in names:
+                self.trainer(name, [*base(1024, TOKENS // 1024, 2, STARTER), *more.split()])
+            one, two = ([file.read_bytes() for file in sorted((self.work / name).glob("step_*/*.safetensors"))]
+                        for name in names)
+            if one and two:
+                self.table.row(f"the same weights and moments after two steps twice {more}".strip(), one == two, "",
+                               "True")
 
 
 STAGES = {"libraries": Run.libraries, "train": lambda run: run.train([BASE]), "tests": Run.tests,
           "memcheck": lambda run: run.sanitizer("memcheck"), "cases": lambda run: run.train(CASES),
           "tssa": lambda run: run.bench("tssa", 40),
-          "kernels": lambda run: [run.bench(name) for name in ("norm", "classifier", "adamw")],
-          "matmuls": lambda run: run.bench("matmul"), "sampling": Run.sampling, "profile": Run.profile,
-          "repeat": Run.repeat, "racecheck": lambda run: run.sanitizer("racecheck"),
+          "kernels": lambda run: [run.bench(name) for name in ("delta_rule", "norm", "classifier", "adamw")],
+          "matmuls": lambda run: run.bench("matmul"), "small": Run.small, "sampling": Run.sampling,
+          "profile": Run.profile, "repeat": Run.repeat, "racecheck": lambda run: run.sanitizer("racecheck"),
           "synccheck": lambda run: run.sanitizer("synccheck"), "curve": Run.curve, "peers": Run.peers}
 
 
@@ -298,11 +331,16 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as work:
         run = Run(table, args.built.resolve(), args.limit, Path(work))
+        incomplete = []
         for stage in args.stages:
+            notes = len(table.notes)
             try:
                 STAGES[stage](run)
             except Exception as error:   # of output that is not as expected: the other stages still run
                 table.note(stage, repr(error))
+            incomplete += [stage] if len(table.notes) > notes else []
+    if incomplete:
+        table.note("what is left", f"--stages {' '.join(incomplete)}")
     table.write()
     print(f"\n{table.path.read_text(encoding='utf-8')}\nwrote {table.path}")
 

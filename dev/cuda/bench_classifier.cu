@@ -16,7 +16,7 @@ template <typename S> static void bench_classifier(Bench* bench, int V) {
     const StepHeader* step = (const StepHeader*)bench_upload(bench, words);
     char size[64];
     snprintf(size, sizeof size, "%s rows %zu V %d", bench_type<S>(), rows, V);
-    bench_report(bench, "cross_entropy_gradient", size, 2.0 * rows * V * sizeof(S), [&] {
+    bench_report(bench, "cross_entropy", size, 2.0 * rows * V * sizeof(S), [&] {
         LAUNCH((cross_entropy_kernel<S>), (int)rows, CLASSIFIER_THREADS, 0, bench->stream, loss, logits,
                targets, step, true, V, ld);
     });

@@ -19,10 +19,16 @@ case " $(cat "$here/slow" 2>/dev/null) " in *" $name "*) echo 'begun bf16 2 rows
 case " $(cat "$here/broken" 2>/dev/null) " in *" $name "*) echo 'made-up failure'; exit 1 ;; esac
 case $name in
     nvidia-smi) echo "${GPU:-Made Up}, 1.0, 100 MiB" ;;
-    ldd) echo '    libc.so.6 => /lib/libc.so.6' ;;
+    ldd)
+        echo '    libc.so.6 => /lib/libc.so.6'
+        case $LD_LIBRARY_PATH in *packages*) ;; *) [ ! -e "$here/not_found" ] || cat "$here/not_found" ;; esac ;;
+    python) echo "$here/packages" ;;
     bench_tssa) echo 'tssa_forward bf16 B 64 T 1024 C 768 50.0 us 4000 GB/s' ;;
     bench_*) echo "${name#bench_}_kernel bf16 65536 rows 60000.0 us 716.0 TFLOP/s" ;;
-    test_tost) echo 'FAILED a made-up test'; echo 'test_tost: 12 passed, 1 failed, 0 skipped'; exit 1 ;;
+    test_tost)
+        echo 'FAILED a made-up test'
+        echo 'm.cuh:1: product of (5,3) and (3,7) in bf16, batch of 1: cuBLASLt status 15; it has no algorithm'
+        echo 'test_tost: 12 passed, 1 failed, 0 skipped'; exit 1 ;;
     train_gpt_tostcu)
         [ "$1" != sample ] || { echo '500 tokens, 1234 tokens/s'; exit; }
         echo 'model      12 layers, 2 GB of memory'
@@ -37,7 +43,7 @@ esac
 END
 chmod +x program
 for name in nvidia-smi ldd compute-sanitizer ncu train_gpt_tostcu test_tost bench_tssa bench_norm bench_classifier \
-    bench_adamw bench_matmul; do
+    bench_adamw bench_matmul bench_delta_rule python; do
     ln -s "$dir/program" "built/$name"
 done
 
@@ -59,8 +65,10 @@ bench all
 check "all stages: status $status, $(cat "$dir/err")" [ $status -eq 0 ]
 has_lines '| tssa_forward, bf16 B 64 T 1024 C 768: µs | 50.0 | .* | [1-9.]* times the minimum' \
     '| tests | 12 passed, 1 failed, .*a made-up test' '| norm_kernel' '| adamw_kernel' '| matmul_kernel' \
+    '| delta_rule_kernel' '| of these, products .* | 1 | (5,3) and (3,7)' '| trainer, --preset small: ms per step | 100.00' \
+    '| memcheck, bf16, 85 KiB' '| profile, all options: kernels of one step | 1' '| the same .* --memory 1 .* | True' \
     '| memcheck, bf16, ragged, all options: errors | 0' '| trainer, T = 65536, bf16 --chunk 16384: tokens/s' \
-    '| missing libraries | 0' '| sampling, 32 texts: tokens/s | 1234' '| kernels of one step | 1' \
+    '| missing libraries | 0' '| sampling, 32 texts: tokens/s | 1234' '| profile: kernels of one step | 1' \
     '| trainer, T = 1024, bf16: tokens/s | 655,360 .* 426 TFLOP/s, MFU 43.1% of 989.4 .* (data sheet), 2 GB .* |  |' \
     '| racecheck' '| synccheck' '| the same weights .* | True' \
     '- loss against PyTorch: after 0 of 300 steps: .*no_python: No such file' '- PyTorch gpt2, T = 65536: '
@@ -70,7 +78,19 @@ for GPU in "NVIDIA H200" "NVIDIA H100 80GB HBM3"; do
     bench "${GPU#NVIDIA }" --stages train --commit abc123
     has_lines '- commit: abc123' '| trainer, T = 1024, bf16: tokens/s | .* | [1-9][0-9]* ([0-9]* to [0-9]*) thousand |'
 done
+bench options --stages cases
+has_lines '| trainer, T = 1024, bf16 --memory 1: tokens/s | .* | [1-9][0-9]* (.*) thousand |' \
+    '| trainer, T = 65536, bf16 --memory 1: tokens/s | .* | [1-9][0-9]* (.*) thousand |' \
+    '| trainer, T = 1024, bf16 --conv 4 --memory 1 --optimizer muon: tokens/s | .* | [1-9][0-9]* (.*) thousand |' \
+    '| trainer, T = 1024, fp32: tokens/s | .* |  |'
 unset GPU
+mkdir -p packages/nvidia/cu13/lib
+touch packages/nvidia/cu13/lib/libcublasLt.so.13
+echo '    libcublasLt.so.13 => not found' >not_found
+PATH=$dir/built:$PATH PYTHON=$dir/built/python "$python_path" "$repo/dev/bench/gpu.py" --built built --out "$dir/found" \
+    --stages libraries >out 2>&1
+check "libcublasLt of PyTorch's packages: $(cat out)" grep -q '^| missing libraries | 0' found/*.md
+rm not_found
 echo 'test_tost' >slow
 sed -i 's/begun bf16/CUDA part 3: 9 passed, 0 failed so far\\nbegun bf16/' program
 bench part --stages tests --limit 8
@@ -81,7 +101,7 @@ rm built/bench_adamw
 bench limit --stages kernels tests --limit 8
 check "a failed, a hanging and a missing program: status $status" [ $status -eq 0 ]
 has_lines '- bench_norm: exit status 1: made-up failure' '| begun, bf16 2 rows: µs | 1.0' \
-    '- bench_classifier: took more than' '- bench_adamw: ' '| tests | no time left'
+    '- bench_classifier: took more than' '- bench_adamw: ' '| tests | no time left' '- what is left: --stages kernels tests'
 start killed --stages tssa kernels
 until grep -qs '^begun' "$results"/*.log; do sleep 0.2; done
 kill $!
