@@ -242,6 +242,17 @@ static bool copy_id(Json* j, char** id, char* scratch, size_t cap) {
     return true;
 }
 
+// The error of a valid object, json (n), that has no `name`: lists its fields. key: room for n + 1 bytes
+static bool no_field(char* key, const char* json, size_t n, const char* name, TostError* err) {
+    Json j = json_open(json, n, err);
+    TextLine fields = {"no fields"};
+    int listed = 0;
+    json_enter(&j, "{}");
+    while (json_next(&j, "{}") > 0 && json_key(&j, key, n + 1, NULL) && json_skip(&j) && ++listed <= 8)
+        fields = text_line("%s%s\"%s\"", listed > 1 ? fields.text : "", listed > 1 ? ", " : "", key);
+    return tost_error(err, "the object has no \"%s\"; it has %s%s", name, fields.text, listed > 8 ? ", …" : "");
+}
+
 bool json_text_field(char* text, size_t* n_text, char** id, const char* json, size_t n, const char* name,
                      TostError* err) {
     Json j = json_open(json, n, err);
@@ -262,5 +273,5 @@ bool json_text_field(char* text, size_t* n_text, char** id, const char* json, si
                    : !json_skip(&j)) return false;
     }
     if (more < 0 || !json_at_end(&j)) return false;
-    return found || tost_error(err, "the object has no \"%s\"", name);
+    return found || no_field(text, json, n, name, err);
 }

@@ -189,7 +189,7 @@ int command_inspect(const Options* o, const TostEngine* engine) {
     Bytes text = {0};
     Tokenizer* tokenizer = NULL;
     const bool ok = loaded_model_find(&m, o, engine, &err) && (tokenizer = loaded_model_tokenizer(&m, o, &err))
-                    && read_text(&text, "--text", o->text, "", &err) && inspect(&m, tokenizer, o, &text, &err);
+                    && read_text(&text, o, "--text", o->text, "", &err) && inspect(&m, tokenizer, o, &text, &err);
     free(text.data);
     tokenizer_free(tokenizer);
     loaded_model_free(&m);

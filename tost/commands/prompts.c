@@ -7,12 +7,15 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "data/lines.h"
+#include "run/loaded_model.h"
 
-static bool read_all(Prompts* p, Lines* lines, const char* path, TostError* err) {
+static bool read_all(Prompts* p, Lines* lines, const Options* o, TostError* err) {
+    const char* path = o->prompts;
     const char *line, *text = lines->at;
     while (text < lines->end && strchr(" \t\r\n", *text)) text++;
     const bool jsonl = named_jsonl(path) || (text < lines->end && *text == '{');
     if (lines->at == lines->end) return tost_error(err, "--prompts %s is empty: give one prompt per line", path);
+    if (!jsonl && !check_text(o, path, lines->at, (size_t)(lines->end - lines->at), err)) return false;
     for (size_t n; next_line(&line, &n, lines);) {
         if (is_blank(line, n)) continue;
         p->prompt = xgrow(p->prompt, p->count, sizeof *p->prompt);
@@ -26,12 +29,12 @@ static bool read_all(Prompts* p, Lines* lines, const char* path, TostError* err)
     return true;
 }
 
-bool prompts_read(Prompts* p, const char* path, TostError* err) {
+bool prompts_read(Prompts* p, const Options* o, TostError* err) {
     Bytes file;
     Lines lines;
     *p = (Prompts){0};
-    if (!read_lines(&file, &lines, path, err)) return false;
-    const bool ok = read_all(p, &lines, path, err);
+    if (!read_lines(&file, &lines, o->prompts, err)) return false;
+    const bool ok = read_all(p, &lines, o, err);
     free(file.data);
     return ok;
 }

@@ -2,17 +2,17 @@
 #ifndef TOST_PROMPTS_H
 #define TOST_PROMPTS_H
 
-#include "base/error.h"
+#include "run/options.h"
 
 // line: counted from 1; text: n bytes; id: JSON to be repeated with the results, or NULL
 typedef struct { size_t line; char* text; size_t n; char* id; } Prompt;
 typedef struct { Prompt* prompt; size_t count; } Prompts;
 
-// Reads a file, or stdin if the path is "-". Each line is a prompt; blank lines are skipped. If the name ends in .jsonl
-// or the text begins with '{', each is an object with a "prompt" and perhaps an "id"; other keys are ignored. Fails if
-// the file cannot be read, is empty, or is not text (text_check_head), or if a line is invalid. prompts_free in any
+// Reads the file o->prompts, or stdin if it is "-". Each line is a prompt; blank lines are skipped. If its name ends in
+// .jsonl or the text begins with '{', each is an object with a "prompt" and perhaps an "id"; other keys are ignored.
+// Fails if the file cannot be read, is empty, or is not text (lines.h), or if a line is invalid. prompts_free in any
 // case
-bool prompts_read(Prompts* p, const char* path, TostError* err);
+bool prompts_read(Prompts* p, const Options* o, TostError* err);
 void prompts_free(Prompts* p);
 
 #endif

@@ -301,8 +301,8 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
 static bool read_prompts(Prompts* prompts, const Options* o, TostError* err) {
     static const char hint[] = "; leave it out to start without a prompt";
     Bytes text = {0};
-    if (o->prompts) return prompts_read(prompts, o->prompts, err);
-    const bool ok = !o->prompt || read_text(&text, "--prompt", o->prompt, hint, err);
+    if (o->prompts) return prompts_read(prompts, o, err);
+    const bool ok = !o->prompt || read_text(&text, o, "--prompt", o->prompt, hint, err);
     *prompts = (Prompts){.prompt = xmalloc(sizeof *prompts->prompt), .count = 1};
     prompts->prompt[0] = (Prompt){.line = 1, .text = text.data ? text.data : xstrdup(""), .n = text.size};
     return ok;

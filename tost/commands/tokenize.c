@@ -1,4 +1,5 @@
 // tokenize.c: the command tokenize, which runs data/tokenize.h and prints what was written.
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 
@@ -8,6 +9,7 @@
 #include "base/text.h"
 #include "commands/commands.h"
 #include "data/tokenize.h"
+#include "data/tokenizer.h"
 #include "run/progress.h"
 
 static void show_progress(void* context, const TokenizeResult* r) {
@@ -24,8 +26,23 @@ static void show_waiting(void* context, const char* name) {
 }
 
 TextInput text_input(const Options* o, Progress* progress) {
-    return (TextInput){.files = o->files, .n_files = o->n_files, .jsonl = o->jsonl, .threads = o->threads,
+    return (TextInput){.files = o->files, .n_files = o->n_files, .jsonl = o->jsonl, .plain = o->plain,
+                       .text_field = o->text_field, .skip_bad_lines = o->skip_bad_lines, .threads = o->threads,
                        .waiting = show_waiting, .context = progress};
+}
+
+void print_text_count(const Options* o, const TextCount* c) {
+    if (c->broken.count) print_warning(o, "%s; they are kept as they are", broken_line(&c->broken).text);
+    if (c->skipped) print_warning(o, "lines skipped: %" PRIu64 ", the first: %s", c->skipped, c->first_skipped.text);
+    if (c->inside)
+        print_warning(o, "%s: " END_OF_TEXT " inside lines, read as text: %" PRIu64 "; " SPLIT_LINES, c->inside_in,
+                      c->inside);
+    if (o->quiet) return;
+    for (int i = 0; i < o->n_files && o->n_files <= LISTED_FILES; i++)
+        print_line(stdout, "%s: %s, documents: %" PRIu64, c->listed[i].name,
+                   c->listed[i].jsonl ? "JSONL" : "plain text", c->listed[i].documents);
+    if (o->n_files > LISTED_FILES)
+        printf("files of plain text: %d, of JSONL: %d\n", o->n_files - c->jsonl_files, c->jsonl_files);
 }
 
 int command_tokenize(const Options* o) {
@@ -44,6 +61,7 @@ int command_tokenize(const Options* o) {
         print_error(o, &err);
         return signals_received() ? 128 + signals_received() : STATUS_FAILED;
     }
+    print_text_count(o, &r.read);
     if (o->quiet) return 0;
     const ShardCount *train = &r.written[SPLIT_TRAIN], *val = &r.written[SPLIT_VAL];
     char bytes[32];
@@ -52,8 +70,9 @@ int command_tokenize(const Options* o) {
     print_line(stdout, "%s_train_*.bin: %llu tokens, shards: %d", o->out, (unsigned long long)train->tokens,
                train->shards);
     if (val->shards > 0)
-        print_line(stdout, "%s_val_*.bin: %llu tokens, shards: %d", o->out, (unsigned long long)val->tokens,
-                   val->shards);
+        print_line(stdout, "%s_val_*.bin: %llu tokens, shards: %d, %.3g%% of the tokens, from %d of %d files: %s",
+                   o->out, (unsigned long long)val->tokens, val->shards,
+                   100 * (double)val->tokens / (double)r.tokens, r.val_files, o->n_files, r.val_names.text);
     else if (o->val_frac > 0)
         printf("no validation shards: --val-frac %g selected nothing\n", o->val_frac);
     return 0;

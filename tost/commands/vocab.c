@@ -27,6 +27,7 @@ int command_vocab(const Options* o) {
     progress_erase(&progress);
     if (!ok) print_error(o, &err);
     if (!ok) return signals_received() ? 128 + signals_received() : STATUS_FAILED;
+    print_text_count(o, &r.read);
     if (r.merges < r.wanted) print_warning(o, "--size %d: the text has only %d merges", o->size, r.merges);
     if (!o->quiet)
         print_line(stdout, "%s: %d tokens, from %s, documents: %" PRIu64 ", different words: %" PRIu64, o->out,

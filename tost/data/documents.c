@@ -16,7 +16,6 @@
 #include "base/memory.h"
 #include "base/openmp.h"
 #include "base/signals.h"
-#include "data/lines.h"
 #include "data/tokenizer.h"
 
 enum {
@@ -36,6 +35,7 @@ typedef struct {
 typedef struct {
     const TextInput* in;
     TextCount* count;
+    int        file;           // index of the current one
     size_t     batch_bytes, part_bytes;
     // current batch
     TextPart*  parts;
@@ -51,10 +51,13 @@ typedef struct {
     const char* name;                // for messages
     int         fd;
     mode_t      mode;                // type of the file
+    uint64_t    size;                // of a regular file, or 0
+    bool        jsonl;
     char*       data;
     size_t      n, cap;
     uint64_t    read;                // bytes read so far
     size_t      lines;               // of JSONL, processed so far
+    Broken      broken;              // of plain text
     bool        end;                 // end of file reached
 } Source;
 
@@ -71,6 +74,8 @@ static bool source_open(Source* s, const char* path, TostError* err) {
                   .fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     if (s->fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
     s->mode = fstat(s->fd, &st) == 0 ? st.st_mode : 0;
+    s->broken.name = s->name;
+    s->size = S_ISREG(s->mode) ? (uint64_t)st.st_size : 0;
     return true;
 }
 
@@ -120,7 +125,8 @@ static bool source_read(Source* s, size_t used, Reader* r, TostError* err) {
         s->data = xrealloc(s->data, s->cap);
     }
     const uint64_t before = s->read;
-    if (!source_fill(s, s->data + s->n, s->cap - s->n, r, err)) return false;
+    const size_t room = s->cap - s->n, most = r->batch_bytes + s->n;   // most: after the first batch, with the head
+    if (!source_fill(s, s->data + s->n, before && room > most ? most : room, r, err)) return false;
     s->n += (size_t)(s->read - before);
     r->count->bytes += s->read - before;
     size_t skip = 0;
@@ -130,11 +136,42 @@ static bool source_read(Source* s, size_t used, Reader* r, TostError* err) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// Formats
+
+typedef enum { UNKNOWN, PLAIN, JSONL, ARRAY } Format;
+
+// The format of a text: JSONL begins with {"key":, an ARRAY with [{"key": or ["string",. UNKNOWN: it depends on the
+// bytes after p .. end; last: there are none.
+static Format format_of(const char* p, const char* end, bool last) {
+    while (p < end && memchr(" \t\r\n", *p, 4)) p++;
+    const bool array = p < end && *p == '[';
+    char key[1024];
+    TostError ignored;
+    Json j = json_open(p, (size_t)(end - p), &ignored);
+    int more = !array || json_enter(&j, "[]") ? 1 : -1;
+    if (array && more > 0) more = json_next(&j, "[]") > 0 ? 1 : -1;
+    if (array && more > 0 && j.p < end && *j.p == '"') more = json_skip(&j) && json_next(&j, "[]") >= 0 ? 0 : -1;
+    else if (more > 0) more = json_enter(&j, "{}") ? json_next(&j, "{}") : -1;
+    if (more > 0 && !json_key(&j, key, sizeof key, NULL)) more = -1;
+    return more >= 0 ? array ? ARRAY : JSONL : end - j.p < 4 && !last ? UNKNOWN : PLAIN;   // 4: or it cuts a character
+}
+
+static bool find_format(Source* s, Reader* r, TostError* err) {
+    Format format = r->in->jsonl ? JSONL : r->in->plain ? PLAIN : UNKNOWN;
+    do if (!source_read(s, 0, r, err)) return false;
+    while (format == UNKNOWN && (format = format_of(s->data, s->data + s->n, s->end)) == UNKNOWN);
+    s->jsonl = format == JSONL || (!r->in->plain && named_jsonl(s->name));
+    return format != ARRAY
+        || tost_error(err, "%s: a JSON array; jq -c '.[]' FILE | ./train_gpt_tost … - reads its objects (jq -c '.[] | "
+                      "{text: .}' its strings), --plain reads it as text", s->name);
+}
+
+// ---------------------------------------------------------------------------------------------
 // Parts
 
 static void add_part(Reader* r, const char* text, size_t n, bool ends) {
     r->parts = xgrow(r->parts, r->n_parts, sizeof *r->parts);
-    r->parts[r->n_parts++] = (TextPart){text, n, r->count->documents - 1, ends};
+    r->parts[r->n_parts++] = (TextPart){text, n, r->count->documents - 1, r->file, ends};
 }
 
 // Adds the next n bytes of the current document; ends: the document ends after them.
@@ -162,31 +199,66 @@ static void add_text(Reader* r, const char* text, size_t n, bool ends) {
 // white space at the cut, so it includes the line end before a separator line. Returns the number of bytes used.
 static size_t add_documents(Reader* r, const Source* s) {
     size_t p = 0, end, next;
-    for (; document_ends(&end, &next, s->data, p, s->n, s->end); p = next)
+    for (; document_ends(&end, &next, s->data, p, s->n, s->end); p = next, r->count->separators++)
         add_text(r, s->data + p, end - p, true);
-    size_t rest = s->end ? s->n - p : tokenizer_last_cut(s->data + p, s->n - p);
+    size_t rest = s->end ? s->n - p : tokenizer_last_cut(s->data + p, end - p);
     add_text(r, s->data + p, rest, s->end);
     return p + rest;
+}
+
+// Counts what is wrong in the parts. Fails when a file certainly has too many broken bytes: a pipe may have 1 GiB more.
+static bool check_parts(Source* s, Reader* r, TostError* err) {
+    const uint64_t size = s->end ? 0 : s->size ? s->size : 1 << 30, base = s->read - s->n;
+    uint64_t count = 0, inside = 0, first = UINT64_MAX;
+    #pragma omp parallel for reduction(+ : count, inside) reduction(min : first) \
+        num_threads(threads_or_max(r->in->threads)) if (r->n_parts > 16)
+    for (size_t i = 0; i < r->n_parts; i++) {
+        const char *p = r->parts[i].text, *end = p + r->parts[i].n;
+        uint64_t at = 0;
+        const uint64_t broken = count_broken(&at, p, (size_t)(end - p));
+        at += base + (uint64_t)(p - s->data);
+        if (broken && at < first) first = at;
+        count += broken;
+        while ((p = memmem(p, (size_t)(end - p), END_OF_TEXT, sizeof END_OF_TEXT - 1))) p++, inside++;
+    }
+    if (!s->broken.count) s->broken.first = first;
+    s->broken.count += count;
+    s->broken.bytes = s->read;
+    if (inside && !r->count->inside) r->count->inside_in = s->name;
+    r->count->inside += inside;
+    return broken_accepted(&s->broken, size > s->read ? size : s->read, err);
 }
 
 // ---------------------------------------------------------------------------------------------
 // JSONL
 
-// Decodes the lines in parallel. On an error, err is that of the first invalid line.
+// Decodes the lines in parallel. Invalid ones are counted and left empty, or else an error: that of the first one.
 static bool decode_lines(Reader* r, const char* name, TostError* err) {
+    const TextInput* in = r->in;
+    const char* field = in->text_field ? in->text_field : "text";
     size_t bad = SIZE_MAX;
-    #pragma omp parallel for schedule(dynamic, 16) num_threads(threads_or_max(r->in->threads)) if (r->n_lines > 16)
+    uint64_t count = 0, at;
+    TostError first;
+    #pragma omp parallel for schedule(dynamic, 16) num_threads(threads_or_max(in->threads)) if (r->n_lines > 16)
     for (size_t i = 0; i < r->n_lines; i++) {
         TostError e;
         Line* line = r->lines + i;
-        if (json_text_field(line->text, &line->n_text, NULL, line->json, line->n, "text", &e)) continue;
+        if (json_text_field(line->text, &line->n_text, NULL, line->json, line->n, field, &e)) continue;
+        line->n_text = 0;
         #pragma omp critical
-        if (i < bad) {
-            bad = i;
-            tost_error(err, "%s: line %zu: %s", name, r->lines[i].number, e.text);
+        {
+            count++;
+            if (i < bad) tost_error(&first, "%s: line %zu: %s", name, r->lines[bad = i].number, e.text);
         }
     }
-    return bad == SIZE_MAX;
+    if (count && !in->skip_bad_lines)
+        return tost_error(err, "%s; %s, --skip-bad-lines skips such lines", first.text,
+                          count_broken(&at, r->lines[bad].json, r->lines[bad].n)
+                          ? "iconv -f LATIN1 -t UTF-8 FILE converts Latin-1" : "--text-field NAME reads another field, "
+                          "--plain reads plain text, jq -c . FILE writes objects on one line each");
+    if (count && !r->count->skipped) r->count->first_skipped = first;
+    r->count->skipped += count;
+    return true;
 }
 
 // Collects the complete, non-blank lines of s. A line's text will be decoded to the same position in r->text. Returns
@@ -215,18 +287,35 @@ static bool add_lines(Reader* r, const Source* s, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Files
 
-static bool read_documents(Reader* r, const char* path, UseParts* use, void* job, TostError* err) {
+static bool read_documents(Reader* r, UseParts* use, void* job, TostError* err) {
     Source s;
-    const bool jsonl = r->in->jsonl || named_jsonl(path);
-    bool ok = source_open(&s, path, err);
-    for (size_t used = 0; ok && !s.end && (ok = source_read(&s, used, r, err));) {
-        used = jsonl ? collect_lines(r, &s) : add_documents(r, &s);
-        ok = (!jsonl || add_lines(r, &s, err)) && use(job, r->parts, r->n_parts, err)
+    TextCount* c = r->count;
+    const uint64_t before = c->documents;
+    bool ok = source_open(&s, r->in->files[r->file], err) && find_format(&s, r, err);
+    for (bool more = true; ok && more;) {
+        const size_t used = s.jsonl ? collect_lines(r, &s) : add_documents(r, &s);
+        ok = (s.jsonl ? add_lines(r, &s, err) : check_parts(&s, r, err)) && use(job, r->parts, r->n_parts, err)
             && (!signals_received() || interrupted(err));
         r->n_parts = 0;
+        more = !s.end;
+        ok = ok && (!more || source_read(&s, used, r, err));
     }
+    c->jsonl_files += s.jsonl;
+    if (r->file < LISTED_FILES) c->listed[r->file] = (FileCount){s.name, s.jsonl, c->documents - before};
+    if (!c->broken.count) c->broken.first = s.broken.first, c->broken.name = s.name;
+    c->broken.count += s.broken.count;
+    c->broken.bytes += s.broken.bytes;
     source_close(&s);
     return ok;
+}
+
+static bool check_count(const TextInput* in, const TextCount* c, TostError* err) {
+    if (!c->documents)
+        return tost_error(err, "no document in the %" PRIu64 " bytes of input%s%s", c->bytes,
+                          c->skipped ? "; the first line skipped: " : "", c->first_skipped.text);
+    return !c->inside || c->separators || in->plain
+        || tost_error(err, "%s: all " END_OF_TEXT " are inside lines: " SPLIT_LINES ", --plain reads them as text",
+                      c->inside_in);
 }
 
 bool documents_read(const TextInput* in, TextCount* count, UseParts* use, void* job, TostError* err) {
@@ -234,8 +323,8 @@ bool documents_read(const TextInput* in, TextCount* count, UseParts* use, void* 
     bool ok = true;
     r.part_bytes = r.batch_bytes / BATCH_PARTS + 1;
     *count = (TextCount){0};
-    for (int i = 0; ok && i < in->n_files; i++) ok = read_documents(&r, in->files[i], use, job, err);
-    if (ok && !count->documents) ok = tost_error(err, "no document in the %" PRIu64 " bytes of input", count->bytes);
+    for (; ok && r.file < in->n_files; r.file++) ok = read_documents(&r, use, job, err);
+    ok = ok && check_count(in, count, err);
     free(r.parts);
     free(r.lines);
     free(r.text);

@@ -3,34 +3,54 @@
 #define TOST_DOCUMENTS_H
 
 #include "base/error.h"
+#include "data/lines.h"
 
 typedef struct {
     char* const* files;          // "-" is standard input
     int          n_files;
-    bool         jsonl;          // read every input as JSONL, for any file name
+    bool         jsonl, plain;   // read every input as JSONL or as plain text; neither: see documents_read
+    const char*  text_field;     // of JSONL; NULL: "text"
+    bool         skip_bad_lines; // of JSONL
     int          threads;        // 0: OpenMP's default
     size_t       batch_bytes;    // input bytes read at a time, 0: 16 MiB; does not affect the documents
     void       (*waiting)(void* context, const char* name);   // unless NULL, called when nothing writes to a FIFO
     void*        context;
 } TextInput;
 
-typedef struct { uint64_t bytes, documents; } TextCount;   // read so far
+enum { LISTED_FILES = 8 };
+typedef struct { const char* name; bool jsonl; uint64_t documents; } FileCount;
+
+typedef struct {
+    uint64_t bytes, documents;       // read so far
+    FileCount listed[LISTED_FILES];  // the first files
+    int      jsonl_files;
+    uint64_t skipped;                // lines
+    TextLine first_skipped;
+    Broken   broken;                 // of plain text; first and name: of the first file with such bytes
+    uint64_t separators, inside;     // of plain text; inside: <|endoftext|> that is not a line of its own
+    const char* inside_in;           // the first file with such
+} TextCount;
+
+#define SPLIT_LINES "sed 's/<|endoftext|>/\\n&\\n/g' FILE makes separators of them"
 
 // A short document, or a section of a long one between two safe cuts (tokenizer_last_cut).
 typedef struct {
     const char* text;
     size_t      n;           // bytes
     uint64_t    document;    // its number, from 0
+    int         file;        // its index in TextInput.files
     bool        ends;        // the document ends here
 } TextPart;
 
 // Uses the parts of a batch, in the order of the text.
 typedef bool UseParts(void* job, const TextPart* parts, size_t n, TostError* err);
 
-// Input files are plain text with documents separated by lines of <|endoftext|> (see document_ends), or, if named
-// *.jsonl or *.JSONL, JSON objects, one per line, with the document in "text"; blank lines are skipped. A document ends
-// at the end of its file. Empty documents are skipped. See text_check_head for what is rejected.
-// Stops with an error if `use` fails or a signal (signals.h) arrives, or if there is no document.
+// An input is JSONL if it is named *.jsonl or *.JSONL or begins with a JSON object: an object per line, with a document
+// in the text field; blank lines are skipped. A JSON array is rejected. Other inputs are plain text with documents
+// separated by lines of <|endoftext|> (document_ends). A document ends at the end of its file. Empty documents are
+// skipped. See lines.h for what is not text.
+// Stops with an error if `use` fails or a signal (signals.h) arrives, if there is no document, or if all separators are
+// inside lines, except with in->plain.
 bool documents_read(const TextInput* in, TextCount* count, UseParts* use, void* job, TostError* err);
 
 // Checks the files before the work begins. The content of pipes and devices is checked when they are read.

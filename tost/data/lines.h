@@ -1,14 +1,23 @@
-// lines.h: reads a text file line by line, and refuses files that are not text.
+// lines.h: refuses files that are not text, and reads a text line by line.
 #ifndef TOST_LINES_H
 #define TOST_LINES_H
 
 #include "base/error.h"
 #include "base/files.h"
 
-// Rejects compressed and binary files by their first n bytes, of which it reads at most TEXT_HEAD_BYTES. Returns false
-// with an error, or sets *skip to the length of a UTF-8 byte order mark.
-enum { TEXT_HEAD_BYTES = 16 };
+// Rejects compressed and binary files, UTF-16 and UTF-32 by their first n bytes, of which it reads at most
+// TEXT_HEAD_BYTES. Returns false with an error, or sets *skip to the length of a UTF-8 byte order mark.
+enum { TEXT_HEAD_BYTES = 512 };
 bool text_check_head(size_t* skip, const char* name, const char* head, size_t n, TostError* err);
+
+// The bytes of a text that are NUL or not UTF-8. A few are kept as they are. More than 1 in 1,000 are refused: in
+// another encoding, most texts with letters that are not ASCII have more, and damaged texts less.
+typedef struct { uint64_t count, first, bytes; const char* name; } Broken;   // first: offset; bytes, name: of the text
+// Their number in text (n). *first: set if there are any. The sum over parts is that of the text if they end before
+// ASCII characters.
+uint64_t count_broken(uint64_t* first, const char* text, size_t n);
+TextLine broken_line(const Broken* b);
+bool broken_accepted(const Broken* b, uint64_t bytes, TostError* err);   // not too many for a text of `bytes`
 
 // at: the next line; number: of the last one, counted from 1
 typedef struct { const char *at, *end; size_t number; } Lines;

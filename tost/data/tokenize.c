@@ -10,6 +10,7 @@
 #include "base/memory.h"
 #include "base/openmp.h"
 #include "base/rng.h"
+#include "base/text.h"
 #include "data/tokenizer.h"
 
 typedef struct { size_t first, n; } Ids;   // of a part, in the batch's ids
@@ -21,6 +22,7 @@ typedef struct {
     int              threads;
     TokenizerCache** caches;         // (threads)
     ShardWriter*     writer;
+    int              file, val_file; // of the last part, and of the last validation part; val_file -1: none
     // current batch
     Ids*             parts;          // a part of n bytes has room for n + 1 ids
     uint32_t*        ids;
@@ -50,6 +52,16 @@ static Split split_of(const Job* job, uint64_t document) {
     return rng_uniform(&rng) < job->o->val_frac && document > 0 ? SPLIT_VAL : SPLIT_TRAIN;
 }
 
+static void note_val_file(Job* job) {
+    TokenizeResult* r = job->r;
+    const char* name = job->o->in.files[job->file];
+    if (job->val_file == job->file) return;
+    job->val_file = job->file;
+    if (++r->val_files <= 4)
+        r->val_names = text_line("%s%s%s", r->val_names.text, r->val_files > 1 ? ", " : "",
+                                 r->val_files > 3 ? "…" : name);
+}
+
 // Encodes and writes the parts of a batch.
 static bool write_batch(void* context, const TextPart* parts, size_t n, TostError* err) {
     Job* job = context;
@@ -57,6 +69,8 @@ static bool write_batch(void* context, const TextPart* parts, size_t n, TostErro
     for (size_t i = 0; i < n; i++) {
         const Ids* part = job->parts + i;
         const Split split = split_of(job, parts[i].document);
+        job->file = parts[i].file;
+        if (split == SPLIT_VAL) note_val_file(job);
         if (!shard_writer_append(job->writer, split, job->ids + part->first, part->n, err)) return false;
         job->r->written[split].tokens += part->n;
         job->r->tokens += part->n;
@@ -75,6 +89,7 @@ static bool split_document(Job* job, TostError* err) {
     if (job->r->read.documents != 1 || n == 0) return true;
     written[SPLIT_TRAIN].tokens -= n;
     written[SPLIT_VAL].tokens += n;
+    note_val_file(job);
     return shard_writer_move_tail(job->writer, n, err);
 }
 
@@ -117,7 +132,7 @@ static bool run_job(Job* job, TostError* err) {
 bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err) {
     *r = (TokenizeResult){0};
     if (!documents_check(&o->in, err)) return false;
-    Job job = {.o = o, .r = r};
+    Job job = {.o = o, .r = r, .val_file = -1};
     char* dir = path_dir(o->out);
     const bool dir_existed = path_exists(dir);
     const bool ok = run_job(&job, err);

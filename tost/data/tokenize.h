@@ -11,6 +11,8 @@ typedef struct {
     TextCount  read;
     uint64_t   tokens;             // written; including an <|endoftext|> after each document
     ShardCount written[SPLITS];
+    int        val_files;          // files with validation documents
+    TextLine   val_names;          // the first ones
 } TokenizeResult;
 
 typedef struct {

@@ -149,17 +149,19 @@ size_t tokenizer_last_cut(const char* text, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // Documents
 
-// The next separator line in s[from .. n): it starts at *begin, the line after it at *next.
+// The next separator line in s[from .. n): it starts at *begin, the line after it at *next. If there is none, *begin is
+// where an incomplete last line starts that may become one, or n.
 static bool find_separator(size_t* begin, size_t* next, const char* s, size_t from, size_t n, bool last) {
     const size_t len = sizeof END_OF_TEXT - 1;
     for (const char* hit; (hit = memmem(s + from, n - from, END_OF_TEXT, len)); from = *begin + 1) {
         *begin = (size_t)(hit - s);
         *next = *begin + len;
         if (*begin && s[*begin - 1] != '\n') continue;
+        while (*next < n && (s[*next] == ' ' || s[*next] == '\t' || s[*next] == '\r')) ++*next;
         if (*next == n) return last;
-        if (s[*next] == '\r' && *next + 1 < n) ++*next;
         if (s[(*next)++] == '\n') return true;
     }
+    *begin = n;
     return false;
 }
 

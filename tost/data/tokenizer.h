@@ -51,10 +51,10 @@ void   pattern_prepare(void);
 // is not white space.
 size_t tokenizer_last_cut(const char* text, size_t n);
 
-// Documents of plain text are separated by lines that are exactly <|endoftext|>, ended by LF or CRLF. Neither that line
-// nor the line end before it belongs to a document. Finds the first separator in s[from .. n), where s begins a line:
-// the document is s[from .. *end), the next one begins at *next. Returns false if there is none. `last`: s[n - 1] ends
-// the input; otherwise an incomplete last line is not a separator.
+// Documents of plain text are separated by lines of <|endoftext|>, perhaps with spaces, tabs and CR after it. Neither
+// that line nor the line end before it belongs to a document. Finds the first separator in s[from .. n), where s begins
+// a line: the document is s[from .. *end), the next one begins at *next. Returns false if there is none; then *end is n,
+// or where an incomplete last line begins that may be a separator. `last`: s[n - 1] ends the input.
 bool document_ends(size_t* end, size_t* next, const char* s, size_t from, size_t n, bool last);
 
 // Encodes text with separator lines; each becomes the id of <|endoftext|>. At most n ids.

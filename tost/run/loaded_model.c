@@ -12,6 +12,7 @@
 #include "base/memory.h"
 #include "base/output.h"
 #include "base/text.h"
+#include "data/lines.h"
 
 // ---------------------------------------------------------------------------------------------
 // Errors and text arguments
@@ -37,7 +38,27 @@ void print_warning(const Options* o, const char* fmt, ...) {
     va_end(ap);
 }
 
-bool read_text(Bytes* text, const char* option, const char* value, const char* hint, TostError* err) {
+bool check_text(const Options* o, const char* name, const char* text, size_t n, TostError* err) {
+    Broken b = {.bytes = n, .name = name};
+    b.count = count_broken(&b.first, text, n);
+    if (!broken_accepted(&b, n, err)) return false;
+    if (b.count) print_warning(o, "%s; they are kept as they are", broken_line(&b).text);
+    return true;
+}
+
+// Removes a byte order mark, and one line end, which editors and echo add.
+static bool take_text(Bytes* text, const Options* o, const char* name, TostError* err) {
+    size_t skip;
+    if (!text_check_head(&skip, name, text->data, text->size, err)
+        || !check_text(o, name, text->data, text->size, err)) return false;
+    text->size -= skip;
+    memmove(text->data, text->data + skip, text->size);
+    const bool feed = text->size > 0 && text->data[text->size - 1] == '\n';
+    text->size -= feed + (feed && text->size > 1 && text->data[text->size - 2] == '\r');
+    return true;
+}
+
+bool read_text(Bytes* text, const Options* o, const char* option, const char* value, const char* hint, TostError* err) {
     const bool from_file = value[0] == '@';
     *text = (Bytes){0};
     if (!from_file && strcmp(value, "-") != 0) {
@@ -46,6 +67,7 @@ bool read_text(Bytes* text, const char* option, const char* value, const char* h
     }
     if (from_file && !value[1]) return tost_error(err, "%s @ names no file; give @FILE", option);
     return read_file(text, value + from_file, err)
+           && take_text(text, o, from_file ? value + 1 : "standard input", err)
            && (text->size > 0 || tost_error(err, "%s %s is empty%s", option, value, hint));
 }
 

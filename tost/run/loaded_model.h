@@ -16,9 +16,13 @@
 int  print_error(const Options* o, const TostError* err);
 void print_warning(const Options* o, const char* fmt, ...) PRINTF_LIKE(2, 3);   // in the same way
 
-// Reads a text given as TEXT, @FILE or - (stdin). Empty files and empty stdin are errors; `hint` is appended to the
-// message. Call free(text->data) even after an error.
-bool read_text(Bytes* text, const char* option, const char* value, const char* hint, TostError* err);
+// Fails if too many bytes of a text are broken (lines.h), and warns of a few.
+bool check_text(const Options* o, const char* name, const char* text, size_t n, TostError* err);
+
+// Reads a text given as TEXT, @FILE or - (stdin). Of a file or stdin, a byte order mark and one final line end are
+// removed, and what is not text (lines.h) or empty is an error; `hint` is appended to the message. Call
+// free(text->data) even after an error.
+bool read_text(Bytes* text, const Options* o, const char* option, const char* value, const char* hint, TostError* err);
 
 // ---------------------------------------------------------------------------------------------
 // Models and their tokenizers

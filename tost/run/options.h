@@ -78,7 +78,8 @@ typedef struct {
     int         size;
     double      val_frac;
     int64_t     shard_tokens;
-    bool        jsonl;
+    bool        jsonl, plain, skip_bad_lines;
+    const char* text_field;                // NULL: not given
     // operands, pointing into argv
     int    n_files;
     char** files;

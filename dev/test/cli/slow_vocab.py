@@ -18,7 +18,7 @@ def documents(path):
     text = Path(path).read_bytes().decode()
     if path.endswith(".jsonl"):
         return [json.loads(line)["text"] for line in text.split("\n") if line.strip()]
-    return re.split(r"(?:\A|\r?\n|(?<=\n))<\|endoftext\|>(?:\r?\n|\Z)", text)
+    return re.split(r"(?:\A|\r?\n|(?<=\n))<\|endoftext\|>[ \t\r]*(?:\n|\Z)", text)
 
 
 def words_of(text):

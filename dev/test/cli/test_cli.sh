@@ -319,9 +319,9 @@ run sample --model straight --temperature 0 --tokens 70 --prompt 1
 cp stdout first
 equals "sample --model straight --temperature 0 --tokens 70 --prompt 1 --seed 99" first \
     "greedy text does not depend on the seed, also past the block size"
-printf '\377\376\n' >prompt
-run sample --model straight --prompt @prompt --tokens 3
-head -c 3 stdout >first
+run sample --model straight --prompt "$(printf '\377\376')" --tokens 3
+printf '\377\376' >prompt
+head -c 2 stdout >first
 check "a prompt of any bytes is printed unchanged" cmp -s first prompt
 run sample --model straight --prompt '7 and ' --tokens 3
 check "a prompt that ends in a space gets a note" grep -q 'ends in a space' stderr
@@ -367,16 +367,30 @@ run $greedy --prompt @prompt
 check "--continue: from all lines and texts so far" [ "$(cat prompt)$(printf '%b' "$(cat second)")" = "$(cat stdout)" ]
 
 # To a terminal, control bytes are escaped; to a pipe they are not.
-printf 'a\033[2J\t\302\233b\000c\n\303\251' >prompt
+printf 'a\033[2J\t\302\233bc\n\303\251' >prompt
 run sample --model straight --prompt @prompt --tokens 1
-check "a pipe gets the bytes of the text" [ "$(head -c 14 stdout | cksum)" = "$(cksum <prompt)" ]
+check "a pipe gets the bytes of the text" [ "$(head -c 13 stdout | cksum)" = "$(cksum <prompt)" ]
 if command -v script >/dev/null; then
     script -qec "$binary sample --model straight --prompt @prompt --tokens 1 2>/dev/null" typescript </dev/null >stdout
-    check "a terminal gets escapes: $(cat stdout)" says "$(printf 'a\\x1b[2J\t\\xc2\\x9bb\\x00c')" stdout
+    check "a terminal gets escapes: $(cat stdout)" says "$(printf 'a\\x1b[2J\t\\xc2\\x9bbc')" stdout
     check "it gets characters as they are" grep -q "^$(printf '\303\251')" stdout
 else
     skip 'sample on a terminal: no script (util-linux)'
 fi
+for ends in '' '\n' '\r\n'; do
+    printf "\357\273\277 7 and\n 2\n$ends" >prompt
+    [ "$ends" ] && printf ' 7 and\n 2\n' >wanted || printf ' 7 and\n 2' >wanted
+    for argument in @prompt -; do
+        "$binary" sample --model straight --temperature 0 --tokens 1 --prompt $argument <prompt >stdout 2>stderr
+        head -c "$(wc -c <wanted)" stdout >first
+        check "--prompt $argument loses a mark and one line end ('$ends')" cmp -s first wanted
+        check "--prompt $argument: and no more ('$ends')" [ "$(wc -c <stdout)" -le $(($(wc -c <wanted) + 2)) ]
+    done
+done
+{ printf '\377'; yes 'some good text' | head -n 100; } >prompt
+run inspect --model straight --text @prompt --out inspected
+check "a few broken bytes of a long prompt: a warning" says "1 of 1501 bytes (0.0666%) are NUL or not UTF-8" stderr
+rm inspected
 cp -R straight moved
 run sample --model moved/ --tokens 3
 run sample --model "$dir/moved/step_00000006" --tokens 3

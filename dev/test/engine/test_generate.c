@@ -204,7 +204,7 @@ static void test_prompts(Checks* c) {
         Prompts p;
         TostError err;
         write_text(path, cases[i].file);
-        const bool ok = prompts_read(&p, path, &err);
+        const bool ok = prompts_read(&p, &(Options){.program = "", .prompts = path}, &err);
         for (size_t k = 0; k < p.count; k++)
             got = append_text(got, "%zu=%.*s;", p.prompt[k].line, (int)p.prompt[k].n, p.prompt[k].text);
         if (cases[i].error) check_refused(c, ok, &err, cases[i].error, path);

@@ -269,7 +269,7 @@ static void test_documents(Checks* c) {
     static const struct { const char *text, *ids; } cases[] = {
         {"one\n", "one\n"}, {"one\n<|endoftext|>\ntwo\n", "one$two\n"}, {"one\r\n<|endoftext|>\r\ntwo", "one$two"},
         {"one\n\n<|endoftext|>", "one\n$"}, {"<|endoftext|>\n<|endoftext|>\n\nx", "$$\nx"},
-        {"one\n<|endoftext|>\r", "one\n<|endoftext|>\r"},   // neither LF nor CRLF
+        {"one\n<|endoftext|> \t\r", "one$"}, {"one\n<|endoftext|>\rtwo", "one\n<|endoftext|>\rtwo"},
         {"a <|endoftext|>\n<|endoftext|> b", "a <|endoftext|>\n<|endoftext|> b"},   // not on lines of their own
     };
     Tokenizer* tokenizer = byte_tokenizer();

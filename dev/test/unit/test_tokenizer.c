@@ -502,8 +502,8 @@ static Run run(Checks* c, Fixture* b, TokenizeOptions o, const char* path) {
         run.train = read_shards(prefix, "train");
         run.val = read_shards(prefix, "val");
         check(c, run.r.written[SPLIT_TRAIN].tokens == run.train.n && run.r.written[SPLIT_VAL].tokens == run.val.n
-              && run.r.tokens == run.train.n + run.val.n, "%s: wrong numbers of tokens", path);
-    } else check(c, !path_exists(dir), "%s: files remain after '%s'", path, run.err.text);
+              && run.r.tokens == run.train.n + run.val.n, "%s: wrong numbers of tokens", o.in.files[0]);
+    } else check(c, !path_exists(dir), "%s: files remain after '%s'", o.in.files[0], run.err.text);
     free(prefix), free(dir);
     return run;
 }
@@ -533,9 +533,10 @@ static void check_runs(Checks* c, Fixture* b, const char* what, char** files, in
     run_free(&first);
 }
 
-// A random document without separator lines. It does not end in CR, which would join a following LF.
+// A random document of UTF-8 without separator lines. It does not end in CR, which would join a following LF.
 static size_t random_document(Rng* rng, char* text, size_t cap) {
     size_t n = hostile_text(rng, text, rng_below(rng, rng_below(rng, 8) ? 80 : cap));
+    for (uint64_t at; count_broken(&at, text, n);) text[at] = '.';
     for (size_t i = 0; i + 13 <= n; i++) {
         if ((i == 0 || text[i - 1] == '\n') && memcmp(text + i, "<|endoftext|>", 13) == 0) text[i] = 'x';
     }
@@ -566,7 +567,7 @@ static void test_plain_text(Checks* c, Fixture* b) {
             fwrite(text, 1, n, file);
             append_document(b, &want, text, n);
             if (k && i == 59) break;
-            fprintf(file, "%s<|endoftext|>%s", n ? feed : "", i < 59 ? feed : "");
+            fprintf(file, "%s<|endoftext|>%s%s", n ? feed : "", rng_below(&rng, 4) ? "" : " \t ", i < 59 ? feed : "");
         }
         fclose(file);
     }
@@ -604,6 +605,138 @@ static void test_jsonl(Checks* c, Fixture* b) {
     free(files[0]), free(file), free(want.ids);
 }
 
+// Binary files, whatever their names.
+static void test_binary(Checks* c, Fixture* b) {
+    enum { TAR = 512 };
+    static const char tar[TAR] = {['a'] = 'x', [257] = 'u', 's', 't', 'a', 'r'};
+    static const struct { const char* bytes; size_t n; const char* error; } cases[] = {
+        {tar, TAR, "x.txt: a tar archive; pipe it through a filter: tar -xOf FILE |"},
+        {"\xff\xfe\0\0H\0\0\0i\0\0\0", 12, "x.txt: UTF-32LE, not UTF-8; pipe it through a filter: iconv -f UTF-32LE "},
+        {"\0\0\0H\0\0\0i\0\0\0!", 12, "UTF-32BE"}, {"H\0i\0 \0y\0o\0u\0", 12, "UTF-16LE"},
+        {"\0H\0i\0 \0y\0o\0u", 12, "iconv -f UTF-16BE -t UTF-8 FILE"},
+        {"\xfe\xff\x4e\x2d\x65\x87", 6, "UTF-16, not UTF-8"}, {"one\0two", 7, "1 of 7 bytes"},
+        {"\x1f\x8b", 2, "gzip -dc"}, {"PAR1\x15\4", 6, "corpus.py own --from FILE"},
+    };
+    char* path = path_join(b->dir, "x.txt");
+    for (size_t i = 0; i < countof(cases); i++) {
+        write_bytes(path, cases[i].bytes, cases[i].n);
+        Run r = run(c, b, (TokenizeOptions){.in.batch_bytes = 8}, path);
+        check_refused(c, r.ok, &r.err, cases[i].error, cases[i].error);
+        run_free(&r);
+    }
+    free(path);
+}
+
+static void test_count_broken(Checks* c) {
+    static const struct { const char* text; uint64_t count, first; } known[] = {
+        {"", 0, 0}, {"abc\x7f and more than a word", 0, 0}, {"é日\U0001f44d\u0800\ud7ff\ue000\uffff\U0010ffff", 0, 0},
+        {"a\xff", 1, 1}, {"12345678\x80" "abcdefgh", 1, 8}, {"1234567\xc3", 1, 7}, {"日\xe6\x97x", 2, 3},
+        {"\xe2\x82", 2, 0}, {"\xf0\x9f\x91", 3, 0}, {"\xc0\xaf", 2, 0}, {"\xe0\x9f\x80", 3, 0}, {"\xed\xa0\x80", 3, 0},
+        {"\xf0\x8f\x80\x80", 4, 0}, {"é\xf4\x90\x80\x80", 4, 2}, {"\xc3\xa9\xa9 \xe6\x97\xa5\xa5", 2, 2},
+    };
+    for (size_t i = 0; i < countof(known); i++) {
+        uint64_t first = 0;
+        const uint64_t count = count_broken(&first, known[i].text, strlen(known[i].text));
+        check(c, count == known[i].count && first == known[i].first, "text %zu: %d broken bytes, the first at %d", i,
+              (int)count, (int)first);
+    }
+    uint64_t first = 0;
+    check(c, count_broken(&first, "a text with\0a NUL\0", 18) == 2 && first == 11, "NUL: the first at %d", (int)first);
+}
+
+// A few broken bytes are counted, wherever batches end; one more than the share is refused.
+static void test_broken_bytes(Checks* c, Fixture* b) {
+    enum { BYTES = 20000, MOST = BYTES / 1000 };
+    static const struct { size_t batch; int threads; } runs[] = {{0, 1}, {0, 4}, {1, 2}, {3, 1}, {7, 3}, {600, 2}};
+    static const char* const broken[] = {"\xff", "\x80", "\xc3", "\xe2\x82", "\xf0\x9f\x91", "\xed\xa0\x80", "\0"};
+    char *path = path_join(b->dir, "broken.txt"), text[BYTES];
+    for (size_t kind = 0; kind < countof(broken) * 2; kind++) {
+        const char* bad = broken[kind / 2];
+        const size_t len = *bad ? strlen(bad) : 1, n = MOST / len + kind % 2 * len;
+        for (size_t i = 0; i < BYTES; i++) text[i] = "日é \n"[i % 7];
+        for (size_t i = 0; i < n; i++) memcpy(text + 7 * (100 + 13 * i) + 5, bad, len < 2 ? len : 2);
+        for (size_t i = 0; i < n && len == 3; i++) memcpy(text + 7 * (100 + 13 * i) + 4, bad, len);
+        uint64_t first = 0;
+        const uint64_t count = count_broken(&first, text, BYTES);
+        write_bytes(path, text, BYTES);
+        for (size_t k = 0; k < countof(runs); k++) {
+            Run r = run(c, b, (TokenizeOptions){.in = {.batch_bytes = runs[k].batch, .threads = runs[k].threads},
+                                                .shard_tokens = 30000}, path);
+            if (count > MOST) check_refused(c, r.ok, &r.err, "broken.txt; text in another encoding", bad);
+            else check(c, r.ok && r.r.read.broken.count == count && r.r.read.broken.first == first
+                       && r.r.read.broken.bytes == BYTES, "kind %zu, batches of %zu: %d broken, the first at %d: %s",
+                       kind, runs[k].batch, (int)r.r.read.broken.count, (int)r.r.read.broken.first, r.err.text);
+            run_free(&r);
+        }
+    }
+    free(path);
+}
+
+// The first line decides, unless an option or the name does.
+static void test_formats(Checks* c, Fixture* b) {
+    static const char two[] = "\n \t\n {\"text\": \"one\", \"content\": \"x\"}\n"
+                              "{\"text\": null, \"content\": \"y\"}\nbad\n";
+    static const char accents[] = "{\"\u00e9日日日日日日\": 1, \"text\": \"a\"}";
+    static const struct {
+        const char *name, *text; TextInput in; bool jsonl; uint64_t documents, skipped, separators, inside;
+    } cases[] = {
+        {"a.txt", "{\"text\": \"one\"}\n\n{\"text\": \"two\"}", {0}, true, 2, 0, 0, 0},
+        {"a.txt", accents, {0}, true, 1, 0, 0, 0}, {"a.txt", accents, {.plain = true}, false, 1, 0, 0, 0},
+        {"a.txt", two, {.skip_bad_lines = true}, true, 1, 2, 0, 0},
+        {"a.txt", two, {.skip_bad_lines = true, .text_field = "content"}, true, 2, 1, 0, 0},
+        {"a.txt", two, {.plain = true}, false, 1, 0, 0, 0}, {"a.jsonl", two, {.plain = true}, false, 1, 0, 0, 0},
+        {"a.jsonl", "one\n{\"text\": \"two\"}\n", {.skip_bad_lines = true}, true, 1, 1, 0, 0},
+        {"a.txt", "{not JSON}\n", {0}, false, 1, 0, 0, 0}, {"a.txt", "{\"a\" and more}\n", {0}, false, 1, 0, 0, 0},
+        {"a.txt", "[1] A note", {0}, false, 1, 0, 0, 0}, {"a.txt", "[] to do", {0}, false, 1, 0, 0, 0},
+        {"a.txt", "[\"Hello\" she said]", {0}, false, 1, 0, 0, 0}, {"a.txt", "{", {0}, false, 1, 0, 0, 0},
+        {"a.txt", "a<|endoftext|> \n<|endoftext|> \t\r\nb\n<|endoftext|>\r\r\nc\n<|endoftext|> d\n<|endoftext|>  ", {0},
+         false, 3, 0, 3, 2},
+        {"a.txt", "a<|endoftext|>b", {.plain = true}, false, 1, 0, 0, 1},
+    };
+    static const size_t batches[] = {0, 1, 5, 100};
+    for (size_t i = 0; i < countof(cases) * countof(batches); i++) {
+        const size_t k = i / countof(batches);
+        TextInput in = cases[k].in;
+        char* path = path_join(b->dir, cases[k].name);
+        in.batch_bytes = batches[i % countof(batches)];
+        write_text(path, cases[k].text);
+        Run r = run(c, b, (TokenizeOptions){.in = in}, path);
+        const TextCount* got = &r.r.read;
+        check(c, r.ok && got->listed[0].jsonl == cases[k].jsonl && got->jsonl_files == cases[k].jsonl
+              && got->listed[0].documents == cases[k].documents && got->documents == cases[k].documents
+              && got->skipped == cases[k].skipped && got->separators == cases[k].separators
+              && got->inside == cases[k].inside, "format %zu, batches of %zu: JSONL %d, %d documents, %d skipped, %d "
+              "separators, %d inside: %s", k, in.batch_bytes, got->listed[0].jsonl, (int)got->documents,
+              (int)got->skipped, (int)got->separators, (int)got->inside, r.err.text);
+        if (cases[k].text == two && cases[k].skipped == 2)
+            check(c, strstr(got->first_skipped.text, "a.txt: line 4: byte 9: expected a string"), "the first skipped "
+                  "line: %s", got->first_skipped.text);
+        run_free(&r);
+        free(path);
+    }
+}
+
+// The files that validation documents come from.
+static void test_validation_files(Checks* c, Fixture* b) {
+    char* files[6];
+    for (int i = 0; i < 6; i++) {
+        files[i] = xasprintf("%s/part%d", b->dir, i);
+        FILE* f = fopen(files[i], "wb");
+        for (int k = 0; k < (i == 1 ? 1 : 50); k++) fprintf(f, "%d\n<|endoftext|>\n", k);
+        fclose(f);
+    }
+    for (int n = 1; n <= 6; n++) {
+        TokenizeOptions o = {.in = {.files = files, .n_files = n}, .val_frac = 0.3, .seed = 5};
+        Run r = run(c, b, o, NULL);
+        const char* names = r.r.val_names.text;
+        check(c, r.ok && r.r.val_files == n - (n > 1) && strstr(names, "part0") && !strstr(names, "part1")
+              && !strstr(names, "part4") && !strstr(names, "…") == (n < 5), "%d files: %d in the validation shards: %s",
+              n, r.r.val_files, names);
+        run_free(&r);
+    }
+    for (int i = 0; i < 6; i++) free(files[i]);
+}
+
 static void test_failures(Checks* c, Fixture* b) {
     static const struct { const char *name, *text, *error; } cases[] = {
         {"absent.txt", NULL, "absent.txt: cannot be opened"}, {"empty.txt", "", "no document"},
@@ -614,7 +747,24 @@ static void test_failures(Checks* c, Fixture* b) {
         {"number.jsonl", "{\"text\": \"good\"}\n{\"text\": 1}\n{", "line 2: byte 9: expected a string"},
         {"cut.jsonl", "{\"text\": \"good\"}\n{\"text\": \"cut", "line 2: byte 13"},
         {"left.jsonl", "{\"text\": \"good\"} x\n", "line 1: byte 17"},
-        {"array.jsonl", "[\"text\"]\n", "line 1: byte 0"},
+        {"array.jsonl", "[1]\n", "array.jsonl: line 1: byte 0: expected an object, found '['; --text-field NAME"},
+        {"prose.jsonl", "Some text\n", "line 1: byte 0: expected an object, found 'S'; --text-field NAME reads another "
+         "field, --plain reads plain text"},
+        {"pretty.txt", "\n{\n \"text\": \"a\"\n}\n", "line 2: byte 1: expected a \"key\", found the end"},
+        {"keys.txt", "{\"content\": \"a\", \"id\": [1, 2]}\n",
+         "line 1: the object has no \"text\"; it has \"content\", \"id\"; --text-field NAME"},
+        {"many.txt",
+         "{\"a\":1,\"b\":2,\"c\":3,\"d\":4,\"e\":5,\"f\":6,\"g\":7,\"h\":8,\"i\":9}", "\"g\", \"h\", …; --"},
+        {"latin1.jsonl", "{\"text\": \"d\xe9j\xe0\"}\n", "byte 11: expected valid UTF-8, found byte 0xe9; iconv"},
+        {"objects.txt", " [\n {\"text\": \"a\"}]", "objects.txt: a JSON array; jq -c '.[]' FILE |"},
+        {"strings.txt", "[\"a text\", \"b\"]", "strings.txt: a JSON array; jq"},
+        {"inside.txt", "one<|endoftext|>two\nthree<|endoftext|>\n",
+         "inside.txt: all <|endoftext|> are inside lines: sed 's/<|endoftext|>/\\n&\\n/g' FILE"},
+        {"latin1.txt", "d\xe9j\xe0 vu", "2 of 7 bytes (28.6%) are NUL or not UTF-8, the first at byte 1 of "},
+        {"a.pdf", "%PDF-1.7\n", "a.pdf: a PDF file; pipe it through a filter: pdftotext FILE - |"},
+        {"a.rtf", "{\\rtf1 text}", "pandoc"}, {"a.pkl", "\x80\4\x95", "a Python pickle"},
+        {"a.npy", "\x93NUMPY\1", "a NumPy array"}, {"a.arrow", "ARROW1", "corpus.py own --from FOLDER"},
+        {"a.out", "\x7f" "ELF\2", "a.out: a program or library"},
         {"utf8.jsonl", "{\"text\": \"\xff\"}\n", "line 1: byte 10"},
         {"twice.jsonl", "{\"text\": \"a\", \"text\": \"b\"}\n", "\"text\" appears twice"},
         {"a.gz", "\x1f\x8b\x08 and more", "a.gz: compressed by gzip; pipe it through a filter: gzip -dc FILE |"},
@@ -692,6 +842,11 @@ static void test_tokenize(Checks* c, const char* dir, char* path) {
     test_plain_text(c, &b);
     test_jsonl(c, &b);
     test_failures(c, &b);
+    test_binary(c, &b);
+    test_count_broken(c);
+    test_broken_bytes(c, &b);
+    test_formats(c, &b);
+    test_validation_files(c, &b);
     test_lone_document(c, &b);
     test_reads(c, &b);
     bpe_close(&b.bpe);
