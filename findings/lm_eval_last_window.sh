@@ -4,11 +4,12 @@
 #
 # version: lm_eval 0.4.13; Python 3.11
 # behaviour: of a text of 1,200 tokens and a model of 1,024, get_rolling_token_windows with context_len 1, which
-#     loglikelihood_rolling uses, predicts tokens 1 to 1024 after 0 to 1023 others, and token 1025 after 848 others of the
-#     text, not after 1. With 2,049 tokens, the last token alone has a window of 1,024
+#     loglikelihood_rolling uses, predicts tokens 1 to 1024 after 0 to 1023 others, and token 1025 after 849 others of
+#     the text, not after 1. With 2,049 tokens, the last token alone has a window of 1,024
 # seen:
 #     1200 tokens: window 1 predicts 1024, the first with 1 token of context; window 2 predicts 176, the first with 849
-#     2049 tokens: window 1 predicts 1024, the first with 1 token of context; window 2 predicts 1024, the first with 1; window 3 predicts 1, the first with 1024
+#     2049 tokens: window 1 predicts 1024, the first with 1 token of context; window 2 predicts 1024, the first
+#                  with 1; window 3 predicts 1, the first with 1024
 set -eu
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT

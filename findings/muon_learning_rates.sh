@@ -1,11 +1,11 @@
 #!/bin/sh
-# The same learning rate and gradient give updates of three sizes in the Muon of four libraries: a rate that was tuned in
-# one is up to 3 times too large or too small in another, and by another factor for every shape of matrix.
+# The same learning rate and gradient give updates of three sizes in the Muon of four libraries: a rate that was tuned
+# in one is up to 3 times too large or too small in another, and by another factor for every shape of matrix.
 #
 # versions: torch 2.15.0, muon-optimizer 0.1.0, keras 3.15.1 (on jax), optax 0.2.8, jax 0.10.2; Python 3.11
 # behaviour: after one step from zero, the root mean square of a matrix of r rows and c columns, divided by that of
-#     torch.optim.Muon(adjust_lr_fn="match_rms_adamw"). The factor 1 / (0.2 sqrt(max(r, c))) goes with sqrt(max(1, r/c)) in
-#     torch's default and muon-optimizer, but with sqrt(max(1, c/r)) in optax's default
+#     torch.optim.Muon(adjust_lr_fn="match_rms_adamw"). The factor 1 / (0.2 sqrt(max(r, c))) goes with
+#     sqrt(max(1, r/c)) in torch's default and muon-optimizer, but with sqrt(max(1, c/r)) in optax's default
 # seen:
 #     matrix                          64 x 256   256 x 64  128 x 128
 #     torch, match_rms_adamw            1.0000     1.0000     1.0000

@@ -26,8 +26,8 @@ learner = ByteLevelBPETokenizer()
 learner.train_from_iterator([], vocab_size=257, special_tokens=["<|endoftext|>"], show_progress=False)
 learner.save("tokenizer.json")
 with open("tokenizer_config.json", "w") as file:
-    json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>", "split_special_tokens": True},
-              file)
+    json.dump({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|endoftext|>",
+               "split_special_tokens": True}, file)
 text, counts = "a<|endoftext|>", []
 counts.append(len(AutoTokenizer.from_pretrained(".")(text)["input_ids"]))
 alone = Tokenizer.from_file("tokenizer.json")

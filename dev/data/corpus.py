@@ -134,8 +134,8 @@ def file_of(path, name, field):
 
 
 def data_files(folder):
-    """The readable files in a folder, sorted by path. Of a dataset of save_to_disk, only those in its state.json: caches
-    beside them have the same rows."""
+    """The readable files in a folder, sorted. Of a dataset of save_to_disk, only those in its state.json: caches beside
+    them have the same rows."""
     lists = {}
     for state in folder.rglob("state.json"):
         with contextlib.suppress(ValueError, LookupError, TypeError):   # one of another program
@@ -384,42 +384,26 @@ def shard_tokens(path):
 
 
 def write_documents(pipe, documents, progress):
-    """Returns the numbers of characters and of NULs among them, and the first text with a NUL: escaped in JSON, tokenize
-    does not see them."""
-    characters, nuls, first_text = 0, 0, None
+    """Returns the numbers of characters and of NULs among them, which tokenize does not see, since JSON escapes them."""
+    characters = nuls = 0
     for first in range(0, len(documents), BATCH):
         texts = documents[first:first + BATCH]["text"]
-        for text in texts:
-            characters += len(text)
-            if "\0" in text:
-                nuls += text.count("\0")
-                first_text = first_text or text
+        characters += sum(map(len, texts))
+        nuls += sum(text.count("\0") for text in texts)
         pipe.write("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts).encode())
         progress.update(len(texts))
-    return characters, nuls, first_text
+    return characters, nuls
 
 
-def place_of(text, files):
-    """File and row of a document."""
-    places = (f"{shown(file.path)}: {place}" for file in files for place, other in documents_of(file) if other == text)
-    return next(places, shown(files[0].path))
-
-
-def check_nuls(characters, nuls, text, files, progress):
+def check_nuls(characters, nuls, files, progress):
     """As in tokenize, up to a thousandth of the text may be broken."""
     if nuls:
-        found = f"{nuls} of {characters} characters are NUL, the first in {place_of(text, files)}"
+        place = next(f"{shown(file.path)}: {place}" for file in files for place, other in documents_of(file)
+                     if "\0" in other)
+        found = f"{nuls} of {characters} characters are NUL, the first in {place}"
         if nuls > characters / 1000:
             raise Refused(f"{found}: not text, or text in another encoding")
         progress.write(f"warning: {found}", file=sys.stderr)
-
-
-def in_source(error, documents, files):
-    """An error of the tokenizer about a line of its standard input, with the file and the row of that document."""
-    line = re.search(r"standard input: line (\d+): (.*)", error)
-    if not line or not 0 < int(line[1]) <= len(documents):
-        return error
-    return f"{place_of(documents[int(line[1]) - 1]['text'], files)}: {line[2]}"
 
 
 def make_shard(path, documents, files, args, recipe, progress):
@@ -443,8 +427,7 @@ def make_shard(path, documents, files, args, recipe, progress):
             raise
         error = process.stderr.read().decode(errors="replace").strip()
         if process.wait():
-            error = in_source(error, documents, files) or f"tokenize ended with status {process.returncode}"
-            raise Refused(f"{shown(path)}: {error}")
+            raise Refused(f"{shown(path)}: {error or f'tokenize ended with status {process.returncode}'}")
         shards = sorted(folder.glob("*.bin"))
         if len(shards) > 1:
             raise Refused(f"--shard-documents {args.shard_documents}: more than 2^31 tokens in a shard: use fewer")

@@ -102,8 +102,8 @@ def draw_losses(axes, runs, args):
         if window > 1:
             axes.plot(*thinned(run.tokens, run.train_loss), color=color, alpha=RAW_ALPHA, linewidth=0.4 * width)
             markers["before smoothing"] = {"alpha": RAW_ALPHA}
-        axes.plot(*thinned(run.tokens, smooth(run.train_loss, window)), color=color, linewidth=width, label=plain(run.label),
-                  linestyle=dashes, solid_capstyle="round", dash_capstyle="butt")
+        axes.plot(*thinned(run.tokens, smooth(run.train_loss, window)), color=color, linewidth=width,
+                  label=plain(run.label), linestyle=dashes, solid_capstyle="round", dash_capstyle="butt")
         tokens, val = thinned(*run.points("val_loss"))
         if len(val):
             axes.plot(tokens, val, color=color, linestyle="-" if len(val) > MOST_POINTS else "none",

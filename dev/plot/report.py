@@ -202,7 +202,7 @@ def fact_rows(folder, log, metadata, devices, mfu, price):
                      + "".join(f", {key} {metadata[key]}" for key in VARIANTS if key in metadata)])
         rows.append(["data", metadata.get("option.data", "?")])
     rows += [["training", f"{int(log.step[-1]):,} steps, {tokens:,} tokens"],
-             ["training loss", f"{final.mean() if len(final) else math.nan:.4f}, mean of the last {len(final):,} steps"],
+             ["training loss", f"{final.sum() / (len(final) or math.nan):.4f}, mean of the last {len(final):,} steps"],
              ["validation loss", validation(log)],
              ["time", f"{duration(seconds)} in {len(log.step):,} logged steps, without validation, samples and "
                       "checkpoints"]]

@@ -1,4 +1,4 @@
-"""Reads run folders: log.csv, and the metadata of checkpoints. Needs only Python; with numpy, long logs are read faster."""
+"""Reads run folders: log.csv, with numpy fast, and the metadata of checkpoints. Needs only Python."""
 
 import copy
 import csv

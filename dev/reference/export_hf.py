@@ -139,8 +139,8 @@ Needs transformers 4.53 or later.
 In a text, `{EOT}` is ordinary text; insert `tokenizer.eos_token_id` to end a document. The tokenizers library alone
 reads `tokenizer.json` otherwise: set `encode_special_tokens = True` on its Tokenizer.
 
-`transformers.Trainer` chooses by name what decays, and would also decay `gamma1`, `gamma2`, `temp`, `memory_scale` and the
-convolutions. For the weight decay of train_gpt_tost, give it the model's groups:
+`transformers.Trainer` chooses by name what decays, and would also decay `gamma1`, `gamma2`, `temp`, `memory_scale` and
+the convolutions. For the weight decay of train_gpt_tost, give it the model's groups:
 
     optimizer = torch.optim.AdamW(model.optimizer_groups(weight_decay=0.1), lr=1e-4)
     Trainer(model, arguments, optimizers=(optimizer, None), …)

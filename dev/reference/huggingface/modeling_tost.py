@@ -251,7 +251,7 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
             nn.init.constant_(module.gamma2, GAMMA_INIT)
 
     def optimizer_groups(self, weight_decay):
-        """Parameter groups for an optimizer, with the weight decay of train_gpt_tost: only embeddings and the weights of
+        """Parameter groups for an optimizer, with the weight decay of train_gpt_tost: only embeddings and weights of
         Linear layers decay. transformers.Trainer chooses by name, and would also decay the other parameters whose name
         has no "bias" or "norm": gamma1, gamma2, temp, memory_scale and the convolutions."""
         decayed = {id(m.weight) for m in self.modules() if isinstance(m, (nn.Linear, nn.Embedding))}

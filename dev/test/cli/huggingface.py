@@ -169,15 +169,16 @@ def check_trainer():
     trainer_of = Trainer(model, arguments, train_dataset=[{"input_ids": w, "labels": w} for w in windows],
                          optimizers=(optimizer, None))
     trainer_of.train()
-    trainer("--init", "memory.safetensors", "--data", STORIES, "--order", "sequential", "--steps", 1, "--batch", 2, "--seq",
-            T, "--total-batch", 2 * T, "--optimizer", "adamw", "--lr", 1e-3, "--weight-decay", decay, "--beta1", 0.9,
+    trainer("--init", "memory.safetensors", "--data", STORIES, "--order", "sequential", "--steps", 1, "--batch", 2,
+            "--seq", T, "--total-batch", 2 * T, "--optimizer", "adamw", "--lr", 1e-3, "--weight-decay", decay, "--beta1", 0.9,
             "--beta2", 0.95, "--eps", 1e-4, "--warmup", 0, "--schedule", "constant", "--grad-clip", 1, "--val-every", 0,
             "--sample-every", 0, "--quiet", "--out", "one_step")
     want, state = load_file("one_step/step_00000001/model.safetensors"), model.state_dict()
     start = load_file("memory.safetensors")
     worst = max((state[name] - tensor).abs().max().item() for name, tensor in want.items())
     least = min((start[name] - tensor).abs().max().item() for name, tensor in want.items())
-    check(f"a step of Trainer with these groups is a step of train: {worst:.1e} of {least:.1e}", worst < 1e-6 < least / 10)
+    check(f"a step of Trainer with these groups is a step of train: {worst:.1e} of {least:.1e}",
+          worst < 1e-6 < least / 10)
     more = {re.sub(r"^transformer\.h\.\d+\.", "", name) for name in trainer_of.get_decay_parameter_names(model)}
     more -= groups[0] | {"lm_head.weight"}   # tied to wte
     card = Path("memory_out/README.md").read_text(encoding="utf-8")

@@ -228,7 +228,7 @@ def check_positions():
 
 def check_long_log():
     """100,000 rows: the same numbers from the reader in blocks as from the one by rows, and spikes remain visible."""
-    rows = [f"{i},{i * 64},{3 + i % 7 / 8},{2.5 if i % 5000 == 0 else ''},{1e-3 / i:.9e},{'nan' if i == 9 else 1},2.500,1"
+    rows = [f"{i},{i * 64},{3 + i % 7 / 8},{'' if i % 5000 else 2.5},{1e-3 / i:.9e},{'nan' if i == 9 else 1},2.500,1"
             for i in range(1, 100001)]
     rows[70000] = rows[70000].replace("4480064,", "4480064,9", 1)
     text = ",".join(runs.COLUMNS) + "\n" + "\n".join(rows) + "\n"
@@ -241,7 +241,8 @@ def check_long_log():
     x, y = loss.thinned(run.tokens, run.train_loss)
     check(f"a curve of {len(y)} points has the spike, the least value and both ends", len(y) < 5000 and x[0] == 64
           and y[x.searchsorted(70001 * 64)] > 9 and y.min() == 3 and x[-1] == 6400000)
-    for name, line in (("fields", "7,1,1,1,1,1,1"), ("moved", "7,1,1,1,1,1,1,1,1\n8,1,1,1,1,1,1"), ("word", "7,1,x,1,1,1,1,1")):
+    for name, line in (("fields", "7,1,1,1,1,1,1"), ("moved", "7,1,1,1,1,1,1,1,1\n8,1,1,1,1,1,1"),
+                       ("word", "7,1,x,1,1,1,1,1")):
         rows[60000:60001] = [line]
         write(f"{name}.csv", ",".join(runs.COLUMNS) + "\n" + "\n".join(rows) + "\n")
         refuses(f"{name}.csv: line 60002 is not", loss.main, f"{name}.csv", "--out", "no.png")
