@@ -65,6 +65,7 @@ static bool check_head(const Shard* s, const char* head, size_t n, TostError* er
         {6, "\x93NUMPY", "a NumPy .npy file", raw}, {4, "PK\x03\x04", "a zip archive (.npz, .pt)", raw},
         {7, "LITPKDS", "a packed data set of LitGPT (LITPKDS)", raw}, {9, "MMIDIDX\0", "a Megatron index", beside},
         {8, "TNTIDX\0", "a Megatron index", beside},
+        {24, "version https://git-lfs.", "the pointer of a Git LFS file", "`git lfs pull` gets the file itself"},
     };
     for (size_t i = 0; i < countof(others); i++)
         if (n >= others[i].n && memcmp(head, others[i].magic, others[i].n) == 0)
