@@ -56,10 +56,15 @@ static void print_protocols(void) {
     print_wrapped("dev/data/evalset.py writes LAMBADA, HellaSwag and CBT. As in lm-evaluation-harness, a context is "
                   "truncated on the left for each choice, and white space at its end belongs to the choice. Unlike "
                   "there, generated ids are those of the tokenizer, without padding rows, and a choice longer than "
-                  "--seq is refused, not truncated.", printf("  examples  "));
+                  "--seq is refused, not truncated. acc_norm divides by the characters of a choice without one space at "
+                  "its beginning, as the harness does with its usual target_delimiter ' '; a task of the harness whose "
+                  "choices contain the space counts it.", printf("  examples  "));
     print_wrapped("--data scores every token but the first once; --windows scores windows at random positions, as "
                   "nanoGPT and the paper do (16,000 windows of 1,024 tokens; shards of OpenWebText from "
-                  "dev/data/corpus.py, the others from dev/data/published.py, which encodes each line alone).",
+                  "dev/data/corpus.py, the others from dev/data/published.py, which encodes each line alone). The "
+                  "harness's wikitext score is another: its windows do not cross documents, and it moves the last window "
+                  "of a document back until it is full. For it, run the harness on a model of "
+                  "dev/reference/export_hf.py.",
                   printf("  shards    "));
 }
 
