@@ -51,7 +51,9 @@ static void print_training(const CheckpointInfo* info) {
     else print_line(stdout, "%-12snone", "tokenizer");
     for (int i = 0; i < info->options.count; i++) {
         const StMeta* option = &info->options.entry[i];
-        print_line(stdout, "%-12s%-14s %s", i == 0 ? "options" : "", option->key, option->value);
+        char* value = saved_value_text(option->value);
+        print_line(stdout, "%-12s%-14s %s", i == 0 ? "options" : "", option->key, value);
+        free(value);
     }
 }
 

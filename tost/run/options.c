@@ -841,11 +841,21 @@ static char* run_value(const Options* o, const Option* row) {
     return shown ? value_text(o, row) : NULL;
 }
 
+char* saved_value_text(const char* value) {
+    char* text = xstrdup(value);
+    for (char* p = text; (p = strchr(p, *separator));) *p = ' ';
+    return text;
+}
+
 void options_print(const Options* o, const Options* other) {
     for (const Option* row = option_table; row < option_table + ROWS; row++) {
         char *text = run_value(o, row), *rest = text, *second = other ? run_value(other, row) : NULL;
-        if (other && (text && second ? strcmp(text, second) != 0 : text != second))
-            print_line(stdout, "%-14s %s | %s", row->name, text ? text : "-", second ? second : "-");
+        if (other && (text && second ? strcmp(text, second) != 0 : text != second)) {
+            char *left = saved_value_text(text ? text : "-"), *right = saved_value_text(second ? second : "-");
+            print_line(stdout, "%-14s %s | %s", row->name, left, right);
+            free(left);
+            free(right);
+        }
         for (char* value; !other && (value = strsep(&rest, separator));) print_line(stdout, "%s = %s", row->name, value);
         free(text);
         free(second);

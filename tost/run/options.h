@@ -139,6 +139,7 @@ Options options_default(const TostEngine* engine);   // of train, without files;
 
 // Prints a run's options and sizes, one `name = value` a line, for --config; or those that differ from another run's.
 void options_print(const Options* o, const Options* other);
+char* saved_value_text(const char* value);   // for people: the values of a list with spaces between them; free()
 
 // Takes the sizes from a model file and derives batch size and sequence length from them, unless given. Fails, naming
 // the option, if a given size differs.

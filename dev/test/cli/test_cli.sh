@@ -554,6 +554,7 @@ prints "$sizes $bare --batch 2 --total-batch 128 --data $dir/tiny_train_*.bin:3 
     ", 3.0" " epochs, " ", 1.0"
 run info --config mixture
 check "info --config prints the weights" [ "$(grep -c '^data = .*bin:[31]$' stdout)" -eq 2 ]
+check "info shows its sources" sh -c "\"$binary\" info mixture | grep -q 'data  *.*train_\*.bin:3 .*train_\*.bin:1$'"
 cp stdout mixture.conf
 run --config mixture.conf --quiet --out mixture2
 check "--config of a mixture: the same run" same_checkpoint mixture/step_00000006 mixture2/step_00000006

@@ -148,7 +148,7 @@ static void test_other_formats(Checks* c, const char* tmp) {
         {"MMIDIDX\0\0\1\0\0", 12, "Megatron index; give the .bin"}, {"TNTIDX\0\0\1\0", 10, "Megatron index"},
         {"version https://git-lfs.github.com/spec/v1\n", 43, "Git LFS file; `git lfs pull`"},
         {"LITPKDS\1\0\0\0\0", 12, "LITPKDS"}, {"PK\3\4\x14\0", 6, "zip archive"}, {"\x89HDF\r\n\x1a\n", 8, "HDF5"},
-        {"\2\0\0\0\x30\0\0\0\x31\0\0\0\x32\0\0\0{\"column_encodings\": [\"str\"]}ab", 50, "(MDS)"},
+        {"\2\0\0\0\x30\0\0\0\x31\0\0\0\x32\0\0\0{\"column_encodings\": [\"str\"]}ab", 47, "(MDS)"},
     };
     char* path = path_join(tmp, "other.bin");
     TostError err;
