@@ -88,7 +88,7 @@ static bool check_head(const Shard* s, const char* head, size_t n, TostError* er
 // ids is not like this, however often it has the id 0: that would have to be at all second places, and not at the others.
 static bool check_width(const Shard* s, uint64_t size, TostError* err) {
     enum { BLOCKS = 8, BLOCK = 2048, LEAST = 256 };   // halfwords in a block; bytes of a file
-    uint16_t v[BLOCKS * BLOCK], most[4] = {0};
+    uint16_t *v = xmalloc(BLOCKS * BLOCK * sizeof *v), most[4] = {0};
     size_t n = 0, greater = 0;
     for (uint64_t b = 0; b < BLOCKS; b++) {
         const ssize_t got = read_at(s->fd, v + n, BLOCK * sizeof *v, size / BLOCKS * b & ~(uint64_t)7);
@@ -97,6 +97,7 @@ static bool check_width(const Shard* s, uint64_t size, TostError* err) {
     for (size_t i = 0; i < n; i++) most[i % 4] = v[i] > most[i % 4] ? v[i] : most[i % 4];
     const unsigned bits = most[2] || most[3] ? 32 : 64, second = most[1] > most[3] ? most[1] : most[3];
     for (size_t i = 0; i < n; i += 2) greater += v[i] > second;
+    free(v);
     const bool large = second > 0, with_large = second < 16 && (most[0] > 32767 || most[2] > 32767);
     if (size < LEAST || size % (bits / 8) || greater < 4 * n / bits || (large && !with_large)) return true;
     return tost_error(err, "%s: %u-bit ids without a header, but such a file must have 16-bit ids; convert it with "
