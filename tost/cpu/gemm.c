@@ -140,15 +140,6 @@ static Word* few_rows_operand(void** memory, const float* a, Format f, int M, in
     return out;
 }
 
-INLINE float sum_lanes(Vec v) {
-    typedef float Quad __attribute__((vector_size(16)));
-    union { Vec v; Quad q[LANES/4]; } u = { v };
-    Quad q = u.q[0];
-#pragma GCC unroll 4
-    for (int i = 1; i < LANES/4; i++) q += u.q[i];
-    return (q[0] + q[1]) + (q[2] + q[3]);
-}
-
 // Adds the products of one part of each row of a with vectors of b. ROUNDED: of the upper (half 0) or lower halves.
 INLINE void add_half(Vec sum[][GROUP_COLS][2], int u, Group g, const Word* a, size_t stride, const VecWord* b,
                      int half) {

@@ -1,5 +1,5 @@
-// gemm_kernels.h: vectors, packing and the kernel of the built-in matrix product, private to gemm.c. GCC's vector
-// extensions express them for any processor; AVX-512 BF16 adds one instruction, AMX adds tiles.
+// gemm_kernels.h: packing and the kernel of the built-in matrix product, private to gemm.c. The vectors of vectors.h
+// express them for any processor; AVX-512 BF16 adds one instruction, AMX adds tiles.
 #ifndef TOST_GEMM_KERNELS_H
 #define TOST_GEMM_KERNELS_H
 
@@ -14,82 +14,24 @@
 
 #include "base/bf16.h"
 #include "cpu/gemm_amx.h"
+#include "cpu/vectors.h"
 
-// A vector has LANES floats. A tile of c, MR x NR sums, takes 2·MR vector registers; two more hold a row of b.
+// A tile of c, MR x NR sums, takes 2·MR vector registers; two more hold a row of b.
 #if defined(__AVX512F__) || defined(TOST_AMX_HEADER)
-enum { LANES = 16, MR = 12 };
+enum { MR = 12 };
 #define KERNEL_NAME "AVX-512"
 #elif defined(__AVX__)
-enum { LANES = 8, MR = 6 };
+enum { MR = 6 };
 #define KERNEL_NAME "AVX"
 #elif defined(__aarch64__)
-enum { LANES = 4, MR = 12 };
+enum { MR = 12 };
 #define KERNEL_NAME "NEON"
 #else
-enum { LANES = 4, MR = 6 };
+enum { MR = 6 };
 #define KERNEL_NAME "128-bit vectors"
 #endif
 
 enum { NR = 2 * LANES, CACHE_LINE = 64 };
-
-typedef uint32_t Word;                                   // a float, or two bf16
-typedef float FloatWord __attribute__((may_alias));
-typedef float Vec __attribute__((vector_size(LANES * sizeof(float)), may_alias));
-typedef float VecU __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));
-typedef Word VecWord __attribute__((vector_size(LANES * sizeof(Word)), may_alias));
-typedef Word VecWordU __attribute__((vector_size(LANES * sizeof(Word)), aligned(2), may_alias));
-
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE int min_int(int a, int b) { return a < b ? a : b; }
-INLINE int ceil_div(int a, int b) { return a / b + (a % b != 0); }
-
-// ---------------------------------------------------------------------------------------------
-// Shuffles
-
-#ifdef __clang__
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (VecWord) { __VA_ARGS__ })
-#endif
-
-#if defined(__AVX512F__) || defined(TOST_AMX_HEADER)
-#define LOW_HALVES  0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
-#define HIGH_HALVES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
-#define EVENS       0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
-#define ODDS        1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
-#elif defined(__AVX__)
-#define LOW_HALVES  0, 8, 1, 9, 2, 10, 3, 11
-#define HIGH_HALVES 4, 12, 5, 13, 6, 14, 7, 15
-#define EVENS       0, 2, 4, 6, 8, 10, 12, 14
-#define ODDS        1, 3, 5, 7, 9, 11, 13, 15
-#else
-#define LOW_HALVES  0, 4, 1, 5
-#define HIGH_HALVES 2, 6, 3, 7
-#define EVENS       0, 2, 4, 6
-#define ODDS        1, 3, 5, 7
-#endif
-
-// Interleaves the low or the high halves of a and b.
-INLINE VecWord zip_low(VecWord a, VecWord b) { return SHUFFLE(a, b, LOW_HALVES); }
-INLINE VecWord zip_high(VecWord a, VecWord b) { return SHUFFLE(a, b, HIGH_HALVES); }
-INLINE VecWord evens(VecWord a, VecWord b) { return SHUFFLE(a, b, EVENS); }
-INLINE VecWord odds(VecWord a, VecWord b) { return SHUFFLE(a, b, ODDS); }
-
-// LANES x LANES: every pass moves one bit of the row number to the column number.
-INLINE void transpose(VecWord x[LANES]) {
-#pragma GCC unroll 4
-    for (int bit = 1; bit < LANES; bit *= 2) {
-        VecWord y[LANES];
-#pragma GCC unroll 8
-        for (int i = 0; i < LANES / 2; i++) {
-            y[2*i] = zip_low(x[i], x[i + LANES/2]);
-            y[2*i + 1] = zip_high(x[i], x[i + LANES/2]);
-        }
-#pragma GCC unroll 16
-        for (int i = 0; i < LANES; i++) x[i] = y[i];
-    }
-}
 
 // bf16_from_float in the upper half of each word; the lower half is zero.
 INLINE VecWord round_words(VecWord x) {
