@@ -105,6 +105,7 @@ COMPILE     = $(CC) $(TOST_CFLAGS) $(CPPFLAGS) $(CFLAGS)
 # For Zen, gcc splits some multiply-adds of a chain in two, so that copies of one loop round differently.
 KEEP_FMA   := --param=avoid-fma-max-bits=0
 FLAGS_gemm := $(if $(call compiles,int main(void) { return 0; },-Werror $(KEEP_FMA)),$(KEEP_FMA))
+FLAGS_delta_rule := $(FLAGS_gemm)
 BUILT_FOR  := $(shell $(CC) $(ARCH) $(CPPFLAGS) $(CFLAGS) -dM -E -x c /dev/null 2>/dev/null | \
                 sed -n 's/^.define __\([A-Z0-9_]*[A-Z0-9]\)_* 1$$/\1/p')
 LIBS       := $(LDFLAGS) $(if $(HAVE_BLAS),$(BLAS_LIBS)) $(if $(HAVE_MPI),$(MPI_LIBS)) \

@@ -92,7 +92,8 @@ static void check_group(Checks* c, const Generator* g, Case* cases, int n) {
 }
 
 static void test_together(Checks* c, const Tokenizer* tokenizer, int threads) {
-    const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 36, .block_size = BLOCK_SIZE, .vocab_size = 260};
+    const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 36, .block_size = BLOCK_SIZE, .vocab_size = 260,
+                               .memory = 1};
     static const size_t groups[][6] = {   // lengths of prompts of one group, repeated for more prompts
         {0, 1, 2, 5, 31, 32}, {33, 47, 40, 34, 46, 33}, {48, 63, 50, 62, 55, 49}, {64, 70, 79, 64, 65, 66},
         {80, 80, 80, 80, 80, 80}, {81, 90, 40, 41, 47, 85},
