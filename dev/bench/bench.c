@@ -8,6 +8,7 @@
 //     bench tssa               TSSA forward + backward at several lengths T, with the same B·T
 //     bench products           matrix products of training by shape, on one thread, against the peak of the FMA units
 //     bench rows               matrix products of decoding 1 to 64 texts, on one thread, against their two bounds
+//     bench memory             the delta rule of --memory 1, on one thread, against the peak of the FMA units
 //     bench optimizers         AdamW and Muon: time and share of a training step
 //
 // Times are medians. Measurements that are compared alternate, because other programs may use the machine.
@@ -428,6 +429,53 @@ static void bench_rows(void) {
     }
 }
 
+// ---------------------------------------------------------------------------------------------
+// The delta rule: us of thread CPU time per token and head, and its share of the peak, counting the 7 products of a
+// vector with a matrix (HS,HS) that forward and backward need, 14 HS² operations
+
+// Forward and backward from the zero state. Sets the seconds of each.
+static void memory_once(double seconds[2], TostModel* m, int B, int T) {
+    m->chunk = (TostChunk){.B = B, .T = T};
+    DeltaRule memory = layer_delta_rule(m, 0);
+    memory.state = start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0).memory;
+    const double start = thread_seconds();
+    delta_rule_forward(&memory);
+    seconds[0] = thread_seconds() - start;
+    memory.adjoint = start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0).memory;
+    for (size_t i = 0; i < (size_t)B * T * memory.C; i++) memory.dz[i] = memory.z[i];
+    const double middle = thread_seconds();
+    delta_rule_backward(&memory);
+    seconds[1] = thread_seconds() - middle;
+}
+
+static void bench_memory(void) {
+    enum { B = 16, T = 256, HEADS = 2, PASSES = 15 };
+    const int sizes[] = {16, 32, 64, 96, 128};
+    printf("us per token and head, 1 thread    forward   backward   of peak\n");
+    for (size_t i = 0; i < countof(sizes); i++) {
+        const int HS = sizes[i];
+        const TostConfig c = {.n_layer = 1, .n_head = HEADS, .n_embd = HEADS * HS, .block_size = T, .vocab_size = 64,
+                              .memory = 1};
+        TostModel* m = new_model(&c, B, T, true, TOST_FP32, TOST_ADAMW);
+        threads_set(1);
+        Rng rng = rng_seeded(3, 0);
+        for (size_t j = 0; j < (size_t)B * T * c.n_embd; j++) m->layer[0].z[j] = (float)(rng_uniform(&rng) - 0.5);
+        for (size_t j = 0; j < (size_t)B * T * HEADS; j++) m->layer[0].pi[j] = (float)rng_uniform(&rng);
+        double forward[PASSES], backward[PASSES], share[PASSES];
+        for (int run = 0; run < PASSES; run++) {
+            double seconds[2];
+            const double peak = fma_peak();
+            memory_once(seconds, m, B, T);
+            forward[run] = seconds[0] * 1e6 / (B * T * HEADS);
+            backward[run] = seconds[1] * 1e6 / (B * T * HEADS);
+            share[run] = 14.0 * HS * HS / 1e3 / (forward[run] + backward[run]) / peak;
+        }
+        printf("heads of %3d channels %22.3f %10.3f %9.2f\n", HS, median(forward, PASSES), median(backward, PASSES),
+               median(share, PASSES));
+        tost_cpu_engine.destroy(m);
+    }
+}
+
 int main(int argc, char** argv) {
     const char* part = argc == 2 ? argv[1] : "";
     if (strcmp(part, "limits") == 0) bench_limits();
@@ -437,9 +485,10 @@ int main(int argc, char** argv) {
     else if (strcmp(part, "tssa") == 0) bench_tssa();
     else if (strcmp(part, "products") == 0) bench_products();
     else if (strcmp(part, "rows") == 0) bench_rows();
+    else if (strcmp(part, "memory") == 0) bench_memory();
     else if (strcmp(part, "optimizers") == 0) bench_optimizers();
     else {
-        fprintf(stderr, "usage: bench limits | train | decode | dtypes | tssa | products | rows | optimizers\n");
+        fprintf(stderr, "usage: bench limits | train | decode | dtypes | tssa | products | rows | memory | optimizers\n");
         return STATUS_USAGE;
     }
     return 0;
