@@ -79,8 +79,9 @@ ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(
   endif
 endif
 
-# The flags that MPI's compiler wrapper passes (Open MPI: --showme, MPICH: -show, after the words of its compiler), for
-# the same compiler as without it. All those for linking count, such as -Xlinker -rpath -Xlinker FOLDER of Intel MPI.
+# The flags that MPI's compiler wrapper passes, so that the compiler is the same as without MPI. Open MPI prints them
+# with --showme; MPICH with -show, after the name of its compiler, which may have several words. All flags for linking
+# are kept, such as Intel MPI's -Xlinker -rpath -Xlinker FOLDER.
 ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(MPI))),)
   mpi_flags   = $(or $(shell $(MPICC) --showme:$(1) 2>/dev/null),$(filter-out -c,$(shell \
                   $(MPICC) -show $(2) 2>/dev/null | sed 's/^[^ ]* *\([^- ][^ ]* *\)*//')))

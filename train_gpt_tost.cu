@@ -11,8 +11,8 @@
 // Precision. Matmul operands have one storage type S, float (fp32, tf32) or bf16; kernels are templates on it. Always
 // float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums (in pairs of floats between
 // the blocks of a launch), u and Π, softmax and loss, parameter gradients, master weights, Adam's moments, Muon's
-// momentum and X. Double: TSSA's sums between passes over one sequence, the sum of the losses, the squared norms of
-// gradients.
+// momentum and iterate x. Double: TSSA's sums between passes over one sequence, the sum of the losses, the squared
+// norms of gradients.
 //
 // Determinism. Every sum has a fixed order and there are no floating-point atomics: the same training run gives the
 // same bits on the same kind of GPU. On another one, grids follow its multiprocessors, and cuBLASLt may choose other

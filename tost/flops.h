@@ -14,8 +14,8 @@ extern "C" {
 // backward. TSSA takes 10 per channel and 8 per head forward, whatever T is, and twice as many backward.
 // Forward also takes 16 per channel with --conv 4. With --memory 1, it takes 4 HS + 7 per channel, HS = C/NH: 2 HS for
 // G k, 2 HS for the update e kᵀ, 3 for k, 2 for e and 2 for y. Backward takes twice as many: four products of this size,
-// Gᵀ do, do kᵀ, dG k and dGᵀ e. This is the rule token by token. What runs of tokens add, their triangular systems and
-// the pairs of their keys, does not count, nor does recomputing G in backward.
+// Gᵀ do, do kᵀ, dG k and dGᵀ e. These are the operations of the rule applied token by token: the pairs of keys and the
+// triangular systems of runs of tokens do not count, nor does recomputing G in backward.
 double flops_per_token(const TostConfig* c);
 
 // Peak rate of dense matrix products of a GPU, from its data sheet, in operations/s; 0: unknown. Also 0 if the device

@@ -50,7 +50,7 @@ EOT = "<|endoftext|>"
 BATCH = 1000  # documents per write to the tokenizer
 SHARD_HEADER = struct.Struct("<3i")  # magic, version, tokens: the first 3 of 256 int32
 TOKEN_BYTES = {20240520: 2, 20240801: 4}
-HALF_PAIR = re.compile("[\ud800-\udfff]")  # an escape such as \\ud800 alone, for which tokenize reads U+FFFD, too
+HALF_PAIR = re.compile("[\ud800-\udfff]")  # unpaired surrogates; as in tokenize, U+FFFD replaces them
 # An article of WikiText starts with a blank line, its title = … =, and another blank line.
 ARTICLE = re.compile(r"^ \n(?= = (?!=)[^\n]*(?<!=) = \n \n)", re.MULTILINE)
 SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"

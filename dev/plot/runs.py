@@ -1,4 +1,4 @@
-"""Reads run folders: log.csv, with numpy fast, and the metadata of checkpoints. Needs only Python."""
+"""Reads run folders: log.csv and the metadata of checkpoints. Needs only Python; logs are read faster with numpy."""
 
 import copy
 import csv

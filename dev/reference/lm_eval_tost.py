@@ -15,7 +15,10 @@ try:
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
 except ImportError as error:
-    sys.exit(f"{error}: pip install -r dev/requirements.txt") if "--help" not in sys.argv else sys.exit(print(__doc__))
+    if "--help" in sys.argv:
+        print(__doc__)
+        sys.exit()
+    sys.exit(f"{error}: pip install -r dev/requirements.txt")
 
 from gpt2_encoding import load_tokenizer
 from tost import Tost

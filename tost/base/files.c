@@ -140,7 +140,7 @@ char* join_paths(const PathList* list, char separator) {
     return text;
 }
 
-// Brackets are literal if a file matches then: the folders of users have some.
+// Takes brackets literally if a file then matches, because folder names may contain them; otherwise as a pattern.
 static int find_matches(glob_t* g, const char* pattern) {
     char *literal = xmalloc(2 * strlen(pattern) + 1), *to = literal;
     for (const char* p = pattern; *p; *to++ = *p++)

@@ -79,7 +79,7 @@ static bool unicode_escape(Json* j, uint32_t* c) {
         j->p = before;  // not a pair
     }
     *c = replacement;
-    return !j->strict || tost_error(j->err, "byte %zu: a surrogate without its pair", (size_t)(j->p - j->start));
+    return !j->strict || tost_error(j->err, "byte %zu: an unpaired surrogate", (size_t)(j->p - j->start));
 }
 
 // Decodes the escape at j->p, a backslash. Returns the number of bytes, 0 on error.
@@ -242,7 +242,8 @@ static bool copy_id(Json* j, char** id, char* scratch, size_t cap) {
     return true;
 }
 
-// The error of a valid object, json (n), that has no `name`: lists its fields. key: room for n + 1 bytes
+// The error of a valid object, json (n bytes), without the field `name`: lists the fields that it has. key: scratch of
+// n + 1 bytes
 static bool no_field(char* key, const char* json, size_t n, const char* name, TostError* err) {
     Json j = json_open(json, n, err);
     TextLine fields = {"no fields"};

@@ -29,7 +29,7 @@ bool json_u64(Json* j, uint64_t* out);             // a non-negative integer wit
 // To be called before the value of a known key: an error if the object had it before. *seen: false at first
 bool json_once(Json* j, bool* seen, const char* key);
 bool json_skip(Json* j);                           // any value; its contents are not checked
-bool json_null(Json* j);                           // takes a null, if that is next
+bool json_null(Json* j);                           // true if a null is next, and takes it
 bool json_at_end(Json* j);                         // error if anything follows, except white space
 
 // Decodes the string `name` of an object, json (n), to text (n + 1). id: NULL, or gets the value of "id" as it is

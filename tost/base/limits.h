@@ -1,4 +1,5 @@
-// limits.h: how much memory there is. UINT64_MAX: unknown, as on systems other than Linux, or unlimited.
+// limits.h: memory of the machine and limits of cgroups, in bytes. UINT64_MAX: unlimited, or unknown, as on systems
+// other than Linux.
 #ifndef TOST_LIMITS_H
 #define TOST_LIMITS_H
 

@@ -42,7 +42,7 @@ LockResult lock_take(Lock* lock, const char* folder, TostError* err) {
         const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
         const int why = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
         if (fd >= 0 && why != EWOULDBLOCK && why != EINTR && same_file(fd, path)) {
-            struct stat st;   // other names of the file are in copies of the folder made of hard links
+            struct stat st;   // several hard links: a copy of the folder would have the same lock
             if (fstat(fd, &st) == 0 && st.st_nlink > 1 && unlink(path) == 0) {
                 close(fd);
                 continue;

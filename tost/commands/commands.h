@@ -29,7 +29,7 @@ int command_inspect(const Options* o, const TostEngine* engine);
 
 // The text files of tokenize and vocab. progress: for their callbacks.
 TextInput text_input(const Options* o, Progress* progress);
-// Prints how they were read, and warnings.
+// Prints how these files were read, and warnings.
 void print_text_count(const Options* o, const TextCount* c);
 
 // Scores every example of o->task, prints the results and writes o->json. The decode state after a context is

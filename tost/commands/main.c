@@ -55,11 +55,11 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     TostComm* comm;
     int status = 0;
     const bool valid = options_parse(&o, argc, argv, engine, &err);
-    // What needs no other ranks runs alone on each, also where variables of a pod or job name more than there are.
+    // Commands that need no other ranks run alone on each, even if variables of a pod or job name several.
     if (o.page || (o.command != COMMAND_TRAIN && o.command != COMMAND_EVAL)) launch.place = (CommPlace){.size = 1};
     if (!comm_open(&comm, &launch, engine, o.program, valid ? o.rank_timeout : COMM_TIMEOUT, &why)) {
         if (o.rank > 0) sleep(2);   // if all have the error, the launcher ends them after the first
-        o.rank = 0;                 // prints: no other rank is known to
+        o.rank = 0;                 // only rank 0 prints, and there may be no other rank
         tost_error(&err, "%s%s (%s)", comm_prefix(&launch.place).text, why.text, comm_variables().text);
         print_error(&o, &err);
         options_free(&o);

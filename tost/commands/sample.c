@@ -31,8 +31,8 @@ typedef struct {
     Bytes         output;     // of samples not printed yet
 } Work;
 
-// Texts go to a pipe as they are, and to a terminal with control characters but line breaks and tabs escaped. Those of
-// --interactive go to a pipe as one line each. cut: the beginning of a character whose other bytes follow
+// Texts go to a pipe as they are, and to a terminal with control characters escaped, except line breaks and tabs. Those
+// of --interactive go to a pipe as one line each. cut: the first bytes of a character that is not complete yet
 typedef enum { AS_IT_IS, TO_TERMINAL, AS_LINE } Style;
 typedef struct { Style style; char cut[4]; size_t n_cut; } Output;
 
@@ -59,6 +59,7 @@ typedef struct { size_t at; int64_t sample; Bytes text; } Sample;
 static void put_character(const char* p, int n, Style style) {
     char copy[5] = "";
     memcpy(copy, p, (size_t)n);
+    // a line: characters that are escaped; a terminal: those that need no escape
     const bool listed = *p && strchr(style == AS_LINE ? "\n\r\\" : "\n\t\\", *p);
     char* escaped = printable_text(copy);
     if (listed == (style == TO_TERMINAL)) fwrite(p, 1, (size_t)n, stdout);
@@ -160,12 +161,12 @@ static Text new_text(const Sampling* s, size_t at, int64_t sample, void* context
                   .context = context};
 }
 
-// Prints a note on the first prompt that ends in a space, after which the model has rarely seen the tokens of words.
+// Warns of the first prompt that ends in a space: in the training text, a space is part of the token of the next word.
 static void note_space(const Options* o, const Prompt* p, size_t count) {
     while (count > 0 && (p->n == 0 || p->text[p->n - 1] != ' ')) p++, count--;
     if (count == 0) return;
-    print_warning(o, "the prompt%s ends in a space: better without it, since tokens begin with the space before a word",
-                  p->line > 1 ? text_line(" in line %zu", p->line).text : "");
+    print_warning(o, "the prompt%s ends in a space: leave it out, because the token of a word begins with the space "
+                  "before it", p->line > 1 ? text_line(" in line %zu", p->line).text : "");
 }
 
 static Work new_work(const Sampling* s, const Prompt* prompt, size_t place) {

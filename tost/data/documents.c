@@ -125,7 +125,7 @@ static bool source_read(Source* s, size_t used, Reader* r, TostError* err) {
         s->data = xrealloc(s->data, s->cap);
     }
     const uint64_t before = s->read;
-    const size_t room = s->cap - s->n, most = r->batch_bytes + s->n;   // most: after the first batch, with the head
+    const size_t room = s->cap - s->n, most = r->batch_bytes + s->n;   // most: a batch, and as much as is left
     if (!source_fill(s, s->data + s->n, before && room > most ? most : room, r, err)) return false;
     s->n += (size_t)(s->read - before);
     r->count->bytes += s->read - before;
@@ -153,7 +153,7 @@ static Format format_of(const char* p, const char* end, bool last) {
     if (array && more > 0 && j.p < end && *j.p == '"') more = json_skip(&j) && json_next(&j, "[]") >= 0 ? 0 : -1;
     else if (more > 0) more = json_enter(&j, "{}") ? json_next(&j, "{}") : -1;
     if (more > 0 && !json_key(&j, key, sizeof key, NULL)) more = -1;
-    return more >= 0 ? array ? ARRAY : JSONL : end - j.p < 4 && !last ? UNKNOWN : PLAIN;   // 4: or it cuts a character
+    return more >= 0 ? array ? ARRAY : JSONL : end - j.p < 4 && !last ? UNKNOWN : PLAIN;   // 4: a cut character
 }
 
 static bool find_format(Source* s, Reader* r, TostError* err) {
@@ -206,7 +206,8 @@ static size_t add_documents(Reader* r, const Source* s) {
     return p + rest;
 }
 
-// Counts what is wrong in the parts. Fails when a file certainly has too many broken bytes: a pipe may have 1 GiB more.
+// Counts broken bytes and separators inside lines. Fails as soon as a file has too many broken bytes whatever follows.
+// A pipe counts as at least 1 GiB until its end.
 static bool check_parts(Source* s, Reader* r, TostError* err) {
     const uint64_t size = s->end ? 0 : s->size ? s->size : 1 << 30, base = s->read - s->n;
     uint64_t count = 0, inside = 0, first = UINT64_MAX;
@@ -232,7 +233,8 @@ static bool check_parts(Source* s, Reader* r, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // JSONL
 
-// Decodes the lines in parallel. Invalid ones are counted and left empty, or else an error: that of the first one.
+// Decodes the lines in parallel. With in->skip_bad_lines, invalid ones are counted and left empty; otherwise, fails
+// with the error of the first one.
 static bool decode_lines(Reader* r, const char* name, TostError* err) {
     const TextInput* in = r->in;
     const char* field = in->text_field ? in->text_field : "text";

@@ -10,8 +10,8 @@
 enum { TEXT_HEAD_BYTES = 512 };
 bool text_check_head(size_t* skip, const char* name, const char* head, size_t n, TostError* err);
 
-// The bytes of a text that are NUL or not UTF-8. A few are kept as they are. More than 1 in 1,000 are refused: in
-// another encoding, most texts with letters that are not ASCII have more, and damaged texts less.
+// The bytes of a text that are NUL or not UTF-8. Up to 1 in 1,000 are kept as they are, as in a damaged text. More are
+// refused: the text is probably in another encoding.
 typedef struct { uint64_t count, first, bytes; const char* name; } Broken;   // first: offset; bytes, name: of the text
 // Their number in text (n). *first: set if there are any. The sum over parts is that of the text if they end before
 // ASCII characters.

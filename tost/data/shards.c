@@ -52,8 +52,8 @@ bool shard_is_named(const char* name, const char* start) {
 
 static bool is_text(unsigned char c) { return (c >= 0x20 && c < 0x7f) || c == '\t' || c == '\n' || c == '\r'; }
 
-// Any file could be a raw shard. Names likely mistakes by the first n bytes. The first 32 or more ids are never all
-// printable.
+// Any file could be a raw shard. Names likely mistakes by the first n bytes. 32 or more ids never consist of printable
+// bytes only.
 static bool check_head(const Shard* s, const char* head, size_t n, TostError* err) {
     static const char unpack[] = "decompress it first", raw[] = "write its ids as raw uint16, in NumPy with tofile()",
         convert[] = "write its text as JSONL, and convert that with `tokenize`", beside[] = "give the .bin beside it";
@@ -83,9 +83,9 @@ static bool check_head(const Shard* s, const char* head, size_t n, TostError* er
         || tost_error(err, "%s: text, not token ids; convert it with `tokenize` first", s->path);
 }
 
-// Refuses raw ids of 32 or 64 bits, by the halfwords of a sample. The second of an id, and those after it, are 0, or
-// below 16 if ids over 65535 occur, and a quarter of the first ones or more are greater than all others. Text of 16-bit
-// ids is not like this, however often it has the id 0: that would have to be at all second places, and not at the others.
+// Refuses raw ids of 32 or 64 bits. In a sample of their 16-bit halfwords, all but the first of each id are 0, or below
+// 16 if ids over 65535 occur, and at least a quarter of the first ones are greater than all of these. 16-bit ids do not
+// look like this: at least every second one would have to be so small.
 static bool check_width(const Shard* s, uint64_t size, TostError* err) {
     enum { BLOCKS = 8, BLOCK = 2048, LEAST = 256 };   // halfwords in a block; bytes of a file
     uint16_t *v = xmalloc(BLOCKS * BLOCK * sizeof *v), most[4] = {0};

@@ -476,8 +476,8 @@ static bool compare_ids(const Tokenizer* t, const char* path, TostError* err) {
     free(same);
     if (more != 0) return tost_error(err, "%s, beside %s: %s", path, t->path, why.text);
     return id == size
-        || tost_error(err, "%s: id %d is another token in %s: shards with the ids of the latter cannot be used; to "
-                      "tokenize text anew, copy the former to a vocab.bpe elsewhere", t->path, (int)id, path);
+        || tost_error(err, "%s: id %d is another token in %s, so shards made with that file cannot be used; to "
+                      "tokenize text again, copy %s to a vocab.bpe elsewhere", t->path, (int)id, path, t->path);
 }
 
 // Files of Hugging Face tokenizers beside a merges.txt have the ids, which may be in another order than the merges.

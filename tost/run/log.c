@@ -138,7 +138,7 @@ static void drop(LogFile* log) {
     *log = (LogFile){0};
 }
 
-// True if the file has other names, in copies of the folder made of hard links, which must keep their rows.
+// True if the file has several hard links: copies of the folder made of them (cp -al) must keep their rows.
 static bool is_shared(const char* path) {
     struct stat st;
     return lstat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_nlink > 1;

@@ -16,7 +16,7 @@ typedef struct {
     uint64_t   seed;
     double     val_loss, best_val_loss;   // the last and the lowest, in nats per token; infinity if never measured
     int64_t    val_step, best_val_step;   // steps done when they were measured
-    int64_t    earlier_updates;   // of the optimizer's moments before the first step, with --keep-optimizer; else 0
+    int64_t    earlier_updates;   // of the moments that --keep-optimizer took, before the first step; else 0
     OutlierDetector outliers;     // recent losses and gradient norms, number of skipped steps
     char*      program;           // that wrote the file, with its version; NULL: unknown. Not for writing
     char*      unvalidated_row;   // log row of the last step if its validation was interrupted, or NULL

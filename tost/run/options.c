@@ -82,8 +82,8 @@ const Option option_table[] = {
     {"weights", USE | INFO, CHOICE, AT(weights), "trained|ema",
      .help = "the trained weights, or their moving average (train --ema)"},
     {.group = "Files"},
-    {"data", TRAIN | OVERRIDABLE, LIST, AT(data), "GLOB", .help = "token shards to train on. GLOB:WEIGHT for each of "
-     "several mixes them in these proportions, whatever the sum of the weights"},
+    {"data", TRAIN | OVERRIDABLE, LIST, AT(data), "GLOB", .help = "token shards to train on. Several GLOB:WEIGHT "
+     "are mixed in proportion to their weights, whatever the sum"},
     {"data", EVAL, LIST, AT(data), "GLOB",
      .help = "token shards to evaluate. Either this or --task is required"},
     {"task", EVAL, STRING, AT(task), "FILE",
@@ -150,7 +150,7 @@ const Option option_table[] = {
      .help = "total number of steps, including those of a resumed run; the schedule ends there", 0, MAX_COUNT,
      .unit = "steps"},
     {"epochs", TRAIN, REAL, AT(epochs), "X", .help = "set the steps to X passes over the training data; with "
-     "weights, to X times the samples of all sources", 1e-6, 1e6,
+     "weights, X times the samples of all sources", 1e-6, 1e6,
      .default_text = "--steps", .not_with = "steps"},
     {"batch", TRAIN | OVERRIDABLE, INT, AT(batch), "N", .help = "micro-batch size. " BITS, 1, TOST_MAX_BATCH,
      .unit = "sequences"},

@@ -374,8 +374,8 @@ static bool start_log(Run* r, TostError* err) {
     return ok;
 }
 
-// Fails if the disk has no space for a checkpoint, and warns if it has none for all that a new run will keep and the one
-// that is being written; with --keep-best, two more.
+// Fails if the disk has no space for a checkpoint. Warns if it has too little for the checkpoints that a new run keeps,
+// the one being written and, with --keep-best, two more.
 static bool check_disk(Run* r, TostError* err) {
     const Options* o = &r->o;
     struct statvfs fs;
@@ -395,7 +395,7 @@ static bool check_disk(Run* r, TostError* err) {
         return tost_error(err, "--out %s: %s: a checkpoint needs %s, and %s are free: free more, or give another --out "
                           "or --save-every 0", r->out, strerror(ENOSPC), size_text, free_text);
     if ((o->resume ? size : most * size) > left)
-        run_warn(r, "--out %s: %s are free, but up to %.0f checkpoints of %s will be there: lower --keep, raise "
+        run_warn(r, "--out %s: %s are free, but up to %.0f checkpoints of %s will be on the disk: lower --keep, raise "
                  "--save-every, or give another --out", r->out, free_text, most, size_text);
     return true;
 }

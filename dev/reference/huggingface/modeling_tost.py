@@ -229,7 +229,7 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, TostConv):
-            # transformers 5.0 and 5.1 also initialize what was loaded, unless a tensor has this mark: a slice has none.
+            # transformers 5.0 and 5.1 initialize loaded tensors, too, unless they have this mark, which a slice loses.
             if not getattr(module.weight, "_is_hf_initialized", False):
                 nn.init.zeros_(module.weight)
                 nn.init.ones_(module.weight[..., -1:])
