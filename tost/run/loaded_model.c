@@ -128,8 +128,8 @@ bool check_shards(const ShardStream* shards, const char* tokenizer, uint32_t has
         Tokenizer* other = path && (!before || strcmp(path, before) != 0) ? tokenizer_open(path, &ignored) : NULL;
         if (other && tokenizer_hash(other) != hash)
             same = tost_error(err, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: give shards "
-                              "that were made with the latter, or the former as --tokenizer", path,
-                              (unsigned)tokenizer_hash(other), tokenizer, (unsigned)hash);
+                              "that were made with %s, or --tokenizer %s", path, (unsigned)tokenizer_hash(other),
+                              tokenizer, (unsigned)hash, tokenizer, path);
         tokenizer_free(other);
         free(before);
         before = path;

@@ -392,8 +392,8 @@ static bool check_disk(Run* r, TostError* err) {
     human_bytes(free_text, left);
     human_bytes(size_text, size);
     if (size > left && o->on_save_error == SAVE_ERROR_STOP)
-        return tost_error(err, "--out %s: %s: a checkpoint needs %s, and %s are free: free more, or give another --out "
-                          "or --save-every 0", r->out, strerror(ENOSPC), size_text, free_text);
+        return tost_error(err, "--out %s: %s: a checkpoint needs %s, and %s are free: free more, or give another --out%s",
+                          r->out, strerror(ENOSPC), size_text, free_text, o->keep_best ? "" : " or --save-every 0");
     if ((o->resume ? size : most * size) > left)
         run_warn(r, "--out %s: %s are free, but up to %.0f checkpoints of %s will be on the disk: lower --keep, raise "
                  "--save-every, or give another --out", r->out, free_text, most, size_text);
@@ -421,7 +421,7 @@ static bool open_folder(Run* r, TostError* err) {
 // Fails if this rank's memory cannot fit in the machine or its cgroup, and warns if it may not. Other ranks of the host
 // need as much; they are not counted. All swap counts as memory, because its limits are not read.
 static bool check_memory(Run* r, TostError* err) {
-    static const char lower[] = "lower --batch, --seq or --chunk, or use --recompute or a smaller model";
+    static const char lower[] = "lower --batch or --seq, or use --recompute, --chunk or a smaller model";
     char need_text[32], limit_text[32];
     const double need = (double)r->engine->memory(&r->o.config, &r->engine_options);
     const double cgroup = (double)cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup");
