@@ -15,7 +15,7 @@ static bool read_all(Prompts* p, Lines* lines, const Options* o, TostError* err)
     while (text < lines->end && strchr(" \t\r\n", *text)) text++;
     const bool jsonl = named_jsonl(path) || (text < lines->end && *text == '{');
     if (lines->at == lines->end) return tost_error(err, "--prompts %s is empty: give one prompt per line", path);
-    if (!jsonl && !check_text(o, path, lines->at, (size_t)(lines->end - lines->at), err)) return false;
+    if (!jsonl && !check_utf8_text(o, path, lines->at, (size_t)(lines->end - lines->at), err)) return false;
     for (size_t n; next_line(&line, &n, lines);) {
         if (is_blank(line, n)) continue;
         p->prompt = xgrow(p->prompt, p->count, sizeof *p->prompt);

@@ -38,7 +38,7 @@ void print_warning(const Options* o, const char* fmt, ...) {
     va_end(ap);
 }
 
-bool check_text(const Options* o, const char* name, const char* text, size_t n, TostError* err) {
+bool check_utf8_text(const Options* o, const char* name, const char* text, size_t n, TostError* err) {
     Broken b = {.bytes = n, .name = name};
     b.count = count_broken(&b.first, text, n);
     if (!broken_accepted(&b, n, err)) return false;
@@ -50,7 +50,7 @@ bool check_text(const Options* o, const char* name, const char* text, size_t n, 
 static bool take_text(Bytes* text, const Options* o, const char* name, TostError* err) {
     size_t skip;
     if (!text_check_head(&skip, name, text->data, text->size, err)
-        || !check_text(o, name, text->data, text->size, err)) return false;
+        || !check_utf8_text(o, name, text->data, text->size, err)) return false;
     text->size -= skip;
     memmove(text->data, text->data + skip, text->size);
     const bool feed = text->size > 0 && text->data[text->size - 1] == '\n';

@@ -17,7 +17,7 @@ int  print_error(const Options* o, const TostError* err);
 void print_warning(const Options* o, const char* fmt, ...) PRINTF_LIKE(2, 3);   // in the same way
 
 // Fails if too many bytes of a text are broken (lines.h), and warns of a few.
-bool check_text(const Options* o, const char* name, const char* text, size_t n, TostError* err);
+bool check_utf8_text(const Options* o, const char* name, const char* text, size_t n, TostError* err);
 
 // Reads a text given as TEXT, @FILE or - (stdin). Of a file or stdin, a byte order mark and one final line end are
 // removed, and what is not text (lines.h) or empty is an error; `hint` is appended to the message. Call
