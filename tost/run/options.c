@@ -75,7 +75,8 @@ const Option option_table[] = {
      1, TOST_MAX_BLOCK_SIZE, .default_text = "the block size of --init", .needs = "init"},
     {"keep-optimizer", TRAIN | FIXED, FLAG, AT(keep_optimizer), "",
      .help = "with --init: also start from the optimizer's moments, and correct their bias for the number of updates "
-     "that they contain; steps, schedule and data start from the beginning", .not_with = "extend-block", .needs = "init"},
+     "that they contain; steps, schedule and data start from the beginning",
+     .not_with = "extend-block", .needs = "init"},
     {"model", USE | INFO, STRING, AT(model), "PATH",
      .help = "safetensors file, checkpoint folder, or run folder (its newest checkpoint)",
      .default_text = "newest run in out/"},
