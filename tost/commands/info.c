@@ -122,7 +122,8 @@ static RunRow* find_runs(int* count, const Options* o, const char* folder) {
         RunRow row = {.name = names.paths[i]};
         StFile f;
         bool is_run = true;
-        if (checkpoint_is_run(&is_run, NULL, run, &why) && is_run && checkpoint_open(&f, &row.info, run, "info", &why)) {
+        if (checkpoint_is_run(&is_run, NULL, run, &why) && is_run
+            && checkpoint_open(&f, &row.info, run, "info", &why)) {
             st_close(&f);
             row.name = xstrdup(row.name);
             if (isnan(row.info.val_loss)) row.info.val_loss = INFINITY;   // of a damaged file: sorting needs an order

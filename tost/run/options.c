@@ -857,7 +857,8 @@ void options_print(const Options* o, const Options* other) {
             free(left);
             free(right);
         }
-        for (char* value; !other && (value = strsep(&rest, separator));) print_line(stdout, "%s = %s", row->name, value);
+        for (char* value; !other && (value = strsep(&rest, separator));)
+            print_line(stdout, "%s = %s", row->name, value);
         free(text);
         free(second);
     }

@@ -392,8 +392,9 @@ static bool check_disk(Run* r, TostError* err) {
     human_bytes(free_text, left);
     human_bytes(size_text, size);
     if (size > left && o->on_save_error == SAVE_ERROR_STOP)
-        return tost_error(err, "--out %s: %s: a checkpoint needs %s, and %s are free: free more, or give another --out%s",
-                          r->out, strerror(ENOSPC), size_text, free_text, o->keep_best ? "" : " or --save-every 0");
+        return tost_error(err, "--out %s: %s: a checkpoint needs %s, and %s are free: free more, or give another "
+                          "--out%s", r->out, strerror(ENOSPC), size_text, free_text,
+                          o->keep_best ? "" : " or --save-every 0");
     if ((o->resume ? size : most * size) > left)
         run_warn(r, "--out %s: %s are free, but up to %.0f checkpoints of %s will be on the disk: lower --keep, raise "
                  "--save-every, or give another --out", r->out, free_text, most, size_text);
@@ -431,8 +432,8 @@ static bool check_memory(Run* r, TostError* err) {
     const bool fits = need <= limit + (double)meminfo_bytes("SwapTotal:") || r->info.step >= r->o.steps;
     human_bytes(need_text, need);
     human_bytes(limit_text, fits ? available : limit);
-    if (fits) run_warn(r, "the run needs %s of memory, and %s are available: if it is killed, %s", need_text, limit_text,
-                       lower);
+    if (fits) run_warn(r, "the run needs %s of memory, and %s are available: if it is killed, %s", need_text,
+                       limit_text, lower);
     return fits || tost_error(err, "not enough memory: the run needs %s, but %s %s: %s", need_text, limit == cgroup
                               ? "the limit of its cgroup is" : "the machine has", limit_text, lower);
 }
