@@ -26,10 +26,10 @@ END
 print_done() {
     read -r status seconds program < "$1"
     out=${1%.done}.out
-    grep -v '^    ' "$out"
-    ! grep -q '^    ' "$out" || echo "largest measured errors:"
-    grep '^    ' "$out" | sort -k2,2gr | head -10
-    grep -E '^[a-z0-9_]+: [0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out" >> "$work/counts" ||
+    grep -av '^    ' "$out"
+    ! grep -aq '^    ' "$out" || echo "largest measured errors:"
+    grep -a '^    ' "$out" | sort -k2,2gr | head -10
+    grep -aE '^[a-z0-9_]+: [0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out" >> "$work/counts" ||
         echo "$program: exit status $status, no summary line: 0 passed, 1 failed, 0 skipped" | tee -a "$work/counts"
     [ "$status" -eq 0 ] || bad=1
     [ "$seconds" -le 2 ] || echo "($program: $seconds s)"

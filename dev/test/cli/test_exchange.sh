@@ -77,7 +77,7 @@ if has numpy safetensors matplotlib; then
     printf 'another one' >other.txt
     for file in "shuffled seen trained" "start seen start" "start other other"; do
         set -- $file
-        run inspect --model $1 --text @$2.txt --tokenizer vocab.bpe --out $3.safetensors
+        run inspect --model $1 --text "$(cat $2.txt)" --tokenizer vocab.bpe --out $3.safetensors
     done
     run eval --model start --data 'tiny_val_*.bin' --by-position --json position.json
     checks_of "$repo/dev/test/cli/pictures.py" "$binary"
