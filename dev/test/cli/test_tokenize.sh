@@ -83,7 +83,8 @@ check "nothing is left: $(ls)" [ -z "$(find . -name 'bad*')" ]
 { yes '0123456789' | head -n 400000; yes "$(printf '\351t\351')" | head -n 30000; } >late.txt
 mkfifo late
 cat late.txt >late &
-refuses 1 "tost $args --out bad late" "60000 of 4520000 bytes (1.33%)" "byte 4400000 of late"
+piped() { tost "$@" - <late; }
+refuses 1 "piped $args --out bad" "60000 of 4520000 bytes (1.33%)" "byte 4400000 of standard input"
 check "nothing is left: $(ls)" [ -z "$(find . -name 'bad*')" ]
 
 # ---------------------------------------------------------------------------------------------
