@@ -98,141 +98,199 @@ static void gemm_sliced(Multiply* multiply, const Product* all) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ, or += with add, limited by reading b. Each thread reads one contiguous part
-// of b, in vectors of LANES words. a is stored to match, in parts: FLOATS: a vector of floats. PAIRS: a vector of
-// pairs. ROUNDED, for pairs of b: a vector of the upper halves and one of the lower halves, as floats.
+// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ, or += with add, as dot products. Each thread reads one contiguous part of b
+// once, in parts of a vector of LANES words. a is stored to match: FLOATS: a vector of floats. PAIRS: a vector of pairs.
+// ROUNDED, for pairs of b: a vector of the upper halves and one of the lower halves, as floats. Even and odd parts are
+// summed apart, so that the bits of a row do not depend on how many rows there are.
 
-enum { VECTOR_BYTES = LANES * sizeof(Word), GROUP_ROWS = 4, GROUP_COLS = MR / 2 };
+enum { VECTOR_BYTES = LANES * sizeof(Word), GROUP_ROWS = 4, GROUP_COLS = MR / 2, GROUP_DOTS = GROUP_ROWS * GROUP_COLS };
 
 typedef struct {
     float* c;
-    const Word* a;      // (M, parts of a row, words of a part)
+    const VecWord* a;   // (M / GROUP_ROWS, parts, vectors of a part, GROUP_ROWS), the last group with the rows left
     const char* b;      // (N, row_bytes)
     size_t row_bytes;
-    int M, N;
+    int M, N, parts;
     bool add;
 } FewRows;
 
-// Rows of a and columns of b that are multiplied together
-typedef struct { Format format; int rows, cols; } Group;
+INLINE int vectors_of_part(Format f) { return f == ROUNDED ? 2 : 1; }
 
-INLINE int words_of_part(Format f) { return f == ROUNDED ? 2*LANES : LANES; }
-INLINE int parts_of_row(size_t row_bytes) { return (int)((row_bytes + VECTOR_BYTES - 1) / VECTOR_BYTES); }
-
-static void row_parts(Word* out, const float* a, Format f, int K, int parts) {
-    if (f == FLOATS) memcpy(out, a, K * sizeof *a);
-    if (f == PAIRS) bf16_from_floats((uint16_t*)out, a, K);
-    if (f == ROUNDED)
-        for (int t = 0; t < parts; t++)
-            for (int i = 0; i < LANES; i++) {
-                const size_t part = (size_t)t*2*LANES, k = part + 2*i;
-                out[part + i] = k + 1 < (size_t)K ? (Word)bf16_from_float(a[k + 1]) << 16 : 0;
-                out[part + LANES + i] = k < (size_t)K ? (Word)bf16_from_float(a[k]) << 16 : 0;
-            }
+// Part t of a row, with zeros after its end
+INLINE VecWord part_of(const char* row, size_t row_bytes, size_t t) {
+    const size_t from = t*VECTOR_BYTES;
+    if (from + VECTOR_BYTES <= row_bytes) return *(const VecWordU*)(row + from);
+    VecWord part = {0};
+    if (from < row_bytes) memcpy(&part, row + from, row_bytes - from);
+    return part;
 }
 
-// free(*memory)
-static Word* few_rows_operand(void** memory, const float* a, Format f, int M, int K, int parts) {
-    const size_t words = (size_t)parts * words_of_part(f);
-    *memory = xcalloc(M * words + CACHE_LINE, sizeof(Word));
-    Word* out = next_cache_line(*memory);
-    for (int i = 0; i < M; i++) row_parts(out + i*words, a + (size_t)i*K, f, K, parts);
-    return out;
+INLINE VecWord half_of(VecWord part, Format f, int half) {
+    if (f == ROUNDED && half == 0) part &= 0xffff0000;
+    if (f == ROUNDED && half == 1) part <<= 16;
+    return part;
 }
 
-// Adds the products of one part of each row of a with vectors of b. ROUNDED: of the upper (half 0) or lower halves.
-INLINE void add_half(Vec sum[][GROUP_COLS][2], int u, Group g, const Word* a, size_t stride, const VecWord* b,
-                     int half) {
-    VecWord bv[GROUP_COLS];
-#pragma GCC unroll 6
-    for (int col = 0; col < g.cols; col++) {
-        bv[col] = b[col];
-        if (g.format == ROUNDED && half == 0) bv[col] &= 0xffff0000;
-        if (g.format == ROUNDED && half == 1) bv[col] <<= 16;
-    }
-#pragma GCC unroll 6
-    for (int row = 0; row < g.rows; row++) {
-        const VecWord av = *(const VecWord*)(a + row*stride + half*LANES);
-#pragma GCC unroll 6
-        for (int col = 0; col < g.cols; col++) {
-            if (g.format == PAIRS) sum[row][col][u] = dot_pairs(sum[row][col][u], av, bv[col]);
-            else sum[row][col][u] += (Vec)av * (Vec)bv[col];
+INLINE Vec add_products(Vec sum, VecWord a, VecWord b, Format f) {
+    if (f == PAIRS) return dot_pairs(sum, a, b);
+    return sum + (Vec)a * (Vec)b;
+}
+
+// Rows of a in the layout of FewRows; free(*memory)
+static const VecWord* few_rows_operand(void** memory, const float* a, Format f, int M, int K, int parts) {
+    const size_t vectors = vectors_of_part(f), bytes = K * sizeof *a;
+    *memory = xmalloc((size_t)M*parts*vectors*VECTOR_BYTES + CACHE_LINE);
+    VecWord* all = (VecWord*)next_cache_line(*memory);
+    for (int i = 0; i < M; i++) {
+        const int first = i / GROUP_ROWS * GROUP_ROWS, rows = min_int(GROUP_ROWS, M - first);
+        const char* row = (const char*)(a + (size_t)i*K);
+        VecWord* out = all + first*parts*vectors + (i - first);
+        for (int t = 0; t < parts; t++, out += rows*vectors) {
+            const VecWord x = part_of(row, bytes, f == FLOATS ? t : 2*t), y = part_of(row, bytes, 2*t + 1);
+            if (f == FLOATS) out[0] = x;
+            if (f == PAIRS) out[0] = pair_neighbors(x, y);
+            if (f == ROUNDED) out[0] = round_words(odds(x, y)), out[rows] = round_words(evens(x, y));
         }
     }
+    return all;
 }
 
-INLINE void add_part(Vec sum[][GROUP_COLS][2], int u, Group g, const Word* a, size_t stride, const VecWord* b) {
-    add_half(sum, u, g, a, stride, b, 0);
-    if (g.format == ROUNDED) add_half(sum, u, g, a, stride, b, 1);
-}
-
-// Adds the parts t with from <= t % 2 < to. Prefetches the share of these rows in the next columns of b, so that memory
-// is read all the time, not only for the first rows.
-INLINE void add_parts(Vec sum[][GROUP_COLS][2], const FewRows* p, Group g, int i, int j, int from, int to) {
-    const int parts = parts_of_row(p->row_bytes), whole = (int)(p->row_bytes / VECTOR_BYTES);
-    const size_t words = words_of_part(g.format), stride = parts * words;
-    const Word* a = p->a + i*stride;
-    const char* b = p->b + j*p->row_bytes;
-    const char* next = b + g.cols*p->row_bytes + p->row_bytes * (2*i + from*g.rows) / (2*p->M);
-    const size_t next_step = (to - from)*VECTOR_BYTES * g.rows / p->M + 1;
-    VecWord bv[GROUP_COLS];
-    for (int t = 0; t + 2 <= whole; t += 2, next += next_step)
-#pragma GCC unroll 2
-        for (int u = from; u < to; u++) {
-#pragma GCC unroll 6
-            for (int col = 0; col < g.cols; col++) {
-                bv[col] = *(const VecWordU*)(b + col*p->row_bytes + (size_t)(t + u)*VECTOR_BYTES);
-                if (p->M > g.rows && u == from) __builtin_prefetch(next + col*p->row_bytes);
-            }
-            add_part(sum, u, g, a + (t + u)*words, stride, bv);
-        }
-    for (int t = whole / 2 * 2; from == 0 && t < parts; t++) {    // at most one whole vector and a partial one
-        const size_t bytes = t < whole ? VECTOR_BYTES : p->row_bytes % VECTOR_BYTES;
-#pragma GCC unroll 6
-        for (int col = 0; col < g.cols; col++) {
-            bv[col] = (VecWord) {0};
-            memcpy(&bv[col], b + col*p->row_bytes + (size_t)t*VECTOR_BYTES, bytes);
-        }
-        add_part(sum, 0, g, a + t*words, stride, bv);
-    }
-}
-
-// c at rows i… and columns j…. rows, cols and the format are constants at every call, so that after inlining the sums
-// stay in registers: of many columns first those of even parts, then those of odd ones. The order of a sum does not
-// depend on rows and cols.
-INLINE void dots(const FewRows* p, Format f, int i, int j, int rows, int cols) {
-    const Group g = { f, rows, cols };
-    Vec sum[GROUP_ROWS][GROUP_COLS][2] = {0};
-    const bool many = cols > GROUP_COLS / 2;
-    add_parts(sum, p, g, i, j, 0, many ? 1 : 2);
-    if (many) add_parts(sum, p, g, i, j, 1, 2);
-#pragma GCC unroll 6
+// c at rows i… and columns j… from dot products in LANES parts, sum (rows, cols). rows and the format are constants at
+// every call, here and below, so that after inlining the sums stay in registers.
+INLINE void write_dots(const FewRows* p, Vec sum[GROUP_DOTS], int i, int j, int rows, int cols) {
+    float dot[GROUP_DOTS + LANES];
+#pragma GCC unroll 8
+    for (int from = 0; from < rows * cols; from += LANES)
+        *(VecU*)(dot + from) = sums_of_lanes(sum + from, min_int(LANES, rows*cols - from));
     for (int row = 0; row < rows; row++)
-#pragma GCC unroll 6
         for (int col = 0; col < cols; col++) {
-            float* at = p->c + (size_t)(i + row)*p->N + j + col;
-            const float dot = sum_lanes(sum[row][col][0] + sum[row][col][1]);
-            *at = p->add ? *at + dot : dot;
+            float* c = p->c + (size_t)(i + row)*p->N + j + col;
+            *c = p->add ? *c + dot[row*cols + col] : dot[row*cols + col];
         }
 }
 
-INLINE void dots_of_rows(const FewRows* p, Format f, int j, int cols) {
-    int i = 0;
-    for (; i + GROUP_ROWS <= p->M; i += GROUP_ROWS) dots(p, f, i, j, GROUP_ROWS, cols);
-    switch (p->M - i) {
-    case 1: dots(p, f, i, j, 1, cols); break;
-    case 2: dots(p, f, i, j, 2, cols); break;
-    case 3: dots(p, f, i, j, 3, cols); break;
+// sum (rows) += the products of a part of b with the same part of each row of a (vectors of the part, rows)
+INLINE void add_part(Vec* sum, Format f, const VecWord* a, VecWord part, int rows) {
+#pragma GCC unroll 2
+    for (int half = 0; half < vectors_of_part(f); half++) {
+        const VecWord b = half_of(part, f, half);
+#pragma GCC unroll 4
+        for (int row = 0; row < rows; row++) sum[row] = add_products(sum[row], a[half*rows + row], b, f);
     }
 }
 
-// All rows, and columns j to end. For one group of rows, memory is the limit: it reads one row of b at a time, a single
-// stream, which is twice as fast as several. bf16 takes fewer columns: the halves of ROUNDED need registers.
+// One column for at most GROUP_ROWS rows: memory is the limit. It reads one row of b at a time, a single stream, which
+// is twice as fast as several.
+INLINE void dots_of_column(const FewRows* p, Format f, int i, int j, int rows) {
+    const int whole = (int)(p->row_bytes / VECTOR_BYTES), words = vectors_of_part(f) * rows;
+    const VecWord* a = p->a + (size_t)i*p->parts*vectors_of_part(f);
+    const char* b = p->b + j*p->row_bytes;
+    Vec even[GROUP_DOTS] = {0}, odd[GROUP_ROWS] = {0};
+    int t = 0;
+    for (; t + 2 <= whole; t += 2, a += 2*words) {
+        const VecWordU* parts = (const VecWordU*)(b + (size_t)t*VECTOR_BYTES);
+        add_part(even, f, a, parts[0], rows);
+        add_part(odd, f, a + words, parts[1], rows);
+    }
+    if (t < p->parts) add_part(even, f, a, part_of(b, p->row_bytes, t), rows);
+    if (t + 1 < p->parts) add_part(odd, f, a + words, part_of(b, p->row_bytes, t + 1), rows);
+#pragma GCC unroll 4
+    for (int row = 0; row < rows; row++) even[row] += odd[row];
+    write_dots(p, even, i, j, rows, 1);
+}
+
+// GROUP_COLS columns for more rows, in blocks of parts that fit in L1 together with the same parts of a group of rows.
+// A block is copied first if it has halves to convert or the end of a row.
+typedef struct {
+    const char *b, *next;        // the block, and what to prefetch of the next columns
+    size_t col_bytes;            // from one column of the block to the next
+    int from, parts;             // the block is parts from, …, from + parts - 1
+    Vec (*sums)[2][GROUP_DOTS];  // (M / GROUP_ROWS) sums of even and of odd parts, over the blocks so far
+    char* copy;                  // (GROUP_COLS, BLOCK_BYTES)
+} Columns;
+
+enum { BLOCK_BYTES = 48 * VECTOR_BYTES };   // of a column; those of 4 rows and 6 columns take 30 KB
+
+INLINE void begin_columns(Columns* s, const FewRows* p, Format f, int j) {
+    const int vectors = vectors_of_part(f);
+    s->b = p->b + j*p->row_bytes + (size_t)s->from*VECTOR_BYTES;
+    s->col_bytes = p->row_bytes;
+    if (f != ROUNDED && (size_t)(s->from + s->parts)*VECTOR_BYTES <= p->row_bytes) return;
+    s->b = s->copy;
+    s->col_bytes = BLOCK_BYTES;
+    for (int col = 0; col < GROUP_COLS; col++) {
+        VecWord* out = (VecWord*)(s->copy + col*BLOCK_BYTES);
+        for (int t = 0; t < s->parts; t++)
+            for (int half = 0; half < vectors; half++)
+                *out++ = half_of(part_of(p->b + (j + col)*p->row_bytes, p->row_bytes, s->from + t), f, half);
+    }
+}
+
+INLINE void dots_of_columns(Columns* s, const FewRows* p, Format f, int i, int j, int rows) {
+    const int vectors = vectors_of_part(f), prefetched = VECTOR_BYTES * rows / p->M;   // all rows prefetch all parts
+    const Vec zero = {0};
+    Vec (*sums)[GROUP_DOTS] = s->sums[i / GROUP_ROWS];
+    for (int odd = 0; odd < 2; odd++) {
+        const VecWord* a = p->a + ((size_t)i*p->parts + (size_t)(s->from + odd)*rows)*vectors;
+        const char* b = s->b + odd*vectors*VECTOR_BYTES;
+        Vec sum[GROUP_DOTS];
+#pragma GCC unroll 24
+        for (int k = 0; k < rows*GROUP_COLS; k++) sum[k] = s->from > 0 ? sums[odd][k] : zero;
+        for (int t = odd; t < s->parts; t += 2, a += rows*vectors, b += vectors*VECTOR_BYTES) {
+#pragma GCC unroll 6
+            for (int col = 0; col < GROUP_COLS; col++) __builtin_prefetch(s->next + col*p->row_bytes);
+            s->next += prefetched;
+            for (int half = 0; half < vectors; half++, a += rows, b += VECTOR_BYTES) {
+                VecWord column[GROUP_COLS];
+#pragma GCC unroll 6
+                for (int col = 0; col < GROUP_COLS; col++) column[col] = *(const VecWordU*)(b + col*s->col_bytes);
+#pragma GCC unroll 4
+                for (int row = 0; row < rows; row++)
+#pragma GCC unroll 6
+                    for (int col = 0; col < GROUP_COLS; col++)
+                        sum[row*GROUP_COLS + col] = add_products(sum[row*GROUP_COLS + col], a[row], column[col], f);
+            }
+        }
+#pragma GCC unroll 24
+        for (int k = 0; k < rows*GROUP_COLS; k++) sums[odd][k] = sum[k];
+    }
+    if (s->from + s->parts < p->parts) return;
+#pragma GCC unroll 24
+    for (int k = 0; k < rows*GROUP_COLS; k++) sums[0][k] += sums[1][k];
+    write_dots(p, sums[0], i, j, rows, GROUP_COLS);
+}
+
+// All rows of one column, or with s the block of GROUP_COLS columns
+INLINE void dots_of_rows(Columns* s, const FewRows* p, Format f, int j) {
+    for (int i = 0; i < p->M; i += GROUP_ROWS)
+        switch (min_int(GROUP_ROWS, p->M - i)) {
+        case 1: s ? dots_of_columns(s, p, f, i, j, 1) : dots_of_column(p, f, i, j, 1); break;
+        case 2: s ? dots_of_columns(s, p, f, i, j, 2) : dots_of_column(p, f, i, j, 2); break;
+        case 3: s ? dots_of_columns(s, p, f, i, j, 3) : dots_of_column(p, f, i, j, 3); break;
+        case 4: s ? dots_of_columns(s, p, f, i, j, 4) : dots_of_column(p, f, i, j, 4); break;
+        }
+}
+
+// All rows, and columns j to end
 INLINE void few_rows_slice(const FewRows* p, Format f, int j, int end) {
-    const int cols = f == FLOATS ? GROUP_COLS : GROUP_COLS / 2;
-    if (p->M > GROUP_ROWS)
-        for (; j + cols <= end; j += cols) dots_of_rows(p, f, j, cols);
-    for (; j < end; j++) dots_of_rows(p, f, j, 1);
+    if (p->M > GROUP_ROWS) {
+        const int most = BLOCK_BYTES / VECTOR_BYTES / vectors_of_part(f), blocks = ceil_div(p->parts, most);
+        const int parts = ceil_div(p->parts, 2*blocks) * 2;    // even
+        const size_t sums_bytes = ceil_div(p->M, GROUP_ROWS) * sizeof(Vec[2][GROUP_DOTS]);
+        void* memory = xmalloc(sums_bytes + GROUP_COLS*BLOCK_BYTES + CACHE_LINE);
+        Columns s = { .sums = (void*)next_cache_line(memory) };
+        s.copy = (char*)s.sums + sums_bytes;
+        for (; j + GROUP_COLS <= end; j += GROUP_COLS) {
+            s.next = p->b + (j + GROUP_COLS)*p->row_bytes;
+            for (s.from = 0; s.from < p->parts; s.from += parts) {
+                s.parts = min_int(parts, p->parts - s.from);
+                begin_columns(&s, p, f, j);
+                dots_of_rows(&s, p, f, j);
+            }
+        }
+        free(memory);
+    }
+    for (; j < end; j++) dots_of_rows(NULL, p, f, j);
 }
 
 static void few_rows_floats(const FewRows* p, int j, int end) { few_rows_slice(p, FLOATS, j, end); }
@@ -241,11 +299,12 @@ static void few_rows_pairs(const FewRows* p, int j, int end) { few_rows_slice(p,
 
 static void gemm_few_rows(const Product* all) {
     const size_t row_bytes = all->K * element_size(all->b);
+    const int parts = (int)((row_bytes + VECTOR_BYTES - 1) / VECTOR_BYTES);
+    const int threads = threads_for(all->M, all->N, all->K);
     const Format f = all->format;
     void* memory;
-    const Word* a = few_rows_operand(&memory, (const float*)all->a.p, f, all->M, all->K, parts_of_row(row_bytes));
-    const FewRows p = { all->c, a, all->b.p, row_bytes, all->M, all->N, all->add };
-    const int threads = threads_for(all->M, all->N, all->K);
+    const VecWord* a = few_rows_operand(&memory, (const float*)all->a.p, f, all->M, all->K, parts);
+    const FewRows p = { all->c, a, all->b.p, row_bytes, all->M, all->N, parts, all->add };
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
         const int j = partition_cut(p.N, GROUP_COLS, t, threads), end = partition_cut(p.N, GROUP_COLS, t + 1, threads);

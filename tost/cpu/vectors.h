@@ -66,6 +66,22 @@ INLINE VecWord zip_high(VecWord a, VecWord b) { return SHUFFLE(a, b, HIGH_HALVES
 INLINE VecWord evens(VecWord a, VecWord b) { return SHUFFLE(a, b, EVENS); }
 INLINE VecWord odds(VecWord a, VecWord b) { return SHUFFLE(a, b, ODDS); }
 
+// Lane i of the result is the sum of the lanes of x[i], for n <= LANES vectors, which are overwritten. Neighbors are
+// added first: the order of a sum does not depend on n.
+INLINE Vec sums_of_lanes(Vec* x, int n) {
+#pragma GCC unroll 4
+    for (int lanes = LANES; lanes > 1; lanes /= 2) {
+        const int pairs = ceil_div(n, 2);
+#pragma GCC unroll 8
+        for (int i = 0; i < pairs; i++) {
+            const VecWord a = (VecWord)x[2*i], b = (VecWord)x[2*i + (2*i + 1 < n)];
+            x[i] = (Vec)evens(a, b) + (Vec)odds(a, b);
+        }
+        n = pairs;
+    }
+    return x[0];
+}
+
 // LANES x LANES: every pass moves one bit of the row number to the column number.
 INLINE void transpose(VecWord x[LANES]) {
 #pragma GCC unroll 4
