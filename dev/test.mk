@@ -1,7 +1,6 @@
 # test.mk: tests, torture tests and fuzzing, described in dev/test/README.md.
 
-TESTS = $(patsubst dev/test/%.c,$(BUILD)/dev/test/%,$(wildcard dev/test/*/test_*.c)) \
-        $(BUILD)/dev/test/engine/test_gemm_amx
+TESTS = $(patsubst dev/test/%.c,$(BUILD)/dev/test/%,$(wildcard dev/test/*/test_*.c))
 
 # The emulation comes first because it takes longest to compile.
 test_all: $(if $(NO_EMULATION),,$(EMU)/train_gpt_tostcu $(EMU)/test_tost)
@@ -20,10 +19,6 @@ $(BUILD)/dev/%: $(BUILD)/dev/%.o $(BUILD)/libtost.a
 	$(call say,LINK $@) $(COMPILE) -o $@ $^ $(LIBS)
 
 FLAGS_test_gemm = $(FLAGS_gemm)   # it includes gemm.c
-# test_gemm with the kernel for AMX on any processor: amx_twin.h implements its instructions.
-$(BUILD)/dev/test/engine/test_gemm_amx: dev/test/engine/test_gemm.c $(BUILD)/libtost.a dev/test/engine/amx_twin.h
-	$(call say,CC $@) mkdir -p $(@D) && $(COMPILE) $(FLAGS_gemm) -O1 -Wno-psabi \
-	    -DTOST_AMX_HEADER='"dev/test/engine/amx_twin.h"' -MMD -MP -MF $@.d -o $@ $(wordlist 1,2,$^) $(LIBS)
 
 # The reference test for aarch64 on any machine: with a cross-compiler, under qemu's user-mode emulation.
 AARCH64_CC ?= aarch64-linux-gnu-gcc

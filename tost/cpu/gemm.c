@@ -16,7 +16,7 @@
 #include "cpu/gemm_partition.h"
 
 enum {
-    KC = 384,                          // depth of a pass (twice that with AMX): a panel of a (KC x MR) fits in L1
+    KC = 384,                          // depth of a pass: a panel of a (KC x MR) fits in L1
     BLOCK_M = 192, BLOCK_N = 256,      // block of c: its panels of a and b for one pass fit in 1 MiB of L2
     PACKED_M = 1152,                   // rows of a packed at a time: at most 1.8 MB per thread, for L2 or L3
 };
@@ -36,27 +36,24 @@ typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; bool add; Form
 
 // One pass over a block, with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2.
 static void multiply_block(Block all, const Word* pa, const Word* pb, Format f, int words) {
-    const int rows = rows_of_kernel(f);
-    for (int i = 0; i < all.m; i += rows)
+    for (int i = 0; i < all.m; i += MR)
         for (int j = 0; j < all.n; j += NR) {
             float* c = all.c + i*all.ldc + j;
-            const Block t = { c, all.ldc, min_int(rows, all.m - i), min_int(NR, all.n - j), all.add };
+            const Block t = { c, all.ldc, min_int(MR, all.m - i), min_int(NR, all.n - j), all.add };
             const Word *a = pa + (size_t)i*words, *b = pb + (size_t)j*words;
-            if (t.m == rows && t.n == NR) tile(t, a, b, f, words);
+            if (t.m == MR && t.n == NR) tile(t, a, b, f, words);
             else tile_ragged(t, a, b, f, words);
         }
 }
 
 static void product_packed(const Product* p) {
-    const int deepest = p->format == TILES ? 2*KC : KC;              // with AMX, a word holds two values
-    const int even = ceil_div(p->K, ceil_div(p->K, deepest));        // passes of nearly equal depth
+    const int even = ceil_div(p->K, ceil_div(p->K, KC));             // passes of nearly equal depth
     const int kc = round_up(even, depth_unit(p->format));
-    const size_t mp = round_up(min_int(p->M, PACKED_M), rows_of_kernel(p->format));
+    const size_t mp = round_up(min_int(p->M, PACKED_M), MR);
     const size_t np = round_up(min_int(p->N, BLOCK_N), NR);
     const size_t a_words = mp * words_of(p->format, kc), b_words = np * words_of(p->format, kc);
     void* memory = xmalloc((b_words + a_words) * sizeof(Word) + 2*CACHE_LINE);   // pack_a may write LANES words more
     Word *pb = next_cache_line(memory), *pa = pb + b_words;
-    if (p->format == TILES) amx_begin();
     for (size_t i = 0; i < (size_t)p->M; i += PACKED_M)
         for (size_t k = 0; k < (size_t)p->K; k += kc) {
             const int m = min_int(PACKED_M, p->M - (int)i), depth = min_int(kc, p->K - (int)k);
@@ -72,7 +69,6 @@ static void product_packed(const Product* p) {
                 }
             }
         }
-    if (p->format == TILES) amx_end();
     free(memory);
 }
 
@@ -83,7 +79,7 @@ typedef void Multiply(const Product*);
 
 static void gemm_sliced(Multiply* multiply, const Product* all) {
     const int threads = threads_for(all->M, all->N, all->K);
-    const Partition parts = partition_of(all->M, all->N, rows_of_panel(all->format), NR, threads);
+    const Partition parts = partition_of(all->M, all->N, MR, NR, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
         const Slice s = partition_slice(&parts, t);
@@ -346,24 +342,16 @@ static bool pairs_are_faster(void) { return __builtin_cpu_is("amd"); }
 static bool pairs_are_faster(void) { return false; }
 #endif
 
-// AMX gives other bits, so it is not chosen by time: it is used wherever it is available.
-static bool has_amx(void) {
-    static _Atomic int known;   // 0: not asked yet, 1: no, 2: yes
-    if (!known) known = 1 + amx_enable();
-    return known - 1;
-}
-
-// Products of few rows are limited by memory, and their bits are those of a row alone.
-static Format bf16_format(bool few) { return !few && has_amx() ? TILES : pairs_are_faster() ? PAIRS : ROUNDED; }
+static Format bf16_format(void) { return pairs_are_faster() ? PAIRS : ROUNDED; }
 
 void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K) {
-    const Product p = product_of_weight(c, a, b, bf16_format(M <= GEMM_FEW_ROWS), M, N, K);
+    const Product p = product_of_weight(c, a, b, bf16_format(), M, N, K);
     gemm_by(product_packed, &p);
 }
 
 void gemm_bf16(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add) {
     Product p = product_of(c, a, b, layout, M, N, K, add);
-    p.format = bf16_format(false);
+    p.format = bf16_format();
     gemm_by(product_packed, &p);
 }
 
@@ -406,7 +394,8 @@ void gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, in
 #endif
 
 char* gemm_library(char* name, size_t cap, bool bf16) {
-    snprintf(name, cap, "built in (%s)", bf16 && has_amx() ? "AMX" : KERNEL_NAME);
+    (void)bf16;
+    snprintf(name, cap, "built in (%s)", KERNEL_NAME);
 #ifdef TOST_BLAS
     // The first two words of OpenBLAS's description: name and version. Others: the name that the build was given.
     const char* config = openblas_get_config ? openblas_get_config() : TOST_BLAS;

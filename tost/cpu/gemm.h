@@ -24,8 +24,7 @@ void gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, in
 enum { GEMM_FEW_ROWS = 32 };
 
 // The same product with both operands rounded to bf16 (to nearest, ties to even). Sums are in float32 and may take
-// subnormal products as zero; c is not rounded. With AMX, which is used wherever the processor and Linux offer it, sums
-// have other bits.
+// subnormal products as zero; c is not rounded.
 void gemm_bf16(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add);
 
 // c (M,N) = a (M,K) · b (N,K)ᵀ, where the weight b is stored in bf16 and a is rounded to bf16. If M is above

@@ -1,5 +1,5 @@
 // gemm_kernels.h: packing and the kernel of the built-in matrix product, private to gemm.c. The vectors of vectors.h
-// express them for any processor; AVX-512 BF16 adds one instruction, AMX adds tiles.
+// express them for any processor; AVX-512 BF16 adds one instruction.
 #ifndef TOST_GEMM_KERNELS_H
 #define TOST_GEMM_KERNELS_H
 
@@ -13,11 +13,10 @@
 #endif
 
 #include "base/bf16.h"
-#include "cpu/gemm_amx.h"
 #include "cpu/vectors.h"
 
 // A tile of c, MR x NR sums, takes 2·MR vector registers; two more hold a row of b.
-#if defined(__AVX512F__) || defined(TOST_AMX_HEADER)
+#ifdef __AVX512F__
 enum { MR = 12 };
 #define KERNEL_NAME "AVX-512"
 #elif defined(__AVX__)
@@ -74,29 +73,12 @@ INLINE Operand operand_at(Operand o, size_t lane, size_t k) {
 //   PAIRS    two values rounded to bf16, of depths 2k (lower half) and 2k + 1
 //   ROUNDED  one value rounded to bf16 each, of depths 1, 0, 3, 2, … Sums in this order have the bits of VDPBF16PS,
 //            which adds the product of the upper halves first.
-//   TILES    PAIRS, with zeros up to a multiple of TILE_WORDS words. A panel of b holds tiles of TILE_WORDS words by
-//            LANES lanes side by side. A panel of a is TILE_ROWS = LANES lanes wide and consists of transposed tiles:
-//            panel[w / TILE_WORDS][lane][w % TILE_WORDS].
 
-typedef enum { FLOATS, ROUNDED, PAIRS, TILES } Format;
+typedef enum { FLOATS, ROUNDED, PAIRS } Format;
 
-enum { TILE_WORDS = TILE_ROW_BYTES / sizeof(Word) };
-
-INLINE bool is_paired(Format f) { return f == PAIRS || f == TILES; }
-INLINE int depth_unit(Format f) { return f == FLOATS ? 1 : f == TILES ? 2*TILE_WORDS : 2; }
+INLINE int depth_unit(Format f) { return f == FLOATS ? 1 : 2; }
 INLINE int words_of(Format f, int depth) {
-    return ceil_div(depth, depth_unit(f)) * depth_unit(f) / (is_paired(f) ? 2 : 1);
-}
-
-INLINE int rows_of_panel(Format f) { return f == TILES ? TILE_ROWS : MR; }
-INLINE int rows_of_kernel(Format f) { return f == TILES ? 2*TILE_ROWS : MR; }
-enum { MAX_ROWS = 2*TILE_ROWS > MR ? 2*TILE_ROWS : MR };
-
-INLINE bool transposed_tiles(Format f, int W) { return f == TILES && W == TILE_ROWS; }   // a panel of a
-
-INLINE size_t place_in_panel(Format f, int w, int lane, int W) {
-    if (transposed_tiles(f, W)) return ((size_t)w / TILE_WORDS * W + lane) * TILE_WORDS + w % TILE_WORDS;
-    return (size_t)w*W + lane;
+    return ceil_div(depth, depth_unit(f)) * depth_unit(f) / (f == PAIRS ? 2 : 1);
 }
 
 // The bf16 value at (lane, k) in the upper half of a word; zero past the last depth.
@@ -113,7 +95,7 @@ INLINE Word upper_half(Operand o, int lane, int k, int depth) {
 INLINE Word word_at(Operand o, Format f, int lane, int w, int depth) {
     Word word;
     if (f == ROUNDED) return upper_half(o, lane, w ^ 1, depth);
-    if (is_paired(f)) return upper_half(o, lane, 2*w + 1, depth) | upper_half(o, lane, 2*w, depth) >> 16;
+    if (f == PAIRS) return upper_half(o, lane, 2*w + 1, depth) | upper_half(o, lane, 2*w, depth) >> 16;
     memcpy(&word, operand_at(o, lane, w).p, sizeof word);
     return word;
 }
@@ -125,9 +107,9 @@ INLINE VecWord words_at(Operand o, Format f, int lane, int w) {
         for (int i = 0; i < LANES; i++) words[i] = upper_half(o, lane, (w + i) ^ 1, w + i + 2);
         return words;
     }
-    const VecWordU* from = (const VecWordU*)operand_at(o, lane, is_paired(f) ? 2*w : w).p;
+    const VecWordU* from = (const VecWordU*)operand_at(o, lane, f == PAIRS ? 2*w : w).p;
     if (f == FLOATS || o.bf16) return from[0];
-    if (is_paired(f)) return pair_neighbors(from[0], from[1]);
+    if (f == PAIRS) return pair_neighbors(from[0], from[1]);
     words = round_words(from[0]);
     return zip_low(odds(words, words), evens(words, words));
 }
@@ -144,7 +126,7 @@ INLINE void pack_transpose(Word* dst, Operand o, Format f, int lanes, int words,
 #pragma GCC unroll 16
                 for (int i = 0; i < LANES; i++)
                     x[i] = i < stored && lane + i < lanes ? words_at(o, f, lane + i, w) : (VecWord) {0};
-                if (!transposed_tiles(f, W)) transpose(x);
+                transpose(x);
 #pragma GCC unroll 16
                 for (int i = 0; i < LANES; i++) {
                     Word* at = dst + (size_t)(w + i)*W + lane;
@@ -156,13 +138,13 @@ INLINE void pack_transpose(Word* dst, Operand o, Format f, int lanes, int words,
 
 INLINE void pack_words(Word* dst, Operand o, Format f, int lanes, int from, int depth, int W) {
     for (int w = from; w < words_of(f, depth); w++)
-        for (int i = 0; i < W; i++) dst[place_in_panel(f, w, i, W)] = i < lanes ? word_at(o, f, i, w, depth) : 0;
+        for (int i = 0; i < W; i++) dst[(size_t)w*W + i] = i < lanes ? word_at(o, f, i, w, depth) : 0;
 }
 
 INLINE void pack_by_lane(Word* dst, Operand o, Format f, int lanes, int depth, int W) {
     enum { RUN = CACHE_LINE / sizeof(Word) };
     const size_t panel = (size_t)words_of(f, depth) * W;
-    const int whole = (f == FLOATS ? depth : is_paired(f) ? depth / 2 : depth / 2 * 2) / RUN * RUN;
+    const int whole = (f == FLOATS ? depth : f == PAIRS ? depth / 2 : depth / 2 * 2) / RUN * RUN;
     for (int i = 0; i < lanes; i += W, dst += panel) {
         const Operand first = operand_at(o, i, 0);
         if (lanes - i >= W) pack_transpose(dst, first, f, W, whole, W);
@@ -171,7 +153,7 @@ INLINE void pack_by_lane(Word* dst, Operand o, Format f, int lanes, int depth, i
     }
 }
 
-enum { PACK_LANES = 192 };   // lanes packed at a time, a multiple of MR, NR and TILE_ROWS
+enum { PACK_LANES = 192 };   // lanes packed at a time, a multiple of MR and NR
 
 // A row of words: those at depth w of all lanes, rounded to bf16.
 INLINE void row_of_words(Word* row, Operand o, Format f, int lanes, int w, int depth) {
@@ -180,7 +162,7 @@ INLINE void row_of_words(Word* row, Operand o, Format f, int lanes, int w, int d
     if (f == ROUNDED && (w ^ 1) < depth)
         for (const VecWordU* from = (const VecWordU*)operand_at(o, 0, w ^ 1).p; i + LANES <= lanes; i += LANES)
             *(VecWordU*)(row + i) = round_words(*from++);
-    if (is_paired(f) && 2*w + 1 < depth)
+    if (f == PAIRS && 2*w + 1 < depth)
         for (; i + LANES <= lanes; i += LANES)
             *(VecWordU*)(row + i) = pair_words(((const VecWordU*)x)[i / LANES], ((const VecWordU*)y)[i / LANES]);
     for (; i < lanes; i++) row[i] = word_at(o, f, i, w, depth);
@@ -199,9 +181,6 @@ INLINE void pack_by_depth(Word* dst, Operand o, Format f, int lanes, int depth, 
         for (int p = 0; p < panels; p++)
             memcpy(dst + ((size_t)p*words + w)*W, from + (size_t)p*W * sizeof(Word), W * sizeof(Word));
     }
-    if (transposed_tiles(f, W))
-        for (VecWord *tile = (VecWord*)dst, *end = tile + (size_t)panels*words; tile < end; tile += LANES)
-            transpose(tile);
 }
 
 // dst (panels, words, W)
@@ -215,8 +194,7 @@ INLINE void pack(Word* dst, Operand o, Format f, int lanes, int depth, int W) {
 }
 
 static __attribute__((noinline)) void pack_a(Word* dst, Operand o, Format f, int lanes, int depth) {
-    if (f == TILES) pack(dst, o, f, lanes, depth, TILE_ROWS);
-    else pack(dst, o, f, lanes, depth, MR);
+    pack(dst, o, f, lanes, depth, MR);
 }
 
 static __attribute__((noinline)) void pack_b(Word* dst, Operand o, Format f, int lanes, int depth) {
@@ -224,8 +202,7 @@ static __attribute__((noinline)) void pack_b(Word* dst, Operand o, Format f, int
 }
 
 // ---------------------------------------------------------------------------------------------
-// The kernels: c (MR,NR) = pa (words,MR)ᵀ · pb (words,NR), or += with add. Elements are summed in the order of the
-// words. With AMX, c is (2·TILE_ROWS,NR), with other sums: see rows_tiles.
+// The kernels: c (MR,NR) = pa (words,MR)ᵀ · pb (words,NR), or += with add. Elements are summed in word order.
 
 // rows, at most MR, is a constant at every call, so that after inlining the sums stay in registers.
 INLINE void tile_store(float* c, size_t ldc, Vec acc[MR][2], bool add, int rows) {
@@ -287,57 +264,6 @@ TILE(tile_floats_lowest, rows_vectors, FLOATS, MR / 3)
 TILE(tile_pairs, rows_vectors, PAIRS, MR)
 TILE(tile_pairs_low, rows_vectors, PAIRS, MR * 2/3)
 TILE(tile_pairs_lowest, rows_vectors, PAIRS, MR / 3)
-
-#ifdef HAVE_AMX
-
-_Static_assert((int)LANES == TILE_ROWS && (int)LANES == TILE_WORDS, "AMX needs vectors of the length of a tile");
-
-// TILE_ROWS rows of c are in tiles 0 and 1, and TILE_ROWS more in 2 and 3. Each pair of a and b (tiles 4, 5 and 6, 7)
-// adds the sum of TILE_WORDS pairs, where TDPBF16PS sums even and odd depths apart.
-AMX_TARGET INLINE void rows_tiles(float* c, size_t ldc, const Word* pa, const Word* pb, int words, bool add,
-                                  int rows) {
-    const bool both = rows > TILE_ROWS;
-    const size_t stride = ldc * sizeof(float);
-    float* c_low = c + TILE_ROWS*ldc;
-    const Word* pa_low = pa + (size_t)words*TILE_ROWS;
-    AMX_READS(c);
-    if (!add) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-    } else {
-        _tile_loadd(0, c, stride);
-        _tile_loadd(1, c + LANES, stride);
-        if (both) _tile_loadd(2, c_low, stride);
-        if (both) _tile_loadd(3, c_low + LANES, stride);
-    }
-    for (int w = 0; w < words; w += TILE_WORDS, pa += TILE_ROWS*TILE_WORDS, pa_low += TILE_ROWS*TILE_WORDS) {
-        const Word* b = pb + (size_t)w*NR;
-        _tile_loadd(4, pa, TILE_ROW_BYTES);
-        _tile_loadd(6, b, NR * sizeof(Word));
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(7, b + LANES, NR * sizeof(Word));
-        _tile_dpbf16ps(1, 4, 7);
-        if (!both) continue;
-        _tile_loadd(5, pa_low, TILE_ROW_BYTES);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
-    _tile_stored(0, c, stride);
-    _tile_stored(1, c + LANES, stride);
-    if (!both) return;
-    _tile_stored(2, c_low, stride);
-    _tile_stored(3, c_low + LANES, stride);
-}
-
-AMX_TARGET TILE(tile_amx, rows_tiles, 2*TILE_ROWS)
-AMX_TARGET TILE(tile_amx_low, rows_tiles, TILE_ROWS)
-
-#else
-#define tile_amx tile_floats       // never called: TILES is not used
-#define tile_amx_low tile_floats
-#endif
 #undef TILE
 
 // m x n elements of c, whose rows are ldc elements apart, to be overwritten, or added to with add.
@@ -348,13 +274,12 @@ INLINE void tile(Block t, const Word* pa, const Word* pb, Format f, int words) {
     static void (*const tiles[2][3])(float*, size_t, const Word*, const Word*, int, bool) = {
         { tile_floats_lowest, tile_floats_low, tile_floats }, { tile_pairs_lowest, tile_pairs_low, tile_pairs },
     };
-    if (f == TILES) (t.m > TILE_ROWS ? tile_amx : tile_amx_low)(t.c, t.ldc, pa, pb, words, t.add);
-    else tiles[f == PAIRS][(t.m - 1) / (MR / 3)](t.c, t.ldc, pa, pb, words, t.add);
+    tiles[f == PAIRS][(t.m - 1) / (MR / 3)](t.c, t.ldc, pa, pb, words, t.add);
 }
 
 // The part t of a tile that is inside of c, at its edge: computed as a larger tile, so the bits are the same.
 static void tile_ragged(Block t, const Word* pa, const Word* pb, Format f, int words) {
-    _Alignas(CACHE_LINE) float whole[MAX_ROWS*NR];
+    _Alignas(CACHE_LINE) float whole[MR*NR];
     if (t.add) {
         memset(whole, 0, sizeof(whole));
         for (int i = 0; i < t.m; i++) memcpy(whole + i*NR, t.c + i*t.ldc, t.n * sizeof(float));

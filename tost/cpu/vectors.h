@@ -5,7 +5,7 @@
 #include <stdint.h>
 
 // A vector has LANES floats.
-#if defined(__AVX512F__) || defined(TOST_AMX_HEADER)
+#ifdef __AVX512F__
 enum { LANES = 16 };
 #elif defined(__AVX__)
 enum { LANES = 8 };
@@ -43,7 +43,7 @@ INLINE float sum_lanes(Vec v) {
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (VecWord) { __VA_ARGS__ })
 #endif
 
-#if defined(__AVX512F__) || defined(TOST_AMX_HEADER)
+#ifdef __AVX512F__
 #define LOW_HALVES  0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define HIGH_HALVES 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #define EVENS       0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30

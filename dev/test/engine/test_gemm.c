@@ -1,11 +1,9 @@
 // test_gemm.c: matrix products in float32 and bf16, with every kernel of this machine, against sums in double
-// precision; their bits; how a product is divided among threads. The build test_gemm_amx tests those in bf16 with AMX's
-// instructions in plain C (amx_twin.h), on any processor.
+// precision; their bits; how a product is divided among threads.
 #include "tost/cpu/gemm.c"
 
 #include <float.h>
 #include <math.h>
-#include <sys/wait.h>
 
 #include "base/error.h"
 #include "base/rng.h"
@@ -13,12 +11,6 @@
 #include "engine.h"
 
 _Static_assert((int)GEMM_FEW_ROWS == TOST_FEW_ROWS, "generate.c divides its rows by the order of summation");
-
-#ifdef TOST_AMX_HEADER
-enum { TWIN = 1 };
-#else
-enum { TWIN = 0 };
-#endif
 
 // A product in a format
 #define BY(name, f) \
@@ -30,7 +22,6 @@ enum { TWIN = 0 };
 BY(floats, FLOATS)
 BY(rounded, ROUNDED)
 BY(pairs, PAIRS)
-BY(tiles, TILES)
 #undef BY
 
 // The same with a weight stored in bf16, where there is one: GEMM_NT
@@ -43,15 +34,13 @@ BY(tiles, TILES)
         } \
         uint16_t* weight = xmalloc(((size_t)N*K + 1) * sizeof *weight); \
         bf16_from_floats(weight, b, (size_t)N*K); \
-        const Format format = f == TILES && M <= GEMM_FEW_ROWS ? bf16_format(true) : f; \
-        Product p = product_of_weight(c, a, weight, format, M, N, K); \
+        Product p = product_of_weight(c, a, weight, f, M, N, K); \
         p.add = add; \
         gemm_by(product_packed, &p); \
         free(weight); \
     }
 BY_WEIGHT(rounded, ROUNDED)
 BY_WEIGHT(pairs, PAIRS)
-BY_WEIGHT(tiles, TILES)
 #undef BY_WEIGHT
 
 typedef struct { const char* name; Gemm* gemm; Format format; } Variant;
@@ -60,14 +49,15 @@ static const Variant variants[] = {
     { "gemm_bf16", gemm_bf16, ROUNDED },   // chooses a format itself
     { "rounded", rounded, ROUNDED }, { "rounded, weight", rounded_weight, ROUNDED },
     { "pairs", pairs, PAIRS }, { "pairs, weight", pairs_weight, PAIRS },
-    { "tiles", tiles, TILES }, { "tiles, weight", tiles_weight, TILES },
 };
 
 static bool has(Format f) {
-#ifndef __AVX512BF16__
-    if (f == PAIRS) return false;
+#ifdef __AVX512BF16__
+    (void)f;
+    return true;
+#else
+    return f != PAIRS;
 #endif
-    return f == FLOATS ? !TWIN : f != TILES || has_amx();
 }
 
 // The next variant of this machine and build, from v on; NULL after the last.
@@ -181,7 +171,7 @@ static void check_case(Checks* c, Rng* rng, const int size[3], GemmLayout layout
 // Every pair of sizes as M and N, with all layouts and varying K and add.
 static void test_ragged(Checks* c, Rng* rng) {
     static const int sizes[] = { 1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 33, 63, 65, 127, 130, 257 };
-    const int count = countof(sizes) - (TWIN ? 4 : 0);
+    const int count = countof(sizes);
     for (int i = 0; i < count; i++)
         for (int j = 0; j < count; j++)
             for (int layout = 0; layout < LAYOUTS; layout++) {
@@ -256,8 +246,7 @@ enum { FAST_FMAF = 1 };
 enum { FAST_FMAF = 0 };
 #endif
 
-// Up to ONE_PASS depths, ROUNDED and PAIRS add the products of a pair of depths to the sum, the odd one first.
-enum { ONE_PASS = 384 };
+// In one pass (K <= KC), ROUNDED and PAIRS add the products of a pair of depths to the sum, the odd one first.
 static float sum_in_order(const double* a, const double* b, int K) {
     float sum = 0;
     for (int n = 0; n < K + K % 2; n++)
@@ -265,26 +254,14 @@ static float sum_in_order(const double* a, const double* b, int K) {
     return sum;
 }
 
-// TDPBF16PS sums the even and the odd ones of 32 depths, and adds both to the sum.
-static float sum_of_tiles(const double* a, const double* b, int K) {
-    enum { DEPTH = 32 };
-    float sum = 0;
-    for (int from = 0; from < K; from += DEPTH) {
-        float half[2] = { 0, 0 };
-        for (int k = from; k < K && k < from + DEPTH; k++) half[k % 2] = fmaf((float)a[k], (float)b[k], half[k % 2]);
-        sum += half[0] + half[1];
-    }
-    return sum;
-}
-
-static int wrong_sums(const Case* t, float (*sum)(const double* a, const double* b, int K)) {
+static int wrong_sums(const Case* t) {
     double *a = xmalloc(t->K * sizeof *a), *b = xmalloc(t->K * sizeof *b);
     int wrong = 0;
     for (int i = 0; i < t->M; i++)
         for (int j = 0; j < t->N; j++) {
             depths_of_a(a, t, i, true);
             depths_of_b(b, t, j, true);
-            wrong += sum(a, b, t->K) != t->c[i*t->N + j];
+            wrong += sum_in_order(a, b, t->K) != t->c[i*t->N + j];
         }
     free(a);
     free(b);
@@ -292,7 +269,7 @@ static int wrong_sums(const Case* t, float (*sum)(const double* a, const double*
 }
 
 static void test_bf16_sums(Checks* c, Rng* rng) {
-    static const int sizes[][3] = { { 40, 70, 384 }, { 61, 33, 101 }, { 33, 129, 1 }, { 50, 34, 801 } };
+    static const int sizes[][3] = { { 40, 70, 384 }, { 61, 33, 101 }, { 33, 129, 1 } };
     if (!FAST_FMAF) {
         skip(c, "bits of gemm_bf16: no fast fmaf on this processor");
         return;
@@ -300,12 +277,10 @@ static void test_bf16_sums(Checks* c, Rng* rng) {
     for (size_t s = 0; s < countof(sizes); s++)
         for (int layout = 0; layout < LAYOUTS; layout++)
             for (EACH_VARIANT(v)) {
-                const bool amx = v->format == TILES;
-                if (v->format == FLOATS || v->gemm == gemm_bf16) continue;
-                if (amx ? !TWIN : sizes[s][2] > ONE_PASS) continue;   // TWIN: a processor may sum in another order
+                if (v->format == FLOATS) continue;
                 Case t = new_case(rng, sizes[s], layout, false);
                 run_case(&t, v->gemm);
-                const int wrong = wrong_sums(&t, amx ? sum_of_tiles : sum_in_order);
+                const int wrong = wrong_sums(&t);
                 check(c, wrong == 0, "%s %s M %d N %d K %d: %d of %d sums differ in bits from fmaf's", v->name,
                       layout_names[layout], t.M, t.N, t.K, wrong, t.M * t.N);
                 free_case(&t);
@@ -326,39 +301,6 @@ static void test_rounding(Checks* c) {
         check(c, bf16_from_float(x) == cases[i].nearest, "bf16 of the float with bits %08x: got %04x, expected %04x",
               cases[i].bits, bf16_from_float(x), cases[i].nearest);
     }
-}
-
-// ---------------------------------------------------------------------------------------------
-// The choice of a kernel
-
-static void test_choice(Checks* c, Rng* rng, bool amx) {
-    static const int size[3] = { 40, 70, 384 };
-    char name[64];
-    check(c, has_amx() == amx, "AMX: expected %d, got %d", amx, has_amx());
-    check(c, !!strstr(gemm_library(name, sizeof name, true), "(AMX)") == amx, "AMX %d: the name is %s", amx, name);
-    check(c, !strstr(gemm_library(name, sizeof name, false), "AMX"), "float32: the name is %s", name);
-    Case t = new_case(rng, size, GEMM_NT, false);
-    float chosen[40 * 70];
-    run_case(&t, gemm_bf16);
-    memcpy(chosen, t.c, sizeof chosen);
-    run_case(&t, amx ? tiles : rounded);
-    check_bits(c, &t, chosen, "gemm_bf16", "AMX:", amx);
-    free_case(&t);
-}
-
-// Where Linux refuses the tiles. In a process of its own, because the choice is made once.
-static void test_refused(Checks* c, Rng* rng) {
-    fflush(stdout);
-    const pid_t child = fork();
-    if (child == 0) {
-        setenv("AMX_TWIN_REFUSED", "1", 1);
-        test_choice(c, rng, false);
-        fflush(stdout);
-        _exit(c->failed != 0);
-    }
-    int status = -1;
-    waitpid(child, &status, 0);
-    check(c, child > 0 && status == 0, "AMX refused: the checks above failed (wait status %d)", status);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -398,7 +340,7 @@ static void test_partition(Checks* c) {
     };
     // Rows and NR of the kernels, and the largest share of a thread that is allowed, relative to the mean
     static const struct { int m, n; double share; } units[] = {
-        { 12, 32, 1.15 }, { 6, 16, 1.15 }, { 12, 8, 1.15 }, { 6, 8, 1.15 }, { 16, 32, 1.19 },
+        { 12, 32, 1.15 }, { 6, 16, 1.15 }, { 12, 8, 1.15 }, { 6, 8, 1.15 },
     };
     for (size_t s = 0; s < countof(sizes); s++)
         for (size_t u = 0; u < countof(units); u++)
@@ -407,17 +349,15 @@ static void test_partition(Checks* c) {
 }
 
 int main(void) {
-    Checks c = { .suite = TWIN ? "gemm_amx" : "gemm" };
+    Checks c = { .suite = "gemm" };
     const int threads = threads_max();
     Rng rng = rng_seeded(1337, 0);
-    if (TWIN) test_refused(&c, &rng);
-    test_choice(&c, &rng, TWIN || has_amx());
     test_ragged(&c, &rng);
     test_blocks(&c, &rng);
     test_same_bits(&c, &rng);
     test_bf16_sums(&c, &rng);
-    if (!TWIN) test_rounding(&c);
-    if (!TWIN) test_partition(&c);
+    test_rounding(&c);
+    test_partition(&c);
     check(&c, threads_max() == threads, "%d OpenMP threads before the products, %d after", threads, threads_max());
     return checks_verdict(&c);
 }
