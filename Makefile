@@ -10,7 +10,6 @@
 #   help               prints this text
 # For developers (dev/test/README.md, dev/bench/README.md): test_aarch64, test_mutants, torture, fuzz, sass, bench_cuda
 #
-#   BLAS=openblas      use OpenBLAS (or mkl, blis, accelerate) instead of the built-in matrix product
 #   OPENMP=0           build without OpenMP (single-threaded)
 #   MPI=1              build for several processes, started with mpirun or srun; MPICC=mpicc is the compiler wrapper
 #   NCCL=1             build train_gpt_tostcu for several GPUs, started with torchrun or, with MPI=1, with mpirun or
@@ -30,7 +29,6 @@
 ARCH     ?= -march=native
 CFLAGS   ?= -O3
 OPENMP   ?= 1
-BLAS     ?= 0
 MPI      ?= 0
 MPICC    ?= mpicc
 SANITIZE ?= 0
@@ -42,11 +40,6 @@ compiles = $(shell printf '%b' '$(1)' | $(CC) $(CPPFLAGS) -x c - -x none -o /dev
              echo yes)
 include := \0043include
 comma   := ,
-BLAS_PC_mkl            := mkl-sdl
-BLAS_LIBS_mkl          := -lmkl_rt
-BLAS_HEADER_mkl        := mkl_cblas.h
-BLAS_LIBS_accelerate   := -framework Accelerate
-BLAS_HEADER_accelerate := Accelerate/Accelerate.h
 
 ARCH := $(if $(call compiles,int main(void) { return 0; },$(ARCH)),$(ARCH))
 ifneq ($(OPENMP),0)
@@ -58,24 +51,6 @@ ifneq ($(OPENMP),0)
     OMP_CFLAGS  := -Xpreprocessor -fopenmp -I$(LIBOMP)/include
     OMP_LIBS    := -L$(LIBOMP)/lib -lomp
     HAVE_OPENMP := $(call compiles,$(omp_program),$(OMP_CFLAGS) $(OMP_LIBS))
-  endif
-endif
-
-# A BLAS, if one is requested by name: pkg-config's flags, or the usual ones
-ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(BLAS))),)
-  ifeq ($(filter $(BLAS),openblas mkl blis accelerate),)
-    $(error BLAS=$(BLAS): not known; use openblas, mkl, blis or accelerate, or BLAS=0 for the built-in matrix product)
-  endif
-  BLAS_PC     := $(or $(BLAS_PC_$(BLAS)),$(BLAS))
-  BLAS_HEADER := $(or $(BLAS_HEADER_$(BLAS)),cblas.h)
-  BLAS_CFLAGS := $(shell pkg-config --cflags $(BLAS_PC) 2>/dev/null) -DTOST_BLAS='"$(BLAS)"' \
-                 -DTOST_BLAS_HEADER='<$(BLAS_HEADER)>'
-  BLAS_LIBS   := $(or $(shell pkg-config --libs $(BLAS_PC) 2>/dev/null),$(BLAS_LIBS_$(BLAS)),-l$(BLAS))
-  HAVE_BLAS   := $(call compiles,$(include) TOST_BLAS_HEADER\nint main(void) { return !cblas_sgemm; },\
-                   $(BLAS_CFLAGS) $(BLAS_LIBS) -lm)
-  ifeq ($(HAVE_BLAS),)
-    $(error BLAS=$(BLAS): no <$(BLAS_HEADER)> with cblas_sgemm that links with $(BLAS_LIBS); install it, set \
-      PKG_CONFIG_PATH, or leave BLAS out for the built-in matrix product)
   endif
 endif
 
@@ -99,7 +74,7 @@ endif
 TOST_CFLAGS = -std=c11 -D_GNU_SOURCE -I. -Itost $(ARCH) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
               -Wall -Wextra -Wno-pass-failed $(if $(filter-out 0,$(WERROR)),-Werror) \
               $(if $(HAVE_OPENMP),$(OMP_CFLAGS),-fopenmp-simd -Wno-unknown-pragmas) \
-              $(if $(HAVE_BLAS),$(BLAS_CFLAGS)) $(if $(HAVE_MPI),$(MPI_CFLAGS)) \
+              $(if $(HAVE_MPI),$(MPI_CFLAGS)) \
               $(if $(filter-out 0,$(SANITIZE)),-DTOST_SANITIZE -g $(SANITIZERS) -fno-omit-frame-pointer)
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
 COMPILE     = $(CC) $(TOST_CFLAGS) $(CPPFLAGS) $(CFLAGS)
@@ -109,13 +84,11 @@ FLAGS_gemm := $(if $(call compiles,int main(void) { return 0; },-Werror $(KEEP_F
 FLAGS_delta_rule := $(FLAGS_gemm)
 BUILT_FOR  := $(shell $(CC) $(ARCH) $(CPPFLAGS) $(CFLAGS) -dM -E -x c /dev/null 2>/dev/null | \
                 sed -n 's/^.define __\([A-Z0-9_]*[A-Z0-9]\)_* 1$$/\1/p')
-LIBS       := $(LDFLAGS) $(if $(HAVE_BLAS),$(BLAS_LIBS)) $(if $(HAVE_MPI),$(MPI_LIBS)) \
-              $(if $(HAVE_OPENMP),$(OMP_LIBS)) -lm
+LIBS       := $(LDFLAGS) $(if $(HAVE_MPI),$(MPI_LIBS)) $(if $(HAVE_OPENMP),$(OMP_LIBS)) -lm
 BUILD      := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(HAVE_OPENMP),-openmp)$(if \
-              $(HAVE_BLAS),-$(BLAS))$(if $(HAVE_MPI),-$(notdir $(MPICC)))$(if $(filter-out 0,$(SANITIZE)),-sanitize)
+              $(HAVE_MPI),-$(notdir $(MPICC)))$(if $(filter-out 0,$(SANITIZE)),-sanitize)
 LIB_OBJ    := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tost/*.c tost/*/*.c))
-SUMMARY     = $(shell $(CC) --version | head -1), $(or $(ARCH),default processor), OpenMP: $(or $(HAVE_OPENMP),no), \
-              matrix product: $(if $(HAVE_BLAS),$(BLAS),built-in)$(if $(HAVE_MPI),$(comma) MPI: $(MPICC))
+SUMMARY     = $(shell $(CC) --version | head -1), $(or $(ARCH),default processor), OpenMP: $(or $(HAVE_OPENMP),no)$(if $(HAVE_MPI),$(comma) MPI: $(MPICC))
 
 # ---- rules --------------------------------------------------------------------------------------------------------
 # $(call say,CC FILE): starts a recipe line that prints "CC FILE" instead of the command; V=1 prints the command

@@ -536,14 +536,10 @@ static void test_bf16(Checks* c, const TostEngine* engine) {
 // ---------------------------------------------------------------------------------------------
 // Threads of the CPU engine
 
-// Any number of threads, and recompute, must give the same bits. With a BLAS library the number of threads is fixed.
+// Any number of threads, and recompute, must give the same bits.
 static void set_threads(const void* unused, int run) {
     (void)unused;
-#ifdef TOST_BLAS
-    (void)run;
-#else
     threads_set(run + 1);
-#endif
 }
 
 static void test_threads(Checks* c) {

@@ -47,8 +47,7 @@ static void report(const char* key, double value, const char* unit) {
 }
 
 static void report_library(void) {
-    char name[64];
-    printf("%-28s %s\n", "matmul_library", gemm_library(name, sizeof name, false));
+    printf("%-28s %s\n", "matmul_library", gemm_library());
 }
 
 static float* random_floats(size_t n, double scale) {

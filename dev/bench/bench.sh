@@ -1,11 +1,10 @@
 #!/bin/sh
-# bench.sh BENCH OPENBLAS: measures the trainer, the limits of the machine, and PyTorch and tiktoken if
-# installed, in one run, and prints a table and the speed of the matrix product by shape. BENCH is dev/bench/bench;
-# OPENBLAS is the same with OpenBLAS, if it exists.
+# bench.sh BENCH: measures the trainer, the limits of the machine, and PyTorch and tiktoken if installed, in one run,
+# and prints a table and the speed of the matrix product by shape. BENCH is dev/bench/bench.
 #   TEXT, VOCAB   a text and a vocab.bpe for tokenize (default: those in ../shared)
 #   PYTHON        Python interpreter, with torch and tiktoken if available (default: python3)
 set -u
-bench=$1 openblas=$2
+bench=$1
 python=${PYTHON:-python3}
 vocab=${VOCAB:-../shared/data/gpt2/vocab.bpe}
 work=$(mktemp -d) || exit 1
@@ -19,12 +18,10 @@ ratio() { awk -v a="$(figure "$1")" -v b="$(figure "$2")" 'BEGIN { if (b > 0) pr
 giga() { awk -v mib="$(figure "$1")" 'BEGIN { if (mib > 0) printf "%.2f", mib * 1048576 / 1e9; else print "-" }'; }
 row() { printf '| %s | %s | %s |\n' "$1" "${2:--}" "${3:-}"; }
 
-say "measuring limits, training (both matrix products), decode, TSSA, tokenize, PyTorch and tiktoken: takes minutes" >&2
+say "measuring limits, training, decode, TSSA, tokenize, PyTorch and tiktoken: takes minutes" >&2
 {
     "$bench" limits
     "$bench" train
-    [ ! -x "$openblas" ] || "$openblas" train | sed 's/^train/openblas_train/; s/^matmul_library/openblas_library/'
-    "$bench" train | sed 's/^train/again_train/; s/^matmul/again_matmul/'
     "$bench" decode
     "$bench" tssa
 } >> "$figures" || exit 1
@@ -62,8 +59,6 @@ row "---" "---" "---"
 row "training tost-base, B·T = 1,024, tokens/s" "$(figure train)" \
     "matrix products alone $(figure train_matmuls_alone) (ratio $(figure train_share_of_matmuls)); PyTorch \
 $(or_dash peer_train_tokens_per_s)"
-row "the same with $(or_dash openblas_library), core type ${OPENBLAS_CORETYPE:--}, tokens/s" \
-    "$(or_dash openblas_train)" "$(ratio openblas_train again_train) × a second measurement of the row above"
 row "memory of training tost-base, GB" "$(figure train_memory)" "PyTorch $(giga peer_train_peak_memory)"
 for at in 10 128 500 1000; do
     row "sampling tost-base at position $at, tokens/s" "$(figure decode_at_$at)" \

@@ -1,14 +1,10 @@
 // gemm.c: matrix products. Products of few rows with a weight are dot products that read the weight once. All others
 // use the packed and cache-blocked kernel below, which follows Goto and van de Geijn, "Anatomy of high-performance
-// matrix multiplication" (2008), or cblas_sgemm if the build names a BLAS (TOST_BLAS).
+// matrix multiplication" (2008).
 #include "cpu/gemm.h"
 
 #include <stdio.h>
 #include <stdlib.h>
-
-#ifdef TOST_BLAS
-#include TOST_BLAS_HEADER
-#endif
 
 #include "base/memory.h"
 #include "base/openmp.h"
@@ -73,11 +69,9 @@ static void product_packed(const Product* p) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Threads: each computes one slice of c, with the kernel or with cblas.
+// Threads: each computes one slice of c.
 
-typedef void Multiply(const Product*);
-
-static void gemm_sliced(Multiply* multiply, const Product* all) {
+static void gemm_sliced(const Product* all) {
     const int threads = threads_for(all->M, all->N, all->K);
     const Partition parts = partition_of(all->M, all->N, MR, NR, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
@@ -89,7 +83,7 @@ static void gemm_sliced(Multiply* multiply, const Product* all) {
         slice.b = operand_at(all->b, s.j, 0);
         slice.M = s.m;
         slice.N = s.n;
-        if (s.m > 0 && s.n > 0) multiply(&slice);
+        if (s.m > 0 && s.n > 0) product_packed(&slice);
     }
 }
 
@@ -327,11 +321,11 @@ static Product product_of_weight(float* c, const float* a, const uint16_t* b, Fo
     return (Product) { c, N, left, right, M, N, K, false, f };
 }
 
-// By dot products if the rows are few and read a weight, otherwise by multiply.
-static void gemm_by(Multiply* multiply, const Product* p) {
+// By dot products if the rows are few and read a weight.
+static void gemm_product(const Product* p) {
     const bool nt = !p->a.lanes_side && !p->b.lanes_side;
     if (p->M <= GEMM_FEW_ROWS && nt && (p->format == FLOATS || p->b.bf16)) gemm_few_rows(p);
-    else gemm_sliced(multiply, p);
+    else gemm_sliced(p);
 }
 
 // VDPBF16PS does the work of two FMA instructions. AMD's processors issue both at the same rate; Sapphire Rapids issues
@@ -346,67 +340,23 @@ static Format bf16_format(void) { return pairs_are_faster() ? PAIRS : ROUNDED; }
 
 void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K) {
     const Product p = product_of_weight(c, a, b, bf16_format(), M, N, K);
-    gemm_by(product_packed, &p);
+    gemm_product(&p);
 }
 
 void gemm_bf16(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add) {
     Product p = product_of(c, a, b, layout, M, N, K, add);
     p.format = bf16_format();
-    gemm_by(product_packed, &p);
-}
-
-#ifdef TOST_BLAS
-
-// Of OpenBLAS, BLIS and MKL; NULL with other libraries.
-int openblas_get_parallel(void) __attribute__((weak));
-void openblas_set_num_threads(int threads) __attribute__((weak));
-char* openblas_get_config(void) __attribute__((weak));
-void bli_thread_set_num_threads(int64_t threads) __attribute__((weak));
-void MKL_Set_Num_Threads(int threads) __attribute__((weak));
-
-static void product_blas(const Product* p) {
-    cblas_sgemm(CblasRowMajor, p->a.lanes_side ? CblasTrans : CblasNoTrans,
-                p->b.lanes_side ? CblasNoTrans : CblasTrans, p->M, p->N, p->K,
-                1, (const float*)p->a.p, p->a.ld, (const float*)p->b.p, p->b.ld, p->add, p->c, p->ldc);
+    gemm_product(&p);
 }
 
 void gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add) {
     const Product p = product_of(c, a, b, layout, M, N, K, add);
-#ifdef _OPENMP
-    // Limit an OpenBLAS built on pthreads to one thread: its threads would compete with OpenMP's. One built on OpenMP
-    // uses one thread inside a parallel region anyway, and setting its number of threads would change OpenMP's.
-    enum { PTHREADS = 1 };
-    if (openblas_get_parallel && openblas_get_parallel() == PTHREADS) openblas_set_num_threads(1);
-    // BLIS would wait for threads that OpenMP does not start inside a parallel region; MKL has its own OpenMP.
-    if (bli_thread_set_num_threads) bli_thread_set_num_threads(1);
-    if (MKL_Set_Num_Threads) MKL_Set_Num_Threads(1);
-#endif
-    gemm_by(product_blas, &p);
+    gemm_product(&p);
 }
 
-#else
-
-void gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add) {
-    const Product p = product_of(c, a, b, layout, M, N, K, add);
-    gemm_by(product_packed, &p);
-}
-
-#endif
-
-char* gemm_library(char* name, size_t cap, bool bf16) {
-    (void)bf16;
-    snprintf(name, cap, "built in (%s)", KERNEL_NAME);
-#ifdef TOST_BLAS
-    // The first two words of OpenBLAS's description: name and version. Others: the name that the build was given.
-    const char* config = openblas_get_config ? openblas_get_config() : TOST_BLAS;
-    const size_t word = strcspn(config, " "), rest = config[word] ? 1 + strcspn(config + word + 1, " ") : 0;
-    if (!bf16) snprintf(name, cap, "%.*s", (int)(word + rest), config);
-#endif
-    return name;
-}
+const char* gemm_library(void) { return "built in (" KERNEL_NAME ")"; }
 
 void gemm_describe(char* text, size_t cap, int threads, bool bf16) {
-    char library[64];
     snprintf(text, cap, "CPU, %d thread%s, %s, matmul %s", threads, threads == 1 ? "" : "s", bf16 ? "bf16" : "float32",
-             gemm_library(library, sizeof library, bf16));
+             gemm_library());
 }

@@ -15,9 +15,8 @@ typedef enum {
 
 // c (M,N) = op(a) · op(b), or with add: c += op(a) · op(b). All are dense and row-major; c does not overlap a or b.
 // Sizes are at least 1. Call it outside of parallel regions: it uses all OpenMP threads. GEMM_NT of at most
-// GEMM_FEW_ROWS rows (decoding) reads b once, at the speed of memory. The same sizes and number of threads give the
-// same bits. Without a BLAS library, these do not depend on the number of threads, and those of a row depend on M only
-// by whether the rows are few.
+// GEMM_FEW_ROWS rows (decoding) reads b once, at the speed of memory. Bits do not depend on the number of
+// threads, and those of a row depend on M only by whether the rows are few.
 typedef void Gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add);
 void gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add);
 
@@ -31,8 +30,7 @@ void gemm_bf16(float* c, const float* a, const float* b, GemmLayout layout, int 
 // GEMM_FEW_ROWS, gives the bits of gemm_bf16.
 void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K);
 
-// Writes the product in use, "OpenBLAS 0.3.21", "built in (AVX-512)", …, in float32 or bf16, and returns name.
-char* gemm_library(char* name, size_t cap, bool bf16);
+const char* gemm_library(void);            // "built in (AVX-512)", …
 bool gemm_is_small(int M, int N, int K);   // true if one thread computes the product faster than several
 // Writes the number of threads, the type and that name as one line.
 void  gemm_describe(char* text, size_t cap, int threads, bool bf16);

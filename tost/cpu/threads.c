@@ -24,12 +24,9 @@ static void flush_subnormals(void) {
 #endif
 }
 
-// True if the number of threads changes the results, or if the user has set how threads wait: those that sleep use no
-// processor time, which looks like time lost to other processes.
+// True if the user has set how threads wait: those that sleep use no processor time, which looks like time lost to
+// other processes.
 static bool is_fixed(void) {
-#ifdef TOST_BLAS
-    return true;
-#endif
     return getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME") || getenv("KMP_LIBRARY");
 }
 

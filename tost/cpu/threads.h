@@ -12,9 +12,8 @@ enum { SERIAL_ROWS = 8 };
 // The passes of an engine use `now` of `max` threads, and a small one, in which threads would cost more than they save,
 // one; what follows a pass, such as its backward, uses as many. Threads wait for each other in every layer, so if
 // another process takes the core of one thread, all wait for it. If the threads of a pass get too little processor
-// time, the next passes use fewer; after a pause, they use all again. Results do not depend on the number of threads,
-// except with a BLAS library: there the number is fixed. It is also fixed if the environment says how threads wait
-// (OMP_WAIT_POLICY, GOMP_SPINCOUNT, KMP_BLOCKTIME, KMP_LIBRARY).
+// time, the next passes use fewer; after a pause, they use all again. Results do not depend on the number of threads.
+// It is fixed if the environment says how threads wait (OMP_WAIT_POLICY, GOMP_SPINCOUNT, KMP_BLOCKTIME, KMP_LIBRARY).
 typedef struct {
     int    max, now, pass;          // pass: of the current one
     bool   fixed, decided;          // decided: at least once

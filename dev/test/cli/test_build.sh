@@ -3,11 +3,6 @@
 . "$(dirname "$0")/../lib.sh"
 
 unset MAKEFLAGS MAKELEVEL
-build() { make -s -C "$repo" "$@" train_gpt_tost; }
-refuses 2 "build BLAS=atlas" 'openblas, mkl, blis or accelerate'
-refuses 2 "build BLAS=accelerate" 'leave BLAS out'
-succeeds make -s -C "$repo" BLAS=atlas help
-
 # The version: the number in CITATION.cff, and the commit if there is a repository.
 mkdir -p copy/dev
 cp -R "$repo/Makefile" "$repo/CITATION.cff" "$repo/tost" copy
@@ -16,7 +11,7 @@ number=$(sed -n 's/^version: *//p' "$repo/CITATION.cff")
 prints --version "train_gpt_tost $number"
 # is TEXT: the version is TEXT
 is() {
-    make -s -C copy CC=cc OPENMP=0 CUDA=0 BLAS=0 SANITIZE=0 MPI=0 build/cc/version >/dev/null
+    make -s -C copy CC=cc OPENMP=0 CUDA=0 SANITIZE=0 MPI=0 build/cc/version >/dev/null
     check "version: expected $1, got $(cat copy/build/cc/version)" [ "$(cat copy/build/cc/version)" = "$1" ]
 }
 is "$number"
@@ -31,19 +26,6 @@ if command -v git >/dev/null; then
     is "$number"
 else
     skip 'version: no git'
-fi
-
-# A BLAS that pkg-config names by the path of its library, as MKL's package for pip does.
-if command -v pkg-config >/dev/null; then
-    echo 'void cblas_sgemm(void) {}' >blas.c
-    echo 'void cblas_sgemm(void);' >mkl_cblas.h
-    printf 'Name: mkl-sdl\nDescription: a stub\nVersion: 1\nCflags: -I%s\nLibs: %s/libmkl_rt.so.3\n' "$dir" "$dir" \
-        >mkl-sdl.pc
-    succeeds ${CC:-cc} -shared -fPIC -o libmkl_rt.so.3 blas.c
-    PKG_CONFIG_PATH=$dir succeeds make -n -C "$repo" BLAS=mkl CUDA=0 train_gpt_tost
-    check 'BLAS=mkl by the path of its library' grep -q 'DTOST_BLAS=.*mkl.*libmkl_rt.so.3' stdout
-else
-    skip 'BLAS=mkl: no pkg-config'
 fi
 
 # An MPI compiler wrapper whose command names two words of a compiler, and link flags of two words (Intel MPI).

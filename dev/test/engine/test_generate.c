@@ -25,13 +25,7 @@ static bool take_text(void* context, const char* bytes, size_t n) {
 // ---------------------------------------------------------------------------------------------
 // Texts together
 
-// With a BLAS library the bits of a row may depend on the number of rows. Such builds test only short prompts and a
-// small block size: their products have few rows and are always built in.
-#ifdef TOST_BLAS
-enum { BLOCK_SIZE = 2 * GEMM_FEW_ROWS, GROUPS = 1 };
-#else
 enum { BLOCK_SIZE = 80, GROUPS = 6 };
-#endif
 enum { BYTES = 257, LONGEST = 90, MAX_TOKENS = 120 };
 
 // The CPU engine, but the logits of each sequence are replaced by those that choose one token, a hash of their bits: a

@@ -181,9 +181,7 @@ static void test_threads(Checks* c) {
         environ = only;
         const Threads t = threads_start(1);
         environ = before;
-#ifndef TOST_BLAS
         check(c, t.fixed == cases[i].fixed, "%s: the number of threads is%s fixed", variable, t.fixed ? "" : " not");
-#endif
         check(c, t.max == 1, "%d threads of 1", t.max);
         free(variable);
     }
