@@ -84,13 +84,15 @@ bool replace_file(const char* path, const char* data, size_t n, TostError* err) 
     return ok;
 }
 
-char* kept_name(const char* path) {
-    char* kept = NULL;
-    for (int number = 1; !kept || path_exists(kept); number++) {
-        free(kept);
-        kept = xasprintf("%s.kept-%d", path, number);
+char* free_name(const char* path, const char* suffix) {
+    char* name = NULL;
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    for (int number = 1; !name || path_exists(name); number++) {
+        free(name);
+        name = xasprintf("%.*s%s%d", (int)n, path, suffix, number);
     }
-    return kept;
+    return name;
 }
 
 bool make_dirs(const char* path, TostError* err) {

@@ -64,6 +64,11 @@ LockResult lock_take(Lock* lock, const char* folder, TostError* err) {
     }
 }
 
+void lock_moved(Lock* lock, const char* folder) {
+    free(lock->path);
+    lock->path = path_join(folder, file_name);
+}
+
 // Removes the file before unlocking: a process that opened it earlier notices in same_file.
 void lock_release(Lock* lock) {
     if (!lock->path) return;

@@ -122,7 +122,7 @@ static RunRow* find_runs(int* count, const Options* o, const char* folder) {
         RunRow row = {.name = names.paths[i]};
         StFile f;
         bool is_run = true;
-        if (checkpoint_is_run(&is_run, NULL, run, &why) && is_run
+        if (checkpoint_is_run(&is_run, run, &why) && is_run
             && checkpoint_open(&f, &row.info, run, "info", &why)) {
             st_close(&f);
             row.name = xstrdup(row.name);
@@ -267,7 +267,7 @@ static FileKind file_kind(const char* path) {
 static bool info(const Options* o, const TostEngine* engine, TostError* err) {
     int count = 0;
     bool is_run = true;
-    if (o->model && !o->print_config && checkpoint_is_run(&is_run, NULL, o->model, err) && !is_run
+    if (o->model && !o->print_config && checkpoint_is_run(&is_run, o->model, err) && !is_run
         && !checkpoint_is_folder(o->model) && is_dir(o->model)) {
         RunRow* rows = find_runs(&count, o, o->model);
         if (count) return info_runs(o, rows, count, err);

@@ -184,7 +184,7 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
         ok = file && st_open(model_file, file, err);
     }
     if (!ok && file) checkpoint_suggest_older(err, file, option);
-    else if (!ok && !option && path_exists(path)) tost_error(err, "%s; --overwrite starts the run over", err->text);
+    else if (!ok && !option && path_exists(path)) tost_error(err, "%s; --overwrite starts a new run", err->text);
     if (ok && !read_info(info, model_file, err)) {   // no suggestion: an older one would fail in the same way
         st_close(model_file);
         ok = false;
@@ -401,10 +401,9 @@ static bool write_folder(const char* dir, const CheckpointInfo* info, const Chec
     return ok;
 }
 
-bool checkpoint_save(const char* run, SaveAs as, const CheckpointInfo* info, const CheckpointModel* m, TostError* err) {
-    char* name = as == SAVE_BEST ? path_join(run, BEST_FOLDER)
-                                 : checkpoint_name(run, info->step, as == SAVE_REPLACEMENT ? ".new" : "");
-    char* unfinished = as == SAVE_BEST ? path_join(run, BEST_FOLDER ".tmp") : checkpoint_name(run, info->step, ".tmp");
+bool checkpoint_save(const char* run, bool best, const CheckpointInfo* info, const CheckpointModel* m, TostError* err) {
+    char* name = best ? path_join(run, BEST_FOLDER) : checkpoint_name(run, info->step, "");
+    char* unfinished = xasprintf("%s.tmp", name);
     bool ok = write_folder(unfinished, info, m, err) && checkpoint_publish(unfinished, name, err);
     TostError ignored;
     if (!ok) tost_error(err, "%s; step %" PRId64 " is not saved", err->text, info->step);

@@ -47,15 +47,9 @@ bool checkpoint_suggest_older(TostError* err, const char* model_file, const char
 // ---------------------------------------------------------------------------------------------
 // Writing
 
-typedef enum {
-    SAVE_STEP,          // RUN/step_NNNNNNNN
-    SAVE_REPLACEMENT,   // RUN/step_NNNNNNNN.new
-    SAVE_BEST           // RUN/best
-} SaveAs;
-
-// Writes a .tmp folder, fsyncs, renames, fsyncs RUN. Replaces a checkpoint of the same name. On failure earlier
-// checkpoints remain.
-bool checkpoint_save(const char* run, SaveAs as, const CheckpointInfo* info, const CheckpointModel* m, TostError* err);
+// Writes RUN/step_NNNNNNNN or RUN/best: a .tmp folder, fsyncs, renames, fsyncs RUN. Replaces a checkpoint of the same
+// name. On failure earlier checkpoints remain.
+bool checkpoint_save(const char* run, bool best, const CheckpointInfo* info, const CheckpointModel* m, TostError* err);
 // Of several ranks, only rank 0 saves. The others meanwhile send it their moments, until it calls checkpoint_end_save.
 void checkpoint_send_moments(const CheckpointModel* m);
 void checkpoint_end_save(TostComm* comm);

@@ -20,19 +20,13 @@
 // ---------------------------------------------------------------------------------------------
 // Contents of a run folder
 
-typedef enum {
-    STALE,        // "….tmp": left behind by a process that ended while writing, replacing or removing it
-    NORMAL,
-    REPLACEMENT   // "….new": replaces all others
-} EntryKind;
-
 typedef struct {
-    int64_t   step;
-    EntryKind kind;
-    char*     path;
+    int64_t step;
+    bool    stale;   // "….tmp": left behind by a process that ended while writing, replacing or removing it
+    char*   path;
 } Entry;
 
-typedef struct { int count; Entry* entry; } Entries;   // ordered by kind, then by step
+typedef struct { int count; Entry* entry; } Entries;   // ordered by step
 
 char* checkpoint_name(const char* run, int64_t step, const char* suffix) {
     return xasprintf("%s/step_%08" PRId64 "%s", run, step, suffix);
@@ -40,23 +34,20 @@ char* checkpoint_name(const char* run, int64_t step, const char* suffix) {
 
 static bool ends_in_tmp(const char* name) { return strlen(name) >= 4 && strcmp(name + strlen(name) - 4, ".tmp") == 0; }
 
-// Parses "step_N", optionally followed by ".new" or by something that ends in ".tmp", or "best." and such an end.
+// Parses "step_N", optionally followed by something that ends in ".tmp", or "best." and such an end.
 static bool parse_entry(Entry* e, const char* name) {
-    e->kind = STALE;
+    e->stale = ends_in_tmp(name);
     e->step = 0;
-    if (strncmp(name, BEST_FOLDER ".", strlen(BEST_FOLDER ".")) == 0) return ends_in_tmp(name);
+    if (strncmp(name, BEST_FOLDER ".", strlen(BEST_FOLDER ".")) == 0) return e->stale;
     if (strncmp(name, "step_", 5) != 0) return false;
     size_t digits = strspn(name + 5, "0123456789");
     if (digits == 0 || digits > 18) return false;
-    const char* rest = name + 5 + digits;
     e->step = strtoll(name + 5, NULL, 10);
-    e->kind = ends_in_tmp(rest) ? STALE : strcmp(rest, ".new") == 0 ? REPLACEMENT : NORMAL;
-    return !*rest || e->kind != NORMAL;
+    return !name[5 + digits] || e->stale;
 }
 
 static int compare_entries(const void* a, const void* b) {
     const Entry *x = a, *y = b;
-    if (x->kind != y->kind) return x->kind < y->kind ? -1 : 1;
     return x->step != y->step ? (x->step < y->step ? -1 : 1) : strcmp(x->path, y->path);
 }
 
@@ -100,22 +91,20 @@ bool checkpoint_is_name(const char* path, int64_t* step, bool* stale) {
     char* copy = xstrdup(path);
     const bool ok = parse_entry(&e, basename(copy));
     if (ok && step) *step = e.step;
-    if (stale) *stale = ok && e.kind == STALE;
+    if (stale) *stale = ok && e.stale;
     free(copy);
     return ok;
 }
 
 bool checkpoint_is_folder(const char* dir) { return has_file(dir, MODEL_FILE); }
 
-bool checkpoint_is_run(bool* is_run, bool* replaced, const char* run, TostError* err) {
+bool checkpoint_is_run(bool* is_run, const char* run, TostError* err) {
     Entries list;
     *is_run = false;
-    if (replaced) *replaced = false;
     if (!is_dir(run)) return true;
     if (!list_entries(&list, run, err)) return false;
     char* best = path_join(run, BEST_FOLDER);
     *is_run = list.count > 0 || has_file(best, MODEL_FILE) || has_file(run, LOG_FILE);
-    if (replaced) *replaced = list.count > 0 && list.entry[list.count - 1].kind == REPLACEMENT;
     free(best);
     free_entries(&list);
     return true;
@@ -140,7 +129,7 @@ char* checkpoint_before(const char* run, int64_t* step) {
         again = false;
         for (int i = list.count - 1; i >= 0 && !found; i--) {
             const Entry* e = &list.entry[i];
-            if (e->kind != STALE && e->step < *step && is_complete(e->path)) {
+            if (!e->stale && e->step < *step && is_complete(e->path)) {
                 found = xstrdup(e->path);
                 *step = e->step;
             } else again |= !path_exists(e->path);   // renamed or removed since it was listed
@@ -220,7 +209,7 @@ static bool not_removed(const char* path, TostError* err) {
 // Gives what the user had in the checkpoint a name that no checkpoint has. Always returns false.
 static bool keep_rest(const char* path, TostError* err) {
     const size_t dir = (size_t)(strrchr(path, '/') + 1 - path);
-    char *name = xasprintf("%.*s", (int)(dir + strcspn(path + dir, ".")), path), *kept = kept_name(name);
+    char *name = xasprintf("%.*s", (int)(dir + strcspn(path + dir, ".")), path), *kept = free_name(name, ".kept-");
     if (rename(path, kept) != 0) not_removed(path, err);
     else tost_error(err, "%s contained other files, which are now in %s", name, kept);
     free(kept);
@@ -251,7 +240,7 @@ static bool set_aside(char** stale, const char* path, TostError* err) {
 }
 
 static bool remove_entry(const Entry* e, TostError* err) {
-    if (e->kind == STALE) return checkpoint_remove(e->path, err);
+    if (e->stale) return checkpoint_remove(e->path, err);
     char* stale;
     const bool ok = set_aside(&stale, e->path, err) && checkpoint_remove(stale, err);
     free(stale);
@@ -279,31 +268,9 @@ bool checkpoint_prune(const char* run, int64_t step, int keep, TostError* err) {
     int kept = 1;   // the new one
     for (int i = list.count - 1; i >= 0; i--) {
         const Entry* e = &list.entry[i];
-        const bool old = e->kind != STALE && e->step < step && is_complete(e->path);
+        const bool old = !e->stale && e->step < step && is_complete(e->path);
         if (old) kept++;
-        if (e->kind == STALE || (old && keep > 0 && kept > keep)) ok = remove_entry(e, err) && ok;
-    }
-    free_entries(&list);
-    return ok;
-}
-
-bool checkpoint_finish_replacement(const char* run, TostError* err) {
-    Entries list;
-    if (!list_entries(&list, run, err)) return false;
-    const Entry* last = list.count > 0 ? &list.entry[list.count - 1] : NULL;
-    bool ok = true;
-    if (last && last->kind == REPLACEMENT) {
-        char *name = checkpoint_name(run, last->step, ""), *best = path_join(run, BEST_FOLDER), *stale = NULL;
-        ok = !has_file(best, MODEL_FILE) || set_aside(&stale, best, err);
-        for (int i = 0; ok && i < list.count - 1; i++) {
-            if (list.entry[i].kind == STALE) continue;
-            free(stale);
-            ok = set_aside(&stale, list.entry[i].path, err);
-        }
-        ok = ok && rename_synced(last->path, name, err);
-        free(stale);
-        free(best);
-        free(name);
+        if (e->stale || (old && keep > 0 && kept > keep)) ok = remove_entry(e, err) && ok;
     }
     free_entries(&list);
     return ok;

@@ -3,7 +3,6 @@
 //                                                                    if the run has a tokenizer: vocab.bpe
 //   RUN/step_….tmp/                                                  an incomplete one
 //   RUN/best/                                                        with --keep-best
-//   RUN/step_….new/                                                  the first one of a run that replaces another
 // A checkpoint is written to a .tmp folder that is renamed when it is complete, and is renamed to .tmp again before it
 // is removed.
 #ifndef TOST_CHECKPOINT_FOLDERS_H
@@ -17,9 +16,8 @@
 #define LOG_FILE       "log.csv"
 #define BEST_FOLDER    "best"
 
-// *is_run: whether the folder exists and contains a checkpoint, complete or not, or a log. *replaced, unless NULL:
-// whether it also has the first checkpoint of a run that replaces it, see checkpoint_finish_replacement.
-bool checkpoint_is_run(bool* is_run, bool* replaced, const char* run, TostError* err);
+// *is_run: whether the folder exists and contains a checkpoint, complete or not, or a log.
+bool checkpoint_is_run(bool* is_run, const char* run, TostError* err);
 bool checkpoint_is_folder(const char* dir);    // true if a folder contains a model file itself
 // Parses the last component of a path as the name of a checkpoint. *step, *stale (a .tmp folder): may be NULL
 bool checkpoint_is_name(const char* path, int64_t* step, bool* stale);
@@ -41,11 +39,5 @@ bool checkpoint_publish(const char* finished, const char* name, TostError* err);
 bool checkpoint_prune(const char* run, int64_t step, int keep, TostError* err);
 // Removes a checkpoint, complete or not. If its folder has other files, renames it, to NAME.kept-N, and returns false.
 bool checkpoint_remove(const char* path, TostError* err);
-
-// For --overwrite: a new run in the folder of an old one. The first checkpoint is saved as RUN/step_NNNNNNNN.new/. From
-// that rename on it is the only checkpoint of the run; until then, the old run is complete.
-// Makes the checkpoints of the old run stale, for checkpoint_prune, and renames the new one to RUN/step_NNNNNNNN. Does
-// nothing if there is no replacement. If it was interrupted, call it again.
-bool checkpoint_finish_replacement(const char* run, TostError* err);
 
 #endif

@@ -45,20 +45,10 @@ static bool lock_log(int fd, const char* path, TostError* err) {
            || tost_error(err, "%s is being written by another run: give another --log", path);
 }
 
-bool log_check_fresh(const char* path, bool overwrite, TostError* err) {
+bool log_check_fresh(const char* path, TostError* err) {
     struct stat st;
-    char head[sizeof header];
-    if (!check_regular(path, err)) return false;
-    if (stat(path, &st) != 0 || st.st_size == 0) return true;
-    if (!overwrite)
-        return tost_error(err, "%s already exists: give another --log, or replace its run with --out DIR --overwrite",
-                          path);
-    FILE* file = fopen(path, "rb");
-    if (!file) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
-    const size_t n = fread(head, 1, sizeof header - 1, file);
-    const bool free_log = lock_log(fileno(file), path, err);
-    fclose(file);
-    return free_log && (starts_log(head, n) || foreign_log(path, err));
+    return check_regular(path, err) && (stat(path, &st) != 0 || st.st_size == 0
+                                        || tost_error(err, "%s already exists: give another --log", path));
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -87,7 +77,7 @@ static bool find_end(size_t* keep, char* text, int64_t done, TostError* why) {
 
 // Copies a log that find_end has rejected, if it has any rows, to PATH.kept-N, and sets the warning.
 static bool keep_rows(LogFile* log, const Bytes* old, int64_t done, const TostError* why, TostError* err) {
-    char* kept = old->size > strlen(header) ? kept_name(log->path) : NULL;
+    char* kept = old->size > strlen(header) ? free_name(log->path, ".kept-") : NULL;
     const bool ok = !kept || replace_file(kept, old->data, old->size, err);
     log->warning = text_line("%s: %s; the log begins at step %lld%s%s", log->path, why->text, (long long)done + 1,
                              kept ? ", and the old one is now " : "", kept ? kept : "");

@@ -26,9 +26,8 @@ typedef struct {
     TextLine warning;   // of log_open, or empty
 } LogFile;
 
-// True if a new log may be started at path: the file does not exist, is empty or, with `overwrite`, starts with the
-// header of a log.
-bool log_check_fresh(const char* path, bool overwrite, TostError* err);
+// True if a new log may be started at path: the file does not exist or is empty.
+bool log_check_fresh(const char* path, TostError* err);
 // Starts a new log (done: -1), or cuts an existing one after the row of step `done`. If its rows are not those of
 // consecutive steps up to that one, a copy is kept as PATH.kept-N, the log starts at the next step, and `warning` says
 // so. A file with several hard links, as after cp -al of the folder, is replaced. A log that another process is writing

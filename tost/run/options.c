@@ -127,9 +127,9 @@ const Option option_table[] = {
      .help = "continue from the newest checkpoint in --out (by default the newest run in out/), bit by bit",
      .not_with = "overwrite"},
     {"overwrite", TRAIN, FLAG, AT(overwrite), "",
-     .help = "start a new run in --out even if it has one; the first checkpoint replaces it", .needs = "out"},
+     .help = "if --out has a run: rename its folder to DIR.1, DIR.2, …, and start a new one", .needs = "out"},
     {"log", TRAIN | OVERRIDABLE, STRING, AT(log), "FILE",
-     .help = "CSV log with one row per step; an existing log is only accepted with --resume or --overwrite",
+     .help = "CSV log with one row per step; an existing log is only accepted with --resume",
      .default_text = "log.csv in the run folder"},
     {"val-frac", TOKENIZE, REAL, AT(val_frac), "X",
      .help = "fraction of the documents for validation; of a single document, its last tokens",
@@ -690,9 +690,6 @@ static bool check_train(Options* o, TostError* err) {
     if (!o->data.count && !o->resume)
         return tost_error(err, "--preset %s needs --data GLOB: token shards made with tokenize",
                           tost_preset_at(o->preset)->name);
-    if (o->overwrite && o->save_every == 0 && (!o->keep_best || o->val_every == 0))
-        return tost_error(err, "--overwrite and --save-every 0: the first checkpoint replaces the run in %s, but none "
-                          "would be saved: give a new --out, or save", o->out);
     if (o->resume || o->init) return true;   // sizes come from a file and are checked by options_take_config
     return tost_config_check(&o->config, err) && derive_defaults(o, err);
 }

@@ -31,6 +31,7 @@ typedef struct {
     char*             weights;         // model.safetensors to start from, or NULL
     StFile            weights_file;    // the same, open until the model has its parameters
     char *            out, *installed, *log_path;   // installed: path of the starter data
+    char*             old;             // --overwrite: where the old run is now
     PathList          val_globs;       // found for --val-data
     char*             newest;          // the run of --resume without --out
     Lock              lock;            // on out
@@ -48,7 +49,6 @@ typedef struct {
         int64_t step;                  // of the newest checkpoint, or -1
         double  best;                  // --keep-best: a validation below this loss is saved as best
         bool    unvalidated;           // the newest checkpoint has an unvalidated_row
-        bool    replacing;             // --overwrite: the old run remains until the first checkpoint is saved
     } saved;
 } Run;
 
@@ -89,8 +89,6 @@ double run_mean_loss(const Run* r);                        // nats per token, fr
 // Saves a checkpoint, unless this step is already saved. Returns false if the run must end: a save failed with
 // --on-save-error stop, or the last one failed (`last`). Otherwise a failure is a warning.
 bool run_save(Run* r, bool last, TostError* err);
-// --overwrite, or the rest of an interrupted one: renames the new log to log_path and makes the old checkpoints stale.
-bool run_finish_replacement(Run* r, TostError* err);
 // Tells all ranks what rank 0 has saved, for run_save and for messages.
 void run_share_saved(Run* r);
 // --keep-best: saves the current model as best. A failure is handled as in run_save; then saved.best is unchanged, and

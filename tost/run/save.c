@@ -5,7 +5,6 @@
 
 #include "base/error.h"
 #include "base/files.h"
-#include "base/folder.h"
 #include "base/memory.h"
 #include "run/run.h"
 
@@ -45,24 +44,12 @@ static CheckpointModel checkpoint_model(const Run* r) {
     return (CheckpointModel){r->engine, r->model, &r->tensors, (TostOptimizer)r->o.optimizer, r->comm};
 }
 
-bool run_finish_replacement(Run* r, TostError* err) {
-    char* new_log = xasprintf("%s.new", r->log_path);
-    const bool ok = !path_exists(new_log) || rename_synced(new_log, r->log_path, err);
-    if (ok && r->log.path) {
-        free(r->log.path);
-        r->log.path = xstrdup(r->log_path);
-    }
-    free(new_log);
-    return ok && checkpoint_finish_replacement(r->out, err);
-}
-
-// Saves a checkpoint and removes what it has replaced and, unless keep is 0, all but the newest `keep`. A failure to
-// remove is a warning, and the next save tries again.
-static bool save(Run* r, SaveAs as, int64_t keep, TostError* err) {
+// Saves a checkpoint and removes, unless keep is 0, all but the newest `keep`. A failure to remove is a warning, and the
+// next save tries again.
+static bool save(Run* r, bool best, int64_t keep, TostError* err) {
     const CheckpointModel m = checkpoint_model(r);
-    if (!checkpoint_save(r->out, as, &r->info, &m, err)) return false;
-    r->saved.replacing = r->saved.replacing && !run_finish_replacement(r, err);
-    if (r->saved.replacing || !checkpoint_prune(r->out, r->info.step, (int)keep, err))
+    if (!checkpoint_save(r->out, best, &r->info, &m, err)) return false;
+    if (!checkpoint_prune(r->out, r->info.step, (int)keep, err))
         run_warn(r, "step %lld is saved, but older files could not be removed: %s", (long long)r->info.step, err->text);
     return true;
 }
@@ -77,8 +64,7 @@ static bool save_run(Run* r, bool last, TostError* err) {
         if (!last) run_warn(r, "%s", err->text);
         return !last;
     }
-    const SaveAs as = r->saved.replacing ? SAVE_REPLACEMENT : SAVE_STEP;
-    const bool ok = log_sync(&r->log, &reason) && save(r, as, r->o.keep, &reason);
+    const bool ok = log_sync(&r->log, &reason) && save(r, false, r->o.keep, &reason);
     // A failed save may still have completed the checkpoint.
     if (ok || (r->saved.step != r->info.step && checkpoint_exists(r->out, r->info.step))) {
         r->saved.step = r->info.step;
@@ -95,9 +81,7 @@ void run_share_saved(Run* r) {
 
 static bool save_best(Run* r, TostError* err) {
     TostError reason;
-    if (r->saved.replacing && !save_run(r, false, err)) return false;   // it would replace the old run's best
-    if (r->saved.replacing) return true;
-    if (!save(r, SAVE_BEST, 0, &reason)) return write_failed(r, &reason, false, err);   // keeps all other checkpoints
+    if (!save(r, true, 0, &reason)) return write_failed(r, &reason, false, err);   // keeps all other checkpoints
     r->saved.best = r->info.val_loss;
     return true;
 }

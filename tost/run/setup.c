@@ -29,7 +29,7 @@ bool run_is_finished(const Run* r) {
 
 static bool run_exists(const Run* r, TostError* err) {
     return tost_error(err, "--out %s already contains a run: --resume continues it from its newest checkpoint, "
-                      "--overwrite starts it over", r->out);
+                      "--overwrite renames it and starts a new one", r->out);
 }
 
 // Rejects --out if it is a checkpoint folder, and --log if it has the name of a checkpoint.
@@ -63,7 +63,7 @@ static bool open_weights(CheckpointInfo* info, Run* r, TostError* err) {
 static bool find_resumed(Run* r, TostError* err) {
     Options* o = &r->o;
     bool is_run = true;
-    if (comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, NULL, r->out, err)) return false;
+    if (comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, r->out, err)) return false;
     if (!is_run)
         return tost_error(err, "--resume --out %s: there is no run in this folder; leave out --resume to start one",
                           r->out);
@@ -129,10 +129,11 @@ static bool inherit(Run* r, TostError* err) {
 static bool find_fresh(Run* r, TostError* err) {
     Options* o = &r->o;
     bool is_run = false;
-    if (o->out && comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, NULL, r->out, err)) return false;
+    if (o->out && comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, r->out, err)) return false;
     if (is_run && !o->overwrite) return run_exists(r, err);
     if (o->out || o->log) r->log_path = log_path(r);
-    if (comm_rank(r->comm) == 0 && r->log_path && !log_check_fresh(r->log_path, o->overwrite, err)) return false;
+    const bool moves = is_run && is_in_folder(r->log_path, r->out);   // the old log, with its run
+    if (comm_rank(r->comm) == 0 && r->log_path && !moves && !log_check_fresh(r->log_path, err)) return false;
     return !o->init || (open_weights(&r->init, r, err)
                         && inherit(r, err)
                         && options_take_config(o, &r->init.config, r->weights, err));
@@ -337,6 +338,23 @@ static bool create_model(Run* r, TostError* err) {
     return ok || checkpoint_suggest_older(err, r->weights, r->o.resume ? NULL : "--init");
 }
 
+// --overwrite: renames the folder of the old run to OUT.N.
+static bool rename_old(Run* r, TostError* err) {
+    char *here = realpath(".", NULL), *out = realpath(r->out, NULL);
+    const size_t n = out ? strlen(out) : 0;
+    const bool inside = here && out && strncmp(here, out, n) == 0 && (!here[n] || here[n] == '/');
+    free(out);
+    free(here);
+    if (inside)
+        return tost_error(err, "--overwrite: %s cannot be renamed, since it is or contains the current folder: change "
+                          "to another one", r->out);
+    r->old = free_name(r->out, ".");
+    if (!rename_synced(r->out, r->old, err)) return tost_error(err, "--overwrite: %s; give another --out", err->text);
+    lock_moved(&r->lock, r->old);
+    lock_release(&r->lock);
+    return true;
+}
+
 // Creates and locks the folder. A default folder gets the next free number, even if two runs start at the same time.
 static bool claim_folder(Run* r, TostError* err) {
     const Options* o = &r->o;
@@ -345,9 +363,12 @@ static bool claim_folder(Run* r, TostError* err) {
         if (!make_dirs(r->out, err)) return false;
         const LockResult lock = r->lock.path ? LOCK_TAKEN : lock_take(&r->lock, r->out, err);
         bool is_run = false;
-        if (lock == LOCK_FAILED || !checkpoint_is_run(&is_run, NULL, r->out, err)) return false;
-        const bool taken = is_run && !o->resume && !o->overwrite;
-        if (lock == LOCK_TAKEN && !taken) return true;
+        if (lock == LOCK_FAILED || !checkpoint_is_run(&is_run, r->out, err)) return false;
+        if (lock == LOCK_TAKEN && (!is_run || o->resume)) return true;
+        if (lock == LOCK_TAKEN && o->overwrite && !r->old) {
+            if (!rename_old(r, err)) return false;
+            continue;
+        }
         if (o->out) return lock == LOCK_TAKEN ? run_exists(r, err) : false;
         lock_release(&r->lock);
         free(r->out);
@@ -355,22 +376,10 @@ static bool claim_folder(Run* r, TostError* err) {
     }
 }
 
-// Opens the log. --overwrite keeps the old run until the first checkpoint.
 static bool start_log(Run* r, TostError* err) {
     const int64_t done = r->o.resume ? r->info.step - (r->info.unvalidated_row != NULL) : -1;
-    bool is_run, interrupted;
-    if (!checkpoint_is_run(&is_run, &interrupted, r->out, err)) return false;
-    if (interrupted && !run_finish_replacement(r, err)) return false;
-    const bool replaces = r->o.overwrite && (is_run || path_exists(r->log_path));
-    char* path = xasprintf("%s%s", r->log_path, replaces ? ".new" : "");
-    if (replaces && is_link(path)) unlink(path);   // it is not followed
-    bool ok = log_open(&r->log, path, done, err);
+    const bool ok = log_open(&r->log, r->log_path, done, err);
     if (ok && *r->log.warning.text) run_warn(r, "%s", r->log.warning.text);
-    r->saved.replacing = ok && replaces;
-    if (r->saved.replacing)
-        progress_fact(&r->progress, "overwrite", "the first checkpoint replaces the run in %s; until then the log is "
-                      "%s", r->out, path);
-    free(path);
     return ok;
 }
 
@@ -411,10 +420,12 @@ static bool open_folder(Run* r, TostError* err) {
                  r->lock.path, strerror(r->lock.unsupported));
     if (ok && !r->log_path) r->log_path = log_path(r);
     ok = ok && check_disk(r, err) && start_log(r, err);
+    if (ok && r->old) progress_fact(&r->progress, "overwrite", "the old run is now in %s", r->old);
     if (ok) progress_fact(&r->progress, "out", "%s", r->out);
     else if (r->out) {   // remove a new folder, which is empty
         lock_release(&r->lock);
-        if (!existed) rmdir(r->out);   // fails if it is not empty
+        if (!existed || r->old) rmdir(r->out);   // fails if it is not empty
+        if (r->old) rename(r->old, r->out);
     }
     return ok;
 }
@@ -485,6 +496,7 @@ void run_free(Run* r) {
     free(r->weights);
     free(r->newest);
     free(r->out);
+    free(r->old);
     free(r->installed);
     free_paths(&r->val_globs);
     free(r->log_path);

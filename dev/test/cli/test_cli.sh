@@ -179,8 +179,8 @@ run sample --model best/best --tokens 4
 prints "$small --lr 0.3 --steps 2 --val-every 1 --save-every 0 --keep-best --out only" "saved      only/best"
 refuses 1 "tost sample --model only" "only" "give only/best as --model or --init"
 refuses 1 "tost --resume --out only" "only" "give only/best as --model or --init"
-run $tiny --steps 3 --val-every 0 --out best --overwrite
-check "--overwrite removes the best checkpoint of the old run" [ ! -e best/best ]
+prints "$tiny --steps 3 --val-every 0 --out best --overwrite" "the old run is now in best.1"
+check "--overwrite renames the old run with its best checkpoint" [ -e best.1/best -a ! -e best/best ]
 prints "$tiny --steps 50 --val-every 1 --stop-at-val 99 --max-time 1h --out early" \
     "stopped by --stop-at-val after step 1 of 50"
 check "--stop-at-val saves" [ -f early/step_00000001/optimizer.safetensors ]

@@ -127,12 +127,6 @@ reader=$!
 (ulimit -t 10; exec timeout -k 1 20 "$binary" inspect --model run --text x --out other) >stdout 2>stderr
 check "inspect --out does not write to a FIFO: exit status $?" cmp -s seen other
 kill $reader 2>/dev/null
-cp -R run old
-echo text >target
-ln -s ../target old/log.csv.new
-# shellcheck disable=SC2086
-run --data plain_train_000000.bin $sizes --steps 1 --out old --overwrite --quiet
-check "--overwrite does not follow a link: $(head -c 20 target)" [ "$(cat target)" = text ]
 mkdir shards
 : >shards/train_000000.bin
 ln -s shards new.tmp

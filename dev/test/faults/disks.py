@@ -49,21 +49,6 @@ def lose_power(w, report, what, args, start, reference, every, rng):
     return count
 
 
-def lose_power_overwriting(w, report, old, new, every, rng):
-    """After a power failure, the folder of a run with --overwrite must resume to the old run or to the new one."""
-    count = 0
-    for case, what, _ in survivors(w, report, "--overwrite", [*SHORT, "--overwrite"], old, every, rng):
-        count += 1
-        report.check(case.complete(), f"{what}: no complete checkpoint")
-        resumed = case.launch(["--resume", *world.OUT])
-        report.check(resumed.status == 0, f"{what}: the resume: {resumed.summary()}")
-        mine = {path: data for path, data in world.comparable(case.tree(), False).items()
-                if path != "run/log.csv.new" and ".tmp" not in path}
-        report.check(mine in (world.comparable(old, False), world.comparable(new, False)),
-                     f"{what}: neither the old run nor the new one: {sorted(mine)}")
-    return count
-
-
 def newest(tree):
     return max([int(m[1]) for m in (re.fullmatch(r"run/step_(\d+)", p) for p in tree) if m], default=0)
 
@@ -82,10 +67,8 @@ def killed_in_save(w):
 def power(w, report, every, seed):
     rng = random.Random(f"power {seed}")
     reference, _ = w.reference(SHORT)
-    old, _ = w.reference([*SHORT, "--seed", "5"])
     count = lose_power(w, report, "a new run", SHORT, {}, reference, every, rng)
     count += lose_power(w, report, "a resumed run", ["--resume"], killed_in_save(w), reference, every, rng)
-    count += lose_power_overwriting(w, report, old, reference, every, rng)
     report.figure(f"{count} folders that a power failure may leave, each resumed")
 
 

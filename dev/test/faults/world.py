@@ -141,10 +141,7 @@ class Case:
 
     def complete(self, run="run"):
         """Steps of the complete checkpoints, by file names."""
-        names = self.names(run)
-        steps = [re.fullmatch(r"step_(\d+)\.new", n) for n in names]   # replaces the others
-        if not any(steps):
-            steps = [re.fullmatch(r"step_(\d+)", n) for n in names]
+        steps = [re.fullmatch(r"step_(\d+)", n) for n in self.names(run)]
         return sorted(int(m[1]) for m in steps if m and all(os.path.isfile(self.path(run, m[0], f))
                                                             for f in CHECKPOINT_FILES))
 
@@ -165,7 +162,7 @@ class Case:
         info = self.launch(["info", "run"])
         report.check(info.status == 0 and re.search(rf"^trained +{newest} ", info.out, re.M),
                      f"{what}: info does not open step {newest}: {info.summary()}")
-        for step in steps[:-1]:   # of a run that is not being replaced
+        for step in steps[:-1]:
             older = self.launch(["info", f"run/step_{step:08d}"])
             report.check(older.status == 0, f"{what}: info does not open step {step}: {older.summary()}")
         if sample:

@@ -261,7 +261,7 @@ static CheckpointModel model_of(TostModel* m) { return (CheckpointModel){&fake, 
 
 static bool save_info(const char* run, const CheckpointInfo* info, TostModel* m, int keep, TostError* err) {
     const CheckpointModel model = model_of(m);
-    return make_dirs(run, err) && checkpoint_save(run, SAVE_STEP, info, &model, err)
+    return make_dirs(run, err) && checkpoint_save(run, false, info, &model, err)
            && checkpoint_prune(run, info->step, keep, err);
 }
 
@@ -357,7 +357,7 @@ static void test_muon(Checks* c) {
     const CheckpointInfo info = info_of(1);
     CheckpointModel model = model_of(m);
     model.optimizer = TOST_MUON;
-    must(make_dirs("muon", &err) && checkpoint_save("muon", SAVE_STEP, &info, &model, &err), "checkpoint_save", &err);
+    must(make_dirs("muon", &err) && checkpoint_save("muon", false, &info, &model, &err), "checkpoint_save", &err);
     save("adamw", m, 1, 0);
     const char* failed = load_moments_as(is, TOST_MUON, "muon", &err);
     check(c, !failed && same_state(is, m, TOST_M), "Muon: %s", failed ? failed : "m differs");
@@ -380,7 +380,7 @@ static void test_muon(Checks* c) {
 static bool is_run(const char* path) {
     TostError err;
     bool result = false;
-    must(checkpoint_is_run(&result, NULL, path, &err), "checkpoint_is_run", &err);
+    must(checkpoint_is_run(&result, path, &err), "checkpoint_is_run", &err);
     return result;
 }
 
@@ -504,36 +504,6 @@ static void test_killed(Checks* c) {
     check_found(c, "killed", 9, later, "a save after a kill");
     fake_destroy(m);
     fake_destroy(later);
-}
-
-// The first checkpoint of a run that replaces another one.
-static void test_replacement(Checks* c) {
-    TostError err;
-    TostModel *old = new_model(tiny), *new = new_model(tiny);
-    const CheckpointModel model = model_of(new);
-    fill(old, 1);
-    fill(new, 2);
-    for (int64_t step = 3; step <= 9; step += 6) {   // 9: the old run has a checkpoint of the same step
-        const CheckpointInfo info = info_of(step);
-        bool is_run, has;
-        save("replaced", old, 8, 0);
-        save("replaced", old, 9, 0);
-        check(c, checkpoint_finish_replacement("replaced", &err), "nothing to finish: %s", err.text);
-        check(c, checkpoint_is_run(&is_run, &has, "replaced", &err) && !has, "no replacement");
-        check_found(c, "replaced", 9, old, "before the replacement");
-        check(c, checkpoint_save("replaced", SAVE_REPLACEMENT, &info, &model, &err), "SAVE_REPLACEMENT: %s", err.text);
-        check_listing(c, "replaced", step < 8 ? "step_00000003.new step_00000008 step_00000009 "
-                                              : "step_00000008 step_00000009 step_00000009.new ", "when it is saved");
-        check_found(c, "replaced", step, new, "the replacement counts");
-        check(c, checkpoint_is_run(&is_run, &has, "replaced", &err) && has, "a replacement");
-        check(c, checkpoint_finish_replacement("replaced", &err) && checkpoint_prune("replaced", step, 0, &err),
-              "finish: %s", err.text);
-        check_listing(c, "replaced", step < 8 ? "step_00000003 " : "step_00000009 ", "after the replacement");
-        check_found(c, "replaced", step, new, "after the replacement");
-        must(remove_tree("replaced", &err), "remove_tree", &err);
-    }
-    fake_destroy(old);
-    fake_destroy(new);
 }
 
 // Only the program's own files are removed, and a link to a checkpoint, not the checkpoint.
@@ -786,7 +756,6 @@ int main(void) {
     test_newest_run(&c);
     test_keep(&c);
     test_killed(&c);
-    test_replacement(&c);
     test_users_files(&c);
     test_readers(&c);
     test_save_fails(&c);

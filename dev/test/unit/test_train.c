@@ -372,7 +372,7 @@ static void test_lock(Checks* c) {
         {"resume", "--resume --out first", in_use},
         {"overwrite", BASE NO_VAL "--data good.bin --steps 3 --out first --overwrite", in_use},
         {"the same log", BASE NO_VAL "--data good.bin --steps 3 --out other --overwrite --log first/log.csv",
-         "first/log.csv is being written by another run: give another --log"},
+         "first/log.csv already exists: give another --log"},
     };
     check_run(c, run(SAVING "--out alone"), 0, 0, NULL, "a run alone");
     check(c, !path_exists("alone/run.lock"), "the lock file is removed");
@@ -426,40 +426,30 @@ static void test_removed(Checks* c) {
     check(c, !path_exists("here"), "a removed folder is not made again");
 }
 
-// --overwrite: the old run must be intact until the first checkpoint of the new one is complete.
+// --overwrite renames the old run, whole, and the new one is the same as in a new folder.
 static void test_overwrite(Checks* c) {
-#define REPLACING BASE NO_VAL "--data good.bin --steps 8 --seed 5 "
-#define SAVED "--save-every 4 "
-#define ONLY_BEST BASE "--data good.bin --val-data good.bin --val-every 4 --steps 5 --save-every 0 --keep-best " \
-                  "--seed 6 --overwrite --out old"
-    static const struct { Hook hook; const char* what; } kills[] = {
-        {{TRAINING, 1, kill_process}, "killed in the first step"},
-        {{TRAINING, 4, kill_process}, "killed before the first checkpoint"},
-        {{GET, 1, kill_process}, "killed in the first checkpoint"},
-        {{GET, 30, kill_process}, "killed later in the first checkpoint"},
-    };
+#define NEXT BASE NO_VAL "--data good.bin --steps 8 --save-every 4 --seed 5 "
     check_run(c, run(SAVING "--out old"), 0, 0, NULL, "the old run");
-    check_run(c, run(REPLACING SAVED "--overwrite --out old --log typo/x.csv"), 1, 1, "typo/x.csv", "no such folder");
+    check_run(c, run(NEXT "--overwrite --out old --log typo/x.csv"), 1, 1, "typo/x.csv", "no such folder");
+    check(c, !path_exists("old.1"), "a run that cannot start renames nothing");
     check_same(c, "alone", "old", 12, "after a run that cannot start");
-    for (size_t i = 0; i < countof(kills); i++) {
-        hooks[0] = kills[i].hook;
-        check_run(c, run(REPLACING SAVED "--overwrite --out old"), 1000 + SIGKILL, 0, NULL, kills[i].what);
-        check_same(c, "alone", "old", 12, kills[i].what);
-        check_run(c, run("--resume --out old"), 0, 0, NULL, kills[i].what);
-    }
-    check_run(c, run(REPLACING SAVED "--out new"), 0, 0, NULL, "the new run alone");
-    check_run(c, run(REPLACING SAVED "--overwrite --out old"), 0, 0, NULL, "replaced");
-    check_same(c, "new", "old", 8, "replaced");
-    check(c, !saved("old", 12) && !saved("old", 3) && saved("old", 4) && !path_exists("old/log.csv.new"),
-          "the old checkpoints are removed");
-    hooks[0] = (Hook){TRAINING, 3, kill_process};
-    check_run(c, run(ONLY_BEST), 1000 + SIGKILL, 1, "--keep has no effect", "killed before the first best");
-    check_same(c, "new", "old", 8, "killed before the first best");
-    check_run(c, run(ONLY_BEST), 0, 1, "--keep has no effect", "replaced by the best");
-    check(c, !saved("old", 8) && saved("old", 4) && row_of("old", 5).step == 5 && path_exists("old/best"), "replaced");
-#undef REPLACING
-#undef SAVED
-#undef ONLY_BEST
+    hooks[0] = (Hook){TRAINING, 1, kill_process};
+    check_run(c, run(NEXT "--overwrite --out old/"), 1000 + SIGKILL, 0, NULL, "killed in the first step");
+    check_same(c, "alone", "old.1", 12, "killed in the first step");
+    check(c, !path_exists("old.1/run.lock"), "the old run is not locked");
+    check_run(c, run(NEXT "--out new"), 0, 0, NULL, "the new run alone");
+    Outcome second = run(NEXT "--overwrite --out old");
+    check(c, strstr(second.out, "the old run is now in old.2"), "where the old run is: %s", second.out);
+    check_run(c, second, 0, 0, NULL, "overwritten");
+    check_same(c, "new", "old", 8, "overwritten");
+    check_same(c, "alone", "old.1", 12, "overwritten");
+    must(chdir("old") == 0, "chdir", NULL);
+    for (int i = 0; i < 2; i++)
+        check_run(c, run(BASE NO_VAL "--data ../good.bin --overwrite --out %s", i ? "." : "../old"), 1, 1,
+                  "cannot be renamed, since it is or contains the current folder", "the current folder");
+    must(chdir("..") == 0, "chdir", NULL);
+    check_same(c, "new", "old", 8, "after --out .");
+#undef NEXT
 }
 
 // ---------------------------------------------------------------------------------------------
