@@ -157,14 +157,6 @@ bool log_open(LogFile* log, const char* path, int64_t done, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Rows
 
-char* log_row_text(const LogRow* row) {
-    char val[64] = "";
-    if (!isnan(row->val_loss)) snprintf(val, sizeof val, "%.9f", row->val_loss);
-    return xasprintf("%lld,%lld,%.9f,%s,%.9e,%.9f,%.3f,%.1f\n", (long long)row->step, (long long)row->tokens,
-                     plain_nan(row->train_loss), val, row->lr, plain_nan(row->grad_norm), row->ms,
-                     row->tokens_per_s);
-}
-
 bool log_row_parse(LogRow* row, const char* text) {
     double field[COMMAS + 1];
     const char* p = text;
@@ -182,7 +174,11 @@ bool log_row_parse(LogRow* row, const char* text) {
 }
 
 bool log_row(LogFile* log, const LogRow* row, TostError* err) {
-    char* text = log_row_text(row);
+    char val[64] = "";
+    if (!isnan(row->val_loss)) snprintf(val, sizeof val, "%.9f", row->val_loss);
+    char* text = xasprintf("%lld,%lld,%.9f,%s,%.9e,%.9f,%.3f,%.1f\n", (long long)row->step, (long long)row->tokens,
+                           plain_nan(row->train_loss), val, row->lr, plain_nan(row->grad_norm), row->ms,
+                           row->tokens_per_s);
     const bool ok = write_text(log, text, err);
     free(text);
     return ok;

@@ -39,8 +39,7 @@ bool log_row(LogFile* log, const LogRow* row, TostError* err);
 bool log_sync(LogFile* log, TostError* err);
 bool log_close(LogFile* log, TostError* err);         // does nothing if the log is closed or zeroed
 
-char* log_row_text(const LogRow* row);                // the row as a line with its newline. free()
-bool  log_row_parse(LogRow* row, const char* text);   // false if text is not such a line
+bool log_row_parse(LogRow* row, const char* text);   // false if text is not such a line
 
 // Removes the sign of a NaN, which printf may print.
 static inline double plain_nan(double x) { return isnan(x) ? NAN : x; }

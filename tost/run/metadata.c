@@ -60,7 +60,6 @@ static const Field fields[] = {   // in the order of the file
     FIELD("skipped_in_a_row", COUNT, false, outliers.in_a_row),
     FIELD("last_losses", WINDOW, false, outliers.loss),
     FIELD("last_grad_norms", WINDOW, false, outliers.norm),
-    FIELD("open_row", TEXT, false, unvalidated_row),
     FIELD("tokenizer", TEXT, false, tokenizer),
     FIELD("tokenizer_hash", HASH, false, tokenizer_hash),
 };
@@ -200,7 +199,6 @@ bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
 void checkpoint_info_free(CheckpointInfo* info) {
     free(info->tokenizer);
     free(info->program);
-    free(info->unvalidated_row);
     st_meta_free(&info->options);
     *info = (CheckpointInfo){0};
 }

@@ -19,7 +19,6 @@ typedef struct {
     int64_t    earlier_updates;   // of the moments that --keep-optimizer took, before the first step; else 0
     OutlierDetector outliers;     // recent losses and gradient norms, number of skipped steps
     char*      program;           // that wrote the file, with its version; NULL: unknown. Not for writing
-    char*      unvalidated_row;   // log row of the last step if its validation was interrupted, or NULL
     char*      tokenizer;         // path of the tokenizer used in training, or NULL
     uint32_t   tokenizer_hash;    // CRC-32 of that file
     bool       average;           // write ema.safetensors. Not stored

@@ -48,7 +48,6 @@ typedef struct {
     struct {                           // the same on all ranks
         int64_t step;                  // of the newest checkpoint, or -1
         double  best;                  // --keep-best: a validation below this loss is saved as best
-        bool    unvalidated;           // the newest checkpoint has an unvalidated_row
     } saved;
 } Run;
 

@@ -44,7 +44,7 @@ static CheckpointModel checkpoint_model(const Run* r) {
     return (CheckpointModel){r->engine, r->model, &r->tensors, (TostOptimizer)r->o.optimizer, r->comm};
 }
 
-// Saves a checkpoint and removes, unless keep is 0, all but the newest `keep`. A failure to remove is a warning, and the
+// Saves a checkpoint and removes all but the newest `keep`, unless that is 0. A failure to remove is a warning, and the
 // next save tries again.
 static bool save(Run* r, bool best, int64_t keep, TostError* err) {
     const CheckpointModel m = checkpoint_model(r);
@@ -66,10 +66,7 @@ static bool save_run(Run* r, bool last, TostError* err) {
     }
     const bool ok = log_sync(&r->log, &reason) && save(r, false, r->o.keep, &reason);
     // A failed save may still have completed the checkpoint.
-    if (ok || (r->saved.step != r->info.step && checkpoint_exists(r->out, r->info.step))) {
-        r->saved.step = r->info.step;
-        r->saved.unvalidated = r->info.unvalidated_row != NULL;
-    }
+    if (ok || checkpoint_exists(r->out, r->info.step)) r->saved.step = r->info.step;
     return ok || write_failed(r, &reason, last, err);
 }
 
@@ -101,8 +98,7 @@ static bool save_together(Run* r, bool best, bool last, TostError* err) {
 }
 
 bool run_save(Run* r, bool last, TostError* err) {
-    if (r->saved.step == r->info.step && r->saved.unvalidated == (r->info.unvalidated_row != NULL)) return true;
-    return save_together(r, false, last, err);
+    return r->saved.step == r->info.step || save_together(r, false, last, err);
 }
 
 bool run_save_best(Run* r, TostError* err) { return save_together(r, true, false, err); }

@@ -24,7 +24,7 @@
 static char* log_path(const Run* r) { return r->o.log ? xstrdup(r->o.log) : path_join(r->out, LOG_FILE); }   // free()
 
 bool run_is_finished(const Run* r) {
-    return r->o.resume && r->info.step >= r->o.steps && r->o.epochs == 0 && !r->info.unvalidated_row;
+    return r->o.resume && r->info.step >= r->o.steps && r->o.epochs == 0;
 }
 
 static bool run_exists(const Run* r, TostError* err) {
@@ -71,7 +71,6 @@ static bool find_resumed(Run* r, TostError* err) {
     r->resumed = r->info.options;
     r->info.options = (StMetaList){0};
     r->saved.step = r->info.step;
-    r->saved.unvalidated = r->info.unvalidated_row != NULL;
     if (r->resumed.count == 0)
         return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
                           "from its weights", r->weights, r->weights);
@@ -377,8 +376,7 @@ static bool claim_folder(Run* r, TostError* err) {
 }
 
 static bool start_log(Run* r, TostError* err) {
-    const int64_t done = r->o.resume ? r->info.step - (r->info.unvalidated_row != NULL) : -1;
-    const bool ok = log_open(&r->log, r->log_path, done, err);
+    const bool ok = log_open(&r->log, r->log_path, r->o.resume ? r->info.step : -1, err);
     if (ok && *r->log.warning.text) run_warn(r, "%s", r->log.warning.text);
     return ok;
 }

@@ -13,9 +13,11 @@
 #include "run/run.h"
 #include "run/schedule.h"
 
-static bool train_step(bool* completed, LogRow* row, Run* r, TostError* err);
+typedef enum { FAILED, INTERRUPTED, DONE } Outcome;   // INTERRUPTED: by a signal; nothing changed
+
+static Outcome train_step(LogRow* row, Run* r, TostError* err);
 static bool after_step(Run* r, LogRow* row, TostError* err);
-static bool validate(bool* completed, Run* r, TostError* err);
+static Outcome validate(Run* r, const LogRow* row, TostError* err);
 
 static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64_t)o->batch * o->seq); }
 
@@ -29,24 +31,11 @@ static bool save_if_best(Run* r, double val_loss, TostError* err) {
 
 // Validates and samples the initial model, as a baseline. That of --init is the first best.
 static bool before_first_step(Run* r, TostError* err) {
-    bool completed = false;
-    if (r->val && !validate(&completed, r, err)) return false;
-    if (completed) report_validation(r);
+    const Outcome validated = r->val ? validate(r, NULL, err) : INTERRUPTED;
+    if (validated == FAILED) return false;
+    if (validated == DONE) report_validation(r);
     return run_agree(r, report_sample(r, err), err)
-           && (!completed || !r->o.init_file || save_if_best(r, r->info.val_loss, err));
-}
-
-// The resumed checkpoint was saved during an interrupted validation: repeats the validation and finishes the step.
-static bool complete_resumed_step(Run* r, TostError* err) {
-    LogRow row;
-    const bool is_row = log_row_parse(&row, r->info.unvalidated_row);
-    const int64_t step = r->info.step;
-    if (!is_row || row.step != step)
-        return tost_error(err, "%s: __metadata__ 'open_row' is not a log row of step %lld: the file is damaged; use "
-                          "another checkpoint", r->weights, (long long)step);
-    free(r->info.unvalidated_row);
-    r->info.unvalidated_row = NULL;
-    return after_step(r, &row, err);
+           && (validated != DONE || !r->o.init_file || save_if_best(r, r->info.val_loss, err));
 }
 
 // Whether another step would exceed --max-time, by the clock of rank 0. seconds: of the last step.
@@ -62,13 +51,11 @@ static bool loop(Run* r, TostError* err) {
     progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
     run_find_best(r);
     if (r->info.step == 0 && !before_first_step(r, err)) return false;
-    if (r->info.unvalidated_row && !complete_resumed_step(r, err)) return false;
     while (r->info.step < r->o.steps && !run_signal(r) && !r->stopped_by) {
         const double start = now_seconds();
         LogRow row;
-        bool completed = false;
-        if (!train_step(&completed, &row, r, err)) return false;
-        if (completed && !after_step(r, &row, err)) return false;
+        const Outcome stepped = train_step(&row, r, err);
+        if (stepped == FAILED || (stepped == DONE && !after_step(r, &row, err))) return false;
         if (!r->stopped_by && is_out_of_time(r, now_seconds() - start)) r->stopped_by = "--max-time";
     }
     return r->o.save_every == 0 || run_save(r, true, err);
@@ -90,11 +77,14 @@ bool run_train(Run* r, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // One training step
 
-// Called if a rank cannot read the data. Saves the completed steps and adds to the error how to resume from them.
-static bool data_failed(Run* r, TostError* err) {
+// Called if a rank cannot read the data. Logs `row`, unless NULL, saves the completed steps and adds to the error how
+// to resume from them.
+static Outcome data_failed(Run* r, const LogRow* row, TostError* err) {
     TostError save;
+    if (row && !run_log_step(r, row, &save)) run_warn(r, "%s", save.text);
     if (r->info.step > 0 && r->o.save_every > 0 && !run_save(r, true, &save)) run_warn(r, "%s", save.text);
-    return tost_error(err, "%s; stopped after step %lld; %s", err->text, (long long)r->info.step, resume_hint(r).text);
+    tost_error(err, "%s; stopped after step %lld; %s", err->text, (long long)r->info.step, resume_hint(r).text);
+    return FAILED;
 }
 
 // Chunks.should_stop. With several ranks, a signal stops the run only between micro-batches: in the middle of one, other
@@ -116,9 +106,9 @@ static bool interrupted(const Run* r, bool failed) {
     return comm_any(r->comm, failed || signals_received());
 }
 
-// Gradients of total_batch tokens, accumulated over the micro-batches of this rank's parts. If a signal interrupts a
-// rank, *completed is false. The ranks decide that before the last backward pass, in which they exchange gradients.
-static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
+// Gradients of total_batch tokens, accumulated over the micro-batches of this rank's parts. The ranks decide whether
+// one is interrupted before the last backward pass, in which they exchange gradients.
+static Outcome accumulate_gradients(Run* r, TostError* err) {
     const Options* o = &r->o;
     const int64_t each = micro_batches(o) / o->parts, n = each * run_own_parts(r);
     const uint64_t first = r->info.data_sample + (uint64_t)(comm_rank(r->comm) * n * o->batch);
@@ -136,13 +126,13 @@ static bool accumulate_gradients(bool* completed, Run* r, TostError* err) {
         if (abandoned) break;
         if (end == TOST_PART_ENDS) r->part_loss[done / each] = run_read_loss(r);
     }
-    if ((*completed = done == n)) return true;
+    if (done == n) return DONE;
     run_read_loss(r);   // resets the sum
-    if (!run_agree(r, ok, err)) return data_failed(r, err);
+    if (!run_agree(r, ok, err)) return data_failed(r, NULL, err);
     if (done > 0 || abandoned)
         progress_text(&r->progress, "step %lld is incomplete (micro-batch %lld of %lld): it is dropped",
                       (long long)r->info.step + 1, (long long)done * comm_size(r->comm), (long long)micro_batches(o));
-    return true;
+    return INTERRUPTED;
 }
 
 // Clips the gradients and updates the parameters. Returns the learning rate.
@@ -221,21 +211,21 @@ static bool skip_step(Run* r, const TostError* reason, TostError* err) {
 }
 
 // A skipped step consumes its data and advances the schedule. Its log row has a learning rate of 0. A signal drops an
-// incomplete step: *completed is false, parameters and run state are unchanged, and a resumed run computes the step.
-static bool train_step(bool* completed, LogRow* row, Run* r, TostError* err) {
+// incomplete step, which a resumed run computes.
+static Outcome train_step(LogRow* row, Run* r, TostError* err) {
     const Options* o = &r->o;
     const double start = now_seconds();
     double lr = 0;
     TostError reason;
-    if (!accumulate_gradients(completed, r, err)) return false;
-    if (!*completed) return true;
+    const Outcome accumulated = accumulate_gradients(r, err);
+    if (accumulated != DONE) return accumulated;
     const double norm = r->engine->grad_norm(r->model);
     r->part_loss[run_own_parts(r) - 1] = run_read_loss(r);   // one synchronization per part
     const double loss = run_mean_loss(r);
     if (check_step(r, loss, norm, &reason)) {
         lr = optimizer_step(r, norm);
         outlier_accept(&r->info.outliers, loss, norm);
-    } else if (!skip_step(r, &reason, err)) return false;
+    } else if (!skip_step(r, &reason, err)) return FAILED;
     r->info.step++;
     r->info.tokens += o->total_batch;
     r->info.data_sample += (uint64_t)(o->total_batch / o->seq);
@@ -243,7 +233,7 @@ static bool train_step(bool* completed, LogRow* row, Run* r, TostError* err) {
     *row = (LogRow){.step = r->info.step, .tokens = r->info.tokens, .train_loss = loss, .val_loss = NAN,
                     .lr = lr, .grad_norm = norm, .ms = 1e3 * seconds,
                     .tokens_per_s = (double)o->total_batch / seconds};
-    return true;
+    return DONE;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -253,21 +243,13 @@ static bool is_due(const Run* r, int64_t every) {
     return every > 0 && (r->info.step % every == 0 || r->info.step == r->o.steps);
 }
 
-// A signal interrupts validation and sampling. If a validation is interrupted or its data cannot be read, the
-// checkpoint stores the unfinished log row, and the resumed run repeats the validation.
+// A signal interrupts validation and sampling. The row of an interrupted validation has no val_loss.
 static bool after_step(Run* r, LogRow* row, TostError* err) {
     if (r->val && is_due(r, r->o.val_every)) {
-        bool completed;
-        if (r->o.save_every > 0) r->info.unvalidated_row = log_row_text(row);
-        if (!validate(&completed, r, err)) return false;
-        if (!completed && r->info.unvalidated_row) {
-            progress_text(&r->progress, "validation after step %lld was interrupted: --resume repeats it",
-                          (long long)r->info.step);
-            return true;
-        }
-        free(r->info.unvalidated_row);
-        r->info.unvalidated_row = NULL;
-        if (completed) row->val_loss = r->info.val_loss;
+        const Outcome validated = validate(r, row, err);
+        if (validated == FAILED) return false;
+        if (validated == DONE) row->val_loss = r->info.val_loss;
+        else progress_text(&r->progress, "validation after step %lld was interrupted", (long long)r->info.step);
     }
     bool ok = run_log_step(r, row, err);
     if (ok) {
@@ -281,8 +263,8 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
 }
 
 // Losses of val_batches micro-batches, evenly spread over all those of the validation shards, each rank those of its
-// parts. If a signal interrupts a rank, *completed is false.
-static bool validation_losses(bool* completed, Run* r, TostError* err) {
+// parts.
+static Outcome validation_losses(Run* r, TostError* err) {
     const int64_t B = r->o.batch, sequences = (int64_t)data_samples(r->val), available = (sequences + B - 1) / B;
     const int64_t wanted = r->o.val_batches, n = wanted > 0 && wanted < available ? wanted : available;
     const int own = run_own_parts(r), first_part = comm_rank(r->comm) * own;
@@ -305,25 +287,27 @@ static bool validation_losses(bool* completed, Run* r, TostError* err) {
         }
         r->part_loss[p] = run_read_loss(r);
     }
-    *completed = !comm_any(r->comm, !ok || done < all);
-    return *completed || run_agree(r, ok, err);
+    if (!comm_any(r->comm, !ok || done < all)) return DONE;
+    return run_agree(r, ok, err) ? INTERRUPTED : FAILED;
 }
 
-// Mean loss over val_batches micro-batches of the validation shards, or over all. If a signal interrupts it, *completed
-// is false and val_loss is unchanged.
-static bool validate(bool* completed, Run* r, TostError* err) {
+// Mean loss over val_batches micro-batches of the validation shards, or over all. row: of the step before it, or NULL.
+static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     progress_start(&r->progress);
-    if (!validation_losses(completed, r, err)) return data_failed(r, err);
-    if (!*completed) return true;
+    const Outcome measured = validation_losses(r, err);
+    if (measured == FAILED) return data_failed(r, row, err);
+    if (measured == INTERRUPTED) return INTERRUPTED;
     const double loss = run_mean_loss(r);
-    if (!isfinite(loss))
-        return tost_error(err, "after step %lld the validation loss is %g: stopped; %s", (long long)r->info.step,
-                          fabs(loss), divergence_hint(r, "").text);
+    if (!isfinite(loss)) {
+        tost_error(err, "after step %lld the validation loss is %g: stopped; %s", (long long)r->info.step,
+                   fabs(loss), divergence_hint(r, "").text);
+        return FAILED;
+    }
     r->info.val_loss = loss;
     r->info.val_step = r->info.step;
     if (r->o.stop_at_val > 0 && loss <= r->o.stop_at_val && r->info.step > 0) r->stopped_by = "--stop-at-val";
-    if (loss >= r->info.best_val_loss) return true;
+    if (loss >= r->info.best_val_loss) return DONE;
     r->info.best_val_loss = loss;
     r->info.best_val_step = r->info.step;
-    return true;
+    return DONE;
 }

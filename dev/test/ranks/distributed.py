@@ -253,12 +253,14 @@ class Tests:
 
     def signals(self):
         """A signal to the launcher or to any one rank stops all ranks after the same step, saves, and resumes."""
-        constant = ["--schedule", "constant"]   # does not depend on the number of steps
+        def options_of(steps):   # a rate that does not depend on steps; no validation that a signal may interrupt
+            options = launch.changed(launch.run_options(steps=steps), "--val-every", "1000000")
+            return [*options, "--schedule", "constant"]
         patient = {"OMPI_MCA_odls_base_sigkill_timeout": "5"}   # mpirun waits twice as long
         for number, rank in ((signal.SIGUSR1, None), (signal.SIGUSR1, 3), (signal.SIGTERM, None), (signal.SIGTERM, 0),
                              (signal.SIGINT, None), (signal.SIGINT, 3)):
             what, case = f"{number.name} to {'the launcher' if rank is None else f'rank {rank}'}", self.case()
-            job = launch.Job(case.dir, self.mpi, 4, [*launch.run_options(steps=100000), *constant],
+            job = launch.Job(case.dir, self.mpi, 4, options_of(100000),
                              more=patient if rank is None else None)
             job.wait_steps(10)
             time.sleep(self.rng.uniform(0, 0.1))
@@ -268,7 +270,7 @@ class Tests:
             if self.report.check(result.status == status and case.complete()
                                  and result.out.count("--resume --out run") == 1, f"{what}: {result.summary()}"):
                 steps = str(case.complete()[-1] + 10)
-                reference = launch.single(self.w, self.plain, [*launch.run_options(steps=steps), *constant])["tree"]
+                reference = launch.single(self.w, self.plain, options_of(steps))["tree"]
                 self.check_resumed(what, case, [*launch.resumed(case), "--steps", steps], reference)
 
 
