@@ -12,30 +12,18 @@
 // Sizes
 
 bool tost_config_check(const TostConfig* c, TostError* err) {
-    const struct { const char* option; int value, max; } sizes[] = {
-        {"--layers",     c->n_layer,    TOST_MAX_LAYERS},
-        {"--heads",      c->n_head,     TOST_MAX_HEADS},
-        {"--channels",   c->n_embd,     TOST_MAX_CHANNELS},
-        {"--block-size", c->block_size, TOST_MAX_BLOCK_SIZE},
-        {"--vocab-size", c->vocab_size, TOST_MAX_VOCAB_SIZE},
-    };
-    for (size_t i = 0; i < countof(sizes); i++) {
-        if (sizes[i].value < 1 || sizes[i].value > sizes[i].max)
-            return tost_error(err, "%s %d is not an integer from 1 to %d", sizes[i].option, sizes[i].value,
-                              sizes[i].max);
+#define X(field, option, kind, values, saved, low, high, ...) {option, values, c->field, low, high},
+    const struct { const char *option, *values; int value, low, high; } fields[] = {TOST_CONFIG(X)};
+#undef X
+    for (size_t i = 0; i < countof(fields); i++) {
+        const bool two = strchr(fields[i].values, '|') != NULL;
+        const int value = fields[i].value, low = fields[i].low, high = fields[i].high;
+        if (two ? value != low && value != high : value < low || value > high)
+            return tost_error(err, two ? "--%s %d is not %d or %d" : "--%s %d is not an integer from %d to %d",
+                              fields[i].option, value, low, high);
     }
-    if (c->n_embd % c->n_head != 0)
-        return tost_error(err, "--heads %d does not divide --channels %d: choose a divisor",
-                          c->n_head, c->n_embd);
-    if (c->bias != 0 && c->bias != 1) return tost_error(err, "--bias %d is not 0 or 1", c->bias);
-    if (c->membership != TOST_LEARNED && c->membership != TOST_UNIFORM)
-        return tost_error(err, "--membership %d is not 0 (learned) or 1 (uniform)", c->membership);
-    if (c->conv != 0 && c->conv != TOST_CONV_WIDTH)
-        return tost_error(err, "--conv %d is not 0 or %d", c->conv, TOST_CONV_WIDTH);
-    if (c->memory != 0 && c->memory != 1) return tost_error(err, "--memory %d is not 0 or 1", c->memory);
-    if (c->positions != TOST_POSITIONS_LEARNED && c->positions != TOST_POSITIONS_NONE)
-        return tost_error(err, "--positions %d is not 0 (learned) or 1 (none)", c->positions);
-    return true;
+    return c->n_embd % c->n_head == 0 || tost_error(err, "--heads %d does not divide --channels %d: choose a divisor",
+                                                    c->n_head, c->n_embd);
 }
 
 // ---------------------------------------------------------------------------------------------

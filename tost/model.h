@@ -58,6 +58,32 @@ typedef struct {
 
 enum { TOST_CONV_WIDTH = 4 };
 
+// The table of these fields. Columns: field, which is also the key in checkpoints; option; kind, and its values as
+// --help shows them; whether checkpoints have it always or only if it is not 0; lowest and highest value (with "a|b",
+// the only ones); the rest of the option's row. Option, key and checks expand from it (options.c, metadata.c, model.c).
+#define TOST_CONFIG(X) \
+    X(n_layer,    "layers",     INT,    "N",               ALWAYS,  1, TOST_MAX_LAYERS, .help = "number of layers") \
+    X(n_head,     "heads",      INT,    "N",               ALWAYS,  1, TOST_MAX_HEADS, \
+      .help = "number of heads; must divide --channels") \
+    X(n_embd,     "channels",   INT,    "N",               ALWAYS,  1, TOST_MAX_CHANNELS, .help = "embedding size") \
+    X(block_size, "block-size", INT,    "N",               ALWAYS,  1, TOST_MAX_BLOCK_SIZE, \
+      .help = "longest sequence; with --positions none, only in training", .unit = "tokens") \
+    X(vocab_size, "vocab-size", INT,    "N",               ALWAYS,  1, TOST_MAX_VOCAB_SIZE, \
+      .help = "vocabulary size", .default_text = "that of the tokenizer, rounded up to a multiple of 64") \
+    X(bias,       "bias",       INT,    "0|1",             ALWAYS,  0, 1, \
+      .help = "1: Linear and LayerNorm layers have a bias") \
+    X(membership, "membership", CHOICE, "learned|uniform", NOT_0, 0, 1, \
+      .help = "membership of tokens in heads: learned as published, or uniform (1/heads), for comparison") \
+    X(conv,       "conv",       INT,    "0|4",             NOT_0, 0, TOST_CONV_WIDTH, \
+      .help = "4: the output of c_attn and the input of the MLP pass through causal convolutions over 4 tokens, with " \
+      "one filter per channel, which start as the identity; --init can add them. 0: as published") \
+    X(memory,     "memory",     INT,    "0|1",             NOT_0, 0, 1, \
+      .help = "1: each head keeps a matrix, updated by the delta rule, that recalls what came after similar tokens; " \
+      "it has no effect at first, and --init can add it; CUDA: for heads of at most 73 channels. 0: as published") \
+    X(positions,  "positions",  CHOICE, "learned|none",    NOT_0, 0, 1, \
+      .help = "position embeddings and denom_bias: learned as published, or none; without them, the trained model " \
+      "can read sequences of any length")
+
 // Largest sizes, on the command line and in files.
 enum {
     TOST_MAX_LAYERS     = 10000,

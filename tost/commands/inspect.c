@@ -80,22 +80,14 @@ static double score_tokens(float* loss, LoadedModel* m, const Tokens* k) {
 // The file
 
 static StMetaList make_metadata(const LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k) {
-    const TostConfig* c = &m->info.config;
-    const struct { const char* key; long long value; } numbers[] = {
-        {"n_layer", c->n_layer}, {"n_head", c->n_head}, {"n_embd", c->n_embd}, {"block_size", c->block_size},
-        {"vocab_size", c->vocab_size}, {"bias", c->bias}, {"step", m->info.step},
-        {"text_tokens", (long long)k->total}, {"conv", c->conv}, {"memory", c->memory}};
-    const size_t always = countof(numbers) - 2;   // the others only if they are not 0, as in a checkpoint
     const struct { const char *key, *value; } strings[] = {
-        {"format", "pt"}, {"content", "inspect"}, {"model", m->file}, {"tokenizer", tokenizer_path(tokenizer)},
-        {"membership", c->membership == TOST_UNIFORM ? "uniform" : "learned"}};
+        {"format", "pt"}, {"content", "inspect"}, {"model", m->file}, {"tokenizer", tokenizer_path(tokenizer)}};
     StMetaList meta = {0};
     for (size_t i = 0; i < countof(strings); i++)
         st_meta_add(&meta, xstrdup(strings[i].key), xstrdup(strings[i].value));
-    for (size_t i = 0; i < countof(numbers); i++)
-        if (i < always || numbers[i].value)
-            st_meta_add(&meta, xstrdup(numbers[i].key), xasprintf("%lld", numbers[i].value));
-    if (c->positions == TOST_POSITIONS_NONE) st_meta_add(&meta, xstrdup("positions"), xstrdup("none"));
+    metadata_add_config(&meta, &m->info.config);
+    st_meta_add(&meta, xstrdup("step"), xasprintf("%lld", (long long)m->info.step));
+    st_meta_add(&meta, xstrdup("text_tokens"), xasprintf("%zu", k->total));
     return meta;
 }
 

@@ -15,9 +15,8 @@ static const char option_prefix[] = "option.";
 enum { FORMAT_VERSION = 1 };
 
 typedef enum {
-    SIZE,         // int, as read_config found it; absent if it is 0 and not required
-    MEMBERSHIP,   // absent: learned
-    POSITIONS,    // learned or none, as read_config found it; absent: learned
+    INT,          // as read_config found it; absent if it is 0 and not required
+    CHOICE,       // int: the first or the second of two names; absent: the first
     COUNT,        // int64_t, not negative
     BITS,         // uint64_t
     HASH,         // uint32_t of the tokenizer, in hexadecimal
@@ -27,26 +26,20 @@ typedef enum {
 } Kind;
 
 static const char* const expected[] = {
-    [SIZE] = "the size that the tensors have", [MEMBERSHIP] = "learned or uniform",
-    [POSITIONS] = "learned or none",
+    [INT] = "the size that the tensors have",
     [COUNT] = "an integer of 0 to 2^63 - 1", [BITS] = "an integer of 0 to 2^64 - 1",
     [HASH] = "8 hexadecimal digits", [LOSS] = "a number", [WINDOW] = "up to 128 numbers",
 };
 _Static_assert(OUTLIER_WINDOW == 128, "see expected[WINDOW]");
 
-typedef struct { const char* key; Kind kind; bool required; size_t offset; } Field;
-#define FIELD(key, kind, required, member) {key, kind, required, offsetof(CheckpointInfo, member)}
+enum { NOT_0, ALWAYS };
+typedef struct { const char* key; Kind kind; bool required; size_t offset; const char* names; } Field;
+#define FIELD(key, kind, required, member) {key, kind, required, offsetof(CheckpointInfo, member), NULL}
 static const Field fields[] = {   // in the order of the file
-    FIELD("n_layer", SIZE, true, config.n_layer),
-    FIELD("n_head", SIZE, true, config.n_head),
-    FIELD("n_embd", SIZE, true, config.n_embd),
-    FIELD("block_size", SIZE, true, config.block_size),
-    FIELD("vocab_size", SIZE, true, config.vocab_size),
-    FIELD("bias", SIZE, true, config.bias),
-    FIELD("membership", MEMBERSHIP, false, config.membership),
-    FIELD("conv", SIZE, false, config.conv),
-    FIELD("memory", SIZE, false, config.memory),
-    FIELD("positions", POSITIONS, false, config.positions),
+#define X(field, option, kind, values, saved, ...) \
+    {#field, kind, saved, offsetof(CheckpointInfo, config.field), values},
+    TOST_CONFIG(X)
+#undef X
     FIELD("step", COUNT, true, step),
     FIELD("tokens", COUNT, true, tokens),
     FIELD("data_sample", BITS, true, data_sample),
@@ -71,17 +64,28 @@ static const Field fields[] = {   // in the order of the file
 static char* field_text(const Field* field, const CheckpointInfo* info) {
     const void* at = (const char*)info + field->offset;
     switch (field->kind) {
-        case SIZE:       return field->required || *(const int*)at ? xasprintf("%d", *(const int*)at) : NULL;
-        case MEMBERSHIP: return *(const int*)at == TOST_UNIFORM ? xstrdup("uniform") : NULL;
-        case POSITIONS:  return *(const int*)at == TOST_POSITIONS_NONE ? xstrdup("none") : NULL;
-        case COUNT:      return xasprintf("%" PRId64, *(const int64_t*)at);
-        case BITS:       return xasprintf("%" PRIu64, *(const uint64_t*)at);
-        case HASH:       return info->tokenizer ? xasprintf("%08" PRIx32, *(const uint32_t*)at) : NULL;
-        case LOSS:       return xasprintf("%.17g", *(const double*)at);
-        case WINDOW:     return outlier_window_text(at);
-        case TEXT:       return *(char* const*)at ? xstrdup(*(char* const*)at) : NULL;
+        case INT:    return field->required || *(const int*)at ? xasprintf("%d", *(const int*)at) : NULL;
+        case CHOICE: return *(const int*)at ? xstrdup(strchr(field->names, '|') + 1) : NULL;
+        case COUNT:  return xasprintf("%" PRId64, *(const int64_t*)at);
+        case BITS:   return xasprintf("%" PRIu64, *(const uint64_t*)at);
+        case HASH:   return info->tokenizer ? xasprintf("%08" PRIx32, *(const uint32_t*)at) : NULL;
+        case LOSS:   return xasprintf("%.17g", *(const double*)at);
+        case WINDOW: return outlier_window_text(at);
+        case TEXT:   return *(char* const*)at ? xstrdup(*(char* const*)at) : NULL;
     }
     return NULL;
+}
+
+// Up to the field with this key; NULL: all.
+static void add_fields(StMetaList* m, const CheckpointInfo* info, const char* end) {
+    for (size_t i = 0; i < countof(fields) && !(end && strcmp(fields[i].key, end) == 0); i++) {
+        char* text = field_text(&fields[i], info);
+        if (text) st_meta_add(m, xstrdup(fields[i].key), text);
+    }
+}
+
+void metadata_add_config(StMetaList* m, const TostConfig* config) {
+    add_fields(m, &(CheckpointInfo){.config = *config}, "step");
 }
 
 StMetaList metadata_list(const CheckpointInfo* info) {
@@ -89,10 +93,7 @@ StMetaList metadata_list(const CheckpointInfo* info) {
     st_meta_add(&m, xstrdup("format"), xstrdup("pt"));   // expected by Python loaders
     st_meta_add(&m, xstrdup("program"), xasprintf("train_gpt_tost %s", tost_version()));
     st_meta_add(&m, xstrdup("format_version"), xasprintf("%d", FORMAT_VERSION));
-    for (size_t i = 0; i < countof(fields); i++) {
-        char* text = field_text(&fields[i], info);
-        if (text) st_meta_add(&m, xstrdup(fields[i].key), text);
-    }
+    add_fields(&m, info, NULL);
     for (int i = 0; i < info->options.count; i++) {
         const StMeta* option = &info->options.entry[i];
         st_meta_add(&m, xasprintf("%s%s", option_prefix, option->key), xstrdup(option->value));
@@ -107,9 +108,9 @@ static bool missing(const StFile* f, const char* key, TostError* err) {
     return tost_error(err, "%s: __metadata__ has no '%s': the file is damaged", f->path, key);
 }
 
-static bool malformed(const StFile* f, const char* key, const char* text, Kind kind, TostError* err) {
+static bool malformed(const StFile* f, const char* key, const char* text, const char* wanted, TostError* err) {
     return tost_error(err, "%s: __metadata__ '%s' is '%.80s', expected %s: the file is damaged; use another checkpoint",
-                      f->path, key, text, expected[kind]);
+                      f->path, key, text, wanted);
 }
 
 static bool parse_number(uint64_t* out, const char* text, int base, uint64_t max) {
@@ -126,11 +127,11 @@ static bool parse_field(CheckpointInfo* info, const Field* field, const char* te
     char* end;
     bool ok = true;
     switch (field->kind) {
-        case SIZE: return parse_number(&n, text, 10, INT_MAX) && (int)n == *(int*)at;
-        case MEMBERSHIP:
-            *(int*)at = strcmp(text, "uniform") == 0 ? TOST_UNIFORM : TOST_LEARNED;
-            return *(int*)at == TOST_UNIFORM || strcmp(text, "learned") == 0;
-        case POSITIONS: return strcmp(text, *(int*)at == TOST_POSITIONS_NONE ? "none" : "learned") == 0;
+        case INT: return parse_number(&n, text, 10, INT_MAX) && (int)n == *(int*)at;
+        case CHOICE:
+            n = strcspn(field->names, "|");
+            *(int*)at = strcmp(text, field->names + n + 1) == 0;
+            return *(int*)at || (strlen(text) == n && memcmp(text, field->names, n) == 0);
         case COUNT:
             ok = parse_number(&n, text, 10, INT64_MAX);
             *(int64_t*)at = (int64_t)n;
@@ -156,7 +157,7 @@ bool metadata_check_crc(const StFile* f, TostError* err) {
     uint64_t stored;
     uint32_t actual;
     if (!text) return !st_meta(f, "format_version") || missing(f, "crc32", err);
-    if (!parse_number(&stored, text, 16, UINT32_MAX)) return malformed(f, "crc32", text, HASH, err);
+    if (!parse_number(&stored, text, 16, UINT32_MAX)) return malformed(f, "crc32", text, expected[HASH], err);
     if (!st_crc32(f, &actual, err)) return false;
     return actual == stored
         || tost_error(err, "%s: CRC-32 of the tensors is %08" PRIx32 ", expected %08" PRIx32 ": the file is damaged; "
@@ -173,7 +174,8 @@ static bool read_fields(CheckpointInfo* info, const StFile* f, TostError* err) {
         const char* text = st_meta(f, field->key);
         const bool required = field->kind == HASH ? info->tokenizer != NULL : field->required;
         if (!text && version && required) return missing(f, field->key, err);
-        if (text && !parse_field(info, field, text)) return malformed(f, field->key, text, field->kind, err);
+        if (text && !parse_field(info, field, text))
+            return malformed(f, field->key, text, field->kind == CHOICE ? field->names : expected[field->kind], err);
     }
     return true;
 }

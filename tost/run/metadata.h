@@ -27,6 +27,7 @@ typedef struct {
 } CheckpointInfo;
 
 StMetaList metadata_list(const CheckpointInfo* info);   // st_meta_free
+void metadata_add_config(StMetaList* list, const TostConfig* config);
 // Reads what the file has into *info, whose config has the sizes of the file's tensors. Files from other programs may
 // have no metadata: then val_loss and best_val_loss are infinity, and everything else is 0 or NULL.
 bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err);

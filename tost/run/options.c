@@ -45,27 +45,12 @@ static const char separator[] = "\x1f";   // between the values of a list in a c
 const Option option_table[] = {
     {.group = "Model"},
     {"preset", TRAIN | FIXED, CHOICE, AT(preset), TOST_PRESETS, .help = "model size and hyperparameters"},
-    {"layers", TRAIN, INT, AT(config.n_layer), "N", .help = "number of layers", 1, TOST_MAX_LAYERS},
-    {"heads", TRAIN, INT, AT(config.n_head), "N", .help = "number of heads; must divide --channels", 1, TOST_MAX_HEADS},
-    {"channels", TRAIN, INT, AT(config.n_embd), "N", .help = "embedding size", 1, TOST_MAX_CHANNELS},
-    {"block-size", TRAIN, INT, AT(config.block_size), "N", .help = "longest sequence; with --positions none, only in training", 1, TOST_MAX_BLOCK_SIZE,
-     .unit = "tokens"},
-    {"vocab-size", TRAIN, INT, AT(config.vocab_size), "N", .help = "vocabulary size", 1, TOST_MAX_VOCAB_SIZE,
-     .default_text = "that of the tokenizer, rounded up to a multiple of 64"},
+#define X(field, name, kind, values, saved, low, high, ...) \
+    {name, TRAIN, kind, AT(config.field), values, .min = low, .max = high, __VA_ARGS__},
+    TOST_CONFIG(X)
+#undef X
     {"vocab-size", INFO, INT, AT(config.vocab_size), "N", .help = "check that the ids of a shard are less than N",
      1, TOST_MAX_VOCAB_SIZE, .default_text = "that of the tokenizer next to the shard"},
-    {"bias", TRAIN, INT, AT(config.bias), "0|1", .help = "1: Linear and LayerNorm layers have a bias", 0, 1},
-    {"membership", TRAIN, CHOICE, AT(config.membership), "learned|uniform",
-     .help = "membership of tokens in heads: learned as published, or uniform (1/heads), for comparison"},
-    {"conv", TRAIN, INT, AT(config.conv), "0|4",
-     .help = "4: the output of c_attn and the input of the MLP pass through causal convolutions over 4 tokens, with one filter "
-     "per channel, which start as the identity; --init can add them. 0: as published", 0, TOST_CONV_WIDTH},
-    {"memory", TRAIN, INT, AT(config.memory), "0|1",
-     .help = "1: each head keeps a matrix, updated by the delta rule, that recalls what came after similar tokens; it "
-     "has no effect at first, and --init can add it; CUDA: for heads of at most 73 channels. 0: as published", 0, 1},
-    {"positions", TRAIN, CHOICE, AT(config.positions), "learned|none",
-     .help = "position embeddings and denom_bias: learned as published, or none; without them, the trained model can "
-     "read sequences of any length"},
     {"init", TRAIN, STRING, AT(init), "FILE",
      .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state; its "
      "--optimizer, --batch, --seq and --total-batch are the defaults",

@@ -323,7 +323,7 @@ static bool create_model(Run* r, TostError* err) {
     if (!r->model) return false;
     const TostConfig* config = r->o.resume ? &r->o.config : &r->init.config;
     const TostConfig* now = &r->o.config;   // what --init adds is not in its file
-    if (!r->weights || config->conv != now->conv || config->memory != now->memory)
+    if (!r->weights || memcmp(config, now, sizeof *now) != 0)
         init_params(r->engine, r->model, &r->tensors, r->o.config.n_layer, (uint64_t)r->o.seed);
     const CheckpointModel m = {r->engine, r->model, &r->tensors, (TostOptimizer)r->o.optimizer, NULL};
     if (!r->weights) return load_average(r, &m, err);
