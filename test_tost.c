@@ -124,9 +124,9 @@ static void test_curve(Checks* c, const TostEngine* engine, const char* dir) {
                          sscanf(line, "%d,%lf,%lf,%lf", &step, &loss, &norm, &lr) == 4 && step == i;
         if (!check(c, row, "%s: no row for step %d", csv_path, i)) break;
         require(data_batch(data, inputs, targets, (uint64_t)i * B, B, &err), &err);
-        const Options options = {.schedule = SCHEDULE_COSINE, .steps = steps, .warmup = meta_int(&init, "warmup"),
-                                 .lr = meta_number(&init, "lr"), .min_lr_frac = meta_number(&init, "min_lr_frac")};
-        const double rate = schedule_lr(&options, i);
+        const Schedule cosine = {SCHEDULE_COSINE, steps, meta_int(&init, "warmup"), meta_number(&init, "lr"),
+                                 meta_number(&init, "min_lr_frac"), 0};
+        const double rate = schedule_lr(cosine, i);
         const double got = train_step(&got_norm, &s, inputs, targets, B, T, meta_update(&init, rate, i + 1),
                                       meta_number(&init, "grad_clip"));
         check(c, fabs(rate - lr) <= 1e-9 * fabs(lr) + 1e-15, "learning rate of step %d: %.12g, want %.12g", i, rate,

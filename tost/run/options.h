@@ -6,6 +6,7 @@
 #include "data/dataset.h"
 #include "engine.h"
 #include "run/safetensors.h"
+#include "run/schedule.h"
 
 typedef enum {
     COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_VOCAB, COMMAND_TOKENIZE, COMMAND_INFO, COMMAND_INSPECT,
@@ -88,6 +89,10 @@ typedef struct {
     PathList values[OPTION_ROWS_MAX];      // as given, by row
     bool     given[OPTION_ROWS_MAX];       // options set by the user or a resumed run, by row of the table
 } Options;
+
+static inline Schedule schedule_of(const Options* o) {
+    return (Schedule){(ScheduleKind)o->schedule, o->steps, o->warmup, o->lr, o->min_lr_frac, o->decay_frac};
+}
 
 // Parses argv into *o, which has program, rank and ranks. Returns false with one line in *err (exit with STATUS_USAGE)
 // for an unknown, malformed, out-of-range, unexpected or, unless o->page is set, contradictory argument. Opens no file.

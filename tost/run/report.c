@@ -16,7 +16,6 @@
 #include "flops.h"
 #include "run/generate.h"
 #include "run/run.h"
-#include "run/schedule.h"
 
 // ---------------------------------------------------------------------------------------------
 // Warnings and suggested commands
@@ -107,7 +106,7 @@ static void report_schedule(Run* r) {
     char last[64] = "", start[64] = "";
     if (o->schedule != SCHEDULE_CONSTANT) snprintf(last, sizeof last, " to %g", o->lr * o->min_lr_frac);
     if (o->schedule == SCHEDULE_WSD)
-        snprintf(start, sizeof start, " from step %lld", (long long)schedule_decay_start(o));
+        snprintf(start, sizeof start, " from step %lld", (long long)schedule_decay_start(schedule_of(o)));
     progress_fact(&r->progress, "optimizer", "%s, lr %g, %lld warm-up step%s, %s%s%s; weight decay %g",
                   o->optimizer == TOST_MUON ? "Muon and AdamW" : "AdamW", o->lr, (long long)o->warmup,
                   plural(o->warmup), kinds[o->schedule], last, start, o->weight_decay);
@@ -212,7 +211,8 @@ static void report_changes(Run* r) {
         free(note);
     }
     if (!*label && options_resume(&before, &r->resumed, r->out, &ignored)) {
-        const double lr_was = schedule_lr(&before, r->info.step), lr_is = schedule_lr(&r->o, r->info.step);
+        const int64_t step = r->info.step;
+        const double lr_was = schedule_lr(schedule_of(&before), step), lr_is = schedule_lr(schedule_of(&r->o), step);
         if (fabs(lr_is - lr_was) > 1e-12 * lr_was)
             progress_fact(&r->progress, "", "learning rate of the next step: %g instead of %g", lr_is, lr_was);
     }

@@ -3,19 +3,19 @@
 
 #include <math.h>
 
-int64_t schedule_decay_start(const Options* o) {
-    if (o->schedule == SCHEDULE_CONSTANT) return INT64_MAX;
-    const int64_t start = o->steps - (int64_t)llround(o->decay_frac * (double)o->steps);
-    return o->schedule == SCHEDULE_WSD && start > o->warmup ? start : o->warmup;
+int64_t schedule_decay_start(Schedule s) {
+    if (s.kind == SCHEDULE_CONSTANT) return INT64_MAX;
+    const int64_t start = s.steps - (int64_t)llround(s.decay_frac * (double)s.steps);
+    return s.kind == SCHEDULE_WSD && start > s.warmup ? start : s.warmup;
 }
 
-double schedule_lr(const Options* o, int64_t step) {
+double schedule_lr(Schedule s, int64_t step) {
     const double pi = 3.14159265358979323846;
-    const double min = o->min_lr_frac * o->lr;
-    const int64_t start = schedule_decay_start(o);
-    if (step >= o->steps && o->schedule != SCHEDULE_CONSTANT) return min;
-    if (step < o->warmup) return o->lr * (double)step / (double)o->warmup;
-    if (step < start) return o->lr;
-    const double done = (double)(step - start) / (double)(o->steps - start);   // start <= step < steps: never 0 / 0
-    return min + (o->lr - min) * (o->schedule == SCHEDULE_COSINE ? 0.5 * (1.0 + cos(pi * done)) : 1.0 - done);
+    const double min = s.min_lr_frac * s.lr;
+    const int64_t start = schedule_decay_start(s);
+    if (step >= s.steps && s.kind != SCHEDULE_CONSTANT) return min;
+    if (step < s.warmup) return s.lr * (double)step / (double)s.warmup;
+    if (step < start) return s.lr;
+    const double done = (double)(step - start) / (double)(s.steps - start);   // start <= step < steps: never 0 / 0
+    return min + (s.lr - min) * (s.kind == SCHEDULE_COSINE ? 0.5 * (1.0 + cos(pi * done)) : 1.0 - done);
 }

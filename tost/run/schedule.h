@@ -2,10 +2,11 @@
 #ifndef TOST_SCHEDULE_H
 #define TOST_SCHEDULE_H
 
-#include "run/options.h"
+#include <stdint.h>
 
 // wsd: warm-up, stable, decay. In the order of --schedule.
 typedef enum { SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_LINEAR, SCHEDULE_CONSTANT } ScheduleKind;
+typedef struct { ScheduleKind kind; int64_t steps, warmup; double lr, min_lr_frac, decay_frac; } Schedule;
 
 // Learning rate of `step`, counted from 0. Warm-up: lr · step / warmup while step < warmup. Then, with
 // x = (step - start) / (steps - start) and min = min_lr_frac · lr,
@@ -14,9 +15,9 @@ typedef enum { SCHEDULE_COSINE, SCHEDULE_WSD, SCHEDULE_LINEAR, SCHEDULE_CONSTANT
 //   wsd        lr until start = schedule_decay_start, then as linear
 //   constant   lr
 // From `steps` on: min, or lr if constant.
-double schedule_lr(const Options* o, int64_t step);
+double schedule_lr(Schedule s, int64_t step);
 
 // The step at which the decay begins: the rate before it does not depend on `steps`. INT64_MAX if there is no decay.
-int64_t schedule_decay_start(const Options* o);
+int64_t schedule_decay_start(Schedule s);
 
 #endif

@@ -16,7 +16,6 @@
 #include "base/text.h"
 #include "init.h"
 #include "run/run.h"
-#include "run/schedule.h"
 
 // ---------------------------------------------------------------------------------------------
 // Where the run starts
@@ -115,7 +114,7 @@ static bool inherit(Run* r, TostError* err) {
     o->extended = o->extend_block;
     if (ok && !option_given(o, "lr")) {
         const bool known = option_given(&before, "lr");
-        const double lr = !known ? 0 : r->init.step > 0 ? schedule_lr(&before, r->init.step) : before.lr;
+        const double lr = !known ? 0 : r->init.step > 0 ? schedule_lr(schedule_of(&before), r->init.step) : before.lr;
         if (lr > 0) o->lr = lr;
         else ok = o->steps == 0 || tost_error(err, "--init %s: %s: give --lr", o->init, known
                                               ? "its last learning rate is 0" : "it contains no learning rate");

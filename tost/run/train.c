@@ -11,7 +11,6 @@
 #include "base/signals.h"
 #include "ranks/slices.h"
 #include "run/run.h"
-#include "run/schedule.h"
 
 typedef enum { FAILED, INTERRUPTED, DONE } Outcome;   // INTERRUPTED: by a signal; nothing changed
 
@@ -141,7 +140,7 @@ static double optimizer_step(Run* r, double norm) {
     const int64_t step = r->info.step, n = step + 1 - r->info.outliers.skipped;   // skipped ones changed nothing
     const double clip = o->grad_clip / (norm + TOST_CLIP_EPS);
     const TostUpdate adamw = {
-        .lr = schedule_lr(o, step),
+        .lr = schedule_lr(schedule_of(o), step),
         .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
         .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1,
         .step = n + r->info.earlier_updates,

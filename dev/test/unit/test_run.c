@@ -31,9 +31,9 @@ static void test_schedule(Checks* c) {
         {WSD, 55, 100, 10, 1.0, 0.1, 1.0, 0.55},   // the decay cannot begin before the end of the warm-up
     };
     for (size_t i = 0; i < countof(cases); i++) {
-        const Options o = {.schedule = cases[i].kind, .steps = cases[i].steps, .warmup = cases[i].warmup,
-                           .lr = cases[i].peak, .min_lr_frac = cases[i].frac, .decay_frac = cases[i].decay};
-        const double lr = schedule_lr(&o, cases[i].step);
+        const Schedule s = {cases[i].kind, cases[i].steps, cases[i].warmup, cases[i].peak, cases[i].frac,
+                            cases[i].decay};
+        const double lr = schedule_lr(s, cases[i].step);
         check(c, fabs(lr - cases[i].lr) < 1e-14, "schedule_lr, case %zu: expected %.15g, got %.15g", i,
               cases[i].lr, lr);
     }

@@ -9,7 +9,6 @@
 #include "dev/test/unit/fake_engine.h"
 #include "run/checkpoint.h"
 #include "run/log.h"
-#include "run/schedule.h"
 
 // ---------------------------------------------------------------------------------------------
 // Runs
@@ -176,11 +175,11 @@ static LogRow row_of(const char* run, int step) {
 
 // Checks the optimizer steps of a run of `steps` steps of which `count` were skipped, starting with `first`.
 static void check_optimizer_steps(Checks* c, const char* what, int first, int count, int steps) {
-    const Options o = {.schedule = SCHEDULE_COSINE, .steps = steps, .warmup = 2, .lr = 0.01, .min_lr_frac = 0.1};
+    const Schedule cosine = {SCHEDULE_COSINE, steps, 2, 0.01, 0.1, 0};
     char *is = text_of("optimizer_steps"), *wanted = xstrdup("");
     for (int s = 0, made = 0; s < steps; s++) {
         if (s >= first && s < first + count) continue;
-        wanted = append_text(wanted, "%d %.9e\n", ++made, schedule_lr(&o, s));
+        wanted = append_text(wanted, "%d %.9e\n", ++made, schedule_lr(cosine, s));
     }
     size_t same = 0;
     while (is[same] && is[same] == wanted[same]) same++;
