@@ -17,37 +17,41 @@
 //     and the output is c_proj(y). temp (per head) and denom_bias (per head and position) are learned; they start at 1
 //     and 0. As in the published code, denom_bias is inside the sum, so it counts HS times.
 //
-// What TSSA does. For each channel, a token's energy is divided by that of all tokens up to and including it. The sum u
-// over a head's channels tells how large the token is in the head's subspace, the HS directions of its part of the
-// projection, compared with the tokens so far. A softmax over the heads turns the u into memberships Π, which divide
-// the token among the heads. Each head has the second moment m[d] = N[d]/M of the tokens so far, weighted by their
-// membership in it; the output is y = -zΠ/(1+m). If the rows of c_attn's weight are orthonormal and c_proj's weight is
-// its transpose, as in the paper's derivation, a + tssa(a) keeps the share 1 - Π/(1+m) of a along a direction of the
-// head: with Π = ½, 0.5 for m = 0 and 0.995 for m = 100. So a token loses up to the share Π along the directions in
-// which the head's tokens are small (m ≪ 1), and stays as it is along those in which they are large (m ≫ 1): a step
-// towards its projection onto their subspace. The reason: y is -M times the derivative of their coding rate
-// ½ Σ_d log(1+m[d]) with respect to z, for constant Π and M. Tokens are not compared pairwise: the past acts only
-// through S, N and D, which are 2C + NH numbers per layer and sequence at any length. Time and memory are linear in T,
-// and decoding needs no KV cache.
+// What TSSA does. s/S is the share of a token in the energy that all tokens so far have in a channel. Its sum u over a
+// head's channels tells how large the token is in this head, compared with the tokens so far. A softmax over the heads
+// turns the u into memberships Π, which add up to 1. m[d] = N[d]/M is then the mean energy of a channel over the tokens
+// so far, weighted by their membership in its head, and y = -zΠ/(1+m): about -zΠ if m is small, about 0 if m is large.
 //
-// Four options are not in the paper. With --conv 4 (tost/cpu/conv.h), z and the input of c_fc first pass through
-// causal convolutions over time, so that a token also sees the order of the three before it. With --memory 1
-// (tost/cpu/delta_rule.h), each head also has a matrix that predicts the next z from this one. With --membership
-// uniform, temp stays 0, so Π = 1/NH. With --positions none, wpe and denom_bias do not exist (NULL). A reader of the
-// paper's model can skip every line that names them.
+// Suppose that the rows of c_attn's weight are orthonormal and that c_proj's weight is its transpose, as in the paper's
+// derivation. Then a + tssa(a) is a, with its part along each row multiplied by 1 - Π/(1+m): for Π = ½, by 0.5 at m = 0
+// and by 0.995 at m = 100. So a token shrinks along the directions in which the tokens of a head are small, and stays
+// as it is along those in which they are large. The paper derives this as a step of gradient descent on a coding rate,
+// ½ Σ_d log(1+m[d]), which measures how much space the tokens of a head occupy. The program never computes it.
+//
+// Tokens are not compared pairwise: the past acts only through S, N and D, which are 2C + NH numbers per layer and
+// sequence at any length. Time and memory are linear in T, and decoding needs no KV cache.
+//
+// Four options are not in the paper. A reader of its model can skip every line that names them:
+//     --conv 4               convolutions over time (tost/cpu/conv.h), so that a token also sees the three before it.
+//                            z is the convolution of `projected` = c_attn(a); c_fc reads `mlp_in`, that of ln_2(x)
+//     --memory 1             a matrix per head, which predicts the next z from this one (tost/cpu/delta_rule.h)
+//     --membership uniform   temp stays 0, so Π = 1/NH
+//     --positions none       wpe and denom_bias do not exist (NULL)
+// Without --conv, `projected` is the array z, and `mlp_in` is the array ln_2. Without --memory, remember does nothing,
+// and remember_backward sets dscore to 0, to which TSSA's backward then adds.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
 //     zero_grad(model)
 //     for each micro-batch:
 //         train_forward(model, {inputs, targets, B, T}, from, grad_scale)     grad_scale: 1 / targets in the step
-//         train_backward(model, right, left, TOST_MORE)                       adds gradients
+//         train_backward(model, after, before, TOST_MORE)                     adds gradients
 //     read_loss(&sum, &count, model)                                          loss = sum / count
 //     norm = grad_norm(model)
 //     update(model, {lr, …, grad_scale})                                      grad_scale: to clip the gradient
 //
 // The last train_backward of a step gets TOST_STEP_ENDS instead of TOST_MORE: the gradients of all ranks are summed.
-// from, right and left are indices of states, here TOST_NO_STATE: the sequences begin and end with this batch.
+// from, after and before are numbers of states, here TOST_NO_STATE: the sequences begin and end with this batch.
 //
 // A long sequence can be processed in chunks (--chunk, tost/chunks.c). The state between two chunks is S, N and D, and
 // the states of the options. First, `forward` on each chunk stores the state after it. Then, from the last chunk to the
@@ -69,11 +73,13 @@
 // `make test_tost && ./test_tost --gradients` compares derivatives of the loss with finite differences. dev/README.md
 // lists the other files that need the layer before `make test` passes.
 //
-// Precision: float32, and double for long sums. With --dtype bf16, matrix products round their operands to bf16. The
-// outputs of Linear (but not the logits of cpu_logits and cpu_last_logits), its biases when they are added, the inputs
-// and outputs of the convolutions, the gradients of the inputs of both, and dz are rounded, too. Parameters are float32
-// with a copy in bf16. Everything else is as in float32: residual stream, statistics, softmax, loss, parameter
-// gradients, AdamW, momentum of Muon.
+// Precision: float32, and double for long sums. With --dtype bf16, parameters are float32 with a copy in bf16 for
+// matrix products, and these values are rounded to bf16:
+//     the operands of matrix products
+//     the outputs of Linear, and its biases before they are added; but not the logits of cpu_logits and cpu_last_logits
+//     the inputs and outputs of the convolutions
+//     in backward, dz and the gradients of the inputs of Linear and of the convolutions
+// All else is as in float32: residual stream, statistics, softmax, loss, parameter gradients, AdamW, momentum of Muon.
 //
 // Sizes: B sequences, T tokens of each in the chunk, `first` the position of the first one, C channels, NH heads of
 // HS = C/NH channels, V vocabulary, rows = B·T; block_size is the number of positions, as in nanoGPT. Arrays are dense
@@ -249,15 +255,17 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 }
 
 // ---------------------------------------------------------------------------------------------
-// TSSA, token statistics self-attention. Forward has three stages: the running sum S gives u, the softmax over the
-// heads gives Π, and the running sums N and D give y. Backward runs the same stages in reverse.
+// TSSA, token statistics self-attention. Forward has three stages: the first computes S and u, the second Π, the
+// softmax over the heads, the last N, D and y. Backward runs the same stages in reverse.
 //
-// The stages work in blocks of 64 tokens. Forward saves S, N and D before each block, from which backward recomputes
-// them. A call of a stage computes a TssaRange: tokens t0 to t1 - 1 of a block and heads h0 to h1 - 1 of sequence b. If
-// there are few sequences, threads share one: they divide its heads, or in the second stage its tokens.
+// The stages work on blocks of 64 tokens. Forward saves S, N and D as they are before each block; backward starts from
+// these and recomputes them within the block. A call of a stage has a TssaRange: tokens t0 to t1 - 1 of a block and
+// heads h0 to h1 - 1 of sequence b. A thread takes whole sequences. If there are too few for all threads, several
+// divide the heads of one sequence, or in the second stage, which needs all heads, its tokens.
+//
 // tost/cpu/tssa_stages.h has the loop over blocks, the struct Tssa of all arguments, and offsets into its arrays. Sums
-// over time are taken in the order of t, so the bits do not depend on the number of threads, and in double, because a
-// float sum stalls at long T.
+// over time are added in the order of t, so the bits do not depend on the number of threads, and in double: a float sum
+// stops growing when its terms are smaller than its last bit.
 
 // S and u
 static void tssa_energy_forward(const Tssa* args, TssaRange r) {
@@ -321,16 +329,18 @@ static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
     tssa_copy(sums.D, D, r, 1);
 }
 
-// Sets y, and advances the state by these tokens. T = 1 is a decode step.
+// Sets y, and advances the state by these tokens. T = 1 is a decode step. The costs are ratios: the first stage takes
+// 5/4 of the last one's time.
 static void tssa_forward(const Tssa* args) {
     static const TssaStages stages = {.first = tssa_energy_forward, .first_cost = 5, .second = tssa_membership_forward,
                                       .last = tssa_statistics_forward, .last_cost = 4};
     tssa_run(&stages, args, true, (size_t)args->B * args->T > SERIAL_ROWS);
 }
 
-// Backward, from dy to dz. dN[t], dD[t] and dS[t] are the gradients through y[t] and u[t] alone. N[t], D[t] and S[t]
-// contain the terms of all tokens up to t, so a term receives the sums RN, RD and RS of these over t and all later
-// tokens. First through y = -z Π M/(M + N) = -z Π g, with g = 1/(1+m) and m = N/M:
+// Backward, from dy to dz. The outputs at t use the running sums N[t], D[t] and S[t]; dN[t], dD[t] and dS[t] are the
+// gradients through these outputs alone. The terms of token t are in the running sums at t and at all later tokens, so
+// their gradients are RN[t], RD[t] and RS[t], the sums of dN, dD and dS over these tokens. With g = 1/(1+m), m = N/M,
+// first through y = -z Π M/(M + N) = -z Π g:
 //     dz = -Π g dy,   dΠ = -Σ_d z g dy,   dN = Π M dy z / (M + N)² = dy z g² Π/M,   dD = -Σ_d dN m
 //     RN[t] = Σ_{t'≥t} dN[t'],   RD[t] = Σ_{t'≥t} dD[t'],   ds = Π RN,   dΠ += Σ_d s RN + RD
 // Then through the softmax over heads of score = temp · u:
@@ -630,7 +640,7 @@ static void classifier_forward_backward(float* dx, float* dwte, float grad_scale
     X(layer_state,  double, B * state_size(c))          /* of one layer, if the pass does not set a state */ \
     X(tssa_scratch, double, threads * tssa_scratch_size(C, NH)) \
     X(memory_scratch, float, memory * threads * delta_rule_scratch_size(C / NH)) \
-    X(dpredicted,   float,  memory * train * rows * C)  /* gradients of predicted, then of z */ \
+    X(dpredicted,   float,  memory * train * rows * C)  /* gradient of predicted, then the memory's part of dz */ \
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
     X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out, z and projected */ \
     X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, ln_2, y and ln_1 */ \
@@ -750,10 +760,10 @@ static Weight classifier_weight(const TostModel* model) {
 static size_t chunk_rows(const TostModel* model) { return (size_t)model->chunk.B * model->chunk.T; }
 
 // ---------------------------------------------------------------------------------------------
-// Passes over a chunk. A pass continues from a state (state_size) of every layer, `from`, and leaves one, `to`.
-// Backward goes through the chunks in reverse: it continues from the gradient of the state after a chunk, `right`, and
-// leaves that of the state before it, `left`. These are numbers of states; `left` must not be `from`, which backward
-// reads.
+// Passes over a chunk. buf.states has several states (state_size), each of all layers and sequences; from, to, after
+// and before are numbers of them. Forward reads state `from` and writes state `to`. Backward goes through the chunks in
+// reverse. It reads the gradient of the state after a chunk from `after`, and writes that of the state before the chunk
+// to `before`, which must not be `from`, because backward also reads the state itself there.
 
 // The state of layer l, from sequence b on
 static double* model_state(const TostModel* model, int state, int l, int b) {
@@ -761,8 +771,8 @@ static double* model_state(const TostModel* model, int state, int l, int b) {
     return model->buf.states + i * state_size(&model->config);
 }
 
-// The parts of a layer's state, or of its gradient, for the first sequence. Those of the next are state_size doubles,
-// or twice as many floats, further.
+// The parts of a layer's state, or of its gradient, for sequence 0. Those of sequence b are b · state_size doubles
+// further: for the parts in float, 2b · state_size floats.
 typedef struct { double* tssa; float *attn_conv, *mlp_conv, *memory; } LayerState;
 
 static LayerState layer_state(const TostModel* model, double* state) {
@@ -779,7 +789,7 @@ static LayerState state_before(const TostModel* model, int l) {
 }
 
 // Copies layer l of state `from`, or zeros, to where the pass updates it in place: state `to`, or buf.layer_state if
-// `to` is TOST_NO_STATE. Backward calls it with `right` and `left`.
+// `to` is TOST_NO_STATE. Backward calls it with `after` and `before`, for the gradients.
 static LayerState start_state(const TostModel* model, int from, int to, int l) {
     const size_t bytes = model->chunk.B * state_size(&model->config) * sizeof(double);
     double* state = to == TOST_NO_STATE ? model->buf.layer_state : model_state(model, to, l, 0);
@@ -851,7 +861,8 @@ static DeltaRule layer_delta_rule(const TostModel* model, int l) {
     return (DeltaRule){.B = model->chunk.B, .T = model->chunk.T, .C = c->n_embd, .NH = c->n_head,
                        .HS = c->n_embd / c->n_head, .z = act->z, .pi = act->pi, .o = act->predicted,
                        .G = model->options.training ? act->memory_G : NULL, .stride = 2 * state_size(c),
-                       .scratch = model->buf.memory_scratch, .dz = model->buf.dpredicted, .dpi = model->buf.dscore};
+                       .scratch = model->buf.memory_scratch, .d_o = model->buf.dpredicted, .dz = model->buf.dpredicted,
+                       .dpi = model->buf.dscore};
 }
 
 // y += scale · o. Does nothing without --memory (scale is NULL).
@@ -874,7 +885,7 @@ static void remember_backward(const TostModel* model, int l, float* dscale, cons
     }
     memory.before = state_before(model, l).memory;
     memory.adjoint = adjoint.memory;
-    residual_backward(memory.dz, dscale, dy, memory.o, scale, rows, memory.C);
+    residual_backward(model->buf.dpredicted, dscale, dy, memory.o, scale, rows, memory.C);
     delta_rule_backward(&memory);
 }
 
@@ -905,20 +916,20 @@ static void layer_forward(TostModel* model, int l, int from, int to) {
 }
 
 // buf.dx holds the gradient of x_out on entry and that of the layer's input on return. Parameter gradients +=
-static void layer_backward(TostModel* model, int l, int right, int left) {
+static void layer_backward(TostModel* model, int l, int after, int before) {
     const LayerActivations* act = &model->layer[l];
     const Buffers* buf = &model->buf;
     const TostParams p = model_params(model, TOST_PARAM, l), g = model_params(model, TOST_GRAD, l);
     const int C = model->config.n_embd;
     const size_t rows = chunk_rows(model);
     float *dx = buf->dx, *dbranch = buf->dbranch, *d_btc = buf->scratch_btc, *d_bt4c = buf->scratch_bt4c;
-    const LayerState before = state_before(model, l), adjoint = start_state(model, right, left, l);
+    const LayerState start = state_before(model, l), adjoint = start_state(model, after, before, l);
     const Tssa tssa = layer_tssa_grads(model, l, adjoint);
     residual_backward(dbranch, g.gamma2, dx, act->mlp_out, p.gamma2, rows, C);
     linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, act->gelu, weight(model, p.fc_proj_w), rows, 4 * C, C);
     gelu_backward(d_bt4c, act->fc, rows * 4 * C);
     linear_backward(d_btc, g.fc_w, g.fc_b, d_bt4c, act->mlp_in, weight(model, p.fc_w), rows, C, 4 * C);
-    convolve_backward(model, d_btc, g.mlp_conv, adjoint.mlp_conv, act->ln_2, before.mlp_conv, p.mlp_conv);
+    convolve_backward(model, d_btc, g.mlp_conv, adjoint.mlp_conv, act->ln_2, start.mlp_conv, p.mlp_conv);
     layernorm_backward(dx, g.ln_2_w, g.ln_2_b, d_btc, act->x_mid, act->mean_2, act->rstd_2, p.ln_2_w, rows, C);
 
     residual_backward(dbranch, g.gamma1, dx, act->attn_out, p.gamma1, rows, C);
@@ -927,7 +938,7 @@ static void layer_backward(TostModel* model, int l, int right, int left) {
     tssa_backward(&tssa);   // from d_btc to dbranch
     if (model->config.memory) add(dbranch, buf->dpredicted, rows * C);
     if (model->weights) round_bf16(dbranch, rows * C);
-    convolve_backward(model, dbranch, g.attn_conv, adjoint.attn_conv, act->projected, before.attn_conv, p.attn_conv);
+    convolve_backward(model, dbranch, g.attn_conv, adjoint.attn_conv, act->projected, start.attn_conv, p.attn_conv);
     linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, act->ln_1, weight(model, p.attn_w), rows, C, C);
     layernorm_backward(dx, g.ln_1_w, g.ln_1_b, d_btc, layer_input(model, l), act->mean_1, act->rstd_1, p.ln_1_w, rows,
                        C);
@@ -1043,7 +1054,7 @@ static void cpu_train_forward(TostModel* model, const TostChunk* chunk, int from
 
 // Layer by layer, the gradients become complete from the end of the flat array to its start. gamma1 is the first
 // parameter of a layer.
-static void cpu_train_backward(TostModel* model, int right, int left, TostEnd end) {
+static void cpu_train_backward(TostModel* model, int after, int before, TostEnd end) {
     const TostChunk* chunk = &model->chunk;
     const int C = model->config.n_embd, L = model->config.n_layer;
     const size_t rows = chunk_rows(model);
@@ -1054,7 +1065,7 @@ static void cpu_train_backward(TostModel* model, int right, int left, TostEnd en
                        model->buf.mean_f, model->buf.rstd_f, p.ln_f_w, rows, C);
     for (int l = L - 1; l >= 0; l--) {
         recompute_layer(model, l);
-        layer_backward(model, l, right, left);
+        layer_backward(model, l, after, before);
         exchange_gradients(&model->exchange, end, tost_row_offset(&model->tensors, TOST_ROW_gamma1, l));
     }
     embedding_backward(g.wte, g.wpe, model->buf.dx, chunk->inputs, chunk->first, chunk->B, chunk->T, C);
@@ -1153,17 +1164,16 @@ static double decay_of(const TostTensor* t, const TostUpdate* update) {
     return t->decay == TOST_DECAY ? update->weight_decay : 0.0;
 }
 
-// own: a part of this rank's slices, inside of a tensor. at, packed, second: its offset in the flat arrays, in m, and
-// in v, which has no elements for Muon's matrices.
+// own: a part of this rank's slices, inside of a tensor. v has no elements for Muon's matrices.
 static void update_owned(TostModel* model, const TostUpdate* update, const Owned* own) {
-    float *p = model->array[TOST_PARAM] + own->at, *grad = model->array[TOST_GRAD] + own->at;
-    float* m = model->array[TOST_M] + own->packed;
+    float *p = model->array[TOST_PARAM] + own->flat_offset, *grad = model->array[TOST_GRAD] + own->flat_offset;
+    float* m = model->array[TOST_M] + own->m_offset;
     if (own->muon) {
         muon_momentum(grad, m, own->size, update->grad_scale);
         return;
     }
-    adamw(p, model->weights ? model->weights + own->at : NULL, m, model->array[TOST_V] + own->second, grad, own->size,
-          decay_of(own->tensor, update), update);
+    adamw(p, model->weights ? model->weights + own->flat_offset : NULL, m, model->array[TOST_V] + own->v_offset, grad,
+          own->size, decay_of(own->tensor, update), update);
     if (model->options.optimizer == TOST_MUON && model->exchange.ranks > 1) memcpy(grad, p, own->size * sizeof *p);
 }
 

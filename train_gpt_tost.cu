@@ -1494,8 +1494,8 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(states,       double,  m->options.states * state)    /* see state_size; or their gradients */ \
     X(before,       double,  state)                        /* the state that a pass reads */ \
     X(after,        double,  state)                        /* and the one that it leaves: fixed, for graphs */ \
-    X(right,        double,  train * state)                /* the gradient of the state after the chunk */ \
-    X(left,         double,  train * state)                /* and of the state before it */ \
+    X(dafter,       double,  train * state)                /* the gradient of the state after the chunk */ \
+    X(dbefore,      double,  train * state)                /* and of the state before it */ \
     X(totals,       float,   B * scan_slots(runs) * tssa_sums_size(C, NH)) \
     X(tssa_sync,    int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
     X(dx,           float,   train * rows * C)             /* gradient of the residual stream */ \
@@ -1545,7 +1545,7 @@ struct TostModel {
     TostChunk         chunk;               // of the last pass
     int               from;                // the state from which it started
     bool              with_states;         // it has a state before or after it, in buf.before and buf.after
-    bool              with_adjoints;       // so has its backward, in buf.right and buf.left
+    bool              with_adjoints;       // so has its backward, in buf.dafter and buf.dbefore
     int               computed_layer;      // with recompute: the layer whose activations are in memory
     int64_t           loss_count;          // since the last read_loss
 };
@@ -1680,26 +1680,26 @@ template <typename S> static StepInput model_input(const TypedModel<S>* m, int B
 }
 
 // The state of layer l and of the sequences from b on, in an array of all layers
-static double* layer_sums_of(const TostModel* m, double* sums, int l, int b) {
+static double* layer_state_of(const TostModel* m, double* sums, int l, int b) {
     return sums + ((size_t)l * m->options.max_batch + b) * state_size(&m->config);
 }
 
 template <typename S> static double* model_state(const TypedModel<S>* m, int state) {
-    return layer_sums_of(m, m->buf.states, state * m->config.n_layer, 0);
+    return layer_state_of(m, m->buf.states, state * m->config.n_layer, 0);
 }
 
 template <typename S> static PassStates layer_states(const TypedModel<S>* m, int l) {
     if (!m->with_states) return NO_STATES;
-    return PassStates{layer_sums_of(m, m->buf.before, l, 0), layer_sums_of(m, m->buf.after, l, 0)};
+    return PassStates{layer_state_of(m, m->buf.before, l, 0), layer_state_of(m, m->buf.after, l, 0)};
 }
 template <typename S> static PassStates layer_adjoints(const TypedModel<S>* m, int l) {
     if (!m->with_adjoints) return NO_STATES;
-    return PassStates{layer_sums_of(m, m->buf.right, l, 0), layer_sums_of(m, m->buf.left, l, 0)};
+    return PassStates{layer_state_of(m, m->buf.dafter, l, 0), layer_state_of(m, m->buf.dbefore, l, 0)};
 }
 
 // dst = src, or zeros if src is NULL; of all layers
 template <typename S> static void copy_sums(TypedModel<S>* m, double* dst, const double* src) {
-    const size_t bytes = (layer_sums_of(m, dst, m->config.n_layer, 0) - dst) * sizeof(double);
+    const size_t bytes = (layer_state_of(m, dst, m->config.n_layer, 0) - dst) * sizeof(double);
     if (src) CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, m->stream));
     else CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, m->stream));
 }
@@ -1981,8 +1981,8 @@ template <typename S> static void cuda_copy_state(TypedModel<S>* m, int to, int 
     const size_t bytes = state_size(&m->config) * sizeof(double);
     for (int l = 0; l < m->config.n_layer; l++)
         for (int i = 0; i < n; i++)
-            CUDA_CHECK(cudaMemcpyAsync(layer_sums_of(m, model_state(m, to), l, i),
-                                       layer_sums_of(m, model_state(m, from), l, i / copies), bytes,
+            CUDA_CHECK(cudaMemcpyAsync(layer_state_of(m, model_state(m, to), l, i),
+                                       layer_state_of(m, model_state(m, from), l, i / copies), bytes,
                                        cudaMemcpyDeviceToDevice, m->stream));
 }
 
@@ -2027,14 +2027,14 @@ static void settle_gradients(TostModel* m) {
 }
 
 // NCCL's calls are not in a graph.
-template <typename S> static void cuda_train_backward(TypedModel<S>* m, int right, int left, TostEnd end) {
+template <typename S> static void cuda_train_backward(TypedModel<S>* m, int after, int before, TostEnd end) {
     const bool add = !m->grads_stale;
     recompute_layer(m, m->config.n_layer - 1);
-    m->with_adjoints = read_state(m, m->buf.right, right, left);   // mutant: adjoint_not_passed
+    m->with_adjoints = read_state(m, m->buf.dafter, after, before);   // mutant: adjoint_not_passed
     if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, m->chunk.B, m->chunk.T, add);
     else run_pass(m, add ? PASS_BACKWARD : PASS_BACKWARD_FIRST,
                   [=](int B, int T) { model_backward(m, TOST_MORE, B, T, add); });
-    write_state(m, left, m->buf.left);
+    write_state(m, before, m->buf.dbefore);
     m->computed_layer = 0;
     if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
     exchange_gradients(&m->exchange, end, 0);
@@ -2302,15 +2302,15 @@ __global__ void muon_update_kernel(float* param, S* weights, const float* x, Muo
 template <typename S> static void update_owned(TostModel* model, const TostUpdate* update, const Owned* own) {
     TypedModel<S>* m = static_cast<TypedModel<S>*>(model);
     S* weights = weights_copy(m);
-    float *p = m->array[TOST_PARAM] + own->at, *grad = m->array[TOST_GRAD] + own->at;
-    float* moment = m->array[TOST_M] + own->packed;
+    float *p = m->array[TOST_PARAM] + own->flat_offset, *grad = m->array[TOST_GRAD] + own->flat_offset;
+    float* moment = m->array[TOST_M] + own->m_offset;
     const int blocks = div_up(own->size, 4 * 256);
     if (own->muon) {
         LAUNCH(muon_momentum_kernel, blocks, 256, 0, m->stream, grad, moment, own->size, (float)update->grad_scale);
         return;
     }
-    LAUNCH((adamw_kernel<S>), blocks, 256, 0, m->stream, p, moment, m->array[TOST_V] + own->second,
-           weights ? weights + own->at : NULL, grad, m->buf.decays + own->at / DECAY_GROUP, own->size,
+    LAUNCH((adamw_kernel<S>), blocks, 256, 0, m->stream, p, moment, m->array[TOST_V] + own->v_offset,
+           weights ? weights + own->flat_offset : NULL, grad, m->buf.decays + own->flat_offset / DECAY_GROUP, own->size,
            adamw_factors(update));
     if (m->options.optimizer == TOST_MUON && m->exchange.ranks > 1)   // mutant: muon_params_not_sent
         CUDA_CHECK(cudaMemcpyAsync(grad, p, own->size * sizeof *p, cudaMemcpyDeviceToDevice, m->stream));

@@ -84,9 +84,9 @@ bool chunks_train(Chunks* p, const int32_t* inputs, const int32_t* targets, int 
     }
     for (int k = chunks - 1; k >= 0 && ok; k--) {
         const TostChunk next = chunk(p, &s, k);
-        const int right = k + 1 < chunks ? PASS : TOST_NO_STATE, left = k > 0 ? PASS : TOST_NO_STATE;
+        const int after = k + 1 < chunks ? PASS : TOST_NO_STATE, before = k > 0 ? PASS : TOST_NO_STATE;
         p->engine->train_forward(p->model, &next, state_before(k), grad_scale);
-        p->engine->train_backward(p->model, right, left, k > 0 ? TOST_MORE : end);
+        p->engine->train_backward(p->model, after, before, k > 0 ? TOST_MORE : end);
         ok = k == 0 || !abandoned(p, work += TRAIN, all);
     }
     sequences_free(&s);

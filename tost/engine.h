@@ -32,12 +32,13 @@ typedef struct {
     int            B, T, first;
 } TostChunk;
 
-// With the CPU engine's built-in matrix products, a token gets the same bits in all passes of at most this many tokens
-// (B·T), whatever other sequences are in them, and the same bits in all larger passes. generate.c needs this, so that a
-// text does not depend on those generated with it.
+// The CPU engine's built-in matrix products use one order of summation up to this many tokens in a pass (B·T), and
+// another above. On the same side of the limit, the bits of a token do not depend on the other sequences in the pass.
+// generate.c needs this, so that a text does not depend on those generated with it.
 enum { TOST_FEW_ROWS = 32 };
 
-enum { TOST_NO_STATE = -1 };    // as a state that a pass reads: zeros; as one that it writes: not stored
+// In place of a state's number. Where a pass reads a state: start from zeros. Where it writes one: do not store it.
+enum { TOST_NO_STATE = -1 };
 
 typedef struct {
     int       max_batch, max_chunk; // largest B and T of a chunk
@@ -102,11 +103,11 @@ typedef struct {
     void (*activation)(float* dst, TostModel* model, TostActivation what, int layer);
 
     // train_forward is forward, add_losses and the classifier's backward, for the loss grad_scale · Σ loss.
-    // train_backward does the rest, and adds to the gradients of the part. State `right` has the gradient with respect
-    // to the state after the chunk; state `left`, which may be `right`, receives that with respect to `from`, which
+    // train_backward does the rest, and adds to the gradients of the part. State `after` has the gradient with respect
+    // to the state after the chunk; state `before`, which may be `after`, receives that with respect to `from`, which
     // must be unchanged. The pass that ends the step adds up the parts of all ranks (collective).
     void (*train_forward)(TostModel* model, const TostChunk* chunk, int from, float grad_scale);
-    void (*train_backward)(TostModel* model, int right, int left, TostEnd end);
+    void (*train_backward)(TostModel* model, int after, int before, TostEnd end);
     // Sum of the losses (nats) and number of counted targets since the last call. Waits for the device.
     void (*read_loss)(double* sum, int64_t* count, TostModel* model);
 

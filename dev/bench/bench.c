@@ -441,7 +441,7 @@ static void memory_once(double seconds[2], TostModel* m, int B, int T) {
     delta_rule_forward(&memory);
     seconds[0] = thread_seconds() - start;
     memory.adjoint = start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0).memory;
-    for (size_t i = 0; i < (size_t)B * T * memory.C; i++) memory.dz[i] = memory.z[i];
+    for (size_t i = 0; i < (size_t)B * T * memory.C; i++) m->buf.dpredicted[i] = memory.z[i];
     const double middle = thread_seconds();
     delta_rule_backward(&memory);
     seconds[1] = thread_seconds() - middle;

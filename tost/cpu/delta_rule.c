@@ -287,7 +287,7 @@ void delta_rule_forward(const DeltaRule* args) {
 // ---------------------------------------------------------------------------------------------
 // Backward
 
-// Sets the errors, E, and dO from dz. do_after: gradient of the last o from the next tokens
+// Sets the errors, E, and dO from d_o. do_after: gradient of the last o from the next tokens
 static void set_errors(const Work* w, const DeltaRule* args, Range r, const float* o_start, const float* do_after) {
     const int HS = args->HS, width = w->width;
     for (int i = 0; i < TOKENS; i++) {
@@ -295,8 +295,8 @@ static void set_errors(const Work* w, const DeltaRule* args, Range r, const floa
         const float *o_before = r.t + i > 0 ? args->o + at - args->C : o_start;
         float *error = row_of(w->errors, i), *e = row_of(w->E, i);
         prefetch(args->o + at, args, -TOKENS - 1);
-        prefetch(args->dz + at, args, -TOKENS);
-        set_row(row_of(w->O, i + 1), i < r.n ? args->dz + at : NULL, HS, width);
+        prefetch(args->d_o + at, args, -TOKENS);
+        set_row(row_of(w->O, i + 1), i < r.n ? args->d_o + at : NULL, HS, width);
         set_row(e, i < r.n ? o_before : NULL, HS, width);
         for (int d = 0; d < width; d += LANES) {
             *(VecU*)(error + d) -= *(VecU*)(e + d);

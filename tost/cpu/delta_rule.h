@@ -31,7 +31,8 @@ typedef struct {
     float  *scratch;         // (threads,delta_rule_scratch_size)
     // backward only
     const float* before;     // the state before these tokens; NULL: zeros
-    float  *dz;              // (B,T,C): do, then dz
+    const float *d_o;        // (B,T,C): the gradient of o
+    float  *dz;              // (B,T,C): =; may be the array d_o
     float  *dpi;             // (B,NH,T): =
     float  *adjoint;         // (B,C·HS+2C): of the state after these tokens, then before them; dG, not transposed
 } DeltaRule;
@@ -41,7 +42,7 @@ size_t delta_rule_scratch_size(int HS);   // of a thread
 
 // Sets o and G, and moves the state to the end of these tokens.
 void delta_rule_forward(const DeltaRule* args);
-// From do to dz, in place; sets dΠ; moves the adjoint of the state from the end of these tokens to the start.
+// Sets dz and dΠ from d_o; moves the adjoint of the state from the end of these tokens to the start.
 void delta_rule_backward(const DeltaRule* args);
 
 #endif

@@ -9,11 +9,12 @@
 // Up to this many rows (a decode step), threading a loop over rows costs more than it saves.
 enum { SERIAL_ROWS = 8 };
 
-// The passes of an engine use `now` of `max` threads, and a small one, in which threads would cost more than they save,
-// one; what follows a pass, such as its backward, uses as many. Threads wait for each other in every layer, so if
-// another process takes the core of one thread, all wait for it. If the threads of a pass get too little processor
-// time, the next passes use fewer; after a pause, they use all again. Results do not depend on the number of threads.
-// It is fixed if the environment says how threads wait (OMP_WAIT_POLICY, GOMP_SPINCOUNT, KMP_BLOCKTIME, KMP_LIBRARY).
+// A pass of an engine uses `now` threads, at most `max`. A small pass, in which threads would cost more than they save,
+// uses one. Its backward and all else up to the next pass use as many as the pass. Threads wait for each other in every
+// layer, so if another process takes the core of one thread, all wait for it. Therefore, if the threads of a pass get
+// too little processor time, the next passes use fewer; after a pause, they use all again. Results do not depend on the
+// number of threads. It is fixed if the environment says how threads wait (OMP_WAIT_POLICY, GOMP_SPINCOUNT,
+// KMP_BLOCKTIME, KMP_LIBRARY).
 typedef struct {
     int    max, now, pass;          // pass: of the current one
     bool   fixed, decided;          // decided: at least once

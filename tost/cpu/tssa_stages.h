@@ -69,11 +69,13 @@ static inline void tssa_copy(double* dst, const double* src, TssaRange r, int wi
 typedef void TssaStage(const Tssa* args, TssaRange r);
 typedef struct {
     TssaStage *first, *second, *last;
-    int first_cost, last_cost;   // relative times of a head
+    int first_cost, last_cost;   // time of a head in either, in the same unit
 } TssaStages;
 
-// Runs a share of the heads of the first or the last stage. The heads of both, one after another, are divided into
-// shares of equal time. before, after: time of a head of the other stage, if it comes before or after this one; else 0
+// Runs a thread's share of the first or the last stage. All heads of the first stage and then all heads of the last one
+// are put in a row, which is cut into `shares` pieces of equal time; this runs the heads of one stage that lie in piece
+// number `share`. cost: time of a head in this stage; before, after: in the other one, if that is in front of this one
+// in the row or behind it; otherwise 0
 static inline void tssa_run_heads(TssaStage* run, const Tssa* args, TssaRange r, int share, int shares, int before,
                                   int cost, int after) {
     const int all = (before + cost + after) * args->NH;

@@ -326,14 +326,14 @@ __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_rule_backward_kernel(D
     const int b = blockIdx.x / args.NH, h = blockIdx.x % args.NH, HS = args.HS, row = delta_stride(HS);
     const DeltaShared x = delta_arrays(shared, HS);
     const DeltaState before = delta_state(args.state.start, b, h, args);
-    const DeltaState right = delta_state(args.adjoint.start, b, h, args),
-                      left = delta_state(args.adjoint.end, b, h, args);
+    const DeltaState dafter = delta_state(args.adjoint.start, b, h, args),
+                      dbefore = delta_state(args.adjoint.end, b, h, args);
     const size_t at = ((size_t)b * args.NH + h) * args.T;
     float* const dscale = args.dscale + (size_t)b * args.C + h * HS;
     delta_load(x.G, args.G + ((size_t)b * args.NH + h) * HS * HS, HS);
-    delta_load(x.dG, right.G, HS);
+    delta_load(x.dG, dafter.G, HS);
     for (int d = threadIdx.x; d < HS; d += blockDim.x) {
-        x.dk[d] = right.k ? right.k[d] : 0.0f;
+        x.dk[d] = dafter.k ? dafter.k[d] : 0.0f;
         dscale[d] = 0.0f;
     }
     for (int t0 = (args.T - 1) / DELTA_RUN * DELTA_RUN; t0 >= 0; t0 -= DELTA_RUN) {
@@ -360,9 +360,9 @@ __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_rule_backward_kernel(D
         for (int d = threadIdx.x; d < HS; d += blockDim.x) x.dk[d] = x.dK[d];
     }
     __syncthreads();
-    if (!left.G) return;
-    delta_store(left.G, x.dG, HS);
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) left.k[d] = x.dk[d];
+    if (!dbefore.G) return;
+    delta_store(dbefore.G, x.dG, HS);
+    for (int d = threadIdx.x; d < HS; d += blockDim.x) dbefore.k[d] = x.dk[d];
 }
 
 // Sets dz and dpi. Puts the gradient of scale on the list `sums`.

@@ -72,8 +72,8 @@ static void find_owned(Exchange* x, const TostTensors* tensors, TostOptimizer op
             if (range_size(r) == 0) continue;
             const bool muon = tost_uses_muon(t, optimizer);
             x->owned[x->n_owned++] = (Owned){t, muon, k, range_size(r), r.start, packed + r.start - slice.start,
-                                             x->second_size};
-            if (!muon) x->second_size += (range_size(r) + ALIGN - 1) / ALIGN * ALIGN;
+                                             x->v_size};
+            if (!muon) x->v_size += (range_size(r) + ALIGN - 1) / ALIGN * ALIGN;
         }
     }
 }
@@ -90,7 +90,7 @@ Exchange exchange_new(const TostTensors* tensors, TostOptimizer optimizer, TostC
 }
 
 size_t exchange_elements(const Exchange* x, TostArray a) {
-    return a < TOST_M ? x->size : a == TOST_V ? x->second_size : exchange_owned(x);
+    return a < TOST_M ? x->size : a == TOST_V ? x->v_size : exchange_owned(x);
 }
 
 void exchange_layout(Exchange* x, Arena* arena, float* grad) {
@@ -224,7 +224,7 @@ double exchange_norm(Exchange* x) {
 // Tensors
 
 static size_t start_in(const Owned* own, TostArray a) {
-    return a < TOST_M ? own->at : a == TOST_V ? own->second : own->packed;
+    return a < TOST_M ? own->flat_offset : a == TOST_V ? own->v_offset : own->m_offset;
 }
 
 void exchange_update(Exchange* x, float* gathered, OwnedUpdate* update, TostModel* model, const TostUpdate* a) {
@@ -234,7 +234,7 @@ void exchange_update(Exchange* x, float* gathered, OwnedUpdate* update, TostMode
             for (const Owned* next; x->memory->merges && i < x->n_owned; i++) {
                 next = &x->owned[i];
                 if (next->bucket != k || next->muon != run.muon) break;
-                run.size = next->at + next->size - run.at;
+                run.size = next->flat_offset + next->size - run.flat_offset;
             }
             update(model, a, &run);
         }
@@ -247,7 +247,8 @@ void exchange_update(Exchange* x, float* gathered, OwnedUpdate* update, TostMode
 void exchange_put(const Exchange* x, TostArray a, float* array, const TostTensor* t, const float* src) {
     for (const Owned* own = x->owned; own < x->owned + x->n_owned; own++)
         if (own->tensor->offset == t->offset)
-            x->memory->from_host(x, array + start_in(own, a), src + (own->at - t->offset), own->size * sizeof *src);
+            x->memory->from_host(x, array + start_in(own, a), src + (own->flat_offset - t->offset),
+                                 own->size * sizeof *src);
 }
 
 // What this rank owns of tensor t in bucket k; NULL: nothing
@@ -263,7 +264,7 @@ void exchange_collect(float* dst, const Exchange* x, TostArray a, const float* a
     for (int k = 0; k < x->slices.buckets; k++) {
         if (range_size(range_meet(x->slices.bucket[k], tensor)) == 0) continue;
         const Owned* own = owned_in(x, k, t);
-        float* mine = host + (own ? own->at - t->offset : 0);
+        float* mine = host + (own ? own->flat_offset - t->offset : 0);
         const size_t bytes = own ? own->size * sizeof *mine : 0;
         if (own) x->memory->to_host(x, mine, array + start_in(own, a), bytes);
         memset(x->messages, 0, (size_t)x->ranks * sizeof *x->messages);

@@ -12,8 +12,9 @@ enum { EXCHANGE_LEVELS = 31, EXCHANGE_UNDER_WAY = 2 };
 
 typedef struct Exchange Exchange;
 
-// What an engine does with its memory. A call may return before its work is done; the works run in the order of the
-// calls. So do messages for which NULL is returned.
+// The operations of an engine on its own memory, the machine's or a GPU's. Except for to_host, a call may return before
+// its work is done; the work of all calls is done in the order of the calls. start and gather return a request to wait
+// for, or NULL if their messages are sent in that order, too.
 typedef struct {
     void (*add)(Exchange* x, float* dst, const float* left, const float* right, size_t n);   // dst = left + right
     void (*end_part)(Exchange* x, float* sum);                  // sum = grad; the next part starts with zero gradients
@@ -31,7 +32,8 @@ typedef struct {
     const TostTensor* tensor;
     bool   muon;                             // updated by Muon, otherwise by AdamW
     int    bucket;
-    size_t size, at, packed, second;         // elements; its start in the flat arrays, in m and ema, and in v
+    size_t size;                             // elements
+    size_t flat_offset, m_offset, v_offset;  // its start in the flat arrays, in m and ema, and in v
 } Owned;
 
 struct Exchange {
@@ -41,7 +43,7 @@ struct Exchange {
     Slices    slices;
     Owned*    owned;                         // (n_owned), in the order of the buckets
     int       n_owned;
-    size_t    second_size;                   // elements of v
+    size_t    v_size;                        // elements of v
     size_t    size;                          // elements of the flat arrays
     float*    grad;
     float*    level[EXCHANGE_LEVELS];        // level[j]: the sum of 2^j parts, if bit j of `part` is set

@@ -42,7 +42,7 @@ run_edge_forward | s/< k.n/< k.n - 1/
 run_edge_backward | s/t0 + j < k.n/t0 + j <= k.n/
 state_not_continued | s/? start\[n\]/? 0.0/
 state_not_passed | s/= first + /= /
-adjoint_not_passed | s/, right, left/, TOST_NO_STATE, left/
+adjoint_not_passed | s/, after, before/, TOST_NO_STATE, before/
 position_ignored | s/= chunk->first/= 0/
 place_ignored | s/step->first + //
 bias_place_ignored | s/args.step->first + //

@@ -50,7 +50,7 @@ static void arrays_free(Arrays* a) {
 static DeltaRule args_of(const Arrays* a, int HS, int T) {
     return (DeltaRule){.B = B, .T = T, .C = NH * HS, .NH = NH, .HS = HS, .z = a->z, .pi = a->pi, .o = a->o, .G = a->G,
                        .stride = delta_rule_state_size(NH * HS, HS), .state = a->state, .scratch = a->scratch,
-                       .before = a->before, .dz = a->dz, .dpi = a->dpi, .adjoint = a->adjoint};
+                       .before = a->before, .d_o = a->dz, .dz = a->dz, .dpi = a->dpi, .adjoint = a->adjoint};
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -115,8 +115,8 @@ static inline void fake_train(TostModel* m, const TostChunk* chunk, int from, fl
     fake_losses(m, chunk->inputs, chunk->B, chunk->T, scale);
 }
 
-static inline void fake_backward(TostModel* m, int right, int left, TostEnd end) {
-    (void)m, (void)right, (void)left, (void)end;
+static inline void fake_backward(TostModel* m, int after, int before, TostEnd end) {
+    (void)m, (void)after, (void)before, (void)end;
 }
 
 static inline void fake_read_loss(double* sum, int64_t* count, TostModel* m) {
