@@ -10,7 +10,7 @@ same() { cmp "$1" "$2" >/dev/null; }
 # ---------------------------------------------------------------------------------------------
 # The same merges as by definition
 
-cat "$repo/LICENSE" "$repo/README.md" "$repo/dev/plot/README.md" | grep -vF '<|endoftext|>' >english.txt
+cat "$repo/LICENSE" "$repo/README.md" "$repo/dev/bench/README.md" | grep -vF '<|endoftext|>' >english.txt
 {
     printf '  Straße,  naïve café – „Ünïcödé“ ½ Ⅷ ٣٤ 日本語、日本 日本\n<|endoftext|> \t\r\n'
     printf "I'll we've\tdon't  aaaa aaaaaaa bananabanana\r\n\r\n<|endoftext|>\nnot <|endoftext|> a separator\n"
