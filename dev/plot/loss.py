@@ -9,7 +9,6 @@ are dashed, so that the colors of overlapping curves alternate. The script print
 curve, for several runs with their standard deviation. --difference adds a panel with the difference of each curve's
 training and validation losses from the first curve's at the same number of tokens, and prints the largest differences.
 --published draws the paper's losses on a dataset, and those of GPT-2 base.
-
 Needs Python 3.11 or later and matplotlib.
 """
 
