@@ -17,16 +17,18 @@
 //     and the output is c_proj(y). temp (per head) and denom_bias (per head and position) are learned; they start at 1
 //     and 0. As in the published code, denom_bias is inside the sum, so it counts HS times.
 //
-// What TSSA does. s/S is the share of a token in the energy that all tokens so far have in a channel. Its sum u over a
-// head's channels tells how large the token is in this head, compared with the tokens so far. A softmax over the heads
-// turns the u into memberships Π, which add up to 1. m[d] = N[d]/M is then the mean energy of a channel over the tokens
-// so far, weighted by their membership in its head, and y = -zΠ/(1+m): about -zΠ if m is small, about 0 if m is large.
+// What TSSA does. s/S is the token's share of the energy that all tokens so far have in a channel. The sum u of these
+// shares over a head's channels tells how large the token is in the head, compared with the tokens so far. A softmax
+// over the heads turns the u into memberships Π, which add up to 1. m[d] = N[d]/M is the mean energy of the tokens so
+// far in a channel, weighted by their membership in its head, and y = -zΠ/(1+m): about -zΠ for a small m, about 0 for a
+// large one.
 //
 // Suppose that the rows of c_attn's weight are orthonormal and that c_proj's weight is its transpose, as in the paper's
 // derivation. Then a + tssa(a) is a, with its part along each row multiplied by 1 - Π/(1+m): for Π = ½, by 0.5 at m = 0
 // and by 0.995 at m = 100. So a token shrinks along the directions in which the tokens of a head are small, and stays
-// as it is along those in which they are large. The paper derives this as a step of gradient descent on a coding rate,
-// ½ Σ_d log(1+m[d]), which measures how much space the tokens of a head occupy. The program never computes it.
+// as it is along those in which they are large. In the paper, this is a step that lowers a coding rate, a measure of
+// how far the tokens of a head spread: y is -M times the derivative of ½ Σ_d log(1+m[d]) with respect to z, for
+// constant Π and M. The model does not compute this sum.
 //
 // Tokens are not compared pairwise: the past acts only through S, N and D, which are 2C + NH numbers per layer and
 // sequence at any length. Time and memory are linear in T, and decoding needs no KV cache.
@@ -260,8 +262,8 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 //
 // The stages work on blocks of 64 tokens. Forward saves S, N and D as they are before each block; backward starts from
 // these and recomputes them within the block. A call of a stage has a TssaRange: tokens t0 to t1 - 1 of a block and
-// heads h0 to h1 - 1 of sequence b. A thread takes whole sequences. If there are too few for all threads, several
-// divide the heads of one sequence, or in the second stage, which needs all heads, its tokens.
+// heads h0 to h1 - 1 of sequence b. A thread takes whole sequences; if there are at least twice as many threads,
+// several share a sequence. They divide its heads, or in the second stage, which needs all heads, its tokens.
 //
 // tost/cpu/tssa_stages.h has the loop over blocks, the struct Tssa of all arguments, and offsets into its arrays. Sums
 // over time are added in the order of t, so the bits do not depend on the number of threads, and in double: a float sum
@@ -329,8 +331,8 @@ static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
     tssa_copy(sums.D, D, r, 1);
 }
 
-// Sets y, and advances the state by these tokens. T = 1 is a decode step. The costs are ratios: the first stage takes
-// 5/4 of the last one's time.
+// Sets y, and advances the state by these tokens. T = 1 is a decode step. The costs only tell the ratio of
+// the times: a head takes about 5/4 as long in the first stage as in the last.
 static void tssa_forward(const Tssa* args) {
     static const TssaStages stages = {.first = tssa_energy_forward, .first_cost = 5, .second = tssa_membership_forward,
                                       .last = tssa_statistics_forward, .last_cost = 4};

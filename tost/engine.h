@@ -33,8 +33,8 @@ typedef struct {
 } TostChunk;
 
 // The CPU engine's built-in matrix products use one order of summation up to this many tokens in a pass (B·T), and
-// another above. On the same side of the limit, the bits of a token do not depend on the other sequences in the pass.
-// generate.c needs this, so that a text does not depend on those generated with it.
+// another above. On one side of the limit, a token gets the same bits in every pass, whatever other sequences are in
+// it. generate.c needs this, so that a text does not depend on those generated with it.
 enum { TOST_FEW_ROWS = 32 };
 
 // In place of a state's number. Where a pass reads a state: start from zeros. Where it writes one: do not store it.

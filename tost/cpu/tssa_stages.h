@@ -69,7 +69,7 @@ static inline void tssa_copy(double* dst, const double* src, TssaRange r, int wi
 typedef void TssaStage(const Tssa* args, TssaRange r);
 typedef struct {
     TssaStage *first, *second, *last;
-    int first_cost, last_cost;   // time of a head in either, in the same unit
+    int first_cost, last_cost;   // times of a head in these stages; only their ratio counts
 } TssaStages;
 
 // Runs a thread's share of the first or the last stage. All heads of the first stage and then all heads of the last one
