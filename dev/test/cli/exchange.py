@@ -19,9 +19,10 @@ import torch
 from safetensors import safe_open
 
 import convert
+import membership_ablation as ablation
 import train
 import variants
-from script_calls import check, refuses, succeeds, trainer
+from script_calls import BINARY, check, refuses, succeeds, trainer
 from shards import Shards
 from tost import Tost, predict
 
@@ -356,6 +357,65 @@ def check_memory():
     check("decay, mean and memory: the recurrence", (got[0] - want).abs().max() <= 1e-4 * want.abs().max())
 
 
+def check_terms(model):
+    """y is the sum of TSSA and memory, and a given Π changes both."""
+    x, own = torch.randn(3, 32, 32), None
+    parts = [ablation.with_terms(model, *terms).transformer.h[0].attn for terms in ((1, 1), (1, 0), (0, 1), (0, 0))]
+    for given in (None, torch.rand(3, 4, 32).softmax(1)):
+        for attention in parts:
+            attention.given = given
+        *y, none = (attention(x) for attention in parts)
+        least = min(part.abs().max() for part in y)
+        check("y is the sum of TSSA and memory", none.abs().max() == 0 < least
+              and (y[0] - y[1] - y[2]).abs().max() <= 1e-4 * least)
+        check("a given Π changes both", not own or all((a - b).abs().max() > 0.01 * least for a, b in zip(own, y)))
+        own = y
+
+
+def check_explained():
+    """Π that is a function of the position, of the token, of neither, or of both; most tokens occur once."""
+    ids, at = torch.randint(2000, (40, 32)), torch.arange(32).expand(40, 32)
+    position, token, noise = torch.rand(32)[at], torch.rand(2000)[ids], torch.rand(40, 32)
+    for pi, wanted in ((position, (1, 0)), (token, (0, 1)), (noise, (0, 0)), (position + token, (0.5, 0.5))):
+        shares = [ablation.explained(pi[:, None].repeat(1, 3, 1), groups) for groups in (at, ids)]
+        check(f"explained: {shares}, expected {wanted}", np.allclose(shares, wanted, atol=0.15))
+
+
+@torch.no_grad()
+def check_ablation():
+    """membership_ablation.py against models in the trainer whose weights have the same effect."""
+    torch.manual_seed(8)
+    model, windows = Tost.from_checkpoint("memory"), 20
+    attentions = [block.attn for block in model.transformer.h]
+    for block in model.transformer.h:
+        block.gamma1.fill_(3)
+        block.attn.memory_scale.normal_()
+    model.save("strong.safetensors")
+    options = "--val-data", "tiny_val_*.bin", "--windows"
+    succeeds(ablation.main, "strong.safetensors", *options, windows, "--binary", BINARY, "--json", "ablation.json")
+    losses = json.loads(Path("ablation.json").read_text())[0]["loss"]
+    check(f"each row has its own loss: {losses}", len({round(loss, 3) for loss in losses.values()}) == len(losses) - 1)
+    for name, change in {"uniform": lambda: setattr(model.config, "membership", "uniform"),
+                         "memory off, TSSA on": lambda: [each.memory_scale.zero_() for each in attentions],
+                         "y = 0": lambda: [each.c_proj.weight.zero_() for each in attentions]}.items():
+        change()
+        model.save("changed.safetensors")
+        model.config.membership = "learned"
+        ours = trainer_loss("changed.safetensors", "--limit", windows)
+        check(f"{name}: {losses[name]:.6f}, in the trainer {ours:.6f}", abs(losses[name] - ours) <= EQUAL)
+    model = ablation.load("strong.safetensors")
+    x, y = map(torch.from_numpy, Shards("tiny_val_*.bin", 32, 257, "sequential").batch(0, windows))
+    _, own = ablation.measure(model, x, y)
+    check("its own Π changes nothing", ablation.measure(model, x, y, own)[0] == losses["own Π"])
+    check_terms(model)
+    check_explained()
+    out = succeeds(ablation.main, "uniform", "uniform", *options, windows)
+    found = re.findall(r"^(?:own|uni|mean|another).* ([0-9.]+) ± 0.0000 ", out, re.M)
+    check(f"all Π of a uniform model are uniform: {out}", len(found) == 5 and len(set(found)) == 1)
+    refuses("shuffled: not the sizes", ablation.main, "memory", "shuffled", *options, 2)
+    refuses("no loss", ablation.main, "memory", *options, 2, "--binary", "false")
+
+
 def check_models(start):
     """--by-position against eval --by-position with the same weights; variants of ToST, and GPT-2, on the same data."""
     data = ("--like", "shuffled", "--val-data", "tiny_train_000001.bin", "--batch", 1, "--total-batch", 32,
@@ -394,6 +454,7 @@ def main():
     check_membership()
     check_options()
     check_no_positions()
+    check_ablation()
     check_prediction()
     check_memory()
     for run in ("shuffled", "biased", "uniform", "conv", "memory"):
