@@ -1505,6 +1505,8 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(dscore,       float,   train * rows * NH) \
     X(dtemp,        float,   train * B * runs * NH) \
     X(dmemory_scale, float,  memory * train * B * C)       /* by sequence */ \
+    X(memory_dk,    S,       memory * train * parts * (rows + B) * NH * parts * columns) \
+    X(memory_dpi,   float,   memory * train * parts * rows * NH) \
     X(back,         float,   train * B * runs * tssa_sums_size(C, NH)) \
     X(columns,      float,   train * COLUMN_BLOCKS * (17 + 2 * c->conv) * C) /* a layer and ln_f: for ColumnSums */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
@@ -1598,6 +1600,8 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
                  T = m->options.max_chunk, rows = B * T, runs = div_up(T, TSSA_RUN), train = m->options.training;
     const size_t conv = c->conv != 0, memory = c->memory != 0, state = L * B * state_size(c);
     const size_t muon = train && m->options.optimizer == TOST_MUON;
+    const size_t columns = delta_rule_columns(m->options.max_batch, c->n_head, c->n_embd / c->n_head),
+                 parts = div_up(C / NH, columns);
     const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size, sizeof(S));
     const size_t logits_bytes = m->logits_bytes =
         max(logits_rows * logits_ld(c->vocab_size) * sizeof(S), B * V * sizeof(float));
@@ -1775,12 +1779,14 @@ template <typename S> static Tssa<S> layer_tssa_grads(const TypedModel<S>* m, in
 template <typename S> static DeltaRule<S> layer_memory(const TypedModel<S>* m, int l, int B, int T) {
     const LayerActivations<S>* act = &m->layer[l];
     const int C = m->config.n_embd, NH = m->config.n_head;
-    return {.B = B, .T = T, .C = C, .NH = NH, .HS = C / NH, .z = act->z, .pi = act->pi,
+    return {.B = B, .T = T, .C = C, .NH = NH, .HS = C / NH,
+            .columns = delta_rule_columns(m->options.max_batch, NH, C / NH), .z = act->z, .pi = act->pi,
             .scale = model_params(m, TOST_PARAM, l).memory_scale, .o = act->predicted, .y = act->y,
             .G = m->options.training ? act->memory_G : NULL, .state = layer_states(m, l),
             .state_size = state_size(&m->config), .offset = state_size(&m->config) - delta_rule_state_size(C, C / NH),
             .dy = m->buf.scratch_btc, .dz = m->config.conv ? m->buf.scratch_bt4c : m->buf.dbranch,
-            .dpi = m->buf.dscore, .dscale = m->buf.dmemory_scale, .adjoint = layer_adjoints(m, l)};
+            .dk_parts = m->buf.memory_dk, .dpi = m->buf.dscore, .dpi_parts = m->buf.memory_dpi,
+            .dscale = m->buf.dmemory_scale, .adjoint = layer_adjoints(m, l)};
 }
 
 // Layer l over rows = B·T, from ln_1 to mlp_out. sync (zero): of this layer.
@@ -2399,7 +2405,7 @@ static bool fits_kernels(const TostConfig* c, bool training, TostError* err) {
         MAX_ALLOWED_SHARED)
         return tost_error(err, "--heads %d: %d heads of %d channels do not fit in the shared memory of the CUDA "
                           "engine; give fewer heads or channels", c->n_head, c->n_head, c->n_embd / c->n_head);
-    if (c->memory && delta_rule_shared(c->n_embd / c->n_head, training) > MAX_ALLOWED_SHARED)
+    if (c->memory && delta_rule_shared<TILE>(c->n_embd / c->n_head, training) > MAX_ALLOWED_SHARED)
         return tost_error(err, "--memory 1: heads of %d channels do not fit in the shared memory of the CUDA engine; "
                           "train with more --heads, or use train_gpt_tost", c->n_embd / c->n_head);
     return true;

@@ -79,7 +79,7 @@ enum { TOST_CONV_WIDTH = 4 };
       "one filter per channel, which start as the identity; --init can add them. 0: as published") \
     X(memory,     "memory",     INT,    "0|1",             NOT_0, 0, 1, \
       .help = "1: each head keeps a matrix, updated by the delta rule, that recalls what came after similar tokens; " \
-      "it has no effect at first, and --init can add it; CUDA: for heads of at most 73 channels. 0: as published") \
+      "it has no effect at first, and --init can add it; CUDA: for heads of at most 272 channels. 0: as published") \
     X(positions,  "positions",  CHOICE, "learned|none",    NOT_0, 0, 1, \
       .help = "position embeddings and denom_bias: learned as published, or none; without them, the trained model " \
       "can read sequences of any length")

@@ -85,17 +85,18 @@ KERNELS = {
     "embedding_place": ("_Z22embedding_place_kernel", 1, 1024 * 6, 4 * C * ROWS, 4, {0: 0, 3: 64 / 4}),
     "grad_norm": ("_Z16grad_norm_kernel", 1, PARAMETERS / 2**14 * 8, 4 * PARAMETERS, 3, {0: 0, 1: "16/load", 2: 8}),
     "adamw": ("_Z12adamw_kernelI13__nv_bfloat16E", 1, PARAMETERS / 128, 30 * PARAMETERS, 0, {}),
-    # --memory 1, for heads of 64 channels: a block of 8 warps loops over the runs of a head. Of products of 16 x 8,
-    # 16 x 16, 9 x 9 and 16 x 9 tiles, the warps take 0.5, 1, 3/8 and 5/8 tiles; 2 warps solve the triangular systems.
+    # --memory 1, for heads of 64 channels: a block of 8 warps loops over the 34 runs of a half of a head. Of products of
+    # 2 x 2, 4 x 2 and 2 x 4 tiles, the warps take 0.5, 1 and 1; one of 2 x 2 tiles of K Kᵀ and of Q is left out. One warp
+    # solves the triangular systems.
     "delta_rule_forward": (
-        "_Z25delta_rule_forward_kernelI13__nv_bfloat16E", LAYERS, ROWS / 1024 * HEADS * 8, 8 * C * LAYERS * ROWS, 22,
-        {0: 16, 1: 1 / 8, 2: 2, 3: 32, 4: 4, 5: 2, 6: 0, 7: 0.5, 8: 32, 9: 3 / 8, 10: 32, 11: 2 / 8, 12: 33,
-         13: 18 / 33, 14: 0.5, 15: 8, 17: 16, 18: 2 / 8, 19: 16, 20: 0, 21: 0}),
+        "_Z25delta_rule_forward_kernelI13__nv_bfloat16Li32E", LAYERS, ROWS / 1024 * HEADS * 2 * 8, 8 * C * LAYERS * ROWS,
+        19, {0: 2, 1: 34, 5: 0, 6: 0.5, 7: 4, 8: 0.5, 9: 3, 10: 2 / 8, 15: 2, 16: 2, 17: 0, 18: 0}),
     "delta_rule_backward": (
-        "_Z26delta_rule_backward_kernelI13__nv_bfloat16E", LAYERS, ROWS / 1024 * HEADS * 8, 8 * C * LAYERS * ROWS, 38,
-        {0: 16, 1: 16, 2: 2 / 8, 3: 32, 4: 33 / 8, 5: 2, 6: 0, 7: 16 / 32, 8: 2 / 8, 9: 4 / 32, 10: 0, 11: 8, 13: 16,
-         14: 3 / 8, 15: 32, 16: 0.5, 17: 32, 18: 2 / 8, 19: 32, 20: 120 / 32, 21: 4, 22: 0, 23: 3 / 8, 24: 32,
-         25: 5 / 8, 26: 32, 27: 32, 28: 16, 29: 16, 30: 4, 31: 0, 32: 0, 34: 16, 35: 2 / 8, 36: 0, 37: 0}),
+        "_Z26delta_rule_backward_kernelI13__nv_bfloat16Li32E", LAYERS, ROWS / 1024 * HEADS * 2 * 8, 12 * C * LAYERS * ROWS,
+        32, {0: 2, 1: 2, 2: 2 / 8, 3: 34, 7: 0, 9: 0, 10: 0.5, 11: 4, 12: 0.5, 13: 3, 14: 2 / 34, 16: 2, 17: 2 / 8, 21: 0.5,
+             22: 1.5, 24: 2, 25: 2, 26: 2, 28: 2, 29: 0, 31: 1 / 8}),
+    "delta_rule_dz": ("_Z20delta_rule_dz_kernelI13__nv_bfloat16Lb1E", LAYERS, ROWS * HEADS / 4, 10 * C * LAYERS * ROWS, 7,
+                      {4: 2, 5: 0, 6: 0}),
     # --optimizer muon: four kinds of matrices, and five steps for each
     "muon_momentum": ("_Z20muon_momentum_kernel", 4 * LAYERS, MATRICES / 128 / (4 * LAYERS), 16 * MATRICES, 0, {}),
     "muon_squares": ("_Z19muon_squares_kernel", 4, MATRICES / 2**14 * 8 / 4, 4 * MATRICES, 3,
@@ -115,7 +116,8 @@ UNLISTED = {"ema", "gather_rows", "probe", "tree_add"}   # kernels of --ema, sco
 # Bytes that a kernel moves, over its minimum: the carries of scans, which two passes write and read
 MOVED = {"tssa_forward": 1.165, "tssa_backward": 1.163}
 PRODUCT_LAUNCHES = LAYERS * 4 * 3 + 4 * 3   # 4 blocks of rows of the classifier
-OPTIONS = {"--conv 4": ("conv_forward", "conv_backward"), "--memory 1": ("delta_rule_forward", "delta_rule_backward"),
+OPTIONS = {"--conv 4": ("conv_forward", "conv_backward"),
+           "--memory 1": ("delta_rule_forward", "delta_rule_backward", "delta_rule_dz"),
            "--optimizer muon": ("muon_momentum", "muon_squares", "muon_normalize", "convert", "muon_update")}
 MUON_PRODUCTS, MUON_RATE = (5 * LAYERS * 48 * C**3, 60), 400   # FLOPs, launches; expected TFLOP/s of small matrices
 
@@ -289,8 +291,8 @@ often each loop counts; both sides of a branch count.
             products = flops / PRODUCTS * 1e3, *2 * (flops / MUON_RATE * 1e-9 + count * LAUNCH,)
             more = [a + b for a, b in zip(more, products)]
         text += f"| {option} | {' | '.join(f'{ms:.1f}' for ms in more)} |\n"
-        if option == "--memory 1":   # a block per head, each on a multiprocessor of its own
-            issue = sum(row[2] for row in all_rows if row[0] in kernels) * 132 / HEADS
+        if option == "--memory 1":   # two blocks per head, each on a multiprocessor of its own; dz on all
+            issue = sum(row[2] for row in all_rows if row[0] in kernels[:2]) * 132 / (2 * HEADS)
             text += f"| {option}, one sequence of {ROWS:,} tokens | {issue:.0f} {2 * f'| {issue / ISSUED:.0f} '}|\n"
     return text
 

@@ -1,35 +1,36 @@
 // delta_rule.cuh: the memory of --memory 1; tost/cpu/delta_rule.h has its equations for one token. Here a run of n
 // tokens is processed at once. Its tokens are numbered from 0. K[i] is the direction k, and O[i] the prediction o, of
 // the token before token i: K[0] and O[0] belong to the token before the run, K[n] and O[n] to the last token. E[i] is
-// e of token i. With G before the run and dG after it:
-//     O[i] = G K[i] + Σ_{j<i} (K[i]·K[j]) E[j],   E[i] = Π[i] (z[i] - O[i]),   G after the run = G + Σ_i E[i] K[i]ᵀ
-//     dE[j] = dG K[j] + Σ_{i>j} (K[i]·K[j]) dO[i],   dΠ[j] = dE[j]·(z[j] - O[j])
-//     dz[j] = Π[j] dE[j],   dO[j] -= Π[j] dE[j]
-//     dK[i] = Gᵀ dO[i] + dGᵀ E[i] + Σ_{j<i} (dO[i]·E[j]) K[j] + Σ_{j>i} (dO[j]·E[i]) K[j]
-//     dG before the run = dG + Σ_i dO[i] K[i]ᵀ,   dK[n] += dK[0] of the next run
-//     dz[i] += (dk - k (k·dk)) / √(‖z[i]‖² + 1e-12)   with k = K[i+1] and dk = dK[i+1]
+// e of token i. With S = Gᵀ before the run, S' after it, and dS' its gradient:
+//     O[i] = K[i] S + Σ_{j<i} (K[i]·K[j]) E[j],   E[i] = Π[i] (z[i] - O[i]),   S' = S + Kᵀ E
+//     dE[j] = K[j] dS' + Σ_{i>j} (K[i]·K[j]) dO[i],   dO[j] -= Π[j] dE[j],   dΠ[j] = dE[j]·(z[j] - O[j])
+//     dK = dO Sᵀ + E dS'ᵀ + (Q + Qᵀ) K,   Q[i,j] = dO[i]·E[j] for j < i, otherwise 0
+//     dS = dS' + Kᵀ dO,   dK[n] += dK[0] of the next run
+//     dz[i] = Π[i] dE[i] + (dk - k (k·dk)) / √(‖z[i]‖² + 1e-12)   with k = K[i+1] and dk = dK[i+1]
 //
-// A block of threads computes one head of one sequence: it goes through the runs of 32 tokens, with G in shared
-// memory. There are B·NH blocks, so with few sequences, multiprocessors are idle. All sums are products of small
-// matrices, except in the triangular systems, of which a thread solves the columns of one channel. E is computed from o
-// as stored, rounded to S, so that backward gets the same E, and the G before a run from the one after it:
-// G - Σ E[i] K[i]ᵀ. Only the first run of a pass loads G, and computes O[0] from it, not rounded.
-//
-// Arrays in shared memory have rows of HS | 1 floats: an odd stride has no bank conflicts along either axis.
+// A block of threads computes some columns of S, E and O, of one head of one sequence, on which the others do not
+// depend. It goes through the runs of 31 tokens, which have 32 keys, with S in shared memory. All sums are products of
+// small matrices on tensor cores (tile.cuh), except in the triangular systems. Of these, a lane solves 16 rows of a
+// column, by substitution: the inverse of their matrix would have errors like 1/(1-Π). E is computed from o as stored,
+// rounded to the type S, so that backward gets the same E, and the S before a run from the one after it: S' - Kᵀ E.
+// Only the first run of a pass loads S, and computes O[0] from it. Backward, each block writes its columns' part of dK
+// and dΠ. A second kernel, parallel over tokens, adds the parts in order, and computes dz.
 #ifndef TOST_CUDA_DELTA_RULE_CUH
 #define TOST_CUDA_DELTA_RULE_CUH
 
-#include "tost/cuda/reduce.cuh"
+#include "tost/cuda/tile.cuh"
 
 extern "C" {
 #include "tost/model.h"
 }
 
-constexpr int DELTA_RUN = 32, DELTA_ROWS = DELTA_RUN + 1;   // tokens of a run; its keys K[0] to K[n]
-constexpr int DELTA_THREADS = 256, DELTA_TILE = 4;
+constexpr int DELTA_RUN = 31, DELTA_ROWS = DELTA_RUN + 1;   // tokens of a run; its keys K[0] to K[n]
+constexpr int DELTA_THREADS = 256, DELTA_BLOCKS = 132;      // multiprocessors to keep busy
+constexpr int DELTA_GRAM = DELTA_ROWS + 4;                  // stride of a matrix (32,32)
+constexpr int DELTA_LANES = 8, DELTA_PACK = 8;              // lanes of a key; channels that each takes at once
 
 template <typename S> struct DeltaRule {
-    int B, T, C, NH, HS;
+    int B, T, C, NH, HS, columns;     // columns of a block
     const S* z;                       // (B,T,C)
     const float *pi, *scale;          // (B,NH,T), (C)
     S *o, *y;                         // (B,T,C): predictions; y += scale o
@@ -38,38 +39,57 @@ template <typename S> struct DeltaRule {
     size_t state_size, offset;        // of a sequence; of the memory's part in it
     // backward only
     const S* dy;                      // (B,T,C)
-    S* dz;                            // (B,T,C)
-    float *dpi, *dscale;              // (B,NH,T); (B,C): of each sequence
+    S *dz, *dk_parts;                 // (B,T,C); (parts,B,1+T,NH,width): dk of the token before the pass and its tokens
+    float *dpi, *dpi_parts, *dscale;  // (B,NH,T); (parts,B,NH,T); (B,C): of each sequence
     PassStates adjoint;
 };
 
-// n tokens of head h of sequence b, from token t0 of the pass on
-struct DeltaRun { int b, h, t0, n; };
+// n tokens of head h of sequence b, from token t0 of the pass on; the block's columns from v0 on
+struct DeltaRun { int b, h, v0, t0, n; };
 
 // The state of a head: Gᵀ (HS,HS) and k (HS), floats. NULL: zeros, or not written
 struct DeltaState { float *G, *k; };
 
-// Arrays in shared memory: G, dG (HS,HS), transposed; K, E, O, dK, dE (33,HS), O with dO in backward; pairs, dpairs
-// (33,33); inverse_norm (33): 1/√(‖z‖² + 1e-12); dk (HS): dK[0] of the next run. Forward has those up to
-// inverse_norm.
-struct DeltaShared { float *G, *K, *E, *O, *pairs, *inverse_norm, *dG, *dK, *dE, *dpairs, *dk; };
+// Arrays in shared memory: E, O, dO, errors (32,COLUMNS), O with dE in backward; gram: K Kᵀ, its lower and diagonal
+// tiles (32,32); Q: Q + Qᵀ (32,32); pi (32); scale (COLUMNS); K (32,width); S, dS (width,COLUMNS); dk (2,width): dK[0] of
+// this run and of the next. Rows past n and channels past HS are zero. Forward has no dS, dO, errors, Q and dk.
+template <int COLUMNS> struct DeltaShared {
+    static constexpr int columns = COLUMNS, row = COLUMNS + 4;   // row: stride of arrays with so many columns
+    int width, key_row;               // HS rounded up to a multiple of COLUMNS; stride of K
+    float *E, *O, *gram, *pi, *scale, *K, *S, *dO, *errors, *Q, *dS, *dk, *end;
 
-__host__ __device__ inline int delta_stride(int HS) { return HS | 1; }
+    __host__ __device__ DeltaShared(float* shared, int HS, bool backward) {
+        constexpr int part = DELTA_ROWS * row, square = DELTA_ROWS * DELTA_GRAM;
+        width = div_up(HS, COLUMNS) * COLUMNS, key_row = width + 4;
+        E = shared, O = E + part, gram = O + part, pi = gram + square, scale = pi + DELTA_ROWS, dO = scale + COLUMNS;
+        errors = dO + part, Q = errors + part, K = backward ? Q + square : dO, S = K + DELTA_ROWS * key_row;
+        dS = S + width * row, dk = dS + width * row, end = backward ? dk + 2 * width : dS;
+    }
+    size_t bytes() const { return (end - E) * sizeof(float); }
+};
+
 static size_t delta_rule_state_size(size_t C, size_t HS) { return (C * (HS + 1) + 1) / 2; }   // in doubles
 
-__host__ __device__ inline DeltaShared delta_arrays(float* shared, int HS) {
-    const int row = delta_stride(HS), rows = DELTA_ROWS * row, pairs = DELTA_ROWS * DELTA_ROWS;
-    DeltaShared x = {};
-    x.G = shared, x.K = x.G + HS * row, x.E = x.K + rows, x.O = x.E + rows, x.pairs = x.O + rows;
-    x.inverse_norm = x.pairs + pairs, x.dG = x.inverse_norm + DELTA_ROWS, x.dK = x.dG + HS * row, x.dE = x.dK + rows;
-    x.dpairs = x.dE + rows, x.dk = x.dpairs + pairs;
-    return x;
+template <int COLUMNS> static size_t delta_rule_shared(int HS, bool backward) {
+    return DeltaShared<COLUMNS>((float*)sizeof(float), HS, backward).bytes();
 }
 
-static size_t delta_rule_shared(int HS, bool backward) {
-    float* const start = (float*)sizeof(float);
-    const DeltaShared x = delta_arrays(start, HS);
-    return (backward ? x.dk + HS - start : x.dG - start) * sizeof(float);
+// Columns of a block: 32, or 16 if that keeps more multiprocessors busy or if 32 do not fit.
+static int delta_rule_columns(int B, int NH, int HS) {
+    const bool few = HS <= TILE || B * NH * div_up(HS, 2 * TILE) < DELTA_BLOCKS;
+    return few || delta_rule_shared<2 * TILE>(HS, true) > MAX_ALLOWED_SHARED ? TILE : 2 * TILE;
+}
+
+// Blocks of a head; they have `columns` columns each
+template <typename S> __host__ __device__ inline int delta_parts(const DeltaRule<S>& args) {
+    return div_up(args.HS, args.columns);
+}
+
+// The part of dk of token i - 1 of the pass, in dk_parts
+template <typename S>
+__device__ inline S* delta_dk(const DeltaRule<S>& args, int part, int b, int h, int i) {
+    const size_t row = ((size_t)part * args.B + b) * (args.T + 1) + i;
+    return args.dk_parts + (row * args.NH + h) * delta_parts(args) * args.columns;
 }
 
 template <typename S> __device__ inline DeltaState delta_state(const double* states, int b, int h,
@@ -79,298 +99,443 @@ template <typename S> __device__ inline DeltaState delta_state(const double* sta
     return {at + (size_t)h * args.HS * args.HS, at + (size_t)args.C * args.HS + h * args.HS};
 }
 
+// The block's columns; no tokens yet
+template <typename S> __device__ inline DeltaRun delta_run(const DeltaRule<S>& args) {
+    const int parts = delta_parts(args), head = blockIdx.x / parts;
+    return {head / args.NH, head % args.NH, (int)blockIdx.x % parts * args.columns, 0, 0};
+}
+
 // Offset in (B,T,C) of token i of the run, at the head's first channel
 template <typename S> __device__ inline size_t delta_row(DeltaRun r, int i, const DeltaRule<S>& args) {
     return ((size_t)r.b * args.T + r.t0 + i) * args.C + r.h * args.HS;
 }
 
-// Copies a matrix (HS,HS) from or to device memory, where its rows are HS floats apart. src NULL: zeros
-__device__ inline void delta_load(float* dst, const float* src, int HS) {
-    for (int i = threadIdx.x; i < HS * HS; i += blockDim.x)
-        dst[i / HS * delta_stride(HS) + i % HS] = src ? src[i] : 0.0f;
-}
-__device__ inline void delta_store(float* dst, const float* src, int HS) {
-    for (int i = threadIdx.x; i < HS * HS; i += blockDim.x) dst[i] = src[i / HS * delta_stride(HS) + i % HS];
+// Calls f(i, d) for each 4 columns, from d on, of the rows of a matrix (rows,columns). A thread always gets the same d;
+// of (32,32) or less, it gets one pack at most.
+template <typename F> __device__ inline void each_pack(int rows, int columns, F f) {
+    NO_UNROLL for (int k = opaque(threadIdx.x); k < rows * columns / 4; k += blockDim.x)
+        f(k / (columns / 4), k % (columns / 4) * 4);
 }
 
-// An operand of a product, in shared memory. TRANSPOSED: its element (i,j) is p[j · stride + i]
-template <bool TRANSPOSED> struct Operand {
-    const float* p;
-    int stride;
-    __device__ float at(int i, int j) const { return TRANSPOSED ? p[j * stride + i] : p[i * stride + j]; }
-};
+__device__ inline const float* delta_at(const float* p, size_t i) { return p ? p + i : NULL; }
 
-// A thread's part of a product: the elements at some rows and columns
-struct ProductTile {
-    int row[DELTA_TILE], column[DELTA_TILE];
-    float sum[DELTA_TILE][DELTA_TILE];
-};
-
-// tile.sum += x · y; depth: columns of x
-template <bool X, bool Y>
-__device__ inline void tile_product(ProductTile& tile, Operand<X> x, Operand<Y> y, int depth) {
-    UNROLL_BY(2) for (int l = 0; l < depth; l++) {
-        float u[DELTA_TILE], v[DELTA_TILE];
-        UNROLL for (int i = 0; i < DELTA_TILE; i++) u[i] = x.at(tile.row[i], l);
-        UNROLL for (int i = 0; i < DELTA_TILE; i++) v[i] = y.at(l, tile.column[i]);
-        UNROLL for (int i = 0; i < DELTA_TILE; i++)
-            UNROLL for (int j = 0; j < DELTA_TILE; j++) tile.sum[i][j] += u[i] * v[j];
-    }
+// Hides where x and run come from, so that addresses are computed anew: kept in registers, they would spill others.
+template <typename X> __device__ inline void delta_forget(X& x, DeltaRun& run) {
+    run = {opaque(run.b), opaque(run.h), opaque(run.v0), opaque(run.t0), opaque(run.n)};
+    x.width = opaque(x.width), x.key_row = opaque(x.key_row);
 }
 
-// Computes a matrix (m,n): add(tile) adds the products to a tile; store(i, j, sum) takes each element. Neighboring
-// threads take neighboring columns.
-template <typename Add, typename Store> __device__ inline void each_tile(int m, int n, Add add, Store store) {
-    const int tile_rows = div_up(m, DELTA_TILE), tile_columns = div_up(n, DELTA_TILE);
-    for (int k = threadIdx.x; k < tile_rows * tile_columns; k += blockDim.x) {
-        const int i0 = k / tile_columns, j0 = k % tile_columns;
-        ProductTile tile = {};
-        UNROLL for (int i = 0; i < DELTA_TILE; i++) {
-            tile.row[i] = min(i0 + i * tile_rows, m - 1);
-            tile.column[i] = min(j0 + i * tile_columns, n - 1);
+// Copies the block's columns of a matrix (HS,HS) from or to device memory. src NULL: zeros
+template <typename X> __device__ inline void delta_load(float* dst, const float* src, X x, int v0, int HS) {
+    each_pack(x.width, x.columns, [&](int i, int d) {
+        float v[4];
+        const int inside = src && i < HS ? HS - v0 - d : 0;
+        load_part<false>(v, delta_at(src, (size_t)i * HS + v0 + d), inside);
+        store_pack<4>(dst + i * x.row + d, v);
+    });
+}
+template <typename X> __device__ inline void delta_store(float* dst, const float* src, X x, int v0, int HS) {
+    each_pack(HS, x.columns, [&](int i, int d) {
+        float v[4];
+        load_pack<4>(v, src + i * x.row + d);
+        store_part<false>(dst + (size_t)i * HS + v0 + d, v, HS - v0 - d);
+    });
+}
+
+// Sum over the 8 lanes of a key, the same in each
+__device__ inline float delta_lanes_sum(float x) {
+    UNROLL for (int by = DELTA_LANES / 2; by > 0; by /= 2) x += __shfl_xor_sync(FULL_WARP, x, by);
+    return x;
+}
+
+// Sets K and pi of the run, and E[i] = z[i] in the block's columns; zeros past the run
+template <typename S, typename X>
+__device__ inline void delta_keys(X x, DeltaRun r, const DeltaRule<S>& args) {
+    const int HS = args.HS, lane = threadIdx.x % DELTA_LANES, first = lane * DELTA_PACK;
+    NO_UNROLL for (int i = threadIdx.x / DELTA_LANES; i < DELTA_ROWS; i += blockDim.x / DELTA_LANES) {
+        const bool early = r.t0 + i == 0;   // its key is in the state
+        const S* z = args.z + (early || i > r.n ? 0 : delta_row(r, i - 1, args));
+        float *K = x.K + i * x.key_row, *E = x.E + (i - 1) * x.row - r.v0, squares = 0.0f, v[DELTA_PACK];
+        NO_UNROLL for (int c = first; c < x.width && !early; c += DELTA_LANES * DELTA_PACK) {
+            load_part<false>(v, z + c, i <= r.n ? HS - c : 0);
+            store_pack<DELTA_PACK>(K + c, v);
+            if (i > 0 && c >= r.v0 && c < r.v0 + x.columns) store_pack<DELTA_PACK>(E + c, v);
+            UNROLL for (int j = 0; j < DELTA_PACK; j++) squares += v[j] * v[j];
         }
-        add(tile);
-        UNROLL for (int i = 0; i < DELTA_TILE; i++)
-            UNROLL for (int j = 0; j < DELTA_TILE; j++)
-                if (i0 + i * tile_rows < m && j0 + j * tile_columns < n)
-                    store(tile.row[i], tile.column[j], tile.sum[i][j]);
-    }
-}
-
-// K[i] and inverse_norm[i] = 1/√(‖z‖² + 1e-12), first <= i <= n, of the tokens i - 1 of the run. A warp takes a token.
-// before: for the key of the token before the pass
-template <typename S>
-__device__ inline void delta_keys(DeltaShared x, int first, DeltaRun r, DeltaState before, const DeltaRule<S>& args) {
-    for (int i = first + warp_index(); i <= r.n; i += block_warps()) {
-        const bool early = r.t0 + i == 0;
-        const S* z = args.z + (early ? 0 : delta_row(r, i - 1, args));
-        float *K = x.K + i * delta_stride(args.HS), squares = 0.0f;
-        for (int d = lane_index(); d < args.HS; d += WARP) {
-            const float v = !early ? to_float(z[d]) : before.k ? before.k[d] : 0.0f;
-            K[d] = v;
-            squares += v * v;
+        const float inverse_norm = rsqrtf(delta_lanes_sum(squares) + (float)TOST_ENERGY_MIN);
+        NO_UNROLL for (int c = first; c < x.width && !early; c += DELTA_LANES * DELTA_PACK) {
+            load_pack<DELTA_PACK>(v, K + c);
+            UNROLL for (int j = 0; j < DELTA_PACK; j++) v[j] *= inverse_norm;
+            store_pack<DELTA_PACK>(K + c, v);
         }
-        const float inverse_norm = early ? 1.0f : rsqrtf(warp_sum(squares) + (float)TOST_ENERGY_MIN);
-        for (int d = lane_index(); d < args.HS; d += WARP) K[d] *= inverse_norm;
-        if (lane_index() == 0) x.inverse_norm[i] = inverse_norm;
+        const float* k = delta_state(args.state.start, r.b, r.h, args).k;
+        NO_UNROLL for (int c = lane; c < x.width && early; c += DELTA_LANES) K[c] = k && c < HS ? k[c] : 0.0f;
+    }
+    const float* pi = args.pi + ((size_t)r.b * args.NH + r.h) * args.T + r.t0;
+    if (threadIdx.x < DELTA_ROWS) x.pi[threadIdx.x] = (int)threadIdx.x < r.n ? pi[threadIdx.x] : 0.0f;
+}
+
+// Sets scale, and E[31] to zeros.
+template <typename S, typename X> __device__ inline void delta_prepare(X x, DeltaRun r, const DeltaRule<S>& args) {
+    const int d = threadIdx.x;
+    if (d >= x.columns) return;
+    x.scale[d] = r.v0 + d < args.HS ? args.scale[r.h * args.HS + r.v0 + d] : 0.0f;
+    x.E[DELTA_RUN * x.row + d] = 0.0f;
+}
+
+// to (32,columns) = K from (width,columns), and K Kᵀ
+template <typename S, typename X> __device__ inline void delta_keys_products(X x, float* to, const float* from) {
+    const int row = x.row, key_row = x.key_row, tiles = DELTA_ROWS / TILE * (x.columns / TILE);
+    each_tile(DELTA_ROWS, x.columns, 0, [&](int i, int j) {
+        Tile<S> tile;
+        tile.add(Along{x.K + i * key_row, key_row}, Across{from + j, row}, x.width);
+        tile.each([&](int di, int dj, float (&v)[4]) { store_pack<4>(to + (i + di) * row + j + dj, v); });
+    });
+    each_tile(DELTA_ROWS, DELTA_ROWS, tiles, [&](int i, int j) {
+        if (j > i) return;
+        Tile<S> tile;
+        tile.add(Along{x.K + i * key_row, key_row}, Along{x.K + j * key_row, key_row}, x.width);
+        tile.each([&](int di, int dj, float (&v)[4]) { store_pack<4>(x.gram + (i + di) * DELTA_GRAM + j + dj, v); });
+    });
+}
+
+// S (width,columns) += factor · Kᵀ y; y (32,columns)
+template <typename S, typename X> __device__ inline void delta_update(X x, float* to, const float* y, float factor) {
+    each_tile(x.width, x.columns, 0, [&](int i, int j) {
+        Tile<S> tile;
+        tile.add(Across{x.K + i, x.key_row}, Across{y + j, x.row}, DELTA_ROWS);
+        tile.each([&](int di, int dj, float (&v)[4]) { add_four(to + (i + di) * x.row + j + dj, factor, v); });
+    });
+}
+
+// Row i of a tile on the diagonal of K Kᵀ, which is symmetric; at: its first element
+__device__ inline void delta_gram_row(float (&row)[TILE], const float* at, int i) {
+    UNROLL for (int j = 0; j < TILE; j += 4) load_word<16>(row + j, at + i * DELTA_GRAM + j);
+}
+
+// Rows i0 to i0 + 15 of O and E, a lane for a column. On entry, O is without Σ over these rows, and E has z.
+// o_before: O[0], unless it is computed here; then the last row of O
+template <typename S, typename X> __device__ inline void delta_solve(X x, int i0, bool first, float* o_before) {
+    if (lane_index() >= x.columns) return;
+    float o[TILE], row[TILE], *O = x.O + i0 * x.row + lane_index(), *E = x.E + i0 * x.row + lane_index();
+    UNROLL for (int i = 0; i < TILE; i++) o[i] = O[i * x.row];
+    if (i0 == 0 && !first) o[0] = *o_before;
+    UNROLL for (int i = 0; i < TILE; i++) {
+        delta_gram_row(row, x.gram + i0 * (DELTA_GRAM + 1), i);
+        *o_before = to_float(from_float<S>(o[i]));
+        const float e = x.pi[i0 + i] * (E[i * x.row] - *o_before);
+        O[i * x.row] = *o_before;
+        E[i * x.row] = e;
+        UNROLL for (int j = i + 1; j < TILE; j++) o[j] += row[j] * e;   // mutant: memory_pairs
     }
 }
 
-// pairs[i,j] = x[i]·y[j] for j < i <= n, otherwise 0; x, y (33,HS)
-__device__ inline void delta_pairs(float* pairs, const float* x, const float* y, int n, int HS) {
-    const int row = delta_stride(HS);
-    each_tile(n + 1, n + 1, [&](ProductTile& tile) {
-        tile_product(tile, Operand<false>{x, row}, Operand<true>{y, row}, HS);
-    }, [&](int i, int j, float sum) { pairs[i * DELTA_ROWS + j] = j < i ? sum : 0.0f; });   // mutant: memory_pairs
-}
-
-// G += factor · Σ_i x[i] y[i]ᵀ over n rows
-__device__ inline void delta_add(float* G, const float* x, const float* y, float factor, int n, int HS) {
-    const int row = delta_stride(HS);
-    each_tile(HS, HS, [&](ProductTile& tile) {
-        tile_product(tile, Operand<true>{x, row}, Operand<false>{y, row}, n);
-    }, [&](int i, int j, float sum) { G[i * row + j] += factor * sum; });
-}
-
-// Solves for O and E of the run: a thread takes a column. On entry, x.O has G K[i]
-template <typename S>
-__device__ inline void delta_predict(DeltaShared x, const float* pi, DeltaRun r, const DeltaRule<S>& args) {
-    const int row = delta_stride(args.HS);
-    for (int d = threadIdx.x; d < args.HS; d += blockDim.x) {
-        for (int i = 0; i <= r.n; i++) {
-            float o = x.O[i * row + d];
-            for (int j = 0; j < i; j++) o += x.pairs[i * DELTA_ROWS + j] * x.E[j * row + d];
-            if (i > 0) o = to_float(from_float<S>(o));
-            x.O[i * row + d] = o;
-            if (i < r.n) x.E[i * row + d] = pi[i] * (to_float(args.z[delta_row(r, i, args) + d]) - o);
+// Solves for O and E of the run, by one warp.
+template <typename S, typename X> __device__ inline void delta_predict(X x, bool first, float* o_before) {
+    NO_UNROLL for (int i0 = 0; i0 < DELTA_ROWS; i0 += TILE) {
+        __syncwarp();   // mutant: memory_solved_late
+        for (int j = 0; j < x.columns && i0 > 0; j += TILE) {
+            Tile<S> tile;
+            tile.add(Along{x.gram + TILE * DELTA_GRAM, DELTA_GRAM}, Across{x.E + j, x.row}, TILE);
+            tile.each([&](int di, int dj, float (&v)[4]) { add_four(x.O + (TILE + di) * x.row + j + dj, 1.0f, v); });
         }
+        __syncwarp();   // mutant: memory_tile_late
+        delta_solve<S>(x, i0, first, o_before);
     }
+}
+
+// Stores o, and adds to y.
+template <typename S, typename X> __device__ inline void delta_outputs(X x, DeltaRun r, const DeltaRule<S>& args) {
+    each_pack(r.n, x.columns, [&](int i, int d) {
+        const size_t at = delta_row(r, i, args) + r.v0 + d;
+        const int inside = args.HS - r.v0 - d;
+        float o[4], y[4];
+        load_pack<4>(o, x.O + (i + 1) * x.row + d);
+        load_part<false>(y, args.y + at, inside);
+        UNROLL for (int j = 0; j < 4; j++) y[j] += x.scale[d + j] * o[j];
+        store_part<false>(args.o + at, o, inside);
+        store_part<false>(args.y + at, y, inside);
+    });
 }
 
 // Minimum traffic per row: 2C (z) + 4C (y) + 2C (o).
-template <typename S> __global__ void __launch_bounds__(DELTA_THREADS, 3) delta_rule_forward_kernel(DeltaRule<S> args) {
+template <typename S, int COLUMNS>
+__global__ void __launch_bounds__(DELTA_THREADS, 2) delta_rule_forward_kernel(DeltaRule<S> args) {
     DYNAMIC_SHARED(float, shared);
-    const int b = blockIdx.x / args.NH, h = blockIdx.x % args.NH, HS = args.HS, row = delta_stride(HS);
-    const DeltaShared x = delta_arrays(shared, HS);
-    const DeltaState before = delta_state(args.state.start, b, h, args),
-                      after = delta_state(args.state.end, b, h, args);
-    const float* pi = args.pi + ((size_t)b * args.NH + h) * args.T;
-    delta_load(x.G, before.G, HS);
-    delta_keys(x, 0, DeltaRun{b, h, 0, 0}, before, args);
-    for (int t0 = 0; t0 < args.T; t0 += DELTA_RUN) {
-        const int n = min(args.T - t0, DELTA_RUN), first = t0 > 0;   // 1: the run before set O[0]
-        const DeltaRun run = {b, h, t0, n};
+    const int HS = args.HS;
+    DeltaShared<COLUMNS> x(shared, HS, false);
+    DeltaRun run = delta_run(args);
+    float o_before = 0.0f;
+    delta_load(x.S, delta_state(args.state.start, run.b, run.h, args).G, x, run.v0, HS);
+    delta_prepare(x, run, args);
+    for (; run.t0 < args.T; run.t0 += DELTA_RUN) {
+        run.n = min(args.T - run.t0, DELTA_RUN);
+        delta_forget(x, run);
         __syncthreads();
-        delta_keys(x, 1, run, before, args);
+        delta_keys(x, run, args);
         __syncthreads();
-        each_tile(n + 1 - first, HS, [&](ProductTile& tile) {
-            tile_product(tile, Operand<false>{x.K + first * row, row}, Operand<false>{x.G, row}, HS);
-        }, [&](int i, int d, float sum) { x.O[(i + first) * row + d] = sum; });
-        delta_pairs(x.pairs, x.K, x.K, n, HS);
+        delta_forget(x, run);
+        delta_keys_products<S>(x, x.O, x.S);
         __syncthreads();
-        delta_predict(x, pi + t0, run, args);
+        if (warp_index() == 0) delta_predict<S>(x, run.t0 == 0, &o_before);
         __syncthreads();
-        for (int i = threadIdx.x; i < n * HS; i += blockDim.x) {
-            const int d = i % HS;
-            const size_t at = delta_row(run, i / HS, args) + d;
-            const float o = x.O[(i / HS + 1) * row + d];
-            args.o[at] = from_float<S>(o);
-            args.y[at] = from_float<S>(to_float(args.y[at]) + args.scale[h * HS + d] * o);
-        }
-        delta_add(x.G, x.K, x.E, 1.0f, n, HS);
-        __syncthreads();
-        for (int d = threadIdx.x; d < HS; d += blockDim.x) {
-            x.K[d] = x.K[n * row + d];
-            x.O[d] = x.O[n * row + d];
-        }
+        delta_forget(x, run);
+        delta_outputs(x, run, args);
+        delta_update<S>(x, x.S, x.E, 1.0f);
     }
-    if (args.G) delta_store(args.G + ((size_t)b * args.NH + h) * HS * HS, x.G, HS);
+    __syncthreads();
+    if (args.G) delta_store(args.G + ((size_t)run.b * args.NH + run.h) * HS * HS, x.S, x, run.v0, HS);
+    const DeltaState after = delta_state(args.state.end, run.b, run.h, args);
     if (!after.G) return;
-    delta_store(after.G, x.G, HS);
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) after.k[d] = x.K[d];   // mutant: memory_key_not_passed
+    delta_store(after.G, x.S, x, run.v0, HS);
+    for (int d = run.v0 + threadIdx.x; d < min(HS, run.v0 + x.columns); d += blockDim.x)
+        after.k[d] = x.K[run.n * x.key_row + d];   // mutant: memory_key_not_passed
 }
 
 // Sets o, adds to y, and writes the state after the pass.
 template <typename S> static void delta_rule_forward(cudaStream_t stream, const DeltaRule<S>& args) {
-    const size_t shared = delta_rule_shared(args.HS, false);
-    set_shared(delta_rule_forward_kernel<S>, shared, 3);
-    LAUNCH((delta_rule_forward_kernel<S>), args.B * args.NH, DELTA_THREADS, shared, stream, args);
+    const bool narrow = args.columns == TILE;
+    const auto delta_rule_forward_variant =
+        narrow ? delta_rule_forward_kernel<S, TILE> : delta_rule_forward_kernel<S, 2 * TILE>;
+    const size_t shared =
+        narrow ? delta_rule_shared<TILE>(args.HS, false) : delta_rule_shared<2 * TILE>(args.HS, false);
+    set_shared(delta_rule_forward_variant, shared, 2);
+    LAUNCH(delta_rule_forward_variant, args.B * args.NH * delta_parts(args), DELTA_THREADS, shared, stream, args);
 }
 
-// Sets K, inverse_norm and E of the run, x.dE to the errors z - O, and x.O to dO: dO[0] = 0,
-// dO[i+1] = scale dy[i]. In the first run, also sets G. Adds to dscale of the head.
+// O[0] of the first run of a pass, at 4 channels
 template <typename S>
-__device__ inline void delta_errors(DeltaShared x, float* dscale, const float* pi, DeltaRun r, DeltaState before,
-                                    const DeltaRule<S>& args) {
-    const int HS = args.HS, row = delta_stride(HS);
-    delta_keys(x, 0, r, before, args);
-    if (r.t0 == 0) delta_load(x.G, before.G, HS);
-    __syncthreads();
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
-        float o = 0.0f, sum = 0.0f;   // o: O[0]
-        if (r.t0 > 0) o = to_float(args.o[delta_row(r, -1, args) + d]);
-        else for (int l = 0; l < HS; l++) o += x.K[l] * x.G[l * row + d];
-        x.O[d] = 0.0f;
-        for (int i = 0; i < r.n; i++) {
-            const size_t at = delta_row(r, i, args) + d;
-            const float dy = to_float(args.dy[at]);
-            x.dE[i * row + d] = to_float(args.z[at]) - o;
-            x.E[i * row + d] = pi[i] * x.dE[i * row + d];
-            o = to_float(args.o[at]);
-            sum += dy * o;
-            x.O[(i + 1) * row + d] = args.scale[r.h * HS + d] * dy;
+__device__ inline void delta_start_prediction(float (&o)[4], DeltaState start, int channel, int HS) {
+    NO_UNROLL for (int l = 0; l < HS && start.G; l++) {
+        float g[4];
+        load_part<false>(g, start.G + (size_t)l * HS + channel, HS - channel);
+        UNROLL for (int j = 0; j < 4; j++) o[j] += start.k[l] * g[j];
+    }
+    UNROLL for (int j = 0; j < 4; j++) o[j] = to_float(from_float<S>(o[j]));
+}
+
+// Sets E, from z there, the errors z - O, and dO: dO[0] = 0, dO[i+1] = scale dy[i]. dscale: += dy o, of the thread's
+// columns
+template <typename S, typename X>
+__device__ inline void delta_errors(X x, float (&dscale)[4], DeltaRun r, const DeltaRule<S>& args) {
+    const int HS = args.HS;
+    each_pack(DELTA_ROWS, x.columns, [&](int i, int d) {
+        const int channel = r.v0 + d, inside = i < r.n ? HS - channel : 0;
+        const size_t at = inside > 0 ? delta_row(r, i, args) + channel : 0;
+        float z[4], o[4] = {}, dy[4];
+        if (r.t0 + i > 0) load_part<false>(o, args.o + at - (inside > 0 ? args.C : 0), inside);
+        else delta_start_prediction<S>(o, delta_state(args.state.start, r.b, r.h, args), channel, HS);
+        load_pack<4>(z, x.E + i * x.row + d);
+        load_part<false>(dy, args.dy + at, inside);
+        UNROLL for (int j = 0; j < 4; j++) z[j] -= o[j];
+        store_pack<4>(x.errors + i * x.row + d, z);
+        UNROLL for (int j = 0; j < 4; j++) z[j] *= x.pi[i];
+        store_pack<4>(x.E + i * x.row + d, z);
+        load_part<false>(o, args.o + at, inside);
+        UNROLL for (int j = 0; j < 4; j++) {
+            dscale[j] += dy[j] * o[j];
+            dy[j] *= x.scale[d + j];
         }
-        x.E[r.n * row + d] = 0.0f;
-        dscale[d] += sum;
-    }
-    __syncthreads();
+        store_pack<4>(x.dO + (i + 1) % DELTA_ROWS * x.row + d, dy);
+    });
 }
 
-// x.dK: dG K on entry, dE on return. Subtracts Π dE from dO in x.O. A thread takes a column.
-__device__ inline void delta_errors_backward(DeltaShared x, const float* pi, int n, int HS) {
-    const int row = delta_stride(HS);
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
-        for (int j = n - 1; j >= 0; j--) {
-            float dE = x.dK[j * row + d];
-            for (int i = j + 1; i <= n; i++) dE += x.pairs[i * DELTA_ROWS + j] * x.O[i * row + d];
-            x.dK[j * row + d] = dE;
-            x.O[j * row + d] -= pi[j] * dE;
+// Rows i0 + 15 to i0 of dE, in x.O, and of dO, a lane for a column. On entry, dE is without Σ over these rows.
+template <typename X> __device__ inline void delta_solve_backward(X x, int i0) {
+    if (lane_index() >= x.columns) return;
+    float de[TILE], row[TILE], *dE = x.O + i0 * x.row + lane_index(), *dO = x.dO + i0 * x.row + lane_index();
+    UNROLL for (int i = 0; i < TILE; i++) de[i] = dE[i * x.row];
+    UNROLL for (int i = TILE - 1; i >= 0; i--) {
+        delta_gram_row(row, x.gram + i0 * (DELTA_GRAM + 1), i);
+        const float of_o = dO[i * x.row] - x.pi[i0 + i] * de[i];
+        dE[i * x.row] = de[i];
+        dO[i * x.row] = of_o;
+        UNROLL for (int j = 0; j < i; j++) de[j] += row[j] * of_o;
+    }
+}
+
+// The triangular system, by one warp
+template <typename S, typename X> __device__ inline void delta_errors_backward(X x) {
+    NO_UNROLL for (int i0 = TILE; i0 >= 0; i0 -= TILE) {
+        __syncwarp();   // mutant: memory_solved_late_backward
+        for (int j = 0; j < x.columns && i0 == 0; j += TILE) {
+            Tile<S> tile;
+            tile.add(Across{x.gram + TILE * DELTA_GRAM, DELTA_GRAM}, Across{x.dO + TILE * x.row + j, x.row}, TILE);
+            tile.each([&](int di, int dj, float (&v)[4]) { add_four(x.O + di * x.row + j + dj, 1.0f, v); });
         }
+        __syncwarp();   // mutant: memory_tile_late_backward
+        delta_solve_backward(x, i0);
     }
 }
 
-// Sets dΠ of the run's tokens, and copies dE from x.dK to x.dE. A warp takes a token.
-__device__ inline void delta_membership_backward(float* dpi, DeltaShared x, int n, int HS) {
-    const int row = delta_stride(HS);
-    for (int i = warp_index(); i < n; i += block_warps()) {
-        float sum = 0.0f;
-        for (int d = lane_index(); d < HS; d += WARP) {
-            sum += x.dE[i * row + d] * x.dK[i * row + d];
-            x.dE[i * row + d] = x.dK[i * row + d];
+// dz = Π dE, and the columns' part of dΠ
+template <typename S, typename X>
+__device__ inline void delta_membership_backward(X x, DeltaRun r, const DeltaRule<S>& args) {
+    const int lanes = x.columns / 4, part = r.v0 / x.columns;
+    float* dpi = args.dpi_parts + (((size_t)part * args.B + r.b) * args.NH + r.h) * args.T + r.t0;
+    each_pack(DELTA_ROWS, x.columns, [&](int i, int d) {
+        float de[4], errors[4], sum = 0.0f;
+        load_pack<4>(de, x.O + i * x.row + d);
+        load_pack<4>(errors, x.errors + i * x.row + d);
+        UNROLL for (int j = 0; j < 4; j++) {
+            sum += de[j] * errors[j];
+            de[j] *= x.pi[i];
         }
-        sum = warp_sum(sum);
-        if (lane_index() == 0) dpi[i] = sum;
-    }
+        for (int by = lanes / 2; by > 0; by /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, by);
+        if (i >= r.n) return;
+        store_part<false>(args.dz + delta_row(r, i, args) + r.v0 + d, de, args.HS - r.v0 - d);
+        if (d == 0) dpi[i] = sum;
+    });
 }
 
-// dK, from dO in x.O, E, G before the run and dG after it
-__device__ inline void delta_keys_backward(DeltaShared x, int n, int HS) {
-    const int row = delta_stride(HS);
-    each_tile(n + 1, HS, [&](ProductTile& tile) {
-        tile_product(tile, Operand<false>{x.O, row}, Operand<true>{x.G, row}, HS);
-        tile_product(tile, Operand<false>{x.E, row}, Operand<true>{x.dG, row}, HS);
-        tile_product(tile, Operand<false>{x.dpairs, DELTA_ROWS}, Operand<false>{x.K, row}, n + 1);
-        tile_product(tile, Operand<true>{x.dpairs, DELTA_ROWS}, Operand<false>{x.K, row}, n + 1);
-    }, [&](int i, int d, float sum) { x.dK[i * row + d] = sum + (i == n ? x.dk[d] : 0.0f); });
+// Q + Qᵀ
+template <typename S, typename X> __device__ inline void delta_dpairs(X x) {
+    each_tile(DELTA_ROWS, DELTA_ROWS, 0, [&](int i0, int j0) {
+        if (j0 > i0) return;
+        Tile<S> tile;
+        tile.add(Along{x.dO + i0 * x.row, x.row}, Along{x.E + j0 * x.row, x.row}, x.columns);
+        tile.each([&](int di, int dj, float (&v)[4]) {
+            UNROLL for (int n = 0; n < 4; n++) {
+                const int i = i0 + di, j = j0 + dj + n;
+                if (j <= i) x.Q[i * DELTA_GRAM + j] = x.Q[j * DELTA_GRAM + i] = j < i ? v[n] : 0.0f;
+            }
+        });
+    });
 }
 
-// dz of the run. A warp takes a token.
-template <typename S>
-__device__ inline void delta_dz(DeltaShared x, const float* pi, DeltaRun r, const DeltaRule<S>& args) {
-    const int row = delta_stride(args.HS);
-    for (int i = warp_index(); i < r.n; i += block_warps()) {
-        const float *K = x.K + (i + 1) * row, *dK = x.dK + (i + 1) * row;
-        const size_t at = delta_row(r, i, args);
-        float k_dk = 0.0f;
-        for (int d = lane_index(); d < args.HS; d += WARP) k_dk += K[d] * dK[d];
-        k_dk = warp_sum(k_dk);
-        for (int d = lane_index(); d < args.HS; d += WARP)
-            args.dz[at + d] = from_float<S>(pi[i] * x.dE[i * row + d] + x.inverse_norm[i + 1] * (dK[d] - K[d] * k_dk));
-    }
+// The columns' part of dK, from S before the run and dS after it. dk_before, dk_after (width): dK[0] of this run and of
+// the next one
+template <typename S, typename X>
+__device__ inline void delta_keys_backward(X x, float* dk_before, const float* dk_after, DeltaRun r,
+                                           const DeltaRule<S>& args) {
+    S* const dk = delta_dk(args, r.v0 / x.columns, r.b, r.h, r.t0);
+    each_tile(DELTA_ROWS, x.width, 0, [&](int i0, int j0) {
+        Tile<S> tile;
+        tile.add(Along{x.dO + i0 * x.row, x.row}, Along{x.S + j0 * x.row, x.row}, x.columns);
+        tile.add(Along{x.E + i0 * x.row, x.row}, Along{x.dS + j0 * x.row, x.row}, x.columns);
+        tile.add(Along{x.Q + i0 * DELTA_GRAM, DELTA_GRAM}, Across{x.K + j0, x.key_row}, DELTA_ROWS);
+        tile.each([&](int di, int dj, float (&v)[4]) {
+            const int i = i0 + di, j = j0 + dj;
+            if (i == 0) store_pack<4>(dk_before + j, v);
+            if (i == r.n) {
+                float after[4];
+                load_pack<4>(after, dk_after + j);
+                UNROLL for (int n = 0; n < 4; n++) v[n] += after[n];
+            }
+            if (i <= r.n && (i > 0 || r.t0 == 0))   // otherwise dK[0] goes to the run before
+                store_pack<4>(dk + i * args.NH * x.width + j, v);
+        });
+    });
 }
 
-// The runs in reverse. Minimum traffic per row: 2C each of z, o, dy and dz.
-template <typename S>
-__global__ void __launch_bounds__(DELTA_THREADS, 2) delta_rule_backward_kernel(DeltaRule<S> args) {
+// The runs in reverse. Minimum traffic per row: 2C each of z, o, dy, dz and dk_parts.
+template <typename S, int COLUMNS>
+__global__ void __launch_bounds__(DELTA_THREADS, sizeof(S) > 2 ? 1 : 2)
+    delta_rule_backward_kernel(DeltaRule<S> args) {
     DYNAMIC_SHARED(float, shared);
-    const int b = blockIdx.x / args.NH, h = blockIdx.x % args.NH, HS = args.HS, row = delta_stride(HS);
-    const DeltaShared x = delta_arrays(shared, HS);
-    const DeltaState before = delta_state(args.state.start, b, h, args);
-    const DeltaState dafter = delta_state(args.adjoint.start, b, h, args),
-                      dbefore = delta_state(args.adjoint.end, b, h, args);
-    const size_t at = ((size_t)b * args.NH + h) * args.T;
-    float* const dscale = args.dscale + (size_t)b * args.C + h * HS;
-    delta_load(x.G, args.G + ((size_t)b * args.NH + h) * HS * HS, HS);
-    delta_load(x.dG, dafter.G, HS);
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) {
-        x.dk[d] = dafter.k ? dafter.k[d] : 0.0f;
-        dscale[d] = 0.0f;
-    }
-    for (int t0 = (args.T - 1) / DELTA_RUN * DELTA_RUN; t0 >= 0; t0 -= DELTA_RUN) {
-        const int n = min(args.T - t0, DELTA_RUN);
-        const DeltaRun run = {b, h, t0, n};
-        const float* pi = args.pi + at + t0;
+    const int HS = args.HS;
+    DeltaShared<COLUMNS> x(shared, HS, true);
+    DeltaRun run = delta_run(args);
+    const DeltaState dafter = delta_state(args.adjoint.start, run.b, run.h, args);
+    const int dafter_k = run.v0 == 0 && dafter.k ? HS : 0;   // it goes to the first part
+    float dscale[4] = {}, *dk_before = x.dk, *dk_after = x.dk + x.width;
+    delta_load(x.S, args.G + ((size_t)run.b * args.NH + run.h) * HS * HS, x, run.v0, HS);
+    delta_load(x.dS, dafter.G, x, run.v0, HS);
+    delta_prepare(x, run, args);
+    for (int d = threadIdx.x; d < x.width; d += blockDim.x) dk_after[d] = d < dafter_k ? dafter.k[d] : 0.0f;
+    for (run.t0 = (args.T - 1) / DELTA_RUN * DELTA_RUN; run.t0 >= 0; run.t0 -= DELTA_RUN) {
+        run.n = min(args.T - run.t0, DELTA_RUN);
+        delta_forget(x, run);
         __syncthreads();
-        delta_errors(x, dscale, pi, run, before, args);
-        if (t0 > 0) delta_add(x.G, x.K, x.E, -1.0f, n, HS);   // G before the run   // mutant: memory_G_after
-        delta_pairs(x.pairs, x.K, x.K, n, HS);
-        each_tile(n, HS, [&](ProductTile& tile) {
-            tile_product(tile, Operand<false>{x.K, row}, Operand<false>{x.dG, row}, HS);
-        }, [&](int i, int d, float sum) { x.dK[i * row + d] = sum; });
+        delta_keys(x, run, args);
         __syncthreads();
-        delta_errors_backward(x, pi, n, HS);
+        delta_forget(x, run);
+        delta_errors(x, dscale, run, args);
+        delta_keys_products<S>(x, x.O, x.dS);
         __syncthreads();
-        delta_membership_backward(args.dpi + at + t0, x, n, HS);
-        delta_pairs(x.dpairs, x.O, x.E, n, HS);
+        if (run.t0 > 0) delta_update<S>(x, x.S, x.E, -1.0f);   // S before the run   // mutant: memory_G_after
+        else delta_load(x.S, delta_state(args.state.start, run.b, run.h, args).G, x, run.v0, HS);
+        if (warp_index() == block_warps() - 1) delta_errors_backward<S>(x);
         __syncthreads();
-        delta_keys_backward(x, n, HS);
+        delta_forget(x, run);
+        delta_membership_backward(x, run, args);
+        delta_dpairs<S>(x);
         __syncthreads();
-        delta_dz(x, pi, run, args);
-        delta_add(x.dG, x.K, x.O, 1.0f, n + 1, HS);
-        for (int d = threadIdx.x; d < HS; d += blockDim.x) x.dk[d] = x.dK[d];
+        delta_keys_backward(x, dk_before, dk_after, run, args);
+        __syncthreads();
+        delta_update<S>(x, x.dS, x.dO, 1.0f);
+        float* const swap = dk_before;
+        dk_before = dk_after, dk_after = swap;
     }
     __syncthreads();
-    if (!dbefore.G) return;
-    delta_store(dbefore.G, x.dG, HS);
-    for (int d = threadIdx.x; d < HS; d += blockDim.x) dbefore.k[d] = x.dk[d];
+    const DeltaState dbefore = delta_state(args.adjoint.end, run.b, run.h, args);
+    if (dbefore.G) delta_store(dbefore.G, x.dS, x, run.v0, HS);
+    each_pack(DELTA_ROWS, x.columns, [&](int i, int d) { store_pack<4>(x.E + i * x.row + d, dscale); });
+    __syncthreads();
+    for (int d = threadIdx.x; d < min(x.columns, HS - run.v0); d += blockDim.x) {
+        float sum = 0.0f;
+        for (int i = 0; i < DELTA_ROWS; i++) sum += x.E[i * x.row + d];
+        args.dscale[(size_t)run.b * args.C + run.h * HS + run.v0 + d] = sum;
+    }
+}
+
+// Adds the parts of dk and dΠ, and finishes dz; also sets k of the adjoint. 8 lanes take a token, and a block 32 tokens
+// of a sequence, in head blockIdx.y. WHOLE: HS is a multiple of 8. Minimum traffic per row: 2C (z) + 4C (dz) + 2C of
+// each part.
+template <typename S, bool WHOLE>
+__global__ void __launch_bounds__(DELTA_THREADS, 4) delta_rule_dz_kernel(DeltaRule<S> args) {
+    const int parts = delta_parts(args), T = args.T, HS = args.HS, lane = threadIdx.x % DELTA_LANES;
+    const int blocks = div_up(T, DELTA_ROWS), b = blockIdx.x / blocks, h = blockIdx.y;
+    const int t_own = blockIdx.x % blocks * DELTA_ROWS + threadIdx.x / DELTA_LANES, t = min(t_own, T - 1);
+    const size_t at = ((size_t)b * T + t) * args.C + h * HS;   // in (B,T,C)
+    const auto load = [&](float (&z)[DELTA_PACK], float (&dk)[DELTA_PACK], int c) {
+        load_part<WHOLE>(z, args.z + at + c, HS - c);
+        load_pack<DELTA_PACK>(dk, delta_dk(args, 0, b, h, t + 1) + c);
+        NO_UNROLL for (int part = 1; part < parts; part++) {
+            float more[DELTA_PACK];
+            load_pack<DELTA_PACK>(more, delta_dk(args, part, b, h, t + 1) + c);   // mutant: memory_part_dropped
+            UNROLL for (int j = 0; j < DELTA_PACK; j++) dk[j] += more[j];
+        }
+    };
+    float z[DELTA_PACK], dk[DELTA_PACK], dz[DELTA_PACK], squares = 0.0f, z_dk = 0.0f;
+    NO_UNROLL for (int c = lane * DELTA_PACK; c < HS; c += DELTA_LANES * DELTA_PACK) {
+        load(z, dk, c);
+        UNROLL for (int j = 0; j < DELTA_PACK; j++) squares += z[j] * z[j], z_dk += z[j] * dk[j];
+    }
+    const float inverse_norm = rsqrtf(delta_lanes_sum(squares) + (float)TOST_ENERGY_MIN);
+    z_dk = delta_lanes_sum(z_dk) * inverse_norm * inverse_norm;
+    if (t_own >= T) return;
+    NO_UNROLL for (int c = lane * DELTA_PACK; c < HS; c += DELTA_LANES * DELTA_PACK) {
+        load(z, dk, c);
+        load_part<WHOLE>(dz, args.dz + at + c, HS - c);
+        UNROLL for (int j = 0; j < DELTA_PACK; j++) dz[j] += inverse_norm * (dk[j] - z[j] * z_dk);
+        store_part<WHOLE>(args.dz + at + c, dz, HS - c);
+    }
+    float sum = 0.0f;
+    NO_UNROLL for (int part = 0; part < parts && lane == 0; part++)
+        sum += args.dpi_parts[(((size_t)part * args.B + b) * args.NH + h) * T + t];
+    if (lane == 0) args.dpi[((size_t)b * args.NH + h) * T + t] = sum;
+    float* const dbefore = t == 0 ? delta_state(args.adjoint.end, b, h, args).k : NULL;
+    NO_UNROLL for (int c = lane; c < HS && dbefore; c += DELTA_LANES) {
+        sum = 0.0f;
+        NO_UNROLL for (int part = 0; part < parts; part++) sum += to_float(delta_dk(args, part, b, h, 0)[c]);
+        dbefore[c] = sum;
+    }
 }
 
 // Sets dz and dpi. Puts the gradient of scale on the list `sums`.
 template <typename S>
 static void delta_rule_backward(cudaStream_t stream, float* dscale, ColumnSums* sums, const DeltaRule<S>& args) {
-    const size_t shared = delta_rule_shared(args.HS, true);
-    set_shared(delta_rule_backward_kernel<S>, shared, 2);
-    LAUNCH((delta_rule_backward_kernel<S>), args.B * args.NH, DELTA_THREADS, shared, stream, args);
+    const bool narrow = args.columns == TILE;
+    const auto delta_rule_backward_variant =
+        narrow ? delta_rule_backward_kernel<S, TILE> : delta_rule_backward_kernel<S, 2 * TILE>;
+    const auto delta_rule_dz_variant =
+        args.HS % DELTA_PACK == 0 ? delta_rule_dz_kernel<S, true> : delta_rule_dz_kernel<S, false>;
+    const size_t shared =
+        narrow ? delta_rule_shared<TILE>(args.HS, true) : delta_rule_shared<2 * TILE>(args.HS, true);
+    set_shared(delta_rule_backward_variant, shared, 2);
+    LAUNCH(delta_rule_backward_variant, args.B * args.NH * delta_parts(args), DELTA_THREADS, shared, stream, args);
+    LAUNCH(delta_rule_dz_variant, dim3(args.B * div_up(args.T, DELTA_ROWS), args.NH), DELTA_THREADS, 0, stream, args);
     column_sum(sums, dscale, args.dscale, args.B, args.C);
 }
 

@@ -61,6 +61,16 @@ __device__ inline void unpack_pair(float* out, const bf16* pair) {
     for (int i = 0; i < 2; i++) out[i] = __bfloat162float(pair[i]);
 }
 
+__device__ inline int opaque(int x) { return x; }
+__device__ inline unsigned bf16_pair(float low, float high) { return cuda_on_host_bf16_pair(low, high); }
+__device__ inline unsigned tf32_bits(float x) { return (__float_as_uint(x) + 0x1000u) & ~0x1fffu; }
+__device__ inline void mma_bf16(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    cuda_on_host_mma<true>(sum, a, b);
+}
+__device__ inline void mma_tf32(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    cuda_on_host_mma<false>(sum, a, b);
+}
+
 __device__ inline float reciprocal(float x) { return cuda_on_host_approximate(1.0f / cuda_on_host_flush(x)); }
 __device__ inline float power_of_2(float x) { return x == 0 ? 1.0f : cuda_on_host_approximate(exp2f(x)); }
 __device__ inline void  store_release(int* p, int value) { cuda_on_host_store(p, value, true); }
@@ -114,6 +124,37 @@ __device__ inline void unpack_pair(float* out, const bf16* pair) {
     const unsigned two = *reinterpret_cast<const unsigned*>(pair);
     out[0] = __uint_as_float(two << 16);
     out[1] = __uint_as_float(two & 0xffff0000u);
+}
+
+// x, of which the compiler knows nothing: it cannot compute what depends on x before a loop, and keep it in registers.
+__device__ inline int opaque(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+// Two floats rounded to bf16, and a float rounded to tf32, as operands of mma
+__device__ inline unsigned bf16_pair(float low, float high) {
+    unsigned two;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(two) : "f"(high), "f"(low));
+    return two;
+}
+__device__ inline unsigned tf32_bits(float x) {
+    unsigned bits;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x));
+    return bits;
+}
+
+// sum (16,8) += a (16,depth) · b (depth,8) by a warp, with depth 16 in bf16 and 8 in tf32. PTX's documentation of
+// mma.m16n8k16 and mma.m16n8k8 says which elements a lane has.
+__device__ inline void mma_bf16(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};" : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ inline void mma_tf32(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+                 "{%0,%1,%2,%3};" : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 // 1/x to 1 ulp and 2^x to 2 ulp (2^0 = 1) in one instruction each; subnormal arguments and results count as zero.

@@ -66,7 +66,7 @@ check "all stages: status $status, $(cat "$dir/err")" [ $status -eq 0 ]
 has_lines '| tssa_forward, bf16 B 64 T 1024 C 768: µs | 50.0 | .* | [1-9.]* times the minimum' \
     '| tests | 12 passed, 1 failed, .*a made-up test' '| norm_kernel' '| adamw_kernel' '| matmul_kernel' \
     '| delta_rule_kernel' '| of these, products .* | 1 | (5,3) and (3,7)' '| trainer, --preset small: ms per step | 100.00' \
-    '| memcheck, bf16, 85 KiB' '| profile, all options: kernels of one step | 1' '| the same .* --memory 1 .* | True' \
+    '| memcheck, bf16, 94 KiB' '| profile, all options: kernels of one step | 1' '| the same .* --memory 1 .* | True' \
     '| memcheck, bf16, ragged, all options: errors | 0' '| trainer, T = 65536, bf16 --chunk 16384: tokens/s' \
     '| missing libraries | 0' '| sampling, 32 texts: tokens/s | 1234' '| profile: kernels of one step | 1' \
     '| trainer, T = 1024, bf16: tokens/s | 655,360 .* 426 TFLOP/s, MFU 43.1% of 989.4 .* (data sheet), 2 GB .* |  |' \

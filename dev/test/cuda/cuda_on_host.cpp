@@ -459,6 +459,30 @@ uint64_t cuda_on_host_warp(CudaOnHostOp op, unsigned mask, uint64_t value, int s
     return t->value;
 }
 
+// Lane 4g + t has words for the rows g and g + 8 of a, at t and after it, and for the column g of b; and the sums of
+// these rows at columns 2t and 2t + 1. A word is two bf16 numbers, or one in tf32, of which the upper 19 bits count.
+void cuda_on_host_mma_words(bool is_bf16, float* sum, const unsigned* a, const unsigned* b, int line) {
+    struct Words { const unsigned *a, *b; } all[32];
+    const auto shared = reinterpret_cast<Words*>(cuda_on_host_warp(CUDA_OP_SHUFFLE, ~0u, (uintptr_t)all, 0, line));
+    const int lane = cuda_on_host_lane();
+    shared[lane] = {a, b};
+    cuda_on_host_warp(CUDA_OP_SHUFFLE, ~0u, 0, lane, line);
+    float next[4];
+    for (int i = 0; i < 4; i++) {
+        const int row = i / 2, column = lane % 4 * 2 + i % 2;
+        next[i] = sum[i];
+        for (int word = 0; word < 8; word++) {   // along the depth
+            const unsigned x = shared[lane / 4 * 4 + word % 4].a[word / 4 * 2 + row],
+                           y = shared[column * 4 + word % 4].b[word / 4];
+            if (!is_bf16) next[i] += __uint_as_float(x & ~0x1fffu) * __uint_as_float(y & ~0x1fffu);
+            else for (int half = 0; half < 32; half += 16)
+                next[i] += bf16_to_float((uint16_t)(x >> half)) * bf16_to_float((uint16_t)(y >> half));
+        }
+    }
+    cuda_on_host_warp(CUDA_OP_SHUFFLE, ~0u, 0, lane, line);
+    memcpy(sum, next, sizeof next);
+}
+
 int cuda_on_host_load(const int* p, bool acquire) {
     Thread* t = current_thread();
     may_switch();

@@ -134,6 +134,17 @@ template <typename T> T __shfl_xor_sync(unsigned mask, T v, int bits, int line =
     return cuda_on_host_shuffle(mask, v, cuda_on_host_lane() ^ bits, line);
 }
 
+// mma.m16n8k16 in bf16 or mma.m16n8k8 in tf32, by all lanes of a warp, with the elements of each lane as in PTX's
+// documentation. Like a shuffle, it orders no accesses to memory.
+void cuda_on_host_mma_words(bool is_bf16, float* sum, const unsigned* a, const unsigned* b, int line);
+template <bool BF16>
+void cuda_on_host_mma(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2], int line = __builtin_LINE()) {
+    cuda_on_host_mma_words(BF16, sum, a, b, line);
+}
+inline unsigned cuda_on_host_bf16_pair(float low, float high) {
+    return bf16_from_float(low) | (unsigned)bf16_from_float(high) << 16;
+}
+
 // Atomics, and a logical clock: a flag has the clock of the thread that stores it, the clock of a thread that loads it
 // becomes at least one more, and barriers pass on the latest clock. A thread that loads the same value again waits
 // until another thread stores there; if none can run, it is a deadlock.

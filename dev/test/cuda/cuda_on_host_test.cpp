@@ -196,7 +196,7 @@ void test_chunks_memory(Checks* c, TostDtype dtype) {
 void test_refusals(Checks* c) {
     const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED, 0, 0, 0},
                      heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED, 0, 0, 0},
-                     memory = {1, 1, 128, 40, 257, 0, TOST_LEARNED, 0, 1, 0};
+                     memory = {1, 1, 512, 40, 257, 0, TOST_LEARNED, 0, 1, 0};
     const char* const calls[][2] = {{"cudaGetDeviceCount", "no usable GPU: cudaGetDeviceCount: out of memory"},
                                     {"cudaSetDevice", "no usable GPU: cudaSetDevice: out of memory"},
                                     {"cudaGetDeviceProperties", "no usable GPU: cudaGetDeviceProperties: out of"},
@@ -221,7 +221,7 @@ void test_refusals(Checks* c) {
     test_refusal(c, machine_with(1000), SMALL, training, "memory");
     test_refusal(c, CudaOnHostOptions(), wide, o, "--channels 6148: the CUDA engine takes up to 6144");
     test_refusal(c, CudaOnHostOptions(), heads, o, "heads");
-    test_refusal(c, CudaOnHostOptions(), memory, o, "--memory 1: heads of 128 channels do not fit");
+    test_refusal(c, CudaOnHostOptions(), memory, o, "--memory 1: heads of 512 channels do not fit");
     check(c, tost_cuda_engine.describe(text, sizeof text, &o, &err), "describe: \"%s\"", err.text);
     machine.devices = 0;
     test_refusal(c, machine, SMALL, o, "no GPU was found");

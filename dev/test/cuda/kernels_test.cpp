@@ -151,6 +151,38 @@ template <typename S> void test_convs(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// The memory
+
+// Results with blocks of this many columns: o, y and the state after, which do not depend on it; then the gradients
+template <typename S> std::vector<Floats> delta_results(int columns, int HS) {
+    const int B = 2, T = DELTA_RUN + 9, NH = 2, C = NH * HS;
+    const size_t rows = (size_t)B * T, n = rows * C, size = delta_rule_state_size((size_t)C, (size_t)HS),
+                 kept = B * size;
+    const Device<S> z(numbers(n, 1)), dy(numbers(n, 2)), o(n), y(numbers(n, 3)), dz(n);
+    const DeviceArray pi(Floats(rows * NH, 0.7f)), scale(numbers(C, 4)), G((size_t)B * C * HS), dpi(rows * NH),
+        dscale((size_t)B * C), before(numbers(2 * kept, 5)), after(Floats(2 * kept)), right(numbers(2 * kept, 6)),
+        left(Floats(2 * kept));
+    DeltaRule<S> a = {B, T, C, NH, HS, columns, z.p, pi.p, scale.p, o.p, y.p, G.p, {}, size, 0, dy.p, dz.p, nullptr,
+                      dpi.p, nullptr, dscale.p, {}};
+    const size_t parts = (size_t)delta_parts(a);
+    const Device<S> dk_parts(parts * (rows + B) * NH * parts * columns);
+    const DeviceArray dpi_parts(parts * rows * NH);
+    a.state = {(const double*)before.p, (double*)after.p}, a.adjoint = {(const double*)right.p, (double*)left.p};
+    a.dk_parts = dk_parts.p, a.dpi_parts = dpi_parts.p;
+    delta_rule_forward(nullptr, a);
+    ColumnSums sums = {};
+    delta_rule_backward(nullptr, nullptr, &sums, a);
+    return {o.get(), y.get(), after.get(), G.get(), dz.get(), dpi.get(), dscale.get(), left.get()};
+}
+
+// Blocks of 32 columns, which small models do not have, against those of 16
+template <typename S> void test_delta_rule(Checks* c, int HS) {
+    const std::vector<Floats> narrow = delta_results<S>(TILE, HS), wide = delta_results<S>(2 * TILE, HS);
+    for (size_t i = 0; i < 4; i++) check(c, wide[i] == narrow[i], "memory, columns: result %zu of %d channels", i, HS);
+    for (size_t i = 4; i < 8; i++) near(c, "memory, columns", HS, wide[i], narrow[i], sizeof(S) > 2 ? SUMS : 1e-2);
+}
+
+// ---------------------------------------------------------------------------------------------
 // TSSA
 
 // A StepHeader for the position `first`
@@ -636,6 +668,7 @@ void test_kernels(Checks* c, int seeds) {
     test_embeddings(c);
     test_convs<float>(c);
     test_convs<bf16>(c);
+    for (const int HS : {20, 43, 64}) test_delta_rule<float>(c, HS), test_delta_rule<bf16>(c, HS);
     test_tssa_variants<float>(c);
     test_tssa_variants<bf16>(c);
     test_scans(c);

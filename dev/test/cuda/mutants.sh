@@ -74,7 +74,13 @@ conv_rows_not_passed | s/store.*;//
 conv_runs_once | s/run += gridDim.x/run += args.B * runs/
 conv_whole | s/args.C % CONV_VEC == 0/true/
 conv_left | s/ - CONV_BEFORE//
-memory_pairs | s/j < i/j + 1 < i/
+memory_pairs | s/j = i + 1/j = i + 2/
+memory_solved_late | s/__syncwarp();//
+memory_tile_late | s/__syncwarp();//
+memory_solved_late_backward | s/__syncwarp();//
+memory_tile_late_backward | s/__syncwarp();//
+memory_part_dropped | s/load_pack<DELTA_PACK>(more.*;/UNROLL for (float\& m : more) m = 0.0f;/
+product_without_rest | s/multiply_words.*;//
 memory_key_not_passed | s/= x.K/= 0.0f * x.K/
 memory_dpi | s/args.with_memory/false/
 memory_dz | s/args.with_memory/false/
