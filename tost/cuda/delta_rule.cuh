@@ -488,12 +488,15 @@ __global__ void __launch_bounds__(DELTA_THREADS, 4) delta_rule_dz_kernel(DeltaRu
     const int blocks = div_up(T, DELTA_ROWS), b = blockIdx.x / blocks, h = blockIdx.y;
     const int t_own = blockIdx.x % blocks * DELTA_ROWS + threadIdx.x / DELTA_LANES, t = min(t_own, T - 1);
     const size_t at = ((size_t)b * T + t) * args.C + h * HS;   // in (B,T,C)
+    const S* const dk_parts = delta_dk(args, 0, b, h, t + 1);
+    const size_t size = delta_dk(args, 1, b, h, t + 1) - dk_parts;   // of a part
     const auto load = [&](float (&z)[DELTA_PACK], float (&dk)[DELTA_PACK], int c) {
         load_part<WHOLE>(z, args.z + at + c, HS - c);
-        load_pack<DELTA_PACK>(dk, delta_dk(args, 0, b, h, t + 1) + c);
+        const S* from = dk_parts + c;
+        load_pack<DELTA_PACK>(dk, from);
         NO_UNROLL for (int part = 1; part < parts; part++) {
             float more[DELTA_PACK];
-            load_pack<DELTA_PACK>(more, delta_dk(args, part, b, h, t + 1) + c);   // mutant: memory_part_dropped
+            load_pack<DELTA_PACK>(more, from += size);   // mutant: memory_part_dropped
             UNROLL for (int j = 0; j < DELTA_PACK; j++) dk[j] += more[j];
         }
     };
