@@ -85,18 +85,20 @@ KERNELS = {
     "embedding_place": ("_Z22embedding_place_kernel", 1, 1024 * 6, 4 * C * ROWS, 4, {0: 0, 3: 64 / 4}),
     "grad_norm": ("_Z16grad_norm_kernel", 1, PARAMETERS / 2**14 * 8, 4 * PARAMETERS, 3, {0: 0, 1: "16/load", 2: 8}),
     "adamw": ("_Z12adamw_kernelI13__nv_bfloat16E", 1, PARAMETERS / 128, 30 * PARAMETERS, 0, {}),
-    # --memory 1, for heads of 64 channels: a block of 8 warps loops over the 34 runs of a half of a head. Of products of
-    # 2 x 2, 4 x 2 and 2 x 4 tiles, the warps take 0.5, 1 and 1; one of 2 x 2 tiles of K Kᵀ and of Q is left out. One warp
-    # solves the triangular systems.
+    # --memory 1, for heads of 64 channels: a block of 8 warps loops over the 34 runs of a half of a head. Of products
+    # of 2 x 2, 4 x 2 and 2 x 4 tiles, the warps take 0.5, 1 and 1; one of 2 x 2 tiles of K Kᵀ and of Q is left out.
+    # One warp solves the triangular systems.
     "delta_rule_forward": (
-        "_Z25delta_rule_forward_kernelI13__nv_bfloat16Li32E", LAYERS, ROWS / 1024 * HEADS * 2 * 8, 8 * C * LAYERS * ROWS,
-        19, {0: 2, 1: 34, 5: 0, 6: 0.5, 7: 4, 8: 0.5, 9: 3, 10: 2 / 8, 15: 2, 16: 2, 17: 0, 18: 0}),
+        "_Z25delta_rule_forward_kernelI13__nv_bfloat16Li32E", LAYERS, ROWS / 1024 * HEADS * 2 * 8,
+        8 * C * LAYERS * ROWS, 19,
+        {0: 2, 1: 34, 5: 0, 6: 0.5, 7: 4, 8: 0.5, 9: 3, 10: 2 / 8, 15: 2, 16: 2, 17: 0, 18: 0}),
     "delta_rule_backward": (
-        "_Z26delta_rule_backward_kernelI13__nv_bfloat16Li32E", LAYERS, ROWS / 1024 * HEADS * 2 * 8, 12 * C * LAYERS * ROWS,
-        32, {0: 2, 1: 2, 2: 2 / 8, 3: 34, 7: 0, 9: 0, 10: 0.5, 11: 4, 12: 0.5, 13: 3, 14: 2 / 34, 16: 2, 17: 2 / 8, 21: 0.5,
-             22: 1.5, 24: 2, 25: 2, 26: 2, 28: 2, 29: 0, 31: 1 / 8}),
-    "delta_rule_dz": ("_Z20delta_rule_dz_kernelI13__nv_bfloat16Lb1E", LAYERS, ROWS * HEADS / 4, 10 * C * LAYERS * ROWS, 7,
-                      {4: 2, 5: 0, 6: 0}),
+        "_Z26delta_rule_backward_kernelI13__nv_bfloat16Li32E", LAYERS, ROWS / 1024 * HEADS * 2 * 8,
+        12 * C * LAYERS * ROWS, 32,
+        {0: 2, 1: 2, 2: 2 / 8, 3: 34, 7: 0, 9: 0, 10: 0.5, 11: 4, 12: 0.5, 13: 3, 14: 2 / 34, 16: 2, 17: 2 / 8, 21: 0.5,
+         22: 1.5, 24: 2, 25: 2, 26: 2, 28: 2, 29: 0, 31: 1 / 8}),
+    "delta_rule_dz": ("_Z20delta_rule_dz_kernelI13__nv_bfloat16Lb1E", LAYERS, ROWS * HEADS / 4,
+                      10 * C * LAYERS * ROWS, 7, {4: 2, 5: 0, 6: 0}),
     # --optimizer muon: four kinds of matrices, and five steps for each
     "muon_momentum": ("_Z20muon_momentum_kernel", 4 * LAYERS, MATRICES / 128 / (4 * LAYERS), 16 * MATRICES, 0, {}),
     "muon_squares": ("_Z19muon_squares_kernel", 4, MATRICES / 2**14 * 8 / 4, 4 * MATRICES, 3,

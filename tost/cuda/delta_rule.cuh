@@ -51,8 +51,8 @@ struct DeltaRun { int b, h, v0, t0, n; };
 struct DeltaState { float *G, *k; };
 
 // Arrays in shared memory: E, O, dO, errors (32,COLUMNS), O with dE in backward; gram: K Kᵀ, its lower and diagonal
-// tiles (32,32); Q: Q + Qᵀ (32,32); pi (32); scale (COLUMNS); K (32,width); S, dS (width,COLUMNS); dk (2,width): dK[0] of
-// this run and of the next. Rows past n and channels past HS are zero. Forward has no dS, dO, errors, Q and dk.
+// tiles (32,32); Q: Q + Qᵀ (32,32); pi (32); scale (COLUMNS); K (32,width); S, dS (width,COLUMNS); dk (2,width): dK[0]
+// of this run and of the next. Rows past n and channels past HS are zero. Forward has no dS, dO, errors, Q and dk.
 template <int COLUMNS> struct DeltaShared {
     static constexpr int columns = COLUMNS, row = COLUMNS + 4;   // row: stride of arrays with so many columns
     int width, key_row;               // HS rounded up to a multiple of COLUMNS; stride of K
@@ -76,7 +76,7 @@ template <int COLUMNS> static size_t delta_rule_shared(int HS, bool backward) {
 
 // Columns of a block: 32, or 16 if that keeps more multiprocessors busy or if 32 do not fit.
 static int delta_rule_columns(int B, int NH, int HS) {
-    const bool few = HS <= TILE || B * NH * div_up(HS, 2 * TILE) < DELTA_BLOCKS;
+    const bool few = HS <= TILE || (size_t)B * NH * div_up(HS, 2 * TILE) < DELTA_BLOCKS;
     return few || delta_rule_shared<2 * TILE>(HS, true) > MAX_ALLOWED_SHARED ? TILE : 2 * TILE;
 }
 
@@ -230,7 +230,7 @@ template <typename S, typename X> __device__ inline void delta_solve(X x, int i0
     }
 }
 
-// Solves for O and E of the run, by one warp.
+// Solves for O and E of the run, by one warp: 16 rows, then the product of these with K Kᵀ for the other rows.
 template <typename S, typename X> __device__ inline void delta_predict(X x, bool first, float* o_before) {
     NO_UNROLL for (int i0 = 0; i0 < DELTA_ROWS; i0 += TILE) {
         __syncwarp();   // mutant: memory_solved_late
@@ -354,7 +354,7 @@ template <typename X> __device__ inline void delta_solve_backward(X x, int i0) {
     }
 }
 
-// The triangular system, by one warp
+// Solves for dE and dO of the run, by one warp: as delta_predict, in reverse.
 template <typename S, typename X> __device__ inline void delta_errors_backward(X x) {
     NO_UNROLL for (int i0 = TILE; i0 >= 0; i0 -= TILE) {
         __syncwarp();   // mutant: memory_solved_late_backward
