@@ -141,9 +141,7 @@ INSTALLED = bin/train_gpt_tost share/bash-completion/completions/train_gpt_tost 
 install: train_gpt_tost
 	@install -d $(patsubst %,"$(ROOT)/%",$(sort $(dir $(INSTALLED))))
 	install -m 755 train_gpt_tost "$(ROOT)/bin"
-	@mkdir -p build/completion
-	./train_gpt_tost --bash-completion > build/completion/train_gpt_tost
-	install -m 644 build/completion/train_gpt_tost "$(ROOT)/share/bash-completion/completions"
+	install -m 644 dev/completion.bash "$(ROOT)/share/bash-completion/completions/train_gpt_tost"
 	install -m 644 data/starter/* "$(ROOT)/share/train_gpt_tost/starter"
 uninstall:
 	rm -f $(patsubst %,"$(ROOT)/%",$(INSTALLED))

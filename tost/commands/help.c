@@ -1,4 +1,4 @@
-// help.c: --help, --version and the completion for bash, from the table of options.
+// help.c: --help, from the table of options, and --version.
 #include "commands/help.h"
 
 #include <stdio.h>
@@ -103,34 +103,7 @@ static void print_help(const Options* o, bool named) {
                   "(--resume continues), 128 + N stopped by signal N.", printf("\nExit status: ") - 1);
 }
 
-// ---------------------------------------------------------------------------------------------
-// The completion for bash
-
-// Completes options, and words such as fp32|tf32, from --help; other values as file names.
-static const char completion[] =
-    "# Completion for bash, written by train_gpt_tost --bash-completion\n"
-    "_train_gpt_tost() {\n"
-    "    local word=${COMP_WORDS[COMP_CWORD]} option=${COMP_WORDS[COMP_CWORD-1]} command='' words=''\n"
-    "    [ \"$word\" = = ] && word=''                                        # --option=\n"
-    "    [ \"$option\" = = ] && option=${COMP_WORDS[COMP_CWORD-2]}           # --option=word\n"
-    "    case ${COMP_WORDS[1]} in\n"
-    "        -*) ;;\n"
-    "        *) [ \"$COMP_CWORD\" -eq 1 ] && words='train sample eval vocab tokenize info inspect' "
-    "|| command=${COMP_WORDS[1]} ;;\n"
-    "    esac\n"
-    "    local options=$(\"${COMP_WORDS[0]}\" $command --help 2>/dev/null | sed -n 's/^  --/--/p')\n"
-    "    local value=$(sed -n \"s/^$option \\([^ ].*\\)/\\1/p\" <<<\"$options\")\n"
-    "    case ${value%% *} in\n"
-    "        '') words=\"$words $(sed 's/ .*//' <<<\"$options\")\" ;;\n"
-    "        *[A-Z]*) ;;\n"
-    "        *) words=${value%% *} words=${words//|/ } ;;\n"
-    "    esac\n"
-    "    COMPREPLY=($(compgen -W \"$words\" -- \"$word\"))\n"
-    "}\n"
-    "complete -o default -F _train_gpt_tost train_gpt_tost train_gpt_tostcu\n";
-
 void print_page(const Options* o, const TostEngine* engine) {
-    if (strcmp(o->page, "bash-completion") == 0) printf("%s", completion);
-    else if (strcmp(o->page, "version") == 0) printf("train_gpt_tost %s, %s engine\n", tost_version(), engine->name);
+    if (strcmp(o->page, "version") == 0) printf("train_gpt_tost %s, %s engine\n", tost_version(), engine->name);
     else print_help(o, o->named);
 }

@@ -283,7 +283,6 @@ const Option option_table[] = {
     {"config", INFO, FLAG, AT(print_config), "", .help = "print the options of a run for train --config"},
     {"help", ALL, HELP, 0, "", .help = "show this help"},
     {"version", TRAIN, HELP, 0, "", .help = "print the version and the git commit"},
-    {"bash-completion", TRAIN, HELP, 0, "", .help = "print the completion script for bash"},
     {"init-file", FIXED, STRING, AT(init_file), "", .help = ""},
     {"extended", FIXED, INT, AT(extended), "", .help = "", 1, TOST_MAX_BLOCK_SIZE},
     {"data-tokens", FIXED, INT64, AT(data_tokens), "", .help = "", 0, 9e15},

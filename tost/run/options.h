@@ -23,7 +23,7 @@ typedef struct {
     bool        named;                     // the user named it; otherwise it is train
     int         rank, ranks;               // this process, of how many
     const char* program;                   // argv[0], for messages and suggested commands
-    const char* page;                      // the option that asks for --help, --version or completion, or NULL
+    const char* page;                      // the option that asks for --help or --version, or NULL
     // model
     int         preset;                    // tost_preset_at
     TostConfig  config;
@@ -108,7 +108,7 @@ const char* sample_option_given(const Options* o);   // the first option given f
 // batch × seq, or batch × chunk if that is less and not 0, must fit in an int.
 bool options_check_pass(int batch, int seq, int chunk, TostError* err);
 
-// The table of options, also for --help and completion.
+// The table of options, also for --help.
 typedef enum { HELP, FLAG, INT, INT64, REAL, DURATION, STRING, LIST, CHOICE } OptionKind;
 
 // How checkpoints and --resume treat an option; neither: it is not saved.
