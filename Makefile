@@ -88,7 +88,8 @@ LIBS       := $(LDFLAGS) $(if $(HAVE_MPI),$(MPI_LIBS)) $(if $(HAVE_OPENMP),$(OMP
 BUILD      := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(HAVE_OPENMP),-openmp)$(if \
               $(HAVE_MPI),-$(notdir $(MPICC)))$(if $(filter-out 0,$(SANITIZE)),-sanitize)
 LIB_OBJ    := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tost/*.c tost/*/*.c))
-SUMMARY     = $(shell $(CC) --version | head -1), $(or $(ARCH),default processor), OpenMP: $(or $(HAVE_OPENMP),no)$(if $(HAVE_MPI),$(comma) MPI: $(MPICC))
+SUMMARY     = $(shell $(CC) --version | head -1), $(or $(ARCH),default processor), OpenMP: $(or \
+              $(HAVE_OPENMP),no)$(if $(HAVE_MPI),$(comma) MPI: $(MPICC))
 
 # ---- rules --------------------------------------------------------------------------------------------------------
 # $(call say,CC FILE): starts a recipe line that prints "CC FILE" instead of the command; V=1 prints the command

@@ -1684,8 +1684,8 @@ template <typename S> static StepInput model_input(const TypedModel<S>* m, int B
 }
 
 // The state of layer l and of the sequences from b on, in an array of all layers
-static double* layer_state_of(const TostModel* m, double* sums, int l, int b) {
-    return sums + ((size_t)l * m->options.max_batch + b) * state_size(&m->config);
+static double* layer_state_of(const TostModel* m, double* states, int l, int b) {
+    return states + ((size_t)l * m->options.max_batch + b) * state_size(&m->config);
 }
 
 template <typename S> static double* model_state(const TypedModel<S>* m, int state) {

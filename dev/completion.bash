@@ -5,7 +5,8 @@ _train_gpt_tost() {
     [ "$option" = = ] && option=${COMP_WORDS[COMP_CWORD-2]}           # --option=word
     case ${COMP_WORDS[1]} in
         -*) ;;
-        *) [ "$COMP_CWORD" -eq 1 ] && words='train sample eval vocab tokenize info inspect' || command=${COMP_WORDS[1]} ;;
+        *) [ "$COMP_CWORD" -eq 1 ] && words='train sample eval vocab tokenize info inspect' ||
+               command=${COMP_WORDS[1]} ;;
     esac
     local options=$("${COMP_WORDS[0]}" $command --help 2>/dev/null | sed -n 's/^  --/--/p')
     local value=$(sed -n "s/^$option \([^ ].*\)/\1/p" <<<"$options")

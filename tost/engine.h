@@ -32,7 +32,7 @@ typedef struct {
     int            B, T, first;
 } TostChunk;
 
-// The CPU engine's built-in matrix products use one order of summation up to this many tokens in a pass (B·T), and
+// The matrix products of the CPU engine use one order of summation up to this many tokens in a pass (B·T), and
 // another above. On one side of the limit, a token gets the same bits in every pass, whatever other sequences are in
 // it. generate.c needs this, so that a text does not depend on those generated with it.
 enum { TOST_FEW_ROWS = 32 };

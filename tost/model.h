@@ -58,9 +58,10 @@ typedef struct {
 
 enum { TOST_CONV_WIDTH = 4 };
 
-// The table of these fields. Columns: field, which is also the key in checkpoints; option; kind, and its values as
-// --help shows them; whether checkpoints have it always or only if it is not 0; lowest and highest value (with "a|b",
-// the only ones); the rest of the option's row. Option, key and checks expand from it (options.c, metadata.c, model.c).
+// The table of TostConfig's fields. Columns: field, which is also the key in checkpoints; option; kind, and its values
+// as --help shows them; whether checkpoints have it always or only if it is not 0; lowest and highest value (with
+// "a|b", the only ones); the rest of the option's row. Option, key and checks expand from it (options.c, metadata.c,
+// model.c).
 #define TOST_CONFIG(X) \
     X(n_layer,    "layers",     INT,    "N",               ALWAYS,  1, TOST_MAX_LAYERS, .help = "number of layers") \
     X(n_head,     "heads",      INT,    "N",               ALWAYS,  1, TOST_MAX_HEADS, \

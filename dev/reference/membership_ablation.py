@@ -11,7 +11,7 @@ and in all its uses: the weights of N and D, the factor of y and, with memory, t
     another text        Π at the same position of another window, half of all windows further
 
 The means and the other Π are those of the unchanged model on these windows. With memory, y is the sum of two terms, and
-each is also left out alone. y = 0 leaves the MLPs and their convolutions, not those of z. Then, for each layer:
+each is also left out alone. With y = 0, only the MLPs and their convolutions are left. Then, for each layer:
 
     position, token     share of the variance that the position or the token id explains: 1 - (variance within the
                         groups) / variance, summed over the heads; both unbiased: if Π is independent of them, 0

@@ -88,10 +88,11 @@ static void gemm_sliced(const Product* all) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ, or += with add, as dot products. Each thread reads one contiguous part of b
-// once, in parts of a vector of LANES words. a is stored to match: FLOATS: a vector of floats. PAIRS: a vector of pairs.
-// ROUNDED, for pairs of b: a vector of the upper halves and one of the lower halves, as floats. Even and odd parts are
-// summed apart, so that the bits of a row do not depend on how many rows there are.
+// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ, or += with add, as dot products. Each thread takes neighboring rows of b, the
+// columns of c, and reads them once. A part is VECTOR_BYTES of a row of b. For each part, a has, in FLOATS, a vector of
+// floats; in PAIRS, a vector of pairs; in ROUNDED, where b has pairs, a vector of the upper halves and one of the lower
+// halves, as floats. Any number of rows is summed in the same order, so the bits of a row do not depend on it: the even
+// and the odd parts apart, in LANES sums each.
 
 enum { VECTOR_BYTES = LANES * sizeof(Word), GROUP_ROWS = 4, GROUP_COLS = MR / 2, GROUP_DOTS = GROUP_ROWS * GROUP_COLS };
 
@@ -145,7 +146,7 @@ static const VecWord* few_rows_operand(void** memory, const float* a, Format f, 
     return all;
 }
 
-// c at rows i… and columns j… from dot products in LANES parts, sum (rows, cols). rows and the format are constants at
+// c at rows i… and columns j… from the vectors of LANES sums, sum (rows, cols). rows and the format are constants at
 // every call, here and below, so that after inlining the sums stay in registers.
 INLINE void write_dots(const FewRows* p, Vec sum[GROUP_DOTS], int i, int j, int rows, int cols) {
     float dot[GROUP_DOTS + LANES];
@@ -169,8 +170,8 @@ INLINE void add_part(Vec* sum, Format f, const VecWord* a, VecWord part, int row
     }
 }
 
-// One column for at most GROUP_ROWS rows: memory is the limit. It reads one row of b at a time, a single stream, which
-// is twice as fast as several.
+// One column, for a group of rows. With one group, memory is the limit, and reading one row of b at a time is twice as
+// fast as several at once.
 INLINE void dots_of_column(const FewRows* p, Format f, int i, int j, int rows) {
     const int whole = (int)(p->row_bytes / VECTOR_BYTES), words = vectors_of_part(f) * rows;
     const VecWord* a = p->a + (size_t)i*p->parts*vectors_of_part(f);
@@ -189,8 +190,9 @@ INLINE void dots_of_column(const FewRows* p, Format f, int i, int j, int rows) {
     write_dots(p, even, i, j, rows, 1);
 }
 
-// GROUP_COLS columns for more rows, in blocks of parts that fit in L1 together with the same parts of a group of rows.
-// A block is copied first if it has halves to convert or the end of a row.
+// GROUP_COLS columns, for more rows than a group. A block of their parts stays in L1, together with the same parts of a
+// group of rows, until all groups are multiplied with it. It is copied first if it has halves to convert or the end of
+// a row.
 typedef struct {
     const char *b, *next;        // the block, and what to prefetch of the next columns
     size_t col_bytes;            // from one column of the block to the next
@@ -199,7 +201,7 @@ typedef struct {
     char* copy;                  // (GROUP_COLS, BLOCK_BYTES)
 } Columns;
 
-enum { BLOCK_BYTES = 48 * VECTOR_BYTES };   // of a column; those of 4 rows and 6 columns take 30 KB
+enum { BLOCK_BYTES = 48 * VECTOR_BYTES };   // of a column; with AVX-512, 4 rows and 6 columns take 30 KB
 
 INLINE void begin_columns(Columns* s, const FewRows* p, Format f, int j) {
     const int vectors = vectors_of_part(f);
@@ -217,7 +219,7 @@ INLINE void begin_columns(Columns* s, const FewRows* p, Format f, int j) {
 }
 
 INLINE void dots_of_columns(Columns* s, const FewRows* p, Format f, int i, int j, int rows) {
-    const int vectors = vectors_of_part(f), prefetched = VECTOR_BYTES * rows / p->M;   // all rows prefetch all parts
+    const int vectors = vectors_of_part(f), prefetched = VECTOR_BYTES * rows / p->M;   // all groups: all parts
     const Vec zero = {0};
     Vec (*sums)[GROUP_DOTS] = s->sums[i / GROUP_ROWS];
     for (int odd = 0; odd < 2; odd++) {

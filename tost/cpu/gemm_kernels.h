@@ -1,4 +1,4 @@
-// gemm_kernels.h: packing and the kernel of the built-in matrix product, private to gemm.c. The vectors of vectors.h
+// gemm_kernels.h: packing and the kernel of the matrix product, private to gemm.c. The vectors of vectors.h
 // express them for any processor; AVX-512 BF16 adds one instruction.
 #ifndef TOST_GEMM_KERNELS_H
 #define TOST_GEMM_KERNELS_H

@@ -1,4 +1,4 @@
-// vectors.h: vectors of floats of any processor, as GCC's vector extensions, for the built-in matrix products.
+// vectors.h: vectors of floats of any processor, as GCC's vector extensions, for matrix products and the delta rule.
 #ifndef TOST_VECTORS_H
 #define TOST_VECTORS_H
 

@@ -12,9 +12,9 @@
 // depend. It goes through the runs of 31 tokens, which have 32 keys, with S in shared memory. All sums are products of
 // small matrices on tensor cores (tile.cuh), except in the triangular systems. Of these, a lane solves 16 rows of a
 // column, by substitution: the inverse of their matrix would have errors like 1/(1-Π). E is computed from o as stored,
-// rounded to the type S, so that backward gets the same E, and the S before a run from the one after it: S' - Kᵀ E.
-// Only the first run of a pass loads S, and computes O[0] from it. Backward, each block writes its columns' part of dK
-// and dΠ. A second kernel, parallel over tokens, adds the parts in order, and computes dz.
+// rounded to the type of activations, so that backward gets the same E, and the S before a run from the one after it:
+// S' - Kᵀ E. Only the first run of a pass loads S, and computes O[0] from it. Backward, each block writes its columns'
+// part of dK and dΠ. A second kernel, parallel over tokens, adds the parts in order, and computes dz.
 #ifndef TOST_CUDA_DELTA_RULE_CUH
 #define TOST_CUDA_DELTA_RULE_CUH
 

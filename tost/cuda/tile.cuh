@@ -1,6 +1,5 @@
 // tile.cuh: products of small matrices of floats in shared memory, by warps with tensor cores. Operands are rounded to
-// S = bf16, or are sums of two tf32 numbers for S = float, whose products are as exact as those of floats; sums are
-// float.
+// S = bf16, or for S = float to the sum of two tf32 numbers, which is exact to 2^-23. Sums are float.
 #ifndef TOST_CUDA_TILE_CUH
 #define TOST_CUDA_TILE_CUH
 
@@ -13,7 +12,7 @@ constexpr int TILE = 16;   // rows and columns of a tile, and the step along the
 template <bool ALONG> struct Operand {
     const float* p;
     int stride;
-    // Elements l to l + 3 of the rows r and r + 1, both even
+    // Elements l to l + 3 of the rows r and r + 1. r is even, l a multiple of 4.
     __device__ void load(float (&x)[2][4], int r, int l) const {
         if constexpr (ALONG) {
             UNROLL for (int i = 0; i < 2; i++) load_pack<4>(x[i], p + (r + i) * stride + l);
@@ -41,7 +40,7 @@ template <> struct Fragment<bf16> {
 };
 
 template <> struct Fragment<float> {
-    unsigned word[2][4], rest[2][4];   // the sum of both is x
+    unsigned word[2][4], rest[2][4];   // their sum is x, to 2^-23
     __device__ explicit Fragment(const float (&x)[2][4]) {
         UNROLL for (int i = 0; i < 8; i++) {
             const float v = x[i / 4][i % 4];

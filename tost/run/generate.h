@@ -37,9 +37,9 @@ typedef struct {
 enum { MAX_TEXTS_TOGETHER = TOST_FEW_ROWS };
 
 // Generates up to max_tokens tokens after each of n prompts; n is at most MAX_TEXTS_TOGETHER and
-// TostEngineOptions.max_batch, and the prompts have the same generate_group. With the CPU engine's built-in products
-// each text is the same as if generated alone. Stops at <|endoftext|>, which is neither passed to take nor counted. An
-// empty prompt starts from <|endoftext|>.
+// TostEngineOptions.max_batch, and the prompts have the same generate_group. With the CPU engine, each text is the same
+// as if generated alone. Stops at <|endoftext|>, which is neither passed to take nor counted. An empty prompt starts
+// from <|endoftext|>.
 // A prompt longer than block_size is truncated to its last max(1, block_size/2) tokens. When all block_size positions
 // are used, the next token rebuilds the decode state from the last max(1, block_size/2) tokens including itself. A model
 // without positions reads prompts of any length and never rebuilds the state.

@@ -160,19 +160,19 @@ template <typename S> std::vector<Floats> delta_results(int columns, int HS) {
                  kept = B * size;
     const Device<S> z(numbers(n, 1)), dy(numbers(n, 2)), o(n), y(numbers(n, 3)), dz(n);
     const DeviceArray pi(Floats(rows * NH, 0.7f)), scale(numbers(C, 4)), G((size_t)B * C * HS), dpi(rows * NH),
-        dscale((size_t)B * C), before(numbers(2 * kept, 5)), after(Floats(2 * kept)), right(numbers(2 * kept, 6)),
-        left(Floats(2 * kept));
+        dscale((size_t)B * C), before(numbers(2 * kept, 5)), after(Floats(2 * kept)), dafter(numbers(2 * kept, 6)),
+        dbefore(Floats(2 * kept));
     DeltaRule<S> a = {B, T, C, NH, HS, columns, z.p, pi.p, scale.p, o.p, y.p, G.p, {}, size, 0, dy.p, dz.p, nullptr,
                       dpi.p, nullptr, dscale.p, {}};
     const size_t parts = (size_t)delta_parts(a);
     const Device<S> dk_parts(parts * (rows + B) * NH * parts * columns);
     const DeviceArray dpi_parts(parts * rows * NH);
-    a.state = {(const double*)before.p, (double*)after.p}, a.adjoint = {(const double*)right.p, (double*)left.p};
+    a.state = {(const double*)before.p, (double*)after.p}, a.adjoint = {(const double*)dafter.p, (double*)dbefore.p};
     a.dk_parts = dk_parts.p, a.dpi_parts = dpi_parts.p;
     delta_rule_forward(nullptr, a);
     ColumnSums sums = {};
     delta_rule_backward(nullptr, nullptr, &sums, a);
-    return {o.get(), y.get(), after.get(), G.get(), dz.get(), dpi.get(), dscale.get(), left.get()};
+    return {o.get(), y.get(), after.get(), G.get(), dz.get(), dpi.get(), dscale.get(), dbefore.get()};
 }
 
 // Blocks of 32 columns, which small models do not have, against those of 16
