@@ -422,7 +422,8 @@ static bool open_folder(Run* r, TostError* err) {
     else if (r->out) {   // remove a new folder, which is empty
         lock_release(&r->lock);
         if (!existed || r->old) rmdir(r->out);   // fails if it is not empty
-        if (r->old) rename(r->old, r->out);
+        if (r->old && rename(r->old, r->out) != 0 && path_exists(r->old))   // a full disk left a log in r->out
+            tost_error(err, "%s; the old run is in %s", err->text, r->old);
     }
     return ok;
 }
