@@ -187,9 +187,15 @@ evaluation_data() {
     done
 }
 
+# The output of a new run is beside $out until it ends, because --overwrite may rename $out.
+keep_output() { [ ! -e "${out%/}.train.log" ] || mv "${out%/}.train.log" "$out/train.log"; }
+
 train() {
-    local how=--overwrite launcher=()
-    ! compgen -G "$out/step_*[0-9]/model.safetensors" >/dev/null || how=--resume
+    local how=--overwrite launcher=() log=${out%/}.train.log
+    if compgen -G "$out/step_*[0-9]/model.safetensors" >/dev/null; then
+        how=--resume log=$out/train.log
+        keep_output
+    fi
     if [ "$ranks" -gt 1 ]; then
         launcher=(mpirun -n "$ranks")   # Open MPI binds each rank to one core by default
         ! mpirun --version 2>/dev/null | grep -q 'Open MPI' || launcher+=(--bind-to none)
@@ -200,8 +206,9 @@ train() {
         --tokenizer "$tokenizer" ${smoke_options[@]+"${smoke_options[@]}"} ${options[@]+"${options[@]}"}
         "$how" --out "$out")
     if [ -t 1 ]; then run "${command[@]}"   # a terminal shows a live line
-    else run "${command[@]}" > >(tee -a "$out/train.log")
+    else run "${command[@]}" > >(tee -a "$log")
     fi || fail "training ended with status $?: see above"
+    keep_output
 }
 
 # trained_steps: of the newest checkpoint
@@ -276,8 +283,9 @@ check_python
 build
 vocabulary
 training_data
-evaluation_data
+[ -n "$smoke" ] || evaluation_data
 train
+[ -z "$smoke" ] || evaluation_data   # after training: the sets are in $out
 steps=$(trained_steps)
 [ -n "$steps" ] || fail "$out: no checkpoint: train with --save-every above 0"
 samples

@@ -55,6 +55,8 @@ rows() { [ -e "$1" ] && [ "$(wc -l <"$1")" -ge "$2" ]; }
 # The part of a report that does not depend on time.
 results() { sed -n '/^## Results/,/^## Run/p;/^## Samples/,$p' "$1/report.md"; }
 
+mkdir whole
+echo 'step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s' >whole/log.csv   # of a run without a checkpoint
 succeeds smoke --out whole -- $few
 [ $failed -eq 0 ] || finish
 check "it prints the path of the report" [ "$(tail -n 1 stdout)" = "$dir/whole/report.md" ]
