@@ -85,7 +85,8 @@ static StMetaList make_metadata(const LoadedModel* m, const Tokenizer* tokenizer
     StMetaList meta = {0};
     for (size_t i = 0; i < countof(strings); i++)
         st_meta_add(&meta, xstrdup(strings[i].key), xstrdup(strings[i].value));
-    metadata_add_config(&meta, &m->info.config);
+    metadata_add_config(&meta, &m->info.config);   // without membership if it is learned, as in a checkpoint
+    if (m->info.config.membership == TOST_LEARNED) st_meta_add(&meta, xstrdup("membership"), xstrdup("learned"));
     st_meta_add(&meta, xstrdup("step"), xasprintf("%lld", (long long)m->info.step));
     st_meta_add(&meta, xstrdup("text_tokens"), xasprintf("%zu", k->total));
     return meta;
