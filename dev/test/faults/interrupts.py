@@ -127,7 +127,7 @@ def overwrites(w, report, every):
     case.check_same(report, "an overwritten run", new)
     case.remove()
     renamed = 0
-    for at in range(1, calls + 1, every):
+    for at in sorted({*range(1, calls + 1, every), calls}):
         case, what = w.case(old), f"--overwrite killed at call {at}"
         killed = case.launch([*LONG, *world.OUT, "--overwrite"], at=at, do=("before", "after", "half")[at % 3])
         report.check(killed.killed(), f"{what}: {killed.summary()}")
