@@ -331,8 +331,8 @@ static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
     tssa_copy(sums.D, D, r, 1);
 }
 
-// Sets y, and advances the state by these tokens. T = 1 is a decode step. Costs: a head takes about 5/4 as long in the
-// first stage as in the last.
+// Sets y, and advances the state by these tokens. T = 1 is a decode step. first_cost : last_cost is the
+// assumed ratio of the times that a head takes in these stages.
 static void tssa_forward(const Tssa* args) {
     static const TssaStages stages = {.first = tssa_energy_forward, .first_cost = 5, .second = tssa_membership_forward,
                                       .last = tssa_statistics_forward, .last_cost = 4};

@@ -13,8 +13,8 @@ enum { SERIAL_ROWS = 8 };
 // uses one. Its backward and all else up to the next pass use as many as the pass. Threads wait for each other in every
 // layer, so if another process takes the core of one thread, all wait for it. Therefore, if the threads of a pass get
 // too little processor time, the next passes use fewer; after a pause, they use all again. Results do not depend on the
-// number of threads. It is fixed if the environment says how threads wait (OMP_WAIT_POLICY, GOMP_SPINCOUNT,
-// KMP_BLOCKTIME, KMP_LIBRARY).
+// number of threads. A pass always uses `max` threads if the environment says how threads wait (OMP_WAIT_POLICY,
+// GOMP_SPINCOUNT, KMP_BLOCKTIME, KMP_LIBRARY).
 typedef struct {
     int    max, now, pass;          // pass: of the current one
     bool   fixed, decided;          // decided: at least once

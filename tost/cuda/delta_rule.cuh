@@ -119,7 +119,8 @@ template <typename F> __device__ inline void each_pack(int rows, int columns, F 
 
 __device__ inline const float* delta_at(const float* p, size_t i) { return p ? p + i : NULL; }
 
-// Hides where x and run come from, so that addresses are computed anew: kept in registers, they would spill others.
+// Hides from the compiler how x and run were computed, so that it computes addresses again instead of holding them in
+// registers, where there is no space for them.
 template <typename X> __device__ inline void delta_forget(X& x, DeltaRun& run) {
     run = {opaque(run.b), opaque(run.h), opaque(run.v0), opaque(run.t0), opaque(run.n)};
     x.width = opaque(x.width), x.key_row = opaque(x.key_row);
