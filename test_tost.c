@@ -22,7 +22,7 @@
 #include "tost/data/dataset.h"
 #include "tost/init.h"
 #include "tost/base/rng.h"
-#include "tost/run/schedule.h"
+#include "tost/schedule.h"
 
 #define LIMIT_CURVE  5e-4    // absolute, nats, at every step of the recorded run
 #define LIMIT_DECODE 1e-5    // decode against forward: relative L2 error of logits; nats of losses

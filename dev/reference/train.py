@@ -86,7 +86,7 @@ def complete(args, block_size):
 
 
 def schedule_lr(step, args):
-    """Learning rate of a step, counted from 0: linear warm-up, then cosine decay; see tost/run/schedule.h."""
+    """Learning rate of a step, counted from 0: linear warm-up, then cosine decay; see tost/schedule.h."""
     low = args.min_lr_frac * args.lr
     if step >= args.steps:
         return low

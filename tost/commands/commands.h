@@ -16,7 +16,7 @@ int tost_main(int argc, char** argv, const TostEngine* engine);
 #else
 
 #include "data/documents.h"
-#include "run/loaded_model.h"
+#include "store/loaded_model.h"
 #include "run/progress.h"
 
 int command_train(Options* o, TostComm* comm, const TostEngine* engine);

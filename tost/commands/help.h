@@ -2,7 +2,7 @@
 #ifndef TOST_HELP_H
 #define TOST_HELP_H
 
-#include "run/options.h"
+#include "options/options.h"
 
 // Prints the page that o->page asks for: the help of o's command, with the usage lines of all commands if none was
 // named; or the version.

@@ -15,7 +15,7 @@
 #include "base/text.h"
 #include "commands/commands.h"
 #include "data/shards.h"
-#include "run/log.h"
+#include "store/log.h"
 
 static void print_file(const char* label, const char* path) {
     struct stat st;
@@ -50,7 +50,7 @@ static void print_training(const CheckpointInfo* info) {
         print_line(stdout, "%-12s%s, CRC-32 %08x", "tokenizer", info->tokenizer, (unsigned)info->tokenizer_hash);
     else print_line(stdout, "%-12snone", "tokenizer");
     for (int i = 0; i < info->options.count; i++) {
-        const StMeta* option = &info->options.entry[i];
+        const KeyValue* option = &info->options.entry[i];
         char* value = saved_value_text(option->value);
         print_line(stdout, "%-12s%-14s %s", i == 0 ? "options" : "", option->key, value);
         free(value);

@@ -79,16 +79,16 @@ static double score_tokens(float* loss, LoadedModel* m, const Tokens* k) {
 // ---------------------------------------------------------------------------------------------
 // The file
 
-static StMetaList make_metadata(const LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k) {
+static KeyValues make_metadata(const LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k) {
     const struct { const char *key, *value; } strings[] = {
         {"format", "pt"}, {"content", "inspect"}, {"model", m->file}, {"tokenizer", tokenizer_path(tokenizer)}};
-    StMetaList meta = {0};
+    KeyValues meta = {0};
     for (size_t i = 0; i < countof(strings); i++)
-        st_meta_add(&meta, xstrdup(strings[i].key), xstrdup(strings[i].value));
+        key_values_add(&meta, xstrdup(strings[i].key), xstrdup(strings[i].value));
     metadata_add_config(&meta, &m->info.config);   // without membership if it is learned, as in a checkpoint
-    if (m->info.config.membership == TOST_LEARNED) st_meta_add(&meta, xstrdup("membership"), xstrdup("learned"));
-    st_meta_add(&meta, xstrdup("step"), xasprintf("%lld", (long long)m->info.step));
-    st_meta_add(&meta, xstrdup("text_tokens"), xasprintf("%zu", k->total));
+    if (m->info.config.membership == TOST_LEARNED) key_values_add(&meta, xstrdup("membership"), xstrdup("learned"));
+    key_values_add(&meta, xstrdup("step"), xasprintf("%lld", (long long)m->info.step));
+    key_values_add(&meta, xstrdup("text_tokens"), xasprintf("%zu", k->total));
     return meta;
 }
 
@@ -123,7 +123,7 @@ static bool write_file(double* sum, const char* path, LoadedModel* m, const Toke
         {{.name = "text",    .dtype = ST_U8,  .ndim = 1, .shape = {text}}, k->bytes, (size_t)text, 0},
     };
     StTensor tensors[countof(arrays)];
-    StMetaList meta = make_metadata(m, tokenizer, k);
+    KeyValues meta = make_metadata(m, tokenizer, k);
     for (size_t i = 0; i < countof(arrays); i++) tensors[i] = arrays[i].declared;
     StWriter w;
     bool ok = st_begin(&w, path, tensors, countof(arrays), &meta, err);
@@ -136,7 +136,7 @@ static bool write_file(double* sum, const char* path, LoadedModel* m, const Toke
     for (size_t i = 0; ok && i < countof(arrays); i++) ok = append_array(&w, m, &arrays[i], err);
     ok = st_end(&w, ok, err);
     free(loss);
-    st_meta_free(&meta);
+    key_values_free(&meta);
     return ok;
 }
 

@@ -7,7 +7,7 @@
 #include "base/json.h"
 #include "base/memory.h"
 #include "data/lines.h"
-#include "run/loaded_model.h"
+#include "store/loaded_model.h"
 
 static bool read_all(Prompts* p, Lines* lines, const Options* o, TostError* err) {
     const char* path = o->prompts;

@@ -2,7 +2,7 @@
 #ifndef TOST_PROMPTS_H
 #define TOST_PROMPTS_H
 
-#include "run/options.h"
+#include "options/options.h"
 
 // line: counted from 1; text: n bytes; id: JSON to be repeated with the results, or NULL
 typedef struct { size_t line; char* text; size_t n; char* id; } Prompt;

@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 #include "base/error.h"
-#include "run/log.h"
+#include "store/log.h"
 
 // How progress_text shows a line on a terminal. In PLAIN the terminal wraps, so that a command can be copied.
 typedef enum {

@@ -4,12 +4,12 @@
 #define TOST_RUN_H
 
 #include "base/error.h"
-#include "run/checkpoint.h"
+#include "store/checkpoint.h"
 #include "data/dataset.h"
 #include "base/lock.h"
 #include "chunks.h"
-#include "run/loaded_model.h"
-#include "run/log.h"
+#include "store/loaded_model.h"
+#include "store/log.h"
 #include "run/progress.h"
 
 // The pass that is running, for run_should_stop: micro-batch `done` of `all`; 0 of 0 is neither shown nor abandoned.
@@ -27,7 +27,7 @@ typedef struct {
     TostTensors       tensors;
     CheckpointInfo    info;            // run state, saved in checkpoints
     CheckpointInfo    init;            // metadata of the --init weights
-    StMetaList        resumed;         // options saved in the resumed checkpoint
+    KeyValues        resumed;         // options saved in the resumed checkpoint
     char*             weights;         // model.safetensors to start from, or NULL
     StFile            weights_file;    // the same, open until the model has its parameters
     char *            out, *installed, *log_path;   // installed: path of the starter data

@@ -68,7 +68,7 @@ static bool find_resumed(Run* r, TostError* err) {
                           r->out);
     if (!open_weights(&r->info, r, err)) return false;
     r->resumed = r->info.options;
-    r->info.options = (StMetaList){0};
+    r->info.options = (KeyValues){0};
     r->saved.step = r->info.step;
     if (r->resumed.count == 0)
         return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
@@ -89,14 +89,14 @@ static bool find_resumed(Run* r, TostError* err) {
 // is given, and defaults for batch and tokens per step.
 static bool inherit_options(Run* r, const Options* before, TostError* err) {
     Options* o = &r->o;
-    StMetaList taken = {0};
+    KeyValues taken = {0};
     for (int i = 0; i < r->init.options.count; i++) {
-        const StMeta* e = &r->init.options.entry[i];
+        const KeyValue* e = &r->init.options.entry[i];
         const bool takes = strcmp(e->key, "optimizer") == 0 || (strcmp(e->key, "seq") == 0 && !o->extend_block);
-        if (takes && !option_given(o, e->key)) st_meta_add(&taken, xstrdup(e->key), xstrdup(e->value));
+        if (takes && !option_given(o, e->key)) key_values_add(&taken, xstrdup(e->key), xstrdup(e->value));
     }
     const bool ok = options_resume(o, &taken, r->weights, err);
-    st_meta_free(&taken);
+    key_values_free(&taken);
     if (!option_given(o, "batch") && option_given(before, "batch")) o->batch = before->batch;
     if (!option_given(o, "total-batch") && option_given(before, "total-batch")) o->total_batch = before->total_batch;
     return ok;
@@ -490,7 +490,7 @@ void run_free(Run* r) {
     tost_tensors_free(&r->tensors);
     checkpoint_info_free(&r->info);
     checkpoint_info_free(&r->init);
-    st_meta_free(&r->resumed);
+    key_values_free(&r->resumed);
     free(r->weights);
     free(r->newest);
     free(r->out);

@@ -9,7 +9,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-#include "tost/run/safetensors.h"
+#include "tost/store/safetensors.h"
 
 extern const TostEngine tost_cpu_engine;
 

@@ -11,7 +11,7 @@
 #include "comm_threads.h"
 #include "dev/test/check.h"
 #include "init.h"
-#include "run/options.h"
+#include "options/options.h"
 
 static const TostConfig configs[] = {
     {.n_layer = 3, .n_head = 4, .n_embd = 96, .block_size = 24, .vocab_size = 700},

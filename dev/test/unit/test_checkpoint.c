@@ -9,7 +9,7 @@
 
 #include "base/crc32.h"
 #include "dev/test/unit/fake_engine.h"
-#include "run/checkpoint.h"
+#include "store/checkpoint.h"
 
 // ---------------------------------------------------------------------------------------------
 // safetensors
@@ -99,7 +99,7 @@ static void test_st_headers(Checks* c) {
     check_refused(c, st_open(&f, "/dev/zero", &err), &err, "not a regular file", "a device");
 }
 
-static const StMetaList no_meta = {0};
+static const KeyValues no_meta = {0};
 
 static void test_st_dtypes(Checks* c) {
     static const struct { uint16_t bits; float value; } half[] = {
@@ -145,8 +145,8 @@ static void test_st_round_trip(Checks* c) {
     static char* const nasty = "\"quote\" \\ \n\t\x01 \xc3\xa9 \xf0\x9f\x98\x80";
     static const float values[6] = {1, -2, 3.5f, 0, 1e-30f, 6};
     static const int32_t id = -7;
-    StMeta meta[] = {{"step", "12"}, {"nasty \"key\"", nasty}, {"bad \xfe", "a\xff\x80\xc0" "b\xc3"}};
-    const StMetaList list = {countof(meta), meta};
+    KeyValue meta[] = {{"step", "12"}, {"nasty \"key\"", nasty}, {"bad \xfe", "a\xff\x80\xc0" "b\xc3"}};
+    const KeyValues list = {countof(meta), meta};
     const StTensor tensors[] = {
         {.name = "transformer.wte.weight", .dtype = ST_F32, .ndim = 2, .shape = {2, 3}},
         {.name = "sc\"alar", .dtype = ST_I32, .ndim = 0},
@@ -245,7 +245,7 @@ static bool same_moments(const TostModel* a, const TostModel* b) {
     return same_state(a, b, TOST_M) && same_state(a, b, TOST_V);
 }
 
-static StMeta some_options[] = {{"lr", "0.003"}, {"data", "a \"b\"/*.bin"}, {"optimizer", "adamw"}};
+static KeyValue some_options[] = {{"lr", "0.003"}, {"data", "a \"b\"/*.bin"}, {"optimizer", "adamw"}};
 
 static CheckpointInfo info_of(int64_t step) {
     return (CheckpointInfo){
@@ -316,7 +316,7 @@ static void test_round_trip(Checks* c) {
         check(c, events[GET] == 3 * m->tensors.count, "a save must read each tensor once: %d gets", events[GET]);
         check_found(c, "made/when/needed", saved[i].step, m, "round trip");
         must(checkpoint_open(&f, &is, "made/when/needed", "--model", &err), "checkpoint_open", &err);
-        StMetaList wrote = metadata_list(&saved[i]), read = metadata_list(&is);
+        KeyValues wrote = metadata_list(&saved[i]), read = metadata_list(&is);
         bool same = wrote.count == read.count && f.n_tensors == m->tensors.count && is.seed == saved[i].seed;
         for (int k = 0; same && k < wrote.count; k++)
             same = strcmp(wrote.entry[k].key, read.entry[k].key) == 0
@@ -328,8 +328,8 @@ static void test_round_trip(Checks* c) {
             if (same) end += t->bytes;
         }
         check(c, same && strcmp(st_meta(&f, "format"), "pt") == 0, "metadata %zu or the tensors differ", i);
-        st_meta_free(&wrote);
-        st_meta_free(&read);
+        key_values_free(&wrote);
+        key_values_free(&read);
         checkpoint_info_free(&is);
         st_close(&f);
     }

@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_includes.sh BINARY: the rooms of tost/ may include each other in one direction only, so there are no circles:
-# commands -> run -> data, ranks -> core (tost/*.h) -> base. Only the engines see cpu/ and cuda/.
+# commands -> run -> store -> options -> data, ranks -> core (tost/*.h) -> base. Only the engines see cpu/ and cuda/.
 
 . "$(dirname "$0")/../lib.sh"
 cd "$repo" || exit 1
@@ -11,8 +11,10 @@ cpu: base core
 ranks: base core
 cuda: base core ranks
 data: base core
-run: base core ranks data
-commands: base core ranks data run
+options: base core ranks data
+store: base core ranks data options
+run: base core ranks data options store
+commands: base core ranks data options store run
 engine: base core ranks cpu cuda commands
 '
 grep -H '^ *#include "' tost/*.[ch] tost/*/*.[ch]* train_gpt_tost.c train_gpt_tost.cu | grep -v '"dev/test/' |

@@ -5,10 +5,10 @@
 #include <sys/ioctl.h>
 
 #include "dev/test/unit/fake_engine.h"
-#include "run/log.h"
-#include "run/outlier.h"
+#include "store/log.h"
+#include "outlier.h"
 #include "run/progress.h"
-#include "run/schedule.h"
+#include "schedule.h"
 
 // ---------------------------------------------------------------------------------------------
 // Schedule

@@ -7,8 +7,8 @@
 
 #include "commands/commands.h"
 #include "dev/test/unit/fake_engine.h"
-#include "run/checkpoint.h"
-#include "run/log.h"
+#include "store/checkpoint.h"
+#include "store/log.h"
 
 // ---------------------------------------------------------------------------------------------
 // Runs

@@ -3,7 +3,7 @@
 #include "tost/base/error.h"
 #include "fuzz.h"
 
-#include "tost/run/checkpoint.h"
+#include "tost/store/checkpoint.h"
 
 extern const TostEngine tost_cpu_engine;
 

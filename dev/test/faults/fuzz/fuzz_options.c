@@ -4,7 +4,7 @@
 #include "tost/base/memory.h"
 #include "fuzz.h"
 
-#include "tost/run/options.h"
+#include "tost/options/options.h"
 
 extern const TostEngine tost_cpu_engine;
 
@@ -12,10 +12,10 @@ enum { ARGUMENTS = 24 };
 
 static void check_round_trip(const Options* o) {
     TostError err = {0};
-    StMetaList echo = options_echo(o);
+    KeyValues echo = options_echo(o);
     Options again = *o;
     must_hold(options_resume(&again, &echo, "a run", &err), "options of a checkpoint are rejected");
-    st_meta_free(&echo);
+    key_values_free(&echo);
     for (int i = 0; i < option_count; i++)   // the others belong to o
         if (again.values[i].paths != o->values[i].paths) free_paths(&again.values[i]);
 }

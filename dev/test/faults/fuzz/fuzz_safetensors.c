@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "tost/run/safetensors.h"
+#include "tost/store/safetensors.h"
 
 static void read_tensor(const StFile* f, const StTensor* t) {
     TostError err = {0};

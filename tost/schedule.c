@@ -1,5 +1,5 @@
 // schedule.c: linear warm-up, then a constant rate, a decay, or both.
-#include "run/schedule.h"
+#include "schedule.h"
 
 #include <math.h>
 

@@ -1,5 +1,5 @@
 // outlier.c: running z-scores of losses and gradient norms.
-#include "run/outlier.h"
+#include "outlier.h"
 
 #include <math.h>
 #include <stdio.h>

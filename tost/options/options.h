@@ -3,10 +3,10 @@
 #define TOST_OPTIONS_H
 
 #include "base/error.h"
+#include "base/key_values.h"
 #include "data/dataset.h"
 #include "engine.h"
-#include "run/safetensors.h"
-#include "run/schedule.h"
+#include "schedule.h"
 
 typedef enum {
     COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_VOCAB, COMMAND_TOKENIZE, COMMAND_INFO, COMMAND_INSPECT,
@@ -150,14 +150,14 @@ char* saved_value_text(const char* value);   // for people: the values of a list
 // the option, if a given size differs.
 bool options_take_config(Options* o, const TostConfig* config, const char* file, TostError* err);
 
-// The options of a training run that its checkpoints save. st_meta_free
-StMetaList options_echo(const Options* o);
+// The options of a training run that its checkpoints save. key_values_free
+KeyValues options_echo(const Options* o);
 // For --resume: options not given get the saved values and then count as given. Fails, naming the option, if a given
 // value differs and must not change, or a saved one is malformed. `file` has the saved values. options_free
-bool options_resume(Options* o, const StMetaList* saved, const char* file, TostError* err);
+bool options_resume(Options* o, const KeyValues* saved, const char* file, TostError* err);
 // Sets the steps of --epochs, and what depends on them, for data with this many samples.
 void options_take_samples(Options* o, uint64_t samples);
 // After options_resume: "--steps 9 instead of 6" if the saved option was overridden, else NULL. free()
-char* options_changed(const Options* o, const StMeta* saved);
+char* options_changed(const Options* o, const KeyValue* saved);
 
 #endif

@@ -1,5 +1,5 @@
 // log.c: writes log.csv, and on resume checks and truncates it.
-#include "run/log.h"
+#include "store/log.h"
 
 #include <errno.h>
 #include <fcntl.h>

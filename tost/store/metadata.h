@@ -5,8 +5,8 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "model.h"
-#include "run/outlier.h"
-#include "run/safetensors.h"
+#include "outlier.h"
+#include "store/safetensors.h"
 
 typedef struct {
     TostConfig config;
@@ -23,11 +23,11 @@ typedef struct {
     uint32_t   tokenizer_hash;    // CRC-32 of that file
     bool       average;           // write ema.safetensors. Not stored
     const Bytes* vocabulary;      // write it as vocab.bpe; NULL: none. Not stored
-    StMetaList options;           // of the run, to compare with those of a resumed run
+    KeyValues options;           // of the run, to compare with those of a resumed run
 } CheckpointInfo;
 
-StMetaList metadata_list(const CheckpointInfo* info);   // st_meta_free
-void metadata_add_config(StMetaList* list, const TostConfig* config);
+KeyValues metadata_list(const CheckpointInfo* info);   // key_values_free
+void metadata_add_config(KeyValues* list, const TostConfig* config);
 // Reads what the file has into *info, whose config has the sizes of the file's tensors. Files from other programs may
 // have no metadata: then val_loss and best_val_loss are infinity, and everything else is 0 or NULL.
 bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err);

@@ -5,6 +5,7 @@
 
 #include <stdio.h>
 #include "base/error.h"
+#include "base/key_values.h"
 
 enum { ST_MAX_DIMS = 8, ST_NAME_MAX = 160 };
 typedef enum { ST_F64, ST_F32, ST_F16, ST_BF16, ST_I64, ST_I32, ST_U8, ST_DTYPES } StDtype;
@@ -18,12 +19,6 @@ typedef struct {
     uint64_t offset, bytes;       // from the start of the file
 } StTensor;
 
-typedef struct { char *key, *value; } StMeta;
-typedef struct { int count; StMeta* entry; } StMetaList;
-
-void st_meta_add(StMetaList* list, char* key, char* value);   // takes ownership of both strings
-void st_meta_free(StMetaList* list);
-
 // ---------------------------------------------------------------------------------------------
 // Reading
 
@@ -33,7 +28,7 @@ typedef struct {
     uint64_t  file_size, data_start;
     int       n_tensors;
     StTensor* tensors;            // sorted by name
-    StMetaList meta;              // in file order
+    KeyValues meta;              // in file order
 } StFile;
 
 bool            st_begins(const char* head, size_t n);                  // true if a file begins like a safetensors file
@@ -64,7 +59,7 @@ typedef struct {
 } StWriter;
 
 // Uses name, dtype, ndim and shape of each tensor.
-bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const StMetaList* meta,
+bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const KeyValues* meta,
               TostError* err);
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err);
 // To be called even if st_begin failed. ok: writes the CRC and fsyncs. Closes; removes the file if !ok or on failure.

@@ -1,6 +1,6 @@
 // safetensors.c: reads and writes safetensors files. Reads with pread, not mmap, so that truncating a file meanwhile
 // gives an error, not SIGBUS.
-#include "run/safetensors.h"
+#include "store/safetensors.h"
 #include "base/bf16.h"
 #include "base/crc32.h"
 #include "base/error.h"
@@ -141,7 +141,7 @@ static bool parse_metadata(Json* j, StFile* f, char* buffer) {
             return tost_error(j->err, "__metadata__ '%s': a NUL in '%s'", buffer, value);
         if (st_meta(f, buffer)) return tost_error(j->err, "__metadata__ '%s' appears twice", buffer);
         if (f->meta.count == MAX_META) return tost_error(j->err, "more than %d entries in __metadata__", MAX_META);
-        st_meta_add(&f->meta, xstrdup(buffer), xstrdup(value));
+        key_values_add(&f->meta, xstrdup(buffer), xstrdup(value));
     }
     return more == 0;
 }
@@ -266,22 +266,9 @@ bool st_open(StFile* f, const char* path, TostError* err) {
     return false;
 }
 
-void st_meta_add(StMetaList* list, char* key, char* value) {
-    list->entry = xrealloc(list->entry, ((size_t)list->count + 1) * sizeof *list->entry);
-    list->entry[list->count++] = (StMeta){key, value};
-}
-
-void st_meta_free(StMetaList* list) {
-    for (int i = 0; i < list->count; i++) {
-        free(list->entry[i].key);
-        free(list->entry[i].value);
-    }
-    free(list->entry);
-}
-
 void st_close(StFile* f) {
     if (f->fd >= 0) close(f->fd);
-    st_meta_free(&f->meta);
+    key_values_free(&f->meta);
     free(f->tensors);
     free(f->path);
     *f = (StFile){.fd = -1};
@@ -386,7 +373,7 @@ static void put_bytes(FILE* out, const char* s) {
 }
 
 // Writes the JSON header to memory. Sets crc_at and expected.
-static void put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_tensors, const StMetaList* meta) {
+static void put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_tensors, const KeyValues* meta) {
     fputs("{\"__metadata__\":{", out);
     for (int i = 0; i < meta->count; i++) {
         put_bytes(out, meta->entry[i].key);
@@ -415,7 +402,7 @@ static bool write_failed(const StWriter* w, TostError* err) {
                       strerror(errno));
 }
 
-bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const StMetaList* meta,
+bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tensors, const KeyValues* meta,
               TostError* err) {
     char* text;
     size_t n;

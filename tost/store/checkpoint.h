@@ -5,9 +5,9 @@
 #include "base/error.h"
 #include "engine.h"
 #include "ranks/comm.h"
-#include "run/checkpoint_folders.h"
-#include "run/metadata.h"
-#include "run/safetensors.h"
+#include "store/checkpoint_folders.h"
+#include "store/metadata.h"
+#include "store/safetensors.h"
 
 // The model that is saved or loaded
 typedef struct {

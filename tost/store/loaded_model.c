@@ -1,5 +1,5 @@
 // loaded_model.c: error lines, text arguments, loading trained models and their tokenizers.
-#include "run/loaded_model.h"
+#include "store/loaded_model.h"
 
 #include <math.h>
 #include <stdio.h>

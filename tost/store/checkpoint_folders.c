@@ -1,5 +1,5 @@
 // checkpoint_folders.c: finds, names, publishes and removes the checkpoints in the folders of runs.
-#include "run/checkpoint_folders.h"
+#include "store/checkpoint_folders.h"
 
 #include <errno.h>
 #include <fcntl.h>

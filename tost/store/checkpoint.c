@@ -1,5 +1,5 @@
 // checkpoint.c: opens, loads and saves the files of checkpoints, and model files.
-#include "run/checkpoint.h"
+#include "store/checkpoint.h"
 
 #include <errno.h>
 #include <float.h>
@@ -361,7 +361,7 @@ void checkpoint_end_save(TostComm* comm) {
     comm_broadcast(comm, &end, sizeof end, 0);
 }
 
-static bool write_contents(const char* dir, const Contents* contents, const CheckpointModel* m, const StMetaList* meta,
+static bool write_contents(const char* dir, const Contents* contents, const CheckpointModel* m, const KeyValues* meta,
                            TostError* err) {
     const int count = m->tensors->count;
     StTensor* declared = xcalloc((size_t)(contents->n * count), sizeof *declared);
@@ -388,7 +388,7 @@ static bool write_contents(const char* dir, const Contents* contents, const Chec
 static bool write_folder(const char* dir, const CheckpointInfo* info, const CheckpointModel* m, TostError* err) {
     if (!checkpoint_remove(dir, err) && path_exists(dir)) return false;
     if (mkdir(dir, 0777) != 0) return tost_error(err, "%s: the folder cannot be created: %s", dir, strerror(errno));
-    StMetaList meta = metadata_list(info);
+    KeyValues meta = metadata_list(info);
     char* vocabulary = path_join(dir, TOKENIZER_FILE);
     const bool ok = write_contents(dir, &model_contents, m, &meta, err)
                     && write_contents(dir, &optimizer_contents, m, &meta, err)
@@ -397,7 +397,7 @@ static bool write_folder(const char* dir, const CheckpointInfo* info, const Chec
                                                           err))
                     && sync_dir(dir, err);
     free(vocabulary);
-    st_meta_free(&meta);
+    key_values_free(&meta);
     return ok;
 }
 

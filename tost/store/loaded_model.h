@@ -8,8 +8,8 @@
 #include "data/tokenizer.h"
 #include "engine.h"
 #include "chunks.h"
-#include "run/checkpoint.h"
-#include "run/options.h"
+#include "store/checkpoint.h"
+#include "options/options.h"
 
 // Prints the error on stderr as one line that begins with the program's name. Of several ranks, only rank 0 prints:
 // errors are shared by comm_agree. Returns STATUS_FAILED.

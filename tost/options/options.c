@@ -1,5 +1,5 @@
 // options.c: the command line. One table describes every option; parsing, checks, help and defaults expand from it.
-#include "run/options.h"
+#include "options/options.h"
 
 #include <ctype.h>
 #include <limits.h>
@@ -19,7 +19,7 @@
 #include "data/vocab.h"
 #include "ranks/comm.h"
 #include "ranks/slices.h"
-#include "run/outlier.h"
+#include "outlier.h"
 
 // ---------------------------------------------------------------------------------------------
 // The table
@@ -929,16 +929,16 @@ static const Option* saved_row(const char* key) {
     return row && is_saved(row) ? row : NULL;
 }
 
-StMetaList options_echo(const Options* o) {
-    StMetaList echo = {0};
+KeyValues options_echo(const Options* o) {
+    KeyValues echo = {0};
     for (int i = 0; i < ROWS; i++) {
         char* value = is_saved(&option_table[i]) ? value_text(o, &option_table[i]) : NULL;
-        if (value) st_meta_add(&echo, xstrdup(option_table[i].name), value);
+        if (value) key_values_add(&echo, xstrdup(option_table[i].name), value);
     }
     return echo;
 }
 
-bool options_resume(Options* o, const StMetaList* saved, const char* file, TostError* err) {
+bool options_resume(Options* o, const KeyValues* saved, const char* file, TostError* err) {
     for (int i = 0; i < saved->count; i++) {
         const Option* row = saved_row(saved->entry[i].key);
         if (!row) continue;
@@ -955,7 +955,7 @@ bool options_resume(Options* o, const StMetaList* saved, const char* file, TostE
     return true;
 }
 
-char* options_changed(const Options* o, const StMeta* saved) {
+char* options_changed(const Options* o, const KeyValue* saved) {
     const Option* row = saved_row(saved->key);
     char *value = row && (row->commands & OVERRIDABLE) ? value_text(o, row) : NULL, *note = NULL;
     if (value && strcmp(value, saved->value) != 0)

@@ -1,5 +1,5 @@
 // metadata.c: the metadata of checkpoints, from one table.
-#include "run/metadata.h"
+#include "store/metadata.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -77,26 +77,26 @@ static char* field_text(const Field* field, const CheckpointInfo* info) {
 }
 
 // Up to the field with this key; NULL: all.
-static void add_fields(StMetaList* m, const CheckpointInfo* info, const char* end) {
+static void add_fields(KeyValues* m, const CheckpointInfo* info, const char* end) {
     for (size_t i = 0; i < countof(fields) && !(end && strcmp(fields[i].key, end) == 0); i++) {
         char* text = field_text(&fields[i], info);
-        if (text) st_meta_add(m, xstrdup(fields[i].key), text);
+        if (text) key_values_add(m, xstrdup(fields[i].key), text);
     }
 }
 
-void metadata_add_config(StMetaList* m, const TostConfig* config) {
+void metadata_add_config(KeyValues* m, const TostConfig* config) {
     add_fields(m, &(CheckpointInfo){.config = *config}, "step");
 }
 
-StMetaList metadata_list(const CheckpointInfo* info) {
-    StMetaList m = {0};
-    st_meta_add(&m, xstrdup("format"), xstrdup("pt"));   // expected by Python loaders
-    st_meta_add(&m, xstrdup("program"), xasprintf("train_gpt_tost %s", tost_version()));
-    st_meta_add(&m, xstrdup("format_version"), xasprintf("%d", FORMAT_VERSION));
+KeyValues metadata_list(const CheckpointInfo* info) {
+    KeyValues m = {0};
+    key_values_add(&m, xstrdup("format"), xstrdup("pt"));   // expected by Python loaders
+    key_values_add(&m, xstrdup("program"), xasprintf("train_gpt_tost %s", tost_version()));
+    key_values_add(&m, xstrdup("format_version"), xasprintf("%d", FORMAT_VERSION));
     add_fields(&m, info, NULL);
     for (int i = 0; i < info->options.count; i++) {
-        const StMeta* option = &info->options.entry[i];
-        st_meta_add(&m, xasprintf("%s%s", option_prefix, option->key), xstrdup(option->value));
+        const KeyValue* option = &info->options.entry[i];
+        key_values_add(&m, xasprintf("%s%s", option_prefix, option->key), xstrdup(option->value));
     }
     return m;
 }
@@ -189,18 +189,18 @@ bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
     }
     info->program = st_meta(f, "program") ? xstrdup(st_meta(f, "program")) : NULL;
     for (int i = 0; i < f->meta.count; i++) {
-        const StMeta* m = &f->meta.entry[i];
-        if (strncmp(m->key, option_prefix, n) == 0) st_meta_add(&info->options, xstrdup(m->key + n), xstrdup(m->value));
+        const KeyValue* m = &f->meta.entry[i];
+        if (strncmp(m->key, option_prefix, n) == 0) key_values_add(&info->options, xstrdup(m->key + n), xstrdup(m->value));
     }
     // A run that was saved without the option was trained by AdamW.
     if (st_meta(f, "option.lr") && !st_meta(f, "option.optimizer"))
-        st_meta_add(&info->options, xstrdup("optimizer"), xstrdup("adamw"));
+        key_values_add(&info->options, xstrdup("optimizer"), xstrdup("adamw"));
     return true;
 }
 
 void checkpoint_info_free(CheckpointInfo* info) {
     free(info->tokenizer);
     free(info->program);
-    st_meta_free(&info->options);
+    key_values_free(&info->options);
     *info = (CheckpointInfo){0};
 }
