@@ -6,7 +6,8 @@
 //     bench decode             decode steps of tost-base at several positions, compared with memory reads
 //     bench dtypes             train and decode in float32 and in bf16
 //     bench tssa               TSSA forward + backward at several lengths T, with the same B·T
-//     bench products           matrix products of training by shape, on one thread, against the peak of the FMA units
+//     bench products           matrix products of training by shape: one thread against the peak of the FMA units,
+//                              all threads against as many products at once
 //     bench rows               matrix products of decoding 1 to 64 texts, on one thread, against their two bounds
 //     bench memory             the delta rule of --memory 1, on one thread, against the peak of the FMA units
 //     bench optimizers         AdamW and Muon: time and share of a training step
@@ -370,24 +371,45 @@ static double product_gflops(bool bf16, const Shape* p, float* c, const float* a
     return flop * inner / (thread_seconds() - start) / 1e9;
 }
 
+// Wall time of `products` products at once, each on its own operands, or of one product by all threads: GFLOP/s in all.
+static double wall_gflops(int products, const Shape* p, float* const* c, float* const* a, float* const* b) {
+    const double flop = 2.0 * p->M * p->N * p->K;
+    const int inner = (int)fmax(1, 4e8 / flop);
+    const double start = now_seconds();
+    #pragma omp parallel for schedule(static) num_threads(products) if (products > 1)
+    for (int t = 0; t < products; t++)
+        for (int i = 0; i < inner; i++) gemm(c[t], a[t], b[t], p->layout, p->M, p->N, p->K, p->layout == GEMM_TN);
+    return products * flop * inner / (now_seconds() - start) / 1e9;
+}
+
 static void bench_products(void) {
-    const size_t n = (size_t)1024 * 50304;
-    float *a = random_floats(n, 2), *b = random_floats(n, 2), *c = random_floats(n, 2);
+    enum { MOST = 4 };   // operands of the largest shape take 600 MB
+    const int threads = threads_max() < MOST ? threads_max() : MOST;
+    float *a[MOST], *b[MOST], *c[MOST];
+    for (int t = 0; t < threads; t++) {
+        const size_t n = (size_t)1024 * 50304;
+        a[t] = random_floats(n, 2), b[t] = random_floats(n, 2), c[t] = random_floats(n, 2);
+    }
     report_library();
-    threads_set(1);
-    printf("%-18s %6s %6s %6s     float32  of peak      bf16   bf16/float32\n", "GFLOP/s, 1 thread", "M", "N", "K");
+    printf("%-18s %6s %6s %6s    1 thread  of peak      bf16  bf16/float32   %d threads  of %d products at once\n",
+           "GFLOP/s", "M", "N", "K", threads, threads);
     for (size_t s = 0; s < 3 * countof(layers); s++) {
         const int rows = 1024, in = layers[s / 3].in, out = layers[s / 3].out;
         const Shape shapes[] = {
             {rows, out, in, GEMM_NT}, {rows, in, out, GEMM_NN}, {out, in, rows, GEMM_TN}};
         const Shape* p = &shapes[s % 3];   // forward, gradient of the input, gradient of the weights
-        double best[2] = {0}, peak = 0;
+        double best[2] = {0}, peak = 0, together = 0, apart = 0;
         for (int r = 0; r < (2.0 * p->M * p->N * p->K > 1e10 ? 5 : 15); r++) {
+            threads_set(1);
             peak = fmax(peak, fma_peak());
-            for (int bf16 = 0; bf16 < 2; bf16++) best[bf16] = fmax(best[bf16], product_gflops(bf16, p, c, a, b));
+            for (int bf16 = 0; bf16 < 2; bf16++)
+                best[bf16] = fmax(best[bf16], product_gflops(bf16, p, *c, *a, *b));
+            threads_set(threads);
+            together = fmax(together, wall_gflops(1, p, c, a, b));
+            apart = fmax(apart, wall_gflops(threads, p, c, a, b));
         }
-        printf("%-18s %6d %6d %6d     %7.1f  %7.2f   %7.1f   %7.2f\n", layers[s / 3].what, p->M, p->N, p->K, best[0],
-               best[0] / peak, best[1], best[1] / best[0]);
+        printf("%-18s %6d %6d %6d     %7.1f  %7.2f   %7.1f       %7.2f     %7.1f  %7.2f\n", layers[s / 3].what, p->M,
+               p->N, p->K, best[0], best[0] / peak, best[1], best[1] / best[0], together, together / apart);
     }
 }
 
