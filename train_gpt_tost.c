@@ -7,7 +7,7 @@
 //                       x = x + gamma2 · c_proj(gelu(c_fc(ln_2(x))))
 //     logits = ln_f(x) · wteᵀ,   loss = mean of -log softmax(logits)[target]
 //
-//     tssa(a):  z = c_attn(a), one projection in place of query, key and value; head h owns HS = C/NH of its channels.
+//     tssa(a):  z = c_attn(a), one projection in place of query, key and value; head h of NH owns HS = C/NH channels.
 //     For each sequence and head h, with d a channel of the head and t time:
 //         s[t,d] = z[t,d]²,   S[t,d] = Σ_{t'≤t} s[t',d]                        energy, and its running sum
 //         u[h,t] = Σ_d (s[t,d] / max(S[t,d], 1e-12) + denom_bias[h,t])
@@ -15,45 +15,46 @@
 //         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[h,t] = Σ_{t'≤t} Π[h,t']        running sums weighted by Π
 //         y[t,d] = -z[t,d] Π[h,t] M[h,t] / (M[h,t] + N[t,d]),   M = D + 1e-8
 //     and the output is c_proj(y). temp (per head) and denom_bias (per head and position) are learned; they start at 1
-//     and 0. As in the published code, denom_bias is inside the sum, so it counts HS times.
+//     and 0. As in the published code, denom_bias is no part of a denominator, and it is added once per channel.
 //
 // What TSSA does. s/S is the token's share of the energy that all tokens so far have in a channel. The sum u of these
-// shares over a head's channels tells how large the token is in the head, compared with the tokens so far. A softmax
-// over the heads turns the u into memberships Π, which add up to 1. m[d] = N[d]/M is the mean energy of the tokens so
-// far in a channel, weighted by their membership in its head, and y = -zΠ/(1+m): about -zΠ for a small m, about 0 for a
-// large one.
+// shares over a head's channels is about HS/t for a token of average size, and more for a larger one. A softmax over
+// the heads turns the u into memberships Π, which add up to 1. m[d] = N[d]/M is the mean energy of the tokens so far in
+// a channel, weighted by their membership in its head, and y = -zΠ/(1+m): about -zΠ for a small m, about 0 for a large
+// one.
 //
-// Suppose that the rows of c_attn's weight are orthonormal and that c_proj's weight is its transpose, as in the paper's
-// derivation. Then a + tssa(a) is a, with its part along each row multiplied by 1 - Π/(1+m): for Π = ½, by 0.5 at m = 0
-// and by 0.995 at m = 100. So a token shrinks along the directions in which the tokens of a head are small, and stays
-// as it is along those in which they are large. In the paper, this is a step that lowers a coding rate, a measure of
-// how far the tokens of a head spread: y is -M times the derivative of ½ Σ_d log(1+m[d]) with respect to z, for
-// constant Π and M. The model does not compute this sum.
+// Suppose that the rows of c_attn's weight are orthonormal, that c_proj's weight is its transpose and that both have no
+// bias, as in the paper's derivation. Then a + tssa(a) is a, with its part along each row multiplied by 1 - Π/(1+m):
+// for Π = ½, by 0.5 at m = 0 and by 0.995 at m = 100. So a token shrinks along the directions in which the tokens of a
+// head are small, and stays as it is along those in which they are large. In the paper, this is a step that lowers a
+// coding rate, a measure of how far the tokens of a head spread: y is -M times the derivative of ½ Σ_d log(1+m[d]) with
+// respect to z, for constant Π and M. The model does not compute this sum.
 //
 // Tokens are not compared pairwise: the past acts only through S, N and D, which are 2C + NH numbers per layer and
 // sequence at any length. Time and memory are linear in T, and decoding needs no KV cache.
 //
-// Four options are not in the paper. A reader of its model can skip every line that names them:
-//     --conv 4               convolutions over time (tost/cpu/conv.h), so that a token also sees the three before it.
-//                            z is the convolution of `projected` = c_attn(a); c_fc reads `mlp_in`, that of ln_2(x)
-//     --memory 1             a matrix per head, which predicts the next z from this one (tost/cpu/delta_rule.h)
+// Four options change the paper's model. Its reader can skip lines with convolve, remember, conv or memory:
+//     --conv 4               convolutions over time (tost/cpu/conv.h), so that a token also sees the three before it:
+//                            z is the convolution of `projected` = c_attn(a). c_fc reads `mlp_in`, the convolution of
+//                            ln_2(x)
+//     --memory 1             a matrix per head predicts z from the z before, and y += memory_scale · prediction
+//                            (tost/cpu/delta_rule.h)
 //     --membership uniform   temp stays 0, so Π = 1/NH
 //     --positions none       wpe and denom_bias do not exist (NULL)
-// Without --conv, `projected` is the array z, and `mlp_in` is the array ln_2. Without --memory, remember does nothing,
-// and remember_backward sets dscore to 0, to which TSSA's backward then adds.
+// Without --conv, `projected` is the array z, and `mlp_in` is the array ln_2. Without --memory, remember does nothing.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
 //     zero_grad(model)
 //     for each micro-batch:
-//         train_forward(model, {inputs, targets, B, T}, from, grad_scale)     grad_scale: 1 / targets in the step
-//         train_backward(model, after, before, TOST_MORE)                     adds gradients
-//     read_loss(&sum, &count, model)                                          loss = sum / count
+//         train_forward(model, {inputs, targets, B, T}, from, grad_scale)   grad_scale = 1 / (targets of the step)
+//         train_backward(model, after, before, TOST_MORE)                   both add to the gradients
+//     read_loss(&sum, &count, model)                                        loss = sum / count
 //     norm = grad_norm(model)
-//     update(model, {lr, …, grad_scale})                                      grad_scale: to clip the gradient
+//     update(model, {lr, …, grad_scale})                                    another grad_scale: clips the gradient
 //
 // The last train_backward of a step gets TOST_STEP_ENDS instead of TOST_MORE: the gradients of all ranks are summed.
-// from, after and before are numbers of states, here TOST_NO_STATE: the sequences begin and end with this batch.
+// from, after and before are indices of states, here TOST_NO_STATE: the sequences begin and end with this batch.
 //
 // A long sequence can be processed in chunks (--chunk, tost/chunks.c). The state between two chunks is S, N and D, and
 // the states of the options. First, `forward` on each chunk stores the state after it. Then, from the last chunk to the
@@ -62,7 +63,8 @@
 // earlier ones. Decoding is `forward` over chunks of one token.
 //
 // Several processes ("ranks", tost/ranks) can train one model: each computes the gradients of its own micro-batches,
-// sums those of all ranks for its slices of the parameters, updates these slices and sends them to the others.
+// sums those of all ranks for its slices of the parameters, updates these slices and sends them to the others;
+// for Muon, see "The update".
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
 // Classifier); the arrays of a model; the passes over a chunk; gradients and AdamW; Muon; the update; the engine table.
@@ -75,8 +77,8 @@
 // `make test_tost && ./test_tost --gradients` compares derivatives of the loss with finite differences. dev/README.md
 // lists the other files that need the layer before `make test` passes.
 //
-// Precision: float32, and double for long sums. With --dtype bf16, parameters are float32 with a copy in bf16 for
-// matrix products, and these values are rounded to bf16:
+// Precision: float32, and double where the code says so. With --dtype bf16, parameters are float32 with a copy in bf16
+// for the products of forward, and these values are rounded to bf16:
 //     the operands of matrix products
 //     the outputs of Linear, and its biases before they are added; but not the logits of cpu_logits and cpu_last_logits
 //     the inputs and outputs of the convolutions
@@ -127,7 +129,7 @@ static void embedding_forward(float* x, const int32_t* tokens, const float* wte,
 // in order.
 static void embedding_backward(float* dwte, float* dwpe, const float* dx, const int32_t* tokens, int first,
                                int B, int T, int C) {
-    enum { CHANNELS = 16 };   // of a thread: one cache line
+    enum { CHANNELS = 16 };   // one cache line
     #pragma omp parallel for schedule(static)
     for (int c0 = 0; c0 < C; c0 += CHANNELS) {
         const int width = C - c0 < CHANNELS ? C - c0 : CHANNELS;
@@ -165,7 +167,7 @@ static void layernorm_forward(float* y, float* mean, float* rstd, const float* x
     }
 }
 
-// dx += (it already holds the gradient of the residual connection); dw, db += (db may be NULL).
+// dx += (on entry the gradient of the residual connection, or 0 for ln_f); dw, db += (db may be NULL).
 //   n = (x - mean) rstd,  g = dy w:   dx = rstd (g - mean_c(g) - n mean_c(g n)),   dw = Σ_rows dy n,   db = Σ_rows dy
 static void layernorm_backward(float* dx, float* dw, float* db, const float* dy, const float* x, const float* mean,
                                const float* rstd, const float* w, size_t rows, int C) {
@@ -185,7 +187,7 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
         const float mean_g = (float)(sum_g / C), mean_gn = (float)(sum_gn / C);
         for (int c = 0; c < C; c++) dx_c[c] += r * (dy_c[c] * w[c] - mean_g - (x_c[c] - m) * r * mean_gn);
     }
-    enum { CHANNELS = 32 };   // of a thread. Sums over rows are in order of the rows
+    enum { CHANNELS = 32 };   // at a time. Sums over rows are in order of the rows
     #pragma omp parallel for schedule(static)
     for (int c0 = 0; c0 < C; c0 += CHANNELS) {
         const int width = C - c0 < CHANNELS ? C - c0 : CHANNELS;
@@ -206,6 +208,9 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
 
 // ---------------------------------------------------------------------------------------------
 // Linear:  y = x · wᵀ + b
+//
+// gemm(c, a, b, layout, M, N, K, add): c (M,N) = or, with add, += a · b with an inner size of K. GEMM_NT: b is stored
+// transposed, (N,K); GEMM_TN: a is, (K,M).
 
 // A weight. bf16 is its copy in bf16 with --dtype bf16, otherwise NULL: then products are in float32.
 typedef struct { const float* f32; const uint16_t* bf16; } Weight;
@@ -261,13 +266,14 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // softmax over the heads, the last N, D and y. Backward runs the same stages in reverse.
 //
 // The stages work on blocks of 64 tokens. Forward saves S, N and D as they are before each block; backward starts from
-// these and recomputes them within the block. A call of a stage has a TssaRange: tokens t0 to t1 - 1 of a block and
-// heads h0 to h1 - 1 of sequence b. A thread takes whole sequences; if there are at least twice as many threads,
-// several share a sequence. They divide its heads, or in the second stage, which needs all heads, its tokens.
+// these and recomputes them within the block. A call of a stage has a TssaRange: tokens t0 to t1 - 1 of the chunk,
+// all in one block, and heads h0 to h1 - 1 of sequence b. A thread takes whole sequences; with at least two threads per
+// sequence, several share one. They divide its heads, or in the second stage, which needs all heads, its tokens.
 //
-// tost/cpu/tssa_stages.h has the loop over blocks, the struct Tssa of all arguments, and offsets into its arrays. Sums
-// over time are added in the order of t, so the bits do not depend on the number of threads, and in double: a float sum
-// stops growing when its terms are smaller than its last bit.
+// tost/cpu/tssa_stages.h has the loop over blocks, the struct Tssa of all arguments, and offsets into its arrays: z, y
+// (B,T,C); u, Π (B,NH,T); temp (NH); denom_bias (NH,block_size); per sequence S, N (C) and D (NH). Sums over time are
+// added in the order of t, so the bits do not depend on the number of threads, and in double: a float sum stops growing
+// when its terms are smaller than its last bit.
 
 // S and u
 static void tssa_energy_forward(const Tssa* args, TssaRange r) {
@@ -332,17 +338,18 @@ static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
 }
 
 // Sets y, and advances the state by these tokens. T = 1 is a decode step. first_cost : last_cost is the
-// assumed ratio of the times that a head takes in these stages.
+// ratio of the times that a head takes in these stages, by which tssa_run divides the heads of both among threads.
 static void tssa_forward(const Tssa* args) {
     static const TssaStages stages = {.first = tssa_energy_forward, .first_cost = 5, .second = tssa_membership_forward,
                                       .last = tssa_statistics_forward, .last_cost = 4};
-    tssa_run(&stages, args, true, (size_t)args->B * args->T > SERIAL_ROWS);
+    const bool in_parallel = (size_t)args->B * args->T > SERIAL_ROWS, first_to_last = true;
+    tssa_run(&stages, args, first_to_last, in_parallel);
 }
 
 // Backward, from dy to dz. The outputs at t use the running sums N[t], D[t] and S[t]; dN[t], dD[t] and dS[t] are the
-// gradients through these outputs alone. The terms of token t are in the running sums at t and at all later tokens, so
-// their gradients are RN[t], RD[t] and RS[t], the sums of dN, dD and dS over these tokens. With g = 1/(1+m), m = N/M,
-// first through y = -z Π M/(M + N) = -z Π g:
+// gradients through these outputs alone. Token t's terms s Π, Π and s are in the sums N, D and S at t and later, so the
+// gradients of these terms are RN[t], RD[t] and RS[t]: dN, dD and dS, summed over t and later. Let m = N/M and
+// g = 1/(1+m). First through y = -z Π M/(M + N) = -z Π g:
 //     dz = -Π g dy,   dΠ = -Σ_d z g dy,   dN = Π M dy z / (M + N)² = dy z g² Π/M,   dD = -Σ_d dN m
 //     RN[t] = Σ_{t'≥t} dN[t'],   RD[t] = Σ_{t'≥t} dD[t'],   ds = Π RN,   dΠ += Σ_d s RN + RD
 // Then through the softmax over heads of score = temp · u:
@@ -449,7 +456,8 @@ static void tssa_energy_backward(const Tssa* args, TssaRange r) {
 static void tssa_backward(const Tssa* args) {
     static const TssaStages stages = {.first = tssa_statistics_backward, .first_cost = 4,
                                       .second = tssa_membership_backward, .last = tssa_energy_backward, .last_cost = 3};
-    tssa_run(&stages, args, false, true);
+    const bool in_parallel = true, first_to_last = false;
+    tssa_run(&stages, args, first_to_last, in_parallel);
     #pragma omp parallel for schedule(static)
     for (int h = 0; h < args->NH; h++) {
         double dtemp = 0;
@@ -481,7 +489,7 @@ static void add(float* restrict x, const float* restrict y, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] += y[i];
 }
 
-// dbranch =; dgamma +=. dx is the gradient of x_out; unchanged, it is also the residual's part of that of x.
+// dbranch =; dgamma +=. dx, the gradient of x_out, stays as it is: it is also the gradient that x gets past the branch.
 //   dbranch = gamma dx,   dgamma = Σ_rows dx branch
 static void residual_backward(float* dbranch, float* dgamma, const float* dx, const float* branch, const float* gamma,
                               size_t rows, int C) {
@@ -568,7 +576,7 @@ static void cross_entropy_forward_backward(double* loss, float* dlogits, const i
 
 typedef struct {
     double* loss;             // (rows): =
-    float* logits;            // (block,V): working space. Full logits (rows,V) are never materialized
+    float* logits;            // (block,V): working space for one block of rows
     const float* x;           // (rows,C)
     Weight wte;               // (V,C)
     const int32_t* targets;   // (rows)
@@ -615,8 +623,8 @@ static void classifier_forward_backward(float* dx, float* dwte, float grad_scale
     X(pi,         float,  rows * NH)                    /* (B,NH,T) */ \
     X(tssa_saved, double, (rows / TSSA_BLOCK + B) * tssa_state_size(C, NH)) /* S, N and D before each block */ \
     X(y,          float,  rows * C) \
-    X(predicted,  float,  memory * rows * C)            /* o of delta_rule.h */ \
-    X(memory_G,   float,  memory * train * B * C * (C / NH)) /* G of each head after the chunk */ \
+    X(predicted,  float,  memory * rows * C)            /* the memory's predictions */ \
+    X(memory_G,   float,  memory * train * B * C * (C / NH)) /* the memory's matrices after the chunk */ \
     X(attn_out,   float,  rows * C)                     /* c_proj(y) */ \
     X(x_mid,      float,  rows * C)                     /* x + gamma1 attn_out */ \
     X(ln_2,       float,  rows * C)                     /* ln_2(x_mid) */ \
@@ -645,7 +653,7 @@ static void classifier_forward_backward(float* dx, float* dwte, float grad_scale
     X(dpredicted,   float,  memory * train * rows * C)  /* gradient of predicted, then the memory's part of dz */ \
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
     X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out, z and projected */ \
-    X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, ln_2, y and ln_1 */ \
+    X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, mlp_in, ln_2, y and ln_1 */ \
     X(scratch_bt4c, float,  train * rows * 4 * C)       /* gradients of gelu and fc */ \
     X(dscore,       float,  train * rows * NH)          /* dΠ of the memory, dΠ, then dscore */ \
     X(muon,         float,  train * muon * 6 * C * C)   /* see orthogonalize */
@@ -661,7 +669,7 @@ struct TostModel {
     TostTensors       tensors;
     float*            array[TOST_ARRAYS];  // parameters, gradients (tensors.flat_size elements); m, v and, if wanted,
                                            // ema (those of this rank's slices)
-    uint16_t*         weights;             // with --dtype bf16: the parameters in bf16; otherwise NULL
+    uint16_t*         params_bf16;         // with --dtype bf16: a copy of the parameters; otherwise NULL
     LayerActivations* layer;               // (L)
     Buffers           buf;
     void*             arena;               // the one allocation
@@ -712,7 +720,7 @@ static size_t layout_buffers(TostModel* model, void* base) {
     SHARED_BUFFERS(X)
 #undef X
     if (o->dtype == TOST_BF16)
-        model->weights = arena_alloc(&arena, model->tensors.flat_size * sizeof *model->weights);
+        model->params_bf16 = arena_alloc(&arena, model->tensors.flat_size * sizeof *model->params_bf16);
     for (size_t l = 0; l < L; l++) {
 #define X(field, type, elements) model->layer[l].field = arena_alloc(&arena, (elements) * sizeof(type));
         if (l > 0 && (!train || o->recompute)) model->layer[l] = model->layer[0];
@@ -752,7 +760,7 @@ static TostParams model_params(const TostModel* model, TostArray array, int l) {
 
 // A parameter as the operand of a matrix product.
 static Weight weight(const TostModel* model, const float* param) {
-    return (Weight){param, model->weights ? model->weights + (param - model->array[TOST_PARAM]) : NULL};
+    return (Weight){param, model->params_bf16 ? model->params_bf16 + (param - model->array[TOST_PARAM]) : NULL};
 }
 
 static Weight classifier_weight(const TostModel* model) {
@@ -763,7 +771,7 @@ static size_t chunk_rows(const TostModel* model) { return (size_t)model->chunk.B
 
 // ---------------------------------------------------------------------------------------------
 // Passes over a chunk. buf.states has several states (state_size), each of all layers and sequences; from, to, after
-// and before are numbers of them. Forward reads state `from` and writes state `to`. Backward goes through the chunks in
+// and before are indices of them. Forward reads state `from` and writes state `to`. Backward goes through the chunks in
 // reverse. It reads the gradient of the state after a chunk from `after`, and writes that of the state before the chunk
 // to `before`, which must not be `from`, because backward also reads the state itself there.
 
@@ -786,7 +794,7 @@ static LayerState layer_state(const TostModel* model, double* state) {
 }
 
 // The state of layer l before the pass; NULL for zeros
-static LayerState state_before(const TostModel* model, int l) {
+static LayerState state_from(const TostModel* model, int l) {
     return model->from == TOST_NO_STATE ? (LayerState){0} : layer_state(model, model_state(model, model->from, l, 0));
 }
 
@@ -843,18 +851,18 @@ static Conv layer_conv(const TostModel* model, const float* weight) {
 static void convolve(const TostModel* model, float* y, float* before, float* x, const float* weight) {
     const Conv conv = layer_conv(model, weight);
     if (!weight) return;
-    if (model->weights) round_bf16(x, chunk_rows(model) * conv.C);
+    if (model->params_bf16) round_bf16(x, chunk_rows(model) * conv.C);
     conv_forward(y, before, x, &conv);
-    if (model->weights) round_bf16(y, chunk_rows(model) * conv.C);
+    if (model->params_bf16) round_bf16(y, chunk_rows(model) * conv.C);
 }
 
-// dx: the gradient of y, then of x
+// dx =: holds the gradient of y on entry; dweight +=
 static void convolve_backward(const TostModel* model, float* dx, float* dweight, float* adjoint, const float* x,
                               const float* before, const float* weight) {
     const Conv conv = layer_conv(model, weight);
     if (!weight) return;
     conv_backward(dx, dweight, adjoint, x, before, &conv);
-    if (model->weights) round_bf16(dx, chunk_rows(model) * conv.C);
+    if (model->params_bf16) round_bf16(dx, chunk_rows(model) * conv.C);
 }
 
 static DeltaRule layer_delta_rule(const TostModel* model, int l) {
@@ -876,7 +884,8 @@ static void remember(const TostModel* model, int l, float* y, const float* scale
     residual_forward(y, y, memory.o, scale, chunk_rows(model), model->config.n_embd);
 }
 
-// From dy: sets dpredicted to the memory's part of dz, and dscore to that of dΠ, which is 0 without --memory.
+// dscale +=. Sets dpredicted to the memory's part of dz, and dscore to that of dΠ, which is 0 without --memory: TSSA's
+// backward adds to it.
 static void remember_backward(const TostModel* model, int l, float* dscale, const float* dy, const float* scale,
                               LayerState adjoint) {
     DeltaRule memory = layer_delta_rule(model, l);
@@ -885,7 +894,7 @@ static void remember_backward(const TostModel* model, int l, float* dscale, cons
         memset(memory.dpi, 0, rows * memory.NH * sizeof *memory.dpi);
         return;
     }
-    memory.before = state_before(model, l).memory;
+    memory.before = state_from(model, l).memory;
     memory.adjoint = adjoint.memory;
     residual_backward(model->buf.dpredicted, dscale, dy, memory.o, scale, rows, memory.C);
     delta_rule_backward(&memory);
@@ -925,7 +934,7 @@ static void layer_backward(TostModel* model, int l, int after, int before) {
     const int C = model->config.n_embd;
     const size_t rows = chunk_rows(model);
     float *dx = buf->dx, *dbranch = buf->dbranch, *d_btc = buf->scratch_btc, *d_bt4c = buf->scratch_bt4c;
-    const LayerState start = state_before(model, l), adjoint = start_state(model, after, before, l);
+    const LayerState start = state_from(model, l), adjoint = start_state(model, after, before, l);
     const Tssa tssa = layer_tssa_grads(model, l, adjoint);
     residual_backward(dbranch, g.gamma2, dx, act->mlp_out, p.gamma2, rows, C);
     linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, act->gelu, weight(model, p.fc_proj_w), rows, 4 * C, C);
@@ -939,7 +948,7 @@ static void layer_backward(TostModel* model, int l, int after, int before) {
     remember_backward(model, l, g.memory_scale, d_btc, p.memory_scale, adjoint);
     tssa_backward(&tssa);   // from d_btc to dbranch
     if (model->config.memory) add(dbranch, buf->dpredicted, rows * C);
-    if (model->weights) round_bf16(dbranch, rows * C);
+    if (model->params_bf16) round_bf16(dbranch, rows * C);
     convolve_backward(model, dbranch, g.attn_conv, adjoint.attn_conv, act->projected, start.attn_conv, p.attn_conv);
     linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, act->ln_1, weight(model, p.attn_w), rows, C, C);
     layernorm_backward(dx, g.ln_1_w, g.ln_1_b, d_btc, layer_input(model, l), act->mean_1, act->rstd_1, p.ln_1_w, rows,
@@ -1044,8 +1053,8 @@ static void cpu_activation(float* dst, TostModel* model, TostActivation what, in
     else memcpy(dst, model->layer[layer].pi, rows * NH * sizeof *dst);
 }
 
-// The classifier's backward runs here, because logits exist for a few rows at a time. It leaves the gradient of ln_f in
-// scratch_btc.
+// The classifier's backward runs here, because the logits of only one block of rows exist at a time. It leaves the
+// gradient of ln_f in scratch_btc.
 static void cpu_train_forward(TostModel* model, const TostChunk* chunk, int from, float grad_scale) {
     assert(model->options.training);
     cpu_forward(model, chunk, from, TOST_NO_STATE);
@@ -1054,8 +1063,8 @@ static void cpu_train_forward(TostModel* model, const TostChunk* chunk, int from
     sum_losses(model);
 }
 
-// Layer by layer, the gradients become complete from the end of the flat array to its start. gamma1 is the first
-// parameter of a layer.
+// Layer by layer, the gradients become complete from the end of the flat array to its start; exchange_gradients gets
+// the offset of the first complete one. gamma1 is the first parameter of a layer.
 static void cpu_train_backward(TostModel* model, int after, int before, TostEnd end) {
     const TostChunk* chunk = &model->chunk;
     const int C = model->config.n_embd, L = model->config.n_layer;
@@ -1111,9 +1120,9 @@ static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict
 // Muon (Jordan et al. 2024), with --optimizer muon for the weights of Linear in the layers. The update of a weight
 // (rows,columns) is, approximately, the orthogonal matrix nearest to its momentum: with the same singular vectors, but
 // all singular values near 1, so that directions in which the gradient is small are learned as fast as the others.
-//   m = μ m + (1-μ) g,   u = (1-μ) g + μ m,   x = u / ‖u‖
-//   five times:  A = x xᵀ,   x = a x + (b A + c A²) x     moves the singular values of x to between 0.7 and 1.2
-//   p = p (1 - lr wd) - lr 0.2 √max(rows,columns) x       as large as AdamW's update (arXiv 2502.16982): one --lr
+//   m = μ m + (1-μ) g,   u = (1-μ) g + μ m,   x = u / ‖u‖     Frobenius norm; g as for AdamW
+//   five times:  A = x xᵀ,   x = a x + (b A + c A²) x     singular values of x above 0.002 end in 0.68 to 1.21
+//   p = p (1 - lr wd) - lr 0.2 √max(rows,columns) x       RMS of 0.2, about AdamW's (arXiv 2502.16982): both use --lr
 // The constants are in tost/model.h.
 
 // u =, in place: holds the gradient on entry. m: momentum
@@ -1127,11 +1136,11 @@ static void muon_momentum(float* restrict u, float* restrict m, size_t n, double
     }
 }
 
-// y = a x + b y
-static void combine(float* y, double a, const float* x, double b, size_t n) {
+// out = a x + b out
+static void combine(float* out, double a, const float* x, double b, size_t n) {
     const float a32 = (float)a, b32 = (float)b;
     #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) y[i] = a32 * x[i] + b32 * y[i];
+    for (size_t i = 0; i < n; i++) out[i] = a32 * x[i] + b32 * out[i];
 }
 
 // Replaces x (rows,columns) by the nearest orthogonal matrix, approximately. scratch: rows · columns + 2 side² floats,
@@ -1174,8 +1183,8 @@ static void update_owned(TostModel* model, const TostUpdate* update, const Owned
         muon_momentum(grad, m, own->size, update->grad_scale);
         return;
     }
-    adamw(p, model->weights ? model->weights + own->flat_offset : NULL, m, model->array[TOST_V] + own->v_offset, grad,
-          own->size, decay_of(own->tensor, update), update);
+    adamw(p, model->params_bf16 ? model->params_bf16 + own->flat_offset : NULL, m, model->array[TOST_V] + own->v_offset,
+          grad, own->size, decay_of(own->tensor, update), update);
     if (model->options.optimizer == TOST_MUON && model->exchange.ranks > 1) memcpy(grad, p, own->size * sizeof *p);
 }
 
@@ -1184,7 +1193,7 @@ static void update_whole(TostModel* model, const TostUpdate* update, const TostT
     float *p = model->array[TOST_PARAM] + t->offset, *u = model->array[TOST_GRAD] + t->offset;
     if (tost_uses_muon(t, model->options.optimizer)) {
         const int rows = t->shape[0], columns = t->shape[1];
-        orthogonalize(u, model->buf.muon, rows, columns, model->weights ? gemm_bf16 : gemm);
+        orthogonalize(u, model->buf.muon, rows, columns, model->params_bf16 ? gemm_bf16 : gemm);
         const double longer = rows > columns ? rows : columns;   // mutant: muon_scale
         combine(p, -update->lr * TOST_MUON_SCALE * sqrt(longer), u, 1.0 - update->lr * decay_of(t, update), t->size);
     } else if (model->exchange.ranks > 1) memcpy(p, u, t->size * sizeof *p);
@@ -1209,8 +1218,8 @@ static void cpu_update(TostModel* model, const TostUpdate* update) {
     exchange_update(x, muon ? model->array[TOST_GRAD] : params, update_owned, model, update);
     for (int i = 0; muon && i < model->tensors.count; i++) update_whole(model, update, &model->tensors.tensor[i]);
     if (model->options.ema) update_average(model, (float)update->ema_rate);
-    if (model->weights && (muon || x->ranks > 1))
-        bf16_from_floats(model->weights, params, model->tensors.flat_size);
+    if (model->params_bf16 && (muon || x->ranks > 1))
+        bf16_from_floats(model->params_bf16, params, model->tensors.flat_size);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1250,7 +1259,7 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
 static void cpu_put(TostModel* model, TostArray array, const TostTensor* t, const float* src) {
     if (array < TOST_M) memcpy(model->array[array] + t->offset, src, t->size * sizeof *src);
     else exchange_put(&model->exchange, array, model->array[array], t, src);
-    if (array == TOST_PARAM && model->weights) bf16_from_floats(model->weights + t->offset, src, t->size);
+    if (array == TOST_PARAM && model->params_bf16) bf16_from_floats(model->params_bf16 + t->offset, src, t->size);
 }
 
 static void cpu_get(float* dst, const TostModel* model, TostArray array, const TostTensor* t) {
