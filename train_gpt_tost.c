@@ -18,10 +18,10 @@
 //     and 0. As in the published code, denom_bias is no part of a denominator, and it is added once per channel.
 //
 // What TSSA does. s/S is the token's share of the energy that all tokens so far have in a channel. The sum u of these
-// shares over a head's channels is about HS/t for a token of average size, and more for a larger one. A softmax over
-// the heads turns the u into memberships Π, which add up to 1. m[d] = N[d]/M is the mean energy of the tokens so far in
-// a channel, weighted by their membership in its head, and y = -zΠ/(1+m): about -zΠ for a small m, about 0 for a large
-// one.
+// shares over a head's channels is about HS/(t+1) for a token of average size, and more for a larger one. A softmax
+// over the heads turns the u into memberships Π, which add up to 1. m[d] = N[d]/M is the mean energy of the tokens so
+// far in a channel, weighted by their membership in its head, and y = -zΠ/(1+m): about -zΠ for a small m, about 0 for a
+// large one.
 //
 // Suppose that the rows of c_attn's weight are orthonormal, that c_proj's weight is its transpose and that both have no
 // bias, as in the paper's derivation. Then a + tssa(a) is a, with its part along each row multiplied by 1 - Π/(1+m):
@@ -33,7 +33,8 @@
 // Tokens are not compared pairwise: the past acts only through S, N and D, which are 2C + NH numbers per layer and
 // sequence at any length. Time and memory are linear in T, and decoding needs no KV cache.
 //
-// Four options change the paper's model. Its reader can skip lines with convolve, remember, conv or memory:
+// Four options change the paper's model. Without them, convolve and remember do nothing, and remember_backward only
+// clears dscore:
 //     --conv 4               convolutions over time (tost/cpu/conv.h), so that a token also sees the three before it:
 //                            z is the convolution of `projected` = c_attn(a). c_fc reads `mlp_in`, the convolution of
 //                            ln_2(x)
@@ -41,7 +42,7 @@
 //                            (tost/cpu/delta_rule.h)
 //     --membership uniform   temp stays 0, so Π = 1/NH
 //     --positions none       wpe and denom_bias do not exist (NULL)
-// Without --conv, `projected` is the array z, and `mlp_in` is the array ln_2. Without --memory, remember does nothing.
+// Without --conv, `projected` is the array z, and `mlp_in` is the array ln_2.
 //
 // One training step, through the engine's functions (tost/engine.h), is
 //
@@ -51,7 +52,7 @@
 //         train_backward(model, after, before, TOST_MORE)                   both add to the gradients
 //     read_loss(&sum, &count, model)                                        loss = sum / count
 //     norm = grad_norm(model)
-//     update(model, {lr, …, grad_scale})                                    another grad_scale: clips the gradient
+//     update(model, {lr, …, grad_scale})                                    here min(1, clip / norm)
 //
 // The last train_backward of a step gets TOST_STEP_ENDS instead of TOST_MORE: the gradients of all ranks are summed.
 // from, after and before are indices of states, here TOST_NO_STATE: the sequences begin and end with this batch.
@@ -209,8 +210,8 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
 // ---------------------------------------------------------------------------------------------
 // Linear:  y = x · wᵀ + b
 //
-// gemm(c, a, b, layout, M, N, K, add): c (M,N) = or, with add, += a · b with an inner size of K. GEMM_NT: b is stored
-// transposed, (N,K); GEMM_TN: a is, (K,M).
+// gemm(c, a, b, layout, M, N, K, add): c = a · b or, with add, c += a · b; c is (M,N), the inner size K. GEMM_NT: b is
+// stored transposed, (N,K); GEMM_TN: a is, (K,M).
 
 // A weight. bf16 is its copy in bf16 with --dtype bf16, otherwise NULL: then products are in float32.
 typedef struct { const float* f32; const uint16_t* bf16; } Weight;
@@ -270,8 +271,9 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // all in one block, and heads h0 to h1 - 1 of sequence b. A thread takes whole sequences; with at least two threads per
 // sequence, several share one. They divide its heads, or in the second stage, which needs all heads, its tokens.
 //
-// tost/cpu/tssa_stages.h has the loop over blocks, the struct Tssa of all arguments, and offsets into its arrays: z, y
-// (B,T,C); u, Π (B,NH,T); temp (NH); denom_bias (NH,block_size); per sequence S, N (C) and D (NH). Sums over time are
+// tost/cpu/tssa_stages.h has the loop over blocks, the struct Tssa of all arguments, and offsets into its arrays:
+// tssa_row into z, y (B,T,C), tssa_head into u, Π (B,NH,T). temp is (NH); denom_bias (NH,block_size), from the chunk's
+// first position on; S, N (C) and D (NH) per sequence. tssa_copy copies those of the range's heads. Sums over time are
 // added in the order of t, so the bits do not depend on the number of threads, and in double: a float sum stops growing
 // when its terms are smaller than its last bit.
 
@@ -337,13 +339,14 @@ static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
     tssa_copy(sums.D, D, r, 1);
 }
 
-// Sets y, and advances the state by these tokens. T = 1 is a decode step. first_cost : last_cost is the
-// ratio of the times that a head takes in these stages, by which tssa_run divides the heads of both among threads.
+// Sets y, and advances the state by these tokens. T = 1 is a decode step. Threads that share a sequence run the last
+// stage of a block at the same time as the first of a later one; first_cost : last_cost is the ratio of the times that
+// a head takes in them.
 static void tssa_forward(const Tssa* args) {
     static const TssaStages stages = {.first = tssa_energy_forward, .first_cost = 5, .second = tssa_membership_forward,
                                       .last = tssa_statistics_forward, .last_cost = 4};
-    const bool in_parallel = (size_t)args->B * args->T > SERIAL_ROWS, first_to_last = true;
-    tssa_run(&stages, args, first_to_last, in_parallel);
+    const bool in_parallel = (size_t)args->B * args->T > SERIAL_ROWS, ascending = true;   // in time
+    tssa_run(&stages, args, ascending, in_parallel);
 }
 
 // Backward, from dy to dz. The outputs at t use the running sums N[t], D[t] and S[t]; dN[t], dD[t] and dS[t] are the
@@ -351,7 +354,7 @@ static void tssa_forward(const Tssa* args) {
 // gradients of these terms are RN[t], RD[t] and RS[t]: dN, dD and dS, summed over t and later. Let m = N/M and
 // g = 1/(1+m). First through y = -z Π M/(M + N) = -z Π g:
 //     dz = -Π g dy,   dΠ = -Σ_d z g dy,   dN = Π M dy z / (M + N)² = dy z g² Π/M,   dD = -Σ_d dN m
-//     RN[t] = Σ_{t'≥t} dN[t'],   RD[t] = Σ_{t'≥t} dD[t'],   ds = Π RN,   dΠ += Σ_d s RN + RD
+//     RN[t] = Σ_{t'≥t} dN[t'],   RD[t] = Σ_{t'≥t} dD[t'],   ds = Π RN,   dΠ += RD + Σ_d s RN
 // Then through the softmax over heads of score = temp · u:
 //     dscore[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp dscore,   dtemp[h] = Σ_{b,t} dscore u
 // Last through u = Σ_d (s/max(S, 1e-12) + denom_bias):
@@ -456,8 +459,8 @@ static void tssa_energy_backward(const Tssa* args, TssaRange r) {
 static void tssa_backward(const Tssa* args) {
     static const TssaStages stages = {.first = tssa_statistics_backward, .first_cost = 4,
                                       .second = tssa_membership_backward, .last = tssa_energy_backward, .last_cost = 3};
-    const bool in_parallel = true, first_to_last = false;
-    tssa_run(&stages, args, first_to_last, in_parallel);
+    const bool in_parallel = true, ascending = false;
+    tssa_run(&stages, args, ascending, in_parallel);
     #pragma omp parallel for schedule(static)
     for (int h = 0; h < args->NH; h++) {
         double dtemp = 0;
@@ -788,9 +791,9 @@ typedef struct { double* tssa; float *attn_conv, *mlp_conv, *memory; } LayerStat
 static LayerState layer_state(const TostModel* model, double* state) {
     const TostConfig* c = &model->config;
     float* attn_conv = (float*)(state + tssa_state_size(c->n_embd, c->n_head));
-    const size_t before = c->conv ? CONV_BEFORE * (size_t)c->n_embd : 0;
-    return (LayerState){.tssa = state, .attn_conv = attn_conv, .mlp_conv = attn_conv + before,
-                        .memory = attn_conv + 2 * before};
+    const size_t conv_floats = c->conv ? CONV_BEFORE * (size_t)c->n_embd : 0;
+    return (LayerState){.tssa = state, .attn_conv = attn_conv, .mlp_conv = attn_conv + conv_floats,
+                        .memory = attn_conv + 2 * conv_floats};
 }
 
 // The state of layer l before the pass; NULL for zeros
@@ -848,20 +851,20 @@ static Conv layer_conv(const TostModel* model, const float* weight) {
 }
 
 // y = the convolution of x; with --dtype bf16, x and y are rounded. Does nothing without --conv (weight is NULL).
-static void convolve(const TostModel* model, float* y, float* before, float* x, const float* weight) {
+static void convolve(const TostModel* model, float* y, float* state, float* x, const float* weight) {
     const Conv conv = layer_conv(model, weight);
     if (!weight) return;
     if (model->params_bf16) round_bf16(x, chunk_rows(model) * conv.C);
-    conv_forward(y, before, x, &conv);
+    conv_forward(y, state, x, &conv);
     if (model->params_bf16) round_bf16(y, chunk_rows(model) * conv.C);
 }
 
 // dx =: holds the gradient of y on entry; dweight +=
 static void convolve_backward(const TostModel* model, float* dx, float* dweight, float* adjoint, const float* x,
-                              const float* before, const float* weight) {
+                              const float* from, const float* weight) {
     const Conv conv = layer_conv(model, weight);
     if (!weight) return;
-    conv_backward(dx, dweight, adjoint, x, before, &conv);
+    conv_backward(dx, dweight, adjoint, x, from, &conv);
     if (model->params_bf16) round_bf16(dx, chunk_rows(model) * conv.C);
 }
 
@@ -934,13 +937,13 @@ static void layer_backward(TostModel* model, int l, int after, int before) {
     const int C = model->config.n_embd;
     const size_t rows = chunk_rows(model);
     float *dx = buf->dx, *dbranch = buf->dbranch, *d_btc = buf->scratch_btc, *d_bt4c = buf->scratch_bt4c;
-    const LayerState start = state_from(model, l), adjoint = start_state(model, after, before, l);
+    const LayerState from = state_from(model, l), adjoint = start_state(model, after, before, l);
     const Tssa tssa = layer_tssa_grads(model, l, adjoint);
     residual_backward(dbranch, g.gamma2, dx, act->mlp_out, p.gamma2, rows, C);
     linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, act->gelu, weight(model, p.fc_proj_w), rows, 4 * C, C);
     gelu_backward(d_bt4c, act->fc, rows * 4 * C);
     linear_backward(d_btc, g.fc_w, g.fc_b, d_bt4c, act->mlp_in, weight(model, p.fc_w), rows, C, 4 * C);
-    convolve_backward(model, d_btc, g.mlp_conv, adjoint.mlp_conv, act->ln_2, start.mlp_conv, p.mlp_conv);
+    convolve_backward(model, d_btc, g.mlp_conv, adjoint.mlp_conv, act->ln_2, from.mlp_conv, p.mlp_conv);
     layernorm_backward(dx, g.ln_2_w, g.ln_2_b, d_btc, act->x_mid, act->mean_2, act->rstd_2, p.ln_2_w, rows, C);
 
     residual_backward(dbranch, g.gamma1, dx, act->attn_out, p.gamma1, rows, C);
@@ -949,7 +952,7 @@ static void layer_backward(TostModel* model, int l, int after, int before) {
     tssa_backward(&tssa);   // from d_btc to dbranch
     if (model->config.memory) add(dbranch, buf->dpredicted, rows * C);
     if (model->params_bf16) round_bf16(dbranch, rows * C);
-    convolve_backward(model, dbranch, g.attn_conv, adjoint.attn_conv, act->projected, start.attn_conv, p.attn_conv);
+    convolve_backward(model, dbranch, g.attn_conv, adjoint.attn_conv, act->projected, from.attn_conv, p.attn_conv);
     linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, act->ln_1, weight(model, p.attn_w), rows, C, C);
     layernorm_backward(dx, g.ln_1_w, g.ln_1_b, d_btc, layer_input(model, l), act->mean_1, act->rstd_1, p.ln_1_w, rows,
                        C);

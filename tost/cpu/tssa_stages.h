@@ -102,17 +102,17 @@ static inline TssaRange tssa_block(const Tssa* args, int b, int block) {
 // as threads, several threads share a sequence, as a pipeline; otherwise a thread takes whole sequences. Between two
 // barriers of the pipeline, each stage works on the block that the stage before it has finished. Each thread takes some
 // heads of the first and the last stage, so that all take equally long, and some tokens of the second.
-static inline void tssa_run(const TssaStages* stages, const Tssa* args, bool first_to_last, bool parallel) {
+static inline void tssa_run(const TssaStages* stages, const Tssa* args, bool ascending, bool parallel) {
     const int threads = threads_max(), blocks = tssa_blocks(args->T);
     (void)parallel;   // unused without OpenMP
     #pragma omp parallel if (parallel)
     for (int b0 = 0; b0 < args->B; b0 += threads) {
         const int sequences = args->B - b0 < threads ? args->B - b0 : threads, shares = threads / sequences;
-        const int lag = shares > 1, step = first_to_last ? 1 : -1;
+        const int lag = shares > 1, step = ascending ? 1 : -1;
         for (int k = 0; k < blocks + 2 * lag; k++) {
             #pragma omp for schedule(static) nowait
             for (int i = 0; i < sequences * shares; i++) {
-                const int share = i % shares, b = b0 + i / shares, block = first_to_last ? k : blocks - 1 - k;
+                const int share = i % shares, b = b0 + i / shares, block = ascending ? k : blocks - 1 - k;
                 const TssaRange first = tssa_block(args, b, block), last = tssa_block(args, b, block - 2 * lag * step);
                 const TssaRange second = tssa_block(args, b, block - lag * step);
                 tssa_run_heads(stages->first, args, first, share, shares, 0, stages->first_cost, stages->last_cost);
