@@ -11,19 +11,19 @@
     wikitext2      WikiText-2 (raw): train is one document per article, val and test one each
     wikitext103    WikiText-103 (raw), likewise
     ptb            Penn Treebank (Mikolov's version): each split is one document
-    own            your files: Parquet, JSONL, or a folder of a Hugging Face dataset (save_to_disk, or a copy of the
-                   Hub's). Each is a part of the split that its name contains (train, validation or test); without such
-                   names, a random --val-frac of the documents becomes val
+    own            your files: Parquet, JSONL, text, or a folder of a Hugging Face dataset (save_to_disk, or a copy of
+                   the Hub's). Each is a part of the split that its name contains (train, validation or test); without
+                   such names, a random --val-frac of the documents becomes val
 
     dev/data/corpus.py NAME                  downloads the corpus into data/source/NAME
     dev/data/corpus.py NAME --from PATH…     reads local files or folders; their names must contain train, valid or
                                              test, except for openwebtext, fineweb, shakespeare and own
     dev/data/corpus.py own --from PATH… --text-field content --out data/mine/mine
 
-If interrupted, run the same command again to resume. Needs Python 3.11 or later, datasets and tqdm.
+If interrupted, run the same command again to resume. Needs Python 3.11 or later, datasets and numpy.
 """
-# The documents of a split are streamed as JSONL to `train_gpt_tost tokenize`, a fixed number of them per shard. Shards
-# are renamed into place once complete, so an interrupted run resumes at the first missing shard and produces the same
+# The documents of a split go as JSONL to `train_gpt_tost tokenize`, a fixed number of them per shard. Shards are
+# renamed into place once complete, so an interrupted run resumes at the first missing shard and produces the same
 # shards. PREFIX.json, the recipe, records what they were made from.
 import contextlib
 import glob
@@ -31,25 +31,21 @@ import json
 import os
 import re
 import shutil
-import struct
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import urlparse
 
 import fetch
 import vocab
-from fetch import DATA, OneLineParser, Refused, shown
+from cli import command, option_parser, run, write_file
+from fetch import DATA, shown
 
 SOURCES = DATA / "source"
-KINDS = {".parquet": "Parquet", ".arrow": "Arrow", ".jsonl": "JSONL", ".ndjson": "JSONL", ".txt": "text",
+KINDS = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "JSONL", ".ndjson": "JSONL", ".txt": "text",
          ".raw": "text", ".tokens": "text"}
 EOT = "<|endoftext|>"
-BATCH = 1000  # documents per write to the tokenizer
-SHARD_HEADER = struct.Struct("<3i")  # magic, version, tokens: the first 3 of 256 int32
-TOKEN_BYTES = {20240520: 2, 20240801: 4}
 HALF_PAIR = re.compile("[\ud800-\udfff]")  # unpaired surrogates; as in tokenize, U+FFFD replaces them
 # An article of WikiText starts with a blank line, its title = … =, and another blank line.
 ARTICLE = re.compile(r"^ \n(?= = (?!=)[^\n]*(?<!=) = \n \n)", re.MULTILINE)
@@ -73,10 +69,13 @@ class Corpus:
 class File:
     path: Path
     name: str                  # relative to the folder it was found in
-    kind: str                  # a value of KINDS
     size: int
     modified: int              # ns
     field: str                 # the column or key of the text
+
+    @property
+    def kind(self):
+        return KINDS[self.path.suffix]
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -87,19 +86,16 @@ def fetch_hub(corpus, folder):
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.utils import disable_progress_bars
 
-    host = urlparse(constants.ENDPOINT).hostname
-    address = f"{constants.ENDPOINT}/datasets/{corpus.hub}/tree/{corpus.revision}"
-    what = f"{' and '.join(corpus.files)} of {address}"
-    folder.mkdir(parents=True, exist_ok=True)
     if not sys.stderr.isatty():
         disable_progress_bars()
     try:
         snapshot_download(corpus.hub, repo_type="dataset", revision=corpus.revision,
                           allow_patterns=list(corpus.files), local_dir=folder)
     except Exception as error:  # the Hub client raises errors of several libraries
-        if getattr(error, "errno", None):  # of the disk
-            raise
-        raise fetch.unreachable(host, str(error).split("\n")[0], what, folder, folder) from error
+        address = f"{constants.ENDPOINT}/datasets/{corpus.hub}/tree/{corpus.revision}"
+        reason = str(error).split("\n")[0]
+        raise ValueError(f"{address}: {reason}: download {' and '.join(corpus.files)} into {shown(folder)}, then run "
+                         f"again with --from {shown(folder)}") from error
 
 
 def fetch_corpus(corpus):
@@ -110,7 +106,7 @@ def fetch_corpus(corpus):
         if corpus.hub:
             fetch_hub(corpus, folder)
         fetch.download_all(corpus.urls, folder)
-        find_files([folder])  # raises Refused if no file matched
+        find_files([folder])  # raises ValueError if no file matched
         complete.touch()
     return folder
 
@@ -118,156 +114,105 @@ def fetch_corpus(corpus):
 # ----------------------------------------------------------------------------------------------------------
 # Files on disk
 
-def kind_of(path):
-    """A text file whose first line with text is a JSON object is JSONL."""
-    kind = KINDS[path.suffix]
-    if kind == "text":
-        first = next((line for _, line in fetch.text_lines(path) if line.strip()), "")
-        with contextlib.suppress(ValueError):
-            return "JSONL" if fetch.json_object(first) else kind
-    return kind
-
-
 def file_of(path, name, field):
     stat = path.stat()
-    return File(path.resolve(), name, kind_of(path), stat.st_size, stat.st_mtime_ns, field)
+    return File(path.resolve(), name, stat.st_size, stat.st_mtime_ns, field)
 
 
 def data_files(folder):
-    """The readable files in a folder, sorted. Of a dataset of save_to_disk, only those in its state.json: caches beside
-    them have the same rows."""
-    lists = {}
-    for state in folder.rglob("state.json"):
-        with contextlib.suppress(ValueError, LookupError, TypeError):   # one of another program
-            lists[state.parent] = [row["filename"] for row in json.loads(state.read_text())["_data_files"]]
+    """The readable files in a folder, sorted, without hidden ones and the caches beside a dataset of save_to_disk."""
     return [path for path in sorted(folder.rglob("*")) if path.suffix in KINDS and path.is_file()
-            and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-            and path.name in lists.get(path.parent, [path.name])]
+            and not path.name.startswith("cache-")
+            and not any(part.startswith(".") for part in path.relative_to(folder).parts)]
 
 
 def find_files(paths, field="text"):
     """The given files and those in the given folders. All must be of one kind."""
     found = []
-    readable = "Parquet (.parquet), Arrow (.arrow), JSONL (.jsonl, .ndjson) or text (.txt, .raw, .tokens)"
+    readable = f"use {', '.join(KINDS)}"
     for path in paths:
         if path.is_dir():
             top = path.parent if SPLIT_NAME.fullmatch(path.name) else path
             files = [file_of(file, str(file.relative_to(top)), field) for file in data_files(path)]
             if not files:
-                raise Refused(f"{path}: no readable file in this folder: use {readable}")
+                raise ValueError(f"{path}: no readable file in this folder: {readable}")
             found += files
         elif not path.exists():
-            raise Refused(f"{path}: not found")
+            raise ValueError(f"{path}: not found")
         elif path.suffix not in KINDS:
-            raise Refused(f"{path}: unknown file type: use {readable}")
+            raise ValueError(f"{path}: unknown file type: {readable}")
         else:
             found.append(file_of(path, path.name, field))
-    first = {}
-    for file in found:
-        first.setdefault(file.kind, file)
-    if len(first) > 1:
-        names = " and ".join(shown(file.path) for file in first.values())
-        raise Refused(f"{' and '.join(first)} files are mixed ({names}): name the files to use")
+    if len({file.kind for file in found}) > 1:
+        raise ValueError(f"{' '.join(map(str, paths))}: files of several kinds: name the files to use")
     return found
 
 
-def jsonl_documents(path, field="text"):
-    """(line number, text) of each line."""
+def jsonl_documents(path, field):
+    """The text of each line."""
     for number, line in fetch.text_lines(path):
         if not line.strip():
             continue
         try:
             row = fetch.json_object(line)
         except ValueError as error:
-            raise Refused(f"{shown(path)}: line {number}: {error}") from error
+            raise ValueError(f"{shown(path)}: line {number}: {error}") from error
         if not isinstance(row.get(field), str):
             wrong = f'"{field}" is {json.dumps(row[field])[:40]}, not a text' if field in row else \
                     f'no "{field}", only {", ".join(row)}: give --text-field'
-            raise Refused(f"{shown(path)}: line {number}: {wrong}")
-        yield number, HALF_PAIR.sub("\ufffd", row[field])
+            raise ValueError(f"{shown(path)}: line {number}: {wrong}")
+        yield HALF_PAIR.sub("\ufffd", row[field])
 
 
 def text_documents(path):
-    """(number, text) of each document. They are separated by <|endoftext|> lines; the newline before a separator is not
-    part of the document."""
-    lines, count = [], 0
+    """The documents of a text. They are separated by <|endoftext|> lines; the newline before a separator is not part of
+    the document."""
+    lines = []
     for _, line in fetch.text_lines(path):
         if line.rstrip() != EOT:
             lines.append(line)
         elif lines:
-            count += 1
-            yield count, "".join(lines).removesuffix("\n").removesuffix("\r")
+            yield "".join(lines).removesuffix("\n").removesuffix("\r")
             lines.clear()
     if lines:
-        yield count + 1, "".join(lines)
-
-
-def record_batches(file):
-    """The record batches of a Parquet or Arrow file, with the column of the text."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        if file.kind == "Parquet":
-            table = pyarrow.parquet.ParquetFile(file.path)
-            schema, batches = table.schema_arrow, lambda: table.iter_batches(BATCH, columns=[file.field])
-        else:
-            source = pyarrow.memory_map(str(file.path))
-            stream = source.read(6) != b"ARROW1"
-            source.seek(0)
-            table = (pyarrow.ipc.open_stream if stream else pyarrow.ipc.open_file)(source)
-            schema = table.schema
-            batches = lambda: table if stream else map(table.get_batch, range(table.num_record_batches))
-        if file.field not in schema.names:
-            raise Refused(f"{shown(file.path)}: no column {file.field}, only {', '.join(schema.names)}: give "
-                          "--text-field")
-        yield from batches()
-    except (pyarrow.ArrowException, OSError) as error:
-        raise Refused(f"{shown(file.path)}: not a complete {file.kind} file: {str(error).splitlines()[0]}") from error
-
-
-def column_documents(file):
-    """(row, text) of each row, from 1."""
-    row = 0
-    for batch in record_batches(file):
-        for text in batch.column(file.field).to_pylist():
-            row += 1
-            if not isinstance(text, str):
-                found = "null: remove the rows without text" if text is None else f"{str(text)[:40]}, not a text"
-                raise Refused(f"{shown(file.path)}: row {row}: {file.field} is {found}")
-            yield row, text
-
-
-def documents_of(file):
-    """(place in the file, text) of each document."""
-    if file.kind in ("JSONL", "text"):
-        unit = "line" if file.kind == "JSONL" else "document"
-        documents = jsonl_documents(file.path, file.field) if unit == "line" else text_documents(file.path)
-        return ((f"{unit} {number}", text) for number, text in documents if text)
-    return ((f"row {number}", text) for number, text in column_documents(file))
+        yield "".join(lines)
 
 
 def rows(files):
     """Rows for `datasets`, whose cache key includes each File's size and mtime, so that a changed file is reread."""
     for file in files:
-        for _, text in documents_of(file):
-            yield {"text": text}
+        texts = jsonl_documents(file.path, file.field) if file.kind == "JSONL" else text_documents(file.path)
+        yield from ({"text": text} for text in texts if text)
 
 
 def load(files):
     """The documents of the files as one Dataset."""
     import datasets
+    import pyarrow
 
-    if not sys.stderr.isatty():
-        datasets.disable_progress_bars()
-    if not any(row["text"] for row in rows(files)):
-        raise Refused(f"no documents in {', '.join(shown(file.path) for file in files)}")
+    datasets.disable_progress_bars()
+    names, field = ", ".join(shown(file.path) for file in files), files[0].field
+    features = datasets.Features({"text": datasets.Value("large_string")})
     try:
-        features = datasets.Features({"text": datasets.Value("large_string")})
-        return datasets.Dataset.from_generator(rows, features, gen_kwargs={"files": files})
-    except datasets.exceptions.DatasetGenerationError as error:
+        if files[0].kind in ("JSONL", "text"):
+            documents = datasets.Dataset.from_generator(rows, features, gen_kwargs={"files": files})
+        else:
+            paths = [str(file.path) for file in files]
+            documents = datasets.load_dataset(files[0].kind, data_files=paths, split="train")
+            if field not in documents.column_names:
+                columns = ", ".join(documents.column_names)
+                raise ValueError(f"{names}: no column {field}, only {columns}: give --text-field")
+            documents = documents.select_columns([field])
+            documents = documents if field == "text" else documents.rename_column(field, "text")
+    except (datasets.exceptions.DatasetGenerationError, pyarrow.ArrowException) as error:
         cause = error.__cause__
-        raise cause if isinstance(cause, Refused) else Refused(str(cause or error).splitlines()[0]) from error
+        why = cause if type(cause) is ValueError else f"{names}: cannot be read: {cause or error}"
+        raise ValueError(why) from error
+    if documents.features["text"] not in (datasets.Value("string"), datasets.Value("large_string")):
+        raise ValueError(f"{names}: {field} is {documents.features['text']}, not a text")
+    if not len(documents):
+        raise ValueError(f"{names}: no documents")
+    return documents
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -278,8 +223,8 @@ def split_at_random(files, share=0.0005):
     seed, the concatenated shards contain the same tokens as nanoGPT's train.bin and val.bin."""
     documents = load(files)
     if len(documents) < 2:
-        raise Refused("only one document, which cannot be split into train and val: separate documents "
-                      f"with {EOT} lines")
+        raise ValueError("only one document, which cannot be split into train and val: separate documents "
+                         f"with {EOT} lines")
     splits = documents.train_test_split(test_size=share, seed=2357, shuffle=True)
     return {"train": splits["train"], "val": splits["test"]}
 
@@ -301,7 +246,7 @@ def split_of(file):
     """train, val or test: the last of these words in the file's name."""
     words = SPLIT_NAME.findall(file.name.lower())
     if not words:
-        raise Refused(f"{file.name}: the file name must contain train, valid or test")
+        raise ValueError(f"{file.name}: the file name must contain train, valid or test")
     return words[-1]
 
 
@@ -310,10 +255,6 @@ def split_by_name(files):
     splits = {}
     for file in files:
         splits.setdefault(split_of(file), []).append(file)
-    for name, members in splits.items():
-        if len({file.path.suffix for file in members}) > 1:
-            names = " and ".join(file.name for file in members)
-            raise Refused(f"{names}: two versions of {name}: name the files to use")
     return {name: load(splits[name]) for name in ("train", "val", "test") if name in splits}
 
 
@@ -323,7 +264,7 @@ def split_own(files, share):
         return split_by_name(files)
     if any(named):
         names = f"{files[named.index(True)].name} names a split, {files[named.index(False)].name} does not"
-        raise Refused(f"{names}: give files or folders of one kind")
+        raise ValueError(f"{names}: give files or folders of one kind")
     return split_at_random(files, share) if share else {"train": load(files)}
 
 
@@ -346,122 +287,68 @@ def split_wikitext(files):
 
 
 # ----------------------------------------------------------------------------------------------------------
-# The recipe, PREFIX.json: what the shards were made from. A later run with different inputs is an error.
+# Shards, and their recipe, PREFIX.json: what they were made from. A later run with different inputs is an error.
 
-def recipe_path(args):
-    return args.out.with_name(args.out.name + ".json")
+def beside(args, end):
+    return args.out.with_name(args.out.name + end)
 
 
 def existing_shards(args):
     return list(args.out.parent.glob(f"{glob.escape(args.out.name)}_*_{'[0-9]' * 6}.bin"))
 
 
-def check_recipe(args, recipe):
-    """Raises Refused if the existing shards were made from different inputs."""
-    path = recipe_path(args)
+def take_recipe(args, recipe):
+    """Writes the recipe. Raises ValueError if the existing shards were made from different inputs."""
+    path = beside(args, ".json")
     try:
-        earlier = {"text field": "text"} | json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, TypeError):
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
         earlier = {}
     differ = [key for key in recipe if earlier.get(key) != recipe[key]]
     if differ and existing_shards(args):
-        raise Refused(f"{shown(args.out)}_*.bin: exist, and {shown(path)} does not say that they were made with the "
-                      f"same {', '.join(differ)}: use the same values, another --out, or --overwrite")
+        raise ValueError(f"{shown(args.out)}_*.bin: exist, and {shown(path)} does not say that they were made with the "
+                         f"same {', '.join(differ)}: use the same values, another --out, or --overwrite")
+    write_file(path, lambda part: part.write_text(json.dumps(recipe, indent=1) + "\n", encoding="utf-8"))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Shards
-
-def shard_tokens(path):
-    """Number of tokens in a complete shard."""
-    with open(path, "rb") as file:
-        head = file.read(SHARD_HEADER.size)
-    if len(head) == SHARD_HEADER.size:
-        magic, _, tokens = SHARD_HEADER.unpack(head)
-        if path.stat().st_size == 1024 + tokens * TOKEN_BYTES.get(magic, 0):
-            return tokens
-    raise Refused(f"{shown(path)}: incomplete shard: remove it and run again")
-
-
-def write_documents(pipe, documents, progress):
-    """Returns the numbers of characters and of NULs among them, which tokenize does not see, since JSON escapes them."""
-    characters = nuls = 0
-    for first in range(0, len(documents), BATCH):
-        texts = documents[first:first + BATCH]["text"]
-        characters += sum(map(len, texts))
-        nuls += sum(text.count("\0") for text in texts)
-        pipe.write("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts).encode())
-        progress.update(len(texts))
-    return characters, nuls
-
-
-def check_nuls(characters, nuls, files, progress):
-    """As in tokenize, up to a thousandth of the text may be broken."""
-    if nuls:
-        place = next(f"{shown(file.path)}: {place}" for file in files for place, other in documents_of(file)
-                     if "\0" in other)
-        found = f"{nuls} of {characters} characters are NUL, the first in {place}"
-        if nuls > characters / 1000:
-            raise Refused(f"{found}: not text, or text in another encoding")
-        progress.write(f"warning: {found}", file=sys.stderr)
-
-
-def make_shard(path, documents, files, args, recipe, progress):
+def make_shard(path, documents, args):
     """Tokenizes the documents into one shard. If this process is killed, the tokenizer sees the end of its input and
     finishes normally, but its output stays in the temporary folder, which the next run removes."""
-    folder = args.out.with_name(args.out.name + ".tmp")
+    folder = beside(args, ".tmp")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
-        process = subprocess.Popen(tokenize_command(args, f"{folder}/shard"), stdin=subprocess.PIPE,
-                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-                                   start_new_session=True)  # so that Ctrl-C does not reach it
-        try:
-            with process.stdin as pipe:
-                check_nuls(*write_documents(pipe, documents, progress), files, progress)
-        except BrokenPipeError:
-            pass  # the tokenizer exited; its stderr says why
-        except BaseException:
-            process.kill()
-            process.wait()
-            raise
-        error = process.stderr.read().decode(errors="replace").strip()
-        if process.wait():
-            raise Refused(f"{shown(path)}: {error or f'tokenize ended with status {process.returncode}'}")
+        with subprocess.Popen(tokenize_command(args, f"{folder}/shard"), stdin=subprocess.PIPE,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+            with contextlib.suppress(BrokenPipeError):   # of a tokenizer that ended; its stderr says why
+                documents.to_json(process.stdin, force_ascii=False)
+                process.stdin.close()
+            error = process.stderr.read().decode(errors="replace").strip()
+        if process.returncode:
+            raise ValueError(f"{shown(path)}: {error or f'tokenize ended with status {process.returncode}'}")
         shards = sorted(folder.glob("*.bin"))
         if len(shards) > 1:
-            raise Refused(f"--shard-documents {args.shard_documents}: more than 2^31 tokens in a shard: use fewer")
-        # before the shard, so that no shard lacks a recipe
-        fetch.write(recipe_path(args), (json.dumps(recipe, indent=1) + "\n").encode())
-        os.replace(folder / "shard_vocab.bpe", args.out.with_name(f"{args.out.name}_vocab.bpe"))   # for train
+            raise ValueError(f"--shard-documents {args.shard_documents}: more than 2^31 tokens in a shard: use fewer")
+        os.replace(folder / "shard_vocab.bpe", beside(args, "_vocab.bpe"))   # for train
         os.replace(shards[0], path)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def shard_ranges(args, splits):
-    """Yields (path, split, first, end) of each shard, which contains documents first … end-1 of the split."""
-    for split, documents in splits.items():
-        for i, first in enumerate(range(0, len(documents), args.shard_documents)):
-            path = args.out.with_name(f"{args.out.name}_{split}_{i:06d}.bin")
-            yield path, split, first, min(first + args.shard_documents, len(documents))
-
-
-def make_shards(corpus, files, args, recipe, splits):
+def make_shards(args, splits):
     """Makes the missing shards. Returns the number of tokens per split."""
-    from tqdm import tqdm
+    from shards import open_shard
 
     tokens = dict.fromkeys(splits, 0)
-    shards = [(*shard, shard[0].exists()) for shard in shard_ranges(args, splits)]
-    done = sum(end - first for _, _, first, end, exists in shards if exists)
-    with tqdm(desc=corpus.name, initial=done, total=sum(map(len, splits.values())), unit=" documents",
-              unit_scale=True, disable=None) as progress:
-        for path, split, first, end, exists in shards:
+    for split, documents in splits.items():
+        for i, first in enumerate(range(0, len(documents), args.shard_documents)):
+            path, part = beside(args, f"_{split}_{i:06d}.bin"), documents.skip(first).take(args.shard_documents)
+            exists = path.exists()
             if not exists:
-                make_shard(path, splits[split].select(range(first, end)), files, args, recipe, progress)
-            tokens[split] += shard_tokens(path)
-            progress.write(f"{shown(path)}: {end - first:,} documents, {shard_tokens(path):,} tokens"
-                           f"{', already exists' if exists else ''}")
+                make_shard(path, part, args)
+            count = len(open_shard(path))
+            tokens[split] += count
+            print(f"{shown(path)}: {len(part):,} documents, {count:,} tokens{', already exists' * exists}", flush=True)
     return tokens
 
 
@@ -491,20 +378,17 @@ CORPORA = {corpus.name: corpus for corpus in (
 # The command
 
 def report_counts(corpus, splits, tokens, gpt2):
-    """Prints tokens and documents per split. Raises Refused if the number of documents is the published one,
+    """Prints tokens and documents per split. Raises ValueError if the number of documents is the published one,
     but the token counts differ."""
-    documents, wrong = sum(map(len, splits.values())), []
+    documents = sum(map(len, splits.values()))
+    published = corpus.tokens if gpt2 and documents == corpus.documents else {}
     for split, count in tokens.items():
-        published = corpus.tokens.get(split) if gpt2 and documents == corpus.documents else None
-        agrees = {None: "", count: ", as published"}.get(published, f", but {published} published")
+        agrees = ", as published" if published.get(split) == count else ""
         print(f"{split}: {count:,} tokens in {len(splits[split]):,} documents{agrees}")
-        if published not in (None, count):
-            wrong.append(split)
     if corpus.documents and documents != corpus.documents:
         print(f"{documents:,} documents, but {corpus.documents:,} published: not the published corpus")
-    if wrong:
-        raise Refused(f"{' and '.join(wrong)}: token counts differ from the published ones: different documents "
-                      "or a different order")
+    if any(tokens[split] != count for split, count in published.items()):
+        raise ValueError(f"the published token counts are {published}: different documents or a different order")
 
 
 def add_trainer_options(parser):
@@ -516,9 +400,9 @@ def add_trainer_options(parser):
 
 def check_trainer(args):
     if not os.access(args.binary, os.X_OK):
-        raise Refused(f"{shown(args.binary)}: not found or not executable: run make train_gpt_tost")
+        raise ValueError(f"{shown(args.binary)}: not found or not executable: run make train_gpt_tost")
     if not args.tokenizer.is_file():
-        raise Refused(f"{shown(args.tokenizer)}: not found: get GPT-2's with dev/data/vocab.py")
+        raise ValueError(f"{shown(args.tokenizer)}: not found: get GPT-2's with dev/data/vocab.py")
 
 
 def tokenize_command(args, prefix):
@@ -527,8 +411,8 @@ def tokenize_command(args, prefix):
                           "--val-frac", "0", "--shard-tokens", "2147483647", "--quiet", "-")))
 
 
-def parse():
-    parser = OneLineParser()
+def parse(arguments):
+    parser = option_parser(__doc__)
     parser.add_argument("name", choices=CORPORA, metavar="NAME", help="corpus, see above")
     parser.add_argument("--from", dest="source", type=Path, nargs="+", metavar="PATH",
                         help="local Parquet, JSONL or text files, or folders, to use instead of downloading")
@@ -543,7 +427,7 @@ def parse():
     parser.add_argument("--shard-documents", type=int, default=80000, metavar="N",
                         help="documents per shard (default: 80000, about 90M tokens of OpenWebText)")
     parser.add_argument("--overwrite", action="store_true", help="replace existing shards")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     if args.shard_documents < 1:
         parser.error(f"--shard-documents {args.shard_documents}: give an integer of at least 1")
     if not 0 <= args.val_frac < 1:
@@ -554,8 +438,9 @@ def parse():
     return args
 
 
-def main():
-    args = parse()
+@command(ModuleNotFoundError)
+def main(arguments):
+    args = parse(arguments)
     corpus = CORPORA[args.name]
     check_trainer(args)
     files = find_files(args.source or [fetch_corpus(corpus)], args.text_field)
@@ -573,10 +458,9 @@ def main():
         "files": [[file.name, file.size] for file in files],
         "text field": args.text_field,
     }
-    check_recipe(args, recipe)
-    tokens = make_shards(corpus, files, args, recipe, splits)
-    report_counts(corpus, splits, tokens, tokenizer == vocab.SHA256)
+    take_recipe(args, recipe)
+    report_counts(corpus, splits, make_shards(args, splits), tokenizer == vocab.SHA256)
 
 
 if __name__ == "__main__":
-    fetch.run(main)
+    sys.exit(run(main))

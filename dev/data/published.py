@@ -10,18 +10,18 @@ and followed by <|endoftext|>.
 
 A line of WikiText keeps its line break, and its blank lines are empty; lines of PTB and LAMBADA have no line break.
 Other uses of these sets score the whole text (corpus.py wikitext2, ptb) or the last word of GPT-2's LAMBADA
-(evalset.py lambada): the losses are not comparable. Needs Python 3.11 or later and numpy; to download, also
-huggingface_hub and pyarrow.
+(evalset.py lambada): the losses are not comparable. Needs Python 3.11 or later, numpy and datasets.
 """
 import json
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import fetch
-from corpus import (PTB_URL, Corpus, add_trainer_options, check_trainer, column_documents, fetch_corpus, find_files,
-                    jsonl_documents, tokenize_command)
-from fetch import DATA, OneLineParser, Refused, shown
+from cli import command, option_parser, run, write_file
+from corpus import PTB_URL, Corpus, add_trainer_options, check_trainer, fetch_corpus, find_files, load, tokenize_command
+from fetch import DATA, shown
 
 HEADER_BYTES = 1024   # of a shard: 256 int32, of which the third is the number of tokens
 CORPORA = {
@@ -35,11 +35,10 @@ CORPORA = {
 def read_lines(name, files):
     """The rows of the published data set. On the Hub a row is a line; a blank line of WikiText is an empty row."""
     if len(files) != 1:
-        raise Refused(f"{' '.join(shown(file.path) for file in files)}: {len(files)} files: give the test file alone")
-    path = files[0].path
+        raise ValueError(f"{len(files)} files, such as {shown(files[0].path)}: give the test file alone")
     if files[0].kind != "text":
-        return [row for _, row in (jsonl_documents(path) if files[0].kind == "JSONL" else column_documents(files[0]))]
-    text = "".join(line for _, line in fetch.text_lines(path))
+        return load(files)["text"]
+    text = "".join(line for _, line in fetch.text_lines(files[0].path))
     if name == "wikitext2":
         return [line + "\n" if line.strip() else "" for line in text.removesuffix("\n").split("\n")]
     return text.removesuffix("\n").split("\n")
@@ -52,7 +51,7 @@ def tokenize(lines, args, folder):
     jsonl = "".join(json.dumps({"text": line}) + "\n" for line in lines if line)
     done = subprocess.run(tokenize_command(args, folder / "lines"), input=jsonl.encode(), capture_output=True)
     if done.returncode:
-        raise Refused(done.stderr.decode(errors="replace").strip() or f"tokenize ended with status {done.returncode}")
+        raise ValueError(done.stderr.decode(errors="replace").strip() or f"tokenize: status {done.returncode}")
     shard = (folder / "lines_train_000000.bin").read_bytes()
     header = numpy.frombuffer(shard[:HEADER_BYTES], "<i4").copy()
     return header, numpy.frombuffer(shard[HEADER_BYTES:], f"<u{(len(shard) - HEADER_BYTES) // header[2]}")
@@ -70,33 +69,33 @@ def build(args):
     check_trainer(args)
     lines = read_lines(args.name, find_files([args.source] if args.source else [fetch_corpus(CORPORA[args.name])]))
     if not any(lines):
-        raise Refused(f"{args.source or args.name}: no text")
+        raise ValueError(f"{args.source or args.name}: no text")
     if args.name == "lambada" and any(line != line.lower() for line in lines):
-        raise Refused(f"{args.source or args.name}: has capital letters: the original test set is in lower case; this "
-                      "may be OpenAI's version, for evalset.py lambada")
+        raise ValueError(f"{args.source or args.name}: has capital letters: the original test set is in lower case; "
+                         "this may be OpenAI's version, for evalset.py lambada")
     with tempfile.TemporaryDirectory() as folder:
         header, ids = tokenize(lines, args, Path(folder))
     ids = with_empty_lines(lines, ids)
     header[2] = len(ids)
     path = args.out / f"{args.name}_test_000000.bin"
     path.parent.mkdir(parents=True, exist_ok=True)
-    fetch.write(path, header.tobytes() + ids.tobytes())
+    write_file(path, lambda part: part.write_bytes(header.tobytes() + ids.tobytes()))
     published = CORPORA[args.name].documents
     agrees = "as published" if len(lines) == published else f"but {published:,} published: not the published set"
     print(f"{shown(path)}: {len(ids):,} tokens, {len(lines):,} lines, {agrees}")
 
 
-def main():
-    parser = OneLineParser()
+@command(ModuleNotFoundError)
+def main(arguments):
+    parser = option_parser(__doc__)
     parser.add_argument("name", choices=CORPORA, metavar="|".join(CORPORA))
     parser.add_argument("--from", dest="source", type=Path, metavar="PATH",
                         help="local text or Parquet file to use instead of downloading")
     parser.add_argument("--out", type=Path, default=DATA / "published", metavar="FOLDER",
                         help="default: data/published")
     add_trainer_options(parser)
-    args = parser.parse_args()
-    build(args)
+    build(parser.parse_args(arguments))
 
 
 if __name__ == "__main__":
-    fetch.run(main)
+    sys.exit(run(main))

@@ -9,9 +9,9 @@ vocab.bpe are in its order: bytes, merges, <|endoftext|>. Needs Python 3.11 or l
 import sys
 from pathlib import Path
 
-from fetch import DATA, OneLineParser, Refused, check_sha256, download, run, shown, write
+from fetch import DATA, check_sha256, download, shown
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "reference"))
+from cli import command, option_parser, run, write_file
 from vocabulary import EOT, Vocabulary
 
 URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/vocab.bpe"
@@ -19,30 +19,22 @@ SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 VOCAB = DATA / "vocab.bpe"
 
 
-def convert(source, out):
-    try:
-        vocabulary = Vocabulary.read(source)
-    except ValueError as error:
-        raise Refused(error) from error
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write(out, vocabulary.vocab_bpe())
-    note = "" if vocabulary.standard else f"; its ids (bytes, merges, {EOT}) are not those of {shown(source)}"
-    print(f"{shown(out)}: {len(vocabulary.merges):,} merges{note}")
-
-
-def main():
-    parser = OneLineParser()
+@command()
+def main(arguments):
+    parser = option_parser(__doc__)
     parser.add_argument("--from", dest="source", type=Path, metavar="FILE", help="copy or convert a local file instead")
     parser.add_argument("--out", type=Path, default=VOCAB, metavar="FILE", help="default: data/vocab.bpe")
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    if args.source and args.source.read_bytes().lstrip().startswith(b"{"):
+        vocabulary = Vocabulary.read(args.source)
+        write_file(args.out, lambda part: part.write_bytes(vocabulary.vocab_bpe()))
+        note = "" if vocabulary.standard else f"; its ids (bytes, merges, {EOT}) are not those of {args.source}"
+        print(f"{shown(args.out)}: {len(vocabulary.merges):,} merges{note}")
+        return
     if args.source:
-        if not args.source.is_file():
-            raise Refused(f"--from {args.source}: not a file: give the path of a vocab.bpe or tokenizer.json")
-        if args.source.read_bytes().lstrip().startswith(b"{"):
-            return convert(args.source, args.out)
         check_sha256(args.source, SHA256, shown(args.source))
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        write(args.out, args.source.read_bytes())
+        write_file(args.out, lambda part: part.write_bytes(args.source.read_bytes()))
     elif args.out.exists():
         check_sha256(args.out, SHA256, shown(args.out))
     else:
@@ -51,4 +43,4 @@ def main():
 
 
 if __name__ == "__main__":
-    run(main)
+    sys.exit(run(main))

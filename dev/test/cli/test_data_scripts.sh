@@ -2,15 +2,14 @@
 # test_data_scripts.sh BINARY: tests the scripts in dev/data with local files, with a local server and without a
 # network, and --help of all scripts without packages.
 # Most corpora are generated here, with bytes as tokens; published ones are tested if ../shared contains them.
-#   PYTHON    tests that need tqdm, datasets or numpy are skipped if this Python lacks them
+#   PYTHON    tests that need datasets or numpy are skipped if this Python lacks them
 #   QUICK=1   skips the tests of corpora, which need datasets
 
 . "$(dirname "$0")/../lib.sh"
 
 # A copy of the scripts, because they write to data/ in their repository.
-mkdir -p clone/dev/reference
-cp -r "$repo/dev/data" clone/dev/data
-cp "$repo/dev/reference/vocabulary.py" clone/dev/reference
+mkdir -p clone/dev
+for folder in data plot reference; do cp -r "$repo/dev/$folder" clone/dev; done
 export OMP_NUM_THREADS=1 HF_HOME="$dir/hf" HF_HUB_DISABLE_TELEMETRY=1 PYTHONDONTWRITEBYTECODE=1
 unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY HF_ENDPOINT HF_HUB_OFFLINE
 
