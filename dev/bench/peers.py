@@ -10,16 +10,18 @@ file or memory is missing. Each value is the median of --runs runs after a warm-
 PyTorch's threads spin while they wait, so other programs on the same cores slow it down disproportionately.
 """
 
-import argparse
 import contextlib
 import os
 import resource
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
+sys.path += [str(Path(__file__).resolve().parents[1] / folder) for folder in ("plot", "reference")]
+
+from cli import option_parser
 
 SIZES, TOY = (12, 12, 768, 50304), (2, 2, 32, 257)   # layers, heads, channels, vocabulary
 SAMPLE_POSITIONS = (10, 128, 500, 1000)
@@ -42,11 +44,6 @@ def median_seconds(run, runs, warm=1):
         run()
         seconds.append(time.perf_counter() - start)
     return statistics.median(seconds[warm:])
-
-
-def peak_bytes():
-    """Peak resident memory of this process."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << (0 if sys.platform == "darwin" else 10)
 
 
 def load_torch(args):
@@ -116,15 +113,16 @@ def train(args, key="train", compiled=False, bf16=False):
     report(f"{key}_tokens_per_s", rate, "tokens/s")
     report(f"{key}_step", seconds * 1e3, "ms")
     report(f"{key}_model_flops", rate * flops_per_token(args) * 1e-12, "TFLOP/s")
-    peak = torch.cuda.max_memory_allocated() if args.device == "cuda" else peak_bytes()
+    peak = torch.cuda.max_memory_allocated() if args.device == "cuda" else \
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     report(f"{key}_peak_memory", peak / 2**20, "MiB")
 
 
-def ddp_process(rank, args, port, results):
+def ddp_process(rank, args, rendezvous, results):
     """One process of ddp. Process 0 puts the median time of a step into results."""
     args.threads, ranks = 1, args.threads
     torch = load_torch(args)
-    torch.distributed.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=ranks)
+    torch.distributed.init_process_group("gloo", rendezvous, rank=rank, world_size=ranks)
     plain = build(args)
     step = training_step(args, torch, plain, torch.nn.parallel.DistributedDataParallel(plain), rows=1)
     micro_batches = max(1, args.tokens // (ranks * args.seq))
@@ -144,13 +142,10 @@ def ddp_process(rank, args, port, results):
 def ddp(args):
     """Training steps of tost-base on several processes with DistributedDataParallel."""
     torch = load_torch(args)
-    import socket
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     results = torch.multiprocessing.get_context("spawn").SimpleQueue()
     os.environ["OMP_NUM_THREADS"] = "1"
-    torch.multiprocessing.spawn(ddp_process, (args, port, results), nprocs=args.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(ddp_process, (args, f"file://{folder}/ranks", results), nprocs=args.threads)
     seconds, tokens = results.get()
     report("ddp_tokens_per_s", tokens / seconds, "tokens/s")
     report("ddp_step", seconds * 1e3, "ms")
@@ -202,9 +197,8 @@ DEFAULT = ("train", "sample", "tiktoken")
 
 
 def main():
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    cores = len(os.sched_getaffinity(0))
+    parser = option_parser(__doc__)
     parser.add_argument("sections", nargs="*", metavar="SECTION", help=", ".join(SECTIONS))
     parser.add_argument("--threads", type=int, default=cores, help=f"default {cores}, all cores")
     parser.add_argument("--model", choices=("tost", "gpt2"), default="tost", help="default tost")
@@ -216,9 +210,9 @@ def main():
     parser.add_argument("--text", type=Path, metavar="FILE", help="plain UTF-8 text for tiktoken")
     parser.add_argument("--vocab", type=Path, metavar="FILE", help="GPT-2's vocab.bpe for tiktoken")
     args = parser.parse_args()
-    for name in args.sections:
-        if name not in SECTIONS:
-            parser.error(f"no section {name!r}; choose from {', '.join(SECTIONS)}")
+    unknown = set(args.sections) - SECTIONS.keys()
+    if unknown:
+        parser.error(f"no section {', '.join(unknown)}; choose from {', '.join(SECTIONS)}")
     report("threads", args.threads, "threads")
     report("load_before", os.getloadavg()[0], "processes")  # 1 or more: the results are not reliable
     for name in args.sections or DEFAULT:
