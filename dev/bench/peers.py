@@ -3,19 +3,16 @@
     peers.py [SECTION...] [--threads N] [--text FILE --vocab vocab.bpe] [--model tost|gpt2] [--device cuda] [--seq T]
 
 Sections: train, sample, tiktoken (the default: about a minute on two idle cores), and train_bf16 (autocast), compiled
-and compiled_bf16 (torch.compile; need a C++ compiler and a few minutes), and ddp (DistributedDataParallel with gloo:
---threads processes with one thread each, which accumulate --tokens per step; minutes). The models have the size of
-tost-base; gpt2 is dev/reference/gpt2.py. Prints `key value unit` lines, or `skipped: SECTION: reason` if a package, a
-file or memory is missing. Each value is the median of --runs runs after a warm-up.
+and compiled_bf16 (torch.compile; need a C++ compiler and a few minutes). The models have the size of tost-base; gpt2 is
+dev/reference/gpt2.py. Prints `key value unit` lines, or `skipped: SECTION: reason` if a package, a file or memory is
+missing. Each value is the median of --runs runs after a warm-up.
 PyTorch's threads spin while they wait, so other programs on the same cores slow it down disproportionately.
 """
 
-import contextlib
 import os
 import resource
 import statistics
 import sys
-import tempfile
 import time
 from pathlib import Path
 
@@ -47,11 +44,8 @@ def median_seconds(run, runs, warm=1):
 
 
 def load_torch(args):
-    try:
-        import torch
-        import safetensors  # noqa: F401, of tost.py
-    except ImportError as error:
-        raise Skip(f"{error} (pip install -r dev/requirements.txt)") from error
+    import torch
+
     if args.device == "cuda" and not torch.cuda.is_available():
         raise Skip("PyTorch finds no GPU")
     torch.set_num_threads(args.threads)
@@ -80,19 +74,17 @@ def flops_per_token(args):
 
 
 def training_step(args, torch, plain, model, rows, bf16=False):
-    """A function that does one training step: forward, backward, gradient clipping, fused AdamW. model: plain, or plain
-    as compiled or distributed."""
+    """A function that does one training step: forward, backward, gradient clipping, fused AdamW. model: plain, compiled
+    or not."""
     optimizer = torch.optim.AdamW(plain.optimizer_groups(0.01), lr=1e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
     vocab = (TOY if args.toy else SIZES)[3]
     x, y = torch.randint(vocab, (2, rows, args.seq), device=args.device)
 
-    def step(micro_batches=1):
+    def step():
         optimizer.zero_grad()
-        for i in range(micro_batches):
-            with model.no_sync() if i < micro_batches - 1 else contextlib.nullcontext():
-                with torch.autocast(args.device, torch.bfloat16, enabled=bf16):
-                    loss = model(x, y)[1] / micro_batches
-                loss.backward()
+        with torch.autocast(args.device, torch.bfloat16, enabled=bf16):
+            loss = model(x, y)[1]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(plain.parameters(), 1.0)
         optimizer.step()
         return loss.item()   # waits for the device
@@ -118,39 +110,6 @@ def train(args, key="train", compiled=False, bf16=False):
     report(f"{key}_peak_memory", peak / 2**20, "MiB")
 
 
-def ddp_process(rank, args, rendezvous, results):
-    """One process of ddp. Process 0 puts the median time of a step into results."""
-    args.threads, ranks = 1, args.threads
-    torch = load_torch(args)
-    torch.distributed.init_process_group("gloo", rendezvous, rank=rank, world_size=ranks)
-    plain = build(args)
-    step = training_step(args, torch, plain, torch.nn.parallel.DistributedDataParallel(plain), rows=1)
-    micro_batches = max(1, args.tokens // (ranks * args.seq))
-
-    def together():
-        torch.distributed.barrier()
-        step(micro_batches)
-        torch.distributed.barrier()
-
-    step()   # warm-up
-    seconds = median_seconds(together, args.runs, warm=0)
-    if rank == 0:
-        results.put((seconds, ranks * micro_batches * args.seq))
-    torch.distributed.destroy_process_group()
-
-
-def ddp(args):
-    """Training steps of tost-base on several processes with DistributedDataParallel."""
-    torch = load_torch(args)
-    results = torch.multiprocessing.get_context("spawn").SimpleQueue()
-    os.environ["OMP_NUM_THREADS"] = "1"
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(ddp_process, (args, f"file://{folder}/ranks", results), nprocs=args.threads)
-    seconds, tokens = results.get()
-    report("ddp_tokens_per_s", tokens / seconds, "tokens/s")
-    report("ddp_step", seconds * 1e3, "ms")
-
-
 def sample(args):
     """Greedy sampling in float32. Each token recomputes the whole prefix, but only the last logits."""
     torch = load_torch(args)
@@ -166,10 +125,8 @@ def sample(args):
 
 def bench_tiktoken(args):
     """Encodes the start of --text with GPT-2's vocabulary: in one call on one core, and in pieces on all cores."""
-    try:
-        from gpt2_encoding import gpt2_encoding
-    except ImportError as error:
-        raise Skip(f"{error} (pip install -r dev/requirements.txt)") from error
+    from gpt2_encoding import gpt2_encoding
+
     if args.text is None or args.vocab is None:
         raise Skip("give --text FILE and --vocab vocab.bpe")
     encoding = gpt2_encoding(args.vocab)
@@ -188,7 +145,6 @@ SECTIONS = {
     "train": train,
     "sample": sample,
     "tiktoken": bench_tiktoken,
-    "ddp": ddp,
     "train_bf16": lambda args: train(args, "train_bf16", bf16=True),
     "compiled": lambda args: train(args, "compiled", compiled=True),
     "compiled_bf16": lambda args: train(args, "compiled_bf16", compiled=True, bf16=True),
@@ -218,7 +174,7 @@ def main():
     for name in args.sections or DEFAULT:
         try:
             SECTIONS[name](args)
-        except Skip as reason:
+        except (Skip, ImportError) as reason:
             print(f"skipped: {name}: {reason}", flush=True)
 
 
