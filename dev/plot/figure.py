@@ -1,6 +1,5 @@
 """Shared by the scripts that draw with matplotlib: colors, common options, axes. Needs no display."""
 
-import sys
 from pathlib import Path
 
 from cli import write_file
@@ -12,11 +11,10 @@ MAX_DPI = 2400
 
 def matplotlib():
     """The package with its Figure. Imported when a figure is drawn, since --help does not need it."""
-    try:
-        import matplotlib.figure
-    except ImportError as error:
-        sys.exit(f"{error}: pip install matplotlib")
-    matplotlib.rcParams.update({"font.size": 9.5, "svg.hashsalt": "tost", "svg.fonttype": "none"})
+    import matplotlib.figure
+
+    matplotlib.rcParams.update({"font.size": 9.5, "svg.hashsalt": "tost", "svg.fonttype": "none",
+                                "agg.path.chunksize": 10000})   # for long curves
     return matplotlib
 
 

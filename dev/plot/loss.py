@@ -2,12 +2,12 @@
 
     loss.py RUN[,RUN…]… [--out loss.png] [--label NAME]… [--published openwebtext] [--line 'NAME=2.91']…
 
-RUN is a log.csv, or the run folder that contains it, of the trainer or of dev/reference/train.py; its name has no comma.
-Runs joined by commas, such as runs with different seeds, are averaged: they are one curve. Training loss is drawn twice: pale as logged, and
-smoothed over --smooth steps (centred mean). Validation loss is drawn as points. The first curve is solid and the others
-are dashed, so that the colors of overlapping curves alternate. The script prints the last validation loss of each
-curve, for several runs with their standard deviation. --difference adds a panel with the difference of each curve's
-training and validation losses from the first curve's at the same number of tokens, and prints the largest differences.
+RUN is a log.csv, or the run folder that contains it, of the trainer or of dev/reference/train.py. Runs joined by
+commas, such as runs with different seeds, are averaged: they are one curve. Training loss is drawn twice: pale as
+logged, and smoothed over 1/40 of the run (centred mean). Validation loss is drawn as points. The first curve is solid
+and the others are dashed, so that the colors of overlapping curves alternate. The script prints the last validation
+loss of each curve, for several runs with their standard deviation. --difference adds a panel with the difference of
+each curve's losses from the first curve's at the same number of tokens, and prints the largest differences.
 --published draws the paper's losses on a dataset, and those of GPT-2 base.
 Needs Python 3.11 or later and matplotlib.
 """
@@ -28,7 +28,6 @@ PUBLISHED = {
     "ptb": {"ToST-base": 6.39, "ToST-medium": 5.64, "ToST-large": 5.03, "GPT-2 base": 5.75},
 }
 RAW_ALPHA = 0.28
-BINS = 2000       # parts of a curve, about the pixels of its width
 MOST_POINTS = 40  # markers of validations per run; more of them are joined by a line
 COMPARED = {"train_loss": "training loss", "val_loss": "validation loss", "grad_norm": "gradient norm",
             "lr": "learning rate"}
@@ -45,19 +44,6 @@ def smooth(values, width):
     half = np.minimum(width // 2, np.minimum(i, n - 1 - i))
     before = np.where(i > n // 2, np.maximum(half, np.minimum(i, width // 8)), half)
     return (sums[i + half + 1] - sums[i - before]) / (half + before + 1)
-
-
-def thinned(x, y):
-    """The points of a curve that show in a picture: of each of BINS equal parts, the least and the largest y."""
-    width = len(y) // BINS
-    if width < 3:
-        return x, y
-    rest = len(y) // width * width
-    parts, first = y[:rest].reshape(-1, width), np.arange(0, rest, width)
-    least = np.where(np.isnan(parts), np.inf, parts).argmin(1) + first
-    largest = np.where(np.isnan(parts), -np.inf, parts).argmax(1) + first
-    shown = np.unique(np.concatenate(([0], least, largest, np.arange(rest, len(y)), [len(y) - 1])))
-    return x[shown], y[shown]
 
 
 def differences(run, first, name):
@@ -95,13 +81,13 @@ def draw_losses(axes, runs, args):
         width = 1.6 if i else 1.9
         slots = min(len(runs), 3)  # in which the colors of overlapping curves alternate
         dashes = (4.0 * i, (4, 4 * (slots - 1))) if i else "-"
-        window = args.smooth or max(1, len(run.tokens) // 40)
+        window = max(1, len(run.tokens) // 40)
         if window > 1:
-            axes.plot(*thinned(run.tokens, run.train_loss), color=color, alpha=RAW_ALPHA, linewidth=0.4 * width)
+            axes.plot(run.tokens, run.train_loss, color=color, alpha=RAW_ALPHA, linewidth=0.4 * width)
             markers["before smoothing"] = {"alpha": RAW_ALPHA}
-        axes.plot(*thinned(run.tokens, smooth(run.train_loss, window)), color=color, linewidth=width,
+        axes.plot(run.tokens, smooth(run.train_loss, window), color=color, linewidth=width,
                   label=plain(run.label), linestyle=dashes, solid_capstyle="round", dash_capstyle="butt")
-        tokens, val = thinned(*run.points("val_loss"))
+        tokens, val = run.points("val_loss")
         if len(val):
             axes.plot(tokens, val, color=color, linestyle="-" if len(val) > MOST_POINTS else "none",
                       linewidth=0.8, marker="o", markevery=max(1, len(val) // MOST_POINTS), zorder=3,
@@ -147,9 +133,9 @@ def draw_differences(axes, runs):
     floor = 1e-9  # the last decimal of log.csv; smaller differences are drawn at this value
     for i, run in enumerate(runs[1:], 1):
         color = COLORS[i % len(COLORS)]
-        tokens, values = thinned(*differences(run, runs[0], "train_loss"))
+        tokens, values = differences(run, runs[0], "train_loss")
         axes.plot(tokens, values.clip(floor), color=color, linewidth=1.0)
-        tokens, values = thinned(*differences(run, runs[0], "val_loss"))
+        tokens, values = differences(run, runs[0], "val_loss")
         axes.plot(tokens, values.clip(floor), color=color, linestyle="none", marker="o",
                   markersize=4.5, markerfacecolor="white", markeredgewidth=1.2)
     axes.set_yscale("log")
@@ -182,8 +168,6 @@ def parse(arguments):
     parser = option_parser(__doc__)
     parser.add_argument("runs", nargs="+", metavar="RUN[,RUN…]",
                         help="a log.csv or a run folder; runs joined by commas are averaged")
-    parser.add_argument("--smooth", type=int, default=0, metavar="N",
-                        help="steps to average over; 0 (default): 1/40 of the run; 1: no smoothing")
     parser.add_argument("--published", choices=PUBLISHED, help="draw the published losses on this dataset as lines")
     parser.add_argument("--line", action="append", default=[], metavar="NAME=VALUE", help="draw a horizontal line")
     parser.add_argument("--difference", action="store_true", help="plot and print the differences from the first run")
@@ -201,8 +185,7 @@ def main(arguments):
     if args.difference and len(args.runs) < 2:
         raise ValueError("--difference: give at least two runs")
     labels = padded_labels(args, len(args.runs), "run")
-    columns = ("tokens", *COMPARED) if args.difference else ("tokens", "train_loss", "val_loss")
-    runs = [mean_of_runs(paths.split(","), label, columns) for paths, label in zip(args.runs, labels)]
+    runs = [mean_of_runs(paths.split(","), label) for paths, label in zip(args.runs, labels)]
     write(draw(runs, args), args)
     for run in runs:
         print_last(run)

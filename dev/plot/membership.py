@@ -9,18 +9,16 @@
 
 The membership Π of a token is a softmax over the heads of a layer. A token has the color of the head with the
 largest Π; the stronger the color, the larger the margin to the second-largest Π. Π depends on a token's energy
-relative to the sum over all tokens up to it, so even in an untrained model it changes with the position. --initial
-adds a second mode, Π − Π₀, where Π₀ is the membership of the same text in the model before training. --control, another
-text in the same model, gives the share of the variance of Π that the position explains: the covariance of Π at equal
-positions of both texts, divided by its variance. It is 1 if Π depends only on the position.
+relative to the sum over all tokens up to it, so even in an untrained model it changes with the position.
 
-The page is one self-contained file. The script also prints, per layer, the mean margin, the share of tokens whose
-leading head is the busiest one, the distance from initialization (½ Σ |Π − Π₀| over the heads, 0 to 1), and that share.
---picture draws the strips of all three files. Needs Python 3.11 or later, numpy and safetensors; for --picture,
-matplotlib.
+The page is one self-contained file. The script also prints, per layer, the mean margin; the share of tokens whose
+leading head is the busiest one; with --initial, the same text in the model before training, the distance from it
+(½ Σ |Π − Π₀| over the heads, 0 to 1); and with --control, another text in the same model, the share of the variance of
+Π that the position explains: the covariance of Π at equal positions of both texts, divided by its variance. It is 1 if
+Π depends only on the position. --picture draws the strips of all three files. Needs Python 3.11 or later, numpy and
+safetensors; for --picture, matplotlib.
 """
 
-import base64
 import html
 import json
 import sys
@@ -40,20 +38,16 @@ parser.add_argument("--out", metavar="FILE", help="default: that of TRAINED, wit
 if __name__ == "__main__":
     parser.parse_args()   # --help does not need the packages below
 
-try:
-    import numpy as np
-    from safetensors import SafetensorError, safe_open
-except ImportError as error:
-    sys.exit(f"{error}: pip install numpy safetensors")
+import numpy as np
+from safetensors import SafetensorError, safe_open
 
 MARKS = {"\n": "\u21b5", "\t": "\u21e5"}  # shown before the character
 FULL_COLOR = 0.98  # quantile of the margins that is shown in full color
-TENSORS = {"tokens": ("I32", 1), "offsets": ("I32", 1), "loss": ("F32", 1), "pi": ("F32", 3), "w": ("F32", 3),
-           "text": ("U8", 1)}  # dtype and number of dimensions
+TENSORS = ("tokens", "offsets", "loss", "pi", "text")
 
 
 class Inspection:
-    """Arrays tokens (T), offsets (T+1), loss (T), pi (L,nh,T), w (L,T,C); text as bytes; model and step."""
+    """Arrays tokens (T), offsets (T+1), loss (T), pi (L,nh,T); text as bytes; model and step."""
 
     def __init__(self, path):
         self.path = str(path)
@@ -64,8 +58,8 @@ class Inspection:
                 metadata = file.metadata() or {}
                 if metadata.get("content") != "inspect":
                     raise ValueError(f"{path}: not a file of `train_gpt_tost inspect`")
-                for name, kind in TENSORS.items():
-                    setattr(self, name, self.read(file, name, kind))
+                for name in TENSORS:
+                    setattr(self, name, file.get_tensor(name))
         except OSError as error:
             raise ValueError(f"{path}: cannot be read: {error.strerror or describe(error)}") from error
         except SafetensorError as error:
@@ -73,26 +67,6 @@ class Inspection:
         self.text = self.text.tobytes()
         self.model, self.step = metadata.get("model", self.path), int(metadata.get("step", 0))
         self.layers, self.heads, self.length = self.pi.shape
-        self.check()
-
-    def read(self, file, name, kind):
-        if name not in file.keys():
-            raise ValueError(f"{self.path}: tensor '{name}' is missing; run inspect again")
-        stored = file.get_slice(name)
-        dtype, shape = stored.get_dtype(), tuple(stored.get_shape())
-        if (dtype, len(shape)) != kind or 0 in shape:
-            raise ValueError(f"{self.path}: '{name}' is {dtype} {shape}, expected {kind[0]} with {kind[1]} dimensions")
-        return file.get_tensor(name)
-
-    def check(self):
-        T, C = self.length, self.w.shape[-1]
-        shapes = {"tokens": (T,), "offsets": (T + 1,), "loss": (T,), "w": (self.layers, T, C)}
-        for name, shape in shapes.items():
-            if getattr(self, name).shape != shape:
-                raise ValueError(f"{self.path}: '{name}' has shape {getattr(self, name).shape}, expected {shape} "
-                                 "from the shape of 'pi'")
-        if not np.abs(self.pi.sum(1) - 1).max() <= 1e-3:
-            raise ValueError(f"{self.path}: 'pi' is not a membership: it does not sum to 1 over the heads")
 
     def mean_loss(self):
         """Nats per token, without the first token, which has no context. NaN for a single token."""
@@ -146,20 +120,11 @@ def explained(trained, control):
 
 
 def most_changed(trained, initial):
-    """[layer, token], from 0, at which the page opens: the layer that differs most from initialization, or has
-    the largest margins, and its token with the largest margin after the first quarter of the text, among those with
-    a letter if there are any."""
-    margin = margins(trained.pi)
-    layer = int((np.abs(trained.pi - initial.pi).sum(1) if initial else margin).mean(1).argmax())
-    pieces = [trained.text[a:b].decode("utf-8", "replace") for a, b in zip(trained.offsets, trained.offsets[1:])]
-    late = np.arange(trained.length) >= trained.length // 4
-    words = late & np.array([any(map(str.isalpha, piece)) for piece in pieces])
-    return [layer, int(np.where(words if words.any() else late, margin[layer], -1).argmax())]
-
-
-def packed(pi):
-    """Π in units of 1/65535, as little-endian uint16 in base64."""
-    return base64.b64encode(np.rint(pi.clip(0, 1) * 65535).astype("<u2").tobytes()).decode()
+    """[layer, token], from 0, at which the page opens: the layer that differs most from initialization, or has the
+    largest margins, and its token with the largest margin after the first quarter of the text."""
+    margin, first = margins(trained.pi), trained.length // 4
+    layer = (np.abs(trained.pi - initial.pi).sum(1) if initial else margin).mean(1).argmax()
+    return [int(layer), int(margin[layer, first:].argmax() + first)]
 
 
 def summary(trained, initial, control):
@@ -173,26 +138,17 @@ def summary(trained, initial, control):
 
 def page(trained, initial, control, title):
     tokens = token_html(trained.text, trained.offsets)
-    spans = "".join(f'<span id="t{t}">{token}</span>' for t, token in enumerate(tokens))
-    modes = [trained.pi] + ([trained.pi - initial.pi] if initial else [])
-    full = [max(1e-6, float(np.quantile(margins(values), FULL_COLOR))) for values in modes]
-    data = {"layers": trained.layers, "heads": trained.heads, "length": trained.length, "full": full,
-            "start": most_changed(trained, initial),
-            "pi": packed(trained.pi), "initial": packed(initial.pi) if initial else None,
+    data = {"full": max(1e-6, float(np.quantile(margins(trained.pi), FULL_COLOR))),
+            "start": most_changed(trained, initial), "pi": trained.pi.astype(float).round(4).tolist(),
             "ids": trained.tokens.tolist(),
             "loss": [None if np.isnan(x) else round(float(x), 4) for x in trained.loss]}
     facts = f"{trained.model}, step {trained.step}: {trained.length} tokens, {trained.mean_loss():.4f} nats per token"
-    if initial:
-        facts += f"; initialization: {initial.model}, step {initial.step}"
     if control:
         share = explained(trained, control)
         facts += (f". The position explains {100 * share.min():.0f} to {100 * share.max():.0f} % of the variance of Π "
                   f"in the layers; control: {Path(control.path).stem}")
-    rows = "".join(f"<tr><th>{l}</th><td>{'</td><td>'.join(row)}</td></tr>"
-                   for l, row in enumerate(summary(trained, initial, control), 1))
-    values = {"TITLE": html.escape(title), "FACTS": html.escape(facts), "SPANS": spans, "ROWS": rows,
-              "LAST": str(trained.layers), "DIFFERENCE": "" if initial else "disabled",
-              "NOTE": "" if initial else " (needs --initial)",
+    values = {"TITLE": html.escape(title), "FACTS": html.escape(facts),
+              "SPANS": "".join(f'<span id="t{t}">{token}</span>' for t, token in enumerate(tokens)),
               "DATA": json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")}
     template = Path(__file__).with_name("membership.template.html").read_text(encoding="utf-8")
     parts = template.split("@@")  # text, name, text, name, …

@@ -12,6 +12,7 @@ Needs Python 3.11 or later and matplotlib.
 
 import json
 import math
+import statistics
 import sys
 from pathlib import Path
 
@@ -20,16 +21,11 @@ from figure import COLORS, add_options, check_options, matplotlib, padded_labels
 from loss import draw_lines
 
 
-def interval(b):
-    """Half the width of a bin's 95 % interval; NaN for a single window, where eval writes null."""
-    return math.nan if b["loss_95"] is None else float(b["loss_95"])
-
-
 def read_result(path):
     """Returns the model's file and {(first, last): (loss, 95 % interval or NaN, tokens)}."""
     try:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
-        bins = {(int(b["first"]), int(b["last"])): (float(b["loss"]), interval(b), int(b["tokens"]))
+        bins = {(int(b["first"]), int(b["last"])): (float(b["loss"]), float(b["loss_95"] or "nan"), int(b["tokens"]))
                 for b in result["position"]}
         model = str(result["model"])
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -57,10 +53,8 @@ class Line:
                 raise ValueError(f"{name}: evaluated at other positions than {names[0]}; give both the same --seq")
         for place in sorted(merged[0]):
             losses = [bins[place][0] for bins in merged]
-            mean, error = sum(losses) / len(losses), merged[0][place][1]
-            if len(losses) > 1:
-                error = math.sqrt(sum((x - mean) ** 2 for x in losses) / (len(losses) - 1) / len(losses))
-            self.points.append((*place, mean, error))
+            error = statistics.stdev(losses) / math.sqrt(len(losses)) if len(losses) > 1 else merged[0][place][1]
+            self.points.append((*place, statistics.fmean(losses), error))
 
 
 def print_table(lines):

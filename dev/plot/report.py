@@ -1,9 +1,9 @@
 """Writes the report of a run: report.md and report.png in its folder.
 
-    report.py RUN [--price 2.49] [--out FILE.md]
+    report.py RUN
 
 RUN is the folder of any run of the trainer. The report has the loss curve, the evaluation results, for a preset
-beside the published ones, version, device, time, speed, cost, options and samples. It reads
+beside the published ones, version, device, time, speed, options and samples. It reads
 
     RUN/log.csv                       loss, time and speed
     RUN/step_*/model.safetensors      version and options, from the metadata of the newest checkpoint
@@ -22,14 +22,14 @@ import math
 import re
 import statistics
 import sys
+from datetime import timedelta
 from pathlib import Path
 
-from cli import command, describe, option_parser, run, write_file
+from cli import about, command, option_parser, run, write_file
 import figure
 import loss
 from runs import Run, newest_checkpoint, numpy as np
 
-COLUMNS = ("step", "tokens", "train_loss", "val_loss", "ms", "tokens_per_s")   # of the log that are read
 # Names in RUN/eval: (title, key in loss.PUBLISHED)
 LOSSES = {"validation": ("OpenWebText", "openwebtext"), "lambada_loss": ("LAMBADA", "lambada"),
           "wikitext2_loss": ("WikiText-2", "wikitext2"), "ptb_loss": ("PTB", "ptb")}
@@ -46,16 +46,12 @@ PLAIN = str.maketrans({"<": "&lt;", "\n": " ", "\r": " ", **{c: f"\\{c}" for c i
 # ----------------------------------------------------------------------------------------------------------
 # Reading
 
-def read_lines(path):
-    """The objects of a JSONL file, or [] if it does not exist. An incomplete last line is ignored."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
+def read_samples(path):
+    """The objects of a JSONL file, or [] if it does not exist."""
+    if not path.exists():
         return []
-    try:
-        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if line.strip()]
-    except ValueError as error:
-        raise ValueError(f"{path}: not JSONL ({describe(error)})") from error
+    with about(path):
+        return [json.loads(line) for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
 
 
 def read_output(path):
@@ -68,28 +64,16 @@ def read_results(folder):
     """{name: result} of folder/eval/*.json."""
     results = {}
     for path in sorted((folder / "eval").glob("*.json")):
-        try:
+        with about(path):
             result = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        except ValueError as error:
-            raise ValueError(f"{path}: not JSON; remove it and evaluate again") from error
-        if not isinstance(result, dict) or result.get("content") != "eval":
-            raise ValueError(f"{path}: not a result of eval --json")
-        if "partial" in result:
-            raise ValueError(f"{path}: the evaluation was interrupted; repeat it")
+        if not isinstance(result, dict) or result.get("content") != "eval" or "partial" in result:
+            raise ValueError(f"{path}: not a result of eval --json, or of an interrupted one: evaluate again")
         results[path.stem] = result
     return results
 
 
 # ----------------------------------------------------------------------------------------------------------
 # Text
-
-def duration(seconds):
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    days, hours = divmod(minutes // 60, 24)
-    return f"{days} d {hours} h" if days else f"{hours} h {minutes % 60} min" if hours else f"{minutes} min"
-
 
 def code(text, fence="```", end="\n"):
     """Text as a block of Markdown code."""
@@ -138,22 +122,20 @@ def loss_table(results, metadata, log, folder):
     model = published_model(metadata)
     names = [model, "GPT-2 base"] if model else []
     rows = []
-    for name, (title, key) in LOSSES.items():
-        result = results.get(name)
-        if not result and not model and name != "validation":
-            continue
+    for name in [*LOSSES, *(name for name in results if name not in LOSSES and "file" not in results[name])]:
+        result, (title, key) = results.get(name), LOSSES.get(name, (name, None))
+        published = [f"{loss.PUBLISHED[key][n]:.2f}" if key else "–" for n in names]
+        if name == "validation" and not is_openwebtext(metadata):
+            title, published = "the run's validation shards", ["–"] * len(names)
         if result:
             ours = with_interval(result.get("loss"), result.get("loss_95"))
         elif name == "validation" and validation(log) != NOT_MEASURED:
             ours = f"{validation(log)}, by train (log.csv)"
-        else:
+        elif name == "validation" or model:
             ours = f"not evaluated (eval --model {folder} --data SHARDS --json {folder}/eval/{name}.json)"
-        published = [f"{loss.PUBLISHED[key][n]:.2f}" for n in names]
-        if name == "validation" and not is_openwebtext(metadata):
-            title, published = "the run's validation shards", ["–"] * len(names)
+        else:
+            continue
         rows.append([title, ours, *published, protocol(result) if result else ""])
-    rows += [[name, with_interval(result.get("loss"), result.get("loss_95")), *["–"] * len(names), protocol(result)]
-             for name, result in results.items() if name not in LOSSES and "file" not in result]
     return table(["loss, nats per token", "this run", *(f"{n}, published" for n in names), "protocol"], rows)
 
 
@@ -165,13 +147,6 @@ def task_rows(results):
             number = isinstance(value, (int, float)) and not isinstance(value, bool)
             if number and key not in SETTINGS and not key.endswith("_95"):
                 yield [name, key, with_interval(value, result.get(f"{key}_95")), protocol(result)]
-
-
-def stale(results, step):
-    """A sentence about results of other checkpoints than that of `step`."""
-    others = sorted({f"{name} at step {result['step']}" for name, result in results.items()
-                     if result.get("step") not in (None, step)})
-    return f"Evaluated at another step than {step}: {', '.join(others).translate(PLAIN)}.\n" if others else ""
 
 
 def finite(values):
@@ -187,9 +162,8 @@ def validation(log):
            f"{log.step[best]:.0f}"
 
 
-def fact_rows(folder, log, metadata, devices, mfu, price):
+def fact_rows(folder, log, metadata, devices, mfu):
     seconds = finite(log.ms).sum() / 1000
-    tokens, first = int(log.tokens[-1]), int(log.tokens[0])
     final, speeds = finite(log.train_loss[-max(1, len(log.step) // 40):]), finite(log.tokens_per_s)
     sizes = [metadata.get(key, "?") for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")]
     rows = [["program", metadata.get("program", "unknown")],
@@ -201,29 +175,23 @@ def fact_rows(folder, log, metadata, devices, mfu, price):
                      "{} layers, {} heads, {} channels, block size {}, vocabulary {}".format(*sizes)
                      + "".join(f", {key} {metadata[key]}" for key in VARIANTS if key in metadata)])
         rows.append(["data", metadata.get("option.data", "?")])
-    rows += [["training", f"{int(log.step[-1]):,} steps, {tokens:,} tokens"],
+    logged = f"{len(log.step):,} logged steps, without validation, samples and checkpoints"
+    rows += [["training", f"{int(log.step[-1]):,} steps, {int(log.tokens[-1]):,} tokens"],
              ["training loss", f"{final.sum() / (len(final) or math.nan):.4f}, mean of the last {len(final):,} steps"],
              ["validation loss", validation(log)],
-             ["time", f"{duration(seconds)} in {len(log.step):,} logged steps, without validation, samples and "
-                      "checkpoints"]]
+             ["time", f"{timedelta(seconds=round(seconds))} in {logged}"]]
     if len(speeds) and seconds:
         rows.append(["speed", f"{np.median(speeds):,.0f} tokens/s (median of the steps)"])
     if mfu:
         rows.append(["model FLOPs utilization", f"{statistics.median(mfu):.1f} % (median of the printed steps)"])
-    if price is not None:
-        spent = f"{seconds / 3600 * price:,.2f}"
-        rows.append(["cost of the steps", f"{spent} at {price:,.2f} per hour"
-                     + (f"; {price / 3600 * seconds / (tokens - first) * 1e9:,.2f} per billion tokens"
-                        if tokens > first else "")])
     return rows
 
 
-def report(folder, log, picture, price):
+def report(folder, log):
     metadata, results = newest_checkpoint(folder), read_results(folder)
-    samples = read_lines(folder / "samples.jsonl")
-    step = int(metadata.get("step", log.step[-1]))
+    samples = read_samples(folder / "samples.jsonl")
     parts = [f"# {code(' '.join(folder.resolve().name.split()), '`', ' ')}",
-             f"![Training and validation loss]({picture})", "## Results",
+             "![Training and validation loss](report.png)", "## Results",
              loss_table(results, metadata, log, folder)]
     if published_model(metadata) and int(metadata.get("vocab_size", 0)) not in GPT2_VOCABULARY:
         parts.append(f"Not comparable with the published losses: the vocabulary has {metadata.get('vocab_size')} "
@@ -231,10 +199,8 @@ def report(folder, log, picture, price):
     tasks = list(task_rows(results))
     if tasks:
         parts.append(table(["task", "metric", "this run", "examples"], tasks))
-    if stale(results, step):
-        parts.append(stale(results, step).strip())
     parts += ["Intervals are 95 % intervals over windows or examples.", "## Run",
-              table(["", ""], fact_rows(folder, log, metadata, *read_output(folder / "train.log"), price))]
+              table(["", ""], fact_rows(folder, log, metadata, *read_output(folder / "train.log")))]
     options = "\n".join(f"{key.removeprefix('option.')} = {value}" for key, value in metadata.items()
                         if key.startswith("option."))
     if options:
@@ -244,14 +210,13 @@ def report(folder, log, picture, price):
     return "\n\n".join(parts) + "\n"
 
 
-def draw(folder, log, path):
+def draw(folder, log):
     """The loss curve. The steep beginning of a long run is cut off."""
     first = len(log.step) // 50 if len(log.step) >= 500 else 0
     shown = finite(np.concatenate((log.train_loss[first:], log.val_loss[first:])))
-    arguments = [str(folder), "--title", folder.resolve().name, "--out", str(path)]
+    arguments = [str(folder), "--title", folder.resolve().name, "--out", str(folder / "report.png")]
     metadata = newest_checkpoint(folder)
-    comparable = published_model(metadata) and int(metadata.get("vocab_size", 0)) in GPT2_VOCABULARY
-    if comparable and is_openwebtext(metadata):
+    if published_model(metadata) and int(metadata.get("vocab_size", 0)) in GPT2_VOCABULARY and is_openwebtext(metadata):
         arguments += ["--published", "openwebtext"]
         shown = np.append(shown, list(loss.PUBLISHED["openwebtext"].values()))
     if len(shown):
@@ -261,28 +226,16 @@ def draw(folder, log, path):
     figure.write(loss.draw([log], args), args)
 
 
-def parse(arguments):
-    parser = option_parser(__doc__)
-    parser.add_argument("run", metavar="RUN", help="a run folder")
-    parser.add_argument("--price", type=float, metavar="X", help="price of the machine per hour")
-    parser.add_argument("--out", metavar="FILE", help="*.md; the picture is *.png (default: RUN/report.md)")
-    return parser.parse_args(arguments)
-
-
 @command()
 def main(arguments):
-    args = parse(arguments)
-    if not Path(args.run).is_dir():
-        raise ValueError(f"{args.run}: not a folder; give the folder of a run")
-    if args.price is not None and not 0 <= args.price < math.inf:
-        raise ValueError(f"--price {args.price}: give a number of at least 0")
-    folder = Path(args.run)
-    out = Path(args.out) if args.out else folder / "report.md"
-    if out.suffix != ".md":
-        raise ValueError(f"--out {out}: give a name that ends in .md")
-    log, picture = Run(folder, None, COLUMNS), out.with_suffix(".png")
-    text = report(folder, log, picture.name, args.price)
-    draw(folder, log, picture)
+    parser = option_parser(__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
+    folder = parser.parse_args(arguments).run
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: not a folder; give the folder of a run")
+    log, out = Run(folder), folder / "report.md"
+    text = report(folder, log)
+    draw(folder, log)
     write_file(out, lambda part: part.write_text(text, encoding="utf-8"))
     print(out)
 

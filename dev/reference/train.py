@@ -36,6 +36,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
 from cli import command, option_parser, run
+from runs import COLUMNS
 from train_options import OPTIONS, REQUIRED, add_options
 
 parser = add_options(option_parser(__doc__))
@@ -51,7 +52,6 @@ from gpt2 import Gpt2
 from shards import Shards
 from tost import Tost, find_model
 
-COLUMNS = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s"
 # Of the recall measure: see Trainer.recall
 RARE, RARE_TOKENS, DISTANCES = 3, 20_000_000, (0, 1, 11, 51)
 
@@ -261,7 +261,7 @@ def main(arguments):
     trainer = Trainer(args)
     args.out.mkdir(parents=True, exist_ok=True)
     with open(path, "w") as log:
-        print(COLUMNS, file=log)
+        print(",".join(COLUMNS), file=log)
         trainer.run(log)
     trainer.save()
 

@@ -14,9 +14,9 @@ VARIANT joins words with +, such as z+ln_2+relative:
 
 Without wpe and denom_bias: --init MODEL made with --positions none.
 
-The other options are those of train.py, without --attention; --val-data is required. No weights are saved. The last line
-is a JSON object: the loss on all of --val-data, and for each layer the share of the variance of Π that the position
-explains there.
+The other options are those of train.py, without --attention; --val-data is required. No weights are saved. The last
+line is a JSON object: the loss on all of --val-data, and for each layer the share of the variance of Π that the
+position explains there.
 Needs Python 3.11 or later, torch, numpy and safetensors.
 """
 
@@ -106,8 +106,8 @@ def change(model, words):
 
 @torch.no_grad()
 def explained(trainer):
-    """Per layer, the share of the variance of Π, in the first WINDOWS windows of --val-data, that lies between the means
-    of the positions."""
+    """Per layer, the share of the variance of Π, in the first WINDOWS windows of --val-data, that lies between the
+    means of the positions."""
     B, shares = trainer.args.batch, []
     layers = [[] for _ in trainer.model.transformer.h]
     windows = min(WINDOWS, trainer.val.samples)
@@ -136,7 +136,7 @@ def main(arguments):
         raise ValueError("--val-data: missing")
     args.out.mkdir(parents=True, exist_ok=True)
     with open(args.out / "log.csv", "w" if args.overwrite else "x") as log:
-        print(train.COLUMNS, file=log)
+        print(",".join(train.COLUMNS), file=log)
         trainer.run(log)
     if args.by_position:
         args.by_position.write_text(json.dumps(trainer.by_position()), encoding="utf-8")
