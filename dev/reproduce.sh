@@ -24,7 +24,6 @@
 # PYTHON selects the Python, which needs the packages of dev/requirements.txt; for --shards and --smoke, matplotlib.
 set -u
 name=${0##*/}
-started_in=$PWD
 here=$(cd "$(dirname "$0")/.." && pwd) || exit 1
 python=${PYTHON:-python3}
 preset='' out='' shards='' val_shards='' tokenizer='' ranks=1 windows='' program='' smoke=''
@@ -33,13 +32,12 @@ from=() options=()
 fail() { echo "$name: $1" >&2; exit "${2:-1}"; }
 usage() { fail "$1 (--help lists the options)" 2; }
 
-# absolute PATH: relative to the folder that the command was given in
-absolute() { case $1 in /*) echo "$1" ;; *) echo "$started_in/$1" ;; esac; }
+absolute() { case $1 in /*) echo "$1" ;; *) echo "$PWD/$1" ;; esac; }
 
 while [ $# -gt 0 ]; do
     case $1 in
         --help | -h) sed -n '2,/^set /{/^set /!{s/^# \{0,1\}//p;};}' "$0"; exit ;;
-        --smoke) smoke=yes; shift; continue ;;
+        --smoke) smoke=smoke; shift; continue ;;
         --) shift; options=("$@"); break ;;
         --preset | --out | --from | --shards | --val-shards | --tokenizer | --ranks | --windows | --program) ;;
         *) usage "$1: not an option" ;;
@@ -65,14 +63,13 @@ done
 [ -z "$shards" ] || [ -n "$val_shards" ] || val_shards=$(dirname "$shards")/$(basename "$shards" | sed 's/train/val/g')
 [ -z "$shards" ] || [ "$val_shards" != "$shards" ] ||
     usage "--shards $shards: no 'train' in the name: give --val-shards"
-preset=${preset:-${smoke:+starter}}
+[ -z "$smoke" ] || preset=starter
 preset=${preset:-tost-base}
-out=${out:-$started_in/out/${smoke:+smoke}${smoke:-reproduce-$preset}}
-[ -z "$smoke" ] || out=${out%yes}
 case $preset in
     starter | tost-base | tost-medium | tost-large) ;;
     *) usage "--preset $preset: use starter, tost-base, tost-medium or tost-large" ;;
 esac
+out=${out:-$PWD/out/${smoke:-reproduce-$preset}}
 cd "$here" || exit 1
 
 # ---------------------------------------------------------------------------------------------
@@ -119,13 +116,10 @@ stage() { printf '\n== %s\n' "$*"; }
 # Stages
 
 check_python() {
-    local packages="matplotlib"
-    [ -n "$shards$smoke" ] || packages="matplotlib datasets tqdm"
-    # shellcheck disable=SC2086
-    missing=$("$python" -c 'import sys, importlib.util as u
-print(" ".join(p for p in sys.argv[1:] if u.find_spec(p) is None))' $packages 2>&1) ||
-        fail "PYTHON $python: cannot be run: give a Python of at least 3.11"
-    [ -z "$missing" ] || fail "$python has no $missing: $python -m pip install -r dev/requirements.txt"
+    local packages=matplotlib
+    [ -n "$shards$smoke" ] || packages="matplotlib, datasets"
+    "$python" -c "import $packages" 2>/dev/null ||
+        fail "$python cannot import $packages: $python -m pip install -r dev/requirements.txt"
 }
 
 build() {
@@ -223,8 +217,8 @@ samples() {
     mv "$out/samples.tmp" "$out/samples.jsonl"
 }
 
-# evaluate NAME FILE ARGUMENTS…: writes OUT/eval/NAME.json, unless it is that of the newest checkpoint and not partial, or
-# FILE, which the arguments name, does not exist.
+# evaluate NAME FILE ARGUMENTS…: writes OUT/eval/NAME.json, unless it is that of the newest checkpoint and not partial,
+# or FILE, which the arguments name, does not exist.
 evaluate() {
     local result=$out/eval/$1.json what=$1 file=$2
     shift 2
@@ -255,11 +249,6 @@ evaluations() {
     done
 }
 
-# smoke_default NAME VALUE: an option of train, unless the command line has it
-smoke_default() {
-    case " ${options[*]:-} " in *" $1 "* | *" $1="*) ;; *) smoke_options+=("$1" "$2") ;; esac
-}
-
 running='' smoke_options=()
 streams="lambada wikitext2 ptb"   # of the paper's table; the task of LAMBADA is another file
 tasks="lambada lambada_published hellaswag cbt_CN cbt_NE"
@@ -270,13 +259,10 @@ if [ -n "$smoke" ]; then
     val_shards="$here/data/starter/starter_val_*.bin"
     tokenizer=$here/data/starter/vocab.bpe
     windows=${windows:-40}
-    smoke_default --steps 200
-    smoke_default --batch 4
-    smoke_default --total-batch 1024
-    smoke_default --save-every 50
-    smoke_default --val-every 100
-    smoke_default --val-batches 5
-    smoke_default --sample-every 0
+    for default in --steps=200 --batch=4 --total-batch=1024 --save-every=50 --val-every=100 --val-batches=5 \
+        --sample-every=0; do
+        case " ${options[*]:-} " in *" ${default%%=*}"[\ =]*) ;; *) smoke_options+=("$default") ;; esac
+    done
 fi
 windows=${windows:-16000}
 check_python
