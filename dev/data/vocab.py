@@ -19,6 +19,13 @@ SHA256 = "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5"
 VOCAB = DATA / "vocab.bpe"
 
 
+def convert(source, out):
+    vocabulary = Vocabulary.read(source)
+    write_file(out, lambda part: part.write_bytes(vocabulary.vocab_bpe()))
+    note = "" if vocabulary.standard else f"; its ids (bytes, merges, {EOT}) are not those of {source}"
+    print(f"{shown(out)}: {len(vocabulary.merges):,} merges{note}")
+
+
 @command()
 def main(arguments):
     parser = option_parser(__doc__)
@@ -27,11 +34,7 @@ def main(arguments):
     args = parser.parse_args(arguments)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     if args.source and args.source.read_bytes().lstrip().startswith(b"{"):
-        vocabulary = Vocabulary.read(args.source)
-        write_file(args.out, lambda part: part.write_bytes(vocabulary.vocab_bpe()))
-        note = "" if vocabulary.standard else f"; its ids (bytes, merges, {EOT}) are not those of {args.source}"
-        print(f"{shown(args.out)}: {len(vocabulary.merges):,} merges{note}")
-        return
+        return convert(args.source, args.out)
     if args.source:
         check_sha256(args.source, SHA256, shown(args.source))
         write_file(args.out, lambda part: part.write_bytes(args.source.read_bytes()))

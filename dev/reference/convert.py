@@ -31,11 +31,8 @@ parser.add_argument("dest", type=Path, help="DEST or DEST.pt")
 if __name__ == "__main__":
     parser.parse_args()   # --help does not need the packages below
 
-try:
-    import torch
-    from safetensors import SafetensorError, safe_open
-except ImportError as error:
-    sys.exit(f"{error}: pip install torch safetensors numpy")
+import torch
+from safetensors import SafetensorError, safe_open
 
 from tost import HEAD, WTE, Tost, TostConfig, find_model
 

@@ -23,7 +23,6 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
 from cli import about, command, new_path, option_parser, run
-from runs import Run
 from vocabulary import EOT, find_tokenizer
 
 parser = option_parser(__doc__)
@@ -34,12 +33,9 @@ parser.add_argument("--tokenizer", type=Path, metavar="FILE",
 if __name__ == "__main__":
     parser.parse_args()   # --help does not need the packages below
 
-try:
-    from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError, safe_open
 
-    from tost import Tost, find_model
-except ImportError as error:
-    sys.exit(f"{error}: pip install torch safetensors numpy")
+from tost import Tost, find_model
 
 CODE = Path(__file__).resolve().parent / "huggingface"
 
@@ -72,23 +68,11 @@ def tokenizer_config(config):
 # The model card
 
 
-def loss_lines(metadata, model_file):
-    """Of the checkpoint, and of the run's log.csv up to it."""
-    step, best, lines = int(metadata.get("step", 0)), float(metadata.get("best_val_loss", "inf")), []
-    try:
-        log = Run(model_file.resolve().parent.parent / "log.csv", None)
-        rows = [row for row in zip(map(int, log.step), log.train_loss, log.val_loss) if row[0] <= step]
-    except ValueError:   # there is none, or one of another program
-        rows = []
-    if rows:
-        last = [train for _, train, _ in rows[-100:]]
-        lines.append(f"| training loss, mean of the last {len(last)} steps | {sum(last) / len(last):.4f} nats/token |")
-    measured = [(at, val) for at, _, val in rows if math.isfinite(val)]
-    if measured:
-        lines.append("| validation loss at step {} | {:.4f} nats/token |".format(*measured[-1]))
-    if math.isfinite(best):
-        lines.append(f"| best validation loss | {best:.4f} nats/token |")
-    return lines
+def loss_lines(metadata):
+    titles = {"val_loss": f"validation loss at step {metadata.get('val_step')}",
+              "best_val_loss": "best validation loss"}
+    return [f"| {title} | {float(metadata[key]):.4f} nats/token |" for key, title in titles.items()
+            if math.isfinite(float(metadata.get(key, "inf")))]
 
 
 def state_size(config):
@@ -178,7 +162,7 @@ def export(source, out, given):
         raise ValueError(f"the tokenizer has {vocabulary.size} tokens, but {model_file} only "
                          f"{model.config.vocab_size}: give its own tokenizer as --tokenizer")
     parameters = sum(p.numel() for p in model.parameters())
-    card = model_card(out.name, model.config, vocabulary, metadata, parameters, loss_lines(metadata, model_file))
+    card = model_card(out.name, model.config, vocabulary, metadata, parameters, loss_lines(metadata))
     with new_path(out) as part:
         part.mkdir()
         write_folder(part, model_file, model.config, vocabulary, card)

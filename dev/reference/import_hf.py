@@ -22,13 +22,10 @@ parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it m
 if __name__ == "__main__":
     parser.parse_args()   # --help does not need the packages below
 
-try:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
-    from tost import VARIANTS, Tost
-except ImportError as error:
-    sys.exit(f"{error}: pip install torch safetensors numpy")
+from tost import VARIANTS, Tost
 
 
 def read_json(path):
