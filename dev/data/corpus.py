@@ -190,8 +190,10 @@ def load(files):
     import datasets
     import pyarrow
 
-    datasets.disable_progress_bars()
-    names, field = ", ".join(shown(file.path) for file in files), files[0].field
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
+    names = shown(files[0].path) + (f" and {len(files) - 1} more" if len(files) > 1 else "")
+    field = files[0].field
     features = datasets.Features({"text": datasets.Value("large_string")})
     try:
         if files[0].kind in ("JSONL", "text"):
@@ -322,6 +324,7 @@ def make_shard(path, documents, args):
                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
             with contextlib.suppress(BrokenPipeError):   # of a tokenizer that ended; its stderr says why
                 documents.to_json(process.stdin, force_ascii=False)
+            with contextlib.suppress(BrokenPipeError):
                 process.stdin.close()
             error = process.stderr.read().decode(errors="replace").strip()
         if process.returncode:
