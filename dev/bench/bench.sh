@@ -18,4 +18,4 @@ if [ -n "${TEXT:-}" ]; then   # median of 3 runs after a warm-up, so that the te
         [ $run -eq 0 ] || echo "$start $(date +%s.%N)"
     done | awk -v n="$(wc -c <"$TEXT")" '{ print n / ($2 - $1) / 1e6 }' | sort -g | sed -n '2s/.*/tokenize & MB\/s/p'
 fi
-exec "${PYTHON:-python3}" dev/bench/peers.py ${TEXT:+--text "$TEXT" --vocab "$VOCAB"}
+"${PYTHON:-python3}" dev/bench/peers.py ${TEXT:+--text "$TEXT" --vocab "$VOCAB"}

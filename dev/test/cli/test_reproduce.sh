@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_reproduce.sh BINARY: dev/reproduce.sh --smoke, also stopped by signals and continued; the report of a run; logs
-# for TensorBoard.
+# for TensorBoard and Weights & Biases.
 #   PYTHON    default python3; needs matplotlib
 #   QUICK=1   only invalid options
 
@@ -162,17 +162,58 @@ check "the sample is between two fences" [ "$(sed -n '/^`````$/,/^`````$/p' "$na
 # ---------------------------------------------------------------------------------------------
 # export_log.py
 
-mkdir -p taken/plain
+mkdir -p without with taken/plain
+echo 'raise ImportError("no such library")' >without/wandb.py
+export PYTHONPATH="$dir/without"
+refuses 1 "export_log plain --wandb tost" "--wandb: no such library: pip install wandb"
+unset PYTHONPATH
 echo kept >taken/plain/file
 refuses_all 1 export_log <<'END'
 nowhere/log.csv | nowhere/log.csv: cannot be read
 plain plain | two runs have the same name
-whole plain --follow | --follow: give one run
-plain --out taken | taken/plain: has files that are not events
+plain --label a --label b | more labels than runs
+plain --offline | --offline applies only to --wandb
+plain --tensorboard taken | taken/plain: has files that are not events
 END
 check "the folder is left as it was" [ "$(cat taken/plain/file)" = kept ]
+# a wandb that writes what it gets to wandb.log
+cat >with/wandb.py <<'END'
+import json
+class errors:
+    Error = RuntimeError
+def Settings(**options):
+    return options
+class init:
+    def __init__(self, **options):
+        self.write(options)
+    def write(self, record):
+        with open("wandb.log", "a") as file:
+            file.write(json.dumps(record, sort_keys=True) + "\n")
+    def log(self, row, step):
+        self.write({"step": step} | row)
+    def finish(self):
+        self.write("finished")
+END
+PYTHONPATH="$dir/with" succeeds export_log whole --wandb tost --offline
+check "all steps are exported to wandb" [ "$(wc -l <wandb.log)" -eq 62 ]
+check "project, name and options" \
+    grep -q '^{"config": {.*"save-every": "5".*"name": "whole", "project": "tost"' wandb.log
+check "the last step, with its validation loss" [ "$(grep -c '"step": 60, .*"val/loss": ' wandb.log)" -eq 1 ]
+mkdir -p growing
+head -n 3 whole/log.csv >growing/log.csv
+rm wandb.log
+PYTHONPATH="$dir/with" "$python" "$repo/dev/plot/export_log.py" growing --wandb tost --follow >stdout 2>stderr &
+follower=$!
+waited=0
+until [ -s wandb.log ] || [ $((waited += 1)) -gt 300 ]; do sleep 0.1; done
+tail -n +4 whole/log.csv >>growing/log.csv
+until grep -q '"step": 60,' wandb.log || [ $((waited += 1)) -gt 600 ]; do sleep 0.1; done
+kill -TERM $follower
+wait $follower
+check "--follow exports later steps, each once, and ends at a signal" [ "$?.$(wc -l <wandb.log)" = 0.62 ]
+refuses 1 "export_log whole plain --follow" "--follow: give one run"
 if has tensorboard; then
-    for again in 1 2; do succeeds export_log whole --out events; done
+    for again in 1 2; do succeeds export_log whole --tensorboard events; done
     check "one file of events" [ "$(ls events/whole | wc -l)" -eq 1 ]
     check "TensorBoard reads all steps, losses and options" "$python" -c "
 import csv, math
@@ -184,21 +225,6 @@ got = log.Scalars('train/loss')
 assert [e.step for e in got] == list(range(1, 61)), got
 assert all(math.isclose(e.value, float(r['train_loss']), rel_tol=1e-6) for e, r in zip(got, rows))
 assert log.Scalars('val/loss')[-1].step == 60 and 'options' in log.Tags()['tensors']"
-    mkdir -p growing
-    head -n 3 whole/log.csv >growing/log.csv
-    "$python" "$repo/dev/plot/export_log.py" growing --follow --out events >stdout 2>stderr &
-    process=$!
-    begun() { grep -q train/loss events/growing/*; }
-    check "--follow begins" wait_for begun
-    tail -n +4 whole/log.csv >>growing/log.csv
-    kill -TERM $process
-    wait $process
-    check "--follow ends at a signal" [ $? -eq 0 ]
-    check "--follow exports later steps, each once" "$python" -c "
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-log = EventAccumulator('events/growing', size_guidance={'scalars': 0})
-log.Reload()
-assert [e.step for e in log.Scalars('train/loss')] == list(range(1, 61))"
 else
     skip "$python has no tensorboard: its event files"
 fi
