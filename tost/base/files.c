@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <libgen.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,45 +78,42 @@ static bool has_other_data(const char* path, long offset, const char* text) {
 }
 
 bool check_replaceable(const char* path, long offset, const char* text, TostError* err) {
-    char* tmp = xasprintf("%s.tmp", path);
-    const char* other = has_other_data(path, offset, text) ? "it" : has_other_data(tmp, offset, text) ? tmp : NULL;
-    if (other)
-        tost_error(err, "%s: %s was not written by this command: choose another file, or replace it with --force", path,
-                   other);
-    free(tmp);
-    return !other;
+    const Path tmp = path_text("%s.tmp", path);
+    const char* other = has_other_data(path, offset, text) ? "it"
+                      : has_other_data(tmp.text, offset, text) ? tmp.text : NULL;
+    return !other || tost_error(err, "%s: %s was not written by this command: choose another file, or replace it with "
+                                "--force", path, other);
 }
 
-bool path_exists(const char* path) {
+static mode_t mode_of(const char* path) {   // 0: there is no such file
     struct stat st;
-    return stat(path, &st) == 0;
+    return stat(path, &st) == 0 ? st.st_mode : 0;
 }
 
-bool is_dir(const char* path) {
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+bool path_exists(const char* path) { return mode_of(path) != 0; }
+bool is_dir(const char* path) { return S_ISDIR(mode_of(path)); }
+bool is_file(const char* path) { return S_ISREG(mode_of(path)); }
+
+Path path_text(const char* fmt, ...) {
+    Path path;
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(path.text, sizeof path.text, fmt, ap);
+    va_end(ap);
+    return path;
 }
 
-bool is_link(const char* path) {
-    struct stat st;
-    return lstat(path, &st) == 0 && S_ISLNK(st.st_mode);
+Path path_in(const char* dir, const char* name) {
+    const size_t n = strlen(dir);
+    return path_text("%s%s%s", dir, n && dir[n - 1] == '/' ? "" : "/", name);
 }
 
-bool is_file(const char* path) {
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISREG(st.st_mode);
+Path path_above(const char* path) {
+    Path copy = path_text("%s", path);
+    return path_text("%s", dirname(copy.text));
 }
 
-char* path_join(const char* dir, const char* name) {
-    size_t n = strlen(dir);
-    return xasprintf("%s%s%s", dir, n && dir[n - 1] == '/' ? "" : "/", name);
-}
-
-char* path_dir(const char* path) {
-    char *copy = xstrdup(path), *dir = xstrdup(dirname(copy));
-    free(copy);
-    return dir;
-}
+char* path_join(const char* dir, const char* name) { return xstrdup(path_in(dir, name).text); }
 
 // ---------------------------------------------------------------------------------------------
 // Lists and globs

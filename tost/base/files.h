@@ -2,6 +2,7 @@
 #ifndef TOST_FILES_H
 #define TOST_FILES_H
 
+#include <limits.h>
 #include <sys/types.h>
 
 #include "base/error.h"
@@ -18,10 +19,14 @@ bool  check_replaceable(const char* path, long offset, const char* text, TostErr
 int   standard_stream(const char* path);                           // 1 or 2 if it is stdout or stderr; otherwise 0
 bool  path_exists(const char* path);
 bool  is_dir(const char* path);
-bool  is_link(const char* path);
 bool  is_file(const char* path);                                   // a regular one
-char* path_join(const char* dir, const char* name);                // free()
-char* path_dir(const char* path);                                  // "a/b" -> "a", "b" -> "."; free()
+
+// A path by value. What does not fit is cut, so that the system refuses the path as too long.
+typedef struct { char text[PATH_MAX + 1]; } Path;
+Path  path_text(const char* fmt, ...) PRINTF_LIKE(1, 2);
+Path  path_in(const char* dir, const char* name);                  // DIR/NAME
+Path  path_above(const char* path);                                // "a/b" -> "a", "b" -> "."
+char* path_join(const char* dir, const char* name);                // DIR/NAME; free()
 
 typedef struct { int count; char** paths; } PathList;   // also the values of an option
 void  add_path(PathList* list, char* path);                        // takes ownership

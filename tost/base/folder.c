@@ -40,10 +40,8 @@ bool sync_dir(const char* path, TostError* err) {
 }
 
 bool sync_parent(const char* path, TostError* err) {
-    char* dir = path_dir(path);
-    const bool ok = access(dir, R_OK) != 0 || sync_dir(dir, err);
-    free(dir);
-    return ok;
+    const Path dir = path_above(path);
+    return access(dir.text, R_OK) != 0 || sync_dir(dir.text, err);
 }
 
 bool rename_synced(const char* from, const char* to, TostError* err) {
@@ -63,47 +61,40 @@ static bool is_direct(const char* path) {
 }
 
 bool check_writable(const char* path, TostError* err) {
-    char* dir = path_dir(path);
-    const bool ok = standard_stream(path) || access(path_exists(path) && is_direct(path) ? path : dir, W_OK) == 0
-                    || tost_error(err, "%s cannot be written: %s", path, strerror(errno));
-    free(dir);
-    return ok;
+    const Path dir = path_above(path);
+    return standard_stream(path) || access(path_exists(path) && is_direct(path) ? path : dir.text, W_OK) == 0
+           || tost_error(err, "%s cannot be written: %s", path, strerror(errno));
 }
 
 bool replace_file(const char* path, const char* data, size_t n, TostError* err) {
     const bool direct = is_direct(path);
     const int stream = standard_stream(path);   // opening it again would overwrite a redirected file from the start
-    char* tmp = direct ? xstrdup(path) : xasprintf("%s.tmp", path);
-    FILE* file = stream ? fdopen(dup(stream), "w") : direct ? fopen(path, "we") : create_file(tmp);
+    const Path tmp = path_text("%s.tmp", path);
+    FILE* file = stream ? fdopen(dup(stream), "w") : direct ? fopen(path, "we") : create_file(tmp.text);
     bool ok = file && fwrite(data, 1, n, file) == n && fflush(file) == 0 && (direct || sync_file(fileno(file)));
     if (!ok) tost_error(err, "%s cannot be written: %s", path, strerror(errno));
     if (file && fclose(file) != 0 && ok) ok = tost_error(err, "%s cannot be written: %s", path, strerror(errno));
-    ok = ok && (direct || rename_synced(tmp, path, err));
-    if (!ok && !direct) unlink(tmp);
-    free(tmp);
+    ok = ok && (direct || rename_synced(tmp.text, path, err));
+    if (!ok && !direct) unlink(tmp.text);
     return ok;
 }
 
-char* free_name(const char* path, const char* suffix) {
-    char* name = NULL;
+Path free_name(const char* path, const char* suffix) {
+    Path name = {""};
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') n--;
-    for (int number = 1; !name || path_exists(name); number++) {
-        free(name);
-        name = xasprintf("%.*s%s%d", (int)n, path, suffix, number);
-    }
+    for (int number = 1; !name.text[0] || path_exists(name.text); number++)
+        name = path_text("%.*s%s%d", (int)n, path, suffix, number);
     return name;
 }
 
 bool make_dirs(const char* path, TostError* err) {
     if (is_dir(path)) return true;
-    char* parent = path_dir(path);
-    bool ok = make_dirs(parent, err);
+    bool ok = make_dirs(path_above(path).text, err);
     const int why = ok && mkdir(path, 0777) != 0 ? errno : 0;
     if (why && !is_dir(path))   // another process may have made it
         ok = tost_error(err, "%s: the folder cannot be created: %s", path,
                         why == EEXIST ? "a file has that name" : strerror(why));
     else if (ok && !why) ok = sync_parent(path, err);
-    free(parent);
     return ok;
 }

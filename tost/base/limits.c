@@ -5,7 +5,6 @@
 #include <string.h>
 
 #include "base/files.h"
-#include "base/memory.h"
 
 // The number after `key` in a file. UINT64_MAX if there is none: the limit "max", no such file.
 static uint64_t read_number(const char* path, const char* key) {
@@ -22,15 +21,13 @@ static uint64_t read_number(const char* path, const char* key) {
 
 // The least of `least` and the numbers in the files of this name in the folders from mount/group up to mount.
 static uint64_t least_limit(uint64_t least, const char* mount, const char* group, const char* name) {
-    char* folder = xasprintf("%s%s", mount, group);
-    for (char* end = folder + strlen(folder); end; end = strlen(folder) > strlen(mount) ? strrchr(folder, '/') : NULL) {
+    Path folder = path_text("%s%s", mount, group);
+    for (char* end = strchr(folder.text, 0); end;
+         end = strlen(folder.text) > strlen(mount) ? strrchr(folder.text, '/') : NULL) {
         *end = 0;
-        char* file = path_join(folder, name);
-        const uint64_t limit = read_number(file, "");
+        const uint64_t limit = read_number(path_in(folder.text, name).text, "");
         least = limit < least ? limit : least;
-        free(file);
     }
-    free(folder);
     return least;
 }
 
@@ -40,13 +37,12 @@ uint64_t cgroup_memory(const char* groups, const char* mount) {
     Bytes text;
     TostError ignored;
     if (!read_file(&text, groups, &ignored)) return least;
-    char *rest = text.data, *memory = path_join(mount, "memory");
+    char* rest = text.data;
     for (char *line, *v1; (line = strsep(&rest, "\n"));) {
         if ((v1 = strstr(line, ":memory:/")))
-            least = least_limit(least, memory, v1 + strlen(":memory:"), "memory.limit_in_bytes");
+            least = least_limit(least, path_in(mount, "memory").text, v1 + strlen(":memory:"), "memory.limit_in_bytes");
         else if (strncmp(line, "0::/", 4) == 0) least = least_limit(least, mount, line + 3, "memory.max");
     }
-    free(memory);
     free(text.data);
     return least;
 }

@@ -4,13 +4,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-#include "base/files.h"
 
 static const char file_name[] = "run.lock";
 enum { NOTE_BYTES = 128 };
@@ -37,13 +34,13 @@ static bool same_file(int fd, const char* path) {
 
 LockResult lock_take(Lock* lock, const char* folder, TostError* err) {
     *lock = (Lock){0};
-    char* path = path_join(folder, file_name);
+    const Path path = path_in(folder, file_name);
     for (;;) {
-        const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+        const int fd = open(path.text, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
         const int why = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
-        if (fd >= 0 && why != EWOULDBLOCK && why != EINTR && same_file(fd, path)) {
+        if (fd >= 0 && why != EWOULDBLOCK && why != EINTR && same_file(fd, path.text)) {
             struct stat st;   // several hard links: a copy of the folder would have the same lock
-            if (fstat(fd, &st) == 0 && st.st_nlink > 1 && unlink(path) == 0) {
+            if (fstat(fd, &st) == 0 && st.st_nlink > 1 && unlink(path.text) == 0) {
                 close(fd);
                 continue;
             }
@@ -51,7 +48,8 @@ LockResult lock_take(Lock* lock, const char* folder, TostError* err) {
             *lock = (Lock){path, fd, why};
             return LOCK_TAKEN;
         }
-        if (fd < 0) tost_error(err, "%s: cannot be created, so the folder cannot be locked: %s", path, strerror(errno));
+        if (fd < 0)
+            tost_error(err, "%s: cannot be created, so the folder cannot be locked: %s", path.text, strerror(errno));
         if (why == EWOULDBLOCK) {
             char who[NOTE_BYTES];
             name_holder(who, fd);
@@ -59,21 +57,16 @@ LockResult lock_take(Lock* lock, const char* folder, TostError* err) {
         }
         if (fd >= 0) close(fd);
         if (fd >= 0 && why != EWOULDBLOCK) continue;   // interrupted, or the file was removed meanwhile
-        free(path);
         return fd < 0 ? LOCK_FAILED : LOCK_BUSY;
     }
 }
 
-void lock_moved(Lock* lock, const char* folder) {
-    free(lock->path);
-    lock->path = path_join(folder, file_name);
-}
+void lock_moved(Lock* lock, const char* folder) { lock->path = path_in(folder, file_name); }
 
 // Removes the file before unlocking: a process that opened it earlier notices in same_file.
 void lock_release(Lock* lock) {
-    if (!lock->path) return;
-    if (same_file(lock->fd, lock->path)) unlink(lock->path);
+    if (!lock->path.text[0]) return;
+    if (same_file(lock->fd, lock->path.text)) unlink(lock->path.text);
     close(lock->fd);
-    free(lock->path);
     *lock = (Lock){0};
 }

@@ -5,9 +5,10 @@
 #define TOST_LOCK_H
 
 #include "base/error.h"
+#include "base/files.h"
 
 typedef struct {
-    char* path;          // NULL: not locked
+    Path  path;          // empty: not locked
     int   fd;
     int   unsupported;   // errno if the file system has no locks: other runs are not excluded; else 0
 } Lock;

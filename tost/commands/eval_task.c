@@ -314,13 +314,11 @@ static void report_metric(JsonFile* json, const TaskRun* r, size_t m) {
     const Interval interval = share_interval(hits, n);
     printf("%-20s  %.4f  (95%%: %.4f to %.4f)  %s\n", metrics[m].name, share, interval.low, interval.high,
            metrics[m].about);
-    char* key = xasprintf("%s_95", metrics[m].name);
     json_put_real(json, metrics[m].name, share);
-    json_put_open(json, key, '[');
+    json_put_open(json, text_line("%s_95", metrics[m].name).text, '[');
     json_put_real(json, NULL, interval.low);
     json_put_real(json, NULL, interval.high);
     json_put_close(json, ']');
-    free(key);
 }
 
 static void report_perplexity(JsonFile* json, const char* name, const char* key, const Ratio* r, const char* about) {

@@ -62,18 +62,14 @@ static bool info_model(const Options* o, TostError* err) {
     if (option_given(o, "vocab-size")) return tost_error(err, "--vocab-size is for shards: give SHARD files");
     const bool ok = loaded_model_find(&m, o, NULL, err);
     if (ok) {
-        char* dir = path_dir(m.file);
-        char *optimizer = path_join(dir, OPTIMIZER_FILE), *average = path_join(dir, AVERAGE_FILE);
+        const Path dir = path_above(m.file);
         char size[32];   // of the open file, which another process may have removed
         print_line(stdout, "%-12s%s, %s", "file", m.file, human_bytes(size, (double)m.weights.file_size));
-        print_file("optimizer", optimizer);
-        print_file("average", average);
+        print_file("optimizer", path_in(dir.text, OPTIMIZER_FILE).text);
+        print_file("average", path_in(dir.text, AVERAGE_FILE).text);
         if (m.info.program) print_line(stdout, "%-12s%s", "written by", m.info.program);
         print_model(&m);
         print_training(&m.info);
-        free(optimizer);
-        free(average);
-        free(dir);
     }
     loaded_model_free(&m);
     return ok;
@@ -86,15 +82,14 @@ typedef struct { char* name; CheckpointInfo info; double seconds; } RunRow;   //
 
 // Time of the first `step` training steps that are in log.csv.
 static double training_seconds(const char* run, int64_t step) {
-    char *path = path_join(run, LOG_FILE), *line = NULL;
+    char* line = NULL;
     size_t n = 0;
     double seconds = 0;
-    FILE* log = fopen(path, "r");
+    FILE* log = fopen(path_in(run, LOG_FILE).text, "r");
     for (LogRow row; log && getline(&line, &n, log) > 0;)
         if (log_row_parse(&row, line) && row.step <= step) seconds += 1e-3 * row.ms;
     if (log) fclose(log);
     free(line);
-    free(path);
     return seconds;
 }
 
@@ -118,20 +113,19 @@ static RunRow* find_runs(int* count, const Options* o, const char* folder) {
     RunRow* rows = NULL;
     if (!folder_list(&names, folder, &why)) return NULL;
     for (int i = 0; i < names.count; i++) {
-        char* run = path_join(folder, names.paths[i]);
+        const Path run = path_in(folder, names.paths[i]);
         RunRow row = {.name = names.paths[i]};
         StFile f;
         bool is_run = true;
-        if (checkpoint_is_run(&is_run, run, &why) && is_run
-            && checkpoint_open(&f, &row.info, run, "info", &why)) {
+        if (checkpoint_is_run(&is_run, run.text, &why) && is_run
+            && checkpoint_open(&f, &row.info, run.text, "info", &why)) {
             st_close(&f);
             row.name = xstrdup(row.name);
             if (isnan(row.info.val_loss)) row.info.val_loss = INFINITY;   // of a damaged file: sorting needs an order
-            row.seconds = training_seconds(run, row.info.step);
+            row.seconds = training_seconds(run.text, row.info.step);
             rows = xgrow(rows, (size_t)*count, sizeof row);
             rows[(*count)++] = row;
         } else if (is_run) print_warning(o, "%s", why.text);
-        free(run);
     }
     free_paths(&names);
     if (rows) qsort(rows, (size_t)*count, sizeof *rows, compare_rows);

@@ -156,7 +156,7 @@ static bool inspect(LoadedModel* m, const Tokenizer* tokenizer, const Options* o
                     TostError* err) {
     if (text->size > INT32_MAX)
         return tost_error(err, "--text: %zu bytes, the limit is %d", text->size, INT32_MAX);
-    char* tmp = xasprintf("%s.tmp", o->out);
+    const Path tmp = path_text("%s.tmp", o->out);
     Tokens k = first_tokens(tokenizer, text, tost_max_seq(&m->info.config));
     double sum = 0;
     bool ok = check_out(o->out, o->force, err) && loaded_model_create(m, o, 1, k.T, true, err);
@@ -164,7 +164,7 @@ static bool inspect(LoadedModel* m, const Tokenizer* tokenizer, const Options* o
         print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
         if (k.total > (size_t)k.T)
             fprintf(stderr, "the text has %zu tokens; only the first %d (the block size) are used\n", k.total, k.T);
-        ok = write_file(&sum, tmp, m, tokenizer, &k, err) && rename_synced(tmp, o->out, err);
+        ok = write_file(&sum, tmp.text, m, tokenizer, &k, err) && rename_synced(tmp.text, o->out, err);
     }
     if (ok) {
         printf("%-12s%d\n", "tokens", k.T);
@@ -172,7 +172,6 @@ static bool inspect(LoadedModel* m, const Tokenizer* tokenizer, const Options* o
         print_line(stdout, "%-12s%s", "written", o->out);
     }
     tokens_free(&k);
-    free(tmp);
     return ok;
 }
 

@@ -18,7 +18,7 @@ int command_train(Options* args, TostComm* comm, const TostEngine* engine) {
     // Rank 0 decides, because ranks may see different folders.
     comm_broadcast(r.comm, &finished, sizeof finished, 0);   // mutant: finished_not_shared
     if (finished)
-        progress_text(&r.progress, "%s is finished: %lld of %lld steps; use a larger --steps to continue", r.out,
+        progress_text(&r.progress, "%s is finished: %lld of %lld steps; use a larger --steps to continue", r.out.text,
                       (long long)r.info.step, (long long)r.o.steps);
     else ok = ok && options_same(&r.o, r.comm, &err) && run_set_up(&r, &err) && run_train(&r, &err);
     const int signal = run_signal(&r);

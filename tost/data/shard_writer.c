@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/error.h"
@@ -22,7 +23,7 @@ enum { MAX_SHARDS = 1000000, CHUNK = 4096 };  // SHARD_DIGITS digits, so that na
 
 typedef struct {
     FILE*    file;          // current shard; NULL between shards
-    char*    path;          // its name in the folder
+    Path     path;          // its name in the folder
     uint64_t in_shard;      // tokens in it
     uint64_t total;         // tokens in all shards
     int      shards;        // shards begun
@@ -30,8 +31,8 @@ typedef struct {
 } Output;
 
 struct ShardWriter {
-    char*    out;
-    char*    folder;        // OUT.tmp
+    const char* out;        // of the caller
+    Path     folder;        // OUT.tmp
     Lock     lock;          // on it
     uint32_t vocab_size;
     uint64_t shard_tokens;
@@ -40,8 +41,8 @@ struct ShardWriter {
 
 static const char* const split_names[SPLITS] = {"train", "val"};
 
-static char* shard_name(const ShardWriter* w, Split split, int i, bool final) {
-    return xasprintf("%s%s%s_%0*d.bin", w->out, final ? "_" : ".tmp/", split_names[split], SHARD_DIGITS, i);
+static Path shard_name(const ShardWriter* w, Split split, int i, bool final) {
+    return path_text("%s%s%s_%0*d.bin", w->out, final ? "_" : ".tmp/", split_names[split], SHARD_DIGITS, i);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -50,46 +51,45 @@ static char* shard_name(const ShardWriter* w, Split split, int i, bool final) {
 // Fails if shards with this prefix exist: old and new ones would match the same glob.
 static bool check_no_shards(const ShardWriter* w, TostError* err) {
     const char* slash = strrchr(w->out, '/');
-    char *start = xasprintf("%s_", slash ? slash + 1 : w->out), *dir = path_dir(w->out);
+    const Path start = path_text("%s_", slash ? slash + 1 : w->out), dir = path_above(w->out);
     PathList names;
-    bool ok = folder_list(&names, dir, err);
+    bool ok = folder_list(&names, dir.text, err);
     for (int i = 0; ok && i < names.count; i++)
-        ok = !shard_is_named(names.paths[i], start)
-            || tost_error(err, "%s/%s: exists already; remove it or choose another --out", dir, names.paths[i]);
+        ok = !shard_is_named(names.paths[i], start.text)
+            || tost_error(err, "%s/%s: exists already; remove it or choose another --out", dir.text, names.paths[i]);
     free_paths(&names);
-    free(dir);
-    free(start);
     return ok;
 }
 
 // Creates and locks the folder. Tries again if another writer, which just ended, removes it in between.
 static bool lock_folder(ShardWriter* w, TostError* err) {
     bool made;
+    struct stat st;
+    const char* folder = w->folder.text;
     LockResult result = LOCK_FAILED;
-    if (is_link(w->folder))   // its shards would be removed
-        return tost_error(err, "%s is a link: remove it, or choose another --out", w->folder);
+    if (lstat(folder, &st) == 0 && S_ISLNK(st.st_mode))   // the shards of its target would be removed
+        return tost_error(err, "%s is a link: remove it, or choose another --out", folder);
     do {
-        made = make_dirs(w->folder, err);
-        if (made) result = lock_take(&w->lock, w->folder, err);
-    } while (made && result == LOCK_FAILED && !path_exists(w->folder));
+        made = make_dirs(folder, err);
+        if (made) result = lock_take(&w->lock, folder, err);
+    } while (made && result == LOCK_FAILED && !path_exists(folder));
     if (made && result == LOCK_TAKEN) return true;
-    rmdir(w->folder);   // fails if it has files, such as the lock of another process
+    rmdir(folder);   // fails if it has files, such as the lock of another process
     return false;
 }
 
 // Removes shards left by a killed process. Without locks, that process may still be running.
 static bool remove_stale(const ShardWriter* w, TostError* err) {
     PathList names;
-    if (!folder_list(&names, w->folder, err)) return false;
+    if (!folder_list(&names, w->folder.text, err)) return false;
     bool ok = true;
     for (int i = 0; ok && i < names.count; i++) {
         if (!shard_is_named(names.paths[i], "")) continue;
-        char* path = path_join(w->folder, names.paths[i]);
+        const Path path = path_in(w->folder.text, names.paths[i]);
         if (w->lock.unsupported)
             ok = tost_error(err, "%s: exists already, and the file system has no locks: if no other tokenize is "
-                            "running, remove it", path);
-        else ok = unlink(path) == 0 || tost_error(err, "%s: cannot be removed: %s", path, strerror(errno));
-        free(path);
+                            "running, remove it", path.text);
+        else ok = unlink(path.text) == 0 || tost_error(err, "%s: cannot be removed: %s", path.text, strerror(errno));
     }
     free_paths(&names);
     return ok;
@@ -103,26 +103,19 @@ void shard_writer_abandon(ShardWriter* w) {
     for (Split s = 0; s < SPLITS; s++) {
         Output* o = &w->output[s];
         if (o->file) fclose(o->file);
-        for (int i = 0; i < o->shards; i++) {
-            char* path = shard_name(w, s, i, i < o->renamed);
-            unlink(path);
-            free(path);
-        }
-        free(o->path);
+        for (int i = 0; i < o->shards; i++) unlink(shard_name(w, s, i, i < o->renamed).text);
     }
-    if (w->lock.path) {
+    if (w->lock.path.text[0]) {
         lock_release(&w->lock);
-        rmdir(w->folder);   // fails if it has other files, or a process has just locked it
+        rmdir(w->folder.text);   // fails if it has other files, or a process has just locked it
     }
-    free(w->folder);
-    free(w->out);
     free(w);
 }
 
 ShardWriter* shard_writer_open(const char* out, uint32_t vocab_size, uint64_t shard_tokens, TostError* err) {
     assert(*out && shard_tokens >= 1 && shard_tokens <= INT32_MAX);  // the header's count is an int32
     ShardWriter* w = xcalloc(1, sizeof *w);
-    *w = (ShardWriter){.out = xstrdup(out), .folder = xasprintf("%s.tmp", out), .vocab_size = vocab_size,
+    *w = (ShardWriter){.out = out, .folder = path_text("%s.tmp", out), .vocab_size = vocab_size,
                        .shard_tokens = shard_tokens};
     if (lock_folder(w, err) && check_no_shards(w, err) && remove_stale(w, err)) return w;
     shard_writer_abandon(w);
@@ -135,7 +128,7 @@ ShardWriter* shard_writer_open(const char* out, uint32_t vocab_size, uint64_t sh
 static size_t width_of(const ShardWriter* w) { return w->vocab_size > 65536 ? 4 : 2; }
 
 static bool write_failed(const Output* o, TostError* err) {
-    return tost_error(err, "%s: write failed after %" PRIu64 " tokens: %s", o->path, o->in_shard, strerror(errno));
+    return tost_error(err, "%s: write failed after %" PRIu64 " tokens: %s", o->path.text, o->in_shard, strerror(errno));
 }
 
 static bool begin_shard(ShardWriter* w, Split split, TostError* err) {
@@ -144,11 +137,10 @@ static bool begin_shard(ShardWriter* w, Split split, TostError* err) {
     if (o->shards == MAX_SHARDS)
         return tost_error(err, "%s: more than %d shards; raise --shard-tokens above %" PRIu64, w->out, MAX_SHARDS,
                           w->shard_tokens);
-    free(o->path);
     o->path = shard_name(w, split, o->shards, false);
     o->in_shard = 0;
-    o->file = fopen(o->path, "wbx");
-    if (!o->file) return tost_error(err, "%s: cannot create the file: %s", o->path, strerror(errno));
+    o->file = fopen(o->path.text, "wbx");
+    if (!o->file) return tost_error(err, "%s: cannot create the file: %s", o->path.text, strerror(errno));
     o->shards++;
     return fwrite(blank, sizeof blank, 1, o->file) == 1 || write_failed(o, err);
 }
@@ -195,9 +187,8 @@ static bool move_from(ShardWriter* w, int i, uint64_t keep, TostError* err) {
     Output* o = &w->output[SPLIT_TRAIN];
     uint32_t ids[CHUNK];
     Shard from;
-    free(o->path);
     o->path = shard_name(w, SPLIT_TRAIN, i, false);
-    bool ok = shard_open(&from, o->path, err);
+    bool ok = shard_open(&from, o->path.text, err);
     for (uint64_t at = keep; ok && at < from.n_tokens; at += CHUNK) {
         const size_t n = from.n_tokens - at < CHUNK ? (size_t)(from.n_tokens - at) : CHUNK;
         ok = shard_read(ids, &from, at, n, err) && shard_writer_append(w, SPLIT_VAL, ids, n, err);
@@ -205,9 +196,10 @@ static bool move_from(ShardWriter* w, int i, uint64_t keep, TostError* err) {
     shard_close(&from);
     if (!ok) return false;
     if (keep == 0)
-        return unlink(o->path) == 0 || tost_error(err, "%s: cannot be removed: %s", o->path, strerror(errno));
+        return unlink(o->path.text) == 0
+               || tost_error(err, "%s: cannot be removed: %s", o->path.text, strerror(errno));
     o->in_shard = keep;
-    o->file = fopen(o->path, "r+b");
+    o->file = fopen(o->path.text, "r+b");
     if (!o->file || ftruncate(fileno(o->file), (off_t)(SHARD_HEADER_BYTES + keep * width_of(w))) != 0)
         return write_failed(o, err);
     return end_shard(w, o, err);
@@ -227,26 +219,21 @@ bool shard_writer_move_tail(ShardWriter* w, uint64_t n, TostError* err) {
 
 static bool publish(ShardWriter* w, Split split, TostError* err) {
     Output* o = &w->output[split];
-    bool ok = true;
-    while (ok && o->renamed < o->shards) {
-        char *from = shard_name(w, split, o->renamed, false), *to = shard_name(w, split, o->renamed, true);
-        ok = rename(from, to) == 0 || tost_error(err, "%s: cannot rename it to %s: %s", from, to, strerror(errno));
-        o->renamed += ok;
-        free(from);
-        free(to);
+    for (; o->renamed < o->shards; o->renamed++) {
+        const Path from = shard_name(w, split, o->renamed, false), to = shard_name(w, split, o->renamed, true);
+        if (rename(from.text, to.text) != 0)
+            return tost_error(err, "%s: cannot rename it to %s: %s", from.text, to.text, strerror(errno));
     }
-    return ok;
+    return true;
 }
 
 bool shard_writer_close(ShardWriter* w, const Bytes* vocabulary, ShardCount written[SPLITS], TostError* err) {
-    char *dir = path_dir(w->out), *path = xasprintf("%s_" TOKENIZER_FILE, w->out);
-    const bool adds = vocabulary && !path_exists(path);   // an existing one is the same
+    const Path path = path_text("%s_" TOKENIZER_FILE, w->out);
+    const bool adds = vocabulary && !path_exists(path.text);   // an existing one is the same
     const bool ok = end_shard(w, &w->output[SPLIT_TRAIN], err) && end_shard(w, &w->output[SPLIT_VAL], err)
-        && (!adds || replace_file(path, vocabulary->data, vocabulary->size, err))
-        && publish(w, SPLIT_VAL, err) && publish(w, SPLIT_TRAIN, err) && sync_dir(dir, err);
-    if (!ok && adds) unlink(path);
-    free(path);
-    free(dir);
+        && (!adds || replace_file(path.text, vocabulary->data, vocabulary->size, err))
+        && publish(w, SPLIT_VAL, err) && publish(w, SPLIT_TRAIN, err) && sync_dir(path_above(w->out).text, err);
+    if (!ok && adds) unlink(path.text);
     for (Split s = 0; s < SPLITS; s++) {
         written[s] = (ShardCount){w->output[s].total, w->output[s].shards};
         if (ok) w->output[s].shards = 0;  // nothing to remove

@@ -106,12 +106,12 @@ static bool check_width(const Shard* s, uint64_t size, TostError* err) {
                       : "assert a.max() < 65536; a.astype(np.uint16)");
 }
 
-char* shard_prefix(const char* path) {
+Path shard_prefix(const char* path) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     size_t n = strlen(name);
     for (int fields = 0; fields < 2 && n > 0; fields++)
         while (n > 0 && name[--n] != '_') {}
-    return xasprintf("%.*s", (int)((size_t)(name - path) + n), path);
+    return path_text("%.*s", (int)((size_t)(name - path) + n), path);
 }
 
 // Sets width, first and n_tokens of a file of `size` bytes that begins with the n bytes of head.
@@ -304,19 +304,17 @@ static bool add_shard(ShardStream* s, int64_t* bytes, const char* path, TostErro
 // A killed tokenize may leave OUT_train_000000.bin and OUT.tmp/train_000001.bin (shard_writer.c). Checks this for one
 // shard.
 static bool check_published(const char* path, TostError* err) {
-    char *prefix = shard_prefix(path), *tmp = xasprintf("%s.tmp", prefix);
+    const Path tmp = path_text("%s.tmp", shard_prefix(path).text);
     PathList names;
     TostError none;
     bool ok = true;
-    folder_list(&names, tmp, &none);
+    folder_list(&names, tmp.text, &none);
     for (int i = 0; ok && i < names.count; i++)
         ok = !shard_is_named(names.paths[i], "")
             || tost_error(err, "%s: the shards that follow it are still in %s, because tokenize was killed or is not "
                           "finished: remove both and tokenize again, or only the folder if no shard is missing",
-                          path, tmp);
+                          path, tmp.text);
     free_paths(&names);
-    free(tmp);
-    free(prefix);
     return ok;
 }
 

@@ -34,7 +34,7 @@ enum {
 bool shard_begins(const char* head, size_t n);   // true if a file's first n bytes are those of a shard header
 // True if name is START followed by train_NNNNNN.bin or val_NNNNNN.bin.
 bool shard_is_named(const char* name, const char* start);
-char* shard_prefix(const char* path);   // OUT of OUT_train_000000.bin; free()
+Path shard_prefix(const char* path);   // OUT of OUT_train_000000.bin
 bool shard_open(Shard* s, const char* path, TostError* err);
 void shard_close(Shard* s);
 // Copies tokens first … first + n - 1; first + n <= n_tokens. A file whose size or time has changed since shard_open is

@@ -103,14 +103,13 @@ static bool check_result(const Job* job, TostError* err) {
 
 // OUT_vocab.bpe will be written: fails if it is another tokenizer.
 static bool check_vocabulary(const Job* job, TostError* err) {
-    char* path = xasprintf("%s_" TOKENIZER_FILE, job->o->out);
+    const Path path = path_text("%s_" TOKENIZER_FILE, job->o->out);
     TostError ignored;
-    Tokenizer* old = tokenizer_open(path, &ignored);
-    const bool ok = old ? tokenizer_hash(old) == tokenizer_hash(job->tokenizer) : !path_exists(path);
-    if (!ok) tost_error(err, "%s: exists already and is not --tokenizer; remove it or choose another --out", path);
+    Tokenizer* old = tokenizer_open(path.text, &ignored);
+    const bool ok = old ? tokenizer_hash(old) == tokenizer_hash(job->tokenizer) : !path_exists(path.text);
     tokenizer_free(old);
-    free(path);
-    return ok;
+    return ok || tost_error(err, "%s: exists already and is not --tokenizer; remove it or choose another --out",
+                            path.text);
 }
 
 static bool run_job(Job* job, TostError* err) {
@@ -133,16 +132,15 @@ bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err)
     *r = (TokenizeResult){0};
     if (!documents_check(&o->in, err)) return false;
     Job job = {.o = o, .r = r, .val_file = -1};
-    char* dir = path_dir(o->out);
-    const bool dir_existed = path_exists(dir);
+    const Path dir = path_above(o->out);
+    const bool dir_existed = path_exists(dir.text);
     const bool ok = run_job(&job, err);
     shard_writer_abandon(job.writer);
-    if (!ok && !dir_existed) rmdir(dir);
+    if (!ok && !dir_existed) rmdir(dir.text);
     for (int i = 0; job.caches && i < job.threads; i++) tokenizer_cache_free(job.caches[i]);
     free(job.caches);
     free(job.parts);
     free(job.ids);
-    free(dir);
     tokenizer_free(job.tokenizer);
     return ok;
 }

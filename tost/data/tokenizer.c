@@ -486,9 +486,8 @@ static bool check_ids(const Tokenizer* t, TostError* err) {
     const int prefix = (int)strlen(t->path) - (int)strlen(merges);
     bool ok = true;
     for (size_t i = 0; ok && prefix >= 0 && strcmp(t->path + prefix, merges) == 0 && i < countof(names); i++) {
-        char* path = xasprintf("%.*s%s", prefix, t->path, names[i]);
-        ok = !is_file(path) || compare_ids(t, path, err);
-        free(path);
+        const Path path = path_text("%.*s%s", prefix, t->path, names[i]);
+        ok = !is_file(path.text) || compare_ids(t, path.text, err);
     }
     return ok;
 }
@@ -512,14 +511,9 @@ Tokenizer* tokenizer_open(const char* path, TostError* err) {
 }
 
 char* tokenizer_beside(const char* file) {
-    char *prefix = shard_prefix(file), *dir = path_dir(file);
-    char *own = xasprintf("%s_" TOKENIZER_FILE, prefix), *shared = path_join(dir, TOKENIZER_FILE);
-    char* path = is_file(own) ? own : is_file(shared) ? shared : NULL;
-    if (path != own) free(own);
-    if (path != shared) free(shared);
-    free(dir);
-    free(prefix);
-    return path;
+    const Path own = path_text("%s_" TOKENIZER_FILE, shard_prefix(file).text);
+    const Path shared = path_in(path_above(file).text, TOKENIZER_FILE);
+    return is_file(own.text) ? xstrdup(own.text) : is_file(shared.text) ? xstrdup(shared.text) : NULL;
 }
 
 void tokenizer_free(Tokenizer* t) {

@@ -65,7 +65,7 @@ bool run_compare(Run* r, TostError* err) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Losses and paths
+// Losses
 
 double run_mean_loss(const Run* r) {
     LossSum *all = xmalloc((size_t)r->o.parts * sizeof *all), total = {0};
@@ -76,11 +76,4 @@ double run_mean_loss(const Run* r) {
     }
     free(all);
     return total.sum / (double)total.count;
-}
-
-void run_share_out(Run* r) {
-    size_t bytes = r->out ? strlen(r->out) + 1 : 0;
-    comm_broadcast(r->comm, &bytes, sizeof bytes, 0);
-    r->out = xrealloc(r->out, bytes);
-    comm_broadcast(r->comm, r->out, bytes, 0);
 }

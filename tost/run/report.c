@@ -65,7 +65,7 @@ static TextLine launcher_of(const Run* r) {
 
 // Prints a suggested command: LAUNCHER PROGRAM COMMAND FOLDER REST.
 static void suggest(Run* r, const char* label, const char* launcher, const char* command, const char* rest) {
-    char *program = shell_word(r->o.program), *out = shell_word(r->out);
+    char *program = shell_word(r->o.program), *out = shell_word(r->out.text);
     progress_text(&r->progress, "%-11s%s%s %s %s%s", label, launcher, program, command, out, rest);
     free(program);
     free(out);
@@ -82,7 +82,7 @@ static TextLine options_to_repeat(const Run* r) {
 
 TextLine resume_hint(const Run* r) {
     if (r->saved.step < 0) return text_line("nothing is saved yet");
-    char *program = shell_word(r->o.program), *out = shell_word(r->out);
+    char *program = shell_word(r->o.program), *out = shell_word(r->out.text);
     const TextLine launcher = launcher_of(r);
     const TextLine hint = text_line("%s%s%strain --resume --out %s%s continues from step %lld", launcher.text,
                                     launcher.text[0] ? program : "", launcher.text[0] ? " " : "", out,
@@ -123,8 +123,8 @@ static void report_model(Run* r) {
     progress_fact(p, "model", "%s", model_sizes(&o->config).text);
     progress_fact(p, "parameters", "%s, %s of memory", model_parameters(&o->config, &r->tensors).text,
                   human_bytes(memory, (double)r->engine->memory(&o->config, &r->engine_options)));
-    if (r->weights)
-        progress_fact(p, o->resume ? "resumed" : "weights", "%s%s", r->weights,
+    if (r->weights.text[0])
+        progress_fact(p, o->resume ? "resumed" : "weights", "%s%s", r->weights.text,
                       o->init && o->keep_optimizer ? ", with the optimizer's state" : "");
     const int old = r->init.config.block_size;
     if (o->extend_block && o->config.positions == TOST_POSITIONS_LEARNED)
@@ -210,7 +210,7 @@ static void report_changes(Run* r) {
         label = "";
         free(note);
     }
-    if (!*label && options_resume(&before, &r->resumed, r->out, &ignored)) {
+    if (!*label && options_resume(&before, &r->resumed, r->out.text, &ignored)) {
         const int64_t step = r->info.step;
         const double lr_was = schedule_lr(schedule_of(&before), step), lr_is = schedule_lr(schedule_of(&r->o), step);
         if (fabs(lr_is - lr_was) > 1e-12 * lr_was)
@@ -335,8 +335,8 @@ void report_end(Run* r) {
     Progress* p = &r->progress;
     const bool stopped = r->info.step < r->o.steps;
     const long long step = (long long)r->info.step, steps = (long long)r->o.steps;
-    char* best = path_join(r->out, BEST_FOLDER);
-    const bool has_best = r->o.keep_best && checkpoint_is_folder(best);
+    const Path best = path_in(r->out.text, BEST_FOLDER);
+    const bool has_best = r->o.keep_best && checkpoint_is_folder(best.text);
     if (stopped)
         progress_text(p, "stopped by %s after step %lld of %lld",
                       run_signal(r) ? signals_name(run_signal(r)) : r->stopped_by, step, steps);
@@ -349,10 +349,9 @@ void report_end(Run* r) {
         progress_text(p, "%-11s%.6f after step %lld, best %.6f after step %lld%s", "val loss", r->info.val_loss,
                       (long long)r->info.val_step, r->info.best_val_loss, (long long)r->info.best_val_step,
                       has_best && r->saved.best == r->info.best_val_loss ? " (best)" : "");
-    if (r->saved.step < 0) progress_text(p, "%-11s%s (--save-every 0)", "saved", has_best ? best : "nothing");
-    free(best);
+    if (r->saved.step < 0) progress_text(p, "%-11s%s (--save-every 0)", "saved", has_best ? best.text : "nothing");
     if (r->saved.step < 0) return;
-    progress_text(p, "%-11s%s/step_%08lld", "saved", r->out, (long long)r->saved.step);
+    progress_text(p, "%-11s%s/step_%08lld", "saved", r->out.text, (long long)r->saved.step);
     if (r->tokenizer && !stopped) suggest(r, "sample", "", "sample --model", " --prompt 'Once upon a time'");
     const TextLine options = options_to_repeat(r);
     char* rest = stopped ? xstrdup(options.text)

@@ -28,12 +28,11 @@ typedef struct {
     CheckpointInfo    info;            // run state, saved in checkpoints
     CheckpointInfo    init;            // metadata of the --init weights
     KeyValues        resumed;         // options saved in the resumed checkpoint
-    char*             weights;         // model.safetensors to start from, or NULL
+    Path              weights;         // model.safetensors to start from; this and other paths: empty if there is none
     StFile            weights_file;    // the same, open until the model has its parameters
-    char *            out, *installed, *log_path;   // installed: path of the starter data
-    char*             old;             // --overwrite: where the old run is now
-    PathList          val_globs;       // found for --val-data
-    char*             newest;          // the run of --resume without --out
+    Path              out, log_path;
+    Path              old;             // --overwrite: where the old run is now
+    PathList          starter_data, val_globs;   // found for --data and --val-data
     Lock              lock;            // on out
     DataSet *         data, *val;      // val: NULL without validation
     Tokenizer*        tokenizer;       // or NULL
@@ -75,8 +74,6 @@ bool run_should_stop(void* context, double fraction);
 // ---- agree.c: what the ranks of a run decide together; collective, except for run_signal ----
 // The number of the signal that stops the run, or 0. All ranks learn of a signal in run_agree.
 int  run_signal(const Run* r);
-// Tells all ranks the run folder, for messages.
-void run_share_out(Run* r);
 // True if all ranks pass true. Otherwise false on all, with the same *err.
 bool run_agree(Run* r, bool ok, TostError* err);
 // Fails, naming a rank, if the ranks do not run the same program with the same options, data and parameters.

@@ -48,8 +48,8 @@ static CheckpointModel checkpoint_model(const Run* r) {
 // next save tries again.
 static bool save(Run* r, bool best, int64_t keep, TostError* err) {
     const CheckpointModel m = checkpoint_model(r);
-    if (!checkpoint_save(r->out, best, &r->info, &m, err)) return false;
-    if (!checkpoint_prune(r->out, r->info.step, (int)keep, err))
+    if (!checkpoint_save(r->out.text, best, &r->info, &m, err)) return false;
+    if (!checkpoint_prune(r->out.text, r->info.step, (int)keep, err))
         run_warn(r, "step %lld is saved, but older files could not be removed: %s", (long long)r->info.step, err->text);
     return true;
 }
@@ -66,7 +66,7 @@ static bool save_run(Run* r, bool last, TostError* err) {
     }
     const bool ok = log_sync(&r->log, &reason) && save(r, false, r->o.keep, &reason);
     // A failed save may still have completed the checkpoint.
-    if (ok || checkpoint_exists(r->out, r->info.step)) r->saved.step = r->info.step;
+    if (ok || checkpoint_exists(r->out.text, r->info.step)) r->saved.step = r->info.step;
     return ok || write_failed(r, &reason, last, err);
 }
 
@@ -107,15 +107,14 @@ void run_find_best(Run* r) {
     StFile file;
     CheckpointInfo best;
     TostError ignored;
-    char* path = path_join(r->out, BEST_FOLDER);
+    const Path path = path_in(r->out.text, BEST_FOLDER);
     r->saved.best = r->info.best_val_step > 0 || r->o.init_file ? r->info.best_val_loss : INFINITY;
-    if (comm_rank(r->comm) == 0 && r->o.keep_best && r->o.resume && checkpoint_is_folder(path)
-        && checkpoint_open(&file, &best, path, "--model", &ignored)) {
+    if (comm_rank(r->comm) == 0 && r->o.keep_best && r->o.resume && checkpoint_is_folder(path.text)
+        && checkpoint_open(&file, &best, path.text, "--model", &ignored)) {
         if (best.step <= r->info.step) r->saved.best = best.val_loss;   // else training reaches it again
         checkpoint_info_free(&best);
         st_close(&file);
     }
-    free(path);
     run_share_saved(r);
 }
 
@@ -125,7 +124,7 @@ bool run_log_step(Run* r, const LogRow* row, TostError* err) {
     const bool was_failing = r->log_failing;
     r->log_failing = !log_row(&r->log, row, &reason);
     if (!r->log_failing) {
-        if (was_failing) run_warn(r, "%s can be written again; the pending rows were written", r->log_path);
+        if (was_failing) run_warn(r, "%s can be written again; the pending rows were written", r->log_path.text);
         return true;
     }
     if (r->o.on_save_error == SAVE_ERROR_STOP) return write_failed(r, &reason, false, err);

@@ -20,7 +20,9 @@
 // ---------------------------------------------------------------------------------------------
 // Where the run starts
 
-static char* log_path(const Run* r) { return r->o.log ? xstrdup(r->o.log) : path_join(r->out, LOG_FILE); }   // free()
+static Path log_path(const Run* r) {
+    return r->o.log ? path_text("%s", r->o.log) : path_in(r->out.text, LOG_FILE);
+}
 
 bool run_is_finished(const Run* r) {
     return r->o.resume && r->info.step >= r->o.steps && r->o.epochs == 0;
@@ -28,7 +30,7 @@ bool run_is_finished(const Run* r) {
 
 static bool run_exists(const Run* r, TostError* err) {
     return tost_error(err, "--out %s already contains a run: --resume continues it from its newest checkpoint, "
-                      "--overwrite renames it and starts a new one", r->out);
+                      "--overwrite renames it and starts a new one", r->out.text);
 }
 
 // Rejects --out if it is a checkpoint folder, and --log if it has the name of a checkpoint.
@@ -41,48 +43,45 @@ static bool check_paths(const Options* o, TostError* err) {
 }
 
 static bool is_in_folder(const char* path, const char* folder) {
-    char *dir = path_dir(path), *a = realpath(dir, NULL), *b = realpath(folder, NULL);
-    const bool inside = a && b && strcmp(a, b) == 0;
-    free(b);
-    free(a);
-    free(dir);
-    return inside;
+    Path a, b;
+    return realpath(path_above(path).text, a.text) && realpath(folder, b.text) && strcmp(a.text, b.text) == 0;
 }
 
 // Opens the weights to start from and reads their metadata.
 static bool open_weights(CheckpointInfo* info, Run* r, TostError* err) {
     const Options* o = &r->o;
-    if (!checkpoint_open(&r->weights_file, info, o->resume ? r->out : o->init, o->resume ? NULL : "--init", err))
+    if (!checkpoint_open(&r->weights_file, info, o->resume ? r->out.text : o->init, o->resume ? NULL : "--init", err))
         return false;
-    r->weights = xstrdup(r->weights_file.path);
+    r->weights = path_text("%s", r->weights_file.path);
     return true;
 }
 
 // The newest checkpoint in --out. Its options apply unless the command line gives them.
 static bool find_resumed(Run* r, TostError* err) {
     Options* o = &r->o;
+    const char *out = r->out.text, *weights = r->weights.text;
     bool is_run = true;
-    if (comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, r->out, err)) return false;
+    if (comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, out, err)) return false;
     if (!is_run)
         return tost_error(err, "--resume --out %s: there is no run in this folder; leave out --resume to start one",
-                          r->out);
+                          out);
     if (!open_weights(&r->info, r, err)) return false;
     r->resumed = r->info.options;
     r->info.options = (KeyValues){0};
     r->saved.step = r->info.step;
     if (r->resumed.count == 0)
         return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
-                          "from its weights", r->weights, r->weights);
-    if (!options_resume(o, &r->resumed, r->weights, err)) return false;
-    if (o->log && !option_given(r->args, "log") && !is_in_folder(o->log, r->out))
+                          "from its weights", weights, weights);
+    if (!options_resume(o, &r->resumed, weights, err)) return false;
+    if (o->log && !option_given(r->args, "log") && !is_in_folder(o->log, out))
         return tost_error(err, "the run in %s has its log elsewhere, in %s: give --log %s to continue it, or --log "
-                          "%s/" LOG_FILE, r->out, o->log, o->log, r->out);
-    if (!o->data.count) return tost_error(err, "%s does not contain the option data: give --data GLOB", r->weights);
+                          "%s/" LOG_FILE, out, o->log, o->log, out);
+    if (!o->data.count) return tost_error(err, "%s does not contain the option data: give --data GLOB", weights);
     if (!r->engine->supports((TostDtype)o->dtype))
         return tost_error(err, "the run in %s was trained with a --dtype that the %s engine does not support: give "
-                          "another --dtype", r->out, r->engine->name);
+                          "another --dtype", out, r->engine->name);
     r->log_path = log_path(r);
-    return options_take_config(o, &r->info.config, r->weights, err);
+    return options_take_config(o, &r->info.config, weights, err);
 }
 
 // What --init takes from its run, besides the learning rate: the optimizer, the sequence length unless --extend-block
@@ -95,7 +94,7 @@ static bool inherit_options(Run* r, const Options* before, TostError* err) {
         const bool takes = strcmp(e->key, "optimizer") == 0 || (strcmp(e->key, "seq") == 0 && !o->extend_block);
         if (takes && !option_given(o, e->key)) key_values_add(&taken, xstrdup(e->key), xstrdup(e->value));
     }
-    const bool ok = options_resume(o, &taken, r->weights, err);
+    const bool ok = options_resume(o, &taken, r->weights.text, err);
     key_values_free(&taken);
     if (!option_given(o, "batch") && option_given(before, "batch")) o->batch = before->batch;
     if (!option_given(o, "total-batch") && option_given(before, "total-batch")) o->total_batch = before->total_batch;
@@ -107,10 +106,10 @@ static bool inherit_options(Run* r, const Options* before, TostError* err) {
 static bool inherit(Run* r, TostError* err) {
     Options *o = &r->o, before = options_default(r->engine);
     bool ok = (checkpoint_check_metadata(&r->weights_file, err)
-               || checkpoint_suggest_older(err, r->weights, "--init"))
-              && options_resume(&before, &r->init.options, r->weights, err) && inherit_options(r, &before, err);
+               || checkpoint_suggest_older(err, r->weights.text, "--init"))
+              && options_resume(&before, &r->init.options, r->weights.text, err) && inherit_options(r, &before, err);
     if (o->keep_optimizer) r->info.earlier_updates = r->init.earlier_updates + r->init.step - r->init.outliers.skipped;
-    o->init_file = r->weights;
+    o->init_file = r->weights.text;
     o->extended = o->extend_block;
     if (ok && !option_given(o, "lr")) {
         const bool known = option_given(&before, "lr");
@@ -127,26 +126,27 @@ static bool inherit(Run* r, TostError* err) {
 static bool find_fresh(Run* r, TostError* err) {
     Options* o = &r->o;
     bool is_run = false;
-    if (o->out && comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, r->out, err)) return false;
+    if (o->out && comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, r->out.text, err)) return false;
     if (is_run && !o->overwrite) return run_exists(r, err);
     if (o->out || o->log) r->log_path = log_path(r);
-    const bool moves = is_run && is_in_folder(r->log_path, r->out);   // the old log, with its run
-    if (comm_rank(r->comm) == 0 && r->log_path && !moves && !log_check_fresh(r->log_path, err)) return false;
+    const bool moves = is_run && is_in_folder(r->log_path.text, r->out.text);   // the old log, with its run
+    if (comm_rank(r->comm) == 0 && r->log_path.text[0] && !moves && !log_check_fresh(r->log_path.text, err))
+        return false;
     return !o->init || (open_weights(&r->init, r, err)
                         && inherit(r, err)
-                        && options_take_config(o, &r->init.config, r->weights, err));
+                        && options_take_config(o, &r->init.config, r->weights.text, err));
 }
 
 // Only rank 0 uses the folder; the others read checkpoints.
 bool run_find(Run* r, TostError* err) {
     TostError lock_error;
-    if (r->o.resume && !r->o.out) {
-        if (!checkpoint_newest_run(&r->newest, "out", "--out DIR", err)) return false;
-        r->o.out = r->newest;
+    if (r->o.out) r->out = path_text("%s", r->o.out);   // otherwise claim_folder chooses a numbered folder
+    else if (r->o.resume) {
+        if (!checkpoint_newest_run(&r->out, "out", "--out DIR", err)) return false;
+        r->o.out = r->out.text;
     }
     const char* out = r->o.out;
     if (!check_paths(&r->o, err)) return false;
-    if (out) r->out = xstrdup(out);   // otherwise claim_folder chooses a numbered folder
     const bool locks = out && comm_rank(r->comm) == 0 && is_dir(out);
     const LockResult lock = locks ? lock_take(&r->lock, out, &lock_error) : LOCK_TAKEN;
     if (lock == LOCK_BUSY) return tost_error(err, "%s", lock_error.text);
@@ -175,17 +175,13 @@ static PathList find_val_data(const PathList* data) {
     return found;
 }
 
-// The starter data of "make install", in PREFIX/share for a program in PREFIX/bin; NULL if there is none. free()
-static char* installed_data(const char* program) {
-    char* exe = realpath(path_exists("/proc/self/exe") ? "/proc/self/exe" : program, NULL);
-    char *bin = exe ? path_dir(exe) : NULL, *prefix = bin ? path_dir(bin) : NULL;
-    char* data = prefix ? path_join(prefix, "share/train_gpt_tost/starter/starter_train_000000.bin") : NULL;
-    free(prefix);
-    free(bin);
-    free(exe);
-    if (data && path_exists(data)) return data;
-    free(data);
-    return NULL;
+// Finds the starter data of "make install", in PREFIX/share for a program in PREFIX/bin.
+static bool find_installed(Path* data, const char* program) {
+    Path exe;
+    if (!realpath(path_exists("/proc/self/exe") ? "/proc/self/exe" : program, exe.text)) return false;
+    const Path prefix = path_above(path_above(exe.text).text);
+    *data = path_in(prefix.text, "share/train_gpt_tost/starter/starter_train_000000.bin");
+    return path_exists(data->text);
 }
 
 // The path of --tokenizer, of the tokenizer beside the weights, or of the first beside a shard; NULL: none. free()
@@ -194,7 +190,7 @@ static char* find_tokenizer(Run* r) {
     PathList files = {0}, globs;
     TostError ignored;
     if (r->o.tokenizer) return xstrdup(r->o.tokenizer);
-    char* path = r->weights ? tokenizer_beside(r->weights) : NULL;
+    char* path = r->weights.text[0] ? tokenizer_beside(r->weights.text) : NULL;
     if (path && r->o.init && from->tokenizer) {   // keeps its name
         r->info.tokenizer = xstrdup(from->tokenizer);
         r->info.tokenizer_hash = from->tokenizer_hash;
@@ -213,10 +209,11 @@ static bool open_tokenizer(Run* r, TostError* err) {
     enum { MULTIPLE = 64 };
     Options* o = &r->o;
     char* path = find_tokenizer(r);
-    const bool resize = path && !r->weights && !option_given(o, "vocab-size");
+    const char* weights = r->weights.text[0] ? r->weights.text : NULL;
+    const bool resize = path && !weights && !option_given(o, "vocab-size");
     const int rows = resize ? TOST_MAX_VOCAB_SIZE : o->config.vocab_size;
     const uint32_t* hash = r->info.tokenizer ? &r->info.tokenizer_hash : NULL;
-    if (path) r->tokenizer = model_tokenizer(path, rows, hash, r->weights, err);
+    if (path) r->tokenizer = model_tokenizer(path, rows, hash, weights, err);
     if (r->tokenizer) {
         if (o->tokenizer || !r->info.tokenizer) {
             free(r->info.tokenizer);
@@ -225,7 +222,7 @@ static bool open_tokenizer(Run* r, TostError* err) {
         r->info.vocabulary = tokenizer_file(r->tokenizer);
         r->info.tokenizer_hash = tokenizer_hash(r->tokenizer);
         if (resize) o->config.vocab_size = (tokenizer_size(r->tokenizer) + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
-        if (o->init) warn_of_tokenizer(o, &r->init, r->weights, r->tokenizer);
+        if (o->init) warn_of_tokenizer(o, &r->init, weights, r->tokenizer);
     }
     r->info.config = o->config;
     const bool failed = path && !r->tokenizer;
@@ -245,42 +242,53 @@ static bool check_run_shards(const Run* r, const DataSet* data, TostError* err) 
     return ok;
 }
 
-static bool open_data(Run* r, TostError* err) {
+// --data, by default the starter data.
+static bool find_data(Run* r, TostError* err) {
+    Path installed;
+    if (option_given(&r->o, "data") || is_dir("data/starter")) return true;
+    if (!find_installed(&installed, r->o.program))
+        return tost_error(err, "data/starter not found: run in the repository root or after make install, or give "
+                          "--data GLOB");
+    add_path(&r->starter_data, xstrdup(installed.text));
+    r->o.data = r->starter_data;
+    return true;
+}
+
+// A resumed run must have the data with which it was started.
+static bool check_same_data(Run* r, TostError* err) {
     Options* o = &r->o;
-    if (!option_given(o, "data") && !is_dir("data/starter")) {
-        r->installed = installed_data(o->program);
-        if (!r->installed)
-            return tost_error(err, "data/starter not found: run in the repository root or after make install, or give "
-                              "--data GLOB");
-        o->data = (PathList){1, &r->installed};
-    }
-    if (!open_tokenizer(r, err)) return false;
-    const uint32_t V = (uint32_t)o->config.vocab_size;
-    r->data = data_open(&o->data, o->seq, V, (DataOrder)o->order, (uint64_t)o->seed, err);
-    if (!r->data) return false;
-    if (!check_run_shards(r, r->data, err)) return false;
-    options_take_samples(o, data_samples(r->data));
     int64_t tokens = 0, crc = (int64_t)data_crc(r->data);
-    for (int k = 0; k < data_sources(r->data); k++) {
-        const ShardStream* shards = data_source(r->data, k).shards;
-        warn_of_ids(r->args, shards, r->tokenizer ? tokenizer_size(r->tokenizer) : (int)V, r->tokenizer);
-        tokens += (int64_t)stream_tokens(shards);
-    }
+    for (int k = 0; k < data_sources(r->data); k++) tokens += (int64_t)stream_tokens(data_source(r->data, k).shards);
     if ((o->data_tokens && o->data_tokens != tokens) || (o->data_crc && o->data_crc != crc))
         return tost_error(err, "--data %s has %lld tokens (CRC-32 %08llx), but the run in %s was trained on %lld "
                           "(%08llx): resume with the same shards and weights of --data, or start a new run with "
-                          "--init and --keep-optimizer", o->data.paths[0], (long long)tokens, (long long)crc, r->out,
-                          (long long)o->data_tokens, (long long)o->data_crc);
+                          "--init and --keep-optimizer", o->data.paths[0], (long long)tokens, (long long)crc,
+                          r->out.text, (long long)o->data_tokens, (long long)o->data_crc);
     o->data_tokens = tokens;
     o->data_crc = crc;
+    return true;
+}
 
-    if (!o->val_data.count) o->val_data = r->val_globs = find_val_data(&o->data);
+static bool open_data(Run* r, TostError* err) {
+    Options* o = &r->o;
+    r->data = data_open(&o->data, o->seq, (uint32_t)o->config.vocab_size, (DataOrder)o->order, (uint64_t)o->seed, err);
+    if (!r->data || !check_run_shards(r, r->data, err)) return false;
+    options_take_samples(o, data_samples(r->data));
+    const int ids = r->tokenizer ? tokenizer_size(r->tokenizer) : o->config.vocab_size;
+    for (int k = 0; k < data_sources(r->data); k++)
+        warn_of_ids(r->args, data_source(r->data, k).shards, ids, r->tokenizer);
+    return check_same_data(r, err);
+}
+
+static bool open_val_data(Run* r, TostError* err) {
     static const char* const validating[] = {"val-every", "keep-best", "stop-at-val"};
+    Options* o = &r->o;
+    if (!o->val_data.count) o->val_data = r->val_globs = find_val_data(&o->data);
     for (size_t i = 0; i < countof(validating) && !o->val_data.count && o->val_every > 0; i++)
         if (option_given(r->args, validating[i]))
             return tost_error(err, "--%s needs shards to validate on: give --val-data GLOB", validating[i]);
     if (!o->val_data.count || o->val_every == 0) return true;
-    r->val = data_open(&o->val_data, o->seq, V, ORDER_SEQUENTIAL, 0, err);
+    r->val = data_open(&o->val_data, o->seq, (uint32_t)o->config.vocab_size, ORDER_SEQUENTIAL, 0, err);
     if (!r->val) return tost_error(err, "%s; --val-every 0 trains without validation", err->text);
     if (data_sources(r->val) > 1)
         return tost_error(err, "--val-data %s: validation has no weights: leave them out", o->val_data.paths[0]);
@@ -316,16 +324,20 @@ static bool load_inherited_moments(const Run* r, const CheckpointModel* m, TostE
 }
 
 static bool create_model(Run* r, TostError* err) {
+    const size_t tokens = (size_t)r->o.batch * (size_t)r->o.seq;
+    r->inputs = xmalloc(tokens * sizeof *r->inputs);
+    r->targets = xmalloc(tokens * sizeof *r->targets);
+    r->part_loss = xcalloc((size_t)run_own_parts(r), sizeof *r->part_loss);
     r->model = r->engine->create(&r->o.config, &r->engine_options, err);
     r->chunks = (Chunks){.engine = r->engine, .model = r->model, .max_chunk = r->engine_options.max_chunk,
                          .should_stop = run_should_stop, .context = r};
     if (!r->model) return false;
     const TostConfig* config = r->o.resume ? &r->o.config : &r->init.config;
     const TostConfig* now = &r->o.config;   // what --init adds is not in its file
-    if (!r->weights || memcmp(config, now, sizeof *now) != 0)
+    if (!r->weights.text[0] || memcmp(config, now, sizeof *now) != 0)
         init_params(r->engine, r->model, &r->tensors, r->o.config.n_layer, (uint64_t)r->o.seed);
     const CheckpointModel m = {r->engine, r->model, &r->tensors, (TostOptimizer)r->o.optimizer, NULL};
-    if (!r->weights) return load_average(r, &m, err);
+    if (!r->weights.text[0]) return load_average(r, &m, err);
     TostTensors stored = tost_tensors(config);
     const bool ok = checkpoint_load_params(&m, &stored, &r->weights_file, err)
                     && (!r->o.resume || checkpoint_load_moments(&m, &r->weights_file, err))
@@ -333,22 +345,21 @@ static bool create_model(Run* r, TostError* err) {
                     && load_average(r, &m, err);
     tost_tensors_free(&stored);
     st_close(&r->weights_file);   // so that its disk space can be freed
-    return ok || checkpoint_suggest_older(err, r->weights, r->o.resume ? NULL : "--init");
+    return ok || checkpoint_suggest_older(err, r->weights.text, r->o.resume ? NULL : "--init");
 }
 
 // --overwrite: renames the folder of the old run to OUT.N.
 static bool rename_old(Run* r, TostError* err) {
-    char *here = realpath(".", NULL), *out = realpath(r->out, NULL);
-    const size_t n = out ? strlen(out) : 0;
-    const bool inside = here && out && strncmp(here, out, n) == 0 && (!here[n] || here[n] == '/');
-    free(out);
-    free(here);
-    if (inside)
+    Path here, out;
+    const bool known = realpath(".", here.text) && realpath(r->out.text, out.text);
+    const size_t n = known ? strlen(out.text) : 0;
+    if (known && strncmp(here.text, out.text, n) == 0 && (!here.text[n] || here.text[n] == '/'))
         return tost_error(err, "--overwrite: %s cannot be renamed, since it is or contains the current folder: change "
-                          "to another one", r->out);
-    r->old = free_name(r->out, ".");
-    if (!rename_synced(r->out, r->old, err)) return tost_error(err, "--overwrite: %s; give another --out", err->text);
-    lock_moved(&r->lock, r->old);
+                          "to another one", r->out.text);
+    r->old = free_name(r->out.text, ".");
+    if (!rename_synced(r->out.text, r->old.text, err))
+        return tost_error(err, "--overwrite: %s; give another --out", err->text);
+    lock_moved(&r->lock, r->old.text);
     lock_release(&r->lock);
     return true;
 }
@@ -357,25 +368,21 @@ static bool rename_old(Run* r, TostError* err) {
 static bool claim_folder(Run* r, TostError* err) {
     const Options* o = &r->o;
     for (;;) {
-        if (!r->out) r->out = checkpoint_next_run("out", tost_preset_at(o->preset)->name);
-        if (!make_dirs(r->out, err)) return false;
-        const LockResult lock = r->lock.path ? LOCK_TAKEN : lock_take(&r->lock, r->out, err);
+        if (!o->out) r->out = checkpoint_next_run("out", tost_preset_at(o->preset)->name);
+        if (!make_dirs(r->out.text, err)) return false;
+        const LockResult lock = r->lock.path.text[0] ? LOCK_TAKEN : lock_take(&r->lock, r->out.text, err);
         bool is_run = false;
-        if (lock == LOCK_FAILED || !checkpoint_is_run(&is_run, r->out, err)) return false;
+        if (lock == LOCK_FAILED || !checkpoint_is_run(&is_run, r->out.text, err)) return false;
         if (lock == LOCK_TAKEN && (!is_run || o->resume)) return true;
-        if (lock == LOCK_TAKEN && o->overwrite && !r->old) {
+        if (lock == LOCK_TAKEN && o->overwrite && !r->old.text[0]) {
             if (!rename_old(r, err)) return false;
-            continue;
-        }
-        if (o->out) return lock == LOCK_TAKEN ? run_exists(r, err) : false;
-        lock_release(&r->lock);
-        free(r->out);
-        r->out = NULL;
+        } else if (o->out) return lock == LOCK_TAKEN ? run_exists(r, err) : false;
+        else lock_release(&r->lock);
     }
 }
 
 static bool start_log(Run* r, TostError* err) {
-    const bool ok = log_open(&r->log, r->log_path, r->o.resume ? r->info.step : -1, err);
+    const bool ok = log_open(&r->log, r->log_path.text, r->o.resume ? r->info.step : -1, err);
     if (ok && *r->log.warning.text) run_warn(r, "%s", r->log.warning.text);
     return ok;
 }
@@ -387,7 +394,7 @@ static bool check_disk(Run* r, TostError* err) {
     struct statvfs fs;
     char free_text[32], size_text[32];
     double size = 0;
-    if ((o->save_every == 0 && !o->keep_best) || statvfs(r->out, &fs) != 0 || fs.f_blocks == 0) return true;
+    if ((o->save_every == 0 && !o->keep_best) || statvfs(r->out.text, &fs) != 0 || fs.f_blocks == 0) return true;
     for (int i = 0; i < r->tensors.count; i++) {
         const TostTensor* t = &r->tensors.tensor[i];   // weights, m, v, average
         size += 4.0 * (double)t->size * (3 - tost_uses_muon(t, (TostOptimizer)o->optimizer) + (o->ema > 0));
@@ -399,11 +406,11 @@ static bool check_disk(Run* r, TostError* err) {
     human_bytes(size_text, size);
     if (size > left && o->on_save_error == SAVE_ERROR_STOP)
         return tost_error(err, "--out %s: %s: a checkpoint needs %s, and %s are free: free more, or give another "
-                          "--out%s", r->out, strerror(ENOSPC), size_text, free_text,
+                          "--out%s", r->out.text, strerror(ENOSPC), size_text, free_text,
                           o->keep_best ? "" : " or --save-every 0");
     if ((o->resume ? size : most * size) > left)
         run_warn(r, "--out %s: %s are free, but up to %.0f checkpoints of %s will be on the disk: lower --keep, raise "
-                 "--save-every, or give another --out", r->out, free_text, most, size_text);
+                 "--save-every, or give another --out", r->out.text, free_text, most, size_text);
     return true;
 }
 
@@ -414,16 +421,17 @@ static bool open_folder(Run* r, TostError* err) {
     bool ok = claim_folder(r, err);
     if (ok && r->lock.unsupported)
         run_warn(r, "%s: %s: the file system does not support locks: make sure that no other run writes here",
-                 r->lock.path, strerror(r->lock.unsupported));
-    if (ok && !r->log_path) r->log_path = log_path(r);
+                 r->lock.path.text, strerror(r->lock.unsupported));
+    const char *out = r->out.text, *old = r->old.text;
+    if (ok && !r->log_path.text[0]) r->log_path = log_path(r);
     ok = ok && check_disk(r, err) && start_log(r, err);
-    if (ok && r->old) progress_fact(&r->progress, "overwrite", "the old run is now in %s", r->old);
-    if (ok) progress_fact(&r->progress, "out", "%s", r->out);
-    else if (r->out) {   // remove a new folder, which is empty
+    if (ok && *old) progress_fact(&r->progress, "overwrite", "the old run is now in %s", old);
+    if (ok) progress_fact(&r->progress, "out", "%s", out);
+    else {   // remove a new folder, which is empty
         lock_release(&r->lock);
-        if (!existed || r->old) rmdir(r->out);   // fails if it is not empty
-        if (r->old && rename(r->old, r->out) != 0 && path_exists(r->old))   // a full disk left a log in r->out
-            tost_error(err, "%s; the old run is in %s", err->text, r->old);
+        if (!existed || *old) rmdir(out);   // fails if it is not empty
+        if (*old && rename(old, out) != 0 && path_exists(old))   // a full disk left a log in r->out
+            tost_error(err, "%s; the old run is in %s", err->text, old);
     }
     return ok;
 }
@@ -447,14 +455,18 @@ static bool check_memory(Run* r, TostError* err) {
                               ? "the limit of its cgroup is" : "the machine has", limit_text, lower);
 }
 
-bool run_set_up(Run* r, TostError* err) {
-    Options* o = &r->o;
-    r->info.average = o->ema > 0;
-    if (!run_agree(r, open_data(r, err), err)) return false;
+static bool prepare_data(Run* r, TostError* err) {
+    return find_data(r, err) && open_tokenizer(r, err) && open_data(r, err) && open_val_data(r, err);
+}
+
+// The state of a run that has its data.
+static void fill_in(Run* r) {
+    const Options* o = &r->o;
     if (!o->resume) {
         r->info.seed = (uint64_t)o->seed;
         r->info.val_loss = r->info.best_val_loss = INFINITY;
     }
+    r->info.average = o->ema > 0;
     r->info.options = options_echo(o);
     r->tensors = tost_tensors(&o->config);
     const int max_chunk = o->chunk && o->chunk < o->seq ? o->chunk : o->seq;
@@ -463,18 +475,17 @@ bool run_set_up(Run* r, TostError* err) {
         .training = true, .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype,
         .optimizer = (TostOptimizer)o->optimizer, .threads = o->threads, .comm = r->comm, .parts = run_own_parts(r),
         .fast_reduce = o->reduce == 1};
+}
+
+bool run_set_up(Run* r, TostError* err) {
     char device[256];
+    if (!run_agree(r, prepare_data(r, err), err)) return false;
+    fill_in(r);
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;
     report_settings(r, device);
-    if (!run_agree(r, check_memory(r, err), err)) return false;
-    const size_t tokens = (size_t)o->batch * (size_t)o->seq;
-    r->inputs = xmalloc(tokens * sizeof *r->inputs);
-    r->targets = xmalloc(tokens * sizeof *r->targets);
-    r->part_loss = xcalloc((size_t)run_own_parts(r), sizeof *r->part_loss);
-    const bool ok = run_agree(r, create_model(r, err), err) && run_compare(r, err)
-                    && run_agree(r, open_folder(r, err), err);
-    if (!ok) return false;
-    run_share_out(r);
+    if (!run_agree(r, check_memory(r, err), err) || !run_agree(r, create_model(r, err), err) || !run_compare(r, err)
+        || !run_agree(r, open_folder(r, err), err)) return false;
+    comm_broadcast(r->comm, &r->out, sizeof r->out, 0);   // for messages
     run_share_saved(r);
     report_flops(r);
     return true;
@@ -491,13 +502,8 @@ void run_free(Run* r) {
     checkpoint_info_free(&r->info);
     checkpoint_info_free(&r->init);
     key_values_free(&r->resumed);
-    free(r->weights);
-    free(r->newest);
-    free(r->out);
-    free(r->old);
-    free(r->installed);
+    free_paths(&r->starter_data);
     free_paths(&r->val_globs);
-    free(r->log_path);
     free(r->part_loss);
     free(r->inputs);
     free(r->targets);

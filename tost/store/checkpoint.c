@@ -13,6 +13,7 @@
 #include "base/files.h"
 #include "base/folder.h"
 #include "base/memory.h"
+#include "base/text.h"
 #include "data/tokenizer.h"
 #include "init.h"
 
@@ -22,12 +23,10 @@ static const char lm_head_name[] = "lm_head.weight";   // tied to wte; some prog
 // ---------------------------------------------------------------------------------------------
 // Names and shapes
 
-// "(2304, 256)", truncated to fit
-static void format_shape(char* out, size_t cap, const int64_t* shape, int ndim) {
-    size_t n = (size_t)snprintf(out, cap, "(");
-    for (int i = 0; i < ndim && n < cap; i++)
-        n += (size_t)snprintf(out + n, cap - n, "%s%" PRId64, i ? ", " : "", shape[i]);
-    if (n < cap) snprintf(out + n, cap - n, ")");
+static TextLine shape_text(const StTensor* t) {   // "(2304, 256)"
+    TextLine text = {"("};
+    for (int i = 0; i < t->ndim; i++) text = text_line("%s%s%" PRId64, text.text, i ? ", " : "", t->shape[i]);
+    return text_line("%s)", text.text);
 }
 
 // The files of a checkpoint: the arrays of the state in each, whose tensors have names with a prefix.
@@ -52,10 +51,8 @@ static bool check_tensor(bool* known, const StFile* f, const StTensor* want, Tos
     known[have - f->tensors] = true;
     const size_t bytes = (size_t)want->ndim * sizeof *want->shape;
     if (have->ndim == want->ndim && memcmp(have->shape, want->shape, bytes) == 0) return true;
-    char actual[200], expected[200];
-    format_shape(actual, sizeof actual, have->shape, have->ndim);
-    format_shape(expected, sizeof expected, want->shape, want->ndim);
-    return tost_error(err, "%s: tensor '%s' has shape %s, expected %s", f->path, want->name, actual, expected);
+    return tost_error(err, "%s: tensor '%s' has shape %s, expected %s", f->path, want->name, shape_text(have).text,
+                      shape_text(want).text);
 }
 
 // Tensors that Muon updates have no v.
@@ -126,11 +123,8 @@ static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
 // A folder that was renamed would be taken for a newer or older checkpoint of its run.
 static bool check_folder(const StFile* f, int64_t step, TostError* err) {
     int64_t named;
-    char* dir = path_dir(f->path);
-    const bool ok = !st_meta(f, "step") || !checkpoint_is_name(dir, &named, NULL) || named == step;
-    if (!ok) tost_error(err, "%s is of step %" PRId64 ": name its folder step_%08" PRId64, f->path, step, step);
-    free(dir);
-    return ok;
+    return !st_meta(f, "step") || !checkpoint_is_name(path_above(f->path).text, &named, NULL) || named == step
+        || tost_error(err, "%s is of step %" PRId64 ": name its folder step_%08" PRId64, f->path, step, step);
 }
 
 static bool read_info(CheckpointInfo* info, const StFile* f, TostError* err) {
@@ -147,43 +141,41 @@ static bool read_info(CheckpointInfo* info, const StFile* f, TostError* err) {
 // ---------------------------------------------------------------------------------------------
 // Opening
 
-static char* none_found(const char* run, TostError* err) {
-    char* best = path_join(run, BEST_FOLDER);
+static bool none_found(const char* run, TostError* err) {
+    const Path best = path_in(run, BEST_FOLDER);
     tost_error(err, "%s: no complete checkpoint (step_N/" MODEL_FILE " and " OPTIMIZER_FILE ") in this folder", run);
-    if (checkpoint_is_folder(best)) tost_error(err, "%s, only best: give %s as --model or --init", err->text, best);
-    free(best);
-    return NULL;
+    return checkpoint_is_folder(best.text)
+           ? tost_error(err, "%s, only best: give %s as --model or --init", err->text, best.text) : false;
 }
 
-// The model file that PATH leads to, or NULL. free()
-static char* find_model(const char* path, TostError* err) {
+// The model file that PATH leads to.
+static bool find_model(Path* file, const char* path, TostError* err) {
     bool stale;
+    Path newest;
     checkpoint_is_name(path, NULL, &stale);
-    if (!path_exists(path)) tost_error(err, "%s: cannot be found: %s", path, strerror(errno));
-    else if (!is_dir(path)) return xstrdup(path);
-    else if (stale)
-        tost_error(err, "%s: incomplete checkpoint; give its run folder to use the newest complete one", path);
-    else if (checkpoint_is_folder(path)) return path_join(path, MODEL_FILE);
-    else if (access(path, R_OK | X_OK) != 0)
-        tost_error(err, "%s: the folder cannot be read: %s", path, strerror(errno));
-    else {
-        char *newest = checkpoint_newest(path), *file = newest ? path_join(newest, MODEL_FILE) : none_found(path, err);
-        free(newest);
-        return file;
-    }
-    return NULL;
+    *file = path_text("%s", path);
+    if (!path_exists(path)) return tost_error(err, "%s: cannot be found: %s", path, strerror(errno));
+    if (!is_dir(path)) return true;
+    if (stale)
+        return tost_error(err, "%s: incomplete checkpoint; give its run folder to use the newest complete one", path);
+    *file = path_in(path, MODEL_FILE);
+    if (checkpoint_is_folder(path)) return true;
+    if (access(path, R_OK | X_OK) != 0)
+        return tost_error(err, "%s: the folder cannot be read: %s", path, strerror(errno));
+    if (!checkpoint_newest(&newest, path)) return none_found(path, err);
+    *file = path_in(newest.text, MODEL_FILE);
+    return true;
 }
 
 bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, const char* option, TostError* err) {
     enum { MAX_TRIES = 100 };
-    char* file = find_model(path, err);
-    bool ok = file && st_open(model_file, file, err);
-    for (int tries = 0; !ok && file && errno == ENOENT && tries < MAX_TRIES; tries++) {   // it has just been removed
-        free(file);
-        file = find_model(path, err);
-        ok = file && st_open(model_file, file, err);
+    Path file;
+    bool found = find_model(&file, path, err), ok = found && st_open(model_file, file.text, err);
+    for (int tries = 0; !ok && found && errno == ENOENT && tries < MAX_TRIES; tries++) {   // it has just been removed
+        found = find_model(&file, path, err);
+        ok = found && st_open(model_file, file.text, err);
     }
-    if (!ok && file) checkpoint_suggest_older(err, file, option);
+    if (!ok && found) checkpoint_suggest_older(err, file.text, option);
     else if (!ok && !option && path_exists(path)) tost_error(err, "%s; --overwrite starts a new run", err->text);
     if (ok && !read_info(info, model_file, err)) {   // no suggestion: an older one would fail in the same way
         st_close(model_file);
@@ -193,7 +185,6 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
         *info = (CheckpointInfo){0};
         *model_file = (StFile){0};
     }
-    free(file);
     return ok;
 }
 
@@ -259,17 +250,14 @@ static bool same_metadata(const StFile* a, const StFile* b, TostError* err) {
     return true;
 }
 
+static Path beside(const StFile* f, const char* name) { return path_in(path_above(f->path).text, name); }
+
 // Opens a file next to model_file, which must belong to the same checkpoint. On failure there is nothing to close.
 static bool open_beside(StFile* f, const StFile* model_file, const char* name, TostError* err) {
-    char *dir = path_dir(model_file->path), *path = path_join(dir, name);
-    bool ok = st_open(f, path, err);
-    if (ok && !(same_metadata(f, model_file, err) && same_metadata(model_file, f, err))) {
-        st_close(f);
-        ok = false;
-    }
-    free(path);
-    free(dir);
-    return ok;
+    if (!st_open(f, beside(model_file, name).text, err)) return false;
+    if (same_metadata(f, model_file, err) && same_metadata(model_file, f, err)) return true;
+    st_close(f);
+    return false;
 }
 
 static bool load_beside(const CheckpointModel* m, const Contents* contents, const StFile* model_file, TostError* err) {
@@ -284,30 +272,23 @@ bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file,
     return load_beside(m, &optimizer_contents, model_file, err);
 }
 
-static bool has_beside(const StFile* model_file, const char* name) {
-    char *dir = path_dir(model_file->path), *path = path_join(dir, name);
-    const bool has = path_exists(path);
-    free(path);
-    free(dir);
-    return has;
-}
-
 bool checkpoint_check_metadata(const StFile* model_file, TostError* err) {
     StFile f;
-    if (!st_meta(model_file, "format_version") || !has_beside(model_file, OPTIMIZER_FILE)) return true;
+    if (!st_meta(model_file, "format_version") || !path_exists(beside(model_file, OPTIMIZER_FILE).text))
+        return true;
     const bool ok = open_beside(&f, model_file, OPTIMIZER_FILE, err);
     if (ok) st_close(&f);
     return ok;
 }
 
 bool checkpoint_load_average(bool* exists, const CheckpointModel* m, const StFile* model_file, TostError* err) {
-    *exists = has_beside(model_file, AVERAGE_FILE);
+    *exists = path_exists(beside(model_file, AVERAGE_FILE).text);
     return !*exists || load_beside(m, &average_contents, model_file, err);
 }
 
 bool checkpoint_open_average(StFile* model_file, TostError* err) {
     StFile f;
-    if (!has_beside(model_file, AVERAGE_FILE))
+    if (!path_exists(beside(model_file, AVERAGE_FILE).text))
         return tost_error(err, "%s: there is no " AVERAGE_FILE " next to it: leave out --weights ema, or train with "
                           "--ema", model_file->path);
     if (!open_beside(&f, model_file, AVERAGE_FILE, err)) return false;
@@ -317,16 +298,14 @@ bool checkpoint_open_average(StFile* model_file, TostError* err) {
 }
 
 bool checkpoint_suggest_older(TostError* err, const char* model_file, const char* option) {
-    char *dir = path_dir(model_file), *run = path_dir(dir);
+    const Path dir = path_above(model_file);
+    Path older;
     int64_t step;
-    char* older = checkpoint_is_name(dir, &step, NULL) ? checkpoint_before(run, &step) : NULL;
-    if (older && option) tost_error(err, "%s; the checkpoint before it: %s %s", err->text, option, older);
-    else if (older)
-        tost_error(err, "%s; to resume from the checkpoint before it, %s, move newer ones away", err->text, older);
-    free(older);
-    free(run);
-    free(dir);
-    return false;
+    if (!checkpoint_is_name(dir.text, &step, NULL) || !checkpoint_before(&older, path_above(dir.text).text, &step))
+        return false;
+    return option ? tost_error(err, "%s; the checkpoint before it: %s %s", err->text, option, older.text)
+                  : tost_error(err, "%s; to resume from the checkpoint before it, %s, move newer ones away", err->text,
+                               older.text);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -366,7 +345,6 @@ static bool write_contents(const char* dir, const Contents* contents, const Chec
     const int count = m->tensors->count;
     StTensor* declared = xcalloc((size_t)(contents->n * count), sizeof *declared);
     GetRequest* requests = xcalloc((size_t)(contents->n * count), sizeof *requests);
-    char* path = path_join(dir, contents->name);
     StWriter w;
     int n = 0;
     for (int p = 0; p < contents->n; p++)
@@ -376,10 +354,9 @@ static bool write_contents(const char* dir, const Contents* contents, const Chec
             declared[n] = st_tensor(&m->tensors->tensor[i], part->prefix);
             requests[n++] = (GetRequest){(int32_t)part->array, i};
         }
-    bool ok = st_begin(&w, path, declared, n, meta, err);
+    bool ok = st_begin(&w, path_in(dir, contents->name).text, declared, n, meta, err);
     for (int k = 0; ok && k < n; k++) ok = append_tensor(&w, m, requests[k], err);
     ok = st_end(&w, ok, err);
-    free(path);
     free(declared);
     free(requests);
     return ok;
@@ -389,28 +366,25 @@ static bool write_folder(const char* dir, const CheckpointInfo* info, const Chec
     if (!checkpoint_remove(dir, err) && path_exists(dir)) return false;
     if (mkdir(dir, 0777) != 0) return tost_error(err, "%s: the folder cannot be created: %s", dir, strerror(errno));
     KeyValues meta = metadata_list(info);
-    char* vocabulary = path_join(dir, TOKENIZER_FILE);
+    const Bytes* vocabulary = info->vocabulary;
     const bool ok = write_contents(dir, &model_contents, m, &meta, err)
                     && write_contents(dir, &optimizer_contents, m, &meta, err)
                     && (!info->average || write_contents(dir, &average_contents, m, &meta, err))
-                    && (!info->vocabulary || replace_file(vocabulary, info->vocabulary->data, info->vocabulary->size,
-                                                          err))
+                    && (!vocabulary || replace_file(path_in(dir, TOKENIZER_FILE).text, vocabulary->data,
+                                                    vocabulary->size, err))
                     && sync_dir(dir, err);
-    free(vocabulary);
     key_values_free(&meta);
     return ok;
 }
 
 bool checkpoint_save(const char* run, bool best, const CheckpointInfo* info, const CheckpointModel* m, TostError* err) {
-    char* name = best ? path_join(run, BEST_FOLDER) : checkpoint_name(run, info->step, "");
-    char* unfinished = xasprintf("%s.tmp", name);
-    bool ok = write_folder(unfinished, info, m, err) && checkpoint_publish(unfinished, name, err);
+    const Path name = best ? path_in(run, BEST_FOLDER) : checkpoint_name(run, info->step);
+    const Path unfinished = path_text("%s.tmp", name.text);
+    bool ok = write_folder(unfinished.text, info, m, err) && checkpoint_publish(unfinished.text, name.text, err);
     TostError ignored;
     if (!ok) tost_error(err, "%s; step %" PRId64 " is not saved", err->text, info->step);
     else if (!sync_dir(run, err))
-        ok = tost_error(err, "%s; %s is saved, but may be lost on a power failure", err->text, name);
-    if (!ok) checkpoint_remove(unfinished, &ignored);
-    free(unfinished);
-    free(name);
+        ok = tost_error(err, "%s; %s is saved, but may be lost on a power failure", err->text, name.text);
+    if (!ok) checkpoint_remove(unfinished.text, &ignored);
     return ok;
 }

@@ -23,14 +23,12 @@
 typedef struct {
     int64_t step;
     bool    stale;   // "….tmp": left behind by a process that ended while writing, replacing or removing it
-    char*   path;
+    Path    path;
 } Entry;
 
 typedef struct { int count; Entry* entry; } Entries;   // ordered by step
 
-char* checkpoint_name(const char* run, int64_t step, const char* suffix) {
-    return xasprintf("%s/step_%08" PRId64 "%s", run, step, suffix);
-}
+Path checkpoint_name(const char* run, int64_t step) { return path_text("%s/step_%08" PRId64, run, step); }
 
 static bool ends_in_tmp(const char* name) { return strlen(name) >= 4 && strcmp(name + strlen(name) - 4, ".tmp") == 0; }
 
@@ -48,38 +46,27 @@ static bool parse_entry(Entry* e, const char* name) {
 
 static int compare_entries(const void* a, const void* b) {
     const Entry *x = a, *y = b;
-    return x->step != y->step ? (x->step < y->step ? -1 : 1) : strcmp(x->path, y->path);
+    return x->step != y->step ? (x->step < y->step ? -1 : 1) : strcmp(x->path.text, y->path.text);
 }
 
-static void free_entries(Entries* list) {
-    for (int i = 0; i < list->count; i++) free(list->entry[i].path);
-    free(list->entry);
-    *list = (Entries){0};
-}
-
-// All checkpoints of a run, complete or not.
+// All checkpoints of a run, complete or not. free(out->entry)
 static bool list_entries(Entries* out, const char* run, TostError* err) {
     PathList names;
     *out = (Entries){0};
     if (!folder_list(&names, run, err)) return false;
-    out->entry = xcalloc((size_t)names.count, sizeof *out->entry);
     for (int i = 0; i < names.count; i++) {
-        Entry* e = &out->entry[out->count];
-        if (!parse_entry(e, names.paths[i])) continue;
-        e->path = path_join(run, names.paths[i]);
-        out->count++;
+        Entry e;
+        if (!parse_entry(&e, names.paths[i])) continue;
+        e.path = path_in(run, names.paths[i]);
+        out->entry = xgrow(out->entry, (size_t)out->count, sizeof e);
+        out->entry[out->count++] = e;
     }
     free_paths(&names);
     if (out->count > 0) qsort(out->entry, (size_t)out->count, sizeof *out->entry, compare_entries);
     return true;
 }
 
-static bool has_file(const char* dir, const char* name) {
-    char* path = path_join(dir, name);
-    const bool exists = is_file(path);
-    free(path);
-    return exists;
-}
+static bool has_file(const char* dir, const char* name) { return is_file(path_in(dir, name).text); }
 
 static bool is_complete(const char* path) { return has_file(path, MODEL_FILE) && has_file(path, OPTIMIZER_FILE); }
 
@@ -88,11 +75,10 @@ static bool is_complete(const char* path) { return has_file(path, MODEL_FILE) &&
 
 bool checkpoint_is_name(const char* path, int64_t* step, bool* stale) {
     Entry e;
-    char* copy = xstrdup(path);
-    const bool ok = parse_entry(&e, basename(copy));
+    Path copy = path_text("%s", path);
+    const bool ok = parse_entry(&e, basename(copy.text));
     if (ok && step) *step = e.step;
     if (stale) *stale = ok && e.stale;
-    free(copy);
     return ok;
 }
 
@@ -103,87 +89,69 @@ bool checkpoint_is_run(bool* is_run, const char* run, TostError* err) {
     *is_run = false;
     if (!is_dir(run)) return true;
     if (!list_entries(&list, run, err)) return false;
-    char* best = path_join(run, BEST_FOLDER);
-    *is_run = list.count > 0 || has_file(best, MODEL_FILE) || has_file(run, LOG_FILE);
-    free(best);
-    free_entries(&list);
+    *is_run = list.count > 0 || has_file(path_in(run, BEST_FOLDER).text, MODEL_FILE) || has_file(run, LOG_FILE);
+    free(list.entry);
     return true;
 }
 
-bool checkpoint_exists(const char* run, int64_t step) {
-    char* path = checkpoint_name(run, step, "");
-    const bool exists = is_complete(path);
-    free(path);
-    return exists;
-}
+bool checkpoint_exists(const char* run, int64_t step) { return is_complete(checkpoint_name(run, step).text); }
 
 enum { MAX_TRIES = 100 };   // while another process saves and removes checkpoints
 
-char* checkpoint_before(const char* run, int64_t* step) {
+bool checkpoint_before(Path* found, const char* run, int64_t* step) {
     Entries list;
     TostError ignored;
-    char* found = NULL;
-    bool again = true;
-    for (int tries = 0; again && !found && tries < MAX_TRIES; tries++) {
-        if (!list_entries(&list, run, &ignored)) return NULL;
+    bool again = true, ok = false;
+    for (int tries = 0; again && !ok && tries < MAX_TRIES; tries++) {
+        if (!list_entries(&list, run, &ignored)) return false;
         again = false;
-        for (int i = list.count - 1; i >= 0 && !found; i--) {
+        for (int i = list.count - 1; i >= 0 && !ok; i--) {
             const Entry* e = &list.entry[i];
-            if (!e->stale && e->step < *step && is_complete(e->path)) {
-                found = xstrdup(e->path);
+            ok = !e->stale && e->step < *step && is_complete(e->path.text);
+            if (ok) {
+                *found = e->path;
                 *step = e->step;
-            } else again |= !path_exists(e->path);   // renamed or removed since it was listed
+            } else again |= !path_exists(e->path.text);   // renamed or removed since it was listed
         }
-        free_entries(&list);
+        free(list.entry);
     }
-    return found;
+    return ok;
 }
 
-char* checkpoint_newest(const char* run) {
-    int64_t step = INT64_MAX;
-    return checkpoint_before(run, &step);
-}
+bool checkpoint_newest(Path* found, const char* run) { return checkpoint_before(found, run, &(int64_t){INT64_MAX}); }
 
 // When the newest complete checkpoint of a run was written, in nanoseconds; -1 if there is none.
 static int64_t newest_time(const char* run) {
-    char* newest;
-    int64_t time = -1;
-    for (int tries = 0; time < 0 && tries < MAX_TRIES && (newest = checkpoint_newest(run)); tries++) {
-        struct stat st;
-        char* file = path_join(newest, MODEL_FILE);
-        if (stat(file, &st) == 0) time = (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
-        free(file);
-        free(newest);
-    }
-    return time;
+    Path newest;
+    struct stat st;
+    for (int tries = 0; tries < MAX_TRIES && checkpoint_newest(&newest, run); tries++)
+        if (stat(path_in(newest.text, MODEL_FILE).text, &st) == 0)
+            return (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
+    return -1;
 }
 
-bool checkpoint_newest_run(char** run, const char* root, const char* option, TostError* err) {
+bool checkpoint_newest_run(Path* run, const char* root, const char* option, TostError* err) {
     PathList names = {0};
     TostError ignored;
     int64_t newest = newest_time(root);   // root may itself be a run
-    *run = newest >= 0 ? xstrdup(root) : NULL;
+    *run = path_text("%s", root);
     folder_list(&names, root, &ignored);
     for (int i = 0; i < names.count; i++) {
-        char* path = path_join(root, names.paths[i]);
-        const int64_t time = newest_time(path);
-        const bool later = time > newest || (time == newest && *run && strcmp(path, *run) > 0);
-        free(later ? *run : path);
-        if (later) {
-            *run = path;
-            newest = time;
-        }
+        const Path path = path_in(root, names.paths[i]);
+        const int64_t time = newest_time(path.text);
+        if (time < newest || time < 0 || (time == newest && strcmp(path.text, run->text) < 0)) continue;
+        *run = path;
+        newest = time;
     }
     free_paths(&names);
-    return *run || tost_error(err, "%s: no run with a complete checkpoint: train one first (train without options "
-                              "makes a small model) or give %s", root, option);
+    return newest >= 0 || tost_error(err, "%s: no run with a complete checkpoint: train one first (train without "
+                                     "options makes a small model) or give %s", root, option);
 }
 
-char* checkpoint_next_run(const char* root, const char* preset) {
+Path checkpoint_next_run(const char* root, const char* preset) {
     for (int number = 1;; number++) {
-        char* path = xasprintf("%s/%s-%03d", root, preset, number);
-        if (!path_exists(path)) return path;
-        free(path);
+        const Path path = path_text("%s/%s-%03d", root, preset, number);
+        if (!path_exists(path.text)) return path;
     }
 }
 
@@ -209,12 +177,10 @@ static bool not_removed(const char* path, TostError* err) {
 // Gives what the user had in the checkpoint a name that no checkpoint has. Always returns false.
 static bool keep_rest(const char* path, TostError* err) {
     const size_t dir = (size_t)(strrchr(path, '/') + 1 - path);
-    char *name = xasprintf("%.*s", (int)(dir + strcspn(path + dir, ".")), path), *kept = free_name(name, ".kept-");
-    if (rename(path, kept) != 0) not_removed(path, err);
-    else tost_error(err, "%s contained other files, which are now in %s", name, kept);
-    free(kept);
-    free(name);
-    return false;
+    const Path name = path_text("%.*s", (int)(dir + strcspn(path + dir, ".")), path);
+    const Path kept = free_name(name.text, ".kept-");
+    if (rename(path, kept.text) != 0) return not_removed(path, err);
+    return tost_error(err, "%s contained other files, which are now in %s", name.text, kept.text);
 }
 
 bool checkpoint_remove(const char* path, TostError* err) {
@@ -223,42 +189,34 @@ bool checkpoint_remove(const char* path, TostError* err) {
     if (lstat(path, &st) != 0) return errno == ENOENT || not_removed(path, err);
     if (!S_ISDIR(st.st_mode)) return unlink(path) == 0 || not_removed(path, err);   // a link to a checkpoint
     for (size_t i = 0; i < countof(own); i++) {
-        char* file = path_join(path, own[i]);
-        const bool ok = unlink(file) == 0 || errno == ENOENT || not_removed(file, err);
-        free(file);
-        if (!ok) return false;
+        const Path file = path_in(path, own[i]);
+        if (unlink(file.text) != 0 && errno != ENOENT) return not_removed(file.text, err);
     }
     if (rmdir(path) == 0) return true;
     return errno == ENOTEMPTY || errno == EEXIST ? keep_rest(path, err) : not_removed(path, err);
 }
 
-// Renames to a stale name, so that an interruption leaves no folder that looks complete. free(*stale)
-static bool set_aside(char** stale, const char* path, TostError* err) {
-    *stale = xasprintf("%s.old.tmp", path);
-    return (checkpoint_remove(*stale, err) || !path_exists(*stale))
-           && (rename(path, *stale) == 0 || not_removed(path, err));
+// Renames to a stale name, so that an interruption leaves no folder that looks complete.
+static bool set_aside(Path* stale, const char* path, TostError* err) {
+    *stale = path_text("%s.old.tmp", path);
+    return (checkpoint_remove(stale->text, err) || !path_exists(stale->text))
+           && (rename(path, stale->text) == 0 || not_removed(path, err));
 }
 
 static bool remove_entry(const Entry* e, TostError* err) {
-    if (e->stale) return checkpoint_remove(e->path, err);
-    char* stale;
-    const bool ok = set_aside(&stale, e->path, err) && checkpoint_remove(stale, err);
-    free(stale);
-    return ok;
+    Path stale = e->path;
+    return (e->stale || set_aside(&stale, e->path.text, err)) && checkpoint_remove(stale.text, err);
 }
 
 bool checkpoint_publish(const char* finished, const char* name, TostError* err) {
     if (rename(finished, name) == 0 || exchange(finished, name)) return true;
     TostError ignored;
-    char* aside;
+    Path aside;
     set_aside(&aside, name, &ignored);   // on failure the next rename fails too and reports it
-    const bool ok = rename(finished, name) == 0;
-    if (!ok) {
-        tost_error(err, "%s: cannot be renamed to %s: %s", finished, name, strerror(errno));
-        rename(aside, name);
-    }
-    free(aside);
-    return ok;
+    if (rename(finished, name) == 0) return true;
+    tost_error(err, "%s: cannot be renamed to %s: %s", finished, name, strerror(errno));
+    rename(aside.text, name);
+    return false;
 }
 
 bool checkpoint_prune(const char* run, int64_t step, int keep, TostError* err) {
@@ -268,10 +226,10 @@ bool checkpoint_prune(const char* run, int64_t step, int keep, TostError* err) {
     int kept = 1;   // the new one
     for (int i = list.count - 1; i >= 0; i--) {
         const Entry* e = &list.entry[i];
-        const bool old = !e->stale && e->step < step && is_complete(e->path);
+        const bool old = !e->stale && e->step < step && is_complete(e->path.text);
         if (old) kept++;
         if (e->stale || (old && keep > 0 && kept > keep)) ok = remove_entry(e, err) && ok;
     }
-    free_entries(&list);
+    free(list.entry);
     return ok;
 }

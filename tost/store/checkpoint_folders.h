@@ -9,6 +9,7 @@
 #define TOST_CHECKPOINT_FOLDERS_H
 
 #include "base/error.h"
+#include "base/files.h"
 
 #define MODEL_FILE     "model.safetensors"
 #define OPTIMIZER_FILE "optimizer.safetensors"
@@ -22,17 +23,16 @@ bool checkpoint_is_folder(const char* dir);    // true if a folder contains a mo
 // Parses the last component of a path as the name of a checkpoint. *step, *stale (a .tmp folder): may be NULL
 bool checkpoint_is_name(const char* path, int64_t* step, bool* stale);
 bool checkpoint_exists(const char* run, int64_t step);   // true if the run has a complete checkpoint of this step
-// Folder of the newest complete checkpoint before *step, which it sets, or NULL; INT64_MAX: the newest one. Another
-// process may save to the run and remove checkpoints meanwhile. free()
-char* checkpoint_before(const char* run, int64_t* step);
-char* checkpoint_newest(const char* run);      // the newest one, or NULL. free()
+// Finds the folder of the newest complete checkpoint before *step, which it sets. Another process may save to the run
+// and remove checkpoints meanwhile.
+bool checkpoint_before(Path* found, const char* run, int64_t* step);
+bool checkpoint_newest(Path* found, const char* run);
 // Finds the run in `root` ("out"), which may itself be a run, whose newest complete checkpoint was written last.
-// free(*run). `option` names the alternative in the message.
-bool checkpoint_newest_run(char** run, const char* root, const char* option, TostError* err);
-// "root/preset-NNN" with the next free number; not created. free()
-char* checkpoint_next_run(const char* root, const char* preset);
+// `option` names the alternative in the message.
+bool checkpoint_newest_run(Path* run, const char* root, const char* option, TostError* err);
+Path checkpoint_next_run(const char* root, const char* preset);   // "root/preset-NNN", the next free number; not created
 
-char* checkpoint_name(const char* run, int64_t step, const char* suffix);   // RUN/step_NNNNNNNN + suffix; free()
+Path checkpoint_name(const char* run, int64_t step);   // RUN/step_NNNNNNNN
 // Renames a finished folder; it replaces one that has the name.
 bool checkpoint_publish(const char* finished, const char* name, TostError* err);
 // After saving `step`, removes stale folders and all but the newest `keep` complete checkpoints (0: keeps all).

@@ -161,10 +161,9 @@ void warn_of_ids(const Options* o, const ShardStream* shards, int size, bool has
 
 bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err) {
     *m = (LoadedModel){.engine = engine};
-    char* path = o->model ? xstrdup(o->model) : NULL;
-    const bool ok = (path || checkpoint_newest_run(&path, "out", "--model PATH", err))
-                    && checkpoint_open(&m->weights, &m->info, path, "--model", err);
-    free(path);
+    Path path;
+    const bool ok = (o->model || checkpoint_newest_run(&path, "out", "--model PATH", err))
+                    && checkpoint_open(&m->weights, &m->info, o->model ? o->model : path.text, "--model", err);
     if (!ok || (o->weights == WEIGHTS_EMA && !checkpoint_open_average(&m->weights, err))) return false;
     m->file = xstrdup(m->weights.path);
     m->tensors = tost_tensors(&m->info.config);

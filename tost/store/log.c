@@ -77,12 +77,11 @@ static bool find_end(size_t* keep, char* text, int64_t done, TostError* why) {
 
 // Copies a log that find_end has rejected, if it has any rows, to PATH.kept-N, and sets the warning.
 static bool keep_rows(LogFile* log, const Bytes* old, int64_t done, const TostError* why, TostError* err) {
-    char* kept = old->size > strlen(header) ? free_name(log->path, ".kept-") : NULL;
-    const bool ok = !kept || replace_file(kept, old->data, old->size, err);
+    const bool keeps = old->size > strlen(header);
+    const Path kept = keeps ? free_name(log->path, ".kept-") : (Path){""};
     log->warning = text_line("%s: %s; the log begins at step %lld%s%s", log->path, why->text, (long long)done + 1,
-                             kept ? ", and the old one is now " : "", kept ? kept : "");
-    free(kept);
-    return ok;
+                             keeps ? ", and the old one is now " : "", kept.text);
+    return !keeps || replace_file(kept.text, old->data, old->size, err);
 }
 
 // Writes as many pending bytes as possible.

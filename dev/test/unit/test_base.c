@@ -120,13 +120,14 @@ static void test_paths(Checks* c) {
         {"a/b", "a"}, {"b", "."}, {"/b", "/"}, {"a/b/", "a"}, {"a//b", "a"}, {"/", "/"}, {"", "."},
     };
     for (size_t i = 0; i < countof(dirs); i++) {
-        char* dir = path_dir(dirs[i][0]);
-        check(c, strcmp(dir, dirs[i][1]) == 0, "path_dir(%s): expected %s, got %s", dirs[i][0], dirs[i][1], dir);
-        free(dir);
+        const Path dir = path_above(dirs[i][0]);
+        check(c, strcmp(dir.text, dirs[i][1]) == 0, "path_above(%s): expected %s, got %s", dirs[i][0], dirs[i][1],
+              dir.text);
     }
-    char* joined = path_join("a/", "b");
-    check(c, strcmp(joined, "a/b") == 0, "path_join(a/, b): got %s", joined);
-    free(joined);
+    const Path joined = path_in("a/", "b"), longest = path_text("%0*d", 2 * PATH_MAX, 0);
+    check(c, strcmp(joined.text, "a/b") == 0, "path_in(a/, b): got %s", joined.text);
+    check(c, !path_exists(longest.text) && errno == ENAMETOOLONG, "a path that is cut must be too long: %s",
+          strerror(errno));
 }
 
 static void test_folders(Checks* c) {

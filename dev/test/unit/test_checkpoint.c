@@ -417,7 +417,7 @@ static void test_find(Checks* c) {
 
 static void test_newest_run(Checks* c) {
     TostError err;
-    char* found = NULL;
+    Path found;
     TostModel* m = new_model(tiny);
     must(make_dirs("all", &err), "make_dirs", &err);
     check_refused(c, checkpoint_newest_run(&found, "all", "--model PATH", &err), &err, "train", "no run");
@@ -432,13 +432,11 @@ static void test_newest_run(Checks* c) {
         char* file = xasprintf("%s/step_%08d/model.safetensors", runs[i].name, (int)runs[i].step);
         must(utimensat(AT_FDCWD, file, time, 0) == 0, "utimensat", NULL);
         free(file);
-        check(c, checkpoint_newest_run(&found, "all", "--model PATH", &err) && strcmp(found, runs[i].newest) == 0,
-              "newest of %zu runs: expected %s, got %s", i + 1, runs[i].newest, found ? found : err.text);
-        free(found);
+        check(c, checkpoint_newest_run(&found, "all", "--model PATH", &err) && strcmp(found.text, runs[i].newest) == 0,
+              "newest of %zu runs: expected %s, got %s", i + 1, runs[i].newest, found.text);
     }
-    char* next = checkpoint_next_run("all", "b");
-    check(c, strcmp(next, "all/b-002") == 0, "next run: got %s", next);
-    free(next);
+    const Path next = checkpoint_next_run("all", "b");
+    check(c, strcmp(next.text, "all/b-002") == 0, "next run: got %s", next.text);
     fake_destroy(m);
 }
 
@@ -540,7 +538,7 @@ static void test_readers(Checks* c) {
             save("read", m, step, 1);
         }
     int failed = 0, differ = 0;
-    char* found = NULL;
+    Path found;
     for (int i = 0; i < 1000; i++) {
         StFile f;
         CheckpointInfo info;
@@ -554,7 +552,6 @@ static void test_readers(Checks* c) {
         checkpoint_info_free(&info);
         st_close(&f);
         if (i % 10 == 0 && !checkpoint_newest_run(&found, ".", "--model PATH", &err)) failed++;
-        else if (i % 10 == 0) free(found);
     }
     must(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child, "kill", NULL);
     check(c, failed == 0 && differ == 0, "beside a run that saves, %d of 1000 failed to open, %d differ: %s", failed,
