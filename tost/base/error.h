@@ -1,4 +1,4 @@
-// error.h: error messages and exit statuses.
+// error.h: error messages (text.c) and exit statuses.
 #ifndef TOST_ERROR_H
 #define TOST_ERROR_H
 

@@ -33,17 +33,18 @@ static bool take(Json* j, char c) {
 bool json_enter(Json* j, const char brackets[2]) {
     skip_space(j);
     j->fresh = true;
-    return take(j, brackets[0]) || expected(j, *brackets == '{' ? "an object" : "an array");
+    j->failed = !take(j, brackets[0]);
+    return !j->failed || expected(j, *brackets == '{' ? "an object" : "an array");
 }
 
-int json_next(Json* j, const char brackets[2]) {
+bool json_next(Json* j, const char brackets[2]) {
     const bool fresh = j->fresh;
     j->fresh = false;
+    if (j->failed) return false;
     skip_space(j);
-    if (take(j, brackets[1])) return 0;
-    if (fresh || take(j, ',')) return 1;
-    expected(j, *brackets == '{' ? "',' or '}'" : "',' or ']'");
-    return -1;
+    if (take(j, brackets[1])) return false;
+    j->failed = !fresh && !take(j, ',');
+    return !j->failed || expected(j, *brackets == '{' ? "',' or '}'" : "',' or ']'");
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -129,12 +130,18 @@ bool json_string(Json* j, char* out, size_t cap, size_t* len) {
     return true;
 }
 
-bool json_key(Json* j, char* out, size_t cap, size_t* len) {
+static bool read_key(Json* j, char* out, size_t cap, size_t* len) {
     skip_space(j);
     if (j->p == j->end || *j->p != '"') return expected(j, "a \"key\"");
     if (!json_string(j, out, cap, len)) return false;
     skip_space(j);
     return take(j, ':') || expected(j, "':'");
+}
+
+bool json_field(Json* j, char* key, size_t cap, size_t* len) {
+    if (!json_next(j, "{}")) return false;
+    j->failed = !read_key(j, key, cap, len);
+    return !j->failed;
 }
 
 bool json_once(Json* j, bool* seen, const char* key) {
@@ -249,7 +256,7 @@ static bool no_field(char* key, const char* json, size_t n, const char* name, To
     TextLine fields = {"no fields"};
     int listed = 0;
     json_enter(&j, "{}");
-    while (json_next(&j, "{}") > 0 && json_key(&j, key, n + 1, NULL) && json_skip(&j) && ++listed <= 8)
+    while (json_field(&j, key, n + 1, NULL) && json_skip(&j) && ++listed <= 8)
         fields = text_line("%s%s\"%s\"", listed > 1 ? fields.text : "", listed > 1 ? ", " : "", key);
     return tost_error(err, "the object has no \"%s\"; it has %s%s", name, fields.text, listed > 8 ? ", …" : "");
 }
@@ -258,21 +265,18 @@ bool json_text_field(char* text, size_t* n_text, char** id, const char* json, si
                      TostError* err) {
     Json j = json_open(json, n, err);
     bool found = false, has_id = false;
-    int more;
+    size_t n_key;
     *n_text = 0;
     if (id) *id = NULL;
-    if (!json_enter(&j, "{}")) return false;
-    while ((more = json_next(&j, "{}")) > 0) {
-        // Keys are decoded after the text: a decoded string is not longer than its JSON, so n + 1 bytes suffice.
-        char* key = text + *n_text;
-        size_t n_key;
-        if (!json_key(&j, key, n + 1 - *n_text, &n_key)) return false;
+    json_enter(&j, "{}");
+    // Keys are decoded after the text: a decoded string is not longer than its JSON, so n + 1 bytes suffice.
+    for (char* key = text; json_field(&j, key, n + 1 - *n_text, &n_key); key = text + *n_text) {
         const bool wanted = n_key == strlen(name) && memcmp(key, name, n_key) == 0;
         const bool is_id = id && n_key == 2 && memcmp(key, "id", 2) == 0;
         if ((wanted && !json_once(&j, &found, name)) || (is_id && !json_once(&j, &has_id, "id"))) return false;
         if (wanted ? !json_string(&j, text, n + 1, n_text) : is_id ? !copy_id(&j, id, key, n + 1 - *n_text)
                    : !json_skip(&j)) return false;
     }
-    if (more < 0 || !json_at_end(&j)) return false;
+    if (j.failed || !json_at_end(&j)) return false;
     return found || no_field(text, json, n, name, err);
 }

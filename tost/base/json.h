@@ -11,16 +11,17 @@ typedef struct {
     const char* p;        // next byte
     const char* end;
     bool        fresh;    // true if just entered: no comma before the next element
+    bool        failed;   // json_enter, json_next or json_field found an error
     bool        strict;   // lone surrogates are errors, not U+FFFD
     TostError*  err;      // gets the byte offset and what was expected
 } Json;
 
 Json json_open(const char* text, size_t n, TostError* err);
-// Objects, "{}", and arrays, "[]": call enter once, then next until it returns 0. next returns 1 if there is another
-// element, 0 at the end, -1 on error.
+// Objects, "{}", and arrays, "[]": call json_enter once, then json_next until it returns false: at the end, or on an
+// error, also of json_enter; see `failed`. json_field is json_next in an object: it reads "key" and the colon, too.
 bool json_enter(Json* j, const char brackets[2]);
-int  json_next(Json* j, const char brackets[2]);   // in an array, or in an object before json_key
-bool json_key(Json* j, char* out, size_t cap, size_t* len);    // reads "key" and the colon, as json_string
+bool json_next(Json* j, const char brackets[2]);
+bool json_field(Json* j, char* key, size_t cap, size_t* len);   // as json_string
 // Decodes a string into out (cap bytes) and appends a NUL. Strings of more than cap - 1 bytes and invalid UTF-8 are
 // errors. Lone surrogates become U+FFFD, unless strict. The decoded text is never longer than the encoded text.
 // len: may be NULL

@@ -1,6 +1,7 @@
-// text.c: UTF-8, printable text, numbers for people.
+// text.c: UTF-8, printable text, error messages, numbers for people.
 #include "base/text.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -86,6 +87,16 @@ TextLine text_line(const char* fmt, ...) {
     const TextLine line = vtext_line(fmt, ap);
     va_end(ap);
     return line;
+}
+
+bool tost_error(TostError* err, const char* fmt, ...) {
+    const int saved_errno = errno;
+    va_list ap;
+    va_start(ap, fmt);
+    *err = vtext_line(fmt, ap);
+    va_end(ap);
+    errno = saved_errno;
+    return false;
 }
 
 void print_line(FILE* out, const char* fmt, ...) {

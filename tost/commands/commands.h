@@ -15,22 +15,17 @@ int tost_main(int argc, char** argv, const TostEngine* engine);
 }
 #else
 
-#include "data/documents.h"
 #include "store/loaded_model.h"
-#include "run/progress.h"
 
-int command_train(Options* o, TostComm* comm, const TostEngine* engine);
+// Prints the page that o->page asks for: the help of o's command, with the usage lines of all commands if none was
+// named; or the version.
+void print_page(const Options* o, const TostEngine* engine);
 int command_sample(const Options* o, const TostEngine* engine);
 int command_eval(const Options* o, TostComm* comm, const TostEngine* engine);
 int command_vocab(const Options* o);
 int command_tokenize(const Options* o);
 int command_info(const Options* o, const TostEngine* engine);
 int command_inspect(const Options* o, const TostEngine* engine);
-
-// The text files of tokenize and vocab. progress: for their callbacks.
-TextInput text_input(const Options* o, Progress* progress);
-// Prints how these files were read, and warnings.
-void print_text_count(const Options* o, const TextCount* c);
 
 // Scores every example of o->task, prints the results and writes o->json. The decode state after a context is
 // computed once for all its choices. Contexts are truncated on the left to fit --seq.

@@ -26,22 +26,19 @@ static bool read_span(Json* j, Span* out, char** at) {
 }
 
 static bool read_choices(Json* j, Fields* f, char** at) {
-    int more;
     f->choices = 0;
-    if (!json_enter(j, "[]")) return false;
-    while ((more = json_next(j, "[]")) == 1) {
+    json_enter(j, "[]");
+    while (json_next(j, "[]")) {
         if (f->choices == MAX_CHOICES) return tost_error(j->err, "more than %d choices", MAX_CHOICES);
         if (!read_span(j, &f->choice[f->choices++], at)) return false;
     }
-    return more == 0;
+    return !j->failed;
 }
 
 static bool read_fields(Json* j, Fields* f, char* at) {
-    int more;
-    if (!json_enter(j, "{}")) return false;
-    while ((more = json_next(j, "{}")) == 1) {
+    json_enter(j, "{}");
+    while (json_field(j, at, (size_t)(j->end - j->p) + 1, NULL)) {
         const char* key = at;   // overwritten by the next text
-        if (!json_key(j, at, (size_t)(j->end - j->p) + 1, NULL)) return false;
         const bool context = strcmp(key, "context") == 0, choices = strcmp(key, "choices") == 0;
         const bool ok = context ? json_once(j, &f->has_context, key) && read_span(j, &f->context, &at)
                       : choices ? json_once(j, &f->has_choices, key) && read_choices(j, f, &at)
@@ -49,7 +46,7 @@ static bool read_fields(Json* j, Fields* f, char* at) {
                                                    : json_skip(j);
         if (!ok) return false;
     }
-    if (more != 0 || !json_at_end(j)) return false;
+    if (j->failed || !json_at_end(j)) return false;
     if (!f->has_context || !f->has_answer || f->answer >= (uint64_t)f->choices)
         return tost_error(j->err, "an example is {\"context\": text, \"choices\": [texts], \"answer\": index of a "
                           "choice}; dev/data writes LAMBADA, HellaSwag and CBT in this format");

@@ -1,5 +1,5 @@
 // help.c: --help, from the table of options, and --version.
-#include "commands/help.h"
+#include "commands/commands.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -94,9 +94,8 @@ static double training_seconds(const char* run, int64_t step) {
 }
 
 static const char* option_of(const CheckpointInfo* info, const char* key) {
-    for (int i = 0; i < info->options.count; i++)
-        if (strcmp(info->options.entry[i].key, key) == 0) return info->options.entry[i].value;
-    return "-";
+    const char* value = key_values_find(&info->options, key);
+    return value ? value : "-";
 }
 
 // By validation loss, which is infinity if it was never measured.

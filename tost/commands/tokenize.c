@@ -1,4 +1,4 @@
-// tokenize.c: the command tokenize, which runs data/tokenize.h and prints what was written.
+// tokenize.c: the commands tokenize and vocab, which run data/tokenize.h and data/vocab.h and print the results.
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,9 +10,10 @@
 #include "commands/commands.h"
 #include "data/tokenize.h"
 #include "data/tokenizer.h"
+#include "data/vocab.h"
 #include "run/progress.h"
 
-static void show_progress(void* context, const TokenizeResult* r) {
+static void show_tokens(void* context, const TokenizeResult* r) {
     Progress* p = context;
     char bytes[32], tokens[32];
     progress_show(p, NAN, "%s read, %s tokens, %.1f MB/s", human_bytes(bytes, (double)r->read.bytes),
@@ -25,13 +26,22 @@ static void show_waiting(void* context, const char* name) {
     print_line(stderr, "%s: waiting for a process that writes to this FIFO", name);
 }
 
-TextInput text_input(const Options* o, Progress* progress) {
-    return (TextInput){.files = o->files, .n_files = o->n_files, .jsonl = o->jsonl, .plain = o->plain,
-                       .text_field = o->text_field, .skip_bad_lines = o->skip_bad_lines, .threads = o->threads,
-                       .waiting = show_waiting, .context = progress};
+static void begin(Progress* progress, TextInput* in, const Options* o) {
+    signals_ignore_write_errors();
+    signals_catch(true);
+    *progress = progress_new(stderr, o->quiet);
+    *in = (TextInput){.files = o->files, .n_files = o->n_files, .jsonl = o->jsonl, .plain = o->plain,
+                      .text_field = o->text_field, .skip_bad_lines = o->skip_bad_lines, .threads = o->threads,
+                      .waiting = show_waiting, .context = progress};
 }
 
-void print_text_count(const Options* o, const TextCount* c) {
+static int failed(const Options* o, const TostError* err) {
+    print_error(o, err);
+    return signals_received() ? 128 + signals_received() : STATUS_FAILED;
+}
+
+// Prints how the files were read, and warnings.
+static void print_text_count(const Options* o, const TextCount* c) {
     if (c->broken.count) print_warning(o, "%s; they are kept as they are", broken_line(&c->broken).text);
     if (c->skipped) print_warning(o, "lines skipped: %" PRIu64 ", the first: %s", c->skipped, c->first_skipped.text);
     if (c->inside)
@@ -46,26 +56,21 @@ void print_text_count(const Options* o, const TextCount* c) {
 }
 
 int command_tokenize(const Options* o) {
-    Progress progress = progress_new(stderr, o->quiet);
-    const TokenizeOptions options = {
-        .in = text_input(o, &progress), .tokenizer = o->tokenizer, .out = o->out, .val_frac = o->val_frac,
-        .val_required = option_given(o, "val-frac"), .seed = (uint64_t)o->seed,
-        .shard_tokens = (uint64_t)o->shard_tokens, .progress = show_progress};
+    Progress progress;
+    TokenizeOptions options = {
+        .tokenizer = o->tokenizer, .out = o->out, .val_frac = o->val_frac, .val_required = option_given(o, "val-frac"),
+        .seed = (uint64_t)o->seed, .shard_tokens = (uint64_t)o->shard_tokens, .progress = show_tokens};
     TokenizeResult r;
     TostError err;
-    signals_ignore_write_errors();
-    signals_catch(true);
+    begin(&progress, &options.in, o);
     const bool ok = tokenize_files(&options, &r, &err);
     progress_erase(&progress);
-    if (!ok) {
-        print_error(o, &err);
-        return signals_received() ? 128 + signals_received() : STATUS_FAILED;
-    }
+    if (!ok) return failed(o, &err);
     print_text_count(o, &r.read);
     if (o->quiet) return 0;
     const ShardCount *train = &r.written[SPLIT_TRAIN], *val = &r.written[SPLIT_VAL];
     char bytes[32];
-    printf("%llu document%s, %s: %llu tokens\n", (unsigned long long)r.read.documents, r.read.documents == 1 ? "" : "s",
+    printf("%llu document%s, %s: %llu tokens\n", (unsigned long long)r.read.documents, plural((int64_t)r.read.documents),
            human_bytes(bytes, (double)r.read.bytes), (unsigned long long)r.tokens);
     print_line(stdout, "%s_train_*.bin: %llu tokens, shards: %d", o->out, (unsigned long long)train->tokens,
                train->shards);
@@ -75,5 +80,32 @@ int command_tokenize(const Options* o) {
                    100 * (double)val->tokens / (double)r.tokens, r.val_files, o->n_files, r.val_names.text);
     else if (o->val_frac > 0)
         printf("no validation shards: --val-frac %g selected nothing\n", o->val_frac);
+    return 0;
+}
+
+// ---------------------------------------------------------------------------------------------
+// vocab
+
+static void show_merges(void* context, const VocabResult* r) {
+    char bytes[32];
+    if (!r->words) progress_show(context, NAN, "%s read", human_bytes(bytes, (double)r->read.bytes));
+    else progress_show(context, NAN, "%d of %d merges", r->merges, r->wanted);   // the first take longest: no ETA
+}
+
+int command_vocab(const Options* o) {
+    Progress progress;
+    VocabOptions options = {.size = o->size, .out = o->out, .progress = show_merges};
+    VocabResult r;
+    TostError err;
+    char bytes[32];
+    begin(&progress, &options.in, o);
+    const bool ok = vocab_learn(&options, &r, &err);
+    progress_erase(&progress);
+    if (!ok) return failed(o, &err);
+    print_text_count(o, &r.read);
+    if (r.merges < r.wanted) print_warning(o, "--size %d: the text has only %d merges", o->size, r.merges);
+    if (!o->quiet)
+        print_line(stdout, "%s: %d tokens, from %s, documents: %" PRIu64 ", different words: %" PRIu64, o->out,
+                   VOCAB_MIN_SIZE + r.merges, human_bytes(bytes, (double)r.read.bytes), r.read.documents, r.words);
     return 0;
 }

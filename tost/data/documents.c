@@ -148,12 +148,13 @@ static Format format_of(const char* p, const char* end, bool last) {
     char key[1024];
     TostError ignored;
     Json j = json_open(p, (size_t)(end - p), &ignored);
-    int more = !array || json_enter(&j, "[]") ? 1 : -1;
-    if (array && more > 0) more = json_next(&j, "[]") > 0 ? 1 : -1;
-    if (array && more > 0 && j.p < end && *j.p == '"') more = json_skip(&j) && json_next(&j, "[]") >= 0 ? 0 : -1;
-    else if (more > 0) more = json_enter(&j, "{}") ? json_next(&j, "{}") : -1;
-    if (more > 0 && !json_key(&j, key, sizeof key, NULL)) more = -1;
-    return more >= 0 ? array ? ARRAY : JSONL : end - j.p < 4 && !last ? UNKNOWN : PLAIN;   // 4: a cut character
+    bool json = !array || (json_enter(&j, "[]") && json_next(&j, "[]"));
+    if (json && array && j.p < end && *j.p == '"') {
+        json = json_skip(&j);
+        if (json) json_next(&j, "[]");
+    } else if (json && json_enter(&j, "{}")) json_field(&j, key, sizeof key, NULL);
+    if (json && !j.failed) return array ? ARRAY : JSONL;
+    return end - j.p < 4 && !last ? UNKNOWN : PLAIN;   // 4: a cut character
 }
 
 static bool find_format(Source* s, Reader* r, TostError* err) {

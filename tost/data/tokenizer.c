@@ -462,19 +462,16 @@ static bool compare_ids(const Tokenizer* t, const char* path, TostError* err) {
     Json j = json_open(file.data, file.size, &why);
     same[size - 1] = true;   // a vocab.json may lack <|endoftext|>
     if (vocab || (vocab = strstr(file.data, "\"vocab\":{"))) j.p = strchr(vocab, '{');
-    int more = json_enter(&j, "{}") ? 1 : -1;
-    while (more == 1 && (more = json_next(&j, "{}")) == 1) {
-        uint64_t id;
-        size_t n;
-        if (!json_key(&j, key, file.size + 1, &n) || !json_u64(&j, &id)) more = -1;
-        else if (id < size) same[id] = is_token(t, (uint32_t)id, key, n);
-    }
-    uint64_t id = 0;
+    uint64_t id;
+    bool ok = json_enter(&j, "{}");
+    for (size_t n; ok && json_field(&j, key, file.size + 1, &n);)
+        if ((ok = json_u64(&j, &id)) && id < size) same[id] = is_token(t, (uint32_t)id, key, n);
+    id = 0;
     while (id < size && same[id]) id++;
     free(key);
     free(file.data);
     free(same);
-    if (more != 0) return tost_error(err, "%s, beside %s: %s", path, t->path, why.text);
+    if (!ok || j.failed) return tost_error(err, "%s, beside %s: %s", path, t->path, why.text);
     return id == size
         || tost_error(err, "%s: id %d is another token in %s, so shards made with that file cannot be used; to "
                       "tokenize text again, copy %s to a vocab.bpe elsewhere", t->path, (int)id, path, t->path);

@@ -62,43 +62,38 @@ static bool parse_dtype(Json* j, StTensor* t) {
 }
 
 static bool parse_shape(Json* j, StTensor* t) {
-    int more;
+    uint64_t n;
     t->ndim = 0;
-    if (!json_enter(j, "[]")) return false;
-    while ((more = json_next(j, "[]")) == 1) {
-        uint64_t n;
+    json_enter(j, "[]");
+    while (json_next(j, "[]")) {
         if (!json_u64(j, &n)) return false;
         if (n > INT64_MAX) return tost_error(j->err, "a dimension of %" PRIu64 " is over 2^63 - 1", n);
         if (t->ndim == ST_MAX_DIMS) return tost_error(j->err, "more than %d dimensions", ST_MAX_DIMS);
         t->shape[t->ndim++] = (int64_t)n;
     }
-    return more == 0;
+    return !j->failed;
 }
 
 static bool parse_offsets(Json* j, uint64_t offsets[2]) {
     bool ok = json_enter(j, "[]");
-    for (int i = 0; ok && i < 2; i++)
-        ok = json_next(j, "[]") == 1 && json_u64(j, &offsets[i]);
-    return (ok && json_next(j, "[]") == 0) || tost_error(j->err, "data_offsets: expected two numbers");
+    for (int i = 0; ok && i < 2; i++) ok = json_next(j, "[]") && json_u64(j, &offsets[i]);
+    return (ok && !json_next(j, "[]") && !j->failed) || tost_error(j->err, "data_offsets: expected two numbers");
 }
 
 // {"dtype": …, "shape": […], "data_offsets": [begin, end]}; t->offset is relative to the data, not yet to the file
 static bool parse_tensor(Json* j, StTensor* t) {
     uint64_t offsets[2];
-    bool dtype = false, shape = false, offset = false;
-    int more;
-    if (!json_enter(j, "{}")) return false;
-    while ((more = json_next(j, "{}")) == 1) {
-        char key[ST_NAME_MAX];
-        if (!json_key(j, key, sizeof key, NULL)) return false;
-        bool ok;
+    bool dtype = false, shape = false, offset = false, ok;
+    char key[ST_NAME_MAX];
+    json_enter(j, "{}");
+    while (json_field(j, key, sizeof key, NULL)) {
         if (strcmp(key, "dtype") == 0) ok = json_once(j, &dtype, key) && parse_dtype(j, t);
         else if (strcmp(key, "shape") == 0) ok = json_once(j, &shape, key) && parse_shape(j, t);
         else if (strcmp(key, "data_offsets") == 0) ok = json_once(j, &offset, key) && parse_offsets(j, offsets);
         else ok = json_skip(j);
         if (!ok) return false;
     }
-    if (more < 0) return false;
+    if (j->failed) return false;
     if (!dtype || !shape || !offset) return tost_error(j->err, "dtype, shape or data_offsets is missing");
     if (!set_size(t)) return tost_error(j->err, "the shape has more bytes than 64 bits can count");
     if (offsets[1] < offsets[0] || offsets[1] - offsets[0] != t->bytes)
@@ -129,12 +124,10 @@ static bool decode_bytes(char* text, size_t n) {
 // Reads "key": "value", strings of any length. buffer has room for both, since decoding never lengthens text.
 static bool parse_metadata(Json* j, StFile* f, char* buffer) {
     const size_t cap = (size_t)(j->end - j->start) + 2;
-    int more;
+    size_t n_key, n;
     if (json_null(j)) return true;
-    if (!json_enter(j, "{}")) return false;
-    while ((more = json_next(j, "{}")) == 1) {
-        size_t n_key, n;
-        if (!json_key(j, buffer, cap, &n_key)) return false;
+    json_enter(j, "{}");
+    while (json_field(j, buffer, cap, &n_key)) {
         char* value = buffer + n_key + 1;
         if (!json_string(j, value, cap - n_key - 1, &n)) return false;
         if (!decode_bytes(buffer, n_key) || !decode_bytes(value, n))
@@ -143,17 +136,14 @@ static bool parse_metadata(Json* j, StFile* f, char* buffer) {
         if (f->meta.count == MAX_META) return tost_error(j->err, "more than %d entries in __metadata__", MAX_META);
         key_values_add(&f->meta, xstrdup(buffer), xstrdup(value));
     }
-    return more == 0;
+    return !j->failed;
 }
 
 static bool parse_entries(Json* j, StFile* f, char* buffer) {
-    int more;
     bool metadata = false;
-    if (!json_enter(j, "{}")) return false;
-    while ((more = json_next(j, "{}")) == 1) {
-        StTensor t = {0};
-        size_t n;
-        if (!json_key(j, t.name, sizeof t.name, &n)) return false;
+    size_t n;
+    json_enter(j, "{}");
+    for (StTensor t = {0}; json_field(j, t.name, sizeof t.name, &n); t = (StTensor){0}) {
         if (strlen(t.name) != n) return tost_error(j->err, "a NUL in the name '%s'", t.name);
         if (strcmp(t.name, "__metadata__") == 0) {
             if (!json_once(j, &metadata, t.name) || !parse_metadata(j, f, buffer)) return false;
@@ -163,7 +153,7 @@ static bool parse_entries(Json* j, StFile* f, char* buffer) {
         f->tensors = xgrow(f->tensors, (size_t)f->n_tensors, sizeof t);
         f->tensors[f->n_tensors++] = t;
     }
-    return more == 0 && json_at_end(j);
+    return !j->failed && json_at_end(j);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -278,11 +268,7 @@ const StTensor* st_find(const StFile* f, const char* name) {
     return f->n_tensors ? bsearch(name, f->tensors, (size_t)f->n_tensors, sizeof *f->tensors, compare_names) : NULL;
 }
 
-const char* st_meta(const StFile* f, const char* key) {
-    for (int i = 0; i < f->meta.count; i++)
-        if (strcmp(f->meta.entry[i].key, key) == 0) return f->meta.entry[i].value;
-    return NULL;
-}
+const char* st_meta(const StFile* f, const char* key) { return key_values_find(&f->meta, key); }
 
 // ---------------------------------------------------------------------------------------------
 // Reading: values

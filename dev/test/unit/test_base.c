@@ -249,16 +249,15 @@ static bool walk(char* text, size_t cap, size_t* n, uint64_t* number, const char
     char *exact = xmalloc(length), key[8];   // exact size, so that a sanitizer detects reads past the end
     memcpy(exact, json, length);
     Json j = json_open(exact, length, err);
-    int more = json_enter(&j, "{}") ? 1 : -1, inner;
-    while (more == 1 && (more = json_next(&j, "{}")) == 1) {
-        bool ok = json_key(&j, key, sizeof key, NULL);
-        if (ok && strcmp(key, "texts") == 0) {
-            ok = json_enter(&j, "[]");
-            while (ok && (inner = json_next(&j, "[]")) != 0) ok = inner == 1 && json_string(&j, text, cap, n);
-        } else if (ok) ok = strcmp(key, "n") == 0 ? json_u64(&j, number) : json_skip(&j);
-        if (!ok) more = -1;
+    bool ok = json_enter(&j, "{}");
+    while (ok && json_field(&j, key, sizeof key, NULL)) {
+        if (strcmp(key, "texts") == 0) {
+            json_enter(&j, "[]");
+            while (ok && json_next(&j, "[]")) ok = json_string(&j, text, cap, n);
+            ok = ok && !j.failed;
+        } else ok = strcmp(key, "n") == 0 ? json_u64(&j, number) : json_skip(&j);
     }
-    const bool ok = more == 0 && json_at_end(&j);
+    ok = ok && !j.failed && json_at_end(&j);
     free(exact);
     return ok;
 }
