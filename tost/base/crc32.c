@@ -40,9 +40,7 @@ uint32_t crc32_update(uint32_t crc, const void* data, size_t n) {
             memcpy(&hi, p + 8, 8);
             lo ^= c;
             c = 0;
-            for (int k = 0; k < 8; k++) {
-                c ^= tables.t[15 - k][lo >> 8 * k & 255] ^ tables.t[7 - k][hi >> 8 * k & 255];
-            }
+            for (int k = 0; k < 8; k++) c ^= tables.t[15 - k][lo >> 8 * k & 255] ^ tables.t[7 - k][hi >> 8 * k & 255];
         }
     }
     return ~crc32_short(c, p, n);

@@ -151,17 +151,20 @@ static int find_matches(glob_t* g, const char* pattern) {
 
 static bool add_matches(PathList* out, const char* pattern, TostError* err) {
     glob_t g = {0};
-    const bool is_name = path_exists(pattern);   // a file name may contain any of *?[
-    if (!is_name && strstr(pattern, "**"))
+    if (path_exists(pattern)) {   // a file name may contain any of *?[
+        add_path(out, xstrdup(pattern));
+        return true;
+    }
+    if (strstr(pattern, "**"))
         return tost_error(err, "%s: ** does not descend into folders: give a pattern for each depth, such as 'a/*.bin' "
                           "'a/*/*.bin'", pattern);
-    const int rc = is_name ? 0 : find_matches(&g, pattern), n = is_name ? 1 : (int)g.gl_pathc;
+    const int rc = find_matches(&g, pattern);
     if (rc == GLOB_NOMATCH) return tost_error(err, "%s: no file matches", pattern);
     if (rc != 0)
         return tost_error(err, "%s: cannot be expanded: %s", pattern,
                           rc == GLOB_NOSPACE ? "out of memory" : "read error");
-    for (int i = 0; i < n; i++) add_path(out, xstrdup(is_name ? pattern : g.gl_pathv[i]));
-    if (!is_name) globfree(&g);
+    for (size_t i = 0; i < g.gl_pathc; i++) add_path(out, xstrdup(g.gl_pathv[i]));
+    globfree(&g);
     return true;
 }
 

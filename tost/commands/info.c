@@ -200,12 +200,11 @@ typedef struct { int bad; uint64_t tokens; uint32_t largest; } ShardTotals;
 // Number of ids that the shard may have: --vocab-size, or the tokens of the tokenizer next to it; 0: unknown.
 static uint32_t vocabulary_of(const Options* o, const char* path) {
     if (option_given(o, "vocab-size")) return (uint32_t)o->config.vocab_size;
-    char* beside = tokenizer_beside(path);
+    Path beside;
     TostError ignored;
-    Tokenizer* tokenizer = beside ? tokenizer_open(beside, &ignored) : NULL;
+    Tokenizer* tokenizer = tokenizer_beside(&beside, path) ? tokenizer_open(beside.text, &ignored) : NULL;
     const uint32_t size = tokenizer ? (uint32_t)tokenizer_size(tokenizer) : 0;
     tokenizer_free(tokenizer);
-    free(beside);
     return size;
 }
 

@@ -2,7 +2,6 @@
 // single sample, and those of --interactive, are printed token by token; several are generated together and printed in
 // order.
 #include <errno.h>
-#include <limits.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -254,20 +253,19 @@ static bool write_many(Sampling* s, TostError* err) {
 static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
     const size_t SPARE_BYTES = (size_t)1 << 30;
     const Options* o = s->o;
-    TostEngineOptions options = {.max_batch = 1, .max_chunk = 1, .states = chunks_states(1, 1, false),
-                                 .dtype = (TostDtype)o->dtype, .threads = o->threads};
-    for (size_t i = 0; i < s->n_work; i++) {
-        const int seq = generate_max_seq(&m->info.config, s->work[i].n_ids, o->tokens);
-        if (seq > options.max_chunk) options.max_chunk = seq;
+    const TostConfig* c = &m->info.config;
+    int longest = o->interactive ? generate_max_seq(c, (size_t)tost_max_seq(c), 1) : 1;
+    for (size_t i = 0; i < s->n_work && !o->interactive; i++) {
+        const int seq = generate_max_seq(c, s->work[i].n_ids, o->tokens);
+        longest = seq > longest ? seq : longest;
     }
-    if (o->interactive) options.max_chunk = generate_max_seq(&m->info.config, (size_t)tost_max_seq(&m->info.config), 1);
-    const size_t one = m->engine->memory(&m->info.config, &options);
+    TostEngineOptions options = options_engine(o, 1, longest, false, NULL);
+    const size_t one = m->engine->memory(c, &options);
     const int64_t texts = s->n_work < MAX_TEXTS_TOGETHER ? (int64_t)s->n_work * o->samples : MAX_TEXTS_TOGETHER;
     options.max_batch = texts < MAX_TEXTS_TOGETHER ? (int)texts : MAX_TEXTS_TOGETHER;
-    while (options.max_batch > 1 && m->engine->memory(&m->info.config, &options) > one + SPARE_BYTES)
-        options.max_batch--;
+    while (options.max_batch > 1 && m->engine->memory(c, &options) > one + SPARE_BYTES) options.max_batch--;
     s->together = options.max_batch;
-    return loaded_model_create(m, o, options.max_batch, options.max_chunk, false, err);
+    return loaded_model_create(m, o, s->together, longest, false, err);
 }
 
 static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Prompts* prompts,

@@ -50,16 +50,14 @@ static bool count_samples(DataSet* d, const char* glob, TostError* err) {
     uint64_t in_shards = 0;
     for (int s = 0; s < d->stream.count; s++) {
         in_shards += shard_samples(d, s);
-        if (d->order == ORDER_SHUFFLED && shard_samples(d, s) > UINT32_MAX) {
+        if (d->order == ORDER_SHUFFLED && shard_samples(d, s) > UINT32_MAX)
             return tost_error(err, "%s: %" PRIu64 " samples of --seq %d, but a shuffled shard has at most %" PRIu32
                               ": use a longer --seq or --order sequential", d->stream.shards[s].path,
                               shard_samples(d, s), d->T, UINT32_MAX);
-        }
     }
-    if (tokens < T + 1) {
+    if (tokens < T + 1)
         return tost_error(err, "%s: %" PRIu64 " tokens in %d shard%s, but --seq %d needs at least %" PRIu64,
                           glob, tokens, d->stream.count, d->stream.count == 1 ? "" : "s", d->T, T + 1);
-    }
     d->samples = d->order == ORDER_SEQUENTIAL ? (tokens - 1) / T : in_shards;
     return d->samples > 0
         || tost_error(err, "%s: no shard has the %" PRIu64 " tokens that --seq %d needs: use a shorter "
@@ -161,7 +159,7 @@ static void permute(uint32_t* out, uint64_t n, Rng* r) {
 
 static void enter_epoch(DataSet* d, uint64_t epoch) {
     if (d->epoch == epoch) return;
-    size_t n = (size_t)d->stream.count;
+    const size_t n = (size_t)d->stream.count;
     d->epoch = epoch;
     d->at = -1;
     d->turn = xrealloc(d->turn, n * sizeof *d->turn);
@@ -169,9 +167,7 @@ static void enter_epoch(DataSet* d, uint64_t epoch) {
     Rng r = shuffle_rng(d, 0);
     permute(d->turn, n, &r);
     d->turn_start[0] = 0;
-    for (size_t k = 0; k < n; k++) {
-        d->turn_start[k + 1] = d->turn_start[k] + shard_samples(d, (int)d->turn[k]);
-    }
+    for (size_t k = 0; k < n; k++) d->turn_start[k + 1] = d->turn_start[k] + shard_samples(d, (int)d->turn[k]);
 }
 
 static void enter_turn(DataSet* d, int k) {

@@ -140,9 +140,8 @@ static bool safe_cut(const unsigned char* s, size_t c) {
 }
 
 size_t tokenizer_last_cut(const char* text, size_t n) {
-    for (size_t c = n; c-- > 1;) {
+    for (size_t c = n; c-- > 1;)
         if (safe_cut((const unsigned char*)text, c)) return c;
-    }
     return 0;
 }
 
@@ -203,9 +202,8 @@ static size_t merge_short(const Tokenizer* t, uint32_t* ids, const unsigned char
     pair[n - 1] = NO_TOKEN;
     for (;;) {
         size_t at = 0;
-        for (size_t i = 1; i < n; i++) {
+        for (size_t i = 1; i < n; i++)
             if (pair[i] < pair[at]) at = i;
-        }
         if (pair[at] == NO_TOKEN) break;
         id[at] = pair[at];
         n--;
@@ -335,9 +333,8 @@ static bool printable(unsigned b) { return (b >= '!' && b <= '~') || (b >= 0xa1 
 
 int alphabet_byte(uint32_t c) {
     if (c < BYTES) return printable(c) ? (int)c : -1;
-    for (unsigned b = 0, hidden = 0x100; b < BYTES; b++) {
+    for (unsigned b = 0, hidden = 0x100; b < BYTES; b++)
         if (!printable(b) && hidden++ == c) return (int)b;
-    }
     return -1;
 }
 
@@ -507,10 +504,10 @@ Tokenizer* tokenizer_open(const char* path, TostError* err) {
     return NULL;
 }
 
-char* tokenizer_beside(const char* file) {
-    const Path own = path_text("%s_" TOKENIZER_FILE, shard_prefix(file).text);
-    const Path shared = path_in(path_above(file).text, TOKENIZER_FILE);
-    return is_file(own.text) ? xstrdup(own.text) : is_file(shared.text) ? xstrdup(shared.text) : NULL;
+bool tokenizer_beside(Path* path, const char* file) {
+    *path = path_text("%s_" TOKENIZER_FILE, shard_prefix(file).text);
+    if (!is_file(path->text)) *path = path_in(path_above(file).text, TOKENIZER_FILE);
+    return is_file(path->text);
 }
 
 void tokenizer_free(Tokenizer* t) {

@@ -15,9 +15,8 @@ typedef struct Tokenizer Tokenizer;
 typedef struct TokenizerCache TokenizerCache;
 
 Tokenizer*  tokenizer_open(const char* path, TostError* err);   // NULL on error; without merges: one token per byte
-// For a shard OUT_train_000000.bin, OUT_vocab.bpe, if it exists; else vocab.bpe in the folder of the file; NULL: none.
-// free()
-char*       tokenizer_beside(const char* file);
+// Finds OUT_vocab.bpe for a shard OUT_train_000000.bin or, if that does not exist, vocab.bpe in the folder of the file.
+bool        tokenizer_beside(Path* path, const char* file);
 void        tokenizer_free(Tokenizer* t);
 int         tokenizer_size(const Tokenizer* t);                 // number of tokens, <|endoftext|> included
 int         tokenizer_eot(const Tokenizer* t);                  // id of <|endoftext|>, the last token

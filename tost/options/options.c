@@ -14,6 +14,7 @@
 #include "base/memory.h"
 #include "base/openmp.h"
 #include "base/text.h"
+#include "chunks.h"
 #include "data/lines.h"
 #include "data/tokenizer.h"
 #include "data/vocab.h"
@@ -576,6 +577,13 @@ bool options_check_pass(int batch, int seq, int chunk, TostError* err) {
     return pass <= INT_MAX || tost_error(err, "--batch %d × --%s %lld is %lld tokens per pass, the limit is %d: lower "
                                          "--batch or --%s", batch, name, (long long)length, (long long)pass, INT_MAX,
                                          name);
+}
+
+TostEngineOptions options_engine(const Options* o, int max_batch, int seq, bool training, TostComm* comm) {
+    const int max_chunk = o->chunk && o->chunk < seq ? o->chunk : seq;
+    return (TostEngineOptions){.max_batch = max_batch, .max_chunk = max_chunk, .training = training,
+                               .states = chunks_states(seq, max_chunk, training), .dtype = (TostDtype)o->dtype,
+                               .threads = o->threads, .comm = comm};
 }
 
 static void derive_warmup(Options* o) {

@@ -184,23 +184,23 @@ static bool find_installed(Path* data, const char* program) {
     return path_exists(data->text);
 }
 
-// The path of --tokenizer, of the tokenizer beside the weights, or of the first beside a shard; NULL: none. free()
-static char* find_tokenizer(Run* r) {
-    const CheckpointInfo* from = r->o.resume ? &r->info : &r->init;
+// Finds --tokenizer, the tokenizer beside the weights, or the first beside a shard.
+static bool find_tokenizer(Path* path, Run* r) {
     PathList files = {0}, globs;
     TostError ignored;
-    if (r->o.tokenizer) return xstrdup(r->o.tokenizer);
-    char* path = r->weights.text[0] ? tokenizer_beside(r->weights.text) : NULL;
-    if (path && r->o.init && from->tokenizer) {   // keeps its name
-        r->info.tokenizer = xstrdup(from->tokenizer);
-        r->info.tokenizer_hash = from->tokenizer_hash;
+    *path = path_text("%s", r->o.tokenizer ? r->o.tokenizer : "");
+    if (r->o.tokenizer) return true;
+    bool found = r->weights.text[0] && tokenizer_beside(path, r->weights.text);
+    if (found && r->o.init && r->init.tokenizer) {   // keeps its name
+        r->info.tokenizer = xstrdup(r->init.tokenizer);
+        r->info.tokenizer_hash = r->init.tokenizer_hash;
     }
     globs = data_globs(NULL, &r->o.data);
-    if (!path) expand_glob(&files, &globs, &ignored);   // data_open reports it
-    for (int i = 0; !path && i < files.count; i++) path = tokenizer_beside(files.paths[i]);
+    if (!found) expand_glob(&files, &globs, &ignored);   // data_open reports it
+    for (int i = 0; !found && i < files.count; i++) found = tokenizer_beside(path, files.paths[i]);
     free_paths(&files);
     free_paths(&globs);
-    return path;
+    return found;
 }
 
 // A new model has the vocabulary size of the tokenizer, unless --vocab-size is given, rounded up to a multiple of 64,
@@ -208,16 +208,17 @@ static char* find_tokenizer(Run* r) {
 static bool open_tokenizer(Run* r, TostError* err) {
     enum { MULTIPLE = 64 };
     Options* o = &r->o;
-    char* path = find_tokenizer(r);
+    Path path;
+    const bool found = find_tokenizer(&path, r);
     const char* weights = r->weights.text[0] ? r->weights.text : NULL;
-    const bool resize = path && !weights && !option_given(o, "vocab-size");
+    const bool resize = found && !weights && !option_given(o, "vocab-size");
     const int rows = resize ? TOST_MAX_VOCAB_SIZE : o->config.vocab_size;
     const uint32_t* hash = r->info.tokenizer ? &r->info.tokenizer_hash : NULL;
-    if (path) r->tokenizer = model_tokenizer(path, rows, hash, weights, err);
+    if (found) r->tokenizer = model_tokenizer(path.text, rows, hash, weights, err);
     if (r->tokenizer) {
         if (o->tokenizer || !r->info.tokenizer) {
             free(r->info.tokenizer);
-            r->info.tokenizer = xstrdup(path);
+            r->info.tokenizer = xstrdup(path.text);
         }
         r->info.vocabulary = tokenizer_file(r->tokenizer);
         r->info.tokenizer_hash = tokenizer_hash(r->tokenizer);
@@ -225,9 +226,7 @@ static bool open_tokenizer(Run* r, TostError* err) {
         if (o->init) warn_of_tokenizer(o, &r->init, weights, r->tokenizer);
     }
     r->info.config = o->config;
-    const bool failed = path && !r->tokenizer;
-    free(path);
-    if (failed) return false;
+    if (found && !r->tokenizer) return false;
     const char* sampling = sample_option_given(r->args);
     if (!r->tokenizer && o->sample_every > 0 && sampling)
         return tost_error(err, "--%s needs a tokenizer: give --tokenizer FILE", sampling);
@@ -469,12 +468,13 @@ static void fill_in(Run* r) {
     r->info.average = o->ema > 0;
     r->info.options = options_echo(o);
     r->tensors = tost_tensors(&o->config);
-    const int max_chunk = o->chunk && o->chunk < o->seq ? o->chunk : o->seq;
-    r->engine_options = (TostEngineOptions){
-        .max_batch = o->batch, .max_chunk = max_chunk, .states = chunks_states(o->seq, max_chunk, true),
-        .training = true, .ema = o->ema > 0, .recompute = o->recompute, .dtype = (TostDtype)o->dtype,
-        .optimizer = (TostOptimizer)o->optimizer, .threads = o->threads, .comm = r->comm, .parts = run_own_parts(r),
-        .fast_reduce = o->reduce == 1};
+    TostEngineOptions* e = &r->engine_options;
+    *e = options_engine(o, o->batch, o->seq, true, r->comm);
+    e->ema = o->ema > 0;
+    e->recompute = o->recompute;
+    e->optimizer = (TostOptimizer)o->optimizer;
+    e->parts = run_own_parts(r);
+    e->fast_reduce = o->reduce == 1;
 }
 
 bool run_set_up(Run* r, TostError* err) {

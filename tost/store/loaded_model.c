@@ -121,26 +121,22 @@ void warn_of_tokenizer(const Options* o, const CheckpointInfo* info, const char*
 
 bool check_shards(const ShardStream* shards, const char* tokenizer, uint32_t hash, int size, TostError* err) {
     bool same = true;
-    char* before = NULL;   // of the last shard
+    Path path, before = {""};   // before: that of the last shard
     for (int k = 0; same && k < shards->count; k++) {
         TostError ignored;
-        char* path = tokenizer_beside(shards->shards[k].path);
-        Tokenizer* other = path && (!before || strcmp(path, before) != 0) ? tokenizer_open(path, &ignored) : NULL;
+        if (!tokenizer_beside(&path, shards->shards[k].path) || strcmp(path.text, before.text) == 0) continue;
+        Tokenizer* other = tokenizer_open(path.text, &ignored);
         if (other && tokenizer_hash(other) != hash)
             same = tost_error(err, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: give shards "
-                              "that were made with %s, or --tokenizer %s", path, (unsigned)tokenizer_hash(other),
-                              tokenizer, (unsigned)hash, tokenizer, path);
+                              "that were made with %s, or --tokenizer %s", path.text, (unsigned)tokenizer_hash(other),
+                              tokenizer, (unsigned)hash, tokenizer, path.text);
         tokenizer_free(other);
-        free(before);
         before = path;
     }
-    free(before);
-    if (same && size && shards->largest_id >= (uint32_t)size)
-        same = tost_error(err,
-                          "the shards contain the id %u, but the tokenizer %s has only %d tokens: give shards that "
-                          "were made with this tokenizer, or the tokenizer of the shards as --tokenizer",
-                          (unsigned)shards->largest_id, tokenizer, size);
-    return same;
+    if (!same || !size || shards->largest_id < (uint32_t)size) return same;
+    return tost_error(err, "the shards contain the id %u, but the tokenizer %s has only %d tokens: give shards that "
+                      "were made with this tokenizer, or the tokenizer of the shards as --tokenizer",
+                      (unsigned)shards->largest_id, tokenizer, size);
 }
 
 void warn_of_ids(const Options* o, const ShardStream* shards, int size, bool has_eot) {
@@ -171,13 +167,10 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
 }
 
 bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int seq, bool training, TostError* err) {
-    const int max_chunk = o->chunk && o->chunk < seq ? o->chunk : seq;
-    const TostEngineOptions options = {.max_batch = max_batch, .max_chunk = max_chunk, .training = training,
-                                       .states = chunks_states(seq, max_chunk, training),
-                                       .dtype = (TostDtype)o->dtype, .threads = o->threads, .comm = m->comm};
+    const TostEngineOptions options = options_engine(o, max_batch, seq, training, m->comm);
     m->model = m->engine->create(&m->info.config, &options, err);
     if (!m->model) return false;
-    m->chunks = (Chunks){.engine = m->engine, .model = m->model, .max_chunk = max_chunk};
+    m->chunks = (Chunks){.engine = m->engine, .model = m->model, .max_chunk = options.max_chunk};
     const CheckpointModel loaded = {m->engine, m->model, &m->tensors, TOST_ADAMW, NULL};
     const bool ok = checkpoint_load_params(&loaded, &m->tensors, &m->weights, err);
     st_close(&m->weights);
@@ -190,16 +183,15 @@ bool loaded_model_check_loss(const LoadedModel* m, double loss, TostError* err) 
 }
 
 Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err) {
-    char* path = o->tokenizer ? xstrdup(o->tokenizer) : tokenizer_beside(m->file);
+    Path path = path_text("%s", o->tokenizer ? o->tokenizer : "");
     const uint32_t* hash = !o->tokenizer && m->info.tokenizer ? &m->info.tokenizer_hash : NULL;
-    if (!path) {
+    if (!o->tokenizer && !tokenizer_beside(&path, m->file)) {
         tost_error(err, "%s has no " TOKENIZER_FILE " beside it; give --tokenizer FILE, the one it was trained with",
                    m->file);
         return NULL;
     }
-    Tokenizer* tokenizer = model_tokenizer(path, m->info.config.vocab_size, hash, m->file, err);
+    Tokenizer* tokenizer = model_tokenizer(path.text, m->info.config.vocab_size, hash, m->file, err);
     if (tokenizer) warn_of_tokenizer(o, &m->info, m->file, tokenizer);
-    free(path);
     return tokenizer;
 }
 

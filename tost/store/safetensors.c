@@ -43,21 +43,16 @@ static bool read_bytes(const StFile* f, void* out, size_t n, uint64_t offset, To
 // Sets count and bytes from dtype and shape; false on overflow.
 static bool set_size(StTensor* t) {
     t->count = 1;
-    for (int i = 0; i < t->ndim; i++) {
+    for (int i = 0; i < t->ndim; i++)
         if (__builtin_mul_overflow(t->count, (uint64_t)t->shape[i], &t->count)) return false;
-    }
     return !__builtin_mul_overflow(t->count, (uint64_t)dtypes[t->dtype].size, &t->bytes);
 }
 
 static bool parse_dtype(Json* j, StTensor* t) {
     char name[32];
     if (!json_string(j, name, sizeof name, NULL)) return false;
-    for (int d = 0; d < ST_DTYPES; d++) {
-        if (strcmp(name, dtypes[d].name) == 0) {
-            t->dtype = (StDtype)d;
-            return true;
-        }
-    }
+    for (t->dtype = 0; t->dtype < ST_DTYPES; t->dtype++)
+        if (strcmp(name, dtypes[t->dtype].name) == 0) return true;
     return tost_error(j->err, "dtype '%s' is not supported: use F64, F32, F16, BF16, I64, I32 or U8", name);
 }
 
