@@ -1,6 +1,7 @@
-// terminal.c: the width of a terminal, whether it shows colors, and text wrapped at words.
 #include "base/terminal.h"
 
+#include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,4 +56,30 @@ char* wrap_text(const char* text, int column, int width, const char* indent) {
     }
     *out = 0;
     return wrapped;
+}
+
+// A pipe that poll reports as writable takes this many bytes at once (POSIX's smallest PIPE_BUF).
+enum { CHUNK = 512 };
+
+// Waits until fd can be written; once more after a signal. An fd that poll does not support, such as a terminal on some
+// versions of macOS, counts as writable.
+static bool writable(int fd, int timeout) {
+    struct pollfd entry = {.fd = fd, .events = POLLOUT};
+    int ready = poll(&entry, 1, timeout);
+    if (ready < 0 && errno == EINTR) ready = poll(&entry, 1, timeout);
+    return ready > 0 || (ready < 0 && errno != EINTR);
+}
+
+size_t output_write(int fd, const char* bytes, size_t n, int timeout) {
+    size_t done = 0;
+    while (done < n) {
+        if (!writable(fd, timeout)) {
+            errno = EAGAIN;
+            break;
+        }
+        const ssize_t k = write(fd, bytes + done, n - done < CHUNK ? n - done : CHUNK);
+        if (k < 0 && errno != EINTR) break;
+        if (k > 0) done += (size_t)k;
+    }
+    return done;
 }

@@ -1,8 +1,9 @@
-// terminal.h: the width of a terminal, whether it shows colors, and text wrapped at words.
+// terminal.h: the width of a terminal, whether it shows colors, text wrapped at words, and writes that do not block.
 #ifndef TOST_TERMINAL_H
 #define TOST_TERMINAL_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 int   terminal_columns(int fd);   // `fd`'s width; 0: not a terminal, or unknown
 bool  terminal_is_live(int fd);   // fd is a terminal that understands escape sequences: TERM is set and not "dumb"
@@ -11,5 +12,12 @@ bool  terminal_color(void);       // NO_COLOR is unset or empty (no-color.org)
 // A copy of a line that begins at `column`, wrapped at spaces to `width` columns; lines after the first begin with
 // `indent`. A word that is longer than a line is not split. free()
 char* wrap_text(const char* text, int column, int width, const char* indent);
+
+enum { OUTPUT_TIMEOUT = 500 };   // milliseconds
+
+// Writes n bytes to a pipe, terminal or file. If its reader takes nothing for `timeout` milliseconds (less, a terminal
+// after Ctrl-S, a full pipe), stops with errno EAGAIN. Returns the number of bytes written; if it is less than n,
+// errno is the reason. May be called in a signal handler.
+size_t output_write(int fd, const char* bytes, size_t n, int timeout);
 
 #endif

@@ -12,7 +12,7 @@
 #include "base/crc32.h"
 #include "base/error.h"
 #include "base/memory.h"
-#include "base/output.h"
+#include "base/terminal.h"
 #include "base/signals.h"
 #include "base/text.h"
 

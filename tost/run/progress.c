@@ -10,7 +10,6 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "base/output.h"
 #include "base/terminal.h"
 #include "base/text.h"
 

@@ -11,7 +11,6 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/folder.h"
-#include "base/limits.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "init.h"

@@ -10,7 +10,7 @@
 #include "base/error.h"
 #include "base/files.h"
 #include "base/memory.h"
-#include "base/output.h"
+#include "base/terminal.h"
 #include "base/text.h"
 #include "data/lines.h"
 
