@@ -5,10 +5,6 @@
 
 #include "engine.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // Operations of forward and backward for one token:   6 N + 3 L (10 C + 8 NH)
 // N = L·10C² + V·C are the weights of matrix products, the tied output head included: 2 operations for each forward, 4
 // backward. TSSA takes 10 per channel and 8 per head forward, whatever T is, and twice as many backward.
@@ -23,7 +19,4 @@ double flops_per_token(const TostConfig* c);
 // such as the RTX 4090 D.
 double flops_peak_of(const char* device, int multiprocessors, TostDtype dtype);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -13,10 +13,6 @@
 #error "-ffast-math and -Ofast remove the checks for NaN and infinity and reorder sums: use CFLAGS=-O3"
 #endif
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 // ---------------------------------------------------------------------------------------------
 // Numerical constants
 
@@ -206,10 +202,6 @@ typedef struct {
 
 #define TOST_PRESETS "starter|small|tost-base|tost-medium|tost-large"   // in the order of tost_preset_at
 const TostPreset* tost_preset_at(int i);   // NULL after the last
-
-#ifdef __cplusplus
-}
-#endif
 
 // ---------------------------------------------------------------------------------------------
 // Pointers into one flat array of parameters, gradients or moments: the tensors outside of the layers and those

@@ -5,16 +5,9 @@
 
 #include "engine.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 int tost_main(int argc, char** argv, const TostEngine* engine);
 
-#ifdef __cplusplus
-}
-#else
-
+#ifndef __cplusplus
 #include "store/loaded_model.h"
 
 // Prints the page that o->page asks for: the help of o's command, with the usage lines of all commands if none was

@@ -12,10 +12,6 @@
 #include "base/text.h"
 #include "engine.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum { COMM_HOST_MAX = 64, COMM_TIMEOUT = 600 };   // default of --rank-timeout, in seconds
 
 // What one rank sends to and receives from another one. 0 bytes: nothing.
@@ -104,7 +100,4 @@ __attribute__((noreturn)) void comm_fail(TostComm* c, const TostError* why);
 typedef struct { char text[COMM_HOST_MAX + 32]; } CommPrefix;
 CommPrefix comm_prefix(const CommPlace* place);
 
-#ifdef __cplusplus
-}
-#endif
 #endif

@@ -11,10 +11,6 @@
 #include "base/error.h"
 #include "model.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
-
 enum {
     SLICE_UNIT = 1 << 14,          // elements
     BUCKET_UNITS = 512,            // most units per bucket: 32 MiB of float32
@@ -61,7 +57,4 @@ static inline int64_t part_start(int64_t n, int64_t p, int64_t parts) {
     return n / parts * p + (n % parts) * p / parts;
 }
 
-#ifdef __cplusplus
-}
-#endif
 #endif
