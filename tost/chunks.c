@@ -1,9 +1,6 @@
 // chunks.c: loops over chunks of sequences.
 #include "chunks.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/memory.h"
 
 // The states of an engine: that of decoding, and the one between two chunks or, in backward, its gradient. Training in

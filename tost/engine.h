@@ -13,7 +13,6 @@
 #ifndef TOST_ENGINE_H
 #define TOST_ENGINE_H
 
-#include "base/error.h"
 #include "model.h"
 
 // Arrays with an entry per parameter: the parameters, their gradients, the optimizer's moments m and v (no v for the

@@ -3,8 +3,6 @@
 
 #include <string.h>
 
-#include "base/error.h"
-
 double flops_per_token(const TostConfig* c) {
     const double L = c->n_layer, C = c->n_embd, nh = c->n_head, weights = L * 10 * C * C + (double)c->vocab_size * C;
     return 6 * weights + 3 * L * (10 * C + 8 * nh + 4 * c->conv * C + (c->memory ? C * (4 * C / nh + 7) : 0));

@@ -2,8 +2,6 @@
 #include "init.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/memory.h"
 #include "base/rng.h"

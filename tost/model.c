@@ -2,10 +2,7 @@
 #include "model.h"
 
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/error.h"
 #include "base/memory.h"
 
 // ---------------------------------------------------------------------------------------------

@@ -5,10 +5,7 @@
 #include <fcntl.h>
 #include <glob.h>
 #include <libgen.h>
-#include <stdarg.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -4,7 +4,6 @@
 
 #include <stdio.h>
 
-#include "base/error.h"
 #include "base/files.h"
 
 // The names in a folder, without "." and "..", in any order. free_paths

@@ -2,9 +2,6 @@
 #ifndef TOST_HEAP_H
 #define TOST_HEAP_H
 
-#include <stdbool.h>
-#include <stdint.h>
-
 #include "base/memory.h"
 
 // The smallest `first` is taken first; of equal ones, the smallest `second`.

@@ -1,10 +1,6 @@
 // json.c: JSON pull parser and string writer.
 #include "base/json.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-#include "base/error.h"
 #include "base/memory.h"
 #include "base/text.h"
 

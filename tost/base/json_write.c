@@ -2,10 +2,7 @@
 #include "base/json_write.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/error.h"
 #include "base/files.h"
 #include "base/folder.h"
 #include "base/json.h"

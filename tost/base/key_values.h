@@ -2,9 +2,6 @@
 #ifndef TOST_KEY_VALUES_H
 #define TOST_KEY_VALUES_H
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/memory.h"
 
 typedef struct { char *key, *value; } KeyValue;

@@ -4,7 +4,6 @@
 #ifndef TOST_LOCK_H
 #define TOST_LOCK_H
 
-#include "base/error.h"
 #include "base/files.h"
 
 typedef struct {

@@ -3,6 +3,8 @@
 #define TOST_MEMORY_H
 
 #include <stdarg.h>
+#include <stdlib.h>   // free
+#include <string.h>   // memcpy
 
 #include "base/error.h"
 

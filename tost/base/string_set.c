@@ -2,8 +2,6 @@
 #include "base/string_set.h"
 
 #include <assert.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/memory.h"
 

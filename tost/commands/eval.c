@@ -1,12 +1,8 @@
 // eval.c: computes the loss of a trained model on token shards: every token but the first is scored once, in
 // windows that may overlap, or windows at random positions are scored. --task is in eval_task.c.
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
-#include "base/error.h"
 #include "base/json_write.h"
 #include "base/memory.h"
 #include "base/rng.h"

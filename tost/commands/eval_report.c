@@ -2,7 +2,6 @@
 #include "commands/eval_report.h"
 
 #include <math.h>
-#include <stdio.h>
 
 static const double z95 = 1.959963984540054;   // two-sided 95 % quantile of the normal distribution
 

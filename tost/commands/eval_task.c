@@ -1,8 +1,5 @@
 // eval_task.c: scores examples in batches and prints accuracy and loss.
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/clock.h"
 #include "base/json_write.h"

@@ -1,9 +1,6 @@
 // examples.c: reads and tokenizes JSONL files of examples.
 #include "commands/examples.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/json.h"
 #include "base/memory.h"
 #include "data/lines.h"

@@ -2,7 +2,6 @@
 #ifndef TOST_EXAMPLES_H
 #define TOST_EXAMPLES_H
 
-#include "base/error.h"
 #include "data/tokenizer.h"
 
 enum { MAX_CHOICES = 16 };

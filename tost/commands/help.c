@@ -1,15 +1,9 @@
 // help.c: --help, from the table of options, and --version.
 #include "commands/commands.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "base/error.h"
-#include "base/memory.h"
 #include "base/terminal.h"
-#include "base/text.h"
 #include "base/version.h"
 
 enum { NAME_COLUMN = 32, PAGE_WIDTH = 100, PAGE_NARROW = 60 };

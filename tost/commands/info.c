@@ -1,13 +1,9 @@
 // info.c: prints the contents of a model file, a checkpoint or a run, or checks token shards.
 #include <fcntl.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/error.h"
 #include "base/files.h"
 #include "base/folder.h"
 #include "base/json_write.h"

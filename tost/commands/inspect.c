@@ -9,12 +9,8 @@
 // text_tokens: the number of tokens in the whole text; only the first T are used: T = min(block_size, text_tokens), or
 // text_tokens if the model has no positions.
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
-#include "base/error.h"
 #include "base/files.h"
 #include "base/folder.h"
 #include "base/memory.h"

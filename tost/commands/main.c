@@ -1,6 +1,5 @@
 // main.c: parses the command line and runs a command; train is here.
 #include "base/clock.h"
-#include "base/error.h"
 #include "base/openmp.h"
 #include "base/processor.h"
 #include "base/signals.h"

@@ -1,11 +1,7 @@
 // prompts.c: reads the prompts of a file, plain text or JSONL.
 #include "commands/prompts.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/json.h"
-#include "base/memory.h"
 #include "data/lines.h"
 #include "store/loaded_model.h"
 

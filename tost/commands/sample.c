@@ -3,13 +3,9 @@
 // order.
 #include <errno.h>
 #include <signal.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/crc32.h"
-#include "base/error.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/memory.h"

@@ -1,10 +1,8 @@
 // tokenize.c: the commands tokenize and vocab, which run data/tokenize.h and data/vocab.h and print the results.
 #include <inttypes.h>
 #include <math.h>
-#include <stdio.h>
 
 #include "base/clock.h"
-#include "base/error.h"
 #include "base/signals.h"
 #include "base/text.h"
 #include "commands/commands.h"

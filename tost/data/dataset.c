@@ -3,15 +3,10 @@
 
 #include <assert.h>
 #include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/crc32.h"
-#include "base/error.h"
-#include "base/files.h"
 #include "base/memory.h"
 #include "base/rng.h"
-#include "data/shards.h"
 
 // ---------------------------------------------------------------------------------------------
 // The data set

@@ -2,7 +2,6 @@
 #ifndef TOST_DATASET_H
 #define TOST_DATASET_H
 
-#include "base/error.h"
 #include "data/shards.h"
 
 typedef enum { ORDER_SEQUENTIAL, ORDER_SHUFFLED } DataOrder;

@@ -6,12 +6,9 @@
 #include <fcntl.h>
 #include <inttypes.h>
 #include <poll.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/files.h"
 #include "base/json.h"
 #include "base/memory.h"
 #include "base/openmp.h"

@@ -2,7 +2,6 @@
 #ifndef TOST_DOCUMENTS_H
 #define TOST_DOCUMENTS_H
 
-#include "base/error.h"
 #include "data/lines.h"
 
 typedef struct {

@@ -2,7 +2,6 @@
 #ifndef TOST_LINES_H
 #define TOST_LINES_H
 
-#include "base/error.h"
 #include "base/files.h"
 
 // Rejects compressed and binary files, UTF-16 and UTF-32 by their first n bytes, of which it reads at most

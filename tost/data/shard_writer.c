@@ -5,13 +5,9 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/error.h"
-#include "base/files.h"
 #include "base/folder.h"
 #include "base/lock.h"
 #include "base/memory.h"

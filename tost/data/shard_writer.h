@@ -4,7 +4,6 @@
 #ifndef TOST_SHARD_WRITER_H
 #define TOST_SHARD_WRITER_H
 
-#include "base/error.h"
 #include "base/files.h"
 
 typedef struct ShardWriter ShardWriter;

@@ -4,14 +4,10 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/crc32.h"
-#include "base/error.h"
-#include "base/files.h"
 #include "base/folder.h"
 #include "base/memory.h"
 #include "base/platform.h"

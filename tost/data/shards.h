@@ -3,10 +3,8 @@
 #ifndef TOST_SHARDS_H
 #define TOST_SHARDS_H
 
-#include <sys/types.h>
 #include <time.h>
 
-#include "base/error.h"
 #include "base/files.h"
 
 // ---------------------------------------------------------------------------------------------

@@ -3,10 +3,8 @@
 #include "data/tokenize.h"
 
 #include <inttypes.h>
-#include <stdlib.h>
 #include <unistd.h>
 
-#include "base/files.h"
 #include "base/memory.h"
 #include "base/openmp.h"
 #include "base/rng.h"

@@ -3,7 +3,6 @@
 #ifndef TOST_TOKENIZE_H
 #define TOST_TOKENIZE_H
 
-#include "base/error.h"
 #include "data/documents.h"
 #include "data/shard_writer.h"
 

@@ -2,13 +2,9 @@
 // pair by pair, lowest rank first (Sennrich et al., 2016; Radford et al., 2019).
 #include "data/tokenizer.h"
 
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 
 #include "base/crc32.h"
-#include "base/error.h"
-#include "base/files.h"
 #include "base/heap.h"
 #include "base/json.h"
 #include "base/memory.h"

@@ -3,7 +3,6 @@
 #ifndef TOST_TOKENIZER_H
 #define TOST_TOKENIZER_H
 
-#include "base/error.h"
 #include "base/files.h"
 
 #define TOKENIZER_FILE "vocab.bpe"

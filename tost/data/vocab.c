@@ -2,10 +2,6 @@
 // each pair of adjacent tokens, its occurrences and the words that have it. A merge changes only those words.
 #include "data/vocab.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/folder.h"
 #include "base/heap.h"
 #include "base/memory.h"

@@ -2,16 +2,9 @@
 #include "options/options.h"
 
 #include <ctype.h>
-#include <limits.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/crc32.h"
-#include "base/error.h"
-#include "base/files.h"
-#include "base/memory.h"
 #include "base/openmp.h"
 #include "base/text.h"
 #include "chunks.h"

@@ -2,7 +2,6 @@
 #ifndef TOST_OPTIONS_H
 #define TOST_OPTIONS_H
 
-#include "base/error.h"
 #include "base/key_values.h"
 #include "data/dataset.h"
 #include "engine.h"

@@ -2,19 +2,14 @@
 #include "ranks/comm.h"
 
 #include <sched.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
 #include "base/crc32.h"
-#include "base/error.h"
 #include "base/memory.h"
 #include "base/terminal.h"
 #include "base/signals.h"
-#include "base/text.h"
 
 // ---------------------------------------------------------------------------------------------
 // Launchers

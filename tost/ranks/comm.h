@@ -8,7 +8,6 @@
 #ifndef TOST_COMM_H
 #define TOST_COMM_H
 
-#include "base/error.h"
 #include "base/text.h"
 #include "engine.h"
 

@@ -2,8 +2,6 @@
 #include "ranks/exchange.h"
 
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
 // ---------------------------------------------------------------------------------------------
 // Host memory

@@ -2,9 +2,7 @@
 #include "ranks/slices.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 
-#include "base/error.h"
 #include "base/memory.h"
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }

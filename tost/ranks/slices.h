@@ -8,7 +8,6 @@
 #ifndef TOST_SLICES_H
 #define TOST_SLICES_H
 
-#include "base/error.h"
 #include "model.h"
 
 enum {

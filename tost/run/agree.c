@@ -1,10 +1,7 @@
 // agree.c: what the ranks of a training run decide together: whether to stop, whether all succeeded, whether they run
 // the same program on the same data, and the mean loss. The messages are those of ranks/comm.h; one process sends none.
-#include <stdlib.h>
-#include <string.h>
 
 #include "base/crc32.h"
-#include "base/error.h"
 #include "base/files.h"
 #include "base/memory.h"
 #include "base/signals.h"

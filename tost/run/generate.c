@@ -9,12 +9,7 @@
 // The multiple lets prompts of different lengths begin together.
 #include "run/generate.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 #include "base/clock.h"
-#include "base/error.h"
-#include "base/files.h"
 #include "base/memory.h"
 
 enum { BEGIN_MULTIPLE = 16, MAX_PASS = 4096 };   // MAX_PASS bounds the memory for a long prompt

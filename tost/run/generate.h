@@ -3,7 +3,6 @@
 #ifndef TOST_GENERATE_H
 #define TOST_GENERATE_H
 
-#include "base/error.h"
 #include "chunks.h"
 #include "run/sampler.h"
 #include "data/tokenizer.h"

@@ -2,10 +2,6 @@
 #include "run/progress.h"
 
 #include <errno.h>
-#include <math.h>
-#include <stdarg.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"

@@ -4,7 +4,6 @@
 #define TOST_PROGRESS_H
 
 #include <stdio.h>
-#include "base/error.h"
 #include "store/log.h"
 
 // How progress_text shows a line on a terminal. In PLAIN the terminal wraps, so that a command can be copied.

@@ -1,12 +1,7 @@
 // report.c: the output of a training run, except for its step lines.
 #include <errno.h>
 #include <math.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/error.h"
 #include "base/files.h"
 #include "base/memory.h"
 #include "base/openmp.h"

@@ -3,7 +3,6 @@
 #ifndef TOST_RUN_H
 #define TOST_RUN_H
 
-#include "base/error.h"
 #include "store/checkpoint.h"
 #include "data/dataset.h"
 #include "base/lock.h"

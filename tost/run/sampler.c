@@ -4,11 +4,7 @@
 
 #include <float.h>
 #include <math.h>
-#include <stdbool.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/error.h"
 #include "base/memory.h"
 #include "base/vector_math.h"
 

@@ -1,9 +1,6 @@
 // save.c: writes the log rows and checkpoints of a run, and handles write errors.
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/error.h"
 #include "base/files.h"
 #include "base/memory.h"
 #include "run/run.h"

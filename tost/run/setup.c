@@ -2,13 +2,9 @@
 // the run folder.
 #include <errno.h>
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include "base/error.h"
 #include "base/files.h"
 #include "base/folder.h"
 #include "base/memory.h"

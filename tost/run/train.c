@@ -3,10 +3,8 @@
 // so a resumed run computes the same bits as an uninterrupted one.
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "base/clock.h"
-#include "base/error.h"
 #include "base/memory.h"
 #include "base/signals.h"
 #include "ranks/slices.h"

@@ -4,16 +4,10 @@
 #include <errno.h>
 #include <float.h>
 #include <inttypes.h>
-#include <limits.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/files.h"
 #include "base/folder.h"
-#include "base/memory.h"
-#include "base/text.h"
 #include "data/tokenizer.h"
 #include "init.h"
 

@@ -2,7 +2,6 @@
 #ifndef TOST_CHECKPOINT_H
 #define TOST_CHECKPOINT_H
 
-#include "base/error.h"
 #include "engine.h"
 #include "ranks/comm.h"
 #include "store/checkpoint_folders.h"

@@ -6,12 +6,9 @@
 #include <inttypes.h>
 #include <libgen.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/files.h"
 #include "base/folder.h"
 #include "base/memory.h"
 #include "base/platform.h"

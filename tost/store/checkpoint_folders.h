@@ -8,7 +8,6 @@
 #ifndef TOST_CHECKPOINT_FOLDERS_H
 #define TOST_CHECKPOINT_FOLDERS_H
 
-#include "base/error.h"
 #include "base/files.h"
 
 #define MODEL_FILE     "model.safetensors"

@@ -2,16 +2,9 @@
 #include "store/loaded_model.h"
 
 #include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include "base/error.h"
-#include "base/files.h"
-#include "base/memory.h"
 #include "base/terminal.h"
-#include "base/text.h"
 #include "data/lines.h"
 
 // ---------------------------------------------------------------------------------------------

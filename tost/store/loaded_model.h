@@ -2,7 +2,6 @@
 #ifndef TOST_LOADED_MODEL_H
 #define TOST_LOADED_MODEL_H
 
-#include "base/error.h"
 #include "base/files.h"
 #include "data/shards.h"
 #include "data/tokenizer.h"

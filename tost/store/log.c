@@ -3,14 +3,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/error.h"
 #include "base/files.h"
 #include "base/folder.h"
 #include "base/memory.h"

@@ -3,12 +3,8 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <limits.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "base/memory.h"
 #include "base/version.h"
 
 static const char option_prefix[] = "option.";

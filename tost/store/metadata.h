@@ -2,7 +2,6 @@
 #ifndef TOST_METADATA_H
 #define TOST_METADATA_H
 
-#include "base/error.h"
 #include "base/files.h"
 #include "model.h"
 #include "outlier.h"

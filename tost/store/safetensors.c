@@ -3,10 +3,8 @@
 #include "store/safetensors.h"
 #include "base/bf16.h"
 #include "base/crc32.h"
-#include "base/error.h"
 #include "base/folder.h"
 #include "base/json.h"
-#include "base/memory.h"
 #include "base/platform.h"
 #include "base/text.h"
 
@@ -16,8 +14,6 @@
 #include <float.h>
 #include <inttypes.h>
 #include <math.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -4,7 +4,6 @@
 #define TOST_SAFETENSORS_H
 
 #include <stdio.h>
-#include "base/error.h"
 #include "base/key_values.h"
 
 enum { ST_MAX_DIMS = 8, ST_NAME_MAX = 160 };
