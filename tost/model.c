@@ -5,8 +5,7 @@
 
 #include "base/memory.h"
 
-// ---------------------------------------------------------------------------------------------
-// Sizes
+// ---- Sizes ----
 
 bool tost_config_check(const TostConfig* c, TostError* err) {
 #define X(field, option, kind, values, saved, low, high, ...) {option, values, c->field, low, high},
@@ -23,8 +22,7 @@ bool tost_config_check(const TostConfig* c, TostError* err) {
                                                     c->n_head, c->n_embd);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Layout
+// ---- Layout ----
 
 typedef struct {
     TostPlace   place;

@@ -13,8 +13,7 @@
 #error "-ffast-math and -Ofast remove the checks for NaN and infinity and reorder sums: use CFLAGS=-O3"
 #endif
 
-// ---------------------------------------------------------------------------------------------
-// Numerical constants
+// ---- Numerical constants ----
 
 #define TOST_LN_EPS     1e-5    // added to the variance in every LayerNorm
 #define TOST_ENERGY_MIN 1e-12   // lower bound of the running energy S in s / max(S, 1e-12); memory: added to ‖z‖²
@@ -30,8 +29,7 @@
 #define TOST_MUON_C        2.0315
 #define TOST_MUON_SCALE    0.2    // of the update, times √max(rows, columns): the size of AdamW's (arXiv 2502.16982)
 
-// ---------------------------------------------------------------------------------------------
-// Sizes
+// ---- Sizes ----
 
 // TSSA's membership Π: learned, as published, or 1/heads for every head and token, an ablation: temp is 0 and has no
 // gradient.
@@ -185,8 +183,7 @@ const TostTensor* tost_tensor_find(const TostTensors* t, const char* name);   //
 // Offset of a row's first element in the flat array for a layer (ignored outside layers); SIZE_MAX if absent.
 size_t tost_row_offset(const TostTensors* t, TostRow row, int layer);
 
-// ---------------------------------------------------------------------------------------------
-// Presets: sizes and hyperparameters
+// ---- Presets: sizes and hyperparameters ----
 
 typedef struct {
     const char* name;

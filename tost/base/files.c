@@ -112,8 +112,7 @@ Path path_above(const char* path) {
 
 char* path_join(const char* dir, const char* name) { return xstrdup(path_in(dir, name).text); }
 
-// ---------------------------------------------------------------------------------------------
-// Lists and globs
+// ---- Lists and globs ----
 
 void add_path(PathList* list, char* path) {
     list->paths = xgrow(list->paths, (size_t)list->count, sizeof *list->paths);

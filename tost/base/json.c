@@ -43,8 +43,7 @@ bool json_next(Json* j, const char brackets[2]) {
     return !j->failed || expected(j, *brackets == '{' ? "',' or '}'" : "',' or ']'");
 }
 
-// ---------------------------------------------------------------------------------------------
-// Strings
+// ---- Strings ----
 
 static bool hex4(Json* j, uint32_t* out) {
     *out = 0;
@@ -145,8 +144,7 @@ bool json_once(Json* j, bool* seen, const char* key) {
     return *seen = true;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Numbers and other values
+// ---- Numbers and other values ----
 
 static bool digit_ahead(const Json* j) { return j->p < j->end && *j->p >= '0' && *j->p <= '9'; }
 
@@ -216,8 +214,7 @@ bool json_at_end(Json* j) {
     return j->p == j->end || expected(j, "the end of the text");
 }
 
-// ---------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing ----
 
 void json_write_string(FILE* out, const char* text, size_t n) {
     static const char short_escapes[] = {['"'] = '"', ['\\'] = '\\', ['\n'] = 'n', ['\r'] = 'r', ['\t'] = 't'};

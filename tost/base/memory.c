@@ -83,8 +83,7 @@ void free_pages(void* p, size_t bytes) {
 }
 #endif
 
-// ---------------------------------------------------------------------------------------------
-// Limits: /proc/meminfo and cgroups
+// ---- Limits: /proc/meminfo and cgroups ----
 
 // The number after `key` in a file. UINT64_MAX if there is none: the limit "max", no such file.
 static uint64_t read_number(const char* path, const char* key) {

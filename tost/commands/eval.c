@@ -13,8 +13,7 @@
 #include "data/shards.h"
 #include "run/progress.h"
 
-// ---------------------------------------------------------------------------------------------
-// Windows
+// ---- Windows ----
 
 // T inputs starting at token `start`; only targets skip … end - 1 are scored.
 typedef struct { uint64_t start; int skip, end; } Window;
@@ -53,8 +52,7 @@ static uint64_t tokens_in(const Windows* w) {
     return w->stride && all > w->tokens - 1 ? w->tokens - 1 : all;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Scoring
+// ---- Scoring ----
 
 // Positions in a window are counted from 1: position n is predicted from n tokens. Bin k has 2^(k-1) < n <= 2^k.
 enum { POSITION_BINS = 32 };

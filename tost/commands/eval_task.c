@@ -42,8 +42,7 @@ typedef struct {
 
 static const Example* example_of(const TaskRun* r, const Key* key) { return &r->examples.example[key->index]; }
 
-// ---------------------------------------------------------------------------------------------
-// Order of processing: examples with contexts of equal length are batched, so that contexts need no padding
+// ---- Order of processing: examples with contexts of equal length are batched, so that contexts need no padding ----
 
 static int compare_keys(const void* x, const void* y) {
     const int *a = x, *b = y;
@@ -102,8 +101,7 @@ static int batch_size(const TaskRun* r, size_t first) {
     return n;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Scoring a batch of n keys
+// ---- Scoring a batch of n keys ----
 
 // Starts decoding with all but the last token of each context.
 static void read_contexts(const TaskRun* r, const Key* key, int n) {
@@ -225,8 +223,7 @@ static bool score_all(TaskRun* r, TostError* err) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Metrics
+// ---- Metrics ----
 
 typedef enum { EXACT, CONTAINED, BY_SUM, BY_CHAR, BY_TOKEN } Rule;   // how an example is judged to be correct
 

@@ -8,8 +8,7 @@
 
 enum { NAME_COLUMN = 32, PAGE_WIDTH = 100, PAGE_NARROW = 60 };
 
-// ---------------------------------------------------------------------------------------------
-// --help
+// ---- --help ----
 
 // Columns of the page: those of the terminal, if stdout is one.
 static int page_width(void) {

@@ -71,8 +71,7 @@ static bool info_model(const Options* o, TostError* err) {
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Several runs
+// ---- Several runs ----
 
 typedef struct { char* name; CheckpointInfo info; double seconds; } RunRow;   // of the newest checkpoint
 
@@ -188,8 +187,7 @@ static bool info_options(const Options* o, const TostEngine* engine, const Optio
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Shards
+// ---- Shards ----
 
 typedef struct { int bad; uint64_t tokens; uint32_t largest; } ShardTotals;
 

@@ -17,8 +17,7 @@
 #include "base/text.h"
 #include "commands/commands.h"
 
-// ---------------------------------------------------------------------------------------------
-// The text
+// ---- The text ----
 
 typedef struct {
     int      T;
@@ -53,8 +52,7 @@ static Tokens first_tokens(const Tokenizer* tokenizer, const Bytes* text, int ma
     return k;
 }
 
-// ---------------------------------------------------------------------------------------------
-// The model
+// ---- The model ----
 
 // loss (T) of each token given the tokens before it; NaN for the first. Returns the sum over the others.
 static double score_tokens(float* loss, LoadedModel* m, const Tokens* k) {
@@ -72,8 +70,7 @@ static double score_tokens(float* loss, LoadedModel* m, const Tokens* k) {
     return sum;
 }
 
-// ---------------------------------------------------------------------------------------------
-// The file
+// ---- The file ----
 
 static KeyValues make_metadata(const LoadedModel* m, const Tokenizer* tokenizer, const Tokens* k) {
     const struct { const char *key, *value; } strings[] = {

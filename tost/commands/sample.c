@@ -47,8 +47,7 @@ typedef struct {
 // A sample that is being generated
 typedef struct { size_t at; int64_t sample; Bytes text; } Sample;
 
-// ---------------------------------------------------------------------------------------------
-// Output
+// ---- Output ----
 
 // Prints a character, or a byte that belongs to none.
 static void put_character(const char* p, int n, Style style) {
@@ -143,8 +142,7 @@ static bool print_output(Sampling* s, TostError* err) {
     return flush_stdout(err);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Generation
+// ---- Generation ----
 
 // The random numbers depend only on the seed, the id of the prompt or, if it has none, its place, and the number of the
 // sample.
@@ -289,8 +287,7 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Prompts
+// ---- Prompts ----
 
 // Reads --prompts, or makes --prompt the only one; empty if there is none.
 static bool read_prompts(Prompts* prompts, const Options* o, TostError* err) {

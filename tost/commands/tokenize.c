@@ -81,8 +81,7 @@ int command_tokenize(const Options* o) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------
-// vocab
+// ---- vocab ----
 
 static void show_merges(void* context, const VocabResult* r) {
     char bytes[32];

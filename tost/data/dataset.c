@@ -8,8 +8,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 
-// ---------------------------------------------------------------------------------------------
-// The data set
+// ---- The data set ----
 
 struct DataSet {
     ShardStream stream;
@@ -134,8 +133,7 @@ DataSource data_source(const DataSet* d, int k) {
     return (DataSource){&s->stream, s->samples, d->n_sources ? d->weight[k] : 1};
 }
 
-// ---------------------------------------------------------------------------------------------
-// Samples
+// ---- Samples ----
 
 static Rng shuffle_rng(const DataSet* d, uint64_t slot) {
     return rng_seeded(d->seed, ((uint64_t)0xda7a << 48) + (d->epoch << 24) + slot);

@@ -60,8 +60,7 @@ typedef struct {
 
 bool interrupted(TostError* err) { return tost_error(err, "interrupted; nothing was written"); }
 
-// ---------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading ----
 
 // Does not wait for the writer of a FIFO; wait_for_input does.
 static bool source_open(Source* s, const char* path, TostError* err) {
@@ -132,8 +131,7 @@ static bool source_read(Source* s, size_t used, Reader* r, TostError* err) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Formats
+// ---- Formats ----
 
 typedef enum { UNKNOWN, PLAIN, JSONL, ARRAY } Format;
 
@@ -164,8 +162,7 @@ static bool find_format(Source* s, Reader* r, TostError* err) {
                       "{text: .}' its strings), --plain reads it as text", s->name);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Parts
+// ---- Parts ----
 
 static void add_part(Reader* r, const char* text, size_t n, bool ends) {
     r->parts = xgrow(r->parts, r->n_parts, sizeof *r->parts);
@@ -190,8 +187,7 @@ static void add_text(Reader* r, const char* text, size_t n, bool ends) {
     if (ends) r->in_document = false;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Plain text
+// ---- Plain text ----
 
 // Adds the complete documents in s, and the incomplete one after them up to its last safe cut. The rest begins with the
 // white space at the cut, so it includes the line end before a separator line. Returns the number of bytes used.
@@ -228,8 +224,7 @@ static bool check_parts(Source* s, Reader* r, TostError* err) {
     return broken_accepted(&s->broken, size > s->read ? size : s->read, err);
 }
 
-// ---------------------------------------------------------------------------------------------
-// JSONL
+// ---- JSONL ----
 
 // Decodes the lines in parallel. With in->skip_bad_lines, invalid ones are counted and left empty; otherwise, fails
 // with the error of the first one.
@@ -284,8 +279,7 @@ static bool add_lines(Reader* r, const Source* s, TostError* err) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Files
+// ---- Files ----
 
 static bool read_documents(Reader* r, UseParts* use, void* job, TostError* err) {
     Source s;

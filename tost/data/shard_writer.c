@@ -41,8 +41,7 @@ static Path shard_name(const ShardWriter* w, Split split, int i, bool final) {
     return path_text("%s%s%s_%0*d.bin", w->out, final ? "_" : ".tmp/", split_names[split], SHARD_DIGITS, i);
 }
 
-// ---------------------------------------------------------------------------------------------
-// The folder
+// ---- The folder ----
 
 // Fails if shards with this prefix exist: old and new ones would match the same glob.
 static bool check_no_shards(const ShardWriter* w, TostError* err) {
@@ -91,8 +90,7 @@ static bool remove_stale(const ShardWriter* w, TostError* err) {
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Opening and closing
+// ---- Opening and closing ----
 
 void shard_writer_abandon(ShardWriter* w) {
     if (!w) return;
@@ -118,8 +116,7 @@ ShardWriter* shard_writer_open(const char* out, uint32_t vocab_size, uint64_t sh
     return NULL;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing ----
 
 static size_t width_of(const ShardWriter* w) { return w->vocab_size > 65536 ? 4 : 2; }
 

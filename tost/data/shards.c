@@ -12,8 +12,7 @@
 #include "base/memory.h"
 #include "base/platform.h"
 
-// ---------------------------------------------------------------------------------------------
-// Formats
+// ---- Formats ----
 
 typedef struct { uint32_t magic, version; int width; } ShardKind;
 
@@ -141,8 +140,7 @@ static bool shard_layout(Shard* s, uint64_t size, const char* head, size_t n, To
     return s->n_tokens > 0 || tost_error(err, "%s: no tokens; copy or make it again", s->path);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading ----
 
 static bool changed(const Shard* s, TostError* err) {
     return tost_error(err, "%s: changed while in use: restore the shard", s->path);
@@ -214,8 +212,7 @@ void shard_close(Shard* s) {
     *s = (Shard){.fd = -1};
 }
 
-// ---------------------------------------------------------------------------------------------
-// Checking ids
+// ---- Checking ids ----
 
 // A plain loop, so that compilers vectorize it.
 static uint32_t largest_of(const uint32_t* ids, size_t n) {
@@ -263,8 +260,7 @@ bool shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err) {
     return bad == blocks;
 }
 
-// ---------------------------------------------------------------------------------------------
-// All shards as one stream
+// ---- All shards as one stream ----
 
 static const int64_t CHECK_BYTES = 1 << 30;   // ids checked when opening
 

@@ -7,8 +7,7 @@
 
 #include "base/files.h"
 
-// ---------------------------------------------------------------------------------------------
-// One shard: llm.c's uint16 format, uint32 with a header, or raw uint16. The format is detected from the content.
+// ---- One shard: llm.c's uint16 format, uint32 with a header, or raw uint16. The format is detected from the content. ----
 
 typedef struct {
     char*     path;
@@ -42,8 +41,7 @@ bool shard_read(uint32_t* ids, Shard* s, uint64_t first, size_t n, TostError* er
 // Reads all tokens and sets largest_id. Fails if ids are >= vocab_size: the error has the first and its position.
 bool shard_check_ids(Shard* s, uint32_t vocab_size, TostError* err);
 
-// ---------------------------------------------------------------------------------------------
-// The shards of a glob, concatenated in name order. Only the one read last has an open file.
+// ---- The shards of a glob, concatenated in name order. Only the one read last has an open file. ----
 
 typedef struct {
     int       count;

@@ -27,8 +27,7 @@ typedef struct {
     size_t           ids_cap;
 } Job;
 
-// ---------------------------------------------------------------------------------------------
-// A batch
+// ---- A batch ----
 
 static void encode_parts(Job* job, const TextPart* parts, size_t n) {
     size_t room = 0;
@@ -77,8 +76,7 @@ static bool write_batch(void* context, const TextPart* parts, size_t n, TostErro
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------
-// The command
+// ---- The command ----
 
 // If there is only one document, all of it is in the training shards: moves its last tokens to the validation shards.
 static bool split_document(Job* job, TostError* err) {

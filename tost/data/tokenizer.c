@@ -141,8 +141,7 @@ size_t tokenizer_last_cut(const char* text, size_t n) {
     return 0;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Documents
+// ---- Documents ----
 
 // The next separator line in s[from .. n): it starts at *begin, the line after it at *next. If there is none, *begin is
 // where an incomplete last line starts that may become one, or n.
@@ -176,8 +175,7 @@ size_t encode_documents(uint32_t* ids, const Tokenizer* t, const char* text, siz
     return n_ids + tokenizer_encode(t, ids + n_ids, text + from, n - from);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Merging the bytes of a piece. Ids are in rank order: the smallest id is merged first.
+// ---- Merging the bytes of a piece. Ids are in rank order: the smallest id is merged first. ----
 
 // The slot of (left, right), or the free one where it belongs: there, merged is NO_TOKEN.
 static inline Merge* find_merge(const Tokenizer* t, uint32_t left, uint32_t right) {
@@ -322,8 +320,7 @@ size_t tokenizer_encode(const Tokenizer* t, uint32_t* ids, const char* text, siz
     return tokenizer_encode_cached(t, NULL, ids, text, n);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Reading vocab.bpe
+// ---- Reading vocab.bpe ----
 
 static bool printable(unsigned b) { return (b >= '!' && b <= '~') || (b >= 0xa1 && b != 0xad && b <= 0xff); }
 

@@ -54,8 +54,7 @@ static void collect_words(Learner* l) {
     l->r->words = l->words->n;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Pairs
+// ---- Pairs ----
 
 static uint32_t add_pair(Learner* l, uint64_t pair, uint64_t times) {
     return string_set_add(&l->pairs, (const char*)&pair, sizeof pair, times);
@@ -103,8 +102,7 @@ static void begin_with_bytes(Learner* l) {
     queue_pairs(l);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Merges
+// ---- Merges ----
 
 // Replaces a pair in a word, from left to right.
 static void merge_in_word(Learner* l, uint32_t left, uint32_t right, uint32_t merged, uint32_t word) {

@@ -15,8 +15,7 @@
 #include "ranks/slices.h"
 #include "outlier.h"
 
-// ---------------------------------------------------------------------------------------------
-// The table
+// ---- The table ----
 
 enum {
     TRAIN = 1 << COMMAND_TRAIN, SAMPLE = 1 << COMMAND_SAMPLE, EVAL = 1 << COMMAND_EVAL,
@@ -331,8 +330,7 @@ const char* sample_option_given(const Options* o) {
     return NULL;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Values
+// ---- Values ----
 
 static void* field_of(const Options* o, const Option* row) { return (char*)o + row->field; }
 static bool is_saved(const Option* row) { return row->commands & (FIXED | OVERRIDABLE); }
@@ -468,8 +466,7 @@ char* option_text(const Options* o, const Option* row) {
     return text;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Spelling
+// ---- Spelling ----
 
 // The Levenshtein distance of two words; more than `limit` if it is larger.
 static int distance(const char* a, const char* b, int limit) {
@@ -560,8 +557,7 @@ static bool find_command(Options* o, const char* name, TostError* err) {
     return false;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Defaults that depend on others
+// ---- Defaults that depend on others ----
 
 bool options_check_pass(int batch, int seq, int chunk, TostError* err) {
     const bool chunks = chunk > 0 && chunk < seq;
@@ -642,8 +638,7 @@ Options options_default(const TostEngine* engine) {
     return o;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Checks of combinations
+// ---- Checks of combinations ----
 
 static bool check_operands(Options* o, TostError* err) {
     const bool info = o->command == COMMAND_INFO;
@@ -717,8 +712,7 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
          : o->command == COMMAND_EVAL ? check_eval(o, err) : !(1 << o->command & TEXT) || check_text(o, err);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Parsing
+// ---- Parsing ----
 
 // A pattern that the shell may have expanded.
 static bool is_glob(const Option* row) { return strcmp(row->metavar, "GLOB") == 0; }
@@ -889,8 +883,7 @@ bool options_same(const Options* o, TostComm* comm, TostError* err) {
     return comm_agree(comm, i == ROWS, err);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Sizes and options from files
+// ---- Sizes and options from files ----
 
 // Fails if the value of an option differs from that of a file or run.
 static bool check_same(const Options* o, const Option* row, const char* loaded, const char* where, TostError* err) {

@@ -11,8 +11,7 @@
 #include "base/terminal.h"
 #include "base/signals.h"
 
-// ---------------------------------------------------------------------------------------------
-// Launchers
+// ---- Launchers ----
 
 static int env_number(const char* name, int otherwise) {
     const char* text = getenv(name);
@@ -133,8 +132,7 @@ int comm_sharing_cores(const TostComm* c) {
     return sharing;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Failures
+// ---- Failures ----
 
 CommPrefix comm_prefix(const CommPlace* place) {
     CommPrefix prefix = {""};
@@ -179,8 +177,7 @@ void comm_timed_out(TostComm* c, const bool* arrived, const char* what) {
     comm_fail(c, &why);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Collective operations
+// ---- Collective operations ----
 
 CommWait comm_wait_begin(TostComm* c) { return (CommWait){c, 0, now_seconds()}; }
 

@@ -3,8 +3,7 @@
 
 #include <math.h>
 
-// ---------------------------------------------------------------------------------------------
-// Host memory
+// ---- Host memory ----
 
 static void host_add(Exchange* x, float* dst, const float* left, const float* right, size_t n) {
     (void)x;
@@ -117,8 +116,7 @@ void exchange_begin(Exchange* x) {
     x->from = x->size;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Gradients
+// ---- Gradients ----
 
 // Adds the gradients of a complete part to those of the parts before it: like a binary counter, in which level j holds
 // the sum of 2^j parts. Then starts the next part.
@@ -218,8 +216,7 @@ double exchange_norm(Exchange* x) {
     return sqrt(total);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Tensors
+// ---- Tensors ----
 
 static size_t start_in(const Owned* own, TostArray a) {
     return a < TOST_M ? own->flat_offset : a == TOST_V ? own->v_offset : own->m_offset;

@@ -52,8 +52,7 @@ int slices_complete(const Slices* s, size_t from) {
     return k;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Parts
+// ---- Parts ----
 
 static bool fits(int64_t parts, int ranks) {
     const int64_t each = parts / ranks;

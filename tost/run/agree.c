@@ -7,8 +7,7 @@
 #include "base/signals.h"
 #include "run/run.h"
 
-// ---------------------------------------------------------------------------------------------
-// Signals and errors
+// ---- Signals and errors ----
 
 int run_signal(const Run* r) { return comm_size(r->comm) > 1 ? r->signal : signals_received(); }
 
@@ -23,8 +22,7 @@ bool run_agree(Run* r, bool ok, TostError* err) {
     return comm_agree(r->comm, ok, err);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Comparison at start
+// ---- Comparison at start ----
 
 static uint32_t params_crc(const Run* r) {
     uint32_t crc = 0;
@@ -61,8 +59,7 @@ bool run_compare(Run* r, TostError* err) {
                      "files and the same kind of processor", err));
 }
 
-// ---------------------------------------------------------------------------------------------
-// Losses
+// ---- Losses ----
 
 double run_mean_loss(const Run* r) {
     LossSum *all = xmalloc((size_t)r->o.parts * sizeof *all), total = {0};

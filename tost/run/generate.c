@@ -34,8 +34,7 @@ typedef struct {
     float*   logits;           // (n,V) after the last token
 } Batch;
 
-// ---------------------------------------------------------------------------------------------
-// Lengths
+// ---- Lengths ----
 
 static int tokens_to_keep(int block_size) { return block_size / 2 > 1 ? block_size / 2 : 1; }
 
@@ -58,8 +57,7 @@ int generate_max_seq(const TostConfig* c, size_t n_prompt, int64_t max_tokens) {
     return seq < MAX_PASS ? seq : MAX_PASS;
 }
 
-// ---------------------------------------------------------------------------------------------
-// The decode state
+// ---- The decode state ----
 
 // Starts the decode state with the first T ids of each row.
 static void batch_begin(Batch* b, int T) {
@@ -95,8 +93,7 @@ static void batch_append(Batch* b) {
     batch_begin(b, keep);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Rows
+// ---- Rows ----
 
 static void row_finish(Row* row, Finish finish) {
     row->text->finish = finish;
@@ -144,8 +141,7 @@ static void row_take(Row* row, const Batch* b, int32_t id) {
         g->take(row->text->context, row->held, row->n_held);
 }
 
-// ---------------------------------------------------------------------------------------------
-// The loop
+// ---- The loop ----
 
 // True if the row's next token is sampled, not part of its prompt.
 static bool samples_next(const Batch* b, const Row* row) { return !row->done && b->count >= row->length; }
@@ -194,8 +190,7 @@ static bool batch_run(Batch* b, double* seconds, TostError* err) {
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Set-up
+// ---- Set-up ----
 
 // Number of tokens of each prompt with which the decode state begins.
 static int begin_length(const Batch* b, const Text* texts) {

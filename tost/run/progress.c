@@ -25,8 +25,7 @@ Progress progress_new(FILE* out, bool quiet) {
 
 void progress_start(Progress* p) { p->started = now_seconds(); }
 
-// ---------------------------------------------------------------------------------------------
-// Output
+// ---- Output ----
 
 // Writes text, or drops it if the reader has stopped. If fd cannot be written (closed pipe, full disk), the work
 // continues without progress output.
@@ -145,8 +144,7 @@ void progress_show(Progress* p, double done, const char* fmt, ...) {
     free(text);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Training steps
+// ---- Training steps ----
 
 void progress_train(Progress* p, int64_t first, int64_t steps, int64_t micro_batches, int64_t tokens) {
     p->first = p->step = first;

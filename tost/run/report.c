@@ -12,8 +12,7 @@
 #include "run/generate.h"
 #include "run/run.h"
 
-// ---------------------------------------------------------------------------------------------
-// Warnings and suggested commands
+// ---- Warnings and suggested commands ----
 
 void run_warn(Run* r, const char* fmt, ...) {
     va_list ap;
@@ -92,8 +91,7 @@ TextLine divergence_hint(const Run* r, const char* remedy) {
                      r->saved.step < 0 ? "" : " from --init");
 }
 
-// ---------------------------------------------------------------------------------------------
-// At the start
+// ---- At the start ----
 
 static void report_schedule(Run* r) {
     static const char* const kinds[] = {"cosine decay", "constant, linear decay", "linear decay", "then constant"};
@@ -261,8 +259,7 @@ void report_flops(Run* r) {
     progress_fact(&r->progress, "compute", "%.4g MFLOP per token%s", per_token * 1e-6, text);
 }
 
-// ---------------------------------------------------------------------------------------------
-// During training
+// ---- During training ----
 
 void report_validation(Run* r) {
     const CheckpointInfo* i = &r->info;
@@ -323,8 +320,7 @@ bool report_sample(Run* r, TostError* err) {
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------
-// At the end
+// ---- At the end ----
 
 void report_end(Run* r) {
     Progress* p = &r->progress;

@@ -44,8 +44,7 @@ int32_t argmax(const float* logits, int n) {
     return best;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Candidates: first all ids, then those that top-k and top-p keep, in increasing order of their ids.
+// ---- Candidates: first all ids, then those that top-k and top-p keep, in increasing order of their ids. ----
 
 // weight[i] = e^((logit - max) / temperature), at most 1. The largest logit has weight 1, even if it is infinite.
 static void weigh(float* restrict weight, const float* restrict logits, int n, float max, double temperature) {
@@ -119,8 +118,7 @@ static void keep_above(Sampler* s, Cut cut) {
     s->n = kept;
 }
 
-// ---------------------------------------------------------------------------------------------
-// A draw
+// ---- A draw ----
 
 static double sum_of(const float* weight, int n) {
     double sum = 0;

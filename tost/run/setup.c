@@ -12,8 +12,7 @@
 #include "init.h"
 #include "run/run.h"
 
-// ---------------------------------------------------------------------------------------------
-// Where the run starts
+// ---- Where the run starts ----
 
 static Path log_path(const Run* r) {
     return r->o.log ? path_text("%s", r->o.log) : path_in(r->out.text, LOG_FILE);
@@ -149,8 +148,7 @@ bool run_find(Run* r, TostError* err) {
     return lock == LOCK_TAKEN || run_is_finished(r) || tost_error(err, "%s", lock_error.text);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Data and tokenizer
+// ---- Data and tokenizer ----
 
 // The patterns with the last "train" of the file name replaced by "val", without those that match no file. free_paths
 static PathList find_val_data(const PathList* data) {
@@ -289,8 +287,7 @@ static bool open_val_data(Run* r, TostError* err) {
     return check_run_shards(r, r->val, err);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Model and folder
+// ---- Model and folder ----
 
 // --ema: the average of the resumed checkpoint. If that has none, or this is a new run, the average begins with the
 // present weights.

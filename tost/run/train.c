@@ -18,8 +18,7 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err);
 
 static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64_t)o->batch * o->seq); }
 
-// ---------------------------------------------------------------------------------------------
-// The loop
+// ---- The loop ----
 
 // With --keep-best, saves the model if the loss is the lowest so far.
 static bool save_if_best(Run* r, double val_loss, TostError* err) {
@@ -71,8 +70,7 @@ bool run_train(Run* r, TostError* err) {
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------
-// One training step
+// ---- One training step ----
 
 // Called if a rank cannot read the data. Logs `row`, unless NULL, saves the completed steps and adds to the error how
 // to resume from them.
@@ -233,8 +231,7 @@ static Outcome train_step(LogRow* row, Run* r, TostError* err) {
     return DONE;
 }
 
-// ---------------------------------------------------------------------------------------------
-// After a step
+// ---- After a step ----
 
 static bool is_due(const Run* r, int64_t every) {
     return every > 0 && (r->info.step % every == 0 || r->info.step == r->o.steps);

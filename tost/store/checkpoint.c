@@ -14,8 +14,7 @@
 static const char wte_name[] = "transformer.wte.weight", wpe_name[] = "transformer.wpe.weight";
 static const char lm_head_name[] = "lm_head.weight";   // tied to wte; some programs store it as well
 
-// ---------------------------------------------------------------------------------------------
-// Names and shapes
+// ---- Names and shapes ----
 
 static TextLine shape_text(const StTensor* t) {   // "(2304, 256)"
     TextLine text = {"("};
@@ -132,8 +131,7 @@ static bool read_info(CheckpointInfo* info, const StFile* f, TostError* err) {
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Opening
+// ---- Opening ----
 
 static bool none_found(const char* run, TostError* err) {
     const Path best = path_in(run, BEST_FOLDER);
@@ -182,8 +180,7 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading ----
 
 static bool check_lm_head(const StFile* f, TostError* err) {
     const StTensor *head = st_find(f, lm_head_name), *wte = st_find(f, wte_name);
@@ -302,8 +299,7 @@ bool checkpoint_suggest_older(TostError* err, const char* model_file, const char
                                older.text);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing ----
 
 // Tells the other ranks which tensor rank 0 gets next; index -1: the save ends. Also sent for parameters, although the
 // other ranks have nothing to send: each request ends a wait, so the timeout applies to a tensor, not to a file.

@@ -17,8 +17,7 @@ typedef struct {
     TostComm*          comm;     // the ranks that have the moments; NULL: one process
 } CheckpointModel;
 
-// ---------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading ----
 
 // Opens the model.safetensors of PATH: a file, a checkpoint folder, or a run folder, whose newest complete checkpoint
 // is taken. Another process may save to the run and remove checkpoints meanwhile; an open file stays readable. Reads
@@ -43,8 +42,7 @@ bool checkpoint_open_average(StFile* model_file, TostError* err);
 // or, if option is NULL, as the checkpoint to resume from. Always returns false.
 bool checkpoint_suggest_older(TostError* err, const char* model_file, const char* option);
 
-// ---------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing ----
 
 // Writes RUN/step_NNNNNNNN or RUN/best: a .tmp folder, fsyncs, renames, fsyncs RUN. Replaces a checkpoint of the same
 // name. On failure earlier checkpoints remain.

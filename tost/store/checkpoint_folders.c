@@ -14,8 +14,7 @@
 #include "base/platform.h"
 #include "data/tokenizer.h"
 
-// ---------------------------------------------------------------------------------------------
-// Contents of a run folder
+// ---- Contents of a run folder ----
 
 typedef struct {
     int64_t step;
@@ -67,8 +66,7 @@ static bool has_file(const char* dir, const char* name) { return is_file(path_in
 
 static bool is_complete(const char* path) { return has_file(path, MODEL_FILE) && has_file(path, OPTIMIZER_FILE); }
 
-// ---------------------------------------------------------------------------------------------
-// Finding
+// ---- Finding ----
 
 bool checkpoint_is_name(const char* path, int64_t* step, bool* stale) {
     Entry e;
@@ -152,8 +150,7 @@ Path checkpoint_next_run(const char* root, const char* preset) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Replacing and removing
+// ---- Replacing and removing ----
 
 // Exchanges two names atomically. False if the system or the file system does not support it.
 static bool exchange(const char* a, const char* b) {

@@ -7,8 +7,7 @@
 #include "base/terminal.h"
 #include "data/lines.h"
 
-// ---------------------------------------------------------------------------------------------
-// Errors and text arguments
+// ---- Errors and text arguments ----
 
 static void print_text(const Options* o, const char* text) {
     if (o->rank != 0) return;
@@ -64,8 +63,7 @@ bool read_text(Bytes* text, const Options* o, const char* option, const char* va
            && (text->size > 0 || tost_error(err, "%s %s is empty%s", option, value, hint));
 }
 
-// ---------------------------------------------------------------------------------------------
-// Models and their tokenizers
+// ---- Models and their tokenizers ----
 
 TextLine model_sizes(const TostConfig* c) {
     return text_line("%d layer%s, %d head%s, %d channel%s, block size %d, vocabulary %d, %s bias%s%s%s%s", c->n_layer,

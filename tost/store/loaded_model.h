@@ -23,8 +23,7 @@ bool check_utf8_text(const Options* o, const char* name, const char* text, size_
 // free(text->data) even after an error.
 bool read_text(Bytes* text, const Options* o, const char* option, const char* value, const char* hint, TostError* err);
 
-// ---------------------------------------------------------------------------------------------
-// Models and their tokenizers
+// ---- Models and their tokenizers ----
 
 TextLine model_sizes(const TostConfig* c);   // "6 layers, …, no bias"
 // "1.6M (1.5M without position embeddings)"

@@ -47,8 +47,7 @@ bool log_check_fresh(const char* path, TostError* err) {
                                         || tost_error(err, "%s already exists: give another --log", path));
 }
 
-// ---------------------------------------------------------------------------------------------
-// Opening
+// ---- Opening ----
 
 // Sets *keep to the number of bytes of `text` up to the row of step `done`; 0: no header. Fails if the rows are not
 // those of consecutive steps up to it. The first one may be of any step: the log may have been moved away.
@@ -149,8 +148,7 @@ bool log_open(LogFile* log, const char* path, int64_t done, TostError* err) {
     return shared && replace_by_copy(path, err) && log_open(log, path, done, err);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Rows
+// ---- Rows ----
 
 bool log_row_parse(LogRow* row, const char* text) {
     double field[COMMAS + 1];

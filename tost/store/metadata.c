@@ -53,8 +53,7 @@ static const Field fields[] = {   // in the order of the file
     FIELD("tokenizer_hash", HASH, false, tokenizer_hash),
 };
 
-// ---------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing ----
 
 // The text of a field; NULL: it is left out. free()
 static char* field_text(const Field* field, const CheckpointInfo* info) {
@@ -97,8 +96,7 @@ KeyValues metadata_list(const CheckpointInfo* info) {
     return m;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading ----
 
 static bool missing(const StFile* f, const char* key, TostError* err) {
     return tost_error(err, "%s: __metadata__ has no '%s': the file is damaged", f->path, key);

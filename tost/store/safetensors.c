@@ -27,8 +27,7 @@ static const struct { const char* name; size_t size; } dtypes[ST_DTYPES] = {
     [ST_I64] = {"I64", 8}, [ST_I32] = {"I32", 4}, [ST_U8]  = {"U8", 1},
 };
 
-// ---------------------------------------------------------------------------------------------
-// Reading: the header
+// ---- Reading: the header ----
 
 static bool read_bytes(const StFile* f, void* out, size_t n, uint64_t offset, TostError* err) {
     const ssize_t got = read_at(f->fd, out, n, offset);
@@ -147,8 +146,7 @@ static bool parse_entries(Json* j, StFile* f, char* buffer) {
     return !j->failed && json_at_end(j);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Reading: consistency of the header
+// ---- Reading: consistency of the header ----
 
 // By offset; an empty tensor comes before another at the same offset.
 static int compare_offsets(const void* a, const void* b) {
@@ -261,8 +259,7 @@ const StTensor* st_find(const StFile* f, const char* name) {
 
 const char* st_meta(const StFile* f, const char* key) { return key_values_find(&f->meta, key); }
 
-// ---------------------------------------------------------------------------------------------
-// Reading: values
+// ---- Reading: values ----
 
 // IEEE half: sign, 5 bits of exponent (bias 15), 10 of mantissa
 static double from_f16(uint16_t h) {
@@ -328,8 +325,7 @@ bool st_crc32(const StFile* f, uint32_t* crc, TostError* err) {
     return ok;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Writing
+// ---- Writing ----
 
 // The inverse of decode_bytes.
 static void put_bytes(FILE* out, const char* s) {

@@ -18,8 +18,7 @@ typedef struct {
     uint64_t offset, bytes;       // from the start of the file
 } StTensor;
 
-// ---------------------------------------------------------------------------------------------
-// Reading
+// ---- Reading ----
 
 typedef struct {
     char*     path;
