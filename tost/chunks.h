@@ -1,7 +1,6 @@
 // chunks.h: loops over chunks, for training, loss, prompts, decode and scoring. An engine's pass works on a chunk, from
 // one of its states to another (engine.h). --chunk is the length of a chunk.
-#ifndef TOST_CHUNKS_H
-#define TOST_CHUNKS_H
+#pragma once
 
 #include "engine.h"
 
@@ -40,5 +39,3 @@ void chunks_read_losses(double* losses, Chunks* p, const int32_t* tokens, const 
 // Scores continuations without changing the decode state: tokens (n·copies,T), those of one sequence in adjacent rows;
 // n·copies <= max_batch. losses (n·copies,T), as above.
 void chunks_score(double* losses, Chunks* p, const int32_t* tokens, const int32_t* targets, int copies, int T);
-
-#endif

@@ -10,8 +10,7 @@
 //
 // Several ranks (TostEngineOptions.comm) have the same parameters, but each one the gradients of its own micro-batches
 // and the moments of its own slices (slices.h). Collective functions must be called by all ranks in the same order.
-#ifndef TOST_ENGINE_H
-#define TOST_ENGINE_H
+#pragma once
 
 #include "model.h"
 
@@ -119,5 +118,3 @@ typedef struct {
     // Connects the ranks for host messages, in builds without MPI; NULL if the engine cannot. See comm_open.
     bool (*open_comm)(TostComm** comm, TostError* err);
 } TostEngine;
-
-#endif

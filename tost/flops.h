@@ -1,7 +1,6 @@
 // flops.h: model FLOPs utilization (MFU): the rate of the floating-point operations that the model needs, without
 // recomputation, divided by the peak rate of the GPUs:   MFU = flops_per_token · tokens/s / (peak rate · ranks)
-#ifndef TOST_FLOPS_H
-#define TOST_FLOPS_H
+#pragma once
 
 #include "engine.h"
 
@@ -18,5 +17,3 @@ double flops_per_token(const TostConfig* c);
 // has the name of a known GPU but another number of multiprocessors: it is a part of that GPU (MIG) or another model,
 // such as the RTX 4090 D.
 double flops_peak_of(const char* device, int multiprocessors, TostDtype dtype);
-
-#endif

@@ -1,6 +1,5 @@
 // init.h: parameter initialization.
-#ifndef TOST_INIT_H
-#define TOST_INIT_H
+#pragma once
 
 #include "engine.h"
 
@@ -13,5 +12,3 @@ void init_params(const TostEngine* engine, TostModel* model, const TostTensors* 
 // shapes may differ only in the dimension of positions. The new positions are copies of the last one, because after
 // many tokens TSSA's sums change little from one position to the next.
 void init_extend(float* values, const TostTensor* to, const TostTensor* from);
-
-#endif

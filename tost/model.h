@@ -1,7 +1,6 @@
 // model.h: sizes, table of parameters, presets and numerical constants of the Token Statistics Transformer (Wu et al.,
 // ICLR 2025, arXiv 2412.17810). Compiled as C11 and as CUDA C++17.
-#ifndef TOST_MODEL_H
-#define TOST_MODEL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -231,5 +230,3 @@ static inline TostParams tost_params(const TostTensors* tensors, float* flat, in
 }
 #endif
 #undef X_SET
-
-#endif

@@ -1,6 +1,5 @@
 // outlier.h: detects steps whose loss or gradient norm is an outlier among the last accepted steps.
-#ifndef TOST_OUTLIER_H
-#define TOST_OUTLIER_H
+#pragma once
 
 #include "base/error.h"
 
@@ -21,5 +20,3 @@ void   outlier_skip(OutlierDetector* d);
 // For checkpoints: the values, oldest first, with 17 digits, separated by spaces. free()
 char* outlier_window_text(const OutlierWindow* w);
 bool  outlier_window_parse(OutlierWindow* w, const char* text);   // false if the text is malformed
-
-#endif

@@ -1,6 +1,5 @@
 // schedule.h: the learning rate of each step.
-#ifndef TOST_SCHEDULE_H
-#define TOST_SCHEDULE_H
+#pragma once
 
 #include <stdint.h>
 
@@ -19,5 +18,3 @@ double schedule_lr(Schedule s, int64_t step);
 
 // The step at which the decay begins: the rate before it does not depend on `steps`. INT64_MAX if there is no decay.
 int64_t schedule_decay_start(Schedule s);
-
-#endif

@@ -1,6 +1,5 @@
 // bf16.h: bfloat16, the upper half of a float32.
-#ifndef TOST_BF16_H
-#define TOST_BF16_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -31,5 +30,3 @@ static inline uint16_t bf16_from_float(float x) {
 static inline void bf16_from_floats(uint16_t* out, const float* x, size_t n) {
     for (size_t i = 0; i < n; i++) out[i] = bf16_from_float(x[i]);
 }
-
-#endif

@@ -1,6 +1,5 @@
 // clock.h: time.
-#ifndef TOST_CLOCK_H
-#define TOST_CLOCK_H
+#pragma once
 
 #include <time.h>
 
@@ -10,5 +9,3 @@ static inline double clock_seconds(clockid_t clock) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 static inline double now_seconds(void) { return clock_seconds(CLOCK_MONOTONIC); }
-
-#endif

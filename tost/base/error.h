@@ -1,6 +1,5 @@
 // error.h: error messages (text.c) and exit statuses.
-#ifndef TOST_ERROR_H
-#define TOST_ERROR_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -20,5 +19,3 @@ bool tost_error(TostError* err, const char* fmt, ...) PRINTF_LIKE(2, 3);
 
 // exit statuses: run-time error; invalid command line; the run can be resumed (EX_TEMPFAIL)
 enum { STATUS_FAILED = 1, STATUS_USAGE = 2, STATUS_RESUMABLE = 75 };
-
-#endif

@@ -1,6 +1,5 @@
 // files.h: files, paths and globs.
-#ifndef TOST_FILES_H
-#define TOST_FILES_H
+#pragma once
 
 #include <limits.h>
 #include <sys/types.h>
@@ -34,5 +33,3 @@ void  free_paths(PathList* list);
 char* join_paths(const PathList* list, char separator);            // free()
 // The files of each pattern, sorted; an error if nothing matches one.
 bool  expand_glob(PathList* out, const PathList* patterns, TostError* err);
-
-#endif

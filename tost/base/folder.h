@@ -1,6 +1,5 @@
 // folder.h: lists and creates folders; writes and renames files so that they survive a power loss.
-#ifndef TOST_FOLDER_H
-#define TOST_FOLDER_H
+#pragma once
 
 #include <stdio.h>
 
@@ -19,5 +18,3 @@ bool   replace_file(const char* path, const char* data, size_t n, TostError* err
 bool   check_writable(const char* path, TostError* err);            // by replace_file, before the data is computed
 Path   free_name(const char* path, const char* suffix);             // PATH SUFFIX N, the first that is free
 bool   make_dirs(const char* path, TostError* err);                 // like mkdir -p
-
-#endif

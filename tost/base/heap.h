@@ -1,6 +1,5 @@
 // heap.h: a priority queue.
-#ifndef TOST_HEAP_H
-#define TOST_HEAP_H
+#pragma once
 
 #include "base/memory.h"
 
@@ -30,5 +29,3 @@ static inline HeapKey heap_pop(Heap* h) {   // count > 0
     h->keys[i] = key;
     return top;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // json.h: a pull parser for untrusted JSON (RFC 8259) in memory; writes JSON strings.
-#ifndef TOST_JSON_H
-#define TOST_JSON_H
+#pragma once
 
 #include <stdio.h>
 
@@ -40,5 +39,3 @@ bool json_text_field(char* text, size_t* n_text, char** id, const char* json, si
 
 // Writes a quoted string of n bytes. Bytes that are not UTF-8 become U+FFFD.
 void json_write_string(FILE* out, const char* text, size_t n);
-
-#endif

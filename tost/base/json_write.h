@@ -1,6 +1,5 @@
 // json_write.h: writes a JSON file value by value.
-#ifndef TOST_JSON_WRITE_H
-#define TOST_JSON_WRITE_H
+#pragma once
 
 #include <stdio.h>
 
@@ -31,5 +30,3 @@ void json_put_text(JsonFile* j, const char* key, const char* text);       // NUL
 void json_put_int(JsonFile* j, const char* key, int64_t value);
 void json_put_real(JsonFile* j, const char* key, double value);  // exact; null if not finite
 void json_put_bool(JsonFile* j, const char* key, bool value);
-
-#endif

@@ -1,6 +1,5 @@
 // key_values.h: a list of keys and their values, all strings.
-#ifndef TOST_KEY_VALUES_H
-#define TOST_KEY_VALUES_H
+#pragma once
 
 #include "base/memory.h"
 
@@ -26,5 +25,3 @@ static inline const char* key_values_find(const KeyValues* list, const char* key
         if (strcmp(list->entry[i].key, key) == 0) return list->entry[i].value;
     return NULL;
 }
-
-#endif

@@ -1,8 +1,7 @@
 // lock.h: allows one run per folder with a lock on DIR/run.lock. The kernel releases the lock when the process ends for
 // any reason; a file left behind by a killed process is not locked.
 // A file with several hard links, as after cp -al of the folder, is replaced unless it is locked.
-#ifndef TOST_LOCK_H
-#define TOST_LOCK_H
+#pragma once
 
 #include "base/files.h"
 
@@ -19,5 +18,3 @@ typedef enum { LOCK_TAKEN, LOCK_BUSY, LOCK_FAILED } LockResult;
 LockResult lock_take(Lock* lock, const char* folder, TostError* err);
 void       lock_moved(Lock* lock, const char* folder);   // after the locked folder was renamed to `folder`
 void       lock_release(Lock* lock);   // removes the file; does nothing if not locked or zeroed
-
-#endif

@@ -1,6 +1,5 @@
 // memory.h: allocation, and how much memory there is.
-#ifndef TOST_MEMORY_H
-#define TOST_MEMORY_H
+#pragma once
 
 #include <stdarg.h>
 #include <stdlib.h>   // free
@@ -60,5 +59,3 @@ static inline void* arena_alloc(Arena* a, size_t bytes) {
     a->used += size + a->redzone;
     return p;
 }
-
-#endif

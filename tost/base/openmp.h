@@ -1,6 +1,5 @@
 // openmp.h: OpenMP's thread count and index, with single-thread versions for builds without OpenMP.
-#ifndef TOST_OPENMP_H
-#define TOST_OPENMP_H
+#pragma once
 
 enum { THREADS_LIMIT = 4096 };   // of --threads and OMP_NUM_THREADS; creating more takes minutes
 
@@ -31,5 +30,3 @@ static inline int  threads_max(void) { return 1; }
 static inline int  thread_index(void) { return 0; }
 #endif
 static inline int  threads_or_max(int n) { return n > 0 ? threads_bound(n) : threads_max(); }
-
-#endif

@@ -1,6 +1,5 @@
 // platform.h: hides differences between Linux, macOS and the BSDs.
-#ifndef TOST_PLATFORM_H
-#define TOST_PLATFORM_H
+#pragma once
 
 #include <fcntl.h>
 #include <stdbool.h>
@@ -17,6 +16,4 @@ static inline bool sync_file(int fd) {
 
 #ifdef __APPLE__
 #define st_mtim st_mtimespec   // of struct stat
-#endif
-
 #endif

@@ -1,7 +1,6 @@
 // rng.h: the random number generator. xoshiro256++ (Blackman and Vigna, 2019), seeded by splitmix64: the same numbers
 // on every machine.
-#ifndef TOST_RNG_H
-#define TOST_RNG_H
+#pragma once
 
 #include <stdint.h>
 
@@ -15,5 +14,3 @@ uint64_t rng_u64(Rng* r);
 double   rng_uniform(Rng* r);                         // [0, 1), 53 bits
 uint64_t rng_below(Rng* r, uint64_t n);               // [0, n), unbiased; n > 0
 double   rng_normal(Rng* r);                          // N(0, 1), Box-Muller in double, two uniforms each
-
-#endif

@@ -1,7 +1,6 @@
 // signals.h: SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGXCPU stop a run after the current micro-batch, and tokenize.
 // A second SIGINT or SIGTERM quits immediately, unless it is the same one within a second.
-#ifndef TOST_SIGNALS_H
-#define TOST_SIGNALS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -10,5 +9,3 @@ int  signals_received(void);             // number of the first signal caught, o
 const char* signals_name(int number);    // its name, or NULL
 // Makes a write to a closed pipe or beyond the file size limit return an error instead of killing the process.
 void signals_ignore_write_errors(void);
-
-#endif

@@ -1,6 +1,5 @@
 // string_set.h: different byte strings, numbered from 0 in the order in which they are added, with counts.
-#ifndef TOST_STRING_SET_H
-#define TOST_STRING_SET_H
+#pragma once
 
 #include <stddef.h>
 #include <stdint.h>
@@ -19,5 +18,3 @@ typedef struct {   // zeroed: empty
 // The number of a string, which is added if the set does not have it; adds `times` to its count, modulo 2^64.
 uint32_t string_set_add(StringSet* s, const char* bytes, size_t n, uint64_t times);
 void     string_set_free(StringSet* s);   // and empties it
-
-#endif

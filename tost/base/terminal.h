@@ -1,6 +1,5 @@
 // terminal.h: the width of a terminal, whether it shows colors, text wrapped at words, and writes that do not block.
-#ifndef TOST_TERMINAL_H
-#define TOST_TERMINAL_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -19,5 +18,3 @@ enum { OUTPUT_TIMEOUT = 500 };   // milliseconds
 // after Ctrl-S, a full pipe), stops with errno EAGAIN. Returns the number of bytes written; if it is less than n,
 // errno is the reason. May be called in a signal handler.
 size_t output_write(int fd, const char* bytes, size_t n, int timeout);
-
-#endif

@@ -1,6 +1,5 @@
 // text.h: UTF-8, printable text, numbers for people.
-#ifndef TOST_TEXT_H
-#define TOST_TEXT_H
+#pragma once
 
 #include <stdarg.h>
 #include <stdint.h>
@@ -45,5 +44,3 @@ TextLine vtext_line(const char* fmt, va_list ap) PRINTF_LIKE(1, 0);
 static inline const char* plural(int64_t n) { return n == 1 ? "" : "s"; }
 char* human_count(char buf[32], double n);   // 109604352 -> "109.6M"; returns buf
 char* human_bytes(char buf[32], double n);   // 2684354560 -> "2.50 GiB"; returns buf
-
-#endif

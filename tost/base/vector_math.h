@@ -1,7 +1,6 @@
 // vector_math.h: e^x and the normal distribution function in float32, without branches or library calls, so that loops
 // over them vectorize.
-#ifndef TOST_VECTOR_MATH_H
-#define TOST_VECTOR_MATH_H
+#pragma once
 
 #include <math.h>
 #include <stdint.h>
@@ -48,5 +47,3 @@ static inline float normal_cdf(float x, float bell) {
     const float tail = bell * t * r;
     return x > 0.0f ? 1.0f - tail : tail;
 }
-
-#endif

@@ -1,9 +1,6 @@
 // version.h: the version of the program, set by the Makefile.
-#ifndef TOST_VERSION_H
-#define TOST_VERSION_H
+#pragma once
 
 // "1.0.0 (bcb4508e1f)": the version in CITATION.cff and the git commit, with "+" if files differ from it. Without the
 // commit if the program was not built in a git repository.
 const char* tost_version(void);
-
-#endif

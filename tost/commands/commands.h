@@ -1,7 +1,6 @@
 // commands.h: the commands of the program. A command returns the exit status of the process; if it fails, it prints one
 // line on stderr.
-#ifndef TOST_COMMANDS_H
-#define TOST_COMMANDS_H
+#pragma once
 
 #include "engine.h"
 
@@ -24,5 +23,4 @@ int command_inspect(const Options* o, const TostEngine* engine);
 // computed once for all its choices. Contexts are truncated on the left to fit --seq.
 bool eval_task(LoadedModel* model, const Options* o, TostError* err);
 
-#endif
 #endif

@@ -1,6 +1,5 @@
 // eval_report.h: evaluation metrics with 95 % confidence intervals.
-#ifndef TOST_EVAL_REPORT_H
-#define TOST_EVAL_REPORT_H
+#pragma once
 
 #include "base/json_write.h"
 
@@ -20,5 +19,3 @@ Interval share_interval(int64_t hits, int64_t n);   // n > 0
 // If an evaluation was interrupted, so that n < all, says that its results are those of n tokens or examples.
 // which: their choice, for the printed line
 void report_partial(JsonFile* json, double n, double all, const char* unit, const char* which);
-
-#endif

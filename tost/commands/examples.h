@@ -1,6 +1,5 @@
 // examples.h: reads the examples of eval --task as token ids: each is a context and the choices that may follow it.
-#ifndef TOST_EXAMPLES_H
-#define TOST_EXAMPLES_H
+#pragma once
 
 #include "data/tokenizer.h"
 
@@ -24,5 +23,3 @@ typedef struct { Example* example; size_t count; int choices; } Examples;   // c
 // choice together after the tokens of the context. An error names file and line.
 bool examples_read(Examples* e, const char* path, const Tokenizer* tokenizer, TostError* err);
 void examples_free(Examples* e);
-
-#endif

@@ -1,6 +1,5 @@
 // prompts.h: reads the prompts of a file.
-#ifndef TOST_PROMPTS_H
-#define TOST_PROMPTS_H
+#pragma once
 
 #include "options/options.h"
 
@@ -14,5 +13,3 @@ typedef struct { Prompt* prompt; size_t count; } Prompts;
 // case
 bool prompts_read(Prompts* p, const Options* o, TostError* err);
 void prompts_free(Prompts* p);
-
-#endif

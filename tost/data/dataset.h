@@ -1,6 +1,5 @@
 // dataset.h: training samples from token shards: T inputs and the T targets that follow them.
-#ifndef TOST_DATASET_H
-#define TOST_DATASET_H
+#pragma once
 
 #include "data/shards.h"
 
@@ -39,5 +38,3 @@ PathList   data_globs(double* weight, const PathList* globs);
 
 // inputs, targets (B,T) of samples first … first + B - 1. An id >= vocab_size is an error.
 bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err);
-
-#endif

@@ -1,6 +1,5 @@
 // documents.h: reads text files as documents (lines of JSONL, or texts between <|endoftext|>), streaming, in batches.
-#ifndef TOST_DOCUMENTS_H
-#define TOST_DOCUMENTS_H
+#pragma once
 
 #include "data/lines.h"
 
@@ -57,5 +56,3 @@ bool documents_check(const TextInput* in, TostError* err);
 
 // The error of a signal. Always false.
 bool interrupted(TostError* err);
-
-#endif

@@ -1,6 +1,5 @@
 // lines.h: refuses files that are not text, and reads a text line by line.
-#ifndef TOST_LINES_H
-#define TOST_LINES_H
+#pragma once
 
 #include "base/files.h"
 
@@ -28,5 +27,3 @@ bool named_jsonl(const char* path);          // true if it ends in .jsonl or .JS
 
 // Reads a text file, or stdin if the path is "-", and checks its head. free(file->data)
 bool read_lines(Bytes* file, Lines* l, const char* path, TostError* err);
-
-#endif

@@ -1,8 +1,7 @@
 // shard_writer.h: writes OUT_train_000000.bin, … and OUT_val_000000.bin, … of shard_tokens tokens each: llm.c's uint16
 // format if vocab_size <= 65536, else uint32. The files are written in the folder OUT.tmp, which is locked, and renamed
 // when the writer is closed. A folder left by a killed process is reused.
-#ifndef TOST_SHARD_WRITER_H
-#define TOST_SHARD_WRITER_H
+#pragma once
 
 #include "base/files.h"
 
@@ -20,5 +19,3 @@ bool shard_writer_move_tail(ShardWriter* w, uint64_t n, TostError* err);
 // in any case; on failure removes all shards.
 bool shard_writer_close(ShardWriter* w, const Bytes* vocabulary, ShardCount written[SPLITS], TostError* err);
 void shard_writer_abandon(ShardWriter* w);      // removes the shards, frees w; NULL is ignored
-
-#endif

@@ -1,7 +1,6 @@
 // shards.h: opens, checks and reads token shards. Files are read, never mapped: a shard that changes while a run
 // reads it causes a read error that names it, not a signal.
-#ifndef TOST_SHARDS_H
-#define TOST_SHARDS_H
+#pragma once
 
 #include <time.h>
 
@@ -64,5 +63,3 @@ bool     stream_read(int32_t* out, ShardStream* s, uint64_t first, size_t n, Tos
 bool     stream_crc(uint32_t* crc, ShardStream* s, TostError* err);
 // The last k with start[k] <= x. start (n + 1) is sorted, and start[0] <= x < start[n].
 int      find_interval(const uint64_t* start, int n, uint64_t x);
-
-#endif

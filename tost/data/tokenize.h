@@ -1,7 +1,6 @@
 // tokenize.h: tokenizes text files into shards, streaming and in parallel. The output does not depend on the number of
 // threads.
-#ifndef TOST_TOKENIZE_H
-#define TOST_TOKENIZE_H
+#pragma once
 
 #include "data/documents.h"
 #include "data/shard_writer.h"
@@ -30,5 +29,3 @@ typedef struct {
 // Fails if a file cannot be read (see documents_read), a signal (signals.h) arrives, or the training
 // shards would be empty. On failure all shards are removed.
 bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err);
-
-#endif

@@ -1,7 +1,6 @@
 // tokenizer.h: GPT-2's byte-level BPE with identical token ids. A vocab.bpe (or merges.txt) defines the vocabulary:
 // 256 byte tokens in GPT-2's order, one token per merge, <|endoftext|> last.
-#ifndef TOST_TOKENIZER_H
-#define TOST_TOKENIZER_H
+#pragma once
 
 #include "base/files.h"
 
@@ -57,5 +56,3 @@ bool document_ends(size_t* end, size_t* next, const char* s, size_t from, size_t
 
 // Encodes text with separator lines; each becomes the id of <|endoftext|>. At most n ids.
 size_t encode_documents(uint32_t* ids, const Tokenizer* t, const char* text, size_t n);
-
-#endif

@@ -1,6 +1,5 @@
 // vocab.h: learns the vocabulary of a tokenizer from text: byte-level BPE with GPT-2's pattern.
-#ifndef TOST_VOCAB_H
-#define TOST_VOCAB_H
+#pragma once
 
 #include "data/documents.h"
 
@@ -23,5 +22,3 @@ typedef struct {
 // equally frequent pairs, that with the lower left id is first, then that with the lower right id. The result does not
 // depend on the number of threads; memory grows with the number of different words.
 bool vocab_learn(const VocabOptions* o, VocabResult* r, TostError* err);
-
-#endif

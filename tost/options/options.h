@@ -1,6 +1,5 @@
 // options.h: the command line, from one table of options.
-#ifndef TOST_OPTIONS_H
-#define TOST_OPTIONS_H
+#pragma once
 
 #include "base/key_values.h"
 #include "data/dataset.h"
@@ -160,5 +159,3 @@ bool options_resume(Options* o, const KeyValues* saved, const char* file, TostEr
 void options_take_samples(Options* o, uint64_t samples);
 // After options_resume: "--steps 9 instead of 6" if the saved option was overridden, else NULL. free()
 char* options_changed(const Options* o, const KeyValue* saved);
-
-#endif

@@ -5,8 +5,7 @@
 // All ranks call the same functions in the same order ("collective"). They do not return errors: if the transport fails
 // or a wait lasts longer than the timeout, the process prints one line, ends all ranks and exits with STATUS_RESUMABLE,
 // after which --resume continues.
-#ifndef TOST_COMM_H
-#define TOST_COMM_H
+#pragma once
 
 #include "base/text.h"
 #include "engine.h"
@@ -98,5 +97,3 @@ __attribute__((noreturn)) void comm_fail(TostComm* c, const TostError* why);
 // "rank 2 on node7: "; empty for rank 0 and for a single process
 typedef struct { char text[COMM_HOST_MAX + 32]; } CommPrefix;
 CommPrefix comm_prefix(const CommPlace* place);
-
-#endif

@@ -1,7 +1,6 @@
 // exchange.h: the gradients and parameters that the ranks exchange in a step, for both engines. With one rank and one
 // part, every function does nothing or works on the whole arrays. Collective, except where noted.
-#ifndef TOST_EXCHANGE_H
-#define TOST_EXCHANGE_H
+#pragma once
 
 #include "base/memory.h"
 #include "engine.h"
@@ -85,5 +84,3 @@ void     exchange_update(Exchange* x, float* gathered, OwnedUpdate* update, Tost
 void     exchange_put(const Exchange* x, TostArray a, float* array, const TostTensor* t, const float* src);
 // Copies one tensor of an array, t->size elements, to dst on rank 0; other ranks may pass NULL.
 void     exchange_collect(float* dst, const Exchange* x, TostArray a, const float* array, const TostTensor* t);
-
-#endif

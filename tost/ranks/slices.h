@@ -5,8 +5,7 @@
 // units completed by one layer form buckets; each rank owns an equal slice of every bucket: it sums the gradients of
 // the slice, keeps their moments and updates its parameters (with Muon, every rank updates whole matrices). So the
 // exchange of a layer is spread over all ranks and may start while backward is still at the layers below.
-#ifndef TOST_SLICES_H
-#define TOST_SLICES_H
+#pragma once
 
 #include "model.h"
 
@@ -55,5 +54,3 @@ bool parts_check(int parts, int ranks, TostError* err);
 static inline int64_t part_start(int64_t n, int64_t p, int64_t parts) {
     return n / parts * p + (n % parts) * p / parts;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // generate.h: continues prompts with a model, several together, for the command sample and for the samples of training;
 // sampler.h draws each token.
-#ifndef TOST_GENERATE_H
-#define TOST_GENERATE_H
+#pragma once
 
 #include "chunks.h"
 #include "run/sampler.h"
@@ -51,5 +50,3 @@ bool generate(Text* texts, int n, double* seconds, const Generator* g, int64_t m
 int generate_group(const TostConfig* c, size_t n_prompt);
 // The most tokens that generate reads in one pass for such a prompt: seq of loaded_model_create.
 int generate_max_seq(const TostConfig* c, size_t n_prompt, int64_t max_tokens);
-
-#endif

@@ -1,7 +1,6 @@
 // progress.h: progress display. On a terminal, one live line is redrawn in place below all other output; elsewhere,
 // plain lines are written. If the reader of the output stops, lines are dropped: the work never waits for it.
-#ifndef TOST_PROGRESS_H
-#define TOST_PROGRESS_H
+#pragma once
 
 #include <stdio.h>
 #include "store/log.h"
@@ -59,5 +58,3 @@ void     progress_fact(Progress* p, const char* label, const char* fmt, ...) PRI
 // End the live line, if there is one: progress_end leaves it on the screen, progress_erase removes it.
 void     progress_end(Progress* p);
 void     progress_erase(Progress* p);
-
-#endif

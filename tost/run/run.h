@@ -1,7 +1,6 @@
 // run.h: the state of a training run, shared by train.c (the loop), setup.c (start and resume), save.c (log and
 // checkpoints) and report.c (output).
-#ifndef TOST_RUN_H
-#define TOST_RUN_H
+#pragma once
 
 #include "store/checkpoint.h"
 #include "data/dataset.h"
@@ -107,5 +106,3 @@ void report_validation(Run* r);
 bool report_sample(Run* r, TostError* err);
 void report_end(Run* r);
 void report_lost_output(Run* r);                                 // warns once if stdout cannot be written
-
-#endif

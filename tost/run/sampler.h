@@ -1,6 +1,5 @@
 // sampler.h: draws one token from logits. generate.h makes texts with it.
-#ifndef TOST_SAMPLER_H
-#define TOST_SAMPLER_H
+#pragma once
 
 #include <stdint.h>
 
@@ -32,5 +31,3 @@ void    sampler_free(Sampler* s);
 // are kept. NaN counts as -infinity. Probabilities have the precision of float32; those below e^-87 times the largest
 // are zero. Takes one random number unless the temperature is 0. Returns -1 if all logits are -infinity.
 int32_t sampler_draw(Sampler* s, const float* logits, const SamplerOptions* o, Rng* rng);
-
-#endif

@@ -1,6 +1,5 @@
 // checkpoint.h: opens, loads and saves the files of checkpoints, and model files; checkpoint_folders.h finds them.
-#ifndef TOST_CHECKPOINT_H
-#define TOST_CHECKPOINT_H
+#pragma once
 
 #include "engine.h"
 #include "ranks/comm.h"
@@ -50,5 +49,3 @@ bool checkpoint_save(const char* run, bool best, const CheckpointInfo* info, con
 // Of several ranks, only rank 0 saves. The others meanwhile send it their moments, until it calls checkpoint_end_save.
 void checkpoint_send_moments(const CheckpointModel* m);
 void checkpoint_end_save(TostComm* comm);
-
-#endif

@@ -5,8 +5,7 @@
 //   RUN/best/                                                        with --keep-best
 // A checkpoint is written to a .tmp folder that is renamed when it is complete, and is renamed to .tmp again before it
 // is removed.
-#ifndef TOST_CHECKPOINT_FOLDERS_H
-#define TOST_CHECKPOINT_FOLDERS_H
+#pragma once
 
 #include "base/files.h"
 
@@ -38,5 +37,3 @@ bool checkpoint_publish(const char* finished, const char* name, TostError* err);
 bool checkpoint_prune(const char* run, int64_t step, int keep, TostError* err);
 // Removes a checkpoint, complete or not. If its folder has other files, renames it, to NAME.kept-N, and returns false.
 bool checkpoint_remove(const char* path, TostError* err);
-
-#endif

@@ -1,6 +1,5 @@
 // loaded_model.h: what commands share: error lines, text arguments, trained models and their tokenizers.
-#ifndef TOST_LOADED_MODEL_H
-#define TOST_LOADED_MODEL_H
+#pragma once
 
 #include "base/files.h"
 #include "data/shards.h"
@@ -63,5 +62,3 @@ bool loaded_model_check_loss(const LoadedModel* m, double loss, TostError* err);
 // Opens --tokenizer, or by default the checkpoint's tokenizer, whose CRC-32 must match. NULL on error.
 Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const Options* o, TostError* err);
 void loaded_model_free(LoadedModel* m);
-
-#endif

@@ -1,6 +1,5 @@
 // log.h: log.csv, one row per training step.
-#ifndef TOST_LOG_H
-#define TOST_LOG_H
+#pragma once
 
 #include <math.h>
 
@@ -43,5 +42,3 @@ bool log_row_parse(LogRow* row, const char* text);   // false if text is not suc
 
 // Removes the sign of a NaN, which printf may print.
 static inline double plain_nan(double x) { return isnan(x) ? NAN : x; }
-
-#endif

@@ -1,6 +1,5 @@
 // metadata.h: everything in a checkpoint except the tensors; stored in __metadata__ of its files.
-#ifndef TOST_METADATA_H
-#define TOST_METADATA_H
+#pragma once
 
 #include "base/files.h"
 #include "model.h"
@@ -33,5 +32,3 @@ bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err);
 // Compares the checksum of the tensors with the one in the metadata, which a file from another program may lack.
 bool metadata_check_crc(const StFile* f, TostError* err);
 void checkpoint_info_free(CheckpointInfo* info);
-
-#endif

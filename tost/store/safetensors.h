@@ -1,7 +1,6 @@
 // safetensors.h: the safetensors format: 8-byte header length, JSON header, raw tensors. Reading checks header length,
 // JSON, dtypes, shapes, offsets, overlaps, gaps and file size.
-#ifndef TOST_SAFETENSORS_H
-#define TOST_SAFETENSORS_H
+#pragma once
 
 #include <stdio.h>
 #include "base/key_values.h"
@@ -62,5 +61,3 @@ bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tens
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err);
 // To be called even if st_begin failed. ok: writes the CRC and fsyncs. Closes; removes the file if !ok or on failure.
 bool st_end(StWriter* w, bool ok, TostError* err);
-
-#endif
