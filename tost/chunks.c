@@ -1,4 +1,3 @@
-// chunks.c: loops over chunks of sequences.
 #include "chunks.h"
 
 #include "base/memory.h"

@@ -1,4 +1,3 @@
-// flops.c: operations of a token, and peak rates.
 #include "flops.h"
 
 #include <string.h>

@@ -1,4 +1,3 @@
-// init.c: parameter initialization.
 #include "init.h"
 
 #include <math.h>

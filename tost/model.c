@@ -97,7 +97,6 @@ size_t tost_row_offset(const TostTensors* t, TostRow row, int layer) {
     return offset == SIZE_MAX ? offset : offset + (size_t)layer * t->row_stride[row];
 }
 
-// ---------------------------------------------------------------------------------------------
 // Presets. starter: data/starter, in a minute on two cores. small: own text, in ten minutes. tost-*: the published
 // models, trained for 600,000 steps of 480 × 1,024 tokens.
 

@@ -95,7 +95,6 @@ static inline int tost_max_seq(const TostConfig* c) {
     return c->positions == TOST_POSITIONS_NONE ? TOST_MAX_BLOCK_SIZE : c->block_size;
 }
 
-// ---------------------------------------------------------------------------------------------
 // The table of parameters. Columns: field, place, name in a state dict (in layers, after "transformer.h.<layer>."),
 // shape, initial value, weight decay, optimizer with --optimizer muon, condition for it to exist. Shapes and
 // conditions may use
@@ -199,7 +198,6 @@ typedef struct {
 #define TOST_PRESETS "starter|small|tost-base|tost-medium|tost-large"   // in the order of tost_preset_at
 const TostPreset* tost_preset_at(int i);   // NULL after the last
 
-// ---------------------------------------------------------------------------------------------
 // Pointers into one flat array of parameters, gradients or moments: the tensors outside of the layers and those
 // of one layer, one field per row of the table; NULL if this config has no such tensor.
 

@@ -1,4 +1,3 @@
-// outlier.c: running z-scores of losses and gradient norms.
 #include "outlier.h"
 
 #include <math.h>

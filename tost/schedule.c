@@ -1,4 +1,3 @@
-// schedule.c: linear warm-up, then a constant rate, a decay, or both.
 #include "schedule.h"
 
 #include <math.h>

@@ -1,4 +1,3 @@
-// files.c: files, paths and globs.
 #include "base/files.h"
 
 #include <errno.h>

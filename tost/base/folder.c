@@ -1,4 +1,3 @@
-// folder.c: lists and creates folders; writes and renames files so that they survive a power loss.
 #include "base/folder.h"
 
 #include <dirent.h>

@@ -1,4 +1,3 @@
-// json.c: JSON pull parser and string writer.
 #include "base/json.h"
 
 #include "base/memory.h"

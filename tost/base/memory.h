@@ -36,7 +36,8 @@ void memory_on_failure(OutOfMemory* f);
 uint64_t cgroup_memory(const char* groups, const char* mount);
 uint64_t meminfo_bytes(const char* key);   // a line of /proc/meminfo, such as "MemTotal:"
 
-// ---- Arena. With base NULL it only counts: one function first measures the allocation, then fills in the pointers. ----
+// ---- Arena ----
+// With base NULL it only counts: one function first measures the allocation, then fills in the pointers.
 
 typedef struct {
     char*  base;                             // the allocation, or NULL

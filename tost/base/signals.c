@@ -1,4 +1,3 @@
-// signals.c: handlers that ask a run to stop.
 #include "base/signals.h"
 
 #include <errno.h>

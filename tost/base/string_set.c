@@ -1,4 +1,3 @@
-// string_set.c: a hash table of byte strings.
 #include "base/string_set.h"
 
 #include <assert.h>

@@ -1,4 +1,3 @@
-// text.c: UTF-8, printable text, error messages, numbers for people.
 #include "base/text.h"
 
 #include <errno.h>

@@ -1,4 +1,3 @@
-// version.c: the version of the program, set by the Makefile.
 #include "base/version.h"
 
 #ifndef TOST_VERSION

@@ -1,4 +1,3 @@
-// eval_report.c: 95 % confidence intervals, and partial results.
 #include "commands/eval_report.h"
 
 #include <math.h>

@@ -358,8 +358,6 @@ static void report(JsonFile* json, const TaskRun* r, double seconds) {
     json_put_close(json, ']');
 }
 
-// ---------------------------------------------------------------------------------------------
-
 bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     const bool first = o->rank == 0;   // the rank that writes
     TaskRun r = {.model = model, .o = o, .limit = o->seq ? o->seq : model->info.config.block_size,

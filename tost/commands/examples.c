@@ -1,4 +1,3 @@
-// examples.c: reads and tokenizes JSONL files of examples.
 #include "commands/examples.h"
 
 #include "base/json.h"

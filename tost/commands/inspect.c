@@ -143,8 +143,6 @@ static bool check_out(const char* out, bool force, TostError* err) {
     return force || check_replaceable(out, 8, begin, err) || tost_error(err, "--out %s", err->text);
 }
 
-// ---------------------------------------------------------------------------------------------
-
 static bool inspect(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Bytes* text,
                     TostError* err) {
     if (text->size > INT32_MAX)

@@ -1,4 +1,3 @@
-// prompts.c: reads the prompts of a file, plain text or JSONL.
 #include "commands/prompts.h"
 
 #include "base/json.h"

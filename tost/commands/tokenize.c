@@ -68,8 +68,8 @@ int command_tokenize(const Options* o) {
     if (o->quiet) return 0;
     const ShardCount *train = &r.written[SPLIT_TRAIN], *val = &r.written[SPLIT_VAL];
     char bytes[32];
-    printf("%llu document%s, %s: %llu tokens\n", (unsigned long long)r.read.documents, plural((int64_t)r.read.documents),
-           human_bytes(bytes, (double)r.read.bytes), (unsigned long long)r.tokens);
+    printf("%llu document%s, %s: %llu tokens\n", (unsigned long long)r.read.documents,
+           plural((int64_t)r.read.documents), human_bytes(bytes, (double)r.read.bytes), (unsigned long long)r.tokens);
     print_line(stdout, "%s_train_*.bin: %llu tokens, shards: %d", o->out, (unsigned long long)train->tokens,
                train->shards);
     if (val->shards > 0)

@@ -1,4 +1,3 @@
-// dataset.c: sequential and shuffled training samples from token shards, and mixtures of them.
 #include "data/dataset.h"
 
 #include <assert.h>

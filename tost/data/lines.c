@@ -1,4 +1,3 @@
-// lines.c: refuses files that are not text, and reads a text line by line.
 #include "data/lines.h"
 
 #include <inttypes.h>

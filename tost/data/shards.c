@@ -1,4 +1,3 @@
-// shards.c: reads token shards by pread.
 #include "data/shards.h"
 
 #include <errno.h>

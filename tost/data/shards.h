@@ -6,7 +6,7 @@
 
 #include "base/files.h"
 
-// ---- One shard: llm.c's uint16 format, uint32 with a header, or raw uint16. The format is detected from the content. ----
+// ---- One shard: llm.c's uint16 format, uint32 with a header, or raw uint16, detected from the content ----
 
 typedef struct {
     char*     path;

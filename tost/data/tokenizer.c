@@ -32,8 +32,7 @@ struct Tokenizer {
     unsigned  merge_bits;        // 2^merge_bits slots
 };
 
-// ---------------------------------------------------------------------------------------------
-// Text: UTF-8 and GPT-2's pattern
+// ---- Text: UTF-8 and GPT-2's pattern ----
 //
 //     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 //
@@ -244,8 +243,7 @@ static size_t merge_long(const Tokenizer* t, uint32_t* ids, const unsigned char*
     return count;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Encoding
+// ---- Encoding ----
 //
 // Most words of a text occur repeatedly. The cache maps pieces of up to 15 bytes to up to 4 ids, each piece in the one
 // place that its hash selects; 2^16 places are 2 MiB.

@@ -54,8 +54,6 @@ static CommRequest* host_gather(Exchange* x, float* flat, int k) {
 static const ExchangeMemory host_memory = {host_add, host_end_part, host_squares, host_copy, host_copy, host_start,
                                            host_gather, false};
 
-// ---------------------------------------------------------------------------------------------
-
 // Finds what this rank owns of each tensor. v is packed in the same order, without the tensors that Muon updates.
 static void find_owned(Exchange* x, const TostTensors* tensors, TostOptimizer optimizer) {
     enum { ALIGN = 32 };   // elements: as in the flat array

@@ -39,7 +39,6 @@ static inline Range range_meet(Range a, Range b) {   // empty: start = end
     return meet;
 }
 
-// ---------------------------------------------------------------------------------------------
 // Parts. The micro-batches of a step form `parts` equal runs. Each part's gradients are accumulated one after another;
 // the sums of the parts are added in a fixed tree, whatever the number of ranks:
 //

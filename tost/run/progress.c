@@ -1,4 +1,3 @@
-// progress.c: live and plain progress lines.
 #include "run/progress.h"
 
 #include <errno.h>

@@ -1,4 +1,3 @@
-// checkpoint.c: opens, loads and saves the files of checkpoints, and model files.
 #include "store/checkpoint.h"
 
 #include <errno.h>

@@ -1,4 +1,3 @@
-// checkpoint_folders.c: finds, names, publishes and removes the checkpoints in the folders of runs.
 #include "store/checkpoint_folders.h"
 
 #include <errno.h>

@@ -1,4 +1,3 @@
-// loaded_model.c: error lines, text arguments, loading trained models and their tokenizers.
 #include "store/loaded_model.h"
 
 #include <math.h>

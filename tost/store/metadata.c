@@ -1,4 +1,3 @@
-// metadata.c: the metadata of checkpoints, from one table.
 #include "store/metadata.h"
 
 #include <errno.h>
@@ -184,7 +183,8 @@ bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
     info->program = st_meta(f, "program") ? xstrdup(st_meta(f, "program")) : NULL;
     for (int i = 0; i < f->meta.count; i++) {
         const KeyValue* m = &f->meta.entry[i];
-        if (strncmp(m->key, option_prefix, n) == 0) key_values_add(&info->options, xstrdup(m->key + n), xstrdup(m->value));
+        if (strncmp(m->key, option_prefix, n) != 0) continue;
+        key_values_add(&info->options, xstrdup(m->key + n), xstrdup(m->value));
     }
     // A run that was saved without the option was trained by AdamW.
     if (st_meta(f, "option.lr") && !st_meta(f, "option.optimizer"))
