@@ -12,63 +12,7 @@
 
 typedef enum { FAILED, INTERRUPTED, DONE } Outcome;   // INTERRUPTED: by a signal; nothing changed
 
-static Outcome train_step(LogRow* row, Run* r, TostError* err);
-static bool after_step(Run* r, LogRow* row, TostError* err);
-static Outcome validate(Run* r, const LogRow* row, TostError* err);
-
 static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64_t)o->batch * o->seq); }
-
-// ---- The loop ----
-
-// With --keep-best, saves the model if the loss is the lowest so far.
-static bool save_if_best(Run* r, double val_loss, TostError* err) {
-    return !r->o.keep_best || !(val_loss < r->saved.best) || run_save_best(r, err);
-}
-
-// Validates and samples the initial model, as a baseline. That of --init is the first best.
-static bool before_first_step(Run* r, TostError* err) {
-    const Outcome validated = r->val ? validate(r, NULL, err) : INTERRUPTED;
-    if (validated == FAILED) return false;
-    if (validated == DONE) report_validation(r);
-    return run_agree(r, report_sample(r, err), err)
-           && (validated != DONE || !r->o.init_file || save_if_best(r, r->info.val_loss, err));
-}
-
-// Whether another step would exceed --max-time, by the clock of rank 0. seconds: of the last step.
-static bool is_out_of_time(Run* r, double seconds) {
-    if (r->o.max_time == 0) return false;
-    r->longest = fmax(r->longest, seconds);
-    bool out = now_seconds() - r->began + r->longest > r->o.max_time;
-    comm_broadcast(r->comm, &out, sizeof out, 0);
-    return out;
-}
-
-static bool loop(Run* r, TostError* err) {
-    progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
-    run_find_best(r);
-    if (r->info.step == 0 && !before_first_step(r, err)) return false;
-    while (r->info.step < r->o.steps && !run_signal(r) && !r->stopped_by) {
-        const double start = now_seconds();
-        LogRow row;
-        const Outcome stepped = train_step(&row, r, err);
-        if (stepped == FAILED || (stepped == DONE && !after_step(r, &row, err))) return false;
-        if (!r->stopped_by && is_out_of_time(r, now_seconds() - start)) r->stopped_by = "--max-time";
-    }
-    return r->o.save_every == 0 || run_save(r, true, err);
-}
-
-bool run_train(Run* r, TostError* err) {
-    report_lost_output(r);
-    signals_catch(comm_rank(r->comm) == 0);
-    bool ok = loop(r, err);
-    progress_end(&r->progress);
-    TostError closing;
-    if (!log_close(&r->log, ok ? err : &closing)) ok = false;
-    ok = run_agree(r, ok, err);
-    if (ok) report_end(r);
-    report_lost_output(r);
-    return ok;
-}
 
 // ---- One training step ----
 
@@ -231,30 +175,7 @@ static Outcome train_step(LogRow* row, Run* r, TostError* err) {
     return DONE;
 }
 
-// ---- After a step ----
-
-static bool is_due(const Run* r, int64_t every) {
-    return every > 0 && (r->info.step % every == 0 || r->info.step == r->o.steps);
-}
-
-// A signal interrupts validation and sampling. The row of an interrupted validation has no val_loss.
-static bool after_step(Run* r, LogRow* row, TostError* err) {
-    if (r->val && is_due(r, r->o.val_every)) {
-        const Outcome validated = validate(r, row, err);
-        if (validated == FAILED) return false;
-        if (validated == DONE) row->val_loss = r->info.val_loss;
-        else progress_text(&r->progress, "validation after step %lld was interrupted", (long long)r->info.step);
-    }
-    bool ok = run_log_step(r, row, err);
-    if (ok) {
-        progress_step(&r->progress, row);
-        if (!isnan(row->val_loss)) report_validation(r);
-        ok = !is_due(r, r->o.sample_every) || report_sample(r, err);
-        report_lost_output(r);
-    }
-    if (!run_agree(r, ok, err) || !save_if_best(r, row->val_loss, err)) return false;
-    return !is_due(r, r->o.save_every) || r->info.step == r->o.steps || run_save(r, false, err);
-}
+// ---- Validation ----
 
 // Losses of val_batches micro-batches, evenly spread over all those of the validation shards, each rank those of its
 // parts.
@@ -304,4 +225,79 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     r->info.best_val_loss = loss;
     r->info.best_val_step = r->info.step;
     return DONE;
+}
+
+// ---- The loop ----
+
+// With --keep-best, saves the model if the loss is the lowest so far.
+static bool save_if_best(Run* r, double val_loss, TostError* err) {
+    return !r->o.keep_best || !(val_loss < r->saved.best) || run_save_best(r, err);
+}
+
+static bool is_due(const Run* r, int64_t every) {
+    return every > 0 && (r->info.step % every == 0 || r->info.step == r->o.steps);
+}
+
+// A signal interrupts validation and sampling. The row of an interrupted validation has no val_loss.
+static bool after_step(Run* r, LogRow* row, TostError* err) {
+    if (r->val && is_due(r, r->o.val_every)) {
+        const Outcome validated = validate(r, row, err);
+        if (validated == FAILED) return false;
+        if (validated == DONE) row->val_loss = r->info.val_loss;
+        else progress_text(&r->progress, "validation after step %lld was interrupted", (long long)r->info.step);
+    }
+    bool ok = run_log_step(r, row, err);
+    if (ok) {
+        progress_step(&r->progress, row);
+        if (!isnan(row->val_loss)) report_validation(r);
+        ok = !is_due(r, r->o.sample_every) || report_sample(r, err);
+        report_lost_output(r);
+    }
+    if (!run_agree(r, ok, err) || !save_if_best(r, row->val_loss, err)) return false;
+    return !is_due(r, r->o.save_every) || r->info.step == r->o.steps || run_save(r, false, err);
+}
+
+// Validates and samples the initial model, as a baseline. That of --init is the first best.
+static bool before_first_step(Run* r, TostError* err) {
+    const Outcome validated = r->val ? validate(r, NULL, err) : INTERRUPTED;
+    if (validated == FAILED) return false;
+    if (validated == DONE) report_validation(r);
+    return run_agree(r, report_sample(r, err), err)
+           && (validated != DONE || !r->o.init_file || save_if_best(r, r->info.val_loss, err));
+}
+
+// Whether another step would exceed --max-time, by the clock of rank 0. seconds: of the last step.
+static bool is_out_of_time(Run* r, double seconds) {
+    if (r->o.max_time == 0) return false;
+    r->longest = fmax(r->longest, seconds);
+    bool out = now_seconds() - r->began + r->longest > r->o.max_time;
+    comm_broadcast(r->comm, &out, sizeof out, 0);
+    return out;
+}
+
+static bool loop(Run* r, TostError* err) {
+    progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
+    run_find_best(r);
+    if (r->info.step == 0 && !before_first_step(r, err)) return false;
+    while (r->info.step < r->o.steps && !run_signal(r) && !r->stopped_by) {
+        const double start = now_seconds();
+        LogRow row;
+        const Outcome stepped = train_step(&row, r, err);
+        if (stepped == FAILED || (stepped == DONE && !after_step(r, &row, err))) return false;
+        if (!r->stopped_by && is_out_of_time(r, now_seconds() - start)) r->stopped_by = "--max-time";
+    }
+    return r->o.save_every == 0 || run_save(r, true, err);
+}
+
+bool run_train(Run* r, TostError* err) {
+    report_lost_output(r);
+    signals_catch(comm_rank(r->comm) == 0);
+    bool ok = loop(r, err);
+    progress_end(&r->progress);
+    TostError closing;
+    if (!log_close(&r->log, ok ? err : &closing)) ok = false;
+    ok = run_agree(r, ok, err);
+    if (ok) report_end(r);
+    report_lost_output(r);
+    return ok;
 }
