@@ -62,8 +62,7 @@ def uint16(*ids):
     return b"".join(id.to_bytes(2, "little") for id in ids)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Vocabularies
+# ---- Vocabularies ----------------------------------------------------------------------------------------------------
 
 
 def check_vocab():
@@ -117,8 +116,7 @@ def check_published():
     refused("invalid choice: 'lambda' | wikitext2", "published.py lambda", status=2)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Evaluation sets
+# ---- Evaluation sets -------------------------------------------------------------------------------------------------
 
 
 def check_texts():
@@ -187,8 +185,7 @@ def check_evalset():
         check("a refused file does not replace an existing one", Path("eval/lambada.jsonl").read_bytes() == whole)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Downloads: without a network (a proxy whose name does not resolve), and from a local server
+# ---- Downloads: without a network (a proxy whose name does not resolve), and from a local server ---------------------
 
 
 @contextmanager
@@ -238,8 +235,7 @@ def check_downloads():
         check("the file is downloaded", path.read_bytes() == body)
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Corpora: the same 97 documents as JSONL, Parquet and text must give the same shards, in the published order
+# ---- Corpora: the same 97 documents as JSONL, Parquet and text must give the same shards, in the published order -----
 
 WIKI = ["", " = One = \n", "", " Text = here . \n", " = = Section = = \n", "", " = Two = \n", "", " More . \n"]
 

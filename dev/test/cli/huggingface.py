@@ -275,8 +275,7 @@ def check_import():
           == trainer("sample", "--model", "model.safetensors", *greedy))
 
 
-# ----------------------------------------------------------------------------------------------------------
-# Tokenizer
+# ---- Tokenizer -------------------------------------------------------------------------------------------------------
 
 
 def hostile_texts():
@@ -335,8 +334,7 @@ def check_own_tokenizer():
     refuses("its ids", import_hf.main, "own_out", "own_back")
 
 
-# ----------------------------------------------------------------------------------------------------------
-# lm-evaluation-harness
+# ---- lm-evaluation-harness -------------------------------------------------------------------------------------------
 
 
 def lambada_examples(model, encoding):
@@ -430,9 +428,6 @@ def check_harness():
         for name in ("acc", "acc_norm"):
             check(f"lm_eval --model {model}: {name} of HellaSwag",
                   hellaswag[f"{name},none"] == want["hellaswag"][name])
-
-
-# ----------------------------------------------------------------------------------------------------------
 
 
 def check_refusals():

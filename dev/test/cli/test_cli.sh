@@ -22,8 +22,7 @@ equals() {
     check "$3" cmp -s stdout "$2"
 }
 
-# ---------------------------------------------------------------------------------------------
-# Text, tokenizer, shards
+# ---- Text, tokenizer, shards -----------------------------------------------------------------------------------------
 
 : >vocab.bpe
 awk 'BEGIN { for (i = 0; i < 120; i++) { for (j = 0; j < 6; j++) printf "%d and %d make %d. ", i, j, i + j
@@ -41,8 +40,7 @@ bare="--save-every 0 --val-every 0 --sample-every 0"
 set -f   # the trainer expands patterns itself
 # shellcheck disable=SC2086  # the lists above must be split into words
 {
-# ---------------------------------------------------------------------------------------------
-# Help
+# ---- Help ------------------------------------------------------------------------------------------------------------
 
 for command in train sample eval vocab tokenize info inspect; do
     run $command --help
@@ -55,8 +53,7 @@ prints "$sizes $data --batch 3 --steps 0 $bare --out rounded" "4128 tokens per s
 prints "train --help" "(default: 200 steps) *"
 check "train --help begins with three examples" [ "$(head -n 10 stdout | grep -c '^  # ')" -eq 3 ]
 
-# ---------------------------------------------------------------------------------------------
-# Runs and --resume
+# ---- Runs and --resume -----------------------------------------------------------------------------------------------
 
 run $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --out straight
 check "nothing on stderr" empty stderr
@@ -260,8 +257,7 @@ check "--init starts from the file's weights" cmp -s again.loss straight.loss
 run $small --steps 1 --quiet
 prints "info" "out/starter-001/step_00000001/model.safetensors" "written by  $("$binary" --version | cut -d, -f1)"
 
-# ---------------------------------------------------------------------------------------------
-# A signal, with a constant learning rate, so that the results do not depend on --steps
+# ---- A signal, with a constant learning rate, so that the results do not depend on --steps ---------------------------
 
 constant="--min-lr-frac 1 --save-every 1000000 --val-every 0 --sample-every 0"
 "$binary" $small $constant --steps 1000000 --out stopped >stdout 2>stderr </dev/null &
@@ -280,8 +276,7 @@ last=$(printf 'step_%08d' $steps)
 check "the resumed run equals an uninterrupted one" same_checkpoint "stopped/$last" "steady/$last"
 check "the resumed run has the same log" same_log stopped/log.csv steady/log.csv
 
-# ---------------------------------------------------------------------------------------------
-# Sample
+# ---- Sample ----------------------------------------------------------------------------------------------------------
 
 sample="sample --model straight --tokens 40 --prompt 7 --seed"
 run $sample 5
@@ -395,8 +390,7 @@ cp -R straight moved
 run sample --model moved/ --tokens 3
 run sample --model "$dir/moved/step_00000006" --tokens 3
 
-# ---------------------------------------------------------------------------------------------
-# Eval
+# ---- Eval ------------------------------------------------------------------------------------------------------------
 
 # figure NAME FILE: the first number of that name in a JSON file.
 figure() { sed -n "s/.*\"$1\": \[*\([^],} ]*\).*/\1/p" "$2" | head -1; }
@@ -490,8 +484,7 @@ check "--extend-block: the same loss within the old block size" cmp -s straight.
 prints "eval --model longer --data $dir/tiny_val_*.bin --by-position" "65-75 "
 run sample --model longer --prompt "7 and" --tokens 80
 
-# ---------------------------------------------------------------------------------------------
-# A checkpoint has its tokenizer, and --init inherits it
+# ---- A checkpoint has its tokenizer, and --init inherits it ----------------------------------------------------------
 
 cp -R straight copied
 run $model --data "$dir/tiny_train_*.bin" --steps 0 --val-every 0 --out finder
@@ -630,8 +623,7 @@ run sample --model heir --tokenizer vocab.bpe --tokens 3
 run --resume --out heir --steps 2 --quiet
 check "a resumed run without its vocab.bpe takes that of the shards" [ -e heir/step_00000002/vocab.bpe ]
 
-# ---------------------------------------------------------------------------------------------
-# Shards and tokenizers that do not fit the model
+# ---- Shards and tokenizers that do not fit the model -----------------------------------------------------------------
 
 mkdir beside lone.d
 cp tiny_val_000000.bin beside/x.bin
@@ -650,8 +642,7 @@ check "no tokenizer in checkpoint or folder: no warning" empty stderr
 prints "eval --model wide --data lone.d/x.bin" "bits/byte" "wide/step_00000000/model.safetensors" "--tokenizer"
 refuses 1 "tost eval --model wide --data lone.d/x.bin --tokenizer vocab.bpe" "398" "vocab.bpe" "257"
 
-# ---------------------------------------------------------------------------------------------
-# Tasks
+# ---- Tasks -----------------------------------------------------------------------------------------------------------
 
 # nats TEXT: summed loss of all tokens of a text except the first, with --data on a raw shard.
 nats() {
@@ -691,8 +682,7 @@ same_task swag.jsonl " make 4" "2 and 2"
 check "tokens of each choice" says '"tokens": [7, 3, 10, 6]' task.json
 check "the index of the answer" says '"answer": 1,' task.json
 
-# ---------------------------------------------------------------------------------------------
-# Inspect, info. test_exchange.sh compares the contents of the file of inspect with PyTorch.
+# ---- Inspect, info. test_exchange.sh compares the contents of the file of inspect with PyTorch. ----------------------
 
 run inspect --model straight --text '3 and 2 make 5' --out seen.safetensors
 cp seen.safetensors first

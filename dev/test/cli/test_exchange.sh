@@ -36,8 +36,7 @@ rates="--batch 2 --seq 32 --total-batch 256 --steps 24 --lr 1e-2 --warmup 5 --va
 rates="$rates --quiet"
 # shellcheck disable=SC2086  # the lists above must be split into words
 {
-# ---------------------------------------------------------------------------------------------
-# Shards in other formats with the same token ids must give the same run
+# ---- Shards in other formats with the same token ids must give the same run ------------------------------------------
 
 mkdir nanogpt llmc llama
 for part in train val; do

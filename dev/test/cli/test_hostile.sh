@@ -30,8 +30,7 @@ says_little() {
 printf 'caf\351\n' >raw
 printable raw && check "the test finds a byte that is not UTF-8" false
 
-# ---------------------------------------------------------------------------------------------
-# File names that are not UTF-8, or contain control characters: a resumed run must find its data again
+# ---- File names that are not UTF-8, or contain control characters: a resumed run must find its data again ------------
 
 : >vocab.bpe
 awk 'BEGIN { for (i = 0; i < 2000; i++) printf "%d and ", i * i }' >text.txt
@@ -55,8 +54,7 @@ ln -s "$binary" "$name"
 check "--help with a hostile program name and value is printable" printable stdout
 check "--help shows the program name escaped" says 'x\x1b[31m' stdout
 
-# ---------------------------------------------------------------------------------------------
-# A checkpoint whose metadata would control the terminal
+# ---- A checkpoint whose metadata would control the terminal ----------------------------------------------------------
 
 run tokenize --tokenizer vocab.bpe --val-frac 0 --out plain --quiet text.txt
 # shellcheck disable=SC2086
@@ -78,8 +76,7 @@ says_little 1 --resume --out evil --steps 3
 check "an error is one line" one_line stderr
 says_little 0 --init evil --data plain_train_000000.bin --steps 1 --seq 8 --batch 2 --total-batch 16 --out tuned
 
-# ---------------------------------------------------------------------------------------------
-# Files outside the run that its metadata names: only the command line opens them
+# ---- Files outside the run that its metadata names: only the command line opens them ---------------------------------
 
 # shellcheck disable=SC2086
 run --data plain_train_000000.bin $sizes --steps 3 --save-every 2 --log elsewhere.csv --out logged --quiet
@@ -109,8 +106,7 @@ run sample --model named --tokenizer vocab.bpe --tokens 3
 mkfifo named/step_00000002/vocab.bpe
 refuses 1 "timeout 10 $binary sample --model named --tokens 3" "--tokenizer"
 
-# ---------------------------------------------------------------------------------------------
-# Links and FIFOs with the names of temporary files
+# ---- Links and FIFOs with the names of temporary files ---------------------------------------------------------------
 
 # replaces FILE: it is a new file, and the target of the link that had its temporary name is as before.
 replaces() { [ -s "$1" ] && [ -f "$1" ] && [ ! -L "$1" ] && [ ! -s target ]; }
@@ -133,8 +129,7 @@ ln -s shards new.tmp
 refuses 1 "tost tokenize --tokenizer vocab.bpe --out new text.txt" "new.tmp is a link" "--out"
 check "tokenize --out does not follow a link: $(ls shards)" [ "$(ls shards)" = train_000000.bin ]
 
-# ---------------------------------------------------------------------------------------------
-# Files with so many entries that searching them would take minutes
+# ---- Files with so many entries that searching them would take minutes -----------------------------------------------
 
 cp -R run many
 add_metadata many/step_00000002/model.safetensors \

@@ -27,8 +27,7 @@ done
 check "all users can read the files" [ -z "$(find "a root/opt" ! -perm -444)" ]
 check "all users can run the program" [ -n "$(find "$prefix/bin/train_gpt_tost" -perm 755)" ]
 
-# ---------------------------------------------------------------------------------------------
-# The default run works in any folder, and can be resumed
+# ---- The default run works in any folder, and can be resumed ---------------------------------------------------------
 
 mkdir elsewhere links
 ln -s "$dir/$prefix/bin/train_gpt_tost" links
@@ -44,8 +43,7 @@ done
 (cd elsewhere && "$dir/links/train_gpt_tost" --resume --out bin/starter-001 --steps 2 --quiet) 2>stderr
 check "it is resumed: $(cat stderr)" [ -d elsewhere/bin/starter-001/step_00000002 ]
 
-# ---------------------------------------------------------------------------------------------
-# Completion
+# ---- Completion ------------------------------------------------------------------------------------------------------
 
 # completes WANTED WORD…: bash completes the last word to the words WANTED.
 completes() {

@@ -17,8 +17,7 @@ ln -s "$binary" bin/tost
 PATH=$dir/bin:$PATH
 unset -f tost   # the link, which gives messages a short name
 
-# ---------------------------------------------------------------------------------------------
-# Helpers for set-up lines and commands
+# ---- Helpers for set-up lines and commands ---------------------------------------------------------------------------
 
 # poke FILE OFFSET TEXT: overwrites bytes; TEXT is a printf format.
 # shellcheck disable=SC2059
@@ -48,8 +47,7 @@ task="eval --model run --tokenizer vocab.bpe --task"
 first=run/step_00000001/model.safetensors
 second=run/step_00000002
 
-# ---------------------------------------------------------------------------------------------
-# The folder that each case starts with
+# ---- The folder that each case starts with ---------------------------------------------------------------------------
 
 cd template || exit 1
 : >vocab.bpe
@@ -70,8 +68,7 @@ chmod -R go+rX .
 chmod 555 template/shut
 [ $failed -eq 0 ] || finish
 
-# ---------------------------------------------------------------------------------------------
-# The cases
+# ---- The cases -------------------------------------------------------------------------------------------------------
 
 # fresh_folder: copies the template, runs the set-up lines of the case and makes all files older than `stamp`.
 fresh_folder() {

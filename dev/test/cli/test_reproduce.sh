@@ -104,8 +104,7 @@ results whole >expected
 results parts >got
 check "results and samples are the same: $(diff expected got | head -n 5)" cmp -s expected got
 
-# ---------------------------------------------------------------------------------------------
-# report.py on any run
+# ---- report.py on any run --------------------------------------------------------------------------------------------
 
 run --layers 1 --heads 2 --channels 8 --total-batch 1024 --steps 3 --sample-every 0 --save-every 0 \
     --data "$repo/data/starter/starter_train_*.bin" --out plain --quiet
@@ -159,8 +158,7 @@ for line in '# `` a `<img src=x>` [b](javascript:c) ``' '`````' '<script>1</scri
 done
 check "the sample is between two fences" [ "$(sed -n '/^`````$/,/^`````$/p' "$name/report.md" | grep -c 'script\|http://i')" -eq 2 ]
 
-# ---------------------------------------------------------------------------------------------
-# export_log.py
+# ---- export_log.py ---------------------------------------------------------------------------------------------------
 
 mkdir -p without with taken/plain
 echo 'raise ImportError("no such library")' >without/wandb.py

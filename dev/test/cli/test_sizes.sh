@@ -24,8 +24,7 @@ eight="$small --block-size 8 --batch 2 --total-batch 16 --steps 2"
 set -f   # the trainer expands patterns itself
 # shellcheck disable=SC2086  # the lists above must be split into words
 {
-# ---------------------------------------------------------------------------------------------
-# Sizes of 1
+# ---- Sizes of 1 ------------------------------------------------------------------------------------------------------
 
 run $one --block-size 1 --vocab-size 1 --batch 1 --total-batch 1 --steps 2 --save-every 1 --data plain/zeros.bin \
     --val-data plain/zeros.bin --val-every 1 --out v1
@@ -39,8 +38,7 @@ run sample --model t1 --prompt "longer than one" --tokens 5
 run --resume --out t1 --steps 3 --quiet
 check "T = 1: the run resumes" [ "$(wc -l <t1/log.csv)" -eq 4 ]
 
-# ---------------------------------------------------------------------------------------------
-# Data smaller than a batch
+# ---- Data smaller than a batch ---------------------------------------------------------------------------------------
 
 run $small --block-size 8 --batch 4 --total-batch 32 --steps 2 --data nine.bin --val-data nine.bin --val-every 1 \
     --val-batches 1000000000 --save-every 1 --out nine
@@ -56,8 +54,7 @@ else
     check "more threads than cores: $(cat stderr)" same_run normal threads
 fi
 
-# ---------------------------------------------------------------------------------------------
-# Many files, long paths, unusual names
+# ---- Many files, long paths, unusual names ---------------------------------------------------------------------------
 
 shards=100000   # more than Linux maps at a time (vm.max_map_count)
 [ -z "$QUICK" ] || shards=100
@@ -96,8 +93,7 @@ check "a name that starts with a dash" same_run ../normal ./-out
 run info -- -out
 cd .. || exit 1
 
-# ---------------------------------------------------------------------------------------------
-# Unusual environments must not change the run
+# ---- Unusual environments must not change the run --------------------------------------------------------------------
 
 # in_environment NAME=VALUE…: trains with these variables.
 in_environment() {

@@ -16,8 +16,7 @@ tokens() { "$binary" info "$1_train_000000.bin" | sed 's/.* \([0-9]*\) tokens.*/
 
 # shellcheck disable=SC2086  # the lists above must be split into words
 {
-# ---------------------------------------------------------------------------------------------
-# A second process with the same --out
+# ---- A second process with the same --out ----------------------------------------------------------------------------
 
 begin $args --out a slow
 check "tokenize says that it waits for a FIFO" until_true says "slow: waiting for a process" stderr.bg
@@ -28,8 +27,7 @@ end 0 "the first tokenize"
 check "its shards are complete" [ "$(tokens a)" -eq 7 ]
 check "no temporary folder is left" [ ! -e a.tmp ]
 
-# ---------------------------------------------------------------------------------------------
-# Signals
+# ---- Signals ---------------------------------------------------------------------------------------------------------
 
 begin $args --out stopped slow
 check "tokenize waits" until_true says "slow: waiting" stderr.bg
@@ -47,8 +45,7 @@ run $args --out killed text.txt
 check "the next run removes what a killed one left" [ "$(echo killed*)" = "killed_train_000000.bin killed_vocab.bpe" ]
 check "and writes its shards" [ "$(tokens killed)" -eq 7 ]
 
-# ---------------------------------------------------------------------------------------------
-# Byte order marks
+# ---- Byte order marks ------------------------------------------------------------------------------------------------
 
 printf '\357\273\277hello' >mark.txt
 printf '\357\273\277{"text": "hello"}\n' >mark.jsonl
@@ -57,8 +54,7 @@ for name in mark.txt mark.jsonl; do
     check "$name: the mark is not part of the text" [ "$(tokens $name)" -eq 6 ]
 done
 
-# ---------------------------------------------------------------------------------------------
-# What it says about its input
+# ---- What it says about its input ------------------------------------------------------------------------------------
 
 printf '{"text": "one"}\nbad\n{"text": 2}\n{"text": "two"}\n' >lines.json
 { yes 'many good bytes' | head -n 200; printf '\377\n<|endoftext|>\nfor <|endoftext|> in\n'; } >flawed.txt
@@ -87,8 +83,7 @@ piped() { tost "$@" - <late; }
 refuses 1 "piped $args --out bad" "60000 of 4520000 bytes (1.33%)" "byte 4400000 of standard input"
 check "nothing is left: $(ls)" [ -z "$(find . -name 'bad*')" ]
 
-# ---------------------------------------------------------------------------------------------
-# A shard that changes while it is read
+# ---- A shard that changes while it is read ---------------------------------------------------------------------------
 
 model="--layers 1 --heads 1 --channels 8 --vocab-size 257 --block-size 8 --batch 2 --total-batch 16"
 yes 'a text' | head -c 20000 >long.txt

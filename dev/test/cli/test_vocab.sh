@@ -7,8 +7,7 @@ export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
 
 same() { cmp "$1" "$2" >/dev/null; }
 
-# ---------------------------------------------------------------------------------------------
-# The same merges as by definition
+# ---- The same merges as by definition --------------------------------------------------------------------------------
 
 cat "$repo/LICENSE" "$repo/README.md" "$repo/dev/bench/README.md" | grep -vF '<|endoftext|>' >english.txt
 {
@@ -32,8 +31,7 @@ else
     skip "$python is not Python 3: slow_vocab.py"
 fi
 
-# ---------------------------------------------------------------------------------------------
-# Inputs and output
+# ---- Inputs and output -----------------------------------------------------------------------------------------------
 
 printf 'Ein Straßenfest\nin Köln\n<|endoftext|>\nZwei Feste <|endoftext|>' >web.txt
 run vocab --size 290 --out a.bpe mixed.txt web.jsonl
@@ -61,8 +59,7 @@ run --data mine_train_000000.bin --layers 1 --heads 1 --channels 8 --block-size 
     --out run
 check "the model has its tokens: $(grep vocab stdout)" says 290 stdout
 
-# ---------------------------------------------------------------------------------------------
-# Signals
+# ---- Signals ---------------------------------------------------------------------------------------------------------
 
 mkfifo slow
 for signal in INT TERM; do

@@ -8,8 +8,7 @@
 #include "tost/base/rng.h"
 #include "tost/init.h"
 
-// ---------------------------------------------------------------------------------------------
-// A model under test
+// ---- A model under test ---------------------------------------------------------------------------------------------
 
 void require(bool ok, const TostError* err) {
     if (ok) return;
@@ -129,8 +128,7 @@ double subject_step(Subject* s, TostUpdate a, double clip) {
     return norm;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Results of an engine
+// ---- Results of an engine -------------------------------------------------------------------------------------------
 
 // Adds a result of n numbers, which the caller fills.
 static double* record_add(Record* r, ResultKind kind, size_t n, const char* prefix, const char* name) {
@@ -172,8 +170,7 @@ void record_free(Record* r) {
     r->count = 0;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Comparing two records
+// ---- Comparing two records ------------------------------------------------------------------------------------------
 
 Limits limits_of(TostDtype dtype) {
     const Limits fp32 = {{1e-5, 1e-4, 1e-4, 1e-5}, {1e-5, 1e-4, 1e-4, 1e-5}},
@@ -248,8 +245,7 @@ void records_same(Checks* c, const char* what, const Record* got, const Record* 
               "%s: %s: run %s is not bit-identical to the first run", what, got->result[i].name, run);
 }
 
-// ---------------------------------------------------------------------------------------------
-// One shape: every function of an engine with one model and batch size
+// ---- One shape: every function of an engine with one model and batch size -------------------------------------------
 
 static bool has_memory(const Shape* k) { return k->values == CONV_MEMORY || k->values == MEMORY; }
 
@@ -395,8 +391,7 @@ static Record shape_record(const TostEngine* engine, const void* test, TostDtype
     return r;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Comparing two engines
+// ---- Comparing two engines ------------------------------------------------------------------------------------------
 
 // Runs a test on an engine and returns its results.
 typedef Record Recorder(const TostEngine* engine, const void* test, TostDtype dtype);

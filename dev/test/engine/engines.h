@@ -11,8 +11,7 @@ extern "C" {
 #include "tost/chunks.h"
 #include "tost/engine.h"
 
-// ---------------------------------------------------------------------------------------------
-// A model under test
+// ---- A model under test ---------------------------------------------------------------------------------------------
 
 typedef struct {
     const TostEngine* engine;
@@ -44,8 +43,7 @@ double mean_loss(Subject* s);
 // Clips the gradient and runs AdamW like the training loop. Returns the norm before clipping.
 double subject_step(Subject* s, TostUpdate a, double clip);
 
-// ---------------------------------------------------------------------------------------------
-// Results of an engine
+// ---- Results of an engine -------------------------------------------------------------------------------------------
 
 typedef enum { RESULT_LOGITS, RESULT_GRAD, RESULT_PARAM, RESULT_LOSS, RESULT_KINDS } ResultKind;
 
@@ -64,8 +62,7 @@ typedef struct {
 void record_state(Record* r, const Subject* s, TostArray state, ResultKind kind, const char* prefix);
 void record_free(Record* r);
 
-// ---------------------------------------------------------------------------------------------
-// Comparing two records
+// ---- Comparing two records ------------------------------------------------------------------------------------------
 
 // Limits of the relative L2 error against the CPU engine in the same dtype or golden files, by kind of result: of each
 // result, and of the median of a kind. In bf16 both engines round at the same points, so nearly all results agree as
@@ -82,8 +79,7 @@ double relative_distance(const double* a, const double* b, size_t n);
 // Checks that two runs are bit-identical. run: names the second, as in "run 2"
 void records_same(Checks* c, const char* what, const Record* got, const Record* first, const char* run);
 
-// ---------------------------------------------------------------------------------------------
-// One shape: every function of an engine with one model and batch size
+// ---- One shape: every function of an engine with one model and batch size -------------------------------------------
 
 // Parameters: random; from init_params; random with faint channels; random, of a model with convolutions, with
 // convolutions and memory, with memory, and without positions
@@ -101,8 +97,7 @@ TostConfig shape_config(const Shape* k);
 // gradients; one target in five is ignored (-1).
 int32_t* shape_ids(const Shape* k, uint64_t seed);   // free()
 
-// ---------------------------------------------------------------------------------------------
-// Comparing two engines
+// ---- Comparing two engines ------------------------------------------------------------------------------------------
 
 // Runs of the engine under test. before, if not NULL, is called before each run, to change the thread schedule.
 typedef struct {
@@ -153,8 +148,7 @@ void engine_keeps_low_rank(Checks* c, const TostEngine* engine, TostDtype dtype)
 // as if they were zero. recompute: as in TostEngineOptions
 void engine_overwrites_gradients(Checks* c, const TostEngine* engine, TostDtype dtype, int membership, bool recompute);
 
-// ---------------------------------------------------------------------------------------------
-// Shapes
+// ---- Shapes ---------------------------------------------------------------------------------------------------------
 
 // Small shapes at the boundaries of runs, warps and vector loads. CUDA_RUN: TSSA_RUN of the CUDA engine
 enum { CUDA_RUN = 32, RAGGED_BLOCK = 8 * CUDA_RUN + 40 };

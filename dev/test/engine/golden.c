@@ -15,8 +15,7 @@ double relative_l2(const float* a, const double* b, size_t n) {
     return error;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Reading. Exits if a tensor or number is missing.
+// ---- Reading. Exits if a tensor or number is missing. ---------------------------------------------------------------
 
 double meta_number(const StFile* f, const char* key) {
     TostError err;
@@ -72,8 +71,7 @@ void read_params(Subject* s, const StFile* f) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Comparing
+// ---- Comparing ------------------------------------------------------------------------------------------------------
 
 void check_tensor(Checks* c, const StFile* expect, const char* prefix, const char* name, const float* got, size_t n,
                   double limit) {

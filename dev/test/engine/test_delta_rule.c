@@ -53,8 +53,7 @@ static DeltaRule args_of(const Arrays* a, int HS, int T) {
                        .before = a->before, .d_o = a->dz, .dz = a->dz, .dpi = a->dpi, .adjoint = a->adjoint};
 }
 
-// ---------------------------------------------------------------------------------------------
-// The equations for one token, of a head. G[d·HS + i]; all G, keys and errors are kept for backward.
+// ---- The equations for one token, of a head. G[d·HS + i]; all G, keys and errors are kept for backward. -------------
 
 typedef struct { double *G, *k, *o, *e; } Head;   // (T+1,HS,HS), (T+1,HS) twice, from the state on; (T,HS)
 
@@ -145,8 +144,6 @@ static Exact exact_new(const Arrays* a, int HS, int T) {
     for (size_t i = 0; i < countof(all); i++) free(all[i]);
     return x;
 }
-
-// ---------------------------------------------------------------------------------------------
 
 static double error(const float* x, const double* y, size_t n) {
     double squares = 0, all = 0;

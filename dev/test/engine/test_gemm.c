@@ -67,8 +67,7 @@ static const Variant* variant_from(const Variant* v) {
 }
 #define EACH_VARIANT(v) const Variant* v = variant_from(variants); v; v = variant_from(v + 1)
 
-// ---------------------------------------------------------------------------------------------
-// One product: operands, the initial c, and c, which is followed by GUARDS values that must not change
+// ---- One product: operands, the initial c, and c, which is followed by GUARDS values that must not change -----------
 
 enum { GUARDS = 64 };
 static const float GUARD = 12345.678f;
@@ -193,8 +192,7 @@ static void test_blocks(Checks* c, Rng* rng) {
             check_case(c, rng, sizes[s], layout, (s + layout) % 2);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Bits
+// ---- Bits -----------------------------------------------------------------------------------------------------------
 
 static void check_bits(Checks* c, const Case* t, const float* want, const char* variant, const char* what, int n) {
     check(c, memcmp(want, t->c, (size_t)t->M * t->N * sizeof *want) == 0, "%s: different bits with %s %d", variant,
@@ -303,8 +301,7 @@ static void test_rounding(Checks* c) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Partition
+// ---- Partition ------------------------------------------------------------------------------------------------------
 
 // Every element of c is in one slice; the largest share of a thread is at most `share` of the mean; and the lanes that
 // are packed are at most 1.5 of those of equal squares, or, if c is too narrow for squares, of equal slices of its

@@ -22,8 +22,7 @@ static bool take_text(void* context, const char* bytes, size_t n) {
     return true;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Texts together
+// ---- Texts together -------------------------------------------------------------------------------------------------
 
 enum { BLOCK_SIZE = 80, GROUPS = 6 };
 enum { BYTES = 257, LONGEST = 90, MAX_TOKENS = 120 };
@@ -115,8 +114,7 @@ static void test_together(Checks* c, const Tokenizer* tokenizer, int threads) {
     tost_cpu_engine.destroy(m);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Stop texts, with an engine that writes a given text
+// ---- Stop texts, with an engine that writes a given text ------------------------------------------------------------
 
 typedef struct { const char* script; size_t at; } Script;
 
@@ -175,8 +173,7 @@ static void test_stop(Checks* c, const Tokenizer* tokenizer) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Prompt files
+// ---- Prompt files ---------------------------------------------------------------------------------------------------
 
 static void test_prompts(Checks* c) {
     // prompts: LINE=TEXT; of each. error: a part of the message, or NULL

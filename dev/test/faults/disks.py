@@ -16,8 +16,7 @@ import world
 SHORT = [*world.RUN, "--steps", "6", "--val-every", "3", "--sample-every", "4", "--save-every", "2", "--keep", "1"]
 
 
-# ---------------------------------------------------------------------------------------------
-# Power failures
+# ---- Power failures --------------------------------------------------------------------------------------------------
 
 def survivors(w, report, what, args, start, every, rng):
     """(case, description, step that must survive) for what a power failure after each call of a launch may leave. The
@@ -72,8 +71,7 @@ def power(w, report, every, seed):
     report.figure(f"{count} folders that a power failure may leave, each resumed")
 
 
-# ---------------------------------------------------------------------------------------------
-# Calls that fail
+# ---- Calls that fail -------------------------------------------------------------------------------------------------
 
 # (value of TORTURE_DO, errno or None if the call may succeed)
 FAULTS = [*((f"fail:{e}", e) for e in (errno.ENOSPC, errno.EIO, errno.EROFS, errno.EDQUOT, errno.ESTALE, errno.EINTR)),
@@ -233,8 +231,7 @@ def faults(w, report, every, seed):
         fail_all(w, report, job, every, rng)
 
 
-# ---------------------------------------------------------------------------------------------
-# Full disks
+# ---- Full disks ------------------------------------------------------------------------------------------------------
 
 KEEP_ALL = [*SHORT[:-2], "--keep", "0"]
 

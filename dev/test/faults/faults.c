@@ -63,8 +63,7 @@ static void set_up(void) {
     REAL(close)(low);
 }
 
-// ---------------------------------------------------------------------------------------------
-// The journal: a line "CALL\tNAME\tID\tPATH\tOTHER\tOFFSET\tBYTES"; after a write its bytes and a newline follow
+// ---- The journal: lines "CALL\tNAME\tID\tPATH\tOTHER\tOFFSET\tBYTES"; after a write, its bytes and a newline --------
 
 static void record(const char* name, long id, const char* path, const char* other, long long offset, const void* data,
                    size_t n) {
@@ -91,8 +90,7 @@ static void kill_here(const char* when, const char* name, const char* path) {
 __attribute__((destructor))
 static void record_end(void) { record("end", 0, "", "", 0, NULL, 0); }
 
-// ---------------------------------------------------------------------------------------------
-// Faults
+// ---- Faults ---------------------------------------------------------------------------------------------------------
 
 typedef enum { DO, DO_HALF, DO_THEN_KILL, DO_HALF_THEN_KILL, FAIL_CALL } Action;
 
@@ -135,8 +133,7 @@ static void finish(Action a, const char* name, const char* path) {
 
 static bool tracked(int fd) { return fd >= STDERR_END && fd < FDS && self.fd[fd].id > 0; }
 
-// ---------------------------------------------------------------------------------------------
-// Calls on descriptors
+// ---- Calls on descriptors -------------------------------------------------------------------------------------------
 
 // Performs a call unless it must fail. The other arguments record it if it succeeds.
 #define COUNTED(name, path, perform, ...)           \
@@ -216,8 +213,7 @@ int close(int fd) {
     return a == FAIL_CALL ? -1 : rc;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Calls on names
+// ---- Calls on names -------------------------------------------------------------------------------------------------
 
 int rename(const char* from, const char* to) {
     COUNTED("rename", to, REAL(rename)(from, to), "rename", 0, from, to, 0, NULL, 0);
@@ -236,8 +232,7 @@ int remove(const char* path) {
     return lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? rmdir(path) : unlink(path);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Streams
+// ---- Streams --------------------------------------------------------------------------------------------------------
 
 static int fd_of(const void* cookie) { return (int)(intptr_t)cookie; }
 

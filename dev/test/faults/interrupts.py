@@ -141,8 +141,7 @@ def overwrites(w, report, every):
     report.figure(f"{len(range(1, calls + 1, every))} kills, {renamed} after the folder was renamed")
 
 
-# ---------------------------------------------------------------------------------------------
-# tokenize, killed or stopped at any of its calls; the next tokenize must write the same shards
+# ---- tokenize, killed or stopped at any of its calls; the next tokenize must write the same shards -------------------
 
 def shards(case):
     return {path: data for path, data in case.tree("made").items() if path.endswith(".bin") and ".tmp/" not in path}

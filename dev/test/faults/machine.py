@@ -39,8 +39,7 @@ def growth(w, report):
     report.figure(f"peaks of {STEPS} steps: {few} and {many} KiB")
 
 
-# ---------------------------------------------------------------------------------------------
-# Leaks
+# ---- Leaks -----------------------------------------------------------------------------------------------------------
 
 # A model large enough that every parallel loop uses two threads
 WIDE = ("--layers 2 --heads 4 --channels 64 --block-size 64 --vocab-size 257 --batch 4 --total-batch 512 --warmup 1 "

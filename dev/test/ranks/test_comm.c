@@ -20,8 +20,7 @@ static const TostConfig configs[] = {
     {.n_layer = 1, .n_head = 1, .n_embd = 128, .block_size = 8, .vocab_size = 80000},   // wte: several buckets
 };
 
-// ---------------------------------------------------------------------------------------------
-// Slices
+// ---- Slices ---------------------------------------------------------------------------------------------------------
 
 // The slices and gaps of all ranks, sorted by place, are the flat array; a rank's slices are packed in its order.
 static void test_slices_of(Checks* c, const TostConfig* config, int ranks) {
@@ -74,8 +73,7 @@ static void test_parts(Checks* c) {
     check(c, right, "parts of 0 to 39 items differ by more than one, or do not cover them");
 }
 
-// ---------------------------------------------------------------------------------------------
-// Host messages
+// ---- Host messages --------------------------------------------------------------------------------------------------
 
 static size_t message_rank(TostComm* comm, void* context) {
     (void)context;
@@ -104,8 +102,7 @@ static void test_messages(Checks* c) {
         check(c, run_ranks(size, message_rank, NULL) == 0, "%d ranks: wrong or lost messages", size);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Launchers
+// ---- Launchers ------------------------------------------------------------------------------------------------------
 
 // What the environment of each launcher says.
 static void test_launch(Checks* c) {
@@ -140,8 +137,7 @@ static void test_launch(Checks* c) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Training
+// ---- Training -------------------------------------------------------------------------------------------------------
 
 enum { PARTS_MAX = 6, PER_PART = 2, STEPS = 10, B = 2 };
 
@@ -278,8 +274,7 @@ static void test_training(Checks* c) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Options that differ between ranks
+// ---- Options that differ between ranks ------------------------------------------------------------------------------
 
 typedef struct { Options of_rank_2, others; const Option* row; } Given;
 
@@ -320,8 +315,7 @@ static void test_options(Checks* c) {
     check(c, tested > 80, "only %d options", tested);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Ranks that do not respond
+// ---- Ranks that do not respond --------------------------------------------------------------------------------------
 
 typedef struct { const char* what; double timeout, late; const char* want; } Silence;
 
@@ -359,8 +353,6 @@ static void test_silence(Checks* c) {
                  && strcmp(text, cases[i].want) == 0, "%s: status %d, '%s'", cases[i].what, status, text);
     }
 }
-
-// ---------------------------------------------------------------------------------------------
 
 int main(void) {
     Checks c = {.suite = "test_comm"};

@@ -11,8 +11,7 @@
 #include "base/text.h"
 #include "dev/test/scratch.h"
 
-// ---------------------------------------------------------------------------------------------
-// Errors, text, memory
+// ---- Errors, text, memory -------------------------------------------------------------------------------------------
 
 static void test_errors(Checks* c) {
     TostError err;
@@ -112,8 +111,7 @@ static void test_wrap(Checks* c) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Files and folders
+// ---- Files and folders ----------------------------------------------------------------------------------------------
 
 static void test_paths(Checks* c) {
     static const char* const dirs[][2] = {
@@ -212,8 +210,7 @@ static void test_glob(Checks* c) {
     free_paths(&list);
 }
 
-// ---------------------------------------------------------------------------------------------
-// rng: expected values were computed by another program from the papers' definitions
+// ---- rng: expected values were computed by another program from the papers' definitions -----------------------------
 
 static void test_rng(Checks* c) {
     static const uint64_t published[] = {41943041, 58720359, 3588806011781223, 3591011842654386,
@@ -241,8 +238,7 @@ static void test_rng(Checks* c) {
     check(c, wrong == 0 && rng_below(&g, 1) == 0, "rng: %d numbers are wrong", wrong);
 }
 
-// ---------------------------------------------------------------------------------------------
-// json
+// ---- json -----------------------------------------------------------------------------------------------------------
 
 // Reads {"texts": [string, …], "n": integer, …} and compares the last text and the integer.
 static bool walk(char* text, size_t cap, size_t* n, uint64_t* number, const char* json, size_t length, TostError* err) {

@@ -11,8 +11,7 @@
 #include "dev/test/unit/fake_engine.h"
 #include "store/checkpoint.h"
 
-// ---------------------------------------------------------------------------------------------
-// safetensors
+// ---- safetensors ----------------------------------------------------------------------------------------------------
 
 // Writes a file: `length` in 8 bytes, the header, `data` zero bytes.
 static void make_st(const char* path, const char* header, size_t data, uint64_t length) {
@@ -220,8 +219,7 @@ static void test_st_writer_failures(Checks* c) {
     signal(SIGXFSZ, SIG_DFL);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Checkpoints: round trip and finding
+// ---- Checkpoints: round trip and finding ----------------------------------------------------------------------------
 
 static const TostConfig tiny = {.n_layer = 2, .n_head = 2, .n_embd = 4, .block_size = 3, .vocab_size = 7, .bias = 1};
 
@@ -440,8 +438,7 @@ static void test_newest_run(Checks* c) {
     fake_destroy(m);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Checkpoints: saving
+// ---- Checkpoints: saving --------------------------------------------------------------------------------------------
 
 // The entries of a folder must be `wanted`, "name name … ", sorted.
 static void check_listing(Checks* c, const char* dir, const char* wanted, const char* what) {
@@ -583,8 +580,7 @@ static void test_save_fails(Checks* c) {
     fake_destroy(later);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Checkpoints: damage
+// ---- Checkpoints: damage --------------------------------------------------------------------------------------------
 
 // from, to: texts of equal length in the header; or, with VALUE, a tensor of which element 3 is saved with this value.
 typedef struct {

@@ -9,8 +9,7 @@
 #include "flops.h"
 #include "init.h"
 
-// ---------------------------------------------------------------------------------------------
-// Initial values
+// ---- Initial values -------------------------------------------------------------------------------------------------
 
 static TostModel* fake_init(TostConfig config, uint64_t seed) {
     TostModel* m = fake_create(&config, NULL, NULL);
@@ -128,8 +127,7 @@ static void test_extend(Checks* c) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Model FLOPs utilization
+// ---- Model FLOPs utilization ----------------------------------------------------------------------------------------
 
 static void test_flops(Checks* c) {
     const TostConfig base = tost_preset_at(2)->config;   // tost-base
@@ -163,8 +161,7 @@ static void test_flops(Checks* c) {
         }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Threads
+// ---- Threads --------------------------------------------------------------------------------------------------------
 
 // Waiting threads that sleep look like lost processor time; the number of threads does not.
 static void test_threads(Checks* c) {

@@ -69,8 +69,7 @@ static char* sub_folder(const char* tmp, const char* name) {
     return dir;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Shards
+// ---- Shards ---------------------------------------------------------------------------------------------------------
 
 static void test_shard_kinds(Checks* c, const char* tmp) {
     static const uint32_t ids[] = {0, 1, 50256, 65535, 7}, high[] = {1, 0xffffffff};
@@ -235,8 +234,7 @@ static void test_shard_sparse(Checks* c, const char* tmp) {
     free(path);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Shards that change while they are read
+// ---- Shards that change while they are read -------------------------------------------------------------------------
 
 // 5000 tokens, each of them `id`.
 static void write_same(const char* path, uint32_t id) {
@@ -350,8 +348,7 @@ static void test_check_ids(Checks* c, const char* tmp) {
     free(ids), free(path);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Samples
+// ---- Samples --------------------------------------------------------------------------------------------------------
 
 static void test_sequential(Checks* c, const char* tmp) {
     static const int lengths[] = {10, 3, 1, 25, 14};
@@ -538,8 +535,7 @@ static void test_mixture(Checks* c, const char* tmp) {
     free(file), free(bad), free(dir), free(all);
 }
 
-// ---------------------------------------------------------------------------------------------
-// The writer
+// ---- The writer -----------------------------------------------------------------------------------------------------
 
 // Checks the shards PREFIX_NNNNNN.bin: their width, sizes and tokens.
 static void check_written(Checks* c, const char* prefix, uint32_t vocab, uint64_t shard_tokens, const uint32_t* ids,

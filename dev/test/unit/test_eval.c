@@ -15,8 +15,7 @@ static void check_near(Checks* c, double got, double want, const char* what) {
     check(c, fabs(got - want) <= 1e-9 * (1 + fabs(want)), "%s: expected %.12g, got %.12g", what, want, got);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Intervals
+// ---- Intervals ------------------------------------------------------------------------------------------------------
 
 // Wilson intervals from R's prop.test(x, n, correct = FALSE).
 static void test_share(Checks* c) {
@@ -52,8 +51,7 @@ static void test_ratio(Checks* c) {
     check(c, isnan(ratio_error(&one)), "the error of one sample is NaN");
 }
 
-// ---------------------------------------------------------------------------------------------
-// JSON
+// ---- JSON -----------------------------------------------------------------------------------------------------------
 
 // Which files may be replaced: PATH and PATH.tmp with these contents (NULL: no file), by a file with content "test".
 static void test_json_replaces(Checks* c, const char* path, const char* tmp) {
@@ -114,8 +112,7 @@ static void test_json(Checks* c, const char* dir) {
     free(path), free(tmp);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Examples, with a byte tokenizer: each token is one byte of the text
+// ---- Examples, with a byte tokenizer: each token is one byte of the text --------------------------------------------
 
 // '^' is <|endoftext|>.
 static char* text_of(const Tokenizer* t, const uint32_t* ids, int n) {

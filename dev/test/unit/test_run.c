@@ -10,8 +10,7 @@
 #include "run/progress.h"
 #include "schedule.h"
 
-// ---------------------------------------------------------------------------------------------
-// Schedule
+// ---- Schedule -------------------------------------------------------------------------------------------------------
 
 static void test_schedule(Checks* c) {
     enum { COSINE = SCHEDULE_COSINE, WSD = SCHEDULE_WSD, LINEAR = SCHEDULE_LINEAR, CONSTANT = SCHEDULE_CONSTANT };
@@ -39,8 +38,7 @@ static void test_schedule(Checks* c) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// The outlier detector
+// ---- The outlier detector -------------------------------------------------------------------------------------------
 
 static void test_outlier_detector(Checks* c) {
     OutlierDetector g = {0};
@@ -75,8 +73,7 @@ static void test_outlier_detector(Checks* c) {
         check(c, !outlier_window_parse(&resumed.loss, wrong[i]), "'%s' is parsed", wrong[i]);
 }
 
-// ---------------------------------------------------------------------------------------------
-// log.csv
+// ---- log.csv --------------------------------------------------------------------------------------------------------
 
 #define HEADER "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n"
 #define ROW(step) #step ",64,2.500000000,,1.000000000e-03,0.750000000,12.500,5120.0\n"
@@ -207,8 +204,7 @@ static void test_log_resume(Checks* c) {
     drop_folder(dir);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Progress
+// ---- Progress -------------------------------------------------------------------------------------------------------
 
 // A display that writes to *f, a temporary file unless it is open already.
 static Progress display(FILE** f, bool live) {

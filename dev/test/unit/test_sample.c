@@ -6,8 +6,7 @@
 #include "run/generate.h"
 #include "run/sampler.h"
 
-// ---------------------------------------------------------------------------------------------
-// Sampler
+// ---- Sampler --------------------------------------------------------------------------------------------------------
 
 enum { DRAWS = 20000, CASE_IDS = 6 };
 
@@ -156,8 +155,7 @@ static void test_greedy(Checks* c) {
     sampler_free(&s);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Generation
+// ---- Generation -----------------------------------------------------------------------------------------------------
 
 typedef struct { char text[64]; size_t n, stop_at; } Sink;   // stops generation after stop_at bytes; 0: never
 
@@ -261,8 +259,7 @@ static void test_generate(Checks* c) {
     tokenizer_free(tokenizer);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Text with document separators, as inspect reads it
+// ---- Text with document separators, as inspect reads it -------------------------------------------------------------
 
 static void test_documents(Checks* c) {
     // $: <|endoftext|>

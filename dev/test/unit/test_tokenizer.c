@@ -15,8 +15,7 @@
 #include "data/tokenize.h"
 #include "data/tokenizer.h"
 
-// ---------------------------------------------------------------------------------------------
-// A generated vocabulary and a simple BPE
+// ---- A generated vocabulary and a simple BPE ------------------------------------------------------------------------
 
 enum { MAX_IDS = 640, MAX_PIECE = 16 };
 
@@ -150,8 +149,7 @@ static size_t encode(Checks* c, const Bpe* b, uint32_t* ids, const char* text, s
     return count;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Published ids
+// ---- Published ids --------------------------------------------------------------------------------------------------
 
 static void test_published(Checks* c, const char* text_path, const char* ids_path) {
     char *vocab = shared_path("data/gpt2/vocab.bpe"), *text = shared_path(text_path), *truth = shared_path(ids_path);
@@ -174,8 +172,7 @@ static void test_published(Checks* c, const char* text_path, const char* ids_pat
     free(vocab), free(text), free(truth);
 }
 
-// ---------------------------------------------------------------------------------------------
-// The split pattern: texts with | between their pieces
+// ---- The split pattern: texts with | between their pieces -----------------------------------------------------------
 
 static const char* const split_texts[] = {
     // contractions
@@ -242,8 +239,7 @@ static void test_split(Checks* c, const char* path) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Merging, long words, cuts
+// ---- Merging, long words, cuts --------------------------------------------------------------------------------------
 
 // Random merges of the letters of an alphabet and of earlier merges.
 static Vocab* random_vocab(Rng* rng, const char* alphabet, int merges) {
@@ -324,8 +320,7 @@ static void test_cuts(Checks* c, const char* path) {
     bpe_close(&b);
 }
 
-// ---------------------------------------------------------------------------------------------
-// Valid and invalid vocab.bpe files
+// ---- Valid and invalid vocab.bpe files ------------------------------------------------------------------------------
 
 static void test_valid_files(Checks* c, const char* path) {
     static const struct { const char* text; int size; } valid[] = {
@@ -430,8 +425,7 @@ static void test_layouts(Checks* c, const char* dir) {
     check_layout(c, dir, "vocab.json", 1, 257, 0, NULL);   // of other merges
 }
 
-// ---------------------------------------------------------------------------------------------
-// From files to shards
+// ---- From files to shards -------------------------------------------------------------------------------------------
 
 typedef struct { uint32_t* ids; size_t n; } Ids;
 

@@ -10,8 +10,7 @@
 #include "store/checkpoint.h"
 #include "store/log.h"
 
-// ---------------------------------------------------------------------------------------------
-// Runs
+// ---- Runs -----------------------------------------------------------------------------------------------------------
 
 #define FAKE "--layers 1 --heads 1 --channels 4 --block-size 8 --vocab-size 257 --seq 8 --batch 2 " \
             "--order sequential --sample-every 0 --warmup 2 --lr 0.01 --keep 0 "
@@ -170,8 +169,7 @@ static LogRow row_of(const char* run, int step) {
     return row;
 }
 
-// ---------------------------------------------------------------------------------------------
-// Skipped steps
+// ---- Skipped steps --------------------------------------------------------------------------------------------------
 
 // Checks the optimizer steps of a run of `steps` steps of which `count` were skipped, starting with `first`.
 static void check_optimizer_steps(Checks* c, const char* what, int first, int count, int steps) {
@@ -270,8 +268,7 @@ static void test_zero_loss(Checks* c) {
     check(c, row_of("zero", 1).val_loss == 0 && row_of("zero", 3).step == 3, "a loss of 0 must not stop the run");
 }
 
-// ---------------------------------------------------------------------------------------------
-// Signals
+// ---- Signals --------------------------------------------------------------------------------------------------------
 
 static void interrupt(TostModel* m) { (void)m, raise(SIGINT); }
 static void terminate(TostModel* m) { (void)m, raise(SIGTERM); }
@@ -342,8 +339,7 @@ static void test_signals_in_steps(Checks* c) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Concurrent runs
+// ---- Concurrent runs ------------------------------------------------------------------------------------------------
 
 #define SAVING BASE NO_VAL "--data good.bin --steps 12 --save-every 3 "
 
@@ -405,8 +401,7 @@ static void test_default_folders(Checks* c) {
     check(c, saved("out/starter-001", 3) && saved("out/starter-002", 3), "each run has its own folder");
 }
 
-// ---------------------------------------------------------------------------------------------
-// Folders that are removed, and runs that are replaced
+// ---- Folders that are removed, and runs that are replaced -----------------------------------------------------------
 
 static void remove_run(TostModel* m) {
     TostError err;
@@ -446,8 +441,7 @@ static void test_overwrite(Checks* c) {
 #undef NEXT
 }
 
-// ---------------------------------------------------------------------------------------------
-// Full disks
+// ---- Full disks -----------------------------------------------------------------------------------------------------
 
 static void fill_disk(TostModel* m) { (void)m, limit_file_size(333); }   // in the middle of a row
 static void make_room(TostModel* m) { (void)m, limit_file_size(RLIM_INFINITY); }
@@ -479,8 +473,7 @@ static void test_full_disk(Checks* c) {
     check_same(c, "roomy", "last", 12, "resumed after the end");
 }
 
-// ---------------------------------------------------------------------------------------------
-// Shards that change during a run
+// ---- Shards that change during a run --------------------------------------------------------------------------------
 
 // Overwrites one token of changing.bin in the data of step 8, counted from 1.
 static void poke_token(uint16_t id) {
@@ -510,8 +503,7 @@ static void test_bad_data(Checks* c) {
     }
 }
 
-// ---------------------------------------------------------------------------------------------
-// Output to closed pipes and streams
+// ---- Output to closed pipes and streams -----------------------------------------------------------------------------
 
 // A signal saves although nothing reads the output.
 static void test_unread_output(Checks* c) {
@@ -544,8 +536,7 @@ static void test_lost_output(Checks* c) {
     check_same(c, "roomy", "closed", 12, "closed streams");
 }
 
-// ---------------------------------------------------------------------------------------------
-// Resuming with other options and other data
+// ---- Resuming with other options and other data ---------------------------------------------------------------------
 
 static void test_changes(Checks* c) {
     write_shard("same.bin", 0, -1, -1);
