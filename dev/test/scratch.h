@@ -83,6 +83,13 @@ static inline char* new_folder(void) {
     return path;
 }
 
+// The same; it is the working directory until the program ends.
+static inline char* enter_folder(void) {
+    char* path = new_folder();
+    must(chdir(path) == 0, "chdir", NULL);
+    return path;
+}
+
 static inline void drop_folder(char* path) {
     TostError err;
     must(remove_tree(path, &err), "remove_tree", &err);

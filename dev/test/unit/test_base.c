@@ -316,8 +316,7 @@ static void test_json_write_string(Checks* c) {
 
 int main(void) {
     Checks c = {.suite = "base"};
-    char* dir = new_folder();
-    must(chdir(dir) == 0, "chdir", NULL);
+    char* dir = enter_folder();
     test_errors(&c);
     test_printable_text(&c);
     test_memory(&c);

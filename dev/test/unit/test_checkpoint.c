@@ -736,8 +736,7 @@ static void test_every_byte(Checks* c) {
 
 int main(void) {
     Checks c = {.suite = "checkpoint"};
-    char* dir = new_folder();
-    must(chdir(dir) == 0, "chdir", NULL);
+    char* dir = enter_folder();
     test_st_headers(&c);
     test_st_many_tensors(&c);
     test_st_dtypes(&c);

@@ -42,8 +42,14 @@ static void write_shard(const char* path, uint32_t magic, uint32_t version, uint
     free(bytes);
 }
 
+static void make_folder(const char* path) {
+    TostError err;
+    must(make_dirs(path, &err), path, &err);
+}
+
 // Writes DIR/s_0.bin … of the given lengths; token i of shard s is 1000·s + i.
 static void write_set(const char* dir, const int* lengths, int n) {
+    make_folder(dir);
     for (int s = 0; s < n; s++) {
         uint32_t* ids = xmalloc((size_t)lengths[s] * sizeof *ids);
         for (int i = 0; i < lengths[s]; i++) ids[i] = (uint32_t)(1000 * s + i);
@@ -62,19 +68,23 @@ static uint32_t token_at(Shard* s, uint64_t i) {
     return shard_read(&id, s, i, 1, &err) ? id : UINT32_MAX;
 }
 
-static char* sub_folder(const char* tmp, const char* name) {
+static void check_shard_refused(Checks* c, const char* path, const char* error) {
     TostError err;
-    char* dir = path_join(tmp, name);
-    must(make_dirs(dir, &err), dir, &err);
-    return dir;
+    Shard s;
+    check_refused(c, shard_open(&s, path, &err), &err, error, path);
+}
+
+static void check_set_refused(Checks* c, const PathList* paths, int T, uint32_t vocab, DataOrder order, const char* error) {
+    TostError err;
+    check_refused(c, data_open(paths, T, vocab, order, 5, &err) != NULL, &err, error, paths->paths[0]);
 }
 
 // ---- Shards ---------------------------------------------------------------------------------------------------------
 
-static void test_shard_kinds(Checks* c, const char* tmp) {
+static void test_shard_kinds(Checks* c) {
     static const uint32_t ids[] = {0, 1, 50256, 65535, 7}, high[] = {1, 0xffffffff};
     static const uint16_t raw[] = {0, 1, 50256, 65535, 7};
-    char* path = path_join(tmp, "kind.anything");
+    static const char path[] = "kind.anything";
     TostError err = {{0}};
     Shard s;
     for (int kind = 0; kind < 3; kind++) {
@@ -95,10 +105,9 @@ static void test_shard_kinds(Checks* c, const char* tmp) {
     must(shard_open(&s, path, &err), path, &err);
     check_refused(c, shard_check_ids(&s, 100277, &err), &err, "token 1 at byte 1028 is 4294967295", "id 2^32 - 1");
     shard_close(&s);
-    free(path);
 }
 
-static void test_shards_refused(Checks* c, const char* tmp) {
+static void test_shards_refused(Checks* c) {
     static const struct { uint32_t magic, version, claims; size_t n; const char* error; } cases[] = {
         {MAGIC_U16, 1, 10, 9, "truncated: offset 8 says 10 tokens, 20 bytes, but 18 follow"},
         {MAGIC_U16, 1, 10, 0, "truncated: offset 8 says 10 tokens, 20 bytes, but 0 follow"},
@@ -117,30 +126,7 @@ static void test_shards_refused(Checks* c, const char* tmp) {
         {"\xa1\xd9\x34\x01\7\0\0\0", 8, "truncated: 8 bytes, but the header has 1024"},
         {"\x93NUMPY\1\0v\0{'descr': '<u2'}", 26, "a NumPy .npy file"},
         {"It was the best of times, it was the worst of times, it was the a", 64, "text, not token ids"},
-    };
-    static const uint32_t ids[10] = {1, 2, 3};
-    TostError err;
-    Shard s;
-    char* path = path_join(tmp, "invalid");
-    for (size_t i = 0; i < countof(cases); i++) {
-        write_shard(path, cases[i].magic, cases[i].version, cases[i].claims, ids, cases[i].n);
-        check_refused(c, shard_open(&s, path, &err), &err, cases[i].error, "invalid shard");
-        check(c, strstr(err.text, "/invalid: "), "the error must name the file: %s", err.text);
-    }
-    for (size_t i = 0; i < countof(small); i++) {
-        write_bytes(path, small[i].bytes, small[i].n);
-        check_refused(c, shard_open(&s, path, &err), &err, small[i].error, "small file");
-    }
-    check_refused(c, shard_open(&s, tmp, &err), &err, "a folder, not a shard", "folder");
-    check_refused(c, shard_open(&s, "/dev/zero", &err), &err, "not a regular file", "device");
-    unlink(path);
-    check_refused(c, shard_open(&s, path, &err), &err, "invalid: cannot be opened", "missing file");
-    free(path);
-}
-
-// Files of other formats, known by their beginnings.
-static void test_other_formats(Checks* c, const char* tmp) {
-    static const struct { const char* bytes; size_t n; const char* error; } files[] = {
+        // files of other formats, known by their beginnings
         {"\x1f\x8b\x08\0\0\0\0\0", 8, "gzip"}, {"\x1f\x8b\x08\0\0", 5, "gzip"}, {"\x28\xb5\x2f\xfd\4\0", 6, "zstd"},
         {"\xfd" "7zXZ\0\0\4", 8, "xz"}, {"BZh91AY&SY", 10, "bzip2"}, {"PAR1\x15\4", 6, "Parquet file; write its text"},
         {"ARROW1\0\0", 8, "Arrow file"}, {"\xff\xff\xff\xff\x58\2\0\0", 8, "Arrow stream"},
@@ -149,31 +135,36 @@ static void test_other_formats(Checks* c, const char* tmp) {
         {"LITPKDS\1\0\0\0\0", 12, "LITPKDS"}, {"PK\3\4\x14\0", 6, "zip archive"}, {"\x89HDF\r\n\x1a\n", 8, "HDF5"},
         {"\2\0\0\0\x30\0\0\0\x31\0\0\0\x32\0\0\0{\"column_encodings\": [\"str\"]}ab", 47, "(MDS)"},
     };
-    char* path = path_join(tmp, "other.bin");
-    TostError err;
-    Shard s;
-    for (size_t i = 0; i < countof(files); i++) {
-        write_bytes(path, files[i].bytes, files[i].n);
-        check_refused(c, shard_open(&s, path, &err), &err, files[i].error, "another format");
+    static const uint32_t ids[10] = {1, 2, 3};
+    for (size_t i = 0; i < countof(cases); i++) {
+        write_shard("invalid", cases[i].magic, cases[i].version, cases[i].claims, ids, cases[i].n);
+        check_shard_refused(c, "invalid", cases[i].error);
+        check_shard_refused(c, "invalid", "invalid: ");
     }
-    free(path);
+    for (size_t i = 0; i < countof(small); i++) {
+        write_bytes("small", small[i].bytes, small[i].n);
+        check_shard_refused(c, "small", small[i].error);
+    }
+    check_shard_refused(c, ".", "a folder, not a shard");
+    check_shard_refused(c, "/dev/zero", "not a regular file");
+    check_shard_refused(c, "absent", "absent: cannot be opened");
 }
 
 // Raw ids: id(i) of `width` bytes. error NULL: it is a shard
-static void check_raw(Checks* c, const char* tmp, uint64_t (*id)(uint64_t i), int n, size_t width, const char* error) {
-    char *path = path_join(tmp, "raw.bin"), *bytes = xcalloc((size_t)n, width);
+static void check_raw(Checks* c, uint64_t (*id)(uint64_t i), int n, size_t width, const char* error) {
+    char* bytes = xcalloc((size_t)n, width);
     TostError err = {""};
     Shard s = {.fd = -1};
     for (int i = 0; i < n; i++) {
         const uint64_t value = id((uint64_t)i);
         memcpy(bytes + (size_t)i * width, &value, width);
     }
-    write_bytes(path, bytes, (size_t)n * width);
-    const bool ok = shard_open(&s, path, &err);
+    write_bytes("raw.bin", bytes, (size_t)n * width);
+    const bool ok = shard_open(&s, "raw.bin", &err);
     if (error) check_refused(c, ok, &err, error, "raw ids");
     else check(c, ok && s.n_tokens == (uint64_t)n * width / 2, "%d ids of %zu bytes: %s", n, width, err.text);
     shard_close(&s);
-    free(bytes), free(path);
+    free(bytes);
 }
 
 static uint64_t scatter(uint64_t i) { return i * 0x9e3779b97f4a7c15 >> 40; }
@@ -187,30 +178,30 @@ static uint64_t bit_id(uint64_t i) { return scatter(i) % 2; }
 static uint64_t one_id(uint64_t i) { return i * 0 + 7; }
 static uint64_t zero_id(uint64_t i) { return i * 0; }
 
-static void test_widths(Checks* c, const char* tmp) {
+static void test_widths(Checks* c) {
     static const int sizes[] = {64, 65, 2000, 100003};
     for (size_t k = 0; k < countof(sizes); k++) {
         const int n = sizes[k];
-        check_raw(c, tmp, small_id, n, 4, "32-bit ids without a header");
-        check_raw(c, tmp, letter_id, n, 4, "np.fromfile(F, np.uint32); assert a.max() < 65536");
-        check_raw(c, tmp, large_id, n, 4, "np.uint32([20240801, 7, a.size])");
-        check_raw(c, tmp, short_id, n, 8, "64-bit ids without a header");
-        check_raw(c, tmp, large_id, n, 8, "np.fromfile(F, np.uint64); np.append(np.pad");
+        check_raw(c, small_id, n, 4, "32-bit ids without a header");
+        check_raw(c, letter_id, n, 4, "np.fromfile(F, np.uint32); assert a.max() < 65536");
+        check_raw(c, large_id, n, 4, "np.uint32([20240801, 7, a.size])");
+        check_raw(c, short_id, n, 8, "64-bit ids without a header");
+        check_raw(c, large_id, n, 8, "np.fromfile(F, np.uint64); np.append(np.pad");
         uint64_t (*const shards[])(uint64_t) = {small_id, letter_id, short_id, mostly_zero, bit_id, one_id, zero_id};
-        for (size_t j = 0; j < countof(shards); j++) check_raw(c, tmp, shards[j], n, 2, NULL);
+        for (size_t j = 0; j < countof(shards); j++) check_raw(c, shards[j], n, 2, NULL);
     }
-    check_raw(c, tmp, small_id, 8, 4, NULL);          // too few to decide
-    check_raw(c, tmp, second_zero, 100001, 2, NULL);  // an odd number
+    check_raw(c, small_id, 8, 4, NULL);          // too few to decide
+    check_raw(c, second_zero, 100001, 2, NULL);  // an odd number
 }
 
 // A sparse file of 5 GB: more than 2^31 tokens, zeros except for two ids at the end. Too large for a check of all ids
 // when it is opened.
-static void test_shard_sparse(Checks* c, const char* tmp) {
+static void test_shard_sparse(Checks* c) {
     const uint64_t tokens = 2500000001u;  // the last sample of T = 64 ends on the last token
     const uint64_t last_sample = (tokens - 1) / 64 - 1;
     const uint32_t header[256] = {MAGIC_U16, 1, (uint32_t)tokens};
     const uint16_t tail[2] = {4321, 1234};
-    char* path = path_join(tmp, "sparse.bin");
+    static const char path[] = "sparse.bin";
     TostError err = {{0}};
     int32_t x[64], y[64];
     write_bytes(path, header, sizeof header);
@@ -228,10 +219,9 @@ static void test_shard_sparse(Checks* c, const char* tmp) {
         check_refused(c, data_batch(d, x, y, last_sample, 1, &err), &err,
                       "sparse.bin: token 2499999999 at byte 5000001022 is 4321", "invalid id at the end");
         data_close(d);
-    } else skip(c, "5 GB shard: %s cannot store one", tmp);
+    } else skip(c, "5 GB shard: the folder for temporary files cannot store one");
     close(fd);
     unlink(path);
-    free(path);
 }
 
 // ---- Shards that change while they are read -------------------------------------------------------------------------
@@ -243,47 +233,46 @@ static void write_same(const char* path, uint32_t id) {
     write_shard(path, MAGIC_U16, 1, 5000, ids, 5000);
 }
 
-// Changes of s_0.bin between two batches, and the error of the second batch; NULL: none. test_tokenize.sh has others.
-typedef enum { REMOVED, TRUNCATED, REPLACED, FIFO } Change;
+// Changes of s_0.bin between two batches, and the error of the second batch; NULL: none.
+typedef enum { REMOVED, TRUNCATED, REPLACED, FIFO, OVERWRITTEN } Change;
 static const struct { Change change; const char *error_open, *error_closed; } changes[] = {
     {REMOVED, NULL, "s_0.bin: cannot be opened: No such file"}, {TRUNCATED, "s_0.bin: changed", "s_0.bin: changed"},
     {REPLACED, NULL, "s_0.bin: changed"}, {FIFO, NULL, "s_0.bin: changed"},
+    {OVERWRITTEN, "s_0.bin: changed while in use", "s_0.bin: changed"},
 };
 
 static void apply_change(Change change, const char* path) {
     const struct timespec later[2] = {{.tv_sec = 1000}, {.tv_sec = 1000}};
     if (change == TRUNCATED) must(truncate(path, 6000) == 0, path, NULL);
-    else unlink(path);
+    else if (change != OVERWRITTEN) unlink(path);
     if (change == FIFO) must(mkfifo(path, 0600) == 0, path, NULL);
-    if (change != REPLACED) return;
+    if (change != REPLACED && change != OVERWRITTEN) return;
     write_same(path, 6);
     must(utimensat(AT_FDCWD, path, later, 0) == 0, path, NULL);
 }
 
 // Reads a sample of s_0.bin, changes the file, and reads it again. closed: a sample of s_1.bin is read in between,
 // which closes the file.
-static void test_change(Checks* c, const char* dir, size_t i, bool closed) {
-    char *glob = path_join(dir, "s_*.bin"), *path = path_join(dir, "s_0.bin"), *other = path_join(dir, "s_1.bin");
+static void test_change(Checks* c, size_t i, bool closed) {
+    static const char path[] = "changed/s_0.bin";
     const char* error = closed ? changes[i].error_closed : changes[i].error_open;
     int32_t x[999], y[999], again[999];
     TostError err = {{0}};
     unlink(path);
     write_same(path, 5);
-    write_same(other, 5);
-    DataSet* d = data_open(ONE_PATH(glob), 999, 500, ORDER_SEQUENTIAL, 0, &err);
-    must(d && data_batch(d, x, y, 2, 1, &err) && (!closed || data_batch(d, again, y, 6, 1, &err)), glob, &err);
+    write_same("changed/s_1.bin", 5);
+    DataSet* d = data_open(ONE_PATH("changed/s_*.bin"), 999, 500, ORDER_SEQUENTIAL, 0, &err);
+    must(d && data_batch(d, x, y, 2, 1, &err) && (!closed || data_batch(d, again, y, 6, 1, &err)), path, &err);
     apply_change(changes[i].change, path);
     const bool ok = data_batch(d, again, y, 2, 1, &err);
     if (error) check_refused(c, ok, &err, error, "changed shard");
     else check(c, ok && memcmp(x, again, sizeof x) == 0, "change %zu: other tokens: %s", i, err.text);
     data_close(d);
-    free(other), free(path), free(glob);
 }
 
-static void test_changes(Checks* c, const char* tmp) {
-    char* dir = sub_folder(tmp, "changed");
-    for (size_t i = 0; i < 2 * countof(changes); i++) test_change(c, dir, i / 2, i % 2);
-    free(dir);
+static void test_changes(Checks* c) {
+    make_folder("changed");
+    for (size_t i = 0; i < 2 * countof(changes); i++) test_change(c, i / 2, i % 2);
 }
 
 static int open_files(void) {
@@ -293,11 +282,10 @@ static int open_files(void) {
 }
 
 // Reads that are short, interrupted, or fail at any call.
-static void test_reads(Checks* c, const char* tmp) {
-    char *dir = sub_folder(tmp, "reads"), *glob = path_join(dir, "s_*.bin");
+static void test_reads(Checks* c) {
     static const int lengths[] = {5000, 700};
     int32_t x[3 * 999], y[3 * 999], slow[3 * 999];
-    write_set(dir, lengths, 2);
+    write_set("reads", lengths, 2);
     const int before = open_files();
     int failed = 0;
     bool ok = false;
@@ -306,7 +294,7 @@ static void test_reads(Checks* c, const char* tmp) {
         reading.how = last == -2 ? READ_ALL : last == -1 ? READ_SLOWLY : READ_UNTIL;
         reading.calls = 0;
         reading.last = last;
-        DataSet* d = data_open(ONE_PATH(glob), 999, 6000, ORDER_SHUFFLED, 0, &err);
+        DataSet* d = data_open(ONE_PATH("reads/s_*.bin"), 999, 6000, ORDER_SHUFFLED, 0, &err);
         ok = d && data_batch(d, last == -1 ? slow : x, y, 0, 3, &err);
         data_close(d);
         if (last < 0) check(c, ok, "reading %d: %s", last, err.text);
@@ -320,13 +308,12 @@ static void test_reads(Checks* c, const char* tmp) {
     check(c, memcmp(x, slow, sizeof x) == 0, "short reads give other tokens");
     check(c, failed > 5 && failed < 99, "%d calls failed", failed);
     check(c, open_files() == before, "a failed read leaves a file open");
-    free(glob), free(dir);
 }
 
 // A shard that several threads check: the first of its invalid ids, and a read that fails.
-static void test_check_ids(Checks* c, const char* tmp) {
+static void test_check_ids(Checks* c) {
     enum { N = 3000000, FIRST = 1200007, SECOND = 2999999 };
-    char* path = path_join(tmp, "large.bin");
+    static const char path[] = "large.bin";
     uint32_t* ids = xcalloc(N, sizeof *ids);
     TostError err = {{0}};
     Shard s;
@@ -345,25 +332,24 @@ static void test_check_ids(Checks* c, const char* tmp) {
         shard_close(&s);
     }
     unlink(path);
-    free(ids), free(path);
+    free(ids);
 }
 
 // ---- Samples --------------------------------------------------------------------------------------------------------
 
-static void test_sequential(Checks* c, const char* tmp) {
+static void test_sequential(Checks* c) {
     static const int lengths[] = {10, 3, 1, 25, 14};
     enum { N = countof(lengths), TOTAL = 53, LONGEST = 52 };
-    char* dir = sub_folder(tmp, "sequential");
-    char* glob = path_join(dir, "s_*.bin");
+    const PathList* glob = ONE_PATH("sequential/s_*.bin");
     int32_t stream[TOTAL], n = 0;
     for (int s = 0; s < N; s++) {
         for (int i = 0; i < lengths[s]; i++) stream[n++] = 1000 * s + i;
     }
-    write_set(dir, lengths, N);
+    write_set("sequential", lengths, N);
     const int before = open_files();
     for (int T = 1; T <= LONGEST; T++) {
         TostError err = {{0}};
-        DataSet* d = data_open(ONE_PATH(glob), T, 5000, ORDER_SEQUENTIAL, 0, &err);
+        DataSet* d = data_open(glob, T, 5000, ORDER_SEQUENTIAL, 0, &err);
         if (!check(c, d != NULL, "T %d: %s", T, err.text)) continue;
         const uint64_t samples = (TOTAL - 1) / (uint64_t)T;
         const ShardStream* s = data_stream(d);
@@ -383,17 +369,10 @@ static void test_sequential(Checks* c, const char* tmp) {
         check(c, open_files() == before + 1, "%d shards are open", open_files() - before);
         data_close(d);
     }
-    TostError err;
-    check_refused(c, data_open(ONE_PATH(glob), 53, 5000, ORDER_SEQUENTIAL, 0, &err), &err,
-                  "53 tokens in 5 shards, but --seq 53 needs at least 54", "one token too few");
-    check_refused(c, data_open(ONE_PATH(glob), 30, 5000, ORDER_SHUFFLED, 0, &err), &err,
-                  "no shard has the 31 tokens that --seq 30 needs", "no shard long enough");
-    check_refused(c, data_open(ONE_PATH(glob), 4, 4013, ORDER_SEQUENTIAL, 0, &err), &err,
-                  "s_4.bin: token 13 at byte 1050 is 4013", "invalid id");
-    char* none = path_join(dir, "t_*.bin");
-    check_refused(c, data_open(ONE_PATH(none), 4, 5000, ORDER_SEQUENTIAL, 0, &err), &err, "no file matches",
-                  "no files");
-    free(none), free(glob), free(dir);
+    check_set_refused(c, glob, 53, 5000, ORDER_SEQUENTIAL, "53 tokens in 5 shards, but --seq 53 needs at least 54");
+    check_set_refused(c, glob, 30, 5000, ORDER_SHUFFLED, "no shard has the 31 tokens that --seq 30 needs");
+    check_set_refused(c, glob, 4, 4013, ORDER_SEQUENTIAL, "s_4.bin: token 13 at byte 1050 is 4013");
+    check_set_refused(c, ONE_PATH("t_*.bin"), 4, 5000, ORDER_SEQUENTIAL, "no file matches");
 }
 
 // Checks the shuffled order of n samples. order: the first token of each sample, 1000·shard + token.
@@ -413,32 +392,27 @@ static void check_order(Checks* c, const char* glob, int T, uint64_t seed, const
 }
 
 // The order defined in dataset.h, computed by an independent program.
-static void test_shuffled_golden(Checks* c, const char* tmp) {
+static void test_shuffled_golden(Checks* c) {
     static const int lengths[] = {23, 4, 50, 31};
     static const int32_t all[28] = {
         3016, 3009, 3023, 3002, 8, 15, 1, 2021, 2000, 2007, 2035, 2028, 2014, 2042,
         8, 15, 1, 2042, 2014, 2035, 2021, 2007, 2000, 2028, 3023, 3002, 3009, 3016,
     };
     static const int32_t one[15] = {17, 5, 13, 1, 9, 5, 13, 1, 17, 9, 6, 10, 18, 2, 14};
-    char* dir = sub_folder(tmp, "golden");
-    char* glob = path_join(dir, "s_*.bin");
-    char* first = path_join(dir, "s_0.bin");
-    write_set(dir, lengths, countof(lengths));
-    check_order(c, glob, 7, 99, all, 14, countof(all));
-    check_order(c, first, 4, 7, one, 5, countof(one));
-    free(first), free(glob), free(dir);
+    write_set("golden", lengths, countof(lengths));
+    check_order(c, "golden/s_*.bin", 7, 99, all, 14, countof(all));
+    check_order(c, "golden/s_0.bin", 4, 7, one, 5, countof(one));
 }
 
 // Every epoch has every sample once, in another order; a batch at any position has the samples of sequential reading.
-static void test_shuffled(Checks* c, const char* tmp) {
+static void test_shuffled(Checks* c) {
     static const int lengths[] = {500, 9, 333, 990, 10};
     static const int starts[] = {0, 1, 54, 55, 200, 201, 202, 400, 600, 700, 3, 996};
     enum { N = countof(lengths), T = 9, EPOCHS = 5, SAMPLES = 55 + 0 + 36 + 109 + 1 };
-    char *dir = sub_folder(tmp, "shuffled"), *glob = path_join(dir, "s_*.bin");
     TostError err = {{0}};
-    write_set(dir, lengths, N);
-    DataSet* d = data_open(ONE_PATH(glob), T, 5000, ORDER_SHUFFLED, 1, &err);
-    must(d && data_samples(d) == SAMPLES, glob, &err);
+    write_set("shuffled", lengths, N);
+    DataSet* d = data_open(ONE_PATH("shuffled/s_*.bin"), T, 5000, ORDER_SHUFFLED, 1, &err);
+    must(d && data_samples(d) == SAMPLES, "shuffled", &err);
     int32_t x[EPOCHS * SAMPLES][T], y[T], batch[8][T], targets[8][T];
     int seen[EPOCHS][N][1000] = {{{0}}}, twice = 0, moved = 0;
     bool ok = true;
@@ -456,37 +430,31 @@ static void test_shuffled(Checks* c, const char* tmp) {
               "the batch at sample %d differs from sequential reading", starts[i]);
     }
     data_close(d);
-    free(glob), free(dir);
 }
 
-// Writes DIR/NAME with n tokens first, first + 1, ….
-static char* write_run(const char* dir, const char* name, uint32_t first, size_t n) {
-    char* path = path_join(dir, name);
+// Writes a shard with n tokens first, first + 1, ….
+static void write_run(const char* path, uint32_t first, size_t n) {
     uint32_t* ids = xmalloc(n * sizeof *ids);
     for (size_t i = 0; i < n; i++) ids[i] = first + (uint32_t)i;
     write_shard(path, MAGIC_U32, 7, (uint32_t)n, ids, n);
     free(ids);
-    return path;
 }
 
 // Every sample of a mixture is the next one of its source, and after any number of samples, each source has its share.
-static void test_mixture(Checks* c, const char* tmp) {
+static void test_mixture(Checks* c) {
     enum { T = 8, SAMPLES = 3000, N = 3, V = 50000 };
     static const double share[N] = {0.5, 0.3, 0.2};
     static const size_t lengths[N] = {803, 5000, 97};
-    char *dir = sub_folder(tmp, "mixture"), *globs[N], *scaled[N], *plain[N];
+    static char *globs[N] = {"s0:0.5", "s1:0.3", "s2:0.2"}, *scaled[N] = {"s0:10", "s1:6", "s2:4"},
+                *plain[N] = {"s0", "s1", "s2"};
     TostError err = {""};
     DataSet* alone[N];
     int32_t x[T], y[T], want[T], target[T], batch[8 * T], targets[8 * T], (*all)[T] = xmalloc(SAMPLES * sizeof *all);
     uint64_t seen[N] = {0};
     for (int k = 0; k < N; k++) {
-        char* name = xasprintf("s%d.bin", k);
-        plain[k] = write_run(dir, name, (uint32_t)(10000 * k), lengths[k]);
-        globs[k] = xasprintf("%s:%g", plain[k], share[k]);
-        scaled[k] = xasprintf("%s:%g", plain[k], 20 * share[k]);
+        write_run(plain[k], (uint32_t)(10000 * k), lengths[k]);
         alone[k] = data_open(ONE_PATH(plain[k]), T, V, ORDER_SHUFFLED, 5, &err);
         must(alone[k] != NULL, plain[k], &err);
-        free(name);
     }
     DataSet* d = data_open(&(PathList){N, globs}, T, V, ORDER_SHUFFLED, 5, &err);
     must(d != NULL, "mixture", &err);
@@ -522,25 +490,22 @@ static void test_mixture(Checks* c, const char* tmp) {
         must(data_batch(alone[0], want, target, next++, 1, &err), "data_batch", &err);
         check(c, memcmp(batch + i * T, want, sizeof want) == 0, "sample 2^40 + %" PRIu64, i);
     }
-    check_refused(c, data_open(&(PathList){2, (char*[]){plain[0], globs[1]}}, T, V, ORDER_SHUFFLED, 5, &err), &err,
-                  "1 of 2 have a weight", "one weight of two");
-    char *bad = xasprintf("%s:0", plain[0]), *file = path_join(dir, "x:0.5");
-    check_refused(c, data_open(ONE_PATH(bad), T, V, ORDER_SHUFFLED, 5, &err), &err, "s0.bin:0: no file", "a weight of 0");
-    write_text(file, "x");
-    PathList names = data_globs(NULL, ONE_PATH(file));
-    check(c, names.count == 1 && strcmp(names.paths[0], file) == 0, "a file named x:0.5: %s", names.paths[0]);
+    check_set_refused(c, &(PathList){2, (char*[]){plain[0], globs[1]}}, T, V, ORDER_SHUFFLED, "1 of 2 have a weight");
+    check_set_refused(c, ONE_PATH("s0:0"), T, V, ORDER_SHUFFLED, "s0:0: no file");
+    write_text("x:0.5", "x");
+    PathList names = data_globs(NULL, ONE_PATH("x:0.5"));
+    check(c, names.count == 1 && strcmp(names.paths[0], "x:0.5") == 0, "a file named x:0.5: %s", names.paths[0]);
     free_paths(&names);
-    for (int k = 0; k < N; k++) data_close(alone[k]), free(globs[k]), free(scaled[k]), free(plain[k]);
+    for (int k = 0; k < N; k++) data_close(alone[k]);
     data_close(d), data_close(same), data_close(other), data_close(one);
-    free(file), free(bad), free(dir), free(all);
+    free(all);
 }
 
 // ---- The writer -----------------------------------------------------------------------------------------------------
 
-// Checks the shards PREFIX_NNNNNN.bin: their width, sizes and tokens.
-static void check_written(Checks* c, const char* prefix, uint32_t vocab, uint64_t shard_tokens, const uint32_t* ids,
+// Checks the shards that match: their width, sizes and tokens.
+static void check_written(Checks* c, const char* glob, uint32_t vocab, uint64_t shard_tokens, const uint32_t* ids,
                           uint64_t n) {
-    char* glob = xasprintf("%s_*.bin", prefix);
     int32_t* got = xmalloc((size_t)(n + 1) * sizeof *got);
     TostError err = {{0}};
     ShardStream s;
@@ -554,24 +519,34 @@ static void check_written(Checks* c, const char* prefix, uint32_t vocab, uint64_
         stream_close(&s);
     }
     check(c, ok, "%s: wrong shards: %s", glob, err.text);
-    free(got), free(glob);
+    free(got);
 }
 
-static void test_writer(Checks* c, const char* tmp) {
+// Files in a folder, without those that begin with a dot
+static int count_files(const char* dir) {
+    TostError err;
+    PathList list = {0};
+    char* all = path_join(dir, "*");
+    const int n = expand_glob(&list, ONE_PATH(all), &err) ? list.count : 0;
+    free_paths(&list);
+    free(all);
+    return n;
+}
+
+static void test_writer(Checks* c) {
     static const struct { uint32_t vocab; uint64_t shard_tokens; int n, train, val; } cases[] = {
         {50257, 100, 0, 0, 0}, {50257, 100, 99, 1, 1}, {50257, 100, 100, 1, 1}, {50257, 100, 101, 2, 1},
         {65536, 7, 20, 3, 2}, {65537, 7, 21, 3, 2}, {100277, 5000, 20001, 5, 1}, {257, 100000, 20001, 1, 1},
     };
     for (size_t i = 0; i < countof(cases); i++) {
         const int n = cases[i].n, tail = n < 10 ? n : 10;
-        char *dir = xasprintf("%s/written/%zu", tmp, i), *out = path_join(dir, "my");
-        char *train = path_join(dir, "my_train"), *val = path_join(dir, "my_val"), *left = path_join(dir, "*.tmp");
+        const uint32_t vocab = cases[i].vocab;
         TostError err = {{0}};
         uint32_t* ids = xmalloc((size_t)(n + 1) * sizeof *ids);
-        for (int k = 0; k < n; k++) ids[k] = (uint32_t)(((uint64_t)k * 2654435761u + 12345) % cases[i].vocab);
-        if (n) ids[n - 1] = cases[i].vocab - 1;
+        for (int k = 0; k < n; k++) ids[k] = (uint32_t)(((uint64_t)k * 2654435761u + 12345) % vocab);
+        if (n) ids[n - 1] = vocab - 1;
         for (int moved = 0; moved <= tail; moved += tail + !tail) {   // no token, then the last ones are validation
-            ShardWriter* w = shard_writer_open(out, cases[i].vocab, cases[i].shard_tokens, &err);
+            ShardWriter* w = shard_writer_open("written/my", vocab, cases[i].shard_tokens, &err);
             bool ok = w != NULL;
             for (int k = 0, m = 1; ok && k < n; k += m, m = m * 2 + 1) {
                 if (m > n - k) m = n - k;
@@ -583,25 +558,14 @@ static void test_writer(Checks* c, const char* tmp) {
             check(c, ok && got[SPLIT_TRAIN].tokens == (uint64_t)(n - moved) && got[SPLIT_VAL].tokens == (uint64_t)moved
                   && got[SPLIT_VAL].shards == (moved ? cases[i].val : 0)
                   && (moved || got[SPLIT_TRAIN].shards == cases[i].train), "writer %zu: %s", i, err.text);
-            check_written(c, train, cases[i].vocab, cases[i].shard_tokens, ids, (uint64_t)(n - moved));
-            check_written(c, val, cases[i].vocab, cases[i].shard_tokens, ids + n - moved, (uint64_t)moved);
-            PathList list;
-            check(c, !expand_glob(&list, ONE_PATH(left), &err), "writer %zu: a .tmp folder remains", i);
-            free_paths(&list);
-            must(remove_tree(dir, &err), dir, &err);
+            check_written(c, "written/my_train_*.bin", vocab, cases[i].shard_tokens, ids, (uint64_t)(n - moved));
+            check_written(c, "written/my_val_*.bin", vocab, cases[i].shard_tokens, ids + n - moved, (uint64_t)moved);
+            check(c, count_files("written") == got[SPLIT_TRAIN].shards + got[SPLIT_VAL].shards,
+                  "writer %zu: a .tmp folder remains", i);
+            must(remove_tree("written", &err), "written", &err);
         }
-        free(ids), free(left), free(val), free(train), free(out), free(dir);
+        free(ids);
     }
-}
-
-static int count_files(const char* dir) {
-    TostError err;
-    PathList list;
-    char* all = path_join(dir, "*");
-    int n = expand_glob(&list, ONE_PATH(all), &err) ? list.count : 0;
-    free_paths(&list);
-    free(all);
-    return n;
 }
 
 static const uint32_t ten_ids[10] = {1, 2, 3, 4, 5, 6, 7, 8, 9, 10};
@@ -615,72 +579,67 @@ static ShardWriter* four_shards(Checks* c, const char* out) {
     return w;
 }
 
-static void test_writer_fails(Checks* c, const char* tmp) {
-    char *dir = sub_folder(tmp, "failed"), *out = path_join(dir, "a"), *folder = path_join(dir, "a.tmp");
-    char* like = path_join(dir, "a_000000.bin");
-    char* blocked = path_join(dir, "a_train_000002.bin");  // a folder with the name of the last shard
+static void test_writer_fails(Checks* c) {
     TostError err;
     ShardCount written[SPLITS];
-    write_text(like, "x");
-    ShardWriter* w = four_shards(c, out);
-    check(c, count_files(dir) == 2 && count_files(folder) == 5,
-          "expected four shards and a lock in a.tmp, got %d files", count_files(folder));
+    make_folder("failed");
+    write_text("failed/a_000000.bin", "x");
+    ShardWriter* w = four_shards(c, "failed/a");
+    check(c, count_files("failed") == 2 && count_files("failed/a.tmp") == 5,
+          "expected four shards and a lock in a.tmp, got %d files", count_files("failed/a.tmp"));
     shard_writer_abandon(w);
-    check(c, count_files(dir) == 1 && path_exists(like), "shard_writer_abandon must remove exactly the files it wrote");
+    check(c, count_files("failed") == 1 && path_exists("failed/a_000000.bin"),
+          "shard_writer_abandon must remove exactly the files it wrote");
 
-    w = four_shards(c, out);
-    check(c, make_dirs(blocked, &err), "%s", err.text);
+    w = four_shards(c, "failed/a");
+    make_folder("failed/a_train_000002.bin");   // the name of the last shard
     check_refused(c, shard_writer_close(w, NULL, written, &err), &err, "cannot rename", "name in use");
-    check(c, count_files(dir) == 2, "failed close: no file must remain, got %d", count_files(dir) - 2);
-    free(blocked), free(like), free(folder), free(out), free(dir);
+    check(c, count_files("failed") == 2, "failed close: no file must remain, got %d", count_files("failed") - 2);
 }
 
 // What a killed writer leaves, and files of others in its folder.
-static void test_writer_again(Checks* c, const char* tmp) {
-    char *dir = sub_folder(tmp, "again"), *out = path_join(dir, "b"), *folder = path_join(dir, "b.tmp");
-    char *first = path_join(dir, "b_train_000000.bin"), *left = path_join(folder, "val_123456.bin");
-    char* note = path_join(folder, "note.bin");
+static void test_writer_again(Checks* c) {
+    static const char first[] = "again/b_train_000000.bin", left[] = "again/b.tmp/val_123456.bin";
+    static const char note[] = "again/b.tmp/note.bin", incomplete[] = "b_train_000000.bin: the shards that follow";
     TostError err;
     ShardCount written[SPLITS];
-    must(make_dirs(folder, &err), folder, &err);
+    make_folder("again/b.tmp");
     write_text(left, "left by a killed process");
     write_text(note, "of someone else");
-    ShardWriter* w = four_shards(c, out);
-    check_refused(c, shard_writer_open(out, 50257, 4, &err), &err, "b.tmp is in use by process", "second writer");
+    ShardWriter* w = four_shards(c, "again/b");
+    check_refused(c, shard_writer_open("again/b", 50257, 4, &err), &err, "b.tmp is in use by process", "second writer");
     check(c, !path_exists(left) && path_exists(note), "only shards of a killed process must be removed");
     check(c, shard_writer_close(w, NULL, written, &err) && written[SPLIT_TRAIN].shards == 3, "%s", err.text);
-    check(c, count_files(folder) == 1 && count_files(dir) == 5, "want 4 shards and b.tmp, got %d", count_files(dir));
-    check_refused(c, shard_writer_open(out, 50257, 4, &err), &err, ".bin: exists already", "old shards");
+    check(c, count_files("again/b.tmp") == 1 && count_files("again") == 5, "want 4 shards and b.tmp, got %d",
+          count_files("again"));
+    check_refused(c, shard_writer_open("again/b", 50257, 4, &err), &err, ".bin: exists already", "old shards");
     DataSet* d = data_open(ONE_PATH(first), 3, 50257, ORDER_SEQUENTIAL, 0, &err);
     check(c, d != NULL, "files of others in b.tmp: %s", err.text);
     data_close(d);
     write_text(left, "the rest, if the writer was killed while it renamed shards");
-    check_refused(c, data_open(ONE_PATH(first), 3, 50257, ORDER_SEQUENTIAL, 0, &err), &err,
-                  "b_train_000000.bin: the shards that follow", "incomplete set");
-    char* before = write_run(dir, "a_train_000000.bin", 0, 9);
-    check_refused(c, data_open(&(PathList){2, (char*[]){before, first}}, 3, 50257, ORDER_SEQUENTIAL, 0, &err), &err,
-                  "b_train_000000.bin: the shards that follow", "incomplete set after a complete one");
-    free(before), free(note), free(left), free(first), free(folder), free(out), free(dir);
+    check_set_refused(c, ONE_PATH(first), 3, 50257, ORDER_SEQUENTIAL, incomplete);
+    write_run("again/a_train_000000.bin", 0, 9);
+    PathList* both = &(PathList){2, (char*[]){(char[]){"again/a_train_000000.bin"}, (char*)first}};
+    check_set_refused(c, both, 3, 50257, ORDER_SEQUENTIAL, incomplete);
 }
 
 int main(void) {
     Checks c = {.suite = "data"};
-    char* tmp = new_folder();
-    test_shard_kinds(&c, tmp);
-    test_shards_refused(&c, tmp);
-    test_other_formats(&c, tmp);
-    test_widths(&c, tmp);
-    test_shard_sparse(&c, tmp);
-    test_changes(&c, tmp);
-    test_reads(&c, tmp);
-    test_check_ids(&c, tmp);
-    test_sequential(&c, tmp);
-    test_shuffled_golden(&c, tmp);
-    test_shuffled(&c, tmp);
-    test_mixture(&c, tmp);
-    test_writer(&c, tmp);
-    test_writer_fails(&c, tmp);
-    test_writer_again(&c, tmp);
-    drop_folder(tmp);
+    char* dir = enter_folder();
+    test_shard_kinds(&c);
+    test_shards_refused(&c);
+    test_widths(&c);
+    test_shard_sparse(&c);
+    test_changes(&c);
+    test_reads(&c);
+    test_check_ids(&c);
+    test_sequential(&c);
+    test_shuffled_golden(&c);
+    test_shuffled(&c);
+    test_mixture(&c);
+    test_writer(&c);
+    test_writer_fails(&c);
+    test_writer_again(&c);
+    drop_folder(dir);
     return checks_verdict(&c);
 }

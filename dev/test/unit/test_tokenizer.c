@@ -1,9 +1,6 @@
 // test_tokenizer.c: tokenizer.c against published ids and a simple BPE, and with invalid vocab.bpe files; tokenize.c
 // with many batch sizes.
 #include "base/crc32.h"
-#include "base/error.h"
-#include "base/files.h"
-#include "base/memory.h"
 #include "dev/test/scratch.h"
 
 #include <sys/stat.h>
@@ -80,9 +77,11 @@ static void print_piece(FILE* f, const Vocab* v, int id) {
 
 typedef struct { Vocab* v; Tokenizer* t; TokenizerCache* cache; } Bpe;
 
-static Bpe bpe_open(Vocab* v, const char* path) {
-    FILE* f = fopen(path, "wb");
-    must(f != NULL, path, NULL);
+static const char vocab_file[] = "vocab.bpe";
+
+static Bpe bpe_open(Vocab* v) {
+    FILE* f = fopen(vocab_file, "wb");
+    must(f != NULL, vocab_file, NULL);
     fprintf(f, "#version: 0.2\n");
     for (int id = 256; id < v->size; id++) {
         print_piece(f, v, v->left[id]);
@@ -92,8 +91,8 @@ static Bpe bpe_open(Vocab* v, const char* path) {
     }
     fclose(f);
     TostError err;
-    Bpe b = {v, tokenizer_open(path, &err), tokenizer_cache_new()};
-    must(b.t != NULL, path, &err);
+    Bpe b = {v, tokenizer_open(vocab_file, &err), tokenizer_cache_new()};
+    must(b.t != NULL, vocab_file, &err);
     return b;
 }
 
@@ -217,10 +216,10 @@ static Vocab* pair_vocab(Rng* rng) {
     return v;
 }
 
-static void test_split(Checks* c, const char* path) {
+static void test_split(Checks* c) {
     Rng rng = rng_seeded(1, 0);
     for (int order = 0; order < 24; order++) {
-        Bpe b = bpe_open(pair_vocab(&rng), path);
+        Bpe b = bpe_open(pair_vocab(&rng));
         for (size_t k = 0; k < countof(split_texts); k++) {
             char text[64];
             uint32_t want[64], got[64];
@@ -259,13 +258,13 @@ static Vocab* random_vocab(Rng* rng, const char* alphabet, int merges) {
 
 // Words around the length at which merging switches from scans to a heap, and one of more than a megabyte, which
 // would take minutes if the time were quadratic.
-static void test_merging(Checks* c, const char* path) {
+static void test_merging(Checks* c) {
     enum { SHORT = 400, LONG = 3 << 19 };
     Rng rng = rng_seeded(2, 0);
     uint32_t want[SHORT], *got = xmalloc(LONG * sizeof *got);
     char* word = xmalloc(LONG);
     for (int round = 0; round < 30; round++) {
-        Bpe b = bpe_open(random_vocab(&rng, "abc", 10 + round * 8), path);
+        Bpe b = bpe_open(random_vocab(&rng, "abc", 10 + round * 8));
         for (size_t i = 0; i < (round == 29 ? LONG : SHORT); i++) word[i] = "abc"[rng_below(&rng, 3)];
         for (size_t n = 1; n < SHORT; n += 1 + n / 40) {
             const size_t n_want = slow_bpe(b.v, want, word, n), n_got = encode(c, &b, got, word, n);
@@ -293,7 +292,7 @@ static size_t hostile_text(Rng* rng, char* text, size_t n) {
 }
 
 // Splitting a text at tokenizer_last_cut of any of its prefixes must not change the ids.
-static void test_cuts(Checks* c, const char* path) {
+static void test_cuts(Checks* c) {
     static const struct { const char* text; size_t cut; } known[] = {
         {"hello world", 5}, {"hello  ", 5}, {"a\nb c", 3}, {"hello", 0}, {" hello", 0}, {"\n\n a", 0},
         {"a\r\nb", 0}, {"a\tb", 0}, {"a\u00a0 b", 0}, {"a\u3000\nb", 0}, {"a\u2009 b", 0}, {"é b", 2},
@@ -304,7 +303,7 @@ static void test_cuts(Checks* c, const char* path) {
         check(c, cut == known[i].cut, "known text %zu: cut at %zu, expected %zu", i, cut, known[i].cut);
     }
     Rng rng = rng_seeded(3, 0);
-    Bpe b = bpe_open(random_vocab(&rng, "ab \n'sl1!\xc2\xa0\xe3\x80\x85\xe2\x89\xff", 300), path);
+    Bpe b = bpe_open(random_vocab(&rng, "ab \n'sl1!\xc2\xa0\xe3\x80\x85\xe2\x89\xff", 300));
     int cuts = 0, bad = 0;
     for (int round = 0; round < 4000; round++) {
         char text[100];
@@ -322,7 +321,7 @@ static void test_cuts(Checks* c, const char* path) {
 
 // ---- Valid and invalid vocab.bpe files ------------------------------------------------------------------------------
 
-static void test_valid_files(Checks* c, const char* path) {
+static void test_valid_files(Checks* c) {
     static const struct { const char* text; int size; } valid[] = {
         {"", 257}, {"#version: 0.2", 257}, {"#version: 0.2\r\n", 257}, {"#version: 0.2\r\na b\r\nab c\r\n", 259},
         {"a b\nab c", 259}, {"# #\n## #\n", 259}, {"Ġ t\n", 258}, {"#version: 0.2\n# v\n", 258}, {"ÿ Ń\n", 258},
@@ -333,8 +332,8 @@ static void test_valid_files(Checks* c, const char* path) {
         TostError err;
         uint32_t ids[13];
         size_t len;
-        write_text(path, valid[k].text);
-        Tokenizer* t = tokenizer_open(path, &err);
+        write_text(vocab_file, valid[k].text);
+        Tokenizer* t = tokenizer_open(vocab_file, &err);
         must(t != NULL, valid[k].text, &err);
         bool order = tokenizer_size(t) == valid[k].size && tokenizer_eot(t) == valid[k].size - 1;
         for (int id = 0; id < 256; id++) {
@@ -352,15 +351,15 @@ static void test_valid_files(Checks* c, const char* path) {
     }
 }
 
-static void refused(Checks* c, const char* path, const char* place, const char* reason) {
+static void refused(Checks* c, const char* place, const char* reason) {
     TostError err = {""};
-    Tokenizer* t = tokenizer_open(path, &err);
-    check_refused(c, t != NULL, &err, place, path);
-    check_refused(c, t != NULL, &err, reason, path);
+    Tokenizer* t = tokenizer_open(vocab_file, &err);
+    check_refused(c, t != NULL, &err, place, vocab_file);
+    check_refused(c, t != NULL, &err, reason, vocab_file);
     tokenizer_free(t);
 }
 
-static void test_invalid_files(Checks* c, const char* path) {
+static void test_invalid_files(Checks* c) {
     static const struct { const char *text, *place, *reason; } invalid[] = {
         {"#version: 0.2\na b c\n", "line 2:", "two parts"}, {"ab\n", "line 1:", "two parts"},
         {"a \n", "line 1:", "two parts"}, {"a  b\n", "line 1:", "two parts"},
@@ -378,21 +377,20 @@ static void test_invalid_files(Checks* c, const char* path) {
         {"\n\x0e\n\x05<unk>\x15\x01", "SentencePiece", "`vocab`"},
     };
     for (size_t k = 0; k < countof(invalid); k++) {
-        write_text(path, invalid[k].text);
-        refused(c, path, invalid[k].place, invalid[k].reason);
+        write_text(vocab_file, invalid[k].text);
+        refused(c, invalid[k].place, invalid[k].reason);
     }
-    write_bytes(path, "a \0\n", 4);
-    refused(c, path, "line 1:", "alphabet");
-    if (truncate(path, 1 << 30) == 0) refused(c, path, "1073741824 bytes", "at most");
-    unlink(path);
-    refused(c, path, path, "No such file");
+    write_bytes(vocab_file, "a \0\n", 4);
+    refused(c, "line 1:", "alphabet");
+    if (truncate(vocab_file, 1 << 30) == 0) refused(c, "1073741824 bytes", "at most");
+    unlink(vocab_file);
+    refused(c, vocab_file, "No such file");
 }
 
 // A vocab.json or tokenizer.json beside a merges.txt: the same ids, or the first that differs. ids: of the 256 bytes from
 // `first` on, "ab" and, if it is not negative, <|endoftext|>.
-static void check_layout(Checks* c, const char* dir, const char* json, int first, int ab, int eot, const char* expected) {
+static void check_layout(Checks* c, const char* json, int first, int ab, int eot, const char* expected) {
     char *text = xstrdup(strstr(json, "tokenizer") ? "{\"model\": {\"type\": \"BPE\", \"vocab\": {" : "{"), *end;
-    char *merges = path_join(dir, "my-merges.txt"), *path = path_join(dir, json);
     TostError err = {""};
     for (uint32_t ch = 0, id = 0; id < 256; ch++) {
         char utf8[5] = "";
@@ -403,26 +401,26 @@ static void check_layout(Checks* c, const char* dir, const char* json, int first
     text = append_text(text, "\"ab\": %d", ab);
     if (eot >= 0) text = append_text(text, ", \"<|endoftext|>\": %d, \"<pad>\": 300", eot);
     end = append_text(text, strstr(json, "tokenizer") ? "}, \"merges\": [\"a b\"]}}" : "}");
-    write_text(merges, "a b\n");
-    write_text(path, end);
-    Tokenizer* t = tokenizer_open(merges, &err);
+    write_text("my-merges.txt", "a b\n");
+    write_text(json, end);
+    Tokenizer* t = tokenizer_open("my-merges.txt", &err);
     if (expected) check_refused(c, t != NULL, &err, expected, json);
     else check(c, t != NULL, "%s: %s", json, err.text);
     tokenizer_free(t);
-    unlink(path), unlink(merges);
-    free(end), free(path), free(merges);
+    unlink(json);
+    free(end);
 }
 
-static void test_layouts(Checks* c, const char* dir) {
+static void test_layouts(Checks* c) {
     static const char* const files[] = {"my-vocab.json", "my-tokenizer.json"};
     for (size_t i = 0; i < countof(files); i++) {
-        check_layout(c, dir, files[i], 0, 256, 257, NULL);
-        check_layout(c, dir, files[i], 0, 256, -1, NULL);
-        check_layout(c, dir, files[i], 1, 257, 0, "my-merges.txt: id 0 is another token");
-        check_layout(c, dir, files[i], 0, 257, 256, "id 256 is another token");
-        check_layout(c, dir, files[i], 0, 258, -1, "id 256 is another token");
+        check_layout(c, files[i], 0, 256, 257, NULL);
+        check_layout(c, files[i], 0, 256, -1, NULL);
+        check_layout(c, files[i], 1, 257, 0, "my-merges.txt: id 0 is another token");
+        check_layout(c, files[i], 0, 257, 256, "id 256 is another token");
+        check_layout(c, files[i], 0, 258, -1, "id 256 is another token");
     }
-    check_layout(c, dir, "vocab.json", 1, 257, 0, NULL);   // of other merges
+    check_layout(c, "vocab.json", 1, 257, 0, NULL);   // of other merges
 }
 
 // ---- From files to shards -------------------------------------------------------------------------------------------
@@ -435,9 +433,8 @@ static void append_ids(Ids* to, const uint32_t* ids, size_t n) {
     to->n += n;
 }
 
-// All tokens of PREFIX_KIND_NNNNNN.bin.
-static Ids read_shards(const char* prefix, const char* kind) {
-    char* glob = xasprintf("%s_%s_*.bin", prefix, kind);
+// All tokens of the shards that match
+static Ids read_shards(const char* glob) {
     TostError err;
     ShardStream s;
     Ids all = {xmalloc(1), 0};
@@ -446,7 +443,6 @@ static Ids read_shards(const char* prefix, const char* kind) {
         must(stream_read((int32_t*)all.ids, &s, 0, all.n, &err), glob, &err);
         stream_close(&s);
     }
-    free(glob);
     return all;
 }
 
@@ -473,39 +469,33 @@ ssize_t read(int fd, void* data, size_t n) {
     return error ? -1 : readv(fd, &(struct iovec){data, reading.slow && n > 50 ? 50 : n}, 1);
 }
 
-typedef struct {
-    char* dir;
-    char* vocab;    // path of the vocabulary
-    Bpe   bpe;      // opened from it
-    int   runs;
-} Fixture;
-
 // What a run of tokenize wrote, or its error.
 typedef struct { bool ok; TokenizeResult r; TostError err; Ids train, val; } Run;
 
-// Tokenizes the file `path`, or, if it is NULL, o.files, into a new folder, which must not remain after an error.
-static Run run(Checks* c, Fixture* b, TokenizeOptions o, const char* path) {
+// Tokenizes the file `path`, or, if it is NULL, o.files, into the folder `run`, which must not remain after an error.
+static Run run(Checks* c, TokenizeOptions o, const char* path) {
     Run run = {.err = {""}};
-    char *dir = xasprintf("%s/run%d", b->dir, b->runs++), *prefix = path_join(dir, "x"), *files[] = {(char*)path};
-    o.tokenizer = b->vocab;
-    o.out = prefix;
+    char* files[] = {(char*)path};
+    o.tokenizer = vocab_file;
+    o.out = "run/x";
     if (path) o.in.files = files, o.in.n_files = 1;
     if (!o.shard_tokens) o.shard_tokens = 1000;
     run.ok = tokenize_files(&o, &run.r, &run.err);
     if (run.ok) {
-        run.train = read_shards(prefix, "train");
-        run.val = read_shards(prefix, "val");
+        TostError err;
+        run.train = read_shards("run/x_train_*.bin");
+        run.val = read_shards("run/x_val_*.bin");
         check(c, run.r.written[SPLIT_TRAIN].tokens == run.train.n && run.r.written[SPLIT_VAL].tokens == run.val.n
               && run.r.tokens == run.train.n + run.val.n, "%s: wrong numbers of tokens", o.in.files[0]);
-    } else check(c, !path_exists(dir), "%s: files remain after '%s'", o.in.files[0], run.err.text);
-    free(prefix), free(dir);
+        must(remove_tree("run", &err), "remove_tree", &err);
+    } else check(c, !path_exists("run"), "%s: files remain after '%s'", o.in.files[0], run.err.text);
     return run;
 }
 
 static void run_free(Run* run) { free(run->train.ids), free(run->val.ids); }
 
 // Tokenizes files with many batch sizes and one or two threads: the tokens must always be `want`.
-static void check_runs(Checks* c, Fixture* b, const char* what, char** files, int n_files, const Ids* want) {
+static void check_runs(Checks* c, const Bpe* b, const char* what, char** files, int n_files, const Ids* want) {
     static const struct { size_t batch; int threads; bool slow; } runs[] = {
         {0, 1, false}, {0, 2, false}, {1, 1, false}, {2, 1, false}, {3, 1, true}, {7, 1, false}, {40, 1, false},
         {40, 2, false}, {500, 1, true}, {500, 2, false}, {3000, 2, false}, {0, 1, true},
@@ -515,10 +505,10 @@ static void check_runs(Checks* c, Fixture* b, const char* what, char** files, in
         const TokenizeOptions o = {.in = {.files = files, .n_files = n_files, .threads = runs[k].threads,
                                           .batch_bytes = runs[k].batch}, .seed = 5, .val_frac = 0.4};
         reading.slow = runs[k].slow;
-        Run r = run(c, b, o, NULL);
+        Run r = run(c, o, NULL);
         reading.slow = false;
         if (k == 0) first = r;
-        check(c, r.ok && is_partition(want, &r.train, &r.val, (uint32_t)tokenizer_eot(b->bpe.t)),
+        check(c, r.ok && is_partition(want, &r.train, &r.val, (uint32_t)tokenizer_eot(b->t)),
               "%s: wrong tokens with batches of %zu bytes: %s", what, o.in.batch_bytes, r.err.text);
         check(c, same_ids(first.val.ids, first.val.n, r.val.ids, r.val.n),
               "%s: validation documents depend on the batch size", what);
@@ -538,17 +528,17 @@ static size_t random_document(Rng* rng, char* text, size_t cap) {
     return n;
 }
 
-static void append_document(const Fixture* b, Ids* want, const char* text, size_t n) {
+static void append_document(const Bpe* b, Ids* want, const char* text, size_t n) {
     uint32_t* ids = xmalloc((n + 1) * sizeof *ids);
-    size_t count = tokenizer_encode(b->bpe.t, ids, text, n);
-    ids[count] = (uint32_t)tokenizer_eot(b->bpe.t);
+    size_t count = tokenizer_encode(b->t, ids, text, n);
+    ids[count] = (uint32_t)tokenizer_eot(b->t);
     if (n) append_ids(want, ids, count + 1);
     free(ids);
 }
 
-static void test_plain_text(Checks* c, Fixture* b) {
+static void test_plain_text(Checks* c, const Bpe* b) {
     Rng rng = rng_seeded(6, 0);
-    char* files[2] = {path_join(b->dir, "a.txt"), path_join(b->dir, "b.txt")};
+    char* files[2] = {"a.txt", "b.txt"};
     Ids want = {0};
     for (int k = 0; k < 2; k++) {
         FILE* file = fopen(files[k], "wb");
@@ -566,10 +556,10 @@ static void test_plain_text(Checks* c, Fixture* b) {
         fclose(file);
     }
     check_runs(c, b, "plain text", files, 2, &want);
-    free(files[0]), free(files[1]), free(want.ids);
+    free(want.ids);
 }
 
-static void test_jsonl(Checks* c, Fixture* b) {
+static void test_jsonl(Checks* c, const Bpe* b) {
     static const struct { const char *line, *text; } lines[] = {
         {"{\"text\": \"hello world\"}\n", "hello world"},
         {"{\"id\": 7, \"text\":\"tab\\t \\\"q\\\" \\u00e9\\ud83d\\ude00\", \"meta\": {\"text\": \"no\"}}\r\n",
@@ -580,7 +570,7 @@ static void test_jsonl(Checks* c, Fixture* b) {
          "\n<|endoftext|>\n"},
         {"{\"text\":\"no line end\"}", "no line end"},
     };
-    char *files[] = {path_join(b->dir, "c.jsonl")}, *file = xstrdup("");
+    char *files[] = {"c.jsonl"}, *file = xstrdup("");
     Ids want = {0};
     for (int round = 0; round < 20; round++) {
         for (size_t i = 0; i < countof(lines); i++) {
@@ -592,33 +582,11 @@ static void test_jsonl(Checks* c, Fixture* b) {
     write_text(files[0], file);
     check_runs(c, b, "JSONL", files, 1, &want);
     must(freopen(files[0], "rb", stdin) != NULL, "freopen", NULL);
-    Run r = run(c, b, (TokenizeOptions){.in.jsonl = true}, "-");
+    Run r = run(c, (TokenizeOptions){.in.jsonl = true}, "-");
     check(c, r.ok && same_ids(r.train.ids, r.train.n, want.ids, want.n) && r.r.read.bytes == strlen(file)
           && r.r.read.documents == 100, "standard input: %s", r.err.text);
     run_free(&r);
-    free(files[0]), free(file), free(want.ids);
-}
-
-// Binary files, whatever their names.
-static void test_binary(Checks* c, Fixture* b) {
-    enum { TAR = 512 };
-    static const char tar[TAR] = {['a'] = 'x', [257] = 'u', 's', 't', 'a', 'r'};
-    static const struct { const char* bytes; size_t n; const char* error; } cases[] = {
-        {tar, TAR, "x.txt: a tar archive; pipe it through a filter: tar -xOf FILE |"},
-        {"\xff\xfe\0\0H\0\0\0i\0\0\0", 12, "x.txt: UTF-32LE, not UTF-8; pipe it through a filter: iconv -f UTF-32LE "},
-        {"\0\0\0H\0\0\0i\0\0\0!", 12, "UTF-32BE"}, {"H\0i\0 \0y\0o\0u\0", 12, "UTF-16LE"},
-        {"\0H\0i\0 \0y\0o\0u", 12, "iconv -f UTF-16BE -t UTF-8 FILE"},
-        {"\xfe\xff\x4e\x2d\x65\x87", 6, "UTF-16, not UTF-8"}, {"one\0two", 7, "1 of 7 bytes"},
-        {"\x1f\x8b", 2, "gzip -dc"}, {"PAR1\x15\4", 6, "corpus.py own --from FILE"},
-    };
-    char* path = path_join(b->dir, "x.txt");
-    for (size_t i = 0; i < countof(cases); i++) {
-        write_bytes(path, cases[i].bytes, cases[i].n);
-        Run r = run(c, b, (TokenizeOptions){.in.batch_bytes = 8}, path);
-        check_refused(c, r.ok, &r.err, cases[i].error, cases[i].error);
-        run_free(&r);
-    }
-    free(path);
+    free(file), free(want.ids);
 }
 
 static void test_count_broken(Checks* c) {
@@ -639,11 +607,12 @@ static void test_count_broken(Checks* c) {
 }
 
 // A few broken bytes are counted, wherever batches end; one more than the share is refused.
-static void test_broken_bytes(Checks* c, Fixture* b) {
+static void test_broken_bytes(Checks* c) {
     enum { BYTES = 20000, MOST = BYTES / 1000 };
     static const struct { size_t batch; int threads; } runs[] = {{0, 1}, {0, 4}, {1, 2}, {3, 1}, {7, 3}, {600, 2}};
     static const char* const broken[] = {"\xff", "\x80", "\xc3", "\xe2\x82", "\xf0\x9f\x91", "\xed\xa0\x80", "\0"};
-    char *path = path_join(b->dir, "broken.txt"), text[BYTES];
+    static const char path[] = "broken.txt";
+    char text[BYTES];
     for (size_t kind = 0; kind < countof(broken) * 2; kind++) {
         const char* bad = broken[kind / 2];
         const size_t len = *bad ? strlen(bad) : 1, n = MOST / len + kind % 2 * len;
@@ -654,7 +623,7 @@ static void test_broken_bytes(Checks* c, Fixture* b) {
         const uint64_t count = count_broken(&first, text, BYTES);
         write_bytes(path, text, BYTES);
         for (size_t k = 0; k < countof(runs); k++) {
-            Run r = run(c, b, (TokenizeOptions){.in = {.batch_bytes = runs[k].batch, .threads = runs[k].threads},
+            Run r = run(c, (TokenizeOptions){.in = {.batch_bytes = runs[k].batch, .threads = runs[k].threads},
                                                 .shard_tokens = 30000}, path);
             if (count > MOST) check_refused(c, r.ok, &r.err, "broken.txt; text in another encoding", bad);
             else check(c, r.ok && r.r.read.broken.count == count && r.r.read.broken.first == first
@@ -663,11 +632,10 @@ static void test_broken_bytes(Checks* c, Fixture* b) {
             run_free(&r);
         }
     }
-    free(path);
 }
 
 // The first line decides, unless an option or the name does.
-static void test_formats(Checks* c, Fixture* b) {
+static void test_formats(Checks* c) {
     static const char two[] = "\n \t\n {\"text\": \"one\", \"content\": \"x\"}\n"
                               "{\"text\": null, \"content\": \"y\"}\nbad\n";
     static const char accents[] = "{\"\u00e9日日日日日日\": 1, \"text\": \"a\"}";
@@ -691,10 +659,9 @@ static void test_formats(Checks* c, Fixture* b) {
     for (size_t i = 0; i < countof(cases) * countof(batches); i++) {
         const size_t k = i / countof(batches);
         TextInput in = cases[k].in;
-        char* path = path_join(b->dir, cases[k].name);
         in.batch_bytes = batches[i % countof(batches)];
-        write_text(path, cases[k].text);
-        Run r = run(c, b, (TokenizeOptions){.in = in}, path);
+        write_text(cases[k].name, cases[k].text);
+        Run r = run(c, (TokenizeOptions){.in = in}, cases[k].name);
         const TextCount* got = &r.r.read;
         check(c, r.ok && got->listed[0].jsonl == cases[k].jsonl && got->jsonl_files == cases[k].jsonl
               && got->listed[0].documents == cases[k].documents && got->documents == cases[k].documents
@@ -706,32 +673,35 @@ static void test_formats(Checks* c, Fixture* b) {
             check(c, strstr(got->first_skipped.text, "a.txt: line 4: byte 9: expected a string"), "the first skipped "
                   "line: %s", got->first_skipped.text);
         run_free(&r);
-        free(path);
     }
 }
 
 // The files that validation documents come from.
-static void test_validation_files(Checks* c, Fixture* b) {
-    char* files[6];
+static void test_validation_files(Checks* c) {
+    char* files[6] = {"part0", "part1", "part2", "part3", "part4", "part5"};
     for (int i = 0; i < 6; i++) {
-        files[i] = xasprintf("%s/part%d", b->dir, i);
         FILE* f = fopen(files[i], "wb");
         for (int k = 0; k < (i == 1 ? 1 : 50); k++) fprintf(f, "%d\n<|endoftext|>\n", k);
         fclose(f);
     }
     for (int n = 1; n <= 6; n++) {
         TokenizeOptions o = {.in = {.files = files, .n_files = n}, .val_frac = 0.3, .seed = 5};
-        Run r = run(c, b, o, NULL);
+        Run r = run(c, o, NULL);
         const char* names = r.r.val_names.text;
         check(c, r.ok && r.r.val_files == n - (n > 1) && strstr(names, "part0") && !strstr(names, "part1")
               && !strstr(names, "part4") && !strstr(names, "…") == (n < 5), "%d files: %d in the validation shards: %s",
               n, r.r.val_files, names);
         run_free(&r);
     }
-    for (int i = 0; i < 6; i++) free(files[i]);
 }
 
-static void test_failures(Checks* c, Fixture* b) {
+static void refuses(Checks* c, const char* path, const char* error) {
+    Run r = run(c, (TokenizeOptions){.in = {.batch_bytes = 8, .threads = 2}, .shard_tokens = 2}, path);
+    check_refused(c, r.ok, &r.err, error, path);
+    run_free(&r);
+}
+
+static void test_failures(Checks* c) {
     static const struct { const char *name, *text, *error; } cases[] = {
         {"absent.txt", NULL, "absent.txt: cannot be opened"}, {"empty.txt", "", "no document"},
         {"separators.txt", "<|endoftext|>\n<|endoftext|>\r\n\n<|endoftext|>", "no document"},
@@ -766,34 +736,39 @@ static void test_failures(Checks* c, Fixture* b) {
         {"a.lz4", "\x04\x22\x4d\x18 and more", "lz4 -dc FILE |"}, {"a.bz2", "BZh91AY&SY", "bzip2 -dc FILE |"},
         {"a.zip", "PK\x03\x04 and more", "unzip -p FILE |"},
     };
-    const TokenizeOptions plain = {.in = {.batch_bytes = 8, .threads = 2}, .shard_tokens = 2};
+    enum { TAR = 512 };
+    static const char tar[TAR] = {['a'] = 'x', [257] = 'u', 's', 't', 'a', 'r'};
+    static const struct { const char* bytes; size_t n; const char* error; } binary[] = {   // whatever their names
+        {tar, TAR, "x.txt: a tar archive; pipe it through a filter: tar -xOf FILE |"},
+        {"\xff\xfe\0\0H\0\0\0i\0\0\0", 12, "x.txt: UTF-32LE, not UTF-8; pipe it through a filter: iconv -f UTF-32LE "},
+        {"\0\0\0H\0\0\0i\0\0\0!", 12, "UTF-32BE"}, {"H\0i\0 \0y\0o\0u\0", 12, "UTF-16LE"},
+        {"\0H\0i\0 \0y\0o\0u", 12, "iconv -f UTF-16BE -t UTF-8 FILE"},
+        {"\xfe\xff\x4e\x2d\x65\x87", 6, "UTF-16, not UTF-8"}, {"one\0two", 7, "1 of 7 bytes"},
+        {"\x1f\x8b", 2, "gzip -dc"}, {"PAR1\x15\4", 6, "corpus.py own --from FILE"},
+    };
     for (size_t i = 0; i < countof(cases); i++) {
-        char* path = path_join(b->dir, cases[i].name);
-        if (cases[i].text) write_text(path, cases[i].text);
-        Run r = run(c, b, plain, path);
-        check_refused(c, r.ok, &r.err, cases[i].error, cases[i].name);
-        run_free(&r);
-        free(path);
+        if (cases[i].text) write_text(cases[i].name, cases[i].text);
+        refuses(c, cases[i].name, cases[i].error);
     }
-    char* compressed = path_join(b->dir, "a.gz");
-    must(freopen(compressed, "rb", stdin) != NULL, "freopen", NULL);
-    Run r = run(c, b, plain, "-");
-    check_refused(c, r.ok, &r.err, "standard input: compressed by gzip", "stdin");
-    run_free(&r);
-    free(compressed);
+    for (size_t i = 0; i < countof(binary); i++) {
+        write_bytes("x.txt", binary[i].bytes, binary[i].n);
+        refuses(c, "x.txt", binary[i].error);
+    }
+    must(freopen("a.gz", "rb", stdin) != NULL, "freopen", NULL);
+    refuses(c, "-", "standard input: compressed by gzip");
 }
 
 // The last tokens of a single document are the validation data, wherever shards begin and end.
-static void test_lone_document(Checks* c, Fixture* b) {
+static void test_lone_document(Checks* c, const Bpe* b) {
     static const char text[] = "0 1 2 3 4 5 6 7 8 9 a b";
-    char* path = path_join(b->dir, "long.txt");
+    static const char path[] = "long.txt";
     Ids want = {0};
     write_text(path, text);
     append_document(b, &want, text, sizeof text - 1);
     for (int size = 1; size <= 26; size++) {
         for (int tenths = 0; tenths < 10; tenths++) {
             const TokenizeOptions o = {.val_frac = 0.1 * tenths, .shard_tokens = (uint64_t)size};
-            Run r = run(c, b, o, path);
+            Run r = run(c, o, path);
             const bool split = r.val.n == (size_t)(o.val_frac * (double)r.r.tokens);
             append_ids(&r.train, r.val.ids, r.val.n);
             check(c, r.ok && split && same_ids(r.train.ids, r.train.n, want.ids, want.n),
@@ -803,65 +778,57 @@ static void test_lone_document(Checks* c, Fixture* b) {
     }
     write_text(path, "only one");
     for (int required = 0; required < 2; required++) {
-        Run r = run(c, b, (TokenizeOptions){.val_frac = 0.01, .val_required = required}, path);
+        Run r = run(c, (TokenizeOptions){.val_frac = 0.01, .val_required = required}, path);
         if (required) check_refused(c, r.ok, &r.err, "went to the validation shards; separate documents", path);
         else check(c, r.ok && r.r.read.documents == 1 && r.val.n == 0, "one short document: %s", r.err.text);
         run_free(&r);
     }
-    free(path), free(want.ids);
+    free(want.ids);
 }
 
 // If a read fails, tokenize reports an error and leaves no files.
-static void test_reads(Checks* c, Fixture* b) {
-    char* path = path_join(b->dir, "read.txt");
+static void test_reads(Checks* c) {
+    static const char path[] = "read.txt";
     write_text(path, "\xef\xbb\xbf" "a text that is longer than one batch, and has a byte order mark");
     for (int fail_at = 0; fail_at < 5; fail_at++) {
         reading.calls = 0;
         reading.fail_at = fail_at;
-        Run r = run(c, b, (TokenizeOptions){.in = {.threads = 1, .batch_bytes = 8}}, path);
+        Run r = run(c, (TokenizeOptions){.in = {.threads = 1, .batch_bytes = 8}}, path);
         if (fail_at) check_refused(c, r.ok, &r.err, strerror(EIO), "a read that fails");
         else check(c, r.ok && r.r.read.bytes == 66 && r.r.tokens <= 64 && r.r.read.documents == 1, "%s", r.err.text);
         run_free(&r);
     }
     reading.fail_at = 0;
-    free(path);
 }
 
-static void test_tokenize(Checks* c, const char* dir, char* path) {
+static void test_tokenize(Checks* c) {
     Rng rng = rng_seeded(7, 0);
-    Vocab* v = random_vocab(&rng, "ab \n'sl1!\xc2\xa0\xe3\x80\x85\xe2\x89\xff", 300);
-    Fixture b = {.dir = path_join(dir, "tokenize"), .vocab = path, .bpe = bpe_open(v, path)};
-    TostError err;
-    must(make_dirs(b.dir, &err), b.dir, &err);
+    Bpe b = bpe_open(random_vocab(&rng, "ab \n'sl1!\xc2\xa0\xe3\x80\x85\xe2\x89\xff", 300));
     test_plain_text(c, &b);
     test_jsonl(c, &b);
-    test_failures(c, &b);
-    test_binary(c, &b);
+    test_failures(c);
     test_count_broken(c);
-    test_broken_bytes(c, &b);
-    test_formats(c, &b);
-    test_validation_files(c, &b);
+    test_broken_bytes(c);
+    test_formats(c);
+    test_validation_files(c);
     test_lone_document(c, &b);
-    test_reads(c, &b);
-    bpe_close(&b.bpe);
-    free(b.dir);
+    test_reads(c);
+    bpe_close(&b);
 }
 
 int main(void) {
     Checks c = {"tokenizer", 0, 0, 0};
-    char* dir = new_folder();
-    char* path = path_join(dir, "vocab.bpe");
     test_published(&c, "data/tokens/hostile_a.txt", "data/tokens/hostile_a.u16");
     test_published(&c, "data/text/shakespeare.txt", "data/tokens/shakespeare.u16");
     test_published(&c, "data/text/wikitext-2/wiki.valid.tokens", "data/tokens/wikitext2_valid.u16");
-    test_split(&c, path);
-    test_merging(&c, path);
-    test_cuts(&c, path);
-    test_valid_files(&c, path);
-    test_invalid_files(&c, path);
-    test_layouts(&c, dir);
-    test_tokenize(&c, dir, path);
+    char* dir = enter_folder();   // a relative TOST_SHARED is no longer valid
+    test_split(&c);
+    test_merging(&c);
+    test_cuts(&c);
+    test_valid_files(&c);
+    test_invalid_files(&c);
+    test_layouts(&c);
+    test_tokenize(&c);
     drop_folder(dir);
-    free(path);
     return checks_verdict(&c);
 }

@@ -555,8 +555,7 @@ int main(int argc, char** argv) {
     signal(SIGHUP, SIG_DFL);   // nohup ignores it
     if (argc > 1) return fake_main(argv[1]);   // as run_second does
     Checks c = {.suite = "train"};
-    char* dir = new_folder();
-    must(chdir(dir) == 0, "chdir", NULL);
+    char* dir = enter_folder();
     setenv("TERM", "dumb", 1);
     test_not_finite(&c);
     test_val_batches(&c);
