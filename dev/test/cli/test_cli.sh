@@ -57,14 +57,13 @@ check "train --help begins with three examples" [ "$(head -n 10 stdout | grep -c
 
 run $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --out straight
 check "nothing on stderr" empty stderr
-check "lines of the first and the last step" [ "$(grep -c '^step [16]/6  loss' stdout)" -eq 2 ]
 n='[0-9.e-]+'
 check "operations per token, no peak rate of a CPU" grep -Eq "^compute    $n MFLOP per token\$" stdout
 check "no FLOPs utilization on a CPU" grep -Eq '^step 6/6 .* tok/s$' stdout
 check "a sample" says 'sample after step 6' stdout
-check "a row per step and a header" [ "$(wc -l <straight/log.csv)" -eq 7 ]
-check "the log counts steps from 1" [ "$(sed -n 2p straight/log.csv | cut -d, -f1,2)" = "1,128" ]
-check "validation every 2 steps" [ "$(sed 1d straight/log.csv | awk -F, '{ printf "%d", $4 != "" }')" = "010101" ]
+check "the log: a row per step, from 1, with a validation in every second" \
+    [ "$(sed 1d straight/log.csv | awk -F, '{ printf "%d,%d,%d ", $1, $2, $4 != "" }')" = \
+    "1,128,0 2,256,1 3,384,0 4,512,1 5,640,0 6,768,1 " ]
 
 cp -R straight halfway
 rm -rf halfway/step_00000006
@@ -72,16 +71,13 @@ run --resume --out halfway
 check "a resumed run ends with the same parameters and Adam moments" \
     same_checkpoint straight/step_00000006 halfway/step_00000006
 check "a resumed run has the same log" same_log straight/log.csv halfway/log.csv
-for damage in '2s/^1/9/' 3d '3{h;d};4G' '2,$d'; do
-    rm -rf damaged
-    cp -R straight damaged
-    rm -r damaged/step_00000006
-    sed -i "$damage" damaged/log.csv
-    cp damaged/log.csv before
-    prints "--resume --out damaged" "damaged/log.csv: line " "begins at step 4"
-    check "the new log begins there ($damage)" [ "$(sed 1d damaged/log.csv | cut -d, -f1 | tr '\n' ' ')" = "4 5 6 " ]
-    [ "$damage" = '2,$d' ] || check "the old log is kept ($damage)" cmp -s before damaged/log.csv.kept-1
-done
+cp -R straight damaged
+rm -r damaged/step_00000006
+sed -i 3d damaged/log.csv
+cp damaged/log.csv before
+prints "--resume --out damaged" "damaged/log.csv: line " "begins at step 4"
+check "the new log begins there" [ "$(sed 1d damaged/log.csv | cut -d, -f1 | tr '\n' ' ')" = "4 5 6 " ]
+check "the old log is kept" cmp -s before damaged/log.csv.kept-1
 cp -R straight lacking
 sed -i 's/transformer.ln_f.weight/transformer.ln_f.weighs/' lacking/step_00000006/model.safetensors
 refuses 1 "tost eval --model lacking --data $dir/tiny_val_*.bin" "lacking/step_00000006" "transformer.ln_f.weight"
@@ -126,11 +122,9 @@ halves average $tiny --ema 0.9
 check "and has the same average of the weights" \
     cmp average/step_00000004/ema.safetensors average2/step_00000004/ema.safetensors
 halves even $small --membership uniform --conv 0
-check "train prints uniform membership" says "uniform membership" stdout
 halves convolved $small --conv 4 --memory 1 --chunk 20
 check "train prints convolutions and memory" says "convolutions, memory" stdout
 halves no_positions $small --positions none --chunk 20
-check "train prints that there are no positions" says "no positions" stdout
 halves extended --init straight --extend-block 75 $data $fast --batch 1 --total-batch 150
 run $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --recompute --out recomputed
 rm -r recomputed/step_00000006
@@ -152,13 +146,11 @@ cp average/step_00000002/ema.safetensors average/step_00000004/
 refuses 1 "tost eval --weights ema --model average --data $dir/tiny_val_*.bin" "different checkpoints" "step"
 prints "info even" "uniform membership"
 refuses 1 "tost --resume --out even --membership learned --steps 5" "--membership learned" "uniform"
-prints "info convolved" "convolutions, memory"
 prints "info no_positions" "no positions"
 refuses 1 "tost --init no_positions --positions learned --out none" "--positions learned" "none in no_positions"
 refuses 1 "tost --init straight --positions none --out none" "--positions none" "learned in straight"
 prints "eval --model no_positions --data $dir/tiny_val_*.bin --seq 100 --by-position" "65-100"
 prints "inspect --model no_positions --text @$dir/long.txt --out no_positions.safetensors" "tokens      100"
-run sample --model no_positions --prompt @$dir/long.txt --tokens 100
 printf '{"context": "1", "answer": 0, "choices": [" 2", " 3 4"]}\n' >task.jsonl
 run eval --model no_positions --task task.jsonl --seq 2147483647 --batch 1
 prints "--init no_positions --extend-block 75 $data $fast --batch 1 --total-batch 150 --steps 2 --out longer_75" \
@@ -257,25 +249,6 @@ check "--init starts from the file's weights" cmp -s again.loss straight.loss
 run $small --steps 1 --quiet
 prints "info" "out/starter-001/step_00000001/model.safetensors" "written by  $("$binary" --version | cut -d, -f1)"
 
-# ---- A signal, with a constant learning rate, so that the results do not depend on --steps ---------------------------
-
-constant="--min-lr-frac 1 --save-every 1000000 --val-every 0 --sample-every 0"
-"$binary" $small $constant --steps 1000000 --out stopped >stdout 2>stderr </dev/null &
-id=$!
-# wait until two steps are logged or the run has ended
-while kill -0 $id 2>/dev/null && [ "$(cat stopped/log.csv 2>/dev/null | wc -l)" -lt 3 ]; do sleep 0.1; done
-kill -TERM $id
-wait $id
-status=$?
-check "SIGTERM: exit status $status, expected 143" [ $status -eq 143 ]
-check "SIGTERM: prints how to resume" says "train --resume --out stopped" stdout
-steps=$(($(wc -l <stopped/log.csv) + 1))
-run --resume --out stopped --steps $steps --quiet
-run $small $constant --steps $steps --out steady --quiet
-last=$(printf 'step_%08d' $steps)
-check "the resumed run equals an uninterrupted one" same_checkpoint "stopped/$last" "steady/$last"
-check "the resumed run has the same log" same_log stopped/log.csv steady/log.csv
-
 # ---- Sample ----------------------------------------------------------------------------------------------------------
 
 sample="sample --model straight --tokens 40 --prompt 7 --seed"
@@ -293,11 +266,6 @@ run $sample 5 --samples 40   # more than are generated together
 check "separators between the samples" [ "$(grep -a -c '^---$' stdout)" -eq 39 ]
 head -c "$(wc -c <first)" stdout >of_40
 check "the first of 40 samples equals one alone" cmp -s first of_40
-execute tost $sample 5 --stop "$(head -c 10 first | tail -c 3)"
-head -c "$(($(wc -c <stdout) - 1))" stdout >text
-head -c "$(wc -c <text)" first | cmp -s - text
-check "--stop prints the text before the stop text" [ $? -eq 0 -a "$(wc -c <text)" -le 7 ]
-
 printf '%s\n' '{"prompt": "7 and"}' '' ' ' '{"id":-3.5e+2, "prompt": "a longer prompt of more than 32 bytes: 4"}' \
     '{"prompt": "", "id": "\u00e9\"1"}' '' '{"prompt": "1 and 2 make"}' >some.jsonl
 run sample --model straight --prompts some.jsonl --tokens 30 --samples 2 --seed 5
@@ -554,11 +522,6 @@ check "--config of a mixture: the same run" same_checkpoint mixture/step_0000000
 rm -rf mixture2/step_00000006
 run --resume --out mixture2 --quiet --data "$dir/tiny_train_*.bin:0.75" "$dir/old_train_*.bin:0.25"
 check "a mixture is resumed, with the same proportions" same_log mixture/log.csv mixture2/log.csv
-run $mixed --data "$dir/tiny_train_*.bin:1" --data "$dir/old_train_*.bin:1" --out mixture3 --quiet
-check "other weights give other results" differ mixture/step_00000006/model.safetensors mixture3/step_00000006/model.safetensors
-run $mixed --data "$dir/tiny_train_*.bin:5" --out unmixed --quiet
-run $mixed --data "$dir/tiny_train_*.bin" --out unmixed2 --quiet
-check "the weight of a single source has no effect" same_log unmixed/log.csv unmixed2/log.csv
 
 # Ids that do not fit the vocabulary
 mkdir ids
@@ -598,8 +561,7 @@ prints "$model --steps 1 --sample-every 0 --data $both --out both" "tiny_train_0
     "tiny_val_000000.bin …: 2 shards"
 run --resume --out both --steps 2 --quiet
 prints "eval --model both --data $both --seq 8" "shards: 2;"
-run sample --model copied --tokens 40 --stop 0 --stop 1 --stop 2 --stop 3 --stop 4 --stop 5 --stop 6 --stop 7 --stop 8 \
-    --stop 9
+run sample --model copied --tokens 40 $(printf ' --stop %d' 0 1 2 3 4 5 6 7 8 9)
 check "--stop several times: the first of them ends a text" [ -z "$(tr -cd 0-9 <stdout)" ]
 unit=$(printf '\037')   # no character of a value separates it from others
 run sample --model copied --tokens 40
@@ -695,10 +657,8 @@ check "inspect --text @FILE" cmp -s seen.safetensors first
 check "inspect --text -" cmp -s seen.safetensors first
 run inspect --model straight --text x --out seen.safetensors
 check "one token: no loss" [ "$(grep -c '^loss' stdout)" -eq 0 ]
-printf '%0100d' 0 >long.txt
-run inspect --model straight --text @long.txt --out seen.safetensors
+prints "inspect --model straight --text @long.txt --out seen.safetensors" "tokens      32"
 check "a longer text is truncated with a warning" grep -q '100 .*32' stderr
-check "it is truncated to the block size" grep -q '^tokens  *32$' stdout
 mkdir runs runs/empty runs/unfinished
 : >runs/file
 cp straight/log.csv runs/unfinished/
@@ -716,7 +676,6 @@ check "the seconds are those of the log" near "$(awk '$1 == "straight" { print $
     "$(awk -F, 'NR > 1 { s += $7 } END { printf "%.1f", s / 1000 }' straight/log.csv)"
 check "--json has the order of the table" [ "$(grep -o '"run": "[a-z_]*' runs.json | cut -c 9-)" = "$(awk '{ print $1 }' table)" ]
 check "--json has exact losses and all options" grep -q '"run": "best", .*"val_loss": null, .*"option' runs.json
-run info --json runs.json runs
 prints "info straight average" "straight | average" "ema            0 | 0.9" "steps          6 | 4"
 check "info RUN RUN prints no other options: $(cat stdout)" [ "$(grep -c "^lr\|^data\|^seq\|^channels" stdout)" -eq 0 ]
 prints "info straight" "1 layer, 2 heads, 16 channels, block size 32, vocabulary 257" "768 tokens" \
