@@ -112,12 +112,13 @@ run_case() {
 
 touch -t 200101010000 stamp
 sed "s|\$first|$first|g; s|\$second|$second|g" "$repo/dev/test/cli/refusals.txt" >table
-number=0 setup='' fresh=''
+number=0 setup='' last='' fresh=''
 while IFS= read -r line; do
     number=$((number + 1))
     case $line in
         '#'* | '') continue ;;
         ': '*) setup="$setup${line#: }; " ; continue ;;
+        '& '*) setup=$last line=${line#& } ;;
     esac
     rest=${line#* | } command=${rest%% | *}
     if possible "$command"; then
@@ -125,6 +126,6 @@ while IFS= read -r line; do
     else
         skip "line $number, $command: not possible here"
     fi
-    setup=''
+    last=$setup setup=''
 done <table
 finish
