@@ -115,14 +115,14 @@ static void test_shards_refused(Checks* c) {
         {MAGIC_U32, 7, 0xffffffff, 4, "truncated: offset 8 says 4294967295 tokens"},
         {MAGIC_U16, 1, 9, 10, "too long: offset 8 says 9 tokens, 18 bytes, but 20 follow"},
         {MAGIC_U32, 7, 9, 10, "too long: offset 8 says 9 tokens, 36 bytes, but 40 follow"},
-        {MAGIC_U16, 1, 0, 1, "offset 8 says 0 tokens"}, {MAGIC_U16, 1, 0, 0, "no tokens"},
+        {MAGIC_U16, 1, 0, 1, "offset 8 says 0 tokens"}, {MAGIC_U16, 1, 0, 0, "no tokens; copy or make it again"},
         {MAGIC_U16, 2, 5, 5, "version 2 at offset 4, but shards with magic 20240520 have version 1"},
         {MAGIC_U32, 1, 5, 5, "version 1 at offset 4, but shards with magic 20240801 have version 7"},
     };
     static const struct { const char* bytes; size_t n; const char* error; } small[] = {
         {"", 0, "empty"}, {"a", 1, "1 bytes without a shard header"},
         {"abc", 3, "raw uint16 ids has an even size"},
-        {"\x88\xd8\x34\x01", 4, "truncated: 4 bytes, but the header has 1024"},
+        {"\x88\xd8\x34\x01", 4, "truncated: 4 bytes, but the header has 1024; copy or make it again"},
         {"\xa1\xd9\x34\x01\7\0\0\0", 8, "truncated: 8 bytes, but the header has 1024"},
         {"\x93NUMPY\1\0v\0{'descr': '<u2'}", 26, "a NumPy .npy file"},
         {"It was the best of times, it was the worst of times, it was the a", 64, "text, not token ids"},

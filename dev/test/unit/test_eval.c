@@ -77,11 +77,11 @@ static void test_json_replaces(Checks* c, const char* path, const char* tmp) {
     }
 }
 
-static void test_json(Checks* c, const char* dir) {
+static void test_json(Checks* c) {
     static const char text[] = "a\"\\\n\x01\xc3\xa9\xff\xc3z", want[] =
         "{\n  \"content\": \"test\",\n  \"text\": \"a\\\"\\\\\\n\\u0001\xc3\xa9\xef\xbf\xbd\xef\xbf\xbdz\",\n"
         "  \"third\": 0.33333333333333331,\n  \"nan\": null,\n  \"list\": [\n    7,\n    true\n  ]\n}\n";
-    char *path = path_join(dir, "x.json"), *tmp = path_join(dir, "x.json.tmp");
+    static const char path[] = "x.json", tmp[] = "x.json.tmp";
     TostError err;
     JsonFile out;
     struct stat st;
@@ -101,7 +101,7 @@ static void test_json(Checks* c, const char* dir) {
     check(c, json_file_open(&out, tmp, "test", false, &err) && json_file_close(&out, false, &err) && !path_exists(tmp),
           "an abandoned file is removed");
     check_refused(c, json_file_open(&out, "/nowhere/x", "test", false, &err), &err, "--json /nowhere/x", "no folder");
-    check_refused(c, json_file_open(&out, dir, "test", true, &err), &err, "folder", "folder instead of a file");
+    check_refused(c, json_file_open(&out, ".", "test", true, &err), &err, "folder", "folder instead of a file");
     check(c, json_file_open(&out, NULL, "test", false, &err) && json_file_close(&out, true, &err),
           "no path: nothing is written");
     must(symlink("/dev/null", tmp) == 0, "symlink", NULL);
@@ -109,7 +109,6 @@ static void test_json(Checks* c, const char* dir) {
           && lstat(tmp, &st) == 0 && S_ISLNK(st.st_mode), "a device must be written, not replaced");
     unlink(tmp);
     test_json_replaces(c, path, tmp);
-    free(path), free(tmp);
 }
 
 // ---- Examples, with a byte tokenizer: each token is one byte of the text --------------------------------------------
@@ -137,12 +136,12 @@ static char* example_text(const Tokenizer* t, const Example* e) {
 }
 
 // With " for each '.
-static bool read_text(Examples* p, const char* path, const char* text, const Tokenizer* t, TostError* err) {
+static bool read_text(Examples* p, const char* text, const Tokenizer* t, TostError* err) {
     char* json = xstrdup(text);
     for (char* at = json; (at = strchr(at, '\'')); at++) *at = '"';
-    write_text(path, json);
+    write_text("examples", json);
     free(json);
-    return examples_read(p, path, t, err);
+    return examples_read(p, "examples", t, err);
 }
 
 static void check_example(Checks* c, const Tokenizer* t, const Example* e, int line, int answer, const char* want) {
@@ -152,10 +151,10 @@ static void check_example(Checks* c, const Tokenizer* t, const Example* e, int l
     free(got);
 }
 
-static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
+static void test_examples(Checks* c, const Tokenizer* t) {
     TostError err;
     Examples p;
-    must(read_text(&p, path, "\xef\xbb\xbf{'context': 'one two ', 'choices': [' \\u00e9t\\u00e9'], 'answer': 0}\r\n\n"
+    must(read_text(&p, "\xef\xbb\xbf{'context': 'one two ', 'choices': [' \\u00e9t\\u00e9'], 'answer': 0}\r\n\n"
                    "{'a key that is far too long': [1], 'answer': 0, 'choices': ['b'], 'context': 'a'}", t,
                    &err), "one choice", &err);
     check(c, p.count == 2 && p.choices == 1, "two examples with one choice");
@@ -163,7 +162,7 @@ static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
     check(c, p.example[0].chars[0] == 3 && p.example[0].length[0] == 7, "characters without the space, and tokens");
     check_example(c, t, &p.example[1], 3, 0, "a|b");
     examples_free(&p);
-    must(read_text(&p, path, "{'context': '<|endoftext|>\\nHe', 'choices': [' a', ' b c', '  d'], 'answer': 2}\n"
+    must(read_text(&p, "{'context': '<|endoftext|>\\nHe', 'choices': [' a', ' b c', '  d'], 'answer': 2}\n"
                    "{'context': '<|endoftext|>\\n', 'choices': ['x', 'y'], 'answer': 1}\n", t, &err),
          "several choices", &err);
     check(c, p.count == 2 && p.choices == 3, "the largest number of choices");
@@ -173,7 +172,7 @@ static void test_examples(Checks* c, const Tokenizer* t, const char* path) {
     examples_free(&p);
 }
 
-static void test_invalid(Checks* c, const Tokenizer* t, const char* path) {
+static void test_invalid(Checks* c, const Tokenizer* t) {
 #define EXAMPLE(context, choices, answer) "{'context': " context ", 'choices': " choices ", 'answer': " answer "}\n"
     static const struct { const char *text, *says; } cases[] = {
         {"", "has no example"}, {"\n \n", "has no example"},
@@ -191,7 +190,7 @@ static void test_invalid(Checks* c, const Tokenizer* t, const char* path) {
     for (size_t i = 0; i < countof(cases); i++) {
         TostError err = {""};
         Examples p;
-        const bool ok = read_text(&p, path, cases[i].text, t, &err);
+        const bool ok = read_text(&p, cases[i].text, t, &err);
         check_refused(c, ok, &err, cases[i].says, cases[i].text);
         if (ok) examples_free(&p);
     }
@@ -199,15 +198,14 @@ static void test_invalid(Checks* c, const Tokenizer* t, const char* path) {
 
 int main(void) {
     Checks c = {.suite = "eval"};
-    char *dir = new_folder(), *path = path_join(dir, "examples");
+    char* dir = enter_folder();
     Tokenizer* t = byte_tokenizer();
     test_share(&c);
     test_ratio(&c);
-    test_json(&c, dir);
-    test_examples(&c, t, path);
-    test_invalid(&c, t, path);
+    test_json(&c);
+    test_examples(&c, t);
+    test_invalid(&c, t);
     tokenizer_free(t);
-    free(path);
     drop_folder(dir);
     return checks_verdict(&c);
 }

@@ -83,8 +83,10 @@ static LogRow row_of(int64_t step) {
                     .grad_norm = 0.75, .ms = 12.5, .tokens_per_s = 5120};
 }
 
-static void check_file(Checks* c, const char* path, const char* wanted, const char* what) {
-    Bytes is = bytes_of(path);
+static const char path[] = "log.csv", kept[] = "log.csv.kept-1";
+
+static void check_file(Checks* c, const char* file, const char* wanted, const char* what) {
+    Bytes is = bytes_of(file);
     check(c, strcmp(is.data, wanted) == 0, "%s: expected\n%s\ngot\n%s", what, wanted, is.data);
     free(is.data);
 }
@@ -92,8 +94,6 @@ static void check_file(Checks* c, const char* path, const char* wanted, const ch
 static void test_log_rows(Checks* c) {
     TostError err;
     LogFile log = {0};
-    char* dir = new_folder();
-    char* path = path_join(dir, "log.csv");
     write_text(path, "an old log\n");
     must(log_open(&log, path, -1, &err), "log_open", &err);
     const LogRow rows[] = {
@@ -114,15 +114,12 @@ static void test_log_rows(Checks* c) {
         "1,5000000000,0.000000100,3.250000000,2.999600000e-03,1000.000000000,0.500,10000000.0\n"
         "2,1,nan,inf,1.000000000e+00,nan,1.000,1.0\n";
     check_file(c, path, wanted, "rows of log.csv");
-    free(path);
-    drop_folder(dir);
 }
 
 // Disks that become full at every byte of a row: rows that did not fit stay pending.
 static void test_pending_rows(Checks* c) {
     TostError err;
     LogFile log = {0};
-    char *dir = new_folder(), *path = path_join(dir, "log.csv");
     signal(SIGXFSZ, SIG_IGN);
     int bad = 0;
     for (rlim_t room = sizeof HEADER; room < sizeof HEADER + 160; room++) {
@@ -143,8 +140,6 @@ static void test_pending_rows(Checks* c) {
     }
     check(c, bad == 0, "a full disk: %d errors", bad);
     signal(SIGXFSZ, SIG_DFL);
-    free(path);
-    drop_folder(dir);
 }
 
 static void test_log_resume(Checks* c) {
@@ -171,8 +166,6 @@ static void test_log_resume(Checks* c) {
         {"absent", NULL, 7, HEADER, "begins at step 8"},
         {"no rows at step 0", "", 0, HEADER, NULL},
     };
-    char* dir = new_folder();
-    char *path = path_join(dir, "log.csv"), *kept = path_join(dir, "log.csv.kept-1");
     for (size_t i = 0; i < countof(cases); i++) {
         TostError err;
         LogFile log;
@@ -199,9 +192,6 @@ static void test_log_resume(Checks* c) {
         check_file(c, path, wanted, cases[i].what);
         free(wanted);
     }
-    free(kept);
-    free(path);
-    drop_folder(dir);
 }
 
 // ---- Progress -------------------------------------------------------------------------------------------------------
@@ -391,6 +381,7 @@ static void test_progress_width(Checks* c) {
 
 int main(void) {
     Checks c = {.suite = "run"};
+    char* dir = enter_folder();
     test_schedule(&c);
     test_outlier_detector(&c);
     test_log_rows(&c);
@@ -401,5 +392,6 @@ int main(void) {
     test_progress_stopped(&c);
     test_progress_styles(&c);
     test_progress_width(&c);
+    drop_folder(dir);
     return checks_verdict(&c);
 }
