@@ -3,6 +3,7 @@
 # at a time, and prints the output of each when it ends. The last line is the sum of their summary lines. The exit
 # status is 0 only if every program passed and printed its summary line.
 #   QUICK=1               fewer cases (make test)
+#   SCRIPTS="NAME …"      only these scripts, test_NAME.sh; empty: none
 #   NO_EMULATION=REASON   counts the tests of the CUDA emulation as skipped
 #   PYTHON                the Python to test with, default python3; tests of missing packages are skipped
 #   JOBS                  number of programs at a time, default one per core
@@ -38,8 +39,10 @@ print_done() {
 
 bad=0 number=0
 list() { number=$((number + 1)); printf '%s\0%s\0' $number "$*"; }
+scripts=$(printf '%s\n' dev/test/*/test_*.sh)
+[ -z "${SCRIPTS+given}" ] || scripts=$(for name in $SCRIPTS; do ls dev/test/*/test_"$name".sh; done)
 ranks=dev/test/ranks/test_distributed.sh   # first, because it takes long and mostly waits
-for program in $ranks "$@" ./test_tost $(printf '%s\n' dev/test/*/test_*.sh | grep -vx $ranks); do
+for program in $(echo "$scripts" | grep -x $ranks) "$@" ./test_tost $(echo "$scripts" | grep -vx $ranks); do
     case $program${QUICK:+1} in
         */cuda_on_host*/test) list "$program" --first-half; list "$program" --second-half
             list env CUDA_ON_HOST_INEXACT=1 "$program" --quick

@@ -125,10 +125,10 @@ void engines_agree_on_all_scores(Checks* c, const TostEngine* engine, const Tost
 typedef struct { Shape shape; int chunk, fits; bool recompute; } ChunksTest;
 Record chunks_record(const TostEngine* engine, const void* test, TostDtype dtype);   // test: a ChunksTest
 // Compares the engine's results in chunks with the reference engine's in the same chunks, unless that is NULL, and with
-// `whole`, the engine's own in one. Recompute must give the same bits; so must `whole`, if one chunk holds a sequence.
+// `whole`, the engine's own in one. Recompute must give the same bits.
 void engines_agree_on_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
                              const ChunksTest* test, const Record* whole);
-// Lengths of chunks: divisors of T and others, one token, one and several of TSSA's runs, the whole sequence.
+// Lengths of chunks: divisors of T and others, one token, one and several of TSSA's runs.
 void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
                                  int run);
 
