@@ -339,21 +339,6 @@ def check_memory():
     check("decay, mean and memory: the recurrence", (got[0] - want).abs().max() <= 1e-4 * want.abs().max())
 
 
-def check_terms(model):
-    """y is the sum of TSSA and memory, and a given Π changes both."""
-    x, own = torch.randn(3, 32, 32), None
-    parts = [ablation.with_terms(model, *terms).transformer.h[0].attn for terms in ((1, 1), (1, 0), (0, 1), (0, 0))]
-    for given in (None, torch.rand(3, 4, 32).softmax(1)):
-        for attention in parts:
-            attention.given = given
-        *y, none = (attention(x) for attention in parts)
-        least = min(part.abs().max() for part in y)
-        check("y is the sum of TSSA and memory", none.abs().max() == 0 < least
-              and (y[0] - y[1] - y[2]).abs().max() <= 1e-4 * least)
-        check("a given Π changes both", not own or all((a - b).abs().max() > 0.01 * least for a, b in zip(own, y)))
-        own = y
-
-
 def check_explained():
     """Π that is a function of the position, of the token, of neither, or of both; most tokens occur once."""
     ids, at = torch.randint(2000, (40, 32)), torch.arange(32).expand(40, 32)
@@ -389,7 +374,6 @@ def check_ablation():
     x, y = map(torch.from_numpy, Shards("tiny_val_*.bin", 32, 257, "sequential").batch(0, windows))
     _, own = ablation.measure(model, x, y)
     check("its own Π changes nothing", ablation.measure(model, x, y, own)[0] == losses["own Π"])
-    check_terms(model)
     check_explained()
     out = succeeds(ablation.main, "uniform", "uniform", *options, windows)
     found = re.findall(r"^(?:own|uni|mean|another).* ([0-9.]+) ± 0.0000 ", out, re.M)

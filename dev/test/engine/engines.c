@@ -237,8 +237,7 @@ static void records_near(Checks* c, const char* what, const Record* got, const R
 
 void records_same(Checks* c, const char* what, const Record* got, const Record* first, const char* run) {
     if (!check(c, got->count == first->count, "%s: run %s has %d results, want %d", what, run, got->count,
-               first->count))
-        return;
+               first->count)) return;
     for (int i = 0; i < got->count; i++)
         check(c, got->result[i].n == first->result[i].n && strcmp(got->result[i].name, first->result[i].name) == 0
               && memcmp(got->result[i].values, first->result[i].values, first->result[i].n * sizeof(double)) == 0,

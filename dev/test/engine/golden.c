@@ -44,8 +44,7 @@ static const StTensor* golden_tensor(const StFile* f, const char* name, size_t n
     TostError err;
     const StTensor* t = st_find(f, name);
     require((t && t->count == n) ||
-               tost_error(&err, "%s: %s is missing or does not have %zu elements", f->path, name, n),
-           &err);
+               tost_error(&err, "%s: %s is missing or does not have %zu elements", f->path, name, n), &err);
     return t;
 }
 

@@ -159,8 +159,7 @@ static void check_case(Checks* c, Rng* rng, const int size[3], GemmLayout layout
         size_t wrong = 0;
         for (size_t i = 0; i < n; i++) wrong += !(fabs(t.c[i] - exact[i]) <= allowed[i]);
         check(c, wrong == 0 && guards_intact(&t), "%s %s M %d N %d K %d add %d: %zu sums are wrong%s", v->name,
-              layout_names[layout], t.M, t.N, t.K, t.add, wrong,
-              guards_intact(&t) ? "" : ", wrote past the end of c");
+              layout_names[layout], t.M, t.N, t.K, t.add, wrong, guards_intact(&t) ? "" : ", wrote past the end of c");
     }
     free(exact);
     free(allowed);

@@ -54,8 +54,7 @@ static void write_set(const char* dir, const int* lengths, int n) {
         uint32_t* ids = xmalloc((size_t)lengths[s] * sizeof *ids);
         for (int i = 0; i < lengths[s]; i++) ids[i] = (uint32_t)(1000 * s + i);
         char* path = xasprintf("%s/s_%d.bin", dir, s);
-        write_shard(path, s % 2 ? MAGIC_U32 : MAGIC_U16, s % 2 ? 7 : 1, (uint32_t)lengths[s], ids,
-                    (size_t)lengths[s]);
+        write_shard(path, s % 2 ? MAGIC_U32 : MAGIC_U16, s % 2 ? 7 : 1, (uint32_t)lengths[s], ids, (size_t)lengths[s]);
         free(path);
         free(ids);
     }

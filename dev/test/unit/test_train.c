@@ -451,8 +451,7 @@ static void test_full_disk(Checks* c) {
     hooks[0] = (Hook){TRAINING, 5, fill_disk};
     check_run(c, run(SAVING "--on-save-error stop --out full"), 1, 1,
               "full/log.csv: cannot be written: File too large; stopped; train --resume --out full continues from "
-              "step 3",
-              "stop");
+              "step 3", "stop");
     check(c, saved("full", 3) && !path_exists("full/step_00000006.tmp"), "the good checkpoint is kept");
     check_run(c, run("--resume --out full --on-save-error continue"), 0, 0, NULL, "resumed with room");
     check_same(c, "roomy", "full", 12, "resumed with room");
@@ -460,8 +459,7 @@ static void test_full_disk(Checks* c) {
     hooks[0] = (Hook){TRAINING, 5, fill_disk};
     hooks[1] = (Hook){TRAINING, 9, make_room};
     Outcome o = run(SAVING "--on-save-error continue --out spell");
-    check(c, strstr(o.err, "training continues, and the next save tries again"), "continue: %s",
-          o.err);
+    check(c, strstr(o.err, "training continues, and the next save tries again"), "continue: %s", o.err);
     check_run(c, o, 0, 3, "spell/log.csv can be written again; ", "continue, until there is room");
     check(c, !saved("spell", 6) && saved("spell", 9), "the save that failed, and the next");
     check_same(c, "roomy", "spell", 12, "continue, until there is room");
