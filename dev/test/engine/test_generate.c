@@ -1,4 +1,4 @@
-// test_generate.c: texts generated together with the CPU engine equal those generated alone; stop texts; prompt files.
+// test_generate.c: texts generated together with the CPU engine equal those generated alone.
 #define TOST_NO_MAIN
 #include "tost/base/crc32.h"
 #include "tost/base/error.h"
@@ -9,7 +9,6 @@
 #include "dev/test/scratch.h"
 
 #include "tost/run/generate.h"
-#include "tost/commands/prompts.h"
 #include "tost/base/rng.h"
 
 typedef struct { char data[256]; size_t n; } Output;
@@ -114,107 +113,11 @@ static void test_together(Checks* c, const Tokenizer* tokenizer, int threads) {
     tost_cpu_engine.destroy(m);
 }
 
-// ---- Stop texts, with an engine that writes a given text ------------------------------------------------------------
-
-typedef struct { const char* script; size_t at; } Script;
-
-static void script_logits(float* logits, TostModel* m) {
-    Script* s = (Script*)m;
-    const char next = s->script[s->at++];
-    memset(logits, 0, BYTES * sizeof *logits);
-    logits[next == '.' ? BYTES - 1 : next - '!'] = 1;   // GPT-2's order of bytes begins with '!'; '.': end of text
-}
-
-static void script_forward(TostModel* m, const TostChunk* chunk, int from, int to) {
-    (void)m; (void)chunk; (void)from; (void)to;
-}
-
-// Collects the text, with a '|' after each call.
-static bool take_marked(void* context, const char* bytes, size_t n) {
-    return take_text(context, bytes, n) && take_text(context, "|", 1);
-}
-
-static void test_stop(Checks* c, const Tokenizer* tokenizer) {
-    static const struct { char *stop, *also; const char* script; int max_tokens; const char* text; int tokens; Finish finish; }
-    cases[] = {
-        {NULL, NULL, "abcd", 3, "a|b|c|", 3, FINISH_LENGTH},
-        {"bc", NULL, "abcd", 9, "a|||", 3, FINISH_STOP},                 // one call per token, also without bytes
-        {"ab", NULL, "aab", 9, "|a||", 3, FINISH_STOP},
-        {"aab", NULL, "xaaaab", 9, "x|||a|a||", 6, FINISH_STOP},
-        {"abab", NULL, "ababac", 4, "||||", 4, FINISH_STOP},
-        {"abac", NULL, "abababacx", 9, "|||ab||ab|||", 8, FINISH_STOP},
-        {"abc", NULL, "xabd", 4, "x|||abd|", 4, FINISH_LENGTH},
-        {"abc", NULL, "xab", 3, "x|||ab|", 3, FINISH_LENGTH},            // held bytes are written at the end
-        {"abc", NULL, "xab.", 9, "x|||ab|", 3, FINISH_END_OF_TEXT},
-        {"a", NULL, "abc", 9, "|", 1, FINISH_STOP},
-        {"c", NULL, "abc", 3, "a|b||", 3, FINISH_STOP},                  // in the last token that is allowed
-        {"b\x1f" "c", "x", "abcx", 9, "a||bc||", 4, FINISH_STOP},
-        {"\x1f", "cx", "abcd", 4, "a|b||cd|", 4, FINISH_LENGTH},
-    };
-    const TostConfig config = {1, 1, 1, 64, BYTES, 0, TOST_LEARNED, 0, 0, 0};
-    const TostEngine engine = {.forward = script_forward, .last_logits = script_logits};
-    for (size_t i = 0; i < countof(cases); i++) {
-        Script script = {.script = cases[i].script};
-        char* stops[] = {cases[i].stop, cases[i].also};
-        Output out = {.n = 0};
-        Chunks chunks = {.engine = &engine, .model = (TostModel*)&script, .max_chunk = 64};
-        const Generator g = {.chunks = &chunks, .config = &config, .tokenizer = tokenizer, .take = take_marked,
-                             .stop = {(stops[0] != NULL) + (stops[1] != NULL), stops}};
-        Text text = {.context = &out};
-        double seconds = 0;
-        TostError err;
-        const bool ok = generate(&text, 1, &seconds, &g, cases[i].max_tokens, &err);
-        check(c, ok && out.n == strlen(cases[i].text) && memcmp(out.data, cases[i].text, out.n) == 0,
-              "stop %s in %s: expected %s, got %.*s", cases[i].stop, cases[i].script, cases[i].text, (int)out.n,
-              out.data);
-        check(c, text.tokens == cases[i].tokens && text.finish == cases[i].finish,
-              "stop %s in %s: expected %d tokens and finish %d, got %d and %d", cases[i].stop, cases[i].script,
-              cases[i].tokens, cases[i].finish, (int)text.tokens, text.finish);
-    }
-}
-
-// ---- Prompt files ---------------------------------------------------------------------------------------------------
-
-static void test_prompts(Checks* c) {
-    // prompts: LINE=TEXT; of each. error: a part of the message, or NULL
-    static const struct { const char *name, *file, *prompts, *error; } cases[] = {
-        {"a.txt", "one\ntwo", "1=one;2=two;", NULL},
-        {"a.txt", "one\r\n\n three \n", "1=one;3= three ;", NULL},
-        {"a.txt", "\n", "", NULL},
-        {"a.txt", "\xef\xbb\xbf{\"prompt\": \"one\"}", "1=one;", NULL},
-        {"a.txt", "not {json}\n{\"prompt\": 1}\n", "1=not {json};2={\"prompt\": 1};", NULL},
-        {"a.txt", "{\"prompt\": \"a\\nb\"}\n\n{\"x\": [1, {}], \"prompt\": \"\"}", "1=a\nb;3=;", NULL},
-        {"a.txt", "\xef\xbb\xbf\n {\"prompt\": \"a\"}\n", "2=a;", NULL},
-        {"A.JSONL", "{\"prompt\": \"b\"}\n{\"x\": \"c\", \"prompt\": \"dd\"}\r\n", "1=b;2=dd;", NULL},
-        {"a.jsonl", "{\"prompt\": \"c\", \"prompt\": \"dd\"}\n", NULL, "appears twice"},
-        {"a.jsonl", "{\"prompt\": \"b\"}\n{\"prompt\": 5}\n", NULL, "a.jsonl: line 2: byte 11: expected a string"},
-        {"a.jsonl", "{\"prompt\": \"\xff\"}\n", NULL, "UTF-8"},
-    };
-    char* dir = new_folder();
-    for (size_t i = 0; i < countof(cases); i++) {
-        char *path = path_join(dir, cases[i].name), *got = xstrdup("");
-        Prompts p;
-        TostError err;
-        write_text(path, cases[i].file);
-        const bool ok = prompts_read(&p, &(Options){.program = "", .prompts = path}, &err);
-        for (size_t k = 0; k < p.count; k++)
-            got = append_text(got, "%zu=%.*s;", p.prompt[k].line, (int)p.prompt[k].n, p.prompt[k].text);
-        if (cases[i].error) check_refused(c, ok, &err, cases[i].error, path);
-        else check(c, ok && strcmp(got, cases[i].prompts) == 0, "prompts of case %zu: got %s", i, got);
-        prompts_free(&p);
-        free(got);
-        free(path);
-    }
-    drop_folder(dir);
-}
-
 int main(void) {
     Checks c = {.suite = "generate"};
     Tokenizer* tokenizer = byte_tokenizer();
     test_together(&c, tokenizer, 1);
     if (THREADS_MANY) test_together(&c, tokenizer, 3);
-    test_stop(&c, tokenizer);
-    test_prompts(&c);
     tokenizer_free(tokenizer);
     return checks_verdict(&c);
 }

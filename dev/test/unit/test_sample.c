@@ -1,4 +1,4 @@
-// test_sample.c: sampler, generation with a scripted engine, text with document separators.
+// test_sample.c: sampler; generation with a scripted engine, to stop texts; text with document separators; prompt files.
 #include <math.h>
 
 #include "commands/prompts.h"
@@ -217,18 +217,24 @@ static const GenerateCase generate_cases[] = {
     {"logits of NaN", 8, "xyz", "a?", 3, 0, "a", "|begin xyz|step a", 1, "not numbers"},
 };
 
+// The ids of a script: '.' is <|endoftext|>, '?' -1.
+static const int32_t* read_script(int32_t* ids, const Tokenizer* tokenizer, const char* script) {
+    uint32_t id;
+    for (size_t i = 0; script[i]; i++) {
+        must(tokenizer_encode(tokenizer, &id, &script[i], 1) == 1, "tokenizer_encode", NULL);
+        ids[i] = script[i] == '.' ? tokenizer_eot(tokenizer) : script[i] == '?' ? -1 : (int32_t)id;
+    }
+    return ids;
+}
+
 static void check_generate(Checks* c, const Tokenizer* tokenizer, const GenerateCase* s) {
     TostError err;
     const TostConfig config = {1, 1, 1, abs(s->block_size), 260, 0, TOST_LEARNED, 0, 0,
                                s->block_size < 0 ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED};
     TostModel* m = fake_create(&config, NULL, NULL);
-    uint32_t prompt[MAX_IDS], id;
+    uint32_t prompt[MAX_IDS];
     int32_t script[MAX_IDS];
-    for (size_t i = 0; s->script[i]; i++) {
-        must(tokenizer_encode(tokenizer, &id, &s->script[i], 1) == 1, "tokenizer_encode", NULL);
-        script[i] = s->script[i] == '.' ? tokenizer_eot(tokenizer) : s->script[i] == '?' ? -1 : (int32_t)id;
-    }
-    m->script = script;
+    m->script = read_script(script, tokenizer, s->script);
     const size_t n = tokenizer_encode(tokenizer, prompt, s->prompt, strlen(s->prompt));
     Sink sink = {.stop_at = s->stop_at};
     Text text = {.prompt = prompt, .n_prompt = n, .context = &sink};
@@ -247,21 +253,65 @@ static void check_generate(Checks* c, const Tokenizer* tokenizer, const Generate
     fake_destroy(m);
 }
 
-static void test_generate(Checks* c) {
+// Collects the text, with a '|' after each call.
+static bool take_marked(void* context, const char* bytes, size_t n) {
+    take_text(context, bytes, n);
+    return take_text(context, "|", 1);
+}
+
+static void test_stop(Checks* c, const Tokenizer* tokenizer) {
+    static const struct { char *stop, *also; const char* script; int max_tokens; const char* text; int tokens; Finish finish; }
+    cases[] = {
+        {NULL, NULL, "abcd", 3, "a|b|c|", 3, FINISH_LENGTH},
+        {"bc", NULL, "abcd", 9, "a|||", 3, FINISH_STOP},                 // one call per token, also without bytes
+        {"ab", NULL, "aab", 9, "|a||", 3, FINISH_STOP},
+        {"aab", NULL, "xaaaab", 9, "x|||a|a||", 6, FINISH_STOP},
+        {"abab", NULL, "ababac", 4, "||||", 4, FINISH_STOP},
+        {"abac", NULL, "abababacx", 9, "|||ab||ab|||", 8, FINISH_STOP},
+        {"abc", NULL, "xabd", 4, "x|||abd|", 4, FINISH_LENGTH},
+        {"abc", NULL, "xab", 3, "x|||ab|", 3, FINISH_LENGTH},            // held bytes are written at the end
+        {"abc", NULL, "xab.", 9, "x|||ab|", 3, FINISH_END_OF_TEXT},
+        {"a", NULL, "abc", 9, "|", 1, FINISH_STOP},
+        {"c", NULL, "abc", 3, "a|b||", 3, FINISH_STOP},                  // in the last token that is allowed
+        {"b\x1f" "c", "x", "abcx", 9, "a||bc||", 4, FINISH_STOP},
+        {"\x1f", "cx", "abcd", 4, "a|b||cd|", 4, FINISH_LENGTH},
+    };
+    const TostConfig config = {1, 1, 1, 64, 257, 0, TOST_LEARNED, 0, 0, 0};
+    for (size_t i = 0; i < countof(cases); i++) {
+        TostModel* m = fake_create(&config, NULL, NULL);
+        int32_t script[MAX_IDS];
+        m->script = read_script(script, tokenizer, cases[i].script);
+        char* stops[] = {cases[i].stop, cases[i].also};
+        Sink sink = {.n = 0};
+        Chunks chunks = {.engine = &fake, .model = m, .max_chunk = 64};
+        const Generator g = {.chunks = &chunks, .config = &config, .tokenizer = tokenizer, .take = take_marked,
+                             .stop = {(stops[0] != NULL) + (stops[1] != NULL), stops}};
+        Text text = {.context = &sink};
+        double seconds = 0;
+        TostError err;
+        const bool ok = generate(&text, 1, &seconds, &g, cases[i].max_tokens, &err);
+        check(c, ok && strcmp(sink.text, cases[i].text) == 0, "stop %s in %s: expected %s, got %s", cases[i].stop,
+              cases[i].script, cases[i].text, sink.text);
+        check(c, text.tokens == cases[i].tokens && text.finish == cases[i].finish,
+              "stop %s in %s: expected %d tokens and finish %d, got %d and %d", cases[i].stop, cases[i].script,
+              cases[i].tokens, cases[i].finish, (int)text.tokens, text.finish);
+        fake_destroy(m);
+    }
+}
+
+static void test_generate(Checks* c, const Tokenizer* tokenizer) {
     TostError err;
-    Tokenizer* tokenizer = byte_tokenizer();
     for (size_t i = 0; i < countof(generate_cases); i++) check_generate(c, tokenizer, &generate_cases[i]);
     const TostConfig small = {.vocab_size = 256};
     double seconds = 0;
     const Generator generator = {.config = &small, .tokenizer = tokenizer};
     check_refused(c, generate(&(Text){0}, 1, &seconds, &generator, 4, &err), &err,
                   "257 tokens, but the model's vocabulary has 256", "a tokenizer that is too large");
-    tokenizer_free(tokenizer);
 }
 
 // ---- Text with document separators, as inspect reads it -------------------------------------------------------------
 
-static void test_documents(Checks* c) {
+static void test_documents(Checks* c, const Tokenizer* tokenizer) {
     // $: <|endoftext|>
     static const struct { const char *text, *ids; } cases[] = {
         {"one\n", "one\n"}, {"one\n<|endoftext|>\ntwo\n", "one$two\n"}, {"one\r\n<|endoftext|>\r\ntwo", "one$two"},
@@ -269,7 +319,6 @@ static void test_documents(Checks* c) {
         {"one\n<|endoftext|> \t\r", "one$"}, {"one\n<|endoftext|>\rtwo", "one\n<|endoftext|>\rtwo"},
         {"a <|endoftext|>\n<|endoftext|> b", "a <|endoftext|>\n<|endoftext|> b"},   // not on lines of their own
     };
-    Tokenizer* tokenizer = byte_tokenizer();
     for (size_t i = 0; i < countof(cases); i++) {
         uint32_t ids[64];
         char is[64] = "";
@@ -280,15 +329,52 @@ static void test_documents(Checks* c) {
         }
         check(c, strcmp(is, cases[i].ids) == 0, "text %zu: expected '%s', got '%s'", i, cases[i].ids, is);
     }
-    tokenizer_free(tokenizer);
+}
+
+// ---- Prompt files ---------------------------------------------------------------------------------------------------
+
+static void test_prompts(Checks* c) {
+    // prompts: LINE=TEXT; of each. error: a part of the message, or NULL
+    static const struct { const char *name, *file, *prompts, *error; } cases[] = {
+        {"a.txt", "one\ntwo", "1=one;2=two;", NULL},
+        {"a.txt", "one\r\n\n three \n", "1=one;3= three ;", NULL},
+        {"a.txt", "\n", "", NULL},
+        {"a.txt", "\xef\xbb\xbf{\"prompt\": \"one\"}", "1=one;", NULL},
+        {"a.txt", "not {json}\n{\"prompt\": 1}\n", "1=not {json};2={\"prompt\": 1};", NULL},
+        {"a.txt", "{\"prompt\": \"a\\nb\"}\n\n{\"x\": [1, {}], \"prompt\": \"\"}", "1=a\nb;3=;", NULL},
+        {"a.txt", "\xef\xbb\xbf\n {\"prompt\": \"a\"}\n", "2=a;", NULL},
+        {"A.JSONL", "{\"prompt\": \"b\"}\n{\"x\": \"c\", \"prompt\": \"dd\"}\r\n", "1=b;2=dd;", NULL},
+        {"a.jsonl", "{\"prompt\": \"c\", \"prompt\": \"dd\"}\n", NULL, "appears twice"},
+        {"a.jsonl", "{\"prompt\": \"b\"}\n{\"prompt\": 5}\n", NULL, "a.jsonl: line 2: byte 11: expected a string"},
+        {"a.jsonl", "{\"prompt\": \"\xff\"}\n", NULL, "UTF-8"},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        char* got = xstrdup("");
+        Prompts p;
+        TostError err;
+        write_text(cases[i].name, cases[i].file);
+        const bool ok = prompts_read(&p, &(Options){.program = "", .prompts = (char*)cases[i].name}, &err);
+        for (size_t k = 0; k < p.count; k++)
+            got = append_text(got, "%zu=%.*s;", p.prompt[k].line, (int)p.prompt[k].n, p.prompt[k].text);
+        if (cases[i].error) check_refused(c, ok, &err, cases[i].error, cases[i].name);
+        else check(c, ok && strcmp(got, cases[i].prompts) == 0, "prompts of case %zu: got %s", i, got);
+        prompts_free(&p);
+        free(got);
+    }
 }
 
 int main(void) {
     Checks c = {.suite = "sample"};
+    char* dir = enter_folder();
+    Tokenizer* tokenizer = byte_tokenizer();
     test_cut(&c);
     test_greedy(&c);
     test_distributions(&c);
-    test_generate(&c);
-    test_documents(&c);
+    test_generate(&c, tokenizer);
+    test_stop(&c, tokenizer);
+    test_documents(&c, tokenizer);
+    test_prompts(&c);
+    tokenizer_free(tokenizer);
+    drop_folder(dir);
     return checks_verdict(&c);
 }
