@@ -78,7 +78,9 @@ refuses() {
     shift 2
     execute $command
     check "'$command': exit status $status, expected $wanted" [ $status -eq "$wanted" ]
-    refused "$@"
+    check "one line on stderr: $(cat "$dir/stderr")" one_line "$dir/stderr"
+    check "nothing on stdout: $(head -c 300 "$dir/stdout")" empty "$dir/stdout"
+    for text; do check "the error contains '$text': $(cat "$dir/stderr")" says "$text" "$dir/stderr"; done
 }
 # until_true COMMAND…: waits until it succeeds, for at most a minute.
 until_true() {
@@ -108,11 +110,6 @@ sys.exit(any(u.find_spec(package) is None for package in sys.argv[1:]))' "$@" 2>
 says() { grep -qF -e "$1" "$2"; }
 one_line() { [ "$(wc -l <"$1")" -eq 1 ]; }
 empty() { [ ! -s "$1" ]; }
-refused() {
-    check "one line on stderr: $(cat "$dir/stderr")" one_line "$dir/stderr"
-    check "nothing on stdout: $(head -c 300 "$dir/stdout")" empty "$dir/stdout"
-    for text; do check "the error contains '$text': $(cat "$dir/stderr")" says "$text" "$dir/stderr"; done
-}
 # The columns of a log that do not contain times.
 timeless() { cut -d, -f1-6 "$1"; }
 same_log() { [ -s "$1" ] && [ "$(timeless "$1")" = "$(timeless "$2")" ]; }

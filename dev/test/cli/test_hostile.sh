@@ -34,7 +34,8 @@ printable raw && check "the test finds a byte that is not UTF-8" false
 
 : >vocab.bpe
 awk 'BEGIN { for (i = 0; i < 2000; i++) printf "%d and ", i * i }' >text.txt
-for name in "$(printf 'caf\351')" "$(printf 'a\nb\tc\033[31m')" "$(printf '\303\251\343\202\202 \\xff \302\205')"; do
+for name in "$(printf 'caf\351')" "$(printf 'a\nb\tc\033[31m')" "$(printf '\303\251\343\202\202 \\xff \302\205')" \
+    "it's \$name ü 語 *?["; do
     mkdir "$name"
     cp vocab.bpe "$name"
     says_little 0 tokenize --tokenizer vocab.bpe --val-frac 0 --out "$name/x" text.txt

@@ -54,7 +54,7 @@ else
     check "more threads than cores: $(cat stderr)" same_run normal threads
 fi
 
-# ---- Many files, long paths, unusual names ---------------------------------------------------------------------------
+# ---- Many files, long paths, names that start with a dash ------------------------------------------------------------
 
 shards=100000   # more than Linux maps at a time (vm.max_map_count)
 [ -z "$QUICK" ] || shards=100
@@ -77,17 +77,9 @@ run $eight --data "$deep/d.b*" --save-every 2 --out "$deep/out"
 check "a path of ${#deep} bytes" same_run normal "$deep/out"
 refuses 1 "tost $eight --data $deep/none --out none" "$(basename "$binary"): $dir/deep/" " … " "/none: no file"
 
-odd="it's a
-strange \$name ü 語"
-mkdir "$odd"
-cp d.bin "$odd/-dash d.bin"
-cp vocab.bpe "$odd"
-run $eight --data "$odd/*.bin" --sample-every 2 --save-every 2 --out "$odd/out"
-check "the tokenizer next to the shards is found" says "vocab.bpe: 257 tokens" stdout
-sed -n '/--resume/,$p' stdout | sed "1s/^[a-z ]*  *\([^ ]*$(basename "$binary") \)/\1/" >again   # the printed command
-succeeds sh again
-check "the suggested command continues the run" [ -f "$odd/out/step_00000004/model.safetensors" ]
-cd "$odd" || exit 1
+mkdir odd
+cp d.bin "odd/-dash d.bin"
+cd odd || exit 1
 run $eight --data '-dash d.bin' --save-every 2 --out -out --quiet
 check "a name that starts with a dash" same_run ../normal ./-out
 run info -- -out
