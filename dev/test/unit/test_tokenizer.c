@@ -256,10 +256,10 @@ static Vocab* random_vocab(Rng* rng, const char* alphabet, int merges) {
     return v;
 }
 
-// Words around the length at which merging switches from scans to a heap, and one of more than a megabyte, which
-// would take minutes if the time were quadratic.
+// Words around the length at which merging switches from scans to a heap, and one of half a megabyte, which would
+// take minutes if the time were quadratic.
 static void test_merging(Checks* c) {
-    enum { SHORT = 400, LONG = 3 << 19 };
+    enum { SHORT = 400, LONG = 1 << 19 };
     Rng rng = rng_seeded(2, 0);
     uint32_t want[SHORT], *got = xmalloc(LONG * sizeof *got);
     char* word = xmalloc(LONG);
@@ -608,7 +608,7 @@ static void test_count_broken(Checks* c) {
 
 // A few broken bytes are counted, wherever batches end; one more than the share is refused.
 static void test_broken_bytes(Checks* c) {
-    enum { BYTES = 20000, MOST = BYTES / 1000 };
+    enum { BYTES = 10000, MOST = BYTES / 1000 };
     static const struct { size_t batch; int threads; } runs[] = {{0, 1}, {0, 4}, {1, 2}, {3, 1}, {7, 3}, {600, 2}};
     static const char* const broken[] = {"\xff", "\x80", "\xc3", "\xe2\x82", "\xf0\x9f\x91", "\xed\xa0\x80", "\0"};
     static const char path[] = "broken.txt";
