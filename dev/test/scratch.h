@@ -96,6 +96,18 @@ static inline void drop_folder(char* path) {
     free(path);
 }
 
+// Runs tests in a new folder. Returns the exit status.
+typedef void Test(Checks* c);
+static inline int run_tests(const char* suite, Test* const* tests, size_t n) {
+    Checks c = {.suite = suite};
+    char* dir = enter_folder();
+    for (size_t i = 0; i < n; i++) tests[i](&c);
+    drop_folder(dir);
+    return checks_verdict(&c);
+}
+#define RUN_TESTS(suite, ...) \
+    run_tests(suite, (Test* const[]){__VA_ARGS__}, sizeof (Test* const[]){__VA_ARGS__} / sizeof(Test*))
+
 static inline Bytes bytes_of(const char* path) {
     TostError err;
     Bytes b;

@@ -315,22 +315,7 @@ static void test_json_write_string(Checks* c) {
 }
 
 int main(void) {
-    Checks c = {.suite = "base"};
-    char* dir = enter_folder();
-    test_errors(&c);
-    test_printable_text(&c);
-    test_memory(&c);
-    test_crc(&c);
-    test_human(&c);
-    test_wrap(&c);
-    test_paths(&c);
-    test_folders(&c);
-    test_cgroup_memory(&c);
-    test_read_file(&c);
-    test_glob(&c);
-    test_rng(&c);
-    test_json(&c);
-    test_json_write_string(&c);
-    drop_folder(dir);
-    return checks_verdict(&c);
+    return RUN_TESTS("base", test_errors, test_printable_text, test_memory, test_crc, test_human, test_wrap, test_paths,
+                         test_folders, test_cgroup_memory, test_read_file, test_glob, test_rng, test_json,
+                         test_json_write_string);
 }

@@ -683,23 +683,7 @@ static void test_every_byte(Checks* c) {
 }
 
 int main(void) {
-    Checks c = {.suite = "checkpoint"};
-    char* dir = enter_folder();
-    test_st_headers(&c);
-    test_st_many_tensors(&c);
-    test_st_dtypes(&c);
-    test_st_round_trip(&c);
-    test_st_writer_failures(&c);
-    test_round_trip(&c);
-    test_muon(&c);
-    test_find(&c);
-    test_newest_run(&c);
-    test_keep(&c);
-    test_users_files(&c);
-    test_readers(&c);
-    test_damage(&c);
-    test_foreign_files(&c);
-    test_every_byte(&c);
-    drop_folder(dir);
-    return checks_verdict(&c);
+    return RUN_TESTS("checkpoint", test_st_headers, test_st_many_tensors, test_st_dtypes, test_st_round_trip,
+                         test_st_writer_failures, test_round_trip, test_muon, test_find, test_newest_run, test_keep,
+                         test_users_files, test_readers, test_damage, test_foreign_files, test_every_byte);
 }

@@ -186,10 +186,5 @@ static void test_threads(Checks* c) {
 }
 
 int main(void) {
-    Checks c = {.suite = "core"};
-    test_init(&c);
-    test_extend(&c);
-    test_flops(&c);
-    test_threads(&c);
-    return checks_verdict(&c);
+    return RUN_TESTS("core", test_init, test_extend, test_flops, test_threads);
 }

@@ -623,22 +623,7 @@ static void test_writer_again(Checks* c) {
 }
 
 int main(void) {
-    Checks c = {.suite = "data"};
-    char* dir = enter_folder();
-    test_shard_kinds(&c);
-    test_shards_refused(&c);
-    test_widths(&c);
-    test_shard_sparse(&c);
-    test_changes(&c);
-    test_reads(&c);
-    test_check_ids(&c);
-    test_sequential(&c);
-    test_shuffled_golden(&c);
-    test_shuffled(&c);
-    test_mixture(&c);
-    test_writer(&c);
-    test_writer_fails(&c);
-    test_writer_again(&c);
-    drop_folder(dir);
-    return checks_verdict(&c);
+    return RUN_TESTS("data", test_shard_kinds, test_shards_refused, test_widths, test_shard_sparse, test_changes,
+                         test_reads, test_check_ids, test_sequential, test_shuffled_golden, test_shuffled, test_mixture,
+                         test_writer, test_writer_fails, test_writer_again);
 }

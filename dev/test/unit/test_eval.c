@@ -151,7 +151,8 @@ static void check_example(Checks* c, const Tokenizer* t, const Example* e, int l
     free(got);
 }
 
-static void test_examples(Checks* c, const Tokenizer* t) {
+static void test_examples(Checks* c) {
+    Tokenizer* t = byte_tokenizer();
     TostError err;
     Examples p;
     must(read_text(&p, "\xef\xbb\xbf{'context': 'one two ', 'choices': [' \\u00e9t\\u00e9'], 'answer': 0}\r\n\n"
@@ -170,9 +171,11 @@ static void test_examples(Checks* c, const Tokenizer* t) {
     check(c, p.example[0].chars[1] == 3 && p.example[0].chars[2] == 2, "characters of a choice exclude one space");
     check_example(c, t, &p.example[1], 2, 1, "^|x|y");
     examples_free(&p);
+    tokenizer_free(t);
 }
 
-static void test_invalid(Checks* c, const Tokenizer* t) {
+static void test_invalid(Checks* c) {
+    Tokenizer* t = byte_tokenizer();
 #define EXAMPLE(context, choices, answer) "{'context': " context ", 'choices': " choices ", 'answer': " answer "}\n"
     static const struct { const char *text, *says; } cases[] = {
         {"", "has no example"}, {"\n \n", "has no example"},
@@ -194,18 +197,9 @@ static void test_invalid(Checks* c, const Tokenizer* t) {
         check_refused(c, ok, &err, cases[i].says, cases[i].text);
         if (ok) examples_free(&p);
     }
+    tokenizer_free(t);
 }
 
 int main(void) {
-    Checks c = {.suite = "eval"};
-    char* dir = enter_folder();
-    Tokenizer* t = byte_tokenizer();
-    test_share(&c);
-    test_ratio(&c);
-    test_json(&c);
-    test_examples(&c, t);
-    test_invalid(&c, t);
-    tokenizer_free(t);
-    drop_folder(dir);
-    return checks_verdict(&c);
+    return RUN_TESTS("eval", test_share, test_ratio, test_json, test_examples, test_invalid);
 }

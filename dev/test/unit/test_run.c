@@ -380,18 +380,7 @@ static void test_progress_width(Checks* c) {
 }
 
 int main(void) {
-    Checks c = {.suite = "run"};
-    char* dir = enter_folder();
-    test_schedule(&c);
-    test_outlier_detector(&c);
-    test_log_rows(&c);
-    test_pending_rows(&c);
-    test_log_resume(&c);
-    test_progress(&c);
-    test_progress_plain(&c);
-    test_progress_stopped(&c);
-    test_progress_styles(&c);
-    test_progress_width(&c);
-    drop_folder(dir);
-    return checks_verdict(&c);
+    return RUN_TESTS("run", test_schedule, test_outlier_detector, test_log_rows, test_pending_rows, test_log_resume,
+                         test_progress, test_progress_plain, test_progress_stopped, test_progress_styles,
+                         test_progress_width);
 }

@@ -259,7 +259,8 @@ static bool take_marked(void* context, const char* bytes, size_t n) {
     return take_text(context, "|", 1);
 }
 
-static void test_stop(Checks* c, const Tokenizer* tokenizer) {
+static void test_stop(Checks* c) {
+    Tokenizer* tokenizer = byte_tokenizer();
     static const struct { char *stop, *also; const char* script; int max_tokens; const char* text; int tokens; Finish finish; }
     cases[] = {
         {NULL, NULL, "abcd", 3, "a|b|c|", 3, FINISH_LENGTH},
@@ -297,9 +298,11 @@ static void test_stop(Checks* c, const Tokenizer* tokenizer) {
               cases[i].tokens, cases[i].finish, (int)text.tokens, text.finish);
         fake_destroy(m);
     }
+    tokenizer_free(tokenizer);
 }
 
-static void test_generate(Checks* c, const Tokenizer* tokenizer) {
+static void test_generate(Checks* c) {
+    Tokenizer* tokenizer = byte_tokenizer();
     TostError err;
     for (size_t i = 0; i < countof(generate_cases); i++) check_generate(c, tokenizer, &generate_cases[i]);
     const TostConfig small = {.vocab_size = 256};
@@ -307,11 +310,13 @@ static void test_generate(Checks* c, const Tokenizer* tokenizer) {
     const Generator generator = {.config = &small, .tokenizer = tokenizer};
     check_refused(c, generate(&(Text){0}, 1, &seconds, &generator, 4, &err), &err,
                   "257 tokens, but the model's vocabulary has 256", "a tokenizer that is too large");
+    tokenizer_free(tokenizer);
 }
 
 // ---- Text with document separators, as inspect reads it -------------------------------------------------------------
 
-static void test_documents(Checks* c, const Tokenizer* tokenizer) {
+static void test_documents(Checks* c) {
+    Tokenizer* tokenizer = byte_tokenizer();
     // $: <|endoftext|>
     static const struct { const char *text, *ids; } cases[] = {
         {"one\n", "one\n"}, {"one\n<|endoftext|>\ntwo\n", "one$two\n"}, {"one\r\n<|endoftext|>\r\ntwo", "one$two"},
@@ -329,6 +334,7 @@ static void test_documents(Checks* c, const Tokenizer* tokenizer) {
         }
         check(c, strcmp(is, cases[i].ids) == 0, "text %zu: expected '%s', got '%s'", i, cases[i].ids, is);
     }
+    tokenizer_free(tokenizer);
 }
 
 // ---- Prompt files ---------------------------------------------------------------------------------------------------
@@ -364,17 +370,6 @@ static void test_prompts(Checks* c) {
 }
 
 int main(void) {
-    Checks c = {.suite = "sample"};
-    char* dir = enter_folder();
-    Tokenizer* tokenizer = byte_tokenizer();
-    test_cut(&c);
-    test_greedy(&c);
-    test_distributions(&c);
-    test_generate(&c, tokenizer);
-    test_stop(&c, tokenizer);
-    test_documents(&c, tokenizer);
-    test_prompts(&c);
-    tokenizer_free(tokenizer);
-    drop_folder(dir);
-    return checks_verdict(&c);
+    return RUN_TESTS("sample", test_cut, test_greedy, test_distributions, test_generate, test_stop, test_documents,
+                     test_prompts);
 }

@@ -552,25 +552,9 @@ static void test_changes(Checks* c) {
 int main(int argc, char** argv) {
     signal(SIGHUP, SIG_DFL);   // nohup ignores it
     if (argc > 1) return fake_main(argv[1]);   // as run_second does
-    Checks c = {.suite = "train"};
-    char* dir = enter_folder();
     setenv("TERM", "dumb", 1);
-    test_not_finite(&c);
-    test_val_batches(&c);
-    test_outliers(&c);
-    test_signals(&c);
-    test_zero_loss(&c);
-    test_signals_in_steps(&c);
-    test_lock(&c);
-    test_overtaken(&c);
-    test_removed(&c);
-    test_overwrite(&c);
-    test_default_folders(&c);
-    test_full_disk(&c);
-    test_bad_data(&c);
-    test_unread_output(&c);
-    test_lost_output(&c);
-    test_changes(&c);
-    drop_folder(dir);
-    return checks_verdict(&c);
+    return RUN_TESTS("train", test_not_finite, test_val_batches, test_outliers, test_signals, test_zero_loss,
+                         test_signals_in_steps, test_lock, test_overtaken, test_removed, test_overwrite,
+                         test_default_folders, test_full_disk, test_bad_data, test_unread_output, test_lost_output,
+                         test_changes);
 }

@@ -5,32 +5,33 @@
 #include "data/tokenizer.h"
 #include "data/vocab.h"
 
-typedef struct { char *dir, *text, *out; } Fixture;   // a folder with a text; where the vocabulary is written
+static const char text_file[] = "text.txt", out_file[] = "out.bpe";
 
 typedef struct { bool ok; VocabResult r; TostError err; Bytes file; } Learned;   // the file: NULL on error
 
-// Learns from f->text, or, if in.files is given, from these; the file of an earlier call is removed.
-static Learned learn(Checks* c, const Fixture* f, TextInput in, int size) {
+// Learns from text_file, or, if in.files is given, from these; the file of an earlier call is removed.
+static Learned learn(Checks* c, TextInput in, int size) {
     Learned got = {.err = {""}};
-    unlink(f->out);
-    if (!in.files) in.files = (char**)&f->text, in.n_files = 1;
-    got.ok = vocab_learn(&(VocabOptions){.in = in, .size = size, .out = f->out}, &got.r, &got.err);
-    check(c, path_exists(f->out) == got.ok, "a file exists: %d, error '%s'", path_exists(f->out), got.err.text);
-    if (got.ok) got.file = bytes_of(f->out);
+    char* files[] = {(char*)text_file};
+    unlink(out_file);
+    if (!in.files) in.files = files, in.n_files = 1;
+    got.ok = vocab_learn(&(VocabOptions){.in = in, .size = size, .out = out_file}, &got.r, &got.err);
+    check(c, path_exists(out_file) == got.ok, "a file exists: %d, error '%s'", path_exists(out_file), got.err.text);
+    if (got.ok) got.file = bytes_of(out_file);
     return got;
 }
 
 // Checks that a text gives these merges, one per line.
-static void check_merges(Checks* c, const Fixture* f, const char* text, int size, const char* merges) {
-    write_text(f->text, text);
-    Learned got = learn(c, f, (TextInput){0}, size);
+static void check_merges(Checks* c, const char* text, int size, const char* merges) {
+    write_text(text_file, text);
+    Learned got = learn(c, (TextInput){0}, size);
     char* want = xasprintf("#version: 0.2\n%s", merges);
     check(c, got.ok && strcmp(got.file.data, want) == 0, "'%s' gives '%s', expected '%s'", text,
           got.ok ? got.file.data : got.err.text, want);
     free(want), free(got.file.data);
 }
 
-static void test_merges(Checks* c, const Fixture* f) {
+static void test_merges(Checks* c) {
     static const struct { const char* text; int size; const char* merges; } known[] = {
         // words: low 1, " low" 4, " lower" 2, " newest" 6, " widest" 3 (Sennrich et al., 2016)
         {"low low low low low lower lower newest newest newest newest newest newest widest widest widest", 265,
@@ -49,7 +50,7 @@ static void test_merges(Checks* c, const Fixture* f) {
         // only bytes
         {"some text", 257, ""},
     };
-    for (size_t i = 0; i < countof(known); i++) check_merges(c, f, known[i].text, known[i].size, known[i].merges);
+    for (size_t i = 0; i < countof(known); i++) check_merges(c, known[i].text, known[i].size, known[i].merges);
 }
 
 // Random documents in which words repeat.
@@ -62,22 +63,22 @@ static char* random_text(Rng* rng, size_t n) {
 }
 
 // Whatever the threads and batches, the bytes are the same. The tokenizer accepts them, so no token appears twice.
-static void test_same_bytes(Checks* c, const Fixture* f) {
+static void test_same_bytes(Checks* c) {
     static const int threads[] = {1, 2, 4};
     static const size_t batches[] = {0, 7, 100, 5000};
     Rng rng = rng_seeded(8, 0);
     TostError err;
     for (int round = 0; round < 8; round++) {
         char* text = random_text(&rng, round ? 3000 : 40000);
-        write_text(f->text, text);
+        write_text(text_file, text);
         const int size = 300 + 20 * round;
-        Learned first = learn(c, f, (TextInput){.threads = 1}, size);
-        Tokenizer* t = tokenizer_open(f->out, &err);
+        Learned first = learn(c, (TextInput){.threads = 1}, size);
+        Tokenizer* t = tokenizer_open(out_file, &err);
         check(c, t && tokenizer_size(t) == VOCAB_MIN_SIZE + first.r.merges, "size %d: %s", size, t ? "less" : err.text);
         for (size_t i = 0; i < countof(threads) * countof(batches); i++) {
             const TextInput in = {.threads = threads[i % countof(threads)],
                                   .batch_bytes = batches[i / countof(threads)]};
-            Learned again = learn(c, f, in, size);
+            Learned again = learn(c, in, size);
             check(c, again.ok && again.file.size == first.file.size && again.r.words == first.r.words
                   && memcmp(again.file.data, first.file.data, first.file.size) == 0,
                   "size %d: %d threads and batches of %zu bytes change the result", size, in.threads, in.batch_bytes);
@@ -89,66 +90,56 @@ static void test_same_bytes(Checks* c, const Fixture* f) {
 }
 
 // A few bytes that are not UTF-8 are words like others.
-static void test_broken(Checks* c, const Fixture* f) {
+static void test_broken(Checks* c) {
     char text[3000];
     memset(text, '\n', sizeof text);
     memcpy(text + 100, "a\xff\xfe", 3);
     text[sizeof text - 1] = 0;
-    write_text(f->text, text);
-    Learned got = learn(c, f, (TextInput){0}, 258);
+    write_text(text_file, text);
+    Learned got = learn(c, (TextInput){0}, 258);
     check(c, got.ok && got.r.read.broken.count == 2 && got.r.read.broken.first == 101, "2 broken bytes: %s",
           got.err.text);
     free(got.file.data);
 }
 
-static void test_counts(Checks* c, const Fixture* f) {
-    write_text(f->text, "one two two\n<|endoftext|>\none");
-    Learned got = learn(c, f, (TextInput){0}, 4000);
+static void test_counts(Checks* c) {
+    write_text(text_file, "one two two\n<|endoftext|>\none");
+    Learned got = learn(c, (TextInput){0}, 4000);
     check(c, got.ok && got.r.read.documents == 2 && got.r.read.bytes == 29 && got.r.words == 2,
           "%d documents, %d bytes, %d words", (int)got.r.read.documents, (int)got.r.read.bytes, (int)got.r.words);
     check(c, got.r.merges == 5 && got.r.wanted == 3743, "%d merges of %d", got.r.merges, got.r.wanted);
     free(got.file.data);
-    got = learn(c, f, (TextInput){.files = &f->dir, .n_files = 0}, VOCAB_MIN_SIZE);
+    got = learn(c, (TextInput){.files = (char*[]){NULL}, .n_files = 0}, VOCAB_MIN_SIZE);
     check(c, got.ok && strcmp(got.file.data, "#version: 0.2\n") == 0, "without files: %s", got.err.text);
     free(got.file.data);
 }
 
-static void test_failures(Checks* c, const Fixture* f) {
-    write_text(f->text, "");
-    Learned got = learn(c, f, (TextInput){0}, 300);
+static void test_failures(Checks* c) {
+    write_text(text_file, "");
+    Learned got = learn(c, (TextInput){0}, 300);
     check_refused(c, got.ok, &got.err, "no document in the 0 bytes", "an empty text");
-    write_text(f->text, "a\xff\xfe");
-    got = learn(c, f, (TextInput){0}, 300);
+    write_text(text_file, "a\xff\xfe");
+    got = learn(c, (TextInput){0}, 300);
     check_refused(c, got.ok, &got.err, "2 of 3 bytes (66.7%) are NUL or not UTF-8, the first at byte 1 of",
                   "broken text");
-    write_text(f->text, "{\"text\": \"a\"}\n{\"txet\": \"a\"}\n");
-    got = learn(c, f, (TextInput){.jsonl = true}, 300);
+    write_text(text_file, "{\"text\": \"a\"}\n{\"txet\": \"a\"}\n");
+    got = learn(c, (TextInput){.jsonl = true}, 300);
     check_refused(c, got.ok, &got.err, "line 2", "JSONL without text");
     const size_t n = 1 << 23;
     char* word = memset(xmalloc(n), 'a', n);
-    write_bytes(f->text, word, n);
-    got = learn(c, f, (TextInput){0}, 4000);
+    write_bytes(text_file, word, n);
+    got = learn(c, (TextInput){0}, 4000);
     check_refused(c, got.ok, &got.err, "would have more than 16777216 bytes", "one long word");
     free(word);
-    write_text(f->text, "text");
-    write_text(f->out, "old");
-    const VocabOptions o = {.in = {.files = (char**)&f->text, .n_files = 1}, .size = 300, .out = f->out};
+    write_text(text_file, "text");
+    write_text(out_file, "old");
+    const VocabOptions o = {.in = {.files = (char*[]){(char*)text_file}, .n_files = 1}, .size = 300, .out = out_file};
     check_refused(c, vocab_learn(&o, &got.r, &got.err), &got.err, "exists already; remove it", "an existing file");
-    Bytes old = bytes_of(f->out);
+    Bytes old = bytes_of(out_file);
     check(c, strcmp(old.data, "old") == 0, "an existing file is not replaced");
     free(old.data);
 }
 
 int main(void) {
-    Checks c = {"vocab_learn", 0, 0, 0};
-    char* dir = new_folder();
-    const Fixture f = {dir, path_join(dir, "text.txt"), path_join(dir, "out.bpe")};
-    test_merges(&c, &f);
-    test_same_bytes(&c, &f);
-    test_broken(&c, &f);
-    test_counts(&c, &f);
-    test_failures(&c, &f);
-    free(f.text), free(f.out);
-    drop_folder(dir);
-    return checks_verdict(&c);
+    return RUN_TESTS("vocab_learn", test_merges, test_same_bytes, test_broken, test_counts, test_failures);
 }
