@@ -184,8 +184,7 @@ def check_no_positions():
 def check_pt_variants():
     checkpoint = torch.load("shuffled.pt", weights_only=True)
     state, head = checkpoint["model"], convert.HEAD
-    check("ckpt.pt contains the tied head, like the published state dict",
-          torch.equal(state[head], state[convert.WTE]))
+    check("ckpt.pt contains the tied head, like the published state dict", torch.equal(state[head], state[convert.WTE]))
     untied = {name: tensor for name, tensor in state.items() if name != head}
     variants = {
         "distributed": {f"module._orig_mod.{name}": tensor for name, tensor in state.items()},

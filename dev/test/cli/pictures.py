@@ -89,8 +89,7 @@ def check_page():
           and margin[token] == margin[first:].max())
     distance = [0.5 * np.abs(trained.pi[l] - start.pi[l]).sum(0).mean() for l in range(trained.layers)]
     printed = [float(line.split()[3]) for line in out.splitlines()[1:-1]]
-    check("printed distances from initialization",
-          np.allclose(printed, distance, atol=1e-4) and max(distance) > 0.01)
+    check("printed distances from initialization", np.allclose(printed, distance, atol=1e-4) and max(distance) > 0.01)
     out = succeeds(membership.main, "trained.safetensors")
     check("the page is beside the file, and empty columns say why", Path("trained.html").exists()
           and out.endswith("trained.html\n") and "needs --initial" in out and "needs --control" in out)

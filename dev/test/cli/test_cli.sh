@@ -472,8 +472,7 @@ check "a pruned checkpoint leaves nothing: $(ls pruned)" [ "$(echo $(ls pruned))
 # Defaults from --init, its optimizer's state, and its --config
 never="--val-every 0 --sample-every 0"
 run $sizes --vocab-size 257 $data --seq 16 --batch 3 --total-batch 96 --lr 0.01 --steps 3 $never --out base --quiet
-prints "--init base $data --steps 2 $never --out same" \
-    "96 tokens per step: 2 micro-batches × 3 sequences × 16 tokens"
+prints "--init base $data --steps 2 $never --out same" "96 tokens per step: 2 micro-batches × 3 sequences × 16 tokens"
 prints "--init base $data --seq 8 --steps 0 --val-every 0 --out same --overwrite" "96 tokens per step: 4 micro-batches × 3 "
 prints "--init base $data --parts 2 --steps 0 --val-every 0 --out same --overwrite" "96 tokens per step: 2 micro-batches × 3 "
 prints "--init base $data --total-batch 64 --steps 0 --val-every 0 --out same --overwrite" "2 micro-batches × 2 "

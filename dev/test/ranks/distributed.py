@@ -130,8 +130,7 @@ class Tests:
         self.refused("an indivisible batch", 2, ["--total-batch 320", "512"], case,
                      launch.changed(args, "--total-batch", "320"))
         for more, fragment in (("--bogus", "unknown option --bogus"), ("--max-time 9m", "--max-time differs")):
-            self.refused(f"{more} on rank 2", 2, ["rank 2", fragment], case, args,
-                         per_rank={2: f'exec "$@" {more}'})
+            self.refused(f"{more} on rank 2", 2, ["rank 2", fragment], case, args, per_rank={2: f'exec "$@" {more}'})
         # Rank 2 reads another --config file; test_comm.c tests each option.
         lines = dict(zip([a.removeprefix("--") for a in args[::2]], args[1::2]))
         for own in ({"lr": "0.02"}, {"steps": "29"}, {"keep-best": "1"}):
