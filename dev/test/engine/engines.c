@@ -198,7 +198,6 @@ static int compare_errors(const void* a, const void* b) {
     return (x > y) - (x < y);
 }
 
-// Checks the median error of the results of a kind.
 static void median_near(Checks* c, const char* what, ResultKind kind, double* errors, int n, double limit) {
     static const char* const names[RESULT_KINDS] = {"logits", "gradients", "parameters", "losses"};
     if (n == 0) return;
@@ -392,7 +391,6 @@ static Record shape_record(const TostEngine* engine, const void* test, TostDtype
 
 // ---- Comparing two engines ------------------------------------------------------------------------------------------
 
-// Runs a test on an engine and returns its results.
 typedef Record Recorder(const TostEngine* engine, const void* test, TostDtype dtype);
 
 // Checks results against those of the reference engine, in dtype or, if it does not support it, in float32.
@@ -403,7 +401,6 @@ static void reference_near(Checks* c, const char* what, const Record* got, Recor
     record_free(&want);
 }
 
-// Checks that an engine's results are near those of the reference engine.
 static void records_agree(Checks* c, const char* what, Recorder* run, const TostEngine* engine,
                           const TostEngine* reference, const void* test, TostDtype dtype) {
     Record got = run(engine, test, dtype);

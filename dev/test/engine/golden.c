@@ -93,7 +93,6 @@ static void check_state(Checks* c, Subject* s, TostArray state, const StFile* ex
     }
 }
 
-// The gradient of the mean loss
 static void compute_gradient(Subject* s, const int32_t* inputs, const int32_t* targets, int B, int T) {
     int64_t count = 0;
     for (int i = 0; i < B * T; i++) count += targets[i] >= 0;

@@ -191,7 +191,6 @@ static void part_pass(const Arrays* all, int HS, int T, int t, int n, float* bef
     for (size_t i = 0; i < countof(own); i++) free(own[i]);
 }
 
-// One pass, then two passes over parts of the sequence
 static void test_training(Checks* c, int HS, int T, Values values) {
     Arrays a = arrays_new(HS, T, values), parts = arrays_new(HS, T, values);
     const Exact x = exact_new(&a, HS, T);

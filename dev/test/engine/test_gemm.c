@@ -12,7 +12,6 @@
 
 _Static_assert((int)GEMM_FEW_ROWS == TOST_FEW_ROWS, "generate.c divides its rows by the order of summation");
 
-// A product in a format
 #define BY(name, f) \
     static void name(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add) { \
         Product p = product_of(c, a, b, layout, M, N, K, add); \
@@ -166,7 +165,6 @@ static void check_case(Checks* c, Rng* rng, const int size[3], GemmLayout layout
     free_case(&t);
 }
 
-// Every pair of sizes as M and N, with all layouts and varying K and add.
 static void test_ragged(Checks* c, Rng* rng) {
     static const int sizes[] = { 1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 33, 63, 65, 127, 130, 257 };
     const int count = countof(sizes);
@@ -178,7 +176,6 @@ static void test_ragged(Checks* c, Rng* rng) {
             }
 }
 
-// Several blocks in each direction; few rows times a wide matrix.
 static void test_blocks(Checks* c, Rng* rng) {
     static const int sizes[][3] = {
         { 13, 33, 383 }, { 13, 33, 384 }, { 13, 33, 385 }, { 25, 65, 769 }, { 5, 31, 1153 }, { 12, 32, 5000 },

@@ -104,7 +104,6 @@ static void test_messages(Checks* c) {
 
 // ---- Launchers ------------------------------------------------------------------------------------------------------
 
-// What the environment of each launcher says.
 static void test_launch(Checks* c) {
     static const struct { char* env[10]; const char* launcher; int rank, size; } cases[] = {
         {{"HOME=/"}, NULL, 0, 1},
@@ -250,7 +249,6 @@ static void compare(Checks* c, const Training* one, Training* b, int ranks) {
     training_free(b);
 }
 
-// On any number of ranks, and continued on another one.
 static void test_training(Checks* c) {
     static const Case cases[] = {
         {"bf16", 0, TOST_BF16, false, 4, {4, 2}, TOST_ADAMW},

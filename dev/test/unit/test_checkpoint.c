@@ -472,7 +472,6 @@ static void test_keep(Checks* c) {
     fake_destroy(m);
 }
 
-// Only the program's own files are removed, and a link to a checkpoint, not the checkpoint.
 static void test_users_files(Checks* c) {
     TostError err;
     TostModel* m = new_model(tiny);

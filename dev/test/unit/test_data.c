@@ -280,7 +280,6 @@ static int open_files(void) {
     return n;
 }
 
-// Reads that are short, interrupted, or fail at any call.
 static void test_reads(Checks* c) {
     static const int lengths[] = {5000, 700};
     int32_t x[3 * 999], y[3 * 999], slow[3 * 999];
@@ -431,7 +430,6 @@ static void test_shuffled(Checks* c) {
     data_close(d);
 }
 
-// Writes a shard with n tokens first, first + 1, ….
 static void write_run(const char* path, uint32_t first, size_t n) {
     uint32_t* ids = xmalloc(n * sizeof *ids);
     for (size_t i = 0; i < n; i++) ids[i] = first + (uint32_t)i;
@@ -502,7 +500,6 @@ static void test_mixture(Checks* c) {
 
 // ---- The writer -----------------------------------------------------------------------------------------------------
 
-// Checks the shards that match: their width, sizes and tokens.
 static void check_written(Checks* c, const char* glob, uint32_t vocab, uint64_t shard_tokens, const uint32_t* ids,
                           uint64_t n) {
     int32_t* got = xmalloc((size_t)(n + 1) * sizeof *got);

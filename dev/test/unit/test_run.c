@@ -116,7 +116,6 @@ static void test_log_rows(Checks* c) {
     check_file(c, path, wanted, "rows of log.csv");
 }
 
-// Disks that become full at every byte of a row: rows that did not fit stay pending.
 static void test_pending_rows(Checks* c) {
     TostError err;
     LogFile log = {0};
@@ -214,7 +213,6 @@ static char* text_of(FILE* f) {
     return text;
 }
 
-// Makes the next progress line due.
 static void let_time_pass(Progress* p) { p->shown = -1e9; }
 
 // The complete output of a progress display of the last `rows` steps. free()
@@ -345,7 +343,6 @@ static void test_progress_styles(Checks* c) {
     setenv("NO_COLOR", "1", 1);
 }
 
-// Live lines must be narrower than the terminal, at every width.
 static void test_progress_width(Checks* c) {
     const int master = posix_openpt(O_RDWR | O_NOCTTY);
     const bool ready = master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0;

@@ -291,7 +291,6 @@ static size_t hostile_text(Rng* rng, char* text, size_t n) {
     return n;
 }
 
-// Splitting a text at tokenizer_last_cut of any of its prefixes must not change the ids.
 static void test_cuts(Checks* c) {
     static const struct { const char* text; size_t cut; } known[] = {
         {"hello world", 5}, {"hello  ", 5}, {"a\nb c", 3}, {"hello", 0}, {" hello", 0}, {"\n\n a", 0},
@@ -433,7 +432,6 @@ static void append_ids(Ids* to, const uint32_t* ids, size_t n) {
     to->n += n;
 }
 
-// All tokens of the shards that match
 static Ids read_shards(const char* glob) {
     TostError err;
     ShardStream s;
@@ -469,7 +467,6 @@ ssize_t read(int fd, void* data, size_t n) {
     return error ? -1 : readv(fd, &(struct iovec){data, reading.slow && n > 50 ? 50 : n}, 1);
 }
 
-// What a run of tokenize wrote, or its error.
 typedef struct { bool ok; TokenizeResult r; TostError err; Ids train, val; } Run;
 
 // Tokenizes the file `path`, or, if it is NULL, o.files, into the folder `run`, which must not remain after an error.
@@ -676,7 +673,6 @@ static void test_formats(Checks* c) {
     }
 }
 
-// The files that validation documents come from.
 static void test_validation_files(Checks* c) {
     char* files[6] = {"part0", "part1", "part2", "part3", "part4", "part5"};
     for (int i = 0; i < 6; i++) {
@@ -786,7 +782,6 @@ static void test_lone_document(Checks* c, const Bpe* b) {
     free(want.ids);
 }
 
-// If a read fails, tokenize reports an error and leaves no files.
 static void test_reads(Checks* c) {
     static const char path[] = "read.txt";
     write_text(path, "\xef\xbb\xbf" "a text that is longer than one batch, and has a byte order mark");

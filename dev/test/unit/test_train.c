@@ -141,7 +141,6 @@ static bool same_file(const char* a, const char* b, int step, const char* name) 
     return same;
 }
 
-// Checks that two runs have the same checkpoint at `step` and the same log.
 static void check_same(Checks* c, const char* a, const char* b, int step, const char* what) {
     char *first = log_without_times(a), *second = log_without_times(b);
     check(c, same_file(a, b, step, "model.safetensors"), "%s: model.safetensors differs", what);
@@ -258,7 +257,6 @@ static void test_outliers(Checks* c) {
 
 static void forget(TostModel* m) { memset(m->state[TOST_PARAM], 0, m->tensors.flat_size * sizeof(float)); }
 
-// Without --stop-at-val, a loss of exactly 0 does not stop the run.
 static void test_zero_loss(Checks* c) {
     static const uint16_t zeros[TOKENS + 1];
     write_bytes("zeros.bin", zeros, sizeof zeros);
@@ -385,7 +383,6 @@ static void test_lock(Checks* c) {
     check_same(c, "alone", "killed", 12, "resumed after a kill");
 }
 
-// If another run starts and ends in the same folder during set-up, its files must not be replaced.
 static void test_overtaken(Checks* c) {
     second_args = SAVING "--out overtaken";
     hooks[0] = (Hook){PUT, 1, run_second};
@@ -393,7 +390,6 @@ static void test_overtaken(Checks* c) {
     check_same(c, "alone", "overtaken", 12, "overtaken");
 }
 
-// Default folders: two runs that start at the same time get two numbers.
 static void test_default_folders(Checks* c) {
     second_args = BASE NO_VAL "--data good.bin --steps 3 --save-every 1";
     hooks[0] = (Hook){TRAINING, 1, run_second};
@@ -408,7 +404,6 @@ static void remove_run(TostModel* m) {
     (void)m, must(remove_tree("here", &err), "remove_tree", &err);
 }
 
-// A run whose folder is removed ends.
 static void test_removed(Checks* c) {
     hooks[0] = (Hook){TRAINING, 8, remove_run};
     check_run(c, run(SAVING "--out here"), 1, 1, "here/log.csv was removed", "removed");
@@ -503,7 +498,6 @@ static void test_bad_data(Checks* c) {
 
 // ---- Output to closed pipes and streams -----------------------------------------------------------------------------
 
-// A signal saves although nothing reads the output.
 static void test_unread_output(Checks* c) {
     int full[2], e[2];
     must(pipe(full) == 0 && pipe(e) == 0, "pipe", NULL);

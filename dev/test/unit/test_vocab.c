@@ -21,7 +21,6 @@ static Learned learn(Checks* c, TextInput in, int size) {
     return got;
 }
 
-// Checks that a text gives these merges, one per line.
 static void check_merges(Checks* c, const char* text, int size, const char* merges) {
     write_text(text_file, text);
     Learned got = learn(c, (TextInput){0}, size);
@@ -53,7 +52,6 @@ static void test_merges(Checks* c) {
     for (size_t i = 0; i < countof(known); i++) check_merges(c, known[i].text, known[i].size, known[i].merges);
 }
 
-// Random documents in which words repeat.
 static char* random_text(Rng* rng, size_t n) {
     static const char* const words[] = {"the", " cat", " cats", " 17", "é", "日本", "\n", "\r\n", " ", "'ll", "aaaaaaa",
                                         "\n<|endoftext|> \n", " other", " others", "ÿ", "ab", "ba", ",\t"};
@@ -89,7 +87,6 @@ static void test_same_bytes(Checks* c) {
     }
 }
 
-// A few bytes that are not UTF-8 are words like others.
 static void test_broken(Checks* c) {
     char text[3000];
     memset(text, '\n', sizeof text);
