@@ -99,10 +99,6 @@ run sample --model halfway --dtype bf16 --tokens 4
 rm -r halfway/step_00000007
 prints "--resume --out halfway --steps 7 --lr 0.004 --schedule linear" "--lr 0.004 instead of 0.003" \
     "--schedule linear instead of cosine" "learning rate of the next step: "
-mkdir newest && cd newest && mkdir out && cp -r ../straight out/
-run --resume --steps 7
-check "--resume alone takes the newest run" [ -f out/straight/step_00000007/model.safetensors ]
-cd ..
 run $tiny --steps 0 --out zero
 check "--steps 0 validates" says 'validation after step 0' stdout
 run --resume --out zero --steps 6
@@ -248,6 +244,8 @@ done
 check "--init starts from the file's weights" cmp -s again.loss straight.loss
 run $small --steps 1 --quiet
 prints "info" "out/starter-001/step_00000001/model.safetensors" "written by  $("$binary" --version | cut -d, -f1)"
+run --resume --steps 2 --quiet
+check "--resume alone takes the newest run" [ -f out/starter-001/step_00000002/model.safetensors ]
 
 # ---- Sample ----------------------------------------------------------------------------------------------------------
 
