@@ -22,6 +22,7 @@ check "SIGTERM: nothing was written" says "nothing was written" stderr.bg
 check "SIGTERM: nothing is left: $(ls)" [ -z "$(find . -name 'stopped*')" ]
 begin $args --out waited slow
 check "tokenize waits again" until_true says "slow: waiting" stderr.bg
+run $args --out waited2 text.txt   # another prefix that begins with the first
 echo hello >slow
 end 0 "a FIFO"
 prints "info waited_train_000000.bin" " 7 tokens"
