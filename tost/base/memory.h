@@ -1,4 +1,4 @@
-// memory.h: allocation, and how much memory there is.
+// memory.h: allocation.
 #pragma once
 
 #include <stdarg.h>
@@ -30,11 +30,6 @@ static inline void poison_redzone(void* p, size_t bytes) { (void)p; (void)bytes;
 // Replaces what the x functions do if memory runs out. The function must not return.
 typedef void OutOfMemory(size_t bytes);
 void memory_on_failure(OutOfMemory* f);
-
-// In bytes; UINT64_MAX: unlimited, or unknown, as on systems other than Linux.
-// The least memory limit of the process's cgroup and those above it. groups: /proc/self/cgroup; mount: /sys/fs/cgroup
-uint64_t cgroup_memory(const char* groups, const char* mount);
-uint64_t meminfo_bytes(const char* key);   // a line of /proc/meminfo, such as "MemTotal:"
 
 // ---- Arena ----
 // With base NULL it only counts: one function first measures the allocation, then fills in the pointers.

@@ -7,6 +7,7 @@
 
 #include "base/files.h"
 #include "base/folder.h"
+#include "base/limits.h"
 #include "base/memory.h"
 #include "base/text.h"
 #include "init.h"

@@ -5,6 +5,7 @@
 
 #include "base/crc32.h"
 #include "base/json.h"
+#include "base/limits.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "base/terminal.h"
