@@ -153,6 +153,26 @@ template <typename S> void test_convs(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // The memory
 
+// out (16,16) = a (16,depth) · b (depth,16)
+template <typename S> __global__ void tile_kernel(float* out, const float* a, const float* b, int depth) {
+    Tile<S> tile;
+    tile.add(Along{a, depth}, Across{b, TILE}, depth);
+    tile.each([&](int i, int j, float (&v)[4]) { store_pack<4>(out + i * TILE + j, v); });
+}
+
+// Operands of type S must have no error but that of float sums.
+template <typename S> void test_tile(Checks* c) {
+    constexpr int DEPTH = 4 * TILE;
+    const Floats a = numbers_of<S>(TILE * DEPTH, 1), b = numbers_of<S>(DEPTH * TILE, 2);
+    Doubles want(TILE * TILE);
+    for (int i = 0; i < TILE * TILE; i++)
+        for (int k = 0; k < DEPTH; k++)
+            want[i] += (double)a[i / TILE * DEPTH + k] * b[k * TILE + i % TILE];
+    const DeviceArray on_a(a), on_b(b), out(TILE * TILE);
+    LAUNCH((tile_kernel<S>), 1, WARP, 0, nullptr, out.p, on_a.p, on_b.p, DEPTH);
+    near(c, "tile", DEPTH, out.get(), want, 1e-6);
+}
+
 // Results with blocks of this many columns: o, y and the state after, which do not depend on it; then the gradients
 template <typename S> std::vector<Floats> delta_results(int columns, int HS) {
     const int B = 2, T = DELTA_RUN + 9, NH = 2, C = NH * HS;
@@ -668,6 +688,8 @@ void test_kernels(Checks* c, int seeds) {
     test_embeddings(c);
     test_convs<float>(c);
     test_convs<bf16>(c);
+    test_tile<float>(c);
+    test_tile<bf16>(c);
     for (const int HS : {20, 43, 64}) test_delta_rule<float>(c, HS), test_delta_rule<bf16>(c, HS);
     test_tssa_variants<float>(c);
     test_tssa_variants<bf16>(c);
