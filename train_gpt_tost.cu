@@ -14,9 +14,8 @@
 // momentum and iterate x. Double: TSSA's sums between passes over one sequence, the sum of the losses, the squared
 // norms of gradients.
 //
-// Determinism. Every sum has a fixed order and there are no floating-point atomics: the same training run gives the
-// same bits on the same kind of GPU. On another one, grids follow its multiprocessors, and cuBLASLt may choose other
-// algorithms.
+// Determinism. Every sum has a fixed order and there are no floating-point atomics: a run repeats its bits on the same
+// kind of GPU. On another one, grids follow its multiprocessors, and cuBLASLt may choose other algorithms.
 //
 // Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T. Arrays are
 // dense and row-major. Outputs come first, then saved tensors, inputs (const), sizes. Each backward states for each
@@ -44,8 +43,7 @@ extern "C" {
 extern "C" const TostEngine tost_cuda_engine;
 
 // ---------------------------------------------------------------------------------------------
-// The input of a pass: a header, then int32 arrays. It is in device memory, so that a captured graph serves every call
-// of its shape.
+// The input of a pass: a header, then int32 arrays, in device memory, so that a graph serves every call of its shape.
 
 struct StepHeader {
     int32_t first;                   // position of the first token
@@ -59,10 +57,13 @@ static_assert(sizeof(StepHeader) == 128, "the arrays after the header are aligne
 constexpr size_t STEP_HEADER = sizeof(StepHeader) / sizeof(int32_t);
 constexpr int EMBED_SEGMENT = 64;    // maximum rows of a segment in embedding_backward
 
+// For embedding_backward, the rows are sorted by token, then by row, and cut into segments of up to EMBED_SEGMENT rows
+// of one token. A token's only segment is added to dwte directly; a big token has several, which go to partial sums.
 struct StepInput {
     StepHeader* header;
-    int32_t *inputs, *targets;                               // (rows)
-    int32_t *order, *start, *dest, *big_token, *big_first;   // see EmbedOrder
+    int32_t *inputs, *targets;        // (rows)
+    int32_t *order, *start, *dest;    // (rows); (segments+1); (segments): token, or -1 - index of a partial sum
+    int32_t *big_token, *big_first;   // (big); (big+1): index of the first partial sum
 };
 
 static size_t step_input_size(size_t rows) {
@@ -71,16 +72,9 @@ static size_t step_input_size(size_t rows) {
 
 // Pointers into an input at `base`, on the host or on the device.
 static StepInput step_input(int32_t* base, size_t rows) {
-    StepInput s;
-    s.header = (StepHeader*)base;
-    s.inputs = base + STEP_HEADER;
-    s.targets = s.inputs + rows;
-    s.order = s.targets + rows;
-    s.start = s.order + rows;
-    s.dest = s.start + rows + 1;
-    s.big_token = s.dest + rows;
-    s.big_first = s.big_token + rows / EMBED_SEGMENT + 1;
-    return s;
+    int32_t *inputs = base + STEP_HEADER, *targets = inputs + rows, *order = targets + rows, *start = order + rows,
+            *dest = start + rows + 1, *big_token = dest + rows;
+    return {(StepHeader*)base, inputs, targets, order, start, dest, big_token, big_token + rows / EMBED_SEGMENT + 1};
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -94,11 +88,10 @@ __global__ void embedding_forward_kernel(float* x, const int32_t* tokens, const 
     const int width = wpe ? C : 0;   // 0 without wpe: load_part then gives zeros
     const float* position_c = wpe + ((size_t)step->first + blockIdx.x % T) * width;
     for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
-        float a[4], b[4];
-        load_part<false>(a, token_c + c, C - c);
-        load_part<false>(b, position_c + c, width - c);
-        UNROLL for (int i = 0; i < 4; i++) a[i] += b[i];
-        store_part<false>(x + row * C + c, a, C - c);
+        float sum[4];
+        load_part<false>(sum, token_c + c, C - c);
+        add_part<false>(sum, position_c + c, width - c);
+        store_part<false>(x + row * C + c, sum, C - c);
     }
 }
 
@@ -108,15 +101,8 @@ static void embedding_forward(cudaStream_t stream, float* x, const int32_t* toke
     LAUNCH(embedding_forward_kernel, B * T, channel_threads(C), 0, stream, x, tokens, wte, wpe, step, T, C);
 }
 
-// The rows sorted by token, then by row, and cut into segments of up to EMBED_SEGMENT rows of one token. A token's only
-// segment is added to dwte directly; a big token has several, which go to partial sums first.
-struct EmbedOrder {
-    const int32_t *order, *start, *dest;     // (rows); (segments+1); (segments): token, or -1 - index of a partial sum
-    const int32_t *big_token, *big_first;    // (big); (big+1): index of the first partial sum
-};
-
 // Computes the order on the host by a counting sort of s.inputs. counts (V): working space.
-static void embed_order(StepHeader* header, StepInput s, int32_t* counts, int rows, int V) {
+static void embed_order(StepInput s, int32_t* counts, int rows, int V) {
     int at = 0, segments = 0, bigs = 0, partials = 0;
     memset(counts, 0, V * sizeof *counts);
     for (int row = 0; row < rows; row++) counts[s.inputs[row]]++;
@@ -137,56 +123,46 @@ static void embed_order(StepHeader* header, StepInput s, int32_t* counts, int ro
     s.start[segments] = rows;
     s.big_first[bigs] = partials;
     for (int row = 0; row < rows; row++) s.order[counts[s.inputs[row]]++] = row;
-    header->n_segments = segments;
-    header->n_big = bigs;
+    s.header->n_segments = segments;
+    s.header->n_big = bigs;
 }
 
 // Σ of dx over a segment's rows, in order; blocks loop over segments. Minimum traffic: 4C per row (dx), 8C per token.
-__global__ void embedding_segment_kernel(float* dwte, float* partial, const float* dx, EmbedOrder e,
-                                         const StepHeader* step, int C) {
-    for (int segment = blockIdx.x; segment < step->n_segments; segment += gridDim.x) {
-        const int begin = e.start[segment], end = e.start[segment + 1], dest = e.dest[segment];
+__global__ void embedding_segment_kernel(float* dwte, float* partial, const float* dx, StepInput s, int C) {
+    for (int segment = blockIdx.x; segment < s.header->n_segments; segment += gridDim.x) {
+        const int begin = s.start[segment], end = s.start[segment + 1], dest = s.dest[segment];
         for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
-            float sum[4] = {}, part[4];
-            UNROLL_BY(4) for (int i = begin; i < end; i++) {
-                load_part<false>(part, dx + (size_t)e.order[i] * C + c, C - c);
-                UNROLL for (int j = 0; j < 4; j++) sum[j] += part[j];
-            }
+            float sum[4] = {};
+            UNROLL_BY(4) for (int i = begin; i < end; i++)
+                add_part<false>(sum, dx + (size_t)s.order[i] * C + c, C - c);
             float* out = dest >= 0 ? dwte + (size_t)dest * C + c : partial + (size_t)(-1 - dest) * C + c;
-            if (dest >= 0) {
-                load_part<false>(part, out, C - c);
-                UNROLL for (int j = 0; j < 4; j++) sum[j] += part[j];
-            }
+            if (dest >= 0) add_part<false>(sum, out, C - c);
             store_part<false>(out, sum, C - c);
         }
     }
 }
 
 // dwte += the partial sums of each big token, in order.
-__global__ void embedding_big_kernel(float* dwte, const float* partial, EmbedOrder e, const StepHeader* step, int C) {
-    for (int big = blockIdx.x; big < step->n_big; big += gridDim.x) {   // mutant: big_tokens_once
+__global__ void embedding_big_kernel(float* dwte, const float* partial, StepInput s, int C) {
+    for (int big = blockIdx.x; big < s.header->n_big; big += gridDim.x) {   // mutant: big_tokens_once
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             float sum = 0.0f;
-            for (int i = e.big_first[big]; i < e.big_first[big + 1]; i++)   // mutant: segment_without_its_end
+            for (int i = s.big_first[big]; i < s.big_first[big + 1]; i++)   // mutant: segment_without_its_end
                 sum += partial[(size_t)i * C + c];
-            dwte[(size_t)e.big_token[big] * C + c] += sum;
+            dwte[(size_t)s.big_token[big] * C + c] += sum;
         }
     }
 }
 
-// dwpe[first + t] = Σ_b dx[b,t], and 0 at other positions; one block per position. add: += instead, and one block per
-// t. Minimum traffic per row: 4C.
+// dwpe[first + t] = Σ_b dx[b,t], else 0, a block per position. add: +=, a block per t. Minimum traffic per row: 4C.
 __global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepHeader* step, int B, int T, int C,
                                        bool add) {
     const int t = (int)blockIdx.x - (add ? 0 : step->first), rows = t >= 0 && t < T ? B : 0;
     float* dwpe_t = dwpe + (size_t)(step->first + t) * C;   // mutant: place_ignored
     for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
-        float sum[4] = {}, part[4];
+        float sum[4] = {};
         if (add) load_part<false>(sum, dwpe_t + c, C - c);   // mutant: places_not_overwritten
-        UNROLL_BY(4) for (int b = 0; b < rows; b++) {
-            load_part<false>(part, dx + ((size_t)b * T + t) * C + c, C - c);
-            UNROLL for (int j = 0; j < 4; j++) sum[j] += part[j];
-        }
+        UNROLL_BY(4) for (int b = 0; b < rows; b++) add_part<false>(sum, dx + ((size_t)b * T + t) * C + c, C - c);
         store_part<false>(dwpe_t + c, sum, C - c);
     }
 }
@@ -196,20 +172,18 @@ struct EmbeddingBackward {
     bool add;
     float* partial;                  // partial sums of big tokens
     const float* dx;                 // (B,T,C)
-    EmbedOrder order;
-    const StepHeader* step;
+    StepInput input;
     int block_size, B, T, C;
 };
 
 static void embedding_backward(cudaStream_t stream, const EmbeddingBackward& args) {
     const int B = args.B, T = args.T, C = args.C, rows = B * T, threads = channel_threads(C);
     const int blocks = min(rows, 4096), big_blocks = min(rows / EMBED_SEGMENT + 1, 1024);
-    LAUNCH(embedding_segment_kernel, blocks, threads, 0, stream, args.dwte, args.partial, args.dx, args.order,
-           args.step, C);
+    LAUNCH(embedding_segment_kernel, blocks, threads, 0, stream, args.dwte, args.partial, args.dx, args.input, C);
     if (args.dwpe)
         LAUNCH(embedding_place_kernel, args.add ? T : args.block_size, threads, 0, stream, args.dwpe, args.dx,
-               args.step, B, T, C, args.add);
-    LAUNCH(embedding_big_kernel, big_blocks, threads, 0, stream, args.dwte, args.partial, args.order, args.step, C);
+               args.input.header, B, T, C, args.add);
+    LAUNCH(embedding_big_kernel, big_blocks, threads, 0, stream, args.dwte, args.partial, args.input, C);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -217,9 +191,8 @@ static void embedding_backward(cudaStream_t stream, const EmbeddingBackward& arg
 //     x_out = x + gamma · branch,   y = (x_out - mean) · rstd · w + b,   rstd = 1/√(variance + 1e-5)
 //
 // A thread holds packs of neighboring channels of a row in registers, so that each byte moves once. Forward, a warp
-// computes a row, or a block does if C is too large for a warp's registers. Backward, a block computes a row, or two at
-// once, and its threads keep their channels from row to row for the sums over rows. Kernels with VEC = 4 are for C that
-// are multiples of 4, in backward up to 3,072; those with VEC = 1 for any C.
+// computes a row, or a block if C is too large for a warp's registers. Backward, a block computes one or two rows at
+// once, and its threads keep their channels for the sums over rows. VEC = 4: 4 divides C, in backward up to 3,072.
 
 constexpr int NORM_THREADS = 512;      // maximum per block
 constexpr int NORM_VEC_THREADS = 768;  // the same in backward if VEC = 4: it limits a thread to 80 registers
@@ -257,13 +230,11 @@ __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 
     }
     UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
-        if (c >= C) continue;
-        if (args.branch) {
-            float scale[VEC];
-            load_pack<VEC>(scale, args.gamma + c);
-            UNROLL for (int i = 0; i < VEC; i++) v[p][i] += scale[i] * add[p][i];
-            store_pack<VEC>(args.x_out + row * C + c, v[p]);
-        }
+        if (c >= C || !args.branch) continue;
+        float scale[VEC];
+        load_pack<VEC>(scale, args.gamma + c);
+        UNROLL for (int i = 0; i < VEC; i++) v[p][i] += scale[i] * add[p][i];
+        store_pack<VEC>(args.x_out + row * C + c, v[p]);
     }
     UNROLL for (int p = 0; p < PACKS; p++)
         UNROLL for (int i = 0; i < VEC; i++) sum[0] += v[p][i];
@@ -330,21 +301,6 @@ __device__ inline void load_residual(float (&d)[VEC], float (&branch)[VEC], cons
     if (args.branch) load_pack<VEC>(branch, args.branch + at);
 }
 
-// Stores d, a pack of dx, and dbranch = gamma d; adds to the sums over rows.
-template <typename S, int VEC>
-__device__ inline void store_residual(float (&dgamma)[VEC], float (&dx)[VEC], float (&d)[VEC],
-                                      const float (&branch)[VEC], const float (&gamma)[VEC],
-                                      const NormBackward<S>& args, size_t at) {
-    store_pack<VEC>(args.dx + at, d);
-    if (!args.branch) return;
-    UNROLL for (int i = 0; i < VEC; i++) {
-        dgamma[i] += d[i] * branch[i];
-        dx[i] += d[i];
-        d[i] *= gamma[i];
-    }
-    store_pack<VEC>(args.dbranch + at, d);
-}
-
 // ROWS rows from row0 on. If registers allow, all loads are issued before the first use.
 template <int ROWS, typename S, int VEC, int PACKS>
 __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, const NormBackward<S>& args, size_t row0,
@@ -393,7 +349,14 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
             if (!AT_ONCE) load_residual(d[r][p], branch[r][p], args, at + r * C);
             const float mean_g = sums[2 * r] * inverse_C, mean_gn = sums[2 * r + 1] * inverse_C;
             UNROLL for (int i = 0; i < VEC; i++) d[r][p][i] += scale[r] * (g[r][p][i] - mean_g - n[r][p][i] * mean_gn);
-            store_residual(total.dgamma[p], total.dx[p], d[r][p], branch[r][p], gamma_c, args, at + r * C);
+            store_pack<VEC>(args.dx + at + r * C, d[r][p]);
+            if (!args.branch) continue;
+            UNROLL for (int i = 0; i < VEC; i++) {
+                total.dgamma[p][i] += d[r][p][i] * branch[r][p][i];
+                total.dx[p][i] += d[r][p][i];
+                d[r][p][i] *= gamma_c[i];
+            }
+            store_pack<VEC>(args.dbranch + at + r * C, d[r][p]);
         }
     }
 }
@@ -460,11 +423,9 @@ static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* 
 // partial (blocks,N): Σ of dy over every gridDim.x-th row. Minimum traffic per row: 2N.
 template <typename S> __global__ void bias_backward_kernel(float* partial, const S* dy, size_t rows, int N) {
     for (int c = (blockIdx.y * blockDim.x + threadIdx.x) * 4; c < N; c += gridDim.y * blockDim.x * 4) {
-        float sum[4] = {}, part[4];
-        UNROLL_BY(4) for (size_t row = blockIdx.x; row < rows; row += gridDim.x) {
-            load_part<false>(part, dy + row * N + c, N - c);
-            UNROLL for (int i = 0; i < 4; i++) sum[i] += part[i];
-        }
+        float sum[4] = {};
+        UNROLL_BY(4) for (size_t row = blockIdx.x; row < rows; row += gridDim.x)
+            add_part<false>(sum, dy + row * N + c, N - c);
         store_part<false>(partial + (size_t)blockIdx.x * N + c, sum, N - c);
     }
 }
@@ -628,37 +589,31 @@ template <typename S> __device__ inline bool tssa_whole(TssaRun k, const Tssa<S>
 }
 #define TSSA_CALL(function, ...) (tssa_whole(k, args) ? function<true>(__VA_ARGS__) : function<false>(__VA_ARGS__))
 
-// Stores a scan's results for some columns: the carry and, unless end is NULL, the sums after the last run. start:
-// the sums before the first run, or NULL. sum: over the runs before this one; totals: of this run. start is
-// added last, in double.
-__device__ inline void tssa_carry(float* carry, double* end, const double* start, const FloatPair (&sum)[SCAN_VEC],
-                                  const float* totals, int columns) {
-    float before[SCAN_VEC];
-    UNROLL for (int n = 0; n < SCAN_VEC; n++) {
-        const double first = start && n < columns ? start[n] : 0.0;   // mutant: state_not_continued
-        before[n] = (float)(first + to_double(sum[n]));
-        if (end && n < columns) end[n] = first + (to_double(sum[n]) + totals[n]);   // mutant: state_not_passed
-    }
-    store_pack<SCAN_VEC>(carry, before);
-}
-
-// Scans N and D if WIDE, else S; BACKWARD: dN and dD, or dS, from the last run to the first.
+// Scans N and D if WIDE, else S; BACKWARD: dN and dD, or dS, from the last run to the first. Stores the carry and, in
+// the last run, the end state. The start state is added last, in double.
 template <bool WIDE, bool BACKWARD, typename S> __device__ inline void tssa_scan(const TssaRun* run,
                                                                                  const Tssa<S>& args) {
     const auto scanned = [&](int c, const FloatPair (&sum)[SCAN_VEC]) {
         const TssaRun k = *run;
         const PassStates states = BACKWARD ? args.adjoint : args.state;
         float* carry = (BACKWARD ? args.back : args.saved) + tssa_sums(k, args) + (WIDE ? args.narrow : 0) + c;
+        float before[SCAN_VEC];
         if (!states.start && !states.end) {
-            float before[SCAN_VEC];
             UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = to_float(sum[n]);   // mutant: dropped_carry
             return store_pack<SCAN_VEC>(carry, before);
         }
-        const int place = tssa_scan_place<BACKWARD>(k, args);
+        const int place = tssa_scan_place<BACKWARD>(k, args), columns = (WIDE ? args.C + args.NH : args.C) - c;
         const size_t at = k.b * args.state_size + (WIDE ? args.C : 0) + c;
-        tssa_carry(carry, states.end && place == args.runs - 1 ? states.end + at : NULL,
-                   states.start ? states.start + at : NULL, sum,
-                   tssa_totals<WIDE>(k.b, place, args) + c, (WIDE ? args.C + args.NH : args.C) - c);
+        const bool last = states.end && place == args.runs - 1;
+        const float* totals = tssa_totals<WIDE>(k.b, place, args) + c;
+        UNROLL for (int n = 0; n < SCAN_VEC; n++) {
+            double first = 0.0;
+            if (states.start && n < columns) first = states.start[at + n];   // mutant: state_not_continued
+            before[n] = (float)(first + to_double(sum[n]));
+            if (last && n < columns)
+                states.end[at + n] = first + (to_double(sum[n]) + totals[n]);   // mutant: state_not_passed
+        }
+        store_pack<SCAN_VEC>(carry, before);
     };
     scan_columns(tssa_totals<WIDE>(run->b, 0, args),
                  args.sync + 1 + ((WIDE != BACKWARD ? args.B : 0) + run->b) * args.slots,
@@ -869,8 +824,7 @@ __device__ inline void tssa_statistics_forward(float* mass, float* groups, const
     }
 }
 
-// Minimum traffic per row: 2C (z) + 2C (y). Moved in addition: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C, and u
-// and pi, 8 NH.
+// Minimum traffic per row: 2C (z) + 2C (y). Also moved: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C; u, pi, 8 NH.
 template <typename S>
 __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_forward_kernel(Tssa<S> args) {
     DYNAMIC_SHARED(float, scores);            // (32,stride): scores, then 1/M; (NH,32): Π; then groups
@@ -962,7 +916,7 @@ __device__ inline void tssa_statistics_totals(float* totals, TssaSteps steps, Ts
                 part[j] -= sum * M[j];
                 less_D += pi[j] * (EXACT ? sum_N : sum);   // mutant: mass_terms_dropped
             }
-            const float sums = warp_transposed_sum(part, lane_index());
+            const float sums = group_transposed_sum<WARP>(part, lane_index());
             if ((unsigned)(lane_index() - t0) < ROWS) mine += sums;
         }
         UNROLL for (int i = 0; i < 2 && !EXACT; i++) total_D += dN[i];
@@ -984,10 +938,9 @@ __device__ inline float tssa_later_statistics(const float* totals, int h, TssaRu
     float mine = behind[args.C + h] + totals[args.C + h];
     for (int d0 = 0; d0 < args.HS; d0 += TSSA_WIDTH) {
         const TssaTile tile(h, d0, args.HS);
-        float RN[TSSA_VEC], total[TSSA_VEC];
+        float RN[TSSA_VEC];
         load_part<WHOLE>(RN, behind + tile.c, tile.inside);
-        load_part<WHOLE>(total, totals + tile.c, tile.inside);
-        UNROLL for (int i = 0; i < TSSA_VEC; i++) RN[i] += total[i];
+        add_part<WHOLE>(RN, totals + tile.c, tile.inside);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_VEC; t0 += ROWS) {
             float z[ROWS][TSSA_VEC], of_z[ROWS] = {};
             tssa_load<WHOLE>(z, args.z, tile.t + t0, tile.c, tile.inside, k, args);
@@ -1223,8 +1176,7 @@ __global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums colu
     tssa_params_backward(tssa, block, add, shared);
 }
 
-// Computes the gradients of a layer's vectors from `columns`, and those of temp and denom_bias from dscore and
-// dtemp_run. add: adds them, instead of overwriting
+// The gradients of a layer's vectors from `columns`, and of temp and denom_bias from dscore and dtemp_run: =, or +=
 template <typename S>
 static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tssa<S>& tssa, bool add) {
     const int positions = !tssa.ddenom_bias ? 0 : add ? tssa.T : tssa.block_size;
@@ -1232,9 +1184,6 @@ static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tss
     for (int i = 0; i < columns.n; i++) blocks += column_sum_blocks(columns.sum[i]);
     LAUNCH((layer_sums_kernel<S>), blocks, SUM_THREADS, 0, stream, columns, tssa, add);
 }
-
-// ---------------------------------------------------------------------------------------------
-// Residual with LayerScale: fused with LayerNorm, above
 
 // ---------------------------------------------------------------------------------------------
 // GELU, the exact form:  y = x Φ(x). Not a cuBLASLt epilogue: that computes the tanh form. Backward also sums the bias
@@ -1263,8 +1212,7 @@ template <typename S> static void gelu_forward(cudaStream_t stream, S* y, const 
 }
 
 // dx = dy (Φ(x) + x φ(x)), φ(x) = e^(-x²/2)/√(2π), in place: dx holds dy on entry. dx, x (rows,N); partial (blocks,N):
-// Σ of dx over every gridDim.x-th row. Minimum traffic per element: 4 (dx) + 2 (x).
-// WHOLE: N is a multiple of GELU_PACK.
+// Σ of dx over every gridDim.x-th row. WHOLE: GELU_PACK divides N. Minimum traffic per element: 4 (dx) + 2 (x).
 template <typename S, bool WHOLE> __global__ void __launch_bounds__(GELU_THREADS, WHOLE && sizeof(S) == 2 ? 10 : 4)
     gelu_backward_kernel(S* dx, float* partial, const S* x, size_t rows, int N) {
     const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * GELU_PACK, inside = N - c;
@@ -1283,8 +1231,7 @@ template <typename S, bool WHOLE> __global__ void __launch_bounds__(GELU_THREADS
     if (inside > 0) store_part<WHOLE>(partial + (size_t)blockIdx.x * N + c, sum, inside);
 }
 
-// Sets dx (in place of dy). Puts db = Σ_rows dx, unless NULL, on the list `sums`, of whose space it takes
-// (COLUMN_BLOCKS,N). x (rows,N)
+// Sets dx (in place of dy). Puts db = Σ_rows dx on the list `sums`, of whose space it takes (COLUMN_BLOCKS,N).
 template <typename S>
 static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sums, const S* x, size_t rows, int N) {
     const bool whole = N % GELU_PACK == 0;
@@ -1316,8 +1263,11 @@ __device__ inline void load_logits(float (&x)[LOGIT_PACK], const S* l, int v, in
 // top: the largest logit; sum: Σ e^(logit - top)
 struct SoftmaxStatistics { float top, sum; };
 
-__device__ inline void softmax_add(SoftmaxStatistics& mine, const float (&x)[LOGIT_PACK]) {
-    float top = mine.top;
+// Adds the pack of logits at v.
+template <bool MASKED, typename S>
+__device__ inline void softmax_add(SoftmaxStatistics& mine, const S* logits, int v, int V) {
+    float x[LOGIT_PACK], top = mine.top;
+    load_logits<MASKED>(x, logits, v, V);
     UNROLL for (int j = 0; j < LOGIT_PACK; j++) top = fmaxf(top, x[j]);
     mine.sum *= power_of_2((mine.top - top) * LOG2_E);
     mine.top = top;
@@ -1328,16 +1278,8 @@ __device__ inline void softmax_add(SoftmaxStatistics& mine, const float (&x)[LOG
 template <typename S> __device__ inline SoftmaxStatistics softmax_statistics(const S* logits, int V) {
     SoftmaxStatistics mine = {-INFINITY, 0.0f};
     int v = threadIdx.x * LOGIT_PACK;
-    UNROLL_BY(2) for (; v + LOGIT_PACK <= V; v += CLASSIFIER_STRIDE) {
-        float x[LOGIT_PACK];
-        load_logits<false>(x, logits, v, V);
-        softmax_add(mine, x);
-    }
-    if (v < V) {
-        float x[LOGIT_PACK];
-        load_logits<true>(x, logits, v, V);
-        softmax_add(mine, x);
-    }
+    UNROLL_BY(2) for (; v + LOGIT_PACK <= V; v += CLASSIFIER_STRIDE) softmax_add<false>(mine, logits, v, V);
+    if (v < V) softmax_add<true>(mine, logits, v, V);
     return mine;
 }
 
@@ -1545,9 +1487,7 @@ struct TostModel {
     bool              grads_stale;         // to be overwritten by the next pass
     int32_t*          token_counts;        // (V)
     TostChunk         chunk;               // of the last pass
-    int               from;                // the state from which it started
-    bool              with_states;         // it has a state before or after it, in buf.before and buf.after
-    bool              with_adjoints;       // so has its backward, in buf.dafter and buf.dbefore
+    PassStates        states, adjoints;    // of the first layer, in the last pass and in its backward
     int               computed_layer;      // with recompute: the layer whose activations are in memory
     int64_t           loss_count;          // since the last read_loss
 };
@@ -1558,9 +1498,9 @@ template <typename S> struct TypedModel : TostModel {
     Buffers<S>           buf;
 };
 
-// The storage type's copy of the parameters; NULL if they are matmul operands themselves.
-template <typename S> static S* weights_copy(TypedModel<S>* m) {
-    return (void*)m->weights == m->array[TOST_PARAM] ? NULL : m->weights;
+// The storage type's copy of the parameters from `at` on; NULL if they are matmul operands themselves.
+template <typename S> static S* weights_copy(TypedModel<S>* m, size_t at) {
+    return (void*)m->weights == m->array[TOST_PARAM] ? NULL : m->weights + at;
 }
 
 static TostParams<float> model_params(const TostModel* m, TostArray array, int l) {
@@ -1632,7 +1572,8 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     m->options.recompute = o->recompute && o->training;
     m->tensors = tost_tensors(c);
     m->exchange = device_exchange_new(&m->tensors, &m->options);
-    m->graphs = graphs_wanted();
+    const char* no_graphs = getenv("TOST_NO_GRAPHS");
+    m->graphs = !no_graphs || strcmp(no_graphs, "1") != 0;
     m->layer = (LayerActivations<S>*)xcalloc(c->n_layer, sizeof *m->layer);
     m->token_counts = (int32_t*)xcalloc(c->vocab_size, sizeof(int32_t));
     m->arena_bytes = layout_buffers(m, (char*)NULL);
@@ -1658,29 +1599,26 @@ template <typename S> static void model_free(TypedModel<S>* m) {
 // Passes over the model. A residual is added by the LayerNorm after it: layer_forward starts from a finished ln_1 and
 // ends with the LayerNorm that follows the layer; layer_backward mirrors it.
 
-// The LayerNorm after layer l, for rows = B·T: the next layer's ln_1, or ln_f. l = -1: after the embedding. The caller
-// adds the residual.
-template <typename S> static NormForward<S> next_norm(const TypedModel<S>* m, int l, int B, int T) {
-    const bool last = l + 1 == m->config.n_layer;
-    const TostParams<float> p = model_params(m, TOST_PARAM, last ? 0 : l + 1);
-    NormForward<S> norm = {};
-    norm.y = last ? m->buf.ln_f : m->layer[l + 1].ln_1;
-    norm.mean = last ? m->buf.mean_f : m->layer[l + 1].mean_1;
-    norm.rstd = last ? m->buf.rstd_f : m->layer[l + 1].rstd_1;
-    norm.w = last ? p.ln_f_w : p.ln_1_w;
-    norm.b = last ? p.ln_f_b : p.ln_1_b;
-    norm.rows = (size_t)B * T;
-    norm.C = m->config.n_embd;
-    return norm;
-}
-
 // The input of layer l; l = L: the output of the last layer.
 template <typename S> static const float* layer_input(const TypedModel<S>* m, int l) {
     return l > 0 ? m->layer[l - 1].x_out : m->buf.x;
 }
 
-template <typename S> static StepInput model_input(const TypedModel<S>* m, int B, int T) {
-    return step_input(m->buf.input, (size_t)B * T);
+static size_t chunk_rows(const TostModel* m) { return (size_t)m->chunk.B * m->chunk.T; }
+
+template <typename S> static StepInput model_input(const TypedModel<S>* m) {
+    return step_input(m->buf.input, chunk_rows(m));
+}
+
+// The LayerNorm after layer l, or for -1 after the embedding, of a finished residual stream: the next ln_1, or ln_f
+template <typename S> static NormForward<S> next_norm(const TypedModel<S>* m, int l) {
+    const bool last = l + 1 == m->config.n_layer;
+    const LayerActivations<S>* next = &m->layer[last ? 0 : l + 1];
+    const TostParams<float> p = model_params(m, TOST_PARAM, last ? 0 : l + 1);
+    return {.x_out = NULL, .y = last ? m->buf.ln_f : next->ln_1, .mean = last ? m->buf.mean_f : next->mean_1,
+            .rstd = last ? m->buf.rstd_f : next->rstd_1, .x = layer_input(m, l + 1), .branch = NULL, .gamma = NULL,
+            .w = last ? p.ln_f_w : p.ln_1_w, .b = last ? p.ln_f_b : p.ln_1_b, .rows = chunk_rows(m),
+            .C = m->config.n_embd};
 }
 
 // The state of layer l and of the sequences from b on, in an array of all layers
@@ -1692,13 +1630,10 @@ template <typename S> static double* model_state(const TypedModel<S>* m, int sta
     return layer_state_of(m, m->buf.states, state * m->config.n_layer, 0);
 }
 
-template <typename S> static PassStates layer_states(const TypedModel<S>* m, int l) {
-    if (!m->with_states) return NO_STATES;
-    return PassStates{layer_state_of(m, m->buf.before, l, 0), layer_state_of(m, m->buf.after, l, 0)};
-}
-template <typename S> static PassStates layer_adjoints(const TypedModel<S>* m, int l) {
-    if (!m->with_adjoints) return NO_STATES;
-    return PassStates{layer_state_of(m, m->buf.dafter, l, 0), layer_state_of(m, m->buf.dbefore, l, 0)};
+// Of layer l, from those of the first layer
+static PassStates layer_states(const TostModel* m, PassStates first, int l) {
+    const size_t at = (size_t)l * m->options.max_batch * state_size(&m->config);
+    return first.start ? PassStates{first.start + at, first.end + at} : NO_STATES;
 }
 
 // dst = src, or zeros if src is NULL; of all layers
@@ -1708,12 +1643,13 @@ template <typename S> static void copy_sums(TypedModel<S>* m, double* dst, const
     else CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, m->stream));
 }
 
-// Copies state `from`, or zeros, to the buffer `sums` of a pass. Returns false, copying nothing, if the pass neither
-// reads nor writes a state.
-template <typename S> static bool read_state(TypedModel<S>* m, double* sums, int from, int to) {
-    if (from == TOST_NO_STATE && to == TOST_NO_STATE) return false;
-    copy_sums(m, sums, from == TOST_NO_STATE ? NULL : model_state(m, from));
-    return true;
+// Copies state `from`, or zeros, to `before`. Returns the states of the pass, or NO_STATES, copying nothing, if it
+// neither reads nor writes one.
+template <typename S>
+static PassStates read_state(TypedModel<S>* m, double* before, double* after, int from, int to) {
+    if (from == TOST_NO_STATE && to == TOST_NO_STATE) return NO_STATES;
+    copy_sums(m, before, from == TOST_NO_STATE ? NULL : model_state(m, from));
+    return {before, after};
 }
 
 template <typename S> static void write_state(TypedModel<S>* m, int to, const double* sums) {
@@ -1722,131 +1658,100 @@ template <typename S> static void write_state(TypedModel<S>* m, int to, const do
 
 enum ConvPlace { ATTN_CONV, MLP_CONV };
 
-// A convolution of layer l. Backward of TSSA's goes from scratch_bt4c to dbranch, that of the MLP's from dbranch to
-// scratch_btc.
-template <typename S> static Conv<S> layer_conv(const TypedModel<S>* m, ConvPlace place, int l, int B, int T) {
+// A convolution of layer l. Backward, TSSA's goes from scratch_bt4c to dbranch, the MLP's from dbranch to scratch_btc.
+template <typename S> static Conv<S> layer_conv(const TypedModel<S>* m, ConvPlace place, int l) {
     const LayerActivations<S>* act = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
     const bool attn = place == ATTN_CONV;
     const int C = m->config.n_embd;
-    return {.B = B, .T = T, .C = C, .y = attn ? act->z : act->mlp_in, .x = attn ? act->projected : act->ln_2,
-            .weight = attn ? p.attn_conv : p.mlp_conv, .state = layer_states(m, l),
-            .state_size = state_size(&m->config),
+    return {.B = m->chunk.B, .T = m->chunk.T, .C = C, .y = attn ? act->z : act->mlp_in,
+            .x = attn ? act->projected : act->ln_2, .weight = attn ? p.attn_conv : p.mlp_conv,
+            .state = layer_states(m, m->states, l), .state_size = state_size(&m->config),
             .offset = tssa_state_size(C, m->config.n_head) + place * (size_t)CONV_BEFORE * C,
             .dx = attn ? m->buf.dbranch : m->buf.scratch_btc, .dy = attn ? m->buf.scratch_bt4c : m->buf.dbranch,
-            .adjoint = layer_adjoints(m, l), .partial = NULL};
+            .adjoint = layer_states(m, m->adjoints, l), .partial = NULL};
 }
 
-// TSSA of layer l. sync (zero): of this layer
-template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l, int* sync, int B, int T) {
+// TSSA of layer l. Backward: from scratch_btc to dbranch, or before a convolution to scratch_bt4c. flags: of its scans
+template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l, int flags) {
     const LayerActivations<S>* act = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
-    Tssa<S> tssa = tssa_sizes<S>(B, T, m->config.n_embd, m->config.n_head);
-    tssa.z = act->z;
-    tssa.temp = p.temp;
-    tssa.denom_bias = p.denom_bias;
-    tssa.block_size = m->config.block_size;
-    tssa.step = model_input(m, B, T).header;
-    tssa.u = act->u;
-    tssa.pi = act->pi;
-    tssa.y = act->y;
-    tssa.state = layer_states(m, l);
-    tssa.state_size = state_size(&m->config);
-    tssa.saved = act->tssa_saved;
+    Tssa<S> tssa = tssa_sizes<S>(m->chunk.B, m->chunk.T, m->config.n_embd, m->config.n_head);
+    tssa.z = act->z, tssa.y = act->y, tssa.u = act->u, tssa.pi = act->pi, tssa.saved = act->tssa_saved;
+    tssa.temp = p.temp, tssa.denom_bias = p.denom_bias, tssa.block_size = m->config.block_size;
+    tssa.step = model_input(m).header;
+    tssa.state = layer_states(m, m->states, l), tssa.state_size = state_size(&m->config);
     tssa.totals = m->buf.totals;
-    tssa.sync = sync;
-    return tssa;
-}
-
-// With the arguments of its backward, from scratch_btc to dbranch, or to scratch_bt4c if a convolution follows
-template <typename S> static Tssa<S> layer_tssa_grads(const TypedModel<S>* m, int l, int B, int T) {
-    const TostParams<float> g = model_params(m, TOST_GRAD, l);
-    Tssa<S> tssa = layer_tssa(m, l, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
-    tssa.dy = m->buf.scratch_btc;
-    tssa.dz = m->config.conv ? m->buf.scratch_bt4c : m->buf.dbranch;
-    tssa.dscore = m->buf.dscore;
-    tssa.dtemp_run = m->buf.dtemp;
-    tssa.dtemp = g.temp;
-    tssa.ddenom_bias = g.denom_bias;
-    tssa.fixed_temp = m->config.membership == TOST_UNIFORM;
-    tssa.with_memory = m->config.memory;
-    tssa.adjoint = layer_adjoints(m, l);
-    tssa.back = m->buf.back;
+    tssa.sync = m->buf.tssa_sync + flags * tssa_sync_size(m->chunk.B, m->chunk.T);
+    tssa.dy = m->buf.scratch_btc, tssa.dz = m->config.conv ? m->buf.scratch_bt4c : m->buf.dbranch;
+    tssa.dscore = m->buf.dscore, tssa.dtemp_run = m->buf.dtemp, tssa.back = m->buf.back;
+    tssa.fixed_temp = m->config.membership == TOST_UNIFORM, tssa.with_memory = m->config.memory;
+    tssa.adjoint = layer_states(m, m->adjoints, l);
     return tssa;
 }
 
 // The memory of layer l, with the arguments of its backward: from scratch_btc to TSSA's dz, and dΠ in dscore
-template <typename S> static DeltaRule<S> layer_memory(const TypedModel<S>* m, int l, int B, int T) {
+template <typename S> static DeltaRule<S> layer_memory(const TypedModel<S>* m, int l) {
     const LayerActivations<S>* act = &m->layer[l];
-    const int C = m->config.n_embd, NH = m->config.n_head;
-    return {.B = B, .T = T, .C = C, .NH = NH, .HS = C / NH,
-            .columns = delta_rule_columns(m->options.max_batch, NH, C / NH), .z = act->z, .pi = act->pi,
+    const int C = m->config.n_embd, NH = m->config.n_head, HS = C / NH,
+              columns = delta_rule_columns(m->options.max_batch, NH, HS);
+    return {.B = m->chunk.B, .T = m->chunk.T, .C = C, .NH = NH, .HS = HS, .columns = columns,
+            .parts = div_up(HS, columns), .z = act->z, .pi = act->pi,
             .scale = model_params(m, TOST_PARAM, l).memory_scale, .o = act->predicted, .y = act->y,
-            .G = m->options.training ? act->memory_G : NULL, .state = layer_states(m, l),
-            .state_size = state_size(&m->config), .offset = state_size(&m->config) - delta_rule_state_size(C, C / NH),
+            .G = m->options.training ? act->memory_G : NULL, .state = layer_states(m, m->states, l),
+            .state_size = state_size(&m->config), .offset = state_size(&m->config) - delta_rule_state_size(C, HS),
             .dy = m->buf.scratch_btc, .dz = m->config.conv ? m->buf.scratch_bt4c : m->buf.dbranch,
             .dk_parts = m->buf.memory_dk, .dpi = m->buf.dscore, .dpi_parts = m->buf.memory_dpi,
-            .dscale = m->buf.dmemory_scale, .adjoint = layer_adjoints(m, l)};
+            .dscale = m->buf.dmemory_scale, .adjoint = layer_states(m, m->adjoints, l)};
 }
 
-// Layer l over rows = B·T, from ln_1 to mlp_out. sync (zero): of this layer.
-template <typename S> static void layer_branches(TypedModel<S>* m, int l, int* sync, int B, int T) {
+// Layer l, from ln_1 to mlp_out. flags: of its scans
+template <typename S> static void layer_branches(TypedModel<S>* m, int l, int flags) {
     const LayerActivations<S>* act = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
     const TostParams<S> w = model_weights(m, l);
     const int C = m->config.n_embd;
-    const size_t rows = (size_t)B * T;
+    const size_t rows = chunk_rows(m);
     Matmul* mm = &m->mm;
     linear_forward(mm, act->projected, act->ln_1, w.attn_w, w.attn_b, rows, C, C);
-    if (p.attn_conv) conv_forward(m->stream, layer_conv(m, ATTN_CONV, l, B, T));
-    tssa_forward(m->stream, layer_tssa(m, l, sync, B, T));
-    if (p.memory_scale) delta_rule_forward(m->stream, layer_memory(m, l, B, T));
+    if (p.attn_conv) conv_forward(m->stream, layer_conv(m, ATTN_CONV, l));
+    tssa_forward(m->stream, layer_tssa(m, l, flags));
+    if (p.memory_scale) delta_rule_forward(m->stream, layer_memory(m, l));
     linear_forward(mm, act->attn_out, act->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
-
-    NormForward<S> ln_2 = {};
-    ln_2.x_out = act->x_mid, ln_2.y = act->ln_2, ln_2.mean = act->mean_2, ln_2.rstd = act->rstd_2;
-    ln_2.x = layer_input(m, l), ln_2.branch = act->attn_out, ln_2.gamma = p.gamma1, ln_2.w = p.ln_2_w,
-    ln_2.b = p.ln_2_b;
-    ln_2.rows = rows, ln_2.C = C;
-    residual_layernorm_forward(m->stream, ln_2);
-    if (p.mlp_conv) conv_forward(m->stream, layer_conv(m, MLP_CONV, l, B, T));
+    residual_layernorm_forward<S>(m->stream, {
+        .x_out = act->x_mid, .y = act->ln_2, .mean = act->mean_2, .rstd = act->rstd_2, .x = layer_input(m, l),
+        .branch = act->attn_out, .gamma = p.gamma1, .w = p.ln_2_w, .b = p.ln_2_b, .rows = rows, .C = C});
+    if (p.mlp_conv) conv_forward(m->stream, layer_conv(m, MLP_CONV, l));
     linear_forward(mm, act->fc, act->mlp_in, w.fc_w, w.fc_b, rows, C, 4 * C);
     gelu_forward(m->stream, act->gelu, act->fc, rows * 4 * C);
     linear_forward(mm, act->mlp_out, act->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
 }
 
-template <typename S> static void layer_forward(TypedModel<S>* m, int l, int B, int T) {
+template <typename S> static void layer_forward(TypedModel<S>* m, int l) {
     const LayerActivations<S>* act = &m->layer[l];
-    NormForward<S> next = next_norm(m, l, B, T);
+    NormForward<S> next = next_norm(m, l);
     next.x_out = act->x_out, next.x = act->x_mid, next.branch = act->mlp_out;
     next.gamma = model_params(m, TOST_PARAM, l).gamma2;
-    layer_branches(m, l, m->buf.tssa_sync + l * tssa_sync_size(B, T), B, T);
-    residual_layernorm_forward(m->stream, next);
-}
-
-// The LayerNorm after layer l, of a finished residual stream.
-template <typename S> static void norm_forward(TypedModel<S>* m, int l, int B, int T) {
-    NormForward<S> next = next_norm(m, l, B, T);
-    next.x = layer_input(m, l + 1);
+    layer_branches(m, l, l);
     residual_layernorm_forward(m->stream, next);
 }
 
 // With recompute: the activations of layer l, from its input. Uses the second half of the scans' flags.
-template <typename S> static void run_layer_from_input(TypedModel<S>* m, int l, int B, int T) {
-    norm_forward(m, l - 1, B, T);
-    layer_branches(m, l, m->buf.tssa_sync + (m->config.n_layer + l) * tssa_sync_size(B, T), B, T);
+template <typename S> static void run_layer_from_input(TypedModel<S>* m, int l) {
+    residual_layernorm_forward(m->stream, next_norm(m, l - 1));
+    layer_branches(m, l, m->config.n_layer + l);
 }
 
 // Backward of the LayerNorm after layer l, and of the residual of the layer's MLP. l = -1: there is no residual.
-template <typename S> static void norm_backward(TypedModel<S>* m, ColumnSums* sums, int l, int B, int T) {
-    const NormForward<S> forward = next_norm(m, l, B, T);
+template <typename S> static void norm_backward(TypedModel<S>* m, ColumnSums* sums, int l) {
+    const NormForward<S> norm = next_norm(m, l);
     const bool last = l + 1 == m->config.n_layer;
     const TostParams<float> g = model_params(m, TOST_GRAD, last ? 0 : l + 1);
     NormGrads grads = {last ? g.ln_f_w : g.ln_1_w, last ? g.ln_f_b : g.ln_1_b, NULL, NULL};
-    NormBackward<S> args = {};
-    args.dx = m->buf.dx, args.dbranch = m->buf.dbranch, args.dy = m->buf.scratch_btc, args.accumulate = !last;
-    args.x = layer_input(m, l + 1), args.mean = forward.mean, args.rstd = forward.rstd, args.w = forward.w;
-    args.rows = forward.rows, args.C = forward.C;
+    NormBackward<S> args = {
+        .dx = m->buf.dx, .dbranch = m->buf.dbranch, .dy = m->buf.scratch_btc, .x = norm.x, .branch = NULL,
+        .mean = norm.mean, .rstd = norm.rstd, .w = norm.w, .gamma = NULL, .accumulate = !last, .rows = norm.rows,
+        .C = norm.C, .partial = NULL};
     if (l >= 0) {
         args.branch = m->layer[l].mlp_out, args.gamma = model_params(m, TOST_PARAM, l).gamma2;
         grads.dgamma = model_params(m, TOST_GRAD, l).gamma2, grads.dbias = model_params(m, TOST_GRAD, l).fc_proj_b;
@@ -1856,93 +1761,91 @@ template <typename S> static void norm_backward(TypedModel<S>* m, ColumnSums* su
 
 // buf.dx: the gradient of x_out becomes that of x. buf.dbranch: the gradient of mlp_out becomes that of the layer
 // below. Parameters: =, or with add +=. With recompute the activations of the layer below replace those of this layer.
-template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* sums, int l, int B, int T, bool add) {
+template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* sums, int l, bool add) {
     const LayerActivations<S>* act = &m->layer[l];
     const Buffers<S>* buf = &m->buf;
     const TostParams<float> p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
     const TostParams<S> w = model_weights(m, l);
-    const Tssa<S> tssa = layer_tssa_grads(m, l, B, T);
+    Tssa<S> tssa = layer_tssa(m, l, l);
     const int C = m->config.n_embd;
-    const size_t rows = (size_t)B * T;
+    const size_t rows = chunk_rows(m);
     Matmul* mm = &m->mm;
     linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, act->gelu, w.fc_proj_w, rows, 4 * C, C, add);
     gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, sums, act->fc, rows, 4 * C);
     linear_backward(mm, p.mlp_conv ? buf->dbranch : buf->scratch_btc, g.fc_w, buf->scratch_bt4c, act->mlp_in,
                     w.fc_w, rows, C, 4 * C, add);
-    if (p.mlp_conv) conv_backward(m->stream, g.mlp_conv, sums, layer_conv(m, MLP_CONV, l, B, T));
-    NormBackward<S> ln_2 = {};
-    ln_2.dx = buf->dx, ln_2.dbranch = buf->dbranch, ln_2.dy = buf->scratch_btc, ln_2.accumulate = true;
-    ln_2.x = act->x_mid, ln_2.mean = act->mean_2, ln_2.rstd = act->rstd_2, ln_2.w = p.ln_2_w;
-    ln_2.branch = act->attn_out, ln_2.gamma = p.gamma1, ln_2.rows = rows, ln_2.C = C;
-    layernorm_residual_backward(m->stream, {g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b}, sums, ln_2);
-
+    if (p.mlp_conv) conv_backward(m->stream, g.mlp_conv, sums, layer_conv(m, MLP_CONV, l));
+    layernorm_residual_backward<S>(m->stream, {g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b}, sums, {
+        .dx = buf->dx, .dbranch = buf->dbranch, .dy = buf->scratch_btc, .x = act->x_mid, .branch = act->attn_out,
+        .mean = act->mean_2, .rstd = act->rstd_2, .w = p.ln_2_w, .gamma = p.gamma1, .accumulate = true, .rows = rows,
+        .C = C, .partial = NULL});
     linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, act->y, w.attn_proj_w, rows, C, C, add);
-    if (p.memory_scale) delta_rule_backward(m->stream, g.memory_scale, sums, layer_memory(m, l, B, T));
+    if (p.memory_scale) {
+        delta_rule_backward(m->stream, g.memory_scale, sums, layer_memory(m, l));
+        delta_rule_dz(m->stream, layer_memory(m, l));
+    }
     tssa_backward(m->stream, tssa);
-    if (p.attn_conv) conv_backward(m->stream, g.attn_conv, sums, layer_conv(m, ATTN_CONV, l, B, T));
+    if (p.attn_conv) conv_backward(m->stream, g.attn_conv, sums, layer_conv(m, ATTN_CONV, l));
     linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, act->ln_1, w.attn_w, rows, C, C, add);
     bias_backward(m->stream, g.attn_b, sums, buf->dbranch, rows, C);
-    if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1, B, T);
-    norm_backward(m, sums, l - 1, B, T);
+    if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1);
+    norm_backward(m, sums, l - 1);
+    tssa.dtemp = g.temp, tssa.ddenom_bias = g.denom_bias;
     layer_sums(m->stream, *sums, tssa, add);
 }
 
 // Zeroes the flags of the scans of all layers.
-template <typename S> static void clear_sync(TypedModel<S>* m, int B, int T) {
-    const size_t flags = (1 + m->options.recompute) * m->config.n_layer * tssa_sync_size(B, T);
+template <typename S> static void clear_sync(TypedModel<S>* m) {
+    const size_t layers = (1 + m->options.recompute) * m->config.n_layer,
+                 flags = layers * tssa_sync_size(m->chunk.B, m->chunk.T);
     CUDA_CHECK(cudaMemsetAsync(m->buf.tssa_sync, 0, flags * sizeof(int), m->stream));
 }
 
 // With recompute: computes the activations of layer l unless they are in memory.
 template <typename S> static void recompute_layer(TypedModel<S>* m, int l) {
     if (!m->options.recompute || m->computed_layer == l) return;
-    clear_sync(m, m->chunk.B, m->chunk.T);
-    run_layer_from_input(m, l, m->chunk.B, m->chunk.T);
+    clear_sync(m);
+    run_layer_from_input(m, l);
     m->computed_layer = l;
 }
 
 // Embedding, layers and ln_f
-template <typename S> static void model_forward(TypedModel<S>* m, int B, int T) {
+template <typename S> static void model_forward(TypedModel<S>* m) {
     const TostParams<float> p = model_params(m, TOST_PARAM, 0);
-    const StepInput s = model_input(m, B, T);
-    clear_sync(m, B, T);
-    embedding_forward(m->stream, m->buf.x, s.inputs, p.wte, p.wpe, s.header, B, T, m->config.n_embd);
-    norm_forward(m, -1, B, T);
-    for (int l = 0; l < m->config.n_layer; l++) layer_forward(m, l, B, T);
+    const StepInput s = model_input(m);
+    clear_sync(m);
+    embedding_forward(m->stream, m->buf.x, s.inputs, p.wte, p.wpe, s.header, m->chunk.B, m->chunk.T, m->config.n_embd);
+    residual_layernorm_forward(m->stream, next_norm(m, -1));
+    for (int l = 0; l < m->config.n_layer; l++) layer_forward(m, l);
 }
 
 // The exchange of complete gradients starts after each layer, in the pass that ends a step.
-template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, int B, int T, bool add) {
+template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, bool add) {
     const int last = m->config.n_layer - 1;
     const Buffers<S>* buf = &m->buf;
     const TostParams<float> g = model_params(m, TOST_GRAD, last);
     ColumnSums sums = {};
     sums.space = buf->columns;
-    clear_sync(m, B, T);
-    norm_backward(m, &sums, last, B, T);
+    clear_sync(m);
+    norm_backward(m, &sums, last);
     for (int l = last; l >= 0; l--) {
-        layer_backward(m, &sums, l, B, T, add);
+        layer_backward(m, &sums, l, add);
         sums.n = 0;
         sums.space = buf->columns;
         if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
         exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
     }
-    const StepInput s = model_input(m, B, T);
-    EmbeddingBackward args = {};
-    args.dwte = g.wte, args.dwpe = g.wpe, args.add = add, args.partial = buf->embed, args.dx = buf->dx;
-    args.order = {s.order, s.start, s.dest, s.big_token, s.big_first}, args.step = s.header;
-    args.block_size = m->config.block_size, args.B = B, args.T = T, args.C = m->config.n_embd;
-    embedding_backward(m->stream, args);
+    embedding_backward(m->stream, {
+        .dwte = g.wte, .dwpe = g.wpe, .add = add, .partial = buf->embed, .dx = buf->dx, .input = model_input(m),
+        .block_size = m->config.block_size, .B = m->chunk.B, .T = m->chunk.T, .C = m->config.n_embd});
 }
 
-// The classifier over n rows of x, which has a row per target. The caller sets where losses and gradients go.
-template <typename S>
-static Classifier<S> model_classifier(const TypedModel<S>* m, const S* x, StepInput s, size_t n) {
-    Classifier<S> args = {};
-    args.loss = m->buf.losses, args.logits = (S*)m->buf.logits;
-    args.x = x, args.wte = model_weights(m, 0).wte, args.targets = s.targets, args.step = s.header;
-    args.rows = n, args.block = even_block(n, m->logits_rows), args.V = m->config.vocab_size, args.C = m->config.n_embd;
-    return args;
+// The classifier over n rows of x, which has a row per target. The caller sets what else it needs.
+template <typename S> static Classifier<S> model_classifier(const TypedModel<S>* m, const S* x, size_t n) {
+    const StepInput s = model_input(m);
+    return {.total = NULL, .loss = m->buf.losses, .dx = NULL, .dwte = NULL, .add = false, .logits = (S*)m->buf.logits,
+            .x = x, .wte = model_weights(m, 0).wte, .targets = s.targets, .step = s.header, .rows = n,
+            .block = even_block(n, m->logits_rows), .V = m->config.vocab_size, .C = m->config.n_embd};
 }
 
 // Begins the input of a pass. Returns the host copy, to be completed and sent.
@@ -1953,8 +1856,8 @@ template <typename S> static StepInput start_pass(TypedModel<S>* m, const TostCh
     const StepInput s = step_input((int32_t*)staging_begin(&m->staging), rows);
     m->chunk = *chunk;
     m->computed_layer = m->config.n_layer - 1;
-    m->with_states = read_state(m, m->buf.before, from, to);
-    m->with_adjoints = false;
+    m->states = read_state(m, m->buf.before, m->buf.after, from, to);
+    m->adjoints = NO_STATES;
     *s.header = {};
     s.header->first = chunk->first;   // mutant: position_ignored
     memcpy(s.inputs, chunk->inputs, bytes);
@@ -1968,18 +1871,18 @@ template <typename S> static void input_send(TypedModel<S>* m, StepInput s, cons
     staging_copy(&m->staging, m->buf.input, (const char*)end - (const char*)s.header, m->stream);
 }
 
-// Runs pass(B, T) over the chunk of the last start_pass. Chunks of max_chunk tokens have a graph of their own, which
-// passes over other lengths, such as that of the last chunk, do not replace.
+// Runs pass() over the chunk of the last start_pass. Chunks of max_chunk tokens have a graph of their own, which passes
+// over other lengths, such as that of the last chunk, do not replace.
 template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass) {
-    const int B = m->chunk.B, T = m->chunk.T;
-    const int variant = m->with_states + 2 * m->with_adjoints + 4 * (T == m->options.max_chunk);
-    graph_run(&m->graph[which * 8 + variant], &m->graphs, m->stream, B, T, [=] { pass(B, T); });
+    const bool whole = m->chunk.T == m->options.max_chunk, states = m->states.start, adjoints = m->adjoints.start;
+    const int variant = states + 2 * adjoints + 4 * whole;
+    graph_run(&m->graph[which * 8 + variant], &m->graphs, m->stream, m->chunk.B, m->chunk.T, pass);
 }
 
 template <typename S> static void cuda_forward(TypedModel<S>* m, const TostChunk* chunk, int from, int to) {
     const StepInput s = start_pass(m, chunk, from, to);
     input_send(m, s, chunk->targets ? s.order : s.targets);
-    run_pass(m, PASS_FORWARD, [=](int B, int T) { model_forward(m, B, T); });
+    run_pass(m, PASS_FORWARD, [=] { model_forward(m); });
     write_state(m, to, m->buf.after);
 }
 
@@ -1993,32 +1896,29 @@ template <typename S> static void cuda_copy_state(TypedModel<S>* m, int to, int 
 }
 
 static void count_targets(TostModel* m) {
-    for (int row = 0; row < m->chunk.B * m->chunk.T; row++) m->loss_count += m->chunk.targets[row] >= 0;
+    for (size_t row = 0; row < chunk_rows(m); row++) m->loss_count += m->chunk.targets[row] >= 0;
 }
 
 template <typename S> static void cuda_add_losses(TypedModel<S>* m) {
-    const int B = m->chunk.B, T = m->chunk.T;
     count_targets(m);
-    Classifier<S> classifier = model_classifier(m, m->buf.ln_f, model_input(m, B, T), (size_t)B * T);
+    Classifier<S> classifier = model_classifier(m, m->buf.ln_f, chunk_rows(m));
     classifier.total = m->buf.loss_sum;
     classifier_forward_backward(&m->mm, classifier);
 }
 
-// The classifier's backward runs here, because logits exist for a few rows at a time. It leaves the gradient of ln_f in
-// scratch_btc.
+// With the classifier's backward, as logits exist for a few rows at a time; it leaves ln_f's gradient in scratch_btc.
 template <typename S>
 static void cuda_train_forward(TypedModel<S>* m, const TostChunk* chunk, int from, float grad_scale) {
     const StepInput s = start_pass(m, chunk, from, TOST_NO_STATE);
-    const size_t rows = (size_t)chunk->B * chunk->T;
     const bool add = !m->grads_stale;
     assert(m->options.training);
     s.header->grad_scale = grad_scale;
     count_targets(m);
-    embed_order(s.header, s, m->token_counts, (int)rows, m->config.vocab_size);
-    input_send(m, s, (int32_t*)s.header + step_input_size(rows));
-    run_pass(m, add ? PASS_TRAIN : PASS_TRAIN_FIRST, [=](int B, int T) {
-        model_forward(m, B, T);
-        Classifier<S> classifier = model_classifier(m, m->buf.ln_f, model_input(m, B, T), (size_t)B * T);
+    embed_order(s, m->token_counts, (int)chunk_rows(m), m->config.vocab_size);
+    input_send(m, s, (int32_t*)s.header + step_input_size(chunk_rows(m)));
+    run_pass(m, add ? PASS_TRAIN : PASS_TRAIN_FIRST, [=] {
+        model_forward(m);
+        Classifier<S> classifier = model_classifier(m, m->buf.ln_f, chunk_rows(m));
         classifier.total = m->buf.loss_sum;
         classifier.dx = m->buf.scratch_btc, classifier.dwte = model_params(m, TOST_GRAD, 0).wte, classifier.add = add;
         classifier_forward_backward(&m->mm, classifier);
@@ -2036,10 +1936,9 @@ static void settle_gradients(TostModel* m) {
 template <typename S> static void cuda_train_backward(TypedModel<S>* m, int after, int before, TostEnd end) {
     const bool add = !m->grads_stale;
     recompute_layer(m, m->config.n_layer - 1);
-    m->with_adjoints = read_state(m, m->buf.dafter, after, before);   // mutant: adjoint_not_passed
-    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, m->chunk.B, m->chunk.T, add);
-    else run_pass(m, add ? PASS_BACKWARD : PASS_BACKWARD_FIRST,
-                  [=](int B, int T) { model_backward(m, TOST_MORE, B, T, add); });
+    m->adjoints = read_state(m, m->buf.dafter, m->buf.dbefore, after, before);   // mutant: adjoint_not_passed
+    if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, add);
+    else run_pass(m, add ? PASS_BACKWARD : PASS_BACKWARD_FIRST, [=] { model_backward(m, TOST_MORE, add); });
     write_state(m, before, m->buf.dbefore);
     m->computed_layer = 0;
     if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
@@ -2090,12 +1989,12 @@ template <typename S> __global__ void gather_rows_kernel(S* y, const S* x, const
 
 // Lists the rows that have a target in order and targets (rows), padded to a whole tile of the classifier's product:
 // the padding costs nothing, and fewer shapes need a matmul plan. Returns their number.
-static size_t counted_rows(int32_t* targets, int32_t* order, const TostChunk* chunk) {
-    const size_t rows = (size_t)chunk->B * chunk->T;
+static size_t counted_rows(int32_t* targets, int32_t* order, const TostModel* m) {
+    const size_t rows = chunk_rows(m);
     size_t counted = 0;
     for (size_t row = 0; row < rows; row++) {
-        if (chunk->targets[row] < 0) continue;
-        targets[counted] = chunk->targets[row];
+        if (m->chunk.targets[row] < 0) continue;
+        targets[counted] = m->chunk.targets[row];
         order[counted++] = (int32_t)row;
     }
     for (; counted < rows && counted % ROW_TILE; counted++) {
@@ -2107,25 +2006,24 @@ static size_t counted_rows(int32_t* targets, int32_t* order, const TostChunk* ch
 
 // The rows with a target are copied to layer 0's ln_1, which is no longer needed: the others need no logits.
 template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
-    const TostChunk* chunk = &m->chunk;
     const int C = m->config.n_embd;
-    const size_t rows = (size_t)chunk->B * chunk->T;
-    const StepInput s = model_input(m, chunk->B, chunk->T);
+    const size_t rows = chunk_rows(m);
+    const StepInput s = model_input(m);
     int32_t* host = (int32_t*)staging_begin(&m->staging);
-    const size_t counted = counted_rows(host, host + rows, chunk);
+    const size_t counted = counted_rows(host, host + rows, m);
     std::vector<float> losses(counted);
     if (counted > 0) {   // mutant: nothing_to_score
         S* x = m->layer[0].ln_1;
         staging_copy(&m->staging, s.targets, 2 * rows * sizeof(int32_t), m->stream);   // targets, then order
         LAUNCH((gather_rows_kernel<S>), (int)counted, channel_threads(C), 0, m->stream, x, m->buf.ln_f, s.order, C);
-        classifier_forward_backward(&m->mm, model_classifier(m, x, s, counted));
+        classifier_forward_backward(&m->mm, model_classifier(m, x, counted));
         copy_to_host(losses.data(), m->buf.losses, counted, m->stream);
     }
-    for (size_t row = 0, i = 0; row < rows; row++) dst[row] = chunk->targets[row] < 0 ? 0.0 : losses[i++];
+    for (size_t row = 0, i = 0; row < rows; row++) dst[row] = m->chunk.targets[row] < 0 ? 0.0 : losses[i++];
 }
 
 template <typename S> static void cuda_activation(float* dst, TypedModel<S>* m, TostActivation what, int layer) {
-    const size_t rows = (size_t)m->chunk.B * m->chunk.T, C = m->config.n_embd, NH = m->config.n_head;
+    const size_t rows = chunk_rows(m), C = m->config.n_embd, NH = m->config.n_head;
     assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
     if (what != TOST_X) recompute_layer(m, layer);
     if (what == TOST_X) copy_to_host(dst, layer_input(m, layer), rows * C, m->stream);
@@ -2151,17 +2049,11 @@ template <typename S> static double cuda_grad_norm(TypedModel<S>* m) {
 struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps; };   // decay: 1 - lr wd
 
 static AdamWFactors adamw_factors(const TostUpdate* update) {
-    AdamWFactors f;
-    f.decay = (float)(1.0 - update->lr * update->weight_decay);
-    f.scale = (float)update->grad_scale;
-    f.b1 = (float)update->beta1;
-    f.b2 = (float)update->beta2;
-    f.c1 = (float)(1.0 - update->beta1);
-    f.c2 = (float)(1.0 - update->beta2);
-    f.rate = (float)(update->lr / (1.0 - pow(update->beta1, (double)update->step)));
-    f.root = (float)(1.0 / sqrt(1.0 - pow(update->beta2, (double)update->step)));
-    f.eps = (float)update->eps;
-    return f;
+    const double b1 = update->beta1, b2 = update->beta2, step = (double)update->step;
+    return {.decay = (float)(1.0 - update->lr * update->weight_decay), .scale = (float)update->grad_scale,
+            .b1 = (float)b1, .b2 = (float)b2, .c1 = (float)(1.0 - b1), .c2 = (float)(1.0 - b2),
+            .rate = (float)(update->lr / (1.0 - pow(b1, step))),
+            .root = (float)(1.0 / sqrt(1.0 - pow(b2, step))), .eps = (float)update->eps};
 }
 
 // p = p (1 - lr wd);   m = β1 m + (1-β1) g;   v = β2 v + (1-β2) g²;   p = p - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
@@ -2286,16 +2178,14 @@ static void orthogonalize(Matmul* mm, const Buffers<S>& buf, const float* u, con
     }
 }
 
-// p = p keep - rate x, in flat arrays. weights: as in adamw_kernel. Minimum traffic per element: 8 bytes read, 6
-// written.
+// p = p keep - rate x, in flat arrays. weights: see adamw_kernel. Minimum traffic per element: 8 bytes read, 6 written.
 template <typename S>
-__global__ void muon_update_kernel(float* param, S* weights, const float* x, MuonMatrices args, float keep,
-                                   float rate) {
-    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4, at = blockIdx.y * args.stride + i;
-    if (i >= args.size) return;
+__global__ void muon_update_kernel(float* param, S* weights, const float* x, MuonMatrices all, float keep, float rate) {
+    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4, at = blockIdx.y * all.stride + i;
+    if (i >= all.size) return;
     float p[4], v[4];
     load_pack<4>(p, param + at);
-    load_part<false>(v, x + blockIdx.y * args.step + i, (int)min(args.size - i, (size_t)4));   // 0 in the gap after it
+    load_part<false>(v, x + blockIdx.y * all.step + i, (int)min(all.size - i, (size_t)4));   // 0 in the gap after it
     UNROLL for (int j = 0; j < 4; j++) p[j] = p[j] * keep - rate * v[j];
     store_pack<4>(param + at, p);
     if (weights) store_pack<4>(weights + at, p);
@@ -2307,7 +2197,6 @@ __global__ void muon_update_kernel(float* param, S* weights, const float* x, Muo
 
 template <typename S> static void update_owned(TostModel* model, const TostUpdate* update, const Owned* own) {
     TypedModel<S>* m = static_cast<TypedModel<S>*>(model);
-    S* weights = weights_copy(m);
     float *p = m->array[TOST_PARAM] + own->flat_offset, *grad = m->array[TOST_GRAD] + own->flat_offset;
     float* moment = m->array[TOST_M] + own->m_offset;
     const int blocks = div_up(own->size, 4 * 256);
@@ -2316,7 +2205,7 @@ template <typename S> static void update_owned(TostModel* model, const TostUpdat
         return;
     }
     LAUNCH((adamw_kernel<S>), blocks, 256, 0, m->stream, p, moment, m->array[TOST_V] + own->v_offset,
-           weights ? weights + own->flat_offset : NULL, grad, m->buf.decays + own->flat_offset / DECAY_GROUP, own->size,
+           weights_copy(m, own->flat_offset), grad, m->buf.decays + own->flat_offset / DECAY_GROUP, own->size,
            adamw_factors(update));
     if (m->options.optimizer == TOST_MUON && m->exchange.ranks > 1)   // mutant: muon_params_not_sent
         CUDA_CHECK(cudaMemcpyAsync(grad, p, own->size * sizeof *p, cudaMemcpyDeviceToDevice, m->stream));
@@ -2334,10 +2223,9 @@ template <typename S> static void update_whole(TypedModel<S>* m, const TostUpdat
     const int layers = m->config.n_layer, rows = t->shape[0], columns = t->shape[1];
     const MuonMatrices all = {layers, rows, columns, t->size, m->tensors.row_stride[t->row], padded_size(t->size)};
     orthogonalize(&m->mm, m->buf, u, all);
-    S* weights = weights_copy(m);
     const double scale = TOST_MUON_SCALE * sqrt(max(rows, columns));   // mutant: muon_scale_of_rows
     LAUNCH((muon_update_kernel<S>), dim3(div_up(t->size, 4 * 256), layers), 256, 0, m->stream, p,
-           weights ? weights + t->offset : NULL, m->buf.muon_x, all, (float)(1.0 - update->lr * update->weight_decay),
+           weights_copy(m, t->offset), m->buf.muon_x, all, (float)(1.0 - update->lr * update->weight_decay),
            (float)(update->lr * scale));
 }
 
@@ -2366,7 +2254,7 @@ static void update_average(TostModel* m, float rate) {
 
 // Copies parameters to the weights, if these are a copy.
 template <typename S> static void convert_weights(TypedModel<S>* m, size_t at, size_t n) {
-    if (weights_copy(m)) convert(m->stream, m->weights + at, m->array[TOST_PARAM] + at, n);
+    if (weights_copy(m, at)) convert(m->stream, m->weights + at, m->array[TOST_PARAM] + at, n);
 }
 
 template <typename S> static void cuda_update(TypedModel<S>* m, const TostUpdate* update) {
@@ -2383,8 +2271,6 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostUpdate
 
 // ---------------------------------------------------------------------------------------------
 // The engine
-
-static bool cuda_supports(TostDtype dtype) { return dtype >= TOST_FP32 && dtype <= TOST_BF16; }
 
 template <typename S> static size_t model_bytes(const TostConfig* c, const TostEngineOptions* o) {
     TypedModel<S>* m = model_new<S>(c, o);
@@ -2405,7 +2291,7 @@ static bool fits_kernels(const TostConfig* c, bool training, TostError* err) {
         MAX_ALLOWED_SHARED)
         return tost_error(err, "--heads %d: %d heads of %d channels do not fit in the shared memory of the CUDA "
                           "engine; give fewer heads or channels", c->n_head, c->n_head, c->n_embd / c->n_head);
-    if (c->memory && delta_rule_shared<TILE>(c->n_embd / c->n_head, training) > MAX_ALLOWED_SHARED)
+    if (c->memory && delta_rule_shared(c->n_embd / c->n_head, TILE, training) > MAX_ALLOWED_SHARED)
         return tost_error(err, "--memory 1: heads of %d channels do not fit in the shared memory of the CUDA engine; "
                           "train with more --heads, or use train_gpt_tost", c->n_embd / c->n_head);
     return true;
@@ -2440,7 +2326,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     for (int s = 0; s < (m->options.training ? TOST_EMA + m->options.ema : 1); s++)
         CUDA_CHECK(cudaMemsetAsync(m->array[s], 0, exchange_elements(&m->exchange, (TostArray)s) * sizeof(float),
                                    m->stream));
-    if (weights_copy(m)) CUDA_CHECK(cudaMemsetAsync(m->weights, 0, flat * sizeof(S), m->stream));
+    if (weights_copy(m, 0)) CUDA_CHECK(cudaMemsetAsync(m->weights, 0, flat * sizeof(S), m->stream));
     CUDA_CHECK(cudaMemsetAsync(m->buf.loss_sum, 0, sizeof(double), m->stream));
     if (!m->options.training) return true;
     put_decays(m);
@@ -2464,7 +2350,10 @@ static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, T
 }
 
 static double cuda_peak_flops(const TostModel* m) {
-    const cudaDeviceProp prop = current_device();
+    cudaDeviceProp prop;
+    int device;
+    CUDA_CHECK(cudaGetDevice(&device));
+    CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
     return flops_peak_of(prop.name, prop.multiProcessorCount, m->options.dtype);
 }
 
@@ -2498,7 +2387,7 @@ extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
     .default_dtype = TOST_BF16,
     .device_memory = true,
-    .supports = cuda_supports,
+    .supports = [](TostDtype dtype) { return dtype >= TOST_FP32 && dtype <= TOST_BF16; },
     .describe = device_describe,
     .memory = cuda_memory,
     .create = cuda_create,
@@ -2519,11 +2408,7 @@ extern "C" const TostEngine tost_cuda_engine = {
     .zero_grad = TYPED(cuda_zero_grad),
     .grad_norm = TYPED(cuda_grad_norm),
     .update = TYPED(cuda_update),
-#ifdef TOST_NCCL
     .open_comm = nccl_open_comm,
-#else
-    .open_comm = NULL,
-#endif
 };
 #endif
 

@@ -8,7 +8,7 @@ template <typename S> static void bench_delta_rule(Bench* bench, int B, int T, i
     const cudaStream_t stream = bench->stream;
     DeltaRule<S> a = {};
     a.B = B, a.T = T, a.C = C, a.NH = NH, a.HS = HS, a.columns = delta_rule_columns(B, NH, HS);
-    const size_t parts = delta_parts(a), width = parts * a.columns;
+    const size_t parts = a.parts = div_up(HS, a.columns), width = parts * a.columns;
     a.z = bench_random<S>(bench, rows * C, 0, 0.5f);
     a.dy = bench_random<S>(bench, rows * C, 0, 1e-3f);
     a.pi = bench_random<float>(bench, rows * NH, 1.0f / NH, 0.01f);
@@ -23,9 +23,11 @@ template <typename S> static void bench_delta_rule(Bench* bench, int B, int T, i
     a.dpi_parts = bench_buffer<float>(bench, parts * rows * NH);
     char size[64];
     snprintf(size, sizeof size, "%s B %d T %d C %d NH %d", bench_type<S>(), B, T, C, NH);
-    const double unit = (double)rows * C * sizeof(S);
+    const double unit = (double)rows * C * sizeof(S);   // each part of dk is one
     bench_report(bench, "delta_rule_forward", size, 4 * unit, [&] { delta_rule_forward(stream, a); });
-    bench_report(bench, "delta_rule_backward", size, 4 * unit, [&] { delta_rule_backward(stream, NULL, NULL, a); });
+    bench_report(bench, "delta_rule_backward", size, (4 + parts) * unit,
+                 [&] { delta_rule_backward(stream, NULL, NULL, a); });
+    bench_report(bench, "delta_rule_dz", size, (3 + parts) * unit, [&] { delta_rule_dz(stream, a); });
     bench_free_buffers(bench);
 }
 

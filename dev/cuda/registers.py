@@ -28,7 +28,6 @@ LAUNCHES = {
     "layer_sums_kernel": (512, 1),
     "cross_entropy_kernel": (1024, lambda arch: 2 if arch in (80, 90) or arch // 10 == 10 else 1),
     "loss_sum_kernel": (1024, 1),
-    "grad_norm_total_kernel": (1024, 1),
 }
 
 

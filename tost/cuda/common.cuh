@@ -52,15 +52,6 @@ inline void cuda_check(cudaError_t e, const char* what, const char* file, int li
 }
 #define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
 
-// Properties of the device that this process uses
-inline cudaDeviceProp current_device() {
-    cudaDeviceProp prop;
-    int device;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaGetDeviceProperties(&prop, device));
-    return prop;
-}
-
 inline int device_attribute(cudaDeviceAttr attribute) {
     int device, value;
     CUDA_CHECK(cudaGetDevice(&device));
@@ -77,8 +68,7 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 
 __host__ __device__ constexpr int div_up(size_t n, size_t by) { return (int)((n + by - 1) / by); }
 
-// Most dynamic shared memory of a block without set_shared: 48 KiB minus the static shared memory of the kernels that
-// use it.
+// Most dynamic shared memory of a block without set_shared: 48 KiB minus the static one of the kernels that use it.
 constexpr size_t MAX_DYNAMIC_SHARED = (48 << 10) - 64;
 // With set_shared: 99 KiB, which every GPU since compute capability 8.0 has.
 constexpr size_t MAX_ALLOWED_SHARED = (99 << 10) - 64;
@@ -159,6 +149,13 @@ template <bool WHOLE, int N, typename S> __device__ inline void load_part(float 
         }
     }
     load_pack<N>(out, p);
+}
+
+// sum += the first `inside` of N neighboring elements
+template <bool WHOLE, int N, typename S> __device__ inline void add_part(float (&sum)[N], const S* p, int inside) {
+    float part[N];
+    load_part<WHOLE>(part, p, inside);
+    UNROLL for (int i = 0; i < N; i++) sum[i] += part[i];
 }
 
 template <bool WHOLE, int N, typename S> __device__ inline void store_part(S* p, const float (&in)[N], int inside) {

@@ -30,7 +30,8 @@ constexpr int DELTA_GRAM = DELTA_ROWS + 4;                  // stride of a matri
 constexpr int DELTA_LANES = 8, DELTA_PACK = 8;              // lanes of a key; channels that each takes at once
 
 template <typename S> struct DeltaRule {
-    int B, T, C, NH, HS, columns;     // columns of a block
+    int B, T, C, NH, HS;
+    int columns, parts;               // of a block; blocks of a head
     const S* z;                       // (B,T,C)
     const float *pi, *scale;          // (B,NH,T), (C)
     S *o, *y;                         // (B,T,C): predictions; y += scale o
@@ -70,26 +71,23 @@ template <int COLUMNS> struct DeltaShared {
 
 static size_t delta_rule_state_size(size_t C, size_t HS) { return (C * (HS + 1) + 1) / 2; }   // in doubles
 
-template <int COLUMNS> static size_t delta_rule_shared(int HS, bool backward) {
-    return DeltaShared<COLUMNS>((float*)sizeof(float), HS, backward).bytes();
+static size_t delta_rule_shared(int HS, int columns, bool backward) {
+    float* const any = (float*)sizeof(float);
+    return columns == TILE ? DeltaShared<TILE>(any, HS, backward).bytes()
+                           : DeltaShared<2 * TILE>(any, HS, backward).bytes();
 }
 
 // Columns of a block: 32, or 16 if that keeps more multiprocessors busy or if 32 do not fit.
 static int delta_rule_columns(int B, int NH, int HS) {
     const bool few = HS <= TILE || (size_t)B * NH * div_up(HS, 2 * TILE) < DELTA_BLOCKS;
-    return few || delta_rule_shared<2 * TILE>(HS, true) > MAX_ALLOWED_SHARED ? TILE : 2 * TILE;
-}
-
-// Blocks of a head; they have `columns` columns each
-template <typename S> __host__ __device__ inline int delta_parts(const DeltaRule<S>& args) {
-    return div_up(args.HS, args.columns);
+    return few || delta_rule_shared(HS, 2 * TILE, true) > MAX_ALLOWED_SHARED ? TILE : 2 * TILE;
 }
 
 // The part of dk of token i - 1 of the pass, in dk_parts
 template <typename S>
 __device__ inline S* delta_dk(const DeltaRule<S>& args, int part, int b, int h, int i) {
     const size_t row = ((size_t)part * args.B + b) * (args.T + 1) + i;
-    return args.dk_parts + (row * args.NH + h) * delta_parts(args) * args.columns;
+    return args.dk_parts + (row * args.NH + h) * args.parts * args.columns;
 }
 
 template <typename S> __device__ inline DeltaState delta_state(const double* states, int b, int h,
@@ -101,8 +99,8 @@ template <typename S> __device__ inline DeltaState delta_state(const double* sta
 
 // The block's columns; no tokens yet
 template <typename S> __device__ inline DeltaRun delta_run(const DeltaRule<S>& args) {
-    const int parts = delta_parts(args), head = blockIdx.x / parts;
-    return {head / args.NH, head % args.NH, (int)blockIdx.x % parts * args.columns, 0, 0};
+    const int head = blockIdx.x / args.parts;
+    return {head / args.NH, head % args.NH, (int)blockIdx.x % args.parts * args.columns, 0, 0};
 }
 
 // Offset in (B,T,C) of token i of the run, at the head's first channel
@@ -117,10 +115,7 @@ template <typename F> __device__ inline void each_pack(int rows, int columns, F 
         f(k / (columns / 4), k % (columns / 4) * 4);
 }
 
-__device__ inline const float* delta_at(const float* p, size_t i) { return p ? p + i : NULL; }
-
-// Hides from the compiler how x and run were computed, so that it computes addresses again instead of holding them in
-// registers, where there is no space for them.
+// Hides how x and run were computed, so that the compiler computes addresses again: no registers are left to hold them.
 template <typename X> __device__ inline void delta_forget(X& x, DeltaRun& run) {
     run = {opaque(run.b), opaque(run.h), opaque(run.v0), opaque(run.t0), opaque(run.n)};
     x.width = opaque(x.width), x.key_row = opaque(x.key_row);
@@ -130,8 +125,8 @@ template <typename X> __device__ inline void delta_forget(X& x, DeltaRun& run) {
 template <typename X> __device__ inline void delta_load(float* dst, const float* src, X x, int v0, int HS) {
     each_pack(x.width, x.columns, [&](int i, int d) {
         float v[4];
-        const int inside = src && i < HS ? HS - v0 - d : 0;
-        load_part<false>(v, delta_at(src, (size_t)i * HS + v0 + d), inside);
+        const bool inside = src && i < HS;
+        load_part<false>(v, inside ? src + (size_t)i * HS + v0 + d : NULL, inside ? HS - v0 - d : 0);
         store_pack<4>(dst + i * x.row + d, v);
     });
 }
@@ -141,12 +136,6 @@ template <typename X> __device__ inline void delta_store(float* dst, const float
         load_pack<4>(v, src + i * x.row + d);
         store_part<false>(dst + (size_t)i * HS + v0 + d, v, HS - v0 - d);
     });
-}
-
-// Sum over the 8 lanes of a key, the same in each
-__device__ inline float delta_lanes_sum(float x) {
-    UNROLL for (int by = DELTA_LANES / 2; by > 0; by /= 2) x += __shfl_xor_sync(FULL_WARP, x, by);
-    return x;
 }
 
 // Sets K and pi of the run, and E[i] = z[i] in the block's columns; zeros past the run
@@ -163,7 +152,7 @@ __device__ inline void delta_keys(X x, DeltaRun r, const DeltaRule<S>& args) {
             if (i > 0 && c >= r.v0 && c < r.v0 + x.columns) store_pack<DELTA_PACK>(E + c, v);
             UNROLL for (int j = 0; j < DELTA_PACK; j++) squares += v[j] * v[j];
         }
-        const float inverse_norm = rsqrtf(delta_lanes_sum(squares) + (float)TOST_ENERGY_MIN);
+        const float inverse_norm = rsqrtf(group_sum<DELTA_LANES>(squares) + (float)TOST_ENERGY_MIN);
         NO_UNROLL for (int c = first; c < x.width && !early; c += DELTA_LANES * DELTA_PACK) {
             load_pack<DELTA_PACK>(v, K + c);
             UNROLL for (int j = 0; j < DELTA_PACK; j++) v[j] *= inverse_norm;
@@ -295,13 +284,11 @@ __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_rule_forward_kernel(De
 
 // Sets o, adds to y, and writes the state after the pass.
 template <typename S> static void delta_rule_forward(cudaStream_t stream, const DeltaRule<S>& args) {
-    const bool narrow = args.columns == TILE;
+    const size_t shared = delta_rule_shared(args.HS, args.columns, false);
     const auto delta_rule_forward_variant =
-        narrow ? delta_rule_forward_kernel<S, TILE> : delta_rule_forward_kernel<S, 2 * TILE>;
-    const size_t shared =
-        narrow ? delta_rule_shared<TILE>(args.HS, false) : delta_rule_shared<2 * TILE>(args.HS, false);
+        args.columns == TILE ? delta_rule_forward_kernel<S, TILE> : delta_rule_forward_kernel<S, 2 * TILE>;
     set_shared(delta_rule_forward_variant, shared, 2);
-    LAUNCH(delta_rule_forward_variant, args.B * args.NH * delta_parts(args), DELTA_THREADS, shared, stream, args);
+    LAUNCH(delta_rule_forward_variant, args.B * args.NH * args.parts, DELTA_THREADS, shared, stream, args);
 }
 
 // O[0] of the first run of a pass, at 4 channels
@@ -315,8 +302,7 @@ __device__ inline void delta_start_prediction(float (&o)[4], DeltaState start, i
     UNROLL for (int j = 0; j < 4; j++) o[j] = to_float(from_float<S>(o[j]));
 }
 
-// Sets E, from z there, the errors z - O, and dO: dO[0] = 0, dO[i+1] = scale dy[i]. dscale: += dy o, of the thread's
-// columns
+// Sets E, from z there, the errors z - O, and dO: dO[0] = 0, dO[i+1] = scale dy[i]. dscale: += dy o of the thread
 template <typename S, typename X>
 __device__ inline void delta_errors(X x, float (&dscale)[4], DeltaRun r, const DeltaRule<S>& args) {
     const int HS = args.HS;
@@ -372,7 +358,7 @@ template <typename S, typename X> __device__ inline void delta_errors_backward(X
 // dz = Π dE, and the columns' part of dΠ
 template <typename S, typename X>
 __device__ inline void delta_membership_backward(X x, DeltaRun r, const DeltaRule<S>& args) {
-    const int lanes = x.columns / 4, part = r.v0 / x.columns;
+    const int part = r.v0 / x.columns;
     float* dpi = args.dpi_parts + (((size_t)part * args.B + r.b) * args.NH + r.h) * args.T + r.t0;
     each_pack(DELTA_ROWS, x.columns, [&](int i, int d) {
         float de[4], errors[4], sum = 0.0f;
@@ -382,7 +368,7 @@ __device__ inline void delta_membership_backward(X x, DeltaRun r, const DeltaRul
             sum += de[j] * errors[j];
             de[j] *= x.pi[i];
         }
-        for (int by = lanes / 2; by > 0; by /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, by);
+        sum = group_sum<X::columns / 4>(sum);
         if (i >= r.n) return;
         store_part<false>(args.dz + delta_row(r, i, args) + r.v0 + d, de, args.HS - r.v0 - d);
         if (d == 0) dpi[i] = sum;
@@ -404,8 +390,7 @@ template <typename S, typename X> __device__ inline void delta_dpairs(X x) {
     });
 }
 
-// The columns' part of dK, from S before the run and dS after it. dk_before, dk_after (width): dK[0] of this run and of
-// the next one
+// The columns' part of dK, from S before the run and dS after it. dk_before, dk_after (width): dK[0] of it and the next
 template <typename S, typename X>
 __device__ inline void delta_keys_backward(X x, float* dk_before, const float* dk_after, DeltaRun r,
                                            const DeltaRule<S>& args) {
@@ -418,11 +403,7 @@ __device__ inline void delta_keys_backward(X x, float* dk_before, const float* d
         tile.each([&](int di, int dj, float (&v)[4]) {
             const int i = i0 + di, j = j0 + dj;
             if (i == 0) store_pack<4>(dk_before + j, v);
-            if (i == r.n) {
-                float after[4];
-                load_pack<4>(after, dk_after + j);
-                UNROLL for (int n = 0; n < 4; n++) v[n] += after[n];
-            }
+            if (i == r.n) add_part<true>(v, dk_after + j, 4);
             if (i <= r.n && (i > 0 || r.t0 == 0))   // otherwise dK[0] goes to the run before
                 store_pack<4>(dk + i * args.NH * x.width + j, v);
         });
@@ -480,12 +461,11 @@ __global__ void __launch_bounds__(DELTA_THREADS, sizeof(S) > 2 ? 1 : 2)
     }
 }
 
-// Adds the parts of dk and dΠ, and finishes dz; also sets k of the adjoint. 8 lanes take a token, and a block 32 tokens
-// of a sequence, in head blockIdx.y. WHOLE: HS is a multiple of 8. Minimum traffic per row: 2C (z) + 4C (dz) + 2C of
-// each part.
+// Adds the parts of dk and dΠ, and finishes dz; also sets k of the adjoint. 8 lanes take a token, a block 32 tokens of
+// a sequence, in head blockIdx.y. WHOLE: 8 divides HS. Minimum traffic per row: 2C (z) + 4C (dz) + 2C of each part.
 template <typename S, bool WHOLE>
 __global__ void __launch_bounds__(DELTA_THREADS, 4) delta_rule_dz_kernel(DeltaRule<S> args) {
-    const int parts = delta_parts(args), T = args.T, HS = args.HS, lane = threadIdx.x % DELTA_LANES;
+    const int parts = args.parts, T = args.T, HS = args.HS, lane = threadIdx.x % DELTA_LANES;
     const int blocks = div_up(T, DELTA_ROWS), b = blockIdx.x / blocks, h = blockIdx.y;
     const int t_own = blockIdx.x % blocks * DELTA_ROWS + threadIdx.x / DELTA_LANES, t = min(t_own, T - 1);
     const size_t at = ((size_t)b * T + t) * args.C + h * HS;   // in (B,T,C)
@@ -495,19 +475,16 @@ __global__ void __launch_bounds__(DELTA_THREADS, 4) delta_rule_dz_kernel(DeltaRu
         load_part<WHOLE>(z, args.z + at + c, HS - c);
         const S* from = dk_parts + c;
         load_pack<DELTA_PACK>(dk, from);
-        NO_UNROLL for (int part = 1; part < parts; part++) {
-            float more[DELTA_PACK];
-            load_pack<DELTA_PACK>(more, from += size);   // mutant: memory_part_dropped
-            UNROLL for (int j = 0; j < DELTA_PACK; j++) dk[j] += more[j];
-        }
+        NO_UNROLL for (int part = 1; part < parts; part++)
+            add_part<true>(dk, from += size, DELTA_PACK);   // mutant: memory_part_dropped
     };
     float z[DELTA_PACK], dk[DELTA_PACK], dz[DELTA_PACK], squares = 0.0f, z_dk = 0.0f;
     NO_UNROLL for (int c = lane * DELTA_PACK; c < HS; c += DELTA_LANES * DELTA_PACK) {
         load(z, dk, c);
         UNROLL for (int j = 0; j < DELTA_PACK; j++) squares += z[j] * z[j], z_dk += z[j] * dk[j];
     }
-    const float inverse_norm = rsqrtf(delta_lanes_sum(squares) + (float)TOST_ENERGY_MIN);
-    z_dk = delta_lanes_sum(z_dk) * inverse_norm * inverse_norm;
+    const float inverse_norm = rsqrtf(group_sum<DELTA_LANES>(squares) + (float)TOST_ENERGY_MIN);
+    z_dk = group_sum<DELTA_LANES>(z_dk) * inverse_norm * inverse_norm;
     if (t_own >= T) return;
     NO_UNROLL for (int c = lane * DELTA_PACK; c < HS; c += DELTA_LANES * DELTA_PACK) {
         load(z, dk, c);
@@ -527,20 +504,21 @@ __global__ void __launch_bounds__(DELTA_THREADS, 4) delta_rule_dz_kernel(DeltaRu
     }
 }
 
-// Sets dz and dpi. Puts the gradient of scale on the list `sums`.
+// Leaves dz and dpi to delta_rule_dz, which follows. Puts the gradient of scale on the list `sums`.
 template <typename S>
 static void delta_rule_backward(cudaStream_t stream, float* dscale, ColumnSums* sums, const DeltaRule<S>& args) {
-    const bool narrow = args.columns == TILE;
+    const size_t shared = delta_rule_shared(args.HS, args.columns, true);
     const auto delta_rule_backward_variant =
-        narrow ? delta_rule_backward_kernel<S, TILE> : delta_rule_backward_kernel<S, 2 * TILE>;
+        args.columns == TILE ? delta_rule_backward_kernel<S, TILE> : delta_rule_backward_kernel<S, 2 * TILE>;
+    set_shared(delta_rule_backward_variant, shared, 2);
+    LAUNCH(delta_rule_backward_variant, args.B * args.NH * args.parts, DELTA_THREADS, shared, stream, args);
+    column_sum(sums, dscale, args.dscale, args.B, args.C);
+}
+
+template <typename S> static void delta_rule_dz(cudaStream_t stream, const DeltaRule<S>& args) {
     const auto delta_rule_dz_variant =
         args.HS % DELTA_PACK == 0 ? delta_rule_dz_kernel<S, true> : delta_rule_dz_kernel<S, false>;
-    const size_t shared =
-        narrow ? delta_rule_shared<TILE>(args.HS, true) : delta_rule_shared<2 * TILE>(args.HS, true);
-    set_shared(delta_rule_backward_variant, shared, 2);
-    LAUNCH(delta_rule_backward_variant, args.B * args.NH * delta_parts(args), DELTA_THREADS, shared, stream, args);
     LAUNCH(delta_rule_dz_variant, dim3(args.B * div_up(args.T, DELTA_ROWS), args.NH), DELTA_THREADS, 0, stream, args);
-    column_sum(sums, dscale, args.dscale, args.B, args.C);
 }
 
 #endif

@@ -63,11 +63,10 @@ static void exchange_settle(DeviceExchange* x) {
 __global__ void tree_add_kernel(float* dst, const float* left, const float* right, size_t n) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
-    float a[4], b[4];
-    load_pack<4>(a, left + i);
-    load_pack<4>(b, right + i);
-    UNROLL for (int j = 0; j < 4; j++) a[j] += b[j];
-    store_pack<4>(dst + i, a);
+    float sum[4];
+    load_pack<4>(sum, left + i);
+    add_part<true>(sum, right + i, 4);
+    store_pack<4>(dst + i, sum);
 }
 
 constexpr int SQUARES_THREADS = 256;
@@ -150,7 +149,7 @@ static void device_reduce(Exchange* x, int k) {
     });
 }
 #else
-constexpr auto device_start = nullptr, device_gather = nullptr, device_reduce = nullptr;
+constexpr auto device_start = nullptr, device_gather = nullptr, device_reduce = nullptr, nccl_open_comm = nullptr;
 #endif
 
 static const ExchangeMemory device_memory = {device_add, device_end_part, device_squares, device_to_host,

@@ -1,5 +1,4 @@
-// matmul.cuh: matrix products by cuBLASLt. For each shape, the first algorithm of its heuristic that it does not
-// refuse.
+// matmul.cuh: matrix products by cuBLASLt. For each shape, the first algorithm of its heuristic that is not refused.
 #ifndef TOST_CUDA_MATMUL_CUH
 #define TOST_CUDA_MATMUL_CUH
 
@@ -35,8 +34,7 @@ template <typename S, typename O> struct Product {
     int64_t c_step = 0, a_step = 0, b_step = 0;
 };
 
-// c (M,N) = op(a) · op(b) of dense matrices. In the layout's name, N stands for as stored and T for transposed. The
-// caller may then set further fields.
+// c (M,N) = op(a) · op(b) of dense matrices. In a layout's name, N: as stored, T: transposed. The caller may set more.
 enum ProductLayout { PRODUCT_NN, PRODUCT_NT, PRODUCT_TN };
 
 template <typename S, typename O>

@@ -89,13 +89,11 @@ static bool link_open(NcclLink* l, TostComm* comm, const ncclUniqueId* id, TostE
     config.blocking = 0;
     CommWait w = comm_wait_begin(comm);
     ncclResult_t e = ncclCommInitRankConfig(&l->nccl, comm->place.size, *id, comm->place.rank, &config);
-    while (e == ncclInProgress) {
-        e = nccl_state(l);
-        if (e == ncclInProgress && !comm_wait_more(&w)) {
-            (void)ncclCommAbort(l->nccl);
-            return tost_error(err, "NCCL: not all of %d ranks connected within %g s (--rank-timeout)", comm->place.size,
-                              comm->timeout);
-        }
+    for (; e == ncclInProgress; e = nccl_state(l)) {
+        if (comm_wait_more(&w)) continue;
+        (void)ncclCommAbort(l->nccl);
+        return tost_error(err, "NCCL: not all of %d ranks connected within %g s (--rank-timeout)", comm->place.size,
+                          comm->timeout);
     }
     if (e != ncclSuccess) {
         if (l->nccl) (void)ncclCommAbort(l->nccl);

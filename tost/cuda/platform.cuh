@@ -1,5 +1,5 @@
-// platform.cuh: everything that differs between nvcc and the CUDA emulation on a CPU (TOST_CUDA_ON_HOST,
-// dev/test/cuda). The emulation's version of each function comes first; nvcc's is documented.
+// platform.cuh: everything that differs between nvcc and the CUDA emulation on a CPU (TOST_CUDA_ON_HOST), whose
+// versions are in dev/test/cuda/cuda_on_host.h.
 #ifndef TOST_CUDA_PLATFORM_CUH
 #define TOST_CUDA_PLATFORM_CUH
 
@@ -7,7 +7,7 @@
 #include <string.h>
 
 #ifdef TOST_CUDA_ON_HOST
-#include "dev/test/cuda/cuda_on_host.h"   // also SHARED, CUDA_REDZONE_BYTES and cuda_on_host_poison
+#include "dev/test/cuda/cuda_on_host.h"
 #ifdef TOST_NCCL
 #include "dev/test/cuda/nccl_on_host.h"
 #endif
@@ -38,46 +38,7 @@ static __global__ void probe_kernel() {}   // to find out whether this build has
 #define UNROLL_BY(n) UNROLL_PRAGMA(unroll n)
 #define UNROLL_PRAGMA(text) _Pragma(#text)
 
-#ifdef TOST_CUDA_ON_HOST
-
-constexpr size_t MATMUL_WORKSPACE = 4096;
-
-#define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
-    CUDA_ON_HOST_LAUNCH(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
-
-template <size_t BYTES> __device__ inline void load_word(void* out, const void* p) {
-    cuda_on_host_aligned(p, BYTES);
-    memcpy(out, p, BYTES);
-}
-template <size_t BYTES> __device__ inline void store_word(void* p, const void* in) {
-    cuda_on_host_aligned(p, BYTES);
-    memcpy(p, in, BYTES);
-}
-__device__ inline void load_from_L2(float (&out)[4], const float* p) {
-    cuda_on_host_aligned(p, sizeof out);
-    for (int i = 0; i < 4; i++) out[i] = __ldcg(p + i);
-}
-__device__ inline void unpack_pair(float* out, const bf16* pair) {
-    for (int i = 0; i < 2; i++) out[i] = __bfloat162float(pair[i]);
-}
-
-__device__ inline int opaque(int x) { return x; }
-__device__ inline unsigned bf16_pair(float low, float high) { return cuda_on_host_bf16_pair(low, high); }
-__device__ inline unsigned tf32_bits(float x) { return (__float_as_uint(x) + 0x1000u) & ~0x1fffu; }
-__device__ inline void mma_bf16(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    cuda_on_host_mma<true>(sum, a, b);
-}
-__device__ inline void mma_tf32(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
-    cuda_on_host_mma<false>(sum, a, b);
-}
-
-__device__ inline float reciprocal(float x) { return cuda_on_host_approximate(1.0f / cuda_on_host_flush(x)); }
-__device__ inline float power_of_2(float x) { return x == 0 ? 1.0f : cuda_on_host_approximate(exp2f(x)); }
-__device__ inline void  store_release(int* p, int value) { cuda_on_host_store(p, value, true); }
-__device__ inline int   load_relaxed(const int* p) { return cuda_on_host_load(p, false); }
-__device__ inline int   load_acquire(const int* p) { return cuda_on_host_load(p, true); }
-
-#else
+#ifndef TOST_CUDA_ON_HOST
 
 // Bytes of cuBLASLt's workspace. Weight gradients are split along K: a partial sum of (768,3072) floats takes 9 MiB.
 constexpr size_t MATMUL_WORKSPACE = (size_t)128 << 20;

@@ -1,5 +1,4 @@
-// reduce.cuh: sums over a warp, a block and the rows of a matrix, each in a fixed order. All threads of the warp
-// or block take part.
+// reduce.cuh: sums over a warp, a block and the rows of a matrix, in a fixed order. All threads of these take part.
 #ifndef TOST_CUDA_REDUCE_CUH
 #define TOST_CUDA_REDUCE_CUH
 
@@ -13,10 +12,12 @@ __device__ inline int lane_index() { return threadIdx.x % WARP; }
 __device__ inline int warp_index() { return threadIdx.x / WARP; }
 __device__ inline int block_warps() { return (blockDim.x + WARP - 1) / WARP; }
 
-__device__ inline float warp_sum(float x) {   // the same in every lane
-    UNROLL for (int by = 16; by > 0; by /= 2) x += __shfl_xor_sync(FULL_WARP, x, by);
+// Sum over a group of LANES neighboring lanes, the same in each of them
+template <int LANES> __device__ inline float group_sum(float x) {
+    UNROLL for (int by = LANES / 2; by > 0; by /= 2) x += __shfl_xor_sync(FULL_WARP, x, by);
     return x;
 }
+__device__ inline float warp_sum(float x) { return group_sum<WARP>(x); }
 
 __device__ inline float warp_scan(float x, int lane) {   // Σ of lanes 0…lane
     UNROLL for (int by = 1; by < WARP; by *= 2) {   // mutant: lane_scan_too_short
@@ -31,7 +32,7 @@ __device__ inline float warp_max(float x) {   // the same in every lane
     return x;
 }
 
-// One step of warp_transposed_sum: lanes HALF apart exchange halves of their values; each adds up the half it keeps.
+// One step of group_transposed_sum: lanes HALF apart exchange halves of their values; each adds up the half it keeps.
 template <int HALF, int N> __device__ inline void warp_fold(float (&v)[N], int lane) {
     const bool upper = lane & HALF;
     UNROLL for (int i = 0; i < HALF; i++) {
@@ -42,23 +43,17 @@ template <int HALF, int N> __device__ inline void warp_fold(float (&v)[N], int l
 }
 
 // Lane l receives the sum of v[l % N] over its group of LANES neighboring lanes; N and LANES are powers of two, N at
-// most LANES. Overwrites v.
+// most LANES. Overwrites v. For N = 8 and a warp, it takes 9 shuffles where N calls of warp_sum take 40.
 template <int LANES, int N> __device__ inline float group_transposed_sum(float (&v)[N], int lane) {
     if constexpr (N > 1) warp_fold<N / 2>(v, lane);
     UNROLL for (int by = N; by < LANES; by *= 2) v[0] += __shfl_xor_sync(FULL_WARP, v[0], by);
     return v[0];
 }
 
-// The same over all lanes. For N = 8 it takes 9 shuffles where N calls of warp_sum take 40.
-template <int N> __device__ inline float warp_transposed_sum(float (&v)[N], int lane) {
-    return group_transposed_sum<WARP>(v, lane);
-}
-
-// v[i] = Σ of v[i] over the block, the same in every thread; N is a power of two. shared (32,N): free again after the
-// next barrier.
+// v[i] = Σ of v[i] over the block, the same in every thread; N: a power of two. shared (32,N): free at the next barrier
 template <int N> __device__ inline void block_sum(float (&v)[N], float* shared) {
     const int lane = lane_index();
-    const float mine = warp_transposed_sum(v, lane);
+    const float mine = group_transposed_sum<WARP>(v, lane);
     __syncthreads();   // shared may hold sums that others still read   // mutant: block_sum_reuses_early
     if (lane < N) shared[warp_index() * N + lane] = mine;
     __syncthreads();   // mutant: block_sum_reads_early

@@ -1,5 +1,4 @@
-// runtime.cuh: the device, its memory, pinned staging buffers and CUDA graphs. It knows the types of engine.h, but
-// nothing of the model.
+// runtime.cuh: the device, its memory, staging buffers and CUDA graphs. It knows engine.h, but nothing of the model.
 #ifndef TOST_CUDA_RUNTIME_CUH
 #define TOST_CUDA_RUNTIME_CUH
 
@@ -176,11 +175,6 @@ struct PassGraph {
 
 static void graph_free(PassGraph* g) {
     if (g->exec) CUDA_CHECK(cudaGraphExecDestroy(g->exec));
-}
-
-static bool graphs_wanted(void) {
-    const char* off = getenv("TOST_NO_GRAPHS");
-    return !off || strcmp(off, "1") != 0;
 }
 
 // Sets g->exec. Returns false, with cuda_capture.error set, if that fails.

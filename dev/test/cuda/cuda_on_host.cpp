@@ -259,14 +259,6 @@ bool complete_warp(int i) {
     return true;
 }
 
-// No lane of the warp can run, and some wait at a warp barrier.
-[[noreturn]] void abort_deadlock(int first, const Warp& w) {
-    const int i = first + __builtin_ctz(w.at_warp);
-    const Thread& t = *machine.block->threads[i];
-    cuda_on_host_die("deadlock: thread %d waits at %s (line %d) for lanes 0x%x", i,
-                     t.place, t.line, t.mask);
-}
-
 // Runs the threads of a warp until each waits for a block barrier or a flag or has returned, or another block is to
 // run.
 void run_warp(int warp) {
@@ -279,7 +271,10 @@ void run_warp(int warp) {
         for (int l = 0; l < 32 && !w->ready; l++)
             if (w->at_warp >> l & 1) complete_warp(warp * 32 + l);  // the lanes it waits for may have returned
     } while (w->ready);
-    if (w->at_warp && !w->at_flag) abort_deadlock(warp * 32, *w);
+    if (!w->at_warp || w->at_flag) return;
+    const int i = warp * 32 + __builtin_ctz(w->at_warp);
+    const Thread& t = *machine.block->threads[i];
+    cuda_on_host_die("deadlock: thread %d waits at %s (line %d) for lanes 0x%x", i, t.place, t.line, t.mask);
 }
 
 // Releases the block barrier, at which every thread that has not returned waits. Returns false if all have returned.
@@ -351,10 +346,6 @@ void run_block(Block* b) {
     }
 }
 
-[[noreturn]] void die_of_flags() {
-    cuda_on_host_die("deadlock: all blocks wait for flags, and no thread that could store them can run");
-}
-
 void check_launch(const CudaOnHostLaunch& l) {
     const char* name = l.name;
     const dim3 grid = l.grid, block = l.block;
@@ -415,7 +406,8 @@ void run_grid(const CudaOnHostLaunch& l) {
     }
     for (size_t i = 0; i < places; i++) {
         Block* b = machine.blocks[i].get();
-        if (b->alive) die_of_flags();
+        if (b->alive)
+            cuda_on_host_die("deadlock: all blocks wait for flags, and no thread that could store them can run");
         for (const Shared& s : b->shared) {
             race_memory_freed(s.at);
             free(s.at);
@@ -461,12 +453,12 @@ uint64_t cuda_on_host_warp(CudaOnHostOp op, unsigned mask, uint64_t value, int s
 
 // Lane 4g + t has words for the rows g and g + 8 of a, at t and after it, and for the column g of b; and the sums of
 // these rows at columns 2t and 2t + 1. A word is two bf16 numbers, or one in tf32, of which the upper 19 bits count.
-void cuda_on_host_mma_words(bool is_bf16, float* sum, const unsigned* a, const unsigned* b, int line) {
+void cuda_on_host_mma(bool is_bf16, float* sum, const unsigned* a, const unsigned* b) {
     struct Words { const unsigned *a, *b; } all[32];
-    const auto shared = reinterpret_cast<Words*>(cuda_on_host_warp(CUDA_OP_SHUFFLE, ~0u, (uintptr_t)all, 0, line));
+    const auto shared = reinterpret_cast<Words*>(cuda_on_host_warp(CUDA_OP_SHUFFLE, ~0u, (uintptr_t)all, 0, __LINE__));
     const int lane = cuda_on_host_lane();
     shared[lane] = {a, b};
-    cuda_on_host_warp(CUDA_OP_SHUFFLE, ~0u, 0, lane, line);
+    cuda_on_host_warp(CUDA_OP_SHUFFLE, ~0u, 0, lane, __LINE__);
     float next[4];
     for (int i = 0; i < 4; i++) {
         const int row = i / 2, column = lane % 4 * 2 + i % 2;
@@ -479,7 +471,7 @@ void cuda_on_host_mma_words(bool is_bf16, float* sum, const unsigned* a, const u
                 next[i] += bf16_to_float((uint16_t)(x >> half)) * bf16_to_float((uint16_t)(y >> half));
         }
     }
-    cuda_on_host_warp(CUDA_OP_SHUFFLE, ~0u, 0, lane, line);
+    cuda_on_host_warp(CUDA_OP_SHUFFLE, ~0u, 0, lane, __LINE__);
     memcpy(sum, next, sizeof next);
 }
 

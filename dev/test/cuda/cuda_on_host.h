@@ -13,6 +13,8 @@
 //   races      accesses that no barrier or flag orders abort, in builds that report them (races.h).
 //   memory     device and shared memory start as NaN bytes. The host must not access device memory.
 //   streams    run work immediately, or (option late) only when something waits for it.
+//
+// tost/cuda/platform.cuh documents its functions that are here, such as load_word, mma_bf16 and reciprocal.
 #ifndef CUDA_ON_HOST_H
 #define CUDA_ON_HOST_H
 
@@ -68,6 +70,8 @@ int cuda_on_host_live(void);
 // Bytes between two buffers of one allocation; poisoned, so that a kernel that touches them aborts.
 #define CUDA_REDZONE_BYTES 256
 void cuda_on_host_poison(void* device, size_t bytes);
+
+constexpr size_t MATMUL_WORKSPACE = 4096;   // bytes
 
 // Internal to the emulation
 void cuda_on_host_scheduler_set(const CudaOnHostOptions& options);
@@ -136,14 +140,9 @@ template <typename T> T __shfl_xor_sync(unsigned mask, T v, int bits, int line =
 
 // mma.m16n8k16 in bf16 or mma.m16n8k8 in tf32, by all lanes of a warp, with the elements of each lane as in PTX's
 // documentation. Like a shuffle, it orders no accesses to memory.
-void cuda_on_host_mma_words(bool is_bf16, float* sum, const unsigned* a, const unsigned* b, int line);
-template <bool BF16>
-void cuda_on_host_mma(float (&sum)[4], const unsigned (&a)[4], const unsigned (&b)[2], int line = __builtin_LINE()) {
-    cuda_on_host_mma_words(BF16, sum, a, b, line);
-}
-inline unsigned cuda_on_host_bf16_pair(float low, float high) {
-    return bf16_from_float(low) | (unsigned)bf16_from_float(high) << 16;
-}
+void cuda_on_host_mma(bool is_bf16, float* sum, const unsigned* a, const unsigned* b);
+inline void mma_bf16(float* sum, const unsigned* a, const unsigned* b) { cuda_on_host_mma(true, sum, a, b); }
+inline void mma_tf32(float* sum, const unsigned* a, const unsigned* b) { cuda_on_host_mma(false, sum, a, b); }
 
 // Atomics, and a logical clock: a flag has the clock of the thread that stores it, the clock of a thread that loads it
 // becomes at least one more, and barriers pass on the latest clock. A thread that loads the same value again waits
@@ -151,7 +150,9 @@ inline unsigned cuda_on_host_bf16_pair(float low, float high) {
 int cuda_on_host_load(const int* p, bool acquire);
 void cuda_on_host_store(int* p, int value, bool release);
 uint64_t cuda_on_host_add(void* p, size_t bytes, uint64_t value);   // returns the integer before
-template <typename T> T __ldcg(const T* p) { return *p; }
+inline void store_release(int* p, int value) { cuda_on_host_store(p, value, true); }
+inline int load_relaxed(const int* p) { return cuda_on_host_load(p, false); }
+inline int load_acquire(const int* p) { return cuda_on_host_load(p, true); }
 template <typename T> T atomicAdd(T* p, T v) {
     static_assert(std::is_integral<T>::value, "floating-point atomics are not deterministic");
     return (T)cuda_on_host_add(p, sizeof v, (uint64_t)v);
@@ -175,13 +176,29 @@ inline unsigned __float_as_uint(float x) {
     memcpy(&y, &x, sizeof y);
     return y;
 }
+inline float reciprocal(float x) { return cuda_on_host_approximate(1.0f / cuda_on_host_flush(x)); }
+inline float power_of_2(float x) { return x == 0 ? 1.0f : cuda_on_host_approximate(exp2f(x)); }
+inline unsigned tf32_bits(float x) { return (__float_as_uint(x) + 0x1000u) & ~0x1fffu; }
+inline unsigned bf16_pair(float low, float high) {
+    return bf16_from_float(low) | (unsigned)bf16_from_float(high) << 16;
+}
+inline int opaque(int x) { return x; }
 template <typename T> constexpr T min(T a, T b) { return b < a ? b : a; }
 template <typename T> constexpr T max(T a, T b) { return a < b ? b : a; }
 
-// Aborts on a misaligned vector access, like the device.
+// Vector accesses; like on the device, misaligned ones abort.
 inline void cuda_on_host_aligned(const void* p, size_t bytes) {
     if ((uintptr_t)p % bytes != 0) cuda_on_host_die("misaligned access of %zu bytes at %p", bytes, p);
 }
+template <size_t BYTES> void load_word(void* out, const void* p) {
+    cuda_on_host_aligned(p, BYTES);
+    memcpy(out, p, BYTES);
+}
+template <size_t BYTES> void store_word(void* p, const void* in) {
+    cuda_on_host_aligned(p, BYTES);
+    memcpy(p, in, BYTES);
+}
+inline void load_from_L2(float (&out)[4], const float* p) { load_word<16>(out, p); }
 
 // ---------------------------------------------------------------------------------------------
 // bfloat16
@@ -194,6 +211,7 @@ struct __nv_bfloat16 {
 };
 inline __nv_bfloat16 __float2bfloat16(float f) { return __nv_bfloat16(f); }
 inline float __bfloat162float(__nv_bfloat16 b) { return (float)b; }
+inline void unpack_pair(float* out, const __nv_bfloat16* pair) { out[0] = pair[0], out[1] = pair[1]; }
 
 // ---------------------------------------------------------------------------------------------
 // Runtime API
@@ -303,7 +321,7 @@ void cuda_on_host_call(const char* name, void (*kernel)(Params...), dim3 grid, d
     cuda_on_host_launch({name, (const void*)kernel, grid, block, shared_bytes, 0,
                          [=] { std::apply(kernel, params); }}, stream);
 }
-#define CUDA_ON_HOST_LAUNCH(kernel, grid, block, shared_bytes, stream, ...)                                  \
+#define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
     cuda_on_host_call(#kernel, kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)
 
 #include "cublaslt_on_host.h"

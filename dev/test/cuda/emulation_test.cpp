@@ -6,25 +6,6 @@ namespace {
 
 constexpr int THREADS = 96, BLOCKS = 7;
 
-const CudaOnHostOrder orders[] = {CUDA_ORDER_FORWARD, CUDA_ORDER_REVERSE, CUDA_ORDER_SHUFFLE};
-
-void set_order(CudaOnHostOrder order, int resident = 1, uint64_t seed = 1, bool late = false) {
-    CudaOnHostOptions o;
-    o.order = order;
-    o.resident = resident;
-    o.seed = seed;
-    o.late = late;
-    cuda_on_host_set(o);
-}
-
-// The launch must abort with a message.
-template <typename F> void dies(Checks* c, const char* what, const char* message, F misuse) {
-    int status = 0;
-    const std::string text = child_stderr(&status, misuse);
-    check(c, status != 0 && text.find(message) != std::string::npos, "%s: status %d, \"%.200s\", want \"%s\"", what,
-          status, text.c_str(), message);
-}
-
 // A missing synchronization must be reported as a race or, in other builds, give wrong results, for which f returns
 // false.
 template <typename F> void misses(Checks* c, const char* what, F f) {
@@ -50,7 +31,7 @@ template <Sync S> __global__ void reverse(int* out) {   // out[i] = blockDim-1-i
 
 bool reverses(void (*kernel)(int*), int threads) {
     Device<int> out(THREADS);
-    CUDA_ON_HOST_LAUNCH(kernel, 1, (unsigned)threads, 0, nullptr, out.p);
+    PLATFORM_LAUNCH(kernel, 1, (unsigned)threads, 0, nullptr, out.p);
     bool ok = true;
     for (int i = 0; i < threads; i++) ok = ok && out.at((size_t)i) == threads - 1 - i;
     return ok;
@@ -72,7 +53,7 @@ template <Sync S> __global__ void sum_twice(int* out) {   // reuses the memory o
 
 bool sums_twice(void (*kernel)(int*)) {
     Device<int> out(2 * THREADS);
-    CUDA_ON_HOST_LAUNCH(kernel, 1, THREADS, 0, nullptr, out.p);
+    PLATFORM_LAUNCH(kernel, 1, THREADS, 0, nullptr, out.p);
     bool ok = true;
     for (int i = 0; i < 2 * THREADS; i++)
         ok = ok && out.at((size_t)i) == THREADS * (THREADS - 1) / 2 + i / THREADS * THREADS;
@@ -95,7 +76,7 @@ void test_barriers(Checks* c) {
     misses(c, "__syncwarp", [] { return reverses(reverse<NO_SYNC>, 32); });
     misses(c, "__syncthreads before memory is reused", [] { return sums_twice(sum_twice<NO_SYNC>); });
     Device<int> out(THREADS);
-    CUDA_ON_HOST_LAUNCH(early_exit, 1, THREADS, 0, nullptr, out.p);
+    PLATFORM_LAUNCH(early_exit, 1, THREADS, 0, nullptr, out.p);
     check(c, out.at(0) == 2 && out.at(THREADS - 2) == 0, "barrier after half of the threads returned");
 }
 
@@ -112,7 +93,7 @@ __global__ void shuffles(float* out) {
 
 void test_shuffles(Checks* c) {
     Device<float> out(128);
-    CUDA_ON_HOST_LAUNCH(shuffles, 1, 32, 0, nullptr, out.p);
+    PLATFORM_LAUNCH(shuffles, 1, 32, 0, nullptr, out.p);
     int bad = 0;
     for (int l = 0; l < 32; l++) {
         const float want[] = {5, (float)(l < 3 ? l : l - 3), (float)(l ^ 1)};
@@ -133,7 +114,7 @@ __global__ void poison(float* out, const float* in) {
 
 void test_poison(Checks* c) {
     Device<float> out(9), in(1);
-    CUDA_ON_HOST_LAUNCH(poison, 3, 1, 16, nullptr, out.p, in.p);
+    PLATFORM_LAUNCH(poison, 3, 1, 16, nullptr, out.p, in.p);
     for (const float x : out.get()) check(c, std::isnan(x), "shared or device memory did not start as NaN");
 }
 
@@ -166,7 +147,7 @@ __global__ void wait_for_each_other(int* flags) {
 
 bool hands_over(void (*kernel)(int*, int*, int*)) {
     const Device<int> out(BLOCKS * THREADS), data(THREADS), flag(std::vector<int>(1));
-    CUDA_ON_HOST_LAUNCH(kernel, BLOCKS, THREADS, 0, nullptr, out.p, data.p, flag.p);
+    PLATFORM_LAUNCH(kernel, BLOCKS, THREADS, 0, nullptr, out.p, data.p, flag.p);
     bool ok = true;
     for (int i = 0; i < (BLOCKS - 1) * THREADS; i++)
         ok = ok && out.at((size_t)(THREADS + i)) == THREADS - 1 - i % THREADS;
@@ -177,24 +158,24 @@ void test_blocks(Checks* c) {
     const Device<int> x(std::vector<int>(2));
     const char* const deadlock = "deadlock: all blocks wait for flags";
     for (uint64_t seed = 1; seed <= 20; seed++) {
-        set_order(CUDA_ORDER_SHUFFLE, BLOCKS, seed);
+        cuda_on_host_set({CUDA_ORDER_SHUFFLE, seed, BLOCKS});
         check(c, hands_over(hand_over<NOTHING>), "flag, seed %d: wrong values", (int)seed);
     }
-    set_order(CUDA_ORDER_REVERSE);
+    cuda_on_host_set({CUDA_ORDER_REVERSE});
     dies(c, "block 0 does not fit beside those that wait for it", deadlock, [] { hands_over(hand_over<NOTHING>); });
-    set_order(CUDA_ORDER_SHUFFLE, 2);
+    cuda_on_host_set({CUDA_ORDER_SHUFFLE, 1, 2});
     dies(c, "two blocks wait for each other", deadlock,
-         [&] { CUDA_ON_HOST_LAUNCH(wait_for_each_other, 2, 1, 0, nullptr, x.p); });
+         [&] { PLATFORM_LAUNCH(wait_for_each_other, 2, 1, 0, nullptr, x.p); });
 #ifdef CUDA_ON_HOST_RACES
-    set_order(CUDA_ORDER_REVERSE);
+    cuda_on_host_set({CUDA_ORDER_REVERSE});
     dies(c, "hand_over without waiting", "race: thread", [] { hands_over(hand_over<WAIT>); });
     for (int resident : {1, BLOCKS}) {   // one block after another, too: races do not depend on the schedule
-        set_order(resident == 1 ? CUDA_ORDER_FORWARD : CUDA_ORDER_SHUFFLE, resident);
+        cuda_on_host_set({resident == 1 ? CUDA_ORDER_FORWARD : CUDA_ORDER_SHUFFLE, 1, resident});
         for (const auto& kernel : {hand_over<BARRIER_BEFORE>, hand_over<RELEASE>, hand_over<ACQUIRE>,
                                    hand_over<BARRIER_AFTER>})
             dies(c, "hand_over", "race: thread", [&] { hands_over(kernel); });
         dies(c, "two blocks write", "race: thread 0 writes 4 bytes",
-             [&] { CUDA_ON_HOST_LAUNCH(write_in_all_blocks, 2, 1, 0, nullptr, x.p); });
+             [&] { PLATFORM_LAUNCH(write_in_all_blocks, 2, 1, 0, nullptr, x.p); });
     }
 #endif
 }
@@ -205,7 +186,7 @@ void test_blocks(Checks* c) {
 __global__ void add_one(int* p) { *p += 1; }
 
 void test_streams(Checks* c) {
-    set_order(CUDA_ORDER_FORWARD, 1, 1, true);
+    cuda_on_host_set({CUDA_ORDER_FORWARD, 1, 1, true});
     cudaStream_t a, b;
     cudaEvent_t event;
     int* pinned;
@@ -218,9 +199,9 @@ void test_streams(Checks* c) {
     pinned[1] = 0;
     cudaMemcpyAsync(x.p, pinned, sizeof(int), cudaMemcpyHostToDevice, a);
     pinned[0] = 8;  // read by the copy, which has not run yet
-    CUDA_ON_HOST_LAUNCH(add_one, 1, 1, 0, a, x.p);
+    PLATFORM_LAUNCH(add_one, 1, 1, 0, a, x.p);
     cudaEventRecord(event, a);
-    CUDA_ON_HOST_LAUNCH(add_one, 1, 1, 0, a, x.p);
+    PLATFORM_LAUNCH(add_one, 1, 1, 0, a, x.p);
     cudaStreamWaitEvent(b, event);
     cudaMemcpyAsync(pinned + 1, x.p, sizeof(int), cudaMemcpyDeviceToHost, b);
     check(c, pinned[1] == 0, "a late stream ran before anything waited for it");
@@ -271,9 +252,9 @@ void test_misuse(Checks* c) {
         {"a block of (1025,1,1)", not_in_mask, 1025},
     };
     for (const auto& k : kernels)
-        dies(c, "kernel", k.message, [&] { CUDA_ON_HOST_LAUNCH(k.kernel, 1, k.threads, 0, nullptr); });
+        dies(c, "kernel", k.message, [&] { PLATFORM_LAUNCH(k.kernel, 1, k.threads, 0, nullptr); });
     dies(c, "shared memory", "49153 bytes of shared",
-         [] { CUDA_ON_HOST_LAUNCH(not_in_mask, 1, 1, 49153, nullptr); });
+         [] { PLATFORM_LAUNCH(not_in_mask, 1, 1, 49153, nullptr); });
     check(c, cudaFuncSetAttribute(add_one, cudaFuncAttributeMaxDynamicSharedMemorySize, 99 << 10) != cudaSuccess,
           "more shared memory than GPUs of compute capability 8.6 have");
     check(c, cudaFuncSetAttribute(add_one, cudaFuncAttributePreferredSharedMemoryCarveout, 101) != cudaSuccess,
@@ -299,11 +280,11 @@ void test_misuse(Checks* c) {
     const char* const found = "AddressSanitizer";
     Device<char> poisoned(1024);
     cuda_on_host_poison(poisoned.p + 256, 256);
-    dies(c, "write past the end", found, [&] { CUDA_ON_HOST_LAUNCH(write_at, 1, 1, 0, nullptr, x.p, 64); });
-    dies(c, "write past shared memory", found, [] { CUDA_ON_HOST_LAUNCH(write_shared, 1, 1, 0, nullptr, 64); });
-    dies(c, "write past dynamic memory", found, [] { CUDA_ON_HOST_LAUNCH(write_dynamic, 1, 1, 256, nullptr, 64); });
+    dies(c, "write past the end", found, [&] { PLATFORM_LAUNCH(write_at, 1, 1, 0, nullptr, x.p, 64); });
+    dies(c, "write past shared memory", found, [] { PLATFORM_LAUNCH(write_shared, 1, 1, 0, nullptr, 64); });
+    dies(c, "write past dynamic memory", found, [] { PLATFORM_LAUNCH(write_dynamic, 1, 1, 256, nullptr, 64); });
     dies(c, "write into a red zone", found,
-         [&] { CUDA_ON_HOST_LAUNCH(write_at, 1, 1, 0, nullptr, (float*)poisoned.p, 64); });
+         [&] { PLATFORM_LAUNCH(write_at, 1, 1, 0, nullptr, (float*)poisoned.p, 64); });
     dies(c, "the host reads device memory", found, [&] { host[0] = *(volatile float*)x.p; });
 #else
     skip(c, "overruns: built without the address sanitizer");
@@ -314,15 +295,15 @@ void test_misuse(Checks* c) {
 
 void test_emulation(Checks* c) {
     const int live = cuda_on_host_live();
-    for (CudaOnHostOrder order : orders) {
-        set_order(order);
+    for (const CudaOnHostOrder order : {CUDA_ORDER_FORWARD, CUDA_ORDER_REVERSE, CUDA_ORDER_SHUFFLE}) {
+        cuda_on_host_set({order});
         test_barriers(c);
         test_shuffles(c);
         test_poison(c);
     }
     test_blocks(c);
     test_streams(c);
-    set_order(CUDA_ORDER_FORWARD);
+    cuda_on_host_set({CUDA_ORDER_FORWARD});
     test_misuse(c);
     check(c, cuda_on_host_live() == live, "%d CUDA objects leaked", cuda_on_host_live() - live);
 }

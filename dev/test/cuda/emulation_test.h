@@ -86,4 +86,12 @@ template <typename F> std::string child_stderr(int* status, F f) {
     return end.text;
 }
 
+// The call must abort with a message.
+template <typename F> void dies(Checks* c, const char* what, const char* message, F misuse) {
+    int status = 0;
+    const std::string text = child_stderr(&status, misuse);
+    check(c, status != 0 && text.find(message) != std::string::npos, "%s: status %d, \"%.200s\", want \"%s\"", what,
+          status, text.c_str(), message);
+}
+
 #endif

@@ -40,7 +40,7 @@ serial_chain | s/scan_wait_level(flags + level, i)/scan_wait_levels(flags + leve
 lane_scan_too_short | s/by < WARP/by < WARP \/ 2/
 run_edge_forward | s/< k.n/< k.n - 1/
 run_edge_backward | s/t0 + j < k.n/t0 + j <= k.n/
-state_not_continued | s/? start\[n\]/? 0.0/
+state_not_continued | s/if (states.*;//
 state_not_passed | s/= first + /= /
 adjoint_not_passed | s/, after, before/, TOST_NO_STATE, before/
 position_ignored | s/= chunk->first/= 0/
@@ -56,7 +56,7 @@ temp_not_overwritten | s/add ? args.dtemp\[h\] : 0.0f/args.dtemp[h]/
 denom_bias_not_overwritten | s/add ? \*out : 0.0f/*out/
 parts_not_overwritten | s/end == TOST_PART_ENDS/false/
 target_not_subtracted | s/v + j == target/v == target/
-segment_without_its_end | s/i < e/i + 1 < e/
+segment_without_its_end | s/i < s/i + 1 < s/
 input_overwritten | s/CUDA_CHECK.*//
 whole_unasked | s/k.n == TSSA_RUN/true/
 start_of_group_dropped | s/+= before\[i\]/+= 0.0f/
@@ -67,7 +67,7 @@ moments_before_dropped | s/part.*;//
 mass_terms_dropped | s/less_D += .*;//
 bias_of_the_branch_unscaled | s/total.*;/;/
 energy_below_its_least | s/= S.*/= true;/
-big_tokens_once | s/big += gridDim.x/big += step->n_big/
+big_tokens_once | s/big += gridDim.x/big += s.header->n_big/
 conv_end | s/t < args.T ? inside : 0/inside/
 conv_state | s/i++/row[i++] = 0/
 conv_rows_not_passed | s/store.*;//
@@ -79,7 +79,7 @@ memory_solved_late | s/__syncwarp();//
 memory_tile_late | s/__syncwarp();//
 memory_solved_late_backward | s/__syncwarp();//
 memory_tile_late_backward | s/__syncwarp();//
-memory_part_dropped | s/load_pack<DELTA_PACK>(more.*;/UNROLL for (float\& m : more) m = 0.0f;/
+memory_part_dropped | s/add_part.*;/from += size;/
 product_without_rest | s/multiply_words.*;//
 memory_key_not_passed | s/= x.K/= 0.0f * x.K/
 memory_dpi | s/args.with_memory/false/
