@@ -84,23 +84,25 @@ std::vector<float> read_operand(const void* x, const CublasOnHostLayout& l, bool
     return out;
 }
 
+enum Matrix { A, B, C, D };
+
 struct Product {
     CublasOnHostDesc desc;
-    CublasOnHostLayout a_layout, b_layout, c_layout, d_layout;
-    const void *a, *b, *c;
-    void* d;
+    CublasOnHostLayout layout[4];   // by Matrix
+    void* at[4];
     float alpha, beta;
     uint32_t reductions;
 };
 
 // Writes element (i,j) of D, given its sum over k.
 void finish(const Product& p, uint64_t i, uint64_t j, float sum) {
+    const CublasOnHostLayout& out = p.layout[D];
+    const size_t at = (size_t)out.ld * j + i;
     float v = p.alpha * sum;
-    if (p.beta != 0) v += p.beta * element(p.c, p.c_layout.type, (size_t)p.c_layout.ld * j + i);
-    if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS) v += element(p.desc.bias, p.d_layout.type, i);
-    const size_t at = (size_t)p.d_layout.ld * j + i;
-    if (p.d_layout.type == CUDA_R_32F) ((float*)p.d)[at] = v;
-    else ((__nv_bfloat16*)p.d)[at] = __nv_bfloat16(v);
+    if (p.beta != 0) v += p.beta * element(p.at[C], out.type, (size_t)p.layout[C].ld * j + i);
+    if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS) v += element(p.desc.bias, out.type, i);
+    if (out.type == CUDA_R_32F) ((float*)p.at[D])[at] = v;
+    else ((__nv_bfloat16*)p.at[D])[at] = __nv_bfloat16(v);
 }
 
 // sum[i] += a[i] · b. Not sanitized, for speed: the operands are buffers of this file.
@@ -113,10 +115,9 @@ __attribute__((no_sanitize_address)) void add_column(float* sum, const float* a,
 void run_product(const Product& p) {
     constexpr uint64_t TILE = 64;
     const bool tf32 = p.desc.compute == CUBLAS_COMPUTE_32F_FAST_TF32;
-    const std::vector<float> a = read_operand(p.a, p.a_layout, p.desc.transposed[0], tf32);
-    const std::vector<float> b = read_operand(p.b, p.b_layout, p.desc.transposed[1], tf32);
-    const uint64_t m = p.d_layout.rows, n = p.d_layout.cols,
-                   k = p.desc.transposed[0] ? p.a_layout.rows : p.a_layout.cols;
+    const std::vector<float> a = read_operand(p.at[A], p.layout[A], p.desc.transposed[A], tf32);
+    const std::vector<float> b = read_operand(p.at[B], p.layout[B], p.desc.transposed[B], tf32);
+    const uint64_t m = p.layout[D].rows, n = p.layout[D].cols, k = a.size() / m;
     const uint64_t used = p.reductions && k > TILE ? k - k % TILE : k,
                    part = p.reductions & CUBLASLT_REDUCTION_SCHEME_INPLACE ? in_place++ % 8 : 0;
     std::vector<float> sum(m);
@@ -130,10 +131,8 @@ void run_product(const Product& p) {
 
 // Product i of a batch.
 Product product_of(Product p, int i) {
-    const auto at = [i](const void* x, const CublasOnHostLayout& l) {
-        return (char*)x + (size_t)i * (size_t)l.step * size_of(l.type);
-    };
-    p.a = at(p.a, p.a_layout), p.b = at(p.b, p.b_layout), p.c = at(p.c, p.c_layout), p.d = at(p.d, p.d_layout);
+    for (int k = A; k <= D; k++)
+        p.at[k] = (char*)p.at[k] + (size_t)i * (size_t)p.layout[k].step * size_of(p.layout[k].type);
     return p;
 }
 
@@ -141,8 +140,8 @@ bool overlap(const void* x, size_t nx, const void* y, size_t ny) {
     return (const char*)x < (const char*)y + ny && (const char*)y < (const char*)x + nx;
 }
 
-void check_shapes(const CublasOnHostDesc& desc, const CublasOnHostLayout& a, const CublasOnHostLayout& b,
-                  const CublasOnHostLayout& c, const CublasOnHostLayout& d) {
+void check_shapes(const CublasOnHostDesc& desc, const CublasOnHostLayout* layout) {
+    const CublasOnHostLayout &a = layout[A], &b = layout[B], &c = layout[C], &d = layout[D];
     const uint64_t m = desc.transposed[0] ? a.cols : a.rows, k = desc.transposed[0] ? a.rows : a.cols;
     const uint64_t k_b = desc.transposed[1] ? b.cols : b.rows, n = desc.transposed[1] ? b.rows : b.cols;
     NEED(k == k_b && m == d.rows && n == d.cols && c.rows == d.rows && c.cols == d.cols,
@@ -151,8 +150,8 @@ void check_shapes(const CublasOnHostDesc& desc, const CublasOnHostLayout& a, con
     NEED(a.type == b.type && c.type == d.type && (a.type != CUDA_R_32F || d.type == CUDA_R_32F) &&
              (desc.compute != CUBLAS_COMPUTE_32F_FAST_TF32 || a.type == CUDA_R_32F),
          "unsupported combination of types");
-    for (const CublasOnHostLayout* l : {&a, &b, &c, &d})
-        NEED(l->count == d.count, "a batch of %d matrices in one of %d", l->count, d.count);
+    for (int i = A; i <= D; i++)
+        NEED(layout[i].count == d.count, "a batch of %d matrices in one of %d", layout[i].count, d.count);
     NEED(d.count == 1 || (d.step >= (int64_t)elements_of(d) && desc.epilogue == CUBLASLT_EPILOGUE_DEFAULT),
          "the matrices of the batch D overlap, or it has a bias, which is not emulated");
     if (desc.epilogue == CUBLASLT_EPILOGUE_BIAS)
@@ -166,15 +165,13 @@ uint32_t alignment_of(const void* p) {
 }
 
 // Hash of the problem for which a heuristic result is valid: everything except the pointers.
-uint64_t shape_hash(const CublasOnHostDesc& desc, const CublasOnHostLayout* const* layouts) {
+uint64_t shape_hash(const CublasOnHostDesc& desc, const CublasOnHostLayout* layout) {
     uint64_t h =
         (uint64_t)desc.compute * 64 + (uint64_t)desc.epilogue * 4 + desc.transposed[0] * 2u + desc.transposed[1];
-    for (int i = 0; i < 4; i++) {
-        const CublasOnHostLayout& l = *layouts[i];
+    for (const CublasOnHostLayout* l = layout; l < layout + 4; l++)
         for (const uint64_t x :
-             {(uint64_t)l.type, l.rows, l.cols, (uint64_t)l.ld, (uint64_t)l.count, (uint64_t)l.step})
+             {(uint64_t)l->type, l->rows, l->cols, (uint64_t)l->ld, (uint64_t)l->count, (uint64_t)l->step})
             h = h * 1000003u + x;
-    }
     return h;
 }
 
@@ -244,8 +241,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               int wanted, cublasLtMatmulHeuristicResult_t* results, int* found) {
     if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
     NEED(!cuda_on_host_capturing(), "heuristic while a stream is capturing");
-    check_shapes(*desc, *a, *b, *c, *d);
-    const CublasOnHostLayout* const layouts[] = {a, b, c, d};
+    const CublasOnHostLayout layouts[] = {*a, *b, *c, *d};
+    check_shapes(*desc, layouts);
     *found = std::min(wanted, PROPOSALS);
     for (int i = 0; i < *found; i++) {
         cublasLtMatmulHeuristicResult_t& r = results[i];
@@ -262,20 +259,20 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
                               const void* beta, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algo,
                               void* workspace, size_t workspace_bytes, cudaStream_t stream) {
-    const CublasOnHostLayout* const layouts[] = {a_layout, b_layout, c_layout, d_layout};
-    const void* const pointers[] = {a, b, c, d};
-    const Product p = {*desc, *a_layout, *b_layout, *c_layout, *d_layout, a, b, c, d, *(const float*)alpha,
+    const Product p = {*desc, {*a_layout, *b_layout, *c_layout, *d_layout},
+                       {const_cast<void*>(a), const_cast<void*>(b), const_cast<void*>(c), d}, *(const float*)alpha,
                        *(const float*)beta, algo->reductions};
-    check_shapes(*desc, *a_layout, *b_layout, *c_layout, *d_layout);
-    NEED(algo->shape == shape_hash(*desc, layouts), "the algorithm belongs to another problem");
-    for (int i = 0; i < 4; i++) {
-        if (i == 2 && p.beta == 0) continue;
-        cuda_on_host_check_range("cublasLtMatmul", pointers[i], bytes_of(*layouts[i]));
-        NEED(((uintptr_t)pointers[i] | (size_t)layouts[i]->step * size_of(layouts[i]->type)) % algo->align[i] == 0,
-             "matrix %c at %p is not aligned to the %u bytes given to the heuristic", "ABCD"[i], pointers[i],
+    check_shapes(*desc, p.layout);
+    NEED(algo->shape == shape_hash(*desc, p.layout), "the algorithm belongs to another problem");
+    for (int i = A; i <= D; i++) {
+        const CublasOnHostLayout& l = p.layout[i];
+        if (i == C && p.beta == 0) continue;
+        cuda_on_host_check_range("cublasLtMatmul", p.at[i], bytes_of(l));
+        NEED(((uintptr_t)p.at[i] | (size_t)l.step * size_of(l.type)) % algo->align[i] == 0,
+             "matrix %c at %p is not aligned to the %u bytes given to the heuristic", "ABCD"[i], p.at[i],
              algo->align[i]);
-        NEED(i == 3 || (i == 2 && c == d && c_layout->ld == d_layout->ld && c_layout->step == d_layout->step) ||
-                 !overlap(pointers[i], bytes_of(*layouts[i]), d, bytes_of(*d_layout)), "%c overlaps D", "ABC"[i]);
+        NEED(i == D || (i == C && c == d && l.ld == d_layout->ld && l.step == d_layout->step) ||
+                 !overlap(p.at[i], bytes_of(l), d, bytes_of(*d_layout)), "%c overlaps D", "ABC"[i]);
     }
     NEED(workspace_bytes >= algo->workspace, "less workspace than the algorithm needs");
     if (workspace_bytes) cuda_on_host_check_range("cublasLtMatmul's workspace", workspace, workspace_bytes);
@@ -283,13 +280,13 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     if (p.desc.epilogue == CUBLASLT_EPILOGUE_BIAS) {
         NEED(alignment_of(p.desc.bias) >= algo->bias_align,
              "the bias at %p is not aligned to the %u bytes of the heuristic's bias", p.desc.bias, algo->bias_align);
-        cuda_on_host_check_range("cublasLtMatmul's bias", p.desc.bias, p.d_layout.rows * size_of(p.d_layout.type));
+        cuda_on_host_check_range("cublasLtMatmul's bias", p.desc.bias, d_layout->rows * size_of(d_layout->type));
     }
     if (algo->number < cuda_on_host_options().refused) return CUBLAS_STATUS_NOT_SUPPORTED;
     const size_t scribble = algo->workspace;
     cuda_on_host_enqueue(stream, [p, workspace, scribble] {
         if (scribble) memset(workspace, 0xff, scribble);
-        for (int i = 0; i < p.d_layout.count; i++) run_product(product_of(p, i));
+        for (int i = 0; i < p.layout[D].count; i++) run_product(product_of(p, i));
     });
     return CUBLAS_STATUS_SUCCESS;
 }

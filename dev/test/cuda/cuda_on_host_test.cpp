@@ -20,29 +20,14 @@ extern "C" const TostEngine tost_cuda_engine;
 
 namespace {
 
-struct Schedule {
-    CudaOnHostOrder order;
-    uint64_t seed;
-    bool late;
-    int resident = 1;
-};
-const Schedule FORWARD = {CUDA_ORDER_FORWARD, 0, false}, LATE = {CUDA_ORDER_FORWARD, 0, true},
-               REVERSE = {CUDA_ORDER_REVERSE, 0, false}, REVERSE_LATE = {CUDA_ORDER_REVERSE, 0, true},
-               SHUFFLE = {CUDA_ORDER_SHUFFLE, 1, false}, SHUFFLE_LATE = {CUDA_ORDER_SHUFFLE, 2, true},
-               RESIDENT = {CUDA_ORDER_SHUFFLE, 3, false, 5};
-
-void set_schedule(const Schedule& s) {
-    CudaOnHostOptions o;
-    o.order = s.order;
-    o.seed = s.seed;
-    o.late = s.late;
-    o.resident = s.resident;
-    cuda_on_host_set(o);
-}
+typedef CudaOnHostOptions Schedule;
+const Schedule FORWARD = {CUDA_ORDER_FORWARD}, REVERSE = {CUDA_ORDER_REVERSE}, SHUFFLE = {CUDA_ORDER_SHUFFLE},
+               REVERSE_LATE = {CUDA_ORDER_REVERSE, 1, 1, true}, SHUFFLE_LATE = {CUDA_ORDER_SHUFFLE, 2, 1, true},
+               RESIDENT = {CUDA_ORDER_SHUFFLE, 3, 5};
 
 // Runs the CUDA engine once per schedule.
 void test_shape(Checks* c, const Shape& k, TostDtype dtype, const std::vector<Schedule>& schedules) {
-    const auto before = [](const void* all, int run) { set_schedule(static_cast<const Schedule*>(all)[run]); };
+    const auto before = [](const void* all, int run) { cuda_on_host_set(static_cast<const Schedule*>(all)[run]); };
     const Runs runs = {(int)schedules.size(), before, schedules.data()};
     engines_agree(c, &tost_cuda_engine, &tost_cpu_engine, &k, dtype, &runs);
 }
@@ -61,12 +46,12 @@ void test_wide(Checks* c, TostDtype dtype, int values) {
 }
 
 void test_scores(Checks* c, TostDtype dtype) {
-    set_schedule(REVERSE_LATE);
+    cuda_on_host_set(REVERSE_LATE);
     engines_agree_on_all_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, CUDA_RUN);
 }
 
 void test_chunks(Checks* c, TostDtype dtype, const Schedule& schedule) {
-    set_schedule(schedule);
+    cuda_on_host_set(schedule);
     engines_agree_on_all_chunks(c, &tost_cuda_engine, &tost_cpu_engine, dtype, CUDA_RUN);
 }
 
@@ -75,30 +60,31 @@ void test_few_chunks(Checks* c, TostDtype dtype, int values) {
     const int T = 2 * CUDA_RUN + 9;
     const ChunksTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, values}, T / 3 - 3, 5, false},
                     without = {test.shape, 0, 5, false};
-    set_schedule(REVERSE_LATE);
+    cuda_on_host_set(REVERSE_LATE);
     Record whole = chunks_record(&tost_cuda_engine, &without, dtype);
     engines_agree_on_chunks(c, &tost_cuda_engine, &tost_cpu_engine, dtype, &test, &whole);
     record_free(&whole);
 }
 
 void test_mixed_shapes(Checks* c, TostDtype dtype) {
-    set_schedule(SHUFFLE_LATE);
+    cuda_on_host_set(SHUFFLE_LATE);
     engines_agree_on_mixed_shapes(c, &tost_cuda_engine, &tost_cpu_engine, dtype);
 }
 
 void test_muon(Checks* c, const Shape& k, TostDtype dtype) {
-    set_schedule(SHUFFLE_LATE);
+    cuda_on_host_set(SHUFFLE_LATE);
     engines_agree_on_muon(c, &tost_cuda_engine, &tost_cpu_engine, &k, dtype);
 }
 
 void test_stale_gradients(Checks* c) {
-    set_schedule(REVERSE_LATE);
+    cuda_on_host_set(REVERSE_LATE);
     engine_overwrites_gradients(c, &tost_cuda_engine, TOST_FP32, TOST_LEARNED, false);
     engine_overwrites_gradients(c, &tost_cuda_engine, TOST_BF16, TOST_UNIFORM, true);
 }
 
 void test_golden_files(Checks* c, const char* dir) {
-    test_golden(c, &tost_cuda_engine, dir, nullptr, [](int pair) { set_schedule(pair % 2 ? SHUFFLE : REVERSE_LATE); });
+    const auto before = [](int pair) { cuda_on_host_set(pair % 2 ? SHUFFLE : REVERSE_LATE); };
+    test_golden(c, &tost_cuda_engine, dir, nullptr, before);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -249,32 +235,39 @@ void test_peak(Checks* c) {
     }
 }
 
+// Whether a child process on this machine gets the same bits as `want`; *text: its stderr.
+bool same_in_child(std::string* text, const CudaOnHostOptions& machine, TostDtype dtype, const Record& want,
+                   const char* no_graphs = "0") {
+    int status = 0;
+    *text = child_stderr(&status, [&] {
+        Checks child = {"cuda_on_host", 0, 0, 0};
+        cuda_on_host_set(machine);
+        setenv("TOST_NO_GRAPHS", no_graphs, 1);
+        Record got = mixed_record(&tost_cuda_engine, nullptr, dtype);
+        records_same(&child, dtype_name(dtype), &got, &want, "on this machine");
+        _exit(child.failed != 0);
+    });
+    return status == 0;
+}
+
 // cuBLASLt refuses algorithms that it has proposed: another one gives the same bits; if there is none, the error names the
 // product.
 void test_refused_products(Checks* c) {
     cuda_on_host_set(CudaOnHostOptions());
     Record want = mixed_record(&tost_cuda_engine, nullptr, TOST_BF16);
     for (const int refused : {2, 3}) {
-        int status = 0;
-        const std::string text = child_stderr(&status, [&] {
-            Checks child = {"cuda_on_host", 0, 0, 0};
-            CudaOnHostOptions o;
-            o.refused = refused;
-            cuda_on_host_set(o);
-            Record got = mixed_record(&tost_cuda_engine, nullptr, TOST_BF16);
-            records_same(&child, "bf16", &got, &want, "with refused algorithms");
-            _exit(child.failed != 0);
-        });
+        CudaOnHostOptions machine;
+        std::string text;
+        machine.refused = refused;
+        const bool same = same_in_child(&text, machine, TOST_BF16, want);
         const bool named = text.find("product of (") != std::string::npos && text.find("in bf16") != std::string::npos;
-        check(c, refused == 2 ? status == 0 : named && status != 0, "%d algorithms refused: status %d, \"%s\"", refused,
-              status, text.c_str());
+        check(c, refused == 2 ? same : named && !same, "%d algorithms refused: \"%s\"", refused, text.c_str());
     }
     record_free(&want);
 }
 
 // If a graph cannot be captured or instantiated, a warning and the same bits; with TOST_NO_GRAPHS=1, no graph.
 void test_without_graphs(Checks* c) {
-    const auto run = [] { return mixed_record(&tost_cuda_engine, nullptr, TOST_FP32); };
     const struct { const char *failing, *off, *want; } cases[] = {
         {"cudaStreamBeginCapture", "0", "warning: no CUDA graphs, kernels are launched one by one: cudaStreamBegin"},
         {"cudaStreamEndCapture", "0", "warning: no CUDA graphs"},
@@ -282,21 +275,14 @@ void test_without_graphs(Checks* c) {
         {"cudaGraphInstantiate", "1", ""},
     };
     cuda_on_host_set(CudaOnHostOptions());
-    Record want = run();
+    Record want = mixed_record(&tost_cuda_engine, nullptr, TOST_FP32);
     for (const auto& k : cases) {
-        int status = 0;
-        const std::string text = child_stderr(&status, [&] {
-            Checks child = {"cuda_on_host", 0, 0, 0};
-            CudaOnHostOptions o;
-            o.failing = k.failing;
-            cuda_on_host_set(o);
-            setenv("TOST_NO_GRAPHS", k.off, 1);
-            Record got = run();
-            records_same(&child, k.failing, &got, &want, "without graphs");
-            _exit(child.failed != 0);
-        });
-        check(c, status == 0 && text.rfind(k.want, 0) == 0 && text.empty() == !k.want[0],
-              "%s, TOST_NO_GRAPHS=%s: \"%s\"", k.failing, k.off, text.c_str());
+        CudaOnHostOptions machine;
+        std::string text;
+        machine.failing = k.failing;
+        const bool same = same_in_child(&text, machine, TOST_FP32, want, k.off);
+        check(c, same && text.rfind(k.want, 0) == 0 && text.empty() == !k.want[0], "%s, TOST_NO_GRAPHS=%s: \"%s\"",
+              k.failing, k.off, text.c_str());
     }
     record_free(&want);
 }
@@ -312,13 +298,13 @@ void test_quick(Checks* c) {
                 conv = {2, 3, 60, block, 29, 1, TOST_LEARNED, 2, run + 6, 1, 2, CONV},
                 no_positions = {2, 3, 60, 3, 29, 1, TOST_LEARNED, 2, run + 6, 1, 2, NO_POSITIONS};
     test_emulation(c);
-    set_schedule(SHUFFLE);
+    cuda_on_host_set(SHUFFLE);
     test_kernels(c, 4);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) {
         test_mixed_shapes(c, dtype);
         test_muon(c, muon_shapes[0], dtype);
         engine_keeps_low_rank(c, &tost_cuda_engine, dtype);
-        set_schedule(REVERSE_LATE);
+        cuda_on_host_set(REVERSE_LATE);
         engines_agree_on_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, {7, 3, run + 5});
     }
     test_shape(c, edges, TOST_FP32, {SHUFFLE_LATE});
@@ -349,7 +335,7 @@ void test_mutants(Checks* c) {
 // The tests are divided into two halves that take about the same time, so that they can run in parallel.
 void test_first_half(Checks* c) {
     test_emulation(c);
-    set_schedule(SHUFFLE);
+    cuda_on_host_set(SHUFFLE);
     test_kernels(c, 16);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     for (const Shape& k : muon_shapes) test_muon(c, k, TOST_FP32);
@@ -369,7 +355,7 @@ void test_first_half(Checks* c) {
 }
 
 void test_second_half(Checks* c) {
-    set_schedule(SHUFFLE);
+    cuda_on_host_set(SHUFFLE);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
     for (const Shape& k : muon_shapes)
         for (const TostDtype dtype : {TOST_TF32, TOST_BF16}) test_muon(c, k, dtype);
@@ -397,7 +383,7 @@ int main(int argc, char** argv) {
         return STATUS_USAGE;
     }
     setvbuf(stdout, nullptr, _IOLBF, 0);
-    set_schedule(SHUFFLE);
+    cuda_on_host_set(SHUFFLE);
     if (mode == "--quick") test_quick(&c);
     else if (mode == "--mutants") test_mutants(&c);
     else if (mode == "--exchange") test_exchange(&c, EXCHANGE_MUTANTS);

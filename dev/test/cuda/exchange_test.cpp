@@ -70,13 +70,9 @@ void train(Results* out, Subject* s, const Setup& u, int rank, int ranks) {
 
 Subject open_subject(const Setup& u, TostComm* comm, int ranks) {
     const Shape& k = u.shape;
-    TostEngineOptions o = {};
-    o.max_batch = k.B;
-    o.max_chunk = u.chunk ? u.chunk : k.T;
+    TostEngineOptions o = engine_options(k.B, u.chunk ? u.chunk : k.T, true, u.dtype);
     o.states = chunks_states(k.T, o.max_chunk, true);
-    o.training = true;
     o.recompute = u.recompute;
-    o.dtype = u.dtype;
     o.comm = comm;
     o.parts = u.parts / ranks;
     o.fast_reduce = u.fast;
@@ -86,12 +82,7 @@ Subject open_subject(const Setup& u, TostComm* comm, int ranks) {
 }
 
 void set_order(const Order& order, int devices) {
-    CudaOnHostOptions o;
-    o.order = CUDA_ORDER_FORWARD;
-    o.late = order.late;
-    o.prompt = order.prompt;
-    o.devices = devices;
-    cuda_on_host_set(o);
+    cuda_on_host_set({CUDA_ORDER_FORWARD, 1, 1, order.late, order.prompt, devices});
     nccl_on_host_set(NcclOnHostOptions());
 }
 

@@ -11,11 +11,7 @@ struct Rank {
     cudaStream_t stream;
     float *in, *out;   // (N); in[i] = 1000 rank + i
     Rank(int r, int n) : rank(r), size(n) {
-        CudaOnHostOptions o;
-        o.devices = n;
-        o.late = true;
-        o.prompt = ~0u;
-        cuda_on_host_set(o);
+        cuda_on_host_set({CUDA_ORDER_FORWARD, 1, 1, true, ~0u, n});
         nccl_on_host_set({-1, 2});   // seconds
         cudaSetDevice(r);
         ncclUniqueId id;
