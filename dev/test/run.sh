@@ -44,8 +44,8 @@ scripts=$(printf '%s\n' dev/test/*/test_*.sh)
 ranks=dev/test/ranks/test_distributed.sh   # first, because it takes long and mostly waits
 for program in $(echo "$scripts" | grep -x $ranks) "$@" ./test_tost $(echo "$scripts" | grep -vx $ranks); do
     case $program${QUICK:+1} in
-        */cuda_on_host*/test) list "$program" --first-half; list "$program" --second-half
-            list env CUDA_ON_HOST_INEXACT=1 "$program" --quick
+        */cuda_on_host*/test) list "$program" --first-half
+            list env CUDA_ON_HOST_INEXACT=1 "$program" --second-half
             list env CUDA_ON_HOST_INEXACT=1 "${program}_tost" --cuda 0
             list env CUDA_ON_HOST_INEXACT=1 "${program}_tost" --cuda 1 ;;
         */cuda_on_host*/test1) list "$program" --quick ;;
