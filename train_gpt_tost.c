@@ -33,8 +33,8 @@
 // Tokens are not compared pairwise: the past acts only through S, N and D, which are 2C + NH numbers per layer and
 // sequence at any length. Time and memory are linear in T, and decoding needs no KV cache.
 //
-// Four options change the paper's model. Without them, convolve and remember do nothing, and remember_backward only
-// clears dscore:
+// Four options change the paper's model. Without --conv, convolve does nothing; without --memory, remember does nothing
+// and remember_backward only clears dscore:
 //     --conv 4               convolutions over time (tost/cpu/conv.h), so that a token also sees the three before it:
 //                            z is the convolution of `projected` = c_attn(a). c_fc reads `mlp_in`, the convolution of
 //                            ln_2(x)
@@ -130,7 +130,7 @@ static void embedding_forward(float* x, const int32_t* tokens, const float* wte,
 // in order.
 static void embedding_backward(float* dwte, float* dwpe, const float* dx, const int32_t* tokens, int first,
                                int B, int T, int C) {
-    enum { CHANNELS = 16 };   // one cache line
+    enum { CHANNELS = 16 };   // of a thread at a time: one cache line
     #pragma omp parallel for schedule(static)
     for (int c0 = 0; c0 < C; c0 += CHANNELS) {
         const int width = C - c0 < CHANNELS ? C - c0 : CHANNELS;
@@ -210,8 +210,8 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
 // ---------------------------------------------------------------------------------------------
 // Linear:  y = x · wᵀ + b
 //
-// gemm(c, a, b, layout, M, N, K, add): c = a · b or, with add, c += a · b; c is (M,N), the inner size K. GEMM_NT: b is
-// stored transposed, (N,K); GEMM_TN: a is, (K,M).
+// gemm(c, a, b, layout, M, N, K, add): c = A · B or, with add, c += A · B, for A (M,K), B (K,N), c (M,N). GEMM_NN: a is
+// A and b is B; GEMM_NT: b is Bᵀ, stored (N,K); GEMM_TN: a is Aᵀ, stored (K,M).
 
 // A weight. bf16 is its copy in bf16 with --dtype bf16, otherwise NULL: then products are in float32.
 typedef struct { const float* f32; const uint16_t* bf16; } Weight;
@@ -273,7 +273,7 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 //
 // tost/cpu/tssa_stages.h has the loop over blocks, the struct Tssa of all arguments, and offsets into its arrays:
 // tssa_row into z, y (B,T,C), tssa_head into u, Π (B,NH,T). temp is (NH); denom_bias (NH,block_size), from the chunk's
-// first position on; S, N (C) and D (NH) per sequence. tssa_copy copies those of the range's heads. Sums over time are
+// first position on; S, N (C) and D (NH) per sequence. tssa_copy copies a sum for the range's heads. Sums over time are
 // added in the order of t, so the bits do not depend on the number of threads, and in double: a float sum stops growing
 // when its terms are smaller than its last bit.
 

@@ -192,7 +192,8 @@ static void embedding_backward(cudaStream_t stream, const EmbeddingBackward& arg
 //
 // A thread holds packs of neighboring channels of a row in registers, so that each byte moves once. Forward, a warp
 // computes a row, or a block if C is too large for a warp's registers. Backward, a block computes one or two rows at
-// once, and its threads keep their channels for the sums over rows. VEC = 4: 4 divides C, in backward up to 3,072.
+// once, and its threads keep their channels for the sums over rows. Kernels with VEC = 4
+// are for C divisible by 4, in backward up to 3,072; those with VEC = 1 are for any C.
 
 constexpr int NORM_THREADS = 512;      // maximum per block
 constexpr int NORM_VEC_THREADS = 768;  // the same in backward if VEC = 4: it limits a thread to 80 registers
@@ -1176,7 +1177,7 @@ __global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums colu
     tssa_params_backward(tssa, block, add, shared);
 }
 
-// The gradients of a layer's vectors from `columns`, and of temp and denom_bias from dscore and dtemp_run: =, or +=
+// The gradients of a layer's vectors from `columns`, and of temp and denom_bias from dscore and dtemp_run. add: +=
 template <typename S>
 static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tssa<S>& tssa, bool add) {
     const int positions = !tssa.ddenom_bias ? 0 : add ? tssa.T : tssa.block_size;
@@ -1263,7 +1264,7 @@ __device__ inline void load_logits(float (&x)[LOGIT_PACK], const S* l, int v, in
 // top: the largest logit; sum: Σ e^(logit - top)
 struct SoftmaxStatistics { float top, sum; };
 
-// Adds the pack of logits at v.
+// Includes the pack of logits at v. MASKED: see load_logits
 template <bool MASKED, typename S>
 __device__ inline void softmax_add(SoftmaxStatistics& mine, const S* logits, int v, int V) {
     float x[LOGIT_PACK], top = mine.top;
@@ -1487,7 +1488,7 @@ struct TostModel {
     bool              grads_stale;         // to be overwritten by the next pass
     int32_t*          token_counts;        // (V)
     TostChunk         chunk;               // of the last pass
-    PassStates        states, adjoints;    // of the first layer, in the last pass and in its backward
+    PassStates        states, adjoints;    // of layer 0, in the last pass and in its backward
     int               computed_layer;      // with recompute: the layer whose activations are in memory
     int64_t           loss_count;          // since the last read_loss
 };
@@ -1610,7 +1611,8 @@ template <typename S> static StepInput model_input(const TypedModel<S>* m) {
     return step_input(m->buf.input, chunk_rows(m));
 }
 
-// The LayerNorm after layer l, or for -1 after the embedding, of a finished residual stream: the next ln_1, or ln_f
+// The LayerNorm that follows layer l (-1: the embedding): ln_1 of the next layer, or ln_f. x is the residual stream
+// after the layer; layer_forward also adds the MLP's branch.
 template <typename S> static NormForward<S> next_norm(const TypedModel<S>* m, int l) {
     const bool last = l + 1 == m->config.n_layer;
     const LayerActivations<S>* next = &m->layer[last ? 0 : l + 1];
@@ -1630,7 +1632,7 @@ template <typename S> static double* model_state(const TypedModel<S>* m, int sta
     return layer_state_of(m, m->buf.states, state * m->config.n_layer, 0);
 }
 
-// Of layer l, from those of the first layer
+// The states of layer l. first: those of layer 0, or NO_STATES
 static PassStates layer_states(const TostModel* m, PassStates first, int l) {
     const size_t at = (size_t)l * m->options.max_batch * state_size(&m->config);
     return first.start ? PassStates{first.start + at, first.end + at} : NO_STATES;
@@ -1672,7 +1674,8 @@ template <typename S> static Conv<S> layer_conv(const TypedModel<S>* m, ConvPlac
             .adjoint = layer_states(m, m->adjoints, l), .partial = NULL};
 }
 
-// TSSA of layer l. Backward: from scratch_btc to dbranch, or before a convolution to scratch_bt4c. flags: of its scans
+// TSSA of layer l. Backward: from scratch_btc to dbranch, or before a convolution to scratch_bt4c. flags: which
+// set of flags its scans use
 template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l, int flags) {
     const LayerActivations<S>* act = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
@@ -1705,7 +1708,7 @@ template <typename S> static DeltaRule<S> layer_memory(const TypedModel<S>* m, i
             .dscale = m->buf.dmemory_scale, .adjoint = layer_states(m, m->adjoints, l)};
 }
 
-// Layer l, from ln_1 to mlp_out. flags: of its scans
+// Layer l, from ln_1 to mlp_out. flags: see layer_tssa
 template <typename S> static void layer_branches(TypedModel<S>* m, int l, int flags) {
     const LayerActivations<S>* act = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
@@ -1840,7 +1843,8 @@ template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, 
         .block_size = m->config.block_size, .B = m->chunk.B, .T = m->chunk.T, .C = m->config.n_embd});
 }
 
-// The classifier over n rows of x, which has a row per target. The caller sets what else it needs.
+// The classifier over n rows of x, which has a row per target. The caller sets total, dx, dwte and add
+// if needed.
 template <typename S> static Classifier<S> model_classifier(const TypedModel<S>* m, const S* x, size_t n) {
     const StepInput s = model_input(m);
     return {.total = NULL, .loss = m->buf.losses, .dx = NULL, .dwte = NULL, .add = false, .logits = (S*)m->buf.logits,
@@ -1906,7 +1910,8 @@ template <typename S> static void cuda_add_losses(TypedModel<S>* m) {
     classifier_forward_backward(&m->mm, classifier);
 }
 
-// With the classifier's backward, as logits exist for a few rows at a time; it leaves ln_f's gradient in scratch_btc.
+// The classifier's backward runs here, because logits exist for a few rows at a time. It leaves the gradient of ln_f in
+// scratch_btc.
 template <typename S>
 static void cuda_train_forward(TypedModel<S>* m, const TostChunk* chunk, int from, float grad_scale) {
     const StepInput s = start_pass(m, chunk, from, TOST_NO_STATE);

@@ -118,6 +118,8 @@ stage() { printf '\n== %s\n' "$*"; }
 check_python() {
     local packages=matplotlib
     [ -n "$shards$smoke" ] || packages="matplotlib, datasets"
+    "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null ||
+        fail "$python cannot be run, or is older than Python 3.11: set PYTHON"
     "$python" -c "import $packages" 2>/dev/null ||
         fail "$python cannot import $packages: $python -m pip install -r dev/requirements.txt"
 }

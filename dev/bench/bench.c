@@ -6,13 +6,14 @@
 //     bench decode             decode steps of tost-base at several positions, compared with memory reads
 //     bench dtypes             train and decode in float32 and in bf16
 //     bench tssa               TSSA forward + backward at several lengths T, with the same B·T
-//     bench products           matrix products of training by shape: one thread against the peak of the FMA units,
-//                              all threads against as many products at once
+//     bench products           matrix products of training by shape: one thread against the peak of the FMA units, and
+//                              up to 4 threads on one product against a product per thread
 //     bench rows               matrix products of decoding 1 to 64 texts, on one thread, against their two bounds
 //     bench memory             the delta rule of --memory 1, on one thread, against the peak of the FMA units
 //     bench optimizers         AdamW and Muon: time and share of a training step
 //
-// Times are medians. Measurements that are compared alternate, because other programs may use the machine.
+// Times are medians; the rates of `products` are the highest of several runs. Measurements that are compared alternate,
+// because other programs may use the machine.
 
 #define TOST_NO_MAIN
 #include "tost/base/clock.h"
@@ -371,7 +372,8 @@ static double product_gflops(bool bf16, const Shape* p, float* c, const float* a
     return flop * inner / (thread_seconds() - start) / 1e9;
 }
 
-// Wall time of `products` products at once, each on its own operands, or of one product by all threads: GFLOP/s in all.
+// GFLOP/s, by wall time, of one product by all threads or, if products > 1, of that many products at once, each on its
+// own operands.
 static double wall_gflops(int products, const Shape* p, float* const* c, float* const* a, float* const* b) {
     const double flop = 2.0 * p->M * p->N * p->K;
     const int inner = (int)fmax(1, 4e8 / flop);

@@ -9,7 +9,8 @@
         hellaswag.jsonl          HellaSwag's validation set (Zellers et al., 2019), as in lm-evaluation-harness
     dev/data/evalset.py cbt [--from PATH]
         cbt_CN.jsonl, cbt_NE.jsonl  Children's Book Test (Hill et al., 2016), common nouns and named entities, as in
-                                 ToST's eval_cbt.py. PATH: CBTest.tgz, or the folder that it contains
+                                 ToST's eval_cbt.py, of the test sets; the paper uses the validation sets.
+                                 PATH: CBTest.tgz, or the folder that it contains
 
 Downloads are in data/source. All examples are checked before a file is written. Needs Python 3.11 or later.
 """

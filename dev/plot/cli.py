@@ -25,6 +25,8 @@ def describe(error):
 def fail(error):
     """Prints the error on one line, with unprintable characters as "?". Returns the exit status."""
     text = describe(error) if isinstance(error, OSError) else str(error)
+    if isinstance(error, ModuleNotFoundError):
+        text += ": pip install -r dev/requirements-data.txt"
     print("".join(c if c.isprintable() else "?" for c in text), file=sys.stderr)
     return 1
 
@@ -82,6 +84,7 @@ def run(main):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else Python's flush at exit would fail too
         return fail(f"stdout cannot be written: {describe(error)}")
     except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
         return 130
 
 

@@ -38,8 +38,11 @@ parser.add_argument("--out", metavar="FILE", help="default: that of TRAINED, wit
 if __name__ == "__main__":
     parser.parse_args()   # --help does not need the packages below
 
-import numpy as np
-from safetensors import SafetensorError, safe_open
+try:
+    import numpy as np
+    from safetensors import SafetensorError, safe_open
+except ImportError as error:
+    sys.exit(f"{error}: pip install numpy safetensors")
 
 MARKS = {"\n": "\u21b5", "\t": "\u21e5"}  # shown before the character
 FULL_COLOR = 0.98  # quantile of the margins that is shown in full color

@@ -31,8 +31,11 @@ parser.add_argument("dest", type=Path, help="DEST or DEST.pt")
 if __name__ == "__main__":
     parser.parse_args()   # --help does not need the packages below
 
-import torch
-from safetensors import SafetensorError, safe_open
+try:
+    import torch
+    from safetensors import SafetensorError, safe_open
+except ImportError as error:
+    sys.exit(f"{error}: pip install torch safetensors numpy")
 
 from tost import HEAD, WTE, Tost, TostConfig, find_model
 

@@ -22,8 +22,11 @@ parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it m
 if __name__ == "__main__":
     parser.parse_args()   # --help does not need the packages below
 
-from safetensors import SafetensorError
-from safetensors.torch import load_file
+try:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+except ImportError as error:
+    sys.exit(f"{error}: pip install torch safetensors numpy")
 
 from tost import VARIANTS, Tost
 

@@ -1,4 +1,4 @@
-// error.h: error messages (text.c) and exit statuses.
+// error.h: error messages, which text.c formats, and exit statuses.
 #pragma once
 
 #include <stdbool.h>

@@ -20,7 +20,7 @@ bool  path_exists(const char* path);
 bool  is_dir(const char* path);
 bool  is_file(const char* path);                                   // a regular one
 
-// A path by value. What does not fit is cut, so that the system refuses the path as too long.
+// A path by value. A longer one is cut to PATH_MAX bytes, which system calls refuse with ENAMETOOLONG.
 typedef struct { char text[PATH_MAX + 1]; } Path;
 Path  path_text(const char* fmt, ...) PRINTF_LIKE(1, 2);
 Path  path_in(const char* dir, const char* name);                  // DIR/NAME

@@ -8,7 +8,7 @@ typedef struct { int count; KeyValue* entry; } KeyValues;
 
 // Takes ownership of both strings.
 static inline void key_values_add(KeyValues* list, char* key, char* value) {
-    list->entry = (KeyValue*)xgrow(list->entry, (size_t)list->count, sizeof *list->entry);   // also C++
+    list->entry = (KeyValue*)xgrow(list->entry, (size_t)list->count, sizeof *list->entry);   // the cast is for C++
     list->entry[list->count++] = (KeyValue){key, value};
 }
 

@@ -31,7 +31,7 @@ constexpr int DELTA_LANES = 8, DELTA_PACK = 8;              // lanes of a key; c
 
 template <typename S> struct DeltaRule {
     int B, T, C, NH, HS;
-    int columns, parts;               // of a block; blocks of a head
+    int columns, parts;               // columns of a block; blocks of a head
     const S* z;                       // (B,T,C)
     const float *pi, *scale;          // (B,NH,T), (C)
     S *o, *y;                         // (B,T,C): predictions; y += scale o
@@ -115,7 +115,8 @@ template <typename F> __device__ inline void each_pack(int rows, int columns, F 
         f(k / (columns / 4), k % (columns / 4) * 4);
 }
 
-// Hides how x and run were computed, so that the compiler computes addresses again: no registers are left to hold them.
+// Hides from the compiler how x and run were computed: it then computes addresses again instead of keeping them in
+// registers, of which none are free.
 template <typename X> __device__ inline void delta_forget(X& x, DeltaRun& run) {
     run = {opaque(run.b), opaque(run.h), opaque(run.v0), opaque(run.t0), opaque(run.n)};
     x.width = opaque(x.width), x.key_row = opaque(x.key_row);
@@ -302,7 +303,8 @@ __device__ inline void delta_start_prediction(float (&o)[4], DeltaState start, i
     UNROLL for (int j = 0; j < 4; j++) o[j] = to_float(from_float<S>(o[j]));
 }
 
-// Sets E, from z there, the errors z - O, and dO: dO[0] = 0, dO[i+1] = scale dy[i]. dscale: += dy o of the thread
+// Sets E, from z there, the errors z - O, and dO: dO[0] = 0, dO[i+1] = scale dy[i]. dscale: += dy o of the
+// thread's rows, for its 4 channels
 template <typename S, typename X>
 __device__ inline void delta_errors(X x, float (&dscale)[4], DeltaRun r, const DeltaRule<S>& args) {
     const int HS = args.HS;
@@ -390,7 +392,8 @@ template <typename S, typename X> __device__ inline void delta_dpairs(X x) {
     });
 }
 
-// The columns' part of dK, from S before the run and dS after it. dk_before, dk_after (width): dK[0] of it and the next
+// The part of dK of this block's columns, from S before the run and dS after it. dk_before, dk_after (width): dK[0] of
+// this run and of the next one
 template <typename S, typename X>
 __device__ inline void delta_keys_backward(X x, float* dk_before, const float* dk_after, DeltaRun r,
                                            const DeltaRule<S>& args) {

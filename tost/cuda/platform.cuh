@@ -1,5 +1,5 @@
-// platform.cuh: everything that differs between nvcc and the CUDA emulation on a CPU (TOST_CUDA_ON_HOST), whose
-// versions are in dev/test/cuda/cuda_on_host.h.
+// platform.cuh: what nvcc and the CUDA emulation on a CPU (TOST_CUDA_ON_HOST) define differently: nvcc's definitions,
+// with documentation. The emulation's are in dev/test/cuda/cuda_on_host.h.
 #ifndef TOST_CUDA_PLATFORM_CUH
 #define TOST_CUDA_PLATFORM_CUH
 

@@ -1,4 +1,5 @@
-// reduce.cuh: sums over a warp, a block and the rows of a matrix, in a fixed order. All threads of these take part.
+// reduce.cuh: sums over a warp, a block and the rows of a matrix, in a fixed order. All threads of the warp
+// or block take part.
 #ifndef TOST_CUDA_REDUCE_CUH
 #define TOST_CUDA_REDUCE_CUH
 
@@ -12,7 +13,7 @@ __device__ inline int lane_index() { return threadIdx.x % WARP; }
 __device__ inline int warp_index() { return threadIdx.x / WARP; }
 __device__ inline int block_warps() { return (blockDim.x + WARP - 1) / WARP; }
 
-// Sum over a group of LANES neighboring lanes, the same in each of them
+// Sum over a group of LANES neighboring lanes, the same in each of them. All lanes of the warp take part.
 template <int LANES> __device__ inline float group_sum(float x) {
     UNROLL for (int by = LANES / 2; by > 0; by /= 2) x += __shfl_xor_sync(FULL_WARP, x, by);
     return x;

@@ -105,7 +105,7 @@ bool option_given(const Options* o, const char* name);
 const char* sample_option_given(const Options* o);   // the first option given for train's samples, or NULL
 // batch × seq, or batch × chunk if that is less and not 0, must fit in an int.
 bool options_check_pass(int batch, int seq, int chunk, TostError* err);
-// What they say of an engine for these sequences. A run adds what only training has.
+// The engine's options for max_batch sequences of seq tokens. setup.c adds those that only training has.
 TostEngineOptions options_engine(const Options* o, int max_batch, int seq, bool training, TostComm* comm);
 
 // The table of options, also for --help.

@@ -21,14 +21,14 @@ bool checkpoint_is_folder(const char* dir);    // true if a folder contains a mo
 // Parses the last component of a path as the name of a checkpoint. *step, *stale (a .tmp folder): may be NULL
 bool checkpoint_is_name(const char* path, int64_t* step, bool* stale);
 bool checkpoint_exists(const char* run, int64_t step);   // true if the run has a complete checkpoint of this step
-// Finds the folder of the newest complete checkpoint before *step, which it sets. Another process may save to the run
-// and remove checkpoints meanwhile.
+// Finds the folder of the newest complete checkpoint before *step (INT64_MAX: of all), and sets *step to its step.
+// False if there is none. Another process may save to the run and remove checkpoints meanwhile.
 bool checkpoint_before(Path* found, const char* run, int64_t* step);
 bool checkpoint_newest(Path* found, const char* run);
 // Finds the run in `root` ("out"), which may itself be a run, whose newest complete checkpoint was written last.
 // `option` names the alternative in the message.
 bool checkpoint_newest_run(Path* run, const char* root, const char* option, TostError* err);
-Path checkpoint_next_run(const char* root, const char* preset);   // "root/preset-NNN", with the next free number
+Path checkpoint_next_run(const char* root, const char* preset);   // "root/preset-NNN", the next free number
 
 Path checkpoint_name(const char* run, int64_t step);   // RUN/step_NNNNNNNN
 // Renames a finished folder; it replaces one that has the name.

@@ -14,7 +14,8 @@
 //   memory     device and shared memory start as NaN bytes. The host must not access device memory.
 //   streams    run work immediately, or (option late) only when something waits for it.
 //
-// tost/cuda/platform.cuh documents its functions that are here, such as load_word, mma_bf16 and reciprocal.
+// The functions that replace nvcc's, such as load_word, mma_bf16 and reciprocal, are documented in
+// tost/cuda/platform.cuh.
 #ifndef CUDA_ON_HOST_H
 #define CUDA_ON_HOST_H
 

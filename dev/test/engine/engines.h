@@ -124,8 +124,8 @@ void engines_agree_on_all_scores(Checks* c, const TostEngine* engine, const Tost
 // sequence of `fits` tokens, which fits in one chunk.
 typedef struct { Shape shape; int chunk, fits; bool recompute; } ChunksTest;
 Record chunks_record(const TostEngine* engine, const void* test, TostDtype dtype);   // test: a ChunksTest
-// Compares the engine's results in chunks with the reference engine's in the same chunks, unless that is NULL, and with
-// `whole`, the engine's own in one. Recompute must give the same bits.
+// Compares the engine's results in chunks with the reference engine's (NULL: none) in the same chunks, and with
+// `whole`, the engine's results in one chunk. Recompute must give the same bits.
 void engines_agree_on_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
                              const ChunksTest* test, const Record* whole);
 // Lengths of chunks: divisors of T and others, one token, one and several of TSSA's runs.

@@ -24,7 +24,7 @@ import hosts
 import launch
 import world
 
-ENDED_WITHIN = 30   # seconds until all processes of a failed run must have ended; the figures have the measured times
+ENDED_WITHIN = 30   # seconds until all processes of a failed run must have ended
 TIMEOUT = 3   # --rank-timeout, seconds
 # Message of the launcher when it ends the other ranks, or of a rank that notices it first
 SAYS = r"on signal 9|KILLED BY SIGNAL: 9|Killed \(signal 9\)|communication with rank \d on \S+ failed"
