@@ -122,7 +122,6 @@ void data_close(DataSet* d) {
     free(d);
 }
 
-const ShardStream* data_stream(const DataSet* d) { return &d->stream; }
 uint64_t data_samples(const DataSet* d) { return d->samples; }
 uint32_t data_crc(const DataSet* d) { return d->crc; }
 int data_sources(const DataSet* d) { return d->n_sources ? d->n_sources : 1; }

@@ -26,7 +26,6 @@ typedef struct DataSet DataSet;
 DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
                    TostError* err);
 void     data_close(DataSet* d);
-const ShardStream* data_stream(const DataSet* d);   // at least one shard; of a mixture: none
 uint64_t data_samples(const DataSet* d);        // per epoch, at least 1; of a mixture, the sum
 uint32_t data_crc(const DataSet* d);            // see stream_crc; of a mixture, also of the weights
 

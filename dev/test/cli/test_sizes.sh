@@ -97,7 +97,7 @@ in_environment() {
 }
 in_environment HOME=/nowhere TMPDIR=/nowhere
 in_environment LC_ALL=de_DE.UTF-8 LANG=de_DE.UTF-8 LC_NUMERIC=de_DE.UTF-8
-# Stacks as small as those of threads with musl; sanitizers need more.
+# Small stacks, also of threads; sanitizers need more.
 if ! grep -q __asan_init "$binary"; then
     shallow() (ulimit -s 128 && exec env OMP_STACKSIZE=16k OMP_NUM_THREADS=2 "$binary" "$@")
     succeeds shallow $eight --data d.bin --save-every 2 --sample-every 2 --out shallow

@@ -350,7 +350,7 @@ static void test_sequential(Checks* c) {
         DataSet* d = data_open(glob, T, 5000, ORDER_SEQUENTIAL, 0, &err);
         if (!check(c, d != NULL, "T %d: %s", T, err.text)) continue;
         const uint64_t samples = (TOTAL - 1) / (uint64_t)T;
-        const ShardStream* s = data_stream(d);
+        const ShardStream* s = data_source(d, 0).shards;
         check(c, s->count == N && stream_tokens(s) == TOTAL && data_samples(d) == samples,
               "T %d: %d shards, %" PRIu64 " tokens, %" PRIu64 " samples", T, s->count, stream_tokens(s),
               data_samples(d));
