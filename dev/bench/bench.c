@@ -12,8 +12,8 @@
 //     bench memory             the delta rule of --memory 1, on one thread, against the peak of the FMA units
 //     bench optimizers         AdamW and Muon: time and share of a training step
 //
-// Times are medians; the rates of `products` are the highest of several runs. Measurements that are compared alternate,
-// because other programs may use the machine.
+// Times are medians; the rates of `products` and `rows` are the highest of several runs. Measurements that are compared
+// alternate, because other programs may use the machine.
 
 #define TOST_NO_MAIN
 #include "tost/base/clock.h"
@@ -372,16 +372,21 @@ static double product_gflops(bool bf16, const Shape* p, float* c, const float* a
     return flop * inner / (thread_seconds() - start) / 1e9;
 }
 
-// GFLOP/s, by wall time, of one product by all threads or, if products > 1, of that many products at once, each on its
-// own operands.
-static double wall_gflops(int products, const Shape* p, float* const* c, float* const* a, float* const* b) {
+// GFLOP/s by wall time, of `inner` products in a row: each by all threads or, if apart, by one thread, while the others
+// compute their own. Together must not lie in a parallel region, not even of one thread: OpenMP would start new threads
+// for every product.
+static double wall_gflops(int threads, bool apart, const Shape* p, float* const* c, float* const* a, float* const* b) {
     const double flop = 2.0 * p->M * p->N * p->K;
     const int inner = (int)fmax(1, 4e8 / flop);
     const double start = now_seconds();
-    #pragma omp parallel for schedule(static) num_threads(products) if (products > 1)
-    for (int t = 0; t < products; t++)
-        for (int i = 0; i < inner; i++) gemm(c[t], a[t], b[t], p->layout, p->M, p->N, p->K, p->layout == GEMM_TN);
-    return products * flop * inner / (now_seconds() - start) / 1e9;
+    if (apart) {
+        #pragma omp parallel for schedule(static) num_threads(threads)
+        for (int t = 0; t < threads; t++)
+            for (int i = 0; i < inner; i++) gemm(c[t], a[t], b[t], p->layout, p->M, p->N, p->K, p->layout == GEMM_TN);
+    } else {
+        for (int i = 0; i < inner; i++) gemm(*c, *a, *b, p->layout, p->M, p->N, p->K, p->layout == GEMM_TN);
+    }
+    return (apart ? threads : 1) * flop * inner / (now_seconds() - start) / 1e9;
 }
 
 static void bench_products(void) {
@@ -401,14 +406,17 @@ static void bench_products(void) {
             {rows, out, in, GEMM_NT}, {rows, in, out, GEMM_NN}, {out, in, rows, GEMM_TN}};
         const Shape* p = &shapes[s % 3];   // forward, gradient of the input, gradient of the weights
         double best[2] = {0}, peak = 0, together = 0, apart = 0;
-        for (int r = 0; r < (2.0 * p->M * p->N * p->K > 1e10 ? 5 : 15); r++) {
-            threads_set(1);
+        const double repeats = fmin(60, fmax(5, 1e11 / p->M / p->N / p->K));
+        threads_set(1);
+        for (int r = 0; r < repeats; r++) {
             peak = fmax(peak, fma_peak());
             for (int bf16 = 0; bf16 < 2; bf16++)
                 best[bf16] = fmax(best[bf16], product_gflops(bf16, p, *c, *a, *b));
-            threads_set(threads);
-            together = fmax(together, wall_gflops(1, p, c, a, b));
-            apart = fmax(apart, wall_gflops(threads, p, c, a, b));
+        }
+        threads_set(threads);
+        for (int r = 0; r < repeats; r++) {
+            together = fmax(together, wall_gflops(threads, false, p, c, a, b));
+            apart = fmax(apart, wall_gflops(threads, true, p, c, a, b));
         }
         printf("%-18s %6d %6d %6d     %7.1f  %7.2f   %7.1f       %7.2f     %7.1f  %7.2f\n", layers[s / 3].what, p->M,
                p->N, p->K, best[0], best[0] / peak, best[1], best[1] / best[0], together, together / apart);
@@ -433,22 +441,25 @@ static double weights_gflops(TostModel* m, float* y, const float* x, int rows) {
 }
 
 static void bench_rows(void) {
+    enum { REPEATS = 15 };
     const int counts[] = {1, 2, 4, 8, 16, 32, 64};
     const Shape square = {768, 768, 768, GEMM_NT};
     float *x = random_floats(768 * 768, 1), *y = random_floats(768 * 768, 1), *c = random_floats(768 * 768, 1);
-    printf("%-18s float32  of bound      bf16\n", "GFLOP/s, 1 thread");
     TostModel* m[2] = {new_base(1, 1, false, TOST_FP32), new_base(1, 1, false, TOST_BF16)};
+    double best[2][countof(counts)] = {{0}}, arithmetic[2] = {0};
     threads_set(1);
-    for (size_t i = 0; i < countof(counts); i++) {
-        double gflops[2][RUNS], share[RUNS];
-        for (int run = 0; run < RUNS; run++) {
-            const double arithmetic = product_gflops(false, &square, c, x, y);
-            const double memory = counts[i] * weights_gflops(m[0], c, x, 1);
-            for (int d = 0; d < 2; d++) gflops[d][run] = weights_gflops(m[d], c, x, counts[i]);
-            share[run] = gflops[0][run] / fmin(arithmetic, memory);
+    for (int r = 0; r < REPEATS; r++)
+        for (int bf16 = 0; bf16 < 2; bf16++) {
+            arithmetic[bf16] = fmax(arithmetic[bf16], product_gflops(bf16, &square, c, x, y));
+            for (size_t i = 0; i < countof(counts); i++)
+                best[bf16][i] = fmax(best[bf16][i], weights_gflops(m[bf16], c, x, counts[i]));
         }
-        printf("%4d rows %17.1f  %8.2f   %7.1f\n", counts[i], median(gflops[0], RUNS), median(share, RUNS),
-               median(gflops[1], RUNS));
+    printf("%-18s float32  of bound      bf16  of bound\n", "GFLOP/s, 1 thread");
+    for (size_t i = 0; i < countof(counts); i++) {
+        printf("%4d rows     ", counts[i]);
+        for (int d = 0; d < 2; d++)
+            printf("  %10.1f  %8.2f", best[d][i], best[d][i] / fmin(arithmetic[d], counts[i] * best[d][0]));
+        printf("\n");
     }
 }
 
