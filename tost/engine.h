@@ -33,7 +33,7 @@ typedef struct {
 // The matrix products of the CPU engine use one order of summation up to this many tokens in a pass (B·T), and
 // another above. On one side of the limit, a token gets the same bits in every pass, whatever other sequences are in
 // it. generate.c needs this, so that a text does not depend on those generated with it.
-enum { TOST_FEW_ROWS = 32 };
+enum { TOST_FEW_ROWS = 64 };
 
 // In place of a state's number. Where a pass reads a state: start from zeros. Where it writes one: do not store it.
 enum { TOST_NO_STATE = -1 };

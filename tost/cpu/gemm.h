@@ -20,7 +20,7 @@ typedef enum {
 typedef void Gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add);
 void gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add);
 
-enum { GEMM_FEW_ROWS = 32 };
+enum { GEMM_FEW_ROWS = 64 };
 
 // The same product with both operands rounded to bf16 (to nearest, ties to even). Sums are in float32 and may take
 // subnormal products as zero; c is not rounded.

@@ -263,7 +263,9 @@ static int wrong_sums(const Case* t) {
 }
 
 static void test_bf16_sums(Checks* c, Rng* rng) {
-    static const int sizes[][3] = { { 40, 70, 384 }, { 61, 33, 101 }, { 33, 129, 1 } };
+    static const int sizes[][3] = {
+        { GEMM_FEW_ROWS + 6, 70, 384 }, { GEMM_FEW_ROWS + 27, 33, 101 }, { GEMM_FEW_ROWS + 1, 129, 1 },
+    };
     if (!FAST_FMAF) {
         skip(c, "bits of gemm_bf16: no fast fmaf on this processor");
         return;

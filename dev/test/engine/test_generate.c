@@ -23,8 +23,8 @@ static bool take_text(void* context, const char* bytes, size_t n) {
 
 // ---- Texts together -------------------------------------------------------------------------------------------------
 
-enum { BLOCK_SIZE = 80, GROUPS = 6 };
-enum { BYTES = 257, LONGEST = 90, MAX_TOKENS = 120 };
+enum { BLOCK_SIZE = 144, GROUPS = 6 };
+enum { BYTES = 257, LONGEST = 160, MAX_TOKENS = 120 };
 
 // The CPU engine, but the logits of each sequence are replaced by those that choose one token, a hash of their bits: a
 // text then depends on every bit of all logits before it.
@@ -87,8 +87,8 @@ static void test_together(Checks* c, const Tokenizer* tokenizer, int threads) {
     const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 36, .block_size = BLOCK_SIZE, .vocab_size = 260,
                                .memory = 1};
     static const size_t groups[][6] = {   // lengths of prompts of one group, repeated for more prompts
-        {0, 1, 2, 5, 31, 32}, {33, 47, 40, 34, 46, 33}, {48, 63, 50, 62, 55, 49}, {64, 70, 79, 64, 65, 66},
-        {80, 80, 80, 80, 80, 80}, {81, 90, 40, 41, 47, 85},
+        {0, 1, 2, 5, 63, 64}, {65, 79, 72, 66, 78, 65}, {80, 95, 82, 94, 87, 81}, {112, 118, 127, 112, 113, 114},
+        {144, 144, 144, 144, 144, 144}, {145, 154, 72, 73, 79, 149},
     };
     static const int counts[] = {MAX_TEXTS_TOGETHER, 17, 2};
     TostEngine engine = tost_cpu_engine;
