@@ -1,16 +1,12 @@
 """data_scripts.py BINARY SHARED: the part of test_data_scripts.sh in Python. Runs in a folder with a copy of dev/data
 in clone/. SHARED contains published data, or is empty."""
 
-import hashlib
-import http.server
 import json
 import math
 import os
 import subprocess
 import sys
 import tarfile
-import threading
-from contextlib import contextmanager
 from pathlib import Path
 
 SCRIPTS = Path("clone/dev/data").resolve()
@@ -152,17 +148,13 @@ def check_evalset():
     refused("cbtest_CN_test_2500ex.txt | truncated", "evalset.py cbt --from CBTest --out eval2")
     write("lambada_test.jsonl", '{"text": "one two"}\n{"txt": ""}\n')
     refused('lambada_test.jsonl: line 2: "text"', "evalset.py lambada --from lambada_test.jsonl --out eval2")
-    endings = '"endings": ["a", "b", "c", "d"]'
     for wanted, name, line in (
         ("line 1: null is not a JSON object", "lambada", "null"),
-        ("line 1: [1] is not a JSON object", "hellaswag", "[1]"),
-        ("line 1: not valid JSON", "lambada", "[" * 100000),
+        ("line 1: not valid JSON", "hellaswag", "[" * 100000),
         ("line 1: has half of a surrogate pair", "lambada", '{"text": "a \\ud800"}'),
         ('line 1: "text" has fewer than two words', "lambada", '{"text": "a\\nb"}'),
         ("line 1: not UTF-8: byte 0xe9 | iconv", "lambada", '{"text": "a caf\u00e9"}'.encode("latin-1")),
-        *(('line 1: needs "ctx"', "hellaswag", f'{{"ctx": {context}, {endings}, "label": {label}}}') for context, label in
-          (('"a"', '""'), ('"a"', "null"), ('"a"', "1e999"), ('"a"', "4"), ("null", "2"))),
-        ('line 1: needs "ctx"', "hellaswag", f'{{"activity_label": "a", "ctx_a": "a", {endings}, "label": 2}}'),
+        ('line 1: needs "ctx"', "hellaswag", '{"ctx": "a", "endings": ["a", "b", "c", "d"], "label": 1e999}'),
     ):
         write("wrong.jsonl", line if isinstance(line, bytes) else line + "\n")
         refused(wanted.replace("line 1", "wrong.jsonl: line 1"), f"evalset.py {name} --from wrong.jsonl --out eval2")
@@ -170,8 +162,6 @@ def check_evalset():
         write("wrong/cbtest_NE_test_2500ex.txt", "")
         write("wrong/cbtest_CN_test_2500ex.txt", "".join(f"{i} a b\n" for i in range(1, 21)) + f"21 {last}\n")
         refused(f"cbtest_CN_test_2500ex.txt: {wanted}", "evalset.py cbt --from wrong --out eval2")
-    write("empty.tgz", b"")
-    refused("empty.tgz: cannot be unpacked", "evalset.py cbt --from empty.tgz --out eval2")
     check("a refused evaluation set is not written", not Path("eval2").exists())
     if SHARED:
         published = SHARED / "data/eval"
@@ -185,54 +175,22 @@ def check_evalset():
         check("a refused file does not replace an existing one", Path("eval/lambada.jsonl").read_bytes() == whole)
 
 
-# ---- Downloads: without a network (a proxy whose name does not resolve), and from a local server ---------------------
+# ---- Downloads: without a network (a proxy whose name does not resolve), and of a local file --------------------------
 
 
-@contextmanager
-def serving(handler):
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-
-
-def check_no_network():
+def check_downloads():
     os.environ["https_proxy"] = "http://nowhere.invalid:9"
     refused("gpt-2/encodings/main/vocab.bpe: | download it to new/vocab.bpe | --from", "vocab.py --out new/vocab.bpe")
     refused("gpt-2/data/lambada_test.jsonl: | clone/data/source/lambada", "evalset.py lambada --out eval3")
     del os.environ["https_proxy"]
-
-
-def check_downloads():
-    body = bytes(range(256)) * 4096
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            if self.path == "/absent":
-                return self.send_error(404)
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body[:100000] if self.path == "/broken" else body)
-
-        def log_message(self, *arguments):
-            pass
-
-    def refusal(*arguments):
-        try:
-            fetch.download(*arguments)
-        except ValueError as error:
-            return str(error)
-        return "not refused"
-
-    digest, path = hashlib.sha256(body).hexdigest(), Path("served/file")
-    with serving(Handler) as url:
-        for error, text in ((refusal(url + "/broken", path, digest), "100000 out of 1048576 bytes"),
-                            (refusal(url + "/file", path, "0" * 64), f"SHA-256 is {digest}, not the published 0000"),
-                            (refusal(url + "/absent", path), "Not Found")):
-            check(f"an error and no file: {error}", text in error and not list(Path("served").iterdir()))
-        fetch.download(url + "/file", path, digest)
-        check("the file is downloaded", path.read_bytes() == body)
+    source, path = Path("other.bpe").resolve(), Path("served/file")
+    try:
+        fetch.download(source.as_uri(), path, "0" * 64)
+    except ValueError as error:
+        check(f"another SHA-256: an error and no file: {error}", "published 0000" in str(error)
+              and not list(Path("served").iterdir()))
+    fetch.download(source.as_uri(), path, fetch.sha256(source))
+    check("the file is downloaded", path.read_bytes() == source.read_bytes())
 
 
 # ---- Corpora: the same 97 documents as JSONL, Parquet and text must give the same shards, in the published order -----
@@ -270,7 +228,6 @@ def check_split():
     for i, part in enumerate((table.slice(0, 60), table.slice(60))):
         pyarrow.parquet.write_table(part, f"parquet/train-0000{i}-of-00002.parquet")
     pyarrow.parquet.write_table(table.select(["n"]), "other.parquet")
-    pyarrow.parquet.write_table(table.slice(97), "empty.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"text": [["a"]]}), "list.parquet")
     os.makedirs("wiki")
     for part, first in (("train", 0), ("validation", 5)):   # one row per line of text, as on the Hugging Face Hub
@@ -294,48 +251,16 @@ def check_split():
         "_val_000000.bin": shard_of([second])})
 
 
-def check_hub():
-    """From a local server that acts as the Hugging Face Hub, with the two Parquet files. The tokenizer kills the script
-    during the third shard; a second run makes the remaining shards without a download."""
-    commit, requested = "c" * 40, []
-    files = {f"plain_text/train/{path.name}": path.read_bytes() for path in sorted(Path("parquet").iterdir())}
-    files["README.md"] = b"not requested"
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def answer(self):
-            path = self.path.partition("?")[0]
-            requested.append(path)
-            if "/resolve/" in path:
-                body = files[path.split(f"/resolve/{commit}/")[1]]
-            elif "/tree/" in path:
-                body = json.dumps([{"type": "file", "path": name, "size": len(content), "oid": "0" * 40}
-                                   for name, content in files.items()]).encode()
-            else:
-                body = json.dumps({"id": "x/y", "sha": commit, "siblings": [{"rfilename": f} for f in files]}).encode()
-            self.send_response(200)
-            self.send_header("ETag", f'"{hashlib.sha1(body).hexdigest()}"')
-            self.send_header("X-Repo-Commit", commit)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(body)
-
-        do_GET = do_HEAD = answer
-
-        def log_message(self, *arguments):
-            pass
-
+def check_interrupted():
+    """The tokenizer kills the script during the third shard; a second run makes the remaining shards."""
     write("killer", '#!/bin/sh\necho >>calls.txt\n[ "$(wc -l <calls.txt)" -ne 3 ] || kill -9 $PPID\n'
           f'exec {BINARY} "$@"\n')
     os.chmod("killer", 0o755)
-    with serving(Handler) as url:
-        done = process("corpus.py openwebtext --out d/owt", *SHARDS, "--binary", os.path.abspath("killer"),
-                       HF_ENDPOINT=url)
+    again = ["corpus.py openwebtext --from parquet --out d/owt", *SHARDS]
+    done = process(*again, "--binary", os.path.abspath("killer"))
     check(f"SIGKILL in the third shard: {done.stderr}", done.returncode == -9 and len(shards("d/owt")) == 2)
-    check("requests to the Hub", not any("README" in path for path in requested)
-          and "/api/datasets/Skylion007/openwebtext/revision/refs%2Fconvert%2Fparquet" in requested)
-    done = process("corpus.py openwebtext --out d/owt", *SHARDS, HF_ENDPOINT="https://nowhere.invalid")
-    check(f"the first two shards are reused: {done.stdout}", done.stdout.count("already exists") == 2)
+    out = made(*again)
+    check(f"the first two shards are reused: {out}", out.count("already exists") == 2)
     check("the shards are the same as from JSONL in one run", shards("d/owt") == shards("a/owt"))
     check("no other files remain", sorted(os.listdir("d")) == sorted(os.listdir("a")))
     done = process("corpus.py tinystories --out e/x", *BYTES, HF_ENDPOINT="https://nowhere.invalid")
@@ -381,9 +306,9 @@ def check_own():
 
 
 def check_existing_shards():
-    docs = ["--out", "d/owt", *SHARDS]
+    docs = ["--from", "parquet", "--out", "d/owt", *SHARDS]
     refused("d/owt.json | documents a shard | --overwrite", "corpus.py openwebtext", *docs, "--shard-documents", "21")
-    refused("d/owt.json | corpus | --overwrite", "corpus.py fineweb --from docs.jsonl", *docs)
+    refused("d/owt.json | corpus | --overwrite", "corpus.py fineweb", *docs)
     Path("d/owt.json").unlink()
     refused("d/owt_*.bin: | --out | --overwrite", "corpus.py openwebtext", *docs)
     made("corpus.py openwebtext", *docs, "--shard-documents", "50", "--overwrite")
@@ -395,16 +320,9 @@ def check_invalid_files():
     for wanted, name, content in (
         ("cut.parquet: cannot be read: Parquet", "cut.parquet", Path("parquet/train-00000-of-00002.parquet").read_bytes()[:-100]),
         ("other.parquet: | no column text, only n: give --text-field", "other.parquet", None),
-        ("empty.parquet: cannot be read", "empty.parquet", None),
         ("list.parquet: text is List | not a text", "list.parquet", None),
-        ("bad.jsonl: line 3: | JSON", "bad.jsonl", '{"text": "a"}\n\n{"text": "b"\n'),
         ('number.jsonl: line 2: "text" is 7, not a text', "number.jsonl", '{"text": "a"}\n{"text": 7}\n'),
-        ('null.jsonl: line 2: "text" is null', "null.jsonl", '{"text": "a"}\n{"text": null}\n'),
         ('key.ndjson: line 1: no "text", only a, b: give --text-field', "key.ndjson", '{"a": 1, "b": 2}\n'),
-        ("array.jsonl: line 1: [{}] is not a JSON object", "array.jsonl", "[{}]\n"),
-        ("deep.jsonl: line 2: not valid JSON", "deep.jsonl", '{"text": "a"}\n' + "[" * 100000 + "\n"),
-        ("late.txt: line 3: not UTF-8: byte 0xe9 | iconv", "late.txt", b"one\n<|endoftext|>\ncaf\xe9 au lait\n"),
-        ("cut.arrow: cannot be read", "cut.arrow", b"\xff\xff\xff\xff\x70\0\0\0"),
         ("one document | <|endoftext|>", "one.txt", "one\n"),
         ("absent.txt: not found", "absent.txt", None),
         ("CBTest.tgz: | .parquet | .jsonl | .txt", "CBTest.tgz", None),
@@ -440,13 +358,12 @@ def main():
     check_published()
     check_texts()
     check_evalset()
-    check_no_network()
     check_downloads()
     if os.environ.get("QUICK"):
         print("skipped data_scripts: corpora: only in make test_all")
     elif not missing("corpora", "datasets", "numpy"):
         check_split()
-        check_hub()
+        check_interrupted()
         check_own()
         check_existing_shards()
         check_invalid_files()

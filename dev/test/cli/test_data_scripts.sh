@@ -1,6 +1,6 @@
 #!/bin/sh
-# test_data_scripts.sh BINARY: tests the scripts in dev/data with local files, with a local server and without a
-# network, and --help of all scripts without packages.
+# test_data_scripts.sh BINARY: tests the scripts in dev/data with local files and without a network, and --help of all
+# scripts without packages.
 # Most corpora are generated here, with bytes as tokens; published ones are tested if ../shared contains them.
 #   PYTHON    tests that need datasets or numpy are skipped if this Python lacks them
 #   QUICK=1   skips the tests of corpora, which need datasets
