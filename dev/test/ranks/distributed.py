@@ -20,7 +20,6 @@ import time
 
 sys.dont_write_bytecode = True
 
-import hosts
 import launch
 import world
 
@@ -63,7 +62,7 @@ class Tests:
         case.check_same(self.report, f"{what}, resumed on {ranks} ranks", reference, older=False)
         case.remove()
 
-    # ---- results do not depend on the number of ranks or hosts, or on the MPI library --------------------------------
+    # ---- results do not depend on the number of ranks or on the MPI library -----------------------------------------
 
     def equal(self):
         """30 steps with accumulation, validation, sampling and saving: equal checkpoints, and logs but for times."""
@@ -94,28 +93,6 @@ class Tests:
                                    [*launch.resumed(again), "--steps", "8", "--parts", parts])
             said = (result.out + result.err).count(f"--parts {parts} instead of 4")
             self.report.check(said == says, f"--parts {parts} after 4: said {said} times")
-
-    def network(self):
-        """Four hosts (network namespaces) with TCP between them. A link that goes down ends the run on both sides."""
-        args, why = launch.run_options("odd"), hosts.unavailable()
-        if why:
-            self.report.skip(why)
-            return
-        with hosts.Hosts(4, self.w.root) as four:
-            place = {"on": four.on(1), "options": four.mpi_options(self.mpi)}
-            case = self.case()
-            self.succeeds("4 hosts", case, 4, args, **place)
-            case.check_same(self.report, "4 hosts", launch.single(self.w, self.plain, args)["tree"])
-            case, what = self.case(), "the link of host 3 goes down"
-            job = launch.Job(case.dir, self.mpi, 4, launch.run_options(steps=100000, timeout=TIMEOUT), **place)
-            self.report.check(job.wait_steps(20), f"{what}: does not train")
-            four.cut(3)
-            job.signal(0)   # the time counts from here
-            result = job.finish()
-            self.check_ended(what, result, 75, TIMEOUT + ENDED_WITHIN)
-            self.report.check([line for line in result.lines() if "rank 2 on host3" in line] == result.lines() != [],
-                              f"{what}: {result.summary()}")
-            case.check_checkpoints(self.report, what, 6, sample=False)
 
     # ---- what one rank cannot do ends all ranks, with one line from one rank, and nothing is left --------------------
 
@@ -272,7 +249,7 @@ class Tests:
 
 
 def main():
-    suites = "equal,parts,refusals,signals,kill,timeout,network"
+    suites = "equal,parts,refusals,signals,kill,timeout"
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--built", required=True, help="folder of build.sh")
     p.add_argument("--kills", type=int, default=50, help="number of kills per MPI library")

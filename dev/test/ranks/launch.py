@@ -47,9 +47,9 @@ class Mpi:
     launcher: str
     binary: str
 
-    def command(self, ranks, options=()):
+    def command(self, ranks):
         own = ["--oversubscribe", "--bind-to", "none"] if self.name == "openmpi" else ["-bind-to", "none"]
-        return [self.launcher, *own, *options, "-n", str(ranks)]
+        return [self.launcher, *own, "-n", str(ranks)]
 
 
 def find_mpi(folder):
@@ -89,10 +89,9 @@ def runs(pid):
 
 
 class Job:
-    """A started launcher and its ranks. per_rank: shell commands that replace `exec "$@"` on some ranks; on: words that
-    run mpirun on another host."""
+    """A started launcher and its ranks. per_rank: shell commands that replace `exec "$@"` on some ranks."""
 
-    def __init__(self, folder, mpi, ranks, args, per_rank=None, more=None, options=(), on=(), binary=None):
+    def __init__(self, folder, mpi, ranks, args, per_rank=None, more=None, binary=None):
         self.folder, self.count, self.began = folder, ranks, time.monotonic()
         cases = "".join(f"{rank}) {then} ;;\n" for rank, then in (per_rank or {}).items())
         with open(self.path("start.sh"), "w") as f:
@@ -101,8 +100,8 @@ class Job:
         for rank in range(ranks):
             pathlib.Path(self.path(f"pid.{rank}")).write_text("")
         self.files = [open(self.path(name), "w+", errors="replace") for name in ("stdout", "stderr")]
-        self.process = subprocess.Popen([*on, *mpi.command(ranks, options), "sh", "start.sh", binary or mpi.binary,
-                                         *args], cwd=folder, env=environment(more), stdin=subprocess.DEVNULL,
+        self.process = subprocess.Popen([*mpi.command(ranks), "sh", "start.sh", binary or mpi.binary, *args],
+                                        cwd=folder, env=environment(more), stdin=subprocess.DEVNULL,
                                         stdout=self.files[0], stderr=self.files[1], start_new_session=True)
 
     def path(self, name):

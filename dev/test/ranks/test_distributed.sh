@@ -1,7 +1,7 @@
 #!/bin/sh
 # shellcheck disable=SC2154,SC2046,SC2086
 # Training on several ranks with MPI: distributed.py. Not part of `make test`. MPI, SUITES and KILLS (per MPI library)
-# select parts. The default leaves out the suites whose result depends on the speed of the machine: timeout, network.
+# select parts. The default leaves out timeout, whose result depends on the speed of the machine.
 . "$(dirname "$0")/../lib.sh"
 
 built=$repo/build/distributed
