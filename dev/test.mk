@@ -48,7 +48,7 @@ torture: train_gpt_tost $(TORTURE)/faults.so $(TORTURE)/valgrind
 torture_short:
 	@$(MAKE) --no-print-directory torture KILLS=12 EVERY=24
 
-# ---- fuzzing: libFuzzer on each reader, for FUZZ_SECONDS or FUZZ_RUNS inputs; FUZZ selects readers -----------------
+# ---- fuzzing: libFuzzer on readers of files, for FUZZ_SECONDS or FUZZ_RUNS inputs; FUZZ selects readers --------------
 FUZZ_DIR      = build/fuzz
 FUZZ_CC      ?= clang
 FUZZ_SECONDS ?= 20

@@ -46,13 +46,4 @@ merges='#version: 0.2\n\304\240 t\nh e\n\304\240t he\ni n\n\0'
 printf "$merges"'the tin hat\n it'"'"'s 12 \303\251t\303\251' | seed tokenizer words
 printf "$merges"'\377\376  \t\r\n<|endoftext|>\n the' | seed tokenizer bytes
 }
-printf '\0One story.\n<|endoftext|>\nAnother,\r\n<|endoftext|>\r\n\n' | seed tokenize text
-printf '\3{"text": "One \\u00e9 \\ud83d\\ude00", "n": [1, 2.5e3, null]}\n\n{"text":"x"}\n' | seed tokenize lines
-printf '{"context": "He ate and", "choices": [" the cake"], "answer": 0}\n\n{"context":"a ","choices":["b"]}\n' |
-    seed eval word
-printf '{"context": "<|endoftext|>\\nShe sat", "choices": [" down.", " \\u00e9"], "answer": 1, "source_id": "a"}\n' |
-    seed eval choices
-printf '%s\0' --preset tost-base --steps=10 --lr 6e-4 --batch 2 --data 'a*.bin' --resume --out o | seed options train
-printf '%s\0' sample --prompt Once --top-k 40 --temperature=0.8 --model m | seed options sample
-printf '%s\0' eval --task f.jsonl --json o.json --batch 4 --seq=32 | seed options eval
 finish >/dev/null
