@@ -72,30 +72,9 @@ void all_calls(int rank, int size) {
 // Mistakes of two ranks, at least one of which must abort with the message.
 const struct { const char* message; void (*make)(Rank& r); } mistakes[] = {
     {"ncclSend of 200 bytes", [](Rank& r) { r.exchange(1 - r.rank, 1 - r.rank, r.rank ? 50 : N); }},
-    {"no call that belongs to it", [](Rank& r) {
-        if (r.rank == 0) r.exchange(1, 1);
-        else ncclSend(r.in, N, ncclFloat, 0, r.comm, r.stream);
-    }},
-    {"ncclBroadcast of 400 bytes, peer or root 1; rank 0: ncclBroadcast of 400 bytes, peer or root 0", [](Rank& r) {
-        ncclBroadcast(r.in, r.in, N, ncclFloat, r.rank, r.comm, r.stream);
-    }},
-    {"other ranks have not made a call", [](Rank& r) { if (r.rank == 0) r.exchange(1, 1); }},
     {"overlaps", [](Rank& r) {
         r.out = r.in + N - 1;
         r.exchange(1 - r.rank, 1 - r.rank, N, 1);
-    }},
-    {"is not device memory", [](Rank& r) {
-        float host[N] = {};
-        ncclBroadcast(host, host, N, ncclFloat, 0, r.comm, r.stream);
-    }},
-    {"ncclCommFinalize while 1 groups have not ended", [](Rank& r) {
-        if (r.rank == 0) r.exchange(1, 1);
-        r.settle();
-        r.close();
-    }},
-    {"ncclCommGetAsyncError was not asked", [](Rank& r) {
-        r.exchange(1 - r.rank, 1 - r.rank);
-        r.exchange(1 - r.rank, 1 - r.rank);
     }},
 };
 
