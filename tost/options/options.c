@@ -13,7 +13,6 @@
 #include "data/vocab.h"
 #include "ranks/comm.h"
 #include "ranks/slices.h"
-#include "outlier.h"
 
 // ---- The table ----
 
@@ -26,8 +25,6 @@ enum {
 static const char required[] = "required";
 static const char separator[] = "\x1f";   // between the values of a list in a checkpoint
 #define AT(field) offsetof(Options, field)
-#define TOKEN_TEXT(x) #x
-#define NUMBER_TEXT(macro) TOKEN_TEXT(macro)
 #define DTYPES "fp32|tf32|bf16"        // in the order of TostDtype
 #define BITS   "Changing it on --resume may change the last bits of the results"
 #define MAX_COUNT 1e9                 // of steps, windows, samples
@@ -165,13 +162,8 @@ const Option option_table[] = {
     {"ema", TRAIN | OVERRIDABLE, REAL, AT(ema), "X",
      .help = "also save a moving average of the weights with this decay rate, at step n at most n / (n + 9)",
      0, 0.9999999, .default_text = "off"},
-    {"skip-loss-z", TRAIN | OVERRIDABLE, REAL, AT(skip_loss_z), "X",
-     .help = "skip a step if its loss is more than X standard deviations above the mean of the last "
-     NUMBER_TEXT(OUTLIER_WINDOW) " accepted steps; 0: off", 0, 1e9},
-    {"skip-grad-z", TRAIN | OVERRIDABLE, REAL, AT(skip_grad_z), "X", .help = "the same for the gradient norm", 0, 1e9},
     {"max-skipped", TRAIN | OVERRIDABLE, INT64, AT(max_skipped), "N",
-     .help = "stop after more than N consecutive steps are skipped, as outliers or because loss or gradient is not "
-     "finite", 0, MAX_COUNT, 10, "steps"},
+     .help = "stop after more than N consecutive steps are skipped because loss or gradient is not finite", 0, MAX_COUNT, 10, "steps"},
     {"seed", TRAIN | FIXED, INT64, AT(seed), "N", .help = "seed for initial weights, data order and samples",
      0, MAX_SEED, 1337},
     {.group = "Evaluation"},

@@ -44,7 +44,6 @@ typedef struct {
     double  lr, min_lr_frac, decay_frac, weight_decay, beta1, beta2, eps, grad_clip;
     double  epochs;                        // 0: not given
     double  ema;                           // 0: off
-    double  skip_loss_z, skip_grad_z;      // 0: off
     int64_t max_skipped;
     int64_t seed;
     int64_t val_every, val_batches, sample_every, sample_tokens, save_every, keep;

@@ -333,9 +333,9 @@ void report_end(Run* r) {
                       run_signal(r) ? signals_name(run_signal(r)) : r->stopped_by, step, steps);
     else progress_text(p, "done: %lld step%s, %lld token%s", step, plural(step), (long long)r->info.tokens,
                        plural(r->info.tokens));
-    if (r->info.outliers.skipped > 0)
+    if (r->info.skipped > 0)
         progress_text(p, "%-11s%lld of %lld steps (rows with lr 0 in the log)", "skipped",
-                      (long long)r->info.outliers.skipped, step);
+                      (long long)r->info.skipped, step);
     if (isfinite(r->info.val_loss))
         progress_text(p, "%-11s%.6f after step %lld, best %.6f after step %lld%s", "val loss", r->info.val_loss,
                       (long long)r->info.val_step, r->info.best_val_loss, (long long)r->info.best_val_step,

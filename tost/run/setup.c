@@ -103,7 +103,7 @@ static bool inherit(Run* r, TostError* err) {
     bool ok = (checkpoint_check_metadata(&r->weights_file, err)
                || checkpoint_suggest_older(err, r->weights.text, "--init"))
               && options_resume(&before, &r->init.options, r->weights.text, err) && inherit_options(r, &before, err);
-    if (o->keep_optimizer) r->info.earlier_updates = r->init.earlier_updates + r->init.step - r->init.outliers.skipped;
+    if (o->keep_optimizer) r->info.earlier_updates = r->init.earlier_updates + r->init.step - r->init.skipped;
     o->init_file = r->weights.text;
     o->extended = o->extend_block;
     if (ok && !option_given(o, "lr")) {

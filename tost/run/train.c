@@ -77,7 +77,7 @@ static Outcome accumulate_gradients(Run* r, TostError* err) {
 // Clips the gradients and updates the parameters. Returns the learning rate.
 static double optimizer_step(Run* r, double norm) {
     const Options* o = &r->o;
-    const int64_t step = r->info.step, n = step + 1 - r->info.outliers.skipped;   // skipped ones changed nothing
+    const int64_t step = r->info.step, n = step + 1 - r->info.skipped;   // skipped ones changed nothing
     const double clip = o->grad_clip / (norm + TOST_CLIP_EPS);
     const TostUpdate adamw = {
         .lr = schedule_lr(schedule_of(o), step),
@@ -115,37 +115,26 @@ static void find_not_finite(char* text, size_t cap, const Run* r) {
     snprintf(text, cap, "although all parameters and gradients are finite");
 }
 
-// Returns false with the reason if the step must be skipped: loss or gradient norm is not finite, or is an outlier.
+// Returns false with the reason if the step must be skipped: loss or gradient norm is not finite.
 static bool check_step(const Run* r, double loss, double norm, TostError* reason) {
-    const Options* o = &r->o;
-    if (!isfinite(loss) || !isfinite(norm)) {
-        char where[ST_NAME_MAX + 64];
-        find_not_finite(where, sizeof where, r);
-        return tost_error(reason, "loss %g, gradient norm %g, %s", fabs(loss), fabs(norm), where);
-    }
-    const struct { const char *what, *option; double value, z, limit; } tests[] = {
-        {"loss", "skip-loss-z", loss, outlier_z(&r->info.outliers.loss, loss), o->skip_loss_z},
-        {"gradient norm", "skip-grad-z", norm, outlier_z(&r->info.outliers.norm, norm), o->skip_grad_z},
-    };
-    for (size_t i = 0; i < countof(tests); i++)
-        if (tests[i].limit > 0 && tests[i].z > tests[i].limit)
-            return tost_error(reason, "%s %g is %.1f standard deviations above the mean of the last %d accepted steps "
-                              "(limit: --%s %g)", tests[i].what, tests[i].value, tests[i].z, OUTLIER_WINDOW,
-                              tests[i].option, tests[i].limit);
-    return true;
+    if (isfinite(loss) && isfinite(norm)) return true;
+    char where[ST_NAME_MAX + 64];
+    find_not_finite(where, sizeof where, r);
+    return tost_error(reason, "loss %g, gradient norm %g, %s", fabs(loss), fabs(norm), where);
 }
 
 // Leaves the parameters unchanged. Fails, which ends the run, if too many consecutive steps were skipped.
 static bool skip_step(Run* r, const TostError* reason, TostError* err) {
-    OutlierDetector* d = &r->info.outliers;
-    const long long number = (long long)r->info.step + 1;
-    if (d->in_a_row >= r->o.max_skipped)
+    CheckpointInfo* info = &r->info;
+    const long long number = (long long)info->step + 1;
+    if (info->skipped_in_a_row >= r->o.max_skipped)
         return tost_error(err, "step %lld: %s; stopped without changing the parameters, after %lld consecutive "
-                          "skipped steps (--max-skipped); %s", number, reason->text, (long long)d->in_a_row,
+                          "skipped steps (--max-skipped); %s", number, reason->text, (long long)info->skipped_in_a_row,
                           divergence_hint(r, "a higher --max-skipped or ").text);
-    outlier_skip(d);
+    info->skipped++;
+    info->skipped_in_a_row++;
     run_warn(r, "step %lld is skipped: %s (skipped so far: %lld; consecutive: %lld, limit %lld)", number, reason->text,
-             (long long)d->skipped, (long long)d->in_a_row, (long long)r->o.max_skipped);
+             (long long)info->skipped, (long long)info->skipped_in_a_row, (long long)r->o.max_skipped);
     return true;
 }
 
@@ -163,7 +152,7 @@ static Outcome train_step(LogRow* row, Run* r, TostError* err) {
     const double loss = run_mean_loss(r);
     if (check_step(r, loss, norm, &reason)) {
         lr = optimizer_step(r, norm);
-        outlier_accept(&r->info.outliers, loss, norm);
+        r->info.skipped_in_a_row = 0;
     } else if (!skip_step(r, &reason, err)) return FAILED;
     r->info.step++;
     r->info.tokens += o->total_batch;

@@ -16,16 +16,14 @@ typedef enum {
     BITS,         // uint64_t
     HASH,         // uint32_t of the tokenizer, in hexadecimal
     LOSS,         // double, with 17 digits
-    WINDOW,       // OutlierWindow
     TEXT          // char*; absent: NULL
 } Kind;
 
 static const char* const expected[] = {
     [INT] = "the size that the tensors have",
     [COUNT] = "an integer of 0 to 2^63 - 1", [BITS] = "an integer of 0 to 2^64 - 1",
-    [HASH] = "8 hexadecimal digits", [LOSS] = "a number", [WINDOW] = "up to 128 numbers",
+    [HASH] = "8 hexadecimal digits", [LOSS] = "a number",
 };
-_Static_assert(OUTLIER_WINDOW == 128, "see expected[WINDOW]");
 
 enum { NOT_0, ALWAYS };
 typedef struct { const char* key; Kind kind; bool required; size_t offset; const char* names; } Field;
@@ -44,10 +42,8 @@ static const Field fields[] = {   // in the order of the file
     FIELD("best_val_loss", LOSS, true, best_val_loss),
     FIELD("best_val_step", COUNT, false, best_val_step),
     FIELD("earlier_updates", COUNT, false, earlier_updates),
-    FIELD("skipped", COUNT, false, outliers.skipped),
-    FIELD("skipped_in_a_row", COUNT, false, outliers.in_a_row),
-    FIELD("last_losses", WINDOW, false, outliers.loss),
-    FIELD("last_grad_norms", WINDOW, false, outliers.norm),
+    FIELD("skipped", COUNT, false, skipped),
+    FIELD("skipped_in_a_row", COUNT, false, skipped_in_a_row),
     FIELD("tokenizer", TEXT, false, tokenizer),
     FIELD("tokenizer_hash", HASH, false, tokenizer_hash),
 };
@@ -64,7 +60,6 @@ static char* field_text(const Field* field, const CheckpointInfo* info) {
         case BITS:   return xasprintf("%" PRIu64, *(const uint64_t*)at);
         case HASH:   return info->tokenizer ? xasprintf("%08" PRIx32, *(const uint32_t*)at) : NULL;
         case LOSS:   return xasprintf("%.17g", *(const double*)at);
-        case WINDOW: return outlier_window_text(at);
         case TEXT:   return *(char* const*)at ? xstrdup(*(char* const*)at) : NULL;
     }
     return NULL;
@@ -137,7 +132,6 @@ static bool parse_field(CheckpointInfo* info, const Field* field, const char* te
         case LOSS:
             *(double*)at = strtod(text, &end);
             return end != text && !*end;
-        case WINDOW: return outlier_window_parse(at, text);
         case TEXT:
             *(char**)at = xstrdup(text);
             return true;

@@ -1,4 +1,4 @@
-// test_run.c: schedule, outlier detector, log.csv, progress.
+// test_run.c: schedule, log.csv, progress.
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -6,7 +6,6 @@
 
 #include "dev/test/unit/fake_engine.h"
 #include "store/log.h"
-#include "outlier.h"
 #include "run/progress.h"
 #include "schedule.h"
 
@@ -36,41 +35,6 @@ static void test_schedule(Checks* c) {
         check(c, fabs(lr - cases[i].lr) < 1e-14, "schedule_lr, case %zu: expected %.15g, got %.15g", i,
               cases[i].lr, lr);
     }
-}
-
-// ---- The outlier detector -------------------------------------------------------------------------------------------
-
-static void test_outlier_detector(Checks* c) {
-    OutlierDetector g = {0};
-    for (int i = 0; i < OUTLIER_WINDOW; i++) {
-        check(c, outlier_z(&g.loss, 1e9) == 0, "z is not 0 before the window is full, at %d", i);
-        outlier_accept(&g, i % 2 ? 3 : 1, i);   // mean 2, deviation 1
-    }
-    check(c, outlier_z(&g.loss, 5) == 3 && outlier_z(&g.loss, -1) == -3, "z of 5: %g", outlier_z(&g.loss, 5));
-    // 0 … 127: mean 63.5, variance (128² - 1) / 12; later 50 … 177
-    const double deviation = sqrt((128.0 * 128.0 - 1) / 12);
-    check(c, fabs(outlier_z(&g.norm, 200) - (200 - 63.5) / deviation) < 1e-12, "z of 200: %g", outlier_z(&g.norm, 200));
-    for (int i = 0; i < 50; i++) outlier_accept(&g, 1.0 / (3 + i), 128 + i);
-    check(c, fabs(outlier_z(&g.norm, 200) - (200 - 113.5) / deviation) < 1e-12, "the oldest values are dropped");
-    for (int i = 0; i < 1000; i++) outlier_accept(&g, 3 + sin(i) / 3, 0.1);
-    check(c, outlier_z(&g.norm, 0.2) == 0, "z of equal values, whose mean is rounded: %g", outlier_z(&g.norm, 0.2));
-    char* text = outlier_window_text(&g.loss);
-    OutlierDetector resumed = {0};
-    check(c, outlier_window_parse(&resumed.loss, text), "the text of a window is not parsed");
-    int differ = 0;   // the z scores must have the same bits, although the ring buffer starts elsewhere
-    for (int i = 0; i < 300; i++) {
-        differ += outlier_z(&resumed.loss, 0.02 * i) != outlier_z(&g.loss, 0.02 * i);
-        outlier_accept(&resumed, cos(i), 1);
-        outlier_accept(&g, cos(i), 1);
-    }
-    check(c, differ == 0, "%d of 300 z scores differ after parsing", differ);
-    text = append_text(text, " 1");
-    check(c, !outlier_window_parse(&resumed.loss, text), "one value too many is parsed");
-    free(text);
-    check(c, outlier_window_parse(&resumed.loss, "") && resumed.loss.count == 0, "an empty window");
-    static const char* const wrong[] = {"x", "1 x", "1,2", "nan", "1 inf", "1e999", "1;", " "};
-    for (size_t i = 0; i < countof(wrong); i++)
-        check(c, !outlier_window_parse(&resumed.loss, wrong[i]), "'%s' is parsed", wrong[i]);
 }
 
 // ---- log.csv --------------------------------------------------------------------------------------------------------
@@ -377,7 +341,7 @@ static void test_progress_width(Checks* c) {
 }
 
 int main(void) {
-    return RUN_TESTS("run", test_schedule, test_outlier_detector, test_log_rows, test_pending_rows, test_log_resume,
+    return RUN_TESTS("run", test_schedule, test_log_rows, test_pending_rows, test_log_resume,
                          test_progress, test_progress_plain, test_progress_stopped, test_progress_styles,
                          test_progress_width);
 }

@@ -1,4 +1,4 @@
-// test_train.c: training runs under failures: losses that are not finite, outliers, signals, concurrent runs, full
+// test_train.c: training runs under failures: losses that are not finite, signals, concurrent runs, full
 // disks, closed pipes. Each run is a child process that calls tost_main with the fake engine.
 #include <errno.h>
 #include <fcntl.h>
@@ -232,27 +232,6 @@ static void test_val_batches(Checks* c) {
               "--val-batches %d, bad %d to %d: %s", cases[i].n, cases[i].bad_first, cases[i].bad_last, o.err);
         free_outcome(o);
     }
-}
-
-static void test_outliers(Checks* c) {
-#define WINDOWED BASE NO_VAL "--data spike.bin --steps 150 --save-every 50 "
-    write_shard("spike.bin", SPIKE, 140, 141);
-    check_run(c, run(WINDOWED "--out plain"), 0, 0, NULL, "off by default");
-    check_run(c, run(WINDOWED "--skip-loss-z 6 --out loss"), 0, 2, "step 142 is skipped: loss ", "--skip-loss-z");
-    check_optimizer_steps(c, "--skip-loss-z", 140, 2, 150);
-    check(c, row_of("loss", 141).lr == 0 && row_of("loss", 141).train_loss > 1, "the row of an outlier");
-    check_run(c, run(WINDOWED "--skip-grad-z 6 --out norm"), 0, 2, "step 141 is skipped: gradient norm ",
-              "--skip-grad-z");
-    hooks[0] = (Hook){TRAINING, 142, kill_process};
-    check_run(c, run(WINDOWED "--skip-loss-z 6 --out loss2"), 1000 + SIGKILL, 1, NULL, "killed after an outlier");
-    check_run(c, run("--resume --out loss2"), 0, 2, "step 142 is skipped", "the window is resumed");
-    check_same(c, "loss", "loss2", 150, "the window is resumed");
-    write_shard("spike.bin", SPIKE, 127, 127);
-    check_run(c, run(WINDOWED "--skip-loss-z 6 --out early"), 0, 0, NULL, "no outliers before 128 steps");
-    write_shard("spike.bin", SPIKE, 128, 199);
-    check_run(c, run(WINDOWED "--skip-loss-z 6 --max-skipped 3 --out many"), 1, 4,
-              "step 132: loss ", "outliers in a row");
-#undef WINDOWED
 }
 
 static void forget(TostModel* m) { memset(m->state[TOST_PARAM], 0, m->tensors.flat_size * sizeof(float)); }
@@ -547,7 +526,7 @@ int main(int argc, char** argv) {
     signal(SIGHUP, SIG_DFL);   // nohup ignores it
     if (argc > 1) return fake_main(argv[1]);   // as run_second does
     setenv("TERM", "dumb", 1);
-    return RUN_TESTS("train", test_not_finite, test_val_batches, test_outliers, test_signals, test_zero_loss,
+    return RUN_TESTS("train", test_not_finite, test_val_batches, test_signals, test_zero_loss,
                          test_signals_in_steps, test_lock, test_overtaken, test_removed, test_overwrite,
                          test_default_folders, test_full_disk, test_bad_data, test_unread_output, test_lost_output,
                          test_changes);
