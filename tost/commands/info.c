@@ -166,22 +166,20 @@ static bool info_runs(const Options* o, RunRow* rows, int count, TostError* err)
     return json_file_close(&json, ok, err) && ok;
 }
 
-// Prints the options of a run for --config or, if two runs are named, those that differ. first: of the first run, or
-// NULL
+// Prints the options that differ between two runs. first: of the first run, or NULL
 static bool info_options(const Options* o, const TostEngine* engine, const Options* first, TostError* err) {
     Options run = options_default(engine), named = *o;
     LoadedModel m;
-    if (o->n_files == 2) named.model = o->files[first != NULL];
+    named.model = o->files[first != NULL];
     bool ok = loaded_model_find(&m, &named, NULL, err) && options_resume(&run, &m.info.options, m.file, err);
     run.config = m.info.config;
     run.tokenizer = m.info.tokenizer;
     run.init = run.init_file;
-    run.extend_block = o->n_files == 2 ? 0 : run.extended;
-    if (ok && o->n_files == 2 && !first) ok = info_options(o, engine, &run, err);
-    else if (ok && first) {
+    if (ok && !first) ok = info_options(o, engine, &run, err);
+    else if (ok) {
         print_line(stdout, "%-14s %s | %s", "option", o->files[0], o->files[1]);
-        options_print(first, &run);
-    } else if (ok) options_print(&run, NULL);
+        options_print_changes(first, &run);
+    }
     options_free(&run);
     loaded_model_free(&m);
     return ok;
@@ -253,14 +251,13 @@ static FileKind file_kind(const char* path) {
 static bool info(const Options* o, const TostEngine* engine, TostError* err) {
     int count = 0;
     bool is_run = true;
-    if (o->model && !o->print_config && checkpoint_is_run(&is_run, o->model, err) && !is_run
+    if (o->model && checkpoint_is_run(&is_run, o->model, err) && !is_run
         && !checkpoint_is_folder(o->model) && is_dir(o->model)) {
         RunRow* rows = find_runs(&count, o, o->model);
         if (count) return info_runs(o, rows, count, err);
     }
     if (o->json) return tost_error(err, "--json %s: is only written for a folder of runs: give its PATH", o->json);
-    if (o->n_files == 0 || (o->n_files == 1 && file_kind(o->files[0]) != SHARD))
-        return o->print_config ? info_options(o, engine, NULL, err) : info_model(o, err);
+    if (o->n_files == 0 || (o->n_files == 1 && file_kind(o->files[0]) != SHARD)) return info_model(o, err);
     if (o->n_files == 2 && file_kind(o->files[0]) == MODEL && file_kind(o->files[1]) != SHARD)
         return info_options(o, engine, NULL, err);
     for (int i = 0; i < o->n_files; i++)

@@ -8,7 +8,6 @@
 #include "base/openmp.h"
 #include "base/text.h"
 #include "chunks.h"
-#include "data/lines.h"
 #include "data/tokenizer.h"
 #include "data/vocab.h"
 #include "ranks/comm.h"
@@ -263,9 +262,6 @@ const Option option_table[] = {
     {"recompute", TRAIN, FLAG, AT(recompute), "",
      .help = "activation checkpointing: recompute layers in the backward pass; less memory, more time, same results"},
     {"quiet", TRAIN | TEXT, FLAG, AT(quiet), "", .help = "print nothing on stdout and no progress"},
-    {"config", TRAIN, STRING, AT(config_file), "FILE",
-     .help = "read options, a `name = value` a line; # begins a comment; a flag is 1. The command line wins"},
-    {"config", INFO, FLAG, AT(print_config), "", .help = "print the options of a run for train --config"},
     {"help", ALL, HELP, 0, "", .help = "show this help"},
     {"version", TRAIN, HELP, 0, "", .help = "print the version and the git commit"},
     {"init-file", FIXED, STRING, AT(init_file), "", .help = ""},
@@ -750,63 +746,11 @@ static bool collect(Options* o, char* const* arg, TostError* err) {
     return true;
 }
 
-// Whether an option given on the command line excludes this one, or the one that it needs.
-static bool is_excluded(const Option* row, const bool* given) {
-    for (int i = 0; i < ROWS; i++) {
-        const Option* other = &option_table[i];
-        if (given[i] && ((row->not_with && strcmp(row->not_with, other->name) == 0)
-                         || (other->not_with && strcmp(other->not_with, row->name) == 0))) return true;
-    }
-    return row->needs && is_excluded(find_row(row->needs, strlen(row->needs), COMMAND_TRAIN), given);
-}
-
-// A line of --config: NAME = VALUE. `given` on the command line wins.
-static bool take_line(Options* o, const bool* given, const char* line, TostError* err) {
-    char name[64];
-    int at = 0;
-    line += strspn(line, " \t");
-    if (!*line || *line == '#') return true;
-    if (sscanf(line, "%63[^= \t] = %n", name, &at) < 1 || at == 0)
-        return tost_error(err, "'%.200s' is not NAME = VALUE", line);
-    const Option* row = find_row(name, strlen(name), o->command);
-    if (!row || !option_belongs(row, o->command)) return tost_error(err, "unknown option '%s'", name);
-    if (row->kind == HELP || row->field == AT(config_file))
-        return tost_error(err, "%s is only for the command line: leave it out", name);
-    const size_t i = (size_t)(row - option_table);
-    if (given[i] || is_excluded(row, given)) return true;
-    if (o->given[i] && row->kind != LIST) return tost_error(err, "%s is given twice", name);
-    if (row->kind <= FLAG && strcmp(line + at, "1") != 0) return tost_error(err, "%s: give 1, or leave it out", name);
-    Options checked = *o;   // `apply` parses the values again, in the order of the table
-    if (!parse_value(&checked, row, line + at, err)) return false;
-    add_value(o, row, line + at);
-    return o->given[i] = true;
-}
-
-static bool read_config(Options* o, const char* path, TostError* err) {
-    bool given[OPTION_ROWS_MAX], ok = true;
-    Bytes file;
-    Lines lines;
-    TostError inner;
-    const char* line;
-    memcpy(given, o->given, sizeof given);
-    if (!read_lines(&file, &lines, path, err)) return false;
-    for (size_t n; ok && next_line(&line, &n, &lines);) {
-        while (n > 0 && isspace((unsigned char)line[n - 1])) n--;
-        char* text = xasprintf("%.*s", (int)n, line);
-        ok = strlen(text) < n ? tost_error(&inner, "a NUL byte: give a text file") : take_line(o, given, text, &inner);
-        if (!ok) tost_error(err, "--config %s: line %zu: %s", path, lines.number, inner.text);
-        free(text);
-    }
-    free(file.data);
-    return ok;
-}
-
 // The value of an option that belongs to a run, or NULL. free()
 static char* run_value(const Options* o, const Option* row) {
     const bool size = row->field >= AT(config) && row->field < AT(config) + sizeof o->config;
-    const bool replaced = row->field == AT(config.block_size) && o->extend_block;
-    const bool start = row->field == AT(tokenizer) || row->field == AT(init) || row->field == AT(extend_block);
-    const bool shown = option_belongs(row, COMMAND_TRAIN) && (size || start || is_saved(row)) && !replaced;
+    const bool start = row->field == AT(tokenizer) || row->field == AT(init);
+    const bool shown = option_belongs(row, COMMAND_TRAIN) && (size || start || is_saved(row));
     return shown ? value_text(o, row) : NULL;
 }
 
@@ -816,18 +760,16 @@ char* saved_value_text(const char* value) {
     return text;
 }
 
-void options_print(const Options* o, const Options* other) {
+void options_print_changes(const Options* a, const Options* b) {
     for (const Option* row = option_table; row < option_table + ROWS; row++) {
-        char *text = run_value(o, row), *rest = text, *second = other ? run_value(other, row) : NULL;
-        if (other && (text && second ? strcmp(text, second) != 0 : text != second)) {
-            char *left = saved_value_text(text ? text : "-"), *right = saved_value_text(second ? second : "-");
+        char *first = run_value(a, row), *second = run_value(b, row);
+        if (first && second ? strcmp(first, second) != 0 : first != second) {
+            char *left = saved_value_text(first ? first : "-"), *right = saved_value_text(second ? second : "-");
             print_line(stdout, "%-14s %s | %s", row->name, left, right);
             free(left);
             free(right);
         }
-        for (char* value; !other && (value = strsep(&rest, separator));)
-            print_line(stdout, "%s = %s", row->name, value);
-        free(text);
+        free(first);
         free(second);
     }
 }
@@ -848,9 +790,7 @@ bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, 
     if (o->named && !find_command(o, argv[1], err)) return false;
     set_defaults(o, engine);
     if (argc > 0 && !collect(o, argv + 1 + o->named, err)) return false;
-    const PathList* path = &o->values[find_row("config", strlen("config"), COMMAND_TRAIN) - option_table];
-    return (!path->count || read_config(o, path->paths[0], err)) && apply(o, err)
-           && (o->page || check_together(o, engine, err));
+    return apply(o, err) && (o->page || check_together(o, engine, err));
 }
 
 void options_free(Options* o) {
@@ -870,8 +810,7 @@ bool options_same(const Options* o, TostComm* comm, TostError* err) {
     comm_broadcast(comm, first, sizeof first, 0);
     for (i = 0; i < ROWS && own[i] == first[i]; i++) {}
     if (i < ROWS)
-        tost_error(err, "--%s differs from that of rank 0: give all ranks the same command line and --config file",
-                   option_table[i].name);
+        tost_error(err, "--%s differs from that of rank 0: give all ranks the same command line", option_table[i].name);
     return comm_agree(comm, i == ROWS, err);
 }
 

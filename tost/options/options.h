@@ -81,8 +81,6 @@ typedef struct {
     // operands, pointing into argv
     int    n_files;
     char** files;
-    const char* config_file;               // NULL: not given
-    bool        print_config;
     PathList values[OPTION_ROWS_MAX];      // as given, by row
     bool     given[OPTION_ROWS_MAX];       // options set by the user or a resumed run, by row of the table
 } Options;
@@ -141,8 +139,8 @@ bool option_belongs(const Option* row, Command command);
 char* option_text(const Options* o, const Option* row);
 Options options_default(const TostEngine* engine);   // of train, without files; nothing to free
 
-// Prints a run's options and sizes, one `name = value` a line, for --config; or those that differ from another run's.
-void options_print(const Options* o, const Options* other);
+// Prints the options and sizes of a run that differ from those of another run.
+void options_print_changes(const Options* a, const Options* b);
 char* saved_value_text(const char* value);   // for people: the values of a list with spaces between them; free()
 
 // Takes the sizes from a model file and derives batch size and sequence length from them, unless given. Fails, naming

@@ -467,7 +467,7 @@ run --init ended $data --steps 0 --val-every 0 --out still --quiet
 check "without a step, the learning rate is not 0" [ "$("$binary" info still | awk '$1 == "lr" { print ($2 > 0) }')" = 1 ]
 run $tiny --steps 3 --save-every 1 --keep 1 --val-every 0 --out pruned
 check "a pruned checkpoint leaves nothing: $(ls pruned)" [ "$(echo $(ls pruned))" = "log.csv step_00000003" ]
-# Defaults from --init, its optimizer's state, and its --config
+# Defaults from --init, and its optimizer's state
 never="--val-every 0 --sample-every 0"
 run $sizes --vocab-size 257 $data --seq 16 --batch 3 --total-batch 96 --lr 0.01 --steps 3 $never --out base --quiet
 prints "--init base $data --steps 2 $never --out same" "96 tokens per step: 2 micro-batches × 3 sequences × 16 tokens"
@@ -478,14 +478,8 @@ prints "--init base $data --extend-block 48 --steps 0 --val-every 0 --out same -
     "96 tokens per step: 1 micro-batch × 2 sequences × 48 tokens"
 for init in "--init base --keep-optimizer" "--init base --extend-block 48 --memory 1"; do
     run $init $data --steps 2 $never --out tuned --overwrite
-    run info --config tuned
-    cp stdout tuned.cfg
-    check "info --config prints --init" says "init = base/step_00000003/model.safetensors" tuned.cfg
-    run --config tuned.cfg --out again --overwrite --quiet
-    check "$init: info --config repeats the run" same_checkpoint tuned/step_00000002 again/step_00000002
     run --resume --out tuned --steps 3 --quiet
-    run info --config tuned
-    check "also after a resumed run" says "init = base/step_00000003/model.safetensors" stdout
+    prints "info tuned" "init-file      base/step_00000003/model.safetensors"
 done
 # A step reads all the data, so all steps read the same: --keep-optimizer computes the steps of a resumed run.
 shard $(seq 1 65) >once.bin
@@ -498,9 +492,6 @@ after() { sed "1,$2d" "$1/log.csv" | head -n 2 | cut -d, -f3,6; }
 check "--keep-optimizer: steps 4 and 5" [ "$(after twice 1)" = "$(after once 4)" ]
 check "--keep-optimizer after it: steps 5 and 6" [ "$(after thrice 1)" = "$(after once 5)" ]
 check "without it: another step 5" [ "$(after forgot 1)" != "$(after once 4)" ]
-run info --config straight
-{ printf '# of straight\n\n\tsteps = 100\n' && grep -v '^steps' stdout; } >options
-check "info --config prints sizes and words" says "channels = 16" options
 # A mixture of two sources
 mixed="$model --tokenizer $dir/vocab.bpe $fast --steps 6 --save-every 3 --val-every 3 --sample-every 0"
 cp tiny_train_000000.bin old_train_000000.bin
@@ -510,12 +501,8 @@ prints "$mixed --data $dir/tiny_train_*.bin:3 --data $dir/old_train_*.bin:1 --ou
     "validation $dir/tiny_val_*.bin …: 2 shards"
 prints "$sizes $bare --batch 2 --total-batch 128 --data $dir/tiny_train_*.bin:3 $dir/old_train_*.bin:1 --epochs 2" \
     ", 3.0" " epochs, " ", 1.0"
-run info --config mixture
-check "info --config prints the weights" [ "$(grep -c '^data = .*bin:[31]$' stdout)" -eq 2 ]
 check "info shows its sources" sh -c "\"$binary\" info mixture | grep -q 'data  *.*train_\*.bin:3 .*train_\*.bin:1$'"
-cp stdout mixture.conf
-run --config mixture.conf --quiet --out mixture2
-check "--config of a mixture: the same run" same_checkpoint mixture/step_00000006 mixture2/step_00000006
+cp -R mixture mixture2
 rm -rf mixture2/step_00000006
 run --resume --out mixture2 --quiet --data "$dir/tiny_train_*.bin:0.75" "$dir/old_train_*.bin:0.25"
 check "a mixture is resumed, with the same proportions" same_log mixture/log.csv mixture2/log.csv
@@ -543,14 +530,6 @@ printed=$(sed -n 's/: [0-9]* tokens, shards.*//p' stdout)
 execute "$binary" $one --data "$printed"
 check "--data finds '$printed': $(cat stderr)" says "corpus [v1]/x_train_*.bin: 1 shard" stdout
 
-mkfifo pipe
-cat options >pipe &   # as <(…) in bash: it can be read once
-run --config pipe --steps 6 --quiet --out configured
-check "--config: the same run, and the command line wins" same_checkpoint straight/step_00000006 configured/step_00000006
-prints "--config options --epochs 2 --sample-every 0 --out configured --overwrite" " tokens, 2.0"
-cp -R straight configured2
-printf 'init = none\nextend-block = 99\noverwrite = 1\n' >>options
-prints "--config options --resume --steps 7 --sample-every 0 --out configured2" "step 7/7"
 cp tiny_train_000000.bin more_train_000000.bin
 cp tiny_val_000000.bin more_val_000000.bin
 both="$dir/tiny_train_000000.bin $dir/more_train_000000.bin"

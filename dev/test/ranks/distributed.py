@@ -108,15 +108,6 @@ class Tests:
                      launch.changed(args, "--total-batch", "320"))
         for more, fragment in (("--bogus", "unknown option --bogus"), ("--max-time 9m", "--max-time differs")):
             self.refused(f"{more} on rank 2", 2, ["rank 2", fragment], case, args, per_rank={2: f'exec "$@" {more}'})
-        # Rank 2 reads another --config file; test_comm.c tests each option.
-        lines = dict(zip([a.removeprefix("--") for a in args[::2]], args[1::2]))
-        for own in ({"lr": "0.02"}, {"steps": "29"}, {"keep-best": "1"}):
-            for name, options in (("same.conf", lines), ("own.conf", {**lines, **own})):
-                with open(case.path(name), "w") as f:
-                    f.writelines(f"{option} = {value}\n" for option, value in options.items())
-            self.refused(f"{own} in --config on rank 2", 2, ["rank 2", f"--{[*own][0]} differs", "--config"], case,
-                         ["--config", "/dev/fd/9"],
-                         per_rank={r: f'exec "$@" 9<{"own" if r == 2 else "same"}.conf' for r in range(4)})
         self.report.check(not os.path.exists(case.path("run")), "a usage error leaves a folder")
         shutil.copy(self.mpi.binary, case.path("other"))
         with open(case.path("other"), "ab") as f:
