@@ -210,8 +210,6 @@ const Option option_table[] = {
     {"max-time", TRAIN, DURATION, AT(max_time), "TIME",
      .help = "save and stop before the next step would exceed this time, such as 2.5h; status 75 if steps are left",
      0.001, 10000 * 86400.0, .default_text = "off"},
-    {"on-save-error", TRAIN | OVERRIDABLE, CHOICE, AT(on_save_error), "stop|continue",
-     .help = "if a checkpoint or the log cannot be written: stop, or try again at the next --save-every"},
     {.group = "Sampling"},
     {"prompt", SAMPLE, STRING, AT(prompt), "TEXT|@FILE|-",
      .help = "text to continue, from the command line, or from a file or stdin without its final line end",

@@ -11,7 +11,6 @@ typedef enum {
     COMMANDS
 } Command;
 
-typedef enum { SAVE_ERROR_STOP, SAVE_ERROR_CONTINUE } OnSaveError;
 typedef enum { WEIGHTS_TRAINED, WEIGHTS_EMA } Weights;
 
 enum { OPTION_ROWS_MAX = 128 };
@@ -48,7 +47,6 @@ typedef struct {
     int64_t seed;
     int64_t val_every, val_batches, sample_every, sample_tokens, save_every, keep;
     double  stop_at_val, max_time;         // 0: off; nats per token; seconds
-    int     on_save_error;                 // OnSaveError
     bool    resume, overwrite, quiet, keep_best;
     int     dtype, threads;                // TostDtype; 0: OpenMP's default
     int     parts;                         // of a step, over all ranks (slices.h)

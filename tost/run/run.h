@@ -38,7 +38,6 @@ typedef struct {
     LossSum*          part_loss;       // of this rank's parts
     RunPass           pass;
     LogFile           log;
-    bool              log_failing;     // the last row could not be written; a warning was printed
     Progress          progress;
     double            began, longest;  // now_seconds() at the start; seconds of the longest step, for --max-time
     const char*       stopped_by;      // option that ends the run early, or NULL
@@ -80,19 +79,17 @@ static inline int run_own_parts(const Run* r) { return r->o.parts / comm_size(r-
 double run_mean_loss(const Run* r);                        // nats per token, from part_loss
 
 // ---- save.c ----
-// Saves a checkpoint, unless this step is already saved. Returns false if the run must end: a save failed with
-// --on-save-error stop, or the last one failed (`last`). Otherwise a failure is a warning.
+// Saves a checkpoint, unless this step is already saved. Returns false if the run must end: the save failed. Parameters
+// whose loss is not finite are not saved, which only ends the run at its end (`last`).
 bool run_save(Run* r, bool last, TostError* err);
 // Tells all ranks what rank 0 has saved, for run_save and for messages.
 void run_share_saved(Run* r);
-// --keep-best: saves the current model as best. A failure is handled as in run_save; then saved.best is unchanged, and
-// the next validation below it is saved.
+// --keep-best: saves the current model as best.
 bool run_save_best(Run* r, TostError* err);
 // Sets saved.best before the first validation that may be saved: the loss of RUN/best or, if there is none, the lowest
 // so far, without that of an untrained model. Collective.
 void run_find_best(Run* r);
-// Writes a log row, on rank 0. If this fails: with --on-save-error stop, returns false; otherwise warns once and keeps
-// the row in memory for the next write.
+// Writes a log row, on rank 0. Returns false if the run must end.
 bool run_log_step(Run* r, const LogRow* row, TostError* err);
 
 // ---- report.c ----

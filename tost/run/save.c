@@ -1,17 +1,13 @@
-// save.c: writes the log rows and checkpoints of a run, and handles write errors.
+// save.c: writes the log rows and checkpoints of a run.
 #include <math.h>
 
 #include "base/files.h"
 #include "base/memory.h"
 #include "run/run.h"
 
-// The log or a checkpoint could not be written: stops the run or warns.
-static bool write_failed(Run* r, const TostError* reason, bool last, TostError* err) {
-    const TextLine hint = resume_hint(r);
-    if (r->o.on_save_error == SAVE_ERROR_STOP || last)
-        return tost_error(err, "%s; stopped; %s", reason->text, hint.text);
-    run_warn(r, "%s; training continues, and the next save tries again; until then, %s", reason->text, hint.text);
-    return true;
+// The log or a checkpoint could not be written: the run stops.
+static bool write_failed(const Run* r, const TostError* reason, TostError* err) {
+    return tost_error(err, "%s; stopped; %s", reason->text, resume_hint(r).text);
 }
 
 static double batch_loss(Run* r, uint64_t first) {
@@ -64,7 +60,7 @@ static bool save_run(Run* r, bool last, TostError* err) {
     const bool ok = log_sync(&r->log, &reason) && save(r, false, r->o.keep, &reason);
     // A failed save may still have completed the checkpoint.
     if (ok || checkpoint_exists(r->out.text, r->info.step)) r->saved.step = r->info.step;
-    return ok || write_failed(r, &reason, last, err);
+    return ok || write_failed(r, &reason, err);
 }
 
 void run_share_saved(Run* r) {
@@ -75,7 +71,7 @@ void run_share_saved(Run* r) {
 
 static bool save_best(Run* r, TostError* err) {
     TostError reason;
-    if (!save(r, true, 0, &reason)) return write_failed(r, &reason, false, err);   // keeps all other checkpoints
+    if (!save(r, true, 0, &reason)) return write_failed(r, &reason, err);   // keeps all other checkpoints
     r->saved.best = r->info.val_loss;
     return true;
 }
@@ -117,15 +113,5 @@ void run_find_best(Run* r) {
 
 bool run_log_step(Run* r, const LogRow* row, TostError* err) {
     TostError reason;
-    if (comm_rank(r->comm) != 0) return true;
-    const bool was_failing = r->log_failing;
-    r->log_failing = !log_row(&r->log, row, &reason);
-    if (!r->log_failing) {
-        if (was_failing) run_warn(r, "%s can be written again; the pending rows were written", r->log_path.text);
-        return true;
-    }
-    if (r->o.on_save_error == SAVE_ERROR_STOP) return write_failed(r, &reason, false, err);
-    if (!was_failing)
-        run_warn(r, "%s; training continues; rows are kept in memory until they can be written", reason.text);
-    return true;
+    return comm_rank(r->comm) != 0 || log_row(&r->log, row, &reason) || write_failed(r, &reason, err);
 }

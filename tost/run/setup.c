@@ -396,7 +396,7 @@ static bool check_disk(Run* r, TostError* err) {
     const double most = (o->keep ? fmin((double)o->keep + 1, saves) : saves) + 2 * o->keep_best;
     human_bytes(free_text, left);
     human_bytes(size_text, size);
-    if (size > left && o->on_save_error == SAVE_ERROR_STOP)
+    if (size > left)
         return tost_error(err, "--out %s: %s: a checkpoint needs %s, and %s are free: free more, or give another "
                           "--out%s", r->out.text, strerror(ENOSPC), size_text, free_text,
                           o->keep_best ? "" : " or --save-every 0");

@@ -79,25 +79,16 @@ static bool keep_rows(LogFile* log, const Bytes* old, int64_t done, const TostEr
     return !keeps || replace_file(kept.text, old->data, old->size, err);
 }
 
-// Writes as many pending bytes as possible.
-static bool write_pending(LogFile* log, TostError* err) {
-    struct stat st;
-    int why = 0;
-    if (fstat(log->fd, &st) == 0 && st.st_nlink == 0) return tost_error(err, "%s was removed", log->path);
-    while (log->n_pending > 0 && !why) {
-        const ssize_t n = write(log->fd, log->pending, log->n_pending);
-        if (n <= 0) why = n == 0 ? ENOSPC : errno == EINTR ? 0 : errno;
-        else memmove(log->pending, log->pending + n, log->n_pending -= (size_t)n);
-    }
-    return !why || tost_error(err, "%s: cannot be written: %s", log->path, strerror(why));
-}
-
+// Appends a text. A failure may leave a part of it in the file, so all later calls fail, too.
 static bool write_text(LogFile* log, const char* text, TostError* err) {
-    const size_t n = strlen(text);
-    log->pending = xrealloc(log->pending, log->n_pending + n);
-    memcpy(log->pending + log->n_pending, text, n);
-    log->n_pending += n;
-    return write_pending(log, err);
+    struct stat st;
+    if (fstat(log->fd, &st) == 0 && st.st_nlink == 0) return tost_error(err, "%s was removed", log->path);
+    for (size_t left = strlen(text); left > 0 && !log->failed;) {
+        const ssize_t n = write(log->fd, text, left);
+        if (n <= 0) log->failed = n == 0 ? ENOSPC : errno == EINTR ? 0 : errno;
+        else text += n, left -= (size_t)n;
+    }
+    return !log->failed || tost_error(err, "%s: cannot be written: %s", log->path, strerror(log->failed));
 }
 
 // Cuts the file, see log_open, and starts it with the header if none is left.
@@ -118,7 +109,6 @@ static bool cut(LogFile* log, int64_t done, TostError* err) {
 
 static void drop(LogFile* log) {
     free(log->path);
-    free(log->pending);
     *log = (LogFile){0};
 }
 
@@ -178,13 +168,13 @@ bool log_row(LogFile* log, const LogRow* row, TostError* err) {
 }
 
 bool log_sync(LogFile* log, TostError* err) {
-    return write_pending(log, err)
+    return write_text(log, "", err)
            && (sync_file(log->fd) || tost_error(err, "%s: cannot be synced: %s", log->path, strerror(errno)));
 }
 
 bool log_close(LogFile* log, TostError* err) {
     if (!log->path) return true;
-    bool ok = write_pending(log, err);
+    bool ok = write_text(log, "", err);
     if (close(log->fd) != 0 && ok)
         ok = tost_error(err, "%s: cannot be closed: %s", log->path, strerror(errno));
     drop(log);

@@ -15,13 +15,11 @@ typedef struct {
 } LogRow;
 
 // OUT/log.csv: header step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s; losses and norms with nine
-// decimals, val_loss empty if not measured. Each row is appended immediately. If the disk is full, the bytes that were
-// not written stay in memory and are written before the next row, so that no row is lost or duplicated.
+// decimals, val_loss empty if not measured. Each row is appended immediately.
 typedef struct {
     char*  path;        // NULL: closed
     int    fd;
-    char*  pending;     // bytes that are not in the file
-    size_t n_pending;
+    int    failed;      // errno of a failed write, or 0
     TextLine warning;   // of log_open, or empty
 } LogFile;
 
@@ -32,7 +30,7 @@ bool log_check_fresh(const char* path, TostError* err);
 // so. A file with several hard links, as after cp -al of the folder, is replaced. A log that another process is writing
 // is an error, and so is a device or a pipe.
 bool log_open(LogFile* log, const char* path, int64_t done, TostError* err);
-// False if the row stays pending; the next call tries again.
+// After a failure, log_row, log_sync and log_close fail, too.
 bool log_row(LogFile* log, const LogRow* row, TostError* err);
 // Call it before saving a checkpoint: after a power failure the log must have the rows of all steps in the checkpoint.
 bool log_sync(LogFile* log, TostError* err);

@@ -155,25 +155,10 @@ class Trial:
 
 
 def fail_and_stop(t):
-    """--on-save-error stop, the default."""
     if t.check_failure():
         t.check_resume()
     else:
         t.case.check_same(t.report, t.what, t.job.reference, older=not t.old_remains())
-
-
-def fail_and_continue(t):
-    """--on-save-error continue: a failure during training gives a warning, and training continues to the last step. The
-    run succeeds if the last step is saved; else it is resumed."""
-    warnings = [line for line in t.result.err.splitlines() if "training continues" in line]
-    if t.result.status == 0:
-        t.check(warnings or t.may_succeed(), "no warning")
-        t.check(all(t.errno is None or os.strerror(t.errno) in line for line in warnings), f"no reason in {warnings}")
-        t.case.check_same(t.report, t.what, t.job.reference, older=not t.old_remains())
-        return
-    t.check(t.result.status == 1, f"expected status 1: {t.result.summary()}")
-    t.check("\nstep 6/" in t.result.out or "\nstep 1/" not in t.result.out, f"training stopped: {t.result.summary()}")
-    t.check_resume()
 
 
 def fail_tokenize(t):
@@ -219,11 +204,9 @@ def fail_all(w, report, job, share, rng):
 def faults(w, report, every, seed):
     rng = random.Random(f"fault {seed}")
     reference, _ = w.reference(SHORT)
-    tolerant = [*SHORT, "--on-save-error", "continue"]
     jobs = [
         Job("stop", [*SHORT, *world.OUT], {}, fail_and_stop, SHORT, reference),
         Job("resumed", ["--resume", *world.OUT], killed_in_save(w), fail_and_stop, SHORT, reference),
-        Job("continue", [*tolerant, *world.OUT], {}, fail_and_continue, tolerant, w.reference(tolerant)[0]),
         Job("tokenize", world.MADE, {}, fail_tokenize),
         Job("eval --json", world.EVAL, {**reference, "out.json": OLD_JSON}, fail_json),
     ]

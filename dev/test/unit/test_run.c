@@ -80,31 +80,6 @@ static void test_log_rows(Checks* c) {
     check_file(c, path, wanted, "rows of log.csv");
 }
 
-static void test_pending_rows(Checks* c) {
-    TostError err;
-    LogFile log = {0};
-    signal(SIGXFSZ, SIG_IGN);
-    int bad = 0;
-    for (rlim_t room = sizeof HEADER; room < sizeof HEADER + 160; room++) {
-        must(log_open(&log, path, -1, &err), "log_open", &err);
-        limit_file_size(room);
-        for (int64_t step = 0; step < 4; step++) {
-            const LogRow row = row_of(step);
-            bad += log_row(&log, &row, &err) != (log.n_pending == 0);
-        }
-        bad += log.n_pending != sizeof HEADER - 1 + 4 * strlen(ROW(0)) - (size_t)room;
-        bad += log_sync(&log, &err) || !strstr(err.text, "File too large");
-        limit_file_size(RLIM_INFINITY);
-        const LogRow row = row_of(4);
-        bad += !log_row(&log, &row, &err) || log.n_pending || !log_sync(&log, &err) || !log_close(&log, &err);
-        Bytes is = bytes_of(path);
-        bad += strcmp(is.data, HEADER ROW(0) ROW(1) ROW(2) ROW(3) ROW(4)) != 0;
-        free(is.data);
-    }
-    check(c, bad == 0, "a full disk: %d errors", bad);
-    signal(SIGXFSZ, SIG_DFL);
-}
-
 static void test_log_resume(Checks* c) {
     // before: the log; done: the steps before the run resumes; after: the expected log up to row `done`, or NULL for an
     // error; says: part of the warning or error. With a warning, rows are kept in another file.
@@ -341,7 +316,7 @@ static void test_progress_width(Checks* c) {
 }
 
 int main(void) {
-    return RUN_TESTS("run", test_schedule, test_log_rows, test_pending_rows, test_log_resume,
+    return RUN_TESTS("run", test_schedule, test_log_rows, test_log_resume,
                          test_progress, test_progress_plain, test_progress_stopped, test_progress_styles,
                          test_progress_width);
 }

@@ -418,31 +418,15 @@ static void test_overwrite(Checks* c) {
 // ---- Full disks -----------------------------------------------------------------------------------------------------
 
 static void fill_disk(TostModel* m) { (void)m, limit_file_size(333); }   // in the middle of a row
-static void make_room(TostModel* m) { (void)m, limit_file_size(RLIM_INFINITY); }
 
 static void test_full_disk(Checks* c) {
-    check_run(c, run(SAVING "--on-save-error continue --out roomy"), 0, 0, NULL, "a disk with room");
     hooks[0] = (Hook){TRAINING, 5, fill_disk};
-    check_run(c, run(SAVING "--on-save-error stop --out full"), 1, 1,
+    check_run(c, run(SAVING "--out full"), 1, 1,
               "full/log.csv: cannot be written: File too large; stopped; train --resume --out full continues from "
-              "step 3", "stop");
+              "step 3", "a full disk");
     check(c, saved("full", 3) && !path_exists("full/step_00000006.tmp"), "the good checkpoint is kept");
-    check_run(c, run("--resume --out full --on-save-error continue"), 0, 0, NULL, "resumed with room");
-    check_same(c, "roomy", "full", 12, "resumed with room");
-
-    hooks[0] = (Hook){TRAINING, 5, fill_disk};
-    hooks[1] = (Hook){TRAINING, 9, make_room};
-    Outcome o = run(SAVING "--on-save-error continue --out spell");
-    check(c, strstr(o.err, "training continues, and the next save tries again"), "continue: %s", o.err);
-    check_run(c, o, 0, 3, "spell/log.csv can be written again; ", "continue, until there is room");
-    check(c, !saved("spell", 6) && saved("spell", 9), "the save that failed, and the next");
-    check_same(c, "roomy", "spell", 12, "continue, until there is room");
-
-    hooks[0] = (Hook){TRAINING, 8, fill_disk};
-    check_run(c, run(SAVING "--on-save-error continue --out last"), 1, 3,
-              "stopped; train --resume --out last continues from step 6", "continue, to the end");
-    check_run(c, run("--resume --out last"), 0, 0, NULL, "resumed after the end");
-    check_same(c, "roomy", "last", 12, "resumed after the end");
+    check_run(c, run("--resume --out full"), 0, 0, NULL, "resumed with room");
+    check_same(c, "alone", "full", 12, "resumed with room");
 }
 
 // ---- Shards that change during a run --------------------------------------------------------------------------------
@@ -496,15 +480,15 @@ static void test_unread_output(Checks* c) {
 static void test_lost_output(Checks* c) {
     int ends[2];
     must(pipe(ends) == 0 && close(ends[0]) == 0, "pipe", NULL);
-    check_run(c, run_into(SAVING "--on-save-error continue --out broken", ends[1]), 0, 1,
+    check_run(c, run_into(SAVING "--out broken", ends[1]), 0, 1,
               "stdout cannot be written: Broken pipe; training continues", "a closed pipe");
     close(ends[1]);
-    check_same(c, "roomy", "broken", 12, "a closed pipe");
+    check_same(c, "alone", "broken", 12, "a closed pipe");
     // with stdout and stderr closed, messages must not be written into files that get their descriptors
     hooks[0] = (Hook){TRAINING, 7, interrupt};
-    check_run(c, run_into(SAVING "--on-save-error continue --out closed", CLOSED), 130, 0, NULL, "closed streams");
+    check_run(c, run_into(SAVING "--out closed", CLOSED), 130, 0, NULL, "closed streams");
     check_run(c, run("--resume --out closed"), 0, 0, NULL, "closed streams");
-    check_same(c, "roomy", "closed", 12, "closed streams");
+    check_same(c, "alone", "closed", 12, "closed streams");
 }
 
 // ---- Resuming with other options and other data ---------------------------------------------------------------------
