@@ -51,17 +51,3 @@ void init_params(const TostEngine* engine, TostModel* model, const TostTensors* 
     }
     free(values);
 }
-
-void init_extend(float* values, const TostTensor* to, const TostTensor* from) {
-    int d = 0;
-    size_t outer = 1, width = 1;   // number of arrays; elements per position
-    while (d < to->ndim && to->shape[d] == from->shape[d]) outer *= (size_t)to->shape[d++];
-    if (d == to->ndim) return;
-    for (int i = d + 1; i < to->ndim; i++) width *= (size_t)to->shape[i];
-    const size_t n = (size_t)from->shape[d], end = (size_t)to->shape[d], bytes = width * sizeof *values;
-    for (size_t i = outer; i-- > 0;) {   // the last array first, because arrays move to the right
-        float* array = values + i * end * width;
-        memmove(array, values + i * n * width, n * bytes);
-        for (size_t t = n; t < end; t++) memcpy(array + t * width, array + (n - 1) * width, bytes);
-    }
-}

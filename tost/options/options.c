@@ -44,13 +44,10 @@ const Option option_table[] = {
      .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state; its "
      "--optimizer, --batch, --seq and --total-batch are the defaults",
      .default_text = "random weights", .not_with = "resume"},
-    {"extend-block", TRAIN, INT, AT(extend_block), "N",
-     .help = "with --init: raise the block size to N tokens; new rows of wpe and denom_bias begin as copies of the last",
-     1, TOST_MAX_BLOCK_SIZE, .default_text = "the block size of --init", .needs = "init"},
     {"keep-optimizer", TRAIN | FIXED, FLAG, AT(keep_optimizer), "",
      .help = "with --init: also start from the optimizer's moments, and correct their bias for the number of updates "
      "that they contain; steps, schedule and data start from the beginning",
-     .not_with = "extend-block", .needs = "init"},
+     .needs = "init"},
     {"model", USE | INFO, STRING, AT(model), "PATH",
      .help = "safetensors file, checkpoint folder, or run folder (its newest checkpoint)",
      .default_text = "newest run in out/"},
@@ -263,7 +260,6 @@ const Option option_table[] = {
     {"help", ALL, HELP, 0, "", .help = "show this help"},
     {"version", TRAIN, HELP, 0, "", .help = "print the version and the git commit"},
     {"init-file", FIXED, STRING, AT(init_file), "", .help = ""},
-    {"extended", FIXED, INT, AT(extended), "", .help = "", 1, TOST_MAX_BLOCK_SIZE},
     {"data-tokens", FIXED, INT64, AT(data_tokens), "", .help = "", 0, 9e15},
     {"data-crc", FIXED, INT64, AT(data_crc), "", .help = "", 0, UINT32_MAX},
 };
@@ -839,10 +835,6 @@ bool options_take_config(Options* o, const TostConfig* config, const char* file,
         same = check_same(&given, row, loaded, file, err);
         free(loaded);
     }
-    if (same && o->extend_block && o->extend_block <= config->block_size)
-        same = tost_error(err, "--extend-block %d: %s has a block size of %d already: give more, or leave it out",
-                          o->extend_block, file, config->block_size);
-    if (same && o->extend_block) o->config.block_size = o->extend_block;
     return same && (derive_defaults(o, err) || tost_error(err, "%s; defaults are from %s", err->text, file));
 }
 

@@ -25,10 +25,8 @@ typedef struct {
     int         preset;                    // tost_preset_at
     TostConfig  config;
     const char *model, *init, *tokenizer;  // NULL: not given
-    int         extend_block;              // 0: the block size of --init
     bool        keep_optimizer;
     const char* init_file;                 // the model file of --init, also of a resumed run; NULL: none
-    int         extended;                  // its --extend-block, or 0
     int         weights;                   // Weights
     // data
     PathList    data, val_data;            // empty: not given

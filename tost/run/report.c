@@ -119,10 +119,6 @@ static void report_model(Run* r) {
     if (r->weights.text[0])
         progress_fact(p, o->resume ? "resumed" : "weights", "%s%s", r->weights.text,
                       o->init && o->keep_optimizer ? ", with the optimizer's state" : "");
-    const int old = r->init.config.block_size;
-    if (o->extend_block && o->config.positions == TOST_POSITIONS_LEARNED)
-        progress_fact(p, "extended", "positions %d to %d are copies of position %d: their loss may be high until they "
-                      "are trained", old + 1, o->extend_block, old);
     progress_fact(p, "steps", "%lld (%lld done); seed %lld", (long long)o->steps, (long long)r->info.step,
                   (long long)o->seed);
     const int64_t micro_batches = o->total_batch / ((int64_t)o->batch * o->seq);

@@ -79,14 +79,14 @@ static bool find_resumed(Run* r, TostError* err) {
     return options_take_config(o, &r->info.config, weights, err);
 }
 
-// What --init takes from its run, besides the learning rate: the optimizer, the sequence length unless --extend-block
-// is given, and defaults for batch and tokens per step.
+// What --init takes from its run, besides the learning rate: the optimizer, the sequence length, and defaults for batch
+// and tokens per step.
 static bool inherit_options(Run* r, const Options* before, TostError* err) {
     Options* o = &r->o;
     KeyValues taken = {0};
     for (int i = 0; i < r->init.options.count; i++) {
         const KeyValue* e = &r->init.options.entry[i];
-        const bool takes = strcmp(e->key, "optimizer") == 0 || (strcmp(e->key, "seq") == 0 && !o->extend_block);
+        const bool takes = strcmp(e->key, "optimizer") == 0 || strcmp(e->key, "seq") == 0;
         if (takes && !option_given(o, e->key)) key_values_add(&taken, xstrdup(e->key), xstrdup(e->value));
     }
     const bool ok = options_resume(o, &taken, r->weights.text, err);
@@ -105,7 +105,6 @@ static bool inherit(Run* r, TostError* err) {
               && options_resume(&before, &r->init.options, r->weights.text, err) && inherit_options(r, &before, err);
     if (o->keep_optimizer) r->info.earlier_updates = r->init.earlier_updates + r->init.step - r->init.skipped;
     o->init_file = r->weights.text;
-    o->extended = o->extend_block;
     if (ok && !option_given(o, "lr")) {
         const bool known = option_given(&before, "lr");
         const double lr = !known ? 0 : r->init.step > 0 ? schedule_lr(schedule_of(&before), r->init.step) : before.lr;

@@ -8,7 +8,6 @@
 
 #include "base/folder.h"
 #include "data/tokenizer.h"
-#include "init.h"
 
 static const char wte_name[] = "transformer.wte.weight", wpe_name[] = "transformer.wpe.weight";
 static const char lm_head_name[] = "lm_head.weight";   // tied to wte; some programs store it as well
@@ -195,18 +194,15 @@ static bool check_lm_head(const StFile* f, TostError* err) {
 }
 
 // Reads all tensors of one array as float32, checks their values and copies them to the engine.
-// stored: the tensors in the file, which may have fewer positions and lack convolutions and memory; these then keep
-// their values.
 static bool put_part(const CheckpointModel* m, const Part* part, const TostTensors* stored, const StFile* f,
                      TostError* err) {
     bool ok = true;
     for (int i = 0; ok && i < m->tensors->count; i++) {
-        const TostTensor *t = &m->tensors->tensor[i], *in_file = tost_tensor_find(stored, t->name);
-        if (!in_file || !has_part(part, t, m->optimizer)) continue;
+        const TostTensor* t = &m->tensors->tensor[i];
+        if (!tost_tensor_find(stored, t->name) || !has_part(part, t, m->optimizer)) continue;
         const StTensor named = st_tensor(t, part->prefix);
         float* values = xmalloc(t->size * sizeof *values);
         ok = st_read_finite(f, st_find(f, named.name), part->array == TOST_V ? 0 : -FLT_MAX, values, err);
-        if (ok) init_extend(values, t, in_file);
         if (t->row == TOST_ROW_temp && t->init == TOST_ZERO)   // uniform membership: some files have 1
             memset(values, 0, t->size * sizeof *values);
         if (ok) m->engine->put(m->model, part->array, t, values);

@@ -25,8 +25,8 @@ typedef struct {
 bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, const char* option, TostError* err);
 
 // Loads all parameters, after checking dtypes, shapes and the CRC-32 (if present). Accepts an lm_head.weight equal to
-// wte; any other unknown tensor is an error that names it. The file may have fewer positions than the model:
-// init_extend extends its tensors, `stored`.
+// wte; any other unknown tensor is an error that names it. `stored`: the tensors of the file, which may lack
+// convolutions and memory; these then keep their values.
 bool checkpoint_load_params(const CheckpointModel* m, const TostTensors* stored, const StFile* model_file,
                             TostError* err);
 // Loads the moments m and v from the optimizer.safetensors next to model_file; it must belong to the same checkpoint.

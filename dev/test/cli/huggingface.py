@@ -243,21 +243,6 @@ def check_round_trip(name):
         check_same_tensors(source, f"{name}_run/step_00000000/model.safetensors")
 
 
-@torch.no_grad()
-def check_extended():
-    """A model of train --extend-block: its new positions are copies of the last one."""
-    trainer("--init", "model.safetensors", "--extend-block", 2 * BLOCK, *NO_STEPS, "extended")
-    theirs, old = exported("extended", "extended_out"), load_file("model.safetensors")
-    rows = [min(t, BLOCK - 1) for t in range(2 * BLOCK)]
-    state = theirs.state_dict()
-    check("an extended model: wpe", torch.equal(state["transformer.wpe.weight"], old["transformer.wpe.weight"][rows]))
-    name = "transformer.h.1.attn.denom_bias"
-    check("an extended model: denom_bias", torch.equal(state[name], old[name][:, rows]))
-    ids = torch.randint(0, 2304, (1, 2 * BLOCK), generator=torch.Generator().manual_seed(8))
-    want = Tost.from_checkpoint("extended")(ids)[0]
-    check("an extended model: logits up to its block size", (theirs(ids).logits - want).abs().max() <= EQUAL)
-
-
 def check_import():
     load("out").save_pretrained("resaved")
     AutoTokenizer.from_pretrained("out").save_pretrained("resaved")
@@ -484,7 +469,6 @@ def main():
     check_training(load("memory_out"))
     check_trainer()
     check_loaded_is_kept()
-    check_extended()
     check_import()
     check_harness()
     check_refusals()

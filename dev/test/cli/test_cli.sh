@@ -121,7 +121,6 @@ halves even $small --membership uniform --conv 0
 halves convolved $small --conv 4 --memory 1 --chunk 20
 check "train prints convolutions and memory" says "convolutions, memory" stdout
 halves no_positions $small --positions none --chunk 20
-halves extended --init straight --extend-block 75 $data $fast --batch 1 --total-batch 150
 run $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --recompute --out recomputed
 rm -r recomputed/step_00000006
 run --resume --out recomputed
@@ -149,8 +148,6 @@ prints "eval --model no_positions --data $dir/tiny_val_*.bin --seq 100 --by-posi
 prints "inspect --model no_positions --text @$dir/long.txt --out no_positions.safetensors" "tokens      100"
 printf '{"context": "1", "answer": 0, "choices": [" 2", " 3 4"]}\n' >task.jsonl
 run eval --model no_positions --task task.jsonl --seq 2147483647 --batch 1
-prints "--init no_positions --extend-block 75 $data $fast --batch 1 --total-batch 150 --steps 2 --out longer_75" \
-    "1 sequence × 75 tokens"
 refuses 1 "tost --resume --out convolved --conv 0 --steps 5" "--conv 0" "4 in convolved"
 refuses 1 "tost --init convolved --conv 0 --out none" "--conv 0" "4 in convolved"
 refuses 1 "tost --resume --out even --conv 4 --steps 5" "--conv 4" "0 in even"
@@ -439,17 +436,6 @@ yes '{"context": "7 and 2", "choices": [" make"], "answer": 0}' | head -n 200000
 interrupted examples 200000 --task long.jsonl
 check "--json lists exactly the scored examples" [ "$(grep -c '"line"' partial.json)" -eq "$part" ]
 
-# A model with more positions
-prints "--init straight --extend-block 75 --data $dir/tiny_train_*.bin --steps 0 --val-every 0 --out longer" \
-    "positions 33 to 75 are copies of position 32: their loss may be high until they are trained"
-for name in straight longer; do
-    run eval --model $name --data "$dir/tiny_val_*.bin" --seq 32
-    grep -v '^speed' stdout >$name.report
-done
-check "--extend-block: the same loss within the old block size" cmp -s straight.report longer.report
-prints "eval --model longer --data $dir/tiny_val_*.bin --by-position" "65-75 "
-run sample --model longer --prompt "7 and" --tokens 80
-
 # ---- A checkpoint has its tokenizer, and --init inherits it ----------------------------------------------------------
 
 cp -R straight copied
@@ -474,9 +460,7 @@ prints "--init base $data --steps 2 $never --out same" "96 tokens per step: 2 mi
 prints "--init base $data --seq 8 --steps 0 --val-every 0 --out same --overwrite" "96 tokens per step: 4 micro-batches × 3 "
 prints "--init base $data --parts 2 --steps 0 --val-every 0 --out same --overwrite" "96 tokens per step: 2 micro-batches × 3 "
 prints "--init base $data --total-batch 64 --steps 0 --val-every 0 --out same --overwrite" "2 micro-batches × 2 "
-prints "--init base $data --extend-block 48 --steps 0 --val-every 0 --out same --overwrite" \
-    "96 tokens per step: 1 micro-batch × 2 sequences × 48 tokens"
-for init in "--init base --keep-optimizer" "--init base --extend-block 48 --memory 1"; do
+for init in "--init base --keep-optimizer" "--init base --memory 1"; do
     run $init $data --steps 2 $never --out tuned --overwrite
     run --resume --out tuned --steps 3 --quiet
     prints "info tuned" "init-file      base/step_00000003/model.safetensors"

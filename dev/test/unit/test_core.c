@@ -1,4 +1,4 @@
-// test_core.c: initial values, extended positions, floating-point operations, number of threads.
+// test_core.c: initial values, floating-point operations, number of threads.
 #include <math.h>
 
 #include "base/memory.h"
@@ -95,38 +95,6 @@ static void test_init(Checks* c) {
     for (size_t i = 0; i < countof(all); i++) fake_destroy(all[i]);
 }
 
-// Every element of an extended tensor must be as init.h defines it.
-static void test_extend(Checks* c) {
-    const int sizes[][2] = {{8, 8}, {8, 9}, {8, 31}, {7, 20}, {1, 5}, {2, 3}};
-    for (size_t i = 0; i < countof(sizes); i++) {
-        const int n = sizes[i][0], end = sizes[i][1];
-        TostConfig config = {.n_layer = 1, .n_head = 3, .n_embd = 6, .block_size = n, .vocab_size = 5};
-        TostTensors from = tost_tensors(&config);
-        config.block_size = end;
-        TostTensors to = tost_tensors(&config);
-        for (int k = 0; k < to.count; k++) {
-            const TostTensor* t = &to.tensor[k];
-            const size_t arrays = t->row == TOST_ROW_denom_bias ? 3 : 1, old = from.tensor[k].size / arrays;
-            const size_t now = t->size / arrays, width = t->row == TOST_ROW_wpe ? 6 : 1;
-            const bool grows = t->row == TOST_ROW_wpe || t->row == TOST_ROW_denom_bias;
-            float* values = xmalloc(t->size * sizeof *values);
-            int wrong = 0;
-            for (size_t j = 0; j < from.tensor[k].size; j++) values[j] = (float)j;
-            init_extend(values, t, &from.tensor[k]);
-            for (size_t j = 0; j < t->size; j++) {
-                int at = (int)(j % now / width);
-                if (grows && at >= n) at = n - 1;
-                const size_t source = j / now * old + (grows ? (size_t)at * width + j % width : j % now);
-                wrong += values[j] != (float)source;
-            }
-            check(c, wrong == 0, "init_extend of %s from %d to %d: %d elements are wrong", t->name, n, end, wrong);
-            free(values);
-        }
-        tost_tensors_free(&from);
-        tost_tensors_free(&to);
-    }
-}
-
 // ---- Model FLOPs utilization ----------------------------------------------------------------------------------------
 
 static void test_flops(Checks* c) {
@@ -186,5 +154,5 @@ static void test_threads(Checks* c) {
 }
 
 int main(void) {
-    return RUN_TESTS("core", test_init, test_extend, test_flops, test_threads);
+    return RUN_TESTS("core", test_init, test_flops, test_threads);
 }
