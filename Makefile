@@ -5,7 +5,6 @@
 #   test               builds and runs the quick tests
 #   test_all           builds and runs all tests
 #   bench              measures speed and memory; compares with PyTorch and tiktoken if PYTHON has them
-#   install            installs the CPU trainer, bash completion and the starter data in PREFIX; uninstall
 #   clean              removes everything built by make
 #   help               prints this text
 # For developers (dev/test/README.md, dev/bench/README.md): test_aarch64, test_mutants, torture, fuzz, sass, bench_cuda
@@ -21,7 +20,6 @@
 #   CC=clang           use another compiler
 #   ARCH=-march=...    target processor, default -march=native; ARCH= is the compiler's default
 #   CFLAGS=-O3         optimization flags; CPPFLAGS, LDFLAGS and AR are used as well
-#   PREFIX=/usr/local  where to install; DESTDIR is put before it
 #   WERROR=1           treat warnings as errors
 #   PYTHON=python3     Python interpreter for tests and benchmarks
 #   V=1                print the commands
@@ -113,7 +111,7 @@ $(BUILD)/tost/base/processor.o: private TOST_CFLAGS += -DBUILT_FOR='" $(BUILT_FO
 $(BUILD)/tost/base/processor.o: private override ARCH :=
 
 # The version in CITATION.cff and the commit, with "+" if files differ from it. Keeps the commit if git cannot read the
-# repository, as in `sudo make install`; without a repository there is none.
+# repository, as in `sudo make`; without a repository there is none.
 $(BUILD)/version: FORCE
 	@mkdir -p $(@D); number=$$(sed -n 's/^version: *//p' CITATION.cff); commit=; \
 	if [ -e .git ]; then commit=$$(git rev-parse --short=10 HEAD 2>/dev/null) || { [ ! -s $@ ] || exit 0; }; \
@@ -133,27 +131,12 @@ $(BUILD)/flags: build/variant
 
 include dev/cuda.mk dev/test.mk dev/bench.mk
 
-# ---- installation -------------------------------------------------------------------------------------------------
-PREFIX   ?= /usr/local
-ROOT      = $(DESTDIR)$(PREFIX)
-INSTALLED = bin/train_gpt_tost share/bash-completion/completions/train_gpt_tost \
-            $(patsubst data/%,share/train_gpt_tost/%,$(wildcard data/starter/*))
-
-install: train_gpt_tost
-	@install -d $(patsubst %,"$(ROOT)/%",$(sort $(dir $(INSTALLED))))
-	install -m 755 train_gpt_tost "$(ROOT)/bin"
-	install -m 644 dev/completion.bash "$(ROOT)/share/bash-completion/completions/train_gpt_tost"
-	install -m 644 data/starter/* "$(ROOT)/share/train_gpt_tost/starter"
-uninstall:
-	rm -f $(patsubst %,"$(ROOT)/%",$(INSTALLED))
-	-rmdir "$(ROOT)/share/train_gpt_tost/starter" "$(ROOT)/share/train_gpt_tost"
-
 clean:
 	rm -rf build train_gpt_tost train_gpt_tostcu test_tost
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
-.PHONY: all install uninstall clean help FORCE
+.PHONY: all clean help FORCE
 .SECONDARY:
 .DELETE_ON_ERROR:
 -include $(shell find build -name '*.d' 2>/dev/null)

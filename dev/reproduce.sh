@@ -18,7 +18,7 @@
 #   --tokenizer FILE    vocabulary of the shards (default: data/vocab.bpe, GPT-2's, downloaded if missing)
 #   --ranks N           train with N processes, started by mpirun
 #   --windows N         random windows of a loss (default: 16000, as for the published losses; with --smoke 40)
-#   --program FILE      an installed or built trainer (default: built with make)
+#   --program FILE      a trainer (default: built with make)
 #   -- OPTIONS          options of `train`, such as --steps 1000 --batch 16; give the same ones to continue
 #
 # PYTHON selects the Python, which needs the packages of dev/requirements.txt; for --shards and --smoke, matplotlib.

@@ -30,7 +30,7 @@ typedef struct {
     StFile            weights_file;    // the same, open until the model has its parameters
     Path              out, log_path;
     Path              old;             // --overwrite: where the old run is now
-    PathList          starter_data, val_globs;   // found for --data and --val-data
+    PathList          val_globs;       // found for --val-data
     Lock              lock;            // on out
     DataSet *         data, *val;      // val: NULL without validation
     Tokenizer*        tokenizer;       // or NULL

@@ -168,15 +168,6 @@ static PathList find_val_data(const PathList* data) {
     return found;
 }
 
-// Finds the starter data of "make install", in PREFIX/share for a program in PREFIX/bin.
-static bool find_installed(Path* data, const char* program) {
-    Path exe;
-    if (!realpath(path_exists("/proc/self/exe") ? "/proc/self/exe" : program, exe.text)) return false;
-    const Path prefix = path_above(path_above(exe.text).text);
-    *data = path_in(prefix.text, "share/train_gpt_tost/starter/starter_train_000000.bin");
-    return path_exists(data->text);
-}
-
 // Finds --tokenizer, the tokenizer beside the weights, or the first beside a shard.
 static bool find_tokenizer(Path* path, Run* r) {
     PathList files = {0}, globs;
@@ -235,15 +226,9 @@ static bool check_run_shards(const Run* r, const DataSet* data, TostError* err) 
 }
 
 // --data, by default the starter data.
-static bool find_data(Run* r, TostError* err) {
-    Path installed;
-    if (option_given(&r->o, "data") || is_dir("data/starter")) return true;
-    if (!find_installed(&installed, r->o.program))
-        return tost_error(err, "data/starter not found: run in the repository root or after make install, or give "
-                          "--data GLOB");
-    add_path(&r->starter_data, xstrdup(installed.text));
-    r->o.data = r->starter_data;
-    return true;
+static bool find_data(const Run* r, TostError* err) {
+    return option_given(&r->o, "data") || is_dir("data/starter")
+           || tost_error(err, "data/starter not found: run in the repository root, or give --data GLOB");
 }
 
 // A resumed run must have the data with which it was started.
@@ -494,7 +479,6 @@ void run_free(Run* r) {
     checkpoint_info_free(&r->info);
     checkpoint_info_free(&r->init);
     key_values_free(&r->resumed);
-    free_paths(&r->starter_data);
     free_paths(&r->val_globs);
     free(r->part_loss);
     free(r->inputs);
