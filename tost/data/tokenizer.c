@@ -6,7 +6,6 @@
 
 #include "base/crc32.h"
 #include "base/heap.h"
-#include "base/json.h"
 #include "base/memory.h"
 #include "base/string_set.h"
 #include "base/text.h"
@@ -400,7 +399,7 @@ static void name_format(const char* path, const char* text, TostError* err) {
         tost_error(err, "%s: compressed by gzip; decompress it first (gzip -d)", path);
     else if (text[strspn(text, " \t\r\n\xef\xbb\xbf")] == '{')
         tost_error(err, "%s: JSON, not a vocab.bpe; dev/data/vocab.py --from FILE --out vocab.bpe converts a "
-                   "tokenizer.json; for a vocab.json, give the merges.txt beside it", path);
+                   "tokenizer.json; for a vocab.json, give a copy of the merges.txt beside it", path);
     else if (text[0] == '\n' && text[1] && text[2] == '\n' && 0 < text[3] && text[3] < text[1])   // of protobuf
         tost_error(err, "%s: a SentencePiece model, not byte-level BPE; `vocab` learns one from text", path);
     else if (part >= 4 && part % 4 == 0 && digits > 0 && strchr("\r\n", text[part + 1 + digits]))
@@ -425,56 +424,18 @@ static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
     return ok;
 }
 
-// Whether text (n) in GPT-2's alphabet is the token with this id.
-static bool is_token(const Tokenizer* t, uint32_t id, const char* text, size_t n) {
-    size_t bytes, i = 0;
-    int len = 0;
-    const char *piece = tokenizer_piece(t, id, &bytes), *end = text + n;
-    if (id == (uint32_t)tokenizer_eot(t)) return strcmp(text, piece) == 0;
-    while (text < end && i < bytes && alphabet_byte(utf8_decode(&len, text, end)) == (unsigned char)piece[i]) {
-        text += len;
-        i++;
-    }
-    return text == end && i == bytes;
-}
-
-// The tokens must have the same ids in a vocab.json, {"token": id, …}, or a tokenizer.json, where that is the value of
-// "vocab".
-static bool compare_ids(const Tokenizer* t, const char* path, TostError* err) {
-    const uint64_t size = (uint64_t)tokenizer_size(t);
-    Bytes file;
-    TostError why;
-    if (!read_file(&file, path, err)) return false;
-    bool* same = xcalloc(size, sizeof *same);
-    char *key = xmalloc(file.size + 1), *vocab = strstr(file.data, "\"vocab\": {");
-    Json j = json_open(file.data, file.size, &why);
-    same[size - 1] = true;   // a vocab.json may lack <|endoftext|>
-    if (vocab || (vocab = strstr(file.data, "\"vocab\":{"))) j.p = strchr(vocab, '{');
-    uint64_t id;
-    bool ok = json_enter(&j, "{}");
-    for (size_t n; ok && json_field(&j, key, file.size + 1, &n);)
-        if ((ok = json_u64(&j, &id)) && id < size) same[id] = is_token(t, (uint32_t)id, key, n);
-    id = 0;
-    while (id < size && same[id]) id++;
-    free(key);
-    free(file.data);
-    free(same);
-    if (!ok || j.failed) return tost_error(err, "%s, beside %s: %s", path, t->path, why.text);
-    return id == size
-        || tost_error(err, "%s: id %d is another token in %s, so shards made with that file cannot be used; to "
-                      "tokenize text again, copy %s to a vocab.bpe elsewhere", t->path, (int)id, path, t->path);
-}
-
-// Files of Hugging Face tokenizers beside a merges.txt have the ids, which may be in another order than the merges.
-static bool check_ids(const Tokenizer* t, TostError* err) {
+// Beside a merges.txt, files of Hugging Face tokenizers have the ids, which may be in another order than the merges.
+static bool check_alone(const char* path, TostError* err) {
     static const char merges[] = "merges.txt", *const names[] = {"vocab.json", "tokenizer.json"};
-    const int prefix = (int)strlen(t->path) - (int)strlen(merges);
-    bool ok = true;
-    for (size_t i = 0; ok && prefix >= 0 && strcmp(t->path + prefix, merges) == 0 && i < countof(names); i++) {
-        const Path path = path_text("%.*s%s", prefix, t->path, names[i]);
-        ok = !is_file(path.text) || compare_ids(t, path.text, err);
+    const int prefix = (int)strlen(path) - (int)strlen(merges);
+    for (size_t i = 0; prefix >= 0 && strcmp(path + prefix, merges) == 0 && i < countof(names); i++) {
+        const Path beside = path_text("%.*s%s", prefix, path, names[i]);
+        if (is_file(beside.text))
+            return tost_error(err, "%s: tokens may have other ids in %s beside it, and shards made with that file "
+                              "cannot be used; to tokenize text again, copy %s to a vocab.bpe elsewhere, or convert a "
+                              "tokenizer.json (dev/data/vocab.py --from FILE --out vocab.bpe)", path, beside.text, path);
     }
-    return ok;
+    return true;
 }
 
 Tokenizer* tokenizer_open(const char* path, TostError* err) {
@@ -490,7 +451,7 @@ Tokenizer* tokenizer_open(const char* path, TostError* err) {
     Tokenizer* t = xcalloc(1, sizeof *t);
     t->path = xstrdup(path);
     t->file = file;
-    if (load(t, &file, err) && check_ids(t, err)) return t;
+    if (load(t, &file, err) && check_alone(path, err)) return t;
     tokenizer_free(t);
     return NULL;
 }

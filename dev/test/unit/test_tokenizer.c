@@ -386,40 +386,19 @@ static void test_invalid_files(Checks* c) {
     refused(c, vocab_file, "No such file");
 }
 
-// A vocab.json or tokenizer.json beside a merges.txt: the same ids, or the first that differs. ids: of the 256 bytes from
-// `first` on, "ab" and, if it is not negative, <|endoftext|>.
-static void check_layout(Checks* c, const char* json, int first, int ab, int eot, const char* expected) {
-    char *text = xstrdup(strstr(json, "tokenizer") ? "{\"model\": {\"type\": \"BPE\", \"vocab\": {" : "{"), *end;
-    TostError err = {""};
-    for (uint32_t ch = 0, id = 0; id < 256; ch++) {
-        char utf8[5] = "";
-        if (alphabet_byte(ch) < 0) continue;
-        utf8[utf8_encode(utf8, ch)] = 0;
-        text = append_text(text, "\"%s%s\":%d,", ch == '"' || ch == '\\' ? "\\" : "", utf8, first + (int)id++);
-    }
-    text = append_text(text, "\"ab\": %d", ab);
-    if (eot >= 0) text = append_text(text, ", \"<|endoftext|>\": %d, \"<pad>\": 300", eot);
-    end = append_text(text, strstr(json, "tokenizer") ? "}, \"merges\": [\"a b\"]}}" : "}");
-    write_text("my-merges.txt", "a b\n");
-    write_text(json, end);
-    Tokenizer* t = tokenizer_open("my-merges.txt", &err);
-    if (expected) check_refused(c, t != NULL, &err, expected, json);
-    else check(c, t != NULL, "%s: %s", json, err.text);
-    tokenizer_free(t);
-    unlink(json);
-    free(end);
-}
-
+// A merges.txt is refused beside a vocab.json or tokenizer.json with its prefix.
 static void test_layouts(Checks* c) {
-    static const char* const files[] = {"my-vocab.json", "my-tokenizer.json"};
+    static const char* const files[] = {"my-vocab.json", "my-tokenizer.json", "vocab.json"};
+    write_text("my-merges.txt", "a b\n");
     for (size_t i = 0; i < countof(files); i++) {
-        check_layout(c, files[i], 0, 256, 257, NULL);
-        check_layout(c, files[i], 0, 256, -1, NULL);
-        check_layout(c, files[i], 1, 257, 0, "my-merges.txt: id 0 is another token");
-        check_layout(c, files[i], 0, 257, 256, "id 256 is another token");
-        check_layout(c, files[i], 0, 258, -1, "id 256 is another token");
+        TostError err = {""};
+        write_text(files[i], "{}");
+        Tokenizer* t = tokenizer_open("my-merges.txt", &err);
+        if (i < 2) check_refused(c, t != NULL, &err, files[i], "my-merges.txt: tokens may have other ids");
+        else check(c, t != NULL, "%s: %s", files[i], err.text);
+        tokenizer_free(t);
+        unlink(files[i]);
     }
-    check_layout(c, "vocab.json", 1, 257, 0, NULL);   // of other merges
 }
 
 // ---- From files to shards -------------------------------------------------------------------------------------------
