@@ -420,8 +420,8 @@ static bool parse_value(Options* o, const Option* row, const char* text, TostErr
     if (!*text) return tost_error(err, "--%s is empty: give a value, or leave it out", row->name);
     if (strcmp(text, "-") == 0 && !strstr(row->metavar, "|-") && row->field != AT(stop))
         return tost_error(err, "--%s -: give a name (./- for a file named -)", row->name);
-    if (is_saved(row) && strpbrk(text, separator))
-        return tost_error(err, "--%s %s: the name has a byte 0x1f: rename it", row->name, text);
+    if ((row->commands & TRAIN) && (strpbrk(text, separator) || count_broken(&(uint64_t){0}, text, strlen(text))))
+        return tost_error(err, "--%s %s: the name has a byte 0x1f or is not UTF-8; rename it", row->name, text);
     if (row->kind == STRING) *(const char**)field_of(o, row) = text;
     return true;
 }

@@ -31,21 +31,15 @@ void report_lost_output(Run* r) {
              why == EAGAIN ? "is not read" : "cannot be written: ", why == EAGAIN ? "" : strerror(why));
 }
 
-// Quotes a word for the shell, if necessary; with printf and octal escapes if it is not printable. free()
+// Quotes a word for the shell, if necessary. free()
 static char* shell_word(const char* word) {
     static const char plain[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-./,:=+@%";
     if (*word && word[strspn(word, plain)] == 0) return xstrdup(word);
-    char* shown = printable_text(word);
-    const bool printable = strcmp(shown, word) == 0;
-    free(shown);
-    char *quoted = xmalloc(4 * strlen(word) + 16), *q = stpcpy(quoted, printable ? "'" : "\"$(printf '");
-    for (; *word; word++) {
-        const unsigned char c = (unsigned char)*word;
-        if (!printable && (c < 0x20 || c > 0x7e || strchr("'\\%\"`$", c))) q += sprintf(q, "\\%03o", c);
-        else if (c == '\'') q = stpcpy(q, "'\\''");
+    char *quoted = xmalloc(4 * strlen(word) + 3), *q = stpcpy(quoted, "'");
+    for (; *word; word++)
+        if (*word == '\'') q = stpcpy(q, "'\\''");
         else *q++ = *word;
-    }
-    stpcpy(q, printable ? "'" : "')\"");
+    stpcpy(q, "'");
     return quoted;
 }
 

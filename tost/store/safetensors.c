@@ -6,7 +6,6 @@
 #include "base/folder.h"
 #include "base/json.h"
 #include "base/platform.h"
-#include "base/text.h"
 
 #include <assert.h>
 #include <errno.h>
@@ -93,24 +92,6 @@ static bool parse_tensor(Json* j, StTensor* t) {
     return true;
 }
 
-// Metadata contains file names, which may be any bytes. In a JSON string, a byte that is not UTF-8 is U+0000 followed
-// by the character with its value, U+0080 to U+00FF; U+0000 is used for nothing else. Decodes n bytes of UTF-8 in place
-// and appends a NUL. Returns false if they have another U+0000.
-static bool decode_bytes(char* text, size_t n) {
-    const unsigned char *p = (const unsigned char*)text, *end = p + n;
-    for (; p < end; text++) {
-        if (*p) {
-            *text = (char)*p++;
-            continue;
-        }
-        if (end - p < 3 || (p[1] != 0xc2 && p[1] != 0xc3)) return false;
-        *text = (char)(p[1] << 6 | (p[2] & 0x3f));
-        p += 3;
-    }
-    *text = 0;
-    return true;
-}
-
 // Reads "key": "value", strings of any length. buffer has room for both, since decoding never lengthens text.
 static bool parse_metadata(Json* j, StFile* f, char* buffer) {
     const size_t cap = (size_t)(j->end - j->start) + 2;
@@ -120,8 +101,8 @@ static bool parse_metadata(Json* j, StFile* f, char* buffer) {
     while (json_field(j, buffer, cap, &n_key)) {
         char* value = buffer + n_key + 1;
         if (!json_string(j, value, cap - n_key - 1, &n)) return false;
-        if (!decode_bytes(buffer, n_key) || !decode_bytes(value, n))
-            return tost_error(j->err, "__metadata__ '%s': a NUL in '%s'", buffer, value);
+        if (strlen(buffer) != n_key || strlen(value) != n)   // before a NUL: a byte that is not UTF-8, in older files
+            return tost_error(j->err, "__metadata__ '%s': a NUL, or a name that is not UTF-8, in '%s'", buffer, value);
         if (st_meta(f, buffer)) return tost_error(j->err, "__metadata__ '%s' appears twice", buffer);
         if (f->meta.count == MAX_META) return tost_error(j->err, "more than %d entries in __metadata__", MAX_META);
         key_values_add(&f->meta, xstrdup(buffer), xstrdup(value));
@@ -327,31 +308,13 @@ bool st_crc32(const StFile* f, uint32_t* crc, TostError* err) {
 
 // ---- Writing ----
 
-// The inverse of decode_bytes.
-static void put_bytes(FILE* out, const char* s) {
-    const char* end = s + strlen(s);
-    char *text = xmalloc(3 * (size_t)(end - s) + 1), *p = text;
-    while (s < end) {
-        const int n = utf8_length(s, end);
-        if (n == 0) {
-            const unsigned char c = (unsigned char)*s++;
-            *p++ = 0;
-            *p++ = (char)(0xc0 | c >> 6);
-            *p++ = (char)(0x80 | (c & 0x3f));
-        }
-        for (int i = 0; i < n; i++) *p++ = *s++;
-    }
-    json_write_string(out, text, (size_t)(p - text));
-    free(text);
-}
-
 // Writes the JSON header to memory. Sets crc_at and expected.
 static void put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_tensors, const KeyValues* meta) {
     fputs("{\"__metadata__\":{", out);
     for (int i = 0; i < meta->count; i++) {
-        put_bytes(out, meta->entry[i].key);
+        json_write_string(out, meta->entry[i].key, strlen(meta->entry[i].key));
         fputc(':', out);
-        put_bytes(out, meta->entry[i].value);
+        json_write_string(out, meta->entry[i].value, strlen(meta->entry[i].value));
         fputc(',', out);
     }
     fputs("\"crc32\":\"", out);

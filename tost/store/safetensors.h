@@ -42,8 +42,7 @@ bool st_crc32(const StFile* f, uint32_t* crc, TostError* err);          // of al
 
 // Writing: declare all tensors and metadata, then append the tensors' bytes in that order, then end. The CRC-32 of
 // the tensor bytes is stored in __metadata__ as "crc32" (8 hexadecimal digits), which meta must not have. Tensor data
-// starts at a multiple of 8. Metadata may be any bytes but NUL; a byte that is not UTF-8 is written as two characters
-// (U+0000, and U+00FF for 0xff), since JSON strings are Unicode, and reading restores it.
+// starts at a multiple of 8. In metadata, bytes that are not UTF-8 become U+FFFD.
 
 typedef struct {
     char*     path;

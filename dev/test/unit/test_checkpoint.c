@@ -62,7 +62,7 @@ static const struct { const char* header; size_t data; const char* error; } head
     {"{\"__metadata__\":{\"k\":\"1\"},\"__metadata__\":{\"l\":\"2\"}}", 0, "\"__metadata__\" appears twice"},
     {"{" T_("a\\u0000b", "F32", "", "0", "4") "}", 4, "a NUL in the name 'a'"},
     {"{\"__metadata__\":{\"k\":1}}", 0, "expected a string"},
-    {"{\"__metadata__\":{\"k\":\"v\\u0000\\u0100\"}}", 0, "a NUL in 'v'"},
+    {"{\"__metadata__\":{\"k\":\"v\\u0000\\u0100\"}}", 0, "or a name that is not UTF-8, in 'v'"},
     {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "__metadata__ 'k' appears twice"},
     {"{" T_(FIFTY FIFTY FIFTY "0123456789", "F32", "", "0", "4") "}", 4, "longer than 159 bytes"},
 };
@@ -144,7 +144,7 @@ static void test_st_round_trip(Checks* c) {
     static char* const nasty = "\"quote\" \\ \n\t\x01 \xc3\xa9 \xf0\x9f\x98\x80";
     static const float values[6] = {1, -2, 3.5f, 0, 1e-30f, 6};
     static const int32_t id = -7;
-    KeyValue meta[] = {{"step", "12"}, {"nasty \"key\"", nasty}, {"bad \xfe", "a\xff\x80\xc0" "b\xc3"}};
+    KeyValue meta[] = {{"step", "12"}, {"nasty \"key\"", nasty}, {"bad", "a\xff"}};
     const KeyValues list = {countof(meta), meta};
     const StTensor tensors[] = {
         {.name = "transformer.wte.weight", .dtype = ST_F32, .ndim = 2, .shape = {2, 3}},
@@ -168,7 +168,7 @@ static void test_st_round_trip(Checks* c) {
     check(c, t && t->ndim == 0 && st_read(&f, t, &id_back, &err) && id_back == id, "scalar: got %d", id_back);
     check(c, !st_find(&f, "absent") && !st_meta(&f, "absent"), "absent names are not found");
     check(c, strcmp(st_meta(&f, "step"), "12") == 0 && strcmp(st_meta(&f, meta[1].key), nasty) == 0
-             && strcmp(st_meta(&f, meta[2].key), meta[2].value) == 0, "metadata");
+             && strcmp(st_meta(&f, "bad"), "a\xef\xbf\xbd") == 0, "metadata");
     const uint32_t direct = crc32_update(crc32_update(0, values, sizeof values), &id, sizeof id);
     snprintf(digits, sizeof digits, "%08" PRIx32, direct);
     check(c, st_crc32(&f, &crc, &err) && crc == direct && strcmp(st_meta(&f, "crc32"), digits) == 0,
