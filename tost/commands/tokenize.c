@@ -18,19 +18,13 @@ static void show_tokens(void* context, const TokenizeResult* r) {
                   human_count(tokens, (double)r->tokens), 1e-6 * (double)r->read.bytes / (now_seconds() - p->started));
 }
 
-// Even with --quiet: the user would wait and not know why.
-static void show_waiting(void* context, const char* name) {
-    progress_erase(context);
-    print_line(stderr, "%s: waiting for a process that writes to this FIFO", name);
-}
-
 static void begin(Progress* progress, TextInput* in, const Options* o) {
     signals_ignore_write_errors();
     signals_catch(true);
     *progress = progress_new(stderr, o->quiet);
     *in = (TextInput){.files = o->files, .n_files = o->n_files, .jsonl = o->jsonl, .plain = o->plain,
                       .text_field = o->text_field, .skip_bad_lines = o->skip_bad_lines, .threads = o->threads,
-                      .waiting = show_waiting, .context = progress};
+                      .context = progress};
 }
 
 static int failed(const Options* o, const TostError* err) {

@@ -94,17 +94,13 @@ static bool wait_for_input(const Source* s) {
 }
 
 // Reads n bytes, or fewer at the end of the file: s->end.
-static bool source_fill(Source* s, char* to, size_t n, Reader* r, TostError* err) {
-    bool first = S_ISFIFO(s->mode) && s->read == 0 && s->fd != STDIN_FILENO;
+static bool source_fill(Source* s, char* to, size_t n, TostError* err) {
     for (size_t done = 0; done < n && !s->end;) {
-        if (!first && !wait_for_input(s)) return interrupted(err);
+        if (!wait_for_input(s)) return interrupted(err);
         const ssize_t got = read(s->fd, to + done, n - done);
         if (got < 0 && errno != EINTR && errno != EAGAIN)
             return tost_error(err, "%s: reading failed after %" PRIu64 " bytes: %s", s->name, s->read, strerror(errno));
-        if (got == 0 && first && r->in->waiting)   // nothing has opened the FIFO for writing
-            r->in->waiting(r->in->context, s->name);
-        else s->end = got == 0;
-        first = false;
+        s->end = got == 0;
         done += got > 0 ? (size_t)got : 0;
         s->read += got > 0 ? (uint64_t)got : 0;
     }
@@ -122,7 +118,7 @@ static bool source_read(Source* s, size_t used, Reader* r, TostError* err) {
     }
     const uint64_t before = s->read;
     const size_t room = s->cap - s->n, most = r->batch_bytes + s->n;   // most: a batch, and as much as is left
-    if (!source_fill(s, s->data + s->n, before && room > most ? most : room, r, err)) return false;
+    if (!source_fill(s, s->data + s->n, before && room > most ? most : room, err)) return false;
     s->n += (size_t)(s->read - before);
     r->count->bytes += s->read - before;
     size_t skip = 0;

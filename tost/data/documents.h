@@ -11,8 +11,7 @@ typedef struct {
     bool         skip_bad_lines; // of JSONL
     int          threads;        // 0: OpenMP's default
     size_t       batch_bytes;    // input bytes read at a time, 0: 16 MiB; does not affect the documents
-    void       (*waiting)(void* context, const char* name);   // unless NULL, called when nothing writes to a FIFO
-    void*        context;
+    void*        context;        // of `progress`, see tokenize.h and vocab.h
 } TextInput;
 
 enum { LISTED_FILES = 8 };

@@ -15,13 +15,14 @@ args="tokenize --tokenizer vocab.bpe --val-frac 0"
 # ---- Signals ---------------------------------------------------------------------------------------------------------
 
 begin $args --out stopped slow
-check "tokenize waits" until_true says "slow: waiting" stderr.bg
+check "tokenize begins" until_true [ -e stopped.tmp ]
+sleep 0.3   # it opens the FIFO
 kill -TERM $process
 end 143 SIGTERM
 check "SIGTERM: nothing was written" says "nothing was written" stderr.bg
 check "SIGTERM: nothing is left: $(ls)" [ -z "$(find . -name 'stopped*')" ]
 begin $args --out waited slow
-check "tokenize waits again" until_true says "slow: waiting" stderr.bg
+check "tokenize begins again" until_true [ -e waited.tmp ]
 run $args --out waited2 text.txt   # another prefix that begins with the first
 echo hello >slow
 end 0 "a FIFO"
