@@ -18,19 +18,10 @@ bool terminal_is_live(int fd) {
     return isatty(fd) && term && strcmp(term, "dumb") != 0;
 }
 
-bool terminal_color(void) {
-    const char* value = getenv("NO_COLOR");
-    return !value || !*value;
-}
-
-// Columns of n bytes of UTF-8, by the first byte of each character: two for U+3000 to U+DFFF and from U+10000 on,
-// which are mostly East Asian characters and emoji, and one for all others.
+// Columns of n bytes of UTF-8: one for each character.
 static int columns_of(const char* text, size_t n) {
     int columns = 0;
-    for (size_t i = 0; i < n; i++) {
-        const unsigned char c = (unsigned char)text[i];
-        columns += (c & 0xC0) == 0x80 ? 0 : (c >= 0xE3 && c <= 0xED) || c >= 0xF0 ? 2 : 1;
-    }
+    for (size_t i = 0; i < n; i++) columns += (text[i] & 0xC0) != 0x80;
     return columns;
 }
 

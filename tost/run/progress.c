@@ -8,7 +8,7 @@
 #include "base/terminal.h"
 #include "base/text.h"
 
-enum { LINE_CAP = 1024, ROOM_MAX = 900, FIELD_CAP = 64 };   // bytes of a line and a field; columns
+enum { LINE_CAP = 1024, HEAD_CAP = 128 };   // bytes
 static const double LIVE_INTERVAL = 0.25, LIVE_STEP_INTERVAL = 0.1;           // seconds
 static const double PLAIN_INTERVAL = 5, PLAIN_SLOWEST = 60, STDERR_INTERVAL = 30;
 static const double PLAIN_FRACTION = 0.01;   // of the elapsed time, so that a long run has few lines
@@ -52,37 +52,14 @@ void progress_end(Progress* p) {
     p->line_open = false;
 }
 
-// The columns that a line may use. A live line must not reach the edge: it would wrap and could not be erased.
-static int line_room(const Progress* p) {
-    const int columns = p->live ? terminal_columns(p->fd) : ROOM_MAX;
-    return columns <= 0 ? 79 : columns < ROOM_MAX ? columns - 1 : ROOM_MAX;
-}
-
-// The line as the terminal shows it: wrapped and with colors. free()
-static char* styled_line(const Progress* p, const char* text) {
-    static const struct { const char *indent, *color; } styles[] = {
-        [PROGRESS_PLAIN] = {NULL, ""},
-        [PROGRESS_FACT] = {"           ", "\033[2m"},
-        [PROGRESS_SAMPLE] = {"  | ", ""},
-        [PROGRESS_RESULT] = {"  ", "\033[1m"},
-    };
-    const char *indent = styles[p->style].indent, *color = terminal_color() ? styles[p->style].color : "";
-    if (!p->live || !indent) return xstrdup(text);
-    char* wrapped = wrap_text(text, 0, line_room(p), indent);
-    char* line = xasprintf("%s%s%s", color, wrapped, *color ? "\033[0m" : "");
-    free(wrapped);
-    return line;
-}
-
 void progress_text(Progress* p, const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
-    char *text = vprintable_text(fmt, ap), *styled = styled_line(p, text);
+    char* text = vprintable_text(fmt, ap);
     va_end(ap);
-    char* line = xasprintf("%s%s\n", eraser(p), styled);
+    char* line = xasprintf("%s%s\n", eraser(p), text);
     emit(p, line);
     free(line);
-    free(styled);
     free(text);
 }
 
@@ -91,15 +68,15 @@ void progress_fact(Progress* p, const char* label, const char* fmt, ...) {
     va_start(ap, fmt);
     char* fact = vprintable_text(fmt, ap);
     va_end(ap);
-    p->style = PROGRESS_FACT;
     progress_text(p, "%-11s%s", label, fact);
-    p->style = PROGRESS_PLAIN;
     free(fact);
 }
 
-// Shows a progress line.
+// Shows a progress line. A live one must not reach the edge of the terminal: it would wrap and could not be erased.
 static void show(Progress* p, const char* line) {
-    char* text = p->live ? xasprintf("%s%s", eraser(p), line) : xasprintf("%s\n", line);
+    const int columns = p->live ? terminal_columns(p->fd) : 0;
+    char* text = p->live ? xasprintf("%s%.*s", eraser(p), columns > 0 ? columns - 1 : 79, line)
+                         : xasprintf("%s\n", line);
     emit(p, text);
     p->line_open = p->live;
     free(text);
@@ -128,7 +105,7 @@ static Duration duration(double seconds) {
 }
 
 void progress_show(Progress* p, double done, const char* fmt, ...) {
-    char percent[16] = "", eta[48] = "", line[LINE_CAP];
+    char percent[16] = "", eta[48] = "";
     if (!is_due(p, LIVE_INTERVAL)) return;
     va_list ap;
     va_start(ap, fmt);
@@ -136,10 +113,9 @@ void progress_show(Progress* p, double done, const char* fmt, ...) {
     va_end(ap);
     if (!isnan(done)) snprintf(percent, sizeof percent, "%5.1f%%  ", 100 * done);
     if (done > 0) snprintf(eta, sizeof eta, "  ETA %s", duration((p->shown - p->started) * (1 - done) / done).text);
-    const size_t room = (size_t)line_room(p);
-    const bool fits = strlen(percent) + strlen(text) + strlen(eta) <= room;
-    snprintf(line, room + 1, "%s%s%s", percent, text, fits ? eta : "");
+    char* line = xasprintf("%s%s%s", percent, text, eta);
     show(p, line);
+    free(line);
     free(text);
 }
 
@@ -161,27 +137,13 @@ static Duration run_eta(const Progress* p) {
     return duration(seconds * ((double)p->steps - steps_done(p)));
 }
 
-// The fields of a line, each with its leading spaces, the most important first.
-enum { FIELDS = 4 };
-typedef struct { char text[FIELDS][FIELD_CAP]; } Fields;
-
-// step 120/800 [###      ]  loss 3.2145  ETA 1m32s  12.3K tok/s  38.2% MFU  lr 2.9e-03  |g| 0.81
-// On a terminal, fields that do not fit are dropped, and the bar gets the columns that are left.
-static void show_fields(Progress* p, const char* head, const Fields* fields) {
-    enum { ENDS = 3, BAR_MIN = 6, BAR_MAX = 24 };
-    static const char full[] = "########################";
-    char line[LINE_CAP], rest[FIELDS * FIELD_CAP] = "";
-    const int room = line_room(p);
-    int used = (int)strlen(head);
-    for (int i = 0; i < FIELDS && used + (int)strlen(fields->text[i]) <= room; i++) {
-        strcat(rest, fields->text[i]);
-        used += (int)strlen(fields->text[i]);
-    }
-    const int columns = (room - used < BAR_MAX ? room - used : BAR_MAX) - ENDS;
-    const int filled = (int)(fmin(steps_done(p) / (double)p->steps, 1) * columns);
-    if (p->live && columns >= BAR_MIN - ENDS)
-        snprintf(line, sizeof line, "%s [%.*s%*s]%s", head, filled, full, columns - filled, "", rest);
-    else snprintf(line, (size_t)room + 1, "%s%s", head, rest);
+// step 120/800 [##      ]  loss 3.2145  ETA 1m32s  12.3K tok/s  38.2% MFU  lr 2.9e-03  |g| 0.81
+static void show_bar(Progress* p, const char* head, const char* rest) {
+    enum { BAR = 8 };
+    char line[LINE_CAP];
+    const int filled = (int)(fmin(steps_done(p) / (double)p->steps, 1) * BAR);
+    if (p->live) snprintf(line, sizeof line, "%s [%.*s%*s]%s", head, filled, "########", BAR - filled, "", rest);
+    else snprintf(line, sizeof line, "%s%s", head, rest);
     show(p, line);
 }
 
@@ -192,8 +154,7 @@ static void format_mfu(char* out, size_t cap, const Progress* p, double tokens_p
 }
 
 void progress_micro_batch(Progress* p, double done) {
-    Fields fields = {0};
-    char head[2 * FIELD_CAP], rate[32];
+    char head[HEAD_CAP], rest[LINE_CAP / 2], loss[32] = "", rate[32];
     const double now = now_seconds(), all = (double)p->micro_batches;
     p->done = done;
     if (done == 0) p->step_started = now;
@@ -202,25 +163,22 @@ void progress_micro_batch(Progress* p, double done) {
     if (done == 0 || done == all || seconds < STEP_IS_LONG || !is_due(p, LIVE_INTERVAL)) return;
     snprintf(head, sizeof head, "step %lld/%lld  micro-batch %.*f/%lld", (long long)(p->step + 1), (long long)p->steps,
              done == floor(done) ? 0 : 2, done, (long long)p->micro_batches);
-    if (p->last.step >= 0) snprintf(fields.text[0], FIELD_CAP, "  loss %.4f", plain_nan(p->last.train_loss));
-    snprintf(fields.text[1], FIELD_CAP, "  step ETA %s", duration(seconds * (all - done) / done).text);
-    snprintf(fields.text[2], FIELD_CAP, "  run ETA %s", run_eta(p).text);
-    snprintf(fields.text[3], FIELD_CAP, "  %s tok/s", human_count(rate, done / all * (double)p->tokens / seconds));
-    show_fields(p, head, &fields);
+    if (p->last.step >= 0) snprintf(loss, sizeof loss, "  loss %.4f", plain_nan(p->last.train_loss));
+    snprintf(rest, sizeof rest, "%s  step ETA %s  run ETA %s  %s tok/s", loss,
+             duration(seconds * (all - done) / done).text, run_eta(p).text,
+             human_count(rate, done / all * (double)p->tokens / seconds));
+    show_bar(p, head, rest);
 }
 
 static void show_live_step(Progress* p) {
-    Fields fields;
-    char head[FIELD_CAP], rate[32], mfu[32];
+    char head[HEAD_CAP], rest[LINE_CAP / 2], rate[32], mfu[32];
     const LogRow* row = &p->last;
     const double tokens_per_s = row->tokens_per_s * (row->ms > 0 ? row->ms / p->smoothed_ms : 1);
     format_mfu(mfu, sizeof mfu, p, tokens_per_s);
     snprintf(head, sizeof head, "step %lld/%lld", (long long)p->step, (long long)p->steps);
-    snprintf(fields.text[0], FIELD_CAP, "  loss %.4f", plain_nan(row->train_loss));
-    snprintf(fields.text[1], FIELD_CAP, "  ETA %s", run_eta(p).text);
-    snprintf(fields.text[2], FIELD_CAP, "  %s tok/s%s", human_count(rate, tokens_per_s), mfu);
-    snprintf(fields.text[3], FIELD_CAP, "  lr %.1e  |g| %.2f", row->lr, plain_nan(row->grad_norm));
-    show_fields(p, head, &fields);
+    snprintf(rest, sizeof rest, "  loss %.4f  ETA %s  %s tok/s%s  lr %.1e  |g| %.2f", plain_nan(row->train_loss),
+             run_eta(p).text, human_count(rate, tokens_per_s), mfu, row->lr, plain_nan(row->grad_norm));
+    show_bar(p, head, rest);
 }
 
 static void show_plain_step(Progress* p) {

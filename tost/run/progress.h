@@ -5,19 +5,10 @@
 #include <stdio.h>
 #include "store/log.h"
 
-// How progress_text shows a line on a terminal. In PLAIN the terminal wraps, so that a command can be copied.
-typedef enum {
-    PROGRESS_PLAIN,
-    PROGRESS_FACT,     // a label of 11 columns and a fact: dim
-    PROGRESS_SAMPLE,   // "  | " and generated text
-    PROGRESS_RESULT,   // bold
-} ProgressStyle;
-
 typedef struct {
     int     fd;            // stdout for train, stderr for eval and tokenize
     bool    live, quiet;   // live: fd is a terminal; quiet: print nothing
     bool    line_open;     // a live line is on the screen
-    ProgressStyle style;   // of the next lines of progress_text; set by the caller
     double  interval;      // seconds between plain progress lines, at first
     double  began, shown;  // now_seconds() at progress_new, and when progress was last shown
     double  started;       // now_seconds() at progress_start
@@ -52,9 +43,9 @@ void     progress_step(Progress* p, const LogRow* row);
 // and 30 s on stderr.
 void     progress_show(Progress* p, double done, const char* fmt, ...) PRINTF_LIKE(3, 4);
 void     progress_start(Progress* p);   // call when the work that progress_show shows begins
-// Prints a line in p->style above the live line; adds the newline. On a terminal, wraps it at words.
+// Prints a line above the live line; adds the newline.
 void     progress_text(Progress* p, const char* fmt, ...) PRINTF_LIKE(2, 3);
-void     progress_fact(Progress* p, const char* label, const char* fmt, ...) PRINTF_LIKE(3, 4);   // in PROGRESS_FACT
+void     progress_fact(Progress* p, const char* label, const char* fmt, ...) PRINTF_LIKE(3, 4);
 // End the live line, if there is one: progress_end leaves it on the screen, progress_erase removes it.
 void     progress_end(Progress* p);
 void     progress_erase(Progress* p);

@@ -253,10 +253,8 @@ void report_flops(Run* r) {
 
 void report_validation(Run* r) {
     const CheckpointInfo* i = &r->info;
-    r->progress.style = PROGRESS_RESULT;
     progress_text(&r->progress, "validation after step %lld: loss %.6f, perplexity %.2f, best %.6f after step %lld",
                   (long long)i->val_step, i->val_loss, exp(i->val_loss), i->best_val_loss, (long long)i->best_val_step);
-    r->progress.style = PROGRESS_PLAIN;
 }
 
 typedef struct { Run* r; FILE* text; int64_t tokens; bool interrupted; } Sample;
@@ -276,12 +274,10 @@ static bool append_token(void* context, const char* bytes, size_t n) {
 static void print_sample(Run* r, char* text, size_t n) {
     for (size_t i = 0; i < n; i++)
         if (!text[i]) text[i] = '?';
-    r->progress.style = PROGRESS_SAMPLE;
     for (char *line = text, *end; line < text + n; line = end + 1) {
         end = line + strcspn(line, "\n");
         progress_text(&r->progress, "  | %.*s", (int)(end - line), line);
     }
-    r->progress.style = PROGRESS_PLAIN;
 }
 
 // The random numbers of a sample depend only on seed and step.

@@ -257,31 +257,6 @@ static void test_progress_stopped(Checks* c) {
     fclose(f);
 }
 
-// Facts are dim, results bold; text that is wrapped has all its words, in lines that fit. Commands are not wrapped.
-static void test_progress_styles(Checks* c) {
-#define GLOB "shards/with/a/name_*.bin: 12 shards, 1.2G tokens, 0.12 epochs of"
-    static const struct { ProgressStyle style; bool live; const char *no_color, *text, *shown; } cases[] = {
-        {PROGRESS_FACT, false, "", "data       " GLOB " them, shuffled", "data       " GLOB " them, shuffled\n"},
-        {PROGRESS_FACT, true, "", "data       " GLOB " them, shuffled",
-         "\033[2mdata       " GLOB "\n           them, shuffled\033[0m\n"},
-        {PROGRESS_FACT, true, "1", "data       " GLOB " them, shuffled",
-         "data       " GLOB "\n           them, shuffled\n"},
-        {PROGRESS_PLAIN, true, "", "data       " GLOB " them, shuffled", "data       " GLOB " them, shuffled\n"},
-        {PROGRESS_RESULT, true, "", "loss 2", "\033[1mloss 2\033[0m\n"},
-    };
-    for (size_t i = 0; i < countof(cases); i++) {
-        FILE* f = NULL;
-        setenv("NO_COLOR", cases[i].no_color, 1);
-        Progress p = display(&f, cases[i].live);
-        p.style = cases[i].style;
-        progress_text(&p, "%s", cases[i].text);
-        char* text = text_of(f);
-        check(c, strcmp(text, cases[i].shown) == 0, "case %zu: expected %s got %s", i, cases[i].shown, text);
-        free(text);
-    }
-    setenv("NO_COLOR", "1", 1);
-}
-
 static void test_progress_width(Checks* c) {
     const int master = posix_openpt(O_RDWR | O_NOCTTY);
     const bool ready = master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0;
@@ -316,7 +291,6 @@ static void test_progress_width(Checks* c) {
 }
 
 int main(void) {
-    return RUN_TESTS("run", test_schedule, test_log_rows, test_log_resume,
-                         test_progress, test_progress_plain, test_progress_stopped, test_progress_styles,
-                         test_progress_width);
+    return RUN_TESTS("run", test_schedule, test_log_rows, test_log_resume, test_progress, test_progress_plain,
+                         test_progress_stopped, test_progress_width);
 }
