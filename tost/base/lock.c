@@ -22,8 +22,10 @@ static void name_holder(char text[NOTE_BYTES], int fd) {
 // Writes process id and host, for error messages of other processes. Failure is harmless.
 static void write_note(int fd) {
     char host[NOTE_BYTES] = "";
+    struct stat st;
     gethostname(host, sizeof host - 1);
-    if (ftruncate(fd, 0) == 0) dprintf(fd, "process %ld on %s", (long)getpid(), host);
+    if (fstat(fd, &st) == 0 && st.st_nlink == 1 && ftruncate(fd, 0) == 0)
+        dprintf(fd, "process %ld on %s", (long)getpid(), host);
 }
 
 // False if the file was removed or replaced in the meantime.
@@ -39,11 +41,6 @@ LockResult lock_take(Lock* lock, const char* folder, TostError* err) {
         const int fd = open(path.text, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
         const int why = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
         if (fd >= 0 && why != EWOULDBLOCK && why != EINTR && same_file(fd, path.text)) {
-            struct stat st;   // several hard links: a copy of the folder would have the same lock
-            if (fstat(fd, &st) == 0 && st.st_nlink > 1 && unlink(path.text) == 0) {
-                close(fd);
-                continue;
-            }
             if (!why) write_note(fd);
             *lock = (Lock){path, fd, why};
             return LOCK_TAKEN;

@@ -1,6 +1,6 @@
 // lock.h: allows one run per folder with a lock on DIR/run.lock. The kernel releases the lock when the process ends for
 // any reason; a file left behind by a killed process is not locked.
-// A file with several hard links, as after cp -al of the folder, is replaced unless it is locked.
+// A file with several hard links, as after cp -al of the folder, locks all these folders and is not written.
 #pragma once
 
 #include "base/files.h"

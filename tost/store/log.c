@@ -31,8 +31,10 @@ static bool starts_log(const char* head, size_t n) {
 
 static bool check_regular(const char* path, TostError* err) {
     struct stat st;
-    return stat(path, &st) != 0 || S_ISREG(st.st_mode)
-           || tost_error(err, "%s is not a regular file: give another --log", path);
+    if (stat(path, &st) != 0) return true;
+    if (!S_ISREG(st.st_mode)) return tost_error(err, "%s is not a regular file: give another --log", path);
+    return st.st_nlink == 1 || tost_error(err, "%s has other hard links, which would lose rows: copy it (cp %s copy; "
+                                          "mv copy %s), or give another --log", path, path, path);
 }
 
 // Other processes may read the log of a run, but two must not write it.
@@ -112,30 +114,16 @@ static void drop(LogFile* log) {
     *log = (LogFile){0};
 }
 
-// True if the file has several hard links: copies of the folder made of them (cp -al) must keep their rows.
-static bool is_shared(const char* path) {
-    struct stat st;
-    return lstat(path, &st) == 0 && S_ISREG(st.st_mode) && st.st_nlink > 1;
-}
-
-static bool replace_by_copy(const char* path, TostError* err) {
-    Bytes rows;
-    const bool ok = read_file(&rows, path, err) && replace_file(path, rows.data, rows.size, err);
-    free(rows.data);
-    return ok;
-}
-
 bool log_open(LogFile* log, const char* path, int64_t done, TostError* err) {
     *log = (LogFile){0};
     if (!check_regular(path, err)) return false;
     const int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) return tost_error(err, "%s: cannot be opened for writing: %s", path, strerror(errno));
     *log = (LogFile){.path = xstrdup(path), .fd = fd};
-    const bool locked = lock_log(fd, path, err), shared = locked && is_shared(path);
-    if (locked && !shared && cut(log, done, err)) return true;
+    if (lock_log(fd, path, err) && cut(log, done, err)) return true;
     close(fd);
     drop(log);
-    return shared && replace_by_copy(path, err) && log_open(log, path, done, err);
+    return false;
 }
 
 // ---- Rows ----

@@ -27,8 +27,7 @@ typedef struct {
 bool log_check_fresh(const char* path, TostError* err);
 // Starts a new log (done: -1), or cuts an existing one after the row of step `done`. If its rows are not those of
 // consecutive steps up to that one, a copy is kept as PATH.kept-N, the log starts at the next step, and `warning` says
-// so. A file with several hard links, as after cp -al of the folder, is replaced. A log that another process is writing
-// is an error, and so is a device or a pipe.
+// so. A log that another process is writing is an error, and so is a device, a pipe or a file with several hard links.
 bool log_open(LogFile* log, const char* path, int64_t done, TostError* err);
 // After a failure, log_row, log_sync and log_close fail, too.
 bool log_row(LogFile* log, const LogRow* row, TostError* err);
