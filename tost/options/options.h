@@ -30,7 +30,7 @@ typedef struct {
     int         weights;                   // Weights
     // data
     PathList    data, val_data;            // empty: not given
-    const char *out, *log;
+    const char* out;
     int         order;                     // DataOrder
     int64_t     data_tokens, data_crc;     // tokens and CRC of a resumed run's shards; else 0
     // training

@@ -60,13 +60,7 @@ static void suggest(Run* r, const char* label, const char* launcher, const char*
 }
 
 // Options of this start that a command with --resume must repeat.
-static TextLine options_to_repeat(const Run* r) {
-    char* log = option_given(r->args, "log") ? shell_word(r->o.log) : NULL;
-    const TextLine options = text_line("%s%s%s", r->o.recompute ? " --recompute" : "", log ? " --log " : "",
-                                       log ? log : "");
-    free(log);
-    return options;
-}
+static const char* options_to_repeat(const Run* r) { return r->o.recompute ? " --recompute" : ""; }
 
 TextLine resume_hint(const Run* r) {
     if (r->saved.step < 0) return text_line("nothing is saved yet");
@@ -74,7 +68,7 @@ TextLine resume_hint(const Run* r) {
     const TextLine launcher = launcher_of(r);
     const TextLine hint = text_line("%s%s%strain --resume --out %s%s continues from step %lld", launcher.text,
                                     launcher.text[0] ? program : "", launcher.text[0] ? " " : "", out,
-                                    options_to_repeat(r).text, (long long)r->saved.step);
+                                    options_to_repeat(r), (long long)r->saved.step);
     free(program);
     free(out);
     return hint;
@@ -330,9 +324,9 @@ void report_end(Run* r) {
     if (r->saved.step < 0) return;
     progress_text(p, "%-11s%s/step_%08lld", "saved", r->out.text, (long long)r->saved.step);
     if (r->tokenizer && !stopped) suggest(r, "sample", "", "sample --model", " --prompt 'Once upon a time'");
-    const TextLine options = options_to_repeat(r);
-    char* rest = stopped ? xstrdup(options.text)
-                         : xasprintf(" --steps %lld%s", 2 * (steps > 0 ? steps : 1), options.text);
+    const char* options = options_to_repeat(r);
+    char* rest = stopped ? xstrdup(options)
+                         : xasprintf(" --steps %lld%s", 2 * (steps > 0 ? steps : 1), options);
     suggest(r, "continue", launcher_of(r).text, "train --resume --out", rest);
     free(rest);
 }

@@ -28,7 +28,7 @@ typedef struct {
     KeyValues        resumed;         // options saved in the resumed checkpoint
     Path              weights;         // model.safetensors to start from; this and other paths: empty if there is none
     StFile            weights_file;    // the same, open until the model has its parameters
-    Path              out, log_path;
+    Path              out;
     Path              old;             // --overwrite: where the old run is now
     PathList          val_globs;       // found for --val-data
     Lock              lock;            // on out

@@ -15,10 +15,6 @@
 
 // ---- Where the run starts ----
 
-static Path log_path(const Run* r) {
-    return r->o.log ? path_text("%s", r->o.log) : path_in(r->out.text, LOG_FILE);
-}
-
 bool run_is_finished(const Run* r) {
     return r->o.resume && r->info.step >= r->o.steps && r->o.epochs == 0;
 }
@@ -28,18 +24,11 @@ static bool run_exists(const Run* r, TostError* err) {
                       "--overwrite renames it and starts a new one", r->out.text);
 }
 
-// Rejects --out if it is a checkpoint folder, and --log if it has the name of a checkpoint.
-static bool check_paths(const Options* o, TostError* err) {
-    if (o->out && checkpoint_is_folder(o->out))
-        return tost_error(err, "--out %s is a checkpoint, not a run: give the folder of its run, or a new one; "
-                          "--init %s starts a run from its weights", o->out, o->out);
-    return !o->log || !checkpoint_is_name(o->log, NULL, NULL)
-           || tost_error(err, "--log %s is the name of a checkpoint: give another name", o->log);
-}
-
-static bool is_in_folder(const char* path, const char* folder) {
-    Path a, b;
-    return realpath(path_above(path).text, a.text) && realpath(folder, b.text) && strcmp(a.text, b.text) == 0;
+// Rejects --out if it is a checkpoint folder.
+static bool check_out(const char* out, TostError* err) {
+    return !out || !checkpoint_is_folder(out)
+           || tost_error(err, "--out %s is a checkpoint, not a run: give the folder of its run, or a new one; "
+                         "--init %s starts a run from its weights", out, out);
 }
 
 // Opens the weights to start from and reads their metadata.
@@ -68,14 +57,10 @@ static bool find_resumed(Run* r, TostError* err) {
         return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
                           "from its weights", weights, weights);
     if (!options_resume(o, &r->resumed, weights, err)) return false;
-    if (o->log && !option_given(r->args, "log") && !is_in_folder(o->log, out))
-        return tost_error(err, "the run in %s has its log elsewhere, in %s: give --log %s to continue it, or --log "
-                          "%s/" LOG_FILE, out, o->log, o->log, out);
     if (!o->data.count) return tost_error(err, "%s does not contain the option data: give --data GLOB", weights);
     if (!r->engine->supports((TostDtype)o->dtype))
         return tost_error(err, "the run in %s was trained with a --dtype that the %s engine does not support: give "
                           "another --dtype", out, r->engine->name);
-    r->log_path = log_path(r);
     return options_take_config(o, &r->info.config, weights, err);
 }
 
@@ -122,10 +107,6 @@ static bool find_fresh(Run* r, TostError* err) {
     bool is_run = false;
     if (o->out && comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, r->out.text, err)) return false;
     if (is_run && !o->overwrite) return run_exists(r, err);
-    if (o->out || o->log) r->log_path = log_path(r);
-    const bool moves = is_run && is_in_folder(r->log_path.text, r->out.text);   // the old log, with its run
-    if (comm_rank(r->comm) == 0 && r->log_path.text[0] && !moves && !log_check_fresh(r->log_path.text, err))
-        return false;
     return !o->init || (open_weights(&r->init, r, err)
                         && inherit(r, err)
                         && options_take_config(o, &r->init.config, r->weights.text, err));
@@ -140,7 +121,7 @@ bool run_find(Run* r, TostError* err) {
         r->o.out = r->out.text;
     }
     const char* out = r->o.out;
-    if (!check_paths(&r->o, err)) return false;
+    if (!check_out(out, err)) return false;
     const bool locks = out && comm_rank(r->comm) == 0 && is_dir(out);
     const LockResult lock = locks ? lock_take(&r->lock, out, &lock_error) : LOCK_TAKEN;
     if (lock == LOCK_BUSY) return tost_error(err, "%s", lock_error.text);
@@ -358,7 +339,7 @@ static bool claim_folder(Run* r, TostError* err) {
 }
 
 static bool start_log(Run* r, TostError* err) {
-    const bool ok = log_open(&r->log, r->log_path.text, r->o.resume ? r->info.step : -1, err);
+    const bool ok = log_open(&r->log, path_in(r->out.text, LOG_FILE).text, r->o.resume ? r->info.step : -1, err);
     if (ok && *r->log.warning.text) run_warn(r, "%s", r->log.warning.text);
     return ok;
 }
@@ -399,7 +380,6 @@ static bool open_folder(Run* r, TostError* err) {
         run_warn(r, "%s: %s: the file system does not support locks: make sure that no other run writes here",
                  r->lock.path.text, strerror(r->lock.unsupported));
     const char *out = r->out.text, *old = r->old.text;
-    if (ok && !r->log_path.text[0]) r->log_path = log_path(r);
     ok = ok && check_disk(r, err) && start_log(r, err);
     if (ok && *old) progress_fact(&r->progress, "overwrite", "the old run is now in %s", old);
     if (ok) progress_fact(&r->progress, "out", "%s", out);

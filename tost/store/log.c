@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -32,21 +31,10 @@ static bool starts_log(const char* head, size_t n) {
 static bool check_regular(const char* path, TostError* err) {
     struct stat st;
     if (stat(path, &st) != 0) return true;
-    if (!S_ISREG(st.st_mode)) return tost_error(err, "%s is not a regular file: give another --log", path);
+    if (!S_ISREG(st.st_mode))
+        return tost_error(err, "%s is not a regular file: remove it, or give another --out", path);
     return st.st_nlink == 1 || tost_error(err, "%s has other hard links, which would lose rows: copy it (cp %s copy; "
-                                          "mv copy %s), or give another --log", path, path, path);
-}
-
-// Other processes may read the log of a run, but two must not write it.
-static bool lock_log(int fd, const char* path, TostError* err) {
-    return flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK
-           || tost_error(err, "%s is being written by another run: give another --log", path);
-}
-
-bool log_check_fresh(const char* path, TostError* err) {
-    struct stat st;
-    return check_regular(path, err) && (stat(path, &st) != 0 || st.st_size == 0
-                                        || tost_error(err, "%s already exists: give another --log", path));
+                                          "mv copy %s)", path, path, path);
 }
 
 // ---- Opening ----
@@ -120,7 +108,7 @@ bool log_open(LogFile* log, const char* path, int64_t done, TostError* err) {
     const int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) return tost_error(err, "%s: cannot be opened for writing: %s", path, strerror(errno));
     *log = (LogFile){.path = xstrdup(path), .fd = fd};
-    if (lock_log(fd, path, err) && cut(log, done, err)) return true;
+    if (cut(log, done, err)) return true;
     close(fd);
     drop(log);
     return false;

@@ -23,11 +23,9 @@ typedef struct {
     TextLine warning;   // of log_open, or empty
 } LogFile;
 
-// True if a new log may be started at path: the file does not exist or is empty.
-bool log_check_fresh(const char* path, TostError* err);
 // Starts a new log (done: -1), or cuts an existing one after the row of step `done`. If its rows are not those of
 // consecutive steps up to that one, a copy is kept as PATH.kept-N, the log starts at the next step, and `warning` says
-// so. A log that another process is writing is an error, and so is a device, a pipe or a file with several hard links.
+// so. A device, a pipe or a file with several hard links, as after cp -al of the folder, is an error.
 bool log_open(LogFile* log, const char* path, int64_t done, TostError* err);
 // After a failure, log_row, log_sync and log_close fail, too.
 bool log_row(LogFile* log, const LogRow* row, TostError* err);
