@@ -219,8 +219,8 @@ samples() {
     mv "$out/samples.tmp" "$out/samples.jsonl"
 }
 
-# evaluate NAME FILE ARGUMENTS…: writes OUT/eval/NAME.json, unless it is that of the newest checkpoint and not partial,
-# or FILE, which the arguments name, does not exist.
+# evaluate NAME FILE ARGUMENTS…: writes OUT/eval/NAME.json, unless it is that of the newest checkpoint, or FILE,
+# which the arguments name, does not exist.
 evaluate() {
     local result=$out/eval/$1.json what=$1 file=$2
     shift 2
@@ -228,7 +228,7 @@ evaluate() {
         echo "$what: not evaluated: no $file"
         return
     fi
-    if grep -qs "^ *\"step\": $steps,\$" "$result" && ! grep -q '^ *"partial": ' "$result"; then
+    if grep -qs "^ *\"step\": $steps,\$" "$result"; then
         echo "$what: evaluated at step $steps"
         return
     fi

@@ -46,12 +46,6 @@ static Window next_window(Windows* w, uint64_t i) {
     return (Window){start, i == 0 ? 0 : w->T - w->stride, left < (uint64_t)w->T ? (int)left : w->T};
 }
 
-// The targets of all windows
-static uint64_t tokens_in(const Windows* w) {
-    const uint64_t all = (uint64_t)w->T + (w->count - 1) * (uint64_t)(w->stride ? w->stride : w->T);
-    return w->stride && all > w->tokens - 1 ? w->tokens - 1 : all;
-}
-
 // ---- Scoring ----
 
 // Positions in a window are counted from 1: position n is predicted from n tokens. Bin k has 2^(k-1) < n <= 2^k.
@@ -175,7 +169,8 @@ static bool score(Evaluation* e, JsonFile* json, TostError* err) {
         comm_allgather(comm, sum, own, (size_t)e->batch * sizeof *own);
         for (int i = 0; i < n; i++) add_window(e, json, &sum[i], &window[i]);
         first += (uint64_t)n;
-        if (comm_any(comm, signals_received())) break;   // the report is that of the windows so far
+        if (first < w->count && comm_any(comm, signals_received()))
+            ok = tost_error(err, "interrupted: there is no result");
     }
     progress_erase(&e->progress);
     free(own);
@@ -291,7 +286,6 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
         end_json(&json, &e);
         ok = ok && loaded_model_check_loss(model, e.loss.x, err);
     }
-    if (ok && first) report_partial(&json, e.loss.y, (double)tokens_in(w), "tokens", "");
     const double seconds = now_seconds() - e.progress.started;
     ok = json_file_close(&json, ok, err) && ok;
     if (ok && first) print_score(&e, seconds);
@@ -315,7 +309,7 @@ int command_eval(const Options* o, TostComm* comm, const TostEngine* engine) {
     uint32_t crc = 0;
     bool ok = loaded_model_find(&model, o, engine, &err) && check_lengths(&model, o, &err);
     model.comm = comm;
-    signals_catch(comm_rank(comm) == 0);
+    signals_catch(false);
     if (ok && o->data.count)
         ok = stream_open(&data, &o->data, (uint32_t)model.info.config.vocab_size, &err)
              && stream_crc(&crc, &data, &err);
@@ -328,5 +322,6 @@ int command_eval(const Options* o, TostComm* comm, const TostEngine* engine) {
     ok = comm_agree(comm, ok, &err);
     stream_close(&data);
     loaded_model_free(&model);
-    return !ok ? print_error(o, &err) : signals_received() ? 128 + signals_received() : 0;
+    const int status = ok ? 0 : print_error(o, &err);
+    return signals_received() ? 128 + signals_received() : status;
 }

@@ -29,12 +29,3 @@ Interval share_interval(int64_t hits, int64_t n) {
     const double half = z95 / (1 + zz) * sqrt((p * (1 - p) + zz / 4) / (double)n);
     return (Interval){hits == 0 ? 0 : middle - half, hits == n ? 1 : middle + half};
 }
-
-void report_partial(JsonFile* json, double n, double all, const char* unit, const char* which) {
-    if (n >= all) return;
-    printf("partial     interrupted after %.0f of %.0f %s%s\n", n, all, unit, which);
-    json_put_open(json, "partial", '{');
-    json_put_int(json, unit, (int64_t)n);
-    json_put_int(json, "of", (int64_t)all);
-    json_put_close(json, '}');
-}

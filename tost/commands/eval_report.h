@@ -1,7 +1,7 @@
 // eval_report.h: evaluation metrics with 95 % confidence intervals.
 #pragma once
 
-#include "base/json_write.h"
+#include <stdint.h>
 
 // The ratio Σx / Σy over independent samples: nats per token; a sample is a window or an example.
 typedef struct { double n, x, y, xx, xy, yy; } Ratio;
@@ -15,7 +15,3 @@ double ratio_error(const Ratio* r);
 typedef struct { double low, high; } Interval;
 
 Interval share_interval(int64_t hits, int64_t n);   // n > 0
-
-// If an evaluation was interrupted, so that n < all, says that its results are those of n tokens or examples.
-// which: their choice, for the printed line
-void report_partial(JsonFile* json, double n, double all, const char* unit, const char* which);

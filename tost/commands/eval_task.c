@@ -20,7 +20,6 @@ typedef struct {
     int      exact;               // 1: greedy decoding gives the only choice
     int      written;             // number of tokens generated after the context
     uint32_t text[WITHIN];        // these tokens
-    bool     missing;             // not scored, because the evaluation was interrupted
 } Outcome;
 
 // Choices of an example that follow the same context tokens. Sorted by these fields.
@@ -188,18 +187,7 @@ static void share_outcomes(TaskRun* r) {
     free(all);
 }
 
-// Removes every example that has a key at or after `first`.
-static void drop_examples(TaskRun* r, size_t first) {
-    size_t n = 0;
-    for (; first < r->n_keys; first++) r->outcome[r->key[first].index].missing = true;
-    for (size_t i = 0; i < r->examples.count; i++) {
-        if (r->outcome[i].missing) free(r->examples.example[i].ids);
-        else r->outcome[n] = r->outcome[i], r->examples.example[n++] = r->examples.example[i];
-    }
-    r->examples.count = n;
-}
-
-// The ranks take batches in turn. After a signal, the examples scored so far remain.
+// The ranks take batches in turn. Fails after a signal.
 static bool score_all(TaskRun* r, TostError* err) {
     TostComm* comm = r->model->comm;
     const int rank = comm_rank(comm), ranks = comm_size(comm);
@@ -218,8 +206,8 @@ static bool score_all(TaskRun* r, TostError* err) {
     }
     progress_erase(&progress);
     if (!comm_agree(comm, loaded_model_check_loss(r->model, finite ? 0 : NAN, err), err)) return false;
+    if (first < r->n_keys) return tost_error(err, "interrupted: there is no result");
     share_outcomes(r);
-    drop_examples(r, first);
     return true;
 }
 
@@ -374,10 +362,9 @@ bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     if (ok && first)
         print_line(stderr, "%s, step %lld; examples in %s: %zu", model->file, (long long)model->info.step, o->task,
                    r.examples.count);
-    const double start = now_seconds(), all = (double)r.examples.count;
+    const double start = now_seconds();
     ok = ok && score_all(&r, err);
-    if (ok && first) report_partial(&json, (double)r.examples.count, all, "examples", ", not a random sample");
-    if (ok && first && r.examples.count > 0) report(&json, &r, now_seconds() - start);
+    if (ok && first) report(&json, &r, now_seconds() - start);
     ok = json_file_close(&json, ok, err) && ok;
     free(r.outcome);
     free(r.key);

@@ -61,7 +61,7 @@ const Option option_table[] = {
     {"task", EVAL, STRING, AT(task), "FILE",
      .help = "examples to evaluate, JSONL of {\"context\", \"choices\", \"answer\"}; see Protocols",
      .not_with = "data"},
-    {"json", EVAL, STRING, AT(json), "FILE", .help = "also write all results as JSON; if interrupted, those so far"},
+    {"json", EVAL, STRING, AT(json), "FILE", .help = "also write all results as JSON"},
     {"json", INFO, STRING, AT(json), "FILE", .help = "also write the table of a folder of runs as JSON"},
     {"force", EVAL | INFO, FLAG, AT(force), "",
      .help = "replace the file of --json even if it was not written by this command", .needs = "json"},

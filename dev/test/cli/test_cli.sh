@@ -410,30 +410,19 @@ check "--by-position --stride: later windows score only their last positions" \
 
 run eval --model straight --data "$dir/tiny_val_*.bin" --seq 11 --limit 3
 check "eval --limit" [ "$(sed -n 's/^tokens *//p' stdout)" -eq 33 ]
-# interrupted tokens|examples ALL ARGUMENTS…: eval, interrupted, says that its result is that of a part. A slow machine
-# needs more than a second for the first result.
+# interrupted ARGUMENTS…: eval, interrupted, says that there is no result.
 interrupted() {
-    unit=$1 all=$2
-    shift 2
-    for seconds in 1 5 25; do
-        "$binary" eval --model straight "$@" --json partial.json >stdout 2>stderr &
-        sleep $seconds
-        kill -TERM $!
-        wait $!
-        status=$?
-        sed -n '/"partial"/,/}/p' partial.json >part.json
-        part=$(figure $unit part.json)
-        [ "${part:-0}" -eq 0 ] || break
-    done
-    check "eval $1, interrupted: $(cat stderr)" [ $status -eq 143 ]
-    check "it prints the result of $part $unit" says "interrupted after $part of $all $unit" stdout
-    check "and the loss" [ "${part:-0}" -gt 0 -a "${part:-0}" -lt $all -a "$(figure loss partial.json)" \> 0 ]
-    check "--json is marked as partial" [ "$(figure of part.json)" = $all ]
+    begin eval --model straight "$@" --json interrupted.json
+    until_true [ -s stderr.bg ]   # the heading
+    kill -TERM $process
+    end 143 "eval $1, interrupted"
+    check "it says only that: $(cat stderr.bg)" \
+        [ "$(sed 1d stderr.bg)" = "$(basename "$binary"): interrupted: there is no result" ]
+    check "and writes nothing" [ ! -s stdout.bg -a ! -e interrupted.json ]
 }
-interrupted tokens 3200000000 --data "$dir/tiny_val_*.bin" --windows 100000000
+interrupted --data "$dir/tiny_val_*.bin" --windows 100000000
 yes '{"context": "7 and 2", "choices": [" make"], "answer": 0}' | head -n 200000 >long.jsonl
-interrupted examples 200000 --task long.jsonl
-check "--json lists exactly the scored examples" [ "$(grep -c '"line"' partial.json)" -eq "$part" ]
+interrupted --task long.jsonl
 
 # ---- A checkpoint has its tokenizer, and --init inherits it ----------------------------------------------------------
 
