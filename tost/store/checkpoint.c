@@ -158,13 +158,9 @@ static bool find_model(Path* file, const char* path, TostError* err) {
 }
 
 bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, const char* option, TostError* err) {
-    enum { MAX_TRIES = 100 };
     Path file;
-    bool found = find_model(&file, path, err), ok = found && st_open(model_file, file.text, err);
-    for (int tries = 0; !ok && found && errno == ENOENT && tries < MAX_TRIES; tries++) {   // it has just been removed
-        found = find_model(&file, path, err);
-        ok = found && st_open(model_file, file.text, err);
-    }
+    const bool found = find_model(&file, path, err);
+    bool ok = found && st_open(model_file, file.text, err);
     if (!ok && found) checkpoint_suggest_older(err, file.text, option);
     else if (!ok && !option && path_exists(path)) tost_error(err, "%s; --overwrite starts a new run", err->text);
     if (ok && !read_info(info, model_file, err)) {   // no suggestion: an older one would fail in the same way

@@ -19,9 +19,9 @@ typedef struct {
 // ---- Reading ----
 
 // Opens the model.safetensors of PATH: a file, a checkpoint folder, or a run folder, whose newest complete checkpoint
-// is taken. Another process may save to the run and remove checkpoints meanwhile; an open file stays readable. Reads
-// the metadata and checks names and shapes of all tensors. On failure there is nothing to close or free, and *err
-// suggests another value for `option` or, if that is NULL and PATH exists, how to resume or replace the run.
+// is taken. If another process removes it meanwhile, opening it fails; an open file stays readable. Reads the
+// metadata and checks names and shapes of all tensors. On failure there is nothing to close or free, and *err suggests
+// another value for `option` or, if that is NULL and PATH exists, how to resume or replace the run.
 bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, const char* option, TostError* err);
 
 // Loads all parameters, after checking dtypes, shapes and the CRC-32 (if present). Accepts an lm_head.weight equal to

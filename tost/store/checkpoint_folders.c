@@ -90,25 +90,19 @@ bool checkpoint_is_run(bool* is_run, const char* run, TostError* err) {
 
 bool checkpoint_exists(const char* run, int64_t step) { return is_complete(checkpoint_name(run, step).text); }
 
-enum { MAX_TRIES = 100 };   // while another process saves and removes checkpoints
-
 bool checkpoint_before(Path* found, const char* run, int64_t* step) {
     Entries list;
     TostError ignored;
-    bool again = true, ok = false;
-    for (int tries = 0; again && !ok && tries < MAX_TRIES; tries++) {
-        if (!list_entries(&list, run, &ignored)) return false;
-        again = false;
-        for (int i = list.count - 1; i >= 0 && !ok; i--) {
-            const Entry* e = &list.entry[i];
-            ok = !e->stale && e->step < *step && is_complete(e->path.text);
-            if (ok) {
-                *found = e->path;
-                *step = e->step;
-            } else again |= !path_exists(e->path.text);   // renamed or removed since it was listed
-        }
-        free(list.entry);
+    bool ok = false;
+    if (!list_entries(&list, run, &ignored)) return false;
+    for (int i = list.count - 1; i >= 0 && !ok; i--) {
+        const Entry* e = &list.entry[i];
+        ok = !e->stale && e->step < *step && is_complete(e->path.text);
+        if (!ok) continue;
+        *found = e->path;
+        *step = e->step;
     }
+    free(list.entry);
     return ok;
 }
 
@@ -118,10 +112,8 @@ bool checkpoint_newest(Path* found, const char* run) { return checkpoint_before(
 static int64_t newest_time(const char* run) {
     Path newest;
     struct stat st;
-    for (int tries = 0; tries < MAX_TRIES && checkpoint_newest(&newest, run); tries++)
-        if (stat(path_in(newest.text, MODEL_FILE).text, &st) == 0)
-            return (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
-    return -1;
+    if (!checkpoint_newest(&newest, run) || stat(path_in(newest.text, MODEL_FILE).text, &st) != 0) return -1;
+    return (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
 }
 
 bool checkpoint_newest_run(Path* run, const char* root, const char* option, TostError* err) {

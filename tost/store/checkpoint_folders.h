@@ -22,7 +22,7 @@ bool checkpoint_is_folder(const char* dir);    // true if a folder contains a mo
 bool checkpoint_is_name(const char* path, int64_t* step, bool* stale);
 bool checkpoint_exists(const char* run, int64_t step);   // true if the run has a complete checkpoint of this step
 // Finds the folder of the newest complete checkpoint before *step (INT64_MAX: of all), and sets *step to its step.
-// False if there is none. Another process may save to the run and remove checkpoints meanwhile.
+// False if there is none.
 bool checkpoint_before(Path* found, const char* run, int64_t* step);
 bool checkpoint_newest(Path* found, const char* run);
 // Finds the run in `root` ("out"), which may itself be a run, whose newest complete checkpoint was written last.

@@ -218,11 +218,9 @@ bool st_begins(const char* head, size_t n) {
 bool st_open(StFile* f, const char* path, TostError* err) {
     *f = (StFile){.path = xstrdup(path)};
     f->fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);   // do not wait for the writer of a FIFO
-    const int why = f->fd < 0 ? errno : 0;
-    if (why) tost_error(err, "%s: cannot be opened: %s", f->path, strerror(why));
+    if (f->fd < 0) tost_error(err, "%s: cannot be opened: %s", f->path, strerror(errno));
     else if (open_checked(f, err)) return true;
     st_close(f);
-    errno = why;
     return false;
 }
 

@@ -29,7 +29,7 @@ typedef struct {
 } StFile;
 
 bool            st_begins(const char* head, size_t n);                  // true if a file begins like a safetensors file
-bool            st_open(StFile* f, const char* path, TostError* err);   // on failure sets errno; nothing to close
+bool            st_open(StFile* f, const char* path, TostError* err);   // on failure nothing to close
 void            st_close(StFile* f);
 const StTensor* st_find(const StFile* f, const char* name);             // NULL if absent
 const char*     st_meta(const StFile* f, const char* key);              // NULL if absent

@@ -5,7 +5,6 @@
 #include <signal.h>
 #include <stdint.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 
 #include "base/crc32.h"
 #include "dev/test/unit/fake_engine.h"
@@ -489,44 +488,6 @@ static void test_users_files(Checks* c) {
     fake_destroy(m);
 }
 
-// A process saves and prunes as fast as it can: a run must always open, with the values of one checkpoint.
-static void test_readers(Checks* c) {
-    TostError err;
-    TostModel *m = new_model(tiny), *is = new_model(tiny);
-    const CheckpointModel model = model_of(is);
-    fill(m, 1);
-    save("read", m, 1, 1);
-    fflush(stdout);
-    const pid_t child = fork();
-    must(child >= 0, "fork", NULL);
-    if (child == 0)
-        for (int64_t step = 2;; step++) {
-            fill(m, (float)step);
-            save("read", m, step, 1);
-        }
-    int failed = 0, differ = 0;
-    Path found;
-    for (int i = 0; i < 1000; i++) {
-        StFile f;
-        CheckpointInfo info;
-        if (!checkpoint_open(&f, &info, "read", "--model", &err)) {
-            failed++;
-            continue;
-        }
-        fill(m, (float)info.step);
-        if (!checkpoint_load_params(&model, &is->tensors, &f, &err)) failed++;
-        else differ += !same_state(is, m, TOST_PARAM);
-        checkpoint_info_free(&info);
-        st_close(&f);
-        if (i % 10 == 0 && !checkpoint_newest_run(&found, ".", "--model PATH", &err)) failed++;
-    }
-    must(kill(child, SIGKILL) == 0 && waitpid(child, NULL, 0) == child, "kill", NULL);
-    check(c, failed == 0 && differ == 0, "beside a run that saves, %d of 1000 failed to open, %d differ: %s", failed,
-          differ, failed ? err.text : "");
-    fake_destroy(m);
-    fake_destroy(is);
-}
-
 // ---- Checkpoints: damage --------------------------------------------------------------------------------------------
 
 // from, to: texts of equal length in the header; or, with VALUE, a tensor of which element 3 is saved with this value.
@@ -683,5 +644,5 @@ static void test_every_byte(Checks* c) {
 int main(void) {
     return RUN_TESTS("checkpoint", test_st_headers, test_st_many_tensors, test_st_dtypes, test_st_round_trip,
                          test_st_writer_failures, test_round_trip, test_muon, test_find, test_newest_run, test_keep,
-                         test_users_files, test_readers, test_damage, test_foreign_files, test_every_byte);
+                         test_users_files, test_damage, test_foreign_files, test_every_byte);
 }
