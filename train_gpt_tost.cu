@@ -2319,7 +2319,7 @@ template <typename S> static void put_decays(TypedModel<S>* m) {
 // Allocates and initialises the device's side of a model from model_new.
 template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     const size_t rows = (size_t)m->options.max_batch * m->options.max_chunk, flat = m->tensors.flat_size;
-    bool ok = device_fits(cuda_memory, &m->config, &m->options, m->arena_bytes, err);
+    bool ok = device_fits(&m->options, m->arena_bytes, err);
     if (ok) m->arena = device_alloc(m->arena_bytes, err);
     ok = ok && m->arena;
     if (!comm_agree(m->exchange.comm, ok, err)) return false;

@@ -2,14 +2,11 @@
 #ifndef TOST_CUDA_RUNTIME_CUH
 #define TOST_CUDA_RUNTIME_CUH
 
-#include <limits.h>
-
 #include <vector>
 
 #include "tost/cuda/common.cuh"
 
 extern "C" {
-#include "tost/chunks.h"
 #include "tost/ranks/comm.h"
 }
 
@@ -56,34 +53,11 @@ static bool device_describe(char* text, size_t cap, const TostEngineOptions* o, 
 // ---------------------------------------------------------------------------------------------
 // Memory
 
-typedef size_t MemoryOf(const TostConfig* c, const TostEngineOptions* o);   // TostEngine.memory
-
 // Left for kernels, graphs and cuBLASLt, most of which allocate at their first use; with NCCL, twice as much.
 constexpr size_t MEMORY_RESERVE = (size_t)512 << 20;
 
-// The largest batch whose model fits, searched in steps of a sixteenth; 0: none.
-static int largest_batch(MemoryOf memory, const TostConfig* c, TostEngineOptions o, bool recompute, size_t available) {
-    o.recompute = recompute;
-    while (o.max_batch > 0 && memory(c, &o) > available) o.max_batch -= (o.max_batch + 15) / 16;
-    return o.max_batch;
-}
-
-// The largest power of two N below max_chunk such that --recompute --batch 1 --chunk N fits; 0: none.
-static int largest_chunk(MemoryOf memory, const TostConfig* c, TostEngineOptions o, size_t available) {
-    const int64_t tokens = (int64_t)o.max_chunk * (o.states - 1);   // about those of a sequence: see chunks_states
-    const int most = o.max_chunk, seq = (int)min(tokens, (int64_t)INT_MAX);
-    o.recompute = true;
-    o.max_batch = 1;
-    for (o.max_chunk = 1 << 30; o.max_chunk > 0; o.max_chunk /= 2) {
-        o.states = chunks_states(seq, o.max_chunk, true);
-        if (o.max_chunk < most && memory(c, &o) <= available) break;
-    }
-    return o.max_chunk;
-}
-
-// True if a model of `bytes` fits; else *err says which options would make it fit.
-static bool device_fits(MemoryOf memory, const TostConfig* c, const TostEngineOptions* o, size_t bytes,
-                        TostError* err) {
+// True if a model of `bytes` fits.
+static bool device_fits(const TostEngineOptions* o, size_t bytes, TostError* err) {
     size_t free_bytes = 0, total = 0;
     const cudaError_t e = cudaMemGetInfo(&free_bytes, &total);
     if (e != cudaSuccess) {
@@ -93,18 +67,11 @@ static bool device_fits(MemoryOf memory, const TostConfig* c, const TostEngineOp
     const size_t reserved = o->comm ? 2 * MEMORY_RESERVE : MEMORY_RESERVE,
                  available = free_bytes - min(free_bytes, reserved);
     if (bytes <= available) return true;
-    const int batch = largest_batch(memory, c, *o, o->recompute, available),
-              recomputed = o->training ? largest_batch(memory, c, *o, true, available) : batch,
-              chunk = o->training && recomputed == 0 ? largest_chunk(memory, c, *o, available) : 0;
-    char need[32], reserve[32], have[32], fix[96] = "a smaller model or --seq needs less", or_batch[32] = "";
-    if (batch > 0) snprintf(or_batch, sizeof or_batch, " or --batch %d", batch);
-    if (recomputed == o->max_batch) snprintf(fix, sizeof fix, "--recompute%s fits", or_batch);
-    else if (recomputed > batch) snprintf(fix, sizeof fix, "--recompute --batch %d%s fits", recomputed, or_batch);
-    else if (batch > 0) snprintf(fix, sizeof fix, "--batch %d fits", batch);
-    else if (chunk > 0) snprintf(fix, sizeof fix, "--recompute --batch 1 --chunk %d fits", chunk);
-    return tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; %s",
+    char need[32], reserve[32], have[32];
+    return tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; "
+                      "lower --batch or --seq, or use %s--chunk or a smaller model",
                       human_bytes(need, (double)bytes), human_bytes(reserve, (double)reserved),
-                      human_bytes(have, (double)free_bytes), fix);
+                      human_bytes(have, (double)free_bytes), o->training ? "--recompute, " : "");
 }
 
 static char* device_alloc(size_t bytes, TostError* err) {   // NULL: *err says why
