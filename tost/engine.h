@@ -47,7 +47,6 @@ typedef struct {
     int       threads;              // maximum number of CPU threads; 0: one per core
     TostComm* comm;                 // the ranks that train together; NULL: one process
     int       parts;                // parts of a step on this rank (slices.h); 0 is 1
-    bool      fast_reduce;          // CUDA: NCCL adds the ranks' gradients, in an order that depends on their number
     bool      ema;                  // TOST_EMA exists: update keeps an average of the parameters
     TostOptimizer optimizer;        // TOST_MUON: for the tensors with this optimizer in the table, which have no v
 } TostEngineOptions;

@@ -124,32 +124,22 @@ static CommRequest* device_start(Exchange* x, const CommMessage* messages) {
     return NULL;
 }
 
-// One collective call for each rank's slice of the bucket, in a group.
-template <typename Call> static void for_slices(DeviceExchange* x, float* flat, int k, Call call) {
+// One broadcast of each rank's slice of the bucket, in a group.
+static CommRequest* device_gather(Exchange* e, float* flat, int k) {
+    DeviceExchange* x = device_exchange(e);
     exchange_fork(x);
     NCCL_ADD(x->link, ncclGroupStart());
     for (int r = 0; r < x->ranks; r++) {
         const Range s = slices_of(&x->slices, r, k);
-        if (range_size(s)) NCCL_ADD(x->link, call(flat + s.start, range_size(s), r, x->link->nccl, x->stream));
+        float* at = flat + s.start;
+        if (range_size(s))
+            NCCL_ADD(x->link, ncclBroadcast(at, at, range_size(s), ncclFloat, r, x->link->nccl, x->stream));
     }
     nccl_group_end(x->link);
-}
-
-static CommRequest* device_gather(Exchange* x, float* flat, int k) {
-    for_slices(device_exchange(x), flat, k, [](float* at, size_t n, int root, ncclComm_t nccl, cudaStream_t stream) {
-        return ncclBroadcast(at, at, n, ncclFloat, root, nccl, stream);
-    });
     return NULL;
 }
-
-// NCCL adds the slices, in an order that depends on the number of ranks and how they are connected.
-static void device_reduce(Exchange* x, int k) {
-    for_slices(device_exchange(x), x->grad, k, [](float* at, size_t n, int root, ncclComm_t nccl, cudaStream_t stream) {
-        return ncclReduce(at, at, n, ncclFloat, ncclSum, root, nccl, stream);
-    });
-}
 #else
-constexpr auto device_start = nullptr, device_gather = nullptr, device_reduce = nullptr, nccl_open_comm = nullptr;
+constexpr auto device_start = nullptr, device_gather = nullptr, nccl_open_comm = nullptr;
 #endif
 
 static const ExchangeMemory device_memory = {device_add, device_end_part, device_squares, device_to_host,
@@ -159,7 +149,6 @@ static DeviceExchange device_exchange_new(const TostTensors* tensors, const Tost
     DeviceExchange x = {};
     (Exchange&)x = exchange_new(tensors, o->optimizer, o->training ? o->comm : NULL, o->parts);
     x.memory = &device_memory;
-    if (o->fast_reduce) x.reduce = device_reduce;
     return x;
 }
 

@@ -41,9 +41,7 @@ static bool device_describe(char* text, size_t cap, const TostEngineOptions* o, 
     cudaDeviceProp prop;
     char memory[32], ranks[96] = "";
     if (!device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err)) return false;
-    if (o->comm)
-        snprintf(ranks, sizeof ranks, ", %d ranks, gradients added %s", o->comm->place.size,
-                 o->fast_reduce ? "by NCCL (bits depend on the number of ranks)" : "in order");
+    if (o->comm) snprintf(ranks, sizeof ranks, ", %d ranks, gradients added in order", o->comm->place.size);
     snprintf(text, cap, "%s (compute capability %d.%d, %d multiprocessors, %s), %s, matmul cuBLASLt%s", prop.name,
              prop.major, prop.minor, prop.multiProcessorCount, human_bytes(memory, (double)prop.totalGlobalMem),
              dtypes[o->dtype], ranks);

@@ -246,8 +246,6 @@ const Option option_table[] = {
     {"parts", TRAIN | OVERRIDABLE, INT, AT(parts), "N",
      .help = "divide a step into N parts, added in a fixed order: the same results on one rank, or on R ranks "
      "if N / R is a power of two. " BITS, 1, MAX_PARTS, 1, .default_text = "one per rank"},
-    {"reduce", TRAIN | OVERRIDABLE, CHOICE, AT(reduce), "ordered|fast",
-     .help = "how GPUs add gradients: with the same bits for any number of ranks, or by NCCL's own reduction"},
     {"rank-timeout", TRAIN | EVAL, REAL, AT(rank_timeout), "X",
      .help = "stop if a wait for other ranks takes longer than X seconds; 0: wait forever",
      0, 1e6, COMM_TIMEOUT, "seconds"},
@@ -684,8 +682,6 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
                           engine->supports(TOST_BF16) ? " or bf16" : "");
     if (!THREADS_MANY && o->threads > 1)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->threads);
-    if (o->reduce != 0 && !engine->open_comm)
-        return tost_error(err, "--reduce fast: needs GPUs and a build with make NCCL=1: leave it out");
     if (!check_operands(o, err) || !check_pairs(o, err)) return false;
     return o->command == COMMAND_TRAIN ? check_train(o, err)
          : o->command == COMMAND_EVAL ? check_eval(o, err) : !(1 << o->command & TEXT) || check_text(o, err);

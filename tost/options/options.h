@@ -48,7 +48,6 @@ typedef struct {
     bool    resume, overwrite, quiet, keep_best;
     int     dtype, threads;                // TostDtype; 0: OpenMP's default
     int     parts;                         // of a step, over all ranks (slices.h)
-    int     reduce;                        // 1: TostEngineOptions.fast_reduce
     double  rank_timeout;                  // seconds; 0: none
     bool    recompute;
     // sampling

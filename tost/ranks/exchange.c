@@ -141,10 +141,6 @@ static float* row_of(const Exchange* x, int k, int rank) {
 // Sends each rank its slice of the bucket and receives the other ranks' gradients of this rank's slice.
 static void start_bucket(Exchange* x, int k) {
     const size_t bytes = range_size(exchange_slice(x, k)) * sizeof(float);
-    if (x->reduce) {
-        x->reduce(x, k);
-        return;
-    }
     for (int r = 0; r < x->ranks; r++) {
         const Range theirs = slices_of(&x->slices, r, k);   // mutant: wrong_slice
         x->messages[r] = (CommMessage){x->grad + theirs.start, row_of(x, k, r), range_size(theirs) * sizeof(float),
@@ -157,7 +153,7 @@ static void start_bucket(Exchange* x, int k) {
 static void sum_bucket(Exchange* x, int k) {
     const size_t size = range_size(exchange_slice(x, k));
     float **row = x->row, *own = row_of(x, k, x->rank);
-    if (x->reduce || size == 0) return;
+    if (size == 0) return;
     for (int r = 0; r < x->ranks; r++) row[r] = row_of(x, k, r);
     for (int step = 1; step < x->ranks; step *= 2)
         for (int i = 0; i + step < x->ranks; i += 2 * step) {

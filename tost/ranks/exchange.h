@@ -51,7 +51,6 @@ struct Exchange {
     int       ready, started, summed;        // buckets that are complete on this rank, sent, and summed over the ranks
     float*    received[EXCHANGE_UNDER_WAY];  // (ranks, slice) of a bucket
     CommRequest* under_way[EXCHANGE_UNDER_WAY];
-    void    (*reduce)(Exchange* x, int k);   // sums a bucket in an order of its own; NULL: in that of the tree
     double*   squares;                       // (units of this rank's slices)
     CommRequest** gathers;                   // (buckets)
     CommMessage*  messages;                  // (ranks)

@@ -137,11 +137,8 @@ static void report_ranks(Run* r) {
                       r->comm->library, (long long)(o->total_batch / size), human_bytes(bytes, moved));
     }
     if (o->parts > 1)
-        progress_fact(&r->progress, "parts", "%d × %lld tokens; the results %s", o->parts,
-                      (long long)(o->total_batch / o->parts),
-                      r->engine_options.fast_reduce
-                          ? "depend on the number of ranks (--reduce fast)"
-                          : "are the same on one rank and on R ranks if parts / R is a power of two");
+        progress_fact(&r->progress, "parts", "%d × %lld tokens; the results are the same on one rank and on R ranks if "
+                      "parts / R is a power of two", o->parts, (long long)(o->total_batch / o->parts));
 }
 
 // A line for each source.

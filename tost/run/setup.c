@@ -431,7 +431,6 @@ static void fill_in(Run* r) {
     e->recompute = o->recompute;
     e->optimizer = (TostOptimizer)o->optimizer;
     e->parts = run_own_parts(r);
-    e->fast_reduce = o->reduce == 1;
 }
 
 bool run_set_up(Run* r, TostError* err) {

@@ -29,7 +29,7 @@ struct Setup {
     Shape shape;
     TostDtype dtype;
     int parts, micros;   // of a step; of a part
-    bool own_link = false, recompute = false, fast = false;
+    bool own_link = false, recompute = false;
     int chunk = 0;       // tokens of a chunk; 0: whole sequences
     TostOptimizer optimizer = TOST_ADAMW;
 };
@@ -75,7 +75,6 @@ Subject open_subject(const Setup& u, TostComm* comm, int ranks) {
     o.recompute = u.recompute;
     o.comm = comm;
     o.parts = u.parts / ranks;
-    o.fast_reduce = u.fast;
     o.ema = true;
     o.optimizer = u.optimizer;
     return subject_open(&tost_cuda_engine, shape_config(&k), o);
@@ -155,27 +154,14 @@ void test_bits(Checks* c, const Setup& u, const std::vector<int>& numbers, const
         }
 }
 
-// NCCL's own order of sums: close, and the same on all ranks.
-void test_fast(Checks* c, Setup u, int ranks, const Order& order) {
-    Shared<Results> out((size_t)ranks), want(1);
-    run_alone(want.p, u);
-    u.fast = true;
-    if (!run(c, out, u, ranks, order)) return;
-    const Results &got = out.p[ranks - 1], &exact = *want.p;
-    const std::vector<double> x(got.array[TOST_PARAM], got.array[TOST_GRAD]),
-                              y(exact.array[TOST_PARAM], exact.array[TOST_GRAD]);
-    const double error = relative_distance(x.data(), y.data(), x.size());
-    check(c, error <= 1e-4, "fast, %d ranks: relative L2 error %.3e", ranks, error);
-}
-
 // Several layers, so that there are several buckets; slices of the same and of different sizes, and empty ones.
 const Shape THREE_LAYERS = {3, 2, 64, 40, 257, 1, TOST_LEARNED, 1, 35, 1, 1, RANDOM},
             ONE_LAYER = {1, 2, 64, 40, 257, 0, TOST_LEARNED, 2, 20, 1, 1, RANDOM};
 const Setup DEEP = {"deep", THREE_LAYERS, TOST_FP32, 4, 2},
             LINKED = {"own communicator, bf16, recompute", ONE_LAYER, TOST_BF16, 2, 1, true, true},
             SIX = {"six parts", ONE_LAYER, TOST_FP32, 6, 1},
-            CHUNKED = {"in chunks of 16 of 35 tokens", THREE_LAYERS, TOST_FP32, 2, 1, false, true, false, 16},
-            MUON = {"Muon", THREE_LAYERS, TOST_BF16, 4, 1, false, false, false, 0, TOST_MUON};
+            CHUNKED = {"in chunks of 16 of 35 tokens", THREE_LAYERS, TOST_FP32, 2, 1, false, true, 16},
+            MUON = {"Muon", THREE_LAYERS, TOST_BF16, 4, 1, false, false, 0, TOST_MUON};
 
 // Large host messages.
 void test_messages(Checks* c) {
@@ -246,5 +232,4 @@ void test_exchange(Checks* c, ExchangeTests tests) {
     test_bits(c, LINKED, {1, 2}, {AT_ONCE, LATE, OWN_EXCHANGE_FIRST, COMPUTE_FIRST});
     test_bits(c, MUON, {1, 2, 4}, {LATE, EXCHANGE_FIRST, COMPUTE_FIRST});
     test_bits(c, SIX, {1, 3, 6}, {EXCHANGE_FIRST});
-    for (const int ranks : {2, 4}) test_fast(c, DEEP, ranks, EXCHANGE_FIRST);
 }

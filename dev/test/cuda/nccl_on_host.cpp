@@ -24,8 +24,8 @@
 
 namespace {
 
-enum Kind { SEND, RECV, BROADCAST, REDUCE };
-const char* const kind_names[] = {"ncclSend", "ncclRecv", "ncclBroadcast", "ncclReduce"};
+enum Kind { SEND, RECV, BROADCAST };
+const char* const kind_names[] = {"ncclSend", "ncclRecv", "ncclBroadcast"};
 
 constexpr int MAX_RANKS = 16, MAX_CALLS = 1024;
 constexpr size_t DATA_BYTES = (size_t)64 << 20;   // of a rank and step; only touched pages take memory
@@ -111,7 +111,7 @@ void publish(ncclComm_t c, const std::vector<Call>& calls) {
     for (size_t i = 0; i < calls.size(); i++) {
         Call call = calls[i];
         call.sent_at = used;
-        if (call.kind == SEND || call.kind == REDUCE || (call.kind == BROADCAST && call.peer == c->rank)) {
+        if (call.kind == SEND || (call.kind == BROADCAST && call.peer == c->rank)) {
             if (used + call.bytes > DATA_BYTES) cuda_on_host_die("more than %zu bytes in a group", DATA_BYTES);
             cuda_on_host_copy(c->clique->data[c->rank] + used, call.buffer, call.bytes);
             used += call.bytes;
@@ -136,7 +136,7 @@ std::vector<const Call*> calls_of(ncclComm_t c, int rank, Kind kind, int peer) {
 }
 
 void check_partner(ncclComm_t c, int with) {
-    const std::pair<Kind, Kind> kinds[] = {{SEND, RECV}, {RECV, SEND}, {BROADCAST, BROADCAST}, {REDUCE, REDUCE}};
+    const std::pair<Kind, Kind> kinds[] = {{SEND, RECV}, {RECV, SEND}, {BROADCAST, BROADCAST}};
     for (const auto& [here, there] : kinds) {
         const std::vector<const Call*> a = calls_of(c, c->rank, here, with), b = calls_of(c, with, there, c->rank);
         for (size_t i = 0; i < a.size() || i < b.size(); i++) {
@@ -149,24 +149,11 @@ void check_partner(ncclComm_t c, int with) {
     }
 }
 
-// The i-th ncclReduce: sums over the ranks, beginning with the one after the root.
-void reduce(ncclComm_t c, const Call& call, size_t i) {
-    std::vector<float> sum(call.bytes / sizeof(float), 0.0f);
-    if (call.type != ncclFloat32) cuda_on_host_die("ncclReduce: only float32 is emulated");
-    for (int n = 1; n <= c->size; n++) {
-        const int rank = (call.peer + n) % c->size;
-        const float* x = (const float*)(c->clique->data[rank] + calls_of(c, rank, REDUCE, -1)[i]->sent_at);
-        for (size_t j = 0; j < sum.size(); j++) sum[j] = n == 1 ? x[j] : sum[j] + x[j];
-    }
-    cuda_on_host_copy(call.buffer, sum.data(), call.bytes);
-}
-
 void receive(ncclComm_t c) {
     std::map<std::pair<Kind, int>, size_t> done;   // calls of a kind; of ncclRecv, with a peer
     const SharedRank& mine = c->mine();
     for (const Call* call = mine.call; call < mine.call + mine.calls; call++) {
         const size_t i = done[{call->kind, call->kind == RECV ? call->peer : -1}]++;
-        if (call->kind == REDUCE && call->peer == c->rank) reduce(c, *call, i);
         if (call->kind != RECV && (call->kind != BROADCAST || call->peer == c->rank)) continue;
         const Call* from = calls_of(c, call->peer, call->kind == RECV ? SEND : BROADCAST, c->rank)[i];
         cuda_on_host_copy(call->buffer, c->clique->data[call->peer] + from->sent_at, call->bytes);
@@ -356,10 +343,6 @@ ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t type, int peer, nc
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t c,
                            cudaStream_t stream) {
     return add_call(BROADCAST, in, out, count, type, root, c, stream);
-}
-ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t, int root,
-                        ncclComm_t c, cudaStream_t stream) {
-    return add_call(REDUCE, in, out, count, type, root, c, stream);
 }
 
 // ---------------------------------------------------------------------------------------------

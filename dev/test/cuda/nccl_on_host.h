@@ -30,7 +30,6 @@ enum ncclResult_t {
     ncclSuccess = 0, ncclUnhandledCudaError = 1, ncclSystemError = 2, ncclInternalError = 3, ncclInvalidArgument = 4,
     ncclInvalidUsage = 5, ncclRemoteError = 6, ncclInProgress = 7
 };
-enum ncclRedOp_t { ncclSum };
 enum ncclDataType_t { ncclInt8 = 0, ncclFloat32 = 7, ncclFloat = 7 };
 
 ncclResult_t ncclGetVersion(int* version);
@@ -51,8 +50,6 @@ ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t type, int peer, nc
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream);
 // The sum's order depends on the number of ranks.
-ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
-                        ncclComm_t comm, cudaStream_t stream);
 
 // ---------------------------------------------------------------------------------------------
 // For tests

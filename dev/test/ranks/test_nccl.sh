@@ -65,6 +65,4 @@ kill -TERM "$2"
 wait "$1"; first=$?
 wait "$2"; second=$?
 check "SIGTERM: status $first and $second: $(cat 2.*.err)" [ "$first $second" = "143 143" ]
-ranks 2 $model --parts 2 --steps 2 --reduce fast --out fast
-check "--reduce fast is reported" says "--reduce fast" 2.0.out
 finish
