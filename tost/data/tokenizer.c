@@ -433,7 +433,7 @@ static bool check_alone(const char* path, TostError* err) {
         if (is_file(beside.text))
             return tost_error(err, "%s: tokens may have other ids in %s beside it, and shards made with that file "
                               "cannot be used; to tokenize text again, copy %s to a vocab.bpe elsewhere, or convert a "
-                              "tokenizer.json (dev/data/vocab.py --from FILE --out vocab.bpe)", path, beside.text, path);
+                              "tokenizer.json: dev/data/vocab.py --from FILE --out vocab.bpe", path, beside.text, path);
     }
     return true;
 }

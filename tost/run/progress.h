@@ -45,7 +45,7 @@ void     progress_show(Progress* p, double done, const char* fmt, ...) PRINTF_LI
 void     progress_start(Progress* p);   // call when the work that progress_show shows begins
 // Prints a line above the live line; adds the newline.
 void     progress_text(Progress* p, const char* fmt, ...) PRINTF_LIKE(2, 3);
-void     progress_fact(Progress* p, const char* label, const char* fmt, ...) PRINTF_LIKE(3, 4);
+void     progress_fact(Progress* p, const char* label, const char* fmt, ...) PRINTF_LIKE(3, 4);   // label: 11 columns
 // End the live line, if there is one: progress_end leaves it on the screen, progress_erase removes it.
 void     progress_end(Progress* p);
 void     progress_erase(Progress* p);
