@@ -6,7 +6,6 @@ from cli import write_file
 
 # Okabe and Ito's palette, distinguishable for color-blind readers
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
-MAX_DPI = 2400
 
 
 def matplotlib():
@@ -22,14 +21,11 @@ def add_options(parser, out, labelled):
     parser.add_argument("--label", action="append", default=[], metavar="NAME",
                         help=f"name of a {labelled} in the legend; repeat in the order of the {labelled}s")
     parser.add_argument("--out", default=out, metavar="FILE", help="*.png or *.svg (default: %(default)s)")
-    parser.add_argument("--dpi", type=int, default=110, help="resolution of a PNG (default: %(default)s)")
 
 
 def check_options(args):
     if Path(args.out).suffix not in (".png", ".svg"):
         raise ValueError(f"--out {args.out}: give a name that ends in .png or .svg")
-    if not 1 <= args.dpi <= MAX_DPI:
-        raise ValueError(f"--dpi {args.dpi}: give 1 to {MAX_DPI}")
 
 
 def padded_labels(args, count, labelled):
@@ -60,4 +56,4 @@ def write(figure, args):
     """Writes args.out. An SVG contains no date, so the same data give the same file."""
     kind = Path(args.out).suffix[1:]
     metadata = {"Date": None} if kind == "svg" else None
-    write_file(args.out, lambda part: figure.savefig(part, format=kind, dpi=args.dpi, metadata=metadata))
+    write_file(args.out, lambda part: figure.savefig(part, format=kind, dpi=110, metadata=metadata))

@@ -18,7 +18,6 @@ from pathlib import Path
 
 from cli import command, option_parser, run
 from figure import COLORS, add_options, check_options, matplotlib, padded_labels, plain, short_name, style_axes, write
-from loss import draw_lines
 
 
 def read_result(path):
@@ -68,17 +67,16 @@ def print_table(lines):
         print(text.rstrip())
 
 
-def draw(lines, args):
+def draw(lines):
     figure = matplotlib().figure.Figure((6.8, 4.1), layout="constrained")
     axes = figure.subplots()
     for i, line in enumerate(lines):
-        shown = [point for point in line.points if point[0] >= args.first]
         shift = 1 + 0.03 * (i - (len(lines) - 1) / 2)  # so that error bars do not overlap
-        places = [math.sqrt(point[0] * point[1]) * shift for point in shown]
-        axes.errorbar(places, [point[2] for point in shown], [point[3] for point in shown], label=plain(line.name),
+        first, last, losses, errors = zip(*line.points)
+        places = [math.sqrt(a * b) * shift for a, b in zip(first, last)]
+        axes.errorbar(places, losses, errors, label=plain(line.name),
                       color=COLORS[i % len(COLORS)], marker="o", markersize=4, capsize=2.5, linewidth=1.4)
     axes.set_xscale("log", base=2)
-    draw_lines(axes, args)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
     many = any(line.runs > 1 for line in lines)
     axes.set(xlabel="position in the sequence, tokens",
@@ -93,18 +91,12 @@ def draw(lines, args):
 def main(arguments):
     parser = option_parser(__doc__)
     parser.add_argument("results", nargs="+", metavar="RESULT.json[,…]", help="output of eval --by-position --json")
-    parser.add_argument("--first", type=int, default=1, metavar="N",
-                        help="draw only bins from position N on (default: %(default)s)")
-    parser.add_argument("--line", action="append", default=[], metavar="NAME=VALUE", help="draw a horizontal line")
-    parser.set_defaults(published=None)
     add_options(parser, "position.png", "line")
     args = parser.parse_args(arguments)
     check_options(args)
     labels = padded_labels(args, len(args.results), "line")
     lines = [Line(argument, label) for argument, label in zip(args.results, labels)]
-    if not any(point[0] >= args.first for line in lines for point in line.points):
-        raise ValueError(f"--first {args.first}: no position so late")
-    write(draw(lines, args), args)
+    write(draw(lines), args)
     for i, line in enumerate(lines, 1):
         print(f"{i}: {line.name}; {line.runs} model{'s' if line.runs > 1 else ''}")
     print_table(lines)

@@ -13,9 +13,7 @@ start both from the same weights:
     python dev/plot/loss.py out/c out/torch --difference --out loss.png
 
 Losses of the two agree to 1e-6 at first; dev/test/cli/exchange.py requires 1e-4 over 24 steps of a small model. Float32
-runs of the starter preset diverge sooner, since its first steps are unstable and amplify rounding: with its defaults
-the losses agree to 1e-6 for 7 steps and then differ by up to 7e-2, with --lr 1e-3 they agree for 18 steps and then
-differ by up to 3e-2 (100 steps). Compare the first steps, or smoothed curves.
+runs diverge sooner where the first steps are unstable. Compare the first steps, or smoothed curves.
 
 With --attention softmax, it trains GPT-2 instead: the sizes of --init, initial weights from --seed, and 3 C instead of
 4 C channels in the MLP, so that it has as many parameters as ToST. With --optimizer muon, the fused projection to
@@ -37,9 +35,50 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
 from cli import command, option_parser, run
 from runs import COLUMNS
-from train_options import OPTIONS, REQUIRED, add_options
 
-parser = add_options(option_parser(__doc__))
+REQUIRED = object()
+# name: type, default without --like, help
+OPTIONS = {
+    "data": (str, REQUIRED, "training shards, a quoted glob"),
+    "val-data": (str, None, "validation shards"),
+    "order": (str, "shuffled", "sequential or shuffled"),
+    "steps": (int, REQUIRED, "optimizer steps"),
+    "batch": (int, 1, "sequences per micro-batch"),
+    "seq": (int, None, "sequence length in tokens (default: the block size)"),
+    "total-batch": (int, None, "tokens per step (default: batch × seq)"),
+    "lr": (float, REQUIRED, "peak learning rate"),
+    "warmup": (int, 0, "warm-up steps"),
+    "min-lr-frac": (float, 0.1, "final learning rate as a fraction of the peak"),
+    "weight-decay": (float, 0.1, "for embeddings and Linear weights"),
+    "optimizer": (str, "adamw", "adamw, or muon for the weights of Linear in the layers"),
+    "beta1": (float, 0.9, "AdamW"),
+    "beta2": (float, 0.95, "AdamW"),
+    "eps": (float, 1e-8, "AdamW"),
+    "grad-clip": (float, 1.0, "maximum gradient norm; 0: no clipping"),
+    "seed": (int, 1337, "random seed of the data order, and of GPT-2's initial weights"),
+    "val-every": (int, 0, "steps between validations; 0: never"),
+    "val-batches": (int, 20, "micro-batches per validation, spread evenly over --val-data; 0: all"),
+}
+
+parser = option_parser(__doc__)
+parser.add_argument("--init", required=True, metavar="MODEL", help="initial weights, as for --model")
+parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for log.csv and the weights")
+parser.add_argument("--like", metavar="RUN", help="trainer run that provides the missing options")
+parser.add_argument("--overwrite", action="store_true", help="replace an existing log.csv in --out")
+parser.add_argument("--device", default="cpu", help="cpu (default), cuda, …")
+parser.add_argument("--dtype", choices=("fp32", "fp64", "bf16"), default="fp32",
+                    help="fp32 (default), fp64, or bf16 with autocast")
+parser.add_argument("--attention", choices=("tssa", "softmax"), default="tssa",
+                    help="tssa (default), or softmax: GPT-2 of the same size")
+parser.add_argument("--compile", action="store_true", help="use torch.compile: faster, needs a C++ compiler")
+parser.add_argument("--by-position", type=Path, metavar="JSON",
+                    help="write the final loss on the whole windows of --val-data by position, in the format of "
+                         "eval --by-position --json, and on rare pairs of tokens")
+parser.add_argument("--threads", type=int, default=0, help="CPU threads; 0 (default): chosen by torch")
+parser.add_argument("--quiet", action="store_true", help="print nothing on stdout")
+for name, (kind, default, text) in OPTIONS.items():
+    shown = f" (default {default})" if default not in (REQUIRED, None) else ""
+    parser.add_argument(f"--{name}", type=kind, help=text + shown)
 if __name__ == "__main__":
     parser.parse_args()   # --help does not need the packages below
 
@@ -97,8 +136,7 @@ def schedule_lr(step, args):
 
 
 class Trainer:
-    def __init__(self, args, change=None):
-        """change: a function that changes the model before its optimizer is made"""
+    def __init__(self, args):
         self.model = Tost.from_checkpoint(args.init)
         self.tokenizer = complete(args, self.model.config.block_size)
         self.args = args
@@ -109,8 +147,6 @@ class Trainer:
                 raise ValueError(f"{args.init}: no positions, but --attention softmax needs them")
             torch.manual_seed(args.seed)
             self.model = Gpt2(config.n_layer, config.n_head, config.n_embd, config.block_size, V, 3 * config.n_embd)
-        if change:
-            change(self.model)
         self.train = Shards(args.data, args.seq, V, args.order, args.seed)
         if args.by_position and not args.val_data:
             raise ValueError("--by-position: needs --val-data")

@@ -175,7 +175,7 @@ def check_evalset():
         check("a refused file does not replace an existing one", Path("eval/lambada.jsonl").read_bytes() == whole)
 
 
-# ---- Downloads: without a network (a proxy whose name does not resolve), and of a local file --------------------------
+# ---- Downloads: without a network (a proxy whose name does not resolve), and of a local file ------------------------
 
 
 def check_downloads():

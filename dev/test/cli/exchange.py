@@ -21,7 +21,6 @@ from safetensors import safe_open
 import convert
 import membership_ablation as ablation
 import train
-import variants
 from script_calls import BINARY, check, refuses, succeeds, trainer
 from shards import Shards
 from tost import Tost
@@ -311,31 +310,26 @@ def check_gpt2_muon(start, data):
 
 @torch.no_grad()
 def check_memory():
-    """TSSA with decay, mean and memory against its equations, token by token."""
-    model = Tost.from_checkpoint("start").double()
-    variants.change(model, {"decay", "mean", "memory"})
-    attention, generator = model.double().transformer.h[0].attn, torch.Generator().manual_seed(3)
+    """TSSA with memory against its equations, token by token."""
+    model, generator = Tost.from_checkpoint("memory").double(), torch.Generator().manual_seed(3)
+    attention, nh = model.transformer.h[0].attn, model.config.n_head
     for parameter in attention.parameters():
         parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.double))
-    nh = attention.n_head
     a = torch.randn(1, 20, model.config.n_embd, generator=generator, dtype=torch.double)
-    got, w = attention(a), attention.c_attn(a).double()[0].unflatten(-1, (nh, -1))   # (T,nh,hs)
-    decay = torch.exp(-attention.rate.exp())[:, None]
-    S = N = W = before = predicted = torch.zeros_like(w[0])
+    got, w = attention(a), attention.project(a)[0].transpose(0, 1)   # (T,nh,hs)
+    S = N = before = predicted = torch.zeros_like(w[0])
     D, rows = torch.zeros(nh, 1).double(), []
     G = torch.zeros(nh, w.size(2), w.size(2)).double()
     for t, x in enumerate(w):
-        S = decay * S + x ** 2
+        S = S + x ** 2
         u = (x ** 2 / S).sum(-1, keepdim=True) + x.size(-1) * attention.denom_bias[:, t]
         pi = torch.softmax(attention.temp * u, 0)
-        N, W, D = decay * N + pi * x ** 2, decay * W + pi * x, decay * D + pi
-        k = x / x.norm(dim=-1, keepdim=True)
+        N, D, k = N + pi * x ** 2, D + pi, x / x.norm(dim=-1, keepdim=True)
         G = G + (pi * (x - predicted))[..., None] * before[:, None]
         before, predicted = k, (G @ k[..., None])[..., 0]
-        rows.append(-x * pi / (1 + N / (D + 1e-8)) + attention.mean_scale[:, 0] * W / (D + 1e-8)
-                    + attention.memory_scale.view(nh, -1) * predicted)
+        rows.append(-x * pi / (1 + N / (D + 1e-8)) + attention.memory_scale.view(nh, -1) * predicted)
     want = attention.c_proj(torch.stack(rows).flatten(1))
-    check("decay, mean and memory: the recurrence", (got[0] - want).abs().max() <= 1e-4 * want.abs().max())
+    check("memory: the recurrence", (got[0] - want).abs().max() <= 1e-4 * want.abs().max())
 
 
 def check_explained():
@@ -382,7 +376,7 @@ def check_ablation():
 
 
 def check_models(start):
-    """--by-position against eval --by-position with the same weights; variants of ToST, and GPT-2, on the same data."""
+    """--by-position against eval --by-position with the same weights; GPT-2 on the same data."""
     data = ("--like", "shuffled", "--val-data", "tiny_train_000001.bin", "--batch", 1, "--total-batch", 32,
             "--val-batches", 0)
     succeeds(train.main, *start, "torch_bins", *data, "--steps", 1, "--by-position", "torch.json")
@@ -393,16 +387,6 @@ def check_models(start):
     recall = json.loads(Path("torch.json").read_text())["recall"]
     check("rare pairs of tokens, new ones and repeated ones, are some of the targets", len(recall) == 4
           and 0 < sum(bin["tokens"] for bin in recall) < python[0]["tokens"] * 32 and recall[0]["tokens"] > 0)
-    steps = (*data, "--steps", 3, "--warmup", 0)
-    succeeds(variants.main, "published", *start, "variant", *steps)
-    succeeds(train.main, *start, "torch_3", *steps)
-    check("the published variant trains as the model",
-          np.allclose(columns("variant")["train_loss"], columns("torch_3")["train_loss"], atol=1e-6))
-    succeeds(variants.main, "z+ln_1+ln_2+relative", *start, "variant", *steps, "--overwrite")
-    check("the other variants differ", columns("variant")["train_loss"][2] != columns("torch_3")["train_loss"][2])
-    succeeds(variants.main, "decay+mean+memory", *start, "variant", *steps, "--overwrite")
-    check("and those with a memory", columns("variant")["train_loss"][2] != columns("torch_3")["train_loss"][2])
-    refuses("v: not a variant", variants.main, "v", *start, "none", *data)
     succeeds(train.main, *start, "gpt2", *data, "--steps", 40, "--attention", "softmax", "--by-position", "gpt2.json")
     check_gpt2_muon(start, data)
     losses = columns("gpt2")["train_loss"]

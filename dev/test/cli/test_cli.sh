@@ -379,31 +379,15 @@ check "another seed, other windows" [ "$(starts first.json)" != "$(starts second
 run $random --seed 2 --json /dev/stdout
 check "JSON and results in the same file" [ "$(sed '/^}/q' stdout; scored)" = "$(cat second.json; scored)" ]
 
-# Loss by position, against windows that score a single position each: with --seq N --stride 1, those that start where
-# the windows of --seq 11 do. Only the first window scores all N positions; the loss of position N is the difference
-# between its losses for N and N - 1.
-of_windows() {
-    for n in 1 2 3 4 5 6 7 8 9 10 11; do
-        run eval --model straight --data "$dir/tiny_val_*.bin" --seq $n --stride 1 --json position.json
-        sed -n 's/.*"start": \([0-9]*\), .*"nats": \([^}]*\)}.*/\1 \2/p' position.json | awk -v n=$n '
-            $1 == 0 { print n, $2, 0 } $1 > 0 && $1 % 11 == 0 { print n, $2, 1 }'
-    done | awk '{ if (!$3) { x = $2 - first; first = $2 } else x = $2
-                  for (bin = 0; 2 ^ bin < $1; bin++); nats[bin] += x; tokens[bin]++ }
-        END { for (bin = 0; bin in tokens; bin++) printf "%d %.9f\n", tokens[bin], nats[bin] / tokens[bin] }'
-}
+# Loss by position, which exchange.py compares with PyTorch
 of_json() { sed -n 's/.*"first".*"tokens": \([0-9]*\), "loss": \([^,]*\),.*/\1 \2/p' "$1"; }
-same_positions() { awk 'NR == FNR { tokens[FNR] = $1; loss[FNR] = $2; n = FNR; next }
-    { good += $1 == tokens[FNR] && ($2 - loss[FNR]) ^ 2 < 1e-10 }
-    END { exit !(n == 5 && good == n && FNR == n) }' "$@"; }
-of_windows >wanted
 for variant in "--batch 3" "--batch 3 --chunk 4" "--chunk 1" "--chunk 400"; do
     run eval --model straight --data "$dir/tiny_val_*.bin" --seq 11 $variant --by-position --json position.json
-    of_json position.json >got
-    check "--by-position $variant: $(cat wanted got)" same_positions wanted got
     [ "$variant" != "--batch 3" ] || grep -v '^speed' stdout >first
     grep -v '^speed' stdout >got
     check "--by-position $variant: the report" cmp -s first got
 done
+check "--by-position: five bins" [ "$(of_json position.json | wc -l)" -eq 5 ]
 run eval --model straight --data "$dir/tiny_val_*.bin" --seq 11 --stride 4 --by-position --json position.json
 check "--by-position --stride: later windows score only their last positions" \
     [ "$(of_json position.json | cut -d' ' -f1 | head -n 3 | tr '\n' ' ')" = "1 1 2 " ]

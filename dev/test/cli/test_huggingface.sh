@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_huggingface.sh BINARY: tests export_hf.py and import_hf.py with Hugging Face transformers, and
-# lm-evaluation-harness on the exported model and on lm_eval_tost.py.
+# lm-evaluation-harness on the exported model.
 #   PYTHON    default python3; tests that need a package it lacks are skipped
 #   QUICK=1   nothing: importing torch and transformers takes several seconds
 

@@ -1,5 +1,5 @@
-// emulation_test.cpp: tests that the CUDA emulation detects mistakes: one of each kind. mutants.sh tests it with more, in
-// the kernels of the engine.
+// emulation_test.cpp: tests that the CUDA emulation detects mistakes: one of each kind. mutants.sh tests it with more,
+// in the kernels of the engine.
 #include "emulation_test.h"
 
 namespace {

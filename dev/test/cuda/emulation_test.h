@@ -36,7 +36,6 @@ template <typename T> struct Device {
         cudaMemcpy(&x, p + i, sizeof x, cudaMemcpyDeviceToHost);
         return x;
     }
-    void put(size_t i, T x) { cudaMemcpy(p + i, &x, sizeof x, cudaMemcpyHostToDevice); }
 };
 
 struct RankEnd {

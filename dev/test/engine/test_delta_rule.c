@@ -1,5 +1,5 @@
-// test_delta_rule.c: the memory of the CPU engine: passes over one or three tokens against one pass over all of them, and
-// tokens of inference one by one against several at once. The golden files test its equations.
+// test_delta_rule.c: the memory of the CPU engine: passes over one or three tokens against one pass over all of them,
+// and tokens of inference one by one against several at once. The golden files test its equations.
 #include "tost/cpu/delta_rule.h"
 
 #include <float.h>
@@ -145,12 +145,11 @@ static void test_inference(Checks* c, int HS, int T, Values values) {
 
 int main(void) {
     Checks c = {.suite = "test_delta_rule"};
-    static const int sizes[] = {16, 33, 64, 128}, lengths[] = {2, 17, 50};
-    for (size_t i = 0; i < countof(sizes); i++)
-        for (size_t j = 0; j < countof(lengths); j++)
-            for (int values = 0; values < VALUES; values++) {
-                test_training(&c, sizes[i], lengths[j], (Values)values);
-                test_inference(&c, sizes[i], lengths[j], (Values)values);
-            }
+    static const struct { int HS, T; } shapes[] = {{16, 2}, {16, 50}, {33, 17}, {33, 50}, {64, 17}, {128, 17}};
+    for (size_t i = 0; i < countof(shapes); i++)
+        for (int values = 0; values < VALUES; values++) {
+            test_training(&c, shapes[i].HS, shapes[i].T, (Values)values);
+            test_inference(&c, shapes[i].HS, shapes[i].T, (Values)values);
+        }
     return checks_verdict(&c);
 }

@@ -11,7 +11,6 @@
 #include "comm_threads.h"
 #include "dev/test/check.h"
 #include "init.h"
-#include "options/options.h"
 
 static const TostConfig configs[] = {
     {.n_layer = 3, .n_head = 4, .n_embd = 96, .block_size = 24, .vocab_size = 700},
@@ -272,47 +271,6 @@ static void test_training(Checks* c) {
     }
 }
 
-// ---- Options that differ between ranks ------------------------------------------------------------------------------
-
-typedef struct { Options of_rank_2, others; const Option* row; } Given;
-
-static size_t compare_options(TostComm* c, void* context) {
-    const Given* g = context;
-    TostError err;
-    char* named = xasprintf("rank 2 on threads: --%s differs ", g->row->name);
-    const bool same = options_same(c->place.rank == 2 ? &g->of_rank_2 : &g->others, c, &err);
-    const bool right = g->others.given[g->row - option_table] && g->row->kind <= FLAG ? same
-                                                                                      : !same && strstr(err.text, named);
-    free(named);
-    return !right;
-}
-
-// Each option of the commands that use ranks, given on rank 2 alone and with another value. A flag has only one.
-static void test_options(Checks* c) {
-    static char* other[] = {"other"};
-    int tested = 0;
-    for (int i = 0; i < option_count; i++) {
-        const Option* row = &option_table[i];
-        const Command command = option_belongs(row, COMMAND_EVAL) ? COMMAND_EVAL : COMMAND_TRAIN;
-        if (!row->name || (row->commands && !option_belongs(row, command) && row->commands < 1u << COMMANDS)) continue;
-        Given g = {.row = row, .others = options_default(&tost_cpu_engine)};
-        g.others.command = command;
-        g.of_rank_2 = g.others;
-        void* field = (char*)&g.of_rank_2 + row->field;
-        g.of_rank_2.given[i] = true;
-        check(c, run_ranks(4, compare_options, &g) == 0, "--%s on rank 2 alone is not named", row->name);
-        g.others.given[i] = true;
-        if (row->kind == STRING) *(char**)field = *other;
-        else if (row->kind == LIST) *(PathList*)field = (PathList){1, other};
-        else if (row->kind == INT64) *(int64_t*)field += 1;
-        else if (row->kind == REAL || row->kind == DURATION) *(double*)field += 0.25;
-        else if (row->kind > FLAG) *(int*)field += 1;
-        check(c, run_ranks(4, compare_options, &g) == 0, "another --%s on rank 2 is not named", row->name);
-        tested++;
-    }
-    check(c, tested > 80, "only %d options", tested);
-}
-
 // ---- Ranks that do not respond --------------------------------------------------------------------------------------
 
 typedef struct { const char* what; double timeout, late; const char* want; } Silence;
@@ -359,7 +317,6 @@ int main(void) {
         for (int ranks = 1; ranks <= RANKS_MAX; ranks++) test_slices_of(&c, &configs[i], ranks);
     test_parts(&c);
     test_messages(&c);
-    test_options(&c);
     test_launch(&c);
     test_training(&c);
     return checks_verdict(&c);
