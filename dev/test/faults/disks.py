@@ -249,6 +249,6 @@ def fill(w, report, reference, size):
 
 def full(w, report):
     reference, _ = w.reference(KEEP_ALL)
-    sizes = range(64 << 10, 288 << 10, 16 << 10)
+    sizes = range(64 << 10, 272 << 10, 16 << 10)
     if all(fill(w, report, reference, size) for size in sizes):
         report.figure(f"tmpfs of {len(sizes)} sizes")
