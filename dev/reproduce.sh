@@ -228,7 +228,8 @@ evaluate() {
         echo "$what: not evaluated: no $file"
         return
     fi
-    if grep -qs "^ *\"step\": $steps,\$" "$result"; then
+    # partial: of an interrupted eval of earlier versions
+    if grep -qs "^ *\"step\": $steps,\$" "$result" && ! grep -q '^ *"partial": ' "$result"; then
         echo "$what: evaluated at step $steps"
         return
     fi

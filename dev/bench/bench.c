@@ -372,9 +372,9 @@ static double product_gflops(bool bf16, const Shape* p, float* c, const float* a
     return flop * inner / (thread_seconds() - start) / 1e9;
 }
 
-// GFLOP/s by wall time, of `inner` products in a row: each by all threads or, if apart, by one thread, while the others
-// compute their own. Together must not lie in a parallel region, not even of one thread: OpenMP would start new threads
-// for every product.
+// GFLOP/s by wall time of `inner` products, one after the other. apart: each thread computes its own products alone;
+// otherwise all threads share each product. Sharing is measured outside of a parallel region, even of one thread,
+// because OpenMP would start new threads for every product in it.
 static double wall_gflops(int threads, bool apart, const Shape* p, float* const* c, float* const* a, float* const* b) {
     const double flop = 2.0 * p->M * p->N * p->K;
     const int inner = (int)fmax(1, 4e8 / flop);

@@ -66,8 +66,8 @@ def read_results(folder):
     for path in sorted((folder / "eval").glob("*.json")):
         with about(path):
             result = json.loads(path.read_text(encoding="utf-8", errors="replace"))
-        if not isinstance(result, dict) or result.get("content") != "eval":
-            raise ValueError(f"{path}: not a result of eval --json")
+        if not isinstance(result, dict) or result.get("content") != "eval" or "partial" in result:  # earlier versions
+            raise ValueError(f"{path}: not a complete result of eval --json; evaluate again")
         results[path.stem] = result
     return results
 

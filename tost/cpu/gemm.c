@@ -173,7 +173,8 @@ INLINE void add_part(Vec* sum, Format f, const VecWord* a, VecWord part, int row
 enum { PREFETCHED_BYTES = 4096 };   // ahead of the read position
 
 // One column, for a group of rows. With one group, memory is the limit, and reading one row of b at a time is twice as
-// fast as several at once. Prefetching crosses into the next rows, which the processor's own prefetching does late.
+// fast as several at once. Prefetching goes on into the next rows of b, where the processor's own prefetching begins
+// late.
 INLINE void dots_of_column(const FewRows* p, Format f, int i, int j, int rows) {
     const int whole = (int)(p->row_bytes / VECTOR_BYTES), words = vectors_of_part(f) * rows;
     const VecWord* a = p->a + (size_t)i*p->parts*vectors_of_part(f);

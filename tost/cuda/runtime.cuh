@@ -67,9 +67,11 @@ static bool device_fits(const TostEngineOptions* o, size_t bytes, TostError* err
     if (bytes <= available) return true;
     char need[32], reserve[32], have[32];
     return tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; "
-                      "lower --batch or --seq, or use %s--chunk or a smaller model",
+                      "lower %s or use a smaller model",
                       human_bytes(need, (double)bytes), human_bytes(reserve, (double)reserved),
-                      human_bytes(have, (double)free_bytes), o->training ? "--recompute, " : "");
+                      human_bytes(have, (double)free_bytes), 
+                      o->training ? "--batch or --seq, use --chunk or --recompute,"
+                                  : "--batch, --seq, --chunk or --samples,");
 }
 
 static char* device_alloc(size_t bytes, TostError* err) {   // NULL: *err says why

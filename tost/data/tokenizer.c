@@ -399,7 +399,7 @@ static void name_format(const char* path, const char* text, TostError* err) {
         tost_error(err, "%s: compressed by gzip; decompress it first (gzip -d)", path);
     else if (text[strspn(text, " \t\r\n\xef\xbb\xbf")] == '{')
         tost_error(err, "%s: JSON, not a vocab.bpe; dev/data/vocab.py --from FILE --out vocab.bpe converts a "
-                   "tokenizer.json; for a vocab.json, give a copy of the merges.txt beside it", path);
+                   "tokenizer.json; for a vocab.json, copy the merges.txt beside it to a vocab.bpe elsewhere", path);
     else if (text[0] == '\n' && text[1] && text[2] == '\n' && 0 < text[3] && text[3] < text[1])   // of protobuf
         tost_error(err, "%s: a SentencePiece model, not byte-level BPE; `vocab` learns one from text", path);
     else if (part >= 4 && part % 4 == 0 && digits > 0 && strchr("\r\n", text[part + 1 + digits]))
@@ -431,8 +431,8 @@ static bool check_alone(const char* path, TostError* err) {
     for (size_t i = 0; prefix >= 0 && strcmp(path + prefix, merges) == 0 && i < countof(names); i++) {
         const Path beside = path_text("%.*s%s", prefix, path, names[i]);
         if (is_file(beside.text))
-            return tost_error(err, "%s: tokens may have other ids in %s beside it, and shards made with that file "
-                              "cannot be used; to tokenize text again, copy %s to a vocab.bpe elsewhere, or convert a "
+            return tost_error(err, "%s: tokens may have other ids in %s beside it, which is not read; to tokenize text "
+                              "with ids in the order of merges, copy %s to a vocab.bpe elsewhere; for the ids of a "
                               "tokenizer.json: dev/data/vocab.py --from FILE --out vocab.bpe", path, beside.text, path);
     }
     return true;

@@ -484,6 +484,7 @@ static const struct { const char *name, *hint; } foreign[] = {
     {"gradient-accumulation-steps", "use --total-batch, the tokens per step"},
     {"max-steps", "use --steps"}, {"bf16", "use --dtype bf16"}, {"gradient-checkpointing", "use --recompute"},
     {"context-length", "use --block-size"}, {"wandb", "dev/plot/export_log.py sends log.csv to Weights & Biases"},
+    {"reduce", "gradients are always added in order"}, {"log", "log.csv is in the folder of --out"},
     {"mask-across-documents", "documents are not masked, as in the published model"},
 };
 

@@ -79,12 +79,12 @@ static inline int run_own_parts(const Run* r) { return r->o.parts / comm_size(r-
 double run_mean_loss(const Run* r);                        // nats per token, from part_loss
 
 // ---- save.c ----
-// Saves a checkpoint, unless this step is already saved. Returns false if the run must end: the save failed. Parameters
-// whose loss is not finite are not saved, which only ends the run at its end (`last`).
+// Saves a checkpoint, unless this step is already saved. False, which ends the run, if that fails. If the loss of the
+// parameters is not finite, nothing is saved: a warning, or with `last` false.
 bool run_save(Run* r, bool last, TostError* err);
 // Tells all ranks what rank 0 has saved, for run_save and for messages.
 void run_share_saved(Run* r);
-// --keep-best: saves the current model as best.
+// --keep-best: saves the current model as best. False if the run must end.
 bool run_save_best(Run* r, TostError* err);
 // Sets saved.best before the first validation that may be saved: the loss of RUN/best or, if there is none, the lowest
 // so far, without that of an untrained model. Collective.

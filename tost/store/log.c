@@ -33,8 +33,8 @@ static bool check_regular(const char* path, TostError* err) {
     if (stat(path, &st) != 0) return true;
     if (!S_ISREG(st.st_mode))
         return tost_error(err, "%s is not a regular file: remove it, or give another --out", path);
-    return st.st_nlink == 1 || tost_error(err, "%s has other hard links, which would lose rows: copy it (cp %s copy; "
-                                          "mv copy %s)", path, path, path);
+    return st.st_nlink == 1 || tost_error(err, "%s has other hard links, whose rows would change, too: copy it (cp %s "
+                                          "copy && mv copy %s)", path, path, path);
 }
 
 // ---- Opening ----
@@ -69,7 +69,7 @@ static bool keep_rows(LogFile* log, const Bytes* old, int64_t done, const TostEr
     return !keeps || replace_file(kept.text, old->data, old->size, err);
 }
 
-// Appends a text. A failure may leave a part of it in the file, so all later calls fail, too.
+// Appends a text; "" only checks. A failure may leave a part of the text in the file, so all later calls fail, too.
 static bool write_text(LogFile* log, const char* text, TostError* err) {
     struct stat st;
     if (fstat(log->fd, &st) == 0 && st.st_nlink == 0) return tost_error(err, "%s was removed", log->path);

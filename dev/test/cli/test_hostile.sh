@@ -30,7 +30,7 @@ says_little() {
 printf 'caf\351\n' >raw
 printable raw && check "the test finds a byte that is not UTF-8" false
 
-# ---- File names that contain control characters or quotes: a resumed run must find its data again --------------------
+# ---- File names with control characters or quotes: a resumed run finds its data; with quotes, the printed command works
 
 : >vocab.bpe
 awk 'BEGIN { for (i = 0; i < 2000; i++) printf "%d and ", i * i }' >text.txt

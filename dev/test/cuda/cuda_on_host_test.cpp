@@ -173,8 +173,8 @@ void test_refusals(Checks* c) {
     machine.failing = nullptr;
     machine.major = 7;
     test_refusal(c, machine, SMALL, o, "compute capability 7.0; 8.0 or later is needed");
-    test_refusal(c, machine_with(RESERVE + memory_of(SMALL, o) - 1), SMALL, o, "or --seq, or use --chunk or a smaller");
-    test_refusal(c, machine_with(1000), SMALL, training, "or use --recompute, --chunk or a smaller model");
+    test_refusal(c, machine_with(RESERVE + memory_of(SMALL, o) - 1), SMALL, o, "lower --batch, --seq, --chunk or --samples, or");
+    test_refusal(c, machine_with(1000), SMALL, training, "use --chunk or --recompute, or use a smaller model");
     test_refusal(c, CudaOnHostOptions(), wide, o, "--channels 6148: the CUDA engine takes up to 6144");
     test_refusal(c, CudaOnHostOptions(), heads, o, "heads");
     test_refusal(c, CudaOnHostOptions(), memory, o, "--memory 1: heads of 512 channels do not fit");

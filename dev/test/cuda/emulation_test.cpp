@@ -1,4 +1,4 @@
-// emulation_test.cpp: tests that the CUDA emulation detects mistakes: one of each kind. mutants.sh tests it with more,
+// emulation_test.cpp: tests that the CUDA emulation detects one mistake of each kind. mutants.sh tests it with mistakes
 // in the kernels of the engine.
 #include "emulation_test.h"
 

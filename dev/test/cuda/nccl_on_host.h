@@ -49,7 +49,6 @@ ncclResult_t ncclSend(const void* in, size_t count, ncclDataType_t type, int pee
 ncclResult_t ncclRecv(void* out, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
                            cudaStream_t stream);
-// The sum's order depends on the number of ranks.
 
 // ---------------------------------------------------------------------------------------------
 // For tests

@@ -154,7 +154,7 @@ class Trial:
         self.case.check_resume(self.report, self.what, self.job.fresh, self.job.reference)
 
 
-def fail_and_stop(t):
+def fail_run(t):
     if t.check_failure():
         t.check_resume()
     else:
@@ -205,8 +205,8 @@ def faults(w, report, every, seed):
     rng = random.Random(f"fault {seed}")
     reference, _ = w.reference(SHORT)
     jobs = [
-        Job("stop", [*SHORT, *world.OUT], {}, fail_and_stop, SHORT, reference),
-        Job("resumed", ["--resume", *world.OUT], killed_in_save(w), fail_and_stop, SHORT, reference),
+        Job("new", [*SHORT, *world.OUT], {}, fail_run, SHORT, reference),
+        Job("resumed", ["--resume", *world.OUT], killed_in_save(w), fail_run, SHORT, reference),
         Job("tokenize", world.MADE, {}, fail_tokenize),
         Job("eval --json", world.EVAL, {**reference, "out.json": OLD_JSON}, fail_json),
     ]

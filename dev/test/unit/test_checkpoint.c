@@ -61,7 +61,8 @@ static const struct { const char* header; size_t data; const char* error; } head
     {"{\"__metadata__\":{\"k\":\"1\"},\"__metadata__\":{\"l\":\"2\"}}", 0, "\"__metadata__\" appears twice"},
     {"{" T_("a\\u0000b", "F32", "", "0", "4") "}", 4, "a NUL in the name 'a'"},
     {"{\"__metadata__\":{\"k\":1}}", 0, "expected a string"},
-    {"{\"__metadata__\":{\"k\":\"v\\u0000\\u0100\"}}", 0, "or a name that is not UTF-8, in 'v'"},
+    {"{\"__metadata__\":{\"k\\u0000\":\"v\"}}", 0, "a NUL in the key 'k'"},
+    {"{\"__metadata__\":{\"k\":\"v\\u0000\\u0100\"}}", 0, NULL},
     {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "__metadata__ 'k' appears twice"},
     {"{" T_(FIFTY FIFTY FIFTY "0123456789", "F32", "", "0", "4") "}", 4, "longer than 159 bytes"},
 };

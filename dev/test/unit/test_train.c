@@ -1,5 +1,5 @@
-// test_train.c: training runs under failures: losses that are not finite, signals, concurrent runs, full
-// disks, closed pipes. Each run is a child process that calls tost_main with the fake engine.
+// test_train.c: training runs under failures: losses that are not finite, signals, concurrent runs, full disks, closed
+// pipes. Each run is a child process that calls tost_main with the fake engine.
 #include <errno.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -387,6 +387,8 @@ static void test_removed(Checks* c) {
     check(c, !path_exists("here"), "a removed folder is not made again");
 }
 
+static void no_room(TostModel* m) { (void)m, limit_file_size(0); }
+
 // --overwrite renames the old run, whole, and the new one is the same as in a new folder.
 static void test_overwrite(Checks* c) {
 #define NEXT BASE NO_VAL "--data good.bin --steps 8 --save-every 4 --seed 5 "
@@ -410,6 +412,9 @@ static void test_overwrite(Checks* c) {
                   "cannot be renamed, since it is or contains the current folder", "the current folder");
     must(chdir("..") == 0, "chdir", NULL);
     check_same(c, "new", "old", 8, "after --out .");
+    hooks[0] = (Hook){PUT, 1, no_room};
+    check_run(c, run(NEXT "--overwrite --out old"), 1, 1, "the old run is in old.3", "a disk without room for a log");
+    check_same(c, "new", "old.3", 8, "a disk without room for a log");
 #undef NEXT
 }
 
