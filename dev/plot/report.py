@@ -67,7 +67,7 @@ def read_results(folder):
         with about(path):
             result = json.loads(path.read_text(encoding="utf-8", errors="replace"))
         if not isinstance(result, dict) or result.get("content") != "eval" or "partial" in result:  # earlier versions
-            raise ValueError(f"{path}: not a complete result of eval --json; evaluate again")
+            raise ValueError(f"{path}: not a result of eval --json, or a partial one; evaluate again")
         results[path.stem] = result
     return results
 
