@@ -69,7 +69,7 @@ static bool device_fits(const TostEngineOptions* o, size_t bytes, TostError* err
     return tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; "
                       "lower %s or use a smaller model",
                       human_bytes(need, (double)bytes), human_bytes(reserve, (double)reserved),
-                      human_bytes(have, (double)free_bytes), 
+                      human_bytes(have, (double)free_bytes),
                       o->training ? "--batch or --seq, use --chunk or --recompute,"
                                   : "--batch, --seq, --chunk or --samples,");
 }
