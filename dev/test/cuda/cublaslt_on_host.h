@@ -55,6 +55,7 @@ struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;
     size_t workspaceSize;
     cublasStatus_t state;
+    float wavesCount;
 };
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle);
