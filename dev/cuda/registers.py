@@ -21,7 +21,7 @@ LAUNCHES = {
     "tssa_forward_kernel": (384, lambda arch: 1 if arch >= 100 else 2),
     "tssa_backward_kernelI13__nv_bfloat16": (384, lambda arch: 1 if arch >= 100 else 2),
     "tssa_backward_kernel": (384, 1),
-    "delta_rule_forward_kernel": (256, 2),
+    "delta_rule_forward_kernel": (256, 3),
     "delta_rule_backward_kernelI13__nv_bfloat16": (256, 2),
     "delta_rule_backward_kernel": (256, 1),
     "delta_rule_dz_kernel": (256, 4),

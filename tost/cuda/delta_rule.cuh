@@ -25,8 +25,7 @@ extern "C" {
 }
 
 constexpr int DELTA_RUN = 31, DELTA_ROWS = DELTA_RUN + 1;   // tokens of a run; its keys K[0] to K[n]
-constexpr int DELTA_THREADS = 256, DELTA_BLOCKS = 132;      // multiprocessors to keep busy
-constexpr int DELTA_GRAM = DELTA_ROWS + 4;                  // stride of a matrix (32,32)
+constexpr int DELTA_THREADS = 256;                          // most of a block; 128 if 4 blocks of them fit
 constexpr int DELTA_LANES = 8, DELTA_PACK = 8;              // lanes of a key; channels that each takes at once
 
 template <typename S> struct DeltaRule {
@@ -54,19 +53,29 @@ struct DeltaState { float *G, *k; };
 // Arrays in shared memory: E, O, dO, errors (32,COLUMNS), O with dE in backward; gram: K Kᵀ, its lower and diagonal
 // tiles (32,32); Q: Q + Qᵀ (32,32); pi (32); scale (COLUMNS); K (32,width); S, dS (width,COLUMNS); dk (2,width): dK[0]
 // of this run and of the next. Rows past n and channels past HS are zero. Forward has no dS, dO, errors, Q and dk.
+// With 32 columns, the matrices are swizzled (tile.cuh); with 16, their rows are padded.
 template <int COLUMNS> struct DeltaShared {
-    static constexpr int columns = COLUMNS, row = COLUMNS + 4;   // row: stride of arrays with so many columns
+    static constexpr bool exchanged = COLUMNS == 2 * TILE;
+    static constexpr int columns = COLUMNS, padding = exchanged ? 0 : 4;
+    static constexpr int row = COLUMNS + padding, gram_row = DELTA_ROWS + padding;   // strides of matrices
+    typedef Operand<true, exchanged> Along;
+    typedef Operand<false, exchanged> Across;
     int width, key_row;               // HS rounded up to a multiple of COLUMNS; stride of K
     float *E, *O, *gram, *pi, *scale, *K, *S, *dO, *errors, *Q, *dS, *dk, *end;
 
     __host__ __device__ DeltaShared(float* shared, int HS, bool backward) {
-        constexpr int part = DELTA_ROWS * row, square = DELTA_ROWS * DELTA_GRAM;
-        width = div_up(HS, COLUMNS) * COLUMNS, key_row = width + 4;
+        constexpr int part = DELTA_ROWS * row, square = DELTA_ROWS * gram_row;
+        width = div_up(HS, COLUMNS) * COLUMNS, key_row = width + padding;
         E = shared, O = E + part, gram = O + part, pi = gram + square, scale = pi + DELTA_ROWS, dO = scale + COLUMNS;
         errors = dO + part, Q = errors + part, K = backward ? Q + square : dO, S = K + DELTA_ROWS * key_row;
         dS = S + width * row, dk = dS + width * row, end = backward ? dk + 2 * width : dS;
     }
     size_t bytes() const { return (end - E) * sizeof(float); }
+
+    // Element (i,j) of a matrix with `columns` columns, of one of (32,32), and of K
+    __device__ float* at(float* p, int i, int j) const { return p + i * row + swizzled<exchanged>(i, j); }
+    __device__ float* pair(float* p, int i, int j) const { return p + i * gram_row + swizzled<exchanged>(i, j); }
+    __device__ float* key(int i, int j) const { return K + i * key_row + swizzled<exchanged>(i, j); }
 };
 
 static size_t delta_rule_state_size(size_t C, size_t HS) { return (C * (HS + 1) + 1) / 2; }   // in doubles
@@ -79,8 +88,15 @@ static size_t delta_rule_shared(int HS, int columns, bool backward) {
 
 // Columns of a block: 32, or 16 if that keeps more multiprocessors busy or if 32 do not fit.
 static int delta_rule_columns(int B, int NH, int HS) {
-    const bool few = HS <= TILE || (size_t)B * NH * div_up(HS, 2 * TILE) < DELTA_BLOCKS;
+    const size_t blocks = (size_t)B * NH * div_up(HS, 2 * TILE);
+    const bool few = HS <= TILE || blocks < (size_t)device_attribute(cudaDevAttrMultiProcessorCount);
     return few || delta_rule_shared(HS, 2 * TILE, true) > MAX_ALLOWED_SHARED ? TILE : 2 * TILE;
+}
+
+// Threads of a block: half if 4 blocks of these fit on a multiprocessor, as they wait less for each other.
+static int delta_rule_threads(size_t shared) {
+    const size_t all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+    return 4 * (shared + EXTRA_SHARED) <= all ? DELTA_THREADS / 2 : DELTA_THREADS;
 }
 
 // The part of dk of token i - 1 of the pass, in dk_parts
@@ -108,8 +124,7 @@ template <typename S> __device__ inline size_t delta_row(DeltaRun r, int i, cons
     return ((size_t)r.b * args.T + r.t0 + i) * args.C + r.h * args.HS;
 }
 
-// Calls f(i, d) for each 4 columns, from d on, of the rows of a matrix (rows,columns). A thread always gets the same d;
-// of (32,32) or less, it gets one pack at most.
+// Calls f(i, d) for each 4 columns, from d on, of the rows of a matrix (rows,columns). A thread always gets the same d.
 template <typename F> __device__ inline void each_pack(int rows, int columns, F f) {
     NO_UNROLL for (int k = opaque(threadIdx.x); k < rows * columns / 4; k += blockDim.x)
         f(k / (columns / 4), k % (columns / 4) * 4);
@@ -128,13 +143,13 @@ template <typename X> __device__ inline void delta_load(float* dst, const float*
         float v[4];
         const bool inside = src && i < HS;
         load_part<false>(v, inside ? src + (size_t)i * HS + v0 + d : NULL, inside ? HS - v0 - d : 0);
-        store_pack<4>(dst + i * x.row + d, v);
+        store_pack<4>(x.at(dst, i, d), v);
     });
 }
-template <typename X> __device__ inline void delta_store(float* dst, const float* src, X x, int v0, int HS) {
+template <typename X> __device__ inline void delta_store(float* dst, float* src, X x, int v0, int HS) {
     each_pack(HS, x.columns, [&](int i, int d) {
         float v[4];
-        load_pack<4>(v, src + i * x.row + d);
+        load_pack<4>(v, x.at(src, i, d));
         store_part<false>(dst + (size_t)i * HS + v0 + d, v, HS - v0 - d);
     });
 }
@@ -146,21 +161,21 @@ __device__ inline void delta_keys(X x, DeltaRun r, const DeltaRule<S>& args) {
     NO_UNROLL for (int i = threadIdx.x / DELTA_LANES; i < DELTA_ROWS; i += blockDim.x / DELTA_LANES) {
         const bool early = r.t0 + i == 0;   // its key is in the state
         const S* z = args.z + (early || i > r.n ? 0 : delta_row(r, i - 1, args));
-        float *K = x.K + i * x.key_row, *E = x.E + (i - 1) * x.row - r.v0, squares = 0.0f, v[DELTA_PACK];
+        float squares = 0.0f, v[DELTA_PACK];
         NO_UNROLL for (int c = first; c < x.width && !early; c += DELTA_LANES * DELTA_PACK) {
             load_part<false>(v, z + c, i <= r.n ? HS - c : 0);
-            store_pack<DELTA_PACK>(K + c, v);
-            if (i > 0 && c >= r.v0 && c < r.v0 + x.columns) store_pack<DELTA_PACK>(E + c, v);
+            store_pack<DELTA_PACK>(x.key(i, c), v);
+            if (i > 0 && c >= r.v0 && c < r.v0 + x.columns) store_pack<DELTA_PACK>(x.at(x.E, i - 1, c - r.v0), v);
             UNROLL for (int j = 0; j < DELTA_PACK; j++) squares += v[j] * v[j];
         }
         const float inverse_norm = rsqrtf(group_sum<DELTA_LANES>(squares) + (float)TOST_ENERGY_MIN);
         NO_UNROLL for (int c = first; c < x.width && !early; c += DELTA_LANES * DELTA_PACK) {
-            load_pack<DELTA_PACK>(v, K + c);
+            load_pack<DELTA_PACK>(v, x.key(i, c));
             UNROLL for (int j = 0; j < DELTA_PACK; j++) v[j] *= inverse_norm;
-            store_pack<DELTA_PACK>(K + c, v);
+            store_pack<DELTA_PACK>(x.key(i, c), v);
         }
         const float* k = delta_state(args.state.start, r.b, r.h, args).k;
-        NO_UNROLL for (int c = lane; c < x.width && early; c += DELTA_LANES) K[c] = k && c < HS ? k[c] : 0.0f;
+        NO_UNROLL for (int c = lane; c < x.width && early; c += DELTA_LANES) *x.key(i, c) = k && c < HS ? k[c] : 0.0f;
     }
     const float* pi = args.pi + ((size_t)r.b * args.NH + r.h) * args.T + r.t0;
     if (threadIdx.x < DELTA_ROWS) x.pi[threadIdx.x] = (int)threadIdx.x < r.n ? pi[threadIdx.x] : 0.0f;
@@ -171,52 +186,55 @@ template <typename S, typename X> __device__ inline void delta_prepare(X x, Delt
     const int d = threadIdx.x;
     if (d >= x.columns) return;
     x.scale[d] = r.v0 + d < args.HS ? args.scale[r.h * args.HS + r.v0 + d] : 0.0f;
-    x.E[DELTA_RUN * x.row + d] = 0.0f;
+    *x.at(x.E, DELTA_RUN, d) = 0.0f;
 }
 
 // to (32,columns) = K from (width,columns), and K Kᵀ
 template <typename S, typename X> __device__ inline void delta_keys_products(X x, float* to, const float* from) {
-    const int row = x.row, key_row = x.key_row, tiles = DELTA_ROWS / TILE * (x.columns / TILE);
+    typedef typename X::Along Along;
+    const int key_row = x.key_row, tiles = DELTA_ROWS / TILE * (x.columns / TILE);
     each_tile(DELTA_ROWS, x.columns, 0, [&](int i, int j) {
         Tile<S> tile;
-        tile.add(Along{x.K + i * key_row, key_row}, Across{from + j, row}, x.width);
-        tile.each([&](int di, int dj, float (&v)[4]) { store_pack<4>(to + (i + di) * row + j + dj, v); });
+        tile.add(Along{x.K + i * key_row, key_row, 0}, typename X::Across{from, x.row, j}, x.width);
+        tile.each([&](int di, int dj, float (&v)[4]) { store_pack<4>(x.at(to, i + di, j + dj), v); });
     });
     each_tile(DELTA_ROWS, DELTA_ROWS, tiles, [&](int i, int j) {
         if (j > i) return;
         Tile<S> tile;
-        tile.add(Along{x.K + i * key_row, key_row}, Along{x.K + j * key_row, key_row}, x.width);
-        tile.each([&](int di, int dj, float (&v)[4]) { store_pack<4>(x.gram + (i + di) * DELTA_GRAM + j + dj, v); });
+        tile.add(Along{x.K + i * key_row, key_row, 0}, Along{x.K + j * key_row, key_row, 0}, x.width);
+        tile.each([&](int di, int dj, float (&v)[4]) { store_pack<4>(x.pair(x.gram, i + di, j + dj), v); });
     });
 }
 
 // S (width,columns) += factor · Kᵀ y; y (32,columns)
 template <typename S, typename X> __device__ inline void delta_update(X x, float* to, const float* y, float factor) {
+    typedef typename X::Across Across;
     each_tile(x.width, x.columns, 0, [&](int i, int j) {
         Tile<S> tile;
-        tile.add(Across{x.K + i, x.key_row}, Across{y + j, x.row}, DELTA_ROWS);
-        tile.each([&](int di, int dj, float (&v)[4]) { add_four(to + (i + di) * x.row + j + dj, factor, v); });
+        tile.add(Across{x.K, x.key_row, i}, Across{y, x.row, j}, DELTA_ROWS);
+        tile.each([&](int di, int dj, float (&v)[4]) { add_four(x.at(to, i + di, j + dj), factor, v); });
     });
 }
 
-// Row i of a tile on the diagonal of K Kᵀ, which is symmetric; at: its first element
-__device__ inline void delta_gram_row(float (&row)[TILE], const float* at, int i) {
-    UNROLL for (int j = 0; j < TILE; j += 4) load_word<16>(row + j, at + i * DELTA_GRAM + j);
+// Row i of the tile on the diagonal of K Kᵀ from (i0,i0) on. The tile is symmetric.
+template <typename X> __device__ inline void delta_gram_row(float (&row)[TILE], X x, int i0, int i) {
+    UNROLL for (int j = 0; j < TILE; j += 4) load_word<16>(row + j, x.pair(x.gram, i0 + i, i0 + j));
 }
 
 // Rows i0 to i0 + 15 of O and E, a lane for a column. On entry, O is without Σ over these rows, and E has z.
 // o_before: O[0], unless it is computed here; then the last row of O
 template <typename S, typename X> __device__ inline void delta_solve(X x, int i0, bool first, float* o_before) {
     if (lane_index() >= x.columns) return;
-    float o[TILE], row[TILE], *O = x.O + i0 * x.row + lane_index(), *E = x.E + i0 * x.row + lane_index();
-    UNROLL for (int i = 0; i < TILE; i++) o[i] = O[i * x.row];
+    float o[TILE], row[TILE];
+    UNROLL for (int i = 0; i < TILE; i++) o[i] = *x.at(x.O, i0 + i, lane_index());
     if (i0 == 0 && !first) o[0] = *o_before;
     UNROLL for (int i = 0; i < TILE; i++) {
-        delta_gram_row(row, x.gram + i0 * (DELTA_GRAM + 1), i);
+        float *const O = x.at(x.O, i0 + i, lane_index()), *const E = x.at(x.E, i0 + i, lane_index());
+        delta_gram_row(row, x, i0, i);
         *o_before = to_float(from_float<S>(o[i]));
-        const float e = x.pi[i0 + i] * (E[i * x.row] - *o_before);
-        O[i * x.row] = *o_before;
-        E[i * x.row] = e;
+        const float e = x.pi[i0 + i] * (*E - *o_before);
+        *O = *o_before;
+        *E = e;
         UNROLL for (int j = i + 1; j < TILE; j++) o[j] += row[j] * e;   // mutant: memory_pairs
     }
 }
@@ -227,8 +245,8 @@ template <typename S, typename X> __device__ inline void delta_predict(X x, bool
         __syncwarp();   // mutant: memory_solved_late
         for (int j = 0; j < x.columns && i0 > 0; j += TILE) {
             Tile<S> tile;
-            tile.add(Along{x.gram + TILE * DELTA_GRAM, DELTA_GRAM}, Across{x.E + j, x.row}, TILE);
-            tile.each([&](int di, int dj, float (&v)[4]) { add_four(x.O + (TILE + di) * x.row + j + dj, 1.0f, v); });
+            tile.add(typename X::Along{x.pair(x.gram, TILE, 0), x.gram_row, 0}, typename X::Across{x.E, x.row, j}, TILE);
+            tile.each([&](int di, int dj, float (&v)[4]) { add_four(x.at(x.O, TILE + di, j + dj), 1.0f, v); });
         }
         __syncwarp();   // mutant: memory_tile_late
         delta_solve<S>(x, i0, first, o_before);
@@ -241,7 +259,7 @@ template <typename S, typename X> __device__ inline void delta_outputs(X x, Delt
         const size_t at = delta_row(r, i, args) + r.v0 + d;
         const int inside = args.HS - r.v0 - d;
         float o[4], y[4];
-        load_pack<4>(o, x.O + (i + 1) * x.row + d);
+        load_pack<4>(o, x.at(x.O, i + 1, d));
         load_part<false>(y, args.y + at, inside);
         UNROLL for (int j = 0; j < 4; j++) y[j] += x.scale[d + j] * o[j];
         store_part<false>(args.o + at, o, inside);
@@ -251,7 +269,7 @@ template <typename S, typename X> __device__ inline void delta_outputs(X x, Delt
 
 // Minimum traffic per row: 2C (z) + 4C (y) + 2C (o).
 template <typename S, int COLUMNS>
-__global__ void __launch_bounds__(DELTA_THREADS, 2) delta_rule_forward_kernel(DeltaRule<S> args) {
+__global__ void __launch_bounds__(DELTA_THREADS, 3) delta_rule_forward_kernel(DeltaRule<S> args) {
     DYNAMIC_SHARED(float, shared);
     const int HS = args.HS;
     DeltaShared<COLUMNS> x(shared, HS, false);
@@ -280,7 +298,7 @@ __global__ void __launch_bounds__(DELTA_THREADS, 2) delta_rule_forward_kernel(De
     if (!after.G) return;
     delta_store(after.G, x.S, x, run.v0, HS);
     for (int d = run.v0 + threadIdx.x; d < min(HS, run.v0 + x.columns); d += blockDim.x)
-        after.k[d] = x.K[run.n * x.key_row + d];   // mutant: memory_key_not_passed
+        after.k[d] = *x.key(run.n, d);   // mutant: memory_key_not_passed
 }
 
 // Sets o, adds to y, and writes the state after the pass.
@@ -288,8 +306,9 @@ template <typename S> static void delta_rule_forward(cudaStream_t stream, const 
     const size_t shared = delta_rule_shared(args.HS, args.columns, false);
     const auto delta_rule_forward_variant =
         args.columns == TILE ? delta_rule_forward_kernel<S, TILE> : delta_rule_forward_kernel<S, 2 * TILE>;
-    set_shared(delta_rule_forward_variant, shared, 2);
-    LAUNCH(delta_rule_forward_variant, args.B * args.NH * args.parts, DELTA_THREADS, shared, stream, args);
+    const int threads = delta_rule_threads(shared);
+    set_shared(delta_rule_forward_variant, shared, 3 * DELTA_THREADS / threads);
+    LAUNCH(delta_rule_forward_variant, args.B * args.NH * args.parts, threads, shared, stream, args);
 }
 
 // O[0] of the first run of a pass, at 4 channels
@@ -314,43 +333,45 @@ __device__ inline void delta_errors(X x, float (&dscale)[4], DeltaRun r, const D
         float z[4], o[4] = {}, dy[4];
         if (r.t0 + i > 0) load_part<false>(o, args.o + at - (inside > 0 ? args.C : 0), inside);
         else delta_start_prediction<S>(o, delta_state(args.state.start, r.b, r.h, args), channel, HS);
-        load_pack<4>(z, x.E + i * x.row + d);
+        load_pack<4>(z, x.at(x.E, i, d));
         load_part<false>(dy, args.dy + at, inside);
         UNROLL for (int j = 0; j < 4; j++) z[j] -= o[j];
-        store_pack<4>(x.errors + i * x.row + d, z);
+        store_pack<4>(x.at(x.errors, i, d), z);
         UNROLL for (int j = 0; j < 4; j++) z[j] *= x.pi[i];
-        store_pack<4>(x.E + i * x.row + d, z);
+        store_pack<4>(x.at(x.E, i, d), z);
         load_part<false>(o, args.o + at, inside);
         UNROLL for (int j = 0; j < 4; j++) {
             dscale[j] += dy[j] * o[j];
             dy[j] *= x.scale[d + j];
         }
-        store_pack<4>(x.dO + (i + 1) % DELTA_ROWS * x.row + d, dy);
+        store_pack<4>(x.at(x.dO, (i + 1) % DELTA_ROWS, d), dy);
     });
 }
 
 // Rows i0 + 15 to i0 of dE, in x.O, and of dO, a lane for a column. On entry, dE is without Σ over these rows.
 template <typename X> __device__ inline void delta_solve_backward(X x, int i0) {
     if (lane_index() >= x.columns) return;
-    float de[TILE], row[TILE], *dE = x.O + i0 * x.row + lane_index(), *dO = x.dO + i0 * x.row + lane_index();
-    UNROLL for (int i = 0; i < TILE; i++) de[i] = dE[i * x.row];
+    float de[TILE], row[TILE];
+    UNROLL for (int i = 0; i < TILE; i++) de[i] = *x.at(x.O, i0 + i, lane_index());
     UNROLL for (int i = TILE - 1; i >= 0; i--) {
-        delta_gram_row(row, x.gram + i0 * (DELTA_GRAM + 1), i);
-        const float of_o = dO[i * x.row] - x.pi[i0 + i] * de[i];
-        dE[i * x.row] = de[i];
-        dO[i * x.row] = of_o;
+        float* const dO = x.at(x.dO, i0 + i, lane_index());
+        delta_gram_row(row, x, i0, i);
+        const float of_o = *dO - x.pi[i0 + i] * de[i];
+        *x.at(x.O, i0 + i, lane_index()) = de[i];
+        *dO = of_o;
         UNROLL for (int j = 0; j < i; j++) de[j] += row[j] * of_o;
     }
 }
 
 // Solves for dE and dO of the run, by one warp: as delta_predict, in reverse.
 template <typename S, typename X> __device__ inline void delta_errors_backward(X x) {
+    typedef typename X::Across Across;
     NO_UNROLL for (int i0 = TILE; i0 >= 0; i0 -= TILE) {
         __syncwarp();   // mutant: memory_solved_late_backward
         for (int j = 0; j < x.columns && i0 == 0; j += TILE) {
             Tile<S> tile;
-            tile.add(Across{x.gram + TILE * DELTA_GRAM, DELTA_GRAM}, Across{x.dO + TILE * x.row + j, x.row}, TILE);
-            tile.each([&](int di, int dj, float (&v)[4]) { add_four(x.O + di * x.row + j + dj, 1.0f, v); });
+            tile.add(Across{x.pair(x.gram, TILE, 0), x.gram_row, 0}, Across{x.at(x.dO, TILE, 0), x.row, j}, TILE);
+            tile.each([&](int di, int dj, float (&v)[4]) { add_four(x.at(x.O, di, j + dj), 1.0f, v); });
         }
         __syncwarp();   // mutant: memory_tile_late_backward
         delta_solve_backward(x, i0);
@@ -364,8 +385,8 @@ __device__ inline void delta_membership_backward(X x, DeltaRun r, const DeltaRul
     float* dpi = args.dpi_parts + (((size_t)part * args.B + r.b) * args.NH + r.h) * args.T + r.t0;
     each_pack(DELTA_ROWS, x.columns, [&](int i, int d) {
         float de[4], errors[4], sum = 0.0f;
-        load_pack<4>(de, x.O + i * x.row + d);
-        load_pack<4>(errors, x.errors + i * x.row + d);
+        load_pack<4>(de, x.at(x.O, i, d));
+        load_pack<4>(errors, x.at(x.errors, i, d));
         UNROLL for (int j = 0; j < 4; j++) {
             sum += de[j] * errors[j];
             de[j] *= x.pi[i];
@@ -379,34 +400,39 @@ __device__ inline void delta_membership_backward(X x, DeltaRun r, const DeltaRul
 
 // Q + Qᵀ
 template <typename S, typename X> __device__ inline void delta_dpairs(X x) {
+    typedef typename X::Along Along;
     each_tile(DELTA_ROWS, DELTA_ROWS, 0, [&](int i0, int j0) {
         if (j0 > i0) return;
         Tile<S> tile;
-        tile.add(Along{x.dO + i0 * x.row, x.row}, Along{x.E + j0 * x.row, x.row}, x.columns);
+        tile.add(Along{x.at(x.dO, i0, 0), x.row, 0}, Along{x.at(x.E, j0, 0), x.row, 0}, x.columns);
         tile.each([&](int di, int dj, float (&v)[4]) {
             UNROLL for (int n = 0; n < 4; n++) {
                 const int i = i0 + di, j = j0 + dj + n;
-                if (j <= i) x.Q[i * DELTA_GRAM + j] = x.Q[j * DELTA_GRAM + i] = j < i ? v[n] : 0.0f;
+                if (j <= i) *x.pair(x.Q, i, j) = *x.pair(x.Q, j, i) = j < i ? v[n] : 0.0f;
             }
         });
     });
 }
 
-// The part of dK of this block's columns, from S before the run and dS after it. dk_before, dk_after (width): dK[0] of
-// this run and of the next one
+// dK[0] (width) of the run from t0 on: of this run and of the next one, alternating
+template <typename X> __device__ inline float* delta_first_dk(X x, int t0) {
+    return x.dk + (t0 / DELTA_RUN & 1) * x.width;
+}
+
+// The part of dK of this block's columns, from S before the run and dS after it
 template <typename S, typename X>
-__device__ inline void delta_keys_backward(X x, float* dk_before, const float* dk_after, DeltaRun r,
-                                           const DeltaRule<S>& args) {
+__device__ inline void delta_keys_backward(X x, DeltaRun r, const DeltaRule<S>& args) {
+    typedef typename X::Along Along;
     S* const dk = delta_dk(args, r.v0 / x.columns, r.b, r.h, r.t0);
     each_tile(DELTA_ROWS, x.width, 0, [&](int i0, int j0) {
         Tile<S> tile;
-        tile.add(Along{x.dO + i0 * x.row, x.row}, Along{x.S + j0 * x.row, x.row}, x.columns);
-        tile.add(Along{x.E + i0 * x.row, x.row}, Along{x.dS + j0 * x.row, x.row}, x.columns);
-        tile.add(Along{x.Q + i0 * DELTA_GRAM, DELTA_GRAM}, Across{x.K + j0, x.key_row}, DELTA_ROWS);
+        tile.add(Along{x.at(x.dO, i0, 0), x.row, 0}, Along{x.at(x.S, j0, 0), x.row, 0}, x.columns);
+        tile.add(Along{x.at(x.E, i0, 0), x.row, 0}, Along{x.at(x.dS, j0, 0), x.row, 0}, x.columns);
+        tile.add(Along{x.pair(x.Q, i0, 0), x.gram_row, 0}, typename X::Across{x.K, x.key_row, j0}, DELTA_ROWS);
         tile.each([&](int di, int dj, float (&v)[4]) {
             const int i = i0 + di, j = j0 + dj;
-            if (i == 0) store_pack<4>(dk_before + j, v);
-            if (i == r.n) add_part<true>(v, dk_after + j, 4);
+            if (i == 0) store_pack<4>(delta_first_dk(x, r.t0) + j, v);
+            if (i == r.n) add_part<true>(v, delta_first_dk(x, r.t0 + DELTA_RUN) + j, 4);
             if (i <= r.n && (i > 0 || r.t0 == 0))   // otherwise dK[0] goes to the run before
                 store_pack<4>(dk + i * args.NH * x.width + j, v);
         });
@@ -423,12 +449,14 @@ __global__ void __launch_bounds__(DELTA_THREADS, sizeof(S) > 2 ? 1 : 2)
     DeltaRun run = delta_run(args);
     const DeltaState dafter = delta_state(args.adjoint.start, run.b, run.h, args);
     const int dafter_k = run.v0 == 0 && dafter.k ? HS : 0;   // it goes to the first part
-    float dscale[4] = {}, *dk_before = x.dk, *dk_after = x.dk + x.width;
+    float dscale[4] = {};
     delta_load(x.S, args.G + ((size_t)run.b * args.NH + run.h) * HS * HS, x, run.v0, HS);
     delta_load(x.dS, dafter.G, x, run.v0, HS);
     delta_prepare(x, run, args);
-    for (int d = threadIdx.x; d < x.width; d += blockDim.x) dk_after[d] = d < dafter_k ? dafter.k[d] : 0.0f;
-    for (run.t0 = (args.T - 1) / DELTA_RUN * DELTA_RUN; run.t0 >= 0; run.t0 -= DELTA_RUN) {
+    run.t0 = div_up(args.T, DELTA_RUN) * DELTA_RUN;
+    for (int d = threadIdx.x; d < x.width; d += blockDim.x)
+        delta_first_dk(x, run.t0)[d] = d < dafter_k ? dafter.k[d] : 0.0f;
+    for (run.t0 -= DELTA_RUN; run.t0 >= 0; run.t0 -= DELTA_RUN) {
         run.n = min(args.T - run.t0, DELTA_RUN);
         delta_forget(x, run);
         __syncthreads();
@@ -446,20 +474,19 @@ __global__ void __launch_bounds__(DELTA_THREADS, sizeof(S) > 2 ? 1 : 2)
         delta_membership_backward(x, run, args);
         delta_dpairs<S>(x);
         __syncthreads();
-        delta_keys_backward(x, dk_before, dk_after, run, args);
+        delta_keys_backward(x, run, args);
         __syncthreads();
         delta_update<S>(x, x.dS, x.dO, 1.0f);
-        float* const swap = dk_before;
-        dk_before = dk_after, dk_after = swap;
     }
     __syncthreads();
     const DeltaState dbefore = delta_state(args.adjoint.end, run.b, run.h, args);
     if (dbefore.G) delta_store(dbefore.G, x.dS, x, run.v0, HS);
-    each_pack(DELTA_ROWS, x.columns, [&](int i, int d) { store_pack<4>(x.E + i * x.row + d, dscale); });
+    const int rows = min((int)blockDim.x / (x.columns / 4), DELTA_ROWS);   // one for each thread of each_pack
+    each_pack(rows, x.columns, [&](int i, int d) { store_pack<4>(x.at(x.E, i, d), dscale); });
     __syncthreads();
     for (int d = threadIdx.x; d < min(x.columns, HS - run.v0); d += blockDim.x) {
         float sum = 0.0f;
-        for (int i = 0; i < DELTA_ROWS; i++) sum += x.E[i * x.row + d];
+        for (int i = 0; i < rows; i++) sum += *x.at(x.E, i, d);
         args.dscale[(size_t)run.b * args.C + run.h * HS + run.v0 + d] = sum;
     }
 }
@@ -513,8 +540,9 @@ static void delta_rule_backward(cudaStream_t stream, float* dscale, ColumnSums* 
     const size_t shared = delta_rule_shared(args.HS, args.columns, true);
     const auto delta_rule_backward_variant =
         args.columns == TILE ? delta_rule_backward_kernel<S, TILE> : delta_rule_backward_kernel<S, 2 * TILE>;
-    set_shared(delta_rule_backward_variant, shared, 2);
-    LAUNCH(delta_rule_backward_variant, args.B * args.NH * args.parts, DELTA_THREADS, shared, stream, args);
+    const int threads = delta_rule_threads(shared);
+    set_shared(delta_rule_backward_variant, shared, 2 * DELTA_THREADS / threads);
+    LAUNCH(delta_rule_backward_variant, args.B * args.NH * args.parts, threads, shared, stream, args);
     column_sum(sums, dscale, args.dscale, args.B, args.C);
 }
 

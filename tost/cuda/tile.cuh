@@ -7,26 +7,33 @@
 
 constexpr int TILE = 16;   // rows and columns of a tile, and the step along the depth of a product
 
-// An operand of a product, from the first row of a tile on. Element l of row r is p[r · stride + l] if ALONG, otherwise
-// p[l · stride + r]. p is aligned to 16 bytes. stride is an odd multiple of 4, for few bank conflicts.
-template <bool ALONG> struct Operand {
+// The columns of matrices with rows of 32 · n floats are exchanged in blocks of 8, differently in neighboring rows: a
+// warp then reads or writes a tile, and a column of it, without bank conflicts. Packs of 8 columns stay together. Rows of
+// a tile have the exchange of its first 16 rows, as it repeats every 16 rows.
+template <bool SWIZZLED> __device__ inline int swizzled(int row, int column) {
+    return SWIZZLED ? column ^ (row << 1 & 24) ^ (row << 3 & 16) : column;
+}
+
+// An operand of a product, from the first row of a tile on. p: the row of the matrix (ALONG) or its first row. Element l
+// of row r is that of row r and column first + l if ALONG, otherwise that of row l and column first + r. p is aligned to
+// 16 bytes. stride is a multiple of 32, or not SWIZZLED and an odd multiple of 4, for few bank conflicts.
+template <bool ALONG, bool SWIZZLED> struct Operand {
     const float* p;
-    int stride;
+    int stride, first;
     // Elements l to l + 3 of the rows r and r + 1. r is even, l a multiple of 4.
     __device__ void load(float (&x)[2][4], int r, int l) const {
         if constexpr (ALONG) {
-            UNROLL for (int i = 0; i < 2; i++) load_pack<4>(x[i], p + (r + i) * stride + l);
+            UNROLL for (int i = 0; i < 2; i++)
+                load_pack<4>(x[i], p + (r + i) * stride + swizzled<SWIZZLED>(r + i, first + l));
         } else {
             UNROLL for (int i = 0; i < 4; i++) {
                 float pair[2];
-                load_pack<2>(pair, p + (l + i) * stride + r);
+                load_pack<2>(pair, p + (l + i) * stride + swizzled<SWIZZLED>(l + i, first + r));
                 x[0][i] = pair[0], x[1][i] = pair[1];
             }
         }
     }
 };
-typedef Operand<true> Along;
-typedef Operand<false> Across;
 
 // A lane's part of an operand's tile, as words of mma: 4 elements of two rows. Any order of the depth is right if both
 // operands have it, so these are neighbors, and so are the two rows.
@@ -98,11 +105,15 @@ template <typename S> struct Tile {
 };
 
 // Calls f(i, j) for the first row and column of the tiles of a matrix (rows,columns). A warp takes some of them, the
-// warp `first` those from the first on.
+// warp `first` those from the first on. The block has 2^n warps.
 template <typename F> __device__ inline void each_tile(int rows, int columns, int first, F f) {
-    const int across = columns / TILE, warps = block_warps();
-    NO_UNROLL for (int k = (opaque(warp_index()) + warps - first % warps) % warps; k < rows / TILE * across; k += warps)
-        f(k / across * TILE, k % across * TILE);
+    const int warps = block_warps();
+    int i = 0, j = ((opaque(warp_index()) - first) & (warps - 1)) * TILE;
+    NO_UNROLL for (;; j += warps * TILE) {
+        NO_UNROLL for (; j >= columns; j -= columns) i += TILE;
+        if (i >= rows) return;
+        f(i, j);
+    }
 }
 
 // p[0…3] += factor · v, aligned to 16 bytes

@@ -55,7 +55,7 @@ struct CudaOnHostOptions {
     size_t memory = (size_t)8 << 30;             // bytes of device memory
     int major = 9;                  // compute capability
     const char* name = "cuda_on_host";   // name of the device
-    int multiprocessors = 3;        // few, so that grid-stride loops have several iterations
+    int multiprocessors = 4;        // few, so that grid-stride loops have several iterations
     const char* failing = nullptr;  // this call returns cudaErrorMemoryAllocation
     int refused = 0;                // number of its first proposals for a product that cuBLASLt refuses
 };
@@ -248,7 +248,9 @@ cudaError_t cudaGetDeviceCount(int* count);
 cudaError_t cudaSetDevice(int device);
 cudaError_t cudaGetDevice(int* device);
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device);
-enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerMultiprocessor };
+enum cudaDeviceAttr {
+    cudaDevAttrMultiProcessorCount, cudaDevAttrMaxSharedMemoryPerMultiprocessor, cudaDevAttrComputeCapabilityMajor
+};
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaGetLastError(void);
 cudaError_t cudaPeekAtLastError(void);
