@@ -25,7 +25,7 @@ extern "C" {
 }
 
 constexpr int DELTA_RUN = 31, DELTA_ROWS = DELTA_RUN + 1;   // tokens of a run; its keys K[0] to K[n]
-constexpr int DELTA_THREADS = 256;                          // most of a block; 128 if 4 blocks of them fit
+constexpr int DELTA_THREADS = 256;                          // of a block, or half of them
 constexpr int DELTA_LANES = 8, DELTA_PACK = 8;              // lanes of a key; channels that each takes at once
 
 template <typename S> struct DeltaRule {
@@ -93,10 +93,11 @@ static int delta_rule_columns(int B, int NH, int HS) {
     return few || delta_rule_shared(HS, 2 * TILE, true) > MAX_ALLOWED_SHARED ? TILE : 2 * TILE;
 }
 
-// Threads of a block: half if 4 blocks of these fit on a multiprocessor, as they wait less for each other.
-static int delta_rule_threads(size_t shared) {
+// Threads of each of `blocks` blocks. More small blocks wait less at barriers, if a multiprocessor gets more than 2.
+static int delta_rule_threads(int blocks, size_t shared) {
     const size_t all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
-    return 4 * (shared + EXTRA_SHARED) <= all ? DELTA_THREADS / 2 : DELTA_THREADS;
+    const bool many = blocks > 2 * device_attribute(cudaDevAttrMultiProcessorCount);
+    return many && 4 * (shared + EXTRA_SHARED) <= all ? DELTA_THREADS / 2 : DELTA_THREADS;
 }
 
 // The part of dk of token i - 1 of the pass, in dk_parts
@@ -306,9 +307,9 @@ template <typename S> static void delta_rule_forward(cudaStream_t stream, const 
     const size_t shared = delta_rule_shared(args.HS, args.columns, false);
     const auto delta_rule_forward_variant =
         args.columns == TILE ? delta_rule_forward_kernel<S, TILE> : delta_rule_forward_kernel<S, 2 * TILE>;
-    const int threads = delta_rule_threads(shared);
+    const int blocks = args.B * args.NH * args.parts, threads = delta_rule_threads(blocks, shared);
     set_shared(delta_rule_forward_variant, shared, 3 * DELTA_THREADS / threads);
-    LAUNCH(delta_rule_forward_variant, args.B * args.NH * args.parts, threads, shared, stream, args);
+    LAUNCH(delta_rule_forward_variant, blocks, threads, shared, stream, args);
 }
 
 // O[0] of the first run of a pass, at 4 channels
@@ -540,9 +541,9 @@ static void delta_rule_backward(cudaStream_t stream, float* dscale, ColumnSums* 
     const size_t shared = delta_rule_shared(args.HS, args.columns, true);
     const auto delta_rule_backward_variant =
         args.columns == TILE ? delta_rule_backward_kernel<S, TILE> : delta_rule_backward_kernel<S, 2 * TILE>;
-    const int threads = delta_rule_threads(shared);
+    const int blocks = args.B * args.NH * args.parts, threads = delta_rule_threads(blocks, shared);
     set_shared(delta_rule_backward_variant, shared, 2 * DELTA_THREADS / threads);
-    LAUNCH(delta_rule_backward_variant, args.B * args.NH * args.parts, threads, shared, stream, args);
+    LAUNCH(delta_rule_backward_variant, blocks, threads, shared, stream, args);
     column_sum(sums, dscale, args.dscale, args.B, args.C);
 }
 
