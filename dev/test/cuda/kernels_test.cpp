@@ -149,7 +149,7 @@ template <typename S> void test_convs(Checks* c) {
 // out (16,16) = a (16,depth) · b (depth,16)
 template <typename S> __global__ void tile_kernel(float* out, const float* a, const float* b, int depth) {
     Tile<S> tile;
-    tile.add(Along{a, depth}, Across{b, TILE}, depth);
+    tile.add(Operand<true, false>{a, depth, 0}, Operand<false, false>{b, TILE, 0}, depth);
     tile.each([&](int i, int j, float (&v)[4]) { store_pack<4>(out + i * TILE + j, v); });
 }
 
