@@ -7,7 +7,7 @@
 #   bench              measures speed and memory; compares with PyTorch and tiktoken if PYTHON has them
 #   clean              removes everything built by make
 #   help               prints this text
-# For developers (dev/test/README.md, dev/bench/README.md): test_aarch64, test_mutants, torture, fuzz, sass, bench_cuda
+# For developers (dev/test/README.md, dev/bench/README.md): test_aarch64, test_mutants, torture, fuzz, bench_cuda
 #
 #   OPENMP=0           build without OpenMP (single-threaded)
 #   MPI=1              build for several processes, started with mpirun or srun; MPICC=mpicc is the compiler wrapper

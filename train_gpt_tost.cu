@@ -447,7 +447,7 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 //
 // Time is cut into runs of 32 steps. A block computes one run of one sequence, all heads; a warp takes a head.
 // Scans (scan.cuh) connect the runs, shared memory the heads at one t. The instruction rate limits these kernels
-// at least as much as bandwidth does (dev/cuda/SASS.md), so a warp divides a head in two ways:
+// at least as much as bandwidth does, so a warp divides a head in two ways:
 //
 //   tiles     64 channels at a time: a lane takes 8 neighboring channels of 8 steps, 8 lanes share the channels, 4
 //             groups of lanes the steps. A row of 8 channels is one load, and a sum over the channels takes 7 shuffles

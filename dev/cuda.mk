@@ -137,15 +137,6 @@ mutants: $(EMU_CPP) $(EMU_C)
 	@dev/test/cuda/mutants.sh "$(EMU_CXX)" "-O1 $(EMU_FLAGS) $(EMU_RACES) $(EMU_CUDA)" \
 	    "$(filter-out %/kernels_test.o,$(EMU_CPP) $(EMU_C))" $(MUTANTS)
 
-# ---- instructions issued by the kernels ----------------------------------------------------------------------------
-# Counts them in the machine code for sm_90 and writes dev/cuda/SASS.md. sass_check fails if a kernel has over 5 % more
-# than recorded there. Needs nvcc and cuobjdump, but no GPU.
-SASS = NVCC="$(NVCC)" python3 dev/cuda/sass.py
-sass: $(CU)/train_gpt_tost.o
-	@$(SASS) --write $< dev/cuda/SASS.md
-sass_check: $(CU)/train_gpt_tost.o
-	@$(SASS) $< dev/cuda/SASS.md || [ $$? -eq 77 ]
-
 # ---- benchmarks of the kernel families, for the GPU of this machine ------------------------------------------------
 BENCH_ARCH ?= native
 bench_cuda: $(patsubst dev/cuda/%.cu,build/cuda/%,$(wildcard dev/cuda/bench_*.cu))
@@ -154,4 +145,4 @@ build/cuda/bench_%.o: dev/cuda/bench_%.cu dev/cuda/bench.cuh train_gpt_tost.cu $
 build/cuda/bench_%: build/cuda/bench_%.o $(BUILD)/libtost.a
 	$(call say,LINK $@) $(COMPILE) -o $@ $^ $(CUDA_LIBS) $(LIBS)
 
-.PHONY: test_cuda_on_host test_mutants mutants sass sass_check bench_cuda
+.PHONY: test_cuda_on_host test_mutants mutants bench_cuda
