@@ -8,7 +8,7 @@ Every stage runs alone, and one that fails, hangs or lacks a program is listed i
 The table is saved after each row, with the commands and their output in a .log beside it. Downloads nothing: the data
 are random tokens and data/starter. Stages, in the order of a run: {stages}.
 memcheck, racecheck and synccheck need compute-sanitizer, profile needs ncu, curve and peers a Python with PyTorch
-($PYTHON, by default the one that runs this script). dev/bench/README.md has a plan for the first day on a GPU.
+($PYTHON, by default the one that runs this script). dev/bench/README.md says which to run together.
 """
 
 import argparse
@@ -150,7 +150,7 @@ class Run:
 
     def tests(self):
         output, reason = self.command([self.program("test_tost")], 240)
-        counts = re.findall(r"^test_tost: (.*)$", output, re.M)
+        counts = re.findall(r"^test_tost: (\d+ passed.*)$", output, re.M)
         counts = counts or re.findall(r"^CUDA part \d+: (.*)$", output, re.M)[-1:]   # the last ones before a timeout
         failed = re.findall(r"^FAILED (.*)$", output, re.M)
         if reason and not reason.startswith("exit status"):

@@ -27,6 +27,10 @@ extern "C" {
 constexpr int DELTA_RUN = 31, DELTA_ROWS = DELTA_RUN + 1;   // tokens of a run; its keys K[0] to K[n]
 constexpr int DELTA_THREADS = 256;                          // of a block, or half of them
 constexpr int DELTA_LANES = 8, DELTA_PACK = 8;              // lanes of a key; channels that each takes at once
+// Blocks of DELTA_THREADS per multiprocessor for which the compiler limits registers: as many as leave enough of them
+template <typename S> [[maybe_unused]] constexpr int DELTA_FORWARD =
+    COMPILED_ARCH >= 1000 ? 1 : COMPILED_ARCH == 900 && sizeof(S) == 2 ? 3 : 2;
+template <typename S> [[maybe_unused]] constexpr int DELTA_BACKWARD = COMPILED_ARCH >= 1000 || sizeof(S) > 2 ? 1 : 2;
 
 template <typename S> struct DeltaRule {
     int B, T, C, NH, HS;
@@ -270,7 +274,7 @@ template <typename S, typename X> __device__ inline void delta_outputs(X x, Delt
 
 // Minimum traffic per row: 2C (z) + 4C (y) + 2C (o).
 template <typename S, int COLUMNS>
-__global__ void __launch_bounds__(DELTA_THREADS, 3) delta_rule_forward_kernel(DeltaRule<S> args) {
+__global__ void __launch_bounds__(DELTA_THREADS, DELTA_FORWARD<S>) delta_rule_forward_kernel(DeltaRule<S> args) {
     DYNAMIC_SHARED(float, shared);
     const int HS = args.HS;
     DeltaShared<COLUMNS> x(shared, HS, false);
@@ -442,7 +446,7 @@ __device__ inline void delta_keys_backward(X x, DeltaRun r, const DeltaRule<S>& 
 
 // The runs in reverse. Minimum traffic per row: 2C each of z, o, dy, dz and dk_parts.
 template <typename S, int COLUMNS>
-__global__ void __launch_bounds__(DELTA_THREADS, sizeof(S) > 2 ? 1 : 2)
+__global__ void __launch_bounds__(DELTA_THREADS, DELTA_BACKWARD<S>)
     delta_rule_backward_kernel(DeltaRule<S> args) {
     DYNAMIC_SHARED(float, shared);
     const int HS = args.HS;
