@@ -59,11 +59,11 @@ struct DeltaState { float *G, *k; };
 // of this run and of the next. Rows past n and channels past HS are zero. Forward has no dS, dO, errors, Q and dk.
 // With 32 columns, the matrices are swizzled (tile.cuh); with 16, their rows are padded.
 template <int COLUMNS> struct DeltaShared {
-    static constexpr bool exchanged = COLUMNS == 2 * TILE;
-    static constexpr int columns = COLUMNS, padding = exchanged ? 0 : 4;
+    static constexpr bool swizzle = COLUMNS == 2 * TILE;
+    static constexpr int columns = COLUMNS, padding = swizzle ? 0 : 4;
     static constexpr int row = COLUMNS + padding, gram_row = DELTA_ROWS + padding;   // strides of matrices
-    typedef Operand<true, exchanged> Along;
-    typedef Operand<false, exchanged> Across;
+    typedef Operand<true, swizzle> Along;
+    typedef Operand<false, swizzle> Across;
     int width, key_row;               // HS rounded up to a multiple of COLUMNS; stride of K
     float *E, *O, *gram, *pi, *scale, *K, *S, *dO, *errors, *Q, *dS, *dk, *end;
 
@@ -77,9 +77,9 @@ template <int COLUMNS> struct DeltaShared {
     size_t bytes() const { return (end - E) * sizeof(float); }
 
     // Element (i,j) of a matrix with `columns` columns, of one of (32,32), and of K
-    __device__ float* at(float* p, int i, int j) const { return p + i * row + swizzled<exchanged>(i, j); }
-    __device__ float* pair(float* p, int i, int j) const { return p + i * gram_row + swizzled<exchanged>(i, j); }
-    __device__ float* key(int i, int j) const { return K + i * key_row + swizzled<exchanged>(i, j); }
+    __device__ float* at(float* p, int i, int j) const { return p + i * row + swizzled<swizzle>(i, j); }
+    __device__ float* pair(float* p, int i, int j) const { return p + i * gram_row + swizzled<swizzle>(i, j); }
+    __device__ float* key(int i, int j) const { return K + i * key_row + swizzled<swizzle>(i, j); }
 };
 
 static size_t delta_rule_state_size(size_t C, size_t HS) { return (C * (HS + 1) + 1) / 2; }   // in doubles

@@ -7,16 +7,15 @@
 
 constexpr int TILE = 16;   // rows and columns of a tile, and the step along the depth of a product
 
-// The columns of matrices with rows of 32 · n floats are exchanged in blocks of 8, differently in neighboring rows: a
-// warp then reads or writes a tile, and a column of it, without bank conflicts. Packs of 8 columns stay together. Rows of
-// a tile have the exchange of its first 16 rows, as it repeats every 16 rows.
+// Where a column is stored in a row of 32 · n floats. Blocks of 8 columns change places with others, in a pattern that
+// depends on the row and repeats every 16 rows, so that a warp reads and writes tiles without bank conflicts.
 template <bool SWIZZLED> __device__ inline int swizzled(int row, int column) {
     return SWIZZLED ? column ^ (row << 1 & 24) ^ (row << 3 & 16) : column;
 }
 
-// An operand of a product, from the first row of a tile on. p: the row of the matrix (ALONG) or its first row. Element l
-// of row r is that of row r and column first + l if ALONG, otherwise that of row l and column first + r. p is aligned to
-// 16 bytes. stride is a multiple of 32, or not SWIZZLED and an odd multiple of 4, for few bank conflicts.
+// An operand of a product: rows of a matrix in shared memory, from row p on. Element l of the operand's row r is in the
+// matrix at (r, first + l) if ALONG, and otherwise, transposed, at (l, first + r). p is the 0th or a later 16th row and
+// aligned to 16 bytes. For few bank conflicts, stride is a multiple of 32 if SWIZZLED, else an odd multiple of 4.
 template <bool ALONG, bool SWIZZLED> struct Operand {
     const float* p;
     int stride, first;
