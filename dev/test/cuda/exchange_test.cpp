@@ -228,8 +228,11 @@ void test_exchange(Checks* c, ExchangeTests tests) {
     test_bits(c, CHUNKED, {2}, {EXCHANGE_FIRST});
     test_failures(c);
     if (tests == EXCHANGE_MUTANTS) return;
-    test_bits(c, DEEP, {1, 2, 4}, {AT_ONCE, LATE, EXCHANGE_FIRST, COMPUTE_FIRST});
-    test_bits(c, LINKED, {1, 2}, {AT_ONCE, LATE, OWN_EXCHANGE_FIRST, COMPUTE_FIRST});
-    test_bits(c, MUON, {1, 2, 4}, {LATE, EXCHANGE_FIRST, COMPUTE_FIRST});
+    test_bits(c, DEEP, {2}, {AT_ONCE, LATE, EXCHANGE_FIRST});
+    test_bits(c, DEEP, {1, 4}, {COMPUTE_FIRST});
+    test_bits(c, LINKED, {2}, {AT_ONCE, LATE});
+    test_bits(c, LINKED, {1}, {OWN_EXCHANGE_FIRST});
+    test_bits(c, MUON, {4}, {EXCHANGE_FIRST, COMPUTE_FIRST});
+    test_bits(c, MUON, {1}, {LATE});
     test_bits(c, SIX, {1, 3, 6}, {EXCHANGE_FIRST});
 }

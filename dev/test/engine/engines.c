@@ -531,7 +531,7 @@ void engines_agree_on_chunks(Checks* c, const TostEngine* engine, const TostEngi
 
 void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
                                  int run) {
-    const int T = 4 * run + 9;
+    const int T = 2 * run + 9;
     const Shape learned = {2, 3, 60, T + 4, 257, 1, TOST_LEARNED, 2, T, 1, 2, RANDOM},
                 uniform = {2, 3, 60, T + 4, 29, 0, TOST_UNIFORM, 1, T, 1, 1, RANDOM},
                 few = {2, 3, 60, 16, 29, 1, TOST_LEARNED, 3, 7, 1, 1, RANDOM},

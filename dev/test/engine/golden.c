@@ -114,7 +114,7 @@ static void golden_steps(Checks* c, Subject* s, const StFile* expect, GoldenActi
     double *losses = read_doubles(expect, "losses", steps), *norms = read_doubles(expect, "grad_norms", steps);
     float* logits = logits_of(s, inputs, B, T);
     check_tensor(c, expect, "", "logits", logits, rows * s->config.vocab_size, LIMIT_LOGITS);
-    if (activations) activations(c, s, expect, B, T);
+    activations(c, s, expect, B, T);
     for (int i = 0; i < steps; i++) {
         compute_gradient(s, inputs + i * rows, targets + i * rows, B, T);
         if (i == 0) check_state(c, s, TOST_GRAD, expect, "grad.", LIMIT_GRADS);   // before Muon overwrites it
@@ -131,8 +131,7 @@ static void golden_steps(Checks* c, Subject* s, const StFile* expect, GoldenActi
     free(logits); free(losses); free(norms); free(inputs); free(targets);
 }
 
-void test_golden(Checks* c, const TostEngine* engine, const char* dir, GoldenActivations* activations,
-                 void (*before)(int pair)) {
+void test_golden(Checks* c, const TostEngine* engine, const char* dir, GoldenActivations* activations) {
     static const char suffix[] = ".params.safetensors";
     TostError err;
     PathList list;
@@ -146,7 +145,6 @@ void test_golden(Checks* c, const TostEngine* engine, const char* dir, GoldenAct
         require(st_open(&params, list.paths[i], &err) && st_open(&expect, expect_path, &err), &err);
         const TostConfig config = meta_config(&expect);
         printf("golden %s (%s)\n", list.paths[i], engine->name);
-        if (before) before(i);
         TostEngineOptions o = engine_options(meta_int(&expect, "B"), meta_int(&expect, "T"), true, TOST_FP32);
         o.optimizer = st_meta(&expect, "optimizer") ? TOST_MUON : TOST_ADAMW;
         Subject s = subject_open(engine, config, o);

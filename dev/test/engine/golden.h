@@ -1,14 +1,9 @@
 // golden.h: compares an engine with the float64 golden files of dev/reference/golden.py: NAME.params.safetensors with
 // parameters, NAME.expect.safetensors with inputs and the expected results of a few optimizer steps.
-// The emulation's tests (dev/test/cuda) include this header as C++17.
 #ifndef TOST_GOLDEN_H
 #define TOST_GOLDEN_H
 
 #include "dev/test/engine/engines.h"
-
-#ifdef __cplusplus
-extern "C" {
-#endif
 #include "tost/store/safetensors.h"
 
 extern const TostEngine tost_cpu_engine;
@@ -36,13 +31,9 @@ void check_tensor(Checks* c, const StFile* expect, const char* prefix, const cha
 double train_step(double* norm, Subject* s, const int32_t* inputs, const int32_t* targets, int B, int T, TostUpdate a,
                   double clip);
 
-// Called after the first forward to check activations; may be NULL.
+// Called after the first forward to check activations.
 typedef void GoldenActivations(Checks* c, Subject* s, const StFile* expect, int B, int T);
-// Checks the engine against every pair of golden files in a folder. before, if not NULL, is called before each pair.
-void test_golden(Checks* c, const TostEngine* engine, const char* dir, GoldenActivations* activations,
-                 void (*before)(int pair));
+// Checks the engine against every pair of golden files in a folder.
+void test_golden(Checks* c, const TostEngine* engine, const char* dir, GoldenActivations* activations);
 
-#ifdef __cplusplus
-}
-#endif
 #endif
