@@ -30,8 +30,6 @@ replace() { sed "s/$2/$3/" "$1" >replace.tmp && mv replace.tmp "$1"; }
 corrupt() { poke "$1" $(($(wc -c <"$1") - 4)) '\377\377\377\377'; }
 # overflow FILE: sets its last four floats to 3.4e38.
 overflow() { poke "$1" $(($(wc -c <"$1") - 16)) "$(for i in 1 2 3 4; do printf '%s' '\377\377\177\177'; done)"; }
-# tensors JSON [BYTES]: a safetensors file with this header and BYTES zero bytes of data.
-tensors() { little 8 ${#1}; printf '%s' "$1"; head -c "${2:-0}" /dev/zero; }
 # long N: N letters Z.
 long() { head -c "$1" /dev/zero | tr '\0' Z; }
 # as_user COMMAND…: runs the command as a user for whom file permissions apply.
