@@ -197,8 +197,10 @@ def check_generation(model, tokenizer, file):
     sample = trainer("sample", "--model", file, "--prompt", prompt, "--tokens", 2 * BLOCK, "--temperature", 0)
     check("greedy tokens, also beyond the block size, equal sample --temperature 0", len(set(long)) > 20
           and sample == prompt.encode() + load_tokenizer(file).decode_bytes(long) + b"\n")
-    check("and without a state",
-          long == greedy(tokenizer(prompt, return_tensors="pt"), 2 * BLOCK, use_cache=False)[0].tolist())
+    for at in BLOCK - 20, BLOCK + BLOCK // 2 - 20:   # the context is cut in the next 40 tokens
+        begun = torch.cat([tokenizer(prompt, return_tensors="pt").input_ids[0], torch.tensor(long[:at])])[None]
+        again = greedy({"input_ids": begun, "attention_mask": torch.ones_like(begun)}, 40, use_cache=False)[0].tolist()
+        check(f"and without a state, from token {at} on", long[at:at + 40] == again)
     texts = ["The cat", "Once upon a time there was a little", "A"]
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     together = greedy(batch, 40)
