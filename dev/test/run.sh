@@ -42,7 +42,9 @@ list() { number=$((number + 1)); printf '%s\0%s\0' $number "$*"; }
 scripts=$(printf '%s\n' dev/test/*/test_*.sh)
 [ -z "${SCRIPTS+given}" ] || scripts=$(for name in $SCRIPTS; do ls dev/test/*/test_"$name".sh; done)
 ranks=dev/test/ranks/test_distributed.sh   # first, because it takes long and mostly waits
-for program in $(echo "$scripts" | grep -x $ranks) "$@" ./test_tost $(echo "$scripts" | grep -vx $ranks); do
+long='dev/test/cli/test_(exchange|huggingface|reproduce).sh'   # before short ones, so that no core waits for them
+for program in $(echo "$scripts" | grep -x $ranks) "$@" ./test_tost \
+    $(echo "$scripts" | grep -xE "$long") $(echo "$scripts" | grep -vxE "$ranks|$long"); do
     case $program${QUICK:+1} in
         */cuda_on_host*/test) list "$program" --first-half
             list env CUDA_ON_HOST_INEXACT=1 "$program" --second-half
