@@ -673,7 +673,7 @@ static void test_scalars(Checks* c) {
 
 static void test_engine(Checks* c, const TostEngine* engine) {
     char *golden = shared_path("golden"), *curve = shared_path("curve");
-    const bool emulated = getenv("CUDA_ON_HOST_INEXACT");
+    const bool emulated = getenv("CUDA_ON_HOST_INEXACT");   // dev/test/run.sh sets it for the emulation
     test_golden(c, engine, "dev/test/golden", check_layer0);
     if (golden) test_golden(c, engine, golden, check_layer0);
     else skip(c, "larger golden files: none in TOST_SHARED");

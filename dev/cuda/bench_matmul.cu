@@ -1,5 +1,5 @@
 // bench_matmul.cu: the matrix products of one tost-base step of 65,536 tokens by shape, called as the engine does, with
-// the algorithms that cuBLASLt's heuristic proposes first, a large square product as the upper limit, and Muon's.
+// the algorithm that it chooses, a large square product as the upper limit, and Muon's.
 #include "bench.cuh"
 
 static int algo_value(const cublasLtMatmulAlgo_t* algo, cublasLtMatmulAlgoConfigAttributes_t which) {
@@ -8,7 +8,7 @@ static int algo_value(const cublasLtMatmulAlgo_t* algo, cublasLtMatmulAlgoConfig
     return value;
 }
 
-// Seconds of p with the first proposal; prints them, what it is, and the best of all proposals.
+// Seconds of p with the engine's choice, the first proposal; prints them, what it is, and the best of all proposals.
 template <typename S, typename O> static double bench_product(Bench* bench, const char* name, const Product<S, O>& p) {
     double first = 0, best = 0;
     int fastest = 0;

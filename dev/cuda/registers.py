@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """registers.py [--object OBJECT] FILE.ptxas...: checks the kernels in the output of nvcc -Xptxas -v. As many blocks as
 the launches count on must fit in the 65,536 registers of a multiprocessor, and no kernel may spill. With --object, also
-checks the machine code in train_gpt_tost.o with cuobjdump; the environment variable CUOBJDUMP replaces its name."""
+checks the machine code in train_gpt_tost.o with cuobjdump; the environment variable CUOBJDUMP names another one."""
 import argparse
 import os
 import re

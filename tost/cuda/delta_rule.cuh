@@ -25,9 +25,9 @@ extern "C" {
 }
 
 constexpr int DELTA_RUN = 31, DELTA_ROWS = DELTA_RUN + 1;   // tokens of a run; its keys K[0] to K[n]
-constexpr int DELTA_THREADS = 256;                          // of a block, or half of them
+constexpr int DELTA_THREADS = 256;                          // most of a block: see delta_rule_threads
 constexpr int DELTA_LANES = 8, DELTA_PACK = 8;              // lanes of a key; channels that each takes at once
-// Blocks of DELTA_THREADS per multiprocessor for which the compiler limits registers: as many as leave enough of them
+// Blocks of DELTA_THREADS that must fit on a multiprocessor: the most for which no register spills
 template <typename S> [[maybe_unused]] constexpr int DELTA_FORWARD =
     COMPILED_ARCH >= 1000 ? 1 : COMPILED_ARCH == 900 && sizeof(S) == 2 ? 3 : 2;
 template <typename S> [[maybe_unused]] constexpr int DELTA_BACKWARD = COMPILED_ARCH >= 1000 || sizeof(S) > 2 ? 1 : 2;
@@ -97,7 +97,8 @@ static int delta_rule_columns(int B, int NH, int HS) {
     return few || delta_rule_shared(HS, 2 * TILE, true) > MAX_ALLOWED_SHARED ? TILE : 2 * TILE;
 }
 
-// Threads of each of `blocks` blocks. More small blocks wait less at barriers, if a multiprocessor gets more than 2.
+// Threads of each of `blocks` blocks: half of DELTA_THREADS, if each multiprocessor gets more than 2 blocks and 4 fit
+// in its shared memory. While one of them waits at a barrier, others run.
 static int delta_rule_threads(int blocks, size_t shared) {
     const size_t all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
     const bool many = blocks > 2 * device_attribute(cudaDevAttrMultiProcessorCount);
@@ -250,7 +251,8 @@ template <typename S, typename X> __device__ inline void delta_predict(X x, bool
         __syncwarp();   // mutant: memory_solved_late
         for (int j = 0; j < x.columns && i0 > 0; j += TILE) {
             Tile<S> tile;
-            tile.add(typename X::Along{x.pair(x.gram, TILE, 0), x.gram_row, 0}, typename X::Across{x.E, x.row, j}, TILE);
+            tile.add(typename X::Along{x.pair(x.gram, TILE, 0), x.gram_row, 0},
+                     typename X::Across{x.E, x.row, j}, TILE);
             tile.each([&](int di, int dj, float (&v)[4]) { add_four(x.at(x.O, TILE + di, j + dj), 1.0f, v); });
         }
         __syncwarp();   // mutant: memory_tile_late
@@ -312,6 +314,7 @@ template <typename S> static void delta_rule_forward(cudaStream_t stream, const 
     const auto delta_rule_forward_variant =
         args.columns == TILE ? delta_rule_forward_kernel<S, TILE> : delta_rule_forward_kernel<S, 2 * TILE>;
     const int blocks = args.B * args.NH * args.parts, threads = delta_rule_threads(blocks, shared);
+    // 3: DELTA_FORWARD on compute capability 9.0, which host code does not know
     set_shared(delta_rule_forward_variant, shared, 3 * DELTA_THREADS / threads);
     LAUNCH(delta_rule_forward_variant, blocks, threads, shared, stream, args);
 }
@@ -419,7 +422,7 @@ template <typename S, typename X> __device__ inline void delta_dpairs(X x) {
     });
 }
 
-// dK[0] (width) of the run from t0 on: of this run and of the next one, alternating
+// Where dK[0] (width) of the run from t0 on is stored: two places alternate, for this run and the next one.
 template <typename X> __device__ inline float* delta_first_dk(X x, int t0) {
     return x.dk + (t0 / DELTA_RUN & 1) * x.width;
 }
@@ -486,7 +489,7 @@ __global__ void __launch_bounds__(DELTA_THREADS, DELTA_BACKWARD<S>)
     __syncthreads();
     const DeltaState dbefore = delta_state(args.adjoint.end, run.b, run.h, args);
     if (dbefore.G) delta_store(dbefore.G, x.dS, x, run.v0, HS);
-    const int rows = min((int)blockDim.x / (x.columns / 4), DELTA_ROWS);   // one for each thread of each_pack
+    const int rows = min((int)blockDim.x / (x.columns / 4), DELTA_ROWS);   // each thread stores its sum once
     each_pack(rows, x.columns, [&](int i, int d) { store_pack<4>(x.at(x.E, i, d), dscale); });
     __syncthreads();
     for (int d = threadIdx.x; d < min(x.columns, HS - run.v0); d += blockDim.x) {
@@ -546,7 +549,7 @@ static void delta_rule_backward(cudaStream_t stream, float* dscale, ColumnSums* 
     const auto delta_rule_backward_variant =
         args.columns == TILE ? delta_rule_backward_kernel<S, TILE> : delta_rule_backward_kernel<S, 2 * TILE>;
     const int blocks = args.B * args.NH * args.parts, threads = delta_rule_threads(blocks, shared);
-    set_shared(delta_rule_backward_variant, shared, 2 * DELTA_THREADS / threads);
+    set_shared(delta_rule_backward_variant, shared, 2 * DELTA_THREADS / threads);   // 2: as in forward
     LAUNCH(delta_rule_backward_variant, blocks, threads, shared, stream, args);
     column_sum(sums, dscale, args.dscale, args.B, args.C);
 }

@@ -1,10 +1,10 @@
-// matmul.cuh: matrix products by cuBLASLt. For each shape, one of the algorithms that its heuristic proposes. The choice
-// depends on the shape alone and not on measured times, so that results are reproducible.
+// matmul.cuh: matrix products by cuBLASLt. For each shape, one of the algorithms that its heuristic proposes. The
+// choice depends on the shape and the GPU, not on measured times, so that results are reproducible.
 #ifndef TOST_CUDA_MATMUL_CUH
 #define TOST_CUDA_MATMUL_CUH
 
+#include <algorithm>
 #include <array>
-#include <utility>
 #include <vector>
 
 #include "tost/cuda/common.cuh"
@@ -117,9 +117,9 @@ template <typename P> static uint32_t matmul_reductions(const P& p) {
     return output_type | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;   // mutant: split_in_place
 }
 
-// The proposal to try first; the others keep the order of the heuristic. In a large product with K <= SHORT_SUM, storing
-// c takes much of the time. On an H100, the first proposal with tiles of at most SMALL_TILE elements is faster than the
-// heuristic's first: 0.79 to 0.92 of its time, measured alone (dev/bench).
+// The proposal to try first; the others keep their order. In a large product with K <= SHORT_SUM, storing c takes much
+// of the time. On an H100, the first proposal with tiles of at most SMALL_TILE elements takes 0.84 to 0.93 of the time
+// of the heuristic's first (dev/bench/results).
 constexpr int SHORT_SUM = 1024, LARGE_PRODUCT = 8;   // LARGE_PRODUCT: in waves of the heuristic's first
 constexpr double SMALL_TILE = 23000;                 // 128 · 176 is less, 128 · 192 is more
 
@@ -162,7 +162,8 @@ static MatmulPlan matmul_plan(const Matmul* mm, const MatmulKey& key, const P& p
     plan.status = cublasLtMatmulAlgoGetHeuristic(mm->handle, plan.desc, plan.first, plan.second, plan.out, plan.out,
                                                  preference, MatmulPlan::PROPOSALS, plan.proposal, &plan.n_proposals);
     CUBLAS_CHECK(cublasLtMatmulPreferenceDestroy(preference));
-    std::swap(plan.proposal[0], plan.proposal[matmul_choice(plan, p)]);
+    const int choice = matmul_choice(plan, p);
+    std::rotate(plan.proposal, plan.proposal + choice, plan.proposal + choice + 1);
     return plan;
 }
 

@@ -13,9 +13,9 @@ template <bool SWIZZLED> __device__ inline int swizzled(int row, int column) {
     return SWIZZLED ? column ^ (row << 1 & 24) ^ (row << 3 & 16) : column;
 }
 
-// An operand of a product: rows of a matrix in shared memory, from row p on. Element l of the operand's row r is in the
-// matrix at (r, first + l) if ALONG, and otherwise, transposed, at (l, first + r). p is the 0th or a later 16th row and
-// aligned to 16 bytes. For few bank conflicts, stride is a multiple of 32 if SWIZZLED, else an odd multiple of 4.
+// An operand of a product. p: row 0, 16, 32… of a matrix in shared memory, aligned to 16 bytes. Element l of the
+// operand's row r is at row r, column first + l from there if ALONG; otherwise, transposed, at row l, column first + r.
+// For few bank conflicts, stride is a multiple of 32 if SWIZZLED, else an odd multiple of 4.
 template <bool ALONG, bool SWIZZLED> struct Operand {
     const float* p;
     int stride, first;
@@ -103,8 +103,8 @@ template <typename S> struct Tile {
     }
 };
 
-// Calls f(i, j) for the first row and column of the tiles of a matrix (rows,columns). A warp takes some of them, the
-// warp `first` those from the first on. The block has 2^n warps.
+// Calls f(i, j) for the first row and column of the tiles of a matrix (rows,columns). Warps take turns, and warp
+// `first`, modulo their number, begins. The block has 2^n warps.
 template <typename F> __device__ inline void each_tile(int rows, int columns, int first, F f) {
     const int warps = block_warps();
     int i = 0, j = ((opaque(warp_index()) - first) & (warps - 1)) * TILE;

@@ -636,9 +636,23 @@ void test_errors(Checks* c) {
     test_fatal(c, [] { CUBLAS_CHECK(CUBLAS_STATUS_NOT_SUPPORTED); }, "status 15; it has no algorithm for these sizes");
 }
 
+// On 4 multiprocessors, tiles of a product of (1024,K) and (K,1024) are small if they make 11.4 waves or more.
+void test_matmul_choice(Checks* c) {
+    const struct { int K, count; float first; int want; } cases[] = {
+        {1024, 1, 10, 2}, {1025, 1, 10, 0}, {1024, 2, 10, 0}, {1024, 1, 7, 0}};
+    for (const auto& k : cases) {
+        MatmulPlan plan = {};
+        for (const float waves : {k.first, 11.0f, 12.0f, 15.0f}) plan.proposal[plan.n_proposals++].wavesCount = waves;
+        auto p = dense_product<bf16, bf16>(nullptr, nullptr, nullptr, PRODUCT_NT, 1024, 1024, k.K);
+        p.count = k.count;
+        check(c, matmul_choice(plan, p) == k.want, "choice for K = %d, %d products, %g waves", k.K, k.count, k.first);
+    }
+}
+
 }  // namespace
 
 void test_kernels(Checks* c, int seeds) {
+    test_matmul_choice(c);
     test_concurrent(c, seeds);
     test_classifier_blocks(c);
     test_normalize(c);

@@ -247,9 +247,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* prop, int device) {
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
     NEED_DEVICE();
     if (device != runtime.device_index) return fail(cudaErrorInvalidDevice);
-    *value = attribute == cudaDevAttrMultiProcessorCount          ? runtime.options.multiprocessors
-             : attribute == cudaDevAttrComputeCapabilityMajor ? 9
-                                                                  : 228 << 10;
+    *value = attribute == cudaDevAttrMultiProcessorCount      ? runtime.options.multiprocessors
+             : attribute == cudaDevAttrComputeCapabilityMajor ? runtime.options.major
+                                                              : 228 << 10;
     return cudaSuccess;
 }
 

@@ -264,8 +264,8 @@ static const char* shape_label(char* text, size_t cap, const Shape* k, TostDtype
 }
 
 // With memory, the limits are three times as large: errors pass through its recurrence, and in bf16 the CUDA engine
-// rounds o, and rounds y before it adds o. In a fresh model, some gradients are as small as their rounding errors, of
-// which Adam's first steps see the sign alone: parameters that start at zero differ, and with them the later logits.
+// rounds o, and rounds y before it adds o. Adam's first steps depend on the sign of a gradient alone. In a fresh model,
+// some gradients are as small as their rounding errors, so parameters that start at zero differ, and then the logits.
 static Limits shape_limits(const Shape* k, TostDtype dtype) {
     Limits limits = limits_of(dtype);
     for (int i = 0; has_memory(k) && i < RESULT_KINDS; i++) limits.of[i] *= 3, limits.median[i] *= 3;
