@@ -670,8 +670,8 @@ struct TostModel {
     TostConfig        config;
     TostEngineOptions options;
     TostTensors       tensors;
-    float*            array[TOST_ARRAYS];  // parameters, gradients (tensors.flat_size elements); m, v and, if wanted,
-                                           // ema (those of this rank's slices)
+    float*            array[TOST_ARRAYS];  // parameters, gradients (tensors.flat_size elements); m and v (those of
+                                           // this rank's slices)
     uint16_t*         params_bf16;         // with --dtype bf16: a copy of the parameters; otherwise NULL
     LayerActivations* layer;               // (L)
     Buffers           buf;
@@ -715,7 +715,7 @@ static size_t layout_buffers(TostModel* model, void* base) {
     const size_t conv = c->conv != 0, memory = c->memory != 0, muon = o->optimizer == TOST_MUON;
     const size_t logits_rows = model->logits_rows = classifier_rows(rows, c->vocab_size);
     Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison_redzone};
-    for (int array = 0; array < (train ? TOST_EMA + o->ema : 1); array++)
+    for (int array = 0; array < (train ? TOST_ARRAYS : 1); array++)
         model->array[array] =
             arena_alloc(&arena, exchange_elements(&model->exchange, (TostArray)array) * sizeof(float));
     if (train) exchange_layout(&model->exchange, &arena, model->array[TOST_GRAD]);
@@ -1202,25 +1202,12 @@ static void update_whole(TostModel* model, const TostUpdate* update, const TostT
     } else if (model->exchange.ranks > 1) memcpy(p, u, t->size * sizeof *p);
 }
 
-// --ema: the average of this rank's slices moves towards the parameters.
-static void update_average(TostModel* model, float rate) {
-    const Exchange* x = &model->exchange;
-    for (int k = 0; k < x->slices.buckets; k++) {
-        const Range own = exchange_slice(x, k);
-        float* ema = model->array[TOST_EMA] + slices_packed(&x->slices, x->rank, k);
-        const float* p = model->array[TOST_PARAM] + own.start;
-        #pragma omp parallel for simd schedule(static)
-        for (size_t i = 0; i < range_size(own); i++) ema[i] += rate * (p[i] - ema[i]);
-    }
-}
-
 static void cpu_update(TostModel* model, const TostUpdate* update) {
     const bool muon = model->options.optimizer == TOST_MUON;
     Exchange* x = &model->exchange;
     float* params = model->array[TOST_PARAM];
     exchange_update(x, muon ? model->array[TOST_GRAD] : params, update_owned, model, update);
     for (int i = 0; muon && i < model->tensors.count; i++) update_whole(model, update, &model->tensors.tensor[i]);
-    if (model->options.ema) update_average(model, (float)update->ema_rate);
     if (model->params_bf16 && (muon || x->ranks > 1))
         bf16_from_floats(model->params_bf16, params, model->tensors.flat_size);
 }

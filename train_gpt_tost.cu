@@ -1476,7 +1476,7 @@ struct TostModel {
     TostConfig        config;
     TostEngineOptions options;
     TostTensors       tensors;
-    float*            array[TOST_ARRAYS];  // params, grads (flat_size); m, v and, with --ema, ema (this rank's slices)
+    float*            array[TOST_ARRAYS];  // params, grads (flat_size); m and v (this rank's slices)
     DeviceExchange    exchange;            // of gradients and parameters with other ranks
     char*             arena;               // all device memory, one allocation
     size_t            arena_bytes, logits_rows, logits_bytes;
@@ -1547,7 +1547,7 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
     const size_t logits_bytes = m->logits_bytes =
         max(logits_rows * logits_ld(c->vocab_size) * sizeof(S), B * V * sizeof(float));
     Arena arena = {base, 0, 256, CUDA_REDZONE_BYTES, cuda_on_host_poison};
-    for (int s = 0; s < (train ? TOST_EMA + m->options.ema : 1); s++)
+    for (int s = 0; s < (train ? TOST_ARRAYS : 1); s++)
         m->array[s] = (float*)arena_alloc(&arena, exchange_elements(&m->exchange, (TostArray)s) * sizeof(float));
     if (train) exchange_layout(&m->exchange, &arena, m->array[TOST_GRAD]);
     m->weights = (S*)m->array[TOST_PARAM];
@@ -2234,29 +2234,6 @@ template <typename S> static void update_whole(TypedModel<S>* m, const TostUpdat
            (float)(update->lr * scale));
 }
 
-// ema += rate (p - ema). Minimum traffic per element: 8 bytes read, 4 written.
-__global__ void ema_kernel(float* ema, const float* param, size_t n, float rate) {
-    const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
-    if (i >= n) return;
-    float e[4], p[4];
-    load_pack<4>(e, ema + i);
-    load_pack<4>(p, param + i);
-    UNROLL for (int j = 0; j < 4; j++) e[j] += rate * (p[j] - e[j]);
-    store_pack<4>(ema + i, e);
-}
-
-// --ema: the average of this rank's slices moves towards the parameters.
-static void update_average(TostModel* m, float rate) {
-    const Exchange* x = &m->exchange;
-    for (int k = 0; k < x->slices.buckets; k++) {
-        const Range own = exchange_slice(x, k);
-        float* ema = m->array[TOST_EMA] + slices_packed(&x->slices, x->rank, k);
-        if (range_size(own) > 0)
-            LAUNCH(ema_kernel, div_up(range_size(own), 4 * 256), 256, 0, m->stream, ema,
-                   m->array[TOST_PARAM] + own.start, range_size(own), rate);
-    }
-}
-
 // Copies parameters to the weights, if these are a copy.
 template <typename S> static void convert_weights(TypedModel<S>* m, size_t at, size_t n) {
     if (weights_copy(m, at)) convert(m->stream, m->weights + at, m->array[TOST_PARAM] + at, n);
@@ -2270,7 +2247,6 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostUpdate
     exchange_update(&m->exchange, gathered, update_owned<S>, m, update);
     exchange_join(&m->exchange);
     for (int i = 0; muon && i < m->tensors.count; i++) update_whole(m, update, &m->tensors.tensor[i]);
-    if (m->options.ema) update_average(m, (float)update->ema_rate);
     if (m->exchange.comm) convert_weights(m, 0, m->tensors.flat_size);
 }
 
@@ -2328,7 +2304,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     m->exchange.compute = m->exchange.stream = m->stream;   // also without training, for cuda_put
     matmul_init(&m->mm, m->stream, m->buf.workspace, m->options.dtype == TOST_TF32);
     staging_init(&m->staging, step_input_size(rows) * sizeof(int32_t));
-    for (int s = 0; s < (m->options.training ? TOST_EMA + m->options.ema : 1); s++)
+    for (int s = 0; s < (m->options.training ? TOST_ARRAYS : 1); s++)
         CUDA_CHECK(cudaMemsetAsync(m->array[s], 0, exchange_elements(&m->exchange, (TostArray)s) * sizeof(float),
                                    m->stream));
     if (weights_copy(m, 0)) CUDA_CHECK(cudaMemsetAsync(m->weights, 0, flat * sizeof(S), m->stream));

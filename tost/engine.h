@@ -14,9 +14,9 @@
 
 #include "model.h"
 
-// Arrays with an entry per parameter: the parameters, their gradients, the optimizer's moments m and v (no v for the
-// tensors that Muon updates), and the average of the parameters.
-typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V, TOST_EMA, TOST_ARRAYS } TostArray;
+// Arrays with an entry per parameter: the parameters, their gradients, and the optimizer's moments m and v (no v for
+// the tensors that Muon updates).
+typedef enum { TOST_PARAM, TOST_GRAD, TOST_M, TOST_V, TOST_ARRAYS } TostArray;
 typedef enum { TOST_Z, TOST_PI, TOST_X } TostActivation;            // of a layer: z, Π, and its input x
 typedef enum { TOST_FP32, TOST_TF32, TOST_BF16 } TostDtype;
 // What follows a backward pass: another pass of this part; the next part; or nothing, as the step is complete.
@@ -47,7 +47,6 @@ typedef struct {
     int       threads;              // maximum number of CPU threads; 0: one per core
     TostComm* comm;                 // the ranks that train together; NULL: one process
     int       parts;                // parts of a step on this rank (slices.h); 0 is 1
-    bool      ema;                  // TOST_EMA exists: update keeps an average of the parameters
     TostOptimizer optimizer;        // TOST_MUON: for the tensors with this optimizer in the table, which have no v
 } TostEngineOptions;
 
@@ -56,7 +55,6 @@ typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
     double grad_scale;              // multiplies every gradient, to clip it
     int64_t step;                   // counted from 1, for bias correction
-    double  ema_rate;               // with TostEngineOptions.ema: ema += ema_rate · (parameter - ema) after the update
 } TostUpdate;
 
 typedef struct {
@@ -78,7 +76,7 @@ typedef struct {
     double (*peak_flops)(const TostModel* model);
 
     // Copies one tensor of one array, t->size elements, from or to the host. With several ranks, put stores what this
-    // rank has of m, v and ema. get of parameters is not collective; get of another array is, and writes dst only on
+    // rank has of m and v. get of parameters is not collective; get of another array is, and writes dst only on
     // rank 0. The gradient, after the last backward of a step, is the sum over all ranks.
     void (*put)(TostModel* model, TostArray array, const TostTensor* t, const float* src);
     void (*get)(float* dst, const TostModel* model, TostArray array, const TostTensor* t);

@@ -62,7 +62,6 @@ static bool info_model(const Options* o, TostError* err) {
         char size[32];   // of the open file, which another process may have removed
         print_line(stdout, "%-12s%s, %s", "file", m.file, human_bytes(size, (double)m.weights.file_size));
         print_file("optimizer", path_in(dir.text, OPTIMIZER_FILE).text);
-        print_file("average", path_in(dir.text, AVERAGE_FILE).text);
         if (m.info.program) print_line(stdout, "%-12s%s", "written by", m.info.program);
         print_model(&m);
         print_training(&m.info);

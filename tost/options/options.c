@@ -51,8 +51,6 @@ const Option option_table[] = {
     {"model", USE | INFO, STRING, AT(model), "PATH",
      .help = "safetensors file, checkpoint folder, or run folder (its newest checkpoint)",
      .default_text = "newest run in out/"},
-    {"weights", USE | INFO, CHOICE, AT(weights), "trained|ema",
-     .help = "the trained weights, or their moving average (train --ema)"},
     {.group = "Files"},
     {"data", TRAIN | OVERRIDABLE, LIST, AT(data), "GLOB", .help = "token shards to train on. Several GLOB:WEIGHT "
      "are mixed in proportion to their weights, whatever the sum"},
@@ -152,9 +150,6 @@ const Option option_table[] = {
     {"beta2", TRAIN | FIXED, REAL, AT(beta2), "X", .help = "AdamW decay rate of the second moment", 0, 0.999999},
     {"eps", TRAIN | FIXED, REAL, AT(eps), "X", .help = "AdamW epsilon, added to the denominator", 1e-30, 1},
     {"grad-clip", TRAIN | FIXED, REAL, AT(grad_clip), "X", .help = "maximum gradient norm; 0: no clipping", 0, 1e9},
-    {"ema", TRAIN | OVERRIDABLE, REAL, AT(ema), "X",
-     .help = "also save a moving average of the weights with this decay rate, at step n at most n / (n + 9)",
-     0, 0.9999999, .default_text = "off"},
     {"max-skipped", TRAIN | OVERRIDABLE, INT64, AT(max_skipped), "N",
      .help = "stop after more than N consecutive steps are skipped because loss or gradient is not finite",
      0, MAX_COUNT, 10, "steps"},

@@ -11,8 +11,6 @@ typedef enum {
     COMMANDS
 } Command;
 
-typedef enum { WEIGHTS_TRAINED, WEIGHTS_EMA } Weights;
-
 enum { OPTION_ROWS_MAX = 128 };
 
 typedef struct {
@@ -27,7 +25,6 @@ typedef struct {
     const char *model, *init, *tokenizer;  // NULL: not given
     bool        keep_optimizer;
     const char* init_file;                 // the model file of --init, also of a resumed run; NULL: none
-    int         weights;                   // Weights
     // data
     PathList    data, val_data;            // empty: not given
     const char* out;
@@ -40,7 +37,6 @@ typedef struct {
     int     optimizer;                     // TostOptimizer
     double  lr, min_lr_frac, decay_frac, weight_decay, beta1, beta2, eps, grad_clip;
     double  epochs;                        // 0: not given
-    double  ema;                           // 0: off
     int64_t max_skipped;
     int64_t seed;
     int64_t val_every, val_batches, sample_every, sample_tokens, save_every, keep;

@@ -32,7 +32,7 @@ typedef struct {
     bool   muon;                             // updated by Muon, otherwise by AdamW
     int    bucket;
     size_t size;                             // elements
-    size_t flat_offset, m_offset, v_offset;  // its start in the flat arrays, in m and ema, and in v
+    size_t flat_offset, m_offset, v_offset;  // its start in the flat arrays, in m, and in v
 } Owned;
 
 struct Exchange {
@@ -62,7 +62,7 @@ Exchange exchange_new(const TostTensors* tensors, TostOptimizer optimizer, TostC
 void     exchange_layout(Exchange* x, Arena* arena, float* grad);   // places the buffers; grad: the flat array
 void     exchange_free(Exchange* x);
 static inline size_t exchange_owned(const Exchange* x) { return slices_packed(&x->slices, x->rank, -1); }
-// Elements of an array on this rank: all of the parameters and gradients; m, v and ema of its slices. Tensors that Muon
+// Elements of an array on this rank: all of the parameters and gradients; m and v of its slices. Tensors that Muon
 // updates have no v.
 size_t   exchange_elements(const Exchange* x, TostArray a);
 static inline Range  exchange_slice(const Exchange* x, int k) { return slices_of(&x->slices, x->rank, k); }

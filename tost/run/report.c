@@ -201,7 +201,6 @@ static void report_unused(Run* r) {
         {"val-data", "val-every 0", o->val_every == 0},
         {"val-batches", "val-every 0", o->val_every == 0},
         {"keep", "save-every 0", o->save_every == 0},
-        {"ema", "save-every 0", o->ema > 0 && o->save_every == 0 && !o->keep_best},
         {"keep-best", "val-every 0", o->val_every == 0},
         {"stop-at-val", "val-every 0", o->val_every == 0},
         {"decay-frac", "schedule other than wsd", o->schedule != SCHEDULE_WSD},

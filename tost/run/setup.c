@@ -255,25 +255,6 @@ static bool open_val_data(Run* r, TostError* err) {
 
 // ---- Model and folder ----
 
-// --ema: the average of the resumed checkpoint. If that has none, or this is a new run, the average begins with the
-// present weights.
-static bool load_average(Run* r, const CheckpointModel* m, TostError* err) {
-    bool exists = false;
-    if (r->o.ema == 0) return true;
-    if (r->o.resume && !checkpoint_load_average(&exists, m, &r->weights_file, err)) return false;
-    for (int i = 0; !exists && i < r->tensors.count; i++) {
-        const TostTensor* t = &r->tensors.tensor[i];
-        float* values = xmalloc(t->size * sizeof *values);
-        r->engine->get(values, r->model, TOST_PARAM, t);
-        r->engine->put(r->model, TOST_EMA, t, values);
-        free(values);
-    }
-    if (r->o.resume && !exists)
-        progress_fact(&r->progress, "ema", "the checkpoint has no average: it begins with the weights of step %lld",
-                      (long long)r->info.step);
-    return true;
-}
-
 static bool load_inherited_moments(const Run* r, const CheckpointModel* m, TostError* err) {
     return !r->o.keep_optimizer || checkpoint_load_moments(m, &r->weights_file, err)
            || tost_error(err, "%s; --keep-optimizer needs a checkpoint whose run had the same --optimizer, --conv and "
@@ -293,13 +274,12 @@ static bool create_model(Run* r, TostError* err) {
     const TostConfig* now = &r->o.config;   // what --init adds is not in its file
     if (!r->weights.text[0] || memcmp(config, now, sizeof *now) != 0)
         init_params(r->engine, r->model, &r->tensors, r->o.config.n_layer, (uint64_t)r->o.seed);
+    if (!r->weights.text[0]) return true;
     const CheckpointModel m = {r->engine, r->model, &r->tensors, (TostOptimizer)r->o.optimizer, NULL};
-    if (!r->weights.text[0]) return load_average(r, &m, err);
     TostTensors stored = tost_tensors(config);
     const bool ok = checkpoint_load_params(&m, &stored, &r->weights_file, err)
                     && (!r->o.resume || checkpoint_load_moments(&m, &r->weights_file, err))
-                    && (!r->o.init || load_inherited_moments(r, &m, err))
-                    && load_average(r, &m, err);
+                    && (!r->o.init || load_inherited_moments(r, &m, err));
     tost_tensors_free(&stored);
     st_close(&r->weights_file);   // so that its disk space can be freed
     return ok || checkpoint_suggest_older(err, r->weights.text, r->o.resume ? NULL : "--init");
@@ -353,8 +333,8 @@ static bool check_disk(Run* r, TostError* err) {
     double size = 0;
     if ((o->save_every == 0 && !o->keep_best) || statvfs(r->out.text, &fs) != 0 || fs.f_blocks == 0) return true;
     for (int i = 0; i < r->tensors.count; i++) {
-        const TostTensor* t = &r->tensors.tensor[i];   // weights, m, v, average
-        size += 4.0 * (double)t->size * (3 - tost_uses_muon(t, (TostOptimizer)o->optimizer) + (o->ema > 0));
+        const TostTensor* t = &r->tensors.tensor[i];   // weights, m, v
+        size += 4.0 * (double)t->size * (3 - tost_uses_muon(t, (TostOptimizer)o->optimizer));
     }
     const double left = (double)fs.f_bavail * (double)fs.f_frsize;
     const double saves = o->save_every ? ceil((double)o->steps / (double)o->save_every) : 1;
@@ -422,12 +402,10 @@ static void fill_in(Run* r) {
         r->info.seed = (uint64_t)o->seed;
         r->info.val_loss = r->info.best_val_loss = INFINITY;
     }
-    r->info.average = o->ema > 0;
     r->info.options = options_echo(o);
     r->tensors = tost_tensors(&o->config);
     TostEngineOptions* e = &r->engine_options;
     *e = options_engine(o, o->batch, o->seq, true, r->comm);
-    e->ema = o->ema > 0;
     e->recompute = o->recompute;
     e->optimizer = (TostOptimizer)o->optimizer;
     e->parts = run_own_parts(r);

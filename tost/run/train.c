@@ -77,14 +77,13 @@ static Outcome accumulate_gradients(Run* r, TostError* err) {
 // Clips the gradients and updates the parameters. Returns the learning rate.
 static double optimizer_step(Run* r, double norm) {
     const Options* o = &r->o;
-    const int64_t step = r->info.step, n = step + 1 - r->info.skipped;   // skipped ones changed nothing
+    const int64_t step = r->info.step;
     const double clip = o->grad_clip / (norm + TOST_CLIP_EPS);
     const TostUpdate adamw = {
         .lr = schedule_lr(schedule_of(o), step),
         .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
         .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1,
-        .step = n + r->info.earlier_updates,
-        .ema_rate = 1 - fmin(o->ema, (double)n / (double)(n + 9))};   // the first steps replace the initial weights
+        .step = step + 1 - r->info.skipped + r->info.earlier_updates};   // skipped ones changed nothing
     r->engine->update(r->model, &adamw);
     return adamw.lr;
 }

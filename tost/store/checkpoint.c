@@ -25,7 +25,6 @@ typedef struct { TostArray array; const char* prefix; } Part;
 typedef struct { const char* name; int n; Part part[2]; } Contents;
 static const Contents model_contents = {MODEL_FILE, 1, {{TOST_PARAM, ""}}};
 static const Contents optimizer_contents = {OPTIMIZER_FILE, 2, {{TOST_M, "m."}, {TOST_V, "v."}}};
-static const Contents average_contents = {AVERAGE_FILE, 1, {{TOST_EMA, ""}}};
 
 static StTensor st_tensor(const TostTensor* t, const char* prefix) {
     StTensor x = {.dtype = ST_F32, .ndim = t->ndim};
@@ -232,51 +231,30 @@ static bool same_metadata(const StFile* a, const StFile* b, TostError* err) {
     return true;
 }
 
-static Path beside(const StFile* f, const char* name) { return path_in(path_above(f->path).text, name); }
+static Path optimizer_beside(const StFile* f) { return path_in(path_above(f->path).text, OPTIMIZER_FILE); }
 
-// Opens a file next to model_file, which must belong to the same checkpoint. On failure there is nothing to close.
-static bool open_beside(StFile* f, const StFile* model_file, const char* name, TostError* err) {
-    if (!st_open(f, beside(model_file, name).text, err)) return false;
+// Opens the file next to model_file, which must belong to the same checkpoint. On failure there is nothing to close.
+static bool open_optimizer(StFile* f, const StFile* model_file, TostError* err) {
+    if (!st_open(f, optimizer_beside(model_file).text, err)) return false;
     if (same_metadata(f, model_file, err) && same_metadata(model_file, f, err)) return true;
     st_close(f);
     return false;
 }
 
-static bool load_beside(const CheckpointModel* m, const Contents* contents, const StFile* model_file, TostError* err) {
+bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file, TostError* err) {
     StFile f;
-    if (!open_beside(&f, model_file, contents->name, err)) return false;
-    const bool ok = load(m, contents, m->tensors, &f, err);
+    if (!open_optimizer(&f, model_file, err)) return false;
+    const bool ok = load(m, &optimizer_contents, m->tensors, &f, err);
     st_close(&f);
     return ok;
 }
 
-bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file, TostError* err) {
-    return load_beside(m, &optimizer_contents, model_file, err);
-}
-
 bool checkpoint_check_metadata(const StFile* model_file, TostError* err) {
     StFile f;
-    if (!st_meta(model_file, "format_version") || !path_exists(beside(model_file, OPTIMIZER_FILE).text))
-        return true;
-    const bool ok = open_beside(&f, model_file, OPTIMIZER_FILE, err);
+    if (!st_meta(model_file, "format_version") || !path_exists(optimizer_beside(model_file).text)) return true;
+    const bool ok = open_optimizer(&f, model_file, err);
     if (ok) st_close(&f);
     return ok;
-}
-
-bool checkpoint_load_average(bool* exists, const CheckpointModel* m, const StFile* model_file, TostError* err) {
-    *exists = path_exists(beside(model_file, AVERAGE_FILE).text);
-    return !*exists || load_beside(m, &average_contents, model_file, err);
-}
-
-bool checkpoint_open_average(StFile* model_file, TostError* err) {
-    StFile f;
-    if (!path_exists(beside(model_file, AVERAGE_FILE).text))
-        return tost_error(err, "%s: there is no " AVERAGE_FILE " next to it: leave out --weights ema, or train with "
-                          "--ema", model_file->path);
-    if (!open_beside(&f, model_file, AVERAGE_FILE, err)) return false;
-    st_close(model_file);
-    *model_file = f;
-    return true;
 }
 
 bool checkpoint_suggest_older(TostError* err, const char* model_file, const char* option) {
@@ -350,7 +328,6 @@ static bool write_folder(const char* dir, const CheckpointInfo* info, const Chec
     const Bytes* vocabulary = info->vocabulary;
     const bool ok = write_contents(dir, &model_contents, m, &meta, err)
                     && write_contents(dir, &optimizer_contents, m, &meta, err)
-                    && (!info->average || write_contents(dir, &average_contents, m, &meta, err))
                     && (!vocabulary || replace_file(path_in(dir, TOKENIZER_FILE).text, vocabulary->data,
                                                     vocabulary->size, err))
                     && sync_dir(dir, err);

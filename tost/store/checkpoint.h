@@ -33,10 +33,6 @@ bool checkpoint_load_params(const CheckpointModel* m, const TostTensors* stored,
 bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file, TostError* err);
 // Compares the metadata, which the CRC-32 does not cover, with that of an optimizer.safetensors next to model_file.
 bool checkpoint_check_metadata(const StFile* model_file, TostError* err);
-// Loads the average of the parameters from the ema.safetensors next to model_file. *exists: whether there is one.
-bool checkpoint_load_average(bool* exists, const CheckpointModel* m, const StFile* model_file, TostError* err);
-// Opens the ema.safetensors next to *model_file in its place.
-bool checkpoint_open_average(StFile* model_file, TostError* err);
 // To be called after a read error. If the run has an older checkpoint, appends it to *err: as the value of `option`
 // or, if option is NULL, as the checkpoint to resume from. Always returns false.
 bool checkpoint_suggest_older(TostError* err, const char* model_file, const char* option);

@@ -171,7 +171,8 @@ static bool keep_rest(const char* path, TostError* err) {
 }
 
 bool checkpoint_remove(const char* path, TostError* err) {
-    static const char* const own[] = {MODEL_FILE, OPTIMIZER_FILE, AVERAGE_FILE, TOKENIZER_FILE, TOKENIZER_FILE ".tmp"};
+    static const char* const own[] = {MODEL_FILE, OPTIMIZER_FILE, TOKENIZER_FILE, TOKENIZER_FILE ".tmp",
+                                      "ema.safetensors"};   // the last one: of an earlier version
     struct stat st;
     if (lstat(path, &st) != 0) return errno == ENOENT || not_removed(path, err);
     if (!S_ISDIR(st.st_mode)) return unlink(path) == 0 || not_removed(path, err);   // a link to a checkpoint

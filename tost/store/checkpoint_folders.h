@@ -1,6 +1,6 @@
 // checkpoint_folders.h: finds, names, publishes and removes the checkpoints in the folders of runs.
-//   RUN/step_00001000/model.safetensors, optimizer.safetensors      a complete checkpoint; with --ema: ema.safetensors;
-//                                                                    if the run has a tokenizer: vocab.bpe
+//   RUN/step_00001000/model.safetensors, optimizer.safetensors      a complete checkpoint; if the run has a tokenizer:
+//                                                                    vocab.bpe
 //   RUN/step_….tmp/                                                  an incomplete one
 //   RUN/best/                                                        with --keep-best
 // A checkpoint is written to a .tmp folder that is renamed when it is complete, and is renamed to .tmp again before it
@@ -11,7 +11,6 @@
 
 #define MODEL_FILE     "model.safetensors"
 #define OPTIMIZER_FILE "optimizer.safetensors"
-#define AVERAGE_FILE   "ema.safetensors"
 #define LOG_FILE       "log.csv"
 #define BEST_FOLDER    "best"
 

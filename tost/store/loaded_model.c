@@ -150,7 +150,7 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
     Path path;
     const bool ok = (o->model || checkpoint_newest_run(&path, "out", "--model PATH", err))
                     && checkpoint_open(&m->weights, &m->info, o->model ? o->model : path.text, "--model", err);
-    if (!ok || (o->weights == WEIGHTS_EMA && !checkpoint_open_average(&m->weights, err))) return false;
+    if (!ok) return false;
     m->file = xstrdup(m->weights.path);
     m->tensors = tost_tensors(&m->info.config);
     return true;

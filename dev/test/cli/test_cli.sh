@@ -114,11 +114,8 @@ halves() {
     run --resume --out ${name}2
     check "$*: a resumed run equals an uninterrupted one" same_checkpoint $name/step_00000004 ${name}2/step_00000004
 }
-halves average $tiny --ema 0.9
-check "and has the same average of the weights" \
-    cmp average/step_00000004/ema.safetensors average2/step_00000004/ema.safetensors
 halves even $small --membership uniform --conv 0
-halves convolved $small --conv 4 --memory 1 --chunk 20
+halves convolved $tiny --conv 4 --memory 1 --chunk 20
 check "train prints convolutions and memory" says "convolutions, memory" stdout
 halves no_positions $small --positions none --chunk 20
 run $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --recompute --out recomputed
@@ -127,18 +124,7 @@ run --resume --out recomputed
 check "a run with --recompute, resumed without it, gives the same results" \
     same_checkpoint straight/step_00000006 recomputed/step_00000006
 
-# The average of the weights
-check "the average differs from the weights" \
-    differ average/step_00000004/ema.safetensors average/step_00000004/model.safetensors
-prints "eval --weights ema --model average --data $dir/tiny_val_*.bin" "step_00000004/ema.safetensors, step 4"
-run sample --weights ema --model average --tokens 4
-run info --weights ema average
-refuses 1 "tost eval --weights ema --model straight --data $dir/tiny_val_*.bin" \
-    "straight/step_00000006/model.safetensors" "ema.safetensors" "--ema"
-cp -r straight begun
-prints "--resume --out begun --steps 7 --ema 0.9" "begins with the weights of step 6"
-cp average/step_00000002/ema.safetensors average/step_00000004/
-refuses 1 "tost eval --weights ema --model average --data $dir/tiny_val_*.bin" "different checkpoints" "step"
+# Options that change the model
 prints "info even" "uniform membership"
 refuses 1 "tost --resume --out even --membership learned --steps 5" "--membership learned" "uniform"
 prints "info no_positions" "no positions"
@@ -215,7 +201,7 @@ check "the lock is removed" [ ! -e linked/run.lock ]
 
 # Options that have no effect, or a default from the data
 for unused in "val-data nowhere --val-every 0" "keep 3 --save-every 0" "temperature 0.5 --sample-every 0" \
-    "sample-tokens 8 --quiet" "ema 0.9 --save-every 0"; do
+    "sample-tokens 8 --quiet"; do
     rm -rf unused
     run $small --steps 1 --out unused --$unused
     check "--$unused: $(cat stderr)" says "--${unused%% *} has no effect with --${unused##* --}" stderr
@@ -594,11 +580,11 @@ check "a longer text is truncated with a warning" grep -q '100 .*32' stderr
 mkdir runs runs/empty runs/unfinished
 : >runs/file
 cp straight/log.csv runs/unfinished/
-cp -R no_positions straight average best runs/
+cp -R no_positions straight convolved best runs/
 cp -R even runs/broken && cut_to() { head -c 999 "$1" >cut && mv cut "$1"; } && cut_to runs/broken/step_00000004/model.safetensors
 run info runs/ --json runs.json
 sed 1,2d stdout >table
-check "info DIR: one line per run: $(cat stdout)" [ "$(awk '{ print $1 }' table | sort | tr '\n' ' ')" = "average best no_positions straight " ]
+check "info DIR: one line per run: $(cat stdout)" [ "$(awk '{ print $1 }' table | sort | tr '\n' ' ')" = "best convolved no_positions straight " ]
 check "by validation loss" [ "$(awk '$4 != "-" { print $4 }' table)" = "$(awk '$4 != "-" { print $4 }' table | sort -g)" ]
 check "a run that was not validated is the last" [ "$(tail -n 1 table | awk '{ print $1, $2, $4 }')" = "best 3 -" ]
 check "steps, tokens and options" grep -q '^straight  *6  *768 .* 0.003  *muon  1 layer, 2 heads' table
@@ -608,7 +594,7 @@ check "the seconds are those of the log" near "$(awk '$1 == "straight" { print $
     "$(awk -F, 'NR > 1 { s += $7 } END { printf "%.1f", s / 1000 }' straight/log.csv)"
 check "--json has the order of the table" [ "$(grep -o '"run": "[a-z_]*' runs.json | cut -c 9-)" = "$(awk '{ print $1 }' table)" ]
 check "--json has exact losses and all options" grep -q '"run": "best", .*"val_loss": null, .*"option' runs.json
-prints "info straight average" "straight | average" "ema            0 | 0.9" "steps          6 | 4"
+prints "info straight convolved" "straight | convolved" "memory         0 | 1" "steps          6 | 4"
 check "info RUN RUN prints no other options: $(cat stdout)" [ "$(grep -c "^lr\|^data\|^seq\|^channels" stdout)" -eq 0 ]
 prints "info straight" "1 layer, 2 heads, 16 channels, block size 32, vocabulary 257" "768 tokens" \
     "vocab.bpe, CRC-32 00000000"

@@ -56,7 +56,7 @@ void train(Results* out, Subject* s, const Setup& u, int rank, int ranks) {
                           i == micros ? TOST_STEP_ENDS : i % u.micros ? TOST_MORE : TOST_PART_ENDS);
             free(ids);
         }
-        out->norm[step] = subject_step(s, {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1, 0.2}, 1.0);
+        out->norm[step] = subject_step(s, {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1}, 1.0);
         s->engine->read_loss(&loss, &count, s->model);
     }
     for (int a = 0; a < TOST_ARRAYS; a++)
@@ -75,7 +75,6 @@ Subject open_subject(const Setup& u, TostComm* comm, int ranks) {
     o.recompute = u.recompute;
     o.comm = comm;
     o.parts = u.parts / ranks;
-    o.ema = true;
     o.optimizer = u.optimizer;
     return subject_open(&tost_cuda_engine, shape_config(&k), o);
 }

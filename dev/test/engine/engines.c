@@ -61,11 +61,11 @@ float* subject_get(const Subject* s, TostArray state, const TostTensor* t) {
     return x;
 }
 
-// Copies parameters, moments and averages between models with this optimizer.
+// Copies parameters and moments between models with this optimizer.
 static void subject_copy(Subject* to, const Subject* from, TostOptimizer optimizer) {
-    static const TostArray arrays[] = {TOST_PARAM, TOST_M, TOST_V, TOST_EMA};
+    static const TostArray arrays[] = {TOST_PARAM, TOST_M, TOST_V};
     for (int i = 0; i < from->tensors.count; i++)
-        for (int j = 0; j < 4; j++) {
+        for (int j = 0; j < 3; j++) {
             const TostTensor* t = &from->tensors.tensor[i];
             if (arrays[j] == TOST_V && tost_uses_muon(t, optimizer)) continue;
             float* x = subject_get(from, arrays[j], t);
@@ -321,7 +321,7 @@ static void record_steps(Record* r, Subject* s, const Shape* k, const int32_t* i
             record_state(r, s, TOST_GRAD, RESULT_GRAD, "grad.");
             record_activations(r, s, k);
         }
-        const TostUpdate a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, i + 1, 0.0};
+        const TostUpdate a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, i + 1};
         const double norm = subject_step(s, a, 1.0);
         if (i == 0) record_number(r, RESULT_GRAD, "gradient_norm", norm);
         if (i == 0) record_logits(r, "logits_of_a_shorter_batch", s, ids, 1, (k->T + 1) / 2);
@@ -607,9 +607,8 @@ Record mixed_record(const TostEngine* engine, const void* test, TostDtype dtype)
     const TostConfig config = shape_config(&k);
     Record r = {NULL, 0};
     TostEngineOptions o = engine_options(k.B, k.T, true, dtype);
-    o.ema = true;
     Subject s = subject_open(engine, config, o);
-    TostUpdate a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 0.3};
+    TostUpdate a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1};
     subject_randomize(&s, 7);
     mixed_forwards(&r, &s, &k, false, MIXED_BATCHES);
     s.engine->zero_grad(s.model);
@@ -625,7 +624,6 @@ Record mixed_record(const TostEngine* engine, const void* test, TostDtype dtype)
     subject_step(&again, a, 1.0);
     mixed_forwards(&r, &again, &k, false, 1);
     record_state(&r, &again, TOST_PARAM, RESULT_PARAM, "after.");
-    record_state(&r, &again, TOST_EMA, RESULT_PARAM, "ema.");
     subject_free(&again);
     return r;
 }
@@ -644,7 +642,7 @@ static void muon_steps(Record* r, Subject* s, const Shape* k, int first, int ste
         s->engine->get(before + s->tensors.tensor[i].offset, s->model, TOST_PARAM, &s->tensors.tensor[i]);
     for (int step = first; step < first + steps; step++) {
         int32_t* ids = shape_ids(k, (uint64_t)(70 + step));
-        const TostUpdate a = {1e-2, 0.9, 0.95, 1e-2, 0.1, 1.0, step, 0.3};
+        const TostUpdate a = {1e-2, 0.9, 0.95, 1e-2, 0.1, 1.0, step};
         s->engine->zero_grad(s->model);
         subject_train(s, ids, ids + rows, k->B, k->T, 1.0f / (float)rows, TOST_STEP_ENDS);
         subject_step(s, a, 1.0);
@@ -667,7 +665,6 @@ static Record muon_record(const TostEngine* engine, const void* test, TostDtype 
     const TostConfig config = shape_config(k);
     Record r = {NULL, 0};
     TostEngineOptions o = engine_options(k->B, k->T, true, dtype);
-    o.ema = true;
     o.optimizer = TOST_MUON;
     Subject s = subject_open(engine, config, o), again = subject_open(engine, config, o);
     subject_randomize(&s, 7);
@@ -676,7 +673,6 @@ static Record muon_record(const TostEngine* engine, const void* test, TostDtype 
     subject_free(&s);
     muon_steps(&r, &again, k, k->steps + 1, 1);
     record_state(&r, &again, TOST_PARAM, RESULT_PARAM, "after.");
-    record_state(&r, &again, TOST_EMA, RESULT_PARAM, "ema.");
     record_state(&r, &again, TOST_M, RESULT_GRAD, "m.");
     subject_free(&again);
     return r;

@@ -138,7 +138,7 @@ void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const Tost
 Record mixed_record(const TostEngine* engine, const void* unused, TostDtype dtype);
 void engines_agree_on_mixed_shapes(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype);
 // Muon: steps of a model; then one of a second model, which continues from the arrays of the first. Compares how the
-// parameters change in these steps, the moments, and the averages.
+// parameters change in these steps, and the moments.
 void engines_agree_on_muon(Checks* c, const TostEngine* engine, const TostEngine* reference, const Shape* k,
                            TostDtype dtype);
 // Muon: the update of a matrix whose gradient has rank 1 or 8 must lie in its row and column space, except for rounding.

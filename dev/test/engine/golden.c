@@ -37,7 +37,7 @@ TostConfig meta_config(const StFile* f) {
 
 TostUpdate meta_update(const StFile* f, double lr, int step) {
     return (TostUpdate){lr, meta_number(f, "beta1"), meta_number(f, "beta2"), meta_number(f, "eps"),
-                        meta_number(f, "weight_decay"), 1.0, step, 0.0};
+                        meta_number(f, "weight_decay"), 1.0, step};
 }
 
 static const StTensor* golden_tensor(const StFile* f, const char* name, size_t n) {

@@ -189,7 +189,7 @@ static size_t train_rank(TostComm* comm, void* context) {
     const TostEngine* e = &tost_cpu_engine;
     const TostConfig* config = &configs[t->of->config];
     const TostEngineOptions o = {.max_batch = B, .max_chunk = config->block_size, .training = true, .threads = 1,
-                                 .dtype = t->of->dtype, .recompute = t->of->recompute, .comm = comm, .ema = true,
+                                 .dtype = t->of->dtype, .recompute = t->of->recompute, .comm = comm,
                                  .optimizer = t->of->optimizer,
                                  .parts = t->of->parts / comm_size(comm)};
     const bool root = comm_rank(comm) == 0;
@@ -205,7 +205,7 @@ static size_t train_rank(TostComm* comm, void* context) {
         const double loss = train_step_on(m, t, comm, step), norm = e->grad_norm(m);
         if (root) t->loss[step] = loss, t->norm[step] = norm;
         const TostUpdate adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
-                                  .grad_scale = norm > 1 ? 1 / norm : 1, .step = step + 1, .ema_rate = 0.2};
+                                  .grad_scale = norm > 1 ? 1 / norm : 1, .step = step + 1};
         e->update(m, &adamw);
     }
     for (int a = 0; a < TOST_ARRAYS; a++)
@@ -215,8 +215,8 @@ static size_t train_rank(TostComm* comm, void* context) {
         }
     const bool same = comm_same(comm, crc32_update(0, m->array[TOST_PARAM], t->tensors.flat_size * sizeof(float)),
                                 "parameters differ", &err);
-    const ptrdiff_t moments = (char*)m->array[TOST_EMA] - (char*)m->array[TOST_V];   // of this rank's slices only
-    const bool small = (size_t)moments <= exchange_elements(&m->exchange, TOST_V) * sizeof(float) + 2 * 128;   // padding, red zone
+    const ptrdiff_t moments = (char*)m->array[TOST_V] - (char*)m->array[TOST_M];   // of this rank's slices only
+    const bool small = (size_t)moments <= exchange_owned(&m->exchange) * sizeof(float) + 2 * 128;   // padding, red zone
     e->destroy(m);
     return !same + !small;
 }
@@ -237,7 +237,7 @@ static void training_free(Training* t) {
 
 // Frees b.
 static void compare(Checks* c, const Training* one, Training* b, int ranks) {
-    static const char* const names[] = {"parameters", "gradients", "m", "v", "ema"};
+    static const char* const names[] = {"parameters", "gradients", "m", "v"};
     for (int i = 0; i < TOST_ARRAYS; i++)
         check(c, memcmp(one->array[i], b->array[i], one->tensors.flat_size * sizeof(float)) == 0,
               "%s, %d ranks: %s differ from one rank", one->of->what, ranks, names[i]);

@@ -147,7 +147,6 @@ static inline void fake_update(TostModel* m, const TostUpdate* a) {
         const double m_hat = first / (1 - pow(a->beta1, (double)a->step));
         const double v_hat = second / (1 - pow(a->beta2, (double)a->step));
         m->state[TOST_PARAM][i] -= (float)(a->lr * m_hat / (sqrt(v_hat) + a->eps));
-        m->state[TOST_EMA][i] += (float)(a->ema_rate * (m->state[TOST_PARAM][i] - m->state[TOST_EMA][i]));
     }
 }
 

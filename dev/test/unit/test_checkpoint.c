@@ -480,6 +480,7 @@ static void test_users_files(Checks* c) {
     save("own", m, 2, 0);
     must(symlink("../elsewhere/step_00000001", "own/step_00000001") == 0, "symlink", NULL);
     write_text("own/step_00000002/notes.txt", "mine");
+    write_text("own/step_00000002/ema.safetensors", "of an earlier version");
     const CheckpointInfo info = info_of(3);
     check_refused(c, save_info("own", &info, m, 1, &err), &err, "own/step_00000002.kept-1", "a user's file");
     save("own", m, 4, 1);   // this time nothing is left to say
