@@ -296,13 +296,6 @@ bool option_given(const Options* o, const char* name) {
     return row && o->given[row - option_table];
 }
 
-const char* sample_option_given(const Options* o) {
-    static const char* const names[] = {"sample-every", "sample-tokens", "temperature", "top-k", "top-p"};
-    for (size_t i = o->sample_every == 0; i < countof(names); i++)   // --sample-every 0 disables samples
-        if (option_given(o, names[i])) return names[i];
-    return NULL;
-}
-
 // ---- Values ----
 
 static void* field_of(const Options* o, const Option* row) { return (char*)o + row->field; }

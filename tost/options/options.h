@@ -90,7 +90,6 @@ void options_free(Options* o);
 bool options_same(const Options* o, TostComm* comm, TostError* err);
 const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);
-const char* sample_option_given(const Options* o);   // the first option given for train's samples, or NULL
 // batch × seq, or batch × chunk if that is less and not 0, must fit in an int.
 bool options_check_pass(int batch, int seq, int chunk, TostError* err);
 // The engine's options for max_batch sequences of seq tokens. setup.c adds those that only training has.

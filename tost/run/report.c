@@ -95,6 +95,9 @@ static void report_schedule(Run* r) {
         progress_fact(&r->progress, "",
                       "lr: the last learning rate of --init; a higher --lr learns new text faster but "
                       "forgets more");
+    if (o->warmup >= o->steps && o->steps > 0)
+        run_warn(r, "--warmup %lld is not less than --steps %lld: the learning rate never reaches --lr %g",
+                 (long long)o->warmup, (long long)o->steps, o->lr);
 }
 
 static void report_model(Run* r) {
@@ -193,29 +196,6 @@ static void report_changes(Run* r) {
     options_free(&before);
 }
 
-// Warns of options that were given but have no effect because of another one.
-static void report_unused(Run* r) {
-    const Options* o = &r->o;
-    const char* sample = sample_option_given(r->args);
-    const struct { const char *name, *with; bool off; } unused[] = {
-        {"val-data", "val-every 0", o->val_every == 0},
-        {"val-batches", "val-every 0", o->val_every == 0},
-        {"keep", "save-every 0", o->save_every == 0},
-        {"keep-best", "val-every 0", o->val_every == 0},
-        {"stop-at-val", "val-every 0", o->val_every == 0},
-        {"decay-frac", "schedule other than wsd", o->schedule != SCHEDULE_WSD},
-        {"min-lr-frac", "schedule constant", o->schedule == SCHEDULE_CONSTANT},
-        {sample, "sample-every 0", sample && o->sample_every == 0},
-        {sample, "quiet", sample && o->quiet && o->sample_every > 0},
-    };
-    for (size_t i = 0; i < countof(unused); i++)
-        if (unused[i].off && option_given(r->args, unused[i].name))
-            run_warn(r, "--%s has no effect with --%s", unused[i].name, unused[i].with);
-    if (o->warmup >= o->steps && o->steps > 0)
-        run_warn(r, "--warmup %lld is not less than --steps %lld: the learning rate never reaches --lr %g",
-                 (long long)o->warmup, (long long)o->steps, o->lr);
-}
-
 void report_settings(Run* r, const char* device) {
     progress_fact(&r->progress, "version", "%s", tost_version());
     progress_fact(&r->progress, "device", "%s", device);
@@ -223,7 +203,6 @@ void report_settings(Run* r, const char* device) {
     report_model(r);
     report_data(r);
     report_changes(r);
-    report_unused(r);
 }
 
 void report_flops(Run* r) {

@@ -172,6 +172,7 @@ static bool find_tokenizer(Path* path, Run* r) {
 // which makes matrix products faster. The data has none of the extra ids.
 static bool open_tokenizer(Run* r, TostError* err) {
     enum { MULTIPLE = 64 };
+    static const char* const sampling[] = {"sample-every", "sample-tokens", "temperature", "top-k", "top-p"};
     Options* o = &r->o;
     Path path;
     const bool found = find_tokenizer(&path, r);
@@ -192,9 +193,9 @@ static bool open_tokenizer(Run* r, TostError* err) {
     }
     r->info.config = o->config;
     if (found && !r->tokenizer) return false;
-    const char* sampling = sample_option_given(r->args);
-    if (!r->tokenizer && o->sample_every > 0 && sampling)
-        return tost_error(err, "--%s needs a tokenizer: give --tokenizer FILE", sampling);
+    for (size_t i = 0; i < countof(sampling) && !r->tokenizer && o->sample_every > 0; i++)
+        if (option_given(r->args, sampling[i]))
+            return tost_error(err, "--%s needs a tokenizer: give --tokenizer FILE", sampling[i]);
     return tost_config_check(&o->config, err);
 }
 
