@@ -379,19 +379,6 @@ static void test_activation(Checks* c, const TostEngine* engine) {
     free(ids);
 }
 
-// Recompute must use less memory, but only in training.
-static void test_recompute_memory(Checks* c, const TostEngine* engine) {
-    const TostConfig config = {.n_layer = 4, .n_head = 3, .n_embd = 60, .block_size = 70, .vocab_size = 257, .bias = 1};
-    TostEngineOptions o = engine_options(3, 70, true, TOST_FP32), recompute = o;
-    recompute.recompute = true;
-    const size_t full = engine->memory(&config, &o), less = engine->memory(&config, &recompute);
-    const size_t x = (size_t)3 * 70 * 60 * sizeof(float);   // at least 10 arrays of this size in each of 3 layers
-    check(c, less + 3 * 10 * x < full, "recompute: %zu bytes, without %zu", less, full);
-    o.training = recompute.training = false;
-    check(c, engine->memory(&config, &o) == engine->memory(&config, &recompute),
-          "recompute changes memory without training");
-}
-
 // Uniform membership: as learned membership with temp = 0, but temp has no gradient.
 static void test_uniform(Checks* c, const TostEngine* engine) {
     enum { B = 2, T = 70, ROWS = B * T, NH = 3 };
@@ -537,7 +524,7 @@ static void test_bf16(Checks* c, const TostEngine* engine) {
 // ---------------------------------------------------------------------------------------------
 // Threads of the CPU engine
 
-// Any number of threads, and recompute, must give the same bits.
+// Any number of threads must give the same bits.
 static void set_threads(const void* unused, int run) {
     (void)unused;
     threads_set(run + 1);
@@ -697,10 +684,9 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     odd.conv = odd.memory = 0;
     for (TostDtype dtype = TOST_FP32; dtype <= TOST_BF16; dtype++)
         if (engine->supports(dtype)) engine_keeps_low_rank(c, engine, dtype);
-    test_recompute_memory(c, engine);
     engines_agree_on_all_chunks(c, engine, NULL, TOST_FP32, TSSA_BLOCK);
-    for (int recompute = 0; recompute < 2; recompute++)
-        engine_overwrites_gradients(c, engine, TOST_FP32, recompute ? TOST_UNIFORM : TOST_LEARNED, recompute);
+    for (int membership = TOST_LEARNED; membership <= TOST_UNIFORM; membership++)
+        engine_overwrites_gradients(c, engine, TOST_FP32, membership);
     test_memory(c, engine);
     free(golden);
     free(curve);

@@ -610,9 +610,7 @@ static void classifier_forward_backward(float* dx, float* dwte, float grad_scale
 // ---------------------------------------------------------------------------------------------
 // The arrays of a model: one allocation. Parameters, gradients and the optimizer's moments are flat arrays laid out by
 // the table in tost/model.h; activations and buffers follow the tables below. A training model keeps the activations of
-// every layer for backward. For inference, or with recompute (activation checkpointing), all layers share one set of
-// LAYER_ACTIVATIONS. With recompute each layer still has its own x_out, the input from which backward recomputes the
-// activations of the next layer.
+// every layer for backward. For inference, all layers share one set.
 
 // A row: field, type, elements, in the variables of layout_buffers: conv, memory, train and muon are 1, or 0 to leave
 // the array out; rows = B·T of the largest chunk.
@@ -636,9 +634,7 @@ static void classifier_forward_backward(float* dx, float* dwte, float grad_scale
     X(mlp_in,     float,  conv * rows * C)              /* convolution of ln_2; without --conv the same array */ \
     X(fc,         float,  rows * 4 * C) \
     X(gelu,       float,  rows * 4 * C) \
-    X(mlp_out,    float,  rows * C)
-
-#define LAYER_RESIDENT(X) \
+    X(mlp_out,    float,  rows * C) \
     X(x_out,      float,  rows * C)                     /* x_mid + gamma2 mlp_out */
 
 #define SHARED_BUFFERS(X) \
@@ -662,7 +658,7 @@ static void classifier_forward_backward(float* dx, float* dwte, float grad_scale
     X(muon,         float,  train * muon * 6 * C * C)   /* see orthogonalize */
 
 #define X(field, type, elements) type* field;
-typedef struct { LAYER_ACTIVATIONS(X) LAYER_RESIDENT(X) } LayerActivations;
+typedef struct { LAYER_ACTIVATIONS(X) } LayerActivations;
 typedef struct { SHARED_BUFFERS(X) } Buffers;
 #undef X
 
@@ -681,7 +677,6 @@ struct TostModel {
     Threads           threads;             // fewer while other processes use the cores
     TostChunk         chunk;               // of the last pass
     int               from;                // the state from which it started
-    int               computed_layer;      // with recompute: the layer whose activations are in the shared set
     double            loss_sum;            // since the last read_loss
     int64_t           loss_count;
 };
@@ -726,9 +721,8 @@ static size_t layout_buffers(TostModel* model, void* base) {
         model->params_bf16 = arena_alloc(&arena, model->tensors.flat_size * sizeof *model->params_bf16);
     for (size_t l = 0; l < L; l++) {
 #define X(field, type, elements) model->layer[l].field = arena_alloc(&arena, (elements) * sizeof(type));
-        if (l > 0 && (!train || o->recompute)) model->layer[l] = model->layer[0];
+        if (l > 0 && !train) model->layer[l] = model->layer[0];
         else { LAYER_ACTIVATIONS(X) }
-        if (l == 0 || train) { LAYER_RESIDENT(X) }
 #undef X
         if (!conv) model->layer[l].projected = model->layer[l].z, model->layer[l].mlp_in = model->layer[l].ln_2;
     }
@@ -739,7 +733,6 @@ static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
     TostModel* model = xcalloc(1, sizeof *model);
     model->config = *c;
     model->options = *o;
-    model->options.recompute = o->recompute && o->training;
     model->options.threads = threads_or_max(o->threads);   // 0: OMP_NUM_THREADS, or one per core
     model->tensors = tost_tensors(c);
     model->exchange = exchange_new(&model->tensors, o->optimizer, o->comm, o->parts);
@@ -926,7 +919,6 @@ static void layer_forward(TostModel* model, int l, int from, int to) {
     gelu_forward(act->gelu, act->fc, rows * 4 * C);
     linear_forward(act->mlp_out, act->gelu, weight(model, p.fc_proj_w), p.fc_proj_b, rows, 4 * C, C);
     residual_forward(act->x_out, act->x_mid, act->mlp_out, p.gamma2, rows, C);
-    model->computed_layer = l;
 }
 
 // buf.dx holds the gradient of x_out on entry and that of the layer's input on return. Parameter gradients +=
@@ -956,12 +948,6 @@ static void layer_backward(TostModel* model, int l, int after, int before) {
     linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, act->ln_1, weight(model, p.attn_w), rows, C, C);
     layernorm_backward(dx, g.ln_1_w, g.ln_1_b, d_btc, layer_input(model, l), act->mean_1, act->rstd_1, p.ln_1_w, rows,
                        C);
-}
-
-// With recompute: fills the shared activations with those of layer l, unless they already are. State `from` must be as
-// it was.
-static void recompute_layer(TostModel* model, int l) {
-    if (model->options.recompute && model->computed_layer != l) layer_forward(model, l, model->from, TOST_NO_STATE);
 }
 
 static void cpu_forward(TostModel* model, const TostChunk* chunk, int from, int to) {
@@ -1050,7 +1036,6 @@ static void cpu_activation(float* dst, TostModel* model, TostActivation what, in
     const size_t rows = chunk_rows(model), C = model->config.n_embd, NH = model->config.n_head;
     assert(model->options.training && layer >= 0 && layer < model->config.n_layer + (what == TOST_X));
     threads_set(model->threads.pass);
-    if (what != TOST_X) recompute_layer(model, layer);
     if (what == TOST_X) memcpy(dst, layer_input(model, layer), rows * C * sizeof *dst);
     else if (what == TOST_Z) memcpy(dst, model->layer[layer].z, rows * C * sizeof *dst);
     else memcpy(dst, model->layer[layer].pi, rows * NH * sizeof *dst);
@@ -1078,7 +1063,6 @@ static void cpu_train_backward(TostModel* model, int after, int before, TostEnd 
     layernorm_backward(model->buf.dx, g.ln_f_w, g.ln_f_b, model->buf.scratch_btc, layer_input(model, L),
                        model->buf.mean_f, model->buf.rstd_f, p.ln_f_w, rows, C);
     for (int l = L - 1; l >= 0; l--) {
-        recompute_layer(model, l);
         layer_backward(model, l, after, before);
         exchange_gradients(&model->exchange, end, tost_row_offset(&model->tensors, TOST_ROW_gamma1, l));
     }
@@ -1236,9 +1220,8 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
     model->arena = alloc_pages(model->arena_bytes);
     if (!model->arena) {
         char need[32];
-        tost_error(err, "not enough memory: the model needs %s; use a smaller model, --batch, --seq or --chunk%s",
-                   human_bytes(need, (double)model->arena_bytes),
-                   o->training && !o->recompute ? ", or --recompute" : "");
+        tost_error(err, "not enough memory: the model needs %s; use a smaller model, --batch, --seq or --chunk",
+                   human_bytes(need, (double)model->arena_bytes));
         model_free(model);
         return NULL;
     }

@@ -1396,11 +1396,13 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
 // ---------------------------------------------------------------------------------------------
 // The arrays of a model: parameters, gradients and Adam's moments as flat arrays under the table of model.h, for bf16
 // also a copy of the parameters; activations and buffers under the tables below. A training model keeps the activations
-// of every layer; otherwise all layers share one set. With recompute, only LAYER_RESIDENT is stored for every layer.
+// of every layer; otherwise all layers share one set.
 
 // A row: field, type, elements, in the variables of layout_buffers; rows = B·T of the largest chunk.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,         S,       rows * C)                     /* ln_1(x) */ \
+    X(mean_1,       float,   rows) \
+    X(rstd_1,       float,   rows) \
     X(projected,    S,       conv * rows * C)              /* c_attn(ln_1) */ \
     X(z,            S,       rows * C)                     /* convolution of projected; without --conv the same */ \
     X(u,            float,   rows * NH)                    /* (B,NH,T) */ \
@@ -1417,11 +1419,7 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(mlp_in,       S,       conv * rows * C)              /* convolution of ln_2; without --conv the same array */ \
     X(fc,           S,       rows * 4 * C) \
     X(gelu,         S,       rows * 4 * C) \
-    X(mlp_out,      S,       rows * C)
-
-#define LAYER_RESIDENT(X) \
-    X(mean_1,       float,   rows)                         /* of ln_1 */ \
-    X(rstd_1,       float,   rows) \
+    X(mlp_out,      S,       rows * C) \
     X(x_out,        float,   rows * C)                     /* x_mid + gamma2 mlp_out */
 
 #define SHARED_BUFFERS(X) \
@@ -1440,7 +1438,7 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(dafter,       double,  train * state)                /* the gradient of the state after the chunk */ \
     X(dbefore,      double,  train * state)                /* and of the state before it */ \
     X(totals,       float,   B * scan_slots(runs) * tssa_sums_size(C, NH)) \
-    X(tssa_sync,    int,     (1 + m->options.recompute) * L * tssa_sync_size(B, T)) \
+    X(tssa_sync,    int,     L * tssa_sync_size(B, T)) \
     X(dx,           float,   train * rows * C)             /* gradient of the residual stream */ \
     X(dbranch,      S,       train * rows * C) \
     X(scratch_btc,  S,       train * rows * C)             /* gradients of ln_f, ln_2, y and ln_1 in turn */ \
@@ -1465,7 +1463,7 @@ constexpr int DECAY_GROUP = 32;      // elements per byte of decays: tensors sta
 static size_t padded_size(size_t n) { return (n + DECAY_GROUP - 1) / DECAY_GROUP * DECAY_GROUP; }
 
 #define X(field, type, elements) type* field;
-template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) LAYER_RESIDENT(X) };
+template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) };
 template <typename S> struct Buffers { SHARED_BUFFERS(X) };
 #undef X
 
@@ -1489,13 +1487,12 @@ struct TostModel {
     int32_t*          token_counts;        // (V)
     TostChunk         chunk;               // of the last pass
     PassStates        states, adjoints;    // of layer 0, in the last pass and in its backward
-    int               computed_layer;      // with recompute: the layer whose activations are in memory
     int64_t           loss_count;          // since the last read_loss
 };
 
 template <typename S> struct TypedModel : TostModel {
     S*                   weights;          // the parameters as matmul operands; for float, array[TOST_PARAM] itself
-    LayerActivations<S>* layer;            // (L); one set without training; with recompute, except LAYER_RESIDENT
+    LayerActivations<S>* layer;            // (L); one set without training
     Buffers<S>           buf;
 };
 
@@ -1557,9 +1554,8 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
 #undef X
     for (size_t l = 0; l < L; l++) {
 #define X(field, type, elements) m->layer[l].field = (type*)arena_alloc(&arena, (elements) * sizeof(type));
-        if (l > 0 && (!train || m->options.recompute)) m->layer[l] = m->layer[0];
+        if (l > 0 && !train) m->layer[l] = m->layer[0];
         else { LAYER_ACTIVATIONS(X) }
-        if (l == 0 || train) { LAYER_RESIDENT(X) }
 #undef X
         if (!conv) m->layer[l].projected = m->layer[l].z, m->layer[l].mlp_in = m->layer[l].ln_2;
     }
@@ -1570,7 +1566,6 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     TypedModel<S>* m = new TypedModel<S>();
     m->config = *c;
     m->options = *o;
-    m->options.recompute = o->recompute && o->training;
     m->tensors = tost_tensors(c);
     m->exchange = device_exchange_new(&m->tensors, &m->options);
     const char* no_graphs = getenv("TOST_NO_GRAPHS");
@@ -1674,9 +1669,8 @@ template <typename S> static Conv<S> layer_conv(const TypedModel<S>* m, ConvPlac
             .adjoint = layer_states(m, m->adjoints, l), .partial = NULL};
 }
 
-// TSSA of layer l. Backward: from scratch_btc to dbranch, or before a convolution to scratch_bt4c. flags: which
-// set of flags its scans use
-template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l, int flags) {
+// TSSA of layer l. Backward: from scratch_btc to dbranch, or before a convolution to scratch_bt4c.
+template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l) {
     const LayerActivations<S>* act = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
     Tssa<S> tssa = tssa_sizes<S>(m->chunk.B, m->chunk.T, m->config.n_embd, m->config.n_head);
@@ -1685,7 +1679,7 @@ template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l, i
     tssa.step = model_input(m).header;
     tssa.state = layer_states(m, m->states, l), tssa.state_size = state_size(&m->config);
     tssa.totals = m->buf.totals;
-    tssa.sync = m->buf.tssa_sync + flags * tssa_sync_size(m->chunk.B, m->chunk.T);
+    tssa.sync = m->buf.tssa_sync + l * tssa_sync_size(m->chunk.B, m->chunk.T);
     tssa.dy = m->buf.scratch_btc, tssa.dz = m->config.conv ? m->buf.scratch_bt4c : m->buf.dbranch;
     tssa.dscore = m->buf.dscore, tssa.dtemp_run = m->buf.dtemp, tssa.back = m->buf.back;
     tssa.fixed_temp = m->config.membership == TOST_UNIFORM, tssa.with_memory = m->config.memory;
@@ -1708,8 +1702,7 @@ template <typename S> static DeltaRule<S> layer_memory(const TypedModel<S>* m, i
             .dscale = m->buf.dmemory_scale, .adjoint = layer_states(m, m->adjoints, l)};
 }
 
-// Layer l, from ln_1 to mlp_out. flags: see layer_tssa
-template <typename S> static void layer_branches(TypedModel<S>* m, int l, int flags) {
+template <typename S> static void layer_forward(TypedModel<S>* m, int l) {
     const LayerActivations<S>* act = &m->layer[l];
     const TostParams<float> p = model_params(m, TOST_PARAM, l);
     const TostParams<S> w = model_weights(m, l);
@@ -1718,7 +1711,7 @@ template <typename S> static void layer_branches(TypedModel<S>* m, int l, int fl
     Matmul* mm = &m->mm;
     linear_forward(mm, act->projected, act->ln_1, w.attn_w, w.attn_b, rows, C, C);
     if (p.attn_conv) conv_forward(m->stream, layer_conv(m, ATTN_CONV, l));
-    tssa_forward(m->stream, layer_tssa(m, l, flags));
+    tssa_forward(m->stream, layer_tssa(m, l));
     if (p.memory_scale) delta_rule_forward(m->stream, layer_memory(m, l));
     linear_forward(mm, act->attn_out, act->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
     residual_layernorm_forward<S>(m->stream, {
@@ -1728,21 +1721,9 @@ template <typename S> static void layer_branches(TypedModel<S>* m, int l, int fl
     linear_forward(mm, act->fc, act->mlp_in, w.fc_w, w.fc_b, rows, C, 4 * C);
     gelu_forward(m->stream, act->gelu, act->fc, rows * 4 * C);
     linear_forward(mm, act->mlp_out, act->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
-}
-
-template <typename S> static void layer_forward(TypedModel<S>* m, int l) {
-    const LayerActivations<S>* act = &m->layer[l];
     NormForward<S> next = next_norm(m, l);
-    next.x_out = act->x_out, next.x = act->x_mid, next.branch = act->mlp_out;
-    next.gamma = model_params(m, TOST_PARAM, l).gamma2;
-    layer_branches(m, l, l);
+    next.x_out = act->x_out, next.x = act->x_mid, next.branch = act->mlp_out, next.gamma = p.gamma2;
     residual_layernorm_forward(m->stream, next);
-}
-
-// With recompute: the activations of layer l, from its input. Uses the second half of the scans' flags.
-template <typename S> static void run_layer_from_input(TypedModel<S>* m, int l) {
-    residual_layernorm_forward(m->stream, next_norm(m, l - 1));
-    layer_branches(m, l, m->config.n_layer + l);
 }
 
 // Backward of the LayerNorm after layer l, and of the residual of the layer's MLP. l = -1: there is no residual.
@@ -1763,13 +1744,13 @@ template <typename S> static void norm_backward(TypedModel<S>* m, ColumnSums* su
 }
 
 // buf.dx: the gradient of x_out becomes that of x. buf.dbranch: the gradient of mlp_out becomes that of the layer
-// below. Parameters: =, or with add +=. With recompute the activations of the layer below replace those of this layer.
+// below. Parameters: =, or with add +=.
 template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* sums, int l, bool add) {
     const LayerActivations<S>* act = &m->layer[l];
     const Buffers<S>* buf = &m->buf;
     const TostParams<float> p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
     const TostParams<S> w = model_weights(m, l);
-    Tssa<S> tssa = layer_tssa(m, l, l);
+    Tssa<S> tssa = layer_tssa(m, l);
     const int C = m->config.n_embd;
     const size_t rows = chunk_rows(m);
     Matmul* mm = &m->mm;
@@ -1791,7 +1772,6 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     if (p.attn_conv) conv_backward(m->stream, g.attn_conv, sums, layer_conv(m, ATTN_CONV, l));
     linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, act->ln_1, w.attn_w, rows, C, C, add);
     bias_backward(m->stream, g.attn_b, sums, buf->dbranch, rows, C);
-    if (l > 0 && m->options.recompute) run_layer_from_input(m, l - 1);
     norm_backward(m, sums, l - 1);
     tssa.dtemp = g.temp, tssa.ddenom_bias = g.denom_bias;
     layer_sums(m->stream, *sums, tssa, add);
@@ -1799,17 +1779,8 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
 
 // Zeroes the flags of the scans of all layers.
 template <typename S> static void clear_sync(TypedModel<S>* m) {
-    const size_t layers = (1 + m->options.recompute) * m->config.n_layer,
-                 flags = layers * tssa_sync_size(m->chunk.B, m->chunk.T);
+    const size_t flags = m->config.n_layer * tssa_sync_size(m->chunk.B, m->chunk.T);
     CUDA_CHECK(cudaMemsetAsync(m->buf.tssa_sync, 0, flags * sizeof(int), m->stream));
-}
-
-// With recompute: computes the activations of layer l unless they are in memory.
-template <typename S> static void recompute_layer(TypedModel<S>* m, int l) {
-    if (!m->options.recompute || m->computed_layer == l) return;
-    clear_sync(m);
-    run_layer_from_input(m, l);
-    m->computed_layer = l;
 }
 
 // Embedding, layers and ln_f
@@ -1859,7 +1830,6 @@ template <typename S> static StepInput start_pass(TypedModel<S>* m, const TostCh
     assert(chunk->T <= tost_max_seq(&m->config) - chunk->first);
     const StepInput s = step_input((int32_t*)staging_begin(&m->staging), rows);
     m->chunk = *chunk;
-    m->computed_layer = m->config.n_layer - 1;
     m->states = read_state(m, m->buf.before, m->buf.after, from, to);
     m->adjoints = NO_STATES;
     *s.header = {};
@@ -1940,12 +1910,10 @@ static void settle_gradients(TostModel* m) {
 // NCCL's calls are not in a graph.
 template <typename S> static void cuda_train_backward(TypedModel<S>* m, int after, int before, TostEnd end) {
     const bool add = !m->grads_stale;
-    recompute_layer(m, m->config.n_layer - 1);
     m->adjoints = read_state(m, m->buf.dafter, m->buf.dbefore, after, before);   // mutant: adjoint_not_passed
     if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, add);
     else run_pass(m, add ? PASS_BACKWARD : PASS_BACKWARD_FIRST, [=] { model_backward(m, TOST_MORE, add); });
     write_state(m, before, m->buf.dbefore);
-    m->computed_layer = 0;
     if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
     exchange_gradients(&m->exchange, end, 0);
     m->grads_stale = end == TOST_PART_ENDS;   // mutant: parts_not_overwritten
@@ -2030,7 +1998,6 @@ template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
 template <typename S> static void cuda_activation(float* dst, TypedModel<S>* m, TostActivation what, int layer) {
     const size_t rows = chunk_rows(m), C = m->config.n_embd, NH = m->config.n_head;
     assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
-    if (what != TOST_X) recompute_layer(m, layer);
     if (what == TOST_X) copy_to_host(dst, layer_input(m, layer), rows * C, m->stream);
     else if (what == TOST_Z) copy_to_host(dst, m->layer[layer].z, rows * C, m->stream);
     else copy_to_host(dst, m->layer[layer].pi, rows * NH, m->stream);

@@ -42,7 +42,6 @@ typedef struct {
     int       max_batch, max_chunk; // largest B and T of a chunk
     int       states;               // number of states, each of max_batch sequences
     bool      training;             // allocate gradients, moments and every layer's activations
-    bool      recompute;            // activation checkpointing: backward recomputes each layer's forward; same bits
     TostDtype dtype;                // of matrix products and their operands; the CPU engine has no tf32
     int       threads;              // maximum number of CPU threads; 0: one per core
     TostComm* comm;                 // the ranks that train together; NULL: one process

@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LENGTHS, TOKENS, VOCAB = (1024, 65536, 16384, 4096), 65536, 50257   # the most important length first
 BASE, ALL_OPTIONS = (1024, "bf16"), "--conv 4 --memory 1 --optimizer muon"
 CASES = [BASE, *((T, "bf16") for T in LENGTHS[1:]), (65536, "bf16", "--chunk", 16384), (1024, "fp32"), (1024, "tf32"),
-         (1024, "bf16", "--recompute"), (1024, "bf16", "--conv", 4), (1024, "bf16", "--memory", 1),
+         (1024, "bf16", "--conv", 4), (1024, "bf16", "--memory", 1),
          (65536, "bf16", "--memory", 1), (1024, "bf16", "--optimizer", "muon"),
          (1024, "bf16", *ALL_OPTIONS.split())]
 STARTER = "data/starter/starter_train_*.bin"
@@ -207,7 +207,7 @@ class Run:
     def sanitizer(self, tool):
         data = self.shard("small.bin", (i * 7919 % 257 for i in range(2000)))
         plain = "--conv 0 --optimizer adamw"
-        whole = "--layers 2 --heads 3 --channels 192 --block-size 80 --seq 80 --batch 3 --total-batch 480 --recompute"
+        whole = "--layers 2 --heads 3 --channels 192 --block-size 80 --seq 80 --batch 3 --total-batch 480"
         ragged = "--layers 1 --heads 3 --channels 60 --bias 1 --block-size 70 --seq 37 --batch 3 --total-batch 222"
         heads = "--layers 1 --heads 1 --channels 256 --block-size 70 --seq 37 --batch 2 --total-batch 148"
         for name, shape in (("bf16, whole tiles", f"{whole} {plain}"), ("fp32, ragged", f"{ragged} {plain}"),

@@ -89,7 +89,7 @@ static void print_help(const Options* o, bool named) {
     if (o->command == COMMAND_TRAIN) {
         printf("\n");
         print_wrapped("* may be changed on --resume. Options that are not given keep the values of the run, except "
-                      "--max-time, --quiet, --rank-timeout and --recompute.", 0);
+                      "--max-time, --quiet and --rank-timeout.", 0);
     }
     if (o->command == COMMAND_EVAL) print_protocols();
     print_wrapped("0 success, 1 failure, 2 invalid command line, 75 stopped by --max-time or the loss of a rank "

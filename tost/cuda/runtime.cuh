@@ -70,7 +70,7 @@ static bool device_fits(const TostEngineOptions* o, size_t bytes, TostError* err
                       "lower %s or use a smaller model",
                       human_bytes(need, (double)bytes), human_bytes(reserve, (double)reserved),
                       human_bytes(have, (double)free_bytes),
-                      o->training ? "--batch or --seq, use --chunk or --recompute,"
+                      o->training ? "--batch or --seq, use --chunk,"
                                   : "--batch, --seq, --chunk or --samples,");
 }
 

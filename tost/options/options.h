@@ -45,7 +45,6 @@ typedef struct {
     int     dtype, threads;                // TostDtype; 0: OpenMP's default
     int     parts;                         // of a step, over all ranks (slices.h)
     double  rank_timeout;                  // seconds; 0: none
-    bool    recompute;
     // sampling
     const char *prompt, *prompts;          // NULL: not given
     bool        interactive, keep_context;

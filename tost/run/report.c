@@ -59,16 +59,13 @@ static void suggest(Run* r, const char* label, const char* launcher, const char*
     free(out);
 }
 
-// Options of this start that a command with --resume must repeat.
-static const char* options_to_repeat(const Run* r) { return r->o.recompute ? " --recompute" : ""; }
-
 TextLine resume_hint(const Run* r) {
     if (r->saved.step < 0) return text_line("nothing is saved yet");
     char *program = shell_word(r->o.program), *out = shell_word(r->out.text);
     const TextLine launcher = launcher_of(r);
-    const TextLine hint = text_line("%s%s%strain --resume --out %s%s continues from step %lld", launcher.text,
+    const TextLine hint = text_line("%s%s%strain --resume --out %s continues from step %lld", launcher.text,
                                     launcher.text[0] ? program : "", launcher.text[0] ? " " : "", out,
-                                    options_to_repeat(r), (long long)r->saved.step);
+                                    (long long)r->saved.step);
     free(program);
     free(out);
     return hint;
@@ -299,9 +296,6 @@ void report_end(Run* r) {
     if (r->saved.step < 0) return;
     progress_text(p, "%-11s%s/step_%08lld", "saved", r->out.text, (long long)r->saved.step);
     if (r->tokenizer && !stopped) suggest(r, "sample", "", "sample --model", " --prompt 'Once upon a time'");
-    const char* options = options_to_repeat(r);
-    char* rest = stopped ? xstrdup(options)
-                         : xasprintf(" --steps %lld%s", 2 * (steps > 0 ? steps : 1), options);
-    suggest(r, "continue", launcher_of(r).text, "train --resume --out", rest);
-    free(rest);
+    const TextLine more = text_line(" --steps %lld", 2 * (steps > 0 ? steps : 1));
+    suggest(r, "continue", launcher_of(r).text, "train --resume --out", stopped ? "" : more.text);
 }

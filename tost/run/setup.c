@@ -376,7 +376,7 @@ static bool open_folder(Run* r, TostError* err) {
 // Fails if this rank's memory cannot fit in the machine or its cgroup, and warns if it may not. Other ranks of the host
 // need as much; they are not counted. All swap counts as memory, because its limits are not read.
 static bool check_memory(Run* r, TostError* err) {
-    static const char lower[] = "lower --batch or --seq, or use --recompute, --chunk or a smaller model";
+    static const char lower[] = "lower --batch or --seq, or use --chunk or a smaller model";
     char need_text[32], limit_text[32];
     const double need = (double)r->engine->memory(&r->o.config, &r->engine_options);
     const double cgroup = (double)cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup");
@@ -407,7 +407,6 @@ static void fill_in(Run* r) {
     r->tensors = tost_tensors(&o->config);
     TostEngineOptions* e = &r->engine_options;
     *e = options_engine(o, o->batch, o->seq, true, r->comm);
-    e->recompute = o->recompute;
     e->optimizer = (TostOptimizer)o->optimizer;
     e->parts = run_own_parts(r);
 }

@@ -118,11 +118,6 @@ halves even $small --membership uniform --conv 0
 halves convolved $tiny --conv 4 --memory 1 --chunk 20
 check "train prints convolutions and memory" says "convolutions, memory" stdout
 halves no_positions $small --positions none --chunk 20
-run $tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --recompute --out recomputed
-rm -r recomputed/step_00000006
-run --resume --out recomputed
-check "a run with --recompute, resumed without it, gives the same results" \
-    same_checkpoint straight/step_00000006 recomputed/step_00000006
 
 # Options that change the model
 prints "info even" "uniform membership"

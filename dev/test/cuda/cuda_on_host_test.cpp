@@ -59,8 +59,8 @@ void test_chunks(Checks* c, TostDtype dtype, const Schedule& schedule) {
 // One of these tests, with a shorter last chunk
 void test_few_chunks(Checks* c, TostDtype dtype, int values) {
     const int T = 2 * CUDA_RUN + 9;
-    const ChunksTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, values}, T / 3 - 3, 5, false},
-                    without = {test.shape, 0, 5, false};
+    const ChunksTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, values}, T / 3 - 3, 5},
+                    without = {test.shape, 0, 5};
     cuda_on_host_set(REVERSE_LATE);
     Record whole = chunks_record(&tost_cuda_engine, &without, dtype);
     engines_agree_on_chunks(c, &tost_cuda_engine, &tost_cpu_engine, dtype, &test, &whole);
@@ -79,8 +79,8 @@ void test_muon(Checks* c, const Shape& k, TostDtype dtype) {
 
 void test_stale_gradients(Checks* c) {
     cuda_on_host_set(REVERSE_LATE);
-    engine_overwrites_gradients(c, &tost_cuda_engine, TOST_FP32, TOST_LEARNED, false);
-    engine_overwrites_gradients(c, &tost_cuda_engine, TOST_BF16, TOST_UNIFORM, true);
+    engine_overwrites_gradients(c, &tost_cuda_engine, TOST_FP32, TOST_LEARNED);
+    engine_overwrites_gradients(c, &tost_cuda_engine, TOST_BF16, TOST_UNIFORM);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -92,16 +92,10 @@ constexpr size_t RESERVE = (size_t)512 << 20;
 const TostConfig SMALL = {1, 3, 60, 40, 257, 1, TOST_LEARNED, 0, 0, 0},
                  DEEP = {4, 3, 60, 200, 257, 1, TOST_LEARNED, 0, 0, 0};
 
-TostEngineOptions options_of(int B, int T, bool training, TostDtype dtype, bool recompute = false) {
-    TostEngineOptions o = engine_options(B, T, training, dtype);
-    o.recompute = recompute;
-    return o;
-}
-
 size_t memory_of(const TostConfig& config, const TostEngineOptions& o) { return tost_cuda_engine.memory(&config, &o); }
 
-// Checks that create allocates about as many bytes as memory predicts. Returns the prediction.
-size_t test_memory(Checks* c, const TostConfig& config, const TostEngineOptions& o, double tolerance) {
+// Checks that create allocates about as many bytes as memory predicts.
+void test_memory(Checks* c, const TostConfig& config, const TostEngineOptions& o, double tolerance) {
     size_t free_bytes = 0, total = 0;
     cuda_on_host_set(CudaOnHostOptions());
     const size_t need = memory_of(config, o);
@@ -111,7 +105,6 @@ size_t test_memory(Checks* c, const TostConfig& config, const TostEngineOptions&
     check(c, used <= need && (double)need <= tolerance * (double)used,
           "memory predicts %zu bytes, create allocated %zu", need, used);
     subject_free(&s);
-    return need;
 }
 
 // create must fail on this machine with one line that contains `want`.
@@ -135,7 +128,7 @@ CudaOnHostOptions machine_with(size_t memory) {
 // With chunks, only the memory of the states before each of them depends on the length of the sequences.
 void test_chunks_memory(Checks* c, TostDtype dtype) {
     const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED, 0, 0, 0};
-    TostEngineOptions o = options_of(2, 4096, true, dtype);
+    TostEngineOptions o = engine_options(2, 4096, true, dtype);
     const size_t one = memory_of(config, o), state = 2 * 2 * (2 * 60 + 3) * sizeof(double);
     o.states = chunks_states(1 << 20, 4096, true);
     const size_t many = memory_of(config, o);
@@ -151,7 +144,8 @@ void test_refusals(Checks* c) {
                                     {"cudaGetDeviceProperties", "no usable GPU: cudaGetDeviceProperties: out of"},
                                     {"cudaMemGetInfo", "cudaMemGetInfo: out of memory; a smaller --batch"},
                                     {"cuda_on_host_malloc", ": out of memory; a smaller --batch"}};
-    const TostEngineOptions o = options_of(8, 33, false, TOST_BF16), training = options_of(2, 33, true, TOST_FP32);
+    const TostEngineOptions o = engine_options(8, 33, false, TOST_BF16),
+                            training = engine_options(2, 33, true, TOST_FP32);
     CudaOnHostOptions machine;
     TostError err = {};
     char text[256];
@@ -159,9 +153,7 @@ void test_refusals(Checks* c) {
     muon.optimizer = TOST_MUON;
     test_memory(c, SMALL, training, 1.25);
     test_memory(c, SMALL, muon, 1.25);
-    const size_t need = test_memory(c, DEEP, options_of(8, 200, true, TOST_BF16), 1.01),
-                 less = test_memory(c, DEEP, options_of(8, 200, true, TOST_BF16, true), 1.01);
-    check(c, less < need, "recompute: %zu bytes, without %zu", less, need);
+    test_memory(c, DEEP, engine_options(8, 200, true, TOST_BF16), 1.01);
     for (const auto& call : calls) {
         machine.failing = call[0];
         test_refusal(c, machine, SMALL, o, call[1]);
@@ -170,7 +162,7 @@ void test_refusals(Checks* c) {
     machine.major = 7;
     test_refusal(c, machine, SMALL, o, "compute capability 7.0; 8.0 or later is needed");
     test_refusal(c, machine_with(RESERVE + memory_of(SMALL, o) - 1), SMALL, o, "lower --batch, --seq, --chunk or --samples, or");
-    test_refusal(c, machine_with(1000), SMALL, training, "use --chunk or --recompute, or use a smaller model");
+    test_refusal(c, machine_with(1000), SMALL, training, "use --chunk, or use a smaller model");
     test_refusal(c, CudaOnHostOptions(), wide, o, "--channels 6148: the CUDA engine takes up to 6144");
     test_refusal(c, CudaOnHostOptions(), heads, o, "heads");
     test_refusal(c, CudaOnHostOptions(), memory, o, "--memory 1: heads of 512 channels do not fit");

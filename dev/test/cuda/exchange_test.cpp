@@ -29,7 +29,7 @@ struct Setup {
     Shape shape;
     TostDtype dtype;
     int parts, micros;   // of a step; of a part
-    bool own_link = false, recompute = false;
+    bool own_link = false;
     int chunk = 0;       // tokens of a chunk; 0: whole sequences
     TostOptimizer optimizer = TOST_ADAMW;
 };
@@ -72,7 +72,6 @@ Subject open_subject(const Setup& u, TostComm* comm, int ranks) {
     const Shape& k = u.shape;
     TostEngineOptions o = engine_options(k.B, u.chunk ? u.chunk : k.T, true, u.dtype);
     o.states = chunks_states(k.T, o.max_chunk, true);
-    o.recompute = u.recompute;
     o.comm = comm;
     o.parts = u.parts / ranks;
     o.optimizer = u.optimizer;
@@ -157,10 +156,10 @@ void test_bits(Checks* c, const Setup& u, const std::vector<int>& numbers, const
 const Shape THREE_LAYERS = {3, 2, 64, 40, 257, 1, TOST_LEARNED, 1, 35, 1, 1, RANDOM},
             ONE_LAYER = {1, 2, 64, 40, 257, 0, TOST_LEARNED, 2, 20, 1, 1, RANDOM};
 const Setup DEEP = {"deep", THREE_LAYERS, TOST_FP32, 4, 2},
-            LINKED = {"own communicator, bf16, recompute", ONE_LAYER, TOST_BF16, 2, 1, true, true},
+            LINKED = {"own communicator, bf16", ONE_LAYER, TOST_BF16, 2, 1, true},
             SIX = {"six parts", ONE_LAYER, TOST_FP32, 6, 1},
-            CHUNKED = {"in chunks of 16 of 35 tokens", THREE_LAYERS, TOST_FP32, 2, 1, false, true, 16},
-            MUON = {"Muon", THREE_LAYERS, TOST_BF16, 4, 1, false, false, 0, TOST_MUON};
+            CHUNKED = {"in chunks of 16 of 35 tokens", THREE_LAYERS, TOST_FP32, 2, 1, false, 16},
+            MUON = {"Muon", THREE_LAYERS, TOST_BF16, 4, 1, false, 0, TOST_MUON};
 
 // Large host messages.
 void test_messages(Checks* c) {

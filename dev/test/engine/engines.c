@@ -285,15 +285,14 @@ int32_t* shape_ids(const Shape* k, uint64_t seed) {
     return ids;
 }
 
-// Activations of the last forward. Reads the layers in descending order: with recompute, the last layer read is the
-// farthest from the one with which backward starts.
+// Activations of the last forward
 static void record_activations(Record* r, const Subject* s, const Shape* k) {
     static const TostActivation kinds[] = {TOST_Z, TOST_PI, TOST_X};
     static const char* const names[] = {"z", "pi", "x"};
     const size_t rows = (size_t)k->B * k->T;
     float* x = xmalloc(rows * (size_t)(k->channels > k->heads ? k->channels : k->heads) * sizeof *x);
     char layer[16];
-    for (int l = k->layers; l >= 0; l--)
+    for (int l = 0; l <= k->layers; l++)
         for (int i = 0; i < 3; i++) {
             if (l == k->layers && kinds[i] != TOST_X) continue;
             s->engine->activation(x, s->model, kinds[i], l);
@@ -365,18 +364,14 @@ static void record_scores(Record* r, Subject* s, const Shape* k, const int32_t* 
     free(tokens);
 }
 
-typedef struct { const Shape* shape; bool recompute; } ShapeTest;
-
 static Record shape_record(const TostEngine* engine, const void* test, TostDtype dtype) {
-    const Shape* k = ((const ShapeTest*)test)->shape;
+    const Shape* k = test;
     const TostConfig config = shape_config(k);
     // With B = 1 the buffers are exactly full, so that an overrun is detected; otherwise they are larger than needed.
     const int more = k->B > 1 ? 5 : 0, longest = tost_max_seq(&config);
     const int T = k->T + more < longest ? k->T + more : longest;
-    TostEngineOptions o = engine_options(k->B + more, T, k->steps > 0, dtype);
-    o.recompute = ((const ShapeTest*)test)->recompute;
     Record r = {NULL, 0};
-    Subject s = subject_open(engine, config, o);
+    Subject s = subject_of(engine, config, k->B + more, T, k->steps > 0, dtype);
     int32_t* ids = shape_ids(k, 99);
     if (k->values == FRESH) init_params(engine, s.model, &s.tensors, k->layers, 7);
     else subject_randomize(&s, 7);
@@ -413,22 +408,15 @@ static void records_agree(Checks* c, const char* what, Recorder* run, const Tost
 void engines_agree(Checks* c, const TostEngine* engine, const TostEngine* reference, const Shape* k, TostDtype dtype,
                    const Runs* runs) {
     char what[160], run[16];
-    const ShapeTest resident = {k, false}, recompute = {k, true};
     shape_label(what, sizeof what, k, dtype);
     if (runs->before) runs->before(runs->context, 0);
-    Record first = shape_record(engine, &resident, dtype);
-    if (reference)
-        reference_near(c, what, &first, shape_record, reference, &resident, dtype, shape_limits(k, dtype));
+    Record first = shape_record(engine, k, dtype);
+    if (reference) reference_near(c, what, &first, shape_record, reference, k, dtype, shape_limits(k, dtype));
     for (int i = 1; i < runs->runs; i++) {
         if (runs->before) runs->before(runs->context, i);
-        Record again = shape_record(engine, &resident, dtype);
+        Record again = shape_record(engine, k, dtype);
         snprintf(run, sizeof run, "%d", i);
         records_same(c, what, &again, &first, run);
-        record_free(&again);
-    }
-    if (k->layers > 1 && k->steps > 0) {
-        Record again = shape_record(engine, &recompute, dtype);
-        records_same(c, what, &again, &first, "with recompute");
         record_free(&again);
     }
     record_free(&first);
@@ -485,7 +473,6 @@ Record chunks_record(const TostEngine* engine, const void* test, TostDtype dtype
     const TostConfig config = shape_config(k);
     const size_t rows = (size_t)k->B * k->T;
     TostEngineOptions o = engine_options(k->B > 1 ? 2 * k->B : 1, k->T, true, dtype);   // record_scores has 2 copies
-    o.recompute = t->recompute;
     if (t->chunk > 0) o.max_chunk = t->chunk;
     o.states = chunks_states(k->T, o.max_chunk, true);
     Record r = {NULL, 0};
@@ -517,16 +504,12 @@ void engines_agree_on_chunks(Checks* c, const TostEngine* engine, const TostEngi
     static const Limits own = {{5e-6, 1e-5, 5e-6, 5e-6}, {5e-6, 5e-6, 5e-6, 5e-6}};
     const Limits limits = shape_limits(&test->shape, dtype);
     char shape[160], what[192];
-    ChunksTest again = *test;
-    again.recompute = true;
     shape_label(shape, sizeof shape, &test->shape, dtype);
     snprintf(what, sizeof what, "%s,chunk=%d", shape, test->chunk);
-    Record got = chunks_record(engine, test, dtype), recomputed = chunks_record(engine, &again, dtype);
+    Record got = chunks_record(engine, test, dtype);
     if (reference) reference_near(c, what, &got, chunks_record, reference, test, dtype, limits);
-    records_same(c, what, &recomputed, &got, "with recompute");
     records_near(c, what, &got, whole, reference ? limits : own);
     record_free(&got);
-    record_free(&recomputed);
 }
 
 void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
@@ -540,11 +523,10 @@ void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const Tost
                 memory = {2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 2, CONV_MEMORY},
                 few_memory = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, MEMORY},
                 no_positions = {2, 3, 60, 1, 29, 1, TOST_LEARNED, 2, T, 1, 2, NO_POSITIONS};
-    const ChunksTest tests[] = {{learned, run, 5, false}, {learned, run + 3, 5, false}, {learned, T - 1, 5, false},
-                               {learned, 2 * run, 5, false}, {uniform, run + 3, 5, false}, {few, 1, 1, false},
-                               {few, 3, 1, false}, {conv, run + 3, 5, false}, {few_conv, 1, 1, false},
-                               {few_conv, 2, 1, false}, {few_conv, 3, 1, false}, {memory, run + 3, 5, false},
-                               {few_memory, 1, 1, false}, {few_memory, 3, 1, false}, {no_positions, run + 3, 5, false}};
+    const ChunksTest tests[] = {{learned, run, 5}, {learned, run + 3, 5}, {learned, T - 1, 5}, {learned, 2 * run, 5},
+                                {uniform, run + 3, 5}, {few, 1, 1}, {few, 3, 1}, {conv, run + 3, 5}, {few_conv, 1, 1},
+                                {few_conv, 2, 1}, {few_conv, 3, 1}, {memory, run + 3, 5}, {few_memory, 1, 1},
+                                {few_memory, 3, 1}, {no_positions, run + 3, 5}};
     Record whole = {NULL, 0};
     if (!reference && getenv("CUDA_ON_HOST_INEXACT")) {
         skip(c, "chunks against whole sequences: in the emulation, cuda_on_host tests them");
@@ -771,13 +753,12 @@ static void put_gradients(Subject* s, float value) {
     }
 }
 
-void engine_overwrites_gradients(Checks* c, const TostEngine* engine, TostDtype dtype, int membership, bool recompute) {
+void engine_overwrites_gradients(Checks* c, const TostEngine* engine, TostDtype dtype, int membership) {
     const Shape k = {2, 3, 60, 64, 29, 1, membership, 2, 33, 1, 2, RANDOM};
     const TostConfig config = shape_config(&k);
     const TostEnd more[2] = {TOST_MORE, TOST_STEP_ENDS}, parts[2] = {TOST_PART_ENDS, TOST_STEP_ENDS},
                   ends[2] = {TOST_STEP_ENDS, TOST_STEP_ENDS};
     TostEngineOptions o = engine_options(k.B, k.T, true, dtype);
-    o.recompute = recompute;
     o.parts = 2;
     Subject zero = subject_open(engine, config, o), stale = subject_open(engine, config, o);
     const size_t n = zero.tensors.flat_size;

@@ -106,8 +106,8 @@ typedef struct {
     const void* context;
 } Runs;
 
-// Checks that the engine's results are near the reference engine's, unless that is NULL, and that all runs and a run
-// with recompute are bit-identical.
+// Checks that the engine's results are near the reference engine's, unless that is NULL, and that all runs are
+// bit-identical.
 void engines_agree(Checks* c, const TostEngine* engine, const TostEngine* reference, const Shape* k, TostDtype dtype,
                    const Runs* runs);
 
@@ -122,10 +122,10 @@ void engines_agree_on_all_scores(Checks* c, const TostEngine* engine, const Tost
 
 // chunk: tokens per chunk; 0: whole sequences. Records evaluation, decode, scores and gradients and, in between, a
 // sequence of `fits` tokens, which fits in one chunk.
-typedef struct { Shape shape; int chunk, fits; bool recompute; } ChunksTest;
+typedef struct { Shape shape; int chunk, fits; } ChunksTest;
 Record chunks_record(const TostEngine* engine, const void* test, TostDtype dtype);   // test: a ChunksTest
 // Compares the engine's results in chunks with the reference engine's (NULL: none) in the same chunks, and with
-// `whole`, the engine's results in one chunk. Recompute must give the same bits.
+// `whole`, the engine's results in one chunk.
 void engines_agree_on_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
                              const ChunksTest* test, const Record* whole);
 // Lengths of chunks: divisors of T and others, one token, one and several of TSSA's runs.
@@ -145,8 +145,8 @@ void engines_agree_on_muon(Checks* c, const TostEngine* engine, const TostEngine
 void engine_keeps_low_rank(Checks* c, const TostEngine* engine, TostDtype dtype);
 
 // After zero_grad and at the start of each part, earlier gradients must have no effect: results must have the same bits
-// as if they were zero. recompute: as in TostEngineOptions
-void engine_overwrites_gradients(Checks* c, const TostEngine* engine, TostDtype dtype, int membership, bool recompute);
+// as if they were zero.
+void engine_overwrites_gradients(Checks* c, const TostEngine* engine, TostDtype dtype, int membership);
 
 // ---- Shapes ---------------------------------------------------------------------------------------------------------
 
