@@ -1850,7 +1850,7 @@ template <typename S> static void input_send(TypedModel<S>* m, StepInput s, cons
 template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass) {
     const bool whole = m->chunk.T == m->options.max_chunk, states = m->states.start, adjoints = m->adjoints.start;
     const int variant = states + 2 * adjoints + 4 * whole;
-    graph_run(&m->graph[which * 8 + variant], &m->graphs, m->stream, m->chunk.B, m->chunk.T, pass);
+    graph_run(&m->graph[which * 8 + variant], m->graphs, m->stream, m->chunk.B, m->chunk.T, pass);
 }
 
 template <typename S> static void cuda_forward(TypedModel<S>* m, const TostChunk* chunk, int from, int to) {

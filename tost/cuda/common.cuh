@@ -34,15 +34,7 @@ inline const char* cuda_advice(cudaError_t e) {
     }
 }
 
-// While a graph is captured, a failed call only sets `error`, and direct launches follow: see graph_run.
-struct CudaCapture { bool active; char error[256]; };
-inline CudaCapture cuda_capture;
-
 inline void cuda_die(const char* what, const char* error, const char* advice, const char* file, int line) {
-    if (cuda_capture.active) {
-        if (!cuda_capture.error[0]) snprintf(cuda_capture.error, sizeof cuda_capture.error, "%s: %s", what, error);
-        return;
-    }
     fprintf(stderr, "%s:%d: %s: %s; %s\n", file, line, what, error, advice);
     exit(STATUS_FAILED);
 }

@@ -132,8 +132,8 @@ static void staging_free(Staging* s) {
 
 // ---------------------------------------------------------------------------------------------
 // Graphs: a pass as one launch. The first call of a shape launches its kernels one by one, which loads them and chooses
-// matmul algorithms; the second captures them as a graph; later calls launch the graph. If that fails, or with the
-// environment variable TOST_NO_GRAPHS=1, for timing and debugging, all calls launch kernels one by one.
+// matmul algorithms; the second captures them as a graph; later calls launch the graph. With the environment variable
+// TOST_NO_GRAPHS=1, for timing and debugging, all calls launch kernels one by one.
 
 struct PassGraph {
     int B, T;                        // shape of the last call; 0: none yet
@@ -144,38 +144,25 @@ static void graph_free(PassGraph* g) {
     if (g->exec) CUDA_CHECK(cudaGraphExecDestroy(g->exec));
 }
 
-// Sets g->exec. Returns false, with cuda_capture.error set, if that fails.
-template <typename Pass> static bool graph_capture(PassGraph* g, cudaStream_t stream, Pass pass) {
-    cudaGraph_t graph = NULL;
-    const auto ok = [] { return !cuda_capture.error[0]; };
-    cuda_capture = {true, ""};
+// Sets g->exec.
+template <typename Pass> static void graph_capture(PassGraph* g, cudaStream_t stream, Pass pass) {
+    cudaGraph_t graph;
     CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    if (ok()) {
-        pass();
-        CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-    }
-    if (ok()) CUDA_CHECK(cudaGraphInstantiate(&g->exec, graph, 0));
-    if (graph) CUDA_CHECK(cudaGraphDestroy(graph));
-    cuda_capture.active = false;
-    if (!ok()) (void)cudaGetLastError();
-    return ok();
+    pass();
+    CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    CUDA_CHECK(cudaGraphInstantiate(&g->exec, graph, 0));
+    CUDA_CHECK(cudaGraphDestroy(graph));
 }
 
-// Runs pass(), which only launches on `stream` and whose launches depend on nothing but the shape. *graphs becomes
-// false, after a warning, if it cannot be captured.
+// Runs pass(), which only launches on `stream` and whose launches depend on nothing but the shape.
 template <typename Pass>
-static void graph_run(PassGraph* g, bool* graphs, cudaStream_t stream, int B, int T, Pass pass) {
-    if (!*graphs || g->B != B || g->T != T) {   // mutant: graph_of_another_shape
+static void graph_run(PassGraph* g, bool graphs, cudaStream_t stream, int B, int T, Pass pass) {
+    if (!graphs || g->B != B || g->T != T) {   // mutant: graph_of_another_shape
         graph_free(g);
         *g = {B, T, NULL};
         return pass();
     }
-    if (!g->exec && !graph_capture(g, stream, pass)) {
-        fprintf(stderr, "warning: no CUDA graphs, kernels are launched one by one: %s\n", cuda_capture.error);
-        *graphs = false;
-        g->exec = NULL;
-        return pass();
-    }
+    if (!g->exec) graph_capture(g, stream, pass);
     CUDA_CHECK(cudaGraphLaunch(g->exec, stream));
 }
 
