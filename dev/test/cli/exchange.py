@@ -21,7 +21,8 @@ from safetensors import safe_open
 import convert
 import membership_ablation as ablation
 import train
-from script_calls import BINARY, check, refuses, succeeds, trainer
+from activations import Activations
+from script_calls import BINARY, check, missing, refuses, succeeds, trainer
 from shards import Shards
 from tost import Tost
 
@@ -93,35 +94,29 @@ def check_round_trip():
 
 
 @torch.no_grad()
-def check_inspect(run):
-    """Compares the tensors of inspect with PyTorch, on a text longer than the block size."""
+def check_activations(run):
+    """Losses of eval, and Π of membership_ablation.py, for a text longer than the block size."""
     text = "3 and 2 make 5. <|x|>\n\u00e9 and 1 more\n"
-    trainer("inspect", "--model", run, "--text", text, "--tokenizer", "vocab.bpe", "--out", "seen.safetensors")
-    with safe_open("seen.safetensors", framework="pt") as file:
-        seen, saved = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()
-    model = Tost.from_checkpoint(run)
-    ids, projected = seen["tokens"].long(), []
-    T = len(ids)
-    for block in model.transformer.h:
-        block.attn.register_forward_pre_hook(lambda attn, x: projected.append(attn.project(x[0])[0]))
-    logits = model(ids[None])[0][0]
-    losses = torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="none")
-    z = torch.stack([z.transpose(0, 1).flatten(1) for z in projected])
-    pi = torch.stack([b.attn.membership(z[None].square())[0] for b, z in zip(model.transformer.h, projected)])
-    check(f"inspect {run}: text, offsets and ids", bytes(seen["text"].tolist()) == text.encode()[:T]
-          and seen["offsets"].tolist() == list(range(T + 1))
-          and T == (32 if model.config.positions == "learned" else len(text.encode())))
-    check(f"inspect {run}: loss of each token except the first", torch.isnan(seen["loss"][0]).item()
-          and torch.allclose(seen["loss"][1:], losses, atol=EQUAL))
-    for name, expected in (("pi", pi), ("w", z)):
-        check(f"inspect {run}: {name} of each layer", seen[name].shape == expected.shape
-              and torch.allclose(seen[name], expected, atol=EQUAL))
-    expected = {"n_layer": "2", "n_head": "4", "n_embd": "32", "text_tokens": str(len(text.encode())),
-                "membership": model.config.membership} | {
-                    key: str(getattr(model.config, key)) for key in ("conv", "memory") if getattr(model.config, key)}
-    if model.config.positions == "none":
-        expected["positions"] = "none"
-    check(f"inspect {run}: metadata", {key: saved.get(key) for key in expected} == expected)
+    seen = Activations(run, text)
+    T, model = len(seen.tokens), ablation.load(run)
+    model(torch.from_numpy(seen.tokens)[None])
+    Path("seen.jsonl").write_text(json.dumps({"context": text[0], "choices": [text[1:30]], "answer": 0}) + "\n")
+    trainer("eval", "--model", run, "--task", "seen.jsonl", "--json", "seen.json")
+    nats = json.loads(Path("seen.json").read_text())["example"][0]["nats"][0]
+    check(f"activations of {run}: text, offsets and length", seen.text == text.encode()[:T]
+          and seen.text_tokens == len(text.encode()) and seen.offsets.tolist() == list(range(T + 1))
+          and T == (32 if model.config.positions == "learned" else seen.text_tokens))
+    check(f"activations of {run}: losses {seen.loss[1:31].sum()}, {nats} in eval", np.isnan(seen.loss[0])
+          and abs(seen.loss[1:31].sum() - nats) <= 30 * EQUAL)
+    check(f"activations of {run}: Π and z of each layer", seen.z.shape == (2, 4, T, 8)
+          and np.allclose(seen.pi, [block.attn.pi[0] for block in model.transformer.h], atol=EQUAL))
+
+
+def check_documents():
+    """The separators of test_documents in test_sample.c."""
+    seen = Activations("no_positions", "one\r\n<|endoftext|> \t\n<|endoftext|>\n\nx <|endoftext|>\n")
+    check(f"documents: {seen.text}", seen.text == b"one<|endoftext|><|endoftext|>\nx <|endoftext|>\n"
+          and np.flatnonzero(seen.tokens == 256).tolist() == [3, 4])
 
 
 def check_membership():
@@ -174,7 +169,6 @@ def check_no_positions():
             "--positions", "none", "--lr", "1e-2", "--batch", 2, "--total-batch", 64, *data, trained)
     check_losses(trained)
     check_losses(trained, 300)
-    check_inspect(trained)
     back = there_and_back(trained)
     check("the metadata says that there are no positions", metadata(back)["positions"] == "none")
     check("without positions, convert.py keeps the block size", Tost.from_checkpoint(back).config.block_size == 32)
@@ -405,8 +399,10 @@ def main():
     check_no_positions()
     check_ablation()
     check_memory()
-    for run in ("shuffled", "biased", "uniform", "conv", "memory"):
-        check_inspect(run)
+    if not missing("activations.py", "tiktoken"):
+        for run in ("shuffled", "biased", "uniform", "conv", "memory", "no_positions"):
+            check_activations(run)
+        check_documents()
     check_refusals(check_pt_variants())
     check_training()
 

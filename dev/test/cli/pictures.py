@@ -1,7 +1,7 @@
 """pictures.py BINARY: the part of test_exchange.sh that tests dev/plot and starter.py --recall, in one process.
 
-Runs in the folder prepared by test_exchange.sh: runs own and by_llmc with the same log; trained.safetensors and
-start.safetensors from inspect on seen.txt, other.safetensors on another text; position.json from eval --by-position.
+Runs in the folder prepared by test_exchange.sh: runs own and by_llmc with the same log; runs start, shuffled, the same
+after training, and others of exchange.py; position.json from eval --by-position.
 """
 
 import html.parser
@@ -11,18 +11,15 @@ import re
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[3] / "dev" / folder) for folder in ("plot", "data")]
+sys.path[:0] = [str(Path(__file__).resolve().parents[3] / "dev" / folder) for folder in ("plot", "data", "reference")]
 
 import numpy as np
-from safetensors.numpy import save_file
 
 import loss
-import membership
 import position
 import runs
 import starter
-from membership import Inspection
-from script_calls import check, program, refuses, succeeds
+from script_calls import call, check, missing, program, refuses, succeeds
 
 
 def write(path, content):
@@ -60,12 +57,23 @@ class Page(html.parser.HTMLParser):
             self.data += text
 
 
-def check_page():
-    arguments = ("trained.safetensors", "--initial", "start.safetensors", "--title", "a <b> & c", "--out")
+def check_membership():
+    import membership
+
+    check_page(membership)
+    check_page_refusals(membership)
+
+
+def check_page(membership):
+    # markup, a newline, a tab, control characters, a byte that is not UTF-8, and a character cut by the block size
+    write("seen.txt", b'a <b> & "c"\n\td\x01\xff\xc3\xa9\xe2\x80\xae and so \xc3\xa9\r\n')
+    read = Path("seen.txt").read_bytes().decode("utf-8", "replace").removesuffix("\r\n")
+    arguments = ("shuffled", "@seen.txt", "--initial", "start", "--title", "a <b> & c", "--out")
     out = succeeds(membership.main, *arguments, "page.html")
     text = Path("page.html").read_text(encoding="utf-8")
-    trained, start = Inspection("trained.safetensors"), Inspection("start.safetensors")
-    page, T = Page(text), trained.length
+    trained, start, other = (membership.Activations(model, text) for model, text in
+                             (("shuffled", read), ("start", read), ("shuffled", "another one")))
+    page, T = Page(text), len(trained.tokens)
     data = json.loads(page.data)
     check("the page loads nothing", not page.urls and "http:" not in text and "https:" not in text
           and "url(" not in text and "@import" not in text)
@@ -73,12 +81,11 @@ def check_page():
     check("one span per token",
           [f"t{t}" for t in range(T)] == [name for name in page.spans if re.match("t[0-9]", name)])
     shown = "".join(page.spans[f"t{t}"] for t in range(T))
-    check("the page contains the text", shown == Path("seen.txt").read_text(encoding="utf-8", errors="ignore")
-          .replace("\x01", "").replace("\u202e", ""))
+    check("the page contains the text", shown == read[:-1].replace("\x01", "").replace("\u202e", ""))
     escapes = re.findall(r"<i>([^<]*)</i>", text[text.index('id="t0"'):])
     check(f"characters without a glyph are escaped: {set(escapes)}",
-          {"\\xff", "\\u{1}", "\\u{202e}", "\u21b5", "\u21e5", "\u00b7"} <= set(escapes))
-    check("the page's Π equals the file's", np.allclose(data["pi"], trained.pi, rtol=0, atol=0.51e-4))
+          {"\\xc3", "\\u{1}", "\\u{202e}", "\u21b5", "\u21e5", "\u00b7"} <= set(escapes))
+    check("the page's Π", np.allclose(data["pi"], trained.pi, rtol=0, atol=0.51e-4))
     check("ids and losses, the first loss null", data["loss"][0] is None
           and np.allclose(data["loss"][1:], trained.loss[1:], atol=1e-4) and data["ids"] == trained.tokens.tolist())
     layer, token = data["start"]
@@ -86,41 +93,47 @@ def check_page():
     check("the page opens at the layer that changed most, at its largest margin after the first quarter",
           layer == np.abs(trained.pi - start.pi).sum(1).mean(1).argmax() and token >= first
           and margin[token] == margin[first:].max())
-    distance = [0.5 * np.abs(trained.pi[l] - start.pi[l]).sum(0).mean() for l in range(trained.layers)]
+    distance = [0.5 * np.abs(trained.pi[l] - start.pi[l]).sum(0).mean() for l in range(2)]
     printed = [float(line.split()[3]) for line in out.splitlines()[1:-1]]
     check("printed distances from initialization", np.allclose(printed, distance, atol=1e-4) and max(distance) > 0.01)
-    out = succeeds(membership.main, "trained.safetensors")
-    check("the page is beside the file, and empty columns say why", Path("trained.html").exists()
-          and out.endswith("trained.html\n") and "needs --initial" in out and "needs --control" in out)
-    with_control = (*arguments[:3], "--control", "other.safetensors", "--picture", "strips.png",
-                    "--out", "control.html")
+    status, out, error = call(membership.main, "shuffled", "@seen.txt")
+    check("the page is beside the run, and empty columns say why", Path("shuffled.html").exists() and status == 0
+          and out.endswith("shuffled.html\n") and "needs --initial" in out and "needs --control" in out)
+    check("a longer text is truncated with a warning", "33 tokens; only the first 32" in error)
+    with_control = (*arguments[:4], "--control", "another one", "--picture", "strips.png", "--out", "control.html")
     shares = [float(line.split()[4]) for line in succeeds(membership.main, *with_control).splitlines()[1:-1]]
-    check("shares that the position explains", len(shares) == trained.layers and max(shares) <= 1
+    check("shares that the position explains", np.allclose(shares, membership.explained(trained, other), atol=1e-4)
           and "of the variance of Π" in Path("control.html").read_text(encoding="utf-8"))
     check("a picture of the strips", Path("strips.png").read_bytes()[:4] == b"\x89PNG")
     check("the position explains all of a text's own Π", np.allclose(membership.explained(trained, trained), 1))
-    late = Inspection("trained.safetensors")
-    late.pi = np.random.default_rng(1).permutation(trained.pi, axis=2)
-    check("but less of them in random order", membership.explained(trained, late).max() < 0.9)
+    other.tokens, other.pi = trained.tokens, np.random.default_rng(1).permutation(trained.pi, axis=2)
+    check("but less of them in random order", membership.explained(trained, other).max() < 0.9)
     values = np.array([[[0.5, 0.1], [0.2, 0.8], [0.3, 0.1]]])  # (1,3,2)
     check("margin: largest minus second-largest value", np.allclose(membership.margins(values), [[0.2, 0.7]]))
     check("share of the busiest head", membership.busiest(np.array([[[0.5, 0.1, 0.9], [0.2, 0.8, 0.05]]])) == [2 / 3])
 
 
-def check_page_refusals():
-    """A folder, another file, an incomplete one and another text."""
+def check_page_refusals(membership):
+    """No model, a damaged or diverged one, no text, another tokenizer, a model that reads more tokens."""
     def refused(text, *arguments):
         refuses(text, membership.main, *arguments, "--out", "no.html")
 
-    save_file({"x": np.zeros(1, np.float32)}, "plain.safetensors")
-    write("cut.safetensors", Path("trained.safetensors").read_bytes()[:3000])
-    refused("nanogpt: is a folder; give the file", "nanogpt")
-    refused("cut.safetensors: not a complete safetensors file of inspect", "cut.safetensors")
-    refused("not a file of `train_gpt_tost", "plain.safetensors")
-    refused("a?b: cannot be read: No such file", "a\nb")
-    refused("not the text of trained.safetensors", "trained.safetensors", "--initial", "other.safetensors")
+    whole = next(Path("shuffled").glob("step_*/model.safetensors")).read_bytes()
+    write("cut.safetensors", whole[:3000])
+    write("nan.safetensors", whole[:-4] + np.float32("nan").tobytes())
+    write("large.bpe", "a b\nc d\n")
+    refused("nanogpt: no complete checkpoint", "nanogpt", "x")
+    refused("cut.safetensors: ", "cut.safetensors", "x", "--tokenizer", "vocab.bpe")
+    refused("nan.safetensors: the loss is not finite", "nan.safetensors", "x y")
+    refused("the tokenizer is that of another model", "learned.safetensors", "cd", "--tokenizer", "large.bpe")
+    refused("No such file or directory: none", "none", "x")
+    refused("a?b: No such file", "shuffled", "@a\nb")
+    refused("the text is empty", "shuffled", "x", "--control", "")
+    refused("vocab.bpe beside it: give --tokenizer", "shuffled_back", "x")
+    refused("no_positions: its layers, heads or tokens differ from those of shuffled", "shuffled", "@seen.txt",
+            "--initial", "no_positions")
     check("no file is written", not list(Path().glob("no.html*")))
-    refuses("--out nowhere/x.html cannot be written: No such file", membership.main, "trained.safetensors", "--out",
+    refuses("--out nowhere/x.html cannot be written: No such file", membership.main, "shuffled", "x", "--out",
             "nowhere/x.html")
 
 
@@ -242,8 +255,8 @@ def check_losses():
 
 
 def main():
-    check_page()
-    check_page_refusals()
+    if not missing("membership.py", "torch", "safetensors", "tiktoken"):
+        check_membership()
     check_items()
     check_positions()
     check_losses()

@@ -70,20 +70,13 @@ if has torch safetensors numpy; then
 else
     skip "$python has no torch, safetensors or numpy: the PyTorch model, convert.py, train.py"
 fi
-if has numpy safetensors matplotlib; then
-    # markup, a newline, a tab, bytes that are not UTF-8, two characters of several bytes
-    printf 'a <b> & "c"\n\td\001\377\303\251\342\200\256' >seen.txt
-    printf 'another one' >other.txt
-    for file in "shuffled seen trained" "start seen start" "start other other"; do
-        set -- $file
-        run inspect --model $1 --text "$(cat $2.txt)" --tokenizer vocab.bpe --out $3.safetensors
-    done
+if has numpy matplotlib; then
     run eval --model start --data 'tiny_val_*.bin' --by-position --json position.json
     checks_of "$repo/dev/test/cli/pictures.py" "$binary"
-    by_command cli.html plot/membership.py trained.safetensors --out cli.html
+    has torch tiktoken && by_command cli.html plot/membership.py shuffled "some text" --out cli.html
     by_command loss.png plot/loss.py own --out loss.png
 else
-    skip "$python has no numpy, safetensors or matplotlib: membership.py, position.py, loss.py"
+    skip "$python has no numpy or matplotlib: membership.py, position.py, loss.py"
 fi
 if [ -s cli.html ] && command -v node >/dev/null; then
     sed -n '/^"use strict";$/,/^<\/script>$/p' cli.html | sed '$d' >page.js
