@@ -63,20 +63,20 @@ int standard_stream(const char* path) {
     return 0;
 }
 
-static bool has_other_data(const char* path, long offset, const char* text) {
+static bool has_other_data(const char* path, const char* text) {
     struct stat st;
     char head[256];
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0 || standard_stream(path)) return false;
     const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    const ssize_t n = fd < 0 ? -1 : read_at(fd, head, sizeof head, (uint64_t)offset);
+    const ssize_t n = fd < 0 ? -1 : read_at(fd, head, sizeof head, 0);
     if (fd >= 0) close(fd);
     return n < (ssize_t)strlen(text) || memcmp(head, text, strlen(text)) != 0;
 }
 
-bool check_replaceable(const char* path, long offset, const char* text, TostError* err) {
+bool check_replaceable(const char* path, const char* text, TostError* err) {
     const Path tmp = path_text("%s.tmp", path);
-    const char* other = has_other_data(path, offset, text) ? "it"
-                      : has_other_data(tmp.text, offset, text) ? tmp.text : NULL;
+    const char* other = has_other_data(path, text) ? "it"
+                      : has_other_data(tmp.text, text) ? tmp.text : NULL;
     return !other || tost_error(err, "%s: %s was not written by this command: choose another file, or replace it with "
                                 "--force", path, other);
 }

@@ -11,7 +11,7 @@
 static bool check_path(const char* path, const char* content, bool force, TostError* err) {
     if (is_dir(path)) return tost_error(err, "--json %s is a folder: give a file name", path);
     char* begin = xasprintf("{\n  \"content\": \"%s\"", content);
-    const bool ok = check_writable(path, err) && (force || check_replaceable(path, 0, begin, err));
+    const bool ok = check_writable(path, err) && (force || check_replaceable(path, begin, err));
     free(begin);
     return ok || tost_error(err, "--json %s", err->text);
 }

@@ -275,7 +275,7 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
 
     JsonFile json = {0};
     bool ok = find_tokenizer(&e.tokenizer, model, o, data, err)
-              && loaded_model_create(model, o, e.batch, w->T, false, err)
+              && loaded_model_create(model, o, e.batch, w->T, err)
               && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
     ok = comm_agree(model->comm, ok, err);
     if (ok) {

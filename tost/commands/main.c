@@ -56,7 +56,6 @@ static int run_command(Options* o, TostComm* comm, const TostEngine* engine) {
         case COMMAND_VOCAB: return command_vocab(o);
         case COMMAND_TOKENIZE: return command_tokenize(o);
         case COMMAND_INFO: return command_info(o, engine);
-        case COMMAND_INSPECT: return command_inspect(o, engine);
         case COMMANDS: break;
     }
     return STATUS_FAILED;

@@ -259,7 +259,7 @@ static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
     options.max_batch = texts < MAX_TEXTS_TOGETHER ? (int)texts : MAX_TEXTS_TOGETHER;
     while (options.max_batch > 1 && m->engine->memory(c, &options) > one + SPARE_BYTES) options.max_batch--;
     s->together = options.max_batch;
-    return loaded_model_create(m, o, s->together, longest, false, err);
+    return loaded_model_create(m, o, s->together, longest, err);
 }
 
 static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Prompts* prompts,
@@ -289,14 +289,40 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
 
 // ---- Prompts ----
 
+// Removes a byte order mark, and one line end, which editors and echo add.
+static bool take_text(Bytes* text, const Options* o, const char* name, TostError* err) {
+    size_t skip;
+    if (!text_check_head(&skip, name, text->data, text->size, err)
+        || !check_utf8_text(o, name, text->data, text->size, err)) return false;
+    text->size -= skip;
+    memmove(text->data, text->data + skip, text->size);
+    const bool feed = text->size > 0 && text->data[text->size - 1] == '\n';
+    text->size -= feed + (feed && text->size > 1 && text->data[text->size - 2] == '\r');
+    return true;
+}
+
+// --prompt TEXT, @FILE or -; empty without --prompt.
+static bool read_prompt(Bytes* text, const Options* o, TostError* err) {
+    const char* value = o->prompt ? o->prompt : "";
+    const bool from_file = value[0] == '@';
+    if (!from_file && strcmp(value, "-") != 0) {
+        *text = (Bytes){xstrdup(value), strlen(value)};
+        return true;
+    }
+    if (!value[from_file]) return tost_error(err, "--prompt @ names no file; give @FILE");
+    return read_file(text, value + from_file, err)
+           && take_text(text, o, from_file ? value + 1 : "standard input", err)
+           && (text->size > 0
+               || tost_error(err, "--prompt %s is empty; leave it out to start without a prompt", value));
+}
+
 // Reads --prompts, or makes --prompt the only one; empty if there is none.
 static bool read_prompts(Prompts* prompts, const Options* o, TostError* err) {
-    static const char hint[] = "; leave it out to start without a prompt";
     Bytes text = {0};
     if (o->prompts) return prompts_read(prompts, o, err);
-    const bool ok = !o->prompt || read_text(&text, o, "--prompt", o->prompt, hint, err);
+    const bool ok = read_prompt(&text, o, err);
     *prompts = (Prompts){.prompt = xmalloc(sizeof *prompts->prompt), .count = 1};
-    prompts->prompt[0] = (Prompt){.line = 1, .text = text.data ? text.data : xstrdup(""), .n = text.size};
+    prompts->prompt[0] = (Prompt){.line = 1, .text = text.data, .n = text.size};
     return ok;
 }
 

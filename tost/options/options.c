@@ -18,7 +18,7 @@
 enum {
     TRAIN = 1 << COMMAND_TRAIN, SAMPLE = 1 << COMMAND_SAMPLE, EVAL = 1 << COMMAND_EVAL,
     VOCAB = 1 << COMMAND_VOCAB, TOKENIZE = 1 << COMMAND_TOKENIZE, INFO = 1 << COMMAND_INFO,
-    INSPECT = 1 << COMMAND_INSPECT, ALL = FIXED - 1, USE = SAMPLE | EVAL | INSPECT, TEXT = VOCAB | TOKENIZE,
+    ALL = FIXED - 1, USE = SAMPLE | EVAL, TEXT = VOCAB | TOKENIZE,
 };
 
 static const char required[] = "required";
@@ -84,14 +84,6 @@ const Option option_table[] = {
     {"out", TOKENIZE, STRING, AT(out), "PREFIX",
      .help = "write shards PREFIX_train_000000.bin … and PREFIX_val_000000.bin …, and PREFIX_vocab.bpe for train",
      .default_text = required},
-    {"text", INSPECT, STRING, AT(text), "TEXT|@FILE|-",
-     .help = "text to inspect, from the command line, a file or stdin; truncated to the block size, except for "
-     "models without positions",
-     .default_text = required},
-    {"out", INSPECT, STRING, AT(out), "FILE",
-     .help = "safetensors file to write: tokens, losses, memberships (pi) and projected tokens (w), for dev/plot",
-     .default_text = required},
-    {"force", INSPECT, FLAG, AT(force), "", .help = "replace the file of --out even if it was not written by inspect"},
     {"resume", TRAIN, FLAG, AT(resume), "",
      .help = "continue from the newest checkpoint in --out (by default the newest run in out/), bit by bit",
      .not_with = "overwrite"},
@@ -268,8 +260,6 @@ const CommandHelp command_table[COMMANDS] = {
     {"info", "info [PATH | RUN RUN | SHARD…]",
      "show a model, checkpoint, run or folder of runs; compare two runs; check token shards",
      "info takes one PATH, two runs, or shards"},
-    {"inspect", "inspect --text TEXT --out FILE [options]", "save memberships and projected tokens for a text",
-     "give the text as --text TEXT"},
 };
 
 bool option_belongs(const Option* row, Command command) { return row->commands >> command & 1; }

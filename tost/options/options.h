@@ -7,8 +7,7 @@
 #include "schedule.h"
 
 typedef enum {
-    COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_VOCAB, COMMAND_TOKENIZE, COMMAND_INFO, COMMAND_INSPECT,
-    COMMANDS
+    COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_VOCAB, COMMAND_TOKENIZE, COMMAND_INFO, COMMANDS
 } Command;
 
 enum { OPTION_ROWS_MAX = 128 };
@@ -59,9 +58,7 @@ typedef struct {
     int64_t     limit;                     // 0: all
     const char* json;
     bool        by_position;
-    bool        force;                     // also of inspect
-    // inspection
-    const char* text;
+    bool        force;
     // vocabulary, tokenizing
     int         size;
     double      val_frac;

@@ -6,7 +6,7 @@
 #include "base/terminal.h"
 #include "data/lines.h"
 
-// ---- Errors and text arguments ----
+// ---- Errors ----
 
 static void print_text(const Options* o, const char* text) {
     if (o->rank != 0) return;
@@ -35,31 +35,6 @@ bool check_utf8_text(const Options* o, const char* name, const char* text, size_
     if (!broken_accepted(&b, n, err)) return false;
     if (b.count) print_warning(o, "%s; they are kept as they are", broken_line(&b).text);
     return true;
-}
-
-// Removes a byte order mark, and one line end, which editors and echo add.
-static bool take_text(Bytes* text, const Options* o, const char* name, TostError* err) {
-    size_t skip;
-    if (!text_check_head(&skip, name, text->data, text->size, err)
-        || !check_utf8_text(o, name, text->data, text->size, err)) return false;
-    text->size -= skip;
-    memmove(text->data, text->data + skip, text->size);
-    const bool feed = text->size > 0 && text->data[text->size - 1] == '\n';
-    text->size -= feed + (feed && text->size > 1 && text->data[text->size - 2] == '\r');
-    return true;
-}
-
-bool read_text(Bytes* text, const Options* o, const char* option, const char* value, const char* hint, TostError* err) {
-    const bool from_file = value[0] == '@';
-    *text = (Bytes){0};
-    if (!from_file && strcmp(value, "-") != 0) {
-        *text = (Bytes){xstrdup(value), strlen(value)};
-        return true;
-    }
-    if (from_file && !value[1]) return tost_error(err, "%s @ names no file; give @FILE", option);
-    return read_file(text, value + from_file, err)
-           && take_text(text, o, from_file ? value + 1 : "standard input", err)
-           && (text->size > 0 || tost_error(err, "%s %s is empty%s", option, value, hint));
 }
 
 // ---- Models and their tokenizers ----
@@ -156,8 +131,8 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
     return true;
 }
 
-bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int seq, bool training, TostError* err) {
-    const TostEngineOptions options = options_engine(o, max_batch, seq, training, m->comm);
+bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int seq, TostError* err) {
+    const TostEngineOptions options = options_engine(o, max_batch, seq, false, m->comm);
     m->model = m->engine->create(&m->info.config, &options, err);
     if (!m->model) return false;
     m->chunks = (Chunks){.engine = m->engine, .model = m->model, .max_chunk = options.max_chunk};

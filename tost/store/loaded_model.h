@@ -1,4 +1,4 @@
-// loaded_model.h: what commands share: error lines, text arguments, trained models and their tokenizers.
+// loaded_model.h: what commands share: error lines, trained models and their tokenizers.
 #pragma once
 
 #include "base/files.h"
@@ -16,11 +16,6 @@ void print_warning(const Options* o, const char* fmt, ...) PRINTF_LIKE(2, 3);   
 
 // Fails if too many bytes of a text are broken (lines.h), and warns of a few.
 bool check_utf8_text(const Options* o, const char* name, const char* text, size_t n, TostError* err);
-
-// Reads a text given as TEXT, @FILE or - (stdin). Of a file or stdin, a byte order mark and one final line end are
-// removed, and what is not text (lines.h) or empty is an error; `hint` is appended to the message. Call
-// free(text->data) even after an error.
-bool read_text(Bytes* text, const Options* o, const char* option, const char* value, const char* hint, TostError* err);
 
 // ---- Models and their tokenizers ----
 
@@ -40,7 +35,7 @@ bool check_shards(const ShardStream* shards, const char* tokenizer, uint32_t has
 // Warns if all checked ids of a shard are in the lower half of a vocabulary, or if its last, <|endoftext|>, is missing.
 void warn_of_ids(const Options* o, const ShardStream* shards, int size, bool has_eot);
 
-// A trained model for sample, eval, info and inspect. loaded_model_find reads its config and metadata;
+// A trained model for sample, eval and info. loaded_model_find reads its config and metadata;
 // loaded_model_create loads the parameters, once max_batch and the longest sequence are known.
 typedef struct {
     const TostEngine* engine;
@@ -55,8 +50,7 @@ typedef struct {
 
 // Finds the model of --model, by default that of the newest run in out/.
 bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engine, TostError* err);
-// training: store the activations of every layer (TostEngineOptions.training).
-bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int seq, bool training, TostError* err);
+bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int seq, TostError* err);
 // Fails, naming the model, if a loss that it computed is not finite.
 bool loaded_model_check_loss(const LoadedModel* m, double loss, TostError* err);
 // Opens --tokenizer, or by default the checkpoint's tokenizer, whose CRC-32 must match. NULL on error.

@@ -65,24 +65,15 @@ static char* field_text(const Field* field, const CheckpointInfo* info) {
     return NULL;
 }
 
-// Up to the field with this key; NULL: all.
-static void add_fields(KeyValues* m, const CheckpointInfo* info, const char* end) {
-    for (size_t i = 0; i < countof(fields) && !(end && strcmp(fields[i].key, end) == 0); i++) {
-        char* text = field_text(&fields[i], info);
-        if (text) key_values_add(m, xstrdup(fields[i].key), text);
-    }
-}
-
-void metadata_add_config(KeyValues* m, const TostConfig* config) {
-    add_fields(m, &(CheckpointInfo){.config = *config}, "step");
-}
-
 KeyValues metadata_list(const CheckpointInfo* info) {
     KeyValues m = {0};
     key_values_add(&m, xstrdup("format"), xstrdup("pt"));   // expected by Python loaders
     key_values_add(&m, xstrdup("program"), xasprintf("train_gpt_tost %s", tost_version()));
     key_values_add(&m, xstrdup("format_version"), xasprintf("%d", FORMAT_VERSION));
-    add_fields(&m, info, NULL);
+    for (size_t i = 0; i < countof(fields); i++) {
+        char* text = field_text(&fields[i], info);
+        if (text) key_values_add(&m, xstrdup(fields[i].key), text);
+    }
     for (int i = 0; i < info->options.count; i++) {
         const KeyValue* option = &info->options.entry[i];
         key_values_add(&m, xasprintf("%s%s", option_prefix, option->key), xstrdup(option->value));

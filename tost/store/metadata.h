@@ -23,7 +23,6 @@ typedef struct {
 } CheckpointInfo;
 
 KeyValues metadata_list(const CheckpointInfo* info);   // key_values_free
-void metadata_add_config(KeyValues* list, const TostConfig* config);
 // Reads what the file has into *info, whose config has the sizes of the file's tensors. Files from other programs may
 // have no metadata: then val_loss and best_val_loss are infinity, and everything else is 0 or NULL.
 bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err);

@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_cli.sh BINARY: the commands as a user runs them: help, training, resuming, a signal, sample, eval,
-# inspect, info. Models have a few thousand parameters; tokens are bytes. Invalid input: test_refusals.sh.
+# info. Models have a few thousand parameters; tokens are bytes. Invalid input: test_refusals.sh.
 
 . "$(dirname "$0")/../lib.sh"
 export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
@@ -27,7 +27,6 @@ equals() {
 : >vocab.bpe
 awk 'BEGIN { for (i = 0; i < 120; i++) { for (j = 0; j < 6; j++) printf "%d and %d make %d. ", i, j, i + j
              print "\n<|endoftext|>" } }' >text.txt
-head -c 100 text.txt >long.txt
 run tokenize --tokenizer vocab.bpe --out tiny --val-frac 0.2 text.txt
 [ $failed -eq 0 ] || finish
 sizes="--layers 1 --heads 2 --channels 16 --block-size 32"
@@ -42,7 +41,7 @@ set -f   # the trainer expands patterns itself
 {
 # ---- Help ------------------------------------------------------------------------------------------------------------
 
-for command in train sample eval vocab tokenize info inspect; do
+for command in train sample eval vocab tokenize info; do
     run $command --help
     check "$command --help: nothing on stderr" empty stderr
     check "$command --help: at most 100 columns" [ -z "$(sed 's/[×…]/x/g' stdout | awk 'length > 100')" ]
@@ -126,7 +125,6 @@ prints "info no_positions" "no positions"
 refuses 1 "tost --init no_positions --positions learned --out none" "--positions learned" "none in no_positions"
 refuses 1 "tost --init straight --positions none --out none" "--positions none" "learned in straight"
 prints "eval --model no_positions --data $dir/tiny_val_*.bin --seq 100 --by-position" "65-100"
-prints "inspect --model no_positions --text @$dir/long.txt --out no_positions.safetensors" "tokens      100"
 printf '{"context": "1", "answer": 0, "choices": [" 2", " 3 4"]}\n' >task.jsonl
 run eval --model no_positions --task task.jsonl --seq 2147483647 --batch 1
 refuses 1 "tost --resume --out convolved --conv 0 --steps 5" "--conv 0" "4 in convolved"
@@ -320,9 +318,8 @@ for ends in '' '\n' '\r\n'; do
     done
 done
 { printf '\377'; yes 'some good text' | head -n 100; } >prompt
-run inspect --model straight --text @prompt --out inspected
+run sample --model straight --tokens 1 --prompt @prompt
 check "a few broken bytes of a long prompt: a warning" says "1 of 1501 bytes (0.0666%) are NUL or not UTF-8" stderr
-rm inspected
 cp -R straight moved
 run sample --model moved/ --tokens 3
 run sample --model "$dir/moved/step_00000006" --tokens 3
@@ -551,21 +548,8 @@ same_task swag.jsonl " make 4" "2 and 2"
 check "tokens of each choice" says '"tokens": [7, 3, 10, 6]' task.json
 check "the index of the answer" says '"answer": 1,' task.json
 
-# ---- Inspect, info. test_exchange.sh compares the contents of the file of inspect with PyTorch. ----------------------
+# ---- Info ------------------------------------------------------------------------------------------------------------
 
-run inspect --model straight --text '3 and 2 make 5' --out seen.safetensors
-cp seen.safetensors first
-check "inspect prints the number of tokens" grep -q '^tokens  *14$' stdout
-check "the loss equals that of eval" near "$(awk '$1 == "loss" { print 13 * $2 }' stdout)" "$(nats '3 and 2 make 5')"
-printf '3 and 2 make 5' >seen.txt
-run inspect --model straight --text @seen.txt --out seen.safetensors
-check "inspect --text @FILE" cmp -s seen.safetensors first
-"$binary" inspect --model straight --text - --out seen.safetensors <seen.txt >stdout 2>stderr
-check "inspect --text -" cmp -s seen.safetensors first
-run inspect --model straight --text x --out seen.safetensors
-check "one token: no loss" [ "$(grep -c '^loss' stdout)" -eq 0 ]
-prints "inspect --model straight --text @long.txt --out seen.safetensors" "tokens      32"
-check "a longer text is truncated with a warning" grep -q '100 .*32' stderr
 mkdir runs runs/empty runs/unfinished
 : >runs/file
 cp straight/log.csv runs/unfinished/

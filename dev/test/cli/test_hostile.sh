@@ -46,7 +46,6 @@ for name in "$(printf 'a\nb\tc\033[31m')" "$(printf '\303\251\343\202\202 \\xff 
     check "a run in '$name' is resumed with its data and tokenizer" [ -f "$name/run/step_00000003/model.safetensors" ]
     says_little 0 info "$name/run"
     says_little 0 eval --model "$name/run" --data "$name/x_train_000000.bin"
-    says_little 0 inspect --model "$name/run" --text x --out "$name/inspected"
 done
 check "the printed command to continue works: $(cat command)" sh -c "'$binary' $(cat command) --quiet" 2>stderr
 name=$(printf 'x\033[31m')
@@ -72,7 +71,7 @@ done
 says_little 0 info evil
 check "info shows the metadata escaped" says '\x1b]0;owned\x07\xc2\x9b31m\xe2\x80\xae\r\nline' stdout
 says_little 0 eval --model evil --data plain_train_000000.bin
-says_little 1 inspect --model evil --text x --out inspected
+says_little 1 sample --model evil --tokens 3
 says_little 1 --resume --out evil --steps 3
 check "an error is one line" one_line stderr
 says_little 0 --init evil --data plain_train_000000.bin --steps 1 --seq 8 --batch 2 --total-batch 16 --out tuned
@@ -109,14 +108,12 @@ replaces() { [ -s "$1" ] && [ -f "$1" ] && [ ! -L "$1" ] && [ ! -s target ]; }
 ln -s target scores.json.tmp
 run eval --model run --data plain_train_000000.bin --json scores.json
 check "eval --json does not follow a link" replaces scores.json
-ln -s target seen.tmp
-run inspect --model run --text x --out seen
-check "inspect --out does not follow a link" replaces seen
-mkfifo other.tmp
-cat other.tmp >/dev/null &   # the reader without which opening a FIFO waits
+mkfifo other.json.tmp
+cat other.json.tmp >/dev/null &   # the reader without which opening a FIFO waits
 reader=$!
-(ulimit -t 10; exec timeout -k 1 20 "$binary" inspect --model run --text x --out other) >stdout 2>stderr
-check "inspect --out does not write to a FIFO: exit status $?" cmp -s seen other
+(ulimit -t 10; exec timeout -k 1 20 "$binary" eval --model run --data plain_train_000000.bin --json other.json) \
+    >stdout 2>stderr
+check "eval --json does not write to a FIFO: exit status $?" cmp -s scores.json other.json
 kill $reader 2>/dev/null
 mkdir shards
 : >shards/train_000000.bin

@@ -313,7 +313,7 @@ static void test_generate(Checks* c) {
     tokenizer_free(tokenizer);
 }
 
-// ---- Text with document separators, as inspect reads it -------------------------------------------------------------
+// ---- Text with document separators, as eval --task reads it ---------------------------------------------------------
 
 static void test_documents(Checks* c) {
     Tokenizer* tokenizer = byte_tokenizer();
