@@ -1,8 +1,5 @@
 // sample.c: the command sample, which generates text with run/generate.h. Texts go to stdout, all else to stderr. A
-// single sample, and those of --interactive, are printed token by token; several are generated together and printed in
-// order.
-#include <errno.h>
-#include <signal.h>
+// single sample is printed token by token; several are generated together and printed in order.
 #include <unistd.h>
 
 #include "base/crc32.h"
@@ -26,15 +23,13 @@ typedef struct {
     Bytes         output;     // of samples not printed yet
 } Work;
 
-// Texts go to a pipe as they are, and to a terminal with control characters escaped, except line breaks and tabs. Those
-// of --interactive go to a pipe as one line each. cut: the first bytes of a character that is not complete yet
-typedef enum { AS_IT_IS, TO_TERMINAL, AS_LINE } Style;
-typedef struct { Style style; char cut[4]; size_t n_cut; } Output;
+// Texts go to a pipe as they are, and to a terminal with control characters escaped, except line breaks and tabs. cut:
+// the first bytes of a character that is not complete yet
+typedef struct { bool terminal; char cut[4]; size_t n_cut; } Output;
 
 typedef struct {
     const Options* o;
     Output         out;
-    Bytes          context;   // --interactive: the prompt and its text; with --continue, all of them
     Generator      generator;
     Work*          work;
     size_t         n_work;
@@ -49,21 +44,19 @@ typedef struct { size_t at; int64_t sample; Bytes text; } Sample;
 
 // ---- Output ----
 
-// Prints a character, or a byte that belongs to none.
-static void put_character(const char* p, int n, Style style) {
+// Prints a character, or a byte that belongs to none, on a terminal.
+static void put_character(const char* p, int n) {
     char copy[5] = "";
     memcpy(copy, p, (size_t)n);
-    // a line: characters that are escaped; a terminal: those that need no escape
-    const bool listed = *p && strchr(style == AS_LINE ? "\n\r\\" : "\n\t\\", *p);
     char* escaped = printable_text(copy);
-    if (listed == (style == TO_TERMINAL)) fwrite(p, 1, (size_t)n, stdout);
-    else fputs(*p == '\\' ? "\\\\" : *p ? escaped : "\\x00", stdout);
+    if (*p && strchr("\n\t\\", *p)) putchar(*p);
+    else fputs(*p ? escaped : "\\x00", stdout);
     free(escaped);
 }
 
 // Prints text, whose last character may be completed by the next call unless this is the last.
 static bool put_text(Output* out, const char* bytes, size_t n, bool last) {
-    if (out->style == AS_IT_IS) return n == 0 || (fwrite(bytes, 1, n, stdout) == n && fflush(stdout) == 0);
+    if (!out->terminal) return n == 0 || (fwrite(bytes, 1, n, stdout) == n && fflush(stdout) == 0);
     char *text = xmalloc(out->n_cut + n + 1), *end = text + out->n_cut + n, *p = text;
     memcpy(text, out->cut, out->n_cut);
     if (n > 0) memcpy(text + out->n_cut, bytes, n);
@@ -71,7 +64,7 @@ static bool put_text(Output* out, const char* bytes, size_t n, bool last) {
         length = utf8_length(p, end);
         if (length == 0 && !last && end - p < 4 && (unsigned char)*p >= 0xc2) break;
         if (length == 0) length = 1;
-        put_character(p, length, out->style);
+        put_character(p, length);
     }
     memcpy(out->cut, p, out->n_cut = (size_t)(end - p));
     free(text);
@@ -86,14 +79,7 @@ static bool collect_text(void* context, const char* bytes, size_t n) {
     return true;
 }
 
-static volatile sig_atomic_t stop_text;   // global, because a signal handler has no arguments of its own
-static void on_interrupt(int number) { stop_text = number; }
-
-static bool write_text(void* context, const char* bytes, size_t n) {
-    Sampling* s = context;
-    if (s->o->keep_context) collect_text(&s->context, bytes, n);
-    return put_text(&s->out, bytes, n, false) && !stop_text;
-}
+static bool write_text(void* context, const char* bytes, size_t n) { return put_text(context, bytes, n, false); }
 
 static bool flush_stdout(TostError* err) {
     return (fflush(stdout) == 0 && !ferror(stdout)) || tost_error(err, "stdout cannot be written");
@@ -171,45 +157,14 @@ static Work new_work(const Sampling* s, const Prompt* prompt, size_t place) {
 
 static bool write_one(Sampling* s, TostError* err) {
     const Prompt* prompt = s->work[0].prompt;
-    Text text = new_text(s, 0, 0, s);
+    Text text = new_text(s, 0, 0, &s->out);
     s->generator.take = write_text;
-    if (!s->o->interactive) put_text(&s->out, prompt->text, prompt->n, false);
+    put_text(&s->out, prompt->text, prompt->n, false);
     const bool ok = generate(&text, 1, &s->seconds, &s->generator, s->o->tokens, err);
     put_text(&s->out, "", 0, true);
     putchar('\n');
     s->tokens += text.tokens;
     return ok && flush_stdout(err);
-}
-
-// Continues each line of stdin or, with --continue, all lines and texts so far. On a terminal, Ctrl-C ends a text.
-static bool interact(Sampling* s, TostError* err) {
-    const bool keyboard = isatty(STDIN_FILENO);
-    char* buffer = NULL;
-    size_t n, capacity = 0;
-    ssize_t got = 0;
-    bool ok = true;
-    for (size_t place = 0; ok; place++) {
-        if (keyboard) fputs("> ", stderr);
-        if ((got = getline(&buffer, &capacity, stdin)) < 0) break;
-        Lines lines = {buffer, buffer + got, place};
-        const char* line;
-        next_line(&line, &n, &lines);
-        if (!s->o->keep_context) s->context.size = 0;
-        collect_text(&s->context, line, n);
-        const Prompt prompt = {.line = lines.number, .text = s->context.data, .n = s->context.size};
-        note_space(s->o, &prompt, n > 0);
-        free(s->work[0].ids);
-        s->work[0] = new_work(s, &prompt, place);
-        stop_text = 0;
-        if (keyboard) signal(SIGINT, on_interrupt);
-        ok = write_one(s, err);
-        if (keyboard) signal(SIGINT, SIG_DFL);
-    }
-    if (keyboard) fputc('\n', stderr);
-    if (got < 0 && !feof(stdin)) ok = tost_error(err, "stdin cannot be read: %s", strerror(errno));
-    free(buffer);
-    free(s->context.data);
-    return ok;
 }
 
 // Chooses the next samples to generate together: of the first prompt that is not finished, and of later ones of its
@@ -248,8 +203,8 @@ static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
     const size_t SPARE_BYTES = (size_t)1 << 30;
     const Options* o = s->o;
     const TostConfig* c = &m->info.config;
-    int longest = o->interactive ? generate_max_seq(c, (size_t)tost_max_seq(c), 1) : 1;
-    for (size_t i = 0; i < s->n_work && !o->interactive; i++) {
+    int longest = 1;
+    for (size_t i = 0; i < s->n_work; i++) {
         const int seq = generate_max_seq(c, s->work[i].n_ids, o->tokens);
         longest = seq > longest ? seq : longest;
     }
@@ -264,7 +219,7 @@ static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
 
 static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Prompts* prompts,
                    TostError* err) {
-    Sampling s = {.o = o, .out.style = isatty(STDOUT_FILENO) ? TO_TERMINAL : o->interactive ? AS_LINE : AS_IT_IS,
+    Sampling s = {.o = o, .out.terminal = isatty(STDOUT_FILENO),
                   .work = xcalloc(prompts->count + 1, sizeof *s.work), .n_work = prompts->count};
     s.generator = (Generator){.chunks = &m->chunks, .config = &m->info.config, .tokenizer = tokenizer,
                               .options = {o->temperature, o->top_k, o->top_p}, .stop = o->stop};
@@ -273,8 +228,7 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
     bool ok = create_model(&s, m, err);
     if (ok) {
         print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
-        ok = o->interactive ? interact(&s, err)
-           : !o->prompts && o->samples == 1 ? write_one(&s, err) : write_many(&s, err);
+        ok = !o->prompts && o->samples == 1 ? write_one(&s, err) : write_many(&s, err);
     }
     if (ok)
         fprintf(stderr, "%lld token%s, %.0f tokens/s\n", (long long)s.tokens, plural(s.tokens),

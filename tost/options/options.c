@@ -194,26 +194,17 @@ const Option option_table[] = {
      0.001, 10000 * 86400.0, .default_text = "off"},
     {.group = "Sampling"},
     {"prompt", SAMPLE, STRING, AT(prompt), "TEXT|@FILE|-",
-     .help = "text to continue, from the command line, or from a file or stdin without its final line end",
-     .not_with = "interactive"},
+     .help = "text to continue, from the command line, or from a file or stdin without its final line end"},
     {"prompts", SAMPLE, STRING, AT(prompts), "FILE|-",
      .help = "continue every prompt of a file or stdin and write the results as JSONL. One prompt per line or, if the "
      "name ends in .jsonl or the text begins with {, one object per line: its \"prompt\" is continued, its \"id\" is copied "
      "to the results",
      .not_with = "prompt"},
-    {"interactive", SAMPLE, FLAG, AT(interactive), "",
-     .help = "continue each line of stdin, even an empty one, as it comes, and print the text as it is drawn, without "
-     "the line; Ctrl-C ends the text. To a pipe, each text is one line, with \\n, \\r and \\\\ for line breaks and "
-     "backslashes",
-     .not_with = "prompts"},
-    {"continue", SAMPLE, FLAG, AT(keep_context), "",
-     .help = "with --interactive: continue all lines and texts so far, joined as they are", .needs = "interactive"},
     {"tokens", SAMPLE, INT64, AT(tokens), "N",
      .help = "maximum number of new tokens; ends at <|endoftext|>. A full context is cut to its second half",
      1, 1e12, 256, "tokens"},
     {"samples", SAMPLE, INT64, AT(samples), "N",
-     .help = "number of samples of each prompt, generated together; separated by lines of ---", 1, MAX_COUNT, 1,
-     .not_with = "interactive"},
+     .help = "number of samples of each prompt, generated together; separated by lines of ---", 1, MAX_COUNT, 1},
     {"stop", SAMPLE, LIST, AT(stop), "TEXT",
      .help = "end a sample before its first occurrence of TEXT; may be repeated"},
     {"temperature", TRAIN | SAMPLE | OVERRIDABLE, REAL, AT(temperature), "X",

@@ -46,7 +46,6 @@ typedef struct {
     double  rank_timeout;                  // seconds; 0: none
     // sampling
     const char *prompt, *prompts;          // NULL: not given
-    bool        interactive, keep_context;
     PathList    stop;
     int64_t     tokens, samples;
     double      temperature, top_p;

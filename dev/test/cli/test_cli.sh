@@ -275,27 +275,6 @@ printf '{"prompt": "7", "id": "b"}\n' | "$binary" sample --model straight --prom
 texts >second
 check "with an id, its place does not" cmp first second
 
-# --interactive: as a coprocess, an answer to each line before the next; each is one line.
-greedy="sample --model straight --tokens 30 --temperature 0"
-mkfifo to from
-"$binary" $greedy --interactive <to >from 2>stderr &
-exec 3>to 4<from
-for prompt in 7 '' 1; do
-    printf '%s\n' "$prompt" >&3
-    IFS= read -r line <&4
-    run $greedy ${prompt:+--prompt=$prompt}
-    check "--interactive: '$prompt' is continued as by --prompt" \
-        [ "$prompt$(printf '%b\n_' "$line")" = "$(cat stdout; printf _)" ]
-done
-exec 3>&-
-check "--interactive ends with its input" wait $!
-exec 4<&-
-printf '7 and\n 2\n' | "$binary" $greedy --interactive --continue >stdout 2>stderr
-{ printf '7 and'; printf '%b' "$(head -n 1 stdout)"; printf ' 2'; } >prompt
-tail -n 1 stdout >second
-run $greedy --prompt @prompt
-check "--continue: from all lines and texts so far" [ "$(cat prompt)$(printf '%b' "$(cat second)")" = "$(cat stdout)" ]
-
 # To a terminal, control bytes are escaped; to a pipe they are not.
 printf 'a\033[2J\t\302\233bc\n\303\251' >prompt
 run sample --model straight --prompt @prompt --tokens 1
