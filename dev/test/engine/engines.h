@@ -179,7 +179,7 @@ static const Shape ragged_shapes[] = {
     {1, 3, 129, 3 * CUDA_RUN, 29, 0, TOST_UNIFORM, 1, 2 * CUDA_RUN + 5, 1, 2, CONV_MEMORY},
     {1, 2, 140, 2 * CUDA_RUN, 29, 0, 0, 1, 2 * CUDA_RUN, 1, 2, MEMORY},   // heads of 70 channels
     // heads of 40 channels, of which a block of threads takes 32 on GPUs of up to 140 multiprocessors
-    {1, 7, 280, 2 * CUDA_RUN, 29, 0, 0, 5, CUDA_RUN + 1, 1, 2, MEMORY},
+    {1, 7, 280, 2 * CUDA_RUN, 29, 0, 0, 5, CUDA_RUN + 1, 1, 1, MEMORY},
     {1, 1, 96, 2 * CUDA_RUN, 29, 0, 0, 1, 2 * CUDA_RUN - 2, 1, 2, MEMORY},    // one head; whole runs of the memory
     {2, 5, 5, 2 * CUDA_RUN, 29, 1, 0, 2, CUDA_RUN + 2, 1, 2, MEMORY},   // heads of one channel
     {2, 3, 15, RAGGED_BLOCK, 29, 0, 0, 3, 2, 1, 2, CONV},   // fewer tokens than the convolution has rows

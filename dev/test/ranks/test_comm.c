@@ -137,7 +137,7 @@ static void test_launch(Checks* c) {
 
 // ---- Training -------------------------------------------------------------------------------------------------------
 
-enum { PARTS_MAX = 6, PER_PART = 2, STEPS = 6, B = 2 };
+enum { PARTS_MAX = 6, PER_PART = 2, STEPS = 2, B = 2 };
 
 typedef struct { const char* what; int config; TostDtype dtype; int parts, ranks[3]; TostOptimizer optimizer; } Case;
 
