@@ -319,14 +319,7 @@ static bool claim_folder(Run* r, TostError* err) {
     }
 }
 
-static bool start_log(Run* r, TostError* err) {
-    const bool ok = log_open(&r->log, path_in(r->out.text, LOG_FILE).text, r->o.resume ? r->info.step : -1, err);
-    if (ok && *r->log.warning.text) run_warn(r, "%s", r->log.warning.text);
-    return ok;
-}
-
-// Fails if the disk has no space for a checkpoint. Warns if it has too little for the checkpoints that a new run keeps,
-// the one being written and, with --keep-best, two more.
+// Fails if the disk has no space for a checkpoint.
 static bool check_disk(Run* r, TostError* err) {
     const Options* o = &r->o;
     struct statvfs fs;
@@ -361,7 +354,8 @@ static bool open_folder(Run* r, TostError* err) {
         run_warn(r, "%s: %s: the file system does not support locks: make sure that no other run writes here",
                  r->lock.path.text, strerror(r->lock.unsupported));
     const char *out = r->out.text, *old = r->old.text;
-    ok = ok && check_disk(r, err) && start_log(r, err);
+    ok = ok && check_disk(r, err)
+         && log_open(&r->log, path_in(out, LOG_FILE).text, r->o.resume ? r->info.step : -1, err);
     if (ok && *old) progress_fact(&r->progress, "overwrite", "the old run is now in %s", old);
     if (ok) progress_fact(&r->progress, "out", "%s", out);
     else {   // remove a new folder, which is empty

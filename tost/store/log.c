@@ -15,19 +15,6 @@
 static const char header[] = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n";
 enum { COMMAS = 7 };   // in a row
 
-static bool foreign_log(const char* path, TostError* err) {
-    return tost_error(err, "%s: line 1 is not the header of a log.csv; move the file away to start a new log", path);
-}
-
-// True if the n bytes are a complete or truncated header, possibly followed by zeros: a power failure can leave zeros
-// in place of bytes that did not reach the disk.
-static bool starts_log(const char* head, size_t n) {
-    size_t i = 0;
-    while (i < n && head[i] == header[i]) i++;
-    while (i < n && head[i] == 0) i++;
-    return i == n;
-}
-
 static bool check_regular(const char* path, TostError* err) {
     struct stat st;
     if (stat(path, &st) != 0) return true;
@@ -39,34 +26,30 @@ static bool check_regular(const char* path, TostError* err) {
 
 // ---- Opening ----
 
-// Sets *keep to the number of bytes of `text` up to the row of step `done`; 0: no header. Fails if the rows are not
-// those of consecutive steps up to it. The first one may be of any step: the log may have been moved away.
-static bool find_end(size_t* keep, char* text, int64_t done, TostError* why) {
-    char *line = text + (strncmp(text, header, strlen(header)) == 0 ? strlen(header) : 0), *end;
+// Sets *keep to the number of bytes of `text` up to the row of step `done`; 0: there is no row, or not even a complete
+// header. Fails if the rows are not those of consecutive steps up to it. The first one may be of any step: the log may
+// have been moved away.
+static bool find_end(size_t* keep, const char* path, Bytes text, int64_t done, TostError* err) {
+    const size_t n = strlen(header);
+    const char *line = text.data + n, *end;
     int64_t last = 0;
+    *keep = 0;
+    if (memcmp(text.data, header, text.size < n ? text.size : n) != 0)
+        return tost_error(err, "%s: line 1 is not the header of a log.csv; move the file away to start a new log", path);
+    if (text.size <= n) return true;
     for (long long number = 2; last < done; number++, line = end) {
         LogRow row = {.step = -1};
         if ((end = strchr(line, '\n'))) {
-            const char after = *++end;
-            *end = 0;
+            end++;
             log_row_parse(&row, line);
-            *end = after;
         }
         if (row.step < 1 || row.step > done || (number > 2 && row.step != last + 1))
-            return tost_error(why, "line %lld is not the row of step %lld", number, (long long)last + 1);
+            return tost_error(err, "%s: line %lld is not the row of step %lld; move the file away to start a new log",
+                              path, number, (long long)last + 1);
         last = row.step;
     }
-    *keep = (size_t)(line - text);
+    *keep = (size_t)(line - text.data);
     return true;
-}
-
-// Copies a log that find_end has rejected, if it has any rows, to PATH.kept-N, and sets the warning.
-static bool keep_rows(LogFile* log, const Bytes* old, int64_t done, const TostError* why, TostError* err) {
-    const bool keeps = old->size > strlen(header);
-    const Path kept = keeps ? free_name(log->path, ".kept-") : (Path){""};
-    log->warning = text_line("%s: %s; the log begins at step %lld%s%s", log->path, why->text, (long long)done + 1,
-                             keeps ? ", and the old one is now " : "", kept.text);
-    return !keeps || replace_file(kept.text, old->data, old->size, err);
 }
 
 // Appends a text; "" only checks. A failure may leave a part of the text in the file, so all later calls fail, too.
@@ -85,16 +68,12 @@ static bool write_text(LogFile* log, const char* text, TostError* err) {
 static bool cut(LogFile* log, int64_t done, TostError* err) {
     Bytes old = {0};
     size_t keep = 0;
-    TostError why;
-    const bool ok = done < 0 || (read_file(&old, log->path, err)
-                    && (strncmp(old.data, header, strlen(header)) == 0 || starts_log(old.data, old.size)
-                        || foreign_log(log->path, err))
-                    && (find_end(&keep, old.data, done, &why) || keep_rows(log, &old, done, &why, err)));
+    const bool ok = done < 0 || (read_file(&old, log->path, err) && find_end(&keep, log->path, old, done, err));
     free(old.data);
     if (!ok) return false;
     if (ftruncate(log->fd, (off_t)keep) != 0)
         return tost_error(err, "%s: cannot be truncated to %zu bytes: %s", log->path, keep, strerror(errno));
-    return (keep > 0 || write_text(log, header, err)) && sync_parent(log->path, err);
+    return (keep > 0 || write_text(log, header, err)) && log_sync(log, err) && sync_parent(log->path, err);
 }
 
 static void drop(LogFile* log) {
@@ -125,7 +104,7 @@ bool log_row_parse(LogRow* row, const char* text) {
         if (*p != ',' && (end == p || *end != (i < COMMAS ? ',' : '\n'))) return false;
         p = *p == ',' ? p + 1 : end + 1;
     }
-    if (*p || !(field[0] >= 0 && field[0] < 1e15) || !(field[1] >= 0 && field[1] < 9e18)) return false;
+    if (!(field[0] >= 0 && field[0] < 1e15) || !(field[1] >= 0 && field[1] < 9e18)) return false;
     *row = (LogRow){.step = (int64_t)field[0], .tokens = strtoll(strchr(text, ',') + 1, NULL, 10),
                     .train_loss = field[2], .val_loss = field[3], .lr = field[4], .grad_norm = field[5],
                     .ms = field[6], .tokens_per_s = field[7]};

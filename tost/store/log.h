@@ -20,12 +20,11 @@ typedef struct {
     char*  path;        // NULL: closed
     int    fd;
     int    failed;      // errno of a failed write, or 0
-    TextLine warning;   // of log_open, or empty
 } LogFile;
 
-// Starts a new log (done: -1), or cuts an existing one after the row of step `done`. If its rows are not those of
-// consecutive steps up to that one, a copy is kept as PATH.kept-N, the log starts at the next step, and `warning` says
-// so. A device, a pipe or a file with several hard links, as after cp -al of the folder, is an error.
+// Starts a new log (done: -1), or cuts an existing one after the row of step `done`. Rows that are not those of
+// consecutive steps up to that one are an error, and so is a device, a pipe or a file with several hard links, as after
+// cp -al of the folder.
 bool log_open(LogFile* log, const char* path, int64_t done, TostError* err);
 // After a failure, log_row, log_sync and log_close fail, too.
 bool log_row(LogFile* log, const LogRow* row, TostError* err);
@@ -33,7 +32,7 @@ bool log_row(LogFile* log, const LogRow* row, TostError* err);
 bool log_sync(LogFile* log, TostError* err);
 bool log_close(LogFile* log, TostError* err);         // does nothing if the log is closed or zeroed
 
-bool log_row_parse(LogRow* row, const char* text);   // false if text is not such a line
+bool log_row_parse(LogRow* row, const char* text);   // false if text does not begin with such a line
 
 // Removes the sign of a NaN, which printf may print.
 static inline double plain_nan(double x) { return isnan(x) ? NAN : x; }

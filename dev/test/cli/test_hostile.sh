@@ -84,7 +84,8 @@ cp elsewhere.csv before
 for part in model optimizer; do
     add_metadata logged/step_00000002/$part.safetensors '"option.log":"elsewhere.csv",'
 done
-prints "--resume --out logged --steps 3" "logged/log.csv: " "begins at step 3"
+run --resume --out logged --steps 3
+check "the new log begins at step 3" [ "$(sed 1d logged/log.csv | cut -d, -f1)" = 3 ]
 check "a log elsewhere is not changed" cmp -s before elsewhere.csv
 cp -R run named
 rm named/*/vocab.bpe
