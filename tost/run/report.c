@@ -43,37 +43,23 @@ static char* shell_word(const char* word) {
     return quoted;
 }
 
-// How this run was launched: "mpirun -n 4 ", or "" for a single process.
-static TextLine launcher_of(const Run* r) {
-    const char* launcher = r->comm ? comm_launch().launcher : NULL;
-    if (!launcher) return (TextLine){""};
-    return text_line("%s %s %d ", launcher, strcmp(launcher, "torchrun") == 0 ? "--no-python --nproc-per-node" : "-n",
-                     comm_size(r->comm));
-}
-
-// Prints a suggested command: LAUNCHER PROGRAM COMMAND FOLDER REST.
-static void suggest(Run* r, const char* label, const char* launcher, const char* command, const char* rest) {
+// LAUNCHER PROGRAM COMMAND FOLDER; the launcher, if there are several ranks and it is wanted: "mpirun -n 4"
+static TextLine command_line(const Run* r, bool launched, const char* command) {
+    const char* launcher = launched && r->comm ? comm_launch().launcher : NULL;
     char *program = shell_word(r->o.program), *out = shell_word(r->out.text);
-    progress_text(&r->progress, "%-11s%s%s %s %s%s", label, launcher, program, command, out, rest);
+    TextLine line = text_line("%s %s %s", program, command, out);
+    if (launcher)
+        line = text_line("%s %s %d %s", launcher, strcmp(launcher, "torchrun") == 0 ? "--no-python --nproc-per-node"
+                         : "-n", comm_size(r->comm), line.text);
     free(program);
     free(out);
+    return line;
 }
 
 TextLine resume_hint(const Run* r) {
     if (r->saved.step < 0) return text_line("nothing is saved yet");
-    char *program = shell_word(r->o.program), *out = shell_word(r->out.text);
-    const TextLine launcher = launcher_of(r);
-    const TextLine hint = text_line("%s%s%strain --resume --out %s continues from step %lld", launcher.text,
-                                    launcher.text[0] ? program : "", launcher.text[0] ? " " : "", out,
-                                    (long long)r->saved.step);
-    free(program);
-    free(out);
-    return hint;
-}
-
-TextLine divergence_hint(const Run* r, const char* remedy) {
-    return text_line("%s; %sa new run%s with a lower --lr may help", resume_hint(r).text, remedy,
-                     r->saved.step < 0 ? "" : " from --init");
+    return text_line("%s continues from step %lld", command_line(r, true, "train --resume --out").text,
+                     (long long)r->saved.step);
 }
 
 // ---- At the start ----
@@ -88,13 +74,6 @@ static void report_schedule(Run* r) {
     progress_fact(&r->progress, "optimizer", "%s, lr %g, %lld warm-up step%s, %s%s%s; weight decay %g",
                   o->optimizer == TOST_MUON ? "Muon and AdamW" : "AdamW", o->lr, (long long)o->warmup,
                   plural(o->warmup), kinds[o->schedule], last, start, o->weight_decay);
-    if (o->init && r->init.step > 0 && !option_given(r->args, "lr"))
-        progress_fact(&r->progress, "",
-                      "lr: the last learning rate of --init; a higher --lr learns new text faster but "
-                      "forgets more");
-    if (o->warmup >= o->steps && o->steps > 0)
-        run_warn(r, "--warmup %lld is not less than --steps %lld: the learning rate never reaches --lr %g",
-                 (long long)o->warmup, (long long)o->steps, o->lr);
 }
 
 static void report_model(Run* r) {
@@ -110,13 +89,9 @@ static void report_model(Run* r) {
     progress_fact(p, "steps", "%lld (%lld done); seed %lld", (long long)o->steps, (long long)r->info.step,
                   (long long)o->seed);
     const int64_t micro_batches = o->total_batch / ((int64_t)o->batch * o->seq);
-    char instead[64] = "";
-    if (!option_given(o, "total-batch") && !o->init && o->total_batch != tost_preset_at(o->preset)->total_batch)
-        snprintf(instead, sizeof instead, ", instead of the preset's %lld",
-                 (long long)tost_preset_at(o->preset)->total_batch);
-    progress_fact(p, "", "%lld token%s per step: %lld micro-batch%s × %d sequence%s × %d token%s%s",
+    progress_fact(p, "", "%lld token%s per step: %lld micro-batch%s × %d sequence%s × %d token%s",
                   (long long)o->total_batch, plural(o->total_batch), (long long)micro_batches,
-                  micro_batches == 1 ? "" : "es", o->batch, plural(o->batch), o->seq, plural(o->seq), instead);
+                  micro_batches == 1 ? "" : "es", o->batch, plural(o->batch), o->seq, plural(o->seq));
     if (o->chunk > 0 && o->chunk < o->seq)
         progress_fact(p, "chunks", "%d of up to %d tokens per sequence; 4/3 of the computation",
                       o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk);
@@ -137,8 +112,7 @@ static void report_ranks(Run* r) {
                       r->comm->library, (long long)(o->total_batch / size), human_bytes(bytes, moved));
     }
     if (o->parts > 1)
-        progress_fact(&r->progress, "parts", "%d × %lld tokens; the results are the same on one rank and on R ranks if "
-                      "parts / R is a power of two", o->parts, (long long)(o->total_batch / o->parts));
+        progress_fact(&r->progress, "parts", "%d × %lld tokens", o->parts, (long long)(o->total_batch / o->parts));
 }
 
 // A line for each source.
@@ -172,11 +146,9 @@ static void report_data(Run* r) {
     else if (o->sample_every > 0) progress_fact(p, "samples", "off (no --tokenizer)");
 }
 
-// The options that --resume changes, and the jump of the learning rate, if it has one.
+// The options that --resume changes.
 static void report_changes(Run* r) {
     const char* label = "changed";
-    Options before = options_default(r->engine);
-    TostError ignored;
     for (int i = 0; i < r->resumed.count; i++) {
         char* note = options_changed(&r->o, &r->resumed.entry[i]);
         if (!note) continue;
@@ -184,13 +156,6 @@ static void report_changes(Run* r) {
         label = "";
         free(note);
     }
-    if (!*label && options_resume(&before, &r->resumed, r->out.text, &ignored)) {
-        const int64_t step = r->info.step;
-        const double lr_was = schedule_lr(schedule_of(&before), step), lr_is = schedule_lr(schedule_of(&r->o), step);
-        if (fabs(lr_is - lr_was) > 1e-12 * lr_was)
-            progress_fact(&r->progress, "", "learning rate of the next step: %g instead of %g", lr_is, lr_was);
-    }
-    options_free(&before);
 }
 
 void report_settings(Run* r, const char* device) {
@@ -295,7 +260,9 @@ void report_end(Run* r) {
     if (r->saved.step < 0) progress_text(p, "%-11s%s (--save-every 0)", "saved", has_best ? best.text : "nothing");
     if (r->saved.step < 0) return;
     progress_text(p, "%-11s%s/step_%08lld", "saved", r->out.text, (long long)r->saved.step);
-    if (r->tokenizer && !stopped) suggest(r, "sample", "", "sample --model", " --prompt 'Once upon a time'");
+    if (r->tokenizer && !stopped)
+        progress_text(p, "%-11s%s --prompt 'Once upon a time'", "sample", command_line(r, false, "sample --model").text);
     const TextLine more = text_line(" --steps %lld", 2 * (steps > 0 ? steps : 1));
-    suggest(r, "continue", launcher_of(r).text, "train --resume --out", stopped ? "" : more.text);
+    progress_text(p, "%-11s%s%s", "continue", command_line(r, true, "train --resume --out").text,
+                  stopped ? "" : more.text);
 }

@@ -95,7 +95,6 @@ bool run_log_step(Run* r, const LogRow* row, TostError* err);
 // ---- report.c ----
 void run_warn(Run* r, const char* fmt, ...) PRINTF_LIKE(2, 3);   // one line on stderr
 TextLine resume_hint(const Run* r);                              // how to resume the run, and from which step
-TextLine divergence_hint(const Run* r, const char* remedy);      // the same, and suggests `remedy` and a lower --lr
 void report_settings(Run* r, const char* device);
 void report_flops(Run* r);                                       // and sets p->peak_tokens_per_s
 void report_validation(Run* r);

@@ -10,10 +10,12 @@ static bool write_failed(const Run* r, const TostError* reason, TostError* err) 
     return tost_error(err, "%s; stopped; %s", reason->text, resume_hint(r).text);
 }
 
-static double batch_loss(Run* r, uint64_t first) {
+// Loss of the next micro-batch with the current parameters, checked before a save so that diverged parameters do not
+// replace a good checkpoint.
+static double probe_loss(Run* r) {
     const size_t tokens = (size_t)r->o.batch * (size_t)r->o.seq;
     TostError ignored;
-    if (!data_batch(r->data, r->inputs, r->targets, first, r->o.batch, &ignored)) {   // use token 0 instead
+    if (!data_batch(r->data, r->inputs, r->targets, r->info.data_sample, r->o.batch, &ignored)) {   // use token 0
         memset(r->inputs, 0, tokens * sizeof *r->inputs);
         memset(r->targets, 0, tokens * sizeof *r->targets);
     }
@@ -21,16 +23,6 @@ static double batch_loss(Run* r, uint64_t first) {
     chunks_loss(&r->chunks, r->inputs, r->targets, r->o.batch, r->o.seq);
     const LossSum loss = run_read_loss(r);
     return loss.sum / (double)loss.count;
-}
-
-// Loss of one micro-batch with the current parameters, checked before a save so that diverged parameters do not replace
-// a good checkpoint. Uses the next micro-batch. If its loss is not finite, which its data may cause, uses the first one
-// of the last step.
-static double probe_loss(Run* r) {
-    const uint64_t next = r->info.data_sample;
-    const uint64_t last = next - (r->info.step > 0 ? (uint64_t)(r->o.total_batch / r->o.seq) : 0);
-    const double loss = batch_loss(r, next);
-    return isfinite(loss) ? loss : batch_loss(r, last);
 }
 
 static CheckpointModel checkpoint_model(const Run* r) {
@@ -52,8 +44,8 @@ static bool save_run(Run* r, bool last, TostError* err) {
     const double loss = probe_loss(r);
     TostError reason;
     if (!isfinite(loss)) {
-        tost_error(err, "after step %lld the loss is %g: not saved; %s", (long long)r->info.step, fabs(loss),
-                   (last ? divergence_hint(r, "") : resume_hint(r)).text);
+        tost_error(err, "after step %lld the loss is %g: not saved; %s; a lower --lr may help", (long long)r->info.step,
+                   fabs(loss), resume_hint(r).text);
         if (!last) run_warn(r, "%s", err->text);
         return !last;
     }

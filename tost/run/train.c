@@ -88,52 +88,20 @@ static double optimizer_step(Run* r, double norm) {
     return adamw.lr;
 }
 
-static bool all_finite(const Run* r, TostArray state, const TostTensor* t) {
-    float* values = xcalloc(t->size, sizeof *values);
-    r->engine->get(values, r->model, state, t);
-    size_t k = 0;
-    while (k < t->size && isfinite(values[k])) k++;
-    bool finite = k == t->size;
-    comm_broadcast(r->comm, &finite, sizeof finite, 0);
-    free(values);
-    return finite;
-}
-
-// Names the first parameter or, if there is none, the first gradient with a non-finite value.
-static void find_not_finite(char* text, size_t cap, const Run* r) {
-    static const struct { TostArray state; const char* name; } states[] = {
-        {TOST_PARAM, "the parameter"}, {TOST_GRAD, "the gradient of"}};
-    for (size_t s = 0; s < countof(states); s++) {
-        for (int i = 0; i < r->tensors.count; i++) {
-            const TostTensor* t = &r->tensors.tensor[i];
-            if (all_finite(r, states[s].state, t)) continue;
-            snprintf(text, cap, "first in %s %s", states[s].name, t->name);
-            return;
-        }
-    }
-    snprintf(text, cap, "although all parameters and gradients are finite");
-}
-
-// Returns false with the reason if the step must be skipped: loss or gradient norm is not finite.
-static bool check_step(const Run* r, double loss, double norm, TostError* reason) {
-    if (isfinite(loss) && isfinite(norm)) return true;
-    char where[ST_NAME_MAX + 64];
-    find_not_finite(where, sizeof where, r);
-    return tost_error(reason, "loss %g, gradient norm %g, %s", fabs(loss), fabs(norm), where);
-}
-
-// Leaves the parameters unchanged. Fails, which ends the run, if too many consecutive steps were skipped.
-static bool skip_step(Run* r, const TostError* reason, TostError* err) {
+// Leaves the parameters unchanged, because loss or gradient norm is not finite. Fails, which ends the run, if too many
+// consecutive steps were skipped.
+static bool skip_step(Run* r, double loss, double norm, TostError* err) {
     CheckpointInfo* info = &r->info;
     const long long number = (long long)info->step + 1;
     if (info->skipped_in_a_row >= r->o.max_skipped)
-        return tost_error(err, "step %lld: %s; stopped without changing the parameters, after %lld consecutive "
-                          "skipped steps (--max-skipped); %s", number, reason->text, (long long)info->skipped_in_a_row,
-                          divergence_hint(r, "a higher --max-skipped or ").text);
+        return tost_error(err, "step %lld: loss %g, gradient norm %g; stopped without changing the parameters, after "
+                          "%lld consecutive skipped steps; %s; a lower --lr or a higher --max-skipped may help", number,
+                          fabs(loss), fabs(norm), (long long)info->skipped_in_a_row, resume_hint(r).text);
     info->skipped++;
     info->skipped_in_a_row++;
-    run_warn(r, "step %lld is skipped: %s (skipped so far: %lld; consecutive: %lld, limit %lld)", number, reason->text,
-             (long long)info->skipped, (long long)info->skipped_in_a_row, (long long)r->o.max_skipped);
+    run_warn(r, "step %lld is skipped: loss %g, gradient norm %g (skipped so far: %lld; consecutive: %lld, limit %lld)",
+             number, fabs(loss), fabs(norm), (long long)info->skipped, (long long)info->skipped_in_a_row,
+             (long long)r->o.max_skipped);
     return true;
 }
 
@@ -143,16 +111,15 @@ static Outcome train_step(LogRow* row, Run* r, TostError* err) {
     const Options* o = &r->o;
     const double start = now_seconds();
     double lr = 0;
-    TostError reason;
     const Outcome accumulated = accumulate_gradients(r, err);
     if (accumulated != DONE) return accumulated;
     const double norm = r->engine->grad_norm(r->model);
     r->part_loss[run_own_parts(r) - 1] = run_read_loss(r);   // one synchronization per part
     const double loss = run_mean_loss(r);
-    if (check_step(r, loss, norm, &reason)) {
+    if (isfinite(loss) && isfinite(norm)) {
         lr = optimizer_step(r, norm);
         r->info.skipped_in_a_row = 0;
-    } else if (!skip_step(r, &reason, err)) return FAILED;
+    } else if (!skip_step(r, loss, norm, err)) return FAILED;
     r->info.step++;
     r->info.tokens += o->total_batch;
     r->info.data_sample += (uint64_t)(o->total_batch / o->seq);
@@ -202,8 +169,8 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     if (measured == INTERRUPTED) return INTERRUPTED;
     const double loss = run_mean_loss(r);
     if (!isfinite(loss)) {
-        tost_error(err, "after step %lld the validation loss is %g: stopped; %s", (long long)r->info.step,
-                   fabs(loss), divergence_hint(r, "").text);
+        tost_error(err, "after step %lld the validation loss is %g: stopped; %s; a lower --lr may help",
+                   (long long)r->info.step, fabs(loss), resume_hint(r).text);
         return FAILED;
     }
     r->info.val_loss = loss;
