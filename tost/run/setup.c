@@ -53,9 +53,6 @@ static bool find_resumed(Run* r, TostError* err) {
     r->resumed = r->info.options;
     r->info.options = (KeyValues){0};
     r->saved.step = r->info.step;
-    if (r->resumed.count == 0)
-        return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
-                          "from its weights", weights, weights);
     if (!options_resume(o, &r->resumed, weights, err)) return false;
     if (!o->data.count) return tost_error(err, "%s does not contain the option data: give --data GLOB", weights);
     if (!r->engine->supports((TostDtype)o->dtype))
@@ -91,11 +88,11 @@ static bool inherit(Run* r, TostError* err) {
     if (o->keep_optimizer) r->info.earlier_updates = r->init.earlier_updates + r->init.step - r->init.skipped;
     o->init_file = r->weights.text;
     if (ok && !option_given(o, "lr")) {
-        const bool known = option_given(&before, "lr");
-        const double lr = !known ? 0 : r->init.step > 0 ? schedule_lr(schedule_of(&before), r->init.step) : before.lr;
+        const double lr = !option_given(&before, "lr") ? 0
+                        : r->init.step > 0 ? schedule_lr(schedule_of(&before), r->init.step) : before.lr;
         if (lr > 0) o->lr = lr;
-        else ok = o->steps == 0 || tost_error(err, "--init %s: %s: give --lr", o->init, known
-                                              ? "its last learning rate is 0" : "it contains no learning rate");
+        else ok = o->steps == 0 || tost_error(err, "--init %s: its last learning rate is 0 or unknown: give --lr",
+                                              o->init);
     }
     options_free(&before);
     return ok;
@@ -114,7 +111,6 @@ static bool find_fresh(Run* r, TostError* err) {
 
 // Only rank 0 uses the folder; the others read checkpoints.
 bool run_find(Run* r, TostError* err) {
-    TostError lock_error;
     if (r->o.out) r->out = path_text("%s", r->o.out);   // otherwise claim_folder chooses a numbered folder
     else if (r->o.resume) {
         if (!checkpoint_newest_run(&r->out, "out", "--out DIR", err)) return false;
@@ -123,10 +119,8 @@ bool run_find(Run* r, TostError* err) {
     const char* out = r->o.out;
     if (!check_out(out, err)) return false;
     const bool locks = out && comm_rank(r->comm) == 0 && is_dir(out);
-    const LockResult lock = locks ? lock_take(&r->lock, out, &lock_error) : LOCK_TAKEN;
-    if (lock == LOCK_BUSY) return tost_error(err, "%s", lock_error.text);
-    if (!(r->o.resume ? find_resumed(r, err) : find_fresh(r, err))) return false;
-    return lock == LOCK_TAKEN || run_is_finished(r) || tost_error(err, "%s", lock_error.text);
+    if (locks && lock_take(&r->lock, out, err) != LOCK_TAKEN) return false;
+    return r->o.resume ? find_resumed(r, err) : find_fresh(r, err);
 }
 
 // ---- Data and tokenizer ----
@@ -172,7 +166,6 @@ static bool find_tokenizer(Path* path, Run* r) {
 // which makes matrix products faster. The data has none of the extra ids.
 static bool open_tokenizer(Run* r, TostError* err) {
     enum { MULTIPLE = 64 };
-    static const char* const sampling[] = {"sample-every", "sample-tokens", "temperature", "top-k", "top-p"};
     Options* o = &r->o;
     Path path;
     const bool found = find_tokenizer(&path, r);
@@ -193,9 +186,8 @@ static bool open_tokenizer(Run* r, TostError* err) {
     }
     r->info.config = o->config;
     if (found && !r->tokenizer) return false;
-    for (size_t i = 0; i < countof(sampling) && !r->tokenizer && o->sample_every > 0; i++)
-        if (option_given(r->args, sampling[i]))
-            return tost_error(err, "--%s needs a tokenizer: give --tokenizer FILE", sampling[i]);
+    if (!r->tokenizer && o->sample_every > 0 && option_given(r->args, "sample-every"))
+        return tost_error(err, "--sample-every needs a tokenizer: give --tokenizer FILE");
     return tost_config_check(&o->config, err);
 }
 
@@ -288,12 +280,6 @@ static bool create_model(Run* r, TostError* err) {
 
 // --overwrite: renames the folder of the old run to OUT.N.
 static bool rename_old(Run* r, TostError* err) {
-    Path here, out;
-    const bool known = realpath(".", here.text) && realpath(r->out.text, out.text);
-    const size_t n = known ? strlen(out.text) : 0;
-    if (known && strncmp(here.text, out.text, n) == 0 && (!here.text[n] || here.text[n] == '/'))
-        return tost_error(err, "--overwrite: %s cannot be renamed, since it is or contains the current folder: change "
-                          "to another one", r->out.text);
     r->old = free_name(r->out.text, ".");
     if (!rename_synced(r->out.text, r->old.text, err))
         return tost_error(err, "--overwrite: %s; give another --out", err->text);
@@ -331,18 +317,10 @@ static bool check_disk(Run* r, TostError* err) {
         size += 4.0 * (double)t->size * (3 - tost_uses_muon(t, (TostOptimizer)o->optimizer));
     }
     const double left = (double)fs.f_bavail * (double)fs.f_frsize;
-    const double saves = o->save_every ? ceil((double)o->steps / (double)o->save_every) : 1;
-    const double most = (o->keep ? fmin((double)o->keep + 1, saves) : saves) + 2 * o->keep_best;
-    human_bytes(free_text, left);
-    human_bytes(size_text, size);
-    if (size > left)
-        return tost_error(err, "--out %s: %s: a checkpoint needs %s, and %s are free: free more, or give another "
-                          "--out%s", r->out.text, strerror(ENOSPC), size_text, free_text,
-                          o->keep_best ? "" : " or --save-every 0");
-    if ((o->resume ? size : most * size) > left)
-        run_warn(r, "--out %s: %s are free, but up to %.0f checkpoints of %s will be on the disk: lower --keep, raise "
-                 "--save-every, or give another --out", r->out.text, free_text, most, size_text);
-    return true;
+    return size <= left
+        || tost_error(err, "--out %s: %s: a checkpoint needs %s, and %s are free: free more, or give another --out%s",
+                      r->out.text, strerror(ENOSPC), human_bytes(size_text, size), human_bytes(free_text, left),
+                      o->keep_best ? "" : " or --save-every 0");
 }
 
 // Opens folder and log, last, so that a run that cannot start writes nothing.
@@ -361,29 +339,22 @@ static bool open_folder(Run* r, TostError* err) {
     else {   // remove a new folder, which is empty
         lock_release(&r->lock);
         if (!existed || *old) rmdir(out);   // fails if it is not empty
-        if (*old && rename(old, out) != 0 && path_exists(old))   // a full disk left a log in r->out
-            tost_error(err, "%s; the old run is in %s", err->text, old);
+        if (*old) tost_error(err, "%s; the old run is in %s", err->text, old);
     }
     return ok;
 }
 
-// Fails if this rank's memory cannot fit in the machine or its cgroup, and warns if it may not. Other ranks of the host
-// need as much; they are not counted. All swap counts as memory, because its limits are not read.
+// Fails if this rank's memory cannot fit in the machine or its cgroup. Other ranks of the host need as much; they are
+// not counted. All swap counts as memory, because its limits are not read.
 static bool check_memory(Run* r, TostError* err) {
-    static const char lower[] = "lower --batch or --seq, or use --chunk or a smaller model";
     char need_text[32], limit_text[32];
     const double need = (double)r->engine->memory(&r->o.config, &r->engine_options);
     const double cgroup = (double)cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup");
     const double limit = fmin(cgroup, (double)meminfo_bytes("MemTotal:"));
-    const double available = fmin(limit, (double)meminfo_bytes("MemAvailable:"));
-    if (r->engine->device_memory || need < 0.9 * available) return true;   // 0.1: program, libraries, files
-    const bool fits = need <= limit + (double)meminfo_bytes("SwapTotal:") || r->info.step >= r->o.steps;
-    human_bytes(need_text, need);
-    human_bytes(limit_text, fits ? available : limit);
-    if (fits) run_warn(r, "the run needs %s of memory, and %s are available: if it is killed, %s", need_text,
-                       limit_text, lower);
-    return fits || tost_error(err, "not enough memory: the run needs %s, but %s %s: %s", need_text, limit == cgroup
-                              ? "the limit of its cgroup is" : "the machine has", limit_text, lower);
+    return r->engine->device_memory || need <= limit + (double)meminfo_bytes("SwapTotal:") || r->info.step >= r->o.steps
+        || tost_error(err, "not enough memory: the run needs %s, but %s %s: lower --batch or --seq, or use --chunk or "
+                      "a smaller model", human_bytes(need_text, need), limit == cgroup
+                      ? "the limit of its cgroup is" : "the machine has", human_bytes(limit_text, limit));
 }
 
 static bool prepare_data(Run* r, TostError* err) {

@@ -404,9 +404,8 @@ static void test_overwrite(Checks* c) {
     check_same(c, "new", "old", 8, "overwritten");
     check_same(c, "alone", "old.1", 12, "overwritten");
     must(chdir("old") == 0, "chdir", NULL);
-    for (int i = 0; i < 2; i++)
-        check_run(c, run(BASE NO_VAL "--data ../good.bin --overwrite --out %s", i ? "." : "../old"), 1, 1,
-                  "cannot be renamed, since it is or contains the current folder", "the current folder");
+    check_run(c, run(BASE NO_VAL "--data ../good.bin --overwrite --out ."), 1, 1, "cannot be renamed",
+              "the current folder");
     must(chdir("..") == 0, "chdir", NULL);
     check_same(c, "new", "old", 8, "after --out .");
     hooks[0] = (Hook){PUT, 1, no_room};
