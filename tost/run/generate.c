@@ -214,9 +214,6 @@ static void row_start(Row* row, const Generator* g, Text* text) {
 
 bool generate(Text* texts, int n, double* seconds, const Generator* g, int64_t max_tokens, TostError* err) {
     const size_t V = (size_t)g->config->vocab_size;
-    if ((size_t)tokenizer_size(g->tokenizer) > V)
-        return tost_error(err, "%s: %d tokens, but the model's vocabulary has %zu; give the tokenizer it was trained "
-                          "with as --tokenizer FILE", tokenizer_path(g->tokenizer), tokenizer_size(g->tokenizer), V);
     Batch b = {.g = g, .max_tokens = max_tokens, .n = n, .rows = xmalloc((size_t)n * sizeof *b.rows),
                .next = xmalloc((size_t)n * sizeof *b.next), .logits = xmalloc((size_t)n * V * sizeof *b.logits)};
     for (int i = 0; i < n; i++) row_start(&b.rows[i], g, &texts[i]);

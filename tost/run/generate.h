@@ -42,7 +42,7 @@ enum { MAX_TEXTS_TOGETHER = TOST_FEW_ROWS };
 // are used, the next token rebuilds the decode state from the last max(1, block_size/2) tokens including itself. A model
 // without positions reads prompts of any length and never rebuilds the state.
 // If a stop text is given, bytes that may be its beginning are held back until it is certain that they are not.
-// Fails if the tokenizer is larger than the vocabulary or all logits are NaN or -infinity.
+// Fails if all logits are NaN or -infinity. The vocabulary has at least the tokens of the tokenizer.
 // Adds the time, excluding the prompts, to *seconds.
 bool generate(Text* texts, int n, double* seconds, const Generator* g, int64_t max_tokens, TostError* err);
 
