@@ -54,18 +54,9 @@ int slices_complete(const Slices* s, size_t from) {
 
 // ---- Parts ----
 
-static bool fits(int64_t parts, int ranks) {
-    const int64_t each = parts / ranks;
-    return parts > 0 && (ranks == 1 || (parts % ranks == 0 && (each & (each - 1)) == 0));
-}
-
 bool parts_check(int parts, int ranks, TostError* err) {
-    if (fits(parts, ranks)) return true;
-    int64_t below = parts, above = parts;
-    while (below > 0 && !fits(below, ranks)) below--;
-    while (!fits(above, ranks)) above++;
-    char lower[24] = "";
-    if (below > 0) snprintf(lower, sizeof lower, "%lld or ", (long long)below);
-    return tost_error(err, "--parts %d on %d ranks: the parts of each rank must be a power of two: use --parts %s%lld, "
-                      "or one rank", parts, ranks, lower, (long long)above);
+    const int each = parts / ranks;
+    return ranks == 1 || (parts % ranks == 0 && (each & (each - 1)) == 0)
+        || tost_error(err, "--parts %d on %d ranks: the parts of each rank must be a power of two: use --parts %d, or "
+                      "one rank", parts, ranks, ranks);
 }

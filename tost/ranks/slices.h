@@ -46,7 +46,7 @@ static inline Range range_meet(Range a, Range b) {   // empty: start = end
 //
 // A rank computes parts/ranks consecutive parts: a power of two, unless there is one rank, so its sum is a subtree.
 
-// Fails, naming the nearest values, if the parts cannot be divided among the ranks.
+// Fails if the parts cannot be divided among the ranks.
 bool parts_check(int parts, int ranks, TostError* err);
 
 // The first of n items of part p, if the parts divide them as equally as possible.
