@@ -53,25 +53,20 @@ static Outcome accumulate_gradients(Run* r, TostError* err) {
     const uint64_t first = r->info.data_sample + (uint64_t)(comm_rank(r->comm) * n * o->batch);
     r->engine->zero_grad(r->model);
     int64_t done = 0;
-    bool ok = true, abandoned = false;
+    bool ok = true;
     for (; done < n && (done == 0 || !interrupted(r, !ok)); done++) {
         const TostEnd end = done + 1 == n ? TOST_STEP_ENDS : (done + 1) % each == 0 ? TOST_PART_ENDS : TOST_MORE;
         progress_micro_batch(&r->progress, (double)(done * comm_size(r->comm)));
         r->pass = (RunPass){.done = done, .all = n};
         ok = ok && data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * o->batch), o->batch, err);
         if (end == TOST_STEP_ENDS && comm_any(r->comm, !ok)) break;
-        if (ok) abandoned = !chunks_train(&r->chunks, r->inputs, r->targets, o->batch, o->seq,
-                                          1.0f / (float)o->total_batch, end);
-        if (abandoned) break;
+        if (ok && !chunks_train(&r->chunks, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch, end))
+            break;
         if (end == TOST_PART_ENDS) r->part_loss[done / each] = run_read_loss(r);
     }
     if (done == n) return DONE;
     run_read_loss(r);   // resets the sum
-    if (!run_agree(r, ok, err)) return data_failed(r, NULL, err);
-    if (done > 0 || abandoned)
-        progress_text(&r->progress, "step %lld is incomplete (micro-batch %lld of %lld): it is dropped",
-                      (long long)r->info.step + 1, (long long)done * comm_size(r->comm), (long long)micro_batches(o));
-    return INTERRUPTED;
+    return run_agree(r, ok, err) ? INTERRUPTED : data_failed(r, NULL, err);
 }
 
 // Clips the gradients and updates the parameters. Returns the learning rate.

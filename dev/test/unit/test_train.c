@@ -298,14 +298,11 @@ static void test_signals_in_steps(Checks* c) {
 #define ACCUMULATED FAKE NO_VAL "--data good.bin --total-batch 64 --steps 6 --save-every 6 "
     check_run(c, run(ACCUMULATED "--out whole"), 0, 0, NULL, "the uninterrupted run");
     for (int at = 1; at <= 12; at++) {
-        char out[16], says[80];
+        char out[16];
         snprintf(out, sizeof out, "part%d", at);
-        snprintf(says, sizeof says, "step %d is incomplete (micro-batch %d of 4): it is dropped", at / 4 + 1, at % 4);
         hooks[0] = (Hook){TRAINING, at, interrupt};
         const Outcome o = run(ACCUMULATED "--out %s", out);
         check(c, o.status == 130 && saved(out, at / 4), "at micro-batch %d: status %d: %s", at, o.status, o.out);
-        check(c, (strstr(o.out, says) != NULL) == (at % 4 > 0), "at micro-batch %d: expected '%s': %s", at, says,
-              o.out);
         check(c, row_of(out, at / 4 + 1).step == -1, "%s: the row of an incomplete step", out);
         free_outcome(o);
         check_run(c, run("--resume --out %s", out), 0, 0, NULL, "resumed within a step");
