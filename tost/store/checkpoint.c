@@ -338,11 +338,10 @@ static bool write_folder(const char* dir, const CheckpointInfo* info, const Chec
 bool checkpoint_save(const char* run, bool best, const CheckpointInfo* info, const CheckpointModel* m, TostError* err) {
     const Path name = best ? path_in(run, BEST_FOLDER) : checkpoint_name(run, info->step);
     const Path unfinished = path_text("%s.tmp", name.text);
-    bool ok = write_folder(unfinished.text, info, m, err) && checkpoint_publish(unfinished.text, name.text, err);
+    if (write_folder(unfinished.text, info, m, err) && checkpoint_publish(unfinished.text, name.text, err)
+        && sync_dir(run, err)) return true;
     TostError ignored;
-    if (!ok) tost_error(err, "%s; step %" PRId64 " is not saved", err->text, info->step);
-    else if (!sync_dir(run, err))
-        ok = tost_error(err, "%s; %s is saved, but may be lost on a power failure", err->text, name.text);
-    if (!ok) checkpoint_remove(unfinished.text, &ignored);
-    return ok;
+    tost_error(err, "%s; saving step %" PRId64 " failed", err->text, info->step);
+    checkpoint_remove(unfinished.text, &ignored);
+    return false;
 }
