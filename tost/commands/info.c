@@ -20,10 +20,10 @@ static void print_file(const char* label, const char* path) {
 }
 
 static void print_model(const LoadedModel* m) {
-    const TostConfig* c = &m->info.config;
-    print_line(stdout, "%-12s%s", "model", model_sizes(c).text);
-    print_line(stdout, "%-12s%s, exactly %zu in %d tensors", "parameters", model_parameters(c, &m->tensors).text,
-               m->tensors.n_params, m->tensors.count);
+    char parameters[32];
+    print_line(stdout, "%-12s%s", "model", model_sizes(&m->info.config).text);
+    print_line(stdout, "%-12s%s, exactly %zu in %d tensors", "parameters",
+               human_count(parameters, (double)m->tensors.n_params), m->tensors.n_params, m->tensors.count);
 }
 
 static void print_training(const CheckpointInfo* info) {

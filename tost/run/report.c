@@ -79,9 +79,9 @@ static void report_schedule(Run* r) {
 static void report_model(Run* r) {
     Progress* p = &r->progress;
     const Options* o = &r->o;
-    char memory[32];
+    char parameters[32], memory[32];
     progress_fact(p, "model", "%s", model_sizes(&o->config).text);
-    progress_fact(p, "parameters", "%s, %s of memory", model_parameters(&o->config, &r->tensors).text,
+    progress_fact(p, "parameters", "%s, %s of memory", human_count(parameters, (double)r->tensors.n_params),
                   human_bytes(memory, (double)r->engine->memory(&o->config, &r->engine_options)));
     if (r->weights.text[0])
         progress_fact(p, o->resume ? "resumed" : "weights", "%s%s", r->weights.text,
@@ -98,18 +98,15 @@ static void report_model(Run* r) {
     report_schedule(r);
 }
 
-// How a step is divided among ranks and parts, and what a rank sends to and receives from the others.
+// How a step is divided among ranks and parts.
 static void report_ranks(Run* r) {
     const Options* o = &r->o;
     const int size = comm_size(r->comm), threads = threads_max();
-    char bytes[32];
     int hosts = 0;
     if (size > 1) {
-        const double moved = sizeof(float) * (double)r->tensors.n_params * 2.0 * (size - 1) / size;
         for (int i = 0; i < size; i++) hosts += r->comm->places[i].local_rank == 0;
-        progress_fact(&r->progress, "ranks", "%d × %d thread%s on %d host%s (%s), %lld tokens a rank, %s sent and "
-                      "received by each in a step", size, threads, plural(threads), hosts, plural(hosts),
-                      r->comm->library, (long long)(o->total_batch / size), human_bytes(bytes, moved));
+        progress_fact(&r->progress, "ranks", "%d × %d thread%s on %d host%s (%s), %lld tokens a rank", size, threads,
+                      plural(threads), hosts, plural(hosts), r->comm->library, (long long)(o->total_batch / size));
     }
     if (o->parts > 1)
         progress_fact(&r->progress, "parts", "%d × %lld tokens", o->parts, (long long)(o->total_batch / o->parts));

@@ -47,14 +47,6 @@ TextLine model_sizes(const TostConfig* c) {
                      c->memory ? ", memory" : "", c->positions == TOST_POSITIONS_NONE ? ", no positions" : "");
 }
 
-TextLine model_parameters(const TostConfig* c, const TostTensors* tensors) {
-    const size_t n = tensors->n_params, positions = (size_t)c->block_size * c->n_embd;
-    char all[32], without[32];
-    if (c->positions == TOST_POSITIONS_NONE) return text_line("%s", human_count(all, (double)n));
-    return text_line("%s (%s without position embeddings)", human_count(all, (double)n),
-                     human_count(without, (double)(n - positions)));
-}
-
 Tokenizer* model_tokenizer(const char* path, int rows, const uint32_t* hash, const char* weights, TostError* err) {
     Tokenizer* tokenizer = tokenizer_open(path, err);
     if (!tokenizer) return NULL;

@@ -20,8 +20,6 @@ bool check_utf8_text(const Options* o, const char* name, const char* text, size_
 // ---- Models and their tokenizers ----
 
 TextLine model_sizes(const TostConfig* c);   // "6 layers, …, no bias"
-// "1.6M (1.5M without position embeddings)"
-TextLine model_parameters(const TostConfig* c, const TostTensors* tensors);
 
 // Opens a tokenizer for a model with a vocabulary of `rows`; NULL on error. hash: the CRC-32 that it must have; NULL:
 // any. weights: the model's file for messages, NULL for a new model.
