@@ -37,10 +37,9 @@ static bool started_several(size_t i) {
 CommLaunch comm_launch(void) {
     CommLaunch launch = {.place = {.size = 1}};
     for (size_t i = 0; i < countof(launchers); i++) {
-        const int rank = env_number(launchers[i].rank, -1), size = env_number(launchers[i].size, -1);
         if (!started_several(i)) continue;
         launch.launcher = launchers[i].launcher;
-        launch.place = (CommPlace){.rank = rank, .size = size,
+        launch.place = (CommPlace){.rank = env_number(launchers[i].rank, 0), .size = env_number(launchers[i].size, 1),
                                    .local_rank = env_number(launchers[i].local_rank, 0)};
         break;
     }

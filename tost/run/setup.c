@@ -357,10 +357,6 @@ static bool check_memory(Run* r, TostError* err) {
                       ? "the limit of its cgroup is" : "the machine has", human_bytes(limit_text, limit));
 }
 
-static bool prepare_data(Run* r, TostError* err) {
-    return find_data(r, err) && open_tokenizer(r, err) && open_data(r, err) && open_val_data(r, err);
-}
-
 // The state of a run that has its data.
 static void fill_in(Run* r) {
     const Options* o = &r->o;
@@ -378,7 +374,8 @@ static void fill_in(Run* r) {
 
 bool run_set_up(Run* r, TostError* err) {
     char device[256];
-    if (!run_agree(r, prepare_data(r, err), err)) return false;
+    const bool ready = find_data(r, err) && open_tokenizer(r, err) && open_data(r, err) && open_val_data(r, err);
+    if (!run_agree(r, ready, err)) return false;
     fill_in(r);
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;
     report_settings(r, device);
