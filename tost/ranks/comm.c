@@ -165,11 +165,8 @@ void comm_let_first_speak(const TostComm* c) {
 void comm_timed_out(TostComm* c, const bool* arrived, const char* what) {
     TextLine who = {"other ranks"};
     TostError why;
-    int missing = 0;
-    for (int r = 0; arrived && r < c->place.size; r++)
-        if (r != c->place.rank && !arrived[r] && missing++ == 0)
-            who = text_line("rank %d on %s", r, c->places[r].host);
-    if (missing > 1) who = text_line("%s and %d more", who.text, missing - 1);
+    for (int r = c->place.size - 1; arrived && r >= 0; r--)   // names the first
+        if (r != c->place.rank && !arrived[r]) who = text_line("rank %d on %s", r, c->places[r].host);
     tost_error(&why, "%s%s%s did not respond for %g s (--rank-timeout)", what, what[0] ? ": " : "", who.text,
                c->timeout);
     comm_let_first_speak(c);
