@@ -27,7 +27,7 @@ static void set_threads(const Options* o, const TostComm* comm) {
 // Trains a model or continues a run with run/run.h.
 static int command_train(Options* args, TostComm* comm, const TostEngine* engine) {
     Run r = {.args = args, .o = *args, .comm = comm, .engine = engine, .began = now_seconds(),
-             .saved.step = -1,
+             .saved_step = -1,
              .progress = progress_new(stdout, args->quiet || args->rank != 0)};
     TostError err;
     signals_ignore_write_errors();

@@ -57,9 +57,9 @@ static TextLine command_line(const Run* r, bool launched, const char* command) {
 }
 
 TextLine resume_hint(const Run* r) {
-    if (r->saved.step < 0) return text_line("nothing is saved yet");
+    if (r->saved_step < 0) return text_line("nothing is saved yet");
     return text_line("%s continues from step %lld", command_line(r, true, "train --resume --out").text,
-                     (long long)r->saved.step);
+                     (long long)r->saved_step);
 }
 
 // ---- At the start ----
@@ -253,10 +253,10 @@ void report_end(Run* r) {
     if (isfinite(r->info.val_loss))
         progress_text(p, "%-11s%.6f after step %lld, best %.6f after step %lld%s", "val loss", r->info.val_loss,
                       (long long)r->info.val_step, r->info.best_val_loss, (long long)r->info.best_val_step,
-                      has_best && r->saved.best == r->info.best_val_loss ? " (best)" : "");
-    if (r->saved.step < 0) progress_text(p, "%-11s%s (--save-every 0)", "saved", has_best ? best.text : "nothing");
-    if (r->saved.step < 0) return;
-    progress_text(p, "%-11s%s/step_%08lld", "saved", r->out.text, (long long)r->saved.step);
+                      has_best ? " (best)" : "");
+    if (r->saved_step < 0) progress_text(p, "%-11s%s (--save-every 0)", "saved", has_best ? best.text : "nothing");
+    if (r->saved_step < 0) return;
+    progress_text(p, "%-11s%s/step_%08lld", "saved", r->out.text, (long long)r->saved_step);
     if (r->tokenizer && !stopped)
         progress_text(p, "%-11s%s --prompt 'Once upon a time'", "sample", command_line(r, false, "sample --model").text);
     const TextLine more = text_line(" --steps %lld", 2 * (steps > 0 ? steps : 1));

@@ -41,10 +41,7 @@ typedef struct {
     Progress          progress;
     double            began, longest;  // now_seconds() at the start; seconds of the longest step, for --max-time
     const char*       stopped_by;      // option that ends the run early, or NULL
-    struct {                           // the same on all ranks
-        int64_t step;                  // of the newest checkpoint, or -1
-        double  best;                  // --keep-best: a validation below this loss is saved as best
-    } saved;
+    int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
 } Run;
 
 // Losses of the forward passes since the last call. Synchronizes with the device.
@@ -84,11 +81,8 @@ double run_mean_loss(const Run* r);                        // nats per token, fr
 bool run_save(Run* r, bool last, TostError* err);
 // Tells all ranks what rank 0 has saved, for run_save and for messages.
 void run_share_saved(Run* r);
-// --keep-best: saves the current model as best. False if the run must end.
+// --keep-best: saves the model as best, if its validation is the lowest so far. False if the run must end.
 bool run_save_best(Run* r, TostError* err);
-// Sets saved.best before the first validation that may be saved: the loss of RUN/best or, if there is none, the lowest
-// so far, without that of an untrained model. Collective.
-void run_find_best(Run* r);
 // Writes a log row, on rank 0. Returns false if the run must end.
 bool run_log_step(Run* r, const LogRow* row, TostError* err);
 

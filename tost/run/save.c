@@ -29,7 +29,7 @@ static CheckpointModel checkpoint_model(const Run* r) {
     return (CheckpointModel){r->engine, r->model, &r->tensors, (TostOptimizer)r->o.optimizer, r->comm};
 }
 
-// Saves a checkpoint and removes all but the newest `keep`, unless that is 0. A failure to remove is a warning, and the
+// Saves a checkpoint and removes all but the newest `keep`, or with 0 none. A failure to remove is a warning, and the
 // next save tries again.
 static bool save(Run* r, bool best, int64_t keep, TostError* err) {
     const CheckpointModel m = checkpoint_model(r);
@@ -51,28 +51,22 @@ static bool save_run(Run* r, bool last, TostError* err) {
     }
     const bool ok = log_sync(&r->log, &reason) && save(r, false, r->o.keep, &reason);
     // A failed save may still have completed the checkpoint.
-    if (ok || checkpoint_exists(r->out.text, r->info.step)) r->saved.step = r->info.step;
+    if (ok || checkpoint_exists(r->out.text, r->info.step)) r->saved_step = r->info.step;
     return ok || write_failed(r, &reason, err);
 }
 
 void run_share_saved(Run* r) {
     if (!r->comm) return;
-    comm_broadcast(r->comm, &r->saved, sizeof r->saved, 0);
+    comm_broadcast(r->comm, &r->saved_step, sizeof r->saved_step, 0);
     r->comm->hint = resume_hint(r);
-}
-
-static bool save_best(Run* r, TostError* err) {
-    TostError reason;
-    if (!save(r, true, 0, &reason)) return write_failed(r, &reason, err);   // keeps all other checkpoints
-    r->saved.best = r->info.val_loss;
-    return true;
 }
 
 // Saves on rank 0, to which the other ranks send their moments.
 static bool save_together(Run* r, bool best, bool last, TostError* err) {
+    TostError reason;
     bool ok = true;
     if (comm_rank(r->comm) == 0) {
-        ok = best ? save_best(r, err) : save_run(r, last, err);
+        ok = best ? save(r, true, 0, &reason) || write_failed(r, &reason, err) : save_run(r, last, err);
         checkpoint_end_save(r->comm);
     } else {
         const CheckpointModel m = checkpoint_model(r);
@@ -83,24 +77,11 @@ static bool save_together(Run* r, bool best, bool last, TostError* err) {
 }
 
 bool run_save(Run* r, bool last, TostError* err) {
-    return r->saved.step == r->info.step || save_together(r, false, last, err);
+    return r->saved_step == r->info.step || save_together(r, false, last, err);
 }
 
-bool run_save_best(Run* r, TostError* err) { return save_together(r, true, false, err); }
-
-void run_find_best(Run* r) {
-    StFile file;
-    CheckpointInfo best;
-    TostError ignored;
-    const Path path = path_in(r->out.text, BEST_FOLDER);
-    r->saved.best = r->info.best_val_step > 0 || r->o.init_file ? r->info.best_val_loss : INFINITY;
-    if (comm_rank(r->comm) == 0 && r->o.keep_best && r->o.resume && checkpoint_is_folder(path.text)
-        && checkpoint_open(&file, &best, path.text, "--model", &ignored)) {
-        if (best.step <= r->info.step) r->saved.best = best.val_loss;   // else training reaches it again
-        checkpoint_info_free(&best);
-        st_close(&file);
-    }
-    run_share_saved(r);
+bool run_save_best(Run* r, TostError* err) {
+    return !r->o.keep_best || r->info.best_val_step != r->info.step || save_together(r, true, false, err);
 }
 
 bool run_log_step(Run* r, const LogRow* row, TostError* err) {

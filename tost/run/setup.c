@@ -52,7 +52,7 @@ static bool find_resumed(Run* r, TostError* err) {
     if (!open_weights(&r->info, r, err)) return false;
     r->resumed = r->info.options;
     r->info.options = (KeyValues){0};
-    r->saved.step = r->info.step;
+    r->saved_step = r->info.step;
     if (!options_resume(o, &r->resumed, weights, err)) return false;
     if (!o->data.count) return tost_error(err, "%s does not contain the option data: give --data GLOB", weights);
     if (!r->engine->supports((TostDtype)o->dtype))

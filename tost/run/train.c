@@ -179,11 +179,6 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
 
 // ---- The loop ----
 
-// With --keep-best, saves the model if the loss is the lowest so far.
-static bool save_if_best(Run* r, double val_loss, TostError* err) {
-    return !r->o.keep_best || !(val_loss < r->saved.best) || run_save_best(r, err);
-}
-
 static bool is_due(const Run* r, int64_t every) {
     return every > 0 && (r->info.step % every == 0 || r->info.step == r->o.steps);
 }
@@ -203,7 +198,7 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
         ok = !is_due(r, r->o.sample_every) || report_sample(r, err);
         report_lost_output(r);
     }
-    if (!run_agree(r, ok, err) || !save_if_best(r, row->val_loss, err)) return false;
+    if (!run_agree(r, ok, err) || !run_save_best(r, err)) return false;
     return !is_due(r, r->o.save_every) || r->info.step == r->o.steps || run_save(r, false, err);
 }
 
@@ -213,7 +208,7 @@ static bool before_first_step(Run* r, TostError* err) {
     if (validated == FAILED) return false;
     if (validated == DONE) report_validation(r);
     return run_agree(r, report_sample(r, err), err)
-           && (validated != DONE || !r->o.init_file || save_if_best(r, r->info.val_loss, err));
+           && (validated != DONE || !r->o.init_file || run_save_best(r, err));
 }
 
 // Whether another step would exceed --max-time, by the clock of rank 0. seconds: of the last step.
@@ -227,7 +222,6 @@ static bool is_out_of_time(Run* r, double seconds) {
 
 static bool loop(Run* r, TostError* err) {
     progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
-    run_find_best(r);
     if (r->info.step == 0 && !before_first_step(r, err)) return false;
     while (r->info.step < r->o.steps && !run_signal(r) && !r->stopped_by) {
         const double start = now_seconds();

@@ -154,13 +154,15 @@ check "--max-time says so" says "stopped by --max-time after step " stdout
 mkdir killed && cp straight/log.csv killed/
 refuses 1 "tost $tiny --steps 6 --out killed" "killed" "already contains a run" "--overwrite"
 
-# The best checkpoint of a run that is worse than the untrained model: it is that of the best validation of a step
-for out in worst worst2; do
-    execute tost $model $data --lr 3 --warmup 0 --val-every 2 --keep-best --save-every 1 --steps 6 --sample-every 0 --out $out \
-        $([ $out = worst ] || echo --max-time 0.001)
+# The best checkpoint is the same if the run is interrupted; a run that is worse than the untrained model has none
+for out in better better2; do
+    execute tost $model $data --lr 0.01 --warmup 0 --val-every 2 --keep-best --save-every 1 --steps 6 --sample-every 0 --out $out \
+        $([ $out = better ] || echo --max-time 0.001)
 done
-run --resume --out worst2
-check "a resumed run has the same best checkpoint" same_checkpoint worst/best worst2/best
+run --resume --out better2
+check "a resumed run has the same best checkpoint" same_checkpoint better/best better2/best
+run $model $data --lr 3 --warmup 0 --val-every 2 --keep-best --steps 6 --sample-every 0 --out worse_than_none
+check "no validation is better than that of the untrained model" [ ! -e worse_than_none/best ]
 run --init straight $data --lr 3 --steps 3 --val-every 1 --keep-best --sample-every 0 --out best_init
 check "the best checkpoint of --init may be that of step 0: $(ls best_init)" says '"step":"0"' best_init/best/model.safetensors
 rm -r best_init/best
