@@ -113,7 +113,7 @@ static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
 // A folder that was renamed would be taken for a newer or older checkpoint of its run.
 static bool check_folder(const StFile* f, int64_t step, TostError* err) {
     int64_t named;
-    return !st_meta(f, "step") || !checkpoint_is_name(path_above(f->path).text, &named, NULL) || named == step
+    return !st_meta(f, "step") || !checkpoint_is_name(path_above(f->path).text, &named) || named == step
         || tost_error(err, "%s is of step %" PRId64 ": name its folder step_%08" PRId64, f->path, step, step);
 }
 
@@ -139,14 +139,10 @@ static bool none_found(const char* run, TostError* err) {
 
 // The model file that PATH leads to.
 static bool find_model(Path* file, const char* path, TostError* err) {
-    bool stale;
     Path newest;
-    checkpoint_is_name(path, NULL, &stale);
     *file = path_text("%s", path);
     if (!path_exists(path)) return tost_error(err, "%s: cannot be found: %s", path, strerror(errno));
     if (!is_dir(path)) return true;
-    if (stale)
-        return tost_error(err, "%s: incomplete checkpoint; give its run folder to use the newest complete one", path);
     *file = path_in(path, MODEL_FILE);
     if (checkpoint_is_folder(path)) return true;
     if (access(path, R_OK | X_OK) != 0)
@@ -261,7 +257,7 @@ bool checkpoint_suggest_older(TostError* err, const char* model_file, const char
     const Path dir = path_above(model_file);
     Path older;
     int64_t step;
-    if (!checkpoint_is_name(dir.text, &step, NULL) || !checkpoint_before(&older, path_above(dir.text).text, &step))
+    if (!checkpoint_is_name(dir.text, &step) || !checkpoint_before(&older, path_above(dir.text).text, &step))
         return false;
     return option ? tost_error(err, "%s; the checkpoint before it: %s %s", err->text, option, older.text)
                   : tost_error(err, "%s; to resume from the checkpoint before it, %s, move newer ones away", err->text,

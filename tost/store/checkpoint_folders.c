@@ -67,12 +67,11 @@ static bool is_complete(const char* path) { return has_file(path, MODEL_FILE) &&
 
 // ---- Finding ----
 
-bool checkpoint_is_name(const char* path, int64_t* step, bool* stale) {
+bool checkpoint_is_name(const char* path, int64_t* step) {
     Entry e;
     Path copy = path_text("%s", path);
     const bool ok = parse_entry(&e, basename(copy.text));
-    if (ok && step) *step = e.step;
-    if (stale) *stale = ok && e.stale;
+    if (ok) *step = e.step;
     return ok;
 }
 

@@ -17,8 +17,7 @@
 // *is_run: whether the folder exists and contains a checkpoint, complete or not, or a log.
 bool checkpoint_is_run(bool* is_run, const char* run, TostError* err);
 bool checkpoint_is_folder(const char* dir);    // true if a folder contains a model file itself
-// Parses the last component of a path as the name of a checkpoint. *step, *stale (a .tmp folder): may be NULL
-bool checkpoint_is_name(const char* path, int64_t* step, bool* stale);
+bool checkpoint_is_name(const char* path, int64_t* step);   // parses the last component of a path
 bool checkpoint_exists(const char* run, int64_t step);   // true if the run has a complete checkpoint of this step
 // Finds the folder of the newest complete checkpoint before *step (INT64_MAX: of all), and sets *step to its step.
 // False if there is none.

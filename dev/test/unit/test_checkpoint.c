@@ -397,7 +397,6 @@ static void test_find(Checks* c) {
     save("find", m, 300, 0);
     must(rename("find/step_00000300", "find/step_00000300.tmp") == 0, "rename", NULL);
     check_not_found(c, "find", "no complete checkpoint");
-    check_not_found(c, "find/step_00000300.tmp", "incomplete checkpoint");
     check(c, is_run("find"), "a folder with an unfinished checkpoint is a run");
     save("find", m, 100000000, 0);
     check(c, !path_exists("find/step_00000300.tmp"), "a save must remove unfinished folders");
