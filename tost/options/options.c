@@ -507,12 +507,10 @@ static bool find_command(Options* o, const char* name, TostError* err) {
 // ---- Defaults that depend on others ----
 
 bool options_check_pass(int batch, int seq, int chunk, TostError* err) {
-    const bool chunks = chunk > 0 && chunk < seq;
-    const char* name = chunks ? "chunk" : "seq";
-    const int64_t length = chunks ? chunk : seq, pass = batch * length;
-    return pass <= INT_MAX || tost_error(err, "--batch %d × --%s %lld is %lld tokens per pass, the limit is %d: lower "
-                                         "--batch or --%s", batch, name, (long long)length, (long long)pass, INT_MAX,
-                                         name);
+    const int length = chunk > 0 && chunk < seq ? chunk : seq;
+    const int64_t pass = (int64_t)batch * length;
+    return pass <= INT_MAX || tost_error(err, "--batch %d × %d tokens is %lld tokens per pass, the limit is %d: lower "
+                                         "--batch, --seq or --chunk", batch, length, (long long)pass, INT_MAX);
 }
 
 TostEngineOptions options_engine(const Options* o, int max_batch, int seq, bool training, TostComm* comm) {
