@@ -140,9 +140,8 @@ CommPrefix comm_prefix(const CommPlace* place) {
 }
 
 void comm_fail(TostComm* c, const TostError* why) {
-    const char* separator = c->hint.text[0] ? "; " : "";
-    char* text = xasprintf("%s: %s%s%s%s\n", program_name, comm_prefix(&c->place).text, why->text, separator,
-                           c->hint.text);
+    char* text = xasprintf("%s: %s%s%s%s\n", program_name, comm_prefix(&c->place).text, why->text,
+                           c->hint.text[0] ? "; " : "", c->hint.text);
     output_write(STDERR_FILENO, text, strlen(text), OUTPUT_TIMEOUT);
     free(text);
     c->abort(c, STATUS_RESUMABLE);

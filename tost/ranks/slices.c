@@ -1,8 +1,6 @@
 // slices.c: buckets, slices and parts of the ranks, and the tree sum.
 #include "ranks/slices.h"
 
-#include <stdio.h>
-
 #include "base/memory.h"
 
 static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }

@@ -39,8 +39,7 @@ void     progress_micro_batch(Progress* p, double done);
 void     progress_step(Progress* p, const LogRow* row);
 
 // Shows the progress of other work. `done` is the fraction completed, 0 to 1, for percentage and ETA; NAN if unknown.
-// May be called often: live lines are at least 0.25 s apart; plain lines 5 s on stdout, later up to 60 s in a long run,
-// and 30 s on stderr.
+// May be called often.
 void     progress_show(Progress* p, double done, const char* fmt, ...) PRINTF_LIKE(3, 4);
 void     progress_start(Progress* p);   // call when the work that progress_show shows begins
 // Prints a line above the live line; adds the newline.

@@ -185,7 +185,7 @@ void report_validation(Run* r) {
                   (long long)i->val_step, i->val_loss, exp(i->val_loss), i->best_val_loss, (long long)i->best_val_step);
 }
 
-typedef struct { Run* r; FILE* text; int64_t tokens; bool interrupted; } Sample;
+typedef struct { Run* r; FILE* text; int64_t tokens; } Sample;
 
 static bool append_token(void* context, const char* bytes, size_t n) {
     Sample* s = context;
@@ -194,8 +194,7 @@ static bool append_token(void* context, const char* bytes, size_t n) {
     s->tokens++;
     progress_show(&s->r->progress, (double)s->tokens / (double)tokens, "sample %lld/%lld tokens", (long long)s->tokens,
                   (long long)tokens);
-    s->interrupted = signals_received() && s->tokens < tokens;
-    return !s->interrupted;
+    return !signals_received();
 }
 
 // Prints the text indented, with '?' for NULs.
@@ -216,7 +215,7 @@ bool report_sample(Run* r, TostError* err) {
     char* text = NULL;
     double seconds = 0;
     size_t n = 0;
-    Sample sample = {r, open_memstream(&text, &n), 0, false};
+    Sample sample = {r, open_memstream(&text, &n), 0};
     const Generator generator = {.chunks = &r->chunks, .config = &o->config,
                                  .tokenizer = r->tokenizer, .options = {o->temperature, o->top_k, o->top_p},
                                  .take = append_token};
@@ -226,8 +225,7 @@ bool report_sample(Run* r, TostError* err) {
     const bool ok = generate(&continued, 1, &seconds, &generator, o->sample_tokens, err);
     fclose(sample.text);
     if (ok) {
-        progress_text(&r->progress, "sample after step %lld:%s", (long long)r->info.step, sample.interrupted
-                      ? " interrupted" : n == 0 ? " empty, <|endoftext|> is its first token" : "");
+        progress_text(&r->progress, "sample after step %lld:", (long long)r->info.step);
         print_sample(r, text, n);
     }
     free(text);

@@ -2,10 +2,8 @@
 // sample and a checkpoint. Data and learning rate of a step depend only on the options, the seed and the step number,
 // so a resumed run computes the same bits as an uninterrupted one.
 #include <math.h>
-#include <stdio.h>
 
 #include "base/clock.h"
-#include "base/memory.h"
 #include "base/signals.h"
 #include "ranks/slices.h"
 #include "run/run.h"

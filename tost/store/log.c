@@ -10,7 +10,6 @@
 #include "base/folder.h"
 #include "base/memory.h"
 #include "base/platform.h"
-#include "base/text.h"
 
 static const char header[] = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n";
 enum { COMMAS = 7 };   // in a row
