@@ -452,7 +452,6 @@ static const struct { const char *name, *hint; } foreign[] = {
     {"max-steps", "use --steps"}, {"bf16", "use --dtype bf16"}, {"gradient-checkpointing", "use --chunk"},
     {"recompute", "use --chunk"},
     {"context-length", "use --block-size"}, {"wandb", "dev/plot/export_log.py sends log.csv to Weights & Biases"},
-    {"reduce", "gradients are always added in order"}, {"log", "log.csv is in the folder of --out"},
     {"mask-across-documents", "documents are not masked, as in the published model"},
 };
 
@@ -633,21 +632,17 @@ static bool check_text(const Options* o, TostError* err) {
     if (!o->n_files && (!vocab || o->size > VOCAB_MIN_SIZE))
         return tost_error(err, "%s needs a FILE of text or JSONL; - is stdin", command_table[o->command].name);
     const char *slash = strrchr(o->out, '/'), *name = slash ? slash + 1 : o->out;
-    if (*name && strcmp(name, ".") != 0 && strcmp(name, "..") != 0) return true;
-    if (vocab)
-        return tost_error(err, "--out %s is a folder: give a file in it, such as %s%smy.bpe", o->out, o->out,
-                          *name ? "/" : "");
-    return tost_error(err, "--out %s is a folder: give a prefix such as %s%smy, which makes %s%smy_train_000000.bin",
-                      o->out, o->out, *name ? "/" : "", o->out, *name ? "/" : "");
+    return (*name && strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
+        || tost_error(err, "--out %s is a folder: give a name in it, such as %s%smy%s", o->out, o->out,
+                      *name ? "/" : "", vocab ? ".bpe" : "");
 }
 
 static bool check_together(Options* o, const TostEngine* engine, TostError* err) {
     size_t n;
     const char* dtype = choice_name(&n, DTYPES, o->dtype);
     if (!engine->supports((TostDtype)o->dtype))
-        return tost_error(err, "--dtype %.*s is not supported by the %s engine%s%s", (int)n, dtype, engine->name,
-                          engine->supports(TOST_FP32) ? ": use fp32" : "",
-                          engine->supports(TOST_BF16) ? " or bf16" : "");
+        return tost_error(err, "--dtype %.*s is not supported by the %s engine: use fp32%s", (int)n, dtype,
+                          engine->name, engine->supports(TOST_BF16) ? " or bf16" : "");
     if (!THREADS_MANY && o->threads > 1)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->threads);
     if (!check_operands(o, err) || !check_pairs(o, err)) return false;

@@ -365,7 +365,7 @@ run $model --data "$dir/tiny_train_*.bin" --steps 0 --val-every 0 --out finder
 check "train finds the vocabulary that tokenize wrote" says "tiny_vocab.bpe: 257 tokens" stdout
 run --init straight --data "$dir/tiny_train_*.bin" --steps 1 --val-every 0 --out heir --quiet
 prints "--init straight --data $dir/tiny_train_*.bin --epochs 2 --batch 1 --total-batch 64 --dtype bfloat16 --val-every 0 --out epochs" \
-    "lr 0.0003, " " to 3e-05;" "lr: the last learning rate of --init" " tokens, 2.0"
+    "lr 0.0003, " " to 3e-05;" " tokens, 2.0"
 prints "--init straight --data $dir/tiny_train_*.bin --steps 1 --lr 0.5 --val-every 0 --out given" "lr 0.5, "
 run --init straight $data --batch 2 --total-batch 128 --steps 3 --lr 10 --warmup 0 --keep-best --out worse --quiet
 prints "info worse/best" "after step 0"   # training made it worse
