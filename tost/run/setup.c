@@ -53,6 +53,9 @@ static bool find_resumed(Run* r, TostError* err) {
     r->resumed = r->info.options;
     r->info.options = (KeyValues){0};
     r->saved_step = r->info.step;
+    if (r->resumed.count == 0)
+        return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
+                          "from its weights", weights, weights);
     if (!options_resume(o, &r->resumed, weights, err)) return false;
     if (!o->data.count) return tost_error(err, "%s does not contain the option data: give --data GLOB", weights);
     if (!r->engine->supports((TostDtype)o->dtype))

@@ -9,7 +9,7 @@
 #include "base/folder.h"
 #include "data/tokenizer.h"
 
-static const char wte_name[] = "transformer.wte.weight", wpe_name[] = "transformer.wpe.weight";
+static const char wte_name[] = "transformer.wte.weight";
 static const char lm_head_name[] = "lm_head.weight";   // tied to wte; some programs store it as well
 
 // ---- Names and shapes ----
@@ -96,10 +96,7 @@ static bool read_config(TostConfig* c, const StFile* f, TostError* err) {
     const char *positions = st_meta(f, "positions"), *block_size = st_meta(f, "block_size");
     const bool none = positions && strcmp(positions, "none") == 0;
     if (!find_sizes(wte, f, wte_name, err)) return false;
-    if (!none && !st_find(f, wpe_name))
-        return tost_error(err, "%s: tensor '%s' is missing: not a ToST model, or one without positions whose metadata "
-                          "is lost", f->path, wpe_name);
-    if (!none && !find_sizes(wpe, f, wpe_name, err)) return false;
+    if (!none && !find_sizes(wpe, f, "transformer.wpe.weight", err)) return false;
     if (!find_sizes(temp, f, "transformer.h.0.attn.temp", err)) return false;
     if (none) wpe[0] = block_size ? (int)strtol(block_size, NULL, 10) : 0;   // metadata_read checks the text
     *c = (TostConfig){.n_layer = count_layers(f), .n_head = temp[0], .n_embd = wte[1], .block_size = wpe[0],
@@ -130,13 +127,6 @@ static bool read_info(CheckpointInfo* info, const StFile* f, TostError* err) {
 
 // ---- Opening ----
 
-static bool none_found(const char* run, TostError* err) {
-    const Path best = path_in(run, BEST_FOLDER);
-    tost_error(err, "%s: no complete checkpoint (step_N/" MODEL_FILE " and " OPTIMIZER_FILE ") in this folder", run);
-    return checkpoint_is_folder(best.text)
-           ? tost_error(err, "%s, only best: give %s as --model or --init", err->text, best.text) : false;
-}
-
 // The model file that PATH leads to.
 static bool find_model(Path* file, const char* path, TostError* err) {
     Path newest;
@@ -147,7 +137,9 @@ static bool find_model(Path* file, const char* path, TostError* err) {
     if (checkpoint_is_folder(path)) return true;
     if (access(path, R_OK | X_OK) != 0)
         return tost_error(err, "%s: the folder cannot be read: %s", path, strerror(errno));
-    if (!checkpoint_newest(&newest, path)) return none_found(path, err);
+    if (!checkpoint_newest(&newest, path))
+        return tost_error(err, "%s: no complete checkpoint (step_N/" MODEL_FILE " and " OPTIMIZER_FILE ") in this folder",
+                          path);
     *file = path_in(newest.text, MODEL_FILE);
     return true;
 }

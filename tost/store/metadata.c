@@ -12,18 +12,11 @@ enum { FORMAT_VERSION = 1 };
 typedef enum {
     INT,          // as read_config found it; absent if it is 0 and not required
     CHOICE,       // int: the first or the second of two names; absent: the first
-    COUNT,        // int64_t, not negative
-    BITS,         // uint64_t
+    COUNT,        // int64_t or uint64_t, 0 to 2^63 - 1
     HASH,         // uint32_t of the tokenizer, in hexadecimal
     LOSS,         // double, with 17 digits
     TEXT          // char*; absent: NULL
 } Kind;
-
-static const char* const expected[] = {
-    [INT] = "the size that the tensors have",
-    [COUNT] = "an integer of 0 to 2^63 - 1", [BITS] = "an integer of 0 to 2^64 - 1",
-    [HASH] = "8 hexadecimal digits", [LOSS] = "a number",
-};
 
 enum { NOT_0, ALWAYS };
 typedef struct { const char* key; Kind kind; bool required; size_t offset; const char* names; } Field;
@@ -35,8 +28,8 @@ static const Field fields[] = {   // in the order of the file
 #undef X
     FIELD("step", COUNT, true, step),
     FIELD("tokens", COUNT, true, tokens),
-    FIELD("data_sample", BITS, true, data_sample),
-    FIELD("seed", BITS, true, seed),
+    FIELD("data_sample", COUNT, true, data_sample),
+    FIELD("seed", COUNT, true, seed),
     FIELD("val_loss", LOSS, false, val_loss),
     FIELD("val_step", COUNT, false, val_step),
     FIELD("best_val_loss", LOSS, true, best_val_loss),
@@ -57,7 +50,6 @@ static char* field_text(const Field* field, const CheckpointInfo* info) {
         case INT:    return field->required || *(const int*)at ? xasprintf("%d", *(const int*)at) : NULL;
         case CHOICE: return *(const int*)at ? xstrdup(strchr(field->names, '|') + 1) : NULL;
         case COUNT:  return xasprintf("%" PRId64, *(const int64_t*)at);
-        case BITS:   return xasprintf("%" PRIu64, *(const uint64_t*)at);
         case HASH:   return info->tokenizer ? xasprintf("%08" PRIx32, *(const uint32_t*)at) : NULL;
         case LOSS:   return xasprintf("%.17g", *(const double*)at);
         case TEXT:   return *(char* const*)at ? xstrdup(*(char* const*)at) : NULL;
@@ -87,9 +79,9 @@ static bool missing(const StFile* f, const char* key, TostError* err) {
     return tost_error(err, "%s: __metadata__ has no '%s': the file is damaged", f->path, key);
 }
 
-static bool malformed(const StFile* f, const char* key, const char* text, const char* wanted, TostError* err) {
-    return tost_error(err, "%s: __metadata__ '%s' is '%.80s', expected %s: the file is damaged; use another checkpoint",
-                      f->path, key, text, wanted);
+static bool malformed(const StFile* f, const char* key, const char* text, TostError* err) {
+    return tost_error(err, "%s: __metadata__ '%s' is '%.80s', which is malformed or not what the tensors have: the file "
+                      "is damaged; use another checkpoint", f->path, key, text);
 }
 
 static bool parse_number(uint64_t* out, const char* text, int base, uint64_t max) {
@@ -115,7 +107,6 @@ static bool parse_field(CheckpointInfo* info, const Field* field, const char* te
             ok = parse_number(&n, text, 10, INT64_MAX);
             *(int64_t*)at = (int64_t)n;
             return ok;
-        case BITS: return parse_number(at, text, 10, UINT64_MAX);
         case HASH:
             ok = parse_number(&n, text, 16, UINT32_MAX);
             *(uint32_t*)at = (uint32_t)n;
@@ -135,7 +126,7 @@ bool metadata_check_crc(const StFile* f, TostError* err) {
     uint64_t stored;
     uint32_t actual;
     if (!text) return !st_meta(f, "format_version") || missing(f, "crc32", err);
-    if (!parse_number(&stored, text, 16, UINT32_MAX)) return malformed(f, "crc32", text, expected[HASH], err);
+    if (!parse_number(&stored, text, 16, UINT32_MAX)) return malformed(f, "crc32", text, err);
     if (!st_crc32(f, &actual, err)) return false;
     return actual == stored
         || tost_error(err, "%s: CRC-32 of the tensors is %08" PRIx32 ", expected %08" PRIx32 ": the file is damaged; "
@@ -152,8 +143,7 @@ static bool read_fields(CheckpointInfo* info, const StFile* f, TostError* err) {
         const char* text = st_meta(f, field->key);
         const bool required = field->kind == HASH ? info->tokenizer != NULL : field->required;
         if (!text && version && required) return missing(f, field->key, err);
-        if (text && !parse_field(info, field, text))
-            return malformed(f, field->key, text, field->kind == CHOICE ? field->names : expected[field->kind], err);
+        if (text && !parse_field(info, field, text)) return malformed(f, field->key, text, err);
     }
     return true;
 }

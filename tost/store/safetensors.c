@@ -174,9 +174,7 @@ static bool parse_header(StFile* f, TostError* err) {
     char* text = xmalloc(n);
     char* buffer = xmalloc(n + 2);
     bool ok = read_bytes(f, text, n, 8, err);
-    if (ok && text[0] != '{') {
-        ok = tost_error(err, "%s: not a safetensors file: no '{' at offset 8", f->path);
-    } else if (ok) {
+    if (ok) {
         Json j = json_open(text, n, err);
         j.strict = true;
         ok = parse_entries(&j, f, buffer) || tost_error(err, "%s: header: %s", f->path, err->text);
@@ -189,11 +187,8 @@ static bool parse_header(StFile* f, TostError* err) {
 static bool open_checked(StFile* f, TostError* err) {
     struct stat st;
     uint64_t header;
-    if (fstat(f->fd, &st) != 0)
-        return tost_error(err, "%s: fstat failed: %s", f->path, strerror(errno));
-    if (!S_ISREG(st.st_mode))
-        return tost_error(err, "%s: %s, not a safetensors file", f->path,
-                          S_ISDIR(st.st_mode) ? "a folder" : "not a regular file");
+    if (fstat(f->fd, &st) != 0 || !S_ISREG(st.st_mode))
+        return tost_error(err, "%s: not a regular file, so not a safetensors file", f->path);
     f->file_size = (uint64_t)st.st_size;
     if (f->file_size < 8)
         return tost_error(err, "%s: truncated: %" PRIu64 " bytes, less than the 8 bytes of the header length: copy "

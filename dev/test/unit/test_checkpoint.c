@@ -94,7 +94,7 @@ static void test_st_headers(Checks* c) {
         check_refused(c, st_open(&f, "length", &err), &err, "truncated", "a file of less than 8 bytes");
     }
     check_refused(c, st_open(&f, "absent", &err), &err, "absent: cannot be opened", "an absent file");
-    check_refused(c, st_open(&f, ".", &err), &err, "a folder, not a safetensors file", "a folder");
+    check_refused(c, st_open(&f, ".", &err), &err, "not a regular file", "a folder");
     check_refused(c, st_open(&f, "/dev/zero", &err), &err, "not a regular file", "a device");
 }
 
@@ -247,7 +247,7 @@ static KeyValue some_options[] = {{"lr", "0.003"}, {"data", "a \"b\"/*.bin"}, {"
 
 static CheckpointInfo info_of(int64_t step) {
     return (CheckpointInfo){
-        .config = tiny, .step = step, .tokens = step * 4096, .data_sample = UINT64_MAX - 1, .seed = 42,
+        .config = tiny, .step = step, .tokens = step * 4096, .data_sample = INT64_MAX - 1, .seed = 42,
         .best_val_loss = 3.1415926535897931, .tokenizer = "data/starter/vocab.bpe",
         .skipped = step, .skipped_in_a_row = step / 2,
         .tokenizer_hash = 0x00c0ffee,
