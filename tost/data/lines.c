@@ -8,53 +8,36 @@
 #include "base/text.h"
 #include "data/shards.h"
 
-#define PIPE(filter) "pipe it through a filter: " filter " | ./train_gpt_tost … -"
-#define DATASET "python3 dev/data/corpus.py own --from "
-
-// UTF-16 or UTF-32, with or without a mark: the highest byte of many characters is 0, the lowest of few. NULL: neither.
-static const char* wide_encoding(const char* head, size_t n) {
-    size_t zeros[4] = {0};
-    for (size_t i = 0; i < n; i++) zeros[i % 4] += head[i] == 0;
-    const bool le = zeros[3] > zeros[0];
-    const size_t high = zeros[le ? 3 : 0], low = zeros[le ? 0 : 3], other = zeros[le ? 2 : 1];
-    if (high >= 2 + n / 64 && low <= high / 8 && other >= n / 4) return le ? "UTF-32LE" : "UTF-32BE";
-    if (high >= 2 + n / 64 && low <= high / 8 && other <= high / 8) return le ? "UTF-16LE" : "UTF-16BE";
-    return n >= 2 && (memcmp(head, "\xff\xfe", 2) == 0 || memcmp(head, "\xfe\xff", 2) == 0) ? "UTF-16" : NULL;
+bool check_format(const char* name, const char* head, size_t n, TostError* err) {
+    static const struct { size_t at; const char *magic, *what, *way; } formats[] = {
+        {0, "\x1f\x8b\x08", "compressed by gzip", "gzip -dc FILE decompresses it"},
+        {0, "\xfd" "7zXZ", "compressed by xz", "xz -dc FILE decompresses it"},
+        {0, "\x28\xb5\x2f\xfd", "compressed by zstd", "zstd -dc FILE decompresses it"},
+        {4, "1AY&SY", "compressed by bzip2", "bzip2 -dc FILE decompresses it"},
+        {0, "PK\x03\x04", "a zip archive", "unzip FILE unpacks it"},
+        {257, "ustar", "a tar archive", "tar -xf FILE unpacks it"},
+        {0, "%PDF-", "a PDF file", "pdftotext FILE - converts it"},
+        {0, "{\\rtf", "an RTF file", "pandoc -f rtf -t plain FILE converts it"},
+        {0, "PAR1\x15", "a Parquet file", "dev/data/corpus.py own --from FILE tokenizes it"},
+        {0, "ARROW1", "an Arrow file", "dev/data/corpus.py own --from FOLDER tokenizes a dataset"},
+        {0, "\xff\xff\xff\xff", "an Arrow file", "dev/data/corpus.py own --from FOLDER tokenizes a dataset"},
+        {0, "\x93NUMPY", "a NumPy .npy file", "in NumPy, astype(np.uint16).tofile(SHARD) writes ids"},
+        {0, "version https://git-lfs.", "the pointer of a Git LFS file", "`git lfs pull` gets the file itself"},
+    };
+    for (size_t i = 0; i < countof(formats); i++) {
+        const size_t len = strlen(formats[i].magic);
+        if (n >= formats[i].at + len && memcmp(head + formats[i].at, formats[i].magic, len) == 0)
+            return tost_error(err, "%s: %s; %s", name, formats[i].what, formats[i].way);
+    }
+    return true;
 }
 
 bool text_check_head(size_t* skip, const char* name, const char* head, size_t n, TostError* err) {
     static const char mark[] = "\xef\xbb\xbf";
-    static const struct { size_t at; const char *magic, *kind, *way; } kinds[] = {
-        {0, "\x1f\x8b", "compressed by gzip", PIPE("gzip -dc FILE")},
-        {0, "\xfd" "7zXZ", "compressed by xz", PIPE("xz -dc FILE")},
-        {0, "\x28\xb5\x2f\xfd", "compressed by zstd", PIPE("zstd -dc FILE")},
-        {0, "\x04\x22\x4d\x18", "compressed by lz4", PIPE("lz4 -dc FILE")},
-        {4, "1AY&SY", "compressed by bzip2", PIPE("bzip2 -dc FILE")},
-        {0, "PK\x03\x04", "a zip archive", PIPE("unzip -p FILE") ", or pandoc -t plain FILE if it is a .docx or .epub "
-         "(.npz and .pt have arrays, not text)"},
-        {257, "ustar", "a tar archive", PIPE("tar -xOf FILE")},
-        {0, "%PDF-", "a PDF file", PIPE("pdftotext FILE -")},
-        {0, "{\\rtf", "an RTF file", PIPE("pandoc -f rtf -t plain FILE")},
-        {0, "PAR1\x15", "a Parquet file, not text", DATASET "FILE reads it"},
-        {0, "ARROW1", "an Arrow file, not text", DATASET "FOLDER reads a dataset"},
-        {0, "\xff\xff\xff\xff", "an Arrow file, not text", DATASET "FOLDER reads a dataset"},
-        {0, "\x93NUMPY", "a NumPy array, not text", "give the text that it was made from"},
-        {0, "\x7f" "ELF", "a program or library (ELF), not text", "give a text file"},
-        {0, "version https://git-lfs.", "the pointer of a Git LFS file", "`git lfs pull` gets the file itself"},
-    };
-    n = n < TEXT_HEAD_BYTES ? n : TEXT_HEAD_BYTES;
-    for (size_t i = 0; i < countof(kinds); i++) {
-        const size_t len = strlen(kinds[i].magic);
-        if (n >= kinds[i].at + len && memcmp(head + kinds[i].at, kinds[i].magic, len) == 0)
-            return tost_error(err, "%s: %s; %s", name, kinds[i].kind, kinds[i].way);
-    }
-    if (n > 1 && (uint8_t)head[0] == 0x80 && head[1] >= 2 && head[1] <= 5)   // and its version
-        return tost_error(err, "%s: a Python pickle, not text; write its text as JSONL first", name);
+    if (!check_format(name, head, n, err)) return false;
     if (shard_begins(head, n)) return tost_error(err, "%s: a token shard, not text; use it as --data", name);
     if (n > 8 && head[8] == '{' && memcmp(head + 4, "\0\0\0", 4) == 0)   // after the length of its header
         return tost_error(err, "%s: a safetensors file, not text; give a text file", name);
-    const char* wide = wide_encoding(head, n);
-    if (wide) return tost_error(err, "%s: %s, not UTF-8; " PIPE("iconv -f %s -t UTF-8 FILE"), name, wide, wide);
     *skip = n >= sizeof mark - 1 && memcmp(head, mark, sizeof mark - 1) == 0 ? sizeof mark - 1 : 0;
     return true;
 }
@@ -82,7 +65,7 @@ TextLine broken_line(const Broken* b) {
 
 bool broken_accepted(const Broken* b, uint64_t bytes, TostError* err) {
     return b->count <= bytes / 1000
-        || tost_error(err, "%s; text in another encoding, such as LATIN1 or GB18030: iconv -f LATIN1 -t UTF-8 FILE; to "
+        || tost_error(err, "%s; text in another encoding, such as LATIN1 or UTF-16: iconv -f LATIN1 -t UTF-8 FILE; to "
                       "drop these bytes: iconv -c -f UTF-8 -t UTF-8 FILE | tr -d '\\000'", broken_line(b).text);
 }
 

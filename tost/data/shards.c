@@ -10,6 +10,7 @@
 #include "base/folder.h"
 #include "base/memory.h"
 #include "base/platform.h"
+#include "data/lines.h"
 
 // ---- Formats ----
 
@@ -44,54 +45,28 @@ bool shard_is_named(const char* name, const char* start) {
         && strcmp(name + split + SHARD_DIGITS, ".bin") == 0;
 }
 
-static bool is_text(unsigned char c) { return (c >= 0x20 && c < 0x7f) || c == '\t' || c == '\n' || c == '\r'; }
-
 // Any file could be a raw shard. Names likely mistakes by the first n bytes. 32 or more ids never consist of printable
 // bytes only.
 static bool check_head(const Shard* s, const char* head, size_t n, TostError* err) {
-    static const char unpack[] = "decompress it first", raw[] = "write its ids as raw uint16, in NumPy with tofile()",
-        convert[] = "write its text as JSONL, and convert that with `tokenize`", beside[] = "give the .bin beside it";
-    static const struct { size_t n; const char *magic, *what, *way_out; } others[] = {
-        {3, "\x1f\x8b\x08", "compressed by gzip", unpack}, {4, "\x28\xb5\x2f\xfd", "compressed by zstd", unpack},
-        {6, "\xfd" "7zXZ", "compressed by xz", unpack}, {7, "BZh91AY", "compressed by bzip2", unpack},
-        {4, "PAR1", "a Parquet file", convert}, {6, "ARROW1", "an Arrow file", convert},
-        {4, "\xff\xff\xff\xff", "an Arrow stream", convert}, {8, "\x89HDF\r\n\x1a\n", "an HDF5 file", raw},
-        {6, "\x93NUMPY", "a NumPy .npy file", raw}, {4, "PK\x03\x04", "a zip archive (.npz, .pt)", raw},
-        {7, "LITPKDS", "a packed data set of LitGPT (LITPKDS)", raw}, {9, "MMIDIDX\0", "a Megatron index", beside},
-        {8, "TNTIDX\0", "a Megatron index", beside},
-        {24, "version https://git-lfs.", "the pointer of a Git LFS file", "`git lfs pull` gets the file itself"},
-    };
-    for (size_t i = 0; i < countof(others); i++)
-        if (n >= others[i].n && memcmp(head, others[i].magic, others[i].n) == 0)
-            return tost_error(err, "%s: %s; %s", s->path, others[i].what, others[i].way_out);
-    uint32_t count = 0;   // MDS: a number n, n + 1 offsets, JSON
-    char json[9];
-    memcpy(&count, head, n < sizeof count ? n : sizeof count);
-    if (read_at(s->fd, json, sizeof json, 8 + 4 * (uint64_t)count) == sizeof json
-        && memcmp(json, "{\"column_", sizeof json) == 0)
-        return tost_error(err, "%s: a shard of MosaicML Streaming (MDS); %s", s->path, convert);
-    size_t printable = 0;
+    size_t text = 0;
+    if (!check_format(s->path, head, n, err)) return false;
     if (n > 512) n = 512;
-    while (printable < n && is_text((unsigned char)head[printable])) printable++;
-    return n < 64 || printable < n
+    while (text < n && ((head[text] >= ' ' && head[text] <= '~') || memchr("\t\n\r", head[text], 3))) text++;
+    return n < 64 || text < n
         || tost_error(err, "%s: text, not token ids; convert it with `tokenize` first", s->path);
 }
 
-// Refuses raw ids of 32 or 64 bits. In a sample of their 16-bit halfwords, all but the first of each id are 0, or below
-// 16 if ids over 65535 occur, and at least a quarter of the first ones are greater than all of these. 16-bit ids do not
-// look like this: at least every second one would have to be so small.
-static bool check_width(const Shard* s, uint64_t size, TostError* err) {
-    enum { BLOCKS = 8, BLOCK = 2048, LEAST = 256 };   // halfwords in a block; bytes of a file
-    uint16_t *v = xmalloc(BLOCKS * BLOCK * sizeof *v), most[4] = {0};
-    size_t n = 0, greater = 0;
-    for (uint64_t b = 0; b < BLOCKS; b++) {
-        const ssize_t got = read_at(s->fd, v + n, BLOCK * sizeof *v, size / BLOCKS * b & ~(uint64_t)7);
-        n += got > 0 ? (size_t)got / 8 * 4 : 0;   // reading the ids reports an error
-    }
+// Refuses raw ids of 32 or 64 bits. In the first 16-bit halfwords, all but the first of each id are 0, or below 16 if
+// ids over 65535 occur, and at least a quarter of the first ones are greater than all of these. 16-bit ids do not look
+// like this: at least every second one would have to be so small.
+static bool check_width(const Shard* s, uint64_t size, const char* head, size_t bytes, TostError* err) {
+    enum { LEAST = 256 };   // bytes of a file
+    uint16_t v[SHARD_HEADER_BYTES / 2], most[4] = {0};
+    size_t n = bytes / 8 * 4, greater = 0;
+    memcpy(v, head, n * sizeof *v);
     for (size_t i = 0; i < n; i++) most[i % 4] = v[i] > most[i % 4] ? v[i] : most[i % 4];
     const unsigned bits = most[2] || most[3] ? 32 : 64, second = most[1] > most[3] ? most[1] : most[3];
     for (size_t i = 0; i < n; i += 2) greater += v[i] > second;
-    free(v);
     const bool large = second > 0, with_large = second < 16 && (most[0] > 32767 || most[2] > 32767);
     if (size < LEAST || size % (bits / 8) || greater < 4 * n / bits || (large && !with_large)) return true;
     return tost_error(err, "%s: %u-bit ids without a header, but such a file must have 16-bit ids; convert it with "
@@ -116,7 +91,7 @@ static bool shard_layout(Shard* s, uint64_t size, const char* head, size_t n, To
         s->width = 2;
         s->n_tokens = size / 2;
         if (!check_head(s, head, n, err)) return false;
-        return size % 2 == 0 ? check_width(s, size, err)
+        return size % 2 == 0 ? check_width(s, size, head, n, err)
             : tost_error(err, "%s: %" PRIu64 " bytes without a shard header, but a file of raw uint16 ids has an even "
                          "size; copy or make it again", s->path, size);
     }

@@ -700,26 +700,22 @@ static void test_failures(Checks* c) {
         {"inside.txt", "one<|endoftext|>two\nthree<|endoftext|>\n",
          "inside.txt: all <|endoftext|> are inside lines: sed 's/<|endoftext|>/\\n&\\n/g' FILE"},
         {"latin1.txt", "d\xe9j\xe0 vu", "2 of 7 bytes (28.6%) are NUL or not UTF-8, the first at byte 1 of "},
-        {"a.pdf", "%PDF-1.7\n", "a.pdf: a PDF file; pipe it through a filter: pdftotext FILE - |"},
-        {"a.rtf", "{\\rtf1 text}", "pandoc"}, {"a.pkl", "\x80\4\x95", "a Python pickle"},
-        {"a.npy", "\x93NUMPY\1", "a NumPy array"}, {"a.arrow", "ARROW1", "corpus.py own --from FOLDER"},
-        {"a.out", "\x7f" "ELF\2", "a.out: a program or library"},
+        {"a.pdf", "%PDF-1.7\n", "a.pdf: a PDF file; pdftotext FILE - converts it"},
+        {"a.rtf", "{\\rtf1 text}", "pandoc"}, {"a.pkl", "\x80\4\x95", "are NUL or not UTF-8"},
+        {"a.npy", "\x93NUMPY\1", "a NumPy .npy file"}, {"a.arrow", "ARROW1", "corpus.py own --from FOLDER"},
         {"utf8.jsonl", "{\"text\": \"\xff\"}\n", "line 1: byte 10"},
         {"twice.jsonl", "{\"text\": \"a\", \"text\": \"b\"}\n", "\"text\" appears twice"},
-        {"a.gz", "\x1f\x8b\x08 and more", "a.gz: compressed by gzip; pipe it through a filter: gzip -dc FILE |"},
-        {"a.xz", "\xfd" "7zXZ", "xz -dc FILE |"}, {"a.jsonl.zst", "\x28\xb5\x2f\xfd and", "zstd -dc FILE |"},
-        {"a.lz4", "\x04\x22\x4d\x18 and more", "lz4 -dc FILE |"}, {"a.bz2", "BZh91AY&SY", "bzip2 -dc FILE |"},
-        {"a.zip", "PK\x03\x04 and more", "unzip -p FILE |"},
+        {"a.gz", "\x1f\x8b\x08 and more", "a.gz: compressed by gzip; gzip -dc FILE"},
+        {"a.xz", "\xfd" "7zXZ", "xz -dc FILE"}, {"a.jsonl.zst", "\x28\xb5\x2f\xfd and", "zstd -dc FILE"},
+        {"a.bz2", "BZh91AY&SY", "bzip2 -dc FILE"}, {"a.zip", "PK\x03\x04 and more", "unzip FILE"},
     };
     enum { TAR = 512 };
     static const char tar[TAR] = {['a'] = 'x', [257] = 'u', 's', 't', 'a', 'r'};
     static const struct { const char* bytes; size_t n; const char* error; } binary[] = {   // whatever their names
-        {tar, TAR, "x.txt: a tar archive; pipe it through a filter: tar -xOf FILE |"},
-        {"\xff\xfe\0\0H\0\0\0i\0\0\0", 12, "x.txt: UTF-32LE, not UTF-8; pipe it through a filter: iconv -f UTF-32LE "},
-        {"\0\0\0H\0\0\0i\0\0\0!", 12, "UTF-32BE"}, {"H\0i\0 \0y\0o\0u\0", 12, "UTF-16LE"},
-        {"\0H\0i\0 \0y\0o\0u", 12, "iconv -f UTF-16BE -t UTF-8 FILE"},
-        {"\xfe\xff\x4e\x2d\x65\x87", 6, "UTF-16, not UTF-8"}, {"one\0two", 7, "1 of 7 bytes"},
-        {"\x1f\x8b", 2, "gzip -dc"}, {"PAR1\x15\4", 6, "corpus.py own --from FILE"},
+        {tar, TAR, "x.txt: a tar archive; tar -xf FILE"},
+        {"\xff\xfe\0\0H\0\0\0i\0\0\0", 12, "10 of 12 bytes (83.3%) are NUL or not UTF-8, the first at byte 0 of x.txt"},
+        {"H\0i\0 \0y\0o\0u\0", 12, "6 of 12 bytes (50%) are NUL or not UTF-8"}, {"one\0two", 7, "1 of 7 bytes"},
+        {"\xfe\xff\x4e\x2d\x65\x87", 6, "UTF-16"}, {"PAR1\x15\4", 6, "corpus.py own --from FILE"},
     };
     for (size_t i = 0; i < countof(cases); i++) {
         if (cases[i].text) write_text(cases[i].name, cases[i].text);
