@@ -337,8 +337,8 @@ typedef struct {
 
 static bool line_error(const Loader* l, const char* text, size_t n, const char* what) {
     enum { QUOTED = 40 };  // bytes of the text that are shown
-    return tost_error(l->err, "%s: line %zu: '%.*s' %s", l->t->path, l->lines.number,
-                      (int)(n < QUOTED ? n : QUOTED), text, what);
+    return tost_error(l->err, "%s: line %zu: '%.*s' %s; dev/data/vocab.py downloads GPT-2's vocab.bpe, or makes one of a "
+                      "tokenizer.json", l->t->path, l->lines.number, (int)(n < QUOTED ? n : QUOTED), text, what);
 }
 
 // The id of one part of a merge, -1 on error. Writes its bytes to out.
@@ -348,7 +348,7 @@ static int part_id(const Loader* l, char* out, size_t* bytes, const char* text, 
     for (const char* p = text; p < text + n; p += len) {
         const int byte = alphabet_byte(utf8_decode(&len, p, text + n));
         if (byte < 0) {
-            line_error(l, text, n, "has a character that is not in GPT-2's alphabet of bytes; is this a vocab.bpe?");
+            line_error(l, text, n, "has a character that is not in GPT-2's alphabet of bytes");
             return -1;
         }
         out[(*bytes)++] = (char)byte;
@@ -366,7 +366,7 @@ static bool read_merge(Loader* l, const char* text, size_t n) {
     const char* space = memchr(text, ' ', n);
     size_t n_left = space ? (size_t)(space - text) : 0, n_right = space ? n - n_left - 1 : 0;
     if (!n_left || !n_right || memchr(space + 1, ' ', n_right))
-        return line_error(l, text, n, "is not two parts separated by one space; is this a vocab.bpe?");
+        return line_error(l, text, n, "is not two parts separated by one space");
     size_t left_bytes, right_bytes;
     int left = part_id(l, l->piece, &left_bytes, text, n_left);
     int right = left < 0 ? -1 : part_id(l, l->piece + left_bytes, &right_bytes, space + 1, n_right);
@@ -391,22 +391,6 @@ static void prepare(Tokenizer* t, size_t n_lines) {
     }
 }
 
-// The error of a file that is no vocab.bpe: what it is, if its beginning shows that.
-static void name_format(const char* path, const char* text, TostError* err) {
-    static const char base64[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/=";
-    const size_t part = strspn(text, base64), digits = text[part] == ' ' ? strspn(text + part + 1, "0123456789") : 0;
-    if (strncmp(text, "\x1f\x8b", 2) == 0)
-        tost_error(err, "%s: compressed by gzip; decompress it first (gzip -d)", path);
-    else if (text[strspn(text, " \t\r\n\xef\xbb\xbf")] == '{')
-        tost_error(err, "%s: JSON, not a vocab.bpe; dev/data/vocab.py --from FILE --out vocab.bpe converts a "
-                   "tokenizer.json; for a vocab.json, copy the merges.txt beside it to a vocab.bpe elsewhere", path);
-    else if (text[0] == '\n' && text[1] && text[2] == '\n' && 0 < text[3] && text[3] < text[1])   // of protobuf
-        tost_error(err, "%s: a SentencePiece model, not byte-level BPE; `vocab` learns one from text", path);
-    else if (part >= 4 && part % 4 == 0 && digits > 0 && strchr("\r\n", text[part + 1 + digits]))
-        tost_error(err, "%s: ranks of tiktoken, not merges; dev/data/vocab.py downloads GPT-2's vocab.bpe, `vocab` "
-                   "learns another from text", path);
-}
-
 // Ids are in rank order: bytes, merges, <|endoftext|>. The file may end in blank lines.
 static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
     size_t n_lines = 1, skip = 0, n = file->size;
@@ -419,23 +403,8 @@ static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
     while (ok && next_line(&line, &n, &l.lines))
         ok = (l.lines.number == 1 && strncmp(line, "#version", strlen("#version")) == 0) || read_merge(&l, line, n);
     free(l.piece);
-    if (!ok) name_format(t->path, file->data, err);
     t->hash = crc32_update(0, file->data, file->size);
     return ok;
-}
-
-// Beside a merges.txt, files of Hugging Face tokenizers have the ids, which may be in another order than the merges.
-static bool check_alone(const char* path, TostError* err) {
-    static const char merges[] = "merges.txt", *const names[] = {"vocab.json", "tokenizer.json"};
-    const int prefix = (int)strlen(path) - (int)strlen(merges);
-    for (size_t i = 0; prefix >= 0 && strcmp(path + prefix, merges) == 0 && i < countof(names); i++) {
-        const Path beside = path_text("%.*s%s", prefix, path, names[i]);
-        if (is_file(beside.text))
-            return tost_error(err, "%s: tokens may have other ids in %s beside it, which is not read; to tokenize text "
-                              "with ids in the order of merges, copy %s to a vocab.bpe elsewhere; for the ids of a "
-                              "tokenizer.json: dev/data/vocab.py --from FILE --out vocab.bpe", path, beside.text, path);
-    }
-    return true;
 }
 
 Tokenizer* tokenizer_open(const char* path, TostError* err) {
@@ -451,7 +420,7 @@ Tokenizer* tokenizer_open(const char* path, TostError* err) {
     Tokenizer* t = xcalloc(1, sizeof *t);
     t->path = xstrdup(path);
     t->file = file;
-    if (load(t, &file, err) && check_alone(path, err)) return t;
+    if (load(t, &file, err)) return t;
     tokenizer_free(t);
     return NULL;
 }

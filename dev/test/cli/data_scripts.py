@@ -336,7 +336,7 @@ def check_invalid_files():
     refused("--shard-documents 0: | 1", "corpus.py ptb --shard-documents 0", status=2)
     refused("invalid choice: 'owt' | openwebtext", "corpus.py owt", status=2)
     check("refused files write no shards", not Path("e").exists())
-    refused(f"g/x_train_000000.bin: {Path(BINARY).name}: docs.jsonl: JSON, not a vocab.bpe",
+    refused(f"g/x_train_000000.bin: {Path(BINARY).name}: docs.jsonl: line 1: ",
             "corpus.py openwebtext --tokenizer docs.jsonl --out g/x --from docs.jsonl --binary", BINARY)
     check("a failure of the tokenizer leaves only the recipe", os.listdir("g") == ["x.json"])
 
