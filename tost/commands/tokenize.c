@@ -40,17 +40,13 @@ static void print_text_count(const Options* o, const TextCount* c) {
         print_warning(o, "%s: " END_OF_TEXT " inside lines, read as text: %" PRIu64 "; " SPLIT_LINES, c->inside_in,
                       c->inside);
     if (o->quiet) return;
-    for (int i = 0; i < o->n_files && o->n_files <= LISTED_FILES; i++)
-        print_line(stdout, "%s: %s, documents: %" PRIu64, c->listed[i].name,
-                   c->listed[i].jsonl ? "JSONL" : "plain text", c->listed[i].documents);
-    if (o->n_files > LISTED_FILES)
-        printf("files of plain text: %d, of JSONL: %d\n", o->n_files - c->jsonl_files, c->jsonl_files);
+    if (o->n_files) printf("files of plain text: %d, of JSONL: %d\n", o->n_files - c->jsonl_files, c->jsonl_files);
 }
 
 int command_tokenize(const Options* o) {
     Progress progress;
     TokenizeOptions options = {
-        .tokenizer = o->tokenizer, .out = o->out, .val_frac = o->val_frac, .val_required = option_given(o, "val-frac"),
+        .tokenizer = o->tokenizer, .out = o->out, .val_frac = o->val_frac,
         .seed = (uint64_t)o->seed, .shard_tokens = (uint64_t)o->shard_tokens, .progress = show_tokens};
     TokenizeResult r;
     TostError err;
@@ -59,6 +55,9 @@ int command_tokenize(const Options* o) {
     progress_erase(&progress);
     if (!ok) return failed(o, &err);
     print_text_count(o, &r.read);
+    if (o->val_frac > 0 && r.written[SPLIT_VAL].tokens == 0)
+        print_warning(o, "--val-frac %g: no document went to validation shards; separate documents by lines of "
+                      END_OF_TEXT ", or change --seed", o->val_frac);
     if (o->quiet) return 0;
     const ShardCount *train = &r.written[SPLIT_TRAIN], *val = &r.written[SPLIT_VAL];
     char bytes[32];
@@ -67,11 +66,8 @@ int command_tokenize(const Options* o) {
     print_line(stdout, "%s_train_*.bin: %llu tokens, shards: %d", o->out, (unsigned long long)train->tokens,
                train->shards);
     if (val->shards > 0)
-        print_line(stdout, "%s_val_*.bin: %llu tokens, shards: %d, %.3g%% of the tokens, from %d of %d files: %s",
-                   o->out, (unsigned long long)val->tokens, val->shards,
-                   100 * (double)val->tokens / (double)r.tokens, r.val_files, o->n_files, r.val_names.text);
-    else if (o->val_frac > 0)
-        printf("no validation shards: --val-frac %g selected nothing\n", o->val_frac);
+        print_line(stdout, "%s_val_*.bin: %llu tokens, shards: %d, %.3g%% of the tokens", o->out,
+                   (unsigned long long)val->tokens, val->shards, 100 * (double)val->tokens / (double)r.tokens);
     return 0;
 }
 

@@ -162,7 +162,7 @@ static bool find_format(Source* s, Reader* r, TostError* err) {
 
 static void add_part(Reader* r, const char* text, size_t n, bool ends) {
     r->parts = xgrow(r->parts, r->n_parts, sizeof *r->parts);
-    r->parts[r->n_parts++] = (TextPart){text, n, r->count->documents - 1, r->file, ends};
+    r->parts[r->n_parts++] = (TextPart){text, n, r->count->documents - 1, ends};
 }
 
 // Adds the next n bytes of the current document; ends: the document ends after them.
@@ -280,7 +280,6 @@ static bool add_lines(Reader* r, const Source* s, TostError* err) {
 static bool read_documents(Reader* r, UseParts* use, void* job, TostError* err) {
     Source s;
     TextCount* c = r->count;
-    const uint64_t before = c->documents;
     bool ok = source_open(&s, r->in->files[r->file], err) && find_format(&s, r, err);
     for (bool more = true; ok && more;) {
         const size_t used = s.jsonl ? collect_lines(r, &s) : add_documents(r, &s);
@@ -291,7 +290,6 @@ static bool read_documents(Reader* r, UseParts* use, void* job, TostError* err) 
         ok = ok && (!more || source_read(&s, used, r, err));
     }
     c->jsonl_files += s.jsonl;
-    if (r->file < LISTED_FILES) c->listed[r->file] = (FileCount){s.name, s.jsonl, c->documents - before};
     if (!c->broken.count) c->broken.first = s.broken.first, c->broken.name = s.name;
     c->broken.count += s.broken.count;
     c->broken.bytes += s.broken.bytes;

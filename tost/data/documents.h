@@ -14,12 +14,8 @@ typedef struct {
     void*        context;        // of `progress`, see tokenize.h and vocab.h
 } TextInput;
 
-enum { LISTED_FILES = 8 };
-typedef struct { const char* name; bool jsonl; uint64_t documents; } FileCount;
-
 typedef struct {
     uint64_t bytes, documents;       // read so far
-    FileCount listed[LISTED_FILES];  // the first files
     int      jsonl_files;
     uint64_t skipped;                // lines
     TextLine first_skipped;
@@ -35,7 +31,6 @@ typedef struct {
     const char* text;
     size_t      n;           // bytes
     uint64_t    document;    // its number, from 0
-    int         file;        // its index in TextInput.files
     bool        ends;        // the document ends here
 } TextPart;
 

@@ -20,7 +20,6 @@ typedef struct {
     int              threads;
     TokenizerCache** caches;         // (threads)
     ShardWriter*     writer;
-    int              file, val_file; // of the last part, and of the last validation part; val_file -1: none
     // current batch
     Ids*             parts;          // a part of n bytes has room for n + 1 ids
     uint32_t*        ids;
@@ -49,16 +48,6 @@ static Split split_of(const Job* job, uint64_t document) {
     return rng_uniform(&rng) < job->o->val_frac && document > 0 ? SPLIT_VAL : SPLIT_TRAIN;
 }
 
-static void note_val_file(Job* job) {
-    TokenizeResult* r = job->r;
-    const char* name = job->o->in.files[job->file];
-    if (job->val_file == job->file) return;
-    job->val_file = job->file;
-    if (++r->val_files <= 4)
-        r->val_names = text_line("%s%s%s", r->val_names.text, r->val_files > 1 ? ", " : "",
-                                 r->val_files > 3 ? "…" : name);
-}
-
 // Encodes and writes the parts of a batch.
 static bool write_batch(void* context, const TextPart* parts, size_t n, TostError* err) {
     Job* job = context;
@@ -66,8 +55,6 @@ static bool write_batch(void* context, const TextPart* parts, size_t n, TostErro
     for (size_t i = 0; i < n; i++) {
         const Ids* part = job->parts + i;
         const Split split = split_of(job, parts[i].document);
-        job->file = parts[i].file;
-        if (split == SPLIT_VAL) note_val_file(job);
         if (!shard_writer_append(job->writer, split, job->ids + part->first, part->n, err)) return false;
         job->r->written[split].tokens += part->n;
         job->r->tokens += part->n;
@@ -85,16 +72,7 @@ static bool split_document(Job* job, TostError* err) {
     if (job->r->read.documents != 1 || n == 0) return true;
     written[SPLIT_TRAIN].tokens -= n;
     written[SPLIT_VAL].tokens += n;
-    note_val_file(job);
     return shard_writer_move_tail(job->writer, n, err);
-}
-
-static bool check_result(const Job* job, TostError* err) {
-    const double frac = job->o->val_frac;
-    if (!job->o->val_required || frac == 0 || job->r->written[SPLIT_VAL].tokens) return true;
-    return tost_error(err, "--val-frac %g: none of %" PRIu64 " documents went to the validation shards; separate "
-                      "documents by lines of " END_OF_TEXT ", or change --val-frac (0: no validation) or --seed",
-                      frac, job->r->read.documents);
 }
 
 // OUT_vocab.bpe will be written: fails if it is another tokenizer.
@@ -118,7 +96,7 @@ static bool run_job(Job* job, TostError* err) {
     job->caches = xmalloc((size_t)job->threads * sizeof *job->caches);
     for (int i = 0; i < job->threads; i++) job->caches[i] = tokenizer_cache_new();
     if (!documents_read(&o->in, &job->r->read, write_batch, job, err)) return false;
-    if (!split_document(job, err) || !check_result(job, err)) return false;
+    if (!split_document(job, err)) return false;
     ShardWriter* w = job->writer;
     job->writer = NULL;
     return shard_writer_close(w, tokenizer_file(job->tokenizer), job->r->written, err);
@@ -127,12 +105,9 @@ static bool run_job(Job* job, TostError* err) {
 bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err) {
     *r = (TokenizeResult){0};
     if (!documents_check(&o->in, err)) return false;
-    Job job = {.o = o, .r = r, .val_file = -1};
-    const Path dir = path_above(o->out);
-    const bool dir_existed = path_exists(dir.text);
+    Job job = {.o = o, .r = r};
     const bool ok = run_job(&job, err);
     shard_writer_abandon(job.writer);
-    if (!ok && !dir_existed) rmdir(dir.text);
     for (int i = 0; job.caches && i < job.threads; i++) tokenizer_cache_free(job.caches[i]);
     free(job.caches);
     free(job.parts);

@@ -9,8 +9,6 @@ typedef struct {
     TextCount  read;
     uint64_t   tokens;             // written; including an <|endoftext|> after each document
     ShardCount written[SPLITS];
-    int        val_files;          // files with validation documents
-    TextLine   val_names;          // the first ones
 } TokenizeResult;
 
 typedef struct {
@@ -19,7 +17,6 @@ typedef struct {
     const char*  out;            // writes OUT_train_000000.bin …, OUT_val_000000.bin … and OUT_vocab.bpe
     double       val_frac;       // probability that a document goes to the validation shards, [0, 1); the first one
                                  // never does. A lone document gives this fraction of its tokens, the last ones
-    bool         val_required;   // fail if there are no validation documents
     uint64_t     seed;           // a document's split depends only on seed and document number
     uint64_t     shard_tokens;   // tokens per shard
     // Called with in.context after each batch, unless NULL.

@@ -42,7 +42,7 @@ check "it counts the separators inside lines" says "mixed.txt: <|endoftext|> ins
 tost vocab --size 290 --out d.bpe - <web.jsonl >/dev/null
 sed 's/"text"/"content"/' web.jsonl >content.json
 run vocab --size 290 --out g.bpe --text-field content content.json
-check "it says how the file was read" says "content.json: JSONL, documents: 2" stdout
+check "it says how the file was read" says "files of plain text: 0, of JSONL: 1" stdout
 run vocab --size 290 --out e.bpe web.jsonl
 check "text and JSONL give the same" same a.bpe b.bpe
 check "text on stdin gives the same" same a.bpe c.bpe
