@@ -47,7 +47,6 @@ typedef struct {
 typedef struct {
     const char* name;                // for messages
     int         fd;
-    mode_t      mode;                // type of the file
     uint64_t    size;                // of a regular file, or 0
     bool        jsonl;
     char*       data;
@@ -69,9 +68,8 @@ static bool source_open(Source* s, const char* path, TostError* err) {
     *s = (Source){.name = standard ? "standard input" : path,
                   .fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     if (s->fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
-    s->mode = fstat(s->fd, &st) == 0 ? st.st_mode : 0;
     s->broken.name = s->name;
-    s->size = S_ISREG(s->mode) ? (uint64_t)st.st_size : 0;
+    s->size = fstat(s->fd, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
     return true;
 }
 
@@ -85,7 +83,7 @@ static void source_close(Source* s) {
 static bool wait_for_input(const Source* s) {
     enum { MILLISECONDS = 200 };
     struct pollfd in = {.fd = s->fd, .events = POLLIN};
-    int ready = S_ISREG(s->mode);
+    int ready = 0;
     while (!ready && !signals_received()) {
         ready = poll(&in, 1, MILLISECONDS);
         if (ready < 0 && (errno == EINTR || errno == EAGAIN)) ready = 0;
@@ -129,31 +127,20 @@ static bool source_read(Source* s, size_t used, Reader* r, TostError* err) {
 
 // ---- Formats ----
 
-typedef enum { UNKNOWN, PLAIN, JSONL, ARRAY } Format;
-
-// The format of a text: JSONL begins with {"key":, an ARRAY with [{"key": or ["string",. UNKNOWN: it depends on the
-// bytes after p .. end; last: there are none.
-static Format format_of(const char* p, const char* end, bool last) {
+// True if a text begins with this bracket and something that JSON has after it: a quote or, in an array, an object.
+static bool begins_json(const char* p, const char* end, char bracket) {
     while (p < end && memchr(" \t\r\n", *p, 4)) p++;
-    const bool array = p < end && *p == '[';
-    char key[1024];
-    TostError ignored;
-    Json j = json_open(p, (size_t)(end - p), &ignored);
-    bool json = !array || (json_enter(&j, "[]") && json_next(&j, "[]"));
-    if (json && array && j.p < end && *j.p == '"') {
-        json = json_skip(&j);
-        if (json) json_next(&j, "[]");
-    } else if (json && json_enter(&j, "{}")) json_field(&j, key, sizeof key, NULL);
-    if (json && !j.failed) return array ? ARRAY : JSONL;
-    return end - j.p < 4 && !last ? UNKNOWN : PLAIN;   // 4: a cut character
+    if (p == end || *p++ != bracket) return false;
+    while (p < end && memchr(" \t\r\n", *p, 4)) p++;
+    return p < end && (*p == '"' || (bracket == '[' && *p == '{'));
 }
 
 static bool find_format(Source* s, Reader* r, TostError* err) {
-    Format format = r->in->jsonl ? JSONL : r->in->plain ? PLAIN : UNKNOWN;
-    do if (!source_read(s, 0, r, err)) return false;
-    while (format == UNKNOWN && (format = format_of(s->data, s->data + s->n, s->end)) == UNKNOWN);
-    s->jsonl = format == JSONL || (!r->in->plain && named_jsonl(s->name));
-    return format != ARRAY
+    if (!source_read(s, 0, r, err)) return false;
+    const TextInput* in = r->in;
+    const char* end = s->data + s->n;
+    s->jsonl = in->jsonl || (!in->plain && (named_jsonl(s->name) || begins_json(s->data, end, '{')));
+    return s->jsonl || in->plain || !begins_json(s->data, end, '[')
         || tost_error(err, "%s: a JSON array; jq -c '.[]' FILE | ./train_gpt_tost … - reads its objects (jq -c '.[] | "
                       "{text: .}' its strings), --plain reads it as text", s->name);
 }
@@ -319,22 +306,18 @@ bool documents_read(const TextInput* in, TextCount* count, UseParts* use, void* 
     return ok;
 }
 
+// A pipe is not opened, because its writer would begin.
 static bool check_file(const char* path, TostError* err) {
     Source s;
     char head[TEXT_HEAD_BYTES];
-    struct stat st;
     size_t skip;
-    bool ok = true;
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode) && !S_ISDIR(st.st_mode)) return true;
+    if (is_dir(path)) return tost_error(err, "%s: a folder; give the files in it", path);
+    if (strcmp(path, "-") == 0 || (path_exists(path) && !is_file(path))) return true;
     if (!source_open(&s, path, err)) return false;
-    if (S_ISDIR(s.mode)) ok = tost_error(err, "%s: a folder; give the files in it", path);
-    else if (S_ISREG(s.mode) && s.fd != STDIN_FILENO) {
-        const ssize_t n = read_at(s.fd, head, sizeof head, 0);
-        ok = n < 0 ? tost_error(err, "%s: cannot be read: %s", path, strerror(errno))
-                   : text_check_head(&skip, path, head, (size_t)n, err);
-    }
+    const ssize_t n = read_at(s.fd, head, sizeof head, 0);
     source_close(&s);
-    return ok;
+    return n < 0 ? tost_error(err, "%s: cannot be read: %s", path, strerror(errno))
+                 : text_check_head(&skip, path, head, (size_t)n, err);
 }
 
 bool documents_check(const TextInput* in, TostError* err) {
