@@ -10,9 +10,7 @@ Json json_open(const char* text, size_t n, TostError* err) {
 static bool expected(Json* j, const char* what) {
     size_t at = (size_t)(j->p - j->start);
     if (j->p == j->end) return tost_error(j->err, "byte %zu: expected %s, found the end", at, what);
-    unsigned char c = (unsigned char)*j->p;
-    if (c >= 0x20 && c < 0x7f) return tost_error(j->err, "byte %zu: expected %s, found '%c'", at, what, c);
-    return tost_error(j->err, "byte %zu: expected %s, found byte 0x%02x", at, what, c);
+    return tost_error(j->err, "byte %zu: expected %s, found '%s'", at, what, (char[2]){*j->p});
 }
 
 static void skip_space(Json* j) {
@@ -241,18 +239,6 @@ static bool copy_id(Json* j, char** id, char* scratch, size_t cap) {
     return true;
 }
 
-// The error of a valid object, json (n bytes), without the field `name`: lists the fields that it has. key: scratch of
-// n + 1 bytes
-static bool no_field(char* key, const char* json, size_t n, const char* name, TostError* err) {
-    Json j = json_open(json, n, err);
-    TextLine fields = {"no fields"};
-    int listed = 0;
-    json_enter(&j, "{}");
-    while (json_field(&j, key, n + 1, NULL) && json_skip(&j) && ++listed <= 8)
-        fields = text_line("%s%s\"%s\"", listed > 1 ? fields.text : "", listed > 1 ? ", " : "", key);
-    return tost_error(err, "the object has no \"%s\"; it has %s%s", name, fields.text, listed > 8 ? ", …" : "");
-}
-
 bool json_text_field(char* text, size_t* n_text, char** id, const char* json, size_t n, const char* name,
                      TostError* err) {
     Json j = json_open(json, n, err);
@@ -270,5 +256,5 @@ bool json_text_field(char* text, size_t* n_text, char** id, const char* json, si
                    : !json_skip(&j)) return false;
     }
     if (j.failed || !json_at_end(&j)) return false;
-    return found || no_field(text, json, n, name, err);
+    return found || tost_error(err, "the object has no \"%s\"", name);
 }

@@ -277,7 +277,7 @@ static void test_json(Checks* c) {
         {"{\"texts\":[\"a\"", "byte 13: expected ',' or ']'"}, {"{\"texts\":[\"a\",]}", "byte 14: expected a string"},
         {"{\"texts\":[\"abc", "byte 14: expected the closing quote"}, {"{\"texts\":[\"a\nb\"]}", "byte 12: expected"},
         {"{\"texts\":[\"\\x41\"]}", "byte 12: expected one of"}, {"{\"texts\":[\"\\u12g4\"]}", "a hexadecimal digit"},
-        {"{\"texts\":[\"\xff\"]}", "byte 11: expected valid UTF-8, found byte 0xff"},
+        {"{\"texts\":[\"\xff\"]}", "byte 11: expected valid UTF-8, found '\\xff'"},
         {"{\"texts\":[\"\xed\xa0\x80\"]}", "valid UTF-8"}, {"{\"texts\":[\"\xf0\x9f\x98", "valid UTF-8"},
         {"{\"texts\":[\"0123456789abcdef\"]}", "byte 10: a string longer than 15 bytes"},
         {"{\"n\":18446744073709551616}", "byte 5: an integer over 2^64 - 1"}, {"{\"n\":-1}", "a non-negative integer"},
