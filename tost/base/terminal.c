@@ -2,11 +2,10 @@
 
 #include <errno.h>
 #include <poll.h>
-#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
-
-#include "base/memory.h"
 
 int terminal_columns(int fd) {
     struct winsize size;
@@ -16,35 +15,6 @@ int terminal_columns(int fd) {
 bool terminal_is_live(int fd) {
     const char* term = getenv("TERM");
     return isatty(fd) && term && strcmp(term, "dumb") != 0;
-}
-
-// Columns of n bytes of UTF-8: one for each character.
-static int columns_of(const char* text, size_t n) {
-    int columns = 0;
-    for (size_t i = 0; i < n; i++) columns += (text[i] & 0xC0) != 0x80;
-    return columns;
-}
-
-char* wrap_text(const char* text, int column, int width, const char* indent) {
-    const size_t step = strlen(indent) + 1;
-    char *wrapped = xmalloc(strlen(text) * (step + 1) + 1), *out = wrapped;
-    bool first = true;   // no word on this line yet
-    while (*text) {
-        const size_t spaces = strspn(text, " "), word = strcspn(text + spaces, " ");
-        const int needed = (int)spaces + columns_of(text + spaces, word);
-        if (!first && word > 0 && column + needed > width) {
-            out += sprintf(out, "\n%s", indent);
-            column = columns_of(indent, step - 1) + needed - (int)spaces;
-        } else {
-            out += sprintf(out, "%.*s", (int)spaces, text);
-            column += needed;
-        }
-        out += sprintf(out, "%.*s", (int)word, text + spaces);
-        first = false;
-        text += spaces + word;
-    }
-    *out = 0;
-    return wrapped;
 }
 
 // A pipe that poll reports as writable takes this many bytes at once (POSIX's smallest PIPE_BUF).

@@ -1,4 +1,4 @@
-// terminal.h: the width of a terminal, text wrapped at words, and writes that do not block.
+// terminal.h: the width of a terminal, and writes that do not block.
 #pragma once
 
 #include <stdbool.h>
@@ -6,10 +6,6 @@
 
 int   terminal_columns(int fd);   // `fd`'s width; 0: not a terminal, or unknown
 bool  terminal_is_live(int fd);   // fd is a terminal that understands escape sequences: TERM is set and not "dumb"
-
-// A copy of a line that begins at `column`, wrapped at spaces to `width` columns; lines after the first begin with
-// `indent`. A word that is longer than a line is not split. free()
-char* wrap_text(const char* text, int column, int width, const char* indent);
 
 enum { OUTPUT_TIMEOUT = 500 };   // milliseconds
 

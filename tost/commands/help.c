@@ -1,27 +1,21 @@
 // help.c: --help, from the table of options, and --version.
 #include "commands/commands.h"
 
-#include <unistd.h>
-
-#include "base/terminal.h"
 #include "base/version.h"
 
-enum { NAME_COLUMN = 32, PAGE_WIDTH = 100, PAGE_NARROW = 60 };
+enum { NAME_COLUMN = 32, PAGE_WIDTH = 100 };
 
 // ---- --help ----
 
-// Columns of the page: those of the terminal, if stdout is one.
-static int page_width(void) {
-    const int columns = terminal_columns(STDOUT_FILENO);
-    return columns == 0 || columns > PAGE_WIDTH ? PAGE_WIDTH : columns < PAGE_NARROW ? PAGE_NARROW : columns;
-}
-
-// Prints text that begins in column `indent`, wrapped; lines after the first are indented.
+// Prints text that begins in column `indent`, wrapped at spaces; lines after the first are indented.
 static void print_wrapped(const char* text, int indent) {
-    char *spaces = xasprintf("%*s", indent, ""), *wrapped = wrap_text(text, indent, page_width(), spaces);
-    printf("%s\n", wrapped);
-    free(wrapped);
-    free(spaces);
+    for (int column = indent; *text; text += *text == ' ') {
+        const int word = (int)strcspn(text, " ");
+        if (column > indent && column + 1 + word > PAGE_WIDTH) column = printf("\n%*s", indent, "") - 1;
+        column += printf("%s%.*s", column > indent ? " " : "", word, text);
+        text += word;
+    }
+    printf("\n");
 }
 
 static void print_option(const Options* o, const Option* row) {
@@ -41,24 +35,6 @@ static void print_options(const Options* o) {
         if (group != printed) printf("\n%s\n", printed = group);
         print_option(o, row);
     }
-}
-
-// How the results of eval compare with those of other programs. The results themselves say what each metric means.
-static void print_protocols(void) {
-    printf("\nProtocols\n");
-    print_wrapped("dev/data/evalset.py writes LAMBADA, HellaSwag and CBT. As in lm-evaluation-harness, a context is "
-                  "truncated on the left for each choice, and white space at its end belongs to the choice. Unlike "
-                  "there, generated ids are those of the tokenizer, without padding rows, and a choice longer than "
-                  "--seq is refused, not truncated. acc_norm divides by the characters of a choice without one space at "
-                  "its beginning, as the harness does with its usual target_delimiter ' '; a task of the harness whose "
-                  "choices contain the space counts it.", printf("  examples  "));
-    print_wrapped("--data scores every token but the first once; --windows scores windows at random positions, as "
-                  "nanoGPT and the paper do (16,000 windows of 1,024 tokens; shards of OpenWebText from "
-                  "dev/data/corpus.py, the others from dev/data/published.py, which encodes each line alone). The "
-                  "harness's wikitext score is another: its windows do not cross documents, and it moves the last window "
-                  "of a document back until it is full. For it, run the harness on a model of "
-                  "dev/reference/export_hf.py.",
-                  printf("  shards    "));
 }
 
 static void print_examples(const Options* o) {
@@ -91,7 +67,6 @@ static void print_help(const Options* o, bool named) {
         print_wrapped("* may be changed on --resume. Options that are not given keep the values of the run, except "
                       "--max-time, --quiet and --rank-timeout.", 0);
     }
-    if (o->command == COMMAND_EVAL) print_protocols();
     print_wrapped("0 success, 1 failure, 2 invalid command line, 75 stopped by --max-time or the loss of a rank "
                   "(--resume continues), 128 + N stopped by signal N.", printf("\nExit status: ") - 1);
 }

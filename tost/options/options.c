@@ -57,7 +57,7 @@ const Option option_table[] = {
     {"data", EVAL, LIST, AT(data), "GLOB",
      .help = "token shards to evaluate. Either this or --task is required"},
     {"task", EVAL, STRING, AT(task), "FILE",
-     .help = "examples to evaluate, JSONL of {\"context\", \"choices\", \"answer\"}; see Protocols",
+     .help = "examples to evaluate, JSONL of {\"context\", \"choices\", \"answer\"}",
      .not_with = "data"},
     {"json", EVAL, STRING, AT(json), "FILE", .help = "also write all results as JSON"},
     {"json", INFO, STRING, AT(json), "FILE", .help = "also write the table of a folder of runs as JSON"},

@@ -95,22 +95,6 @@ static void test_human(Checks* c) {
     }
 }
 
-static void test_wrap(Checks* c) {
-    static const struct { const char *text, *wanted; int width; } wraps[] = {
-        {"  | one two three", "  | one\n  | two\n  | three", 9},
-        {"", "", 5},
-        {"  |  two  spaces ", "  |  two  spaces ", 80},
-        {"alongwordthatcannotbesplit x", "alongwordthatcannotbesplit\n  | x", 10},
-        {"\u00e9\u00e9\u00e9\u00e9 b", "\u00e9\u00e9\u00e9\u00e9 b", 6},
-    };
-    for (size_t i = 0; i < countof(wraps); i++) {
-        char* wrapped = wrap_text(wraps[i].text, 0, wraps[i].width, "  | ");
-        check(c, strcmp(wrapped, wraps[i].wanted) == 0, "wrapped to %d columns: got '%s', expected '%s'",
-              wraps[i].width, wrapped, wraps[i].wanted);
-        free(wrapped);
-    }
-}
-
 // ---- Files and folders ----------------------------------------------------------------------------------------------
 
 static void test_paths(Checks* c) {
@@ -315,7 +299,7 @@ static void test_json_write_string(Checks* c) {
 }
 
 int main(void) {
-    return RUN_TESTS("base", test_errors, test_printable_text, test_memory, test_crc, test_human, test_wrap, test_paths,
+    return RUN_TESTS("base", test_errors, test_printable_text, test_memory, test_crc, test_human, test_paths,
                          test_folders, test_cgroup_memory, test_read_file, test_glob, test_rng, test_json,
                          test_json_write_string);
 }
