@@ -72,11 +72,7 @@ typedef struct {
 static bool fill_chunk(int32_t* inputs, int32_t* targets, ShardStream* s, const Window* w, int first, int T,
                        TostError* err) {
     const int n = w->end < first ? 0 : w->end - first < T ? w->end - first : T;
-    const uint64_t start = w->start + (uint64_t)first;
-    if (n > 0) {
-        if (!stream_read(targets, s, start + 1, (size_t)n, err) || !stream_read(inputs, s, start, 1, err)) return false;
-        memcpy(inputs + 1, targets, ((size_t)n - 1) * sizeof *inputs);
-    }
+    if (!stream_pairs(inputs, targets, s, w->start + (uint64_t)first, (size_t)n, err)) return false;
     for (int t = n; t < T; t++) inputs[t] = 0;
     for (int t = 0; t < T; t++)
         if (first + t < w->skip || t >= n) targets[t] = -1;

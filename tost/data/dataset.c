@@ -16,8 +16,6 @@ struct DataSet {
     uint64_t  seed;
     uint64_t  samples;           // per epoch
     uint32_t  crc;
-    int32_t*  tokens;            // (tokens_cap + 1) consecutive samples of a batch
-    size_t    tokens_cap;
     int       n_sources;         // of a mixture, which only has T, samples, crc and these; else 0
     struct DataSet** source;
     double*   weight;            // of a source; their sum is 1
@@ -118,7 +116,6 @@ void data_close(DataSet* d) {
     free(d->turn);
     free(d->turn_start);
     free(d->perm);
-    free(d->tokens);
     free(d);
 }
 
@@ -202,21 +199,11 @@ static DataSet* source_of(uint64_t* i, const DataSet* d) {
 
 bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err) {
     const size_t T = (size_t)d->T;
-    for (size_t b = 0; d->n_sources && b < (size_t)B; b++) {
+    for (size_t b = 0; b < (size_t)B; b++) {
         uint64_t i = first + b;
-        DataSet* source = source_of(&i, d);
-        if (!data_batch(source, inputs + b * T, targets + b * T, i, 1, err)) return false;
-    }
-    for (size_t b = 0, samples; !d->n_sources && b < (size_t)B; b += samples) {
-        const uint64_t i = first + b, start = sample_start(d, i);
-        // Samples from i on whose tokens follow each other in the stream
-        const uint64_t left = d->order == ORDER_SEQUENTIAL ? d->samples - i % d->samples : 1;
-        samples = left < (size_t)B - b ? (size_t)left : (size_t)B - b;
-        const size_t n = samples * T;
-        if (n > d->tokens_cap) d->tokens = xrealloc(d->tokens, ((d->tokens_cap = n) + 1) * sizeof *d->tokens);
-        if (!stream_read(d->tokens, &d->stream, start, n + 1, err)) return false;
-        memcpy(inputs + b * T, d->tokens, n * sizeof *inputs);
-        memcpy(targets + b * T, d->tokens + 1, n * sizeof *targets);
+        DataSet* source = d->n_sources ? source_of(&i, d) : d;
+        const uint64_t start = sample_start(source, i);
+        if (!stream_pairs(inputs + b * T, targets + b * T, &source->stream, start, T, err)) return false;
     }
     return true;
 }

@@ -322,6 +322,13 @@ bool stream_read(int32_t* out, ShardStream* s, uint64_t first, size_t n, TostErr
     return true;
 }
 
+bool stream_pairs(int32_t* inputs, int32_t* targets, ShardStream* s, uint64_t first, size_t n, TostError* err) {
+    if (n == 0) return true;
+    if (!stream_read(inputs, s, first, 1, err) || !stream_read(targets, s, first + 1, n, err)) return false;
+    memcpy(inputs + 1, targets, (n - 1) * sizeof *inputs);
+    return true;
+}
+
 // Updates *crc with the number of tokens and the tokens at both ends.
 static bool ends_crc(uint32_t* crc, Shard* s, TostError* err) {
     uint32_t ids[SHARD_CRC_TOKENS];

@@ -58,6 +58,8 @@ void     stream_close(ShardStream* s);                          // does nothing 
 uint64_t stream_tokens(const ShardStream* s);
 // Copies n tokens starting at position `first`; first + n <= stream_tokens. An id >= vocab_size is an error.
 bool     stream_read(int32_t* out, ShardStream* s, uint64_t first, size_t n, TostError* err);
+// The same for n inputs, and the targets: the n tokens one position later
+bool     stream_pairs(int32_t* inputs, int32_t* targets, ShardStream* s, uint64_t first, size_t n, TostError* err);
 // A cheap fingerprint of the data: CRC-32 over each shard's length and its first and last SHARD_CRC_TOKENS tokens. It
 // does not depend on the format.
 bool     stream_crc(uint32_t* crc, ShardStream* s, TostError* err);
