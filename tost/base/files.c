@@ -63,24 +63,6 @@ int standard_stream(const char* path) {
     return 0;
 }
 
-static bool has_other_data(const char* path, const char* text) {
-    struct stat st;
-    char head[256];
-    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0 || standard_stream(path)) return false;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    const ssize_t n = fd < 0 ? -1 : read_at(fd, head, sizeof head, 0);
-    if (fd >= 0) close(fd);
-    return n < (ssize_t)strlen(text) || memcmp(head, text, strlen(text)) != 0;
-}
-
-bool check_replaceable(const char* path, const char* text, TostError* err) {
-    const Path tmp = path_text("%s.tmp", path);
-    const char* other = has_other_data(path, text) ? "it"
-                      : has_other_data(tmp.text, text) ? tmp.text : NULL;
-    return !other || tost_error(err, "%s: %s was not written by this command: choose another file, or replace it with "
-                                "--force", path, other);
-}
-
 static mode_t mode_of(const char* path) {   // 0: there is no such file
     struct stat st;
     return stat(path, &st) == 0 ? st.st_mode : 0;

@@ -12,9 +12,6 @@ enum { MAX_FILE_BYTES = 1 << 30 };                                 // limit of r
 bool  read_file(Bytes* out, const char* path, TostError* err);     // all of it; "-" is stdin. free(out->data)
 // Like pread, but returns fewer than n bytes only at the end of the file.
 ssize_t read_at(int fd, void* out, size_t n, uint64_t offset);
-// Fails if data would be lost when PATH is replaced by way of PATH.tmp: if one of them is a file with data that does
-// not begin with this text, which shows who wrote it. The message names PATH and --force.
-bool  check_replaceable(const char* path, const char* text, TostError* err);
 int   standard_stream(const char* path);                           // 1 or 2 if it is stdout or stderr; otherwise 0
 bool  path_exists(const char* path);
 bool  is_dir(const char* path);

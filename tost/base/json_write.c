@@ -1,19 +1,34 @@
 // json_write.c: writes JSON files. Each element of the two outer levels is on its own line.
 #include "base/json_write.h"
 
+#include <fcntl.h>
 #include <math.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/files.h"
 #include "base/folder.h"
 #include "base/json.h"
 #include "base/memory.h"
 
+// True if there is a file with data of another content or program.
+static bool has_other_data(const char* path, const char* content) {
+    struct stat st;
+    char head[64] = "", begin[64];
+    if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0 || standard_stream(path)) return false;
+    const int begins = snprintf(begin, sizeof begin, "{\n  \"content\": \"%s\"", content);
+    const int fd = open(path, O_RDONLY | O_CLOEXEC);
+    const bool same = fd >= 0 && read_at(fd, head, sizeof head, 0) > 0 && strncmp(head, begin, (size_t)begins) == 0;
+    if (fd >= 0) close(fd);
+    return !same;
+}
+
 static bool check_path(const char* path, const char* content, bool force, TostError* err) {
     if (is_dir(path)) return tost_error(err, "--json %s is a folder: give a file name", path);
-    char* begin = xasprintf("{\n  \"content\": \"%s\"", content);
-    const bool ok = check_writable(path, err) && (force || check_replaceable(path, begin, err));
-    free(begin);
-    return ok || tost_error(err, "--json %s", err->text);
+    if (!check_writable(path, err)) return tost_error(err, "--json %s", err->text);
+    return force || !has_other_data(path, content)
+        || tost_error(err, "--json %s was not written by this command: choose another file, or replace it with --force",
+                      path);
 }
 
 bool json_file_open(JsonFile* j, const char* path, const char* content, bool force, TostError* err) {
