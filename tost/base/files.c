@@ -135,11 +135,7 @@ static bool add_matches(PathList* out, const char* pattern, TostError* err) {
     if (strstr(pattern, "**"))
         return tost_error(err, "%s: ** does not descend into folders: give a pattern for each depth, such as 'a/*.bin' "
                           "'a/*/*.bin'", pattern);
-    const int rc = find_matches(&g, pattern);
-    if (rc == GLOB_NOMATCH) return tost_error(err, "%s: no file matches", pattern);
-    if (rc != 0)
-        return tost_error(err, "%s: cannot be expanded: %s", pattern,
-                          rc == GLOB_NOSPACE ? "out of memory" : "read error");
+    if (find_matches(&g, pattern) != 0) return tost_error(err, "%s: no file matches", pattern);
     for (size_t i = 0; i < g.gl_pathc; i++) add_path(out, xstrdup(g.gl_pathv[i]));
     globfree(&g);
     return true;

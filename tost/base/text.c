@@ -111,8 +111,7 @@ static char* scaled(char buf[32], double n, double step, const char* units, int 
     int u = 0;
     const double last = step - 0.5 * pow(10, -digits);   // would be printed as step
     for (n /= step; fabs(n) >= last && units[u + 1]; u++) n /= step;
-    if (fabs(n) < 1e9) snprintf(buf, 32, "%.*f%s%c%s", digits, n, space, units[u], suffix);
-    else snprintf(buf, 32, "%.3g%s%c%s", n, space, units[u], suffix);
+    snprintf(buf, 32, "%.*f%s%c%s", digits, n, space, units[u], suffix);
     return buf;
 }
 

@@ -28,11 +28,8 @@ static void print_model(const LoadedModel* m) {
 
 static void print_training(const CheckpointInfo* info) {
     char tokens[32];
-    const bool own = info->options.count > 0;   // else converted: a step or number of tokens that is 0 is not known
-    if (!own && info->step == 0 && info->tokens == 0)
-        print_line(stdout, "%-12sunknown: not a checkpoint of this program", "trained");
-    else if (!own && info->tokens == 0)
-        print_line(stdout, "%-12s%lld step%s", "trained", (long long)info->step, plural(info->step));
+    const bool own = info->options.count > 0;   // else converted: a number of tokens that is 0 is not known
+    if (!own && info->tokens == 0) print_line(stdout, "%-12sunknown: not a checkpoint of this program", "trained");
     else
         print_line(stdout, "%-12s%lld step%s, %lld token%s (%s)", "trained", (long long)info->step, plural(info->step),
                    (long long)info->tokens, plural(info->tokens), human_count(tokens, (double)info->tokens));
@@ -232,19 +229,17 @@ static bool info_shards(const Options* o, char* const* paths, int n, TostError* 
     return t.bad == 0 || tost_error(err, "%d of %d shards cannot be used; the first: %s", t.bad, n, err->text);
 }
 
-typedef enum { MODEL, SHARD, UNKNOWN } FileKind;
-
-// A folder or safetensors file is a model; a file that begins like a shard, or has its suffix, is a shard.
-static FileKind file_kind(const char* path) {
+// A shard has the suffix .bin or begins like one; models are folders and safetensors files.
+static bool is_shard(const char* path) {
     char head[16];
     const size_t n = strlen(path);
-    if (is_dir(path)) return MODEL;
+    if (is_dir(path)) return false;
     const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     const ssize_t got = fd < 0 ? -1 : read(fd, head, sizeof head);
     if (fd >= 0) close(fd);
-    if (got >= 0 && st_begins(head, (size_t)got)) return MODEL;
-    const bool named = n > 4 && strcmp(path + n - 4, ".bin") == 0;
-    return got >= 0 && (named || shard_begins(head, (size_t)got)) ? SHARD : UNKNOWN;
+    const size_t known = got > 0 ? (size_t)got : 0;
+    return !st_begins(head, known)
+        && ((n > 4 && strcmp(path + n - 4, ".bin") == 0) || shard_begins(head, known));
 }
 
 static bool info(const Options* o, const TostEngine* engine, TostError* err) {
@@ -256,11 +251,12 @@ static bool info(const Options* o, const TostEngine* engine, TostError* err) {
         if (count) return info_runs(o, rows, count, err);
     }
     if (o->json) return tost_error(err, "--json %s: is only written for a folder of runs: give its PATH", o->json);
-    if (o->n_files == 0 || (o->n_files == 1 && file_kind(o->files[0]) != SHARD)) return info_model(o, err);
-    if (o->n_files == 2 && file_kind(o->files[0]) == MODEL && file_kind(o->files[1]) != SHARD)
-        return info_options(o, engine, NULL, err);
+    int shards = 0;
+    for (int i = 0; i < o->n_files; i++) shards += is_shard(o->files[i]);
+    if (o->n_files < 2 && !shards) return info_model(o, err);
+    if (o->n_files == 2 && !shards) return info_options(o, engine, NULL, err);
     for (int i = 0; i < o->n_files; i++)
-        if (file_kind(o->files[i]) == MODEL)
+        if (!is_shard(o->files[i]))
             return tost_error(err, "%s is not a shard: info takes one PATH, two runs, or shards", o->files[i]);
     return info_shards(o, o->files, o->n_files, err);
 }

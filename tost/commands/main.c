@@ -19,8 +19,6 @@ static void set_threads(const Options* o, const TostComm* comm) {
     const int sharing = getenv("OMP_NUM_THREADS") ? 1 : comm_sharing_cores(comm);
     const int own = threads_max() / sharing > 0 ? threads_max() / sharing : 1;
     const int threads = o->threads ? threads_or_max(o->threads) : own;
-    if (threads > THREADS_LIMIT)
-        print_warning(o, "OMP_NUM_THREADS is %d: limited to %d threads", threads, THREADS_LIMIT);
     threads_set(threads < THREADS_LIMIT ? threads : THREADS_LIMIT);
 }
 

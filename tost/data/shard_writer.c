@@ -56,19 +56,12 @@ static bool check_no_shards(const ShardWriter* w, TostError* err) {
     return ok;
 }
 
-// Creates and locks the folder. Tries again if another writer, which just ended, removes it in between.
 static bool lock_folder(ShardWriter* w, TostError* err) {
-    bool made;
     struct stat st;
     const char* folder = w->folder.text;
-    LockResult result = LOCK_FAILED;
     if (lstat(folder, &st) == 0 && S_ISLNK(st.st_mode))   // the shards of its target would be removed
         return tost_error(err, "%s is a link: remove it, or choose another --out", folder);
-    do {
-        made = make_dirs(folder, err);
-        if (made) result = lock_take(&w->lock, folder, err);
-    } while (made && result == LOCK_FAILED && !path_exists(folder));
-    if (made && result == LOCK_TAKEN) return true;
+    if (make_dirs(folder, err) && lock_take(&w->lock, folder, err) == LOCK_TAKEN) return true;
     rmdir(folder);   // fails if it has files, such as the lock of another process
     return false;
 }

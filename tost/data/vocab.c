@@ -157,8 +157,7 @@ static bool learn(Learner* l, TostError* err) {
 bool vocab_learn(const VocabOptions* o, VocabResult* r, TostError* err) {
     *r = (VocabResult){.wanted = o->size - VOCAB_MIN_SIZE};
     if (path_exists(o->out))
-        return tost_error(err, "%s: exists already; %schoose another --out", o->out,
-                          is_dir(o->out) ? "" : "remove it or ");
+        return tost_error(err, "%s: exists already; remove it or choose another --out", o->out);
     if (!check_writable(o->out, err) || !documents_check(&o->in, err)) return false;
     Learner l = {.o = o, .r = r, .threads = threads_or_max(o->in.threads)};
     Bytes text;
