@@ -175,31 +175,46 @@ static bool score(Evaluation* e, JsonFile* json, TostError* err) {
     return ok;
 }
 
-// The positions of bin k in windows of T tokens
-static int bin_first(int k) { return k == 0 ? 1 : (1 << (k - 1)) + 1; }
-static int bin_last(int k, int T) { return T < (int64_t)1 << k ? T : 1 << k; }
-
-static void print_positions(const Evaluation* e) {
+static void report_positions(JsonFile* json, const Evaluation* e) {
     printf("\n%-21s  %10s  %-9s  %s\n", "position", "nats/token", "± (95%)", "tokens");
+    json_put_open(json, "position", '[');
     for (int k = 0; k < POSITION_BINS; k++) {
         const Ratio* p = &e->position[k];
-        char bin[48], error[24] = "";
+        const int64_t first = k == 0 ? 1 : ((int64_t)1 << (k - 1)) + 1, end = (int64_t)1 << k;
+        const int64_t last = e->windows.T < end ? e->windows.T : end;
+        const double loss = ratio_value(p), error = ratio_error(p);
+        char bin[48], half[24] = "";
         if (p->n == 0) continue;
-        if (k < 2) snprintf(bin, sizeof bin, "%d", bin_first(k));
-        else snprintf(bin, sizeof bin, "%d-%d", bin_first(k), bin_last(k, e->windows.T));
-        if (isfinite(ratio_error(p))) snprintf(error, sizeof error, "%.6f", ratio_error(p));
-        printf("%-21s  %10.6f  %-8s  %.0f\n", bin, ratio_value(p), error, p->y);
+        if (k < 2) snprintf(bin, sizeof bin, "%d", (int)first);
+        else snprintf(bin, sizeof bin, "%d-%d", (int)first, (int)last);
+        if (isfinite(error)) snprintf(half, sizeof half, "%.6f", error);
+        printf("%-21s  %10.6f  %-8s  %.0f\n", bin, loss, half, p->y);
+        json_put_open(json, NULL, '{');
+        json_put_int(json, "first", first);
+        json_put_int(json, "last", last);
+        json_put_int(json, "tokens", (int64_t)p->y);
+        json_put_real(json, "loss", loss);
+        json_put_real(json, "loss_95", error);
+        json_put_close(json, '}');
     }
+    json_put_close(json, ']');
 }
 
-static void print_score(const Evaluation* e, double seconds) {
+static void report(JsonFile* json, const Evaluation* e, double seconds) {
     const double loss = ratio_value(&e->loss), error = ratio_error(&e->loss);
+    const double bits = e->bytes > 0 ? e->loss.x / log(2) / e->bytes : NAN;
     printf("loss        %.6f nats/token", loss);
     if (isfinite(error)) printf(" ± %.6f (95%%, windows as samples)", error);
     printf("\nperplexity  %.4f\n", exp(loss));
-    if (e->bytes > 0) printf("bits/byte   %.6f\n", e->loss.x / log(2) / e->bytes);
+    if (isfinite(bits)) printf("bits/byte   %.6f\n", bits);
     printf("tokens      %.0f\n", e->loss.y);
     printf("speed       %.0f tokens/s\n", seconds > 0 ? e->loss.y / seconds : 0);
+    json_put_int(json, "tokens", (int64_t)e->loss.y);
+    json_put_real(json, "loss", loss);
+    json_put_real(json, "loss_95", error);
+    json_put_real(json, "perplexity", exp(loss));
+    json_put_real(json, "bits_per_byte", bits);
+    if (e->o->by_position) report_positions(json, e);
 }
 
 static void begin_json(JsonFile* json, const Evaluation* e) {
@@ -212,32 +227,6 @@ static void begin_json(JsonFile* json, const Evaluation* e) {
     json_put_int(json, "seq", e->windows.T);
     json_put_int(json, e->windows.stride ? "stride" : "seed", e->windows.stride ? e->windows.stride : e->o->seed);
     json_put_open(json, "window", '[');
-}
-
-static void put_positions(JsonFile* json, const Evaluation* e) {
-    json_put_open(json, "position", '[');
-    for (int k = 0; k < POSITION_BINS; k++) {
-        const Ratio* p = &e->position[k];
-        if (p->n == 0) continue;
-        json_put_open(json, NULL, '{');
-        json_put_int(json, "first", bin_first(k));
-        json_put_int(json, "last", bin_last(k, e->windows.T));
-        json_put_int(json, "tokens", (int64_t)p->y);
-        json_put_real(json, "loss", ratio_value(p));
-        json_put_real(json, "loss_95", ratio_error(p));
-        json_put_close(json, '}');
-    }
-    json_put_close(json, ']');
-}
-
-static void end_json(JsonFile* json, const Evaluation* e) {
-    json_put_close(json, ']');
-    if (e->o->by_position) put_positions(json, e);
-    json_put_int(json, "tokens", (int64_t)e->loss.y);
-    json_put_real(json, "loss", ratio_value(&e->loss));
-    json_put_real(json, "loss_95", ratio_error(&e->loss));
-    json_put_real(json, "perplexity", exp(ratio_value(&e->loss)));
-    json_put_real(json, "bits_per_byte", e->bytes > 0 ? e->loss.x / log(2) / e->bytes : NAN);
 }
 
 // Opens the tokenizer for bits/byte: --tokenizer, or the checkpoint's. Without either, prints the reason and sets
@@ -278,14 +267,11 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
         if (first) print_line(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens", model->file,
                    (long long)model->info.step, data->count, (unsigned long long)w->count, w->T);
         begin_json(&json, &e);
-        ok = score(&e, &json, err);
-        end_json(&json, &e);
-        ok = ok && loaded_model_check_loss(model, e.loss.x, err);
+        ok = score(&e, &json, err) && loaded_model_check_loss(model, e.loss.x, err);
+        json_put_close(&json, ']');
     }
-    const double seconds = now_seconds() - e.progress.started;
+    if (ok && first) report(&json, &e, now_seconds() - e.progress.started);
     ok = json_file_close(&json, ok, err) && ok;
-    if (ok && first) print_score(&e, seconds);
-    if (ok && first && o->by_position) print_positions(&e);
     tokenizer_free(e.tokenizer);
     return ok;
 }
