@@ -46,13 +46,11 @@ static bool count_samples(DataSet* d, const char* glob, TostError* err) {
                               ": use a longer --seq or --order sequential", d->stream.shards[s].path,
                               shard_samples(d, s), d->T, UINT32_MAX);
     }
-    if (tokens < T + 1)
-        return tost_error(err, "%s: %" PRIu64 " tokens in %d shard%s, but --seq %d needs at least %" PRIu64,
-                          glob, tokens, d->stream.count, d->stream.count == 1 ? "" : "s", d->T, T + 1);
     d->samples = d->order == ORDER_SEQUENTIAL ? (tokens - 1) / T : in_shards;
     return d->samples > 0
-        || tost_error(err, "%s: no shard has the %" PRIu64 " tokens that --seq %d needs: use a shorter "
-                      "--seq or --order sequential", glob, T + 1, d->T);
+        || tost_error(err, "%s: %" PRIu64 " tokens in %d shard%s, but --seq %d needs at least %" PRIu64 "%s", glob, tokens,
+                      d->stream.count, d->stream.count == 1 ? "" : "s", d->T, T + 1,
+                      tokens > T ? " in one of them: use a shorter --seq or --order sequential" : "");
 }
 
 static DataSet* open_source(const PathList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,

@@ -66,7 +66,7 @@ static bool lock_folder(ShardWriter* w, TostError* err) {
     return false;
 }
 
-// Removes shards left by a killed process. Without locks, that process may still be running.
+// Removes shards left by a killed process.
 static bool remove_stale(const ShardWriter* w, TostError* err) {
     PathList names;
     if (!folder_list(&names, w->folder.text, err)) return false;
@@ -74,10 +74,7 @@ static bool remove_stale(const ShardWriter* w, TostError* err) {
     for (int i = 0; ok && i < names.count; i++) {
         if (!shard_is_named(names.paths[i], "")) continue;
         const Path path = path_in(w->folder.text, names.paths[i]);
-        if (w->lock.unsupported)
-            ok = tost_error(err, "%s: exists already, and the file system has no locks: if no other tokenize is "
-                            "running, remove it", path.text);
-        else ok = unlink(path.text) == 0 || tost_error(err, "%s: cannot be removed: %s", path.text, strerror(errno));
+        ok = unlink(path.text) == 0 || tost_error(err, "%s: cannot be removed: %s", path.text, strerror(errno));
     }
     free_paths(&names);
     return ok;

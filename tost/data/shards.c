@@ -83,7 +83,7 @@ Path shard_prefix(const char* path) {
     return path_text("%.*s", (int)((size_t)(name - path) + n), path);
 }
 
-// Sets width, first and n_tokens of a file of `size` bytes that begins with the n bytes of head.
+// Sets width, first and n_tokens of a file of `size` bytes that begins with the n bytes of head, which zeros follow.
 static bool shard_layout(Shard* s, uint64_t size, const char* head, size_t n, TostError* err) {
     const ShardKind* kind = find_kind(head, n);
     uint32_t version, n_tokens;
@@ -95,22 +95,19 @@ static bool shard_layout(Shard* s, uint64_t size, const char* head, size_t n, To
             : tost_error(err, "%s: %" PRIu64 " bytes without a shard header, but a file of raw uint16 ids has an even "
                          "size; copy or make it again", s->path, size);
     }
-    if (size < SHARD_HEADER_BYTES)
-        return tost_error(err, "%s: truncated: %" PRIu64 " bytes, but the header has %d; copy or make it again",
-                          s->path, size, SHARD_HEADER_BYTES);
     memcpy(&version, head + 4, sizeof version);
     memcpy(&n_tokens, head + 8, sizeof n_tokens);
     s->width = kind->width;
     s->first = SHARD_HEADER_BYTES;
     s->n_tokens = n_tokens;
+    const uint64_t claimed = SHARD_HEADER_BYTES + s->n_tokens * (uint64_t)s->width;
+    if (size != claimed)
+        return tost_error(err, "%s: %s: offset 8 says %" PRIu64 " tokens, %" PRIu64 " bytes with the header, but it has %"
+                          PRIu64 "; copy or make it again", s->path, size < claimed ? "truncated" : "too long",
+                          s->n_tokens, claimed, size);
     if (version != kind->version)
         return tost_error(err, "%s: version %" PRIu32 " at offset 4, but shards with magic %" PRIu32
                           " have version %" PRIu32, s->path, version, kind->magic, kind->version);
-    const uint64_t bytes = size - SHARD_HEADER_BYTES, claimed = s->n_tokens * (uint64_t)s->width;
-    if (bytes != claimed)
-        return tost_error(err, "%s: %s: offset 8 says %" PRIu64 " tokens, %" PRIu64 " bytes, but %" PRIu64
-                          " follow the header; copy or make it again", s->path,
-                          bytes < claimed ? "truncated" : "too long", s->n_tokens, claimed, bytes);
     return s->n_tokens > 0 || tost_error(err, "%s: no tokens; copy or make it again", s->path);
 }
 
@@ -160,7 +157,7 @@ bool shard_read(uint32_t* ids, Shard* s, uint64_t first, size_t n, TostError* er
 }
 
 static bool read_layout(Shard* s, const struct stat* st, TostError* err) {
-    char head[SHARD_HEADER_BYTES];
+    char head[SHARD_HEADER_BYTES] = "";
     if (S_ISDIR(st->st_mode))
         return tost_error(err, "%s: a folder, not a shard; give its files, such as '%s/*.bin'", s->path, s->path);
     if (!S_ISREG(st->st_mode)) return tost_error(err, "%s: not a regular file; a shard must be one", s->path);

@@ -108,12 +108,12 @@ static void test_shard_kinds(Checks* c) {
 
 static void test_shards_refused(Checks* c) {
     static const struct { uint32_t magic, version, claims; size_t n; const char* error; } cases[] = {
-        {MAGIC_U16, 1, 10, 9, "truncated: offset 8 says 10 tokens, 20 bytes, but 18 follow"},
-        {MAGIC_U16, 1, 10, 0, "truncated: offset 8 says 10 tokens, 20 bytes, but 0 follow"},
-        {MAGIC_U32, 7, 10, 9, "truncated: offset 8 says 10 tokens, 40 bytes, but 36 follow"},
+        {MAGIC_U16, 1, 10, 9, "truncated: offset 8 says 10 tokens, 1044 bytes with the header, but it has 1042"},
+        {MAGIC_U16, 1, 10, 0, "truncated: offset 8 says 10 tokens, 1044 bytes with the header, but it has 1024"},
+        {MAGIC_U32, 7, 10, 9, "truncated: offset 8 says 10 tokens, 1064 bytes with the header, but it has 1060"},
         {MAGIC_U32, 7, 0xffffffff, 4, "truncated: offset 8 says 4294967295 tokens"},
-        {MAGIC_U16, 1, 9, 10, "too long: offset 8 says 9 tokens, 18 bytes, but 20 follow"},
-        {MAGIC_U32, 7, 9, 10, "too long: offset 8 says 9 tokens, 36 bytes, but 40 follow"},
+        {MAGIC_U16, 1, 9, 10, "too long: offset 8 says 9 tokens, 1042 bytes with the header, but it has 1044"},
+        {MAGIC_U32, 7, 9, 10, "too long: offset 8 says 9 tokens, 1060 bytes with the header, but it has 1064"},
         {MAGIC_U16, 1, 0, 1, "offset 8 says 0 tokens"}, {MAGIC_U16, 1, 0, 0, "no tokens; copy or make it again"},
         {MAGIC_U16, 2, 5, 5, "version 2 at offset 4, but shards with magic 20240520 have version 1"},
         {MAGIC_U32, 1, 5, 5, "version 1 at offset 4, but shards with magic 20240801 have version 7"},
@@ -121,8 +121,8 @@ static void test_shards_refused(Checks* c) {
     static const struct { const char* bytes; size_t n; const char* error; } small[] = {
         {"", 0, "empty"}, {"a", 1, "1 bytes without a shard header"},
         {"abc", 3, "raw uint16 ids has an even size"},
-        {"\x88\xd8\x34\x01", 4, "truncated: 4 bytes, but the header has 1024; copy or make it again"},
-        {"\xa1\xd9\x34\x01\7\0\0\0", 8, "truncated: 8 bytes, but the header has 1024"},
+        {"\x88\xd8\x34\x01", 4, "1024 bytes with the header, but it has 4; copy or make it again"},
+        {"\xa1\xd9\x34\x01\7\0\0\0", 8, "1024 bytes with the header, but it has 8"},
         {"\x93NUMPY\1\0v\0{'descr': '<u2'}", 26, "a NumPy .npy file"},
         {"It was the best of times, it was the worst of times, it was the a", 64, "text, not token ids"},
         // files of other formats, known by their beginnings
@@ -366,7 +366,7 @@ static void test_sequential(Checks* c) {
         data_close(d);
     }
     check_set_refused(c, glob, 53, 5000, ORDER_SEQUENTIAL, "53 tokens in 5 shards, but --seq 53 needs at least 54");
-    check_set_refused(c, glob, 30, 5000, ORDER_SHUFFLED, "no shard has the 31 tokens that --seq 30 needs");
+    check_set_refused(c, glob, 30, 5000, ORDER_SHUFFLED, "but --seq 30 needs at least 31 in one of them");
     check_set_refused(c, glob, 4, 4013, ORDER_SEQUENTIAL, "s_4.bin: token 13 at byte 1050 is 4013");
     check_set_refused(c, ONE_PATH("t_*.bin"), 4, 5000, ORDER_SEQUENTIAL, "no file matches");
 }
