@@ -105,18 +105,15 @@ static bool source_fill(Source* s, char* to, size_t n, TostError* err) {
     return true;
 }
 
-// Removes the first `used` bytes and reads at least half a batch more. At first, checks the beginning of the file and
-// removes a byte order mark.
+// Removes the first `used` bytes and reads a batch more. At first, checks the beginning of the file and removes a byte
+// order mark.
 static bool source_read(Source* s, size_t used, Reader* r, TostError* err) {
+    const uint64_t before = s->read;
+    const size_t more = r->batch_bytes + (before ? 0 : TEXT_HEAD_BYTES);
     s->n -= used;
     if (s->n) memmove(s->data, s->data + used, s->n);
-    if (s->cap - s->n <= r->batch_bytes / 2) {
-        s->cap = s->cap * 2 + r->batch_bytes + TEXT_HEAD_BYTES;
-        s->data = xrealloc(s->data, s->cap);
-    }
-    const uint64_t before = s->read;
-    const size_t room = s->cap - s->n, most = r->batch_bytes + s->n;   // most: a batch, and as much as is left
-    if (!source_fill(s, s->data + s->n, before && room > most ? most : room, err)) return false;
+    if (s->cap - s->n < more) s->data = xrealloc(s->data, s->cap = s->n + more);
+    if (!source_fill(s, s->data + s->n, more, err)) return false;
     s->n += (size_t)(s->read - before);
     r->count->bytes += s->read - before;
     size_t skip = 0;
@@ -284,22 +281,15 @@ static bool read_documents(Reader* r, UseParts* use, void* job, TostError* err) 
     return ok;
 }
 
-static bool check_count(const TextInput* in, const TextCount* c, TostError* err) {
-    if (!c->documents)
-        return tost_error(err, "no document in the %" PRIu64 " bytes of input%s%s", c->bytes,
-                          c->skipped ? "; the first line skipped: " : "", c->first_skipped.text);
-    return !c->inside || c->separators || in->plain
-        || tost_error(err, "%s: all " END_OF_TEXT " are inside lines: " SPLIT_LINES ", --plain reads them as text",
-                      c->inside_in);
-}
-
 bool documents_read(const TextInput* in, TextCount* count, UseParts* use, void* job, TostError* err) {
     Reader r = {.in = in, .count = count, .batch_bytes = in->batch_bytes ? in->batch_bytes : BATCH_BYTES};
     bool ok = true;
     r.part_bytes = r.batch_bytes / BATCH_PARTS + 1;
     *count = (TextCount){0};
     for (; ok && r.file < in->n_files; r.file++) ok = read_documents(&r, use, job, err);
-    ok = ok && check_count(in, count, err);
+    if (ok && !count->documents)
+        ok = tost_error(err, "no document in the %" PRIu64 " bytes of input%s%s", count->bytes,
+                        count->skipped ? "; the first line skipped: " : "", count->first_skipped.text);
     free(r.parts);
     free(r.lines);
     free(r.text);

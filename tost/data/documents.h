@@ -41,8 +41,7 @@ typedef bool UseParts(void* job, const TextPart* parts, size_t n, TostError* err
 // in the text field; blank lines are skipped. A JSON array is rejected. Other inputs are plain text with documents
 // separated by lines of <|endoftext|> (document_ends). A document ends at the end of its file. Empty documents are
 // skipped. See lines.h for what is not text.
-// Stops with an error if `use` fails or a signal (signals.h) arrives, if there is no document, or if all separators are
-// inside lines, except with in->plain.
+// Stops with an error if `use` fails or a signal (signals.h) arrives, or if there is no document.
 bool documents_read(const TextInput* in, TextCount* count, UseParts* use, void* job, TostError* err);
 
 // Checks the files before the work begins. The content of pipes and devices is checked when they are read.

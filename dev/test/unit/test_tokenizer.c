@@ -659,8 +659,6 @@ static void test_failures(Checks* c) {
         {"latin1.jsonl", "{\"text\": \"d\xe9j\xe0\"}\n", "byte 11: expected valid UTF-8, found '\\xe9'; iconv"},
         {"objects.txt", " [\n {\"text\": \"a\"}]", "objects.txt: a JSON array; jq -c '.[]' FILE |"},
         {"strings.txt", "[\"a text\", \"b\"]", "strings.txt: a JSON array; jq"},
-        {"inside.txt", "one<|endoftext|>two\nthree<|endoftext|>\n",
-         "inside.txt: all <|endoftext|> are inside lines: sed 's/<|endoftext|>/\\n&\\n/g' FILE"},
         {"latin1.txt", "d\xe9j\xe0 vu", "2 of 7 bytes (28.6%) are NUL or not UTF-8, the first at byte 1 of "},
         {"a.pdf", "%PDF-1.7\n", "a.pdf: a PDF file; pdftotext FILE - converts it"},
         {"a.rtf", "{\\rtf1 text}", "pandoc"}, {"a.pkl", "\x80\4\x95", "are NUL or not UTF-8"},
