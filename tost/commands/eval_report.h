@@ -1,17 +1,40 @@
 // eval_report.h: evaluation metrics with 95 % confidence intervals.
 #pragma once
 
+#include <math.h>
 #include <stdint.h>
+
+static const double z95 = 1.959963984540054;   // two-sided 95 % quantile of the normal distribution
 
 // The ratio Σx / Σy over independent samples: nats per token; a sample is a window or an example.
 typedef struct { double n, x, y, xx, xy, yy; } Ratio;
 
-void   ratio_add(Ratio* r, double x, double y);
-double ratio_value(const Ratio* r);
-// Half the width of the 95 % confidence interval, by the delta method; NAN for fewer than two samples.
-double ratio_error(const Ratio* r);
+static inline void ratio_add(Ratio* r, double x, double y) {
+    r->n++;
+    r->x += x;
+    r->y += y;
+    r->xx += x * x;
+    r->xy += x * y;
+    r->yy += y * y;
+}
 
-// Wilson's 95 % confidence interval of a proportion: accurate for few examples and near 0 and 1.
+static inline double ratio_value(const Ratio* r) { return r->x / r->y; }
+
+// Half the width of the interval; NAN for fewer than two samples.
+// Delta method: the variance of Σx/Σy is n/(n-1) · Σ (x - ratio·y)² / (Σy)².
+static inline double ratio_error(const Ratio* r) {
+    if (r->n < 2) return NAN;
+    const double ratio = r->x / r->y;
+    const double squares = fmax(0.0, r->xx - 2 * ratio * r->xy + ratio * ratio * r->yy);
+    return z95 * sqrt(r->n / (r->n - 1) * squares) / r->y;
+}
+
 typedef struct { double low, high; } Interval;
 
-Interval share_interval(int64_t hits, int64_t n);   // n > 0
+// Of a proportion, n > 0: Wilson's interval, accurate for few examples and near 0 and 1.
+static inline Interval share_interval(int64_t hits, int64_t n) {
+    const double p = (double)hits / (double)n, zz = z95 * z95 / (double)n;
+    const double middle = (p + zz / 2) / (1 + zz);
+    const double half = z95 / (1 + zz) * sqrt((p * (1 - p) + zz / 4) / (double)n);
+    return (Interval){hits == 0 ? 0 : middle - half, hits == n ? 1 : middle + half};
+}
