@@ -87,8 +87,7 @@ void json_put_bytes(JsonFile* j, const char* key, const char* text, size_t n) {
 }
 
 void json_put_text(JsonFile* j, const char* key, const char* text) {
-    if (text) json_put_bytes(j, key, text, strlen(text));
-    else if (begin_value(j, key)) fputs("null", j->file);
+    json_put_bytes(j, key, text, strlen(text));
 }
 
 void json_put_int(JsonFile* j, const char* key, int64_t value) {

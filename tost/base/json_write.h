@@ -26,7 +26,7 @@ void json_put_open(JsonFile* j, const char* key, char bracket);           // '{'
 void json_put_close(JsonFile* j, char bracket);                           // '}' or ']'
 // Bytes that are not UTF-8 become U+FFFD.
 void json_put_bytes(JsonFile* j, const char* key, const char* text, size_t n);
-void json_put_text(JsonFile* j, const char* key, const char* text);       // NULL: null
+void json_put_text(JsonFile* j, const char* key, const char* text);
 void json_put_int(JsonFile* j, const char* key, int64_t value);
 void json_put_real(JsonFile* j, const char* key, double value);  // exact; null if not finite
 void json_put_bool(JsonFile* j, const char* key, bool value);

@@ -55,10 +55,8 @@ static bool info_model(const Options* o, TostError* err) {
     if (option_given(o, "vocab-size")) return tost_error(err, "--vocab-size is for shards: give SHARD files");
     const bool ok = loaded_model_find(&m, o, NULL, err);
     if (ok) {
-        const Path dir = path_above(m.file);
-        char size[32];   // of the open file, which another process may have removed
-        print_line(stdout, "%-12s%s, %s", "file", m.file, human_bytes(size, (double)m.weights.file_size));
-        print_file("optimizer", path_in(dir.text, OPTIMIZER_FILE).text);
+        print_file("file", m.file);
+        print_file("optimizer", path_in(path_above(m.file).text, OPTIMIZER_FILE).text);
         if (m.info.program) print_line(stdout, "%-12s%s", "written by", m.info.program);
         print_model(&m);
         print_training(&m.info);

@@ -39,13 +39,7 @@ static uint64_t shard_samples(const DataSet* d, int s) {
 static bool count_samples(DataSet* d, const char* glob, TostError* err) {
     const uint64_t T = (uint64_t)d->T, tokens = stream_tokens(&d->stream);
     uint64_t in_shards = 0;
-    for (int s = 0; s < d->stream.count; s++) {
-        in_shards += shard_samples(d, s);
-        if (d->order == ORDER_SHUFFLED && shard_samples(d, s) > UINT32_MAX)
-            return tost_error(err, "%s: %" PRIu64 " samples of --seq %d, but a shuffled shard has at most %" PRIu32
-                              ": use a longer --seq or --order sequential", d->stream.shards[s].path,
-                              shard_samples(d, s), d->T, UINT32_MAX);
-    }
+    for (int s = 0; s < d->stream.count; s++) in_shards += shard_samples(d, s);
     d->samples = d->order == ORDER_SEQUENTIAL ? (tokens - 1) / T : in_shards;
     return d->samples > 0
         || tost_error(err, "%s: %" PRIu64 " tokens in %d shard%s, but --seq %d needs at least %" PRIu64 "%s", glob, tokens,

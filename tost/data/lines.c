@@ -50,8 +50,6 @@ uint64_t count_broken(uint64_t* first, const char* text, size_t n) {
         const uint8_t* u = (const uint8_t*)p;
         bytes = 8;   // all are 1 to 127
         if (end - p >= 8 && u[0] < 0x80 && (memcpy(&word, p, 8), !(((word - ones) | word) & highs))) continue;
-        bytes = 3;   // e1 to ec: never an overlong character or a surrogate
-        if (end - p >= 3 && u[0] > 0xe0 && u[0] < 0xed && u[1] >> 6 == 2 && u[2] >> 6 == 2) continue;
         const uint32_t c = utf8_decode(&bytes, p, end);
         if ((c == 0 || c == UTF8_INVALID) && count++ == 0) *first = (uint64_t)(p - text);
     }
