@@ -16,9 +16,8 @@ typedef struct {
 } Json;
 
 Json json_open(const char* text, size_t n, TostError* err);
-// Objects, "{}", and arrays, "[]": call json_enter once, then json_next before each element until it returns false.
-// Then `failed` tells an error, also one of json_enter, from the end. json_field does what json_next does in an object, and
-// reads "key" and the colon.
+// Objects, "{}", and arrays, "[]": call json_enter once, then json_next before each element until it returns false: at
+// the end, or if `failed`. json_field does what json_next does in an object, and reads "key" and the colon.
 bool json_enter(Json* j, const char brackets[2]);
 bool json_next(Json* j, const char brackets[2]);
 bool json_field(Json* j, char* key, size_t cap, size_t* len);   // as json_string

@@ -39,22 +39,22 @@ LockResult lock_take(Lock* lock, const char* folder, TostError* err) {
     const Path path = path_in(folder, file_name);
     for (;;) {
         const int fd = open(path.text, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-        const int why = fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
-        if (fd >= 0 && why != EWOULDBLOCK && why != EINTR && same_file(fd, path.text)) {
+        if (fd < 0) {
+            tost_error(err, "%s: cannot be created, so the folder cannot be locked: %s", path.text, strerror(errno));
+            return LOCK_FAILED;
+        }
+        const int why = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+        if (why != EWOULDBLOCK && why != EINTR && same_file(fd, path.text)) {
             if (!why) write_note(fd);
             *lock = (Lock){path, fd, why};
             return LOCK_TAKEN;
         }
-        if (fd < 0)
-            tost_error(err, "%s: cannot be created, so the folder cannot be locked: %s", path.text, strerror(errno));
-        if (why == EWOULDBLOCK) {
-            char who[NOTE_BYTES];
-            name_holder(who, fd);
-            tost_error(err, "%s is in use by %s: wait until it ends, stop it, or give another --out", folder, who);
-        }
-        if (fd >= 0) close(fd);
-        if (fd >= 0 && why != EWOULDBLOCK) continue;   // interrupted, or the file was removed meanwhile
-        return fd < 0 ? LOCK_FAILED : LOCK_BUSY;
+        char who[NOTE_BYTES];
+        name_holder(who, fd);
+        close(fd);
+        if (why != EWOULDBLOCK) continue;   // interrupted, or the file was removed meanwhile
+        tost_error(err, "%s is in use by %s: wait until it ends, stop it, or give another --out", folder, who);
+        return LOCK_BUSY;
     }
 }
 

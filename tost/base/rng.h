@@ -1,5 +1,4 @@
-// rng.h: the random number generator. xoshiro256++ (Blackman and Vigna, 2019), seeded by splitmix64: the same numbers
-// on every machine.
+// rng.h: random numbers, the same on every machine.
 #pragma once
 
 #include <stdint.h>

@@ -1,6 +1,5 @@
 // signals.h: SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGXCPU stop a run after the current micro-batch, and end vocab,
 // tokenize and eval, which then have no result.
-// A second SIGINT or SIGTERM quits immediately, unless it is the same one within a second.
 #pragma once
 
 #include <stdbool.h>

@@ -1,6 +1,5 @@
 #include "data/dataset.h"
 
-#include <assert.h>
 #include <inttypes.h>
 
 #include "base/crc32.h"
@@ -49,7 +48,6 @@ static bool count_samples(DataSet* d, const char* glob, TostError* err) {
 
 static DataSet* open_source(const PathList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
                             TostError* err) {
-    assert(T > 0);
     DataSet* d = xcalloc(1, sizeof *d);
     *d = (DataSet){.T = T, .order = order, .seed = seed, .epoch = NO_EPOCH, .at = -1};
     if (stream_open(&d->stream, globs, vocab_size, err) && count_samples(d, globs->paths[0], err)

@@ -9,8 +9,8 @@ typedef struct ShardWriter ShardWriter;
 typedef enum { SPLIT_TRAIN, SPLIT_VAL, SPLITS } Split;
 typedef struct { uint64_t tokens; int shards; } ShardCount;
 
-// Creates OUT.tmp and the folders above it. Fails if a shard OUT_train_NNNNNN.bin or OUT_val_NNNNNN.bin exists or
-// another process writes shards with this prefix. 1 <= shard_tokens < 2^31. `out` must stay valid.
+// Fails if such a shard exists or another process writes shards with this prefix. 1 <= shard_tokens < 2^31, because the
+// header's count is an int32. `out` must stay valid.
 ShardWriter* shard_writer_open(const char* out, uint32_t vocab_size, uint64_t shard_tokens, TostError* err);
 bool shard_writer_append(ShardWriter* w, Split split, const uint32_t* ids, size_t n, TostError* err);  // < vocab_size
 // Moves the last n tokens of the training shards to the validation shards, which must have none.

@@ -56,7 +56,6 @@ static bool write_batch(void* context, const TextPart* parts, size_t n, TostErro
         const Ids* part = job->parts + i;
         const Split split = split_of(job, parts[i].document);
         if (!shard_writer_append(job->writer, split, job->ids + part->first, part->n, err)) return false;
-        job->r->written[split].tokens += part->n;
         job->r->tokens += part->n;
     }
     if (job->o->progress) job->o->progress(job->o->in.context, job->r);
@@ -67,12 +66,8 @@ static bool write_batch(void* context, const TextPart* parts, size_t n, TostErro
 
 // If there is only one document, all of it is in the training shards: moves its last tokens to the validation shards.
 static bool split_document(Job* job, TostError* err) {
-    ShardCount* written = job->r->written;
-    const uint64_t n = (uint64_t)(job->o->val_frac * (double)written[SPLIT_TRAIN].tokens);
-    if (job->r->read.documents != 1 || n == 0) return true;
-    written[SPLIT_TRAIN].tokens -= n;
-    written[SPLIT_VAL].tokens += n;
-    return shard_writer_move_tail(job->writer, n, err);
+    const uint64_t n = (uint64_t)(job->o->val_frac * (double)job->r->tokens);
+    return job->r->read.documents != 1 || n == 0 || shard_writer_move_tail(job->writer, n, err);
 }
 
 // OUT_vocab.bpe will be written: fails if it is another tokenizer.

@@ -8,7 +8,7 @@
 typedef struct {
     TextCount  read;
     uint64_t   tokens;             // written; including an <|endoftext|> after each document
-    ShardCount written[SPLITS];
+    ShardCount written[SPLITS];    // in the end
 } TokenizeResult;
 
 typedef struct {
@@ -23,6 +23,5 @@ typedef struct {
     void       (*progress)(void* context, const TokenizeResult* so_far);
 } TokenizeOptions;
 
-// Fails if a file cannot be read (see documents_read), a signal (signals.h) arrives, or the training
-// shards would be empty. On failure all shards are removed.
+// Fails like documents_read and shard_writer.h. On failure all shards are removed.
 bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err);
