@@ -28,8 +28,8 @@ static void print_model(const LoadedModel* m) {
 
 static void print_training(const CheckpointInfo* info) {
     char tokens[32];
-    const bool own = info->options.count > 0;   // else converted: a number of tokens that is 0 is not known
-    if (!own && info->tokens == 0) print_line(stdout, "%-12sunknown: not a checkpoint of this program", "trained");
+    if (info->options.count == 0 && info->tokens == 0)   // a converted one
+        print_line(stdout, "%-12sunknown: not a checkpoint of this program", "trained");
     else
         print_line(stdout, "%-12s%lld step%s, %lld token%s (%s)", "trained", (long long)info->step, plural(info->step),
                    (long long)info->tokens, plural(info->tokens), human_count(tokens, (double)info->tokens));
@@ -37,8 +37,8 @@ static void print_training(const CheckpointInfo* info) {
         print_line(stdout, "%-12s%.6f nats/token after step %lld", "val loss", info->val_loss,
                    (long long)info->val_step);
     if (isfinite(info->best_val_loss))
-        print_line(stdout, "%-12s%.6f nats/token%s", "best", info->best_val_loss, own || info->best_val_step > 0
-                   ? text_line(" after step %lld", (long long)info->best_val_step).text : "");
+        print_line(stdout, "%-12s%.6f nats/token after step %lld", "best", info->best_val_loss,
+                   (long long)info->best_val_step);
     if (info->tokenizer)
         print_line(stdout, "%-12s%s, CRC-32 %08x", "tokenizer", info->tokenizer, (unsigned)info->tokenizer_hash);
     else print_line(stdout, "%-12snone", "tokenizer");
@@ -181,8 +181,6 @@ static bool info_options(const Options* o, const TostEngine* engine, const Optio
 
 // ---- Shards ----
 
-typedef struct { int bad; uint64_t tokens; uint32_t largest; } ShardTotals;
-
 // Number of ids that the shard may have: --vocab-size, or the tokens of the tokenizer next to it; 0: unknown.
 static uint32_t vocabulary_of(const Options* o, const char* path) {
     if (option_given(o, "vocab-size")) return (uint32_t)o->config.vocab_size;
@@ -194,37 +192,35 @@ static uint32_t vocabulary_of(const Options* o, const char* path) {
     return size;
 }
 
-// Reads a whole shard. *line describes it, or is the error.
-static bool check_shard(TextLine* line, ShardTotals* t, const Options* o, const char* path) {
-    Shard s;
-    char of[48] = "";
-    const uint32_t vocabulary = vocabulary_of(o, path);
-    if (!shard_open(&s, path, line)) return false;
-    const bool ok = shard_check_ids(&s, vocabulary ? vocabulary : UINT32_MAX, line);
-    if (vocabulary) snprintf(of, sizeof of, " of a vocabulary of %u", (unsigned)vocabulary);
-    if (ok)
-        *line = text_line("%s: uint%d%s, %llu token%s, largest id %u%s", path, 8 * s.width,
-                          s.first ? "" : " without a header", (unsigned long long)s.n_tokens,
-                          plural((int64_t)s.n_tokens), (unsigned)s.largest_id, of);
-    t->tokens += s.n_tokens;
-    t->largest = s.largest_id > t->largest ? s.largest_id : t->largest;
-    shard_close(&s);
-    return ok;
-}
-
-static bool info_shards(const Options* o, char* const* paths, int n, TostError* err) {
-    ShardTotals t = {0};
-    for (int i = 0; i < n; i++) {
-        TextLine line;
-        const bool ok = check_shard(&line, &t, o, paths[i]);
-        if (ok || n > 1) printf("%s\n", line.text);
-        if (!ok && t.bad++ == 0) *err = line;
+// Reads whole shards. Of several, the line of one that cannot be used is its error.
+static bool info_shards(const Options* o, TostError* err) {
+    uint64_t tokens = 0;
+    uint32_t largest = 0;
+    int bad = 0;
+    for (int i = 0; i < o->n_files; i++) {
+        Shard s;
+        TostError why;
+        char of[48] = "";
+        const char* path = o->files[i];
+        const uint32_t vocabulary = vocabulary_of(o, path);
+        if (vocabulary) snprintf(of, sizeof of, " of a vocabulary of %u", (unsigned)vocabulary);
+        if (shard_open(&s, path, &why) && shard_check_ids(&s, vocabulary ? vocabulary : UINT32_MAX, &why))
+            print_line(stdout, "%s: uint%d%s, %llu token%s, largest id %u%s", path, 8 * s.width,
+                       s.first ? "" : " without a header", (unsigned long long)s.n_tokens,
+                       plural((int64_t)s.n_tokens), (unsigned)s.largest_id, of);
+        else {
+            if (o->n_files > 1) print_line(stdout, "%s", why.text);
+            if (bad++ == 0) *err = why;
+        }
+        tokens += s.n_tokens;
+        largest = s.largest_id > largest ? s.largest_id : largest;
+        shard_close(&s);
     }
-    if (n == 1) return t.bad == 0;
-    char tokens[32];
-    printf("shards: %d; tokens: %llu (%s); largest id: %u\n", n, (unsigned long long)t.tokens,
-           human_count(tokens, (double)t.tokens), (unsigned)t.largest);
-    return t.bad == 0 || tost_error(err, "%d of %d shards cannot be used; the first: %s", t.bad, n, err->text);
+    if (o->n_files == 1) return bad == 0;
+    char text[32];
+    printf("shards: %d; tokens: %llu (%s); largest id: %u\n", o->n_files, (unsigned long long)tokens,
+           human_count(text, (double)tokens), (unsigned)largest);
+    return bad == 0 || tost_error(err, "%d of %d shards cannot be used; the first: %s", bad, o->n_files, err->text);
 }
 
 // A shard has the suffix .bin or begins like one; models are folders and safetensors files.
@@ -256,7 +252,7 @@ static bool info(const Options* o, const TostEngine* engine, TostError* err) {
     for (int i = 0; i < o->n_files; i++)
         if (!is_shard(o->files[i]))
             return tost_error(err, "%s is not a shard: info takes one PATH, two runs, or shards", o->files[i]);
-    return info_shards(o, o->files, o->n_files, err);
+    return info_shards(o, err);
 }
 
 int command_info(const Options* o, const TostEngine* engine) {
