@@ -37,8 +37,8 @@ static void print_text_count(const Options* o, const TextCount* c) {
     if (c->broken.count) print_warning(o, "%s; they are kept as they are", broken_line(&c->broken).text);
     if (c->skipped) print_warning(o, "lines skipped: %" PRIu64 ", the first: %s", c->skipped, c->first_skipped.text);
     if (c->inside)
-        print_warning(o, "%s: " END_OF_TEXT " inside lines, read as text: %" PRIu64 "; " SPLIT_LINES, c->inside_in,
-                      c->inside);
+        print_warning(o, "%s: " END_OF_TEXT " inside lines, read as text: %" PRIu64 "; sed 's/<|endoftext|>/\\n&\\n/g' "
+                      "FILE makes separators of them", c->inside_in, c->inside);
     if (o->quiet) return;
     if (o->n_files) printf("files of plain text: %d, of JSONL: %d\n", o->n_files - c->jsonl_files, c->jsonl_files);
 }

@@ -124,14 +124,6 @@ static bool source_read(Source* s, size_t used, Reader* r, TostError* err) {
 
 // ---- Formats ----
 
-// True if a text begins with this bracket and something that JSON has after it: a quote or, in an array, an object.
-static bool begins_json(const char* p, const char* end, char bracket) {
-    while (p < end && memchr(" \t\r\n", *p, 4)) p++;
-    if (p == end || *p++ != bracket) return false;
-    while (p < end && memchr(" \t\r\n", *p, 4)) p++;
-    return p < end && (*p == '"' || (bracket == '[' && *p == '{'));
-}
-
 static bool find_format(Source* s, Reader* r, TostError* err) {
     if (!source_read(s, 0, r, err)) return false;
     const TextInput* in = r->in;

@@ -24,8 +24,6 @@ typedef struct {
     const char* inside_in;           // the first file with such
 } TextCount;
 
-#define SPLIT_LINES "sed 's/<|endoftext|>/\\n&\\n/g' FILE makes separators of them"
-
 // A short document, or a section of a long one between two safe cuts (tokenizer_last_cut).
 typedef struct {
     const char* text;

@@ -84,6 +84,13 @@ bool is_blank(const char* text, size_t n) {
     return true;
 }
 
+bool begins_json(const char* p, const char* end, char bracket) {
+    while (p < end && memchr(" \t\r\n", *p, 4)) p++;
+    if (p == end || *p++ != bracket) return false;
+    while (p < end && memchr(" \t\r\n", *p, 4)) p++;
+    return p < end && (*p == '"' || (bracket == '[' && *p == '{'));
+}
+
 bool named_jsonl(const char* path) {
     const size_t n = strlen(path), suffix = strlen(".jsonl");
     return n >= suffix && strcasecmp(path + n - suffix, ".jsonl") == 0;
