@@ -103,8 +103,9 @@ static void check_layer0(Checks* c, Subject* s, const StFile* expect, int B, int
 static void test_curve(Checks* c, const TostEngine* engine, const char* dir) {
     TostError err;
     StFile init;
-    char *init_path = path_join(dir, "wiki.init.safetensors"), *shard_path = path_join(dir, "wiki.shard.bin");
-    char* csv_path = path_join(dir, "wiki.curve.csv");
+    char* init_path = xasprintf("%s/wiki.init.safetensors", dir);
+    char* shard_path = xasprintf("%s/wiki.shard.bin", dir);
+    char* csv_path = xasprintf("%s/wiki.curve.csv", dir);
     require(st_open(&init, init_path, &err), &err);
     const TostConfig config = meta_config(&init);
     const int B = meta_int(&init, "B"), T = meta_int(&init, "T"), steps = meta_int(&init, "steps");

@@ -65,7 +65,7 @@ static inline bool remove_tree(const char* path, TostError* err) {
     bool ok = true, exists = lstat(path, &st) == 0;
     if (exists && S_ISDIR(st.st_mode)) ok = folder_list(&names, path, err);
     for (int i = 0; ok && i < names.count; i++) {
-        char* child = path_join(path, names.paths[i]);
+        char* child = xasprintf("%s/%s", path, names.paths[i]);
         ok = remove_tree(child, err);
         free(child);
     }
@@ -118,7 +118,7 @@ static inline Bytes bytes_of(const char* path) {
 // A tokenizer whose tokens are the 256 bytes and <|endoftext|>.
 static inline Tokenizer* byte_tokenizer(void) {
     TostError err;
-    char *dir = new_folder(), *path = path_join(dir, "bytes.bpe");
+    char *dir = new_folder(), *path = xasprintf("%s/bytes.bpe", dir);
     write_text(path, "#version: 0.2\n");
     Tokenizer* tokenizer = tokenizer_open(path, &err);
     must(tokenizer != NULL, "tokenizer_open", &err);

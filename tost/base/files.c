@@ -91,8 +91,6 @@ Path path_above(const char* path) {
     return path_text("%s", dirname(copy.text));
 }
 
-char* path_join(const char* dir, const char* name) { return xstrdup(path_in(dir, name).text); }
-
 // ---- Lists and globs ----
 
 void add_path(PathList* list, char* path) {

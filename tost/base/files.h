@@ -22,7 +22,6 @@ typedef struct { char text[PATH_MAX + 1]; } Path;
 Path  path_text(const char* fmt, ...) PRINTF_LIKE(1, 2);
 Path  path_in(const char* dir, const char* name);                  // DIR/NAME
 Path  path_above(const char* path);                                // "a/b" -> "a", "b" -> "."
-char* path_join(const char* dir, const char* name);                // DIR/NAME; free()
 
 typedef struct { int count; char** paths; } PathList;   // also the values of an option
 void  add_path(PathList* list, char* path);                        // takes ownership

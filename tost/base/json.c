@@ -122,17 +122,11 @@ bool json_string(Json* j, char* out, size_t cap, size_t* len) {
     return true;
 }
 
-static bool read_key(Json* j, char* out, size_t cap, size_t* len) {
-    skip_space(j);
-    if (j->p == j->end || *j->p != '"') return expected(j, "a \"key\"");
-    if (!json_string(j, out, cap, len)) return false;
-    skip_space(j);
-    return take(j, ':') || expected(j, "':'");
-}
-
 bool json_field(Json* j, char* key, size_t cap, size_t* len) {
     if (!json_next(j, "{}")) return false;
-    j->failed = !read_key(j, key, cap, len);
+    const bool ok = json_string(j, key, cap, len);
+    skip_space(j);
+    j->failed = !ok || !(take(j, ':') || expected(j, "':'"));
     return !j->failed;
 }
 

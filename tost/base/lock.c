@@ -12,13 +12,6 @@
 static const char file_name[] = "run.lock";
 enum { NOTE_BYTES = 128 };
 
-// Describes the process that has the lock, as it did itself in the file.
-static void name_holder(char text[NOTE_BYTES], int fd) {
-    const ssize_t n = pread(fd, text, NOTE_BYTES - 1, 0);
-    if (n > 0) text[n] = 0;
-    else snprintf(text, NOTE_BYTES, "another process");
-}
-
 // Writes process id and host, for error messages of other processes. Failure is harmless.
 static void write_note(int fd) {
     char host[NOTE_BYTES] = "";
@@ -49,8 +42,9 @@ LockResult lock_take(Lock* lock, const char* folder, TostError* err) {
             *lock = (Lock){path, fd, why};
             return LOCK_TAKEN;
         }
-        char who[NOTE_BYTES];
-        name_holder(who, fd);
+        char who[NOTE_BYTES] = "another process";
+        const ssize_t n = pread(fd, who, NOTE_BYTES - 1, 0);   // what that process wrote
+        if (n > 0) who[n] = 0;
         close(fd);
         if (why != EWOULDBLOCK) continue;   // interrupted, or the file was removed meanwhile
         tost_error(err, "%s is in use by %s: wait until it ends, stop it, or give another --out", folder, who);

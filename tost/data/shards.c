@@ -108,7 +108,7 @@ static bool shard_layout(Shard* s, uint64_t size, const char* head, size_t n, To
     if (version != kind->version)
         return tost_error(err, "%s: version %" PRIu32 " at offset 4, but shards with magic %" PRIu32
                           " have version %" PRIu32, s->path, version, kind->magic, kind->version);
-    return s->n_tokens > 0 || tost_error(err, "%s: no tokens; copy or make it again", s->path);
+    return true;
 }
 
 // ---- Reading ----
@@ -158,15 +158,14 @@ bool shard_read(uint32_t* ids, Shard* s, uint64_t first, size_t n, TostError* er
 
 static bool read_layout(Shard* s, const struct stat* st, TostError* err) {
     char head[SHARD_HEADER_BYTES] = "";
-    if (S_ISDIR(st->st_mode))
-        return tost_error(err, "%s: a folder, not a shard; give its files, such as '%s/*.bin'", s->path, s->path);
-    if (!S_ISREG(st->st_mode)) return tost_error(err, "%s: not a regular file; a shard must be one", s->path);
+    if (!S_ISREG(st->st_mode))
+        return tost_error(err, "%s: not a regular file; of a folder, give the files: '%s/*.bin'", s->path, s->path);
     s->bytes = st->st_size;
     s->modified = st->st_mtim;
-    if (st->st_size == 0) return tost_error(err, "%s: empty; copy or make it again", s->path);
     const ssize_t n = read_at(s->fd, head, sizeof head, 0);
     if (n < 0) return tost_error(err, "%s: cannot be read: %s", s->path, strerror(errno));
-    return shard_layout(s, (uint64_t)st->st_size, head, (size_t)n, err);
+    return shard_layout(s, (uint64_t)st->st_size, head, (size_t)n, err)
+        && (s->n_tokens > 0 || tost_error(err, "%s: no tokens; copy or make it again", s->path));
 }
 
 bool shard_open(Shard* s, const char* path, TostError* err) {

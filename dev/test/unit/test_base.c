@@ -255,8 +255,8 @@ static void test_json(Checks* c) {
     static const struct { const char *json, *error; } bad[] = {
         {"", "byte 0: expected an object, found the end"}, {"\xef\xbb\xbf{}", "byte 0"}, {"[1]", "expected an object"},
         {"{\"a\":1]", "byte 6: expected ',' or '}', found ']'"}, {"{\"a\"}", "byte 4: expected ':'"},
-        {"{\"a\":}", "byte 5: expected a value"}, {"{\"a\":1,}", "byte 7: expected a \"key\""},
-        {"{a:1}", "byte 1: expected a \"key\", found 'a'"}, {"{}{}", "byte 2: expected the end of the text"},
+        {"{\"a\":}", "byte 5: expected a value"}, {"{\"a\":1,}", "byte 7: expected a string"},
+        {"{a:1}", "byte 1: expected a string, found 'a'"}, {"{}{}", "byte 2: expected the end of the text"},
         {"{\"a\":[1", "found the end"}, {"{\"a\":\"x", "closing quote"}, {"{\"a\":\"\\", "closing quote"},
         {"{\"texts\":[\"a\"", "byte 13: expected ',' or ']'"}, {"{\"texts\":[\"a\",]}", "byte 14: expected a string"},
         {"{\"texts\":[\"abc", "byte 14: expected the closing quote"}, {"{\"texts\":[\"a\nb\"]}", "byte 12: expected"},

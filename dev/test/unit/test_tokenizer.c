@@ -653,7 +653,7 @@ static void test_failures(Checks* c) {
         {"array.jsonl", "[1]\n", "array.jsonl: line 1: byte 0: expected an object, found '['; --text-field NAME"},
         {"prose.jsonl", "Some text\n", "line 1: byte 0: expected an object, found 'S'; --text-field NAME reads another "
          "field, --plain reads plain text"},
-        {"pretty.txt", "\n{\n \"text\": \"a\"\n}\n", "line 2: byte 1: expected a \"key\", found the end"},
+        {"pretty.txt", "\n{\n \"text\": \"a\"\n}\n", "line 2: byte 1: expected a string, found the end"},
         {"keys.txt", "{\"content\": \"a\", \"id\": [1, 2]}\n",
          "line 1: the object has no \"text\"; --text-field NAME"},
         {"latin1.jsonl", "{\"text\": \"d\xe9j\xe0\"}\n", "byte 11: expected valid UTF-8, found '\\xe9'; iconv"},

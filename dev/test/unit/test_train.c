@@ -121,7 +121,7 @@ static void check_run(Checks* c, Outcome o, int status, int err_lines, const cha
 
 // The log without its time columns. free()
 static char* log_without_times(const char* run) {
-    char* path = path_join(run, "log.csv");
+    char* path = xasprintf("%s/log.csv", run);
     char *text = text_of(path), *to = text;
     int commas = 0;
     for (const char* p = text; *p; p++) {
@@ -154,7 +154,7 @@ static bool saved(const char* run, int step) { return checkpoint_exists(run, ste
 
 // Row `step` of a run's log; step -1 if there is none.
 static LogRow row_of(const char* run, int step) {
-    char* path = path_join(run, "log.csv");
+    char* path = xasprintf("%s/log.csv", run);
     char *text = text_of(path), *line = text;
     LogRow row = {.step = -1};
     for (int i = 0; i < step && line; i++) line = (line = strchr(line, '\n')) ? line + 1 : NULL;

@@ -40,7 +40,7 @@ static inline char* fuzz_folder(void) {
 
 // Writes a file into fuzz_folder() and returns its path. free()
 static inline char* fuzz_file(const char* name, const uint8_t* data, size_t size) {
-    char *folder = fuzz_folder(), *path = path_join(folder, name);
+    char *folder = fuzz_folder(), *path = xasprintf("%s/%s", folder, name);
     FILE* f = fopen(path, "wb");
     must_hold(f && fwrite(data, 1, size, f) == size && fclose(f) == 0, "cannot write the input file");
     free(folder);
