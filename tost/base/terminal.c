@@ -20,13 +20,13 @@ bool terminal_is_live(int fd) {
 // A pipe that poll reports as writable takes this many bytes at once (POSIX's smallest PIPE_BUF).
 enum { CHUNK = 512 };
 
-// Waits until fd can be written; once more after a signal. An fd that poll does not support, such as a terminal on some
-// versions of macOS, counts as writable.
+// Waits until fd can be written. An fd that poll does not support, such as a terminal on some versions of macOS, counts
+// as writable.
 static bool writable(int fd, int timeout) {
     struct pollfd entry = {.fd = fd, .events = POLLOUT};
-    int ready = poll(&entry, 1, timeout);
-    if (ready < 0 && errno == EINTR) ready = poll(&entry, 1, timeout);
-    return ready > 0 || (ready < 0 && errno != EINTR);
+    int ready;
+    do ready = poll(&entry, 1, timeout); while (ready < 0 && errno == EINTR);
+    return ready != 0;
 }
 
 size_t output_write(int fd, const char* bytes, size_t n, int timeout) {
