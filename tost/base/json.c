@@ -152,6 +152,21 @@ bool json_u64(Json* j, uint64_t* out) {
     return true;
 }
 
+static bool skip_digits(Json* j, const char* what) {
+    if (!digit_ahead(j)) return expected(j, what);
+    while (digit_ahead(j)) j->p++;
+    return true;
+}
+
+static bool skip_number(Json* j) {
+    take(j, '-');
+    if (!take(j, '0') && !skip_digits(j, "a string or a number")) return false;
+    if (take(j, '.') && !skip_digits(j, "a digit")) return false;
+    if (!take(j, 'e') && !take(j, 'E')) return true;
+    if (!take(j, '+')) take(j, '-');
+    return skip_digits(j, "a digit");
+}
+
 static bool is_one_of(char c, const char* set) { return c && strchr(set, c); }
 
 static bool skip_string(Json* j) {
@@ -208,15 +223,12 @@ void json_write_string(FILE* out, const char* text, size_t n) {
     fputc('"', out);
 }
 
-// Copies a string or a number as it is written; of a number, only the characters are checked. scratch (cap): memory to
-// decode a string
+// Copies a string or a number as it is written. scratch (cap): memory to decode a string
 static bool copy_id(Json* j, char** id, char* scratch, size_t cap) {
     skip_space(j);
     const char* from = j->p;
-    if (from < j->end && *from == '"') {
-        if (!json_string(j, scratch, cap, NULL)) return false;
-    } else while (j->p < j->end && is_one_of(*j->p, "+-.0123456789eE")) j->p++;
-    if (j->p == from) return expected(j, "a string or a number");
+    const bool string = from < j->end && *from == '"';
+    if (string ? !json_string(j, scratch, cap, NULL) : !skip_number(j)) return false;
     *id = xasprintf("%.*s", (int)(j->p - from), from);
     return true;
 }
