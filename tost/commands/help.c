@@ -3,7 +3,7 @@
 
 #include "base/version.h"
 
-enum { NAME_COLUMN = 32, PAGE_WIDTH = 100 };
+enum { NAME_COLUMN = 32, PAGE_WIDTH = 80 };
 
 // ---- --help ----
 

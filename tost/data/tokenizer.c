@@ -407,6 +407,20 @@ static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
     return ok;
 }
 
+// Beside a merges.txt, files of Hugging Face tokenizers have the ids, which may be in another order than the merges.
+static bool check_alone(const char* path, TostError* err) {
+    static const char merges[] = "merges.txt", *const names[] = {"vocab.json", "tokenizer.json"};
+    const int prefix = (int)strlen(path) - (int)strlen(merges);
+    for (size_t i = 0; prefix >= 0 && strcmp(path + prefix, merges) == 0 && i < countof(names); i++) {
+        const Path beside = path_text("%.*s%s", prefix, path, names[i]);
+        if (is_file(beside.text))
+            return tost_error(err, "%s: tokens may have other ids in %s beside it, which is not read; to tokenize text "
+                              "with ids in the order of merges, copy %s to a vocab.bpe elsewhere; for the ids of a "
+                              "tokenizer.json: dev/data/vocab.py --from FILE --out vocab.bpe", path, beside.text, path);
+    }
+    return true;
+}
+
 Tokenizer* tokenizer_open(const char* path, TostError* err) {
     struct stat st;
     if (stat(path, &st) == 0 && st.st_size > TOKENIZER_MAX_FILE) {
@@ -420,7 +434,7 @@ Tokenizer* tokenizer_open(const char* path, TostError* err) {
     Tokenizer* t = xcalloc(1, sizeof *t);
     t->path = xstrdup(path);
     t->file = file;
-    if (load(t, &file, err)) return t;
+    if (load(t, &file, err) && check_alone(path, err)) return t;
     tokenizer_free(t);
     return NULL;
 }

@@ -742,6 +742,21 @@ static void test_tokenize(Checks* c) {
     bpe_close(&b);
 }
 
+// A merges.txt is refused beside a vocab.json or tokenizer.json with its prefix.
+static void test_layouts(Checks* c) {
+    static const char* const files[] = {"my-vocab.json", "my-tokenizer.json", "vocab.json"};
+    write_text("my-merges.txt", "a b\n");
+    for (size_t i = 0; i < countof(files); i++) {
+        TostError err = {""};
+        write_text(files[i], "{}");
+        Tokenizer* t = tokenizer_open("my-merges.txt", &err);
+        if (i < 2) check_refused(c, t != NULL, &err, files[i], "my-merges.txt: tokens may have other ids");
+        else check(c, t != NULL, "%s: %s", files[i], err.text);
+        tokenizer_free(t);
+        unlink(files[i]);
+    }
+}
+
 int main(void) {
     Checks c = {"tokenizer", 0, 0, 0};
     test_published(&c, "data/tokens/hostile_a.txt", "data/tokens/hostile_a.u16");
@@ -753,6 +768,7 @@ int main(void) {
     test_cuts(&c);
     test_valid_files(&c);
     test_invalid_files(&c);
+    test_layouts(&c);
     test_tokenize(&c);
     drop_folder(dir);
     return checks_verdict(&c);
