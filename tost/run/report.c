@@ -256,7 +256,8 @@ void report_end(Run* r) {
     if (r->saved_step < 0) return;
     progress_text(p, "%-11s%s/step_%08lld", "saved", r->out.text, (long long)r->saved_step);
     if (r->tokenizer && !stopped)
-        progress_text(p, "%-11s%s --prompt 'Once upon a time'", "sample", command_line(r, false, "sample --model").text);
+        progress_text(p, "%-11s%s --prompt 'Once upon a time'", "sample",
+                      command_line(r, false, "sample --model").text);
     const TextLine more = text_line(" --steps %lld", 2 * (steps > 0 ? steps : 1));
     progress_text(p, "%-11s%s%s", "continue", command_line(r, true, "train --resume --out").text,
                   stopped ? "" : more.text);

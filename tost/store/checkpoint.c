@@ -138,8 +138,8 @@ static bool find_model(Path* file, const char* path, TostError* err) {
     if (access(path, R_OK | X_OK) != 0)
         return tost_error(err, "%s: the folder cannot be read: %s", path, strerror(errno));
     if (!checkpoint_newest(&newest, path))
-        return tost_error(err, "%s: no complete checkpoint (step_N/" MODEL_FILE " and " OPTIMIZER_FILE ") in this folder",
-                          path);
+        return tost_error(err, "%s: no complete checkpoint (step_N/" MODEL_FILE " and " OPTIMIZER_FILE ") in this "
+                          "folder", path);
     *file = path_in(newest.text, MODEL_FILE);
     return true;
 }

@@ -34,7 +34,8 @@ static bool find_end(size_t* keep, const char* path, Bytes text, int64_t done, T
     int64_t last = 0;
     *keep = 0;
     if (memcmp(text.data, header, text.size < n ? text.size : n) != 0)
-        return tost_error(err, "%s: line 1 is not the header of a log.csv; move the file away to start a new log", path);
+        return tost_error(err, "%s: line 1 is not the header of a log.csv; move the file away to start a new log",
+                          path);
     if (text.size <= n) return true;
     for (long long number = 2; last < done; number++, line = end) {
         LogRow row = {.step = -1};

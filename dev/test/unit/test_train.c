@@ -418,8 +418,8 @@ static void fill_disk(TostModel* m) { (void)m, limit_file_size(333); }   // in t
 static void test_full_disk(Checks* c) {
     hooks[0] = (Hook){TRAINING, 5, fill_disk};
     check_run(c, run(SAVING "--out full"), 1, 1,
-              "full/log.csv: cannot be written: File too large; stopped; train_gpt_tost train --resume --out full continues from "
-              "step 3", "a full disk");
+              "full/log.csv: cannot be written: File too large; stopped; train_gpt_tost train --resume --out full "
+              "continues from step 3", "a full disk");
     check(c, saved("full", 3) && !path_exists("full/step_00000006.tmp"), "the good checkpoint is kept");
     check_run(c, run("--resume --out full"), 0, 0, NULL, "resumed with room");
     check_same(c, "alone", "full", 12, "resumed with room");
