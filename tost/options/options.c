@@ -249,7 +249,7 @@ const CommandHelp command_table[COMMANDS] = {
     {"vocab", "vocab --size N --out FILE [options] FILE…", "learn a vocabulary of N tokens from text", NULL},
     {"tokenize", "tokenize --tokenizer FILE --out PREFIX [options] FILE…", "convert text to token shards", NULL},
     {"info", "info [PATH | RUN RUN | SHARD…]",
-     "show a model, checkpoint, run or folder of runs; compare two runs; check token shards",
+     "show a model, run or folder of runs; compare two runs; check shards",
      "info takes one PATH, two runs, or shards"},
 };
 

@@ -44,12 +44,12 @@ set -f   # the trainer expands patterns itself
 for command in train sample eval vocab tokenize info; do
     run $command --help
     check "$command --help: nothing on stderr" empty stderr
-    check "$command --help: at most 100 columns" [ -z "$(sed 's/[×…]/x/g' stdout | awk 'length > 100')" ]
+    check "$command --help: at most 80 columns" [ -z "$(sed 's/[×…]/x/g' stdout | awk 'length > 80')" ]
 done
 prints --help "vocab --size N" "tokenize --tokenizer FILE" "(default: 128 tokens)"
 prints "--preset tost-base --help" "(default: 491520 tokens)"
 prints "$sizes $data --batch 3 --steps 0 $bare --out rounded" "4128 tokens per step"
-prints "train --help" "(default: 200 steps) *"
+prints "train --help" "--steps N                     total number of steps"
 check "train --help begins with three examples" [ "$(head -n 10 stdout | grep -c '^  # ')" -eq 3 ]
 
 # ---- Runs and --resume -----------------------------------------------------------------------------------------------
