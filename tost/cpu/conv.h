@@ -1,8 +1,7 @@
 // conv.h: convolutions over time on the CPU, with --conv 4: a filter of 4 taps for each channel,
 //     y[t,c] = Σ_k weight[c,k] x[t-3+k,c]
 // The inputs of the three tokens before a chunk are part of its state: `before` (B,3,C).
-#ifndef TOST_CONV_H
-#define TOST_CONV_H
+#pragma once
 
 #include <stddef.h>
 
@@ -23,5 +22,3 @@ void conv_forward(float* y, float* before, const float* x, const Conv* args);
 // adjoint: on entry the gradient of the next chunk's `before`, on return that of this one's. before NULL: it is zero,
 // and adjoint is not written.
 void conv_backward(float* dx, float* dweight, float* adjoint, const float* x, const float* before, const Conv* args);
-
-#endif

@@ -16,8 +16,7 @@
 //     dz[i] = Π[i] dE[i] + (dk - k (k·dk)) / √(‖z[i]‖² + 1e-12)   with k = K[i+1], dk = dK[i+1]
 // dO[0] and dK[0] go to the chunk before. E comes from the stored o, so that backward recovers S as S' - Kwᵀ E. Both
 // triangular systems are solved by substitution: the inverse of their matrix would have errors like 1/(1-Π).
-#ifndef TOST_DELTA_RULE_H
-#define TOST_DELTA_RULE_H
+#pragma once
 
 #include <stddef.h>
 
@@ -44,5 +43,3 @@ size_t delta_rule_scratch_size(int HS);   // of a thread
 void delta_rule_forward(const DeltaRule* args);
 // Sets dz and dΠ from d_o; moves the adjoint of the state from the end of these tokens to the start.
 void delta_rule_backward(const DeltaRule* args);
-
-#endif

@@ -1,6 +1,5 @@
 // gemm.h: matrix products in float32, and with operands in bf16.
-#ifndef TOST_GEMM_H
-#define TOST_GEMM_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -34,5 +33,3 @@ const char* gemm_library(void);            // "built in (AVX-512)", …
 bool gemm_is_small(int M, int N, int K);   // true if one thread computes the product faster than several
 // Writes the number of threads, the type and that name as one line.
 void  gemm_describe(char* text, size_t cap, int threads, bool bf16);
-
-#endif

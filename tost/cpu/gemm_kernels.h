@@ -1,7 +1,6 @@
 // gemm_kernels.h: packing and the kernel of the matrix product, private to gemm.c. The vectors of vectors.h
 // express them for any processor; AVX-512 BF16 adds one instruction.
-#ifndef TOST_GEMM_KERNELS_H
-#define TOST_GEMM_KERNELS_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -287,5 +286,3 @@ static void tile_ragged(Block t, const Word* pa, const Word* pb, Format f, int w
     tile((Block) { whole, NR, t.m, NR, t.add }, pa, pb, f, words);
     for (int i = 0; i < t.m; i++) memcpy(t.c + i*t.ldc, whole + i*NR, t.n * sizeof(float));
 }
-
-#endif

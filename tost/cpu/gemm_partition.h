@@ -3,8 +3,7 @@
 // c (M,N) is cut into bands of rows, each computed by some of the threads in slices of columns. The height of a band
 // is proportional to its number of threads, so any number of threads gets equal shares. Each slice is its own product.
 // Neighboring slices pack some of the same data, which costs less than synchronizing.
-#ifndef TOST_GEMM_PARTITION_H
-#define TOST_GEMM_PARTITION_H
+#pragma once
 
 #include <float.h>
 #include <stdint.h>
@@ -56,5 +55,3 @@ static inline Slice partition_slice(const Partition* x, int t) {
     s.n = partition_cut(x->N, x->unit_n, t - first + 1, next - first) - s.j;
     return s;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // threads.h: the number of threads of an engine, which adapts to other processes.
-#ifndef TOST_THREADS_H
-#define TOST_THREADS_H
+#pragma once
 
 #include <stdbool.h>
 
@@ -28,5 +27,3 @@ typedef struct {
 Threads threads_start(int n);
 void    threads_begin(Threads* t, bool small);   // around each pass
 void    threads_end(Threads* t);
-
-#endif

@@ -1,6 +1,5 @@
 // tssa_stages.h: the arguments of TSSA on the CPU, and how its stages are divided among threads.
-#ifndef TOST_TSSA_STAGES_H
-#define TOST_TSSA_STAGES_H
+#pragma once
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -125,5 +124,3 @@ static inline void tssa_run(const TssaStages* stages, const Tssa* args, bool asc
         }
     }
 }
-
-#endif

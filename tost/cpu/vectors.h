@@ -1,6 +1,5 @@
 // vectors.h: vectors of floats of any processor, as GCC's vector extensions, for matrix products and the delta rule.
-#ifndef TOST_VECTORS_H
-#define TOST_VECTORS_H
+#pragma once
 
 #include <stdint.h>
 
@@ -96,5 +95,3 @@ INLINE void transpose(VecWord x[LANES]) {
         for (int i = 0; i < LANES; i++) x[i] = y[i];
     }
 }
-
-#endif

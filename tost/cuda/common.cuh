@@ -1,6 +1,5 @@
 // common.cuh: error checks, kernel launches, and packed access to float and bf16 arrays.
-#ifndef TOST_CUDA_COMMON_CUH
-#define TOST_CUDA_COMMON_CUH
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -183,5 +182,3 @@ __device__ inline float normal_cdf(float x, float bell) {
     p = (p * t + 2.75036677e-4f) * bell;
     return x < 0.0f ? p : 1.0f - p;
 }
-
-#endif

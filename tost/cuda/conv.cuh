@@ -3,8 +3,7 @@
 //
 // x[-3] to x[-1] are in the state before the pass. Backward counts them among its rows: their dx is the gradient of
 // that state. The gradient of the state after the pass is added to the dx of the last three rows.
-#ifndef TOST_CUDA_CONV_CUH
-#define TOST_CUDA_CONV_CUH
+#pragma once
 
 #include "tost/cuda/reduce.cuh"
 
@@ -152,5 +151,3 @@ template <typename S> static void conv_backward(cudaStream_t stream, float* dwei
     LAUNCH((conv_backward_kernel<S>), blocks, threads, 0, stream, args, runs);
     column_sum(sums, dweight, args.partial, blocks, args.C * CONV_WIDTH);
 }
-
-#endif

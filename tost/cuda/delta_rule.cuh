@@ -15,8 +15,7 @@
 // rounded to the type of activations, so that backward gets the same E, and the S before a run from the one after it:
 // S' - Kᵀ E. Only the first run of a pass loads S, and computes O[0] from it. Backward, each block writes its columns'
 // part of dK and dΠ. A second kernel, parallel over tokens, adds the parts in order, and computes dz.
-#ifndef TOST_CUDA_DELTA_RULE_CUH
-#define TOST_CUDA_DELTA_RULE_CUH
+#pragma once
 
 #include "tost/cuda/tile.cuh"
 
@@ -559,5 +558,3 @@ template <typename S> static void delta_rule_dz(cudaStream_t stream, const Delta
         args.HS % DELTA_PACK == 0 ? delta_rule_dz_kernel<S, true> : delta_rule_dz_kernel<S, false>;
     LAUNCH(delta_rule_dz_variant, dim3(args.B * div_up(args.T, DELTA_ROWS), args.NH), DELTA_THREADS, 0, stream, args);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // exchange.cuh: the exchange between ranks (ranks/exchange.h) in device memory, with NCCL. It has a stream of its own,
 // so that the exchange of a layer overlaps with the backward pass below it.
-#ifndef TOST_CUDA_EXCHANGE_CUH
-#define TOST_CUDA_EXCHANGE_CUH
+#pragma once
 
 #include "tost/cuda/reduce.cuh"
 #include "tost/cuda/runtime.cuh"
@@ -210,5 +209,3 @@ static void exchange_close(DeviceExchange* x) {
 #endif
     exchange_free(x);
 }
-
-#endif

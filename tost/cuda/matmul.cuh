@@ -1,7 +1,6 @@
 // matmul.cuh: matrix products by cuBLASLt. For each shape, one of the algorithms that its heuristic proposes. The
 // choice depends on the shape and the GPU, not on measured times, so that results are reproducible.
-#ifndef TOST_CUDA_MATMUL_CUH
-#define TOST_CUDA_MATMUL_CUH
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -213,5 +212,3 @@ static void matmul_free(Matmul* mm) {
     }
     if (mm->handle) CUBLAS_CHECK(cublasLtDestroy(mm->handle));
 }
-
-#endif

@@ -1,7 +1,6 @@
 // nccl.cuh: NCCL communicators, and host messages over NCCL for builds without MPI. NCCL never blocks the host:
 // communicators are nonblocking, and every wait asks for errors and ends after the timeout of the ranks.
-#ifndef TOST_CUDA_NCCL_CUH
-#define TOST_CUDA_NCCL_CUH
+#pragma once
 
 #include <unistd.h>
 
@@ -223,5 +222,3 @@ static bool nccl_open_comm(TostComm** comm, TostError* err) {
     free(c);
     return false;
 }
-
-#endif

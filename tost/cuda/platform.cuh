@@ -1,7 +1,6 @@
 // platform.cuh: what nvcc and the CUDA emulation on a CPU (TOST_CUDA_ON_HOST) define differently: nvcc's definitions,
 // with documentation. The emulation's are in dev/test/cuda/cuda_on_host.h.
-#ifndef TOST_CUDA_PLATFORM_CUH
-#define TOST_CUDA_PLATFORM_CUH
+#pragma once
 
 #include <stdint.h>
 #include <string.h>
@@ -155,5 +154,3 @@ __device__ inline void wait_flag(const int* flag) {
     while (!load_relaxed(flag)) {}   // mutant: flag_not_awaited
     load_acquire(flag);   // mutant: flag_not_acquired
 }
-
-#endif

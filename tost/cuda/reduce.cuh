@@ -1,7 +1,6 @@
 // reduce.cuh: sums over a warp, a block and the rows of a matrix, in a fixed order. All threads of the warp
 // or block take part.
-#ifndef TOST_CUDA_REDUCE_CUH
-#define TOST_CUDA_REDUCE_CUH
+#pragma once
 
 #include <assert.h>
 
@@ -141,5 +140,3 @@ __device__ inline void column_sum_block(const ColumnSum& s, int block, bool add,
     if (warp_index() == 0 && c < s.columns)
         s.out[c] = (add ? s.out[c] : 0.0f) + shared[lane_index()];   // mutant: sums_not_overwritten
 }
-
-#endif

@@ -1,6 +1,5 @@
 // runtime.cuh: the device, its memory, staging buffers and CUDA graphs. It knows engine.h, but nothing of the model.
-#ifndef TOST_CUDA_RUNTIME_CUH
-#define TOST_CUDA_RUNTIME_CUH
+#pragma once
 
 #include <vector>
 
@@ -165,5 +164,3 @@ static void graph_run(PassGraph* g, bool graphs, cudaStream_t stream, int B, int
     if (!g->exec) graph_capture(g, stream, pass);
     CUDA_CHECK(cudaGraphLaunch(g->exec, stream));
 }
-
-#endif

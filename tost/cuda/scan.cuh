@@ -6,8 +6,7 @@
 //
 // Totals are stored level by level, (slots,stride), at slot `level base + index`; stride is scan_stride(width), so
 // that a thread reads and writes 4 neighboring columns at once. flags (slots) are zero before the launch.
-#ifndef TOST_CUDA_SCAN_CUH
-#define TOST_CUDA_SCAN_CUH
+#pragma once
 
 #include "tost/cuda/common.cuh"
 
@@ -139,5 +138,3 @@ __device__ inline void scan_columns(float* totals, int* flags, unsigned stride, 
     }
     __syncthreads();   // mutant: carries_unsynchronized
 }
-
-#endif

@@ -1,7 +1,6 @@
 // tile.cuh: products of small matrices of floats in shared memory, by warps with tensor cores. Operands are rounded to
 // S = bf16, or for S = float to the sum of two tf32 numbers, which is exact to 2^-23. Sums are float.
-#ifndef TOST_CUDA_TILE_CUH
-#define TOST_CUDA_TILE_CUH
+#pragma once
 
 #include "tost/cuda/reduce.cuh"
 
@@ -122,5 +121,3 @@ __device__ inline void add_four(float* p, float factor, const float (&v)[4]) {
     UNROLL for (int i = 0; i < 4; i++) x[i] += factor * v[i];
     store_pack<4>(p, x);
 }
-
-#endif
