@@ -1203,7 +1203,9 @@ static bool cpu_supports(TostDtype dtype) { return dtype == TOST_FP32 || dtype =
 
 static bool cpu_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
     (void)err;
-    gemm_describe(text, cap, threads_or_max(o->threads), o->dtype == TOST_BF16);
+    const int threads = threads_or_max(o->threads);
+    snprintf(text, cap, "CPU, %d thread%s, %s, matmul %s", threads, threads == 1 ? "" : "s",
+             o->dtype == TOST_BF16 ? "bf16" : "float32", gemm_library());
     return true;
 }
 
