@@ -74,9 +74,8 @@
 //
 // To add a layer: write its forward and backward in a section of its own before "The arrays of a model", add its
 // parameters to TOST_PARAMS (tost/model.h) after gamma1, its activations to LAYER_ACTIVATIONS and its other buffers to
-// SHARED_BUFFERS, and call it in layer_forward and, in reverse order, in layer_backward. Then
-// `make test_tost && ./test_tost --gradients` compares derivatives of the loss with finite differences. dev/README.md
-// lists the other files that need the layer before `make test` passes.
+// SHARED_BUFFERS, and call it in layer_forward and, in reverse order, in layer_backward. dev/README.md has the tests
+// and the other files that need the layer.
 //
 // Precision: float32, and double where the code says so. With --dtype bf16, parameters are float32 with a copy in bf16
 // for the products of forward, and these values are rounded to bf16:
@@ -486,10 +485,11 @@ static void residual_forward(float* x_out, const float* x, const float* branch, 
         for (int c = 0; c < C; c++) x_out[row * C + c] = x[row * C + c] + gamma[c] * branch[row * C + c];
 }
 
-// x += y
-static void add(float* restrict x, const float* restrict y, size_t n) {
+// out = a x + b out
+static void combine(float* out, double a, const float* x, double b, size_t n) {
+    const float a32 = (float)a, b32 = (float)b;
     #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) x[i] += y[i];
+    for (size_t i = 0; i < n; i++) out[i] = a32 * x[i] + b32 * out[i];
 }
 
 // dbranch =; dgamma +=. dx, the gradient of x_out, stays as it is: it is also the gradient that x gets past the branch.
@@ -548,37 +548,31 @@ static inline double cross_entropy_row(double* sum, float* logits, int32_t targe
     return log(total) + largest - target_logit;
 }
 
-// loss, targets (rows); logits (rows,V) are overwritten. A target of -1 has the loss 0.
-static void cross_entropy_forward(double* loss, float* logits, const int32_t* targets, size_t rows, int V) {
+// loss, targets (rows); logits (rows,V) are overwritten. A target of -1 has the loss 0. With `gradient` the logits
+// become their gradient, 0 in a row whose target is -1:   dlogits = grad_scale (softmax(logits) - onehot(target))
+static void cross_entropy(double* loss, float* logits, const int32_t* targets, bool gradient, float grad_scale,
+                          size_t rows, int V) {
     #pragma omp parallel for schedule(static)
     for (size_t row = 0; row < rows; row++) {
-        double sum;
-        loss[row] = targets[row] < 0 ? 0.0 : cross_entropy_row(&sum, logits + row * V, targets[row], V);
-    }
-}
-
-// The same, and the logits become their gradient, 0 in a row whose target is -1:
-//   dlogits = grad_scale (softmax(logits) - onehot(target))
-static void cross_entropy_forward_backward(double* loss, float* dlogits, const int32_t* targets, float grad_scale,
-                                           size_t rows, int V) {
-    #pragma omp parallel for schedule(static)
-    for (size_t row = 0; row < rows; row++) {
-        float* dlogits_v = dlogits + row * V;
+        float* logits_v = logits + row * V;
         loss[row] = 0.0;
         if (targets[row] < 0) {
-            memset(dlogits_v, 0, V * sizeof *dlogits_v);
+            memset(logits_v, 0, V * sizeof *logits_v);
             continue;
         }
         double sum;
-        loss[row] = cross_entropy_row(&sum, dlogits_v, targets[row], V);
+        loss[row] = cross_entropy_row(&sum, logits_v, targets[row], V);
+        if (!gradient) continue;
         const float scale = (float)(grad_scale / sum);
-        for (int v = 0; v < V; v++) dlogits_v[v] *= scale;
-        dlogits_v[targets[row]] -= grad_scale;
+        for (int v = 0; v < V; v++) logits_v[v] *= scale;
+        logits_v[targets[row]] -= grad_scale;
     }
 }
 
 typedef struct {
     double* loss;             // (rows): =
+    float *dx, *dwte;         // (rows,C): =; (V,C): +=; NULL: no gradients
+    float grad_scale;         // the gradients are those of grad_scale · Σ loss
     float* logits;            // (block,V): working space for one block of rows
     const float* x;           // (rows,C)
     Weight wte;               // (V,C)
@@ -587,23 +581,14 @@ typedef struct {
     int V, C;
 } Classifier;
 
-static void classifier_forward(const Classifier* args) {
-    for (size_t row = 0; row < args->rows; row += args->block) {
-        const size_t n = args->rows - row < args->block ? args->rows - row : args->block;
-        linear_forward(args->logits, args->x + row * args->C, args->wte, NULL, n, args->C, args->V);
-        cross_entropy_forward(args->loss + row, args->logits, args->targets + row, n, args->V);
-    }
-}
-
-// The same with the gradient of grad_scale · Σ loss: dx (rows,C) =; dwte (V,C) +=
-static void classifier_forward_backward(float* dx, float* dwte, float grad_scale, const Classifier* args) {
+static void classifier_forward_backward(const Classifier* args) {
     const int V = args->V, C = args->C;
     for (size_t row = 0; row < args->rows; row += args->block) {
         const size_t n = args->rows - row < args->block ? args->rows - row : args->block;
         const float* x = args->x + row * C;
         linear_forward(args->logits, x, args->wte, NULL, n, C, V);
-        cross_entropy_forward_backward(args->loss + row, args->logits, args->targets + row, grad_scale, n, V);
-        linear_backward(dx + row * C, dwte, NULL, args->logits, x, args->wte, n, C, V);
+        cross_entropy(args->loss + row, args->logits, args->targets + row, args->dwte != NULL, args->grad_scale, n, V);
+        if (args->dwte) linear_backward(args->dx + row * C, args->dwte, NULL, args->logits, x, args->wte, n, C, V);
     }
 }
 
@@ -807,8 +792,8 @@ static LayerState start_state(const TostModel* model, int from, int to, int l) {
 // denom_bias or its gradient from the chunk's first position on; NULL without positions
 static float* from_first(float* bias, const TostChunk* chunk) { return bias ? bias + chunk->first : NULL; }
 
-// The arguments of TSSA in a layer.
-static Tssa layer_tssa(const TostModel* model, int l, LayerState state) {
+// The arguments of TSSA in a layer. Backward: from scratch_btc to dbranch.
+static Tssa layer_tssa(const TostModel* model, int l) {
     const TostConfig* c = &model->config;
     const TostChunk* chunk = &model->chunk;
     const LayerActivations* act = &model->layer[l];
@@ -816,21 +801,9 @@ static Tssa layer_tssa(const TostModel* model, int l, LayerState state) {
     return (Tssa){.B = chunk->B, .T = chunk->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head,
                   .block_size = c->block_size, .z = act->z, .temp = p.temp,
                   .denom_bias = from_first(p.denom_bias, chunk), .u = act->u, .pi = act->pi, .y = act->y,
-                  .stride = state_size(c), .state = state.tssa, .scratch = model->buf.tssa_scratch,
-                  .saved = model->options.training ? act->tssa_saved : NULL};
-}
-
-// The arguments of its backward, with dy in scratch_btc and dz in dbranch.
-static Tssa layer_tssa_grads(const TostModel* model, int l, LayerState adjoint) {
-    Tssa tssa = layer_tssa(model, l, (LayerState){0});
-    const TostParams g = model_params(model, TOST_GRAD, l);
-    tssa.dy = model->buf.scratch_btc;
-    tssa.dz = model->buf.dbranch;
-    tssa.dpi = tssa.dscore = model->buf.dscore;
-    tssa.dtemp = model->config.membership == TOST_UNIFORM ? NULL : g.temp;
-    tssa.ddenom_bias = from_first(g.denom_bias, &model->chunk);
-    tssa.adjoint = adjoint.tssa;
-    return tssa;
+                  .stride = state_size(c), .scratch = model->buf.tssa_scratch,
+                  .saved = model->options.training ? act->tssa_saved : NULL, .dy = model->buf.scratch_btc,
+                  .dz = model->buf.dbranch, .dpi = model->buf.dscore, .dscore = model->buf.dscore};
 }
 
 // The input of layer l; l = L: the output of the last layer.
@@ -904,7 +877,8 @@ static void layer_forward(TostModel* model, int l, int from, int to) {
     const size_t rows = chunk_rows(model);
     const float* x = layer_input(model, l);
     const LayerState state = start_state(model, from, to, l);
-    const Tssa tssa = layer_tssa(model, l, state);
+    Tssa tssa = layer_tssa(model, l);
+    tssa.state = state.tssa;
     layernorm_forward(act->ln_1, act->mean_1, act->rstd_1, x, p.ln_1_w, p.ln_1_b, rows, C);
     linear_forward(act->projected, act->ln_1, weight(model, p.attn_w), p.attn_b, rows, C, C);
     convolve(model, act->z, state.attn_conv, act->projected, p.attn_conv);
@@ -930,7 +904,10 @@ static void layer_backward(TostModel* model, int l, int after, int before) {
     const size_t rows = chunk_rows(model);
     float *dx = buf->dx, *dbranch = buf->dbranch, *d_btc = buf->scratch_btc, *d_bt4c = buf->scratch_bt4c;
     const LayerState from = state_from(model, l), adjoint = start_state(model, after, before, l);
-    const Tssa tssa = layer_tssa_grads(model, l, adjoint);
+    Tssa tssa = layer_tssa(model, l);
+    tssa.adjoint = adjoint.tssa;
+    tssa.dtemp = model->config.membership == TOST_UNIFORM ? NULL : g.temp;
+    tssa.ddenom_bias = from_first(g.denom_bias, &model->chunk);
     residual_backward(dbranch, g.gamma2, dx, act->mlp_out, p.gamma2, rows, C);
     linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, act->gelu, weight(model, p.fc_proj_w), rows, 4 * C, C);
     gelu_backward(d_bt4c, act->fc, rows * 4 * C);
@@ -942,7 +919,7 @@ static void layer_backward(TostModel* model, int l, int after, int before) {
     linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, dbranch, act->y, weight(model, p.attn_proj_w), rows, C, C);
     remember_backward(model, l, g.memory_scale, d_btc, p.memory_scale, adjoint);
     tssa_backward(&tssa);   // from d_btc to dbranch
-    if (model->config.memory) add(dbranch, buf->dpredicted, rows * C);
+    if (model->config.memory) combine(dbranch, 1.0, buf->dpredicted, 1.0, rows * C);
     if (model->params_bf16) round_bf16(dbranch, rows * C);
     convolve_backward(model, dbranch, g.attn_conv, adjoint.attn_conv, act->projected, from.attn_conv, p.attn_conv);
     linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, act->ln_1, weight(model, p.attn_w), rows, C, C);
@@ -987,7 +964,7 @@ static void cpu_last_logits(float* dst, TostModel* model) {
     times_weight(dst, ln_f, classifier_weight(model), B, C, model->config.vocab_size);
 }
 
-// The classifier over the first `rows` rows of ln_f
+// The classifier over the first `rows` rows of ln_f, without gradients
 static Classifier model_classifier(const TostModel* model, const int32_t* targets, size_t rows) {
     return (Classifier){.loss = model->buf.losses, .logits = model->buf.logits, .x = model->buf.ln_f,
                         .wte = classifier_weight(model), .targets = targets, .rows = rows,
@@ -1007,7 +984,7 @@ static void cpu_losses(double* dst, TostModel* model) {
     }
     if (counted > 0) {
         const Classifier classifier = model_classifier(model, model->buf.targets, counted);
-        classifier_forward(&classifier);
+        classifier_forward_backward(&classifier);
     }
     for (size_t row = 0; row < rows; row++) dst[row] = targets[row] < 0 ? 0.0 : model->buf.losses[i++];
 }
@@ -1021,7 +998,7 @@ static void sum_losses(TostModel* model) {
 
 static void cpu_add_losses(TostModel* model) {
     const Classifier classifier = model_classifier(model, model->chunk.targets, chunk_rows(model));
-    classifier_forward(&classifier);
+    classifier_forward_backward(&classifier);
     sum_losses(model);
 }
 
@@ -1046,8 +1023,11 @@ static void cpu_activation(float* dst, TostModel* model, TostActivation what, in
 static void cpu_train_forward(TostModel* model, const TostChunk* chunk, int from, float grad_scale) {
     assert(model->options.training);
     cpu_forward(model, chunk, from, TOST_NO_STATE);
-    const Classifier classifier = model_classifier(model, chunk->targets, chunk_rows(model));
-    classifier_forward_backward(model->buf.scratch_btc, model_params(model, TOST_GRAD, 0).wte, grad_scale, &classifier);
+    Classifier classifier = model_classifier(model, chunk->targets, chunk_rows(model));
+    classifier.dx = model->buf.scratch_btc;
+    classifier.dwte = model_params(model, TOST_GRAD, 0).wte;
+    classifier.grad_scale = grad_scale;
+    classifier_forward_backward(&classifier);
     sum_losses(model);
 }
 
@@ -1121,13 +1101,6 @@ static void muon_momentum(float* restrict u, float* restrict m, size_t n, double
         m[i] = mu * m[i] + rest * g;
         u[i] = rest * g + mu * m[i];
     }
-}
-
-// out = a x + b out
-static void combine(float* out, double a, const float* x, double b, size_t n) {
-    const float a32 = (float)a, b32 = (float)b;
-    #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) out[i] = a32 * x[i] + b32 * out[i];
 }
 
 // Replaces x (rows,columns) by the nearest orthogonal matrix, approximately. scratch: rows · columns + 2 side² floats,

@@ -282,8 +282,10 @@ static void bench_decode(int dtypes) {
 // Seconds of one forward and backward pass, with dy in scratch_btc.
 static double tssa_once(TostModel* m, int B, int T) {
     m->chunk = (TostChunk){.B = B, .T = T};
-    Tssa tssa = layer_tssa_grads(m, 0, start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0));
-    tssa.state = tssa.adjoint;
+    Tssa tssa = layer_tssa(m, 0);
+    tssa.state = tssa.adjoint = start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0).tssa;
+    tssa.dtemp = model_params(m, TOST_GRAD, 0).temp;
+    tssa.ddenom_bias = model_params(m, TOST_GRAD, 0).denom_bias;
     const double start = now_seconds();
     tssa_forward(&tssa);
     tssa_backward(&tssa);
