@@ -24,53 +24,46 @@ bool tost_config_check(const TostConfig* c, TostError* err) {
 
 // ---- Layout ----
 
-typedef struct {
-    TostPlace   place;
-    const char* name;
-    int         shape[TOST_MAX_DIMS];   // 0 past the last dimension
-    TostInit    init;
-    TostDecay   decay;
-    TostOptimizer optimizer;
-    bool        exists;
-} RowFacts;
+// A row of the table for a config. tensor: what its tensors have in common, with 0 past the last dimension of shape
+typedef struct { TostPlace place; const char* name; bool exists; TostTensor tensor; } Row;
 
-static void expand_rows(RowFacts rows[TOST_ROWS], const TostConfig* c) {
+static void expand_rows(Row rows[TOST_ROWS], const TostConfig* c) {
     const int C = c->n_embd, NH = c->n_head, V = c->vocab_size, MAX_T = c->block_size, CONV = c->conv;
     const bool BIAS = c->bias != 0, MEMORY = c->memory != 0, POSITIONS = c->positions == TOST_POSITIONS_LEARNED;
 #define SHAPE(...) {__VA_ARGS__}
 #define X(field, place, name, shape, init, decay, optimizer, when) \
-    rows[TOST_ROW_##field] = (RowFacts){TOST_##place, name, SHAPE shape, TOST_##init, TOST_##decay, TOST_##optimizer, \
-                                        when};
+    rows[TOST_ROW_##field] = (Row){TOST_##place, name, when, \
+                                   {"", TOST_ROW_##field, -1, 0, SHAPE shape, TOST_##init, TOST_##decay, \
+                                    TOST_##optimizer, 1, 0}};
     TOST_PARAMS(X)
 #undef X
 #undef SHAPE
-    if (c->membership == TOST_UNIFORM) rows[TOST_ROW_temp].init = TOST_ZERO;
+    if (c->membership == TOST_UNIFORM) rows[TOST_ROW_temp].tensor.init = TOST_ZERO;
 }
 
-static void append_tensor(TostTensors* t, const RowFacts* row, TostRow id, int layer) {
+static void append_tensor(TostTensors* t, const Row* row, int layer) {
     enum { ALIGN = 32 };   // elements: 128 bytes, two cache lines of a CPU, one memory transaction of a GPU
+    const TostRow id = row->tensor.row;
     TostTensor* x = &t->tensor[t->count++];
     if (layer <= 0) t->row_offset[id] = t->flat_size;
     if (layer == 1) t->row_stride[id] = t->flat_size - t->row_offset[id];
-    *x = (TostTensor){.row = id, .layer = layer, .init = row->init, .decay = row->decay,
-                      .optimizer = row->optimizer, .size = 1, .offset = t->flat_size};
+    *x = row->tensor;
+    x->layer = layer;
+    x->offset = t->flat_size;
     if (layer >= 0) snprintf(x->name, sizeof x->name, "transformer.h.%d.%s", layer, row->name);
     else snprintf(x->name, sizeof x->name, "%s", row->name);
-    for (int i = 0; i < TOST_MAX_DIMS && row->shape[i] > 0; i++) {
-        x->shape[x->ndim++] = row->shape[i];
-        x->size *= (size_t)row->shape[i];
-    }
+    for (; x->ndim < TOST_MAX_DIMS && x->shape[x->ndim] > 0; x->ndim++) x->size *= (size_t)x->shape[x->ndim];
     t->n_params += x->size;
     t->flat_size += (x->size + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-static void append_place(TostTensors* t, const RowFacts rows[TOST_ROWS], TostPlace place, int layer) {
+static void append_place(TostTensors* t, const Row rows[TOST_ROWS], TostPlace place, int layer) {
     for (int i = 0; i < TOST_ROWS; i++)
-        if (rows[i].place == place && rows[i].exists) append_tensor(t, &rows[i], (TostRow)i, layer);
+        if (rows[i].place == place && rows[i].exists) append_tensor(t, &rows[i], layer);
 }
 
 TostTensors tost_tensors(const TostConfig* c) {
-    RowFacts rows[TOST_ROWS];
+    Row rows[TOST_ROWS];
     expand_rows(rows, c);
     TostTensors t = {0};
     for (int i = 0; i < TOST_ROWS; i++) t.row_offset[i] = SIZE_MAX;
