@@ -8,7 +8,7 @@ double flops_per_token(const TostConfig* c) {
 }
 
 // Dense peak rates (without sparsity) in TFLOP/s from data sheets: float32 without tensor cores, tf32, bf16 with
-// float32 accumulation. The first entry whose name is in the device's name applies.
+// float32 accumulation. The first entry applies whose name is in the device's, with as many multiprocessors.
 static const struct { const char* name; int multiprocessors; double peak[3]; } gpus[] = {
     {"GB200",        152, {80, 1250, 2500}},
     {"B200",         148, {75, 1100, 2250}},
@@ -33,17 +33,9 @@ static const struct { const char* name; int multiprocessors; double peak[3]; } g
     {"RTX 3090",      82, {35.6, 35.6, 71}},
 };
 
-// True if the words of `name` are words of the device's name: "L4" is not in "NVIDIA L40S".
-static bool names_device(const char* device, const char* name) {
-    const size_t n = strlen(name);
-    for (const char* at = device; (at = strstr(at, name)); at++)
-        if ((at == device || at[-1] == ' ') && (!at[n] || strchr(" -_", at[n]))) return true;
-    return false;
-}
-
 double flops_peak_of(const char* device, int multiprocessors, TostDtype dtype) {
-    size_t i = 0;
-    while (i < countof(gpus) && !names_device(device, gpus[i].name)) i++;
-    if (i == countof(gpus) || gpus[i].multiprocessors != multiprocessors) return 0;
-    return gpus[i].peak[dtype] * 1e12;
+    for (size_t i = 0; i < countof(gpus); i++)   // "L4" is in "L40S", which has more multiprocessors
+        if (strstr(device, gpus[i].name) && gpus[i].multiprocessors == multiprocessors)
+            return gpus[i].peak[dtype] * 1e12;
+    return 0;
 }

@@ -119,7 +119,7 @@ static void test_flops(Checks* c) {
         {"NVIDIA A100-SXM4-80GB", 108, {19.5, 156, 312}},
         {"NVIDIA GeForce RTX 4090 D", 114, {0, 0, 0}},
         {"NVIDIA H100 80GB HBM3 MIG 3g.40gb", 60, {0, 0, 0}},
-        {"NVIDIA L400", 142, {0, 0, 0}},
+        {"NVIDIA L40S", 142, {91.6, 183, 362}},
     };
     for (size_t i = 0; i < countof(known); i++)
         for (int dtype = TOST_FP32; dtype <= TOST_BF16; dtype++) {
