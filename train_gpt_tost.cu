@@ -2262,13 +2262,11 @@ template <typename S> static void put_decays(TypedModel<S>* m) {
 // Allocates and initialises the device's side of a model from model_new.
 template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     const size_t rows = (size_t)m->options.max_batch * m->options.max_chunk, flat = m->tensors.flat_size;
-    bool ok = device_fits(&m->options, m->arena_bytes, err);
-    if (ok) m->arena = device_alloc(m->arena_bytes, err);
-    ok = ok && m->arena;
-    if (!comm_agree(m->exchange.comm, ok, err)) return false;
+    m->arena = device_alloc(&m->options, m->arena_bytes, err);
+    if (!comm_agree(m->exchange.comm, m->arena != NULL, err)) return false;
     layout_buffers(m, m->arena);
     CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
-    m->exchange.compute = m->exchange.stream = m->stream;   // also without training, for cuda_put
+    m->exchange.compute = m->exchange.stream = m->stream;
     matmul_init(&m->mm, m->stream, m->buf.workspace, m->options.dtype == TOST_TF32);
     staging_init(&m->staging, step_input_size(rows) * sizeof(int32_t));
     for (int s = 0; s < (m->options.training ? TOST_ARRAYS : 1); s++)
@@ -2278,7 +2276,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     CUDA_CHECK(cudaMemsetAsync(m->buf.loss_sum, 0, sizeof(double), m->stream));
     if (!m->options.training) return true;
     put_decays(m);
-    return exchange_open(&m->exchange, m->stream, err);
+    return exchange_open(&m->exchange, err);
 }
 
 template <typename S> static TostModel* model_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {

@@ -64,45 +64,40 @@ static void nccl_send(const NcclLink* l, const CommMessage* messages, cudaStream
     nccl_group_end(l);
 }
 
-// True if the event has occurred. Ends the process if NCCL reports an error, as when another rank has failed.
-static bool nccl_event_query(const NcclLink* l, cudaEvent_t event) {
-    const cudaError_t e = cudaEventQuery(event);
-    if (e == cudaSuccess) return true;
-    if (e != cudaErrorNotReady) CUDA_CHECK(e);
-    (void)cudaGetLastError();   // "not ready" counts as an error
-    const ncclResult_t state = nccl_state(l);
-    if (state != ncclSuccess && state != ncclInProgress) nccl_die(l, "NCCL", state);
-    return false;
-}
-
+// Ends the process if NCCL reports an error, as when another rank has failed.
 static void nccl_event_wait(const NcclLink* l, cudaEvent_t event, const char* what) {
-    for (CommWait w = comm_wait_begin(l->comm); !nccl_event_query(l, event);)
+    CommWait w = comm_wait_begin(l->comm);
+    for (cudaError_t e; (e = cudaEventQuery(event)) != cudaSuccess;) {
+        if (e != cudaErrorNotReady) CUDA_CHECK(e);
+        (void)cudaGetLastError();   // "not ready" counts as an error
+        nccl_add(l, nccl_state(l), "NCCL");
         if (!comm_wait_more(&w)) comm_timed_out(l->comm, NULL, what);   // mutant: waits_forever
+    }
 }
 
-// Connects the ranks. Fails on all of them, or waits until the timeout for those that are missing.
-static bool link_open(NcclLink* l, TostComm* comm, const ncclUniqueId* id, TostError* err) {
-    *l = {};
+// Connects the ranks. Fails on all of them, or waits until the timeout for those that are missing. NULL: *err says why
+static NcclLink* link_open(TostComm* comm, const ncclUniqueId* id, TostError* err) {
+    NcclLink* l = new NcclLink();
     l->comm = comm;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     CommWait w = comm_wait_begin(comm);
     ncclResult_t e = ncclCommInitRankConfig(&l->nccl, comm->place.size, *id, comm->place.rank, &config);
-    for (; e == ncclInProgress; e = nccl_state(l)) {
-        if (comm_wait_more(&w)) continue;
-        (void)ncclCommAbort(l->nccl);
-        return tost_error(err, "NCCL: not all of %d ranks connected within %g s (--rank-timeout)", comm->place.size,
-                          comm->timeout);
+    while (e == ncclInProgress && comm_wait_more(&w)) e = nccl_state(l);
+    if (e == ncclSuccess) {
+        CUDA_CHECK(cudaStreamCreateWithFlags(&l->stream, cudaStreamNonBlocking));
+        CUDA_CHECK(cudaEventCreateWithFlags(&l->done, cudaEventDisableTiming));
+        return l;
     }
-    if (e != ncclSuccess) {
-        if (l->nccl) (void)ncclCommAbort(l->nccl);
-        return tost_error(err, "NCCL cannot connect %d ranks: %s; %s", comm->place.size, ncclGetErrorString(e),
-                          e == ncclInvalidUsage ? "every process needs a GPU of its own"
-                                                : "NCCL_DEBUG=WARN prints the cause");
-    }
-    CUDA_CHECK(cudaStreamCreateWithFlags(&l->stream, cudaStreamNonBlocking));
-    CUDA_CHECK(cudaEventCreateWithFlags(&l->done, cudaEventDisableTiming));
-    return true;
+    if (l->nccl) (void)ncclCommAbort(l->nccl);
+    delete l;
+    if (e == ncclInProgress)
+        tost_error(err, "NCCL: not all of %d ranks connected within %g s (--rank-timeout)", comm->place.size,
+                   comm->timeout);
+    else tost_error(err, "NCCL cannot connect %d ranks: %s; %s", comm->place.size, ncclGetErrorString(e),
+                    e == ncclInvalidUsage ? "every process needs a GPU of its own"
+                                          : "NCCL_DEBUG=WARN prints the cause");
+    return NULL;
 }
 
 // After the last message and exchange.
@@ -115,6 +110,7 @@ static void link_close(NcclLink* l) {
     }
     CUDA_CHECK(cudaEventDestroy(l->done));
     CUDA_CHECK(cudaStreamDestroy(l->stream));
+    delete l;
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -165,11 +161,7 @@ static void nccl_abort(TostComm* c, int status) {
     _exit(status);
 }
 
-static void nccl_close(TostComm* c) {
-    NcclLink* l = (NcclLink*)c->transport;
-    link_close(l);
-    delete l;
-}
+static void nccl_close(TostComm* c) { link_close((NcclLink*)c->transport); }
 
 // The link of a comm whose messages NCCL transports; NULL for others.
 static NcclLink* link_of(const TostComm* c) { return c->start == nccl_start ? (NcclLink*)c->transport : NULL; }
@@ -203,22 +195,20 @@ static bool nccl_open_comm(TostComm** comm, TostError* err) {
         return tost_error(err, "NCCL_COMM_ID=%s: %s; give HOST:PORT of rank 0", getenv("NCCL_COMM_ID"),
                           ncclGetErrorString(e));
     TostComm* c = (TostComm*)xcalloc(1, sizeof *c);
-    NcclLink* l = new NcclLink();
     int version = 0;
     c->place = launch.place;
     c->timeout = COMM_TIMEOUT;
     c->lockstep = true;
-    c->transport = l;
     c->start = nccl_start;
     c->abort = nccl_abort;
     c->close = nccl_close;
     (void)ncclGetVersion(&version);
     snprintf(c->library, sizeof c->library, "NCCL %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
-    if (link_open(l, c, &id, err)) {
-        *comm = c;
-        return true;
+    c->transport = link_open(c, &id, err);
+    if (!c->transport) {
+        free(c);
+        return false;
     }
-    delete l;
-    free(c);
-    return false;
+    *comm = c;
+    return true;
 }

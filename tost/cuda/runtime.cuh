@@ -16,23 +16,21 @@ extern "C" {
 // when the launcher hides those of other ranks, takes that.
 static bool device_open(cudaDeviceProp* prop, int local_rank, TostError* err) {
     int count = 0, blocks = 0;
-    const char* call = "cudaGetDeviceCount";
     cudaError_t e = cudaGetDeviceCount(&count);
     if (e == cudaSuccess && count == 0) e = cudaErrorNoDevice;
     if (e == cudaSuccess && count > 1 && local_rank >= count)
         return tost_error(err, "process %d of this host, which has %d GPUs: start one process per GPU", local_rank + 1,
                           count);
     const int device = count > 1 ? local_rank : 0;   // mutant: first_device
-    if (e == cudaSuccess) e = (call = "cudaSetDevice", cudaSetDevice(device));
-    if (e == cudaSuccess) e = (call = "cudaGetDeviceProperties", cudaGetDeviceProperties(prop, device));
+    if (e == cudaSuccess) e = cudaSetDevice(device);
+    if (e == cudaSuccess) e = cudaGetDeviceProperties(prop, device);
     if (e == cudaSuccess && prop->major < 8)
         return tost_error(err, "%s has compute capability %d.%d; 8.0 or later is needed, or train_gpt_tost on the CPU",
                           prop->name, prop->major, prop->minor);
-    if (e == cudaSuccess)
-        e = (call = "loading a kernel", cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, probe_kernel, WARP, 0));
+    if (e == cudaSuccess) e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, probe_kernel, WARP, 0);
     if (e == cudaSuccess) return true;
     (void)cudaGetLastError();
-    return tost_error(err, "no usable GPU: %s: %s; %s", call, cudaGetErrorString(e), cuda_advice(e));
+    return tost_error(err, "no usable GPU: %s; %s", cudaGetErrorString(e), cuda_advice(e));
 }
 
 static bool device_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
@@ -53,33 +51,19 @@ static bool device_describe(char* text, size_t cap, const TostEngineOptions* o, 
 // Left for kernels, graphs and cuBLASLt, most of which allocate at their first use; with NCCL, twice as much.
 constexpr size_t MEMORY_RESERVE = (size_t)512 << 20;
 
-// True if a model of `bytes` fits.
-static bool device_fits(const TostEngineOptions* o, size_t bytes, TostError* err) {
+// The memory of a model of `bytes`; NULL if it does not fit.
+static char* device_alloc(const TostEngineOptions* o, size_t bytes, TostError* err) {
+    const size_t reserved = o->comm ? 2 * MEMORY_RESERVE : MEMORY_RESERVE;
     size_t free_bytes = 0, total = 0;
-    const cudaError_t e = cudaMemGetInfo(&free_bytes, &total);
-    if (e != cudaSuccess) {
-        (void)cudaGetLastError();
-        return tost_error(err, "cudaMemGetInfo: %s; %s", cudaGetErrorString(e), cuda_advice(e));
-    }
-    const size_t reserved = o->comm ? 2 * MEMORY_RESERVE : MEMORY_RESERVE,
-                 available = free_bytes - min(free_bytes, reserved);
-    if (bytes <= available) return true;
-    char need[32], reserve[32], have[32];
-    return tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; "
-                      "lower %s or use a smaller model",
-                      human_bytes(need, (double)bytes), human_bytes(reserve, (double)reserved),
-                      human_bytes(have, (double)free_bytes),
-                      o->training ? "--batch or --seq, use --chunk,"
-                                  : "--batch, --seq, --chunk or --samples,");
-}
-
-static char* device_alloc(size_t bytes, TostError* err) {   // NULL: *err says why
-    char *p = NULL, size[32];
-    const cudaError_t e = cudaMalloc(&p, bytes);
-    if (e == cudaSuccess) return p;
+    char *p = NULL, need[32], reserve[32], have[32];
+    const bool fits = cudaMemGetInfo(&free_bytes, &total) == cudaSuccess && bytes + reserved <= free_bytes;
+    if (fits && cudaMalloc(&p, bytes) == cudaSuccess) return p;
     (void)cudaGetLastError();
-    human_bytes(size, (double)bytes);
-    tost_error(err, "cudaMalloc of %s: %s; %s", size, cudaGetErrorString(e), cuda_advice(e));
+    tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; "
+               "lower %s or use a smaller model",
+               human_bytes(need, (double)bytes), human_bytes(reserve, (double)reserved),
+               human_bytes(have, (double)free_bytes),
+               o->training ? "--batch or --seq, use --chunk," : "--batch, --seq, --chunk or --samples,");
     return NULL;
 }
 
@@ -143,16 +127,6 @@ static void graph_free(PassGraph* g) {
     if (g->exec) CUDA_CHECK(cudaGraphExecDestroy(g->exec));
 }
 
-// Sets g->exec.
-template <typename Pass> static void graph_capture(PassGraph* g, cudaStream_t stream, Pass pass) {
-    cudaGraph_t graph;
-    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    pass();
-    CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-    CUDA_CHECK(cudaGraphInstantiate(&g->exec, graph, 0));
-    CUDA_CHECK(cudaGraphDestroy(graph));
-}
-
 // Runs pass(), which only launches on `stream` and whose launches depend on nothing but the shape.
 template <typename Pass>
 static void graph_run(PassGraph* g, bool graphs, cudaStream_t stream, int B, int T, Pass pass) {
@@ -161,6 +135,13 @@ static void graph_run(PassGraph* g, bool graphs, cudaStream_t stream, int B, int
         *g = {B, T, NULL};
         return pass();
     }
-    if (!g->exec) graph_capture(g, stream, pass);
+    if (!g->exec) {
+        cudaGraph_t graph;
+        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        pass();
+        CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+        CUDA_CHECK(cudaGraphInstantiate(&g->exec, graph, 0));
+        CUDA_CHECK(cudaGraphDestroy(graph));
+    }
     CUDA_CHECK(cudaGraphLaunch(g->exec, stream));
 }

@@ -139,11 +139,11 @@ void test_refusals(Checks* c) {
     const TostConfig wide = {1, 1, 6148, 40, 257, 0, TOST_LEARNED, 0, 0, 0},
                      heads = {1, 4096, 4096, 40, 257, 0, TOST_LEARNED, 0, 0, 0},
                      memory = {1, 1, 512, 40, 257, 0, TOST_LEARNED, 0, 1, 0};
-    const char* const calls[][2] = {{"cudaGetDeviceCount", "no usable GPU: cudaGetDeviceCount: out of memory"},
-                                    {"cudaSetDevice", "no usable GPU: cudaSetDevice: out of memory"},
-                                    {"cudaGetDeviceProperties", "no usable GPU: cudaGetDeviceProperties: out of"},
-                                    {"cudaMemGetInfo", "cudaMemGetInfo: out of memory; a smaller --batch"},
-                                    {"cuda_on_host_malloc", ": out of memory; a smaller --batch"}};
+    const char* const calls[][2] = {{"cudaGetDeviceCount", "no usable GPU: out of memory; a smaller --batch"},
+                                    {"cudaSetDevice", "no usable GPU: out of memory"},
+                                    {"cudaGetDeviceProperties", "no usable GPU: out of memory"},
+                                    {"cudaMemGetInfo", "not enough memory on the GPU: the model needs"},
+                                    {"cuda_on_host_malloc", "not enough memory on the GPU: the model needs"}};
     const TostEngineOptions o = engine_options(8, 33, false, TOST_BF16),
                             training = engine_options(2, 33, true, TOST_FP32);
     CudaOnHostOptions machine;
