@@ -267,8 +267,7 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 //
 // The stages work on blocks of 64 tokens. Forward saves S, N and D as they are before each block; backward starts from
 // these and recomputes them within the block. A call of a stage has a TssaRange: tokens t0 to t1 - 1 of the chunk,
-// all in one block, and heads h0 to h1 - 1 of sequence b. A thread takes whole sequences; with at least two threads per
-// sequence, several share one. They divide its heads, or in the second stage, which needs all heads, its tokens.
+// all in one block, and heads h0 to h1 - 1 of sequence b.
 //
 // tost/cpu/tssa_stages.h has the loop over blocks, the struct Tssa of all arguments, and offsets into its arrays:
 // tssa_row into z, y (B,T,C), tssa_head into u, Π (B,NH,T). temp is (NH); denom_bias (NH,block_size), from the chunk's
@@ -789,9 +788,6 @@ static LayerState start_state(const TostModel* model, int from, int to, int l) {
     return layer_state(model, state);
 }
 
-// denom_bias or its gradient from the chunk's first position on; NULL without positions
-static float* from_first(float* bias, const TostChunk* chunk) { return bias ? bias + chunk->first : NULL; }
-
 // The arguments of TSSA in a layer. Backward: from scratch_btc to dbranch.
 static Tssa layer_tssa(const TostModel* model, int l) {
     const TostConfig* c = &model->config;
@@ -800,7 +796,8 @@ static Tssa layer_tssa(const TostModel* model, int l) {
     const TostParams p = model_params(model, TOST_PARAM, l);
     return (Tssa){.B = chunk->B, .T = chunk->T, .C = c->n_embd, .NH = c->n_head, .HS = c->n_embd / c->n_head,
                   .block_size = c->block_size, .z = act->z, .temp = p.temp,
-                  .denom_bias = from_first(p.denom_bias, chunk), .u = act->u, .pi = act->pi, .y = act->y,
+                  .denom_bias = p.denom_bias ? p.denom_bias + chunk->first : NULL,
+                  .u = act->u, .pi = act->pi, .y = act->y,
                   .stride = state_size(c), .scratch = model->buf.tssa_scratch,
                   .saved = model->options.training ? act->tssa_saved : NULL, .dy = model->buf.scratch_btc,
                   .dz = model->buf.dbranch, .dpi = model->buf.dscore, .dscore = model->buf.dscore};
@@ -907,7 +904,7 @@ static void layer_backward(TostModel* model, int l, int after, int before) {
     Tssa tssa = layer_tssa(model, l);
     tssa.adjoint = adjoint.tssa;
     tssa.dtemp = model->config.membership == TOST_UNIFORM ? NULL : g.temp;
-    tssa.ddenom_bias = from_first(g.denom_bias, &model->chunk);
+    tssa.ddenom_bias = g.denom_bias ? g.denom_bias + model->chunk.first : NULL;
     residual_backward(dbranch, g.gamma2, dx, act->mlp_out, p.gamma2, rows, C);
     linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, act->gelu, weight(model, p.fc_proj_w), rows, 4 * C, C);
     gelu_backward(d_bt4c, act->fc, rows * 4 * C);

@@ -119,17 +119,17 @@ void chunks_read_losses(double* losses, Chunks* p, const int32_t* tokens, const 
 void chunks_score(double* losses, Chunks* p, const int32_t* tokens, const int32_t* targets, int copies, int T) {
     const int B = p->n * copies, chunks = chunks_of(T, p->max_chunk);
     Sequences s = sequences_new(p, tokens, targets, B, T, p->position);
-    double* of_chunk = chunks > 1 ? xmalloc((size_t)B * p->max_chunk * sizeof *of_chunk) : losses;
+    double* of_chunk = xmalloc((size_t)B * p->max_chunk * sizeof *of_chunk);
     if (p->position > 0) p->engine->copy_state(p->model, PASS, DECODE, B, copies);
     for (int k = 0; k < chunks; k++) {
         const TostChunk next = chunk(p, &s, k);
         p->engine->forward(p->model, &next, k > 0 || p->position > 0 ? PASS : TOST_NO_STATE,
                            k + 1 < chunks ? PASS : TOST_NO_STATE);
         p->engine->losses(of_chunk, p->model);
-        for (int b = 0; b < B && chunks > 1; b++)
+        for (int b = 0; b < B; b++)
             memcpy(losses + (size_t)b * T + (size_t)k * p->max_chunk, of_chunk + (size_t)b * next.T,
                    next.T * sizeof *losses);
     }
-    if (chunks > 1) free(of_chunk);
+    free(of_chunk);
     sequences_free(&s);
 }

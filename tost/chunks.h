@@ -24,8 +24,7 @@ int chunks_states(int seq, int max_chunk, bool training);
 bool chunks_loss(Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T);
 // The same and the gradients of grad_scale · Σ loss, which are added to those of the part (TostEngine.train_backward).
 // Several chunks take 4/3 of the computation: first a forward over all but the last, then forward and backward of each,
-// from the last to the first. Each chunk's backward leaves the gradient of the state before it for the previous chunk.
-// Collective.
+// from the last to the first. Collective.
 bool chunks_train(Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale,
                   TostEnd end);
 

@@ -387,13 +387,12 @@ static void gemm_product(const Product* p) {
 
 // VDPBF16PS does the work of two FMA instructions. AMD's processors issue both at the same rate; Sapphire Rapids issues
 // VDPBF16PS at a quarter of that rate. Both formats give the same bits, so a run may resume with the other.
+static Format bf16_format(void) {
 #ifdef __AVX512BF16__
-static bool pairs_are_faster(void) { return __builtin_cpu_is("amd"); }
-#else
-static bool pairs_are_faster(void) { return false; }
+    if (__builtin_cpu_is("amd")) return PAIRS;
 #endif
-
-static Format bf16_format(void) { return pairs_are_faster() ? PAIRS : ROUNDED; }
+    return ROUNDED;
+}
 
 void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K) {
     const Product p = product_of_weight(c, a, b, bf16_format(), M, N, K);

@@ -14,8 +14,8 @@ typedef enum {
 
 // c (M,N) = op(a) · op(b), or with add: c += op(a) · op(b). All are dense and row-major; c does not overlap a or b.
 // Sizes are at least 1. Call it outside of parallel regions: it uses all OpenMP threads. GEMM_NT of at most
-// TOST_FEW_ROWS rows (engine.h, decoding) reads b once. Bits do not depend on the number of threads, and those of a row depend on
-// M only by whether the rows are few.
+// TOST_FEW_ROWS rows (engine.h, decoding) reads b once. Bits do not depend on the number of threads, and those of a row
+// depend on M only by whether the rows are few.
 typedef void Gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add);
 void gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add);
 

@@ -8,8 +8,7 @@
 
 #include "cpu/threads.h"
 
-// Tokens per block. Forward saves the running sums before each block and backward recomputes them from there; all
-// stages pass over a block while it is in cache.
+// Tokens per block: all stages pass over a block while it is in cache.
 enum { TSSA_BLOCK = 64 };
 
 // The state of a sequence is its running sums S, N (C) and D (NH), one after another. Its adjoint is laid out alike.
