@@ -215,9 +215,6 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
 // A weight. bf16 is its copy in bf16 with --dtype bf16, otherwise NULL: then products are in float32.
 typedef struct { const float* f32; const uint16_t* bf16; } Weight;
 
-// The matrix product for gradients of a Linear with this weight: rounds both operands if the weight has a copy in bf16.
-static Gemm* product_with(Weight w) { return w.bf16 ? gemm_bf16 : gemm; }
-
 static void round_bf16(float* x, size_t n) {
     #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
     for (size_t i = 0; i < n; i++) x[i] = rounded_bf16(x[i]);
@@ -245,7 +242,7 @@ static void linear_forward(float* y, const float* x, Weight w, const float* b,
 // dx =; dw, db += (db may be NULL).   dx = dy · w,   dw = dyᵀ · x,   db = Σ_rows dy
 static void linear_backward(float* dx, float* dw, float* db, const float* dy, const float* x, Weight w,
                             size_t rows, int IN, int OUT) {
-    Gemm* product = product_with(w);
+    Gemm* product = w.bf16 ? gemm_bf16 : gemm;   // gemm_bf16 rounds both operands
     product(dx, dy, w.f32, GEMM_NN, (int)rows, IN, OUT, false);
     product(dw, dy, x, GEMM_TN, OUT, IN, (int)rows, true);
     if (w.bf16) round_bf16(dx, rows * IN);

@@ -1,6 +1,5 @@
 // check.h: counts checks, prints failed and skipped ones, and ends every test program with the same closing line.
-#ifndef TOST_CHECK_H
-#define TOST_CHECK_H
+#pragma once
 
 #include <stdarg.h>
 #include <stdbool.h>
@@ -56,5 +55,3 @@ static inline char* shared_path(const char* path) {
     free(full);
     return NULL;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // scratch.h: temporary files and folders for tests, and checks of error messages.
-#ifndef TOST_SCRATCH_H
-#define TOST_SCRATCH_H
+#pragma once
 
 #include "base/error.h"
 #include "base/memory.h"
@@ -147,5 +146,3 @@ static inline void empty_pipe(int fd) {
     while (read(fd, block, sizeof block) > 0) {}
     set_waiting(fd, true);
 }
-
-#endif

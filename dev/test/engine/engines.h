@@ -1,7 +1,6 @@
 // engines.h: compares two engines: runs the same models on both, records all results, and checks relative L2 errors.
 // The emulation's tests (dev/test/cuda) include this header as C++17.
-#ifndef TOST_ENGINES_H
-#define TOST_ENGINES_H
+#pragma once
 
 #include "dev/test/check.h"
 
@@ -197,5 +196,4 @@ static const Shape long_shape = {1, 2, 4, 66 * CUDA_RUN + 8, 7, 0, 0, 1, 66 * CU
 
 #ifdef __cplusplus
 }
-#endif
 #endif

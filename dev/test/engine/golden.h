@@ -1,7 +1,6 @@
 // golden.h: compares an engine with the float64 golden files of dev/reference/golden.py: NAME.params.safetensors with
 // parameters, NAME.expect.safetensors with inputs and the expected results of a few optimizer steps.
-#ifndef TOST_GOLDEN_H
-#define TOST_GOLDEN_H
+#pragma once
 
 #include "dev/test/engine/engines.h"
 #include "tost/store/safetensors.h"
@@ -35,5 +34,3 @@ double train_step(double* norm, Subject* s, const int32_t* inputs, const int32_t
 typedef void GoldenActivations(Checks* c, Subject* s, const StFile* expect, int B, int T);
 // Checks the engine against every pair of golden files in a folder.
 void test_golden(Checks* c, const TostEngine* engine, const char* dir, GoldenActivations* activations);
-
-#endif

@@ -1,8 +1,7 @@
 // fake_engine.h: an engine for tests of the trainer. A token's loss is 0.01 · id + 0.001 · (sum of the parameters), its
 // gradient goes to one parameter. A token BAD makes loss and gradient NaN. Decode gives the tokens of a script.
 // Hooks run at a chosen pass or tensor copy.
-#ifndef TOST_FAKE_ENGINE_H
-#define TOST_FAKE_ENGINE_H
+#pragma once
 
 #include <math.h>
 #include <signal.h>
@@ -164,5 +163,3 @@ static const TostEngine fake = {
     .read_loss = fake_read_loss, .zero_grad = fake_zero_grad, .grad_norm = fake_grad_norm, .update = fake_update,
     .last_logits = fake_logits,
 };
-
-#endif

@@ -1,6 +1,5 @@
 // fuzz.h: shared by the fuzz targets: checks and temporary files.
-#ifndef TOST_FUZZ_H
-#define TOST_FUZZ_H
+#pragma once
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -53,5 +52,3 @@ static inline uint8_t take_byte(const uint8_t** data, size_t* size) {
     (*size)--;
     return *(*data)++;
 }
-
-#endif
