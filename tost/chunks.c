@@ -6,9 +6,6 @@
 // chunks also has the state before each chunk but the first.
 enum { DECODE, PASS, BEFORE_SECOND };
 
-// Work of a pass over a chunk, in units of a forward pass: backward takes twice the time of forward.
-enum { FORWARD = 1, TRAIN = 3 };
-
 static int chunks_of(int T, int max_chunk) { return T / max_chunk + (T % max_chunk != 0); }
 
 int chunks_states(int seq, int max_chunk, bool training) {
@@ -47,8 +44,8 @@ static TostChunk chunk(const Chunks* p, const Sequences* s, int k) {
                        columns(s->target_columns, s->targets, s->B, s->T, start, n), s->B, n, s->first + start};
 }
 
-static bool abandoned(const Chunks* p, int work, int all) {
-    return p->should_stop && p->should_stop(p->context, (double)work / all);
+static bool abandoned(const Chunks* p, int passes, int all) {
+    return p->should_stop && p->should_stop(p->context, (double)passes / all);
 }
 
 bool chunks_loss(Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T) {
@@ -70,20 +67,19 @@ static int state_before(int k) { return k == 0 ? TOST_NO_STATE : BEFORE_SECOND +
 bool chunks_train(Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale,
                   TostEnd end) {
     Sequences s = sequences_new(p, inputs, targets, B, T, 0);
-    const int chunks = chunks_of(T, p->max_chunk), all = (chunks - 1) * FORWARD + chunks * TRAIN;
-    int work = 0;
+    const int chunks = chunks_of(T, p->max_chunk), passes = 2 * chunks - 1;
     bool ok = true;
     for (int k = 0; k + 1 < chunks && ok; k++) {
         const TostChunk next = chunk(p, &s, k);
         p->engine->forward(p->model, &next, state_before(k), state_before(k + 1));
-        ok = !abandoned(p, work += FORWARD, all);
+        ok = !abandoned(p, k + 1, passes);
     }
     for (int k = chunks - 1; k >= 0 && ok; k--) {
         const TostChunk next = chunk(p, &s, k);
         const int after = k + 1 < chunks ? PASS : TOST_NO_STATE, before = k > 0 ? PASS : TOST_NO_STATE;
         p->engine->train_forward(p->model, &next, state_before(k), grad_scale);
         p->engine->train_backward(p->model, after, before, k > 0 ? TOST_MORE : end);
-        ok = k == 0 || !abandoned(p, work += TRAIN, all);
+        ok = k == 0 || !abandoned(p, passes - k, passes);
     }
     sequences_free(&s);
     return ok;
