@@ -203,21 +203,23 @@ static __attribute__((noinline)) void pack_b(Word* dst, Operand o, Format f, int
 // ---------------------------------------------------------------------------------------------
 // The kernels: c (MR,NR) = pa (words,MR)ᵀ · pb (words,NR), or += with add. Elements are summed in word order.
 
-// rows, at most MR, is a constant at every call, so that after inlining the sums stay in registers.
-INLINE void tile_store(float* c, size_t ldc, Vec acc[MR][2], bool add, int rows) {
+// m x n elements of c, whose rows are ldc elements apart, to be overwritten, or added to with add.
+typedef struct { float* c; size_t ldc; int m, n; bool add; } Block;
+
+INLINE void tile_store(Block t, Vec acc[MR][2]) {
 #pragma GCC unroll 16
-    for (int i = 0; i < rows; i++) {
-        VecU* row = (VecU*)(c + i*ldc);
-        if (add) { acc[i][0] += row[0]; acc[i][1] += row[1]; }
+    for (int i = 0; i < MR; i++) {
+        VecU* row = (VecU*)(t.c + i*t.ldc);
+        if (t.add) { acc[i][0] += row[0]; acc[i][1] += row[1]; }
         row[0] = acc[i][0];
         row[1] = acc[i][1];
     }
 }
 
-INLINE void tile_prefetch(const float* c, size_t ldc, int rows) {
+INLINE void tile_prefetch(Block t) {
 #pragma GCC unroll 16
-    for (int i = 0; i < rows; i++)
-        for (int j = 0; j < NR; j += CACHE_LINE / sizeof(float)) __builtin_prefetch(c + i*ldc + j, 1);
+    for (int i = 0; i < MR; i++)
+        for (int j = 0; j < NR; j += CACHE_LINE / sizeof(float)) __builtin_prefetch(t.c + i*t.ldc + j, 1);
 }
 
 // sum += the products of pairs.
@@ -231,15 +233,14 @@ INLINE Vec dot_pairs(Vec sum, VecWord a, VecWord b) {
 #endif
 }
 
-INLINE void rows_vectors(float* c, size_t ldc, const Word* pa, const Word* pb, int words, bool add, Format f,
-                         int rows) {
+INLINE void tile_sums(Block t, const Word* pa, const Word* pb, Format f, int words) {
     Vec acc[MR][2] = {0};
-    tile_prefetch(c, ldc, rows);
+    tile_prefetch(t);
     for (int w = 0; w < words; w++, pa += MR, pb += NR) {
         const VecWord b0 = *(const VecWord*)pb, b1 = *(const VecWord*)(pb + LANES);
         const FloatWord* a = (const FloatWord*)pa;
 #pragma GCC unroll 16
-        for (int i = 0; i < rows; i++) {
+        for (int i = 0; i < MR; i++) {
             if (f == PAIRS) {
                 acc[i][0] = dot_pairs(acc[i][0], pa[i] - (VecWord){0}, b0);
                 acc[i][1] = dot_pairs(acc[i][1], pa[i] - (VecWord){0}, b1);
@@ -249,40 +250,22 @@ INLINE void rows_vectors(float* c, size_t ldc, const Word* pa, const Word* pb, i
             }
         }
     }
-    tile_store(c, ldc, acc, add, rows);
+    tile_store(t, acc);
 }
 
-#define TILE(name, kernel, ...) \
-    static __attribute__((noinline)) \
-    void name(float* c, size_t ldc, const Word* pa, const Word* pb, int words, bool add) { \
-        kernel(c, ldc, pa, pb, words, add, __VA_ARGS__); \
-    }
-TILE(tile_floats, rows_vectors, FLOATS, MR)
-TILE(tile_floats_low, rows_vectors, FLOATS, MR * 2/3)
-TILE(tile_floats_lowest, rows_vectors, FLOATS, MR / 3)
-TILE(tile_pairs, rows_vectors, PAIRS, MR)
-TILE(tile_pairs_low, rows_vectors, PAIRS, MR * 2/3)
-TILE(tile_pairs_lowest, rows_vectors, PAIRS, MR / 3)
-#undef TILE
-
-// m x n elements of c, whose rows are ldc elements apart, to be overwritten, or added to with add.
-typedef struct { float* c; size_t ldc; int m, n; bool add; } Block;
-
-// A tile of NR columns and at least t.m rows: the smallest that a kernel computes.
-INLINE void tile(Block t, const Word* pa, const Word* pb, Format f, int words) {
-    static void (*const tiles[2][3])(float*, size_t, const Word*, const Word*, int, bool) = {
-        { tile_floats_lowest, tile_floats_low, tile_floats }, { tile_pairs_lowest, tile_pairs_low, tile_pairs },
-    };
-    tiles[f == PAIRS][(t.m - 1) / (MR / 3)](t.c, t.ldc, pa, pb, words, t.add);
+// A tile of MR x NR elements. The format is a constant at every call of tile_sums, so that the sums stay in registers.
+static __attribute__((noinline)) void tile(Block t, const Word* pa, const Word* pb, Format f, int words) {
+    if (f == PAIRS) tile_sums(t, pa, pb, PAIRS, words);
+    else tile_sums(t, pa, pb, FLOATS, words);
 }
 
-// The part t of a tile that is inside of c, at its edge: computed as a larger tile, so the bits are the same.
+// The part t of a tile that is inside of c, at its edge: computed as a whole tile, so the bits are the same.
 static void tile_ragged(Block t, const Word* pa, const Word* pb, Format f, int words) {
     _Alignas(CACHE_LINE) float whole[MR*NR];
     if (t.add) {
         memset(whole, 0, sizeof(whole));
         for (int i = 0; i < t.m; i++) memcpy(whole + i*NR, t.c + i*t.ldc, t.n * sizeof(float));
     }
-    tile((Block) { whole, NR, t.m, NR, t.add }, pa, pb, f, words);
+    tile((Block) { whole, NR, MR, NR, t.add }, pa, pb, f, words);
     for (int i = 0; i < t.m; i++) memcpy(t.c + i*t.ldc, whole + i*NR, t.n * sizeof(float));
 }
