@@ -24,6 +24,8 @@ inline const char* cuda_advice(cudaError_t e) {
     case cudaErrorNoDevice: return "no GPU was found; train_gpt_tost runs on the CPU";
     case cudaErrorNoKernelImageForDevice:
         return "this build has no code for this GPU; build it with a newer CUDA toolkit";
+    case cudaErrorIllegalAddress:
+    case cudaErrorLaunchFailure: return "an earlier kernel failed; compute-sanitizer shows which one";
     default: return "check the GPU and its driver with nvidia-smi";
     }
 }
