@@ -28,8 +28,11 @@ static void print_model(const LoadedModel* m) {
 
 static void print_training(const CheckpointInfo* info) {
     char tokens[32];
-    if (info->options.count == 0 && info->tokens == 0)   // a converted one
+    const bool own = info->options.count > 0;   // else converted: a step or number of tokens that is 0 is not known
+    if (!own && info->step == 0 && info->tokens == 0)
         print_line(stdout, "%-12sunknown: not a checkpoint of this program", "trained");
+    else if (!own && info->tokens == 0)
+        print_line(stdout, "%-12s%lld step%s", "trained", (long long)info->step, plural(info->step));
     else
         print_line(stdout, "%-12s%lld step%s, %lld token%s (%s)", "trained", (long long)info->step, plural(info->step),
                    (long long)info->tokens, plural(info->tokens), human_count(tokens, (double)info->tokens));
@@ -37,8 +40,8 @@ static void print_training(const CheckpointInfo* info) {
         print_line(stdout, "%-12s%.6f nats/token after step %lld", "val loss", info->val_loss,
                    (long long)info->val_step);
     if (isfinite(info->best_val_loss))
-        print_line(stdout, "%-12s%.6f nats/token after step %lld", "best", info->best_val_loss,
-                   (long long)info->best_val_step);
+        print_line(stdout, "%-12s%.6f nats/token%s", "best", info->best_val_loss, own || info->best_val_step > 0
+                   ? text_line(" after step %lld", (long long)info->best_val_step).text : "");
     if (info->tokenizer)
         print_line(stdout, "%-12s%s, CRC-32 %08x", "tokenizer", info->tokenizer, (unsigned)info->tokenizer_hash);
     else print_line(stdout, "%-12snone", "tokenizer");
