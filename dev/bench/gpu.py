@@ -122,9 +122,8 @@ class Run:
         """Runs the trainer. Returns (output, complete rows of log.csv), after a note if it failed."""
         words = [*prefix, self.program("train_gpt_tostcu"), *options, "--val-every=0", "--sample-every=0", "--out"]
         output, reason = self.command([*words, self.work / name], limit)
-        broken = re.search("Internal Sanitizer Error.*", output)
-        if broken or reason:
-            self.table.note(name, f"compute-sanitizer failed: {broken[0]}" if broken else reason)
+        if reason:
+            self.table.note(name, reason)
         return output, self.log_rows(name)
 
     def log_rows(self, name):
@@ -219,7 +218,10 @@ class Run:
             output, _ = self.trainer(f"{tool}, {name}", options, 50, prefix.split())
             errors = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (\d+) (?:error|hazard)", output)
             named = re.findall(r"^=+ +(?:at|in kernel|.*\baccess at) (?:void )?([A-Za-z_]\w*)", output, re.M)
-            if errors and "Internal Sanitizer Error" not in output:   # its summary counts that as an error
+            broken = re.search("Internal Sanitizer Error.*", output)   # its summary counts that as an error
+            if broken:
+                self.table.note(f"{tool}, {name}", f"compute-sanitizer failed: {broken[0]}")
+            elif errors:
                 self.table.row(f"{tool}, {name}: errors", str(sum(map(int, errors))),
                                ", ".join(sorted(set(named))), "0")
 

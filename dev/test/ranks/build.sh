@@ -13,8 +13,9 @@ repo=$(cd "$(dirname "$0")/../../.." && pwd)
 mkdir -p "$folder/$mpi"
 for name in CITATION.cff Makefile dev tost train_gpt_tost.c; do ln -sfn "$repo/$name" "$folder/$mpi/$name"; done
 # With the same flags, objects of the repository's build need not be compiled again.
-if [ "$mpi" = plain ] && mkdir "$folder/plain/build" 2>/dev/null; then
-    cp -Rp "$repo/build/$(basename "${CC:-cc}")-openmp" "$folder/plain/build" || true
+objects=$repo/build/$(basename "${CC:-cc}")-openmp
+if [ "$mpi" = plain ] && [ -d "$objects" ] && mkdir "$folder/plain/build" 2>/dev/null; then
+    cp -Rp "$objects" "$folder/plain/build"
 fi
 unset MAKEFLAGS MAKELEVEL MPI MPICC
 exec make -s -C "$folder/$mpi" ${cc:+MPI=1 "MPICC=$cc"} CUDA=0 EMULATION=0 train_gpt_tost build/torture/faults.so "$@"
