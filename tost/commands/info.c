@@ -109,7 +109,7 @@ static RunRow* find_runs(int* count, const Options* o, const char* folder) {
         StFile f;
         bool is_run = true;
         if (checkpoint_is_run(&is_run, run.text, &why) && is_run
-            && checkpoint_open(&f, &row.info, run.text, "info", &why)) {
+            && checkpoint_open(&f, &row.info, run.text, &why)) {
             st_close(&f);
             row.name = xstrdup(row.name);
             if (isnan(row.info.val_loss)) row.info.val_loss = INFINITY;   // of a damaged file: sorting needs an order

@@ -31,11 +31,18 @@ static bool check_out(const char* out, TostError* err) {
                          "--init %s starts a run from its weights", out, out);
 }
 
+// Adds the way out to the error of a checkpoint from which the run cannot be resumed. Always returns false.
+static bool not_loaded(const Run* r, TostError* err) {
+    if (r->o.resume)
+        tost_error(err, "%s; move this checkpoint away to resume from an older one, or start a new run with "
+                   "--overwrite", err->text);
+    return false;
+}
+
 // Opens the weights to start from and reads their metadata.
 static bool open_weights(CheckpointInfo* info, Run* r, TostError* err) {
     const Options* o = &r->o;
-    if (!checkpoint_open(&r->weights_file, info, o->resume ? r->out.text : o->init, o->resume ? NULL : "--init", err))
-        return false;
+    if (!checkpoint_open(&r->weights_file, info, o->resume ? r->out.text : o->init, err)) return not_loaded(r, err);
     r->weights = path_text("%s", r->weights_file.path);
     return true;
 }
@@ -85,8 +92,7 @@ static bool inherit_options(Run* r, const Options* before, TostError* err) {
 // run took no step. A higher rate could destroy what the model has learned.
 static bool inherit(Run* r, TostError* err) {
     Options *o = &r->o, before = options_default(r->engine);
-    bool ok = (checkpoint_check_metadata(&r->weights_file, err)
-               || checkpoint_suggest_older(err, r->weights.text, "--init"))
+    bool ok = checkpoint_check_metadata(&r->weights_file, err)
               && options_resume(&before, &r->init.options, r->weights.text, err) && inherit_options(r, &before, err);
     if (o->keep_optimizer) r->info.earlier_updates = r->init.earlier_updates + r->init.step - r->init.skipped;
     o->init_file = r->weights.text;
@@ -278,7 +284,7 @@ static bool create_model(Run* r, TostError* err) {
                     && (!r->o.init || load_inherited_moments(r, &m, err));
     tost_tensors_free(&stored);
     st_close(&r->weights_file);   // so that its disk space can be freed
-    return ok || checkpoint_suggest_older(err, r->weights.text, r->o.resume ? NULL : "--init");
+    return ok || not_loaded(r, err);
 }
 
 // --overwrite: renames the folder of the old run to OUT.N.

@@ -144,21 +144,14 @@ static bool find_model(Path* file, const char* path, TostError* err) {
     return true;
 }
 
-bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, const char* option, TostError* err) {
+bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, TostError* err) {
     Path file;
-    const bool found = find_model(&file, path, err);
-    bool ok = found && st_open(model_file, file.text, err);
-    if (!ok && found) checkpoint_suggest_older(err, file.text, option);
-    else if (!ok && !option && path_exists(path)) tost_error(err, "%s; --overwrite starts a new run", err->text);
-    if (ok && !read_info(info, model_file, err)) {   // no suggestion: an older one would fail in the same way
-        st_close(model_file);
-        ok = false;
-    }
-    if (!ok) {
-        *info = (CheckpointInfo){0};
-        *model_file = (StFile){0};
-    }
-    return ok;
+    *info = (CheckpointInfo){0};
+    *model_file = (StFile){.fd = -1};
+    if (!find_model(&file, path, err) || !st_open(model_file, file.text, err)) return false;
+    if (read_info(info, model_file, err)) return true;
+    st_close(model_file);
+    return false;
 }
 
 // ---- Reading ----
@@ -243,17 +236,6 @@ bool checkpoint_check_metadata(const StFile* model_file, TostError* err) {
     const bool ok = open_optimizer(&f, model_file, err);
     if (ok) st_close(&f);
     return ok;
-}
-
-bool checkpoint_suggest_older(TostError* err, const char* model_file, const char* option) {
-    const Path dir = path_above(model_file);
-    Path older;
-    int64_t step;
-    if (!checkpoint_is_name(dir.text, &step) || !checkpoint_before(&older, path_above(dir.text).text, &step))
-        return false;
-    return option ? tost_error(err, "%s; the checkpoint before it: %s %s", err->text, option, older.text)
-                  : tost_error(err, "%s; to resume from the checkpoint before it, %s, move newer ones away", err->text,
-                               older.text);
 }
 
 // ---- Writing ----

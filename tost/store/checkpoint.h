@@ -20,9 +20,8 @@ typedef struct {
 
 // Opens the model.safetensors of PATH: a file, a checkpoint folder, or a run folder, whose newest complete checkpoint
 // is taken. If another process removes it meanwhile, opening it fails; an open file stays readable. Reads the
-// metadata and checks names and shapes of all tensors. On failure there is nothing to close or free, and *err suggests
-// another value for `option` or, if that is NULL and PATH exists, how to resume or replace the run.
-bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, const char* option, TostError* err);
+// metadata and checks names and shapes of all tensors. On failure there is nothing to close or free.
+bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, TostError* err);
 
 // Loads all parameters, after checking dtypes, shapes and the CRC-32 (if present). Accepts an lm_head.weight equal to
 // wte; any other unknown tensor is an error that names it. `stored`: the tensors of the file, which may lack
@@ -33,9 +32,6 @@ bool checkpoint_load_params(const CheckpointModel* m, const TostTensors* stored,
 bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file, TostError* err);
 // Compares the metadata, which the CRC-32 does not cover, with that of an optimizer.safetensors next to model_file.
 bool checkpoint_check_metadata(const StFile* model_file, TostError* err);
-// To be called after a read error. If the run has an older checkpoint, appends it to *err: as the value of `option`
-// or, if option is NULL, as the checkpoint to resume from. Always returns false.
-bool checkpoint_suggest_older(TostError* err, const char* model_file, const char* option);
 
 // ---- Writing ----
 

@@ -89,23 +89,16 @@ bool checkpoint_is_run(bool* is_run, const char* run, TostError* err) {
 
 bool checkpoint_exists(const char* run, int64_t step) { return is_complete(checkpoint_name(run, step).text); }
 
-bool checkpoint_before(Path* found, const char* run, int64_t* step) {
+bool checkpoint_newest(Path* found, const char* run) {
     Entries list;
     TostError ignored;
-    bool ok = false;
     if (!list_entries(&list, run, &ignored)) return false;
-    for (int i = list.count - 1; i >= 0 && !ok; i--) {
-        const Entry* e = &list.entry[i];
-        ok = !e->stale && e->step < *step && is_complete(e->path.text);
-        if (!ok) continue;
-        *found = e->path;
-        *step = e->step;
-    }
+    int i = list.count - 1;
+    while (i >= 0 && (list.entry[i].stale || !is_complete(list.entry[i].path.text))) i--;
+    if (i >= 0) *found = list.entry[i].path;
     free(list.entry);
-    return ok;
+    return i >= 0;
 }
-
-bool checkpoint_newest(Path* found, const char* run) { return checkpoint_before(found, run, &(int64_t){INT64_MAX}); }
 
 // When the newest complete checkpoint of a run was written, in nanoseconds; -1 if there is none, INT64_MAX if the run
 // has just removed it.

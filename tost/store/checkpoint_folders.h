@@ -19,10 +19,7 @@ bool checkpoint_is_run(bool* is_run, const char* run, TostError* err);
 bool checkpoint_is_folder(const char* dir);    // true if a folder contains a model file itself
 bool checkpoint_is_name(const char* path, int64_t* step);   // parses the last component of a path
 bool checkpoint_exists(const char* run, int64_t step);   // true if the run has a complete checkpoint of this step
-// Finds the folder of the newest complete checkpoint before *step (INT64_MAX: of all), and sets *step to its step.
-// False if there is none.
-bool checkpoint_before(Path* found, const char* run, int64_t* step);
-bool checkpoint_newest(Path* found, const char* run);
+bool checkpoint_newest(Path* found, const char* run);    // the newest complete checkpoint; false if there is none
 // Finds the run in `root` ("out"), which may itself be a run, whose newest complete checkpoint was written last.
 // `option` names the alternative in the message.
 bool checkpoint_newest_run(Path* run, const char* root, const char* option, TostError* err);

@@ -116,7 +116,7 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
     *m = (LoadedModel){.engine = engine};
     Path path;
     const bool ok = (o->model || checkpoint_newest_run(&path, "out", "--model PATH", err))
-                    && checkpoint_open(&m->weights, &m->info, o->model ? o->model : path.text, "--model", err);
+                    && checkpoint_open(&m->weights, &m->info, o->model ? o->model : path.text, err);
     if (!ok) return false;
     m->file = xstrdup(m->weights.path);
     m->tensors = tost_tensors(&m->info.config);
@@ -131,7 +131,7 @@ bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int se
     const CheckpointModel loaded = {m->engine, m->model, &m->tensors, TOST_ADAMW, NULL};
     const bool ok = checkpoint_load_params(&loaded, &m->tensors, &m->weights, err);
     st_close(&m->weights);
-    return ok || checkpoint_suggest_older(err, m->file, "--model");
+    return ok;
 }
 
 bool loaded_model_check_loss(const LoadedModel* m, double loss, TostError* err) {

@@ -273,7 +273,7 @@ static void save(const char* run, TostModel* m, int64_t step, int keep) {
 static const char* load(TostModel* m, CheckpointInfo* info, const char* path, TostError* err) {
     StFile f;
     const CheckpointModel model = model_of(m);
-    if (!checkpoint_open(&f, info, path, "--model", err)) return "info";
+    if (!checkpoint_open(&f, info, path, err)) return "info";
     const char* failed = !checkpoint_load_params(&model, &m->tensors, &f, err) ? "params"
                          : !checkpoint_load_moments(&model, &f, err) ? "moments" : NULL;
     st_close(&f);
@@ -297,7 +297,7 @@ static void check_not_found(Checks* c, const char* path, const char* expected) {
     TostError err;
     StFile f;
     CheckpointInfo info;
-    check_refused(c, checkpoint_open(&f, &info, path, "--model", &err), &err, expected, path);
+    check_refused(c, checkpoint_open(&f, &info, path, &err), &err, expected, path);
 }
 
 static void test_round_trip(Checks* c) {
@@ -313,7 +313,7 @@ static void test_round_trip(Checks* c) {
         must(save_info("made/when/needed", &saved[i], m, 0, &err), "checkpoint_save", &err);
         check(c, events[GET] == 3 * m->tensors.count, "a save must read each tensor once: %d gets", events[GET]);
         check_found(c, "made/when/needed", saved[i].step, m, "round trip");
-        must(checkpoint_open(&f, &is, "made/when/needed", "--model", &err), "checkpoint_open", &err);
+        must(checkpoint_open(&f, &is, "made/when/needed", &err), "checkpoint_open", &err);
         KeyValues wrote = metadata_list(&saved[i]), read = metadata_list(&is);
         bool same = wrote.count == read.count && f.n_tensors == m->tensors.count && is.seed == saved[i].seed;
         for (int k = 0; same && k < wrote.count; k++)
@@ -340,7 +340,7 @@ static const char* load_moments_as(TostModel* m, TostOptimizer optimizer, const 
     CheckpointInfo info;
     CheckpointModel model = model_of(m);
     model.optimizer = optimizer;
-    must(checkpoint_open(&f, &info, path, "--model", err), "checkpoint_open", err);
+    must(checkpoint_open(&f, &info, path, err), "checkpoint_open", err);
     const bool ok = checkpoint_load_moments(&model, &f, err);
     st_close(&f);
     checkpoint_info_free(&info);
@@ -387,12 +387,8 @@ static void test_find(Checks* c) {
     TostModel* m = new_model(tiny);
     fill(m, 2);
     check_not_found(c, "find", "cannot be found: No such file");
-    StFile f;
-    CheckpointInfo info;
-    check(c, !checkpoint_open(&f, &info, "find", NULL, &err) && !strstr(err.text, "--overwrite"), "%s", err.text);
     must(make_dirs("find", &err), "make_dirs", &err);
     check_not_found(c, "find", "no complete checkpoint");
-    check(c, !checkpoint_open(&f, &info, "find", NULL, &err) && strstr(err.text, "--overwrite"), "%s", err.text);
     check(c, !is_run("find") && !is_run("absent"), "an empty folder is not a run");
     save("find", m, 300, 0);
     must(rename("find/step_00000300", "find/step_00000300.tmp") == 0, "rename", NULL);

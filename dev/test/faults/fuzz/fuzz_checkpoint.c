@@ -34,7 +34,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     char *model = fuzz_file("model.safetensors", data, n);
     char *optimizer = fuzz_file("optimizer.safetensors", data + n, size - n);
     StFile file;
-    if (checkpoint_open(&file, &info, model, "--model", &err)) {
+    if (checkpoint_open(&file, &info, model, &err)) {
         must_hold(tost_config_check(&info.config, &err), "accepted an invalid config");
         if (is_small(&info.config)) load(&info.config, &file);
         st_close(&file);
