@@ -107,16 +107,15 @@ static RunRow* find_runs(int* count, const Options* o, const char* folder) {
         const Path run = path_in(folder, names.paths[i]);
         RunRow row = {.name = names.paths[i]};
         StFile f;
-        bool is_run = true;
-        if (checkpoint_is_run(&is_run, run.text, &why) && is_run
-            && checkpoint_open(&f, &row.info, run.text, &why)) {
+        if (!checkpoint_is_run(run.text)) continue;
+        if (checkpoint_open(&f, &row.info, run.text, &why)) {
             st_close(&f);
             row.name = xstrdup(row.name);
             if (isnan(row.info.val_loss)) row.info.val_loss = INFINITY;   // of a damaged file: sorting needs an order
             row.seconds = training_seconds(run.text, row.info.step);
             rows = xgrow(rows, (size_t)*count, sizeof row);
             rows[(*count)++] = row;
-        } else if (is_run) print_warning(o, "%s", why.text);
+        } else print_warning(o, "%s", why.text);
     }
     free_paths(&names);
     if (rows) qsort(rows, (size_t)*count, sizeof *rows, compare_rows);
@@ -241,9 +240,7 @@ static bool is_shard(const char* path) {
 
 static bool info(const Options* o, const TostEngine* engine, TostError* err) {
     int count = 0;
-    bool is_run = true;
-    if (o->model && checkpoint_is_run(&is_run, o->model, err) && !is_run
-        && !checkpoint_is_folder(o->model) && is_dir(o->model)) {
+    if (o->model && is_dir(o->model) && !checkpoint_is_run(o->model) && !checkpoint_is_folder(o->model)) {
         RunRow* rows = find_runs(&count, o, o->model);
         if (count) return info_runs(o, rows, count, err);
     }

@@ -51,9 +51,7 @@ static bool open_weights(CheckpointInfo* info, Run* r, TostError* err) {
 static bool find_resumed(Run* r, TostError* err) {
     Options* o = &r->o;
     const char *out = r->out.text, *weights = r->weights.text;
-    bool is_run = true;
-    if (comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, out, err)) return false;
-    if (!is_run)
+    if (comm_rank(r->comm) == 0 && !checkpoint_is_run(out))
         return tost_error(err, "--resume --out %s: there is no run in this folder; leave out --resume to start one",
                           out);
     if (!open_weights(&r->info, r, err)) return false;
@@ -110,9 +108,7 @@ static bool inherit(Run* r, TostError* err) {
 // A new run, from random weights or those of --init.
 static bool find_fresh(Run* r, TostError* err) {
     Options* o = &r->o;
-    bool is_run = false;
-    if (o->out && comm_rank(r->comm) == 0 && !checkpoint_is_run(&is_run, r->out.text, err)) return false;
-    if (is_run && !o->overwrite) return run_exists(r, err);
+    if (o->out && comm_rank(r->comm) == 0 && !o->overwrite && checkpoint_is_run(r->out.text)) return run_exists(r, err);
     return !o->init || (open_weights(&r->init, r, err)
                         && inherit(r, err)
                         && options_take_config(o, &r->init.config, r->weights.text, err));
@@ -304,9 +300,8 @@ static bool claim_folder(Run* r, TostError* err) {
         if (!o->out) r->out = checkpoint_next_run("out", tost_preset_at(o->preset)->name);
         if (!make_dirs(r->out.text, err)) return false;
         const LockResult lock = r->lock.path.text[0] ? LOCK_TAKEN : lock_take(&r->lock, r->out.text, err);
-        bool is_run = false;
-        if (lock == LOCK_FAILED || !checkpoint_is_run(&is_run, r->out.text, err)) return false;
-        if (lock == LOCK_TAKEN && (!is_run || o->resume)) return true;
+        if (lock == LOCK_FAILED) return false;
+        if (lock == LOCK_TAKEN && (o->resume || !checkpoint_is_run(r->out.text))) return true;
         if (lock == LOCK_TAKEN && o->overwrite && !r->old.text[0]) {
             if (!rename_old(r, err)) return false;
         } else if (o->out) return lock == LOCK_TAKEN ? run_exists(r, err) : false;

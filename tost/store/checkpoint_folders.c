@@ -77,14 +77,13 @@ bool checkpoint_is_name(const char* path, int64_t* step) {
 
 bool checkpoint_is_folder(const char* dir) { return has_file(dir, MODEL_FILE); }
 
-bool checkpoint_is_run(bool* is_run, const char* run, TostError* err) {
+bool checkpoint_is_run(const char* run) {
     Entries list;
-    *is_run = false;
-    if (!is_dir(run)) return true;
-    if (!list_entries(&list, run, err)) return false;
-    *is_run = list.count > 0 || has_file(path_in(run, BEST_FOLDER).text, MODEL_FILE) || has_file(run, LOG_FILE);
+    TostError ignored;
+    if (has_file(run, LOG_FILE) || has_file(path_in(run, BEST_FOLDER).text, MODEL_FILE)) return true;
+    if (!list_entries(&list, run, &ignored)) return false;
     free(list.entry);
-    return true;
+    return list.count > 0;
 }
 
 bool checkpoint_exists(const char* run, int64_t step) { return is_complete(checkpoint_name(run, step).text); }

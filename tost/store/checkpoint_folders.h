@@ -14,8 +14,7 @@
 #define LOG_FILE       "log.csv"
 #define BEST_FOLDER    "best"
 
-// *is_run: whether the folder exists and contains a checkpoint, complete or not, or a log.
-bool checkpoint_is_run(bool* is_run, const char* run, TostError* err);
+bool checkpoint_is_run(const char* run);       // true if a folder contains a checkpoint, complete or not, or a log
 bool checkpoint_is_folder(const char* dir);    // true if a folder contains a model file itself
 bool checkpoint_is_name(const char* path, int64_t* step);   // parses the last component of a path
 bool checkpoint_exists(const char* run, int64_t step);   // true if the run has a complete checkpoint of this step

@@ -375,13 +375,6 @@ static void test_muon(Checks* c) {
     fake_destroy(is);
 }
 
-static bool is_run(const char* path) {
-    TostError err;
-    bool result = false;
-    must(checkpoint_is_run(&result, path, &err), "checkpoint_is_run", &err);
-    return result;
-}
-
 static void test_find(Checks* c) {
     TostError err;
     TostModel* m = new_model(tiny);
@@ -389,11 +382,11 @@ static void test_find(Checks* c) {
     check_not_found(c, "find", "cannot be found: No such file");
     must(make_dirs("find", &err), "make_dirs", &err);
     check_not_found(c, "find", "no complete checkpoint");
-    check(c, !is_run("find") && !is_run("absent"), "an empty folder is not a run");
+    check(c, !checkpoint_is_run("find") && !checkpoint_is_run("absent"), "an empty folder is not a run");
     save("find", m, 300, 0);
     must(rename("find/step_00000300", "find/step_00000300.tmp") == 0, "rename", NULL);
     check_not_found(c, "find", "no complete checkpoint");
-    check(c, is_run("find"), "a folder with an unfinished checkpoint is a run");
+    check(c, checkpoint_is_run("find"), "a folder with an unfinished checkpoint is a run");
     save("find", m, 100000000, 0);
     check(c, !path_exists("find/step_00000300.tmp"), "a save must remove unfinished folders");
     save("find", m, 99999999, 0);
@@ -404,7 +397,7 @@ static void test_find(Checks* c) {
     check_found(c, "find/step_99999999/model.safetensors", 99999999, m, "the file itself");
     must(make_dirs("log", &err), "make_dirs", &err);
     write_text("log/log.csv", "");
-    check(c, is_run("log"), "a folder with a log is a run");
+    check(c, checkpoint_is_run("log"), "a folder with a log is a run");
     fake_destroy(m);
 }
 
