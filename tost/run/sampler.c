@@ -23,24 +23,14 @@ void sampler_free(Sampler* s) {
     free(s->tied);
 }
 
-// In lanes, so that it vectorizes: a maximum by `omp simd reduction` is not defined for NaN and -infinity.
-static float largest(const float* logits, int n) {
-    enum { LANES = 16 };
-    float max[LANES];
-    int i = 0;
-    for (int l = 0; l < LANES; l++) max[l] = -INFINITY;
-    for (; i + LANES <= n; i += LANES)
-        for (int l = 0; l < LANES; l++) max[l] = logits[i + l] > max[l] ? logits[i + l] : max[l];   // false for NaN
-    for (; i < n; i++) max[0] = logits[i] > max[0] ? logits[i] : max[0];
-    for (int l = 1; l < LANES; l++) max[0] = max[l] > max[0] ? max[l] : max[0];
-    return max[0];
-}
-
 int32_t argmax(const float* logits, int n) {
-    const float max = largest(logits, n);
-    if (max == -INFINITY) return -1;
-    int32_t best = 0;
-    while (logits[best] != max) best++;
+    float max = -INFINITY;
+    int32_t best = -1;
+    for (int i = 0; i < n; i++) {
+        if (!(logits[i] > max)) continue;   // also NaN
+        max = logits[i];
+        best = i;
+    }
     return best;
 }
 
@@ -150,10 +140,9 @@ static int draw(const float* weight, int n, double u) {
 
 int32_t sampler_draw(Sampler* s, const float* logits, const SamplerOptions* o, Rng* rng) {
     const int n = s->n = s->n_ids;
-    if (!(o->temperature > 0)) return argmax(logits, n);
-    const float max = largest(logits, n);
-    if (max == -INFINITY) return -1;
-    weigh(s->weight, logits, n, max, o->temperature);
+    const int32_t best = argmax(logits, n);
+    if (best < 0 || !(o->temperature > 0)) return best;
+    weigh(s->weight, logits, n, logits[best], o->temperature);
     const double u = rng_uniform(rng);   // always one random number per token, for any options
     const bool top_k = o->top_k > 0 && o->top_k < n, top_p = o->top_p < 1;
     if (!top_k && !top_p) return draw(s->weight, n, u);
