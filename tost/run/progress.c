@@ -137,7 +137,7 @@ static Duration run_eta(const Progress* p) {
     return duration(seconds * ((double)p->steps - steps_done(p)));
 }
 
-// step 120/800 [##      ]  loss 3.2145  ETA 1m32s  12.3K tok/s  38.2% MFU  lr 2.9e-03  |g| 0.81
+// The bar is only shown on a terminal.
 static void show_bar(Progress* p, const char* head, const char* rest) {
     enum { BAR = 8 };
     char line[LINE_CAP];
@@ -145,12 +145,6 @@ static void show_bar(Progress* p, const char* head, const char* rest) {
     if (p->live) snprintf(line, sizeof line, "%s [%.*s%*s]%s", head, filled, "########", BAR - filled, "", rest);
     else snprintf(line, sizeof line, "%s%s", head, rest);
     show(p, line);
-}
-
-// "  38.2% MFU", or nothing if the peak is unknown.
-static void format_mfu(char* out, size_t cap, const Progress* p, double tokens_per_s) {
-    out[0] = 0;
-    if (p->peak_tokens_per_s > 0) snprintf(out, cap, "  %.1f%% MFU", 100 * tokens_per_s / p->peak_tokens_per_s);
 }
 
 void progress_micro_batch(Progress* p, double done) {
@@ -170,38 +164,20 @@ void progress_micro_batch(Progress* p, double done) {
     show_bar(p, head, rest);
 }
 
-static void show_live_step(Progress* p) {
-    char head[HEAD_CAP], rest[LINE_CAP / 2], rate[32], mfu[32];
-    const LogRow* row = &p->last;
-    const double tokens_per_s = row->tokens_per_s * (row->ms > 0 ? row->ms / p->smoothed_ms : 1);
-    format_mfu(mfu, sizeof mfu, p, tokens_per_s);
-    snprintf(head, sizeof head, "step %lld/%lld", (long long)p->step, (long long)p->steps);
-    snprintf(rest, sizeof rest, "  loss %.4f  ETA %s  %s tok/s%s  lr %.1e  |g| %.2f", plain_nan(row->train_loss),
-             run_eta(p).text, human_count(rate, tokens_per_s), mfu, row->lr, plain_nan(row->grad_norm));
-    show_bar(p, head, rest);
-}
-
-static void show_plain_step(Progress* p) {
-    char line[LINE_CAP], eta[48] = "", mfu[32];
-    const LogRow* row = &p->last;
-    const int digits = snprintf(NULL, 0, "%lld", (long long)p->steps);
-    if (p->step < p->steps) snprintf(eta, sizeof eta, "  ETA %s", run_eta(p).text);
-    format_mfu(mfu, sizeof mfu, p, row->tokens_per_s);
-    snprintf(line, sizeof line, "step %*lld/%lld  loss %9.6f  |g| %8.4f  lr %.3e  %8.1f ms  %9.0f tok/s%s%s", digits,
-             (long long)p->step, (long long)p->steps, plain_nan(row->train_loss), plain_nan(row->grad_norm), row->lr,
-             row->ms, row->tokens_per_s, mfu, eta);
-    show(p, line);
-}
-
+// step 120/800 [##      ]  loss 3.2145  ETA 1m32s  12.3K tok/s  38.2% MFU  lr 2.9e-03  |g| 0.81
 void progress_step(Progress* p, const LogRow* row) {
+    char head[HEAD_CAP], rest[LINE_CAP / 2], rate[32], mfu[32] = "";
     const bool first = p->last.step < 0, last = row->step >= p->steps;
     p->last = *row;
     p->step = row->step;
     p->done = 0;
-    p->smoothed_ms = first ? row->ms : 0.9 * p->smoothed_ms + 0.1 * row->ms;
     if (first || last) p->shown = -INFINITY;
     if (!is_due(p, LIVE_STEP_INTERVAL)) return;
-    if (p->live) show_live_step(p);
-    else show_plain_step(p);
+    if (p->peak_tokens_per_s > 0)
+        snprintf(mfu, sizeof mfu, "  %.1f%% MFU", 100 * row->tokens_per_s / p->peak_tokens_per_s);
+    snprintf(head, sizeof head, "step %lld/%lld", (long long)p->step, (long long)p->steps);
+    snprintf(rest, sizeof rest, "  loss %.4f  ETA %s  %s tok/s%s  lr %.1e  |g| %.2f", plain_nan(row->train_loss),
+             run_eta(p).text, human_count(rate, row->tokens_per_s), mfu, row->lr, plain_nan(row->grad_norm));
+    show_bar(p, head, rest);
     if (last) progress_end(p);
 }

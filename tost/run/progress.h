@@ -19,7 +19,6 @@ typedef struct {
     int64_t step;                     // current step, counted from 0
     double  done;                     // its completed micro-batches
     double  run_started, step_started;   // now_seconds(); 0 before the first step
-    double  smoothed_ms;              // moving average of the time per step; 0 before the first step
     LogRow  last;                     // the last completed step, or step -1
     bool    stopped;       // the reader has stopped: the last text was not written
     int     failed;        // errno of the last failed write: EAGAIN if the reader had stopped; after any other, nothing
@@ -34,8 +33,7 @@ void     progress_train(Progress* p, int64_t first, int64_t steps, int64_t micro
 // Shows that `done` micro-batches of the current step are completed, also a part of one; 0 starts a step. May be called
 // often.
 void     progress_micro_batch(Progress* p, double done);
-// Shows a completed step: a live line with bar, tokens/s and ETA, or a plain line unless one was written a few seconds
-// ago. The first and the last step are always shown. Steps are counted from 1 (row->step + 1).
+// Shows a completed step, unless one was shown shortly before; the first and the last are always shown.
 void     progress_step(Progress* p, const LogRow* row);
 
 // Shows the progress of other work. `done` is the fraction completed, 0 to 1, for percentage and ETA; NAN if unknown.

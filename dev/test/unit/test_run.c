@@ -178,12 +178,12 @@ static int widest(const char* text) {
     return most;
 }
 
-#define PLAIN "  loss  2.500000  |g|   0.7500  lr 1.000e-03      12.5 ms       5120 tok/s"
+#define PLAIN "  loss 2.5000  ETA 0s  5.1K tok/s  lr 1.0e-03  |g| 0.75"
 
 static void test_progress(Checks* c) {
     static const struct { bool live; int peak; int64_t steps; int rows; const char *has, *also; } cases[] = {
-        {false, 0, 800, 2, "step 799/800" PLAIN "  ETA 0s\nval 3.25\nstep 800/800" PLAIN "\n", ""},
-        {false, 0, 100, 100, "\nstep   2/100  loss", ""},
+        {false, 0, 800, 2, "step 799/800" PLAIN "\nval 3.25\nstep 800/800" PLAIN "\n", ""},
+        {false, 0, 100, 100, "\nstep 2/100  loss", ""},
         {false, 20480, 9, 2, "tok/s  25.0% MFU", ""},
         {true, 20480, 9, 2, "tok/s  25.0% MFU", ""},
         {true, 0, 800, 2, "step 799/800 [##", "\r\033[Kval 3.25\nstep 800/800"},
