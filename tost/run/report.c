@@ -185,15 +185,8 @@ void report_validation(Run* r) {
                   (long long)i->val_step, i->val_loss, exp(i->val_loss), i->best_val_loss, (long long)i->best_val_step);
 }
 
-typedef struct { Run* r; FILE* text; int64_t tokens; } Sample;
-
-static bool append_token(void* context, const char* bytes, size_t n) {
-    Sample* s = context;
-    const int64_t tokens = s->r->o.sample_tokens;
-    fwrite(bytes, 1, n, s->text);
-    s->tokens++;
-    progress_show(&s->r->progress, (double)s->tokens / (double)tokens, "sample %lld/%lld tokens", (long long)s->tokens,
-                  (long long)tokens);
+static bool append_token(void* text, const char* bytes, size_t n) {
+    fwrite(bytes, 1, n, text);
     return !signals_received();
 }
 
@@ -215,15 +208,14 @@ bool report_sample(Run* r, TostError* err) {
     char* text = NULL;
     double seconds = 0;
     size_t n = 0;
-    Sample sample = {r, open_memstream(&text, &n), 0};
+    FILE* sample = open_memstream(&text, &n);
     const Generator generator = {.chunks = &r->chunks, .config = &o->config,
                                  .tokenizer = r->tokenizer, .options = {o->temperature, o->top_k, o->top_p},
                                  .take = append_token};
-    Text continued = {.context = &sample, .rng = rng_seeded((uint64_t)o->seed, (uint64_t)SAMPLE_STREAM << 48
+    Text continued = {.context = sample, .rng = rng_seeded((uint64_t)o->seed, (uint64_t)SAMPLE_STREAM << 48
                                                                                | (uint64_t)r->info.step)};
-    progress_start(&r->progress);
     const bool ok = generate(&continued, 1, &seconds, &generator, o->sample_tokens, err);
-    fclose(sample.text);
+    fclose(sample);
     if (ok) {
         progress_text(&r->progress, "sample after step %lld:", (long long)r->info.step);
         print_sample(r, text, n);

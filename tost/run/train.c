@@ -31,7 +31,7 @@ bool run_should_stop(void* context, double part) {
     const double done = (double)r->pass.done + part;
     if (r->pass.all == 0) return false;
     if (r->pass.validation)
-        progress_show(&r->progress, done / (double)r->pass.all, "validation %.2f/%lld", done, (long long)r->pass.all);
+        progress_show(&r->progress, done / (double)r->pass.all, "validation %.6g/%lld", done, (long long)r->pass.all);
     else progress_micro_batch(&r->progress, done * comm_size(r->comm));
     return comm_size(r->comm) == 1 && signals_received() && part < 1;
 }
@@ -142,10 +142,9 @@ static Outcome validation_losses(Run* r, TostError* err) {
             if (!ok || done == end) continue;
             const int64_t first = part_start(available, start + done, n) * B;
             const int rows = (int)(sequences - first < B ? sequences - first : B);
-            progress_show(&r->progress, (double)done / (double)all, "validation %lld/%lld",
-                          (long long)(done * n / all), (long long)n);
-            ok = data_batch(r->val, r->inputs, r->targets, first, rows, err);
             r->pass = (RunPass){.validation = true, .done = done, .all = all};
+            run_should_stop(r, 0);   // shows the progress
+            ok = data_batch(r->val, r->inputs, r->targets, first, rows, err);
             if (ok && chunks_loss(&r->chunks, r->inputs, r->targets, rows, r->o.seq)) done++;
         }
         r->part_loss[p] = run_read_loss(r);
