@@ -472,23 +472,18 @@ static bool unknown_option(const char* arg, Command command, TostError* err) {
     return tost_error(err, "unknown option %.*s: did you mean --%s?", shown, arg, meant);
 }
 
-// "train, sample": the commands with an option of this name; NULL: all commands. free()
-static char* command_names(const char* option) {
-    char* names = xstrdup("");
-    for (int c = 0; c < COMMANDS; c++) {
-        if (option && !find_row(option, strlen(option), (Command)c)) continue;
-        char* longer = xasprintf("%s%s%s", names, *names ? ", " : "", command_table[c].name);
-        free(names);
-        names = longer;
-    }
+// "train, sample": the commands with an option of this name; NULL: all commands.
+static TextLine command_names(const char* option) {
+    TextLine names = {""};
+    for (int c = 0; c < COMMANDS; c++)
+        if (!option || find_row(option, strlen(option), (Command)c))
+            names = text_line("%s%s%s", names.text, names.text[0] ? ", " : "", command_table[c].name);
     return names;
 }
 
 static bool other_command(const char* name, Command command, TostError* err) {
-    char* names = command_names(name);
-    tost_error(err, "--%s is an option of %s, not of %s", name, names, command_table[command].name);
-    free(names);
-    return false;
+    return tost_error(err, "--%s is an option of %s, not of %s", name, command_names(name).text,
+                      command_table[command].name);
 }
 
 static bool find_command(Options* o, const char* name, TostError* err) {
@@ -497,10 +492,8 @@ static bool find_command(Options* o, const char* name, TostError* err) {
         o->command = (Command)c;
         return true;
     }
-    char* names = command_names(NULL);
-    tost_error(err, "unknown command '%.200s': the commands are %s; see --help", name, names);
-    free(names);
-    return false;
+    return tost_error(err, "unknown command '%.200s': the commands are %s; see --help", name,
+                      command_names(NULL).text);
 }
 
 // ---- Defaults that depend on others ----

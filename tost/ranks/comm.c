@@ -39,6 +39,7 @@ CommLaunch comm_launch(void) {
     for (size_t i = 0; i < countof(launchers); i++) {
         if (!started_several(i)) continue;
         launch.launcher = launchers[i].launcher;
+        launch.variable = launchers[i].size;
         launch.place = (CommPlace){.rank = env_number(launchers[i].rank, 0), .size = env_number(launchers[i].size, 1),
                                    .local_rank = env_number(launchers[i].local_rank, 0)};
         break;
@@ -49,17 +50,6 @@ CommLaunch comm_launch(void) {
     if (sched_getaffinity(0, sizeof set, &set) == 0) launch.place.cores = crc32_update(0, &set, sizeof set);
 #endif
     return launch;
-}
-
-TextLine comm_variables(void) {
-    TextLine set = {""}, unset = {"env"};
-    for (size_t i = 1; i < countof(launchers); i++) {   // the variables of the first row are those of the last
-        if (!started_several(i)) continue;
-        set = text_line("%s%s%s=%s, %s=%s", set.text, set.text[0] ? ", " : "", launchers[i].size,
-                        getenv(launchers[i].size), launchers[i].rank, getenv(launchers[i].rank));
-        unset = text_line("%s -u %s", unset.text, launchers[i].size);
-    }
-    return text_line("%s; for a single process: %s", set.text, unset.text);
 }
 
 #ifndef TOST_MPI

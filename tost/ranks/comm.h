@@ -47,10 +47,8 @@ static inline int comm_size(const TostComm* c) { return c ? c->place.size : 1; }
 int comm_sharing_cores(const TostComm* c);
 
 // What the environment says about the launcher. size 1: none, or a single process.
-typedef struct { CommPlace place; const char* launcher; } CommLaunch;
+typedef struct { CommPlace place; const char *launcher, *variable; } CommLaunch;   // variable: has the size
 CommLaunch comm_launch(void);
-// The variables that say so, and how to start a single process: "WORLD_SIZE=4; for a single process: env -u WORLD_SIZE"
-TextLine comm_variables(void);
 
 // *comm = NULL for a single process. An error if a launcher started several but the program was built without the
 // library: otherwise each would train a run of its own. program: argv[0]; timeout: of
