@@ -8,7 +8,6 @@
 #include "base/terminal.h"
 #include "base/text.h"
 
-enum { LINE_CAP = 1024, HEAD_CAP = 128 };   // bytes
 static const double LIVE_INTERVAL = 0.25, LIVE_STEP_INTERVAL = 0.1;           // seconds
 static const double PLAIN_INTERVAL = 5, PLAIN_SLOWEST = 60, STDERR_INTERVAL = 30;
 static const double PLAIN_FRACTION = 0.01;   // of the elapsed time, so that a long run has few lines
@@ -91,29 +90,26 @@ static bool is_due(Progress* p, double live_interval) {
     return true;
 }
 
-typedef struct { char text[32]; } Duration;
-
-static Duration duration(double seconds) {
-    Duration d = {"?"};
-    if (!(seconds >= 0 && seconds < 1e15)) return d;
+static TextLine duration(double seconds) {
+    if (!(seconds >= 0 && seconds < 1e15)) return text_line("?");
     const long long s = llround(seconds), day = 86400;
-    if (s < 60) snprintf(d.text, sizeof d.text, "%llds", s);
-    else if (s < 3600) snprintf(d.text, sizeof d.text, "%lldm%02llds", s / 60, s % 60);
-    else if (s < day) snprintf(d.text, sizeof d.text, "%lldh%02lldm", s / 3600, s / 60 % 60);
-    else snprintf(d.text, sizeof d.text, "%lldd%02lldh", s / day, s / 3600 % 24);
-    return d;
+    if (s < 60) return text_line("%llds", s);
+    if (s < 3600) return text_line("%lldm%02llds", s / 60, s % 60);
+    if (s < day) return text_line("%lldh%02lldm", s / 3600, s / 60 % 60);
+    return text_line("%lldd%02lldh", s / day, s / 3600 % 24);
 }
 
 void progress_show(Progress* p, double done, const char* fmt, ...) {
-    char percent[16] = "", eta[48] = "";
+    char percent[16] = "";
+    TextLine eta = {""};
     if (!is_due(p, LIVE_INTERVAL)) return;
     va_list ap;
     va_start(ap, fmt);
     char* text = vprintable_text(fmt, ap);
     va_end(ap);
     if (!isnan(done)) snprintf(percent, sizeof percent, "%5.1f%%  ", 100 * done);
-    if (done > 0) snprintf(eta, sizeof eta, "  ETA %s", duration((p->shown - p->started) * (1 - done) / done).text);
-    char* line = xasprintf("%s%s%s", percent, text, eta);
+    if (done > 0) eta = text_line("  ETA %s", duration((p->shown - p->started) * (1 - done) / done).text);
+    char* line = xasprintf("%s%s%s", percent, text, eta.text);
     show(p, line);
     free(line);
     free(text);
@@ -132,7 +128,7 @@ void progress_train(Progress* p, int64_t first, int64_t steps, int64_t micro_bat
 static double steps_done(const Progress* p) { return (double)p->step + p->done / (double)p->micro_batches; }
 
 // From the mean time of a step since this process started, with its validation, sample and save.
-static Duration run_eta(const Progress* p) {
+static TextLine run_eta(const Progress* p) {
     const double seconds = (now_seconds() - p->run_started) / (steps_done(p) - (double)p->first);
     return duration(seconds * ((double)p->steps - steps_done(p)));
 }
@@ -140,33 +136,31 @@ static Duration run_eta(const Progress* p) {
 // The bar is only shown on a terminal.
 static void show_bar(Progress* p, const char* head, const char* rest) {
     enum { BAR = 8 };
-    char line[LINE_CAP];
     const int filled = (int)(fmin(steps_done(p) / (double)p->steps, 1) * BAR);
-    if (p->live) snprintf(line, sizeof line, "%s [%.*s%*s]%s", head, filled, "########", BAR - filled, "", rest);
-    else snprintf(line, sizeof line, "%s%s", head, rest);
-    show(p, line);
+    const TextLine bar = text_line(" [%.*s%*s]", filled, "########", BAR - filled, "");
+    show(p, text_line("%s%s%s", head, p->live ? bar.text : "", rest).text);
 }
 
 void progress_micro_batch(Progress* p, double done) {
-    char head[HEAD_CAP], rest[LINE_CAP / 2], loss[32] = "", rate[32];
+    char loss[32] = "", rate[32];
     const double now = now_seconds(), all = (double)p->micro_batches;
     p->done = done;
     if (done == 0) p->step_started = now;
     if (p->run_started == 0) p->run_started = now;
     const double seconds = now - p->step_started;
     if (done == 0 || done == all || seconds < STEP_IS_LONG || !is_due(p, LIVE_INTERVAL)) return;
-    snprintf(head, sizeof head, "step %lld/%lld  micro-batch %.*f/%lld", (long long)(p->step + 1), (long long)p->steps,
-             done == floor(done) ? 0 : 2, done, (long long)p->micro_batches);
+    const TextLine head = text_line("step %lld/%lld  micro-batch %.6g/%lld", (long long)(p->step + 1),
+                                    (long long)p->steps, done, (long long)p->micro_batches);
     if (p->last.step >= 0) snprintf(loss, sizeof loss, "  loss %.4f", plain_nan(p->last.train_loss));
-    snprintf(rest, sizeof rest, "%s  step ETA %s  run ETA %s  %s tok/s", loss,
-             duration(seconds * (all - done) / done).text, run_eta(p).text,
-             human_count(rate, done / all * (double)p->tokens / seconds));
-    show_bar(p, head, rest);
+    const TextLine rest = text_line("%s  step ETA %s  run ETA %s  %s tok/s", loss,
+                                    duration(seconds * (all - done) / done).text, run_eta(p).text,
+                                    human_count(rate, done / all * (double)p->tokens / seconds));
+    show_bar(p, head.text, rest.text);
 }
 
 // step 120/800 [##      ]  loss 3.2145  ETA 1m32s  12.3K tok/s  38.2% MFU  lr 2.9e-03  |g| 0.81
 void progress_step(Progress* p, const LogRow* row) {
-    char head[HEAD_CAP], rest[LINE_CAP / 2], rate[32], mfu[32] = "";
+    char rate[32], mfu[32] = "";
     const bool first = p->last.step < 0, last = row->step >= p->steps;
     p->last = *row;
     p->step = row->step;
@@ -175,9 +169,10 @@ void progress_step(Progress* p, const LogRow* row) {
     if (!is_due(p, LIVE_STEP_INTERVAL)) return;
     if (p->peak_tokens_per_s > 0)
         snprintf(mfu, sizeof mfu, "  %.1f%% MFU", 100 * row->tokens_per_s / p->peak_tokens_per_s);
-    snprintf(head, sizeof head, "step %lld/%lld", (long long)p->step, (long long)p->steps);
-    snprintf(rest, sizeof rest, "  loss %.4f  ETA %s  %s tok/s%s  lr %.1e  |g| %.2f", plain_nan(row->train_loss),
-             run_eta(p).text, human_count(rate, row->tokens_per_s), mfu, row->lr, plain_nan(row->grad_norm));
-    show_bar(p, head, rest);
+    const TextLine head = text_line("step %lld/%lld", (long long)p->step, (long long)p->steps);
+    const TextLine rest = text_line("  loss %.4f  ETA %s  %s tok/s%s  lr %.1e  |g| %.2f", plain_nan(row->train_loss),
+                                    run_eta(p).text, human_count(rate, row->tokens_per_s), mfu, row->lr,
+                                    plain_nan(row->grad_norm));
+    show_bar(p, head.text, rest.text);
     if (last) progress_end(p);
 }
