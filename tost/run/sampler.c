@@ -58,14 +58,25 @@ static void begin_ranking(Sampler* s, const float* restrict logits) {
     }
 }
 
-// The smallest set of most likely candidates that reaches a target: those with a larger key, and the first `ties` of
-// those with this key.
-typedef struct { uint32_t key; int ties; } Cut;
+// Keeps the candidates with a larger key, and the first `ties_kept` of those with this key.
+static void keep_above(Sampler* s, uint32_t last, int ties_kept) {
+    int kept = 0, ties = 0;
+    for (int i = 0; i < s->n; i++) {
+        const uint32_t key = s->key[i];
+        const bool tie = key == last;
+        s->key[kept] = key;   // overwritten unless kept
+        s->weight[kept] = s->weight[i];
+        s->id[kept] = s->id[i];
+        kept += (key > last) | (tie & (ties < ties_kept));
+        ties += tie;
+    }
+    s->n = kept;
+}
 
-// The cut at which the number (weight NULL) or the total weight of the candidates reaches the target. At least one
-// is kept. Finds the key bit by bit, from the highest: s->tied has the candidates with the bits found so far, and
+// Keeps the most likely candidates whose number (weight NULL) or total weight reaches the target, at least one. Finds
+// the smallest key among them bit by bit, from the highest: s->tied has the candidates with the bits found so far, and
 // `above` is the sum of those with larger ones.
-static Cut find_cut(const Sampler* s, const float* weight, double target) {
+static void keep_top(Sampler* s, const float* weight, double target) {
     double above = 0;
     uint32_t key = 0;
     int n = s->n;
@@ -90,22 +101,7 @@ static Cut find_cut(const Sampler* s, const float* weight, double target) {
         n = kept;
     }
     const double ties = ceil((target - above) / (weight ? (double)weight[s->tied[0]] : 1.0));
-    return (Cut){key, ties < 1 ? 1 : ties > n ? n : (int)ties};
-}
-
-// Removes the candidates below the cut.
-static void keep_above(Sampler* s, Cut cut) {
-    int kept = 0, ties = 0;
-    for (int i = 0; i < s->n; i++) {
-        const uint32_t key = s->key[i];
-        const bool tie = key == cut.key;
-        s->key[kept] = key;   // overwritten unless kept
-        s->weight[kept] = s->weight[i];
-        s->id[kept] = s->id[i];
-        kept += (key > cut.key) | (tie & (ties < cut.ties));
-        ties += tie;
-    }
-    s->n = kept;
+    keep_above(s, key, ties < 1 ? 1 : ties > n ? n : (int)ties);
 }
 
 // ---- A draw ----
@@ -147,7 +143,7 @@ int32_t sampler_draw(Sampler* s, const float* logits, const SamplerOptions* o, R
     const bool top_k = o->top_k > 0 && o->top_k < n, top_p = o->top_p < 1;
     if (!top_k && !top_p) return draw(s->weight, n, u);
     begin_ranking(s, logits);
-    if (top_k) keep_above(s, find_cut(s, NULL, o->top_k));
-    if (top_p) keep_above(s, find_cut(s, s->weight, o->top_p * sum_of(s->weight, s->n)));
+    if (top_k) keep_top(s, NULL, o->top_k);
+    if (top_p) keep_top(s, s->weight, o->top_p * sum_of(s->weight, s->n));
     return s->id[draw(s->weight, s->n, u)];
 }
