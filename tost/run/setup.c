@@ -31,11 +31,14 @@ static bool check_out(const char* out, TostError* err) {
                          "--init %s starts a run from its weights", out, out);
 }
 
-// Adds the way out to the error of a checkpoint from which the run cannot be resumed. Always returns false.
+// Adds the way out to the error of a checkpoint that cannot be loaded. Always returns false.
 static bool not_loaded(const Run* r, TostError* err) {
     if (r->o.resume)
         tost_error(err, "%s; move this checkpoint away to resume from an older one, or start a new run with "
                    "--overwrite", err->text);
+    if (r->o.keep_optimizer)
+        tost_error(err, "%s; --keep-optimizer needs a complete checkpoint whose run had the same --optimizer, --conv "
+                   "and --memory: leave it out", err->text);
     return false;
 }
 
@@ -253,12 +256,6 @@ static bool open_val_data(Run* r, TostError* err) {
 
 // ---- Model and folder ----
 
-static bool load_inherited_moments(const Run* r, const CheckpointModel* m, TostError* err) {
-    return !r->o.keep_optimizer || checkpoint_load_moments(m, &r->weights_file, err)
-           || tost_error(err, "%s; --keep-optimizer needs a checkpoint whose run had the same --optimizer, --conv and "
-                         "--memory: leave it out", err->text);
-}
-
 static bool create_model(Run* r, TostError* err) {
     const size_t tokens = (size_t)r->o.batch * (size_t)r->o.seq;
     r->inputs = xmalloc(tokens * sizeof *r->inputs);
@@ -275,9 +272,8 @@ static bool create_model(Run* r, TostError* err) {
     if (!r->weights.text[0]) return true;
     const CheckpointModel m = {r->engine, r->model, &r->tensors, (TostOptimizer)r->o.optimizer, NULL};
     TostTensors stored = tost_tensors(config);
-    const bool ok = checkpoint_load_params(&m, &stored, &r->weights_file, err)
-                    && (!r->o.resume || checkpoint_load_moments(&m, &r->weights_file, err))
-                    && (!r->o.init || load_inherited_moments(r, &m, err));
+    bool ok = checkpoint_load_params(&m, &stored, &r->weights_file, err);
+    if (ok && (r->o.resume || r->o.keep_optimizer)) ok = checkpoint_load_moments(&m, &r->weights_file, err);
     tost_tensors_free(&stored);
     st_close(&r->weights_file);   // so that its disk space can be freed
     return ok || not_loaded(r, err);
