@@ -24,13 +24,6 @@ static bool run_exists(const Run* r, TostError* err) {
                       "--overwrite renames it and starts a new one", r->out.text);
 }
 
-// Rejects --out if it is a checkpoint folder.
-static bool check_out(const char* out, TostError* err) {
-    return !out || !checkpoint_is_folder(out)
-           || tost_error(err, "--out %s is a checkpoint, not a run: give the folder of its run, or a new one; "
-                         "--init %s starts a run from its weights", out, out);
-}
-
 // Adds the way out to the error of a checkpoint that cannot be loaded. Always returns false.
 static bool not_loaded(const Run* r, TostError* err) {
     if (r->o.resume)
@@ -125,7 +118,9 @@ bool run_find(Run* r, TostError* err) {
         r->o.out = r->out.text;
     }
     const char* out = r->o.out;
-    if (!check_out(out, err)) return false;
+    if (out && checkpoint_is_folder(out))
+        return tost_error(err, "--out %s is a checkpoint, not a run: give the folder of its run, or a new one; "
+                          "--init %s starts a run from its weights", out, out);
     const bool locks = out && comm_rank(r->comm) == 0 && is_dir(out);
     if (locks && lock_take(&r->lock, out, err) != LOCK_TAKEN) return false;
     return r->o.resume ? find_resumed(r, err) : find_fresh(r, err);

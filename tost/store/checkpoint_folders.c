@@ -25,11 +25,10 @@ typedef struct { int count; Entry* entry; } Entries;   // ordered by step
 
 Path checkpoint_name(const char* run, int64_t step) { return path_text("%s/step_%08" PRId64, run, step); }
 
-static bool ends_in_tmp(const char* name) { return strlen(name) >= 4 && strcmp(name + strlen(name) - 4, ".tmp") == 0; }
-
 // Parses "step_N", optionally followed by something that ends in ".tmp", or "best." and such an end.
 static bool parse_entry(Entry* e, const char* name) {
-    e->stale = ends_in_tmp(name);
+    const char* end = strrchr(name, '.');
+    e->stale = end && strcmp(end, ".tmp") == 0;
     e->step = 0;
     if (strncmp(name, BEST_FOLDER ".", strlen(BEST_FOLDER ".")) == 0) return e->stale;
     if (strncmp(name, "step_", 5) != 0) return false;
