@@ -78,7 +78,7 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     const bool valid = options_parse(&o, argc, argv, engine, &err);
     // Commands that need no other ranks run alone on each, even if variables of a pod or job name several.
     if (o.page || (o.command != COMMAND_TRAIN && o.command != COMMAND_EVAL)) launch.place = (CommPlace){.size = 1};
-    if (!comm_open(&comm, &launch, engine, o.program, valid ? o.rank_timeout : COMM_TIMEOUT, &why)) {
+    if (!comm_open(&comm, &launch, engine, options_program(&o), valid ? o.rank_timeout : COMM_TIMEOUT, &why)) {
         if (o.rank > 0) sleep(2);   // if all have the error, the launcher ends them after the first
         o.rank = 0;                 // only rank 0 prints, and there may be no other rank
         tost_error(&err, "%s%s (%s=%s; for a single process: env -u %s)", comm_prefix(&launch.place).text, why.text,

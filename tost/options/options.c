@@ -467,8 +467,6 @@ static bool unknown_option(const char* arg, Command command, TostError* err) {
     const char* meant = nearest_name(name, command);
     if (!meant)
         return tost_error(err, "unknown option %.*s: see %s --help", shown, arg, command_table[command].name);
-    if (strcmp(meant, name) == 0 && arg[1] != '-')
-        return tost_error(err, "%.*s: options begin with two dashes: --%s", shown, arg, meant);
     return tost_error(err, "unknown option %.*s: did you mean --%s?", shown, arg, meant);
 }
 

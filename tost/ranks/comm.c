@@ -75,8 +75,7 @@ static void out_of_memory(size_t bytes) {
 
 bool comm_open(TostComm** comm, const CommLaunch* launch, const TostEngine* engine, const char* program, double timeout,
                TostError* err) {
-    const char* slash = strrchr(program, '/');
-    program_name = slash ? slash + 1 : program;
+    program_name = program;
     memory_on_failure(out_of_memory);
     *comm = NULL;
     if (launch->place.size == 1) return true;

@@ -51,8 +51,8 @@ typedef struct { CommPlace place; const char *launcher, *variable; } CommLaunch;
 CommLaunch comm_launch(void);
 
 // *comm = NULL for a single process. An error if a launcher started several but the program was built without the
-// library: otherwise each would train a run of its own. program: argv[0]; timeout: of
-// MPI_Init, in seconds; 0: none.
+// library: otherwise each would train a run of its own. program: its name, for
+// messages; timeout: of MPI_Init, in seconds; 0: none.
 bool comm_open(TostComm** comm, const CommLaunch* launch, const TostEngine* engine, const char* program, double timeout,
                TostError* err);
 void comm_close(TostComm* c);
