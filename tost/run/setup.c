@@ -304,18 +304,16 @@ static bool claim_folder(Run* r, TostError* err) {
 static bool check_disk(Run* r, TostError* err) {
     const Options* o = &r->o;
     struct statvfs fs;
-    char free_text[32], size_text[32];
+    char text[32];
     double size = 0;
     if ((o->save_every == 0 && !o->keep_best) || statvfs(r->out.text, &fs) != 0 || fs.f_blocks == 0) return true;
     for (int i = 0; i < r->tensors.count; i++) {
         const TostTensor* t = &r->tensors.tensor[i];   // weights, m, v
         size += 4.0 * (double)t->size * (3 - tost_uses_muon(t, (TostOptimizer)o->optimizer));
     }
-    const double left = (double)fs.f_bavail * (double)fs.f_frsize;
-    return size <= left
-        || tost_error(err, "--out %s: %s: a checkpoint needs %s, and %s are free: free more, or give another --out%s",
-                      r->out.text, strerror(ENOSPC), human_bytes(size_text, size), human_bytes(free_text, left),
-                      o->keep_best ? "" : " or --save-every 0");
+    return size <= (double)fs.f_bavail * (double)fs.f_frsize
+        || tost_error(err, "--out %s: %s: a checkpoint needs %s: free more, give another --out, or save nothing with "
+                      "--save-every 0", r->out.text, strerror(ENOSPC), human_bytes(text, size));
 }
 
 // Opens folder and log, last, so that a run that cannot start writes nothing.

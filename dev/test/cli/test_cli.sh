@@ -171,7 +171,7 @@ check "also in a resumed run: a worse one is not saved" [ ! -e best_init/best ]
 mkdir disk
 on_disk() { unshare -rm sh -c 'mount -t tmpfs -o size=$1 none disk && shift && exec "$@"' sh "$@"; }
 if on_disk 64k true 2>/dev/null; then
-    refuses 1 "on_disk 64k $binary $small --steps 2 --quiet --out disk/run" "--out disk/run" "No space left" " KiB are free" \
+    refuses 1 "on_disk 64k $binary $small --steps 2 --quiet --out disk/run" "--out disk/run" "No space left" "needs" "KiB" \
         "--save-every 0"
     execute on_disk 64k "$binary" $small --steps 2 $bare --quiet --out disk/run
     check "--save-every 0 needs no space: $(cat stderr)" [ $status -eq 0 ]
