@@ -98,13 +98,11 @@ bool checkpoint_newest(Path* found, const char* run) {
     return i >= 0;
 }
 
-// When the newest complete checkpoint of a run was written, in nanoseconds; -1 if there is none, INT64_MAX if the run
-// has just removed it.
+// When the newest complete checkpoint of a run was written, in nanoseconds; -1 if there is none.
 static int64_t newest_time(const char* run) {
     Path newest;
     struct stat st;
-    if (!checkpoint_newest(&newest, run)) return -1;
-    if (stat(path_in(newest.text, MODEL_FILE).text, &st) != 0) return INT64_MAX;
+    if (!checkpoint_newest(&newest, run) || stat(path_in(newest.text, MODEL_FILE).text, &st) != 0) return -1;
     return (int64_t)st.st_mtim.tv_sec * 1000000000 + st.st_mtim.tv_nsec;
 }
 
