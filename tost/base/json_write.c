@@ -26,6 +26,9 @@ static bool has_other_data(const char* path, const char* content) {
 static bool check_path(const char* path, const char* content, bool force, TostError* err) {
     if (is_dir(path)) return tost_error(err, "--json %s is a folder: give a file name", path);
     if (!check_writable(path, err)) return tost_error(err, "--json %s", err->text);
+    const Path tmp = path_text("%s.tmp", path);   // the file is written under this name first
+    if (!force && has_other_data(tmp.text, content))
+        return tost_error(err, "--json %s: %s exists: choose another file, or replace it with --force", path, tmp.text);
     return force || !has_other_data(path, content)
         || tost_error(err, "--json %s was not written by this command: choose another file, or replace it with --force",
                       path);

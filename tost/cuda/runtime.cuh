@@ -56,13 +56,15 @@ static char* device_alloc(const TostEngineOptions* o, size_t bytes, TostError* e
     const size_t reserved = o->comm ? 2 * MEMORY_RESERVE : MEMORY_RESERVE;
     size_t free_bytes = 0, total = 0;
     char *p = NULL, need[32], reserve[32], have[32];
-    const bool fits = cudaMemGetInfo(&free_bytes, &total) == cudaSuccess && bytes + reserved <= free_bytes;
-    if (fits && cudaMalloc(&p, bytes) == cudaSuccess) return p;
+    cudaError_t e = cudaMemGetInfo(&free_bytes, &total);
+    if (e == cudaSuccess && bytes + reserved <= free_bytes) e = cudaMalloc(&p, bytes);
+    if (p) return p;
     (void)cudaGetLastError();
-    tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; "
+    human_bytes(need, (double)bytes);
+    if (e != cudaSuccess) tost_error(err, "%s of GPU memory: %s; %s", need, cudaGetErrorString(e), cuda_advice(e));
+    else tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; "
                "lower %s or use a smaller model",
-               human_bytes(need, (double)bytes), human_bytes(reserve, (double)reserved),
-               human_bytes(have, (double)free_bytes),
+               need, human_bytes(reserve, (double)reserved), human_bytes(have, (double)free_bytes),
                o->training ? "--batch or --seq, use --chunk," : "--batch, --seq, --chunk or --samples,");
     return NULL;
 }

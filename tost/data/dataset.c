@@ -38,7 +38,12 @@ static uint64_t shard_samples(const DataSet* d, int s) {
 static bool count_samples(DataSet* d, const char* glob, TostError* err) {
     const uint64_t T = (uint64_t)d->T, tokens = stream_tokens(&d->stream);
     uint64_t in_shards = 0;
-    for (int s = 0; s < d->stream.count; s++) in_shards += shard_samples(d, s);
+    for (int s = 0; s < d->stream.count; s++) {
+        in_shards += shard_samples(d, s);
+        if (d->order == ORDER_SHUFFLED && shard_samples(d, s) > UINT32_MAX)
+            return tost_error(err, "%s: more than %" PRIu32 " samples of --seq %d, the limit of a shuffled shard: use a "
+                              "longer --seq or --order sequential", d->stream.shards[s].path, UINT32_MAX, d->T);
+    }
     d->samples = d->order == ORDER_SEQUENTIAL ? (tokens - 1) / T : in_shards;
     return d->samples > 0
         || tost_error(err, "%s: %" PRIu64 " tokens in %d shard%s, but --seq %d needs at least %" PRIu64 "%s", glob, tokens,

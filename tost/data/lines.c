@@ -88,7 +88,7 @@ bool begins_json(const char* p, const char* end, char bracket) {
     while (p < end && memchr(" \t\r\n", *p, 4)) p++;
     if (p == end || *p++ != bracket) return false;
     while (p < end && memchr(" \t\r\n", *p, 4)) p++;
-    return p < end && (*p == '"' || (bracket == '[' && *p == '{'));
+    return p < end && (*p == '"' || *p == (bracket == '{' ? '}' : '{'));
 }
 
 bool named_jsonl(const char* path) {

@@ -65,7 +65,7 @@ static bool lock_folder(ShardWriter* w, TostError* err) {
     return false;
 }
 
-// Removes shards left by a killed process.
+// Removes shards left by a killed process. Without locks, that process may still be running.
 static bool remove_stale(const ShardWriter* w, TostError* err) {
     PathList names;
     if (!folder_list(&names, w->folder.text, err)) return false;
@@ -73,7 +73,10 @@ static bool remove_stale(const ShardWriter* w, TostError* err) {
     for (int i = 0; ok && i < names.count; i++) {
         if (!shard_is_named(names.paths[i], "")) continue;
         const Path path = path_in(w->folder.text, names.paths[i]);
-        ok = unlink(path.text) == 0 || tost_error(err, "%s: cannot be removed: %s", path.text, strerror(errno));
+        if (w->lock.unsupported)
+            ok = tost_error(err, "%s: exists already, and the file system has no locks: if no other tokenize is "
+                            "running, remove it", path.text);
+        else ok = unlink(path.text) == 0 || tost_error(err, "%s: cannot be removed: %s", path.text, strerror(errno));
     }
     free_paths(&names);
     return ok;

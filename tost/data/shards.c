@@ -56,14 +56,16 @@ static bool check_head(const Shard* s, const char* head, size_t n, TostError* er
         || tost_error(err, "%s: text, not token ids; convert it with `tokenize` first", s->path);
 }
 
-// Refuses raw ids of 32 or 64 bits. In the first 16-bit halfwords, all but the first of each id are 0, or below 16 if
+// Refuses raw ids of 32 or 64 bits. In 16-bit halfwords of the head and of the middle of the file, all but the first of each id are 0, or below 16 if
 // ids over 65535 occur, and at least a quarter of the first ones are greater than all of these. 16-bit ids do not look
 // like this: at least every second one would have to be so small.
 static bool check_width(const Shard* s, uint64_t size, const char* head, size_t bytes, TostError* err) {
     enum { LEAST = 256 };   // bytes of a file
-    uint16_t v[SHARD_HEADER_BYTES / 2], most[4] = {0};
+    uint16_t v[SHARD_HEADER_BYTES], most[4] = {0};
     size_t n = bytes / 8 * 4, greater = 0;
     memcpy(v, head, n * sizeof *v);
+    const ssize_t more = read_at(s->fd, v + n, bytes, size / 2 & ~(uint64_t)7);
+    n += more > 0 ? (size_t)more / 8 * 4 : 0;
     for (size_t i = 0; i < n; i++) most[i % 4] = v[i] > most[i % 4] ? v[i] : most[i % 4];
     const unsigned bits = most[2] || most[3] ? 32 : 64, second = most[1] > most[3] ? most[1] : most[3];
     for (size_t i = 0; i < n; i += 2) greater += v[i] > second;

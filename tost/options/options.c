@@ -197,7 +197,7 @@ const Option option_table[] = {
      .help = "text to continue, from the command line, or from a file or stdin without its final line end"},
     {"prompts", SAMPLE, STRING, AT(prompts), "FILE|-",
      .help = "continue every prompt of a file or stdin and write the results as JSONL. One prompt per line or, if the "
-     "name ends in .jsonl or the text begins with {, one object per line: its \"prompt\" is continued, its \"id\" is copied "
+     "name ends in .jsonl or the text begins with a JSON object, one object per line: its \"prompt\" is continued, its \"id\" is copied "
      "to the results",
      .not_with = "prompt"},
     {"tokens", SAMPLE, INT64, AT(tokens), "N",

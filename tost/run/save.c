@@ -1,7 +1,6 @@
 // save.c: writes the log rows and checkpoints of a run.
 #include <math.h>
 
-#include "base/memory.h"
 #include "run/run.h"
 
 // The log or a checkpoint could not be written: the run stops.

@@ -238,9 +238,10 @@ static bool open_val_data(Run* r, TostError* err) {
     static const char* const validating[] = {"val-every", "keep-best", "stop-at-val"};
     Options* o = &r->o;
     if (!o->val_data.count) o->val_data = r->val_globs = find_val_data(&o->data);
-    for (size_t i = 0; i < countof(validating) && !o->val_data.count && o->val_every > 0; i++)
-        if (option_given(r->args, validating[i]))
-            return tost_error(err, "--%s needs shards to validate on: give --val-data GLOB", validating[i]);
+    for (size_t i = 0; i < countof(validating); i++)
+        if (option_given(r->args, validating[i]) && (o->val_every > 0 ? !o->val_data.count : i > 0))
+            return tost_error(err, "--%s needs %s", validating[i], o->val_every > 0
+                              ? "shards to validate on: give --val-data GLOB" : "validation: leave out --val-every 0");
     if (!o->val_data.count || o->val_every == 0) return true;
     r->val = data_open(&o->val_data, o->seq, (uint32_t)o->config.vocab_size, ORDER_SEQUENTIAL, 0, err);
     if (!r->val) return tost_error(err, "%s; --val-every 0 trains without validation", err->text);
@@ -277,8 +278,10 @@ static bool create_model(Run* r, TostError* err) {
 // --overwrite: renames the folder of the old run to OUT.N.
 static bool rename_old(Run* r, TostError* err) {
     r->old = free_name(r->out.text, ".");
-    if (!rename_synced(r->out.text, r->old.text, err))
+    if (!rename_synced(r->out.text, r->old.text, err)) {
+        if (!path_exists(r->old.text)) r->old.text[0] = 0;
         return tost_error(err, "--overwrite: %s; give another --out", err->text);
+    }
     lock_moved(&r->lock, r->old.text);
     lock_release(&r->lock);
     return true;

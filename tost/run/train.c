@@ -168,7 +168,8 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     r->info.val_loss = loss;
     r->info.val_step = r->info.step;
     if (r->o.stop_at_val > 0 && loss <= r->o.stop_at_val && r->info.step > 0) r->stopped_by = "--stop-at-val";
-    if (loss >= r->info.best_val_loss) return DONE;
+    const bool untrained = r->info.best_val_step == 0 && !r->o.init_file;   // random weights are not the best
+    if (loss >= r->info.best_val_loss && !untrained) return DONE;
     r->info.best_val_loss = loss;
     r->info.best_val_step = r->info.step;
     return DONE;

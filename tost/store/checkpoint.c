@@ -137,9 +137,12 @@ static bool find_model(Path* file, const char* path, TostError* err) {
     if (checkpoint_is_folder(path)) return true;
     if (access(path, R_OK | X_OK) != 0)
         return tost_error(err, "%s: the folder cannot be read: %s", path, strerror(errno));
-    if (!checkpoint_newest(&newest, path))
+    if (!checkpoint_newest(&newest, path)) {
+        const Path best = path_in(path, BEST_FOLDER);
+        const bool has_best = checkpoint_is_folder(best.text);
         return tost_error(err, "%s: no complete checkpoint (step_N/" MODEL_FILE " and " OPTIMIZER_FILE ") in this "
-                          "folder", path);
+                          "folder%s%s", path, has_best ? ", only " : "", has_best ? best.text : "");
+    }
     *file = path_in(newest.text, MODEL_FILE);
     return true;
 }

@@ -58,7 +58,7 @@ static void test_json_replaces(Checks* c, const char* path, const char* tmp) {
     static const char ours[] = "{\n  \"content\": \"test\",\n";
     static const struct { const char *path, *tmp; bool replaced; } cases[] = {
         {NULL, NULL, true}, {"", NULL, true}, {ours, NULL, true}, {ours, ours, true}, {NULL, "", true},
-        {"text", NULL, false}, {"{\n  \"content\": \"eval\"", NULL, false}, {"{", NULL, false}, {ours, "text", true},
+        {"text", NULL, false}, {"{\n  \"content\": \"eval\"", NULL, false}, {"{", NULL, false}, {ours, "text", false},
     };
     for (size_t i = 0; i < countof(cases); i++) {
         for (int force = 0; force < 2; force++) {
