@@ -817,11 +817,14 @@ bool options_resume(Options* o, const KeyValues* saved, const char* file, TostEr
     return true;
 }
 
-char* options_changed(const Options* o, const KeyValue* saved) {
-    const Option* row = saved_row(saved->key);
-    char *value = row && (row->commands & OVERRIDABLE) ? value_text(o, row) : NULL, *note = NULL;
-    if (value && strcmp(value, saved->value) != 0)
-        note = xasprintf("--%s %s instead of %s", saved->key, value, saved->value);
-    free(value);
-    return note;
+TextLine options_changed(const Options* o, const KeyValues* saved) {
+    TextLine all = {""};
+    for (const KeyValue* e = saved->entry; e < saved->entry + saved->count; e++) {
+        const Option* row = saved_row(e->key);
+        char* value = row && (row->commands & OVERRIDABLE) ? value_text(o, row) : NULL;
+        if (value && strcmp(value, e->value) != 0)
+            all = text_line("%s%s--%s %s instead of %s", all.text, all.text[0] ? ", " : "", e->key, value, e->value);
+        free(value);
+    }
+    return all;
 }

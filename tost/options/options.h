@@ -139,5 +139,5 @@ KeyValues options_echo(const Options* o);
 bool options_resume(Options* o, const KeyValues* saved, const char* file, TostError* err);
 // Sets the steps of --epochs, and what depends on them, for data with this many samples.
 void options_take_samples(Options* o, uint64_t samples);
-// After options_resume: "--steps 9 instead of 6" if the saved option was overridden, else NULL. free()
-char* options_changed(const Options* o, const KeyValue* saved);
+// After options_resume: "--steps 9 instead of 6, …", the saved options that were overridden.
+TextLine options_changed(const Options* o, const KeyValues* saved);

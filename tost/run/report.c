@@ -143,25 +143,14 @@ static void report_data(Run* r) {
     else if (o->sample_every > 0) progress_fact(p, "samples", "off (no --tokenizer)");
 }
 
-// The options that --resume changes.
-static void report_changes(Run* r) {
-    const char* label = "changed";
-    for (int i = 0; i < r->resumed.count; i++) {
-        char* note = options_changed(&r->o, &r->resumed.entry[i]);
-        if (!note) continue;
-        progress_fact(&r->progress, label, "%s", note);
-        label = "";
-        free(note);
-    }
-}
-
 void report_settings(Run* r, const char* device) {
+    const TextLine changed = options_changed(&r->o, &r->resumed);
     progress_fact(&r->progress, "version", "%s", tost_version());
     progress_fact(&r->progress, "device", "%s", device);
     report_ranks(r);
     report_model(r);
     report_data(r);
-    report_changes(r);
+    if (changed.text[0]) progress_fact(&r->progress, "changed", "%s", changed.text);
 }
 
 void report_flops(Run* r) {
