@@ -86,8 +86,7 @@ static bool inherit_options(Run* r, const Options* before, TostError* err) {
 // run took no step. A higher rate could destroy what the model has learned.
 static bool inherit(Run* r, TostError* err) {
     Options *o = &r->o, before = options_default(r->engine);
-    bool ok = checkpoint_check_metadata(&r->weights_file, err)
-              && options_resume(&before, &r->init.options, r->weights.text, err) && inherit_options(r, &before, err);
+    bool ok = options_resume(&before, &r->init.options, r->weights.text, err) && inherit_options(r, &before, err);
     if (o->keep_optimizer) r->info.earlier_updates = r->init.earlier_updates + r->init.step - r->init.skipped;
     o->init_file = r->weights.text;
     if (ok && !option_given(o, "lr")) {

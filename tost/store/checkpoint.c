@@ -215,29 +215,12 @@ static bool same_metadata(const StFile* a, const StFile* b, TostError* err) {
     return true;
 }
 
-static Path optimizer_beside(const StFile* f) { return path_in(path_above(f->path).text, OPTIMIZER_FILE); }
-
-// Opens the file next to model_file, which must belong to the same checkpoint. On failure there is nothing to close.
-static bool open_optimizer(StFile* f, const StFile* model_file, TostError* err) {
-    if (!st_open(f, optimizer_beside(model_file).text, err)) return false;
-    if (same_metadata(f, model_file, err) && same_metadata(model_file, f, err)) return true;
-    st_close(f);
-    return false;
-}
-
 bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file, TostError* err) {
     StFile f;
-    if (!open_optimizer(&f, model_file, err)) return false;
-    const bool ok = load(m, &optimizer_contents, m->tensors, &f, err);
+    if (!st_open(&f, path_in(path_above(model_file->path).text, OPTIMIZER_FILE).text, err)) return false;
+    const bool ok = same_metadata(&f, model_file, err) && same_metadata(model_file, &f, err)
+                    && load(m, &optimizer_contents, m->tensors, &f, err);
     st_close(&f);
-    return ok;
-}
-
-bool checkpoint_check_metadata(const StFile* model_file, TostError* err) {
-    StFile f;
-    if (!st_meta(model_file, "format_version") || !path_exists(optimizer_beside(model_file).text)) return true;
-    const bool ok = open_optimizer(&f, model_file, err);
-    if (ok) st_close(&f);
     return ok;
 }
 

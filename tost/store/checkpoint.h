@@ -30,8 +30,6 @@ bool checkpoint_load_params(const CheckpointModel* m, const TostTensors* stored,
                             TostError* err);
 // Loads the moments m and v from the optimizer.safetensors next to model_file; it must belong to the same checkpoint.
 bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file, TostError* err);
-// Compares the metadata, which the CRC-32 does not cover, with that of an optimizer.safetensors next to model_file.
-bool checkpoint_check_metadata(const StFile* model_file, TostError* err);
 
 // ---- Writing ----
 
