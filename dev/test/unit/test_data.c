@@ -174,6 +174,7 @@ static uint64_t second_zero(uint64_t i) { return i % 2 && i != 30001 ? 0 : scatt
 static uint64_t bit_id(uint64_t i) { return scatter(i) % 2; }
 static uint64_t one_id(uint64_t i) { return i * 0 + 7; }
 static uint64_t zero_id(uint64_t i) { return i * 0; }
+static uint64_t late_id(uint64_t i) { return i < 300 ? 0 : small_id(i); }
 
 static void test_widths(Checks* c) {
     static const int sizes[] = {64, 65, 2000, 100003};
@@ -187,6 +188,7 @@ static void test_widths(Checks* c) {
         uint64_t (*const shards[])(uint64_t) = {small_id, letter_id, short_id, mostly_zero, bit_id, one_id, zero_id};
         for (size_t j = 0; j < countof(shards); j++) check_raw(c, shards[j], n, 2, NULL);
     }
+    check_raw(c, late_id, 2000, 4, "32-bit ids without a header");
     check_raw(c, small_id, 8, 4, NULL);          // too few to decide
     check_raw(c, second_zero, 100001, 2, NULL);  // an odd number
 }

@@ -601,6 +601,7 @@ static void test_formats(Checks* c) {
         const char *name, *text; TextInput in; bool jsonl; uint64_t documents, skipped, separators, inside;
     } cases[] = {
         {"a.txt", "{\"text\": \"one\"}\n\n{\"text\": \"two\"}", {0}, true, 2, 0, 0, 0},
+        {"a.txt", "{}\n{\"text\": \"two\"}\n", {.skip_bad_lines = true}, true, 1, 1, 0, 0},
         {"a.txt", accents, {0}, true, 1, 0, 0, 0}, {"a.txt", accents, {.plain = true}, false, 1, 0, 0, 0},
         {"a.txt", two, {.skip_bad_lines = true}, true, 1, 2, 0, 0},
         {"a.txt", two, {.skip_bad_lines = true, .text_field = "content"}, true, 2, 1, 0, 0},
