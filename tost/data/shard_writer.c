@@ -46,13 +46,9 @@ static Path shard_name(const ShardWriter* w, Split split, int i, bool final) {
 static bool check_no_shards(const ShardWriter* w, TostError* err) {
     const char* slash = strrchr(w->out, '/');
     const Path start = path_text("%s_", slash ? slash + 1 : w->out), dir = path_above(w->out);
-    PathList names;
-    bool ok = folder_list(&names, dir.text, err);
-    for (int i = 0; ok && i < names.count; i++)
-        ok = !shard_is_named(names.paths[i], start.text)
-            || tost_error(err, "%s/%s: exists already; remove it or choose another --out", dir.text, names.paths[i]);
-    free_paths(&names);
-    return ok;
+    Path old;
+    return shard_find(&old, dir.text, start.text, err)
+        && (!old.text[0] || tost_error(err, "%s: exists already; remove it or choose another --out", old.text));
 }
 
 static bool lock_folder(ShardWriter* w, TostError* err) {
@@ -67,19 +63,15 @@ static bool lock_folder(ShardWriter* w, TostError* err) {
 
 // Removes shards left by a killed process. Without locks, that process may still be running.
 static bool remove_stale(const ShardWriter* w, TostError* err) {
-    PathList names;
-    if (!folder_list(&names, w->folder.text, err)) return false;
-    bool ok = true;
-    for (int i = 0; ok && i < names.count; i++) {
-        if (!shard_is_named(names.paths[i], "")) continue;
-        const Path path = path_in(w->folder.text, names.paths[i]);
+    Path old;
+    while (shard_find(&old, w->folder.text, "", err)) {
+        if (!old.text[0]) return true;
         if (w->lock.unsupported)
-            ok = tost_error(err, "%s: exists already, and the file system has no locks: if no other tokenize is "
-                            "running, remove it", path.text);
-        else ok = unlink(path.text) == 0 || tost_error(err, "%s: cannot be removed: %s", path.text, strerror(errno));
+            return tost_error(err, "%s: exists already, and the file system has no locks: if no other tokenize is "
+                              "running, remove it", old.text);
+        if (unlink(old.text) != 0) return tost_error(err, "%s: cannot be removed: %s", old.text, strerror(errno));
     }
-    free_paths(&names);
-    return ok;
+    return false;
 }
 
 // ---- Opening and closing ----

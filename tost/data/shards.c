@@ -36,13 +36,23 @@ bool shard_begins(const char* head, size_t n) {
     return kind && n >= 8 && memcmp(head + 4, &kind->version, 4) == 0;
 }
 
-bool shard_is_named(const char* name, const char* start) {
+static bool is_shard_name(const char* name, const char* start) {
     const size_t n = strlen(start);
     if (strncmp(name, start, n) != 0) return false;
     name += n;
     const size_t split = strncmp(name, "train_", 6) == 0 ? 6 : strncmp(name, "val_", 4) == 0 ? 4 : 0;
     return split && strspn(name + split, "0123456789") == SHARD_DIGITS
         && strcmp(name + split + SHARD_DIGITS, ".bin") == 0;
+}
+
+bool shard_find(Path* found, const char* folder, const char* start, TostError* err) {
+    PathList names;
+    const bool ok = folder_list(&names, folder, err);
+    *found = (Path){""};
+    for (int i = 0; i < names.count && !found->text[0]; i++)
+        if (is_shard_name(names.paths[i], start)) *found = path_in(folder, names.paths[i]);
+    free_paths(&names);
+    return ok;
 }
 
 // Any file could be a raw shard. Names likely mistakes by the first n bytes. 32 or more ids never consist of printable
@@ -72,9 +82,8 @@ static bool check_width(const Shard* s, uint64_t size, const char* head, size_t 
     const bool large = second > 0, with_large = second < 16 && (most[0] > 32767 || most[2] > 32767);
     if (size < LEAST || size % (bits / 8) || greater < 4 * n / bits || (large && !with_large)) return true;
     return tost_error(err, "%s: %u-bit ids without a header, but such a file must have 16-bit ids; convert it with "
-                      "NumPy: a = np.fromfile(F, np.uint%u); %s.tofile(G)", s->path, bits, bits, large
-                      ? "np.append(np.pad(np.uint32([20240801, 7, a.size]), (0, 253)), a.astype(np.uint32))"
-                      : "assert a.max() < 65536; a.astype(np.uint16)");
+                      "NumPy: a = np.fromfile(F, np.uint%u); np.append(np.pad(np.uint32([20240801, 7, a.size]), "
+                      "(0, 253)), a.astype(np.uint32)).tofile(G)", s->path, bits, bits);
 }
 
 Path shard_prefix(const char* path) {
@@ -269,17 +278,13 @@ static bool add_shard(ShardStream* s, int64_t* bytes, const char* path, TostErro
 // shard.
 static bool check_published(const char* path, TostError* err) {
     const Path tmp = path_text("%s.tmp", shard_prefix(path).text);
-    PathList names;
+    Path left;
     TostError none;
-    bool ok = true;
-    folder_list(&names, tmp.text, &none);
-    for (int i = 0; ok && i < names.count; i++)
-        ok = !shard_is_named(names.paths[i], "")
-            || tost_error(err, "%s: the shards that follow it are still in %s, because tokenize was killed or is not "
-                          "finished: remove both and tokenize again, or only the folder if no shard is missing",
-                          path, tmp.text);
-    free_paths(&names);
-    return ok;
+    shard_find(&left, tmp.text, "", &none);
+    return !left.text[0]
+        || tost_error(err, "%s: the shards that follow it are still in %s, because tokenize was killed or is not "
+                      "finished: remove both and tokenize again, or only the folder if no shard is missing",
+                      path, tmp.text);
 }
 
 bool stream_open(ShardStream* s, const PathList* globs, uint32_t vocab_size, TostError* err) {

@@ -28,8 +28,8 @@ enum {
 };
 
 bool shard_begins(const char* head, size_t n);   // true if a file's first n bytes are those of a shard header
-// True if name is START followed by train_NNNNNN.bin or val_NNNNNN.bin.
-bool shard_is_named(const char* name, const char* start);
+// Finds a file of a folder whose name is START followed by train_NNNNNN.bin or val_NNNNNN.bin. *found: "" if none
+bool shard_find(Path* found, const char* folder, const char* start, TostError* err);
 Path shard_prefix(const char* path);   // OUT of OUT_train_000000.bin
 bool shard_open(Shard* s, const char* path, TostError* err);
 void shard_close(Shard* s);
