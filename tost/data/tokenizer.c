@@ -2,8 +2,6 @@
 // pair by pair, lowest rank first (Sennrich et al., 2016; Radford et al., 2019).
 #include "data/tokenizer.h"
 
-#include <sys/stat.h>
-
 #include "base/crc32.h"
 #include "base/heap.h"
 #include "base/memory.h"
@@ -104,8 +102,8 @@ static size_t space_end(const unsigned char* s, size_t p, size_t n) {
     return end;
 }
 
-// End of the piece starting at p < n.
-static inline size_t piece_end(const unsigned char* s, size_t p, size_t n) {
+size_t pattern_end(const char* text, size_t p, size_t n) {
+    const unsigned char* s = (const unsigned char*)text;
     size_t start = p + (s[p] == ' ' && p + 1 < n);
     size_t end = ascii_letters_end(s, start, n);
     if (end > start) return end < n && s[end] >= 0x80 ? run_end(s, end, n, CHAR_LETTER) : end;
@@ -115,8 +113,6 @@ static inline size_t piece_end(const unsigned char* s, size_t p, size_t n) {
     return c.class == CHAR_SPACE ? space_end(s, p, n) : run_end(s, start + (size_t)c.bytes, n, c.class);
 }
 
-size_t pattern_end(const char* text, size_t p, size_t n) { return piece_end((const unsigned char*)text, p, n); }
-
 // Splitting at c is safe if s[c] is a space or line feed and the character before it is not white space:
 //   - no piece spans c: no alternative has white space after another character;
 //   - the pieces before c do not change: each depends on its own characters and the next one. A run that reaches c
@@ -125,8 +121,7 @@ size_t pattern_end(const char* text, size_t p, size_t n) { return piece_end((con
 //   - the pieces after c do not change: the pattern has no look-behind.
 static bool safe_cut(const unsigned char* s, size_t c) {
     if (c == 0 || (s[c] != ' ' && s[c] != '\n')) return false;
-    if (s[c - 1] < 0x80) return char_at(s, c - 1, c).class != CHAR_SPACE;
-    for (size_t len = 2; len <= 3 && len <= c; len++) {  // non-ASCII white space has two or three bytes
+    for (size_t len = 1; len <= 3 && len <= c; len++) {   // white space has up to three bytes
         Char before = char_at(s, c - len, c);
         if (before.class == CHAR_SPACE && (size_t)before.bytes == len) return false;
     }
@@ -290,7 +285,7 @@ size_t tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cache, uint32
     const unsigned char* s = (const unsigned char*)text;
     size_t count = 0;
     for (size_t p = 0, end; p < n; p = end) {
-        end = piece_end(s, p, n);
+        end = pattern_end(text, p, n);
         size_t len = end - p;
         if (!cache || len > CACHED_BYTES) {
             count += (len <= SHORT_PIECE ? merge_short : merge_long)(t, ids + count, s + p, len);
@@ -422,19 +417,15 @@ static bool check_alone(const char* path, TostError* err) {
 }
 
 Tokenizer* tokenizer_open(const char* path, TostError* err) {
-    struct stat st;
-    if (stat(path, &st) == 0 && st.st_size > TOKENIZER_MAX_FILE) {
-        tost_error(err, "%s: %lld bytes, but a vocab.bpe has at most %d", path, (long long)st.st_size,
-                   TOKENIZER_MAX_FILE);
-        return NULL;
-    }
     Bytes file;
     if (!read_file(&file, path, err)) return NULL;
     pattern_prepare();
     Tokenizer* t = xcalloc(1, sizeof *t);
     t->path = xstrdup(path);
     t->file = file;
-    if (load(t, &file, err) && check_alone(path, err)) return t;
+    const bool fits = file.size <= TOKENIZER_MAX_FILE
+        || tost_error(err, "%s: %zu bytes, but a vocab.bpe has at most %d", path, file.size, TOKENIZER_MAX_FILE);
+    if (fits && load(t, &file, err) && check_alone(path, err)) return t;
     tokenizer_free(t);
     return NULL;
 }
