@@ -28,21 +28,16 @@ bool folder_list(PathList* names, const char* path, TostError* err) {
 bool sync_dir(const char* path, TostError* err) {
     const int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     const bool opened = fd >= 0;
-    const bool ok = opened && (sync_file(fd) || errno == EINVAL || errno == EBADF || errno == ENOTSUP);
+    const bool ok = opened ? sync_file(fd) || errno == EINVAL || errno == EBADF || errno == ENOTSUP : errno == EACCES;
     if (!ok)   // some file systems cannot sync folders
         tost_error(err, "%s: the folder cannot be %s: %s", path, opened ? "synced" : "opened", strerror(errno));
     if (opened) close(fd);
     return ok;
 }
 
-bool sync_parent(const char* path, TostError* err) {
-    const Path dir = path_above(path);
-    return access(dir.text, R_OK) != 0 || sync_dir(dir.text, err);
-}
-
 bool rename_synced(const char* from, const char* to, TostError* err) {
-    return (rename(from, to) == 0
-            || tost_error(err, "%s: cannot be renamed to %s: %s", from, to, strerror(errno))) && sync_parent(to, err);
+    if (rename(from, to) == 0) return sync_dir(path_above(to).text, err);
+    return tost_error(err, "%s: cannot be renamed to %s: %s", from, to, strerror(errno));
 }
 
 FILE* create_file(const char* path) {
@@ -91,6 +86,6 @@ bool make_dirs(const char* path, TostError* err) {
     if (why && !is_dir(path))   // another process may have made it
         ok = tost_error(err, "%s: the folder cannot be created: %s", path,
                         why == EEXIST ? "a file has that name" : strerror(why));
-    else if (ok && !why) ok = sync_parent(path, err);
+    else if (ok && !why) ok = sync_dir(path_above(path).text, err);
     return ok;
 }

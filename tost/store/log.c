@@ -73,7 +73,8 @@ static bool cut(LogFile* log, int64_t done, TostError* err) {
     if (!ok) return false;
     if (ftruncate(log->fd, (off_t)keep) != 0)
         return tost_error(err, "%s: cannot be truncated to %zu bytes: %s", log->path, keep, strerror(errno));
-    return (keep > 0 || write_text(log, header, err)) && log_sync(log, err) && sync_parent(log->path, err);
+    return (keep > 0 || write_text(log, header, err)) && log_sync(log, err)
+        && sync_dir(path_above(log->path).text, err);
 }
 
 static void drop(LogFile* log) {
