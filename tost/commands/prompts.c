@@ -4,6 +4,27 @@
 #include "data/lines.h"
 #include "store/loaded_model.h"
 
+// --prompt. Removes one line end of a file, which editors and echo add.
+static bool read_prompt(Bytes* text, const Options* o, TostError* err) {
+    const char* value = o->prompt ? o->prompt : "";
+    const bool from_file = value[0] == '@';
+    const char* path = value + from_file;
+    Lines lines;
+    if (!from_file && strcmp(value, "-") != 0) {
+        *text = (Bytes){xstrdup(value), strlen(value)};
+        return true;
+    }
+    if (!*path) return tost_error(err, "--prompt @ names no file; give @FILE");
+    if (!read_lines(text, &lines, path, err)
+        || !check_utf8_text(o, from_file ? path : "standard input", text->data, text->size, err)) return false;
+    text->size = (size_t)(lines.end - lines.at);
+    memmove(text->data, lines.at, text->size);
+    const bool feed = text->size > 0 && text->data[text->size - 1] == '\n';
+    text->size -= feed + (feed && text->size > 1 && text->data[text->size - 2] == '\r');
+    return text->size > 0
+        || tost_error(err, "--prompt %s is empty; leave it out to start without a prompt", value);
+}
+
 static bool read_all(Prompts* p, Lines* lines, const Options* o, TostError* err) {
     const char* path = o->prompts;
     const char* line;
@@ -24,9 +45,15 @@ static bool read_all(Prompts* p, Lines* lines, const Options* o, TostError* err)
 }
 
 bool prompts_read(Prompts* p, const Options* o, TostError* err) {
-    Bytes file;
+    Bytes file = {0};
     Lines lines;
     *p = (Prompts){0};
+    if (!o->prompts) {
+        const bool ok = read_prompt(&file, o, err);
+        p->prompt = xgrow(NULL, p->count++, sizeof *p->prompt);
+        p->prompt[0] = (Prompt){.line = 1, .text = file.data, .n = file.size};
+        return ok;
+    }
     if (!read_lines(&file, &lines, o->prompts, err)) return false;
     const bool ok = read_all(p, &lines, o, err);
     free(file.data);

@@ -1,4 +1,4 @@
-// prompts.h: reads the prompts of a file.
+// prompts.h: reads the prompts of the command sample.
 #pragma once
 
 #include "options/options.h"
@@ -7,9 +7,9 @@
 typedef struct { size_t line; char* text; size_t n; char* id; } Prompt;
 typedef struct { Prompt* prompt; size_t count; } Prompts;
 
-// Reads the file o->prompts, or stdin if it is "-". Each line is a prompt; blank lines are skipped. If its name ends in
-// .jsonl or the text begins with a JSON object, each is an object with a "prompt" and perhaps an "id"; other keys are
-// ignored. Fails if the file cannot be read, is empty, or is not text (lines.h), or if a line is invalid. prompts_free
-// in any case
+// o->prompt is one prompt: TEXT, @FILE, or "-" for stdin; without it, an empty one. Of a file o->prompts (or "-"), each
+// line is a prompt; blank lines are skipped. If its name ends in .jsonl or the text begins with a JSON object, each is
+// an object with a "prompt" and perhaps an "id"; other keys are ignored. Fails if the file cannot be read, is empty, or
+// is not text (lines.h), or if a line is invalid. prompts_free in any case
 bool prompts_read(Prompts* p, const Options* o, TostError* err);
 void prompts_free(Prompts* p);

@@ -9,7 +9,6 @@
 #include "base/text.h"
 #include "commands/commands.h"
 #include "commands/prompts.h"
-#include "data/lines.h"
 #include "run/generate.h"
 
 // A prompt and its samples
@@ -241,52 +240,13 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
     return ok;
 }
 
-// ---- Prompts ----
-
-// Removes a byte order mark, and one line end, which editors and echo add.
-static bool take_text(Bytes* text, const Options* o, const char* name, TostError* err) {
-    size_t skip;
-    if (!text_check_head(&skip, name, text->data, text->size, err)
-        || !check_utf8_text(o, name, text->data, text->size, err)) return false;
-    text->size -= skip;
-    memmove(text->data, text->data + skip, text->size);
-    const bool feed = text->size > 0 && text->data[text->size - 1] == '\n';
-    text->size -= feed + (feed && text->size > 1 && text->data[text->size - 2] == '\r');
-    return true;
-}
-
-// --prompt TEXT, @FILE or -; empty without --prompt.
-static bool read_prompt(Bytes* text, const Options* o, TostError* err) {
-    const char* value = o->prompt ? o->prompt : "";
-    const bool from_file = value[0] == '@';
-    if (!from_file && strcmp(value, "-") != 0) {
-        *text = (Bytes){xstrdup(value), strlen(value)};
-        return true;
-    }
-    if (!value[from_file]) return tost_error(err, "--prompt @ names no file; give @FILE");
-    return read_file(text, value + from_file, err)
-           && take_text(text, o, from_file ? value + 1 : "standard input", err)
-           && (text->size > 0
-               || tost_error(err, "--prompt %s is empty; leave it out to start without a prompt", value));
-}
-
-// Reads --prompts, or makes --prompt the only one; empty if there is none.
-static bool read_prompts(Prompts* prompts, const Options* o, TostError* err) {
-    Bytes text = {0};
-    if (o->prompts) return prompts_read(prompts, o, err);
-    const bool ok = read_prompt(&text, o, err);
-    *prompts = (Prompts){.prompt = xmalloc(sizeof *prompts->prompt), .count = 1};
-    prompts->prompt[0] = (Prompt){.line = 1, .text = text.data, .n = text.size};
-    return ok;
-}
-
 int command_sample(const Options* o, const TostEngine* engine) {
     TostError err;
     LoadedModel m;
     Prompts prompts = {0};
     Tokenizer* tokenizer = NULL;
     const bool ok = loaded_model_find(&m, o, engine, &err) && (tokenizer = loaded_model_tokenizer(&m, o, &err))
-                    && read_prompts(&prompts, o, &err)
+                    && prompts_read(&prompts, o, &err)
                     && (prompts.count == 0 || sample(&m, tokenizer, o, &prompts, &err));
     prompts_free(&prompts);
     tokenizer_free(tokenizer);

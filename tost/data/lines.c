@@ -101,6 +101,7 @@ bool read_lines(Bytes* file, Lines* l, const char* path, TostError* err) {
     if (!read_file(file, path, err)) return false;
     if (!text_check_head(&skip, strcmp(path, "-") == 0 ? "standard input" : path, file->data, file->size, err)) {
         free(file->data);
+        *file = (Bytes){0};
         return false;
     }
     *l = (Lines){file->data + skip, file->data + file->size, 0};
