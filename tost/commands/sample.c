@@ -14,7 +14,6 @@
 // A prompt and its samples
 typedef struct {
     const Prompt* prompt;
-    size_t        place;      // among the prompts
     uint32_t*     ids;
     size_t        n_ids;
     int           group;      // generate_group
@@ -134,7 +133,7 @@ static bool print_output(Sampling* s, TostError* err) {
 static Text new_text(const Sampling* s, size_t at, int64_t sample, void* context) {
     const Work* w = &s->work[at];
     const char* id = w->prompt->id;
-    const uint64_t stream = (id ? (uint64_t)crc32_update(0, id, strlen(id)) : w->place) << 32 | (uint64_t)sample;
+    const uint64_t stream = (id ? (uint64_t)crc32_update(0, id, strlen(id)) : at) << 32 | (uint64_t)sample;
     return (Text){.prompt = w->ids, .n_prompt = w->n_ids, .rng = rng_seeded((uint64_t)s->o->seed, stream),
                   .context = context};
 }
@@ -147,10 +146,10 @@ static void note_space(const Options* o, const Prompt* p, size_t count) {
                   "before it", p->line > 1 ? text_line(" in line %zu", p->line).text : "");
 }
 
-static Work new_work(const Sampling* s, const Prompt* prompt, size_t place) {
+static Work new_work(const Sampling* s, const Prompt* prompt) {
     uint32_t* ids = xmalloc((prompt->n + 1) * sizeof *ids);
-    const size_t n = tokenizer_encode(s->generator.tokenizer, ids, prompt->text, prompt->n);
-    return (Work){.prompt = prompt, .place = place, .ids = ids, .n_ids = n,
+    const size_t n = tokenizer_encode(s->generator.tokenizer, NULL, ids, prompt->text, prompt->n);
+    return (Work){.prompt = prompt, .ids = ids, .n_ids = n,
                   .group = generate_group(s->generator.config, n)};
 }
 
@@ -222,7 +221,7 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
                   .work = xcalloc(prompts->count + 1, sizeof *s.work), .n_work = prompts->count};
     s.generator = (Generator){.chunks = &m->chunks, .config = &m->info.config, .tokenizer = tokenizer,
                               .options = {o->temperature, o->top_k, o->top_p}, .stop = o->stop};
-    for (size_t i = 0; i < s.n_work; i++) s.work[i] = new_work(&s, &prompts->prompt[i], i);
+    for (size_t i = 0; i < s.n_work; i++) s.work[i] = new_work(&s, &prompts->prompt[i]);
     note_space(o, prompts->prompt, prompts->count);
     bool ok = create_model(&s, m, err);
     if (ok) {

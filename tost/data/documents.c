@@ -165,7 +165,7 @@ static void add_text(Reader* r, const char* text, size_t n, bool ends) {
 // white space at the cut, so it includes the line end before a separator line. Returns the number of bytes used.
 static size_t add_documents(Reader* r, const Source* s) {
     size_t p = 0, end, next;
-    for (; document_ends(&end, &next, s->data, p, s->n, s->end); p = next, r->count->separators++)
+    for (; document_ends(&end, &next, s->data, p, s->n, s->end); p = next)
         add_text(r, s->data + p, end - p, true);
     size_t rest = s->end ? s->n - p : tokenizer_last_cut(s->data + p, end - p);
     add_text(r, s->data + p, rest, s->end);
@@ -204,7 +204,7 @@ static bool decode_lines(Reader* r, const char* name, TostError* err) {
     const TextInput* in = r->in;
     const char* field = in->text_field ? in->text_field : "text";
     size_t bad = SIZE_MAX;
-    uint64_t count = 0, at;
+    uint64_t count = 0;
     TostError first;
     #pragma omp parallel for schedule(dynamic, 16) num_threads(threads_or_max(in->threads)) if (r->n_lines > 16)
     for (size_t i = 0; i < r->n_lines; i++) {
@@ -219,10 +219,9 @@ static bool decode_lines(Reader* r, const char* name, TostError* err) {
         }
     }
     if (count && !in->skip_bad_lines)
-        return tost_error(err, "%s; %s, --skip-bad-lines skips such lines", first.text,
-                          count_broken(&at, r->lines[bad].json, r->lines[bad].n)
-                          ? "iconv -f LATIN1 -t UTF-8 FILE converts Latin-1" : "--text-field NAME reads another field, "
-                          "--plain reads plain text, jq -c . FILE writes objects on one line each");
+        return tost_error(err, "%s; --text-field NAME reads another field, --plain reads plain text, --skip-bad-lines "
+                          "skips such lines; jq -c . FILE writes objects on one line each, iconv -f LATIN1 -t UTF-8 "
+                          "FILE converts Latin-1", first.text);
     if (count && !r->count->skipped) r->count->first_skipped = first;
     r->count->skipped += count;
     return true;

@@ -20,7 +20,7 @@ typedef struct {
     uint64_t skipped;                // lines
     TextLine first_skipped;
     Broken   broken;                 // of plain text; first and name: of the first file with such bytes
-    uint64_t separators, inside;     // of plain text; inside: <|endoftext|> that is not a line of its own
+    uint64_t inside;                 // <|endoftext|> of plain text that is not a line of its own
     const char* inside_in;           // the first file with such
 } TextCount;
 

@@ -38,7 +38,7 @@ static void encode_parts(Job* job, const TextPart* parts, size_t n) {
         Ids* part = job->parts + i;
         uint32_t* ids = job->ids + part->first;
         TokenizerCache* cache = job->caches[thread_index()];
-        part->n = tokenizer_encode_cached(job->tokenizer, cache, ids, parts[i].text, parts[i].n);
+        part->n = tokenizer_encode(job->tokenizer, cache, ids, parts[i].text, parts[i].n);
         if (parts[i].ends) ids[part->n++] = (uint32_t)tokenizer_eot(job->tokenizer);
     }
 }

@@ -162,10 +162,10 @@ bool document_ends(size_t* end, size_t* next, const char* s, size_t from, size_t
 size_t encode_documents(uint32_t* ids, const Tokenizer* t, const char* text, size_t n) {
     size_t n_ids = 0, from = 0, end, next;
     for (; document_ends(&end, &next, text, from, n, true); from = next) {
-        n_ids += tokenizer_encode(t, ids + n_ids, text + from, end - from);
+        n_ids += tokenizer_encode(t, NULL, ids + n_ids, text + from, end - from);
         ids[n_ids++] = (uint32_t)tokenizer_eot(t);
     }
-    return n_ids + tokenizer_encode(t, ids + n_ids, text + from, n - from);
+    return n_ids + tokenizer_encode(t, NULL, ids + n_ids, text + from, n - from);
 }
 
 // ---- Merging the bytes of a piece. Ids are in rank order: the smallest id is merged first. ----
@@ -280,8 +280,7 @@ static size_t cache_miss(const Tokenizer* t, CachedPiece* place, const uint64_t*
     return count;
 }
 
-size_t tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cache, uint32_t* ids, const char* text,
-                               size_t n) {
+size_t tokenizer_encode(const Tokenizer* t, TokenizerCache* cache, uint32_t* ids, const char* text, size_t n) {
     const unsigned char* s = (const unsigned char*)text;
     size_t count = 0;
     for (size_t p = 0, end; p < n; p = end) {
@@ -306,10 +305,6 @@ size_t tokenizer_encode_cached(const Tokenizer* t, TokenizerCache* cache, uint32
         count += found;
     }
     return count;
-}
-
-size_t tokenizer_encode(const Tokenizer* t, uint32_t* ids, const char* text, size_t n) {
-    return tokenizer_encode_cached(t, NULL, ids, text, n);
 }
 
 // ---- Reading vocab.bpe ----

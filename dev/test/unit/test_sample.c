@@ -221,7 +221,7 @@ static const GenerateCase generate_cases[] = {
 static const int32_t* read_script(int32_t* ids, const Tokenizer* tokenizer, const char* script) {
     uint32_t id;
     for (size_t i = 0; script[i]; i++) {
-        must(tokenizer_encode(tokenizer, &id, &script[i], 1) == 1, "tokenizer_encode", NULL);
+        must(tokenizer_encode(tokenizer, NULL, &id, &script[i], 1) == 1, "tokenizer_encode", NULL);
         ids[i] = script[i] == '.' ? tokenizer_eot(tokenizer) : script[i] == '?' ? -1 : (int32_t)id;
     }
     return ids;
@@ -235,7 +235,7 @@ static void check_generate(Checks* c, const Tokenizer* tokenizer, const Generate
     uint32_t prompt[MAX_IDS];
     int32_t script[MAX_IDS];
     m->script = read_script(script, tokenizer, s->script);
-    const size_t n = tokenizer_encode(tokenizer, prompt, s->prompt, strlen(s->prompt));
+    const size_t n = tokenizer_encode(tokenizer, NULL, prompt, s->prompt, strlen(s->prompt));
     Sink sink = {.stop_at = s->stop_at};
     Text text = {.prompt = prompt, .n_prompt = n, .context = &sink};
     double seconds = 0;

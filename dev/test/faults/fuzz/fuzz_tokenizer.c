@@ -19,18 +19,18 @@ static void check_decode(const Tokenizer* t, const uint32_t* ids, size_t count, 
 
 static void check_text(const Tokenizer* t, const uint8_t* text, size_t n) {
     uint32_t *ids = xmalloc((n + 1) * sizeof *ids), *other = xmalloc((n + 1) * sizeof *other);
-    const size_t count = tokenizer_encode(t, ids, (const char*)text, n);
+    const size_t count = tokenizer_encode(t, NULL, ids, (const char*)text, n);
     check_decode(t, ids, count, text, n);
     TokenizerCache* cache = tokenizer_cache_new();
     for (int again = 0; again < 2; again++)
-        must_hold(tokenizer_encode_cached(t, cache, other, (const char*)text, n) == count
+        must_hold(tokenizer_encode(t, cache, other, (const char*)text, n) == count
                   && memcmp(ids, other, count * sizeof *ids) == 0, "the cache changes the ids");
     tokenizer_cache_free(cache);
     const size_t cut = tokenizer_last_cut((const char*)text, n);
     if (cut > 0) {
         must_hold(cut < n, "cut outside the text");
-        const size_t head = tokenizer_encode(t, other, (const char*)text, cut);
-        must_hold(head + tokenizer_encode(t, other + head, (const char*)text + cut, n - cut) == count
+        const size_t head = tokenizer_encode(t, NULL, other, (const char*)text, cut);
+        must_hold(head + tokenizer_encode(t, NULL, other + head, (const char*)text + cut, n - cut) == count
                   && memcmp(ids, other, count * sizeof *ids) == 0, "splitting at the cut changes the ids");
     }
     must_hold(encode_documents(other, t, (const char*)text, n) <= n, "more tokens than bytes");
