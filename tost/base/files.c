@@ -37,6 +37,13 @@ ssize_t read_at(int fd, void* out, size_t n, uint64_t offset) {
     return (ssize_t)done;
 }
 
+size_t read_head(char* head, size_t n, const char* path) {
+    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);   // do not wait on a FIFO
+    const ssize_t got = fd < 0 ? -1 : read_at(fd, head, n, 0);
+    if (fd >= 0) close(fd);
+    return got > 0 ? (size_t)got : 0;
+}
+
 bool read_file(Bytes* out, const char* path, TostError* err) {
     const bool is_stdin = strcmp(path, "-") == 0;
     const char* name = is_stdin ? "standard input" : path;

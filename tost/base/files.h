@@ -12,6 +12,7 @@ enum { MAX_FILE_BYTES = 1 << 30 };                                 // limit of r
 bool  read_file(Bytes* out, const char* path, TostError* err);     // all of it; "-" is stdin. free(out->data)
 // Like pread, but returns fewer than n bytes only at the end of the file.
 ssize_t read_at(int fd, void* out, size_t n, uint64_t offset);
+size_t read_head(char* head, size_t n, const char* path);          // up to n bytes; 0 if it cannot be read
 int   standard_stream(const char* path);                           // 1 or 2 if it is stdout or stderr; otherwise 0
 bool  path_exists(const char* path);
 bool  is_dir(const char* path);

@@ -1,10 +1,8 @@
 // json_write.c: writes JSON files. Each element of the two outer levels is on its own line.
 #include "base/json_write.h"
 
-#include <fcntl.h>
 #include <math.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/files.h"
 #include "base/folder.h"
@@ -17,10 +15,7 @@ static bool has_other_data(const char* path, const char* content) {
     char head[64] = "", begin[64];
     if (stat(path, &st) != 0 || !S_ISREG(st.st_mode) || st.st_size == 0 || standard_stream(path)) return false;
     const int begins = snprintf(begin, sizeof begin, "{\n  \"content\": \"%s\"", content);
-    const int fd = open(path, O_RDONLY | O_CLOEXEC);
-    const bool same = fd >= 0 && read_at(fd, head, sizeof head, 0) > 0 && strncmp(head, begin, (size_t)begins) == 0;
-    if (fd >= 0) close(fd);
-    return !same;
+    return read_head(head, sizeof head, path) == 0 || strncmp(head, begin, (size_t)begins) != 0;
 }
 
 static bool check_path(const char* path, const char* content, bool force, TostError* err) {

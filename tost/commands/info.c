@@ -1,8 +1,6 @@
 // info.c: prints the contents of a model file, a checkpoint or a run, or checks token shards.
-#include <fcntl.h>
 #include <math.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include "base/files.h"
 #include "base/folder.h"
@@ -230,10 +228,7 @@ static bool is_shard(const char* path) {
     char head[16];
     const size_t n = strlen(path);
     if (is_dir(path)) return false;
-    const int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    const ssize_t got = fd < 0 ? -1 : read(fd, head, sizeof head);
-    if (fd >= 0) close(fd);
-    const size_t known = got > 0 ? (size_t)got : 0;
+    const size_t known = read_head(head, sizeof head, path);
     return !st_begins(head, known)
         && ((n > 4 && strcmp(path + n - 4, ".bin") == 0) || shard_begins(head, known));
 }
