@@ -103,7 +103,7 @@ bool tokenize_files(const TokenizeOptions* o, TokenizeResult* r, TostError* err)
     Job job = {.o = o, .r = r};
     const bool ok = run_job(&job, err);
     shard_writer_abandon(job.writer);
-    for (int i = 0; job.caches && i < job.threads; i++) tokenizer_cache_free(job.caches[i]);
+    for (int i = 0; job.caches && i < job.threads; i++) free(job.caches[i]);
     free(job.caches);
     free(job.parts);
     free(job.ids);

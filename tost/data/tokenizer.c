@@ -251,11 +251,7 @@ typedef struct {
 
 struct TokenizerCache { CachedPiece pieces[1 << CACHE_BITS]; };
 
-TokenizerCache* tokenizer_cache_new(void) { return alloc_pages(sizeof(TokenizerCache)); }
-
-void tokenizer_cache_free(TokenizerCache* cache) {
-    if (cache) free_pages(cache, sizeof *cache);
-}
+TokenizerCache* tokenizer_cache_new(void) { return xcalloc(1, sizeof(TokenizerCache)); }
 
 // key (2) of the len bytes at s; s has `readable` bytes.
 static inline void cache_key(uint64_t* key, const unsigned char* s, size_t len, size_t readable) {

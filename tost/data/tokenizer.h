@@ -27,8 +27,7 @@ const char* tokenizer_piece(const Tokenizer* t, uint32_t id, size_t* len);  // b
 // ordinary text. The cache, NULL for none, stores the ids of recent words, which is several times faster for long
 // texts. Each thread needs its own cache, and a cache is for one tokenizer.
 size_t tokenizer_encode(const Tokenizer* t, TokenizerCache* cache, uint32_t* ids, const char* text, size_t n);
-TokenizerCache* tokenizer_cache_new(void);
-void            tokenizer_cache_free(TokenizerCache* cache);
+TokenizerCache* tokenizer_cache_new(void);   // free()
 
 // A vocab.bpe has a character for each byte: printable Latin-1 is itself, the other 68 bytes are U+0100, U+0101 and so
 // on. Byte tokens are ordered by these characters. The byte of a character, or -1.

@@ -97,7 +97,7 @@ static Bpe bpe_open(Vocab* v) {
 }
 
 static void bpe_close(Bpe* b) {
-    tokenizer_cache_free(b->cache);
+    free(b->cache);
     tokenizer_free(b->t);
     free(b->v);
 }

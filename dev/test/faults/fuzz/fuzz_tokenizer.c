@@ -25,7 +25,7 @@ static void check_text(const Tokenizer* t, const uint8_t* text, size_t n) {
     for (int again = 0; again < 2; again++)
         must_hold(tokenizer_encode(t, cache, other, (const char*)text, n) == count
                   && memcmp(ids, other, count * sizeof *ids) == 0, "the cache changes the ids");
-    tokenizer_cache_free(cache);
+    free(cache);
     const size_t cut = tokenizer_last_cut((const char*)text, n);
     if (cut > 0) {
         must_hold(cut < n, "cut outside the text");
