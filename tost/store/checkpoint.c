@@ -278,7 +278,7 @@ static bool write_contents(const char* dir, const Contents* contents, const Chec
 }
 
 static bool write_folder(const char* dir, const CheckpointInfo* info, const CheckpointModel* m, TostError* err) {
-    if (!checkpoint_remove(dir, err)) return false;
+    if (!checkpoint_remove(dir, err) && path_exists(dir)) return false;
     if (mkdir(dir, 0777) != 0) return tost_error(err, "%s: the folder cannot be created: %s", dir, strerror(errno));
     KeyValues meta = metadata_list(info);
     const Bytes* vocabulary = info->vocabulary;

@@ -149,6 +149,15 @@ static bool not_removed(const char* path, TostError* err) {
     return tost_error(err, "%s: cannot be removed: %s", path, strerror(errno));
 }
 
+// Gives what the user had in the checkpoint a name that no checkpoint has. Always returns false.
+static bool keep_rest(const char* path, TostError* err) {
+    const size_t dir = (size_t)(strrchr(path, '/') + 1 - path);
+    const Path name = path_text("%.*s", (int)(dir + strcspn(path + dir, ".")), path);
+    const Path kept = free_name(name.text, ".kept-");
+    if (rename(path, kept.text) != 0) return not_removed(path, err);
+    return tost_error(err, "%s contained other files, which are now in %s", name.text, kept.text);
+}
+
 bool checkpoint_remove(const char* path, TostError* err) {
     static const char* const own[] = {MODEL_FILE, OPTIMIZER_FILE, TOKENIZER_FILE, TOKENIZER_FILE ".tmp",
                                       "ema.safetensors"};   // the last one: of an earlier version
@@ -159,13 +168,15 @@ bool checkpoint_remove(const char* path, TostError* err) {
         const Path file = path_in(path, own[i]);
         if (unlink(file.text) != 0 && errno != ENOENT) return not_removed(file.text, err);
     }
-    return rmdir(path) == 0 || not_removed(path, err);
+    if (rmdir(path) == 0) return true;
+    return errno == ENOTEMPTY || errno == EEXIST ? keep_rest(path, err) : not_removed(path, err);
 }
 
 // Renames to a stale name, so that an interruption leaves no folder that looks complete.
 static bool set_aside(Path* stale, const char* path, TostError* err) {
     *stale = path_text("%s.old.tmp", path);
-    return checkpoint_remove(stale->text, err) && (rename(path, stale->text) == 0 || not_removed(path, err));
+    return (checkpoint_remove(stale->text, err) || !path_exists(stale->text))
+           && (rename(path, stale->text) == 0 || not_removed(path, err));
 }
 
 static bool remove_entry(const Entry* e, TostError* err) {

@@ -29,5 +29,5 @@ Path checkpoint_name(const char* run, int64_t step);   // RUN/step_NNNNNNNN
 bool checkpoint_publish(const char* finished, const char* name, TostError* err);
 // After saving `step`, removes stale folders and all but the newest `keep` complete checkpoints (0: keeps all).
 bool checkpoint_prune(const char* run, int64_t step, int keep, TostError* err);
-// Removes a checkpoint, complete or not. Fails if its folder has other files, which remain.
+// Removes a checkpoint, complete or not. If its folder has other files, renames it, to NAME.kept-N, and returns false.
 bool checkpoint_remove(const char* path, TostError* err);

@@ -470,9 +470,10 @@ static void test_users_files(Checks* c) {
     write_text("own/step_00000002/notes.txt", "mine");
     write_text("own/step_00000002/ema.safetensors", "of an earlier version");
     const CheckpointInfo info = info_of(3);
-    check_refused(c, save_info("own", &info, m, 1, &err), &err, "own/step_00000002.old.tmp", "a user's file");
-    check_listing(c, "own", "step_00000002.old.tmp step_00000003 ", "a user's file");
-    check_listing(c, "own/step_00000002.old.tmp", "notes.txt ", "a user's file");
+    check_refused(c, save_info("own", &info, m, 1, &err), &err, "own/step_00000002.kept-1", "a user's file");
+    save("own", m, 4, 1);   // this time nothing is left to say
+    check_listing(c, "own", "step_00000002.kept-1 step_00000004 ", "a user's file");
+    check_listing(c, "own/step_00000002.kept-1", "notes.txt ", "a user's file");
     check_found(c, "elsewhere", 1, m, "a link to a checkpoint");
     fake_destroy(m);
 }
