@@ -7,7 +7,8 @@
 
 // The names in a folder, without "." and "..", in any order. free_paths
 bool   folder_list(PathList* names, const char* path, TostError* err);
-bool   sync_dir(const char* path, TostError* err);                  // makes the names in it durable, if it is readable
+// Makes the names in a folder durable. Does nothing if it may not be read.
+bool   sync_dir(const char* path, TostError* err);
 // Renames a finished file or folder, over a file that has the name, and makes the new name durable.
 bool   rename_synced(const char* from, const char* to, TostError* err);
 // A new file, opened for writing, in place of a file, link or FIFO of this name. NULL on failure, see errno.

@@ -1,6 +1,7 @@
 // info.c: prints the contents of a model file, a checkpoint or a run, or checks token shards.
 #include <math.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/files.h"
 #include "base/folder.h"
@@ -105,7 +106,8 @@ static RunRow* find_runs(int* count, const Options* o, const char* folder) {
         const Path run = path_in(folder, names.paths[i]);
         RunRow row = {.name = names.paths[i]};
         StFile f;
-        if (!checkpoint_is_run(run.text)) continue;
+        const bool unreadable = is_dir(run.text) && access(run.text, R_OK | X_OK) != 0;
+        if (!unreadable && !checkpoint_is_run(run.text)) continue;
         if (checkpoint_open(&f, &row.info, run.text, &why)) {
             st_close(&f);
             row.name = xstrdup(row.name);

@@ -81,7 +81,7 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     if (!comm_open(&comm, &launch, engine, options_program(&o), valid ? o.rank_timeout : COMM_TIMEOUT, &why)) {
         if (o.rank > 0) sleep(2);   // if all have the error, the launcher ends them after the first
         o.rank = 0;                 // only rank 0 prints, and there may be no other rank
-        tost_error(&err, "%s%s (%s=%s; for a single process: env -u %s)", comm_prefix(&launch.place).text, why.text,
+        tost_error(&err, "%s%s (%s=%s; if no launcher is meant: env -u %s)", comm_prefix(&launch.place).text, why.text,
                    launch.variable, getenv(launch.variable), launch.variable);
         print_error(&o, &err);
         options_free(&o);

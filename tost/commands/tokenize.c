@@ -56,8 +56,8 @@ int command_tokenize(const Options* o) {
     if (!ok) return failed(o, &err);
     print_text_count(o, &r.read);
     if (o->val_frac > 0 && r.written[SPLIT_VAL].tokens == 0)
-        print_warning(o, "--val-frac %g: no document went to validation shards; raise it, or separate documents by lines of "
-                      END_OF_TEXT, o->val_frac);
+        print_warning(o, "--val-frac %g: no document went to validation shards; raise it, or separate documents by "
+                      "lines of " END_OF_TEXT, o->val_frac);
     if (o->quiet) return 0;
     const ShardCount *train = &r.written[SPLIT_TRAIN], *val = &r.written[SPLIT_VAL];
     char bytes[32];

@@ -61,11 +61,12 @@ static char* device_alloc(const TostEngineOptions* o, size_t bytes, TostError* e
     if (p) return p;
     (void)cudaGetLastError();
     human_bytes(need, (double)bytes);
-    if (e != cudaSuccess) tost_error(err, "%s of GPU memory: %s; %s", need, cudaGetErrorString(e), cuda_advice(e));
+    if (e != cudaSuccess)
+        tost_error(err, "%s of GPU memory cannot be allocated: %s; %s", need, cudaGetErrorString(e), cuda_advice(e));
     else tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; "
-               "lower %s or use a smaller model",
-               need, human_bytes(reserve, (double)reserved), human_bytes(have, (double)free_bytes),
-               o->training ? "--batch or --seq, use --chunk," : "--batch, --seq, --chunk or --samples,");
+                    "lower %s or use a smaller model",
+                    need, human_bytes(reserve, (double)reserved), human_bytes(have, (double)free_bytes),
+                    o->training ? "--batch or --seq, use --chunk," : "--batch, --seq, --chunk or --samples,");
     return NULL;
 }
 

@@ -41,13 +41,13 @@ static bool count_samples(DataSet* d, const char* glob, TostError* err) {
     for (int s = 0; s < d->stream.count; s++) {
         in_shards += shard_samples(d, s);
         if (d->order == ORDER_SHUFFLED && shard_samples(d, s) > UINT32_MAX)
-            return tost_error(err, "%s: more than %" PRIu32 " samples of --seq %d, the limit of a shuffled shard: use a "
-                              "longer --seq or --order sequential", d->stream.shards[s].path, UINT32_MAX, d->T);
+            return tost_error(err, "%s: more than %" PRIu32 " samples of --seq %d, the limit of a shuffled shard: use "
+                              "a longer --seq or --order sequential", d->stream.shards[s].path, UINT32_MAX, d->T);
     }
     d->samples = d->order == ORDER_SEQUENTIAL ? (tokens - 1) / T : in_shards;
     return d->samples > 0
-        || tost_error(err, "%s: %" PRIu64 " tokens in %d shard%s, but --seq %d needs at least %" PRIu64 "%s", glob, tokens,
-                      d->stream.count, d->stream.count == 1 ? "" : "s", d->T, T + 1,
+        || tost_error(err, "%s: %" PRIu64 " tokens in %d shard%s, but --seq %d needs at least %" PRIu64 "%s", glob,
+                      tokens, d->stream.count, d->stream.count == 1 ? "" : "s", d->T, T + 1,
                       tokens > T ? " in one of them: use a shorter --seq or --order sequential" : "");
 }
 

@@ -26,7 +26,7 @@ typedef struct { const char *at, *end; size_t number; } Lines;
 bool next_line(const char** text, size_t* n, Lines* l);
 bool is_blank(const char* text, size_t n);   // spaces and tabs only
 bool named_jsonl(const char* path);          // true if it ends in .jsonl or .JSONL
-// True if a text begins with this bracket and something that JSON has after it: a quote, the end of an object or, in an array, an object.
+// True if a text begins with this bracket and something that JSON has after it: a quote, } after {, or { after [.
 bool begins_json(const char* p, const char* end, char bracket);
 
 // Reads a text file, or stdin if the path is "-", and checks its head. free(file->data)

@@ -67,8 +67,8 @@ static bool remove_stale(const ShardWriter* w, TostError* err) {
     while (shard_find(&old, w->folder.text, "", err)) {
         if (!old.text[0]) return true;
         if (w->lock.unsupported)
-            return tost_error(err, "%s: exists already, and the file system has no locks: if no other tokenize is "
-                              "running, remove it", old.text);
+            return tost_error(err, "%s has shards, and the file system has no locks: if no other tokenize is running, "
+                              "remove this folder", w->folder.text);
         if (unlink(old.text) != 0) return tost_error(err, "%s: cannot be removed: %s", old.text, strerror(errno));
     }
     return false;

@@ -66,9 +66,9 @@ static bool check_head(const Shard* s, const char* head, size_t n, TostError* er
         || tost_error(err, "%s: text, not token ids; convert it with `tokenize` first", s->path);
 }
 
-// Refuses raw ids of 32 or 64 bits. In 16-bit halfwords of the head and of the middle of the file, all but the first of each id are 0, or below 16 if
-// ids over 65535 occur, and at least a quarter of the first ones are greater than all of these. 16-bit ids do not look
-// like this: at least every second one would have to be so small.
+// Refuses raw ids of 32 or 64 bits. In the 16-bit halfwords of the head and the middle of the file, all but the first
+// of each id are 0, or below 16 if ids over 65535 occur, and at least a quarter of the first ones are greater than all
+// of these. 16-bit ids do not look like this: at least every second one would have to be so small.
 static bool check_width(const Shard* s, uint64_t size, const char* head, size_t bytes, TostError* err) {
     enum { LEAST = 256 };   // bytes of a file
     uint16_t v[SHARD_HEADER_BYTES], most[4] = {0};
@@ -113,8 +113,8 @@ static bool shard_layout(Shard* s, uint64_t size, const char* head, size_t n, To
     s->n_tokens = n_tokens;
     const uint64_t claimed = SHARD_HEADER_BYTES + s->n_tokens * (uint64_t)s->width;
     if (size != claimed)
-        return tost_error(err, "%s: %s: offset 8 says %" PRIu64 " tokens, %" PRIu64 " bytes with the header, but it has %"
-                          PRIu64 "; copy or make it again", s->path, size < claimed ? "truncated" : "too long",
+        return tost_error(err, "%s: %s: offset 8 says %" PRIu64 " tokens, %" PRIu64 " bytes with the header, but it "
+                          "has %" PRIu64 "; copy or make it again", s->path, size < claimed ? "truncated" : "too long",
                           s->n_tokens, claimed, size);
     if (version != kind->version)
         return tost_error(err, "%s: version %" PRIu32 " at offset 4, but shards with magic %" PRIu32

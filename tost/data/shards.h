@@ -28,7 +28,7 @@ enum {
 };
 
 bool shard_begins(const char* head, size_t n);   // true if a file's first n bytes are those of a shard header
-// Finds a file of a folder whose name is START followed by train_NNNNNN.bin or val_NNNNNN.bin. *found: "" if none
+// Finds a file in a folder, named START followed by train_NNNNNN.bin or val_NNNNNN.bin. *found: "" if there is none
 bool shard_find(Path* found, const char* folder, const char* start, TostError* err);
 Path shard_prefix(const char* path);   // OUT of OUT_train_000000.bin
 bool shard_open(Shard* s, const char* path, TostError* err);

@@ -323,8 +323,8 @@ typedef struct {
 
 static bool line_error(const Loader* l, const char* text, size_t n, const char* what) {
     enum { QUOTED = 40 };  // bytes of the text that are shown
-    return tost_error(l->err, "%s: line %zu: '%.*s' %s; dev/data/vocab.py downloads GPT-2's vocab.bpe, or makes one of a "
-                      "tokenizer.json", l->t->path, l->lines.number, (int)(n < QUOTED ? n : QUOTED), text, what);
+    return tost_error(l->err, "%s: line %zu: '%.*s' %s; dev/data/vocab.py downloads GPT-2's vocab.bpe, or makes one of "
+                      "a tokenizer.json", l->t->path, l->lines.number, (int)(n < QUOTED ? n : QUOTED), text, what);
 }
 
 // The id of one part of a merge, -1 on error. Writes its bytes to out.

@@ -47,12 +47,12 @@ static inline int comm_size(const TostComm* c) { return c ? c->place.size : 1; }
 int comm_sharing_cores(const TostComm* c);
 
 // What the environment says about the launcher. size 1: none, or a single process.
-typedef struct { CommPlace place; const char *launcher, *variable; } CommLaunch;   // variable: has the size
+typedef struct { CommPlace place; const char *launcher, *variable; } CommLaunch;   // variable: the number of processes
 CommLaunch comm_launch(void);
 
 // *comm = NULL for a single process. An error if a launcher started several but the program was built without the
-// library: otherwise each would train a run of its own. program: its name, for
-// messages; timeout: of MPI_Init, in seconds; 0: none.
+// library: otherwise each would train a run of its own. program: its name, for messages; timeout: of MPI_Init, in
+// seconds; 0: none.
 bool comm_open(TostComm** comm, const CommLaunch* launch, const TostEngine* engine, const char* program, double timeout,
                TostError* err);
 void comm_close(TostComm* c);

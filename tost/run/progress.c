@@ -158,7 +158,7 @@ void progress_micro_batch(Progress* p, double done) {
     show_bar(p, head.text, rest.text);
 }
 
-// step 120/800 [##      ]  loss 3.214512  ETA 1m32s  12.3K tok/s  38.2% MFU  333 ms  lr 2.900e-03  |g| 0.8143
+// step 120/800 [##      ]  loss 3.214512  ETA 1m32s  12.3K tok/s  38.2% MFU  333.0 ms  lr 2.900e-03  |g| 0.8143
 void progress_step(Progress* p, const LogRow* row) {
     char rate[32], mfu[32] = "";
     const bool first = p->last.step < 0, last = row->step >= p->steps;
@@ -170,7 +170,7 @@ void progress_step(Progress* p, const LogRow* row) {
     if (p->peak_tokens_per_s > 0)
         snprintf(mfu, sizeof mfu, "  %.1f%% MFU", 100 * row->tokens_per_s / p->peak_tokens_per_s);
     const TextLine head = text_line("step %lld/%lld", (long long)p->step, (long long)p->steps);
-    const TextLine rest = text_line("  loss %.6f  ETA %s  %s tok/s%s  %.4g ms  lr %.3e  |g| %.4f",
+    const TextLine rest = text_line("  loss %.6f  ETA %s  %s tok/s%s  %.1f ms  lr %.3e  |g| %.4f",
                                     plain_nan(row->train_loss), run_eta(p).text,
                                     human_count(rate, row->tokens_per_s), mfu, row->ms, row->lr,
                                     plain_nan(row->grad_norm));

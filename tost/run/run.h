@@ -81,7 +81,8 @@ double run_mean_loss(const Run* r);                        // nats per token, fr
 bool run_save(Run* r, bool last, TostError* err);
 // Tells all ranks what rank 0 has saved, for run_save and for messages.
 void run_share_saved(Run* r);
-// --keep-best: saves the model as best, if its validation is the lowest so far. False if the run must end.
+// --keep-best: saves the model as best, if its validation is the best so far; that of random weights does not count.
+// False if the run must end.
 bool run_save_best(Run* r, TostError* err);
 // Writes a log row, on rank 0. Returns false if the run must end.
 bool run_log_step(Run* r, const LogRow* row, TostError* err);

@@ -58,7 +58,7 @@ static void begin_ranking(Sampler* s, const float* restrict logits) {
     }
 }
 
-// Keeps the candidates with a larger key, and the first `ties_kept` of those with this key.
+// Keeps the candidates whose key is above `last`, and the first `ties_kept` of those whose key is `last`.
 static void keep_above(Sampler* s, uint32_t last, int ties_kept) {
     int kept = 0, ties = 0;
     for (int i = 0; i < s->n; i++) {

@@ -11,8 +11,12 @@ static bool write_failed(const Run* r, const TostError* reason, TostError* err) 
 // Loss of the next micro-batch with the current parameters, checked before a save so that diverged parameters do not
 // replace a good checkpoint.
 static double probe_loss(Run* r) {
+    const size_t bytes = (size_t)r->o.batch * (size_t)r->o.seq * sizeof *r->inputs;
     TostError ignored;
-    if (!data_batch(r->data, r->inputs, r->targets, r->info.data_sample, r->o.batch, &ignored)) return 0;   // unknown
+    if (!data_batch(r->data, r->inputs, r->targets, r->info.data_sample, r->o.batch, &ignored)) {   // use token 0
+        memset(r->inputs, 0, bytes);
+        memset(r->targets, 0, bytes);
+    }
     r->pass = (RunPass){0};
     chunks_loss(&r->chunks, r->inputs, r->targets, r->o.batch, r->o.seq);
     const LossSum loss = run_read_loss(r);

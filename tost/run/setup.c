@@ -24,21 +24,23 @@ static bool run_exists(const Run* r, TostError* err) {
                       "--overwrite renames it and starts a new one", r->out.text);
 }
 
-// Adds the way out to the error of a checkpoint that cannot be loaded. Always returns false.
-static bool not_loaded(const Run* r, TostError* err) {
-    if (r->o.resume)
-        tost_error(err, "%s; move this checkpoint away to resume from an older one, or start a new run with "
-                   "--overwrite", err->text);
-    if (r->o.keep_optimizer)
-        tost_error(err, "%s; --keep-optimizer needs a complete checkpoint whose run had the same --optimizer, --conv "
-                   "and --memory: leave it out", err->text);
-    return false;
+// Adds the way out to the error of a checkpoint that cannot be loaded, or only its moments. Always returns false.
+static bool not_loaded(const Run* r, bool only_moments, TostError* err) {
+    Path newest;
+    if (r->o.resume && checkpoint_newest(&newest, r->out.text))
+        return tost_error(err, "%s; move %s away to resume from an older checkpoint, or start a new run with "
+                          "--overwrite", err->text, newest.text);
+    if (r->o.resume) return tost_error(err, "%s; --overwrite starts a new run", err->text);
+    return only_moments
+           ? tost_error(err, "%s; --keep-optimizer needs a checkpoint whose run had the same --optimizer, --conv and "
+                        "--memory: leave it out", err->text) : false;
 }
 
 // Opens the weights to start from and reads their metadata.
 static bool open_weights(CheckpointInfo* info, Run* r, TostError* err) {
     const Options* o = &r->o;
-    if (!checkpoint_open(&r->weights_file, info, o->resume ? r->out.text : o->init, err)) return not_loaded(r, err);
+    if (!checkpoint_open(&r->weights_file, info, o->resume ? r->out.text : o->init, err))
+        return not_loaded(r, false, err);
     r->weights = path_text("%s", r->weights_file.path);
     return true;
 }
@@ -238,9 +240,11 @@ static bool open_val_data(Run* r, TostError* err) {
     Options* o = &r->o;
     if (!o->val_data.count) o->val_data = r->val_globs = find_val_data(&o->data);
     for (size_t i = 0; i < countof(validating); i++)
-        if (option_given(r->args, validating[i]) && (o->val_every > 0 ? !o->val_data.count : i > 0))
+        if (option_given(r->args, validating[i])
+            && (o->val_every > 0 ? !o->val_data.count : i == 1 || (i == 2 && o->stop_at_val > 0)))
             return tost_error(err, "--%s needs %s", validating[i], o->val_every > 0
-                              ? "shards to validate on: give --val-data GLOB" : "validation: leave out --val-every 0");
+                              ? "shards to validate on: give --val-data GLOB"
+                              : "validation, but --val-every is 0: give --val-every N");
     if (!o->val_data.count || o->val_every == 0) return true;
     r->val = data_open(&o->val_data, o->seq, (uint32_t)o->config.vocab_size, ORDER_SEQUENTIAL, 0, err);
     if (!r->val) return tost_error(err, "%s; --val-every 0 trains without validation", err->text);
@@ -267,11 +271,12 @@ static bool create_model(Run* r, TostError* err) {
     if (!r->weights.text[0]) return true;
     const CheckpointModel m = {r->engine, r->model, &r->tensors, (TostOptimizer)r->o.optimizer, NULL};
     TostTensors stored = tost_tensors(config);
-    bool ok = checkpoint_load_params(&m, &stored, &r->weights_file, err);
-    if (ok && (r->o.resume || r->o.keep_optimizer)) ok = checkpoint_load_moments(&m, &r->weights_file, err);
+    const bool loaded = checkpoint_load_params(&m, &stored, &r->weights_file, err);
+    const bool ok = loaded && ((!r->o.resume && !r->o.keep_optimizer)
+                               || checkpoint_load_moments(&m, &r->weights_file, err));
     tost_tensors_free(&stored);
     st_close(&r->weights_file);   // so that its disk space can be freed
-    return ok || not_loaded(r, err);
+    return ok || not_loaded(r, loaded, err);
 }
 
 // --overwrite: renames the folder of the old run to OUT.N.
@@ -314,8 +319,8 @@ static bool check_disk(Run* r, TostError* err) {
         size += 4.0 * (double)t->size * (3 - tost_uses_muon(t, (TostOptimizer)o->optimizer));
     }
     return size <= (double)fs.f_bavail * (double)fs.f_frsize
-        || tost_error(err, "--out %s: %s: a checkpoint needs %s: free more, give another --out, or save nothing with "
-                      "--save-every 0", r->out.text, strerror(ENOSPC), human_bytes(text, size));
+        || tost_error(err, "--out %s: %s: a checkpoint needs %s: free more, or give another --out%s", r->out.text,
+                      strerror(ENOSPC), human_bytes(text, size), o->keep_best ? "" : " or --save-every 0");
 }
 
 // Opens folder and log, last, so that a run that cannot start writes nothing.

@@ -25,7 +25,8 @@ typedef struct { int count; Entry* entry; } Entries;   // ordered by step
 
 Path checkpoint_name(const char* run, int64_t step) { return path_text("%s/step_%08" PRId64, run, step); }
 
-// Parses "step_N", optionally followed by something that ends in ".tmp", or "best." and such an end.
+// Parses "step_N", optionally followed by something that ends in ".tmp", or "best." followed by something that ends in
+// "tmp".
 static bool parse_entry(Entry* e, const char* name) {
     const char* end = strrchr(name, '.');
     e->stale = end && strcmp(end, ".tmp") == 0;

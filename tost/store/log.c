@@ -45,7 +45,8 @@ static bool find_end(size_t* keep, const char* path, Bytes text, int64_t done, T
         }
         if (row.step < 1 || row.step > done || (number > 2 && row.step != last + 1))
             return tost_error(err, "%s: line %lld is not the row of step %lld%s; move the file away to start a new log",
-                              path, number, (long long)(number > 2 ? last + 1 : done), number > 2 ? "" : " or before");
+                              path, number, (long long)(number > 2 ? last + 1 : done),
+                              number > 2 ? "" : " or of an earlier one");
         last = row.step;
     }
     *keep = (size_t)(line - text.data);

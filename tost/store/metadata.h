@@ -11,7 +11,7 @@ typedef struct {
     int64_t    tokens;            // tokens seen in training
     uint64_t   data_sample;       // next sample of the data loader
     uint64_t   seed;
-    double     val_loss, best_val_loss;   // the last and the lowest, in nats per token; infinity if never measured
+    double     val_loss, best_val_loss;   // the last and the best, in nats per token; infinity if never measured
     int64_t    val_step, best_val_step;   // steps done when they were measured
     int64_t    earlier_updates;   // of the moments that --keep-optimizer took, before the first step; else 0
     int64_t    skipped, skipped_in_a_row;   // skipped steps: in total, and since the last step that was not

@@ -87,7 +87,7 @@ run --resume --out halfway --steps 8
 check "a larger --steps continues the log" [ "$(wc -l <halfway/log.csv)" -eq 9 ]
 head -c 999 straight/step_00000006/model.safetensors >halfway/step_00000008/model.safetensors
 head -c 999 straight/step_00000006/optimizer.safetensors >halfway/step_00000006/optimizer.safetensors
-refuses 1 "tost --resume --out halfway --steps 6" "halfway/step_00000008/" "move this checkpoint away"
+refuses 1 "tost --resume --out halfway --steps 6" "move halfway/step_00000008 away"
 rm -r halfway/step_00000006 halfway/step_00000008
 run --resume --out halfway --steps 6 --quiet
 check "--quiet: nothing on stdout" empty stdout

@@ -142,8 +142,8 @@ void test_refusals(Checks* c) {
     const char* const calls[][2] = {{"cudaGetDeviceCount", "no usable GPU: out of memory; a smaller --batch"},
                                     {"cudaSetDevice", "no usable GPU: out of memory"},
                                     {"cudaGetDeviceProperties", "no usable GPU: out of memory"},
-                                    {"cudaMemGetInfo", "not enough memory on the GPU: the model needs"},
-                                    {"cuda_on_host_malloc", "not enough memory on the GPU: the model needs"}};
+                                    {"cudaMemGetInfo", "of GPU memory cannot be allocated: out of memory"},
+                                    {"cuda_on_host_malloc", "of GPU memory cannot be allocated: out of memory"}};
     const TostEngineOptions o = engine_options(8, 33, false, TOST_BF16),
                             training = engine_options(2, 33, true, TOST_FP32);
     CudaOnHostOptions machine;
