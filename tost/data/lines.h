@@ -2,12 +2,11 @@
 #pragma once
 
 #include "base/files.h"
+#include "data/formats.h"
 
-// Refuses archives, compressed files and others that have neither text nor token ids, by their first n bytes.
-// TEXT_HEAD_BYTES are enough.
-enum { TEXT_HEAD_BYTES = 512 };
-bool check_format(const char* name, const char* head, size_t n, TostError* err);
-// Also refuses shards and safetensors files. *skip: length of a UTF-8 byte order mark
+// Refuses what check_format does, shards and safetensors files, by their first n bytes; TEXT_HEAD_BYTES are enough.
+// *skip: length of a UTF-8 byte order mark
+enum { TEXT_HEAD_BYTES = FORMAT_HEAD_BYTES };
 bool text_check_head(size_t* skip, const char* name, const char* head, size_t n, TostError* err);
 
 // The bytes of a text that are NUL or not UTF-8. Up to 1 in 1,000 are kept as they are, as in a damaged text. More are

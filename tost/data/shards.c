@@ -10,7 +10,7 @@
 #include "base/folder.h"
 #include "base/memory.h"
 #include "base/platform.h"
-#include "data/lines.h"
+#include "data/formats.h"
 
 // ---- Formats ----
 
