@@ -109,7 +109,7 @@ static bool source_fill(Source* s, char* to, size_t n, TostError* err) {
 // order mark.
 static bool source_read(Source* s, size_t used, Reader* r, TostError* err) {
     const uint64_t before = s->read;
-    const size_t more = r->batch_bytes + (before ? 0 : TEXT_HEAD_BYTES);
+    const size_t more = r->batch_bytes + (before ? 0 : FORMAT_HEAD_BYTES);
     s->n -= used;
     if (s->n) memmove(s->data, s->data + used, s->n);
     if (s->cap - s->n < more) s->data = xrealloc(s->data, s->cap = s->n + more);
@@ -290,7 +290,7 @@ bool documents_read(const TextInput* in, TextCount* count, UseParts* use, void* 
 // A pipe is not opened, because its writer would begin.
 static bool check_file(const char* path, TostError* err) {
     Source s;
-    char head[TEXT_HEAD_BYTES];
+    char head[FORMAT_HEAD_BYTES];
     size_t skip;
     if (is_dir(path)) return tost_error(err, "%s: a folder; give the files in it", path);
     if (strcmp(path, "-") == 0 || (path_exists(path) && !is_file(path))) return true;

@@ -4,9 +4,8 @@
 #include "base/files.h"
 #include "data/formats.h"
 
-// Refuses what check_format does, shards and safetensors files, by their first n bytes; TEXT_HEAD_BYTES are enough.
+// Refuses what check_format does, shards and safetensors files, by their first n bytes; FORMAT_HEAD_BYTES are enough.
 // *skip: length of a UTF-8 byte order mark
-enum { TEXT_HEAD_BYTES = FORMAT_HEAD_BYTES };
 bool text_check_head(size_t* skip, const char* name, const char* head, size_t n, TostError* err);
 
 // The bytes of a text that are NUL or not UTF-8. Up to 1 in 1,000 are kept as they are, as in a damaged text. More are

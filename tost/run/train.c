@@ -24,15 +24,20 @@ static Outcome data_failed(Run* r, const LogRow* row, TostError* err) {
     return FAILED;
 }
 
-// Chunks.should_stop. With several ranks, a signal stops the run only between micro-batches: in the middle of one, other
-// ranks may already wait for this rank's gradients.
-bool run_should_stop(void* context, double part) {
-    Run* r = context;
+// Shows the progress of a pass, with this part of the current micro-batch.
+static void show_pass(Run* r, double part) {
     const double done = (double)r->pass.done + part;
-    if (r->pass.all == 0) return false;
     if (r->pass.validation)
         progress_show(&r->progress, done / (double)r->pass.all, "validation %.6g/%lld", done, (long long)r->pass.all);
     else progress_micro_batch(&r->progress, done * comm_size(r->comm));
+}
+
+// Chunks.should_stop, which also shows progress. With several ranks, a signal stops the run only between micro-batches:
+// in the middle of one, other ranks may already wait for this rank's gradients.
+bool run_should_stop(void* context, double part) {
+    Run* r = context;
+    if (r->pass.all == 0) return false;
+    show_pass(r, part);
     return comm_size(r->comm) == 1 && signals_received() && part < 1;
 }
 
@@ -54,8 +59,8 @@ static Outcome accumulate_gradients(Run* r, TostError* err) {
     bool ok = true;
     for (; done < n && (done == 0 || !interrupted(r, !ok)); done++) {
         const TostEnd end = done + 1 == n ? TOST_STEP_ENDS : (done + 1) % each == 0 ? TOST_PART_ENDS : TOST_MORE;
-        progress_micro_batch(&r->progress, (double)(done * comm_size(r->comm)));
         r->pass = (RunPass){.done = done, .all = n};
+        show_pass(r, 0);
         ok = ok && data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * o->batch), o->batch, err);
         if (end == TOST_STEP_ENDS && comm_any(r->comm, !ok)) break;
         if (ok && !chunks_train(&r->chunks, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch, end))
@@ -143,7 +148,7 @@ static Outcome validation_losses(Run* r, TostError* err) {
             const int64_t first = part_start(available, start + done, n) * B;
             const int rows = (int)(sequences - first < B ? sequences - first : B);
             r->pass = (RunPass){.validation = true, .done = done, .all = all};
-            run_should_stop(r, 0);   // shows the progress
+            show_pass(r, 0);
             ok = data_batch(r->val, r->inputs, r->targets, first, rows, err);
             if (ok && chunks_loss(&r->chunks, r->inputs, r->targets, rows, r->o.seq)) done++;
         }
