@@ -130,7 +130,7 @@ static void test_shards_refused(Checks* c) {
         {"\xfd" "7zXZ\0\0\4", 8, "xz"}, {"BZh91AY&SY", 10, "bzip2"}, {"PAR1\x15\4", 6, "Parquet file; dev/data/corpus.py"},
         {"ARROW1\0\0", 8, "Arrow file"}, {"\xff\xff\xff\xff\x58\2\0\0", 8, "Arrow file"},
         {"version https://git-lfs.github.com/spec/v1\n", 43, "Git LFS file; `git lfs pull`"},
-        {"PK\3\4\x14\0", 6, "zip archive"},
+        {"PK\3\4\x14\0", 6, "zip archive"}, {"MMIDIDX\0\0\1", 10, "index of a Megatron dataset; its .bin"},
     };
     static const uint32_t ids[10] = {1, 2, 3};
     for (size_t i = 0; i < countof(cases); i++) {
@@ -191,6 +191,25 @@ static void test_widths(Checks* c) {
     check_raw(c, late_id, 2000, 4, "32-bit ids without a header");
     check_raw(c, small_id, 8, 4, NULL);          // too few to decide
     check_raw(c, second_zero, 100001, 2, NULL);  // an odd number
+}
+
+// Two samples of 4 bytes after their number and the three offsets, as LitData writes them; MDS has more before the
+// samples. Other numbers are ids.
+static void test_samples(Checks* c) {
+    static const struct { uint32_t words[6]; bool refused; } cases[] = {
+        {{2, 16, 20, 24, 7, 7}, true}, {{2, 18, 20, 24, 7, 7}, true}, {{2, 16, 20, 23, 7, 7}, false},
+        {{2, 12, 20, 24, 7, 7}, false}, {{5, 24, 24, 24, 24, 24}, false}, {{4, 24, 24, 24, 24, 24}, true},
+        {{3, 20, 20, 24, 24, 7}, true}, {{0xfffffff0, 24, 24, 24, 24, 24}, false},
+    };
+    for (size_t i = 0; i < countof(cases); i++) {
+        TostError err = {""};
+        Shard s = {.fd = -1};
+        write_bytes("samples.bin", cases[i].words, sizeof cases[i].words);
+        const bool ok = shard_open(&s, "samples.bin", &err);
+        if (cases[i].refused) check_refused(c, ok, &err, "samples.bin: samples of LitData or MDS", "samples");
+        else check(c, ok && s.n_tokens == 12, "samples %zu: no samples, so ids: %s", i, err.text);
+        shard_close(&s);
+    }
 }
 
 // A sparse file of 5 GB: more than 2^31 tokens, zeros except for two ids at the end. Too large for a check of all ids
@@ -620,7 +639,7 @@ static void test_writer_again(Checks* c) {
 }
 
 int main(void) {
-    return RUN_TESTS("data", test_shard_kinds, test_shards_refused, test_widths, test_shard_sparse, test_changes,
-                         test_reads, test_check_ids, test_sequential, test_shuffled_golden, test_shuffled, test_mixture,
-                         test_writer, test_writer_fails, test_writer_again);
+    return RUN_TESTS("data", test_shard_kinds, test_shards_refused, test_widths, test_samples, test_shard_sparse,
+                         test_changes, test_reads, test_check_ids, test_sequential, test_shuffled_golden, test_shuffled,
+                         test_mixture, test_writer, test_writer_fails, test_writer_again);
 }
