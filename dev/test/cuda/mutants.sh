@@ -81,7 +81,7 @@ memory_solved_late_backward | s/__syncwarp();//
 memory_tile_late_backward | s/__syncwarp();//
 memory_part_dropped | s/add_part.*;/from += size;/
 product_without_rest | s/multiply_words.*;//
-memory_key_not_passed | s/= x.K/= 0.0f * x.K/
+memory_key_not_passed | s/= \*x.key/= 0.0f * *x.key/
 memory_dpi | s/args.with_memory/false/
 memory_dz | s/args.with_memory/false/
 memory_G_after | s/run.t0 > 0/false/
