@@ -137,8 +137,10 @@ try_mutant() {
     esac
 }
 
-if build engine . > "$work/log" 2>&1 && "$work/engine" --quick > "$work/log" 2>&1 &&
-    "$work/engine" --mutants > "$work/log" 2>&1 && "$work/engine" --exchange > "$work/log" 2>&1; then
+unchanged_passes() { build engine . && "$work/engine" --quick && "$work/engine" --mutants && "$work/engine" --exchange; }
+
+[ -z "${EDITS_ONLY:-}" ] || run_mutants "$@"
+if unchanged_passes > "$work/log" 2>&1; then
     passed=1
     run_mutants "$@"
 fi
