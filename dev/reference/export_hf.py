@@ -10,7 +10,7 @@ model card (README.md) with the run's data, options and losses. Then, in Python:
 
 and in a shell: lm_eval --model hf --model_args pretrained=OUT,trust_remote_code=True --tasks lambada_openai
 import_hf.py converts such a folder back. Needs Python 3.11 or later, torch 2.1 and safetensors. The folder needs
-transformers 4.53 or later (tried: 4.53.0, 4.57.1, 5.0.0, 5.1.0, 5.2.0, 5.23.0).
+transformers 4.53 or later (tried: 4.53.0, 4.57.6, 5.0.0, 5.1.0, 5.2.0, 5.23.0, 5.24.0).
 """
 
 import json

@@ -6,7 +6,7 @@ from transformers import PretrainedConfig
 class TostConfig(PretrainedConfig):
     model_type = "tost"
     attribute_map = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads": "n_head"}
-    keys_to_ignore_at_inference = ["past_key_values"]
+    keys_to_ignore_at_inference = ["past_key_values", "cache"]
 
     def __init__(self, n_layer=12, n_head=12, n_embd=768, block_size=1024, vocab_size=50304, bias=False,
                  membership="learned", conv=0, memory=0, positions="learned", use_cache=True,

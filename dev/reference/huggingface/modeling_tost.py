@@ -2,7 +2,7 @@
 
 Wu et al., "Token Statistics Transformer: Linear-Time Attention via Variational Rate Reduction", ICLR 2025,
 arXiv 2412.17810. A GPT-2 with TSSA, token statistics self-attention, instead of softmax attention. Generation
-keeps running sums of fixed size instead of keys and values: past_key_values is a TostState.
+keeps running sums of fixed size instead of keys and values: the cache is a TostState.
 
 Sizes in comments: B batch, T length, C channels (n_embd), nh heads, hs = C/nh.
 """
@@ -23,6 +23,8 @@ ENERGY_MIN = 1e-12  # lower bound of the cumulative energy, by which a token's e
 MASS_EPS = 1e-8     # added to the cumulative membership
 GAMMA_INIT = 1e-5   # initial LayerScale
 MEMORY_BLOCK = 64   # tokens whose updates of the memory are computed at once
+# Since 5.24, transformers calls the state cache, not past_key_values; forward takes both.
+CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
 
 class TostState:
@@ -30,7 +32,8 @@ class TostState:
     (B,nh,hs), D (B,nh,1); with convolutions, the last inputs (B,3,C) of the one on z; with memory, G (B,nh,hs,hs) and
     k (B,nh,hs); with convolutions, the last inputs (B,3,C) of the one before the MLP."""
 
-    is_compileable = False
+    is_compileable = is_croppable = False
+    is_linear = (True,)  # generate gives all tokens, and prepare_inputs_for_generation takes those after the state
 
     def __init__(self, n_layer):
         self.layers = [None] * n_layer  # the tensors of each layer
@@ -274,14 +277,16 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls):
         return False  # generate must not make keys and values; forward makes a TostState
 
-    def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, inputs_embeds=None,
-                                      use_cache=True, **kwargs):
+    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, inputs_embeds=None, use_cache=True,
+                                      **kwargs):
         """With a state, forward needs only the tokens that the state has not seen. When all positions are used, the
         context is cut to its last half, as in `train_gpt_tost sample`."""
         longest, keep = self.max_seq(), max(1, self.config.block_size // 2)
-        state = TostState(self.config.n_layer) if past_key_values is None and use_cache else past_key_values
+        state = kwargs.get(CACHE)
+        if state is None and use_cache:
+            state = TostState(self.config.n_layer)
         seen, L = state.get_seq_length() if state is not None else 0, input_ids.shape[1]
-        inputs = {"past_key_values": state, "attention_mask": attention_mask, "use_cache": use_cache}
+        inputs = {CACHE: state, "attention_mask": attention_mask, "use_cache": use_cache}
         if inputs_embeds is not None and seen == 0:
             return inputs | {"inputs_embeds": inputs_embeds}
         if state is None and L > longest:
@@ -305,7 +310,7 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
         return (counts - 1).clamp_min(0), counts[:, -1]
 
     def forward(self, input_ids=None, attention_mask=None, past_key_values=None, inputs_embeds=None, labels=None,
-                use_cache=None, logits_to_keep=0, output_hidden_states=None, return_dict=None, **kwargs):
+                use_cache=None, logits_to_keep=0, output_hidden_states=None, return_dict=None, cache=None, **kwargs):
         """attention_mask (B, tokens in the state + T): 0 marks padding, on either side. labels (B,T) are shifted here,
         and -100 is ignored."""
         if (input_ids is None) == (inputs_embeds is None):
@@ -314,7 +319,9 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
             use_cache = self.config.use_cache and not self.training and labels is None
         x = self.transformer["wte"](input_ids) if inputs_embeds is None else inputs_embeds
         batch, T = x.shape[:2]
-        state = past_key_values if past_key_values is not None else TostState(self.config.n_layer)
+        state = cache if past_key_values is None else past_key_values
+        if state is None:
+            state = TostState(self.config.n_layer)
         mask = None if attention_mask is None else attention_mask[:, -T:].to(x.device)
         positions, tokens = self.positions(mask, batch, T, state, x.device)
         if mask is not None:
@@ -335,6 +342,6 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
         if use_cache:
             state.layers, state.tokens, state.length = layers, tokens, state.length + T
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=state if use_cache else None,
-                                        hidden_states=hidden and tuple(hidden))
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=hidden and tuple(hidden),
+                                        **{CACHE: state if use_cache else None})
         return output if return_dict is not False else output.to_tuple()
