@@ -70,7 +70,7 @@ energy_below_its_least | s/= S.*/= true;/
 big_tokens_once | s/big += gridDim.x/big += s.header->n_big/
 conv_end | s/t < args.T ? inside : 0/inside/
 conv_state | s/i++/row[i++] = 0/
-conv_rows_not_passed | s/store.*;//
+conv_rows_not_passed | s/conv_store.*;//
 conv_runs_once | s/run += gridDim.x/run += args.B * runs/
 conv_whole | s/args.C % CONV_VEC == 0/true/
 conv_left | s/ - CONV_BEFORE//
