@@ -1,7 +1,7 @@
 #!/bin/sh
 # sampling_order.sh: transformers divides by the temperature before top_p and top_k, MLX-LM after both; transformers
-# applies top_k before top_p, MLX-LM top_p before top_k. The same options of the same model therefore choose from sets of
-# tokens that differ by a factor of 8, and a temperature that was tuned in one library means something else in the other.
+# applies top_k before top_p, MLX-LM after it. With the same options, the sets of tokens that the same model draws from
+# differ in size by up to a factor of 8, so a temperature tuned with top_p in one library does not carry over.
 #
 # versions   transformers 5.24.0, torch 2.15.0, mlx and mlx-cpu 0.32.4, mlx-lm 0.32.2 (PyPI), on the CPU
 # input      1,000 tokens, the n-th with a probability proportional to 1/n

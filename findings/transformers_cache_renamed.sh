@@ -1,13 +1,14 @@
 #!/bin/sh
-# transformers_cache_renamed.sh: transformers 5.24 passes the state of generation as cache instead of past_key_values. A
-# model with code of its own whose forward takes past_key_values and **kwargs, as most code for trust_remote_code, then
-# generates other tokens: each step sees the last token alone. There is no error; one message says that the old name is
-# deprecated.
+# transformers_cache_renamed.sh: since 5.24, generate of transformers passes the KV cache as cache, not past_key_values.
+# A custom model whose forward takes past_key_values and **kwargs, as is common in code for trust_remote_code, silently
+# loses it: each step after the first sees only the last token, and the output is wrong. Deprecation warnings are the
+# only hint.
 #
 # versions   transformers 5.23.0 and 5.24.0, torch 2.15.0 (PyPI), on the CPU
-# input      a small GPT-2 with random weights inside a model of one's own; a prompt of 10 tokens, 5 new ones, greedy
-# behaviour  generate of 5.24 makes a DynamicCache and passes forward the last token and cache=..., which **kwargs takes.
-#            A state that forward returns as past_key_values comes back as cache, too.
+# input      a small GPT-2 with random weights, wrapped in a custom PreTrainedModel; a prompt of 10 tokens, 5 new ones,
+#            greedy
+# behaviour  generate of 5.24 makes a DynamicCache and passes the last token and cache=... to forward, whose **kwargs
+#            takes the cache. A cache that forward returns as past_key_values comes back as cache, too.
 # seen       5.23.0: equal to the tokens with use_cache=False: True; past_key_values in 5 of 5 calls
 #            5.24.0: equal to the tokens with use_cache=False: False; past_key_values in 0 of 5 calls
 #
@@ -23,7 +24,7 @@ from transformers import GenerationMixin, GPT2Config, GPT2LMHeadModel, PreTraine
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 
-class OwnModel(PreTrainedModel, GenerationMixin):
+class CustomModel(PreTrainedModel, GenerationMixin):
     config_class = GPT2Config
 
     def __init__(self, config):
@@ -40,7 +41,7 @@ class OwnModel(PreTrainedModel, GenerationMixin):
 
 torch.manual_seed(0)
 config = GPT2Config(vocab_size=50, n_embd=32, n_layer=2, n_head=2, n_positions=64, bos_token_id=0, eos_token_id=None)
-model = OwnModel(config).eval()
+model = CustomModel(config).eval()
 for p in model.parameters():
     torch.nn.init.normal_(p, std=0.3)
 prompt = torch.randint(1, 50, (1, 10))

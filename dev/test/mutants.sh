@@ -7,7 +7,7 @@
 #                             and succeeds if they fail; else prints why not
 #
 # and calls run_mutants [NAME...]. $JOBS mutants run in parallel (default: one per core). With EDITS_ONLY=1, it only
-# checks that each edit changes its line. It changes no file in the repository.
+# checks that each edit changes its line, and prints failures. It changes no file in the repository.
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 passed=0 failed=0
@@ -37,10 +37,11 @@ mutate() {
 }
 
 run_mutant() {
-    local text=
-    if mutate "$1" > "$work/$1.log" && { [ -n "${EDITS_ONLY:-}" ] || text=$(try_mutant "$1" "$mutated"); }; then
-        echo "$1: ${text:0:150}"
-    else echo "FAILED mutants: $1: $(cat "$work/$1.log") $text"; fi | tee "$work/$1.result"
+    local text
+    if ! mutate "$1" > "$work/$1.log"; then echo "FAILED mutants: $1: $(cat "$work/$1.log")"
+    elif [ -n "${EDITS_ONLY:-}" ]; then :
+    elif text=$(try_mutant "$1" "$mutated"); then echo "$1: ${text:0:150}"
+    else echo "FAILED mutants: $1: $text"; fi | tee "$work/$1.result"
 }
 
 run_mutants() {

@@ -66,16 +66,16 @@ static bool check_head(const Shard* s, const char* head, size_t n, TostError* er
         || tost_error(err, "%s: text, not token ids; convert it with `tokenize` first", s->path);
 }
 
-// Refuses a chunk of LitData or MDS. It begins with the number n of its samples and their n + 1 offsets in uint32, the
-// last of which is the size of the file.
+// Refuses a chunk of LitData or MDS: the number n of samples, then n + 1 offsets, all uint32; the last offset is the
+// size of the file.
 static bool check_samples(const Shard* s, uint64_t size, const char* head, TostError* err) {
     uint32_t n, first, last;
     memcpy(&n, head, sizeof n);
     memcpy(&first, head + 4, sizeof first);
     const uint64_t end = 4 * ((uint64_t)n + 2);   // of the offsets
-    if (first < end || size < end || read_at(s->fd, &last, sizeof last, end - 4) != 4 || last != size) return true;
-    return tost_error(err, "%s: samples of LitData or MDS, not token ids; write the ids of all samples with NumPy: "
-                      "ids.astype(np.uint16).tofile(SHARD)", s->path);
+    if (n == 0 || first < end || size < end || read_at(s->fd, &last, 4, end - 4) != 4 || last != size) return true;
+    return tost_error(err, "%s: a chunk of LitData or MDS, not token ids; concatenate the ids of its samples and write "
+                      "them with NumPy, if all are below 65536: ids.astype(np.uint16).tofile(SHARD)", s->path);
 }
 
 // Refuses raw ids of 32 or 64 bits. In the 16-bit halfwords of the head and the middle of the file, all but the first

@@ -212,8 +212,8 @@ const Option option_table[] = {
     {"top-k", TRAIN | SAMPLE | OVERRIDABLE, INT, AT(top_k), "N",
      .help = "sample from the N most likely tokens; 0: from all", 0, TOST_MAX_VOCAB_SIZE},
     {"top-p", TRAIN | SAMPLE | OVERRIDABLE, REAL, AT(top_p), "X",
-     .help = "of these, sample from the smallest set of most likely tokens that has X of their probability at this "
-     "temperature; 1: from all", 1e-9, 1, 0.95},
+     .help = "after --temperature and --top-k, sample from the smallest set of most likely tokens with total "
+     "probability X; 1: from all", 1e-9, 1, 0.95},
     {"seed", SAMPLE, INT64, AT(seed), "N",
      .help = "random seed. A text depends on it, on the \"id\" of its prompt or else the prompt's place, not counting "
      "blank lines, and on the number of the sample, but not on the other prompts", 0, MAX_SEED, 1337},

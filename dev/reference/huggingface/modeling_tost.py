@@ -23,7 +23,7 @@ ENERGY_MIN = 1e-12  # lower bound of the cumulative energy, by which a token's e
 MASS_EPS = 1e-8     # added to the cumulative membership
 GAMMA_INIT = 1e-5   # initial LayerScale
 MEMORY_BLOCK = 64   # tokens whose updates of the memory are computed at once
-# Since 5.24, transformers calls the state cache, not past_key_values; forward takes both.
+# transformers 5.24 renamed past_key_values to cache; the model takes both.
 CACHE = "cache" if "cache" in CausalLMOutputWithPast.__dataclass_fields__ else "past_key_values"
 
 
@@ -33,7 +33,7 @@ class TostState:
     k (B,nh,hs); with convolutions, the last inputs (B,3,C) of the one before the MLP."""
 
     is_compileable = is_croppable = False
-    is_linear = (True,)  # generate gives all tokens, and prepare_inputs_for_generation takes those after the state
+    is_linear = (True,)  # so generate passes all input_ids; prepare_inputs_for_generation drops those in the state
 
     def __init__(self, n_layer):
         self.layers = [None] * n_layer  # the tensors of each layer
@@ -279,16 +279,19 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
 
     def prepare_inputs_for_generation(self, input_ids, attention_mask=None, inputs_embeds=None, use_cache=True,
                                       **kwargs):
-        """With a state, forward needs only the tokens that the state has not seen. When all positions are used, the
-        context is cut to its last half, as in `train_gpt_tost sample`."""
+        """input_ids are all tokens, with those in the state, which forward does not need. When all positions are used,
+        the context is cut to its last half, as in `train_gpt_tost sample`."""
         longest, keep = self.max_seq(), max(1, self.config.block_size // 2)
-        state = kwargs.get(CACHE)
+        state = kwargs.get("cache") if kwargs.get("past_key_values") is None else kwargs["past_key_values"]
         if state is None and use_cache:
             state = TostState(self.config.n_layer)
         seen, L = state.get_seq_length() if state is not None else 0, input_ids.shape[1]
         inputs = {CACHE: state, "attention_mask": attention_mask, "use_cache": use_cache}
         if inputs_embeds is not None and seen == 0:
             return inputs | {"inputs_embeds": inputs_embeds}
+        if inputs_embeds is None and L <= seen:
+            raise ValueError(f"input_ids has {L} tokens, but the state has seen {seen}: pass the whole sequence, with "
+                             "the tokens that the state has seen, and at least one more")
         if state is None and L > longest:
             seen = L - keep - (L - longest - 1) % (longest - keep + 1)
         elif state is not None and L > seen and L - state.dropped > longest:

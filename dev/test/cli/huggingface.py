@@ -201,6 +201,16 @@ def check_generation(model, tokenizer, file):
         begun = torch.cat([tokenizer(prompt, return_tensors="pt").input_ids[0], torch.tensor(long[:at])])[None]
         again = greedy({"input_ids": begun, "attention_mask": torch.ones_like(begun)}, 40, use_cache=False)[0].tolist()
         check(f"and without a state, from token {at} on", long[at:at + 40] == again)
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    for name in "past_key_values", "cache":
+        state = model(ids[:, :-1], use_cache=True).past_key_values
+        again = greedy({"input_ids": ids, "attention_mask": torch.ones_like(ids)}, 20, **{name: state})[0].tolist()
+        check(f"and from a state, given as {name}", long[:20] == again)
+    try:
+        greedy({"input_ids": ids[:, :2], "attention_mask": torch.ones_like(ids[:, :2])}, 3, past_key_values=state)
+        check("a state that has seen more tokens than it gets is refused", False)
+    except ValueError as error:
+        check("the refusal says what to pass", "pass the whole sequence" in str(error))
     texts = ["The cat", "Once upon a time there was a little", "A"]
     batch = tokenizer(texts, return_tensors="pt", padding=True)
     together = greedy(batch, 40)

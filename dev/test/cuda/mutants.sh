@@ -137,7 +137,9 @@ try_mutant() {
     esac
 }
 
-unchanged_passes() { build engine . && "$work/engine" --quick && "$work/engine" --mutants && "$work/engine" --exchange; }
+unchanged_passes() {
+    build engine . && "$work/engine" --quick && "$work/engine" --mutants && "$work/engine" --exchange
+}
 
 [ -z "${EDITS_ONLY:-}" ] || run_mutants "$@"
 if unchanged_passes > "$work/log" 2>&1; then

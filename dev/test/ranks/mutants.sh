@@ -55,6 +55,7 @@ try_mutant() {
     return $status
 }
 
+[ -z "${EDITS_ONLY:-}" ] || run_mutants "$@"
 if ! command -v mpicc.openmpi > /dev/null; then
     echo "skipped mutants: no mpicc.openmpi (Debian: libopenmpi-dev)"
     echo "mutants: 0 passed, 0 failed, 1 skipped"

@@ -194,19 +194,19 @@ static void test_widths(Checks* c) {
 }
 
 // Two samples of 4 bytes after their number and the three offsets, as LitData writes them; MDS has more before the
-// samples. Other numbers are ids.
+// samples. Anything else is read as ids.
 static void test_samples(Checks* c) {
     static const struct { uint32_t words[6]; bool refused; } cases[] = {
         {{2, 16, 20, 24, 7, 7}, true}, {{2, 18, 20, 24, 7, 7}, true}, {{2, 16, 20, 23, 7, 7}, false},
         {{2, 12, 20, 24, 7, 7}, false}, {{5, 24, 24, 24, 24, 24}, false}, {{4, 24, 24, 24, 24, 24}, true},
-        {{3, 20, 20, 24, 24, 7}, true}, {{0xfffffff0, 24, 24, 24, 24, 24}, false},
+        {{3, 20, 20, 24, 24, 7}, true}, {{0xfffffff0, 24, 24, 24, 24, 24}, false}, {{0, 24, 8, 24, 0, 7}, false},
     };
     for (size_t i = 0; i < countof(cases); i++) {
         TostError err = {""};
         Shard s = {.fd = -1};
         write_bytes("samples.bin", cases[i].words, sizeof cases[i].words);
         const bool ok = shard_open(&s, "samples.bin", &err);
-        if (cases[i].refused) check_refused(c, ok, &err, "samples.bin: samples of LitData or MDS", "samples");
+        if (cases[i].refused) check_refused(c, ok, &err, "samples.bin: a chunk of LitData or MDS", "samples");
         else check(c, ok && s.n_tokens == 12, "samples %zu: no samples, so ids: %s", i, err.text);
         shard_close(&s);
     }
