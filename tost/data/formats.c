@@ -15,7 +15,7 @@ bool check_format(const char* name, const char* head, size_t n, TostError* err) 
         {0, "PAR1\x15", "a Parquet file", "dev/data/corpus.py own --from FILE tokenizes it"},
         {0, "ARROW1", "an Arrow file", "dev/data/corpus.py own --from FOLDER tokenizes a dataset"},
         {0, "\xff\xff\xff\xff", "an Arrow file", "dev/data/corpus.py own --from FOLDER tokenizes a dataset"},
-        {0, "\x93NUMPY", "a NumPy .npy file", "in NumPy, astype(np.uint16).tofile(SHARD) writes ids"},
+        {0, "\x93NUMPY", "a NumPy .npy file", "in NumPy, astype(np.uint16).tofile(SHARD) writes ids below 65536"},
         {0, "MMIDIDX", "the index of a Megatron dataset", "its .bin file has the ids"},
         {0, "version https://git-lfs.", "the pointer of a Git LFS file", "`git lfs pull` gets the file itself"},
     };

@@ -33,7 +33,7 @@ class TostState:
     k (B,nh,hs); with convolutions, the last inputs (B,3,C) of the one before the MLP."""
 
     is_compileable = is_croppable = False
-    is_linear = (True,)  # so generate passes all input_ids; prepare_inputs_for_generation drops those in the state
+    is_linear = (True,)  # generate then passes all input_ids; prepare_inputs_for_generation drops those in the state
 
     def __init__(self, n_layer):
         self.layers = [None] * n_layer  # the tensors of each layer
@@ -277,12 +277,12 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls):
         return False  # generate must not make keys and values; forward makes a TostState
 
-    def prepare_inputs_for_generation(self, input_ids, attention_mask=None, inputs_embeds=None, use_cache=True,
-                                      **kwargs):
+    def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, inputs_embeds=None,
+                                      use_cache=True, cache=None, **kwargs):
         """input_ids are all tokens, with those in the state, which forward does not need. When all positions are used,
         the context is cut to its last half, as in `train_gpt_tost sample`."""
         longest, keep = self.max_seq(), max(1, self.config.block_size // 2)
-        state = kwargs.get("cache") if kwargs.get("past_key_values") is None else kwargs["past_key_values"]
+        state = cache if past_key_values is None else past_key_values
         if state is None and use_cache:
             state = TostState(self.config.n_layer)
         seen, L = state.get_seq_length() if state is not None else 0, input_ids.shape[1]

@@ -193,8 +193,8 @@ static void test_widths(Checks* c) {
     check_raw(c, second_zero, 100001, 2, NULL);  // an odd number
 }
 
-// Two samples of 4 bytes after their number and the three offsets, as LitData writes them; MDS has more before the
-// samples. Anything else is read as ids.
+// Files laid out like chunks of LitData or MDS: the number of samples, the offsets, the samples. MDS has a header before
+// the samples. Files with other numbers are raw ids.
 static void test_samples(Checks* c) {
     static const struct { uint32_t words[6]; bool refused; } cases[] = {
         {{2, 16, 20, 24, 7, 7}, true}, {{2, 18, 20, 24, 7, 7}, true}, {{2, 16, 20, 23, 7, 7}, false},

@@ -1,8 +1,0 @@
-#!/bin/sh
-# Each mutant of the CUDA engine must change its line. `make test_mutants` runs the tests with the mutants.
-if ! bash -c '[ "${BASH_VERSINFO[0]}" -ge 5 ]' 2> /dev/null; then
-    echo "skipped mutants: no bash 5"
-    echo "mutants: 0 passed, 0 failed, 1 skipped"
-    exit
-fi
-EDITS_ONLY=1 JOBS=2 exec bash dev/test/cuda/mutants.sh none none none
