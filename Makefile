@@ -18,7 +18,8 @@
 #   EMULATION=0        skip the tests of the CUDA emulation
 #   SANITIZE=1         build with the address and undefined-behavior sanitizers
 #   CC=clang           use another compiler
-#   ARCH=-march=...    target processor, default -march=native; ARCH= is the compiler's default
+#   ARCH=-march=...    target processor, default -march=native, also after a -march in CFLAGS; ARCH= is the default of
+#                      the compiler or of CFLAGS
 #   CFLAGS=-O3         optimization flags; CPPFLAGS, LDFLAGS and AR are used as well
 #   WERROR=1           treat warnings as errors
 #   PYTHON=python3     Python interpreter for tests and benchmarks
@@ -68,19 +69,16 @@ ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(
   endif
 endif
 
-# No fast-math: it may reorder sums. Fused multiply-adds are allowed. errno and traps would prevent vectorization.
-TOST_CFLAGS = -std=c11 -D_GNU_SOURCE -I. -Itost $(ARCH) -ffp-contract=fast -fno-math-errno -fno-trapping-math \
+# No fast-math: it may reorder sums. No contraction: results would depend on how a loop is divided (vector_math.h). errno
+# and traps would prevent vectorization.
+TOST_CFLAGS = -std=c11 -D_GNU_SOURCE -I. -Itost -ffp-contract=off -fno-math-errno -fno-trapping-math \
               -Wall -Wextra -Wno-pass-failed $(if $(filter-out 0,$(WERROR)),-Werror) \
               $(if $(HAVE_OPENMP),$(OMP_CFLAGS),-fopenmp-simd -Wno-unknown-pragmas) \
               $(if $(HAVE_MPI),$(MPI_CFLAGS)) \
               $(if $(filter-out 0,$(SANITIZE)),-DTOST_SANITIZE -g $(SANITIZERS) -fno-omit-frame-pointer)
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
-COMPILE     = $(CC) $(TOST_CFLAGS) $(CPPFLAGS) $(CFLAGS)
-# For Zen, gcc splits some multiply-adds of a chain in two, so that copies of one loop round differently.
-KEEP_FMA   := --param=avoid-fma-max-bits=0
-FLAGS_gemm := $(if $(call compiles,int main(void) { return 0; },-Werror $(KEEP_FMA)),$(KEEP_FMA))
-FLAGS_delta_rule := $(FLAGS_gemm)
-BUILT_FOR  := $(shell $(CC) $(ARCH) $(CPPFLAGS) $(CFLAGS) -dM -E -x c /dev/null 2>/dev/null | \
+COMPILE     = $(CC) $(TOST_CFLAGS) $(CPPFLAGS) $(CFLAGS) $(ARCH)
+BUILT_FOR  := $(shell $(CC) $(CPPFLAGS) $(CFLAGS) $(ARCH) -dM -E -x c /dev/null 2>/dev/null | \
                 sed -n 's/^.define __\([A-Z0-9_]*[A-Z0-9]\)_* 1$$/\1/p')
 LIBS       := $(LDFLAGS) $(if $(HAVE_MPI),$(MPI_LIBS)) $(if $(HAVE_OPENMP),$(OMP_LIBS)) -lm
 BUILD      := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(HAVE_OPENMP),-openmp)$(if \
@@ -109,6 +107,7 @@ $(BUILD)/%.o: %.c $(BUILD)/flags
 # Checks at start that the processor has the features the other files are compiled for.
 $(BUILD)/tost/base/processor.o: private TOST_CFLAGS += -DBUILT_FOR='" $(BUILT_FOR) "'
 $(BUILD)/tost/base/processor.o: private override ARCH :=
+$(BUILD)/tost/base/processor.o: private override CFLAGS := $(filter-out -march=% -mcpu=%,$(CFLAGS))
 
 # The version in CITATION.cff and the commit, with "+" if files differ from it. Keeps the commit if git cannot read the
 # repository, as in `sudo make`; without a repository there is none.

@@ -99,6 +99,7 @@
 
 #include "tost/base/error.h"
 #include "tost/base/memory.h"
+#include "tost/base/processor.h"
 #include "tost/base/text.h"
 #include "tost/base/bf16.h"
 #include "tost/commands/commands.h"
@@ -1171,8 +1172,8 @@ static bool cpu_supports(TostDtype dtype) { return dtype == TOST_FP32 || dtype =
 static bool cpu_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
     (void)err;
     const int threads = threads_or_max(o->threads);
-    snprintf(text, cap, "CPU, %d thread%s, %s, matmul %s", threads, threads == 1 ? "" : "s",
-             o->dtype == TOST_BF16 ? "bf16" : "float32", gemm_library());
+    snprintf(text, cap, "CPU, %d thread%s, %s, matmul %s%s", threads, threads == 1 ? "" : "s",
+             o->dtype == TOST_BF16 ? "bf16" : "float32", gemm_library(), processor_unused());
     return true;
 }
 

@@ -27,17 +27,23 @@
 #endif
 #define HAS(feature) __builtin_cpu_supports(feature)
 #define PORTABLE "make ARCH=-march=x86-64-v3 (AVX2) or make ARCH= (any x86-64)"
+#define VECTORS(X) X(AVX512F, "avx512f") X(AVX512BF16, "avx512bf16") X(FMA, "fma")   // used by matrix products
+#define KNOWN (__builtin_cpu_init(), HAS("sse2"))   // zig's library knows no features, not even this one
 
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #define FEATURES(X) X(ARM_FEATURE_ATOMICS, 1 << 8) X(ARM_FEATURE_DOTPROD, 1 << 20) X(ARM_FEATURE_SVE, 1 << 22)
 #define HAS(bit) ((getauxval(AT_HWCAP) & (bit)) != 0)
 #define PORTABLE "make ARCH= (any aarch64)"
+#define VECTORS(X)
+#define KNOWN true
 
 #else
 #define FEATURES(X) X(nothing, true)
 #define HAS(known) known
 #define PORTABLE "make ARCH="
+#define VECTORS(X)
+#define KNOWN true
 #endif
 
 static void must_have(const char* name, bool has) {
@@ -49,9 +55,14 @@ static void must_have(const char* name, bool has) {
 
 // Before the constructors of other files, which use the features.
 __attribute__((constructor(101))) void processor_check(void) {
-#if defined(__x86_64__)
-    __builtin_cpu_init();
-#endif
+    if (!KNOWN) return;
 #define CHECK(name, feature) must_have(" " #name " ", HAS(feature));
     FEATURES(CHECK)
+}
+
+const char* processor_unused(void) {
+#define UNUSED(name, feature) if (HAS(feature) && !strstr(BUILT_FOR, " " #name " ")) \
+        return "; this processor also has " #name ": make ARCH=-march=native";
+    VECTORS(UNUSED)
+    return "";
 }

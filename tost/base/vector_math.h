@@ -5,24 +5,34 @@
 #include <math.h>
 #include <stdint.h>
 
+// a·b + c, rounded once if the processor has an instruction for it. Compilers may not fuse a product and a sum themselves
+// (-ffp-contract=off): some do it differently in the vectorized body of a loop and in its rest.
+static inline float fma_f32(float a, float b, float c) {
+#if defined(__FMA__) || defined(__aarch64__)
+    return __builtin_fmaf(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 // e^x for x in [-87, 88], to 2 ulp. Values outside are clamped to that range; NaN gives NaN.
-// x = n ln2 + r with |r| <= ln2/2. e^r is a minimax polynomial (relative error 2e-9); 2^n is written into the exponent
+// x = n ln2 + r with |r| <= ln2/2; ln2 in two parts. e^r is a minimax polynomial (relative error 2e-9); 2^n is written into the exponent
 // bits.
 static inline float exp_f32(float x) {
     const float shift = 0x1.8p23f;   // x + shift is rounded to an integer, which is then in the low bits
     union { float f; uint32_t u; } n, two_n;
     x = x < -87.0f ? -87.0f : x;
     x = x > 88.0f ? 88.0f : x;
-    n.f = x * 1.442695041f + shift;
+    n.f = fma_f32(x, 1.442695041f, shift);
     const float whole = n.f - shift;
-    const float r = (x - whole * 0.693145752f) - whole * 1.428606820e-6f;   // ln2 in two parts: the products are exact
+    const float r = fma_f32(whole, -1.428606820e-6f, x - whole * 0.693145752f);   // the first product is exact
     float p = 1.383684558e-3f;
-    p = p * r + 8.374815802e-3f;
-    p = p * r + 4.166822558e-2f;
-    p = p * r + 1.666642017e-1f;
-    p = p * r + 4.999999208e-1f;
-    p = p * r + 1.000000036f;
-    p = p * r + 1.0f;
+    p = fma_f32(p, r, 8.374815802e-3f);
+    p = fma_f32(p, r, 4.166822558e-2f);
+    p = fma_f32(p, r, 1.666642017e-1f);
+    p = fma_f32(p, r, 4.999999208e-1f);
+    p = fma_f32(p, r, 1.000000036f);
+    p = fma_f32(p, r, 1.0f);
     two_n.u = (n.u + 127u) << 23;
     return p * two_n.f;
 }
@@ -35,15 +45,15 @@ static inline float normal_bell(float x) { return exp_f32(-0.5f * x * x); }   //
 static inline float normal_cdf(float x, float bell) {
     const float t = 1.0f / (1.0f + 0.25f * fabsf(x));
     float r = 1.981245595e-2f;
-    r = r * t - 8.101188733e-2f;
-    r = r * t + 9.584573089e-2f;
-    r = r * t - 3.196671583e-2f;
-    r = r * t + 6.384616728e-2f;
-    r = r * t + 5.892324058e-2f;
-    r = r * t + 8.161374777e-2f;
-    r = r * t + 9.346518926e-2f;
-    r = r * t + 9.973648893e-2f;
-    r = r * t + 9.973556591e-2f;
+    r = fma_f32(r, t, -8.101188733e-2f);
+    r = fma_f32(r, t, 9.584573089e-2f);
+    r = fma_f32(r, t, -3.196671583e-2f);
+    r = fma_f32(r, t, 6.384616728e-2f);
+    r = fma_f32(r, t, 5.892324058e-2f);
+    r = fma_f32(r, t, 8.161374777e-2f);
+    r = fma_f32(r, t, 9.346518926e-2f);
+    r = fma_f32(r, t, 9.973648893e-2f);
+    r = fma_f32(r, t, 9.973556591e-2f);
     const float tail = bell * t * r;
     return x > 0.0f ? 1.0f - tail : tail;
 }

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/openmp.h"
+#include "base/vector_math.h"
 #include "cpu/threads.h"
 #include "cpu/vectors.h"
 #include "engine.h"
@@ -36,7 +37,7 @@ INLINE void set_row(float* row, const float* x, int HS, int width) {
 
 INLINE float dot(const float* x, const float* y, int width) {
     Vec sum = {0};
-    for (int d = 0; d < width; d += LANES) sum += *(const VecU*)(x + d) * *(const VecU*)(y + d);
+    for (int d = 0; d < width; d += LANES) sum = fma_vec(*(const VecU*)(x + d), *(const VecU*)(y + d), sum);
     return sum_lanes(sum);
 }
 
@@ -61,8 +62,8 @@ static inline void update_columns(float* restrict G, float* restrict o, const fl
         float* restrict G_i = G + (size_t)i * HS;
         #pragma omp simd   // without it, gcc unrolls the loop and uses no vectors
         for (int d = 0; d < columns; d++) {
-            G_i[d] += k_before[i] * e[d];
-            sum[d] += k[i] * G_i[d];
+            G_i[d] = fma_f32(k_before[i], e[d], G_i[d]);
+            sum[d] = fma_f32(k[i], G_i[d], sum[d]);
         }
     }
     memcpy(o, sum, columns * sizeof *o);
@@ -112,7 +113,7 @@ INLINE void tile(float* c, size_t c_row, const float* a, size_t row, size_t step
 #pragma GCC unroll 8
         for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 2
-            for (int v = 0; v < vectors; v++) sum[i][v] += a[i * row + l * step] * y[v];
+            for (int v = 0; v < vectors; v++) sum[i][v] = fma_vec(broadcast(a[i * row + l * step]), y[v], sum[i][v]);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
@@ -243,7 +244,7 @@ static void solve(const Work* w) {
             const Vec e = pi[i] * (*(const VecU*)(z + i * width) - o[i]);
             *(VecU*)(E + i * width) = e;
 #pragma GCC unroll 16
-            for (int j = i; j < TOKENS; j++) o[j + 1] += pairs[j * TOKENS + i] * e;
+            for (int j = i; j < TOKENS; j++) o[j + 1] = fma_vec(broadcast(pairs[j * TOKENS + i]), e, o[j + 1]);
             *(VecU*)(O + (i + 1) * width) = o[i + 1];
         }
     }
@@ -319,9 +320,9 @@ static void solve_backward(const Work* w) {
 #pragma GCC unroll 16
         for (int i = TOKENS - 1; i >= 0; i--) {
 #pragma GCC unroll 16
-            for (int j = 0; j <= i; j++) de[j] += pairs[i * TOKENS + j] * do_after;
+            for (int j = 0; j <= i; j++) de[j] = fma_vec(broadcast(pairs[i * TOKENS + j]), do_after, de[j]);
             *(VecU*)(dE + i * width) = de[i];
-            do_after = *(VecU*)(dO + i * width) -= pi[i] * de[i];
+            do_after = *(VecU*)(dO + i * width) = fma_vec(broadcast(-pi[i]), de[i], *(VecU*)(dO + i * width));
         }
     }
 }

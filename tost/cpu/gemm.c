@@ -174,7 +174,7 @@ INLINE VecWord half_of(VecWord part, Format f, int half) {
 
 INLINE Vec add_products(Vec sum, VecWord a, VecWord b, Format f) {
     if (f == PAIRS) return dot_pairs(sum, a, b);
-    return sum + (Vec)a * (Vec)b;
+    return fma_vec((Vec)a, (Vec)b, sum);
 }
 
 // Rows of a in the layout of FewRows; free(*memory)

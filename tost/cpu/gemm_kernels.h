@@ -245,8 +245,8 @@ INLINE void tile_sums(Block t, const Word* pa, const Word* pb, Format f, int wor
                 acc[i][0] = dot_pairs(acc[i][0], pa[i] - (VecWord){0}, b0);
                 acc[i][1] = dot_pairs(acc[i][1], pa[i] - (VecWord){0}, b1);
             } else {
-                acc[i][0] += a[i] * (Vec)b0;
-                acc[i][1] += a[i] * (Vec)b1;
+                acc[i][0] = fma_vec(broadcast(a[i]), (Vec)b0, acc[i][0]);
+                acc[i][1] = fma_vec(broadcast(a[i]), (Vec)b1, acc[i][1]);
             }
         }
     }

@@ -3,6 +3,12 @@
 
 #include <stdint.h>
 
+#ifdef __FMA__
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 // A vector has LANES floats.
 #ifdef __AVX512F__
 enum { LANES = 16 };
@@ -23,6 +29,20 @@ typedef Word VecWordU __attribute__((vector_size(LANES * sizeof(Word)), aligned(
 
 INLINE int min_int(int a, int b) { return a < b ? a : b; }
 INLINE int ceil_div(int a, int b) { return a / b + (a % b != 0); }
+
+// fma_f32 of vector_math.h
+INLINE Vec fma_vec(Vec a, Vec b, Vec c) {
+#if defined(__FMA__) && defined(__AVX512F__)
+    return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+    return (Vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+    return (Vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+INLINE Vec broadcast(float x) { return x - (Vec){0}; }
 
 INLINE float sum_lanes(Vec v) {
     typedef float Quad __attribute__((vector_size(16)));

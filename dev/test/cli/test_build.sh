@@ -44,12 +44,16 @@ done
 
 # The check of processor.c: with no features it passes; with all, it names one that an old processor lacks.
 if [ "$(uname -m)" = x86_64 ] && old=$(command -v qemu-x86_64); then
-    echo 'void processor_check(void); int main(void) { processor_check(); return 0; }' >main.c
+    printf '%s\n' '#include <stdio.h>' '#include "base/processor.h"' \
+        'int main(void) { processor_check(); return puts(processor_unused()) < 0; }' >main.c
     for features in '' ' AVX2 AVX512BF16 AVX512F '; do
         succeeds ${CC:-cc} -D_GNU_SOURCE -I"$repo/tost" -static -o "program${features:+_avx512}" main.c \
             "$repo/tost/base/processor.c" -DBUILT_FOR="\"$features\""
     done
     succeeds "$old" -cpu qemu64 ./program
+    check "nothing is unused by an old processor: $(cat stdout)" [ -z "$(cat stdout)" ]
+    succeeds "$old" -cpu max ./program
+    check "FMA is unused: $(cat stdout)" says 'also has FMA: make ARCH=-march=native' stdout
     refuses 1 "$old -cpu qemu64 ./program_avx512" 'built for AVX512F, which this processor lacks'
 else
     skip 'processor check: no qemu-x86_64 (qemu-user)'
