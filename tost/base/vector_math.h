@@ -16,8 +16,8 @@ static inline float fma_f32(float a, float b, float c) {
 }
 
 // e^x for x in [-87, 88], to 2 ulp. Values outside are clamped to that range; NaN gives NaN.
-// x = n ln2 + r with |r| <= ln2/2; ln2 in two parts. e^r is a minimax polynomial (relative error 2e-9); 2^n is written into the exponent
-// bits.
+// x = n ln2 + r with |r| <= ln2/2; ln2 in two parts. e^r is a minimax polynomial (relative error 2e-9); 2^n is written
+// into the exponent bits.
 static inline float exp_f32(float x) {
     const float shift = 0x1.8p23f;   // x + shift is rounded to an integer, which is then in the low bits
     union { float f; uint32_t u; } n, two_n;
