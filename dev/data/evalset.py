@@ -165,7 +165,7 @@ def convert(path, read, example):
 def locate(names, source, folder, download):
     """Finds the files in a folder, the download in it, or an archive, which is unpacked into `folder`. {name: paths}"""
     archive = source / download if source.is_dir() else source
-    if archive.name.endswith(".tgz") and archive.exists():
+    if archive.name.endswith((".tgz", ".tar.gz")) and archive.exists():
         try:
             shutil.unpack_archive(archive, folder, filter="data")
         except (shutil.ReadError, EOFError, OSError, zlib.error) as error:

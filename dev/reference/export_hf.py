@@ -43,7 +43,7 @@ CODE = Path(__file__).resolve().parent / "huggingface"
 
 
 def special_ids(vocabulary):
-    return {f"{name}_token_id": vocabulary.eot for name in ("bos", "eos", "pad")} if vocabulary else {}
+    return {f"{name}_token_id": vocabulary.eot if vocabulary else None for name in ("bos", "eos", "pad")}
 
 
 def model_config(config, vocabulary):

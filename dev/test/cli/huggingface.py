@@ -323,7 +323,7 @@ def check_own_tokenizer():
     checksum = f"{Vocabulary.read('own.json').hash():08x}"
     model.save("own.safetensors", {"tokenizer": "own.json", "tokenizer_hash": checksum})
     succeeds(export_hf.main, "own.safetensors", "own_out", "--tokenizer", "own.json")
-    refuses("its ids", import_hf.main, "own_out", "own_back")
+    refuses("its ids | remove it", import_hf.main, "own_out", "own_back")
 
 
 def check_ids():
@@ -357,6 +357,9 @@ def check_ids():
     check("with its ids", ids == learner.encode(text).ids and tokenizer.decode(ids) == text)
     succeeds(export_hf.main, "bare", "bare_out")
     check("without --tokenizer there is none", not list(Path("bare_out").glob("tokenizer*")))
+    refuses("ids_out/tokenizer.json | remove it", import_hf.main, "ids_out", "ids_back")
+    succeeds(import_hf.main, "bare_out", "bare_back")
+    check_same_tensors("bare/model.safetensors", "bare_back/model.safetensors")
     want = load("bare_out").generate(torch.tensor([ids]), max_new_tokens=30, do_sample=False)[0].tolist()
     out = trainer("sample", "--model", "bare", "--prompt", " ".join(map(str, ids)), "--tokens", 30, "--temperature", 0)
     check(f"sample prints the ids of generate: {out}", list(map(int, out.split())) == want)
