@@ -13,7 +13,7 @@
                                  PATH: CBTest.tgz, or the folder that it contains
     dev/data/evalset.py blimp [--from PATH]
         blimp.jsonl              BLiMP (Warstadt et al., 2020), as in lm-evaluation-harness: acc is that of its group
-                                 blimp. PATH: one of the 67 .jsonl files, or a folder of such files, also BabyLM's
+                                 blimp. PATH: BLiMP.zip, one of its .jsonl files, or a folder of such, also BabyLM's
 
 Downloads are in data/source. All examples are checked before a file is written. Needs Python 3.11 or later.
 """
@@ -21,6 +21,7 @@ import json
 import re
 import shutil
 import sys
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -131,7 +132,7 @@ def read_cbt(path):
 
 LAMBADA_SHA256 = "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226"
 HELLASWAG_SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"
-BLIMP = "https://github.com/alexwarstadt/blimp/archive/3e56b06fcabca9b30822fc66435fca6b1aa40bb1.tar.gz"
+BLIMP_SHA256 = "172a1a714d72e72a89e8384dd531483f3d0f8a9aee3d33dccaf7992d8cecbb73"
 # (reader, published number of examples or None, {pattern of file names: (SHA-256, {written file: example})}, downloads)
 SETS = {
     "lambada": (read_jsonl, 5153, {"lambada_test.jsonl": (LAMBADA_SHA256, {
@@ -143,7 +144,8 @@ SETS = {
     "cbt": (read_cbt, 2500, {f"cbtest_{kind}_test_2500ex.txt": (None, {f"cbt_{kind}.jsonl": cbt})
                              for kind in ("CN", "NE")},
             (("http://www.thespermwhale.com/jaseweston/babi/CBTest.tgz", "CBTest.tgz", None),)),
-    "blimp": (read_jsonl, None, {"*.jsonl": (None, {"blimp.jsonl": blimp})}, ((BLIMP, "blimp.tgz", None),)),
+    "blimp": (read_jsonl, None, {"[!.]*.jsonl": (None, {"blimp.jsonl": blimp})},
+              (("https://raw.githubusercontent.com/alexwarstadt/blimp/master/BLiMP.zip", "BLiMP.zip", BLIMP_SHA256),)),
 }
 
 
@@ -165,10 +167,10 @@ def convert(path, read, example):
 def locate(names, source, folder, download):
     """Finds the files in a folder, the download in it, or an archive, which is unpacked into `folder`. {name: paths}"""
     archive = source / download if source.is_dir() else source
-    if archive.name.endswith((".tgz", ".tar.gz")) and archive.exists():
+    if archive.suffix in (".tgz", ".zip") and archive.exists():
         try:
-            shutil.unpack_archive(archive, folder, filter="data")
-        except (shutil.ReadError, EOFError, OSError, zlib.error) as error:
+            shutil.unpack_archive(archive, folder, **({"filter": "data"} if archive.suffix == ".tgz" else {}))
+        except (shutil.ReadError, EOFError, OSError, zlib.error, zipfile.BadZipFile) as error:
             raise ValueError(f"{shown(archive)}: cannot be unpacked: {str(error).splitlines()[0]}") from error
         source = folder
     if source.is_file() and len(names) == 1:

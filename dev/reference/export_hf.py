@@ -89,6 +89,12 @@ def state_size(config):
     return config.n_layer * (2 * C + nh + (6 * C if config.conv else 0) + (C * C // nh + C if config.memory else 0))
 
 
+ORDINARY_TEXT = f"""\
+In a text, `{EOT}` is ordinary text; insert `tokenizer.eos_token_id` to end a document. The tokenizers library alone
+reads `tokenizer.json` otherwise: set `encode_special_tokens = True` on its Tokenizer."""
+NO_SPECIAL_IDS = "The config has no ids of special tokens: give `generate` the `eos_token_id`."
+
+
 def model_card(name, config, vocabulary, metadata, parameters, losses):
     options = {key.removeprefix("option."): value for key, value in metadata.items() if key.startswith("option.")}
     shown = ["data", "val-data", "order", "batch", "seq", "total-batch", "steps", "lr", "schedule", "warmup",
@@ -98,10 +104,9 @@ def model_card(name, config, vocabulary, metadata, parameters, losses):
     table += losses
     longer = ("longer inputs are refused; `generate` continues with the last half block"
               if config.positions == "learned" else "there are no position embeddings: inputs can be longer")
-    described = (f"{vocabulary.size} tokens of byte-level BPE; `{EOT}` has id {vocabulary.eot}" if vocabulary
-                 else f"{config.vocab_size} ids of another program's tokenizer")
-    ends = f"""In a text, `{EOT}` is ordinary text; insert `tokenizer.eos_token_id` to end a document. The tokenizers library alone
-reads `tokenizer.json` otherwise: set `encode_special_tokens = True` on its Tokenizer."""
+    described, note = f"{config.vocab_size} ids of another program's tokenizer", NO_SPECIAL_IDS
+    if vocabulary:
+        described, note = f"{vocabulary.size} tokens of byte-level BPE; `{EOT}` has id {vocabulary.eot}", ORDINARY_TEXT
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -131,7 +136,7 @@ Needs transformers 4.53 or later.
     inputs = tokenizer("Once upon a time", return_tensors="pt")
     print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 
-{ends if vocabulary else "The config has no ids of special tokens: give `generate` the `eos_token_id`."}
+{note}
 
 `transformers.Trainer` chooses by name what decays, and would also decay `gamma1`, `gamma2`, `temp`, `memory_scale` and
 the convolutions. For the weight decay of train_gpt_tost, give it the model's groups:
@@ -176,9 +181,11 @@ def choose_tokenizer(metadata, model_file, given):
         return None, None
     try:
         return find_tokenizer(metadata, model_file, given)[1], None
-    except ValueError:
-        if not given or given.name != "tokenizer.json" or "tokenizer_hash" in metadata:
+    except ValueError as error:
+        if not given or "tokenizer_hash" in metadata:
             raise
+        if given.name != "tokenizer.json":
+            raise ValueError(f"{error}; only a file named tokenizer.json is copied unread") from error
         return None, given
 
 

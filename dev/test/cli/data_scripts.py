@@ -4,6 +4,7 @@ in clone/. SHARED contains published data, or is empty."""
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -149,17 +150,19 @@ def check_evalset():
     write(question, questions(2500)[:-700])
     refused("cbtest_CN_test_2500ex.txt | truncated", "evalset.py cbt --from CBTest --out eval2")
     for name in ("b", "a"):
-        write(f"blimp-1/data/{name}.jsonl", f'{{"sentence_bad": "bad", "sentence_good": "{name}"}}\n' * 2)
-    with tarfile.open("blimp.tgz", "w:gz") as archive:
-        archive.add("blimp-1")
-    for source, wanted in (("blimp.tgz", [" a", " a", " b", " b"]), ("blimp-1/data", [" a", " a", " b", " b"]),
-                           ("blimp-1/data/b.jsonl", [" b", " b"])):
+        write(f"blimp/data/{name}.jsonl", f'{{"sentence_bad": "bad", "sentence_good": "{name}"}}\n' * 2)
+    write("blimp/data/._a.jsonl", b"\xb0")   # of macOS, as in the published archive
+    shutil.make_archive("BLiMP", "zip", "blimp", "data")
+    for source, wanted in (("BLiMP.zip", [" a", " a", " b", " b"]), ("blimp/data", [" a", " a", " b", " b"]),
+                           ("blimp/data/b.jsonl", [" b", " b"])):
         made(f"evalset.py blimp --from {source} --out eval")
         rows = [json.loads(line) for line in Path("eval/blimp.jsonl").read_text().splitlines()]
         check(f"BLiMP from {source}: {rows}", rows == [{"context": "", "choices": [good, " bad"], "answer": 0}
                                                       for good in wanted])
-    write("blimp-1/data/b.jsonl", '{"sentence_bad": "bad"}\n')
-    refused('b.jsonl: line 1: needs | "sentence_good"', "evalset.py blimp --from blimp-1 --out eval2")
+    write("blimp/data/b.jsonl", '{"sentence_bad": "bad"}\n')
+    refused('b.jsonl: line 1: needs | "sentence_good"', "evalset.py blimp --from blimp --out eval2")
+    write("cut.zip", Path("BLiMP.zip").read_bytes()[:-30])
+    refused("cut.zip: cannot be unpacked", "evalset.py blimp --from cut.zip --out eval2")
     write("lambada_test.jsonl", '{"text": "one two"}\n{"txt": ""}\n')
     refused('lambada_test.jsonl: line 2: "text"', "evalset.py lambada --from lambada_test.jsonl --out eval2")
     for wanted, name, line in (

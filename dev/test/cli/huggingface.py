@@ -488,7 +488,7 @@ def check_refusals():
         ("ids/tokenizer.json | pre_tokenizer is", "lost", new, "--tokenizer", "ids/tokenizer.json"),
         ("2304 tokens | 300", plain, new, "--tokenizer", VOCAB),
         ("own.json | CRC-32", "model.safetensors", new, "--tokenizer", "own.json"),
-        ("wrong.json | Unigram | BPE", plain, new, "--tokenizer", "wrong.json"),
+        ("wrong.json | Unigram | BPE | named tokenizer.json", plain, new, "--tokenizer", "wrong.json"),
     ):
         refuses(text, export_hf.main, *arguments)
     GPT2Config().save_pretrained("gpt2")
