@@ -11,6 +11,9 @@
         cbt_CN.jsonl, cbt_NE.jsonl  Children's Book Test (Hill et al., 2016), common nouns and named entities, as in
                                  ToST's eval_cbt.py, of the test sets; the paper uses the validation sets.
                                  PATH: CBTest.tgz, or the folder that it contains
+    dev/data/evalset.py blimp [--from PATH]
+        blimp.jsonl              BLiMP (Warstadt et al., 2020), as in lm-evaluation-harness: acc is that of its group
+                                 blimp. PATH: BLiMP.zip, one of its .jsonl files, or a folder of such, also BabyLM's
 
 Downloads are in data/source. All examples are checked before a file is written. Needs Python 3.11 or later.
 """
@@ -18,6 +21,7 @@ import json
 import re
 import shutil
 import sys
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -92,6 +96,15 @@ def cbt(lines):
     return "<|endoftext|>\n" + text[:cut], choices, candidates.index(answer)
 
 
+def blimp(line):
+    """The context is empty, and the harness puts a space before each sentence."""
+    example = json_object(line)
+    pair = [example.get(key) for key in ("sentence_good", "sentence_bad")]
+    if not all(isinstance(sentence, str) and sentence.strip() for sentence in pair):
+        raise ValueError('needs texts "sentence_good" and "sentence_bad"')
+    return "", [" " + sentence for sentence in pair], 0
+
+
 # ----------------------------------------------------------------------------------------------------------
 # Files: (line number, text) of each example
 
@@ -119,7 +132,8 @@ def read_cbt(path):
 
 LAMBADA_SHA256 = "4aa8d02cd17c719165fc8a7887fddd641f43fcafa4b1c806ca8abc31fabdb226"
 HELLASWAG_SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"
-# (reader, published number of examples, {file: (SHA-256, {written file: example})}, downloads)
+BLIMP_SHA256 = "172a1a714d72e72a89e8384dd531483f3d0f8a9aee3d33dccaf7992d8cecbb73"
+# (reader, published number of examples or None, {pattern of file names: (SHA-256, {written file: example})}, downloads)
 SETS = {
     "lambada": (read_jsonl, 5153, {"lambada_test.jsonl": (LAMBADA_SHA256, {
         "lambada.jsonl": lambada, "lambada_published.jsonl": lambada_published})},
@@ -130,6 +144,8 @@ SETS = {
     "cbt": (read_cbt, 2500, {f"cbtest_{kind}_test_2500ex.txt": (None, {f"cbt_{kind}.jsonl": cbt})
                              for kind in ("CN", "NE")},
             (("http://www.thespermwhale.com/jaseweston/babi/CBTest.tgz", "CBTest.tgz", None),)),
+    "blimp": (read_jsonl, None, {"[!.]*.jsonl": (None, {"blimp.jsonl": blimp})},
+              (("https://raw.githubusercontent.com/alexwarstadt/blimp/master/BLiMP.zip", "BLiMP.zip", BLIMP_SHA256),)),
 }
 
 
@@ -148,20 +164,19 @@ def convert(path, read, example):
 
 # ----------------------------------------------------------------------------------------------------------
 
-def locate(names, source, folder):
-    """Finds the named files in a folder, a CBTest.tgz in it, or an archive, which is unpacked into `folder`.
-    {name: path}"""
-    archive = source / "CBTest.tgz" if source.is_dir() else source
-    if archive.name.endswith(".tgz") and archive.exists():
+def locate(names, source, folder, download):
+    """Finds the files in a folder, the download in it, or an archive, which is unpacked into `folder`. {name: paths}"""
+    archive = source / download if source.is_dir() else source
+    if archive.suffix in (".tgz", ".zip") and archive.exists():
         try:
-            shutil.unpack_archive(archive, folder, filter="data")
-        except (shutil.ReadError, EOFError, OSError, zlib.error) as error:
+            shutil.unpack_archive(archive, folder, **({"filter": "data"} if archive.suffix == ".tgz" else {}))
+        except (shutil.ReadError, EOFError, OSError, zlib.error, zipfile.BadZipFile) as error:
             raise ValueError(f"{shown(archive)}: cannot be unpacked: {str(error).splitlines()[0]}") from error
         source = folder
     if source.is_file() and len(names) == 1:
-        return {next(iter(names)): source}  # it may have any name
-    found = {path.name: path for path in source.rglob("*") if path.name in names}
-    missing = [name for name in names if name not in found]
+        return {next(iter(names)): [source]}  # it may have any name
+    found = {name: sorted(source.rglob(name)) for name in names}
+    missing = [name for name in names if not found[name]]
     if missing:
         raise ValueError(f"{source}: does not contain {' or '.join(missing)}")
     return found
@@ -172,16 +187,16 @@ def build(args):
     folder = DATA / "source" / args.name
     if not args.source:
         fetch.download_all(urls, folder)
-    found = locate(files, args.source or folder, folder)
+    found = locate(files, args.source or folder, folder, urls[0][1])
     made = {}
     for name, (digest, written) in files.items():
         for out, example in written.items():
-            made[out] = list(convert(found[name], read, example))
-            if len(made[out]) != count:
-                raise ValueError(f"{shown(found[name])}: {len(made[out]):,} examples, not the {count:,} published: "
+            made[out] = [row for path in found[name] for row in convert(path, read, example)]
+            if count and len(made[out]) != count:
+                raise ValueError(f"{shown(found[name][0])}: {len(made[out]):,} examples, not the {count:,} published: "
                                  "truncated, or a different split")
-        if digest and fetch.sha256(found[name]) == digest:
-            print(f"{shown(found[name])}: SHA-256 as published")
+        if digest and fetch.sha256(found[name][0]) == digest:
+            print(f"{shown(found[name][0])}: SHA-256 as published")
     args.out.mkdir(parents=True, exist_ok=True)
     for out, lines in made.items():
         write_file(args.out / out, lambda part: part.write_text("".join(lines), encoding="utf-8", newline=""))

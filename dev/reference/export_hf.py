@@ -3,7 +3,9 @@
     export_hf.py MODEL OUT          MODEL as in --model: a safetensors file, a checkpoint folder or a run
 
 OUT contains config.json, model.safetensors (a copy), the model's code, tokenizer.json, generation_config.json and a
-model card (README.md) with the run's data, options and losses. Then, in Python:
+model card (README.md) with the run's data, options and losses. Of a model that was trained on ids without a vocab.bpe,
+it has no tokenizer, or copies of the tokenizer.json of --tokenizer, which may be of any kind, and of the
+tokenizer_config.json beside it. Then, in Python:
 
     tokenizer = AutoTokenizer.from_pretrained("OUT", trust_remote_code=True)
     model = AutoModelForCausalLM.from_pretrained("OUT", trust_remote_code=True)
@@ -29,7 +31,7 @@ parser = option_parser(__doc__)
 parser.add_argument("model", type=Path, metavar="MODEL", help="run, checkpoint folder or safetensors file")
 parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it must not exist")
 parser.add_argument("--tokenizer", type=Path, metavar="FILE",
-                    help="vocab.bpe or tokenizer.json (default: the vocab.bpe beside the model file)")
+                    help="vocab.bpe or tokenizer.json (default: the vocab.bpe beside the model file, if there is one)")
 if __name__ == "__main__":
     parser.parse_args()   # --help does not need the packages below
 
@@ -40,24 +42,29 @@ from tost import Tost, find_model
 CODE = Path(__file__).resolve().parent / "huggingface"
 
 
+def special_ids(vocabulary):
+    return {f"{name}_token_id": vocabulary.eot if vocabulary else None for name in ("bos", "eos", "pad")}
+
+
 def model_config(config, vocabulary):
     return {"architectures": ["TostForCausalLM"], "model_type": "tost",
             "auto_map": {"AutoConfig": "configuration_tost.TostConfig",
                          "AutoModelForCausalLM": "modeling_tost.TostForCausalLM"},
             **asdict(config), "tie_word_embeddings": True, "use_cache": True, "torch_dtype": "float32",
-            "bos_token_id": vocabulary.eot, "eos_token_id": vocabulary.eot, "pad_token_id": vocabulary.eot}
+            **special_ids(vocabulary)}
 
 
 def generation_config(config, vocabulary):
     """The rows of wte after the last token are padding: generate must not choose them."""
-    content = {"bos_token_id": vocabulary.eot, "eos_token_id": vocabulary.eot, "pad_token_id": vocabulary.eot}
-    unused = list(range(vocabulary.size, config.vocab_size))
-    return content | ({"suppress_tokens": unused} if unused else {})
+    unused = list(range(vocabulary.size, config.vocab_size)) if vocabulary else []
+    return special_ids(vocabulary) | ({"suppress_tokens": unused} if unused else {})
 
 
-def tokenizer_config(config):
+def tokenizer_config(config, vocabulary):
     """As in the trainer, <|endoftext|> in a text is ordinary text: programs insert the id themselves."""
     limit = {"model_max_length": config.block_size} if config.positions == "learned" else {}
+    if not vocabulary:
+        return {"tokenizer_class": "PreTrainedTokenizerFast", **limit}
     return {"tokenizer_class": "PreTrainedTokenizerFast", **limit,
             "bos_token": EOT, "eos_token": EOT, "pad_token": EOT, "unk_token": None, "padding_side": "left",
             "split_special_tokens": True, "model_input_names": ["input_ids", "attention_mask"],
@@ -82,6 +89,12 @@ def state_size(config):
     return config.n_layer * (2 * C + nh + (6 * C if config.conv else 0) + (C * C // nh + C if config.memory else 0))
 
 
+ORDINARY_TEXT = f"""\
+In a text, `{EOT}` is ordinary text; insert `tokenizer.eos_token_id` to end a document. The tokenizers library alone
+reads `tokenizer.json` otherwise: set `encode_special_tokens = True` on its Tokenizer."""
+NO_SPECIAL_IDS = "The config has no ids of special tokens: give `generate` the `eos_token_id`."
+
+
 def model_card(name, config, vocabulary, metadata, parameters, losses):
     options = {key.removeprefix("option."): value for key, value in metadata.items() if key.startswith("option.")}
     shown = ["data", "val-data", "order", "batch", "seq", "total-batch", "steps", "lr", "schedule", "warmup",
@@ -91,6 +104,9 @@ def model_card(name, config, vocabulary, metadata, parameters, losses):
     table += losses
     longer = ("longer inputs are refused; `generate` continues with the last half block"
               if config.positions == "learned" else "there are no position embeddings: inputs can be longer")
+    described, note = f"{config.vocab_size} ids of another program's tokenizer", NO_SPECIAL_IDS
+    if vocabulary:
+        described, note = f"{vocabulary.size} tokens of byte-level BPE; `{EOT}` has id {vocabulary.eot}", ORDINARY_TEXT
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -108,7 +124,7 @@ trained with train_gpt_tost. Attention is linear in the sequence length, and gen
 | parameters | {parameters:,} |
 | layers, heads, channels | {config.n_layer}, {config.n_head}, {config.n_embd} |
 | block size | {config.block_size} tokens; {longer} |
-| vocabulary | {vocabulary.size} tokens of byte-level BPE; `{EOT}` has id {vocabulary.eot} |
+| vocabulary | {described} |
 
 ## Use
 
@@ -120,8 +136,7 @@ Needs transformers 4.53 or later.
     inputs = tokenizer("Once upon a time", return_tensors="pt")
     print(tokenizer.decode(model.generate(**inputs, max_new_tokens=50)[0]))
 
-In a text, `{EOT}` is ordinary text; insert `tokenizer.eos_token_id` to end a document. The tokenizers library alone
-reads `tokenizer.json` otherwise: set `encode_special_tokens = True` on its Tokenizer.
+{note}
 
 `transformers.Trainer` chooses by name what decays, and would also decay `gamma1`, `gamma2`, `temp`, `memory_scale` and
 the convolutions. For the weight decay of train_gpt_tost, give it the model's groups:
@@ -140,16 +155,38 @@ the convolutions. For the weight decay of train_gpt_tost, give it the model's gr
 # ----------------------------------------------------------------------------------------------------------
 
 
-def write_folder(folder, model_file, config, vocabulary, card):
+def write_folder(folder, model_file, config, vocabulary, unread, card):
     files = {"config.json": model_config(config, vocabulary),
-             "generation_config.json": generation_config(config, vocabulary),
-             "tokenizer.json": vocabulary.tokenizer_json(), "tokenizer_config.json": tokenizer_config(config)}
+             "generation_config.json": generation_config(config, vocabulary)}
+    if vocabulary or unread:
+        files["tokenizer_config.json"] = tokenizer_config(config, vocabulary)
+    if vocabulary:
+        files["tokenizer.json"] = vocabulary.tokenizer_json()
     for name, content in files.items():
         (folder / name).write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     (folder / "README.md").write_text(card, encoding="utf-8")
     for name in ("configuration_tost.py", "modeling_tost.py"):
         shutil.copyfile(CODE / name, folder / name)
     shutil.copyfile(model_file, folder / "model.safetensors")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        if unread and (unread.parent / name).is_file():
+            shutil.copyfile(unread.parent / name, folder / name)
+
+
+def choose_tokenizer(metadata, model_file, given):
+    """The Vocabulary, or None and the tokenizer.json to copy, or None."""
+    if not given and "tokenizer_hash" not in metadata and not (model_file.parent / "vocab.bpe").is_file():
+        print(f"{model_file} has no vocab.bpe beside it: exported without a tokenizer; --tokenizer FILE adds one",
+              file=sys.stderr)
+        return None, None
+    try:
+        return find_tokenizer(metadata, model_file, given)[1], None
+    except ValueError as error:
+        if not given or "tokenizer_hash" in metadata:
+            raise
+        if given.name != "tokenizer.json":
+            raise ValueError(f"{error}; only a file named tokenizer.json is copied unread") from error
+        return None, given
 
 
 def export(source, out, given):
@@ -157,15 +194,15 @@ def export(source, out, given):
     with safe_open(model_file, framework="pt") as file:
         metadata = file.metadata() or {}
     model = Tost.from_checkpoint(model_file)
-    _, vocabulary = find_tokenizer(metadata, model_file, given)
-    if vocabulary.size > model.config.vocab_size:
+    vocabulary, unread = choose_tokenizer(metadata, model_file, given)
+    if vocabulary and vocabulary.size > model.config.vocab_size:
         raise ValueError(f"the tokenizer has {vocabulary.size} tokens, but {model_file} only "
                          f"{model.config.vocab_size}: give its own tokenizer as --tokenizer")
     parameters = sum(p.numel() for p in model.parameters())
     card = model_card(out.name, model.config, vocabulary, metadata, parameters, loss_lines(metadata))
     with new_path(out) as part:
         part.mkdir()
-        write_folder(part, model_file, model.config, vocabulary, card)
+        write_folder(part, model_file, model.config, vocabulary, unread, card)
 
 
 @command()

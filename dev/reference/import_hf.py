@@ -77,10 +77,12 @@ def write_tokenizer(source, folder):
     """Writes vocab.bpe. Returns the metadata that names it."""
     if not source.is_file():
         return {}
-    vocabulary = Vocabulary.read(source)
-    if not vocabulary.standard:
-        raise ValueError(f"{source}: its ids are not those of a vocab.bpe (bytes, merges, {EOT}), which the trainer "
-                         "needs")
+    try:
+        vocabulary = Vocabulary.read(source)
+        if not vocabulary.standard:
+            raise ValueError(f"{source}: its ids are not those of a vocab.bpe (bytes, merges, {EOT})")
+    except ValueError as error:
+        raise ValueError(f"{error}, which the trainer needs; remove it to import only the weights") from error
     (folder / "vocab.bpe").write_bytes(vocabulary.vocab_bpe())
     return {"tokenizer": "vocab.bpe", "tokenizer_hash": f"{vocabulary.hash():08x}"}
 

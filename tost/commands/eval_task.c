@@ -362,6 +362,9 @@ bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     if (ok && first)
         print_line(stderr, "%s, step %lld; examples in %s: %zu", model->file, (long long)model->info.step, o->task,
                    r.examples.count);
+    for (size_t i = 0, found = 0; ok && i < r.examples.count && !found; i++)
+        if ((found = r.examples.example[i].inside))
+            print_warning(o, "%s line %d has " INSIDE_LINE, o->task, r.examples.example[i].line);
     const double start = now_seconds();
     ok = ok && score_all(&r, err);
     if (ok && first) report(&json, &r, now_seconds() - start);

@@ -4,6 +4,9 @@
 #include "base/memory.h"
 #include "data/lines.h"
 
+#define FORMAT "an example is {\"context\": text, \"choices\": [texts], \"answer\": index of a choice, from 0}; " \
+               "dev/data/evalset.py writes such files"
+
 typedef struct { const char* text; size_t n; } Span;
 
 typedef struct {
@@ -21,12 +24,24 @@ static bool read_span(Json* j, Span* out, char** at) {
     return true;
 }
 
+// Fails if a value begins with none of these characters. Invalid JSON passes: the parser reports it.
+static bool check_value(const Json* j, const char* key, const char* first, const char* wanted) {
+    TostError ignored;
+    Json value = *j;
+    value.err = &ignored;
+    while (value.p < value.end && memchr(" \t\r\n", *value.p, 4)) value.p++;
+    const char* from = value.p;
+    if (from == value.end || strchr(first, *from) || !json_skip(&value)) return true;
+    return tost_error(j->err, "\"%s\" is %.*s, not %s: " FORMAT, key, (int)(value.p - from), from, wanted);
+}
+
 static bool read_choices(Json* j, Fields* f, char** at) {
     f->choices = 0;
+    if (!check_value(j, "choices", "[", "an array of texts")) return false;
     json_enter(j, "[]");
     while (json_next(j, "[]")) {
         if (f->choices == MAX_CHOICES) return tost_error(j->err, "more than %d choices", MAX_CHOICES);
-        if (!read_span(j, &f->choice[f->choices++], at)) return false;
+        if (!check_value(j, "choices", "\"", "a text") || !read_span(j, &f->choice[f->choices++], at)) return false;
     }
     return !j->failed;
 }
@@ -36,17 +51,20 @@ static bool read_fields(Json* j, Fields* f, char* at) {
     while (json_field(j, at, (size_t)(j->end - j->p) + 1, NULL)) {
         const char* key = at;   // overwritten by the next text
         const bool context = strcmp(key, "context") == 0, choices = strcmp(key, "choices") == 0;
-        const bool ok = context ? json_once(j, &f->has_context, key) && read_span(j, &f->context, &at)
+        const bool ok = context ? json_once(j, &f->has_context, key) && check_value(j, key, "\"", "a text")
+                                  && read_span(j, &f->context, &at)
                       : choices ? json_once(j, &f->has_choices, key) && read_choices(j, f, &at)
-                      : strcmp(key, "answer") == 0 ? json_once(j, &f->has_answer, key) && json_u64(j, &f->answer)
-                                                   : json_skip(j);
+                      : strcmp(key, "answer") == 0
+                        ? json_once(j, &f->has_answer, key) && check_value(j, key, "0123456789", "an index")
+                          && json_u64(j, &f->answer) : json_skip(j);
         if (!ok) return false;
     }
     if (j->failed || !json_at_end(j)) return false;
-    if (!f->has_context || !f->has_answer || f->answer >= (uint64_t)f->choices)
-        return tost_error(j->err, "an example is {\"context\": text, \"choices\": [texts], \"answer\": index of a "
-                          "choice}; dev/data writes LAMBADA, HellaSwag and CBT in this format");
-    return true;
+    const char* missing = !f->has_context ? "context" : !f->has_choices ? "choices" : !f->has_answer ? "answer" : NULL;
+    if (missing) return tost_error(j->err, "no \"%s\": " FORMAT, missing);
+    return f->answer < (uint64_t)f->choices
+        || tost_error(j->err, "\"answer\" is %llu, but there are %d \"choices\": " FORMAT,
+                      (unsigned long long)f->answer, f->choices);
 }
 
 // Characters of a choice without one space at its beginning.
@@ -62,18 +80,20 @@ static bool encode(Example* e, const Fields* f, char* text, const Tokenizer* t, 
     memcpy(text, f->context.text, n);
     while (n > 0 && strchr(" \t\r\n", text[n - 1])) n--;
     e->ids = xmalloc((n + 1) * sizeof *e->ids);
-    size_t used = encode_documents(e->ids, t, text, n);
+    const size_t shared = encode_documents(e->ids, t, text, n);   // with the text of each choice
+    if (shared == 0) *e->ids = (uint32_t)tokenizer_eot(t);
+    size_t used = shared > 0 ? shared : 1;
     e->context = (int)used;
-    if (used == 0) return tost_error(err, "the context is empty");
     for (int i = 0; i < f->choices; i++) {
         const size_t whole = f->context.n + f->choice[i].n;
         memcpy(text + f->context.n, f->choice[i].text, f->choice[i].n);
         e->ids = xrealloc(e->ids, (used + whole + 1) * sizeof *e->ids);
         uint32_t* ids = e->ids + used;
         e->chars[i] = count_chars(f->choice[i]);
-        e->length[i] = (int)encode_documents(ids, t, text, whole) - e->context;
+        e->length[i] = (int)encode_documents(ids, t, text, whole) - (int)shared;
         if (e->chars[i] <= 0 || e->length[i] <= 0) return tost_error(err, "choice %d is empty", i);
-        memmove(ids, ids + e->context, (size_t)e->length[i] * sizeof *ids);
+        memmove(ids, ids + shared, (size_t)e->length[i] * sizeof *ids);
+        e->inside = e->inside || end_of_text_inside(text, whole);
         used += (size_t)e->length[i];
     }
     return true;

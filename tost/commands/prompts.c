@@ -21,6 +21,7 @@ static bool read_prompt(Bytes* text, const Options* o, TostError* err) {
     memmove(text->data, lines.at, text->size);
     const bool feed = text->size > 0 && text->data[text->size - 1] == '\n';
     text->size -= feed + (feed && text->size > 1 && text->data[text->size - 2] == '\r');
+    text->data[text->size] = 0;
     return text->size > 0
         || tost_error(err, "--prompt %s is empty; leave it out to start without a prompt", value);
 }
@@ -36,7 +37,7 @@ static bool read_all(Prompts* p, Lines* lines, const Options* o, TostError* err)
         p->prompt = xgrow(p->prompt, p->count, sizeof *p->prompt);
         Prompt* next = &p->prompt[p->count++];
         TostError inner;
-        *next = (Prompt){lines->number, xmalloc(n + 1), n, NULL};
+        *next = (Prompt){lines->number, xcalloc(n + 1, 1), n, NULL};
         if (!jsonl) memcpy(next->text, line, n);
         else if (!json_text_field(next->text, &next->n, &next->id, line, n, "prompt", &inner))
             return tost_error(err, "--prompts %s: line %zu: %s", path, next->line, inner.text);

@@ -3,7 +3,7 @@
 
 #include "options/options.h"
 
-// line: counted from 1; text: n bytes; id: JSON to be repeated with the results, or NULL
+// line: counted from 1; text: n bytes, then a NUL; id: JSON to be repeated with the results, or NULL
 typedef struct { size_t line; char* text; size_t n; char* id; } Prompt;
 typedef struct { Prompt* prompt; size_t count; } Prompts;
 

@@ -1,5 +1,6 @@
 // sample.c: the command sample, which generates text with run/generate.h. Texts go to stdout, all else to stderr. A
 // single sample is printed token by token; several are generated together and printed in order.
+#include <ctype.h>
 #include <unistd.h>
 
 #include "base/crc32.h"
@@ -138,19 +139,46 @@ static Text new_text(const Sampling* s, size_t at, int64_t sample, void* context
                   .context = context};
 }
 
-// Warns of the first prompt that ends in a space: in the training text, a space is part of the token of the next word.
-static void note_space(const Options* o, const Prompt* p, size_t count) {
-    while (count > 0 && (p->n == 0 || p->text[p->n - 1] != ' ')) p++, count--;
-    if (count == 0) return;
-    print_warning(o, "the prompt%s ends in a space: leave it out, because the token of a word begins with the space "
-                  "before it", p->line > 1 ? text_line(" in line %zu", p->line).text : "");
+static void note_prompt(const Options* o, const Prompt* p, const char* note) {
+    print_warning(o, "the prompt%s %s", p->line > 1 ? text_line(" in line %zu", p->line).text : "", note);
 }
 
-static Work new_work(const Sampling* s, const Prompt* prompt) {
-    uint32_t* ids = xmalloc((prompt->n + 1) * sizeof *ids);
-    const size_t n = tokenizer_encode(s->generator.tokenizer, NULL, ids, prompt->text, prompt->n);
-    return (Work){.prompt = prompt, .ids = ids, .n_ids = n,
-                  .group = generate_group(s->generator.config, n)};
+// Warns of what is probably not meant. In the training text, a space is part of the token of the next word.
+static void note_text(const Options* o, const Prompts* prompts) {
+    const char* escape = o->prompt && *o->prompt != '@' && strstr(o->prompt, "\\n") ? "prompt" : NULL;
+    const Prompt *space = NULL, *inside = NULL;   // the first ones
+    for (int i = 0; i < o->stop.count; i++)
+        if (strstr(o->stop.paths[i], "\\n")) escape = "stop";
+    for (const Prompt* p = prompts->prompt; p < prompts->prompt + prompts->count; p++) {
+        if (!space && p->n > 0 && p->text[p->n - 1] == ' ') space = p;
+        if (!inside && end_of_text_inside(p->text, p->n)) inside = p;
+    }
+    if (escape) print_warning(o, "--%s: \\n is a backslash and an n; in bash and zsh, $'\\n' is a line break", escape);
+    if (space) note_prompt(o, space, "ends in a space: leave it out, because the token of a word begins with it");
+    if (inside) note_prompt(o, inside, "has " INSIDE_LINE);
+}
+
+// Decimal ids, also as a list in Python or JSON. Returns their number; 0 if there is anything else or too large an id.
+static size_t read_ids(uint32_t* ids, const char* text, int vocab_size) {
+    static const char between[] = " \t\r\n,[]";
+    size_t n = 0;
+    for (char* end; *(text += strspn(text, between)); text = end) {
+        const unsigned long id = strtoul(text, &end, 10);
+        if (!isdigit((unsigned char)*text) || strcspn(end, between) || id >= (unsigned long)vocab_size) return 0;
+        ids[n++] = (uint32_t)id;
+    }
+    return n;
+}
+
+static bool read_work(Work* w, const Generator* g, const Prompt* prompt, const char* model, TostError* err) {
+    const int vocab_size = g->config->vocab_size;
+    *w = (Work){.prompt = prompt, .ids = xmalloc((prompt->n + 1) * sizeof *w->ids)};
+    w->n_ids = g->tokenizer ? encode_documents(w->ids, g->tokenizer, prompt->text, prompt->n)
+                            : read_ids(w->ids, prompt->text, vocab_size);
+    w->group = generate_group(g->config, w->n_ids);
+    return g->tokenizer || w->n_ids > 0
+        || tost_error(err, "%s has no " TOKENIZER_FILE " beside it: give --tokenizer FILE, or a prompt of ids below "
+                      "%d, such as --prompt '1 2 3'", model, vocab_size);
 }
 
 static bool write_one(Sampling* s, TostError* err) {
@@ -221,10 +249,13 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
                   .work = xcalloc(prompts->count + 1, sizeof *s.work), .n_work = prompts->count};
     s.generator = (Generator){.chunks = &m->chunks, .config = &m->info.config, .tokenizer = tokenizer,
                               .options = {o->temperature, o->top_k, o->top_p}, .stop = o->stop};
-    for (size_t i = 0; i < s.n_work; i++) s.work[i] = new_work(&s, &prompts->prompt[i]);
-    note_space(o, prompts->prompt, prompts->count);
-    bool ok = create_model(&s, m, err);
+    bool ok = true;
+    for (size_t i = 0; ok && i < s.n_work; i++)
+        ok = read_work(&s.work[i], &s.generator, &prompts->prompt[i], m->file, err);
+    ok = ok && create_model(&s, m, err);
     if (ok) {
+        if (tokenizer) note_text(o, prompts);
+        else print_warning(o, "there is no " TOKENIZER_FILE " beside the model: prompts and samples are ids");
         print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
         ok = !o->prompts && o->samples == 1 ? write_one(&s, err) : write_many(&s, err);
     }
@@ -244,7 +275,10 @@ int command_sample(const Options* o, const TostEngine* engine) {
     LoadedModel m;
     Prompts prompts = {0};
     Tokenizer* tokenizer = NULL;
-    const bool ok = loaded_model_find(&m, o, engine, &err) && (tokenizer = loaded_model_tokenizer(&m, o, &err))
+    Path path;
+    const bool ok = loaded_model_find(&m, o, engine, &err)
+                    && ((!o->tokenizer && !m.info.tokenizer && !tokenizer_beside(&path, m.file))   // never had one
+                        || (tokenizer = loaded_model_tokenizer(&m, o, &err)))
                     && prompts_read(&prompts, o, &err)
                     && (prompts.count == 0 || sample(&m, tokenizer, o, &prompts, &err));
     prompts_free(&prompts);

@@ -159,6 +159,13 @@ bool document_ends(size_t* end, size_t* next, const char* s, size_t from, size_t
     return true;
 }
 
+bool end_of_text_inside(const char* text, size_t n) {
+    size_t from = 0, end, next, inside = 0;
+    for (const char* p = text; (p = memmem(p, n - (size_t)(p - text), END_OF_TEXT, strlen(END_OF_TEXT))); p++) inside++;
+    for (; document_ends(&end, &next, text, from, n, true); from = next) inside--;
+    return inside > 0;
+}
+
 size_t encode_documents(uint32_t* ids, const Tokenizer* t, const char* text, size_t n) {
     size_t n_ids = 0, from = 0, end, next;
     for (; document_ends(&end, &next, text, from, n, true); from = next) {

@@ -444,16 +444,21 @@ static const char* nearest_name(const char* name, Command command) {
 }
 
 // Options of nanoGPT, llm.c and other trainers whose names do not suggest ours.
-static const struct { const char *name, *hint; } foreign[] = {
-    {"learning-rate", "use --lr"}, {"max-iters", "use --steps"}, {"num-iterations", "use --steps"},
-    {"lr-decay-iters", "use --steps"}, {"n-layer", "use --layers"}, {"n-head", "use --heads"},
-    {"n-embd", "use --channels"}, {"dropout", "the model has no dropout"}, {"min-lr", "use --min-lr-frac"},
-    {"eval-interval", "use --val-every"}, {"eval-iters", "use --val-batches"}, {"init-from", "use --init or --resume"},
-    {"gradient-accumulation-steps", "use --total-batch, the tokens per step"},
-    {"max-steps", "use --steps"}, {"bf16", "use --dtype bf16"}, {"gradient-checkpointing", "use --chunk"},
-    {"recompute", "use --chunk"},
-    {"context-length", "use --block-size"}, {"wandb", "dev/plot/export_log.py sends log.csv to Weights & Biases"},
-    {"mask-across-documents", "documents are not masked, as in the published model"},
+static const struct { const char* name; unsigned commands; const char* hint; } foreign[] = {
+    {"learning-rate", TRAIN, "use --lr"}, {"max-iters", TRAIN, "use --steps"}, {"max-steps", TRAIN, "use --steps"},
+    {"num-iterations", TRAIN, "use --steps"}, {"lr-decay-iters", TRAIN, "use --steps"},
+    {"n-layer", TRAIN, "use --layers"}, {"n-head", TRAIN, "use --heads"}, {"n-embd", TRAIN, "use --channels"},
+    {"dropout", TRAIN, "the model has no dropout"}, {"min-lr", TRAIN, "use --min-lr-frac"},
+    {"eval-interval", TRAIN, "use --val-every"}, {"eval-iters", TRAIN, "use --val-batches"},
+    {"init-from", TRAIN, "use --init or --resume"}, {"init-from", USE, "use --model"}, {"out-dir", USE, "use --model"},
+    {"gradient-accumulation-steps", TRAIN, "use --total-batch, the tokens per step"}, {"bf16", ALL, "use --dtype bf16"},
+    {"gradient-checkpointing", TRAIN, "use --chunk"}, {"recompute", TRAIN, "use --chunk"},
+    {"context-length", TRAIN, "use --block-size"}, {"start", SAMPLE, "use --prompt"},
+    {"num-samples", SAMPLE, "use --samples"}, {"max-new-tokens", SAMPLE, "use --tokens"},
+    {"max-tokens", SAMPLE, "use --tokens"}, {"n-predict", SAMPLE, "use --tokens"}, {"n", SAMPLE, "use --tokens"},
+    {"device", ALL, "train_gpt_tost runs on the CPU, train_gpt_tostcu on a GPU"},
+    {"wandb", TRAIN, "dev/plot/export_log.py sends log.csv to Weights & Biases"},
+    {"mask-across-documents", TRAIN, "documents are not masked, as in the published model"},
 };
 
 static bool unknown_option(const char* arg, Command command, TostError* err) {
@@ -463,7 +468,7 @@ static bool unknown_option(const char* arg, Command command, TostError* err) {
     name[strcspn(name, "=")] = 0;
     for (char* p = name; *p; p++) *p = *p == '_' ? '-' : (char)tolower((unsigned char)*p);
     for (size_t i = 0; i < countof(foreign); i++)
-        if (strcmp(foreign[i].name, name) == 0)
+        if ((foreign[i].commands >> command & 1) && strcmp(foreign[i].name, name) == 0)
             return tost_error(err, "unknown option %.*s: %s", shown, arg, foreign[i].hint);
     const char* meant = nearest_name(name, command);
     if (!meant)

@@ -11,6 +11,7 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
+#include "base/text.h"
 
 enum { BEGIN_MULTIPLE = 16, MAX_PASS = 4096 };   // MAX_PASS bounds the memory for a long prompt
 
@@ -128,11 +129,12 @@ static void row_write(Row* row, const Generator* g, const char* bytes, size_t n)
 // Adds a sampled token to its text. If the text ends without the stop text, passes on the bytes held back for it.
 static void row_take(Row* row, const Batch* b, int32_t id) {
     const Generator* g = b->g;
-    if (id == tokenizer_eot(g->tokenizer)) {
+    if (g->tokenizer && id == tokenizer_eot(g->tokenizer)) {
         row_finish(row, FINISH_END_OF_TEXT);
     } else {
-        size_t n;
-        const char* bytes = tokenizer_piece(g->tokenizer, (uint32_t)id, &n);
+        char number[16];
+        size_t n = (size_t)snprintf(number, sizeof number, " %d", (int)id);
+        const char* bytes = g->tokenizer ? tokenizer_piece(g->tokenizer, (uint32_t)id, &n) : number;
         row->text->tokens++;
         row_write(row, g, bytes, n);
         if (!row->done && row->text->tokens >= b->max_tokens) row_finish(row, FINISH_LENGTH);
@@ -203,10 +205,11 @@ static int begin_length(const Batch* b, const Text* texts) {
 
 static void row_start(Row* row, const Generator* g, Text* text) {
     const int length = prompt_length(g->config, text->n_prompt), block = g->config->block_size;
-    *row = (Row){.text = text, .length = length, .sampler = sampler_new(tokenizer_size(g->tokenizer)),
+    const int n_ids = g->tokenizer ? tokenizer_size(g->tokenizer) : g->config->vocab_size;
+    *row = (Row){.text = text, .length = length, .sampler = sampler_new(n_ids),
                  .ids = xmalloc((size_t)(length > block ? length : block) * sizeof *row->ids)};
-    row->ids[0] = tokenizer_eot(g->tokenizer);
-    for (int i = 0; text->n_prompt > 0 && i < length; i++)
+    if (text->n_prompt == 0) row->ids[0] = tokenizer_eot(g->tokenizer);
+    else for (int i = 0; i < length; i++)
         row->ids[i] = (int32_t)text->prompt[text->n_prompt - (size_t)length + (size_t)i];
     text->tokens = 0;
     text->finish = FINISH_LENGTH;

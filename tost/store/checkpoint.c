@@ -138,6 +138,9 @@ static bool find_model(Path* file, const char* path, TostError* err) {
     if (access(path, R_OK | X_OK) != 0)
         return tost_error(err, "%s: the folder cannot be read: %s", path, strerror(errno));
     if (!checkpoint_newest(&newest, path)) {
+        if (path_exists(path_in(path, "config.json").text) || path_exists(path_in(path, MODEL_FILE ".index.json").text))
+            return tost_error(err, "%s: a Hugging Face folder; dev/reference/import_hf.py FOLDER OUT converts one of a "
+                              "ToST model", path);
         const Path best = path_in(path, BEST_FOLDER);
         const bool has_best = checkpoint_is_folder(best.text);
         return tost_error(err, "%s: no complete checkpoint (step_N/" MODEL_FILE " and " OPTIMIZER_FILE ") in this "

@@ -4,6 +4,7 @@ in clone/. SHARED contains published data, or is empty."""
 import json
 import math
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -122,6 +123,8 @@ def check_texts():
     text = """{"ctx": "unused", "activity_label": "Run", "ctx_a": "[header] Go [title] Now. ", "ctx_b": "éa BC",
                "label": "0", "endings": [" a [step]", "b [title] c", "[x\\ny] d", "e    f"]}"""
     check("hellaswag", evalset.hellaswag(text) == ("Run: Go. Now. Éa bc", [" a ", " b. c", " [x\ny] d", " e  f"], 0))
+    text = '{"sentence_good": "A cat is.", "sentence_bad": "A cat are.", "UID": "agreement"}'
+    check("blimp", evalset.blimp(text) == ("", [" A cat is.", " A cat are."], 0))
 
 
 def check_evalset():
@@ -146,6 +149,20 @@ def check_evalset():
     refused("cbtest_CN_test_2500ex.txt | line 20", "evalset.py cbt --from CBTest --out eval2")
     write(question, questions(2500)[:-700])
     refused("cbtest_CN_test_2500ex.txt | truncated", "evalset.py cbt --from CBTest --out eval2")
+    for name in ("b", "a"):
+        write(f"blimp/data/{name}.jsonl", f'{{"sentence_bad": "bad", "sentence_good": "{name}"}}\n' * 2)
+    write("blimp/data/._a.jsonl", b"\xb0")   # of macOS, as in the published archive
+    shutil.make_archive("BLiMP", "zip", "blimp", "data")
+    for source, wanted in (("BLiMP.zip", [" a", " a", " b", " b"]), ("blimp/data", [" a", " a", " b", " b"]),
+                           ("blimp/data/b.jsonl", [" b", " b"])):
+        made(f"evalset.py blimp --from {source} --out eval")
+        rows = [json.loads(line) for line in Path("eval/blimp.jsonl").read_text().splitlines()]
+        check(f"BLiMP from {source}: {rows}", rows == [{"context": "", "choices": [good, " bad"], "answer": 0}
+                                                      for good in wanted])
+    write("blimp/data/b.jsonl", '{"sentence_bad": "bad"}\n')
+    refused('b.jsonl: line 1: needs | "sentence_good"', "evalset.py blimp --from blimp --out eval2")
+    write("cut.zip", Path("BLiMP.zip").read_bytes()[:-30])
+    refused("cut.zip: cannot be unpacked", "evalset.py blimp --from cut.zip --out eval2")
     write("lambada_test.jsonl", '{"text": "one two"}\n{"txt": ""}\n')
     refused('lambada_test.jsonl: line 2: "text"', "evalset.py lambada --from lambada_test.jsonl --out eval2")
     for wanted, name, line in (

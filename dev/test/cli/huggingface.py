@@ -323,7 +323,46 @@ def check_own_tokenizer():
     checksum = f"{Vocabulary.read('own.json').hash():08x}"
     model.save("own.safetensors", {"tokenizer": "own.json", "tokenizer_hash": checksum})
     succeeds(export_hf.main, "own.safetensors", "own_out", "--tokenizer", "own.json")
-    refuses("its ids", import_hf.main, "own_out", "own_back")
+    refuses("its ids | remove it", import_hf.main, "own_out", "own_back")
+
+
+def check_ids():
+    """A model that was trained on the ids of a tokenizer with another pattern."""
+    from tokenizers import Regex, decoders, models, pre_tokenizers, trainers
+    learner = Tokenizer(models.BPE())
+    learner.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(r" ?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+|\s+"), "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    learner.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    learner.train_from_iterator([text_of_stories()], trainers.BpeTrainer(vocab_size=600, initial_alphabet=alphabet,
+                                                                         show_progress=False))
+    learner.add_special_tokens(["<|end_of_text|>"])
+    Path("ids").mkdir()
+    learner.save("ids/tokenizer.json")
+    Path("ids/tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast", '
+                                                 '"eos_token": "<|end_of_text|>"}')
+    torch.manual_seed(8)
+    model = Tost(TostConfig(2, 2, 16, 64, 640))
+    randomize(model, torch.Generator().manual_seed(8))
+    Path("bare").mkdir()
+    model.save("bare/model.safetensors")
+    succeeds(export_hf.main, "bare", "ids_out", "--tokenizer", "ids/tokenizer.json")
+    check("a tokenizer.json with another pattern is copied unread", all(
+        Path("ids_out", name).read_bytes() == Path("ids", name).read_bytes()
+        for name in ("tokenizer.json", "tokenizer_config.json")))
+    tokenizer = AutoTokenizer.from_pretrained("ids_out", trust_remote_code=True)
+    text = text_of_stories()[:40]
+    ids = tokenizer(text).input_ids
+    check("with its ids", ids == learner.encode(text).ids and tokenizer.decode(ids) == text)
+    succeeds(export_hf.main, "bare", "bare_out")
+    check("without --tokenizer there is none", not list(Path("bare_out").glob("tokenizer*")))
+    refuses("ids_out/tokenizer.json | remove it", import_hf.main, "ids_out", "ids_back")
+    succeeds(import_hf.main, "bare_out", "bare_back")
+    check_same_tensors("bare/model.safetensors", "bare_back/model.safetensors")
+    want = load("bare_out").generate(torch.tensor([ids]), max_new_tokens=30, do_sample=False)[0].tolist()
+    out = trainer("sample", "--model", "bare", "--prompt", " ".join(map(str, ids)), "--tokens", 30, "--temperature", 0)
+    check(f"sample prints the ids of generate: {out}", list(map(int, out.split())) == want)
 
 
 # ---- lm-evaluation-harness -------------------------------------------------------------------------------------------
@@ -373,12 +412,25 @@ metric_list: [{{metric: acc, aggregation: mean}}, {{metric: acc_norm, aggregatio
 """
 
 
+def blimp_examples():
+    words, examples = text_of_stories().replace("<|endoftext|>", " ").split(), []
+    rng = random.Random(7)
+    for i in range(0, 800, 8):
+        good = words[i:i + 8]
+        bad = good[:5] + rng.sample(good[5:], 3)
+        examples.append({"sentence_good": " ".join(good), "sentence_bad": " ".join(bad)})
+    return examples
+
+
 def write_tasks():
+    """The harness' tasks with local data."""
     import lm_eval
-    utils = Path(lm_eval.__file__).parent / "tasks/hellaswag/utils.py"
+    folder = Path(lm_eval.__file__).parent / "tasks"
+    blimp = re.sub(r"(?m)^(dataset_path|validation_split):.*\n", "", (folder / "blimp/_template_yaml").read_text())
+    blimp = TASK + blimp.replace("{", "{{").replace("}", "}}")
     Path("tasks").mkdir()
-    Path("tasks/hellaswag_utils.py").write_text(utils.read_text())
-    for name, text in (("local_lambada", LAMBADA), ("local_hellaswag", HELLASWAG)):
+    Path("tasks/hellaswag_utils.py").write_text((folder / "hellaswag/utils.py").read_text())
+    for name, text in (("local_lambada", LAMBADA), ("local_hellaswag", HELLASWAG), ("local_blimp", blimp)):
         file = Path(f"{name}.jsonl").resolve()
         Path(f"tasks/{name}.yaml").write_text(text.format(name=name, file=file))
 
@@ -394,7 +446,7 @@ def check_harness():
     from lm_eval.tasks import TaskManager
 
     examples = {"lambada": lambada_examples(ours, load_tokenizer("harness.safetensors")),
-                "hellaswag": hellaswag_examples()}
+                "hellaswag": hellaswag_examples(), "blimp": blimp_examples()}
     want = {}
     for task, rows in examples.items():
         lines = [json.dumps(row) + "\n" for row in rows]
@@ -403,18 +455,23 @@ def check_harness():
         Path(f"{task}.jsonl").write_text("".join(made), encoding="utf-8")
         trainer("eval", "--model", "harness.safetensors", "--task", f"{task}.jsonl", "--json", f"{task}.json")
         want[task] = json.loads(Path(f"{task}.json").read_text())
-    check("some examples are solved", 0.2 < want["lambada"]["accuracy"] < 0.9 and 0 < want["hellaswag"]["acc"] < 1)
+    check("some examples are solved", 0.2 < want["lambada"]["accuracy"] < 0.9 and 0 < want["hellaswag"]["acc"] < 1
+          and 0 < want["blimp"]["acc"] < 1)
     write_tasks()
     tasks = TaskManager(include_path="tasks", include_defaults=False)
-    results = simple_evaluate("hf", "pretrained=harness,trust_remote_code=True", ["local_lambada", "local_hellaswag"],
-                              batch_size=8, device="cpu", task_manager=tasks, bootstrap_iters=0,
-                              verbosity="ERROR")["results"]
-    lambada, hellaswag = results["local_lambada"], results["local_hellaswag"]
+    done = simple_evaluate("hf", "pretrained=harness,trust_remote_code=True", [f"local_{task}" for task in examples],
+                           batch_size=8, device="cpu", task_manager=tasks, bootstrap_iters=0, verbosity="ERROR")
+    lambada, hellaswag, blimp = (done["results"][f"local_{task}"] for task in examples)
     check("lm_eval: acc of LAMBADA", lambada["acc,none"] == want["lambada"]["accuracy"])
     error = abs(lambada["perplexity,none"] / want["lambada"]["perplexity_word"] - 1)
     check(f"lm_eval: perplexity of LAMBADA is that per word: {error:.1e}", error <= 1e-5)
     for name in ("acc", "acc_norm"):
         check(f"lm_eval: {name} of HellaSwag", hellaswag[f"{name},none"] == want["hellaswag"][name])
+    check("lm_eval: acc of BLiMP", blimp["acc,none"] == want["blimp"]["acc"])
+    theirs = sorted((s["doc_id"], s["filtered_resps"]) for s in done["samples"]["local_blimp"])
+    worst = max(abs(-nats / logprob - 1) for (_, pair), ours in zip(theirs, want["blimp"]["example"])
+                for (logprob, _), nats in zip(pair, ours["nats"]))
+    check(f"lm_eval: log-likelihoods of BLiMP, after <|endoftext|>: {worst:.1e}", worst <= 1e-5)
 
 
 def check_refusals():
@@ -422,13 +479,16 @@ def check_refusals():
     Path("plain").mkdir()
     Tost(TostConfig(1, 2, 8, 16, 300)).save(plain)
     Path("wrong.json").write_text('{"model": {"type": "Unigram"}, "pre_tokenizer": null}')
+    Path("lost").mkdir()
+    Tost(TostConfig(1, 2, 8, 16, 300)).save("lost/model.safetensors", {"tokenizer_hash": "12345678"})
     for text, *arguments in (
         ("out | already exists", "model.safetensors", "out"),
         ("nowhere | No such file", "nowhere", new),
-        (f"{plain} | no vocab.bpe beside it | --tokenizer FILE", plain, new),
+        ("lost/model.safetensors | no vocab.bpe beside it | --tokenizer FILE", "lost", new),
+        ("ids/tokenizer.json | pre_tokenizer is", "lost", new, "--tokenizer", "ids/tokenizer.json"),
         ("2304 tokens | 300", plain, new, "--tokenizer", VOCAB),
         ("own.json | CRC-32", "model.safetensors", new, "--tokenizer", "own.json"),
-        ("wrong.json | Unigram | BPE", plain, new, "--tokenizer", "wrong.json"),
+        ("wrong.json | Unigram | BPE | named tokenizer.json", plain, new, "--tokenizer", "wrong.json"),
     ):
         refuses(text, export_hf.main, *arguments)
     GPT2Config().save_pretrained("gpt2")
@@ -468,6 +528,7 @@ def main():
     check_generation(theirs, tokenizer, "model.safetensors")
     check_tokenizer(tokenizer)
     check_own_tokenizer()
+    check_ids()
     for name in ("model", "biased", *variants):
         check_round_trip(name)
     for name, variant in variants.items():

@@ -256,6 +256,17 @@ check "a prompt that ends in a space gets a note" grep -q 'ends in a space' stde
 printf '7\n7 \n\n7 and 2 and 3 and 4 and \n' >spaces.txt   # of two groups
 run sample --model straight --prompts spaces.txt --tokens 3
 check "so does the first of a file: $(cat stderr)" [ "$(grep -c 'in line 2 ends in a space' stderr)" -eq 1 ]
+run sample --model straight --prompt '7\n' --tokens 3
+check "a note about \\n in a prompt: $(cat stderr)" [ "$(grep -c -e "--prompt: .* \$'.n'" stderr)" -eq 1 ]
+run sample --model straight --prompt 7 --stop . --stop '\n' --tokens 3
+check "a note about \\n in --stop: $(cat stderr)" [ "$(grep -c -e "--stop: .* \$'.n'" stderr)" -eq 1 ]
+printf '7\n7<|endoftext|>\n<|endoftext|>\n' >ends.txt
+run sample --model straight --prompts ends.txt --tokens 3
+check "a note about <|endoftext|> inside a line: $(cat stderr)" [ "$(grep -c 'in line 2 has <|endoftext|> inside' stderr)" -eq 1 ]
+run sample --model straight --temperature 0 --tokens 20
+sed '1s/^/<|endoftext|>/' stdout >first
+equals "sample --model straight --temperature 0 --tokens 20 --prompt <|endoftext|>" first "a line <|endoftext|> is the token"
+check "without a note: $(cat stderr)" [ "$(wc -l <stderr)" -eq 2 ]
 
 # A text depends on the seed, the id or place of its prompt, and the number of the sample.
 texts() { sed 's/.*"text": //' stdout; }
@@ -483,6 +494,9 @@ shard $(seq 300 398) >lone.d/x.bin
 wide="$sizes --batch 2 --total-batch 128 --data lone.d/x.bin --steps 0 --quiet --out"
 run $wide wide --vocab-size 515
 check "no tokenizer in checkpoint or folder: no warning" empty stderr
+run sample --model wide --prompt '300 301' --tokens 4
+check "then sample prints ids: $(cat stdout)" grep -Eqx '300 301( [0-9]{1,3}){4}' stdout
+check "and says why: $(cat stderr)" [ "$(grep -c 'no vocab.bpe beside the model: .* ids' stderr)" -eq 1 ]
 prints "eval --model wide --data lone.d/x.bin" "bits/byte" "wide/step_00000000/model.safetensors" "--tokenizer"
 refuses 1 "tost eval --model wide --data lone.d/x.bin --tokenizer vocab.bpe" "398" "vocab.bpe" "257"
 
@@ -525,6 +539,14 @@ check "--limit 2 scores the first two examples" [ "$(figure nats limit.json)" = 
 same_task swag.jsonl " make 4" "2 and 2"
 check "tokens of each choice" says '"tokens": [7, 3, 10, 6]' task.json
 check "the index of the answer" says '"answer": 1,' task.json
+for context in '' '<|endoftext|>\n' '<|endoftext|>'; do
+    example "$context" '"3 and 4 make 7.", " 3 and"' 0 >minimal.jsonl
+    run eval --model straight --task minimal.jsonl --json task.json
+    grep -o '"tokens": .*' task.json >>minimal
+done
+check "an empty context is <|endoftext|>: $(cat minimal)" \
+    [ "$(sed -n 1p minimal)" = "$(sed -n 2p minimal)" -a "$(sed -n 1p minimal)" != "$(sed -n 3p minimal)" ]
+check "a note about <|endoftext|> inside a line: $(cat stderr)" says "minimal.jsonl line 1 has <|endoftext|> inside" stderr
 
 # ---- Info ------------------------------------------------------------------------------------------------------------
 

@@ -171,6 +171,14 @@ static void test_examples(Checks* c) {
     check(c, p.example[0].chars[1] == 3 && p.example[0].chars[2] == 2, "characters of a choice exclude one space");
     check_example(c, t, &p.example[1], 2, 1, "^|x|y");
     examples_free(&p);
+    must(read_text(&p, "{'context': '', 'choices': ['It is.', ' They is'], 'answer': 0}\n"
+                   "{'context': ' \\n', 'choices': ['<|endoftext|>', 'y'], 'answer': 1}\n"
+                   "{'context': '<|endoftext|>', 'choices': ['x', 'y'], 'answer': 1}\n", t, &err),
+         "empty contexts", &err);
+    check_example(c, t, &p.example[0], 1, 0, "^|It is.| They is");
+    check_example(c, t, &p.example[1], 2, 1, "^| ^| \ny");
+    check(c, !p.example[0].inside && !p.example[1].inside && p.example[2].inside, "<|endoftext|> inside a line");
+    examples_free(&p);
     tokenizer_free(t);
 }
 
@@ -181,11 +189,15 @@ static void test_invalid(Checks* c) {
         {"", "has no example"}, {"\n \n", "has no example"},
         {EXAMPLE("'a'", "['b']", "0") "{'context': 'a b", "line 2: byte 16"}, {"1 plain text", "line 1: byte 0"},
         {EXAMPLE("'a'", "['b']", "0") "{} x", "line 2: byte 3"}, {EXAMPLE("'\xff'", "['b']", "0"), "UTF-8"},
-        {EXAMPLE("1", "['b']", "0"), "expected a string"}, {EXAMPLE("' \\n'", "['b']", "0"), "the context is empty"},
+        {EXAMPLE("1", "['b']", "0"), "\"context\" is 1, not a text"}, {EXAMPLE("{}", "['b']", "0"), "\"context\" is {}"},
         {EXAMPLE("'a'", "['b', '']", "0"), "choice 1 is empty"},
         {EXAMPLE("'a'", "['b', ' ']", "0"), "choice 1 is empty"}, {EXAMPLE("'a'", "[]", "0"), "choices"},
-        {EXAMPLE("'a'", "['b']", "1"), "index of a choice"}, {EXAMPLE("'a'", "['b']", "-1"), "integer"},
-        {EXAMPLE("'a'", "['b']", "99999999999"), "index of a choice"},
+        {EXAMPLE("'a'", "['b']", "1"), "index of a choice"}, {EXAMPLE("'a'", "['b']", "-1"), "\"answer\" is -1, not"},
+        {EXAMPLE("'a'", "['b']", "99999999999"), "\"answer\" is 99999999999, but there are 1"},
+        {EXAMPLE("'a'", "['b', 'c']", " 'B' "), "\"answer\" is \"B\", not an index"},
+        {EXAMPLE("'a'", "{'text': ['b', 'c'], 'label': ['A', 'B']}", "1"), "\"choices\" is {\"text\": [\"b\", \"c\"], "},
+        {EXAMPLE("'a'", "['b', 3]", "1"), "\"choices\" is 3, not a text"}, {EXAMPLE("'a'", "['b']", ""), "expected a non-neg"},
+        {"{'context': 'a', 'answer': 0}", "no \"choices\""},
         {"{'context': 'a', 'choices': ['b']}", "index of a choice"}, {"{'text': 'a b'}", "dev/data"},
         {EXAMPLE("'a'", "['1','2','3','4','5','6','7','8','9','0','1','2','3','4','5','6','7']", "0"), "more than 16"},
         {EXAMPLE("'a'", "['b']", "0") EXAMPLE("'a'", "['b', 'c']", "0"), "line 2: 2 choices"},

@@ -301,6 +301,28 @@ static void test_stop(Checks* c) {
     tokenizer_free(tokenizer);
 }
 
+// Without a tokenizer, texts are ids, none of which ends them.
+static void test_ids(Checks* c) {
+    static const int32_t script[] = {7, 256, 255, 0, 7, 128, 1};
+    const TostConfig config = {1, 1, 1, 64, 257, 0, TOST_LEARNED, 0, 0, 0};
+    for (int i = 0; i < 2; i++) {
+        char* stop = i ? "7 12" : NULL;
+        TostModel* m = fake_create(&config, NULL, NULL);
+        m->script = script;
+        Chunks chunks = {.engine = &fake, .model = m, .max_chunk = MAX_IDS};
+        const Generator g = {.chunks = &chunks, .config = &config, .options = {0, 0, 1}, .take = take_text,
+                             .stop = {i, &stop}};
+        Sink sink = {.n = 0};
+        Text text = {.prompt = (uint32_t[]){5, 200}, .n_prompt = 2, .context = &sink};
+        double seconds = 0;
+        TostError err;
+        check(c, generate(&text, 1, &seconds, &g, 7, &err), "ids: %s", err.text);
+        const char* want = i ? " 7 256 255 0 " : " 7 256 255 0 7 128 1";
+        check(c, strcmp(sink.text, want) == 0 && m->calls[0].ids[1] == 200, "expected '%s', got '%s'", want, sink.text);
+        fake_destroy(m);
+    }
+}
+
 static void test_generate(Checks* c) {
     Tokenizer* tokenizer = byte_tokenizer();
     for (size_t i = 0; i < countof(generate_cases); i++) check_generate(c, tokenizer, &generate_cases[i]);
@@ -312,11 +334,13 @@ static void test_generate(Checks* c) {
 static void test_documents(Checks* c) {
     Tokenizer* tokenizer = byte_tokenizer();
     // $: <|endoftext|>
-    static const struct { const char *text, *ids; } cases[] = {
-        {"one\n", "one\n"}, {"one\n<|endoftext|>\ntwo\n", "one$two\n"}, {"one\r\n<|endoftext|>\r\ntwo", "one$two"},
-        {"one\n\n<|endoftext|>", "one\n$"}, {"<|endoftext|>\n<|endoftext|>\n\nx", "$$\nx"},
-        {"one\n<|endoftext|> \t\r", "one$"}, {"one\n<|endoftext|>\rtwo", "one\n<|endoftext|>\rtwo"},
-        {"a <|endoftext|>\n<|endoftext|> b", "a <|endoftext|>\n<|endoftext|> b"},   // not on lines of their own
+    static const struct { const char *text, *ids; bool inside; } cases[] = {
+        {"one\n", "one\n", false}, {"one\n<|endoftext|>\ntwo\n", "one$two\n", false},
+        {"one\r\n<|endoftext|>\r\ntwo", "one$two", false}, {"one\n\n<|endoftext|>", "one\n$", false},
+        {"<|endoftext|>\n<|endoftext|>\n\nx", "$$\nx", false}, {"one\n<|endoftext|> \t\r", "one$", false},
+        {"one\n<|endoftext|>\rtwo", "one\n<|endoftext|>\rtwo", true}, {"", "", false},
+        {"a <|endoftext|>\n<|endoftext|> b", "a <|endoftext|>\n<|endoftext|> b", true},   // not on lines of their own
+        {"<|endoftext|>\nx<|endoftext|>", "$x<|endoftext|>", true},
     };
     for (size_t i = 0; i < countof(cases); i++) {
         uint32_t ids[64];
@@ -327,6 +351,7 @@ static void test_documents(Checks* c) {
             is[k] = (int)ids[k] == tokenizer_eot(tokenizer) ? '$' : *tokenizer_piece(tokenizer, ids[k], &n);
         }
         check(c, strcmp(is, cases[i].ids) == 0, "text %zu: expected '%s', got '%s'", i, cases[i].ids, is);
+        check(c, end_of_text_inside(cases[i].text, strlen(cases[i].text)) == cases[i].inside, "text %zu: inside", i);
     }
     tokenizer_free(tokenizer);
 }
@@ -364,6 +389,6 @@ static void test_prompts(Checks* c) {
 }
 
 int main(void) {
-    return RUN_TESTS("sample", test_cut, test_greedy, test_distributions, test_generate, test_stop, test_documents,
-                     test_prompts);
+    return RUN_TESTS("sample", test_cut, test_greedy, test_distributions, test_generate, test_ids, test_stop,
+                     test_documents, test_prompts);
 }
