@@ -406,6 +406,13 @@ static void test_lock(Checks* c) {
     check_same(c, "alone", "killed", 12, "resumed after a kill");
 }
 
+// A FIFO cannot be written at an earlier place, like the files of a file system that cannot seek.
+static void test_no_seek(Checks* c) {
+    must(mkdir("pipes", 0777) == 0 && mkfifo("pipes/run.lock", 0666) == 0, "mkfifo", NULL);
+    check_run(c, run(BASE NO_VAL "--data good.bin --steps 3 --out pipes"), 1, 1,
+              "pipes/run.lock: the file system cannot write at an earlier place", "no seek");
+}
+
 static void test_overtaken(Checks* c) {
     second_args = SAVING "--out overtaken";
     hooks[0] = (Hook){PUT, 1, run_second};
@@ -627,7 +634,7 @@ int main(int argc, char** argv) {
     if (argc > 1) return fake_main(argv[1]);   // as run_second does
     setenv("TERM", "dumb", 1);
     return RUN_TESTS("train", test_not_finite, test_val_batches, test_signals, test_zero_loss,
-                         test_signals_in_steps, test_lock, test_overtaken, test_removed, test_overwrite,
+                         test_signals_in_steps, test_lock, test_no_seek, test_overtaken, test_removed, test_overwrite,
                          test_default_folders, test_full_disk, test_bad_data, test_unread_output, test_lost_output,
                          test_changes, test_kills, test_newer_best, test_other_validation, test_rising_rate,
                          test_other_version);
