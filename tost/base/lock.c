@@ -43,8 +43,8 @@ LockResult lock_take(Lock* lock, const char* folder, TostError* err) {
             *lock = (Lock){path, fd, why};
             if (write_note(fd)) return LOCK_TAKEN;
             lock_release(lock);
-            tost_error(err, "%s: the file system cannot write at an earlier place in a file: give a folder elsewhere, or "
-                       "mount it with a cache (rclone mount --vfs-cache-mode writes)", path.text);
+            tost_error(err, "%s: the file system cannot write at an earlier place in a file: give a folder elsewhere, "
+                       "or mount it with a cache (rclone mount --vfs-cache-mode writes)", path.text);
             return LOCK_FAILED;
         }
         char who[NOTE_BYTES] = "another process";

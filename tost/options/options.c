@@ -819,7 +819,7 @@ bool options_resume(Options* o, const KeyValues* saved, const char* file, TostEr
 }
 
 TextLine options_unknown(const KeyValues* saved) {
-    static const char defaults[] = " ema=0 on-save-error=stop reduce=ordered skip-grad-z=0 skip-loss-z=0 ";   // of old ones
+    static const char defaults[] = " ema=0 on-save-error=stop reduce=ordered skip-grad-z=0 skip-loss-z=0 ";
     TextLine all = {""};
     for (const KeyValue* e = saved->entry; e < saved->entry + saved->count; e++)
         if (!saved_row(e->key) && !strstr(defaults, text_line(" %s=%s ", e->key, e->value).text))

@@ -168,13 +168,13 @@ static void report_changes(Run* r) {
 void report_settings(Run* r, const char* device) {
     const char *version = tost_version(), *saved = r->info.program ? strchr(r->info.program, ' ') : NULL;
     const bool other = saved && strcmp(saved + 1, version) != 0;
-    progress_fact(&r->progress, "version", "%s%s%s", version, other ? "; results may differ in the last bits from those of"
-                  : "", other ? saved : "");
+    progress_fact(&r->progress, "version", "%s%s%s", version,
+                  other ? "; results may differ in the last bits from those of" : "", other ? saved : "");
     progress_fact(&r->progress, "device", "%s", device);
     report_ranks(r);
     report_model(r);
     report_data(r);
-    report_changes(r);
+    if (r->o.resume) report_changes(r);
 }
 
 void report_flops(Run* r) {

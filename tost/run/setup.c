@@ -334,8 +334,8 @@ static bool open_folder(Run* r, TostError* err) {
         run_warn(r, "%s: %s: the file system does not support locks: make sure that no other run writes here",
                  r->lock.path.text, strerror(r->lock.unsupported));
     const char *out = r->out.text, *old = r->old.text;
-    ok = ok && check_disk(r, err)
-         && log_open(&r->log, path_in(out, LOG_FILE).text, r->o.resume ? r->info.step - (r->info.row != NULL) : -1, err);
+    const int64_t rows = r->o.resume ? r->info.step - (r->info.row != NULL) : -1;
+    ok = ok && check_disk(r, err) && log_open(&r->log, path_in(out, LOG_FILE).text, rows, err);
     if (ok && *old) progress_fact(&r->progress, "overwrite", "the old run is now in %s", old);
     if (ok) progress_fact(&r->progress, "out", "%s", out);
     else {   // remove a new folder, which is empty
@@ -364,10 +364,11 @@ static bool differs(const KeyValues* a, const KeyValues* b, const char* key) {
     return x && y ? strcmp(x, y) != 0 : x != y;
 }
 
-// Whether a run with these options validated other tokens. A micro-batch has --batch sequences.
+// Whether a run with these options validated other tokens.
 static bool validated_other(const Run* r, const KeyValues* options) {
     const KeyValues* now = &r->info.options;
-    return differs(options, now, "val-data") || differs(options, now, "val-batches") || differs(options, now, "batch");
+    return differs(options, now, "val-data") || differs(options, now, "val-batches")
+           || (r->o.val_batches > 0 && differs(options, now, "batch"));
 }
 
 // The best validation so far, if it was of the same tokens. A run that was killed may have saved a better one as best.

@@ -20,7 +20,8 @@ static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64
 static Outcome data_failed(Run* r, const LogRow* row, TostError* err) {
     TostError save;
     if (row && !run_log_step(r, row, &save)) run_warn(r, "%s", save.text);
-    if (r->info.step > 0 && r->o.save_every > 0 && !is_saved(r) && !run_save(r, true, &save)) run_warn(r, "%s", save.text);
+    const bool saves = r->info.step > 0 && r->o.save_every > 0 && !is_saved(r);
+    if (saves && !run_save(r, true, &save)) run_warn(r, "%s", save.text);
     tost_error(err, "%s; stopped after step %lld; %s", err->text, (long long)r->info.step, resume_hint(r).text);
     return FAILED;
 }

@@ -192,7 +192,8 @@ def comparable(tree, older):
     """The files that check_same compares: the log without times, and not run.lock, which a killed process leaves."""
     last = max((path for path in tree if re.fullmatch(r"run/step_\d+", path)), default="")
     return {path: log_without_times(data) if path == "run/log.csv" else data for path, data in tree.items()
-            if path != "run/run.lock" and (older or not path.startswith("run/step_") or f"{path}/".startswith(f"{last}/"))}
+            if path != "run/run.lock" and (older or not path.startswith("run/step_")
+                                           or f"{path}/".startswith(f"{last}/"))}
 
 
 def saved(records, run="run"):

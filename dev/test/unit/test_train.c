@@ -574,7 +574,8 @@ static void test_other_validation(Checks* c) {
     check_run(c, o, 0, 0, NULL, "the same validation");
     o = run("--resume --steps 12 --out judged --val-data high.bin");
     check(c, strstr(o.out, "--val-data high.bin instead of good.bin")
-          && strstr(o.out, "the best validation loss is reset") && strstr(o.out, "after step 12 (best)"), "other data: %s", o.out);
+          && strstr(o.out, "the best validation loss is reset") && strstr(o.out, "after step 12 (best)"),
+          "other data: %s", o.out);
     check_run(c, o, 0, 0, NULL, "other data");
     o = run("--resume --steps 16 --out judged --val-batches 2");
     check(c, strstr(o.out, "--val-batches 2 instead of 3") && strstr(o.out, "is reset"), "%s", o.out);
@@ -587,11 +588,12 @@ static void test_rising_rate(Checks* c) {
     check_run(c, run(DECAY "rising"), 0, 0, NULL, "with a decay");
     check_run(c, run(DECAY "kept"), 0, 0, NULL, "with a decay");
     Outcome o = run("--resume --steps 20 --out rising");
-    check(c, strstr(o.out, "--steps 20 instead of 10; the learning rate rises from 0.0055 to 0.01: --lr 0.0055 keeps it"),
-          "%s", o.out);
+    check(c, strstr(o.out, "instead of 10; the learning rate rises from 0.0055 to 0.01: --lr 0.0055 keeps it"), "%s",
+          o.out);
     check_run(c, o, 0, 0, NULL, "extended");
     o = run("--resume --steps 20 --lr 0.0055 --out kept");
-    check(c, !strstr(o.out, "rises") && row_of("kept", 11).lr == 0.0055 && row_of("rising", 11).lr == 0.01, "%s", o.out);
+    check(c, !strstr(o.out, "rises") && row_of("kept", 11).lr == 0.0055 && row_of("rising", 11).lr == 0.01, "%s",
+          o.out);
     check_run(c, o, 0, 0, NULL, "extended, with its rate");
     free_outcome(run(DECAY "early --save-every 5 --max-time 0.001"));
     o = run("--resume --steps 40 --out early");
