@@ -238,8 +238,7 @@ static bool loop(Run* r, TostError* err) {
     LogRow row;
     if (r->info.step == 0 && !before_first_step(r, err)) return false;
     if (r->info.row && !(log_row_parse(&row, r->info.row) && row.step == r->info.step ? after_step(r, &row, err)
-        : tost_error(err, "%s: __metadata__ 'log_row' is '%.80s': the file is damaged; use another checkpoint",
-                     r->weights.text, r->info.row))) return false;
+        : tost_error(err, "%s: __metadata__ 'log_row' is damaged: use another checkpoint", r->weights.text))) return false;
     while (r->info.step < r->o.steps && !run_signal(r) && !r->stopped_by) {
         const double start = now_seconds();
         const Outcome stepped = train_step(&row, r, err);

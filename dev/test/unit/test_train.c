@@ -293,6 +293,21 @@ static void test_signals(Checks* c) {
     }
 }
 
+// Replaces a text by one of the same length in both files of a checkpoint.
+static void replace_text(const char* folder, const char* from, const char* to) {
+    static const char* const names[] = {MODEL_FILE, OPTIMIZER_FILE};
+    for (int i = 0; i < 2; i++) {
+        const Path path = path_in(folder, names[i]);
+        const Bytes b = bytes_of(path.text);
+        size_t at = 0;
+        while (at + strlen(from) < b.size && memcmp(b.data + at, from, strlen(from)) != 0) at++;
+        must(strlen(from) == strlen(to) && at + strlen(from) < b.size, from, NULL);
+        memcpy(b.data + at, to, strlen(to));
+        write_bytes(path.text, b.data, b.size);
+        free(b.data);
+    }
+}
+
 // ---- Kills in validations and between saves -------------------------------------------------------------------------
 
 #define BEST_EVERY BASE "--data good.bin --val-data good.bin --val-batches 3 --save-every 4 --keep-best --val-every "
@@ -328,6 +343,11 @@ static void test_kills(Checks* c) {
     check_run(c, run(BEST "--out best"), 0, 0, NULL, "the uninterrupted run");
     for (int pass = 5; pass <= 15; pass++)
         if (pass % 4) check(c, kill_at(c, EVALUATING, pass, pass / 4 * 4), "pass %d", pass);
+    hooks[0] = (Hook){EVALUATING, 13, kill_process};
+    check_run(c, run(BEST "--out torn"), 1000 + SIGKILL, 0, NULL, "killed in the last validation");
+    replace_text("torn/step_00000012", "\"log_row\":\"12,", "\"log_row\":\"13,");
+    check_run(c, run("--resume --out torn"), 1, 1, "torn/step_00000012/model.safetensors: __metadata__ 'log_row'",
+              "the row of another step");
     int at = 1;
     while (kill_at(c, GET, at, 0)) at += 11;   // before, in and between the saves of best and checkpoint
     check(c, at > 300, "%d kills in saves", at / 11);
@@ -599,21 +619,6 @@ static void test_rising_rate(Checks* c) {
     o = run("--resume --steps 40 --out early");
     check(c, strstr(o.out, "--steps 40") && !strstr(o.out, "rises"), "before the decay: %s", o.out);
     check_run(c, o, 0, 0, NULL, "before the decay");
-}
-
-// Replaces a text by one of the same length in both files of a checkpoint.
-static void replace_text(const char* folder, const char* from, const char* to) {
-    static const char* const names[] = {MODEL_FILE, OPTIMIZER_FILE};
-    for (int i = 0; i < 2; i++) {
-        const Path path = path_in(folder, names[i]);
-        const Bytes b = bytes_of(path.text);
-        size_t at = 0;
-        while (at + strlen(from) < b.size && memcmp(b.data + at, from, strlen(from)) != 0) at++;
-        must(strlen(from) == strlen(to) && at + strlen(from) < b.size, from, NULL);
-        memcpy(b.data + at, to, strlen(to));
-        write_bytes(path.text, b.data, b.size);
-        free(b.data);
-    }
 }
 
 // What a checkpoint of another version has: its options that this one lacks are named, unless they had their defaults.
