@@ -237,8 +237,9 @@ static bool loop(Run* r, TostError* err) {
     progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
     LogRow row;
     if (r->info.step == 0 && !before_first_step(r, err)) return false;
-    if (r->info.row && !(log_row_parse(&row, r->info.row) && row.step == r->info.step ? after_step(r, &row, err)
-        : tost_error(err, "%s: __metadata__ 'log_row' is damaged: use another checkpoint", r->weights.text))) return false;
+    if (r->info.row && !(log_row_parse(&row, r->info.row) && row.step == r->info.step))
+        return tost_error(err, "%s: __metadata__ 'log_row' is damaged: use another checkpoint", r->weights.text);
+    if (r->info.row && !after_step(r, &row, err)) return false;
     while (r->info.step < r->o.steps && !run_signal(r) && !r->stopped_by) {
         const double start = now_seconds();
         const Outcome stepped = train_step(&row, r, err);
