@@ -9,7 +9,8 @@ beside the published ones, version, device, time, speed, options and samples. It
     RUN/step_*/model.safetensors      version and options, from the metadata of the newest checkpoint
     RUN/eval/NAME.json                results of `eval --json`; validation (on OpenWebText), lambada_loss,
                                       wikitext2_loss and ptb_loss have published values; others appear by name
-    RUN/train.log                     the output of `train`, for the device and the model FLOPs utilization
+    RUN/train.log or RUN.train.log    the output of `train`, for the device and the model FLOPs utilization:
+                                      train_gpt_tost --out RUN … | tee RUN.train.log
     RUN/samples.jsonl                 the output of `sample --prompts`
 
 A cell without a result says which command or file it needs. dev/reproduce.sh makes all files; train.log only if its
@@ -54,9 +55,10 @@ def read_samples(path):
         return [json.loads(line) for line in path.read_text(encoding="utf-8", errors="replace").splitlines()]
 
 
-def read_output(path):
+def read_output(folder):
     """The devices and the percentages of FLOPs utilization in the output of `train`."""
-    text = path.read_text(errors="replace") if path.exists() else ""
+    beside = Path(f"{folder.resolve()}.train.log")   # the folder does not exist before the run starts
+    text = "".join(path.read_text(errors="replace") for path in (folder / "train.log", beside) if path.exists())
     return re.findall(r"^device +(.*)$", text, re.M), list(map(float, re.findall(r"  ([0-9]+\.[0-9])% MFU", text)))
 
 
@@ -168,7 +170,8 @@ def fact_rows(folder, log, metadata, devices, mfu):
     sizes = [metadata.get(key, "?") for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")]
     rows = [["program", metadata.get("program", "unknown")],
             ["device", "; later ".join(dict.fromkeys(devices)) or
-             f"not recorded (only the output of train names it: save it as {folder}/train.log)"]]
+             f"{metadata.get('option.dtype', 'dtype unknown')} (for its name, save the output of train as "
+             f"{folder}.train.log)"]]
     if metadata:
         name = published_model(metadata)
         rows.append(["model", (f"{name}, " if name else "") + f"{metadata['parameters'] / 1e6:.1f}M parameters: "
@@ -200,7 +203,7 @@ def report(folder, log):
     if tasks:
         parts.append(table(["task", "metric", "this run", "examples"], tasks))
     parts += ["Intervals are 95 % intervals over windows or examples.", "## Run",
-              table(["", ""], fact_rows(folder, log, metadata, *read_output(folder / "train.log")))]
+              table(["", ""], fact_rows(folder, log, metadata, *read_output(folder)))]
     options = "\n".join(f"{key.removeprefix('option.')} = {value}" for key, value in metadata.items()
                         if key.startswith("option."))
     if options:

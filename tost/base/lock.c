@@ -12,13 +12,15 @@
 static const char file_name[] = "run.lock";
 enum { NOTE_BYTES = 128 };
 
-// Writes process id and host, for error messages of other processes. Failure is harmless.
-static void write_note(int fd) {
+// Writes process id and host, for error messages of other processes. Failure is harmless, except for false: the file
+// system cannot write at an earlier place, like rclone's default mount.
+static bool write_note(int fd) {
     char host[NOTE_BYTES] = "";
     struct stat st;
     gethostname(host, sizeof host - 1);
-    if (fstat(fd, &st) == 0 && st.st_nlink == 1 && ftruncate(fd, 0) == 0)
-        dprintf(fd, "process %ld on %s", (long)getpid(), host);
+    if (fstat(fd, &st) != 0 || st.st_nlink != 1) return true;
+    if (ftruncate(fd, 0) == 0) dprintf(fd, "process %ld on %s", (long)getpid(), host);
+    return pwrite(fd, "p", 1, 0) == 1 || errno != ESPIPE;
 }
 
 // False if the file was removed or replaced in the meantime.
@@ -38,9 +40,12 @@ LockResult lock_take(Lock* lock, const char* folder, TostError* err) {
         }
         const int why = flock(fd, LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
         if (why != EWOULDBLOCK && why != EINTR && same_file(fd, path.text)) {
-            if (!why) write_note(fd);
             *lock = (Lock){path, fd, why};
-            return LOCK_TAKEN;
+            if (write_note(fd)) return LOCK_TAKEN;
+            lock_release(lock);
+            tost_error(err, "%s: the file system cannot write at an earlier place in a file: give a folder elsewhere, "
+                       "or mount it with a cache (rclone mount --vfs-cache-mode writes)", path.text);
+            return LOCK_FAILED;
         }
         char who[NOTE_BYTES] = "another process";
         const ssize_t n = pread(fd, who, NOTE_BYTES - 1, 0);   // what that process wrote

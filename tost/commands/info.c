@@ -89,11 +89,13 @@ static const char* option_of(const CheckpointInfo* info, const char* key) {
     return value ? value : "-";
 }
 
-// By validation loss, which is infinity if it was never measured.
+// By validation data, then by loss. Runs whose loss was never measured, infinity, come last.
 static int compare_rows(const void* a, const void* b) {
     const RunRow *x = a, *y = b;
     const double d = x->info.val_loss - y->info.val_loss;
-    return d < 0 ? -1 : d > 0 ? 1 : strcmp(x->name, y->name);
+    const int unknown = !isfinite(x->info.val_loss) - !isfinite(y->info.val_loss);
+    const int data = strcmp(option_of(&x->info, "val-data"), option_of(&y->info, "val-data"));
+    return unknown ? unknown : data ? data : d < 0 ? -1 : d > 0 ? 1 : strcmp(x->name, y->name);
 }
 
 // The runs in a folder, sorted. Warns of those that cannot be read.
@@ -125,11 +127,14 @@ static RunRow* find_runs(int* count, const Options* o, const char* folder) {
 static void show_run(JsonFile* json, const RunRow* row, int width) {
     const CheckpointInfo* info = &row->info;
     const TextLine sizes = model_sizes(&info->config);
+    const TextLine lr = text_line("%s%s", info->earlier_lr ? info->earlier_lr : "", option_of(info, "lr"));
+    char* data = saved_value_text(option_of(info, "val-data"));
     char tokens[32], loss[32] = "-";
     if (isfinite(info->val_loss)) snprintf(loss, sizeof loss, "%.6f", info->val_loss);
-    print_line(stdout, "%-*s %8lld %8s %10s %8.1f %8s %9s  %s", width, row->name, (long long)info->step,
-               human_count(tokens, (double)info->tokens), loss, row->seconds, option_of(info, "lr"),
-               option_of(info, "optimizer"), sizes.text);
+    print_line(stdout, "%-*s %8lld %8s %10s %8.1f %8s %9s  %s; %s", width, row->name, (long long)info->step,
+               human_count(tokens, (double)info->tokens), loss, row->seconds, lr.text,
+               option_of(info, "optimizer"), sizes.text, data);
+    free(data);
     json_put_open(json, NULL, '{');
     json_put_text(json, "run", row->name);
     json_put_int(json, "steps", info->step);
@@ -150,7 +155,8 @@ static bool info_runs(const Options* o, RunRow* rows, int count, TostError* err)
     const bool ok = json_file_open(&json, o->json, "info", o->force, err);
     for (int i = 0; i < count; i++) width = (int)fmax(width, (double)strlen(rows[i].name));
     if (ok) printf("val loss: the last one of the newest checkpoint; seconds: of training steps\n%-*s %8s %8s %10s %8s "
-                   "%8s %9s  %s\n", width, "run", "steps", "tokens", "val loss", "seconds", "lr", "optimizer", "model");
+                   "%8s %9s  %s\n", width, "run", "steps", "tokens", "val loss", "seconds", "lr", "optimizer",
+                   "model; validation data");
     json_put_open(&json, "runs", '[');
     for (int i = 0; i < count; i++) {
         if (ok) show_run(&json, &rows[i], width);

@@ -823,6 +823,15 @@ bool options_resume(Options* o, const KeyValues* saved, const char* file, TostEr
     return true;
 }
 
+TextLine options_unknown(const KeyValues* saved) {
+    static const char defaults[] = " ema=0 on-save-error=stop reduce=ordered skip-grad-z=0 skip-loss-z=0 ";
+    TextLine all = {""};
+    for (const KeyValue* e = saved->entry; e < saved->entry + saved->count; e++)
+        if (!saved_row(e->key) && !strstr(defaults, text_line(" %s=%s ", e->key, e->value).text))
+            all = text_line("%s%s--%s %s", all.text, all.text[0] ? ", " : "", e->key, e->value);
+    return all;
+}
+
 TextLine options_changed(const Options* o, const KeyValues* saved) {
     TextLine all = {""};
     for (const KeyValue* e = saved->entry; e < saved->entry + saved->count; e++) {

@@ -139,5 +139,7 @@ KeyValues options_echo(const Options* o);
 bool options_resume(Options* o, const KeyValues* saved, const char* file, TostError* err);
 // Sets the steps of --epochs, and what depends on them, for data with this many samples.
 void options_take_samples(Options* o, uint64_t samples);
+// The saved options that this version does not have, unless they had their defaults: "--ema 0.9, …"
+TextLine options_unknown(const KeyValues* saved);
 // After options_resume: "--steps 9 instead of 6, …", the saved options that were overridden.
 TextLine options_changed(const Options* o, const KeyValues* saved);

@@ -143,14 +143,38 @@ static void report_data(Run* r) {
     else if (o->sample_every > 0) progress_fact(p, "samples", "off (no --tokenizer)");
 }
 
+// A learning rate that rises because of another schedule or --steps, and the --lr that keeps it: rates are proportional
+// to --lr.
+static TextLine rise_of_rate(const Run* r) {
+    Options before = options_default(r->engine);
+    TostError ignored;
+    options_resume(&before, &r->resumed, r->weights.text, &ignored);
+    const Schedule old = schedule_of(&before), new = schedule_of(&r->o);
+    const double last = schedule_lr(old, r->info.step - 1), next = schedule_lr(new, r->info.step);
+    options_free(&before);
+    return r->info.step == 0 || new.lr != old.lr || next <= fmax(last, schedule_lr(old, r->info.step)) ? (TextLine){""}
+         : text_line("; the learning rate rises from %g to %g: --lr %g keeps it", last, next, new.lr * last / next);
+}
+
+// What differs from the saved run.
+static void report_changes(Run* r) {
+    const TextLine changed = options_changed(&r->o, &r->resumed), unknown = options_unknown(&r->resumed);
+    const char* best = r->best_reset ? "; the best validation loss is reset: it is of other data" : "";
+    if (changed.text[0]) progress_fact(&r->progress, "changed", "%s%s%s", changed.text, rise_of_rate(r).text, best);
+    if (unknown.text[0])
+        run_warn(r, "%s has %s: this version has no such options and ignores them", r->weights.text, unknown.text);
+}
+
 void report_settings(Run* r, const char* device) {
-    const TextLine changed = options_changed(&r->o, &r->resumed);
-    progress_fact(&r->progress, "version", "%s", tost_version());
+    const char *version = tost_version(), *saved = r->info.program ? strchr(r->info.program, ' ') : NULL;
+    const bool other = saved && strcmp(saved + 1, version) != 0;
+    progress_fact(&r->progress, "version", "%s%s%s", version,
+                  other ? "; results may differ in the last bits from those of" : "", other ? saved : "");
     progress_fact(&r->progress, "device", "%s", device);
     report_ranks(r);
     report_model(r);
     report_data(r);
-    if (changed.text[0]) progress_fact(&r->progress, "changed", "%s", changed.text);
+    if (r->o.resume) report_changes(r);
 }
 
 void report_flops(Run* r) {

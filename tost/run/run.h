@@ -42,6 +42,7 @@ typedef struct {
     double            began, longest;  // now_seconds() at the start; seconds of the longest step, for --max-time
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
+    bool              best_reset;      // the resumed run validates on other data
 } Run;
 
 // Losses of the forward passes since the last call. Synchronizes with the device.
@@ -76,7 +77,7 @@ static inline int run_own_parts(const Run* r) { return r->o.parts / comm_size(r-
 double run_mean_loss(const Run* r);                        // nats per token, from part_loss
 
 // ---- save.c ----
-// Saves a checkpoint, unless this step is already saved. False, which ends the run, if that fails. If the loss of the
+// Saves a checkpoint, which replaces one of this step. False, which ends the run, if that fails. If the loss of the
 // parameters is not finite, nothing is saved: a warning, or with `last` false.
 bool run_save(Run* r, bool last, TostError* err);
 // Tells all ranks what rank 0 has saved, for run_save and for messages.

@@ -39,7 +39,7 @@ static bool save(Run* r, bool best, int64_t keep, TostError* err) {
 
 // On rank 0 only.
 static bool save_run(Run* r, bool last, TostError* err) {
-    const double loss = probe_loss(r);
+    const double loss = r->saved_step == r->info.step ? 0 : probe_loss(r);   // 0: the first save checked it
     TostError reason;
     if (!isfinite(loss)) {
         tost_error(err, "after step %lld the loss is %g: not saved; %s; a lower --lr may help", (long long)r->info.step,
@@ -75,11 +75,12 @@ static bool save_together(Run* r, bool best, bool last, TostError* err) {
 }
 
 bool run_save(Run* r, bool last, TostError* err) {
-    return r->saved_step == r->info.step || save_together(r, false, last, err);
+    return save_together(r, false, last, err);
 }
 
 bool run_save_best(Run* r, TostError* err) {
-    return !r->o.keep_best || r->info.best_val_step != r->info.step || save_together(r, true, false, err);
+    const bool is_best = r->info.best_val_step == r->info.step && r->info.best_val_loss == r->info.val_loss;
+    return !r->o.keep_best || !is_best || save_together(r, true, false, err);
 }
 
 bool run_log_step(Run* r, const LogRow* row, TostError* err) {

@@ -16,7 +16,7 @@
 // ---- Where the run starts ----
 
 bool run_is_finished(const Run* r) {
-    return r->o.resume && r->info.step >= r->o.steps && r->o.epochs == 0;
+    return r->o.resume && r->info.step >= r->o.steps && r->o.epochs == 0 && !r->info.row;
 }
 
 static bool run_exists(const Run* r, TostError* err) {
@@ -281,7 +281,9 @@ static bool create_model(Run* r, TostError* err) {
 
 // --overwrite: renames the folder of the old run to OUT.N.
 static bool rename_old(Run* r, TostError* err) {
-    r->old = free_name(r->out.text, ".");
+    char* real = strstr(r->out.text, "/../") ? realpath(r->out.text, NULL) : NULL;   // A/.. vanishes if A is renamed
+    r->old = free_name(real ? real : r->out.text, ".");
+    free(real);
     if (!rename_synced(r->out.text, r->old.text, err)) {
         if (!path_exists(r->old.text)) r->old.text[0] = 0;
         return tost_error(err, "--overwrite: %s; give another --out", err->text);
@@ -332,8 +334,8 @@ static bool open_folder(Run* r, TostError* err) {
         run_warn(r, "%s: %s: the file system does not support locks: make sure that no other run writes here",
                  r->lock.path.text, strerror(r->lock.unsupported));
     const char *out = r->out.text, *old = r->old.text;
-    ok = ok && check_disk(r, err)
-         && log_open(&r->log, path_in(out, LOG_FILE).text, r->o.resume ? r->info.step : -1, err);
+    const int64_t rows = r->o.resume ? r->info.step - (r->info.row != NULL) : -1;
+    ok = ok && check_disk(r, err) && log_open(&r->log, path_in(out, LOG_FILE).text, rows, err);
     if (ok && *old) progress_fact(&r->progress, "overwrite", "the old run is now in %s", old);
     if (ok) progress_fact(&r->progress, "out", "%s", out);
     else {   // remove a new folder, which is empty
@@ -357,6 +359,34 @@ static bool check_memory(Run* r, TostError* err) {
                       ? "the limit of its cgroup is" : "the machine has", human_bytes(limit_text, limit));
 }
 
+static bool differs(const KeyValues* a, const KeyValues* b, const char* key) {
+    const char *x = key_values_find(a, key), *y = key_values_find(b, key);
+    return x && y ? strcmp(x, y) != 0 : x != y;
+}
+
+// Whether a run with these options validated other tokens.
+static bool validated_other(const Run* r, const KeyValues* options) {
+    const KeyValues* now = &r->info.options;
+    return differs(options, now, "val-data") || differs(options, now, "val-batches")
+           || (r->o.val_batches > 0 && differs(options, now, "batch"));
+}
+
+// The best validation so far, if it was of the same tokens. A run that was killed may have saved a better one as best.
+static void find_best(Run* r) {
+    CheckpointInfo best, *info = &r->info;
+    StFile f;
+    TostError ignored;
+    r->best_reset = isfinite(info->best_val_loss) && validated_other(r, &r->resumed);
+    if (r->best_reset) info->best_val_loss = INFINITY, info->best_val_step = 0;
+    if (!r->o.keep_best || !checkpoint_open(&f, &best, path_in(r->out.text, BEST_FOLDER).text, &ignored)) return;
+    if (best.best_val_loss < info->best_val_loss && !validated_other(r, &best.options)) {
+        info->best_val_loss = best.best_val_loss;
+        info->best_val_step = best.best_val_step;
+    }
+    st_close(&f);
+    checkpoint_info_free(&best);
+}
+
 // The state of a run that has its data.
 static void fill_in(Run* r) {
     const Options* o = &r->o;
@@ -365,6 +395,12 @@ static void fill_in(Run* r) {
         r->info.val_loss = r->info.best_val_loss = INFINITY;
     }
     r->info.options = options_echo(o);
+    if (o->resume) find_best(r);
+    if (o->resume && differs(&r->resumed, &r->info.options, "lr")) {
+        char* before = r->info.earlier_lr;
+        r->info.earlier_lr = xasprintf("%s%s,", before ? before : "", key_values_find(&r->resumed, "lr"));
+        free(before);
+    }
     r->tensors = tost_tensors(&o->config);
     TostEngineOptions* e = &r->engine_options;
     *e = options_engine(o, o->batch, o->seq, true, r->comm);

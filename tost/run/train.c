@@ -1,5 +1,5 @@
-// train.c: the training loop; commands/main.c calls it. Each step is followed by a log row and, if due, validation, a
-// sample and a checkpoint. Data and learning rate of a step depend only on the options, the seed and the step number,
+// train.c: the training loop; commands/main.c calls it. Each step is followed by a log row and, if due, a checkpoint,
+// validation and a sample. Data and learning rate of a step depend only on the options, the seed and the step number,
 // so a resumed run computes the same bits as an uninterrupted one.
 #include <math.h>
 
@@ -10,6 +10,7 @@
 
 typedef enum { FAILED, INTERRUPTED, DONE } Outcome;   // INTERRUPTED: by a signal; nothing changed
 
+static bool is_saved(const Run* r) { return r->saved_step == r->info.step; }
 static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64_t)o->batch * o->seq); }
 
 // ---- One training step ----
@@ -19,7 +20,8 @@ static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64
 static Outcome data_failed(Run* r, const LogRow* row, TostError* err) {
     TostError save;
     if (row && !run_log_step(r, row, &save)) run_warn(r, "%s", save.text);
-    if (r->info.step > 0 && r->o.save_every > 0 && !run_save(r, true, &save)) run_warn(r, "%s", save.text);
+    const bool saves = r->info.step > 0 && r->o.save_every > 0 && !is_saved(r);
+    if (saves && !run_save(r, true, &save)) run_warn(r, "%s", save.text);
     tost_error(err, "%s; stopped after step %lld; %s", err->text, (long long)r->info.step, resume_hint(r).text);
     return FAILED;
 }
@@ -166,8 +168,10 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     if (measured == INTERRUPTED) return INTERRUPTED;
     const double loss = run_mean_loss(r);
     if (!isfinite(loss)) {
+        const TextLine older = text_line("move %s away to resume from an older checkpoint",
+                                         checkpoint_name(r->out.text, r->info.step).text);
         tost_error(err, "after step %lld the validation loss is %g: stopped; %s; a lower --lr may help",
-                   (long long)r->info.step, fabs(loss), resume_hint(r).text);
+                   (long long)r->info.step, fabs(loss), r->info.row && is_saved(r) ? older.text : resume_hint(r).text);
         return FAILED;
     }
     r->info.val_loss = loss;
@@ -186,23 +190,29 @@ static bool is_due(const Run* r, int64_t every) {
     return every > 0 && (r->info.step % every == 0 || r->info.step == r->o.steps);
 }
 
-// A signal interrupts validation and sampling. The row of an interrupted validation has no val_loss.
+// The checkpoint is saved before its validation, with the row, so that a killed run resumes here; then again with the
+// loss, after the best that it names. A signal interrupts validation and sampling: the row in the log has no val_loss.
 static bool after_step(Run* r, LogRow* row, TostError* err) {
-    if (r->val && is_due(r, r->o.val_every)) {
-        const Outcome validated = validate(r, row, err);
+    const bool saves = is_due(r, r->o.save_every), resumed = r->info.row;
+    Outcome validated = DONE;
+    if (r->val && (resumed || is_due(r, r->o.val_every))) {
+        if (!resumed) r->info.row = log_row_text(row);
+        if (!resumed && saves && !run_save(r, false, err)) return false;
+        validated = validate(r, row, err);
         if (validated == FAILED) return false;
         if (validated == DONE) row->val_loss = r->info.val_loss;
         else progress_text(&r->progress, "validation after step %lld was interrupted", (long long)r->info.step);
     }
-    bool ok = run_log_step(r, row, err);
-    if (ok) {
-        progress_step(&r->progress, row);
-        if (!isnan(row->val_loss)) report_validation(r);
-        ok = !is_due(r, r->o.sample_every) || report_sample(r, err);
-        report_lost_output(r);
-    }
-    if (!run_agree(r, ok, err) || !run_save_best(r, err)) return false;
-    return !is_due(r, r->o.save_every) || r->info.step == r->o.steps || run_save(r, false, err);
+    const bool ok = run_log_step(r, row, err);
+    if (ok) progress_step(&r->progress, row);
+    if (ok && !isnan(row->val_loss)) report_validation(r);
+    report_lost_output(r);
+    if (!run_agree(r, ok, err)) return false;
+    if (validated == INTERRUPTED) return true;
+    free(r->info.row);
+    r->info.row = NULL;
+    return run_save_best(r, err) && (!(saves || is_saved(r)) || run_save(r, r->info.step == r->o.steps, err))
+           && run_agree(r, !is_due(r, r->o.sample_every) || report_sample(r, err), err);
 }
 
 // Validates and samples the initial model, as a baseline. That of --init is the first best.
@@ -225,15 +235,18 @@ static bool is_out_of_time(Run* r, double seconds) {
 
 static bool loop(Run* r, TostError* err) {
     progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
+    LogRow row;
     if (r->info.step == 0 && !before_first_step(r, err)) return false;
+    if (r->info.row && !(log_row_parse(&row, r->info.row) && row.step == r->info.step))
+        return tost_error(err, "%s: __metadata__ 'log_row' is damaged: use another checkpoint", r->weights.text);
+    if (r->info.row && !after_step(r, &row, err)) return false;
     while (r->info.step < r->o.steps && !run_signal(r) && !r->stopped_by) {
         const double start = now_seconds();
-        LogRow row;
         const Outcome stepped = train_step(&row, r, err);
         if (stepped == FAILED || (stepped == DONE && !after_step(r, &row, err))) return false;
         if (!r->stopped_by && is_out_of_time(r, now_seconds() - start)) r->stopped_by = "--max-time";
     }
-    return r->o.save_every == 0 || run_save(r, true, err);
+    return r->o.save_every == 0 || is_saved(r) || run_save(r, true, err);
 }
 
 bool run_train(Run* r, TostError* err) {

@@ -46,7 +46,8 @@ static bool find_end(size_t* keep, const char* path, Bytes text, int64_t done, T
         if (row.step < 1 || row.step > done || (number > 2 && row.step != last + 1))
             return tost_error(err, "%s: line %lld is not the row of step %lld%s; move the file away to start a new log",
                               path, number, (long long)(number > 2 ? last + 1 : done),
-                              number > 2 ? "" : " or of an earlier one");
+                              number > 2 ? "" : row.step == 0 ? ": the log counts from 0, as those of an earlier "
+                              "version" : " or of an earlier one");
         last = row.step;
     }
     *keep = (size_t)(line - text.data);
@@ -113,12 +114,18 @@ bool log_row_parse(LogRow* row, const char* text) {
     return true;
 }
 
-bool log_row(LogFile* log, const LogRow* row, TostError* err) {
+char* log_row_text(const LogRow* row) {
     char val[64] = "";
     if (!isnan(row->val_loss)) snprintf(val, sizeof val, "%.9f", row->val_loss);
     char* text = xasprintf("%lld,%lld,%.9f,%s,%.9e,%.9f,%.3f,%.1f\n", (long long)row->step, (long long)row->tokens,
                            plain_nan(row->train_loss), val, row->lr, plain_nan(row->grad_norm), row->ms,
                            row->tokens_per_s);
+    for (char* nan; (nan = strstr(text, "nan"));) memcpy(nan, "NaN", 3);   // as most programs write it
+    return text;
+}
+
+bool log_row(LogFile* log, const LogRow* row, TostError* err) {
+    char* text = log_row_text(row);
     const bool ok = write_text(log, text, err);
     free(text);
     return ok;

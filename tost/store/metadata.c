@@ -12,7 +12,7 @@ enum { FORMAT_VERSION = 1 };
 typedef enum {
     INT,          // as read_config found it; absent if it is 0 and not required
     CHOICE,       // int: the first or the second of two names; absent: the first
-    COUNT,        // int64_t or uint64_t, 0 to 2^63 - 1
+    COUNT,        // int64_t or uint64_t, 0 to 2^62 - 1: a resumed run adds to it
     HASH,         // uint32_t of the tokenizer, in hexadecimal
     LOSS,         // double, with 17 digits
     TEXT          // char*; absent: NULL
@@ -37,6 +37,8 @@ static const Field fields[] = {   // in the order of the file
     FIELD("earlier_updates", COUNT, false, earlier_updates),
     FIELD("skipped", COUNT, false, skipped),
     FIELD("skipped_in_a_row", COUNT, false, skipped_in_a_row),
+    FIELD("log_row", TEXT, false, row),
+    FIELD("earlier_lr", TEXT, false, earlier_lr),
     FIELD("tokenizer", TEXT, false, tokenizer),
     FIELD("tokenizer_hash", HASH, false, tokenizer_hash),
 };
@@ -104,7 +106,7 @@ static bool parse_field(CheckpointInfo* info, const Field* field, const char* te
             *(int*)at = strcmp(text, field->names + n + 1) == 0;
             return *(int*)at || (strlen(text) == n && memcmp(text, field->names, n) == 0);
         case COUNT:
-            ok = parse_number(&n, text, 10, INT64_MAX);
+            ok = parse_number(&n, text, 10, INT64_MAX / 2);
             *(int64_t*)at = (int64_t)n;
             return ok;
         case HASH:
@@ -170,6 +172,8 @@ bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
 void checkpoint_info_free(CheckpointInfo* info) {
     free(info->tokenizer);
     free(info->program);
+    free(info->row);
+    free(info->earlier_lr);
     key_values_free(&info->options);
     *info = (CheckpointInfo){0};
 }

@@ -553,18 +553,24 @@ check "a note about <|endoftext|> inside a line: $(cat stderr)" says "minimal.js
 mkdir runs runs/empty runs/unfinished
 : >runs/file
 cp straight/log.csv runs/unfinished/
-cp -R no_positions straight convolved best runs/
+cp -R no_positions straight convolved best halfway runs/
+cp -R straight runs/other
+run --resume --out runs/other --steps 9 --val-data tiny_val_000000.bin --quiet
 cp -R even runs/broken && cut_to() { head -c 999 "$1" >cut && mv cut "$1"; } && cut_to runs/broken/step_00000004/model.safetensors
 run info runs/ --json runs.json
 sed 1,2d stdout >table
-check "info DIR: one line per run: $(cat stdout)" [ "$(awk '{ print $1 }' table | sort | tr '\n' ' ')" = "best convolved no_positions straight " ]
-check "by validation loss" [ "$(awk '$4 != "-" { print $4 }' table)" = "$(awk '$4 != "-" { print $4 }' table | sort -g)" ]
+check "info DIR: one line per run: $(cat stdout)" [ "$(awk '{ print $1 }' table | sort | tr '\n' ' ')" = "best convolved halfway no_positions other straight " ]
+check "by validation loss" [ "$(grep -v ^other table | awk '$4 != "-" { print $4 }')" = \
+    "$(grep -v ^other table | awk '$4 != "-" { print $4 }' | sort -g)" ]
 check "a run that was not validated is the last" [ "$(tail -n 1 table | awk '{ print $1, $2, $4 }')" = "best 3 -" ]
 check "steps, tokens and options" grep -q '^straight  *6  *768 .* 0.003  *muon  1 layer, 2 heads' table
 check "warnings name the others: $(cat stderr)" \
     [ "$(grep -c 'runs/unfinished: no complete\|runs/broken/step_00000004' stderr)" -eq 2 -a "$(wc -l <stderr)" -eq 2 ]
 check "the seconds are those of the log" near "$(awk '$1 == "straight" { print $5 }' table)" \
     "$(awk -F, 'NR > 1 { s += $7 } END { printf "%.1f", s / 1000 }' straight/log.csv)"
+check "by validation data first: $(cat table)" [ "$(sed '$d' table | awk '{ print $1, $NF }' | tail -n 1)" = "other tiny_val_000000.bin" ]
+check "although it has a lower loss" [ "$(awk '{ loss[$1] = $4 } END { print loss["other"] < loss["straight"] }' table)" -eq 1 ]
+check "a run that was resumed with another rate has both" grep -q '^halfway .* 0.003,0.004  *muon  1 layer' table
 check "--json has the order of the table" [ "$(grep -o '"run": "[a-z_]*' runs.json | cut -c 9-)" = "$(awk '{ print $1 }' table)" ]
 check "--json has exact losses and all options" grep -q '"run": "best", .*"val_loss": null, .*"option' runs.json
 prints "info straight convolved" "straight | convolved" "memory         0 | 1" "steps          6 | 4"

@@ -124,7 +124,7 @@ class Trial:
         return self.errno in (None, errno.EINTR) or call == "close" or (once and again) or self.old_remains()
 
     def old_remains(self):
-        refused = any(r.name == "fault" and ".old.tmp" in r.path for r in self.result.journal)
+        refused = any(r.name == "fault" and ".tmp" in r.path for r in self.result.journal)
         return refused and REMAINS in self.result.err
 
     def check_failure(self):

@@ -171,8 +171,8 @@ class Case:
 
     def check_same(self, report, what, reference, older=True):
         """The run's folder must equal that of the reference run, except for the times in the log. older=False: compares
-        only the last checkpoint, because a finished run that is resumed saves nothing and removes no old checkpoint,
-        and a stopped run has saved other steps."""
+        only the last checkpoint, because a finished run that is resumed saves nothing and removes no old or unfinished
+        checkpoint, and a stopped run has saved other steps."""
         mine, other = comparable(self.tree(), older), comparable(reference, older)
         both = mine.keys() & other.keys()
         wrong = [f"{n} is missing" for n in sorted(other.keys() - both)]
@@ -192,7 +192,8 @@ def comparable(tree, older):
     """The files that check_same compares: the log without times, and not run.lock, which a killed process leaves."""
     last = max((path for path in tree if re.fullmatch(r"run/step_\d+", path)), default="")
     return {path: log_without_times(data) if path == "run/log.csv" else data for path, data in tree.items()
-            if path != "run/run.lock" and (older or not path.startswith("run/step_") or path.startswith(last))}
+            if path != "run/run.lock" and (older or not path.startswith("run/step_")
+                                           or f"{path}/".startswith(f"{last}/"))}
 
 
 def saved(records, run="run"):

@@ -247,7 +247,7 @@ static KeyValue some_options[] = {{"lr", "0.003"}, {"data", "a \"b\"/*.bin"}, {"
 
 static CheckpointInfo info_of(int64_t step) {
     return (CheckpointInfo){
-        .config = tiny, .step = step, .tokens = step * 4096, .data_sample = INT64_MAX - 1, .seed = 42,
+        .config = tiny, .step = step, .tokens = step * 4096, .data_sample = INT64_MAX / 2, .seed = 42,
         .best_val_loss = 3.1415926535897931, .tokenizer = "data/starter/vocab.bpe",
         .skipped = step, .skipped_in_a_row = step / 2,
         .tokenizer_hash = 0x00c0ffee,
@@ -331,6 +331,18 @@ static void test_round_trip(Checks* c) {
         checkpoint_info_free(&is);
         st_close(&f);
     }
+    fake_destroy(m);
+}
+
+// A count so large that a resumed run would overflow it is refused.
+static void test_large_count(Checks* c) {
+    TostError err;
+    StFile f;
+    TostModel* m = new_model(tiny);
+    CheckpointInfo large = info_of(1000), info;
+    large.tokens = INT64_MAX / 2 + 1;
+    must(save_info("large", &large, m, 0, &err), "checkpoint_save", &err);
+    check_refused(c, checkpoint_open(&f, &info, "large", &err), &err, "'tokens' is '4611686018427387904'", "2^62");
     fake_destroy(m);
 }
 
@@ -633,6 +645,7 @@ static void test_every_byte(Checks* c) {
 
 int main(void) {
     return RUN_TESTS("checkpoint", test_st_headers, test_st_many_tensors, test_st_dtypes, test_st_round_trip,
-                         test_st_writer_failures, test_round_trip, test_muon, test_find, test_newest_run, test_keep,
+                         test_st_writer_failures, test_round_trip,
+                         test_large_count, test_muon, test_find, test_newest_run, test_keep,
                          test_users_files, test_damage, test_foreign_files, test_every_byte);
 }

@@ -76,7 +76,7 @@ static void test_log_rows(Checks* c) {
     static const char wanted[] = HEADER
         "0,4096,7.742401700,,0.000000000e+00,1.234567890,1234.568,3317.2\n"
         "1,5000000000,0.000000100,3.250000000,2.999600000e-03,1000.000000000,0.500,10000000.0\n"
-        "2,1,nan,inf,1.000000000e+00,nan,1.000,1.0\n";
+        "2,1,NaN,inf,1.000000000e+00,NaN,1.000,1.0\n";
     check_file(c, path, wanted, "rows of log.csv");
 }
 
@@ -100,7 +100,7 @@ static void test_log_resume(Checks* c) {
         {"an empty file", "", 7, HEADER, NULL},
         {"a cut header", "step,tok", 7, HEADER, NULL},
         {"started at step 6", HEADER ROW(6) ROW(7) ROW(8), 7, HEADER ROW(6) ROW(7), NULL},
-        {"counted from 0", HEADER ROW(0) ROW(1), 1, NULL, "line 2 is not the row of step 1"},
+        {"counted from 0", HEADER ROW(0) ROW(1), 1, NULL, "line 2 is not the row of step 1: the log counts from 0"},
         {"absent", NULL, 7, HEADER, NULL},
         {"no rows at step 0", "", 0, HEADER, NULL},
     };

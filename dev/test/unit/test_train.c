@@ -285,12 +285,84 @@ static void test_signals(Checks* c) {
         check(c, saved(out, cases[i].saved), "%s: step %d is not saved: %s", what, cases[i].saved, o.out);
         if (cases[i].says) check(c, strstr(o.out, cases[i].says), "%s: expected '%s': %s", what, cases[i].says, o.out);
         free_outcome(o);
-        check_run(c, run("--resume --out %s", out), 0, 0, NULL, what);
+        const LogRow row = row_of(out, cases[i].saved);
         if (cases[i].says)
-            check(c, row_of(out, cases[i].saved).step == cases[i].saved && isnan(row_of(out, cases[i].saved).val_loss)
-                  && row_of(out, 12).step == 12, "%s: the row of step %d", what, cases[i].saved);
-        else check_same(c, "reference", out, 12, what);
+            check(c, row.step == cases[i].saved && isnan(row.val_loss), "%s: the row of step %d", what, cases[i].saved);
+        check_run(c, run("--resume --out %s", out), 0, 0, NULL, what);
+        check_same(c, "reference", out, 12, what);
     }
+}
+
+// Replaces a text by one of the same length in both files of a checkpoint.
+static void replace_text(const char* folder, const char* from, const char* to) {
+    static const char* const names[] = {MODEL_FILE, OPTIMIZER_FILE};
+    for (int i = 0; i < 2; i++) {
+        const Path path = path_in(folder, names[i]);
+        const Bytes b = bytes_of(path.text);
+        size_t at = 0;
+        while (at + strlen(from) < b.size && memcmp(b.data + at, from, strlen(from)) != 0) at++;
+        must(strlen(from) == strlen(to) && at + strlen(from) < b.size, from, NULL);
+        memcpy(b.data + at, to, strlen(to));
+        write_bytes(path.text, b.data, b.size);
+        free(b.data);
+    }
+}
+
+// ---- Kills in validations and between saves -------------------------------------------------------------------------
+
+#define BEST_EVERY BASE "--data good.bin --val-data good.bin --val-batches 3 --save-every 4 --keep-best --val-every "
+#define BEST BEST_EVERY "4 --steps 12 "
+
+static bool same_best(const char* a, const char* b) {
+    char *first = xasprintf("%s/best/model.safetensors", a), *second = xasprintf("%s/best/model.safetensors", b);
+    const Bytes x = bytes_of(first), y = bytes_of(second);
+    const bool same = x.size == y.size && memcmp(x.data, y.data, x.size) == 0;
+    free(x.data), free(y.data), free(first), free(second);
+    return same;
+}
+
+// Kills a run at an event and resumes it. False if it was not killed. saved: the step that must be saved by then, or 0.
+static bool kill_at(Checks* c, Event event, int at, int saved_step) {
+    TostError err;
+    hooks[0] = (Hook){event, at, kill_process};
+    Outcome o = run(BEST "--out cut");
+    const bool killed = o.status == 1000 + SIGKILL;
+    check(c, saved_step == 0 || saved("cut", saved_step), "killed at pass %d: step %d is not saved", at, saved_step);
+    free_outcome(o);
+    if (killed && checkpoint_newest(&(Path){""}, "cut")) {
+        check_run(c, run("--resume --out cut"), 0, 0, NULL, "resumed after a kill");
+        check_same(c, "best", "cut", 12, "resumed after a kill");
+        check(c, same_best("best", "cut"), "event %d, %d: the best differs", (int)event, at);
+    }
+    must(remove_tree("cut", &err), "remove_tree", &err);
+    return killed;
+}
+
+// Evaluation passes: three before the first step; then one before each save and three of its validation.
+static void test_kills(Checks* c) {
+    check_run(c, run(BEST "--out best"), 0, 0, NULL, "the uninterrupted run");
+    for (int pass = 5; pass <= 15; pass++)
+        if (pass % 4) check(c, kill_at(c, EVALUATING, pass, pass / 4 * 4), "pass %d", pass);
+    hooks[0] = (Hook){EVALUATING, 13, kill_process};
+    check_run(c, run(BEST "--out torn"), 1000 + SIGKILL, 0, NULL, "killed in the last validation");
+    replace_text("torn/step_00000012", "\"log_row\":\"12,", "\"log_row\":\"13,");
+    check_run(c, run("--resume --out torn"), 1, 1, "torn/step_00000012/model.safetensors: __metadata__ 'log_row'",
+              "the row of another step");
+    int at = 1;
+    while (kill_at(c, GET, at, 0)) at += 11;   // before, in and between the saves of best and checkpoint
+    check(c, at > 300, "%d kills in saves", at / 11);
+}
+
+// The best of a run that was killed before its next checkpoint stays, if the resumed run is worse.
+static void test_newer_best(Checks* c) {
+    hooks[0] = (Hook){TRAINING, 7, kill_process};
+    check_run(c, run(BEST_EVERY "1 --steps 12 --out newer"), 1000 + SIGKILL, 0, NULL, "killed after a validation");
+    check(c, saved("newer", 4) && !saved("newer", 5), "the newest checkpoint is of step 4");
+    const Bytes before = bytes_of("newer/best/model.safetensors");
+    check_run(c, run("--resume --lr 0 --out newer"), 0, 0, NULL, "worse");
+    const Bytes after = bytes_of("newer/best/model.safetensors");
+    check(c, before.size == after.size && memcmp(before.data, after.data, before.size) == 0, "the best was replaced");
+    free(before.data), free(after.data);
 }
 
 // Steps of 4 micro-batches: a signal in one of the first three drops the step; after the fourth the step is completed.
@@ -354,6 +426,13 @@ static void test_lock(Checks* c) {
     check_same(c, "alone", "killed", 12, "resumed after a kill");
 }
 
+// A FIFO cannot be written at an earlier place, like the files of a file system that cannot seek.
+static void test_no_seek(Checks* c) {
+    must(mkdir("pipes", 0777) == 0 && mkfifo("pipes/run.lock", 0666) == 0, "mkfifo", NULL);
+    check_run(c, run(BASE NO_VAL "--data good.bin --steps 3 --out pipes"), 1, 1,
+              "pipes/run.lock: the file system cannot write at an earlier place", "no seek");
+}
+
 static void test_overtaken(Checks* c) {
     second_args = SAVING "--out overtaken";
     hooks[0] = (Hook){PUT, 1, run_second};
@@ -400,6 +479,10 @@ static void test_overwrite(Checks* c) {
     check_run(c, second, 0, 0, NULL, "overwritten");
     check_same(c, "new", "old", 8, "overwritten");
     check_same(c, "alone", "old.1", 12, "overwritten");
+    second = run(NEXT "--overwrite --out new/../new");
+    check(c, strstr(second.out, "/new.1"), "where the old run is: %s", second.out);
+    check_run(c, second, 0, 0, NULL, "overwritten through ..");
+    check_same(c, "new", "new.1", 8, "overwritten through ..");
     must(chdir("old") == 0, "chdir", NULL);
     check_run(c, run(BASE NO_VAL "--data ../good.bin --overwrite --out ."), 1, 1, "cannot be renamed",
               "the current folder");
@@ -502,12 +585,64 @@ static void test_changes(Checks* c) {
     check_run(c, run("--resume --out changed --steps 9 --data moved.bin"), 0, 0, NULL, "the same shard elsewhere");
 }
 
+// The best of other validation data does not count.
+static void test_other_validation(Checks* c) {
+    write_shard("high.bin", 150, 0, STEPS);
+    check_run(c, run(BEST_EVERY "4 --steps 4 --out judged"), 0, 0, NULL, "first run");
+    Outcome o = run("--resume --steps 8 --out judged");
+    check(c, !strstr(o.out, "is reset"), "the same validation: %s", o.out);
+    check_run(c, o, 0, 0, NULL, "the same validation");
+    o = run("--resume --steps 12 --out judged --val-data high.bin");
+    check(c, strstr(o.out, "--val-data high.bin instead of good.bin")
+          && strstr(o.out, "the best validation loss is reset") && strstr(o.out, "after step 12 (best)"),
+          "other data: %s", o.out);
+    check_run(c, o, 0, 0, NULL, "other data");
+    o = run("--resume --steps 16 --out judged --val-batches 2");
+    check(c, strstr(o.out, "--val-batches 2 instead of 3") && strstr(o.out, "is reset"), "%s", o.out);
+    check_run(c, o, 0, 0, NULL, "other batches");
+}
+
+// A rate that rises after the decay, and the option with which it does not.
+static void test_rising_rate(Checks* c) {
+#define DECAY BASE NO_VAL "--data good.bin --schedule wsd --steps 10 --decay-frac 0.2 --min-lr-frac 0.1 --out "
+    check_run(c, run(DECAY "rising"), 0, 0, NULL, "with a decay");
+    check_run(c, run(DECAY "kept"), 0, 0, NULL, "with a decay");
+    Outcome o = run("--resume --steps 20 --out rising");
+    check(c, strstr(o.out, "instead of 10; the learning rate rises from 0.0055 to 0.01: --lr 0.0055 keeps it"), "%s",
+          o.out);
+    check_run(c, o, 0, 0, NULL, "extended");
+    o = run("--resume --steps 20 --lr 0.0055 --out kept");
+    check(c, !strstr(o.out, "rises") && row_of("kept", 11).lr == 0.0055 && row_of("rising", 11).lr == 0.01, "%s",
+          o.out);
+    check_run(c, o, 0, 0, NULL, "extended, with its rate");
+    free_outcome(run(DECAY "early --save-every 5 --max-time 0.001"));
+    o = run("--resume --steps 40 --out early");
+    check(c, strstr(o.out, "--steps 40") && !strstr(o.out, "rises"), "before the decay: %s", o.out);
+    check_run(c, o, 0, 0, NULL, "before the decay");
+}
+
+// What a checkpoint of another version has: its options that this one lacks are named, unless they had their defaults.
+static void test_other_version(Checks* c) {
+    check_run(c, run(BASE NO_VAL "--data good.bin --steps 2 --max-skipped 0 --out version"), 0, 0, NULL, "first run");
+    Outcome o = run("--resume --steps 3 --out version");
+    check(c, strstr(o.out, "version    ") && !strstr(o.out, "may differ"), "the same version: %s", o.out);
+    check_run(c, o, 0, 0, NULL, "the same version");
+    replace_text("version/step_00000003", "\"option.max-skipped\":\"0\"", "\"option.skip-loss-z\":\"0\"");
+    check_run(c, run("--resume --steps 4 --out version"), 0, 0, NULL, "a default");
+    replace_text("version/step_00000004", "\"option.max-skipped\":\"10\"", "\"option.skip-loss-z\":\"30\"");
+    replace_text("version/step_00000004", "train_gpt_tost 1", "train_gpt_tost 0");
+    o = run("--resume --steps 5 --out version");
+    check(c, strstr(o.out, "may differ in the last bits from those of 0."), "another version: %s", o.out);
+    check_run(c, o, 0, 1, "version/step_00000004/model.safetensors has --skip-loss-z 30: ", "an option that is gone");
+}
+
 int main(int argc, char** argv) {
     signal(SIGHUP, SIG_DFL);   // nohup ignores it
     if (argc > 1) return fake_main(argv[1]);   // as run_second does
     setenv("TERM", "dumb", 1);
     return RUN_TESTS("train", test_not_finite, test_val_batches, test_signals, test_zero_loss,
-                         test_signals_in_steps, test_lock, test_overtaken, test_removed, test_overwrite,
+                         test_signals_in_steps, test_lock, test_no_seek, test_overtaken, test_removed, test_overwrite,
                          test_default_folders, test_full_disk, test_bad_data, test_unread_output, test_lost_output,
-                         test_changes);
+                         test_changes, test_kills, test_newer_best, test_other_validation, test_rising_rate,
+                         test_other_version);
 }
