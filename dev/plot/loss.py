@@ -16,7 +16,7 @@ import math
 import statistics
 import sys
 
-from cli import command, option_parser, run
+from cli import command, need, option_parser, run
 from figure import COLORS, add_options, check_options, matplotlib, padded_labels, plain, style_axes, write
 from runs import mean_of_runs, numpy as np
 
@@ -181,6 +181,7 @@ def parse(arguments):
 @command()
 def main(arguments):
     args = parse(arguments)
+    need("matplotlib", "numpy")
     check_options(args)
     if args.difference and len(args.runs) < 2:
         raise ValueError("--difference: give at least two runs")

@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "reference"))
 
-from cli import about, command, option_parser, run, write_file
+from cli import about, command, need, option_parser, run, write_file
 import figure
 
 parser = option_parser(__doc__)
@@ -37,16 +37,13 @@ parser.add_argument("--picture", metavar="FILE", help="also draw the strips, *.p
 parser.add_argument("--title", help="page title (default: the name of the run)")
 parser.add_argument("--out", metavar="FILE", help="default: RUN.html")
 if __name__ == "__main__":
-    parser.parse_args()   # --help does not need the packages below
+    given = parser.parse_args()   # --help does not need the packages below
+    need("torch", "numpy", "safetensors", "tiktoken", *(["matplotlib"] if given.picture else []))
 
-try:
-    import numpy as np
-    import tiktoken   # used by load_tokenizer
-    from safetensors import SafetensorError
+import numpy as np
+from safetensors import SafetensorError
 
-    from activations import Activations
-except ImportError as error:
-    sys.exit(f"{error}: pip install torch numpy safetensors tiktoken")
+from activations import Activations
 
 MARKS = {"\n": "\u21b5", "\t": "\u21e5"}  # shown before the character
 FULL_COLOR = 0.98  # quantile of the margins that is shown in full color
