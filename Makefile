@@ -83,7 +83,7 @@ FLAGS_delta_rule := $(FLAGS_gemm)
 BUILT_FOR  := $(shell $(CC) $(ARCH) $(CPPFLAGS) $(CFLAGS) -dM -E -x c /dev/null 2>/dev/null | \
                 sed -n 's/^.define __\([A-Z0-9_]*[A-Z0-9]\)_* 1$$/\1/p')
 LIBS       := $(LDFLAGS) $(if $(HAVE_MPI),$(MPI_LIBS)) $(if $(HAVE_OPENMP),$(OMP_LIBS)) -lm
-NO_OPENMP  := $(if $(filter-out 0,$(OPENMP)), (one thread; for clang$(comma) install libomp-dev; on macOS$(comma) libomp))
+NO_OPENMP  := $(if $(filter-out 0,$(OPENMP)), (one thread; for clang install libomp-dev; on macOS$(comma) libomp))
 BUILD      := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(HAVE_OPENMP),-openmp)$(if \
               $(HAVE_MPI),-$(notdir $(MPICC)))$(if $(filter-out 0,$(SANITIZE)),-sanitize)
 LIB_OBJ    := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tost/*.c tost/*/*.c))

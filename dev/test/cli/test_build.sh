@@ -45,7 +45,7 @@ chmod +x plain_cc
 for option in 1 0; do
     succeeds make -n -C "$repo" CC="$dir/plain_cc" OPENMP=$option CUDA=0 MPI=0 train_gpt_tost
     check "OPENMP=$option without OpenMP: $(grep -o 'OpenMP: [^"]*' stdout)" \
-        [ "$(grep -c 'OpenMP: no (one thread; for clang, install libomp-dev' stdout)" -eq $option ]
+        [ "$(grep -c 'OpenMP: no (one thread; for clang install libomp-dev' stdout)" -eq $option ]
 done
 
 # Fast math would remove the checks for NaN.
