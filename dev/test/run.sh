@@ -48,11 +48,13 @@ print_done() {
     grep -av '^    ' "$out"
     ! grep -aq '^    ' "$out" || echo "largest measured errors:"
     grep -a '^    ' "$out" | sort -k2,2gr | head -10
-    problem="did not end in $LIMIT s"
-    [ -e "${1%.done}.late" ] || problem="exit status $status, no summary line"
-    { [ ! -e "${1%.done}.late" ] &&
-        grep -aE '^[a-z0-9_]+: [0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out" >> "$work/counts"; } ||
-        echo "$program: $problem: 0 passed, 1 failed, 0 skipped" | tee -a "$work/counts"
+    problem=
+    if [ -e "${1%.done}.late" ]; then
+        problem="did not end in $LIMIT s"
+    elif ! grep -aE '^[a-z0-9_]+: [0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out" >> "$work/counts"; then
+        problem="exit status $status, no summary line"
+    fi
+    [ -z "$problem" ] || echo "$program: $problem: 0 passed, 1 failed, 0 skipped" | tee -a "$work/counts"
     [ "$status" -eq 0 ] || bad=1
     [ "$seconds" -le 2 ] || echo "($program: $seconds s)"
     rm -f "$1"
