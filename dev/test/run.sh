@@ -37,7 +37,7 @@ end_late() {
     for begun in "$work"/*.begun; do
         { [ -e "$begun" ] && read -r group at < "$begun" && [ $((now - at)) -gt "$1" ]; } 2> /dev/null || continue
         : > "${begun%.begun}.late"
-        kill -KILL "-$group" 2> /dev/null
+        kill -KILL "-$group" 2> /dev/null || kill -KILL "$group" 2> /dev/null   # with neither, the program alone
     done
 }
 
