@@ -81,11 +81,12 @@ COMPILE     = $(CC) $(TOST_CFLAGS) $(CPPFLAGS) $(CFLAGS) $(ARCH)
 BUILT_FOR  := $(shell $(CC) $(CPPFLAGS) $(CFLAGS) $(ARCH) -dM -E -x c /dev/null 2>/dev/null | \
                 sed -n 's/^.define __\([A-Z0-9_]*[A-Z0-9]\)_* 1$$/\1/p')
 LIBS       := $(LDFLAGS) $(if $(HAVE_MPI),$(MPI_LIBS)) $(if $(HAVE_OPENMP),$(OMP_LIBS)) -lm
+NO_OPENMP  := $(if $(filter-out 0,$(OPENMP)), (one thread; for clang install libomp-dev; on macOS$(comma) libomp))
 BUILD      := build/$(notdir $(lastword $(filter-out -%,$(CC))))$(if $(HAVE_OPENMP),-openmp)$(if \
               $(HAVE_MPI),-$(notdir $(MPICC)))$(if $(filter-out 0,$(SANITIZE)),-sanitize)
 LIB_OBJ    := $(patsubst %.c,$(BUILD)/%.o,$(wildcard tost/*.c tost/*/*.c))
 SUMMARY     = $(shell $(CC) --version | head -1), $(or $(ARCH),default processor), OpenMP: $(or \
-              $(HAVE_OPENMP),no)$(if $(HAVE_MPI),$(comma) MPI: $(MPICC))
+              $(HAVE_OPENMP),no$(NO_OPENMP))$(if $(HAVE_MPI),$(comma) MPI: $(MPICC))
 
 # ---- rules --------------------------------------------------------------------------------------------------------
 # $(call say,CC FILE): starts a recipe line that prints "CC FILE" instead of the command; V=1 prints the command

@@ -14,7 +14,13 @@ GENCODE    = $(foreach arch,$(sort $(filter 80 90 100 120,$(KNOWN)) $(lastword $
 ARCHS      = $(or $(filter-out 0,$(words $(filter -gencode,$(GENCODE)))),1)
 # NCCL=1: several ranks, with the NCCL of the toolkit, or that of NCCL_HOME
 NCCL      ?= 0
-ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(NCCL))),)
+WITH_NCCL := $(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(NCCL)))
+ifneq ($(filter train_gpt_tostcu bench_cuda,$(MAKECMDGOALS))$(WITH_NCCL),)
+  ifeq ($(shell command -v $(NVCC) 2>/dev/null),)
+    $(error $(NVCC) is not found: install the CUDA toolkit, or set NVCC to the path of its nvcc)
+  endif
+endif
+ifneq ($(WITH_NCCL),)
   NCCL_FLAGS := -DTOST_NCCL $(if $(NCCL_HOME),-I$(NCCL_HOME)/include)
   ifeq ($(shell echo '\043include <nccl.h>' | $(NVCC) $(NCCL_FLAGS) -x cu -E - > /dev/null 2>&1 && echo yes),)
     $(error NCCL=$(NCCL): $(NVCC) finds no <nccl.h>; install NCCL (libnccl-dev), or set NCCL_HOME to its folder)

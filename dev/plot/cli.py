@@ -4,6 +4,7 @@ is one line on stderr and exit status 1."""
 import argparse
 import contextlib
 import functools
+import importlib.util
 import os
 import shutil
 import sys
@@ -13,6 +14,13 @@ from pathlib import Path
 def option_parser(doc):
     """An ArgumentParser whose --help starts with the script's docstring, with its line breaks."""
     return argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+
+
+def need(*packages):
+    """Ends the program with one line if Python lacks one of the packages."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        sys.exit(f"{sys.argv[0]} needs {', '.join(packages)}: pip install {' '.join(missing)}")
 
 
 def describe(error):

@@ -9,7 +9,7 @@ speed/tokens_per_s and tokens, over the step; empty and infinite values are left
 metadata of its newest checkpoint, become text in TensorBoard and the config in Weights & Biases. Without --follow, a log
 that grows is exported again as a whole.
 
-Needs Python 3.11 or later, and tensorboard or wandb: pip install tensorboard wandb
+Needs Python 3.11 or later, numpy, and tensorboard or wandb: pip install tensorboard wandb
 """
 
 import math
@@ -20,7 +20,7 @@ import sys
 import threading
 from pathlib import Path
 
-from cli import command, option_parser, run
+from cli import command, need, option_parser, run
 from runs import Run, newest_checkpoint
 
 SERIES = {"train_loss": "train/loss", "val_loss": "val/loss", "lr": "train/lr", "grad_norm": "train/grad_norm",
@@ -110,6 +110,7 @@ def parse(arguments):
 @command()
 def main(arguments):
     args = parse(arguments)
+    need("numpy")
     tensorboard = Path(args.tensorboard or "out/tensorboard") if args.tensorboard or not args.wandb else None
     if len(args.label) > len(args.runs):
         raise ValueError(f"--label {args.label[-1]}: more labels than runs")

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cli import write_file
+from cli import need, write_file
 
 # Okabe and Ito's palette, distinguishable for color-blind readers
 COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
@@ -10,6 +10,7 @@ COLORS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#00
 
 def matplotlib():
     """The package with its Figure. Imported when a figure is drawn, since --help does not need it."""
+    need("matplotlib", "numpy")
     import matplotlib.figure
 
     matplotlib.rcParams.update({"font.size": 9.5, "svg.hashsalt": "tost", "svg.fonttype": "none",

@@ -4,10 +4,10 @@
 
 RUN is a log.csv, or the run folder that contains it, of the trainer or of dev/reference/train.py. Runs joined by
 commas, such as runs with different seeds, are averaged: they are one curve. Training loss is drawn twice: pale as
-logged, and smoothed over 1/40 of the run (centred mean). Validation loss is drawn as points. The first curve is solid
-and the others are dashed, so that the colors of overlapping curves alternate. The script prints the last validation
-loss of each curve, for several runs with their standard deviation. --difference adds a panel with the difference of
-each curve's losses from the first curve's at the same number of tokens, and prints the largest differences.
+logged, and smoothed (centred mean over 1/40 of the run, of a short one over up to 10 values). Validation loss is drawn
+as points. Each curve is thinner than the one below it, so that both are visible where they overlap. The script prints
+the last validation loss of each curve, for several runs with their standard deviation. --difference adds a panel with
+each curve's losses minus the first curve's at the same number of tokens, and prints the largest differences.
 --published draws the paper's losses on a dataset, and those of GPT-2 base.
 Needs Python 3.11 or later and matplotlib.
 """
@@ -16,7 +16,7 @@ import math
 import statistics
 import sys
 
-from cli import command, option_parser, run
+from cli import command, need, option_parser, run
 from figure import COLORS, add_options, check_options, matplotlib, padded_labels, plain, style_axes, write
 from runs import mean_of_runs, numpy as np
 
@@ -34,34 +34,34 @@ COMPARED = {"train_loss": "training loss", "val_loss": "validation loss", "grad_
 
 
 def smooth(values, width):
-    """Centred mean over `width` values; the window shrinks symmetrically at both ends, but at the last values not below
-    an eighth of the width. A non-finite value (of a skipped step) is replaced by the last finite one."""
+    """Centred mean over `width` values; the window shrinks symmetrically at the beginning, and after the last value at
+    the end. A non-finite value (of a skipped step) is replaced by the last finite one."""
     n, i, finite = len(values), np.arange(len(values)), np.isfinite(values)
     if not finite.any():
         return values
     last = np.maximum.accumulate(np.where(finite, i, finite.argmax()))   # the last finite value, at first the first
     sums = np.concatenate(([0.0], values[last].cumsum()))
     half = np.minimum(width // 2, np.minimum(i, n - 1 - i))
-    before = np.where(i > n // 2, np.maximum(half, np.minimum(i, width // 8)), half)
+    before = np.where(i > n // 2, np.minimum(i, width // 2), half)
     return (sums[i + half + 1] - sums[i - before]) / (half + before + 1)
 
 
 def differences(run, first, name):
-    """Token counts at which both runs have a value, and |value - first run's value| there."""
+    """Token counts at which both runs have a value, and value - first run's value there."""
     (t, ours), (u, theirs) = run.points(name), first.points(name)
     tokens, i, j = np.intersect1d(t, u, return_indices=True)
-    return tokens, abs(ours[i] - theirs[j])
+    return tokens, ours[i] - theirs[j]
 
 
 def print_differences(runs):
     for run in runs[1:]:
-        print(f"{run.label} compared with {runs[0].label}:")
+        print(f"{run.label} minus {runs[0].label}:")
         for name, title in COMPARED.items():
             tokens, values = differences(run, runs[0], name)
             if len(tokens):
-                worst = values.argmax()
-                print(f"  {title:16} largest difference {values[worst]:.3e} at {tokens[worst]:.0f} tokens, "
-                      f"mean {values.mean():.3e}, {len(values)} values")
+                worst = abs(values).argmax()
+                print(f"  {title:16} largest difference {values[worst]:+.3e} at {tokens[worst]:.0f} tokens, "
+                      f"mean {values.mean():+.3e}, of magnitudes {abs(values).mean():.3e}, {len(values)} values")
 
 
 def print_last(run):
@@ -78,15 +78,13 @@ def draw_losses(axes, runs, args):
     markers = {}  # legend entries that apply to all runs: {name: style}
     for i, run in enumerate(runs):
         color = COLORS[i % len(COLORS)]
-        width = 1.6 if i else 1.9
-        slots = min(len(runs), 3)  # in which the colors of overlapping curves alternate
-        dashes = (4.0 * i, (4, 4 * (slots - 1))) if i else "-"
-        window = max(1, len(run.tokens) // 40)
+        width = 1.4 + min(1.1, 3 / len(runs)) * (len(runs) - 1 - i)
+        window = max(1, len(run.tokens) // 40, min(len(run.tokens) // 10, 10))
         if window > 1:
-            axes.plot(run.tokens, run.train_loss, color=color, alpha=RAW_ALPHA, linewidth=0.4 * width)
+            axes.plot(run.tokens, run.train_loss, color=color, alpha=RAW_ALPHA, linewidth=0.7, zorder=1.9)
             markers["before smoothing"] = {"alpha": RAW_ALPHA}
         axes.plot(run.tokens, smooth(run.train_loss, window), color=color, linewidth=width,
-                  label=plain(run.label), linestyle=dashes, solid_capstyle="round", dash_capstyle="butt")
+                  label=plain(run.label), solid_capstyle="round")
         tokens, val = run.points("val_loss")
         if len(val):
             axes.plot(tokens, val, color=color, linestyle="-" if len(val) > MOST_POINTS else "none",
@@ -130,16 +128,22 @@ def draw_lines(axes, args):
 
 
 def draw_differences(axes, runs):
-    floor = 1e-9  # the last decimal of log.csv; smaller differences are drawn at this value
+    """The axis is linear up to the median size of the differences, and logarithmic beyond, for each sign."""
+    sizes = []
     for i, run in enumerate(runs[1:], 1):
         color = COLORS[i % len(COLORS)]
         tokens, values = differences(run, runs[0], "train_loss")
-        axes.plot(tokens, values.clip(floor), color=color, linewidth=1.0)
+        sizes += list(abs(values[values != 0]))
+        axes.plot(tokens, values, color=color, linewidth=1.0)
         tokens, values = differences(run, runs[0], "val_loss")
-        axes.plot(tokens, values.clip(floor), color=color, linestyle="none", marker="o",
+        axes.plot(tokens, values, color=color, linestyle="none", marker="o",
                   markersize=4.5, markerfacecolor="white", markeredgewidth=1.2)
-    axes.set_yscale("log")
-    axes.set_ylabel(f"difference\nfrom {plain(runs[0].label)}")
+    axes.axhline(0, color="0.45", linewidth=0.9, zorder=1)
+    if sizes:
+        middle, top = np.median(sizes), 10 ** np.floor(np.log10(max(sizes)))
+        axes.set_yscale("asinh", linear_width=middle)
+        axes.set_yticks([-top, 0, top] + [s * top / 100 for s in (-1, 1) if top / 100 > middle])   # without overlap
+    axes.set_ylabel(f"minus\n{plain(runs[0].label)}")
 
 
 def draw(runs, args):
@@ -181,6 +185,7 @@ def parse(arguments):
 @command()
 def main(arguments):
     args = parse(arguments)
+    need("matplotlib", "numpy")
     check_options(args)
     if args.difference and len(args.runs) < 2:
         raise ValueError("--difference: give at least two runs")

@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "reference"))
 
-from cli import about, command, option_parser, run, write_file
+from cli import about, command, need, option_parser, run, write_file
 import figure
 
 parser = option_parser(__doc__)
@@ -37,16 +37,13 @@ parser.add_argument("--picture", metavar="FILE", help="also draw the strips, *.p
 parser.add_argument("--title", help="page title (default: the name of the run)")
 parser.add_argument("--out", metavar="FILE", help="default: RUN.html")
 if __name__ == "__main__":
-    parser.parse_args()   # --help does not need the packages below
+    given = parser.parse_args()   # --help does not need the packages below
+    need("torch", "numpy", "safetensors", "tiktoken", *(["matplotlib"] if given.picture else []))
 
-try:
-    import numpy as np
-    import tiktoken   # used by load_tokenizer
-    from safetensors import SafetensorError
+import numpy as np
+from safetensors import SafetensorError
 
-    from activations import Activations
-except ImportError as error:
-    sys.exit(f"{error}: pip install torch numpy safetensors tiktoken")
+from activations import Activations
 
 MARKS = {"\n": "\u21b5", "\t": "\u21e5"}  # shown before the character
 FULL_COLOR = 0.98  # quantile of the margins that is shown in full color
@@ -136,16 +133,19 @@ def page(args, trained, initial, control):
 
 def strips(panels, path):
     """Draws the strip of each (title, activations): layers × tokens in the colors of the leading heads."""
-    matplotlib = figure.matplotlib()
+    matplotlib, heads = figure.matplotlib(), np.arange(max(one.pi.shape[1] for _, one in panels))
+    colors = matplotlib.colormaps["hsv"](heads * 0.381966 % 1)  # neighboring heads differ most
     picture = matplotlib.figure.Figure((9, 1.5 * len(panels)), layout="constrained")
     axes = picture.subplots(len(panels), squeeze=False)
     for (title, one), ax in zip(panels, axes[:, 0]):
-        image = matplotlib.colormaps["hsv"](one.pi.argmax(1) * 0.381966 % 1)  # neighboring heads differ most
+        image = colors[one.pi.argmax(1)]
         image[..., 3] = (margins(one.pi) / FULL_COLOR).clip(0, 1)
         L, _, T = one.pi.shape
         ax.imshow(image, aspect="auto", interpolation="nearest", extent=(0.5, T + 0.5, L + 0.5, 0.5))
         ax.set(title=title, ylabel="layer", yticks=range(1, L + 1))
     axes[-1, 0].set_xlabel("position; color: the head with the largest Π, stronger with its margin")
+    picture.legend(handles=[matplotlib.patches.Patch(color=color, label=str(h + 1)) for h, color in enumerate(colors)],
+                   title="head", loc="outside right upper", frameon=False)
     write_file(path, lambda part: picture.savefig(part, format=Path(path).suffix[1:], dpi=100))
 
 

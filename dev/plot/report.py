@@ -26,7 +26,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from cli import about, command, option_parser, run, write_file
+from cli import about, command, need, option_parser, run, write_file
 import figure
 import loss
 from runs import Run, newest_checkpoint, numpy as np
@@ -234,6 +234,7 @@ def main(arguments):
     parser = option_parser(__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="a run folder")
     folder = parser.parse_args(arguments).run
+    need("matplotlib", "numpy")
     if not folder.is_dir():
         raise ValueError(f"{folder}: not a folder; give the folder of a run")
     log, out = Run(folder), folder / "report.md"

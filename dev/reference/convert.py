@@ -23,19 +23,17 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
-from cli import about, command, new_path, option_parser, run
+from cli import about, command, need, new_path, option_parser, run
 
 parser = option_parser(__doc__)
 parser.add_argument("source", type=Path, help="ckpt.pt or MODEL")
 parser.add_argument("dest", type=Path, help="DEST or DEST.pt")
 if __name__ == "__main__":
     parser.parse_args()   # --help does not need the packages below
+    need("torch", "safetensors", "numpy")
 
-try:
-    import torch
-    from safetensors import SafetensorError, safe_open
-except ImportError as error:
-    sys.exit(f"{error}: pip install torch safetensors numpy")
+import torch
+from safetensors import SafetensorError, safe_open
 
 from tost import HEAD, WTE, Tost, TostConfig, find_model
 

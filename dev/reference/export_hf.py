@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
-from cli import about, command, new_path, option_parser, run
+from cli import about, command, need, new_path, option_parser, run
 from vocabulary import EOT, find_tokenizer
 
 parser = option_parser(__doc__)
@@ -34,6 +34,7 @@ parser.add_argument("--tokenizer", type=Path, metavar="FILE",
                     help="vocab.bpe or tokenizer.json (default: the vocab.bpe beside the model file, if there is one)")
 if __name__ == "__main__":
     parser.parse_args()   # --help does not need the packages below
+    need("torch", "safetensors", "numpy")
 
 from safetensors import SafetensorError, safe_open
 

@@ -32,6 +32,10 @@ parser.add_argument("folders", nargs="+", type=Path, metavar="DIR")
 parser.add_argument("--verify", action="store_true", help="recompute the pairs in the folders instead")
 if __name__ == "__main__":
     parser.parse_args()   # --help does not need the packages below
+    sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
+    from cli import need
+
+    need("torch", "safetensors", "numpy")
 
 import torch
 from safetensors import safe_open

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
-from cli import about, command, new_path, option_parser, run
+from cli import about, command, need, new_path, option_parser, run
 from vocabulary import EOT, Vocabulary
 
 parser = option_parser(__doc__)
@@ -21,12 +21,10 @@ parser.add_argument("folder", type=Path, metavar="FOLDER", help="Hugging Face fo
 parser.add_argument("out", type=Path, metavar="OUT", help="folder to write; it must not exist")
 if __name__ == "__main__":
     parser.parse_args()   # --help does not need the packages below
+    need("torch", "safetensors", "numpy")
 
-try:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-except ImportError as error:
-    sys.exit(f"{error}: pip install torch safetensors numpy")
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from tost import VARIANTS, Tost
 

@@ -35,7 +35,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
-from cli import command, option_parser, run
+from cli import command, need, option_parser, run
 
 parser = option_parser(__doc__)
 parser.add_argument("models", nargs="+", metavar="RUN")
@@ -45,6 +45,7 @@ parser.add_argument("--binary", metavar="FILE", help="train_gpt_tost, to compare
 parser.add_argument("--json", type=Path, metavar="FILE", help="also write the numbers of each run")
 if __name__ == "__main__":
     parser.parse_args()   # --help does not need the packages below
+    need("torch", "safetensors", "numpy")
 
 import torch
 from safetensors import SafetensorError

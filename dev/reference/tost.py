@@ -37,7 +37,10 @@ def parse(arguments):
 
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
+    from cli import need
+
     parse(sys.argv[1:])   # --help does not need the packages below
+    need("torch", "safetensors", "numpy", "tiktoken")
 
 import torch
 import torch.nn as nn

@@ -33,7 +33,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
-from cli import command, option_parser, run
+from cli import command, need, option_parser, run
 from runs import COLUMNS
 
 REQUIRED = object()
@@ -81,6 +81,7 @@ for name, (kind, default, text) in OPTIONS.items():
     parser.add_argument(f"--{name}", type=kind, help=text + shown)
 if __name__ == "__main__":
     parser.parse_args()   # --help does not need the packages below
+    need("torch", "safetensors", "numpy")
 
 import numpy as np
 import torch

@@ -7,21 +7,39 @@
 #   NO_EMULATION=REASON   counts the tests of the CUDA emulation as skipped
 #   PYTHON                the Python to test with, default python3; tests of missing packages are skipped
 #   JOBS                  number of programs at a time, default one per core
+#   LIMIT                 seconds after which a program is ended and counts as failed, default 1800
 set -u
 started=$(date +%s)
 work=$(mktemp -d) || exit 1
-trap 'rm -rf "$work"' EXIT
+trap 'kill $xargs 2> /dev/null; end_late -1; rm -rf "$work"' EXIT
+trap 'exit 1' HUP INT TERM
 # Otherwise, waiting OpenMP threads would spin on cores that other programs need.
+LIMIT=${LIMIT:-1800} xargs=
 export work OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" QUICK="${QUICK:-}"
 
-# run_one NUMBER PROGRAM: writes NUMBER.out, then NUMBER.done with exit status, seconds and program.
+# run_one NUMBER PROGRAM: writes NUMBER.begun with its process group and start, NUMBER.out, then NUMBER.done with exit
+# status, seconds and program. Without a terminal, dash has no set -m; macOS and the BSDs have no setsid.
 cat > "$work/run_one" << 'END'
-number=$1 started=$(date +%s)
+number=$1 name=${2% ./train_gpt_tost} started=$(date +%s)
 set -- $2   # split into the program and its arguments
-"$@" > "$work/$number.out" 2>&1
-echo "$? $(($(date +%s) - started)) $1" > "$work/$number.tmp"
+group=$(command -v setsid) || set -m
+$group "$@" > "$work/$number.out" 2>&1 &
+echo "$! $started" > "$work/$number.begun"
+wait $!
+echo "$? $(($(date +%s) - started)) $name" 2> /dev/null > "$work/$number.tmp" || exit 1   # run.sh was stopped
+rm -f "$work/$number.begun"
 mv "$work/$number.tmp" "$work/$number.done"
 END
+
+# end_late SECONDS: ends the programs that have run for longer, with their process groups.
+end_late() {
+    now=$(date +%s)
+    for begun in "$work"/*.begun; do
+        { [ -e "$begun" ] && read -r group at < "$begun" && [ $((now - at)) -gt "$1" ]; } 2> /dev/null || continue
+        : > "${begun%.begun}.late"
+        kill -KILL "-$group" 2> /dev/null || kill -KILL "$group" 2> /dev/null   # with neither, the program alone
+    done
+}
 
 # print_done FILE: prints the output of a finished program; of the indented lines, which are errors, the ten largest.
 print_done() {
@@ -30,8 +48,13 @@ print_done() {
     grep -av '^    ' "$out"
     ! grep -aq '^    ' "$out" || echo "largest measured errors:"
     grep -a '^    ' "$out" | sort -k2,2gr | head -10
-    grep -aE '^[a-z0-9_]+: [0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out" >> "$work/counts" ||
-        echo "$program: exit status $status, no summary line: 0 passed, 1 failed, 0 skipped" | tee -a "$work/counts"
+    problem=
+    if [ -e "${1%.done}.late" ]; then
+        problem="did not end in $LIMIT s"
+    elif ! grep -aE '^[a-z0-9_]+: [0-9]+ passed, [0-9]+ failed, [0-9]+ skipped$' "$out" >> "$work/counts"; then
+        problem="exit status $status, no summary line"
+    fi
+    [ -z "$problem" ] || echo "$program: $problem: 0 passed, 1 failed, 0 skipped" | tee -a "$work/counts"
     [ "$status" -eq 0 ] || bad=1
     [ "$seconds" -le 2 ] || echo "($program: $seconds s)"
     rm -f "$1"
@@ -56,12 +79,17 @@ for program in $(echo "$scripts" | grep -x $ranks) "$@" ./test_tost \
     esac
 done > "$work/programs"
 xargs -0 -n 2 -P "${JOBS:-$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 1)}" sh "$work/run_one" < "$work/programs" &
-while [ $number -gt 0 ]; do
+xargs=$!
+running=1
+while [ $number -gt 0 ] && [ "$running" ]; do
     sleep 0.2
+    kill -0 $xargs 2> /dev/null || running=
+    end_late "$LIMIT"
     for file in "$work"/*.done; do
         [ ! -e "$file" ] || { print_done "$file"; number=$((number - 1)); }
     done
 done
+[ $number -eq 0 ] || { echo "$number programs left no result"; bad=1; }
 wait
 if [ -n "${NO_EMULATION:-}" ]; then
     echo "skipped cuda_on_host: $NO_EMULATION"

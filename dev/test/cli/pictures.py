@@ -100,11 +100,13 @@ def check_page(membership):
     check("the page is beside the run, and empty columns say why", Path("shuffled.html").exists() and status == 0
           and out.endswith("shuffled.html\n") and "needs --initial" in out and "needs --control" in out)
     check("a longer text is truncated with a warning", "33 tokens; only the first 32" in error)
-    with_control = (*arguments[:4], "--control", "another one", "--picture", "strips.png", "--out", "control.html")
+    with_control = (*arguments[:4], "--control", "another one", "--picture", "strips.svg", "--out", "control.html")
     shares = [float(line.split()[4]) for line in succeeds(membership.main, *with_control).splitlines()[1:-1]]
     check("shares that the position explains", np.allclose(shares, membership.explained(trained, other), atol=1e-4)
           and "of the variance of Π" in Path("control.html").read_text(encoding="utf-8"))
-    check("a picture of the strips", Path("strips.png").read_bytes()[:4] == b"\x89PNG")
+    key = Path("strips.svg").read_text(encoding="utf-8").partition(">head</text>")[2]
+    keys = re.findall(">([0-9]+)</text>", key)
+    check(f"a picture of the strips, with a key of the heads: {keys}", keys == ["1", "2", "3", "4"])
     check("the position explains all of a text's own Π", np.allclose(membership.explained(trained, trained), 1))
     other.tokens, other.pi = trained.tokens, np.random.default_rng(1).permutation(trained.pi, axis=2)
     check("but less of them in random order", membership.explained(trained, other).max() < 0.9)
@@ -222,9 +224,11 @@ def check_losses():
     svg = Path("loss.svg").read_text()
     check("the SVG contains labels, published values and lines",
           all(text in svg for text in ("a&lt;b", "ToST-base 3.20", "1 and 2 make 3.00")))
-    check("--difference of equal runs is zero", out.count("largest difference 0.000e+00") == 4)
+    check("--difference of equal runs is zero", out.count("largest difference +0.000e+00") == 4)
     smooth = loss.smooth(np.array([1, math.nan, 3]), 3)
-    check("smoothing ignores the loss of a skipped step", np.allclose(smooth, [1, 5 / 3, 3]))
+    check("smoothing ignores the loss of a skipped step", np.allclose(smooth, [1, 5 / 3, 2]))
+    smooth = loss.smooth(np.array([1.0, 3] * 10), 4)
+    check("the end is smoothed as well", np.allclose(smooth[[0, 1, -2, -1]], [1, 5 / 3, 2, 7 / 3]))
     check_long_log()
     log = Path("own/log.csv").read_text()
     write("cut.csv", log[:-4])   # an incomplete last row, which is ignored
@@ -238,6 +242,11 @@ def check_losses():
     out = succeeds(loss.main, "own,other.csv", "--label", "both", "--out", "loss.png")
     check("the mean of two runs and its deviation",
           f"both: validation loss {float(last[column]) + 0.25:.4f} ± {0.5 / math.sqrt(2):.4f} (2 runs) after" in out)
+    for sign, *order in ("+", "own", "other.csv"), ("-", "other.csv", "own"):
+        out = succeeds(loss.main, *order, "--difference", "--out", "two.svg")
+        check(f"the sign of a difference: {out}", f"validation loss  largest difference {sign}5.000e-01" in out)
+    succeeds(loss.main, "own", "cut.csv", "--out", "two.svg")
+    check("no gaps in the curve of a longer run", "stroke-dasharray" not in Path("two.svg").read_text())
     refuses("cut.csv: its steps differ from those of own", loss.main, "own,cut.csv", "--label", "a", "--out", "no.png")
     header = rows[0] + "\n"
     for text, content in (

@@ -36,6 +36,18 @@ succeeds make -n -C "$repo" MPI=1 MPICC="$dir/mpicc" CUDA=0 train_gpt_tost
 check 'MPI=1 keeps all link flags of the wrapper' grep -q "Xlinker -rpath -Xlinker .$dir/lib. -lm " stdout
 check 'MPI=1 without the words of its compiler' [ "$(grep -c ccache stdout)" -eq 0 ]
 
+# Without nvcc, and a compiler without OpenMP
+for option in '' NCCL=1; do
+    refuses 2 "make -s -C $repo NVCC=no_nvcc $option train_gpt_tostcu" 'no_nvcc is not found: install the CUDA toolkit'
+done
+printf '#!/bin/sh\ncase " $* " in *" -fopenmp "*) exit 1 ;; esac\nexec %s "$@"\n' "${CC:-cc}" >plain_cc
+chmod +x plain_cc
+for option in 1 0; do
+    succeeds make -n -C "$repo" CC="$dir/plain_cc" OPENMP=$option CUDA=0 MPI=0 train_gpt_tost
+    check "OPENMP=$option without OpenMP: $(grep -o 'OpenMP: [^"]*' stdout)" \
+        [ "$(grep -c 'OpenMP: no (one thread; for clang install libomp-dev' stdout)" -eq $option ]
+done
+
 # Fast math would remove the checks for NaN.
 for flag in -Ofast -ffast-math -ffinite-math-only; do
     execute ${CC:-cc} -std=c11 -I"$repo" -I"$repo/tost" $flag -fsyntax-only -x c "$repo/tost/model.h"

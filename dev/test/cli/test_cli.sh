@@ -288,12 +288,12 @@ check "with an id, its place does not" cmp first second
 printf 'a\033[2J\t\302\233bc\n\303\251' >prompt
 run sample --model straight --prompt @prompt --tokens 1
 check "a pipe gets the bytes of the text" [ "$(head -c 13 stdout | cksum)" = "$(cksum <prompt)" ]
-if command -v script >/dev/null; then
+if script -qec true typescript </dev/null >/dev/null 2>&1; then
     script -qec "$binary sample --model straight --prompt @prompt --tokens 1 2>/dev/null" typescript </dev/null >stdout
     check "a terminal gets escapes: $(cat stdout)" says "$(printf 'a\\x1b[2J\t\\xc2\\x9bbc')" stdout
     check "it gets characters as they are" grep -q "^$(printf '\303\251')" stdout
 else
-    skip 'sample on a terminal: no script (util-linux)'
+    skip 'sample on a terminal: no script (util-linux), or no pseudo-terminal'
 fi
 for ends in '' '\n' '\r\n'; do
     printf "\357\273\277 7 and\n 2\n$ends" >prompt

@@ -4,6 +4,7 @@
 . "$(dirname "$0")/../lib.sh"
 export PYTHONDONTWRITEBYTECODE=1
 
+"$python" -c '' 2>/dev/null || { skip "dev/bench/gpu.py: $python is not Python"; finish; }
 python_path=$("$python" -c 'import sys; print(sys.executable)')
 # A PATH without nvidia-smi, in case the machine has a GPU
 refuses 1 "env PATH=$dir $python_path $repo/dev/bench/gpu.py --out results" "no GPU"
@@ -102,7 +103,8 @@ check "a failed, a hanging and a missing program: status $status" [ $status -eq 
 has_lines '- bench_norm: exit status 1: made-up failure' '| begun, bf16 2 rows: µs | 1.0' \
     '- bench_classifier: took more than' '- bench_adamw: ' '| tests | no time left' '- what is left: --stages kernels tests'
 start killed --stages tssa kernels
-until grep -qs '^begun' "$results"/*.log; do sleep 0.2; done
+begun() { grep -qs '^begun' "$results"/*.log; }
+until_true begun
 kill $!
 wait $!
 check "a stopped run: status $?" [ $? -eq 143 ]

@@ -44,13 +44,6 @@ if ! has matplotlib; then
 fi
 
 few="--layers 1 --steps 60 --save-every 5 --sample-every 0 --threads 1"
-# wait_for COMMAND…: until it succeeds; fails if $process ends first.
-wait_for() {
-    while ! "$@" 2>/dev/null; do
-        kill -0 $process 2>/dev/null || return 1
-        sleep 0.1
-    done
-}
 rows() { [ -e "$1" ] && [ "$(wc -l <"$1")" -ge "$2" ]; }
 # The part of a report that does not depend on time.
 results() { sed -n '/^## Results/,/^## Run/p;/^## Samples/,$p' "$1/report.md"; }
@@ -79,7 +72,7 @@ check "a second call trains and evaluates nothing again" [ "$(grep -c 'evaluated
 # Stopped during training; then continued. The torture tests kill train at each of its calls.
 "$script" --smoke --program "$binary" --out parts -- $few >stdout 2>stderr </dev/null &
 process=$!
-check "training begins" wait_for rows parts/log.csv 8
+check "training begins" until_true rows parts/log.csv 8
 kill -TERM $process 2>/dev/null
 wait $process
 status=$?

@@ -24,8 +24,8 @@ def peak(w, steps):
          "--save-every", "50", "--keep", "2"], cwd=case.dir, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS)))
-    highest = 0
-    while process.poll() is None:
+    highest, end = 0, time.monotonic() + 600
+    while process.poll() is None and (time.monotonic() < end or process.kill()):
         found = re.search(r"^VmHWM:\s+(\d+) kB", pathlib.Path(f"/proc/{process.pid}/status").read_text(), re.M)
         highest = int(found[1]) if found else highest   # not in the last moments of the process
         time.sleep(0.01)
