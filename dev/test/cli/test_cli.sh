@@ -428,6 +428,19 @@ run $one --data ids/less.bin --quiet
 check "fewer tokens: no warning: $(cat stderr)" empty stderr
 rm -r ids
 
+# What is read of the data
+mkdir few
+for i in 1 2 3; do little 2 $(seq 10 $((28 + i))) >few/short_$i.bin; done
+little 2 $(seq 1 100) >few/long_1.bin
+few="$sizes --vocab-size 257 --batch 1 --total-batch 32 --sample-every 0 --save-every 0"
+prints "$few --data few/*.bin --val-data tiny_val_*.bin --val-batches 2 --epochs 2" \
+    ": 4 shards (3 unused: shorter than --seq 32 + 1), 96 of 163 tokens, 2.00 epochs, shuffled" \
+    "done: 6 steps, 192 tokens" "validation tiny_val_*.bin: 1 shard, 64 of " \
+    "tokenizer  none found: no samples; \`sample\` reads and writes ids"
+prints "$few --data few/*.bin --order sequential --epochs 1" ": 4 shards, 160 of 163 tokens, 1.00 epochs, sequential"
+cp few/long_1.bin few/x_val_000000.bin
+warns "$few --data few/x_*.bin --steps 1" "few/x_val_000000.bin is named as validation data" "quotes"
+
 # A pattern that tokenize prints
 one="$sizes $bare --batch 2 --total-batch 128 --steps 1"
 mkdir 'corpus [v1]'
