@@ -456,6 +456,15 @@ prints "$model --steps 1 --sample-every 0 --data $both --out both" "tiny_train_0
     "tiny_val_000000.bin …: 2 shards"
 run --resume --out both --steps 2 --quiet
 prints "eval --model both --data $both --seq 8" "shards: 2;"
+# A loss for each source, of the windows that begin in it
+loss_of() { sed -n "s/^loss  *\([0-9.]*\) nats.*/\1/p" stdout; }
+run eval --model both --data few/long_1.bin --seq 9
+want="source      $(loss_of) nats/token, 99 tokens: few/"
+tail -c 200 few/long_1.bin >few/more_val_000000.bin
+prints "eval --model both --data few/long_1.bin few/more_val_000000.bin --seq 9" "$want" \
+    " nats/token, 100 tokens: few/more"
+prints "eval --model both --data few/*_1.bin --seq 9" "tokens      "
+check "one source: $(cat stdout)" [ -z "$(grep source stdout)" ]
 run sample --model copied --tokens 40 $(printf ' --stop %d' 0 1 2 3 4 5 6 7 8 9)
 check "--stop several times: the first of them ends a text" [ -z "$(tr -cd 0-9 <stdout)" ]
 unit=$(printf '\037')   # no character of a value separates it from others
