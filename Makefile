@@ -74,7 +74,7 @@ endif
 TOST_CFLAGS = -std=c11 -D_GNU_SOURCE -I. -Itost -ffp-contract=off -fno-math-errno -fno-trapping-math \
               -Wall -Wextra -Wno-pass-failed $(if $(filter-out 0,$(WERROR)),-Werror) \
               $(if $(HAVE_OPENMP),$(OMP_CFLAGS),-fopenmp-simd -Wno-unknown-pragmas) \
-              $(if $(HAVE_MPI),$(MPI_CFLAGS)) \
+              $(if $(HAVE_MPI),$(MPI_CFLAGS)) $(if $(filter LP64,$(BUILT_FOR)),,-D_FILE_OFFSET_BITS=64) \
               $(if $(filter-out 0,$(SANITIZE)),-DTOST_SANITIZE -g $(SANITIZERS) -fno-omit-frame-pointer)
 SANITIZERS := -fsanitize=address,undefined -fno-sanitize-recover=all
 COMPILE     = $(CC) $(TOST_CFLAGS) $(CPPFLAGS) $(CFLAGS) $(ARCH)

@@ -10,6 +10,8 @@
 
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "-ffast-math and -Ofast remove the checks for NaN and infinity and reorder sums: use CFLAGS=-O3"
+#elif defined(__i386__) && !defined(__SSE2_MATH__)
+#error "the x87 unit rounds float operations differently: use ARCH='-msse2 -mfpmath=sse'"
 #endif
 
 // ---- Numerical constants ----

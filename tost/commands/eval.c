@@ -65,6 +65,7 @@ typedef struct {
     // results so far
     Ratio            loss, position[POSITION_BINS];   // windows as samples
     double           bytes;
+    LossSum*         shard;          // (shards); a window counts for that of its first scored target
 } Evaluation;
 
 // Fills inputs, targets (T) for the T tokens of a window from position `first` on. Targets that are not scored are -1;
@@ -106,6 +107,9 @@ static void add_window(Evaluation* e, JsonFile* json, const WindowLoss* sum, con
     for (int k = 0; k < POSITION_BINS; k++)
         if (sum->bin_tokens[k] > 0) ratio_add(&e->position[k], sum->bin_nats[k], sum->bin_tokens[k]);
     e->bytes += sum->bytes;
+    LossSum* shard = e->shard + find_interval(e->data->start, e->data->count, w->start + (uint64_t)w->skip + 1);
+    shard->sum += sum->nats;
+    shard->count += w->end - w->skip;
     json_put_open(json, NULL, '{');
     json_put_int(json, "start", (int64_t)w->start);
     json_put_int(json, "skip", w->skip);
@@ -200,6 +204,22 @@ static void report_positions(JsonFile* json, const Evaluation* e) {
     json_put_close(json, ']');
 }
 
+// A line for each run of shards with the same prefix, if there are several.
+static void report_sources(const Evaluation* e) {
+    const int n = e->data->count;
+    for (int k = 0, next = 0; k < n; k = next) {
+        const Path prefix = shard_prefix(e->data->shards[k].path);
+        LossSum loss = {0};
+        for (; next < n && strcmp(shard_prefix(e->data->shards[next].path).text, prefix.text) == 0; next++) {
+            loss.sum += e->shard[next].sum;
+            loss.count += e->shard[next].count;
+        }
+        if (next - k < n && loss.count > 0)
+            printf("source      %.6f nats/token, %lld tokens: %s\n", loss.sum / (double)loss.count,
+                   (long long)loss.count, prefix.text);
+    }
+}
+
 static void report(JsonFile* json, const Evaluation* e, double seconds) {
     const double loss = ratio_value(&e->loss), error = ratio_error(&e->loss);
     const double bits = e->bytes > 0 ? e->loss.x / log(2) / e->bytes : NAN;
@@ -209,6 +229,7 @@ static void report(JsonFile* json, const Evaluation* e, double seconds) {
     if (isfinite(bits)) printf("bits/byte   %.6f\n", bits);
     printf("tokens      %.0f\n", e->loss.y);
     printf("speed       %.0f tokens/s\n", seconds > 0 ? e->loss.y / seconds : 0);
+    report_sources(e);
     json_put_int(json, "tokens", (int64_t)e->loss.y);
     json_put_real(json, "loss", loss);
     json_put_real(json, "loss_95", error);
@@ -259,6 +280,7 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     if (!options_check_pass(e.batch, w->T, o->chunk, err)) return false;
 
     JsonFile json = {0};
+    e.shard = xcalloc((size_t)data->count, sizeof *e.shard);
     bool ok = find_tokenizer(&e.tokenizer, model, o, data, err)
               && loaded_model_create(model, o, e.batch, w->T, err)
               && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
@@ -273,6 +295,7 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     if (ok && first) report(&json, &e, now_seconds() - e.progress.started);
     ok = json_file_close(&json, ok, err) && ok;
     tokenizer_free(e.tokenizer);
+    free(e.shard);
     return ok;
 }
 
@@ -294,7 +317,7 @@ int command_eval(const Options* o, TostComm* comm, const TostEngine* engine) {
     signals_catch(false);
     if (ok && o->data.count)
         ok = stream_open(&data, &o->data, (uint32_t)model.info.config.vocab_size, &err)
-             && stream_crc(&crc, &data, &err);
+             && stream_crc(&crc, &data, SHARD_CRC_BLOCKS, &err);
     ok = comm_agree(comm, ok, &err)
          && comm_same(comm, crc, "the shards of --data differ from those of rank 0: give all hosts the same files",
                       &err)

@@ -129,8 +129,9 @@ static bool find_format(Source* s, Reader* r, TostError* err) {
     const TextInput* in = r->in;
     const char* end = s->data + s->n;
     s->jsonl = in->jsonl || (!in->plain && (named_jsonl(s->name) || begins_json(s->data, end, '{')));
-    return s->jsonl || in->plain || !begins_json(s->data, end, '[')
-        || tost_error(err, "%s: a JSON array; jq -c '.[]' FILE | ./train_gpt_tost … - reads its objects (jq -c '.[] | "
+    if (s->jsonl || in->plain) return true;
+    if (!begins_json(s->data, end, '[')) return check_markup(s->name, s->data, end, err);
+    return tost_error(err, "%s: a JSON array; jq -c '.[]' FILE | ./train_gpt_tost … - reads its objects (jq -c '.[] | "
                       "{text: .}' its strings), --plain reads it as text", s->name);
 }
 

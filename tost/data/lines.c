@@ -67,10 +67,7 @@ bool begins_json(const char* p, const char* end, char bracket) {
     return p < end && (*p == '"' || *p == (bracket == '{' ? '}' : '{'));
 }
 
-bool named_jsonl(const char* path) {
-    const size_t n = strlen(path), suffix = strlen(".jsonl");
-    return n >= suffix && strcasecmp(path + n - suffix, ".jsonl") == 0;
-}
+bool named_jsonl(const char* path) { return has_suffix(path, ".jsonl"); }
 
 bool read_lines(Bytes* file, Lines* l, const char* path, TostError* err) {
     size_t skip = 0;

@@ -183,6 +183,8 @@ static bool read_layout(Shard* s, const struct stat* st, TostError* err) {
     char head[SHARD_HEADER_BYTES] = "";
     if (!S_ISREG(st->st_mode))
         return tost_error(err, "%s: not a regular file; of a folder, give the files: '%s/*.bin'", s->path, s->path);
+    s->device = st->st_dev;
+    s->inode = st->st_ino;
     s->bytes = st->st_size;
     s->modified = st->st_mtim;
     const ssize_t n = read_at(s->fd, head, sizeof head, 0);
@@ -344,23 +346,24 @@ bool stream_pairs(int32_t* inputs, int32_t* targets, ShardStream* s, uint64_t fi
     return true;
 }
 
-// Updates *crc with the number of tokens and the tokens at both ends.
-static bool ends_crc(uint32_t* crc, Shard* s, TostError* err) {
+// Updates *crc with the number of tokens and with the blocks, without the tokens that the block before also has.
+static bool blocks_crc(uint32_t* crc, Shard* s, uint64_t blocks, TostError* err) {
     uint32_t ids[SHARD_CRC_TOKENS];
-    const uint64_t n = s->n_tokens, head = n < SHARD_CRC_TOKENS ? n : SHARD_CRC_TOKENS;
-    const uint64_t tail = n - head < SHARD_CRC_TOKENS ? n - head : SHARD_CRC_TOKENS;
+    const uint64_t n = s->n_tokens, length = n < SHARD_CRC_TOKENS ? n : SHARD_CRC_TOKENS;
     *crc = crc32_update(*crc, &n, sizeof n);
-    for (int end = 0; end < 2; end++) {
-        const size_t count = (size_t)(end ? tail : head);
-        if (!shard_read(ids, s, end ? n - tail : 0, count, err)) return false;
+    for (uint64_t k = 0, end = 0; k < blocks; k++) {
+        const uint64_t at = (n - length) * k / (blocks - 1), first = at > end ? at : end;
+        end = at + length;
+        const size_t count = (size_t)(end - first);
+        if (!shard_read(ids, s, first, count, err)) return false;
         *crc = crc32_update(*crc, ids, count * sizeof *ids);
     }
     return true;
 }
 
-bool stream_crc(uint32_t* crc, ShardStream* s, TostError* err) {
+bool stream_crc(uint32_t* crc, ShardStream* s, int blocks, TostError* err) {
     *crc = 0;
     for (int k = 0; k < s->count; k++)
-        if (!ends_crc(crc, enter_shard(s, k), err)) return false;
+        if (!blocks_crc(crc, enter_shard(s, k), (uint64_t)blocks, err)) return false;
     return true;
 }

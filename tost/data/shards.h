@@ -12,7 +12,9 @@ typedef struct {
     char*     path;
     int       fd;            // -1: closed; reading opens it again
     int       width;         // bytes per token: 2 or 4
-    off_t     bytes;         // size of the file, and
+    dev_t     device;        // of the file, its
+    ino_t     inode;
+    off_t     bytes;         // size, and
     struct timespec modified;   // when it was written
     uint64_t  first;         // byte offset of token 0
     uint64_t  n_tokens;
@@ -23,7 +25,7 @@ enum {
     SHARD_MAGIC_U16 = 20240520, SHARD_VERSION_U16 = 1,
     SHARD_MAGIC_U32 = 20240801, SHARD_VERSION_U32 = 7,
     SHARD_HEADER_BYTES = 1024,   // 256 int32: magic, version, number of tokens, zeros
-    SHARD_CRC_TOKENS = 2048,
+    SHARD_CRC_TOKENS = 2048, SHARD_CRC_BLOCKS = 64,   // see stream_crc
     SHARD_DIGITS = 6,            // of the number in a name, as in PREFIX_000000.bin
 };
 
@@ -60,8 +62,10 @@ uint64_t stream_tokens(const ShardStream* s);
 bool     stream_read(int32_t* out, ShardStream* s, uint64_t first, size_t n, TostError* err);
 // The same for n inputs, and the targets: the n tokens one position later
 bool     stream_pairs(int32_t* inputs, int32_t* targets, ShardStream* s, uint64_t first, size_t n, TostError* err);
-// A cheap fingerprint of the data: CRC-32 over each shard's length and its first and last SHARD_CRC_TOKENS tokens. It
-// does not depend on the format.
-bool     stream_crc(uint32_t* crc, ShardStream* s, TostError* err);
+// A cheap fingerprint of the data: CRC-32 over the length of each shard and `blocks` blocks of SHARD_CRC_TOKENS tokens,
+// evenly spread from its first to its last token; at least 2. It does not depend on the format. SHARD_CRC_BLOCKS cover
+// shards of up to 131,072 tokens; of a larger one, they find any change of 1/63 of the shard in one piece, and changes
+// of a few tokens only by chance.
+bool     stream_crc(uint32_t* crc, ShardStream* s, int blocks, TostError* err);
 // The last k with start[k] <= x. start (n + 1) is sorted, and start[0] <= x < start[n].
 int      find_interval(const uint64_t* start, int n, uint64_t x);

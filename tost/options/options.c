@@ -234,7 +234,8 @@ const Option option_table[] = {
     {"version", TRAIN, HELP, 0, "", .help = "print the version and the git commit"},
     {"init-file", FIXED, STRING, AT(init_file), "", .help = ""},
     {"data-tokens", FIXED, INT64, AT(data_tokens), "", .help = "", 0, 9e15},
-    {"data-crc", FIXED, INT64, AT(data_crc), "", .help = "", 0, UINT32_MAX},
+    {"data-crc", FIXED, INT64, AT(data_ends_crc), "", .help = "", 0, UINT32_MAX},
+    {"data-blocks-crc", FIXED, INT64, AT(data_crc), "", .help = "", 0, UINT32_MAX},
 };
 
 enum { ROWS = countof(option_table) };

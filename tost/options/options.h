@@ -28,7 +28,7 @@ typedef struct {
     PathList    data, val_data;            // empty: not given
     const char* out;
     int         order;                     // DataOrder
-    int64_t     data_tokens, data_crc;     // tokens and CRC of a resumed run's shards; else 0
+    int64_t     data_tokens, data_ends_crc, data_crc;   // of a resumed run's shards (dataset.h); else 0
     // training
     int     batch, seq, chunk;             // chunk 0: whole sequences
     int64_t total_batch, steps, warmup;

@@ -112,7 +112,7 @@ static void report_ranks(Run* r) {
         progress_fact(&r->progress, "parts", "%d × %lld tokens", o->parts, (long long)(o->total_batch / o->parts));
 }
 
-// A line for each source.
+// A line for each source. "N of M tokens": what an epoch or a validation reads, unless it is all.
 static void report_shards(Run* r, const char* label, const PathList* globs, const DataSet* data) {
     const Options* o = &r->o;
     PathList names = data_globs(NULL, globs);
@@ -120,14 +120,20 @@ static void report_shards(Run* r, const char* label, const PathList* globs, cons
     for (int k = 0; k < n; k++) {
         const DataSource s = data_source(data, k);
         const double samples = s.share * (double)o->steps * (double)o->total_batch / o->seq;
-        char tokens[32], share[48] = "", epochs[64] = "";
+        const uint64_t most = data == r->val ? (uint64_t)o->val_batches * (uint64_t)o->batch : 0;
+        const uint64_t reads = most && most < s.samples ? most : s.samples;
+        char read[32], tokens[32], unused[64] = "", share[48] = "", epochs[64] = "";
+        human_count(read, (double)reads * o->seq);
+        human_count(tokens, (double)stream_tokens(s.shards));
+        const bool all = strcmp(read, tokens) == 0;
+        if (s.unused) snprintf(unused, sizeof unused, " (%d unused: shorter than --seq %d + 1)", s.unused, o->seq);
         if (n > 1) snprintf(share, sizeof share, ", %.4g%% of the samples", 100 * s.share);
         if (data == r->data)
             snprintf(epochs, sizeof epochs, ", %.2f epochs, %s", samples / (double)s.samples,
                      o->order == ORDER_SHUFFLED ? "shuffled" : "sequential");
-        progress_fact(&r->progress, k == 0 ? label : "", "%s%s: %d shard%s, %s tokens%s%s", names.paths[k],
-                      n < names.count ? " …" : "", s.shards->count, plural(s.shards->count),
-                      human_count(tokens, (double)stream_tokens(s.shards)), share, epochs);
+        progress_fact(&r->progress, k == 0 ? label : "", "%s%s: %d shard%s%s, %s%s%s tokens%s%s", names.paths[k],
+                      n < names.count ? " …" : "", s.shards->count, plural(s.shards->count), unused,
+                      all ? "" : read, all ? "" : " of ", tokens, share, epochs);
     }
     free_paths(&names);
 }
@@ -140,7 +146,8 @@ static void report_data(Run* r) {
     else if (o->val_every > 0) progress_fact(p, "validation", "off (no --val-data)");
     if (r->tokenizer)
         progress_fact(p, "tokenizer", "%s: %d tokens", tokenizer_path(r->tokenizer), tokenizer_size(r->tokenizer));
-    else if (o->sample_every > 0) progress_fact(p, "samples", "off (no --tokenizer)");
+    else progress_fact(p, "tokenizer", "none found: no samples; `sample` reads and writes ids, export_hf.py takes a "
+                       "tokenizer.json");
 }
 
 // A learning rate that rises because of another schedule or --steps, and the --lr that keeps it: rates are proportional

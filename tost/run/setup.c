@@ -1,6 +1,7 @@
 // setup.c: starts or resumes a training run. Finds its checkpoint, opens data and tokenizer, creates the model and
 // the run folder.
 #include <errno.h>
+#include <fnmatch.h>
 #include <math.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -149,7 +150,7 @@ static PathList find_val_data(const PathList* data) {
 
 // Finds --tokenizer, the tokenizer beside the weights, or the first beside a shard.
 static bool find_tokenizer(Path* path, Run* r) {
-    PathList files = {0}, globs;
+    PathList files, globs;
     TostError ignored;
     *path = path_text("%s", r->o.tokenizer ? r->o.tokenizer : "");
     if (r->o.tokenizer) return true;
@@ -159,9 +160,11 @@ static bool find_tokenizer(Path* path, Run* r) {
         r->info.tokenizer_hash = r->init.tokenizer_hash;
     }
     globs = data_globs(NULL, &r->o.data);
-    if (!found) expand_glob(&files, &globs, &ignored);   // data_open reports it
-    for (int i = 0; !found && i < files.count; i++) found = tokenizer_beside(path, files.paths[i]);
-    free_paths(&files);
+    for (int k = 0; !found && k < globs.count; k++) {
+        expand_glob(&files, &(PathList){1, &globs.paths[k]}, &ignored);   // data_open reports it
+        for (int i = 0; !found && i < files.count; i++) found = tokenizer_beside(path, files.paths[i]);
+        free_paths(&files);
+    }
     free_paths(&globs);
     return found;
 }
@@ -212,15 +215,18 @@ static bool find_data(const Run* r, TostError* err) {
 // A resumed run must have the data with which it was started.
 static bool check_same_data(Run* r, TostError* err) {
     Options* o = &r->o;
-    int64_t tokens = 0, crc = (int64_t)data_crc(r->data);
+    const int64_t ends = (int64_t)data_ends_crc(r->data), all = (int64_t)data_crc(r->data);
+    const int64_t saved = o->data_crc ? o->data_crc : o->data_ends_crc, crc = o->data_crc ? all : ends;
+    int64_t tokens = 0;
     for (int k = 0; k < data_sources(r->data); k++) tokens += (int64_t)stream_tokens(data_source(r->data, k).shards);
-    if ((o->data_tokens && o->data_tokens != tokens) || (o->data_crc && o->data_crc != crc))
+    if ((o->data_tokens && o->data_tokens != tokens) || (saved && saved != crc))
         return tost_error(err, "--data %s has %lld tokens (CRC-32 %08llx), but the run in %s was trained on %lld "
                           "(%08llx): resume with the same shards and weights of --data, or start a new run with "
                           "--init and --keep-optimizer", o->data.paths[0], (long long)tokens, (long long)crc,
-                          r->out.text, (long long)o->data_tokens, (long long)o->data_crc);
+                          r->out.text, (long long)o->data_tokens, (long long)saved);
     o->data_tokens = tokens;
-    o->data_crc = crc;
+    o->data_ends_crc = ends;
+    o->data_crc = all;
     return true;
 }
 
@@ -251,6 +257,26 @@ static bool open_val_data(Run* r, TostError* err) {
     if (data_sources(r->val) > 1)
         return tost_error(err, "--val-data %s: validation has no weights: leave them out", o->val_data.paths[0]);
     return check_run_shards(r, r->val, err);
+}
+
+// Fails if a new run validates on a shard that it trains on. Warns if it trains on one named as validation data.
+static bool check_split(const Run* r, TostError* err) {
+    const ShardStream* val = r->val && !r->o.resume ? data_source(r->val, 0).shards : NULL;
+    const char* named = NULL;
+    for (int k = 0; k < data_sources(r->data); k++) {
+        const ShardStream* data = data_source(r->data, k).shards;
+        for (const Shard* s = data->shards; s < data->shards + data->count; s++) {
+            for (const Shard* v = val ? val->shards : NULL; val && v < val->shards + val->count; v++)
+                if (s->device == v->device && s->inode == v->inode)
+                    return tost_error(err, "%s is both in --data and in --val-data: give only the training shards as "
+                                      "--data, with a pattern in quotes, or --val-every 0", s->path);
+            if (!named && fnmatch("*[_/]val[_.]*", path_text("/%s", s->path).text, 0) == 0) named = s->path;
+        }
+    }
+    if (named)
+        print_warning(r->args, "--data: %s is named as validation data, but the run trains on it: to leave it out, "
+                      "give only the training shards, with a pattern in quotes", named);
+    return true;
 }
 
 // ---- Model and folder ----
@@ -410,7 +436,8 @@ static void fill_in(Run* r) {
 
 bool run_set_up(Run* r, TostError* err) {
     char device[256];
-    const bool ready = find_data(r, err) && open_tokenizer(r, err) && open_data(r, err) && open_val_data(r, err);
+    const bool ready = find_data(r, err) && open_tokenizer(r, err) && open_data(r, err) && open_val_data(r, err)
+                       && check_split(r, err);
     if (!run_agree(r, ready, err)) return false;
     fill_in(r);
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;

@@ -54,6 +54,10 @@ for flag in -Ofast -ffast-math -ffinite-math-only; do
     check "$flag is refused: $(cat stderr)" grep -q 'error.*NaN.*CFLAGS=-O3' stderr
 done
 
+# x87 arithmetic, the default for 32-bit x86, would give other results.
+execute ${CC:-cc} -std=c11 -I"$repo" -I"$repo/tost" -D__i386__ -U__SSE2_MATH__ -fsyntax-only -x c "$repo/tost/model.h"
+check "x87 is refused: $(cat stderr)" grep -q "error.*x87.*ARCH='-msse2 -mfpmath=sse'" stderr
+
 # The check of processor.c: with no features it passes; with all, it names one that an old processor lacks.
 if [ "$(uname -m)" = x86_64 ] && old=$(command -v qemu-x86_64); then
     printf '%s\n' '#include <stdio.h>' '#include "base/processor.h"' \

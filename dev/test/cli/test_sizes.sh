@@ -26,8 +26,9 @@ set -f   # the trainer expands patterns itself
 {
 # ---- Sizes of 1 ------------------------------------------------------------------------------------------------------
 
+cp plain/zeros.bin plain/more.bin
 run $one --block-size 1 --vocab-size 1 --batch 1 --total-batch 1 --steps 2 --save-every 1 --data plain/zeros.bin \
-    --val-data plain/zeros.bin --val-every 1 --out v1
+    --val-data plain/more.bin --val-every 1 --out v1
 check "a vocabulary of one token: loss 0" \
     [ "$(sed 1d v1/log.csv | cut -d, -f3,4,6 | uniq)" = "0.000000000,0.000000000,0.000000000" ]
 run eval --model v1 --data plain/zeros.bin
@@ -40,7 +41,8 @@ check "T = 1: the run resumes" [ "$(wc -l <t1/log.csv)" -eq 4 ]
 
 # ---- Data smaller than a batch ---------------------------------------------------------------------------------------
 
-run $small --block-size 8 --batch 4 --total-batch 32 --steps 2 --data nine.bin --val-data nine.bin --val-every 1 \
+cp nine.bin ten.bin
+run $small --block-size 8 --batch 4 --total-batch 32 --steps 2 --data nine.bin --val-data ten.bin --val-every 1 \
     --val-batches 1000000000 --save-every 1 --out nine
 check "one sequence, four times in a batch, once in validation" grep -q 'validation after step 2' stdout
 loss=$(sed -n 3p nine/log.csv | cut -d, -f4)

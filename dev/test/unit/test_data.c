@@ -1,4 +1,5 @@
 // test_data.c: valid and invalid shards of all formats; sequential and shuffled samples; the shard writer.
+#include "base/crc32.h"
 #include "base/error.h"
 #include "base/files.h"
 #include "base/memory.h"
@@ -370,6 +371,7 @@ static void test_sequential(Checks* c) {
         if (!check(c, d != NULL, "T %d: %s", T, err.text)) continue;
         const uint64_t samples = (TOTAL - 1) / (uint64_t)T;
         const ShardStream* s = data_source(d, 0).shards;
+        check(c, data_source(d, 0).unused == 0, "sequential: %d shards are unused", data_source(d, 0).unused);
         check(c, s->count == N && stream_tokens(s) == TOTAL && data_samples(d) == samples,
               "T %d: %d shards, %" PRIu64 " tokens, %" PRIu64 " samples", T, s->count, stream_tokens(s),
               data_samples(d));
@@ -430,6 +432,7 @@ static void test_shuffled(Checks* c) {
     write_set("shuffled", lengths, N);
     DataSet* d = data_open(ONE_PATH("shuffled/s_*.bin"), T, 5000, ORDER_SHUFFLED, 1, &err);
     must(d && data_samples(d) == SAMPLES, "shuffled", &err);
+    check(c, data_source(d, 0).unused == 1, "one of the shards has no sample: %d", data_source(d, 0).unused);
     int32_t x[EPOCHS * SAMPLES][T], y[T], batch[8][T], targets[8][T];
     int seen[EPOCHS][N][1000] = {{{0}}}, twice = 0, moved = 0;
     bool ok = true;
@@ -515,6 +518,39 @@ static void test_mixture(Checks* c) {
     for (int k = 0; k < N; k++) data_close(alone[k]);
     data_close(d), data_close(same), data_close(other), data_close(one);
     free(all);
+}
+
+// ---- Fingerprints ---------------------------------------------------------------------------------------------------
+
+// The fingerprint of a shard with n tokens, all of them 7 except those from `at` to before `end`.
+static uint32_t crc_of(int n, int at, int end, bool ends) {
+    TostError err;
+    uint32_t* ids = xmalloc((size_t)n * sizeof *ids);
+    for (int i = 0; i < n; i++) ids[i] = i >= at && i < end ? 8 : 7;
+    write_shard("crc.bin", MAGIC_U16, 1, (uint32_t)n, ids, (size_t)n);
+    free(ids);
+    DataSet* d = data_open(ONE_PATH("crc.bin"), 1, 9, ORDER_SHUFFLED, 0, &err);
+    must(d != NULL, "crc.bin", &err);
+    const uint32_t crc = ends ? data_ends_crc(d) : data_crc(d);
+    data_close(d);
+    return crc;
+}
+
+static void test_fingerprints(Checks* c) {
+    static const int sizes[] = {2, 2048, 2049, 3000, 4096, 9999};
+    for (size_t k = 0; k < countof(sizes); k++) {   // the ends, as in checkpoints of earlier versions
+        const uint64_t n = (uint64_t)sizes[k], head = n < 2048 ? n : 2048, tail = n - head < 2048 ? n - head : 2048;
+        uint32_t want = crc32_update(0, &n, sizeof n);
+        for (uint64_t i = 0; i < head + tail; i++) want = crc32_update(want, &(uint32_t){7}, sizeof(uint32_t));
+        check(c, crc_of(sizes[k], 0, 0, true) == want, "the ends of %d tokens", sizes[k]);
+        check(c, n <= 4096 || crc_of(sizes[k], 2048, sizes[k] - 2048, true) == want, "they are not the middle");
+    }
+    const int small = 64 * 2048, large = 1000000, part = large / 63;
+    const uint32_t of_small = crc_of(small, 0, 0, false), of_large = crc_of(large, 0, 0, false);
+    for (int at = 0; at < small; at += at < 20000 ? 401 : 13007)
+        check(c, crc_of(small, at, at + 1, false) != of_small, "token %d of %d changes the CRC", at, small);
+    for (int at = 0; at <= large - part; at += part / 3)
+        check(c, crc_of(large, at, at + part, false) != of_large, "%d tokens from %d of %d change it", part, at, large);
 }
 
 // ---- The writer -----------------------------------------------------------------------------------------------------
@@ -641,5 +677,5 @@ static void test_writer_again(Checks* c) {
 int main(void) {
     return RUN_TESTS("data", test_shard_kinds, test_shards_refused, test_widths, test_samples, test_shard_sparse,
                          test_changes, test_reads, test_check_ids, test_sequential, test_shuffled_golden, test_shuffled,
-                         test_mixture, test_writer, test_writer_fails, test_writer_again);
+                         test_mixture, test_fingerprints, test_writer, test_writer_fails, test_writer_again);
 }

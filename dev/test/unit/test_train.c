@@ -221,9 +221,10 @@ static void test_val_batches(Checks* c) {
         {4, 1, 49, 0}, {4, 101, 149, 0}, {4, 151, 199, 0}, {4, 50, 50, 1}, {4, 150, 150, 1}, {3, 66, 66, 1},
         {3, 67, 132, 0}, {3, 133, 133, 1}, {0, 199, 199, 1}, {1000000000, 199, 199, 1},
     };
+    write_shard("good.bin", 0, -1, -1);
     for (size_t i = 0; i < countof(cases); i++) {
         write_shard("val.bin", BAD, cases[i].bad_first, cases[i].bad_last);
-        const Outcome o = run(BASE "--data val.bin --val-data val.bin --val-every 1 --steps 0 --save-every 0 "
+        const Outcome o = run(BASE "--data good.bin --val-data val.bin --val-every 1 --steps 0 --save-every 0 "
                               "--val-batches %d --out val%zu", cases[i].n, i);
         check(c, o.status == cases[i].status && !strstr(o.err, "validation loss is nan") == !o.status,
               "--val-batches %d, bad %d to %d: %s", cases[i].n, cases[i].bad_first, cases[i].bad_last, o.err);
@@ -253,7 +254,7 @@ static void use_cpu(TostModel* m) { (void)m, raise(SIGXCPU), raise(SIGXCPU); }
 static void warn(TostModel* m) { (void)m, raise(SIGUSR1), raise(SIGHUP); }
 
 // Evaluation passes: one before each save, three per validation: before the first step and after steps 4, 8, 12.
-#define VALIDATED BASE "--data good.bin --val-data good.bin --val-every 4 --val-batches 3 --steps 12 --save-every 6 "
+#define VALIDATED BASE "--data good.bin --val-data copy.bin --val-every 4 --val-batches 3 --steps 12 --save-every 6 "
 
 static void test_signals(Checks* c) {
     // saved: the step of the newest checkpoint; with `says`, its validation was interrupted. Each run is resumed.
@@ -272,7 +273,7 @@ static void test_signals(Checks* c) {
         {"the CPU time limit, twice", {TRAINING, 7, use_cpu}, {0}, 128 + SIGXCPU, 7, NULL},
         {"a warning of the batch system", {TRAINING, 7, warn}, {0}, 128 + SIGUSR1, 7, NULL},
     };
-    write_shard("good.bin", 0, -1, -1);
+    write_shard("copy.bin", 0, -1, -1);
     check_run(c, run(VALIDATED "--out reference"), 0, 0, NULL, "the uninterrupted run");
     for (size_t i = 0; i < countof(cases); i++) {
         const char* what = cases[i].what;
@@ -310,7 +311,7 @@ static void replace_text(const char* folder, const char* from, const char* to) {
 
 // ---- Kills in validations and between saves -------------------------------------------------------------------------
 
-#define BEST_EVERY BASE "--data good.bin --val-data good.bin --val-batches 3 --save-every 4 --keep-best --val-every "
+#define BEST_EVERY BASE "--data good.bin --val-data copy.bin --val-batches 3 --save-every 4 --keep-best --val-every "
 #define BEST BEST_EVERY "4 --steps 12 "
 
 static bool same_best(const char* a, const char* b) {
@@ -593,7 +594,7 @@ static void test_other_validation(Checks* c) {
     check(c, !strstr(o.out, "is reset"), "the same validation: %s", o.out);
     check_run(c, o, 0, 0, NULL, "the same validation");
     o = run("--resume --steps 12 --out judged --val-data high.bin");
-    check(c, strstr(o.out, "--val-data high.bin instead of good.bin")
+    check(c, strstr(o.out, "--val-data high.bin instead of copy.bin")
           && strstr(o.out, "the best validation loss is reset") && strstr(o.out, "after step 12 (best)"),
           "other data: %s", o.out);
     check_run(c, o, 0, 0, NULL, "other data");
@@ -636,6 +637,35 @@ static void test_other_version(Checks* c) {
     check_run(c, o, 0, 1, "version/step_00000004/model.safetensors has --skip-loss-z 30: ", "an option that is gone");
 }
 
+// A shard that changed in its middle. A checkpoint of an earlier version has only the CRC of its ends.
+static void test_changed_middle(Checks* c) {
+    enum { N = 200000 };
+    static uint16_t ids[N];
+    static const char key[] = "\"option.data-blocks-crc\"";
+    static const char* const files[] = {"middle/step_00000003/model.safetensors",
+                                        "middle/step_00000003/optimizer.safetensors"};
+    for (int i = 0; i < N; i++) ids[i] = (uint16_t)((i * 37 + i / 7) % 150);
+    write_bytes("long.bin", ids, sizeof ids);
+    check_run(c, run(BASE NO_VAL "--data long.bin --steps 3 --out middle"), 0, 0, NULL, "first run");
+    for (int i = N / 2; i < N / 2 + N / 60; i++) ids[i] = 5;
+    write_bytes("long.bin", ids, sizeof ids);
+    check_run(c, run("--resume --out middle --steps 6"), 1, 1, ", but the run in middle was trained on 200000 (",
+              "the middle");
+    for (size_t k = 0; k < countof(files); k++) {
+        TostError err;
+        Bytes b;
+        must(read_file(&b, files[k], &err), files[k], &err);
+        char* at = memmem(b.data, b.size, key, sizeof key - 1);
+        if (check(c, at != NULL, "%s has no %s", files[k], key)) memcpy(at + 1, "notion", 6);
+        write_bytes(files[k], b.data, b.size);
+        free(b.data);
+    }
+    check_run(c, run("--resume --out middle --steps 6"), 0, 0, NULL, "only the ends are compared");
+    ids[3] = 6;
+    write_bytes("long.bin", ids, sizeof ids);
+    check_run(c, run("--resume --out middle --steps 9"), 1, 1, "but the run in middle was trained", "an end");
+}
+
 int main(int argc, char** argv) {
     signal(SIGHUP, SIG_DFL);   // nohup ignores it
     if (argc > 1) return fake_main(argv[1]);   // as run_second does
@@ -644,5 +674,5 @@ int main(int argc, char** argv) {
                          test_signals_in_steps, test_lock, test_no_seek, test_overtaken, test_removed, test_overwrite,
                          test_default_folders, test_full_disk, test_bad_data, test_unread_output, test_lost_output,
                          test_changes, test_kills, test_newer_best, test_other_validation, test_rising_rate,
-                         test_other_version);
+                         test_other_version, test_changed_middle);
 }
