@@ -835,8 +835,8 @@ TextLine options_changed(const Options* o, const KeyValues* saved) {
         const Option* row = saved_row(e->key);
         char* value = row && (row->commands & OVERRIDABLE) ? value_text(o, row) : NULL;
         if (value ? strcmp(value, e->value) != 0 : is_ignored(e))
-            all = text_line("%s%s--%s %s instead of %s", all.text, all.text[0] ? ", " : "", e->key,
-                            value ? value : "(not in this version)", e->value);
+            all = text_line("%s%s--%s %s %s%s", all.text, all.text[0] ? ", " : "", e->key, value ? value : e->value,
+                            value ? "instead of " : "(not in this version)", value ? e->value : "");
         free(value);
     }
     return all;
