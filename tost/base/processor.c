@@ -27,7 +27,6 @@
 #endif
 #define HAS(feature) __builtin_cpu_supports(feature)
 #define PORTABLE "make ARCH=-march=x86-64-v3 (AVX2) or make ARCH= (any x86-64)"
-#define VECTORS(X) X(AVX512F, "avx512f") X(AVX512BF16, "avx512bf16") X(FMA, "fma")   // used by matrix products
 #define KNOWN (__builtin_cpu_init(), HAS("sse2"))   // zig's library knows no features, not even this one
 
 #elif defined(__aarch64__) && defined(__linux__)
@@ -35,14 +34,12 @@
 #define FEATURES(X) X(ARM_FEATURE_ATOMICS, 1 << 8) X(ARM_FEATURE_DOTPROD, 1 << 20) X(ARM_FEATURE_SVE, 1 << 22)
 #define HAS(bit) ((getauxval(AT_HWCAP) & (bit)) != 0)
 #define PORTABLE "make ARCH= (any aarch64)"
-#define VECTORS(X)
 #define KNOWN true
 
 #else
 #define FEATURES(X) X(nothing, true)
 #define HAS(known) known
 #define PORTABLE "make ARCH="
-#define VECTORS(X)
 #define KNOWN true
 #endif
 
@@ -61,8 +58,9 @@ __attribute__((constructor(101))) void processor_check(void) {
 }
 
 const char* processor_unused(void) {
-#define UNUSED(name, feature) if (HAS(feature) && !strstr(BUILT_FOR, " " #name " ")) \
+    static const char vectors[] = " AVX512F AVX512BF16 FMA ";   // used by matrix products
+#define UNUSED(name, feature) if (strstr(vectors, " " #name " ") && !strstr(BUILT_FOR, " " #name " ") && HAS(feature)) \
         return "; this processor also has " #name ": make ARCH=-march=native";
-    VECTORS(UNUSED)
+    FEATURES(UNUSED)
     return "";
 }

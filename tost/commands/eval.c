@@ -317,7 +317,7 @@ int command_eval(const Options* o, TostComm* comm, const TostEngine* engine) {
     signals_catch(false);
     if (ok && o->data.count)
         ok = stream_open(&data, &o->data, (uint32_t)model.info.config.vocab_size, &err)
-             && stream_crc(&crc, &data, SHARD_CRC_BLOCKS, &err);
+             && stream_crc(&crc, &data, &err);
     ok = comm_agree(comm, ok, &err)
          && comm_same(comm, crc, "the shards of --data differ from those of rank 0: give all hosts the same files",
                       &err)

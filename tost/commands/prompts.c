@@ -29,7 +29,7 @@ static bool read_prompt(Bytes* text, const Options* o, TostError* err) {
 static bool read_all(Prompts* p, Lines* lines, const Options* o, TostError* err) {
     const char* path = o->prompts;
     const char* line;
-    const bool jsonl = named_jsonl(path) || begins_json(lines->at, lines->end, '{');
+    const bool jsonl = has_suffix(path, ".jsonl") || begins_json(lines->at, lines->end, '{');
     if (lines->at == lines->end) return tost_error(err, "--prompts %s is empty: give one prompt per line", path);
     if (!jsonl && !check_utf8_text(o, path, lines->at, (size_t)(lines->end - lines->at), err)) return false;
     for (size_t n; next_line(&line, &n, lines);) {

@@ -1,6 +1,5 @@
 // sample.c: the command sample, which generates text with run/generate.h. Texts go to stdout, all else to stderr. A
 // single sample is printed token by token; several are generated together and printed in order.
-#include <ctype.h>
 #include <unistd.h>
 
 #include "base/crc32.h"
@@ -139,46 +138,44 @@ static Text new_text(const Sampling* s, size_t at, int64_t sample, void* context
                   .context = context};
 }
 
-static void note_prompt(const Options* o, const Prompt* p, const char* note) {
-    print_warning(o, "the prompt%s %s", p->line > 1 ? text_line(" in line %zu", p->line).text : "", note);
+// What is probably not meant in a prompt, or NULL. In the training text, a space is part of the token of the next word.
+static const char* note_of(const Prompt* p) {
+    if (p->n > 0 && p->text[p->n - 1] == ' ')
+        return "ends in a space: leave it out, because the token of a word begins with it";
+    return end_of_text_inside(p->text, p->n) ? "has " INSIDE_LINE : NULL;
 }
 
-// Warns of what is probably not meant. In the training text, a space is part of the token of the next word.
+// Warns of the first such prompt, and of \n.
 static void note_text(const Options* o, const Prompts* prompts) {
     const char* escape = o->prompt && *o->prompt != '@' && strstr(o->prompt, "\\n") ? "prompt" : NULL;
-    const Prompt *space = NULL, *inside = NULL;   // the first ones
+    const Prompt *p = prompts->prompt, *end = p + prompts->count;
     for (int i = 0; i < o->stop.count; i++)
         if (strstr(o->stop.paths[i], "\\n")) escape = "stop";
-    for (const Prompt* p = prompts->prompt; p < prompts->prompt + prompts->count; p++) {
-        if (!space && p->n > 0 && p->text[p->n - 1] == ' ') space = p;
-        if (!inside && end_of_text_inside(p->text, p->n)) inside = p;
-    }
     if (escape) print_warning(o, "--%s: \\n is a backslash and an n; in bash and zsh, $'\\n' is a line break", escape);
-    if (space) note_prompt(o, space, "ends in a space: leave it out, because the token of a word begins with it");
-    if (inside) note_prompt(o, inside, "has " INSIDE_LINE);
+    while (p < end && !note_of(p)) p++;
+    if (p == end) return;
+    print_warning(o, "the prompt%s %s", p->line > 1 ? text_line(" in line %zu", p->line).text : "", note_of(p));
 }
 
-// Decimal ids, also as a list in Python or JSON. Returns their number; 0 if there is anything else or too large an id.
+// Decimal ids. Returns their number; 0 if there is anything else, or too large an id.
 static size_t read_ids(uint32_t* ids, const char* text, int vocab_size) {
-    static const char between[] = " \t\r\n,[]";
     size_t n = 0;
-    for (char* end; *(text += strspn(text, between)); text = end) {
-        const unsigned long id = strtoul(text, &end, 10);
-        if (!isdigit((unsigned char)*text) || strcspn(end, between) || id >= (unsigned long)vocab_size) return 0;
+    for (char* end; *text; text = end + strspn(end, " \t\r\n,")) {
+        const long id = strtol(text, &end, 10);
+        if (end == text || id < 0 || id >= vocab_size) return 0;
         ids[n++] = (uint32_t)id;
     }
     return n;
 }
 
-static bool read_work(Work* w, const Generator* g, const Prompt* prompt, const char* model, TostError* err) {
-    const int vocab_size = g->config->vocab_size;
+// Without a tokenizer, *err says why at first.
+static bool read_work(Work* w, const Generator* g, const Prompt* prompt, TostError* err) {
     *w = (Work){.prompt = prompt, .ids = xmalloc((prompt->n + 1) * sizeof *w->ids)};
     w->n_ids = g->tokenizer ? encode_documents(w->ids, g->tokenizer, prompt->text, prompt->n)
-                            : read_ids(w->ids, prompt->text, vocab_size);
+                            : read_ids(w->ids, prompt->text, g->config->vocab_size);
     w->group = generate_group(g->config, w->n_ids);
     return g->tokenizer || w->n_ids > 0
-        || tost_error(err, "%s has no " TOKENIZER_FILE " beside it: give --tokenizer FILE, or a prompt of ids below "
-                      "%d, such as --prompt '1 2 3'", model, vocab_size);
+        || tost_error(err, "%s, or ids below %d as the prompt, such as '1 2 3'", err->text, g->config->vocab_size);
 }
 
 static bool write_one(Sampling* s, TostError* err) {
@@ -251,11 +248,11 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
                               .options = {o->temperature, o->top_k, o->top_p}, .stop = o->stop};
     bool ok = true;
     for (size_t i = 0; ok && i < s.n_work; i++)
-        ok = read_work(&s.work[i], &s.generator, &prompts->prompt[i], m->file, err);
+        ok = read_work(&s.work[i], &s.generator, &prompts->prompt[i], err);
     ok = ok && create_model(&s, m, err);
     if (ok) {
         if (tokenizer) note_text(o, prompts);
-        else print_warning(o, "there is no " TOKENIZER_FILE " beside the model: prompts and samples are ids");
+        else print_warning(o, "%s; prompts and samples are ids", err->text);
         print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
         ok = !o->prompts && o->samples == 1 ? write_one(&s, err) : write_many(&s, err);
     }
@@ -275,10 +272,8 @@ int command_sample(const Options* o, const TostEngine* engine) {
     LoadedModel m;
     Prompts prompts = {0};
     Tokenizer* tokenizer = NULL;
-    Path path;
     const bool ok = loaded_model_find(&m, o, engine, &err)
-                    && ((!o->tokenizer && !m.info.tokenizer && !tokenizer_beside(&path, m.file))   // never had one
-                        || (tokenizer = loaded_model_tokenizer(&m, o, &err)))
+                    && ((tokenizer = loaded_model_tokenizer(&m, o, &err)) || (!o->tokenizer && !m.info.tokenizer))
                     && prompts_read(&prompts, o, &err)
                     && (prompts.count == 0 || sample(&m, tokenizer, o, &prompts, &err));
     prompts_free(&prompts);

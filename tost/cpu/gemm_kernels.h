@@ -7,10 +7,6 @@
 #include <stdint.h>
 #include <string.h>
 
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
-
 #include "base/bf16.h"
 #include "cpu/vectors.h"
 

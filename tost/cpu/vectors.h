@@ -3,7 +3,7 @@
 
 #include <stdint.h>
 
-#ifdef __FMA__
+#ifdef __AVX__
 #include <immintrin.h>
 #elif defined(__aarch64__)
 #include <arm_neon.h>

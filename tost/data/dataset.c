@@ -14,8 +14,8 @@ struct DataSet {
     DataOrder order;
     uint64_t  seed;
     uint64_t  samples;           // per epoch
-    uint32_t  crc, ends_crc;
-    int       n_sources;         // of a mixture, which only has T, samples, the CRCs and these; else 0
+    uint32_t  crc;
+    int       n_sources;         // of a mixture, which only has T, samples, crc and these; else 0
     struct DataSet** source;
     double*   weight;            // of a source; their sum is 1
 
@@ -56,15 +56,9 @@ static DataSet* open_source(const PathList* globs, int T, uint32_t vocab_size, D
     DataSet* d = xcalloc(1, sizeof *d);
     *d = (DataSet){.T = T, .order = order, .seed = seed, .epoch = NO_EPOCH, .at = -1};
     if (stream_open(&d->stream, globs, vocab_size, err) && count_samples(d, globs->paths[0], err)
-        && stream_crc(&d->crc, &d->stream, SHARD_CRC_BLOCKS, err) && stream_crc(&d->ends_crc, &d->stream, 2, err))
-        return d;
+        && stream_crc(&d->crc, &d->stream, err)) return d;
     data_close(d);
     return NULL;
-}
-
-static void add_source(uint32_t* crc, double weight, uint32_t of_source) {
-    *crc = crc32_update(*crc, &weight, sizeof weight);
-    *crc = crc32_update(*crc, &of_source, sizeof of_source);
 }
 
 PathList data_globs(double* weight, const PathList* globs) {
@@ -99,8 +93,8 @@ DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder 
         if (!(ok = d->source[k])) break;
         d->samples += d->source[k]->samples;
         d->weight[k] /= sum;
-        add_source(&d->crc, d->weight[k], d->source[k]->crc);
-        add_source(&d->ends_crc, d->weight[k], d->source[k]->ends_crc);
+        d->crc = crc32_update(d->crc, &d->weight[k], sizeof d->weight[k]);
+        d->crc = crc32_update(d->crc, &d->source[k]->crc, sizeof d->crc);
     }
     if (!ok || weighted < 2) {
         data_close(d);
@@ -124,7 +118,6 @@ void data_close(DataSet* d) {
 
 uint64_t data_samples(const DataSet* d) { return d->samples; }
 uint32_t data_crc(const DataSet* d) { return d->crc; }
-uint32_t data_ends_crc(const DataSet* d) { return d->ends_crc; }
 int data_sources(const DataSet* d) { return d->n_sources ? d->n_sources : 1; }
 
 DataSource data_source(const DataSet* d, int k) {

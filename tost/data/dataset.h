@@ -27,8 +27,7 @@ DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder 
                    TostError* err);
 void     data_close(DataSet* d);
 uint64_t data_samples(const DataSet* d);        // per epoch, at least 1; of a mixture, the sum
-uint32_t data_crc(const DataSet* d);            // stream_crc of SHARD_CRC_BLOCKS; of a mixture, also of the weights
-uint32_t data_ends_crc(const DataSet* d);       // the same of 2 blocks, as in checkpoints of earlier versions
+uint32_t data_crc(const DataSet* d);            // see stream_crc; of a mixture, also of the weights
 
 // unused: shards without a sample; share: of all samples
 typedef struct { const ShardStream* shards; int unused; uint64_t samples; double share; } DataSource;

@@ -128,7 +128,7 @@ static bool find_format(Source* s, Reader* r, TostError* err) {
     if (!source_read(s, 0, r, err)) return false;
     const TextInput* in = r->in;
     const char* end = s->data + s->n;
-    s->jsonl = in->jsonl || (!in->plain && (named_jsonl(s->name) || begins_json(s->data, end, '{')));
+    s->jsonl = in->jsonl || (!in->plain && (has_suffix(s->name, ".jsonl") || begins_json(s->data, end, '{')));
     if (s->jsonl || in->plain) return true;
     if (!begins_json(s->data, end, '[')) return check_markup(s->name, s->data, end, err);
     return tost_error(err, "%s: a JSON array; jq -c '.[]' FILE | ./train_gpt_tost … - reads its objects (jq -c '.[] | "

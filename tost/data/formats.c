@@ -39,35 +39,17 @@ bool has_suffix(const char* name, const char* suffix) {
     return n >= len && strcasecmp(name + n - len, suffix) == 0;
 }
 
-// Whether a text begins with column names and 2 to 9 records of as many fields, which may have line ends in quotes.
-static bool is_table(const char* p, const char* end, char separator) {
-    int columns = 0, fields = 1, records = 0;
-    bool quoted = false;
-    for (char before = separator; p < end && records < 10; before = *p++) {
-        const bool letter = (int8_t)*p > 0 && (isalpha(*p) || *p == '_' || *p == '"');
-        if (records == 0 && ((int8_t)*p < 0 || (before == separator && !letter))) return false;
-        quoted ^= *p == '"';
-        fields += !quoted && *p == separator;
-        if (quoted || *p != '\n') continue;
-        if (records++ == 0) columns = fields;
-        if (fields != columns) return false;
-        fields = 1;
-    }
-    return columns > 1 && records > 2;
-}
-
 bool check_markup(const char* name, const char* text, const char* end, TostError* err) {
-    static const struct { const char *suffix, *mark, *what; } kinds[] = {   // mark: a tag, or the separator of a table
+    static const struct { const char *suffix, *mark, *what; } kinds[] = {   // mark: the first tag
         {".html", "<!doctype html", HTML}, {".htm", "<html", HTML}, {".xml", "<?xml", XML}, {".xml", "<mediawiki", XML},
-        {".csv", ",", TABLE(",")}, {".tsv", "\t", TABLE("\\t")},
+        {".csv", "", TABLE(",")}, {".tsv", "", TABLE("\\t")},
     };
     while (text < end && isspace((uint8_t)*text)) text++;
     const bool tags = memmem(text, (size_t)(end - text), "</", 2);
     for (size_t i = 0; i < countof(kinds); i++) {
         const char* mark = kinds[i].mark;
         const size_t n = strlen(mark);
-        const bool begins = n == 1 ? is_table(text, end, *mark)
-                          : tags && (size_t)(end - text) > n && strncasecmp(text, mark, n) == 0;
+        const bool begins = n > 0 && tags && (size_t)(end - text) > n && strncasecmp(text, mark, n) == 0;
         if (begins || has_suffix(name, kinds[i].suffix))
             return tost_error(err, "%s: %s; --plain reads it as text", name, kinds[i].what);
     }

@@ -3,7 +3,6 @@
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 #include "base/text.h"
 #include "data/shards.h"
@@ -66,8 +65,6 @@ bool begins_json(const char* p, const char* end, char bracket) {
     while (p < end && memchr(" \t\r\n", *p, 4)) p++;
     return p < end && (*p == '"' || *p == (bracket == '{' ? '}' : '{'));
 }
-
-bool named_jsonl(const char* path) { return has_suffix(path, ".jsonl"); }
 
 bool read_lines(Bytes* file, Lines* l, const char* path, TostError* err) {
     size_t skip = 0;

@@ -23,7 +23,6 @@ typedef struct { const char *at, *end; size_t number; } Lines;
 // The next line, without its LF or CRLF. False at the end.
 bool next_line(const char** text, size_t* n, Lines* l);
 bool is_blank(const char* text, size_t n);   // spaces and tabs only
-bool named_jsonl(const char* path);          // true if it ends in .jsonl or .JSONL
 // True if a text begins with this bracket and something that JSON has after it: a quote, } after {, or { after [.
 bool begins_json(const char* p, const char* end, char bracket);
 

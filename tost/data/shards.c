@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "base/crc32.h"
@@ -170,8 +169,8 @@ static void close_file(Shard* s) {
 static bool ensure_same(Shard* s, TostError* err) {
     struct stat st;
     if (!open_file(s, &st, err)) return false;
-    const bool same = S_ISREG(st.st_mode) && st.st_size == s->bytes && st.st_mtim.tv_sec == s->modified.tv_sec
-        && st.st_mtim.tv_nsec == s->modified.tv_nsec;
+    const bool same = S_ISREG(st.st_mode) && st.st_size == s->file.st_size
+        && st.st_mtim.tv_sec == s->file.st_mtim.tv_sec && st.st_mtim.tv_nsec == s->file.st_mtim.tv_nsec;
     return same || changed(s, err);
 }
 
@@ -179,24 +178,19 @@ bool shard_read(uint32_t* ids, Shard* s, uint64_t first, size_t n, TostError* er
     return ensure_same(s, err) && read_ids(ids, s, first, n, err);
 }
 
-static bool read_layout(Shard* s, const struct stat* st, TostError* err) {
+static bool read_layout(Shard* s, TostError* err) {
     char head[SHARD_HEADER_BYTES] = "";
-    if (!S_ISREG(st->st_mode))
+    if (!S_ISREG(s->file.st_mode))
         return tost_error(err, "%s: not a regular file; of a folder, give the files: '%s/*.bin'", s->path, s->path);
-    s->device = st->st_dev;
-    s->inode = st->st_ino;
-    s->bytes = st->st_size;
-    s->modified = st->st_mtim;
     const ssize_t n = read_at(s->fd, head, sizeof head, 0);
     if (n < 0) return tost_error(err, "%s: cannot be read: %s", s->path, strerror(errno));
-    return shard_layout(s, (uint64_t)st->st_size, head, (size_t)n, err)
+    return shard_layout(s, (uint64_t)s->file.st_size, head, (size_t)n, err)
         && (s->n_tokens > 0 || tost_error(err, "%s: no tokens; copy or make it again", s->path));
 }
 
 bool shard_open(Shard* s, const char* path, TostError* err) {
-    struct stat st;
     *s = (Shard){.path = xstrdup(path), .fd = -1};
-    const bool ok = open_file(s, &st, err) && read_layout(s, &st, err);
+    const bool ok = open_file(s, &s->file, err) && read_layout(s, err);
     if (!ok) shard_close(s);
     return ok;
 }
@@ -281,7 +275,7 @@ static bool add_shard(ShardStream* s, int64_t* bytes, const char* path, TostErro
     if (!shard_open(shard, path, err)) return false;
     s->count++;
     s->start[s->count] = s->start[s->count - 1] + shard->n_tokens;
-    *bytes += shard->bytes;
+    *bytes += shard->file.st_size;
     if (*bytes > CHECK_BYTES) return true;
     if (!shard_check_ids(shard, s->vocab_size, err)) return false;
     if (shard->largest_id > s->largest_id) s->largest_id = shard->largest_id;
@@ -347,12 +341,12 @@ bool stream_pairs(int32_t* inputs, int32_t* targets, ShardStream* s, uint64_t fi
 }
 
 // Updates *crc with the number of tokens and with the blocks, without the tokens that the block before also has.
-static bool blocks_crc(uint32_t* crc, Shard* s, uint64_t blocks, TostError* err) {
+static bool blocks_crc(uint32_t* crc, Shard* s, TostError* err) {
     uint32_t ids[SHARD_CRC_TOKENS];
     const uint64_t n = s->n_tokens, length = n < SHARD_CRC_TOKENS ? n : SHARD_CRC_TOKENS;
     *crc = crc32_update(*crc, &n, sizeof n);
-    for (uint64_t k = 0, end = 0; k < blocks; k++) {
-        const uint64_t at = (n - length) * k / (blocks - 1), first = at > end ? at : end;
+    for (uint64_t k = 0, end = 0; k < SHARD_CRC_BLOCKS; k++) {
+        const uint64_t at = (n - length) * k / (SHARD_CRC_BLOCKS - 1), first = at > end ? at : end;
         end = at + length;
         const size_t count = (size_t)(end - first);
         if (!shard_read(ids, s, first, count, err)) return false;
@@ -361,9 +355,9 @@ static bool blocks_crc(uint32_t* crc, Shard* s, uint64_t blocks, TostError* err)
     return true;
 }
 
-bool stream_crc(uint32_t* crc, ShardStream* s, int blocks, TostError* err) {
+bool stream_crc(uint32_t* crc, ShardStream* s, TostError* err) {
     *crc = 0;
     for (int k = 0; k < s->count; k++)
-        if (!blocks_crc(crc, enter_shard(s, k), (uint64_t)blocks, err)) return false;
+        if (!blocks_crc(crc, enter_shard(s, k), err)) return false;
     return true;
 }

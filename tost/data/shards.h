@@ -2,6 +2,8 @@
 // reads it causes a read error that names it, not a signal.
 #pragma once
 
+#include <sys/stat.h>
+
 #include <time.h>
 
 #include "base/files.h"
@@ -12,10 +14,7 @@ typedef struct {
     char*     path;
     int       fd;            // -1: closed; reading opens it again
     int       width;         // bytes per token: 2 or 4
-    dev_t     device;        // of the file, its
-    ino_t     inode;
-    off_t     bytes;         // size, and
-    struct timespec modified;   // when it was written
+    struct stat file;        // when it was opened first
     uint64_t  first;         // byte offset of token 0
     uint64_t  n_tokens;
     uint32_t  largest_id;    // set by shard_check_ids, else 0
@@ -62,10 +61,9 @@ uint64_t stream_tokens(const ShardStream* s);
 bool     stream_read(int32_t* out, ShardStream* s, uint64_t first, size_t n, TostError* err);
 // The same for n inputs, and the targets: the n tokens one position later
 bool     stream_pairs(int32_t* inputs, int32_t* targets, ShardStream* s, uint64_t first, size_t n, TostError* err);
-// A cheap fingerprint of the data: CRC-32 over the length of each shard and `blocks` blocks of SHARD_CRC_TOKENS tokens,
-// evenly spread from its first to its last token; at least 2. It does not depend on the format. SHARD_CRC_BLOCKS cover
-// shards of up to 131,072 tokens; of a larger one, they find any change of 1/63 of the shard in one piece, and changes
-// of a few tokens only by chance.
-bool     stream_crc(uint32_t* crc, ShardStream* s, int blocks, TostError* err);
+// A cheap fingerprint of the data: CRC-32 over the length of each shard and SHARD_CRC_BLOCKS blocks of SHARD_CRC_TOKENS
+// tokens, evenly spread from its first to its last token. It does not depend on the format. In shards of more than
+// 131,072 tokens, a change of 1/63 of the shard in one piece is found, one of a few tokens only by chance.
+bool     stream_crc(uint32_t* crc, ShardStream* s, TostError* err);
 // The last k with start[k] <= x. start (n + 1) is sorted, and start[0] <= x < start[n].
 int      find_interval(const uint64_t* start, int n, uint64_t x);

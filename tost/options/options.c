@@ -234,7 +234,6 @@ const Option option_table[] = {
     {"version", TRAIN, HELP, 0, "", .help = "print the version and the git commit"},
     {"init-file", FIXED, STRING, AT(init_file), "", .help = ""},
     {"data-tokens", FIXED, INT64, AT(data_tokens), "", .help = "", 0, 9e15},
-    {"data-crc", FIXED, INT64, AT(data_ends_crc), "", .help = "", 0, UINT32_MAX},
     {"data-blocks-crc", FIXED, INT64, AT(data_crc), "", .help = "", 0, UINT32_MAX},
 };
 
@@ -472,9 +471,8 @@ static bool unknown_option(const char* arg, Command command, TostError* err) {
         if ((foreign[i].commands >> command & 1) && strcmp(foreign[i].name, name) == 0)
             return tost_error(err, "unknown option %.*s: %s", shown, arg, foreign[i].hint);
     const char* meant = nearest_name(name, command);
-    if (!meant)
-        return tost_error(err, "unknown option %.*s: see %s --help", shown, arg, command_table[command].name);
-    return tost_error(err, "unknown option %.*s: did you mean --%s?", shown, arg, meant);
+    return meant ? tost_error(err, "unknown option %.*s: did you mean --%s?", shown, arg, meant)
+                 : tost_error(err, "unknown option %.*s: see %s --help", shown, arg, command_table[command].name);
 }
 
 // "train, sample": the commands with an option of this name; NULL: all commands.
@@ -824,13 +822,11 @@ bool options_resume(Options* o, const KeyValues* saved, const char* file, TostEr
     return true;
 }
 
-TextLine options_unknown(const KeyValues* saved) {
+// An option of another version, with more than its default. data-crc: a fingerprint of the shards, now data-blocks-crc
+static bool is_ignored(const KeyValue* e) {
     static const char defaults[] = " ema=0 on-save-error=stop reduce=ordered skip-grad-z=0 skip-loss-z=0 ";
-    TextLine all = {""};
-    for (const KeyValue* e = saved->entry; e < saved->entry + saved->count; e++)
-        if (!saved_row(e->key) && !strstr(defaults, text_line(" %s=%s ", e->key, e->value).text))
-            all = text_line("%s%s--%s %s", all.text, all.text[0] ? ", " : "", e->key, e->value);
-    return all;
+    return !saved_row(e->key) && strcmp(e->key, "data-crc") != 0
+        && !strstr(defaults, text_line(" %s=%s ", e->key, e->value).text);
 }
 
 TextLine options_changed(const Options* o, const KeyValues* saved) {
@@ -838,8 +834,9 @@ TextLine options_changed(const Options* o, const KeyValues* saved) {
     for (const KeyValue* e = saved->entry; e < saved->entry + saved->count; e++) {
         const Option* row = saved_row(e->key);
         char* value = row && (row->commands & OVERRIDABLE) ? value_text(o, row) : NULL;
-        if (value && strcmp(value, e->value) != 0)
-            all = text_line("%s%s--%s %s instead of %s", all.text, all.text[0] ? ", " : "", e->key, value, e->value);
+        if (value ? strcmp(value, e->value) != 0 : is_ignored(e))
+            all = text_line("%s%s--%s %s %s%s", all.text, all.text[0] ? ", " : "", e->key, value ? value : e->value,
+                            value ? "instead of " : "(not in this version)", value ? e->value : "");
         free(value);
     }
     return all;

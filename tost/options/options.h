@@ -28,7 +28,7 @@ typedef struct {
     PathList    data, val_data;            // empty: not given
     const char* out;
     int         order;                     // DataOrder
-    int64_t     data_tokens, data_ends_crc, data_crc;   // of a resumed run's shards (dataset.h); else 0
+    int64_t     data_tokens, data_crc;     // tokens and CRC of a resumed run's shards; else 0
     // training
     int     batch, seq, chunk;             // chunk 0: whole sequences
     int64_t total_batch, steps, warmup;
@@ -139,7 +139,5 @@ KeyValues options_echo(const Options* o);
 bool options_resume(Options* o, const KeyValues* saved, const char* file, TostError* err);
 // Sets the steps of --epochs, and what depends on them, for data with this many samples.
 void options_take_samples(Options* o, uint64_t samples);
-// The saved options that this version does not have, unless they had their defaults: "--ema 0.9, …"
-TextLine options_unknown(const KeyValues* saved);
-// After options_resume: "--steps 9 instead of 6, …", the saved options that were overridden.
+// After options_resume: "--steps 9 instead of 6, …", the saved options that were overridden or are of another version.
 TextLine options_changed(const Options* o, const KeyValues* saved);

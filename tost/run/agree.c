@@ -51,8 +51,8 @@ bool run_compare(Run* r, TostError* err) {
         comm_same(c, program_crc(r), "the program differs from that of rank 0: run the same build on all hosts", err)
         && comm_same(c, data_crc(r->data) + (r->val ? (uint64_t)data_crc(r->val) << 32 : 0), "the shards of --data or "
                      "--val-data differ from those of rank 0: give all hosts the same files", err)
-        && comm_same(c, (uint64_t)r->info.step, "the newest checkpoint is of another step than on rank 0: all hosts "
-                     "must see the same run folder", err)
+        && comm_same(c, (uint64_t)r->info.step + ((uint64_t)r->info.best_val_step << 32), "the newest or the best "
+                     "checkpoint is of another step than on rank 0: all hosts must see the same run folder", err)
         && comm_same(c, params_crc(r), "the initial parameters differ from those of rank 0: give all hosts the same "
                      "files and the same kind of processor", err));
 }

@@ -146,8 +146,7 @@ static void report_data(Run* r) {
     else if (o->val_every > 0) progress_fact(p, "validation", "off (no --val-data)");
     if (r->tokenizer)
         progress_fact(p, "tokenizer", "%s: %d tokens", tokenizer_path(r->tokenizer), tokenizer_size(r->tokenizer));
-    else progress_fact(p, "tokenizer", "none found: no samples; `sample` reads and writes ids, export_hf.py takes a "
-                       "tokenizer.json");
+    else progress_fact(p, "tokenizer", "none found; `sample` reads ids, export_hf.py takes a tokenizer.json");
 }
 
 // A learning rate that rises because of another schedule or --steps, and the --lr that keeps it: rates are proportional
@@ -163,16 +162,8 @@ static TextLine rise_of_rate(const Run* r) {
          : text_line("; the learning rate rises from %g to %g: --lr %g keeps it", last, next, new.lr * last / next);
 }
 
-// What differs from the saved run.
-static void report_changes(Run* r) {
-    const TextLine changed = options_changed(&r->o, &r->resumed), unknown = options_unknown(&r->resumed);
-    const char* best = r->best_reset ? "; the best validation loss is reset: it is of other data" : "";
-    if (changed.text[0]) progress_fact(&r->progress, "changed", "%s%s%s", changed.text, rise_of_rate(r).text, best);
-    if (unknown.text[0])
-        run_warn(r, "%s has %s: this version has no such options and ignores them", r->weights.text, unknown.text);
-}
-
 void report_settings(Run* r, const char* device) {
+    const TextLine changed = options_changed(&r->o, &r->resumed);
     const char *version = tost_version(), *saved = r->info.program ? strchr(r->info.program, ' ') : NULL;
     const bool other = saved && strcmp(saved + 1, version) != 0;
     progress_fact(&r->progress, "version", "%s%s%s", version,
@@ -181,7 +172,9 @@ void report_settings(Run* r, const char* device) {
     report_ranks(r);
     report_model(r);
     report_data(r);
-    if (r->o.resume) report_changes(r);
+    if (changed.text[0])
+        progress_fact(&r->progress, "changed", "%s%s%s", changed.text, rise_of_rate(r).text,
+                      r->best_reset ? "; the best validation loss is reset: it is of other data" : "");
 }
 
 void report_flops(Run* r) {

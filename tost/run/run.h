@@ -77,8 +77,8 @@ static inline int run_own_parts(const Run* r) { return r->o.parts / comm_size(r-
 double run_mean_loss(const Run* r);                        // nats per token, from part_loss
 
 // ---- save.c ----
-// Saves a checkpoint, which replaces one of this step. False, which ends the run, if that fails. If the loss of the
-// parameters is not finite, nothing is saved: a warning, or with `last` false.
+// Saves a checkpoint, which replaces one of this step; with `last`, only if there is none. False, which ends the run,
+// if that fails. If the loss of the parameters is not finite, nothing is saved: a warning, or with `last` false.
 bool run_save(Run* r, bool last, TostError* err);
 // Tells all ranks what rank 0 has saved, for run_save and for messages.
 void run_share_saved(Run* r);

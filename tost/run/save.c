@@ -75,7 +75,7 @@ static bool save_together(Run* r, bool best, bool last, TostError* err) {
 }
 
 bool run_save(Run* r, bool last, TostError* err) {
-    return save_together(r, false, last, err);
+    return (last && r->saved_step == r->info.step) || save_together(r, false, last, err);
 }
 
 bool run_save_best(Run* r, TostError* err) {

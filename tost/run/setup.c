@@ -215,18 +215,15 @@ static bool find_data(const Run* r, TostError* err) {
 // A resumed run must have the data with which it was started.
 static bool check_same_data(Run* r, TostError* err) {
     Options* o = &r->o;
-    const int64_t ends = (int64_t)data_ends_crc(r->data), all = (int64_t)data_crc(r->data);
-    const int64_t saved = o->data_crc ? o->data_crc : o->data_ends_crc, crc = o->data_crc ? all : ends;
-    int64_t tokens = 0;
+    int64_t tokens = 0, crc = (int64_t)data_crc(r->data);
     for (int k = 0; k < data_sources(r->data); k++) tokens += (int64_t)stream_tokens(data_source(r->data, k).shards);
-    if ((o->data_tokens && o->data_tokens != tokens) || (saved && saved != crc))
+    if ((o->data_tokens && o->data_tokens != tokens) || (o->data_crc && o->data_crc != crc))
         return tost_error(err, "--data %s has %lld tokens (CRC-32 %08llx), but the run in %s was trained on %lld "
                           "(%08llx): resume with the same shards and weights of --data, or start a new run with "
                           "--init and --keep-optimizer", o->data.paths[0], (long long)tokens, (long long)crc,
-                          r->out.text, (long long)o->data_tokens, (long long)saved);
+                          r->out.text, (long long)o->data_tokens, (long long)o->data_crc);
     o->data_tokens = tokens;
-    o->data_ends_crc = ends;
-    o->data_crc = all;
+    o->data_crc = crc;
     return true;
 }
 
@@ -267,9 +264,9 @@ static bool check_split(const Run* r, TostError* err) {
         const ShardStream* data = data_source(r->data, k).shards;
         for (const Shard* s = data->shards; s < data->shards + data->count; s++) {
             for (const Shard* v = val ? val->shards : NULL; val && v < val->shards + val->count; v++)
-                if (s->device == v->device && s->inode == v->inode)
-                    return tost_error(err, "%s is both in --data and in --val-data: give only the training shards as "
-                                      "--data, with a pattern in quotes, or --val-every 0", s->path);
+                if (s->file.st_dev == v->file.st_dev && s->file.st_ino == v->file.st_ino)
+                    return tost_error(err, "%s is both in --data and --val-data: leave it out of --data, with a "
+                                      "pattern in quotes, or give --val-every 0", s->path);
             if (!named && fnmatch("*[_/]val[_.]*", path_text("/%s", s->path).text, 0) == 0) named = s->path;
         }
     }
@@ -390,25 +387,22 @@ static bool differs(const KeyValues* a, const KeyValues* b, const char* key) {
     return x && y ? strcmp(x, y) != 0 : x != y;
 }
 
-// Whether a run with these options validated other tokens.
-static bool validated_other(const Run* r, const KeyValues* options) {
-    const KeyValues* now = &r->info.options;
-    return differs(options, now, "val-data") || differs(options, now, "val-batches")
-           || (r->o.val_batches > 0 && differs(options, now, "batch"));
-}
-
-// The best validation so far, if it was of the same tokens. A run that was killed may have saved a better one as best.
+// The best validation so far is that of the model saved as best: a killed run may have saved a better one than its
+// checkpoint says. It is reset if it was of other tokens.
 static void find_best(Run* r) {
     CheckpointInfo best, *info = &r->info;
     StFile f;
     TostError ignored;
-    r->best_reset = isfinite(info->best_val_loss) && validated_other(r, &r->resumed);
-    if (r->best_reset) info->best_val_loss = INFINITY, info->best_val_step = 0;
-    if (!r->o.keep_best || !checkpoint_open(&f, &best, path_in(r->out.text, BEST_FOLDER).text, &ignored)) return;
-    if (best.best_val_loss < info->best_val_loss && !validated_other(r, &best.options)) {
-        info->best_val_loss = best.best_val_loss;
-        info->best_val_step = best.best_val_step;
+    const bool saved = r->o.keep_best && checkpoint_open(&f, &best, path_in(r->out.text, BEST_FOLDER).text, &ignored);
+    const KeyValues *then = saved ? &best.options : &r->resumed, *now = &info->options;
+    const bool other = differs(then, now, "val-data") || differs(then, now, "val-batches")
+                       || (r->o.val_batches > 0 && differs(then, now, "batch"));
+    r->best_reset = other && isfinite(info->best_val_loss);
+    if (other || (saved && best.best_val_loss < info->best_val_loss)) {
+        info->best_val_loss = other ? INFINITY : best.best_val_loss;
+        info->best_val_step = other ? 0 : best.best_val_step;
     }
+    if (!saved) return;
     st_close(&f);
     checkpoint_info_free(&best);
 }
@@ -422,9 +416,10 @@ static void fill_in(Run* r) {
     }
     r->info.options = options_echo(o);
     if (o->resume) find_best(r);
-    if (o->resume && differs(&r->resumed, &r->info.options, "lr")) {
+    const char* lr = key_values_find(&r->resumed, "lr");
+    if (lr && differs(&r->resumed, &r->info.options, "lr")) {
         char* before = r->info.earlier_lr;
-        r->info.earlier_lr = xasprintf("%s%s,", before ? before : "", key_values_find(&r->resumed, "lr"));
+        r->info.earlier_lr = xasprintf("%s%s,", before ? before : "", lr);
         free(before);
     }
     r->tensors = tost_tensors(&o->config);

@@ -10,7 +10,6 @@
 
 typedef enum { FAILED, INTERRUPTED, DONE } Outcome;   // INTERRUPTED: by a signal; nothing changed
 
-static bool is_saved(const Run* r) { return r->saved_step == r->info.step; }
 static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64_t)o->batch * o->seq); }
 
 // ---- One training step ----
@@ -20,8 +19,7 @@ static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64
 static Outcome data_failed(Run* r, const LogRow* row, TostError* err) {
     TostError save;
     if (row && !run_log_step(r, row, &save)) run_warn(r, "%s", save.text);
-    const bool saves = r->info.step > 0 && r->o.save_every > 0 && !is_saved(r);
-    if (saves && !run_save(r, true, &save)) run_warn(r, "%s", save.text);
+    if (r->info.step > 0 && r->o.save_every > 0 && !run_save(r, true, &save)) run_warn(r, "%s", save.text);
     tost_error(err, "%s; stopped after step %lld; %s", err->text, (long long)r->info.step, resume_hint(r).text);
     return FAILED;
 }
@@ -168,10 +166,8 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     if (measured == INTERRUPTED) return INTERRUPTED;
     const double loss = run_mean_loss(r);
     if (!isfinite(loss)) {
-        const TextLine older = text_line("move %s away to resume from an older checkpoint",
-                                         checkpoint_name(r->out.text, r->info.step).text);
-        tost_error(err, "after step %lld the validation loss is %g: stopped; %s; a lower --lr may help",
-                   (long long)r->info.step, fabs(loss), r->info.row && is_saved(r) ? older.text : resume_hint(r).text);
+        tost_error(err, "after step %lld the validation loss is %g: stopped; move the checkpoint of this step away, if "
+                   "there is one, and resume with a lower --lr", (long long)r->info.step, fabs(loss));
         return FAILED;
     }
     r->info.val_loss = loss;
@@ -211,7 +207,9 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
     if (validated == INTERRUPTED) return true;
     free(r->info.row);
     r->info.row = NULL;
-    return run_save_best(r, err) && (!(saves || is_saved(r)) || run_save(r, r->info.step == r->o.steps, err))
+    const bool saved = r->saved_step == r->info.step;
+    return run_save_best(r, err)
+           && (!(saves || saved) || run_save(r, !saved && r->info.step == r->o.steps, err))
            && run_agree(r, !is_due(r, r->o.sample_every) || report_sample(r, err), err);
 }
 
@@ -246,7 +244,7 @@ static bool loop(Run* r, TostError* err) {
         if (stepped == FAILED || (stepped == DONE && !after_step(r, &row, err))) return false;
         if (!r->stopped_by && is_out_of_time(r, now_seconds() - start)) r->stopped_by = "--max-time";
     }
-    return r->o.save_every == 0 || is_saved(r) || run_save(r, true, err);
+    return r->o.save_every == 0 || run_save(r, true, err);
 }
 
 bool run_train(Run* r, TostError* err) {

@@ -46,8 +46,7 @@ static bool find_end(size_t* keep, const char* path, Bytes text, int64_t done, T
         if (row.step < 1 || row.step > done || (number > 2 && row.step != last + 1))
             return tost_error(err, "%s: line %lld is not the row of step %lld%s; move the file away to start a new log",
                               path, number, (long long)(number > 2 ? last + 1 : done),
-                              number > 2 ? "" : row.step == 0 ? ": the log counts from 0, as those of an earlier "
-                              "version" : " or of an earlier one");
+                              number > 2 ? "" : " or of an earlier one (logs of earlier versions count from 0)");
         last = row.step;
     }
     *keep = (size_t)(line - text.data);

@@ -447,7 +447,7 @@ few="$sizes --vocab-size 257 --batch 1 --total-batch 32 --sample-every 0 --save-
 prints "$few --data few/*.bin --val-data tiny_val_*.bin --val-batches 2 --epochs 2" \
     ": 4 shards (3 unused: shorter than --seq 32 + 1), 96 of 163 tokens, 2.00 epochs, shuffled" \
     "done: 6 steps, 192 tokens" "validation tiny_val_*.bin: 1 shard, 64 of " \
-    "tokenizer  none found: no samples; \`sample\` reads and writes ids"
+    "tokenizer  none found; \`sample\` reads ids"
 prints "$few --data few/*.bin --order sequential --epochs 1" ": 4 shards, 160 of 163 tokens, 1.00 epochs, sequential"
 cp few/long_1.bin few/x_val_000000.bin
 warns "$few --data few/x_*.bin --steps 1" "few/x_val_000000.bin is named as validation data" "quotes"
@@ -518,7 +518,7 @@ run $wide wide --vocab-size 515
 check "no tokenizer in checkpoint or folder: no warning" empty stderr
 run sample --model wide --prompt '300 301' --tokens 4
 check "then sample prints ids: $(cat stdout)" grep -Eqx '300 301( [0-9]{1,3}){4}' stdout
-check "and says why: $(cat stderr)" [ "$(grep -c 'no vocab.bpe beside the model: .* ids' stderr)" -eq 1 ]
+check "and says why: $(cat stderr)" [ "$(grep -c 'no vocab.bpe beside it; .* samples are ids' stderr)" -eq 1 ]
 prints "eval --model wide --data lone.d/x.bin" "bits/byte" "wide/step_00000000/model.safetensors" "--tokenizer"
 refuses 1 "tost eval --model wide --data lone.d/x.bin --tokenizer vocab.bpe" "398" "vocab.bpe" "257"
 

@@ -668,13 +668,9 @@ static void test_failures(Checks* c) {
         {"a.gz", "\x1f\x8b\x08 and more", "a.gz: compressed by gzip; gzip -dc FILE"},
         {"a.xz", "\xfd" "7zXZ", "xz -dc FILE"}, {"a.jsonl.zst", "\x28\xb5\x2f\xfd and", "zstd -dc FILE"},
         {"a.bz2", "BZh91AY&SY", "bzip2 -dc FILE"}, {"a.zip", "PK\x03\x04 and more", "unzip FILE"},
-        // tables and markup, by their text or by their name
-        {"t", "id,text,label\n1,\"Once, a cat\",good\n2,\"It said \"\"no\"\"\nand left\",bad\n",
-         "t: a table; in Python, pandas"},
-        {"t", "id,text\r\n1,a\r\n2,b\r\n", "read_csv(FILE, sep=',')"},
-        {"t", "\xef\xbb\xbf\"a b\",_c\n1,2\n3,4\n", "a table"},
-        {"t", "word\tcount\nthe end\t2\nof it\t3\n", "sep='\\t')"}, {"a.CSV", "text\n\"a\"\n", "a table"},
-        {"a.tsv", "", "a table"}, {"t", "\n<!DOCTYPE html>\n<html></html>", "HTML; pandoc -f html -t plain FILE"},
+        // tables by their name, markup also by its text
+        {"rows.csv", "id,text\n1,a\n", "rows.csv: a table; in Python, pandas.read_csv(FILE, sep=',')"},
+        {"a.CSV", "text\n\"a\"\n", "a table"}, {"a.tsv", "", "sep='\\t')"}, {"t", "\n<!DOCTYPE html>\n<html></html>", "HTML; pandoc -f html -t plain FILE"},
         {"t", "<HTML lang=en><head></head>", "HTML"}, {"a.htm", "<p>text", "--plain reads it as text"},
         {"t", "<mediawiki xmlns=\"x\"><page></page>", "XML; WikiExtractor"},
         {"t", "<?xml version=\"1.0\"?><a></a>", "XML"},
@@ -699,14 +695,11 @@ static void test_failures(Checks* c) {
     refuses(c, "-", "standard input: compressed by gzip");
 }
 
-// Texts that only resemble tables and markup
+// Texts that only resemble markup
 static void test_no_markup(Checks* c) {
     static const char* const texts[] = {
-        "Roses are red, my love\nViolets are blue, my dear\nSugar is sweet, my heart\n", "<html> is a tag\n",
-        "<p>Once\nupon\n", "a,b\nc,d\n", "a,b\n1,2\n\n3,4\n", "1,2\n3,4\n5,6\n", "a,b,\n1,2,\n3,4,\n",
-        "a, b\n1, 2\n3, 4\n",
-        "\tint a;\n\tint b;\n\tint c;\n", "import os,sys\nimport a,b\n\nprint(1)\n", "<|endoftext|>\na,b\n1,2\n3,4\n",
-        "\xc3\xa4,b\n1,2\n3,4\n", "a,b\n1,2\n3,4\n5,6\n7,8\n9,1\n2,3\n4,5\n6,7\n8\n",
+        "Roses are red, my love\nViolets are blue, my dear\nSugar is sweet, my heart\n", "<html> is a tag\n", "",
+        "<p>Once\nupon\n", "</html>\n", "a<html>\n</html>\n", "<|endoftext|>\n<html></html>\n",
     };
     TostError err = {""};
     for (size_t i = 0; i < countof(texts); i++)
