@@ -267,7 +267,9 @@ static bool check_split(const Run* r, TostError* err) {
                 if (s->file.st_dev == v->file.st_dev && s->file.st_ino == v->file.st_ino)
                     return tost_error(err, "%s is both in --data and --val-data: leave it out of --data, with a "
                                       "pattern in quotes, or give --val-every 0", s->path);
-            if (!named && fnmatch("*[_/]val[_.]*", path_text("/%s", s->path).text, 0) == 0) named = s->path;
+            const char* name = strrchr(s->path, '/');
+            if (!named && fnmatch("*[_/]val[_.]*", name ? name : path_text("/%s", s->path).text, 0) == 0)
+                named = s->path;
         }
     }
     if (named)

@@ -451,6 +451,9 @@ prints "$few --data few/*.bin --val-data tiny_val_*.bin --val-batches 2 --epochs
 prints "$few --data few/*.bin --order sequential --epochs 1" ": 4 shards, 160 of 163 tokens, 1.00 epochs, sequential"
 cp few/long_1.bin few/x_val_000000.bin
 warns "$few --data few/x_*.bin --steps 1" "few/x_val_000000.bin is named as validation data" "quotes"
+mkdir val_x && cp few/long_1.bin val_x
+run $few --data val_x/long_1.bin --steps 1
+check "no warning of a folder named val: $(cat stderr)" empty stderr
 
 # A pattern that tokenize prints
 one="$sizes $bare --batch 2 --total-batch 128 --steps 1"
