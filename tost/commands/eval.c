@@ -204,20 +204,23 @@ static void report_positions(JsonFile* json, const Evaluation* e) {
     json_put_close(json, ']');
 }
 
-// A line for each run of shards with the same prefix, if there are several.
-static void report_sources(const Evaluation* e) {
-    const int n = e->data->count;
-    for (int k = 0, next = 0; k < n; k = next) {
-        const Path prefix = shard_prefix(e->data->shards[k].path);
-        LossSum loss = {0};
-        for (; next < n && strcmp(shard_prefix(e->data->shards[next].path).text, prefix.text) == 0; next++) {
-            loss.sum += e->shard[next].sum;
-            loss.count += e->shard[next].count;
-        }
-        if (next - k < n && loss.count > 0)
-            printf("source      %.6f nats/token, %lld tokens: %s\n", loss.sum / (double)loss.count,
-                   (long long)loss.count, prefix.text);
+// A line for each shard, if there are several.
+static void report_shards(JsonFile* json, const Evaluation* e) {
+    json_put_open(json, "shard", '[');
+    for (int k = 0; k < e->data->count; k++) {
+        const LossSum* sum = &e->shard[k];
+        const char* path = e->data->shards[k].path;
+        const double loss = sum->sum / (double)sum->count;   // NaN, null in JSON, if no window begins there
+        if (e->data->count > 1 && sum->count > 0)
+            printf("shard       %.6f nats/token, %lld tokens in windows that begin in %s\n", loss,
+                   (long long)sum->count, path);
+        json_put_open(json, NULL, '{');
+        json_put_text(json, "file", path);
+        json_put_int(json, "tokens", sum->count);
+        json_put_real(json, "loss", loss);
+        json_put_close(json, '}');
     }
+    json_put_close(json, ']');
 }
 
 static void report(JsonFile* json, const Evaluation* e, double seconds) {
@@ -229,12 +232,12 @@ static void report(JsonFile* json, const Evaluation* e, double seconds) {
     if (isfinite(bits)) printf("bits/byte   %.6f\n", bits);
     printf("tokens      %.0f\n", e->loss.y);
     printf("speed       %.0f tokens/s\n", seconds > 0 ? e->loss.y / seconds : 0);
-    report_sources(e);
     json_put_int(json, "tokens", (int64_t)e->loss.y);
     json_put_real(json, "loss", loss);
     json_put_real(json, "loss_95", error);
     json_put_real(json, "perplexity", exp(loss));
     json_put_real(json, "bits_per_byte", bits);
+    report_shards(json, e);
     if (e->o->by_position) report_positions(json, e);
 }
 

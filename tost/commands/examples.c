@@ -41,7 +41,7 @@ static bool read_choices(Json* j, Fields* f, char** at) {
     json_enter(j, "[]");
     while (json_next(j, "[]")) {
         if (f->choices == MAX_CHOICES) return tost_error(j->err, "more than %d choices", MAX_CHOICES);
-        if (!check_value(j, "choices", "\"", "a text") || !read_span(j, &f->choice[f->choices++], at)) return false;
+        if (!check_value(j, "a choice", "\"", "a text") || !read_span(j, &f->choice[f->choices++], at)) return false;
     }
     return !j->failed;
 }

@@ -839,5 +839,6 @@ TextLine options_changed(const Options* o, const KeyValues* saved) {
                             value ? "instead of " : "(not in this version)", value ? e->value : "");
         free(value);
     }
+    for (char* p = all.text; (p = strchr(p, *separator));) *p = ' ';
     return all;
 }

@@ -146,7 +146,7 @@ static void report_data(Run* r) {
     else if (o->val_every > 0) progress_fact(p, "validation", "off (no --val-data)");
     if (r->tokenizer)
         progress_fact(p, "tokenizer", "%s: %d tokens", tokenizer_path(r->tokenizer), tokenizer_size(r->tokenizer));
-    else progress_fact(p, "tokenizer", "none found; `sample` reads ids, export_hf.py takes a tokenizer.json");
+    else progress_fact(p, "tokenizer", "none found: give --tokenizer FILE, or `sample` reads and writes ids");
 }
 
 // A learning rate that rises because of another schedule or --steps, and the --lr that keeps it: rates are proportional
@@ -174,7 +174,7 @@ void report_settings(Run* r, const char* device) {
     report_data(r);
     if (changed.text[0])
         progress_fact(&r->progress, "changed", "%s%s%s", changed.text, rise_of_rate(r).text,
-                      r->best_reset ? "; the best validation loss is reset: it is of other data" : "");
+                      r->best_reset ? "; the best validation loss is reset, since validation changed" : "");
 }
 
 void report_flops(Run* r) {

@@ -447,7 +447,7 @@ few="$sizes --vocab-size 257 --batch 1 --total-batch 32 --sample-every 0 --save-
 prints "$few --data few/*.bin --val-data tiny_val_*.bin --val-batches 2 --epochs 2" \
     ": 4 shards (3 unused: shorter than --seq 32 + 1), 96 of 163 tokens, 2.00 epochs, shuffled" \
     "done: 6 steps, 192 tokens" "validation tiny_val_*.bin: 1 shard, 64 of " \
-    "tokenizer  none found; \`sample\` reads ids"
+    "tokenizer  none found: give --tokenizer FILE"
 prints "$few --data few/*.bin --order sequential --epochs 1" ": 4 shards, 160 of 163 tokens, 1.00 epochs, sequential"
 cp few/long_1.bin few/x_val_000000.bin
 warns "$few --data few/x_*.bin --steps 1" "few/x_val_000000.bin is named as validation data" "quotes"
@@ -470,15 +470,14 @@ prints "$model --steps 1 --sample-every 0 --data $both --out both" "tiny_train_0
     "tiny_val_000000.bin …: 2 shards"
 run --resume --out both --steps 2 --quiet
 prints "eval --model both --data $both --seq 8" "shards: 2;"
-# A loss for each source, of the windows that begin in it
+# A loss for each shard, of the windows that begin in it
 loss_of() { sed -n "s/^loss  *\([0-9.]*\) nats.*/\1/p" stdout; }
 run eval --model both --data few/long_1.bin --seq 9
-want="source      $(loss_of) nats/token, 99 tokens: few/"
+check "one shard: $(cat stdout)" [ -z "$(grep '^shard' stdout)" ]
+want="shard       $(loss_of) nats/token, 99 tokens in windows that begin in few/long_1.bin"
 tail -c 200 few/long_1.bin >few/more_val_000000.bin
 prints "eval --model both --data few/long_1.bin few/more_val_000000.bin --seq 9" "$want" \
-    " nats/token, 100 tokens: few/more"
-prints "eval --model both --data few/*_1.bin --seq 9" "tokens      "
-check "one source: $(cat stdout)" [ -z "$(grep source stdout)" ]
+    " nats/token, 100 tokens in windows that begin in few/more_val_000000.bin"
 run sample --model copied --tokens 40 $(printf ' --stop %d' 0 1 2 3 4 5 6 7 8 9)
 check "--stop several times: the first of them ends a text" [ -z "$(tr -cd 0-9 <stdout)" ]
 unit=$(printf '\037')   # no character of a value separates it from others

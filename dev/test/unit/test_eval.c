@@ -196,7 +196,7 @@ static void test_invalid(Checks* c) {
         {EXAMPLE("'a'", "['b']", "99999999999"), "\"answer\" is 99999999999, but there are 1"},
         {EXAMPLE("'a'", "['b', 'c']", " 'B' "), "\"answer\" is \"B\", not an index"},
         {EXAMPLE("'a'", "{'text': ['b', 'c'], 'label': ['A', 'B']}", "1"), "\"choices\" is {\"text\": [\"b\", \"c\"], "},
-        {EXAMPLE("'a'", "['b', 3]", "1"), "\"choices\" is 3, not a text"}, {EXAMPLE("'a'", "['b']", ""), "expected a non-neg"},
+        {EXAMPLE("'a'", "['b', 3]", "1"), "\"a choice\" is 3, not a text"}, {EXAMPLE("'a'", "['b']", ""), "expected a non-neg"},
         {"{'context': 'a', 'answer': 0}", "no \"choices\""},
         {"{'context': 'a', 'choices': ['b']}", "index of a choice"}, {"{'text': 'a b'}", "dev/data"},
         {EXAMPLE("'a'", "['1','2','3','4','5','6','7','8','9','0','1','2','3','4','5','6','7']", "0"), "more than 16"},
