@@ -65,7 +65,7 @@ typedef struct {
     // results so far
     Ratio            loss, position[POSITION_BINS];   // windows as samples
     double           bytes;
-    LossSum*         shard;          // (shards); a window counts for that of its first scored target
+    LossSum*         shard;          // (shards); a window counts for the shard of its first scored target
 } Evaluation;
 
 // Fills inputs, targets (T) for the T tokens of a window from position `first` on. Targets that are not scored are -1;
@@ -204,7 +204,7 @@ static void report_positions(JsonFile* json, const Evaluation* e) {
     json_put_close(json, ']');
 }
 
-// A line for each run of shards with the same prefix, if there are several.
+// A line for each group of adjacent shards with the same prefix, if there are several groups.
 static void report_sources(const Evaluation* e) {
     const int n = e->data->count;
     for (int k = 0, next = 0; k < n; k = next) {
