@@ -13,7 +13,7 @@
                                  PATH: CBTest.tgz, or the folder that it contains
     dev/data/evalset.py blimp [--from PATH]
         blimp.jsonl              BLiMP (Warstadt et al., 2020), as in lm-evaluation-harness: acc is that of its group
-                                 blimp. PATH: BLiMP.zip, one of its .jsonl files, or a folder of such files
+                                 blimp. PATH: BLiMP.zip, one of its .jsonl files, or a folder of these or of BabyLM's
 
 Downloads are in data/source. All examples are checked before a file is written. Needs Python 3.11 or later.
 """

@@ -4,8 +4,8 @@
 
 OUT contains config.json, model.safetensors (a copy), the model's code, tokenizer.json, generation_config.json and a
 model card (README.md) with the run's data, options and losses. A model that was trained on ids,
-without a vocab.bpe, is exported without a tokenizer. With --tokenizer, OUT has copies of that tokenizer.json, which may
-be of any kind, and of the tokenizer_config.json beside it. Then, in Python:
+without a vocab.bpe, is exported without a tokenizer, or with copies of the tokenizer.json of --tokenizer, which may be
+of any kind, and of the tokenizer_config.json beside it. Then, in Python:
 
     tokenizer = AutoTokenizer.from_pretrained("OUT", trust_remote_code=True)
     model = AutoModelForCausalLM.from_pretrained("OUT", trust_remote_code=True)
