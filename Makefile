@@ -18,8 +18,8 @@
 #   EMULATION=0        skip the tests of the CUDA emulation
 #   SANITIZE=1         build with the address and undefined-behavior sanitizers
 #   CC=clang           use another compiler
-#   ARCH=-march=...    target processor, default -march=native, also after a -march in CFLAGS; ARCH= is the default of
-#                      the compiler or of CFLAGS
+#   ARCH=-march=...    target processor, default -march=native; replaces a -march in CFLAGS. ARCH= (empty) leaves it to
+#                      CFLAGS or the compiler
 #   CFLAGS=-O3         optimization flags; CPPFLAGS, LDFLAGS and AR are used as well
 #   WERROR=1           treat warnings as errors
 #   PYTHON=python3     Python interpreter for tests and benchmarks
@@ -69,8 +69,8 @@ ifneq ($(if $(filter-out clean help,$(or $(MAKECMDGOALS),all)),$(filter-out 0,$(
   endif
 endif
 
-# No fast-math: it may reorder sums. No contraction: results would depend on how a loop is divided (vector_math.h). errno
-# and traps would prevent vectorization.
+# No fast-math: it may reorder sums. No contraction: results would depend on how a loop is divided (vector_math.h).
+# errno and traps would prevent vectorization.
 TOST_CFLAGS = -std=c11 -D_GNU_SOURCE -I. -Itost -ffp-contract=off -fno-math-errno -fno-trapping-math \
               -Wall -Wextra -Wno-pass-failed $(if $(filter-out 0,$(WERROR)),-Werror) \
               $(if $(HAVE_OPENMP),$(OMP_CFLAGS),-fopenmp-simd -Wno-unknown-pragmas) \

@@ -13,7 +13,7 @@
                                  PATH: CBTest.tgz, or the folder that it contains
     dev/data/evalset.py blimp [--from PATH]
         blimp.jsonl              BLiMP (Warstadt et al., 2020), as in lm-evaluation-harness: acc is that of its group
-                                 blimp. PATH: BLiMP.zip, one of its .jsonl files, or a folder of such, also BabyLM's
+                                 blimp. PATH: BLiMP.zip, one of its .jsonl files, or a folder of these or of BabyLM's
 
 Downloads are in data/source. All examples are checked before a file is written. Needs Python 3.11 or later.
 """
@@ -165,7 +165,7 @@ def convert(path, read, example):
 # ----------------------------------------------------------------------------------------------------------
 
 def locate(names, source, folder, download):
-    """Finds the files in a folder, the download in it, or an archive, which is unpacked into `folder`. {name: paths}"""
+    """{name: paths} in a folder, in the download in that folder, or in an archive, which is unpacked into `folder`."""
     archive = source / download if source.is_dir() else source
     if archive.suffix in (".tgz", ".zip") and archive.exists():
         try:

@@ -4,10 +4,10 @@
 
 RUN is a log.csv, or the run folder that contains it, of the trainer or of dev/reference/train.py. Runs joined by
 commas, such as runs with different seeds, are averaged: they are one curve. Training loss is drawn twice: pale as
-logged, and smoothed (centred mean over 1/40 of the run, of a short one over up to 10 values). Validation loss is drawn
-as points. Each curve is thinner than the one below it, so that both are visible where they overlap. The script prints
-the last validation loss of each curve, for several runs with their standard deviation. --difference adds a panel with
-each curve's losses minus the first curve's at the same number of tokens, and prints the largest differences.
+logged, and smoothed (centred mean over 1/40 of the run; in a short run, over 1/10, at most 10 values). Validation loss
+is drawn as points. Each curve is thinner than the one below it, so that both are visible where they overlap. The script
+prints the last validation loss of each curve, for several runs with their standard deviation. --difference adds a panel
+with each curve's losses minus the first curve's at the same number of tokens, and prints the largest differences.
 --published draws the paper's losses on a dataset, and those of GPT-2 base.
 Needs Python 3.11 or later and matplotlib.
 """
@@ -34,8 +34,8 @@ COMPARED = {"train_loss": "training loss", "val_loss": "validation loss", "grad_
 
 
 def smooth(values, width):
-    """Centred mean over `width` values; the window shrinks symmetrically at the beginning, and after the last value at
-    the end. A non-finite value (of a skipped step) is replaced by the last finite one."""
+    """Centred mean over `width` values; the window shrinks on both sides at the beginning, but at the end only on
+    the right. A non-finite value (of a skipped step) is replaced by the last finite one."""
     n, i, finite = len(values), np.arange(len(values)), np.isfinite(values)
     if not finite.any():
         return values
@@ -61,7 +61,7 @@ def print_differences(runs):
             if len(tokens):
                 worst = abs(values).argmax()
                 print(f"  {title:16} largest difference {values[worst]:+.3e} at {tokens[worst]:.0f} tokens, "
-                      f"mean {values.mean():+.3e}, of magnitudes {abs(values).mean():.3e}, {len(values)} values")
+                      f"mean {values.mean():+.3e}, mean magnitude {abs(values).mean():.3e}, {len(values)} values")
 
 
 def print_last(run):

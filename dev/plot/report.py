@@ -170,7 +170,7 @@ def fact_rows(folder, log, metadata, devices, mfu):
     sizes = [metadata.get(key, "?") for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")]
     rows = [["program", metadata.get("program", "unknown")],
             ["device", "; later ".join(dict.fromkeys(devices)) or
-             f"{metadata.get('option.dtype', 'dtype unknown')} (for its name, save the output of train as "
+             f"{metadata.get('option.dtype', 'dtype unknown')} (to name the device, save the output of train as "
              f"{folder}.train.log)"]]
     if metadata:
         name = published_model(metadata)

@@ -3,9 +3,9 @@
     export_hf.py MODEL OUT          MODEL as in --model: a safetensors file, a checkpoint folder or a run
 
 OUT contains config.json, model.safetensors (a copy), the model's code, tokenizer.json, generation_config.json and a
-model card (README.md) with the run's data, options and losses. Of a model that was trained on ids without a vocab.bpe,
-it has no tokenizer, or copies of the tokenizer.json of --tokenizer, which may be of any kind, and of the
-tokenizer_config.json beside it. Then, in Python:
+model card (README.md) with the run's data, options and losses. A model that was trained on ids,
+without a vocab.bpe, is exported without a tokenizer, or with copies of the tokenizer.json of --tokenizer, which may be
+of any kind, and of the tokenizer_config.json beside it. Then, in Python:
 
     tokenizer = AutoTokenizer.from_pretrained("OUT", trust_remote_code=True)
     model = AutoModelForCausalLM.from_pretrained("OUT", trust_remote_code=True)
@@ -175,7 +175,7 @@ def write_folder(folder, model_file, config, vocabulary, unread, card):
 
 
 def choose_tokenizer(metadata, model_file, given):
-    """The Vocabulary, or None and the tokenizer.json to copy, or None."""
+    """(Vocabulary, None), (None, tokenizer.json to copy unread), or (None, None): no tokenizer."""
     if not given and "tokenizer_hash" not in metadata and not (model_file.parent / "vocab.bpe").is_file():
         print(f"{model_file} has no vocab.bpe beside it: exported without a tokenizer; --tokenizer FILE adds one",
               file=sys.stderr)

@@ -80,7 +80,7 @@ def write_tokenizer(source, folder):
         if not vocabulary.standard:
             raise ValueError(f"{source}: its ids are not those of a vocab.bpe (bytes, merges, {EOT})")
     except ValueError as error:
-        raise ValueError(f"{error}, which the trainer needs; remove it to import only the weights") from error
+        raise ValueError(f"{error}: the trainer cannot use it; remove it to import only the weights") from error
     (folder / "vocab.bpe").write_bytes(vocabulary.vocab_bpe())
     return {"tokenizer": "vocab.bpe", "tokenizer_hash": f"{vocabulary.hash():08x}"}
 

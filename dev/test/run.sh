@@ -11,10 +11,10 @@
 set -u
 started=$(date +%s)
 work=$(mktemp -d) || exit 1
+LIMIT=${LIMIT:-1800} xargs=
 trap 'kill $xargs 2> /dev/null; end_late -1; rm -rf "$work"' EXIT
 trap 'exit 1' HUP INT TERM
 # Otherwise, waiting OpenMP threads would spin on cores that other programs need.
-LIMIT=${LIMIT:-1800} xargs=
 export work OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" QUICK="${QUICK:-}"
 
 # run_one NUMBER PROGRAM: writes NUMBER.begun with its process group and start, NUMBER.out, then NUMBER.done with exit
@@ -37,7 +37,7 @@ end_late() {
     for begun in "$work"/*.begun; do
         { [ -e "$begun" ] && read -r group at < "$begun" && [ $((now - at)) -gt "$1" ]; } 2> /dev/null || continue
         : > "${begun%.begun}.late"
-        kill -KILL "-$group" 2> /dev/null || kill -KILL "$group" 2> /dev/null   # with neither, the program alone
+        kill -KILL "-$group" 2> /dev/null || kill -KILL "$group" 2> /dev/null   # without a group, the program alone
     done
 }
 

@@ -12,8 +12,8 @@
 static const char file_name[] = "run.lock";
 enum { NOTE_BYTES = 128 };
 
-// Writes process id and host, for error messages of other processes. Failure is harmless, except for false: the file
-// system cannot write at an earlier place, like rclone's default mount.
+// Writes process id and host, for error messages of other processes. Ignores failures, but returns false if the file
+// system does not support random-access writes, as rclone's default mount: the last line writes the first byte again.
 static bool write_note(int fd) {
     char host[NOTE_BYTES] = "";
     struct stat st;
@@ -43,8 +43,8 @@ LockResult lock_take(Lock* lock, const char* folder, TostError* err) {
             *lock = (Lock){path, fd, why};
             if (write_note(fd)) return LOCK_TAKEN;
             lock_release(lock);
-            tost_error(err, "%s: the file system cannot write at an earlier place in a file: give a folder elsewhere, "
-                       "or mount it with a cache (rclone mount --vfs-cache-mode writes)", path.text);
+            tost_error(err, "%s: the file system does not support random-access writes: give a folder on another, or "
+                       "mount it with a cache (rclone mount --vfs-cache-mode writes)", path.text);
             return LOCK_FAILED;
         }
         char who[NOTE_BYTES] = "another process";

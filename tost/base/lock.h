@@ -14,7 +14,7 @@ typedef struct {
 typedef enum { LOCK_TAKEN, LOCK_BUSY, LOCK_FAILED } LockResult;
 
 // LOCK_BUSY: another process has the lock; *err names it, if known. LOCK_FAILED: the file cannot be created, for
-// example in a read-only folder, or written at an earlier place. Both set *err and leave nothing to release.
+// example in a read-only folder, or has no random-access writes. Both set *err and leave nothing to release.
 LockResult lock_take(Lock* lock, const char* folder, TostError* err);
 void       lock_moved(Lock* lock, const char* folder);   // after the locked folder was renamed to `folder`
 void       lock_release(Lock* lock);   // removes the file; does nothing if not locked or zeroed

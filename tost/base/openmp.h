@@ -10,10 +10,10 @@ static inline void threads_set(int n) { omp_set_num_threads(n); }
 // n, but no more than the processors to which OMP_PLACES, OMP_PROC_BIND or GOMP_CPU_AFFINITY bind the threads: two that
 // spin on one processor take a hundred times as long as one.
 static inline int  threads_bound(int n) {
-    const omp_proc_bind_t bind = omp_get_proc_bind();
-    int processors = 0;   // 2: omp_proc_bind_primary, named omp_proc_bind_master before OpenMP 5.1
+    const omp_proc_bind_t bind = omp_get_proc_bind(), primary = (omp_proc_bind_t)2;   // "master" before OpenMP 5.1
+    int processors = 0;
     if (bind == omp_proc_bind_false) return n;
-    if (bind == (omp_proc_bind_t)2) processors = omp_get_place_num_procs(omp_get_place_num());
+    if (bind == primary) processors = omp_get_place_num_procs(omp_get_place_num());
     else for (int i = 0; i < omp_get_num_places(); i++) processors += omp_get_place_num_procs(i);
     return processors > 0 && processors < n ? processors : n;
 }

@@ -27,7 +27,7 @@
 #endif
 #define HAS(feature) __builtin_cpu_supports(feature)
 #define PORTABLE "make ARCH=-march=x86-64-v3 (AVX2) or make ARCH= (any x86-64)"
-#define KNOWN (__builtin_cpu_init(), HAS("sse2"))   // zig's library knows no features, not even this one
+#define KNOWN (__builtin_cpu_init(), HAS("sse2"))   // zig's runtime detects no features, not even this one
 
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>

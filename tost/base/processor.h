@@ -5,5 +5,5 @@
 // the linker includes it.
 void processor_check(void);
 
-// The end of a line about the processor: vectors that it has and BUILT_FOR lacks, with the fix; or empty
+// To append to a line: a vector extension that the processor has and BUILT_FOR lacks, with the fix; or empty
 const char* processor_unused(void);

@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 // a·b + c, rounded once if the processor has an instruction for it. Compilers must not fuse products and sums on their
-// own (-ffp-contract=off): some do it differently in the vectorized body of a loop and in its rest.
+// own (-ffp-contract=off): some do it differently in the vectorized body of a loop and in its remainder.
 static inline float fma_f32(float a, float b, float c) {
 #if defined(__FMA__) || defined(__aarch64__)
     return __builtin_fmaf(a, b, c);

@@ -65,7 +65,7 @@ typedef struct {
     // results so far
     Ratio            loss, position[POSITION_BINS];   // windows as samples
     double           bytes;
-    LossSum*         shard;          // (shards); a window counts for that of its first scored target
+    LossSum*         shard;          // (shards); a window counts for the shard of its first scored target
 } Evaluation;
 
 // Fills inputs, targets (T) for the T tokens of a window from position `first` on. Targets that are not scored are -1;

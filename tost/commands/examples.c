@@ -24,7 +24,7 @@ static bool read_span(Json* j, Span* out, char** at) {
     return true;
 }
 
-// Fails if a value begins with none of these characters. Invalid JSON passes: the parser reports it.
+// Fails if the next value begins with none of the characters in `first`. Invalid JSON passes: the parser reports it.
 static bool check_value(const Json* j, const char* key, const char* first, const char* wanted) {
     TostError ignored;
     Json value = *j;
@@ -32,7 +32,8 @@ static bool check_value(const Json* j, const char* key, const char* first, const
     while (value.p < value.end && memchr(" \t\r\n", *value.p, 4)) value.p++;
     const char* from = value.p;
     if (from == value.end || strchr(first, *from) || !json_skip(&value)) return true;
-    return tost_error(j->err, "\"%s\" is %.*s, not %s: " FORMAT, key, (int)(value.p - from), from, wanted);
+    return tost_error(j->err, "\"%s\" is %.*s, not %s: " FORMAT, key,
+                      value.p - from < 60 ? (int)(value.p - from) : 60, from, wanted);
 }
 
 static bool read_choices(Json* j, Fields* f, char** at) {
@@ -80,7 +81,7 @@ static bool encode(Example* e, const Fields* f, char* text, const Tokenizer* t, 
     memcpy(text, f->context.text, n);
     while (n > 0 && strchr(" \t\r\n", text[n - 1])) n--;
     e->ids = xmalloc((n + 1) * sizeof *e->ids);
-    const size_t shared = encode_documents(e->ids, t, text, n);   // with the text of each choice
+    const size_t shared = encode_documents(e->ids, t, text, n);   // ids at the beginning of each choice's text
     if (shared == 0) *e->ids = (uint32_t)tokenizer_eot(t);
     size_t used = shared > 0 ? shared : 1;
     e->context = (int)used;

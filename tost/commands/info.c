@@ -89,7 +89,7 @@ static const char* option_of(const CheckpointInfo* info, const char* key) {
     return value ? value : "-";
 }
 
-// By validation data, then by loss. Runs whose loss was never measured, infinity, come last.
+// By validation data, then by loss. Runs without a measured loss (infinity) come last.
 static int compare_rows(const void* a, const void* b) {
     const RunRow *x = a, *y = b;
     const double d = x->info.val_loss - y->info.val_loss;

@@ -138,14 +138,14 @@ static Text new_text(const Sampling* s, size_t at, int64_t sample, void* context
                   .context = context};
 }
 
-// What is probably not meant in a prompt, or NULL. In the training text, a space is part of the token of the next word.
+// What is probably a mistake in a prompt, or NULL. In the training text, a space is part of the token of the next word.
 static const char* note_of(const Prompt* p) {
     if (p->n > 0 && p->text[p->n - 1] == ' ')
-        return "ends in a space: leave it out, because the token of a word begins with it";
+        return "ends in a space: leave it out, because the token of the next word begins with it";
     return end_of_text_inside(p->text, p->n) ? "has " INSIDE_LINE : NULL;
 }
 
-// Warns of the first such prompt, and of \n.
+// Warns of the first such prompt, and of \n in --prompt or --stop.
 static void note_text(const Options* o, const Prompts* prompts) {
     const char* escape = o->prompt && *o->prompt != '@' && strstr(o->prompt, "\\n") ? "prompt" : NULL;
     const Prompt *p = prompts->prompt, *end = p + prompts->count;
@@ -157,7 +157,7 @@ static void note_text(const Options* o, const Prompts* prompts) {
     print_warning(o, "the prompt%s %s", p->line > 1 ? text_line(" in line %zu", p->line).text : "", note_of(p));
 }
 
-// Decimal ids. Returns their number; 0 if there is anything else, or too large an id.
+// Reads decimal ids. Returns their number; 0 if there is other text, or an id outside the vocabulary.
 static size_t read_ids(uint32_t* ids, const char* text, int vocab_size) {
     size_t n = 0;
     for (char* end; *text; text = end + strspn(end, " \t\r\n,")) {
@@ -168,7 +168,7 @@ static size_t read_ids(uint32_t* ids, const char* text, int vocab_size) {
     return n;
 }
 
-// Without a tokenizer, *err says why at first.
+// Without a tokenizer, *err must say why; the error repeats it.
 static bool read_work(Work* w, const Generator* g, const Prompt* prompt, TostError* err) {
     *w = (Work){.prompt = prompt, .ids = xmalloc((prompt->n + 1) * sizeof *w->ids)};
     w->n_ids = g->tokenizer ? encode_documents(w->ids, g->tokenizer, prompt->text, prompt->n)

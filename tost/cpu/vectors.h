@@ -30,7 +30,7 @@ typedef Word VecWordU __attribute__((vector_size(LANES * sizeof(Word)), aligned(
 INLINE int min_int(int a, int b) { return a < b ? a : b; }
 INLINE int ceil_div(int a, int b) { return a / b + (a % b != 0); }
 
-// fma_f32 of vector_math.h
+// Like fma_f32 of vector_math.h
 INLINE Vec fma_vec(Vec a, Vec b, Vec c) {
 #if defined(__FMA__) && defined(__AVX512F__)
     return (Vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);

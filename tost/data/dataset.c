@@ -88,7 +88,7 @@ DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder 
                       "that the shell does not expand them", globs->paths[0], weighted, n);
     for (int k = 0; ok && weighted > 1 && k < n; k++, d->n_sources++) {
         if (d->weight[k] < 0x1p-31 * sum)   // source_of counts in multiples of 2^-32
-            tost_error(err, "%s: a weight below 5e-10 of the sum is never drawn: give a larger one", globs->paths[k]);
+            tost_error(err, "%s: a weight below 5e-10 of the total is never drawn: give a larger one", globs->paths[k]);
         else d->source[k] = open_source(&(PathList){1, &plain.paths[k]}, T, vocab_size, order, seed, err);
         if (!(ok = d->source[k])) break;
         d->samples += d->source[k]->samples;

@@ -7,7 +7,7 @@
 #define HTML "HTML; pandoc -f html -t plain FILE converts it"
 #define XML "XML; WikiExtractor --json FILE converts a dump of MediaWiki to JSONL"
 #define TABLE(separator) "a table; in Python, pandas.read_csv(FILE, sep='" separator "').to_json(OUT, " \
-    "orient='records', lines=True) makes JSONL, of which --text-field COLUMN is the text"
+    "orient='records', lines=True) writes JSONL, to read with --text-field COLUMN"
 
 bool check_format(const char* name, const char* head, size_t n, TostError* err) {
     static const struct { size_t at; const char *magic, *what, *way; } formats[] = {

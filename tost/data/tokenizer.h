@@ -49,7 +49,7 @@ size_t tokenizer_last_cut(const char* text, size_t n);
 // or where an incomplete last line begins that may be a separator. `last`: s[n - 1] ends the input.
 bool document_ends(size_t* end, size_t* next, const char* s, size_t from, size_t n, bool last);
 bool end_of_text_inside(const char* text, size_t n);   // true if <|endoftext|> is inside a line, where it is text
-#define INSIDE_LINE END_OF_TEXT " inside a line, where it is text; as a line of its own it is the token"
+#define INSIDE_LINE END_OF_TEXT " inside other text, where it is not the token: for the token, put it on its own line"
 
 // Encodes text with separator lines; each becomes the id of <|endoftext|>. At most n ids.
 size_t encode_documents(uint32_t* ids, const Tokenizer* t, const char* text, size_t n);

@@ -822,7 +822,7 @@ bool options_resume(Options* o, const KeyValues* saved, const char* file, TostEr
     return true;
 }
 
-// An option of another version, with more than its default. data-crc: a fingerprint of the shards, now data-blocks-crc
+// An option of another version, not at its default. data-crc: a fingerprint of the shards, replaced by data-blocks-crc
 static bool is_ignored(const KeyValue* e) {
     static const char defaults[] = " ema=0 on-save-error=stop reduce=ordered skip-grad-z=0 skip-loss-z=0 ";
     return !saved_row(e->key) && strcmp(e->key, "data-crc") != 0

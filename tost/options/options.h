@@ -139,5 +139,5 @@ KeyValues options_echo(const Options* o);
 bool options_resume(Options* o, const KeyValues* saved, const char* file, TostError* err);
 // Sets the steps of --epochs, and what depends on them, for data with this many samples.
 void options_take_samples(Options* o, uint64_t samples);
-// After options_resume: "--steps 9 instead of 6, …", the saved options that were overridden or are of another version.
+// After options_resume: "--steps 9 instead of 6, …", the saved options that were overridden or are not in this version
 TextLine options_changed(const Options* o, const KeyValues* saved);

@@ -12,7 +12,7 @@ typedef bool (*TextSink)(void* context, const char* bytes, size_t n);
 typedef struct {
     Chunks*           chunks;
     const TostConfig* config;
-    const Tokenizer*  tokenizer; // NULL: texts are ids, each after a space, without an end; prompts are not empty
+    const Tokenizer*  tokenizer; // NULL: writes ids, each after a space; no id ends a text; no prompt may be empty
     SamplerOptions    options;
     TextSink          take;
     PathList          stop;      // a text ends before any of these texts

@@ -126,7 +126,7 @@ static void report_shards(Run* r, const char* label, const PathList* globs, cons
         human_count(read, (double)reads * o->seq);
         human_count(tokens, (double)stream_tokens(s.shards));
         const bool all = strcmp(read, tokens) == 0;
-        if (s.unused) snprintf(unused, sizeof unused, " (%d unused: shorter than --seq %d + 1)", s.unused, o->seq);
+        if (s.unused) snprintf(unused, sizeof unused, " (%d unused: fewer than --seq + 1 tokens)", s.unused);
         if (n > 1) snprintf(share, sizeof share, ", %.4g%% of the samples", 100 * s.share);
         if (data == r->data)
             snprintf(epochs, sizeof epochs, ", %.2f epochs, %s", samples / (double)s.samples,
@@ -146,11 +146,11 @@ static void report_data(Run* r) {
     else if (o->val_every > 0) progress_fact(p, "validation", "off (no --val-data)");
     if (r->tokenizer)
         progress_fact(p, "tokenizer", "%s: %d tokens", tokenizer_path(r->tokenizer), tokenizer_size(r->tokenizer));
-    else progress_fact(p, "tokenizer", "none found: give --tokenizer FILE, or `sample` reads and writes ids");
+    else progress_fact(p, "tokenizer", "none found: give --tokenizer FILE, or `sample` reads and prints ids");
 }
 
-// A learning rate that rises because of another schedule or --steps, and the --lr that keeps it: rates are proportional
-// to --lr.
+// Says if another schedule or --steps raises the learning rate, and which --lr keeps it: rates are proportional to
+// --lr.
 static TextLine rise_of_rate(const Run* r) {
     Options before = options_default(r->engine);
     TostError ignored;

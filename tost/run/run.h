@@ -42,7 +42,7 @@ typedef struct {
     double            began, longest;  // now_seconds() at the start; seconds of the longest step, for --max-time
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
-    bool              best_reset;      // the resumed run validates on other data
+    bool              best_reset;      // resumed with other validation data than that of the best loss
 } Run;
 
 // Losses of the forward passes since the last call. Synchronizes with the device.
@@ -55,7 +55,7 @@ static inline LossSum run_read_loss(Run* r) {
 // ---- setup.c ----
 // Finds the checkpoint to start from and completes the options. Writes only the lock file of an existing folder.
 bool run_find(Run* r, TostError* err);
-bool run_is_finished(const Run* r);          // resumed, but no step is left
+bool run_is_finished(const Run* r);          // resumed, but no step and no validation is left
 // Opens the data, creates the model, then the folder and its log; prints the settings.
 bool run_set_up(Run* r, TostError* err);
 void run_free(Run* r);
@@ -77,8 +77,8 @@ static inline int run_own_parts(const Run* r) { return r->o.parts / comm_size(r-
 double run_mean_loss(const Run* r);                        // nats per token, from part_loss
 
 // ---- save.c ----
-// Saves a checkpoint, which replaces one of this step; with `last`, only if there is none. False, which ends the run,
-// if that fails. If the loss of the parameters is not finite, nothing is saved: a warning, or with `last` false.
+// Saves a checkpoint, which replaces one of this step; with `last`, only if there is none. Returns false if that fails:
+// the run must end. If the loss of the parameters is not finite, saves nothing: warns, or with `last` returns false.
 bool run_save(Run* r, bool last, TostError* err);
 // Tells all ranks what rank 0 has saved, for run_save and for messages.
 void run_share_saved(Run* r);

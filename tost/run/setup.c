@@ -256,7 +256,7 @@ static bool open_val_data(Run* r, TostError* err) {
     return check_run_shards(r, r->val, err);
 }
 
-// Fails if a new run validates on a shard that it trains on. Warns if it trains on one named as validation data.
+// Fails if a new run validates on a shard that it trains on. Warns of one named like validation data.
 static bool check_split(const Run* r, TostError* err) {
     const ShardStream* val = r->val && !r->o.resume ? data_source(r->val, 0).shards : NULL;
     const char* named = NULL;
@@ -265,16 +265,16 @@ static bool check_split(const Run* r, TostError* err) {
         for (const Shard* s = data->shards; s < data->shards + data->count; s++) {
             for (const Shard* v = val ? val->shards : NULL; val && v < val->shards + val->count; v++)
                 if (s->file.st_dev == v->file.st_dev && s->file.st_ino == v->file.st_ino)
-                    return tost_error(err, "%s is both in --data and --val-data: leave it out of --data, with a "
-                                      "pattern in quotes, or give --val-every 0", s->path);
+                    return tost_error(err, "%s is both in --data and --val-data: leave it out of --data, as in "
+                                      "--data 'NAME_train_*.bin', or give --val-every 0", s->path);
             const char* name = strrchr(s->path, '/');
             if (!named && fnmatch("*[_/]val[_.]*", name ? name : path_text("/%s", s->path).text, 0) == 0)
                 named = s->path;
         }
     }
     if (named)
-        print_warning(r->args, "--data: %s is named as validation data, but the run trains on it: to leave it out, "
-                      "give only the training shards, with a pattern in quotes", named);
+        print_warning(r->args, "--data: %s is named like validation data, but the run trains on it: leave it "
+                      "out, as in --data 'NAME_train_*.bin', if that is not meant", named);
     return true;
 }
 
@@ -389,8 +389,8 @@ static bool differs(const KeyValues* a, const KeyValues* b, const char* key) {
     return x && y ? strcmp(x, y) != 0 : x != y;
 }
 
-// The best validation so far is that of the model saved as best: a killed run may have saved a better one than its
-// checkpoint says. It is reset if it was of other tokens.
+// Takes the best validation loss from the model saved as best: a killed run may have saved a better one after its last
+// checkpoint. Resets the loss if it was measured on other tokens.
 static void find_best(Run* r) {
     CheckpointInfo best, *info = &r->info;
     StFile f;

@@ -186,8 +186,8 @@ static bool is_due(const Run* r, int64_t every) {
     return every > 0 && (r->info.step % every == 0 || r->info.step == r->o.steps);
 }
 
-// The checkpoint is saved before its validation, with the row, so that a killed run resumes here; then again with the
-// loss, after the best that it names. A signal interrupts validation and sampling: the row in the log has no val_loss.
+// Saves the checkpoint before the validation, with the log row, so that a killed run resumes with the validation. Saves
+// it again with the loss, after the best model. A signal interrupts validation: its row in the log has no val_loss.
 static bool after_step(Run* r, LogRow* row, TostError* err) {
     const bool saves = is_due(r, r->o.save_every), resumed = r->info.row;
     Outcome validated = DONE;

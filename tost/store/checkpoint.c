@@ -139,8 +139,8 @@ static bool find_model(Path* file, const char* path, TostError* err) {
         return tost_error(err, "%s: the folder cannot be read: %s", path, strerror(errno));
     if (!checkpoint_newest(&newest, path)) {
         if (path_exists(path_in(path, "config.json").text) || path_exists(path_in(path, MODEL_FILE ".index.json").text))
-            return tost_error(err, "%s: a Hugging Face folder; dev/reference/import_hf.py FOLDER OUT converts one of a "
-                              "ToST model", path);
+            return tost_error(err, "%s: a Hugging Face folder: if it has a ToST model, convert it with "
+                              "dev/reference/import_hf.py FOLDER OUT", path);
         const Path best = path_in(path, BEST_FOLDER);
         const bool has_best = checkpoint_is_folder(best.text);
         return tost_error(err, "%s: no complete checkpoint (step_N/" MODEL_FILE " and " OPTIMIZER_FILE ") in this "

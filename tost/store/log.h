@@ -32,7 +32,7 @@ bool log_row(LogFile* log, const LogRow* row, TostError* err);
 bool log_sync(LogFile* log, TostError* err);
 bool log_close(LogFile* log, TostError* err);         // does nothing if the log is closed or zeroed
 
-char* log_row_text(const LogRow* row);               // a line; a loss that is not a number is NaN. free()
+char* log_row_text(const LogRow* row);               // a line of the log; not a number is NaN, not nan. free()
 bool log_row_parse(LogRow* row, const char* text);   // false if text does not begin with such a line
 
 // Removes the sign of a NaN, which printf may print.

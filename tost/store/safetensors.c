@@ -196,7 +196,7 @@ static bool open_checked(StFile* f, TostError* err) {
     if (!read_bytes(f, &header, 8, 0, err)) return false;
     if (header < 2 || header > HEADER_MAX)
         return tost_error(err, memcmp(&header, "version ", 8) ? "%s: not a safetensors file; dev/reference/convert.py "
-                          "converts a ckpt.pt and import_hf.py a Hugging Face folder of a ToST model, but no GPT-2"
+                          "converts a ckpt.pt, import_hf.py a Hugging Face folder, if the model is ToST, not GPT-2"
                           : "%s: the pointer of a Git LFS file; `git lfs pull` gets the file itself", f->path);
     if (header > f->file_size - 8)
         return tost_error(err, "%s: truncated: header of %" PRIu64 " bytes in a file of %" PRIu64 ": copy it "

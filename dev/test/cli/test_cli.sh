@@ -262,10 +262,12 @@ run sample --model straight --prompt 7 --stop . --stop '\n' --tokens 3
 check "a note about \\n in --stop: $(cat stderr)" [ "$(grep -c -e "--stop: .* \$'.n'" stderr)" -eq 1 ]
 printf '7\n7<|endoftext|>\n<|endoftext|>\n' >ends.txt
 run sample --model straight --prompts ends.txt --tokens 3
-check "a note about <|endoftext|> inside a line: $(cat stderr)" [ "$(grep -c 'in line 2 has <|endoftext|> inside' stderr)" -eq 1 ]
+check "a note about <|endoftext|> inside a line: $(cat stderr)" \
+    [ "$(grep -c 'in line 2 has <|endoftext|> inside' stderr)" -eq 1 ]
 run sample --model straight --temperature 0 --tokens 20
 sed '1s/^/<|endoftext|>/' stdout >first
-equals "sample --model straight --temperature 0 --tokens 20 --prompt <|endoftext|>" first "a line <|endoftext|> is the token"
+equals "sample --model straight --temperature 0 --tokens 20 --prompt <|endoftext|>" first \
+    "a line <|endoftext|> is the token"
 check "without a note: $(cat stderr)" [ "$(wc -l <stderr)" -eq 2 ]
 
 # A text depends on the seed, the id or place of its prompt, and the number of the sample.
@@ -445,12 +447,12 @@ for i in 1 2 3; do little 2 $(seq 10 $((28 + i))) >few/short_$i.bin; done
 little 2 $(seq 1 100) >few/long_1.bin
 few="$sizes --vocab-size 257 --batch 1 --total-batch 32 --sample-every 0 --save-every 0"
 prints "$few --data few/*.bin --val-data tiny_val_*.bin --val-batches 2 --epochs 2" \
-    ": 4 shards (3 unused: shorter than --seq 32 + 1), 96 of 163 tokens, 2.00 epochs, shuffled" \
+    ": 4 shards (3 unused: fewer than --seq + 1 tokens), 96 of 163 tokens, 2.00 epochs, shuffled" \
     "done: 6 steps, 192 tokens" "validation tiny_val_*.bin: 1 shard, 64 of " \
     "tokenizer  none found: give --tokenizer FILE"
 prints "$few --data few/*.bin --order sequential --epochs 1" ": 4 shards, 160 of 163 tokens, 1.00 epochs, sequential"
 cp few/long_1.bin few/x_val_000000.bin
-warns "$few --data few/x_*.bin --steps 1" "few/x_val_000000.bin is named as validation data" "quotes"
+warns "$few --data few/x_*.bin --steps 1" "few/x_val_000000.bin is named like validation data" "'NAME_train_*.bin'"
 mkdir val_x && cp few/long_1.bin val_x
 run $few --data val_x/long_1.bin --steps 1
 check "no warning of a folder named val: $(cat stderr)" empty stderr
@@ -570,7 +572,7 @@ for context in '' '<|endoftext|>\n' '<|endoftext|>'; do
 done
 check "an empty context is <|endoftext|>: $(cat minimal)" \
     [ "$(sed -n 1p minimal)" = "$(sed -n 2p minimal)" -a "$(sed -n 1p minimal)" != "$(sed -n 3p minimal)" ]
-check "a note about <|endoftext|> inside a line: $(cat stderr)" says "minimal.jsonl line 1 has <|endoftext|> inside" stderr
+check "a note about <|endoftext|> in a text: $(cat stderr)" says "minimal.jsonl line 1 has <|endoftext|> inside" stderr
 
 # ---- Info ------------------------------------------------------------------------------------------------------------
 
@@ -583,7 +585,8 @@ run --resume --out runs/other --steps 9 --val-data tiny_val_000000.bin --quiet
 cp -R even runs/broken && cut_to() { head -c 999 "$1" >cut && mv cut "$1"; } && cut_to runs/broken/step_00000004/model.safetensors
 run info runs/ --json runs.json
 sed 1,2d stdout >table
-check "info DIR: one line per run: $(cat stdout)" [ "$(awk '{ print $1 }' table | sort | tr '\n' ' ')" = "best convolved halfway no_positions other straight " ]
+check "info DIR: one line per run: $(cat stdout)" [ "$(awk '{ print $1 }' table | sort | tr '\n' ' ')" = \
+    "best convolved halfway no_positions other straight " ]
 check "by validation loss" [ "$(grep -v ^other table | awk '$4 != "-" { print $4 }')" = \
     "$(grep -v ^other table | awk '$4 != "-" { print $4 }' | sort -g)" ]
 check "a run that was not validated is the last" [ "$(tail -n 1 table | awk '{ print $1, $2, $4 }')" = "best 3 -" ]
@@ -592,8 +595,10 @@ check "warnings name the others: $(cat stderr)" \
     [ "$(grep -c 'runs/unfinished: no complete\|runs/broken/step_00000004' stderr)" -eq 2 -a "$(wc -l <stderr)" -eq 2 ]
 check "the seconds are those of the log" near "$(awk '$1 == "straight" { print $5 }' table)" \
     "$(awk -F, 'NR > 1 { s += $7 } END { printf "%.1f", s / 1000 }' straight/log.csv)"
-check "by validation data first: $(cat table)" [ "$(sed '$d' table | awk '{ print $1, $NF }' | tail -n 1)" = "other tiny_val_000000.bin" ]
-check "although it has a lower loss" [ "$(awk '{ loss[$1] = $4 } END { print loss["other"] < loss["straight"] }' table)" -eq 1 ]
+check "by validation data first: $(cat table)" \
+    [ "$(sed '$d' table | awk '{ print $1, $NF }' | tail -n 1)" = "other tiny_val_000000.bin" ]
+check "although it has a lower loss" \
+    [ "$(awk '{ loss[$1] = $4 } END { print loss["other"] < loss["straight"] }' table)" -eq 1 ]
 check "a run that was resumed with another rate has both" grep -q '^halfway .* 0.003,0.004  *muon  1 layer' table
 check "--json has the order of the table" [ "$(grep -o '"run": "[a-z_]*' runs.json | cut -c 9-)" = "$(awk '{ print $1 }' table)" ]
 check "--json has exact losses and all options" grep -q '"run": "best", .*"val_loss": null, .*"option' runs.json

@@ -96,7 +96,8 @@ printf 'step 1/3  loss 2  38.5%% MFU  ETA 1s\nstep 2/3  loss 2  39.5%% MFU\n' >p
 succeeds report plain
 check "FLOPs utilization" says "| model FLOPs utilization | 39.0 %" plain/report.md
 check "the validation loss of the log" grep -Eq "run's validation shards \| [0-9.]+ after step 3.*by train" plain/report.md
-check "how to get the device" says "| device | dtype unknown (for its name, save the output of train as plain.train.log)" plain/report.md
+check "how to get the device" \
+    says "| device | dtype unknown (to name the device, save the output of train as plain.train.log)" plain/report.md
 printf 'device     CPU, 7 threads\n' >plain.train.log
 succeeds report plain
 check "the output of train beside the run" says "| device | CPU, 7 threads |" plain/report.md

@@ -1,4 +1,4 @@
-// test_slices.c: the bits of a result do not depend on where it lies in memory. Threads divide arrays at any element, so
+// test_slices.c: the bits of a result do not depend on where it is in memory. Threads divide arrays at any element, so
 // each kernel of the CPU engine runs on slices of all starts and lengths, or on arrays that are moved by some floats.
 #define TOST_NO_MAIN
 #include "train_gpt_tost.c"

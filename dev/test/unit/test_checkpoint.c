@@ -645,7 +645,7 @@ static void test_every_byte(Checks* c) {
 
 int main(void) {
     return RUN_TESTS("checkpoint", test_st_headers, test_st_many_tensors, test_st_dtypes, test_st_round_trip,
-                         test_st_writer_failures, test_round_trip,
-                         test_large_count, test_muon, test_find, test_newest_run, test_keep,
-                         test_users_files, test_damage, test_foreign_files, test_every_byte);
+                         test_st_writer_failures, test_round_trip, test_large_count, test_muon, test_find,
+                         test_newest_run, test_keep, test_users_files, test_damage, test_foreign_files,
+                         test_every_byte);
 }

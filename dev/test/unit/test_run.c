@@ -100,8 +100,7 @@ static void test_log_resume(Checks* c) {
         {"an empty file", "", 7, HEADER, NULL},
         {"a cut header", "step,tok", 7, HEADER, NULL},
         {"started at step 6", HEADER ROW(6) ROW(7) ROW(8), 7, HEADER ROW(6) ROW(7), NULL},
-        {"counted from 0", HEADER ROW(0) ROW(1), 1, NULL, "or of an earlier one (logs of earlier "
-         "versions count from 0)"},
+        {"counted from 0", HEADER ROW(0) ROW(1), 1, NULL, "earlier one (logs of earlier versions count from 0)"},
         {"absent", NULL, 7, HEADER, NULL},
         {"no rows at step 0", "", 0, HEADER, NULL},
     };

@@ -670,7 +670,8 @@ static void test_failures(Checks* c) {
         {"a.bz2", "BZh91AY&SY", "bzip2 -dc FILE"}, {"a.zip", "PK\x03\x04 and more", "unzip FILE"},
         // tables by their name, markup also by its text
         {"rows.csv", "id,text\n1,a\n", "rows.csv: a table; in Python, pandas.read_csv(FILE, sep=',')"},
-        {"a.CSV", "text\n\"a\"\n", "a table"}, {"a.tsv", "", "sep='\\t')"}, {"t", "\n<!DOCTYPE html>\n<html></html>", "HTML; pandoc -f html -t plain FILE"},
+        {"a.CSV", "text\n\"a\"\n", "a table"}, {"a.tsv", "", "sep='\\t')"},
+        {"t", "\n<!DOCTYPE html>\n<html></html>", "HTML; pandoc -f html -t plain FILE"},
         {"t", "<HTML lang=en><head></head>", "HTML"}, {"a.htm", "<p>text", "--plain reads it as text"},
         {"t", "<mediawiki xmlns=\"x\"><page></page>", "XML; WikiExtractor"},
         {"t", "<?xml version=\"1.0\"?><a></a>", "XML"},

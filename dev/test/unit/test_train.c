@@ -427,11 +427,11 @@ static void test_lock(Checks* c) {
     check_same(c, "alone", "killed", 12, "resumed after a kill");
 }
 
-// A FIFO cannot be written at an earlier place, like the files of a file system that cannot seek.
+// A FIFO has no random-access writes, like the files of some file systems.
 static void test_no_seek(Checks* c) {
     must(mkdir("pipes", 0777) == 0 && mkfifo("pipes/run.lock", 0666) == 0, "mkfifo", NULL);
     check_run(c, run(BASE NO_VAL "--data good.bin --steps 3 --out pipes"), 1, 1,
-              "pipes/run.lock: the file system cannot write at an earlier place", "no seek");
+              "pipes/run.lock: the file system does not support random-access writes", "no seek");
 }
 
 static void test_overtaken(Checks* c) {
@@ -586,7 +586,7 @@ static void test_changes(Checks* c) {
     check_run(c, run("--resume --out changed --steps 9 --data moved.bin"), 0, 0, NULL, "the same shard elsewhere");
 }
 
-// The best of other validation data does not count.
+// A best loss that was measured on other validation data does not count.
 static void test_other_validation(Checks* c) {
     write_shard("high.bin", 150, 0, STEPS);
     check_run(c, run(BEST_EVERY "4 --steps 4 --out judged"), 0, 0, NULL, "first run");
