@@ -39,35 +39,31 @@ from safetensors import SafetensorError, safe_open
 
 from tost import Tost, find_model
 
+PAD = "<|pad|>"   # the first row of wte without a token, if there is one
 CODE = Path(__file__).resolve().parent / "huggingface"
 
 
 def special_ids(vocabulary):
-    return {f"{name}_token_id": vocabulary.eot if vocabulary else None for name in ("bos", "eos", "pad")}
+    added = vocabulary.added if vocabulary else {}
+    return {"bos_token_id": added.get(EOT), "eos_token_id": added.get(EOT), "pad_token_id": added.get(PAD)}
 
 
 def model_config(config, vocabulary):
     return {"architectures": ["TostForCausalLM"], "model_type": "tost",
             "auto_map": {"AutoConfig": "configuration_tost.TostConfig",
+                         "AutoModel": "modeling_tost.TostModel",
                          "AutoModelForCausalLM": "modeling_tost.TostForCausalLM"},
-            **asdict(config), "tie_word_embeddings": True, "use_cache": True, "torch_dtype": "float32",
-            **special_ids(vocabulary)}
-
-
-def generation_config(config, vocabulary):
-    """The rows of wte after the last token are padding: generate must not choose them."""
-    unused = list(range(vocabulary.size, config.vocab_size)) if vocabulary else []
-    return special_ids(vocabulary) | ({"suppress_tokens": unused} if unused else {})
+            **asdict(config), "n_tokens": vocabulary.size if vocabulary else None, "tie_word_embeddings": True,
+            "use_cache": True, "torch_dtype": "float32", **special_ids(vocabulary)}
 
 
 def tokenizer_config(config, vocabulary):
-    """As in the trainer, <|endoftext|> in a text is ordinary text: programs insert the id themselves."""
     limit = {"model_max_length": config.block_size} if config.positions == "learned" else {}
     if not vocabulary:
         return {"tokenizer_class": "PreTrainedTokenizerFast", **limit}
     return {"tokenizer_class": "PreTrainedTokenizerFast", **limit,
-            "bos_token": EOT, "eos_token": EOT, "pad_token": EOT, "unk_token": None, "padding_side": "left",
-            "split_special_tokens": True, "model_input_names": ["input_ids", "attention_mask"],
+            "bos_token": EOT, "eos_token": EOT, "pad_token": PAD if PAD in vocabulary.added else None,
+            "unk_token": None, "padding_side": "left", "model_input_names": ["input_ids", "attention_mask"],
             "clean_up_tokenization_spaces": False}
 
 
@@ -157,7 +153,7 @@ the convolutions. For the weight decay of train_gpt_tost, give it the model's gr
 
 def write_folder(folder, model_file, config, vocabulary, unread, card):
     files = {"config.json": model_config(config, vocabulary),
-             "generation_config.json": generation_config(config, vocabulary)}
+             "generation_config.json": special_ids(vocabulary)}
     if vocabulary or unread:
         files["tokenizer_config.json"] = tokenizer_config(config, vocabulary)
     if vocabulary:
@@ -198,6 +194,8 @@ def export(source, out, given):
     if vocabulary and vocabulary.size > model.config.vocab_size:
         raise ValueError(f"the tokenizer has {vocabulary.size} tokens, but {model_file} only "
                          f"{model.config.vocab_size}: give its own tokenizer as --tokenizer")
+    if vocabulary and vocabulary.size < model.config.vocab_size:
+        vocabulary.added.setdefault(PAD, vocabulary.size)
     parameters = sum(p.numel() for p in model.parameters())
     card = model_card(out.name, model.config, vocabulary, metadata, parameters, loss_lines(metadata))
     with new_path(out) as part:

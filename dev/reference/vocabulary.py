@@ -27,7 +27,8 @@ class Vocabulary:
         self.merges = merges
         self.ids = ids or {piece: i for i, piece in enumerate(pieces)}
         self.added = added or {EOT: len(pieces)}
-        self.standard = all(self.ids[piece] == i for i, piece in enumerate(pieces)) and self.added == {EOT: len(pieces)}
+        self.standard = (all(self.ids[piece] == i for i, piece in enumerate(pieces))
+                         and self.added[EOT] == min(self.added.values()) == len(pieces))
         self.size = len(self.ids) + len(self.added)
         self.eot = self.added[EOT]
 

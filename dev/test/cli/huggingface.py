@@ -137,7 +137,7 @@ def check_training(model):
         model.train().zero_grad()
         change()(ids, labels=ids).loss.backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
-    check("the blocks are checkpointed", all(block.gradient_checkpointing for block in model.transformer["h"]))
+    check("the blocks are checkpointed", all(block.gradient_checkpointing for block in model.transformer.h))
     model.gradient_checkpointing_disable()
     model.eval()
     for name, other in zip(("a compiled graph", "gradient checkpointing"), gradients[1:]):
@@ -222,10 +222,128 @@ def check_generation(model, tokenizer, file):
           torch.equal(beams, greedy(batch, 10, num_beams=3, use_cache=False)))
 
 
+def packings(lengths, batch=1):
+    """The ways to say where documents are in a row."""
+    T, ends = sum(lengths), torch.tensor([0, *lengths]).cumsum(0)
+    ids = torch.cat([torch.arange(n) for n in lengths])[None]
+    number = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None].int()
+    ends = torch.cat([ends + T * row for row in range(batch)]).unique().int()
+    return {"position_ids": {"position_ids": ids}, "seq_idx": {"seq_idx": number},
+            "cu_seq_lens_q": {"cu_seq_lens_q": ends}, "cu_seq_lens_k": {"cu_seq_lens_k": ends},
+            "all of them": {"position_ids": ids.repeat(batch, 1), "seq_idx": number, "cu_seq_lens_q": ends,
+                            "cu_seq_lens_k": ends, "max_length_q": max(lengths)}}
+
+
+def check_packing(name):
+    """Several documents in a row: the logits, hidden states and gradients of each alone."""
+    model, lengths = load(name).double(), [5, 80, 1, 3, 200, 33, 30]   # 352, more than the block size
+    ids = torch.randint(0, 2304, (2, sum(lengths)), generator=torch.Generator().manual_seed(10))
+    alone = [model(part, output_hidden_states=True) for part in ids.split(lengths, 1)]
+    for way, given in packings(lengths, 2).items():
+        out = model(ids, output_hidden_states=True, **given)
+        error = max((a - b).abs().max() for a, b in zip(
+            (out.logits, *out.hidden_states),
+            (torch.cat(x, 1) for x in zip(*((one.logits, *one.hidden_states) for one in alone)))))
+        check(f"{name}: documents in a row with {way} are as alone: {error:.1e}",
+              error <= EXACT and out.past_key_values is None)
+    gradients = []
+    for logits in (out.logits, torch.cat([one.logits for one in alone], 1)):
+        model.zero_grad()
+        logits.sin().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    check(f"{name}: and their gradients", all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(*gradients)))
+    mask = torch.ones_like(ids)
+    mask[0, :3], mask[1, -20:], mask[0, 200:210] = 0, 0, 0
+    want = torch.cat([model(part, attention_mask=on).logits for part, on in zip(ids.split(lengths, 1), mask.split(lengths, 1))], 1)
+    error = ((model(ids, attention_mask=mask, seq_idx=given["seq_idx"]).logits - want).abs().amax(-1) * mask).max()
+    check(f"{name}: and with padding: {error:.1e}", error <= EXACT)
+
+
+def check_positions(model):
+    """position_ids of padded rows start no document; those that the model cannot follow are refused."""
+    ids, mask = torch.arange(80).view(2, 40), torch.ones(2, 40, dtype=torch.long)
+    mask[0, :7], mask[1, 30:] = 0, 0
+    count = mask.cumsum(1) - 1
+    want = model(ids, attention_mask=mask)
+    for at_padding in 0, 1:
+        out = model(ids, attention_mask=mask, position_ids=count.masked_fill(mask == 0, at_padding))
+        check("position_ids of padded rows keep the state", torch.equal(out.logits, want.logits)
+              and out.past_key_values.get_seq_length() == 40)
+    next_ids = count[:, -1:] + 1
+    out = model(ids[:, :1], attention_mask=torch.ones(2, 41), past_key_values=out.past_key_values, position_ids=next_ids)
+    again = model(ids[:, :1], attention_mask=torch.ones(2, 41), past_key_values=want.past_key_values)
+    check("position_ids after a state", torch.equal(out.logits, again.logits))
+    state = model(ids).past_key_values
+    for text, call in (
+        ("count up by one", lambda: model(ids, position_ids=torch.arange(40)[None] + 1)),
+        ("count up by one", lambda: model(ids, position_ids=torch.arange(0, 80, 2)[None])),
+        ("cannot continue a state", lambda: model(ids, past_key_values=state, seq_idx=torch.arange(40)[None] // 20)),
+        ("cannot continue a state", lambda: model(ids, past_key_values=state, position_ids=torch.arange(40)[None])),
+        ("one document per row", lambda: model.generate(ids, seq_idx=torch.arange(40)[None] // 20)),
+    ):
+        try:
+            call()
+            check(f"refused: {text}", False)
+        except ValueError as error:
+            check(f"refused: {error}", text in str(error))
+
+
+def check_outputs(name):
+    """hidden_states, return_dict and the config as in GPT-2; AutoModel and feature extraction."""
+    from transformers import AutoModel, pipeline
+    model, ids = load(name), torch.arange(20)[None]
+    out = model(ids, output_hidden_states=True)
+    check("the head reads hidden_states[-1]; there is one more for each layer",
+          torch.equal(model.lm_head(out.hidden_states[-1]), out.logits) and len(out.hidden_states) == 4)
+    base = AutoModel.from_pretrained(name, trust_remote_code=True)
+    check("AutoModel gives last_hidden_state, and hidden states only on request",
+          torch.equal(base(ids).last_hidden_state, out.hidden_states[-1]) and base(ids).hidden_states is None
+          and all(map(torch.equal, base(ids, output_hidden_states=True).hidden_states, out.hidden_states)))
+    first = pipeline("feature-extraction", model=name, trust_remote_code=True)("Once upon a time")
+    read = base(AutoTokenizer.from_pretrained(name)("Once upon a time", return_tensors="pt").input_ids)
+    check("feature extraction", torch.allclose(torch.tensor(first), read.last_hidden_state, atol=1e-5))
+    model.config.output_hidden_states, model.config.return_dict = True, False
+    logits, state, hidden = model(ids)
+    check("the config's output_hidden_states and return_dict count", torch.equal(logits, out.logits) and len(hidden) == 4)
+    check("arguments precede it", model(ids, return_dict=True, output_hidden_states=False).hidden_states is None)
+
+
+def check_added_token():
+    """generate of a model as exported chooses no row of padding; of one that was trained or resized, any."""
+    start = AutoTokenizer.from_pretrained("out")("Once upon a time", return_tensors="pt")
+    model, tokenizer = load("out"), AutoTokenizer.from_pretrained("out")
+    check("the pad token is the first row of padding", tokenizer.pad_token == "<|pad|>" and tokenizer.pad_token_id == 2304
+          == model.config.pad_token_id == model.generation_config.pad_token_id)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    check("an added token is a row of padding", end == 2305 and tokenizer("<|end|>").input_ids == [end])
+
+    def chosen(model, **options):
+        return model.generate(**start, max_new_tokens=1, do_sample=False, **options)[0, -1].item()
+
+    with torch.no_grad():
+        model.transformer.wte.weight[end] = 9 * model(**start, output_hidden_states=True).hidden_states[-1][0, -1]
+    check("which is not chosen", chosen(model) != end and 0 <= chosen(model) < 2304)
+    check("nor with suppressed tokens of the caller", chosen(model, suppress_tokens=[5]) != end)
+    resized = load("out")
+    resized.load_state_dict(model.state_dict())
+    resized.resize_token_embeddings(2306)
+    check("in a model with other rows, it is", chosen(resized) == end and resized.config.vocab_size == 2306)
+    model(**start, labels=start["input_ids"]).loss.backward()
+    check("in a model that was trained, it is", chosen(model) == end)
+    model.save_pretrained("trained_token")
+    check("also when saved", chosen(load("trained_token")) == end)
+    model = load("out")
+    check("and in training mode", chosen(model.train().eval()) >= 2304)
+    from transformers import DataCollatorForLanguageModeling
+    batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)([{"input_ids": [5, 6, 2303]}, {"input_ids": [7]}])
+    check("collators keep the end token as a label", batch["labels"].tolist() == [[5, 6, 2303], [-100, -100, 7]])
+
+
 def check_loaded_is_kept():
     """Some versions of transformers initialize modules after loading; what was loaded has a mark."""
     model = load("memory_out")
-    conv = model.transformer["h"][0].attn.conv
+    conv = model.transformer.h[0].attn.conv
     before = conv.weight.detach().clone()
     conv.weight._is_hf_initialized = True
     model._init_weights(conv)
@@ -290,15 +408,20 @@ def trainer_ids(tokenizer, texts):
 def check_tokenizer(tokenizer):
     check("AutoTokenizer gives a fast tokenizer", isinstance(tokenizer, PreTrainedTokenizerFast))
     texts = hostile_texts()
-    theirs = [i for text in texts for i in tokenizer.encode(text) + [tokenizer.eos_token_id]]
-    check("hostile texts have the trainer's ids", theirs == trainer_ids(VOCAB, texts))
+    end, plain = tokenizer.eos_token_id, [tokenizer.encode(text, split_special_tokens=True) for text in texts]
+    check("hostile texts have the trainer's ids", [i for ids in plain for i in ids + [end]] == trainer_ids(VOCAB, texts))
+    a, b = tokenizer("ab").input_ids
+    check("as in GPT-2's tokenizer, <|endoftext|> in a text is the end token",
+          tokenizer("a<|endoftext|>b").input_ids == [a, end, b])
+    check("in all texts", all(tokenizer.encode(text) == Tokenizer.from_file("out/tokenizer.json").encode(text).ids
+                              for text in texts[:20]))
     vocab.convert(Path("out/tokenizer.json"), Path("back.bpe"))
     check("vocab.py makes the vocab.bpe of tokenizer.json", Path("back.bpe").read_bytes() == Path(VOCAB).read_bytes())
     alone = Tokenizer.from_file("out/tokenizer.json")
     check("tokenizers alone reads <|endoftext|> as a token, unless told otherwise",
           tokenizer.eos_token_id in alone.encode("a<|endoftext|>").ids)
     alone.encode_special_tokens = True
-    check("then it gives the same ids", all(alone.encode(text).ids == tokenizer.encode(text) for text in texts))
+    check("then it gives the trainer's ids", [alone.encode(text).ids for text in texts] == plain)
     check("decoding gives the text", all(tokenizer.decode(tokenizer.encode(text)) == text for text in texts))
 
 
@@ -524,8 +647,8 @@ def main():
     tokenizer = AutoTokenizer.from_pretrained("out", trust_remote_code=True)
     check_card()
     check_model(ours, "out")
-    check_training(theirs)
     check_generation(theirs, tokenizer, "model.safetensors")
+    check_training(theirs)
     check_tokenizer(tokenizer)
     check_own_tokenizer()
     check_ids()
@@ -538,6 +661,11 @@ def main():
         check_generation(load(f"{name}_out"), tokenizer, f"{name}.safetensors")
     check_training(load("memory_out"))
     check_trainer()
+    for name in ("out", "memory_out", "no_positions_out"):
+        check_packing(name)
+    check_positions(load("memory_out"))
+    check_outputs("memory_out")
+    check_added_token()
     check_loaded_is_kept()
     check_import()
     check_harness()
