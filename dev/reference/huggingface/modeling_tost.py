@@ -124,10 +124,12 @@ def predict_by_token(z, pi, k, before, G):
 
     def step(G, token):
         z, pi, k, before = token
-        G = G + before.unsqueeze(-1) * (pi * (z - (before.unsqueeze(-2) @ G).squeeze(-2))).unsqueeze(-2)
-        return G, (k.unsqueeze(-2) @ G).squeeze(-2)
+        G = G + torch.bmm(before.mT, pi * (z - torch.bmm(before, G)))
+        return G, torch.bmm(k, G)
 
-    return scan(step, G, tuple(x.movedim(2, 0) for x in (z, pi, k, before)))[1].movedim(0, 2)
+    tokens = tuple(x.flatten(0, 1).transpose(0, 1).unsqueeze(2) for x in (z, pi, k, before))   # (T,B nh,1,hs)
+    o = scan(step, G.flatten(0, 1), tokens)[1]
+    return o.squeeze(2).transpose(0, 1).unflatten(0, z.shape[:2])
 
 
 class TostConv(nn.Conv1d):
