@@ -58,6 +58,10 @@ def load(folder):
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
 
 
+def hf_tokenizer(folder):
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+
+
 def text_of_stories():
     encoding = gpt2_encoding(VOCAB)
     return encoding.decode(np.fromfile(STORIES, "<u2")[512:20512].tolist())
@@ -145,21 +149,11 @@ def check_training(model):
                                                      for a, b in zip(gradients[0], other)))
 
 
-def check_trainer():
-    """One step of transformers.Trainer with the model's groups is a step of train, and the groups are those of the
-    table of parameters. Trainer alone also decays the parameters that the model card names."""
-    if missing("transformers.Trainer", "accelerate"):
-        return
+def check_step(folder, init, out):
+    """One step of transformers.Trainer with the model's groups is a step of train."""
     from transformers import Trainer, TrainingArguments
 
-    rows = re.findall(r'X\(\w+, +\w+, +"([a-z_0-9.]+)",.*?\b(DECAY|NO_DECAY),', (REPO / "tost/model.h").read_text())
-    model, T, decay = load("memory_out").train(), 64, 0.5
-    names = {id(p): name for name, p in model.named_parameters()}
-    groups = [{re.sub(r"^transformer\.h\.\d+\.", "", names[id(p)]) for p in group["params"]}
-              for group in model.optimizer_groups(decay)]
-    present = groups[0] | groups[1]
-    for group, kind in zip(groups, ("DECAY", "NO_DECAY")):
-        check(f"optimizer_groups: {kind} of tost/model.h", group == {name for name, of in rows if of == kind} & present)
+    model, T, decay = load(folder).train(), 64, 0.5
     ids = np.fromfile(STORIES, "<u2")[512:].astype(np.int64)
     windows = [torch.from_numpy(ids[i * T:(i + 1) * T + 1]) for i in range(2)]
     arguments = TrainingArguments("trained", max_steps=1, per_device_train_batch_size=2, learning_rate=1e-3,
@@ -169,22 +163,81 @@ def check_trainer():
     trainer_of = Trainer(model, arguments, train_dataset=[{"input_ids": w, "labels": w} for w in windows],
                          optimizers=(optimizer, None))
     trainer_of.train()
-    trainer("--init", "memory.safetensors", "--data", STORIES, "--order", "sequential", "--steps", 1, "--batch", 2,
+    trainer("--init", init, "--data", STORIES, "--order", "sequential", "--steps", 1, "--batch", 2,
             "--seq", T, "--total-batch", 2 * T, "--optimizer", "adamw", "--lr", 1e-3, "--weight-decay", decay, "--beta1", 0.9,
             "--beta2", 0.95, "--eps", 1e-4, "--warmup", 0, "--schedule", "constant", "--grad-clip", 1, "--val-every", 0,
-            "--sample-every", 0, "--quiet", "--out", "one_step")
-    want, state = load_file("one_step/step_00000001/model.safetensors"), model.state_dict()
-    start = load_file("memory.safetensors")
+            "--sample-every", 0, "--quiet", "--out", out)
+    want, state = load_file(f"{out}/step_00000001/model.safetensors"), model.state_dict()
+    start = load_file(init)
     worst = max((state[name] - tensor).abs().max().item() for name, tensor in want.items())
     least = min((start[name] - tensor).abs().max().item() for name, tensor in want.items())
-    check(f"a step of Trainer with these groups is a step of train: {worst:.1e} of {least:.1e}",
+    check(f"{folder}: a step of Trainer with these groups is a step of train: {worst:.1e} of {least:.1e}",
           worst < 1e-6 < least / 10)
+    return trainer_of
+
+
+def check_trainer():
+    """The model's groups are those of the table of parameters. Trainer alone also decays the parameters that the model
+    card names."""
+    if missing("transformers.Trainer", "accelerate"):
+        return
+    rows = re.findall(r'X\(\w+, +\w+, +"([a-z_0-9.]+)",.*?\b(DECAY|NO_DECAY),', (REPO / "tost/model.h").read_text())
+    model = load("memory_out")
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = [{re.sub(r"^transformer\.h\.\d+\.", "", names[id(p)]) for p in group["params"]}
+              for group in model.optimizer_groups(0.5)]
+    present = groups[0] | groups[1]
+    for group, kind in zip(groups, ("DECAY", "NO_DECAY")):
+        check(f"optimizer_groups: {kind} of tost/model.h", group == {name for name, of in rows if of == kind} & present)
+    trainer_of = check_step("memory_out", "memory.safetensors", "one_step")
     more = {re.sub(r"^transformer\.h\.\d+\.", "", name) for name in trainer_of.get_decay_parameter_names(model)}
     more -= groups[0] | {"lm_head.weight"}   # tied to wte
     card = Path("memory_out/README.md").read_text(encoding="utf-8")
     check(f"Trainer alone also decays {sorted(more)}", more == {"gamma1", "gamma2", "attn.temp", "attn.memory_scale",
                                                              "attn.conv.weight", "mlp.conv.weight"})
     check("and the card says so", all(f"`{name}`" in card for name in ("gamma1", "gamma2", "temp", "memory_scale")))
+
+
+def tune(folder, packing):
+    """20 steps of TRL's SFTTrainer with its defaults, on two texts. Saves the model in FOLDER_tuned."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    texts, out = ["Once upon a time.", "The dog ran home, and the cat slept."], f"{folder}_tuned"
+    arguments = SFTConfig(out, max_steps=20, max_length=BLOCK, packing=packing, per_device_train_batch_size=4,
+                          learning_rate=2e-2, lr_scheduler_type="constant", report_to=[], use_cpu=True, bf16=False,
+                          disable_tqdm=True, save_strategy="no", gradient_checkpointing=False, logging_steps=1)
+    tuner = SFTTrainer(load(folder), arguments, train_dataset=Dataset.from_dict({"text": texts * 4}),
+                       processing_class=hf_tokenizer(folder))
+    batch = next(iter(tuner.get_train_dataloader()))
+    check(f"{folder}: packing gives position_ids: {packing}", ("position_ids" in batch) == packing)
+    tuner.train()
+    tuner.save_model(out)
+    return out, texts, [entry["loss"] for entry in tuner.state.log_history if "loss" in entry]
+
+
+def check_tuning(name, packing):
+    """From the trainer to TRL and back: the tuned model ends its texts, is imported, and trains on."""
+    folder = f"{name}_to_tune"
+    vocabulary = Vocabulary.read(VOCAB)
+    torch.manual_seed(11)
+    Path(name).mkdir()
+    shutil.copy(VOCAB, name)
+    Tost(TostConfig(2, 4, 48, BLOCK, vocabulary.size + 32, conv=CONV_WIDTH, memory=1)).save(
+        f"{name}/model.safetensors", {"tokenizer": "vocab.bpe", "tokenizer_hash": f"{vocabulary.hash():08x}"})
+    succeeds(export_hf.main, name, folder)
+    tuned, texts, losses = tune(folder, packing)
+    check(f"{name}: the loss of TRL falls from {losses[0]} to {losses[-1]}", losses[-1] < 0.2 < 5 < losses[0])
+    model, tokenizer = load(tuned), hf_tokenizer(tuned)
+    succeeds(import_hf.main, tuned, f"{name}_back")
+    for text in texts:
+        prompt = " ".join(text.split()[:2])
+        ids = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=60, do_sample=False)[0].tolist()
+        check(f"{name}: the tuned model ends its text: {tokenizer.decode(ids)}",
+              tokenizer.decode(ids) == text + "<|endoftext|>")
+        check(f"{name}: and sample, too", trainer("sample", "--model", f"{name}_back", "--prompt", prompt, "--tokens", 60,
+                                              "--temperature", 0).decode() == text + "\n")
+    check_step(tuned, f"{name}_back/model.safetensors", f"{name}_more")
 
 
 def check_generation(model, tokenizer, file):
@@ -300,7 +353,7 @@ def check_outputs(name):
           torch.equal(base(ids).last_hidden_state, out.hidden_states[-1]) and base(ids).hidden_states is None
           and all(map(torch.equal, base(ids, output_hidden_states=True).hidden_states, out.hidden_states)))
     first = pipeline("feature-extraction", model=name, trust_remote_code=True)("Once upon a time")
-    read = base(AutoTokenizer.from_pretrained(name)("Once upon a time", return_tensors="pt").input_ids)
+    read = base(hf_tokenizer(name)("Once upon a time", return_tensors="pt").input_ids)
     check("feature extraction", torch.allclose(torch.tensor(first), read.last_hidden_state, atol=1e-5))
     model.config.output_hidden_states, model.config.return_dict = True, False
     logits, state, hidden = model(ids)
@@ -310,8 +363,8 @@ def check_outputs(name):
 
 def check_added_token():
     """generate of a model as exported chooses no row of padding; of one that was trained or resized, any."""
-    start = AutoTokenizer.from_pretrained("out")("Once upon a time", return_tensors="pt")
-    model, tokenizer = load("out"), AutoTokenizer.from_pretrained("out")
+    start = hf_tokenizer("out")("Once upon a time", return_tensors="pt")
+    model, tokenizer = load("out"), hf_tokenizer("out")
     check("the pad token is the first row of padding", tokenizer.pad_token == "<|pad|>" and tokenizer.pad_token_id == 2304
           == model.config.pad_token_id == model.generation_config.pad_token_id)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
@@ -338,6 +391,56 @@ def check_added_token():
     from transformers import DataCollatorForLanguageModeling
     batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)([{"input_ids": [5, 6, 2303]}, {"input_ids": [7]}])
     check("collators keep the end token as a label", batch["labels"].tolist() == [[5, 6, 2303], [-100, -100, 7]])
+
+
+def onnx_session(model, file, **inputs):
+    import onnxruntime
+    torch.onnx.export(model, (), file, kwargs=inputs, input_names=list(inputs), verbose=False,
+                      dynamic_shapes={name: {0: "batch", 1: "length"} for name in inputs})
+    return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+
+
+@torch.no_grad()
+def check_onnx(name, with_mask):
+    """onnxruntime's logits of an ONNX file, also where only the small epsilons avoid a division by 0: a head of which
+    no token is a member, and one whose z is 0."""
+    model, ids = load(name), torch.randint(0, 2304, (2, 64), generator=torch.Generator().manual_seed(12))
+    if model.config.positions == "learned":
+        model.transformer.h[0].attn.denom_bias[0] = -300
+    model.transformer.h[1].attn.c_attn.weight[:12] = 0
+    mask = torch.ones_like(ids)
+    mask[0, :20] = 0
+    session = onnx_session(model, f"{name}.onnx", input_ids=ids, **({"attention_mask": mask} if with_mask else {}))
+    for T in 1, 5, 64, 150:
+        for padding in (0, T // 3) if with_mask else (0,):
+            ids = torch.randint(0, 2304, (3, T), generator=torch.Generator().manual_seed(T))
+            mask = torch.ones_like(ids)
+            mask[0, :padding] = 0
+            given = {"input_ids": ids, "attention_mask": mask} if with_mask else {"input_ids": ids}
+            got = torch.from_numpy(session.run(None, {key: value.numpy() for key, value in given.items()})[0])
+            error = (got - model(**given).logits)[mask == 1].abs().max()
+            check(f"{name}: onnxruntime, {T} tokens, {padding} of padding: {error:.1e}", error <= 1e-4)
+
+
+def check_export(name):
+    """torch.export gives the logits and gradients of the model, for any batch and length."""
+    model, ids = load(name), torch.randint(0, 2304, (2, 20), generator=torch.Generator().manual_seed(13))
+    check(f"{name}: torch.export without options",
+          (torch.export.export(model, (ids,)).module()(ids).logits - model(ids).logits).abs().max() <= EQUAL)
+    shapes = {"input_ids": {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}}
+    module = torch.export.export(model, (), {"input_ids": ids}, dynamic_shapes=shapes).module()
+    ids = torch.randint(0, 2304, (3, 90), generator=torch.Generator().manual_seed(14))
+    logits, gradients = [], []
+    for one in model, module:
+        out = one(input_ids=ids).logits
+        out.sin().sum().backward()
+        logits.append(out.detach())
+        gradients.append([p.grad / p.grad.norm() for p in one.parameters()])
+        model.zero_grad()
+        module.zero_grad()
+    check(f"{name}: torch.export with other sizes", (logits[0] - logits[1]).abs().max() <= EQUAL)
+    error = max((a - b).norm() for a, b in zip(*gradients))
+    check(f"{name}: its gradients: {error:.1e}", error <= 1e-4)
 
 
 def check_loaded_is_kept():
@@ -375,7 +478,7 @@ def check_round_trip(name):
 
 def check_import():
     load("out").save_pretrained("resaved")
-    AutoTokenizer.from_pretrained("out").save_pretrained("resaved")
+    hf_tokenizer("out").save_pretrained("resaved")
     for folder, imported in ("resaved", "imported_again"), ("out", "imported"):
         succeeds(import_hf.main, folder, imported)
         check(f"import_hf.py writes the vocab.bpe of {folder}/tokenizer.json",
@@ -474,7 +577,7 @@ def check_ids():
     check("a tokenizer.json with another pattern is copied unread", all(
         Path("ids_out", name).read_bytes() == Path("ids", name).read_bytes()
         for name in ("tokenizer.json", "tokenizer_config.json")))
-    tokenizer = AutoTokenizer.from_pretrained("ids_out", trust_remote_code=True)
+    tokenizer = hf_tokenizer("ids_out")
     text = text_of_stories()[:40]
     ids = tokenizer(text).input_ids
     check("with its ids", ids == learner.encode(text).ids and tokenizer.decode(ids) == text)
@@ -644,7 +747,7 @@ def main():
         ("memory", 5, {"conv": CONV_WIDTH, "memory": 1}),
         ("no_positions", 6, {"conv": CONV_WIDTH, "memory": 1, "positions": "none"}))}
     theirs = exported("model.safetensors", "out")
-    tokenizer = AutoTokenizer.from_pretrained("out", trust_remote_code=True)
+    tokenizer = hf_tokenizer("out")
     check_card()
     check_model(ours, "out")
     check_generation(theirs, tokenizer, "model.safetensors")
@@ -661,11 +764,18 @@ def main():
         check_generation(load(f"{name}_out"), tokenizer, f"{name}.safetensors")
     check_training(load("memory_out"))
     check_trainer()
+    if not missing("tuning with TRL", "trl", "datasets", "accelerate"):
+        check_tuning("separate", packing=False)
+        check_tuning("packed", packing=True)
     for name in ("out", "memory_out", "no_positions_out"):
         check_packing(name)
     check_positions(load("memory_out"))
     check_outputs("memory_out")
     check_added_token()
+    check_export("memory_out")
+    if not missing("ONNX", "onnx", "onnxruntime", "onnxscript"):
+        for name, with_mask in (("out", True), ("conv_out", False), ("memory_out", True), ("no_positions_out", False)):
+            check_onnx(name, with_mask)
     check_loaded_is_kept()
     check_import()
     check_harness()
