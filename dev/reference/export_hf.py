@@ -12,7 +12,7 @@ tokenizer_config.json beside it. Then, in Python:
 
 and in a shell: lm_eval --model hf --model_args pretrained=OUT,trust_remote_code=True --tasks lambada_openai
 import_hf.py converts such a folder back. Needs Python 3.11 or later, torch 2.1 and safetensors. The folder needs
-transformers 4.53 or later (tried: 4.53.0, 4.57.6, 5.0.0, 5.1.0, 5.2.0, 5.23.0, 5.24.0).
+transformers 4.53 or later (tried: 4.53.0, 4.57.6, 5.0.0, 5.2.0, 5.23.0, 5.24.0).
 """
 
 import json
@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
 from cli import about, command, new_path, option_parser, run
-from vocabulary import EOT, find_tokenizer
+from vocabulary import EOT, PAD, find_tokenizer
 
 parser = option_parser(__doc__)
 parser.add_argument("model", type=Path, metavar="MODEL", help="run, checkpoint folder or safetensors file")
@@ -39,7 +39,6 @@ from safetensors import SafetensorError, safe_open
 
 from tost import Tost, find_model
 
-PAD = "<|pad|>"   # the first row of wte without a token, if there is one
 CODE = Path(__file__).resolve().parent / "huggingface"
 
 
@@ -85,9 +84,15 @@ def state_size(config):
     return config.n_layer * (2 * C + nh + (6 * C if config.conv else 0) + (C * C // nh + C if config.memory else 0))
 
 
-ORDINARY_TEXT = f"""\
-In a text, `{EOT}` is ordinary text; insert `tokenizer.eos_token_id` to end a document. The tokenizers library alone
-reads `tokenizer.json` otherwise: set `encode_special_tokens = True` on its Tokenizer."""
+SPECIAL_TOKENS = f"""\
+`{EOT}` in a text becomes its id, as in GPT-2; `train_gpt_tost tokenize` reads it as text, as does
+`tokenizer(text, split_special_tokens=True)`, except on a line of its own between documents of plain text."""
+HAS_PAD = f"""\
+`{PAD}` is the first row of `wte` without a token; `generate` chooses such rows only after training or
+`resize_token_embeddings`, since tokens that you add begin there."""
+NO_PAD = f"""\
+There is no pad token, as in GPT-2: add one and resize the embeddings, since with `pad_token = eos_token` collators mask
+each `{EOT}`, and a tuned model does not stop."""
 NO_SPECIAL_IDS = "The config has no ids of special tokens: give `generate` the `eos_token_id`."
 
 
@@ -102,7 +107,8 @@ def model_card(name, config, vocabulary, metadata, parameters, losses):
               if config.positions == "learned" else "there are no position embeddings: inputs can be longer")
     described, note = f"{config.vocab_size} ids of another program's tokenizer", NO_SPECIAL_IDS
     if vocabulary:
-        described, note = f"{vocabulary.size} tokens of byte-level BPE; `{EOT}` has id {vocabulary.eot}", ORDINARY_TEXT
+        described = f"{vocabulary.size} tokens of byte-level BPE; `{EOT}` has id {vocabulary.eot}"
+        note = f"{SPECIAL_TOKENS} {HAS_PAD if PAD in vocabulary.added else NO_PAD}"
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -124,7 +130,9 @@ trained with train_gpt_tost. Attention is linear in the sequence length, and gen
 
 ## Use
 
-Needs transformers 4.53 or later.
+Needs transformers 4.53 or later. Tried: 4.53.0 to 5.24.0, TRL 1.16.0 (packed rows are read document by document), peft
+0.21.2, lm_eval 0.4.13, torch.export and torch.onnx.export of torch 2.15.0, onnxruntime 1.32.0, OpenVINO 2026.4.1, which
+computes in bfloat16 on some processors, with errors of 1 to 2 %, unless `INFERENCE_PRECISION_HINT` is `f32`.
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(PATH, trust_remote_code=True)

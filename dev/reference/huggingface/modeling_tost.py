@@ -338,7 +338,7 @@ class TostModel(TostPreTrainedModel):
 
     def read(self, x, mask, state, keep, every):
         """Reads x (B,T,C), embeddings of one sequence in each row, after the state. mask (B,T): False at padding, or
-        None. Returns the last hidden state in a list or, with `every`, all of them. keep: whether to update the state."""
+        None; keep: whether to update the state. Returns a list of the last hidden state or, with `every`, of all."""
         B, T, C = x.shape
         count = place = None
         if mask is not None:
@@ -393,13 +393,14 @@ class TostModel(TostPreTrainedModel):
         state = cache if past_key_values is None else past_key_values
         if state is None:
             state = TostState(self.config.n_layer)
-        use_cache = self.config.use_cache and not self.training and not is_exporting() if use_cache is None else use_cache
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training and not is_exporting()
         every = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         mask = None if attention_mask is None else attention_mask[:, -x.shape[1]:].to(x.device) != 0
         starts, cu_seq_lens = None, cu_seq_lens_k if cu_seq_lens_q is None else cu_seq_lens_q
         if any(given is not None for given in (position_ids, seq_idx, cu_seq_lens)):
-            before = 0 if state.tokens is None else state.tokens[:, None]
-            starts = document_starts(x, mask, before, position_ids, seq_idx, cu_seq_lens)
+            starts = document_starts(x, mask, 0 if state.tokens is None else state.tokens[:, None], position_ids,
+                                     seq_idx, cu_seq_lens)
         if starts is None:
             hidden = self.read(x, mask, state, use_cache, every)
         elif state.length:
@@ -485,9 +486,8 @@ class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
             use_cache = bool(use_cache)
             if torch.is_grad_enabled():
                 self.config.n_tokens = None
-        read = self.transformer(
-            input_ids, attention_mask, past_key_values, inputs_embeds, use_cache, output_hidden_states, True, cache,
-            position_ids, seq_idx, cu_seq_lens_q, cu_seq_lens_k)
+        read = self.transformer(input_ids, attention_mask, past_key_values, inputs_embeds, use_cache,
+                                output_hidden_states, True, cache, position_ids, seq_idx, cu_seq_lens_q, cu_seq_lens_k)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = self.lm_head(read.last_hidden_state[:, keep])
         loss = None

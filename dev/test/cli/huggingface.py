@@ -22,7 +22,7 @@ import export_hf
 import import_hf
 from golden import randomize
 from gpt2_encoding import gpt2_encoding, load_tokenizer
-from script_calls import check, missing, refuses, succeeds, trainer
+from script_calls import call, check, missing, refuses, succeeds, trainer
 from tost import CONV_WIDTH, Tost, TostConfig, generate
 import vocab
 from vocabulary import Vocabulary
@@ -235,8 +235,8 @@ def check_tuning(name, packing):
         ids = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=60, do_sample=False)[0].tolist()
         check(f"{name}: the tuned model ends its text: {tokenizer.decode(ids)}",
               tokenizer.decode(ids) == text + "<|endoftext|>")
-        check(f"{name}: and sample, too", trainer("sample", "--model", f"{name}_back", "--prompt", prompt, "--tokens", 60,
-                                              "--temperature", 0).decode() == text + "\n")
+        sample = trainer("sample", "--model", f"{name}_back", "--prompt", prompt, "--tokens", 60, "--temperature", 0)
+        check(f"{name}: and sample, too", sample.decode() == text + "\n")
     check_step(tuned, f"{name}_back/model.safetensors", f"{name}_more")
 
 
@@ -307,7 +307,8 @@ def check_packing(name):
     check(f"{name}: and their gradients", all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(*gradients)))
     mask = torch.ones_like(ids)
     mask[0, :3], mask[1, -20:], mask[0, 200:210] = 0, 0, 0
-    want = torch.cat([model(part, attention_mask=on).logits for part, on in zip(ids.split(lengths, 1), mask.split(lengths, 1))], 1)
+    parts = zip(ids.split(lengths, 1), mask.split(lengths, 1))
+    want = torch.cat([model(part, attention_mask=on).logits for part, on in parts], 1)
     error = ((model(ids, attention_mask=mask, seq_idx=given["seq_idx"]).logits - want).abs().amax(-1) * mask).max()
     check(f"{name}: and with padding: {error:.1e}", error <= EXACT)
 
@@ -322,9 +323,9 @@ def check_positions(model):
         out = model(ids, attention_mask=mask, position_ids=count.masked_fill(mask == 0, at_padding))
         check("position_ids of padded rows keep the state", torch.equal(out.logits, want.logits)
               and out.past_key_values.get_seq_length() == 40)
-    next_ids = count[:, -1:] + 1
-    out = model(ids[:, :1], attention_mask=torch.ones(2, 41), past_key_values=out.past_key_values, position_ids=next_ids)
-    again = model(ids[:, :1], attention_mask=torch.ones(2, 41), past_key_values=want.past_key_values)
+    given = {"input_ids": ids[:, :1], "attention_mask": torch.ones(2, 41)}
+    out = model(**given, past_key_values=out.past_key_values, position_ids=count[:, -1:] + 1)
+    again = model(**given, past_key_values=want.past_key_values)
     check("position_ids after a state", torch.equal(out.logits, again.logits))
     state = model(ids).past_key_values
     for text, call in (
@@ -357,7 +358,8 @@ def check_outputs(name):
     check("feature extraction", torch.allclose(torch.tensor(first), read.last_hidden_state, atol=1e-5))
     model.config.output_hidden_states, model.config.return_dict = True, False
     logits, state, hidden = model(ids)
-    check("the config's output_hidden_states and return_dict count", torch.equal(logits, out.logits) and len(hidden) == 4)
+    check("the config's output_hidden_states and return_dict count",
+          torch.equal(logits, out.logits) and len(hidden) == 4)
     check("arguments precede it", model(ids, return_dict=True, output_hidden_states=False).hidden_states is None)
 
 
@@ -365,8 +367,8 @@ def check_added_token():
     """generate of a model as exported chooses no row of padding; of one that was trained or resized, any."""
     start = hf_tokenizer("out")("Once upon a time", return_tensors="pt")
     model, tokenizer = load("out"), hf_tokenizer("out")
-    check("the pad token is the first row of padding", tokenizer.pad_token == "<|pad|>" and tokenizer.pad_token_id == 2304
-          == model.config.pad_token_id == model.generation_config.pad_token_id)
+    check("the pad token is the first row of padding", tokenizer.pad_token == "<|pad|>"
+          and tokenizer.pad_token_id == 2304 == model.config.pad_token_id == model.generation_config.pad_token_id)
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
     end = tokenizer.convert_tokens_to_ids("<|end|>")
     check("an added token is a row of padding", end == 2305 and tokenizer("<|end|>").input_ids == [end])
@@ -386,6 +388,10 @@ def check_added_token():
     check("in a model that was trained, it is", chosen(model) == end)
     model.save_pretrained("trained_token")
     check("also when saved", chosen(load("trained_token")) == end)
+    tokenizer.save_pretrained("trained_token")
+    status, _, note = call(import_hf.main, "trained_token", "trained_token_back")
+    check(f"import_hf.py names the tokens that vocab.bpe lacks: {note}", status == 0 and "<|end|>: " in note
+          and note.count("\n") == 1 and Path("trained_token_back/vocab.bpe").read_bytes() == VOCAB.read_bytes())
     model = load("out")
     check("and in training mode", chosen(model.train().eval()) >= 2304)
     from transformers import DataCollatorForLanguageModeling
@@ -512,7 +518,8 @@ def check_tokenizer(tokenizer):
     check("AutoTokenizer gives a fast tokenizer", isinstance(tokenizer, PreTrainedTokenizerFast))
     texts = hostile_texts()
     end, plain = tokenizer.eos_token_id, [tokenizer.encode(text, split_special_tokens=True) for text in texts]
-    check("hostile texts have the trainer's ids", [i for ids in plain for i in ids + [end]] == trainer_ids(VOCAB, texts))
+    theirs = [i for ids in plain for i in ids + [end]]
+    check("hostile texts have the trainer's ids", theirs == trainer_ids(VOCAB, texts))
     a, b = tokenizer("ab").input_ids
     check("as in GPT-2's tokenizer, <|endoftext|> in a text is the end token",
           tokenizer("a<|endoftext|>b").input_ids == [a, end, b])
@@ -666,7 +673,10 @@ def check_harness():
     if missing("lm-evaluation-harness", "lm_eval"):
         return
     ours = make_model("harness.safetensors", seed=2, padding=0)
-    exported("harness.safetensors", "harness")
+    model = exported("harness.safetensors", "harness")
+    check("without rows of padding there is no pad token, and the card says so",
+          hf_tokenizer("harness").pad_token is None and model.config.pad_token_id is None
+          and "There is no pad token" in Path("harness/README.md").read_text(encoding="utf-8"))
     import lm_eval.models  # noqa: F401, registers hf
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -733,7 +743,8 @@ def check_card():
     card = Path("out/README.md").read_text(encoding="utf-8")
     check("the model card has steps, tokens, data and losses",
           all(text in card for text in ("7, 7,000", "`a_*.bin`", "2.5000", "library_name: transformers", f"{BLOCK} tokens",
-                                      "transformers 4.53 or later", "encode_special_tokens")))
+                                      "transformers 4.53 or later", "split_special_tokens=True",
+                                      "`<|pad|>` is the first row", "INFERENCE_PRECISION_HINT")))
     check("model.safetensors is copied",
           Path("out/model.safetensors").read_bytes() == Path("model.safetensors").read_bytes())
 
