@@ -206,7 +206,7 @@ def tune(folder, packing):
     texts, out = ["Once upon a time.", "The dog ran home, and the cat slept."], f"{folder}_tuned"
     arguments = SFTConfig(out, max_steps=20, max_length=BLOCK, packing=packing, per_device_train_batch_size=4,
                           learning_rate=2e-2, lr_scheduler_type="constant", report_to=[], use_cpu=True, bf16=False,
-                          disable_tqdm=True, save_strategy="no", gradient_checkpointing=False, logging_steps=1)
+                          disable_tqdm=True, save_strategy="no", logging_steps=1)
     tuner = SFTTrainer(load(folder), arguments, train_dataset=Dataset.from_dict({"text": texts * 4}),
                        processing_class=hf_tokenizer(folder))
     batch = next(iter(tuner.get_train_dataloader()))
