@@ -12,7 +12,7 @@ of any kind, and of the tokenizer_config.json beside it. Then, in Python:
 
 and in a shell: lm_eval --model hf --model_args pretrained=OUT,trust_remote_code=True --tasks lambada_openai
 import_hf.py converts such a folder back. Needs Python 3.11 or later, torch 2.1 and safetensors. The folder needs
-transformers 4.53 or later (tried: 4.53.0, 4.57.6, 5.0.0, 5.1.0, 5.2.0, 5.23.0, 5.24.0).
+transformers 4.53 or later (tried: 4.53.0, 4.57.6, 5.0.0, 5.2.0, 5.23.0, 5.24.0).
 """
 
 import json
@@ -25,7 +25,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
 from cli import about, command, need, new_path, option_parser, run
-from vocabulary import EOT, find_tokenizer
+from vocabulary import EOT, PAD, find_tokenizer
 
 parser = option_parser(__doc__)
 parser.add_argument("model", type=Path, metavar="MODEL", help="run, checkpoint folder or safetensors file")
@@ -44,31 +44,26 @@ CODE = Path(__file__).resolve().parent / "huggingface"
 
 
 def special_ids(vocabulary):
-    return {f"{name}_token_id": vocabulary.eot if vocabulary else None for name in ("bos", "eos", "pad")}
+    added = vocabulary.added if vocabulary else {}
+    return {"bos_token_id": added.get(EOT), "eos_token_id": added.get(EOT), "pad_token_id": added.get(PAD)}
 
 
 def model_config(config, vocabulary):
     return {"architectures": ["TostForCausalLM"], "model_type": "tost",
             "auto_map": {"AutoConfig": "configuration_tost.TostConfig",
+                         "AutoModel": "modeling_tost.TostModel",
                          "AutoModelForCausalLM": "modeling_tost.TostForCausalLM"},
-            **asdict(config), "tie_word_embeddings": True, "use_cache": True, "torch_dtype": "float32",
-            **special_ids(vocabulary)}
-
-
-def generation_config(config, vocabulary):
-    """The rows of wte after the last token are padding: generate must not choose them."""
-    unused = list(range(vocabulary.size, config.vocab_size)) if vocabulary else []
-    return special_ids(vocabulary) | ({"suppress_tokens": unused} if unused else {})
+            **asdict(config), "n_tokens": vocabulary.size if vocabulary else None, "tie_word_embeddings": True,
+            "use_cache": True, "torch_dtype": "float32", **special_ids(vocabulary)}
 
 
 def tokenizer_config(config, vocabulary):
-    """As in the trainer, <|endoftext|> in a text is ordinary text: programs insert the id themselves."""
     limit = {"model_max_length": config.block_size} if config.positions == "learned" else {}
     if not vocabulary:
         return {"tokenizer_class": "PreTrainedTokenizerFast", **limit}
     return {"tokenizer_class": "PreTrainedTokenizerFast", **limit,
-            "bos_token": EOT, "eos_token": EOT, "pad_token": EOT, "unk_token": None, "padding_side": "left",
-            "split_special_tokens": True, "model_input_names": ["input_ids", "attention_mask"],
+            "bos_token": EOT, "eos_token": EOT, "pad_token": PAD if PAD in vocabulary.added else None,
+            "unk_token": None, "padding_side": "left", "model_input_names": ["input_ids", "attention_mask"],
             "clean_up_tokenization_spaces": False}
 
 
@@ -90,9 +85,15 @@ def state_size(config):
     return config.n_layer * (2 * C + nh + (6 * C if config.conv else 0) + (C * C // nh + C if config.memory else 0))
 
 
-ORDINARY_TEXT = f"""\
-In a text, `{EOT}` is ordinary text; insert `tokenizer.eos_token_id` to end a document. The tokenizers library alone
-reads `tokenizer.json` otherwise: set `encode_special_tokens = True` on its Tokenizer."""
+SPECIAL_TOKENS = f"""\
+`{EOT}` in a text becomes its id, as in GPT-2; `train_gpt_tost tokenize` reads it as text, as does
+`tokenizer(text, split_special_tokens=True)`, except on a line of its own between documents of plain text."""
+HAS_PAD = f"""\
+`{PAD}` is the first row of `wte` without a token; `generate` chooses such rows only after training or
+`resize_token_embeddings`, since tokens that you add begin there."""
+NO_PAD = f"""\
+There is no pad token, as in GPT-2: add one and resize the embeddings, since with `pad_token = eos_token` collators mask
+each `{EOT}`, and a tuned model does not stop."""
 NO_SPECIAL_IDS = "The config has no ids of special tokens: give `generate` the `eos_token_id`."
 
 
@@ -107,7 +108,8 @@ def model_card(name, config, vocabulary, metadata, parameters, losses):
               if config.positions == "learned" else "there are no position embeddings: inputs can be longer")
     described, note = f"{config.vocab_size} ids of another program's tokenizer", NO_SPECIAL_IDS
     if vocabulary:
-        described, note = f"{vocabulary.size} tokens of byte-level BPE; `{EOT}` has id {vocabulary.eot}", ORDINARY_TEXT
+        described = f"{vocabulary.size} tokens of byte-level BPE; `{EOT}` has id {vocabulary.eot}"
+        note = f"{SPECIAL_TOKENS} {HAS_PAD if PAD in vocabulary.added else NO_PAD}"
     return f"""---
 library_name: transformers
 pipeline_tag: text-generation
@@ -129,7 +131,9 @@ trained with train_gpt_tost. Attention is linear in the sequence length, and gen
 
 ## Use
 
-Needs transformers 4.53 or later.
+Needs transformers 4.53 or later. Tried: 4.53.0 to 5.24.0, TRL 1.16.0 (packed rows are read document by document), peft
+0.21.2, lm_eval 0.4.13, torch.export and torch.onnx.export of torch 2.15.0, onnxruntime 1.32.0, OpenVINO 2026.4.1, which
+computes in bfloat16 on some processors, with errors of 1 to 2 %, unless `INFERENCE_PRECISION_HINT` is `f32`.
 
     from transformers import AutoModelForCausalLM, AutoTokenizer
     tokenizer = AutoTokenizer.from_pretrained(PATH, trust_remote_code=True)
@@ -158,7 +162,7 @@ the convolutions. For the weight decay of train_gpt_tost, give it the model's gr
 
 def write_folder(folder, model_file, config, vocabulary, unread, card):
     files = {"config.json": model_config(config, vocabulary),
-             "generation_config.json": generation_config(config, vocabulary)}
+             "generation_config.json": special_ids(vocabulary)}
     if vocabulary or unread:
         files["tokenizer_config.json"] = tokenizer_config(config, vocabulary)
     if vocabulary:
@@ -199,6 +203,8 @@ def export(source, out, given):
     if vocabulary and vocabulary.size > model.config.vocab_size:
         raise ValueError(f"the tokenizer has {vocabulary.size} tokens, but {model_file} only "
                          f"{model.config.vocab_size}: give its own tokenizer as --tokenizer")
+    if vocabulary and vocabulary.size < model.config.vocab_size:
+        vocabulary.added.setdefault(PAD, vocabulary.size)
     parameters = sum(p.numel() for p in model.parameters())
     card = model_card(out.name, model.config, vocabulary, metadata, parameters, loss_lines(metadata))
     with new_path(out) as part:

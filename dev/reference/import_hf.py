@@ -14,7 +14,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "plot"))
 
 from cli import about, command, need, new_path, option_parser, run
-from vocabulary import EOT, Vocabulary
+from vocabulary import EOT, PAD, Vocabulary
 
 parser = option_parser(__doc__)
 parser.add_argument("folder", type=Path, metavar="FOLDER", help="Hugging Face folder")
@@ -81,6 +81,8 @@ def write_tokenizer(source, folder):
             raise ValueError(f"{source}: its ids are not those of a vocab.bpe (bytes, merges, {EOT})")
     except ValueError as error:
         raise ValueError(f"{error}: the trainer cannot use it; remove it to import only the weights") from error
+    if others := sorted(vocabulary.added.keys() - {EOT, PAD}):
+        print(f"{source}: vocab.bpe cannot name {', '.join(others)}: sample never chooses them", file=sys.stderr)
     (folder / "vocab.bpe").write_bytes(vocabulary.vocab_bpe())
     return {"tokenizer": "vocab.bpe", "tokenizer_hash": f"{vocabulary.hash():08x}"}
 

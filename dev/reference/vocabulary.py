@@ -8,7 +8,7 @@ import re
 import zlib
 from pathlib import Path
 
-EOT = "<|endoftext|>"
+EOT, PAD = "<|endoftext|>", "<|pad|>"
 VERSION_LINE = "#version: 0.2"
 PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 OTHERS = [byte for byte in range(256) if byte not in PRINTABLE]
@@ -27,7 +27,7 @@ class Vocabulary:
         self.merges = merges
         self.ids = ids or {piece: i for i, piece in enumerate(pieces)}
         self.added = added or {EOT: len(pieces)}
-        self.standard = all(self.ids[piece] == i for i, piece in enumerate(pieces)) and self.added == {EOT: len(pieces)}
+        self.standard = [*map(self.ids.get, pieces), self.added[EOT]] == list(range(len(pieces) + 1))
         self.size = len(self.ids) + len(self.added)
         self.eot = self.added[EOT]
 

@@ -1,8 +1,12 @@
-"""The Token Statistics Transformer for Hugging Face transformers: AutoModelForCausalLM with trust_remote_code=True.
+"""The Token Statistics Transformer for Hugging Face transformers: AutoModelForCausalLM, or AutoModel without the output
+head, with trust_remote_code=True.
 
 Wu et al., "Token Statistics Transformer: Linear-Time Attention via Variational Rate Reduction", ICLR 2025,
 arXiv 2412.17810. A GPT-2 with TSSA, token statistics self-attention, instead of softmax attention. Generation
 keeps running sums of fixed size instead of keys and values: the cache is a TostState.
+
+The layers read each sequence without padding before or among its tokens: TostModel moves it behind them, and moves the
+hidden states back. Since nothing reads what comes after it, only the state must leave padding out.
 
 Sizes in comments: B batch, T length, C channels (n_embd), nh heads, hs = C/nh.
 """
@@ -13,9 +17,9 @@ import sys
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from transformers import GenerationMixin, PreTrainedModel
+from transformers import GenerationMixin, PreTrainedModel, SuppressTokensLogitsProcessor
 from transformers.modeling_layers import GradientCheckpointingLayer
-from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from .configuration_tost import TostConfig
 
@@ -63,30 +67,47 @@ class TostState:
         self.map(lambda t: t.repeat_interleave(repeats, dim=0))
 
 
+def is_exporting():
+    """Whether torch.export or torch.onnx.export traces the model. PyTorch before 2.7 cannot tell."""
+    return getattr(torch.compiler, "is_exporting", bool)()
+
+
 def running_sum(x, before):
     """Cumulative sums over time, dimension 2 of x (B,nh,T,...), which continue from before (B,nh,1,...), if given."""
     return x.cumsum(2) if before is None else before + x.cumsum(2)
 
 
-def predict(z, pi, mask, past):
-    """The memory: o (B,nh,T,hs) from z (B,nh,T,hs) and Π (B,nh,T,1), which is 0 at padding. mask (B,1,T,1) or None,
-    past (G, k) or None. A head's matrix G (hs,hs) predicts the z of the next token, as k G, from the direction k of
-    this one. It starts at 0 and is updated at each token by the delta rule; t-1 is the last token before t that is not
-    padding:
+def plus(x, epsilon):
+    """x + epsilon. torch.onnx.export removes the addition of a number below 1e-8, but not that of a vector."""
+    return x + x.new_full((1,), epsilon)
+
+
+def rows_after(x, count, n):
+    """Rows (B,n,C) of x (B,T+n,C) from row count (B) on, or the last n if count is None."""
+    if count is None:
+        return x[:, -n:]
+    at = count[:, None] + torch.arange(n, device=x.device)
+    return x.gather(1, at.unsqueeze(-1).expand(-1, -1, x.shape[2]))
+
+
+def predict(z, pi, count, past):
+    """The memory: o (B,nh,T,hs) from z (B,nh,T,hs) and Π (B,nh,T,1), which is 0 at padding. count (B): number of
+    tokens, or None if there is no padding; past (G, k) or None. A head's matrix G (hs,hs) predicts the z of the next
+    token, as k G, from the direction k of this one. It starts at 0 and is updated at each token by the delta rule:
 
         k[t] = z[t] / √(‖z[t]‖² + 1e-12),   o[t] = k[t] G[t]
         e[t] = Π[t] (z[t] - o[t-1]),        G[t] = G[t-1] + k[t-1]ᵀ e[t]
 
     The e of a block are the solution of a triangular system: o[t-1] = k[t-1] G + Σ_{j<t} (k[t-1]·k[j-1]) e[j] with G
-    before the block. Returns o and (G, k): G after these tokens, k of the last one that is not padding."""
+    before the block. Returns o and (G, k): G after these tokens, k of the last one."""
     B, nh, T, hs = z.shape
-    tokens = z.new_ones(B, T, dtype=torch.long) if mask is None else mask[:, 0, :, 0].long()
-    last = F.pad((tokens * torch.arange(1, T + 1, device=z.device)).cummax(1).values, (1, 0))
     with torch.autocast(z.device.type, enabled=False):
-        k = z * (z.square().sum(-1, keepdim=True) + ENERGY_MIN).rsqrt()
+        k = z * plus(z.square().sum(-1, keepdim=True), ENERGY_MIN).rsqrt()
         G, k_past = (z.new_zeros(B, nh, hs, hs), z.new_zeros(B, nh, hs)) if past is None else past
-        # Row i of keys: k of the last token before token i that is not padding; row T: of the last one of all
-        keys = torch.cat((k_past.unsqueeze(2), k), 2).gather(2, last[:, None, :, None].expand(B, nh, T + 1, hs))
+        keys = torch.cat((k_past.unsqueeze(2), k), 2)
+        k_last = rows_after(keys.transpose(1, 2).flatten(2), count, 1).unflatten(2, (nh, hs))[:, 0]
+        if is_exporting():
+            return predict_by_token(z, pi, k, keys[:, :, :-1], G), (G, k_last)
         blocks, o = zip(*(x.split(MEMORY_BLOCK, 2) for x in (z, pi, k, keys[:, :, :-1]))), []
         for z, pi, k, before in blocks:
             # Of the matrix, solve_triangular reads only what is below the diagonal.
@@ -94,7 +115,21 @@ def predict(z, pi, mask, past):
                                               unitriangular=True)
             o.append(k @ G + (k @ before.mT).tril() @ e)
             G = G + before.mT @ e
-    return torch.cat(o, 2), (G, keys[:, :, -1])
+    return torch.cat(o, 2), (G, k_last)
+
+
+def predict_by_token(z, pi, k, before, G):
+    """o by the definition, in a loop that ONNX has for any number of tokens; it lacks triangular systems."""
+    from torch._higher_order_ops.scan import scan
+
+    def step(G, token):
+        z, pi, k, before = token
+        G = G + torch.bmm(before.mT, pi * (z - torch.bmm(before, G)))
+        return G, torch.bmm(k, G)
+
+    tokens = tuple(x.flatten(0, 1).transpose(0, 1).unsqueeze(2) for x in (z, pi, k, before))   # (T,B nh,1,hs)
+    o = scan(step, G.flatten(0, 1), tokens)[1]
+    return o.squeeze(2).transpose(0, 1).unflatten(0, z.shape[:2])
 
 
 class TostConv(nn.Conv1d):
@@ -103,18 +138,12 @@ class TostConv(nn.Conv1d):
     def __init__(self, channels, width):
         super().__init__(channels, channels, width, groups=channels, bias=False)
 
-    def forward(self, x, mask, past):
-        """x (B,T,C), mask (B,1,T,1) or None, past (B,width-1,C): the inputs before x, or None for zeros. Returns the
-        output and the inputs before the next token. Padding does not count as input: it is moved
-        behind the tokens, and back afterwards."""
-        B, T, C = x.shape
+    def forward(self, x, count, past):
+        """x (B,T,C), count (B): number of tokens, or None if there is no padding; past (B,width-1,C): the inputs before
+        x, or None for zeros. Returns the output and the inputs before the next token."""
         before = self.kernel_size[0] - 1
-        tokens = x.new_ones(B, T, dtype=torch.long) if mask is None else mask[:, 0, :, 0].long()
-        order = (tokens == 0).to(torch.uint8).argsort(dim=1, stable=True).unsqueeze(-1).expand(B, T, C)
-        x = torch.cat((x.new_zeros(B, before, C) if past is None else past, x.gather(1, order)), 1)
-        y = super().forward(x.transpose(1, 2)).transpose(1, 2)
-        last = tokens.sum(1)[:, None, None] + torch.arange(before, device=x.device)[:, None]
-        return torch.zeros_like(y).scatter(1, order, y), x.gather(1, last.expand(B, before, C))
+        x = torch.cat((x.new_zeros(x.shape[0], before, x.shape[2]) if past is None else past, x), 1)
+        return super().forward(x.transpose(1, 2)).transpose(1, 2), rows_after(x, count, before)
 
 
 class TostTSSA(nn.Module):
@@ -143,26 +172,28 @@ class TostTSSA(nn.Module):
             r = r + self.denom_bias[:, positions].transpose(0, 1)  # (B,nh,T,1)
         return F.softmax(self.temp * r.sum(-1), dim=1)
 
-    def forward(self, x, positions, mask, past):
-        """x (B,T,C), positions (B,T), mask (B,1,T,1) or None, past (S, N, D, …) or None. Returns the output and
-        (S, N, D), with a convolution also its last inputs, with memory then also (G, k).
+    def forward(self, x, positions, count, past):
+        """x (B,T,C), positions (B or 1,T), count (B): number of tokens, which come before the padding, or None if there
+        is no padding; past (S, N, D, …) or None. Returns the output and (S, N, D), with a convolution also its last
+        inputs, with memory then also (G, k).
         Statistics are at least float32: cumsum of bf16 adds in float32, but a state in bf16, to which decode adds one
         token at a time, would stop growing after a few hundred tokens."""
         z = self.c_attn(x)
         inputs = memory = ()
         if self.conv is not None:
-            z, *inputs = self.conv(z, mask, None if past is None else past[3])
+            z, *inputs = self.conv(z, count, None if past is None else past[3])
         z = z.to(torch.promote_types(z.dtype, torch.float32)).unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+        mask = None if count is None else (torch.arange(x.shape[1], device=x.device) < count[:, None])[:, None, :, None]
         s = z.square() if mask is None else z.square() * mask  # padding has no energy
         S_past, N_past, D_past = (None, None, None) if past is None else (sums.unsqueeze(2) for sums in past[:3])
         S = running_sum(s, S_past)
         pi = self.membership(s, S, positions).unsqueeze(-1)    # (B,nh,T,1)
         counted = pi if mask is None else pi * mask
         N, D = running_sum(s * counted, N_past), running_sum(counted, D_past)
-        y = -z * pi / (1 + N / (D + MASS_EPS))
+        y = -z * pi / (1 + N / plus(D, MASS_EPS))
         if self.memory_scale is not None:
             first = 3 + len(inputs)  # of G and k in the state
-            o, memory = predict(z, counted, mask, None if past is None else past[first : first + 2])
+            o, memory = predict(z, counted, count, None if past is None else past[first : first + 2])
             y = y + self.memory_scale.view(self.n_head, 1, -1) * o
         state = S[:, :, -1], N[:, :, -1], D[:, :, -1], *inputs, *memory
         return self.c_proj(y.transpose(1, 2).flatten(2).to(x.dtype)), state
@@ -176,12 +207,12 @@ class TostMLP(nn.Module):
         self.c_fc = nn.Linear(C, 4 * C, bias=config.bias)
         self.c_proj = nn.Linear(4 * C, C, bias=config.bias)
 
-    def forward(self, a, mask, past):
+    def forward(self, a, count, past):
         """Returns the output and a list: with a convolution, its last inputs, else empty. past: as for TostTSSA; its
         last entry has the inputs before `a`."""
         rows = ()
         if self.conv is not None:
-            a, *rows = self.conv(a, mask, None if past is None else past[-1])
+            a, *rows = self.conv(a, count, None if past is None else past[-1])
         return self.c_proj(F.gelu(self.c_fc(a))), rows  # the exact GELU, with erf
 
 
@@ -196,34 +227,28 @@ class TostBlock(GradientCheckpointingLayer):
         self.ln_2 = nn.LayerNorm(C, bias=config.bias)
         self.mlp = TostMLP(config)
 
-    def forward(self, x, positions, mask, past):
-        update, state = self.attn(self.ln_1(x), positions, mask, past)
+    def forward(self, x, positions, count, past):
+        update, state = self.attn(self.ln_1(x), positions, count, past)
         x = x + self.gamma1 * update
-        update, rows = self.mlp(self.ln_2(x), mask, past)
+        update, rows = self.mlp(self.ln_2(x), count, past)
         return x + self.gamma2 * update, (*state, *rows)
 
 
-class TostForCausalLM(PreTrainedModel, GenerationMixin):
+class TostPreTrainedModel(PreTrainedModel):
     config_class = TostConfig
     base_model_prefix = "transformer"
     main_input_name = "input_ids"
     _no_split_modules = ["TostBlock"]
-    _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
     supports_gradient_checkpointing = True
     _is_stateful = True  # the state cannot go back to an earlier token
 
-    def __init__(self, config):
-        super().__init__(config)
-        if config.n_embd % config.n_head:
-            raise ValueError(f"n_embd {config.n_embd} is not a multiple of n_head {config.n_head}")
-        self.transformer = nn.ModuleDict({
-            "wte": nn.Embedding(config.vocab_size, config.n_embd),
-            **({"wpe": nn.Embedding(config.block_size, config.n_embd)} if config.positions == "learned" else {}),
-            "h": nn.ModuleList(TostBlock(config) for _ in range(config.n_layer)),
-            "ln_f": nn.LayerNorm(config.n_embd, bias=config.bias),
-        })
-        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
-        self.post_init()
+    @classmethod
+    def _supports_default_dynamic_cache(cls):
+        return False  # generate must not make keys and values; forward makes a TostState
+
+    def max_seq(self):
+        """The longest sequence that the model can read."""
+        return self.config.block_size if self.config.positions == "learned" else sys.maxsize
 
     def _init_weights(self, module):
         residual_std = 0.02 / math.sqrt(2 * self.config.n_layer)
@@ -253,6 +278,175 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
             nn.init.constant_(module.gamma1, GAMMA_INIT)
             nn.init.constant_(module.gamma2, GAMMA_INIT)
 
+def document_starts(x, mask, before, position_ids, seq_idx, cu_seq_lens):
+    """Where documents start within the rows of x (B,T,C), as bool (B,T), or None if nowhere: where position_ids (B or
+    1,T) return to 0, where seq_idx (B or 1,T) changes, and at cu_seq_lens, their ends in the B T tokens. before: number
+    of tokens in the state, 0 or (B,1). Padding before the first and after the last token starts no document."""
+    B, T = x.shape[:2]
+    starts = torch.zeros(B, T, dtype=torch.bool, device=x.device)
+    if position_ids is not None:
+        ids = position_ids.to(x.device).expand(B, T)
+        jumps = ids.diff(prepend=ids.new_zeros(B, 1) + before - 1) != 1
+        if (jumps & (ids != 0) & (True if mask is None else mask)).any():
+            raise ValueError("position_ids must count up by one and return to 0 where a document starts")
+        starts |= jumps & (ids == 0)
+    if seq_idx is not None:
+        starts[:, 1:] |= seq_idx.to(x.device).expand(B, T).diff() != 0
+    if cu_seq_lens is not None:
+        starts.view(-1)[cu_seq_lens[cu_seq_lens % T != 0].long()] = True
+    if mask is not None:
+        n = mask.long().cumsum(1)
+        starts &= (n > mask.long()) & (n - mask.long() < n[:, -1:])
+    return starts if starts.any() else None
+
+
+class TostModel(TostPreTrainedModel):
+    """The model without the output head. Its rows can have several documents, see forward."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        if config.n_embd % config.n_head:
+            raise ValueError(f"n_embd {config.n_embd} is not a multiple of n_head {config.n_head}")
+        self.wte = nn.Embedding(config.vocab_size, config.n_embd)
+        if config.positions == "learned":
+            self.wpe = nn.Embedding(config.block_size, config.n_embd)
+        self.h = nn.ModuleList(TostBlock(config) for _ in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, bias=config.bias)
+        self.post_init()
+
+    def get_input_embeddings(self):
+        return self.wte
+
+    def set_input_embeddings(self, embeddings):
+        self.wte = embeddings
+
+    def positions(self, x, count, state):
+        """Position (B or 1,T) of each token of x (B,T,C): the number of tokens before it. count: as for TostTSSA."""
+        T, longest = x.shape[1], self.max_seq()
+        positions = torch.arange(T, device=x.device)[None]
+        if state.tokens is not None:
+            positions = positions + state.tokens[:, None]
+        # The length with padding needs no tensor's value, which would break a compiled graph. An exported graph has no
+        # check; the table of embeddings refuses positions beyond it.
+        if is_exporting() or state.length - state.dropped + T <= longest:
+            return positions
+        tokens = int(positions.max() + 1 if count is None else (positions[:, 0] + count).max())
+        if tokens > longest:
+            raise ValueError(f"{tokens} tokens exceed the block size of {self.config.block_size}: shorten "
+                             "the input or max_new_tokens; the model has no position embeddings beyond it")
+        return positions.clamp_max(longest - 1)  # of padding
+
+    def read(self, x, mask, state, keep, every):
+        """Reads x (B,T,C), embeddings of one sequence in each row, after the state. mask (B,T): False at padding, or
+        None; keep: whether to update the state. Returns a list of the last hidden state or, with `every`, of all."""
+        B, T, C = x.shape
+        count = place = None
+        if mask is not None:
+            n = mask.long().cumsum(1)
+            count = n[:, -1]
+            place = torch.where(mask, n - 1, count[:, None] + torch.arange(T, device=x.device) - n)
+            place = place.unsqueeze(-1).expand(B, T, C)
+            x = torch.zeros_like(x).scatter(1, place, x)  # padding behind the tokens
+        positions = self.positions(x, count, state)
+        if self.config.positions == "learned":
+            x = x + self.wpe(positions)
+        hidden, layers = [], []
+        for block, past in zip(self.h, state.layers):
+            hidden.append(x)
+            x, layer = block(x, positions, count if keep else None, past)
+            layers.append(layer)
+        hidden = [*(hidden if every else ()), self.ln_f(x)]
+        if keep:
+            state.layers, state.length = layers, state.length + T
+            state.tokens = (positions[:, 0] + (T if count is None else count)).expand(B)
+        return hidden if place is None else [h.gather(1, place) for h in hidden]
+
+    def read_documents(self, x, mask, starts, every):
+        """As read, from an empty state at each of starts (B,T) and at the start of each row. Documents are read in
+        batches in which the longest has less than twice the length of the shortest."""
+        B, T, C = x.shape
+        starts[:, 0] = True
+        first = starts.flatten().nonzero()                                          # (documents,1)
+        length = torch.diff(first, dim=0, append=first.new_full((1, 1), B * T))
+        size, at, parts = length.double().log2().floor(), [], []
+        for one in size.unique():
+            some = (size == one).flatten()
+            t = torch.arange(int(length[some].max()), device=x.device)
+            inside = t < length[some]
+            index = (first[some] + t).clamp_max(B * T - 1)
+            batch = x.flatten(0, 1)[index]
+            kept = None if mask is None else mask.flatten()[index] & inside
+            parts.append([h[inside] for h in self.read(batch, kept, TostState(len(self.h)), False, every)])
+            at.append(index[inside])
+        back = torch.cat(at).argsort()
+        return [torch.cat(part)[back].view(B, T, C) for part in zip(*parts)]
+
+    def forward(self, input_ids=None, attention_mask=None, past_key_values=None, inputs_embeds=None, use_cache=None,
+                output_hidden_states=None, return_dict=None, cache=None, position_ids=None, seq_idx=None,
+                cu_seq_lens_q=None, cu_seq_lens_k=None, **kwargs):
+        """attention_mask (B, tokens in the state + T): 0 marks padding, anywhere. position_ids, seq_idx or
+        cu_seq_lens_* can show that a row has several documents, see document_starts; each is read as if it were alone,
+        and no state is returned. They do not choose positions, which are counted."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        x = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
+        state = cache if past_key_values is None else past_key_values
+        if state is None:
+            state = TostState(self.config.n_layer)
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training and not is_exporting()
+        every = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        mask = None if attention_mask is None else attention_mask[:, -x.shape[1]:].to(x.device) != 0
+        starts, cu_seq_lens = None, cu_seq_lens_k if cu_seq_lens_q is None else cu_seq_lens_q
+        if any(given is not None for given in (position_ids, seq_idx, cu_seq_lens)):
+            starts = document_starts(x, mask, 0 if state.tokens is None else state.tokens[:, None], position_ids,
+                                     seq_idx, cu_seq_lens)
+        if starts is None:
+            hidden = self.read(x, mask, state, use_cache, every)
+        elif state.length:
+            raise ValueError("rows with several documents cannot continue a state")
+        else:
+            hidden, use_cache = self.read_documents(x, mask, starts, every), False
+        output = BaseModelOutputWithPast(last_hidden_state=hidden[-1], hidden_states=tuple(hidden) if every else None,
+                                         **{CACHE: state if use_cache else None})
+        return_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if return_dict else output.to_tuple()
+
+
+class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
+    _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.transformer = TostModel(config)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_output_embeddings(self):
+        return self.lm_head
+
+    def set_output_embeddings(self, embeddings):
+        self.lm_head = embeddings
+
+    def train(self, mode=True):
+        """Ends the mask of padding rows: they may become tokens, and training makes those that do not unlikely."""
+        if mode:
+            self.config.n_tokens = None
+        return super().train(mode)
+
+    def resize_token_embeddings(self, new_num_tokens=None, *args, **kwargs):
+        if new_num_tokens is not None:
+            self.config.n_tokens = None
+        return super().resize_token_embeddings(new_num_tokens, *args, **kwargs)
+
+    def _get_logits_processor(self, *args, **kwargs):
+        """Of a model as exported, generate must not choose a padding row. One with adapters has been trained."""
+        processors = super()._get_logits_processor(*args, **kwargs)
+        if self.config.n_tokens is not None and not hasattr(self, "peft_config"):
+            padding = range(self.config.n_tokens, self.config.vocab_size)
+            processors.insert(0, SuppressTokensLogitsProcessor(list(padding), device=self.device))
+        return processors
+
     def optimizer_groups(self, weight_decay):
         """Parameter groups for an optimizer, with the weight decay of train_gpt_tost: only embeddings and weights of
         Linear layers decay. transformers.Trainer chooses by name, and would also decay the other parameters whose name
@@ -261,26 +455,12 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
         return [{"params": [p for p in self.parameters() if (id(p) in decayed) == decays],
                  "weight_decay": weight_decay if decays else 0.0} for decays in (True, False)]
 
-    def get_input_embeddings(self):
-        return self.transformer["wte"]
-
-    def set_input_embeddings(self, embeddings):
-        self.transformer["wte"] = embeddings
-
-    def get_output_embeddings(self):
-        return self.lm_head
-
-    def set_output_embeddings(self, embeddings):
-        self.lm_head = embeddings
-
-    @classmethod
-    def _supports_default_dynamic_cache(cls):
-        return False  # generate must not make keys and values; forward makes a TostState
-
     def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, inputs_embeds=None,
                                       use_cache=True, cache=None, **kwargs):
         """input_ids are all tokens, with those in the state, which forward does not need. When all positions are used,
         the context is cut to its last half, as in `train_gpt_tost sample`."""
+        if any(name in kwargs for name in ("seq_idx", "cu_seq_lens_q", "cu_seq_lens_k")):
+            raise ValueError("generate continues one document per row: give no seq_idx or cu_seq_lens")
         longest, keep = self.max_seq(), max(1, self.config.block_size // 2)
         state = cache if past_key_values is None else past_key_values
         if state is None and use_cache:
@@ -298,53 +478,22 @@ class TostForCausalLM(PreTrainedModel, GenerationMixin):
             state.restart(seen := L - keep)
         return inputs | {"input_ids": input_ids[:, seen:] if L > seen else input_ids[:, -1:]}
 
-    def max_seq(self):
-        """The longest sequence that the model can read."""
-        return self.config.block_size if self.config.positions == "learned" else sys.maxsize
-
-    def positions(self, mask, batch, T, state, device):
-        """Position (B,T) of each token: the number of tokens before it, without padding; and tokens (B) so far."""
-        ones = torch.ones(batch, T, dtype=torch.long, device=device) if mask is None else mask.long()
-        counts = ones.cumsum(1) + (0 if state.tokens is None else state.tokens.unsqueeze(1))
-        # The length with padding needs no tensor's value, which would break a compiled graph.
-        if state.length - state.dropped + T > self.max_seq() and int(counts.max()) > self.max_seq():
-            raise ValueError(f"{int(counts.max())} tokens exceed the block size of {self.config.block_size}: shorten "
-                             "the input or max_new_tokens; the model has no position embeddings beyond it")
-        return (counts - 1).clamp_min(0), counts[:, -1]
-
     def forward(self, input_ids=None, attention_mask=None, past_key_values=None, inputs_embeds=None, labels=None,
-                use_cache=None, logits_to_keep=0, output_hidden_states=None, return_dict=None, cache=None, **kwargs):
-        """attention_mask (B, tokens in the state + T): 0 marks padding, on either side. labels (B,T) are shifted here,
-        and -100 is ignored."""
-        if (input_ids is None) == (inputs_embeds is None):
-            raise ValueError("give either input_ids or inputs_embeds")
-        if use_cache is None:
-            use_cache = self.config.use_cache and not self.training and labels is None
-        x = self.transformer["wte"](input_ids) if inputs_embeds is None else inputs_embeds
-        batch, T = x.shape[:2]
-        state = cache if past_key_values is None else past_key_values
-        if state is None:
-            state = TostState(self.config.n_layer)
-        mask = None if attention_mask is None else attention_mask[:, -T:].to(x.device)
-        positions, tokens = self.positions(mask, batch, T, state, x.device)
-        if mask is not None:
-            mask = mask[:, None, :, None].to(torch.promote_types(x.dtype, torch.float32))
-        if "wpe" in self.transformer:
-            x = x + self.transformer["wpe"](positions)
-        hidden, layers = [x] if output_hidden_states else None, []
-        for block, past in zip(self.transformer["h"], state.layers):
-            x, layer = block(x, positions, mask, past)
-            layers.append(layer)
-            if output_hidden_states:
-                hidden.append(x)
-        x = self.transformer["ln_f"](x)
+                use_cache=None, logits_to_keep=0, output_hidden_states=None, return_dict=None, cache=None,
+                position_ids=None, seq_idx=None, cu_seq_lens_q=None, cu_seq_lens_k=None, **kwargs):
+        """As TostModel.forward. labels (B,T) are shifted here, and -100 is ignored."""
+        if labels is not None:
+            use_cache = bool(use_cache)
+            if torch.is_grad_enabled():
+                self.config.n_tokens = None
+        read = self.transformer(input_ids, attention_mask, past_key_values, inputs_embeds, use_cache,
+                                output_hidden_states, True, cache, position_ids, seq_idx, cu_seq_lens_q, cu_seq_lens_k)
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = self.lm_head(x[:, keep])
+        logits = self.lm_head(read.last_hidden_state[:, keep])
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        if use_cache:
-            state.layers, state.tokens, state.length = layers, tokens, state.length + T
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=hidden and tuple(hidden),
-                                        **{CACHE: state if use_cache else None})
-        return output if return_dict is not False else output.to_tuple()
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=read.hidden_states,
+                                        **{CACHE: getattr(read, CACHE)})
+        return_dict = self.config.return_dict if return_dict is None else return_dict
+        return output if return_dict else output.to_tuple()

@@ -22,7 +22,7 @@ import export_hf
 import import_hf
 from golden import randomize
 from gpt2_encoding import gpt2_encoding, load_tokenizer
-from script_calls import check, missing, refuses, succeeds, trainer
+from script_calls import call, check, missing, refuses, succeeds, trainer
 from tost import CONV_WIDTH, Tost, TostConfig, generate
 import vocab
 from vocabulary import Vocabulary
@@ -56,6 +56,10 @@ def exported(path, out):
 
 def load(folder):
     return AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+
+
+def hf_tokenizer(folder):
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
 
 
 def text_of_stories():
@@ -137,7 +141,7 @@ def check_training(model):
         model.train().zero_grad()
         change()(ids, labels=ids).loss.backward()
         gradients.append([p.grad.clone() for p in model.parameters()])
-    check("the blocks are checkpointed", all(block.gradient_checkpointing for block in model.transformer["h"]))
+    check("the blocks are checkpointed", all(block.gradient_checkpointing for block in model.transformer.h))
     model.gradient_checkpointing_disable()
     model.eval()
     for name, other in zip(("a compiled graph", "gradient checkpointing"), gradients[1:]):
@@ -145,21 +149,11 @@ def check_training(model):
                                                      for a, b in zip(gradients[0], other)))
 
 
-def check_trainer():
-    """One step of transformers.Trainer with the model's groups is a step of train, and the groups are those of the
-    table of parameters. Trainer alone also decays the parameters that the model card names."""
-    if missing("transformers.Trainer", "accelerate"):
-        return
+def check_step(folder, init, out):
+    """One step of transformers.Trainer with the model's groups is a step of train."""
     from transformers import Trainer, TrainingArguments
 
-    rows = re.findall(r'X\(\w+, +\w+, +"([a-z_0-9.]+)",.*?\b(DECAY|NO_DECAY),', (REPO / "tost/model.h").read_text())
-    model, T, decay = load("memory_out").train(), 64, 0.5
-    names = {id(p): name for name, p in model.named_parameters()}
-    groups = [{re.sub(r"^transformer\.h\.\d+\.", "", names[id(p)]) for p in group["params"]}
-              for group in model.optimizer_groups(decay)]
-    present = groups[0] | groups[1]
-    for group, kind in zip(groups, ("DECAY", "NO_DECAY")):
-        check(f"optimizer_groups: {kind} of tost/model.h", group == {name for name, of in rows if of == kind} & present)
+    model, T, decay = load(folder).train(), 64, 0.5
     ids = np.fromfile(STORIES, "<u2")[512:].astype(np.int64)
     windows = [torch.from_numpy(ids[i * T:(i + 1) * T + 1]) for i in range(2)]
     arguments = TrainingArguments("trained", max_steps=1, per_device_train_batch_size=2, learning_rate=1e-3,
@@ -169,22 +163,81 @@ def check_trainer():
     trainer_of = Trainer(model, arguments, train_dataset=[{"input_ids": w, "labels": w} for w in windows],
                          optimizers=(optimizer, None))
     trainer_of.train()
-    trainer("--init", "memory.safetensors", "--data", STORIES, "--order", "sequential", "--steps", 1, "--batch", 2,
+    trainer("--init", init, "--data", STORIES, "--order", "sequential", "--steps", 1, "--batch", 2,
             "--seq", T, "--total-batch", 2 * T, "--optimizer", "adamw", "--lr", 1e-3, "--weight-decay", decay, "--beta1", 0.9,
             "--beta2", 0.95, "--eps", 1e-4, "--warmup", 0, "--schedule", "constant", "--grad-clip", 1, "--val-every", 0,
-            "--sample-every", 0, "--quiet", "--out", "one_step")
-    want, state = load_file("one_step/step_00000001/model.safetensors"), model.state_dict()
-    start = load_file("memory.safetensors")
+            "--sample-every", 0, "--quiet", "--out", out)
+    want, state = load_file(f"{out}/step_00000001/model.safetensors"), model.state_dict()
+    start = load_file(init)
     worst = max((state[name] - tensor).abs().max().item() for name, tensor in want.items())
     least = min((start[name] - tensor).abs().max().item() for name, tensor in want.items())
-    check(f"a step of Trainer with these groups is a step of train: {worst:.1e} of {least:.1e}",
+    check(f"{folder}: a step of Trainer with these groups is a step of train: {worst:.1e} of {least:.1e}",
           worst < 1e-6 < least / 10)
+    return trainer_of
+
+
+def check_trainer():
+    """The model's groups are those of the table of parameters. Trainer alone also decays the parameters that the model
+    card names."""
+    if missing("transformers.Trainer", "accelerate"):
+        return
+    rows = re.findall(r'X\(\w+, +\w+, +"([a-z_0-9.]+)",.*?\b(DECAY|NO_DECAY),', (REPO / "tost/model.h").read_text())
+    model = load("memory_out")
+    names = {id(p): name for name, p in model.named_parameters()}
+    groups = [{re.sub(r"^transformer\.h\.\d+\.", "", names[id(p)]) for p in group["params"]}
+              for group in model.optimizer_groups(0.5)]
+    present = groups[0] | groups[1]
+    for group, kind in zip(groups, ("DECAY", "NO_DECAY")):
+        check(f"optimizer_groups: {kind} of tost/model.h", group == {name for name, of in rows if of == kind} & present)
+    trainer_of = check_step("memory_out", "memory.safetensors", "one_step")
     more = {re.sub(r"^transformer\.h\.\d+\.", "", name) for name in trainer_of.get_decay_parameter_names(model)}
     more -= groups[0] | {"lm_head.weight"}   # tied to wte
     card = Path("memory_out/README.md").read_text(encoding="utf-8")
     check(f"Trainer alone also decays {sorted(more)}", more == {"gamma1", "gamma2", "attn.temp", "attn.memory_scale",
                                                              "attn.conv.weight", "mlp.conv.weight"})
     check("and the card says so", all(f"`{name}`" in card for name in ("gamma1", "gamma2", "temp", "memory_scale")))
+
+
+def tune(folder, packing):
+    """20 steps of TRL's SFTTrainer with its defaults, on two texts. Saves the model in FOLDER_tuned."""
+    from datasets import Dataset
+    from trl import SFTConfig, SFTTrainer
+
+    texts, out = ["Once upon a time.", "The dog ran home, and the cat slept."], f"{folder}_tuned"
+    arguments = SFTConfig(out, max_steps=20, max_length=BLOCK, packing=packing, per_device_train_batch_size=4,
+                          learning_rate=2e-2, lr_scheduler_type="constant", report_to=[], use_cpu=True, bf16=False,
+                          disable_tqdm=True, save_strategy="no", logging_steps=1)
+    tuner = SFTTrainer(load(folder), arguments, train_dataset=Dataset.from_dict({"text": texts * 4}),
+                       processing_class=hf_tokenizer(folder))
+    batch = next(iter(tuner.get_train_dataloader()))
+    check(f"{folder}: packing gives position_ids: {packing}", ("position_ids" in batch) == packing)
+    tuner.train()
+    tuner.save_model(out)
+    return out, texts, [entry["loss"] for entry in tuner.state.log_history if "loss" in entry]
+
+
+def check_tuning(name, packing):
+    """From the trainer to TRL and back: the tuned model ends its texts, is imported, and trains on."""
+    folder = f"{name}_to_tune"
+    vocabulary = Vocabulary.read(VOCAB)
+    torch.manual_seed(11)
+    Path(name).mkdir()
+    shutil.copy(VOCAB, name)
+    Tost(TostConfig(2, 4, 48, BLOCK, vocabulary.size + 32, conv=CONV_WIDTH, memory=1)).save(
+        f"{name}/model.safetensors", {"tokenizer": "vocab.bpe", "tokenizer_hash": f"{vocabulary.hash():08x}"})
+    succeeds(export_hf.main, name, folder)
+    tuned, texts, losses = tune(folder, packing)
+    check(f"{name}: the loss of TRL falls from {losses[0]} to {losses[-1]}", losses[-1] < 0.2 < 5 < losses[0])
+    model, tokenizer = load(tuned), hf_tokenizer(tuned)
+    succeeds(import_hf.main, tuned, f"{name}_back")
+    for text in texts:
+        prompt = " ".join(text.split()[:2])
+        ids = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=60, do_sample=False)[0].tolist()
+        check(f"{name}: the tuned model ends its text: {tokenizer.decode(ids)}",
+              tokenizer.decode(ids) == text + "<|endoftext|>")
+        sample = trainer("sample", "--model", f"{name}_back", "--prompt", prompt, "--tokens", 60, "--temperature", 0)
+        check(f"{name}: and sample, too", sample.decode() == text + "\n")
+    check_step(tuned, f"{name}_back/model.safetensors", f"{name}_more")
 
 
 def check_generation(model, tokenizer, file):
@@ -222,10 +275,184 @@ def check_generation(model, tokenizer, file):
           torch.equal(beams, greedy(batch, 10, num_beams=3, use_cache=False)))
 
 
+def packings(lengths, batch=1):
+    """The ways to say where documents are in a row."""
+    T, ends = sum(lengths), torch.tensor([0, *lengths]).cumsum(0)
+    ids = torch.cat([torch.arange(n) for n in lengths])[None]
+    number = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))[None].int()
+    ends = torch.cat([ends + T * row for row in range(batch)]).unique().int()
+    return {"position_ids": {"position_ids": ids}, "seq_idx": {"seq_idx": number},
+            "cu_seq_lens_q": {"cu_seq_lens_q": ends}, "cu_seq_lens_k": {"cu_seq_lens_k": ends},
+            "all of them": {"position_ids": ids.repeat(batch, 1), "seq_idx": number, "cu_seq_lens_q": ends,
+                            "cu_seq_lens_k": ends, "max_length_q": max(lengths)}}
+
+
+def check_packing(name):
+    """Several documents in a row: the logits, hidden states and gradients of each alone."""
+    model, lengths = load(name).double(), [5, 80, 1, 3, 200, 33, 30]   # 352, more than the block size
+    ids = torch.randint(0, 2304, (2, sum(lengths)), generator=torch.Generator().manual_seed(10))
+    alone = [model(part, output_hidden_states=True) for part in ids.split(lengths, 1)]
+    for way, given in packings(lengths, 2).items():
+        out = model(ids, output_hidden_states=True, **given)
+        error = max((a - b).abs().max() for a, b in zip(
+            (out.logits, *out.hidden_states),
+            (torch.cat(x, 1) for x in zip(*((one.logits, *one.hidden_states) for one in alone)))))
+        check(f"{name}: documents in a row with {way} are as alone: {error:.1e}",
+              error <= EXACT and out.past_key_values is None)
+    gradients = []
+    for logits in (out.logits, torch.cat([one.logits for one in alone], 1)):
+        model.zero_grad()
+        logits.sin().sum().backward()
+        gradients.append([p.grad.clone() for p in model.parameters()])
+    check(f"{name}: and their gradients", all(torch.allclose(a, b, rtol=1e-9, atol=1e-9) for a, b in zip(*gradients)))
+    mask = torch.ones_like(ids)
+    mask[0, :3], mask[1, -20:], mask[0, 200:210] = 0, 0, 0
+    parts = zip(ids.split(lengths, 1), mask.split(lengths, 1))
+    want = torch.cat([model(part, attention_mask=on).logits for part, on in parts], 1)
+    error = ((model(ids, attention_mask=mask, seq_idx=given["seq_idx"]).logits - want).abs().amax(-1) * mask).max()
+    check(f"{name}: and with padding: {error:.1e}", error <= EXACT)
+
+
+def check_positions(model):
+    """position_ids of padded rows start no document; those that the model cannot follow are refused."""
+    ids, mask = torch.arange(80).view(2, 40), torch.ones(2, 40, dtype=torch.long)
+    mask[0, :7], mask[1, 30:] = 0, 0
+    count = mask.cumsum(1) - 1
+    want = model(ids, attention_mask=mask)
+    for at_padding in 0, 1:
+        out = model(ids, attention_mask=mask, position_ids=count.masked_fill(mask == 0, at_padding))
+        check("position_ids of padded rows keep the state", torch.equal(out.logits, want.logits)
+              and out.past_key_values.get_seq_length() == 40)
+    given = {"input_ids": ids[:, :1], "attention_mask": torch.ones(2, 41)}
+    out = model(**given, past_key_values=out.past_key_values, position_ids=count[:, -1:] + 1)
+    again = model(**given, past_key_values=want.past_key_values)
+    check("position_ids after a state", torch.equal(out.logits, again.logits))
+    state = model(ids).past_key_values
+    for text, call in (
+        ("count up by one", lambda: model(ids, position_ids=torch.arange(40)[None] + 1)),
+        ("count up by one", lambda: model(ids, position_ids=torch.arange(0, 80, 2)[None])),
+        ("cannot continue a state", lambda: model(ids, past_key_values=state, seq_idx=torch.arange(40)[None] // 20)),
+        ("cannot continue a state", lambda: model(ids, past_key_values=state, position_ids=torch.arange(40)[None])),
+        ("one document per row", lambda: model.generate(ids, seq_idx=torch.arange(40)[None] // 20)),
+    ):
+        try:
+            call()
+            check(f"refused: {text}", False)
+        except ValueError as error:
+            check(f"refused: {error}", text in str(error))
+
+
+def check_outputs(name):
+    """hidden_states, return_dict and the config as in GPT-2; AutoModel and feature extraction."""
+    from transformers import AutoModel, pipeline
+    model, ids = load(name), torch.arange(20)[None]
+    out = model(ids, output_hidden_states=True)
+    check("the head reads hidden_states[-1]; there is one more for each layer",
+          torch.equal(model.lm_head(out.hidden_states[-1]), out.logits) and len(out.hidden_states) == 4)
+    base = AutoModel.from_pretrained(name, trust_remote_code=True)
+    check("AutoModel gives last_hidden_state, and hidden states only on request",
+          torch.equal(base(ids).last_hidden_state, out.hidden_states[-1]) and base(ids).hidden_states is None
+          and all(map(torch.equal, base(ids, output_hidden_states=True).hidden_states, out.hidden_states)))
+    first = pipeline("feature-extraction", model=name, trust_remote_code=True)("Once upon a time")
+    read = base(hf_tokenizer(name)("Once upon a time", return_tensors="pt").input_ids)
+    check("feature extraction", torch.allclose(torch.tensor(first), read.last_hidden_state, atol=1e-5))
+    model.config.output_hidden_states, model.config.return_dict = True, False
+    logits, state, hidden = model(ids)
+    check("the config's output_hidden_states and return_dict count",
+          torch.equal(logits, out.logits) and len(hidden) == 4)
+    check("arguments precede it", model(ids, return_dict=True, output_hidden_states=False).hidden_states is None)
+
+
+def check_added_token():
+    """generate of a model as exported chooses no row of padding; of one that was trained or resized, any."""
+    start = hf_tokenizer("out")("Once upon a time", return_tensors="pt")
+    model, tokenizer = load("out"), hf_tokenizer("out")
+    check("the pad token is the first row of padding", tokenizer.pad_token == "<|pad|>"
+          and tokenizer.pad_token_id == 2304 == model.config.pad_token_id == model.generation_config.pad_token_id)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|end|>"]})
+    end = tokenizer.convert_tokens_to_ids("<|end|>")
+    check("an added token is a row of padding", end == 2305 and tokenizer("<|end|>").input_ids == [end])
+
+    def chosen(model, **options):
+        return model.generate(**start, max_new_tokens=1, do_sample=False, **options)[0, -1].item()
+
+    with torch.no_grad():
+        model.transformer.wte.weight[end] = 9 * model(**start, output_hidden_states=True).hidden_states[-1][0, -1]
+    check("which is not chosen", chosen(model) != end and 0 <= chosen(model) < 2304)
+    check("nor with suppressed tokens of the caller", chosen(model, suppress_tokens=[5]) != end)
+    resized = load("out")
+    resized.load_state_dict(model.state_dict())
+    resized.resize_token_embeddings(2306)
+    check("in a model with other rows, it is", chosen(resized) == end and resized.config.vocab_size == 2306)
+    model(**start, labels=start["input_ids"]).loss.backward()
+    check("in a model that was trained, it is", chosen(model) == end)
+    model.save_pretrained("trained_token")
+    check("also when saved", chosen(load("trained_token")) == end)
+    tokenizer.save_pretrained("trained_token")
+    status, _, note = call(import_hf.main, "trained_token", "trained_token_back")
+    check(f"import_hf.py names the tokens that vocab.bpe lacks: {note}", status == 0 and "<|end|>: " in note
+          and note.count("\n") == 1 and Path("trained_token_back/vocab.bpe").read_bytes() == VOCAB.read_bytes())
+    model = load("out")
+    check("and in training mode", chosen(model.train().eval()) >= 2304)
+    from transformers import DataCollatorForLanguageModeling
+    batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)([{"input_ids": [5, 6, 2303]}, {"input_ids": [7]}])
+    check("collators keep the end token as a label", batch["labels"].tolist() == [[5, 6, 2303], [-100, -100, 7]])
+
+
+def onnx_session(model, file, **inputs):
+    import onnxruntime
+    torch.onnx.export(model, (), file, kwargs=inputs, input_names=list(inputs), verbose=False,
+                      dynamic_shapes={name: {0: "batch", 1: "length"} for name in inputs})
+    return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+
+
+@torch.no_grad()
+def check_onnx(name, with_mask):
+    """onnxruntime's logits of an ONNX file, also where only the small epsilons avoid a division by 0: a head of which
+    no token is a member, and one whose z is 0."""
+    model, ids = load(name), torch.randint(0, 2304, (2, 64), generator=torch.Generator().manual_seed(12))
+    if model.config.positions == "learned":
+        model.transformer.h[0].attn.denom_bias[0] = -300
+    model.transformer.h[1].attn.c_attn.weight[:12] = 0
+    mask = torch.ones_like(ids)
+    mask[0, :20] = 0
+    session = onnx_session(model, f"{name}.onnx", input_ids=ids, **({"attention_mask": mask} if with_mask else {}))
+    for T in 1, 5, 64, 150:
+        for padding in (0, T // 3) if with_mask else (0,):
+            ids = torch.randint(0, 2304, (3, T), generator=torch.Generator().manual_seed(T))
+            mask = torch.ones_like(ids)
+            mask[0, :padding] = 0
+            given = {"input_ids": ids, "attention_mask": mask} if with_mask else {"input_ids": ids}
+            got = torch.from_numpy(session.run(None, {key: value.numpy() for key, value in given.items()})[0])
+            error = (got - model(**given).logits)[mask == 1].abs().max()
+            check(f"{name}: onnxruntime, {T} tokens, {padding} of padding: {error:.1e}", error <= 1e-4)
+
+
+def check_export(name):
+    """torch.export gives the logits and gradients of the model, for any batch and length."""
+    model, ids = load(name), torch.randint(0, 2304, (2, 20), generator=torch.Generator().manual_seed(13))
+    check(f"{name}: torch.export without options",
+          (torch.export.export(model, (ids,)).module()(ids).logits - model(ids).logits).abs().max() <= EQUAL)
+    shapes = {"input_ids": {0: torch.export.Dim("batch"), 1: torch.export.Dim("length")}}
+    module = torch.export.export(model, (), {"input_ids": ids}, dynamic_shapes=shapes).module()
+    ids = torch.randint(0, 2304, (3, 90), generator=torch.Generator().manual_seed(14))
+    logits, gradients = [], []
+    for one in model, module:
+        out = one(input_ids=ids).logits
+        out.sin().sum().backward()
+        logits.append(out.detach())
+        gradients.append([p.grad / p.grad.norm() for p in one.parameters()])
+        model.zero_grad()
+        module.zero_grad()
+    check(f"{name}: torch.export with other sizes", (logits[0] - logits[1]).abs().max() <= EQUAL)
+    error = max((a - b).norm() for a, b in zip(*gradients))
+    check(f"{name}: its gradients: {error:.1e}", error <= 1e-4)
+
+
 def check_loaded_is_kept():
     """Some versions of transformers initialize modules after loading; what was loaded has a mark."""
     model = load("memory_out")
-    conv = model.transformer["h"][0].attn.conv
+    conv = model.transformer.h[0].attn.conv
     before = conv.weight.detach().clone()
     conv.weight._is_hf_initialized = True
     model._init_weights(conv)
@@ -257,7 +484,7 @@ def check_round_trip(name):
 
 def check_import():
     load("out").save_pretrained("resaved")
-    AutoTokenizer.from_pretrained("out").save_pretrained("resaved")
+    hf_tokenizer("out").save_pretrained("resaved")
     for folder, imported in ("resaved", "imported_again"), ("out", "imported"):
         succeeds(import_hf.main, folder, imported)
         check(f"import_hf.py writes the vocab.bpe of {folder}/tokenizer.json",
@@ -290,15 +517,21 @@ def trainer_ids(tokenizer, texts):
 def check_tokenizer(tokenizer):
     check("AutoTokenizer gives a fast tokenizer", isinstance(tokenizer, PreTrainedTokenizerFast))
     texts = hostile_texts()
-    theirs = [i for text in texts for i in tokenizer.encode(text) + [tokenizer.eos_token_id]]
+    end, plain = tokenizer.eos_token_id, [tokenizer.encode(text, split_special_tokens=True) for text in texts]
+    theirs = [i for ids in plain for i in ids + [end]]
     check("hostile texts have the trainer's ids", theirs == trainer_ids(VOCAB, texts))
+    a, b = tokenizer("ab").input_ids
+    check("as in GPT-2's tokenizer, <|endoftext|> in a text is the end token",
+          tokenizer("a<|endoftext|>b").input_ids == [a, end, b])
+    check("in all texts", all(tokenizer.encode(text) == Tokenizer.from_file("out/tokenizer.json").encode(text).ids
+                              for text in texts[:20]))
     vocab.convert(Path("out/tokenizer.json"), Path("back.bpe"))
     check("vocab.py makes the vocab.bpe of tokenizer.json", Path("back.bpe").read_bytes() == Path(VOCAB).read_bytes())
     alone = Tokenizer.from_file("out/tokenizer.json")
     check("tokenizers alone reads <|endoftext|> as a token, unless told otherwise",
           tokenizer.eos_token_id in alone.encode("a<|endoftext|>").ids)
     alone.encode_special_tokens = True
-    check("then it gives the same ids", all(alone.encode(text).ids == tokenizer.encode(text) for text in texts))
+    check("then it gives the trainer's ids", [alone.encode(text).ids for text in texts] == plain)
     check("decoding gives the text", all(tokenizer.decode(tokenizer.encode(text)) == text for text in texts))
 
 
@@ -351,7 +584,7 @@ def check_ids():
     check("a tokenizer.json with another pattern is copied unread", all(
         Path("ids_out", name).read_bytes() == Path("ids", name).read_bytes()
         for name in ("tokenizer.json", "tokenizer_config.json")))
-    tokenizer = AutoTokenizer.from_pretrained("ids_out", trust_remote_code=True)
+    tokenizer = hf_tokenizer("ids_out")
     text = text_of_stories()[:40]
     ids = tokenizer(text).input_ids
     check("with its ids", ids == learner.encode(text).ids and tokenizer.decode(ids) == text)
@@ -440,7 +673,10 @@ def check_harness():
     if missing("lm-evaluation-harness", "lm_eval"):
         return
     ours = make_model("harness.safetensors", seed=2, padding=0)
-    exported("harness.safetensors", "harness")
+    model = exported("harness.safetensors", "harness")
+    check("without rows of padding there is no pad token, and the card says so",
+          hf_tokenizer("harness").pad_token is None and model.config.pad_token_id is None
+          and "There is no pad token" in Path("harness/README.md").read_text(encoding="utf-8"))
     import lm_eval.models  # noqa: F401, registers hf
     from lm_eval import simple_evaluate
     from lm_eval.tasks import TaskManager
@@ -507,7 +743,8 @@ def check_card():
     card = Path("out/README.md").read_text(encoding="utf-8")
     check("the model card has steps, tokens, data and losses",
           all(text in card for text in ("7, 7,000", "`a_*.bin`", "2.5000", "library_name: transformers", f"{BLOCK} tokens",
-                                      "transformers 4.53 or later", "encode_special_tokens")))
+                                      "transformers 4.53 or later", "split_special_tokens=True",
+                                      "`<|pad|>` is the first row", "INFERENCE_PRECISION_HINT")))
     check("model.safetensors is copied",
           Path("out/model.safetensors").read_bytes() == Path("model.safetensors").read_bytes())
 
@@ -521,11 +758,11 @@ def main():
         ("memory", 5, {"conv": CONV_WIDTH, "memory": 1}),
         ("no_positions", 6, {"conv": CONV_WIDTH, "memory": 1, "positions": "none"}))}
     theirs = exported("model.safetensors", "out")
-    tokenizer = AutoTokenizer.from_pretrained("out", trust_remote_code=True)
+    tokenizer = hf_tokenizer("out")
     check_card()
     check_model(ours, "out")
-    check_training(theirs)
     check_generation(theirs, tokenizer, "model.safetensors")
+    check_training(theirs)
     check_tokenizer(tokenizer)
     check_own_tokenizer()
     check_ids()
@@ -538,6 +775,18 @@ def main():
         check_generation(load(f"{name}_out"), tokenizer, f"{name}.safetensors")
     check_training(load("memory_out"))
     check_trainer()
+    if not missing("tuning with TRL", "trl", "datasets", "accelerate"):
+        check_tuning("separate", packing=False)
+        check_tuning("packed", packing=True)
+    for name in ("out", "memory_out", "no_positions_out"):
+        check_packing(name)
+    check_positions(load("memory_out"))
+    check_outputs("memory_out")
+    check_added_token()
+    check_export("memory_out")
+    if not missing("ONNX", "onnx", "onnxruntime", "onnxscript"):
+        for name, with_mask in (("out", True), ("conv_out", False), ("memory_out", True), ("no_positions_out", False)):
+            check_onnx(name, with_mask)
     check_loaded_is_kept()
     check_import()
     check_harness()
