@@ -66,7 +66,7 @@ PathList data_globs(double* weight, const PathList* globs) {
     for (int k = 0; k < globs->count; k++) {
         char *glob = xstrdup(globs->paths[k]), *colon = path_exists(glob) ? NULL : strrchr(glob, ':'), *end = colon;
         const double value = colon ? strtod(colon + 1, &end) : 0;
-        const bool weighted = value >= 1e-6 && value <= 1e6 && !*end;
+        const bool weighted = value > 0 && value < 1e300 && !*end;
         if (weighted) *colon = 0;
         if (weight) weight[k] = weighted ? value : 0;
         add_path(&out, glob);

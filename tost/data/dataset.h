@@ -18,7 +18,7 @@ typedef enum { ORDER_SEQUENTIAL, ORDER_SHUFFLED } DataOrder;
 //               sample j is tokens [o + j·T, o + j·T + T]
 // Permuting n entries: for i = n - 1 down to 1, swap entries i and rng_below(i + 1).
 //
-// If the globs have weights w, GLOB:WEIGHT from 1e-6 to 1e6, each is a source in this order. Of the first i samples,
+// If the globs have weights w, GLOB:WEIGHT, each is a source in this order. Of the first i samples,
 // source 0 has round(i·w_0 / Σw); of the i' others, source 1 has round(i'·w_1 / (Σw - w_0)), and so on, with quotients
 // in multiples of 2^-32. The path of a file has no weight.
 typedef struct DataSet DataSet;
