@@ -59,9 +59,8 @@ uint64_t stream_tokens(const ShardStream* s);
 bool     stream_read(int32_t* out, ShardStream* s, uint64_t first, size_t n, TostError* err);
 // The same for n inputs, and the targets: the n tokens one position later
 bool     stream_pairs(int32_t* inputs, int32_t* targets, ShardStream* s, uint64_t first, size_t n, TostError* err);
-// A cheap fingerprint of the data: CRC-32 over the length of each shard and SHARD_CRC_BLOCKS blocks of SHARD_CRC_TOKENS
-// tokens, evenly spread from its first to its last token. It does not depend on the format. If a shard has more
-// than 131,072 tokens, 1/63 of it in one piece cannot change unnoticed, but a few tokens can.
+// CRC-32 over the length of each shard and SHARD_CRC_BLOCKS blocks of SHARD_CRC_TOKENS tokens, evenly spread over it, in
+// any format. It misses changes of a few tokens in shards of more than 131,072, but none of 1/63 of a shard in a row.
 bool     stream_crc(uint32_t* crc, ShardStream* s, TostError* err);
 // The last k with start[k] <= x. start (n + 1) is sorted, and start[0] <= x < start[n].
 int      find_interval(const uint64_t* start, int n, uint64_t x);
