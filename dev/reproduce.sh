@@ -262,7 +262,7 @@ if [ -n "$smoke" ]; then
     val_shards="$here/data/starter/starter_val_*.bin"
     tokenizer=$here/data/starter/vocab.bpe
     windows=${windows:-40}
-    for default in --steps=200 --batch=4 --total-batch=1024 --save-every=50 --val-every=100 --val-batches=5 \
+    for default in --steps=200 --batch=4 --total-batch=1024 --save-every=50 --val-every=100 --val-windows=20 \
         --sample-every=0; do
         case " ${options[*]:-} " in *" ${default%%=*}"[\ =]*) ;; *) smoke_options+=("$default") ;; esac
     done

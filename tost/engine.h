@@ -59,7 +59,8 @@ typedef struct {
 typedef struct {
     const char* name;                                     // "cpu", "cuda"
     TostDtype   default_dtype;
-    bool        device_memory;                            // a GPU's: the machine's memory is no limit
+    // Bytes that create may allocate on this rank's GPU; 0 if there is none. NULL: the engine uses the machine's memory.
+    size_t (*free_memory)(const TostComm* comm);
 
     bool (*supports)(TostDtype dtype);
     // Writes device, threads and matmul library as one line of text. Fails if there is no device.

@@ -163,7 +163,7 @@ def measure_run(path, args):
     windows = min(args.windows or shards.samples, shards.samples)
     if windows < 2:
         raise ValueError("--windows: another text needs 2 windows")
-    x, y = map(torch.from_numpy, shards.batch(0, windows))
+    x, y = map(torch.from_numpy, shards.batch(range(windows)))
     losses, own = measure_losses(model, x, y)
     if args.binary:
         losses["eval"] = eval_loss(path, args, windows)

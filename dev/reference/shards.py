@@ -113,7 +113,7 @@ class Shards:
             self.permuted = rng.permutation(self.counts[s])
         return s, self.offset + self.permuted[i] * self.T
 
-    def batch(self, first, B):
-        """inputs, targets (B,T) int64 of samples first … first+B-1."""
-        ids = np.stack([self.read(*self.locate(first + b), self.T + 1) for b in range(B)])
+    def batch(self, samples):
+        """inputs, targets (B,T) int64 of B samples, by number."""
+        ids = np.stack([self.read(*self.locate(i), self.T + 1) for i in samples])
         return ids[:, :-1], ids[:, 1:]

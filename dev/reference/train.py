@@ -57,7 +57,7 @@ OPTIONS = {
     "grad-clip": (float, 1.0, "maximum gradient norm; 0: no clipping"),
     "seed": (int, 1337, "random seed of the data order, and of GPT-2's initial weights"),
     "val-every": (int, 0, "steps between validations; 0: never"),
-    "val-batches": (int, 20, "micro-batches per validation, spread evenly over --val-data; 0: all"),
+    "val-windows": (int, 480, "sequences per validation, spread evenly over --val-data; 0: all"),
 }
 
 parser = option_parser(__doc__)
@@ -174,24 +174,23 @@ class Trainer:
                                                adjust_lr_fn="match_rms_adamw"))
         return optimizers
 
-    def predict(self, shards, first, rows):
-        """Logits of samples first … first+rows-1, their mean loss, and the targets (rows,T)."""
-        x, y = (torch.from_numpy(ids).to(self.args.device) for ids in shards.batch(first, rows))
+    def predict(self, shards, samples):
+        """Logits of samples, by number, their mean loss, and the targets (samples,T)."""
+        x, y = (torch.from_numpy(ids).to(self.args.device) for ids in shards.batch(samples))
         bf16 = torch.autocast(torch.device(self.args.device).type, torch.bfloat16)
         with bf16 if self.args.dtype == "bf16" else contextlib.nullcontext():
             return *self.forward(x, y), y
 
-    def loss(self, shards, first, rows):
-        """Mean loss of samples first … first+rows-1."""
-        return self.predict(shards, first, rows)[1]
+    def loss(self, shards, samples):
+        return self.predict(shards, samples)[1]
 
     def step(self, step):
         """One optimizer step. Returns loss, learning rate and gradient norm before clipping."""
         args = self.args
         rows, total = args.total_batch // args.seq, 0.0
         self.model.zero_grad()
-        for first in range(0, rows, args.batch):
-            loss = self.loss(self.train, step * rows + first, args.batch) * (args.batch / rows)
+        for first in range(step * rows, (step + 1) * rows, args.batch):
+            loss = self.loss(self.train, range(first, first + args.batch)) * (args.batch / rows)
             loss.backward()
             total += loss.item()
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), args.grad_clip or math.inf).item()
@@ -210,16 +209,10 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self):
-        B = self.args.batch
-        available = -(-self.val.samples // B)
-        n = min(self.args.val_batches or available, available)
-        total = samples = 0
-        for i in range(n):
-            first = i * available // n * B
-            rows = min(B, self.val.samples - first)
-            total += self.loss(self.val, first, rows).item() * rows
-            samples += rows
-        return total / samples
+        n = min(self.args.val_windows or self.val.samples, self.val.samples)
+        windows = [i * self.val.samples // n for i in range(n)]
+        batches = [windows[i : i + self.args.batch] for i in range(0, n, self.args.batch)]
+        return sum(self.loss(self.val, batch).item() * len(batch) for batch in batches) / n
 
     @torch.no_grad()
     def by_position(self):
@@ -228,7 +221,7 @@ class Trainer:
         B, T = self.args.batch, self.args.seq
         losses = []  # (windows, T)
         for first in range(0, self.val.samples, B):
-            logits, _, y = self.predict(self.val, first, min(B, self.val.samples - first))
+            logits, _, y = self.predict(self.val, range(first, min(first + B, self.val.samples)))
             losses.append(F.cross_entropy(logits.float().transpose(1, 2), y, reduction="none").double())
         losses = torch.cat(losses)
         ends = [0] + [1 << k for k in range(T.bit_length()) if 1 << k < T] + [T]
@@ -250,7 +243,7 @@ class Trainer:
         frequent = set(pairs[counts > RARE].tolist())
         found = {first: [] for first in DISTANCES}
         for window, row in enumerate(losses):
-            x, y = (ids[0].tolist() for ids in self.val.batch(window, 1))
+            x, y = (ids[0].tolist() for ids in self.val.batch([window]))
             last = {}
             for t, pair in enumerate(zip(x, y)):
                 distance = t - last.get(pair, t)

@@ -51,9 +51,20 @@ static bool device_describe(char* text, size_t cap, const TostEngineOptions* o, 
 // Left for kernels, graphs and cuBLASLt, most of which allocate at their first use; with NCCL, twice as much.
 constexpr size_t MEMORY_RESERVE = (size_t)512 << 20;
 
+static size_t memory_reserve(const TostComm* comm) { return comm ? 2 * MEMORY_RESERVE : MEMORY_RESERVE; }
+
+static size_t device_free_memory(const TostComm* comm) {
+    cudaDeviceProp prop;
+    TostError ignored;
+    size_t free_bytes = 0, total;
+    if (!device_open(&prop, comm ? comm->place.local_rank : 0, &ignored)) return 0;
+    if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) (void)cudaGetLastError();
+    return free_bytes - min(free_bytes, memory_reserve(comm));
+}
+
 // The memory of a model of `bytes`; NULL if it does not fit.
 static char* device_alloc(const TostEngineOptions* o, size_t bytes, TostError* err) {
-    const size_t reserved = o->comm ? 2 * MEMORY_RESERVE : MEMORY_RESERVE;
+    const size_t reserved = memory_reserve(o->comm);
     size_t free_bytes = 0, total = 0;
     char *p = NULL, need[32], reserve[32], have[32];
     cudaError_t e = cudaMemGetInfo(&free_bytes, &total);

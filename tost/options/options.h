@@ -38,7 +38,7 @@ typedef struct {
     double  epochs;                        // 0: not given
     int64_t max_skipped;
     int64_t seed;
-    int64_t val_every, val_batches, sample_every, sample_tokens, save_every, keep;
+    int64_t val_every, val_windows, sample_every, sample_tokens, save_every, keep;
     double  stop_at_val, max_time;         // 0: off; nats per token; seconds
     bool    resume, overwrite, quiet, keep_best;
     int     dtype, threads;                // TostDtype; 0: OpenMP's default

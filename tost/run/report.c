@@ -89,9 +89,10 @@ static void report_model(Run* r) {
     progress_fact(p, "steps", "%lld (%lld done); seed %lld", (long long)o->steps, (long long)r->info.step,
                   (long long)o->seed);
     const int64_t micro_batches = o->total_batch / ((int64_t)o->batch * o->seq);
-    progress_fact(p, "", "%lld token%s per step: %lld micro-batch%s × %d sequence%s × %d token%s",
+    progress_fact(p, "", "%lld token%s per step: %lld micro-batch%s × %d sequence%s × %d token%s%s",
                   (long long)o->total_batch, plural(o->total_batch), (long long)micro_batches,
-                  micro_batches == 1 ? "" : "es", o->batch, plural(o->batch), o->seq, plural(o->seq));
+                  micro_batches == 1 ? "" : "es", o->batch, plural(o->batch), o->seq, plural(o->seq),
+                  r->batch_chosen ? "; the largest micro-batch up to 65,536 tokens that fits: --batch changes it" : "");
     if (o->chunk > 0 && o->chunk < o->seq)
         progress_fact(p, "chunks", "%d of up to %d tokens per sequence; 4/3 of the computation",
                       o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk);
@@ -120,7 +121,7 @@ static void report_shards(Run* r, const char* label, const PathList* globs, cons
     for (int k = 0; k < n; k++) {
         const DataSource s = data_source(data, k);
         const double samples = s.share * (double)o->steps * (double)o->total_batch / o->seq;
-        const uint64_t most = data == r->val ? (uint64_t)o->val_batches * (uint64_t)o->batch : 0;
+        const uint64_t most = data == r->val ? (uint64_t)o->val_windows : 0;
         const uint64_t reads = most && most < s.samples ? most : s.samples;
         char read[32], tokens[32], unused[64] = "", share[48] = "", epochs[64] = "";
         human_count(read, (double)reads * o->seq);

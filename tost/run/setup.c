@@ -378,10 +378,38 @@ static bool check_memory(Run* r, TostError* err) {
     const double need = (double)r->engine->memory(&r->o.config, &r->engine_options);
     const double cgroup = (double)cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup");
     const double limit = fmin(cgroup, (double)meminfo_bytes("MemTotal:"));
-    return r->engine->device_memory || need <= limit + (double)meminfo_bytes("SwapTotal:") || r->info.step >= r->o.steps
+    return r->engine->free_memory || need <= limit + (double)meminfo_bytes("SwapTotal:") || r->info.step >= r->o.steps
         || tost_error(err, "not enough memory: the run needs %s, but %s %s: lower --batch or --seq, or use --chunk or "
                       "a smaller model", human_bytes(need_text, need), limit == cgroup
                       ? "the limit of its cgroup is" : "the machine has", human_bytes(limit_text, limit));
+}
+
+static TostEngineOptions run_engine_options(const Run* r, int batch) {
+    TostEngineOptions e = options_engine(&r->o, batch, r->o.seq, true, r->comm);
+    e.optimizer = (TostOptimizer)r->o.optimizer;
+    e.parts = run_own_parts(r);
+    return e;
+}
+
+// On a GPU, unless --batch is given or the run is resumed: the largest micro-batch that divides the sequences of a part,
+// has up to GPU_TOKENS tokens in a pass and fits in the memory of every rank's GPU.
+static void choose_batch(Run* r) {
+    enum { GPU_TOKENS = 65536 };
+    Options* o = &r->o;
+    if (!r->engine->free_memory || option_given(o, "batch")) return;
+    const size_t free_bytes = r->engine->free_memory(r->comm);
+    const int64_t sequences = o->total_batch / o->seq / o->parts;
+    int *all = xmalloc((size_t)comm_size(r->comm) * sizeof *all), batch = 1;
+    for (int b = 1; b <= sequences && b <= TOST_MAX_BATCH; b++) {
+        const TostEngineOptions e = run_engine_options(r, b);
+        if ((int64_t)b * e.max_chunk > GPU_TOKENS || r->engine->memory(&o->config, &e) > free_bytes) break;
+        if (sequences % b == 0) batch = b;
+    }
+    comm_allgather(r->comm, all, &batch, sizeof batch);
+    for (int i = 0; i < comm_size(r->comm); i++) batch = all[i] < batch ? all[i] : batch;
+    free(all);
+    o->batch = batch;
+    r->batch_chosen = true;
 }
 
 static bool differs(const KeyValues* a, const KeyValues* b, const char* key) {
@@ -397,8 +425,7 @@ static void find_best(Run* r) {
     TostError ignored;
     const bool saved = r->o.keep_best && checkpoint_open(&f, &best, path_in(r->out.text, BEST_FOLDER).text, &ignored);
     const KeyValues *then = saved ? &best.options : &r->resumed, *now = &info->options;
-    const bool other = differs(then, now, "val-data") || differs(then, now, "val-batches")
-                       || (r->o.val_batches > 0 && differs(then, now, "batch"));
+    const bool other = differs(then, now, "val-data") || differs(then, now, "val-windows");
     r->best_reset = other && isfinite(info->best_val_loss);
     if (other || (saved && best.best_val_loss < info->best_val_loss)) {
         info->best_val_loss = other ? INFINITY : best.best_val_loss;
@@ -425,10 +452,7 @@ static void fill_in(Run* r) {
         free(before);
     }
     r->tensors = tost_tensors(&o->config);
-    TostEngineOptions* e = &r->engine_options;
-    *e = options_engine(o, o->batch, o->seq, true, r->comm);
-    e->optimizer = (TostOptimizer)o->optimizer;
-    e->parts = run_own_parts(r);
+    r->engine_options = run_engine_options(r, o->batch);
 }
 
 bool run_set_up(Run* r, TostError* err) {
@@ -436,6 +460,7 @@ bool run_set_up(Run* r, TostError* err) {
     const bool ready = find_data(r, err) && open_tokenizer(r, err) && open_data(r, err) && open_val_data(r, err)
                        && check_split(r, err);
     if (!run_agree(r, ready, err)) return false;
+    choose_batch(r);
     fill_in(r);
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;
     report_settings(r, device);

@@ -130,27 +130,36 @@ static Outcome train_step(LogRow* row, Run* r, TostError* err) {
 
 // ---- Validation ----
 
-// Losses of val_batches micro-batches, evenly spread over all those of the validation shards, each rank those of its
-// parts.
+// Reads windows i … i + rows - 1 of the n that are spread evenly over the validation shards.
+static bool validation_batch(Run* r, int64_t i, int rows, int64_t n, TostError* err) {
+    const int64_t windows = (int64_t)data_samples(r->val);
+    bool ok = true;
+    for (int row = 0; ok && row < rows; row++) {
+        const size_t at = (size_t)row * (size_t)r->o.seq;
+        ok = data_batch(r->val, r->inputs + at, r->targets + at, (uint64_t)part_start(windows, i + row, n), 1, err);
+    }
+    return ok;
+}
+
+// Losses of val_windows windows, each rank those of its parts, in micro-batches.
 static Outcome validation_losses(Run* r, TostError* err) {
-    const int64_t B = r->o.batch, sequences = (int64_t)data_samples(r->val), available = (sequences + B - 1) / B;
-    const int64_t wanted = r->o.val_batches, n = wanted > 0 && wanted < available ? wanted : available;
+    const int64_t B = r->o.batch, available = (int64_t)data_samples(r->val), wanted = r->o.val_windows;
+    const int64_t n = wanted > 0 && wanted < available ? wanted : available;
     const int own = run_own_parts(r), first_part = comm_rank(r->comm) * own;
     const int64_t start = part_start(n, first_part, r->o.parts);
     const int64_t all = part_start(n, first_part + own, r->o.parts) - start;
-    const int64_t longest = (n + r->o.parts - 1) / r->o.parts;   // micro-batches of a part; some have one less
+    const int64_t longest = (n + r->o.parts - 1) / r->o.parts;   // windows of a part; some have one less
     int64_t done = 0;
     bool ok = true, stop = false;
     for (int p = 0; !stop && p < own; p++) {
         const int64_t end = part_start(n, first_part + p + 1, r->o.parts) - start;
-        for (int64_t i = 0; i < longest && !(stop = interrupted(r, !ok)); i++) {
-            if (!ok || done == end) continue;
-            const int64_t first = part_start(available, start + done, n) * B;
-            const int rows = (int)(sequences - first < B ? sequences - first : B);
+        for (int64_t i = 0; i < longest && !(stop = interrupted(r, !ok)); i += B) {
+            const int rows = (int)(end - done < B ? end - done : B);
+            if (!ok || rows == 0) continue;
             r->pass = (RunPass){.validation = true, .done = done, .all = all};
             show_pass(r, 0);
-            ok = data_batch(r->val, r->inputs, r->targets, first, rows, err);
-            if (ok && chunks_loss(&r->chunks, r->inputs, r->targets, rows, r->o.seq)) done++;
+            ok = validation_batch(r, start + done, rows, n, err);
+            if (ok && chunks_loss(&r->chunks, r->inputs, r->targets, rows, r->o.seq)) done += rows;
         }
         r->part_loss[p] = run_read_loss(r);
     }
@@ -158,7 +167,7 @@ static Outcome validation_losses(Run* r, TostError* err) {
     return run_agree(r, ok, err) ? INTERRUPTED : FAILED;
 }
 
-// Mean loss over val_batches micro-batches of the validation shards, or over all. row: of the step before it, or NULL.
+// Mean loss over val_windows windows of the validation shards, or over all. row: of the step before it, or NULL.
 static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     progress_start(&r->progress);
     const Outcome measured = validation_losses(r, err);

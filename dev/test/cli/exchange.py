@@ -358,7 +358,7 @@ def check_ablation():
         ours = trainer_loss("changed.safetensors", "--limit", windows)
         check(f"{name}: {losses[name]:.6f}, in the trainer {ours:.6f}", abs(losses[name] - ours) <= EQUAL)
     model = ablation.load("strong.safetensors")
-    x, y = map(torch.from_numpy, Shards("tiny_val_*.bin", 32, 257, "sequential").batch(0, windows))
+    x, y = map(torch.from_numpy, Shards("tiny_val_*.bin", 32, 257, "sequential").batch(range(windows)))
     _, own = ablation.measure(model, x, y)
     check("its own Π changes nothing", ablation.measure(model, x, y, own)[0] == losses["own Π"])
     check_explained()
@@ -372,7 +372,7 @@ def check_ablation():
 def check_models(start):
     """--by-position against eval --by-position with the same weights; GPT-2 on the same data."""
     data = ("--like", "shuffled", "--val-data", "tiny_train_000001.bin", "--batch", 1, "--total-batch", 32,
-            "--val-batches", 0)
+            "--val-windows", 0)
     succeeds(train.main, *start, "torch_bins", *data, "--steps", 1, "--by-position", "torch.json")
     trainer("eval", "--model", "torch_bins", "--data", "tiny_train_000001.bin", "--by-position", "--json", "bins.json")
     python, ours = (json.loads(Path(name).read_text())["position"] for name in ("torch.json", "bins.json"))

@@ -34,7 +34,7 @@ model="$sizes --vocab-size 257 --batch 2 --total-batch 128"
 data="--data $dir/tiny_train_*.bin --tokenizer $dir/vocab.bpe"
 small="$model $data --warmup 1"
 fast="--lr 0.003"
-tiny="$small $fast --val-batches 2 --sample-tokens 8"
+tiny="$small $fast --val-windows 4 --sample-tokens 8"
 bare="--save-every 0 --val-every 0 --sample-every 0"
 set -f   # the trainer expands patterns itself
 # shellcheck disable=SC2086  # the lists above must be split into words
@@ -446,7 +446,7 @@ mkdir few
 for i in 1 2 3; do little 2 $(seq 10 $((28 + i))) >few/short_$i.bin; done
 little 2 $(seq 1 100) >few/long_1.bin
 few="$sizes --vocab-size 257 --batch 1 --total-batch 32 --sample-every 0 --save-every 0"
-prints "$few --data few/*.bin --val-data tiny_val_*.bin --val-batches 2 --epochs 2" \
+prints "$few --data few/*.bin --val-data tiny_val_*.bin --val-windows 2 --epochs 2" \
     ": 4 shards (3 unused: fewer than --seq + 1 tokens), 96 of 163 tokens, 2.00 epochs, shuffled" \
     "done: 6 steps, 192 tokens" "validation tiny_val_*.bin: 1 shard, 64 of " \
     "tokenizer  none found: give --tokenizer FILE"
@@ -611,6 +611,6 @@ prints "info straight" "1 layer, 2 heads, 16 channels, block size 32, vocabulary
 
 # The starter, from the repository's folder
 cd "$repo" || exit 1
-prints "--steps 1 --layers 1 --heads 2 --channels 16 --batch 2 --seq 16 --total-batch 32 --val-batches 1
+prints "--steps 1 --layers 1 --heads 2 --channels 16 --batch 2 --seq 16 --total-batch 32 --val-windows 2
     --sample-tokens 4 --vocab-size 2304 --out $dir/starter" "data/starter/vocab.bpe"
 finish

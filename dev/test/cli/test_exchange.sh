@@ -32,7 +32,7 @@ run tokenize --tokenizer vocab.bpe --out tiny --val-frac 0.2 --shard-tokens 2000
 [ $failed -eq 0 ] || finish
 set -f   # the trainer expands patterns itself
 sizes="--layers 2 --heads 4 --channels 32 --block-size 32 --vocab-size 257 --conv 0 --optimizer adamw"
-rates="--batch 2 --seq 32 --total-batch 256 --steps 24 --lr 1e-2 --warmup 5 --val-every 8 --val-batches 5"
+rates="--batch 2 --seq 32 --total-batch 256 --steps 24 --lr 1e-2 --warmup 5 --val-every 8 --val-windows 10"
 rates="$rates --quiet"
 # shellcheck disable=SC2086  # the lists above must be split into words
 {
@@ -46,7 +46,7 @@ for part in train val; do
     { header 20240801 7 $count; widen nanogpt/$part.bin; } >llama/fineweb_${part}_000001.bin
 done
 check "the trainer's shard is identical to llm.c's" cmp -s llmc/tiny_shakespeare_train.bin tiny_train_000000.bin
-short="$sizes --batch 2 --total-batch 128 --steps 4 --val-every 2 --val-batches 2 --save-every 0 --quiet"
+short="$sizes --batch 2 --total-batch 128 --steps 4 --val-every 2 --val-windows 4 --save-every 0 --quiet"
 run $short --data tiny_train_000000.bin --val-data tiny_val_000000.bin --out own
 for data in nanogpt/train.bin llmc/tiny_shakespeare_train.bin 'llama/*_train_*.bin'; do
     run $short --data "$data" --out by_${data%%/*}

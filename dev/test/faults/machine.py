@@ -43,7 +43,7 @@ def growth(w, report):
 
 # A model large enough that every parallel loop uses two threads
 WIDE = ("--layers 2 --heads 4 --channels 64 --block-size 64 --vocab-size 257 --batch 4 --total-batch 512 --warmup 1 "
-        "--val-batches 2 --sample-tokens 8 --steps 4 --val-every 2 --sample-every 2 --save-every 2 --keep 1").split()
+        "--val-windows 8 --sample-tokens 8 --steps 4 --val-every 2 --sample-every 2 --save-every 2 --keep 1").split()
 
 # The commands to run under valgrind, with their exit status.
 COMMANDS = [

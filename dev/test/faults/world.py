@@ -15,7 +15,7 @@ import journal
 MODEL = ("--layers 1 --heads 2 --channels 16 --block-size 32 --vocab-size 257 --batch 2 --total-batch 128 --warmup 2 "
          "--lr 0.3").split()   # high: the best validation loss is not the last one
 DATA = ["--data", "../tiny_train_*.bin", "--tokenizer", "../vocab.bpe", "--order", "shuffled"]
-RUN = MODEL + DATA + ["--val-batches", "2", "--sample-tokens", "8"]
+RUN = MODEL + DATA + ["--val-windows", "4", "--sample-tokens", "8"]
 OUT = ["--out", "run"]
 TOKENIZE = ["tokenize", "--tokenizer", "../vocab.bpe", "--val-frac", "0.2"]
 MADE = [*TOKENIZE, "--shard-tokens", "9000", "--out", "made/x", "../text.txt"]   # two shards and one for validation

@@ -31,7 +31,7 @@ def run_options(model="plain", steps=30, timeout=60):
     mixture = ["--data", "../tiny_train_000000.bin:0.7", "--data", "../tiny_train_000001.bin:0.3"]
     data = [*mixture, *world.DATA[2:]] if model == "odd" else world.DATA
     return [*MODELS[model].split(), *data, *world.OUT, "--steps", str(steps), "--rank-timeout", str(timeout),
-            *("--batch 2 --parts 4 --warmup 2 --lr 0.01 --val-every 5 --val-batches 5 --sample-every 10 "
+            *("--batch 2 --parts 4 --warmup 2 --lr 0.01 --val-every 5 --val-windows 10 --sample-every 10 "
               "--sample-tokens 8 --save-every 6 --keep 2 --threads 1").split()]
 
 

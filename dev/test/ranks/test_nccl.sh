@@ -35,7 +35,7 @@ ranks() {
 
 cp -r "$repo/data/starter" . || exit 1
 model="--data starter/starter_train_000000.bin --layers 2 --heads 2 --channels 32 --block-size 24 --batch 1 --seq 24 \
-    --total-batch 192 --val-every 3 --val-batches 4 --sample-every 0 --save-every 2 --keep 0"
+    --total-batch 192 --val-every 3 --val-windows 4 --sample-every 0 --save-every 2 --keep 0"
 for n in 1 2 4; do
     ranks $n $model --parts 4 --steps 6 --out "run$n"
     for file in model.safetensors optimizer.safetensors; do

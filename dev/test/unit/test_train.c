@@ -12,8 +12,9 @@
 
 // ---- Runs -----------------------------------------------------------------------------------------------------------
 
-#define FAKE "--layers 1 --heads 1 --channels 4 --block-size 8 --vocab-size 257 --seq 8 --batch 2 " \
-            "--order sequential --sample-every 0 --warmup 2 --lr 0.01 --keep 0 "
+#define SIZES "--layers 1 --heads 1 --channels 4 --block-size 8 --vocab-size 257 --seq 8 " \
+              "--order sequential --sample-every 0 --warmup 2 --lr 0.01 --keep 0 "
+#define FAKE SIZES "--batch 2 "
 #define BASE FAKE "--total-batch 16 "
 #define NO_VAL "--val-every 0 "
 
@@ -37,12 +38,18 @@ static char* text_of(const char* path) {
     return read_file(&b, path, &err) ? b.data : xstrdup("");
 }
 
+static size_t gpu_bytes;   // 0: the fake engine uses no GPU
+static size_t gpu_free_memory(const TostComm* comm) { return (void)comm, gpu_bytes; }
+static size_t gpu_memory(const TostConfig* c, const TostEngineOptions* o) { return (void)c, (size_t)o->max_batch; }
+
 static int fake_main(const char* args) {
+    TostEngine engine = fake;
+    if (gpu_bytes) engine.free_memory = gpu_free_memory, engine.memory = gpu_memory;
     memset(events, 0, sizeof events);
     char *words = xstrdup(args), *argv[80] = {"train_gpt_tost"};
     int argc = 1;
     for (char* w = strtok(words, " "); w; w = strtok(NULL, " ")) argv[argc++] = w;
-    const int status = tost_main(argc, argv, &fake);
+    const int status = tost_main(argc, argv, &engine);
     free(words);
     return status;
 }
@@ -215,21 +222,59 @@ static void test_not_finite(Checks* c) {
     check_run(c, o, 1, 9 + 2 + 1, "not saved", "a parameter that is not finite");
 }
 
-// Of the 200 micro-batches in the shard, 4 are 0, 50, 100 and 150.
-static void test_val_batches(Checks* c) {
+// Of the 400 windows in the shard, 4 are 0, 100, 200 and 300; a step has two, and the bad token is in the first.
+static void test_val_windows(Checks* c) {
     static const struct { int n, bad_first, bad_last, status; } cases[] = {
-        {4, 1, 49, 0}, {4, 101, 149, 0}, {4, 151, 199, 0}, {4, 50, 50, 1}, {4, 150, 150, 1}, {3, 66, 66, 1},
-        {3, 67, 132, 0}, {3, 133, 133, 1}, {0, 199, 199, 1}, {1000000000, 199, 199, 1},
+        {4, 1, 49, 0}, {4, 101, 149, 0}, {4, 151, 199, 0}, {4, 50, 50, 1}, {4, 150, 150, 1}, {3, 67, 132, 0},
+        {3, 133, 133, 1}, {5, 1, 39, 0}, {5, 120, 120, 1}, {0, 199, 199, 1}, {1000000000, 199, 199, 1},
     };
     write_shard("good.bin", 0, -1, -1);
     for (size_t i = 0; i < countof(cases); i++) {
         write_shard("val.bin", BAD, cases[i].bad_first, cases[i].bad_last);
         const Outcome o = run(BASE "--data good.bin --val-data val.bin --val-every 1 --steps 0 --save-every 0 "
-                              "--val-batches %d --out val%zu", cases[i].n, i);
+                              "--val-windows %d --out val%zu", cases[i].n, i);
         check(c, o.status == cases[i].status && !strstr(o.err, "validation loss is nan") == !o.status,
-              "--val-batches %d, bad %d to %d: %s", cases[i].n, cases[i].bad_first, cases[i].bad_last, o.err);
+              "--val-windows %d, bad %d to %d: %s", cases[i].n, cases[i].bad_first, cases[i].bad_last, o.err);
         free_outcome(o);
     }
+    write_shard("val.bin", 99, 0, STEPS);
+    double loss[3];   // with micro-batches of 1, 2 and 4 windows
+    for (int i = 0; i < 3; i++) {
+        check_run(c, run(SIZES "--batch %d --total-batch 32 --data good.bin --val-data val.bin --val-every 1 "
+                         "--val-windows 7 --steps 1 --out batch%d", 1 << i, i), 0, 0, NULL, "a micro-batch");
+        loss[i] = row_of(text_line("batch%d", i).text, 1).val_loss;
+    }
+    check(c, loss[0] > 0 && loss[0] == loss[1] && loss[0] == loss[2], "the windows depend on the micro-batch: %g %g %g",
+          loss[0], loss[1], loss[2]);
+}
+
+// The micro-batch by default on a GPU whose memory holds `bytes` sequences; 0: on a CPU.
+static void test_default_batch(Checks* c) {
+    static const struct { size_t bytes; const char *options, *says; } cases[] = {
+        {0, "--total-batch 480", "4 micro-batches × 15 sequences"}, {1000, "--total-batch 480", "1 micro-batch × 60 seq"},
+        {59, "--total-batch 480", "2 micro-batches × 30 sequences"}, {7, "--total-batch 480", "10 micro-batches × 6 seq"},
+        {1, "--total-batch 480", "60 micro-batches × 1 sequence "}, {1000, "--total-batch 480 --parts 4", "4 micro-batches × 15 "},
+        {1000, "--total-batch 480 --batch 2", "30 micro-batches × 2 "}, {1000, "--total-batch 104", "1 micro-batch × 13 "},
+        {100000, "--total-batch 131072", "2 micro-batches × 8192 "},
+        {100000, "--total-batch 131072 --chunk 4", "1 micro-batch × 16384 "},
+    };
+    write_shard("good.bin", 0, -1, -1);
+    for (size_t i = 0; i < countof(cases); i++) {
+        gpu_bytes = cases[i].bytes;
+        const Outcome o = run(SIZES NO_VAL "--data good.bin --steps 1 --out device%zu %s", i, cases[i].options);
+        const bool chosen = strstr(o.out, "largest micro-batch"), given = strstr(cases[i].options, "--batch");
+        check(c, o.status == 0 && strstr(o.out, cases[i].says) && chosen == (gpu_bytes && !given),
+              "%zu bytes, %s: expected %s: %s%s", gpu_bytes, cases[i].options, cases[i].says, o.out, o.err);
+        free_outcome(o);
+    }
+    gpu_bytes = 7;
+    Outcome o = run("--resume --steps 2 --out device1");
+    check(c, o.status == 0 && strstr(o.out, "1 micro-batch × 60 "), "a resumed run keeps its own: %s%s", o.out, o.err);
+    free_outcome(o);
+    o = run("--init device1 --steps 1 --lr 0.01 --data good.bin " NO_VAL "--sample-every 0 --out device_init");
+    check(c, o.status == 0 && strstr(o.out, "10 micro-batches × 6 "), "--init: %s%s", o.out, o.err);
+    free_outcome(o);
+    gpu_bytes = 0;
 }
 
 static void forget(TostModel* m) { memset(m->state[TOST_PARAM], 0, m->tensors.flat_size * sizeof(float)); }
@@ -238,7 +283,7 @@ static void test_zero_loss(Checks* c) {
     static const uint16_t zeros[TOKENS + 1];
     write_bytes("zeros.bin", zeros, sizeof zeros);
     hooks[0] = (Hook){EVALUATING, 2, forget};
-    check_run(c, run(BASE "--data good.bin --val-data zeros.bin --val-every 1 --val-batches 1 --steps 3 --out zero"),
+    check_run(c, run(BASE "--data good.bin --val-data zeros.bin --val-every 1 --val-windows 2 --steps 3 --out zero"),
               0, 0, NULL, "a loss of 0");
     check(c, row_of("zero", 1).val_loss == 0 && row_of("zero", 3).step == 3, "a loss of 0 must not stop the run");
 }
@@ -254,7 +299,7 @@ static void use_cpu(TostModel* m) { (void)m, raise(SIGXCPU), raise(SIGXCPU); }
 static void warn(TostModel* m) { (void)m, raise(SIGUSR1), raise(SIGHUP); }
 
 // Evaluation passes: one before each save, three per validation: before the first step and after steps 4, 8, 12.
-#define VALIDATED BASE "--data good.bin --val-data copy.bin --val-every 4 --val-batches 3 --steps 12 --save-every 6 "
+#define VALIDATED BASE "--data good.bin --val-data copy.bin --val-every 4 --val-windows 6 --steps 12 --save-every 6 "
 
 static void test_signals(Checks* c) {
     // saved: the step of the newest checkpoint; with `says`, its validation was interrupted. Each run is resumed.
@@ -311,7 +356,7 @@ static void replace_text(const char* folder, const char* from, const char* to) {
 
 // ---- Kills in validations and between saves -------------------------------------------------------------------------
 
-#define BEST_EVERY BASE "--data good.bin --val-data copy.bin --val-batches 3 --save-every 4 --keep-best --val-every "
+#define BEST_EVERY BASE "--data good.bin --val-data copy.bin --val-windows 6 --save-every 4 --keep-best --val-every "
 #define BEST BEST_EVERY "4 --steps 12 "
 
 static bool same_best(const char* a, const char* b) {
@@ -598,8 +643,8 @@ static void test_other_validation(Checks* c) {
           && strstr(o.out, "the best validation loss is reset") && strstr(o.out, "after step 12 (best)"),
           "other data: %s", o.out);
     check_run(c, o, 0, 0, NULL, "other data");
-    o = run("--resume --steps 16 --out judged --val-batches 2");
-    check(c, strstr(o.out, "--val-batches 2 instead of 3") && strstr(o.out, "is reset"), "%s", o.out);
+    o = run("--resume --steps 16 --out judged --val-windows 4");
+    check(c, strstr(o.out, "--val-windows 4 instead of 6") && strstr(o.out, "is reset"), "%s", o.out);
     check_run(c, o, 0, 0, NULL, "other batches");
 }
 
@@ -669,7 +714,7 @@ int main(int argc, char** argv) {
     signal(SIGHUP, SIG_DFL);   // nohup ignores it
     if (argc > 1) return fake_main(argv[1]);   // as run_second does
     setenv("TERM", "dumb", 1);
-    return RUN_TESTS("train", test_not_finite, test_val_batches, test_signals, test_zero_loss,
+    return RUN_TESTS("train", test_not_finite, test_val_windows, test_default_batch, test_signals, test_zero_loss,
                          test_signals_in_steps, test_lock, test_no_seek, test_overtaken, test_removed, test_overwrite,
                          test_default_folders, test_full_disk, test_bad_data, test_unread_output, test_lost_output,
                          test_changes, test_kills, test_newer_best, test_other_validation, test_rising_rate,
