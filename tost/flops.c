@@ -12,6 +12,7 @@ double flops_per_token(const TostConfig* c) {
 static const struct { const char* name; int multiprocessors; double peak[3]; } gpus[] = {
     {"GB200",        152, {80, 1250, 2500}},
     {"B200",         148, {75, 1100, 2250}},
+    {"NVIDIA B300",  148, {75, 1125, 2250}},
     {"GH200",        132, {66.9, 494.7, 989.4}},
     {"H200 NVL",     132, {60, 417.5, 835.5}},
     {"H200",         132, {66.9, 494.7, 989.4}},
@@ -28,6 +29,7 @@ static const struct { const char* name; int multiprocessors; double peak[3]; } g
     {"L4",            58, {30.3, 60, 121}},
     {"RTX 6000 Ada", 142, {91.1, 182.1, 364.2}},
     {"RTX A6000",     84, {38.7, 77.4, 154.8}},
+    {"RTX PRO 6000 Blackwell Workstation", 188, {126, 251.9, 503.8}},
     {"RTX 5090",     170, {104.8, 104.8, 209.5}},
     {"RTX 4090",     128, {82.6, 82.6, 165.2}},
     {"RTX 3090",      82, {35.6, 35.6, 71}},

@@ -15,8 +15,11 @@ extern "C" {
 // ---------------------------------------------------------------------------------------------
 // Error checks. A failed call prints where and what failed and what to do, in one line, and exits with STATUS_FAILED.
 
+inline const char* graph_advice(void) { return "TOST_NO_GRAPHS=1 in the environment runs without CUDA graphs"; }
+
 // What to do about an error.
 inline const char* cuda_advice(cudaError_t e) {
+    if (e >= cudaErrorStreamCaptureUnsupported && e <= cudaErrorStreamCaptureWrongThread) return graph_advice();
     switch (e) {
     case cudaErrorMemoryAllocation: return "a smaller --batch or --seq needs less memory";
     case cudaErrorInsufficientDriver:

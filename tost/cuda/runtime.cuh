@@ -141,6 +141,12 @@ static void graph_free(PassGraph* g) {
     if (g->exec) CUDA_CHECK(cudaGraphExecDestroy(g->exec));
 }
 
+#define GRAPH_CHECK(call) \
+    do { \
+        const cudaError_t error = (call); \
+        if (error != cudaSuccess) cuda_die(#call, cudaGetErrorString(error), graph_advice(), __FILE__, __LINE__); \
+    } while (0)
+
 // Runs pass(), which only launches on `stream` and whose launches depend on nothing but the shape.
 template <typename Pass>
 static void graph_run(PassGraph* g, bool graphs, cudaStream_t stream, int B, int T, Pass pass) {
@@ -151,10 +157,10 @@ static void graph_run(PassGraph* g, bool graphs, cudaStream_t stream, int B, int
     }
     if (!g->exec) {
         cudaGraph_t graph;
-        CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+        GRAPH_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
         pass();
-        CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
-        CUDA_CHECK(cudaGraphInstantiate(&g->exec, graph, 0));
+        GRAPH_CHECK(cudaStreamEndCapture(stream, &graph));
+        GRAPH_CHECK(cudaGraphInstantiate(&g->exec, graph, 0));
         CUDA_CHECK(cudaGraphDestroy(graph));
     }
     CUDA_CHECK(cudaGraphLaunch(g->exec, stream));

@@ -221,7 +221,8 @@ enum cudaError_t {
     cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorInsufficientDriver = 35,
     cudaErrorNoDevice = 100, cudaErrorInvalidDevice = 101, cudaErrorNoKernelImageForDevice = 209,
     cudaErrorUnsupportedPtxVersion = 222, cudaErrorNotReady = 600, cudaErrorIllegalAddress = 700,
-    cudaErrorIllegalInstruction = 715, cudaErrorMisalignedAddress = 716, cudaErrorLaunchFailure = 719
+    cudaErrorIllegalInstruction = 715, cudaErrorMisalignedAddress = 716, cudaErrorLaunchFailure = 719,
+    cudaErrorStreamCaptureUnsupported = 900, cudaErrorStreamCaptureWrongThread = 908
 };
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice

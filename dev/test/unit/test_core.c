@@ -119,6 +119,9 @@ static void test_flops(Checks* c) {
         {"NVIDIA A100-SXM4-80GB", 108, {19.5, 156, 312}},
         {"NVIDIA GeForce RTX 4090 D", 114, {0, 0, 0}},
         {"NVIDIA H100 80GB HBM3 MIG 3g.40gb", 60, {0, 0, 0}},
+        {"NVIDIA B300 SXM6 AC", 148, {75, 1125, 2250}},
+        {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 188, {126, 251.9, 503.8}},
+        {"NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 188, {0, 0, 0}},
         {"NVIDIA L40S", 142, {91.6, 183, 362}},
     };
     for (size_t i = 0; i < countof(known); i++)
