@@ -190,6 +190,17 @@ class Run:
             ms = statistics.median(float(row["ms"]) for row in rows[WARM_STEPS:])
             self.table.row(f"{name}: ms per step", f"{ms:.2f}")
 
+    def batches(self):
+        """The preset tost-base as in README, with the default micro-batch and with others."""
+        data = self.shard("batches.bin", (i * 7919 % VOCAB for i in range(4 * TOKENS + 1)))
+        for more in ((), *(("--batch", batch) for batch in (1, 20, 60, 80))):
+            name = " ".join(map(str, ("trainer, --preset tost-base", *more)))
+            output, rows = self.trainer(name, ["--preset", "tost-base", "--steps", 4, "--data", data, "--save-every", 0,
+                                               *more])
+            if len(rows) > 1:
+                rate = statistics.median(float(row["tokens_per_s"]) for row in rows[1:])
+                self.table.row(f"{name}: tokens/s", f"{rate:,.0f}", *re.findall(r"per step: (.*)$", output, re.M)[:1])
+
     def sampling(self):
         """Speed of decoding: one text, and 32 together."""
         self.trainer("sampled", base(1024, 8, 1, STARTER))
@@ -282,7 +293,7 @@ STAGES = {"libraries": Run.libraries, "train": lambda run: run.train([BASE]), "t
           "memcheck": lambda run: run.sanitizer("memcheck"), "cases": lambda run: run.train(CASES),
           "tssa": lambda run: run.bench("tssa", 40),
           "kernels": lambda run: [run.bench(name) for name in ("delta_rule", "norm", "classifier", "adamw")],
-          "matmuls": lambda run: run.bench("matmul"), "small": Run.small, "sampling": Run.sampling,
+          "matmuls": lambda run: run.bench("matmul"), "batches": Run.batches, "small": Run.small, "sampling": Run.sampling,
           "profile": Run.profile, "repeat": Run.repeat, "racecheck": lambda run: run.sanitizer("racecheck"),
           "synccheck": lambda run: run.sanitizer("synccheck"), "curve": Run.curve, "peers": Run.peers}
 
