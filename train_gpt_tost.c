@@ -1167,6 +1167,10 @@ static void cpu_update(TostModel* model, const TostUpdate* update) {
 // ---------------------------------------------------------------------------------------------
 // The engine
 
+static TostDtype cpu_default_dtype(bool training) {
+    return training && gemm_bf16_is_fast() ? TOST_BF16 : TOST_FP32;
+}
+
 static bool cpu_supports(TostDtype dtype) { return dtype == TOST_FP32 || dtype == TOST_BF16; }
 
 static bool cpu_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
@@ -1212,7 +1216,7 @@ static void cpu_get(float* dst, const TostModel* model, TostArray array, const T
 
 const TostEngine tost_cpu_engine = {
     .name = "cpu",
-    .default_dtype = TOST_FP32,
+    .default_dtype = cpu_default_dtype,
     .supports = cpu_supports,
     .describe = cpu_describe,
     .memory = cpu_memory,

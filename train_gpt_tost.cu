@@ -2331,7 +2331,7 @@ static bool is_bf16(TostModel* m) { return m->options.dtype == TOST_BF16; }
 #ifndef TOST_NO_ENGINE
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
-    .default_dtype = TOST_BF16,
+    .default_dtype = [](bool) { return TOST_BF16; },
     .free_memory = device_free_memory,
     .supports = [](TostDtype dtype) { return dtype >= TOST_FP32 && dtype <= TOST_BF16; },
     .describe = device_describe,

@@ -58,10 +58,10 @@ typedef struct {
 
 typedef struct {
     const char* name;                                     // "cpu", "cuda"
-    TostDtype   default_dtype;
     // Bytes that create may allocate on this rank's GPU; 0 if there is none. NULL: the engine uses the machine's memory.
     size_t (*free_memory)(const TostComm* comm);
 
+    TostDtype (*default_dtype)(bool training);
     bool (*supports)(TostDtype dtype);
     // Writes device, threads and matmul library as one line of text. Fails if there is no device.
     bool (*describe)(char* text, size_t cap, const TostEngineOptions* o, TostError* err);

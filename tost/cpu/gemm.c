@@ -394,6 +394,8 @@ static Format bf16_format(void) {
     return ROUNDED;
 }
 
+bool gemm_bf16_is_fast(void) { return bf16_format() == PAIRS; }
+
 void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K) {
     const Product p = product_of_weight(c, a, b, bf16_format(), M, N, K);
     gemm_product(&p);

@@ -27,5 +27,6 @@ void gemm_bf16(float* c, const float* a, const float* b, GemmLayout layout, int 
 // TOST_FEW_ROWS, gives the bits of gemm_bf16.
 void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K);
 
+bool gemm_bf16_is_fast(void);              // true if the processor has an instruction that makes it the faster format
 const char* gemm_library(void);            // "built in (AVX-512)", …
 bool gemm_is_small(int M, int N, int K);   // true if one thread computes the product faster than several

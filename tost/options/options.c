@@ -221,7 +221,8 @@ const Option option_table[] = {
      "blank lines, and on the number of the sample, but not on the other prompts", 0, MAX_SEED, 1337},
     {.group = "Machine and output"},
     {"dtype", TRAIN | USE | OVERRIDABLE, CHOICE, AT(dtype), DTYPES,
-     .help = "operands of matrix products; sums and parameters are always float32; tf32: CUDA only"},
+     .help = "operands of matrix products; sums and parameters are always float32; tf32: CUDA only. By default "
+     "bf16 on a GPU and, to train, on an AMD CPU with AVX-512 BF16"},
     {"threads", TRAIN | USE | TEXT | OVERRIDABLE, INT, AT(threads), "N",
      .help = "CPU threads; 0: OMP_NUM_THREADS, or all cores, and fewer while other programs use them",
      0, THREADS_LIMIT},
@@ -559,7 +560,7 @@ static void set_defaults(Options* o, const TostEngine* engine) {
         const bool number = row->kind > FLAG && row->kind != STRING && row->kind != LIST;
         if (number && option_belongs(row, o->command)) set_number(o, row, row->value);
     }
-    o->dtype = (int)engine->default_dtype;
+    o->dtype = (int)engine->default_dtype(o->command == COMMAND_TRAIN);
 }
 
 static void set_preset(Options* o) {
@@ -752,7 +753,9 @@ bool options_same(const Options* o, TostComm* comm, TostError* err) {
     uint32_t own[ROWS], first[ROWS];
     int i = 0;
     for (; i < ROWS; i++) {
-        char* value = o->given[i] ? value_text(o, &option_table[i]) : NULL;
+        // the default of --dtype depends on the processor
+        const bool compared = o->given[i] || option_table[i].field == AT(dtype);
+        char* value = compared ? value_text(o, &option_table[i]) : NULL;
         own[i] = first[i] = value ? crc32_update(1, value, strlen(value)) : o->given[i];
         free(value);
     }

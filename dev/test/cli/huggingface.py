@@ -166,7 +166,7 @@ def check_step(folder, init, out):
     trainer("--init", init, "--data", STORIES, "--order", "sequential", "--steps", 1, "--batch", 2,
             "--seq", T, "--total-batch", 2 * T, "--optimizer", "adamw", "--lr", 1e-3, "--weight-decay", decay, "--beta1", 0.9,
             "--beta2", 0.95, "--eps", 1e-4, "--warmup", 0, "--schedule", "constant", "--grad-clip", 1, "--val-every", 0,
-            "--sample-every", 0, "--quiet", "--out", out)
+            "--sample-every", 0, "--dtype", "fp32", "--quiet", "--out", out)
     want, state = load_file(f"{out}/step_00000001/model.safetensors"), model.state_dict()
     start = load_file(init)
     worst = max((state[name] - tensor).abs().max().item() for name, tensor in want.items())

@@ -33,7 +33,7 @@ sizes="--layers 1 --heads 2 --channels 16 --block-size 32"
 model="$sizes --vocab-size 257 --batch 2 --total-batch 128"
 data="--data $dir/tiny_train_*.bin --tokenizer $dir/vocab.bpe"
 small="$model $data --warmup 1"
-fast="--lr 0.003"
+fast="--lr 0.003 --dtype fp32"
 tiny="$small $fast --val-windows 4 --sample-tokens 8"
 bare="--save-every 0 --val-every 0 --sample-every 0"
 set -f   # the trainer expands patterns itself

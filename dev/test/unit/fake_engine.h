@@ -43,6 +43,7 @@ static inline void trigger(Event event, const TostModel* m) {
         if (hooks[i].action && hooks[i].event == event && hooks[i].at == events[event]) hooks[i].action((TostModel*)m);
 }
 
+static inline TostDtype fake_default_dtype(bool training) { return (void)training, TOST_FP32; }
 static inline bool fake_supports(TostDtype dtype) { return dtype == TOST_FP32; }
 
 static inline bool fake_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
@@ -157,8 +158,8 @@ static inline void fake_logits(float* logits, TostModel* m) {
 }
 
 static const TostEngine fake = {
-    .name = "fake", .supports = fake_supports, .describe = fake_describe, .memory = fake_memory, .create = fake_create,
-    .destroy = fake_destroy, .put = fake_put, .get = fake_get, .forward = fake_forward,
+    .name = "fake", .default_dtype = fake_default_dtype, .supports = fake_supports, .describe = fake_describe,
+    .memory = fake_memory, .create = fake_create, .destroy = fake_destroy, .put = fake_put, .get = fake_get, .forward = fake_forward,
     .add_losses = fake_add_losses, .train_forward = fake_train, .train_backward = fake_backward,
     .read_loss = fake_read_loss, .zero_grad = fake_zero_grad, .grad_norm = fake_grad_norm, .update = fake_update,
     .last_logits = fake_logits,
