@@ -481,15 +481,14 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 // RD, the sums of dS, dN and dD over the steps after the pass; end receives these plus those of the pass.
 
 constexpr int TSSA_RUN = 32;         // time steps per block, one per lane
-constexpr int TSSA_WARPS = 12;       // maximum per block; with more heads, a warp takes several
+constexpr int TSSA_WARPS = 6;        // maximum per block; with more heads, a warp takes several
+constexpr int TSSA_BLOCKS = 4;       // per multiprocessor, so that some work while others wait
 constexpr int TSSA_WIDTH = 64;       // channels of a head that a warp takes at once
 constexpr int TSSA_VEC = 8;          // channels and steps of a lane in a tile
 constexpr int TSSA_LANES = TSSA_WIDTH / TSSA_VEC;    // lanes that share the channels of a tile
 constexpr int TSSA_GROUPS = WARP / TSSA_LANES;       // groups of lanes that share its steps
 constexpr int TSSA_ROWS = 4;         // in columns: time steps in registers at once
 static_assert(TSSA_GROUPS * TSSA_VEC == TSSA_RUN, "a tile covers a run");
-// Blocks per multiprocessor, so that one works while another waits; from sm_100 on, two leave too few registers.
-[[maybe_unused]] constexpr int TSSA_BLOCKS = COMPILED_ARCH >= 1000 ? 1 : 2;
 
 // Steps in registers at once in a tile
 template <bool WHOLE, typename S> constexpr int TILE_ROWS = !WHOLE ? 1 : sizeof(S) > 2 ? 2 : TSSA_VEC;
@@ -537,15 +536,23 @@ static size_t tssa_backward_shared(int C, int NH, int start_log) {
     return (3 * NH * WARP + 2 * ((size_t)TSSA_RUN >> start_log) * C) * sizeof(float);
 }
 
+// log2 of the steps between two TssaStarts: 2, or up to 4 if TSSA_BLOCKS blocks would take more than 3/4 of the shared
+// memory of a multiprocessor, whose rest is L1, or 5 if one block would take too much. tssa_walk_to takes the steps.
+static int tssa_start_log(int C, int NH) {
+    const size_t all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+    int log = 2;
+    while (log < 4 && 4 * TSSA_BLOCKS * (tssa_backward_shared(C, NH, log) + EXTRA_SHARED) > 3 * all) log++;
+    while (TSSA_RUN >> log > 1 && tssa_backward_shared(C, NH, log) > MAX_ALLOWED_SHARED) log++;
+    return log;
+}
+
 // A block has enough threads for a warp per head and for a scan in one pass, up to the maximum.
 template <typename S> static Tssa<S> tssa_sizes(int B, int T, int C, int NH) {
     Tssa<S> args = {};
     args.B = B, args.T = T, args.C = C, args.NH = NH, args.HS = C / NH, args.runs = div_up(T, TSSA_RUN);
     args.narrow = scan_stride(C), args.wide = scan_stride(C + NH), args.slots = (int)scan_slots(args.runs);
     args.warps = max(div_up(NH, div_up(NH, TSSA_WARPS)), min(TSSA_WARPS, div_up(C + NH, WARP * SCAN_VEC)));
-    args.start_log = 2;
-    while (tssa_backward_shared(C, NH, args.start_log) > MAX_ALLOWED_SHARED && TSSA_RUN >> args.start_log > 1)
-        args.start_log++;
+    args.start_log = tssa_start_log(C, NH);
     return args;
 }
 
@@ -839,7 +846,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_forward_ke
 
 template <typename S> static void tssa_forward(cudaStream_t stream, const Tssa<S>& args) {
     const size_t shared = tssa_forward_shared(args.C, args.NH);
-    set_shared(tssa_forward_kernel<S>, shared, 2);
+    set_shared(tssa_forward_kernel<S>, shared, TSSA_BLOCKS);
     LAUNCH((tssa_forward_kernel<S>), args.B * args.runs, args.warps * WARP, shared, stream, args);
 }
 
@@ -848,7 +855,7 @@ template <typename S> static void tssa_forward(cudaStream_t stream, const Tssa<S
 struct TssaSteps { float *pi, *pi_mass, *mass, *dpi, *du; };
 
 // S and A (see tssa_statistics_totals) before some of the run's steps, each (32 >> start_log,C) in shared memory, for
-// the last phase, which goes backward in time. Every 4th step, or fewer if shared memory is too small for these.
+// the last phase, which goes backward in time. tssa_start_log chooses the steps.
 struct TssaStarts { float *S, *A; };
 
 // Stores x, the sums before step t, among the starts of the lane's channels, from `inside` of which on there are none.
@@ -1112,10 +1119,9 @@ __device__ inline void tssa_energy_backward(TssaSteps steps, TssaStarts starts, 
 }
 
 // Minimum traffic per row: 2C (z) + 2C (dy) + 2C (dz), and 2C (dz) with memory. Moved in addition: carries, back and
-// totals, about (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last run to the first. With
-// float32, two blocks per multiprocessor would leave too few registers for each.
-template <typename S> __global__ void __launch_bounds__(TSSA_WARPS* WARP, sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
-    tssa_backward_kernel(Tssa<S> args) {
+// totals, about (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last run to the first.
+template <typename S>
+__global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_backward_kernel(Tssa<S> args) {
     DYNAMIC_SHARED(float, shared);
     SHARED(TssaRun, run, 1);
     float *const mass = shared + 2 * args.NH * WARP, *const kept = mass + args.NH * WARP;
@@ -1130,7 +1136,7 @@ template <typename S> __global__ void __launch_bounds__(TSSA_WARPS* WARP, sizeof
 // Sets dz, and what layer_sums needs for the gradients of temp and denom_bias.
 template <typename S> static void tssa_backward(cudaStream_t stream, const Tssa<S>& args) {
     const size_t shared = tssa_backward_shared(args.C, args.NH, args.start_log);
-    set_shared(tssa_backward_kernel<S>, shared, sizeof(S) > 2 ? 1 : 2);
+    set_shared(tssa_backward_kernel<S>, shared, TSSA_BLOCKS);
     LAUNCH((tssa_backward_kernel<S>), args.B * args.runs, args.warps * WARP, shared, stream, args);
 }
 
