@@ -136,9 +136,10 @@ template <typename S> void test_conv(Checks* c, int C, int B, int T, bool state)
     near(c, "conv, dweight", C, on_dweight.get(), dweight);
 }
 
-// Fewer steps than rows of a state, whole and ragged runs, more runs than blocks, more channels than threads.
+// Fewer steps than rows of a state, whole and ragged runs and packs, more runs than blocks, more channels than threads.
 template <typename S> void test_convs(Checks* c) {
     for (const int T : {1, 2, CONV_RUN, 3 * CONV_RUN - CONV_BEFORE, 4 * CONV_RUN + 5}) test_conv<S>(c, 15, 2, T, T % 2);
+    test_conv<S>(c, 12, 2, 4 * CONV_RUN + 5, true);
     test_conv<S>(c, 4, COLUMN_BLOCKS / 2 + 9, CONV_RUN + 1, true);
     test_conv<S>(c, 1030, 1, CONV_RUN, false);
 }
