@@ -1255,7 +1255,10 @@ static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sum
 
 // Rows of logits are `ld` elements apart, a multiple of LOGIT_PACK, so that packs are aligned for any V. The elements
 // past V are not read by the matmuls; the kernel masks them and writes zeros.
-constexpr int LOGIT_PACK = 8, CLASSIFIER_THREADS = 1024, CLASSIFIER_STRIDE = CLASSIFIER_THREADS * LOGIT_PACK;
+constexpr int LOGIT_PACK = 8, CLASSIFIER_THREADS = 1024;   // most threads of a row
+
+// Threads of a row: a pack each, up to the maximum.
+static int classifier_threads(int V) { return min(CLASSIFIER_THREADS, div_up(V, LOGIT_PACK * WARP) * WARP); }
 
 static size_t logits_ld(int V) { return ((size_t)V + LOGIT_PACK - 1) / LOGIT_PACK * LOGIT_PACK; }
 
@@ -1285,7 +1288,7 @@ __device__ inline void softmax_add(SoftmaxStatistics& mine, const S* logits, int
 template <typename S> __device__ inline SoftmaxStatistics softmax_statistics(const S* logits, int V) {
     SoftmaxStatistics mine = {-INFINITY, 0.0f};
     int v = threadIdx.x * LOGIT_PACK;
-    UNROLL_BY(2) for (; v + LOGIT_PACK <= V; v += CLASSIFIER_STRIDE) softmax_add<false>(mine, logits, v, V);
+    UNROLL_BY(2) for (; v + LOGIT_PACK <= V; v += blockDim.x * LOGIT_PACK) softmax_add<false>(mine, logits, v, V);
     if (v < V) softmax_add<true>(mine, logits, v, V);
     return mine;
 }
@@ -1296,7 +1299,7 @@ __device__ inline SoftmaxStatistics softmax_merge(SoftmaxStatistics mine) {
     return {top, warp_sum(mine.sum == 0.0f ? 0.0f : mine.sum * power_of_2((mine.top - top) * LOG2_E))};
 }
 
-// Blocks per multiprocessor, which holds 2,048 threads on sm_80, sm_90 and sm_10x, 1,536 on others.
+// Largest blocks per multiprocessor, which holds 2,048 threads on sm_80, sm_90 and sm_10x, 1,536 on others.
 [[maybe_unused]] constexpr int CLASSIFIER_BLOCKS =
     COMPILED_ARCH == 800 || COMPILED_ARCH == 900 || COMPILED_ARCH / 100 == 10 ? 2 : 1;
 
@@ -1322,33 +1325,31 @@ template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLAS
                          int ld) {
     SHARED(SoftmaxStatistics, shared, CLASSIFIER_THREADS / WARP);
     S* l = logits + (size_t)blockIdx.x * ld;
-    const int target = targets[blockIdx.x];
+    const int target = targets[blockIdx.x], stride = blockDim.x * LOGIT_PACK;
     const float scale = step->grad_scale;
     if (target < 0) {
         const float zeros[LOGIT_PACK] = {};
         if (threadIdx.x == 0) loss[blockIdx.x] = 0.0f;
         if (gradient)
-            for (int v = threadIdx.x * LOGIT_PACK; v < ld; v += CLASSIFIER_STRIDE)
-                store_pack<LOGIT_PACK>(l + v, zeros);
+            for (int v = threadIdx.x * LOGIT_PACK; v < ld; v += stride) store_pack<LOGIT_PACK>(l + v, zeros);
         return;
     }
     const float target_logit = to_float(l[target]);
     const SoftmaxStatistics of_warp = softmax_merge(softmax_statistics(l, V));
     if (lane_index() == 0) shared[warp_index()] = of_warp;
     __syncthreads();   // also: all threads have read target_logit, which is overwritten below
-    const bool has_warp = lane_index() < CLASSIFIER_THREADS / WARP;
+    const bool has_warp = lane_index() < block_warps();
     const SoftmaxStatistics row = softmax_merge(has_warp ? shared[lane_index()] : SoftmaxStatistics{-INFINITY, 0.0f});
     if (threadIdx.x == 0) loss[blockIdx.x] = logf(row.sum) + (row.top - target_logit);
     if (!gradient) return;
     const float shift = -row.top * LOG2_E, share = scale / row.sum;
-    const int last = threadIdx.x * LOGIT_PACK + (ld - 1) / CLASSIFIER_STRIDE * CLASSIFIER_STRIDE;
-    int v = last < ld ? last : last - CLASSIFIER_STRIDE;
+    const int last = threadIdx.x * LOGIT_PACK + (ld - 1) / stride * stride;
+    int v = last < ld ? last : last - stride;
     if (v >= 0 && v + LOGIT_PACK > V) {
         softmax_gradient<true>(l, v, V, target, shift, share, scale);
-        v -= CLASSIFIER_STRIDE;
+        v -= stride;
     }
-    UNROLL_BY(2) for (; v >= 0; v -= CLASSIFIER_STRIDE)
-        softmax_gradient<false>(l, v, V, target, shift, share, scale);
+    UNROLL_BY(2) for (; v >= 0; v -= stride) softmax_gradient<false>(l, v, V, target, shift, share, scale);
 }
 
 // total += Σ of the losses, in double and in a fixed order. One block.
@@ -1378,16 +1379,17 @@ template <typename S> struct Classifier {
 
 // Works on blocks of rows: the (rows,V) logits are never materialized.
 template <typename S> static void classifier_forward_backward(Matmul* mm, const Classifier<S>& args) {
-    const int V = args.V, C = args.C, ld = (int)logits_ld(V);
-    set_shared(cross_entropy_kernel<S>, 0, 2);   // L1 holds a row of logits for the second pass over it
+    const int V = args.V, C = args.C, ld = (int)logits_ld(V), threads = classifier_threads(V);
+    // The rest is L1, which holds rows of logits for the second pass over them.
+    set_shared(cross_entropy_kernel<S>, 0, 2 * CLASSIFIER_THREADS / threads);
     for (size_t row = 0; row < args.rows; row += args.block) {
         const int n = (int)min(args.rows - row, args.block);
         const S* x = args.x + row * C;
         Product<S, S> logits = dense_product(args.logits, x, args.wte, PRODUCT_NT, n, V, C);
         logits.ldc = ld;
         matmul(mm, logits);
-        LAUNCH((cross_entropy_kernel<S>), n, CLASSIFIER_THREADS, 0, mm->stream, args.loss + row, args.logits,
-               args.targets + row, args.step, args.dwte != NULL, V, ld);
+        LAUNCH((cross_entropy_kernel<S>), n, threads, 0, mm->stream, args.loss + row, args.logits, args.targets + row,
+               args.step, args.dwte != NULL, V, ld);
         if (!args.dwte) continue;
         Product<S, S> dx = dense_product(args.dx + row * C, args.logits, args.wte, PRODUCT_NN, n, C, V);
         Product<S, float> dwte = dense_product(args.dwte, args.logits, x, PRODUCT_TN, V, C, n);
