@@ -411,14 +411,14 @@ static void linear_forward(Matmul* mm, S* y, const S* x, const S* w, const S* b,
     matmul(mm, p);
 }
 
-// dx =; dw =, or with add +=.   dx = dy · w,   dw = dyᵀ · x
+// dx =; dw =, or with add +=.   dx = dy · w,   dw = dyᵀ · x. L2 may hold the end of dx afterwards.
 template <typename S>
 static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* x, const S* w, size_t rows, int IN,
                             int OUT, bool add) {
-    matmul(mm, dense_product(dx, dy, w, PRODUCT_NN, (int)rows, IN, OUT));
     Product<S, float> p = dense_product(dw, dy, x, PRODUCT_TN, OUT, IN, (int)rows);
     p.beta = add ? 1.0f : 0.0f;   // mutant: no_accumulation, weights_not_overwritten
     matmul(mm, p);
+    matmul(mm, dense_product(dx, dy, w, PRODUCT_NN, (int)rows, IN, OUT));
 }
 
 // partial (blocks,N): Σ of dy over every gridDim.x-th row. Minimum traffic per row: 2N.
@@ -1224,7 +1224,8 @@ template <typename S, bool WHOLE> __global__ void __launch_bounds__(GELU_THREADS
     gelu_backward_kernel(S* dx, float* partial, const S* x, size_t rows, int N) {
     const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * GELU_PACK, inside = N - c;
     float sum[GELU_PACK] = {};
-    UNROLL_BY(2) for (size_t row = blockIdx.x; inside > 0 && row < rows; row += gridDim.x) {
+    UNROLL_BY(2) for (size_t i = blockIdx.x; inside > 0 && i < rows; i += gridDim.x) {
+        const size_t row = rows - 1 - i;   // the last rows of dx first, since L2 may hold them
         float d[GELU_PACK], v[GELU_PACK];
         load_part<WHOLE>(d, dx + row * N + c, inside);
         load_part<WHOLE>(v, x + row * N + c, inside);
