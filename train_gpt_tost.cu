@@ -411,14 +411,14 @@ static void linear_forward(Matmul* mm, S* y, const S* x, const S* w, const S* b,
     matmul(mm, p);
 }
 
-// dx =; dw =, or with add +=.   dx = dy · w,   dw = dyᵀ · x
+// dx =; dw =, or with add +=.   dx = dy · w,   dw = dyᵀ · x. L2 may hold the end of dx afterwards.
 template <typename S>
 static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* x, const S* w, size_t rows, int IN,
                             int OUT, bool add) {
-    matmul(mm, dense_product(dx, dy, w, PRODUCT_NN, (int)rows, IN, OUT));
     Product<S, float> p = dense_product(dw, dy, x, PRODUCT_TN, OUT, IN, (int)rows);
     p.beta = add ? 1.0f : 0.0f;   // mutant: no_accumulation, weights_not_overwritten
     matmul(mm, p);
+    matmul(mm, dense_product(dx, dy, w, PRODUCT_NN, (int)rows, IN, OUT));
 }
 
 // partial (blocks,N): Σ of dy over every gridDim.x-th row. Minimum traffic per row: 2N.
@@ -481,15 +481,14 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 // RD, the sums of dS, dN and dD over the steps after the pass; end receives these plus those of the pass.
 
 constexpr int TSSA_RUN = 32;         // time steps per block, one per lane
-constexpr int TSSA_WARPS = 12;       // maximum per block; with more heads, a warp takes several
+constexpr int TSSA_WARPS = 6;        // maximum per block; with more heads, a warp takes several
+constexpr int TSSA_BLOCKS = 4;       // per multiprocessor, so that some work while others wait
 constexpr int TSSA_WIDTH = 64;       // channels of a head that a warp takes at once
 constexpr int TSSA_VEC = 8;          // channels and steps of a lane in a tile
 constexpr int TSSA_LANES = TSSA_WIDTH / TSSA_VEC;    // lanes that share the channels of a tile
 constexpr int TSSA_GROUPS = WARP / TSSA_LANES;       // groups of lanes that share its steps
 constexpr int TSSA_ROWS = 4;         // in columns: time steps in registers at once
 static_assert(TSSA_GROUPS * TSSA_VEC == TSSA_RUN, "a tile covers a run");
-// Blocks per multiprocessor, so that one works while another waits; from sm_100 on, two leave too few registers.
-[[maybe_unused]] constexpr int TSSA_BLOCKS = COMPILED_ARCH >= 1000 ? 1 : 2;
 
 // Steps in registers at once in a tile
 template <bool WHOLE, typename S> constexpr int TILE_ROWS = !WHOLE ? 1 : sizeof(S) > 2 ? 2 : TSSA_VEC;
@@ -537,15 +536,23 @@ static size_t tssa_backward_shared(int C, int NH, int start_log) {
     return (3 * NH * WARP + 2 * ((size_t)TSSA_RUN >> start_log) * C) * sizeof(float);
 }
 
+// log2 of the steps between two TssaStarts: 2, or up to 4 if TSSA_BLOCKS blocks would take more than 3/4 of the shared
+// memory of a multiprocessor, whose rest is L1, or 5 if one block would take too much. tssa_walk_to takes the steps.
+static int tssa_start_log(int C, int NH) {
+    const size_t all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
+    int log = 2;
+    while (log < 4 && 4 * TSSA_BLOCKS * (tssa_backward_shared(C, NH, log) + EXTRA_SHARED) > 3 * all) log++;
+    while (TSSA_RUN >> log > 1 && tssa_backward_shared(C, NH, log) > MAX_ALLOWED_SHARED) log++;
+    return log;
+}
+
 // A block has enough threads for a warp per head and for a scan in one pass, up to the maximum.
 template <typename S> static Tssa<S> tssa_sizes(int B, int T, int C, int NH) {
     Tssa<S> args = {};
     args.B = B, args.T = T, args.C = C, args.NH = NH, args.HS = C / NH, args.runs = div_up(T, TSSA_RUN);
     args.narrow = scan_stride(C), args.wide = scan_stride(C + NH), args.slots = (int)scan_slots(args.runs);
     args.warps = max(div_up(NH, div_up(NH, TSSA_WARPS)), min(TSSA_WARPS, div_up(C + NH, WARP * SCAN_VEC)));
-    args.start_log = 2;
-    while (tssa_backward_shared(C, NH, args.start_log) > MAX_ALLOWED_SHARED && TSSA_RUN >> args.start_log > 1)
-        args.start_log++;
+    args.start_log = tssa_start_log(C, NH);
     return args;
 }
 
@@ -839,7 +846,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_forward_ke
 
 template <typename S> static void tssa_forward(cudaStream_t stream, const Tssa<S>& args) {
     const size_t shared = tssa_forward_shared(args.C, args.NH);
-    set_shared(tssa_forward_kernel<S>, shared, 2);
+    set_shared(tssa_forward_kernel<S>, shared, TSSA_BLOCKS);
     LAUNCH((tssa_forward_kernel<S>), args.B * args.runs, args.warps * WARP, shared, stream, args);
 }
 
@@ -848,7 +855,7 @@ template <typename S> static void tssa_forward(cudaStream_t stream, const Tssa<S
 struct TssaSteps { float *pi, *pi_mass, *mass, *dpi, *du; };
 
 // S and A (see tssa_statistics_totals) before some of the run's steps, each (32 >> start_log,C) in shared memory, for
-// the last phase, which goes backward in time. Every 4th step, or fewer if shared memory is too small for these.
+// the last phase, which goes backward in time. tssa_start_log chooses the steps.
 struct TssaStarts { float *S, *A; };
 
 // Stores x, the sums before step t, among the starts of the lane's channels, from `inside` of which on there are none.
@@ -1112,10 +1119,9 @@ __device__ inline void tssa_energy_backward(TssaSteps steps, TssaStarts starts, 
 }
 
 // Minimum traffic per row: 2C (z) + 2C (dy) + 2C (dz), and 2C (dz) with memory. Moved in addition: carries, back and
-// totals, about (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last run to the first. With
-// float32, two blocks per multiprocessor would leave too few registers for each.
-template <typename S> __global__ void __launch_bounds__(TSSA_WARPS* WARP, sizeof(S) > 2 ? 1 : TSSA_BLOCKS)
-    tssa_backward_kernel(Tssa<S> args) {
+// totals, about (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last run to the first.
+template <typename S>
+__global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_backward_kernel(Tssa<S> args) {
     DYNAMIC_SHARED(float, shared);
     SHARED(TssaRun, run, 1);
     float *const mass = shared + 2 * args.NH * WARP, *const kept = mass + args.NH * WARP;
@@ -1130,7 +1136,7 @@ template <typename S> __global__ void __launch_bounds__(TSSA_WARPS* WARP, sizeof
 // Sets dz, and what layer_sums needs for the gradients of temp and denom_bias.
 template <typename S> static void tssa_backward(cudaStream_t stream, const Tssa<S>& args) {
     const size_t shared = tssa_backward_shared(args.C, args.NH, args.start_log);
-    set_shared(tssa_backward_kernel<S>, shared, sizeof(S) > 2 ? 1 : 2);
+    set_shared(tssa_backward_kernel<S>, shared, TSSA_BLOCKS);
     LAUNCH((tssa_backward_kernel<S>), args.B * args.runs, args.warps * WARP, shared, stream, args);
 }
 
@@ -1218,7 +1224,8 @@ template <typename S, bool WHOLE> __global__ void __launch_bounds__(GELU_THREADS
     gelu_backward_kernel(S* dx, float* partial, const S* x, size_t rows, int N) {
     const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * GELU_PACK, inside = N - c;
     float sum[GELU_PACK] = {};
-    UNROLL_BY(2) for (size_t row = blockIdx.x; inside > 0 && row < rows; row += gridDim.x) {
+    UNROLL_BY(2) for (size_t i = blockIdx.x; inside > 0 && i < rows; i += gridDim.x) {
+        const size_t row = rows - 1 - i;   // the last rows of dx first, since L2 may hold them
         float d[GELU_PACK], v[GELU_PACK];
         load_part<WHOLE>(d, dx + row * N + c, inside);
         load_part<WHOLE>(v, x + row * N + c, inside);
@@ -1249,7 +1256,10 @@ static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sum
 
 // Rows of logits are `ld` elements apart, a multiple of LOGIT_PACK, so that packs are aligned for any V. The elements
 // past V are not read by the matmuls; the kernel masks them and writes zeros.
-constexpr int LOGIT_PACK = 8, CLASSIFIER_THREADS = 1024, CLASSIFIER_STRIDE = CLASSIFIER_THREADS * LOGIT_PACK;
+constexpr int LOGIT_PACK = 8, CLASSIFIER_THREADS = 1024;   // most threads of a row
+
+// Threads of a row: a pack each, up to the maximum.
+static int classifier_threads(int V) { return min(CLASSIFIER_THREADS, div_up(V, LOGIT_PACK * WARP) * WARP); }
 
 static size_t logits_ld(int V) { return ((size_t)V + LOGIT_PACK - 1) / LOGIT_PACK * LOGIT_PACK; }
 
@@ -1279,7 +1289,7 @@ __device__ inline void softmax_add(SoftmaxStatistics& mine, const S* logits, int
 template <typename S> __device__ inline SoftmaxStatistics softmax_statistics(const S* logits, int V) {
     SoftmaxStatistics mine = {-INFINITY, 0.0f};
     int v = threadIdx.x * LOGIT_PACK;
-    UNROLL_BY(2) for (; v + LOGIT_PACK <= V; v += CLASSIFIER_STRIDE) softmax_add<false>(mine, logits, v, V);
+    UNROLL_BY(2) for (; v + LOGIT_PACK <= V; v += blockDim.x * LOGIT_PACK) softmax_add<false>(mine, logits, v, V);
     if (v < V) softmax_add<true>(mine, logits, v, V);
     return mine;
 }
@@ -1290,7 +1300,7 @@ __device__ inline SoftmaxStatistics softmax_merge(SoftmaxStatistics mine) {
     return {top, warp_sum(mine.sum == 0.0f ? 0.0f : mine.sum * power_of_2((mine.top - top) * LOG2_E))};
 }
 
-// Blocks per multiprocessor, which holds 2,048 threads on sm_80, sm_90 and sm_10x, 1,536 on others.
+// Largest blocks per multiprocessor, which holds 2,048 threads on sm_80, sm_90 and sm_10x, 1,536 on others.
 [[maybe_unused]] constexpr int CLASSIFIER_BLOCKS =
     COMPILED_ARCH == 800 || COMPILED_ARCH == 900 || COMPILED_ARCH / 100 == 10 ? 2 : 1;
 
@@ -1316,33 +1326,31 @@ template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLAS
                          int ld) {
     SHARED(SoftmaxStatistics, shared, CLASSIFIER_THREADS / WARP);
     S* l = logits + (size_t)blockIdx.x * ld;
-    const int target = targets[blockIdx.x];
+    const int target = targets[blockIdx.x], stride = blockDim.x * LOGIT_PACK;
     const float scale = step->grad_scale;
     if (target < 0) {
         const float zeros[LOGIT_PACK] = {};
         if (threadIdx.x == 0) loss[blockIdx.x] = 0.0f;
         if (gradient)
-            for (int v = threadIdx.x * LOGIT_PACK; v < ld; v += CLASSIFIER_STRIDE)
-                store_pack<LOGIT_PACK>(l + v, zeros);
+            for (int v = threadIdx.x * LOGIT_PACK; v < ld; v += stride) store_pack<LOGIT_PACK>(l + v, zeros);
         return;
     }
     const float target_logit = to_float(l[target]);
     const SoftmaxStatistics of_warp = softmax_merge(softmax_statistics(l, V));
     if (lane_index() == 0) shared[warp_index()] = of_warp;
     __syncthreads();   // also: all threads have read target_logit, which is overwritten below
-    const bool has_warp = lane_index() < CLASSIFIER_THREADS / WARP;
+    const bool has_warp = lane_index() < block_warps();
     const SoftmaxStatistics row = softmax_merge(has_warp ? shared[lane_index()] : SoftmaxStatistics{-INFINITY, 0.0f});
     if (threadIdx.x == 0) loss[blockIdx.x] = logf(row.sum) + (row.top - target_logit);
     if (!gradient) return;
     const float shift = -row.top * LOG2_E, share = scale / row.sum;
-    const int last = threadIdx.x * LOGIT_PACK + (ld - 1) / CLASSIFIER_STRIDE * CLASSIFIER_STRIDE;
-    int v = last < ld ? last : last - CLASSIFIER_STRIDE;
+    const int last = threadIdx.x * LOGIT_PACK + (ld - 1) / stride * stride;
+    int v = last < ld ? last : last - stride;
     if (v >= 0 && v + LOGIT_PACK > V) {
         softmax_gradient<true>(l, v, V, target, shift, share, scale);
-        v -= CLASSIFIER_STRIDE;
+        v -= stride;
     }
-    UNROLL_BY(2) for (; v >= 0; v -= CLASSIFIER_STRIDE)
-        softmax_gradient<false>(l, v, V, target, shift, share, scale);
+    UNROLL_BY(2) for (; v >= 0; v -= stride) softmax_gradient<false>(l, v, V, target, shift, share, scale);
 }
 
 // total += Σ of the losses, in double and in a fixed order. One block.
@@ -1372,16 +1380,17 @@ template <typename S> struct Classifier {
 
 // Works on blocks of rows: the (rows,V) logits are never materialized.
 template <typename S> static void classifier_forward_backward(Matmul* mm, const Classifier<S>& args) {
-    const int V = args.V, C = args.C, ld = (int)logits_ld(V);
-    set_shared(cross_entropy_kernel<S>, 0, 2);   // L1 holds a row of logits for the second pass over it
+    const int V = args.V, C = args.C, ld = (int)logits_ld(V), threads = classifier_threads(V);
+    // The rest is L1, which holds rows of logits for the second pass over them.
+    set_shared(cross_entropy_kernel<S>, 0, 2 * CLASSIFIER_THREADS / threads);
     for (size_t row = 0; row < args.rows; row += args.block) {
         const int n = (int)min(args.rows - row, args.block);
         const S* x = args.x + row * C;
         Product<S, S> logits = dense_product(args.logits, x, args.wte, PRODUCT_NT, n, V, C);
         logits.ldc = ld;
         matmul(mm, logits);
-        LAUNCH((cross_entropy_kernel<S>), n, CLASSIFIER_THREADS, 0, mm->stream, args.loss + row, args.logits,
-               args.targets + row, args.step, args.dwte != NULL, V, ld);
+        LAUNCH((cross_entropy_kernel<S>), n, threads, 0, mm->stream, args.loss + row, args.logits, args.targets + row,
+               args.step, args.dwte != NULL, V, ld);
         if (!args.dwte) continue;
         Product<S, S> dx = dense_product(args.dx + row * C, args.logits, args.wte, PRODUCT_NN, n, C, V);
         Product<S, float> dwte = dense_product(args.dwte, args.logits, x, PRODUCT_TN, V, C, n);

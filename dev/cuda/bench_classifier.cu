@@ -17,11 +17,11 @@ template <typename S> static void bench_classifier(Bench* bench, int V) {
     char size[64];
     snprintf(size, sizeof size, "%s rows %zu V %d", bench_type<S>(), rows, V);
     bench_report(bench, "cross_entropy", size, 2.0 * rows * V * sizeof(S), [&] {
-        LAUNCH((cross_entropy_kernel<S>), (int)rows, CLASSIFIER_THREADS, 0, bench->stream, loss, logits,
+        LAUNCH((cross_entropy_kernel<S>), (int)rows, classifier_threads(V), 0, bench->stream, loss, logits,
                targets, step, true, V, ld);
     });
     bench_report(bench, "cross_entropy_loss", size, 1.0 * rows * V * sizeof(S), [&] {
-        LAUNCH((cross_entropy_kernel<S>), (int)rows, CLASSIFIER_THREADS, 0, bench->stream, loss, logits,
+        LAUNCH((cross_entropy_kernel<S>), (int)rows, classifier_threads(V), 0, bench->stream, loss, logits,
                targets, step, false, V, ld);
     });
     bench_free_buffers(bench);

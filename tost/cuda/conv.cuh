@@ -12,7 +12,8 @@ extern "C" {
 }
 
 constexpr int CONV_WIDTH = TOST_CONV_WIDTH, CONV_BEFORE = CONV_WIDTH - 1;   // taps; rows that a state holds
-constexpr int CONV_VEC = 2, CONV_RUN = 8;   // neighboring channels and steps of a thread at once
+constexpr int CONV_RUN = 8, CONV_BACKWARD_VEC = 2;   // steps and neighboring channels of a thread at once
+template <typename S> constexpr int CONV_FORWARD_VEC = 8 / sizeof(S);   // its channels in forward
 
 template <typename S> struct Conv {
     int B, T, C;
@@ -34,48 +35,48 @@ template <typename S> __device__ inline size_t conv_before(const Conv<S>& args, 
     return b * args.state_size + args.offset + (t + CONV_BEFORE) * args.C + c;
 }
 
-// CONV_VEC channels of step t, which for t < 0 are in `state`; zeros if there are none. WHOLE: all are in p.
-template <bool WHOLE, typename S>
-__device__ inline void conv_load(float (&row)[CONV_VEC], const S* p, const double* state, const Conv<S>& args, int b,
-                                 int t, int c) {
+// VEC channels of step t, which for t < 0 are in `state`; zeros if there are none. WHOLE: all are in p.
+template <bool WHOLE, int VEC, typename S>
+__device__ inline void conv_load(float (&row)[VEC], const S* p, const double* state, const Conv<S>& args, int b, int t,
+                                 int c) {
     const int inside = args.C - c;
     if (WHOLE || t >= 0)
         load_part<WHOLE>(row, p + conv_row(args, b, t, c), t < args.T ? inside : 0);   // mutant: conv_end
-    else UNROLL for (int i = 0; i < CONV_VEC; i++)   // mutant: conv_state
+    else UNROLL for (int i = 0; i < VEC; i++)   // mutant: conv_state
         row[i] = state && i < inside ? (float)state[conv_before(args, b, t, c) + i] : 0.0f;
 }
 
-template <bool WHOLE, typename S>
-__device__ inline void conv_store(S* p, double* state, const float (&row)[CONV_VEC], const Conv<S>& args, int b, int t,
+template <bool WHOLE, int VEC, typename S>
+__device__ inline void conv_store(S* p, double* state, const float (&row)[VEC], const Conv<S>& args, int b, int t,
                                   int c) {
     const int inside = args.C - c;
     if (WHOLE || t >= 0) store_part<WHOLE>(p + conv_row(args, b, t, c), row, t < args.T ? inside : 0);
-    else UNROLL for (int i = 0; i < CONV_VEC; i++)
+    else UNROLL for (int i = 0; i < VEC; i++)
         if (state && i < inside) state[conv_before(args, b, t, c) + i] = row[i];
 }
 
-// The filters of CONV_VEC channels from c on; zeros past the last channel
-template <typename S>
-__device__ inline void conv_weights(float (&weight)[CONV_VEC][CONV_WIDTH], const Conv<S>& args, int c) {
-    UNROLL for (int i = 0; i < CONV_VEC; i++)
+// The filters of VEC channels from c on; zeros past the last channel
+template <int VEC, typename S>
+__device__ inline void conv_weights(float (&weight)[VEC][CONV_WIDTH], const Conv<S>& args, int c) {
+    UNROLL for (int i = 0; i < VEC; i++)
         if (c + i < args.C) load_pack<CONV_WIDTH>(weight[i], args.weight + (c + i) * CONV_WIDTH);
 }
 
 // Whether a run from t0 on and the rows that it needs are inside of the pass, and so are the channels.
-template <typename S> __device__ inline bool conv_whole(const Conv<S>& args, int t0) {
-    return t0 >= CONV_BEFORE && t0 + CONV_RUN + CONV_BEFORE <= args.T && args.C % CONV_VEC == 0;   // mutant: conv_whole
+template <int VEC, typename S> __device__ inline bool conv_whole(const Conv<S>& args, int t0) {
+    return t0 >= CONV_BEFORE && t0 + CONV_RUN + CONV_BEFORE <= args.T && args.C % VEC == 0;   // mutant: conv_whole
 }
 
 // y of CONV_RUN steps from t0 on, and the state after the pass
-template <bool WHOLE, typename S>
-__device__ inline void conv_run_forward(const float (&weight)[CONV_VEC][CONV_WIDTH], const Conv<S>& args, int b, int t0,
+template <bool WHOLE, int VEC, typename S>
+__device__ inline void conv_run_forward(const float (&weight)[VEC][CONV_WIDTH], const Conv<S>& args, int b, int t0,
                                         int c) {
-    float x[CONV_RUN + CONV_BEFORE][CONV_VEC];   // from step t0 - 3 on
+    float x[CONV_RUN + CONV_BEFORE][VEC];   // from step t0 - 3 on
     UNROLL for (int j = 0; j < CONV_RUN + CONV_BEFORE; j++)
         conv_load<WHOLE>(x[j], args.x, args.state.start, args, b, t0 + j - CONV_BEFORE, c);
     UNROLL for (int j = 0; j < CONV_RUN; j++) {
-        float y[CONV_VEC] = {};
-        UNROLL for (int i = 0; i < CONV_VEC; i++)
+        float y[VEC] = {};
+        UNROLL for (int i = 0; i < VEC; i++)
             UNROLL for (int k = 0; k < CONV_WIDTH; k++) y[i] += weight[i][k] * x[j + k][i];
         conv_store<WHOLE>(args.y, NULL, y, args, b, t0 + j, c);
     }
@@ -86,20 +87,19 @@ __device__ inline void conv_run_forward(const float (&weight)[CONV_VEC][CONV_WID
 }
 
 // dx of CONV_RUN steps from t0 on; dweight +=. All loads come before the first store.
-template <bool WHOLE, typename S>
-__device__ inline void conv_run_backward(float (&dweight)[CONV_VEC][CONV_WIDTH],
-                                         const float (&weight)[CONV_VEC][CONV_WIDTH], const Conv<S>& args, int b,
-                                         int t0, int c) {
-    float dy[CONV_RUN + CONV_BEFORE][CONV_VEC], x[CONV_RUN][CONV_VEC];   // from step t0 on
+template <bool WHOLE, int VEC, typename S>
+__device__ inline void conv_run_backward(float (&dweight)[VEC][CONV_WIDTH], const float (&weight)[VEC][CONV_WIDTH],
+                                         const Conv<S>& args, int b, int t0, int c) {
+    float dy[CONV_RUN + CONV_BEFORE][VEC], x[CONV_RUN][VEC];   // from step t0 on
     UNROLL for (int j = 0; j < CONV_RUN + CONV_BEFORE; j++)
         conv_load<WHOLE>(dy[j], args.dy, NULL, args, b, t0 + j, c);
     UNROLL for (int j = 0; j < CONV_RUN; j++) conv_load<WHOLE>(x[j], args.x, args.state.start, args, b, t0 + j, c);
     UNROLL for (int j = 0; j < CONV_RUN; j++) {
         const int t = t0 + j;
-        float dx[CONV_VEC] = {};
+        float dx[VEC] = {};
         if (!WHOLE && t < args.T && t + CONV_BEFORE >= args.T)
             conv_load<false>(dx, args.dy, args.adjoint.start, args, b, t - args.T, c);
-        UNROLL for (int i = 0; i < CONV_VEC; i++)
+        UNROLL for (int i = 0; i < VEC; i++)
             UNROLL for (int k = CONV_BEFORE; k >= 0; k--) {
                 dx[i] += weight[i][k] * dy[j + CONV_BEFORE - k][i];
                 dweight[i][k] += x[j][i] * dy[j + CONV_BEFORE - k][i];
@@ -110,28 +110,34 @@ __device__ inline void conv_run_backward(float (&dweight)[CONV_VEC][CONV_WIDTH],
 
 // Blocks loop over runs. With 768 channels, 4 blocks fit on a multiprocessor. Minimum traffic per row: 2C (x) + 2C (y).
 template <typename S> __global__ void __launch_bounds__(256, 3) conv_forward_kernel(Conv<S> args, int runs) {
-    for (int c = threadIdx.x * CONV_VEC; c < args.C; c += blockDim.x * CONV_VEC) {
-        float weight[CONV_VEC][CONV_WIDTH] = {};
+    constexpr int VEC = CONV_FORWARD_VEC<S>;
+    for (int c = threadIdx.x * VEC; c < args.C; c += blockDim.x * VEC) {
+        float weight[VEC][CONV_WIDTH] = {};
         conv_weights(weight, args, c);
         for (int run = blockIdx.x; run < args.B * runs; run += gridDim.x) {
             const int b = run / runs, t0 = run % runs * CONV_RUN;
-            if (conv_whole(args, t0)) conv_run_forward<true>(weight, args, b, t0, c);
-            else conv_run_forward<false>(weight, args, b, t0, c);
+            if (conv_whole<VEC>(args, t0)) conv_run_forward<true>(weight, args, b, t0, c);
+            else NO_UNROLL for (int i = c; i < c + VEC; i++) {   // one channel at a time, in fewer registers
+                float of_channel[1][CONV_WIDTH] = {};
+                conv_weights(of_channel, args, i);
+                conv_run_forward<false>(of_channel, args, b, t0, i);
+            }
         }
     }
 }
 
 // Runs start at step -3. Minimum traffic per row: 2C (dy) + 2C (x) + 2C (dx).
 template <typename S> __global__ void __launch_bounds__(256, 3) conv_backward_kernel(Conv<S> args, int runs) {
-    for (int c = threadIdx.x * CONV_VEC; c < args.C; c += blockDim.x * CONV_VEC) {
-        float weight[CONV_VEC][CONV_WIDTH] = {}, dweight[CONV_VEC][CONV_WIDTH] = {};
+    constexpr int VEC = CONV_BACKWARD_VEC;
+    for (int c = threadIdx.x * VEC; c < args.C; c += blockDim.x * VEC) {
+        float weight[VEC][CONV_WIDTH] = {}, dweight[VEC][CONV_WIDTH] = {};
         conv_weights(weight, args, c);
         for (int run = blockIdx.x; run < args.B * runs; run += gridDim.x) {   // mutant: conv_runs_once
             const int b = run / runs, t0 = run % runs * CONV_RUN - CONV_BEFORE;   // mutant: conv_left
-            if (conv_whole(args, t0)) conv_run_backward<true>(dweight, weight, args, b, t0, c);
+            if (conv_whole<VEC>(args, t0)) conv_run_backward<true>(dweight, weight, args, b, t0, c);
             else conv_run_backward<false>(dweight, weight, args, b, t0, c);
         }
-        UNROLL for (int i = 0; i < CONV_VEC; i++)
+        UNROLL for (int i = 0; i < VEC; i++)
             if (c + i < args.C)
                 store_pack<CONV_WIDTH>(args.partial + (blockIdx.x * (size_t)args.C + c + i) * CONV_WIDTH, dweight[i]);
     }

@@ -84,7 +84,7 @@ template <typename X> __device__ inline X block_tree_sum(X x, X* shared) {   // 
 // Column sums in two stages: kernels with a row loop write one partial sum per block and column; a later launch adds
 // those of all blocks in a fixed order, for several arrays at once:   out[c] = Σ_blocks partial[block,c], or +=
 
-constexpr int COLUMN_BLOCKS = 640;   // most blocks of such a kernel: 4 for each of 160 multiprocessors
+constexpr int COLUMN_BLOCKS = 768;   // most blocks of such a kernel: 4 for each of 192 multiprocessors
 constexpr int SUM_WARPS = 16, SUM_THREADS = SUM_WARPS * WARP;
 
 struct ColumnSum { float* out; const float* partial; int blocks, columns; };   // (columns), (blocks,columns)

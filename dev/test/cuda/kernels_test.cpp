@@ -136,9 +136,10 @@ template <typename S> void test_conv(Checks* c, int C, int B, int T, bool state)
     near(c, "conv, dweight", C, on_dweight.get(), dweight);
 }
 
-// Fewer steps than rows of a state, whole and ragged runs, more runs than blocks, more channels than threads.
+// Fewer steps than rows of a state, whole and ragged runs and packs, more runs than blocks, more channels than threads.
 template <typename S> void test_convs(Checks* c) {
     for (const int T : {1, 2, CONV_RUN, 3 * CONV_RUN - CONV_BEFORE, 4 * CONV_RUN + 5}) test_conv<S>(c, 15, 2, T, T % 2);
+    test_conv<S>(c, 12, 2, 4 * CONV_RUN + 5, true);
     test_conv<S>(c, 4, COLUMN_BLOCKS / 2 + 9, CONV_RUN + 1, true);
     test_conv<S>(c, 1030, 1, CONV_RUN, false);
 }
@@ -253,8 +254,8 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
 template <typename S> void test_tssa_variants(Checks* c) {
     const int whole = TSSA_RUN, ragged = TSSA_RUN + 9;
     const TssaCase cases[] = {
-        {1536, 24, 1, ragged, false, 0},      // heads of 64; S and A kept before every 8th step
-        {768, 12, 1, ragged, false, 0},
+        {1536, 24, 1, ragged, false, 0},      // heads of 64; S and A kept before every 16th step
+        {768, 12, 1, ragged, false, 0},       // every 8th step
         {768, 12, 1, 2 * whole, false, 1},
         {1258, 37, 1, whole, false, 0},       // heads of 34, not a multiple of a pack
         {1248, 39, 1, ragged, false, 0},      // heads of 32, of which a tile has idle lanes
@@ -267,6 +268,24 @@ template <typename S> void test_tssa_variants(Checks* c) {
         {384, 12, 1, whole, false, 2},
     };
     for (const TssaCase& k : cases) test_tssa<S>(c, k);
+}
+
+// shared: KiB of a multiprocessor; blocks: how many fit
+void test_start_log(Checks* c) {
+    const struct { int shared, C, want; size_t blocks; } cases[] = {
+        {100, 192, 2, 7}, {100, 768, 4, 5}, {100, 1024, 4, 4}, {100, 1280, 4, 3}, {164, 768, 3, 5}, {164, 1024, 4, 7},
+        {164, 1280, 4, 5}, {228, 768, 3, 7}, {228, 1024, 3, 5}, {228, 1280, 4, 7}, {100, 6144, 5, 1}};
+    const CudaOnHostOptions before = cuda_on_host_options();
+    for (const auto& k : cases) {
+        CudaOnHostOptions machine;
+        machine.shared = k.shared;
+        cuda_on_host_set(machine);
+        const int log = tssa_sizes<bf16>(1, TSSA_RUN, k.C, k.C / 64).start_log;
+        const size_t blocks = ((size_t)k.shared << 10) / (tssa_backward_shared(k.C, k.C / 64, log) + 1024 + 16);
+        check(c, log == k.want && blocks == k.blocks, "%d KiB, C = %d: start_log %d, %zu blocks", k.shared, k.C, log,
+              blocks);
+    }
+    cuda_on_host_set(before);
 }
 
 // The totals of a scan. COUNTS: small integers. CANCELLING: integers of which the large ones cancel within each group
@@ -668,6 +687,7 @@ void test_kernels(Checks* c, int seeds) {
     test_tile<float>(c);
     test_tile<bf16>(c);
     for (const int HS : {20, 43, 64}) test_delta_rule<float>(c, HS), test_delta_rule<bf16>(c, HS);
+    test_start_log(c);
     test_tssa_variants<float>(c);
     test_tssa_variants<bf16>(c);
     test_scans(c);

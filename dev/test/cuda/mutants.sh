@@ -72,7 +72,7 @@ conv_end | s/t < args.T ? inside : 0/inside/
 conv_state | s/i++/row[i++] = 0/
 conv_rows_not_passed | s/conv_store.*;//
 conv_runs_once | s/run += gridDim.x/run += args.B * runs/
-conv_whole | s/args.C % CONV_VEC == 0/true/
+conv_whole | s/args.C % VEC == 0/true/
 conv_left | s/ - CONV_BEFORE//
 memory_pairs | s/j = i + 1/j = i + 2/
 memory_solved_late | s/__syncwarp();//

@@ -249,7 +249,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     if (device != runtime.device_index) return fail(cudaErrorInvalidDevice);
     *value = attribute == cudaDevAttrMultiProcessorCount      ? runtime.options.multiprocessors
              : attribute == cudaDevAttrComputeCapabilityMajor ? runtime.options.major
-                                                              : 228 << 10;
+                                                              : runtime.options.shared << 10;
     return cudaSuccess;
 }
 
