@@ -1419,7 +1419,7 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(tssa_saved,   float,   B * runs * tssa_sums_size(C, NH)) \
     X(y,            S,       rows * C) \
     X(predicted,    S,       memory * rows * C)            /* o of the memory */ \
-    X(memory_G,     float,   memory * train * B * C * (C / NH)) /* after the pass */ \
+    X(memory_G,     float,   (two_level ? 2 : train) * memory_matrices)   /* see DeltaRule */ \
     X(attn_out,     S,       rows * C)                     /* c_proj(y) */ \
     X(x_mid,        float,   rows * C)                     /* x + gamma1 attn_out */ \
     X(ln_2,         S,       rows * C)                     /* ln_2(x_mid) */ \
@@ -1454,8 +1454,9 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(scratch_bt4c, S,       train * rows * 4 * C)         /* gradients of gelu, of fc, and with --conv of z */ \
     X(dscore,       float,   train * rows * NH) \
     X(dtemp,        float,   train * B * runs * NH) \
-    X(dmemory_scale, float,  memory * train * B * C)       /* by sequence */ \
-    X(memory_dk,    S,       memory * train * parts * (rows + B) * NH * parts * columns) \
+    X(dmemory_scale, float,  memory * train * segments * B * C)   /* see DeltaRule for these four */ \
+    X(memory_dG,    float,   two_level * train * memory_matrices) \
+    X(memory_dk,    S,       memory * train * parts * (rows + segments * B) * NH * parts * columns) \
     X(memory_dpi,   float,   memory * train * parts * rows * NH) \
     X(back,         float,   train * B * runs * tssa_sums_size(C, NH)) \
     X(columns,      float,   train * COLUMN_BLOCKS * (17 + 2 * c->conv) * C) /* a layer and ln_f: for ColumnSums */ \
@@ -1547,8 +1548,9 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
                  T = m->options.max_chunk, rows = B * T, runs = div_up(T, TSSA_RUN), train = m->options.training;
     const size_t conv = c->conv != 0, memory = c->memory != 0, state = L * B * state_size(c);
     const size_t muon = train && m->options.optimizer == TOST_MUON;
-    const size_t columns = delta_rule_columns(m->options.max_batch, c->n_head, c->n_embd / c->n_head),
-                 parts = div_up(C / NH, columns);
+    const size_t segments = div_up(T, delta_rule_segment(B, T, NH, C / NH)), two_level = segments > 1,
+                 columns = delta_rule_columns(B, T, NH, C / NH), parts = div_up(C / NH, columns),
+                 memory_matrices = memory * segments * B * C * (C / NH);
     const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size, sizeof(S));
     const size_t logits_bytes = m->logits_bytes =
         max(logits_rows * logits_ld(c->vocab_size) * sizeof(S), B * V * sizeof(float));
@@ -1699,16 +1701,17 @@ template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l) {
 // The memory of layer l, with the arguments of its backward: from scratch_btc to TSSA's dz, and dΠ in dscore
 template <typename S> static DeltaRule<S> layer_memory(const TypedModel<S>* m, int l) {
     const LayerActivations<S>* act = &m->layer[l];
-    const int C = m->config.n_embd, NH = m->config.n_head, HS = C / NH,
-              columns = delta_rule_columns(m->options.max_batch, NH, HS);
+    const int C = m->config.n_embd, NH = m->config.n_head, HS = C / NH, B = m->options.max_batch,
+              most = m->options.max_chunk, columns = delta_rule_columns(B, most, NH, HS),
+              segment = delta_rule_segment(B, most, NH, HS), segments = div_up(m->chunk.T, segment);
     return {.B = m->chunk.B, .T = m->chunk.T, .C = C, .NH = NH, .HS = HS, .columns = columns,
-            .parts = div_up(HS, columns), .z = act->z, .pi = act->pi,
-            .scale = model_params(m, TOST_PARAM, l).memory_scale, .o = act->predicted, .y = act->y,
-            .G = m->options.training ? act->memory_G : NULL, .state = layer_states(m, m->states, l),
+            .parts = div_up(HS, columns), .segment = segment, .segments = segments, .local = false, .z = act->z,
+            .pi = act->pi, .scale = model_params(m, TOST_PARAM, l).memory_scale, .o = act->predicted, .y = act->y,
+            .G = m->options.training || segments > 1 ? act->memory_G : NULL, .state = layer_states(m, m->states, l),
             .state_size = state_size(&m->config), .offset = state_size(&m->config) - delta_rule_state_size(C, HS),
             .dy = m->buf.scratch_btc, .dz = m->config.conv ? m->buf.scratch_bt4c : m->buf.dbranch,
             .dk_parts = m->buf.memory_dk, .dpi = m->buf.dscore, .dpi_parts = m->buf.memory_dpi,
-            .dscale = m->buf.dmemory_scale, .adjoint = layer_states(m, m->adjoints, l)};
+            .dscale = m->buf.dmemory_scale, .dG = m->buf.memory_dG, .adjoint = layer_states(m, m->adjoints, l)};
 }
 
 template <typename S> static void layer_forward(TypedModel<S>* m, int l) {

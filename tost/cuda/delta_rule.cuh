@@ -13,8 +13,13 @@
 // small matrices on tensor cores (tile.cuh), except in the triangular systems. Of these, a lane solves 16 rows of a
 // column, by substitution: the inverse of their matrix would have errors like 1/(1-Π). E is computed from o as stored,
 // rounded to the type of activations, so that backward gets the same E, and the S before a run from the one after it:
-// S' - Kᵀ E. Only the first run of a pass loads S, and computes O[0] from it. Backward, each block writes its columns'
+// S' - Kᵀ E. Only the first run of a block loads S, and computes O[0] from it. Backward, each block writes its columns'
 // part of dK and dΠ. A second kernel, parallel over tokens, adds the parts in order, and computes dz.
+//
+// If the heads of a pass are few, and the pass is long, its runs are divided into segments, with blocks of their own.
+// Over a segment, S' = P S + L and dS = Pᵀ dS' + M: L and M are its results from zeros, P from the identity with z = 0.
+// A first launch computes these ("local"), delta_chain_kernel from them S or dS between segments, one after the other,
+// and a second launch the rest from those. delta_rule_dz adds dK[0] of a segment to dk of the token before it.
 #pragma once
 
 #include "tost/cuda/tile.cuh"
@@ -33,17 +38,22 @@ template <typename S> [[maybe_unused]] constexpr int DELTA_BACKWARD = COMPILED_A
 
 template <typename S> struct DeltaRule {
     int B, T, C, NH, HS;
-    int columns, parts;               // columns of a block; blocks of a head
+    int columns, parts;               // columns of a block; blocks of a head in a segment
+    int segment, segments;            // tokens of each segment but the last, whole runs; segments of the pass
+    bool local;                       // see above
     const S* z;                       // (B,T,C)
     const float *pi, *scale;          // (B,NH,T), (C)
     S *o, *y;                         // (B,T,C): predictions; y += scale o
-    float* G;                         // (B,NH,HS,HS): after the pass, transposed; NULL in inference
+    float* G;                         // (segments,B,NH,HS,HS): S after each segment; then, with several, P of each.
+                                      // NULL in inference with one segment
     PassStates state;
     size_t state_size, offset;        // of a sequence; of the memory's part in it
     // backward only
     const S* dy;                      // (B,T,C)
-    S *dz, *dk_parts;                 // (B,T,C); (parts,B,1+T,NH,width): dk of the token before the pass and its tokens
-    float *dpi, *dpi_parts, *dscale;  // (B,NH,T); (parts,B,NH,T); (B,C): of each sequence
+    S *dz, *dk_parts;                 // (B,T,C); (parts,B,segments+T,NH,width): dk of each segment's tokens, after that
+                                      // of the token before it
+    float *dpi, *dpi_parts, *dscale;  // (B,NH,T); (parts,B,NH,T); (segments,B,C)
+    float* dG;                        // (segments,B,NH,HS,HS): dS before each segment; not if there is only one
     PassStates adjoint;
 };
 
@@ -89,9 +99,17 @@ static size_t delta_rule_shared(int HS, int columns, bool backward) {
                            : DeltaShared<2 * TILE>(any, HS, backward).bytes();
 }
 
+// Tokens of a segment. Two levels take about three times the work, so there are several segments only where otherwise
+// multiprocessors are idle: then enough for 4 blocks on each, but none shorter than 16 runs.
+static int delta_rule_segment(int B, int T, int NH, int HS) {
+    const int blocks = B * NH * div_up(HS, 2 * TILE), device = device_attribute(cudaDevAttrMultiProcessorCount);
+    const int runs = div_up(T, DELTA_RUN), segments = min(4 * device / blocks, runs / 16);
+    return div_up(runs, blocks < device && segments >= 4 ? segments : 1) * DELTA_RUN;
+}
+
 // Columns of a block: 32, or 16 if that keeps more multiprocessors busy or if 32 do not fit.
-static int delta_rule_columns(int B, int NH, int HS) {
-    const size_t blocks = (size_t)B * NH * div_up(HS, 2 * TILE);
+static int delta_rule_columns(int B, int T, int NH, int HS) {
+    const size_t blocks = (size_t)div_up(T, delta_rule_segment(B, T, NH, HS)) * B * NH * div_up(HS, 2 * TILE);
     const bool few = HS <= TILE || blocks < (size_t)device_attribute(cudaDevAttrMultiProcessorCount);
     return few || delta_rule_shared(HS, 2 * TILE, true) > MAX_ALLOWED_SHARED ? TILE : 2 * TILE;
 }
@@ -104,10 +122,10 @@ static int delta_rule_threads(int blocks, size_t shared) {
     return many && 4 * (shared + EXTRA_SHARED) <= all ? DELTA_THREADS / 2 : DELTA_THREADS;
 }
 
-// The part of dk of token i - 1 of the pass, in dk_parts
+// A row of dk_parts: the part of dk of token i - 1 of the pass in the given segment
 template <typename S>
-__device__ inline S* delta_dk(const DeltaRule<S>& args, int part, int b, int h, int i) {
-    const size_t row = ((size_t)part * args.B + b) * (args.T + 1) + i;
+__device__ inline S* delta_dk(const DeltaRule<S>& args, int part, int b, int h, int i, int segment) {
+    const size_t row = ((size_t)part * args.B + b) * (args.T + args.segments) + i + segment;
     return args.dk_parts + (row * args.NH + h) * args.parts * args.columns;
 }
 
@@ -118,10 +136,23 @@ template <typename S> __device__ inline DeltaState delta_state(const double* sta
     return {at + (size_t)h * args.HS * args.HS, at + (size_t)args.C * args.HS + h * args.HS};
 }
 
-// The block's columns; no tokens yet
+// The block's columns, and its segment's first token; no tokens yet
 template <typename S> __device__ inline DeltaRun delta_run(const DeltaRule<S>& args) {
-    const int head = blockIdx.x / args.parts;
-    return {head / args.NH, head % args.NH, (int)blockIdx.x % args.parts * args.columns, 0, 0};
+    const int head = blockIdx.x / args.parts, sequence = head / args.NH;
+    return {sequence % args.B, head % args.NH, (int)blockIdx.x % args.parts * args.columns,
+            sequence / args.B * args.segment, 0};
+}
+
+// The block's matrix in an array (segments,B,NH,HS,HS), or that of its head `ahead` segments further
+template <typename S> __device__ inline float* delta_matrix(float* matrices, int ahead, const DeltaRule<S>& args) {
+    const ptrdiff_t head = (ptrdiff_t)(blockIdx.x / args.parts) + (ptrdiff_t)ahead * args.B * args.NH;
+    return matrices + head * args.HS * args.HS;
+}
+
+// The matrix before the block's segment
+template <typename S> __device__ inline const float* delta_before(DeltaRun r, const DeltaRule<S>& args) {
+    const float* before = r.t0 > 0 ? delta_matrix(args.G, -1, args) : delta_state(args.state.start, r.b, r.h, args).G;
+    return blockIdx.y > 0 || (args.local && r.t0 > 0) ? NULL : before;
 }
 
 // Offset in (B,T,C) of token i of the run, at the head's first channel
@@ -159,7 +190,7 @@ template <typename X> __device__ inline void delta_store(float* dst, float* src,
     });
 }
 
-// Sets K and pi of the run, and E[i] = z[i] in the block's columns; zeros past the run
+// Sets K and pi of the run, and E[i] = z[i] in the block's columns, or 0 for P; zeros past the run
 template <typename S, typename X>
 __device__ inline void delta_keys(X x, DeltaRun r, const DeltaRule<S>& args) {
     const int HS = args.HS, lane = threadIdx.x % DELTA_LANES, first = lane * DELTA_PACK;
@@ -170,8 +201,10 @@ __device__ inline void delta_keys(X x, DeltaRun r, const DeltaRule<S>& args) {
         NO_UNROLL for (int c = first; c < x.width && !early; c += DELTA_LANES * DELTA_PACK) {
             load_part<false>(v, z + c, i <= r.n ? HS - c : 0);
             store_pack<DELTA_PACK>(x.key(i, c), v);
-            if (i > 0 && c >= r.v0 && c < r.v0 + x.columns) store_pack<DELTA_PACK>(x.at(x.E, i - 1, c - r.v0), v);
             UNROLL for (int j = 0; j < DELTA_PACK; j++) squares += v[j] * v[j];
+            if (i == 0 || c < r.v0 || c >= r.v0 + x.columns) continue;
+            UNROLL for (int j = 0; j < DELTA_PACK; j++) v[j] = blockIdx.y > 0 ? 0.0f : v[j];
+            store_pack<DELTA_PACK>(x.at(x.E, i - 1, c - r.v0), v);
         }
         const float inverse_norm = rsqrtf(group_sum<DELTA_LANES>(squares) + (float)TOST_ENERGY_MIN);
         NO_UNROLL for (int c = first; c < x.width && !early; c += DELTA_LANES * DELTA_PACK) {
@@ -273,7 +306,7 @@ template <typename S, typename X> __device__ inline void delta_outputs(X x, Delt
     });
 }
 
-// Minimum traffic per row: 2C (z) + 4C (y) + 2C (o).
+// blockIdx.y = 1: P of the segment. Minimum traffic per row: 2C (z) + 4C (y) + 2C (o).
 template <typename S, int COLUMNS>
 __global__ void __launch_bounds__(DELTA_THREADS, DELTA_FORWARD<S>) delta_rule_forward_kernel(DeltaRule<S> args) {
     DYNAMIC_SHARED(float, shared);
@@ -281,9 +314,13 @@ __global__ void __launch_bounds__(DELTA_THREADS, DELTA_FORWARD<S>) delta_rule_fo
     DeltaShared<COLUMNS> x(shared, HS, false);
     DeltaRun run = delta_run(args);
     float o_before = 0.0f;
-    delta_load(x.S, delta_state(args.state.start, run.b, run.h, args).G, x, run.v0, HS);
+    delta_load(x.S, delta_before(run, args), x, run.v0, HS);
     delta_prepare(x, run, args);
-    for (; run.t0 < args.T; run.t0 += DELTA_RUN) {
+    if (blockIdx.y > 0) {
+        __syncthreads();
+        if ((int)threadIdx.x < x.columns) *x.at(x.S, run.v0 + threadIdx.x, threadIdx.x) = 1.0f;
+    }
+    do {
         run.n = min(args.T - run.t0, DELTA_RUN);
         delta_forget(x, run);
         __syncthreads();
@@ -292,19 +329,59 @@ __global__ void __launch_bounds__(DELTA_THREADS, DELTA_FORWARD<S>) delta_rule_fo
         delta_forget(x, run);
         delta_keys_products<S>(x, x.O, x.S);
         __syncthreads();
-        if (warp_index() == 0) delta_predict<S>(x, run.t0 == 0, &o_before);
+        if (warp_index() == 0) delta_predict<S>(x, run.t0 % args.segment == 0, &o_before);
         __syncthreads();
         delta_forget(x, run);
-        delta_outputs(x, run, args);
+        if (!args.local) delta_outputs(x, run, args);
         delta_update<S>(x, x.S, x.E, 1.0f);
-    }
+        run.t0 += DELTA_RUN;
+    } while (run.t0 < args.T && run.t0 % args.segment > 0);
     __syncthreads();
-    if (args.G) delta_store(args.G + ((size_t)run.b * args.NH + run.h) * HS * HS, x.S, x, run.v0, HS);
+    if (!args.local && run.t0 < args.T) return;   // S after it is from delta_chain_kernel
+    if (args.G) delta_store(delta_matrix(args.G, blockIdx.y * args.segments, args), x.S, x, run.v0, HS);
     const DeltaState after = delta_state(args.state.end, run.b, run.h, args);
-    if (!after.G) return;
+    if (args.local || !after.G) return;
     delta_store(after.G, x.S, x, run.v0, HS);
     for (int d = run.v0 + threadIdx.x; d < min(HS, run.v0 + x.columns); d += blockDim.x)
         after.k[d] = *x.key(run.n, d);   // mutant: memory_key_not_passed
+}
+
+// matrices[s] += P[s] matrices[s - 1], from the second segment to the one before the last. BACKWARD: matrices[s] +=
+// P[s]ᵀ matrices[s + 1], from the one before the last to the second. A block computes 16 columns of a head.
+template <bool BACKWARD>
+__global__ void __launch_bounds__(DELTA_THREADS)
+    delta_chain_kernel(float* matrices, const float* P, int segments, int HS) {
+    DYNAMIC_SHARED(float, shared);   // (2,HS,16): of the segment before and of this one
+    const int v0 = blockIdx.y * TILE;
+    NO_UNROLL for (int n = 0; n < segments - 1; n++) {
+        const float* const before = shared + (n & 1) * HS * TILE;
+        float* const after = shared + (~n & 1) * HS * TILE;
+        const size_t at = ((size_t)(BACKWARD ? segments - 1 - n : n) * gridDim.x + blockIdx.x) * HS * HS;
+        __syncthreads();   // mutant: memory_chain_unsynchronized
+        each_pack(HS, TILE, [&](int i, int d) {
+            float* const to = matrices + at + (size_t)i * HS + v0 + d;
+            float sum[4], x[4];
+            load_part<false>(sum, to, HS - v0 - d);
+            for (int l = 0; l < HS && n > 0; l++) {
+                const float p = P[at + (size_t)(BACKWARD ? l : i) * HS + (BACKWARD ? i : l)];   // mutant: memory_P
+                load_pack<4>(x, before + l * TILE + d);
+                UNROLL for (int j = 0; j < 4; j++) sum[j] += p * x[j];
+            }
+            store_pack<4>(after + i * TILE + d, sum);
+            store_part<false>(to, sum, HS - v0 - d);
+        });
+    }
+}
+
+// Launches `kernel` for the local results, and connects the segments.
+template <bool BACKWARD, typename S, typename K>
+static void delta_rule_segments(cudaStream_t stream, K* kernel, dim3 blocks, int threads, size_t shared,
+                                DeltaRule<S> args) {
+    const size_t heads = (size_t)args.B * args.NH, P = heads * args.segments * args.HS * args.HS;
+    args.local = true;
+    LAUNCH(kernel, blocks, threads, shared, stream, args);
+    LAUNCH(delta_chain_kernel<BACKWARD>, dim3(heads, div_up(args.HS, TILE)), DELTA_THREADS,
+           2 * args.HS * TILE * sizeof(float), stream, BACKWARD ? args.dG : args.G, args.G + P, args.segments, args.HS);
 }
 
 // Sets o, adds to y, and writes the state after the pass.
@@ -312,9 +389,11 @@ template <typename S> static void delta_rule_forward(cudaStream_t stream, const 
     const size_t shared = delta_rule_shared(args.HS, args.columns, false);
     const auto delta_rule_forward_variant =
         args.columns == TILE ? delta_rule_forward_kernel<S, TILE> : delta_rule_forward_kernel<S, 2 * TILE>;
-    const int blocks = args.B * args.NH * args.parts, threads = delta_rule_threads(blocks, shared);
+    const int blocks = args.segments * args.B * args.NH * args.parts, threads = delta_rule_threads(blocks, shared);
     // 3: DELTA_FORWARD on compute capability 9.0, which host code does not know
     set_shared(delta_rule_forward_variant, shared, 3 * DELTA_THREADS / threads);
+    if (args.segments > 1)
+        delta_rule_segments<false>(stream, delta_rule_forward_variant, dim3(blocks, 2), threads, shared, args);
     LAUNCH(delta_rule_forward_variant, blocks, threads, shared, stream, args);
 }
 
@@ -430,7 +509,7 @@ template <typename X> __device__ inline float* delta_first_dk(X x, int t0) {
 template <typename S, typename X>
 __device__ inline void delta_keys_backward(X x, DeltaRun r, const DeltaRule<S>& args) {
     typedef typename X::Along Along;
-    S* const dk = delta_dk(args, r.v0 / x.columns, r.b, r.h, r.t0);
+    S* const dk = delta_dk(args, r.v0 / x.columns, r.b, r.h, r.t0, r.t0 / args.segment);
     each_tile(DELTA_ROWS, x.width, 0, [&](int i0, int j0) {
         Tile<S> tile;
         tile.add(Along{x.at(x.dO, i0, 0), x.row, 0}, Along{x.at(x.S, j0, 0), x.row, 0}, x.columns);
@@ -440,7 +519,7 @@ __device__ inline void delta_keys_backward(X x, DeltaRun r, const DeltaRule<S>& 
             const int i = i0 + di, j = j0 + dj;
             if (i == 0) store_pack<4>(delta_first_dk(x, r.t0) + j, v);
             if (i == r.n) add_part<true>(v, delta_first_dk(x, r.t0 + DELTA_RUN) + j, 4);
-            if (i <= r.n && (i > 0 || r.t0 == 0))   // otherwise dK[0] goes to the run before
+            if (i <= r.n && (i > 0 || r.t0 % args.segment == 0))   // otherwise dK[0] goes to the run before
                 store_pack<4>(dk + i * args.NH * x.width + j, v);
         });
     });
@@ -454,16 +533,18 @@ __global__ void __launch_bounds__(DELTA_THREADS, DELTA_BACKWARD<S>)
     const int HS = args.HS;
     DeltaShared<COLUMNS> x(shared, HS, true);
     DeltaRun run = delta_run(args);
-    const DeltaState dafter = delta_state(args.adjoint.start, run.b, run.h, args);
+    const int first = run.t0, tokens = min(args.T - first, args.segment);
+    DeltaState dafter = delta_state(args.adjoint.start, run.b, run.h, args);
+    if (first + tokens < args.T) dafter = {args.local ? NULL : delta_matrix(args.dG, 1, args), NULL};
     const int dafter_k = run.v0 == 0 && dafter.k ? HS : 0;   // it goes to the first part
     float dscale[4] = {};
-    delta_load(x.S, args.G + ((size_t)run.b * args.NH + run.h) * HS * HS, x, run.v0, HS);
+    delta_load(x.S, delta_matrix(args.G, 0, args), x, run.v0, HS);
     delta_load(x.dS, dafter.G, x, run.v0, HS);
     delta_prepare(x, run, args);
-    run.t0 = div_up(args.T, DELTA_RUN) * DELTA_RUN;
+    run.t0 = first + div_up(tokens, DELTA_RUN) * DELTA_RUN;
     for (int d = threadIdx.x; d < x.width; d += blockDim.x)
         delta_first_dk(x, run.t0)[d] = d < dafter_k ? dafter.k[d] : 0.0f;
-    for (run.t0 -= DELTA_RUN; run.t0 >= 0; run.t0 -= DELTA_RUN) {
+    for (run.t0 -= DELTA_RUN; run.t0 >= first; run.t0 -= DELTA_RUN) {
         run.n = min(args.T - run.t0, DELTA_RUN);
         delta_forget(x, run);
         __syncthreads();
@@ -473,28 +554,32 @@ __global__ void __launch_bounds__(DELTA_THREADS, DELTA_BACKWARD<S>)
         delta_errors(x, dscale, run, args);
         delta_keys_products<S>(x, x.O, x.dS);
         __syncthreads();
-        if (run.t0 > 0) delta_update<S>(x, x.S, x.E, -1.0f);   // S before the run   // mutant: memory_G_after
-        else delta_load(x.S, delta_state(args.state.start, run.b, run.h, args).G, x, run.v0, HS);
+        if (!args.local && run.t0 > first) delta_update<S>(x, x.S, x.E, -1.0f);   // mutant: memory_G_after
+        if (!args.local && run.t0 == first) delta_load(x.S, delta_before(run, args), x, run.v0, HS);
         if (warp_index() == block_warps() - 1) delta_errors_backward<S>(x);
         __syncthreads();
-        delta_forget(x, run);
-        delta_membership_backward(x, run, args);
-        delta_dpairs<S>(x);
-        __syncthreads();
-        delta_keys_backward(x, run, args);
-        __syncthreads();
+        if (!args.local) {
+            delta_forget(x, run);
+            delta_membership_backward(x, run, args);
+            delta_dpairs<S>(x);
+            __syncthreads();
+            delta_keys_backward(x, run, args);
+            __syncthreads();
+        }
         delta_update<S>(x, x.dS, x.dO, 1.0f);
     }
     __syncthreads();
-    const DeltaState dbefore = delta_state(args.adjoint.end, run.b, run.h, args);
-    if (dbefore.G) delta_store(dbefore.G, x.dS, x, run.v0, HS);
+    float* const dbefore = args.local ? delta_matrix(args.dG, 0, args)
+                         : first == 0 ? delta_state(args.adjoint.end, run.b, run.h, args).G : NULL;
+    if (dbefore) delta_store(dbefore, x.dS, x, run.v0, HS);
+    if (args.local) return;
     const int rows = min((int)blockDim.x / (x.columns / 4), DELTA_ROWS);   // each thread stores its sum once
     each_pack(rows, x.columns, [&](int i, int d) { store_pack<4>(x.at(x.E, i, d), dscale); });
     __syncthreads();
     for (int d = threadIdx.x; d < min(x.columns, HS - run.v0); d += blockDim.x) {
         float sum = 0.0f;
         for (int i = 0; i < rows; i++) sum += *x.at(x.E, i, d);
-        args.dscale[(size_t)run.b * args.C + run.h * HS + run.v0 + d] = sum;
+        args.dscale[(size_t)(blockIdx.x / args.parts) * HS + run.v0 + d] = sum;
     }
 }
 
@@ -506,14 +591,19 @@ __global__ void __launch_bounds__(DELTA_THREADS, 4) delta_rule_dz_kernel(DeltaRu
     const int blocks = div_up(T, DELTA_ROWS), b = blockIdx.x / blocks, h = blockIdx.y;
     const int t_own = blockIdx.x % blocks * DELTA_ROWS + threadIdx.x / DELTA_LANES, t = min(t_own, T - 1);
     const size_t at = ((size_t)b * T + t) * args.C + h * HS;   // in (B,T,C)
-    const S* const dk_parts = delta_dk(args, 0, b, h, t + 1);
-    const size_t size = delta_dk(args, 1, b, h, t + 1) - dk_parts;   // of a part
+    const int segment = t / args.segment;
+    const bool last = (t + 1) % args.segment == 0 && t + 1 < T;   // the next segment has a part of its dk, too
+    const S* const dk_parts = delta_dk(args, 0, b, h, t + 1, segment);
+    const S* const dk_next = delta_dk(args, 0, b, h, t + 1, segment + 1);
+    const size_t size = delta_dk(args, 1, b, h, t + 1, segment) - dk_parts;   // of a part
     const auto load = [&](float (&z)[DELTA_PACK], float (&dk)[DELTA_PACK], int c) {
         load_part<WHOLE>(z, args.z + at + c, HS - c);
         const S* from = dk_parts + c;
         load_pack<DELTA_PACK>(dk, from);
         NO_UNROLL for (int part = 1; part < parts; part++)
             add_part<true>(dk, from += size, DELTA_PACK);   // mutant: memory_part_dropped
+        NO_UNROLL for (int part = 0; part < parts && last; part++)   // mutant: memory_segment_key
+            add_part<true>(dk, dk_next + part * size + c, DELTA_PACK);
     };
     float z[DELTA_PACK], dk[DELTA_PACK], dz[DELTA_PACK], squares = 0.0f, z_dk = 0.0f;
     NO_UNROLL for (int c = lane * DELTA_PACK; c < HS; c += DELTA_LANES * DELTA_PACK) {
@@ -536,7 +626,7 @@ __global__ void __launch_bounds__(DELTA_THREADS, 4) delta_rule_dz_kernel(DeltaRu
     float* const dbefore = t == 0 ? delta_state(args.adjoint.end, b, h, args).k : NULL;
     NO_UNROLL for (int c = lane; c < HS && dbefore; c += DELTA_LANES) {
         sum = 0.0f;
-        NO_UNROLL for (int part = 0; part < parts; part++) sum += to_float(delta_dk(args, part, b, h, 0)[c]);
+        NO_UNROLL for (int part = 0; part < parts; part++) sum += to_float(delta_dk(args, part, b, h, 0, 0)[c]);
         dbefore[c] = sum;
     }
 }
@@ -547,10 +637,12 @@ static void delta_rule_backward(cudaStream_t stream, float* dscale, ColumnSums* 
     const size_t shared = delta_rule_shared(args.HS, args.columns, true);
     const auto delta_rule_backward_variant =
         args.columns == TILE ? delta_rule_backward_kernel<S, TILE> : delta_rule_backward_kernel<S, 2 * TILE>;
-    const int blocks = args.B * args.NH * args.parts, threads = delta_rule_threads(blocks, shared);
+    const int blocks = args.segments * args.B * args.NH * args.parts, threads = delta_rule_threads(blocks, shared);
     set_shared(delta_rule_backward_variant, shared, 2 * DELTA_THREADS / threads);   // 2: as in forward
+    if (args.segments > 1)
+        delta_rule_segments<true>(stream, delta_rule_backward_variant, blocks, threads, shared, args);
     LAUNCH(delta_rule_backward_variant, blocks, threads, shared, stream, args);
-    column_sum(sums, dscale, args.dscale, args.B, args.C);
+    column_sum(sums, dscale, args.dscale, args.segments * args.B, args.C);
 }
 
 template <typename S> static void delta_rule_dz(cudaStream_t stream, const DeltaRule<S>& args) {

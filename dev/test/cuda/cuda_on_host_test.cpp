@@ -280,7 +280,7 @@ void test_mutants(Checks* c) {
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     for (const Shape& k : muon_shapes) test_muon(c, k, TOST_FP32);
     test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
-    test_shape(c, long_shape, TOST_FP32, {REVERSE});
+    for (const Shape& k : {long_shape, long_memory}) test_shape(c, k, TOST_FP32, {REVERSE});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
 }
 
@@ -292,7 +292,7 @@ void test_first_half(Checks* c) {
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
     for (const Shape& k : muon_shapes) test_muon(c, k, TOST_FP32);
     test_shapes(c, TOST_FP32, {SHUFFLE_LATE, RESIDENT});
-    test_shape(c, long_shape, TOST_FP32, {REVERSE});
+    for (const Shape& k : {long_shape, long_memory}) test_shape(c, k, TOST_FP32, {REVERSE});
     test_chunks(c, TOST_FP32, RESIDENT);
     test_peak(c);
     test_refusals(c);

@@ -167,19 +167,20 @@ template <typename S> void test_tile(Checks* c) {
     near(c, "tile", DEPTH, out.get(), want, 1e-6);
 }
 
-// Results with blocks of this many columns: o, y and the state after, which do not depend on it; then the gradients
-template <typename S> std::vector<Floats> delta_results(int columns, int HS) {
-    const int B = 2, T = DELTA_RUN + 9, NH = 2, C = NH * HS;
+// Results of T tokens, with blocks of this many columns and segments of this many tokens: o, y, the state after and G,
+// which do not depend on the columns; then the gradients
+template <typename S> std::vector<Floats> delta_results(int columns, int HS, int T, int segment) {
+    const int B = 2, NH = 2, C = NH * HS, segments = div_up(T, segment);
     const size_t rows = (size_t)B * T, n = rows * C, size = delta_rule_state_size((size_t)C, (size_t)HS),
-                 kept = B * size;
+                 kept = B * size, matrices = (size_t)segments * B * C * HS;
     const Device<S> z(numbers(n, 1)), dy(numbers(n, 2)), o(n), y(numbers(n, 3)), dz(n);
-    const DeviceArray pi(Floats(rows * NH, 0.7f)), scale(numbers(C, 4)), G((size_t)B * C * HS), dpi(rows * NH),
-        dscale((size_t)B * C), before(numbers(2 * kept, 5)), after(Floats(2 * kept)), dafter(numbers(2 * kept, 6)),
-        dbefore(Floats(2 * kept));
+    const DeviceArray pi(Floats(rows * NH, 0.7f)), scale(numbers(C, 4)), G(2 * matrices), dG(matrices), dpi(rows * NH),
+        dscale((size_t)segments * B * C), before(numbers(2 * kept, 5)), after(Floats(2 * kept)),
+        dafter(numbers(2 * kept, 6)), dbefore(Floats(2 * kept));
     const size_t parts = (size_t)div_up((size_t)HS, (size_t)columns);
-    DeltaRule<S> a = {B, T, C, NH, HS, columns, (int)parts, z.p, pi.p, scale.p, o.p, y.p, G.p, {}, size, 0, dy.p, dz.p,
-                      nullptr, dpi.p, nullptr, dscale.p, {}};
-    const Device<S> dk_parts(parts * (rows + B) * NH * parts * columns);
+    DeltaRule<S> a = {B, T, C, NH, HS, columns, (int)parts, segment, segments, false, z.p, pi.p, scale.p, o.p, y.p, G.p,
+                      {}, size, 0, dy.p, dz.p, nullptr, dpi.p, nullptr, dscale.p, dG.p, {}};
+    const Device<S> dk_parts(parts * (rows + (size_t)segments * B) * NH * parts * columns);
     const DeviceArray dpi_parts(parts * rows * NH);
     a.state = {(const double*)before.p, (double*)after.p}, a.adjoint = {(const double*)dafter.p, (double*)dbefore.p};
     a.dk_parts = dk_parts.p, a.dpi_parts = dpi_parts.p;
@@ -187,14 +188,27 @@ template <typename S> std::vector<Floats> delta_results(int columns, int HS) {
     ColumnSums sums = {};
     delta_rule_backward(nullptr, nullptr, &sums, a);
     delta_rule_dz(nullptr, a);
-    return {o.get(), y.get(), after.get(), G.get(), dz.get(), dpi.get(), dscale.get(), dbefore.get()};
+    const Floats all_G = G.get(), all_dscale = dscale.get();
+    const size_t last = matrices / segments;
+    Floats after_all(all_G.begin() + (ptrdiff_t)(matrices - last), all_G.begin() + (ptrdiff_t)matrices), dscale_sum(C);
+    for (size_t i = 0; i < all_dscale.size(); i++) dscale_sum[i % C] += all_dscale[i];
+    return {o.get(), y.get(), after.get(), after_all, dz.get(), dpi.get(), dscale_sum, dbefore.get()};
 }
 
-// Blocks of 32 columns, which small models do not have, against those of 16
+// Blocks of 32 columns, which small models do not have, against those of 16; several segments, the last of them
+// shorter, against one
 template <typename S> void test_delta_rule(Checks* c, int HS) {
-    const std::vector<Floats> narrow = delta_results<S>(TILE, HS), wide = delta_results<S>(2 * TILE, HS);
-    for (size_t i = 0; i < 4; i++) check(c, wide[i] == narrow[i], "memory, columns: result %zu of %d channels", i, HS);
-    for (size_t i = 4; i < 8; i++) near(c, "memory, columns", HS, wide[i], narrow[i], sizeof(S) > 2 ? SUMS : 1e-2);
+    const double limit = sizeof(S) > 2 ? SUMS : 1e-2;
+    for (int segment = DELTA_RUN; segment <= 2 * DELTA_RUN; segment += DELTA_RUN) {
+        const int T = 4 * segment + 9;
+        const std::vector<Floats> one = delta_results<S>(TILE, HS, T, 5 * segment),
+                                  narrow = delta_results<S>(TILE, HS, T, segment),
+                                  wide = delta_results<S>(2 * TILE, HS, T, segment);
+        for (size_t i = 0; i < 4; i++)
+            check(c, wide[i] == narrow[i], "memory, columns: result %zu of %d channels", i, HS);
+        for (size_t i = 4; i < 8; i++) near(c, "memory, columns", HS, wide[i], narrow[i], limit);
+        for (size_t i = 0; i < 8; i++) near(c, "memory, segments", HS, wide[i], one[i], limit);
+    }
 }
 
 // ---------------------------------------------------------------------------------------------

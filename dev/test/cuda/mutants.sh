@@ -84,7 +84,10 @@ product_without_rest | s/multiply_words.*;//
 memory_key_not_passed | s/= \*x.key/= 0.0f * *x.key/
 memory_dpi | s/args.with_memory/false/
 memory_dz | s/args.with_memory/false/
-memory_G_after | s/run.t0 > 0/false/
+memory_G_after | s/run.t0 > first/false/
+memory_segment_key | s/ && last;/ \&\& false;/
+memory_chain_unsynchronized | s/__syncthreads();//
+memory_P | s/BACKWARD/false/g
 temp_of_the_first_runs | s/i += TEMP_THREADS/i += runs/
 graph_of_another_shape | s/g->T != T/false/
 nothing_to_score | s/if (counted > 0) //

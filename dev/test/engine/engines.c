@@ -522,11 +522,13 @@ void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const Tost
                 few_conv = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, CONV},
                 memory = {2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 2, CONV_MEMORY},
                 few_memory = {2, 3, 15, 16, 29, 0, TOST_LEARNED, 3, 7, 1, 1, MEMORY},
+                // on a GPU, each chunk in several segments
+                long_memory = {1, 2, 6, 120 * run, 7, 0, TOST_LEARNED, 1, 119 * run + 5, 1, 1, MEMORY},
                 no_positions = {2, 3, 60, 1, 29, 1, TOST_LEARNED, 2, T, 1, 2, NO_POSITIONS};
     const ChunksTest tests[] = {{learned, run, 5}, {learned, run + 3, 5}, {learned, T - 1, 5}, {learned, 2 * run, 5},
                                 {uniform, run + 3, 5}, {few, 1, 1}, {few, 3, 1}, {conv, run + 3, 5}, {few_conv, 1, 1},
                                 {few_conv, 2, 1}, {few_conv, 3, 1}, {memory, run + 3, 5}, {few_memory, 1, 1},
-                                {few_memory, 3, 1}, {no_positions, run + 3, 5}};
+                                {few_memory, 3, 1}, {long_memory, 64 * run, 5}, {no_positions, run + 3, 5}};
     Record whole = {NULL, 0};
     if (!reference && getenv("CUDA_ON_HOST_INEXACT")) {
         skip(c, "chunks against whole sequences: in the emulation, cuda_on_host tests them");
