@@ -188,7 +188,8 @@ static void embedding_backward(cudaStream_t stream, const EmbeddingBackward& arg
 
 // ---------------------------------------------------------------------------------------------
 // LayerNorm, fused with the residual and LayerScale that precede it:
-//     x_out = x + gamma · branch,   y = (x_out - mean) · rstd · w + b,   rstd = 1/√(variance + 1e-5)
+//     x += gamma · branch,   n = (x - mean) · rstd,   y = n · w + b,   rstd = 1/√(variance + 1e-5)
+// Backward computes n from y, which is kept as the operand of a product, so that no layer keeps x.
 //
 // A thread holds packs of neighboring channels of a row in registers, so that each byte moves once. Forward, a warp
 // computes a row, or a block if C is too large for a warp's registers. Backward, a block computes one or two rows at
@@ -203,17 +204,23 @@ constexpr int NORM_CHANNELS = 12 * NORM_THREADS;   // most channels
 // Threads that cover C channels with `packs` packs of `vec` channels each
 static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec * packs), WARP) * WARP; }
 
-// branch NULL: normalizes x, and does not write x_out
+// w as both kernels use it: so large that n from y, which is rounded to S near b, has an error of at most 1/2 (float:
+// 1/16). So the gradient of w is right for w = 0, too. This changes y by about as much as that rounding.
+template <typename S> __device__ inline float norm_weight(float w, float b) {
+    const float least = fmaxf(fabsf(b) * (sizeof(S) == 2 ? 0x1p-7f : 0x1p-20f), 1e-15f);   // mutant: least_without_b
+    return fabsf(w) < least ? copysignf(least, w) : w;
+}
+
 template <typename S> struct NormForward {
-    float* x_out; S* y;              // (rows,C)
-    float *mean, *rstd;              // (rows)
-    const float* x; const S* branch;
+    float* x; S* y;                  // (rows,C); x: +=
+    float* rstd;                     // (rows)
+    const S* branch;                 // (rows,C); NULL: x stays as it is
     const float *gamma, *w, *b;      // (C); b may be NULL
     size_t rows;
     int C;
 };
 
-// Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) + 2C (y) = 12C.
+// Minimum traffic per row: 8C (x) + 2C (branch) + 2C (y) = 12C.
 template <typename S, int VEC, int PACKS>
 __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 1)
     residual_layernorm_forward_kernel(NormForward<S> args) {
@@ -235,7 +242,7 @@ __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 
         float scale[VEC];
         load_pack<VEC>(scale, args.gamma + c);
         UNROLL for (int i = 0; i < VEC; i++) v[p][i] += scale[i] * add[p][i];
-        store_pack<VEC>(args.x_out + row * C + c, v[p]);
+        store_pack<VEC>(args.x + row * C + c, v[p]);
     }
     UNROLL for (int p = 0; p < PACKS; p++)
         UNROLL for (int i = 0; i < VEC; i++) sum[0] += v[p][i];
@@ -257,10 +264,9 @@ __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 
         float w_c[VEC], b_c[VEC] = {};
         load_pack<VEC>(w_c, args.w + c);
         if (args.b) load_pack<VEC>(b_c, args.b + c);
-        UNROLL for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * w_c[i] + b_c[i];
+        UNROLL for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * norm_weight<S>(w_c[i], b_c[i]) + b_c[i];
         store_pack<VEC>(args.y + row * C + c, v[p]);
     }
-    if (threadIdx.x == 0) args.mean[row] = mean_row;
     if (threadIdx.x == 0) args.rstd[row] = scale;
 }
 
@@ -274,15 +280,15 @@ template <typename S> static void residual_layernorm_forward(cudaStream_t stream
 }
 
 // Backward of LayerNorm and of the residual before it (branch is NULL if there is none):
-//   n = (x - mean) rstd,  g = dy w:   dx (+)= rstd (g - mean_c(g) - n mean_c(g n))
+//   n = (y - b) / w,  g = dy w:   dx (+)= rstd (g - mean_c(g) - n mean_c(g n))
 //   dw = Σ_rows dy n,   db = Σ_rows dy,   dbranch = gamma dx,   dgamma = Σ_rows dx branch
 // and, while dbranch is in registers, the bias gradient of the branch's last Linear:   dbias = Σ_rows dbranch
-// Minimum traffic per row: 2C (dy) + 4C (x) + 8C (dx) + 2C (branch) + 2C (dbranch) = 18C, without partial.
+// Minimum traffic per row: 2C (dy) + 2C (y) + 8C (dx) + 2C (branch) + 2C (dbranch) = 16C, without partial.
 template <typename S> struct NormBackward {
     float* dx; S* dbranch;           // (rows,C)
-    const S* dy; const float* x; const S* branch;
-    const float *mean, *rstd;        // (rows)
-    const float *w, *gamma;          // (C)
+    const S *dy, *y, *branch;
+    const float* rstd;               // (rows)
+    const float *w, *b, *gamma;      // (C); b may be NULL
     bool accumulate;                 // dx already holds the residual's own gradient
     size_t rows;
     int C;
@@ -316,20 +322,21 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
         const int c = c0 + p * stride;
         if (c >= C) break;
         const size_t at = row0 * C + c;
-        float w_c[VEC];
+        float w_c[VEC], b_c[VEC] = {};
         load_pack<VEC>(w_c, args.w + c);
+        if (args.b) load_pack<VEC>(b_c, args.b + c);
+        UNROLL for (int i = 0; i < VEC; i++) w_c[i] = norm_weight<S>(w_c[i], b_c[i]);
         UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= valid) break;
             load_pack<VEC>(g[r][p], args.dy + at + r * C);
-            load_pack<VEC>(n[r][p], args.x + at + r * C);
+            load_pack<VEC>(n[r][p], args.y + at + r * C);
             if (AT_ONCE) load_residual(d[r][p], branch[r][p], args, at + r * C);
         }
         UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= valid) break;
             scale[r] = args.rstd[row0 + r];
-            const float shift = -args.mean[row0 + r] * scale[r];
             UNROLL for (int i = 0; i < VEC; i++) {
-                n[r][p][i] = n[r][p][i] * scale[r] + shift;
+                n[r][p][i] = (n[r][p][i] - b_c[i]) * reciprocal(w_c[i]);
                 total.dw[p][i] += g[r][p][i] * n[r][p][i];
                 total.db[p][i] += g[r][p][i];
                 g[r][p][i] *= w_c[i];
@@ -1401,7 +1408,6 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
 // A row: field, type, elements, in the variables of layout_buffers; rows = B·T of the largest chunk.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,         S,       rows * C)                     /* ln_1(x) */ \
-    X(mean_1,       float,   rows) \
     X(rstd_1,       float,   rows) \
     X(projected,    S,       conv * rows * C)              /* c_attn(ln_1) */ \
     X(z,            S,       rows * C)                     /* convolution of projected; without --conv the same */ \
@@ -1412,22 +1418,18 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(predicted,    S,       memory * rows * C)            /* o of the memory */ \
     X(memory_G,     float,   memory * train * B * C * (C / NH)) /* after the pass */ \
     X(attn_out,     S,       rows * C)                     /* c_proj(y) */ \
-    X(x_mid,        float,   rows * C)                     /* x + gamma1 attn_out */ \
-    X(ln_2,         S,       rows * C)                     /* ln_2(x_mid) */ \
-    X(mean_2,       float,   rows) \
+    X(ln_2,         S,       rows * C)                     /* ln_2(x + gamma1 attn_out) */ \
     X(rstd_2,       float,   rows) \
     X(mlp_in,       S,       conv * rows * C)              /* convolution of ln_2; without --conv the same array */ \
     X(fc,           S,       rows * 4 * C) \
     X(gelu,         S,       rows * 4 * C) \
-    X(mlp_out,      S,       rows * C) \
-    X(x_out,        float,   rows * C)                     /* x_mid + gamma2 mlp_out */
+    X(mlp_out,      S,       rows * C)
 
 #define SHARED_BUFFERS(X) \
     X(input,        int32_t, step_input_size(rows)) \
     X(decays,       uint8_t, train * m->tensors.flat_size / DECAY_GROUP) \
-    X(x,            float,   rows * C)                     /* embedding: the input of layer 0 */ \
+    X(x,            float,   rows * C)                     /* the residual stream: embedding + all branches so far */ \
     X(ln_f,         S,       rows * C) \
-    X(mean_f,       float,   rows) \
     X(rstd_f,       float,   rows) \
     X(logits,       char,    logits_bytes)                 /* a block of rows, of S or of float */ \
     X(losses,       float,   rows) \
@@ -1595,27 +1597,21 @@ template <typename S> static void model_free(TypedModel<S>* m) {
 // Passes over the model. A residual is added by the LayerNorm after it: layer_forward starts from a finished ln_1 and
 // ends with the LayerNorm that follows the layer; layer_backward mirrors it.
 
-// The input of layer l; l = L: the output of the last layer.
-template <typename S> static const float* layer_input(const TypedModel<S>* m, int l) {
-    return l > 0 ? m->layer[l - 1].x_out : m->buf.x;
-}
-
 static size_t chunk_rows(const TostModel* m) { return (size_t)m->chunk.B * m->chunk.T; }
 
 template <typename S> static StepInput model_input(const TypedModel<S>* m) {
     return step_input(m->buf.input, chunk_rows(m));
 }
 
-// The LayerNorm that follows layer l (-1: the embedding): ln_1 of the next layer, or ln_f. x is the residual stream
-// after the layer; layer_forward also adds the MLP's branch.
+// The LayerNorm that follows layer l (-1: the embedding): ln_1 of the next layer, or ln_f. layer_forward also adds the
+// MLP's branch.
 template <typename S> static NormForward<S> next_norm(const TypedModel<S>* m, int l) {
     const bool last = l + 1 == m->config.n_layer;
     const LayerActivations<S>* next = &m->layer[last ? 0 : l + 1];
     const TostParams<float> p = model_params(m, TOST_PARAM, last ? 0 : l + 1);
-    return {.x_out = NULL, .y = last ? m->buf.ln_f : next->ln_1, .mean = last ? m->buf.mean_f : next->mean_1,
-            .rstd = last ? m->buf.rstd_f : next->rstd_1, .x = layer_input(m, l + 1), .branch = NULL, .gamma = NULL,
-            .w = last ? p.ln_f_w : p.ln_1_w, .b = last ? p.ln_f_b : p.ln_1_b, .rows = chunk_rows(m),
-            .C = m->config.n_embd};
+    return {.x = m->buf.x, .y = last ? m->buf.ln_f : next->ln_1, .rstd = last ? m->buf.rstd_f : next->rstd_1,
+            .branch = NULL, .gamma = NULL, .w = last ? p.ln_f_w : p.ln_1_w, .b = last ? p.ln_f_b : p.ln_1_b,
+            .rows = chunk_rows(m), .C = m->config.n_embd};
 }
 
 // The state of layer l and of the sequences from b on, in an array of all layers
@@ -1715,14 +1711,14 @@ template <typename S> static void layer_forward(TypedModel<S>* m, int l) {
     if (p.memory_scale) delta_rule_forward(m->stream, layer_memory(m, l));
     linear_forward(mm, act->attn_out, act->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
     residual_layernorm_forward<S>(m->stream, {
-        .x_out = act->x_mid, .y = act->ln_2, .mean = act->mean_2, .rstd = act->rstd_2, .x = layer_input(m, l),
-        .branch = act->attn_out, .gamma = p.gamma1, .w = p.ln_2_w, .b = p.ln_2_b, .rows = rows, .C = C});
+        .x = m->buf.x, .y = act->ln_2, .rstd = act->rstd_2, .branch = act->attn_out, .gamma = p.gamma1,
+        .w = p.ln_2_w, .b = p.ln_2_b, .rows = rows, .C = C});
     if (p.mlp_conv) conv_forward(m->stream, layer_conv(m, MLP_CONV, l));
     linear_forward(mm, act->fc, act->mlp_in, w.fc_w, w.fc_b, rows, C, 4 * C);
     gelu_forward(m->stream, act->gelu, act->fc, rows * 4 * C);
     linear_forward(mm, act->mlp_out, act->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
     NormForward<S> next = next_norm(m, l);
-    next.x_out = act->x_out, next.x = act->x_mid, next.branch = act->mlp_out, next.gamma = p.gamma2;
+    next.branch = act->mlp_out, next.gamma = p.gamma2;
     residual_layernorm_forward(m->stream, next);
 }
 
@@ -1733,8 +1729,8 @@ template <typename S> static void norm_backward(TypedModel<S>* m, ColumnSums* su
     const TostParams<float> g = model_params(m, TOST_GRAD, last ? 0 : l + 1);
     NormGrads grads = {last ? g.ln_f_w : g.ln_1_w, last ? g.ln_f_b : g.ln_1_b, NULL, NULL};
     NormBackward<S> args = {
-        .dx = m->buf.dx, .dbranch = m->buf.dbranch, .dy = m->buf.scratch_btc, .x = norm.x, .branch = NULL,
-        .mean = norm.mean, .rstd = norm.rstd, .w = norm.w, .gamma = NULL, .accumulate = !last, .rows = norm.rows,
+        .dx = m->buf.dx, .dbranch = m->buf.dbranch, .dy = m->buf.scratch_btc, .y = norm.y, .branch = NULL,
+        .rstd = norm.rstd, .w = norm.w, .b = norm.b, .gamma = NULL, .accumulate = !last, .rows = norm.rows,
         .C = norm.C, .partial = NULL};
     if (l >= 0) {
         args.branch = m->layer[l].mlp_out, args.gamma = model_params(m, TOST_PARAM, l).gamma2;
@@ -1743,8 +1739,8 @@ template <typename S> static void norm_backward(TypedModel<S>* m, ColumnSums* su
     layernorm_residual_backward(m->stream, grads, sums, args);
 }
 
-// buf.dx: the gradient of x_out becomes that of x. buf.dbranch: the gradient of mlp_out becomes that of the layer
-// below. Parameters: =, or with add +=.
+// buf.dx: the gradient of the layer's output becomes that of its input. buf.dbranch: the gradient of mlp_out becomes
+// that of the layer below. Parameters: =, or with add +=.
 template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* sums, int l, bool add) {
     const LayerActivations<S>* act = &m->layer[l];
     const Buffers<S>* buf = &m->buf;
@@ -1760,8 +1756,8 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
                     w.fc_w, rows, C, 4 * C, add);
     if (p.mlp_conv) conv_backward(m->stream, g.mlp_conv, sums, layer_conv(m, MLP_CONV, l));
     layernorm_residual_backward<S>(m->stream, {g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b}, sums, {
-        .dx = buf->dx, .dbranch = buf->dbranch, .dy = buf->scratch_btc, .x = act->x_mid, .branch = act->attn_out,
-        .mean = act->mean_2, .rstd = act->rstd_2, .w = p.ln_2_w, .gamma = p.gamma1, .accumulate = true, .rows = rows,
+        .dx = buf->dx, .dbranch = buf->dbranch, .dy = buf->scratch_btc, .y = act->ln_2, .branch = act->attn_out,
+        .rstd = act->rstd_2, .w = p.ln_2_w, .b = p.ln_2_b, .gamma = p.gamma1, .accumulate = true, .rows = rows,
         .C = C, .partial = NULL});
     linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, act->y, w.attn_proj_w, rows, C, C, add);
     if (p.memory_scale) {
@@ -1783,14 +1779,14 @@ template <typename S> static void clear_sync(TypedModel<S>* m) {
     CUDA_CHECK(cudaMemsetAsync(m->buf.tssa_sync, 0, flags * sizeof(int), m->stream));
 }
 
-// Embedding, layers and ln_f
-template <typename S> static void model_forward(TypedModel<S>* m) {
+// Embedding and the first `layers` layers, with the LayerNorm after them
+template <typename S> static void model_forward(TypedModel<S>* m, int layers) {
     const TostParams<float> p = model_params(m, TOST_PARAM, 0);
     const StepInput s = model_input(m);
     clear_sync(m);
     embedding_forward(m->stream, m->buf.x, s.inputs, p.wte, p.wpe, s.header, m->chunk.B, m->chunk.T, m->config.n_embd);
     residual_layernorm_forward(m->stream, next_norm(m, -1));
-    for (int l = 0; l < m->config.n_layer; l++) layer_forward(m, l);
+    for (int l = 0; l < layers; l++) layer_forward(m, l);
 }
 
 // The exchange of complete gradients starts after each layer, in the pass that ends a step.
@@ -1856,7 +1852,7 @@ template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass
 template <typename S> static void cuda_forward(TypedModel<S>* m, const TostChunk* chunk, int from, int to) {
     const StepInput s = start_pass(m, chunk, from, to);
     input_send(m, s, chunk->targets ? s.order : s.targets);
-    run_pass(m, PASS_FORWARD, [=] { model_forward(m); });
+    run_pass(m, PASS_FORWARD, [=] { model_forward(m, m->config.n_layer); });
     write_state(m, to, m->buf.after);
 }
 
@@ -1892,7 +1888,7 @@ static void cuda_train_forward(TypedModel<S>* m, const TostChunk* chunk, int fro
     embed_order(s, m->token_counts, (int)chunk_rows(m), m->config.vocab_size);
     input_send(m, s, (int32_t*)s.header + step_input_size(chunk_rows(m)));
     run_pass(m, add ? PASS_TRAIN : PASS_TRAIN_FIRST, [=] {
-        model_forward(m);
+        model_forward(m, m->config.n_layer);
         Classifier<S> classifier = model_classifier(m, m->buf.ln_f, chunk_rows(m));
         classifier.total = m->buf.loss_sum;
         classifier.dx = m->buf.scratch_btc, classifier.dwte = model_params(m, TOST_GRAD, 0).wte, classifier.add = add;
@@ -1995,10 +1991,12 @@ template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
     for (size_t row = 0, i = 0; row < rows; row++) dst[row] = m->chunk.targets[row] < 0 ? 0.0 : losses[i++];
 }
 
+// x of a layer is that after another forward pass over the layers before it.
 template <typename S> static void cuda_activation(float* dst, TypedModel<S>* m, TostActivation what, int layer) {
     const size_t rows = chunk_rows(m), C = m->config.n_embd, NH = m->config.n_head;
     assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
-    if (what == TOST_X) copy_to_host(dst, layer_input(m, layer), rows * C, m->stream);
+    if (what == TOST_X) model_forward(m, layer);
+    if (what == TOST_X) copy_to_host(dst, m->buf.x, rows * C, m->stream);
     else if (what == TOST_Z) copy_to_host(dst, m->layer[layer].z, rows * C, m->stream);
     else copy_to_host(dst, m->layer[layer].pi, rows * NH, m->stream);
 }
