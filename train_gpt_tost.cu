@@ -279,33 +279,32 @@ template <typename S> static void residual_layernorm_forward(cudaStream_t stream
     LAUNCH(residual_layernorm_forward_variant, div_up(args.rows, block.y), block, 0, stream, args);
 }
 
-// Backward of LayerNorm and of the residual before it (branch is NULL if there is none):
+// Backward of LayerNorm and of the residual before it (gamma is NULL if there is none):
 //   n = (y - b) / w,  g = dy w:   dx (+)= rstd (g - mean_c(g) - n mean_c(g n))
-//   dw = Σ_rows dy n,   db = Σ_rows dy,   dbranch = gamma dx,   dgamma = Σ_rows dx branch
+//   dw = Σ_rows dy n,   db = Σ_rows dy,   dbranch = gamma dx
 // and, while dbranch is in registers, the bias gradient of the branch's last Linear:   dbias = Σ_rows dbranch
-// Minimum traffic per row: 2C (dy) + 2C (y) + 8C (dx) + 2C (branch) + 2C (dbranch) = 16C, without partial.
+// Minimum traffic per row: 2C (dy) + 2C (y) + 8C (dx) + 2C (dbranch) = 14C, without partial.
 template <typename S> struct NormBackward {
     float* dx; S* dbranch;           // (rows,C)
-    const S *dy, *y, *branch;
+    const S *dy, *y;
     const float* rstd;               // (rows)
     const float *w, *b, *gamma;      // (C); b may be NULL
     bool accumulate;                 // dx already holds the residual's own gradient
     size_t rows;
     int C;
-    float* partial;                  // (4,blocks,C): each block's sums for dw, db, dgamma, dbias
+    float* partial;                  // (3,blocks,C): each block's sums for dw, db, dbias
 };
 
-struct NormGrads { float *dw, *db, *dgamma, *dbias; };   // (C); all but dw may be NULL
+struct NormGrads { float *dw, *db, *dbias; };   // (C); all but dw may be NULL
 
 template <int VEC, int PACKS> struct NormSums {
-    float dw[PACKS][VEC], db[PACKS][VEC], dgamma[PACKS][VEC], dx[PACKS][VEC];
+    float dw[PACKS][VEC], db[PACKS][VEC], dx[PACKS][VEC];
 };
 
-// Loads a pack's residual gradient d, and branch.
-template <typename S, int VEC>
-__device__ inline void load_residual(float (&d)[VEC], float (&branch)[VEC], const NormBackward<S>& args, size_t at) {
-    if (args.accumulate) load_pack<VEC>(d, args.dx + at);
-    if (args.branch) load_pack<VEC>(branch, args.branch + at);
+// gamma as backward uses it: never 0, so that gamma_backward can divide by it. The gradients that go through the branch
+// are then 1e-20 times those of gamma = 1, not 0.
+__device__ inline float nonzero_gamma(float gamma) {
+    return fabsf(gamma) < 1e-20f ? 1e-20f : gamma;   // mutant: gamma_of_zero
 }
 
 // ROWS rows from row0 on. If registers allow, all loads are issued before the first use.
@@ -316,7 +315,7 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
     const int C = args.C, c0 = threadIdx.x * VEC, stride = blockDim.x * VEC;
     const int valid = (int)min((size_t)ROWS, args.rows - row0);
     const float inverse_C = 1.0f / C;
-    float g[ROWS][PACKS][VEC] = {}, n[ROWS][PACKS][VEC] = {}, d[ROWS][PACKS][VEC] = {}, branch[ROWS][PACKS][VEC] = {};
+    float g[ROWS][PACKS][VEC] = {}, n[ROWS][PACKS][VEC] = {}, d[ROWS][PACKS][VEC] = {};
     float scale[ROWS], sums[2 * ROWS] = {};   // sums: of g, g n
     UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
@@ -330,7 +329,7 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
             if (r >= valid) break;
             load_pack<VEC>(g[r][p], args.dy + at + r * C);
             load_pack<VEC>(n[r][p], args.y + at + r * C);
-            if (AT_ONCE) load_residual(d[r][p], branch[r][p], args, at + r * C);
+            if (AT_ONCE && args.accumulate) load_pack<VEC>(d[r][p], args.dx + at + r * C);
         }
         UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= valid) break;
@@ -351,18 +350,17 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
         if (c >= C) break;
         const size_t at = row0 * C + c;
         float gamma_c[VEC] = {};
-        if (args.branch) load_pack<VEC>(gamma_c, args.gamma + c);
+        if (args.gamma) load_pack<VEC>(gamma_c, args.gamma + c);
         UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= valid) break;
-            if (!AT_ONCE) load_residual(d[r][p], branch[r][p], args, at + r * C);
+            if (!AT_ONCE && args.accumulate) load_pack<VEC>(d[r][p], args.dx + at + r * C);
             const float mean_g = sums[2 * r] * inverse_C, mean_gn = sums[2 * r + 1] * inverse_C;
             UNROLL for (int i = 0; i < VEC; i++) d[r][p][i] += scale[r] * (g[r][p][i] - mean_g - n[r][p][i] * mean_gn);
             store_pack<VEC>(args.dx + at + r * C, d[r][p]);
-            if (!args.branch) continue;
+            if (!args.gamma) continue;
             UNROLL for (int i = 0; i < VEC; i++) {
-                total.dgamma[p][i] += d[r][p][i] * branch[r][p][i];
                 total.dx[p][i] += d[r][p][i];
-                d[r][p][i] *= gamma_c[i];
+                d[r][p][i] *= nonzero_gamma(gamma_c[i]);
             }
             store_pack<VEC>(args.dbranch + at + r * C, d[r][p]);
         }
@@ -381,17 +379,17 @@ __global__ void __launch_bounds__(VEC == 4 ? NORM_VEC_THREADS : NORM_THREADS)
         const int c = (threadIdx.x + p * blockDim.x) * VEC;
         if (c >= args.C) break;
         float gamma_c[VEC] = {}, *partial_c = args.partial + (size_t)blockIdx.x * args.C + c;
-        if (args.branch) load_pack<VEC>(gamma_c, args.gamma + c);
-        UNROLL for (int i = 0; i < VEC; i++) total.dx[p][i] *= gamma_c[i];   // mutant: bias_of_the_branch_unscaled
+        if (args.gamma) load_pack<VEC>(gamma_c, args.gamma + c);
+        UNROLL for (int i = 0; i < VEC; i++)
+            total.dx[p][i] *= nonzero_gamma(gamma_c[i]);   // mutant: bias_of_the_branch_unscaled
         store_pack<VEC>(partial_c, total.dw[p]);
         store_pack<VEC>(partial_c + array, total.db[p]);
-        store_pack<VEC>(partial_c + 2 * array, total.dgamma[p]);
-        store_pack<VEC>(partial_c + 3 * array, total.dx[p]);
+        store_pack<VEC>(partial_c + 2 * array, total.dx[p]);
     }
 }
 
-// Sets dx, or with accumulate adds to it. If branch is not NULL, also sets dbranch. Puts the gradients of parameters on
-// the list `sums`, of whose space it takes (4,COLUMN_BLOCKS,C).
+// Sets dx, or with accumulate adds to it. If gamma is not NULL, also sets dbranch. Puts the gradients of parameters on
+// the list `sums`, of whose space it takes (3,COLUMN_BLOCKS,C).
 template <typename S>
 static void layernorm_residual_backward(cudaStream_t stream, const NormGrads& grads, ColumnSums* sums,
                                         NormBackward<S> args) {
@@ -401,10 +399,10 @@ static void layernorm_residual_backward(cudaStream_t stream, const NormGrads& gr
     const auto layernorm_residual_backward_variant =
         vec ? layernorm_residual_backward_kernel<S, 4, 1, 2> : layernorm_residual_backward_kernel<S, 1, 12, 1>;
     const int blocks = column_blocks(layernorm_residual_backward_variant, threads, div_up(args.rows, vec ? 2 : 1), 1);
-    args.partial = column_partials(sums, 4, blocks, C);
+    args.partial = column_partials(sums, 3, blocks, C);
     LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, args);
-    float* const outs[] = {grads.dw, grads.db, grads.dgamma, grads.dbias};
-    for (int i = 0; i < 4; i++) column_sum(sums, outs[i], args.partial + (size_t)i * blocks * C, blocks, C);
+    float* const outs[] = {grads.dw, grads.db, grads.dbias};
+    for (int i = 0; i < 3; i++) column_sum(sums, outs[i], args.partial + (size_t)i * blocks * C, blocks, C);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -426,6 +424,31 @@ static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* 
     Product<S, float> p = dense_product(dw, dy, x, PRODUCT_TN, OUT, IN, (int)rows);
     p.beta = add ? 1.0f : 0.0f;   // mutant: no_accumulation, weights_not_overwritten
     matmul(mm, p);
+}
+
+// The gradient of LayerScale after a Linear with the weight w (C,IN) and the bias b (C) or NULL, without its output y:
+//   dy = gamma dx,   dgamma = Σ_rows dx y = (Σ_rows dy y) / gamma = (Σ_i dw[c,i] w[c,i] + db[c] b[c]) / gamma[c]
+// dw, db: over all rows of dgamma. A block computes a channel. Minimum traffic per weight: 4 (dw) + 2 (w).
+template <typename S> __global__ void gamma_backward_kernel(float* dgamma, const float* gamma, const float* dw,
+                                                            const float* db, const S* w, const S* b, int IN) {
+    SHARED(float, shared, WARP);
+    const size_t c = blockIdx.x;
+    float sum[1] = {};
+    for (int i = threadIdx.x * 4; i < IN; i += blockDim.x * 4) {
+        float dw_i[4], w_i[4];
+        load_part<false>(dw_i, dw + c * IN + i, IN - i);
+        load_part<false>(w_i, w + c * IN + i, IN - i);
+        UNROLL for (int j = 0; j < 4; j++) sum[0] += dw_i[j] * w_i[j];
+    }
+    block_sum<1>(sum, shared);
+    if (db) sum[0] += db[c] * to_float(b[c]);   // mutant: gamma_without_bias
+    if (threadIdx.x == 0) dgamma[c] = sum[0] / nonzero_gamma(gamma[c]);
+}
+
+template <typename S>
+static void gamma_backward(cudaStream_t stream, float* dgamma, const float* gamma, const float* dw, const float* db,
+                           const S* w, const S* b, int C, int IN) {
+    LAUNCH((gamma_backward_kernel<S>), C, channel_threads(IN), 0, stream, dgamma, gamma, dw, db, w, b, IN);
 }
 
 // partial (blocks,N): Σ of dy over every gridDim.x-th row. Minimum traffic per row: 2N.
@@ -1417,18 +1440,17 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(y,            S,       rows * C) \
     X(predicted,    S,       memory * rows * C)            /* o of the memory */ \
     X(memory_G,     float,   memory * train * B * C * (C / NH)) /* after the pass */ \
-    X(attn_out,     S,       rows * C)                     /* c_proj(y) */ \
     X(ln_2,         S,       rows * C)                     /* ln_2(x + gamma1 attn_out) */ \
     X(rstd_2,       float,   rows) \
     X(mlp_in,       S,       conv * rows * C)              /* convolution of ln_2; without --conv the same array */ \
     X(fc,           S,       rows * 4 * C) \
-    X(gelu,         S,       rows * 4 * C) \
-    X(mlp_out,      S,       rows * C)
+    X(gelu,         S,       rows * 4 * C)
 
 #define SHARED_BUFFERS(X) \
     X(input,        int32_t, step_input_size(rows)) \
     X(decays,       uint8_t, train * m->tensors.flat_size / DECAY_GROUP) \
     X(x,            float,   rows * C)                     /* the residual stream: embedding + all branches so far */ \
+    X(branch,       S,       rows * C)                     /* c_proj(y), or the output of the MLP */ \
     X(ln_f,         S,       rows * C) \
     X(rstd_f,       float,   rows) \
     X(logits,       char,    logits_bytes)                 /* a block of rows, of S or of float */ \
@@ -1451,7 +1473,7 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(memory_dk,    S,       memory * train * parts * (rows + B) * NH * parts * columns) \
     X(memory_dpi,   float,   memory * train * parts * rows * NH) \
     X(back,         float,   train * B * runs * tssa_sums_size(C, NH)) \
-    X(columns,      float,   train * COLUMN_BLOCKS * (17 + 2 * c->conv) * C) /* a layer and ln_f: for ColumnSums */ \
+    X(columns,      float,   train * COLUMN_BLOCKS * ((14 + 2 * c->conv) * C + 4)) /* of a layer and ln_f */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
     X(muon_squares, double,  muon * L * slice_units(4 * C * C))   /* see orthogonalize */ \
     X(muon_x,       float,   muon * L * padded_size(4 * C * C)) \
@@ -1709,16 +1731,16 @@ template <typename S> static void layer_forward(TypedModel<S>* m, int l) {
     if (p.attn_conv) conv_forward(m->stream, layer_conv(m, ATTN_CONV, l));
     tssa_forward(m->stream, layer_tssa(m, l));
     if (p.memory_scale) delta_rule_forward(m->stream, layer_memory(m, l));
-    linear_forward(mm, act->attn_out, act->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
+    linear_forward(mm, m->buf.branch, act->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
     residual_layernorm_forward<S>(m->stream, {
-        .x = m->buf.x, .y = act->ln_2, .rstd = act->rstd_2, .branch = act->attn_out, .gamma = p.gamma1,
+        .x = m->buf.x, .y = act->ln_2, .rstd = act->rstd_2, .branch = m->buf.branch, .gamma = p.gamma1,
         .w = p.ln_2_w, .b = p.ln_2_b, .rows = rows, .C = C});
     if (p.mlp_conv) conv_forward(m->stream, layer_conv(m, MLP_CONV, l));
     linear_forward(mm, act->fc, act->mlp_in, w.fc_w, w.fc_b, rows, C, 4 * C);
     gelu_forward(m->stream, act->gelu, act->fc, rows * 4 * C);
-    linear_forward(mm, act->mlp_out, act->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
+    linear_forward(mm, m->buf.branch, act->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
     NormForward<S> next = next_norm(m, l);
-    next.branch = act->mlp_out, next.gamma = p.gamma2;
+    next.branch = m->buf.branch, next.gamma = p.gamma2;
     residual_layernorm_forward(m->stream, next);
 }
 
@@ -1727,15 +1749,13 @@ template <typename S> static void norm_backward(TypedModel<S>* m, ColumnSums* su
     const NormForward<S> norm = next_norm(m, l);
     const bool last = l + 1 == m->config.n_layer;
     const TostParams<float> g = model_params(m, TOST_GRAD, last ? 0 : l + 1);
-    NormGrads grads = {last ? g.ln_f_w : g.ln_1_w, last ? g.ln_f_b : g.ln_1_b, NULL, NULL};
+    NormGrads grads = {last ? g.ln_f_w : g.ln_1_w, last ? g.ln_f_b : g.ln_1_b, NULL};
     NormBackward<S> args = {
-        .dx = m->buf.dx, .dbranch = m->buf.dbranch, .dy = m->buf.scratch_btc, .y = norm.y, .branch = NULL,
+        .dx = m->buf.dx, .dbranch = m->buf.dbranch, .dy = m->buf.scratch_btc, .y = norm.y,
         .rstd = norm.rstd, .w = norm.w, .b = norm.b, .gamma = NULL, .accumulate = !last, .rows = norm.rows,
         .C = norm.C, .partial = NULL};
-    if (l >= 0) {
-        args.branch = m->layer[l].mlp_out, args.gamma = model_params(m, TOST_PARAM, l).gamma2;
-        grads.dgamma = model_params(m, TOST_GRAD, l).gamma2, grads.dbias = model_params(m, TOST_GRAD, l).fc_proj_b;
-    }
+    if (l >= 0) args.gamma = model_params(m, TOST_PARAM, l).gamma2;
+    if (l >= 0) grads.dbias = model_params(m, TOST_GRAD, l).fc_proj_b;
     layernorm_residual_backward(m->stream, grads, sums, args);
 }
 
@@ -1755,8 +1775,8 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     linear_backward(mm, p.mlp_conv ? buf->dbranch : buf->scratch_btc, g.fc_w, buf->scratch_bt4c, act->mlp_in,
                     w.fc_w, rows, C, 4 * C, add);
     if (p.mlp_conv) conv_backward(m->stream, g.mlp_conv, sums, layer_conv(m, MLP_CONV, l));
-    layernorm_residual_backward<S>(m->stream, {g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b}, sums, {
-        .dx = buf->dx, .dbranch = buf->dbranch, .dy = buf->scratch_btc, .y = act->ln_2, .branch = act->attn_out,
+    layernorm_residual_backward<S>(m->stream, {g.ln_2_w, g.ln_2_b, g.attn_proj_b}, sums, {
+        .dx = buf->dx, .dbranch = buf->dbranch, .dy = buf->scratch_btc, .y = act->ln_2,
         .rstd = act->rstd_2, .w = p.ln_2_w, .b = p.ln_2_b, .gamma = p.gamma1, .accumulate = true, .rows = rows,
         .C = C, .partial = NULL});
     linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, act->y, w.attn_proj_w, rows, C, C, add);
@@ -1771,6 +1791,15 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     norm_backward(m, sums, l - 1);
     tssa.dtemp = g.temp, tssa.ddenom_bias = g.denom_bias;
     layer_sums(m->stream, *sums, tssa, add);
+}
+
+// gamma1 and gamma2 of layer l: =, from the part's complete gradients of the Linear before each.
+template <typename S> static void gammas_backward(TypedModel<S>* m, int l) {
+    const TostParams<float> p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
+    const TostParams<S> w = model_weights(m, l);
+    const int C = m->config.n_embd;
+    gamma_backward(m->stream, g.gamma1, p.gamma1, g.attn_proj_w, g.attn_proj_b, w.attn_proj_w, w.attn_proj_b, C, C);
+    gamma_backward(m->stream, g.gamma2, p.gamma2, g.fc_proj_w, g.fc_proj_b, w.fc_proj_w, w.fc_proj_b, C, 4 * C);
 }
 
 // Zeroes the flags of the scans of all layers.
@@ -1802,6 +1831,7 @@ template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, 
         layer_backward(m, &sums, l, add);
         sums.n = 0;
         sums.space = buf->columns;
+        if (end == TOST_STEP_ENDS) gammas_backward(m, l);
         if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
         exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
     }
@@ -1908,7 +1938,10 @@ template <typename S> static void cuda_train_backward(TypedModel<S>* m, int afte
     const bool add = !m->grads_stale;
     m->adjoints = read_state(m, m->buf.dafter, m->buf.dbefore, after, before);   // mutant: adjoint_not_passed
     if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, add);
-    else run_pass(m, add ? PASS_BACKWARD : PASS_BACKWARD_FIRST, [=] { model_backward(m, TOST_MORE, add); });
+    else {
+        run_pass(m, add ? PASS_BACKWARD : PASS_BACKWARD_FIRST, [=] { model_backward(m, TOST_MORE, add); });
+        for (int l = 0; end != TOST_MORE && l < m->config.n_layer; l++) gammas_backward(m, l);
+    }
     write_state(m, before, m->buf.dbefore);
     if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
     exchange_gradients(&m->exchange, end, 0);

@@ -9,8 +9,8 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
     const S *branch = bench_random<S>(bench, rows * C, 0, 1), *dy = bench_random<S>(bench, rows * C, 0, 1);
     float *x = bench_random<float>(bench, rows * C, 0, 1), *dx = bench_random<float>(bench, rows * C, 0, 1e-3f);
     float* rstd = bench_buffer<float>(bench, rows);
-    float *dw = bench_buffer<float>(bench, C), *dgamma = bench_buffer<float>(bench, C),
-          *dbias = bench_buffer<float>(bench, 4 * C), *dweight = bench_buffer<float>(bench, C * CONV_WIDTH);
+    float *dw = bench_buffer<float>(bench, C), *dbias = bench_buffer<float>(bench, 4 * C),
+          *dweight = bench_buffer<float>(bench, C * CONV_WIDTH);
     float* partial = bench_buffer<float>(bench, (size_t)COLUMN_BLOCKS * 4 * C);
     S *y = bench_buffer<S>(bench, rows * C), *dbranch = bench_buffer<S>(bench, rows * C);
     NormForward<S> norm = {};
@@ -18,7 +18,7 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
     norm.rows = rows, norm.C = C;
     NormBackward<S> norm_backward = {};
     norm_backward.dx = dx, norm_backward.dbranch = dbranch, norm_backward.dy = dy, norm_backward.y = y;
-    norm_backward.branch = branch, norm_backward.rstd = rstd, norm_backward.w = w;
+    norm_backward.rstd = rstd, norm_backward.w = w;
     norm_backward.gamma = gamma, norm_backward.accumulate = true, norm_backward.rows = rows, norm_backward.C = C;
     Conv<S> conv = {};
     conv.B = 64, conv.T = (int)rows / 64, conv.C = C, conv.y = y, conv.x = branch, conv.weight = x;
@@ -35,9 +35,9 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
     bench_report(bench, "residual_layernorm_forward", size, cells * (8 + 2 * sizeof(S)), [&] {
         residual_layernorm_forward(stream, norm);
     });
-    bench_report(bench, "layernorm_residual_backward", size, cells * (8 + 4 * sizeof(S)), [&] {
+    bench_report(bench, "layernorm_residual_backward", size, cells * (8 + 3 * sizeof(S)), [&] {
         backward([&](ColumnSums* sums) {
-            layernorm_residual_backward(stream, {dw, NULL, dgamma, dbias}, sums, norm_backward);
+            layernorm_residual_backward(stream, {dw, NULL, dbias}, sums, norm_backward);
         });
     });
     bench_report(bench, "conv_forward", size, cells * 2 * sizeof(S), [&] { conv_forward(stream, conv); });
