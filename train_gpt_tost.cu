@@ -188,7 +188,8 @@ static void embedding_backward(cudaStream_t stream, const EmbeddingBackward& arg
 
 // ---------------------------------------------------------------------------------------------
 // LayerNorm, fused with the residual and LayerScale that precede it:
-//     x_out = x + gamma · branch,   y = (x_out - mean) · rstd · w + b,   rstd = 1/√(variance + 1e-5)
+//     x += gamma · branch,   n = (x - mean) · rstd,   y = n · w + b,   rstd = 1/√(variance + 1e-5)
+// Backward computes n from y, which is kept as the operand of a product, so that no layer keeps x.
 //
 // A thread holds packs of neighboring channels of a row in registers, so that each byte moves once. Forward, a warp
 // computes a row, or a block if C is too large for a warp's registers. Backward, a block computes one or two rows at
@@ -203,17 +204,23 @@ constexpr int NORM_CHANNELS = 12 * NORM_THREADS;   // most channels
 // Threads that cover C channels with `packs` packs of `vec` channels each
 static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec * packs), WARP) * WARP; }
 
-// branch NULL: normalizes x, and does not write x_out
+// w as both kernels use it: so large that n from y, which is rounded to S near b, has an error of at most 1/2 (float:
+// 1/16). So the gradient of w is right for w = 0, too. This changes y by about as much as that rounding.
+template <typename S> __device__ inline float norm_weight(float w, float b) {
+    const float least = fmaxf(fabsf(b) * (sizeof(S) == 2 ? 0x1p-7f : 0x1p-20f), 1e-15f);   // mutant: least_without_b
+    return fabsf(w) < least ? copysignf(least, w) : w;
+}
+
 template <typename S> struct NormForward {
-    float* x_out; S* y;              // (rows,C)
-    float *mean, *rstd;              // (rows)
-    const float* x; const S* branch;
+    float* x; S* y;                  // (rows,C); x: +=
+    float* rstd;                     // (rows)
+    const S* branch;                 // (rows,C); NULL: x stays as it is
     const float *gamma, *w, *b;      // (C); b may be NULL
     size_t rows;
     int C;
 };
 
-// Minimum traffic per row: 4C (x) + 2C (branch) + 4C (x_out) + 2C (y) = 12C.
+// Minimum traffic per row: 8C (x) + 2C (branch) + 2C (y) = 12C.
 template <typename S, int VEC, int PACKS>
 __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 1)
     residual_layernorm_forward_kernel(NormForward<S> args) {
@@ -235,7 +242,7 @@ __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 
         float scale[VEC];
         load_pack<VEC>(scale, args.gamma + c);
         UNROLL for (int i = 0; i < VEC; i++) v[p][i] += scale[i] * add[p][i];
-        store_pack<VEC>(args.x_out + row * C + c, v[p]);
+        store_pack<VEC>(args.x + row * C + c, v[p]);
     }
     UNROLL for (int p = 0; p < PACKS; p++)
         UNROLL for (int i = 0; i < VEC; i++) sum[0] += v[p][i];
@@ -257,10 +264,9 @@ __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 
         float w_c[VEC], b_c[VEC] = {};
         load_pack<VEC>(w_c, args.w + c);
         if (args.b) load_pack<VEC>(b_c, args.b + c);
-        UNROLL for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * w_c[i] + b_c[i];
+        UNROLL for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * norm_weight<S>(w_c[i], b_c[i]) + b_c[i];
         store_pack<VEC>(args.y + row * C + c, v[p]);
     }
-    if (threadIdx.x == 0) args.mean[row] = mean_row;
     if (threadIdx.x == 0) args.rstd[row] = scale;
 }
 
@@ -273,33 +279,32 @@ template <typename S> static void residual_layernorm_forward(cudaStream_t stream
     LAUNCH(residual_layernorm_forward_variant, div_up(args.rows, block.y), block, 0, stream, args);
 }
 
-// Backward of LayerNorm and of the residual before it (branch is NULL if there is none):
-//   n = (x - mean) rstd,  g = dy w:   dx (+)= rstd (g - mean_c(g) - n mean_c(g n))
-//   dw = Σ_rows dy n,   db = Σ_rows dy,   dbranch = gamma dx,   dgamma = Σ_rows dx branch
+// Backward of LayerNorm and of the residual before it (gamma is NULL if there is none):
+//   n = (y - b) / w,  g = dy w:   dx (+)= rstd (g - mean_c(g) - n mean_c(g n))
+//   dw = Σ_rows dy n,   db = Σ_rows dy,   dbranch = gamma dx
 // and, while dbranch is in registers, the bias gradient of the branch's last Linear:   dbias = Σ_rows dbranch
-// Minimum traffic per row: 2C (dy) + 4C (x) + 8C (dx) + 2C (branch) + 2C (dbranch) = 18C, without partial.
+// Minimum traffic per row: 2C (dy) + 2C (y) + 8C (dx) + 2C (dbranch) = 14C, without partial.
 template <typename S> struct NormBackward {
     float* dx; S* dbranch;           // (rows,C)
-    const S* dy; const float* x; const S* branch;
-    const float *mean, *rstd;        // (rows)
-    const float *w, *gamma;          // (C)
+    const S *dy, *y;
+    const float* rstd;               // (rows)
+    const float *w, *b, *gamma;      // (C); b may be NULL
     bool accumulate;                 // dx already holds the residual's own gradient
     size_t rows;
     int C;
-    float* partial;                  // (4,blocks,C): each block's sums for dw, db, dgamma, dbias
+    float* partial;                  // (3,blocks,C): each block's sums for dw, db, dbias
 };
 
-struct NormGrads { float *dw, *db, *dgamma, *dbias; };   // (C); all but dw may be NULL
+struct NormGrads { float *dw, *db, *dbias; };   // (C); all but dw may be NULL
 
 template <int VEC, int PACKS> struct NormSums {
-    float dw[PACKS][VEC], db[PACKS][VEC], dgamma[PACKS][VEC], dx[PACKS][VEC];
+    float dw[PACKS][VEC], db[PACKS][VEC], dx[PACKS][VEC];
 };
 
-// Loads a pack's residual gradient d, and branch.
-template <typename S, int VEC>
-__device__ inline void load_residual(float (&d)[VEC], float (&branch)[VEC], const NormBackward<S>& args, size_t at) {
-    if (args.accumulate) load_pack<VEC>(d, args.dx + at);
-    if (args.branch) load_pack<VEC>(branch, args.branch + at);
+// gamma as backward uses it: never 0, so that gamma_backward can divide by it. The gradients that go through the branch
+// are then 1e-20 times those of gamma = 1, not 0.
+__device__ inline float nonzero_gamma(float gamma) {
+    return fabsf(gamma) < 1e-20f ? 1e-20f : gamma;   // mutant: gamma_of_zero
 }
 
 // ROWS rows from row0 on. If registers allow, all loads are issued before the first use.
@@ -310,26 +315,27 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
     const int C = args.C, c0 = threadIdx.x * VEC, stride = blockDim.x * VEC;
     const int valid = (int)min((size_t)ROWS, args.rows - row0);
     const float inverse_C = 1.0f / C;
-    float g[ROWS][PACKS][VEC] = {}, n[ROWS][PACKS][VEC] = {}, d[ROWS][PACKS][VEC] = {}, branch[ROWS][PACKS][VEC] = {};
+    float g[ROWS][PACKS][VEC] = {}, n[ROWS][PACKS][VEC] = {}, d[ROWS][PACKS][VEC] = {};
     float scale[ROWS], sums[2 * ROWS] = {};   // sums: of g, g n
     UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
         if (c >= C) break;
         const size_t at = row0 * C + c;
-        float w_c[VEC];
+        float w_c[VEC], b_c[VEC] = {};
         load_pack<VEC>(w_c, args.w + c);
+        if (args.b) load_pack<VEC>(b_c, args.b + c);
+        UNROLL for (int i = 0; i < VEC; i++) w_c[i] = norm_weight<S>(w_c[i], b_c[i]);
         UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= valid) break;
             load_pack<VEC>(g[r][p], args.dy + at + r * C);
-            load_pack<VEC>(n[r][p], args.x + at + r * C);
-            if (AT_ONCE) load_residual(d[r][p], branch[r][p], args, at + r * C);
+            load_pack<VEC>(n[r][p], args.y + at + r * C);
+            if (AT_ONCE && args.accumulate) load_pack<VEC>(d[r][p], args.dx + at + r * C);
         }
         UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= valid) break;
             scale[r] = args.rstd[row0 + r];
-            const float shift = -args.mean[row0 + r] * scale[r];
             UNROLL for (int i = 0; i < VEC; i++) {
-                n[r][p][i] = n[r][p][i] * scale[r] + shift;
+                n[r][p][i] = (n[r][p][i] - b_c[i]) * reciprocal(w_c[i]);
                 total.dw[p][i] += g[r][p][i] * n[r][p][i];
                 total.db[p][i] += g[r][p][i];
                 g[r][p][i] *= w_c[i];
@@ -344,18 +350,17 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
         if (c >= C) break;
         const size_t at = row0 * C + c;
         float gamma_c[VEC] = {};
-        if (args.branch) load_pack<VEC>(gamma_c, args.gamma + c);
+        if (args.gamma) load_pack<VEC>(gamma_c, args.gamma + c);
         UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= valid) break;
-            if (!AT_ONCE) load_residual(d[r][p], branch[r][p], args, at + r * C);
+            if (!AT_ONCE && args.accumulate) load_pack<VEC>(d[r][p], args.dx + at + r * C);
             const float mean_g = sums[2 * r] * inverse_C, mean_gn = sums[2 * r + 1] * inverse_C;
             UNROLL for (int i = 0; i < VEC; i++) d[r][p][i] += scale[r] * (g[r][p][i] - mean_g - n[r][p][i] * mean_gn);
             store_pack<VEC>(args.dx + at + r * C, d[r][p]);
-            if (!args.branch) continue;
+            if (!args.gamma) continue;
             UNROLL for (int i = 0; i < VEC; i++) {
-                total.dgamma[p][i] += d[r][p][i] * branch[r][p][i];
                 total.dx[p][i] += d[r][p][i];
-                d[r][p][i] *= gamma_c[i];
+                d[r][p][i] *= nonzero_gamma(gamma_c[i]);
             }
             store_pack<VEC>(args.dbranch + at + r * C, d[r][p]);
         }
@@ -374,17 +379,17 @@ __global__ void __launch_bounds__(VEC == 4 ? NORM_VEC_THREADS : NORM_THREADS)
         const int c = (threadIdx.x + p * blockDim.x) * VEC;
         if (c >= args.C) break;
         float gamma_c[VEC] = {}, *partial_c = args.partial + (size_t)blockIdx.x * args.C + c;
-        if (args.branch) load_pack<VEC>(gamma_c, args.gamma + c);
-        UNROLL for (int i = 0; i < VEC; i++) total.dx[p][i] *= gamma_c[i];   // mutant: bias_of_the_branch_unscaled
+        if (args.gamma) load_pack<VEC>(gamma_c, args.gamma + c);
+        UNROLL for (int i = 0; i < VEC; i++)
+            total.dx[p][i] *= nonzero_gamma(gamma_c[i]);   // mutant: bias_of_the_branch_unscaled
         store_pack<VEC>(partial_c, total.dw[p]);
         store_pack<VEC>(partial_c + array, total.db[p]);
-        store_pack<VEC>(partial_c + 2 * array, total.dgamma[p]);
-        store_pack<VEC>(partial_c + 3 * array, total.dx[p]);
+        store_pack<VEC>(partial_c + 2 * array, total.dx[p]);
     }
 }
 
-// Sets dx, or with accumulate adds to it. If branch is not NULL, also sets dbranch. Puts the gradients of parameters on
-// the list `sums`, of whose space it takes (4,COLUMN_BLOCKS,C).
+// Sets dx, or with accumulate adds to it. If gamma is not NULL, also sets dbranch. Puts the gradients of parameters on
+// the list `sums`, of whose space it takes (3,COLUMN_BLOCKS,C).
 template <typename S>
 static void layernorm_residual_backward(cudaStream_t stream, const NormGrads& grads, ColumnSums* sums,
                                         NormBackward<S> args) {
@@ -394,10 +399,10 @@ static void layernorm_residual_backward(cudaStream_t stream, const NormGrads& gr
     const auto layernorm_residual_backward_variant =
         vec ? layernorm_residual_backward_kernel<S, 4, 1, 2> : layernorm_residual_backward_kernel<S, 1, 12, 1>;
     const int blocks = column_blocks(layernorm_residual_backward_variant, threads, div_up(args.rows, vec ? 2 : 1), 1);
-    args.partial = column_partials(sums, 4, blocks, C);
+    args.partial = column_partials(sums, 3, blocks, C);
     LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, args);
-    float* const outs[] = {grads.dw, grads.db, grads.dgamma, grads.dbias};
-    for (int i = 0; i < 4; i++) column_sum(sums, outs[i], args.partial + (size_t)i * blocks * C, blocks, C);
+    float* const outs[] = {grads.dw, grads.db, grads.dbias};
+    for (int i = 0; i < 3; i++) column_sum(sums, outs[i], args.partial + (size_t)i * blocks * C, blocks, C);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -419,6 +424,31 @@ static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* 
     p.beta = add ? 1.0f : 0.0f;   // mutant: no_accumulation, weights_not_overwritten
     matmul(mm, p);
     matmul(mm, dense_product(dx, dy, w, PRODUCT_NN, (int)rows, IN, OUT));
+}
+
+// The gradient of LayerScale after a Linear with the weight w (C,IN) and the bias b (C) or NULL, without its output y:
+//   dy = gamma dx,   dgamma = Σ_rows dx y = (Σ_rows dy y) / gamma = (Σ_i dw[c,i] w[c,i] + db[c] b[c]) / gamma[c]
+// dw, db: over all rows of dgamma. A block computes a channel. Minimum traffic per weight: 4 (dw) + 2 (w).
+template <typename S> __global__ void gamma_backward_kernel(float* dgamma, const float* gamma, const float* dw,
+                                                            const float* db, const S* w, const S* b, int IN) {
+    SHARED(float, shared, WARP);
+    const size_t c = blockIdx.x;
+    float sum[1] = {};
+    for (int i = threadIdx.x * 4; i < IN; i += blockDim.x * 4) {
+        float dw_i[4], w_i[4];
+        load_part<false>(dw_i, dw + c * IN + i, IN - i);
+        load_part<false>(w_i, w + c * IN + i, IN - i);
+        UNROLL for (int j = 0; j < 4; j++) sum[0] += dw_i[j] * w_i[j];
+    }
+    block_sum<1>(sum, shared);
+    if (db) sum[0] += db[c] * to_float(b[c]);   // mutant: gamma_without_bias
+    if (threadIdx.x == 0) dgamma[c] = sum[0] / nonzero_gamma(gamma[c]);
+}
+
+template <typename S>
+static void gamma_backward(cudaStream_t stream, float* dgamma, const float* gamma, const float* dw, const float* db,
+                           const S* w, const S* b, int C, int IN) {
+    LAUNCH((gamma_backward_kernel<S>), C, channel_threads(IN), 0, stream, dgamma, gamma, dw, db, w, b, IN);
 }
 
 // partial (blocks,N): Σ of dy over every gridDim.x-th row. Minimum traffic per row: 2N.
@@ -1410,7 +1440,6 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
 // A row: field, type, elements, in the variables of layout_buffers; rows = B·T of the largest chunk.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,         S,       rows * C)                     /* ln_1(x) */ \
-    X(mean_1,       float,   rows) \
     X(rstd_1,       float,   rows) \
     X(projected,    S,       conv * rows * C)              /* c_attn(ln_1) */ \
     X(z,            S,       rows * C)                     /* convolution of projected; without --conv the same */ \
@@ -1420,23 +1449,18 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(y,            S,       rows * C) \
     X(predicted,    S,       memory * rows * C)            /* o of the memory */ \
     X(memory_G,     float,   (two_level ? 2 : train) * memory_matrices)   /* see DeltaRule */ \
-    X(attn_out,     S,       rows * C)                     /* c_proj(y) */ \
-    X(x_mid,        float,   rows * C)                     /* x + gamma1 attn_out */ \
-    X(ln_2,         S,       rows * C)                     /* ln_2(x_mid) */ \
-    X(mean_2,       float,   rows) \
+    X(ln_2,         S,       rows * C)                     /* ln_2(x + gamma1 attn_out) */ \
     X(rstd_2,       float,   rows) \
     X(mlp_in,       S,       conv * rows * C)              /* convolution of ln_2; without --conv the same array */ \
     X(fc,           S,       rows * 4 * C) \
-    X(gelu,         S,       rows * 4 * C) \
-    X(mlp_out,      S,       rows * C) \
-    X(x_out,        float,   rows * C)                     /* x_mid + gamma2 mlp_out */
+    X(gelu,         S,       rows * 4 * C)
 
 #define SHARED_BUFFERS(X) \
     X(input,        int32_t, step_input_size(rows)) \
     X(decays,       uint8_t, train * m->tensors.flat_size / DECAY_GROUP) \
-    X(x,            float,   rows * C)                     /* embedding: the input of layer 0 */ \
+    X(x,            float,   rows * C)                     /* the residual stream: embedding + all branches so far */ \
+    X(branch,       S,       rows * C)                     /* c_proj(y), or the output of the MLP */ \
     X(ln_f,         S,       rows * C) \
-    X(mean_f,       float,   rows) \
     X(rstd_f,       float,   rows) \
     X(logits,       char,    logits_bytes)                 /* a block of rows, of S or of float */ \
     X(losses,       float,   rows) \
@@ -1459,7 +1483,7 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(memory_dk,    S,       memory * train * parts * (rows + segments * B) * NH * parts * columns) \
     X(memory_dpi,   float,   memory * train * parts * rows * NH) \
     X(back,         float,   train * B * runs * tssa_sums_size(C, NH)) \
-    X(columns,      float,   train * COLUMN_BLOCKS * (17 + 2 * c->conv) * C) /* a layer and ln_f: for ColumnSums */ \
+    X(columns,      float,   train * COLUMN_BLOCKS * ((14 + 2 * c->conv) * C + 4)) /* of a layer and ln_f */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
     X(muon_squares, double,  muon * L * slice_units(4 * C * C))   /* see orthogonalize */ \
     X(muon_x,       float,   muon * L * padded_size(4 * C * C)) \
@@ -1606,27 +1630,21 @@ template <typename S> static void model_free(TypedModel<S>* m) {
 // Passes over the model. A residual is added by the LayerNorm after it: layer_forward starts from a finished ln_1 and
 // ends with the LayerNorm that follows the layer; layer_backward mirrors it.
 
-// The input of layer l; l = L: the output of the last layer.
-template <typename S> static const float* layer_input(const TypedModel<S>* m, int l) {
-    return l > 0 ? m->layer[l - 1].x_out : m->buf.x;
-}
-
 static size_t chunk_rows(const TostModel* m) { return (size_t)m->chunk.B * m->chunk.T; }
 
 template <typename S> static StepInput model_input(const TypedModel<S>* m) {
     return step_input(m->buf.input, chunk_rows(m));
 }
 
-// The LayerNorm that follows layer l (-1: the embedding): ln_1 of the next layer, or ln_f. x is the residual stream
-// after the layer; layer_forward also adds the MLP's branch.
+// The LayerNorm that follows layer l (-1: the embedding): ln_1 of the next layer, or ln_f. layer_forward also adds the
+// MLP's branch.
 template <typename S> static NormForward<S> next_norm(const TypedModel<S>* m, int l) {
     const bool last = l + 1 == m->config.n_layer;
     const LayerActivations<S>* next = &m->layer[last ? 0 : l + 1];
     const TostParams<float> p = model_params(m, TOST_PARAM, last ? 0 : l + 1);
-    return {.x_out = NULL, .y = last ? m->buf.ln_f : next->ln_1, .mean = last ? m->buf.mean_f : next->mean_1,
-            .rstd = last ? m->buf.rstd_f : next->rstd_1, .x = layer_input(m, l + 1), .branch = NULL, .gamma = NULL,
-            .w = last ? p.ln_f_w : p.ln_1_w, .b = last ? p.ln_f_b : p.ln_1_b, .rows = chunk_rows(m),
-            .C = m->config.n_embd};
+    return {.x = m->buf.x, .y = last ? m->buf.ln_f : next->ln_1, .rstd = last ? m->buf.rstd_f : next->rstd_1,
+            .branch = NULL, .gamma = NULL, .w = last ? p.ln_f_w : p.ln_1_w, .b = last ? p.ln_f_b : p.ln_1_b,
+            .rows = chunk_rows(m), .C = m->config.n_embd};
 }
 
 // The state of layer l and of the sequences from b on, in an array of all layers
@@ -1725,16 +1743,16 @@ template <typename S> static void layer_forward(TypedModel<S>* m, int l) {
     if (p.attn_conv) conv_forward(m->stream, layer_conv(m, ATTN_CONV, l));
     tssa_forward(m->stream, layer_tssa(m, l));
     if (p.memory_scale) delta_rule_forward(m->stream, layer_memory(m, l));
-    linear_forward(mm, act->attn_out, act->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
+    linear_forward(mm, m->buf.branch, act->y, w.attn_proj_w, w.attn_proj_b, rows, C, C);
     residual_layernorm_forward<S>(m->stream, {
-        .x_out = act->x_mid, .y = act->ln_2, .mean = act->mean_2, .rstd = act->rstd_2, .x = layer_input(m, l),
-        .branch = act->attn_out, .gamma = p.gamma1, .w = p.ln_2_w, .b = p.ln_2_b, .rows = rows, .C = C});
+        .x = m->buf.x, .y = act->ln_2, .rstd = act->rstd_2, .branch = m->buf.branch, .gamma = p.gamma1,
+        .w = p.ln_2_w, .b = p.ln_2_b, .rows = rows, .C = C});
     if (p.mlp_conv) conv_forward(m->stream, layer_conv(m, MLP_CONV, l));
     linear_forward(mm, act->fc, act->mlp_in, w.fc_w, w.fc_b, rows, C, 4 * C);
     gelu_forward(m->stream, act->gelu, act->fc, rows * 4 * C);
-    linear_forward(mm, act->mlp_out, act->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
+    linear_forward(mm, m->buf.branch, act->gelu, w.fc_proj_w, w.fc_proj_b, rows, 4 * C, C);
     NormForward<S> next = next_norm(m, l);
-    next.x_out = act->x_out, next.x = act->x_mid, next.branch = act->mlp_out, next.gamma = p.gamma2;
+    next.branch = m->buf.branch, next.gamma = p.gamma2;
     residual_layernorm_forward(m->stream, next);
 }
 
@@ -1743,20 +1761,18 @@ template <typename S> static void norm_backward(TypedModel<S>* m, ColumnSums* su
     const NormForward<S> norm = next_norm(m, l);
     const bool last = l + 1 == m->config.n_layer;
     const TostParams<float> g = model_params(m, TOST_GRAD, last ? 0 : l + 1);
-    NormGrads grads = {last ? g.ln_f_w : g.ln_1_w, last ? g.ln_f_b : g.ln_1_b, NULL, NULL};
+    NormGrads grads = {last ? g.ln_f_w : g.ln_1_w, last ? g.ln_f_b : g.ln_1_b, NULL};
     NormBackward<S> args = {
-        .dx = m->buf.dx, .dbranch = m->buf.dbranch, .dy = m->buf.scratch_btc, .x = norm.x, .branch = NULL,
-        .mean = norm.mean, .rstd = norm.rstd, .w = norm.w, .gamma = NULL, .accumulate = !last, .rows = norm.rows,
+        .dx = m->buf.dx, .dbranch = m->buf.dbranch, .dy = m->buf.scratch_btc, .y = norm.y,
+        .rstd = norm.rstd, .w = norm.w, .b = norm.b, .gamma = NULL, .accumulate = !last, .rows = norm.rows,
         .C = norm.C, .partial = NULL};
-    if (l >= 0) {
-        args.branch = m->layer[l].mlp_out, args.gamma = model_params(m, TOST_PARAM, l).gamma2;
-        grads.dgamma = model_params(m, TOST_GRAD, l).gamma2, grads.dbias = model_params(m, TOST_GRAD, l).fc_proj_b;
-    }
+    if (l >= 0) args.gamma = model_params(m, TOST_PARAM, l).gamma2;
+    if (l >= 0) grads.dbias = model_params(m, TOST_GRAD, l).fc_proj_b;
     layernorm_residual_backward(m->stream, grads, sums, args);
 }
 
-// buf.dx: the gradient of x_out becomes that of x. buf.dbranch: the gradient of mlp_out becomes that of the layer
-// below. Parameters: =, or with add +=.
+// buf.dx: the gradient of the layer's output becomes that of its input. buf.dbranch: the gradient of mlp_out becomes
+// that of the layer below. Parameters: =, or with add +=.
 template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* sums, int l, bool add) {
     const LayerActivations<S>* act = &m->layer[l];
     const Buffers<S>* buf = &m->buf;
@@ -1771,9 +1787,9 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     linear_backward(mm, p.mlp_conv ? buf->dbranch : buf->scratch_btc, g.fc_w, buf->scratch_bt4c, act->mlp_in,
                     w.fc_w, rows, C, 4 * C, add);
     if (p.mlp_conv) conv_backward(m->stream, g.mlp_conv, sums, layer_conv(m, MLP_CONV, l));
-    layernorm_residual_backward<S>(m->stream, {g.ln_2_w, g.ln_2_b, g.gamma1, g.attn_proj_b}, sums, {
-        .dx = buf->dx, .dbranch = buf->dbranch, .dy = buf->scratch_btc, .x = act->x_mid, .branch = act->attn_out,
-        .mean = act->mean_2, .rstd = act->rstd_2, .w = p.ln_2_w, .gamma = p.gamma1, .accumulate = true, .rows = rows,
+    layernorm_residual_backward<S>(m->stream, {g.ln_2_w, g.ln_2_b, g.attn_proj_b}, sums, {
+        .dx = buf->dx, .dbranch = buf->dbranch, .dy = buf->scratch_btc, .y = act->ln_2,
+        .rstd = act->rstd_2, .w = p.ln_2_w, .b = p.ln_2_b, .gamma = p.gamma1, .accumulate = true, .rows = rows,
         .C = C, .partial = NULL});
     linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, act->y, w.attn_proj_w, rows, C, C, add);
     if (p.memory_scale) {
@@ -1789,20 +1805,29 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     layer_sums(m->stream, *sums, tssa, add);
 }
 
+// gamma1 and gamma2 of layer l: =, from the part's complete gradients of the Linear before each.
+template <typename S> static void gammas_backward(TypedModel<S>* m, int l) {
+    const TostParams<float> p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
+    const TostParams<S> w = model_weights(m, l);
+    const int C = m->config.n_embd;
+    gamma_backward(m->stream, g.gamma1, p.gamma1, g.attn_proj_w, g.attn_proj_b, w.attn_proj_w, w.attn_proj_b, C, C);
+    gamma_backward(m->stream, g.gamma2, p.gamma2, g.fc_proj_w, g.fc_proj_b, w.fc_proj_w, w.fc_proj_b, C, 4 * C);
+}
+
 // Zeroes the flags of the scans of all layers.
 template <typename S> static void clear_sync(TypedModel<S>* m) {
     const size_t flags = m->config.n_layer * tssa_sync_size(m->chunk.B, m->chunk.T);
     CUDA_CHECK(cudaMemsetAsync(m->buf.tssa_sync, 0, flags * sizeof(int), m->stream));
 }
 
-// Embedding, layers and ln_f
-template <typename S> static void model_forward(TypedModel<S>* m) {
+// Embedding and the first `layers` layers, with the LayerNorm after them
+template <typename S> static void model_forward(TypedModel<S>* m, int layers) {
     const TostParams<float> p = model_params(m, TOST_PARAM, 0);
     const StepInput s = model_input(m);
     clear_sync(m);
     embedding_forward(m->stream, m->buf.x, s.inputs, p.wte, p.wpe, s.header, m->chunk.B, m->chunk.T, m->config.n_embd);
     residual_layernorm_forward(m->stream, next_norm(m, -1));
-    for (int l = 0; l < m->config.n_layer; l++) layer_forward(m, l);
+    for (int l = 0; l < layers; l++) layer_forward(m, l);
 }
 
 // The exchange of complete gradients starts after each layer, in the pass that ends a step.
@@ -1818,6 +1843,7 @@ template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, 
         layer_backward(m, &sums, l, add);
         sums.n = 0;
         sums.space = buf->columns;
+        if (end == TOST_STEP_ENDS) gammas_backward(m, l);
         if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
         exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
     }
@@ -1868,7 +1894,7 @@ template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass
 template <typename S> static void cuda_forward(TypedModel<S>* m, const TostChunk* chunk, int from, int to) {
     const StepInput s = start_pass(m, chunk, from, to);
     input_send(m, s, chunk->targets ? s.order : s.targets);
-    run_pass(m, PASS_FORWARD, [=] { model_forward(m); });
+    run_pass(m, PASS_FORWARD, [=] { model_forward(m, m->config.n_layer); });
     write_state(m, to, m->buf.after);
 }
 
@@ -1904,7 +1930,7 @@ static void cuda_train_forward(TypedModel<S>* m, const TostChunk* chunk, int fro
     embed_order(s, m->token_counts, (int)chunk_rows(m), m->config.vocab_size);
     input_send(m, s, (int32_t*)s.header + step_input_size(chunk_rows(m)));
     run_pass(m, add ? PASS_TRAIN : PASS_TRAIN_FIRST, [=] {
-        model_forward(m);
+        model_forward(m, m->config.n_layer);
         Classifier<S> classifier = model_classifier(m, m->buf.ln_f, chunk_rows(m));
         classifier.total = m->buf.loss_sum;
         classifier.dx = m->buf.scratch_btc, classifier.dwte = model_params(m, TOST_GRAD, 0).wte, classifier.add = add;
@@ -1924,7 +1950,10 @@ template <typename S> static void cuda_train_backward(TypedModel<S>* m, int afte
     const bool add = !m->grads_stale;
     m->adjoints = read_state(m, m->buf.dafter, m->buf.dbefore, after, before);   // mutant: adjoint_not_passed
     if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, add);
-    else run_pass(m, add ? PASS_BACKWARD : PASS_BACKWARD_FIRST, [=] { model_backward(m, TOST_MORE, add); });
+    else {
+        run_pass(m, add ? PASS_BACKWARD : PASS_BACKWARD_FIRST, [=] { model_backward(m, TOST_MORE, add); });
+        for (int l = 0; end != TOST_MORE && l < m->config.n_layer; l++) gammas_backward(m, l);
+    }
     write_state(m, before, m->buf.dbefore);
     if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
     exchange_gradients(&m->exchange, end, 0);
@@ -2007,10 +2036,12 @@ template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
     for (size_t row = 0, i = 0; row < rows; row++) dst[row] = m->chunk.targets[row] < 0 ? 0.0 : losses[i++];
 }
 
+// x of a layer is that after another forward pass over the layers before it.
 template <typename S> static void cuda_activation(float* dst, TypedModel<S>* m, TostActivation what, int layer) {
     const size_t rows = chunk_rows(m), C = m->config.n_embd, NH = m->config.n_head;
     assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));
-    if (what == TOST_X) copy_to_host(dst, layer_input(m, layer), rows * C, m->stream);
+    if (what == TOST_X) model_forward(m, layer);
+    if (what == TOST_X) copy_to_host(dst, m->buf.x, rows * C, m->stream);
     else if (what == TOST_Z) copy_to_host(dst, m->layer[layer].z, rows * C, m->stream);
     else copy_to_host(dst, m->layer[layer].pi, rows * NH, m->stream);
 }

@@ -95,7 +95,7 @@ typedef struct {
     void (*add_losses)(TostModel* model);
     // For tests. An activation of layer `layer`: z (B,T,C), TSSA's projection, the membership Π (B,NH,T), or the
     // residual stream x (B,T,C) that enters the layer (layer n_layer: the output of the last layer). Needs a training
-    // model.
+    // model, with the parameters of the pass: the CUDA engine, which keeps no x, computes it again.
     void (*activation)(float* dst, TostModel* model, TostActivation what, int layer);
 
     // train_forward is forward, add_losses and the classifier's backward, for the loss grad_scale · Σ loss.

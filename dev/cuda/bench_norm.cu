@@ -4,22 +4,21 @@
 template <typename S> static void bench_norm(Bench* bench, int C) {
     const size_t rows = 65536;
     const cudaStream_t stream = bench->stream;
-    const float *x = bench_random<float>(bench, rows * C, 0, 1),
-                *gamma = bench_random<float>(bench, C, 0.5f, 0.1f);
+    const float* gamma = bench_random<float>(bench, C, 0.5f, 0.1f);
     const float* w = bench_random<float>(bench, C, 1, 0.1f);
     const S *branch = bench_random<S>(bench, rows * C, 0, 1), *dy = bench_random<S>(bench, rows * C, 0, 1);
-    float *x_out = bench_buffer<float>(bench, rows * C), *dx = bench_random<float>(bench, rows * C, 0, 1e-3f);
-    float *mean = bench_buffer<float>(bench, rows), *rstd = bench_buffer<float>(bench, rows);
-    float *dw = bench_buffer<float>(bench, C), *dgamma = bench_buffer<float>(bench, C),
-          *dbias = bench_buffer<float>(bench, 4 * C), *dweight = bench_buffer<float>(bench, C * CONV_WIDTH);
+    float *x = bench_random<float>(bench, rows * C, 0, 1), *dx = bench_random<float>(bench, rows * C, 0, 1e-3f);
+    float* rstd = bench_buffer<float>(bench, rows);
+    float *dw = bench_buffer<float>(bench, C), *dbias = bench_buffer<float>(bench, 4 * C),
+          *dweight = bench_buffer<float>(bench, C * CONV_WIDTH);
     float* partial = bench_buffer<float>(bench, (size_t)COLUMN_BLOCKS * 4 * C);
     S *y = bench_buffer<S>(bench, rows * C), *dbranch = bench_buffer<S>(bench, rows * C);
     NormForward<S> norm = {};
-    norm.x_out = x_out, norm.y = y, norm.mean = mean, norm.rstd = rstd, norm.x = x, norm.branch = branch;
-    norm.gamma = gamma, norm.w = w, norm.rows = rows, norm.C = C;
+    norm.x = x, norm.y = y, norm.rstd = rstd, norm.branch = branch, norm.gamma = gamma, norm.w = w;
+    norm.rows = rows, norm.C = C;
     NormBackward<S> norm_backward = {};
-    norm_backward.dx = dx, norm_backward.dbranch = dbranch, norm_backward.dy = dy, norm_backward.x = x;
-    norm_backward.branch = branch, norm_backward.mean = mean, norm_backward.rstd = rstd, norm_backward.w = w;
+    norm_backward.dx = dx, norm_backward.dbranch = dbranch, norm_backward.dy = dy, norm_backward.y = y;
+    norm_backward.rstd = rstd, norm_backward.w = w;
     norm_backward.gamma = gamma, norm_backward.accumulate = true, norm_backward.rows = rows, norm_backward.C = C;
     Conv<S> conv = {};
     conv.B = 64, conv.T = (int)rows / 64, conv.C = C, conv.y = y, conv.x = branch, conv.weight = x;
@@ -36,9 +35,9 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
     bench_report(bench, "residual_layernorm_forward", size, cells * (8 + 2 * sizeof(S)), [&] {
         residual_layernorm_forward(stream, norm);
     });
-    bench_report(bench, "layernorm_residual_backward", size, cells * (12 + 3 * sizeof(S)), [&] {
+    bench_report(bench, "layernorm_residual_backward", size, cells * (8 + 3 * sizeof(S)), [&] {
         backward([&](ColumnSums* sums) {
-            layernorm_residual_backward(stream, {dw, NULL, dgamma, dbias}, sums, norm_backward);
+            layernorm_residual_backward(stream, {dw, NULL, dbias}, sums, norm_backward);
         });
     });
     bench_report(bench, "conv_forward", size, cells * 2 * sizeof(S), [&] { conv_forward(stream, conv); });

@@ -91,7 +91,7 @@ struct ColumnSum { float* out; const float* partial; int blocks, columns; };   /
 
 // Column sums collected for one launch, and the memory of their partial sums.
 struct ColumnSums {
-    static constexpr int MOST = 17;
+    static constexpr int MOST = 14;
     float* space;                    // the unused part
     int n;
     ColumnSum sum[MOST];
@@ -107,10 +107,10 @@ template <typename K> static int column_blocks(K* kernel, int threads, size_t ro
     return (int)min(rows, (size_t)resident);
 }
 
-// Space for the partial sums of `arrays` (blocks,columns).
+// Space for the partial sums of `arrays` (blocks,columns), aligned to 16 bytes.
 static float* column_partials(ColumnSums* sums, int arrays, int blocks, int columns) {
     float* partial = sums->space;
-    sums->space += (size_t)arrays * blocks * columns;
+    sums->space += ((size_t)arrays * blocks * columns + 3) / 4 * 4;
     return partial;
 }
 

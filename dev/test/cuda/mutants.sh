@@ -66,6 +66,9 @@ mass_overwritten_early | s/__syncwarp();//
 moments_before_dropped | s/part.*;//
 mass_terms_dropped | s/less_D += .*;//
 bias_of_the_branch_unscaled | s/total.*;/;/
+gamma_of_zero | s/fabsf(gamma)/1.0f/
+gamma_without_bias | s/if (db) .*;//
+least_without_b | s/fabsf(b)/0.0f/
 energy_below_its_least | s/= S.*/= true;/
 big_tokens_once | s/big += gridDim.x/big += s.header->n_big/
 conv_end | s/t < args.T ? inside : 0/inside/

@@ -175,7 +175,7 @@ void record_free(Record* r) {
 Limits limits_of(TostDtype dtype) {
     const Limits fp32 = {{1e-5, 1e-4, 1e-4, 1e-5}, {1e-5, 1e-4, 1e-4, 1e-5}},
                  tf32 = {{3e-2, 5e-2, 1e-2, 5e-3}, {5e-3, 1e-2, 5e-3, 5e-3}},
-                 bf16 = {{3e-2, 3e-2, 1e-2, 3e-3}, {7e-3, 9e-3, 2e-3, 2e-3}};
+                 bf16 = {{6e-2, 6e-2, 1e-2, 3e-3}, {7e-3, 9e-3, 2e-3, 2e-3}};
     return dtype == TOST_BF16 ? bf16 : dtype == TOST_TF32 ? tf32 : fp32;
 }
 
@@ -669,7 +669,7 @@ void engines_agree_on_muon(Checks* c, const TostEngine* engine, const TostEngine
     snprintf(what, sizeof what, "%s,muon", shape_label(shape, sizeof shape, k, dtype));
     // The iteration multiplies rounding errors by up to 3.4445^5 where the singular values of x are small. Largest
     // errors measured: in bf16 5.4e-2, and 1.4e-2 of the median; in tf32 4.7e-2 and 5.6e-3.
-    if (dtype != TOST_FP32) limits.of[RESULT_GRAD] = 1.2e-1, limits.median[RESULT_GRAD] = 3e-2;
+    if (dtype != TOST_FP32) limits.of[RESULT_GRAD] = 2e-1, limits.median[RESULT_GRAD] = 3e-2;
     Record got = muon_record(engine, k, dtype),
            want = muon_record(reference, k, reference->supports(dtype) ? dtype : TOST_FP32);
     records_near(c, what, &got, &want, limits);
