@@ -2374,8 +2374,8 @@ static bool is_bf16(TostModel* m) { return m->options.dtype == TOST_BF16; }
 #ifndef TOST_NO_ENGINE
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
-    .default_dtype = [](bool) { return TOST_BF16; },
     .free_memory = device_free_memory,
+    .default_dtype = [](bool) { return TOST_BF16; },
     .supports = [](TostDtype dtype) { return dtype >= TOST_FP32 && dtype <= TOST_BF16; },
     .describe = device_describe,
     .memory = cuda_memory,

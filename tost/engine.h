@@ -61,7 +61,7 @@ typedef struct {
     // Bytes that create may allocate on this rank's GPU; 0 if there is none. NULL: the engine uses the machine's memory.
     size_t (*free_memory)(const TostComm* comm);
 
-    TostDtype (*default_dtype)(bool training);
+    TostDtype (*default_dtype)(bool training);            // without training: for sample and eval
     bool (*supports)(TostDtype dtype);
     // Writes device, threads and matmul library as one line of text. Fails if there is no device.
     bool (*describe)(char* text, size_t cap, const TostEngineOptions* o, TostError* err);
