@@ -210,8 +210,8 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
 // ---------------------------------------------------------------------------------------------
 // Linear:  y = x · wᵀ + b
 //
-// gemm(c, a, b, layout, M, N, K, add): c = A · B or, with add, c += A · B, for A (M,K), B (K,N), c (M,N). GEMM_NN: a is
-// A and b is B; GEMM_NT: b is Bᵀ, stored (N,K); GEMM_TN: a is Aᵀ, stored (K,M).
+// gemm(c, a, b, layout, M, N, K, store): c = A · B, for A (M,K), B (K,N), c (M,N). GEMM_NN: a is A and b is B; GEMM_NT:
+// b is Bᵀ, stored (N,K); GEMM_TN: a is Aᵀ, stored (K,M). GEMM_ADD: c +=; GEMM_ROUND: c is rounded to bf16.
 
 // A weight. bf16 is its copy in bf16 with --dtype bf16, otherwise NULL: then products are in float32.
 typedef struct { const float* f32; const uint16_t* bf16; } Weight;
@@ -221,21 +221,20 @@ static void round_bf16(float* x, size_t n) {
     for (size_t i = 0; i < n; i++) x[i] = rounded_bf16(x[i]);
 }
 
-// y = x · wᵀ, not rounded
-static void times_weight(float* y, const float* x, Weight w, size_t rows, int IN, int OUT) {
-    if (w.bf16) gemm_bf16_weight(y, x, w.bf16, (int)rows, OUT, IN);
-    else gemm(y, x, w.f32, GEMM_NT, (int)rows, OUT, IN, false);
+// y = x · wᵀ
+static void times_weight(float* y, const float* x, Weight w, size_t rows, int IN, int OUT, GemmStore store) {
+    if (w.bf16) gemm_bf16_weight(y, x, w.bf16, (int)rows, OUT, IN, store);
+    else gemm(y, x, w.f32, GEMM_NT, (int)rows, OUT, IN, store);
 }
 
 static void linear_forward(float* y, const float* x, Weight w, const float* b,
                            size_t rows, int IN, int OUT) {   // y (rows,OUT); x (rows,IN); w (OUT,IN); b (OUT) or NULL
-    times_weight(y, x, w, rows, IN, OUT);
-    if (!b && !w.bf16) return;
+    times_weight(y, x, w, rows, IN, OUT, w.bf16 && !b ? GEMM_ROUND : GEMM_SET);
+    if (!b) return;
     #pragma omp parallel for schedule(static) if (rows > SERIAL_ROWS)
     for (size_t row = 0; row < rows; row++) {
         float* y_o = y + row * OUT;
         if (!w.bf16) for (int o = 0; o < OUT; o++) y_o[o] += b[o];
-        else if (!b) for (int o = 0; o < OUT; o++) y_o[o] = rounded_bf16(y_o[o]);
         else for (int o = 0; o < OUT; o++) y_o[o] = rounded_bf16(y_o[o] + rounded_bf16(b[o]));
     }
 }
@@ -244,9 +243,8 @@ static void linear_forward(float* y, const float* x, Weight w, const float* b,
 static void linear_backward(float* dx, float* dw, float* db, const float* dy, const float* x, Weight w,
                             size_t rows, int IN, int OUT) {
     Gemm* product = w.bf16 ? gemm_bf16 : gemm;   // gemm_bf16 rounds both operands
-    product(dx, dy, w.f32, GEMM_NN, (int)rows, IN, OUT, false);
-    product(dw, dy, x, GEMM_TN, OUT, IN, (int)rows, true);
-    if (w.bf16) round_bf16(dx, rows * IN);
+    product(dx, dy, w.f32, GEMM_NN, (int)rows, IN, OUT, w.bf16 ? GEMM_ROUND : GEMM_SET);
+    product(dw, dy, x, GEMM_TN, OUT, IN, (int)rows, GEMM_ADD);
     if (!db) return;
     enum { CHANNELS = 32 };
     #pragma omp parallel for schedule(static)
@@ -273,9 +271,16 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // added in the order of t, so the bits do not depend on the number of threads, and in double: a float sum stops growing
 // when its terms are smaller than its last bit.
 
+// A stage whose loops over channels are compiled for any HS and for 8, which fits into one vector
+#define TSSA_INLINE static inline __attribute__((always_inline)) void
+#define TSSA_STAGE(name) \
+    static void name(const Tssa* args, TssaRange r) { \
+        if (args->HS == 8) name##_heads(args, r, 8); \
+        else name##_heads(args, r, args->HS); \
+    }
+
 // S and u
-static void tssa_energy_forward(const Tssa* args, TssaRange r) {
-    const int HS = args->HS;
+TSSA_INLINE tssa_energy_forward_heads(const Tssa* args, TssaRange r, const int HS) {
     double* S = tssa_state(args->state, r.b, args).S;
     if (args->saved) tssa_copy(tssa_saved(args, r.b, r.t0).S, S, r, HS);
     for (int t = r.t0; t < r.t1; t++) {
@@ -293,10 +298,12 @@ static void tssa_energy_forward(const Tssa* args, TssaRange r) {
         }
     }
 }
+TSSA_STAGE(tssa_energy_forward)
 
 // Π[h,t] = softmax over h of temp[h] · u[h,t]
 static void tssa_membership_forward(const Tssa* args, TssaRange r) {
     const size_t T = args->T;
+    double* e = tssa_scratch(args);   // (NH)
     for (int t = r.t0; t < r.t1; t++) {
         const float* u = args->u + tssa_head(args, r.b, 0) + t;   // that of head h is T floats further than h - 1's
         float* pi = args->pi + tssa_head(args, r.b, 0) + t;
@@ -305,8 +312,8 @@ static void tssa_membership_forward(const Tssa* args, TssaRange r) {
             const double score = (double)args->temp[h] * u[h * T];
             largest = score > largest ? score : largest;
         }
-        for (int h = 0; h < args->NH; h++) sum += exp((double)args->temp[h] * u[h * T] - largest);
-        for (int h = 0; h < args->NH; h++) pi[h * T] = (float)(exp((double)args->temp[h] * u[h * T] - largest) / sum);
+        for (int h = 0; h < args->NH; h++) sum += e[h] = exp((double)args->temp[h] * u[h * T] - largest);
+        for (int h = 0; h < args->NH; h++) pi[h * T] = (float)(e[h] / sum);
     }
 }
 
@@ -360,8 +367,8 @@ static void tssa_forward(const Tssa* args) {
 
 // Through y, N and D. Sets dz; adds to dpi, which on entry holds the memory's part of dΠ, or 0. Recomputes N and D
 // forward in time and stores g, dD and Π/M; then goes backward in time for RN and RD.
-static void tssa_statistics_backward(const Tssa* args, TssaRange r) {
-    const int C = args->C, NH = args->NH, HS = args->HS;
+TSSA_INLINE tssa_statistics_backward_heads(const Tssa* args, TssaRange r, const int HS) {
+    const int C = args->C, NH = args->NH;
     const TssaState after = tssa_state(args->adjoint, r.b, args);   // RN, RD of the tokens that follow
     double *N = tssa_scratch(args), *D = N + C, *g = D + NH;                              // (C), (NH), (TSSA_BLOCK,C)
     double *dD = g + TSSA_BLOCK * (size_t)C, *pi_over_M = dD + TSSA_BLOCK * (size_t)NH;     // (TSSA_BLOCK,NH)
@@ -409,6 +416,7 @@ static void tssa_statistics_backward(const Tssa* args, TssaRange r) {
     }
     tssa_copy(after.D, RD, r, 1);
 }
+TSSA_STAGE(tssa_statistics_backward)
 
 // From dΠ to dscore, which is the same array
 static void tssa_membership_backward(const Tssa* args, TssaRange r) {
@@ -512,18 +520,20 @@ static void residual_backward(float* dbranch, float* dgamma, const float* dx, co
 // ---------------------------------------------------------------------------------------------
 // GELU, the exact form:  y = x Φ(x),   Φ the distribution function of the standard normal
 
-static void gelu_forward(float* y, const float* x, size_t n) {
+// x becomes the derivative, for backward:   Φ(x) + x φ(x),   φ(x) = e^(-x²/2)/√(2π)
+static void gelu_forward(float* y, float* x, size_t n) {
     #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
-    for (size_t i = 0; i < n; i++) y[i] = x[i] * normal_cdf(x[i], normal_bell(x[i]));
+    for (size_t i = 0; i < n; i++) {
+        const float bell = normal_bell(x[i]), cdf = normal_cdf(x[i], bell);   // bell: e^(-x²/2)
+        y[i] = x[i] * cdf;
+        x[i] = cdf + x[i] * bell * 0.398942280f;
+    }
 }
 
-// dx =, in place: holds dy on entry.   dx = dy (Φ(x) + x φ(x)),   φ(x) = e^(-x²/2)/√(2π)
-static void gelu_backward(float* dx, const float* x, size_t n) {
+// dx =, in place: holds dy on entry
+static void gelu_backward(float* dx, const float* derivative, size_t n) {
     #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) {
-        const float bell = normal_bell(x[i]);   // e^(-x²/2)
-        dx[i] *= normal_cdf(x[i], bell) + x[i] * bell * 0.398942280f;
-    }
+    for (size_t i = 0; i < n; i++) dx[i] *= derivative[i];
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -614,7 +624,7 @@ static void classifier_forward_backward(const Classifier* args) {
     X(mean_2,     float,  rows) \
     X(rstd_2,     float,  rows) \
     X(mlp_in,     float,  conv * rows * C)              /* convolution of ln_2; without --conv the same array */ \
-    X(fc,         float,  rows * 4 * C) \
+    X(fc,         float,  rows * 4 * C)                 /* then GELU's derivative there */ \
     X(gelu,       float,  rows * 4 * C) \
     X(mlp_out,    float,  rows * C) \
     X(x_out,      float,  rows * C)                     /* x_mid + gamma2 mlp_out */
@@ -949,14 +959,14 @@ static void cpu_copy_state(TostModel* model, int to, int from, int n, int copies
 
 static void cpu_logits(float* dst, TostModel* model) {
     times_weight(dst, model->buf.ln_f, classifier_weight(model), chunk_rows(model), model->config.n_embd,
-                 model->config.vocab_size);
+                 model->config.vocab_size, GEMM_SET);
 }
 
 static void cpu_last_logits(float* dst, TostModel* model) {
     const int B = model->chunk.B, T = model->chunk.T, C = model->config.n_embd;
     float* ln_f = model->buf.ln_f;   // the last rows are moved to the front; the others are not needed
     for (int b = 0; b < B; b++) memmove(ln_f + (size_t)b * C, ln_f + ((size_t)b * T + T - 1) * C, C * sizeof *ln_f);
-    times_weight(dst, ln_f, classifier_weight(model), B, C, model->config.vocab_size);
+    times_weight(dst, ln_f, classifier_weight(model), B, C, model->config.vocab_size, GEMM_SET);
 }
 
 // The classifier over the first `rows` rows of ln_f, without gradients
@@ -1112,11 +1122,11 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
     combine(x, 0.0, x, 1.0 / fmax(sqrt(squares), TOST_MUON_EPS), n);
     for (int step = 0; step < TOST_MUON_STEPS; step++) {
         const GemmLayout squared = tall ? GEMM_TN : GEMM_NT;   // mutant: muon_transpose
-        product(A, x, x, squared, side, side, tall ? rows : columns, false);
-        product(polynomial, A, A, GEMM_NN, side, side, side, false);
+        product(A, x, x, squared, side, side, tall ? rows : columns, GEMM_SET);
+        product(polynomial, A, A, GEMM_NN, side, side, side, GEMM_SET);
         combine(polynomial, TOST_MUON_B, A, TOST_MUON_C, square);   // mutant: muon_coefficient
-        if (tall) product(y, x, polynomial, GEMM_NN, rows, columns, columns, false);
-        else product(y, polynomial, x, GEMM_NN, rows, columns, rows, false);
+        if (tall) product(y, x, polynomial, GEMM_NN, rows, columns, columns, GEMM_SET);
+        else product(y, polynomial, x, GEMM_NN, rows, columns, rows, GEMM_SET);
         combine(x, 1.0, y, TOST_MUON_A, n);
     }
 }

@@ -434,10 +434,10 @@ static double weights_gflops(TostModel* m, float* y, const float* x, int rows) {
     const double start = thread_seconds();
     for (int l = 0; l < L; l++) {
         const TostParams p = model_params(m, TOST_PARAM, l);
-        times_weight(y, x, weight(m, p.attn_w), rows, C, C);
-        times_weight(y, x, weight(m, p.attn_proj_w), rows, C, C);
-        times_weight(y, x, weight(m, p.fc_w), rows, C, 4 * C);
-        times_weight(y, x, weight(m, p.fc_proj_w), rows, 4 * C, C);
+        times_weight(y, x, weight(m, p.attn_w), rows, C, C, GEMM_SET);
+        times_weight(y, x, weight(m, p.attn_proj_w), rows, C, C, GEMM_SET);
+        times_weight(y, x, weight(m, p.fc_w), rows, C, 4 * C, GEMM_SET);
+        times_weight(y, x, weight(m, p.fc_proj_w), rows, 4 * C, C, GEMM_SET);
     }
     return 2.0 * rows * L * 10 * C * C / (thread_seconds() - start) / 1e9;
 }

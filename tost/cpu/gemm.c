@@ -26,16 +26,16 @@ bool gemm_is_small(int M, int N, int K) { return (double)M * N * K <= 1 << 18; }
 static int threads_for(int M, int N, int K) { return gemm_is_small(M, N, K) ? 1 : threads_max(); }
 
 // ---------------------------------------------------------------------------------------------
-// The product that one thread computes: c (M,N) = a · b, or += with add.
+// The product that one thread computes: c (M,N) = a · b, or as `store` says.
 
-typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; bool add; Format format; } Product;
+typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; GemmStore store; Format format; } Product;
 
 // One pass over a block, with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2.
 static void multiply_block(Block all, const Word* pa, const Word* pb, Format f, int words) {
     for (int i = 0; i < all.m; i += MR)
         for (int j = 0; j < all.n; j += NR) {
             float* c = all.c + i*all.ldc + j;
-            const Block t = { c, all.ldc, min_int(MR, all.m - i), min_int(NR, all.n - j), all.add };
+            const Block t = { c, all.ldc, min_int(MR, all.m - i), min_int(NR, all.n - j), all.add, all.round };
             const Word *a = pa + (size_t)i*words, *b = pb + (size_t)j*words;
             if (t.m == MR && t.n == NR) tile(t, a, b, f, words);
             else tile_ragged(t, a, b, f, words);
@@ -60,7 +60,8 @@ static void product_packed(const Product* p) {
                 pack_b(pb, operand_at(p->b, j, k), p->format, n, depth);
                 for (int from = 0; from < m; from += BLOCK_M) {
                     float* c = p->c + (i + from)*p->ldc + j;
-                    const Block block = { c, p->ldc, min_int(BLOCK_M, m - from), n, p->add || k > 0 };
+                    const Block block = { c, p->ldc, min_int(BLOCK_M, m - from), n, p->store == GEMM_ADD || k > 0,
+                                          p->store == GEMM_ROUND && k + depth == (size_t)p->K };
                     multiply_block(block, pa + (size_t)from*words, pb, p->format, words);
                 }
             }
@@ -138,8 +139,8 @@ static void gemm_sliced(const Product* all) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ, or += with add, as dot products. Each thread takes neighboring rows of b, the
-// columns of c, and reads them once. A part is VECTOR_BYTES of a row of b. For each part, a has, in FLOATS, a vector of
+// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ, or as `store` says, as dot products. Each thread takes neighboring rows of b,
+// the columns of c, and reads them once. A part is VECTOR_BYTES of a row of b. For each part, a has, in FLOATS, a vector of
 // floats; in PAIRS, a vector of pairs; in ROUNDED, where b has pairs, a vector of the upper halves and one of the lower
 // halves, as floats. Any number of rows is summed in the same order, so the bits of a row do not depend on it: the even
 // and the odd parts apart, in LANES sums each.
@@ -152,7 +153,7 @@ typedef struct {
     const char* b;      // (N, row_bytes)
     size_t row_bytes;
     int M, N, parts;
-    bool add;
+    GemmStore store;
 } FewRows;
 
 INLINE int vectors_of_part(Format f) { return f == ROUNDED ? 2 : 1; }
@@ -206,7 +207,8 @@ INLINE void write_dots(const FewRows* p, Vec sum[GROUP_DOTS], int i, int j, int 
     for (int row = 0; row < rows; row++)
         for (int col = 0; col < cols; col++) {
             float* c = p->c + (size_t)(i + row)*p->N + j + col;
-            *c = p->add ? *c + dot[row*cols + col] : dot[row*cols + col];
+            *c = p->store == GEMM_ADD ? *c + dot[row*cols + col] : dot[row*cols + col];
+            if (p->store == GEMM_ROUND) *c = rounded_bf16(*c);
         }
 }
 
@@ -351,7 +353,7 @@ static void gemm_few_rows(const Product* all) {
     const Format f = all->format;
     void* memory;
     const VecWord* a = few_rows_operand(&memory, (const float*)all->a.p, f, all->M, all->K, parts);
-    const FewRows p = { all->c, a, all->b.p, row_bytes, all->M, all->N, parts, all->add };
+    const FewRows p = { all->c, a, all->b.p, row_bytes, all->M, all->N, parts, all->store };
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
         const int j = partition_cut(p.N, GROUP_COLS, t, threads), end = partition_cut(p.N, GROUP_COLS, t + 1, threads);
@@ -366,16 +368,18 @@ static void gemm_few_rows(const Product* all) {
 // Entry points
 
 // The product gemm(c, a, b, …), in float32.
-static Product product_of(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add) {
+static Product product_of(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K,
+                          GemmStore store) {
     const bool at = layout == GEMM_TN, bt = layout == GEMM_NT;
     const Operand left = { (const char*)a, at ? M : K, at, false }, right = { (const char*)b, bt ? K : N, !bt, false };
-    return (Product) { c, N, left, right, M, N, K, add, FLOATS };
+    return (Product) { c, N, left, right, M, N, K, store, FLOATS };
 }
 
 // The same of a weight b (N,K) stored in bf16, in format f.
-static Product product_of_weight(float* c, const float* a, const uint16_t* b, Format f, int M, int N, int K) {
+static Product product_of_weight(float* c, const float* a, const uint16_t* b, Format f, int M, int N, int K,
+                                 GemmStore store) {
     const Operand left = { (const char*)a, K, false, false }, right = { (const char*)b, K, false, true };
-    return (Product) { c, N, left, right, M, N, K, false, f };
+    return (Product) { c, N, left, right, M, N, K, store, f };
 }
 
 // By dot products if the rows are few and read a weight.
@@ -396,19 +400,19 @@ static Format bf16_format(void) {
 
 bool gemm_bf16_is_fast(void) { return bf16_format() == PAIRS; }
 
-void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K) {
-    const Product p = product_of_weight(c, a, b, bf16_format(), M, N, K);
+void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, GemmStore store) {
+    const Product p = product_of_weight(c, a, b, bf16_format(), M, N, K, store);
     gemm_product(&p);
 }
 
-void gemm_bf16(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add) {
-    Product p = product_of(c, a, b, layout, M, N, K, add);
+void gemm_bf16(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, GemmStore store) {
+    Product p = product_of(c, a, b, layout, M, N, K, store);
     p.format = bf16_format();
     gemm_product(&p);
 }
 
-void gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add) {
-    const Product p = product_of(c, a, b, layout, M, N, K, add);
+void gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, GemmStore store) {
+    const Product p = product_of(c, a, b, layout, M, N, K, store);
     gemm_product(&p);
 }
 

@@ -12,20 +12,22 @@ typedef enum {
     GEMM_TN,   // a (K,M)ᵀ · b (K,N)                                              dw = dyᵀ · x
 } GemmLayout;
 
-// c (M,N) = op(a) · op(b), or with add: c += op(a) · op(b). All are dense and row-major; c does not overlap a or b.
+typedef enum { GEMM_SET, GEMM_ADD, GEMM_ROUND } GemmStore;   // c =, c +=, or c = rounded to bf16
+
+// c (M,N) = op(a) · op(b), or as `store` says. All are dense and row-major; c does not overlap a or b.
 // Sizes are at least 1. Call it outside of parallel regions: it uses all OpenMP threads. GEMM_NT of at most
 // TOST_FEW_ROWS rows (engine.h, decoding) reads b once. Bits do not depend on the number of threads, and those of a row
 // depend on M only by whether the rows are few.
-typedef void Gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add);
-void gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add);
+typedef void Gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, GemmStore store);
+void gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, GemmStore store);
 
 // The same product with both operands rounded to bf16 (to nearest, ties to even). Sums are in float32 and may take
-// subnormal products as zero; c is not rounded.
-void gemm_bf16(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add);
+// subnormal products as zero.
+void gemm_bf16(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, GemmStore store);
 
 // c (M,N) = a (M,K) · b (N,K)ᵀ, where the weight b is stored in bf16 and a is rounded to bf16. If M is above
 // TOST_FEW_ROWS, gives the bits of gemm_bf16.
-void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K);
+void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, GemmStore store);
 
 bool gemm_bf16_is_fast(void);              // true if the processor has an instruction that makes it the faster format
 const char* gemm_library(void);            // "built in (AVX-512)", …

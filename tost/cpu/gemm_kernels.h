@@ -63,7 +63,7 @@ INLINE Operand operand_at(Operand o, size_t lane, size_t k) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Packing. A panel has W lanes, interleaved: panel[k*W + lane]. Missing lanes are zero. The words are
+// Packing. A panel has W lanes, interleaved: panel[k*W + lane]. Missing lanes have any values. The words are
 //   FLOATS   one value each
 //   PAIRS    two values rounded to bf16, of depths 2k (lower half) and 2k + 1
 //   ROUNDED  one value rounded to bf16 each, of depths 1, 0, 3, 2, … Sums in this order have the bits of VDPBF16PS,
@@ -148,33 +148,35 @@ INLINE void pack_by_lane(Word* dst, Operand o, Format f, int lanes, int depth, i
     }
 }
 
-enum { PACK_LANES = 192 };   // lanes packed at a time, a multiple of MR and NR
+enum { PACK_LANES = 192, ROWS_AHEAD = 4 };   // lanes packed at a time, a multiple of MR and NR; rows prefetched
 
-// A row of words: those at depth w of all lanes, rounded to bf16.
-INLINE void row_of_words(Word* row, Operand o, Format f, int lanes, int w, int depth) {
-    const char *x = operand_at(o, 0, 2*w).p, *y = operand_at(o, 0, 2*w + 1).p;
-    int i = 0;
-    if (f == ROUNDED && (w ^ 1) < depth)
-        for (const VecWordU* from = (const VecWordU*)operand_at(o, 0, w ^ 1).p; i + LANES <= lanes; i += LANES)
-            *(VecWordU*)(row + i) = round_words(*from++);
-    if (f == PAIRS && 2*w + 1 < depth)
-        for (; i + LANES <= lanes; i += LANES)
-            *(VecWordU*)(row + i) = pair_words(((const VecWordU*)x)[i / LANES], ((const VecWordU*)y)[i / LANES]);
-    for (; i < lanes; i++) row[i] = word_at(o, f, i, w, depth);
-}
-
-// lanes_side: copies a stored row into many panels, so that it is read in a long run.
+// lanes_side: reads a stored row, or two for bf16, in a long run, and writes to many panels. Reads whole vectors, also
+// past the last lane, so rows near the end of the matrix are copied first. Writes whole vectors, of which the next words
+// overwrite the rest.
 INLINE void pack_by_depth(Word* dst, Operand o, Format f, int lanes, int depth, int W) {
-    const int words = words_of(f, depth), panels = ceil_div(lanes, W);
-    Word row[PACK_LANES + W];
+    const int words = words_of(f, depth), panels = ceil_div(lanes, W), unit = depth_unit(f);
+    VecWord copy[2][PACK_LANES / LANES + 2];
     for (int w = 0; w < words; w++) {
-        const char* from = operand_at(o, 0, w).p;
-        if (f != FLOATS) row_of_words(row, o, f, lanes, w, depth);
-        else if (lanes % W) memcpy(row, from, lanes * sizeof(Word));
-        if (lanes % W) memset(row + lanes, 0, W * sizeof(Word));
-        if (f != FLOATS || lanes % W) from = (const char*)row;
+        const int k = f == PAIRS ? 2*w : w / unit * unit, stored = min_int(unit, depth - k);
+        const VecWord* row[2] = { copy[0], copy[1] };
+        const bool near_end = (depth - k - stored) * o.ld < MR + NR;
+        if (near_end) memset(copy, 0, sizeof copy);
+        for (int i = 0; i < stored; i++) {
+            const char* from = operand_at(o, 0, k + i).p;
+            for (int lane = 0; lane < lanes; lane += CACHE_LINE / sizeof(float))
+                __builtin_prefetch((const float*)from + ROWS_AHEAD*o.ld + lane);
+            if (near_end) memcpy(copy[i], from, lanes * sizeof(Word));
+            else row[i] = (const VecWord*)from;
+        }
         for (int p = 0; p < panels; p++)
-            memcpy(dst + ((size_t)p*words + w)*W, from + (size_t)p*W * sizeof(Word), W * sizeof(Word));
+            for (int i = 0; i < W; i += LANES) {
+                const VecWord x = *(const VecWordU*)((const Word*)row[0] + p*W + i);
+                const VecWord y = *(const VecWordU*)((const Word*)row[unit - 1] + p*W + i);
+                const VecWord v = f == FLOATS ? x : f == PAIRS ? pair_words(x, y) : round_words(w % 2 ? x : y);
+                Word* at = dst + ((size_t)p*words + w)*W + i;
+                if (i + LANES <= W || w + 1 < words) *(VecWordU*)at = v;
+                else memcpy(at, &v, (W - i) * sizeof(Word));
+            }
     }
 }
 
@@ -199,16 +201,18 @@ static __attribute__((noinline)) void pack_b(Word* dst, Operand o, Format f, int
 // ---------------------------------------------------------------------------------------------
 // The kernels: c (MR,NR) = pa (words,MR)ᵀ · pb (words,NR), or += with add. Elements are summed in word order.
 
-// m x n elements of c, whose rows are ldc elements apart, to be overwritten, or added to with add.
-typedef struct { float* c; size_t ldc; int m, n; bool add; } Block;
+// m x n elements of c, whose rows are ldc elements apart. add: adds to them; round: rounds the results to bf16.
+typedef struct { float* c; size_t ldc; int m, n; bool add, round; } Block;
 
 INLINE void tile_store(Block t, Vec acc[MR][2]) {
 #pragma GCC unroll 16
     for (int i = 0; i < MR; i++) {
         VecU* row = (VecU*)(t.c + i*t.ldc);
-        if (t.add) { acc[i][0] += row[0]; acc[i][1] += row[1]; }
-        row[0] = acc[i][0];
-        row[1] = acc[i][1];
+#pragma GCC unroll 2
+        for (int j = 0; j < 2; j++) {
+            if (t.add) acc[i][j] += row[j];
+            row[j] = t.round ? (Vec)round_words((VecWord)acc[i][j]) : acc[i][j];
+        }
     }
 }
 
@@ -262,6 +266,6 @@ static void tile_ragged(Block t, const Word* pa, const Word* pb, Format f, int w
         memset(whole, 0, sizeof(whole));
         for (int i = 0; i < t.m; i++) memcpy(whole + i*NR, t.c + i*t.ldc, t.n * sizeof(float));
     }
-    tile((Block) { whole, NR, MR, NR, t.add }, pa, pb, f, words);
+    tile((Block) { whole, NR, MR, NR, t.add, t.round }, pa, pb, f, words);
     for (int i = 0; i < t.m; i++) memcpy(t.c + i*t.ldc, whole + i*NR, t.n * sizeof(float));
 }

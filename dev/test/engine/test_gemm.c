@@ -11,8 +11,9 @@
 #include "engine.h"
 
 #define BY(name, f) \
-    static void name(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, bool add) { \
-        Product p = product_of(c, a, b, layout, M, N, K, add); \
+    static void name(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, \
+                     GemmStore store) { \
+        Product p = product_of(c, a, b, layout, M, N, K, store); \
         p.format = f; \
         gemm_product(&p); \
     }
@@ -24,15 +25,14 @@ BY(pairs, PAIRS)
 // The same with a weight stored in bf16, where there is one: GEMM_NT
 #define BY_WEIGHT(name, f) \
     static void name##_weight(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, \
-                              bool add) { \
+                              GemmStore store) { \
         if (layout != GEMM_NT) { \
-            name(c, a, b, layout, M, N, K, add); \
+            name(c, a, b, layout, M, N, K, store); \
             return; \
         } \
         uint16_t* weight = xmalloc(((size_t)N*K + 1) * sizeof *weight); \
         bf16_from_floats(weight, b, (size_t)N*K); \
-        Product p = product_of_weight(c, a, weight, f, M, N, K); \
-        p.add = add; \
+        Product p = product_of_weight(c, a, weight, f, M, N, K, store); \
         gemm_product(&p); \
         free(weight); \
     }
@@ -100,6 +100,18 @@ static void run_case(Case* t, Gemm* multiply) {
     multiply(t->c, t->a, t->b, t->layout, t->M, t->N, t->K, t->add);
 }
 
+// GEMM_ROUND gives the rounded bits of GEMM_SET.
+static bool rounds(Case* t, Gemm* multiply) {
+    const size_t n = (size_t)t->M * t->N;
+    float* rounded = xmalloc(n * sizeof *rounded);
+    multiply(rounded, t->a, t->b, t->layout, t->M, t->N, t->K, GEMM_ROUND);
+    multiply(t->c, t->a, t->b, t->layout, t->M, t->N, t->K, GEMM_SET);
+    for (size_t i = 0; i < n; i++) t->c[i] = rounded_bf16(t->c[i]);
+    const bool equal = memcmp(t->c, rounded, n * sizeof *rounded) == 0;
+    free(rounded);
+    return equal;
+}
+
 static bool guards_intact(const Case* t) {
     const float* end = t->c + (size_t)t->M * t->N;
     for (int i = 0; i < GUARDS; i++) if (end[i] != GUARD) return false;
@@ -157,6 +169,8 @@ static void check_case(Checks* c, Rng* rng, const int size[3], GemmLayout layout
         for (size_t i = 0; i < n; i++) wrong += !(fabs(t.c[i] - exact[i]) <= allowed[i]);
         check(c, wrong == 0 && guards_intact(&t), "%s %s M %d N %d K %d add %d: %zu sums are wrong%s", v->name,
               layout_names[layout], t.M, t.N, t.K, t.add, wrong, guards_intact(&t) ? "" : ", wrote past the end of c");
+        check(c, rounds(&t, v->gemm), "%s %s M %d N %d K %d: GEMM_ROUND differs from rounding", v->name,
+              layout_names[layout], t.M, t.N, t.K);
     }
     free(exact);
     free(allowed);
