@@ -211,7 +211,7 @@ static void peer_rates(double* fp32, double* bf16, const TostPreset* p) {
     const char* python = getenv("PYTHON");
     char command[512], line[128];
     snprintf(command, sizeof command,
-             "%s dev/bench/peers.py compiled compiled_bf16 --sizes %d %d %d %d --seq %d --tokens %d --runs 9",
+             "%s dev/bench/peers.py compiled compiled_bf16 --sizes %d %d %d %d --seq %d --tokens %d --runs 9 2>/dev/null",
              python ? python : "python3", c->n_layer, c->n_head, c->n_embd, c->vocab_size, p->seq, p->batch * p->seq);
     FILE* peers = popen(command, "r");
     while (peers && fgets(line, sizeof line, peers)) {
