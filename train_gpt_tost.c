@@ -112,6 +112,10 @@
 #include "tost/cpu/tssa_stages.h"
 #include "tost/base/vector_math.h"
 
+// For functions of some neighboring channels. A call with a constant number of them keeps their sums in registers.
+#define ALWAYS_INLINE static inline __attribute__((always_inline)) void
+enum { CHANNELS = 32 };   // of a thread at a time, where it sums over rows
+
 // ---------------------------------------------------------------------------------------------
 // Embedding:  x[b,t] = wte[token[b,t]] + wpe[first + t]
 
@@ -130,10 +134,10 @@ static void embedding_forward(float* x, const int32_t* tokens, const float* wte,
 // in order.
 static void embedding_backward(float* dwte, float* dwpe, const float* dx, const int32_t* tokens, int first,
                                int B, int T, int C) {
-    enum { CHANNELS = 16 };   // of a thread at a time: one cache line
+    enum { LINE = 16 };   // channels of a thread at a time: one cache line
     #pragma omp parallel for schedule(static)
-    for (int c0 = 0; c0 < C; c0 += CHANNELS) {
-        const int width = C - c0 < CHANNELS ? C - c0 : CHANNELS;
+    for (int c0 = 0; c0 < C; c0 += LINE) {
+        const int width = C - c0 < LINE ? C - c0 : LINE;
         for (size_t row = 0; row < (size_t)B * T; row++) {
             const float* dx_c = dx + row * C + c0;
             float* dtoken_c = dwte + (size_t)tokens[row] * C + c0;
@@ -168,6 +172,19 @@ static void layernorm_forward(float* y, float* mean, float* rstd, const float* x
     }
 }
 
+// dw, db of `width` neighboring channels. Sums over rows are in order of the rows.
+ALWAYS_INLINE layernorm_channels(float* dw, float* db, const float* dy, const float* x, const float* mean,
+                                 const float* rstd, size_t rows, int C, const int width) {
+    double dw_sum[CHANNELS] = {0}, db_sum[CHANNELS] = {0};
+    for (size_t row = 0; row < rows; row++) {
+        const float *dy_c = dy + row * C, *x_c = x + row * C, m = mean[row], r = rstd[row];
+        for (int c = 0; c < width; c++) dw_sum[c] += dy_c[c] * ((x_c[c] - m) * r);
+        if (db) for (int c = 0; c < width; c++) db_sum[c] += dy_c[c];
+    }
+    for (int c = 0; c < width; c++) dw[c] += (float)dw_sum[c];
+    if (db) for (int c = 0; c < width; c++) db[c] += (float)db_sum[c];
+}
+
 // dx += (on entry the gradient of the residual connection, or 0 for ln_f); dw, db += (db may be NULL).
 //   n = (x - mean) rstd,  g = dy w:   dx = rstd (g - mean_c(g) - n mean_c(g n)),   dw = Σ_rows dy n,   db = Σ_rows dy
 static void layernorm_backward(float* dx, float* dw, float* db, const float* dy, const float* x, const float* mean,
@@ -188,22 +205,11 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
         const float mean_g = (float)(sum_g / C), mean_gn = (float)(sum_gn / C);
         for (int c = 0; c < C; c++) dx_c[c] += r * (dy_c[c] * w[c] - mean_g - (x_c[c] - m) * r * mean_gn);
     }
-    enum { CHANNELS = 32 };   // at a time. Sums over rows are in order of the rows
     #pragma omp parallel for schedule(static)
     for (int c0 = 0; c0 < C; c0 += CHANNELS) {
-        const int width = C - c0 < CHANNELS ? C - c0 : CHANNELS;
-        double dw_sum[CHANNELS] = {0}, db_sum[CHANNELS] = {0};
-        for (size_t row = 0; row < rows; row++) {
-            const float* dy_c = dy + row * C + c0;
-            const float* x_c = x + row * C + c0;
-            const float m = mean[row], r = rstd[row];
-            for (int c = 0; c < width; c++) {
-                dw_sum[c] += dy_c[c] * ((x_c[c] - m) * r);
-                db_sum[c] += dy_c[c];
-            }
-        }
-        for (int c = 0; c < width; c++) dw[c0 + c] += (float)dw_sum[c];
-        if (db) for (int c = 0; c < width; c++) db[c0 + c] += (float)db_sum[c];
+        float *dw_c = dw + c0, *db_c = db ? db + c0 : NULL;
+        if (C - c0 >= CHANNELS) layernorm_channels(dw_c, db_c, dy + c0, x + c0, mean, rstd, rows, C, CHANNELS);
+        else layernorm_channels(dw_c, db_c, dy + c0, x + c0, mean, rstd, rows, C, C - c0);
     }
 }
 
@@ -246,7 +252,6 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
     product(dx, dy, w.f32, GEMM_NN, (int)rows, IN, OUT, w.bf16 ? GEMM_ROUND : GEMM_SET);
     product(dw, dy, x, GEMM_TN, OUT, IN, (int)rows, GEMM_ADD);
     if (!db) return;
-    enum { CHANNELS = 32 };
     #pragma omp parallel for schedule(static)
     for (int o0 = 0; o0 < OUT; o0 += CHANNELS) {
         const int width = OUT - o0 < CHANNELS ? OUT - o0 : CHANNELS;
@@ -272,7 +277,6 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // when its terms are smaller than its last bit.
 
 // A stage whose loops over channels are compiled for any HS and for 8, which fits into one vector
-#define TSSA_INLINE static inline __attribute__((always_inline)) void
 #define TSSA_STAGE(name) \
     static void name(const Tssa* args, TssaRange r) { \
         if (args->HS == 8) name##_heads(args, r, 8); \
@@ -280,7 +284,7 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
     }
 
 // S and u
-TSSA_INLINE tssa_energy_forward_heads(const Tssa* args, TssaRange r, const int HS) {
+ALWAYS_INLINE tssa_energy_forward_heads(const Tssa* args, TssaRange r, const int HS) {
     double* S = tssa_state(args->state, r.b, args).S;
     if (args->saved) tssa_copy(tssa_saved(args, r.b, r.t0).S, S, r, HS);
     for (int t = r.t0; t < r.t1; t++) {
@@ -367,7 +371,7 @@ static void tssa_forward(const Tssa* args) {
 
 // Through y, N and D. Sets dz; adds to dpi, which on entry holds the memory's part of dΠ, or 0. Recomputes N and D
 // forward in time and stores g, dD and Π/M; then goes backward in time for RN and RD.
-TSSA_INLINE tssa_statistics_backward_heads(const Tssa* args, TssaRange r, const int HS) {
+ALWAYS_INLINE tssa_statistics_backward_heads(const Tssa* args, TssaRange r, const int HS) {
     const int C = args->C, NH = args->NH;
     const TssaState after = tssa_state(args->adjoint, r.b, args);   // RN, RD of the tokens that follow
     double *N = tssa_scratch(args), *D = N + C, *g = D + NH;                              // (C), (NH), (TSSA_BLOCK,C)
@@ -497,24 +501,27 @@ static void combine(float* out, double a, const float* x, double b, size_t n) {
     for (size_t i = 0; i < n; i++) out[i] = a32 * x[i] + b32 * out[i];
 }
 
+ALWAYS_INLINE residual_channels(float* restrict dbranch, float* dgamma, const float* dx, const float* branch,
+                                const float* gamma, size_t rows, int C, const int width) {
+    double sum[CHANNELS] = {0};
+    for (size_t row = 0; row < rows; row++)
+        for (int c = 0; c < width; c++) {
+            const size_t at = row * C + c;
+            sum[c] += dx[at] * branch[at];
+            dbranch[at] = gamma[c] * dx[at];
+        }
+    for (int c = 0; c < width; c++) dgamma[c] += (float)sum[c];
+}
+
 // dbranch =; dgamma +=. dx, the gradient of x_out, stays as it is: it is also the gradient that x gets past the branch.
 //   dbranch = gamma dx,   dgamma = Σ_rows dx branch
 static void residual_backward(float* dbranch, float* dgamma, const float* dx, const float* branch, const float* gamma,
                               size_t rows, int C) {
-    enum { CHANNELS = 32 };
     #pragma omp parallel for schedule(static)
-    for (int c0 = 0; c0 < C; c0 += CHANNELS) {
-        const int width = C - c0 < CHANNELS ? C - c0 : CHANNELS;
-        double sum[CHANNELS] = {0};
-        for (size_t row = 0; row < rows; row++) {
-            const size_t at = row * C + c0;
-            for (int c = 0; c < width; c++) {
-                sum[c] += dx[at + c] * branch[at + c];
-                dbranch[at + c] = gamma[c0 + c] * dx[at + c];
-            }
-        }
-        for (int c = 0; c < width; c++) dgamma[c0 + c] += (float)sum[c];
-    }
+    for (int i = 0; i < C; i += CHANNELS)
+        if (C - i >= CHANNELS)
+            residual_channels(dbranch + i, dgamma + i, dx + i, branch + i, gamma + i, rows, C, CHANNELS);
+        else residual_channels(dbranch + i, dgamma + i, dx + i, branch + i, gamma + i, rows, C, C - i);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -679,10 +686,12 @@ static size_t even_block(size_t rows, size_t most) {
     return (rows + blocks - 1) / blocks;
 }
 
-// Rows per block of logits: up to 128 MiB of them, or 64 rows if V is huge.
+// Rows per block of logits: 8 MiB of them, which stay in cache, or 768 rows if that is more, but at most 128 MiB, or 64
+// rows if V is huge.
 static size_t classifier_rows(size_t rows, int V) {
-    const size_t most = ((size_t)1 << 25) / (size_t)V;
-    return even_block(rows, most > 64 ? most : 64);
+    const size_t cached = ((size_t)1 << 21) / (size_t)V, most = ((size_t)1 << 25) / (size_t)V;
+    const size_t block = cached > 768 ? cached : most < 768 ? most : 768;
+    return even_block(rows, block > 64 ? block : 64);
 }
 
 // The state of a sequence in a layer, in doubles: S, N and D; then, as floats, the inputs of the last three tokens for

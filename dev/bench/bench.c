@@ -4,6 +4,7 @@
 //     bench limits             sgemm (large square product), memory reads
 //     bench train              training steps of tost-base: tokens/s, matrix products alone, memory
 //     bench decode             decode steps of tost-base at several positions, compared with memory reads
+//     bench small              training starter and small without their options: one and all threads, PyTorch compiled
 //     bench dtypes             train and decode in float32 and in bf16
 //     bench tssa               TSSA forward + backward at several lengths T, with the same B·T
 //     bench products           matrix products of training by shape: one thread against the peak of the FMA units, and
@@ -201,6 +202,64 @@ static void bench_train(int dtypes) {
     report("train_share_of_matmuls", median(share, RUNS), "");
     report("train_memory", usage.ru_maxrss / 1e6 * 1.024, "GB");
     for (int d = 0; d < dtypes; d++) tost_cpu_engine.destroy(m[d]);
+    free(ids);
+}
+
+// Sets the tokens/s of PyTorch compiled, in float32 and bf16, if PYTHON has it
+static void peer_rates(double* fp32, double* bf16, const TostPreset* p) {
+    const TostConfig* c = &p->config;
+    const char* python = getenv("PYTHON");
+    char command[512], line[128];
+    snprintf(command, sizeof command,
+             "%s dev/bench/peers.py compiled compiled_bf16 --sizes %d %d %d %d --seq %d --tokens %d --runs 9 2>/dev/null",
+             python ? python : "python3", c->n_layer, c->n_head, c->n_embd, c->vocab_size, p->seq, p->batch * p->seq);
+    FILE* peers = popen(command, "r");
+    while (peers && fgets(line, sizeof line, peers)) {
+        sscanf(line, "compiled_tokens_per_s %lf", fp32);
+        sscanf(line, "compiled_bf16_tokens_per_s %lf", bf16);
+    }
+    if (peers) pclose(peers);
+}
+
+static double train_rate(TostModel* m, const int32_t* ids, const TostPreset* p, int threads) {
+    enum { STEPS = 5 };
+    m->threads.now = m->threads.max = threads;
+    one_step(m, ids, p->batch, p->seq, 1);
+    const double start = now_seconds();
+    for (int i = 0; i < STEPS; i++) one_step(m, ids, p->batch, p->seq, 2 + i);
+    return STEPS * (double)(p->batch * p->seq) / (now_seconds() - start);
+}
+
+// A preset as --conv 0 --memory 0 --optimizer adamw with one micro-batch per step
+static void bench_small_preset(const TostPreset* p) {
+    enum { ROUNDS = 3 };
+    const int tokens = p->batch * p->seq;
+    TostConfig config = p->config;
+    config.conv = config.memory = 0;
+    TostModel* m[2];
+    double one[2][ROUNDS], all[2][ROUNDS], gain[2][ROUNDS], peer[2][ROUNDS] = {{0}}, against[2][ROUNDS];
+    Rng rng = rng_seeded(2, 0);
+    int32_t* ids = xmalloc((tokens + 1) * sizeof *ids);
+    for (int i = 0; i <= tokens; i++) ids[i] = (int32_t)rng_below(&rng, (uint64_t)config.vocab_size);
+    for (int d = 0; d < 2; d++) m[d] = new_model(&config, p->batch, p->seq, true, d ? TOST_BF16 : TOST_FP32, TOST_ADAMW);
+    const int threads = m[0]->threads.max;
+    for (int r = 0; r < ROUNDS; r++) {
+        peer_rates(&peer[0][r], &peer[1][r], p);
+        for (int d = 0; d < 2; d++) {
+            one[d][r] = train_rate(m[d], ids, p, 1);
+            all[d][r] = train_rate(m[d], ids, p, threads);
+            gain[d][r] = all[d][r] / one[d][r];
+            against[d][r] = peer[d][r] > 0 ? all[d][r] / peer[d][r] : 0;
+        }
+    }
+    for (int d = 0; d < 2; d++) {
+        printf("%-8s %s  %8.0f tokens/s with 1 thread, %8.0f with %d (%.2f x); ", p->name, d ? "bf16" : "fp32",
+               median(one[d], ROUNDS), median(all[d], ROUNDS), threads, median(gain[d], ROUNDS));
+        if (peer[d][0] > 0) printf("PyTorch %.0f (%.2f x)\n", median(peer[d], ROUNDS), median(against[d], ROUNDS));
+        else printf("no PyTorch\n");
+        fflush(stdout);
+        tost_cpu_engine.destroy(m[d]);
+    }
     free(ids);
 }
 
@@ -517,6 +576,7 @@ int main(int argc, char** argv) {
     if (strcmp(part, "limits") == 0) bench_limits();
     else if (strcmp(part, "train") == 0) bench_train(1);
     else if (strcmp(part, "decode") == 0) bench_decode(1);
+    else if (strcmp(part, "small") == 0) bench_small_preset(tost_preset_at(0)), bench_small_preset(tost_preset_at(1));
     else if (strcmp(part, "dtypes") == 0) bench_train(2), bench_decode(2);
     else if (strcmp(part, "tssa") == 0) bench_tssa();
     else if (strcmp(part, "products") == 0) bench_products();
@@ -524,7 +584,8 @@ int main(int argc, char** argv) {
     else if (strcmp(part, "memory") == 0) bench_memory();
     else if (strcmp(part, "optimizers") == 0) bench_optimizers();
     else {
-        fprintf(stderr, "usage: bench limits | train | decode | dtypes | tssa | products | rows | memory | optimizers\n");
+        fprintf(stderr, "usage: bench limits | train | small | decode | dtypes | tssa | products | rows | memory | "
+                        "optimizers\n");
         return STATUS_USAGE;
     }
     return 0;

@@ -7,7 +7,7 @@ set -u
 [ -z "${TEXT:-}" ] || [ -n "${VOCAB:-}" ] || { echo "TEXT needs VOCAB, a vocab.bpe" >&2; exit 1; }
 processor=$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -1)
 echo "$(date -u +%F), $(nproc) × $processor, commit $(git rev-parse --short HEAD 2>/dev/null || echo none)"
-for part in limits train decode tssa products; do "$1" $part || exit 1; done
+for part in limits train small decode tssa products; do "$1" $part || exit 1; done
 
 if [ -n "${TEXT:-}" ]; then   # median of 3 runs after a warm-up, so that the text is in the page cache
     work=$(mktemp -d) || exit 1

@@ -3,8 +3,8 @@
     peers.py [SECTION...] [--threads N] [--text FILE --vocab vocab.bpe] [--model tost|gpt2] [--device cuda] [--seq T]
 
 Sections: train, sample, tiktoken (the default: about a minute on two idle cores), and train_bf16 (autocast), compiled
-and compiled_bf16 (torch.compile; need a C++ compiler and a few minutes). The models have the size of tost-base; gpt2 is
-dev/reference/gpt2.py. Prints `key value unit` lines, or `skipped: SECTION: reason` if a package, a file or memory is
+and compiled_bf16 (torch.compile; need a C++ compiler and a few minutes). The models have the size of tost-base, unless
+--sizes gives another; gpt2 is dev/reference/gpt2.py. Prints `key value unit` lines, or `skipped: SECTION: reason` if a package, a file or memory is
 missing. Each value is the median of --runs runs after a warm-up.
 PyTorch's threads spin while they wait, so other programs on the same cores slow it down disproportionately.
 """
@@ -59,7 +59,7 @@ def build(args):
     from gpt2 import Gpt2
     from tost import Tost, TostConfig
 
-    layers, heads, channels, vocab = TOY if args.toy else SIZES
+    layers, heads, channels, vocab = args.sizes
     sizes = layers, heads, channels, args.seq, vocab
     return (Gpt2(*sizes) if args.model == "gpt2" else Tost(TostConfig(*sizes))).to(args.device)
 
@@ -67,7 +67,7 @@ def build(args):
 def flops_per_token(args):
     """FLOPs of forward and backward: 6 per weight of a matrix product, plus causal attention (half of the T × T
     products) or, as in tost/flops.h, TSSA."""
-    layers, heads, channels, vocab = TOY if args.toy else SIZES
+    layers, heads, channels, vocab = args.sizes
     weights = layers * (12 if args.model == "gpt2" else 10) * channels**2 + vocab * channels
     attention = 6 * channels * args.seq if args.model == "gpt2" else 3 * (10 * channels + 8 * heads)
     return 6 * weights + layers * attention
@@ -77,7 +77,7 @@ def training_step(args, torch, plain, model, rows, bf16=False):
     """A function that does one training step: forward, backward, gradient clipping, fused AdamW. model: plain, compiled
     or not."""
     optimizer = torch.optim.AdamW(plain.optimizer_groups(0.01), lr=1e-4, betas=(0.9, 0.95), eps=1e-8, fused=True)
-    vocab = (TOY if args.toy else SIZES)[3]
+    vocab = args.sizes[3]
     x, y = torch.randint(vocab, (2, rows, args.seq), device=args.device)
 
     def step():
@@ -162,7 +162,9 @@ def main():
     parser.add_argument("--seq", type=int, default=1024, metavar="T", help="sequence length (default 1024)")
     parser.add_argument("--tokens", type=int, default=1024, metavar="N", help="of a training step (default 1024)")
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="timed runs (default 3)")
-    parser.add_argument("--toy", action="store_true", help="a model of a few thousand parameters")
+    parser.add_argument("--sizes", type=int, nargs=4, default=SIZES, metavar=("L", "H", "C", "V"),
+                        help="layers, heads, channels, vocabulary (default: those of tost-base)")
+    parser.add_argument("--toy", action="store_const", dest="sizes", const=TOY, help="a model of a few thousand parameters")
     parser.add_argument("--text", type=Path, metavar="FILE", help="plain UTF-8 text for tiktoken")
     parser.add_argument("--vocab", type=Path, metavar="FILE", help="GPT-2's vocab.bpe for tiktoken")
     args = parser.parse_args()

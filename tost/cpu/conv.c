@@ -5,6 +5,7 @@
 
 #include "base/openmp.h"
 #include "cpu/threads.h"
+#include "cpu/vectors.h"
 
 enum { WIDTH = TOST_CONV_WIDTH, CHANNELS = 64 };   // taps; channels of a thread in backward
 
@@ -36,8 +37,8 @@ void conv_forward(float* y, float* before, const float* x, const Conv* args) {
 // The functions below work on `width` neighboring channels of a sequence. dy (T,C), x (T,C), before (3,C)
 
 // sum[k] += Σ_t x[t] dy[t+3-k]
-static void weight_backward(double sum[WIDTH][CHANNELS], const float* dy, const float* x, const float* before,
-                            int T, int C, int width) {
+INLINE void weight_backward(double sum[WIDTH][CHANNELS], const float* dy, const float* x, const float* before,
+                            int T, int C, const int width) {
     for (int t = before ? -CONV_BEFORE : 0; t < T; t++) {
         const float* x_t = input(x, before, t, C);
         for (int k = 0; k < WIDTH; k++) {
@@ -49,8 +50,8 @@ static void weight_backward(double sum[WIDTH][CHANNELS], const float* dy, const 
 }
 
 // dx[t] = Σ_k tap[k] dy[t+3-k], in place of dy: dy[t] is not needed after dx[t]. start: the first t, -3 or 0
-static void input_backward(float* dx, float* adjoint, const float tap[WIDTH][CHANNELS], int start, int T, int C,
-                           int width) {
+INLINE void input_backward(float* dx, float* adjoint, const float tap[WIDTH][CHANNELS], int start, int T, int C,
+                           const int width) {
     float after[CONV_BEFORE][CHANNELS];
     for (int i = 0; i < CONV_BEFORE; i++) memcpy(after[i], adjoint + (size_t)i * C, width * sizeof **after);
     for (int t = start; t < T; t++) {
@@ -65,22 +66,26 @@ static void input_backward(float* dx, float* adjoint, const float tap[WIDTH][CHA
     }
 }
 
-void conv_backward(float* dx, float* dweight, float* adjoint, const float* x, const float* before, const Conv* args) {
-    const int B = args->B, T = args->T, C = args->C;
-    #pragma omp parallel for schedule(static)
-    for (int c0 = 0; c0 < C; c0 += CHANNELS) {
-        const int width = C - c0 < CHANNELS ? C - c0 : CHANNELS;
-        const float* weight = args->weight + (size_t)c0 * WIDTH;
-        float tap[WIDTH][CHANNELS];
-        double sum[WIDTH][CHANNELS] = {{0}};
-        for (int i = 0; i < width * WIDTH; i++) tap[i % WIDTH][i / WIDTH] = weight[i];
-        for (int b = 0; b < B; b++) {
-            const size_t at = (size_t)b * T * C + c0, at_before = b * args->stride + c0;
-            const float* before_b = before ? before + at_before : NULL;
-            weight_backward(sum, dx + at, x + at, before_b, T, C, width);
-            input_backward(dx + at, adjoint + at_before, tap, before ? -CONV_BEFORE : 0, T, C, width);
-        }
-        for (int i = 0; i < width * WIDTH; i++)
-            dweight[(size_t)c0 * WIDTH + i] += (float)sum[i % WIDTH][i / WIDTH];
+// All sequences, for the channels from c0 on
+INLINE void channels_backward(float* dx, float* dweight, float* adjoint, const float* x, const float* before,
+                              const Conv* args, int c0, const int width) {
+    const int T = args->T, C = args->C;
+    const float* weight = args->weight + (size_t)c0 * WIDTH;
+    float tap[WIDTH][CHANNELS];
+    double sum[WIDTH][CHANNELS] = {{0}};
+    for (int i = 0; i < width * WIDTH; i++) tap[i % WIDTH][i / WIDTH] = weight[i];
+    for (int b = 0; b < args->B; b++) {
+        const size_t at = (size_t)b * T * C + c0, at_before = b * args->stride + c0;
+        const float* before_b = before ? before + at_before : NULL;
+        weight_backward(sum, dx + at, x + at, before_b, T, C, width);
+        input_backward(dx + at, adjoint + at_before, tap, before ? -CONV_BEFORE : 0, T, C, width);
     }
+    for (int i = 0; i < width * WIDTH; i++) dweight[(size_t)c0 * WIDTH + i] += (float)sum[i % WIDTH][i / WIDTH];
+}
+
+void conv_backward(float* dx, float* dweight, float* adjoint, const float* x, const float* before, const Conv* args) {
+    #pragma omp parallel for schedule(static)
+    for (int c = 0; c < args->C; c += CHANNELS)   // a constant width makes whole vectors
+        if (args->C - c >= CHANNELS) channels_backward(dx, dweight, adjoint, x, before, args, c, CHANNELS);
+        else channels_backward(dx, dweight, adjoint, x, before, args, c, args->C - c);
 }
