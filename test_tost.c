@@ -619,7 +619,7 @@ static void test_table(Checks* c) {
 
 // Memory must be linear in T: it grows as much from T to 2T as from 2T to 3T, except for rounding.
 static void test_memory(Checks* c, const TostEngine* engine) {
-    const double T = 4096;
+    const double T = 16384;
     double bytes[3];
     for (int i = 0; i < 3; i++) {
         TostConfig config = tost_preset_at(0)->config;
