@@ -42,7 +42,7 @@ typedef struct {
     double            began, longest;  // now_seconds() at the start; seconds of the longest step, for --max-time
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
-    bool              batch_chosen;    // by choose_batch
+    bool              batch_chosen;    // o.batch is from choose_batch
     bool              best_reset;      // resumed with other validation data than that of the best loss
 } Run;
 
