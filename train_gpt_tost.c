@@ -217,7 +217,7 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
 // Linear:  y = x · wᵀ + b
 //
 // gemm(c, a, b, layout, M, N, K, store): c = A · B, for A (M,K), B (K,N), c (M,N). GEMM_NN: a is A and b is B; GEMM_NT:
-// b is Bᵀ, stored (N,K); GEMM_TN: a is Aᵀ, stored (K,M). GEMM_ADD: c +=; GEMM_ROUND: c is rounded to bf16.
+// b is Bᵀ, stored (N,K); GEMM_TN: a is Aᵀ, stored (K,M). store: GEMM_SET; GEMM_ADD: c +=; GEMM_ROUND: rounds c to bf16.
 
 // A weight. bf16 is its copy in bf16 with --dtype bf16, otherwise NULL: then products are in float32.
 typedef struct { const float* f32; const uint16_t* bf16; } Weight;
@@ -276,7 +276,7 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // added in the order of t, so the bits do not depend on the number of threads, and in double: a float sum stops growing
 // when its terms are smaller than its last bit.
 
-// A stage whose loops over channels are compiled for any HS and for 8, which fits into one vector
+// Defines stage `name` from name_heads, which is compiled twice: for any HS, and for 8, whose doubles fill one vector
 #define TSSA_STAGE(name) \
     static void name(const Tssa* args, TssaRange r) { \
         if (args->HS == 8) name##_heads(args, r, 8); \
@@ -631,7 +631,7 @@ static void classifier_forward_backward(const Classifier* args) {
     X(mean_2,     float,  rows) \
     X(rstd_2,     float,  rows) \
     X(mlp_in,     float,  conv * rows * C)              /* convolution of ln_2; without --conv the same array */ \
-    X(fc,         float,  rows * 4 * C)                 /* then GELU's derivative there */ \
+    X(fc,         float,  rows * 4 * C)                 /* gelu_forward puts GELU's derivative there */ \
     X(gelu,       float,  rows * 4 * C) \
     X(mlp_out,    float,  rows * C) \
     X(x_out,      float,  rows * C)                     /* x_mid + gamma2 mlp_out */

@@ -189,7 +189,7 @@ static void embedding_backward(cudaStream_t stream, const EmbeddingBackward& arg
 // ---------------------------------------------------------------------------------------------
 // LayerNorm, fused with the residual and LayerScale that precede it:
 //     x += gamma · branch,   n = (x - mean) · rstd,   y = n · w + b,   rstd = 1/√(variance + 1e-5)
-// Backward computes n from y, which is kept as the operand of a product, so that no layer keeps x.
+// Backward computes n from y, which the next Linear or convolution keeps as its input. So no layer keeps x.
 //
 // A thread holds packs of neighboring channels of a row in registers, so that each byte moves once. Forward, a warp
 // computes a row, or a block if C is too large for a warp's registers. Backward, a block computes one or two rows at
@@ -204,8 +204,9 @@ constexpr int NORM_CHANNELS = 12 * NORM_THREADS;   // most channels
 // Threads that cover C channels with `packs` packs of `vec` channels each
 static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec * packs), WARP) * WARP; }
 
-// w as both kernels use it: so large that n from y, which is rounded to S near b, has an error of at most 1/2 (float:
-// 1/16). So the gradient of w is right for w = 0, too. This changes y by about as much as that rounding.
+// What both kernels use for w: at least |b|/128 in size (float: |b|/2^20). If w is small, y is close to b; the error of
+// rounding y to S then becomes one of at most 1/2 (float: 1/16) in n = (y - b)/w. So n, and the gradient of w, can be
+// computed for w = 0, too. Raising w changes y by about as much as rounding it.
 template <typename S> __device__ inline float norm_weight(float w, float b) {
     const float least = fmaxf(fabsf(b) * (sizeof(S) == 2 ? 0x1p-7f : 0x1p-20f), 1e-15f);   // mutant: least_without_b
     return fabsf(w) < least ? copysignf(least, w) : w;
@@ -301,8 +302,8 @@ template <int VEC, int PACKS> struct NormSums {
     float dw[PACKS][VEC], db[PACKS][VEC], dx[PACKS][VEC];
 };
 
-// gamma as backward uses it: never 0, so that gamma_backward can divide by it. The gradients that go through the branch
-// are then 1e-20 times those of gamma = 1, not 0.
+// What backward uses for gamma: never 0, because gamma_backward divides by it. For gamma = 0, the gradients that go
+// through the branch are 1e-20 times those for gamma = 1, instead of 0.
 __device__ inline float nonzero_gamma(float gamma) {
     return fabsf(gamma) < 1e-20f ? 1e-20f : gamma;   // mutant: gamma_of_zero
 }
@@ -416,7 +417,7 @@ static void linear_forward(Matmul* mm, S* y, const S* x, const S* w, const S* b,
     matmul(mm, p);
 }
 
-// dx =; dw =, or with add +=.   dx = dy · w,   dw = dyᵀ · x. L2 may hold the end of dx afterwards.
+// dx =; dw =, or with add +=.   dx = dy · w,   dw = dyᵀ · x. dx is last: L2 may hold its end for the next kernel.
 template <typename S>
 static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* x, const S* w, size_t rows, int IN,
                             int OUT, bool add) {
@@ -426,9 +427,11 @@ static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* 
     matmul(mm, dense_product(dx, dy, w, PRODUCT_NN, (int)rows, IN, OUT));
 }
 
-// The gradient of LayerScale after a Linear with the weight w (C,IN) and the bias b (C) or NULL, without its output y:
+// The gradient of gamma (C), the LayerScale after a Linear y with the weight w (C,IN) and the bias b (C) or NULL, from
+// the gradients of these, without y. With dx, the gradient of the residual stream:
 //   dy = gamma dx,   dgamma = Σ_rows dx y = (Σ_rows dy y) / gamma = (Σ_i dw[c,i] w[c,i] + db[c] b[c]) / gamma[c]
-// dw, db: over all rows of dgamma. A block computes a channel. Minimum traffic per weight: 4 (dw) + 2 (w).
+// dw and db must be complete: sums over all rows. A block computes a channel. Minimum traffic per weight: 4 (dw) +
+// 2 (w).
 template <typename S> __global__ void gamma_backward_kernel(float* dgamma, const float* gamma, const float* dw,
                                                             const float* db, const S* w, const S* b, int IN) {
     SHARED(float, shared, WARP);
@@ -512,7 +515,7 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 
 constexpr int TSSA_RUN = 32;         // time steps per block, one per lane
 constexpr int TSSA_WARPS = 6;        // maximum per block; with more heads, a warp takes several
-constexpr int TSSA_BLOCKS = 4;       // per multiprocessor, so that some work while others wait
+constexpr int TSSA_BLOCKS = 4;       // per multiprocessor: while one waits, others work
 constexpr int TSSA_WIDTH = 64;       // channels of a head that a warp takes at once
 constexpr int TSSA_VEC = 8;          // channels and steps of a lane in a tile
 constexpr int TSSA_LANES = TSSA_WIDTH / TSSA_VEC;    // lanes that share the channels of a tile
@@ -566,8 +569,9 @@ static size_t tssa_backward_shared(int C, int NH, int start_log) {
     return (3 * NH * WARP + 2 * ((size_t)TSSA_RUN >> start_log) * C) * sizeof(float);
 }
 
-// log2 of the steps between two TssaStarts: 2, or up to 4 if TSSA_BLOCKS blocks would take more than 3/4 of the shared
-// memory of a multiprocessor, whose rest is L1, or 5 if one block would take too much. tssa_walk_to takes the steps.
+// start_log: TssaStarts are kept before every (1 << start_log)-th step; tssa_walk_to computes the sums between them. It
+// is 2, or up to 4 while TSSA_BLOCKS blocks take more than 3/4 of the shared memory of a multiprocessor (the rest is
+// for L1), or 5 if one block would otherwise take more than it may.
 static int tssa_start_log(int C, int NH) {
     const size_t all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
     int log = 2;
@@ -1254,8 +1258,8 @@ template <typename S, bool WHOLE> __global__ void __launch_bounds__(GELU_THREADS
     gelu_backward_kernel(S* dx, float* partial, const S* x, size_t rows, int N) {
     const int c = (blockIdx.y * GELU_THREADS + threadIdx.x) * GELU_PACK, inside = N - c;
     float sum[GELU_PACK] = {};
-    UNROLL_BY(2) for (size_t i = blockIdx.x; inside > 0 && i < rows; i += gridDim.x) {
-        const size_t row = rows - 1 - i;   // the last rows of dx first, since L2 may hold them
+    UNROLL_BY(2) for (size_t after = blockIdx.x; inside > 0 && after < rows; after += gridDim.x) {
+        const size_t row = rows - 1 - after;   // the last rows of dx first, since L2 may hold them
         float d[GELU_PACK], v[GELU_PACK];
         load_part<WHOLE>(d, dx + row * N + c, inside);
         load_part<WHOLE>(v, x + row * N + c, inside);
@@ -1286,7 +1290,7 @@ static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sum
 
 // Rows of logits are `ld` elements apart, a multiple of LOGIT_PACK, so that packs are aligned for any V. The elements
 // past V are not read by the matmuls; the kernel masks them and writes zeros.
-constexpr int LOGIT_PACK = 8, CLASSIFIER_THREADS = 1024;   // most threads of a row
+constexpr int LOGIT_PACK = 8, CLASSIFIER_THREADS = 1024;   // the most threads for a row
 
 // Threads of a row: a pack each, up to the maximum.
 static int classifier_threads(int V) { return min(CLASSIFIER_THREADS, div_up(V, LOGIT_PACK * WARP) * WARP); }
@@ -1330,7 +1334,7 @@ __device__ inline SoftmaxStatistics softmax_merge(SoftmaxStatistics mine) {
     return {top, warp_sum(mine.sum == 0.0f ? 0.0f : mine.sum * power_of_2((mine.top - top) * LOG2_E))};
 }
 
-// Largest blocks per multiprocessor, which holds 2,048 threads on sm_80, sm_90 and sm_10x, 1,536 on others.
+// Blocks of CLASSIFIER_THREADS per multiprocessor: it has 2,048 threads on sm_80, sm_90 and sm_10x, 1,536 on others.
 [[maybe_unused]] constexpr int CLASSIFIER_BLOCKS =
     COMPILED_ARCH == 800 || COMPILED_ARCH == 900 || COMPILED_ARCH / 100 == 10 ? 2 : 1;
 
@@ -1411,7 +1415,7 @@ template <typename S> struct Classifier {
 // Works on blocks of rows: the (rows,V) logits are never materialized.
 template <typename S> static void classifier_forward_backward(Matmul* mm, const Classifier<S>& args) {
     const int V = args.V, C = args.C, ld = (int)logits_ld(V), threads = classifier_threads(V);
-    // The rest is L1, which holds rows of logits for the second pass over them.
+    // Little memory is for `shared`; the rest is L1, which holds rows of logits for the second pass over them.
     set_shared(cross_entropy_kernel<S>, 0, 2 * CLASSIFIER_THREADS / threads);
     for (size_t row = 0; row < args.rows; row += args.block) {
         const int n = (int)min(args.rows - row, args.block);
@@ -1449,7 +1453,7 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(y,            S,       rows * C) \
     X(predicted,    S,       memory * rows * C)            /* o of the memory */ \
     X(memory_G,     float,   (two_level ? 2 : train) * memory_matrices)   /* see DeltaRule */ \
-    X(ln_2,         S,       rows * C)                     /* ln_2(x + gamma1 attn_out) */ \
+    X(ln_2,         S,       rows * C)                     /* ln_2(x + gamma1 c_proj(y)) */ \
     X(rstd_2,       float,   rows) \
     X(mlp_in,       S,       conv * rows * C)              /* convolution of ln_2; without --conv the same array */ \
     X(fc,           S,       rows * 4 * C) \
@@ -1478,12 +1482,12 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
     X(scratch_bt4c, S,       train * rows * 4 * C)         /* gradients of gelu, of fc, and with --conv of z */ \
     X(dscore,       float,   train * rows * NH) \
     X(dtemp,        float,   train * B * runs * NH) \
-    X(dmemory_scale, float,  memory * train * segments * B * C)   /* see DeltaRule for these four */ \
+    X(dmemory_scale, float,  memory * train * segments * B * C)   /* this and the next 3: see DeltaRule */ \
     X(memory_dG,    float,   two_level * train * memory_matrices) \
     X(memory_dk,    S,       memory * train * parts * (rows + segments * B) * NH * parts * columns) \
     X(memory_dpi,   float,   memory * train * parts * rows * NH) \
     X(back,         float,   train * B * runs * tssa_sums_size(C, NH)) \
-    X(columns,      float,   train * COLUMN_BLOCKS * ((14 + 2 * c->conv) * C + 4)) /* of a layer and ln_f */ \
+    X(columns,      float,   train * COLUMN_BLOCKS * ((14 + 2 * c->conv) * C + 4)) /* ColumnSums of a layer, ln_f */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
     X(muon_squares, double,  muon * L * slice_units(4 * C * C))   /* see orthogonalize */ \
     X(muon_x,       float,   muon * L * padded_size(4 * C * C)) \
@@ -1771,8 +1775,8 @@ template <typename S> static void norm_backward(TypedModel<S>* m, ColumnSums* su
     layernorm_residual_backward(m->stream, grads, sums, args);
 }
 
-// buf.dx: the gradient of the layer's output becomes that of its input. buf.dbranch: the gradient of mlp_out becomes
-// that of the layer below. Parameters: =, or with add +=.
+// buf.dx: the gradient of the layer's output becomes that of its input. buf.dbranch: the gradient of the output of its
+// MLP becomes that of the MLP of the layer below. Parameters: =, or with add +=; not gamma1 and gamma2.
 template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* sums, int l, bool add) {
     const LayerActivations<S>* act = &m->layer[l];
     const Buffers<S>* buf = &m->buf;
@@ -1805,7 +1809,7 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     layer_sums(m->stream, *sums, tssa, add);
 }
 
-// gamma1 and gamma2 of layer l: =, from the part's complete gradients of the Linear before each.
+// Gradients of gamma1 and gamma2 of layer l: =, from those of the Linear before each, when the part's are complete.
 template <typename S> static void gammas_backward(TypedModel<S>* m, int l) {
     const TostParams<float> p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
     const TostParams<S> w = model_weights(m, l);
@@ -2036,7 +2040,7 @@ template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
     for (size_t row = 0, i = 0; row < rows; row++) dst[row] = m->chunk.targets[row] < 0 ? 0.0 : losses[i++];
 }
 
-// x of a layer is that after another forward pass over the layers before it.
+// The input x of a layer is not kept: another forward pass over the layers before it computes it again.
 template <typename S> static void cuda_activation(float* dst, TypedModel<S>* m, TostActivation what, int layer) {
     const size_t rows = chunk_rows(m), C = m->config.n_embd, NH = m->config.n_head;
     assert(m->options.training && layer >= 0 && layer < m->config.n_layer + (what == TOST_X));

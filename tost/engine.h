@@ -58,10 +58,10 @@ typedef struct {
 
 typedef struct {
     const char* name;                                     // "cpu", "cuda"
-    // Bytes that create may allocate on this rank's GPU; 0 if there is none. NULL: the engine uses the machine's memory.
+    // Bytes that create may allocate on this rank's GPU, 0 without one. NULL: the engine uses the machine's memory.
     size_t (*free_memory)(const TostComm* comm);
 
-    TostDtype (*default_dtype)(bool training);            // without training: for sample and eval
+    TostDtype (*default_dtype)(bool training);            // training: for `train`; else for sample and eval
     bool (*supports)(TostDtype dtype);
     // Writes device, threads and matmul library as one line of text. Fails if there is no device.
     bool (*describe)(char* text, size_t cap, const TostEngineOptions* o, TostError* err);
@@ -95,7 +95,7 @@ typedef struct {
     void (*add_losses)(TostModel* model);
     // For tests. An activation of layer `layer`: z (B,T,C), TSSA's projection, the membership Π (B,NH,T), or the
     // residual stream x (B,T,C) that enters the layer (layer n_layer: the output of the last layer). Needs a training
-    // model, with the parameters of the pass: the CUDA engine, which keeps no x, computes it again.
+    // model whose parameters have not changed since the pass: the CUDA engine keeps no x and computes it again.
     void (*activation)(float* dst, TostModel* model, TostActivation what, int layer);
 
     // train_forward is forward, add_losses and the classifier's backward, for the loss grad_scale · Σ loss.

@@ -293,9 +293,10 @@ STAGES = {"libraries": Run.libraries, "train": lambda run: run.train([BASE]), "t
           "memcheck": lambda run: run.sanitizer("memcheck"), "cases": lambda run: run.train(CASES),
           "tssa": lambda run: run.bench("tssa", 40),
           "kernels": lambda run: [run.bench(name) for name in ("delta_rule", "norm", "classifier", "adamw")],
-          "matmuls": lambda run: run.bench("matmul"), "batches": Run.batches, "small": Run.small, "sampling": Run.sampling,
-          "profile": Run.profile, "repeat": Run.repeat, "racecheck": lambda run: run.sanitizer("racecheck"),
-          "synccheck": lambda run: run.sanitizer("synccheck"), "curve": Run.curve, "peers": Run.peers}
+          "matmuls": lambda run: run.bench("matmul"), "batches": Run.batches, "small": Run.small,
+          "sampling": Run.sampling, "profile": Run.profile, "repeat": Run.repeat,
+          "racecheck": lambda run: run.sanitizer("racecheck"), "synccheck": lambda run: run.sanitizer("synccheck"),
+          "curve": Run.curve, "peers": Run.peers}
 
 
 def main():

@@ -114,6 +114,6 @@ class Shards:
         return s, self.offset + self.permuted[i] * self.T
 
     def batch(self, samples):
-        """inputs, targets (B,T) int64 of B samples, by number."""
+        """inputs, targets (B,T) int64 of the B samples of these numbers."""
         ids = np.stack([self.read(*self.locate(i), self.T + 1) for i in samples])
         return ids[:, :-1], ids[:, 1:]

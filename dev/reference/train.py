@@ -175,7 +175,7 @@ class Trainer:
         return optimizers
 
     def predict(self, shards, samples):
-        """Logits of samples, by number, their mean loss, and the targets (samples,T)."""
+        """Logits of the samples of these numbers, their mean loss, and their targets (samples,T)."""
         x, y = (torch.from_numpy(ids).to(self.args.device) for ids in shards.batch(samples))
         bf16 = torch.autocast(torch.device(self.args.device).type, torch.bfloat16)
         with bf16 if self.args.dtype == "bf16" else contextlib.nullcontext():

@@ -26,7 +26,7 @@ bool gemm_is_small(int M, int N, int K) { return (double)M * N * K <= 1 << 18; }
 static int threads_for(int M, int N, int K) { return gemm_is_small(M, N, K) ? 1 : threads_max(); }
 
 // ---------------------------------------------------------------------------------------------
-// The product that one thread computes: c (M,N) = a · b, or as `store` says.
+// The product that one thread computes: c (M,N) = a · b, stored as `store` says.
 
 typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; GemmStore store; Format format; } Product;
 
@@ -139,11 +139,11 @@ static void gemm_sliced(const Product* all) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ, or as `store` says, as dot products. Each thread takes neighboring rows of b,
-// the columns of c, and reads them once. A part is VECTOR_BYTES of a row of b. For each part, a has, in FLOATS, a vector of
-// floats; in PAIRS, a vector of pairs; in ROUNDED, where b has pairs, a vector of the upper halves and one of the lower
-// halves, as floats. Any number of rows is summed in the same order, so the bits of a row do not depend on it: the even
-// and the odd parts apart, in LANES sums each.
+// Few rows: c (M,N) = a (M,K) · b (N,K)ᵀ, stored as `store` says, as dot products. Each thread takes neighboring rows
+// of b, the columns of c, and reads them once. A part is VECTOR_BYTES of a row of b. For each part, a has, in FLOATS, a
+// vector of floats; in PAIRS, a vector of pairs; in ROUNDED, where b has pairs, a vector of the upper halves and one of
+// the lower halves, as floats. The order of the sums is the same for any number of rows, so the bits of a row do not
+// depend on it: the even and the odd parts apart, in LANES sums each.
 
 enum { VECTOR_BYTES = LANES * sizeof(Word), GROUP_ROWS = 4, GROUP_COLS = MR / 2, GROUP_DOTS = GROUP_ROWS * GROUP_COLS };
 

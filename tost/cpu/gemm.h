@@ -12,9 +12,9 @@ typedef enum {
     GEMM_TN,   // a (K,M)ᵀ · b (K,N)                                              dw = dyᵀ · x
 } GemmLayout;
 
-typedef enum { GEMM_SET, GEMM_ADD, GEMM_ROUND } GemmStore;   // c =, c +=, or c = rounded to bf16
+typedef enum { GEMM_SET, GEMM_ADD, GEMM_ROUND } GemmStore;   // c = product; c += product; c = product rounded to bf16
 
-// c (M,N) = op(a) · op(b), or as `store` says. All are dense and row-major; c does not overlap a or b.
+// c (M,N) = op(a) · op(b), stored as `store` says. All are dense and row-major; c does not overlap a or b.
 // Sizes are at least 1. Call it outside of parallel regions: it uses all OpenMP threads. GEMM_NT of at most
 // TOST_FEW_ROWS rows (engine.h, decoding) reads b once. Bits do not depend on the number of threads, and those of a row
 // depend on M only by whether the rows are few.
@@ -29,6 +29,6 @@ void gemm_bf16(float* c, const float* a, const float* b, GemmLayout layout, int 
 // TOST_FEW_ROWS, gives the bits of gemm_bf16.
 void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, GemmStore store);
 
-bool gemm_bf16_is_fast(void);              // true if the processor has an instruction that makes it the faster format
+bool gemm_bf16_is_fast(void);              // true if the processor has fast instructions for products in bf16
 const char* gemm_library(void);            // "built in (AVX-512)", …
 bool gemm_is_small(int M, int N, int K);   // true if one thread computes the product faster than several

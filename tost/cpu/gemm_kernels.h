@@ -63,7 +63,7 @@ INLINE Operand operand_at(Operand o, size_t lane, size_t k) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Packing. A panel has W lanes, interleaved: panel[k*W + lane]. Missing lanes have any values. The words are
+// Packing. A panel has W lanes, interleaved: panel[k*W + lane]. Missing lanes may have any values. The words are
 //   FLOATS   one value each
 //   PAIRS    two values rounded to bf16, of depths 2k (lower half) and 2k + 1
 //   ROUNDED  one value rounded to bf16 each, of depths 1, 0, 3, 2, … Sums in this order have the bits of VDPBF16PS,
@@ -148,11 +148,11 @@ INLINE void pack_by_lane(Word* dst, Operand o, Format f, int lanes, int depth, i
     }
 }
 
-enum { PACK_LANES = 192, ROWS_AHEAD = 4 };   // lanes packed at a time, a multiple of MR and NR; rows prefetched
+enum { PACK_LANES = 192, ROWS_AHEAD = 4 };   // lanes packed at a time, a multiple of MR and NR; rows prefetched ahead
 
-// lanes_side: reads a stored row, or two for bf16, in a long run, and writes to many panels. Reads whole vectors, also
-// past the last lane, so rows near the end of the matrix are copied first. Writes whole vectors, of which the next words
-// overwrite the rest.
+// lanes_side: reads a stored row, or two for bf16, from end to end, and writes to many panels. Reads whole vectors,
+// also past the last lane, so rows near the end of the matrix are copied first. Writes whole vectors, too: the next row
+// of the panel overwrites what exceeds W lanes.
 INLINE void pack_by_depth(Word* dst, Operand o, Format f, int lanes, int depth, int W) {
     const int words = words_of(f, depth), panels = ceil_div(lanes, W), unit = depth_unit(f);
     VecWord copy[2][PACK_LANES / LANES + 2];

@@ -17,9 +17,11 @@
 // part of dK and dΠ. A second kernel, parallel over tokens, adds the parts in order, and computes dz.
 //
 // If the heads of a pass are few, and the pass is long, its runs are divided into segments, with blocks of their own.
-// Over a segment, S' = P S + L and dS = Pᵀ dS' + M: L and M are its results from zeros, P from the identity with z = 0.
-// A first launch computes these ("local"), delta_chain_kernel from them S or dS between segments, one after the other,
-// and a second launch the rest from those. delta_rule_dz adds dK[0] of a segment to dk of the token before it.
+// With S, dS before a segment and S', dS' after it,   S' = P S + L,   dS = Pᵀ dS' + M.   L is S' for S = 0; M is dS for
+// dS' = 0; P (HS,HS) is S' for S = 1, the identity, and E[i] = -Π[i] O[i]. Forward and backward have three launches
+// each: the first (`local`) computes L and P, or M; from these, delta_chain_kernel computes S or dS between segments,
+// one segment after the other; the last computes everything else, from S or dS. Backward takes P from forward.
+// delta_rule_dz adds dK[0] of a segment to dk of the token before it.
 #pragma once
 
 #include "tost/cuda/tile.cuh"
@@ -40,7 +42,7 @@ template <typename S> struct DeltaRule {
     int B, T, C, NH, HS;
     int columns, parts;               // columns of a block; blocks of a head in a segment
     int segment, segments;            // tokens of each segment but the last, whole runs; segments of the pass
-    bool local;                       // see above
+    bool local;                       // the first of three launches: see above
     const S* z;                       // (B,T,C)
     const float *pi, *scale;          // (B,NH,T), (C)
     S *o, *y;                         // (B,T,C): predictions; y += scale o
@@ -50,10 +52,10 @@ template <typename S> struct DeltaRule {
     size_t state_size, offset;        // of a sequence; of the memory's part in it
     // backward only
     const S* dy;                      // (B,T,C)
-    S *dz, *dk_parts;                 // (B,T,C); (parts,B,segments+T,NH,width): dk of each segment's tokens, after that
-                                      // of the token before it
+    S *dz, *dk_parts;                 // (B,T,C); (parts,B,segments+T,NH,width): each segment's part of dk, of the token
+                                      // before it and of its own tokens
     float *dpi, *dpi_parts, *dscale;  // (B,NH,T); (parts,B,NH,T); (segments,B,C)
-    float* dG;                        // (segments,B,NH,HS,HS): dS before each segment; not if there is only one
+    float* dG;                        // (segments,B,NH,HS,HS): dS before each segment; unused with one segment
     PassStates adjoint;
 };
 
@@ -99,8 +101,9 @@ static size_t delta_rule_shared(int HS, int columns, bool backward) {
                            : DeltaShared<2 * TILE>(any, HS, backward).bytes();
 }
 
-// Tokens of a segment. Two levels take about three times the work, so there are several segments only where otherwise
-// multiprocessors are idle: then enough for 4 blocks on each, but none shorter than 16 runs.
+// Tokens of a segment. Segments take about three times the work, so there are several only if there would be fewer
+// blocks than multiprocessors: then as many as give each multiprocessor 4 blocks, but of at least 16 runs each, except
+// for the last. If these are fewer than 4, there is one segment.
 static int delta_rule_segment(int B, int T, int NH, int HS) {
     const int blocks = B * NH * div_up(HS, 2 * TILE), device = device_attribute(cudaDevAttrMultiProcessorCount);
     const int runs = div_up(T, DELTA_RUN), segments = min(4 * device / blocks, runs / 16);
@@ -122,7 +125,7 @@ static int delta_rule_threads(int blocks, size_t shared) {
     return many && 4 * (shared + EXTRA_SHARED) <= all ? DELTA_THREADS / 2 : DELTA_THREADS;
 }
 
-// A row of dk_parts: the part of dk of token i - 1 of the pass in the given segment
+// A row of dk_parts: the given segment's part of dk of token i - 1 of the pass
 template <typename S>
 __device__ inline S* delta_dk(const DeltaRule<S>& args, int part, int b, int h, int i, int segment) {
     const size_t row = ((size_t)part * args.B + b) * (args.T + args.segments) + i + segment;
@@ -143,13 +146,13 @@ template <typename S> __device__ inline DeltaRun delta_run(const DeltaRule<S>& a
             sequence / args.B * args.segment, 0};
 }
 
-// The block's matrix in an array (segments,B,NH,HS,HS), or that of its head `ahead` segments further
+// The matrix of the block's head in an array (segments,B,NH,HS,HS), `ahead` segments after the block's own
 template <typename S> __device__ inline float* delta_matrix(float* matrices, int ahead, const DeltaRule<S>& args) {
     const ptrdiff_t head = (ptrdiff_t)(blockIdx.x / args.parts) + (ptrdiff_t)ahead * args.B * args.NH;
     return matrices + head * args.HS * args.HS;
 }
 
-// The matrix before the block's segment
+// S before the block's segment; NULL: zeros, or P is computed
 template <typename S> __device__ inline const float* delta_before(DeltaRun r, const DeltaRule<S>& args) {
     const float* before = r.t0 > 0 ? delta_matrix(args.G, -1, args) : delta_state(args.state.start, r.b, r.h, args).G;
     return blockIdx.y > 0 || (args.local && r.t0 > 0) ? NULL : before;
@@ -190,7 +193,7 @@ template <typename X> __device__ inline void delta_store(float* dst, float* src,
     });
 }
 
-// Sets K and pi of the run, and E[i] = z[i] in the block's columns, or 0 for P; zeros past the run
+// Sets K and pi of the run, and E[i] = z[i] in the block's columns (if it computes P: 0); zeros past the run
 template <typename S, typename X>
 __device__ inline void delta_keys(X x, DeltaRun r, const DeltaRule<S>& args) {
     const int HS = args.HS, lane = threadIdx.x % DELTA_LANES, first = lane * DELTA_PACK;
@@ -306,7 +309,8 @@ template <typename S, typename X> __device__ inline void delta_outputs(X x, Delt
     });
 }
 
-// blockIdx.y = 1: P of the segment. Minimum traffic per row: 2C (z) + 4C (y) + 2C (o).
+// A block computes columns of a segment, or, with blockIdx.y = 1, of its P. Minimum traffic per row: 2C (z) + 4C (y) +
+// 2C (o).
 template <typename S, int COLUMNS>
 __global__ void __launch_bounds__(DELTA_THREADS, DELTA_FORWARD<S>) delta_rule_forward_kernel(DeltaRule<S> args) {
     DYNAMIC_SHARED(float, shared);
@@ -337,7 +341,7 @@ __global__ void __launch_bounds__(DELTA_THREADS, DELTA_FORWARD<S>) delta_rule_fo
         run.t0 += DELTA_RUN;
     } while (run.t0 < args.T && run.t0 % args.segment > 0);
     __syncthreads();
-    if (!args.local && run.t0 < args.T) return;   // S after it is from delta_chain_kernel
+    if (!args.local && run.t0 < args.T) return;   // delta_chain_kernel has set S after it
     if (args.G) delta_store(delta_matrix(args.G, blockIdx.y * args.segments, args), x.S, x, run.v0, HS);
     const DeltaState after = delta_state(args.state.end, run.b, run.h, args);
     if (args.local || !after.G) return;
@@ -373,7 +377,7 @@ __global__ void __launch_bounds__(DELTA_THREADS)
     }
 }
 
-// Launches `kernel` for the local results, and connects the segments.
+// The first two launches, if there are several segments: `kernel` with local set, and delta_chain_kernel.
 template <bool BACKWARD, typename S, typename K>
 static void delta_rule_segments(cudaStream_t stream, K* kernel, dim3 blocks, int threads, size_t shared,
                                 DeltaRule<S> args) {
@@ -519,7 +523,7 @@ __device__ inline void delta_keys_backward(X x, DeltaRun r, const DeltaRule<S>& 
             const int i = i0 + di, j = j0 + dj;
             if (i == 0) store_pack<4>(delta_first_dk(x, r.t0) + j, v);
             if (i == r.n) add_part<true>(v, delta_first_dk(x, r.t0 + DELTA_RUN) + j, 4);
-            if (i <= r.n && (i > 0 || r.t0 % args.segment == 0))   // otherwise dK[0] goes to the run before
+            if (i <= r.n && (i > 0 || r.t0 % args.segment == 0))   // else dK[0] is added to the run before
                 store_pack<4>(dk + i * args.NH * x.width + j, v);
         });
     });
@@ -592,7 +596,7 @@ __global__ void __launch_bounds__(DELTA_THREADS, 4) delta_rule_dz_kernel(DeltaRu
     const int t_own = blockIdx.x % blocks * DELTA_ROWS + threadIdx.x / DELTA_LANES, t = min(t_own, T - 1);
     const size_t at = ((size_t)b * T + t) * args.C + h * HS;   // in (B,T,C)
     const int segment = t / args.segment;
-    const bool last = (t + 1) % args.segment == 0 && t + 1 < T;   // the next segment has a part of its dk, too
+    const bool last = (t + 1) % args.segment == 0 && t + 1 < T;   // the next segment has a part of dk, too
     const S* const dk_parts = delta_dk(args, 0, b, h, t + 1, segment);
     const S* const dk_next = delta_dk(args, 0, b, h, t + 1, segment + 1);
     const size_t size = delta_dk(args, 1, b, h, t + 1, segment) - dk_parts;   // of a part
@@ -638,7 +642,7 @@ static void delta_rule_backward(cudaStream_t stream, float* dscale, ColumnSums* 
     const auto delta_rule_backward_variant =
         args.columns == TILE ? delta_rule_backward_kernel<S, TILE> : delta_rule_backward_kernel<S, 2 * TILE>;
     const int blocks = args.segments * args.B * args.NH * args.parts, threads = delta_rule_threads(blocks, shared);
-    set_shared(delta_rule_backward_variant, shared, 2 * DELTA_THREADS / threads);   // 2: as in forward
+    set_shared(delta_rule_backward_variant, shared, 2 * DELTA_THREADS / threads);   // 2: DELTA_BACKWARD; see forward
     if (args.segments > 1)
         delta_rule_segments<true>(stream, delta_rule_backward_variant, blocks, threads, shared, args);
     LAUNCH(delta_rule_backward_variant, blocks, threads, shared, stream, args);

@@ -14,7 +14,7 @@ inline void cublas_check(cublasStatus_t s, const char* what, const char* file, i
     snprintf(error, sizeof error, "cuBLASLt status %d", (int)s);
     const char* advice = s == CUBLAS_STATUS_NOT_SUPPORTED
                              ? "it has no algorithm for these sizes: give --channels and --heads multiples of 8"
-                             : "cuBLASLt must be of this build's CUDA version; free GPU memory, or set TOST_NO_GRAPHS=1";
+                             : "cuBLASLt must be of this build's CUDA version; free GPU memory or set TOST_NO_GRAPHS=1";
     cuda_die(what, error, advice, file, line);
 }
 #define CUBLAS_CHECK(call) cublas_check((call), #call, __FILE__, __LINE__)

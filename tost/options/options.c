@@ -113,8 +113,8 @@ const Option option_table[] = {
      .default_text = "--steps", .not_with = "steps"},
     {"batch", TRAIN | OVERRIDABLE, INT, AT(batch), "N",
      .help = "micro-batch size, in sequences. The last bits of losses, gradients and weights depend on it", 1,
-     TOST_MAX_BATCH, .default_text = "that of the preset; on a GPU, the largest that divides the step, has up to 65,536 "
-     "tokens and fits in memory"},
+     TOST_MAX_BATCH, .default_text = "that of the preset; on a GPU, the largest that divides the step, has up to "
+     "65,536 tokens and fits in memory"},
     {"seq", TRAIN | FIXED, INT, AT(seq), "N", .help = "sequence length, at most --block-size", 1, TOST_MAX_BLOCK_SIZE,
      .unit = "tokens"},
     {"chunk", TRAIN | OVERRIDABLE, INT, AT(chunk), "N",
@@ -753,7 +753,7 @@ bool options_same(const Options* o, TostComm* comm, TostError* err) {
     uint32_t own[ROWS], first[ROWS];
     int i = 0;
     for (; i < ROWS; i++) {
-        // the default of --dtype depends on the processor
+        // --dtype also if not given: its default depends on the processor
         const bool compared = o->given[i] || option_table[i].field == AT(dtype);
         char* value = compared ? value_text(o, &option_table[i]) : NULL;
         own[i] = first[i] = value ? crc32_update(1, value, strlen(value)) : o->given[i];

@@ -10,8 +10,9 @@
 #include "store/log.h"
 #include "run/progress.h"
 
-// The pass that is running, for run_should_stop: micro-batch `done` of `all`; 0 of 0 is neither shown nor abandoned.
-typedef struct { bool validation; int64_t done, all; } RunPass;
+// The pass that is running, for run_should_stop: micro-batch `done` of `all` or, in validation, windows, of which the
+// micro-batch has `rows`; 0 of 0 is neither shown nor abandoned.
+typedef struct { bool validation; int64_t done, all; int rows; } RunPass;
 
 typedef struct {
     const Options*    args;            // the command line
@@ -42,7 +43,7 @@ typedef struct {
     double            began, longest;  // now_seconds() at the start; seconds of the longest step, for --max-time
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
-    bool              batch_chosen;    // by choose_batch
+    bool              batch_chosen;    // o.batch is from choose_batch
     bool              best_reset;      // resumed with other validation data than that of the best loss
 } Run;
 

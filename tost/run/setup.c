@@ -391,8 +391,9 @@ static TostEngineOptions run_engine_options(const Run* r, int batch) {
     return e;
 }
 
-// On a GPU, unless --batch is given or the run is resumed: the largest micro-batch that divides the sequences of a part,
-// has up to GPU_TOKENS tokens in a pass and fits in the memory of every rank's GPU.
+// Chooses the micro-batch on a GPU, unless --batch is given or the run is resumed: the largest number of sequences that
+// divides those of a part, has up to GPU_TOKENS tokens in a pass (of --chunk, or else --seq) and fits in the memory of
+// each rank's GPU.
 static void choose_batch(Run* r) {
     enum { GPU_TOKENS = 65536 };
     Options* o = &r->o;

@@ -26,7 +26,7 @@ static Outcome data_failed(Run* r, const LogRow* row, TostError* err) {
 
 // Shows the progress of a pass, with this part of the current micro-batch.
 static void show_pass(Run* r, double part) {
-    const double done = (double)r->pass.done + part;
+    const double done = (double)r->pass.done + part * r->pass.rows;
     if (r->pass.validation)
         progress_show(&r->progress, done / (double)r->pass.all, "validation %.6g/%lld", done, (long long)r->pass.all);
     else progress_micro_batch(&r->progress, done * comm_size(r->comm));
@@ -59,7 +59,7 @@ static Outcome accumulate_gradients(Run* r, TostError* err) {
     bool ok = true;
     for (; done < n && (done == 0 || !interrupted(r, !ok)); done++) {
         const TostEnd end = done + 1 == n ? TOST_STEP_ENDS : (done + 1) % each == 0 ? TOST_PART_ENDS : TOST_MORE;
-        r->pass = (RunPass){.done = done, .all = n};
+        r->pass = (RunPass){.done = done, .all = n, .rows = 1};
         show_pass(r, 0);
         ok = ok && data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * o->batch), o->batch, err);
         if (end == TOST_STEP_ENDS && comm_any(r->comm, !ok)) break;
@@ -156,7 +156,7 @@ static Outcome validation_losses(Run* r, TostError* err) {
         for (int64_t i = 0; i < longest && !(stop = interrupted(r, !ok)); i += B) {
             const int rows = (int)(end - done < B ? end - done : B);
             if (!ok || rows == 0) continue;
-            r->pass = (RunPass){.validation = true, .done = done, .all = all};
+            r->pass = (RunPass){.validation = true, .done = done, .all = all, .rows = rows};
             show_pass(r, 0);
             ok = validation_batch(r, start + done, rows, n, err);
             if (ok && chunks_loss(&r->chunks, r->inputs, r->targets, rows, r->o.seq)) done += rows;

@@ -234,7 +234,8 @@ void test_graphs(Checks* c) {
         machine.failing = call;
         const bool same = same_in_child(&text, machine, TOST_FP32, want);
         const bool named = text.find(std::string(call) + "(") != std::string::npos;
-        check(c, !same && named && text.find("TOST_NO_GRAPHS=1") != std::string::npos, "%s: \"%s\"", call, text.c_str());
+        check(c, !same && named && text.find("TOST_NO_GRAPHS=1") != std::string::npos, "%s: \"%s\"", call,
+              text.c_str());
     }
     const bool same = same_in_child(&text, machine, TOST_FP32, want, "1");
     check(c, same && text.empty(), "TOST_NO_GRAPHS=1: \"%s\"", text.c_str());

@@ -53,8 +53,8 @@ void near(Checks* c, const char* name, int C, const Floats& got, const Want& wan
     check(c, mean <= limit * limit, "%s of %d channels: relative L2 error %.3e", name, C, sqrt(mean));
 }
 
-// bare: without a branch, biases and an earlier gradient of x. In bf16, n has the rounding error of y, divided by w, in
-// all gradients but db.
+// bare: without a branch, biases and an earlier gradient of x. In bf16, all gradients but db have the error of n: the
+// rounding error of y, divided by w.
 template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = false) {
     const size_t n = rows * (size_t)C, width = (size_t)C;
     constexpr size_t IN = 7;   // of the Linear that computes the branch
@@ -110,7 +110,8 @@ template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = 
     near(c, "dbias", C, dbias.get(), want_dbias, stored<S>());
 }
 
-// Gradients against float64 if y keeps little or nothing of n in some channels. The error of each w counts alike.
+// Gradients against float64 with weights so small that y holds little of n, or nothing. dw: each channel's error has
+// the same share.
 template <typename S> void test_small_weights(Checks* c, bool bias, double limit_dx, double limit_dw) {
     constexpr int C = 60, ROWS = 1200;
     Floats x = numbers(ROWS * C, 1), w = numbers(C, 2), b = bias ? numbers(C, 3) : Floats(C), dy = numbers(ROWS * C, 4);
@@ -337,7 +338,7 @@ template <typename S> void test_tssa_variants(Checks* c) {
     for (const TssaCase& k : cases) test_tssa<S>(c, k);
 }
 
-// shared: KiB of a multiprocessor; blocks: how many fit
+// shared: shared memory of a multiprocessor, KiB; blocks: how many blocks of backward fit in it
 void test_start_log(Checks* c) {
     const struct { int shared, C, want; size_t blocks; } cases[] = {
         {100, 192, 2, 7}, {100, 768, 4, 5}, {100, 1024, 4, 4}, {100, 1280, 4, 3}, {164, 768, 3, 5}, {164, 1024, 4, 7},

@@ -193,7 +193,7 @@ static const Shape muon_shapes[] = {{2, 3, 60, 2 * CUDA_RUN, 29, 1, 0, 2, CUDA_R
 
 // A sequence of more than 64 runs: three levels of the scan.
 static const Shape long_shape = {1, 2, 4, 66 * CUDA_RUN + 8, 7, 0, 0, 1, 66 * CUDA_RUN + 5, 1, 2, RANDOM};
-// One in which the memory has several segments on a GPU, with heads of 3 channels
+// A sequence in which the memory has several segments on a GPU. Heads of 3 channels
 static const Shape long_memory = {1, 2, 6, 66 * CUDA_RUN + 8, 7, 0, 0, 1, 66 * CUDA_RUN + 5, 1, 2, MEMORY};
 
 #ifdef __cplusplus

@@ -222,7 +222,8 @@ static void test_not_finite(Checks* c) {
     check_run(c, o, 1, 9 + 2 + 1, "not saved", "a parameter that is not finite");
 }
 
-// Of the 400 windows in the shard, 4 are 0, 100, 200 and 300; a step has two, and the bad token is in the first.
+// The shard has 400 windows: two for each of 200 steps. --val-windows 4 takes windows 0, 100, 200 and 300. In the steps
+// bad_first to bad_last, the first window has a bad token.
 static void test_val_windows(Checks* c) {
     static const struct { int n, bad_first, bad_last, status; } cases[] = {
         {4, 1, 49, 0}, {4, 101, 149, 0}, {4, 151, 199, 0}, {4, 50, 50, 1}, {4, 150, 150, 1}, {3, 67, 132, 0},
@@ -248,13 +249,17 @@ static void test_val_windows(Checks* c) {
           loss[0], loss[1], loss[2]);
 }
 
-// The micro-batch by default on a GPU whose memory holds `bytes` sequences; 0: on a CPU.
+// The default micro-batch on a GPU; gpu_memory counts one byte for a sequence. 0 bytes: on a CPU.
 static void test_default_batch(Checks* c) {
     static const struct { size_t bytes; const char *options, *says; } cases[] = {
-        {0, "--total-batch 480", "4 micro-batches × 15 sequences"}, {1000, "--total-batch 480", "1 micro-batch × 60 seq"},
-        {59, "--total-batch 480", "2 micro-batches × 30 sequences"}, {7, "--total-batch 480", "10 micro-batches × 6 seq"},
-        {1, "--total-batch 480", "60 micro-batches × 1 sequence "}, {1000, "--total-batch 480 --parts 4", "4 micro-batches × 15 "},
-        {1000, "--total-batch 480 --batch 2", "30 micro-batches × 2 "}, {1000, "--total-batch 104", "1 micro-batch × 13 "},
+        {0, "--total-batch 480", "4 micro-batches × 15 sequences"},
+        {1000, "--total-batch 480", "1 micro-batch × 60 seq"},
+        {59, "--total-batch 480", "2 micro-batches × 30 sequences"},
+        {7, "--total-batch 480", "10 micro-batches × 6 seq"},
+        {1, "--total-batch 480", "60 micro-batches × 1 sequence "},
+        {1000, "--total-batch 480 --parts 4", "4 micro-batches × 15 "},
+        {1000, "--total-batch 480 --batch 2", "30 micro-batches × 2 "},
+        {1000, "--total-batch 104", "1 micro-batch × 13 "},
         {100000, "--total-batch 131072", "2 micro-batches × 8192 "},
         {100000, "--total-batch 131072 --chunk 4", "1 micro-batch × 16384 "},
     };
@@ -645,7 +650,7 @@ static void test_other_validation(Checks* c) {
     check_run(c, o, 0, 0, NULL, "other data");
     o = run("--resume --steps 16 --out judged --val-windows 4");
     check(c, strstr(o.out, "--val-windows 4 instead of 6") && strstr(o.out, "is reset"), "%s", o.out);
-    check_run(c, o, 0, 0, NULL, "other batches");
+    check_run(c, o, 0, 0, NULL, "other windows");
 }
 
 // A rate that rises after the decay, and the option with which it does not.
