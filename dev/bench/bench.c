@@ -241,7 +241,8 @@ static void bench_small_preset(const TostPreset* p) {
     Rng rng = rng_seeded(2, 0);
     int32_t* ids = xmalloc((tokens + 1) * sizeof *ids);
     for (int i = 0; i <= tokens; i++) ids[i] = (int32_t)rng_below(&rng, (uint64_t)config.vocab_size);
-    for (int d = 0; d < 2; d++) m[d] = new_model(&config, p->batch, p->seq, true, d ? TOST_BF16 : TOST_FP32, TOST_ADAMW);
+    for (int d = 0; d < 2; d++)
+        m[d] = new_model(&config, p->batch, p->seq, true, d ? TOST_BF16 : TOST_FP32, TOST_ADAMW);
     const int threads = m[0]->threads.max;
     for (int r = 0; r < ROUNDS; r++) {
         peer_rates(&peer[0][r], &peer[1][r], p);

@@ -4,8 +4,8 @@
 
 Sections: train, sample, tiktoken (the default: about a minute on two idle cores), and train_bf16 (autocast), compiled
 and compiled_bf16 (torch.compile; need a C++ compiler and a few minutes). The models have the size of tost-base, unless
---sizes gives another; gpt2 is dev/reference/gpt2.py. Prints `key value unit` lines, or `skipped: SECTION: reason` if a package, a file or memory is
-missing. Each value is the median of --runs runs after a warm-up.
+--sizes gives another; gpt2 is dev/reference/gpt2.py. Prints `key value unit` lines, or `skipped: SECTION: reason` if a
+package, a file or memory is missing. Each value is the median of --runs runs after a warm-up.
 PyTorch's threads spin while they wait, so other programs on the same cores slow it down disproportionately.
 """
 
@@ -164,7 +164,8 @@ def main():
     parser.add_argument("--runs", type=int, default=3, metavar="N", help="timed runs (default 3)")
     parser.add_argument("--sizes", type=int, nargs=4, default=SIZES, metavar=("L", "H", "C", "V"),
                         help="layers, heads, channels, vocabulary (default: those of tost-base)")
-    parser.add_argument("--toy", action="store_const", dest="sizes", const=TOY, help="a model of a few thousand parameters")
+    parser.add_argument("--toy", action="store_const", dest="sizes", const=TOY,
+                        help="a model of a few thousand parameters")
     parser.add_argument("--text", type=Path, metavar="FILE", help="plain UTF-8 text for tiktoken")
     parser.add_argument("--vocab", type=Path, metavar="FILE", help="GPT-2's vocab.bpe for tiktoken")
     args = parser.parse_args()

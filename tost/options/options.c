@@ -753,8 +753,8 @@ bool options_same(const Options* o, TostComm* comm, TostError* err) {
     uint32_t own[ROWS], first[ROWS];
     int i = 0;
     for (; i < ROWS; i++) {
-        // --dtype also if not given: its default depends on the processor
-        const bool compared = o->given[i] || option_table[i].field == AT(dtype);
+        // --dtype also if not given: its default depends on the processor, unless a checkpoint has it
+        const bool compared = o->given[i] || (option_table[i].field == AT(dtype) && !o->resume);
         char* value = compared ? value_text(o, &option_table[i]) : NULL;
         own[i] = first[i] = value ? crc32_update(1, value, strlen(value)) : o->given[i];
         free(value);
@@ -762,7 +762,8 @@ bool options_same(const Options* o, TostComm* comm, TostError* err) {
     comm_broadcast(comm, first, sizeof first, 0);
     for (i = 0; i < ROWS && own[i] == first[i]; i++) {}
     if (i < ROWS)
-        tost_error(err, "--%s differs from that of rank 0: give all ranks the same command line", option_table[i].name);
+        tost_error(err, "--%s differs from that of rank 0: give all ranks the same command line%s",
+                   option_table[i].name, option_table[i].field == AT(dtype) ? ", with --dtype" : "");
     return comm_agree(comm, i == ROWS, err);
 }
 
@@ -837,7 +838,8 @@ static bool is_ignored(const KeyValue* e) {
 
 TextLine options_changed(const Options* o, const KeyValues* saved) {
     TextLine all = {""};
-    for (const KeyValue* e = saved->entry; e < saved->entry + saved->count; e++) {
+    for (int i = 0; i < saved->count; i++) {
+        const KeyValue* e = &saved->entry[i];
         const Option* row = saved_row(e->key);
         char* value = row && (row->commands & OVERRIDABLE) ? value_text(o, row) : NULL;
         if (value ? strcmp(value, e->value) != 0 : is_ignored(e))

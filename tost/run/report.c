@@ -92,7 +92,7 @@ static void report_model(Run* r) {
     progress_fact(p, "", "%lld token%s per step: %lld micro-batch%s × %d sequence%s × %d token%s%s",
                   (long long)o->total_batch, plural(o->total_batch), (long long)micro_batches,
                   micro_batches == 1 ? "" : "es", o->batch, plural(o->batch), o->seq, plural(o->seq),
-                  r->batch_chosen ? "; the largest micro-batch up to 65,536 tokens that fits: --batch changes it" : "");
+                  r->batch_chosen ? "; --batch is chosen for this GPU" : "");
     if (o->chunk > 0 && o->chunk < o->seq)
         progress_fact(p, "chunks", "%d of up to %d tokens per sequence; 4/3 of the computation",
                       o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk);

@@ -2,6 +2,7 @@
 // the run folder.
 #include <errno.h>
 #include <fnmatch.h>
+#include <limits.h>
 #include <math.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -13,6 +14,8 @@
 #include "base/text.h"
 #include "init.h"
 #include "run/run.h"
+
+enum { CPU_TOKENS = 4096, GPU_TOKENS = 65536 };   // most tokens of a micro-batch that is not given
 
 // ---- Where the run starts ----
 
@@ -80,7 +83,9 @@ static bool inherit_options(Run* r, const Options* before, TostError* err) {
     }
     const bool ok = options_resume(o, &taken, r->weights.text, err);
     key_values_free(&taken);
-    if (!option_given(o, "batch") && option_given(before, "batch")) o->batch = before->batch;
+    const int most = o->seq > 0 && o->seq < CPU_TOKENS ? CPU_TOKENS / o->seq : 1;   // it may be that of a large GPU
+    if (!option_given(o, "batch") && option_given(before, "batch"))
+        o->batch = before->batch < most ? before->batch : most;
     if (!option_given(o, "total-batch") && option_given(before, "total-batch")) o->total_batch = before->total_batch;
     return ok;
 }
@@ -395,7 +400,6 @@ static TostEngineOptions run_engine_options(const Run* r, int batch) {
 // divides those of a part, has up to GPU_TOKENS tokens in a pass (of --chunk, or else --seq) and fits in the memory of
 // each rank's GPU.
 static void choose_batch(Run* r) {
-    enum { GPU_TOKENS = 65536 };
     Options* o = &r->o;
     if (!r->engine->free_memory || option_given(o, "batch")) return;
     const size_t free_bytes = r->engine->free_memory(r->comm);
@@ -403,7 +407,8 @@ static void choose_batch(Run* r) {
     int *all = xmalloc((size_t)comm_size(r->comm) * sizeof *all), batch = 1;
     for (int b = 1; b <= sequences && b <= TOST_MAX_BATCH; b++) {
         const TostEngineOptions e = run_engine_options(r, b);
-        if ((int64_t)b * e.max_chunk > GPU_TOKENS || r->engine->memory(&o->config, &e) > free_bytes) break;
+        if ((int64_t)b * e.max_chunk > GPU_TOKENS || (int64_t)b * o->seq > INT_MAX) break;
+        if (r->engine->memory(&o->config, &e) > free_bytes) break;
         if (sequences % b == 0) batch = b;
     }
     comm_allgather(r->comm, all, &batch, sizeof batch);
@@ -426,7 +431,8 @@ static void find_best(Run* r) {
     TostError ignored;
     const bool saved = r->o.keep_best && checkpoint_open(&f, &best, path_in(r->out.text, BEST_FOLDER).text, &ignored);
     const KeyValues *then = saved ? &best.options : &r->resumed, *now = &info->options;
-    const bool other = differs(then, now, "val-data") || differs(then, now, "val-windows");
+    const bool windows = key_values_find(then, "val-windows");   // not in checkpoints with the option val-batches
+    const bool other = differs(then, now, "val-data") || (windows && differs(then, now, "val-windows"));
     r->best_reset = other && isfinite(info->best_val_loss);
     if (other || (saved && best.best_val_loss < info->best_val_loss)) {
         info->best_val_loss = other ? INFINITY : best.best_val_loss;

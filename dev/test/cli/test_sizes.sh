@@ -42,8 +42,8 @@ check "T = 1: the run resumes" [ "$(wc -l <t1/log.csv)" -eq 4 ]
 # ---- Data smaller than a batch ---------------------------------------------------------------------------------------
 
 cp nine.bin ten.bin
-run $small --dtype fp32 --block-size 8 --batch 4 --total-batch 32 --steps 2 --data nine.bin --val-data ten.bin --val-every 1 \
-    --val-windows 1000000000 --save-every 1 --out nine
+run $small --dtype fp32 --block-size 8 --batch 4 --total-batch 32 --steps 2 --data nine.bin \
+    --val-data ten.bin --val-every 1 --val-windows 1000000000 --save-every 1 --out nine
 check "one sequence, four times in a batch, once in validation" grep -q 'validation after step 2' stdout
 loss=$(sed -n 3p nine/log.csv | cut -d, -f4)
 run eval --model nine --data nine.bin

@@ -267,7 +267,7 @@ static void test_default_batch(Checks* c) {
     for (size_t i = 0; i < countof(cases); i++) {
         gpu_bytes = cases[i].bytes;
         const Outcome o = run(SIZES NO_VAL "--data good.bin --steps 1 --out device%zu %s", i, cases[i].options);
-        const bool chosen = strstr(o.out, "largest micro-batch"), given = strstr(cases[i].options, "--batch");
+        const bool chosen = strstr(o.out, "--batch is chosen"), given = strstr(cases[i].options, "--batch");
         check(c, o.status == 0 && strstr(o.out, cases[i].says) && chosen == (gpu_bytes && !given),
               "%zu bytes, %s: expected %s: %s%s", gpu_bytes, cases[i].options, cases[i].says, o.out, o.err);
         free_outcome(o);
@@ -651,6 +651,11 @@ static void test_other_validation(Checks* c) {
     o = run("--resume --steps 16 --out judged --val-windows 4");
     check(c, strstr(o.out, "--val-windows 4 instead of 6") && strstr(o.out, "is reset"), "%s", o.out);
     check_run(c, o, 0, 0, NULL, "other windows");
+    replace_text("judged/best", "val-windows", "val-batches");   // as in checkpoints of older versions
+    replace_text("judged/step_00000016", "val-windows", "val-batches");
+    o = run("--resume --steps 20 --out judged");
+    check(c, strstr(o.out, "--val-batches 4 (not in this version)") && !strstr(o.out, "is reset"), "%s", o.out);
+    check_run(c, o, 0, 0, NULL, "windows of another version");
 }
 
 // A rate that rises after the decay, and the option with which it does not.
