@@ -42,7 +42,7 @@ const Option option_table[] = {
      1, TOST_MAX_VOCAB_SIZE, .default_text = "that of the tokenizer next to the shard"},
     {"init", TRAIN, STRING, AT(init), "FILE",
      .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state; its "
-     "--optimizer, --seq, --total-batch and, on a CPU, --batch are the defaults",
+     "--optimizer, --seq, --total-batch and, on a CPU, --batch up to 4,096 tokens are the defaults",
      .default_text = "random weights", .not_with = "resume"},
     {"keep-optimizer", TRAIN | FIXED, FLAG, AT(keep_optimizer), "",
      .help = "with --init: also start from the optimizer's moments, and correct their bias for the number of updates "

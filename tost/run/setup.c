@@ -83,7 +83,7 @@ static bool inherit_options(Run* r, const Options* before, TostError* err) {
     }
     const bool ok = options_resume(o, &taken, r->weights.text, err);
     key_values_free(&taken);
-    const int most = o->seq > 0 && o->seq < CPU_TOKENS ? CPU_TOKENS / o->seq : 1;   // it may be that of a large GPU
+    const int most = o->seq > 0 && o->seq < CPU_TOKENS ? CPU_TOKENS / o->seq : 1;   // a GPU may have used more
     if (!option_given(o, "batch") && option_given(before, "batch"))
         o->batch = before->batch < most ? before->batch : most;
     if (!option_given(o, "total-batch") && option_given(before, "total-batch")) o->total_batch = before->total_batch;
