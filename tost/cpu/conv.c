@@ -7,7 +7,7 @@
 #include "cpu/threads.h"
 #include "cpu/vectors.h"
 
-enum { WIDTH = TOST_CONV_WIDTH, CHANNELS = 64 };   // taps; channels of a thread in backward
+enum { WIDTH = TOST_CONV_WIDTH, CHANNELS = 64, SUMS = 16 };   // taps; channels of a thread, and of a loop, in backward
 
 // The input of token t >= -3 of a sequence
 static const float* input(const float* x, const float* before, int t, int C) {
@@ -36,17 +36,42 @@ void conv_forward(float* y, float* before, const float* x, const Conv* args) {
 
 // The functions below work on `width` neighboring channels of a sequence. dy (T,C), x (T,C), before (3,C)
 
+// sum[k] += x[t] dy[t+3-k]
+INLINE void token_backward(double sum[WIDTH][CHANNELS], const float* dy, const float* x_t, int t, int T, int C,
+                           const int width) {
+    for (int k = 0; k < WIDTH; k++) {
+        const int at = t + CONV_BEFORE - k;
+        if (at < 0 || at >= T) continue;
+        for (int c = 0; c < width; c++) sum[k][c] += (double)dy[(size_t)at * C + c] * x_t[c];
+    }
+}
+
+// The same for all tokens with three tokens after them, of n <= SUMS channels from c0 on. A constant n keeps the sums
+// in registers.
+INLINE void tokens_backward(double sum[WIDTH][CHANNELS], const float* dy, const float* x, int T, int C, int c0,
+                            const int n) {
+    double all[WIDTH][SUMS];
+    for (int k = 0; k < WIDTH; k++) memcpy(all[k], sum[k] + c0, n * sizeof **all);
+    for (int t = 0; t < T - CONV_BEFORE; t++) {
+        const float *x_t = x + (size_t)t * C + c0, *dy_t = dy + (size_t)t * C + c0;
+        for (int c = 0; c < n; c++) {
+            const double x_c = x_t[c];
+            for (int k = 0; k < WIDTH; k++) all[k][c] += dy_t[(size_t)(CONV_BEFORE - k) * C + c] * x_c;
+        }
+    }
+    for (int k = 0; k < WIDTH; k++) memcpy(sum[k] + c0, all[k], n * sizeof **all);
+}
+
 // sum[k] += Σ_t x[t] dy[t+3-k]
 INLINE void weight_backward(double sum[WIDTH][CHANNELS], const float* dy, const float* x, const float* before,
                             int T, int C, const int width) {
-    for (int t = before ? -CONV_BEFORE : 0; t < T; t++) {
-        const float* x_t = input(x, before, t, C);
-        for (int k = 0; k < WIDTH; k++) {
-            const int at = t + CONV_BEFORE - k;
-            if (at < 0 || at >= T) continue;
-            for (int c = 0; c < width; c++) sum[k][c] += (double)dy[(size_t)at * C + c] * x_t[c];
-        }
-    }
+    for (int t = before ? -CONV_BEFORE : 0; t < 0; t++)
+        token_backward(sum, dy, input(x, before, t, C), t, T, C, width);
+    for (int c = 0; c < width; c += SUMS)
+        if (width - c >= SUMS) tokens_backward(sum, dy, x, T, C, c, SUMS);
+        else tokens_backward(sum, dy, x, T, C, c, width - c);
+    for (int t = T > CONV_BEFORE ? T - CONV_BEFORE : 0; t < T; t++)
+        token_backward(sum, dy, x + (size_t)t * C, t, T, C, width);
 }
 
 // dx[t] = Σ_k tap[k] dy[t+3-k], in place of dy: dy[t] is not needed after dx[t]. start: the first t, -3 or 0

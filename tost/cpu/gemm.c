@@ -34,10 +34,10 @@ typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; GemmStore stor
 static void multiply_block(Block all, const Word* pa, const Word* pb, Format f, int words) {
     for (int i = 0; i < all.m; i += MR)
         for (int j = 0; j < all.n; j += NR) {
-            float* c = all.c + i*all.ldc + j;
-            const Block t = { c, all.ldc, min_int(MR, all.m - i), min_int(NR, all.n - j), all.add, all.round };
             const Word *a = pa + (size_t)i*words, *b = pb + (size_t)j*words;
-            if (t.m == MR && t.n == NR) tile(t, a, b, f, words);
+            const int m = min_int(MR, all.m - i), n = min_int(NR, all.n - j);
+            const Block t = { all.c + i*all.ldc + j, all.ldc, m, n, all.add, all.round };
+            if (m == MR && n == NR) tile(t, a, b, f, words);
             else tile_ragged(t, a, b, f, words);
         }
 }

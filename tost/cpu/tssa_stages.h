@@ -99,9 +99,11 @@ static inline TssaRange tssa_block(const Tssa* args, int b, int block) {
 // Runs the stages on every block, from the first block to the last or in reverse. With at most half as many sequences
 // as threads, several threads share a sequence, as a pipeline; otherwise a thread takes whole sequences. Between two
 // barriers of the pipeline, each stage works on the block that the stage before it has finished. Each thread takes some
-// heads of the first and the last stage, so that all take equally long, and some tokens of the second.
+// heads of the first and the last stage, so that all take equally long, and some tokens of the second. With at least as
+// many sequences as threads, the sequences of a thread are neighbors, as its rows are in the other layers, so most of
+// them are in its cache.
 static inline void tssa_run(const TssaStages* stages, const Tssa* args, bool ascending, bool parallel) {
-    const int threads = threads_max(), blocks = tssa_blocks(args->T);
+    const int threads = threads_max(), blocks = tssa_blocks(args->T), rounds = args->B / threads;
     (void)parallel;   // unused without OpenMP
     #pragma omp parallel if (parallel)
     for (int b0 = 0; b0 < args->B; b0 += threads) {
@@ -110,7 +112,8 @@ static inline void tssa_run(const TssaStages* stages, const Tssa* args, bool asc
         for (int k = 0; k < blocks + 2 * lag; k++) {
             #pragma omp for schedule(static) nowait
             for (int i = 0; i < sequences * shares; i++) {
-                const int share = i % shares, b = b0 + i / shares, block = ascending ? k : blocks - 1 - k;
+                const int share = i % shares, block = ascending ? k : blocks - 1 - k;
+                const int b = b0 / threads < rounds ? i * rounds + b0 / threads : b0 + i / shares;
                 const TssaRange first = tssa_block(args, b, block), last = tssa_block(args, b, block - 2 * lag * step);
                 const TssaRange second = tssa_block(args, b, block - lag * step);
                 tssa_run_heads(stages->first, args, first, share, shares, 0, stages->first_cost, stages->last_cost);
