@@ -22,6 +22,7 @@
 #include "tost/data/dataset.h"
 #include "tost/init.h"
 #include "tost/base/rng.h"
+#include "tost/recipe.h"
 #include "tost/schedule.h"
 
 #define LIMIT_CURVE  5e-4    // absolute, nats, at every step of the recorded run
@@ -598,13 +599,13 @@ static void test_subnormals(Checks* c) {
 static void test_table(Checks* c) {
     static const double published[] = {109.6, 303.7, 655.1};   // millions: tost-base, tost-medium, tost-large
     for (int i = 0; i < (int)countof(published); i++) {
-        const TostPreset* p = tost_preset_at(2 + i);
+        const TostRecipe* p = tost_preset_at(2 + i);
         TostTensors t = tost_tensors(&p->config);
         const double got = ((double)t.n_params - (double)p->config.block_size * p->config.n_embd) / 1e6;
         check(c, p->optimizer == TOST_ADAMW && p->config.conv == 0 && p->config.memory == 0,
-              "%s is not as published", p->name);
-        check(c, fabs(got - published[i]) < 0.05, "%s: %.2fM parameters without wpe, published %.1fM", p->name,
-              got, published[i]);
+              "%s is not as published", tost_preset_name(p->preset).text);
+        check(c, fabs(got - published[i]) < 0.05, "%s: %.2fM parameters without wpe, published %.1fM",
+              tost_preset_name(p->preset).text, got, published[i]);
         for (int j = 0; j < t.count; j++) {
             const TostTensor* x = &t.tensor[j];
             const bool matrix = strstr(x->name, ".wte.") || strstr(x->name, ".wpe.") || strstr(x->name, ".c_");

@@ -89,31 +89,3 @@ size_t tost_row_offset(const TostTensors* t, TostRow row, int layer) {
     const size_t offset = t->row_offset[row];
     return offset == SIZE_MAX ? offset : offset + (size_t)layer * t->row_stride[row];
 }
-
-// Presets. starter: data/starter, in a minute on two cores. small: own text, in ten minutes. tost-*: the published
-// models, trained for 600,000 steps of 480 × 1,024 tokens.
-
-#define COMMON .min_lr_frac = 0.1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0
-#define PUBLISHED COMMON, .lr = 6e-4, .warmup = 2000, .steps = 600000, .batch = 1, .seq = 1024, \
-    .total_batch = 480 * 1024, .val_every = 1000, .sample_every = 1000, .save_every = 1000
-#define MUON COMMON, .optimizer = TOST_MUON, .weight_decay = 0.1
-
-static const TostPreset presets[] = {
-    {.name = "starter", MUON, .lr = 3e-2, .warmup = 20, .steps = 200,
-     .config = {.n_layer = 6, .n_head = 16, .n_embd = 128, .block_size = 256, .vocab_size = 2304, .conv = 4},
-     .batch = 16, .seq = 256, .total_batch = 4096, .val_every = 50, .sample_every = 100, .save_every = 100},
-    {.name = "small", MUON, .lr = 1.2e-2, .warmup = 40, .steps = 400,
-     .config = {.n_layer = 6, .n_head = 8, .n_embd = 256, .block_size = 256, .vocab_size = 4096, .conv = 4,
-                .memory = 1},
-     .batch = 16, .seq = 256, .total_batch = 8192, .val_every = 100, .sample_every = 100, .save_every = 100},
-    {.name = "tost-base", PUBLISHED, .weight_decay = 0.01,
-     .config = {.n_layer = 12, .n_head = 12, .n_embd = 768, .block_size = 1024, .vocab_size = 50304, .bias = 0}},
-    {.name = "tost-medium", PUBLISHED, .weight_decay = 0.1,
-     .config = {.n_layer = 24, .n_head = 16, .n_embd = 1024, .block_size = 1024, .vocab_size = 50304, .bias = 0}},
-    {.name = "tost-large", PUBLISHED, .weight_decay = 0.1,
-     .config = {.n_layer = 36, .n_head = 20, .n_embd = 1280, .block_size = 1024, .vocab_size = 50304, .bias = 0}},
-};
-
-const TostPreset* tost_preset_at(int i) {
-    return i >= 0 && (size_t)i < countof(presets) ? &presets[i] : NULL;
-}

@@ -1,4 +1,4 @@
-// model.h: sizes, table of parameters, presets and numerical constants of the Token Statistics Transformer (Wu et al.,
+// model.h: sizes, table of parameters and numerical constants of the Token Statistics Transformer (Wu et al.,
 // ICLR 2025, arXiv 2412.17810). Compiled as C11 and as CUDA C++17.
 #pragma once
 
@@ -183,22 +183,7 @@ const TostTensor* tost_tensor_find(const TostTensors* t, const char* name);   //
 // Offset of a row's first element in the flat array for a layer (ignored outside layers); SIZE_MAX if absent.
 size_t tost_row_offset(const TostTensors* t, TostRow row, int layer);
 
-// ---- Presets: sizes and hyperparameters ----
-
-typedef struct {
-    const char* name;
-    TostConfig  config;
-    TostOptimizer optimizer;
-    double      lr, min_lr_frac, weight_decay, beta1, beta2, eps, grad_clip;
-    int         warmup;                // steps
-    int64_t     steps;
-    int         batch, seq;            // micro-batch B and length T
-    int64_t     total_batch;           // tokens per step
-    int         val_every, sample_every, save_every;   // steps
-} TostPreset;
-
-#define TOST_PRESETS "starter|small|tost-base|tost-medium|tost-large"   // in the order of tost_preset_at
-const TostPreset* tost_preset_at(int i);   // NULL after the last
+// ---- Pointers ----
 
 // Pointers into one flat array of parameters, gradients or moments: the tensors outside of the layers and those
 // of one layer, one field per row of the table; NULL if this config has no such tensor.

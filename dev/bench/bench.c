@@ -26,6 +26,7 @@
 #include <time.h>
 
 #include "tost/init.h"
+#include "tost/recipe.h"
 #include "tost/chunks.h"
 #include "tost/base/rng.h"
 
@@ -206,7 +207,7 @@ static void bench_train(int dtypes) {
 }
 
 // Sets the tokens/s of PyTorch compiled, in float32 and bf16, if PYTHON has it
-static void peer_rates(double* fp32, double* bf16, const TostPreset* p) {
+static void peer_rates(double* fp32, double* bf16, const TostRecipe* p) {
     const TostConfig* c = &p->config;
     const char* python = getenv("PYTHON");
     char command[512], line[128];
@@ -221,7 +222,7 @@ static void peer_rates(double* fp32, double* bf16, const TostPreset* p) {
     if (peers) pclose(peers);
 }
 
-static double train_rate(TostModel* m, const int32_t* ids, const TostPreset* p, int threads) {
+static double train_rate(TostModel* m, const int32_t* ids, const TostRecipe* p, int threads) {
     enum { STEPS = 5 };
     m->threads.now = m->threads.max = threads;
     one_step(m, ids, p->batch, p->seq, 1);
@@ -231,7 +232,7 @@ static double train_rate(TostModel* m, const int32_t* ids, const TostPreset* p, 
 }
 
 // A preset as --conv 0 --memory 0 --optimizer adamw with one micro-batch per step
-static void bench_small_preset(const TostPreset* p) {
+static void bench_small_preset(const TostRecipe* p) {
     enum { ROUNDS = 3 };
     const int tokens = p->batch * p->seq;
     TostConfig config = p->config;
@@ -254,7 +255,8 @@ static void bench_small_preset(const TostPreset* p) {
         }
     }
     for (int d = 0; d < 2; d++) {
-        printf("%-8s %s  %8.0f tokens/s with 1 thread, %8.0f with %d (%.2f x); ", p->name, d ? "bf16" : "fp32",
+        printf("%-8s %s  %8.0f tokens/s with 1 thread, %8.0f with %d (%.2f x); ", tost_preset_name(p->preset).text,
+               d ? "bf16" : "fp32",
                median(one[d], ROUNDS), median(all[d], ROUNDS), threads, median(gain[d], ROUNDS));
         if (peer[d][0] > 0) printf("PyTorch %.0f (%.2f x)\n", median(peer[d], ROUNDS), median(against[d], ROUNDS));
         else printf("no PyTorch\n");
@@ -266,7 +268,7 @@ static void bench_small_preset(const TostPreset* p) {
 
 // Seconds of an optimizer step, and its share of a training step of the preset. A step computes total_batch tokens, so
 // the time of a micro-batch is multiplied.
-static void bench_optimizer(const TostPreset* p, TostOptimizer optimizer, TostDtype dtype) {
+static void bench_optimizer(const TostRecipe* p, TostOptimizer optimizer, TostDtype dtype) {
     const int B = p->batch, T = p->seq;
     TostModel* m = new_model(&p->config, B, T, true, dtype, optimizer);
     Rng rng = rng_seeded(2, 0);
@@ -281,7 +283,7 @@ static void bench_optimizer(const TostPreset* p, TostOptimizer optimizer, TostDt
         update[i] = now_seconds() - start;
         share[i] = update[i] / ((both - update[i]) * (double)p->total_batch / ((double)B * T) + update[i]);
     }
-    printf("%-12s %-6s %-5s %10.2f ms  %6.3f %% of a step of %lld tokens\n", p->name,
+    printf("%-12s %-6s %-5s %10.2f ms  %6.3f %% of a step of %lld tokens\n", tost_preset_name(p->preset).text,
            optimizer == TOST_MUON ? "Muon" : "AdamW", dtype == TOST_BF16 ? "bf16" : "fp32",
            1e3 * median(update, RUNS), 100 * median(share, RUNS), (long long)p->total_batch);
     fflush(stdout);

@@ -16,7 +16,7 @@ int command_sample(const Options* o, const TostEngine* engine);
 int command_eval(const Options* o, TostComm* comm, const TostEngine* engine);
 int command_vocab(const Options* o);
 int command_tokenize(const Options* o);
-int command_info(const Options* o, const TostEngine* engine);
+int command_info(const Options* o);
 
 // Scores every example of o->task, prints the results and writes o->json. The decode state after a context is
 // computed once for all its choices. Contexts are truncated on the left to fit --seq.

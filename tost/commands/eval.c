@@ -26,7 +26,7 @@ typedef struct {
 } Windows;
 
 static Windows make_windows(const Options* o, uint64_t tokens, int T) {
-    Windows w = {.T = T, .tokens = tokens, .rng = rng_seeded((uint64_t)o->seed, 0)};
+    Windows w = {.T = T, .tokens = tokens, .rng = rng_seeded((uint64_t)o->recipe.seed, 0)};
     if ((uint64_t)T > tokens - 1) w.T = (int)(tokens - 1);
     if (o->windows) {
         w.count = (uint64_t)o->windows;
@@ -242,14 +242,15 @@ static void report(JsonFile* json, const Evaluation* e, double seconds) {
 }
 
 static void begin_json(JsonFile* json, const Evaluation* e) {
-    char* data = join_paths(&e->o->data, ' ');
+    char* data = join_paths(&e->o->recipe.data, ' ');
     json_put_text(json, "data", data);
     free(data);
     json_put_text(json, "model", e->model->file);
     json_put_int(json, "step", e->model->info.step);
     json_put_text(json, "protocol", e->windows.stride ? "every token once" : "random windows");
     json_put_int(json, "seq", e->windows.T);
-    json_put_int(json, e->windows.stride ? "stride" : "seed", e->windows.stride ? e->windows.stride : e->o->seed);
+    const bool every = e->windows.stride;
+    json_put_int(json, every ? "stride" : "seed", every ? e->windows.stride : e->o->recipe.seed);
     json_put_open(json, "window", '[');
 }
 
@@ -269,18 +270,18 @@ static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, cons
 }
 
 static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, TostError* err) {
-    const int T = o->seq ? o->seq : model->info.config.block_size;
+    const int T = o->recipe.seq ? o->recipe.seq : model->info.config.block_size;
     const uint64_t tokens = stream_tokens(data);
     if (tokens < 2)
-        return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->data.paths[0],
+        return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->recipe.data.paths[0],
                           (unsigned long long)tokens);
     const bool first = o->rank == 0;   // the rank that writes
     Evaluation e = {.model = model, .o = o, .data = data, .windows = make_windows(o, tokens, T),
                     .progress = progress_new(stderr, !first)};
     const Windows* w = &e.windows;
     if (o->limit && (uint64_t)o->limit < w->count) e.windows.count = (uint64_t)o->limit;
-    e.batch = (uint64_t)o->batch < w->count ? o->batch : (int)w->count;
-    if (!options_check_pass(e.batch, w->T, o->chunk, err)) return false;
+    e.batch = (uint64_t)o->recipe.batch < w->count ? o->recipe.batch : (int)w->count;
+    if (!options_check_pass(e.batch, w->T, o->recipe.chunk, err)) return false;
 
     JsonFile json = {0};
     e.shard = xcalloc((size_t)data->count, sizeof *e.shard);
@@ -303,7 +304,7 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
 }
 
 static bool check_lengths(const LoadedModel* model, const Options* o, TostError* err) {
-    const int block = model->info.config.block_size, T = o->seq ? o->seq : block;
+    const int block = model->info.config.block_size, T = o->recipe.seq ? o->recipe.seq : block;
     if (T > tost_max_seq(&model->info.config))
         return tost_error(err, "--seq %d is longer than the block size %d of %s", T, block, model->file);
     return o->stride <= T || tost_error(err, "--stride %d is longer than the window of %d tokens", o->stride, T);
@@ -318,15 +319,15 @@ int command_eval(const Options* o, TostComm* comm, const TostEngine* engine) {
     bool ok = loaded_model_find(&model, o, engine, &err) && check_lengths(&model, o, &err);
     model.comm = comm;
     signals_catch(false);
-    if (ok && o->data.count)
-        ok = stream_open(&data, &o->data, (uint32_t)model.info.config.vocab_size, &err)
+    if (ok && o->recipe.data.count)
+        ok = stream_open(&data, &o->recipe.data, (uint32_t)model.info.config.vocab_size, &err)
              && stream_crc(&crc, &data, &err);
     ok = comm_agree(comm, ok, &err)
          && comm_same(comm, crc, "the shards of --data differ from those of rank 0: give all hosts the same files",
                       &err)
          && comm_same(comm, (uint64_t)model.info.step, "the checkpoint of --model is of another step than on rank "
                       "0: all hosts must see the same files", &err)
-         && (o->data.count ? eval_data(&model, o, &data, &err) : eval_task(&model, o, &err));
+         && (o->recipe.data.count ? eval_data(&model, o, &data, &err) : eval_task(&model, o, &err));
     ok = comm_agree(comm, ok, &err);
     stream_close(&data);
     loaded_model_free(&model);

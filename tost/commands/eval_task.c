@@ -85,7 +85,7 @@ static bool plan(TaskRun* r, TostError* err) {
     // Default batch: enough rows for efficient matrix products at moderate memory use.
     enum { ROWS = 8192, MAX_BATCH = 64 };
     const int by_rows = ROWS / r->max_seq < MAX_BATCH ? ROWS / r->max_seq : MAX_BATCH;
-    const int sequences = option_given(r->o, "batch") ? r->o->batch : by_rows;
+    const int sequences = option_given(r->o, "batch") ? r->o->recipe.batch : by_rows;
     r->batch = sequences > e->choices ? sequences / e->choices : 1;
     if ((size_t)r->batch > e->count) r->batch = (int)e->count;
     return options_check_pass(r->batch * e->choices, r->max_seq, 0, err);
@@ -348,7 +348,7 @@ static void report(JsonFile* json, const TaskRun* r, double seconds) {
 
 bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     const bool first = o->rank == 0;   // the rank that writes
-    TaskRun r = {.model = model, .o = o, .limit = o->seq ? o->seq : model->info.config.block_size,
+    TaskRun r = {.model = model, .o = o, .limit = o->recipe.seq ? o->recipe.seq : model->info.config.block_size,
                  .tokenizer = loaded_model_tokenizer(model, o, err)};
     JsonFile json = {0};
     bool ok = r.tokenizer && examples_read(&r.examples, o->task, r.tokenizer, err);

@@ -18,8 +18,8 @@ static void print_wrapped(const char* text, int indent) {
     printf("\n");
 }
 
-static void print_option(const Options* o, const Option* row) {
-    int column = printf("  --%s%s%s", row->name, *row->metavar ? " " : "", row->metavar);
+static void print_option(const Options* o, const Setting* row) {
+    int column = printf("  --%s%s%s", row->name, *row->values ? " " : "", row->values);
     if (column >= NAME_COLUMN) column = printf("\n") - 1;
     printf("%*s", NAME_COLUMN - column, "");
     char* text = option_text(o, row);
@@ -29,7 +29,7 @@ static void print_option(const Options* o, const Option* row) {
 
 static void print_options(const Options* o) {
     const char *group = NULL, *printed = NULL;
-    for (const Option* row = option_table; row < option_table + option_count; row++) {
+    for (const Setting* row = option_table; row < option_table + option_count; row++) {
         if (row->group) group = row->group;
         if (!option_belongs(row, o->command)) continue;
         if (group != printed) printf("\n%s\n", printed = group);

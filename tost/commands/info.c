@@ -46,7 +46,7 @@ static void print_training(const CheckpointInfo* info) {
     else print_line(stdout, "%-12snone", "tokenizer");
     for (int i = 0; i < info->options.count; i++) {
         const KeyValue* option = &info->options.entry[i];
-        char* value = saved_value_text(option->value);
+        char* value = shown_value(option->value);
         print_line(stdout, "%-12s%-14s %s", i == 0 ? "options" : "", option->key, value);
         free(value);
     }
@@ -54,7 +54,8 @@ static void print_training(const CheckpointInfo* info) {
 
 static bool info_model(const Options* o, TostError* err) {
     LoadedModel m;
-    if (option_given(o, "vocab-size")) return tost_error(err, "--vocab-size is for shards: give SHARD files");
+    if (recipe_given(&o->recipe, RECIPE_vocab_size))
+        return tost_error(err, "--vocab-size is for shards: give SHARD files");
     const bool ok = loaded_model_find(&m, o, NULL, err);
     if (ok) {
         print_file("file", m.file);
@@ -128,7 +129,7 @@ static void show_run(JsonFile* json, const RunRow* row, int width) {
     const CheckpointInfo* info = &row->info;
     const TextLine sizes = model_sizes(&info->config);
     const TextLine lr = text_line("%s%s", info->earlier_lr ? info->earlier_lr : "", option_of(info, "lr"));
-    char* data = saved_value_text(option_of(info, "val-data"));
+    char* data = shown_value(option_of(info, "val-data"));
     char tokens[32], loss[32] = "-";
     if (isfinite(info->val_loss)) snprintf(loss, sizeof loss, "%.6f", info->val_loss);
     print_line(stdout, "%-*s %8lld %8s %10s %8.1f %8s %9s  %s; %s", width, row->name, (long long)info->step,
@@ -168,22 +169,42 @@ static bool info_runs(const Options* o, RunRow* rows, int count, TostError* err)
     return json_file_close(&json, ok, err) && ok;
 }
 
-// Prints the options that differ between two runs. first: of the first run, or NULL
-static bool info_options(const Options* o, const TostEngine* engine, const Options* first, TostError* err) {
-    Options run = options_default(engine), named = *o;
-    LoadedModel m;
-    named.model = o->files[first != NULL];
-    bool ok = loaded_model_find(&m, &named, NULL, err) && options_resume(&run, &m.info.options, m.file, err);
-    run.config = m.info.config;
-    run.tokenizer = m.info.tokenizer;
-    run.init = run.init_file;
-    if (ok && !first) ok = info_options(o, engine, &run, err);
-    else if (ok) {
-        print_line(stdout, "%-14s %s | %s", "option", o->files[0], o->files[1]);
-        options_print_changes(first, &run);
+static void show_difference(const char* name, char* first, char* second) {
+    if (first && second ? strcmp(first, second) != 0 : first != second) {
+        char *left = shown_value(first ? first : "-"), *right = shown_value(second ? second : "-");
+        print_line(stdout, "%-14s %s | %s", name, left, right);
+        free(left);
+        free(right);
     }
-    options_free(&run);
-    loaded_model_free(&m);
+}
+
+// Prints the settings that differ between two runs.
+static bool info_two_runs(const Options* o, TostError* err) {
+    LoadedModel m[2] = {{0}};
+    TostRecipe recipe[2];
+    bool ok = true;
+    for (int k = 0; k < 2; k++) {
+        Options named = *o;
+        named.model = o->files[k];
+        recipe[k] = recipe_copy(tost_preset_at(0));
+        ok = ok && loaded_model_find(&m[k], &named, NULL, err)
+             && recipe_read(&recipe[k], &m[k].info.options, m[k].file, err);
+        recipe[k].config = m[k].info.config;
+    }
+    if (ok) print_line(stdout, "%-14s %s | %s", "option", o->files[0], o->files[1]);
+    for (int i = 0; ok && i < RECIPE_ROWS; i++) {
+        const Setting* row = &recipe_table[i];
+        char *first = setting_text(&recipe[0], row), *second = setting_text(&recipe[1], row);
+        if (i != RECIPE_epochs && i != RECIPE_data_tokens && i != RECIPE_data_crc)
+            show_difference(row->name, first, second);
+        free(first);
+        free(second);
+    }
+    if (ok) show_difference("tokenizer", m[0].info.tokenizer, m[1].info.tokenizer);
+    for (int k = 0; k < 2; k++) {
+        recipe_free(&recipe[k]);
+        loaded_model_free(&m[k]);
+    }
     return ok;
 }
 
@@ -191,7 +212,7 @@ static bool info_options(const Options* o, const TostEngine* engine, const Optio
 
 // Number of ids that the shard may have: --vocab-size, or the tokens of the tokenizer next to it; 0: unknown.
 static uint32_t vocabulary_of(const Options* o, const char* path) {
-    if (option_given(o, "vocab-size")) return (uint32_t)o->config.vocab_size;
+    if (recipe_given(&o->recipe, RECIPE_vocab_size)) return (uint32_t)o->recipe.config.vocab_size;
     Path beside;
     TostError ignored;
     Tokenizer* tokenizer = tokenizer_beside(&beside, path) ? tokenizer_open(beside.text, &ignored) : NULL;
@@ -241,7 +262,7 @@ static bool is_shard(const char* path) {
         && ((n > 4 && strcmp(path + n - 4, ".bin") == 0) || shard_begins(head, known));
 }
 
-static bool info(const Options* o, const TostEngine* engine, TostError* err) {
+static bool info(const Options* o, TostError* err) {
     int count = 0;
     if (o->model && is_dir(o->model) && !checkpoint_is_run(o->model) && !checkpoint_is_folder(o->model)) {
         RunRow* rows = find_runs(&count, o, o->model);
@@ -251,14 +272,14 @@ static bool info(const Options* o, const TostEngine* engine, TostError* err) {
     int shards = 0;
     for (int i = 0; i < o->n_files; i++) shards += is_shard(o->files[i]);
     if (o->n_files < 2 && !shards) return info_model(o, err);
-    if (o->n_files == 2 && !shards) return info_options(o, engine, NULL, err);
+    if (o->n_files == 2 && !shards) return info_two_runs(o, err);
     for (int i = 0; i < o->n_files; i++)
         if (!is_shard(o->files[i]))
             return tost_error(err, "%s is not a shard: info takes one PATH, two runs, or shards", o->files[i]);
     return info_shards(o, err);
 }
 
-int command_info(const Options* o, const TostEngine* engine) {
+int command_info(const Options* o) {
     TostError err;
-    return info(o, engine, &err) ? 0 : print_error(o, &err);
+    return info(o, &err) ? 0 : print_error(o, &err);
 }

@@ -18,13 +18,13 @@
 static void set_threads(const Options* o, const TostComm* comm) {
     const int sharing = getenv("OMP_NUM_THREADS") ? 1 : comm_sharing_cores(comm);
     const int own = threads_max() / sharing > 0 ? threads_max() / sharing : 1;
-    const int threads = o->threads ? threads_or_max(o->threads) : own;
+    const int threads = o->recipe.threads ? threads_or_max(o->recipe.threads) : own;
     threads_set(threads < THREADS_LIMIT ? threads : THREADS_LIMIT);
 }
 
 // Trains a model or continues a run with run/run.h.
-static int command_train(Options* args, TostComm* comm, const TostEngine* engine) {
-    Run r = {.args = args, .o = *args, .comm = comm, .engine = engine, .began = now_seconds(),
+static int command_train(const Options* args, TostComm* comm, const TostEngine* engine) {
+    Run r = {.args = args, .recipe = recipe_copy(&args->recipe), .comm = comm, .engine = engine, .began = now_seconds(),
              .saved_step = -1,
              .progress = progress_new(stdout, args->quiet || args->rank != 0)};
     TostError err;
@@ -35,12 +35,11 @@ static int command_train(Options* args, TostComm* comm, const TostEngine* engine
     comm_broadcast(r.comm, &finished, sizeof finished, 0);   // mutant: finished_not_shared
     if (finished)
         progress_text(&r.progress, "%s is finished: %lld of %lld steps; use a larger --steps to continue", r.out.text,
-                      (long long)r.info.step, (long long)r.o.steps);
-    else ok = ok && options_same(&r.o, r.comm, &err) && run_set_up(&r, &err) && run_train(&r, &err);
+                      (long long)r.info.step, (long long)r.recipe.steps);
+    else ok = ok && options_same(args, &r.recipe, r.comm, &err) && run_set_up(&r, &err) && run_train(&r, &err);
     const int signal = run_signal(&r);
-    const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.o.steps;
+    const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.recipe.steps;
     run_free(&r);
-    memcpy(args->values, r.o.values, sizeof args->values);   // with those of a resumed run, for options_free
     if (!ok) return print_error(args, &err);
     if (signal) return 128 + signal;
     return out_of_time ? STATUS_RESUMABLE : 0;
@@ -53,7 +52,7 @@ static int run_command(Options* o, TostComm* comm, const TostEngine* engine) {
         case COMMAND_EVAL: return command_eval(o, comm, engine);
         case COMMAND_VOCAB: return command_vocab(o);
         case COMMAND_TOKENIZE: return command_tokenize(o);
-        case COMMAND_INFO: return command_info(o, engine);
+        case COMMAND_INFO: return command_info(o);
         case COMMANDS: break;
     }
     return STATUS_FAILED;
@@ -88,7 +87,7 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
         return STATUS_USAGE;
     }
     o.rank = comm_rank(comm);
-    if (!comm_agree(comm, valid, &err) || !options_same(&o, comm, &err)) {
+    if (!comm_agree(comm, valid, &err) || !options_same(&o, &o.recipe, comm, &err)) {
         print_error(&o, &err);
         status = STATUS_USAGE;
     } else if (o.page) {

@@ -134,7 +134,7 @@ static Text new_text(const Sampling* s, size_t at, int64_t sample, void* context
     const Work* w = &s->work[at];
     const char* id = w->prompt->id;
     const uint64_t stream = (id ? (uint64_t)crc32_update(0, id, strlen(id)) : at) << 32 | (uint64_t)sample;
-    return (Text){.prompt = w->ids, .n_prompt = w->n_ids, .rng = rng_seeded((uint64_t)s->o->seed, stream),
+    return (Text){.prompt = w->ids, .n_prompt = w->n_ids, .rng = rng_seeded((uint64_t)s->o->recipe.seed, stream),
                   .context = context};
 }
 
@@ -231,7 +231,7 @@ static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
         const int seq = generate_max_seq(c, s->work[i].n_ids, o->tokens);
         longest = seq > longest ? seq : longest;
     }
-    TostEngineOptions options = options_engine(o, 1, longest, false, NULL);
+    TostEngineOptions options = options_engine(&o->recipe, 1, longest, false, NULL);
     const size_t one = m->engine->memory(c, &options);
     const int64_t texts = s->n_work < MAX_TEXTS_TOGETHER ? (int64_t)s->n_work * o->samples : MAX_TEXTS_TOGETHER;
     options.max_batch = texts < MAX_TEXTS_TOGETHER ? (int)texts : MAX_TEXTS_TOGETHER;
@@ -245,7 +245,7 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
     Sampling s = {.o = o, .out.terminal = isatty(STDOUT_FILENO),
                   .work = xcalloc(prompts->count + 1, sizeof *s.work), .n_work = prompts->count};
     s.generator = (Generator){.chunks = &m->chunks, .config = &m->info.config, .tokenizer = tokenizer,
-                              .options = {o->temperature, o->top_k, o->top_p}, .stop = o->stop};
+                              .options = {o->recipe.temperature, o->recipe.top_k, o->recipe.top_p}, .stop = o->stop};
     bool ok = true;
     for (size_t i = 0; ok && i < s.n_work; i++)
         ok = read_work(&s.work[i], &s.generator, &prompts->prompt[i], err);

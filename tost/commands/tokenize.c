@@ -23,7 +23,7 @@ static void begin(Progress* progress, TextInput* in, const Options* o) {
     signals_catch(true);
     *progress = progress_new(stderr, o->quiet);
     *in = (TextInput){.files = o->files, .n_files = o->n_files, .jsonl = o->jsonl, .plain = o->plain,
-                      .text_field = o->text_field, .skip_bad_lines = o->skip_bad_lines, .threads = o->threads,
+                      .text_field = o->text_field, .skip_bad_lines = o->skip_bad_lines, .threads = o->recipe.threads,
                       .context = progress};
 }
 
@@ -47,7 +47,7 @@ int command_tokenize(const Options* o) {
     Progress progress;
     TokenizeOptions options = {
         .tokenizer = o->tokenizer, .out = o->out, .val_frac = o->val_frac,
-        .seed = (uint64_t)o->seed, .shard_tokens = (uint64_t)o->shard_tokens, .progress = show_tokens};
+        .seed = (uint64_t)o->recipe.seed, .shard_tokens = (uint64_t)o->shard_tokens, .progress = show_tokens};
     TokenizeResult r;
     TostError err;
     begin(&progress, &options.in, o);

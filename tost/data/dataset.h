@@ -2,9 +2,9 @@
 #pragma once
 
 #include "data/shards.h"
+#include "recipe.h"
 
-typedef enum { ORDER_SEQUENTIAL, ORDER_SHUFFLED } DataOrder;
-
+// DataOrder:
 //   sequential: sample i is tokens [i·T, i·T + T] of the stream; the last sample is followed by the first
 //   shuffled:   each epoch permutes the shards and, within a shard, its samples; samples start at a random offset
 //               so that epochs split the text at different positions; shards of fewer than T + 1 tokens are skipped

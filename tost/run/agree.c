@@ -37,7 +37,7 @@ static uint32_t params_crc(const Run* r) {
 }
 
 static uint32_t program_crc(const Run* r) {
-    const char* path = path_exists("/proc/self/exe") ? "/proc/self/exe" : r->o.program;
+    const char* path = path_exists("/proc/self/exe") ? "/proc/self/exe" : r->args->program;
     Bytes bytes = {0};
     TostError ignored;
     const uint32_t crc = read_file(&bytes, path, &ignored) ? crc32_update(0, bytes.data, bytes.size) : 0;
@@ -60,9 +60,9 @@ bool run_compare(Run* r, TostError* err) {
 // ---- Losses ----
 
 double run_mean_loss(const Run* r) {
-    LossSum *all = xmalloc((size_t)r->o.parts * sizeof *all), total = {0};
+    LossSum *all = xmalloc((size_t)r->recipe.parts * sizeof *all), total = {0};
     comm_allgather(r->comm, all, r->part_loss, (size_t)run_own_parts(r) * sizeof *all);
-    for (int p = 0; p < r->o.parts; p++) {
+    for (int p = 0; p < r->recipe.parts; p++) {
         total.sum += all[p].sum;
         total.count += all[p].count;
     }

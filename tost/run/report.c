@@ -46,7 +46,7 @@ static char* shell_word(const char* word) {
 // LAUNCHER PROGRAM COMMAND FOLDER; the launcher, if there are several ranks and it is wanted: "mpirun -n 4"
 static TextLine command_line(const Run* r, bool launched, const char* command) {
     const char* launcher = launched && r->comm ? comm_launch().launcher : NULL;
-    char *program = shell_word(r->o.program), *out = shell_word(r->out.text);
+    char *program = shell_word(r->args->program), *out = shell_word(r->out.text);
     TextLine line = text_line("%s %s %s", program, command, out);
     if (launcher)
         line = text_line("%s %s %d %s", launcher, strcmp(launcher, "torchrun") == 0 ? "--no-python --nproc-per-node"
@@ -66,72 +66,74 @@ TextLine resume_hint(const Run* r) {
 
 static void report_schedule(Run* r) {
     static const char* const kinds[] = {"cosine decay", "constant, linear decay", "linear decay", "then constant"};
-    const Options* o = &r->o;
+    const TostRecipe* recipe = &r->recipe;
     char last[64] = "", start[64] = "";
-    if (o->schedule != SCHEDULE_CONSTANT) snprintf(last, sizeof last, " to %g", o->lr * o->min_lr_frac);
-    if (o->schedule == SCHEDULE_WSD)
-        snprintf(start, sizeof start, " from step %lld", (long long)schedule_decay_start(schedule_of(o)));
+    if (recipe->schedule != SCHEDULE_CONSTANT) snprintf(last, sizeof last, " to %g", recipe->lr * recipe->min_lr_frac);
+    if (recipe->schedule == SCHEDULE_WSD)
+        snprintf(start, sizeof start, " from step %lld", (long long)schedule_decay_start(schedule_of(recipe)));
     progress_fact(&r->progress, "optimizer", "%s, lr %g, %lld warm-up step%s, %s%s%s; weight decay %g",
-                  o->optimizer == TOST_MUON ? "Muon and AdamW" : "AdamW", o->lr, (long long)o->warmup,
-                  plural(o->warmup), kinds[o->schedule], last, start, o->weight_decay);
+                  recipe->optimizer == TOST_MUON ? "Muon and AdamW" : "AdamW", recipe->lr, (long long)recipe->warmup,
+                  plural(recipe->warmup), kinds[recipe->schedule], last, start, recipe->weight_decay);
 }
 
 static void report_model(Run* r) {
     Progress* p = &r->progress;
-    const Options* o = &r->o;
+    const TostRecipe* recipe = &r->recipe;
     char parameters[32], memory[32];
-    progress_fact(p, "model", "%s", model_sizes(&o->config).text);
+    progress_fact(p, "model", "%s", model_sizes(&recipe->config).text);
     progress_fact(p, "parameters", "%s, %s of memory", human_count(parameters, (double)r->tensors.n_params),
-                  human_bytes(memory, (double)r->engine->memory(&o->config, &r->engine_options)));
+                  human_bytes(memory, (double)r->engine->memory(&recipe->config, &r->engine_options)));
     if (r->weights.text[0])
-        progress_fact(p, o->resume ? "resumed" : "weights", "%s%s", r->weights.text,
-                      o->init && o->keep_optimizer ? ", with the optimizer's state" : "");
-    progress_fact(p, "steps", "%lld (%lld done); seed %lld", (long long)o->steps, (long long)r->info.step,
-                  (long long)o->seed);
-    const int64_t micro_batches = o->total_batch / ((int64_t)o->batch * o->seq);
+        progress_fact(p, r->args->resume ? "resumed" : "weights", "%s%s", r->weights.text,
+                      r->args->init && recipe->keep_optimizer ? ", with the optimizer's state" : "");
+    progress_fact(p, "steps", "%lld (%lld done); seed %lld", (long long)recipe->steps, (long long)r->info.step,
+                  (long long)recipe->seed);
+    const int64_t micro_batches = recipe->total_batch / ((int64_t)recipe->batch * recipe->seq);
     progress_fact(p, "", "%lld token%s per step: %lld micro-batch%s × %d sequence%s × %d token%s%s",
-                  (long long)o->total_batch, plural(o->total_batch), (long long)micro_batches,
-                  micro_batches == 1 ? "" : "es", o->batch, plural(o->batch), o->seq, plural(o->seq),
+                  (long long)recipe->total_batch, plural(recipe->total_batch), (long long)micro_batches,
+                  micro_batches == 1 ? "" : "es", recipe->batch, plural(recipe->batch), recipe->seq,
+                  plural(recipe->seq),
                   r->batch_chosen ? "; --batch is chosen for this GPU" : "");
-    if (o->chunk > 0 && o->chunk < o->seq)
+    if (recipe->chunk > 0 && recipe->chunk < recipe->seq)
         progress_fact(p, "chunks", "%d of up to %d tokens per sequence; 4/3 of the computation",
-                      o->seq / o->chunk + (o->seq % o->chunk != 0), o->chunk);
+                      recipe->seq / recipe->chunk + (recipe->seq % recipe->chunk != 0), recipe->chunk);
     report_schedule(r);
 }
 
 // How a step is divided among ranks and parts.
 static void report_ranks(Run* r) {
-    const Options* o = &r->o;
+    const TostRecipe* recipe = &r->recipe;
     const int size = comm_size(r->comm), threads = threads_max();
     int hosts = 0;
     if (size > 1) {
         for (int i = 0; i < size; i++) hosts += r->comm->places[i].local_rank == 0;
         progress_fact(&r->progress, "ranks", "%d × %d thread%s on %d host%s (%s), %lld tokens a rank", size, threads,
-                      plural(threads), hosts, plural(hosts), r->comm->library, (long long)(o->total_batch / size));
+                      plural(threads), hosts, plural(hosts), r->comm->library, (long long)(recipe->total_batch / size));
     }
-    if (o->parts > 1)
-        progress_fact(&r->progress, "parts", "%d × %lld tokens", o->parts, (long long)(o->total_batch / o->parts));
+    if (recipe->parts > 1)
+        progress_fact(&r->progress, "parts", "%d × %lld tokens", recipe->parts,
+                      (long long)(recipe->total_batch / recipe->parts));
 }
 
 // A line for each source. "N of M tokens": what an epoch or a validation reads, unless it is all.
 static void report_shards(Run* r, const char* label, const PathList* globs, const DataSet* data) {
-    const Options* o = &r->o;
+    const TostRecipe* recipe = &r->recipe;
     PathList names = data_globs(NULL, globs);
     const int n = data_sources(data);
     for (int k = 0; k < n; k++) {
         const DataSource s = data_source(data, k);
-        const double samples = s.share * (double)o->steps * (double)o->total_batch / o->seq;
-        const uint64_t most = data == r->val ? (uint64_t)o->val_windows : 0;
+        const double samples = s.share * (double)recipe->steps * (double)recipe->total_batch / recipe->seq;
+        const uint64_t most = data == r->val ? (uint64_t)recipe->val_windows : 0;
         const uint64_t reads = most && most < s.samples ? most : s.samples;
         char read[32], tokens[32], unused[64] = "", share[48] = "", epochs[64] = "";
-        human_count(read, (double)reads * o->seq);
+        human_count(read, (double)reads * recipe->seq);
         human_count(tokens, (double)stream_tokens(s.shards));
         const bool all = strcmp(read, tokens) == 0;
         if (s.unused) snprintf(unused, sizeof unused, " (%d unused: fewer than --seq + 1 tokens)", s.unused);
         if (n > 1) snprintf(share, sizeof share, ", %.4g%% of the samples", 100 * s.share);
         if (data == r->data)
             snprintf(epochs, sizeof epochs, ", %.2f epochs, %s", samples / (double)s.samples,
-                     o->order == ORDER_SHUFFLED ? "shuffled" : "sequential");
+                     recipe->order == ORDER_SHUFFLED ? "shuffled" : "sequential");
         progress_fact(&r->progress, k == 0 ? label : "", "%s%s: %d shard%s%s, %s%s%s tokens%s%s", names.paths[k],
                       n < names.count ? " …" : "", s.shards->count, plural(s.shards->count), unused,
                       all ? "" : read, all ? "" : " of ", tokens, share, epochs);
@@ -141,10 +143,10 @@ static void report_shards(Run* r, const char* label, const PathList* globs, cons
 
 static void report_data(Run* r) {
     Progress* p = &r->progress;
-    const Options* o = &r->o;
-    report_shards(r, "data", &o->data, r->data);
-    if (r->val) report_shards(r, "validation", &o->val_data, r->val);
-    else if (o->val_every > 0) progress_fact(p, "validation", "off (no --val-data)");
+    const TostRecipe* recipe = &r->recipe;
+    report_shards(r, "data", &recipe->data, r->data);
+    if (r->val) report_shards(r, "validation", &recipe->val_data, r->val);
+    else if (recipe->val_every > 0) progress_fact(p, "validation", "off (no --val-data)");
     if (r->tokenizer)
         progress_fact(p, "tokenizer", "%s: %d tokens", tokenizer_path(r->tokenizer), tokenizer_size(r->tokenizer));
     else progress_fact(p, "tokenizer", "none found: give --tokenizer FILE, or `sample` reads and prints ids");
@@ -153,18 +155,18 @@ static void report_data(Run* r) {
 // Says if another schedule or --steps raises the learning rate, and which --lr keeps it: rates are proportional to
 // --lr.
 static TextLine rise_of_rate(const Run* r) {
-    Options before = options_default(r->engine);
+    TostRecipe before = recipe_copy(tost_preset_at(0));
     TostError ignored;
-    options_resume(&before, &r->resumed, r->weights.text, &ignored);
-    const Schedule old = schedule_of(&before), new = schedule_of(&r->o);
+    recipe_read(&before, &r->resumed, r->weights.text, &ignored);
+    const Schedule old = schedule_of(&before), new = schedule_of(&r->recipe);
     const double last = schedule_lr(old, r->info.step - 1), next = schedule_lr(new, r->info.step);
-    options_free(&before);
+    recipe_free(&before);
     return r->info.step == 0 || new.lr != old.lr || next <= fmax(last, schedule_lr(old, r->info.step)) ? (TextLine){""}
          : text_line("; the learning rate rises from %g to %g: --lr %g keeps it", last, next, new.lr * last / next);
 }
 
 void report_settings(Run* r, const char* device) {
-    const TextLine changed = options_changed(&r->o, &r->resumed);
+    const TextLine changed = recipe_changed(&r->recipe, &r->resumed);
     const char *version = tost_version(), *saved = r->info.program ? strchr(r->info.program, ' ') : NULL;
     const bool other = saved && strcmp(saved + 1, version) != 0;
     progress_fact(&r->progress, "version", "%s%s%s", version,
@@ -181,13 +183,13 @@ void report_settings(Run* r, const char* device) {
 void report_flops(Run* r) {
     static const char* const dtypes[] = {"float32", "tf32", "bf16"};
     if (r->progress.quiet) return;
-    const double per_token = flops_per_token(&r->o.config);
+    const double per_token = flops_per_token(&r->recipe.config);
     const double peak = r->engine->peak_flops ? r->engine->peak_flops(r->model) * comm_size(r->comm) : 0;
     char text[128] = "", rate[32];
     r->progress.peak_tokens_per_s = peak / per_token;
     if (peak > 0)
         snprintf(text, sizeof text, "; 100%% MFU: %s tokens/s, %.4g TFLOP/s in %s (data sheet)",
-                 human_count(rate, peak / per_token), peak * 1e-12, dtypes[r->o.dtype]);
+                 human_count(rate, peak / per_token), peak * 1e-12, dtypes[r->recipe.dtype]);
     progress_fact(&r->progress, "compute", "%.4g MFLOP per token%s", per_token * 1e-6, text);
 }
 
@@ -217,18 +219,19 @@ static void print_sample(Run* r, char* text, size_t n) {
 // The random numbers of a sample depend only on seed and step.
 bool report_sample(Run* r, TostError* err) {
     enum { SAMPLE_STREAM = 0x5A3 };
-    const Options* o = &r->o;
-    if (!r->tokenizer || o->sample_every == 0 || r->progress.quiet || signals_received()) return true;
+    const TostRecipe* recipe = &r->recipe;
+    if (!r->tokenizer || recipe->sample_every == 0 || r->progress.quiet || signals_received()) return true;
     char* text = NULL;
     double seconds = 0;
     size_t n = 0;
     FILE* sample = open_memstream(&text, &n);
-    const Generator generator = {.chunks = &r->chunks, .config = &o->config,
-                                 .tokenizer = r->tokenizer, .options = {o->temperature, o->top_k, o->top_p},
+    const Generator generator = {.chunks = &r->chunks, .config = &recipe->config,
+                                 .tokenizer = r->tokenizer,
+                                 .options = {recipe->temperature, recipe->top_k, recipe->top_p},
                                  .take = append_token};
-    Text continued = {.context = sample, .rng = rng_seeded((uint64_t)o->seed, (uint64_t)SAMPLE_STREAM << 48
+    Text continued = {.context = sample, .rng = rng_seeded((uint64_t)recipe->seed, (uint64_t)SAMPLE_STREAM << 48
                                                                                | (uint64_t)r->info.step)};
-    const bool ok = generate(&continued, 1, &seconds, &generator, o->sample_tokens, err);
+    const bool ok = generate(&continued, 1, &seconds, &generator, recipe->sample_tokens, err);
     fclose(sample);
     if (ok) {
         progress_text(&r->progress, "sample after step %lld:", (long long)r->info.step);
@@ -242,10 +245,10 @@ bool report_sample(Run* r, TostError* err) {
 
 void report_end(Run* r) {
     Progress* p = &r->progress;
-    const bool stopped = r->info.step < r->o.steps;
-    const long long step = (long long)r->info.step, steps = (long long)r->o.steps;
+    const bool stopped = r->info.step < r->recipe.steps;
+    const long long step = (long long)r->info.step, steps = (long long)r->recipe.steps;
     const Path best = path_in(r->out.text, BEST_FOLDER);
-    const bool has_best = r->o.keep_best && checkpoint_is_folder(best.text);
+    const bool has_best = r->recipe.keep_best && checkpoint_is_folder(best.text);
     if (stopped)
         progress_text(p, "stopped by %s after step %lld of %lld",
                       run_signal(r) ? signals_name(run_signal(r)) : r->stopped_by, step, steps);

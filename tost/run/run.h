@@ -16,7 +16,7 @@ typedef struct { bool validation; int64_t done, all; int rows; } RunPass;
 
 typedef struct {
     const Options*    args;            // the command line
-    Options           o;               // args, completed from the checkpoint and the data
+    TostRecipe        recipe;          // that of args, completed from the checkpoint and the data
     TostComm*         comm;            // NULL: one process
     int               signal;          // with several ranks: a signal that one of them received, or 0; see run_signal
     const TostEngine* engine;
@@ -31,7 +31,6 @@ typedef struct {
     StFile            weights_file;    // the same, open until the model has its parameters
     Path              out;
     Path              old;             // --overwrite: where the old run is now
-    PathList          val_globs;       // found for --val-data
     Lock              lock;            // on out
     DataSet *         data, *val;      // val: NULL without validation
     Tokenizer*        tokenizer;       // or NULL
@@ -43,7 +42,7 @@ typedef struct {
     double            began, longest;  // now_seconds() at the start; seconds of the longest step, for --max-time
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
-    bool              batch_chosen;    // o.batch is from choose_batch
+    bool              batch_chosen;    // recipe.batch is from choose_batch
     bool              best_reset;      // resumed with other validation data than that of the best loss
 } Run;
 
@@ -75,7 +74,7 @@ int  run_signal(const Run* r);
 bool run_agree(Run* r, bool ok, TostError* err);
 // Fails, naming a rank, if the ranks do not run the same program with the same options, data and parameters.
 bool run_compare(Run* r, TostError* err);
-static inline int run_own_parts(const Run* r) { return r->o.parts / comm_size(r->comm); }
+static inline int run_own_parts(const Run* r) { return r->recipe.parts / comm_size(r->comm); }
 double run_mean_loss(const Run* r);                        // nats per token, from part_loss
 
 // ---- save.c ----

@@ -11,20 +11,20 @@ static bool write_failed(const Run* r, const TostError* reason, TostError* err) 
 // Loss of the next micro-batch with the current parameters, checked before a save so that diverged parameters do not
 // replace a good checkpoint.
 static double probe_loss(Run* r) {
-    const size_t bytes = (size_t)r->o.batch * (size_t)r->o.seq * sizeof *r->inputs;
+    const size_t bytes = (size_t)r->recipe.batch * (size_t)r->recipe.seq * sizeof *r->inputs;
     TostError ignored;
-    if (!data_batch(r->data, r->inputs, r->targets, r->info.data_sample, r->o.batch, &ignored)) {   // use token 0
+    if (!data_batch(r->data, r->inputs, r->targets, r->info.data_sample, r->recipe.batch, &ignored)) {   // use token 0
         memset(r->inputs, 0, bytes);
         memset(r->targets, 0, bytes);
     }
     r->pass = (RunPass){0};
-    chunks_loss(&r->chunks, r->inputs, r->targets, r->o.batch, r->o.seq);
+    chunks_loss(&r->chunks, r->inputs, r->targets, r->recipe.batch, r->recipe.seq);
     const LossSum loss = run_read_loss(r);
     return loss.sum / (double)loss.count;
 }
 
 static CheckpointModel checkpoint_model(const Run* r) {
-    return (CheckpointModel){r->engine, r->model, &r->tensors, (TostOptimizer)r->o.optimizer, r->comm};
+    return (CheckpointModel){r->engine, r->model, &r->tensors, (TostOptimizer)r->recipe.optimizer, r->comm};
 }
 
 // Saves a checkpoint and removes all but the newest `keep`, or with 0 none. A failure to remove is a warning, and the
@@ -47,7 +47,7 @@ static bool save_run(Run* r, bool last, TostError* err) {
         if (!last) run_warn(r, "%s", err->text);
         return !last;
     }
-    const bool ok = log_sync(&r->log, &reason) && save(r, false, r->o.keep, &reason);
+    const bool ok = log_sync(&r->log, &reason) && save(r, false, r->recipe.keep, &reason);
     // A failed save may still have completed the checkpoint.
     if (ok || checkpoint_exists(r->out.text, r->info.step)) r->saved_step = r->info.step;
     return ok || write_failed(r, &reason, err);
@@ -80,7 +80,7 @@ bool run_save(Run* r, bool last, TostError* err) {
 
 bool run_save_best(Run* r, TostError* err) {
     const bool is_best = r->info.best_val_step == r->info.step && r->info.best_val_loss == r->info.val_loss;
-    return !r->o.keep_best || !is_best || save_together(r, true, false, err);
+    return !r->recipe.keep_best || !is_best || save_together(r, true, false, err);
 }
 
 bool run_log_step(Run* r, const LogRow* row, TostError* err) {

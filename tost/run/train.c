@@ -10,7 +10,7 @@
 
 typedef enum { FAILED, INTERRUPTED, DONE } Outcome;   // INTERRUPTED: by a signal; nothing changed
 
-static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64_t)o->batch * o->seq); }
+static int64_t micro_batches(const TostRecipe* r) { return r->total_batch / ((int64_t)r->batch * r->seq); }
 
 // ---- One training step ----
 
@@ -19,7 +19,7 @@ static int64_t micro_batches(const Options* o) { return o->total_batch / ((int64
 static Outcome data_failed(Run* r, const LogRow* row, TostError* err) {
     TostError save;
     if (row && !run_log_step(r, row, &save)) run_warn(r, "%s", save.text);
-    if (r->info.step > 0 && r->o.save_every > 0 && !run_save(r, true, &save)) run_warn(r, "%s", save.text);
+    if (r->info.step > 0 && r->recipe.save_every > 0 && !run_save(r, true, &save)) run_warn(r, "%s", save.text);
     tost_error(err, "%s; stopped after step %lld; %s", err->text, (long long)r->info.step, resume_hint(r).text);
     return FAILED;
 }
@@ -51,9 +51,11 @@ static bool interrupted(const Run* r, bool failed) {
 // Gradients of total_batch tokens, accumulated over the micro-batches of this rank's parts. The ranks decide whether
 // one is interrupted before the last backward pass, in which they exchange gradients.
 static Outcome accumulate_gradients(Run* r, TostError* err) {
-    const Options* o = &r->o;
-    const int64_t each = micro_batches(o) / o->parts, n = each * run_own_parts(r);
-    const uint64_t first = r->info.data_sample + (uint64_t)(comm_rank(r->comm) * n * o->batch);
+    const TostRecipe* recipe = &r->recipe;
+    const int64_t each = micro_batches(recipe) / recipe->parts, n = each * run_own_parts(r);
+    const int B = recipe->batch;
+    const float scale = 1.0f / (float)recipe->total_batch;
+    const uint64_t first = r->info.data_sample + (uint64_t)(comm_rank(r->comm) * n * B);
     r->engine->zero_grad(r->model);
     int64_t done = 0;
     bool ok = true;
@@ -61,10 +63,9 @@ static Outcome accumulate_gradients(Run* r, TostError* err) {
         const TostEnd end = done + 1 == n ? TOST_STEP_ENDS : (done + 1) % each == 0 ? TOST_PART_ENDS : TOST_MORE;
         r->pass = (RunPass){.done = done, .all = n, .rows = 1};
         show_pass(r, 0);
-        ok = ok && data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * o->batch), o->batch, err);
+        ok = ok && data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * B), B, err);
         if (end == TOST_STEP_ENDS && comm_any(r->comm, !ok)) break;
-        if (ok && !chunks_train(&r->chunks, r->inputs, r->targets, o->batch, o->seq, 1.0f / (float)o->total_batch, end))
-            break;
+        if (ok && !chunks_train(&r->chunks, r->inputs, r->targets, B, recipe->seq, scale, end)) break;
         if (end == TOST_PART_ENDS) r->part_loss[done / each] = run_read_loss(r);
     }
     if (done == n) return DONE;
@@ -74,13 +75,13 @@ static Outcome accumulate_gradients(Run* r, TostError* err) {
 
 // Clips the gradients and updates the parameters. Returns the learning rate.
 static double optimizer_step(Run* r, double norm) {
-    const Options* o = &r->o;
+    const TostRecipe* recipe = &r->recipe;
     const int64_t step = r->info.step;
-    const double clip = o->grad_clip / (norm + TOST_CLIP_EPS);
+    const double clip = recipe->grad_clip / (norm + TOST_CLIP_EPS);
     const TostUpdate adamw = {
-        .lr = schedule_lr(schedule_of(o), step),
-        .beta1 = o->beta1, .beta2 = o->beta2, .eps = o->eps, .weight_decay = o->weight_decay,
-        .grad_scale = o->grad_clip > 0 && clip < 1 ? clip : 1,
+        .lr = schedule_lr(schedule_of(recipe), step),
+        .beta1 = recipe->beta1, .beta2 = recipe->beta2, .eps = recipe->eps, .weight_decay = recipe->weight_decay,
+        .grad_scale = recipe->grad_clip > 0 && clip < 1 ? clip : 1,
         .step = step + 1 - r->info.skipped + r->info.earlier_updates};   // skipped ones changed nothing
     r->engine->update(r->model, &adamw);
     return adamw.lr;
@@ -91,7 +92,7 @@ static double optimizer_step(Run* r, double norm) {
 static bool skip_step(Run* r, double loss, double norm, TostError* err) {
     CheckpointInfo* info = &r->info;
     const long long number = (long long)info->step + 1;
-    if (info->skipped_in_a_row >= r->o.max_skipped)
+    if (info->skipped_in_a_row >= r->recipe.max_skipped)
         return tost_error(err, "step %lld: loss %g, gradient norm %g; stopped without changing the parameters, after "
                           "%lld consecutive skipped steps; %s; a lower --lr or a higher --max-skipped may help", number,
                           fabs(loss), fabs(norm), (long long)info->skipped_in_a_row, resume_hint(r).text);
@@ -99,14 +100,14 @@ static bool skip_step(Run* r, double loss, double norm, TostError* err) {
     info->skipped_in_a_row++;
     run_warn(r, "step %lld is skipped: loss %g, gradient norm %g (skipped so far: %lld; consecutive: %lld, limit %lld)",
              number, fabs(loss), fabs(norm), (long long)info->skipped, (long long)info->skipped_in_a_row,
-             (long long)r->o.max_skipped);
+             (long long)r->recipe.max_skipped);
     return true;
 }
 
 // A skipped step consumes its data and advances the schedule. Its log row has a learning rate of 0. A signal drops an
 // incomplete step, which a resumed run computes.
 static Outcome train_step(LogRow* row, Run* r, TostError* err) {
-    const Options* o = &r->o;
+    const TostRecipe* recipe = &r->recipe;
     const double start = now_seconds();
     double lr = 0;
     const Outcome accumulated = accumulate_gradients(r, err);
@@ -119,12 +120,12 @@ static Outcome train_step(LogRow* row, Run* r, TostError* err) {
         r->info.skipped_in_a_row = 0;
     } else if (!skip_step(r, loss, norm, err)) return FAILED;
     r->info.step++;
-    r->info.tokens += o->total_batch;
-    r->info.data_sample += (uint64_t)(o->total_batch / o->seq);
+    r->info.tokens += recipe->total_batch;
+    r->info.data_sample += (uint64_t)(recipe->total_batch / recipe->seq);
     const double seconds = now_seconds() - start;
     *row = (LogRow){.step = r->info.step, .tokens = r->info.tokens, .train_loss = loss, .val_loss = NAN,
                     .lr = lr, .grad_norm = norm, .ms = 1e3 * seconds,
-                    .tokens_per_s = (double)o->total_batch / seconds};
+                    .tokens_per_s = (double)recipe->total_batch / seconds};
     return DONE;
 }
 
@@ -135,7 +136,7 @@ static bool validation_batch(Run* r, int64_t i, int rows, int64_t n, TostError* 
     const int64_t windows = (int64_t)data_samples(r->val);
     bool ok = true;
     for (int row = 0; ok && row < rows; row++) {
-        const size_t at = (size_t)row * (size_t)r->o.seq;
+        const size_t at = (size_t)row * (size_t)r->recipe.seq;
         ok = data_batch(r->val, r->inputs + at, r->targets + at, (uint64_t)part_start(windows, i + row, n), 1, err);
     }
     return ok;
@@ -143,23 +144,23 @@ static bool validation_batch(Run* r, int64_t i, int rows, int64_t n, TostError* 
 
 // Losses of val_windows windows, each rank those of its parts, in micro-batches.
 static Outcome validation_losses(Run* r, TostError* err) {
-    const int64_t B = r->o.batch, available = (int64_t)data_samples(r->val), wanted = r->o.val_windows;
+    const int64_t B = r->recipe.batch, available = (int64_t)data_samples(r->val), wanted = r->recipe.val_windows;
     const int64_t n = wanted > 0 && wanted < available ? wanted : available;
     const int own = run_own_parts(r), first_part = comm_rank(r->comm) * own;
-    const int64_t start = part_start(n, first_part, r->o.parts);
-    const int64_t all = part_start(n, first_part + own, r->o.parts) - start;
-    const int64_t longest = (n + r->o.parts - 1) / r->o.parts;   // windows of a part; some have one less
+    const int64_t start = part_start(n, first_part, r->recipe.parts);
+    const int64_t all = part_start(n, first_part + own, r->recipe.parts) - start;
+    const int64_t longest = (n + r->recipe.parts - 1) / r->recipe.parts;   // windows of a part; some have one less
     int64_t done = 0;
     bool ok = true, stop = false;
     for (int p = 0; !stop && p < own; p++) {
-        const int64_t end = part_start(n, first_part + p + 1, r->o.parts) - start;
+        const int64_t end = part_start(n, first_part + p + 1, r->recipe.parts) - start;
         for (int64_t i = 0; i < longest && !(stop = interrupted(r, !ok)); i += B) {
             const int rows = (int)(end - done < B ? end - done : B);
             if (!ok || rows == 0) continue;
             r->pass = (RunPass){.validation = true, .done = done, .all = all, .rows = rows};
             show_pass(r, 0);
             ok = validation_batch(r, start + done, rows, n, err);
-            if (ok && chunks_loss(&r->chunks, r->inputs, r->targets, rows, r->o.seq)) done += rows;
+            if (ok && chunks_loss(&r->chunks, r->inputs, r->targets, rows, r->recipe.seq)) done += rows;
         }
         r->part_loss[p] = run_read_loss(r);
     }
@@ -181,8 +182,8 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     }
     r->info.val_loss = loss;
     r->info.val_step = r->info.step;
-    if (r->o.stop_at_val > 0 && loss <= r->o.stop_at_val && r->info.step > 0) r->stopped_by = "--stop-at-val";
-    const bool untrained = r->info.best_val_step == 0 && !r->o.init_file;   // random weights are not the best
+    if (r->recipe.stop_at_val > 0 && loss <= r->recipe.stop_at_val && r->info.step > 0) r->stopped_by = "--stop-at-val";
+    const bool untrained = r->info.best_val_step == 0 && !r->recipe.init_file;   // random weights are not the best
     if (loss >= r->info.best_val_loss && !untrained) return DONE;
     r->info.best_val_loss = loss;
     r->info.best_val_step = r->info.step;
@@ -192,15 +193,15 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
 // ---- The loop ----
 
 static bool is_due(const Run* r, int64_t every) {
-    return every > 0 && (r->info.step % every == 0 || r->info.step == r->o.steps);
+    return every > 0 && (r->info.step % every == 0 || r->info.step == r->recipe.steps);
 }
 
 // Saves the checkpoint before the validation, with the log row, so that a killed run resumes with the validation. Saves
 // it again with the loss, after the best model. A signal interrupts validation: its row in the log has no val_loss.
 static bool after_step(Run* r, LogRow* row, TostError* err) {
-    const bool saves = is_due(r, r->o.save_every), resumed = r->info.row;
+    const bool saves = is_due(r, r->recipe.save_every), resumed = r->info.row;
     Outcome validated = DONE;
-    if (r->val && (resumed || is_due(r, r->o.val_every))) {
+    if (r->val && (resumed || is_due(r, r->recipe.val_every))) {
         if (!resumed) r->info.row = log_row_text(row);
         if (!resumed && saves && !run_save(r, false, err)) return false;
         validated = validate(r, row, err);
@@ -218,8 +219,8 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
     r->info.row = NULL;
     const bool saved = r->saved_step == r->info.step;
     return run_save_best(r, err)
-           && (!(saves || saved) || run_save(r, !saved && r->info.step == r->o.steps, err))
-           && run_agree(r, !is_due(r, r->o.sample_every) || report_sample(r, err), err);
+           && (!(saves || saved) || run_save(r, !saved && r->info.step == r->recipe.steps, err))
+           && run_agree(r, !is_due(r, r->recipe.sample_every) || report_sample(r, err), err);
 }
 
 // Validates and samples the initial model, as a baseline. That of --init is the first best.
@@ -228,32 +229,32 @@ static bool before_first_step(Run* r, TostError* err) {
     if (validated == FAILED) return false;
     if (validated == DONE) report_validation(r);
     return run_agree(r, report_sample(r, err), err)
-           && (validated != DONE || !r->o.init_file || run_save_best(r, err));
+           && (validated != DONE || !r->recipe.init_file || run_save_best(r, err));
 }
 
 // Whether another step would exceed --max-time, by the clock of rank 0. seconds: of the last step.
 static bool is_out_of_time(Run* r, double seconds) {
-    if (r->o.max_time == 0) return false;
+    if (r->args->max_time == 0) return false;
     r->longest = fmax(r->longest, seconds);
-    bool out = now_seconds() - r->began + r->longest > r->o.max_time;
+    bool out = now_seconds() - r->began + r->longest > r->args->max_time;
     comm_broadcast(r->comm, &out, sizeof out, 0);
     return out;
 }
 
 static bool loop(Run* r, TostError* err) {
-    progress_train(&r->progress, r->info.step, r->o.steps, micro_batches(&r->o), r->o.total_batch);
+    progress_train(&r->progress, r->info.step, r->recipe.steps, micro_batches(&r->recipe), r->recipe.total_batch);
     LogRow row;
     if (r->info.step == 0 && !before_first_step(r, err)) return false;
     if (r->info.row && !(log_row_parse(&row, r->info.row) && row.step == r->info.step))
         return tost_error(err, "%s: __metadata__ 'log_row' is damaged: use another checkpoint", r->weights.text);
     if (r->info.row && !after_step(r, &row, err)) return false;
-    while (r->info.step < r->o.steps && !run_signal(r) && !r->stopped_by) {
+    while (r->info.step < r->recipe.steps && !run_signal(r) && !r->stopped_by) {
         const double start = now_seconds();
         const Outcome stepped = train_step(&row, r, err);
         if (stepped == FAILED || (stepped == DONE && !after_step(r, &row, err))) return false;
         if (!r->stopped_by && is_out_of_time(r, now_seconds() - start)) r->stopped_by = "--max-time";
     }
-    return r->o.save_every == 0 || run_save(r, true, err);
+    return r->recipe.save_every == 0 || run_save(r, true, err);
 }
 
 bool run_train(Run* r, TostError* err) {

@@ -124,7 +124,7 @@ bool loaded_model_find(LoadedModel* m, const Options* o, const TostEngine* engin
 }
 
 bool loaded_model_create(LoadedModel* m, const Options* o, int max_batch, int seq, TostError* err) {
-    const TostEngineOptions options = options_engine(o, max_batch, seq, false, m->comm);
+    const TostEngineOptions options = options_engine(&o->recipe, max_batch, seq, false, m->comm);
     m->model = m->engine->create(&m->info.config, &options, err);
     if (!m->model) return false;
     m->chunks = (Chunks){.engine = m->engine, .model = m->model, .max_chunk = options.max_chunk};

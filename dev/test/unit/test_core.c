@@ -8,6 +8,7 @@
 #include "dev/test/unit/fake_engine.h"
 #include "flops.h"
 #include "init.h"
+#include "recipe.h"
 
 // ---- Initial values -------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,319 @@
+// recipe.c: text of settings, and the recipe of a run: presets, checkpoints, differences.
+#include "recipe.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "base/memory.h"
+
+static const char separator[] = "\x1f";   // between the values of a list in a checkpoint
+
+const Setting recipe_table[RECIPE_ROWS] = {
+#define X(field, name, kind, values, saved, low, high, ...) \
+    {name, UNSAVED, kind, offsetof(TostRecipe, config.field), values, .min = low, .max = high, __VA_ARGS__},
+    TOST_CONFIG(X)
+#undef X
+#define X(field, name, saved, kind, values, low, ...) \
+    {name, saved, kind, offsetof(TostRecipe, field), values, .min = low, .max = __VA_ARGS__},
+    TOST_RECIPE(X)
+#undef X
+};
+
+// ---- Settings ----
+
+static void* field_of(const void* base, const Setting* row) { return (char*)base + row->field; }
+static bool is_saved(const Setting* row) { return row->flags & (FIXED | OVERRIDABLE); }
+
+const char* choice_name(size_t* len, const char* choices, int n) {
+    for (; n > 0 && choices; n--) choices = strchr(choices, '|') ? strchr(choices, '|') + 1 : NULL;
+    *len = choices ? strcspn(choices, "|") : 0;
+    return choices;
+}
+
+// 15 to 17 digits
+char* real_text(double x) {
+    for (int digits = 15;; digits++) {
+        char* text = xasprintf("%.*g", digits, x);
+        if (digits == 17 || strtod(text, NULL) == x) return text;
+        free(text);
+    }
+}
+
+char* setting_text(const void* base, const Setting* row) {
+    const void* field = field_of(base, row);
+    const char* text = NULL;
+    size_t n;
+    switch (row->kind) {
+        case HELP: break;
+        case FLAG: text = is_saved(row) && *(const bool*)field ? "1" : NULL; break;
+        case INT: return *(const int*)field < row->min ? NULL : xasprintf("%d", *(const int*)field);   // NULL: unset
+        case INT64: return xasprintf("%" PRId64, *(const int64_t*)field);
+        case REAL:
+        case DURATION: return real_text(*(const double*)field);
+        case CHOICE:
+            text = choice_name(&n, row->values, *(const int*)field);
+            return xasprintf("%.*s", (int)n, text);
+        case STRING: text = *(const char* const*)field; break;
+        case LIST: return ((const PathList*)field)->count ? join_paths(field, *separator) : NULL;
+    }
+    return text ? xstrdup(text) : NULL;
+}
+
+char* shown_value(const char* text) {
+    char* shown = xstrdup(text);
+    for (char* p = shown; (p = strchr(p, *separator));) *p = ' ';
+    return shown;
+}
+
+void setting_set(void* base, const Setting* row, double value) {
+    if (row->kind == REAL || row->kind == DURATION) *(double*)field_of(base, row) = value;
+    else if (row->kind == INT64) *(int64_t*)field_of(base, row) = (int64_t)value;
+    else *(int*)field_of(base, row) = (int)value;
+}
+
+// A decimal number with a unit: of integers k, M, G (or B) and T, the powers of 1000; of times s, m, h and d.
+static bool with_unit(double* value, const char* text, SettingKind kind) {
+    static const struct { char name; bool time; double factor; } units[] = {
+        {'k', false, 1e3}, {'K', false, 1e3}, {'M', false, 1e6}, {'G', false, 1e9}, {'B', false, 1e9},
+        {'T', false, 1e12}, {'s', true, 1}, {'m', true, 60}, {'h', true, 3600}, {'d', true, 86400}};
+    char* end;
+    double exact = strtod(text, &end);
+    if (end == text || strspn(text, "0123456789.eE+-") < (size_t)(end - text)) return false;   // nan, hexadecimal
+    for (size_t i = 0; kind != REAL && i < countof(units); i++) {
+        if (units[i].name != *end || units[i].time != (kind == DURATION)) continue;
+        exact *= units[i].factor;
+        end++;
+        break;
+    }
+    *value = kind == INT || kind == INT64 ? round(exact) : exact;   // 0.3M is not exactly 300000 in binary
+    return !*end && fabs(*value) < INFINITY && fabs(exact - *value) <= 1e-12 * fabs(exact);
+}
+
+static bool parse_number(void* base, const Setting* row, const char* text, TostError* err) {
+    static const char time[] = "a time such as 90m or 2.5h, or a number of seconds";
+    const char* what = row->kind == DURATION ? time : row->kind == REAL ? "a number" : "an integer";
+    double value;
+    if (with_unit(&value, text, row->kind) && value >= row->min && value <= row->max) {
+        setting_set(base, row, value);
+        return true;
+    }
+    char *min = real_text(row->min), *max = real_text(row->max);
+    tost_error(err, "--%s '%.200s' is not %s from %s to %s", row->name, text, what, min, max);
+    free(min);
+    free(max);
+    return false;
+}
+
+static bool parse_choice(void* base, const Setting* row, const char* text, TostError* err) {
+    size_t n;
+    const char* name;
+    if (strcmp(text, "bfloat16") == 0) text = "bf16";
+    for (int i = 0; (name = choice_name(&n, row->values, i)); i++) {
+        if (strlen(text) != n || memcmp(text, name, n) != 0) continue;
+        setting_set(base, row, i);
+        return true;
+    }
+    return tost_error(err, "--%s '%.200s' is not one of %s", row->name, text, row->values);
+}
+
+bool setting_parse(void* base, const Setting* row, const char* text, TostError* err) {
+    switch (row->kind) {
+        case HELP: return true;
+        case FLAG: *(bool*)field_of(base, row) = true; return true;
+        case INT:
+        case INT64:
+        case REAL:
+        case DURATION: return parse_number(base, row, text, err);
+        case CHOICE: return parse_choice(base, row, text, err);
+        case STRING:
+        case LIST: break;
+    }
+    if (!*text) return tost_error(err, "--%s is empty: give a value, or leave it out", row->name);
+    if (row->kind == LIST) add_path(field_of(base, row), xstrdup(text));
+    else {
+        setting_clear(base, row);
+        *(char**)field_of(base, row) = xstrdup(text);
+    }
+    return true;
+}
+
+void setting_clear(void* base, const Setting* row) {
+    if (row->kind == LIST) free_paths(field_of(base, row));
+    if (row->kind != STRING) return;
+    char** text = field_of(base, row);
+    free(*text);
+    *text = NULL;
+}
+
+// ---- Presets ----
+
+// starter: data/starter, in a minute on two cores. small: own text, in ten minutes. tost-*: the published models,
+// trained for 600,000 steps of 480 × 1,024 tokens.
+
+#define COMMON .order = ORDER_SHUFFLED, .min_lr_frac = 0.1, .decay_frac = 0.2, .beta1 = 0.9, .beta2 = 0.95, \
+    .eps = 1e-8, .grad_clip = 1.0, .max_skipped = 10, .seed = 1337, .val_windows = 480, .sample_tokens = 128, \
+    .keep = 3, .temperature = 0.8, .top_p = 0.95, .parts = 1
+#define PUBLISHED COMMON, .lr = 6e-4, .warmup = 2000, .steps = 600000, .batch = 1, .seq = 1024, \
+    .total_batch = 480 * 1024, .val_every = 1000, .sample_every = 1000, .save_every = 1000
+#define MUON COMMON, .optimizer = TOST_MUON, .weight_decay = 0.1
+
+static const TostRecipe presets[] = {
+    {.preset = 0, MUON, .lr = 3e-2, .warmup = 20, .steps = 200,
+     .config = {.n_layer = 6, .n_head = 16, .n_embd = 128, .block_size = 256, .vocab_size = 2304, .conv = 4},
+     .batch = 16, .seq = 256, .total_batch = 4096, .val_every = 50, .sample_every = 100, .save_every = 100},
+    {.preset = 1, MUON, .lr = 1.2e-2, .warmup = 40, .steps = 400,
+     .config = {.n_layer = 6, .n_head = 8, .n_embd = 256, .block_size = 256, .vocab_size = 4096, .conv = 4,
+                .memory = 1},
+     .batch = 16, .seq = 256, .total_batch = 8192, .val_every = 100, .sample_every = 100, .save_every = 100},
+    {.preset = 2, PUBLISHED, .weight_decay = 0.01,
+     .config = {.n_layer = 12, .n_head = 12, .n_embd = 768, .block_size = 1024, .vocab_size = 50304, .bias = 0}},
+    {.preset = 3, PUBLISHED, .weight_decay = 0.1,
+     .config = {.n_layer = 24, .n_head = 16, .n_embd = 1024, .block_size = 1024, .vocab_size = 50304, .bias = 0}},
+    {.preset = 4, PUBLISHED, .weight_decay = 0.1,
+     .config = {.n_layer = 36, .n_head = 20, .n_embd = 1280, .block_size = 1024, .vocab_size = 50304, .bias = 0}},
+};
+
+const TostRecipe* tost_preset_at(int i) {
+    return i >= 0 && (size_t)i < countof(presets) ? &presets[i] : NULL;
+}
+
+TextLine tost_preset_name(int i) {
+    size_t n;
+    const char* name = choice_name(&n, TOST_PRESETS, i);
+    return text_line("%.*s", (int)n, name);
+}
+
+// ---- Checkpoints ----
+
+void recipe_free(TostRecipe* r) {
+    for (int i = 0; i < RECIPE_ROWS; i++) setting_clear(r, &recipe_table[i]);
+}
+
+TostRecipe recipe_copy(const TostRecipe* r) {
+    TostRecipe copy = *r;
+    for (const Setting* row = recipe_table; row < recipe_table + RECIPE_ROWS; row++) {
+        char** text = field_of(&copy, row);
+        const PathList* list = field_of(r, row);
+        if (row->kind == STRING && *text) *text = xstrdup(*text);
+        if (row->kind != LIST) continue;
+        *(PathList*)field_of(&copy, row) = (PathList){0};
+        for (int i = 0; i < list->count; i++) add_path(field_of(&copy, row), xstrdup(list->paths[i]));
+    }
+    return copy;
+}
+
+// The row of a setting that is saved under this key, or RECIPE_ROWS.
+static int saved_row(const char* key) {
+    int i = 0;
+    while (i < RECIPE_ROWS && !(is_saved(&recipe_table[i]) && strcmp(recipe_table[i].name, key) == 0)) i++;
+    return i;
+}
+
+KeyValues recipe_write(const TostRecipe* r) {
+    KeyValues saved = {0};
+    for (int i = 0; i < RECIPE_ROWS; i++) {
+        char* value = is_saved(&recipe_table[i]) ? setting_text(r, &recipe_table[i]) : NULL;
+        if (value) key_values_add(&saved, xstrdup(recipe_table[i].name), value);
+    }
+    return saved;
+}
+
+// Fails if the value of a setting differs from that of a file or run.
+static bool check_same(const TostRecipe* r, int i, const char* loaded, const char* where, TostError* err) {
+    const Setting* row = &recipe_table[i];
+    char* value = setting_text(r, row);
+    const bool same = strcmp(value, loaded) == 0;
+    if (!same)
+        tost_error(err, "--%s %.200s differs from %.200s in %.500s: leave it out%s%s", row->name, value, loaded, where,
+                   row->flags & FIXED ? ", or start a new run from its weights with --init" : "",
+                   row->flags & FIXED && i != RECIPE_optimizer ? " and --keep-optimizer" : "");
+    free(value);
+    return same;
+}
+
+// Sets a setting to its saved text; false if that is malformed.
+static bool read_setting(TostRecipe* r, const Setting* row, const char* saved, TostError* err) {
+    char *copy = xstrdup(saved), *rest = copy;
+    bool ok = true;
+    setting_clear(r, row);
+    if (row->kind == LIST) for (char* value; ok && (value = strsep(&rest, separator));)
+        ok = setting_parse(r, row, value, err);
+    else ok = setting_parse(r, row, saved, err);
+    free(copy);
+    return ok;
+}
+
+bool recipe_read(TostRecipe* r, const KeyValues* saved, const char* file, TostError* err) {
+    for (const KeyValue* e = saved->entry; e < saved->entry + saved->count; e++) {
+        const int i = saved_row(e->key);
+        if (i == RECIPE_ROWS) continue;
+        const Setting* row = &recipe_table[i];
+        const bool given = recipe_given(r, (RecipeRow)i);
+        if (given && (row->flags & FIXED) && !check_same(r, i, e->value, file, err)) return false;
+        if (!given && !read_setting(r, row, e->value, err))
+            return tost_error(err, "%s: __metadata__ 'option.%s': %s: the file is damaged; use another checkpoint",
+                              file, e->key, err->text);
+        r->given |= (uint64_t)1 << i;
+    }
+    return true;
+}
+
+bool recipe_inherit(TostRecipe* r, const TostRecipe* from, RecipeRow row, TostError* err) {
+    if (recipe_given(r, row) || !recipe_given(from, row)) return true;
+    char* text = setting_text(from, &recipe_table[row]);
+    const bool ok = read_setting(r, &recipe_table[row], text, err);
+    free(text);
+    r->given |= (uint64_t)1 << row;
+    return ok;
+}
+
+// A setting of another version, not at its default. data-crc: a fingerprint of the shards, replaced by data-blocks-crc
+static bool is_ignored(const KeyValue* e) {
+    static const char defaults[] = " ema=0 on-save-error=stop reduce=ordered skip-grad-z=0 skip-loss-z=0 ";
+    return saved_row(e->key) == RECIPE_ROWS && strcmp(e->key, "data-crc") != 0
+        && !strstr(defaults, text_line(" %s=%s ", e->key, e->value).text);
+}
+
+TextLine recipe_changed(const TostRecipe* r, const KeyValues* saved) {
+    TextLine all = {""};
+    for (const KeyValue* e = saved->entry; e < saved->entry + saved->count; e++) {
+        const int i = saved_row(e->key);
+        const Setting* row = i < RECIPE_ROWS ? &recipe_table[i] : NULL;
+        char* value = row && (row->flags & OVERRIDABLE) ? setting_text(r, row) : NULL;
+        if (value ? strcmp(value, e->value) != 0 : is_ignored(e))
+            all = text_line("%s%s--%s %s %s%s", all.text, all.text[0] ? ", " : "", e->key, value ? value : e->value,
+                            value ? "instead of " : "(not in this version)", value ? e->value : "");
+        free(value);
+    }
+    for (char* p = all.text; (p = strchr(p, *separator));) *p = ' ';
+    return all;
+}
+
+// ---- What depends on files ----
+
+bool recipe_take_config(TostRecipe* r, const TostConfig* config, bool extend, const char* file, TostError* err) {
+    const TostRecipe before = *r;
+    bool same = true;
+    r->config = *config;
+    if (extend && !config->conv && recipe_given(r, RECIPE_conv)) r->config.conv = before.config.conv;
+    if (extend && !config->memory && recipe_given(r, RECIPE_memory)) r->config.memory = before.config.memory;
+    for (int i = 0; i < RECIPE_SIZES && same; i++) {
+        if (!recipe_given(r, (RecipeRow)i)) continue;
+        char* loaded = setting_text(r, &recipe_table[i]);
+        same = check_same(&before, i, loaded, file, err);
+        free(loaded);
+    }
+    return same;
+}
+
+void recipe_derive_warmup(TostRecipe* r) {
+    const int64_t preset = tost_preset_at(r->preset)->warmup;
+    if (!recipe_given(r, RECIPE_warmup)) r->warmup = preset < r->steps / 10 ? preset : r->steps / 10;
+}
+
+void recipe_take_samples(TostRecipe* r, uint64_t samples) {
+    if (r->epochs > 0)
+        r->steps = (int64_t)fmin(TOST_MAX_COUNT, ceil(r->epochs * (double)samples * r->seq / (double)r->total_batch));
+    recipe_derive_warmup(r);
+}
