@@ -89,3 +89,11 @@ size_t tost_row_offset(const TostTensors* t, TostRow row, int layer) {
     const size_t offset = t->row_offset[row];
     return offset == SIZE_MAX ? offset : offset + (size_t)layer * t->row_stride[row];
 }
+
+TextLine model_sizes(const TostConfig* c) {
+    return text_line("%d layer%s, %d head%s, %d channel%s, block size %d, vocabulary %d, %s bias%s%s%s%s", c->n_layer,
+                     plural(c->n_layer), c->n_head, plural(c->n_head), c->n_embd, plural(c->n_embd), c->block_size,
+                     c->vocab_size, c->bias ? "with" : "no",
+                     c->membership == TOST_UNIFORM ? ", uniform membership" : "", c->conv ? ", convolutions" : "",
+                     c->memory ? ", memory" : "", c->positions == TOST_POSITIONS_NONE ? ", no positions" : "");
+}

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "base/error.h"
+#include "base/text.h"
 
 #if defined(__FAST_MATH__) || defined(__ASSOCIATIVE_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
 #error "-ffast-math and -Ofast remove the checks for NaN and infinity and reorder sums: use CFLAGS=-O3"
@@ -91,6 +92,8 @@ enum {
 };
 
 bool tost_config_check(const TostConfig* c, TostError* err);   // positive sizes, heads divide channels, no overflow
+
+TextLine model_sizes(const TostConfig* c);                     // "6 layers, …, no bias"
 
 // The longest sequence that a trained model can read.
 static inline int tost_max_seq(const TostConfig* c) {

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/memory.h"
+#include "chunks.h"
 
 static const char separator[] = "\x1f";   // between the values of a list in a checkpoint
 
@@ -290,7 +291,21 @@ TextLine recipe_changed(const TostRecipe* r, const KeyValues* saved) {
     return all;
 }
 
-// ---- What depends on files ----
+// ---- Sizes ----
+
+bool recipe_check_pass(int batch, int seq, int chunk, TostError* err) {
+    const int length = chunk > 0 && chunk < seq ? chunk : seq;
+    const int64_t pass = (int64_t)batch * length;
+    return pass <= INT_MAX || tost_error(err, "--batch %d × %d tokens is %lld tokens per pass, the limit is %d: lower "
+                                         "--batch, --seq or --chunk", batch, length, (long long)pass, INT_MAX);
+}
+
+TostEngineOptions recipe_engine(const TostRecipe* r, int max_batch, int seq, bool training, TostComm* comm) {
+    const int max_chunk = r->chunk && r->chunk < seq ? r->chunk : seq;
+    return (TostEngineOptions){.max_batch = max_batch, .max_chunk = max_chunk, .training = training,
+                               .states = chunks_states(seq, max_chunk, training), .dtype = (TostDtype)r->dtype,
+                               .threads = r->threads, .comm = comm};
+}
 
 bool recipe_take_config(TostRecipe* r, const TostConfig* config, bool extend, const char* file, TostError* err) {
     const TostRecipe before = *r;

@@ -6,6 +6,7 @@
 #include "base/key_values.h"
 #include "base/openmp.h"
 #include "base/text.h"
+#include "engine.h"
 #include "model.h"
 #include "schedule.h"
 
@@ -231,3 +232,7 @@ bool recipe_take_config(TostRecipe* r, const TostConfig* config, bool extend, co
 // Sets the steps of --epochs for data with this many samples, and the warm-up, unless it is given.
 void recipe_take_samples(TostRecipe* r, uint64_t samples);
 void recipe_derive_warmup(TostRecipe* r);
+// batch × seq, or batch × chunk if that is less and not 0, must fit in an int.
+bool recipe_check_pass(int batch, int seq, int chunk, TostError* err);
+// The engine's options for max_batch sequences of seq tokens. setup.c adds those that only training has.
+TostEngineOptions recipe_engine(const TostRecipe* r, int max_batch, int seq, bool training, TostComm* comm);

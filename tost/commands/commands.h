@@ -7,6 +7,8 @@
 int tost_main(int argc, char** argv, const TostEngine* engine);
 
 #ifndef __cplusplus
+#include "base/say.h"
+#include "options/options.h"
 #include "store/loaded_model.h"
 
 // Prints the page that o->page asks for: the help of o's command, with the usage lines of all commands if none was

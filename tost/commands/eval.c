@@ -259,10 +259,10 @@ static void begin_json(JsonFile* json, const Evaluation* e) {
 static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, const Options* o, const ShardStream* data,
                            TostError* err) {
     const CheckpointInfo* info = &model->info;
-    *tokenizer = loaded_model_tokenizer(model, o, err);
+    *tokenizer = loaded_model_tokenizer(model, o->tokenizer, err);
     if (!*tokenizer && o->tokenizer) return false;
     if (!*tokenizer && o->rank == 0) print_line(stderr, "no bits/byte: %s", err->text);
-    warn_of_ids(o, data, *tokenizer ? tokenizer_size(*tokenizer) : info->config.vocab_size, *tokenizer);
+    warn_of_ids(data, *tokenizer ? tokenizer_size(*tokenizer) : info->config.vocab_size, *tokenizer);
     if (*tokenizer)
         return check_shards(data, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer), tokenizer_size(*tokenizer),
                             err);
@@ -281,12 +281,12 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     const Windows* w = &e.windows;
     if (o->limit && (uint64_t)o->limit < w->count) e.windows.count = (uint64_t)o->limit;
     e.batch = (uint64_t)o->recipe.batch < w->count ? o->recipe.batch : (int)w->count;
-    if (!options_check_pass(e.batch, w->T, o->recipe.chunk, err)) return false;
+    if (!recipe_check_pass(e.batch, w->T, o->recipe.chunk, err)) return false;
 
     JsonFile json = {0};
     e.shard = xcalloc((size_t)data->count, sizeof *e.shard);
     bool ok = find_tokenizer(&e.tokenizer, model, o, data, err)
-              && loaded_model_create(model, o, e.batch, w->T, err)
+              && loaded_model_create(model, &o->recipe, e.batch, w->T, err)
               && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
     ok = comm_agree(model->comm, ok, err);
     if (ok) {
@@ -316,7 +316,7 @@ int command_eval(const Options* o, TostComm* comm, const TostEngine* engine) {
     ShardStream data = {0};
     signals_ignore_write_errors();
     uint32_t crc = 0;
-    bool ok = loaded_model_find(&model, o, engine, &err) && check_lengths(&model, o, &err);
+    bool ok = loaded_model_find(&model, o->model, engine, &err) && check_lengths(&model, o, &err);
     model.comm = comm;
     signals_catch(false);
     if (ok && o->recipe.data.count)
@@ -331,6 +331,6 @@ int command_eval(const Options* o, TostComm* comm, const TostEngine* engine) {
     ok = comm_agree(comm, ok, &err);
     stream_close(&data);
     loaded_model_free(&model);
-    const int status = ok ? 0 : print_error(o, &err);
+    const int status = ok ? 0 : print_error(&err);
     return signals_received() ? 128 + signals_received() : status;
 }

@@ -88,7 +88,7 @@ static bool plan(TaskRun* r, TostError* err) {
     const int sequences = option_given(r->o, "batch") ? r->o->recipe.batch : by_rows;
     r->batch = sequences > e->choices ? sequences / e->choices : 1;
     if ((size_t)r->batch > e->count) r->batch = (int)e->count;
-    return options_check_pass(r->batch * e->choices, r->max_seq, 0, err);
+    return recipe_check_pass(r->batch * e->choices, r->max_seq, 0, err);
 }
 
 // Size of the batch that starts with key `first`: contexts of equal length, equal numbers of choices.
@@ -349,12 +349,12 @@ static void report(JsonFile* json, const TaskRun* r, double seconds) {
 bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     const bool first = o->rank == 0;   // the rank that writes
     TaskRun r = {.model = model, .o = o, .limit = o->recipe.seq ? o->recipe.seq : model->info.config.block_size,
-                 .tokenizer = loaded_model_tokenizer(model, o, err)};
+                 .tokenizer = loaded_model_tokenizer(model, o->tokenizer, err)};
     JsonFile json = {0};
     bool ok = r.tokenizer && examples_read(&r.examples, o->task, r.tokenizer, err);
     while (o->limit && r.examples.count > (size_t)o->limit) free(r.examples.example[--r.examples.count].ids);
     ok = ok && plan(&r, err)
-              && loaded_model_create(model, o, r.batch * r.examples.choices, r.max_seq, err)
+              && loaded_model_create(model, &o->recipe, r.batch * r.examples.choices, r.max_seq, err)
               && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
     ok = comm_agree(model->comm, ok, err)
          && comm_same(model->comm, r.n_keys, "the file of --task differs from that of rank 0: give all hosts the same "
@@ -364,7 +364,7 @@ bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
                    r.examples.count);
     for (size_t i = 0, found = 0; ok && i < r.examples.count && !found; i++)
         if ((found = r.examples.example[i].inside))
-            print_warning(o, "%s line %d has " INSIDE_LINE, o->task, r.examples.example[i].line);
+            print_warning("%s line %d has " INSIDE_LINE, o->task, r.examples.example[i].line);
     const double start = now_seconds();
     ok = ok && score_all(&r, err);
     if (ok && first) report(&json, &r, now_seconds() - start);

@@ -37,7 +37,7 @@ static void print_options(const Options* o) {
     }
 }
 
-static void print_examples(const Options* o) {
+static void print_examples(void) {
     static const struct { const char *about, *arguments; } examples[] = {
         {"the starter model, on the stories in data/starter: about a minute", ""},
         {"a small model on your own text, converted with tokenize",
@@ -47,7 +47,7 @@ static void print_examples(const Options* o) {
     printf("\nExamples\n");
     for (size_t i = 0; i < countof(examples); i++) {
         printf("  # %s\n", examples[i].about);
-        print_line(stdout, "  %s%s", options_program(o), examples[i].arguments);
+        print_line(stdout, "  %s%s", say_program(), examples[i].arguments);
     }
 }
 
@@ -55,11 +55,11 @@ static void print_examples(const Options* o) {
 static void print_help(const Options* o, bool named) {
     for (int c = 0; c < COMMANDS; c++) {
         if (named && c != (int)o->command) continue;
-        print_line(stdout, "%s %s %s", c == 0 || named ? "usage:" : "      ", options_program(o),
+        print_line(stdout, "%s %s %s", c == 0 || named ? "usage:" : "      ", say_program(),
                    command_table[c].usage);
         printf("           %s\n", command_table[c].about);
     }
-    if (o->command == COMMAND_TRAIN) print_examples(o);
+    if (o->command == COMMAND_TRAIN) print_examples();
     if (!named) printf("\nCOMMAND --help lists the options of a command. Options of train:\n");
     print_options(o);
     if (o->command == COMMAND_TRAIN) {

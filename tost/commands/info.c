@@ -56,7 +56,7 @@ static bool info_model(const Options* o, TostError* err) {
     LoadedModel m;
     if (recipe_given(&o->recipe, RECIPE_vocab_size))
         return tost_error(err, "--vocab-size is for shards: give SHARD files");
-    const bool ok = loaded_model_find(&m, o, NULL, err);
+    const bool ok = loaded_model_find(&m, o->model, NULL, err);
     if (ok) {
         print_file("file", m.file);
         print_file("optimizer", path_in(path_above(m.file).text, OPTIMIZER_FILE).text);
@@ -100,7 +100,7 @@ static int compare_rows(const void* a, const void* b) {
 }
 
 // The runs in a folder, sorted. Warns of those that cannot be read.
-static RunRow* find_runs(int* count, const Options* o, const char* folder) {
+static RunRow* find_runs(int* count, const char* folder) {
     PathList names;
     TostError why;
     RunRow* rows = NULL;
@@ -118,7 +118,7 @@ static RunRow* find_runs(int* count, const Options* o, const char* folder) {
             row.seconds = training_seconds(run.text, row.info.step);
             rows = xgrow(rows, (size_t)*count, sizeof row);
             rows[(*count)++] = row;
-        } else print_warning(o, "%s", why.text);
+        } else print_warning("%s", why.text);
     }
     free_paths(&names);
     if (rows) qsort(rows, (size_t)*count, sizeof *rows, compare_rows);
@@ -184,10 +184,8 @@ static bool info_two_runs(const Options* o, TostError* err) {
     TostRecipe recipe[2];
     bool ok = true;
     for (int k = 0; k < 2; k++) {
-        Options named = *o;
-        named.model = o->files[k];
         recipe[k] = recipe_copy(tost_preset_at(0));
-        ok = ok && loaded_model_find(&m[k], &named, NULL, err)
+        ok = ok && loaded_model_find(&m[k], o->files[k], NULL, err)
              && recipe_read(&recipe[k], &m[k].info.options, m[k].file, err);
         recipe[k].config = m[k].info.config;
     }
@@ -265,7 +263,7 @@ static bool is_shard(const char* path) {
 static bool info(const Options* o, TostError* err) {
     int count = 0;
     if (o->model && is_dir(o->model) && !checkpoint_is_run(o->model) && !checkpoint_is_folder(o->model)) {
-        RunRow* rows = find_runs(&count, o, o->model);
+        RunRow* rows = find_runs(&count, o->model);
         if (count) return info_runs(o, rows, count, err);
     }
     if (o->json) return tost_error(err, "--json %s: is only written for a folder of runs: give its PATH", o->json);
@@ -281,5 +279,5 @@ static bool info(const Options* o, TostError* err) {
 
 int command_info(const Options* o) {
     TostError err;
-    return info(o, &err) ? 0 : print_error(o, &err);
+    return info(o, &err) ? 0 : print_error(&err);
 }

@@ -40,7 +40,7 @@ static int command_train(const Options* args, TostComm* comm, const TostEngine* 
     const int signal = run_signal(&r);
     const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.recipe.steps;
     run_free(&r);
-    if (!ok) return print_error(args, &err);
+    if (!ok) return print_error(&err);
     if (signal) return 128 + signal;
     return out_of_time ? STATUS_RESUMABLE : 0;
 }
@@ -74,21 +74,23 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     TostError err, why;
     TostComm* comm;
     int status = 0;
+    say_as(o.program, o.rank);
     const bool valid = options_parse(&o, argc, argv, engine, &err);
     // Commands that need no other ranks run alone on each, even if variables of a pod or job name several.
     if (o.page || (o.command != COMMAND_TRAIN && o.command != COMMAND_EVAL)) launch.place = (CommPlace){.size = 1};
-    if (!comm_open(&comm, &launch, engine, options_program(&o), valid ? o.rank_timeout : COMM_TIMEOUT, &why)) {
+    if (!comm_open(&comm, &launch, engine, say_program(), valid ? o.rank_timeout : COMM_TIMEOUT, &why)) {
         if (o.rank > 0) sleep(2);   // if all have the error, the launcher ends them after the first
-        o.rank = 0;                 // only rank 0 prints, and there may be no other rank
+        say_as(o.program, 0);       // there may be no other rank
         tost_error(&err, "%s%s (%s=%s; if no launcher is meant: env -u %s)", comm_prefix(&launch.place).text, why.text,
                    launch.variable, getenv(launch.variable), launch.variable);
-        print_error(&o, &err);
+        print_error(&err);
         options_free(&o);
         return STATUS_USAGE;
     }
     o.rank = comm_rank(comm);
+    say_as(o.program, o.rank);
     if (!comm_agree(comm, valid, &err) || !options_same(&o, &o.recipe, comm, &err)) {
-        print_error(&o, &err);
+        print_error(&err);
         status = STATUS_USAGE;
     } else if (o.page) {
         print_page(&o, engine);
@@ -100,7 +102,7 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     options_free(&o);
     if (status == 0 && (fflush(stdout) != 0 || ferror(stdout))) {
         tost_error(&err, "stdout cannot be written: %s", strerror(errno));
-        status = print_error(&o, &err);
+        status = print_error(&err);
     }
     comm_close(comm);
     return status;

@@ -2,7 +2,7 @@
 
 #include "base/json.h"
 #include "data/lines.h"
-#include "store/loaded_model.h"
+#include "data/lines.h"
 
 // --prompt. Removes one line end of a file, which editors and echo add.
 static bool read_prompt(Bytes* text, const Options* o, TostError* err) {
@@ -16,7 +16,7 @@ static bool read_prompt(Bytes* text, const Options* o, TostError* err) {
     }
     if (!*path) return tost_error(err, "--prompt @ names no file; give @FILE");
     if (!read_lines(text, &lines, path, err)
-        || !check_utf8_text(o, from_file ? path : "standard input", text->data, text->size, err)) return false;
+        || !check_utf8_text(from_file ? path : "standard input", text->data, text->size, err)) return false;
     text->size = (size_t)(lines.end - lines.at);
     memmove(text->data, lines.at, text->size);
     const bool feed = text->size > 0 && text->data[text->size - 1] == '\n';
@@ -31,7 +31,7 @@ static bool read_all(Prompts* p, Lines* lines, const Options* o, TostError* err)
     const char* line;
     const bool jsonl = has_suffix(path, ".jsonl") || begins_json(lines->at, lines->end, '{');
     if (lines->at == lines->end) return tost_error(err, "--prompts %s is empty: give one prompt per line", path);
-    if (!jsonl && !check_utf8_text(o, path, lines->at, (size_t)(lines->end - lines->at), err)) return false;
+    if (!jsonl && !check_utf8_text(path, lines->at, (size_t)(lines->end - lines->at), err)) return false;
     for (size_t n; next_line(&line, &n, lines);) {
         if (is_blank(line, n)) continue;
         p->prompt = xgrow(p->prompt, p->count, sizeof *p->prompt);

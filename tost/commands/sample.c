@@ -151,10 +151,10 @@ static void note_text(const Options* o, const Prompts* prompts) {
     const Prompt *p = prompts->prompt, *end = p + prompts->count;
     for (int i = 0; i < o->stop.count; i++)
         if (strstr(o->stop.paths[i], "\\n")) escape = "stop";
-    if (escape) print_warning(o, "--%s: \\n is a backslash and an n; in bash and zsh, $'\\n' is a line break", escape);
+    if (escape) print_warning("--%s: \\n is a backslash and an n; in bash and zsh, $'\\n' is a line break", escape);
     while (p < end && !note_of(p)) p++;
     if (p == end) return;
-    print_warning(o, "the prompt%s %s", p->line > 1 ? text_line(" in line %zu", p->line).text : "", note_of(p));
+    print_warning("the prompt%s %s", p->line > 1 ? text_line(" in line %zu", p->line).text : "", note_of(p));
 }
 
 // Reads decimal ids. Returns their number; 0 if there is other text, or an id outside the vocabulary.
@@ -231,13 +231,13 @@ static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
         const int seq = generate_max_seq(c, s->work[i].n_ids, o->tokens);
         longest = seq > longest ? seq : longest;
     }
-    TostEngineOptions options = options_engine(&o->recipe, 1, longest, false, NULL);
+    TostEngineOptions options = recipe_engine(&o->recipe, 1, longest, false, NULL);
     const size_t one = m->engine->memory(c, &options);
     const int64_t texts = s->n_work < MAX_TEXTS_TOGETHER ? (int64_t)s->n_work * o->samples : MAX_TEXTS_TOGETHER;
     options.max_batch = texts < MAX_TEXTS_TOGETHER ? (int)texts : MAX_TEXTS_TOGETHER;
     while (options.max_batch > 1 && m->engine->memory(c, &options) > one + SPARE_BYTES) options.max_batch--;
     s->together = options.max_batch;
-    return loaded_model_create(m, o, s->together, longest, err);
+    return loaded_model_create(m, &o->recipe, s->together, longest, err);
 }
 
 static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Prompts* prompts,
@@ -252,7 +252,7 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
     ok = ok && create_model(&s, m, err);
     if (ok) {
         if (tokenizer) note_text(o, prompts);
-        else print_warning(o, "%s; prompts and samples are ids", err->text);
+        else print_warning("%s; prompts and samples are ids", err->text);
         print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
         ok = !o->prompts && o->samples == 1 ? write_one(&s, err) : write_many(&s, err);
     }
@@ -272,12 +272,13 @@ int command_sample(const Options* o, const TostEngine* engine) {
     LoadedModel m;
     Prompts prompts = {0};
     Tokenizer* tokenizer = NULL;
-    const bool ok = loaded_model_find(&m, o, engine, &err)
-                    && ((tokenizer = loaded_model_tokenizer(&m, o, &err)) || (!o->tokenizer && !m.info.tokenizer))
+    const bool ok = loaded_model_find(&m, o->model, engine, &err)
+                    && ((tokenizer = loaded_model_tokenizer(&m, o->tokenizer, &err))
+                        || (!o->tokenizer && !m.info.tokenizer))
                     && prompts_read(&prompts, o, &err)
                     && (prompts.count == 0 || sample(&m, tokenizer, o, &prompts, &err));
     prompts_free(&prompts);
     tokenizer_free(tokenizer);
     loaded_model_free(&m);
-    return ok ? 0 : print_error(o, &err);
+    return ok ? 0 : print_error(&err);
 }

@@ -27,17 +27,17 @@ static void begin(Progress* progress, TextInput* in, const Options* o) {
                       .context = progress};
 }
 
-static int failed(const Options* o, const TostError* err) {
-    print_error(o, err);
+static int failed(const TostError* err) {
+    print_error(err);
     return signals_received() ? 128 + signals_received() : STATUS_FAILED;
 }
 
 // Prints how the files were read, and warnings.
 static void print_text_count(const Options* o, const TextCount* c) {
-    if (c->broken.count) print_warning(o, "%s; they are kept as they are", broken_line(&c->broken).text);
-    if (c->skipped) print_warning(o, "lines skipped: %" PRIu64 ", the first: %s", c->skipped, c->first_skipped.text);
+    if (c->broken.count) print_warning("%s; they are kept as they are", broken_line(&c->broken).text);
+    if (c->skipped) print_warning("lines skipped: %" PRIu64 ", the first: %s", c->skipped, c->first_skipped.text);
     if (c->inside)
-        print_warning(o, "%s: " END_OF_TEXT " inside lines, read as text: %" PRIu64 "; sed 's/<|endoftext|>/\\n&\\n/g' "
+        print_warning("%s: " END_OF_TEXT " inside lines, read as text: %" PRIu64 "; sed 's/<|endoftext|>/\\n&\\n/g' "
                       "FILE makes separators of them", c->inside_in, c->inside);
     if (o->quiet) return;
     if (o->n_files) printf("files of plain text: %d, of JSONL: %d\n", o->n_files - c->jsonl_files, c->jsonl_files);
@@ -53,10 +53,10 @@ int command_tokenize(const Options* o) {
     begin(&progress, &options.in, o);
     const bool ok = tokenize_files(&options, &r, &err);
     progress_erase(&progress);
-    if (!ok) return failed(o, &err);
+    if (!ok) return failed(&err);
     print_text_count(o, &r.read);
     if (o->val_frac > 0 && r.written[SPLIT_VAL].tokens == 0)
-        print_warning(o, "--val-frac %g: no document went to validation shards; raise it, or separate documents by "
+        print_warning("--val-frac %g: no document went to validation shards; raise it, or separate documents by "
                       "lines of " END_OF_TEXT, o->val_frac);
     if (o->quiet) return 0;
     const ShardCount *train = &r.written[SPLIT_TRAIN], *val = &r.written[SPLIT_VAL];
@@ -88,9 +88,9 @@ int command_vocab(const Options* o) {
     begin(&progress, &options.in, o);
     const bool ok = vocab_learn(&options, &r, &err);
     progress_erase(&progress);
-    if (!ok) return failed(o, &err);
+    if (!ok) return failed(&err);
     print_text_count(o, &r.read);
-    if (r.merges < r.wanted) print_warning(o, "--size %d: the text has only %d merges", o->size, r.merges);
+    if (r.merges < r.wanted) print_warning("--size %d: the text has only %d merges", o->size, r.merges);
     if (!o->quiet)
         print_line(stdout, "%s: %d tokens, from %s, documents: %" PRIu64 ", different words: %" PRIu64, o->out,
                    VOCAB_MIN_SIZE + r.merges, human_bytes(bytes, (double)r.read.bytes), r.read.documents, r.words);

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/say.h"
 #include "base/text.h"
 #include "data/shards.h"
 
@@ -40,6 +41,14 @@ bool broken_accepted(const Broken* b, uint64_t bytes, TostError* err) {
     return b->count <= bytes / 1000
         || tost_error(err, "%s; text in another encoding, such as LATIN1 or UTF-16: iconv -f LATIN1 -t UTF-8 FILE; to "
                       "drop these bytes: iconv -c -f UTF-8 -t UTF-8 FILE | tr -d '\\000'", broken_line(b).text);
+}
+
+bool check_utf8_text(const char* name, const char* text, size_t n, TostError* err) {
+    Broken b = {.bytes = n, .name = name};
+    b.count = count_broken(&b.first, text, n);
+    if (!broken_accepted(&b, n, err)) return false;
+    if (b.count) print_warning("%s; they are kept as they are", broken_line(&b).text);
+    return true;
 }
 
 bool next_line(const char** text, size_t* n, Lines* l) {

@@ -190,11 +190,6 @@ static const Setting* find_row(const char* name, size_t len, Command command) {
     return NULL;
 }
 
-const char* options_program(const Options* o) {
-    const char* slash = strrchr(o->program, '/');
-    return slash && slash[1] ? slash + 1 : o->program;
-}
-
 // The setting of the recipe that an option sets, or RECIPE_ROWS
 static RecipeRow recipe_row(const Setting* option) {
     int i = 0;
@@ -329,20 +324,6 @@ static bool find_command(Options* o, const char* name, TostError* err) {
 
 // ---- Defaults that depend on others ----
 
-bool options_check_pass(int batch, int seq, int chunk, TostError* err) {
-    const int length = chunk > 0 && chunk < seq ? chunk : seq;
-    const int64_t pass = (int64_t)batch * length;
-    return pass <= INT_MAX || tost_error(err, "--batch %d × %d tokens is %lld tokens per pass, the limit is %d: lower "
-                                         "--batch, --seq or --chunk", batch, length, (long long)pass, INT_MAX);
-}
-
-TostEngineOptions options_engine(const TostRecipe* r, int max_batch, int seq, bool training, TostComm* comm) {
-    const int max_chunk = r->chunk && r->chunk < seq ? r->chunk : seq;
-    return (TostEngineOptions){.max_batch = max_batch, .max_chunk = max_chunk, .training = training,
-                               .states = chunks_states(seq, max_chunk, training), .dtype = (TostDtype)r->dtype,
-                               .threads = r->threads, .comm = comm};
-}
-
 // Derives sequence length, micro-batch size, tokens per step and warm-up from sizes and preset, unless given.
 static bool derive_defaults(TostRecipe* r, const Options* o, TostError* err) {
     const TostRecipe* preset = tost_preset_at(r->preset);
@@ -358,7 +339,7 @@ static bool derive_defaults(TostRecipe* r, const Options* o, TostError* err) {
     if (!recipe_given(r, RECIPE_batch) && (total_given || r->parts > 1 || wanted != preset->total_batch)
         && wanted % part_seq == 0)
         while (wanted / part_seq % r->batch != 0) r->batch--;
-    if (!options_check_pass(r->batch, r->seq, 0, err)) return false;
+    if (!recipe_check_pass(r->batch, r->seq, 0, err)) return false;
     const int64_t pass = r->batch * part_seq, passes = wanted / pass, rest = wanted % pass;
     if (!total_given) r->total_batch = (passes + (rest > 0)) * pass;
     else if (rest != 0)
@@ -421,7 +402,7 @@ static bool check_eval(const Options* o, TostError* err) {
         return tost_error(err, "eval needs --data GLOB (token shards) or --task FILE (examples)");
     if (o->recipe.seq && o->stride > o->recipe.seq)
         return tost_error(err, "--stride %d is longer than --seq %d: it would skip tokens", o->stride, o->recipe.seq);
-    return options_check_pass(o->recipe.batch, o->recipe.seq, o->recipe.chunk, err);
+    return recipe_check_pass(o->recipe.batch, o->recipe.seq, o->recipe.chunk, err);
 }
 
 // tokenize and vocab

@@ -1,7 +1,6 @@
 // options.h: the command line, from one table of options.
 #pragma once
 
-#include "chunks.h"
 #include "engine.h"
 #include "ranks/comm.h"
 #include "recipe.h"
@@ -56,13 +55,7 @@ void options_free(Options* o);
 // Fails on all ranks, naming the option, if an option of any rank, or a setting of its recipe r, differs from that of
 // rank 0. Ranks with different options would exchange different messages.
 bool options_same(const Options* o, const TostRecipe* r, TostComm* comm, TostError* err);
-const char* options_program(const Options* o);   // the program's name, without its folder
 bool option_given(const Options* o, const char* name);   // on the command line; of settings of the recipe: recipe_given
-// batch × seq, or batch × chunk if that is less and not 0, must fit in an int.
-bool options_check_pass(int batch, int seq, int chunk, TostError* err);
-// The engine's options for max_batch sequences of seq tokens. setup.c adds those that only training has.
-TostEngineOptions options_engine(const TostRecipe* r, int max_batch, int seq, bool training, TostComm* comm);
-
 // The table of options, also for --help: rows of the recipe and rows of the commands. `field` is an offset in Options;
 // `flags` are those of the setting and a bit for each command.
 typedef struct { const char *name, *usage, *about, *no_operands; } CommandHelp;   // no_operands: what to give instead

@@ -20,7 +20,7 @@ void run_warn(Run* r, const char* fmt, ...) {
     const TextLine line = vtext_line(fmt, ap);
     va_end(ap);
     progress_end(&r->progress);
-    print_warning(r->args, "%s", line.text);
+    print_warning("%s", line.text);
 }
 
 void report_lost_output(Run* r) {

@@ -6,7 +6,9 @@
 #include "data/dataset.h"
 #include "base/lock.h"
 #include "chunks.h"
-#include "store/loaded_model.h"
+#include "base/say.h"
+#include "data/vocabulary.h"
+#include "options/options.h"
 #include "store/log.h"
 #include "run/progress.h"
 

@@ -180,7 +180,9 @@ static bool open_tokenizer(Run* r, TostError* err) {
         r->info.vocabulary = tokenizer_file(r->tokenizer);
         r->info.tokenizer_hash = tokenizer_hash(r->tokenizer);
         if (resize) recipe->config.vocab_size = (tokenizer_size(r->tokenizer) + MULTIPLE - 1) / MULTIPLE * MULTIPLE;
-        if (r->args->init) warn_of_tokenizer(r->args, &r->init, weights, r->tokenizer);
+        if (r->args->init)
+            warn_of_tokenizer(r->tokenizer, weights, r->init.config.vocab_size, r->init.tokenizer,
+                              r->init.tokenizer_hash);
     }
     r->info.config = recipe->config;
     if (found && !r->tokenizer) return false;
@@ -226,7 +228,7 @@ static bool open_data(Run* r, TostError* err) {
     recipe_take_samples(recipe, data_samples(r->data));
     const int ids = r->tokenizer ? tokenizer_size(r->tokenizer) : recipe->config.vocab_size;
     for (int k = 0; k < data_sources(r->data); k++)
-        warn_of_ids(r->args, data_source(r->data, k).shards, ids, r->tokenizer);
+        warn_of_ids(data_source(r->data, k).shards, ids, r->tokenizer);
     return check_same_data(r, err);
 }
 
@@ -265,7 +267,7 @@ static bool check_split(const Run* r, TostError* err) {
         }
     }
     if (named)
-        print_warning(r->args, "--data: %s is named like validation data, but the run trains on it: leave it "
+        print_warning("--data: %s is named like validation data, but the run trains on it: leave it "
                       "out, as in --data 'NAME_train_*.bin', if that is not meant", named);
     return true;
 }
@@ -379,7 +381,7 @@ static bool check_memory(Run* r, TostError* err) {
 }
 
 static TostEngineOptions run_engine_options(const Run* r, int batch) {
-    TostEngineOptions e = options_engine(&r->recipe, batch, r->recipe.seq, true, r->comm);
+    TostEngineOptions e = recipe_engine(&r->recipe, batch, r->recipe.seq, true, r->comm);
     e.optimizer = (TostOptimizer)r->recipe.optimizer;
     e.parts = run_own_parts(r);
     return e;

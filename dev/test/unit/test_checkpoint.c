@@ -8,6 +8,8 @@
 
 #include "base/crc32.h"
 #include "dev/test/unit/fake_engine.h"
+#include "dev/test/unit/old_metadata.h"
+#include "recipe.h"
 #include "store/checkpoint.h"
 
 // ---- safetensors ----------------------------------------------------------------------------------------------------
@@ -643,9 +645,45 @@ static void test_every_byte(Checks* c) {
     fake_destroy(into);
 }
 
+// All keys and values of an old checkpoint that exist in this version are written with the same text, in the same order.
+static void test_old_metadata(Checks* c) {
+    static const char changed[] = " program option.val-batches option.data-crc crc32 ";
+    static const TostConfig config = {   // what the tensors have
+        .n_layer = 2, .n_head = 4, .n_embd = 64, .block_size = 256, .vocab_size = 2304, .memory = 1};
+    StFile f = {.path = (char*)"old"};
+    TostError err = {""};
+    CheckpointInfo info = {.config = config};
+    TostRecipe recipe = recipe_copy(tost_preset_at(0));
+    char *text = xstrdup(old_metadata), *rest = text;
+    for (char* line; (line = strsep(&rest, "\n")) && *line;) {
+        const size_t key = strcspn(line, "=");
+        key_values_add(&f.meta, xasprintf("%.*s", (int)key, line), xstrdup(line + key + 1));
+    }
+    check(c, f.meta.count == 63, "old metadata: %d keys", f.meta.count);
+    check(c, metadata_read(&info, &f, &err) && recipe_read(&recipe, &info.options, "old", &err), "%s", err.text);
+    key_values_free(&info.options);
+    info.options = recipe_write(&recipe);
+    KeyValues m = metadata_list(&info);
+    int last = -1;
+    for (const KeyValue* e = f.meta.entry; e < f.meta.entry + f.meta.count; e++) {
+        if (strstr(changed, text_line(" %s ", e->key).text)) continue;
+        int i = 0;
+        while (i < m.count && strcmp(m.entry[i].key, e->key) != 0) i++;
+        check(c, i < m.count && strcmp(m.entry[i].value, e->value) == 0, "%s: expected %s, got %s", e->key, e->value,
+              i < m.count ? m.entry[i].value : "no such key");
+        check(c, i > last, "%s: written too early", e->key);
+        last = i;
+    }
+    key_values_free(&m);
+    key_values_free(&f.meta);
+    free(text);
+    recipe_free(&recipe);
+    checkpoint_info_free(&info);
+}
+
 int main(void) {
     return RUN_TESTS("checkpoint", test_st_headers, test_st_many_tensors, test_st_dtypes, test_st_round_trip,
                          test_st_writer_failures, test_round_trip, test_large_count, test_muon, test_find,
                          test_newest_run, test_keep, test_users_files, test_damage, test_foreign_files,
-                         test_every_byte);
+                         test_every_byte, test_old_metadata);
 }

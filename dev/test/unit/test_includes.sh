@@ -1,6 +1,6 @@
 #!/bin/sh
 # test_includes.sh BINARY: the rooms of tost/ may include each other in one direction only, so there are no circles:
-# commands -> run -> store -> options -> data, ranks -> core (tost/*.h) -> base. Only the engines see cpu/ and cuda/.
+# commands -> run -> store, options -> data, ranks -> core (tost/*.h) -> base. Only the engines see cpu/ and cuda/.
 
 . "$(dirname "$0")/../lib.sh"
 cd "$repo" || exit 1
@@ -12,7 +12,7 @@ ranks: base core
 cuda: base core ranks
 data: base core
 options: base core ranks data
-store: base core ranks data options
+store: base core ranks data
 run: base core ranks data options store
 commands: base core ranks data options store run
 engine: base core ranks cpu cuda commands
