@@ -8,6 +8,7 @@
 #include "base/folder.h"
 #include "base/json.h"
 #include "base/memory.h"
+#include "base/text.h"
 
 // True if there is a file with data of another content or program.
 static bool has_other_data(const char* path, const char* content) {
@@ -100,4 +101,14 @@ void json_put_real(JsonFile* j, const char* key, double value) {
 
 void json_put_bool(JsonFile* j, const char* key, bool value) {
     if (begin_value(j, key)) fputs(value ? "true" : "false", j->file);
+}
+
+TextLine json_figure_int(JsonFile* j, const char* key, int64_t value, const char* fmt) {
+    json_put_int(j, key, value);
+    return text_line(fmt, (long long)value);
+}
+
+TextLine json_figure_real(JsonFile* j, const char* key, double value, const char* fmt) {
+    json_put_real(j, key, value);
+    return isnan(value) ? (TextLine){""} : text_line(fmt, value);
 }

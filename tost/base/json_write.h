@@ -30,3 +30,7 @@ void json_put_text(JsonFile* j, const char* key, const char* text);
 void json_put_int(JsonFile* j, const char* key, int64_t value);
 void json_put_real(JsonFile* j, const char* key, double value);  // exact; null if not finite
 void json_put_bool(JsonFile* j, const char* key, bool value);
+// A figure of a report: the same, and returns it as text by fmt, which has one conversion of the value (%lld, %f). The
+// text of NaN is empty.
+TextLine json_figure_int(JsonFile* j, const char* key, int64_t value, const char* fmt) PRINTF_LIKE(4, 0);
+TextLine json_figure_real(JsonFile* j, const char* key, double value, const char* fmt) PRINTF_LIKE(4, 0);

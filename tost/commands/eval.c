@@ -186,20 +186,16 @@ static void report_positions(JsonFile* json, const Evaluation* e) {
         const Ratio* p = &e->position[k];
         const int64_t first = k == 0 ? 1 : ((int64_t)1 << (k - 1)) + 1, end = (int64_t)1 << k;
         const int64_t last = e->windows.T < end ? e->windows.T : end;
-        const double loss = ratio_value(p), error = ratio_error(p);
-        char bin[48], half[24] = "";
         if (p->n == 0) continue;
-        if (k < 2) snprintf(bin, sizeof bin, "%d", (int)first);
-        else snprintf(bin, sizeof bin, "%d-%d", (int)first, (int)last);
-        if (isfinite(error)) snprintf(half, sizeof half, "%.6f", error);
-        printf("%-21s  %10.6f  %-8s  %.0f\n", bin, loss, half, p->y);
         json_put_open(json, NULL, '{');
-        json_put_int(json, "first", first);
-        json_put_int(json, "last", last);
-        json_put_int(json, "tokens", (int64_t)p->y);
-        json_put_real(json, "loss", loss);
-        json_put_real(json, "loss_95", error);
+        const TextLine from = json_figure_int(json, "first", first, "%lld"),
+                       to = json_figure_int(json, "last", last, "-%lld"),
+                       tokens = json_figure_int(json, "tokens", (int64_t)p->y, "%lld"),
+                       loss = json_figure_real(json, "loss", ratio_value(p), "%.6f"),
+                       error = json_figure_real(json, "loss_95", ratio_error(p), "%.6f");
         json_put_close(json, '}');
+        printf("%-21s  %10s  %-8s  %s\n", text_line("%s%s", from.text, k < 2 ? "" : to.text).text, loss.text,
+               error.text, tokens.text);
     }
     json_put_close(json, ']');
 }
@@ -210,33 +206,29 @@ static void report_shards(JsonFile* json, const Evaluation* e) {
     for (int k = 0; k < e->data->count; k++) {
         const LossSum* sum = &e->shard[k];
         const char* path = e->data->shards[k].path;
-        const double loss = sum->sum / (double)sum->count;   // NaN, null in JSON, if no window begins there
-        if (e->data->count > 1 && sum->count > 0)
-            printf("shard       %.6f nats/token, %lld tokens in windows that begin in %s\n", loss,
-                   (long long)sum->count, path);
         json_put_open(json, NULL, '{');
         json_put_text(json, "file", path);
-        json_put_int(json, "tokens", sum->count);
-        json_put_real(json, "loss", loss);
+        const TextLine tokens = json_figure_int(json, "tokens", sum->count, "%lld"),   // 0: the loss is NaN
+                       loss = json_figure_real(json, "loss", sum->sum / (double)sum->count, "%.6f");
         json_put_close(json, '}');
+        if (e->data->count > 1 && sum->count > 0)
+            print_line(stdout, "shard       %s nats/token, %s tokens in windows that begin in %s", loss.text,
+                       tokens.text, path);
     }
     json_put_close(json, ']');
 }
 
 static void report(JsonFile* json, const Evaluation* e, double seconds) {
-    const double loss = ratio_value(&e->loss), error = ratio_error(&e->loss);
-    const double bits = e->bytes > 0 ? e->loss.x / log(2) / e->bytes : NAN;
-    printf("loss        %.6f nats/token", loss);
-    if (isfinite(error)) printf(" ± %.6f (95%%, windows as samples)", error);
-    printf("\nperplexity  %.4f\n", exp(loss));
-    if (isfinite(bits)) printf("bits/byte   %.6f\n", bits);
-    printf("tokens      %.0f\n", e->loss.y);
-    printf("speed       %.0f tokens/s\n", seconds > 0 ? e->loss.y / seconds : 0);
-    json_put_int(json, "tokens", (int64_t)e->loss.y);
-    json_put_real(json, "loss", loss);
-    json_put_real(json, "loss_95", error);
-    json_put_real(json, "perplexity", exp(loss));
-    json_put_real(json, "bits_per_byte", bits);
+    const double value = ratio_value(&e->loss), bits = e->bytes > 0 ? e->loss.x / log(2) / e->bytes : NAN;
+    const TextLine tokens = json_figure_int(json, "tokens", (int64_t)e->loss.y, "%lld"),
+                   loss = json_figure_real(json, "loss", value, "%.6f nats/token"),
+                   error = json_figure_real(json, "loss_95", ratio_error(&e->loss),
+                                            " ± %.6f (95%%, windows as samples)"),
+                   perplexity = json_figure_real(json, "perplexity", exp(value), "%.4f"),
+                   per_byte = json_figure_real(json, "bits_per_byte", bits, "%.6f");
+    printf("loss        %s%s\nperplexity  %s%s%s\ntokens      %s\nspeed       %.0f tokens/s\n", loss.text, error.text,
+           perplexity.text, isnan(bits) ? "" : "\nbits/byte   ", per_byte.text, tokens.text,
+           seconds > 0 ? e->loss.y / seconds : 0);
     report_shards(json, e);
     if (e->o->by_position) report_positions(json, e);
 }

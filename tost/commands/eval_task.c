@@ -292,23 +292,20 @@ static void report_metric(JsonFile* json, const TaskRun* r, size_t m) {
     const int64_t n = (int64_t)r->examples.count;
     int64_t hits = 0;
     for (int64_t i = 0; i < n; i++) hits += is_correct(r, (size_t)i, metrics[m].rule);
-    const double share = (double)hits / (double)n;
     const Interval interval = share_interval(hits, n);
-    printf("%-20s  %.4f  (95%%: %.4f to %.4f)  %s\n", metrics[m].name, share, interval.low, interval.high,
-           metrics[m].about);
-    json_put_real(json, metrics[m].name, share);
+    const TextLine share = json_figure_real(json, metrics[m].name, (double)hits / (double)n, "%.4f");
     json_put_open(json, text_line("%s_95", metrics[m].name).text, '[');
-    json_put_real(json, NULL, interval.low);
-    json_put_real(json, NULL, interval.high);
+    const TextLine low = json_figure_real(json, NULL, interval.low, "%.4f"),
+                   high = json_figure_real(json, NULL, interval.high, "%.4f");
     json_put_close(json, ']');
+    printf("%-20s  %s  (95%%: %s to %s)  %s\n", metrics[m].name, share.text, low.text, high.text, metrics[m].about);
 }
 
 static void report_perplexity(JsonFile* json, const char* name, const char* key, const Ratio* r, const char* about) {
     const double value = ratio_value(r), error = ratio_error(r);
-    printf("%-20s  %.4f", name, exp(value));
+    printf("%-20s  %s", name, json_figure_real(json, key, exp(value), "%.4f").text);
     if (isfinite(error)) printf("  (95%%: %.4f to %.4f)", exp(value - error), exp(value + error));
     printf("%s\n", about);
-    json_put_real(json, key, exp(value));
 }
 
 static void report_loss(JsonFile* json, const TaskRun* r) {
@@ -318,12 +315,10 @@ static void report_loss(JsonFile* json, const TaskRun* r) {
         ratio_add(&by_token, r->outcome[i].nats[e->answer], e->length[e->answer]);
         ratio_add(&by_word, r->outcome[i].nats[e->answer], 1);
     }
-    const double error = ratio_error(&by_token);
-    printf("%-20s  %.4f", "loss", ratio_value(&by_token));
-    if (isfinite(error)) printf(" ± %.4f", error);
-    printf(" nats/token of the %s\n", r->single ? "choice" : "correct choice");
-    json_put_real(json, "loss", ratio_value(&by_token));
-    json_put_real(json, "loss_95", error);
+    const TextLine loss = json_figure_real(json, "loss", ratio_value(&by_token), "%.4f"),
+                   error = json_figure_real(json, "loss_95", ratio_error(&by_token), " ± %.4f");
+    printf("%-20s  %s%s nats/token of the %s\n", "loss", loss.text, error.text,
+           r->single ? "choice" : "correct choice");
     if (r->single)
         report_perplexity(json, "perplexity per word", "perplexity_word", &by_word,
                           "  (lm-evaluation-harness: perplexity)");
@@ -336,11 +331,11 @@ static void report(JsonFile* json, const TaskRun* r, double seconds) {
     json_put_int(json, "step", r->model->info.step);
     json_put_text(json, "tokenizer", tokenizer_path(r->tokenizer));
     json_put_int(json, "seq", r->limit);
-    json_put_int(json, "examples", (int64_t)r->examples.count);
+    const TextLine examples = json_figure_int(json, "examples", (int64_t)r->examples.count, "%lld");
     for (size_t m = 0; m < countof(metrics); m++)
         if (metrics[m].single == r->single) report_metric(json, r, m);
     report_loss(json, r);
-    printf("%-20s  %zu in %.1f s\n", "examples", r->examples.count, seconds);
+    printf("%-20s  %s in %.1f s\n", "examples", examples.text, seconds);
     json_put_open(json, "example", '[');
     for (size_t i = 0; i < r->examples.count; i++) write_example(json, r, i);
     json_put_close(json, ']');

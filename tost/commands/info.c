@@ -130,19 +130,18 @@ static void show_run(JsonFile* json, const RunRow* row, int width) {
     const TextLine sizes = model_sizes(&info->config);
     const TextLine lr = text_line("%s%s", info->earlier_lr ? info->earlier_lr : "", option_of(info, "lr"));
     char* data = shown_value(option_of(info, "val-data"));
-    char tokens[32], loss[32] = "-";
-    if (isfinite(info->val_loss)) snprintf(loss, sizeof loss, "%.6f", info->val_loss);
-    print_line(stdout, "%-*s %8lld %8s %10s %8.1f %8s %9s  %s; %s", width, row->name, (long long)info->step,
-               human_count(tokens, (double)info->tokens), loss, row->seconds, lr.text,
-               option_of(info, "optimizer"), sizes.text, data);
-    free(data);
+    char tokens[32];
     json_put_open(json, NULL, '{');
     json_put_text(json, "run", row->name);
-    json_put_int(json, "steps", info->step);
+    const TextLine steps = json_figure_int(json, "steps", info->step, "%lld");
     json_put_int(json, "tokens", info->tokens);
-    json_put_real(json, "val_loss", info->val_loss);
-    json_put_real(json, "seconds", row->seconds);
+    const TextLine loss = json_figure_real(json, "val_loss", info->val_loss, "%.6f"),
+                   seconds = json_figure_real(json, "seconds", row->seconds, "%.1f");
     json_put_text(json, "model", sizes.text);
+    print_line(stdout, "%-*s %8s %8s %10s %8s %8s %9s  %s; %s", width, row->name, steps.text,
+               human_count(tokens, (double)info->tokens), isfinite(info->val_loss) ? loss.text : "-", seconds.text,
+               lr.text, option_of(info, "optimizer"), sizes.text, data);
+    free(data);
     json_put_open(json, "options", '{');
     for (int i = 0; i < info->options.count; i++)
         json_put_text(json, info->options.entry[i].key, info->options.entry[i].value);
