@@ -69,8 +69,7 @@
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
 // Classifier); the arrays of a model; the passes over a chunk; gradients and AdamW; Muon; the update; the engine table.
-// Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop. A line
-// marked "mutant: NAME" is changed by a test that checks that the other tests notice it (dev/test/README.md).
+// Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop.
 //
 // To add a layer: write its forward and backward in a section of its own before "The arrays of a model", add its
 // parameters to TOST_PARAMS (tost/model.h) after gamma1, its activations to LAYER_ACTIVATIONS and its other buffers to
@@ -1130,10 +1129,10 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
     for (size_t i = 0; i < n; i++) squares += (double)x[i] * x[i];
     combine(x, 0.0, x, 1.0 / fmax(sqrt(squares), TOST_MUON_EPS), n);
     for (int step = 0; step < TOST_MUON_STEPS; step++) {
-        const GemmLayout squared = tall ? GEMM_TN : GEMM_NT;   // mutant: muon_transpose
+        const GemmLayout squared = tall ? GEMM_TN : GEMM_NT;
         product(A, x, x, squared, side, side, tall ? rows : columns, GEMM_SET);
         product(polynomial, A, A, GEMM_NN, side, side, side, GEMM_SET);
-        combine(polynomial, TOST_MUON_B, A, TOST_MUON_C, square);   // mutant: muon_coefficient
+        combine(polynomial, TOST_MUON_B, A, TOST_MUON_C, square);
         if (tall) product(y, x, polynomial, GEMM_NN, rows, columns, columns, GEMM_SET);
         else product(y, polynomial, x, GEMM_NN, rows, columns, rows, GEMM_SET);
         combine(x, 1.0, y, TOST_MUON_A, n);
@@ -1168,7 +1167,7 @@ static void update_whole(TostModel* model, const TostUpdate* update, const TostT
     if (tost_uses_muon(t, model->options.optimizer)) {
         const int rows = t->shape[0], columns = t->shape[1];
         orthogonalize(u, model->buf.muon, rows, columns, model->params_bf16 ? gemm_bf16 : gemm);
-        const double longer = rows > columns ? rows : columns;   // mutant: muon_scale
+        const double longer = rows > columns ? rows : columns;
         combine(p, -update->lr * TOST_MUON_SCALE * sqrt(longer), u, 1.0 - update->lr * decay_of(t, update), t->size);
     } else if (model->exchange.ranks > 1) memcpy(p, u, t->size * sizeof *p);
 }

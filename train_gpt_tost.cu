@@ -144,10 +144,10 @@ __global__ void embedding_segment_kernel(float* dwte, float* partial, const floa
 
 // dwte += the partial sums of each big token, in order.
 __global__ void embedding_big_kernel(float* dwte, const float* partial, StepInput s, int C) {
-    for (int big = blockIdx.x; big < s.header->n_big; big += gridDim.x) {   // mutant: big_tokens_once
+    for (int big = blockIdx.x; big < s.header->n_big; big += gridDim.x) {
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             float sum = 0.0f;
-            for (int i = s.big_first[big]; i < s.big_first[big + 1]; i++)   // mutant: segment_without_its_end
+            for (int i = s.big_first[big]; i < s.big_first[big + 1]; i++)
                 sum += partial[(size_t)i * C + c];
             dwte[(size_t)s.big_token[big] * C + c] += sum;
         }
@@ -158,10 +158,10 @@ __global__ void embedding_big_kernel(float* dwte, const float* partial, StepInpu
 __global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepHeader* step, int B, int T, int C,
                                        bool add) {
     const int t = (int)blockIdx.x - (add ? 0 : step->first), rows = t >= 0 && t < T ? B : 0;
-    float* dwpe_t = dwpe + (size_t)(step->first + t) * C;   // mutant: place_ignored
+    float* dwpe_t = dwpe + (size_t)(step->first + t) * C;
     for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
         float sum[4] = {};
-        if (add) load_part<false>(sum, dwpe_t + c, C - c);   // mutant: places_not_overwritten
+        if (add) load_part<false>(sum, dwpe_t + c, C - c);
         UNROLL_BY(4) for (int b = 0; b < rows; b++) add_part<false>(sum, dx + ((size_t)b * T + t) * C + c, C - c);
         store_part<false>(dwpe_t + c, sum, C - c);
     }
@@ -208,7 +208,7 @@ static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec
 // rounding y to S then becomes one of at most 1/2 (float: 1/16) in n = (y - b)/w. So n, and the gradient of w, can be
 // computed for w = 0, too. Raising w changes y by about as much as rounding it.
 template <typename S> __device__ inline float norm_weight(float w, float b) {
-    const float least = fmaxf(fabsf(b) * (sizeof(S) == 2 ? 0x1p-7f : 0x1p-20f), 1e-15f);   // mutant: least_without_b
+    const float least = fmaxf(fabsf(b) * (sizeof(S) == 2 ? 0x1p-7f : 0x1p-20f), 1e-15f);
     return fabsf(w) < least ? copysignf(least, w) : w;
 }
 
@@ -305,7 +305,7 @@ template <int VEC, int PACKS> struct NormSums {
 // What backward uses for gamma: never 0, because gamma_backward divides by it. For gamma = 0, the gradients that go
 // through the branch are 1e-20 times those for gamma = 1, instead of 0.
 __device__ inline float nonzero_gamma(float gamma) {
-    return fabsf(gamma) < 1e-20f ? 1e-20f : gamma;   // mutant: gamma_of_zero
+    return fabsf(gamma) < 1e-20f ? 1e-20f : gamma;
 }
 
 // ROWS rows from row0 on. If registers allow, all loads are issued before the first use.
@@ -382,7 +382,7 @@ __global__ void __launch_bounds__(VEC == 4 ? NORM_VEC_THREADS : NORM_THREADS)
         float gamma_c[VEC] = {}, *partial_c = args.partial + (size_t)blockIdx.x * args.C + c;
         if (args.gamma) load_pack<VEC>(gamma_c, args.gamma + c);
         UNROLL for (int i = 0; i < VEC; i++)
-            total.dx[p][i] *= nonzero_gamma(gamma_c[i]);   // mutant: bias_of_the_branch_unscaled
+            total.dx[p][i] *= nonzero_gamma(gamma_c[i]);
         store_pack<VEC>(partial_c, total.dw[p]);
         store_pack<VEC>(partial_c + array, total.db[p]);
         store_pack<VEC>(partial_c + 2 * array, total.dx[p]);
@@ -422,7 +422,7 @@ template <typename S>
 static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* x, const S* w, size_t rows, int IN,
                             int OUT, bool add) {
     Product<S, float> p = dense_product(dw, dy, x, PRODUCT_TN, OUT, IN, (int)rows);
-    p.beta = add ? 1.0f : 0.0f;   // mutant: no_accumulation, weights_not_overwritten
+    p.beta = add ? 1.0f : 0.0f;
     matmul(mm, p);
     matmul(mm, dense_product(dx, dy, w, PRODUCT_NN, (int)rows, IN, OUT));
 }
@@ -444,7 +444,7 @@ template <typename S> __global__ void gamma_backward_kernel(float* dgamma, const
         UNROLL for (int j = 0; j < 4; j++) sum[0] += dw_i[j] * w_i[j];
     }
     block_sum<1>(sum, shared);
-    if (db) sum[0] += db[c] * to_float(b[c]);   // mutant: gamma_without_bias
+    if (db) sum[0] += db[c] * to_float(b[c]);
     if (threadIdx.x == 0) dgamma[c] = sum[0] / nonzero_gamma(gamma[c]);
 }
 
@@ -605,7 +605,7 @@ template <bool BACKWARD, typename S> __device__ inline void tssa_take_run(TssaRu
 // Rows and runs of all sequences fit in 32 bits, so that a product takes one instruction.
 __device__ inline unsigned tssa_place(TssaRun k) { return (unsigned)k.t0 / TSSA_RUN; }
 template <typename S> __device__ inline size_t tssa_row(int t, int c, TssaRun k, const Tssa<S>& args) {
-    return (size_t)(unsigned)(k.b * args.T + k.t0 + t) * (unsigned)args.C + (unsigned)c;   // mutant: row_in_32_bits
+    return (size_t)(unsigned)(k.b * args.T + k.t0 + t) * (unsigned)args.C + (unsigned)c;
 }
 template <typename S> __device__ inline size_t tssa_head(int h, TssaRun k, const Tssa<S>& args) {
     return (size_t)(unsigned)(k.b * args.NH + h) * (unsigned)args.T + (unsigned)k.t0;
@@ -627,7 +627,7 @@ template <bool WIDE, typename S> __device__ inline float* tssa_totals(int b, uns
 
 // Calls function<WHOLE>(...) for head h of run k; uses `k` and `args` of the caller.
 template <typename S> __device__ inline bool tssa_whole(TssaRun k, const Tssa<S>& args) {
-    return k.n == TSSA_RUN && args.HS % TSSA_WIDTH == 0;   // mutant: whole_unasked
+    return k.n == TSSA_RUN && args.HS % TSSA_WIDTH == 0;
 }
 #define TSSA_CALL(function, ...) (tssa_whole(k, args) ? function<true>(__VA_ARGS__) : function<false>(__VA_ARGS__))
 
@@ -641,7 +641,7 @@ template <bool WIDE, bool BACKWARD, typename S> __device__ inline void tssa_scan
         float* carry = (BACKWARD ? args.back : args.saved) + tssa_sums(k, args) + (WIDE ? args.narrow : 0) + c;
         float before[SCAN_VEC];
         if (!states.start && !states.end) {
-            UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = to_float(sum[n]);   // mutant: dropped_carry
+            UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = to_float(sum[n]);
             return store_pack<SCAN_VEC>(carry, before);
         }
         const int place = tssa_scan_place<BACKWARD>(k, args), columns = (WIDE ? args.C + args.NH : args.C) - c;
@@ -650,10 +650,10 @@ template <bool WIDE, bool BACKWARD, typename S> __device__ inline void tssa_scan
         const float* totals = tssa_totals<WIDE>(k.b, place, args) + c;
         UNROLL for (int n = 0; n < SCAN_VEC; n++) {
             double first = 0.0;
-            if (states.start && n < columns) first = states.start[at + n];   // mutant: state_not_continued
+            if (states.start && n < columns) first = states.start[at + n];
             before[n] = (float)(first + to_double(sum[n]));
             if (last && n < columns)
-                states.end[at + n] = first + (to_double(sum[n]) + totals[n]);   // mutant: state_not_passed
+                states.end[at + n] = first + (to_double(sum[n]) + totals[n]);
         }
         store_pack<SCAN_VEC>(carry, before);
     };
@@ -708,7 +708,7 @@ __device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, fl
     load_part<WHOLE>(sum, carry + tile.c, tile.inside);
     if (tile.group > 0 && (WHOLE || tile.inside > 0))
         load_pack<TSSA_VEC>(before, tssa_group(groups, tile.group - 1, h, tile, args));
-    UNROLL for (int i = 0; i < TSSA_VEC; i++) sum[i] += before[i];   // mutant: start_of_group_dropped
+    UNROLL for (int i = 0; i < TSSA_VEC; i++) sum[i] += before[i];
 }
 
 // mine += Σ over the head's channels of x[j], for the lane of step t0 + j of the lane's group.
@@ -775,7 +775,7 @@ __device__ inline void tssa_energy_forward(float* scores, float* groups, const T
     const int stride = tssa_scores_stride(args.NH), lane = lane_index();
     for (int h = warp_index(); h < args.NH; h += args.warps) {
         const float ratios = TSSA_CALL(tssa_energy_ratios, groups, h, k, args);
-        const bool inside = lane < k.n;   // mutant: run_edge_forward
+        const bool inside = lane < k.n;
         const size_t bias =
             (size_t)(unsigned)h * (unsigned)args.block_size + (unsigned)(args.step->first + k.t0 + lane);
         const float u_t = ratios + args.HS * (inside && args.denom_bias ? args.denom_bias[bias] : 0.0f);
@@ -783,7 +783,7 @@ __device__ inline void tssa_energy_forward(float* scores, float* groups, const T
         scores[lane * stride + h] = args.temp[h] * u_t;
     }
     NO_UNROLL for (int h = args.NH + warp_index(); h < stride; h += args.warps) scores[lane * stride + h] = -INFINITY;
-    __syncthreads();   // mutant: softmax_unsynchronized
+    __syncthreads();
 }
 
 // Π[h], softmax over the heads. scores (NH): of a step. In bf16, computes 1 / Σ_h' e^(score[h'] - score[h]), which does
@@ -794,7 +794,7 @@ template <typename S> __device__ inline float softmax_over_heads(const float* sc
     float top = own, sum = 0.0f, part[4];
     for (int i = 0; FLOAT && i < NH; i++) top = fmaxf(top, scores[i]);
     for (int i = 0; i < NH; i += 4) {
-        load_pack<4>(part, scores + i);   // mutant: softmax_over_time
+        load_pack<4>(part, scores + i);
         UNROLL for (int j = 0; j < 4; j++)
             sum += FLOAT ? expf(part[j] - top) : power_of_2(LOG2_E * (part[j] - top));
     }
@@ -812,7 +812,7 @@ __device__ inline void tssa_membership_forward(float* pi, const float* scores, c
         if (lane < k.n) args.pi[tssa_head(h, k, args) + lane] = pi_t;
         pi[h * WARP + lane] = lane < k.n ? pi_t : 0.0f;
     }
-    __syncthreads();   // mutant: mass_before_the_softmax
+    __syncthreads();
 }
 
 // y = -z Π M/(M + N) of head h, as -z Π / (1 + N/M). pi, inverse_mass (32): Π and 1/M
@@ -861,7 +861,7 @@ __device__ inline void tssa_statistics_forward(float* mass, float* groups, const
         const float before = args.saved[tssa_sums(k, args) + args.narrow + args.C + h];
         float* mass_t = mass + h * WARP + lane_index();
         *mass_t = reciprocal(before + *mass_t + (float)TOST_MASS_EPS);
-        __syncwarp();   // mutant: mass_unsynchronized
+        __syncwarp();
         TSSA_CALL(tssa_shrink, groups, pi + h * WARP, mass + h * WARP, h, k, args);
     }
 }
@@ -939,7 +939,7 @@ __device__ inline void tssa_statistics_totals(float* totals, TssaSteps steps, Ts
             load_pack<ROWS>(pi, steps.pi + h * WARP + t0);
             load_pack<ROWS>(M, steps.mass + h * WARP + t0);
             load_pack<ROWS>(pi_M, steps.pi_mass + h * WARP + t0);
-            tssa_store_start<WHOLE>(starts.A, t0, A, c, inside, args);   // mutant: start_not_kept
+            tssa_store_start<WHOLE>(starts.A, t0, A, c, inside, args);
             UNROLL for (int j = 0; j < ROWS; j++) {
                 float sum = 0.0f, sum_N = 0.0f;   // over the lane's channels
                 part[j] = less_D;
@@ -952,11 +952,11 @@ __device__ inline void tssa_statistics_totals(float* totals, TssaSteps steps, Ts
                         N[i] += s * pi[j];
                         sum_N += dy_z_r * r * N[i];
                     }
-                    part[j] -= (EXACT ? s : s + 1.0f) * dN[i];   // mutant: moments_before_dropped
+                    part[j] -= (EXACT ? s : s + 1.0f) * dN[i];
                     dN[i] += pi_M[j] * (dy_z_r * r);
                 }
                 part[j] -= sum * M[j];
-                less_D += pi[j] * (EXACT ? sum_N : sum);   // mutant: mass_terms_dropped
+                less_D += pi[j] * (EXACT ? sum_N : sum);
             }
             const float sums = group_transposed_sum<WARP>(part, lane_index());
             if ((unsigned)(lane_index() - t0) < ROWS) mine += sums;
@@ -966,7 +966,7 @@ __device__ inline void tssa_statistics_totals(float* totals, TssaSteps steps, Ts
         store_part<WHOLE>(totals + c, dN, inside);
     }
     total_D = warp_sum(total_D);
-    __syncwarp();   // dpi overwrites M   // mutant: mass_overwritten_early
+    __syncwarp();   // dpi overwrites M
     steps.dpi[h * WARP + lane_index()] = mine;
     if (lane_index() == 0) totals[args.C + h] = total_D;
 }
@@ -1010,7 +1010,7 @@ __device__ inline void tssa_statistics_backward(TssaSteps steps, TssaStarts star
         float* const dpi = steps.dpi + h * WARP + lane_index();
         *dpi +=
             TSSA_CALL(tssa_later_statistics, tssa_totals<true>(k.b, tssa_scan_place<true>(k, args), args), h, k, args);
-        if (args.with_memory && lane_index() < k.n)   // mutant: memory_dpi
+        if (args.with_memory && lane_index() < k.n)
             *dpi += args.dscore[tssa_head(h, k, args) + lane_index()];
     }
     __syncthreads();
@@ -1023,7 +1023,7 @@ __device__ inline void tssa_membership_backward(TssaSteps steps, const TssaRun* 
     const int lane = lane_index();
     float mean = 0.0f;
     for (int h = 0; h < args.NH; h++) mean += steps.pi[h * WARP + lane] * steps.dpi[h * WARP + lane];
-    __syncthreads();   // du overwrites dpi   // mutant: mean_unsynchronized
+    __syncthreads();   // du overwrites dpi
     for (int h = warp_index(); h < args.NH; h += args.warps) {
         const size_t at = tssa_head(h, k, args) + lane;
         const float dscore = steps.pi[h * WARP + lane] * (steps.dpi[h * WARP + lane] - mean);
@@ -1100,7 +1100,7 @@ __device__ inline void tssa_rows_backward(float (&dy)[TSSA_ROWS][2], float (&RN)
         }
         UNROLL for (int j = TSSA_ROWS - 1; j >= 0; j--) {
             const float r = reciprocal(A_t[j]), through_y = pi_M[j] * (dy[j][i] * r);
-            const bool above = S[j] > (float)TOST_ENERGY_MIN;   // mutant: energy_below_its_least
+            const bool above = S[j] > (float)TOST_ENERGY_MIN;
             const float q = reciprocal(above ? S[j] : (float)TOST_ENERGY_MIN), du_q = du[j] * q, du_q_q = du_q * q;
             const float ds = RS[i] + (above ? du_q_q * S_last[j] : du_q);
             if (above) RS[i] -= du_q_q * z[j][i] * z[j][i];
@@ -1126,7 +1126,7 @@ __device__ inline void tssa_dz(TssaSteps steps, TssaStarts starts, int h, TssaRu
             tssa_load<WHOLE>(dy, args.dy, t0, c, inside, k, args);
             tssa_walk_to<WHOLE>(energy, A, t0, steps.pi + h * WARP, starts, c, inside, k, args);
             tssa_rows_backward(dy, RN, RS, energy, A, z, steps, h * WARP + t0);
-            if (args.with_memory) {   // mutant: memory_dz
+            if (args.with_memory) {
                 float of_memory[TSSA_ROWS][2];
                 tssa_load<WHOLE>(of_memory, args.dz, t0, c, inside, k, args);
                 UNROLL for (int j = 0; j < TSSA_ROWS; j++)
@@ -1134,7 +1134,7 @@ __device__ inline void tssa_dz(TssaSteps steps, TssaStarts starts, int h, TssaRu
             }
             UNROLL for (int j = 0; j < TSSA_ROWS; j++)
                 store_part<WHOLE>(dz + (size_t)j * (unsigned)args.C, dy[j],
-                                  t0 + j < k.n ? inside : 0);   // mutant: run_edge_backward
+                                  t0 + j < k.n ? inside : 0);
         }
     }
 }
@@ -1181,11 +1181,11 @@ template <typename S> __device__ inline void tssa_temp_backward(const Tssa<S>& a
     const int runs = args.B * args.runs;
     float sum = 0.0f;
     if (threadIdx.x < TEMP_THREADS && !args.fixed_temp) {
-        UNROLL_BY(8) for (int i = threadIdx.x; i < runs; i += TEMP_THREADS)   // mutant: temp_of_the_first_runs
+        UNROLL_BY(8) for (int i = threadIdx.x; i < runs; i += TEMP_THREADS)
             sum += args.dtemp_run[(size_t)h * runs + i];
     }
     sum = block_tree_sum(sum, shared);
-    if (threadIdx.x == 0) args.dtemp[h] = (add ? args.dtemp[h] : 0.0f) + sum;   // mutant: temp_not_overwritten
+    if (threadIdx.x == 0) args.dtemp[h] = (add ? args.dtemp[h] : 0.0f) + sum;
 }
 
 // dtemp, and ddenom_bias[h,first+t] = Σ_b HS temp[h] dscore[b,h,t]: =, with 0 at other positions; with add +=. The
@@ -1200,8 +1200,8 @@ __device__ inline void tssa_params_backward(const Tssa<S>& args, int block, bool
     if (add ? !inside : i >= args.block_size) return;
     float sum = 0.0f;
     UNROLL_BY(4) for (int b = 0; inside && b < args.B; b++) sum += args.dscore[((size_t)b * args.NH + h) * args.T + t];
-    float* out = args.ddenom_bias + (size_t)h * args.block_size + args.step->first + t;   // mutant: bias_place_ignored
-    *out = (add ? *out : 0.0f) + args.HS * args.temp[h] * sum;   // mutant: denom_bias_not_overwritten
+    float* out = args.ddenom_bias + (size_t)h * args.block_size + args.step->first + t;
+    *out = (add ? *out : 0.0f) + args.HS * args.temp[h] * sum;
 }
 
 // The first blocks compute column sums, the others tssa_params_backward.
@@ -1346,7 +1346,7 @@ __device__ inline void softmax_gradient(S* l, int v, int V, int target, float sh
     UNROLL for (int j = 0; j < LOGIT_PACK; j++) x[j] = power_of_2(x[j] * LOG2_E + shift) * share;
     if (target - v >= 0 && target - v < LOGIT_PACK) {
         UNROLL for (int j = 0; j < LOGIT_PACK; j++)
-            x[j] -= v + j == target ? scale : 0.0f;   // mutant: target_not_subtracted
+            x[j] -= v + j == target ? scale : 0.0f;
     }
     store_pack<LOGIT_PACK>(l + v, x);
 }
@@ -1429,7 +1429,7 @@ template <typename S> static void classifier_forward_backward(Matmul* mm, const 
         Product<S, S> dx = dense_product(args.dx + row * C, args.logits, args.wte, PRODUCT_NN, n, C, V);
         Product<S, float> dwte = dense_product(args.dwte, args.logits, x, PRODUCT_TN, V, C, n);
         dx.lda = dwte.lda = ld;
-        dwte.beta = args.add || row > 0 ? 1.0f : 0.0f;   // mutant: wte_not_overwritten
+        dwte.beta = args.add || row > 0 ? 1.0f : 0.0f;
         matmul(mm, dx);
         matmul(mm, dwte);
     }
@@ -1875,7 +1875,7 @@ template <typename S> static StepInput start_pass(TypedModel<S>* m, const TostCh
     m->states = read_state(m, m->buf.before, m->buf.after, from, to);
     m->adjoints = NO_STATES;
     *s.header = {};
-    s.header->first = chunk->first;   // mutant: position_ignored
+    s.header->first = chunk->first;
     memcpy(s.inputs, chunk->inputs, bytes);
     if (chunk->targets) memcpy(s.targets, chunk->targets, bytes);
     return s;
@@ -1952,7 +1952,7 @@ static void settle_gradients(TostModel* m) {
 // NCCL's calls are not in a graph.
 template <typename S> static void cuda_train_backward(TypedModel<S>* m, int after, int before, TostEnd end) {
     const bool add = !m->grads_stale;
-    m->adjoints = read_state(m, m->buf.dafter, m->buf.dbefore, after, before);   // mutant: adjoint_not_passed
+    m->adjoints = read_state(m, m->buf.dafter, m->buf.dbefore, after, before);
     if (m->exchange.comm && end == TOST_STEP_ENDS) model_backward(m, end, add);
     else {
         run_pass(m, add ? PASS_BACKWARD : PASS_BACKWARD_FIRST, [=] { model_backward(m, TOST_MORE, add); });
@@ -1961,7 +1961,7 @@ template <typename S> static void cuda_train_backward(TypedModel<S>* m, int afte
     write_state(m, before, m->buf.dbefore);
     if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
     exchange_gradients(&m->exchange, end, 0);
-    m->grads_stale = end == TOST_PART_ENDS;   // mutant: parts_not_overwritten
+    m->grads_stale = end == TOST_PART_ENDS;
 }
 
 template <typename S> static void cuda_read_loss(double* sum, int64_t* count, TypedModel<S>* m) {
@@ -2030,7 +2030,7 @@ template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
     int32_t* host = (int32_t*)staging_begin(&m->staging);
     const size_t counted = counted_rows(host, host + rows, m);
     std::vector<float> losses(counted);
-    if (counted > 0) {   // mutant: nothing_to_score
+    if (counted > 0) {
         S* x = m->layer[0].ln_1;
         staging_copy(&m->staging, s.targets, 2 * rows * sizeof(int32_t), m->stream);   // targets, then order
         LAUNCH((gather_rows_kernel<S>), (int)counted, channel_threads(C), 0, m->stream, x, m->buf.ln_f, s.order, C);
@@ -2116,7 +2116,7 @@ __global__ void muon_momentum_kernel(float* u, float* moment, size_t n, float gr
     UNROLL for (int j = 0; j < 4; j++) {
         g[j] *= grad_scale;
         m[j] = mu * m[j] + rest * g[j];
-        g[j] = rest * g[j] + mu * m[j];   // mutant: muon_without_nesterov
+        g[j] = rest * g[j] + mu * m[j];
     }
     store_pack<4>(u + i, g);
     store_pack<4>(moment + i, m);
@@ -2140,7 +2140,7 @@ __global__ void __launch_bounds__(SQUARES_THREADS)
     SHARED(double, shared, SQUARES_THREADS);
     double sum = 0.0;
     for (unsigned unit = threadIdx.x; unit < gridDim.x; unit += SQUARES_THREADS)
-        sum += sums[blockIdx.y * gridDim.x + unit];   // mutant: muon_norm_of_a_unit, muon_norm_of_the_first
+        sum += sums[blockIdx.y * gridDim.x + unit];
     sum = block_tree_sum(sum, shared);
     const float scale = (float)(1.0 / fmax(sqrt(sum), TOST_MUON_EPS));
     const size_t start = (size_t)blockIdx.x * SLICE_UNIT, end = min(start + SLICE_UNIT, args.size);
@@ -2181,12 +2181,12 @@ static void orthogonalize(Matmul* mm, const Buffers<S>& buf, const float* u, con
     LAUNCH(muon_normalize_kernel, blocks, SQUARES_THREADS, 0, mm->stream, buf.muon_x, buf.muon_squares, u, args);
     for (int step = 0; step < TOST_MUON_STEPS; step++) {
         convert(mm->stream, x, buf.muon_x, (size_t)(args.count * n));
-        const ProductLayout layout = tall ? PRODUCT_TN : PRODUCT_NT;   // mutant: muon_gram_not_transposed
+        const ProductLayout layout = tall ? PRODUCT_TN : PRODUCT_NT;
         Product<S, S> gram = dense_product(A, x, x, layout, side, side, length);
         gram.count = args.count, gram.c_step = square, gram.a_step = gram.b_step = n;
         matmul(mm, gram);
         Product<S, S> sum = dense_product(polynomial, A, A, PRODUCT_NN, side, side, side);
-        sum.alpha = (float)TOST_MUON_C, sum.beta = (float)TOST_MUON_B, sum.source = A;   // mutant: muon_coefficient
+        sum.alpha = (float)TOST_MUON_C, sum.beta = (float)TOST_MUON_B, sum.source = A;
         sum.count = args.count, sum.c_step = sum.a_step = sum.b_step = square;
         matmul(mm, sum);
         Product<S, float> next = dense_product(buf.muon_x, tall ? x : polynomial, tall ? polynomial : x, PRODUCT_NN,
@@ -2226,7 +2226,7 @@ template <typename S> static void update_owned(TostModel* model, const TostUpdat
     LAUNCH((adamw_kernel<S>), blocks, 256, 0, m->stream, p, moment, m->array[TOST_V] + own->v_offset,
            weights_copy(m, own->flat_offset), grad, m->buf.decays + own->flat_offset / DECAY_GROUP, own->size,
            adamw_factors(update));
-    if (m->options.optimizer == TOST_MUON && m->exchange.ranks > 1)   // mutant: muon_params_not_sent
+    if (m->options.optimizer == TOST_MUON && m->exchange.ranks > 1)
         CUDA_CHECK(cudaMemcpyAsync(grad, p, own->size * sizeof *p, cudaMemcpyDeviceToDevice, m->stream));
 }
 
@@ -2242,7 +2242,7 @@ template <typename S> static void update_whole(TypedModel<S>* m, const TostUpdat
     const int layers = m->config.n_layer, rows = t->shape[0], columns = t->shape[1];
     const MuonMatrices all = {layers, rows, columns, t->size, m->tensors.row_stride[t->row], padded_size(t->size)};
     orthogonalize(&m->mm, m->buf, u, all);
-    const double scale = TOST_MUON_SCALE * sqrt(max(rows, columns));   // mutant: muon_scale_of_rows
+    const double scale = TOST_MUON_SCALE * sqrt(max(rows, columns));
     LAUNCH((muon_update_kernel<S>), dim3(div_up(t->size, 4 * 256), layers), 256, 0, m->stream, p,
            weights_copy(m, t->offset), m->buf.muon_x, all, (float)(1.0 - update->lr * update->weight_decay),
            (float)(update->lr * scale));
@@ -2257,7 +2257,7 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostUpdate
     const bool muon = m->options.optimizer == TOST_MUON;
     settle_gradients(m);
     exchange_join(&m->exchange);
-    float* gathered = m->array[muon ? TOST_GRAD : TOST_PARAM];   // mutant: muon_not_gathered
+    float* gathered = m->array[muon ? TOST_GRAD : TOST_PARAM];
     exchange_update(&m->exchange, gathered, update_owned<S>, m, update);
     exchange_join(&m->exchange);
     for (int i = 0; muon && i < m->tensors.count; i++) update_whole(m, update, &m->tensors.tensor[i]);
@@ -2298,7 +2298,7 @@ template <typename S> static void put_decays(TypedModel<S>* m) {
     uint8_t* decays = (uint8_t*)xcalloc(groups, 1);
     for (int i = 0; i < m->tensors.count; i++) {
         const TostTensor* t = &m->tensors.tensor[i];
-        memset(decays + t->offset / DECAY_GROUP, t->decay == TOST_DECAY,   // mutant: decay_everywhere
+        memset(decays + t->offset / DECAY_GROUP, t->decay == TOST_DECAY,
                (t->size + DECAY_GROUP - 1) / DECAY_GROUP);
     }
     CUDA_CHECK(cudaMemcpyAsync(m->buf.decays, decays, groups, cudaMemcpyHostToDevice, m->stream));

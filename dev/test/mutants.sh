@@ -1,13 +1,13 @@
-# mutants.sh: what the mutation tests share; they source it. A mutant changes the line of a source that ends with
-# `// mutant: NAME` (or `// mutant: A, B`), and the tests must fail for it. A mutation test sets
+# mutants.sh: what the mutation tests share; they source it. A mutant changes one line of the sources, and the tests must
+# fail for it. A mutation test sets
 #
-#     sources                 the files with tags
-#     edits[NAME]             the sed command for the line of each mutant
+#     sources                 the files
+#     edits[NAME]             the sed command of each mutant; it finds its line by its text or by that of a line before
 #     try_mutant NAME FILE    builds with $work/NAME.d/FILE in place of FILE and runs the tests. Prints the failed check
 #                             and succeeds if they fail; else prints why not
 #
 # and calls run_mutants [NAME...]. $JOBS mutants run in parallel (default: one per core). With EDITS_ONLY=1, it only
-# checks that each edit changes its line, and prints failures. It changes no file in the repository.
+# checks that each edit changes exactly one line, and prints failures. It changes no file in the repository.
 work=$(mktemp -d) || exit 1
 trap 'rm -rf "$work"' EXIT
 passed=0 failed=0
@@ -22,17 +22,17 @@ verdict() {
 
 # mutate NAME: writes the changed source to $work/NAME.d and sets `mutated` to its name, or prints why it cannot.
 mutate() {
-    local found line
-    found=$(grep -nE "// mutant: ([a-z0-9_]+, )*$1(,|\$)" "${sources[@]}")
-    if [ "$(grep -c . <<< "$found")" -ne 1 ]; then
-        echo "\`// mutant: $1\` marks $(grep -c . <<< "$found") lines of ${sources[*]}; it must mark one"
-        return 1
-    fi
-    IFS=: read -r mutated line _ <<< "$found"
-    mkdir -p "$work/$1.d/$(dirname "$mutated")"
-    sed "$line${edits[$1]}" "$mutated" > "$work/$1.d/$mutated" || return 1
-    ! cmp -s "$mutated" "$work/$1.d/$mutated" && return
-    echo "$mutated:$line: ${edits[$1]} changes nothing"
+    local file copy lines=0
+    for file in "${sources[@]}"; do
+        copy=$work/$1.d/$file
+        mkdir -p "${copy%/*}"
+        sed "${edits[$1]}" "$file" > "$copy" || return 1
+        if cmp -s "$file" "$copy"; then rm "$copy"; continue; fi
+        mutated=$file
+        lines=$((lines + $(diff "$file" "$copy" | grep -c '^<')))
+    done
+    [ "$lines" -eq 1 ] && return
+    echo "${edits[$1]} changes $lines lines of ${sources[*]}; it must change one"
     return 1
 }
 
@@ -46,9 +46,6 @@ run_mutant() {
 
 run_mutants() {
     local name names=()
-    for name in $(sed -n 's/.*\/\/ mutant: //p' "${sources[@]}" | tr ',' ' '); do
-        [ -n "${edits[$name]:-}" ] || fail "the tag \`// mutant: $name\` has no edit in $0"
-    done
     for name in $(if [ $# -gt 0 ]; then echo "$@"; else printf '%s\n' "${!edits[@]}" | sort; fi); do
         if [ -n "${edits[$name]:-}" ]; then names+=("$name"); else fail "no mutant is named $name"; fi
     done

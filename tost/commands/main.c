@@ -32,7 +32,7 @@ static int command_train(const Options* args, TostComm* comm, const TostEngine* 
     if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
     bool ok = run_agree(&r, run_find(&r, &err), &err), finished = ok && run_is_finished(&r);
     // Rank 0 decides, because ranks may see different folders.
-    comm_broadcast(r.comm, &finished, sizeof finished, 0);   // mutant: finished_not_shared
+    comm_broadcast(r.comm, &finished, sizeof finished, 0);
     if (finished)
         progress_text(&r.progress, "%s is finished: %lld of %lld steps; use a larger --steps to continue", r.out.text,
                       (long long)r.info.step, (long long)r.recipe.steps);

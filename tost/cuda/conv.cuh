@@ -41,8 +41,8 @@ __device__ inline void conv_load(float (&row)[VEC], const S* p, const double* st
                                  int c) {
     const int inside = args.C - c;
     if (WHOLE || t >= 0)
-        load_part<WHOLE>(row, p + conv_row(args, b, t, c), t < args.T ? inside : 0);   // mutant: conv_end
-    else UNROLL for (int i = 0; i < VEC; i++)   // mutant: conv_state
+        load_part<WHOLE>(row, p + conv_row(args, b, t, c), t < args.T ? inside : 0);
+    else UNROLL for (int i = 0; i < VEC; i++)
         row[i] = state && i < inside ? (float)state[conv_before(args, b, t, c) + i] : 0.0f;
 }
 
@@ -64,7 +64,7 @@ __device__ inline void conv_weights(float (&weight)[VEC][CONV_WIDTH], const Conv
 
 // Whether a run from t0 on and the rows that it needs are inside of the pass, and so are the channels.
 template <int VEC, typename S> __device__ inline bool conv_whole(const Conv<S>& args, int t0) {
-    return t0 >= CONV_BEFORE && t0 + CONV_RUN + CONV_BEFORE <= args.T && args.C % VEC == 0;   // mutant: conv_whole
+    return t0 >= CONV_BEFORE && t0 + CONV_RUN + CONV_BEFORE <= args.T && args.C % VEC == 0;
 }
 
 // y of CONV_RUN steps from t0 on, and the state after the pass
@@ -82,7 +82,7 @@ __device__ inline void conv_run_forward(const float (&weight)[VEC][CONV_WIDTH], 
     }
     for (int t = args.T - CONV_BEFORE; !WHOLE && args.state.end && t0 + CONV_RUN >= args.T && t < args.T; t++) {
         conv_load<false>(x[0], args.x, args.state.start, args, b, t, c);
-        conv_store<false>(args.y, args.state.end, x[0], args, b, t - args.T, c);   // mutant: conv_rows_not_passed
+        conv_store<false>(args.y, args.state.end, x[0], args, b, t - args.T, c);
     }
 }
 
@@ -132,8 +132,8 @@ template <typename S> __global__ void __launch_bounds__(256, 3) conv_backward_ke
     for (int c = threadIdx.x * VEC; c < args.C; c += blockDim.x * VEC) {
         float weight[VEC][CONV_WIDTH] = {}, dweight[VEC][CONV_WIDTH] = {};
         conv_weights(weight, args, c);
-        for (int run = blockIdx.x; run < args.B * runs; run += gridDim.x) {   // mutant: conv_runs_once
-            const int b = run / runs, t0 = run % runs * CONV_RUN - CONV_BEFORE;   // mutant: conv_left
+        for (int run = blockIdx.x; run < args.B * runs; run += gridDim.x) {
+            const int b = run / runs, t0 = run % runs * CONV_RUN - CONV_BEFORE;
             if (conv_whole<VEC>(args, t0)) conv_run_backward<true>(dweight, weight, args, b, t0, c);
             else conv_run_backward<false>(dweight, weight, args, b, t0, c);
         }

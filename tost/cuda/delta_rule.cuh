@@ -276,21 +276,21 @@ template <typename S, typename X> __device__ inline void delta_solve(X x, int i0
         const float e = x.pi[i0 + i] * (*E - *o_before);
         *O = *o_before;
         *E = e;
-        UNROLL for (int j = i + 1; j < TILE; j++) o[j] += row[j] * e;   // mutant: memory_pairs
+        UNROLL for (int j = i + 1; j < TILE; j++) o[j] += row[j] * e;
     }
 }
 
 // Solves for O and E of the run, by one warp: 16 rows, then the product of these with K Kᵀ for the other rows.
 template <typename S, typename X> __device__ inline void delta_predict(X x, bool first, float* o_before) {
     NO_UNROLL for (int i0 = 0; i0 < DELTA_ROWS; i0 += TILE) {
-        __syncwarp();   // mutant: memory_solved_late
+        __syncwarp();
         for (int j = 0; j < x.columns && i0 > 0; j += TILE) {
             Tile<S> tile;
             tile.add(typename X::Along{x.pair(x.gram, TILE, 0), x.gram_row, 0},
                      typename X::Across{x.E, x.row, j}, TILE);
             tile.each([&](int di, int dj, float (&v)[4]) { add_four(x.at(x.O, TILE + di, j + dj), 1.0f, v); });
         }
-        __syncwarp();   // mutant: memory_tile_late
+        __syncwarp();
         delta_solve<S>(x, i0, first, o_before);
     }
 }
@@ -347,7 +347,7 @@ __global__ void __launch_bounds__(DELTA_THREADS, DELTA_FORWARD<S>) delta_rule_fo
     if (args.local || !after.G) return;
     delta_store(after.G, x.S, x, run.v0, HS);
     for (int d = run.v0 + threadIdx.x; d < min(HS, run.v0 + x.columns); d += blockDim.x)
-        after.k[d] = *x.key(run.n, d);   // mutant: memory_key_not_passed
+        after.k[d] = *x.key(run.n, d);
 }
 
 // matrices[s] += P[s] matrices[s - 1], from the second segment to the one before the last. BACKWARD: matrices[s] +=
@@ -361,13 +361,13 @@ __global__ void __launch_bounds__(DELTA_THREADS)
         const float* const before = shared + (n & 1) * HS * TILE;
         float* const after = shared + (~n & 1) * HS * TILE;
         const size_t at = ((size_t)(BACKWARD ? segments - 1 - n : n) * gridDim.x + blockIdx.x) * HS * HS;
-        __syncthreads();   // mutant: memory_chain_unsynchronized
+        __syncthreads();
         each_pack(HS, TILE, [&](int i, int d) {
             float* const to = matrices + at + (size_t)i * HS + v0 + d;
             float sum[4], x[4];
             load_part<false>(sum, to, HS - v0 - d);
             for (int l = 0; l < HS && n > 0; l++) {
-                const float p = P[at + (size_t)(BACKWARD ? l : i) * HS + (BACKWARD ? i : l)];   // mutant: memory_P
+                const float p = P[at + (size_t)(BACKWARD ? l : i) * HS + (BACKWARD ? i : l)];
                 load_pack<4>(x, before + l * TILE + d);
                 UNROLL for (int j = 0; j < 4; j++) sum[j] += p * x[j];
             }
@@ -457,13 +457,13 @@ template <typename X> __device__ inline void delta_solve_backward(X x, int i0) {
 template <typename S, typename X> __device__ inline void delta_errors_backward(X x) {
     typedef typename X::Across Across;
     NO_UNROLL for (int i0 = TILE; i0 >= 0; i0 -= TILE) {
-        __syncwarp();   // mutant: memory_solved_late_backward
+        __syncwarp();
         for (int j = 0; j < x.columns && i0 == 0; j += TILE) {
             Tile<S> tile;
             tile.add(Across{x.pair(x.gram, TILE, 0), x.gram_row, 0}, Across{x.at(x.dO, TILE, 0), x.row, j}, TILE);
             tile.each([&](int di, int dj, float (&v)[4]) { add_four(x.at(x.O, di, j + dj), 1.0f, v); });
         }
-        __syncwarp();   // mutant: memory_tile_late_backward
+        __syncwarp();
         delta_solve_backward(x, i0);
     }
 }
@@ -558,7 +558,7 @@ __global__ void __launch_bounds__(DELTA_THREADS, DELTA_BACKWARD<S>)
         delta_errors(x, dscale, run, args);
         delta_keys_products<S>(x, x.O, x.dS);
         __syncthreads();
-        if (!args.local && run.t0 > first) delta_update<S>(x, x.S, x.E, -1.0f);   // mutant: memory_G_after
+        if (!args.local && run.t0 > first) delta_update<S>(x, x.S, x.E, -1.0f);
         if (!args.local && run.t0 == first) delta_load(x.S, delta_before(run, args), x, run.v0, HS);
         if (warp_index() == block_warps() - 1) delta_errors_backward<S>(x);
         __syncthreads();
@@ -605,8 +605,8 @@ __global__ void __launch_bounds__(DELTA_THREADS, 4) delta_rule_dz_kernel(DeltaRu
         const S* from = dk_parts + c;
         load_pack<DELTA_PACK>(dk, from);
         NO_UNROLL for (int part = 1; part < parts; part++)
-            add_part<true>(dk, from += size, DELTA_PACK);   // mutant: memory_part_dropped
-        NO_UNROLL for (int part = 0; part < parts && last; part++)   // mutant: memory_segment_key
+            add_part<true>(dk, from += size, DELTA_PACK);
+        NO_UNROLL for (int part = 0; part < parts && last; part++)
             add_part<true>(dk, dk_next + part * size + c, DELTA_PACK);
     };
     float z[DELTA_PACK], dk[DELTA_PACK], dz[DELTA_PACK], squares = 0.0f, z_dk = 0.0f;

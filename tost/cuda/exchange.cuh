@@ -35,7 +35,7 @@ static DeviceExchange* device_exchange(const Exchange* x) {
 static void exchange_fork(DeviceExchange* x) {
     if (!x->comm) return;
     CUDA_CHECK(cudaEventRecord(x->forked, x->compute));
-    CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->forked, 0));   // mutant: sent_before_computed
+    CUDA_CHECK(cudaStreamWaitEvent(x->stream, x->forked, 0));
     x->under_way = true;
 }
 
@@ -43,7 +43,7 @@ static void exchange_fork(DeviceExchange* x) {
 static void exchange_join(DeviceExchange* x) {
     if (!x->under_way) return;
     CUDA_CHECK(cudaEventRecord(x->joined, x->stream));
-    CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->joined, 0));   // mutant: used_before_received
+    CUDA_CHECK(cudaStreamWaitEvent(x->compute, x->joined, 0));
     x->under_way = false;
 }
 

@@ -100,7 +100,7 @@ static cublasLtMatrixLayout_t matmul_layout(cudaDataType type, int rows, int col
     CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, type, rows, columns, ld));
     if (count == 1) return layout;
     matmul_set(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, (int32_t)count);
-    matmul_set(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, step);   // mutant: batch_without_steps
+    matmul_set(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, step);
     return layout;
 }
 
@@ -112,8 +112,8 @@ constexpr int SPLIT_TILE = 128;      // a multiple of the tile size along K of e
 
 template <typename P> static uint32_t matmul_reductions(const P& p) {
     const uint32_t output_type = sizeof *p.c == sizeof(float) ? CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE : 0;
-    if (p.K % SPLIT_TILE) return CUBLASLT_REDUCTION_SCHEME_NONE;   // mutant: split_anywhere
-    return output_type | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;   // mutant: split_in_place
+    if (p.K % SPLIT_TILE) return CUBLASLT_REDUCTION_SCHEME_NONE;
+    return output_type | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
 }
 
 // The proposal to try first; the others keep their order. In a large product with K <= SHORT_SUM, storing c takes much
@@ -144,7 +144,7 @@ static MatmulPlan matmul_plan(const Matmul* mm, const MatmulKey& key, const P& p
     if (p.bias) matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);
     // The heuristic does not read the bias, but derives its alignment from the pointer. Biases of different layers have
     // different addresses, so the pointer is set to an address that has only the alignment common to all of them.
-    const uintptr_t bias = p.bias ? alignment : 0;   // mutant: bias_of_the_first_layer
+    const uintptr_t bias = p.bias ? alignment : 0;
     matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
     plan.first = matmul_layout(cuda_type(p.b), p.bt ? p.K : p.N, p.bt ? p.N : p.K, p.ldb, p.count, p.b_step);
     plan.second = matmul_layout(cuda_type(p.a), p.at ? p.M : p.K, p.at ? p.K : p.M, p.lda, p.count, p.a_step);

@@ -71,7 +71,7 @@ static void nccl_event_wait(const NcclLink* l, cudaEvent_t event, const char* wh
         if (e != cudaErrorNotReady) CUDA_CHECK(e);
         (void)cudaGetLastError();   // "not ready" counts as an error
         nccl_add(l, nccl_state(l), "NCCL");
-        if (!comm_wait_more(&w)) comm_timed_out(l->comm, NULL, what);   // mutant: waits_forever
+        if (!comm_wait_more(&w)) comm_timed_out(l->comm, NULL, what);
     }
 }
 

@@ -147,10 +147,10 @@ __device__ inline int load_acquire(const int* p) {
 
 // *flag = 1 with release semantics: a thread that has waited for the flag, and threads that then synchronize with it,
 // see all earlier writes of this thread and of the threads that it has synchronized with.
-__device__ inline void raise_flag(int* flag) { store_release(flag, 1); }   // mutant: flag_not_released
+__device__ inline void raise_flag(int* flag) { store_release(flag, 1); }
 
 // Waits until *flag is not 0. Only the last read has acquire semantics: it invalidates L1 of the whole multiprocessor.
 __device__ inline void wait_flag(const int* flag) {
-    while (!load_relaxed(flag)) {}   // mutant: flag_not_awaited
-    load_acquire(flag);   // mutant: flag_not_acquired
+    while (!load_relaxed(flag)) {}
+    load_acquire(flag);
 }

@@ -20,7 +20,7 @@ template <int LANES> __device__ inline float group_sum(float x) {
 __device__ inline float warp_sum(float x) { return group_sum<WARP>(x); }
 
 __device__ inline float warp_scan(float x, int lane) {   // Σ of lanes 0…lane
-    UNROLL for (int by = 1; by < WARP; by *= 2) {   // mutant: lane_scan_too_short
+    UNROLL for (int by = 1; by < WARP; by *= 2) {
         const float below = __shfl_up_sync(FULL_WARP, x, by);
         if (lane >= by) x += below;
     }
@@ -54,9 +54,9 @@ template <int LANES, int N> __device__ inline float group_transposed_sum(float (
 template <int N> __device__ inline void block_sum(float (&v)[N], float* shared) {
     const int lane = lane_index();
     const float mine = group_transposed_sum<WARP>(v, lane);
-    __syncthreads();   // shared may hold sums that others still read   // mutant: block_sum_reuses_early
+    __syncthreads();   // shared may hold sums that others still read
     if (lane < N) shared[warp_index() * N + lane] = mine;
-    __syncthreads();   // mutant: block_sum_reads_early
+    __syncthreads();
     float sum = 0.0f;   // of v[lane % N], over every (32/N)-th warp
     NO_UNROLL for (int i = lane; i < block_warps() * N; i += WARP) sum += shared[i];
     UNROLL for (int by = N; by < WARP; by *= 2) sum += __shfl_xor_sync(FULL_WARP, sum, by);
@@ -75,7 +75,7 @@ template <typename X> __device__ inline X block_tree_sum(X x, X* shared) {   // 
     __syncthreads();
     for (int by = blockDim.x / 2; by > 0; by /= 2) {
         if ((int)threadIdx.x < by) shared[threadIdx.x] += shared[threadIdx.x + by];
-        __syncthreads();   // mutant: tree_sum_unsynchronized
+        __syncthreads();
     }
     return shared[0];
 }
@@ -138,5 +138,5 @@ __device__ inline void column_sum_block(const ColumnSum& s, int block, bool add,
         if ((int)threadIdx.x < by) shared[threadIdx.x] += shared[threadIdx.x + by];
     }
     if (warp_index() == 0 && c < s.columns)
-        s.out[c] = (add ? s.out[c] : 0.0f) + shared[lane_index()];   // mutant: sums_not_overwritten
+        s.out[c] = (add ? s.out[c] : 0.0f) + shared[lane_index()];
 }

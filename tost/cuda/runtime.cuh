@@ -21,7 +21,7 @@ static bool device_open(cudaDeviceProp* prop, int local_rank, TostError* err) {
     if (e == cudaSuccess && count > 1 && local_rank >= count)
         return tost_error(err, "process %d of this host, which has %d GPUs: start one process per GPU", local_rank + 1,
                           count);
-    const int device = count > 1 ? local_rank : 0;   // mutant: first_device
+    const int device = count > 1 ? local_rank : 0;
     if (e == cudaSuccess) e = cudaSetDevice(device);
     if (e == cudaSuccess) e = cudaGetDeviceProperties(prop, device);
     if (e == cudaSuccess && prop->major < 8)
@@ -110,7 +110,7 @@ static void staging_init(Staging* s, size_t bytes) {
 
 // The buffer to fill. Waits until its last copy is done; it is, unless the host is two steps ahead of the device.
 static void* staging_begin(Staging* s) {
-    CUDA_CHECK(cudaEventSynchronize(s->copied[s->turn]));   // mutant: input_overwritten
+    CUDA_CHECK(cudaEventSynchronize(s->copied[s->turn]));
     return s->buffer[s->turn];
 }
 
@@ -150,7 +150,7 @@ static void graph_free(PassGraph* g) {
 // Runs pass(), which only launches on `stream` and whose launches depend on nothing but the shape.
 template <typename Pass>
 static void graph_run(PassGraph* g, bool graphs, cudaStream_t stream, int B, int T, Pass pass) {
-    if (!graphs || g->B != B || g->T != T) {   // mutant: graph_of_another_shape
+    if (!graphs || g->B != B || g->T != T) {
         graph_free(g);
         *g = {B, T, NULL};
         return pass();

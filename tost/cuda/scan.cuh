@@ -34,20 +34,20 @@ __device__ inline double to_double(FloatPair sum) { return (double)sum.hi + sum.
 __device__ inline void sum_add(FloatPair& sum, float x) {
     const float hi = __fadd_rn(sum.hi, x), of_x = __fsub_rn(hi, sum.hi), of_hi = __fsub_rn(hi, of_x);
     const float error = __fadd_rn(__fsub_rn(sum.hi, of_hi), __fsub_rn(x, of_x));
-    sum = {hi, __fadd_rn(sum.lo, error)};   // mutant: low_part_dropped
+    sum = {hi, __fadd_rn(sum.lo, error)};
 }
 
 // Thread 0 calls f with the block's unit of work: 0, 1, 2, ... in the order in which blocks start. What f writes to
 // shared memory is visible to all threads. *ticket is zero before the launch.
 template <typename F> __device__ inline void scan_ticket(int* ticket, F f) {
-    if (threadIdx.x == 0) f(atomicAdd(ticket, 1));   // mutant: ticket_of_the_grid
-    __syncthreads();   // mutant: ticket_read_early
+    if (threadIdx.x == 0) f(atomicAdd(ticket, 1));
+    __syncthreads();
 }
 
 // Waits for the totals that precede position k in its group, at the level whose flags start at `flags`.
 __device__ inline void scan_wait_level(const int* flags, unsigned k) {
     if (threadIdx.x < k % SCAN_RADIX) wait_flag(flags + k / SCAN_RADIX * SCAN_RADIX + threadIdx.x);
-    __syncthreads();   // mutant: group_wait_unsynchronized
+    __syncthreads();
 }
 
 // Waits for the totals that precede position k in its groups at all levels. 8 threads of a warp wait for each level, so
@@ -65,7 +65,7 @@ __device__ inline void scan_wait_levels(const int* flags, unsigned k, unsigned r
         }
         if (flag) wait_flag(flag);
     }
-    __syncthreads();   // mutant: wait_unsynchronized
+    __syncthreads();
 }
 
 // sum += the first ROWS rows of `totals`. All loads are issued before the first addition.
@@ -84,7 +84,7 @@ __device__ inline void scan_add(FloatPair (&sum)[SCAN_VEC], const float* totals,
                                 unsigned end, unsigned runs) {
     static_assert(SCAN_RADIX == 8, "a case for each digit");
     NO_UNROLL for (; k != end; k /= SCAN_RADIX, runs /= SCAN_RADIX) {
-        const unsigned digit = k % SCAN_RADIX;   // mutant: dropped_group
+        const unsigned digit = k % SCAN_RADIX;
         const float* row = totals + (size_t)(k / SCAN_RADIX * SCAN_RADIX) * stride;
         switch (digit) {
         case 1: scan_add_rows<1>(sum, row, stride); break;
@@ -102,11 +102,11 @@ __device__ inline void scan_add(FloatPair (&sum)[SCAN_VEC], const float* totals,
 // Publishes the totals of the block's run k, which its threads have written, and those of the groups that it ends,
 // from the lowest level up: a group's total as soon as those of the level below are known.
 __device__ inline void scan_publish(float* totals, int* flags, unsigned stride, unsigned k, unsigned runs) {
-    __syncthreads();   // mutant: flag_raised_early
-    if (threadIdx.x == 0) raise_flag(flags + k);   // mutant: flag_not_raised
+    __syncthreads();
+    if (threadIdx.x == 0) raise_flag(flags + k);
     unsigned level = 0;
     NO_UNROLL for (unsigned i = k, size = runs; i % SCAN_RADIX == SCAN_RADIX - 1;) {
-        scan_wait_level(flags + level, i);   // mutant: serial_chain, group_not_awaited
+        scan_wait_level(flags + level, i);
         level += size;
         size /= SCAN_RADIX;
         i /= SCAN_RADIX;
@@ -114,13 +114,13 @@ __device__ inline void scan_publish(float* totals, int* flags, unsigned stride, 
             float of_group[SCAN_VEC];
             load_from_L2(of_group, totals + (size_t)k * stride + c);
             FloatPair sum[SCAN_VEC] = {};
-            UNROLL for (int n = 0; n < SCAN_VEC; n++) sum_add(sum[n], of_group[n]);   // mutant: group_without_itself
+            UNROLL for (int n = 0; n < SCAN_VEC; n++) sum_add(sum[n], of_group[n]);
             scan_add(sum, totals + c, stride, k, i, runs);
             UNROLL for (int n = 0; n < SCAN_VEC; n++) of_group[n] = to_float(sum[n]);
             store_pack<SCAN_VEC>(totals + (size_t)(level + i) * stride + c, of_group);
         }
-        __syncthreads();   // mutant: group_flag_raised_early
-        if (threadIdx.x == 0) raise_flag(flags + level + i);   // mutant: group_flag_not_raised
+        __syncthreads();
+        if (threadIdx.x == 0) raise_flag(flags + level + i);
     }
 }
 
@@ -130,11 +130,11 @@ __device__ inline void scan_publish(float* totals, int* flags, unsigned stride, 
 template <typename F>
 __device__ inline void scan_columns(float* totals, int* flags, unsigned stride, unsigned place, unsigned runs, F f) {
     scan_publish(totals, flags, stride, place, runs);
-    scan_wait_levels(flags, place, runs);   // mutant: prefix_not_awaited
+    scan_wait_levels(flags, place, runs);
     NO_UNROLL for (unsigned c = threadIdx.x * SCAN_VEC; c < stride; c += blockDim.x * SCAN_VEC) {
         FloatPair sum[SCAN_VEC] = {};
         scan_add(sum, totals + c, stride, place, 0, runs);
         f(c, sum);
     }
-    __syncthreads();   // mutant: carries_unsynchronized
+    __syncthreads();
 }

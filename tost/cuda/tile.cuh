@@ -72,7 +72,7 @@ __device__ inline void multiply_words(float (&sum)[2][4], const unsigned (&a)[2]
 __device__ inline void multiply(float (&sum)[2][4], const Fragment<float>& a, const Fragment<float>& b) {
     multiply_words(sum, a.rest, b.rest);
     multiply_words(sum, a.rest, b.word);
-    multiply_words(sum, a.word, b.rest);   // mutant: product_without_rest
+    multiply_words(sum, a.word, b.rest);
     multiply_words(sum, a.word, b.word);
 }
 

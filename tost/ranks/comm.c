@@ -239,5 +239,5 @@ bool comm_same(TostComm* c, uint64_t value, const char* what, TostError* err) {
 }
 
 bool comm_any(TostComm* c, bool own) {
-    return c ? first_rank(c, own) < c->place.size : own;   // mutant: signal_not_shared
+    return c ? first_rank(c, own) < c->place.size : own;
 }

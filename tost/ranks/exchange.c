@@ -120,7 +120,7 @@ void exchange_begin(Exchange* x) {
 // the sum of 2^j parts. Then starts the next part.
 static void finish_part(Exchange* x) {
     int j = 0;
-    for (; x->part >> j & 1; j++) x->memory->add(x, x->grad, x->level[j], x->grad, x->size);   // mutant: parts_in_a_row
+    for (; x->part >> j & 1; j++) x->memory->add(x, x->grad, x->level[j], x->grad, x->size);
     x->memory->end_part(x, x->level[j]);
     x->part++;
 }
@@ -142,7 +142,7 @@ static float* row_of(const Exchange* x, int k, int rank) {
 static void start_bucket(Exchange* x, int k) {
     const size_t bytes = range_size(exchange_slice(x, k)) * sizeof(float);
     for (int r = 0; r < x->ranks; r++) {
-        const Range theirs = slices_of(&x->slices, r, k);   // mutant: wrong_slice
+        const Range theirs = slices_of(&x->slices, r, k);
         x->messages[r] = (CommMessage){x->grad + theirs.start, row_of(x, k, r), range_size(theirs) * sizeof(float),
                                        bytes};
     }
@@ -157,7 +157,7 @@ static void sum_bucket(Exchange* x, int k) {
     for (int r = 0; r < x->ranks; r++) row[r] = row_of(x, k, r);
     for (int step = 1; step < x->ranks; step *= 2)
         for (int i = 0; i + step < x->ranks; i += 2 * step) {
-            float *left = row[i], *right = row[i + step];   // mutant: wrong_tree
+            float *left = row[i], *right = row[i + step];
             row[i] = right == own ? own : left;
             x->memory->add(x, row[i], left, right, size);
         }
@@ -169,7 +169,7 @@ static void advance(Exchange* x, bool wait) {
         while (x->started < x->ready && x->started < x->summed + EXCHANGE_UNDER_WAY) start_bucket(x, x->started++);
         if (x->summed == x->started) return;
         CommRequest** oldest = &x->under_way[x->summed % EXCHANGE_UNDER_WAY];
-        if (wait) comm_wait(x->comm, oldest);   // mutant: missing_wait
+        if (wait) comm_wait(x->comm, oldest);
         else if (*oldest && !x->comm->test(x->comm, oldest, NULL)) return;
         sum_bucket(x, x->summed++);
     }
@@ -230,7 +230,7 @@ void exchange_update(Exchange* x, float* gathered, OwnedUpdate* update, TostMode
         if (x->ranks > 1) x->gathers[k] = x->memory->gather(x, gathered, k);
     }
     for (int k = 0; x->ranks > 1 && k < x->slices.buckets; k++)
-        comm_wait(x->comm, &x->gathers[k]);   // mutant: gather_not_awaited
+        comm_wait(x->comm, &x->gathers[k]);
 }
 
 void exchange_put(const Exchange* x, TostArray a, float* array, const TostTensor* t, const float* src) {

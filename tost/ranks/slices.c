@@ -46,7 +46,7 @@ size_t slices_packed(const Slices* s, int rank, int k) {
 
 int slices_complete(const Slices* s, size_t from) {
     int k = 0;
-    while (k < s->buckets && s->bucket[k].start >= from) k++;   // mutant: bucket_left_out
+    while (k < s->buckets && s->bucket[k].start >= from) k++;
     return k;
 }
 
