@@ -33,8 +33,7 @@
 // Tokens are not compared pairwise: the past acts only through S, N and D, which are 2C + NH numbers per layer and
 // sequence at any length. Time and memory are linear in T, and decoding needs no KV cache.
 //
-// Four options change the paper's model. Without --conv, convolve does nothing; without --memory, remember does nothing
-// and remember_backward only clears dscore:
+// Four options change the paper's model:
 //     --conv 4               convolutions over time (tost/cpu/conv.h), so that a token also sees the three before it:
 //                            z is the convolution of `projected` = c_attn(a). c_fc reads `mlp_in`, the convolution of
 //                            ln_2(x)
@@ -48,33 +47,32 @@
 //
 //     zero_grad(model)
 //     for each micro-batch:
-//         train_forward(model, {inputs, targets, B, T}, from, grad_scale)   grad_scale = 1 / (targets of the step)
-//         train_backward(model, after, before, TOST_MORE)                   both add to the gradients
-//     read_loss(&sum, &count, model)                                        loss = sum / count
+//         train_forward(model, {inputs, targets, B, T}, from, 1 / (targets of the step))
+//         train_backward(model, after, before, TOST_MORE)       both add to the gradients of the mean loss
+//     read_loss(&sum, &count, model)                            loss = sum / count
 //     norm = grad_norm(model)
-//     update(model, {lr, …, grad_scale})                                    here min(1, clip / norm)
+//     update(model, {lr, …, min(1, clip / norm)})               the factor clips the gradients
 //
-// The last train_backward of a step gets TOST_STEP_ENDS instead of TOST_MORE: the gradients of all ranks are summed.
-// from, after and before are indices of states, here TOST_NO_STATE: the sequences begin and end with this batch.
+// from, after and before are indices of states, here TOST_NO_STATE: the sequences begin and end with this batch. The
+// last train_backward of a step gets TOST_STEP_ENDS instead of TOST_MORE: with several processes ("ranks", tost/ranks),
+// the gradients of all are then summed. Each rank updates a part of the parameters and sends it to the others.
 //
 // A long sequence can be processed in chunks (--chunk, tost/chunks.c). The state between two chunks is S, N and D, and
-// the states of the options. First, `forward` on each chunk stores the state after it. Then, from the last chunk to the
-// first, train_forward computes a chunk again from the state before it, and train_backward starts from the gradient of
-// the state after it, which the next chunk left. This is exact, because the state is all that later tokens use of
-// earlier ones. Decoding is `forward` over chunks of one token.
-//
-// Several processes ("ranks", tost/ranks) can train one model: each computes the gradients of its own micro-batches,
-// sums those of all ranks for its slices of the parameters, updates these slices and sends them to the others;
-// for Muon, see "The update".
+// the states of the options. First, `forward` on each chunk but the last stores the state after it. Then, from the last
+// chunk to the first, train_forward computes a chunk from the state before it, and train_backward starts from the
+// gradient of the state after it, which the next chunk left. This is exact, because the state is all that later tokens
+// use of earlier ones. Decoding is `forward` over chunks of one token.
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
-// Classifier); the arrays of a model; the passes over a chunk; gradients and AdamW; Muon; the update; the engine table.
-// Elsewhere in tost/: model.h has the table of parameters, gemm.c the matrix product, train.c the training loop.
+// Classifier); the arrays of a model; a layer; the model; AdamW; Muon; the update. The rest is what a trainer needs
+// around it: states, memory, the functions of the engine. Elsewhere in tost/: model.h has the table of parameters,
+// gemm.c the matrix product, train.c the training loop.
 //
-// To add a layer: write its forward and backward in a section of its own before "The arrays of a model", add its
-// parameters to TOST_PARAMS (tost/model.h) after gamma1, its activations to LAYER_ACTIVATIONS and its other buffers to
-// SHARED_BUFFERS, and call it in layer_forward and, in reverse order, in layer_backward. dev/README.md has the tests
-// and the other files that need the layer.
+// To add a layer: write its forward and backward in a section of its own before "The arrays of a model", or, like the
+// convolutions and the memory, in a file of tost/cpu. Add its parameters to TOST_PARAMS (tost/model.h), after gamma1,
+// because cpu_train_backward takes that for the first parameter of a layer; its activations to LAYER_ACTIVATIONS and
+// its other buffers to SHARED_BUFFERS. Call it in layer_forward and, in reverse order, in layer_backward. dev/README.md
+// has the tests and the other files that need the layer.
 //
 // Precision: float32, and double where the code says so. With --dtype bf16, parameters are float32 with a copy in bf16
 // for the products of forward, and these values are rounded to bf16:
@@ -111,9 +109,14 @@
 #include "tost/cpu/tssa_stages.h"
 #include "tost/base/vector_math.h"
 
-// For functions of some neighboring channels. A call with a constant number of them keeps their sums in registers.
+// Sums over rows: a thread takes CHANNELS neighboring channels at a time and adds the rows in order, so the bits do not
+// depend on the number of threads. The functions that do so are inlined into a call with this constant number, which
+// keeps the sums in registers, and into one for the channels that are left.
 #define ALWAYS_INLINE static inline __attribute__((always_inline)) void
-enum { CHANNELS = 32 };   // of a thread at a time, where it sums over rows
+enum { CHANNELS = 32 };
+
+// Forward passes over at most SERIAL_ROWS rows (tost/cpu/threads.h) use one thread, because waking the others takes
+// longer. Training has more rows, so backward does not check.
 
 // ---------------------------------------------------------------------------------------------
 // Embedding:  x[b,t] = wte[token[b,t]] + wpe[first + t]
@@ -129,8 +132,7 @@ static void embedding_forward(float* x, const int32_t* tokens, const float* wte,
     }
 }
 
-// dwte, dwpe += (dwpe may be NULL). A token can occur in many rows, so each thread owns some channels and adds the rows
-// in order.
+// dwte, dwpe += (dwpe may be NULL). A token can occur in many rows, so this is a sum over rows, too.
 static void embedding_backward(float* dwte, float* dwpe, const float* dx, const int32_t* tokens, int first,
                                int B, int T, int C) {
     enum { LINE = 16 };   // channels of a thread at a time: one cache line
@@ -171,7 +173,7 @@ static void layernorm_forward(float* y, float* mean, float* rstd, const float* x
     }
 }
 
-// dw, db of `width` neighboring channels. Sums over rows are in order of the rows.
+// dw, db of `width` neighboring channels
 ALWAYS_INLINE layernorm_channels(float* dw, float* db, const float* dy, const float* x, const float* mean,
                                  const float* rstd, size_t rows, int C, const int width) {
     double dw_sum[CHANNELS] = {0}, db_sum[CHANNELS] = {0};
@@ -269,11 +271,56 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // these and recomputes them within the block. A call of a stage has a TssaRange: tokens t0 to t1 - 1 of the chunk,
 // all in one block, and heads h0 to h1 - 1 of sequence b.
 //
-// tost/cpu/tssa_stages.h has the loop over blocks, the struct Tssa of all arguments, and offsets into its arrays:
-// tssa_row into z, y (B,T,C), tssa_head into u, Π (B,NH,T). temp is (NH); denom_bias (NH,block_size), from the chunk's
-// first position on; S, N (C) and D (NH) per sequence. tssa_copy copies a sum for the range's heads. Sums over time are
-// added in the order of t, so the bits do not depend on the number of threads, and in double: a float sum stops growing
-// when its terms are smaller than its last bit.
+// tost/cpu/tssa_stages.h has the loop over blocks. Sums over time are added in the order of t, so the bits do not
+// depend on the number of threads, and in double: a float sum stops growing when its terms are smaller than its last
+// bit.
+
+// The state of a sequence is its running sums S, N (C) and D (NH), one after another. Its adjoint is laid out alike.
+struct Tssa {
+    int B, T, C, NH, HS;
+    const float *z;                   // (B,T,C): the projection, or its convolution
+    const float *temp, *denom_bias;   // (NH); (NH,block_size), from the position of the first token on, or NULL
+    int block_size;
+    float *u, *pi, *y;                // (B,NH,T) twice; (B,T,C)
+    size_t stride;                    // from the state of a sequence to the next
+    double *state;                    // (B,2C+NH): S, N and D before these tokens, then after them
+    double *saved;                    // (B,blocks,2C+NH): S, N and D before each block; NULL if no backward follows
+    double *scratch;                  // (threads,tssa_scratch_size)
+    // backward only
+    const float *dy;                  // (B,T,C)
+    float *dz;                        // (B,T,C)
+    float *dpi, *dscore;              // (B,NH,T): one array, dΠ (on entry that of the memory, or 0), then dscore
+    float *dtemp, *ddenom_bias;       // (NH), NULL if membership is uniform; (NH,block_size) or NULL: +=
+    double *adjoint;                  // (B,2C+NH): RS, RN and RD after these tokens, then at the first one
+};
+
+typedef struct { double *S, *N, *D; } TssaState;
+
+static size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
+static size_t tssa_scratch_size(int C, int NH) { return (TSSA_BLOCK + 1) * ((size_t)C + 2 * NH); }
+static TssaState tssa_split(double* S, const Tssa* args) {
+    return (TssaState){S, S + args->C, S + 2 * (size_t)args->C};
+}
+static TssaState tssa_state(double* states, int b, const Tssa* args) {
+    return tssa_split(states + b * args->stride, args);
+}
+static TssaState tssa_saved(const Tssa* args, int b, int t) {   // before the block of token t
+    return tssa_split(
+        args->saved + ((size_t)b * tssa_blocks(args->T) + t / TSSA_BLOCK) * tssa_state_size(args->C, args->NH), args);
+}
+static double* tssa_scratch(const Tssa* args) {   // of the calling thread
+    return args->scratch + thread_index() * tssa_scratch_size(args->C, args->NH);
+}
+// Offsets: of the channels of head h in a (B,T,C) array, and of t = 0 of head h in a (B,NH,T) array.
+static size_t tssa_row(const Tssa* args, int b, int t, int h) {
+    return ((size_t)b * args->T + t) * args->C + h * args->HS;
+}
+static size_t tssa_head(const Tssa* args, int b, int h) { return ((size_t)b * args->NH + h) * args->T; }
+
+// Copies the sums of the range's heads, each of `width` numbers.
+static void tssa_copy(double* dst, const double* src, TssaRange r, int width) {
+    memcpy(dst + r.h0 * width, src + r.h0 * width, (size_t)((r.h1 - r.h0) * width) * sizeof *dst);
+}
 
 // Defines stage `name` from name_heads, which is compiled twice: for any HS, and for 8, whose doubles fill one vector
 #define TSSA_STAGE(name) \
@@ -289,7 +336,8 @@ ALWAYS_INLINE tssa_energy_forward_heads(const Tssa* args, TssaRange r, const int
     for (int t = r.t0; t < r.t1; t++) {
         for (int h = r.h0; h < r.h1; h++) {
             const float* z = args->z + tssa_row(args, r.b, t, h);
-            double *restrict S_d = S + h * HS, ratios = 0;
+            double* restrict S_d = S + h * HS;
+            double ratios = 0;
             #pragma omp simd reduction(+ : ratios)
             for (int d = 0; d < HS; d++) {
                 const double s = (double)z[d] * z[d];
@@ -346,11 +394,12 @@ static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
 }
 
 // Sets y, and advances the state by these tokens. T = 1 is a decode step. Threads that share a sequence run the last
-// stage of a block at the same time as the first of a later one; first_cost : last_cost is the ratio of the times that
-// a head takes in them.
+// stage of a block at the same time as the first of a later one; first_cost : last_cost is the measured ratio of the
+// times that a head takes in them.
 static void tssa_forward(const Tssa* args) {
-    static const TssaStages stages = {.first = tssa_energy_forward, .first_cost = 5, .second = tssa_membership_forward,
-                                      .last = tssa_statistics_forward, .last_cost = 4};
+    const TssaStages stages = {.first = tssa_energy_forward, .first_cost = 5, .second = tssa_membership_forward,
+                               .last = tssa_statistics_forward, .last_cost = 4,
+                               .B = args->B, .T = args->T, .NH = args->NH};
     const bool in_parallel = (size_t)args->B * args->T > SERIAL_ROWS, ascending = true;   // in time
     tssa_run(&stages, args, ascending, in_parallel);
 }
@@ -373,14 +422,18 @@ static void tssa_forward(const Tssa* args) {
 ALWAYS_INLINE tssa_statistics_backward_heads(const Tssa* args, TssaRange r, const int HS) {
     const int C = args->C, NH = args->NH;
     const TssaState after = tssa_state(args->adjoint, r.b, args);   // RN, RD of the tokens that follow
-    double *N = tssa_scratch(args), *D = N + C, *g = D + NH;                              // (C), (NH), (TSSA_BLOCK,C)
-    double *dD = g + TSSA_BLOCK * (size_t)C, *pi_over_M = dD + TSSA_BLOCK * (size_t)NH;     // (TSSA_BLOCK,NH)
+    double* N = tssa_scratch(args);                           // (C), followed by
+    double* D = N + C;                                        // (NH)
+    double* g = D + NH;                                       // (TSSA_BLOCK,C)
+    double* dD = g + TSSA_BLOCK * (size_t)C;                  // (TSSA_BLOCK,NH)
+    double* pi_over_M = dD + TSSA_BLOCK * (size_t)NH;         // (TSSA_BLOCK,NH)
     memcpy(N, tssa_saved(args, r.b, r.t0).N, (C + NH) * sizeof *N);   // and D, which follows N
     for (int t = r.t0; t < r.t1; t++) {
         for (int h = r.h0; h < r.h1; h++) {
             const int i = (t - r.t0) * NH + h;
             const float *z = args->z + tssa_row(args, r.b, t, h), *dy = args->dy + tssa_row(args, r.b, t, h);
-            double *restrict N_d = N + h * HS, *restrict g_d = g + (size_t)i * HS, dD_h = 0;
+            double *restrict N_d = N + h * HS, *restrict g_d = g + (size_t)i * HS;
+            double dD_h = 0;
             const double pi = args->pi[tssa_head(args, r.b, h) + t];
             D[h] += pi;
             const double inverse = 1.0 / (D[h] + TOST_MASS_EPS);   // 1/M
@@ -402,9 +455,10 @@ ALWAYS_INLINE tssa_statistics_backward_heads(const Tssa* args, TssaRange r, cons
             const int i = (t - r.t0) * NH + h;
             const float *z = args->z + tssa_row(args, r.b, t, h), *dy = args->dy + tssa_row(args, r.b, t, h);
             float* restrict dz = args->dz + tssa_row(args, r.b, t, h);
-            const double* restrict g_d = g + (size_t)i * HS, pi_over_M_i = pi_over_M[i],
-                                   pi = args->pi[tssa_head(args, r.b, h) + t];
-            double *restrict RN = after.N + h * HS, dpi = 0;
+            const double* restrict g_d = g + (size_t)i * HS;
+            const double pi_over_M_i = pi_over_M[i], pi = args->pi[tssa_head(args, r.b, h) + t];
+            double* restrict RN = after.N + h * HS;
+            double dpi = 0;
             #pragma omp simd reduction(+ : dpi)
             for (int d = 0; d < HS; d++) {
                 const double dy_z_g = (double)dy[d] * z[d] * g_d[d];
@@ -437,18 +491,19 @@ static void tssa_membership_backward(const Tssa* args, TssaRange r) {
 // block, and S[i + 1] that with its token i; only the channels of the range's heads are used.
 static void tssa_energy_backward(const Tssa* args, TssaRange r) {
     const int C = args->C, HS = args->HS, at = r.h0 * HS, width = (r.h1 - r.h0) * HS;
-    double *RS = tssa_state(args->adjoint, r.b, args).S, *S = tssa_scratch(args) + at;   // S (TSSA_BLOCK+1,C)
-    memcpy(S, tssa_saved(args, r.b, r.t0).S + at, width * sizeof *S);
+    double* RS = tssa_state(args->adjoint, r.b, args).S;
+    double* S = tssa_scratch(args);   // (TSSA_BLOCK+1,C)
+    memcpy(S + at, tssa_saved(args, r.b, r.t0).S + at, width * sizeof *S);
     for (int t = r.t0; t < r.t1; t++) {
         const float* z = args->z + tssa_row(args, r.b, t, r.h0);
-        double *restrict S_t = S + (size_t)(t - r.t0) * C, *restrict S_next = S_t + C;
+        double *restrict S_t = S + (size_t)(t - r.t0) * C + at, *restrict S_next = S_t + C;
         for (int c = 0; c < width; c++) S_next[c] = S_t[c] + (double)z[c] * z[c];
     }
     for (int t = r.t1 - 1; t >= r.t0; t--) {
         for (int h = r.h0; h < r.h1; h++) {
             const float* z = args->z + tssa_row(args, r.b, t, h);
             float* restrict dz = args->dz + tssa_row(args, r.b, t, h);
-            const double *restrict S_d = S + (size_t)(t - r.t0 + 1) * C + h * HS - at;
+            const double* restrict S_d = S + (size_t)(t - r.t0 + 1) * C + h * HS;
             const double du = (double)args->temp[h] * args->dscore[tssa_head(args, r.b, h) + t];
             double* restrict RS_d = RS + h * HS;
             for (int d = 0; d < HS; d++) {
@@ -464,8 +519,9 @@ static void tssa_energy_backward(const Tssa* args, TssaRange r) {
 
 // Sets dz, adds to dtemp and ddenom_bias, and moves the adjoint of the state from the end of these tokens to the start.
 static void tssa_backward(const Tssa* args) {
-    static const TssaStages stages = {.first = tssa_statistics_backward, .first_cost = 4,
-                                      .second = tssa_membership_backward, .last = tssa_energy_backward, .last_cost = 3};
+    const TssaStages stages = {.first = tssa_statistics_backward, .first_cost = 4, .second = tssa_membership_backward,
+                               .last = tssa_energy_backward, .last_cost = 3,
+                               .B = args->B, .T = args->T, .NH = args->NH};
     const bool in_parallel = true, ascending = false;
     tssa_run(&stages, args, ascending, in_parallel);
     #pragma omp parallel for schedule(static)
@@ -491,13 +547,6 @@ static void residual_forward(float* x_out, const float* x, const float* branch, 
     #pragma omp parallel for schedule(static) if (rows > SERIAL_ROWS)
     for (size_t row = 0; row < rows; row++)
         for (int c = 0; c < C; c++) x_out[row * C + c] = x[row * C + c] + gamma[c] * branch[row * C + c];
-}
-
-// out = a x + b out
-static void combine(float* out, double a, const float* x, double b, size_t n) {
-    const float a32 = (float)a, b32 = (float)b;
-    #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) out[i] = a32 * x[i] + b32 * out[i];
 }
 
 ALWAYS_INLINE residual_channels(float* restrict dbranch, float* dgamma, const float* dx, const float* branch,
@@ -594,7 +643,8 @@ typedef struct {
     int V, C;
 } Classifier;
 
-static void classifier_forward_backward(const Classifier* args) {
+// Losses and, unless dwte is NULL, gradients, one block of rows after the other, because all logits would be too many
+static void classify(const Classifier* args) {
     const int V = args->V, C = args->C;
     for (size_t row = 0; row < args->rows; row += args->block) {
         const size_t n = args->rows - row < args->block ? args->rows - row : args->block;
@@ -606,9 +656,9 @@ static void classifier_forward_backward(const Classifier* args) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The arrays of a model: one allocation. Parameters, gradients and the optimizer's moments are flat arrays laid out by
-// the table in tost/model.h; activations and buffers follow the tables below. A training model keeps the activations of
-// every layer for backward. For inference, all layers share one set.
+// The arrays of a model: one allocation (layout_buffers). Parameters, gradients and the optimizer's moments are flat
+// arrays laid out by the table in tost/model.h; activations and buffers follow the tables below. A training model keeps
+// the activations of every layer for backward. For inference, all layers share one set.
 
 // A row: field, type, elements, in the variables of layout_buffers: conv, memory, train and muon are 1, or 0 to leave
 // the array out; rows = B·T of the largest chunk.
@@ -679,75 +729,15 @@ struct TostModel {
     int64_t           loss_count;
 };
 
-// Rows per block if `rows` are divided into the fewest blocks of at most `most` rows, of nearly equal size.
-static size_t even_block(size_t rows, size_t most) {
-    const size_t blocks = (rows + most - 1) / most;
-    return (rows + blocks - 1) / blocks;
-}
+// The parts of a layer's state, or of its gradient, for sequence 0. Those of sequence b are b · state_size doubles
+// further: for the parts in float, 2b · state_size floats.
+typedef struct { double* tssa; float *attn_conv, *mlp_conv, *memory; } LayerState;
 
-// Rows per block of logits: 8 MiB of them, which stay in cache, or 768 rows if that is more, but at most 128 MiB, or 64
-// rows if V is huge.
-static size_t classifier_rows(size_t rows, int V) {
-    const size_t cached = ((size_t)1 << 21) / (size_t)V, most = ((size_t)1 << 25) / (size_t)V;
-    const size_t block = cached > 768 ? cached : most < 768 ? most : 768;
-    return even_block(rows, block > 64 ? block : 64);
-}
-
-// The state of a sequence in a layer, in doubles: S, N and D; then, as floats, the inputs of the last three tokens for
-// each convolution, and the state of the memory.
-static size_t state_size(const TostConfig* c) {
-    const int C = c->n_embd, HS = C / c->n_head;
-    const size_t floats = (c->conv ? 2 * CONV_BEFORE * (size_t)C : 0) + (c->memory ? delta_rule_state_size(C, HS) : 0);
-    return tssa_state_size(C, c->n_head) + (floats + 1) / 2;
-}
-
-// Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
-static size_t layout_buffers(TostModel* model, void* base) {
-    const TostConfig* c = &model->config;
-    const TostEngineOptions* o = &model->options;
-    const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = o->max_batch;
-    const size_t rows = B * o->max_chunk, states = o->states, train = o->training, threads = o->threads;
-    const size_t conv = c->conv != 0, memory = c->memory != 0, muon = o->optimizer == TOST_MUON;
-    const size_t logits_rows = model->logits_rows = classifier_rows(rows, c->vocab_size);
-    Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison_redzone};
-    for (int array = 0; array < (train ? TOST_ARRAYS : 1); array++)
-        model->array[array] =
-            arena_alloc(&arena, exchange_elements(&model->exchange, (TostArray)array) * sizeof(float));
-    if (train) exchange_layout(&model->exchange, &arena, model->array[TOST_GRAD]);
-#define X(field, type, elements) model->buf.field = arena_alloc(&arena, (elements) * sizeof(type));
-    SHARED_BUFFERS(X)
-#undef X
-    if (o->dtype == TOST_BF16)
-        model->params_bf16 = arena_alloc(&arena, model->tensors.flat_size * sizeof *model->params_bf16);
-    for (size_t l = 0; l < L; l++) {
-#define X(field, type, elements) model->layer[l].field = arena_alloc(&arena, (elements) * sizeof(type));
-        if (l > 0 && !train) model->layer[l] = model->layer[0];
-        else { LAYER_ACTIVATIONS(X) }
-#undef X
-        if (!conv) model->layer[l].projected = model->layer[l].z, model->layer[l].mlp_in = model->layer[l].ln_2;
-    }
-    return arena.used;
-}
-
-static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
-    TostModel* model = xcalloc(1, sizeof *model);
-    model->config = *c;
-    model->options = *o;
-    model->options.threads = threads_or_max(o->threads);   // 0: OMP_NUM_THREADS, or one per core
-    model->tensors = tost_tensors(c);
-    model->exchange = exchange_new(&model->tensors, o->optimizer, o->comm, o->parts);
-    model->layer = xcalloc(c->n_layer, sizeof *model->layer);
-    model->arena_bytes = layout_buffers(model, NULL);
-    return model;
-}
-
-static void model_free(TostModel* model) {
-    if (model->arena) free_pages(model->arena, model->arena_bytes);
-    exchange_free(&model->exchange);
-    tost_tensors_free(&model->tensors);
-    free(model->layer);
-    free(model);
-}
+// The functions of "What a trainer needs around it" that the passes call
+static size_t even_block(size_t rows, size_t most);
+static size_t state_size(const TostConfig* c);
+static LayerState state_from(const TostModel* model, int l);
+static LayerState start_state(const TostModel* model, int from, int to, int l);
 
 // Pointers to the parameters of layer l and to those outside of the layers; or to their gradients.
 static TostParams model_params(const TostModel* model, TostArray array, int l) {
@@ -765,44 +755,14 @@ static Weight classifier_weight(const TostModel* model) {
 
 static size_t chunk_rows(const TostModel* model) { return (size_t)model->chunk.B * model->chunk.T; }
 
+// The input of layer l; l = L: the output of the last layer.
+static const float* layer_input(const TostModel* model, int l) {
+    return l > 0 ? model->layer[l - 1].x_out : model->buf.x;
+}
+
 // ---------------------------------------------------------------------------------------------
-// Passes over a chunk. buf.states has several states (state_size), each of all layers and sequences; from, to, after
-// and before are indices of them. Forward reads state `from` and writes state `to`. Backward goes through the chunks in
-// reverse. It reads the gradient of the state after a chunk from `after`, and writes that of the state before the chunk
-// to `before`, which must not be `from`, because backward also reads the state itself there.
-
-// The state of layer l, from sequence b on
-static double* model_state(const TostModel* model, int state, int l, int b) {
-    const size_t i = ((size_t)state * model->config.n_layer + l) * model->options.max_batch + b;
-    return model->buf.states + i * state_size(&model->config);
-}
-
-// The parts of a layer's state, or of its gradient, for sequence 0. Those of sequence b are b · state_size doubles
-// further: for the parts in float, 2b · state_size floats.
-typedef struct { double* tssa; float *attn_conv, *mlp_conv, *memory; } LayerState;
-
-static LayerState layer_state(const TostModel* model, double* state) {
-    const TostConfig* c = &model->config;
-    float* attn_conv = (float*)(state + tssa_state_size(c->n_embd, c->n_head));
-    const size_t conv_floats = c->conv ? CONV_BEFORE * (size_t)c->n_embd : 0;
-    return (LayerState){.tssa = state, .attn_conv = attn_conv, .mlp_conv = attn_conv + conv_floats,
-                        .memory = attn_conv + 2 * conv_floats};
-}
-
-// The state of layer l before the pass; NULL for zeros
-static LayerState state_from(const TostModel* model, int l) {
-    return model->from == TOST_NO_STATE ? (LayerState){0} : layer_state(model, model_state(model, model->from, l, 0));
-}
-
-// Copies layer l of state `from`, or zeros, to where the pass updates it in place: state `to`, or buf.layer_state if
-// `to` is TOST_NO_STATE. Backward calls it with `after` and `before`, for the gradients.
-static LayerState start_state(const TostModel* model, int from, int to, int l) {
-    const size_t bytes = model->chunk.B * state_size(&model->config) * sizeof(double);
-    double* state = to == TOST_NO_STATE ? model->buf.layer_state : model_state(model, to, l, 0);
-    if (from == TOST_NO_STATE) memset(state, 0, bytes);
-    else if (from != to) memcpy(state, model_state(model, from, l, 0), bytes);
-    return layer_state(model, state);
-}
+// A layer: without --conv, convolve does nothing; without --memory, remember does nothing, and remember_backward only
+// clears dscore.
 
 // The arguments of TSSA in a layer. Backward: from scratch_btc to dbranch.
 static Tssa layer_tssa(const TostModel* model, int l) {
@@ -817,11 +777,6 @@ static Tssa layer_tssa(const TostModel* model, int l) {
                   .stride = state_size(c), .scratch = model->buf.tssa_scratch,
                   .saved = model->options.training ? act->tssa_saved : NULL, .dy = model->buf.scratch_btc,
                   .dz = model->buf.dbranch, .dpi = model->buf.dscore, .dscore = model->buf.dscore};
-}
-
-// The input of layer l; l = L: the output of the last layer.
-static const float* layer_input(const TostModel* model, int l) {
-    return l > 0 ? model->layer[l - 1].x_out : model->buf.x;
 }
 
 static Conv layer_conv(const TostModel* model, const float* weight) {
@@ -908,6 +863,13 @@ static void layer_forward(TostModel* model, int l, int from, int to) {
     residual_forward(act->x_out, act->x_mid, act->mlp_out, p.gamma2, rows, C);
 }
 
+// out = a x + b out
+static void combine(float* out, double a, const float* x, double b, size_t n) {
+    const float a32 = (float)a, b32 = (float)b;
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++) out[i] = a32 * x[i] + b32 * out[i];
+}
+
 // buf.dx holds the gradient of x_out on entry and that of the layer's input on return. Parameter gradients +=
 static void layer_backward(TostModel* model, int l, int after, int before) {
     const LayerActivations* act = &model->layer[l];
@@ -940,6 +902,9 @@ static void layer_backward(TostModel* model, int l, int after, int before) {
                        C);
 }
 
+// ---------------------------------------------------------------------------------------------
+// The model: a pass over a chunk. from, to, after and before are indices of states ("States" below).
+
 static void cpu_forward(TostModel* model, const TostChunk* chunk, int from, int to) {
     const TostParams p = model_params(model, TOST_PARAM, 0);
     const int C = model->config.n_embd, L = model->config.n_layer, V = model->config.vocab_size;
@@ -957,26 +922,6 @@ static void cpu_forward(TostModel* model, const TostChunk* chunk, int from, int 
     threads_end(&model->threads);
 }
 
-// Sequence i of state `to` = sequence i / copies of state `from`, for i < n; to is not from.
-static void cpu_copy_state(TostModel* model, int to, int from, int n, int copies) {
-    const size_t bytes = state_size(&model->config) * sizeof(double);
-    for (int l = 0; l < model->config.n_layer; l++)
-        for (int i = 0; i < n; i++)
-            memcpy(model_state(model, to, l, i), model_state(model, from, l, i / copies), bytes);
-}
-
-static void cpu_logits(float* dst, TostModel* model) {
-    times_weight(dst, model->buf.ln_f, classifier_weight(model), chunk_rows(model), model->config.n_embd,
-                 model->config.vocab_size, GEMM_SET);
-}
-
-static void cpu_last_logits(float* dst, TostModel* model) {
-    const int B = model->chunk.B, T = model->chunk.T, C = model->config.n_embd;
-    float* ln_f = model->buf.ln_f;   // the last rows are moved to the front; the others are not needed
-    for (int b = 0; b < B; b++) memmove(ln_f + (size_t)b * C, ln_f + ((size_t)b * T + T - 1) * C, C * sizeof *ln_f);
-    times_weight(dst, ln_f, classifier_weight(model), B, C, model->config.vocab_size, GEMM_SET);
-}
-
 // The classifier over the first `rows` rows of ln_f, without gradients
 static Classifier model_classifier(const TostModel* model, const int32_t* targets, size_t rows) {
     return (Classifier){.loss = model->buf.losses, .logits = model->buf.logits, .x = model->buf.ln_f,
@@ -985,50 +930,11 @@ static Classifier model_classifier(const TostModel* model, const int32_t* target
                         .C = model->config.n_embd};
 }
 
-// Rows with a target are moved to the front: the others need no logits.
-static void cpu_losses(double* dst, TostModel* model) {
-    const int32_t* targets = model->chunk.targets;
-    const size_t rows = chunk_rows(model), C = model->config.n_embd;
-    size_t counted = 0, i = 0;
-    for (size_t row = 0; row < rows; row++) {
-        if (targets[row] < 0) continue;
-        memmove(model->buf.ln_f + counted * C, model->buf.ln_f + row * C, C * sizeof(float));
-        model->buf.targets[counted++] = targets[row];
-    }
-    if (counted > 0) {
-        const Classifier classifier = model_classifier(model, model->buf.targets, counted);
-        classifier_forward_backward(&classifier);
-    }
-    for (size_t row = 0; row < rows; row++) dst[row] = targets[row] < 0 ? 0.0 : model->buf.losses[i++];
-}
-
 static void sum_losses(TostModel* model) {
     for (size_t row = 0; row < chunk_rows(model); row++) {
         model->loss_sum += model->buf.losses[row];
         model->loss_count += model->chunk.targets[row] >= 0;
     }
-}
-
-static void cpu_add_losses(TostModel* model) {
-    const Classifier classifier = model_classifier(model, model->chunk.targets, chunk_rows(model));
-    classifier_forward_backward(&classifier);
-    sum_losses(model);
-}
-
-static void cpu_read_loss(double* sum, int64_t* count, TostModel* model) {
-    *sum = model->loss_sum;
-    *count = model->loss_count;
-    model->loss_sum = 0;
-    model->loss_count = 0;
-}
-
-static void cpu_activation(float* dst, TostModel* model, TostActivation what, int layer) {
-    const size_t rows = chunk_rows(model), C = model->config.n_embd, NH = model->config.n_head;
-    assert(model->options.training && layer >= 0 && layer < model->config.n_layer + (what == TOST_X));
-    threads_set(model->threads.pass);
-    if (what == TOST_X) memcpy(dst, layer_input(model, layer), rows * C * sizeof *dst);
-    else if (what == TOST_Z) memcpy(dst, model->layer[layer].z, rows * C * sizeof *dst);
-    else memcpy(dst, model->layer[layer].pi, rows * NH * sizeof *dst);
 }
 
 // The classifier's backward runs here, because the logits of only one block of rows exist at a time. It leaves the
@@ -1040,7 +946,7 @@ static void cpu_train_forward(TostModel* model, const TostChunk* chunk, int from
     classifier.dx = model->buf.scratch_btc;
     classifier.dwte = model_params(model, TOST_GRAD, 0).wte;
     classifier.grad_scale = grad_scale;
-    classifier_forward_backward(&classifier);
+    classify(&classifier);
     sum_losses(model);
 }
 
@@ -1064,16 +970,7 @@ static void cpu_train_backward(TostModel* model, int after, int before, TostEnd 
 }
 
 // ---------------------------------------------------------------------------------------------
-// Gradients and AdamW
-
-static void cpu_zero_grad(TostModel* model) {
-    float* grad = model->array[TOST_GRAD];
-    #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < model->tensors.flat_size; i++) grad[i] = 0.0f;
-    exchange_begin(&model->exchange);
-}
-
-static double cpu_grad_norm(TostModel* model) { return exchange_norm(&model->exchange); }
+// AdamW
 
 // One AdamW step, number s, with decoupled weight decay wd:
 //   g = grad_scale · gradient,   m = β1 m + (1-β1) g,   v = β2 v + (1-β2) g²
@@ -1183,20 +1080,122 @@ static void cpu_update(TostModel* model, const TostUpdate* update) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The engine
+// What a trainer needs around it: states, memory, and the functions of the engine (tost/engine.h).
+// ---------------------------------------------------------------------------------------------
 
-static TostDtype cpu_default_dtype(bool training) {
-    return training && gemm_bf16_is_fast() ? TOST_BF16 : TOST_FP32;
+// States. buf.states has several states (state_size), each of all layers and sequences; from, to, after
+// and before are indices of them. Forward reads state `from` and writes state `to`. Backward goes through the chunks in
+// reverse. It reads the gradient of the state after a chunk from `after`, and writes that of the state before the chunk
+// to `before`, which must not be `from`, because backward also reads the state itself there.
+
+// The state of a sequence in a layer, in doubles: S, N and D; then, as floats, the inputs of the last three tokens for
+// each convolution, and the state of the memory.
+static size_t state_size(const TostConfig* c) {
+    const int C = c->n_embd, HS = C / c->n_head;
+    const size_t floats = (c->conv ? 2 * CONV_BEFORE * (size_t)C : 0) + (c->memory ? delta_rule_state_size(C, HS) : 0);
+    return tssa_state_size(C, c->n_head) + (floats + 1) / 2;
 }
 
-static bool cpu_supports(TostDtype dtype) { return dtype == TOST_FP32 || dtype == TOST_BF16; }
+// The state of layer l, from sequence b on
+static double* model_state(const TostModel* model, int state, int l, int b) {
+    const size_t i = ((size_t)state * model->config.n_layer + l) * model->options.max_batch + b;
+    return model->buf.states + i * state_size(&model->config);
+}
 
-static bool cpu_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
-    (void)err;
-    const int threads = threads_or_max(o->threads);
-    snprintf(text, cap, "CPU, %d thread%s, %s, matmul %s%s", threads, threads == 1 ? "" : "s",
-             o->dtype == TOST_BF16 ? "bf16" : "float32", gemm_library(), processor_unused());
-    return true;
+static LayerState layer_state(const TostModel* model, double* state) {
+    const TostConfig* c = &model->config;
+    float* attn_conv = (float*)(state + tssa_state_size(c->n_embd, c->n_head));
+    const size_t conv_floats = c->conv ? CONV_BEFORE * (size_t)c->n_embd : 0;
+    return (LayerState){.tssa = state, .attn_conv = attn_conv, .mlp_conv = attn_conv + conv_floats,
+                        .memory = attn_conv + 2 * conv_floats};
+}
+
+// The state of layer l before the pass; NULL for zeros
+static LayerState state_from(const TostModel* model, int l) {
+    return model->from == TOST_NO_STATE ? (LayerState){0} : layer_state(model, model_state(model, model->from, l, 0));
+}
+
+// Copies layer l of state `from`, or zeros, to where the pass updates it in place: state `to`, or buf.layer_state if
+// `to` is TOST_NO_STATE. Backward calls it with `after` and `before`, for the gradients.
+static LayerState start_state(const TostModel* model, int from, int to, int l) {
+    const size_t bytes = model->chunk.B * state_size(&model->config) * sizeof(double);
+    double* state = to == TOST_NO_STATE ? model->buf.layer_state : model_state(model, to, l, 0);
+    if (from == TOST_NO_STATE) memset(state, 0, bytes);
+    else if (from != to) memcpy(state, model_state(model, from, l, 0), bytes);
+    return layer_state(model, state);
+}
+
+// Sequence i of state `to` = sequence i / copies of state `from`, for i < n; to is not from.
+static void cpu_copy_state(TostModel* model, int to, int from, int n, int copies) {
+    const size_t bytes = state_size(&model->config) * sizeof(double);
+    for (int l = 0; l < model->config.n_layer; l++)
+        for (int i = 0; i < n; i++)
+            memcpy(model_state(model, to, l, i), model_state(model, from, l, i / copies), bytes);
+}
+
+// ---------------------------------------------------------------------------------------------
+// Memory
+
+// Rows per block if `rows` are divided into the fewest blocks of at most `most` rows, of nearly equal size.
+static size_t even_block(size_t rows, size_t most) {
+    const size_t blocks = (rows + most - 1) / most;
+    return (rows + blocks - 1) / blocks;
+}
+
+// Rows per block of logits: 8 MiB of them, which stay in cache, or 768 rows if that is more, but at most 128 MiB, or 64
+// rows if V is huge.
+static size_t classifier_rows(size_t rows, int V) {
+    const size_t cached = ((size_t)1 << 21) / (size_t)V, most = ((size_t)1 << 25) / (size_t)V;
+    const size_t block = cached > 768 ? cached : most < 768 ? most : 768;
+    return even_block(rows, block > 64 ? block : 64);
+}
+
+// Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
+static size_t layout_buffers(TostModel* model, void* base) {
+    const TostConfig* c = &model->config;
+    const TostEngineOptions* o = &model->options;
+    const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = o->max_batch;
+    const size_t rows = B * o->max_chunk, states = o->states, train = o->training, threads = o->threads;
+    const size_t conv = c->conv != 0, memory = c->memory != 0, muon = o->optimizer == TOST_MUON;
+    const size_t logits_rows = model->logits_rows = classifier_rows(rows, c->vocab_size);
+    Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison_redzone};
+    for (int array = 0; array < (train ? TOST_ARRAYS : 1); array++)
+        model->array[array] =
+            arena_alloc(&arena, exchange_elements(&model->exchange, (TostArray)array) * sizeof(float));
+    if (train) exchange_layout(&model->exchange, &arena, model->array[TOST_GRAD]);
+#define X(field, type, elements) model->buf.field = arena_alloc(&arena, (elements) * sizeof(type));
+    SHARED_BUFFERS(X)
+#undef X
+    if (o->dtype == TOST_BF16)
+        model->params_bf16 = arena_alloc(&arena, model->tensors.flat_size * sizeof *model->params_bf16);
+    for (size_t l = 0; l < L; l++) {
+#define X(field, type, elements) model->layer[l].field = arena_alloc(&arena, (elements) * sizeof(type));
+        if (l > 0 && !train) model->layer[l] = model->layer[0];
+        else { LAYER_ACTIVATIONS(X) }
+#undef X
+        if (!conv) model->layer[l].projected = model->layer[l].z, model->layer[l].mlp_in = model->layer[l].ln_2;
+    }
+    return arena.used;
+}
+
+static TostModel* model_new(const TostConfig* c, const TostEngineOptions* o) {
+    TostModel* model = xcalloc(1, sizeof *model);
+    model->config = *c;
+    model->options = *o;
+    model->options.threads = threads_or_max(o->threads);   // 0: OMP_NUM_THREADS, or one per core
+    model->tensors = tost_tensors(c);
+    model->exchange = exchange_new(&model->tensors, o->optimizer, o->comm, o->parts);
+    model->layer = xcalloc(c->n_layer, sizeof *model->layer);
+    model->arena_bytes = layout_buffers(model, NULL);
+    return model;
+}
+
+static void model_free(TostModel* model) {
+    if (model->arena) free_pages(model->arena, model->arena_bytes);
+    exchange_free(&model->exchange);
+    tost_tensors_free(&model->tensors);
+    free(model->layer);
+    free(model);
 }
 
 static size_t cpu_memory(const TostConfig* c, const TostEngineOptions* o) {
@@ -1221,6 +1220,69 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
     return model;
 }
 
+// ---------------------------------------------------------------------------------------------
+// The engine
+
+static void cpu_logits(float* dst, TostModel* model) {
+    times_weight(dst, model->buf.ln_f, classifier_weight(model), chunk_rows(model), model->config.n_embd,
+                 model->config.vocab_size, GEMM_SET);
+}
+
+static void cpu_last_logits(float* dst, TostModel* model) {
+    const int B = model->chunk.B, T = model->chunk.T, C = model->config.n_embd;
+    float* ln_f = model->buf.ln_f;   // the last rows are moved to the front; the others are not needed
+    for (int b = 0; b < B; b++) memmove(ln_f + (size_t)b * C, ln_f + ((size_t)b * T + T - 1) * C, C * sizeof *ln_f);
+    times_weight(dst, ln_f, classifier_weight(model), B, C, model->config.vocab_size, GEMM_SET);
+}
+
+// Rows with a target are moved to the front: the others need no logits.
+static void cpu_losses(double* dst, TostModel* model) {
+    const int32_t* targets = model->chunk.targets;
+    const size_t rows = chunk_rows(model), C = model->config.n_embd;
+    size_t counted = 0, i = 0;
+    for (size_t row = 0; row < rows; row++) {
+        if (targets[row] < 0) continue;
+        memmove(model->buf.ln_f + counted * C, model->buf.ln_f + row * C, C * sizeof(float));
+        model->buf.targets[counted++] = targets[row];
+    }
+    if (counted > 0) {
+        const Classifier classifier = model_classifier(model, model->buf.targets, counted);
+        classify(&classifier);
+    }
+    for (size_t row = 0; row < rows; row++) dst[row] = targets[row] < 0 ? 0.0 : model->buf.losses[i++];
+}
+
+static void cpu_add_losses(TostModel* model) {
+    const Classifier classifier = model_classifier(model, model->chunk.targets, chunk_rows(model));
+    classify(&classifier);
+    sum_losses(model);
+}
+
+static void cpu_read_loss(double* sum, int64_t* count, TostModel* model) {
+    *sum = model->loss_sum;
+    *count = model->loss_count;
+    model->loss_sum = 0;
+    model->loss_count = 0;
+}
+
+static void cpu_activation(float* dst, TostModel* model, TostActivation what, int layer) {
+    const size_t rows = chunk_rows(model), C = model->config.n_embd, NH = model->config.n_head;
+    assert(model->options.training && layer >= 0 && layer < model->config.n_layer + (what == TOST_X));
+    threads_set(model->threads.pass);
+    if (what == TOST_X) memcpy(dst, layer_input(model, layer), rows * C * sizeof *dst);
+    else if (what == TOST_Z) memcpy(dst, model->layer[layer].z, rows * C * sizeof *dst);
+    else memcpy(dst, model->layer[layer].pi, rows * NH * sizeof *dst);
+}
+
+static void cpu_zero_grad(TostModel* model) {
+    float* grad = model->array[TOST_GRAD];
+    #pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < model->tensors.flat_size; i++) grad[i] = 0.0f;
+    exchange_begin(&model->exchange);
+}
+
+static double cpu_grad_norm(TostModel* model) { return exchange_norm(&model->exchange); }
+
 static void cpu_put(TostModel* model, TostArray array, const TostTensor* t, const float* src) {
     if (array < TOST_M) memcpy(model->array[array] + t->offset, src, t->size * sizeof *src);
     else exchange_put(&model->exchange, array, model->array[array], t, src);
@@ -1230,6 +1292,20 @@ static void cpu_put(TostModel* model, TostArray array, const TostTensor* t, cons
 static void cpu_get(float* dst, const TostModel* model, TostArray array, const TostTensor* t) {
     if (array == TOST_PARAM) memcpy(dst, model->array[array] + t->offset, t->size * sizeof *dst);
     else exchange_collect(dst, &model->exchange, array, model->array[array], t);
+}
+
+static TostDtype cpu_default_dtype(bool training) {
+    return training && gemm_bf16_is_fast() ? TOST_BF16 : TOST_FP32;
+}
+
+static bool cpu_supports(TostDtype dtype) { return dtype == TOST_FP32 || dtype == TOST_BF16; }
+
+static bool cpu_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
+    (void)err;
+    const int threads = threads_or_max(o->threads);
+    snprintf(text, cap, "CPU, %d thread%s, %s, matmul %s%s", threads, threads == 1 ? "" : "s",
+             o->dtype == TOST_BF16 ? "bf16" : "float32", gemm_library(), processor_unused());
+    return true;
 }
 
 const TostEngine tost_cpu_engine = {

@@ -1413,7 +1413,7 @@ template <typename S> struct Classifier {
 };
 
 // Works on blocks of rows: the (rows,V) logits are never materialized.
-template <typename S> static void classifier_forward_backward(Matmul* mm, const Classifier<S>& args) {
+template <typename S> static void classify(Matmul* mm, const Classifier<S>& args) {
     const int V = args.V, C = args.C, ld = (int)logits_ld(V), threads = classifier_threads(V);
     // Little memory is for `shared`; the rest is L1, which holds rows of logits for the second pass over them.
     set_shared(cross_entropy_kernel<S>, 0, 2 * CLASSIFIER_THREADS / threads);
@@ -1919,7 +1919,7 @@ template <typename S> static void cuda_add_losses(TypedModel<S>* m) {
     count_targets(m);
     Classifier<S> classifier = model_classifier(m, m->buf.ln_f, chunk_rows(m));
     classifier.total = m->buf.loss_sum;
-    classifier_forward_backward(&m->mm, classifier);
+    classify(&m->mm, classifier);
 }
 
 // The classifier's backward runs here, because logits exist for a few rows at a time. It leaves the gradient of ln_f in
@@ -1938,7 +1938,7 @@ static void cuda_train_forward(TypedModel<S>* m, const TostChunk* chunk, int fro
         Classifier<S> classifier = model_classifier(m, m->buf.ln_f, chunk_rows(m));
         classifier.total = m->buf.loss_sum;
         classifier.dx = m->buf.scratch_btc, classifier.dwte = model_params(m, TOST_GRAD, 0).wte, classifier.add = add;
-        classifier_forward_backward(&m->mm, classifier);
+        classify(&m->mm, classifier);
     });
 }
 
@@ -2034,7 +2034,7 @@ template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
         S* x = m->layer[0].ln_1;
         staging_copy(&m->staging, s.targets, 2 * rows * sizeof(int32_t), m->stream);   // targets, then order
         LAUNCH((gather_rows_kernel<S>), (int)counted, channel_threads(C), 0, m->stream, x, m->buf.ln_f, s.order, C);
-        classifier_forward_backward(&m->mm, model_classifier(m, x, counted));
+        classify(&m->mm, model_classifier(m, x, counted));
         copy_to_host(losses.data(), m->buf.losses, counted, m->stream);
     }
     for (size_t row = 0, i = 0; row < rows; row++) dst[row] = m->chunk.targets[row] < 0 ? 0.0 : losses[i++];
