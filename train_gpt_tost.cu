@@ -1,5 +1,5 @@
-// train_gpt_tost.cu: the Token Statistics Transformer (Wu et al., ICLR 2025, arXiv 2412.17810) in CUDA: the sections,
-// functions and names of train_gpt_tost.c in the same order, each kernel next to its launcher. What differs:
+// train_gpt_tost.cu: the Token Statistics Transformer (Wu et al., ICLR 2025, arXiv 2412.17810) in CUDA: the sections
+// of train_gpt_tost.c in the same order, each kernel next to its launcher. What differs:
 //
 //   LayerNorm    is fused with the residual and LayerScale before it, so a layer ends with the next layer's ln_1
 //   embedding    before a training pass, the host sorts the tokens: backward sums each row of dwte in a fixed order
