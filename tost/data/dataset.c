@@ -6,18 +6,16 @@
 #include "base/memory.h"
 #include "base/rng.h"
 
-// ---- The data set ----
+// ---- Sources ----
 
-struct DataSet {
+typedef struct {
     ShardStream stream;
     int       T;
     DataOrder order;
     uint64_t  seed;
     uint64_t  samples;           // per epoch
     uint32_t  crc;
-    int       n_sources;         // of a mixture, which only has T, samples, crc and these; else 0
-    struct DataSet** source;
-    double*   weight;            // of a source; their sum is 1
+    double    weight;            // the weights of a data set add up to 1
 
     // Shuffled order: state of the current epoch and its current shard.
     uint64_t  epoch;             // NO_EPOCH before the first sample
@@ -26,40 +24,39 @@ struct DataSet {
     int       at;                // the turn of perm and offset, or -1
     uint64_t  offset;            // token where the shard's first sample starts
     uint32_t* perm;              // position within the turn -> sample of the shard
-};
+} Source;
+
+struct DataSet { int n; Source* source; };   // n >= 1
 
 static const uint64_t NO_EPOCH = UINT64_MAX;
 
-static uint64_t shard_samples(const DataSet* d, int s) {
-    return (d->stream.shards[s].n_tokens - 1) / (uint64_t)d->T;
+static uint64_t shard_samples(const Source* s, int shard) {
+    return (s->stream.shards[shard].n_tokens - 1) / (uint64_t)s->T;
 }
 
 // Counts the samples of an epoch; no samples are an error.
-static bool count_samples(DataSet* d, const char* glob, TostError* err) {
-    const uint64_t T = (uint64_t)d->T, tokens = stream_tokens(&d->stream);
+static bool count_samples(Source* s, const char* glob, TostError* err) {
+    const uint64_t T = (uint64_t)s->T, tokens = stream_tokens(&s->stream);
     uint64_t in_shards = 0;
-    for (int s = 0; s < d->stream.count; s++) {
-        in_shards += shard_samples(d, s);
-        if (d->order == ORDER_SHUFFLED && shard_samples(d, s) > UINT32_MAX)
+    for (int i = 0; i < s->stream.count; i++) {
+        in_shards += shard_samples(s, i);
+        if (s->order == ORDER_SHUFFLED && shard_samples(s, i) > UINT32_MAX)
             return tost_error(err, "%s: more than %" PRIu32 " samples of --seq %d, the limit of a shuffled shard: use "
-                              "a longer --seq or --order sequential", d->stream.shards[s].path, UINT32_MAX, d->T);
+                              "a longer --seq or --order sequential", s->stream.shards[i].path, UINT32_MAX, s->T);
     }
-    d->samples = d->order == ORDER_SEQUENTIAL ? (tokens - 1) / T : in_shards;
-    return d->samples > 0
+    s->samples = s->order == ORDER_SEQUENTIAL ? (tokens - 1) / T : in_shards;
+    return s->samples > 0
         || tost_error(err, "%s: %" PRIu64 " tokens in %d shard%s, but --seq %d needs at least %" PRIu64 "%s", glob,
-                      tokens, d->stream.count, d->stream.count == 1 ? "" : "s", d->T, T + 1,
+                      tokens, s->stream.count, s->stream.count == 1 ? "" : "s", s->T, T + 1,
                       tokens > T ? " in one of them: use a shorter --seq or --order sequential" : "");
 }
 
-static DataSet* open_source(const PathList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
-                            TostError* err) {
-    DataSet* d = xcalloc(1, sizeof *d);
-    *d = (DataSet){.T = T, .order = order, .seed = seed, .epoch = NO_EPOCH, .at = -1};
-    if (stream_open(&d->stream, globs, vocab_size, err) && count_samples(d, globs->paths[0], err)
-        && stream_crc(&d->crc, &d->stream, err)) return d;
-    data_close(d);
-    return NULL;
+static bool source_open(Source* s, const PathList* globs, uint32_t vocab_size, TostError* err) {
+    return stream_open(&s->stream, globs, vocab_size, err) && count_samples(s, globs->paths[0], err)
+        && stream_crc(&s->crc, &s->stream, err);
 }
+
+// ---- The data set ----
 
 PathList data_globs(double* weight, const PathList* globs) {
     PathList out = {0};
@@ -76,61 +73,70 @@ PathList data_globs(double* weight, const PathList* globs) {
 
 DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
                    TostError* err) {
-    const int n = globs->count;
-    DataSet* d = xcalloc(1, sizeof *d);
-    *d = (DataSet){.T = T, .source = xcalloc((size_t)n, sizeof d), .weight = xcalloc((size_t)n, sizeof *d->weight)};
-    PathList plain = data_globs(d->weight, globs);
-    double sum = 0;
+    double *weight = xmalloc((size_t)globs->count * sizeof *weight), sum = 0;
+    PathList plain = data_globs(weight, globs);
     int weighted = 0;
-    for (int k = 0; k < n; sum += d->weight[k++]) weighted += d->weight[k] > 0;
-    bool ok = weighted == 0 || weighted == n
+    for (int k = 0; k < globs->count; sum += weight[k++]) weighted += weight[k] > 0;
+    bool ok = weighted == 0 || weighted == globs->count
         || tost_error(err, "%s …: %d of %d have a weight: give one above 0 to each or to none, and quote patterns, so "
-                      "that the shell does not expand them", globs->paths[0], weighted, n);
-    for (int k = 0; ok && weighted > 1 && k < n; k++, d->n_sources++) {
-        if (d->weight[k] < 0x1p-31 * sum)   // source_of counts in multiples of 2^-32
-            tost_error(err, "%s: a weight below 5e-10 of the total is never drawn: give a larger one", globs->paths[k]);
-        else d->source[k] = open_source(&(PathList){1, &plain.paths[k]}, T, vocab_size, order, seed, err);
-        if (!(ok = d->source[k])) break;
-        d->samples += d->source[k]->samples;
-        d->weight[k] /= sum;
-        d->crc = crc32_update(d->crc, &d->weight[k], sizeof d->weight[k]);
-        d->crc = crc32_update(d->crc, &d->source[k]->crc, sizeof d->crc);
+                      "that the shell does not expand them", globs->paths[0], weighted, globs->count);
+    DataSet* d = xcalloc(1, sizeof *d);
+    d->source = xcalloc((size_t)globs->count, sizeof *d->source);
+    while (ok && d->n < (weighted ? weighted : 1)) {   // without weights, all globs are one source
+        const int k = d->n++;
+        const double share = weighted ? weight[k] / sum : 1;
+        d->source[k] = (Source){.T = T, .order = order, .seed = seed, .weight = share, .epoch = NO_EPOCH, .at = -1};
+        ok = share < 0x1p-31   // source_of counts in multiples of 2^-32
+            ? tost_error(err, "%s: a weight below 5e-10 of the total is never drawn: give a larger one",
+                         globs->paths[k])
+            : source_open(&d->source[k], weighted ? &(PathList){1, &plain.paths[k]} : &plain, vocab_size, err);
     }
-    if (!ok || weighted < 2) {
-        data_close(d);
-        d = ok ? open_source(&plain, T, vocab_size, order, seed, err) : NULL;
-    }
+    free(weight);
     free_paths(&plain);
-    return d;
+    if (ok) return d;
+    data_close(d);
+    return NULL;
 }
 
 void data_close(DataSet* d) {
-    if (!d) return;
-    for (int k = 0; k < d->n_sources; k++) data_close(d->source[k]);
-    free(d->source);
-    free(d->weight);
-    stream_close(&d->stream);
-    free(d->turn);
-    free(d->turn_start);
-    free(d->perm);
+    for (int k = 0; d && k < d->n; k++) {
+        stream_close(&d->source[k].stream);
+        free(d->source[k].turn);
+        free(d->source[k].turn_start);
+        free(d->source[k].perm);
+    }
+    if (d) free(d->source);
     free(d);
 }
 
-uint64_t data_samples(const DataSet* d) { return d->samples; }
-uint32_t data_crc(const DataSet* d) { return d->crc; }
-int data_sources(const DataSet* d) { return d->n_sources ? d->n_sources : 1; }
+uint64_t data_samples(const DataSet* d) {
+    uint64_t samples = 0;
+    for (int k = 0; k < d->n; k++) samples += d->source[k].samples;
+    return samples;
+}
+
+uint32_t data_crc(const DataSet* d) {
+    uint32_t crc = 0;
+    for (int k = 0; k < d->n; k++) {
+        crc = crc32_update(crc, &d->source[k].weight, sizeof d->source[k].weight);
+        crc = crc32_update(crc, &d->source[k].crc, sizeof crc);
+    }
+    return d->n == 1 ? d->source[0].crc : crc;
+}
+
+int data_sources(const DataSet* d) { return d->n; }
 
 DataSource data_source(const DataSet* d, int k) {
-    const DataSet* s = d->n_sources ? d->source[k] : d;
+    const Source* s = &d->source[k];
     int unused = 0;
     for (int i = 0; i < s->stream.count; i++) unused += s->order == ORDER_SHUFFLED && shard_samples(s, i) == 0;
-    return (DataSource){&s->stream, unused, s->samples, d->n_sources ? d->weight[k] : 1};
+    return (DataSource){&s->stream, unused, s->samples, s->weight};
 }
 
 // ---- Samples ----
 
-static Rng shuffle_rng(const DataSet* d, uint64_t slot) {
-    return rng_seeded(d->seed, ((uint64_t)0xda7a << 48) + (d->epoch << 24) + slot);
+static Rng shuffle_rng(const Source* s, uint64_t slot) {
+    return rng_seeded(s->seed, ((uint64_t)0xda7a << 48) + (s->epoch << 24) + slot);
 }
 
 // 0 … n - 1 in random order (Fisher-Yates)
@@ -144,38 +150,38 @@ static void permute(uint32_t* out, uint64_t n, Rng* r) {
     }
 }
 
-static void enter_epoch(DataSet* d, uint64_t epoch) {
-    if (d->epoch == epoch) return;
-    const size_t n = (size_t)d->stream.count;
-    d->epoch = epoch;
-    d->at = -1;
-    d->turn = xrealloc(d->turn, n * sizeof *d->turn);
-    d->turn_start = xrealloc(d->turn_start, (n + 1) * sizeof *d->turn_start);
-    Rng r = shuffle_rng(d, 0);
-    permute(d->turn, n, &r);
-    d->turn_start[0] = 0;
-    for (size_t k = 0; k < n; k++) d->turn_start[k + 1] = d->turn_start[k] + shard_samples(d, (int)d->turn[k]);
+static void enter_epoch(Source* s, uint64_t epoch) {
+    if (s->epoch == epoch) return;
+    const size_t n = (size_t)s->stream.count;
+    s->epoch = epoch;
+    s->at = -1;
+    s->turn = xrealloc(s->turn, n * sizeof *s->turn);
+    s->turn_start = xrealloc(s->turn_start, (n + 1) * sizeof *s->turn_start);
+    Rng r = shuffle_rng(s, 0);
+    permute(s->turn, n, &r);
+    s->turn_start[0] = 0;
+    for (size_t k = 0; k < n; k++) s->turn_start[k + 1] = s->turn_start[k] + shard_samples(s, (int)s->turn[k]);
 }
 
-static void enter_turn(DataSet* d, int k) {
-    if (d->at == k) return;
-    uint32_t s = d->turn[k];
-    uint64_t samples = shard_samples(d, (int)s);
-    d->at = k;
-    d->perm = xrealloc(d->perm, (size_t)samples * sizeof *d->perm);
-    Rng r = shuffle_rng(d, 1 + (uint64_t)s);
-    d->offset = rng_below(&r, d->stream.shards[s].n_tokens - samples * (uint64_t)d->T);
-    permute(d->perm, samples, &r);
+static void enter_turn(Source* s, int k) {
+    if (s->at == k) return;
+    const uint32_t shard = s->turn[k];
+    const uint64_t samples = shard_samples(s, (int)shard);
+    s->at = k;
+    s->perm = xrealloc(s->perm, (size_t)samples * sizeof *s->perm);
+    Rng r = shuffle_rng(s, 1 + (uint64_t)shard);
+    s->offset = rng_below(&r, s->stream.shards[shard].n_tokens - samples * (uint64_t)s->T);
+    permute(s->perm, samples, &r);
 }
 
 // Position of sample i's first token in the stream.
-static uint64_t sample_start(DataSet* d, uint64_t i) {
-    const uint64_t T = (uint64_t)d->T, in_epoch = i % d->samples;
-    if (d->order == ORDER_SEQUENTIAL) return in_epoch * T;
-    enter_epoch(d, i / d->samples);
-    int k = find_interval(d->turn_start, d->stream.count, in_epoch);
-    enter_turn(d, k);
-    return d->stream.start[d->turn[k]] + d->offset + d->perm[in_epoch - d->turn_start[k]] * T;
+static uint64_t sample_start(Source* s, uint64_t i) {
+    const uint64_t T = (uint64_t)s->T, in_epoch = i % s->samples;
+    if (s->order == ORDER_SEQUENTIAL) return in_epoch * T;
+    enter_epoch(s, i / s->samples);
+    int k = find_interval(s->turn_start, s->stream.count, in_epoch);
+    enter_turn(s, k);
+    return s->stream.start[s->turn[k]] + s->offset + s->perm[in_epoch - s->turn_start[k]] * T;
 }
 
 // round(n·share), computed in multiples of 2^-32
@@ -184,23 +190,24 @@ static uint64_t quota(uint64_t n, double share) {
     return (n >> 32) * x + (((n & UINT32_MAX) * x + (1u << 31)) >> 32);
 }
 
-// The source of a mixture's sample *i, which becomes its number among the samples of that source.
-static DataSet* source_of(uint64_t* i, const DataSet* d) {
+// The source of sample *i, which becomes its number among the samples of that source.
+static Source* source_of(uint64_t* i, const DataSet* d) {
     double rest = 1;
     int k = 0;
-    for (; k + 1 < d->n_sources; rest -= d->weight[k++]) {
-        const uint64_t before = quota(*i, d->weight[k] / rest), after = quota(*i + 1, d->weight[k] / rest);
+    for (; k + 1 < d->n; rest -= d->source[k++].weight) {
+        const double share = d->source[k].weight / rest;
+        const uint64_t before = quota(*i, share), after = quota(*i + 1, share);
         *i = after > before ? before : *i - before;
         if (after > before) break;
     }
-    return d->source[k];
+    return &d->source[k];
 }
 
 bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err) {
-    const size_t T = (size_t)d->T;
+    const size_t T = (size_t)d->source->T;
     for (size_t b = 0; b < (size_t)B; b++) {
         uint64_t i = first + b;
-        DataSet* source = d->n_sources ? source_of(&i, d) : d;
+        Source* source = source_of(&i, d);
         const uint64_t start = sample_start(source, i);
         if (!stream_pairs(inputs + b * T, targets + b * T, &source->stream, start, T, err)) return false;
     }

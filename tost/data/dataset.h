@@ -18,20 +18,20 @@
 //               sample j is tokens [o + j·T, o + j·T + T]
 // Permuting n entries: for i = n - 1 down to 1, swap entries i and rng_below(i + 1).
 //
-// If the globs have weights w, GLOB:WEIGHT, each is a source in this order. Of the first i samples,
-// source 0 has round(i·w_0 / Σw); of the i' others, source 1 has round(i'·w_1 / (Σw - w_0)), and so on, with quotients
-// in multiples of 2^-32. The path of a file has no weight.
+// If the globs have weights w, GLOB:WEIGHT, each is a source in this order; without weights, all are one source. Of
+// the first i samples, source 0 has round(i·w_0 / Σw); of the i' others, source 1 has round(i'·w_1 / (Σw - w_0)), and so on,
+// with quotients in multiples of 2^-32. The path of a file has no weight.
 typedef struct DataSet DataSet;
 
 DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
                    TostError* err);
 void     data_close(DataSet* d);
-uint64_t data_samples(const DataSet* d);        // per epoch, at least 1; of a mixture, the sum
-uint32_t data_crc(const DataSet* d);            // see stream_crc; of a mixture, also of the weights
+uint64_t data_samples(const DataSet* d);        // per epoch, at least 1; the sum over the sources
+uint32_t data_crc(const DataSet* d);            // see stream_crc; of several sources, also of the weights
 
 // unused: shards without a sample; share: of all samples
 typedef struct { const ShardStream* shards; int unused; uint64_t samples; double share; } DataSource;
-int        data_sources(const DataSet* d);      // 1 if it is not a mixture
+int        data_sources(const DataSet* d);      // at least 1
 DataSource data_source(const DataSet* d, int k);
 // The globs without their weights; free_paths. weight (globs): 0 for a glob without one; may be NULL
 PathList   data_globs(double* weight, const PathList* globs);
