@@ -19,8 +19,8 @@
 // Permuting n entries: for i = n - 1 down to 1, swap entries i and rng_below(i + 1).
 //
 // If the globs have weights w, GLOB:WEIGHT, each is a source in this order; without weights, all are one source. Of
-// the first i samples, source 0 has round(i·w_0 / Σw); of the i' others, source 1 has round(i'·w_1 / (Σw - w_0)), and so on,
-// with quotients in multiples of 2^-32. The path of a file has no weight.
+// the first i samples, source 0 has round(i·w_0 / Σw); of the i' others, source 1 has round(i'·w_1 / (Σw - w_0)), and
+// so on, with quotients in multiples of 2^-32. The path of a file has no weight.
 typedef struct DataSet DataSet;
 
 DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
