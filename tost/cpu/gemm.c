@@ -35,6 +35,7 @@ static void multiply_block(Block all, const Word* pa, const Word* pb, Format f, 
     for (int i = 0; i < all.m; i += MR)
         for (int j = 0; j < all.n; j += NR) {
             const Word *a = pa + (size_t)i*words, *b = pb + (size_t)j*words;
+            // Not t.m and t.n: gcc reads both as 8 bytes, which waits until all earlier stores are in the cache.
             const int m = min_int(MR, all.m - i), n = min_int(NR, all.n - j);
             const Block t = { all.c + i*all.ldc + j, all.ldc, m, n, all.add, all.round };
             if (m == MR && n == NR) tile(t, a, b, f, words);

@@ -2,12 +2,11 @@
 #include "options/options.h"
 
 #include <ctype.h>
-#include <math.h>
 
 #include "base/crc32.h"
 #include "base/openmp.h"
 #include "base/text.h"
-#include "chunks.h"
+#include "data/lines.h"
 #include "data/tokenizer.h"
 #include "data/vocab.h"
 #include "ranks/comm.h"
@@ -24,12 +23,12 @@ enum {
 static const char required[] = "required";
 #define AT(field) offsetof(Options, field)
 
-// Rows of the recipe, as options of train and, with ALSO, of other commands
+// The rows of the recipe, as options of train and of some other commands
 #define ROW(commands, field, name, saved, kind, metavar, low, ...) \
     {name, (commands) | saved, kind, AT(recipe.field), metavar, .min = low, .max = __VA_ARGS__},
-#define TRAIN_ROW(...)         ROW(TRAIN, __VA_ARGS__)
-#define TRAIN_SAMPLE_ROW(...)  ROW(TRAIN | SAMPLE, __VA_ARGS__)
-#define TRAIN_USE_ROW(...)     ROW(TRAIN | USE, __VA_ARGS__)
+#define TRAIN_ROW(...)          ROW(TRAIN, __VA_ARGS__)
+#define TRAIN_SAMPLE_ROW(...)   ROW(TRAIN | SAMPLE, __VA_ARGS__)
+#define TRAIN_USE_ROW(...)      ROW(TRAIN | USE, __VA_ARGS__)
 #define TRAIN_USE_TEXT_ROW(...) ROW(TRAIN | USE | TEXT, __VA_ARGS__)
 
 // In the order of --help. An option whose row differs between commands has several rows.
@@ -349,7 +348,7 @@ static bool derive_defaults(TostRecipe* r, const Options* o, TostError* err) {
     return true;
 }
 
-// Whether the default is that of the preset
+// Whether the preset has the default
 static bool from_recipe(const Setting* row) { return recipe_row(row) < RECIPE_ROWS && (row->flags & TRAIN); }
 
 static void set_defaults(Options* o, const TostEngine* engine) {

@@ -17,7 +17,7 @@ typedef struct {
     int         rank, ranks;               // this process, of how many
     const char* program;                   // argv[0], for messages and suggested commands
     const char* page;                      // the option that asks for --help or --version, or NULL
-    TostRecipe  recipe;                    // of train; the other commands use the fields that they have options for
+    TostRecipe  recipe;                    // of train; other commands set and use a few fields of it
     double      max_time;                  // seconds; 0: off
     bool        resume, overwrite, quiet;
     double      rank_timeout;              // seconds; 0: none
@@ -56,10 +56,11 @@ void options_free(Options* o);
 // rank 0. Ranks with different options would exchange different messages.
 bool options_same(const Options* o, const TostRecipe* r, TostComm* comm, TostError* err);
 bool option_given(const Options* o, const char* name);   // on the command line; of settings of the recipe: recipe_given
-// The table of options, also for --help: rows of the recipe and rows of the commands. `field` is an offset in Options;
-// `flags` are those of the setting and a bit for each command.
+
 typedef struct { const char *name, *usage, *about, *no_operands; } CommandHelp;   // no_operands: what to give instead
 
+// The table of options, also for --help: rows of the recipe and rows of the commands. `field` is an offset in Options;
+// `flags` are those of the setting and a bit for each command.
 extern const Setting option_table[];
 extern const int option_count;
 extern const CommandHelp command_table[COMMANDS];
