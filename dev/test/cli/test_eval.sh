@@ -6,6 +6,8 @@
 
 # ---- Windows and positions -------------------------------------------------------------------------------------------
 
+# figure NAME FILE: the first number of that name in a JSON file.
+figure() { sed -n "s/.*\"$1\": \[*\([^],} ]*\).*/\1/p" "$2" | head -1; }
 scored() { awk '$1 == "tokens" { print $2 }' stdout; }
 tokens=$((($(wc -c <tiny_train_000000.bin) + $(wc -c <tiny_val_000000.bin) - 2048) / 2))
 for batch in 3 5; do

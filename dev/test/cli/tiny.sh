@@ -13,8 +13,6 @@ warns() {
 differ() { ! cmp -s "$1" "$2"; }
 # Steps, tokens, losses, learning rate and gradient norm, without the validation losses.
 training_of() { cut -d, -f1-3,5,6 "$1/log.csv"; }
-# figure NAME FILE: the first number of that name in a JSON file.
-figure() { sed -n "s/.*\"$1\": \[*\([^],} ]*\).*/\1/p" "$2" | head -1; }
 near() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && (a - b) ^ 2 < 1e-8 * (1 + b ^ 2)) }'; }
 
 : >vocab.bpe
