@@ -113,6 +113,10 @@ empty() { [ ! -s "$1" ]; }
 # The columns of a log that do not contain times.
 timeless() { cut -d, -f1-6 "$1"; }
 same_log() { [ -s "$1" ] && [ "$(timeless "$1")" = "$(timeless "$2")" ]; }
+checksums() (cd "$1" && find . -name '*.safetensors' -exec cksum {} + | sort)
+same_weights() { [ "$(checksums "$1")" ] && [ "$(checksums "$1")" = "$(checksums "$2")" ]; }
+# same_run RUN RUN: all checkpoints with their optimizers' state are equal, and the log except for its times.
+same_run() { same_log "$1/log.csv" "$2/log.csv" && same_weights "$1" "$2"; }
 
 # little BYTES NUMBER…: numbers as little-endian bytes.
 little() {

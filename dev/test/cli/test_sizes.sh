@@ -9,7 +9,6 @@ export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 # figure NAME: a number printed by eval.
 figure() { awk -v name="$1" '$1 == name { print $2 }' stdout; }
 near() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && (a - b) ^ 2 < 1e-10) }'; }
-same_run() { same_log "$1/log.csv" "$2/log.csv"; }
 
 mkdir plain   # shards without a vocab.bpe next to them
 : >vocab.bpe
@@ -53,7 +52,7 @@ execute tost $eight --data d.bin --save-every 2 --threads 1000 --out threads --q
 if says "built without OpenMP" stderr; then
     skip "--threads: a build without OpenMP"
 else
-    check "more threads than cores: $(cat stderr)" same_run normal threads
+    check "more threads than cores: $(cat stderr)" same_log normal/log.csv threads/log.csv
 fi
 
 # ---- Many files, long paths, names that start with a dash ------------------------------------------------------------
@@ -76,14 +75,14 @@ deep=$dir/deep d=$(head -c 200 /dev/zero | tr '\0' d)
 while [ ${#deep} -lt 3800 ]; do deep=$deep/$d; done
 mkdir -p "$deep" && cp d.bin "$deep/d.bin"
 run $eight --data "$deep/d.b*" --save-every 2 --out "$deep/out"
-check "a path of ${#deep} bytes" same_run normal "$deep/out"
+check "a path of ${#deep} bytes" same_log normal/log.csv "$deep/out/log.csv"
 refuses 1 "tost $eight --data $deep/none --out none" "$(basename "$binary"): $dir/deep/" " … " "/none: no file"
 
 mkdir odd
 cp d.bin "odd/-dash d.bin"
 cd odd || exit 1
 run $eight --data '-dash d.bin' --save-every 2 --out -out --quiet
-check "a name that starts with a dash" same_run ../normal ./-out
+check "a name that starts with a dash" same_log ../normal/log.csv ./-out/log.csv
 run info -- -out
 cd .. || exit 1
 
@@ -94,7 +93,7 @@ in_environment() {
     rm -rf other
     succeeds env "$@" "$binary" $eight --data d.bin --save-every 2 --sample-every 2 --out other
     check "$*: nothing on stderr: $(cat stderr)" empty stderr
-    check "$*: the same losses" same_run normal other
+    check "$*: the same losses" same_log normal/log.csv other/log.csv
     check "$*: decimal points, not commas" [ "$(sed -n 2p other/log.csv | tr -cd , | wc -c)" -eq 7 ]
 }
 in_environment HOME=/nowhere TMPDIR=/nowhere
@@ -103,7 +102,7 @@ in_environment LC_ALL=de_DE.UTF-8 LANG=de_DE.UTF-8 LC_NUMERIC=de_DE.UTF-8
 if ! grep -q __asan_init "$binary"; then
     shallow() (ulimit -s 128 && exec env OMP_STACKSIZE=16k OMP_NUM_THREADS=2 "$binary" "$@")
     succeeds shallow $eight --data d.bin --save-every 2 --sample-every 2 --out shallow
-    check "a stack of 128 KiB: the same losses" same_run normal shallow
+    check "a stack of 128 KiB: the same losses" same_log normal/log.csv shallow/log.csv
     succeeds shallow eval --model shallow --data d.bin
 fi
 }
