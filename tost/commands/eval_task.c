@@ -85,7 +85,7 @@ static bool plan(TaskRun* r, TostError* err) {
     // Default batch: enough rows for efficient matrix products at moderate memory use.
     enum { ROWS = 8192, MAX_BATCH = 64 };
     const int by_rows = ROWS / r->max_seq < MAX_BATCH ? ROWS / r->max_seq : MAX_BATCH;
-    const int sequences = option_given(r->o, "batch") ? r->o->recipe.batch : by_rows;
+    const int sequences = recipe_given(&r->o->recipe, RECIPE_batch) ? r->o->recipe.batch : by_rows;
     r->batch = sequences > e->choices ? sequences / e->choices : 1;
     if ((size_t)r->batch > e->count) r->batch = (int)e->count;
     return recipe_check_pass(r->batch * e->choices, r->max_seq, 0, err);

@@ -199,9 +199,9 @@ static void store_matrix(float* x, Matrix m, int HS) {
 }
 
 // Tokens t to t + n - 1 of head h of sequence b
-typedef struct { int b, h, t, n; } Range;
+typedef struct { int b, h, t, n; } Tokens;
 
-static size_t row_at(const DeltaRule* args, Range r, int i) {   // of token t + i
+static size_t row_at(const DeltaRule* args, Tokens r, int i) {   // of token t + i
     return ((size_t)r.b * args->T + r.t + i) * args->C + r.h * args->HS;
 }
 
@@ -211,7 +211,7 @@ INLINE void prefetch(const float* row, const DeltaRule* args, int ahead) {
 }
 
 // Sets K, B = Kr Kwᵀ and the tokens' Π and z. start: the state before all tokens
-static void set_chunk(Work* w, const DeltaRule* args, Range r, HeadState start, int ahead) {
+static void set_chunk(Work* w, const DeltaRule* args, Tokens r, HeadState start, int ahead) {
     const int HS = args->HS, width = w->width;
     const float* pi = args->pi + ((size_t)r.b * args->NH + r.h) * args->T + r.t;
     if (r.t > 0) set_key(w->K.p, args->z + row_at(args, r, -1), HS, width);
@@ -257,7 +257,7 @@ static void head_forward(const DeltaRule* args, int b, int h) {
     const Matrix Kr = part(w.K, 1, 0), Or = part(w.O, 1, 0);
     set_matrix(w.G, s.G, HS, w.width);
     set_row(w.O.p, s.o, HS, w.width);
-    Range r = {b, h, 0, 0};
+    Tokens r = {b, h, 0, 0};
     for (; r.t < args->T; r.t += r.n) {
         r.n = min_int(TOKENS, args->T - r.t);
         set_chunk(&w, args, r, s, TOKENS);
@@ -289,7 +289,7 @@ void delta_rule_forward(const DeltaRule* args) {
 // Backward
 
 // Sets the errors, E, and dO from d_o. do_after: gradient of the last o from the next tokens
-static void set_errors(const Work* w, const DeltaRule* args, Range r, const float* o_start, const float* do_after) {
+static void set_errors(const Work* w, const DeltaRule* args, Tokens r, const float* o_start, const float* do_after) {
     const int HS = args->HS, width = w->width;
     for (int i = 0; i < TOKENS; i++) {
         const size_t at = row_at(args, r, i < r.n ? i : 0);
@@ -347,7 +347,7 @@ static void keys_backward(const Work* w) {
 }
 
 // From dK and dE to dz and dΠ
-static void store_gradients(const Work* w, const DeltaRule* args, Range r) {
+static void store_gradients(const Work* w, const DeltaRule* args, Tokens r) {
     float* dpi = args->dpi + ((size_t)r.b * args->NH + r.h) * args->T + r.t;
     for (int i = 0; i < r.n; i++) {
         const float *k = row_of(w->K, i + 1), *dk = row_of(w->dK, i + 1), *de = row_of(w->dE, i);
@@ -367,7 +367,7 @@ static void head_backward(const DeltaRule* args, int b, int h) {
     set_matrix(w.G, args->G + ((size_t)b * args->C + h * HS) * HS, HS, w.width);
     set_matrix(w.dG, adjoint.G, HS, w.width);
     for (int t = (args->T - 1) / TOKENS * TOKENS; t >= 0; t -= TOKENS) {
-        const Range r = {b, h, t, min_int(TOKENS, args->T - t)};
+        const Tokens r = {b, h, t, min_int(TOKENS, args->T - t)};
         set_chunk(&w, args, r, start, -TOKENS);
         set_errors(&w, args, r, start.o, adjoint.o);
         product(dE_columns, w.dG, w.columns, w.width, TOKENS, w.width, SET);

@@ -196,7 +196,7 @@ static RecipeRow recipe_row(const Setting* option) {
     return (RecipeRow)i;
 }
 
-bool option_given(const Options* o, const char* name) {
+static bool option_given(const Options* o, const char* name) {
     const Setting* row = find_row(name, strlen(name), o->command);
     return row && o->given[row - option_table];
 }

@@ -55,7 +55,6 @@ void options_free(Options* o);
 // Fails on all ranks, naming the option, if an option of any rank, or a setting of its recipe r, differs from that of
 // rank 0. Ranks with different options would exchange different messages.
 bool options_same(const Options* o, const TostRecipe* r, TostComm* comm, TostError* err);
-bool option_given(const Options* o, const char* name);   // on the command line; of settings of the recipe: recipe_given
 
 typedef struct { const char *name, *usage, *about, *no_operands; } CommandHelp;   // no_operands: what to give instead
 

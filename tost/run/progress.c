@@ -82,7 +82,7 @@ static void show(Progress* p, const char* line) {
 }
 
 // True if the next progress line is due. If so, it counts as shown now.
-static bool is_due(Progress* p, double live_interval) {
+static bool take_turn(Progress* p, double live_interval) {
     const double now = now_seconds();
     const double plain_interval = fmax(p->interval, fmin(PLAIN_FRACTION * (now - p->began), PLAIN_SLOWEST));
     if (p->quiet || now - p->shown < (p->live ? live_interval : plain_interval)) return false;
@@ -102,7 +102,7 @@ static TextLine duration(double seconds) {
 void progress_show(Progress* p, double done, const char* fmt, ...) {
     char percent[16] = "";
     TextLine eta = {""};
-    if (!is_due(p, LIVE_INTERVAL)) return;
+    if (!take_turn(p, LIVE_INTERVAL)) return;
     va_list ap;
     va_start(ap, fmt);
     char* text = vprintable_text(fmt, ap);
@@ -148,7 +148,7 @@ void progress_micro_batch(Progress* p, double done) {
     if (done == 0) p->step_started = now;
     if (p->run_started == 0) p->run_started = now;
     const double seconds = now - p->step_started;
-    if (done == 0 || done == all || seconds < STEP_IS_LONG || !is_due(p, LIVE_INTERVAL)) return;
+    if (done == 0 || done == all || seconds < STEP_IS_LONG || !take_turn(p, LIVE_INTERVAL)) return;
     const TextLine head = text_line("step %lld/%lld  micro-batch %.6g/%lld", (long long)(p->step + 1),
                                     (long long)p->steps, done, (long long)p->micro_batches);
     if (p->last.step >= 0) snprintf(loss, sizeof loss, "  loss %.4f", plain_nan(p->last.train_loss));
@@ -166,7 +166,7 @@ void progress_step(Progress* p, const LogRow* row) {
     p->step = row->step;
     p->done = 0;
     if (first || last) p->shown = -INFINITY;
-    if (!is_due(p, LIVE_STEP_INTERVAL)) return;
+    if (!take_turn(p, LIVE_STEP_INTERVAL)) return;
     if (p->peak_tokens_per_s > 0)
         snprintf(mfu, sizeof mfu, "  %.1f%% MFU", 100 * row->tokens_per_s / p->peak_tokens_per_s);
     const TextLine head = text_line("step %lld/%lld", (long long)p->step, (long long)p->steps);

@@ -199,8 +199,8 @@ static bool check_run_shards(const Run* r, const DataSet* data, TostError* err) 
     return ok;
 }
 
-// --data, by default the starter data.
-static bool find_data(const Run* r, TostError* err) {
+// Fails if --data is not given and there is no starter data.
+static bool check_data(const Run* r, TostError* err) {
     return recipe_given(&r->recipe, RECIPE_data) || is_dir("data/starter")
            || tost_error(err, "data/starter not found: run in the repository root, or give --data GLOB");
 }
@@ -456,7 +456,7 @@ static void fill_in(Run* r) {
 
 bool run_set_up(Run* r, TostError* err) {
     char device[256];
-    const bool ready = find_data(r, err) && open_tokenizer(r, err) && open_data(r, err) && open_val_data(r, err)
+    const bool ready = check_data(r, err) && open_tokenizer(r, err) && open_data(r, err) && open_val_data(r, err)
                        && check_split(r, err);
     if (!run_agree(r, ready, err)) return false;
     choose_batch(r);
