@@ -37,8 +37,8 @@
 //     --conv 4               convolutions over time (tost/cpu/conv.h), so that a token also sees the three before it:
 //                            z is the convolution of `projected` = c_attn(a). c_fc reads `mlp_in`, the convolution of
 //                            ln_2(x)
-//     --memory 1             a matrix per head predicts z from the z before, and y += memory_scale · prediction
-//                            (tost/cpu/delta_rule.h)
+//     --memory 1             a matrix per head predicts the z of the next token, and y += memory_scale · prediction;
+//                            Π is the rate of its updates (tost/cpu/delta_rule.h)
 //     --membership uniform   temp stays 0, so Π = 1/NH
 //     --positions none       wpe and denom_bias do not exist (NULL)
 // Without --conv, `projected` is the array z, and `mlp_in` is the array ln_2.
@@ -53,9 +53,10 @@
 //     norm = grad_norm(model)
 //     update(model, {lr, …, min(1, clip / norm)})               the factor clips the gradients
 //
-// from, after and before are indices of states, here TOST_NO_STATE: the sequences begin and end with this batch. The
-// last train_backward of a step gets TOST_STEP_ENDS instead of TOST_MORE: with several processes ("ranks", tost/ranks),
-// the gradients of all are then summed. Each rank updates a part of the parameters and sends it to the others.
+// from, after and before are indices of states (see "States" below), here TOST_NO_STATE: the sequences begin and end
+// with this batch. The last train_backward of a step gets TOST_STEP_ENDS instead of TOST_MORE: with several processes
+// ("ranks", tost/ranks), the gradients of all are then summed. Each rank updates a part of the parameters and sends it
+// to the others.
 //
 // A long sequence can be processed in chunks (--chunk, tost/chunks.c). The state between two chunks is S, N and D, and
 // the states of the options. First, `forward` on each chunk but the last stores the state after it. Then, from the last
@@ -65,8 +66,8 @@
 //
 // The file, in order: each layer's forward next to its backward (Embedding, LayerNorm, Linear, TSSA, Residual, GELU,
 // Classifier); the arrays of a model; a layer; the model; AdamW; Muon; the update. The rest is what a trainer needs
-// around it: states, memory, the functions of the engine. Elsewhere in tost/: model.h has the table of parameters,
-// gemm.c the matrix product, train.c the training loop.
+// around it: states, memory, the functions of the engine. tost/model.h has the table of parameters, tost/cpu/gemm.c
+// the matrix product, tost/run/train.c the training loop.
 //
 // To add a layer: write its forward and backward in a section of its own before "The arrays of a model", or, like the
 // convolutions and the memory, in a file of tost/cpu. Add its parameters to TOST_PARAMS (tost/model.h), after gamma1,
@@ -110,13 +111,13 @@
 #include "tost/base/vector_math.h"
 
 // Sums over rows: a thread takes CHANNELS neighboring channels at a time and adds the rows in order, so the bits do not
-// depend on the number of threads. The functions that do so are inlined into a call with this constant number, which
+// depend on the number of threads. Some of these functions are inlined into a call with this constant number, which
 // keeps the sums in registers, and into one for the channels that are left.
 #define ALWAYS_INLINE static inline __attribute__((always_inline)) void
 enum { CHANNELS = 32 };
 
-// Forward passes over at most SERIAL_ROWS rows (tost/cpu/threads.h) use one thread, because waking the others takes
-// longer. Training has more rows, so backward does not check.
+// Layers over at most SERIAL_ROWS rows (tost/cpu/threads.h) or 1 << 14 elements use one thread in forward, because
+// waking the others takes longer. Training has more rows, so backward does not check.
 
 // ---------------------------------------------------------------------------------------------
 // Embedding:  x[b,t] = wte[token[b,t]] + wpe[first + t]
@@ -219,6 +220,7 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
 //
 // gemm(c, a, b, layout, M, N, K, store): c = A · B, for A (M,K), B (K,N), c (M,N). GEMM_NN: a is A and b is B; GEMM_NT:
 // b is Bᵀ, stored (N,K); GEMM_TN: a is Aᵀ, stored (K,M). store: GEMM_SET; GEMM_ADD: c +=; GEMM_ROUND: rounds c to bf16.
+// gemm_bf16 also rounds a and b to bf16; gemm_bf16_weight is its GEMM_NT for a weight b that is stored in bf16.
 
 // A weight. bf16 is its copy in bf16 with --dtype bf16, otherwise NULL: then products are in float32.
 typedef struct { const float* f32; const uint16_t* bf16; } Weight;
@@ -269,13 +271,14 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 //
 // The stages work on blocks of 64 tokens. Forward saves S, N and D as they are before each block; backward starts from
 // these and recomputes them within the block. A call of a stage has a TssaRange: tokens t0 to t1 - 1 of the chunk,
-// all in one block, and heads h0 to h1 - 1 of sequence b.
+// all in one block, and heads h0 to h1 - 1 of sequence b; in the second stage, all heads.
 //
 // tost/cpu/tssa_stages.h has the loop over blocks. Sums over time are added in the order of t, so the bits do not
 // depend on the number of threads, and in double: a float sum stops growing when its terms are smaller than its last
 // bit.
 
-// The state of a sequence is its running sums S, N (C) and D (NH), one after another. Its adjoint is laid out alike.
+// The state of a sequence is its running sums S, N (C) and D (NH), one after another. Its adjoint, the gradient with
+// respect to it (RS, RN and RD, see Backward below), is laid out alike.
 struct Tssa {
     int B, T, C, NH, HS;
     const float *z;                   // (B,T,C): the projection, or its convolution
@@ -404,8 +407,8 @@ static void tssa_forward(const Tssa* args) {
     tssa_run(&stages, args, ascending, in_parallel);
 }
 
-// Backward, from dy to dz. The outputs at t use the running sums N[t], D[t] and S[t]; dN[t], dD[t] and dS[t] are the
-// gradients through these outputs alone. Token t's terms s Π, Π and s are in the sums N, D and S at t and later, so the
+// Backward, from dy to dz. y[t] uses the running sums N[t] and D[t], and u[t] uses S[t]; dN[t], dD[t] and dS[t] are the
+// gradients through y[t] and u[t] alone. Token t's terms s Π, Π and s are in the sums N, D and S at t and later, so the
 // gradients of these terms are RN[t], RD[t] and RS[t]: dN, dD and dS, summed over t and later. Let m = N/M and
 // g = 1/(1+m). First through y = -z Π M/(M + N) = -z Π g:
 //     dz = -Π g dy,   dΠ = -Σ_d z g dy,   dN = Π M dy z / (M + N)² = dy z g² Π/M,   dD = -Σ_d dN m
@@ -414,8 +417,8 @@ static void tssa_forward(const Tssa* args) {
 //     dscore[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp dscore,   dtemp[h] = Σ_{b,t} dscore u
 // Last through u = Σ_d (s/max(S, 1e-12) + denom_bias):
 //     ddenom_bias[h,t] = Σ_b HS du,   dS = -du s/S²  (0 if S ≤ 1e-12),   RS[t] = Σ_{t'≥t} dS[t'],
-//     ds += du/max(S, 1e-12) + RS
-// At both places where ds arises, s = z² gives dz += 2 z ds. The adjoint of the state, its gradient, is RS, RN and RD.
+//     ds = du/max(S, 1e-12) + RS
+// Each of these two parts of ds gives, by s = z², dz += 2 z ds. The adjoint of the state, its gradient, is RS, RN, RD.
 
 // Through y, N and D. Sets dz; adds to dpi, which on entry holds the memory's part of dΠ, or 0. Recomputes N and D
 // forward in time and stores g, dD and Π/M; then goes backward in time for RN and RD.
@@ -658,7 +661,8 @@ static void classify(const Classifier* args) {
 // ---------------------------------------------------------------------------------------------
 // The arrays of a model: one allocation (layout_buffers). Parameters, gradients and the optimizer's moments are flat
 // arrays laid out by the table in tost/model.h; activations and buffers follow the tables below. A training model keeps
-// the activations of every layer for backward. For inference, all layers share one set.
+// the activations of every layer for backward. For inference, all layers share one set: a layer's input is not needed
+// after x_out is written.
 
 // A row: field, type, elements, in the variables of layout_buffers: conv, memory, train and muon are 1, or 0 to leave
 // the array out; rows = B·T of the largest chunk.
@@ -714,8 +718,8 @@ struct TostModel {
     TostConfig        config;
     TostEngineOptions options;
     TostTensors       tensors;
-    float*            array[TOST_ARRAYS];  // parameters, gradients (tensors.flat_size elements); m and v (those of
-                                           // this rank's slices)
+    float*            array[TOST_ARRAYS];  // parameters, gradients (tensors.flat_size elements); m and v (of the
+                                           // parts that this rank updates)
     uint16_t*         params_bf16;         // with --dtype bf16: a copy of the parameters; otherwise NULL
     LayerActivations* layer;               // (L)
     Buffers           buf;
@@ -831,7 +835,7 @@ static void remember_backward(const TostModel* model, int l, float* dscale, cons
         memset(memory.dpi, 0, rows * memory.NH * sizeof *memory.dpi);
         return;
     }
-    memory.before = state_from(model, l).memory;
+    memory.before = state_from(model, l).memory;   // the state itself, not its gradient
     memory.adjoint = adjoint.memory;
     residual_backward(model->buf.dpredicted, dscale, dy, memory.o, scale, rows, memory.C);
     delta_rule_backward(&memory);
@@ -973,7 +977,7 @@ static void cpu_train_backward(TostModel* model, int after, int before, TostEnd 
 // AdamW
 
 // One AdamW step, number s, with decoupled weight decay wd:
-//   g = grad_scale · gradient,   m = β1 m + (1-β1) g,   v = β2 v + (1-β2) g²
+//   g = grad_scale · gradient (here the factor that clips),   m = β1 m + (1-β1) g,   v = β2 v + (1-β2) g²
 //   p = p (1 - lr wd) - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
 // in_bf16: the copy of p in bf16, or NULL
 static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict m, float* restrict v,

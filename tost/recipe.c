@@ -32,8 +32,8 @@ const char* choice_name(size_t* len, const char* choices, int n) {
     return choices;
 }
 
-// 15 to 17 digits
-char* real_text(double x) {
+// The shortest text of 15 to 17 digits that parses to the same double. free()
+static char* real_text(double x) {
     for (int digits = 15;; digits++) {
         char* text = xasprintf("%.*g", digits, x);
         if (digits == 17 || strtod(text, NULL) == x) return text;

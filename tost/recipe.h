@@ -48,7 +48,6 @@ void  setting_clear(void* base, const Setting* row);
 char* shown_value(const char* text);   // for people: with spaces between the values of a list; free()
 // The nth name in "a|b|c" and its length, or NULL.
 const char* choice_name(size_t* len, const char* choices, int n);
-char* real_text(double x);             // the shortest text that parses to the same double; free()
 
 // ---- The recipe ----
 
