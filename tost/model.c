@@ -1,4 +1,4 @@
-// model.c: limits of sizes, layout of the parameters of a config, presets.
+// model.c: limits of sizes, their description, and the tensors of a model.
 #include "model.h"
 
 #include <stdio.h>

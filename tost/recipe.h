@@ -32,14 +32,15 @@ typedef struct {
     const char* values;        // of CHOICE, and for --help: what stands for the value; "": takes no value
     const char* help;          // NULL: only in checkpoints
     double      min, max;      // inclusive range of numbers
-    double      value;         // default of numbers, for options; a recipe has those of its preset
+    double      value;         // default of a number; that of a recipe's setting is in the presets
     const char* unit;          // of the default value, in --help
     const char* default_text;  // the default in words; NULL: the default value, if any
     const char *not_with, *needs;   // options that must not or must be given too
     const char* group;         // of a heading
 } Setting;
 
-// The value as on a command line, those of a list with bytes 0x1f between them, or NULL. base: the struct. free()
+// The value as on a command line, those of a list with bytes 0x1f between them. NULL: no string or an empty list, an
+// integer below its range (not set), a flag that is off or UNSAVED. base: the struct. free()
 char* setting_text(const void* base, const Setting* row);
 // Sets the value, or adds one to a list. Strings are copied; setting_clear frees them. Fails, naming the setting.
 bool  setting_parse(void* base, const Setting* row, const char* text, TostError* err);
@@ -204,7 +205,7 @@ typedef enum {
 _Static_assert((int)RECIPE_ROWS <= 64, "TostRecipe.given has a bit for each row");
 extern const Setting recipe_table[RECIPE_ROWS];
 
-// Whether the user or a resumed run has set a value; otherwise it is a default.
+// Whether the value is from the user or from the run of --resume or --init; otherwise it is a default.
 static inline bool recipe_given(const TostRecipe* r, RecipeRow row) { return r->given >> row & 1; }
 
 static inline Schedule schedule_of(const TostRecipe* r) {
@@ -218,10 +219,10 @@ void recipe_free(TostRecipe* r);
 
 // The saved settings, as keys and values. key_values_free
 KeyValues recipe_write(const TostRecipe* r);
-// For --resume: settings that are not given get the saved values and then count as given. Fails, naming the setting, if
-// a given value differs and must not change, or a saved one is malformed. `file` has the saved values.
+// Reads the settings of a run: those that are not given get the saved values and then count as given. Fails, naming the
+// setting, if a given value differs and is FIXED, or a saved one is malformed. file: where they are saved, for messages
 bool recipe_read(TostRecipe* r, const KeyValues* saved, const char* file, TostError* err);
-// Takes a setting that is not given from another recipe, if that has it; then it counts as given.
+// If a setting is given in `from`, but not in r, copies it; then it counts as given in r.
 bool recipe_inherit(TostRecipe* r, const TostRecipe* from, RecipeRow row, TostError* err);
 // After recipe_read: "--steps 9 instead of 6, …", the saved settings that were changed or are not in this version
 TextLine recipe_changed(const TostRecipe* r, const KeyValues* saved);

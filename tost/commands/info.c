@@ -168,7 +168,7 @@ static bool info_runs(const Options* o, RunRow* rows, int count, TostError* err)
     return json_file_close(&json, ok, err) && ok;
 }
 
-static void show_difference(const char* name, char* first, char* second) {
+static void show_difference(const char* name, const char* first, const char* second) {
     if (first && second ? strcmp(first, second) != 0 : first != second) {
         char *left = shown_value(first ? first : "-"), *right = shown_value(second ? second : "-");
         print_line(stdout, "%-14s %s | %s", name, left, right);
@@ -193,7 +193,7 @@ static bool info_two_runs(const Options* o, TostError* err) {
         const Setting* row = &recipe_table[i];
         char *first = setting_text(&recipe[0], row), *second = setting_text(&recipe[1], row);
         if (i != RECIPE_epochs && i != RECIPE_data_tokens && i != RECIPE_data_crc)
-            show_difference(row->name, first, second);
+            show_difference(i == RECIPE_init_file ? "init" : row->name, first, second);
         free(first);
         free(second);
     }

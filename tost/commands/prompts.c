@@ -2,7 +2,6 @@
 
 #include "base/json.h"
 #include "data/lines.h"
-#include "data/lines.h"
 
 // --prompt. Removes one line end of a file, which editors and echo add.
 static bool read_prompt(Bytes* text, const Options* o, TostError* err) {

@@ -56,7 +56,7 @@ static inline LossSum run_read_loss(Run* r) {
 }
 
 // ---- setup.c ----
-// Finds the checkpoint to start from and completes the options. Writes only the lock file of an existing folder.
+// Finds the checkpoint to start from and completes the recipe. Writes only the lock file of an existing folder.
 bool run_find(Run* r, TostError* err);
 bool run_is_finished(const Run* r);          // resumed, but no step and no validation is left
 // Opens the data, creates the model, then the folder and its log; prints the settings.
