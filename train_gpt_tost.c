@@ -926,9 +926,9 @@ static void cpu_forward(TostModel* model, const TostChunk* chunk, int from, int 
     threads_end(&model->threads);
 }
 
-// The classifier over the first `rows` rows of ln_f, without gradients
-static Classifier model_classifier(const TostModel* model, const int32_t* targets, size_t rows) {
-    return (Classifier){.loss = model->buf.losses, .logits = model->buf.logits, .x = model->buf.ln_f,
+// The classifier, without gradients. x (rows,C): rows of ln_f
+static Classifier model_classifier(const TostModel* model, const float* x, const int32_t* targets, size_t rows) {
+    return (Classifier){.loss = model->buf.losses, .logits = model->buf.logits, .x = x,
                         .wte = classifier_weight(model), .targets = targets, .rows = rows,
                         .block = even_block(rows, model->logits_rows), .V = model->config.vocab_size,
                         .C = model->config.n_embd};
@@ -946,7 +946,7 @@ static void sum_losses(TostModel* model) {
 static void cpu_train_forward(TostModel* model, const TostChunk* chunk, int from, float grad_scale) {
     assert(model->options.training);
     cpu_forward(model, chunk, from, TOST_NO_STATE);
-    Classifier classifier = model_classifier(model, chunk->targets, chunk_rows(model));
+    Classifier classifier = model_classifier(model, model->buf.ln_f, chunk->targets, chunk_rows(model));
     classifier.dx = model->buf.scratch_btc;
     classifier.dwte = model_params(model, TOST_GRAD, 0).wte;
     classifier.grad_scale = grad_scale;
@@ -1232,34 +1232,35 @@ static void cpu_logits(float* dst, TostModel* model) {
                  model->config.vocab_size, GEMM_SET);
 }
 
+// The next two functions gather rows of ln_f in layer 0's ln_1, which is not needed after the pass.
+
 static void cpu_last_logits(float* dst, TostModel* model) {
     const int B = model->chunk.B, T = model->chunk.T, C = model->config.n_embd;
-    float* ln_f = model->buf.ln_f;   // the last rows are moved to the front; the others are not needed
-    for (int b = 0; b < B; b++) memmove(ln_f + (size_t)b * C, ln_f + ((size_t)b * T + T - 1) * C, C * sizeof *ln_f);
-    times_weight(dst, ln_f, classifier_weight(model), B, C, model->config.vocab_size, GEMM_SET);
+    float* last = model->layer[0].ln_1;
+    for (int b = 0; b < B; b++)
+        memcpy(last + (size_t)b * C, model->buf.ln_f + ((size_t)b * T + T - 1) * C, C * sizeof *last);
+    times_weight(dst, last, classifier_weight(model), B, C, model->config.vocab_size, GEMM_SET);
 }
 
-// Rows with a target are moved to the front: the others need no logits.
+// Only the rows with a target need logits.
 static void cpu_losses(double* dst, TostModel* model) {
     const int32_t* targets = model->chunk.targets;
     const size_t rows = chunk_rows(model), C = model->config.n_embd;
-    size_t counted = 0, i = 0;
+    float* x = model->layer[0].ln_1;
+    double* losses = model->buf.losses;
+    size_t counted = 0;
     for (size_t row = 0; row < rows; row++) {
         if (targets[row] < 0) continue;
-        memmove(model->buf.ln_f + counted * C, model->buf.ln_f + row * C, C * sizeof(float));
+        memcpy(x + counted * C, model->buf.ln_f + row * C, C * sizeof *x);
         model->buf.targets[counted++] = targets[row];
     }
     if (counted > 0) {
-        const Classifier classifier = model_classifier(model, model->buf.targets, counted);
+        const Classifier classifier = model_classifier(model, x, model->buf.targets, counted);
         classify(&classifier);
     }
-    for (size_t row = 0; row < rows; row++) dst[row] = targets[row] < 0 ? 0.0 : model->buf.losses[i++];
-}
-
-static void cpu_add_losses(TostModel* model) {
-    const Classifier classifier = model_classifier(model, model->chunk.targets, chunk_rows(model));
-    classify(&classifier);
+    for (size_t row = rows, i = counted; row-- > 0;) losses[row] = targets[row] < 0 ? 0.0 : losses[--i];
     sum_losses(model);
+    if (dst) memcpy(dst, losses, rows * sizeof *dst);
 }
 
 static void cpu_read_loss(double* sum, int64_t* count, TostModel* model) {
@@ -1327,7 +1328,6 @@ const TostEngine tost_cpu_engine = {
     .logits = cpu_logits,
     .last_logits = cpu_last_logits,
     .losses = cpu_losses,
-    .add_losses = cpu_add_losses,
     .activation = cpu_activation,
     .train_forward = cpu_train_forward,
     .train_backward = cpu_train_backward,

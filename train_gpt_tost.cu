@@ -1915,13 +1915,6 @@ static void count_targets(TostModel* m) {
     for (size_t row = 0; row < chunk_rows(m); row++) m->loss_count += m->chunk.targets[row] >= 0;
 }
 
-template <typename S> static void cuda_add_losses(TypedModel<S>* m) {
-    count_targets(m);
-    Classifier<S> classifier = model_classifier(m, m->buf.ln_f, chunk_rows(m));
-    classifier.total = m->buf.loss_sum;
-    classify(&m->mm, classifier);
-}
-
 // The classifier's backward runs here, because logits exist for a few rows at a time. It leaves the gradient of ln_f in
 // scratch_btc.
 template <typename S>
@@ -2029,14 +2022,18 @@ template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
     const StepInput s = model_input(m);
     int32_t* host = (int32_t*)staging_begin(&m->staging);
     const size_t counted = counted_rows(host, host + rows, m);
-    std::vector<float> losses(counted);
+    count_targets(m);
     if (counted > 0) {
         S* x = m->layer[0].ln_1;
         staging_copy(&m->staging, s.targets, 2 * rows * sizeof(int32_t), m->stream);   // targets, then order
         LAUNCH((gather_rows_kernel<S>), (int)counted, channel_threads(C), 0, m->stream, x, m->buf.ln_f, s.order, C);
-        classify(&m->mm, model_classifier(m, x, counted));
-        copy_to_host(losses.data(), m->buf.losses, counted, m->stream);
+        Classifier<S> classifier = model_classifier(m, x, counted);
+        classifier.total = m->buf.loss_sum;
+        classify(&m->mm, classifier);
     }
+    if (!dst) return;
+    std::vector<float> losses(counted);
+    copy_to_host(losses.data(), m->buf.losses, counted, m->stream);
     for (size_t row = 0, i = 0; row < rows; row++) dst[row] = m->chunk.targets[row] < 0 ? 0.0 : losses[i++];
 }
 
@@ -2393,7 +2390,6 @@ extern "C" const TostEngine tost_cuda_engine = {
     .logits = TYPED(cuda_logits),
     .last_logits = TYPED(cuda_last_logits),
     .losses = TYPED(cuda_losses),
-    .add_losses = TYPED(cuda_add_losses),
     .activation = TYPED(cuda_activation),
     .train_forward = TYPED(cuda_train_forward),
     .train_backward = TYPED(cuda_train_backward),

@@ -55,7 +55,7 @@ bool chunks_loss(Chunks* p, const int32_t* inputs, const int32_t* targets, int B
     for (int k = 0; k < chunks && ok; k++) {
         const TostChunk next = chunk(p, &s, k);
         p->engine->forward(p->model, &next, k > 0 ? PASS : TOST_NO_STATE, k + 1 < chunks ? PASS : TOST_NO_STATE);
-        p->engine->add_losses(p->model);
+        p->engine->losses(NULL, p->model);
         ok = k + 1 == chunks || !abandoned(p, k + 1, chunks);
     }
     sequences_free(&s);

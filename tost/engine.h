@@ -87,18 +87,16 @@ typedef struct {
     // For i < n: sequence i of state `to` = sequence i / copies of state `from`. to ≠ from
     void (*copy_state)(TostModel* model, int to, int from, int n, int copies);
     // After forward: the logits (B,T,V); those after the last token of each sequence (B,V); the loss of each target
-    // in nats (B,T), 0 if it is -1; or adds the losses to the sum that read_loss returns. last_logits and losses
-    // overwrite what the others read: one of these calls for each forward.
+    // in nats (B,T), 0 if it is -1, which is also added to the sum of read_loss; dst NULL: only that.
     void (*logits)(float* dst, TostModel* model);
     void (*last_logits)(float* dst, TostModel* model);
     void (*losses)(double* dst, TostModel* model);
-    void (*add_losses)(TostModel* model);
     // For tests. An activation of layer `layer`: z (B,T,C), TSSA's projection, the membership Π (B,NH,T), or the
     // residual stream x (B,T,C) that enters the layer (layer n_layer: the output of the last layer). Needs a training
     // model whose parameters have not changed since the pass: the CUDA engine keeps no x and computes it again.
     void (*activation)(float* dst, TostModel* model, TostActivation what, int layer);
 
-    // train_forward is forward, add_losses and the classifier's backward, for the loss grad_scale · Σ loss.
+    // train_forward is forward, losses(NULL) and the classifier's backward, for the loss grad_scale · Σ loss.
     // train_backward does the rest, and adds to the gradients of the part. State `after` has the gradient with respect
     // to the state after the chunk; state `before`, which may be `after`, receives that with respect to `from`, which
     // must be unchanged. The pass that ends the step adds up the parts of all ranks (collective).

@@ -1,20 +1,15 @@
-// delta_rule.cuh: the memory of --memory 1; tost/cpu/delta_rule.h has its equations for one token. Here a run of n
-// tokens is processed at once. Its tokens are numbered from 0. K[i] is the direction k, and O[i] the prediction o, of
-// the token before token i: K[0] and O[0] belong to the token before the run, K[n] and O[n] to the last token. E[i] is
-// e of token i. With S = Gᵀ before the run, S' after it, and dS' its gradient:
-//     O[i] = K[i] S + Σ_{j<i} (K[i]·K[j]) E[j],   E[i] = Π[i] (z[i] - O[i]),   S' = S + Kᵀ E
-//     dE[j] = K[j] dS' + Σ_{i>j} (K[i]·K[j]) dO[i],   dO[j] -= Π[j] dE[j],   dΠ[j] = dE[j]·(z[j] - O[j])
-//     dK = dO Sᵀ + E dS'ᵀ + (Q + Qᵀ) K,   Q[i,j] = dO[i]·E[j] for j < i, otherwise 0
-//     dS = dS' + Kᵀ dO,   dK[n] += dK[0] of the next run
-//     dz[i] = Π[i] dE[i] + (dk - k (k·dk)) / √(‖z[i]‖² + 1e-12)   with k = K[i+1] and dk = dK[i+1]
+// delta_rule.cuh: the memory of --memory 1. tost/cpu/delta_rule.h has the equations and the names; its chunk of n tokens
+// is here a run. Two things differ. The state has no o: O[0] is K[0] S, so dO[0] stays in the run, and only dK[0] goes
+// to the run before it. And the products of keys are one symmetric matrix, K Kᵀ, so E, O, dE and dO have n + 1 rows like
+// K, and row n of E and dE is 0:
+//     dS = dS' + Kᵀ dO,   dK = dO Sᵀ + E dS'ᵀ + (Q + Qᵀ) K,   Q[i,j] = dO[i]·E[j] for j < i, otherwise 0
 //
 // A block of threads computes some columns of S, E and O, of one head of one sequence, on which the others do not
-// depend. It goes through the runs of 31 tokens, which have 32 keys, with S in shared memory. All sums are products of
-// small matrices on tensor cores (tile.cuh), except in the triangular systems. Of these, a lane solves 16 rows of a
-// column, by substitution: the inverse of their matrix would have errors like 1/(1-Π). E is computed from o as stored,
-// rounded to the type of activations, so that backward gets the same E, and the S before a run from the one after it:
-// S' - Kᵀ E. Only the first run of a block loads S, and computes O[0] from it. Backward, each block writes its columns'
-// part of dK and dΠ. A second kernel, parallel over tokens, adds the parts in order, and computes dz.
+// depend. It goes through the runs of 31 tokens, which have 32 keys, with S in shared memory; only the first run loads S
+// and computes O[0] from it. All sums are products of small matrices on tensor cores (tile.cuh), except in the
+// triangular systems, of which a lane solves 16 rows of a column. E is computed from o as stored, rounded to the type of
+// activations, so that backward gets the same E. Backward, each block writes its columns' part of dK and dΠ. A second
+// kernel, parallel over tokens, adds the parts in order, and computes dz.
 //
 // If the heads of a pass are few, and the pass is long, its runs are divided into segments, with blocks of their own.
 // With S, dS before a segment and S', dS' after it,   S' = P S + L,   dS = Pᵀ dS' + M.   L is S' for S = 0; M is dS for

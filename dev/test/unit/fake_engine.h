@@ -78,7 +78,7 @@ static inline void fake_get(float* dst, const TostModel* m, TostArray s, const T
     memcpy(dst, m->state[s] + t->offset, t->size * sizeof *dst);
 }
 
-static inline void fake_losses(TostModel* m, const int32_t* inputs, int B, int T, float scale) {
+static inline void add_losses(TostModel* m, const int32_t* inputs, int B, int T, float scale) {
     const size_t wrong = m->tensors.tensor[WRONG_TENSOR].offset;
     double sum = 0;
     for (size_t i = 0; i < m->tensors.flat_size; i++) sum += 1e-3 * m->state[TOST_PARAM][i];
@@ -92,12 +92,12 @@ static inline void fake_losses(TostModel* m, const int32_t* inputs, int B, int T
     m->count += B * T;
 }
 
-// With targets: adds the losses, which fake_add_losses need not do then. Without: records the call.
+// With targets: adds the losses, which fake_losses need not do then. Without: records the call.
 static inline void fake_forward(TostModel* m, const TostChunk* chunk, int from, int to) {
     (void)to;
     if (chunk->targets) {
         trigger(EVALUATING, m);
-        fake_losses(m, chunk->inputs, chunk->B, chunk->T, 0);
+        add_losses(m, chunk->inputs, chunk->B, chunk->T, 0);
         return;
     }
     must(chunk->B == 1 && chunk->T >= 1 && chunk->first + chunk->T <= tost_max_seq(&m->config)
@@ -107,12 +107,12 @@ static inline void fake_forward(TostModel* m, const TostChunk* chunk, int from, 
     memcpy(call->ids, chunk->inputs, (size_t)chunk->T * sizeof *chunk->inputs);
 }
 
-static inline void fake_add_losses(TostModel* m) { (void)m; }
+static inline void fake_losses(double* dst, TostModel* m) { (void)dst, (void)m; }
 
 static inline void fake_train(TostModel* m, const TostChunk* chunk, int from, float scale) {
     (void)from;
     trigger(TRAINING, m);
-    fake_losses(m, chunk->inputs, chunk->B, chunk->T, scale);
+    add_losses(m, chunk->inputs, chunk->B, chunk->T, scale);
 }
 
 static inline void fake_backward(TostModel* m, int after, int before, TostEnd end) {
@@ -161,7 +161,7 @@ static const TostEngine fake = {
     .name = "fake", .default_dtype = fake_default_dtype, .supports = fake_supports, .describe = fake_describe,
     .memory = fake_memory, .create = fake_create, .destroy = fake_destroy, .put = fake_put, .get = fake_get,
     .forward = fake_forward,
-    .add_losses = fake_add_losses, .train_forward = fake_train, .train_backward = fake_backward,
+    .losses = fake_losses, .train_forward = fake_train, .train_backward = fake_backward,
     .read_loss = fake_read_loss, .zero_grad = fake_zero_grad, .grad_norm = fake_grad_norm, .update = fake_update,
     .last_logits = fake_logits,
 };
