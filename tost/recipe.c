@@ -191,16 +191,27 @@ void recipe_free(TostRecipe* r) {
     for (int i = 0; i < RECIPE_ROWS; i++) setting_clear(r, &recipe_table[i]);
 }
 
+// dst has no string or list there.
+static void copy_setting(TostRecipe* dst, const TostRecipe* src, const Setting* row) {
+    static const size_t size[] = {
+        [FLAG] = sizeof(bool), [INT] = sizeof(int), [CHOICE] = sizeof(int), [INT64] = sizeof(int64_t),
+        [REAL] = sizeof(double), [DURATION] = sizeof(double)};
+    const void* field = field_of(src, row);
+    if (row->kind == STRING && *(char* const*)field) *(char**)field_of(dst, row) = xstrdup(*(char* const*)field);
+    else if (row->kind == LIST) for (int i = 0; i < ((const PathList*)field)->count; i++)
+        add_path(field_of(dst, row), xstrdup(((const PathList*)field)->paths[i]));
+    else if (row->kind != STRING) memcpy(field_of(dst, row), field, size[row->kind]);
+}
+
+void recipe_fill(TostRecipe* r, const TostRecipe* defaults) {
+    for (int i = 0; i < RECIPE_ROWS; i++)
+        if (!recipe_given(r, (RecipeRow)i)) copy_setting(r, defaults, &recipe_table[i]);
+}
+
 TostRecipe recipe_copy(const TostRecipe* r) {
-    TostRecipe copy = *r;
-    for (const Setting* row = recipe_table; row < recipe_table + RECIPE_ROWS; row++) {
-        char** text = field_of(&copy, row);
-        const PathList* list = field_of(r, row);
-        if (row->kind == STRING && *text) *text = xstrdup(*text);
-        if (row->kind != LIST) continue;
-        *(PathList*)field_of(&copy, row) = (PathList){0};
-        for (int i = 0; i < list->count; i++) add_path(field_of(&copy, row), xstrdup(list->paths[i]));
-    }
+    TostRecipe copy = {0};
+    recipe_fill(&copy, r);
+    copy.given = r->given;
     return copy;
 }
 

@@ -214,6 +214,7 @@ static inline Schedule schedule_of(const TostRecipe* r) {
 
 const TostRecipe* tost_preset_at(int i);   // with all defaults; NULL after the last
 TextLine tost_preset_name(int i);
+void recipe_fill(TostRecipe* r, const TostRecipe* defaults);   // copies the settings that are not given in r
 TostRecipe recipe_copy(const TostRecipe* r);
 void recipe_free(TostRecipe* r);
 

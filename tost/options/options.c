@@ -212,14 +212,6 @@ static bool parse_value(Options* o, const Setting* row, const char* text, TostEr
     return setting_parse(o, row, text, err);
 }
 
-// The values of one option, if it has any; only a list has several.
-static bool parse_values(Options* o, const Setting* row, TostError* err) {
-    const PathList* values = &o->values[row - option_table];
-    bool ok = true;
-    for (int i = 0; ok && i < values->count; i++) ok = parse_value(o, row, values->paths[i], err);
-    return ok;
-}
-
 char* option_text(const Options* o, const Setting* row) {
     char *raw = setting_text(o, row), *value = raw ? printable_text(raw) : NULL;   // may be from the command line
     const char *shown = row->default_text ? row->default_text : value, *unit = row->default_text ? NULL : row->unit;
@@ -351,13 +343,19 @@ static bool derive_defaults(TostRecipe* r, const Options* o, TostError* err) {
 // Whether the preset has the default
 static bool from_recipe(const Setting* row) { return recipe_row(row) < RECIPE_ROWS && (row->flags & TRAIN); }
 
+// For what is not given
 static void set_defaults(Options* o, const TostEngine* engine) {
-    o->recipe = *tost_preset_at(0);
-    o->recipe.dtype = (int)engine->default_dtype(o->command == COMMAND_TRAIN);
-    for (const Setting* row = option_table; row < option_table + ROWS; row++) {
+    const bool train = o->command == COMMAND_TRAIN;
+    recipe_fill(&o->recipe, tost_preset_at(o->recipe.preset));
+    if (!recipe_given(&o->recipe, RECIPE_dtype)) o->recipe.dtype = (int)engine->default_dtype(train);
+    for (int i = 0; i < ROWS; i++) {
+        const Setting* row = &option_table[i];
         const bool number = row->kind > FLAG && row->kind != STRING && row->kind != LIST;
-        if (number && option_belongs(row, o->command) && !from_recipe(row)) setting_set(o, row, row->value);
+        if (number && !o->given[i] && option_belongs(row, o->command) && !from_recipe(row))
+            setting_set(o, row, row->value);
     }
+    if (train && o->recipe.preset == 0 && !recipe_given(&o->recipe, RECIPE_data))
+        add_path(&o->recipe.data, xstrdup("data/starter/starter_train_*.bin"));
 }
 
 // ---- Checks of combinations ----
@@ -433,11 +431,7 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
 // A pattern that the shell may have expanded.
 static bool is_glob(const Setting* row) { return strcmp(row->values, "GLOB") == 0; }
 
-static void add_value(Options* o, const Setting* row, const char* value) {
-    add_path(&o->values[row - option_table], xstrdup(value));
-}
-
-// Handles the option **at and moves *at to its value, if that is an argument of its own. Values are parsed later.
+// Sets the option **at and moves *at to its last value, if that is an argument of its own.
 static bool take_option(Options* o, char* const** at, TostError* err) {
     const char *arg = **at, *next = (*at)[1];
     const bool help = strcmp(arg, "-h") == 0, dashes = strncmp(arg, "--", 2) == 0;
@@ -458,10 +452,12 @@ static bool take_option(Options* o, char* const** at, TostError* err) {
     if (row->kind == HELP) o->page = row->name;
     else if (*given && row->kind != LIST) return tost_error(err, "--%s is given twice", row->name);
     *given = true;
-    add_value(o, row, !valued ? "" : equals ? equals + 1 : next);
+    if (recipe_row(row) < RECIPE_ROWS) o->recipe.given |= (uint64_t)1 << recipe_row(row);
+    bool ok = parse_value(o, row, !valued ? "" : equals ? equals + 1 : next, err);
     *at += valued && !equals;
-    for (; valued && is_glob(row) && (*at)[1] && (*at)[1][0] != '-'; ++*at) add_value(o, row, (*at)[1]);
-    return true;
+    for (; ok && valued && is_glob(row) && (*at)[1] && (*at)[1][0] != '-'; ++*at)
+        ok = parse_value(o, row, (*at)[1], err);
+    return ok;
 }
 
 // Options and operands come in any order; after --, all are operands.
@@ -474,42 +470,20 @@ static bool collect(Options* o, char* const* arg, TostError* err) {
     return true;
 }
 
-// The preset comes first, because it sets the others.
-static void set_preset(Options* o) {
-    const int dtype = o->recipe.dtype;
-    o->recipe = *tost_preset_at(o->recipe.preset);
-    o->recipe.dtype = dtype;
-}
-
-static bool apply(Options* o, TostError* err) {
-    for (int i = 0; i < ROWS; i++) {
-        const RecipeRow row = recipe_row(&option_table[i]);
-        if (!parse_values(o, &option_table[i], err)) return false;
-        if (row == RECIPE_preset && o->given[i]) set_preset(o);
-        if (row < RECIPE_ROWS && o->given[i]) o->recipe.given |= (uint64_t)1 << row;
-    }
-    if (o->command == COMMAND_TRAIN && o->recipe.preset == 0 && !recipe_given(&o->recipe, RECIPE_data))
-        add_path(&o->recipe.data, xstrdup("data/starter/starter_train_*.bin"));
-    return true;
-}
-
 bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err) {
     *o = (Options){.command = COMMAND_TRAIN, .program = o->program, .rank = o->rank, .ranks = o->ranks};
     o->files = xcalloc((size_t)argc + 1, sizeof *o->files);
     o->named = argc > 1 && argv[1][0] != '-';
     if (o->named && !find_command(o, argv[1], err)) return false;
-    set_defaults(o, engine);
     if (argc > 0 && !collect(o, argv + 1 + o->named, err)) return false;
-    return apply(o, err) && (o->page || check_together(o, engine, err));
+    set_defaults(o, engine);
+    return o->page || check_together(o, engine, err);
 }
 
 void options_free(Options* o) {
     free(o->files);
     o->files = NULL;
-    for (int i = 0; i < ROWS; i++) {
-        free_paths(&o->values[i]);
-        setting_clear(o, &option_table[i]);
-    }
+    for (int i = 0; i < ROWS; i++) setting_clear(o, &option_table[i]);
     recipe_free(&o->recipe);
 }
 

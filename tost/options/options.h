@@ -41,10 +41,9 @@ typedef struct {
     bool        jsonl, plain, skip_bad_lines;
     char*       text_field;                // NULL: not given
     // operands, pointing into argv
-    int    n_files;
-    char** files;
-    PathList values[OPTION_ROWS_MAX];      // as given, by row of the table
-    bool     given[OPTION_ROWS_MAX];       // by the user
+    int         n_files;
+    char**      files;
+    bool        given[OPTION_ROWS_MAX];    // by the user, by row of the table
 } Options;
 
 // Parses argv into *o, which has program, rank and ranks. Returns false with one line in *err (exit with STATUS_USAGE)
