@@ -39,7 +39,7 @@
 //                            ln_2(x)
 //     --memory 1             a matrix per head predicts the z of the next token, and y += memory_scale · prediction;
 //                            Π is the rate of its updates (tost/cpu/delta_rule.h)
-//     --membership uniform   temp stays 0, so Π = 1/NH
+//     --membership uniform   temp is 0 and not trained, so Π = 1/NH
 //     --positions none       wpe and denom_bias do not exist (NULL)
 // Without --conv, `projected` is the array z, and `mlp_in` is the array ln_2.
 //
@@ -47,16 +47,16 @@
 //
 //     zero_grad(model)
 //     for each micro-batch:
-//         train_forward(model, {inputs, targets, B, T}, from, 1 / (targets of the step))
+//         train_forward(model, {inputs, targets, B, T}, from, 1 / (number of targets in the step))
 //         train_backward(model, after, before, TOST_MORE)       both add to the gradients of the mean loss
 //     read_loss(&sum, &count, model)                            loss = sum / count
 //     norm = grad_norm(model)
-//     update(model, {lr, …, min(1, clip / norm)})               the factor clips the gradients
+//     update(model, {lr, …, min(1, clip / (norm + 1e-6))})      the factor clips the gradients
 //
 // from, after and before are indices of states (see "States" below), here TOST_NO_STATE: the sequences begin and end
 // with this batch. The last train_backward of a step gets TOST_STEP_ENDS instead of TOST_MORE: with several processes
-// ("ranks", tost/ranks), the gradients of all are then summed. Each rank updates a part of the parameters and sends it
-// to the others.
+// ("ranks", tost/ranks), the gradients of all are then summed. In `update`, each rank does a part of the work and sends
+// its results to the others.
 //
 // A long sequence can be processed in chunks (--chunk, tost/chunks.c). The state between two chunks is S, N and D, and
 // the states of the options. First, `forward` on each chunk but the last stores the state after it. Then, from the last
@@ -111,13 +111,13 @@
 #include "tost/base/vector_math.h"
 
 // Sums over rows: a thread takes CHANNELS neighboring channels at a time and adds the rows in order, so the bits do not
-// depend on the number of threads. Some of these functions are inlined into a call with this constant number, which
-// keeps the sums in registers, and into one for the channels that are left.
-#define ALWAYS_INLINE static inline __attribute__((always_inline)) void
+// depend on the number of threads. Some of these functions are compiled twice: for CHANNELS channels, with the sums in
+// registers, and for those that are left.
+#define ALWAYS_INLINE static inline __attribute__((always_inline))
 enum { CHANNELS = 32 };
 
-// Layers over at most SERIAL_ROWS rows (tost/cpu/threads.h) or 1 << 14 elements use one thread in forward, because
-// waking the others takes longer. Training has more rows, so backward does not check.
+// Layers, except the classifier, over at most SERIAL_ROWS rows (tost/cpu/threads.h) or 1 << 14 elements use one thread
+// in forward, because waking the others takes longer. Training has more rows, so backward does not check.
 
 // ---------------------------------------------------------------------------------------------
 // Embedding:  x[b,t] = wte[token[b,t]] + wpe[first + t]
@@ -175,8 +175,8 @@ static void layernorm_forward(float* y, float* mean, float* rstd, const float* x
 }
 
 // dw, db of `width` neighboring channels
-ALWAYS_INLINE layernorm_channels(float* dw, float* db, const float* dy, const float* x, const float* mean,
-                                 const float* rstd, size_t rows, int C, const int width) {
+ALWAYS_INLINE void layernorm_channels(float* dw, float* db, const float* dy, const float* x, const float* mean,
+                                      const float* rstd, size_t rows, int C, const int width) {
     double dw_sum[CHANNELS] = {0}, db_sum[CHANNELS] = {0};
     for (size_t row = 0; row < rows; row++) {
         const float *dy_c = dy + row * C, *x_c = x + row * C, m = mean[row], r = rstd[row];
@@ -270,8 +270,9 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
 // softmax over the heads, the last N, D and y. Backward runs the same stages in reverse.
 //
 // The stages work on blocks of 64 tokens. Forward saves S, N and D as they are before each block; backward starts from
-// these and recomputes them within the block. A call of a stage has a TssaRange: tokens t0 to t1 - 1 of the chunk,
-// all in one block, and heads h0 to h1 - 1 of sequence b; in the second stage, all heads.
+// these and recomputes them within the block. A call of a stage has a TssaRange: tokens t0 to t1 - 1 of the chunk, and
+// heads h0 to h1 - 1 of sequence b. In the first and the last stage, these are a whole block (the last one may be
+// shorter) and some heads; in the second stage, some tokens of a block and all heads.
 //
 // tost/cpu/tssa_stages.h has the loop over blocks. Sums over time are added in the order of t, so the bits do not
 // depend on the number of threads, and in double: a float sum stops growing when its terms are smaller than its last
@@ -333,7 +334,7 @@ static void tssa_copy(double* dst, const double* src, TssaRange r, int width) {
     }
 
 // S and u
-ALWAYS_INLINE tssa_energy_forward_heads(const Tssa* args, TssaRange r, const int HS) {
+ALWAYS_INLINE void tssa_energy_forward_heads(const Tssa* args, TssaRange r, const int HS) {
     double* S = tssa_state(args->state, r.b, args).S;
     if (args->saved) tssa_copy(tssa_saved(args, r.b, r.t0).S, S, r, HS);
     for (int t = r.t0; t < r.t1; t++) {
@@ -396,9 +397,9 @@ static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
     tssa_copy(sums.D, D, r, 1);
 }
 
-// Sets y, and advances the state by these tokens. T = 1 is a decode step. Threads that share a sequence run the last
-// stage of a block at the same time as the first of a later one; first_cost : last_cost is the measured ratio of the
-// times that a head takes in them.
+// Sets u, Π, y and `saved`, and advances the state by these tokens. T = 1 is a decode step. Threads that share a
+// sequence run the last stage of a block at the same time as the first of a later one, and divide their heads by
+// first_cost : last_cost, the measured ratio of the times that a head takes in them.
 static void tssa_forward(const Tssa* args) {
     const TssaStages stages = {.first = tssa_energy_forward, .first_cost = 5, .second = tssa_membership_forward,
                                .last = tssa_statistics_forward, .last_cost = 4,
@@ -422,9 +423,9 @@ static void tssa_forward(const Tssa* args) {
 
 // Through y, N and D. Sets dz; adds to dpi, which on entry holds the memory's part of dΠ, or 0. Recomputes N and D
 // forward in time and stores g, dD and Π/M; then goes backward in time for RN and RD.
-ALWAYS_INLINE tssa_statistics_backward_heads(const Tssa* args, TssaRange r, const int HS) {
+ALWAYS_INLINE void tssa_statistics_backward_heads(const Tssa* args, TssaRange r, const int HS) {
     const int C = args->C, NH = args->NH;
-    const TssaState after = tssa_state(args->adjoint, r.b, args);   // RN, RD of the tokens that follow
+    const TssaState adjoint = tssa_state(args->adjoint, r.b, args);   // N, D: RN, RD of the tokens that follow
     double* N = tssa_scratch(args);                           // (C), followed by
     double* D = N + C;                                        // (NH)
     double* g = D + NH;                                       // (TSSA_BLOCK,C)
@@ -452,7 +453,7 @@ ALWAYS_INLINE tssa_statistics_backward_heads(const Tssa* args, TssaRange r, cons
         }
     }
     double* RD = D;   // D is no longer needed
-    tssa_copy(RD, after.D, r, 1);
+    tssa_copy(RD, adjoint.D, r, 1);
     for (int t = r.t1 - 1; t >= r.t0; t--) {
         for (int h = r.h0; h < r.h1; h++) {
             const int i = (t - r.t0) * NH + h;
@@ -460,7 +461,7 @@ ALWAYS_INLINE tssa_statistics_backward_heads(const Tssa* args, TssaRange r, cons
             float* restrict dz = args->dz + tssa_row(args, r.b, t, h);
             const double* restrict g_d = g + (size_t)i * HS;
             const double pi_over_M_i = pi_over_M[i], pi = args->pi[tssa_head(args, r.b, h) + t];
-            double* restrict RN = after.N + h * HS;
+            double* restrict RN = adjoint.N + h * HS;
             double dpi = 0;
             #pragma omp simd reduction(+ : dpi)
             for (int d = 0; d < HS; d++) {
@@ -470,11 +471,11 @@ ALWAYS_INLINE tssa_statistics_backward_heads(const Tssa* args, TssaRange r, cons
                 dz[d] = (float)(pi * (2.0 * z[d] * RN[d] - dy[d] * g_d[d]));
             }
             RD[h] += dD[i];
-            float* dpi_t = args->dpi + tssa_head(args, r.b, h) + t;
-            *dpi_t = (float)(*dpi_t + dpi + RD[h]);
+            float* total = args->dpi + tssa_head(args, r.b, h) + t;
+            *total = (float)(*total + dpi + RD[h]);
         }
     }
-    tssa_copy(after.D, RD, r, 1);
+    tssa_copy(adjoint.D, RD, r, 1);
 }
 TSSA_STAGE(tssa_statistics_backward)
 
@@ -552,8 +553,8 @@ static void residual_forward(float* x_out, const float* x, const float* branch, 
         for (int c = 0; c < C; c++) x_out[row * C + c] = x[row * C + c] + gamma[c] * branch[row * C + c];
 }
 
-ALWAYS_INLINE residual_channels(float* restrict dbranch, float* dgamma, const float* dx, const float* branch,
-                                const float* gamma, size_t rows, int C, const int width) {
+ALWAYS_INLINE void residual_channels(float* restrict dbranch, float* dgamma, const float* dx, const float* branch,
+                                     const float* gamma, size_t rows, int C, const int width) {
     double sum[CHANNELS] = {0};
     for (size_t row = 0; row < rows; row++)
         for (int c = 0; c < width; c++) {
@@ -674,7 +675,7 @@ static void classify(const Classifier* args) {
     X(z,          float,  rows * C)                     /* convolution of projected; without --conv the same array */ \
     X(u,          float,  rows * NH)                    /* (B,NH,T) */ \
     X(pi,         float,  rows * NH)                    /* (B,NH,T) */ \
-    X(tssa_saved, double, (rows / TSSA_BLOCK + B) * tssa_state_size(C, NH)) /* S, N and D before each block */ \
+    X(tssa_saved, double, train * B * tssa_blocks(o->max_chunk) * tssa_state_size(C, NH)) /* before each block */ \
     X(y,          float,  rows * C) \
     X(predicted,  float,  memory * rows * C)            /* the memory's predictions */ \
     X(memory_G,   float,  memory * train * B * C * (C / NH)) /* the memory's matrices after the chunk */ \
@@ -737,10 +738,12 @@ struct TostModel {
 // further: for the parts in float, 2b · state_size floats.
 typedef struct { double* tssa; float *attn_conv, *mlp_conv, *memory; } LayerState;
 
-// The functions of "What a trainer needs around it" that the passes call
-static size_t even_block(size_t rows, size_t most);
-static size_t state_size(const TostConfig* c);
-static LayerState state_from(const TostModel* model, int l);
+// Defined in "What a trainer needs around it":
+static size_t even_block(size_t rows, size_t most);            // rows of a block
+static size_t state_size(const TostConfig* c);                 // of a layer and sequence, in doubles
+static LayerState state_from(const TostModel* model, int l);   // before the pass; NULL pointers: zeros
+// Copies state `from`, or zeros, to state `to` or a buffer. TSSA, convolutions and memory update the copy in place. In
+// backward the same with gradients, from `after` to `before`.
 static LayerState start_state(const TostModel* model, int from, int to, int l);
 
 // Pointers to the parameters of layer l and to those outside of the layers; or to their gradients.
@@ -954,14 +957,14 @@ static void cpu_train_forward(TostModel* model, const TostChunk* chunk, int from
     sum_losses(model);
 }
 
-// Layer by layer, the gradients become complete from the end of the flat array to its start; exchange_gradients gets
-// the offset of the first complete one. gamma1 is the first parameter of a layer.
+// In the last pass of a step, the gradients become complete layer by layer, from the end of the flat array to its
+// start; exchange_gradients gets the offset of the first complete one. gamma1 is the first parameter of a layer.
 static void cpu_train_backward(TostModel* model, int after, int before, TostEnd end) {
     const TostChunk* chunk = &model->chunk;
     const int C = model->config.n_embd, L = model->config.n_layer;
     const size_t rows = chunk_rows(model);
     const TostParams p = model_params(model, TOST_PARAM, 0), g = model_params(model, TOST_GRAD, 0);
-    threads_set(model->threads.pass);
+    threads_set(model->threads.pass);   // another model may have run since the forward pass
     memset(model->buf.dx, 0, rows * C * sizeof(float));
     layernorm_backward(model->buf.dx, g.ln_f_w, g.ln_f_b, model->buf.scratch_btc, layer_input(model, L),
                        model->buf.mean_f, model->buf.rstd_f, p.ln_f_w, rows, C);
@@ -1087,8 +1090,8 @@ static void cpu_update(TostModel* model, const TostUpdate* update) {
 // What a trainer needs around it: states, memory, and the functions of the engine (tost/engine.h).
 // ---------------------------------------------------------------------------------------------
 
-// States. buf.states has several states (state_size), each of all layers and sequences; from, to, after
-// and before are indices of them. Forward reads state `from` and writes state `to`. Backward goes through the chunks in
+// States. buf.states has several states, each of state_size doubles for each layer and sequence; from, to, after and
+// before are indices of them. Forward reads state `from` and writes state `to`. Backward goes through the chunks in
 // reverse. It reads the gradient of the state after a chunk from `after`, and writes that of the state before the chunk
 // to `before`, which must not be `from`, because backward also reads the state itself there.
 
@@ -1232,7 +1235,8 @@ static void cpu_logits(float* dst, TostModel* model) {
                  model->config.vocab_size, GEMM_SET);
 }
 
-// The next two functions gather rows of ln_f in layer 0's ln_1, which is not needed after the pass.
+// The next two functions gather rows of ln_f in layer 0's ln_1, which only train_backward needs after a pass. They must
+// not be called before that.
 
 static void cpu_last_logits(float* dst, TostModel* model) {
     const int B = model->chunk.B, T = model->chunk.T, C = model->config.n_embd;
@@ -1258,6 +1262,7 @@ static void cpu_losses(double* dst, TostModel* model) {
         const Classifier classifier = model_classifier(model, x, model->buf.targets, counted);
         classify(&classifier);
     }
+    // To their rows, in place, from the last one
     for (size_t row = rows, i = counted; row-- > 0;) losses[row] = targets[row] < 0 ? 0.0 : losses[--i];
     sum_losses(model);
     if (dst) memcpy(dst, losses, rows * sizeof *dst);
@@ -1273,7 +1278,6 @@ static void cpu_read_loss(double* sum, int64_t* count, TostModel* model) {
 static void cpu_activation(float* dst, TostModel* model, TostActivation what, int layer) {
     const size_t rows = chunk_rows(model), C = model->config.n_embd, NH = model->config.n_head;
     assert(model->options.training && layer >= 0 && layer < model->config.n_layer + (what == TOST_X));
-    threads_set(model->threads.pass);
     if (what == TOST_X) memcpy(dst, layer_input(model, layer), rows * C * sizeof *dst);
     else if (what == TOST_Z) memcpy(dst, model->layer[layer].z, rows * C * sizeof *dst);
     else memcpy(dst, model->layer[layer].pi, rows * NH * sizeof *dst);
