@@ -1,5 +1,4 @@
-// run.h: the state of a training run, shared by train.c (the loop), setup.c (start and resume), save.c (log and
-// checkpoints) and report.c (output).
+// run.h: the state of a training run, shared by the files of this folder.
 #pragma once
 
 #include "store/checkpoint.h"
@@ -55,13 +54,22 @@ static inline LossSum run_read_loss(Run* r) {
     return loss;
 }
 
-// ---- setup.c ----
+// ---- start.c ----
 // Finds the checkpoint to start from and completes the recipe. Writes only the lock file of an existing folder.
 bool run_find(Run* r, TostError* err);
 bool run_is_finished(const Run* r);          // resumed, but no step and no validation is left
+void run_begin_info(Run* r);                 // completes info, once the recipe is complete
+bool run_load_weights(Run* r, TostError* err);   // into the new model; without weights, initializes it
+
+// ---- setup.c ----
 // Opens the data, creates the model, then the folder and its log; prints the settings.
 bool run_set_up(Run* r, TostError* err);
 void run_free(Run* r);
+
+// ---- folder.c ----
+bool run_folder_is_new(const Run* r, TostError* err);   // fails if the folder already contains a run
+// Opens folder and log, last, so that a run that cannot start writes nothing.
+bool run_open_folder(Run* r, TostError* err);
 
 // ---- train.c ----
 // Trains after run_set_up, until the last step, a signal or an option that ends the run.
