@@ -11,8 +11,8 @@
 #include "store/log.h"
 #include "run/progress.h"
 
-// The pass that is running, for run_should_stop: micro-batch `done` of `all` or, in validation, windows, of which the
-// micro-batch has `rows`; 0 of 0 is neither shown nor abandoned.
+// The pass that is running, for should_stop in train.c: micro-batch `done` of `all` or, in validation, windows, of
+// which the micro-batch has `rows`; 0 of 0 is neither shown nor abandoned.
 typedef struct { bool validation; int64_t done, all; int rows; } RunPass;
 
 typedef struct {
@@ -43,7 +43,6 @@ typedef struct {
     double            began, longest;  // now_seconds() at the start; seconds of the longest step, for --max-time
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
-    bool              batch_chosen;    // recipe.batch is from choose_batch
     bool              best_reset;      // resumed with other validation data than that of the best loss
 } Run;
 
@@ -74,8 +73,6 @@ bool run_open_folder(Run* r, TostError* err);
 // ---- train.c ----
 // Trains after run_set_up, until the last step, a signal or an option that ends the run.
 bool run_train(Run* r, TostError* err);
-// Chunks.should_stop: shows the progress within a micro-batch. A signal abandons it.
-bool run_should_stop(void* context, double fraction);
 
 // ---- agree.c: what the ranks of a run decide together; collective, except for run_signal ----
 // The number of the signal that stops the run, or 0. All ranks learn of a signal in run_agree.

@@ -60,8 +60,8 @@ static bool open_tokenizer(Run* r, TostError* err) {
     const bool resize = found && !weights && !recipe_given(recipe, RECIPE_vocab_size);
     const int rows = resize ? TOST_MAX_VOCAB_SIZE : recipe->config.vocab_size;
     const uint32_t* hash = r->info.tokenizer ? &r->info.tokenizer_hash : NULL;
-    if (found) r->tokenizer = model_tokenizer(path.text, rows, hash, weights, err);
-    if (r->tokenizer) {
+    if (found && !(r->tokenizer = model_tokenizer(path.text, rows, hash, weights, err))) return false;
+    if (found) {
         if (r->args->tokenizer || !r->info.tokenizer) {
             free(r->info.tokenizer);
             r->info.tokenizer = xstrdup(path.text);
@@ -74,8 +74,7 @@ static bool open_tokenizer(Run* r, TostError* err) {
                               r->init.tokenizer_hash);
     }
     r->info.config = recipe->config;
-    if (found && !r->tokenizer) return false;
-    if (!r->tokenizer && recipe->sample_every > 0 && recipe_given(&r->args->recipe, RECIPE_sample_every))
+    if (!found && recipe->sample_every > 0 && recipe_given(&r->args->recipe, RECIPE_sample_every))
         return tost_error(err, "--sample-every needs a tokenizer: give --tokenizer FILE");
     return tost_config_check(&recipe->config, err);
 }
@@ -193,18 +192,13 @@ static void choose_batch(Run* r) {
     if (!r->engine->free_memory || recipe_given(recipe, RECIPE_batch)) return;
     const size_t free_bytes = r->engine->free_memory(r->comm);
     const int64_t sequences = recipe->total_batch / recipe->seq / recipe->parts;
-    int *all = xmalloc((size_t)comm_size(r->comm) * sizeof *all), batch = 1;
+    recipe->batch = 1;
     for (int b = 1; b <= sequences && b <= TOST_MAX_BATCH; b++) {
         const TostEngineOptions e = run_engine_options(r, b);
         if ((int64_t)b * e.max_chunk > GPU_TOKENS || (int64_t)b * recipe->seq > INT_MAX) break;
-        if (r->engine->memory(&recipe->config, &e) > free_bytes) break;
-        if (sequences % b == 0) batch = b;
+        if (comm_any(r->comm, r->engine->memory(&recipe->config, &e) > free_bytes)) break;
+        if (sequences % b == 0) recipe->batch = b;
     }
-    comm_allgather(r->comm, all, &batch, sizeof batch);
-    for (int i = 0; i < comm_size(r->comm); i++) batch = all[i] < batch ? all[i] : batch;
-    free(all);
-    recipe->batch = batch;
-    r->batch_chosen = true;
 }
 
 static bool create_model(Run* r, TostError* err) {
@@ -213,8 +207,7 @@ static bool create_model(Run* r, TostError* err) {
     r->targets = xmalloc(tokens * sizeof *r->targets);
     r->part_loss = xcalloc((size_t)run_own_parts(r), sizeof *r->part_loss);
     r->model = r->engine->create(&r->recipe.config, &r->engine_options, err);
-    r->chunks = (Chunks){.engine = r->engine, .model = r->model, .max_chunk = r->engine_options.max_chunk,
-                         .should_stop = run_should_stop, .context = r};
+    r->chunks = (Chunks){.engine = r->engine, .model = r->model, .max_chunk = r->engine_options.max_chunk};
     return r->model != NULL;
 }
 
