@@ -271,15 +271,6 @@ bool recipe_read(TostRecipe* r, const KeyValues* saved, const char* file, TostEr
     return true;
 }
 
-bool recipe_inherit(TostRecipe* r, const TostRecipe* from, RecipeRow row, TostError* err) {
-    if (recipe_given(r, row) || !recipe_given(from, row)) return true;
-    char* text = setting_text(from, &recipe_table[row]);
-    const bool ok = read_setting(r, &recipe_table[row], text, err);
-    free(text);
-    r->given |= (uint64_t)1 << row;
-    return ok;
-}
-
 // A setting of another version, not at its default. data-crc: a fingerprint of the shards, replaced by data-blocks-crc
 static bool is_ignored(const KeyValue* e) {
     static const char defaults[] = " ema=0 on-save-error=stop reduce=ordered skip-grad-z=0 skip-loss-z=0 ";

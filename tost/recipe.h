@@ -62,8 +62,8 @@ const char* choice_name(size_t* len, const char* choices, int n);
 // The table of TostRecipe's fields, besides the sizes (TOST_CONFIG). Columns: field; option, which is also the key in
 // checkpoints, after "option."; how checkpoints and --resume treat it; kind, and its values as --help shows them;
 // lowest and highest value; the rest of the setting. The struct, options, keys, the check and the line "changed" of
-// --resume, the differences that `info RUN RUN` shows and what --init inherits expand from it. It has parts, because
-// options that are not settings of a recipe stand between them in --help.
+// --resume, and the differences that `info RUN RUN` shows expand from it. It has parts, because options that are not
+// settings of a recipe stand between them in --help.
 #define RECIPE_PRESET(X) \
     X(preset, "preset", FIXED, CHOICE, TOST_PRESETS, 0, 0, .help = "model size and hyperparameters")
 
@@ -223,8 +223,6 @@ KeyValues recipe_write(const TostRecipe* r);
 // Reads the settings of a run: those that are not given get the saved values and then count as given. Fails, naming the
 // setting, if a given value differs and is FIXED, or a saved one is malformed. file: where they are saved, for messages
 bool recipe_read(TostRecipe* r, const KeyValues* saved, const char* file, TostError* err);
-// If a setting is given in `from`, but not in r, copies it; then it counts as given in r.
-bool recipe_inherit(TostRecipe* r, const TostRecipe* from, RecipeRow row, TostError* err);
 // After recipe_read: "--steps 9 instead of 6, …", the saved settings that were changed or are not in this version
 TextLine recipe_changed(const TostRecipe* r, const KeyValues* saved);
 // Takes the sizes from a model file. Fails, naming the size, if a given one differs; with `extend`, the given --conv

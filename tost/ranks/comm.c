@@ -29,19 +29,14 @@ static const struct { const char *launcher, *rank, *size, *local_rank, *own; } l
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", NULL},
 };
 
-static bool started_several(size_t i) {
-    const int rank = env_number(launchers[i].rank, -1), size = env_number(launchers[i].size, -1);
-    return rank >= 0 && size > 1 && rank < size && (!launchers[i].own || getenv(launchers[i].own));
-}
-
 CommLaunch comm_launch(void) {
     CommLaunch launch = {.place = {.size = 1}};
     for (size_t i = 0; i < countof(launchers); i++) {
-        if (!started_several(i)) continue;
+        const int rank = env_number(launchers[i].rank, -1), size = env_number(launchers[i].size, -1);
+        if (rank < 0 || size < 2 || rank >= size || (launchers[i].own && !getenv(launchers[i].own))) continue;
         launch.launcher = launchers[i].launcher;
         launch.variable = launchers[i].size;
-        launch.place = (CommPlace){.rank = env_number(launchers[i].rank, 0), .size = env_number(launchers[i].size, 1),
-                                   .local_rank = env_number(launchers[i].local_rank, 0)};
+        launch.place = (CommPlace){.rank = rank, .size = size, .local_rank = env_number(launchers[i].local_rank, 0)};
         break;
     }
     gethostname(launch.place.host, sizeof launch.place.host - 1);
@@ -103,7 +98,6 @@ void comm_close(TostComm* c) {
 
 void comm_find_places(TostComm* c) {
     c->places = xcalloc((size_t)c->place.size, sizeof *c->places);
-    c->places[c->place.rank] = c->place;
     comm_allgather(c, c->places, &c->place, sizeof c->place);
     for (int r = 0; r < c->place.size; r++) {
         CommPlace* p = &c->places[r];

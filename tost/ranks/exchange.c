@@ -90,10 +90,7 @@ size_t exchange_elements(const Exchange* x, TostArray a) {
 
 void exchange_layout(Exchange* x, Arena* arena, float* grad) {
     size_t largest = 0;
-    for (int k = 0; k < x->slices.buckets; k++) {
-        const size_t slice = range_size(exchange_slice(x, k));
-        if (slice > largest) largest = slice;
-    }
+    for (int k = 0; k < x->slices.buckets; k++) largest = max_size(largest, range_size(exchange_slice(x, k)));
     x->grad = grad;
     for (int j = 0; (x->parts - 1) >> j > 0; j++) x->level[j] = arena_alloc(arena, x->size * sizeof(float));
     for (int i = 0; x->ranks > 1 && i < EXCHANGE_UNDER_WAY; i++)
@@ -180,17 +177,14 @@ void exchange_gradients(Exchange* x, TostEnd end, size_t from) {
     if (end != TOST_STEP_ENDS) return;
     add_parts(x, from);
     if (x->ranks == 1) return;
-    x->ready = slices_complete(&x->slices, from);
+    while (x->ready < x->slices.buckets && x->slices.bucket[x->ready].start >= from) x->ready++;
     advance(x, from == 0);
 }
 
 double exchange_norm(Exchange* x) {
     const Slices* s = &x->slices;
     size_t most = 0;   // units of a rank
-    for (int r = 0; r < x->ranks; r++) {
-        const size_t units = slice_units(slices_packed(s, r, -1));
-        if (units > most) most = units;
-    }
+    for (int r = 0; r < x->ranks; r++) most = max_size(most, slice_units(slices_packed(s, r, -1)));
     double total = 0, *all = xcalloc(x->ranks * most, sizeof *all), *mine = all + x->rank * most;
     for (int k = 0; k < s->buckets; k++) {   // gaps between tensors are zero
         const Range own = exchange_slice(x, k);
@@ -240,30 +234,25 @@ void exchange_put(const Exchange* x, TostArray a, float* array, const TostTensor
                                  own->size * sizeof *src);
 }
 
-// What this rank owns of tensor t in bucket k; NULL: nothing
-static const Owned* owned_in(const Exchange* x, int k, const TostTensor* t) {
-    for (const Owned* own = x->owned; own < x->owned + x->n_owned; own++)
-        if (own->bucket == k && own->tensor->offset == t->offset) return own;
-    return NULL;
-}
-
 void exchange_collect(float* dst, const Exchange* x, TostArray a, const float* array, const TostTensor* t) {
     const Range tensor = {t->offset, t->offset + t->size};
     float* host = x->rank == 0 ? dst : xmalloc(t->size * sizeof *host);   // other ranks set what they own
-    for (int k = 0; k < x->slices.buckets; k++) {
+    for (const Owned* own = x->owned; own < x->owned + x->n_owned; own++) {
+        if (own->tensor->offset != t->offset) continue;
+        float* mine = host + (own->flat_offset - t->offset);
+        x->memory->to_host(x, mine, array + start_in(own, a), own->size * sizeof *mine);
+    }
+    for (int k = 0; x->ranks > 1 && k < x->slices.buckets; k++) {
         if (range_size(range_meet(x->slices.bucket[k], tensor)) == 0) continue;
-        const Owned* own = owned_in(x, k, t);
-        float* mine = host + (own ? own->flat_offset - t->offset : 0);
-        const size_t bytes = own ? own->size * sizeof *mine : 0;
-        if (own) x->memory->to_host(x, mine, array + start_in(own, a), bytes);
         memset(x->messages, 0, (size_t)x->ranks * sizeof *x->messages);
-        if (x->rank > 0) x->messages[0] = (CommMessage){.send = mine, .send_bytes = bytes};
-        for (int r = 1; r < x->ranks && x->rank == 0; r++) {
-            const Range theirs = range_meet(slices_of(&x->slices, r, k), tensor);
-            x->messages[r] = (CommMessage){.receive = dst + (theirs.start - tensor.start),
-                                           .receive_bytes = range_size(theirs) * sizeof *dst};
+        for (int r = 1; r < x->ranks; r++) {
+            const Range part = range_meet(slices_of(&x->slices, r, k), tensor);
+            float* values = host + (part.start - tensor.start);
+            const size_t bytes = range_size(part) * sizeof *values;
+            if (x->rank == r) x->messages[0] = (CommMessage){.send = values, .send_bytes = bytes};
+            if (x->rank == 0) x->messages[r] = (CommMessage){.receive = values, .receive_bytes = bytes};
         }
-        if (x->ranks > 1) comm_exchange(x->comm, x->messages);
+        comm_exchange(x->comm, x->messages);
     }
     if (x->rank > 0) free(host);
 }

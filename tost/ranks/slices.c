@@ -3,8 +3,6 @@
 
 #include "base/memory.h"
 
-static size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
-
 // Cuts the units [start, end) into buckets, from the end.
 static void cut(Slices* s, size_t start, size_t end, size_t elements) {
     const size_t n = (end - start + BUCKET_UNITS - 1) / BUCKET_UNITS;
@@ -42,12 +40,6 @@ size_t slices_packed(const Slices* s, int rank, int k) {
     size_t packed = 0;
     for (int other = s->buckets - 1; other > k; other--) packed += range_size(slices_of(s, rank, other));
     return packed;
-}
-
-int slices_complete(const Slices* s, size_t from) {
-    int k = 0;
-    while (k < s->buckets && s->bucket[k].start >= from) k++;
-    return k;
 }
 
 // ---- Parts ----

@@ -29,14 +29,14 @@ void   slices_free(Slices* s);
 Range  slices_of(const Slices* s, int rank, int k);
 // Where that starts in the array of the rank's slices, packed in the order of the flat array. k = -1: the array's size
 size_t slices_packed(const Slices* s, int rank, int k);
-// Number of leading buckets that are complete if all gradients from element `from` on are.
-int    slices_complete(const Slices* s, size_t from);
 
+static inline size_t min_size(size_t a, size_t b) { return a < b ? a : b; }
+static inline size_t max_size(size_t a, size_t b) { return a > b ? a : b; }
 static inline size_t slice_units(size_t elements) { return (elements + SLICE_UNIT - 1) / SLICE_UNIT; }
 static inline size_t range_size(Range r) { return r.end - r.start; }
 static inline Range range_meet(Range a, Range b) {   // empty: start = end
-    const size_t start = a.start > b.start ? a.start : b.start, end = a.end < b.end ? a.end : b.end;
-    const Range meet = {start, end > start ? end : start};
+    const size_t start = max_size(a.start, b.start);
+    const Range meet = {start, max_size(start, min_size(a.end, b.end))};
     return meet;
 }
 

@@ -22,7 +22,6 @@ typedef struct {
     Sampler         sampler;
     char*           held;      // (n_held) bytes not passed to the sink yet, which may begin the stop text
     size_t          n_held;
-    bool            done;      // its tokens are no longer used
 } Row;
 
 typedef struct {
@@ -64,14 +63,11 @@ int generate_max_seq(const TostConfig* c, size_t n_prompt, int64_t max_tokens) {
 static void batch_begin(Batch* b, int T) {
     b->count = T;
     chunks_begin(b->g->chunks, b->n);
-    if (T > TOST_FEW_ROWS || b->n * T <= TOST_FEW_ROWS) {
-        for (int r = 0; r < b->n; r++) memcpy(b->tokens + (size_t)r * T, b->rows[r].ids, (size_t)T * sizeof *b->tokens);
-        chunks_read(b->logits, b->g->chunks, b->tokens, T);
-        return;
-    }
-    for (int t = 0; t < T; t++) {
-        for (int r = 0; r < b->n; r++) b->tokens[r] = b->rows[r].ids[t];
-        chunks_read(b->logits, b->g->chunks, b->tokens, 1);
+    const int step = T > TOST_FEW_ROWS || b->n * T <= TOST_FEW_ROWS ? T : 1;   // tokens of a pass
+    for (int t = 0; t < T; t += step) {
+        for (int r = 0; r < b->n; r++)
+            memcpy(b->tokens + (size_t)r * step, b->rows[r].ids + t, (size_t)step * sizeof *b->tokens);
+        chunks_read(b->logits, b->g->chunks, b->tokens, step);
     }
 }
 
@@ -96,10 +92,7 @@ static void batch_append(Batch* b) {
 
 // ---- Rows ----
 
-static void row_finish(Row* row, Finish finish) {
-    row->text->finish = finish;
-    row->done = true;
-}
+static bool is_done(const Row* row) { return row->text->finish != FINISH_NONE; }   // its tokens are no longer used
 
 // Passes the bytes of a token to the sink, up to the stop text. Holds back those that may begin it.
 static void row_write(Row* row, const Generator* g, const char* bytes, size_t n) {
@@ -117,11 +110,11 @@ static void row_write(Row* row, const Generator* g, const char* bytes, size_t n)
             if (memcmp(row->held + row->n_held - k, stop, k) == 0) hold = k;
     }
     if (found) {
-        row_finish(row, FINISH_STOP);
+        row->text->finish = FINISH_STOP;
         hold = 0;
     }
     const size_t ready = found ? (size_t)(found - row->held) : row->n_held - hold;
-    if (!g->take(row->text->context, row->held, ready) && !found) row_finish(row, FINISH_SINK);
+    if (!g->take(row->text->context, row->held, ready) && !found) row->text->finish = FINISH_SINK;
     memmove(row->held, row->held + ready, hold);
     row->n_held = hold;
 }
@@ -130,23 +123,23 @@ static void row_write(Row* row, const Generator* g, const char* bytes, size_t n)
 static void row_take(Row* row, const Batch* b, int32_t id) {
     const Generator* g = b->g;
     if (g->tokenizer && id == tokenizer_eot(g->tokenizer)) {
-        row_finish(row, FINISH_END_OF_TEXT);
+        row->text->finish = FINISH_END_OF_TEXT;
     } else {
         char number[16];
         size_t n = (size_t)snprintf(number, sizeof number, " %d", (int)id);
         const char* bytes = g->tokenizer ? tokenizer_piece(g->tokenizer, (uint32_t)id, &n) : number;
         row->text->tokens++;
         row_write(row, g, bytes, n);
-        if (!row->done && row->text->tokens >= b->max_tokens) row_finish(row, FINISH_LENGTH);
+        if (!is_done(row) && row->text->tokens >= b->max_tokens) row->text->finish = FINISH_LENGTH;
     }
-    if (row->done && row->text->finish != FINISH_SINK && row->n_held > 0)
+    if (is_done(row) && row->text->finish != FINISH_SINK && row->n_held > 0)
         g->take(row->text->context, row->held, row->n_held);
 }
 
 // ---- The loop ----
 
 // True if the row's next token is sampled, not part of its prompt.
-static bool samples_next(const Batch* b, const Row* row) { return !row->done && b->count >= row->length; }
+static bool samples_next(const Batch* b, const Row* row) { return !is_done(row) && b->count >= row->length; }
 
 // Chooses the next token of each row: from its prompt, or sampled. The token of a row that is done is not used.
 static void choose_tokens(Batch* b) {
@@ -176,7 +169,7 @@ static bool take_tokens(Batch* b, bool* ok, TostError* err) {
 
 static int rows_left(const Batch* b) {
     int left = 0;
-    for (int r = 0; r < b->n; r++) left += !b->rows[r].done;
+    for (int r = 0; r < b->n; r++) left += !is_done(&b->rows[r]);
     return left;
 }
 
@@ -203,7 +196,7 @@ static int begin_length(const Batch* b, const Text* texts) {
     return group ? group : shortest;
 }
 
-static void row_start(Row* row, const Generator* g, Text* text) {
+static void row_start(Row* row, const Generator* g, Text* text, int64_t max_tokens) {
     const int length = prompt_length(g->config, text->n_prompt), block = g->config->block_size;
     const int n_ids = g->tokenizer ? tokenizer_size(g->tokenizer) : g->config->vocab_size;
     *row = (Row){.text = text, .length = length, .sampler = sampler_new(n_ids),
@@ -212,18 +205,18 @@ static void row_start(Row* row, const Generator* g, Text* text) {
     else for (int i = 0; i < length; i++)
         row->ids[i] = (int32_t)text->prompt[text->n_prompt - (size_t)length + (size_t)i];
     text->tokens = 0;
-    text->finish = FINISH_LENGTH;
+    text->finish = max_tokens > 0 ? FINISH_NONE : FINISH_LENGTH;
 }
 
 bool generate(Text* texts, int n, double* seconds, const Generator* g, int64_t max_tokens, TostError* err) {
     const size_t V = (size_t)g->config->vocab_size;
     Batch b = {.g = g, .max_tokens = max_tokens, .n = n, .rows = xmalloc((size_t)n * sizeof *b.rows),
                .next = xmalloc((size_t)n * sizeof *b.next), .logits = xmalloc((size_t)n * V * sizeof *b.logits)};
-    for (int i = 0; i < n; i++) row_start(&b.rows[i], g, &texts[i]);
+    for (int i = 0; i < n; i++) row_start(&b.rows[i], g, &texts[i], max_tokens);
     const int first = begin_length(&b, texts), again = tokens_to_keep(g->config->block_size);
     b.tokens = xmalloc((size_t)n * (size_t)(first > again ? first : again) * sizeof *b.tokens);
     if (max_tokens > 0) batch_begin(&b, first);
-    const bool ok = max_tokens <= 0 || batch_run(&b, seconds, err);
+    const bool ok = batch_run(&b, seconds, err);
     for (int i = 0; i < n; i++) {
         sampler_free(&b.rows[i].sampler);
         free(b.rows[i].ids);

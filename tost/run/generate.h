@@ -18,7 +18,8 @@ typedef struct {
     PathList          stop;      // a text ends before any of these texts
 } Generator;
 
-typedef enum { FINISH_LENGTH, FINISH_END_OF_TEXT, FINISH_STOP, FINISH_SINK } Finish;   // SINK: take returned false
+// SINK: take returned false; NONE: while it is generated
+typedef enum { FINISH_LENGTH, FINISH_END_OF_TEXT, FINISH_STOP, FINISH_SINK, FINISH_NONE } Finish;
 
 typedef struct {
     const uint32_t* prompt;      // (n_prompt) ids
@@ -39,8 +40,8 @@ enum { MAX_TEXTS_TOGETHER = TOST_FEW_ROWS };
 // as if generated alone. Stops at <|endoftext|>, which is neither passed to take nor counted. An empty prompt starts
 // from <|endoftext|>.
 // A prompt longer than block_size is truncated to its last max(1, block_size/2) tokens. When all block_size positions
-// are used, the next token rebuilds the decode state from the last max(1, block_size/2) tokens including itself. A model
-// without positions reads prompts of any length and never rebuilds the state.
+// are used, the next token rebuilds the decode state from the last max(1, block_size/2) tokens including itself. A
+// model without positions reads prompts of any length and never rebuilds the state.
 // If a stop text is given, bytes that may be its beginning are held back until it is certain that they are not.
 // Fails if all logits are NaN or -infinity. The vocabulary has at least the tokens of the tokenizer.
 // Adds the time, excluding the prompts, to *seconds.

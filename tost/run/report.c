@@ -92,8 +92,8 @@ static void report_model(Run* r) {
     progress_fact(p, "", "%lld token%s per step: %lld micro-batch%s × %d sequence%s × %d token%s%s",
                   (long long)recipe->total_batch, plural(recipe->total_batch), (long long)micro_batches,
                   micro_batches == 1 ? "" : "es", recipe->batch, plural(recipe->batch), recipe->seq,
-                  plural(recipe->seq),
-                  r->batch_chosen ? "; --batch is chosen for this GPU" : "");
+                  plural(recipe->seq), r->engine->free_memory && !recipe_given(recipe, RECIPE_batch)
+                  ? "; --batch is chosen for this GPU" : "");
     if (recipe->chunk > 0 && recipe->chunk < recipe->seq)
         progress_fact(p, "chunks", "%d of up to %d tokens per sequence; 4/3 of the computation",
                       recipe->seq / recipe->chunk + (recipe->seq % recipe->chunk != 0), recipe->chunk);

@@ -1,5 +1,4 @@
-// run.h: the state of a training run, shared by train.c (the loop), setup.c (start and resume), save.c (log and
-// checkpoints) and report.c (output).
+// run.h: the state of a training run, shared by the files of this folder.
 #pragma once
 
 #include "store/checkpoint.h"
@@ -12,8 +11,8 @@
 #include "store/log.h"
 #include "run/progress.h"
 
-// The pass that is running, for run_should_stop: micro-batch `done` of `all` or, in validation, windows, of which the
-// micro-batch has `rows`; 0 of 0 is neither shown nor abandoned.
+// The pass that is running, for should_stop in train.c: micro-batch `done` of `all` or, in validation, windows, of
+// which the micro-batch has `rows`; 0 of 0 is neither shown nor abandoned.
 typedef struct { bool validation; int64_t done, all; int rows; } RunPass;
 
 typedef struct {
@@ -44,7 +43,6 @@ typedef struct {
     double            began, longest;  // now_seconds() at the start; seconds of the longest step, for --max-time
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
-    bool              batch_chosen;    // recipe.batch is from choose_batch
     bool              best_reset;      // resumed with other validation data than that of the best loss
 } Run;
 
@@ -55,19 +53,26 @@ static inline LossSum run_read_loss(Run* r) {
     return loss;
 }
 
-// ---- setup.c ----
+// ---- start.c ----
 // Finds the checkpoint to start from and completes the recipe. Writes only the lock file of an existing folder.
 bool run_find(Run* r, TostError* err);
 bool run_is_finished(const Run* r);          // resumed, but no step and no validation is left
+void run_begin_info(Run* r);                 // completes info, once the recipe is complete
+bool run_load_weights(Run* r, TostError* err);   // into the new model; without weights, initializes it
+
+// ---- setup.c ----
 // Opens the data, creates the model, then the folder and its log; prints the settings.
 bool run_set_up(Run* r, TostError* err);
 void run_free(Run* r);
 
+// ---- folder.c ----
+bool run_folder_is_new(const Run* r, TostError* err);   // fails if the folder already contains a run
+// Opens folder and log, last, so that a run that cannot start writes nothing.
+bool run_open_folder(Run* r, TostError* err);
+
 // ---- train.c ----
 // Trains after run_set_up, until the last step, a signal or an option that ends the run.
 bool run_train(Run* r, TostError* err);
-// Chunks.should_stop: shows the progress within a micro-batch. A signal abandons it.
-bool run_should_stop(void* context, double fraction);
 
 // ---- agree.c: what the ranks of a run decide together; collective, except for run_signal ----
 // The number of the signal that stops the run, or 0. All ranks learn of a signal in run_agree.

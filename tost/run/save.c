@@ -4,8 +4,8 @@
 #include "run/run.h"
 
 // The log or a checkpoint could not be written: the run stops.
-static bool write_failed(const Run* r, const TostError* reason, TostError* err) {
-    return tost_error(err, "%s; stopped; %s", reason->text, resume_hint(r).text);
+static bool write_failed(const Run* r, TostError* err) {
+    return tost_error(err, "%s; stopped; %s", err->text, resume_hint(r).text);
 }
 
 // Loss of the next micro-batch with the current parameters, checked before a save so that diverged parameters do not
@@ -23,34 +23,28 @@ static double probe_loss(Run* r) {
     return loss.sum / (double)loss.count;
 }
 
-static CheckpointModel checkpoint_model(const Run* r) {
-    return (CheckpointModel){r->engine, r->model, &r->tensors, (TostOptimizer)r->recipe.optimizer, r->comm};
-}
-
 // Saves a checkpoint and removes all but the newest `keep`, or with 0 none. A failure to remove is a warning, and the
 // next save tries again.
-static bool save(Run* r, bool best, int64_t keep, TostError* err) {
-    const CheckpointModel m = checkpoint_model(r);
-    if (!checkpoint_save(r->out.text, best, &r->info, &m, err)) return false;
+static bool save(Run* r, const CheckpointModel* m, bool best, int64_t keep, TostError* err) {
+    if (!checkpoint_save(r->out.text, best, &r->info, m, err)) return false;
     if (!checkpoint_prune(r->out.text, r->info.step, (int)keep, err))
         run_warn(r, "step %lld is saved, but older files could not be removed: %s", (long long)r->info.step, err->text);
     return true;
 }
 
 // On rank 0 only.
-static bool save_run(Run* r, bool last, TostError* err) {
+static bool save_run(Run* r, const CheckpointModel* m, bool last, TostError* err) {
     const double loss = r->saved_step == r->info.step ? 0 : probe_loss(r);   // 0: the first save checked it
-    TostError reason;
     if (!isfinite(loss)) {
         tost_error(err, "after step %lld the loss is %g: not saved; %s; a lower --lr may help", (long long)r->info.step,
                    fabs(loss), resume_hint(r).text);
         if (!last) run_warn(r, "%s", err->text);
         return !last;
     }
-    const bool ok = log_sync(&r->log, &reason) && save(r, false, r->recipe.keep, &reason);
+    const bool ok = log_sync(&r->log, err) && save(r, m, false, r->recipe.keep, err);
     // A failed save may still have completed the checkpoint.
     if (ok || checkpoint_exists(r->out.text, r->info.step)) r->saved_step = r->info.step;
-    return ok || write_failed(r, &reason, err);
+    return ok || write_failed(r, err);
 }
 
 void run_share_saved(Run* r) {
@@ -61,15 +55,12 @@ void run_share_saved(Run* r) {
 
 // Saves on rank 0, to which the other ranks send their moments.
 static bool save_together(Run* r, bool best, bool last, TostError* err) {
-    TostError reason;
+    const CheckpointModel m = {r->engine, r->model, &r->tensors, (TostOptimizer)r->recipe.optimizer, r->comm};
     bool ok = true;
     if (comm_rank(r->comm) == 0) {
-        ok = best ? save(r, true, 0, &reason) || write_failed(r, &reason, err) : save_run(r, last, err);
+        ok = best ? save(r, &m, true, 0, err) || write_failed(r, err) : save_run(r, &m, last, err);
         checkpoint_end_save(r->comm);
-    } else {
-        const CheckpointModel m = checkpoint_model(r);
-        checkpoint_send_moments(&m);
-    }
+    } else checkpoint_send_moments(&m);
     run_share_saved(r);
     return run_agree(r, ok, err);
 }
@@ -84,6 +75,5 @@ bool run_save_best(Run* r, TostError* err) {
 }
 
 bool run_log_step(Run* r, const LogRow* row, TostError* err) {
-    TostError reason;
-    return comm_rank(r->comm) != 0 || log_row(&r->log, row, &reason) || write_failed(r, &reason, err);
+    return comm_rank(r->comm) != 0 || log_row(&r->log, row, err) || write_failed(r, err);
 }

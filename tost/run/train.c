@@ -34,7 +34,7 @@ static void show_pass(Run* r, double part) {
 
 // Chunks.should_stop, which also shows progress. With several ranks, a signal stops the run only between micro-batches:
 // in the middle of one, other ranks may already wait for this rank's gradients.
-bool run_should_stop(void* context, double part) {
+static bool should_stop(void* context, double part) {
     Run* r = context;
     if (r->pass.all == 0) return false;
     show_pass(r, part);
@@ -142,8 +142,8 @@ static bool validation_batch(Run* r, int64_t i, int rows, int64_t n, TostError* 
     return ok;
 }
 
-// Losses of val_windows windows, each rank those of its parts, in micro-batches.
-static Outcome validation_losses(Run* r, TostError* err) {
+// Losses of val_windows windows, each rank those of its parts, in micro-batches. row: of the step before it, or NULL
+static Outcome validation_losses(Run* r, const LogRow* row, TostError* err) {
     const int64_t B = r->recipe.batch, available = (int64_t)data_samples(r->val), wanted = r->recipe.val_windows;
     const int64_t n = wanted > 0 && wanted < available ? wanted : available;
     const int own = run_own_parts(r), first_part = comm_rank(r->comm) * own;
@@ -165,15 +165,14 @@ static Outcome validation_losses(Run* r, TostError* err) {
         r->part_loss[p] = run_read_loss(r);
     }
     if (!comm_any(r->comm, !ok || done < all)) return DONE;
-    return run_agree(r, ok, err) ? INTERRUPTED : FAILED;
+    return run_agree(r, ok, err) ? INTERRUPTED : data_failed(r, row, err);
 }
 
-// Mean loss over val_windows windows of the validation shards, or over all. row: of the step before it, or NULL.
+// Mean loss over val_windows windows of the validation shards, or over all.
 static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     progress_start(&r->progress);
-    const Outcome measured = validation_losses(r, err);
-    if (measured == FAILED) return data_failed(r, row, err);
-    if (measured == INTERRUPTED) return INTERRUPTED;
+    const Outcome measured = validation_losses(r, row, err);
+    if (measured != DONE) return measured;
     const double loss = run_mean_loss(r);
     if (!isfinite(loss)) {
         tost_error(err, "after step %lld the validation loss is %g: stopped; move the checkpoint of this step away, if "
@@ -184,9 +183,10 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     r->info.val_step = r->info.step;
     if (r->recipe.stop_at_val > 0 && loss <= r->recipe.stop_at_val && r->info.step > 0) r->stopped_by = "--stop-at-val";
     const bool untrained = r->info.best_val_step == 0 && !r->recipe.init_file;   // random weights are not the best
-    if (loss >= r->info.best_val_loss && !untrained) return DONE;
-    r->info.best_val_loss = loss;
-    r->info.best_val_step = r->info.step;
+    if (loss < r->info.best_val_loss || untrained) {
+        r->info.best_val_loss = loss;
+        r->info.best_val_step = r->info.step;
+    }
     return DONE;
 }
 
@@ -258,6 +258,8 @@ static bool loop(Run* r, TostError* err) {
 }
 
 bool run_train(Run* r, TostError* err) {
+    r->chunks.should_stop = should_stop;
+    r->chunks.context = r;
     report_lost_output(r);
     signals_catch(comm_rank(r->comm) == 0);
     bool ok = loop(r, err);

@@ -137,23 +137,21 @@ static bool find_model(Path* file, const char* path, TostError* err) {
     if (checkpoint_is_folder(path)) return true;
     if (access(path, R_OK | X_OK) != 0)
         return tost_error(err, "%s: the folder cannot be read: %s", path, strerror(errno));
-    if (!checkpoint_newest(&newest, path)) {
-        if (path_exists(path_in(path, "config.json").text) || path_exists(path_in(path, MODEL_FILE ".index.json").text))
-            return tost_error(err, "%s: a Hugging Face folder: if it has a ToST model, convert it with "
-                              "dev/reference/import_hf.py FOLDER OUT", path);
-        const Path best = path_in(path, BEST_FOLDER);
-        const bool has_best = checkpoint_is_folder(best.text);
-        return tost_error(err, "%s: no complete checkpoint (step_N/" MODEL_FILE " and " OPTIMIZER_FILE ") in this "
-                          "folder%s%s", path, has_best ? ", only " : "", has_best ? best.text : "");
+    if (checkpoint_newest(&newest, path)) {
+        *file = path_in(newest.text, MODEL_FILE);
+        return true;
     }
-    *file = path_in(newest.text, MODEL_FILE);
-    return true;
+    if (path_exists(path_in(path, "config.json").text) || path_exists(path_in(path, MODEL_FILE ".index.json").text))
+        return tost_error(err, "%s: a Hugging Face folder: if it has a ToST model, convert it with "
+                          "dev/reference/import_hf.py FOLDER OUT", path);
+    const Path best = path_in(path, BEST_FOLDER);
+    const bool has_best = checkpoint_is_folder(best.text);
+    return tost_error(err, "%s: no complete checkpoint (step_N/" MODEL_FILE " and " OPTIMIZER_FILE ") in this "
+                      "folder%s%s", path, has_best ? ", only " : "", has_best ? best.text : "");
 }
 
 bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, TostError* err) {
     Path file;
-    *info = (CheckpointInfo){0};
-    *model_file = (StFile){.fd = -1};
     if (!find_model(&file, path, err) || !st_open(model_file, file.text, err)) return false;
     if (read_info(info, model_file, err)) return true;
     st_close(model_file);

@@ -180,11 +180,6 @@ static bool set_aside(Path* stale, const char* path, TostError* err) {
            && (rename(path, stale->text) == 0 || not_removed(path, err));
 }
 
-static bool remove_entry(const Entry* e, TostError* err) {
-    Path stale = e->path;
-    return (e->stale || set_aside(&stale, e->path.text, err)) && checkpoint_remove(stale.text, err);
-}
-
 bool checkpoint_publish(const char* finished, const char* name, TostError* err) {
     if (rename(finished, name) == 0 || exchange(finished, name)) return true;
     TostError ignored;
@@ -205,7 +200,9 @@ bool checkpoint_prune(const char* run, int64_t step, int keep, TostError* err) {
         const Entry* e = &list.entry[i];
         const bool old = !e->stale && e->step < step && is_complete(e->path.text);
         if (old) kept++;
-        if (e->stale || (old && keep > 0 && kept > keep)) ok = remove_entry(e, err) && ok;
+        if (!e->stale && !(old && keep > 0 && kept > keep)) continue;
+        Path stale = e->path;
+        ok = (e->stale || set_aside(&stale, e->path.text, err)) && checkpoint_remove(stale.text, err) && ok;
     }
     free(list.entry);
     return ok;

@@ -6,9 +6,8 @@
 bool loaded_model_find(LoadedModel* m, const char* model, const TostEngine* engine, TostError* err) {
     *m = (LoadedModel){.engine = engine};
     Path path;
-    const bool ok = (model || checkpoint_newest_run(&path, "out", "--model PATH", err))
-                    && checkpoint_open(&m->weights, &m->info, model ? model : path.text, err);
-    if (!ok) return false;
+    if (!model && !checkpoint_newest_run(&path, "out", "--model PATH", err)) return false;
+    if (!checkpoint_open(&m->weights, &m->info, model ? model : path.text, err)) return false;
     m->file = xstrdup(m->weights.path);
     m->tensors = tost_tensors(&m->info.config);
     return true;
@@ -31,18 +30,17 @@ bool loaded_model_check_loss(const LoadedModel* m, double loss, TostError* err) 
 }
 
 Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const char* given, TostError* err) {
+    const CheckpointInfo* info = &m->info;
+    const uint32_t* hash = !given && info->tokenizer ? &info->tokenizer_hash : NULL;
     Path path = path_text("%s", given ? given : "");
-    const uint32_t* hash = !given && m->info.tokenizer ? &m->info.tokenizer_hash : NULL;
     if (!given && !tokenizer_beside(&path, m->file)) {
         tost_error(err, "%s has no " TOKENIZER_FILE " beside it; give --tokenizer FILE, the one it was trained with",
                    m->file);
         return NULL;
     }
-    Tokenizer* tokenizer = model_tokenizer(path.text, m->info.config.vocab_size, hash, m->file, err);
-    if (tokenizer) {
-        const CheckpointInfo* info = &m->info;
+    Tokenizer* tokenizer = model_tokenizer(path.text, info->config.vocab_size, hash, m->file, err);
+    if (tokenizer)
         warn_of_tokenizer(tokenizer, m->file, info->config.vocab_size, info->tokenizer, info->tokenizer_hash);
-    }
     return tokenizer;
 }
 

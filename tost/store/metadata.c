@@ -98,21 +98,17 @@ static bool parse_field(CheckpointInfo* info, const Field* field, const char* te
     void* at = (char*)info + field->offset;
     uint64_t n;
     char* end;
-    bool ok = true;
     switch (field->kind) {
         case INT: return parse_number(&n, text, 10, INT_MAX) && (int)n == *(int*)at;
         case CHOICE:
             n = strcspn(field->names, "|");
             *(int*)at = strcmp(text, field->names + n + 1) == 0;
             return *(int*)at || (strlen(text) == n && memcmp(text, field->names, n) == 0);
-        case COUNT:
-            ok = parse_number(&n, text, 10, INT64_MAX / 2);
-            *(int64_t*)at = (int64_t)n;
-            return ok;
+        case COUNT: return parse_number(at, text, 10, INT64_MAX / 2);
         case HASH:
-            ok = parse_number(&n, text, 16, UINT32_MAX);
+            if (!parse_number(&n, text, 16, UINT32_MAX)) return false;
             *(uint32_t*)at = (uint32_t)n;
-            return ok;
+            return true;
         case LOSS:
             *(double*)at = strtod(text, &end);
             return end != text && !*end;

@@ -349,17 +349,15 @@ bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tens
 }
 
 // Syncs a large file while it is written. Otherwise other ranks would have to wait for a long fsync at its end.
-static bool sync_sometimes(StWriter* w) {
+static bool sync_sometimes(const StWriter* w, size_t bytes) {
     enum { SYNC_BYTES = 128 << 20 };
-    if (w->unsynced < SYNC_BYTES) return true;
-    w->unsynced = 0;
-    return fflush(w->out) == 0 && sync_file(fileno(w->out));
+    return w->written / SYNC_BYTES == (w->written + bytes) / SYNC_BYTES
+        || (fflush(w->out) == 0 && sync_file(fileno(w->out)));
 }
 
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err) {
     assert(bytes <= w->expected - w->written);
-    w->unsynced += bytes;
-    if ((bytes && fwrite(data, 1, bytes, w->out) != bytes) || !sync_sometimes(w)) return write_failed(w, err);
+    if ((bytes && fwrite(data, 1, bytes, w->out) != bytes) || !sync_sometimes(w, bytes)) return write_failed(w, err);
     w->crc = crc32_update(w->crc, data, bytes);
     w->written += bytes;
     return true;

@@ -48,7 +48,6 @@ typedef struct {
     char*     path;
     FILE*     out;
     uint64_t  expected, written;  // tensor bytes
-    uint64_t  unsynced;           // bytes since the last fsync
     uint32_t  crc;
     long      crc_at;             // file offset of the CRC's digits
 } StWriter;
