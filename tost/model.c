@@ -22,17 +22,25 @@ bool tost_config_check(const TostConfig* c, TostError* err) {
                                                     c->n_head, c->n_embd);
 }
 
+TextLine model_sizes(const TostConfig* c) {
+    return text_line("%d layer%s, %d head%s, %d channel%s, block size %d, vocabulary %d, %s bias%s%s%s%s", c->n_layer,
+                     plural(c->n_layer), c->n_head, plural(c->n_head), c->n_embd, plural(c->n_embd), c->block_size,
+                     c->vocab_size, c->bias ? "with" : "no",
+                     c->membership == TOST_UNIFORM ? ", uniform membership" : "", c->conv ? ", convolutions" : "",
+                     c->memory ? ", memory" : "", c->positions == TOST_POSITIONS_NONE ? ", no positions" : "");
+}
+
 // ---- Layout ----
 
 // A row of the table for a config. tensor: what its tensors have in common, with 0 past the last dimension of shape
-typedef struct { TostPlace place; const char* name; bool exists; TostTensor tensor; } Row;
+typedef struct { TostPlace place; const char* name; bool exists; TostTensor tensor; } ParamRow;
 
-static void expand_rows(Row rows[TOST_ROWS], const TostConfig* c) {
+static void expand_rows(ParamRow rows[TOST_ROWS], const TostConfig* c) {
     const int C = c->n_embd, NH = c->n_head, V = c->vocab_size, MAX_T = c->block_size, CONV = c->conv;
     const bool BIAS = c->bias != 0, MEMORY = c->memory != 0, POSITIONS = c->positions == TOST_POSITIONS_LEARNED;
 #define SHAPE(...) {__VA_ARGS__}
 #define X(field, place, name, shape, init, decay, optimizer, when) \
-    rows[TOST_ROW_##field] = (Row){TOST_##place, name, when, \
+    rows[TOST_ROW_##field] = (ParamRow){TOST_##place, name, when, \
                                    {"", TOST_ROW_##field, -1, 0, SHAPE shape, TOST_##init, TOST_##decay, \
                                     TOST_##optimizer, 1, 0}};
     TOST_PARAMS(X)
@@ -41,7 +49,7 @@ static void expand_rows(Row rows[TOST_ROWS], const TostConfig* c) {
     if (c->membership == TOST_UNIFORM) rows[TOST_ROW_temp].tensor.init = TOST_ZERO;
 }
 
-static void append_tensor(TostTensors* t, const Row* row, int layer) {
+static void append_tensor(TostTensors* t, const ParamRow* row, int layer) {
     enum { ALIGN = 32 };   // elements: 128 bytes, two cache lines of a CPU, one memory transaction of a GPU
     const TostRow id = row->tensor.row;
     TostTensor* x = &t->tensor[t->count++];
@@ -57,13 +65,13 @@ static void append_tensor(TostTensors* t, const Row* row, int layer) {
     t->flat_size += (x->size + ALIGN - 1) / ALIGN * ALIGN;
 }
 
-static void append_place(TostTensors* t, const Row rows[TOST_ROWS], TostPlace place, int layer) {
+static void append_place(TostTensors* t, const ParamRow rows[TOST_ROWS], TostPlace place, int layer) {
     for (int i = 0; i < TOST_ROWS; i++)
         if (rows[i].place == place && rows[i].exists) append_tensor(t, &rows[i], layer);
 }
 
 TostTensors tost_tensors(const TostConfig* c) {
-    Row rows[TOST_ROWS];
+    ParamRow rows[TOST_ROWS];
     expand_rows(rows, c);
     TostTensors t = {0};
     for (int i = 0; i < TOST_ROWS; i++) t.row_offset[i] = SIZE_MAX;
@@ -88,12 +96,4 @@ const TostTensor* tost_tensor_find(const TostTensors* t, const char* name) {
 size_t tost_row_offset(const TostTensors* t, TostRow row, int layer) {
     const size_t offset = t->row_offset[row];
     return offset == SIZE_MAX ? offset : offset + (size_t)layer * t->row_stride[row];
-}
-
-TextLine model_sizes(const TostConfig* c) {
-    return text_line("%d layer%s, %d head%s, %d channel%s, block size %d, vocabulary %d, %s bias%s%s%s%s", c->n_layer,
-                     plural(c->n_layer), c->n_head, plural(c->n_head), c->n_embd, plural(c->n_embd), c->block_size,
-                     c->vocab_size, c->bias ? "with" : "no",
-                     c->membership == TOST_UNIFORM ? ", uniform membership" : "", c->conv ? ", convolutions" : "",
-                     c->memory ? ", memory" : "", c->positions == TOST_POSITIONS_NONE ? ", no positions" : "");
 }

@@ -9,6 +9,7 @@
 #include "commands/commands.h"
 #include "commands/eval_report.h"
 #include "commands/examples.h"
+#include "data/documents.h"
 #include "run/progress.h"
 #include "run/sampler.h"
 
@@ -20,7 +21,7 @@ typedef struct {
     int      exact;               // 1: greedy decoding gives the only choice
     int      written;             // number of tokens generated after the context
     uint32_t text[WITHIN];        // these tokens
-} Outcome;
+} Score;
 
 // Choices of an example that follow the same context tokens. Sorted by these fields.
 typedef struct { int choices, context, longest, index, first; } Key;
@@ -31,7 +32,7 @@ typedef struct {
     Tokenizer*       tokenizer;
     Examples         examples;
     bool             single;       // examples have one choice
-    Outcome*         outcome;      // (examples)
+    Score*           score;        // (examples)
     Key*             key;          // (n_keys) in the order of processing
     size_t           n_keys;
     int              limit;        // longest sequence in tokens
@@ -76,7 +77,7 @@ static bool add_key(TaskRun* r, int index, int first, int choices, TostError* er
 static bool plan(TaskRun* r, TostError* err) {
     const Examples* e = &r->examples;
     r->single = e->choices == 1;
-    r->outcome = xcalloc(e->count, sizeof *r->outcome);
+    r->score = xcalloc(e->count, sizeof *r->score);
     r->key = xcalloc(e->count * (size_t)e->choices, sizeof *r->key);
     r->max_seq = 1;
     for (size_t i = 0; i < e->count; i++)
@@ -139,7 +140,7 @@ static bool score_choices(TaskRun* r, const Key* key, int n) {
     bool finite = true;
     for (size_t row = 0; row < rows; row++) {
         const Key* of = &key[row / T / E];
-        r->outcome[of->index].nats[of->first + row / T % E] += losses[row];
+        r->score[of->index].nats[of->first + row / T % E] += losses[row];
         finite = finite && isfinite(losses[row]);
     }
     free(tokens);
@@ -158,7 +159,7 @@ static bool generate_greedily(TaskRun* r, const Key* key, int n) {
     bool finite = true;
     for (int i = 0; i < n; i++) {
         const Example* e = example_of(r, &key[i]);
-        r->outcome[key[i].index].exact = 1;
+        r->score[key[i].index].exact = 1;
         steps = key[i].longest > steps ? key[i].longest : steps;
         tokens[i] = (int32_t)e->ids[e->context - 1];
     }
@@ -166,7 +167,7 @@ static bool generate_greedily(TaskRun* r, const Key* key, int n) {
         chunks_read(logits, &r->model->chunks, tokens, 1);
         for (int i = 0; i < n; i++) {
             const Example* e = example_of(r, &key[i]);
-            Outcome* out = &r->outcome[key[i].index];
+            Score* out = &r->score[key[i].index];
             tokens[i] = argmax(logits + (size_t)i * V, n_ids);
             finite = finite && tokens[i] >= 0;
             if (s < WITHIN) out->text[out->written++] = (uint32_t)tokens[i];
@@ -180,8 +181,8 @@ static bool generate_greedily(TaskRun* r, const Key* key, int n) {
 
 // Every byte of the outcomes was computed by one rank and is 0 on the others.
 static void share_outcomes(TaskRun* r) {
-    const size_t ranks = (size_t)comm_size(r->model->comm), bytes = r->examples.count * sizeof *r->outcome;
-    uint8_t *all = xmalloc(ranks * bytes), *own = (uint8_t*)r->outcome;
+    const size_t ranks = (size_t)comm_size(r->model->comm), bytes = r->examples.count * sizeof *r->score;
+    uint8_t *all = xmalloc(ranks * bytes), *own = (uint8_t*)r->score;
     comm_allgather(r->model->comm, all, own, bytes);
     for (size_t i = 0; i < ranks * bytes; i++) own[i % bytes] |= all[i];
     free(all);
@@ -224,7 +225,7 @@ static const struct { const char* name; bool single; Rule rule; const char* abou
 };
 
 // The choice with the smallest loss; the first one on ties.
-static int best_choice(const Example* e, const Outcome* out, Rule rule) {
+static int best_choice(const Example* e, const Score* out, Rule rule) {
     int best = 0;
     double least = INFINITY;
     for (int i = 0; i < e->choices; i++) {
@@ -250,7 +251,7 @@ static Bytes text_of(const TaskRun* r, const uint32_t* ids, int n) {
 }
 
 // As in the published script, upper and lower case (of ASCII) are the same, and the text of <|endoftext|> counts.
-static bool contains_word(const TaskRun* r, const Example* e, const Outcome* out) {
+static bool contains_word(const TaskRun* r, const Example* e, const Score* out) {
     Bytes text = text_of(r, out->text, out->written), word = text_of(r, e->ids + e->context, e->length[0]);
     const bool found = strcasestr(text.data, word.data + strspn(word.data, " \t\r\n")) != NULL;
     free(text.data);
@@ -260,14 +261,14 @@ static bool contains_word(const TaskRun* r, const Example* e, const Outcome* out
 
 static bool is_correct(const TaskRun* r, size_t i, Rule rule) {
     const Example* e = &r->examples.example[i];
-    const Outcome* out = &r->outcome[i];
+    const Score* out = &r->score[i];
     if (rule == EXACT) return out->exact;
     return rule == CONTAINED ? contains_word(r, e, out) : best_choice(e, out, rule) == e->answer;
 }
 
 static void write_example(JsonFile* json, const TaskRun* r, size_t i) {
     const Example* e = &r->examples.example[i];
-    const Outcome* out = &r->outcome[i];
+    const Score* out = &r->score[i];
     json_put_open(json, NULL, '{');
     json_put_int(json, "line", e->line);
     json_put_int(json, "context", e->context);
@@ -312,8 +313,8 @@ static void report_loss(JsonFile* json, const TaskRun* r) {
     Ratio by_token = {0}, by_word = {0};
     for (size_t i = 0; i < r->examples.count; i++) {
         const Example* e = &r->examples.example[i];
-        ratio_add(&by_token, r->outcome[i].nats[e->answer], e->length[e->answer]);
-        ratio_add(&by_word, r->outcome[i].nats[e->answer], 1);
+        ratio_add(&by_token, r->score[i].nats[e->answer], e->length[e->answer]);
+        ratio_add(&by_word, r->score[i].nats[e->answer], 1);
     }
     const TextLine loss = json_figure_real(json, "loss", ratio_value(&by_token), "%.4f"),
                    error = json_figure_real(json, "loss_95", ratio_error(&by_token), " ± %.4f");
@@ -364,7 +365,7 @@ bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     ok = ok && score_all(&r, err);
     if (ok && first) report(&json, &r, now_seconds() - start);
     ok = json_file_close(&json, ok, err) && ok;
-    free(r.outcome);
+    free(r.score);
     free(r.key);
     examples_free(&r.examples);
     tokenizer_free(r.tokenizer);

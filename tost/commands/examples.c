@@ -2,7 +2,7 @@
 
 #include "base/json.h"
 #include "base/memory.h"
-#include "data/lines.h"
+#include "data/documents.h"
 
 #define FORMAT "an example is {\"context\": text, \"choices\": [texts], \"answer\": index of a choice, from 0}; " \
                "dev/data/evalset.py writes such files"

@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "commands/commands.h"
 #include "commands/prompts.h"
+#include "data/documents.h"
 #include "run/generate.h"
 
 // A prompt and its samples
@@ -19,17 +20,17 @@ typedef struct {
     int           group;      // generate_group
     int64_t       next;       // the first sample that is not generated yet
     Bytes         output;     // of samples not printed yet
-} Work;
+} PromptWork;
 
 // Texts go to a pipe as they are, and to a terminal with control characters escaped, except line breaks and tabs. cut:
 // the first bytes of a character that is not complete yet
-typedef struct { bool terminal; char cut[4]; size_t n_cut; } Output;
+typedef struct { bool terminal; char cut[4]; size_t n_cut; } TextOutput;
 
 typedef struct {
     const Options* o;
-    Output         out;
+    TextOutput     out;
     Generator      generator;
-    Work*          work;
+    PromptWork*    work;
     size_t         n_work;
     size_t         first;     // the first prompt that is not printed completely
     int            together;  // texts generated together
@@ -53,7 +54,7 @@ static void put_character(const char* p, int n) {
 }
 
 // Prints text, whose last character may be completed by the next call unless this is the last.
-static bool put_text(Output* out, const char* bytes, size_t n, bool last) {
+static bool put_text(TextOutput* out, const char* bytes, size_t n, bool last) {
     if (!out->terminal) return n == 0 || (fwrite(bytes, 1, n, stdout) == n && fflush(stdout) == 0);
     char *text = xmalloc(out->n_cut + n + 1), *end = text + out->n_cut + n, *p = text;
     memcpy(text, out->cut, out->n_cut);
@@ -103,7 +104,7 @@ static void write_plain(FILE* out, const Prompt* prompt, const Sample* s) {
 }
 
 static void keep_output(Sampling* s, const Sample* sample, const Text* text) {
-    Work* w = &s->work[sample->at];
+    PromptWork* w = &s->work[sample->at];
     char* data = NULL;
     size_t n = 0;
     FILE* stream = open_memstream(&data, &n);
@@ -117,7 +118,7 @@ static void keep_output(Sampling* s, const Sample* sample, const Text* text) {
 // Prints the output of finished prompts, and of the first unfinished one: the order is that of the prompts.
 static bool print_output(Sampling* s, TostError* err) {
     for (; s->first < s->n_work; s->first++) {
-        Work* w = &s->work[s->first];
+        PromptWork* w = &s->work[s->first];
         put_text(&s->out, w->output.data, w->output.size, true);
         free(w->output.data);
         w->output = (Bytes){0};
@@ -131,7 +132,7 @@ static bool print_output(Sampling* s, TostError* err) {
 // The random numbers depend only on the seed, the id of the prompt or, if it has none, its place, and the number of the
 // sample.
 static Text new_text(const Sampling* s, size_t at, int64_t sample, void* context) {
-    const Work* w = &s->work[at];
+    const PromptWork* w = &s->work[at];
     const char* id = w->prompt->id;
     const uint64_t stream = (id ? (uint64_t)crc32_update(0, id, strlen(id)) : at) << 32 | (uint64_t)sample;
     return (Text){.prompt = w->ids, .n_prompt = w->n_ids, .rng = rng_seeded((uint64_t)s->o->recipe.seed, stream),
@@ -169,8 +170,8 @@ static size_t read_ids(uint32_t* ids, const char* text, int vocab_size) {
 }
 
 // Without a tokenizer, *err must say why; the error repeats it.
-static bool read_work(Work* w, const Generator* g, const Prompt* prompt, TostError* err) {
-    *w = (Work){.prompt = prompt, .ids = xmalloc((prompt->n + 1) * sizeof *w->ids)};
+static bool read_work(PromptWork* w, const Generator* g, const Prompt* prompt, TostError* err) {
+    *w = (PromptWork){.prompt = prompt, .ids = xmalloc((prompt->n + 1) * sizeof *w->ids)};
     w->n_ids = g->tokenizer ? encode_documents(w->ids, g->tokenizer, prompt->text, prompt->n)
                             : read_ids(w->ids, prompt->text, g->config->vocab_size);
     w->group = generate_group(g->config, w->n_ids);
@@ -195,7 +196,7 @@ static bool write_one(Sampling* s, TostError* err) {
 static int choose_samples(Sample* samples, Sampling* s) {
     int n = 0;
     for (size_t i = s->first, begin = SIZE_MAX; i < s->n_work && n < s->together; i++) {
-        Work* w = &s->work[i];
+        PromptWork* w = &s->work[i];
         if (w->next < s->o->samples && begin == SIZE_MAX) begin = i;
         if (begin == SIZE_MAX || w->group != s->work[begin].group) continue;
         while (w->next < s->o->samples && n < s->together) samples[n++] = (Sample){.at = i, .sample = w->next++};

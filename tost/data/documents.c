@@ -13,7 +13,6 @@
 #include "base/memory.h"
 #include "base/openmp.h"
 #include "base/signals.h"
-#include "data/tokenizer.h"
 
 enum {
     BATCH_BYTES = 16 << 20,  // input bytes per batch
@@ -55,17 +54,58 @@ typedef struct {
     size_t      lines;               // of JSONL, processed so far
     Broken      broken;              // of plain text
     bool        end;                 // end of file reached
-} Source;
+} InputFile;
+
+// ---- Separators ----
+
+// The next separator line in s[from .. n): it starts at *begin, the line after it at *next. If there is none, *begin is
+// where an incomplete last line starts that may become one, or n.
+static bool find_separator(size_t* begin, size_t* next, const char* s, size_t from, size_t n, bool last) {
+    const size_t len = sizeof END_OF_TEXT - 1;
+    for (const char* hit; (hit = memmem(s + from, n - from, END_OF_TEXT, len)); from = *begin + 1) {
+        *begin = (size_t)(hit - s);
+        *next = *begin + len;
+        if (*begin && s[*begin - 1] != '\n') continue;
+        while (*next < n && (s[*next] == ' ' || s[*next] == '\t' || s[*next] == '\r')) ++*next;
+        if (*next == n) return last;
+        if (s[(*next)++] == '\n') return true;
+    }
+    *begin = n;
+    return false;
+}
+
+bool document_ends(size_t* end, size_t* next, const char* s, size_t from, size_t n, bool last) {
+    if (!find_separator(end, next, s, from, n, last)) return false;
+    if (*end > from && s[*end - 1] == '\n') --*end;
+    if (*end > from && s[*end - 1] == '\r') --*end;
+    return true;
+}
+
+bool end_of_text_inside(const char* text, size_t n) {
+    size_t from = 0, end, next, inside = 0;
+    for (const char* p = text; (p = memmem(p, n - (size_t)(p - text), END_OF_TEXT, strlen(END_OF_TEXT))); p++) inside++;
+    for (; document_ends(&end, &next, text, from, n, true); from = next) inside--;
+    return inside > 0;
+}
+
+size_t encode_documents(uint32_t* ids, const Tokenizer* t, const char* text, size_t n) {
+    size_t n_ids = 0, from = 0, end, next;
+    for (; document_ends(&end, &next, text, from, n, true); from = next) {
+        n_ids += tokenizer_encode(t, NULL, ids + n_ids, text + from, end - from);
+        ids[n_ids++] = (uint32_t)tokenizer_eot(t);
+    }
+    return n_ids + tokenizer_encode(t, NULL, ids + n_ids, text + from, n - from);
+}
 
 bool interrupted(TostError* err) { return tost_error(err, "interrupted; nothing was written"); }
 
 // ---- Reading ----
 
 // Does not wait for the writer of a FIFO; wait_for_input does.
-static bool source_open(Source* s, const char* path, TostError* err) {
+static bool file_open(InputFile* s, const char* path, TostError* err) {
     struct stat st;
     const bool standard = strcmp(path, "-") == 0;
-    *s = (Source){.name = standard ? "standard input" : path,
+    *s = (InputFile){.name = standard ? "standard input" : path,
                   .fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
     if (s->fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
     s->broken.name = s->name;
@@ -73,14 +113,14 @@ static bool source_open(Source* s, const char* path, TostError* err) {
     return true;
 }
 
-static void source_close(Source* s) {
+static void file_close(InputFile* s) {
     if (s->fd >= 0 && s->fd != STDIN_FILENO) close(s->fd);
     free(s->data);
 }
 
 // Waits until a pipe or terminal can be read; false if a signal arrives. poll has a timeout, since the signal may come
 // just before it.
-static bool wait_for_input(const Source* s) {
+static bool wait_for_input(const InputFile* s) {
     enum { MILLISECONDS = 200 };
     struct pollfd in = {.fd = s->fd, .events = POLLIN};
     int ready = 0;
@@ -92,7 +132,7 @@ static bool wait_for_input(const Source* s) {
 }
 
 // Reads n bytes, or fewer at the end of the file: s->end.
-static bool source_fill(Source* s, char* to, size_t n, TostError* err) {
+static bool file_fill(InputFile* s, char* to, size_t n, TostError* err) {
     for (size_t done = 0; done < n && !s->end;) {
         if (!wait_for_input(s)) return interrupted(err);
         const ssize_t got = read(s->fd, to + done, n - done);
@@ -107,13 +147,13 @@ static bool source_fill(Source* s, char* to, size_t n, TostError* err) {
 
 // Removes the first `used` bytes and reads a batch more. At first, checks the beginning of the file and removes a byte
 // order mark.
-static bool source_read(Source* s, size_t used, Reader* r, TostError* err) {
+static bool file_read(InputFile* s, size_t used, Reader* r, TostError* err) {
     const uint64_t before = s->read;
     const size_t more = r->batch_bytes + (before ? 0 : FORMAT_HEAD_BYTES);
     s->n -= used;
     if (s->n) memmove(s->data, s->data + used, s->n);
     if (s->cap - s->n < more) s->data = xrealloc(s->data, s->cap = s->n + more);
-    if (!source_fill(s, s->data + s->n, more, err)) return false;
+    if (!file_fill(s, s->data + s->n, more, err)) return false;
     s->n += (size_t)(s->read - before);
     r->count->bytes += s->read - before;
     size_t skip = 0;
@@ -124,8 +164,8 @@ static bool source_read(Source* s, size_t used, Reader* r, TostError* err) {
 
 // ---- Formats ----
 
-static bool find_format(Source* s, Reader* r, TostError* err) {
-    if (!source_read(s, 0, r, err)) return false;
+static bool find_format(InputFile* s, Reader* r, TostError* err) {
+    if (!file_read(s, 0, r, err)) return false;
     const TextInput* in = r->in;
     const char* end = s->data + s->n;
     s->jsonl = in->jsonl || (!in->plain && (has_suffix(s->name, ".jsonl") || begins_json(s->data, end, '{')));
@@ -164,7 +204,7 @@ static void add_text(Reader* r, const char* text, size_t n, bool ends) {
 
 // Adds the complete documents in s, and the incomplete one after them up to its last safe cut. The rest begins with the
 // white space at the cut, so it includes the line end before a separator line. Returns the number of bytes used.
-static size_t add_documents(Reader* r, const Source* s) {
+static size_t add_documents(Reader* r, const InputFile* s) {
     size_t p = 0, end, next;
     for (; document_ends(&end, &next, s->data, p, s->n, s->end); p = next)
         add_text(r, s->data + p, end - p, true);
@@ -175,7 +215,7 @@ static size_t add_documents(Reader* r, const Source* s) {
 
 // Counts broken bytes and separators inside lines. Fails as soon as a file has too many broken bytes whatever follows.
 // A pipe counts as at least 1 GiB until its end.
-static bool check_parts(Source* s, Reader* r, TostError* err) {
+static bool check_parts(InputFile* s, Reader* r, TostError* err) {
     const uint64_t size = s->end ? 0 : s->size ? s->size : 1 << 30, base = s->read - s->n;
     uint64_t count = 0, inside = 0, first = UINT64_MAX;
     #pragma omp parallel for reduction(+ : count, inside) reduction(min : first) \
@@ -230,7 +270,7 @@ static bool decode_lines(Reader* r, const char* name, TostError* err) {
 
 // Collects the complete, non-blank lines of s. A line's text will be decoded to the same position in r->text. Returns
 // the number of bytes used.
-static size_t collect_lines(Reader* r, Source* s) {
+static size_t collect_lines(Reader* r, InputFile* s) {
     const char *end = s->data + s->n, *json;
     while (!s->end && end > s->data && end[-1] != '\n') end--;
     Lines lines = {s->data, end, s->lines};
@@ -245,7 +285,7 @@ static size_t collect_lines(Reader* r, Source* s) {
     return (size_t)(end - s->data);
 }
 
-static bool add_lines(Reader* r, const Source* s, TostError* err) {
+static bool add_lines(Reader* r, const InputFile* s, TostError* err) {
     if (!decode_lines(r, s->name, err)) return false;
     for (size_t i = 0; i < r->n_lines; i++) add_text(r, r->lines[i].text, r->lines[i].n_text, true);
     return true;
@@ -254,22 +294,22 @@ static bool add_lines(Reader* r, const Source* s, TostError* err) {
 // ---- Files ----
 
 static bool read_documents(Reader* r, UseParts* use, void* job, TostError* err) {
-    Source s;
+    InputFile s;
     TextCount* c = r->count;
-    bool ok = source_open(&s, r->in->files[r->file], err) && find_format(&s, r, err);
+    bool ok = file_open(&s, r->in->files[r->file], err) && find_format(&s, r, err);
     for (bool more = true; ok && more;) {
         const size_t used = s.jsonl ? collect_lines(r, &s) : add_documents(r, &s);
         ok = (s.jsonl ? add_lines(r, &s, err) : check_parts(&s, r, err)) && use(job, r->parts, r->n_parts, err)
             && (!signals_received() || interrupted(err));
         r->n_parts = 0;
         more = !s.end;
-        ok = ok && (!more || source_read(&s, used, r, err));
+        ok = ok && (!more || file_read(&s, used, r, err));
     }
     c->jsonl_files += s.jsonl;
     if (!c->broken.count) c->broken.first = s.broken.first, c->broken.name = s.name;
     c->broken.count += s.broken.count;
     c->broken.bytes += s.broken.bytes;
-    source_close(&s);
+    file_close(&s);
     return ok;
 }
 
@@ -290,14 +330,14 @@ bool documents_read(const TextInput* in, TextCount* count, UseParts* use, void* 
 
 // A pipe is not opened, because its writer would begin.
 static bool check_file(const char* path, TostError* err) {
-    Source s;
+    InputFile s;
     char head[FORMAT_HEAD_BYTES];
     size_t skip;
     if (is_dir(path)) return tost_error(err, "%s: a folder; give the files in it", path);
     if (strcmp(path, "-") == 0 || (path_exists(path) && !is_file(path))) return true;
-    if (!source_open(&s, path, err)) return false;
+    if (!file_open(&s, path, err)) return false;
     const ssize_t n = read_at(s.fd, head, sizeof head, 0);
-    source_close(&s);
+    file_close(&s);
     return n < 0 ? tost_error(err, "%s: cannot be read: %s", path, strerror(errno))
                  : text_check_head(&skip, path, head, (size_t)n, err);
 }

@@ -134,47 +134,6 @@ size_t tokenizer_last_cut(const char* text, size_t n) {
     return 0;
 }
 
-// ---- Documents ----
-
-// The next separator line in s[from .. n): it starts at *begin, the line after it at *next. If there is none, *begin is
-// where an incomplete last line starts that may become one, or n.
-static bool find_separator(size_t* begin, size_t* next, const char* s, size_t from, size_t n, bool last) {
-    const size_t len = sizeof END_OF_TEXT - 1;
-    for (const char* hit; (hit = memmem(s + from, n - from, END_OF_TEXT, len)); from = *begin + 1) {
-        *begin = (size_t)(hit - s);
-        *next = *begin + len;
-        if (*begin && s[*begin - 1] != '\n') continue;
-        while (*next < n && (s[*next] == ' ' || s[*next] == '\t' || s[*next] == '\r')) ++*next;
-        if (*next == n) return last;
-        if (s[(*next)++] == '\n') return true;
-    }
-    *begin = n;
-    return false;
-}
-
-bool document_ends(size_t* end, size_t* next, const char* s, size_t from, size_t n, bool last) {
-    if (!find_separator(end, next, s, from, n, last)) return false;
-    if (*end > from && s[*end - 1] == '\n') --*end;
-    if (*end > from && s[*end - 1] == '\r') --*end;
-    return true;
-}
-
-bool end_of_text_inside(const char* text, size_t n) {
-    size_t from = 0, end, next, inside = 0;
-    for (const char* p = text; (p = memmem(p, n - (size_t)(p - text), END_OF_TEXT, strlen(END_OF_TEXT))); p++) inside++;
-    for (; document_ends(&end, &next, text, from, n, true); from = next) inside--;
-    return inside > 0;
-}
-
-size_t encode_documents(uint32_t* ids, const Tokenizer* t, const char* text, size_t n) {
-    size_t n_ids = 0, from = 0, end, next;
-    for (; document_ends(&end, &next, text, from, n, true); from = next) {
-        n_ids += tokenizer_encode(t, NULL, ids + n_ids, text + from, end - from);
-        ids[n_ids++] = (uint32_t)tokenizer_eot(t);
-    }
-    return n_ids + tokenizer_encode(t, NULL, ids + n_ids, text + from, n - from);
-}
-
 // ---- Merging the bytes of a piece. Ids are in rank order: the smallest id is merged first. ----
 
 // The slot of (left, right), or the free one where it belongs: there, merged is NO_TOKEN.

@@ -42,14 +42,3 @@ void   pattern_prepare(void);
 // whole, for any text after text[n - 1]. 0 if there is none, that is, if no space or line feed follows a character that
 // is not white space.
 size_t tokenizer_last_cut(const char* text, size_t n);
-
-// Documents of plain text are separated by lines of <|endoftext|>, perhaps with spaces, tabs and CR after it. Neither
-// that line nor the line end before it belongs to a document. Finds the first separator in s[from .. n), where s begins
-// a line: the document is s[from .. *end), the next one begins at *next. Returns false if there is none; then *end is n,
-// or where an incomplete last line begins that may be a separator. `last`: s[n - 1] ends the input.
-bool document_ends(size_t* end, size_t* next, const char* s, size_t from, size_t n, bool last);
-bool end_of_text_inside(const char* text, size_t n);   // true if <|endoftext|> is inside a line, where it is text
-#define INSIDE_LINE END_OF_TEXT " inside other text, where it is not the token: for the token, put it on its own line"
-
-// Encodes text with separator lines; each becomes the id of <|endoftext|>. At most n ids.
-size_t encode_documents(uint32_t* ids, const Tokenizer* t, const char* text, size_t n);

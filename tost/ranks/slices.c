@@ -1,4 +1,4 @@
-// slices.c: buckets, slices and parts of the ranks, and the tree sum.
+// slices.c: buckets, slices and parts of the ranks.
 #include "ranks/slices.h"
 
 #include "base/memory.h"

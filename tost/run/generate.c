@@ -22,13 +22,13 @@ typedef struct {
     Sampler         sampler;
     char*           held;      // (n_held) bytes not passed to the sink yet, which may begin the stop text
     size_t          n_held;
-} Row;
+} BatchRow;
 
 typedef struct {
     const Generator* g;
     int64_t  max_tokens;
     int      n, count;         // rows; tokens of each in the decode state
-    Row*     rows;
+    BatchRow* rows;
     int32_t* next;             // (n) the next token of each row
     int32_t* tokens;           // (n,T) for the engine, with the largest T of batch_begin
     float*   logits;           // (n,V) after the last token
@@ -92,10 +92,11 @@ static void batch_append(Batch* b) {
 
 // ---- Rows ----
 
-static bool is_done(const Row* row) { return row->text->finish != FINISH_NONE; }   // its tokens are no longer used
+// Its tokens are no longer used.
+static bool is_done(const BatchRow* row) { return row->text->finish != FINISH_NONE; }
 
 // Passes the bytes of a token to the sink, up to the stop text. Holds back those that may begin it.
-static void row_write(Row* row, const Generator* g, const char* bytes, size_t n) {
+static void row_write(BatchRow* row, const Generator* g, const char* bytes, size_t n) {
     row->held = xrealloc(row->held, row->n_held + n + 1);
     memcpy(row->held + row->n_held, bytes, n);
     row->n_held += n;
@@ -120,7 +121,7 @@ static void row_write(Row* row, const Generator* g, const char* bytes, size_t n)
 }
 
 // Adds a sampled token to its text. If the text ends without the stop text, passes on the bytes held back for it.
-static void row_take(Row* row, const Batch* b, int32_t id) {
+static void row_take(BatchRow* row, const Batch* b, int32_t id) {
     const Generator* g = b->g;
     if (g->tokenizer && id == tokenizer_eot(g->tokenizer)) {
         row->text->finish = FINISH_END_OF_TEXT;
@@ -139,14 +140,14 @@ static void row_take(Row* row, const Batch* b, int32_t id) {
 // ---- The loop ----
 
 // True if the row's next token is sampled, not part of its prompt.
-static bool samples_next(const Batch* b, const Row* row) { return !is_done(row) && b->count >= row->length; }
+static bool samples_next(const Batch* b, const BatchRow* row) { return !is_done(row) && b->count >= row->length; }
 
 // Chooses the next token of each row: from its prompt, or sampled. The token of a row that is done is not used.
 static void choose_tokens(Batch* b) {
     const size_t V = (size_t)b->g->config->vocab_size;
     #pragma omp parallel for schedule(static) if (b->n > 1)
     for (int r = 0; r < b->n; r++) {
-        Row* row = &b->rows[r];
+        BatchRow* row = &b->rows[r];
         if (samples_next(b, row))
             b->next[r] = sampler_draw(&row->sampler, b->logits + r * V, &b->g->options, &row->text->rng);
         else b->next[r] = b->count < row->length ? row->ids[b->count] : 0;
@@ -157,7 +158,7 @@ static void choose_tokens(Batch* b) {
 static bool take_tokens(Batch* b, bool* ok, TostError* err) {
     bool sampled = false;
     for (int r = 0; r < b->n && *ok; r++) {
-        Row* row = &b->rows[r];
+        BatchRow* row = &b->rows[r];
         if (!samples_next(b, row)) continue;
         sampled = true;
         if (b->next[r] >= 0) row_take(row, b, b->next[r]);
@@ -196,10 +197,10 @@ static int begin_length(const Batch* b, const Text* texts) {
     return group ? group : shortest;
 }
 
-static void row_start(Row* row, const Generator* g, Text* text, int64_t max_tokens) {
+static void row_start(BatchRow* row, const Generator* g, Text* text, int64_t max_tokens) {
     const int length = prompt_length(g->config, text->n_prompt), block = g->config->block_size;
     const int n_ids = g->tokenizer ? tokenizer_size(g->tokenizer) : g->config->vocab_size;
-    *row = (Row){.text = text, .length = length, .sampler = sampler_new(n_ids),
+    *row = (BatchRow){.text = text, .length = length, .sampler = sampler_new(n_ids),
                  .ids = xmalloc((size_t)(length > block ? length : block) * sizeof *row->ids)};
     if (text->n_prompt == 0) row->ids[0] = tokenizer_eot(g->tokenizer);
     else for (int i = 0; i < length; i++)

@@ -3,6 +3,7 @@
 
 #include "commands/prompts.h"
 #include "dev/test/unit/fake_engine.h"
+#include "data/documents.h"
 #include "run/generate.h"
 #include "run/sampler.h"
 

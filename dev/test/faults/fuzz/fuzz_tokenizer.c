@@ -4,7 +4,7 @@
 #include "tost/base/memory.h"
 #include "fuzz.h"
 
-#include "tost/data/tokenizer.h"
+#include "tost/data/documents.h"
 
 static void check_decode(const Tokenizer* t, const uint32_t* ids, size_t count, const uint8_t* text, size_t n) {
     size_t at = 0;
