@@ -8,7 +8,6 @@
 
 #include "base/crc32.h"
 #include "dev/test/unit/fake_engine.h"
-#include "dev/test/unit/old_metadata.h"
 #include "recipe.h"
 #include "store/checkpoint.h"
 
@@ -40,9 +39,6 @@ static const struct { const char* header; size_t data; const char* error; } head
     {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "is missing"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", 4, "is missing"}, {"{\"a\":{\"dtype\":7}}", 0, "expected a string"},
     {"{" T_("a", "Q8", "", "0", "4") "}", 4, "tensor 'a': dtype 'Q8'"},
-    {"{" T_("a", "F32", "-1", "0", "4") "}", 4, "found '-'"},
-    {"{" T_("a", "F32", "01", "0", "4") "}", 4, "tensor 'a': byte 30: expected no digit after a leading 0"},
-    {"{" T_("a", "F32", "1", "0", "04") "}", 4, "expected two numbers"},
     {"{" T_("\\ud800", "F32", "1", "0", "4") "}", 4, "surrogate"}, {"{" T_("\\udc00x", "F32", "1", "0", "4") "}", 4, "surrogate"},
     {"{\"__metadata__\":{\"k\":\"\\ud800\"}}", 0, "surrogate"}, {"{\"__metadata__\":nul}", 0, "expected an object"},
     {"{\"__metadata__\":null,\"__metadata__\":{}}", 0, "\"__metadata__\" appears twice"},
@@ -60,7 +56,6 @@ static const struct { const char* header; size_t data; const char* error; } head
     {"{" T_("a", "F32", "2", "0", "8") "," T_("b", "F32", "1", "4", "8") "}", 8, "overlap"},
     {"{" T_("a", "F32", "1", "0", "4") "," T_("\\u0061", "F32", "1", "4", "8") "}", 8, "'a' appears twice"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"shape\":[1]}}", 4, "\"shape\" appears twice"},
-    {"{\"__metadata__\":{\"k\":\"1\"},\"__metadata__\":{\"l\":\"2\"}}", 0, "\"__metadata__\" appears twice"},
     {"{" T_("a\\u0000b", "F32", "", "0", "4") "}", 4, "a NUL in the name 'a'"},
     {"{\"__metadata__\":{\"k\":1}}", 0, "expected a string"},
     {"{\"__metadata__\":{\"k\\u0000\":\"v\"}}", 0, "a NUL in the key 'k'"},
@@ -103,39 +98,34 @@ static void test_st_headers(Checks* c) {
 static const KeyValues no_meta = {0};
 
 static void test_st_dtypes(Checks* c) {
-    static const struct { uint16_t bits; float value; } half[] = {
-        {0x0000, 0}, {0x3c00, 1}, {0xc000, -2}, {0x3555, 0.333251953125f}, {0x7bff, 65504}, {0x0400, 0x1p-14f},
-        {0x03ff, 1023 * 0x1p-24f}, {0x0001, 0x1p-24f}, {0x8001, -0x1p-24f}, {0x7c00, INFINITY}, {0xfc00, -INFINITY}};
-    static const struct { uint16_t bits; float value; } brain[] = {
-        {0x0000, 0}, {0x3f80, 1}, {0xc000, -2}, {0x3eab, 0.333984375f}, {0x7f7f, 0x1.fep127f}, {0x0001, 0x1p-133f},
-        {0x7f80, INFINITY}};
-    enum { NH = countof(half), NB = countof(brain) };
+    static const uint16_t half[] = {0x0000, 0x3c00, 0xc000, 0x3555, 0x7bff, 0x0400, 0x03ff, 0x0001, 0x8001, 0x7c00,
+                                    0xfc00, 0x7e00};
+    static const float half_values[] = {0, 1, -2, 0.333251953125f, 65504, 0x1p-14f, 1023 * 0x1p-24f, 0x1p-24f,
+                                        -0x1p-24f, INFINITY, -INFINITY, NAN};
+    static const uint16_t brain[] = {0x0000, 0x3f80, 0xc000, 0x3eab, 0x7f7f, 0x0001, 0x7f80};
+    static const float brain_values[] = {0, 1, -2, 0.333984375f, 0x1.fep127f, 0x1p-133f, INFINITY};
+    static const int64_t wide = INT32_MIN;
+    static const double third[2] = {1.0 / 3, -2};
     const StTensor tensors[] = {
-        {.name = "half", .dtype = ST_F16, .ndim = 1, .shape = {NH + 1}},
-        {.name = "brain", .dtype = ST_BF16, .ndim = 1, .shape = {NB}},
+        {.name = "half", .dtype = ST_F16, .ndim = 1, .shape = {countof(half)}},
+        {.name = "brain", .dtype = ST_BF16, .ndim = 1, .shape = {countof(brain)}},
         {.name = "wide", .dtype = ST_I64, .ndim = 1, .shape = {1}},
         {.name = "double", .dtype = ST_F64, .ndim = 2, .shape = {1, 2}},
         {.name = "none", .dtype = ST_F32, .ndim = 2, .shape = {0, 5}},
     };
-    const int64_t wide = INT32_MIN;
-    const double third[2] = {1.0 / 3, -2};
-    uint16_t bits[NH + 1 + NB];
-    for (int i = 0; i < NH; i++) bits[i] = half[i].bits;
-    for (int i = 0; i < NB; i++) bits[NH + 1 + i] = brain[i].bits;
-    bits[NH] = 0x7e00;
-    float v[NH + 1];
+    float v[countof(half)];
     TostError err;
     StWriter w;
     StFile f;
     const bool written = st_begin(&w, "dtypes", tensors, countof(tensors), &no_meta, &err)
-                         && st_append(&w, bits, sizeof bits, &err) && st_append(&w, &wide, sizeof wide, &err)
-                         && st_append(&w, third, sizeof third, &err);
+                         && st_append(&w, half, sizeof half, &err) && st_append(&w, brain, sizeof brain, &err)
+                         && st_append(&w, &wide, sizeof wide, &err) && st_append(&w, third, sizeof third, &err);
     must(st_end(&w, written, &err) && st_open(&f, "dtypes", &err), "dtypes", &err);
     must(st_read_f32(&f, st_find(&f, "half"), v, &err), "half", &err);
-    for (int i = 0; i < NH; i++) check(c, v[i] == half[i].value, "F16 %04x: got %g", half[i].bits, v[i]);
-    check(c, v[NH] != v[NH], "F16 NaN: got %g", v[NH]);
+    for (size_t i = 0; i < countof(half); i++)
+        check(c, v[i] == half_values[i] || (isnan(v[i]) && isnan(half_values[i])), "F16 %04x: got %g", half[i], v[i]);
     must(st_read_f32(&f, st_find(&f, "brain"), v, &err), "brain", &err);
-    for (int i = 0; i < NB; i++) check(c, v[i] == brain[i].value, "BF16 %04x: got %g", brain[i].bits, v[i]);
+    for (size_t i = 0; i < countof(brain); i++) check(c, v[i] == brain_values[i], "BF16 %04x: got %g", brain[i], v[i]);
     check(c, st_read_f32(&f, st_find(&f, "double"), v, &err) && v[0] == 1.0f / 3 && v[1] == -2, "F64: %g", v[0]);
     check(c, st_read_f32(&f, st_find(&f, "none"), NULL, &err), "an empty tensor: %s", err.text);
     check_refused(c, st_read_f32(&f, st_find(&f, "wide"), v, &err), &err, "'wide' is I64", "I64 as parameters");
@@ -161,7 +151,6 @@ static void test_st_round_trip(Checks* c) {
     float back[6];
     int32_t id_back = 0;
     uint32_t crc = 0;
-    char digits[16];
     check(c, f.data_start % 8 == 0, "tensor data starts at %" PRIu64 ", not at a multiple of 8", f.data_start);
     const StTensor* t = st_find(&f, "transformer.wte.weight");
     check(c, t && t->ndim == 2 && t->shape[0] == 2 && t->shape[1] == 3 && t->count == 6 && t->bytes == 24, "shape");
@@ -172,9 +161,9 @@ static void test_st_round_trip(Checks* c) {
     check(c, strcmp(st_meta(&f, "step"), "12") == 0 && strcmp(st_meta(&f, meta[1].key), nasty) == 0
              && strcmp(st_meta(&f, "bad"), "a\xef\xbf\xbd") == 0, "metadata");
     const uint32_t direct = crc32_update(crc32_update(0, values, sizeof values), &id, sizeof id);
-    snprintf(digits, sizeof digits, "%08" PRIx32, direct);
-    check(c, st_crc32(&f, &crc, &err) && crc == direct && strcmp(st_meta(&f, "crc32"), digits) == 0,
-          "crc32: expected %s, in the file %s, computed %08" PRIx32, digits, st_meta(&f, "crc32"), crc);
+    const TextLine digits = text_line("%08" PRIx32, direct);
+    check(c, st_crc32(&f, &crc, &err) && crc == direct && strcmp(st_meta(&f, "crc32"), digits.text) == 0,
+          "crc32: expected %s, in the file %s, computed %08" PRIx32, digits.text, st_meta(&f, "crc32"), crc);
     must(truncate("round", (off_t)f.file_size - 8) == 0, "truncate", NULL);
     check_refused(c, st_read_f32(&f, st_find(&f, tensors[0].name), back, &err), &err, "the file was truncated",
                   "truncated");
@@ -227,10 +216,12 @@ static const TostConfig tiny = {.n_layer = 2, .n_head = 2, .n_embd = 4, .block_s
 
 static TostModel* new_model(TostConfig config) { return fake_create(&config, NULL, NULL); }
 
-// Fills all states with different numbers.
-static void fill(TostModel* m, float salt) {
+// All its states have different numbers.
+static TostModel* filled_model(float salt) {
+    TostModel* m = new_model(tiny);
     for (int s = 0; s < TOST_ARRAYS; s++)
         for (size_t k = 0; k < m->tensors.flat_size; k++) m->state[s][k] = salt + (float)s + 0.001f * (float)k;
+    return m;
 }
 
 static bool same_state(const TostModel* a, const TostModel* b, TostArray s) {
@@ -239,10 +230,6 @@ static bool same_state(const TostModel* a, const TostModel* b, TostArray s) {
         if (memcmp(a->state[s] + t->offset, b->state[s] + t->offset, t->size * sizeof(float)) != 0) return false;
     }
     return true;
-}
-
-static bool same_moments(const TostModel* a, const TostModel* b) {
-    return same_state(a, b, TOST_M) && same_state(a, b, TOST_V);
 }
 
 static KeyValue some_options[] = {{"lr", "0.003"}, {"data", "a \"b\"/*.bin"}, {"optimizer", "adamw"}};
@@ -259,26 +246,28 @@ static CheckpointInfo info_of(int64_t step) {
 
 static CheckpointModel model_of(TostModel* m) { return (CheckpointModel){&fake, m, &m->tensors, TOST_ADAMW, NULL}; }
 
-static bool save_info(const char* run, const CheckpointInfo* info, TostModel* m, int keep, TostError* err) {
-    const CheckpointModel model = model_of(m);
-    return make_dirs(run, err) && checkpoint_save(run, false, info, &model, err)
+static CheckpointModel muon_of(TostModel* m) { return (CheckpointModel){&fake, m, &m->tensors, TOST_MUON, NULL}; }
+
+static bool save_info(const char* run, const CheckpointInfo* info, CheckpointModel m, int keep, TostError* err) {
+    return make_dirs(run, err) && checkpoint_save(run, false, info, &m, err)
            && checkpoint_prune(run, info->step, keep, err);
 }
 
 static void save(const char* run, TostModel* m, int64_t step, int keep) {
     TostError err;
     const CheckpointInfo info = info_of(step);
-    must(save_info(run, &info, m, keep, &err), "checkpoint_save", &err);
+    must(save_info(run, &info, model_of(m), keep, &err), "checkpoint_save", &err);
 }
 
-// The stages of loading: "info", "params", "moments"; NULL if all succeed.
-static const char* load(TostModel* m, CheckpointInfo* info, const char* path, TostError* err) {
+// The stages of loading: "info", "params", "moments"; NULL if all succeed. info: NULL if it is not wanted
+static const char* load(CheckpointModel m, CheckpointInfo* info, const char* path, TostError* err) {
     StFile f;
-    const CheckpointModel model = model_of(m);
-    if (!checkpoint_open(&f, info, path, err)) return "info";
-    const char* failed = !checkpoint_load_params(&model, &m->tensors, &f, err) ? "params"
-                         : !checkpoint_load_moments(&model, &f, err) ? "moments" : NULL;
+    CheckpointInfo unwanted;
+    if (!checkpoint_open(&f, info ? info : &unwanted, path, err)) return "info";
+    const char* failed = !checkpoint_load_params(&m, m.tensors, &f, err) ? "params"
+                         : !checkpoint_load_moments(&m, &f, err) ? "moments" : NULL;
     st_close(&f);
+    if (!info) checkpoint_info_free(&unwanted);
     return failed;
 }
 
@@ -287,9 +276,10 @@ static void check_found(Checks* c, const char* path, int64_t step, const TostMod
     TostError err;
     CheckpointInfo info;
     TostModel* m = new_model(tiny);
-    const char* failed = load(m, &info, path, &err);
+    const char* failed = load(model_of(m), &info, path, &err);
     if (check(c, !failed, "%s: expected step %d, got: %s", what, (int)step, err.text))
-        check(c, info.step == step && same_state(m, saved, TOST_PARAM) && same_moments(m, saved),
+        check(c, info.step == step && same_state(m, saved, TOST_PARAM) && same_state(m, saved, TOST_M)
+              && same_state(m, saved, TOST_V),
               "%s: expected step %d, got %d, or the values differ", what, (int)step, (int)info.step);
     checkpoint_info_free(&info);
     fake_destroy(m);
@@ -305,14 +295,13 @@ static void check_not_found(Checks* c, const char* path, const char* expected) {
 static void test_round_trip(Checks* c) {
     const CheckpointInfo bare = {.config = tiny, .step = 1001, .best_val_loss = INFINITY};
     const CheckpointInfo saved[] = {info_of(1000), bare};
-    TostModel* m = new_model(tiny);
-    fill(m, 1);
+    TostModel* m = filled_model(1);
     for (size_t i = 0; i < countof(saved); i++) {
         TostError err;
         StFile f;
         CheckpointInfo is;
         events[GET] = 0;
-        must(save_info("made/when/needed", &saved[i], m, 0, &err), "checkpoint_save", &err);
+        must(save_info("made/when/needed", &saved[i], model_of(m), 0, &err), "checkpoint_save", &err);
         check(c, events[GET] == 3 * m->tensors.count, "a save must read each tensor once: %d gets", events[GET]);
         check_found(c, "made/when/needed", saved[i].step, m, "round trip");
         must(checkpoint_open(&f, &is, "made/when/needed", &err), "checkpoint_open", &err);
@@ -338,64 +327,42 @@ static void test_round_trip(Checks* c) {
 
 // A count so large that a resumed run would overflow it is refused.
 static void test_large_count(Checks* c) {
-    TostError err;
-    StFile f;
     TostModel* m = new_model(tiny);
-    CheckpointInfo large = info_of(1000), info;
-    large.tokens = INT64_MAX / 2 + 1;
-    must(save_info("large", &large, m, 0, &err), "checkpoint_save", &err);
-    check_refused(c, checkpoint_open(&f, &info, "large", &err), &err, "'tokens' is '4611686018427387904'", "2^62");
+    save("large", m, (int64_t)1 << 50, 0);   // 2^62 tokens
+    check_not_found(c, "large", "'tokens' is '4611686018427387904'");
     fake_destroy(m);
-}
-
-// Loads the moments of a run with one optimizer as those of another. Returns NULL, or the error.
-static const char* load_moments_as(TostModel* m, TostOptimizer optimizer, const char* path, TostError* err) {
-    StFile f;
-    CheckpointInfo info;
-    CheckpointModel model = model_of(m);
-    model.optimizer = optimizer;
-    must(checkpoint_open(&f, &info, path, err), "checkpoint_open", err);
-    const bool ok = checkpoint_load_moments(&model, &f, err);
-    st_close(&f);
-    checkpoint_info_free(&info);
-    return ok ? NULL : err->text;
 }
 
 // A checkpoint of Muon has no v of its tensors. The moments of another optimizer are refused.
 static void test_muon(Checks* c) {
-    TostError err;
-    TostModel *m = new_model(tiny), *is = new_model(tiny);
-    fill(m, 1);
+    static const char v[] = "v.transformer.h.0.attn.c_attn.weight";
+    TostError err = {""};
+    TostModel *m = filled_model(1), *is = new_model(tiny);
     const CheckpointInfo info = info_of(1);
-    CheckpointModel model = model_of(m);
-    model.optimizer = TOST_MUON;
-    must(make_dirs("muon", &err) && checkpoint_save("muon", false, &info, &model, &err), "checkpoint_save", &err);
+    must(save_info("muon", &info, muon_of(m), 0, &err), "checkpoint_save", &err);
     save("adamw", m, 1, 0);
-    const char* failed = load_moments_as(is, TOST_MUON, "muon", &err);
-    check(c, !failed && same_state(is, m, TOST_M), "Muon: %s", failed ? failed : "m differs");
+    check(c, !load(muon_of(is), NULL, "muon", &err) && same_state(is, m, TOST_M), "Muon: m differs: %s", err.text);
     for (int i = 0; i < m->tensors.count; i++) {
         const TostTensor* t = &m->tensors.tensor[i];
         const bool is_matrix = strstr(t->name, "c_attn.weight") || strstr(t->name, "c_proj.weight")
                                || strstr(t->name, "c_fc.weight");
-        const float* v = is->state[TOST_V] + t->offset;
-        check(c, is_matrix ? v[0] == 0 : memcmp(v, m->state[TOST_V] + t->offset, t->size * sizeof *v) == 0,
+        const float* second = is->state[TOST_V] + t->offset;
+        check(c, is_matrix ? second[0] == 0
+                           : memcmp(second, m->state[TOST_V] + t->offset, t->size * sizeof *second) == 0,
               "Muon: v of %s", t->name);
     }
-    failed = load_moments_as(is, TOST_ADAMW, "muon", &err);
-    check(c, failed && strstr(failed, "'v.transformer.h.0.attn.c_attn.weight' is missing"), "as AdamW: %s", failed);
-    failed = load_moments_as(is, TOST_MUON, "adamw", &err);
-    check(c, failed && strstr(failed, "'v.transformer.h.0.attn.c_attn.weight' does not belong"), "as Muon: %s", failed);
+    check_refused(c, !load(model_of(is), NULL, "muon", &err), &err, text_line("'%s' is missing", v).text, "as AdamW");
+    check_refused(c, !load(muon_of(is), NULL, "adamw", &err), &err, text_line("'%s' does not belong", v).text,
+                  "as Muon");
     fake_destroy(m);
     fake_destroy(is);
 }
 
 static void test_find(Checks* c) {
     TostError err;
-    TostModel* m = new_model(tiny);
-    fill(m, 2);
+    TostModel* m = filled_model(2);
     check_not_found(c, "find", "cannot be found: No such file");
     must(make_dirs("find", &err), "make_dirs", &err);
-    check_not_found(c, "find", "no complete checkpoint");
     check(c, !checkpoint_is_run("find") && !checkpoint_is_run("absent"), "an empty folder is not a run");
     save("find", m, 300, 0);
     must(rename("find/step_00000300", "find/step_00000300.tmp") == 0, "rename", NULL);
@@ -421,7 +388,6 @@ static void test_newest_run(Checks* c) {
     TostModel* m = new_model(tiny);
     must(make_dirs("all", &err), "make_dirs", &err);
     check_refused(c, checkpoint_newest_run(&found, "all", "--model PATH", &err), &err, "train", "no run");
-    check_refused(c, checkpoint_newest_run(&found, "absent", "--model PATH", &err), &err, "train", "no root");
     static const struct { const char* name; int64_t step; time_t s; long ns; const char* newest; } runs[] = {
         {"all/b-001", 10, 5000, 7, "all/b-001"},  {"all/a-002", 500, 5000, 9, "all/a-002"},
         {"all/c-003", 700, 4000, 999, "all/a-002"}, {"all/d-004", 9, 5000, 9, "all/d-004"},   // equal: the later name
@@ -429,9 +395,8 @@ static void test_newest_run(Checks* c) {
     for (size_t i = 0; i < countof(runs); i++) {
         const struct timespec time[2] = {{runs[i].s, runs[i].ns}, {runs[i].s, runs[i].ns}};
         save(runs[i].name, m, runs[i].step, 0);
-        char* file = xasprintf("%s/step_%08d/model.safetensors", runs[i].name, (int)runs[i].step);
-        must(utimensat(AT_FDCWD, file, time, 0) == 0, "utimensat", NULL);
-        free(file);
+        const Path folder = checkpoint_name(runs[i].name, runs[i].step);
+        must(utimensat(AT_FDCWD, path_in(folder.text, MODEL_FILE).text, time, 0) == 0, "utimensat", NULL);
         check(c, checkpoint_newest_run(&found, "all", "--model PATH", &err) && strcmp(found.text, runs[i].newest) == 0,
               "newest of %zu runs: expected %s, got %s", i + 1, runs[i].newest, found.text);
     }
@@ -446,19 +411,18 @@ static void test_newest_run(Checks* c) {
 static void check_listing(Checks* c, const char* dir, const char* wanted, const char* what) {
     TostError err;
     PathList list;
-    char *all = xasprintf("%s/*", dir), *is = xstrdup("");
-    if (expand_glob(&list, ONE_PATH(all), &err)) {
+    char* is = xstrdup("");
+    if (expand_glob(&list, ONE_PATH(path_in(dir, "*").text), &err)) {
         for (int i = 0; i < list.count; i++) is = append_text(is, "%s ", strrchr(list.paths[i], '/') + 1);
         free_paths(&list);
     }
     check(c, strcmp(is, wanted) == 0, "%s: expected %s, got %s", what, wanted, is);
-    free(all);
     free(is);
 }
 
 static void test_keep(Checks* c) {
     TostError err;
-    TostModel* m = new_model(tiny);
+    TostModel *m = new_model(tiny), *other = filled_model(9);
     must(make_dirs("keep", &err), "make_dirs", &err);
     write_text("keep/step_note.txt", "mine");
     for (int64_t step = 1; step <= 4; step++) save("keep", m, step, 0);
@@ -467,24 +431,23 @@ static void test_keep(Checks* c) {
     check_listing(c, "keep", "step_00000003 step_00000004 step_00000005 step_note.txt ", "keep 3");
     save("keep", m, 4, 1);
     check_listing(c, "keep", "step_00000004 step_00000005 step_note.txt ", "keep 1 removes older ones only");
-    fill(m, 9);
-    save("keep", m, 5, 2);
+    save("keep", other, 5, 2);
     check_listing(c, "keep", "step_00000004 step_00000005 step_note.txt ", "a step saved twice");
-    check_found(c, "keep", 5, m, "the second save of a step replaces the first");
+    check_found(c, "keep", 5, other, "the second save of a step replaces the first");
     fake_destroy(m);
+    fake_destroy(other);
 }
 
 static void test_users_files(Checks* c) {
     TostError err;
-    TostModel* m = new_model(tiny);
-    fill(m, 1);
+    TostModel* m = filled_model(1);
     save("elsewhere", m, 1, 0);
     save("own", m, 2, 0);
     must(symlink("../elsewhere/step_00000001", "own/step_00000001") == 0, "symlink", NULL);
     write_text("own/step_00000002/notes.txt", "mine");
     write_text("own/step_00000002/ema.safetensors", "of an earlier version");
     const CheckpointInfo info = info_of(3);
-    check_refused(c, save_info("own", &info, m, 1, &err), &err, "own/step_00000002.kept-1", "a user's file");
+    check_refused(c, save_info("own", &info, model_of(m), 1, &err), &err, "own/step_00000002.kept-1", "a user's file");
     save("own", m, 4, 1);   // this time nothing is left to say
     check_listing(c, "own", "step_00000002.kept-1 step_00000004 ", "a user's file");
     check_listing(c, "own/step_00000002.kept-1", "notes.txt ", "a user's file");
@@ -494,100 +457,75 @@ static void test_users_files(Checks* c) {
 
 // ---- Checkpoints: damage --------------------------------------------------------------------------------------------
 
-// from, to: texts of equal length in the header; or, with VALUE, a tensor of which element 3 is saved with this value.
-typedef struct {
-    const char *what, *file;             // file: "model" or "optimizer"
-    enum { TEXT, VALUE, FLIP, CUT, REMOVE } change;
-    const char *from, *to;
-    const char *refused_by, *error;      // refused_by: see load
-} Damage;
-
-static const Damage damages[] = {
-    {"a flipped bit", "model", FLIP, "", "", "params", "CRC-32"},
-    {"no file", "model", REMOVE, "", "", "info", "model.safetensors"},
-    {"a missing tensor", "model", TEXT, "h.1.gamma1", "h.1.gamma3", "info", "h.1.gamma1' is missing"},
-    {"no wte", "model", TEXT, "transformer.wte.", "transformer.wtf.", "info", "wte.weight' is missing"},
-    {"no final bias", "model", TEXT, "transformer.ln_f.bias", "transformer.ln_f.bios", "info", "'bias' is '1'"},
-    {"a missing layer", "model", TEXT, "h.1.attn.temp", "h.2.attn.temp", "info", "'n_layer' is '2'"},
-    {"a wrong shape", "model", TEXT, "[16,4]", "[4,16]", "info", "has shape (4, 16), expected (16, 4)"},
-    {"integers", "model", TEXT, "temp\":{\"dtype\":\"F32\"", "temp\":{\"dtype\":\"I32\"", "info", "is I32"},
-    {"a newer format", "model", TEXT, "format_version\":\"1", "format_version\":\"2", "info", "format_version 2"},
-    {"no step", "model", TEXT, "\"step\"", "\"stop\"", "info", "no 'step'"},
-    {"a negative step", "model", TEXT, "\"step\":\"77\"", "\"step\":\"-7\"", "info", "'step' is '-7'"},
-    {"no loss", "model", TEXT, "loss\":\"3.1415", "loss\":\"low...", "info", "'best_val_loss' is 'low"},
-    {"a malformed hash", "model", TEXT, "00c0ffee", "00c0ffez", "info", "'tokenizer_hash'"},
-    {"a NaN", "model", VALUE, "transformer.wpe.weight", "nan", "params",
-     "tensor 'transformer.wpe.weight' has nan at element 3, expected a finite number"},
-    {"a negative second moment", "optimizer", VALUE, "transformer.wte.weight", "-1e-30", "moments",
-     "has -1e-30 at element 3, expected a finite number of at least 0"},
-    {"moments of another run", "optimizer", TEXT, "0.003", "0.004", "moments", "option.lr is '0.004', but '0.003'"},
-    {"moments without an option", "optimizer", TEXT, "option.lr", "nottin.lr", "moments", "different checkpoints"},
-    {"flipped moments", "optimizer", FLIP, "", "", "moments", "CRC-32"},
-    {"moments cut short", "optimizer", CUT, "", "", "moments", "optimizer.safetensors"},
-    {"no m of a tensor", "optimizer", TEXT, "m.transformer.h.0.gamma1", "n.transformer.h.0.gamma1", "moments",
+// A change of one of the files: the text `from` becomes `to`, of the same length; from "": the last bytes become `to`.
+// refused_by: see load.
+static const struct { const char *what, *file, *from, *to, *refused_by, *error; } damages[] = {
+    {"no wte", MODEL_FILE, "transformer.wte.", "transformer.wtf.", "info", "wte.weight' is missing"},
+    {"no final bias", MODEL_FILE, "transformer.ln_f.bias", "transformer.ln_f.bios", "info", "'bias' is '1'"},
+    {"a missing layer", MODEL_FILE, "h.1.attn.temp", "h.2.attn.temp", "info", "'n_layer' is '2'"},
+    {"a wrong shape", MODEL_FILE, "[16,4]", "[4,16]", "info", "has shape (4, 16), expected (16, 4)"},
+    {"integers", MODEL_FILE, "temp\":{\"dtype\":\"F32\"", "temp\":{\"dtype\":\"I32\"", "info", "is I32"},
+    {"a newer format", MODEL_FILE, "format_version\":\"1", "format_version\":\"2", "info", "format_version 2"},
+    {"no step", MODEL_FILE, "\"step\"", "\"stop\"", "info", "no 'step'"},
+    {"a negative step", MODEL_FILE, "\"step\":\"77\"", "\"step\":\"-7\"", "info", "'step' is '-7'"},
+    {"no loss", MODEL_FILE, "loss\":\"3.1415", "loss\":\"low...", "info", "'best_val_loss' is 'low"},
+    {"a malformed hash", MODEL_FILE, "00c0ffee", "00c0ffez", "info", "'tokenizer_hash'"},
+    {"moments without an option", OPTIMIZER_FILE, "option.lr", "nottin.lr", "moments", "different checkpoints"},
+    {"other moments", OPTIMIZER_FILE, "", "\x7f", "moments", "CRC-32"},
+    {"no m of a tensor", OPTIMIZER_FILE, "m.transformer.h.0.gamma1", "n.transformer.h.0.gamma1", "moments",
      "'m.transformer.h.0.gamma1' is missing"},
 };
 
-static void damage_file(const char* path, const Damage* d) {
-    if (d->change == REMOVE) must(remove(path) == 0, path, NULL);
-    if (d->change == REMOVE || d->change == VALUE) return;
-    Bytes b = bytes_of(path);
-    if (d->change != TEXT) b.data[b.size - 1] ^= 1;
-    char* at = d->change == TEXT ? memmem(b.data, b.size, d->from, strlen(d->from)) : NULL;
-    must(at || d->change != TEXT, d->what, NULL);
-    if (at) memcpy(at, d->to, strlen(d->from));
-    write_bytes(path, b.data, d->change == CUT ? b.size - 1 : b.size);
-    free(b.data);
-}
-
 static void test_damage(Checks* c) {
-    TostError err;
-    CheckpointInfo info;
-    TostModel* m = new_model(tiny);
-    fill(m, 5);
+    static const char folder[] = "damaged/step_00000077", wte[] = "transformer.wte.weight";
+    TostError err = {""};
+    TostModel *m = filled_model(5), *into = new_model(tiny);
     for (size_t i = 0; i < countof(damages); i++) {
-        const Damage* d = &damages[i];
-        TostModel* into = new_model(tiny);
-        const size_t at = d->change == VALUE ? tost_tensor_find(&m->tensors, d->from)->offset + 3 : 0;
-        float *value = &m->state[d->file[0] == 'm' ? TOST_PARAM : TOST_V][at], before = *value;
-        if (d->change == VALUE) *value = strtof(d->to, NULL);
         save("damaged", m, 77, 0);
-        *value = before;
-        char* path = xasprintf("damaged/step_00000077/%s.safetensors", d->file);
-        damage_file(path, d);
-        const char* failed = load(into, &info, "damaged/step_00000077/model.safetensors", &err);
-        check(c, failed && strcmp(failed, d->refused_by) == 0, "%s: refused at %s", d->what, failed ? failed : "none");
-        check_refused(c, !failed, &err, d->error, d->what);
-        checkpoint_info_free(&info);
-        fake_destroy(into);
-        free(path);
+        const Path path = path_in(folder, damages[i].file);
+        const char *what = damages[i].what, *from = damages[i].from, *to = damages[i].to;
+        const Bytes b = bytes_of(path.text);
+        char* at = *from ? memmem(b.data, b.size, from, strlen(from)) : b.data + b.size - strlen(to);
+        must(at != NULL, what, NULL);
+        memcpy(at, to, strlen(to));
+        write_bytes(path.text, b.data, b.size);
+        free(b.data);
+        const char* failed = load(model_of(into), NULL, folder, &err);
+        check(c, failed && strcmp(failed, damages[i].refused_by) == 0, "%s: refused at %s", what,
+              failed ? failed : "none");
+        check_refused(c, !failed, &err, damages[i].error, what);
     }
+    m->state[TOST_V][tost_tensor_find(&m->tensors, wte)->offset + 3] = -1e-30f;
+    save("damaged", m, 77, 0);
+    check_refused(c, !load(model_of(into), NULL, folder, &err), &err,
+                  "has -1e-30 at element 3, expected a finite number of at least 0", "a negative second moment");
     fake_destroy(m);
+    fake_destroy(into);
 }
 
 // Writes a model file as another program does: without metadata; with an lm_head, whose element 27 is wte's plus `off`.
 static void write_foreign(TostModel* m, float off) {
-    static const char wte[] = "transformer.wte.weight";
-    TostError err;
-    StFile f;
-    StWriter w;
-    save("ours", m, 1, 0);
-    must(st_open(&f, "ours/step_00000001/model.safetensors", &err), "ours", &err);
-    const int n = f.n_tensors;
+    const TostTensor* wte = tost_tensor_find(&m->tensors, "transformer.wte.weight");
+    const int n = m->tensors.count;
     StTensor* t = xcalloc((size_t)n + 1, sizeof *t);
-    memcpy(t, f.tensors, (size_t)n * sizeof *t);
-    t[n] = *st_find(&f, wte);
-    strcpy(t[n].name, "lm_head.weight");
-    bool ok = st_begin(&w, "foreign", t, n + 1, &no_meta, &err);
-    for (int i = 0; ok && i <= n; i++) {
-        float* values = xmalloc((size_t)t[i].bytes);
-        ok = st_read(&f, i < n ? &f.tensors[i] : st_find(&f, wte), values, &err);
-        if (i == n) values[27] += off;
-        ok = ok && st_append(&w, values, (size_t)t[i].bytes, &err);
-        free(values);
+    TostError err;
+    StWriter w;
+    for (int i = 0; i <= n; i++) {
+        const TostTensor* from = i < n ? &m->tensors.tensor[i] : wte;
+        t[i] = (StTensor){.dtype = ST_F32, .ndim = from->ndim};
+        strcpy(t[i].name, i < n ? from->name : "lm_head.weight");
+        for (int d = 0; d < from->ndim; d++) t[i].shape[d] = from->shape[d];
     }
+    bool ok = st_begin(&w, "foreign", t, n + 1, &no_meta, &err);
+    for (int i = 0; ok && i < n; i++) {
+        const TostTensor* from = &m->tensors.tensor[i];
+        ok = st_append(&w, m->state[TOST_PARAM] + from->offset, from->size * sizeof(float), &err);
+    }
+    float *head = m->state[TOST_PARAM] + wte->offset, before = head[27];
+    head[27] += off;
+    ok = ok && st_append(&w, head, wte->size * sizeof *head, &err);
+    head[27] = before;
     must(st_end(&w, ok, &err), "foreign", &err);
-    st_close(&f);
     free(t);
 }
 
@@ -596,21 +534,20 @@ static void test_foreign_files(Checks* c) {
     CheckpointInfo info;
     TostConfig larger = tiny;
     larger.n_embd = 8;
-    TostModel *m = new_model(tiny), *is = new_model(tiny), *large = new_model(larger);
-    fill(m, 6);
+    TostModel *m = filled_model(6), *is = new_model(tiny), *large = new_model(larger);
     write_foreign(m, 0);
-    const char* failed = load(is, &info, "foreign", &err);
+    const char* failed = load(model_of(is), &info, "foreign", &err);
     check(c, failed && strcmp(failed, "moments") == 0 && same_state(is, m, TOST_PARAM), "parameters: %s", err.text);
     check(c, memcmp(&info.config, &tiny, sizeof tiny) == 0 && info.step == 0 && info.tokens == 0 && !info.tokenizer
              && info.options.count == 0 && isinf(info.best_val_loss), "the config follows from names and shapes");
     checkpoint_info_free(&info);
-    check_refused(c, !load(large, &info, "foreign", &err), &err, "has shape (7, 4), expected (7, 8)", "a larger model");
-    checkpoint_info_free(&info);
+    check_refused(c, !load(model_of(large), NULL, "foreign", &err), &err, "has shape (7, 4), expected (7, 8)",
+                  "a larger model");
     write_foreign(m, 1);
     events[PUT] = 0;
-    check(c, load(is, &info, "foreign", &err) && strstr(err.text, "differs from transformer.wte.weight")
-             && events[PUT] == 0, "an untied lm_head: %s", err.text);
-    checkpoint_info_free(&info);
+    check_refused(c, !load(model_of(is), NULL, "foreign", &err), &err, "differs from transformer.wte.weight",
+                  "an untied lm_head");
+    check(c, events[PUT] == 0, "an untied lm_head: %d tensors were loaded", events[PUT]);
     fake_destroy(m);
     fake_destroy(is);
     fake_destroy(large);
@@ -621,8 +558,7 @@ static void test_every_byte(Checks* c) {
     static const char file[] = "bytes/step_00000007/model.safetensors";
     TostError err;
     CheckpointInfo info;
-    TostModel *m = new_model(tiny), *into = new_model(tiny);
-    fill(m, 7);
+    TostModel *m = filled_model(7), *into = new_model(tiny);
     save("bytes", m, 7, 0);
     const Bytes good = bytes_of(file);
     int wrong = 0, accepted = 0;
@@ -631,7 +567,7 @@ static void test_every_byte(Checks* c) {
         if (flip) good.data[i] ^= 1 << i % 7;
         write_bytes(file, good.data, flip ? good.size : (i - good.size) * 13);
         if (flip) good.data[i] ^= 1 << i % 7;
-        const char* failed = load(into, &info, file, &err);
+        const char* failed = load(model_of(into), &info, file, &err);
         const bool ok = !failed || strcmp(failed, "moments") == 0;   // those are of another file
         accepted += ok;
         wrong += ok ? !flip || memcmp(&info.config, &tiny, sizeof tiny) != 0 || !same_state(into, m, TOST_PARAM)
@@ -645,6 +581,22 @@ static void test_every_byte(Checks* c) {
     fake_destroy(into);
 }
 
+// Every key=value of a checkpoint that version 1.0.0 wrote.
+static const char old_metadata[] =
+    "format=pt|program=train_gpt_tost 1.0.0|format_version=1|n_layer=2|n_head=4|n_embd=64|block_size=256|"
+    "vocab_size=2304|bias=0|memory=1|positions=none|step=6|tokens=12288|data_sample=96|seed=7|"
+    "val_loss=5.7834063212538229|val_step=6|best_val_loss=5.7834063212538229|best_val_step=6|earlier_updates=0|"
+    "skipped=0|skipped_in_a_row=0|tokenizer=data/starter/vocab.bpe|tokenizer_hash=38a184b8|option.preset=starter|"
+    "option.data=data/starter/starter_train_*.bin:2\x1f""data/starter/starter_train_000000.bin:1|"
+    "option.val-data=data/starter/starter_val_*.bin|option.order=shuffled|option.steps=6|option.batch=8|"
+    "option.seq=128|option.chunk=0|option.total-batch=2048|option.optimizer=adamw|option.lr=0.02|option.schedule=wsd|"
+    "option.decay-frac=0.5|option.warmup=2|option.min-lr-frac=0.1|option.weight-decay=0.1|option.beta1=0.9|"
+    "option.beta2=0.95|option.eps=1e-08|option.grad-clip=1|option.max-skipped=3|option.seed=7|option.val-every=2|"
+    "option.val-batches=20|option.sample-every=100|option.sample-tokens=128|option.save-every=4|option.keep=2|"
+    "option.keep-best=1|option.stop-at-val=0.1|option.temperature=0.5|option.top-k=5|option.top-p=0.95|"
+    "option.dtype=bf16|option.threads=0|option.parts=1|option.data-tokens=2008486|option.data-crc=3682669983|"
+    "crc32=ad53fad8|";
+
 // All keys and values of an old checkpoint that exist in this version are written with the same text, in the same order.
 static void test_old_metadata(Checks* c) {
     static const char changed[] = " program option.val-batches option.data-crc crc32 ";
@@ -655,7 +607,7 @@ static void test_old_metadata(Checks* c) {
     CheckpointInfo info = {.config = config};
     TostRecipe recipe = recipe_copy(tost_preset_at(0));
     char *text = xstrdup(old_metadata), *rest = text;
-    for (char* line; (line = strsep(&rest, "\n")) && *line;) {
+    for (char* line; (line = strsep(&rest, "|")) && *line;) {
         const size_t key = strcspn(line, "=");
         key_values_add(&f.meta, xasprintf("%.*s", (int)key, line), xstrdup(line + key + 1));
     }

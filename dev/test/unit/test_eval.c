@@ -78,8 +78,9 @@ static void test_json_replaces(Checks* c, const char* path, const char* tmp) {
 }
 
 static void test_json(Checks* c) {
-    static const char text[] = "a\"\\\n\x01\xc3\xa9\xff\xc3z", want[] =
-        "{\n  \"content\": \"test\",\n  \"text\": \"a\\\"\\\\\\n\\u0001\xc3\xa9\xef\xbf\xbd\xef\xbf\xbdz\",\n"
+    static const char text[] = "a\"\\/\n\r\t\0\x1f\x7f\xc3\xa9\xff\xc3z", want[] =
+        "{\n  \"content\": \"test\",\n"
+        "  \"text\": \"a\\\"\\\\/\\n\\r\\t\\u0000\\u001f\x7f\xc3\xa9\xef\xbf\xbd\xef\xbf\xbdz\",\n"
         "  \"third\": 0.33333333333333331,\n  \"nan\": null,\n  \"list\": [\n    7,\n    true\n  ]\n}\n";
     static const char path[] = "x.json", tmp[] = "x.json.tmp";
     TostError err;
@@ -100,8 +101,6 @@ static void test_json(Checks* c) {
     free(file.data);
     check(c, json_file_open(&out, tmp, "test", false, &err) && json_file_close(&out, false, &err) && !path_exists(tmp),
           "an abandoned file is removed");
-    check_refused(c, json_file_open(&out, "/nowhere/x", "test", false, &err), &err, "--json /nowhere/x", "no folder");
-    check_refused(c, json_file_open(&out, ".", "test", true, &err), &err, "folder", "folder instead of a file");
     check(c, json_file_open(&out, NULL, "test", false, &err) && json_file_close(&out, true, &err),
           "no path: nothing is written");
     must(symlink("/dev/null", tmp) == 0, "symlink", NULL);
@@ -194,8 +193,6 @@ static void test_invalid(Checks* c) {
         {EXAMPLE("'a'", "['b', ' ']", "0"), "choice 1 is empty"}, {EXAMPLE("'a'", "[]", "0"), "choices"},
         {EXAMPLE("'a'", "['b']", "1"), "index of a choice"}, {EXAMPLE("'a'", "['b']", "-1"), "\"answer\" is -1, not"},
         {EXAMPLE("'a'", "['b']", "99999999999"), "\"answer\" is 99999999999, but there are 1"},
-        {EXAMPLE("'a'", "['b', 'c']", " 'B' "), "\"answer\" is \"B\", not an index"},
-        {EXAMPLE("'a'", "{'text': ['b', 'c'], 'label': ['A', 'B']}", "1"), "\"choices\" is {\"text\": [\"b\", \"c\"],"},
         {EXAMPLE("'a'", "['b', 3]", "1"), "\"a choice\" is 3, not a text"},
         {EXAMPLE("'a'", "['b']", ""), "expected a non-neg"}, {"{'context': 'a', 'answer': 0}", "no \"choices\""},
         {"{'context': 'a', 'choices': ['b']}", "index of a choice"}, {"{'text': 'a b'}", "dev/data"},

@@ -40,7 +40,8 @@ static void test_schedule(Checks* c) {
 // ---- log.csv --------------------------------------------------------------------------------------------------------
 
 #define HEADER "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n"
-#define ROW(step) #step ",64,2.500000000,,1.000000000e-03,0.750000000,12.500,5120.0\n"
+#define AFTER_STEP ",64,2.500000000,,1.000000000e-03,0.750000000,12.500,5120.0\n"
+#define ROW(step) #step AFTER_STEP
 
 static LogRow row_of(int64_t step) {
     return (LogRow){.step = step, .tokens = 64, .train_loss = 2.5, .val_loss = NAN, .lr = 1e-3,
@@ -118,9 +119,7 @@ static void test_log_resume(Checks* c) {
         if (!check(c, ok, "%s: %s", cases[i].what, err.text)) continue;
         const LogRow row = row_of(cases[i].done + 1);
         must(log_row(&log, &row, &err) && log_close(&log, &err), "log_row", &err);
-        static const char* const lines[] = {ROW(0), ROW(1), ROW(2), ROW(3), ROW(4), ROW(5), ROW(6), ROW(7), ROW(8)};
-        const char* line = lines[cases[i].done + 1];
-        char* wanted = xasprintf("%s%s", cases[i].after, line);
+        char* wanted = xasprintf("%s%d" AFTER_STEP, cases[i].after, (int)row.step);
         check_file(c, path, wanted, cases[i].what);
         free(wanted);
     }

@@ -228,31 +228,48 @@ static const int32_t* read_script(int32_t* ids, const Tokenizer* tokenizer, cons
     return ids;
 }
 
+// Continues a prompt with the ids of a script, greedily. m: the model, with its calls; fake_destroy(m)
+typedef struct { bool ok; TostError err; TostModel* m; Text text; Sink sink; } Generated;
+
+static Generated generated(Generator g, Text text, const int32_t* script, size_t stop_at, int max_tokens) {
+    Generated r = {.m = fake_create(g.config, NULL, NULL), .text = text, .sink = {.stop_at = stop_at}};
+    Chunks chunks = {.engine = &fake, .model = r.m, .max_chunk = MAX_IDS};
+    double seconds = 0;
+    r.m->script = script;
+    r.text.context = &r.sink;
+    g.chunks = &chunks;
+    g.options = (SamplerOptions){0, 0, 1};
+    r.ok = generate(&r.text, 1, &seconds, &g, max_tokens, &r.err);
+    must(seconds >= 0, "seconds", NULL);
+    return r;
+}
+
 static void check_generate(Checks* c, const Tokenizer* tokenizer, const GenerateCase* s) {
-    TostError err;
     const TostConfig config = {1, 1, 1, abs(s->block_size), 260, 0, TOST_LEARNED, 0, 0,
                                s->block_size < 0 ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED};
-    TostModel* m = fake_create(&config, NULL, NULL);
     uint32_t prompt[MAX_IDS];
     int32_t script[MAX_IDS];
-    m->script = read_script(script, tokenizer, s->script);
     const size_t n = tokenizer_encode(tokenizer, NULL, prompt, s->prompt, strlen(s->prompt));
-    Sink sink = {.stop_at = s->stop_at};
-    Text text = {.prompt = prompt, .n_prompt = n, .context = &sink};
-    double seconds = 0;
-    Chunks chunks = {.engine = &fake, .model = m, .max_chunk = MAX_IDS};
-    const Generator generator = {&chunks, &config, tokenizer, {0, 0, 1}, take_text, {0}};
-    const bool ok = generate(&text, 1, &seconds, &generator, s->max_tokens, &err);
-    if (s->error) check_refused(c, ok, &err, s->error, s->what);
-    else check(c, ok, "%s: %s", s->what, err.text);
-    check(c, strcmp(sink.text, s->text) == 0, "%s: expected '%s', got '%s'", s->what, s->text, sink.text);
-    check(c, text.tokens == s->tokens && seconds >= 0, "%s: expected %d tokens, got %d", s->what, s->tokens,
-          (int)text.tokens);
-    char* calls = calls_text(m, tokenizer);
+    Generated r = generated((Generator){.config = &config, .tokenizer = tokenizer, .take = take_text},
+                            (Text){.prompt = prompt, .n_prompt = n}, read_script(script, tokenizer, s->script),
+                            s->stop_at, s->max_tokens);
+    if (s->error) check_refused(c, r.ok, &r.err, s->error, s->what);
+    else check(c, r.ok, "%s: %s", s->what, r.err.text);
+    check(c, strcmp(r.sink.text, s->text) == 0, "%s: expected '%s', got '%s'", s->what, s->text, r.sink.text);
+    check(c, r.text.tokens == s->tokens, "%s: expected %d tokens, got %d", s->what, s->tokens, (int)r.text.tokens);
+    char* calls = calls_text(r.m, tokenizer);
     check(c, strcmp(calls, s->calls) == 0, "%s: expected the calls %s, got %s", s->what, s->calls, calls);
     free(calls);
-    fake_destroy(m);
+    fake_destroy(r.m);
 }
+
+static void test_generate(Checks* c) {
+    Tokenizer* tokenizer = byte_tokenizer();
+    for (size_t i = 0; i < countof(generate_cases); i++) check_generate(c, tokenizer, &generate_cases[i]);
+    tokenizer_free(tokenizer);
+}
+
+static const TostConfig of_bytes = {1, 1, 1, 64, 257, 0, TOST_LEARNED, 0, 0, 0};
 
 // Collects the text, with a '|' after each call.
 static bool take_marked(void* context, const char* bytes, size_t n) {
@@ -278,26 +295,18 @@ static void test_stop(Checks* c) {
         {"b\x1f" "c", "x", "abcx", 9, "a||bc||", 4, FINISH_STOP},
         {"\x1f", "cx", "abcd", 4, "a|b||cd|", 4, FINISH_LENGTH},
     };
-    const TostConfig config = {1, 1, 1, 64, 257, 0, TOST_LEARNED, 0, 0, 0};
     for (size_t i = 0; i < countof(cases); i++) {
-        TostModel* m = fake_create(&config, NULL, NULL);
         int32_t script[MAX_IDS];
-        m->script = read_script(script, tokenizer, cases[i].script);
         char* stops[] = {cases[i].stop, cases[i].also};
-        Sink sink = {.n = 0};
-        Chunks chunks = {.engine = &fake, .model = m, .max_chunk = 64};
-        const Generator g = {.chunks = &chunks, .config = &config, .tokenizer = tokenizer, .take = take_marked,
+        const Generator g = {.config = &of_bytes, .tokenizer = tokenizer, .take = take_marked,
                              .stop = {(stops[0] != NULL) + (stops[1] != NULL), stops}};
-        Text text = {.context = &sink};
-        double seconds = 0;
-        TostError err;
-        const bool ok = generate(&text, 1, &seconds, &g, cases[i].max_tokens, &err);
-        check(c, ok && strcmp(sink.text, cases[i].text) == 0, "stop %s in %s: expected %s, got %s", cases[i].stop,
-              cases[i].script, cases[i].text, sink.text);
-        check(c, text.tokens == cases[i].tokens && text.finish == cases[i].finish,
+        Generated r = generated(g, (Text){0}, read_script(script, tokenizer, cases[i].script), 0, cases[i].max_tokens);
+        check(c, r.ok && strcmp(r.sink.text, cases[i].text) == 0, "stop %s in %s: expected %s, got %s", cases[i].stop,
+              cases[i].script, cases[i].text, r.sink.text);
+        check(c, r.text.tokens == cases[i].tokens && r.text.finish == cases[i].finish,
               "stop %s in %s: expected %d tokens and finish %d, got %d and %d", cases[i].stop, cases[i].script,
-              cases[i].tokens, cases[i].finish, (int)text.tokens, text.finish);
-        fake_destroy(m);
+              cases[i].tokens, cases[i].finish, (int)r.text.tokens, r.text.finish);
+        fake_destroy(r.m);
     }
     tokenizer_free(tokenizer);
 }
@@ -305,29 +314,16 @@ static void test_stop(Checks* c) {
 // Without a tokenizer, texts are ids, none of which ends them.
 static void test_ids(Checks* c) {
     static const int32_t script[] = {7, 256, 255, 0, 7, 128, 1};
-    const TostConfig config = {1, 1, 1, 64, 257, 0, TOST_LEARNED, 0, 0, 0};
     for (int i = 0; i < 2; i++) {
         char* stop = i ? "7 12" : NULL;
-        TostModel* m = fake_create(&config, NULL, NULL);
-        m->script = script;
-        Chunks chunks = {.engine = &fake, .model = m, .max_chunk = MAX_IDS};
-        const Generator g = {.chunks = &chunks, .config = &config, .options = {0, 0, 1}, .take = take_text,
-                             .stop = {i, &stop}};
-        Sink sink = {.n = 0};
-        Text text = {.prompt = (uint32_t[]){5, 200}, .n_prompt = 2, .context = &sink};
-        double seconds = 0;
-        TostError err;
-        check(c, generate(&text, 1, &seconds, &g, 7, &err), "ids: %s", err.text);
         const char* want = i ? " 7 256 255 0 " : " 7 256 255 0 7 128 1";
-        check(c, strcmp(sink.text, want) == 0 && m->calls[0].ids[1] == 200, "expected '%s', got '%s'", want, sink.text);
-        fake_destroy(m);
+        Generated r = generated((Generator){.config = &of_bytes, .take = take_text, .stop = {i, &stop}},
+                                (Text){.prompt = (uint32_t[]){5, 200}, .n_prompt = 2}, script, 0, 7);
+        check(c, r.ok, "ids: %s", r.err.text);
+        check(c, strcmp(r.sink.text, want) == 0 && r.m->calls[0].ids[1] == 200, "expected '%s', got '%s'", want,
+              r.sink.text);
+        fake_destroy(r.m);
     }
-}
-
-static void test_generate(Checks* c) {
-    Tokenizer* tokenizer = byte_tokenizer();
-    for (size_t i = 0; i < countof(generate_cases); i++) check_generate(c, tokenizer, &generate_cases[i]);
-    tokenizer_free(tokenizer);
 }
 
 // ---- Text with document separators, as eval --task reads it ---------------------------------------------------------

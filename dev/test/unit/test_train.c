@@ -126,43 +126,55 @@ static void check_run(Checks* c, Outcome o, int status, int err_lines, const cha
     free_outcome(o);
 }
 
+// Checks that a run succeeds without a line on stderr, and that stdout has `has` but not `lacks` (NULL: not checked).
+// Frees o.
+static void check_output(Checks* c, Outcome o, const char* has, const char* lacks, const char* what) {
+    if (has) check(c, strstr(o.out, has) != NULL, "%s: expected '%s': %s", what, has, o.out);
+    if (lacks) check(c, !strstr(o.out, lacks), "%s: unexpected '%s': %s", what, lacks, o.out);
+    check_run(c, o, 0, 0, NULL, what);
+}
+
 // The log without its time columns. free()
 static char* log_without_times(const char* run) {
-    char* path = xasprintf("%s/log.csv", run);
-    char *text = text_of(path), *to = text;
+    char *text = text_of(path_in(run, "log.csv").text), *to = text;
     int commas = 0;
     for (const char* p = text; *p; p++) {
         commas = *p == '\n' ? 0 : commas + (*p == ',');
         if (commas < 6) *to++ = *p;
     }
     *to = 0;
-    free(path);
     return text;
 }
 
-static bool same_file(const char* a, const char* b, int step, const char* name) {
-    char *first = xasprintf("%s/step_%08d/%s", a, step, name), *second = xasprintf("%s/step_%08d/%s", b, step, name);
-    const Bytes x = bytes_of(first), y = bytes_of(second);
+static bool same_file(const char* folder, const char* other, const char* name) {
+    const Bytes x = bytes_of(path_in(folder, name).text), y = bytes_of(path_in(other, name).text);
     const bool same = x.size == y.size && memcmp(x.data, y.data, x.size) == 0;
-    free(x.data), free(y.data), free(first), free(second);
+    free(x.data), free(y.data);
     return same;
 }
 
+// Checks that two runs have the same checkpoint of this step and the same log.
 static void check_same(Checks* c, const char* a, const char* b, int step, const char* what) {
+    const Path x = checkpoint_name(a, step), y = checkpoint_name(b, step);
     char *first = log_without_times(a), *second = log_without_times(b);
-    check(c, same_file(a, b, step, "model.safetensors"), "%s: model.safetensors differs", what);
-    check(c, same_file(a, b, step, "optimizer.safetensors"), "%s: optimizer.safetensors differs", what);
+    check(c, same_file(x.text, y.text, MODEL_FILE), "%s: " MODEL_FILE " differs", what);
+    check(c, same_file(x.text, y.text, OPTIMIZER_FILE), "%s: " OPTIMIZER_FILE " differs", what);
     check(c, *first && strcmp(first, second) == 0, "%s: logs differ:\n%s\n%s", what, first, second);
     free(first);
     free(second);
+}
+
+// Resumes a run, whose last step is `step`; then it must be the same as `whole`.
+static void check_resumed(Checks* c, const char* out, const char* whole, int step, const char* what) {
+    check_run(c, run("--resume --out %s", out), 0, 0, NULL, what);
+    check_same(c, whole, out, step, what);
 }
 
 static bool saved(const char* run, int step) { return checkpoint_exists(run, step); }
 
 // Row `step` of a run's log; step -1 if there is none.
 static LogRow row_of(const char* run, int step) {
-    char* path = xasprintf("%s/log.csv", run);
-    char *text = text_of(path), *line = text;
+    char *text = text_of(path_in(run, "log.csv").text), *line = text;
     LogRow row = {.step = -1};
     for (int i = 0; i < step && line; i++) line = (line = strchr(line, '\n')) ? line + 1 : NULL;
     char* end = line ? strchr(line, '\n') : NULL;
@@ -171,7 +183,6 @@ static LogRow row_of(const char* run, int step) {
         log_row_parse(&row, line);
     }
     free(text);
-    free(path);
     return row;
 }
 
@@ -209,8 +220,7 @@ static void test_not_finite(Checks* c) {
     hooks[0] = (Hook){TRAINING, 11, kill_process};
     check_run(c, run(BASE NO_VAL "--data bad.bin --steps 12 --min-lr-frac 0.1 --save-every 4 --out bad2"),
               1000 + SIGKILL, 2, NULL, "killed after bad steps");
-    check_run(c, run("--resume --out bad2"), 0, 0, NULL, "resumed after bad steps");
-    check_same(c, "bad", "bad2", 12, "resumed after bad steps");
+    check_resumed(c, "bad2", "bad", 12, "resumed after bad steps");
 
     check_run(c, run(BASE NO_VAL "--data bad.bin --steps 12 --save-every 3 --max-skipped 0 --out bad4"), 1, 1,
               "train --resume --out bad4 continues from step 3", "--max-skipped 0");
@@ -273,12 +283,9 @@ static void test_default_batch(Checks* c) {
         free_outcome(o);
     }
     gpu_bytes = 7;
-    Outcome o = run("--resume --steps 2 --out device1");
-    check(c, o.status == 0 && strstr(o.out, "1 micro-batch × 60 "), "a resumed run keeps its own: %s%s", o.out, o.err);
-    free_outcome(o);
-    o = run("--init device1 --steps 1 --lr 0.01 --data good.bin " NO_VAL "--sample-every 0 --out device_init");
-    check(c, o.status == 0 && strstr(o.out, "10 micro-batches × 6 "), "--init: %s%s", o.out, o.err);
-    free_outcome(o);
+    check_output(c, run("--resume --steps 2 --out device1"), "1 micro-batch × 60 ", NULL, "a resumed run's own");
+    check_output(c, run("--init device1 --steps 1 --lr 0.01 --data good.bin " NO_VAL "--sample-every 0 --out tuned"),
+                 "10 micro-batches × 6 ", NULL, "--init");
     gpu_bytes = 0;
 }
 
@@ -327,20 +334,18 @@ static void test_signals(Checks* c) {
     check_run(c, run(VALIDATED "--out reference"), 0, 0, NULL, "the uninterrupted run");
     for (size_t i = 0; i < countof(cases); i++) {
         const char* what = cases[i].what;
-        char out[16];
-        snprintf(out, sizeof out, "signal%zu", i);
+        const TextLine out = text_line("signal%zu", i);
         hooks[0] = cases[i].first;
         hooks[1] = cases[i].second;
-        Outcome o = run(VALIDATED "--out %s", out);
+        Outcome o = run(VALIDATED "--out %s", out.text);
         check(c, o.status == cases[i].status, "%s: expected status %d, got %d", what, cases[i].status, o.status);
-        check(c, saved(out, cases[i].saved), "%s: step %d is not saved: %s", what, cases[i].saved, o.out);
+        check(c, saved(out.text, cases[i].saved), "%s: step %d is not saved: %s", what, cases[i].saved, o.out);
         if (cases[i].says) check(c, strstr(o.out, cases[i].says), "%s: expected '%s': %s", what, cases[i].says, o.out);
         free_outcome(o);
-        const LogRow row = row_of(out, cases[i].saved);
+        const LogRow row = row_of(out.text, cases[i].saved);
         if (cases[i].says)
             check(c, row.step == cases[i].saved && isnan(row.val_loss), "%s: the row of step %d", what, cases[i].saved);
-        check_run(c, run("--resume --out %s", out), 0, 0, NULL, what);
-        check_same(c, "reference", out, 12, what);
+        check_resumed(c, out.text, "reference", 12, what);
     }
 }
 
@@ -350,10 +355,9 @@ static void replace_text(const char* folder, const char* from, const char* to) {
     for (int i = 0; i < 2; i++) {
         const Path path = path_in(folder, names[i]);
         const Bytes b = bytes_of(path.text);
-        size_t at = 0;
-        while (at + strlen(from) < b.size && memcmp(b.data + at, from, strlen(from)) != 0) at++;
-        must(strlen(from) == strlen(to) && at + strlen(from) < b.size, from, NULL);
-        memcpy(b.data + at, to, strlen(to));
+        char* at = memmem(b.data, b.size, from, strlen(from));
+        must(strlen(from) == strlen(to) && at, from, NULL);
+        memcpy(at, to, strlen(to));
         write_bytes(path.text, b.data, b.size);
         free(b.data);
     }
@@ -364,14 +368,6 @@ static void replace_text(const char* folder, const char* from, const char* to) {
 #define BEST_EVERY BASE "--data good.bin --val-data copy.bin --val-windows 6 --save-every 4 --keep-best --val-every "
 #define BEST BEST_EVERY "4 --steps 12 "
 
-static bool same_best(const char* a, const char* b) {
-    char *first = xasprintf("%s/best/model.safetensors", a), *second = xasprintf("%s/best/model.safetensors", b);
-    const Bytes x = bytes_of(first), y = bytes_of(second);
-    const bool same = x.size == y.size && memcmp(x.data, y.data, x.size) == 0;
-    free(x.data), free(y.data), free(first), free(second);
-    return same;
-}
-
 // Kills a run at an event and resumes it. False if it was not killed. saved: the step that must be saved by then, or 0.
 static bool kill_at(Checks* c, Event event, int at, int saved_step) {
     TostError err;
@@ -381,9 +377,8 @@ static bool kill_at(Checks* c, Event event, int at, int saved_step) {
     check(c, saved_step == 0 || saved("cut", saved_step), "killed at pass %d: step %d is not saved", at, saved_step);
     free_outcome(o);
     if (killed && checkpoint_newest(&(Path){""}, "cut")) {
-        check_run(c, run("--resume --out cut"), 0, 0, NULL, "resumed after a kill");
-        check_same(c, "best", "cut", 12, "resumed after a kill");
-        check(c, same_best("best", "cut"), "event %d, %d: the best differs", (int)event, at);
+        check_resumed(c, "cut", "best", 12, "resumed after a kill");
+        check(c, same_file("best/best", "cut/best", MODEL_FILE), "event %d, %d: the best differs", (int)event, at);
     }
     must(remove_tree("cut", &err), "remove_tree", &err);
     return killed;
@@ -421,15 +416,13 @@ static void test_signals_in_steps(Checks* c) {
 #define ACCUMULATED FAKE NO_VAL "--data good.bin --total-batch 64 --steps 6 --save-every 6 "
     check_run(c, run(ACCUMULATED "--out whole"), 0, 0, NULL, "the uninterrupted run");
     for (int at = 1; at <= 12; at++) {
-        char out[16];
-        snprintf(out, sizeof out, "part%d", at);
+        const TextLine out = text_line("part%d", at);
         hooks[0] = (Hook){TRAINING, at, interrupt};
-        const Outcome o = run(ACCUMULATED "--out %s", out);
-        check(c, o.status == 130 && saved(out, at / 4), "at micro-batch %d: status %d: %s", at, o.status, o.out);
-        check(c, row_of(out, at / 4 + 1).step == -1, "%s: the row of an incomplete step", out);
+        const Outcome o = run(ACCUMULATED "--out %s", out.text);
+        check(c, o.status == 130 && saved(out.text, at / 4), "at micro-batch %d: status %d: %s", at, o.status, o.out);
+        check(c, row_of(out.text, at / 4 + 1).step == -1, "%s: the row of an incomplete step", out.text);
         free_outcome(o);
-        check_run(c, run("--resume --out %s", out), 0, 0, NULL, "resumed within a step");
-        check_same(c, "whole", out, 6, "resumed within a step");
+        check_resumed(c, out.text, "whole", 6, "resumed within a step");
     }
 }
 
@@ -450,31 +443,29 @@ static void run_second(TostModel* m) {
 }
 
 static void test_lock(Checks* c) {
-    static const char in_use[] = "first is in use by process ";
-    static const struct { const char *what, *args, *says; } cases[] = {
-        {"plain", BASE NO_VAL "--data good.bin --steps 3 --out first", in_use},
-        {"resume", "--resume --out first", in_use},
-        {"overwrite", BASE NO_VAL "--data good.bin --steps 3 --out first --overwrite", in_use},
+    static char* const seconds[] = {
+        BASE NO_VAL "--data good.bin --steps 3 --out first",
+        "--resume --out first",
+        BASE NO_VAL "--data good.bin --steps 3 --out first --overwrite",
     };
     check_run(c, run(SAVING "--out alone"), 0, 0, NULL, "a run alone");
     check(c, !path_exists("alone/run.lock"), "the lock file is removed");
-    for (size_t i = 0; i < countof(cases); i++) {
+    for (size_t i = 0; i < countof(seconds); i++) {
         TostError err;
         must(remove_tree("first", &err), "remove_tree", &err);
-        second_args = (char*)cases[i].args;
+        second_args = seconds[i];
         hooks[0] = (Hook){TRAINING, 8, run_second};
-        check_run(c, run(SAVING "--out first"), 0, 0, NULL, cases[i].what);
+        check_run(c, run(SAVING "--out first"), 0, 0, NULL, second_args);
         char* status = text_of("second.status");
         Outcome second = {atoi(status), NULL, text_of("second.err")};
-        check_run(c, second, 1, 1, cases[i].says, cases[i].what);
-        check_same(c, "alone", "first", 12, cases[i].what);
+        check_run(c, second, 1, 1, "first is in use by process ", second_args);
+        check_same(c, "alone", "first", 12, second_args);
         free(status);
     }
     hooks[0] = (Hook){TRAINING, 8, kill_process};
     check_run(c, run(SAVING "--out killed"), 1000 + SIGKILL, 0, NULL, "killed");
     check(c, path_exists("killed/run.lock"), "the lock file is left");
-    check_run(c, run("--resume --out killed"), 0, 0, NULL, "it locks nothing");
-    check_same(c, "alone", "killed", 12, "resumed after a kill");
+    check_resumed(c, "killed", "alone", 12, "the lock file locks nothing");
 }
 
 // A FIFO has no random-access writes, like the files of some file systems.
@@ -525,14 +516,10 @@ static void test_overwrite(Checks* c) {
     check_same(c, "alone", "old.1", 12, "killed in the first step");
     check(c, !path_exists("old.1/run.lock"), "the old run is not locked");
     check_run(c, run(NEXT "--out new"), 0, 0, NULL, "the new run alone");
-    Outcome second = run(NEXT "--overwrite --out old");
-    check(c, strstr(second.out, "the old run is now in old.2"), "where the old run is: %s", second.out);
-    check_run(c, second, 0, 0, NULL, "overwritten");
+    check_output(c, run(NEXT "--overwrite --out old"), "the old run is now in old.2", NULL, "overwritten");
     check_same(c, "new", "old", 8, "overwritten");
     check_same(c, "alone", "old.1", 12, "overwritten");
-    second = run(NEXT "--overwrite --out new/../new");
-    check(c, strstr(second.out, "/new.1"), "where the old run is: %s", second.out);
-    check_run(c, second, 0, 0, NULL, "overwritten through ..");
+    check_output(c, run(NEXT "--overwrite --out new/../new"), "/new.1", NULL, "overwritten through ..");
     check_same(c, "new", "new.1", 8, "overwritten through ..");
     must(chdir("old") == 0, "chdir", NULL);
     check_run(c, run(BASE NO_VAL "--data ../good.bin --overwrite --out ."), 1, 1, "cannot be renamed",
@@ -555,19 +542,19 @@ static void test_full_disk(Checks* c) {
               "full/log.csv: cannot be written: File too large; stopped; train_gpt_tost train --resume --out full "
               "continues from step 3", "a full disk");
     check(c, saved("full", 3) && !path_exists("full/step_00000006.tmp"), "the good checkpoint is kept");
-    check_run(c, run("--resume --out full"), 0, 0, NULL, "resumed with room");
-    check_same(c, "alone", "full", 12, "resumed with room");
+    check_resumed(c, "full", "alone", 12, "resumed with room");
 }
 
 // ---- Shards that change during a run --------------------------------------------------------------------------------
 
-// Overwrites one token of changing.bin in the data of step 8, counted from 1.
-static void poke_token(uint16_t id) {
+// Writes an invalid id to changing.bin, in the data of step 8, counted from 1.
+static void spoil_data(TostModel* m) {
+    const uint16_t id = 60000;
     FILE* f = fopen("changing.bin", "r+");
+    (void)m;
     must(f && fseek(f, 2 * (7 * TOKENS + 5), SEEK_SET) == 0 && fwrite(&id, 2, 1, f) == 1 && fclose(f) == 0,
          "changing.bin", NULL);
 }
-static void spoil_data(TostModel* m) { (void)m, poke_token(60000); }
 
 static void shrink_data(TostModel* m) { (void)m, must(truncate("changing.bin", 2 * 100) == 0, "truncate", NULL); }
 
@@ -579,30 +566,25 @@ static void test_bad_data(Checks* c) {
     write_shard("changing.bin", 0, -1, -1);
     check_run(c, run(CHANGING "--out intact"), 0, 0, NULL, "an intact shard");
     for (int i = 0; i < 2; i++) {
-        const char* what = i ? "a shard that becomes shorter" : "a bad id";
+        const char *what = i ? "a shard that becomes shorter" : "a bad id", *out = i ? "spoiled1" : "spoiled0";
         hooks[0] = (Hook){TRAINING, 3, spoils[i]};
-        check_run(c, run(CHANGING "--out spoiled%d", i), 1, 1, " train --resume --out spoiled", what);
-        check_run(c, run("--resume --out spoiled%d", i), 1, 1, "changing.bin", what);
+        check_run(c, run(CHANGING "--out %s", out), 1, 1, " train --resume --out spoiled", what);
+        check_run(c, run("--resume --out %s", out), 1, 1, "changing.bin", what);
         write_shard("changing.bin", 0, -1, -1);
-        check_run(c, run("--resume --out spoiled%d", i), 0, 0, NULL, what);
-        check_same(c, "intact", i ? "spoiled1" : "spoiled0", 12, what);
+        check_resumed(c, out, "intact", 12, what);
     }
 }
 
 // ---- Output to closed pipes and streams -----------------------------------------------------------------------------
 
 static void test_unread_output(Checks* c) {
-    int full[2], e[2];
-    must(pipe(full) == 0 && pipe(e) == 0, "pipe", NULL);
+    int full[2];
+    must(pipe(full) == 0, "pipe", NULL);
     fill_pipe(full[1]);
     hooks[0] = (Hook){TRAINING, 7, interrupt};
-    const char* args = BASE NO_VAL "--data good.bin --steps 12 --save-every 12 --out unread";
-    const int status = run_child(args, full[1], e[1], false);
-    memset(hooks, 0, sizeof hooks);
-    check(c, status == 130 && saved("unread", 7), "a full pipe for stdout: status %d", status);
-    char* text = drain(e);
-    check(c, strstr(text, "stdout is not read; training continues"), "a full pipe for stdout: %s", text);
-    free(text);
+    check_run(c, run_into(BASE NO_VAL "--data good.bin --steps 12 --save-every 12 --out unread", full[1]), 130, 3,
+              "stdout is not read; training continues", "a full pipe for stdout");
+    check(c, saved("unread", 7), "a full pipe for stdout: the last step is not saved");
     close(full[0]);
     close(full[1]);
 }
@@ -617,45 +599,45 @@ static void test_lost_output(Checks* c) {
     // with stdout and stderr closed, messages must not be written into files that get their descriptors
     hooks[0] = (Hook){TRAINING, 7, interrupt};
     check_run(c, run_into(SAVING "--out closed", CLOSED), 130, 0, NULL, "closed streams");
-    check_run(c, run("--resume --out closed"), 0, 0, NULL, "closed streams");
-    check_same(c, "alone", "closed", 12, "closed streams");
+    check_resumed(c, "closed", "alone", 12, "closed streams");
 }
 
 // ---- Resuming with other options and other data ---------------------------------------------------------------------
 
+// Other options, and shards of the same size: elsewhere, and with other tokens. A checkpoint of an earlier version has
+// only the number of tokens.
 static void test_changes(Checks* c) {
+    static const char other[] = ", but the run in changed was trained on 3201 (";
     write_shard("same.bin", 0, -1, -1);
-    check_run(c, run(BASE NO_VAL "--data same.bin --steps 3 --save-every 3 --out changed"), 0, 0, NULL, "first run");
-    Outcome o = run("--resume --out changed --steps 6 --keep 2");
-    check(c, strstr(o.out, "--steps 6 instead of 3") && strstr(o.out, "--keep 2 instead of 0"), "%s", o.out);
-    check_run(c, o, 0, 0, NULL, "changed options are listed");
-    write_shard("same.bin", 33, 3, 3);
-    check_run(c, run("--resume --out changed --steps 9"), 1, 1,
-              ", but the run in changed was trained on 3201 (", "another shard of the same size");
     write_shard("moved.bin", 0, -1, -1);
+    check_run(c, run(BASE NO_VAL "--data same.bin --steps 3 --save-every 3 --out changed"), 0, 0, NULL, "first run");
+    check_output(c, run("--resume --out changed --steps 6 --keep 2"), " --steps 6 instead of 3, --keep 2 instead of 0",
+                 NULL, "changed options");
+    write_shard("same.bin", 33, 3, 3);
+    check_run(c, run("--resume --out changed --steps 9"), 1, 1, other, "another shard of the same size");
     check_run(c, run("--resume --out changed --steps 9 --data moved.bin"), 0, 0, NULL, "the same shard elsewhere");
+    replace_text("changed/step_00000009", "\"option.data-blocks-crc\"", "\"option.data-crc\"       ");
+    check_output(c, run("--resume --out changed --steps 12 --data same.bin"), NULL, "data-crc", "no CRC to compare");
+    check_run(c, run("--resume --out changed --steps 15 --data moved.bin"), 1, 1, other, "the new CRC");
 }
 
 // A best loss that was measured on other validation data does not count.
 static void test_other_validation(Checks* c) {
+    static const char reset[] = "the best validation loss is reset";
     write_shard("high.bin", 150, 0, STEPS);
     check_run(c, run(BEST_EVERY "4 --steps 4 --out judged"), 0, 0, NULL, "first run");
-    Outcome o = run("--resume --steps 8 --out judged");
-    check(c, !strstr(o.out, "is reset"), "the same validation: %s", o.out);
-    check_run(c, o, 0, 0, NULL, "the same validation");
-    o = run("--resume --steps 12 --out judged --val-data high.bin");
-    check(c, strstr(o.out, "--val-data high.bin instead of copy.bin")
-          && strstr(o.out, "the best validation loss is reset") && strstr(o.out, "after step 12 (best)"),
+    check_output(c, run("--resume --steps 8 --out judged"), NULL, reset, "the same validation");
+    Outcome o = run("--resume --steps 12 --out judged --val-data high.bin");
+    check(c, strstr(o.out, "--val-data high.bin instead of copy.bin") && strstr(o.out, "after step 12 (best)"),
           "other data: %s", o.out);
-    check_run(c, o, 0, 0, NULL, "other data");
+    check_output(c, o, reset, NULL, "other data");
     o = run("--resume --steps 16 --out judged --val-windows 4");
-    check(c, strstr(o.out, "--val-windows 4 instead of 6") && strstr(o.out, "is reset"), "%s", o.out);
-    check_run(c, o, 0, 0, NULL, "other windows");
+    check(c, strstr(o.out, "--val-windows 4 instead of 6"), "other windows: %s", o.out);
+    check_output(c, o, reset, NULL, "other windows");
     replace_text("judged/best", "val-windows", "val-batches");   // as in checkpoints of older versions
     replace_text("judged/step_00000016", "val-windows", "val-batches");
-    o = run("--resume --steps 20 --out judged");
-    check(c, strstr(o.out, "--val-batches 4 (not in this version)") && !strstr(o.out, "is reset"), "%s", o.out);
-    check_run(c, o, 0, 0, NULL, "windows of another version");
+    check_output(c, run("--resume --steps 20 --out judged"), "--val-batches 4 (not in this version)", reset,
+                 "windows of another version");
 }
 
 // A rate that rises after the decay, and the option with which it does not.
@@ -663,61 +645,31 @@ static void test_rising_rate(Checks* c) {
 #define DECAY BASE NO_VAL "--data good.bin --schedule wsd --steps 10 --decay-frac 0.2 --min-lr-frac 0.1 --out "
     check_run(c, run(DECAY "rising"), 0, 0, NULL, "with a decay");
     check_run(c, run(DECAY "kept"), 0, 0, NULL, "with a decay");
-    Outcome o = run("--resume --steps 20 --out rising");
-    check(c, strstr(o.out, "instead of 10; the learning rate rises from 0.0055 to 0.01: --lr 0.0055 keeps it"), "%s",
-          o.out);
-    check_run(c, o, 0, 0, NULL, "extended");
-    o = run("--resume --steps 20 --lr 0.0055 --out kept");
-    check(c, !strstr(o.out, "rises") && row_of("kept", 11).lr == 0.0055 && row_of("rising", 11).lr == 0.01, "%s",
-          o.out);
-    check_run(c, o, 0, 0, NULL, "extended, with its rate");
+    check_output(c, run("--resume --steps 20 --out rising"),
+                 "instead of 10; the learning rate rises from 0.0055 to 0.01: --lr 0.0055 keeps it", NULL, "extended");
+    check_output(c, run("--resume --steps 20 --lr 0.0055 --out kept"), NULL, "rises", "extended, with its rate");
+    const double kept = row_of("kept", 11).lr, rising = row_of("rising", 11).lr;
+    check(c, kept == 0.0055 && rising == 0.01, "step 11: the rates are %g and %g", kept, rising);
     free_outcome(run(DECAY "early --save-every 5 --max-time 0.001"));
-    o = run("--resume --steps 40 --out early");
-    check(c, strstr(o.out, "--steps 40") && !strstr(o.out, "rises"), "before the decay: %s", o.out);
-    check_run(c, o, 0, 0, NULL, "before the decay");
+    check_output(c, run("--resume --steps 40 --out early"), "--steps 40", "rises", "before the decay");
 }
 
 // What a checkpoint of another version has: its options that this one lacks are named, unless they had their defaults.
 static void test_other_version(Checks* c) {
     check_run(c, run(BASE NO_VAL "--data good.bin --steps 2 --max-skipped 0 --out version"), 0, 0, NULL, "first run");
-    Outcome o = run("--resume --steps 3 --out version");
-    check(c, strstr(o.out, "version    ") && !strstr(o.out, "may differ"), "the same version: %s", o.out);
-    check_run(c, o, 0, 0, NULL, "the same version");
+    check_output(c, run("--resume --steps 3 --out version"), "version    ", "may differ", "the same version");
     replace_text("version/step_00000003", "\"option.max-skipped\":\"0\"", "\"option.skip-loss-z\":\"0\"");
     check_run(c, run("--resume --steps 4 --out version"), 0, 0, NULL, "a default");
     replace_text("version/step_00000004", "\"option.max-skipped\":\"10\"", "\"option.skip-loss-z\":\"30\"");
     replace_text("version/step_00000004", "train_gpt_tost 1", "train_gpt_tost 0");
-    o = run("--resume --steps 5 --out version");
+    Outcome o = run("--resume --steps 5 --out version");
     check(c, strstr(o.out, "may differ in the last bits from those of 0."), "another version: %s", o.out);
-    check(c, strstr(o.out, "--skip-loss-z 30 (not in this version)"), "an option that is gone: %s", o.out);
-    check_run(c, o, 0, 0, NULL, "another version");
-    TostError err;
-    Bytes file;
+    check_output(c, o, "--skip-loss-z 30 (not in this version)", NULL, "an option that is gone");
     replace_text("version/step_00000005", "\"option.lr\":", "\"option.xx\":");
     check_run(c, run("--resume --steps 6 --lr 0.02 --out version"), 0, 0, NULL, "no learning rate");
-    must(read_file(&file, "version/step_00000006/model.safetensors", &err), "a checkpoint", &err);
+    const Bytes file = bytes_of("version/step_00000006/model.safetensors");
     check(c, !memmem(file.data, file.size, "earlier_lr", 10), "a learning rate before the first one");
     free(file.data);
-}
-
-// A shard that changed in its middle. A checkpoint of an earlier version has only the number of tokens.
-static void test_changed_middle(Checks* c) {
-    enum { N = 200000 };
-    static uint16_t ids[N];
-    for (int i = 0; i < N; i++) ids[i] = (uint16_t)((i * 37 + i / 7) % 150);
-    write_bytes("long.bin", ids, sizeof ids);
-    check_run(c, run(BASE NO_VAL "--data long.bin --steps 3 --out middle"), 0, 0, NULL, "first run");
-    for (int i = N / 2; i < N / 2 + N / 60; i++) ids[i] = 5;
-    write_bytes("long.bin", ids, sizeof ids);
-    check_run(c, run("--resume --out middle --steps 6"), 1, 1, ", but the run in middle was trained on 200000 (",
-              "the middle");
-    replace_text("middle/step_00000003", "\"option.data-blocks-crc\"", "\"option.data-crc\"       ");
-    const Outcome o = run("--resume --out middle --steps 6");
-    check(c, !strstr(o.out, "data-crc"), "the old CRC is not named: %s", o.out);
-    check_run(c, o, 0, 0, NULL, "no CRC to compare");
-    ids[3] = 6;
-    write_bytes("long.bin", ids, sizeof ids);
-    check_run(c, run("--resume --out middle --steps 9"), 1, 1, "but the run in middle was trained", "the new CRC");
 }
 
 int main(int argc, char** argv) {
@@ -728,5 +680,5 @@ int main(int argc, char** argv) {
                          test_signals_in_steps, test_lock, test_no_seek, test_overtaken, test_removed, test_overwrite,
                          test_default_folders, test_full_disk, test_bad_data, test_unread_output, test_lost_output,
                          test_changes, test_kills, test_newer_best, test_other_validation, test_rising_rate,
-                         test_other_version, test_changed_middle);
+                         test_other_version);
 }
