@@ -13,6 +13,13 @@ add_metadata() {
     { little 8 $((length + $(printf '%s' "$2" | wc -c))); printf '{"__metadata__":{%s' "$2"; tail -c +26 "$1"; } >edited
     mv edited "$1"
 }
+# replace_metadata RUN TEXT: the entries of step 2 take the place of its tokenizer and data.
+replace_metadata() {
+    for file in "$1"/step_00000002/*.safetensors; do
+        sed 's|"tokenizer":|"tokenizzz":|; s|"option.data":|"option.dxta":|' "$file" >edited && mv edited "$file"
+        add_metadata "$file" "$2"
+    done
+}
 # printable FILE: true if it has only lines of valid UTF-8 without control characters.
 printable() {
     iconv -f UTF-8 -t UTF-8 "$1" >/dev/null 2>&1 && ! LC_ALL=C grep -q "$(printf '[\001-\010\013-\037\177]')" "$1"
@@ -61,12 +68,7 @@ run --data plain_train_000000.bin $sizes --steps 2 --out run --quiet
 evil='\u001b]0;owned\u0007\u009b31m\u202e\r\nline'
 cp -R run evil
 rm evil/*/vocab.bpe
-for part in model optimizer; do
-    sed 's|"tokenizer":|"tokenizzz":|; s|"option.data":|"option.dxta":|' \
-        evil/step_00000002/$part.safetensors >edited && mv edited evil/step_00000002/$part.safetensors
-    add_metadata evil/step_00000002/$part.safetensors \
-        "\"tokenizer\":\"$evil\",\"option.data\":\"$evil.bin\",\"option.$evil\":\"$evil\","
-done
+replace_metadata evil "\"tokenizer\":\"$evil\",\"option.data\":\"$evil.bin\",\"option.$evil\":\"$evil\","
 says_little 0 info evil
 check "info shows the metadata escaped" says '\x1b]0;owned\x07\xc2\x9b31m\xe2\x80\xae\r\nline' stdout
 says_little 0 eval --model evil --data plain_train_000000.bin
@@ -89,11 +91,7 @@ check "a log elsewhere is not changed" cmp -s before elsewhere.csv
 cp -R run named
 rm named/*/vocab.bpe
 mkfifo pipe
-for part in model optimizer; do
-    sed 's|"tokenizer":|"tokenizzz":|' named/step_00000002/$part.safetensors >edited &&
-        mv edited named/step_00000002/$part.safetensors
-    add_metadata named/step_00000002/$part.safetensors '"tokenizer":"pipe",'
-done
+replace_metadata named '"tokenizer":"pipe",'
 refuses 1 "timeout 10 $binary sample --model named --tokens 3" "no vocab.bpe" "--tokenizer"
 run sample --model named --tokenizer vocab.bpe --tokens 3
 
