@@ -27,7 +27,8 @@ check "the same seed, the same windows" [ "$(starts first.json)" = "$(starts sec
 run $random --seed 2 --json second.json
 check "another seed, other windows" [ "$(starts first.json)" != "$(starts second.json)" ]
 run $random --seed 2 --json /dev/stdout
-check "JSON and results in the same file" [ "$(sed '/^}/q' stdout)" = "$(cat second.json)" -a "$(printed tokens)" -eq $((7 * 32)) ]
+check "JSON and results in the same file" \
+    [ "$(sed '/^}/q' stdout)" = "$(cat second.json)" -a "$(printed tokens)" -eq $((7 * 32)) ]
 
 # Loss by position, which exchange.py compares with PyTorch
 of_json() { sed -n 's/.*"first".*"tokens": \([0-9]*\), "loss": \([^,]*\),.*/\1 \2/p' "$1"; }
