@@ -90,6 +90,18 @@ until_true() {
         sleep 0.1
     done
 }
+# slow_tests TEXT PACKAGE…: ends the script, with TEXT as skipped, if QUICK=1 or Python lacks one of the packages.
+slow_tests() {
+    what=$1
+    shift
+    if [ -n "${QUICK:-}" ]; then
+        skip "$what: only in make test_all"
+        finish
+    elif ! has "$@"; then
+        skip "$what: $python lacks one of: $*"
+        finish
+    fi
+}
 # begin ARGUMENTS…: starts the binary, which runs until `end`, with its output in stdout.bg and stderr.bg.
 begin() {
     : >stderr.bg
@@ -110,6 +122,9 @@ sys.exit(any(u.find_spec(package) is None for package in sys.argv[1:]))' "$@" 2>
 says() { grep -qF -e "$1" "$2"; }
 one_line() { [ "$(wc -l <"$1")" -eq 1 ]; }
 empty() { [ ! -s "$1" ]; }
+# printed NAME: the number that eval prints after NAME
+printed() { awk -v name="$1" '$1 == name { print $2; exit }' stdout; }
+near() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && (a - b) ^ 2 < 1e-10 * (1 + b ^ 2)) }'; }
 # The columns of a log that do not contain times.
 timeless() { cut -d, -f1-6 "$1"; }
 same_log() { [ -s "$1" ] && [ "$(timeless "$1")" = "$(timeless "$2")" ]; }
@@ -118,6 +133,11 @@ same_weights() { [ "$(checksums "$1")" ] && [ "$(checksums "$1")" = "$(checksums
 # same_run RUN RUN: all checkpoints with their optimizers' state are equal, and the log except for its times.
 same_run() { same_log "$1/log.csv" "$2/log.csv" && same_weights "$1" "$2"; }
 
+# sums N: N documents of text, for tokenize
+sums() {
+    awk -v n="$1" 'BEGIN { for (i = 0; i < n; i++) { for (j = 0; j < 6; j++) printf "%d and %d make %d. ", i, j, i + j
+                   print "\n<|endoftext|>" } }'
+}
 # little BYTES NUMBER…: numbers as little-endian bytes.
 little() {
     width=$1

@@ -63,7 +63,7 @@ print_done() {
 bad=0 number=0
 list() { number=$((number + 1)); printf '%s\0%s\0' $number "$*"; }
 scripts=$(printf '%s\n' dev/test/*/test_*.sh)
-[ -z "${SCRIPTS+given}" ] || scripts=$(for name in $SCRIPTS; do ls dev/test/*/test_"$name".sh; done)
+[ -z "${SCRIPTS+given}" ] || scripts=$(for name in $SCRIPTS; do ls dev/test/*/test_"$name".sh || exit; done) || exit
 ranks=dev/test/ranks/test_distributed.sh   # first, because it takes long and mostly waits
 long='dev/test/cli/test_(exchange|huggingface|reproduce).sh'   # before short ones, so that none runs alone at the end
 for program in $(echo "$scripts" | grep -x $ranks) "$@" ./test_tost \

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Build options that are refused, and the check that the processor has what the program was built for.
+# test_build.sh BINARY: make uses the variables of its command line; build options that are refused; the check that the
+# processor has what the program was built for.
 . "$(dirname "$0")/../lib.sh"
 
 unset MAKEFLAGS MAKELEVEL
@@ -27,6 +28,13 @@ if command -v git >/dev/null; then
 else
     skip 'version: no git'
 fi
+
+execute "$(command -v gmake || echo make)" -C "$repo" -nB V=1 CC=echo CFLAGS=-march=first ARCH=-march=second \
+    CPPFLAGS=-Dmarked LDFLAGS=-Lmarked AR=marked train_gpt_tost
+check "ARCH replaces the -march of CFLAGS" grep -q -e '-march=first .*-march=second .*-c train_gpt_tost.c' stdout
+check "CPPFLAGS is used to compile" grep -q -e '-Dmarked .*-c train_gpt_tost.c' stdout
+check "LDFLAGS is used to link" grep -q -e '-o train_gpt_tost .*-Lmarked' stdout
+check "AR is used" grep -q -e 'marked rcs ' stdout
 
 # An MPI compiler wrapper whose command names two words of a compiler, and link flags of two words (Intel MPI).
 printf '#!/bin/sh\n[ "$1" = -show ] && echo "ccache gcc -I\\"%s\\" -Xlinker -rpath -Xlinker \\"%s/lib\\" -lm"\n' "$dir" "$dir" >mpicc

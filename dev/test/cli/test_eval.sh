@@ -8,43 +8,44 @@
 
 # figure NAME FILE: the first number of that name in a JSON file.
 figure() { sed -n "s/.*\"$1\": \[*\([^],} ]*\).*/\1/p" "$2" | head -1; }
-scored() { awk '$1 == "tokens" { print $2 }' stdout; }
 tokens=$((($(wc -c <tiny_train_000000.bin) + $(wc -c <tiny_val_000000.bin) - 2048) / 2))
 for batch in 3 5; do
     run eval --model straight --data "$dir/tiny_*.bin" --seq 7 --batch $batch --json $batch.json
-    check "every token but the first is scored once" [ "$(scored)" -eq $((tokens - 1)) ]
+    check "every token but the first is scored once" [ "$(printed tokens)" -eq $((tokens - 1)) ]
 done
 check "the batch size changes only rounding" near "$(figure loss 3.json)" "$(figure loss 5.json)"
 run eval --model straight --data "$dir/tiny_*.bin" --seq 16 --stride 5 --json strided.json
 check "strided: every token but the first is scored once" [ "$(figure tokens strided.json)" -eq 16 ]
-check "strided: and in the total" [ "$(scored)" -eq $((tokens - 1)) ]
+check "strided: and in the total" [ "$(printed tokens)" -eq $((tokens - 1)) ]
 random="eval --model straight --data $dir/tiny_*.bin --windows 7"
 run $random --seed 1 --json first.json
 check "random windows: the requested number" [ "$(grep -c '"start"' first.json)" -eq 7 ]
-check "random windows: of full length" [ "$(scored)" -eq $((7 * 32)) ]
+check "random windows: of full length" [ "$(printed tokens)" -eq $((7 * 32)) ]
 starts() { grep -o '"start": [0-9]*' "$1"; }
 run $random --seed 1 --batch 2 --json second.json
 check "the same seed, the same windows" [ "$(starts first.json)" = "$(starts second.json)" ]
 run $random --seed 2 --json second.json
 check "another seed, other windows" [ "$(starts first.json)" != "$(starts second.json)" ]
 run $random --seed 2 --json /dev/stdout
-check "JSON and results in the same file" [ "$(sed '/^}/q' stdout; scored)" = "$(cat second.json; scored)" ]
+check "JSON and results in the same file" \
+    [ "$(sed '/^}/q' stdout)" = "$(cat second.json)" -a "$(printed tokens)" -eq $((7 * 32)) ]
 
 # Loss by position, which exchange.py compares with PyTorch
 of_json() { sed -n 's/.*"first".*"tokens": \([0-9]*\), "loss": \([^,]*\),.*/\1 \2/p' "$1"; }
-for variant in "--batch 3" "--batch 3 --chunk 4" "--chunk 1" "--chunk 400"; do
-    run eval --model straight --data "$dir/tiny_val_*.bin" --seq 11 $variant --by-position --json position.json
-    [ "$variant" != "--batch 3" ] || grep -v '^speed' stdout >first
-    grep -v '^speed' stdout >got
-    check "--by-position $variant: the report" cmp -s first got
+by_position="eval --model straight --data $dir/tiny_val_*.bin --seq 11 --by-position --json position.json"
+run $by_position --batch 3
+grep -v '^speed' stdout >first
+for variant in "--batch 3 --chunk 4" "--chunk 1" "--chunk 400"; do
+    run $by_position $variant
+    check "--by-position $variant: the report" [ "$(grep -v '^speed' stdout)" = "$(cat first)" ]
 done
 check "--by-position: five bins" [ "$(of_json position.json | wc -l)" -eq 5 ]
-run eval --model straight --data "$dir/tiny_val_*.bin" --seq 11 --stride 4 --by-position --json position.json
+run $by_position --stride 4
 check "--by-position --stride: later windows score only their last positions" \
     [ "$(of_json position.json | cut -d' ' -f1 | head -n 3 | tr '\n' ' ')" = "1 1 2 " ]
 
 run eval --model straight --data "$dir/tiny_val_*.bin" --seq 11 --limit 3
-check "eval --limit" [ "$(sed -n 's/^tokens *//p' stdout)" -eq 33 ]
+check "eval --limit" [ "$(printed tokens)" -eq 33 ]
 # interrupted ARGUMENTS…: eval, interrupted, says that there is no result.
 interrupted() {
     begin eval --model straight "$@" --json interrupted.json
@@ -71,10 +72,9 @@ prints "eval --model straight --data $dir/tiny_train_000000.bin $dir/tiny_val_00
 # A loss for each shard, of the windows that begin in it
 mkdir few
 little 2 $(seq 1 100) >few/long_1.bin
-loss_of() { sed -n "s/^loss  *\([0-9.]*\) nats.*/\1/p" stdout; }
 run eval --model straight --data few/long_1.bin --seq 9
 check "one shard: $(cat stdout)" [ -z "$(grep '^shard' stdout)" ]
-want="shard       $(loss_of) nats/token, 99 tokens in windows that begin in few/long_1.bin"
+want="shard       $(printed loss) nats/token, 99 tokens in windows that begin in few/long_1.bin"
 tail -c 200 few/long_1.bin >few/more_val_000000.bin
 prints "eval --model straight --data few/long_1.bin few/more_val_000000.bin --seq 9" "$want" \
     " nats/token, 100 tokens in windows that begin in few/more_val_000000.bin"
@@ -83,15 +83,11 @@ cp tiny_val_000000.bin "$odd"
 run eval --model straight --data "$odd"
 
 # Tokenizers that do not fit
-mkdir beside lone.d
+mkdir beside
 cp tiny_val_000000.bin beside/x.bin
 printf '#version: 0.2\n' >beside/vocab.bpe
 warns "eval --model straight --data $dir/beside/*.bin --tokenizer beside/vocab.bpe" \
     "$dir/vocab.bpe" "00000000" " beside/vocab.bpe"
-shard $(seq 300 398) >lone.d/x.bin
-run $sizes $step --data lone.d/x.bin --steps 0 --quiet --out wide --vocab-size 515
-prints "eval --model wide --data lone.d/x.bin" "bits/byte" "wide/step_00000000/model.safetensors" "--tokenizer"
-refuses 1 "tost eval --model wide --data lone.d/x.bin --tokenizer vocab.bpe" "398" "vocab.bpe" "257"
 
 # ---- Tasks -----------------------------------------------------------------------------------------------------------
 
@@ -113,7 +109,7 @@ same_task() {
     run eval --model straight --task $1 --json task.json
     check "$1: the loss of '$2' after '$3'" near "$(figure nats task.json)" \
         "$(awk -v a="$(nats "$3$2")" -v b="$(nats "$3")" 'BEGIN { printf "%.9f", a - b }')"
-    check "$1: the results do not depend on the batch size" [ "$(cat first)" = "$(grep '^[al]' stdout)" ]
+    check "$1: the results do not depend on the batch size" [ -s first -a "$(cat first)" = "$(grep '^[al]' stdout)" ]
 }
 
 example() { printf '{"context": "%s", "choices": [%s], "answer": %d}\n' "$@"; }
@@ -132,12 +128,7 @@ check "--limit 2 scores the first two examples" [ "$(figure nats limit.json)" = 
 same_task swag.jsonl " make 4" "2 and 2"
 check "tokens of each choice" says '"tokens": [7, 3, 10, 6]' task.json
 check "the index of the answer" says '"answer": 1,' task.json
-for context in '' '<|endoftext|>\n' '<|endoftext|>'; do
-    example "$context" '"3 and 4 make 7.", " 3 and"' 0 >minimal.jsonl
-    run eval --model straight --task minimal.jsonl --json task.json
-    grep -o '"tokens": .*' task.json >>minimal
-done
-check "an empty context is <|endoftext|>: $(cat minimal)" \
-    [ "$(sed -n 1p minimal)" = "$(sed -n 2p minimal)" -a "$(sed -n 1p minimal)" != "$(sed -n 3p minimal)" ]
-check "a note about <|endoftext|> in a text: $(cat stderr)" says "minimal.jsonl line 1 has <|endoftext|> inside" stderr
+example '<|endoftext|>' '" 3 and"' 0 >inside.jsonl
+run eval --model straight --task inside.jsonl
+check "a note about <|endoftext|> in a text: $(cat stderr)" says "inside.jsonl line 1 has <|endoftext|> inside" stderr
 finish

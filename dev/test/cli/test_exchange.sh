@@ -3,6 +3,7 @@
 # PyTorch model against the trainer, conversion of checkpoints to ckpt.pt and back, and plots.
 #   PYTHON    default python3; tests that need a package it lacks are skipped
 #   QUICK=1   only the shards
+# shellcheck disable=SC2086  # lists of options are split into words
 
 . "$(dirname "$0")/../lib.sh"
 export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR="$dir"
@@ -26,16 +27,13 @@ widen() {
 }
 
 : >vocab.bpe
-awk 'BEGIN { for (i = 0; i < 60; i++) { for (j = 0; j < 6; j++) printf "%d and %d make %d. ", i, j, i + j
-             print "\n<|endoftext|>" } }' >text.txt
+sums 60 >text.txt
 run tokenize --tokenizer vocab.bpe --out tiny --val-frac 0.2 --shard-tokens 2000 --quiet text.txt
 [ $failed -eq 0 ] || finish
 set -f   # the trainer expands patterns itself
 sizes="--layers 2 --heads 4 --channels 32 --block-size 32 --vocab-size 257 --conv 0 --optimizer adamw"
 rates="--batch 2 --seq 32 --total-batch 256 --steps 24 --lr 1e-2 --warmup 5 --val-every 8 --val-windows 10"
 rates="$rates --dtype fp32 --quiet"
-# shellcheck disable=SC2086  # the lists above must be split into words
-{
 # ---- Shards in other formats with the same token ids must give the same run ------------------------------------------
 
 mkdir nanogpt llmc llama
@@ -54,10 +52,7 @@ for data in nanogpt/train.bin llmc/tiny_shakespeare_train.bin 'llama/*_train_*.b
 done
 check "the validation shards are used" [ "$(awk -F, 'NR > 1 && $4 != ""' by_nanogpt/log.csv | wc -l)" -eq 2 ]
 
-if [ -n "${QUICK:-}" ]; then
-    skip "the PyTorch model, convert.py, train.py, plots: only in make test_all"
-    finish
-fi
+slow_tests "the PyTorch model, convert.py, train.py, plots"
 run $sizes --data 'tiny_train_*.bin' --steps 0 --out start --quiet
 for order in shuffled sequential; do
     run --init start --data 'tiny_train_*.bin' --tokenizer vocab.bpe --order $order $rates --out $order
@@ -85,5 +80,4 @@ if [ -s cli.html ] && command -v node >/dev/null; then
 else
     skip "no node: the script in the page of membership.py"
 fi
-}
 finish

@@ -8,14 +8,7 @@
 export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 HF_HOME="$dir/home" HF_DATASETS_CACHE="$dir/home"
 export TRANSFORMERS_VERBOSITY=error TOKENIZERS_PARALLELISM=false LMEVAL_LOG_LEVEL=ERROR
 
-if [ -n "${QUICK:-}" ]; then
-    skip "export to Hugging Face: only in make test_all"
-    finish
-fi
-if ! has torch safetensors transformers tokenizers tiktoken; then
-    skip "$python has no torch, safetensors, transformers, tokenizers or tiktoken: export to Hugging Face"
-    finish
-fi
+slow_tests "export to Hugging Face" torch safetensors transformers tokenizers tiktoken
 checks_of "$repo/dev/test/cli/huggingface.py" "$binary"
 succeeds "$python" "$repo/dev/reference/export_hf.py" model.safetensors cli
 set -- --model model.safetensors --prompt 'Once upon' --tokens 30

@@ -7,6 +7,7 @@
 #   tiny, a.jsonl, swag.jsonl             text, and an example of eval --task
 #   fifo, shut, bare/x.bin                a FIFO, a folder that is not writable, good.bin without a tokenizer beside it
 # and must not write to it.
+# shellcheck disable=SC2046,SC2059,SC2086  # lists are split into words; the format of poke is an argument
 
 [ "$TMPDIR" ] || [ ! -w /dev/shm ] || export TMPDIR=/dev/shm   # hundreds of small files: disks are slow
 . "$(dirname "$0")/../lib.sh"
@@ -20,7 +21,6 @@ unset -f tost   # the link, which gives messages a short name
 # ---- Helpers for set-up lines and commands ---------------------------------------------------------------------------
 
 # poke FILE OFFSET TEXT: overwrites bytes; TEXT is a printf format.
-# shellcheck disable=SC2059
 poke() { printf "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc 2>/dev/null; }
 # cut_to FILE BYTES: keeps the first BYTES bytes; negative: removes that many from the end.
 cut_to() { head -c "$2" "$1" >cut.tmp && mv cut.tmp "$1"; }
@@ -50,12 +50,10 @@ second=run/step_00000002
 cd template || exit 1
 : >vocab.bpe
 printf 'a b\n' >other.bpe
-# shellcheck disable=SC2046
 shard $(seq 1 64) >good.bin
 echo 'some text' >tiny
 echo '{"text": "1 2 3"}' >a.jsonl
 echo '{"context": "1", "answer": 1, "choices": [" 2", " 3", " 4", " 5"]}' >swag.jsonl
-# shellcheck disable=SC2086
 tost ${model% --steps 1} --data good.bin --steps 2 --save-every 1 --quiet --out run 2>../stderr
 check "the small model is trained: $(cat ../stderr)" [ -f $second/model.safetensors ]
 mkdir shut bare

@@ -41,11 +41,6 @@ run --resume --out zero --steps 6
 check "a run resumed at step 0 equals a fresh one" [ "$(training_of zero)" = "$(training_of straight)" ]
 
 # The best checkpoint
-best="$model $data --lr 0.01 --warmup 0 --val-every 2 --keep-best --save-every 1 --steps 6 --sample-every 0"
-run $best --out better
-execute tost $best --out better2 --max-time 0.001
-run --resume --out better2
-check "a resumed run has the same best checkpoint" same_weights better/best better2/best
 run --init straight $data --lr 3 --steps 3 --val-every 1 --keep-best --sample-every 0 --out best_init
 check "the best checkpoint of --init may be that of step 0: $(ls best_init)" \
     says '"step":"0"' best_init/best/model.safetensors
@@ -53,24 +48,16 @@ rm -r best_init/best
 run --resume --out best_init --steps 4
 check "also in a resumed run: a worse one is not saved" [ ! -e best_init/best ]
 
-# ---- Other options, older checkpoints --------------------------------------------------------------------------------
+# ---- Other options ---------------------------------------------------------------------------------------------------
 
-run --resume --out halfway --steps 8
-check "a larger --steps continues the log" [ "$(wc -l <halfway/log.csv)" -eq 9 ]
-rm -r halfway/step_00000006 halfway/step_00000008
-run --resume --out halfway --steps 6 --quiet
-check "--quiet: nothing on stdout" empty stdout
-check "resumes from an older checkpoint" same_run straight halfway
 prints "--resume --out halfway --steps 7 --dtype bf16" "--dtype bf16 instead of fp32"
 check "the start line names bf16" grep -q '^device.*bf16' stdout
 run eval --model halfway --data "$dir/tiny_*.bin" --dtype bf16
 run sample --model halfway --dtype bf16 --tokens 4
-rm -r halfway/step_00000007
-prints "--resume --out halfway --steps 7 --lr 0.004 --schedule linear" "--lr 0.004 instead of 0.003" \
-    "--schedule linear instead of cosine"
 run $small --steps 1 --quiet
 prints "info" "out/starter-001/step_00000001/model.safetensors" "written by  $("$binary" --version | cut -d, -f1)"
 run --resume --steps 2 --quiet
+check "--quiet: nothing on stdout" empty stdout
 check "--resume alone takes the newest run" [ -f out/starter-001/step_00000002/model.safetensors ]
 
 # ---- Files of the run ------------------------------------------------------------------------------------------------
@@ -80,7 +67,6 @@ echo important >own.txt
 ln own.txt linked/run.lock
 run --resume --out linked --steps 4 --quiet
 check "a file that is linked as run.lock is unchanged" [ "$(cat own.txt)" = important ]
-check "the lock is removed" [ ! -e linked/run.lock ]
 run --init straight --data "$dir/tiny_train_*.bin" --steps 1 --val-every 0 --out heir --quiet
 mkdir away
 mv vocab.bpe tiny_vocab.bpe away

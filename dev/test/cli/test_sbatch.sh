@@ -29,38 +29,32 @@ exit "$STATUS"
 END
 chmod +x bin/*
 
-# job STATUS SAVED PREEMPTED RESTARTS: runs the script; the trainer saves run/SAVED and exits with STATUS.
+# job STATUS SAVED PREEMPTED RESTARTS RESULT: runs the script; the trainer saves run/SAVED and exits with STATUS. The
+# result is `requeued`, once and with status 0, or empty.
 job() {
-    rm -f requeued
+    : >requeued
     execute env PATH="$dir/bin:$PATH" STATUS="$1" SAVED="$2" PREEMPTED="$3" REQUEUED="$dir/requeued" TOST=trainer \
         SLURM_RESTART_COUNT="$4" SLURM_JOB_ID=7 SLURM_JOB_NODELIST=node1 SLURM_CPUS_PER_TASK=1 \
         bash "$repo/dev/cluster/train.sbatch" run --steps 9
     what="status $1, saved $2, preempted $3, $4 restarts"
-}
-requeues() {
-    job "$@"
-    check "$what: requeued once" [ "$(cat requeued 2>&1)" = requeued ]
-    check "$what: exit status $status, expected 0" [ $status -eq 0 ]
-}
-ends() {
-    job "$@"
-    check "$what: not requeued" [ ! -e requeued ]
-    check "$what: exit status $status" [ $status -eq "$1" ]
+    check "$what: '$(cat requeued)', expected '$5'" [ "$(cat requeued)" = "$5" ]
+    [ "$5" ] && wanted=0 || wanted=$1
+    check "$what: exit status $status, expected $wanted" [ $status -eq "$wanted" ]
 }
 
 time=2026-01-01T00:01:00
-requeues 138 none None 0
+job 138 none None 0 requeued
 check "a run without a checkpoint starts again" says "--steps 9 --overwrite --out run" arguments
-requeues 75 step_00000003 None 1
-requeues 138 step_00000005 None 2
+job 75 step_00000003 None 1 requeued
+job 138 step_00000005 None 2 requeued
 check "a run with a checkpoint is resumed" says "--steps 9 --resume --out run" arguments
-requeues 137 step_00000008 None 3
-ends 138 none None 1
+job 137 step_00000008 None 3 requeued
+job 138 none None 1 ''
 check "it says why" says "without a new checkpoint in run" stderr
-requeues 143 step_00000009 $time 0
-requeues 143 none $time 1
-ends 143 step_00000010 None 1
-ends 143 none None 0
-ends 1 step_00000011 $time 0
-ends 0 none None 0
+job 143 step_00000009 $time 0 requeued
+job 143 none $time 1 requeued
+job 143 step_00000010 None 1 ''
+job 143 none None 0 ''
+job 1 step_00000011 $time 0 ''
+job 0 none None 0 ''
 finish

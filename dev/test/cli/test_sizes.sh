@@ -1,18 +1,14 @@
 #!/bin/sh
 # test_sizes.sh BINARY: unusual input that must work: sizes of 1, files smaller than a batch, prime sizes, 100,000
 # shards, paths of 4,000 bytes, unusual file names and environments. QUICK=1 runs fewer cases.
+# shellcheck disable=SC2046,SC2086  # lists are split into words
 
 [ "$TMPDIR" ] || [ ! -w /dev/shm ] || export TMPDIR=/dev/shm   # thousands of files: disks are slow
 . "$(dirname "$0")/../lib.sh"
 export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
-# figure NAME: a number printed by eval.
-figure() { awk -v name="$1" '$1 == name { print $2 }' stdout; }
-near() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a != "" && b != "" && (a - b) ^ 2 < 1e-10) }'; }
-
 mkdir plain   # shards without a vocab.bpe next to them
 : >vocab.bpe
-# shellcheck disable=SC2046
 shard $(seq 1 200) >d.bin
 cp d.bin plain/d.bin
 head -c 200 /dev/zero >plain/zeros.bin
@@ -21,8 +17,6 @@ one="--layers 1 --heads 1 --channels 1"
 small="--layers 1 --heads 1 --channels 8 --vocab-size 257"
 eight="$small --block-size 8 --batch 2 --total-batch 16 --steps 2"
 set -f   # the trainer expands patterns itself
-# shellcheck disable=SC2086  # the lists above must be split into words
-{
 # ---- Sizes of 1 ------------------------------------------------------------------------------------------------------
 
 cp plain/zeros.bin plain/more.bin
@@ -31,7 +25,7 @@ run $one --block-size 1 --vocab-size 1 --batch 1 --total-batch 1 --steps 2 --sav
 check "a vocabulary of one token: loss 0" \
     [ "$(sed 1d v1/log.csv | cut -d, -f3,4,6 | uniq)" = "0.000000000,0.000000000,0.000000000" ]
 run eval --model v1 --data plain/zeros.bin
-check "a vocabulary of one token: perplexity 1" [ "$(figure perplexity)" = 1.0000 ]
+check "a vocabulary of one token: perplexity 1" [ "$(printed perplexity)" = 1.0000 ]
 run $small --block-size 1 --batch 1 --total-batch 1 --steps 2 --save-every 1 --sample-every 1 --data d.bin --out t1
 check "T = 1: a sample after the last step" says 'sample after step 2' stdout
 run sample --model t1 --prompt "longer than one" --tokens 5
@@ -43,10 +37,9 @@ check "T = 1: the run resumes" [ "$(wc -l <t1/log.csv)" -eq 4 ]
 cp nine.bin ten.bin
 run $small --dtype fp32 --block-size 8 --batch 4 --total-batch 32 --steps 2 --data nine.bin \
     --val-data ten.bin --val-every 1 --val-windows 1000000000 --save-every 1 --out nine
-check "one sequence, four times in a batch, once in validation" grep -q 'validation after step 2' stdout
 loss=$(sed -n 3p nine/log.csv | cut -d, -f4)
 run eval --model nine --data nine.bin
-check "the validation loss of one sequence equals eval: $loss" near "$loss" "$(figure loss)"
+check "the validation loss of one sequence equals eval: $loss" near "$loss" "$(printed loss)"
 run $eight --data d.bin --save-every 2 --out normal --quiet
 execute tost $eight --data d.bin --save-every 2 --threads 1000 --out threads --quiet
 if says "built without OpenMP" stderr; then
@@ -66,17 +59,16 @@ few() (ulimit -n 20 && exec "$binary" "$@")   # the least file descriptors that 
 succeeds few $small --block-size 7 --batch 2 --total-batch 14 --steps 2 --data 'many/s*' --save-every 2 --out many_run
 check "many shards with 20 open files" says ": $shards shards," stdout
 run eval --model many_run --data 'many/s*'
-check "all their tokens are scored" [ "$(figure tokens)" -eq $((8 * shards - 1)) ]
-loss=$(figure loss)
+check "all their tokens are scored" [ "$(printed tokens)" -eq $((8 * shards - 1)) ]
+loss=$(printed loss)
 run eval --model many_run --data plain/all.bin
-check "many shards and one file give the same loss" [ "$(figure loss)" = "$loss" ]
+check "many shards and one file give the same loss" [ "$loss" -a "$(printed loss)" = "$loss" ]
 
 deep=$dir/deep d=$(head -c 200 /dev/zero | tr '\0' d)
 while [ ${#deep} -lt 3800 ]; do deep=$deep/$d; done
 mkdir -p "$deep" && cp d.bin "$deep/d.bin"
 run $eight --data "$deep/d.b*" --save-every 2 --out "$deep/out"
 check "a path of ${#deep} bytes" same_log normal/log.csv "$deep/out/log.csv"
-refuses 1 "tost $eight --data $deep/none --out none" "$(basename "$binary"): $dir/deep/" " … " "/none: no file"
 
 mkdir odd
 cp d.bin "odd/-dash d.bin"
@@ -94,10 +86,14 @@ in_environment() {
     succeeds env "$@" "$binary" $eight --data d.bin --save-every 2 --sample-every 2 --out other
     check "$*: nothing on stderr: $(cat stderr)" empty stderr
     check "$*: the same losses" same_log normal/log.csv other/log.csv
-    check "$*: decimal points, not commas" [ "$(sed -n 2p other/log.csv | tr -cd , | wc -c)" -eq 7 ]
 }
 in_environment HOME=/nowhere TMPDIR=/nowhere
-in_environment LC_ALL=de_DE.UTF-8 LANG=de_DE.UTF-8 LC_NUMERIC=de_DE.UTF-8
+localedef -i de_DE -f UTF-8 "$dir/de_DE.UTF-8" >/dev/null 2>&1 && export LOCPATH="$dir"
+if [ "$(LC_ALL=de_DE.UTF-8 locale decimal_point 2>/dev/null)" = , ]; then
+    in_environment LC_ALL=de_DE.UTF-8
+else
+    skip 'decimal commas: no locale de_DE.UTF-8'
+fi
 # Small stacks, also of threads; sanitizers need more.
 if ! grep -q __asan_init "$binary"; then
     shallow() (ulimit -s 128 && exec env OMP_STACKSIZE=16k OMP_NUM_THREADS=2 "$binary" "$@")
@@ -105,5 +101,4 @@ if ! grep -q __asan_init "$binary"; then
     check "a stack of 128 KiB: the same losses" same_log normal/log.csv shallow/log.csv
     succeeds shallow eval --model shallow --data d.bin
 fi
-}
 finish

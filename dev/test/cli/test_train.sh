@@ -10,7 +10,6 @@
 check "nothing on stderr" empty stderr
 n='[0-9.e-]+'
 check "operations per token, no peak rate of a CPU" grep -Eq "^compute    $n MFLOP per token\$" stdout
-check "no FLOPs utilization on a CPU" grep -Eq '^step 6/6 .* tok/s  [0-9.]+ ms  lr ' stdout
 check "a sample" says 'sample after step 6' stdout
 check "the log: a row per step, from 1, with a validation in every second" \
     [ "$(sed 1d straight/log.csv | awk -F, '{ printf "%d,%d,%d ", $1, $2, $4 != "" }')" = \
@@ -19,7 +18,7 @@ run $small $fast $bare --steps 6 --out plain
 check "--save-every 0 saves nothing" [ -z "$(ls plain | grep step_)" ]
 check "validation and samples do not change training" [ "$(training_of plain)" = "$(training_of straight)" ]
 run $small $fast $bare --steps 6 --out plain --overwrite --seed 7
-check "another seed gives another run" differ plain/log.csv straight/log.csv
+check "another seed gives another run" [ "$(training_of plain)" != "$(training_of straight)" ]
 
 # ---- Help ------------------------------------------------------------------------------------------------------------
 
@@ -42,8 +41,6 @@ prints "info best/best" "after step $(sed 's/.* //' best.line)"
 prints "info best" "nats/token after step 6"
 run sample --model best/best --tokens 4
 prints "$small --lr 0.3 --steps 2 --val-every 1 --save-every 0 --keep-best --out only" "saved      only/best"
-prints "$tiny --steps 3 --val-every 0 --out best --overwrite" "the old run is now in best.1"
-check "--overwrite renames the old run with its best checkpoint" [ -e best.1/best -a ! -e best/best ]
 prints "$tiny --steps 50 --val-every 1 --stop-at-val 99 --max-time 1h --out early" \
     "stopped by --stop-at-val after step 1 of 50"
 check "--stop-at-val saves" [ -f early/step_00000001/optimizer.safetensors ]
@@ -70,11 +67,10 @@ fi
 # ---- --init ----------------------------------------------------------------------------------------------------------
 
 run --init straight --steps 0 $data --out tuned --quiet
-for name in tuned straight; do
-    run eval --model $name --data "$dir/tiny_val_*.bin"
-    grep '^loss' stdout >$name.loss
-done
-check "--init starts from the file's weights" cmp -s tuned.loss straight.loss
+run eval --model tuned --data "$dir/tiny_val_*.bin"
+loss=$(printed loss)
+run eval --model straight --data "$dir/tiny_val_*.bin"
+check "--init starts from the file's weights" [ "$loss" -a "$(printed loss)" = "$loss" ]
 # tunes MODEL "OPTIONS…" TEXT…: --init MODEL prints each text.
 tunes() {
     arguments="--init $1 $2 --val-every 0 --out tuned --overwrite"
@@ -84,8 +80,6 @@ tunes() {
 tunes straight "--data $dir/tiny_train_*.bin --epochs 2 --batch 8 --total-batch 1024 --dtype bfloat16" \
     "lr 0.0003, " " to 3e-05;" " tokens, 2.0"
 tunes straight "--data $dir/tiny_train_*.bin --steps 1 --lr 0.5" "lr 0.5, "
-run --init straight $data $step --steps 3 --lr 10 --warmup 0 --keep-best --out worse --quiet
-prints "info worse/best" "after step 0"   # training made it worse
 run $small $fast --min-lr-frac 0 --steps 2 $never --out ended --quiet
 run --init ended $data --steps 0 --val-every 0 --out still --quiet
 check "without a step, the learning rate is not 0" \
@@ -150,13 +144,6 @@ warns "$few --data few/x_*.bin --steps 1" "few/x_val_000000.bin is named like va
 cp few/long_1.bin val_x
 run $few --data val_x/long_1.bin --steps 1
 check "no warning of a folder named val: $(cat stderr)" empty stderr
-
-# A pattern that tokenize prints
-mkdir 'corpus [v1]'
-execute tost tokenize --tokenizer vocab.bpe --val-frac 0 --out 'corpus [v1]/x' text.txt
-printed=$(sed -n 's/: [0-9]* tokens, shards.*//p' stdout)
-execute tost $one --data "$printed"
-check "--data finds '$printed': $(cat stderr)" says "corpus [v1]/x_train_*.bin: 1 shard" stdout
 
 # The starter, from the repository's folder
 cd "$repo" || exit 1
