@@ -115,8 +115,9 @@ void test_refusal(Checks* c, const CudaOnHostOptions& machine, const TostConfig&
     cuda_on_host_set(machine);
     const TostModel* m = tost_cuda_engine.create(&config, &o, &err);
     check(c, !m && strstr(err.text, want) && !strchr(err.text, '\n'), "create: \"%s\", want \"%s\"", err.text, want);
-    check(c, cuda_on_host_live() == live && cudaPeekAtLastError() == cudaSuccess,
-          "%s: %d CUDA objects leaked, error %d", want, cuda_on_host_live() - live, cudaPeekAtLastError());
+    const cudaError_t error = cudaGetLastError();
+    check(c, cuda_on_host_live() == live && error == cudaSuccess, "%s: %d CUDA objects leaked, error %d", want,
+          cuda_on_host_live() - live, error);
 }
 
 CudaOnHostOptions machine_with(size_t memory) {
