@@ -239,7 +239,6 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
                                               cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t preference,
                                               int wanted, cublasLtMatmulHeuristicResult_t* results, int* found) {
-    if (wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
     NEED(!cuda_on_host_capturing(), "heuristic while a stream is capturing");
     const CublasOnHostLayout layouts[] = {*a, *b, *c, *d};
     check_shapes(*desc, layouts);

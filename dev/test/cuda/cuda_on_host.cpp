@@ -75,8 +75,7 @@ namespace {
 void fiber_create(Fiber* f, void (*run)()) {
     char* p = (char*)mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (p == MAP_FAILED || mprotect(p, PAGE, PROT_NONE) != 0)
-        cuda_on_host_die("no memory for the stack of a fiber");
+    if (p == MAP_FAILED || mprotect(p, PAGE, PROT_NONE) != 0) cuda_on_host_die("no memory for the stack of a fiber");
     f->bottom = p + PAGE;
     f->bytes = STACK_BYTES - PAGE;
     void** top = (void**)(p + STACK_BYTES);
@@ -101,10 +100,8 @@ NO_ASAN void fiber_switch(Fiber* from, Fiber* to) {
 struct Thread {
     Fiber fiber;
     uint3 index;
-    const char* place;  // the barrier at which it waits
-    int line;           // source line of that barrier
+    int line;           // source line of the barrier at which it waits
     CudaOnHostOp op;    // of a warp barrier
-    unsigned mask;
     uint64_t value;     // the thread's own value; after the exchange, the received one
     int source;
     int clock;          // waits for flags in the longest chain up to here
@@ -148,7 +145,7 @@ struct Machine {
     int count = 0, current = -1;   // threads of a block; the thread that runs
     size_t dynamic_shared = 0;     // bytes of the launch
     std::vector<int> warp_order;
-    int lane_order[32], lane_after[32];  // schedule; cyclic successor of each lane
+    int lane_order[32];
     Fiber main;
     std::map<const void*, int> shared_limit;  // by kernel
     std::unordered_map<const int*, int> flag_clocks;
@@ -156,6 +153,7 @@ struct Machine {
 };
 
 Machine machine;
+const char* const op_names[] = {"__syncwarp", "a shuffle"};
 
 uint64_t random_u64() {  // splitmix64
     uint64_t z = machine.rng += 0x9e3779b97f4a7c15u;
@@ -177,43 +175,28 @@ Thread* current_thread() { return machine.block->threads[machine.current].get();
 Warp* current_warp() { return &machine.block->warps[machine.current / 32]; }
 unsigned current_bit() { return 1u << (machine.current & 31); }
 
-void go(Fiber* from, int to) {
-    machine.current = to;
+// Runs a thread until it calls yield.
+void go(int thread) {
+    machine.current = thread;
     threadIdx = current_thread()->index;
     race_current = &current_thread()->race;
-    fiber_switch(from, &current_thread()->fiber);
+    fiber_switch(&machine.main, &current_thread()->fiber);
 }
 
-void go_to_main() { fiber_switch(&current_thread()->fiber, &machine.main); }
+void yield() { fiber_switch(&current_thread()->fiber, &machine.main); }
 
 // If several blocks run at once, sometimes lets another one run.
 void may_switch() {
     if (machine.options.resident == 1 || random_u64() % 2) return;
     machine.preempted = true;
-    go_to_main();
+    yield();
 }
 
-// Switches to the next ready thread of the warp, or to the scheduler.
-void yield() {
-    const int first = machine.current & ~31;
-    const unsigned ready = current_warp()->ready;
-    Fiber* from = &current_thread()->fiber;
-    int l = machine.lane_after[machine.current & 31];
-    if (!ready) {
-        go_to_main();
-        return;
-    }
-    while (!(ready >> l & 1)) l = machine.lane_after[l];
-    go(from, first + l);
-}
-
-// The first switch to a fiber only records the scheduler's stack; after that it runs one block after another.
+// Runs the thread's part of one block after another.
 NO_ASAN void thread_main() {
-    Fiber* fiber = &machine.block->threads.back()->fiber;
 #ifdef CUDA_ON_HOST_ASAN
     __sanitizer_finish_switch_fiber(nullptr, &machine.main.bottom, &machine.main.bytes);
 #endif
-    fiber_switch(fiber, &machine.main);
     for (;;) {
         (*machine.body)();
         current_warp()->ready &= ~current_bit();
@@ -222,41 +205,36 @@ NO_ASAN void thread_main() {
     }
 }
 
-// If every lane in the mask of thread i has arrived or returned, exchanges the values, makes the lanes ready and
-// returns true.
-bool complete_warp(int i) {
-    const int first = i & ~31;
-    const Thread& t = *machine.block->threads[i];
-    const unsigned mask = t.mask;
-    Warp* warp = &machine.block->warps[i / 32];
-    if ((mask & ~(warp->at_warp | warp->exited)) != 0) return false;
-    const unsigned part = mask & warp->at_warp;
+// Every lane of the warp waits or has returned: exchanges the values and makes the lanes ready.
+void complete_warp(int warp) {
+    Warp* w = &machine.block->warps[warp];
+    Thread* lanes[32];
     uint64_t given[32];
+    RaceThread* synced[32];
     int clock = 0;
     size_t n = 0;
-    RaceThread* synced[32];
     for (int l = 0; l < 32; l++) {
-        if (!(part >> l & 1)) continue;
-        const Thread& other = *machine.block->threads[first + l];
-        if (other.mask != mask) return false;
-        if (other.op != t.op)
-            cuda_on_host_die("thread %d waits at %s (line %d) but thread %d in its mask at %s (line %d)", i,
-                             t.place, t.line, first + l, other.place, other.line);
-        given[l] = other.value;
-        clock = max(clock, other.clock);
-        synced[n++] = &machine.block->threads[first + l]->race;
+        if (!(w->at_warp >> l & 1)) continue;
+        Thread* t = machine.block->threads[warp * 32 + l].get();
+        lanes[n] = t;
+        synced[n++] = &t->race;
+        given[l] = t->value;
+        clock = max(clock, t->clock);
+        if (t->op != lanes[0]->op)
+            cuda_on_host_die("a thread waits at %s (line %d) but thread %d of its warp at %s (line %d)",
+                             op_names[lanes[0]->op], lanes[0]->line, warp * 32 + l, op_names[t->op], t->line);
     }
-    if (t.op == CUDA_OP_SYNC) race_sync_warp(synced, n);
-    for (int l = 0; l < 32; l++) {
-        if (!(part >> l & 1)) continue;
-        Thread& other = *machine.block->threads[first + l];
-        const int source = other.source & 31;
-        other.clock = clock;
-        other.value = part >> source & 1 ? given[source] : ~(uint64_t)0;
+    if (w->at_block)
+        cuda_on_host_die("deadlock: threads wait at %s (line %d), lanes 0x%x of their warp at __syncthreads",
+                         op_names[lanes[0]->op], lanes[0]->line, w->at_block);
+    if (lanes[0]->op == CUDA_OP_SYNC) race_sync_warp(synced, n);
+    for (size_t i = 0; i < n; i++) {
+        const int source = lanes[i]->source & 31;
+        lanes[i]->clock = clock;
+        lanes[i]->value = w->at_warp >> source & 1 ? given[source] : ~(uint64_t)0;
     }
-    warp->at_warp &= ~part;
-    warp->ready |= part;
-    return true;
+    w->ready = w->at_warp;
+    w->at_warp = 0;
 }
 
 // Runs the threads of a warp until each waits for a block barrier or a flag or has returned, or another block is to
@@ -265,16 +243,11 @@ void run_warp(int warp) {
     Warp* w = &machine.block->warps[warp];
     do {
         for (int l : machine.lane_order)
-            if (w->ready >> l & 1 && !machine.preempted) go(&machine.main, warp * 32 + l);
+            if (w->ready >> l & 1 && !machine.preempted) go(warp * 32 + l);
         race_current = nullptr;
         if (machine.preempted) return;
-        for (int l = 0; l < 32 && !w->ready; l++)
-            if (w->at_warp >> l & 1) complete_warp(warp * 32 + l);  // the lanes it waits for may have returned
+        if (!w->ready && w->at_warp && !w->at_flag) complete_warp(warp);
     } while (w->ready);
-    if (!w->at_warp || w->at_flag) return;
-    const int i = warp * 32 + __builtin_ctz(w->at_warp);
-    const Thread& t = *machine.block->threads[i];
-    cuda_on_host_die("deadlock: thread %d waits at %s (line %d) for lanes 0x%x", i, t.place, t.line, t.mask);
 }
 
 // Releases the block barrier, at which every thread that has not returned waits. Returns false if all have returned.
@@ -333,8 +306,6 @@ void run_block(Block* b) {
     while (!machine.preempted && can_run(*b)) {
         draw_order(machine.warp_order.data(), (int)machine.warp_order.size());
         draw_order(machine.lane_order, 32);
-        for (int l = 0; l < 32; l++)
-            machine.lane_after[machine.lane_order[l]] = machine.lane_order[(l + 1) % 32];
         for (int w : machine.warp_order)
             if (!machine.preempted) run_warp(w);
         bool waiting = machine.preempted;
@@ -346,12 +317,11 @@ void run_block(Block* b) {
     }
 }
 
-void check_launch(const CudaOnHostLaunch& l) {
-    const char* name = l.name;
-    const dim3 grid = l.grid, block = l.block;
+void check_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes) {
     const uint64_t threads = (uint64_t)block.x * block.y * block.z;
     // static shared memory counts too: 64 bytes are reserved for it
-    const size_t shared_bytes = l.shared_bytes, most = l.shared_limit > 0 ? l.shared_limit : (48 << 10) - 64;
+    const auto limit = machine.shared_limit.find(kernel);
+    const size_t most = limit != machine.shared_limit.end() ? (size_t)limit->second : (48 << 10) - 64;
     if (threads == 0 || threads > 1024 || block.z > 64)
         cuda_on_host_die("launch of %s: a block of (%u,%u,%u) threads", name, block.x, block.y, block.z);
     if (grid.x == 0 || grid.x > INT32_MAX || grid.y == 0 || grid.y > 65535 || grid.z == 0 || grid.z > 65535)
@@ -362,11 +332,9 @@ void check_launch(const CudaOnHostLaunch& l) {
 
 // Makes a place for a block of this launch.
 void prepare_place(Block* b, dim3 block) {
-    machine.block = b;
     while ((int)b->threads.size() < machine.count) {
         b->threads.emplace_back(new Thread());
         fiber_create(&b->threads.back()->fiber, thread_main);
-        fiber_switch(&machine.main, &b->threads.back()->fiber);
     }
     b->race_threads.clear();
     for (unsigned i = 0; i < (unsigned)machine.count; i++) {
@@ -376,17 +344,16 @@ void prepare_place(Block* b, dim3 block) {
     b->warps.resize((size_t)(machine.count + 31) / 32);
 }
 
-void run_grid(const CudaOnHostLaunch& l) {
-    const dim3 grid = l.grid, block = l.block;
-    machine.kernel = l.name;
-    machine.body = &l.body;
+void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes, const std::function<void()>& body) {
+    machine.kernel = name;
+    machine.body = &body;
     machine.count = (int)(block.x * block.y * block.z);
     machine.warp_order.resize((size_t)(machine.count + 31) / 32);
     gridDim = grid;
     blockDim = block;
     machine.flag_clocks.clear();
     machine.longest_chain = 0;
-    machine.dynamic_shared = l.shared_bytes;
+    machine.dynamic_shared = shared_bytes;
     std::vector<int> order((size_t)grid.x * grid.y * grid.z);
     draw_order(order.data(), (int)order.size());
     const size_t places = min((size_t)machine.options.resident, order.size());
@@ -424,7 +391,6 @@ void run_grid(const CudaOnHostLaunch& l) {
 
 void cuda_on_host_sync_threads(int line) {
     current_thread()->polled = nullptr;
-    current_thread()->place = "__syncthreads";
     current_thread()->line = line;
     current_warp()->ready &= ~current_bit();
     current_warp()->at_block |= current_bit();
@@ -433,21 +399,16 @@ void cuda_on_host_sync_threads(int line) {
 
 int cuda_on_host_lane(void) { return machine.current & 31; }
 
-uint64_t cuda_on_host_warp(CudaOnHostOp op, unsigned mask, uint64_t value, int source, int line) {
-    static const char* const places[] = {"__syncwarp", "a shuffle"};
+uint64_t cuda_on_host_warp(CudaOnHostOp op, uint64_t value, int source, int line) {
     Thread* t = current_thread();
-    if (!(mask & current_bit()))
-        cuda_on_host_die("line %d: thread %d is not in its own mask 0x%x", line, machine.current, mask);
     t->polled = nullptr;
-    t->place = places[op];
     t->line = line;
     t->op = op;
-    t->mask = mask;
     t->value = value;
     t->source = source;
     current_warp()->ready &= ~current_bit();
     current_warp()->at_warp |= current_bit();
-    if (!complete_warp(machine.current)) yield();
+    yield();
     return t->value;
 }
 
@@ -455,10 +416,10 @@ uint64_t cuda_on_host_warp(CudaOnHostOp op, unsigned mask, uint64_t value, int s
 // these rows at columns 2t and 2t + 1. A word is two bf16 numbers, or one in tf32, of which the upper 19 bits count.
 void cuda_on_host_mma(bool is_bf16, float* sum, const unsigned* a, const unsigned* b) {
     struct Words { const unsigned *a, *b; } all[32];
-    const auto shared = reinterpret_cast<Words*>(cuda_on_host_warp(CUDA_OP_SHUFFLE, ~0u, (uintptr_t)all, 0, __LINE__));
+    const auto shared = reinterpret_cast<Words*>(cuda_on_host_warp(CUDA_OP_SHUFFLE, (uintptr_t)all, 0, __LINE__));
     const int lane = cuda_on_host_lane();
     shared[lane] = {a, b};
-    cuda_on_host_warp(CUDA_OP_SHUFFLE, ~0u, 0, lane, __LINE__);
+    cuda_on_host_warp(CUDA_OP_SHUFFLE, 0, lane, __LINE__);
     float next[4];
     for (int i = 0; i < 4; i++) {
         const int row = i / 2, column = lane % 4 * 2 + i % 2;
@@ -471,7 +432,7 @@ void cuda_on_host_mma(bool is_bf16, float* sum, const unsigned* a, const unsigne
                 next[i] += bf16_to_float((uint16_t)(x >> half)) * bf16_to_float((uint16_t)(y >> half));
         }
     }
-    cuda_on_host_warp(CUDA_OP_SHUFFLE, ~0u, 0, lane, __LINE__);
+    cuda_on_host_warp(CUDA_OP_SHUFFLE, 0, lane, __LINE__);
     memcpy(sum, next, sizeof next);
 }
 
@@ -560,11 +521,10 @@ cudaError_t cuda_on_host_attribute(const void* kernel, cudaFuncAttribute attribu
     return cudaSuccess;
 }
 
-void cuda_on_host_launch(CudaOnHostLaunch l, cudaStream_t stream) {
-    const auto limit = machine.shared_limit.find(l.kernel);
-    if (limit != machine.shared_limit.end()) l.shared_limit = (size_t)limit->second;
-    check_launch(l);
-    cuda_on_host_enqueue(stream, [l] { run_grid(l); });
+void cuda_on_host_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                         cudaStream_t stream, const std::function<void()>& body) {
+    check_launch(name, kernel, grid, block, shared_bytes);
+    cuda_on_host_enqueue(stream, [=] { run_grid(name, grid, block, shared_bytes, body); });
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@
 //              values are read too early or too late.
 //   barriers   released when every thread that has not returned has arrived. A deadlock, or threads that wait at
 //              different source lines, abort.
-//   shuffles   barriers of the lanes in the mask. A lane that does not participate gives NaN bytes.
+//   shuffles   barriers of the warp's threads. The mask must be full. A lane that has returned gives NaN bytes.
 //   blocks     one after another or, with the option `resident`, several at once: at atomics, flags and barriers a
 //              seeded scheduler switches between them and starts others. A deadlock aborts.
 //   races      accesses that no barrier or flag orders abort, in builds that report them (races.h).
@@ -111,21 +111,20 @@ extern dim3 blockDim, gridDim;
 
 void cuda_on_host_sync_threads(int line);
 int cuda_on_host_lane(void);
-// A barrier of the lanes in mask, which must all use the same operation. Returns the value of lane `source`, or NaN
-// bytes if that lane does not participate.
+// A barrier of the warp's threads, which must all use the same operation. Returns the value of lane `source`, or NaN
+// bytes if that lane has returned.
 enum CudaOnHostOp { CUDA_OP_SYNC, CUDA_OP_SHUFFLE };
-uint64_t cuda_on_host_warp(CudaOnHostOp op, unsigned mask, uint64_t value, int source, int line);
+uint64_t cuda_on_host_warp(CudaOnHostOp op, uint64_t value, int source, int line);
 
 inline void __syncthreads(int line = __builtin_LINE()) { cuda_on_host_sync_threads(line); }
-inline void __syncwarp(unsigned mask = ~0u, int line = __builtin_LINE()) {
-    cuda_on_host_warp(CUDA_OP_SYNC, mask, 0, 0, line);
-}
+inline void __syncwarp(int line = __builtin_LINE()) { cuda_on_host_warp(CUDA_OP_SYNC, 0, 0, line); }
 
 template <typename T> T cuda_on_host_shuffle(unsigned mask, T value, int source, int line) {
     static_assert(sizeof(T) <= 8 && std::is_trivially_copyable<T>::value, "shuffles carry 8 bytes at most");
+    if (~mask) cuda_on_host_die("line %d: a shuffle of lanes 0x%x; only whole warps are emulated", line, mask);
     uint64_t bits = 0;
     memcpy(&bits, &value, sizeof value);
-    bits = cuda_on_host_warp(CUDA_OP_SHUFFLE, mask, bits, source, line);
+    bits = cuda_on_host_warp(CUDA_OP_SHUFFLE, bits, source, line);
     memcpy(&value, &bits, sizeof value);
     return value;
 }
@@ -222,14 +221,14 @@ enum cudaError_t {
     cudaSuccess = 0, cudaErrorInvalidValue = 1, cudaErrorMemoryAllocation = 2, cudaErrorInsufficientDriver = 35,
     cudaErrorNoDevice = 100, cudaErrorInvalidDevice = 101, cudaErrorNoKernelImageForDevice = 209,
     cudaErrorUnsupportedPtxVersion = 222, cudaErrorNotReady = 600, cudaErrorIllegalAddress = 700,
-    cudaErrorIllegalInstruction = 715, cudaErrorMisalignedAddress = 716, cudaErrorLaunchFailure = 719,
+    cudaErrorLaunchFailure = 719,
     cudaErrorStreamCaptureUnsupported = 900, cudaErrorStreamCaptureWrongThread = 908
 };
 enum cudaMemcpyKind {
     cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice
 };
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
-enum cudaStreamCaptureMode { cudaStreamCaptureModeGlobal, cudaStreamCaptureModeThreadLocal };
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal };
 enum cudaFuncAttribute {
     cudaFuncAttributeMaxDynamicSharedMemorySize = 8,
     cudaFuncAttributePreferredSharedMemoryCarveout = 9
@@ -255,7 +254,6 @@ enum cudaDeviceAttr {
 };
 cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device);
 cudaError_t cudaGetLastError(void);
-cudaError_t cudaPeekAtLastError(void);
 const char* cudaGetErrorString(cudaError_t error);
 
 cudaError_t cudaMemGetInfo(size_t* free, size_t* total);
@@ -291,8 +289,7 @@ cudaError_t cuda_on_host_attribute(const void* kernel, cudaFuncAttribute attribu
 template <typename F> cudaError_t cudaFuncSetAttribute(F* kernel, cudaFuncAttribute attribute, int value) {
     return cuda_on_host_attribute((const void*)kernel, attribute, value);
 }
-template <typename F>
-cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F*, int block, size_t) {
+template <typename F> cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, F*, int block, size_t) {
     *blocks = 2048 / block;
     return cudaSuccess;
 }
@@ -307,24 +304,16 @@ void cuda_on_host_copy(void* dst, const void* src, size_t bytes);   // memcpy fr
 // Queues `work` on the stream, or records it if the stream is capturing a graph.
 void cuda_on_host_enqueue(cudaStream_t stream, std::function<void()> work);
 
-// shared_limit: the kernel's cudaFuncAttributeMaxDynamicSharedMemorySize, or 0 if it is not set. body: runs the current
-// thread.
-struct CudaOnHostLaunch {
-    const char* name;
-    const void* kernel;
-    dim3 grid, block;
-    size_t shared_bytes, shared_limit;
-    std::function<void()> body;
-};
-
-void cuda_on_host_launch(CudaOnHostLaunch l, cudaStream_t stream);
+// body: runs the current thread.
+void cuda_on_host_launch(const char* name, const void* kernel, dim3 grid, dim3 block, size_t shared_bytes,
+                         cudaStream_t stream, const std::function<void()>& body);
 
 template <typename... Params, typename... Args>
-void cuda_on_host_call(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block,
-                       size_t shared_bytes, cudaStream_t stream, Args... args) {
+void cuda_on_host_call(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, size_t shared_bytes,
+                       cudaStream_t stream, Args... args) {
     const std::tuple<Params...> params(static_cast<Params>(args)...);
-    cuda_on_host_launch({name, (const void*)kernel, grid, block, shared_bytes, 0,
-                         [=] { std::apply(kernel, params); }}, stream);
+    cuda_on_host_launch(name, (const void*)kernel, grid, block, shared_bytes, stream,
+                        [=] { std::apply(kernel, params); });
 }
 #define PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
     cuda_on_host_call(#kernel, kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__)

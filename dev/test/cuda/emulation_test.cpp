@@ -50,7 +50,7 @@ __global__ void different_barriers() {
     if (threadIdx.x < 32) __syncthreads();
     else __syncthreads();
 }
-__global__ void not_in_mask() { __syncwarp(2u); }
+__global__ void part_of_a_warp() { __shfl_sync(1u, 0, 0); }
 [[maybe_unused]] __global__ void write_at(float* p, int i) { p[i] = 1.0f; }
 [[maybe_unused]] __global__ void write_shared(int i) {
     SHARED(float, x, 64);
@@ -62,8 +62,8 @@ void test_misuse(Checks* c) {
     float host[64];
     const struct { const char* message; void (*kernel)(); unsigned threads; } kernels[] = {
         {"k.kernel, block (0,0,0): threads of a block wait at different __syncthreads", different_barriers, 64},
-        {"is not in its own mask", not_in_mask, 1},
-        {"a block of (1025,1,1)", not_in_mask, 1025},
+        {"only whole warps are emulated", part_of_a_warp, 1},
+        {"a block of (1025,1,1)", part_of_a_warp, 1025},
     };
     for (const auto& k : kernels)
         dies(c, "kernel", k.message, [&] { PLATFORM_LAUNCH(k.kernel, 1, k.threads, 0, nullptr); });
@@ -76,7 +76,7 @@ void test_misuse(Checks* c) {
     dies(c, "allocation in a capture", "allocation while", [] {
         cudaStream_t s;
         cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
-        cudaStreamBeginCapture(s, cudaStreamCaptureModeGlobal);
+        cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
         Device<float>(1);
     });
 #ifdef CUDA_ON_HOST_ASAN

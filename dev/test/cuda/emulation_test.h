@@ -15,6 +15,8 @@
 void test_emulation(Checks* c);  // the emulation itself
 // Single kernels and launch functions of the engine; those whose blocks communicate with as many schedules.
 void test_kernels(Checks* c, int seeds);
+enum ExchangeTests { EXCHANGE_QUICK, EXCHANGE_MUTANTS, EXCHANGE_ALL };   // each includes those before it
+void test_exchange(Checks* c, ExchangeTests tests);   // the engine on several ranks
 
 // An array in device memory, filled with NaN bytes or with x converted to T.
 template <typename T> struct Device {
@@ -78,19 +80,23 @@ template <typename F> std::vector<RankEnd> run_ranks(int size, F f, bool launche
     return ends;
 }
 
-// Runs f in a child process. Returns its stderr and, in *status, its wait status.
-template <typename F> std::string child_stderr(int* status, F f) {
-    const RankEnd end = run_ranks(1, [&](int) { f(); })[0];
-    *status = end.status;
-    return end.text;
+// Runs f in a child process.
+template <typename F> RankEnd run_child(F f) {
+    return run_ranks(1, [&](int) { f(); })[0];
 }
 
 // The call must abort with a message.
 template <typename F> void dies(Checks* c, const char* what, const char* message, F misuse) {
-    int status = 0;
-    const std::string text = child_stderr(&status, misuse);
-    check(c, status != 0 && text.find(message) != std::string::npos, "%s: status %d, \"%.200s\", want \"%s\"", what,
-          status, text.c_str(), message);
+    const RankEnd end = run_child(misuse);
+    check(c, end.status != 0 && end.text.find(message) != std::string::npos, "%s: status %d, \"%.200s\", want \"%s\"",
+          what, end.status, end.text.c_str(), message);
+}
+
+// The process must have exited with this status and one line that contains `want`.
+inline void exits(Checks* c, const RankEnd& end, int status, const char* want) {
+    check(c, WIFEXITED(end.status) && WEXITSTATUS(end.status) == status && end.text.find(want) != std::string::npos &&
+                 end.text.find('\n') == end.text.size() - 1,
+          "status %d, \"%s\"; want %d, one line with \"%s\"", end.status, end.text.c_str(), status, want);
 }
 
 #endif

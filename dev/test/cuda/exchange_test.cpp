@@ -1,8 +1,11 @@
 // exchange_test.cpp: the CUDA engine on several ranks, with emulated NCCL. Gradients, norm, parameters and moments must
 // have the same bits for every number of ranks.
-#include "ranks_on_host.h"
+#include "emulation_test.h"
+
+#include <sys/mman.h>
 
 #include "dev/test/engine/engines.h"
+#include "nccl_on_host.h"
 
 extern "C" {
 #include "tost/ranks/comm.h"
@@ -13,6 +16,16 @@ namespace {
 
 constexpr int STEPS = 3;
 constexpr size_t MOST = 1 << 18;   // elements of a model
+
+// Memory that the ranks share with the test
+template <typename T> struct Shared {
+    T* p;
+    size_t n;
+    explicit Shared(size_t size) : n(size) {
+        p = (T*)mmap(nullptr, n * sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    }
+    ~Shared() { munmap(p, n * sizeof(T)); }
+};
 
 // Which streams run late: the one that is not prompt must be waited for by events. Streams in the order of creation:
 // NCCL's messages, the engine, if `own_link` the engine's communicator's, and the exchange.
@@ -181,12 +194,6 @@ void test_messages(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // Failures: one line and status 75
 
-void check_failure(Checks* c, const RankEnd& end, int status, const char* want) {
-    check(c, WIFEXITED(end.status) && WEXITSTATUS(end.status) == status && end.text.find(want) != std::string::npos &&
-                 end.text.find('\n') == end.text.size() - 1,
-          "status %d, \"%s\"; want %d, one line with \"%s\"", end.status, end.text.c_str(), status, want);
-}
-
 void test_failures(Checks* c) {
     const auto fail = [](int rank, double timeout, const NcclOnHostOptions& o, bool gone) {
         set_order(LATE, 2);
@@ -197,20 +204,20 @@ void test_failures(Checks* c) {
         train(new Results(), &s, SIX, rank, 2);
     };
     std::vector<RankEnd> ends = run_ranks(2, [&](int rank) { fail(rank, rank ? 30 : 0.5, {-1, 5}, rank == 1); });
-    check_failure(c, ends[0], STATUS_RESUMABLE, "other ranks did not respond for 0.5 s (--rank-timeout)");
+    exits(c, ends[0], STATUS_RESUMABLE, "other ranks did not respond for 0.5 s (--rank-timeout)");
     ends = run_ranks(2, [&](int rank) { fail(rank, 30, {5, 60}, false); }, true);
-    check_failure(c, ends[0], STATUS_RESUMABLE, "remote process exited or there was a");
+    exits(c, ends[0], STATUS_RESUMABLE, "remote process exited or there was a");
     check(c, ends[1].text.empty(), "rank 1 also prints an error that all ranks notice: \"%s\"", ends[1].text.c_str());
     ends = run_ranks(2, [&](int) {
         set_order(LATE, 1);   // both on the only device
         open_comm(false, 30);
     });
-    for (const RankEnd& end : ends) check_failure(c, end, 1, "invalid usage; every process needs a GPU of its own");
+    for (const RankEnd& end : ends) exits(c, end, 1, "invalid usage; every process needs a GPU of its own");
     ends = run_ranks(3, [&](int rank) {
         set_order(LATE, 2);
         if (rank == 2) open_comm(false, 30);
     });
-    check_failure(c, ends[2], 1, "process 3 of this host, which has 2 GPUs: start one process per GPU");
+    exits(c, ends[2], 1, "process 3 of this host, which has 2 GPUs: start one process per GPU");
 }
 
 }  // namespace

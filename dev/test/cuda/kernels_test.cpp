@@ -17,21 +17,14 @@ typedef std::vector<double> Doubles;
 typedef std::vector<float> Floats;
 typedef Device<float> DeviceArray;
 
-// Pseudorandom numbers in [-1, 1).
-Floats numbers(size_t n, unsigned seed) {
+// Pseudorandom numbers in [-1, 1), rounded to S
+template <typename S = float> Floats numbers(size_t n, unsigned seed) {
     Floats x(n);
     for (float& v : x) {
         seed = seed * 1664525u + 1013904223u;
-        v = (float)(seed >> 8) / (float)(1 << 23) - 1.0f;
+        v = to_float(S((float)(seed >> 8) / (float)(1 << 23) - 1.0f));
     }
     return x;
-}
-
-// The same, rounded to S.
-template <typename S> Floats numbers_of(size_t n, unsigned seed) {
-    const Floats x = numbers(n, seed);
-    const std::vector<S> narrow(x.begin(), x.end());
-    return Floats(narrow.begin(), narrow.end());
 }
 
 // Limits of relative L2 error: of float sums; of results rounded to S
@@ -53,13 +46,27 @@ void near(Checks* c, const char* name, int C, const Floats& got, const Want& wan
     check(c, mean <= limit * limit, "%s of %d channels: relative L2 error %.3e", name, C, sqrt(mean));
 }
 
+struct NormOnCpu { Floats x, y, mean, rstd, dx, dbranch, dw, db, dgamma; };
+
+// x + gamma branch and its LayerNorm by the CPU engine. Gradients are added to dx and, of parameters, to `before`.
+NormOnCpu norm_on_cpu(size_t rows, const Floats& x, const Floats& branch, const Floats& gamma, const Floats& w,
+                      const Floats& b, const Floats& dy, const Floats& dx, float before) {
+    const Floats none(x.size()), parameters(w.size(), before);
+    NormOnCpu r = {none, none, Floats(rows), Floats(rows), dx, none, parameters, parameters, Floats(w.size())};
+    const CpuNorm cpu = {x.data(), branch.data(), gamma.data(), w.data(), b.data(), dy.data(), r.x.data(),
+                         r.y.data(), r.mean.data(), r.rstd.data(), r.dx.data(), r.dbranch.data(), r.dw.data(),
+                         r.db.data(), r.dgamma.data()};
+    cpu_norm(&cpu, rows, (int)w.size());
+    return r;
+}
+
 // bare: without a branch, biases and an earlier gradient of x. In bf16, all gradients but db have the error of n: the
 // rounding error of y, divided by w.
 template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = false) {
     const size_t n = rows * (size_t)C, width = (size_t)C;
     constexpr size_t IN = 7;   // of the Linear that computes the branch
-    const Floats in = numbers_of<S>(rows * IN, 2), linear_w = numbers_of<S>(width * IN, 8),
-                 linear_b = numbers_of<S>(width, 9);
+    const Floats in = numbers<S>(rows * IN, 2), linear_w = numbers<S>(width * IN, 8),
+                 linear_b = numbers<S>(width, 9);
     Floats branch(n), gamma = numbers(width, 3), linear_dw(width * IN), linear_db(width);
     gamma[0] = 0.0f;
     for (size_t i = 0; i < n && !bare; i++) {
@@ -68,15 +75,11 @@ template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = 
         branch[i] = to_float(S(branch[i]));
     }
     const Floats none(n), no_bias(width), x = numbers(n, 1), w = numbers(width, 4),
-                 b = bare ? no_bias : numbers(width, 5), dy = numbers_of<S>(n, 6), dx = numbers(n, 7),
+                 b = bare ? no_bias : numbers(width, 5), dy = numbers<S>(n, 6), dx = numbers(n, 7),
                  ones(width, 1.0f);
-    Floats want_x(n), want_y(n), want_mean(rows), want_rstd(rows), want_dx(bare ? none : dx), want_dbranch(n),
-        want_dw(ones), want_db(ones), want_dgamma(width), want_dbias(ones);
-    const CpuNorm cpu = {x.data(), branch.data(), gamma.data(), w.data(), b.data(), dy.data(), want_x.data(),
-                         want_y.data(), want_mean.data(), want_rstd.data(), want_dx.data(), want_dbranch.data(),
-                         want_dw.data(), want_db.data(), want_dgamma.data()};
-    cpu_norm(&cpu, rows, C);
-    for (size_t i = 0; i < n; i++) want_dbias[i % width] += want_dbranch[i];
+    const NormOnCpu want = norm_on_cpu(rows, x, branch, gamma, w, b, dy, bare ? none : dx, 1.0f);
+    Floats want_dbias(ones);
+    for (size_t i = 0; i < n; i++) want_dbias[i % width] += want.dbranch[i];
     const DeviceArray on_x(x), on_gamma(gamma), on_w(w), on_b(b), on_dx(dx), rstd(rows);
     const Device<S> on_branch(branch), on_dy(dy), y(n), dbranch(n);
     const DeviceArray dw(ones), db(ones), dgamma(width), dbias(ones), partial(COLUMN_BLOCKS * 3 * width);
@@ -90,14 +93,14 @@ template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = 
     if (bare) grads.db = grads.dbias = nullptr;
     layernorm_residual_backward(nullptr, grads, &sums, backward);
     layer_sums<S>(nullptr, sums, {}, true);
-    near(c, "layernorm", C, y.get(), want_y, stored<S>());
-    near(c, "rstd", C, rstd.get(), want_rstd);
-    near(c, "dx", C, on_dx.get(), want_dx, stored<S>());
-    near(c, "dw", C, dw.get(), want_dw, 8 * stored<S>());
+    near(c, "layernorm", C, y.get(), want.y, stored<S>());
+    near(c, "rstd", C, rstd.get(), want.rstd);
+    near(c, "dx", C, on_dx.get(), want.dx, stored<S>());
+    near(c, "dw", C, dw.get(), want.dw, 8 * stored<S>());
     if (bare) return;
-    near(c, "residual", C, on_x.get(), want_x);
-    near(c, "dbranch", C, dbranch.get(), want_dbranch, stored<S>());
-    near(c, "db", C, db.get(), want_db);
+    near(c, "residual", C, on_x.get(), want.x);
+    near(c, "dbranch", C, dbranch.get(), want.dbranch, stored<S>());
+    near(c, "db", C, db.get(), want.db);
     const Floats dbranch_got = dbranch.get();
     for (size_t i = 0; i < n; i++) {
         linear_db[i % width] += dbranch_got[i];
@@ -106,34 +109,20 @@ template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = 
     const Device<S> on_linear_w(linear_w), on_linear_b(linear_b);
     const DeviceArray on_linear_dw(linear_dw), on_linear_db(linear_db);
     gamma_backward(nullptr, dgamma.p, on_gamma.p, on_linear_dw.p, on_linear_db.p, on_linear_w.p, on_linear_b.p, C, IN);
-    near(c, "dgamma", C, dgamma.get(), want_dgamma, stored<S>());
+    near(c, "dgamma", C, dgamma.get(), want.dgamma, stored<S>());
     near(c, "dbias", C, dbias.get(), want_dbias, stored<S>());
 }
 
-// Gradients against float64 with weights so small that y holds little of n, or nothing. dw: each channel's error has
-// the same share.
+// Gradients with weights so small that y holds little of n, or nothing. dw: each channel's error has the same share.
 template <typename S> void test_small_weights(Checks* c, bool bias, double limit_dx, double limit_dw) {
     constexpr int C = 60, ROWS = 1200;
     Floats x = numbers(ROWS * C, 1), w = numbers(C, 2), b = bias ? numbers(C, 3) : Floats(C), dy = numbers(ROWS * C, 4);
-    Doubles want_dx(x.size()), want_dw(C);
+    const Floats none(x.size());
     for (int i = 0; i < ROWS * C; i++) dy[i] = to_float(S(dy[i] + x[i]));
     for (float& w_c : w) w_c = 1.5f + w_c;
     w[0] = 0.0f, w[1] = 1e-3f, w[2] = -1e-9f;
     for (int i = 0; bias && i < 3; i++) b[i] = 0.3f;
-    for (int row = 0; row < ROWS; row++) {
-        const float *x_c = &x[row * C], *dy_c = &dy[row * C];
-        double n[C], mean = 0, variance = 0, g = 0, gn = 0;
-        for (int i = 0; i < C; i++) mean += x_c[i] / (double)C;
-        for (int i = 0; i < C; i++) variance += pow(x_c[i] - mean, 2) / C;
-        for (int i = 0; i < C; i++) {
-            n[i] = (x_c[i] - mean) / sqrt(variance + TOST_LN_EPS);
-            want_dw[i] += dy_c[i] * n[i];
-            g += (double)dy_c[i] * w[i] / C;
-            gn += (double)dy_c[i] * w[i] * n[i] / C;
-        }
-        for (int i = 0; i < C; i++)
-            want_dx[row * C + i] = ((double)dy_c[i] * w[i] - g - n[i] * gn) / sqrt(variance + TOST_LN_EPS);
-    }
+    const NormOnCpu want = norm_on_cpu(ROWS, x, none, none, w, b, dy, none, 0.0f);
     const DeviceArray on_x(x), rstd(ROWS), on_w(w), on_b(b), dx(x.size()), dw(C), partial(COLUMN_BLOCKS * 3 * C);
     const Device<S> on_dy(dy), y(x.size());
     ColumnSums sums = {partial.p, 0, {}};
@@ -142,8 +131,8 @@ template <typename S> void test_small_weights(Checks* c, bool bias, double limit
     layernorm_residual_backward<S>(nullptr, {dw.p, nullptr, nullptr}, &sums, {
         dx.p, nullptr, on_dy.p, y.p, rstd.p, on_w.p, bias_c, nullptr, false, ROWS, C, nullptr});
     layer_sums<S>(nullptr, sums, {}, false);
-    near(c, bias ? "dx of small weights with biases" : "dx of small weights", C, dx.get(), want_dx, limit_dx);
-    near(c, bias ? "dw of small weights with biases" : "dw of small weights", C, dw.get(), want_dw, limit_dw, C);
+    near(c, bias ? "dx of small weights with biases" : "dx of small weights", C, dx.get(), want.dx, limit_dx);
+    near(c, bias ? "dw of small weights with biases" : "dw of small weights", C, dw.get(), want.dw, limit_dw, C);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -152,7 +141,7 @@ template <typename S> void test_small_weights(Checks* c, bool bias, double limit
 // state: with rows before the pass and a gradient of those after it
 template <typename S> void test_conv(Checks* c, int C, int B, int T, bool state) {
     const size_t n = (size_t)B * T * C, size = 5 + (size_t)CONV_BEFORE * C, width = (size_t)C * CONV_WIDTH;
-    const Floats x = numbers_of<S>(n, 1), dy = numbers_of<S>(n, 2), weight = numbers(width, 3);
+    const Floats x = numbers<S>(n, 1), dy = numbers<S>(n, 2), weight = numbers(width, 3);
     const Floats before = numbers((size_t)B * size, 4), right = numbers((size_t)B * size, 5);
     const Floats unset(before.size(), 9.0f);
     Doubles y(n), dx(n), dweight(width, 1.0), after(unset.begin(), unset.end()), left(after);
@@ -211,7 +200,7 @@ template <typename S> __global__ void tile_kernel(float* out, const float* a, co
 // Operands of type S must have no error but that of float sums.
 template <typename S> void test_tile(Checks* c) {
     constexpr int DEPTH = 4 * TILE;
-    const Floats a = numbers_of<S>(TILE * DEPTH, 1), b = numbers_of<S>(DEPTH * TILE, 2);
+    const Floats a = numbers<S>(TILE * DEPTH, 1), b = numbers<S>(DEPTH * TILE, 2);
     Doubles want(TILE * TILE);
     for (int i = 0; i < TILE * TILE; i++)
         for (int k = 0; k < DEPTH; k++)
@@ -282,7 +271,7 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
     const size_t B = (size_t)k.B, T = (size_t)k.T, C = (size_t)k.C, NH = (size_t)k.NH, first = 3, block = T + first,
                  heads = B * NH * T, runs = (size_t)div_up(T, TSSA_RUN), sums = tssa_sums_size(k.C, k.NH);
     const float weights[] = {1, 0, 1e-7f, 5e-7f};   // energies below TOST_ENERGY_MIN
-    const Floats dy = numbers_of<S>(B * T * C, 2);
+    const Floats dy = numbers<S>(B * T * C, 2);
     Floats z = numbers(B * T * C, 1), temp = numbers(NH, 3), bias = numbers(NH * block, 4);
     for (size_t i = 0; i < z.size(); i++)
         z[i] = to_float(S(z[i] * (k.faint == 1   ? weights[i % C % 4]
@@ -496,7 +485,7 @@ void test_embeddings(Checks* c) {
 
 template <typename S> void test_columns(Checks* c, size_t rows, int N) {
     const size_t width = (size_t)N, n = rows * width;
-    const Floats x = numbers_of<S>(n, 1), dy = numbers_of<S>(n, 2), ones(width, 1.0f);
+    const Floats x = numbers<S>(n, 1), dy = numbers<S>(n, 2), ones(width, 1.0f);
     Doubles y(n), dx(n), db(width, 1.0), dbias(width, 1.0);
     for (size_t i = 0; i < n; i++) {
         const double v = 4.0 * x[i], cdf = 0.5 * erfc(-v / sqrt(2.0));
@@ -532,114 +521,33 @@ struct TestMatmul {
     ~TestMatmul() { matmul_free(&mm); }
 };
 
-// in_place: without a source. The gaps between matrices keep their value.
-template <typename S> void test_batch(Checks* c, bool at, bool bt, bool in_place) {
-    constexpr int COUNT = 3, M = 5, N = 7, K = 9, LD = 11, A = 128, B = 160, OUT = 96;
-    const Floats a = numbers_of<S>(COUNT * A, 1), b = numbers_of<S>(COUNT * B, 2),
-                 source = numbers_of<S>((COUNT + 1) * OUT, 3),
-                 before = in_place ? source : Floats(source.size(), 4.0f);
-    Floats want(before);
-    for (int i = 0; i < COUNT * M * N; i++) {
-        const int batch = i / (M * N), m = i / N % M, n = i % N, out = batch * OUT + m * LD + n;
-        double sum = 0;
-        for (int k = 0; k < K; k++)
-            sum += (double)a[batch * A + (at ? k * LD + m : m * LD + k)] *
-                   b[batch * B + (bt ? n * LD + k : k * LD + n)];
-        want[out] = (float)(-0.5 * sum + 1.5 * source[out]);
-    }
-    const Device<S> on_a(a), on_b(b), on_source(source), on_c(before);
+// cuBLASLt must not be given overlapping matrices or more than its memory.
+void test_batch_misuse(Checks* c) {
+    constexpr int COUNT = 3, N = 8, SIZE = N * N;
+    const DeviceArray a(COUNT * SIZE), b(COUNT * SIZE), out((COUNT + 1) * SIZE);
     TestMatmul t;
-    Product<S, S> p = {on_c.p, on_a.p, on_b.p, at, bt, M, N, K, LD, LD, LD, 1.5f, NULL, -0.5f,
-                       in_place ? nullptr : on_source.p, COUNT, OUT, A, B};
-    matmul(&t.mm, p);
-    near(c, "batch of products", N, on_c.get(), want, stored<S>());
-    const auto refused = [&](const char* message, const S* of, int64_t step) {
-        p.source = of, p.c_step = step;
+    Product<float, float> p = dense_product(out.p, a.p, b.p, PRODUCT_NN, N, N, N);
+    p.count = COUNT, p.a_step = p.b_step = SIZE, p.beta = 1.0f;
+    const auto refused = [&](const char* message, const float* source, int64_t step) {
+        p.source = source, p.c_step = step;
         dies(c, "batch of products", message, [&] { matmul(&t.mm, p); });
     };
-    refused("C overlaps D", on_c.p + OUT, OUT);
-    refused("the matrices of the batch D overlap", nullptr, 32);
-    refused("of an allocation of", nullptr, 2 * OUT);
+    refused("C overlaps D", out.p + SIZE, SIZE);
+    refused("the matrices of the batch D overlap", nullptr, N);
+    refused("of an allocation of", nullptr, 2 * SIZE);
 }
 
-// x (rows,columns), rows ≤ columns: X = u / ‖u‖, then the steps of Muon; rounded to S where the engine does.
-template <typename S> Doubles orthogonal(const Doubles& u, size_t rows, size_t columns) {
-    const auto rounded = [](double x) { return (double)to_float(S((float)x)); };
-    Doubles x(u), X(u), A(rows * rows), P(rows * rows);
-    double norm = 0;
-    for (const double v : u) norm += v * v;
-    for (double& v : X) v /= fmax(sqrt(norm), 1e-7);
-    for (int step = 0; step < 5; step++) {
-        for (size_t i = 0; i < x.size(); i++) x[i] = rounded(X[i]);
-        for (size_t i = 0; i < A.size(); i++) {
-            A[i] = 0;
-            for (size_t k = 0; k < columns; k++) A[i] += x[i / rows * columns + k] * x[i % rows * columns + k];
-            A[i] = rounded(A[i]);
-        }
-        for (size_t i = 0; i < P.size(); i++) {
-            P[i] = -4.7750 * A[i];
-            for (size_t k = 0; k < rows; k++) P[i] += 2.0315 * A[i / rows * rows + k] * A[k * rows + i % rows];
-            P[i] = rounded(P[i]);
-        }
-        for (size_t i = 0; i < x.size(); i++) {
-            X[i] *= 3.4445;
-            for (size_t k = 0; k < rows; k++) X[i] += P[i / columns * rows + k] * x[k * columns + i % columns];
-        }
-    }
-    return X;
-}
-
-// scale: of u
-template <typename S> void test_orthogonalize(Checks* c, int rows, int columns, float scale, double limit) {
-    constexpr size_t COUNT = 2;
-    const bool tall = rows > columns;
-    const size_t size = (size_t)rows * (size_t)columns, step = padded_size(size), stride = step + 64,
-                 side = (size_t)min(rows, columns), length = (size_t)max(rows, columns);
-    Floats u = numbers(COUNT * stride, 1);
-    Doubles want(COUNT * step);
-    for (size_t i = 0; i < u.size(); i++) u[i] = i % stride < size ? scale * u[i] : 0.0f;
-    const auto at = [&](size_t i) { return tall ? i % length * side + i / length : i; };
-    for (size_t matrix = 0; matrix < COUNT; matrix++) {
-        Doubles wide(size);
-        for (size_t i = 0; i < size; i++) wide[i] = u[matrix * stride + at(i)];
-        wide = orthogonal<S>(wide, side, length);
-        for (size_t i = 0; i < size; i++) want[matrix * step + at(i)] = wide[i];
-    }
-    const DeviceArray on_u(u);
-    const Device<double> squares(COUNT * slice_units(size));
-    const DeviceArray x(COUNT * step);
-    const Device<S> rounded(x.n), gram(COUNT * padded_size(side * side)), polynomial(gram.n);
-    Buffers<S> buf = {};
-    buf.muon_squares = squares.p, buf.muon_x = x.p, buf.muon_rounded = rounded.p;
-    buf.muon_gram = gram.p, buf.muon_poly = polynomial.p;
-    TestMatmul t;
-    orthogonalize(&t.mm, buf, on_u.p, {COUNT, rows, columns, size, stride, step});
-    Floats got = x.get();
-    for (size_t i = 0; i < got.size(); i++)
-        if (i % step >= size) got[i] = 0.0f;   // the gap
-    near(c, "orthogonalize", columns, got, want, limit);
-}
-
-// More units than threads.
-void test_normalize(Checks* c) {
+// More units than threads, whose sums are all `square`
+void test_normalize(Checks* c, float square) {
     constexpr size_t UNITS = SQUARES_THREADS + 44, SIZE = 37, STEP = 64;
     const Floats u = numbers(STEP, 1);
     Floats want(u.begin(), u.begin() + SIZE);
-    for (float& v : want) v /= sqrtf((float)UNITS);
+    for (float& v : want) v /= fmaxf(sqrtf((float)UNITS * square), 1e-7f);
     const DeviceArray on_u(u), x(STEP);
-    const Device<double> sums(Floats(UNITS, 1.0f));
+    const Device<double> sums(Floats(UNITS, square));
     const MuonMatrices a = {1, 1, (int)SIZE, SIZE, STEP, STEP};
     LAUNCH(muon_normalize_kernel, (int)UNITS, SQUARES_THREADS, 0, nullptr, x.p, sums.p, on_u.p, a);
     near(c, "muon_normalize", (int)SIZE, x.get(), want);
-}
-
-template <typename S> void test_muon_kernels(Checks* c, double limit) {
-    for (const bool at : {false, true})
-        for (const bool bt : {false, true}) test_batch<S>(c, at, bt, at == bt);
-    test_orthogonalize<S>(c, 60, 60, 1e-3f, limit);
-    test_orthogonalize<S>(c, 35, 140, 1.0f, limit);
-    test_orthogonalize<S>(c, 580, 61, 1.0f, limit);      // several units
-    test_orthogonalize<S>(c, 7, 3, 1e-9f, limit);        // a norm below the least
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -706,21 +614,36 @@ void test_offsets(Checks* c) {
     }
 }
 
-// The call must exit with STATUS_FAILED and one line that contains `want`.
-void test_fatal(Checks* c, void (*call)(), const char* want) {
-    int status = 0;
-    const std::string text = child_stderr(&status, call);
-    check(c, WIFEXITED(status) && WEXITSTATUS(status) == STATUS_FAILED && text.find(want) != std::string::npos &&
-                 text.find('\n') == text.size() - 1,
-          "fatal error: status %d, \"%s\", want \"%s\"", status, text.c_str(), want);
+// Two ranks send each other the first `sent` bytes of an array, and receive others from place `at` on.
+void send_bytes(int rank, size_t sent, size_t received, size_t at) {
+    cuda_on_host_set({CUDA_ORDER_FORWARD, 1, 1, true, ~0u, 2});
+    const Device<char> x(200);
+    TostComm* comm;
+    TostError err;
+    CommMessage messages[2] = {};
+    messages[1 - rank] = {x.p, x.p + at, sent, received};
+    if (nccl_open_comm(&comm, &err)) nccl_send(link_of(comm), messages, nullptr);
+    cudaStreamSynchronize(nullptr);
+}
+
+// NCCL must not be given messages that do not match or overlap.
+void test_nccl_misuse(Checks* c) {
+    const auto refused = [&](const char* message, auto misuse) {
+        for (const RankEnd& end : run_ranks(2, misuse))
+            check(c, WIFSIGNALED(end.status) && end.text.find(message) != std::string::npos, "want \"%s\", got \"%s\"",
+                  message, end.text.c_str());
+    };
+    refused("ncclSend of 50 bytes", [](int rank) { send_bytes(rank, rank ? 50 : 100, 100, 100); });
+    refused("overlaps", [](int rank) { send_bytes(rank, 100, 1, 99); });
 }
 
 void test_errors(Checks* c) {
-    test_fatal(c, [] { CUDA_CHECK(cudaErrorMemoryAllocation); },
-               ": cudaErrorMemoryAllocation: out of memory; a smaller --batch or --seq needs less memory");
-    test_fatal(c, [] { CUBLAS_CHECK(CUBLAS_STATUS_ALLOC_FAILED); },
-               ": CUBLAS_STATUS_ALLOC_FAILED: cuBLASLt status 3; cuBLASLt must be");
-    test_fatal(c, [] { CUBLAS_CHECK(CUBLAS_STATUS_NOT_SUPPORTED); }, "status 15; it has no algorithm for these sizes");
+    const auto fatal = [&](const char* want, void (*call)()) { exits(c, run_child(call), STATUS_FAILED, want); };
+    fatal(": cudaErrorMemoryAllocation: out of memory; a smaller --batch or --seq needs less memory",
+          [] { CUDA_CHECK(cudaErrorMemoryAllocation); });
+    fatal(": CUBLAS_STATUS_ALLOC_FAILED: cuBLASLt status 3; cuBLASLt must be",
+          [] { CUBLAS_CHECK(CUBLAS_STATUS_ALLOC_FAILED); });
+    fatal("status 15; it has no algorithm for these sizes", [] { CUBLAS_CHECK(CUBLAS_STATUS_NOT_SUPPORTED); });
 }
 
 // On 4 multiprocessors, tiles of a product of (1024,K) and (K,1024) are small if they make 11.4 waves or more.
@@ -742,11 +665,11 @@ void test_kernels(Checks* c, int seeds) {
     test_matmul_choice(c);
     test_concurrent(c, seeds);
     test_classifier_blocks(c);
-    test_normalize(c);
-    test_muon_kernels<float>(c, 1e-4);
-    test_muon_kernels<bf16>(c, 2e-2);
+    test_batch_misuse(c);
+    for (const float square : {1.0f, 1e-18f}) test_normalize(c, square);   // the second norm is below the least
     test_normal(c);
     test_errors(c);
+    test_nccl_misuse(c);
     test_offsets(c);
     for (const bool add : {false, true}) test_layer_sums(c, add);
     test_embeddings(c);

@@ -207,7 +207,7 @@ void queue_step(ncclComm_t c) {
 
 ncclResult_t add_call(Kind kind, const void* in, void* out, size_t count, ncclDataType_t type, int peer, ncclComm_t c,
                       cudaStream_t stream) {
-    const Call call = {kind, peer, type, (char*)out, count * (type == ncclFloat32 ? sizeof(float) : 1), 0};
+    const Call call = {kind, peer, type, (char*)out, count * (type == ncclFloat ? sizeof(float) : 1), 0};
     check_comm(kind_names[kind], c);
     if (!c->initialized || c->finalized)
         cuda_on_host_die("%s before the communicator is ready or after its end", kind_names[kind]);
@@ -233,10 +233,9 @@ ncclResult_t ncclGetVersion(int* version) {
 }
 
 const char* ncclGetErrorString(ncclResult_t result) {
-    static const char* const texts[] = {
-        "no error", "unhandled cuda error", "unhandled system error", "internal error", "invalid argument",
-        "invalid usage", "remote process exited or there was a network error", "NCCL operation in progress"};
-    return texts[result];
+    return result == ncclInvalidUsage  ? "invalid usage"
+           : result == ncclRemoteError ? "remote process exited or there was a network error"
+                                       : "NCCL operation in progress";
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {

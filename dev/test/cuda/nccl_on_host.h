@@ -26,11 +26,8 @@
 typedef struct NcclOnHostComm* ncclComm_t;
 typedef struct { char internal[NCCL_UNIQUE_ID_BYTES]; } ncclUniqueId;
 typedef struct { int blocking; } ncclConfig_t;
-enum ncclResult_t {
-    ncclSuccess = 0, ncclUnhandledCudaError = 1, ncclSystemError = 2, ncclInternalError = 3, ncclInvalidArgument = 4,
-    ncclInvalidUsage = 5, ncclRemoteError = 6, ncclInProgress = 7
-};
-enum ncclDataType_t { ncclInt8 = 0, ncclFloat32 = 7, ncclFloat = 7 };
+enum ncclResult_t { ncclSuccess = 0, ncclInvalidUsage = 5, ncclRemoteError = 6, ncclInProgress = 7 };
+enum ncclDataType_t { ncclInt8 = 0, ncclFloat = 7 };
 
 ncclResult_t ncclGetVersion(int* version);
 const char* ncclGetErrorString(ncclResult_t result);

@@ -31,7 +31,6 @@ struct Item {
 
 struct CudaOnHostGraph {
     std::vector<Work> nodes;
-    bool executable = false;
 };
 
 struct CudaOnHostStream {
@@ -196,8 +195,7 @@ bool cuda_on_host_capturing(void) { return runtime.captures > 0; }
 int cuda_on_host_live(void) {
     int streams = 0;
     for (auto& s : runtime.streams) streams += s->alive;
-    return (int)(runtime.device.size() + runtime.pinned.size() + runtime.events.size() +
-                 runtime.graphs.size()) +
+    return (int)(runtime.device.size() + runtime.pinned.size() + runtime.events.size() + runtime.graphs.size()) +
            streams + cublaslt_on_host_live();
 }
 
@@ -253,8 +251,6 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int dev
     return cudaSuccess;
 }
 
-cudaError_t cudaPeekAtLastError(void) { return runtime.last_error; }
-
 cudaError_t cudaGetLastError(void) {
     const cudaError_t error = runtime.last_error;
     runtime.last_error = cudaSuccess;
@@ -295,44 +291,44 @@ cudaError_t cuda_on_host_malloc(void** p, size_t bytes, bool on_device) {
     return cudaSuccess;
 }
 
-// Frees p, one of `allocations`.
-static cudaError_t release(const char* call, std::map<char*, size_t>* allocations, void* p) {
-    if (!p) return cudaSuccess;
-    if (!allocations->count((char*)p)) cuda_on_host_die("%s of %p, which is not from cudaMalloc", call, p);
+// Frees p, one of `allocations`, and returns how many bytes it had.
+static size_t release(const char* call, std::map<char*, size_t>* allocations, void* p) {
+    const auto a = allocations->find((char*)p);
+    if (a == allocations->end()) cuda_on_host_die("%s of %p, which is not from cudaMalloc", call, p);
     if (runtime.captures) cuda_on_host_die("%s while a stream is capturing", call);
     run_all();
-    allocations->erase((char*)p);
+    const size_t bytes = a->second;
+    ASAN_UNPOISON_MEMORY_REGION(p, bytes);
+    allocations->erase(a);
     free(p);
+    return bytes;
+}
+
+cudaError_t cudaFreeHost(void* p) {
+    if (p) release("cudaFreeHost", &runtime.pinned, p);
     return cudaSuccess;
 }
 
-cudaError_t cudaFreeHost(void* p) { return release("cudaFreeHost", &runtime.pinned, p); }
-
 cudaError_t cudaFree(void* p) {
-    const auto a = runtime.device.find((char*)p);
-    if (a != runtime.device.end()) {
-        run_all();
-        const auto inside = [&](const std::pair<char*, size_t>& zone) {
-            return zone.first >= a->first && zone.first < a->first + a->second;
-        };
-        auto& zones = runtime.redzones;
-        zones.erase(std::remove_if(zones.begin(), zones.end(), inside), zones.end());
-        ASAN_UNPOISON_MEMORY_REGION(a->first, a->second);
-        runtime.used -= a->second;
-        race_memory_freed(p);
-    }
-    return release("cudaFree", &runtime.device, p);
+    if (!p) return cudaSuccess;
+    const size_t bytes = release("cudaFree", &runtime.device, p);
+    const auto inside = [&](const std::pair<char*, size_t>& zone) {
+        return zone.first >= (char*)p && zone.first < (char*)p + bytes;
+    };
+    auto& zones = runtime.redzones;
+    zones.erase(std::remove_if(zones.begin(), zones.end(), inside), zones.end());
+    runtime.used -= bytes;
+    race_memory_freed(p);
+    return cudaSuccess;
 }
 
-cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind,
-                            cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
     if (bytes == 0) return cudaSuccess;
     if (!dst || !src) cuda_on_host_die("cudaMemcpyAsync: a null pointer");
     const bool from = find_allocation(runtime.device, src), to = find_allocation(runtime.device, dst);
     const cudaMemcpyKind found = from ? (to ? cudaMemcpyDeviceToDevice : cudaMemcpyDeviceToHost)
                                       : (to ? cudaMemcpyHostToDevice : cudaMemcpyHostToHost);
-    if (kind != found)
-        cuda_on_host_die("cudaMemcpyAsync: kind %d, but the pointers are of kind %d", kind, found);
+    if (kind != found) cuda_on_host_die("cudaMemcpyAsync: kind %d, but the pointers are of kind %d", kind, found);
     if (from) cuda_on_host_check_range("cudaMemcpyAsync", src, bytes);
     if (to) cuda_on_host_check_range("cudaMemcpyAsync", dst, bytes);
     CudaOnHostStream* s = stream_of("cudaMemcpyAsync", stream);
@@ -468,13 +464,11 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsig
     NEED_DEVICE();
     if (!runtime.graphs.count(graph)) cuda_on_host_die("cudaGraphInstantiate: no such graph");
     *exec = *runtime.graphs.insert(new CudaOnHostGraph(*graph)).first;
-    (*exec)->executable = true;
     return cudaSuccess;
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-    if (!runtime.graphs.count(exec) || !exec->executable)
-        cuda_on_host_die("cudaGraphLaunch: no such executable graph");
+    if (!runtime.graphs.count(exec)) cuda_on_host_die("cudaGraphLaunch: no such graph");
     const std::vector<Work> nodes = exec->nodes;
     enqueue(stream_of("cudaGraphLaunch", stream), [nodes] {
         for (const Work& node : nodes) node();
