@@ -14,7 +14,7 @@ SCRIPTS = Path("clone/dev/data").resolve()
 sys.path[:0] = [str(SCRIPTS)]
 
 import script_calls
-from script_calls import BINARY, check, missing, program
+from script_calls import BINARY, check, missing, program, write
 
 import evalset
 import fetch
@@ -33,10 +33,7 @@ def made(command, *more):
 
 def refused(texts, command, *more, status=1):
     script, *arguments = command.split()
-    if status == 1:
-        return script_calls.refuses(texts, program(SCRIPTS / script), *arguments, *more)
-    actual, _, err = script_calls.call(program(SCRIPTS / script), *arguments, *more)   # of argparse, several lines
-    check(f"{command}: status {actual}, '{texts}': {err}", actual == status and all(t in err for t in texts.split(" | ")))
+    script_calls.refuses(texts, program(SCRIPTS / script), *arguments, *more, status=status)
 
 
 def process(command, *more, **environment):
@@ -44,11 +41,6 @@ def process(command, *more, **environment):
     script, *arguments = command.split()
     return subprocess.run([sys.executable, SCRIPTS / script, *arguments, *more], env={**os.environ, **environment},
                           capture_output=True, text=True)
-
-
-def write(name, content):
-    Path(name).parent.mkdir(parents=True, exist_ok=True)
-    Path(name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 def tokens(path):

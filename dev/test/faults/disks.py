@@ -3,12 +3,10 @@ file and reason, and the resumed run must equal a run without faults."""
 
 import dataclasses
 import errno
-import hashlib
 import itertools
 import os
 import random
 import re
-import subprocess
 
 import journal
 import world
@@ -18,33 +16,27 @@ SHORT = [*world.RUN, "--steps", "6", "--val-every", "3", "--sample-every", "4", 
 
 # ---- Power failures --------------------------------------------------------------------------------------------------
 
-def survivors(w, report, what, args, start, every, rng):
-    """(case, description, step that must survive) for what a power failure after each call of a launch may leave. The
-    launch starts with the folder `start`. Each different folder comes once."""
-    case, seen = w.case(start), set()
-    ran = case.launch([*args, *world.OUT])
+def lose_power(w, report, what, args, start, reference, every, rng):
+    """What a power failure after each call of a launch may leave, each different folder once. The launch starts with
+    the folder `start`. The run that continues must equal the reference. Returns the number of folders."""
+    case, seen, count = w.case(start), set(), 0
+    ran = case.launch(args)
     report.check(ran.status == 0, f"{what}: {ran.summary()}")
     disk = journal.Disk(start)
     for done, record in enumerate(ran.journal, 1):
         disk.apply(record)
-        least = world.saved(ran.journal[:done])
+        least = max(newest(start), world.saved(ran.journal[:done]))
         for loss, left in disk.after_power_failure(rng):
-            digest = hashlib.sha256(repr((least, sorted(left.items()))).encode()).digest()
-            if digest not in seen and (seen.add(digest) or len(seen) % every == 0):
-                after = w.case(left)
-                yield after, f"{what}, power failure after call {done}: {loss}", least
-                after.remove()
+            folder = hash((least, *sorted(left.items())))
+            if folder in seen or seen.add(folder) or len(seen) % every:
+                continue
+            count += 1
+            after, here = w.case(left), f"{what}, power failure after call {done}: {loss}"
+            after.check_checkpoints(report, here, least, sample=count % 8 == 0)
+            after.check_resume(report, here, SHORT, reference)
+            after.remove()
     report.check(disk.tree() == case.tree(), f"{what}: replaying the journal does not give what is on disk")
     case.remove()
-
-
-def lose_power(w, report, what, args, start, reference, every, rng):
-    """The run that continues after a power failure must equal the reference. Returns the number of power failures."""
-    count = 0
-    for case, here, least in survivors(w, report, what, args, start, every, rng):
-        count += 1
-        case.check_checkpoints(report, here, max(newest(start), least), sample=count % 8 == 0)
-        case.check_resume(report, here, SHORT, reference)
     return count
 
 
@@ -56,7 +48,7 @@ def killed_in_save(w):
     """A run killed during its second save, with log rows after its checkpoint and an unfinished folder."""
     for at in itertools.count(1):
         case = w.case()
-        case.launch([*SHORT, *world.OUT], at=at, do="half")
+        case.launch(SHORT, at=at, do="half")
         tree, found = case.tree(), case.complete() == [2] and case.unfinished()
         case.remove()
         if found:
@@ -67,7 +59,7 @@ def power(w, report, every, seed):
     rng = random.Random(f"power {seed}")
     reference, _ = w.reference(SHORT)
     count = lose_power(w, report, "a new run", SHORT, {}, reference, every, rng)
-    count += lose_power(w, report, "a resumed run", ["--resume"], killed_in_save(w), reference, every, rng)
+    count += lose_power(w, report, "a resumed run", ["--resume", *world.OUT], killed_in_save(w), reference, every, rng)
     report.figure(f"{count} folders that a power failure may leave, each resumed")
 
 
@@ -87,8 +79,7 @@ class Job:
     args: list           # of the program
     start: dict          # the initial folder
     attempt: object      # attempt(Trial): checks what follows one fault
-    fresh: list = None   # options of the run, and the folder without faults
-    reference: dict = None
+    reference: dict = None   # the folder without faults
 
 
 @dataclasses.dataclass
@@ -147,16 +138,13 @@ class Trial:
         self.check(lines and os.strerror(self.errno) in lines[-1], f"{os.strerror(self.errno)!r} is missing: {err!r}")
         return True
 
-    def check_resume(self):
-        """The checkpoints must open after a failure, and the resumed run must equal the reference run."""
-        least = max(newest(self.job.start), world.saved(self.result.journal))
-        self.case.check_checkpoints(self.report, self.what, least, sample=self.at % 16 == 0)
-        self.case.check_resume(self.report, self.what, self.job.fresh, self.job.reference)
-
 
 def fail_run(t):
+    """The checkpoints must open after a failure, and the resumed run must equal the reference run."""
     if t.check_failure():
-        t.check_resume()
+        least = max(newest(t.job.start), world.saved(t.result.journal))
+        t.case.check_checkpoints(t.report, t.what, least, sample=t.at % 16 == 0)
+        t.case.check_resume(t.report, t.what, SHORT, t.job.reference)
     else:
         t.case.check_same(t.report, t.what, t.job.reference, older=not t.old_remains())
 
@@ -205,50 +193,10 @@ def faults(w, report, every, seed):
     rng = random.Random(f"fault {seed}")
     reference, _ = w.reference(SHORT)
     jobs = [
-        Job("new", [*SHORT, *world.OUT], {}, fail_run, SHORT, reference),
-        Job("resumed", ["--resume", *world.OUT], killed_in_save(w), fail_run, SHORT, reference),
+        Job("new", SHORT, {}, fail_run, reference),
+        Job("resumed", ["--resume", *world.OUT], killed_in_save(w), fail_run, reference),
         Job("tokenize", world.MADE, {}, fail_tokenize),
         Job("eval --json", world.EVAL, {**reference, "out.json": OLD_JSON}, fail_json),
     ]
     for job in jobs:
         fail_all(w, report, job, every, rng)
-
-
-# ---- Full disks ------------------------------------------------------------------------------------------------------
-
-KEEP_ALL = [*SHORT[:-2], "--keep", "0"]
-
-
-def mounted(*options):
-    return subprocess.run(["mount", "-t", "tmpfs", *options], capture_output=True).returncode == 0
-
-
-def fill(w, report, reference, size):
-    """A run on a disk with space for some of its checkpoints; then the disk grows and the run is resumed."""
-    case, what = w.case({"run": None}), f"a disk of {size >> 10} KiB"
-    disk = case.path("run")
-    if not mounted("-o", f"size={size}", "tmpfs", disk):
-        report.skip("full disks: a tmpfs cannot be mounted here (needs root)")
-        return False
-    try:
-        result = case.launch([*KEEP_ALL, *world.OUT])
-        report.check(result.status == 1, f"{what}: expected status 1: {result.summary()}")
-        *warnings, error = result.err.splitlines() or [""]   # a warning if the disk is too small for all checkpoints
-        report.check(len(warnings) <= 1 and os.strerror(errno.ENOSPC) in error and "run" in error,
-                     f"{what}: expected a line with file and reason: {result.err!r}")
-        case.check_checkpoints(report, what, world.saved(result.journal))
-        report.check(mounted("-o", "remount,size=64m", "tmpfs", disk), f"{what}: it cannot grow")
-        if not case.complete() and os.path.exists(case.path("run", "log.csv")):
-            os.remove(case.path("run", "log.csv"))   # --overwrite cannot rename a mount point
-        case.check_resume(report, what, KEEP_ALL, reference, older=True)
-    finally:
-        subprocess.run(["umount", "-l", disk], capture_output=True)
-    case.remove()
-    return True
-
-
-def full(w, report):
-    reference, _ = w.reference(KEEP_ALL)
-    sizes = range(64 << 10, 272 << 10, 16 << 10)
-    if all(fill(w, report, reference, size) for size in sizes):
-        report.figure(f"tmpfs of {len(sizes)} sizes")

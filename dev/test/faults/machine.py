@@ -20,7 +20,7 @@ def peak(w, steps):
     """The peak of resident memory in KiB of a run with validations, samples and saves, which must succeed."""
     case = w.case()
     process = subprocess.Popen(
-        [w.binary, *world.RUN, *world.OUT, "--steps", str(steps), "--val-every", "20", "--sample-every", "25",
+        [w.binary, *world.RUN, "--steps", str(steps), "--val-every", "20", "--sample-every", "25",
          "--save-every", "50", "--keep", "2"], cwd=case.dir, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
         env={**os.environ, "OMP_NUM_THREADS": "1", "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0"},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS)))

@@ -26,7 +26,6 @@ SUITES = {
     "tokenize": lambda w, report, o: interrupts.tokenize(w, report, o.every),
     "power": lambda w, report, o: disks.power(w, report, o.every, o.seed),
     "fault": lambda w, report, o: disks.faults(w, report, o.every, o.seed),
-    "full": lambda w, report, o: disks.full(w, report),
     "growth": lambda w, report, o: machine.growth(w, report),
     "leaks": lambda w, report, o: machine.leaks(w, report, os.path.abspath(os.path.join(o.built, "valgrind"))),
 }

@@ -7,16 +7,20 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import time
 import traceback
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+
+import compare
 import journal
 
 MODEL = ("--layers 1 --heads 2 --channels 16 --block-size 32 --vocab-size 257 --batch 2 --total-batch 128 --warmup 2 "
          "--lr 0.3").split()   # high: the best validation loss is not the last one
 DATA = ["--data", "../tiny_train_*.bin", "--tokenizer", "../vocab.bpe", "--order", "shuffled"]
-RUN = MODEL + DATA + ["--val-windows", "4", "--sample-tokens", "8"]
 OUT = ["--out", "run"]
+RUN = MODEL + DATA + OUT + ["--val-windows", "4", "--sample-tokens", "8"]
 TOKENIZE = ["tokenize", "--tokenizer", "../vocab.bpe", "--val-frac", "0.2"]
 MADE = [*TOKENIZE, "--shard-tokens", "9000", "--out", "made/x", "../text.txt"]   # two shards and one for validation
 EVAL = ["eval", "--model", "run", "--data", "../tiny_val_*.bin", "--tokenizer", "../vocab.bpe", "--json", "out.json"]
@@ -29,7 +33,7 @@ class Report:
     SHOWN = 40   # failed checks to print per suite
 
     def __init__(self, program="torture"):
-        self.program, self.passed, self.failed, self.skipped = program, 0, 0, 0
+        self.program, self.name, self.passed, self.failed, self.skipped = program, "set-up", 0, 0, 0
 
     def suite(self, name, run):
         """Runs a suite. An exception counts as a failed check, and the other suites still run."""
@@ -59,7 +63,7 @@ class Report:
 
     def close(self):
         print(f"{self.program}: {self.passed} passed, {self.failed} failed, {self.skipped} skipped", flush=True)
-        return 1 if self.failed or self.passed == 0 else 0
+        return 1 if self.failed or self.passed + self.skipped == 0 else 0
 
 
 @dataclasses.dataclass
@@ -67,7 +71,7 @@ class Result:
     status: int       # negative: killed by that signal
     out: str
     err: str
-    journal: list
+    journal: list = ()
 
     def killed(self):
         return self.status == -signal.SIGKILL
@@ -81,7 +85,7 @@ class Result:
         return next((r.call for r in self.journal if r.name == "end"), 0)
 
     def summary(self):
-        return f"status {self.status}: {self.err.strip()[:300]!r}"
+        return f"status {self.status}: {self.err.strip()[-400:]!r} {self.out[-200:]!r}"
 
 
 class Case:
@@ -125,7 +129,7 @@ class Case:
 
     def resume(self, fresh, **how):
         """Resumes the run if it has a complete checkpoint, else starts it again with the options `fresh`."""
-        return self.launch(["--resume", *OUT] if self.complete() else [*fresh, *OUT, "--overwrite"], **how)
+        return self.launch(["--resume", *OUT] if self.complete() else [*fresh, "--overwrite"], **how)
 
     def check_resume(self, report, what, fresh, reference, older=None):
         """Resumes the run, which must succeed and equal the reference run (see check_same)."""
@@ -170,30 +174,9 @@ class Case:
             report.check(text.status == 0 and text.out.startswith("1 and 2 make "), f"{what}: sample: {text.summary()}")
 
     def check_same(self, report, what, reference, older=True):
-        """The run's folder must equal that of the reference run, except for the times in the log. older=False: compares
-        only the last checkpoint, because a finished run that is resumed saves nothing and removes no old or unfinished
-        checkpoint, and a stopped run has saved other steps."""
-        mine, other = comparable(self.tree(), older), comparable(reference, older)
-        both = mine.keys() & other.keys()
-        wrong = [f"{n} is missing" for n in sorted(other.keys() - both)]
-        wrong += [f"{n} is extra" for n in sorted(mine.keys() - both)]
-        wrong += [f"{n} differs" for n in sorted(both) if mine[n] != other[n]]
+        """The run's folder must equal that of the reference run (see compare.py)."""
+        wrong = compare.differences(self.tree(), reference, older)
         return report.check(not wrong, f"{what}: differs from the reference run: {', '.join(wrong)[:300]}")
-
-
-def log_without_times(log):
-    """Rows of log.csv without the columns of times."""
-    rows = [line.split(",") for line in log.decode().splitlines()]
-    keep = [i for i, name in enumerate(rows[0]) if name not in ("ms", "tokens_per_s")] if rows else []
-    return [[row[i] for i in keep] if len(row) == len(rows[0]) else row for row in rows]
-
-
-def comparable(tree, older):
-    """The files that check_same compares: the log without times, and not run.lock, which a killed process leaves."""
-    last = max((path for path in tree if re.fullmatch(r"run/step_\d+", path)), default="")
-    return {path: log_without_times(data) if path == "run/log.csv" else data for path, data in tree.items()
-            if path != "run/run.lock" and (older or not path.startswith("run/step_")
-                                           or f"{path}/".startswith(f"{last}/"))}
 
 
 def saved(records, run="run"):
@@ -235,11 +218,11 @@ class World:
         return Case(self, f"case_{self.cases}", tree, threads)
 
     def reference(self, args, threads=1):
-        """The reference run, without faults: its folder and its journal."""
+        """The reference run, without faults: its folder, and what the program said and did."""
         case = self.case(threads=threads)
-        result = case.launch([*args, *OUT])
+        result = case.launch(args)
         if result.status != 0:
-            raise SystemExit(f"the run without faults fails: {result.summary()}")
+            raise RuntimeError(f"the run without faults fails: {result.summary()}")
         tree = case.tree()
         case.remove()
-        return tree, result.journal
+        return tree, result

@@ -48,15 +48,16 @@ class Mpi:
     binary: str
 
     def command(self, ranks):
+        """Starts programs on some ranks; 0: one process, without the launcher."""
         own = ["--oversubscribe", "--bind-to", "none"] if self.name == "openmpi" else ["-bind-to", "none"]
-        return [self.launcher, *own, "-n", str(ranks)]
+        return [self.launcher, *own, "-n", str(ranks)] if ranks else []
 
 
-def find_mpi(folder):
-    """The MPI libraries for which `folder` has a trainer."""
-    all_of = [Mpi(name, shutil.which(f"mpirun.{name}") or shutil.which("mpirun"),
-                  os.path.abspath(os.path.join(folder, name, "train_gpt_tost"))) for name in ("openmpi", "mpich")]
-    return [mpi for mpi in all_of if mpi.launcher and os.access(mpi.binary, os.X_OK)]
+def find_mpi(folder, name):
+    """An MPI library, if `folder` has a trainer for it."""
+    mpi = Mpi(name, shutil.which(f"mpirun.{name}") or shutil.which("mpirun"),
+              os.path.abspath(os.path.join(folder, name, "train_gpt_tost")))
+    return mpi if mpi.launcher and os.access(mpi.binary, os.X_OK) else None
 
 
 def environment(more=None):
@@ -66,18 +67,12 @@ def environment(more=None):
 
 
 @dataclasses.dataclass
-class Result:
-    status: int
-    out: str
-    err: str
-    seconds: float   # from the last signal, or the start, to the end of the last process
+class Result(world.Result):
+    seconds: float = 0   # from the last signal, or the start, to the end of the last process
 
     def lines(self):
         """The error lines of the trainer. The launchers write lines of their own."""
         return [line for line in self.err.splitlines() if re.search(r"\btrain_gpt_tost: ", line)]
-
-    def summary(self):
-        return f"status {self.status}: {self.err.strip()[-400:]!r} {self.out[-200:]!r}"
 
 
 def runs(pid):
@@ -146,21 +141,9 @@ class Job:
         for stream in self.files:
             stream.seek(0)
         out, err = (stream.read() for stream in self.files)
-        return Result(self.process.returncode, out, err + late, seconds)
+        return Result(self.process.returncode, out, err + late, seconds=seconds)
 
 
 def resumed(case, fresh=()):
     """The arguments that continue the run in a case, or start it again if nothing was saved."""
     return [*fresh, "--overwrite"] if fresh and not case.complete() else ["--resume", *world.OUT, "--threads", "1"]
-
-
-def single(w, binary, args):
-    """A run without a launcher, which must succeed: its folder and what it printed."""
-    case = w.case()
-    done = subprocess.run([binary, *args], cwd=case.dir, env=environment(), stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, errors="replace", timeout=300, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(f"{binary} {' '.join(args)}: status {done.returncode}: {done.stderr.strip()[:400]}")
-    tree = case.tree()
-    case.remove()
-    return {"tree": tree, "out": done.stdout}
