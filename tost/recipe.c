@@ -56,7 +56,7 @@ char* setting_text(const void* base, const Setting* row) {
             text = choice_name(&n, row->values, *(const int*)field);
             return xasprintf("%.*s", (int)n, text);
         case STRING: text = *(const char* const*)field; break;
-        case LIST: return ((const PathList*)field)->count ? join_paths(field, *separator) : NULL;
+        case LIST: return ((const StringList*)field)->count ? join_strings(field, *separator) : NULL;
     }
     return text ? xstrdup(text) : NULL;
 }
@@ -131,7 +131,7 @@ bool setting_parse(void* base, const Setting* row, const char* text, TostError* 
         case LIST: break;
     }
     if (!*text) return tost_error(err, "--%s is empty: give a value, or leave it out", row->name);
-    if (row->kind == LIST) add_path(field_of(base, row), xstrdup(text));
+    if (row->kind == LIST) add_string(field_of(base, row), xstrdup(text));
     else {
         setting_clear(base, row);
         *(char**)field_of(base, row) = xstrdup(text);
@@ -140,7 +140,7 @@ bool setting_parse(void* base, const Setting* row, const char* text, TostError* 
 }
 
 void setting_clear(void* base, const Setting* row) {
-    if (row->kind == LIST) free_paths(field_of(base, row));
+    if (row->kind == LIST) free_strings(field_of(base, row));
     if (row->kind != STRING) return;
     char** text = field_of(base, row);
     free(*text);
@@ -198,8 +198,8 @@ static void copy_setting(TostRecipe* dst, const TostRecipe* src, const Setting* 
         [REAL] = sizeof(double), [DURATION] = sizeof(double)};
     const void* field = field_of(src, row);
     if (row->kind == STRING && *(char* const*)field) *(char**)field_of(dst, row) = xstrdup(*(char* const*)field);
-    else if (row->kind == LIST) for (int i = 0; i < ((const PathList*)field)->count; i++)
-        add_path(field_of(dst, row), xstrdup(((const PathList*)field)->paths[i]));
+    else if (row->kind == LIST) for (int i = 0; i < ((const StringList*)field)->count; i++)
+        add_string(field_of(dst, row), xstrdup(((const StringList*)field)->strings[i]));
     else if (row->kind != STRING) memcpy(field_of(dst, row), field, size[row->kind]);
 }
 

@@ -184,7 +184,7 @@ const char* choice_name(size_t* len, const char* choices, int n);
 #define TYPE_REAL     double
 #define TYPE_DURATION double
 #define TYPE_STRING   char*
-#define TYPE_LIST     PathList
+#define TYPE_LIST     StringList
 
 // Its strings are owned: recipe_free
 typedef struct {

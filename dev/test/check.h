@@ -42,8 +42,8 @@ static inline int checks_verdict(const Checks* c) {
     return c->failed != 0 || c->passed + c->skipped == 0;
 }
 
-// A PathList with one path, or pattern.
-#define ONE_PATH(path) (&(PathList){1, (char*[]){(char*)(path)}})
+// A StringList with one path, or pattern.
+#define ONE_PATH(path) (&(StringList){1, (char*[]){(char*)(path)}})
 
 // PATH in the folder of shared test data ($TOST_SHARED, default ../shared), or NULL if it does not exist. Caller frees.
 static inline char* shared_path(const char* path) {

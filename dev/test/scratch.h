@@ -60,15 +60,15 @@ static inline void limit_file_size(rlim_t bytes) {
 // Like rm -rf.
 static inline bool remove_tree(const char* path, TostError* err) {
     struct stat st;
-    PathList names = {0};
+    StringList names = {0};
     bool ok = true, exists = lstat(path, &st) == 0;
     if (exists && S_ISDIR(st.st_mode)) ok = folder_list(&names, path, err);
     for (int i = 0; ok && i < names.count; i++) {
-        char* child = xasprintf("%s/%s", path, names.paths[i]);
+        char* child = xasprintf("%s/%s", path, names.strings[i]);
         ok = remove_tree(child, err);
         free(child);
     }
-    free_paths(&names);
+    free_strings(&names);
     return ok && ((exists && remove(path) == 0) || errno == ENOENT
                   || tost_error(err, "%s: cannot be removed: %s", path, strerror(errno)));
 }

@@ -100,22 +100,22 @@ Path path_above(const char* path) {
 
 // ---- Lists and globs ----
 
-void add_path(PathList* list, char* path) {
-    list->paths = xgrow(list->paths, (size_t)list->count, sizeof *list->paths);
-    list->paths[list->count++] = path;
+void add_string(StringList* list, char* string) {
+    list->strings = xgrow(list->strings, (size_t)list->count, sizeof *list->strings);
+    list->strings[list->count++] = string;
 }
 
-void free_paths(PathList* list) {
-    for (int i = 0; i < list->count; i++) free(list->paths[i]);
-    free(list->paths);
-    *list = (PathList){0};
+void free_strings(StringList* list) {
+    for (int i = 0; i < list->count; i++) free(list->strings[i]);
+    free(list->strings);
+    *list = (StringList){0};
 }
 
-char* join_paths(const PathList* list, char separator) {
+char* join_strings(const StringList* list, char separator) {
     char* text;
     size_t n;
     FILE* out = open_memstream(&text, &n);
-    for (int i = 0; i < list->count; i++) fprintf(out, "%.*s%s", i > 0, &separator, list->paths[i]);
+    for (int i = 0; i < list->count; i++) fprintf(out, "%.*s%s", i > 0, &separator, list->strings[i]);
     fclose(out);
     return text;
 }
@@ -131,25 +131,25 @@ static int find_matches(glob_t* g, const char* pattern) {
     return rc == GLOB_NOMATCH ? glob(pattern, GLOB_TILDE, NULL, g) : rc;
 }
 
-static bool add_matches(PathList* out, const char* pattern, TostError* err) {
+static bool add_matches(StringList* out, const char* pattern, TostError* err) {
     glob_t g = {0};
     if (path_exists(pattern)) {   // a file name may contain any of *?[
-        add_path(out, xstrdup(pattern));
+        add_string(out, xstrdup(pattern));
         return true;
     }
     if (strstr(pattern, "**"))
         return tost_error(err, "%s: ** does not descend into folders: give a pattern for each depth, such as 'a/*.bin' "
                           "'a/*/*.bin'", pattern);
     if (find_matches(&g, pattern) != 0) return tost_error(err, "%s: no file matches", pattern);
-    for (size_t i = 0; i < g.gl_pathc; i++) add_path(out, xstrdup(g.gl_pathv[i]));
+    for (size_t i = 0; i < g.gl_pathc; i++) add_string(out, xstrdup(g.gl_pathv[i]));
     globfree(&g);
     return true;
 }
 
-bool expand_glob(PathList* out, const PathList* patterns, TostError* err) {
-    *out = (PathList){0};
+bool expand_glob(StringList* out, const StringList* patterns, TostError* err) {
+    *out = (StringList){0};
     bool ok = true;
-    for (int i = 0; ok && i < patterns->count; i++) ok = add_matches(out, patterns->paths[i], err);
-    if (!ok) free_paths(out);
+    for (int i = 0; ok && i < patterns->count; i++) ok = add_matches(out, patterns->strings[i], err);
+    if (!ok) free_strings(out);
     return ok;
 }

@@ -24,9 +24,9 @@ Path  path_text(const char* fmt, ...) PRINTF_LIKE(1, 2);
 Path  path_in(const char* dir, const char* name);                  // DIR/NAME
 Path  path_above(const char* path);                                // "a/b" -> "a", "b" -> "."
 
-typedef struct { int count; char** paths; } PathList;   // also the values of an option
-void  add_path(PathList* list, char* path);                        // takes ownership
-void  free_paths(PathList* list);
-char* join_paths(const PathList* list, char separator);            // free()
+typedef struct { int count; char** strings; } StringList;
+void  add_string(StringList* list, char* string);                   // takes ownership
+void  free_strings(StringList* list);
+char* join_strings(const StringList* list, char separator);        // free()
 // The files of each pattern, sorted; an error if nothing matches one.
-bool  expand_glob(PathList* out, const PathList* patterns, TostError* err);
+bool  expand_glob(StringList* out, const StringList* patterns, TostError* err);

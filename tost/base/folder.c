@@ -9,19 +9,19 @@
 #include "base/memory.h"
 #include "base/platform.h"
 
-bool folder_list(PathList* names, const char* path, TostError* err) {
-    *names = (PathList){0};
+bool folder_list(StringList* names, const char* path, TostError* err) {
+    *names = (StringList){0};
     DIR* dir = opendir(path);
     if (!dir) return tost_error(err, "%s: the folder cannot be opened: %s", path, strerror(errno));
     const struct dirent* e;
     while ((errno = 0, e = readdir(dir))) {
         if (strcmp(e->d_name, ".") == 0 || strcmp(e->d_name, "..") == 0) continue;
-        add_path(names, xstrdup(e->d_name));
+        add_string(names, xstrdup(e->d_name));
     }
     const int why = errno;
     closedir(dir);
     if (!why) return true;
-    free_paths(names);
+    free_strings(names);
     return tost_error(err, "%s: the folder cannot be read: %s", path, strerror(why));
 }
 

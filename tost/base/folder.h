@@ -5,8 +5,8 @@
 
 #include "base/files.h"
 
-// The names in a folder, without "." and "..", in any order. free_paths
-bool   folder_list(PathList* names, const char* path, TostError* err);
+// The names in a folder, without "." and "..", in any order. free_strings
+bool   folder_list(StringList* names, const char* path, TostError* err);
 // Makes the names in a folder durable. Does nothing if it may not be read.
 bool   sync_dir(const char* path, TostError* err);
 // Renames a finished file or folder, over a file that has the name, and makes the new name durable.

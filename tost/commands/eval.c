@@ -234,7 +234,7 @@ static void report(JsonFile* json, const Evaluation* e, double seconds) {
 }
 
 static void begin_json(JsonFile* json, const Evaluation* e) {
-    char* data = join_paths(&e->o->recipe.data, ' ');
+    char* data = join_strings(&e->o->recipe.data, ' ');
     json_put_text(json, "data", data);
     free(data);
     json_put_text(json, "model", e->model->file);
@@ -265,7 +265,7 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     const int T = o->recipe.seq ? o->recipe.seq : model->info.config.block_size;
     const uint64_t tokens = stream_tokens(data);
     if (tokens < 2)
-        return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->recipe.data.paths[0],
+        return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->recipe.data.strings[0],
                           (unsigned long long)tokens);
     const bool first = o->rank == 0;   // the rank that writes
     Evaluation e = {.model = model, .o = o, .data = data, .windows = make_windows(o, tokens, T),

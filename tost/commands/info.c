@@ -101,13 +101,13 @@ static int compare_rows(const void* a, const void* b) {
 
 // The runs in a folder, sorted. Warns of those that cannot be read.
 static RunRow* find_runs(int* count, const char* folder) {
-    PathList names;
+    StringList names;
     TostError why;
     RunRow* rows = NULL;
     if (!folder_list(&names, folder, &why)) return NULL;
     for (int i = 0; i < names.count; i++) {
-        const Path run = path_in(folder, names.paths[i]);
-        RunRow row = {.name = names.paths[i]};
+        const Path run = path_in(folder, names.strings[i]);
+        RunRow row = {.name = names.strings[i]};
         StFile f;
         const bool unreadable = is_dir(run.text) && access(run.text, R_OK | X_OK) != 0;
         if (!unreadable && !checkpoint_is_run(run.text)) continue;
@@ -120,7 +120,7 @@ static RunRow* find_runs(int* count, const char* folder) {
             rows[(*count)++] = row;
         } else print_warning("%s", why.text);
     }
-    free_paths(&names);
+    free_strings(&names);
     if (rows) qsort(rows, (size_t)*count, sizeof *rows, compare_rows);
     return rows;
 }

@@ -151,7 +151,7 @@ static void note_text(const Options* o, const Prompts* prompts) {
     const char* escape = o->prompt && *o->prompt != '@' && strstr(o->prompt, "\\n") ? "prompt" : NULL;
     const Prompt *p = prompts->prompt, *end = p + prompts->count;
     for (int i = 0; i < o->stop.count; i++)
-        if (strstr(o->stop.paths[i], "\\n")) escape = "stop";
+        if (strstr(o->stop.strings[i], "\\n")) escape = "stop";
     if (escape) print_warning("--%s: \\n is a backslash and an n; in bash and zsh, $'\\n' is a line break", escape);
     while (p < end && !note_of(p)) p++;
     if (p == end) return;

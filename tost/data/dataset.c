@@ -51,35 +51,35 @@ static bool count_samples(Source* s, const char* glob, TostError* err) {
                       tokens > T ? " in one of them: use a shorter --seq or --order sequential" : "");
 }
 
-static bool source_open(Source* s, const PathList* globs, uint32_t vocab_size, TostError* err) {
-    return stream_open(&s->stream, globs, vocab_size, err) && count_samples(s, globs->paths[0], err)
+static bool source_open(Source* s, const StringList* globs, uint32_t vocab_size, TostError* err) {
+    return stream_open(&s->stream, globs, vocab_size, err) && count_samples(s, globs->strings[0], err)
         && stream_crc(&s->crc, &s->stream, err);
 }
 
 // ---- The data set ----
 
-PathList data_globs(double* weight, const PathList* globs) {
-    PathList out = {0};
+StringList data_globs(double* weight, const StringList* globs) {
+    StringList out = {0};
     for (int k = 0; k < globs->count; k++) {
-        char *glob = xstrdup(globs->paths[k]), *colon = path_exists(glob) ? NULL : strrchr(glob, ':'), *end = colon;
+        char *glob = xstrdup(globs->strings[k]), *colon = path_exists(glob) ? NULL : strrchr(glob, ':'), *end = colon;
         const double value = colon ? strtod(colon + 1, &end) : 0;
         const bool weighted = value > 0 && value < 1e300 && !*end;
         if (weighted) *colon = 0;
         if (weight) weight[k] = weighted ? value : 0;
-        add_path(&out, glob);
+        add_string(&out, glob);
     }
     return out;
 }
 
-DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
+DataSet* data_open(const StringList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
                    TostError* err) {
     double *weight = xmalloc((size_t)globs->count * sizeof *weight), sum = 0;
-    PathList plain = data_globs(weight, globs);
+    StringList plain = data_globs(weight, globs);
     int weighted = 0;
     for (int k = 0; k < globs->count; sum += weight[k++]) weighted += weight[k] > 0;
     bool ok = weighted == 0 || weighted == globs->count
         || tost_error(err, "%s …: %d of %d have a weight: give one above 0 to each or to none, and quote patterns, so "
-                      "that the shell does not expand them", globs->paths[0], weighted, globs->count);
+                      "that the shell does not expand them", globs->strings[0], weighted, globs->count);
     DataSet* d = xcalloc(1, sizeof *d);
     d->source = xcalloc((size_t)globs->count, sizeof *d->source);
     while (ok && d->n < (weighted ? weighted : 1)) {   // without weights, all globs are one source
@@ -88,11 +88,11 @@ DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder 
         d->source[k] = (Source){.T = T, .order = order, .seed = seed, .weight = share, .epoch = NO_EPOCH, .at = -1};
         ok = share < 0x1p-31   // source_of counts in multiples of 2^-32
             ? tost_error(err, "%s: a weight below 5e-10 of the total is never drawn: give a larger one",
-                         globs->paths[k])
-            : source_open(&d->source[k], weighted ? &(PathList){1, &plain.paths[k]} : &plain, vocab_size, err);
+                         globs->strings[k])
+            : source_open(&d->source[k], weighted ? &(StringList){1, &plain.strings[k]} : &plain, vocab_size, err);
     }
     free(weight);
-    free_paths(&plain);
+    free_strings(&plain);
     if (ok) return d;
     data_close(d);
     return NULL;

@@ -23,7 +23,7 @@
 // so on, with quotients in multiples of 2^-32. The path of a file has no weight.
 typedef struct DataSet DataSet;
 
-DataSet* data_open(const PathList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
+DataSet* data_open(const StringList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
                    TostError* err);
 void     data_close(DataSet* d);
 uint64_t data_samples(const DataSet* d);        // per epoch, at least 1; the sum over the sources
@@ -33,8 +33,8 @@ uint32_t data_crc(const DataSet* d);            // see stream_crc; of several so
 typedef struct { const ShardStream* shards; int unused; uint64_t samples; double share; } DataSource;
 int        data_sources(const DataSet* d);      // at least 1
 DataSource data_source(const DataSet* d, int k);
-// The globs without their weights; free_paths. weight (globs): 0 for a glob without one; may be NULL
-PathList   data_globs(double* weight, const PathList* globs);
+// The globs without their weights; free_strings. weight (globs): 0 for a glob without one; may be NULL
+StringList   data_globs(double* weight, const StringList* globs);
 
 // inputs, targets (B,T) of samples first … first + B - 1. An id >= vocab_size is an error.
 bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err);

@@ -45,12 +45,12 @@ static bool is_shard_name(const char* name, const char* start) {
 }
 
 bool shard_find(Path* found, const char* folder, const char* start, TostError* err) {
-    PathList names;
+    StringList names;
     const bool ok = folder_list(&names, folder, err);
     *found = (Path){""};
     for (int i = 0; i < names.count && !found->text[0]; i++)
-        if (is_shard_name(names.paths[i], start)) *found = path_in(folder, names.paths[i]);
-    free_paths(&names);
+        if (is_shard_name(names.strings[i], start)) *found = path_in(folder, names.strings[i]);
+    free_strings(&names);
     return ok;
 }
 
@@ -295,8 +295,8 @@ static bool check_published(const char* path, TostError* err) {
                       path, tmp.text);
 }
 
-bool stream_open(ShardStream* s, const PathList* globs, uint32_t vocab_size, TostError* err) {
-    PathList list;
+bool stream_open(ShardStream* s, const StringList* globs, uint32_t vocab_size, TostError* err) {
+    StringList list;
     *s = (ShardStream){.vocab_size = vocab_size};
     if (!expand_glob(&list, globs, err)) return false;
     s->shards = xcalloc((size_t)list.count, sizeof *s->shards);
@@ -304,8 +304,8 @@ bool stream_open(ShardStream* s, const PathList* globs, uint32_t vocab_size, Tos
     int64_t bytes = 0;
     bool ok = true;
     for (int i = 0; i < list.count && ok; i++)
-        ok = check_published(list.paths[i], err) && add_shard(s, &bytes, list.paths[i], err);
-    free_paths(&list);
+        ok = check_published(list.strings[i], err) && add_shard(s, &bytes, list.strings[i], err);
+    free_strings(&list);
     if (!ok) stream_close(s);
     return ok;
 }

@@ -52,7 +52,7 @@ typedef struct {
 
 // Fails if a tokenize was killed while it renamed these shards. Checks the ids of the first GiB of shards; stream_read
 // checks the ids that it reads.
-bool     stream_open(ShardStream* s, const PathList* globs, uint32_t vocab_size, TostError* err);
+bool     stream_open(ShardStream* s, const StringList* globs, uint32_t vocab_size, TostError* err);
 void     stream_close(ShardStream* s);                          // does nothing if zeroed
 uint64_t stream_tokens(const ShardStream* s);
 // Copies n tokens starting at position `first`; first + n <= stream_tokens. An id >= vocab_size is an error.

@@ -355,7 +355,7 @@ static void set_defaults(Options* o, const TostEngine* engine) {
             setting_set(o, row, row->value);
     }
     if (train && o->recipe.preset == 0 && !recipe_given(&o->recipe, RECIPE_data))
-        add_path(&o->recipe.data, xstrdup("data/starter/starter_train_*.bin"));
+        add_string(&o->recipe.data, xstrdup("data/starter/starter_train_*.bin"));
 }
 
 // ---- Checks of combinations ----

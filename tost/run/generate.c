@@ -103,7 +103,7 @@ static void row_write(BatchRow* row, const Generator* g, const char* bytes, size
     const char* found = NULL;
     size_t hold = 0;
     for (int i = 0; i < g->stop.count; i++) {
-        const char* stop = g->stop.paths[i];
+        const char* stop = g->stop.strings[i];
         const size_t n_stop = strlen(stop);
         const char* at = memmem(row->held, row->n_held, stop, n_stop);
         if (at && (!found || at < found)) found = at;

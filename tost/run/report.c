@@ -116,9 +116,9 @@ static void report_ranks(Run* r) {
 }
 
 // A line for each source. "N of M tokens": what an epoch or a validation reads, unless it is all.
-static void report_shards(Run* r, const char* label, const PathList* globs, const DataSet* data) {
+static void report_shards(Run* r, const char* label, const StringList* globs, const DataSet* data) {
     const TostRecipe* recipe = &r->recipe;
-    PathList names = data_globs(NULL, globs);
+    StringList names = data_globs(NULL, globs);
     const int n = data_sources(data);
     for (int k = 0; k < n; k++) {
         const DataSource s = data_source(data, k);
@@ -134,11 +134,11 @@ static void report_shards(Run* r, const char* label, const PathList* globs, cons
         if (data == r->data)
             snprintf(epochs, sizeof epochs, ", %.2f epochs, %s", samples / (double)s.samples,
                      recipe->order == ORDER_SHUFFLED ? "shuffled" : "sequential");
-        progress_fact(&r->progress, k == 0 ? label : "", "%s%s: %d shard%s%s, %s%s%s tokens%s%s", names.paths[k],
+        progress_fact(&r->progress, k == 0 ? label : "", "%s%s: %d shard%s%s, %s%s%s tokens%s%s", names.strings[k],
                       n < names.count ? " …" : "", s.shards->count, plural(s.shards->count), unused,
                       all ? "" : read, all ? "" : " of ", tokens, share, epochs);
     }
-    free_paths(&names);
+    free_strings(&names);
 }
 
 static void report_data(Run* r) {

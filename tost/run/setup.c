@@ -10,27 +10,27 @@
 
 // ---- Data and tokenizer ----
 
-// The patterns with the last "train" of the file name replaced by "val", without those that match no file. free_paths
-static PathList find_val_data(const PathList* data) {
-    PathList found = {0}, patterns = data_globs(NULL, data);
+// The patterns with the last "train" of the file name replaced by "val", without those that match no file. free_strings
+static StringList find_val_data(const StringList* data) {
+    StringList found = {0}, patterns = data_globs(NULL, data);
     for (int i = 0; i < patterns.count; i++) {
-        const char *glob = patterns.paths[i], *name = strrchr(glob, '/'), *at = NULL;
-        PathList files;
+        const char *glob = patterns.strings[i], *name = strrchr(glob, '/'), *at = NULL;
+        StringList files;
         TostError ignored;
         for (const char* p = name ? name : glob; (p = strstr(p, "train")); p++) at = p;
         char* val = at ? xasprintf("%.*sval%s", (int)(at - glob), glob, at + strlen("train")) : NULL;
-        if (val && expand_glob(&files, &(PathList){1, &val}, &ignored)) {
-            add_path(&found, val);
-            free_paths(&files);
+        if (val && expand_glob(&files, &(StringList){1, &val}, &ignored)) {
+            add_string(&found, val);
+            free_strings(&files);
         } else free(val);
     }
-    free_paths(&patterns);
+    free_strings(&patterns);
     return found;
 }
 
 // Finds --tokenizer, the tokenizer beside the weights, or the first beside a shard.
 static bool find_tokenizer(Path* path, Run* r) {
-    PathList files, globs;
+    StringList files, globs;
     TostError ignored;
     *path = path_text("%s", r->args->tokenizer ? r->args->tokenizer : "");
     if (r->args->tokenizer) return true;
@@ -41,11 +41,11 @@ static bool find_tokenizer(Path* path, Run* r) {
     }
     globs = data_globs(NULL, &r->recipe.data);
     for (int k = 0; !found && k < globs.count; k++) {
-        expand_glob(&files, &(PathList){1, &globs.paths[k]}, &ignored);   // data_open reports it
-        for (int i = 0; !found && i < files.count; i++) found = tokenizer_beside(path, files.paths[i]);
-        free_paths(&files);
+        expand_glob(&files, &(StringList){1, &globs.strings[k]}, &ignored);   // data_open reports it
+        for (int i = 0; !found && i < files.count; i++) found = tokenizer_beside(path, files.strings[i]);
+        free_strings(&files);
     }
-    free_paths(&globs);
+    free_strings(&globs);
     return found;
 }
 
@@ -101,7 +101,7 @@ static bool check_same_data(Run* r, TostError* err) {
     if ((recipe->data_tokens && recipe->data_tokens != tokens) || (recipe->data_crc && recipe->data_crc != crc))
         return tost_error(err, "--data %s has %lld tokens (CRC-32 %08llx), but the run in %s was trained on %lld "
                           "(%08llx): resume with the same shards and weights of --data, or start a new run with "
-                          "--init and --keep-optimizer", recipe->data.paths[0], (long long)tokens, (long long)crc,
+                          "--init and --keep-optimizer", recipe->data.strings[0], (long long)tokens, (long long)crc,
                           r->out.text, (long long)recipe->data_tokens, (long long)recipe->data_crc);
     recipe->data_tokens = tokens;
     recipe->data_crc = crc;
@@ -134,7 +134,7 @@ static bool open_val_data(Run* r, TostError* err) {
     r->val = data_open(&recipe->val_data, recipe->seq, (uint32_t)recipe->config.vocab_size, ORDER_SEQUENTIAL, 0, err);
     if (!r->val) return tost_error(err, "%s; --val-every 0 trains without validation", err->text);
     if (data_sources(r->val) > 1)
-        return tost_error(err, "--val-data %s: validation has no weights: leave them out", recipe->val_data.paths[0]);
+        return tost_error(err, "--val-data %s: validation has no weights: leave them out", recipe->val_data.strings[0]);
     return check_run_shards(r, r->val, err);
 }
 

@@ -46,17 +46,17 @@ static int compare_entries(const void* a, const void* b) {
 
 // All checkpoints of a run, complete or not. free(out->entry)
 static bool list_entries(Entries* out, const char* run, TostError* err) {
-    PathList names;
+    StringList names;
     *out = (Entries){0};
     if (!folder_list(&names, run, err)) return false;
     for (int i = 0; i < names.count; i++) {
         Entry e;
-        if (!parse_entry(&e, names.paths[i])) continue;
-        e.path = path_in(run, names.paths[i]);
+        if (!parse_entry(&e, names.strings[i])) continue;
+        e.path = path_in(run, names.strings[i]);
         out->entry = xgrow(out->entry, (size_t)out->count, sizeof e);
         out->entry[out->count++] = e;
     }
-    free_paths(&names);
+    free_strings(&names);
     if (out->count > 0) qsort(out->entry, (size_t)out->count, sizeof *out->entry, compare_entries);
     return true;
 }
@@ -108,19 +108,19 @@ static int64_t newest_time(const char* run) {
 }
 
 bool checkpoint_newest_run(Path* run, const char* root, const char* option, TostError* err) {
-    PathList names = {0};
+    StringList names = {0};
     TostError ignored;
     int64_t newest = newest_time(root);   // root may itself be a run
     *run = path_text("%s", root);
     folder_list(&names, root, &ignored);
     for (int i = 0; i < names.count; i++) {
-        const Path path = path_in(root, names.paths[i]);
+        const Path path = path_in(root, names.strings[i]);
         const int64_t time = newest_time(path.text);
         if (time < newest || time < 0 || (time == newest && strcmp(path.text, run->text) < 0)) continue;
         *run = path;
         newest = time;
     }
-    free_paths(&names);
+    free_strings(&names);
     return newest >= 0 || tost_error(err, "%s: no run with a complete checkpoint: train one first (train without "
                                      "options makes a small model) or give %s", root, option);
 }

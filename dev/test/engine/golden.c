@@ -134,17 +134,17 @@ static void golden_steps(Checks* c, Subject* s, const StFile* expect, GoldenActi
 void test_golden(Checks* c, const TostEngine* engine, const char* dir, GoldenActivations* activations) {
     static const char suffix[] = ".params.safetensors";
     TostError err;
-    PathList list;
+    StringList list;
     StFile params, expect;
     char* pattern = xasprintf("%s/*%s", dir, suffix);
-    const PathList patterns = {1, &pattern};
+    const StringList patterns = {1, &pattern};
     require(expand_glob(&list, &patterns, &err), &err);
     for (int i = 0; i < list.count; i++) {
         char* expect_path =
-            xasprintf("%.*s.expect.safetensors", (int)(strlen(list.paths[i]) - strlen(suffix)), list.paths[i]);
-        require(st_open(&params, list.paths[i], &err) && st_open(&expect, expect_path, &err), &err);
+            xasprintf("%.*s.expect.safetensors", (int)(strlen(list.strings[i]) - strlen(suffix)), list.strings[i]);
+        require(st_open(&params, list.strings[i], &err) && st_open(&expect, expect_path, &err), &err);
         const TostConfig config = meta_config(&expect);
-        printf("golden %s (%s)\n", list.paths[i], engine->name);
+        printf("golden %s (%s)\n", list.strings[i], engine->name);
         TostEngineOptions o = engine_options(meta_int(&expect, "B"), meta_int(&expect, "T"), true, TOST_FP32);
         o.optimizer = st_meta(&expect, "optimizer") ? TOST_MUON : TOST_ADAMW;
         Subject s = subject_open(engine, config, o);
@@ -155,6 +155,6 @@ void test_golden(Checks* c, const TostEngine* engine, const char* dir, GoldenAct
         st_close(&expect);
         free(expect_path);
     }
-    free_paths(&list);
+    free_strings(&list);
     free(pattern);
 }

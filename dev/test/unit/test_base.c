@@ -174,13 +174,13 @@ static void test_glob(Checks* c) {
     must(make_dirs("a [1]", &err) && make_dirs("a 1", &err), "a [1]", &err);
     for (size_t i = 0; i < countof(names); i++) write_text(names[i], "x");
     for (size_t i = 0; i < countof(cases); i++) {
-        PathList list = {0};
+        StringList list = {0};
         const bool ok = expand_glob(&list, ONE_PATH(cases[i].pattern), &err);
-        char* files = join_paths(&list, '|');
+        char* files = join_strings(&list, '|');
         if (cases[i].error) check_refused(c, ok, &err, cases[i].error, cases[i].pattern);
         else check(c, ok && strcmp(files, cases[i].files) == 0, "%s: got %s", cases[i].pattern, ok ? files : err.text);
         free(files);
-        free_paths(&list);
+        free_strings(&list);
     }
 }
 

@@ -410,11 +410,11 @@ static void test_newest_run(Checks* c) {
 // The entries of a folder must be `wanted`, "name name … ", sorted.
 static void check_listing(Checks* c, const char* dir, const char* wanted, const char* what) {
     TostError err;
-    PathList list;
+    StringList list;
     char* is = xstrdup("");
     if (expand_glob(&list, ONE_PATH(path_in(dir, "*").text), &err)) {
-        for (int i = 0; i < list.count; i++) is = append_text(is, "%s ", strrchr(list.paths[i], '/') + 1);
-        free_paths(&list);
+        for (int i = 0; i < list.count; i++) is = append_text(is, "%s ", strrchr(list.strings[i], '/') + 1);
+        free_strings(&list);
     }
     check(c, strcmp(is, wanted) == 0, "%s: expected %s, got %s", what, wanted, is);
     free(is);

@@ -88,9 +88,10 @@ static void check_bytes(Checks* c, const void* bytes, size_t n, const char* erro
     shard_close(&s);
 }
 
-static void check_set_refused(Checks* c, const PathList* paths, int T, uint32_t vocab, DataOrder order, const char* error) {
+static void check_set_refused(Checks* c, const StringList* paths, int T, uint32_t vocab, DataOrder order,
+                              const char* error) {
     TostError err;
-    check_refused(c, data_open(paths, T, vocab, order, 5, &err) != NULL, &err, error, paths->paths[0]);
+    check_refused(c, data_open(paths, T, vocab, order, 5, &err) != NULL, &err, error, paths->strings[0]);
 }
 
 // ---- Shards ---------------------------------------------------------------------------------------------------------
@@ -343,7 +344,7 @@ static void test_check_ids(Checks* c) {
 static void test_sequential(Checks* c) {
     static const int lengths[] = {10, 3, 1, 25, 14};
     enum { N = countof(lengths), TOTAL = 53, LONGEST = 52 };
-    const PathList* glob = ONE_PATH("sequential/s_*.bin");
+    const StringList* glob = ONE_PATH("sequential/s_*.bin");
     int32_t stream[TOTAL], n = 0;
     for (int s = 0; s < N; s++) {
         for (int i = 0; i < lengths[s]; i++) stream[n++] = 1000 * s + i;
@@ -451,7 +452,7 @@ static void test_mixture(Checks* c) {
         alone[k] = data_open(ONE_PATH(plain[k]), T, V, ORDER_SHUFFLED, 5, &err);
         must(alone[k] != NULL, plain[k], &err);
     }
-    DataSet* d = data_open(&(PathList){N, globs}, T, V, ORDER_SHUFFLED, 5, &err);
+    DataSet* d = data_open(&(StringList){N, globs}, T, V, ORDER_SHUFFLED, 5, &err);
     must(d != NULL, "mixture", &err);
     check(c, data_sources(d) == N && data_sources(alone[0]) == 1, "%d sources", data_sources(d));
     int wrong = 0;
@@ -472,8 +473,8 @@ static void test_mixture(Checks* c) {
     for (uint64_t i = 2900; i > 300; i -= 271)   // as a rank or a resumed run reads them
         check(c, data_batch(d, batch, targets, i, 8, &err) && memcmp(batch, all[i], sizeof batch) == 0,
               "the batch at sample %" PRIu64 " differs", i);
-    DataSet* same = data_open(&(PathList){N, scaled}, T, V, ORDER_SHUFFLED, 5, &err);
-    DataSet* other = data_open(&(PathList){2, scaled}, T, V, ORDER_SHUFFLED, 5, &err);
+    DataSet* same = data_open(&(StringList){N, scaled}, T, V, ORDER_SHUFFLED, 5, &err);
+    DataSet* other = data_open(&(StringList){2, scaled}, T, V, ORDER_SHUFFLED, 5, &err);
     DataSet* one = data_open(ONE_PATH(globs[1]), T, V, ORDER_SHUFFLED, 5, &err);
     check(c, same && data_crc(same) == data_crc(d), "the sum of the weights matters");
     check(c, other && data_crc(other) != data_crc(d), "the CRC of another mixture");
@@ -487,9 +488,9 @@ static void test_mixture(Checks* c) {
     }
     check_set_refused(c, ONE_PATH("s0:0"), T, V, ORDER_SHUFFLED, "s0:0: no file");
     write_text("x:0.5", "x");
-    PathList names = data_globs(NULL, ONE_PATH("x:0.5"));
-    check(c, names.count == 1 && strcmp(names.paths[0], "x:0.5") == 0, "a file named x:0.5: %s", names.paths[0]);
-    free_paths(&names);
+    StringList names = data_globs(NULL, ONE_PATH("x:0.5"));
+    check(c, names.count == 1 && strcmp(names.strings[0], "x:0.5") == 0, "a file named x:0.5: %s", names.strings[0]);
+    free_strings(&names);
     for (int k = 0; k < N; k++) data_close(alone[k]);
     data_close(d), data_close(same), data_close(other), data_close(one);
     free(all);
@@ -550,9 +551,9 @@ static void check_written(Checks* c, const char* glob, uint32_t vocab, uint64_t 
 // Files in a folder, without those that begin with a dot
 static int count_files(const char* dir) {
     TostError err;
-    PathList list = {0};
+    StringList list = {0};
     const int n = expand_glob(&list, ONE_PATH(path_in(dir, "*").text), &err) ? list.count : 0;
-    free_paths(&list);
+    free_strings(&list);
     return n;
 }
 
@@ -640,7 +641,7 @@ static void test_writer_again(Checks* c) {
     data_close(d);
     write_text(left, "the rest, if the writer was killed while it renamed shards");
     write_ids("again/a_train_000000.bin", MAGIC_U32, 0, 1, 9);
-    check_set_refused(c, &(PathList){2, (char*[]){(char[]){"again/a_train_000000.bin"}, (char*)first}}, 3, 50257,
+    check_set_refused(c, &(StringList){2, (char*[]){(char[]){"again/a_train_000000.bin"}, (char*)first}}, 3, 50257,
                       ORDER_SEQUENTIAL, "b_train_000000.bin: the shards that follow");
 }
 
