@@ -34,7 +34,7 @@ typedef struct { const ShardStream* shards; int unused; uint64_t samples; double
 int        data_sources(const DataSet* d);      // at least 1
 DataSource data_source(const DataSet* d, int k);
 // The globs without their weights; free_strings. weight (globs): 0 for a glob without one; may be NULL
-StringList   data_globs(double* weight, const StringList* globs);
+StringList data_globs(double* weight, const StringList* globs);
 
 // inputs, targets (B,T) of samples first … first + B - 1. An id >= vocab_size is an error.
 bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, int B, TostError* err);

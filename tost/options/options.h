@@ -24,7 +24,7 @@ typedef struct {
     char       *model, *init, *tokenizer, *out;   // NULL: not given
     // sampling
     char       *prompt, *prompts;          // NULL: not given
-    StringList    stop;
+    StringList  stop;
     int64_t     tokens, samples;
     // evaluation
     char*       task;                      // NULL: not given

@@ -15,7 +15,7 @@ typedef struct {
     const Tokenizer*  tokenizer; // NULL: writes ids, each after a space; no id ends a text; no prompt may be empty
     SamplerOptions    options;
     TextSink          take;
-    StringList          stop;      // a text ends before any of these texts
+    StringList        stop;      // a text ends before any of these texts
 } Generator;
 
 // SINK: take returned false; NONE: while it is generated
