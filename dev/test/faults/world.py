@@ -33,7 +33,7 @@ class Report:
     SHOWN = 40   # failed checks to print per suite
 
     def __init__(self, program="torture"):
-        self.program, self.name, self.passed, self.failed, self.skipped = program, "set-up", 0, 0, 0
+        self.program, self.passed, self.failed, self.skipped = program, 0, 0, 0
 
     def suite(self, name, run):
         """Runs a suite. An exception counts as a failed check, and the other suites still run."""

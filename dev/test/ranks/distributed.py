@@ -247,9 +247,9 @@ def main():
         plain = os.path.join(o.built, "plain")
         w = world.World(f"{plain}/train_gpt_tost", f"{plain}/build/torture/faults.so", root)
         for name in o.mpi:
-            mpi = launch.find_mpi(o.built, name)
+            mpi, report.name = launch.find_mpi(o.built, name), name
             if not mpi:
-                report.skip(f"{name}: no trainer, see build.sh (Debian: lib{name}-dev)")
+                report.skip(f"no trainer, see build.sh (Debian: lib{name}-dev)")
                 continue
             tests = Tests(w, report, mpi, o.kills, o.seed)
             for suite in o.suites.split(","):
