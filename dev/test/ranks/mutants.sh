@@ -23,7 +23,7 @@ gather_not_awaited  | test_comm | /&x->gathers\[k\]);/s/comm_wait(\(.*\));/x->co
 parts_in_a_row      | test_comm | /x->grad,/s/for.*/if (x->part > 0) x->memory->add(x, x->grad, x->level[0], x->grad, x->size);/
 bucket_left_out     | test_comm | s/>= from/> from/
 wrong_tree          | test_comm | /float \*left/s/row\[i\]/row[0]/
-signal_not_shared   | signals   | s/c ? .* : own/own/
+signal_not_shared   | signals   | s/r->signal = all\[i\]/r->signal = own/
 finished_not_shared | refusals  | /comm_broadcast(r\.comm,/s/comm_broadcast.*;//
 muon_transpose      | test_tost | /GemmLayout/s/GEMM_NT/GEMM_NN/
 muon_coefficient    | test_tost | s/TOST_MUON_B/TOST_MUON_A/
