@@ -1,15 +1,15 @@
-// delta_rule.cuh: the memory of --memory 1. tost/cpu/delta_rule.h has the equations and the names; its chunk of n tokens
-// is here a run. Two things differ. The state has no o: O[0] is K[0] S, so dO[0] stays in the run, and only dK[0] goes
-// to the run before it. And the products of keys are one symmetric matrix, K Kᵀ, so E, O, dE and dO have n + 1 rows like
-// K, and row n of E and dE is 0:
+// delta_rule.cuh: the memory of --memory 1. tost/cpu/delta_rule.h has the equations and the names; its chunk of n
+// tokens is here a run. Two things differ. The state has no o: O[0] is K[0] S, so dO[0] stays in the run, and only dK[0]
+// goes to the run before it. And the products of keys are one symmetric matrix, K Kᵀ, so E, O, dE and dO have n + 1 rows
+// like K, and row n of E and dE is 0:
 //     dS = dS' + Kᵀ dO,   dK = dO Sᵀ + E dS'ᵀ + (Q + Qᵀ) K,   Q[i,j] = dO[i]·E[j] for j < i, otherwise 0
 //
 // A block of threads computes some columns of S, E and O, of one head of one sequence, on which the others do not
-// depend. It goes through the runs of 31 tokens, which have 32 keys, with S in shared memory; only the first run loads S
-// and computes O[0] from it. All sums are products of small matrices on tensor cores (tile.cuh), except in the
-// triangular systems, of which a lane solves 16 rows of a column. E is computed from o as stored, rounded to the type of
-// activations, so that backward gets the same E. Backward, each block writes its columns' part of dK and dΠ. A second
-// kernel, parallel over tokens, adds the parts in order, and computes dz.
+// depend. It goes through the runs of 31 tokens, which have 32 keys, with S in shared memory; only the first run loads
+// S and computes O[0] from it. All sums are products of small matrices on tensor cores (tile.cuh), except in the
+// triangular systems, of which a lane solves 16 rows of a column. E is computed from o as stored, rounded to the type
+// of activations, so that backward gets the same E. Backward, each block writes its columns' part of dK and dΠ. A
+// second kernel, parallel over tokens, adds the parts in order, and computes dz.
 //
 // If the heads of a pass are few, and the pass is long, its runs are divided into segments, with blocks of their own.
 // With S, dS before a segment and S', dS' after it,   S' = P S + L,   dS = Pᵀ dS' + M.   L is S' for S = 0; M is dS for

@@ -40,8 +40,8 @@ static inline Range range_meet(Range a, Range b) {   // empty: start = end
     return meet;
 }
 
-// Parts. The micro-batches of a step form `parts` equal runs. The gradients of a part are accumulated one after another;
-// exchange.c adds those of the parts in a fixed tree, whatever the number of ranks:
+// Parts. The micro-batches of a step form `parts` equal runs. The gradients of a part are accumulated one after
+// another; exchange.c adds those of the parts in a fixed tree, whatever the number of ranks:
 //
 //     tree(n parts) = tree(first p) + tree(other n - p),   p: the largest power of two below n
 //

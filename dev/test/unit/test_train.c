@@ -399,8 +399,8 @@ static void test_kills(Checks* c) {
     check(c, at > 300, "%d kills in saves", at / 11);
 }
 
-// The best of a run that was killed before its next checkpoint stays, if the resumed run gets better than its checkpoint,
-// but not as good as the best.
+// The best of a run that was killed before its next checkpoint stays, if the resumed run gets better than its
+// checkpoint, but not as good as the best.
 static void test_newer_best(Checks* c) {
     hooks[0] = (Hook){TRAINING, 7, kill_process};
     check_run(c, run(BEST_EVERY "1 --steps 12 --out newer"), 1000 + SIGKILL, 0, NULL, "killed after a validation");
