@@ -1235,8 +1235,8 @@ static void cpu_logits(float* dst, TostModel* model) {
                  model->config.vocab_size, GEMM_SET);
 }
 
-// The next two functions gather rows of ln_f in layer 0's ln_1, which only train_backward needs after a pass. They must
-// not be called before that.
+// The next two functions gather rows of ln_f in layer 0's ln_1. After train_forward, train_backward still needs it:
+// they must not be called between the two.
 
 static void cpu_last_logits(float* dst, TostModel* model) {
     const int B = model->chunk.B, T = model->chunk.T, C = model->config.n_embd;

@@ -86,8 +86,9 @@ typedef struct {
     void (*forward)(TostModel* model, const TostChunk* chunk, int from, int to);
     // For i < n: sequence i of state `to` = sequence i / copies of state `from`. to ≠ from
     void (*copy_state)(TostModel* model, int to, int from, int n, int copies);
-    // After forward: the logits (B,T,V); those after the last token of each sequence (B,V); the loss of each target
-    // in nats (B,T), 0 if it is -1, which is also added to the sum of read_loss; dst NULL: only that.
+    // After forward, not between train_forward and train_backward: the logits (B,T,V); those after the last token of
+    // each sequence (B,V); the loss of each target in nats (B,T), 0 if the target is -1. losses also adds them to the
+    // sum of read_loss; with dst NULL it does only that.
     void (*logits)(float* dst, TostModel* model);
     void (*last_logits)(float* dst, TostModel* model);
     void (*losses)(double* dst, TostModel* model);

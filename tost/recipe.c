@@ -191,7 +191,7 @@ void recipe_free(TostRecipe* r) {
     for (int i = 0; i < RECIPE_ROWS; i++) setting_clear(r, &recipe_table[i]);
 }
 
-// dst has no string or list there.
+// A string or list of dst must be empty.
 static void copy_setting(TostRecipe* dst, const TostRecipe* src, const Setting* row) {
     static const size_t size[] = {
         [FLAG] = sizeof(bool), [INT] = sizeof(int), [CHOICE] = sizeof(int), [INT64] = sizeof(int64_t),

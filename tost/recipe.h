@@ -214,7 +214,8 @@ static inline Schedule schedule_of(const TostRecipe* r) {
 
 const TostRecipe* tost_preset_at(int i);   // with all defaults; NULL after the last
 TextLine tost_preset_name(int i);
-void recipe_fill(TostRecipe* r, const TostRecipe* defaults);   // copies the settings that are not given in r
+// Copies the settings that are not given in r, whose strings and lists must be empty.
+void recipe_fill(TostRecipe* r, const TostRecipe* defaults);
 TostRecipe recipe_copy(const TostRecipe* r);
 void recipe_free(TostRecipe* r);
 

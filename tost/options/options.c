@@ -343,7 +343,7 @@ static bool derive_defaults(TostRecipe* r, const Options* o, TostError* err) {
 // Whether the preset has the default
 static bool from_recipe(const Setting* row) { return recipe_row(row) < RECIPE_ROWS && (row->flags & TRAIN); }
 
-// For what is not given
+// Sets what is not given: from the preset, the engine and the table.
 static void set_defaults(Options* o, const TostEngine* engine) {
     const bool train = o->command == COMMAND_TRAIN;
     recipe_fill(&o->recipe, tost_preset_at(o->recipe.preset));

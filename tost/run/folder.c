@@ -78,4 +78,3 @@ bool run_open_folder(Run* r, TostError* err) {
     }
     return ok;
 }
-

@@ -18,7 +18,7 @@ typedef struct {
     StringList        stop;      // a text ends before any of these texts
 } Generator;
 
-// SINK: take returned false; NONE: while it is generated
+// SINK: take returned false; NONE: not finished, also if generate failed
 typedef enum { FINISH_LENGTH, FINISH_END_OF_TEXT, FINISH_STOP, FINISH_SINK, FINISH_NONE } Finish;
 
 typedef struct {

@@ -67,7 +67,7 @@ static bool inherit(Run* r, TostError* err) {
     recipe->given |= before.given & ((uint64_t)1 << RECIPE_optimizer | (uint64_t)1 << RECIPE_seq);
     if (recipe->keep_optimizer) r->info.earlier_updates = r->init.earlier_updates + r->init.step - r->init.skipped;
     recipe->init_file = xstrdup(r->weights.text);
-    const int most = recipe->seq < CPU_TOKENS ? CPU_TOKENS / recipe->seq : 1;   // a GPU used more
+    const int most = recipe->seq < CPU_TOKENS ? CPU_TOKENS / recipe->seq : 1;   // that run may have been on a GPU
     if (inherits(recipe, &before, RECIPE_batch)) recipe->batch = before.batch < most ? before.batch : most;
     if (inherits(recipe, &before, RECIPE_total_batch)) recipe->total_batch = before.total_batch;
     if (ok && !recipe_given(recipe, RECIPE_lr)) {
