@@ -495,7 +495,14 @@ static void test_damage(Checks* c) {
               failed ? failed : "none");
         check_refused(c, !failed, &err, damages[i].error, what);
     }
-    m->state[TOST_V][tost_tensor_find(&m->tensors, wte)->offset + 3] = -1e-30f;
+    const size_t element = tost_tensor_find(&m->tensors, wte)->offset + 3;
+    const float weight = m->state[TOST_PARAM][element];
+    m->state[TOST_PARAM][element] = NAN;
+    save("damaged", m, 77, 0);
+    check_refused(c, !load(model_of(into), NULL, folder, &err), &err,
+                  "'transformer.wte.weight' has nan at element 3, expected a finite number", "a weight that is NaN");
+    m->state[TOST_PARAM][element] = weight;
+    m->state[TOST_V][element] = -1e-30f;
     save("damaged", m, 77, 0);
     check_refused(c, !load(model_of(into), NULL, folder, &err), &err,
                   "has -1e-30 at element 3, expected a finite number of at least 0", "a negative second moment");

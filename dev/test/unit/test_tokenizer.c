@@ -658,6 +658,7 @@ static void test_failures(Checks* c) {
         {"latin1.txt", "d\xe9j\xe0 vu", "2 of 7 bytes (28.6%) are NUL or not UTF-8, the first at byte 1 of "},
         {"a.pdf", "%PDF-1.7\n", "a.pdf: a PDF file; pdftotext FILE - converts it"},
         {"a.rtf", "{\\rtf1 text}", "pandoc"}, {"a.pkl", "\x80\4\x95", "are NUL or not UTF-8"},
+        {"a.lfs", "version https://git-lfs.github.com/spec/v1\n", "the pointer of a Git LFS file; `git lfs pull`"},
         {"a.npy", "\x93NUMPY\1", "a NumPy .npy file"}, {"a.arrow", "ARROW1", "corpus.py own --from FOLDER"},
         {"a.gz", "\x1f\x8b\x08 and more", "a.gz: compressed by gzip; gzip -dc FILE"},
         {"a.xz", "\xfd" "7zXZ", "xz -dc FILE"}, {"a.jsonl.zst", "\x28\xb5\x2f\xfd and", "zstd -dc FILE"},
