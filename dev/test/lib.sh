@@ -90,7 +90,8 @@ until_true() {
         sleep 0.1
     done
 }
-# slow_tests TEXT PACKAGE…: ends the script, with TEXT as skipped, if QUICK=1 or Python lacks one of the packages.
+# slow_tests TEXT PACKAGE…: ends the script, with TEXT as skipped, if QUICK=1, or without Python or
+# one of the packages.
 slow_tests() {
     what=$1
     shift
@@ -98,7 +99,7 @@ slow_tests() {
         skip "$what: only in make test_all"
         finish
     elif ! has "$@"; then
-        skip "$what: $python lacks one of: $*"
+        skip "$what: needs $python${*:+ with $*}"
         finish
     fi
 }

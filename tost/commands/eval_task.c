@@ -179,8 +179,8 @@ static bool generate_greedily(TaskRun* r, const Key* key, int n) {
     return finite;
 }
 
-// Every byte of the outcomes was computed by one rank and is 0 on the others.
-static void share_outcomes(TaskRun* r) {
+// Every byte of the scores was computed by one rank and is 0 on the others.
+static void share_scores(TaskRun* r) {
     const size_t ranks = (size_t)comm_size(r->model->comm), bytes = r->examples.count * sizeof *r->score;
     uint8_t *all = xmalloc(ranks * bytes), *own = (uint8_t*)r->score;
     comm_allgather(r->model->comm, all, own, bytes);
@@ -208,7 +208,7 @@ static bool score_all(TaskRun* r, TostError* err) {
     progress_erase(&progress);
     if (!comm_agree(comm, loaded_model_check_loss(r->model, finite ? 0 : NAN, err), err)) return false;
     if (first < r->n_keys) return tost_error(err, "interrupted: there is no result");
-    share_outcomes(r);
+    share_scores(r);
     return true;
 }
 

@@ -247,7 +247,7 @@ void exchange_collect(float* dst, const Exchange* x, TostArray a, const float* a
         memset(x->messages, 0, (size_t)x->ranks * sizeof *x->messages);
         for (int r = 1; r < x->ranks; r++) {
             const Range part = range_meet(slices_of(&x->slices, r, k), tensor);
-            float* values = host + (part.start - tensor.start);
+            float* values = host + (range_size(part) > 0 ? part.start - tensor.start : 0);
             const size_t bytes = range_size(part) * sizeof *values;
             if (x->rank == r) x->messages[0] = (CommMessage){.send = values, .send_bytes = bytes};
             if (x->rank == 0) x->messages[r] = (CommMessage){.receive = values, .receive_bytes = bytes};

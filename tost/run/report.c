@@ -89,11 +89,11 @@ static void report_model(Run* r) {
     progress_fact(p, "steps", "%lld (%lld done); seed %lld", (long long)recipe->steps, (long long)r->info.step,
                   (long long)recipe->seed);
     const int64_t micro_batches = recipe->total_batch / ((int64_t)recipe->batch * recipe->seq);
+    const bool chosen = r->engine->free_memory && !recipe_given(recipe, RECIPE_batch);   // by choose_batch
     progress_fact(p, "", "%lld token%s per step: %lld micro-batch%s × %d sequence%s × %d token%s%s",
                   (long long)recipe->total_batch, plural(recipe->total_batch), (long long)micro_batches,
                   micro_batches == 1 ? "" : "es", recipe->batch, plural(recipe->batch), recipe->seq,
-                  plural(recipe->seq), r->engine->free_memory && !recipe_given(recipe, RECIPE_batch)
-                  ? "; --batch is chosen for this GPU" : "");
+                  plural(recipe->seq), chosen ? "; --batch is chosen for this GPU" : "");
     if (recipe->chunk > 0 && recipe->chunk < recipe->seq)
         progress_fact(p, "chunks", "%d of up to %d tokens per sequence; 4/3 of the computation",
                       recipe->seq / recipe->chunk + (recipe->seq % recipe->chunk != 0), recipe->chunk);

@@ -192,13 +192,17 @@ static void choose_batch(Run* r) {
     if (!r->engine->free_memory || recipe_given(recipe, RECIPE_batch)) return;
     const size_t free_bytes = r->engine->free_memory(r->comm);
     const int64_t sequences = recipe->total_batch / recipe->seq / recipe->parts;
-    recipe->batch = 1;
+    int *all = xmalloc((size_t)comm_size(r->comm) * sizeof *all), batch = 1;
     for (int b = 1; b <= sequences && b <= TOST_MAX_BATCH; b++) {
         const TostEngineOptions e = run_engine_options(r, b);
         if ((int64_t)b * e.max_chunk > GPU_TOKENS || (int64_t)b * recipe->seq > INT_MAX) break;
-        if (comm_any(r->comm, r->engine->memory(&recipe->config, &e) > free_bytes)) break;
-        if (sequences % b == 0) recipe->batch = b;
+        if (r->engine->memory(&recipe->config, &e) > free_bytes) break;
+        if (sequences % b == 0) batch = b;
     }
+    comm_allgather(r->comm, all, &batch, sizeof batch);
+    for (int i = 0; i < comm_size(r->comm); i++) batch = all[i] < batch ? all[i] : batch;
+    free(all);
+    recipe->batch = batch;
 }
 
 static bool create_model(Run* r, TostError* err) {

@@ -115,7 +115,6 @@ static bool check_folder(const StFile* f, int64_t step, TostError* err) {
 }
 
 static bool read_info(CheckpointInfo* info, const StFile* f, TostError* err) {
-    *info = (CheckpointInfo){0};
     if (!read_config(&info->config, f, err) || !metadata_read(info, f, err)) return false;
     TostTensors tensors = tost_tensors(&info->config);
     const bool ok = (tost_config_check(&info->config, err) || tost_error(err, "%s: %s", f->path, err->text))

@@ -68,9 +68,10 @@ def succeeds(main, *arguments):
 
 
 def refuses(texts, main, *arguments, status=1):
-    """The script must fail with one line, or with status 2 several, and each of the texts, which " | " separates."""
+    """The script must fail with this status and print each of the texts, which " | " separates, in one line; argparse,
+    with status 2, prints several."""
     actual, _, err = call(main, *arguments)
-    check(f"{main.__module__} {' '.join(map(str, arguments))}: status {actual}, one line with '{texts}': {err}",
+    check(f"{main.__module__} {' '.join(map(str, arguments))}: status {actual}, expected {status} and '{texts}': {err}",
           actual == status and (err.count("\n") == 1 or status == 2)
           and all(text in err for text in texts.split(" | ")))
 

@@ -94,6 +94,7 @@ if [ "$(LC_ALL=de_DE.UTF-8 locale decimal_point 2>/dev/null)" = , ]; then
 else
     skip 'decimal commas: no locale de_DE.UTF-8'
 fi
+unset LOCPATH
 # Small stacks, also of threads; sanitizers need more.
 if ! grep -q __asan_init "$binary"; then
     shallow() (ulimit -s 128 && exec env OMP_STACKSIZE=16k OMP_NUM_THREADS=2 "$binary" "$@")
