@@ -220,23 +220,23 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
 //
 // gemm(c, a, b, layout, M, N, K, store): c = A · B, for A (M,K), B (K,N), c (M,N). GEMM_NN: a is A and b is B; GEMM_NT:
 // b is Bᵀ, stored (N,K); GEMM_TN: a is Aᵀ, stored (K,M). store: GEMM_SET; GEMM_ADD: c +=; GEMM_ROUND: rounds c to bf16.
-// gemm_bf16 also rounds a and b to bf16; gemm_bf16_weight is its GEMM_NT for a weight b that is stored in bf16.
-
-// A weight. bf16 is its copy in bf16 with --dtype bf16, otherwise NULL: then products are in float32.
-typedef struct { const float* f32; const uint16_t* bf16; } Weight;
+// a and b are a Matrix {f32, bf16}: gemm reads f32, gemm_bf16 reads bf16, or rounds f32 to bf16 if bf16 is NULL. f32(a)
+// is the Matrix {a, NULL}. The bf16 of a weight w is its copy with --dtype bf16; NULL means products in float32.
 
 static void round_bf16(float* x, size_t n) {
     #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
     for (size_t i = 0; i < n; i++) x[i] = rounded_bf16(x[i]);
 }
 
+static float matrix_at(Matrix x, size_t i) { return x.bf16 ? bf16_to_float(x.bf16[i]) : x.f32[i]; }
+
 // y = x · wᵀ
-static void times_weight(float* y, const float* x, Weight w, size_t rows, int IN, int OUT, GemmStore store) {
-    if (w.bf16) gemm_bf16_weight(y, x, w.bf16, (int)rows, OUT, IN, store);
-    else gemm(y, x, w.f32, GEMM_NT, (int)rows, OUT, IN, store);
+static void times_weight(float* y, Matrix x, Matrix w, size_t rows, int IN, int OUT, GemmStore store) {
+    Gemm* product = w.bf16 ? gemm_bf16 : gemm;
+    product(y, x, w, GEMM_NT, (int)rows, OUT, IN, store);
 }
 
-static void linear_forward(float* y, const float* x, Weight w, const float* b,
+static void linear_forward(float* y, Matrix x, Matrix w, const float* b,
                            size_t rows, int IN, int OUT) {   // y (rows,OUT); x (rows,IN); w (OUT,IN); b (OUT) or NULL
     times_weight(y, x, w, rows, IN, OUT, w.bf16 && !b ? GEMM_ROUND : GEMM_SET);
     if (!b) return;
@@ -249,10 +249,10 @@ static void linear_forward(float* y, const float* x, Weight w, const float* b,
 }
 
 // dx =; dw, db += (db may be NULL).   dx = dy · w,   dw = dyᵀ · x,   db = Σ_rows dy
-static void linear_backward(float* dx, float* dw, float* db, const float* dy, const float* x, Weight w,
+static void linear_backward(float* dx, float* dw, float* db, Matrix dy, Matrix x, Matrix w,
                             size_t rows, int IN, int OUT) {
-    Gemm* product = w.bf16 ? gemm_bf16 : gemm;   // gemm_bf16 rounds both operands
-    product(dx, dy, w.f32, GEMM_NN, (int)rows, IN, OUT, w.bf16 ? GEMM_ROUND : GEMM_SET);
+    Gemm* product = w.bf16 ? gemm_bf16 : gemm;
+    product(dx, dy, w, GEMM_NN, (int)rows, IN, OUT, w.bf16 ? GEMM_ROUND : GEMM_SET);
     product(dw, dy, x, GEMM_TN, OUT, IN, (int)rows, GEMM_ADD);
     if (!db) return;
     #pragma omp parallel for schedule(static)
@@ -260,7 +260,7 @@ static void linear_backward(float* dx, float* dw, float* db, const float* dy, co
         const int width = OUT - o0 < CHANNELS ? OUT - o0 : CHANNELS;
         double sum[CHANNELS] = {0};
         for (size_t row = 0; row < rows; row++)
-            for (int o = 0; o < width; o++) sum[o] += dy[row * OUT + o0 + o];
+            for (int o = 0; o < width; o++) sum[o] += matrix_at(dy, row * OUT + o0 + o);
         for (int o = 0; o < width; o++) db[o0 + o] += (float)sum[o];
     }
 }
@@ -579,20 +579,33 @@ static void residual_backward(float* dbranch, float* dgamma, const float* dx, co
 // ---------------------------------------------------------------------------------------------
 // GELU, the exact form:  y = x Φ(x),   Φ the distribution function of the standard normal
 
-// x becomes the derivative, for backward:   Φ(x) + x φ(x),   φ(x) = e^(-x²/2)/√(2π)
-static void gelu_forward(float* y, float* x, size_t n) {
-    #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
-    for (size_t i = 0; i < n; i++) {
-        const float bell = normal_bell(x[i]), cdf = normal_cdf(x[i], bell);   // bell: e^(-x²/2)
-        y[i] = x[i] * cdf;
-        x[i] = cdf + x[i] * bell * 0.398942280f;
+// y; x becomes the derivative, for backward:   Φ(x) + x φ(x),   φ(x) = e^(-x²/2)/√(2π)
+static inline float gelu(float* x) {
+    const float bell = normal_bell(*x), cdf = normal_cdf(*x, bell), y = *x * cdf;   // bell: e^(-x²/2)
+    *x = cdf + *x * bell * 0.398942280f;
+    return y;
+}
+
+// y, or y_bf16 if it is not NULL
+static void gelu_forward(float* y, uint16_t* y_bf16, float* x, size_t n) {
+    if (y_bf16) {
+        #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
+        for (size_t i = 0; i < n; i++) y_bf16[i] = bf16_from_float(gelu(&x[i]));
+    } else {
+        #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
+        for (size_t i = 0; i < n; i++) y[i] = gelu(&x[i]);
     }
 }
 
-// dx =, in place: holds dy on entry
-static void gelu_backward(float* dx, const float* derivative, size_t n) {
-    #pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) dx[i] *= derivative[i];
+// dx =, in place: holds dy on entry. If dx_bf16 is not NULL, dx_bf16 = instead.
+static void gelu_backward(float* dx, uint16_t* dx_bf16, const float* derivative, size_t n) {
+    if (dx_bf16) {
+        #pragma omp parallel for simd schedule(static)
+        for (size_t i = 0; i < n; i++) dx_bf16[i] = bf16_from_float(dx[i] * derivative[i]);
+    } else {
+        #pragma omp parallel for simd schedule(static)
+        for (size_t i = 0; i < n; i++) dx[i] *= derivative[i];
+    }
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -616,14 +629,17 @@ static inline double cross_entropy_row(double* sum, float* logits, int32_t targe
 
 // loss, targets (rows); logits (rows,V) are overwritten. A target of -1 has the loss 0. With `gradient` the logits
 // become their gradient, 0 in a row whose target is -1:   dlogits = grad_scale (softmax(logits) - onehot(target))
-static void cross_entropy(double* loss, float* logits, const int32_t* targets, bool gradient, float grad_scale,
-                          size_t rows, int V) {
+// If dlogits_bf16 (rows,V) is not NULL, it gets the gradient instead.
+static void cross_entropy(double* loss, float* logits, uint16_t* dlogits_bf16, const int32_t* targets, bool gradient,
+                          float grad_scale, size_t rows, int V) {
     #pragma omp parallel for schedule(static)
     for (size_t row = 0; row < rows; row++) {
         float* logits_v = logits + row * V;
+        uint16_t* dlogits_v = gradient && dlogits_bf16 ? dlogits_bf16 + row * V : NULL;
         loss[row] = 0.0;
         if (targets[row] < 0) {
-            memset(logits_v, 0, V * sizeof *logits_v);
+            if (dlogits_v) memset(dlogits_v, 0, V * sizeof *dlogits_v);
+            else memset(logits_v, 0, V * sizeof *logits_v);
             continue;
         }
         double sum;
@@ -632,6 +648,7 @@ static void cross_entropy(double* loss, float* logits, const int32_t* targets, b
         const float scale = (float)(grad_scale / sum);
         for (int v = 0; v < V; v++) logits_v[v] *= scale;
         logits_v[targets[row]] -= grad_scale;
+        if (dlogits_v) for (int v = 0; v < V; v++) dlogits_v[v] = bf16_from_float(logits_v[v]);
     }
 }
 
@@ -640,8 +657,9 @@ typedef struct {
     float *dx, *dwte;         // (rows,C): =; (V,C): +=; NULL: no gradients
     float grad_scale;         // the gradients are those of grad_scale · Σ loss
     float* logits;            // (block,V): working space for one block of rows
+    uint16_t* dlogits_bf16;   // (block,V), or NULL
     const float* x;           // (rows,C)
-    Weight wte;               // (V,C)
+    Matrix wte;               // (V,C)
     const int32_t* targets;   // (rows)
     size_t rows, block;       // all rows, and those of a block
     int V, C;
@@ -652,10 +670,11 @@ static void classify(const Classifier* args) {
     const int V = args->V, C = args->C;
     for (size_t row = 0; row < args->rows; row += args->block) {
         const size_t n = args->rows - row < args->block ? args->rows - row : args->block;
-        const float* x = args->x + row * C;
+        const Matrix x = f32(args->x + row * C), dlogits = {args->logits, args->dlogits_bf16};
         linear_forward(args->logits, x, args->wte, NULL, n, C, V);
-        cross_entropy(args->loss + row, args->logits, args->targets + row, args->dwte != NULL, args->grad_scale, n, V);
-        if (args->dwte) linear_backward(args->dx + row * C, args->dwte, NULL, args->logits, x, args->wte, n, C, V);
+        cross_entropy(args->loss + row, args->logits, args->dlogits_bf16, args->targets + row, args->dwte != NULL,
+                      args->grad_scale, n, V);
+        if (args->dwte) linear_backward(args->dx + row * C, args->dwte, NULL, dlogits, x, args->wte, n, C, V);
     }
 }
 
@@ -665,8 +684,8 @@ static void classify(const Classifier* args) {
 // the activations of every layer for backward. For inference, all layers share one set: a layer's input is not needed
 // after x_out is written.
 
-// A row: field, type, elements, in the variables of layout_buffers: conv, memory, train and muon are 1, or 0 to leave
-// the array out; rows = B·T of the largest chunk.
+// A row: field, type, elements, in the variables of layout_buffers: conv, memory, train, muon, fp32 and bf16 are 1, or
+// 0 to leave the array out (NULL); rows = B·T of the largest chunk.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,       float,  rows * C)                     /* ln_1(x) */ \
     X(mean_1,     float,  rows) \
@@ -686,7 +705,8 @@ static void classify(const Classifier* args) {
     X(rstd_2,     float,  rows) \
     X(mlp_in,     float,  conv * rows * C)              /* convolution of ln_2; without --conv the same array */ \
     X(fc,         float,  rows * 4 * C)                 /* gelu_forward puts GELU's derivative there */ \
-    X(gelu,       float,  rows * 4 * C) \
+    X(gelu,       float,  fp32 * rows * 4 * C) \
+    X(gelu_bf16,  uint16_t, bf16 * rows * 4 * C) \
     X(mlp_out,    float,  rows * C) \
     X(x_out,      float,  rows * C)                     /* x_mid + gamma2 mlp_out */
 
@@ -697,6 +717,7 @@ static void classify(const Classifier* args) {
     X(mean_f,       float,  rows) \
     X(rstd_f,       float,  rows) \
     X(logits,       float,  logits_rows * V)            /* of a block of rows */ \
+    X(dlogits_bf16, uint16_t, train * bf16 * logits_rows * V) \
     X(losses,       double, rows) \
     X(states,       double, states * L * B * state_size(c)) /* or gradients of states */ \
     X(layer_state,  double, B * state_size(c))          /* of one layer, if the pass does not set a state */ \
@@ -706,7 +727,8 @@ static void classify(const Classifier* args) {
     X(dx,           float,  train * rows * C)           /* gradient of the residual stream */ \
     X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out, z and projected */ \
     X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, mlp_in, ln_2, y and ln_1 */ \
-    X(scratch_bt4c, float,  train * rows * 4 * C)       /* gradients of gelu and fc */ \
+    X(scratch_bt4c, float,  train * rows * 4 * C)       /* gradients of gelu and, with --dtype fp32, fc */ \
+    X(dfc_bf16,     uint16_t, train * bf16 * rows * 4 * C) \
     X(dscore,       float,  train * rows * NH)          /* dΠ of the memory, dΠ, then dscore */ \
     X(muon,         float,  train * muon * 6 * C * C)   /* see orthogonalize */
 
@@ -752,11 +774,11 @@ static TostParams model_params(const TostModel* model, TostArray array, int l) {
 }
 
 // A parameter as the operand of a matrix product.
-static Weight weight(const TostModel* model, const float* param) {
-    return (Weight){param, model->params_bf16 ? model->params_bf16 + (param - model->array[TOST_PARAM]) : NULL};
+static Matrix weight(const TostModel* model, const float* param) {
+    return (Matrix){param, model->params_bf16 ? model->params_bf16 + (param - model->array[TOST_PARAM]) : NULL};
 }
 
-static Weight classifier_weight(const TostModel* model) {
+static Matrix classifier_weight(const TostModel* model) {
     return weight(model, model_params(model, TOST_PARAM, 0).wte);
 }
 
@@ -851,22 +873,23 @@ static void layer_forward(TostModel* model, int l, int from, int to) {
     const int C = model->config.n_embd;
     const size_t rows = chunk_rows(model);
     const float* x = layer_input(model, l);
+    const Matrix gelu = {act->gelu, act->gelu_bf16};
     const LayerState state = start_state(model, from, to, l);
     Tssa tssa = layer_tssa(model, l);
     tssa.state = state.tssa;
     layernorm_forward(act->ln_1, act->mean_1, act->rstd_1, x, p.ln_1_w, p.ln_1_b, rows, C);
-    linear_forward(act->projected, act->ln_1, weight(model, p.attn_w), p.attn_b, rows, C, C);
+    linear_forward(act->projected, f32(act->ln_1), weight(model, p.attn_w), p.attn_b, rows, C, C);
     convolve(model, act->z, state.attn_conv, act->projected, p.attn_conv);
     tssa_forward(&tssa);
     remember(model, l, act->y, p.memory_scale, state);
-    linear_forward(act->attn_out, act->y, weight(model, p.attn_proj_w), p.attn_proj_b, rows, C, C);
+    linear_forward(act->attn_out, f32(act->y), weight(model, p.attn_proj_w), p.attn_proj_b, rows, C, C);
     residual_forward(act->x_mid, x, act->attn_out, p.gamma1, rows, C);
 
     layernorm_forward(act->ln_2, act->mean_2, act->rstd_2, act->x_mid, p.ln_2_w, p.ln_2_b, rows, C);
     convolve(model, act->mlp_in, state.mlp_conv, act->ln_2, p.mlp_conv);
-    linear_forward(act->fc, act->mlp_in, weight(model, p.fc_w), p.fc_b, rows, C, 4 * C);
-    gelu_forward(act->gelu, act->fc, rows * 4 * C);
-    linear_forward(act->mlp_out, act->gelu, weight(model, p.fc_proj_w), p.fc_proj_b, rows, 4 * C, C);
+    linear_forward(act->fc, f32(act->mlp_in), weight(model, p.fc_w), p.fc_b, rows, C, 4 * C);
+    gelu_forward(act->gelu, act->gelu_bf16, act->fc, rows * 4 * C);
+    linear_forward(act->mlp_out, gelu, weight(model, p.fc_proj_w), p.fc_proj_b, rows, 4 * C, C);
     residual_forward(act->x_out, act->x_mid, act->mlp_out, p.gamma2, rows, C);
 }
 
@@ -884,6 +907,7 @@ static void layer_backward(TostModel* model, int l, int after, int before) {
     const TostParams p = model_params(model, TOST_PARAM, l), g = model_params(model, TOST_GRAD, l);
     const int C = model->config.n_embd;
     const size_t rows = chunk_rows(model);
+    const Matrix gelu = {act->gelu, act->gelu_bf16}, dfc = {buf->scratch_bt4c, buf->dfc_bf16};
     float *dx = buf->dx, *dbranch = buf->dbranch, *d_btc = buf->scratch_btc, *d_bt4c = buf->scratch_bt4c;
     const LayerState from = state_from(model, l), adjoint = start_state(model, after, before, l);
     Tssa tssa = layer_tssa(model, l);
@@ -891,20 +915,20 @@ static void layer_backward(TostModel* model, int l, int after, int before) {
     tssa.dtemp = model->config.membership == TOST_UNIFORM ? NULL : g.temp;
     tssa.ddenom_bias = g.denom_bias ? g.denom_bias + model->chunk.first : NULL;
     residual_backward(dbranch, g.gamma2, dx, act->mlp_out, p.gamma2, rows, C);
-    linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, dbranch, act->gelu, weight(model, p.fc_proj_w), rows, 4 * C, C);
-    gelu_backward(d_bt4c, act->fc, rows * 4 * C);
-    linear_backward(d_btc, g.fc_w, g.fc_b, d_bt4c, act->mlp_in, weight(model, p.fc_w), rows, C, 4 * C);
+    linear_backward(d_bt4c, g.fc_proj_w, g.fc_proj_b, f32(dbranch), gelu, weight(model, p.fc_proj_w), rows, 4 * C, C);
+    gelu_backward(d_bt4c, buf->dfc_bf16, act->fc, rows * 4 * C);
+    linear_backward(d_btc, g.fc_w, g.fc_b, dfc, f32(act->mlp_in), weight(model, p.fc_w), rows, C, 4 * C);
     convolve_backward(model, d_btc, g.mlp_conv, adjoint.mlp_conv, act->ln_2, from.mlp_conv, p.mlp_conv);
     layernorm_backward(dx, g.ln_2_w, g.ln_2_b, d_btc, act->x_mid, act->mean_2, act->rstd_2, p.ln_2_w, rows, C);
 
     residual_backward(dbranch, g.gamma1, dx, act->attn_out, p.gamma1, rows, C);
-    linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, dbranch, act->y, weight(model, p.attn_proj_w), rows, C, C);
+    linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, f32(dbranch), f32(act->y), weight(model, p.attn_proj_w), rows, C, C);
     remember_backward(model, l, g.memory_scale, d_btc, p.memory_scale, adjoint);
     tssa_backward(&tssa);   // from d_btc to dbranch
     if (model->config.memory) combine(dbranch, 1.0, buf->dpredicted, 1.0, rows * C);
     if (model->params_bf16) round_bf16(dbranch, rows * C);
     convolve_backward(model, dbranch, g.attn_conv, adjoint.attn_conv, act->projected, from.attn_conv, p.attn_conv);
-    linear_backward(d_btc, g.attn_w, g.attn_b, dbranch, act->ln_1, weight(model, p.attn_w), rows, C, C);
+    linear_backward(d_btc, g.attn_w, g.attn_b, f32(dbranch), f32(act->ln_1), weight(model, p.attn_w), rows, C, C);
     layernorm_backward(dx, g.ln_1_w, g.ln_1_b, d_btc, layer_input(model, l), act->mean_1, act->rstd_1, p.ln_1_w, rows,
                        C);
 }
@@ -931,8 +955,8 @@ static void cpu_forward(TostModel* model, const TostChunk* chunk, int from, int 
 
 // The classifier, without gradients. x (rows,C): rows of ln_f
 static Classifier model_classifier(const TostModel* model, const float* x, const int32_t* targets, size_t rows) {
-    return (Classifier){.loss = model->buf.losses, .logits = model->buf.logits, .x = x,
-                        .wte = classifier_weight(model), .targets = targets, .rows = rows,
+    return (Classifier){.loss = model->buf.losses, .logits = model->buf.logits,
+                        .dlogits_bf16 = model->buf.dlogits_bf16, .x = x, .wte = classifier_weight(model), .targets = targets, .rows = rows,
                         .block = even_block(rows, model->logits_rows), .V = model->config.vocab_size,
                         .C = model->config.n_embd};
 }
@@ -1034,11 +1058,11 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
     combine(x, 0.0, x, 1.0 / fmax(sqrt(squares), TOST_MUON_EPS), n);
     for (int step = 0; step < TOST_MUON_STEPS; step++) {
         const GemmLayout squared = tall ? GEMM_TN : GEMM_NT;
-        product(A, x, x, squared, side, side, tall ? rows : columns, GEMM_SET);
-        product(polynomial, A, A, GEMM_NN, side, side, side, GEMM_SET);
+        product(A, f32(x), f32(x), squared, side, side, tall ? rows : columns, GEMM_SET);
+        product(polynomial, f32(A), f32(A), GEMM_NN, side, side, side, GEMM_SET);
         combine(polynomial, TOST_MUON_B, A, TOST_MUON_C, square);
-        if (tall) product(y, x, polynomial, GEMM_NN, rows, columns, columns, GEMM_SET);
-        else product(y, polynomial, x, GEMM_NN, rows, columns, rows, GEMM_SET);
+        if (tall) product(y, f32(x), f32(polynomial), GEMM_NN, rows, columns, columns, GEMM_SET);
+        else product(y, f32(polynomial), f32(x), GEMM_NN, rows, columns, rows, GEMM_SET);
         combine(x, 1.0, y, TOST_MUON_A, n);
     }
 }
@@ -1163,6 +1187,7 @@ static size_t layout_buffers(TostModel* model, void* base) {
     const TostEngineOptions* o = &model->options;
     const size_t C = c->n_embd, NH = c->n_head, V = c->vocab_size, L = c->n_layer, B = o->max_batch;
     const size_t rows = B * o->max_chunk, states = o->states, train = o->training, threads = o->threads;
+    const size_t fp32 = o->dtype != TOST_BF16, bf16 = !fp32;
     const size_t conv = c->conv != 0, memory = c->memory != 0, muon = o->optimizer == TOST_MUON;
     const size_t logits_rows = model->logits_rows = classifier_rows(rows, c->vocab_size);
     Arena arena = {.base = base, .alignment = 128, .redzone = REDZONE_BYTES, .poison = poison_redzone};
@@ -1170,13 +1195,15 @@ static size_t layout_buffers(TostModel* model, void* base) {
         model->array[array] =
             arena_alloc(&arena, exchange_elements(&model->exchange, (TostArray)array) * sizeof(float));
     if (train) exchange_layout(&model->exchange, &arena, model->array[TOST_GRAD]);
-#define X(field, type, elements) model->buf.field = arena_alloc(&arena, (elements) * sizeof(type));
+#define X(field, type, elements) \
+    model->buf.field = (elements) > 0 ? arena_alloc(&arena, (elements) * sizeof(type)) : NULL;
     SHARED_BUFFERS(X)
 #undef X
     if (o->dtype == TOST_BF16)
         model->params_bf16 = arena_alloc(&arena, model->tensors.flat_size * sizeof *model->params_bf16);
     for (size_t l = 0; l < L; l++) {
-#define X(field, type, elements) model->layer[l].field = arena_alloc(&arena, (elements) * sizeof(type));
+#define X(field, type, elements) \
+    model->layer[l].field = (elements) > 0 ? arena_alloc(&arena, (elements) * sizeof(type)) : NULL;
         if (l > 0 && !train) model->layer[l] = model->layer[0];
         else { LAYER_ACTIVATIONS(X) }
 #undef X
@@ -1231,7 +1258,7 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
 // The engine
 
 static void cpu_logits(float* dst, TostModel* model) {
-    times_weight(dst, model->buf.ln_f, classifier_weight(model), chunk_rows(model), model->config.n_embd,
+    times_weight(dst, f32(model->buf.ln_f), classifier_weight(model), chunk_rows(model), model->config.n_embd,
                  model->config.vocab_size, GEMM_SET);
 }
 
@@ -1243,7 +1270,7 @@ static void cpu_last_logits(float* dst, TostModel* model) {
     float* last = model->layer[0].ln_1;
     for (int b = 0; b < B; b++)
         memcpy(last + (size_t)b * C, model->buf.ln_f + ((size_t)b * T + T - 1) * C, C * sizeof *last);
-    times_weight(dst, last, classifier_weight(model), B, C, model->config.vocab_size, GEMM_SET);
+    times_weight(dst, f32(last), classifier_weight(model), B, C, model->config.vocab_size, GEMM_SET);
 }
 
 // Only the rows with a target need logits.

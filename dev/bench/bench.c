@@ -99,10 +99,10 @@ static void bench_limits(void) {
     float *a = random_floats(size, 1), *b = random_floats(size, 1), *c = random_floats(size, 1);
     float* x = random_floats(n, 1);
     double gflops[RUNS], gbs[RUNS];
-    gemm(c, a, b, GEMM_NT, N, N, N, GEMM_SET);
+    gemm(c, f32(a), f32(b), GEMM_NT, N, N, N, GEMM_SET);
     for (int i = 0; i < RUNS; i++) {
         const double start = now_seconds();
-        gemm(c, a, b, GEMM_NT, N, N, N, GEMM_SET);
+        gemm(c, f32(a), f32(b), GEMM_NT, N, N, N, GEMM_SET);
         gflops[i] = 2.0 * N * N * N / (now_seconds() - start) / 1e9;
         gbs[i] = read_bandwidth(x, n);
     }
@@ -120,25 +120,28 @@ static double matmuls_alone(TostModel* m, size_t rows) {
     const int C = c->n_embd, V = c->vocab_size;
     const size_t block = even_block(rows, m->logits_rows);
     const Buffers* b = &m->buf;
+    const Matrix ln_f = f32(b->ln_f), dlogits = {b->logits, b->dlogits_bf16}, dbranch = f32(b->dbranch);
+    const Matrix dfc = {b->scratch_bt4c, b->dfc_bf16};
     const double start = now_seconds();
     for (int l = 0; l < c->n_layer; l++) {
         const TostParams p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
         const LayerActivations* a = &m->layer[l];
-        linear_forward(b->scratch_btc, a->ln_1, weight(m, p.attn_w), NULL, rows, C, C);
-        linear_forward(b->scratch_btc, a->y, weight(m, p.attn_proj_w), NULL, rows, C, C);
-        linear_forward(b->scratch_bt4c, a->ln_2, weight(m, p.fc_w), NULL, rows, C, 4 * C);
-        linear_forward(b->scratch_btc, a->gelu, weight(m, p.fc_proj_w), NULL, rows, 4 * C, C);
-        linear_backward(b->scratch_bt4c, g.fc_proj_w, NULL, b->dbranch, a->gelu, weight(m, p.fc_proj_w), rows, 4 * C,
+        const Matrix x = f32(a->ln_1), y = f32(a->y), mlp_in = f32(a->ln_2), gelu = {a->gelu, a->gelu_bf16};
+        linear_forward(b->scratch_btc, x, weight(m, p.attn_w), NULL, rows, C, C);
+        linear_forward(b->scratch_btc, y, weight(m, p.attn_proj_w), NULL, rows, C, C);
+        linear_forward(b->scratch_bt4c, mlp_in, weight(m, p.fc_w), NULL, rows, C, 4 * C);
+        linear_forward(b->scratch_btc, gelu, weight(m, p.fc_proj_w), NULL, rows, 4 * C, C);
+        linear_backward(b->scratch_bt4c, g.fc_proj_w, NULL, dbranch, gelu, weight(m, p.fc_proj_w), rows, 4 * C,
                         C);
-        linear_backward(b->scratch_btc, g.fc_w, NULL, b->scratch_bt4c, a->ln_2, weight(m, p.fc_w), rows, C, 4 * C);
-        linear_backward(b->scratch_btc, g.attn_proj_w, NULL, b->dbranch, a->y, weight(m, p.attn_proj_w), rows, C, C);
-        linear_backward(b->scratch_btc, g.attn_w, NULL, b->dbranch, a->ln_1, weight(m, p.attn_w), rows, C, C);
+        linear_backward(b->scratch_btc, g.fc_w, NULL, dfc, mlp_in, weight(m, p.fc_w), rows, C, 4 * C);
+        linear_backward(b->scratch_btc, g.attn_proj_w, NULL, dbranch, y, weight(m, p.attn_proj_w), rows, C, C);
+        linear_backward(b->scratch_btc, g.attn_w, NULL, dbranch, x, weight(m, p.attn_w), rows, C, C);
     }
     const TostParams g = model_params(m, TOST_GRAD, 0);
     for (size_t row = 0; row < rows; row += block) {
         const size_t n = rows - row < block ? rows - row : block;
-        linear_forward(b->logits, b->ln_f, classifier_weight(m), NULL, n, C, V);
-        linear_backward(b->scratch_btc, g.wte, NULL, b->logits, b->ln_f, classifier_weight(m), n, C, V);
+        linear_forward(b->logits, ln_f, classifier_weight(m), NULL, n, C, V);
+        linear_backward(b->scratch_btc, g.wte, NULL, dlogits, ln_f, classifier_weight(m), n, C, V);
     }
     return now_seconds() - start;
 }
@@ -432,7 +435,7 @@ static double product_gflops(bool bf16, const Shape* p, float* c, const float* a
     const int inner = flop < 1e8 ? (int)(1e8 / flop) + 1 : 1;
     const double start = thread_seconds();
     for (int i = 0; i < inner; i++)
-        (bf16 ? gemm_bf16 : gemm)(c, a, b, p->layout, p->M, p->N, p->K, p->layout == GEMM_TN);
+        (bf16 ? gemm_bf16 : gemm)(c, f32(a), f32(b), p->layout, p->M, p->N, p->K, p->layout == GEMM_TN);
     return flop * inner / (thread_seconds() - start) / 1e9;
 }
 
@@ -446,9 +449,10 @@ static double wall_gflops(int threads, bool apart, const Shape* p, float* const*
     if (apart) {
         #pragma omp parallel for schedule(static) num_threads(threads)
         for (int t = 0; t < threads; t++)
-            for (int i = 0; i < inner; i++) gemm(c[t], a[t], b[t], p->layout, p->M, p->N, p->K, p->layout == GEMM_TN);
+            for (int i = 0; i < inner; i++)
+                gemm(c[t], f32(a[t]), f32(b[t]), p->layout, p->M, p->N, p->K, p->layout == GEMM_TN);
     } else {
-        for (int i = 0; i < inner; i++) gemm(*c, *a, *b, p->layout, p->M, p->N, p->K, p->layout == GEMM_TN);
+        for (int i = 0; i < inner; i++) gemm(*c, f32(*a), f32(*b), p->layout, p->M, p->N, p->K, p->layout == GEMM_TN);
     }
     return (apart ? threads : 1) * flop * inner / (now_seconds() - start) / 1e9;
 }
@@ -496,10 +500,10 @@ static double weights_gflops(TostModel* m, float* y, const float* x, int rows) {
     const double start = thread_seconds();
     for (int l = 0; l < L; l++) {
         const TostParams p = model_params(m, TOST_PARAM, l);
-        times_weight(y, x, weight(m, p.attn_w), rows, C, C, GEMM_SET);
-        times_weight(y, x, weight(m, p.attn_proj_w), rows, C, C, GEMM_SET);
-        times_weight(y, x, weight(m, p.fc_w), rows, C, 4 * C, GEMM_SET);
-        times_weight(y, x, weight(m, p.fc_proj_w), rows, 4 * C, C, GEMM_SET);
+        times_weight(y, f32(x), weight(m, p.attn_w), rows, C, C, GEMM_SET);
+        times_weight(y, f32(x), weight(m, p.attn_proj_w), rows, C, C, GEMM_SET);
+        times_weight(y, f32(x), weight(m, p.fc_w), rows, C, 4 * C, GEMM_SET);
+        times_weight(y, f32(x), weight(m, p.fc_proj_w), rows, 4 * C, C, GEMM_SET);
     }
     return 2.0 * rows * L * 10 * C * C / (thread_seconds() - start) / 1e9;
 }

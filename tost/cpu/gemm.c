@@ -30,17 +30,21 @@ static int threads_for(int M, int N, int K) { return gemm_is_small(M, N, K) ? 1 
 
 typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; GemmStore store; Format format; } Product;
 
-// One pass over a block, with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2.
-static void multiply_block(Block all, const Word* pa, const Word* pb, Format f, int words) {
-    for (int i = 0; i < all.m; i += MR)
+// One pass over a block, with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2. Whole
+// panels of a that are stored as pairs are not packed.
+static void multiply_block(Block all, const Word* pa, Operand stored, const Word* pb, Format f, int words) {
+    for (int i = 0; i < all.m; i += MR) {
+        const bool in_place = holds_pairs(stored, f) && all.m - i >= MR;
+        const Rows a = in_place ? stored_rows(operand_at(stored, i, 0)) : (Rows) { pa + (size_t)i*words, 1, MR };
         for (int j = 0; j < all.n; j += NR) {
-            const Word *a = pa + (size_t)i*words, *b = pb + (size_t)j*words;
+            const Word* b = pb + (size_t)j*words;
             // Not t.m and t.n: gcc reads both as 8 bytes, which waits until all earlier stores are in the cache.
             const int m = min_int(MR, all.m - i), n = min_int(NR, all.n - j);
             const Block t = { all.c + i*all.ldc + j, all.ldc, m, n, all.add, all.round };
             if (m == MR && n == NR) tile(t, a, b, f, words);
             else tile_ragged(t, a, b, f, words);
         }
+    }
 }
 
 static void product_packed(const Product* p) {
@@ -55,7 +59,8 @@ static void product_packed(const Product* p) {
         for (size_t k = 0; k < (size_t)p->K; k += kc) {
             const int m = min_int(PACKED_M, p->M - (int)i), depth = min_int(kc, p->K - (int)k);
             const int words = words_of(p->format, depth);
-            pack_a(pa, operand_at(p->a, i, k), p->format, m, depth);
+            const int in_place = holds_pairs(p->a, p->format) ? m / MR * MR : 0;
+            pack_a(pa + (size_t)in_place*words, operand_at(p->a, i + in_place, k), p->format, m - in_place, depth);
             for (size_t j = 0; j < (size_t)p->N; j += BLOCK_N) {
                 const int n = min_int(BLOCK_N, p->N - (int)j);
                 pack_b(pb, operand_at(p->b, j, k), p->format, n, depth);
@@ -63,7 +68,7 @@ static void product_packed(const Product* p) {
                     float* c = p->c + (i + from)*p->ldc + j;
                     const Block block = { c, p->ldc, min_int(BLOCK_M, m - from), n, p->store == GEMM_ADD || k > 0,
                                           p->store == GEMM_ROUND && k + depth == (size_t)p->K };
-                    multiply_block(block, pa + (size_t)from*words, pb, p->format, words);
+                    multiply_block(block, pa + (size_t)from*words, operand_at(p->a, i + from, k), pb, p->format, words);
                 }
             }
         }
@@ -180,19 +185,24 @@ INLINE Vec add_products(Vec sum, VecWord a, VecWord b, Format f) {
 }
 
 // Rows of a in the layout of FewRows; free(*memory)
-static const VecWord* few_rows_operand(void** memory, const float* a, Format f, int M, int K, int parts) {
-    const size_t vectors = vectors_of_part(f), bytes = K * sizeof *a;
+static const VecWord* few_rows_operand(void** memory, Operand a, Format f, int M, int K, int parts) {
+    const size_t vectors = vectors_of_part(f), bytes = K * element_size(a);
     *memory = xmalloc((size_t)M*parts*vectors*VECTOR_BYTES + CACHE_LINE);
     VecWord* all = (VecWord*)next_cache_line(*memory);
     for (int i = 0; i < M; i++) {
         const int first = i / GROUP_ROWS * GROUP_ROWS, rows = min_int(GROUP_ROWS, M - first);
-        const char* row = (const char*)(a + (size_t)i*K);
+        const char* row = operand_at(a, i, 0).p;
         VecWord* out = all + first*parts*vectors + (i - first);
         for (int t = 0; t < parts; t++, out += rows*vectors) {
-            const VecWord x = part_of(row, bytes, f == FLOATS ? t : 2*t), y = part_of(row, bytes, 2*t + 1);
-            if (f == FLOATS) out[0] = x;
-            if (f == PAIRS) out[0] = pair_neighbors(x, y);
-            if (f == ROUNDED) out[0] = round_words(odds(x, y)), out[rows] = round_words(evens(x, y));
+            if (f == FLOATS || (f == PAIRS && a.bf16)) out[0] = part_of(row, bytes, t);
+            else if (a.bf16) {
+                const VecWord pairs = part_of(row, bytes, t);
+                out[0] = half_of(pairs, f, 0), out[rows] = half_of(pairs, f, 1);
+            } else {
+                const VecWord x = part_of(row, bytes, 2*t), y = part_of(row, bytes, 2*t + 1);
+                if (f == PAIRS) out[0] = pair_neighbors(x, y);
+                else out[0] = round_words(odds(x, y)), out[rows] = round_words(evens(x, y));
+            }
         }
     }
     return all;
@@ -353,7 +363,7 @@ static void gemm_few_rows(const Product* all) {
     const int threads = threads_for(all->M, all->N, all->K);
     const Format f = all->format;
     void* memory;
-    const VecWord* a = few_rows_operand(&memory, (const float*)all->a.p, f, all->M, all->K, parts);
+    const VecWord* a = few_rows_operand(&memory, all->a, f, all->M, all->K, parts);
     const FewRows p = { all->c, a, all->b.p, row_bytes, all->M, all->N, parts, all->store };
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
@@ -368,26 +378,18 @@ static void gemm_few_rows(const Product* all) {
 // ---------------------------------------------------------------------------------------------
 // Entry points
 
-// The product gemm(c, a, b, …), in float32.
-static Product product_of(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K,
-                          GemmStore store) {
-    const bool at = layout == GEMM_TN, bt = layout == GEMM_NT;
-    const Operand left = { (const char*)a, at ? M : K, at, false }, right = { (const char*)b, bt ? K : N, !bt, false };
-    return (Product) { c, N, left, right, M, N, K, store, FLOATS };
-}
-
-// The same of a weight b (N,K) stored in bf16, in format f.
-static Product product_of_weight(float* c, const float* a, const uint16_t* b, Format f, int M, int N, int K,
-                                 GemmStore store) {
-    const Operand left = { (const char*)a, K, false, false }, right = { (const char*)b, K, false, true };
-    return (Product) { c, N, left, right, M, N, K, store, f };
+static Operand operand_of(Matrix m, size_t ld, bool lanes_side) {
+    const char* p = m.bf16 ? (const char*)m.bf16 : (const char*)m.f32;
+    return (Operand) { p, ld, lanes_side, m.bf16 != NULL };
 }
 
 // By dot products if the rows are few and read a weight.
-static void gemm_product(const Product* p) {
-    const bool nt = !p->a.lanes_side && !p->b.lanes_side;
-    if (p->M <= TOST_FEW_ROWS && nt && (p->format == FLOATS || p->b.bf16)) gemm_few_rows(p);
-    else gemm_sliced(p);
+static void gemm_in(Format f, float* c, Matrix a, Matrix b, GemmLayout layout, int M, int N, int K, GemmStore store) {
+    const bool at = layout == GEMM_TN, bt = layout == GEMM_NT;
+    const Operand left = operand_of(a, at ? M : K, at), right = operand_of(b, bt ? K : N, !bt);
+    const Product p = { c, N, left, right, M, N, K, store, f };
+    if (M <= TOST_FEW_ROWS && layout == GEMM_NT && (f == FLOATS || b.bf16)) gemm_few_rows(&p);
+    else gemm_sliced(&p);
 }
 
 // VDPBF16PS does the work of two FMA instructions. AMD's processors issue both at the same rate; Sapphire Rapids issues
@@ -401,20 +403,12 @@ static Format bf16_format(void) {
 
 bool gemm_bf16_is_fast(void) { return bf16_format() == PAIRS; }
 
-void gemm_bf16_weight(float* c, const float* a, const uint16_t* b, int M, int N, int K, GemmStore store) {
-    const Product p = product_of_weight(c, a, b, bf16_format(), M, N, K, store);
-    gemm_product(&p);
+void gemm_bf16(float* c, Matrix a, Matrix b, GemmLayout layout, int M, int N, int K, GemmStore store) {
+    gemm_in(bf16_format(), c, a, b, layout, M, N, K, store);
 }
 
-void gemm_bf16(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, GemmStore store) {
-    Product p = product_of(c, a, b, layout, M, N, K, store);
-    p.format = bf16_format();
-    gemm_product(&p);
-}
-
-void gemm(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, GemmStore store) {
-    const Product p = product_of(c, a, b, layout, M, N, K, store);
-    gemm_product(&p);
+void gemm(float* c, Matrix a, Matrix b, GemmLayout layout, int M, int N, int K, GemmStore store) {
+    gemm_in(FLOATS, c, (Matrix) { a.f32, NULL }, (Matrix) { b.f32, NULL }, layout, M, N, K, store);
 }
 
 const char* gemm_library(void) { return "built in (" KERNEL_NAME ")"; }

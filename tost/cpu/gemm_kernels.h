@@ -29,8 +29,12 @@ enum { NR = 2 * LANES, CACHE_LINE = 64 };
 
 // bf16_from_float in the upper half of each word; the lower half is zero.
 INLINE VecWord round_words(VecWord x) {
+#ifdef __AVX512BF16__   // takes subnormal numbers as zero
+    return (VecWord)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)x)), 16);
+#else
     const VecWord nan = (VecWord)((Vec)x != (Vec)x);
     return ((nan & (x | 0x400000)) | (~nan & BF16_ROUND(x))) & 0xffff0000;
+#endif
 }
 
 // pair_neighbors: pairs of neighbors in x, y. pair_words: pairs with the lower halves from x and the upper from y.
@@ -51,7 +55,7 @@ INLINE VecWord pair_neighbors(VecWord x, VecWord y) { return pair_words(evens(x,
 
 // ---------------------------------------------------------------------------------------------
 // Operands: a matrix of lanes (rows of op(a) or columns of op(b)) by depth (K). Stored rows are ld elements apart; a
-// stored row has all lanes at one depth if lanes_side, otherwise all depths of one lane. bf16 is never lanes_side.
+// stored row has all lanes at one depth if lanes_side, otherwise all depths of one lane.
 
 typedef struct { const char* p; size_t ld; bool lanes_side, bf16; } Operand;
 
@@ -95,17 +99,20 @@ INLINE Word word_at(Operand o, Format f, int lane, int w, int depth) {
     return word;
 }
 
+// LANES stored values, those in bf16 in the upper halves of words
+INLINE VecWord values_at(const char* p, bool bf16) {
+    typedef uint16_t Halves __attribute__((vector_size(LANES * sizeof(uint16_t)), aligned(2), may_alias));
+    if (bf16) return __builtin_convertvector(*(const Halves*)p, VecWord) << 16;
+    return *(const VecWordU*)p;
+}
+
 // LANES words of one lane, if depth is contiguous.
 INLINE VecWord words_at(Operand o, Format f, int lane, int w) {
-    VecWord words;
-    if (o.bf16 && f == ROUNDED) {
-        for (int i = 0; i < LANES; i++) words[i] = upper_half(o, lane, (w + i) ^ 1, w + i + 2);
-        return words;
-    }
-    const VecWordU* from = (const VecWordU*)operand_at(o, lane, f == PAIRS ? 2*w : w).p;
-    if (f == FLOATS || o.bf16) return from[0];
+    const char* p = operand_at(o, lane, f == PAIRS ? 2*w : w).p;
+    const VecWordU* from = (const VecWordU*)p;
+    if (f == FLOATS || (f == PAIRS && o.bf16)) return from[0];
     if (f == PAIRS) return pair_neighbors(from[0], from[1]);
-    words = round_words(from[0]);
+    const VecWord words = o.bf16 ? values_at(p, true) : round_words(from[0]);
     return zip_low(odds(words, words), evens(words, words));
 }
 
@@ -150,32 +157,41 @@ INLINE void pack_by_lane(Word* dst, Operand o, Format f, int lanes, int depth, i
 
 enum { PACK_LANES = 192, ROWS_AHEAD = 4 };   // lanes packed at a time, a multiple of MR and NR; rows prefetched ahead
 
+// The words number w of LANES lanes from their values x and y at one depth, or at two for bf16
+INLINE VecWord words_of_depths(VecWord x, VecWord y, Format f, bool bf16, int w) {
+    if (f == FLOATS) return x;
+    if (f == PAIRS) return bf16 ? (VecWord)(y | x >> 16) : pair_words(x, y);
+    const VecWord value = w % 2 ? x : y;
+    return bf16 ? value : round_words(value);
+}
+
 // lanes_side: reads a stored row, or two for bf16, from end to end, and writes to many panels. Reads whole vectors,
 // also past the last lane, so rows near the end of the matrix are copied first. Writes whole vectors, too: the next row
 // of the panel overwrites what exceeds W lanes.
 INLINE void pack_by_depth(Word* dst, Operand o, Format f, int lanes, int depth, int W) {
     const int words = words_of(f, depth), panels = ceil_div(lanes, W), unit = depth_unit(f);
+    const size_t size = element_size(o);
     VecWord copy[2][PACK_LANES / LANES + 2];
     for (int w = 0; w < words; w++) {
         const int k = f == PAIRS ? 2*w : w / unit * unit, stored = min_int(unit, depth - k);
-        const VecWord* row[2] = { copy[0], copy[1] };
+        const char* row[2] = { (const char*)copy[0], (const char*)copy[1] };
         const bool near_end = (depth - k - stored) * o.ld < MR + NR;
         if (near_end) memset(copy, 0, sizeof copy);
         for (int i = 0; i < stored; i++) {
             const char* from = operand_at(o, 0, k + i).p;
-            for (int lane = 0; lane < lanes; lane += CACHE_LINE / sizeof(float))
-                __builtin_prefetch((const float*)from + ROWS_AHEAD*o.ld + lane);
-            if (near_end) memcpy(copy[i], from, lanes * sizeof(Word));
-            else row[i] = (const VecWord*)from;
+            for (size_t at = 0; at < lanes*size; at += CACHE_LINE)
+                __builtin_prefetch(from + ROWS_AHEAD*o.ld*size + at);
+            if (near_end) memcpy(copy[i], from, lanes * size);
+            else row[i] = from;
         }
         for (int p = 0; p < panels; p++)
             for (int i = 0; i < W; i += LANES) {
-                const VecWord x = *(const VecWordU*)((const Word*)row[0] + p*W + i);
-                const VecWord y = *(const VecWordU*)((const Word*)row[unit - 1] + p*W + i);
-                const VecWord v = f == FLOATS ? x : f == PAIRS ? pair_words(x, y) : round_words(w % 2 ? x : y);
-                Word* at = dst + ((size_t)p*words + w)*W + i;
-                if (i + LANES <= W || w + 1 < words) *(VecWordU*)at = v;
-                else memcpy(at, &v, (W - i) * sizeof(Word));
+                const size_t at = (p*W + i) * size;
+                const VecWord x = values_at(row[0] + at, o.bf16), y = values_at(row[unit - 1] + at, o.bf16);
+                const VecWord v = words_of_depths(x, y, f, o.bf16, w);
+                Word* to = dst + ((size_t)p*words + w)*W + i;
+                if (i + LANES <= W || w + 1 < words) *(VecWordU*)to = v;
+                else memcpy(to, &v, (W - i) * sizeof(Word));
             }
     }
 }
@@ -233,20 +249,30 @@ INLINE Vec dot_pairs(Vec sum, VecWord a, VecWord b) {
 #endif
 }
 
-INLINE void tile_sums(Block t, const Word* pa, const Word* pb, Format f, int words) {
+// MR rows of a: word w of row i is p[i*row + w*step]. In a panel, row = 1 and step = MR.
+typedef struct { const Word* p; size_t row, step; } Rows;
+
+// True if the stored rows of o are words of format f: then step = 1, and they need no packing.
+INLINE bool holds_pairs(Operand o, Format f) {
+    return f == PAIRS && o.bf16 && !o.lanes_side && o.ld % 2 == 0 && (uintptr_t)o.p % sizeof(Word) == 0;
+}
+INLINE Rows stored_rows(Operand o) { return (Rows) { (const Word*)o.p, o.ld / 2, 1 }; }
+
+INLINE void tile_sums(Block t, Rows rows, const Word* pb, Format f, int words) {
     Vec acc[MR][2] = {0};
     tile_prefetch(t);
-    for (int w = 0; w < words; w++, pa += MR, pb += NR) {
+    for (int w = 0; w < words; w++, rows.p += rows.step, pb += NR) {
         const VecWord b0 = *(const VecWord*)pb, b1 = *(const VecWord*)(pb + LANES);
-        const FloatWord* a = (const FloatWord*)pa;
 #pragma GCC unroll 16
         for (int i = 0; i < MR; i++) {
             if (f == PAIRS) {
-                acc[i][0] = dot_pairs(acc[i][0], pa[i] - (VecWord){0}, b0);
-                acc[i][1] = dot_pairs(acc[i][1], pa[i] - (VecWord){0}, b1);
+                const VecWord a = rows.p[i*rows.row] - (VecWord){0};
+                acc[i][0] = dot_pairs(acc[i][0], a, b0);
+                acc[i][1] = dot_pairs(acc[i][1], a, b1);
             } else {
-                acc[i][0] = fma_vec(broadcast(a[i]), (Vec)b0, acc[i][0]);
-                acc[i][1] = fma_vec(broadcast(a[i]), (Vec)b1, acc[i][1]);
+                const Vec a = broadcast(((const FloatWord*)rows.p)[i*rows.row]);
+                acc[i][0] = fma_vec(a, (Vec)b0, acc[i][0]);
+                acc[i][1] = fma_vec(a, (Vec)b1, acc[i][1]);
             }
         }
     }
@@ -254,18 +280,19 @@ INLINE void tile_sums(Block t, const Word* pa, const Word* pb, Format f, int wor
 }
 
 // A tile of MR x NR elements. The format is a constant at every call of tile_sums, so that the sums stay in registers.
-static __attribute__((noinline)) void tile(Block t, const Word* pa, const Word* pb, Format f, int words) {
-    if (f == PAIRS) tile_sums(t, pa, pb, PAIRS, words);
-    else tile_sums(t, pa, pb, FLOATS, words);
+static __attribute__((noinline)) void tile(Block t, Rows a, const Word* pb, Format f, int words) {
+    if (f != PAIRS) tile_sums(t, (Rows) { a.p, 1, MR }, pb, FLOATS, words);
+    else if (a.step == MR) tile_sums(t, (Rows) { a.p, 1, MR }, pb, PAIRS, words);
+    else tile_sums(t, (Rows) { a.p, a.row, 1 }, pb, PAIRS, words);
 }
 
 // The part t of a tile that is inside of c, at its edge: computed as a whole tile, so the bits are the same.
-static void tile_ragged(Block t, const Word* pa, const Word* pb, Format f, int words) {
+static void tile_ragged(Block t, Rows a, const Word* pb, Format f, int words) {
     _Alignas(CACHE_LINE) float whole[MR*NR];
     if (t.add) {
         memset(whole, 0, sizeof(whole));
         for (int i = 0; i < t.m; i++) memcpy(whole + i*NR, t.c + i*t.ldc, t.n * sizeof(float));
     }
-    tile((Block) { whole, NR, MR, NR, t.add, t.round }, pa, pb, f, words);
+    tile((Block) { whole, NR, MR, NR, t.add, t.round }, a, pb, f, words);
     for (int i = 0; i < t.m; i++) memcpy(t.c + i*t.ldc, whole + i*NR, t.n * sizeof(float));
 }

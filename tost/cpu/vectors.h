@@ -18,7 +18,7 @@ enum { LANES = 8 };
 enum { LANES = 4 };
 #endif
 
-typedef uint32_t Word;                                   // a float, or two bf16
+typedef uint32_t Word __attribute__((may_alias));        // a float, or two bf16
 typedef float FloatWord __attribute__((may_alias));
 typedef float Vec __attribute__((vector_size(LANES * sizeof(float)), may_alias));
 typedef float VecU __attribute__((vector_size(LANES * sizeof(float)), aligned(sizeof(float)), may_alias));

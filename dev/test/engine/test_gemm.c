@@ -10,43 +10,27 @@
 #include "dev/test/check.h"
 #include "engine.h"
 
-#define BY(name, f) \
-    static void name(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, \
-                     GemmStore store) { \
-        Product p = product_of(c, a, b, layout, M, N, K, store); \
-        p.format = f; \
-        gemm_product(&p); \
-    }
-BY(floats, FLOATS)
-BY(rounded, ROUNDED)
-BY(pairs, PAIRS)
-#undef BY
-
-// The same with a weight stored in bf16, where there is one: GEMM_NT
-#define BY_WEIGHT(name, f) \
-    static void name##_weight(float* c, const float* a, const float* b, GemmLayout layout, int M, int N, int K, \
-                              GemmStore store) { \
-        if (layout != GEMM_NT) { \
-            name(c, a, b, layout, M, N, K, store); \
-            return; \
-        } \
-        uint16_t* weight = xmalloc(((size_t)N*K + 1) * sizeof *weight); \
-        bf16_from_floats(weight, b, (size_t)N*K); \
-        Product p = product_of_weight(c, a, weight, f, M, N, K, store); \
-        gemm_product(&p); \
-        free(weight); \
-    }
-BY_WEIGHT(rounded, ROUNDED)
-BY_WEIGHT(pairs, PAIRS)
-#undef BY_WEIGHT
-
-typedef struct { const char* name; Gemm* gemm; Format format; } Variant;
+// gemm or gemm_bf16, or if that is NULL, the product in a format. bf16: which operands are stored in bf16
+typedef struct { const char* name; Gemm* gemm; Format format; bool bf16_a, bf16_b; } Variant;
 static const Variant variants[] = {
-    { "gemm", gemm, FLOATS }, { "floats", floats, FLOATS },
-    { "gemm_bf16", gemm_bf16, ROUNDED },   // chooses a format itself
-    { "rounded", rounded, ROUNDED }, { "rounded, weight", rounded_weight, ROUNDED },
-    { "pairs", pairs, PAIRS }, { "pairs, weight", pairs_weight, PAIRS },
+    { "gemm", gemm, FLOATS, false, false },
+    { "gemm_bf16", gemm_bf16, ROUNDED, false, false },   // chooses a format itself
+    { "rounded", NULL, ROUNDED, false, false }, { "rounded, a in bf16", NULL, ROUNDED, true, false },
+    { "rounded, b in bf16", NULL, ROUNDED, false, true }, { "rounded, both in bf16", NULL, ROUNDED, true, true },
+    { "pairs", NULL, PAIRS, false, false }, { "pairs, a in bf16", NULL, PAIRS, true, false },
+    { "pairs, b in bf16", NULL, PAIRS, false, true }, { "pairs, both in bf16", NULL, PAIRS, true, true },
 };
+
+// x (n) as an operand, rounded if in_bf16; then at an odd address, in units of bf16, if that of x is odd in units of
+// floats. free(*memory)
+static Matrix operand(uint16_t** memory, const float* x, size_t n, bool in_bf16) {
+    *memory = NULL;
+    if (!in_bf16) return f32(x);
+    *memory = xmalloc((n + 2) * sizeof **memory);
+    uint16_t* rounded = *memory + (uintptr_t)x / sizeof *x % 2;
+    bf16_from_floats(rounded, x, n);
+    return (Matrix){NULL, rounded};
+}
 
 static bool has(Format f) {
 #ifdef __AVX512BF16__
@@ -93,19 +77,28 @@ static void free_case(Case* t) {
     free(t->c);
 }
 
-static void run_case(Case* t, Gemm* multiply) {
+static void multiply(float* c, const Case* t, const Variant* v, GemmStore store) {
+    uint16_t* memory[2];
+    const Matrix a = operand(&memory[0], t->a, (size_t)t->M * t->K, v->bf16_a);
+    const Matrix b = operand(&memory[1], t->b, (size_t)t->K * t->N, v->bf16_b);
+    if (v->gemm) v->gemm(c, a, b, t->layout, t->M, t->N, t->K, store);
+    else gemm_in(v->format, c, a, b, t->layout, t->M, t->N, t->K, store);
+    for (int i = 0; i < 2; i++) free(memory[i]);
+}
+
+static void run_case(Case* t, const Variant* v) {
     const size_t n = (size_t)t->M * t->N;
     for (size_t i = 0; i < n; i++) t->c[i] = t->add ? t->before[i] : NAN;
     for (size_t i = n; i < n + GUARDS; i++) t->c[i] = GUARD;
-    multiply(t->c, t->a, t->b, t->layout, t->M, t->N, t->K, t->add);
+    multiply(t->c, t, v, t->add ? GEMM_ADD : GEMM_SET);
 }
 
 // GEMM_ROUND gives the rounded bits of GEMM_SET.
-static bool rounds(Case* t, Gemm* multiply) {
+static bool rounds(Case* t, const Variant* v) {
     const size_t n = (size_t)t->M * t->N;
     float* rounded = xmalloc(n * sizeof *rounded);
-    multiply(rounded, t->a, t->b, t->layout, t->M, t->N, t->K, GEMM_ROUND);
-    multiply(t->c, t->a, t->b, t->layout, t->M, t->N, t->K, GEMM_SET);
+    multiply(rounded, t, v, GEMM_ROUND);
+    multiply(t->c, t, v, GEMM_SET);
     for (size_t i = 0; i < n; i++) t->c[i] = rounded_bf16(t->c[i]);
     const bool equal = memcmp(t->c, rounded, n * sizeof *rounded) == 0;
     free(rounded);
@@ -164,12 +157,12 @@ static void check_case(Checks* c, Rng* rng, const int size[3], GemmLayout layout
     for (EACH_VARIANT(v)) {
         const bool bf16 = v->format != FLOATS;
         if (v == variants || bf16 != (v[-1].format != FLOATS)) exact_product(exact, allowed, &t, bf16);
-        run_case(&t, v->gemm);
+        run_case(&t, v);
         size_t wrong = 0;
         for (size_t i = 0; i < n; i++) wrong += !(fabs(t.c[i] - exact[i]) <= allowed[i]);
         check(c, wrong == 0 && guards_intact(&t), "%s %s M %d N %d K %d add %d: %zu sums are wrong%s", v->name,
               layout_names[layout], t.M, t.N, t.K, t.add, wrong, guards_intact(&t) ? "" : ", wrote past the end of c");
-        check(c, rounds(&t, v->gemm), "%s %s M %d N %d K %d: GEMM_ROUND differs from rounding", v->name,
+        check(c, rounds(&t, v), "%s %s M %d N %d K %d: GEMM_ROUND differs from rounding", v->name,
               layout_names[layout], t.M, t.N, t.K);
     }
     free(exact);
@@ -217,27 +210,27 @@ static void test_same_bits(Checks* c, Rng* rng) {
         const size_t bytes_a = (size_t)t.M * t.K * sizeof(float);
         float *whole = xmalloc((size_t)t.M * t.N * sizeof *whole), *moved = xmalloc(bytes_a + 3 * sizeof *moved);
         float* a = t.a;
-        run_case(&t, v->gemm);
+        run_case(&t, v);
         memcpy(whole, t.c, (size_t)t.M * t.N * sizeof *whole);
         t.a = memcpy(moved + 3, a, bytes_a);
-        run_case(&t, v->gemm);
+        run_case(&t, v);
         check_bits(c, &t, whole, v->name, "a moved by floats:", 3);
         t.a = a;
         for (int set = 1; set <= 5; set++) {
             threads_set(set);
-            run_case(&t, v->gemm);
+            run_case(&t, v);
             check_bits(c, &t, whole, v->name, "threads:", set);
         }
         threads_set(threads);
         for (t.M = TOST_FEW_ROWS + 1; t.M < ROWS; t.M += 29) {
-            run_case(&t, v->gemm);
+            run_case(&t, v);
             check_bits(c, &t, whole, v->name, "rows:", t.M);
         }
         t.M = TOST_FEW_ROWS;
-        run_case(&t, v->gemm);
+        run_case(&t, v);
         memcpy(whole, t.c, (size_t)t.M * t.N * sizeof *whole);
         for (t.M = 1; t.M < TOST_FEW_ROWS; t.M += 5) {
-            run_case(&t, v->gemm);
+            run_case(&t, v);
             check_bits(c, &t, whole, v->name, "rows:", t.M);
         }
         free(whole);
@@ -287,7 +280,7 @@ static void test_bf16_sums(Checks* c, Rng* rng) {
             for (EACH_VARIANT(v)) {
                 if (v->format == FLOATS) continue;
                 Case t = new_case(rng, sizes[s], layout, false);
-                run_case(&t, v->gemm);
+                run_case(&t, v);
                 const int wrong = wrong_sums(&t);
                 check(c, wrong == 0, "%s %s M %d N %d K %d: %d of %d sums differ in bits from fmaf's", v->name,
                       layout_names[layout], t.M, t.N, t.K, wrong, t.M * t.N);

@@ -16,13 +16,24 @@ typedef void Kernel(Arrays a, int n);
 static void run_round_bf16(Arrays a, int n) { round_bf16(a.x[0], n); }
 static void run_linear_bias(Arrays a, int n) {
     const float x = 1;
-    linear_forward(a.x[0], &x, (Weight){.f32 = a.x[1]}, a.x[2], 1, 1, n);
+    linear_forward(a.x[0], f32(&x), f32(a.x[1]), a.x[2], 1, 1, n);
 }
 static void run_residual_forward(Arrays a, int n) { residual_forward(a.x[0], a.x[1], a.x[2], a.x[3], 1, n); }
 static void run_residual_backward(Arrays a, int n) { residual_backward(a.x[0], a.x[1], a.x[2], a.x[3], a.x[4], 1, n); }
 static void run_combine(Arrays a, int n) { combine(a.x[0], 0.3, a.x[1], 0.7, n); }
-static void run_gelu_forward(Arrays a, int n) { gelu_forward(a.x[0], a.x[1], n); }
-static void run_gelu_backward(Arrays a, int n) { gelu_backward(a.x[0], a.x[1], n); }
+static void run_gelu_forward(Arrays a, int n) {
+    uint16_t in_bf16[LENGTH];
+    memcpy(a.x[2], a.x[1], n * sizeof(float));
+    gelu_forward(a.x[0], NULL, a.x[1], n);
+    gelu_forward(NULL, in_bf16, a.x[2], n);
+    for (int i = 0; i < n; i++) a.x[3][i] = bf16_to_float(in_bf16[i]);
+}
+static void run_gelu_backward(Arrays a, int n) {
+    uint16_t in_bf16[LENGTH];
+    gelu_backward(a.x[1], in_bf16, a.x[2], n);
+    for (int i = 0; i < n; i++) a.x[0][i] = bf16_to_float(in_bf16[i]);
+    gelu_backward(a.x[1], NULL, a.x[2], n);
+}
 static void run_muon_momentum(Arrays a, int n) { muon_momentum(a.x[0], a.x[1], n, 0.9); }
 static void run_adamw(Arrays a, int n) {
     const TostUpdate update = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_scale = 0.7, .step = 3};
@@ -50,12 +61,12 @@ static void run_layernorm_backward(Arrays a, int n) {
     layernorm_backward(a.x[0], a.x[1], a.x[2], a.x[3], a.x[4], mean, rstd, a.x[5], T, n);
 }
 static void run_cross_entropy(Arrays a, int n) {
-    cross_entropy(a.wide[0], a.x[0], (int32_t[T]){0, n - 1, 0, -1, n / 2}, true, 0.3f, T, n);
+    cross_entropy(a.wide[0], a.x[0], NULL, (int32_t[T]){0, n - 1, 0, -1, n / 2}, true, 0.3f, T, n);
 }
 static void run_gemm(Arrays a, int n) {
-    gemm(a.x[0], a.x[1], a.x[2], GEMM_NN, T, n, T, true);
-    gemm(a.x[3], a.x[4], a.x[5], GEMM_NT, T, T, n, true);
-    gemm_bf16(a.x[6], a.x[4], a.x[5], GEMM_TN, n, T, T, true);
+    gemm(a.x[0], f32(a.x[1]), f32(a.x[2]), GEMM_NN, T, n, T, GEMM_ADD);
+    gemm(a.x[3], f32(a.x[4]), f32(a.x[5]), GEMM_NT, T, T, n, GEMM_ADD);
+    gemm_bf16(a.x[6], f32(a.x[4]), f32(a.x[5]), GEMM_TN, n, T, T, GEMM_ADD);
 }
 static void run_conv_backward(Arrays a, int n) {
     const Conv args = {.B = 1, .T = T, .C = n, .weight = a.x[3], .stride = 3 * (size_t)n};
