@@ -102,27 +102,27 @@ bool interrupted(TostError* err) { return tost_error(err, "interrupted; nothing 
 // ---- Reading ----
 
 // Does not wait for the writer of a FIFO; wait_for_input does.
-static bool file_open(InputFile* s, const char* path, TostError* err) {
+static bool file_open(InputFile* f, const char* path, TostError* err) {
     struct stat st;
     const bool standard = strcmp(path, "-") == 0;
-    *s = (InputFile){.name = standard ? "standard input" : path,
+    *f = (InputFile){.name = standard ? "standard input" : path,
                   .fd = standard ? STDIN_FILENO : open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK)};
-    if (s->fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
-    s->broken.name = s->name;
-    s->size = fstat(s->fd, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
+    if (f->fd < 0) return tost_error(err, "%s: cannot be opened: %s", path, strerror(errno));
+    f->broken.name = f->name;
+    f->size = fstat(f->fd, &st) == 0 && S_ISREG(st.st_mode) ? (uint64_t)st.st_size : 0;
     return true;
 }
 
-static void file_close(InputFile* s) {
-    if (s->fd >= 0 && s->fd != STDIN_FILENO) close(s->fd);
-    free(s->data);
+static void file_close(InputFile* f) {
+    if (f->fd >= 0 && f->fd != STDIN_FILENO) close(f->fd);
+    free(f->data);
 }
 
 // Waits until a pipe or terminal can be read; false if a signal arrives. poll has a timeout, since the signal may come
 // just before it.
-static bool wait_for_input(const InputFile* s) {
+static bool wait_for_input(const InputFile* f) {
     enum { MILLISECONDS = 200 };
-    struct pollfd in = {.fd = s->fd, .events = POLLIN};
+    struct pollfd in = {.fd = f->fd, .events = POLLIN};
     int ready = 0;
     while (!ready && !signals_received()) {
         ready = poll(&in, 1, MILLISECONDS);
@@ -131,48 +131,48 @@ static bool wait_for_input(const InputFile* s) {
     return !signals_received();
 }
 
-// Reads n bytes, or fewer at the end of the file: s->end.
-static bool file_fill(InputFile* s, char* to, size_t n, TostError* err) {
-    for (size_t done = 0; done < n && !s->end;) {
-        if (!wait_for_input(s)) return interrupted(err);
-        const ssize_t got = read(s->fd, to + done, n - done);
+// Reads n bytes, or fewer at the end of the file: f->end.
+static bool file_fill(InputFile* f, char* to, size_t n, TostError* err) {
+    for (size_t done = 0; done < n && !f->end;) {
+        if (!wait_for_input(f)) return interrupted(err);
+        const ssize_t got = read(f->fd, to + done, n - done);
         if (got < 0 && errno != EINTR && errno != EAGAIN)
-            return tost_error(err, "%s: reading failed after %" PRIu64 " bytes: %s", s->name, s->read, strerror(errno));
-        s->end = got == 0;
+            return tost_error(err, "%s: reading failed after %" PRIu64 " bytes: %s", f->name, f->read, strerror(errno));
+        f->end = got == 0;
         done += got > 0 ? (size_t)got : 0;
-        s->read += got > 0 ? (uint64_t)got : 0;
+        f->read += got > 0 ? (uint64_t)got : 0;
     }
     return true;
 }
 
 // Removes the first `used` bytes and reads a batch more. At first, checks the beginning of the file and removes a byte
 // order mark.
-static bool file_read(InputFile* s, size_t used, Reader* r, TostError* err) {
-    const uint64_t before = s->read;
+static bool file_read(InputFile* f, size_t used, Reader* r, TostError* err) {
+    const uint64_t before = f->read;
     const size_t more = r->batch_bytes + (before ? 0 : FORMAT_HEAD_BYTES);
-    s->n -= used;
-    if (s->n) memmove(s->data, s->data + used, s->n);
-    if (s->cap - s->n < more) s->data = xrealloc(s->data, s->cap = s->n + more);
-    if (!file_fill(s, s->data + s->n, more, err)) return false;
-    s->n += (size_t)(s->read - before);
-    r->count->bytes += s->read - before;
+    f->n -= used;
+    if (f->n) memmove(f->data, f->data + used, f->n);
+    if (f->cap - f->n < more) f->data = xrealloc(f->data, f->cap = f->n + more);
+    if (!file_fill(f, f->data + f->n, more, err)) return false;
+    f->n += (size_t)(f->read - before);
+    r->count->bytes += f->read - before;
     size_t skip = 0;
-    if (before == 0 && !text_check_head(&skip, s->name, s->data, s->n, err)) return false;
-    if (skip) memmove(s->data, s->data + skip, s->n -= skip);
+    if (before == 0 && !text_check_head(&skip, f->name, f->data, f->n, err)) return false;
+    if (skip) memmove(f->data, f->data + skip, f->n -= skip);
     return true;
 }
 
 // ---- Formats ----
 
-static bool find_format(InputFile* s, Reader* r, TostError* err) {
-    if (!file_read(s, 0, r, err)) return false;
+static bool find_format(InputFile* f, Reader* r, TostError* err) {
+    if (!file_read(f, 0, r, err)) return false;
     const TextInput* in = r->in;
-    const char* end = s->data + s->n;
-    s->jsonl = in->jsonl || (!in->plain && (has_suffix(s->name, ".jsonl") || begins_json(s->data, end, '{')));
-    if (s->jsonl || in->plain) return true;
-    if (!begins_json(s->data, end, '[')) return check_markup(s->name, s->data, end, err);
+    const char* end = f->data + f->n;
+    f->jsonl = in->jsonl || (!in->plain && (has_suffix(f->name, ".jsonl") || begins_json(f->data, end, '{')));
+    if (f->jsonl || in->plain) return true;
+    if (!begins_json(f->data, end, '[')) return check_markup(f->name, f->data, end, err);
     return tost_error(err, "%s: a JSON array; jq -c '.[]' FILE | ./train_gpt_tost … - reads its objects (jq -c '.[] | "
-                      "{text: .}' its strings), --plain reads it as text", s->name);
+                      "{text: .}' its strings), --plain reads it as text", f->name);
 }
 
 // ---- Parts ----
@@ -202,21 +202,21 @@ static void add_text(Reader* r, const char* text, size_t n, bool ends) {
 
 // ---- Plain text ----
 
-// Adds the complete documents in s, and the incomplete one after them up to its last safe cut. The rest begins with the
+// Adds the complete documents in f, and the incomplete one after them up to its last safe cut. The rest begins with the
 // white space at the cut, so it includes the line end before a separator line. Returns the number of bytes used.
-static size_t add_documents(Reader* r, const InputFile* s) {
+static size_t add_documents(Reader* r, const InputFile* f) {
     size_t p = 0, end, next;
-    for (; document_ends(&end, &next, s->data, p, s->n, s->end); p = next)
-        add_text(r, s->data + p, end - p, true);
-    size_t rest = s->end ? s->n - p : tokenizer_last_cut(s->data + p, end - p);
-    add_text(r, s->data + p, rest, s->end);
+    for (; document_ends(&end, &next, f->data, p, f->n, f->end); p = next)
+        add_text(r, f->data + p, end - p, true);
+    size_t rest = f->end ? f->n - p : tokenizer_last_cut(f->data + p, end - p);
+    add_text(r, f->data + p, rest, f->end);
     return p + rest;
 }
 
 // Counts broken bytes and separators inside lines. Fails as soon as a file has too many broken bytes whatever follows.
 // A pipe counts as at least 1 GiB until its end.
-static bool check_parts(InputFile* s, Reader* r, TostError* err) {
-    const uint64_t size = s->end ? 0 : s->size ? s->size : 1 << 30, base = s->read - s->n;
+static bool check_parts(InputFile* f, Reader* r, TostError* err) {
+    const uint64_t size = f->end ? 0 : f->size ? f->size : 1 << 30, base = f->read - f->n;
     uint64_t count = 0, inside = 0, first = UINT64_MAX;
     #pragma omp parallel for reduction(+ : count, inside) reduction(min : first) \
         num_threads(threads_or_max(r->in->threads)) if (r->n_parts > 16)
@@ -224,17 +224,17 @@ static bool check_parts(InputFile* s, Reader* r, TostError* err) {
         const char *p = r->parts[i].text, *end = p + r->parts[i].n;
         uint64_t at = 0;
         const uint64_t broken = count_broken(&at, p, (size_t)(end - p));
-        at += base + (uint64_t)(p - s->data);
+        at += base + (uint64_t)(p - f->data);
         if (broken && at < first) first = at;
         count += broken;
         while ((p = memmem(p, (size_t)(end - p), END_OF_TEXT, sizeof END_OF_TEXT - 1))) p++, inside++;
     }
-    if (!s->broken.count) s->broken.first = first;
-    s->broken.count += count;
-    s->broken.bytes = s->read;
-    if (inside && !r->count->inside) r->count->inside_in = s->name;
+    if (!f->broken.count) f->broken.first = first;
+    f->broken.count += count;
+    f->broken.bytes = f->read;
+    if (inside && !r->count->inside) r->count->inside_in = f->name;
     r->count->inside += inside;
-    return broken_accepted(&s->broken, size > s->read ? size : s->read, err);
+    return broken_accepted(&f->broken, size > f->read ? size : f->read, err);
 }
 
 // ---- JSONL ----
@@ -268,25 +268,25 @@ static bool decode_lines(Reader* r, const char* name, TostError* err) {
     return true;
 }
 
-// Collects the complete, non-blank lines of s. A line's text will be decoded to the same position in r->text. Returns
+// Collects the complete, non-blank lines of f. A line's text will be decoded to the same position in r->text. Returns
 // the number of bytes used.
-static size_t collect_lines(Reader* r, InputFile* s) {
-    const char *end = s->data + s->n, *json;
-    while (!s->end && end > s->data && end[-1] != '\n') end--;
-    Lines lines = {s->data, end, s->lines};
+static size_t collect_lines(Reader* r, InputFile* f) {
+    const char *end = f->data + f->n, *json;
+    while (!f->end && end > f->data && end[-1] != '\n') end--;
+    Lines lines = {f->data, end, f->lines};
     r->n_lines = 0;
-    r->text = xrealloc(r->text, s->n + 1);
+    r->text = xrealloc(r->text, f->n + 1);
     for (size_t n; next_line(&json, &n, &lines);) {
         if (is_blank(json, n)) continue;
         r->lines = xgrow(r->lines, r->n_lines, sizeof *r->lines);
-        r->lines[r->n_lines++] = (Line){json, n, lines.number, r->text + (json - s->data), 0};
+        r->lines[r->n_lines++] = (Line){json, n, lines.number, r->text + (json - f->data), 0};
     }
-    s->lines = lines.number;
-    return (size_t)(end - s->data);
+    f->lines = lines.number;
+    return (size_t)(end - f->data);
 }
 
-static bool add_lines(Reader* r, const InputFile* s, TostError* err) {
-    if (!decode_lines(r, s->name, err)) return false;
+static bool add_lines(Reader* r, const InputFile* f, TostError* err) {
+    if (!decode_lines(r, f->name, err)) return false;
     for (size_t i = 0; i < r->n_lines; i++) add_text(r, r->lines[i].text, r->lines[i].n_text, true);
     return true;
 }
@@ -294,22 +294,22 @@ static bool add_lines(Reader* r, const InputFile* s, TostError* err) {
 // ---- Files ----
 
 static bool read_documents(Reader* r, UseParts* use, void* job, TostError* err) {
-    InputFile s;
+    InputFile f;
     TextCount* c = r->count;
-    bool ok = file_open(&s, r->in->files[r->file], err) && find_format(&s, r, err);
+    bool ok = file_open(&f, r->in->files[r->file], err) && find_format(&f, r, err);
     for (bool more = true; ok && more;) {
-        const size_t used = s.jsonl ? collect_lines(r, &s) : add_documents(r, &s);
-        ok = (s.jsonl ? add_lines(r, &s, err) : check_parts(&s, r, err)) && use(job, r->parts, r->n_parts, err)
+        const size_t used = f.jsonl ? collect_lines(r, &f) : add_documents(r, &f);
+        ok = (f.jsonl ? add_lines(r, &f, err) : check_parts(&f, r, err)) && use(job, r->parts, r->n_parts, err)
             && (!signals_received() || interrupted(err));
         r->n_parts = 0;
-        more = !s.end;
-        ok = ok && (!more || file_read(&s, used, r, err));
+        more = !f.end;
+        ok = ok && (!more || file_read(&f, used, r, err));
     }
-    c->jsonl_files += s.jsonl;
-    if (!c->broken.count) c->broken.first = s.broken.first, c->broken.name = s.name;
-    c->broken.count += s.broken.count;
-    c->broken.bytes += s.broken.bytes;
-    file_close(&s);
+    c->jsonl_files += f.jsonl;
+    if (!c->broken.count) c->broken.first = f.broken.first, c->broken.name = f.name;
+    c->broken.count += f.broken.count;
+    c->broken.bytes += f.broken.bytes;
+    file_close(&f);
     return ok;
 }
 
@@ -330,14 +330,14 @@ bool documents_read(const TextInput* in, TextCount* count, UseParts* use, void* 
 
 // A pipe is not opened, because its writer would begin.
 static bool check_file(const char* path, TostError* err) {
-    InputFile s;
+    InputFile f;
     char head[FORMAT_HEAD_BYTES];
     size_t skip;
     if (is_dir(path)) return tost_error(err, "%s: a folder; give the files in it", path);
     if (strcmp(path, "-") == 0 || (path_exists(path) && !is_file(path))) return true;
-    if (!file_open(&s, path, err)) return false;
-    const ssize_t n = read_at(s.fd, head, sizeof head, 0);
-    file_close(&s);
+    if (!file_open(&f, path, err)) return false;
+    const ssize_t n = read_at(f.fd, head, sizeof head, 0);
+    file_close(&f);
     return n < 0 ? tost_error(err, "%s: cannot be read: %s", path, strerror(errno))
                  : text_check_head(&skip, path, head, (size_t)n, err);
 }
