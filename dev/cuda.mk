@@ -93,7 +93,7 @@ ENGINES   = dev/test/engine/engines.c dev/test/engine/golden.c
 EMU_ENGINES = $(ENGINES:%.c=$(EMU)/%.o)
 EMU_C     = $(EMU_ENGINES) $(patsubst %,$(EMU)/%.o,dev/test/cuda/cpu_layers $(patsubst %,tost/%,flops init model \
               chunks schedule base/crc32 base/files base/folder base/json base/memory base/processor base/rng \
-              base/signals base/terminal base/text cpu/conv cpu/delta_rule cpu/gemm cpu/threads ranks/comm \
+              base/say base/signals base/terminal base/text cpu/conv cpu/delta_rule cpu/gemm cpu/threads ranks/comm \
               ranks/exchange ranks/slices store/safetensors))
 EMU_TOST  = $(patsubst %.c,$(EMU)/%.o,$(wildcard tost/*.c tost/*/*.c))
 EMU_LIB   = $(patsubst %,$(EMU)/dev/test/cuda/%.o,cuda_on_host cublaslt_on_host nccl_on_host runtime_on_host races)

@@ -1,5 +1,4 @@
 // main.c: parses the command line and runs a command; train is here.
-#include "base/clock.h"
 #include "base/openmp.h"
 #include "base/processor.h"
 #include "base/signals.h"
@@ -24,8 +23,7 @@ static void set_threads(const Options* o, const TostComm* comm) {
 
 // Trains a model or continues a run with run/run.h.
 static int command_train(const Options* args, TostComm* comm, const TostEngine* engine) {
-    Run r = {.args = args, .recipe = recipe_copy(&args->recipe), .comm = comm, .engine = engine, .began = now_seconds(),
-             .saved_step = -1,
+    Run r = {.args = args, .recipe = recipe_copy(&args->recipe), .comm = comm, .engine = engine, .saved_step = -1,
              .progress = progress_new(stdout, args->quiet || args->rank != 0)};
     TostError err;
     signals_ignore_write_errors();
@@ -78,7 +76,7 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     const bool valid = options_parse(&o, argc, argv, engine, &err);
     // Commands that need no other ranks run alone on each, even if variables of a pod or job name several.
     if (o.page || (o.command != COMMAND_TRAIN && o.command != COMMAND_EVAL)) launch.place = (CommPlace){.size = 1};
-    if (!comm_open(&comm, &launch, engine, say_program(), valid ? o.rank_timeout : COMM_TIMEOUT, &why)) {
+    if (!comm_open(&comm, &launch, engine, valid ? o.rank_timeout : COMM_TIMEOUT, &why)) {
         if (o.rank > 0) sleep(2);   // if all have the error, the launcher ends them after the first
         say_as(o.program, 0);       // there may be no other rank
         tost_error(&err, "%s%s (%s=%s; if no launcher is meant: env -u %s)", comm_prefix(&launch.place).text, why.text,

@@ -1,5 +1,6 @@
 // sample.c: the command sample, which generates text with run/generate.h. Texts go to stdout, all else to stderr. A
 // single sample is printed token by token; several are generated together and printed in order.
+#include <assert.h>
 #include <unistd.h>
 
 #include "base/crc32.h"
@@ -87,6 +88,7 @@ static bool flush_stdout(TostError* err) {
 static void write_json(FILE* out, const Prompt* prompt, const Sample* s, const Text* text) {
     static const char* const reasons[] = {
         [FINISH_LENGTH] = "length", [FINISH_END_OF_TEXT] = "end_of_text", [FINISH_STOP] = "stop"};
+    assert(text->finish < countof(reasons));   // collect_text never ends a text
     fprintf(out, "{\"index\": %zu, \"sample\": %lld, ", prompt->line - 1, (long long)s->sample);
     if (prompt->id) fprintf(out, "\"id\": %s, ", prompt->id);
     fputs("\"prompt\": ", out);

@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/crc32.h"
 #include "base/memory.h"
+#include "base/say.h"
 #include "base/terminal.h"
 #include "base/signals.h"
 
@@ -57,20 +58,16 @@ bool comm_open_mpi(TostComm** comm, const CommLaunch* launch, double timeout, To
 void comm_abort_mpi(TostComm* c, int status) { (void)c, (void)status; }
 #endif
 
-static const char* program_name = "train_gpt_tost";   // for messages
-
 // With several ranks, all must end.
 static void out_of_memory(size_t bytes) {
     const CommPlace place = comm_launch().place;
-    fprintf(stderr, "%s: %sout of memory: %zu bytes could not be allocated\n", program_name,
+    fprintf(stderr, "%s: %sout of memory: %zu bytes could not be allocated\n", say_program(),
             comm_prefix(&place).text, bytes);
     if (place.size > 1) comm_abort_mpi(NULL, STATUS_FAILED);
     exit(STATUS_FAILED);
 }
 
-bool comm_open(TostComm** comm, const CommLaunch* launch, const TostEngine* engine, const char* program, double timeout,
-               TostError* err) {
-    program_name = program;
+bool comm_open(TostComm** comm, const CommLaunch* launch, const TostEngine* engine, double timeout, TostError* err) {
     memory_on_failure(out_of_memory);
     *comm = NULL;
     if (launch->place.size == 1) return true;
@@ -123,7 +120,7 @@ CommPrefix comm_prefix(const CommPlace* place) {
 }
 
 void comm_fail(TostComm* c, const TostError* why) {
-    char* text = xasprintf("%s: %s%s%s%s\n", program_name, comm_prefix(&c->place).text, why->text,
+    char* text = xasprintf("%s: %s%s%s%s\n", say_program(), comm_prefix(&c->place).text, why->text,
                            c->hint.text[0] ? "; " : "", c->hint.text);
     output_write(STDERR_FILENO, text, strlen(text), OUTPUT_TIMEOUT);
     free(text);

@@ -51,10 +51,8 @@ typedef struct { CommPlace place; const char *launcher, *variable; } CommLaunch;
 CommLaunch comm_launch(void);
 
 // *comm = NULL for a single process. An error if a launcher started several but the program was built without the
-// library: otherwise each would train a run of its own. program: its name, for messages; timeout: of MPI_Init, in
-// seconds; 0: none.
-bool comm_open(TostComm** comm, const CommLaunch* launch, const TostEngine* engine, const char* program, double timeout,
-               TostError* err);
+// library: otherwise each would train a run of its own. timeout: of MPI_Init, in seconds; 0: none.
+bool comm_open(TostComm** comm, const CommLaunch* launch, const TostEngine* engine, double timeout, TostError* err);
 void comm_close(TostComm* c);
 
 // Opens the MPI transport; an error in builds without MPI=1.

@@ -40,7 +40,7 @@ typedef struct {
     RunPass           pass;
     LogFile           log;
     Progress          progress;
-    double            began, longest;  // now_seconds() at the start; seconds of the longest step, for --max-time
+    double            longest;         // seconds of the longest step, for --max-time
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
     bool              best_reset;      // resumed with other validation data than that of the best loss

@@ -51,10 +51,6 @@ static bool find_resumed(Run* r, TostError* err) {
     return options_take_config(recipe, r->args, &r->info.config, weights, err);
 }
 
-static bool inherits(const TostRecipe* r, const TostRecipe* before, RecipeRow row) {
-    return !recipe_given(r, row) && recipe_given(before, row);
-}
-
 // With --init, settings that are not given are taken from its run: the optimizer, the sequence length, defaults for
 // batch and tokens per step, and the last learning rate, or the peak if the run took no step. A higher rate could
 // destroy what the model has learned.
@@ -62,14 +58,15 @@ static bool inherit(Run* r, TostError* err) {
     enum { CPU_TOKENS = 4096 };   // most tokens of the micro-batch
     TostRecipe *recipe = &r->recipe, before = recipe_copy(tost_preset_at(0));
     bool ok = recipe_read(&before, &r->init.options, r->weights.text, err);
-    if (inherits(recipe, &before, RECIPE_optimizer)) recipe->optimizer = before.optimizer;
-    if (inherits(recipe, &before, RECIPE_seq)) recipe->seq = before.seq;
+    before.given &= ~recipe->given;
+    if (recipe_given(&before, RECIPE_optimizer)) recipe->optimizer = before.optimizer;
+    if (recipe_given(&before, RECIPE_seq)) recipe->seq = before.seq;
     recipe->given |= before.given & ((uint64_t)1 << RECIPE_optimizer | (uint64_t)1 << RECIPE_seq);
     if (recipe->keep_optimizer) r->info.earlier_updates = r->init.earlier_updates + r->init.step - r->init.skipped;
     recipe->init_file = xstrdup(r->weights.text);
     const int most = recipe->seq < CPU_TOKENS ? CPU_TOKENS / recipe->seq : 1;   // that run may have been on a GPU
-    if (inherits(recipe, &before, RECIPE_batch)) recipe->batch = before.batch < most ? before.batch : most;
-    if (inherits(recipe, &before, RECIPE_total_batch)) recipe->total_batch = before.total_batch;
+    if (recipe_given(&before, RECIPE_batch)) recipe->batch = before.batch < most ? before.batch : most;
+    if (recipe_given(&before, RECIPE_total_batch)) recipe->total_batch = before.total_batch;
     if (ok && !recipe_given(recipe, RECIPE_lr)) {
         const double lr = !recipe_given(&before, RECIPE_lr) ? 0
                         : r->init.step > 0 ? schedule_lr(schedule_of(&before), r->init.step) : before.lr;

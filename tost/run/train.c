@@ -236,7 +236,7 @@ static bool before_first_step(Run* r, TostError* err) {
 static bool is_out_of_time(Run* r, double seconds) {
     if (r->args->max_time == 0) return false;
     r->longest = fmax(r->longest, seconds);
-    bool out = now_seconds() - r->began + r->longest > r->args->max_time;
+    bool out = now_seconds() - r->progress.began + r->longest > r->args->max_time;
     comm_broadcast(r->comm, &out, sizeof out, 0);
     return out;
 }
