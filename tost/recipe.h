@@ -17,16 +17,23 @@ typedef enum { ORDER_SEQUENTIAL, ORDER_SHUFFLED } DataOrder;
 // HELP has no value. CHOICE: "a|b|c" in values is 0, 1, 2; DURATION: in seconds
 typedef enum { HELP, FLAG, INT, INT64, REAL, DURATION, STRING, LIST, CHOICE } SettingKind;
 
-// How checkpoints and --resume treat a setting; UNSAVED: it is not in checkpoints.
+typedef enum {
+    COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_VOCAB, COMMAND_TOKENIZE, COMMAND_INFO, COMMANDS
+} Command;
+
+// How checkpoints and --resume treat a setting (UNSAVED: it is not in checkpoints), and the commands with the option
 enum {
     UNSAVED = 0,
     FIXED = 1 << 16,         // saved; must not be changed on --resume, because it determines the results
     OVERRIDABLE = 2 << 16,   // saved; may be changed on --resume
+    TRAIN = 1 << COMMAND_TRAIN, SAMPLE = 1 << COMMAND_SAMPLE, EVAL = 1 << COMMAND_EVAL,
+    VOCAB = 1 << COMMAND_VOCAB, TOKENIZE = 1 << COMMAND_TOKENIZE, INFO = 1 << COMMAND_INFO,
+    ALL = FIXED - 1, USE = SAMPLE | EVAL, TEXT = VOCAB | TOKENIZE,
 };
 
 typedef struct {
-    const char* name;          // NULL: a heading of --help
-    unsigned    flags;         // UNSAVED, FIXED or OVERRIDABLE; in options.c also the commands that have the option
+    const char* name;          // NULL: help is a heading of --help
+    unsigned    flags;         // of the enum above
     SettingKind kind;
     size_t      field;         // offset in TostRecipe; in options.c, in Options
     const char* values;        // of CHOICE, and for --help: what stands for the value; "": takes no value
@@ -36,7 +43,6 @@ typedef struct {
     const char* unit;          // of the default value, in --help
     const char* default_text;  // the default in words; NULL: the default value, if any
     const char *not_with, *needs;   // options that must not or must be given too
-    const char* group;         // of a heading
 } Setting;
 
 // The value as on a command line, those of a list with bytes 0x1f between them. NULL: no string or an empty list, an
@@ -59,11 +65,11 @@ const char* choice_name(size_t* len, const char* choices, int n);
 #define TOST_DTYPES    "fp32|tf32|bf16"    // in the order of TostDtype
 #define TOST_PRESETS   "starter|small|tost-base|tost-medium|tost-large"   // in the order of tost_preset_at
 
-// The table of TostRecipe's fields, besides the sizes (TOST_CONFIG). Columns: field; option, which is also the key in
-// checkpoints, after "option."; how checkpoints and --resume treat it; kind, and its values as --help shows them;
-// lowest and highest value; the rest of the setting. The struct, options, keys, the check and the line "changed" of
-// --resume, and the differences that `info RUN RUN` shows expand from it. It has parts, because options that are not
-// settings of a recipe stand between them in --help.
+// The table of TostRecipe's fields, besides the sizes (TOST_CONFIG). Columns: field; option of train, which is also the
+// key in checkpoints, after "option."; how checkpoints and --resume treat it, and other commands that have it; kind, and
+// its values as --help shows them; lowest and highest value; the rest of the setting. The struct, options, keys, the
+// check and the line "changed" of --resume, and the differences that `info RUN RUN` shows expand from it. It has parts,
+// because options that are not settings of a recipe stand between them in --help.
 #define RECIPE_PRESET(X) \
     X(preset, "preset", FIXED, CHOICE, TOST_PRESETS, 0, 0, .help = "model size and hyperparameters")
 
@@ -145,25 +151,21 @@ const char* choice_name(size_t* len, const char* choices, int n);
     X(stop_at_val, "stop-at-val", OVERRIDABLE, REAL, "LOSS", 0, 1e9, \
       .help = "save and stop when the validation loss is at most LOSS; 0: never", .default_text = "off")
 
-#define RECIPE_SAMPLING(X)   /* also of sample */ \
-    X(temperature, "temperature", OVERRIDABLE, REAL, "X", 0, 1000, \
+#define RECIPE_SAMPLING(X) \
+    X(temperature, "temperature", OVERRIDABLE | SAMPLE, REAL, "X", 0, 1000, \
       .help = "divide logits by X; 0: always the most likely token") \
-    X(top_k, "top-k", OVERRIDABLE, INT, "N", 0, TOST_MAX_VOCAB_SIZE, \
+    X(top_k, "top-k", OVERRIDABLE | SAMPLE, INT, "N", 0, TOST_MAX_VOCAB_SIZE, \
       .help = "sample from the N most likely tokens; 0: from all") \
-    X(top_p, "top-p", OVERRIDABLE, REAL, "X", 1e-9, 1, \
+    X(top_p, "top-p", OVERRIDABLE | SAMPLE, REAL, "X", 1e-9, 1, \
       .help = "after --temperature and --top-k, sample from the smallest set of most likely tokens with total " \
       "probability X; 1: from all")
 
-#define RECIPE_DTYPE(X)      /* also of sample and eval */ \
-    X(dtype, "dtype", OVERRIDABLE, CHOICE, TOST_DTYPES, 0, 0, \
+#define RECIPE_MACHINE(X) \
+    X(dtype, "dtype", OVERRIDABLE | USE, CHOICE, TOST_DTYPES, 0, 0, \
       .help = "operands of matrix products; sums and parameters are always float32; tf32: CUDA only. By default " \
-      "bf16 on a GPU and, to train, on an AMD CPU with AVX-512 BF16")
-
-#define RECIPE_THREADS(X)    /* also of all commands but info */ \
-    X(threads, "threads", OVERRIDABLE, INT, "N", 0, THREADS_LIMIT, \
-      .help = "CPU threads; 0: OMP_NUM_THREADS, or all cores, and fewer while other programs use them")
-
-#define RECIPE_PARTS(X) \
+      "bf16 on a GPU and, to train, on an AMD CPU with AVX-512 BF16") \
+    X(threads, "threads", OVERRIDABLE | USE | TEXT, INT, "N", 0, THREADS_LIMIT, \
+      .help = "CPU threads; 0: OMP_NUM_THREADS, or all cores, and fewer while other programs use them") \
     X(parts, "parts", OVERRIDABLE, INT, "N", 1, TOST_MAX_PARTS, \
       .help = "divide a step into N parts, added in a fixed order: the same results on one rank, or on R ranks " \
       "if N / R is a power of two. " TOST_BITS, .default_text = "one per rank")
@@ -175,7 +177,7 @@ const char* choice_name(size_t* len, const char* choices, int n);
 
 #define TOST_RECIPE(X) \
     RECIPE_PRESET(X) RECIPE_START(X) RECIPE_TRAIN_DATA(X) RECIPE_DATA(X) RECIPE_TRAINING(X) RECIPE_VALIDATION(X) \
-    RECIPE_SAMPLING(X) RECIPE_DTYPE(X) RECIPE_THREADS(X) RECIPE_PARTS(X) RECIPE_FILES(X)
+    RECIPE_SAMPLING(X) RECIPE_MACHINE(X) RECIPE_FILES(X)
 
 #define TYPE_FLAG     bool
 #define TYPE_INT      int

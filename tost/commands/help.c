@@ -29,8 +29,8 @@ static void print_option(const Options* o, const Setting* row) {
 
 static void print_options(const Options* o) {
     const char *group = NULL, *printed = NULL;
-    for (const Setting* row = option_table; row < option_table + option_count; row++) {
-        if (row->group) group = row->group;
+    for (const Setting* row = option_table; row < option_table + OPTION_ROWS; row++) {
+        if (!row->name) group = row->help;
         if (!option_belongs(row, o->command)) continue;
         if (group != printed) printf("\n%s\n", printed = group);
         print_option(o, row);

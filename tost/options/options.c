@@ -14,27 +14,17 @@
 
 // ---- The table ----
 
-enum {
-    TRAIN = 1 << COMMAND_TRAIN, SAMPLE = 1 << COMMAND_SAMPLE, EVAL = 1 << COMMAND_EVAL,
-    VOCAB = 1 << COMMAND_VOCAB, TOKENIZE = 1 << COMMAND_TOKENIZE, INFO = 1 << COMMAND_INFO,
-    ALL = FIXED - 1, USE = SAMPLE | EVAL, TEXT = VOCAB | TOKENIZE,
-};
-
 static const char required[] = "required";
 #define AT(field) offsetof(Options, field)
 
-// The rows of the recipe, as options of train and of some other commands
-#define ROW(commands, field, name, saved, kind, metavar, low, ...) \
-    {name, (commands) | saved, kind, AT(recipe.field), metavar, .min = low, .max = __VA_ARGS__},
-#define TRAIN_ROW(...)          ROW(TRAIN, __VA_ARGS__)
-#define TRAIN_SAMPLE_ROW(...)   ROW(TRAIN | SAMPLE, __VA_ARGS__)
-#define TRAIN_USE_ROW(...)      ROW(TRAIN | USE, __VA_ARGS__)
-#define TRAIN_USE_TEXT_ROW(...) ROW(TRAIN | USE | TEXT, __VA_ARGS__)
+// The rows of the recipe, as options of train
+#define ROW(field, name, flags, kind, metavar, low, ...) \
+    {name, TRAIN | flags, kind, AT(recipe.field), metavar, .min = low, .max = __VA_ARGS__},
 
 // In the order of --help. An option whose row differs between commands has several rows.
-const Setting option_table[] = {
-    {.group = "Model"},
-    RECIPE_PRESET(TRAIN_ROW)
+const Setting option_table[OPTION_ROWS] = {
+    {.help = "Model"},
+    RECIPE_PRESET(ROW)
 #define X(field, name, kind, values, saved, low, high, ...) \
     {name, TRAIN, kind, AT(recipe.config.field), values, .min = low, .max = high, __VA_ARGS__},
     TOST_CONFIG(X)
@@ -46,12 +36,12 @@ const Setting option_table[] = {
      .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state; its "
      "--optimizer, --seq, --total-batch and, on a CPU, --batch up to 4,096 tokens are the defaults",
      .default_text = "random weights", .not_with = "resume"},
-    RECIPE_START(TRAIN_ROW)
+    RECIPE_START(ROW)
     {"model", USE | INFO, STRING, AT(model), "PATH",
      .help = "safetensors file, checkpoint folder, or run folder (its newest checkpoint)",
      .default_text = "newest run in out/"},
-    {.group = "Files"},
-    RECIPE_TRAIN_DATA(TRAIN_ROW)
+    {.help = "Files"},
+    RECIPE_TRAIN_DATA(ROW)
     {"data", EVAL, LIST, AT(recipe.data), "GLOB",
      .help = "token shards to evaluate. Either this or --task is required"},
     {"task", EVAL, STRING, AT(task), "FILE",
@@ -61,7 +51,7 @@ const Setting option_table[] = {
     {"json", INFO, STRING, AT(json), "FILE", .help = "also write the table of a folder of runs as JSON"},
     {"force", EVAL | INFO, FLAG, AT(force), "",
      .help = "replace the file of --json even if it was not written by this command", .needs = "json"},
-    RECIPE_DATA(TRAIN_ROW)
+    RECIPE_DATA(ROW)
     {"tokenizer", TRAIN, STRING, AT(tokenizer), "FILE",
      .help = "tokenizer, a vocab.bpe or merges.txt; needed for samples",
      .default_text = "that of --init or --resume, or PREFIX_vocab.bpe or vocab.bpe beside the shards"},
@@ -99,9 +89,9 @@ const Setting option_table[] = {
      1, INT_MAX, 100e6, "tokens"},
     {"seed", TOKENIZE, INT64, AT(recipe.seed), "N", .help = "seed for the choice of validation documents",
      0, TOST_MAX_SEED, 1337},
-    {.group = "Training"},
-    RECIPE_TRAINING(TRAIN_ROW)
-    {.group = "Evaluation"},
+    {.help = "Training"},
+    RECIPE_TRAINING(ROW)
+    {.help = "Evaluation"},
     {"batch", EVAL, INT, AT(recipe.batch), "N",
      .help = "sequences per forward pass; for --task, at least the choices of one example", 1, TOST_MAX_BATCH, 8,
      .default_text = "8; for --task, chosen by length"},
@@ -125,12 +115,12 @@ const Setting option_table[] = {
      .needs = "data"},
     {"seed", EVAL, INT64, AT(recipe.seed), "N", .help = "seed for the positions of --windows", 0, TOST_MAX_SEED, 1337,
      .needs = "windows"},
-    {.group = "Validation, samples and checkpoints"},
-    RECIPE_VALIDATION(TRAIN_ROW)
+    {.help = "Validation, samples and checkpoints"},
+    RECIPE_VALIDATION(ROW)
     {"max-time", TRAIN, DURATION, AT(max_time), "TIME",
      .help = "save and stop before the next step would exceed this time, such as 2.5h; status 75 if steps are left",
      0.001, 10000 * 86400.0, .default_text = "off"},
-    {.group = "Sampling"},
+    {.help = "Sampling"},
     {"prompt", SAMPLE, STRING, AT(prompt), "TEXT|@FILE|-",
      .help = "text to continue, from the command line, or from a file or stdin without its final line end"},
     {"prompts", SAMPLE, STRING, AT(prompts), "FILE|-",
@@ -145,14 +135,12 @@ const Setting option_table[] = {
      .help = "number of samples of each prompt, generated together; separated by lines of ---", 1, TOST_MAX_COUNT, 1},
     {"stop", SAMPLE, LIST, AT(stop), "TEXT",
      .help = "end a sample before its first occurrence of TEXT; may be repeated"},
-    RECIPE_SAMPLING(TRAIN_SAMPLE_ROW)
+    RECIPE_SAMPLING(ROW)
     {"seed", SAMPLE, INT64, AT(recipe.seed), "N",
      .help = "random seed. A text depends on it, on the \"id\" of its prompt or else the prompt's place, not counting "
      "blank lines, and on the number of the sample, but not on the other prompts", 0, TOST_MAX_SEED, 1337},
-    {.group = "Machine and output"},
-    RECIPE_DTYPE(TRAIN_USE_ROW)
-    RECIPE_THREADS(TRAIN_USE_TEXT_ROW)
-    RECIPE_PARTS(TRAIN_ROW)
+    {.help = "Machine and output"},
+    RECIPE_MACHINE(ROW)
     {"rank-timeout", TRAIN | EVAL, REAL, AT(rank_timeout), "X",
      .help = "stop if a wait for other ranks takes longer than X seconds; 0: wait forever",
      0, 1e6, COMM_TIMEOUT, "seconds"},
@@ -160,10 +148,6 @@ const Setting option_table[] = {
     {"help", ALL, HELP, 0, "", .help = "show this help"},
     {"version", TRAIN, HELP, 0, "", .help = "print the version and the git commit"},
 };
-
-enum { ROWS = countof(option_table) };
-_Static_assert((int)ROWS <= OPTION_ROWS_MAX, "Options.given has an element for each row");
-const int option_count = ROWS;
 
 const CommandHelp command_table[COMMANDS] = {
     {"train", "[train] [options]", "train a model; without options, the starter model",
@@ -182,7 +166,7 @@ bool option_belongs(const Setting* row, Command command) { return row->flags >> 
 
 // The row of a command's option; COMMANDS: the first of any command. NULL: none.
 static const Setting* find_row(const char* name, size_t len, Command command) {
-    for (const Setting* row = option_table; row < option_table + ROWS; row++) {
+    for (const Setting* row = option_table; row < option_table + OPTION_ROWS; row++) {
         const bool fits = command == COMMANDS ? row->flags & ALL : option_belongs(row, command);
         if (fits && strlen(row->name) == len && memcmp(row->name, name, len) == 0) return row;
     }
@@ -243,7 +227,7 @@ static const char* nearest_name(const char* name, Command command) {
     const int limit = len < 4 ? 1 : len < 8 ? 2 : 3;
     const char* best = NULL;
     int best_score = 2 * limit + 2;
-    for (const Setting* row = option_table; row < option_table + ROWS && len > 0; row++) {
+    for (const Setting* row = option_table; row < option_table + OPTION_ROWS && len > 0; row++) {
         if (!(row->flags & ALL)) continue;
         const size_t common = strlen(row->name) < len ? strlen(row->name) : len;
         const bool prefix = common >= 2 && strncmp(row->name, name, common) == 0;
@@ -348,7 +332,7 @@ static void set_defaults(Options* o, const TostEngine* engine) {
     const bool train = o->command == COMMAND_TRAIN;
     recipe_fill(&o->recipe, tost_preset_at(o->recipe.preset));
     if (!recipe_given(&o->recipe, RECIPE_dtype)) o->recipe.dtype = (int)engine->default_dtype(train);
-    for (int i = 0; i < ROWS; i++) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
         const Setting* row = &option_table[i];
         const bool number = row->kind > FLAG && row->kind != STRING && row->kind != LIST;
         if (number && !o->given[i] && option_belongs(row, o->command) && !from_recipe(row))
@@ -372,7 +356,7 @@ static bool check_operands(Options* o, TostError* err) {
 
 // Options that are required, exclude each other or need each other.
 static bool check_pairs(const Options* o, TostError* err) {
-    for (int i = 0; i < ROWS; i++) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
         const Setting* row = &option_table[i];
         if (!option_belongs(row, o->command)) continue;
         if (row->default_text == required && !o->given[i])
@@ -483,14 +467,14 @@ bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, 
 void options_free(Options* o) {
     free(o->files);
     o->files = NULL;
-    for (int i = 0; i < ROWS; i++) setting_clear(o, &option_table[i]);
+    for (int i = 0; i < OPTION_ROWS; i++) setting_clear(o, &option_table[i]);
     recipe_free(&o->recipe);
 }
 
 bool options_same(const Options* o, const TostRecipe* r, TostComm* comm, TostError* err) {
-    uint32_t own[ROWS], first[ROWS];
+    uint32_t own[OPTION_ROWS], first[OPTION_ROWS];
     int i = 0;
-    for (; i < ROWS; i++) {
+    for (; i < OPTION_ROWS; i++) {
         const RecipeRow row = recipe_row(&option_table[i]);
         // --dtype also if not given: its default depends on the processor, unless a checkpoint has it
         const bool of_recipe = row < RECIPE_ROWS, given = of_recipe ? recipe_given(r, row) : o->given[i];
@@ -501,11 +485,11 @@ bool options_same(const Options* o, const TostRecipe* r, TostComm* comm, TostErr
         free(value);
     }
     comm_broadcast(comm, first, sizeof first, 0);
-    for (i = 0; i < ROWS && own[i] == first[i]; i++) {}
-    if (i < ROWS)
+    for (i = 0; i < OPTION_ROWS && own[i] == first[i]; i++) {}
+    if (i < OPTION_ROWS)
         tost_error(err, "--%s differs from that of rank 0: give all ranks the same command line%s",
                    option_table[i].name, recipe_row(&option_table[i]) == RECIPE_dtype ? ", with --dtype" : "");
-    return comm_agree(comm, i == ROWS, err);
+    return comm_agree(comm, i == OPTION_ROWS, err);
 }
 
 bool options_take_config(TostRecipe* r, const Options* o, const TostConfig* config, const char* file, TostError* err) {

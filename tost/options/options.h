@@ -5,11 +5,7 @@
 #include "ranks/comm.h"
 #include "recipe.h"
 
-typedef enum {
-    COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_VOCAB, COMMAND_TOKENIZE, COMMAND_INFO, COMMANDS
-} Command;
-
-enum { OPTION_ROWS_MAX = 128 };
+enum { OPTION_ROWS = 128 };
 
 typedef struct {
     Command     command;
@@ -43,7 +39,7 @@ typedef struct {
     // operands, pointing into argv
     int         n_files;
     char**      files;
-    bool        given[OPTION_ROWS_MAX];    // by the user, by row of the table
+    bool        given[OPTION_ROWS];        // by the user, by row of the table
 } Options;
 
 // Parses argv into *o, which has program, rank and ranks. Returns false with one line in *err (exit with STATUS_USAGE)
@@ -57,10 +53,9 @@ bool options_same(const Options* o, const TostRecipe* r, TostComm* comm, TostErr
 
 typedef struct { const char *name, *usage, *about, *no_operands; } CommandHelp;   // no_operands: what to give instead
 
-// The table of options, also for --help: rows of the recipe and rows of the commands. `field` is an offset in Options;
-// `flags` are those of the setting and a bit for each command.
-extern const Setting option_table[];
-extern const int option_count;
+// The table of options, also for --help: rows of the recipe and rows of the commands. `field` is an offset in Options.
+// The last rows are zero.
+extern const Setting option_table[OPTION_ROWS];
 extern const CommandHelp command_table[COMMANDS];
 bool option_belongs(const Setting* row, Command command);
 // Help and default, which is o's value; an asterisk if --resume may change it. free()
