@@ -9,7 +9,8 @@
 #define PRINTF_LIKE(fmt, args) __attribute__((format(printf, fmt, args)))
 
 // Errors. A function that can fail on user input returns false (or NULL) and writes one line to *err that names the
-// option or file, the value and the fix. Only commands print it and choose the exit status.
+// option or file, the value and the fix. Only commands print it and choose the exit status. A caller that ignores the
+// error passes &(TostError){0}.
 
 typedef struct { char text[1024]; } TextLine, TostError;   // printable, see text.h
 

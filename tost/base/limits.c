@@ -9,9 +9,8 @@
 // The number after `key` in a file. UINT64_MAX if there is none: the limit "max", no such file.
 static uint64_t read_number(const char* path, const char* key) {
     Bytes text;
-    TostError ignored;
     uint64_t number = UINT64_MAX;
-    if (!read_file(&text, path, &ignored)) return number;
+    if (!read_file(&text, path, &(TostError){0})) return number;
     char *at = strstr(text.data, key), *end = at;
     if (at) number = strtoull(at += strlen(key), &end, 10);
     if (end == at) number = UINT64_MAX;
@@ -35,8 +34,7 @@ static uint64_t least_limit(uint64_t least, const char* mount, const char* group
 uint64_t cgroup_memory(const char* groups, const char* mount) {
     uint64_t least = UINT64_MAX;
     Bytes text;
-    TostError ignored;
-    if (!read_file(&text, groups, &ignored)) return least;
+    if (!read_file(&text, groups, &(TostError){0})) return least;
     char* rest = text.data;
     for (char *line, *v1; (line = strsep(&rest, "\n"));) {
         if ((v1 = strstr(line, ":memory:/")))

@@ -26,9 +26,8 @@ static bool read_span(Json* j, Span* out, char** at) {
 
 // Fails if the next value begins with none of the characters in `first`. Invalid JSON passes: the parser reports it.
 static bool check_value(const Json* j, const char* key, const char* first, const char* wanted) {
-    TostError ignored;
     Json value = *j;
-    value.err = &ignored;
+    value.err = &(TostError){0};
     while (value.p < value.end && memchr(" \t\r\n", *value.p, 4)) value.p++;
     const char* from = value.p;
     if (from == value.end || strchr(first, *from) || !json_skip(&value)) return true;

@@ -211,8 +211,7 @@ static bool info_two_runs(const Options* o, TostError* err) {
 static uint32_t vocabulary_of(const Options* o, const char* path) {
     if (recipe_given(&o->recipe, RECIPE_vocab_size)) return (uint32_t)o->recipe.config.vocab_size;
     Path beside;
-    TostError ignored;
-    Tokenizer* tokenizer = tokenizer_beside(&beside, path) ? tokenizer_open(beside.text, &ignored) : NULL;
+    Tokenizer* tokenizer = tokenizer_beside(&beside, path) ? tokenizer_open(beside.text, &(TostError){0}) : NULL;
     const uint32_t size = tokenizer ? (uint32_t)tokenizer_size(tokenizer) : 0;
     tokenizer_free(tokenizer);
     return size;

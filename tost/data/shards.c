@@ -287,8 +287,7 @@ static bool add_shard(ShardStream* s, int64_t* bytes, const char* path, TostErro
 static bool check_published(const char* path, TostError* err) {
     const Path tmp = path_text("%s.tmp", shard_prefix(path).text);
     Path left;
-    TostError none;
-    shard_find(&left, tmp.text, "", &none);
+    shard_find(&left, tmp.text, "", &(TostError){0});
     return !left.text[0]
         || tost_error(err, "%s: the shards that follow it are still in %s, because tokenize was killed or is not "
                       "finished: remove both and tokenize again, or only the folder if no shard is missing",

@@ -73,8 +73,7 @@ static bool split_document(Job* job, TostError* err) {
 // OUT_vocab.bpe will be written: fails if it is another tokenizer.
 static bool check_vocabulary(const Job* job, TostError* err) {
     const Path path = path_text("%s_" TOKENIZER_FILE, job->o->out);
-    TostError ignored;
-    Tokenizer* old = tokenizer_open(path.text, &ignored);
+    Tokenizer* old = tokenizer_open(path.text, &(TostError){0});
     const bool ok = old ? tokenizer_hash(old) == tokenizer_hash(job->tokenizer) : !path_exists(path.text);
     tokenizer_free(old);
     return ok || tost_error(err, "%s: exists already and is not --tokenizer; remove it or choose another --out",

@@ -38,9 +38,8 @@ bool check_shards(const ShardStream* shards, const char* tokenizer, uint32_t has
     bool same = true;
     Path path, before = {""};   // before: that of the last shard
     for (int k = 0; same && k < shards->count; k++) {
-        TostError ignored;
         if (!tokenizer_beside(&path, shards->shards[k].path) || strcmp(path.text, before.text) == 0) continue;
-        Tokenizer* other = tokenizer_open(path.text, &ignored);
+        Tokenizer* other = tokenizer_open(path.text, &(TostError){0});
         if (other && tokenizer_hash(other) != hash)
             same = tost_error(err, "%s next to the shards has CRC-32 %08x, but the tokenizer %s has %08x: give shards "
                               "that were made with %s, or --tokenizer %s", path.text, (unsigned)tokenizer_hash(other),

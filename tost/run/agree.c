@@ -39,8 +39,7 @@ static uint32_t params_crc(const Run* r) {
 static uint32_t program_crc(const Run* r) {
     const char* path = path_exists("/proc/self/exe") ? "/proc/self/exe" : r->args->program;
     Bytes bytes = {0};
-    TostError ignored;
-    const uint32_t crc = read_file(&bytes, path, &ignored) ? crc32_update(0, bytes.data, bytes.size) : 0;
+    const uint32_t crc = read_file(&bytes, path, &(TostError){0}) ? crc32_update(0, bytes.data, bytes.size) : 0;
     free(bytes.data);
     return crc;
 }

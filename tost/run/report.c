@@ -156,8 +156,7 @@ static void report_data(Run* r) {
 // --lr.
 static TextLine rise_of_rate(const Run* r) {
     TostRecipe before = recipe_copy(tost_preset_at(0));
-    TostError ignored;
-    recipe_read(&before, &r->resumed, r->weights.text, &ignored);
+    recipe_read(&before, &r->resumed, r->weights.text, &(TostError){0});
     const Schedule old = schedule_of(&before), new = schedule_of(&r->recipe);
     const double last = schedule_lr(old, r->info.step - 1), next = schedule_lr(new, r->info.step);
     recipe_free(&before);

@@ -12,9 +12,8 @@ static bool write_failed(const Run* r, TostError* err) {
 // replace a good checkpoint.
 static double probe_loss(Run* r) {
     const size_t bytes = (size_t)r->recipe.batch * (size_t)r->recipe.seq * sizeof *r->inputs;
-    TostError ignored;
-    if (!data_batch(r->data, r->inputs, r->targets, r->info.data_sample, r->recipe.batch, &ignored)) {   // use token 0
-        memset(r->inputs, 0, bytes);
+    if (!data_batch(r->data, r->inputs, r->targets, r->info.data_sample, r->recipe.batch, &(TostError){0})) {
+        memset(r->inputs, 0, bytes);   // use token 0
         memset(r->targets, 0, bytes);
     }
     r->pass = (RunPass){0};

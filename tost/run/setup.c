@@ -16,10 +16,9 @@ static StringList find_val_data(const StringList* data) {
     for (int i = 0; i < patterns.count; i++) {
         const char *glob = patterns.strings[i], *name = strrchr(glob, '/'), *at = NULL;
         StringList files;
-        TostError ignored;
         for (const char* p = name ? name : glob; (p = strstr(p, "train")); p++) at = p;
         char* val = at ? xasprintf("%.*sval%s", (int)(at - glob), glob, at + strlen("train")) : NULL;
-        if (val && expand_glob(&files, &(StringList){1, &val}, &ignored)) {
+        if (val && expand_glob(&files, &(StringList){1, &val}, &(TostError){0})) {
             add_string(&found, val);
             free_strings(&files);
         } else free(val);
@@ -31,7 +30,6 @@ static StringList find_val_data(const StringList* data) {
 // Finds --tokenizer, the tokenizer beside the weights, or the first beside a shard.
 static bool find_tokenizer(Path* path, Run* r) {
     StringList files, globs;
-    TostError ignored;
     *path = path_text("%s", r->args->tokenizer ? r->args->tokenizer : "");
     if (r->args->tokenizer) return true;
     bool found = r->weights.text[0] && tokenizer_beside(path, r->weights.text);
@@ -41,7 +39,7 @@ static bool find_tokenizer(Path* path, Run* r) {
     }
     globs = data_globs(NULL, &r->recipe.data);
     for (int k = 0; !found && k < globs.count; k++) {
-        expand_glob(&files, &(StringList){1, &globs.strings[k]}, &ignored);   // data_open reports it
+        expand_glob(&files, &(StringList){1, &globs.strings[k]}, &(TostError){0});   // data_open reports it
         for (int i = 0; !found && i < files.count; i++) found = tokenizer_beside(path, files.strings[i]);
         free_strings(&files);
     }

@@ -112,9 +112,8 @@ static bool differs(const KeyValues* a, const KeyValues* b, const char* key) {
 static void find_best(Run* r) {
     CheckpointInfo best, *info = &r->info;
     StFile f;
-    TostError ignored;
     const bool saved = r->recipe.keep_best
-                       && checkpoint_open(&f, &best, path_in(r->out.text, BEST_FOLDER).text, &ignored);
+                       && checkpoint_open(&f, &best, path_in(r->out.text, BEST_FOLDER).text, &(TostError){0});
     const KeyValues *then = saved ? &best.options : &r->resumed, *now = &info->options;
     const bool windows = key_values_find(then, "val-windows");   // not in checkpoints with the option val-batches
     const bool other = differs(then, now, "val-data") || (windows && differs(then, now, "val-windows"));

@@ -264,8 +264,7 @@ bool run_train(Run* r, TostError* err) {
     signals_catch(comm_rank(r->comm) == 0);
     bool ok = loop(r, err);
     progress_end(&r->progress);
-    TostError closing;
-    if (!log_close(&r->log, ok ? err : &closing)) ok = false;
+    ok = log_close(&r->log, ok ? err : &(TostError){0}) && ok;
     ok = run_agree(r, ok, err);
     if (ok) report_end(r);
     report_lost_output(r);

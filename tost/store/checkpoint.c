@@ -298,8 +298,7 @@ bool checkpoint_save(const char* run, bool best, const CheckpointInfo* info, con
     const Path unfinished = path_text("%s.tmp", name.text);
     if (write_folder(unfinished.text, info, m, err) && checkpoint_publish(unfinished.text, name.text, err)
         && sync_dir(run, err)) return true;
-    TostError ignored;
     tost_error(err, "%s; saving step %" PRId64 " failed", err->text, info->step);
-    checkpoint_remove(unfinished.text, &ignored);
+    checkpoint_remove(unfinished.text, &(TostError){0});
     return false;
 }

@@ -79,9 +79,8 @@ bool checkpoint_is_folder(const char* dir) { return has_file(dir, MODEL_FILE); }
 
 bool checkpoint_is_run(const char* run) {
     Entries list;
-    TostError ignored;
     if (has_file(run, LOG_FILE) || has_file(path_in(run, BEST_FOLDER).text, MODEL_FILE)) return true;
-    if (!list_entries(&list, run, &ignored)) return false;
+    if (!list_entries(&list, run, &(TostError){0})) return false;
     free(list.entry);
     return list.count > 0;
 }
@@ -90,8 +89,7 @@ bool checkpoint_exists(const char* run, int64_t step) { return is_complete(check
 
 bool checkpoint_newest(Path* found, const char* run) {
     Entries list;
-    TostError ignored;
-    if (!list_entries(&list, run, &ignored)) return false;
+    if (!list_entries(&list, run, &(TostError){0})) return false;
     int i = list.count - 1;
     while (i >= 0 && (list.entry[i].stale || !is_complete(list.entry[i].path.text))) i--;
     if (i >= 0) *found = list.entry[i].path;
@@ -109,10 +107,9 @@ static int64_t newest_time(const char* run) {
 
 bool checkpoint_newest_run(Path* run, const char* root, const char* option, TostError* err) {
     StringList names = {0};
-    TostError ignored;
     int64_t newest = newest_time(root);   // root may itself be a run
     *run = path_text("%s", root);
-    folder_list(&names, root, &ignored);
+    folder_list(&names, root, &(TostError){0});
     for (int i = 0; i < names.count; i++) {
         const Path path = path_in(root, names.strings[i]);
         const int64_t time = newest_time(path.text);
@@ -182,9 +179,8 @@ static bool set_aside(Path* stale, const char* path, TostError* err) {
 
 bool checkpoint_publish(const char* finished, const char* name, TostError* err) {
     if (rename(finished, name) == 0 || exchange(finished, name)) return true;
-    TostError ignored;
     Path aside;
-    set_aside(&aside, name, &ignored);   // on failure the next rename fails too and reports it
+    set_aside(&aside, name, &(TostError){0});   // on failure the next rename fails too and reports it
     if (rename(finished, name) == 0) return true;
     tost_error(err, "%s: cannot be renamed to %s: %s", finished, name, strerror(errno));
     rename(aside.text, name);
