@@ -1244,9 +1244,8 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
     model->threads = threads_start(model->options.threads);
     model->arena = alloc_pages(model->arena_bytes);
     if (!model->arena) {
-        char need[32];
         tost_error(err, "not enough memory: the model needs %s; use a smaller model, --batch, --seq or --chunk",
-                   human_bytes(need, (double)model->arena_bytes));
+                   human_bytes((double)model->arena_bytes).text);
         model_free(model);
         return NULL;
     }

@@ -106,23 +106,18 @@ void print_line(FILE* out, const char* fmt, ...) {
 }
 
 // n in the largest of the units that leaves it at least 1, with `digits` after the point.
-static char* scaled(char buf[32], double n, double step, const char* units, int digits, const char* space,
-                    const char* suffix) {
+static TextLine scaled(double n, double step, const char* units, int digits, const char* space, const char* suffix) {
     int u = 0;
     const double last = step - 0.5 * pow(10, -digits);   // would be printed as step
     for (n /= step; fabs(n) >= last && units[u + 1]; u++) n /= step;
-    snprintf(buf, 32, "%.*f%s%c%s", digits, n, space, units[u], suffix);
-    return buf;
+    return text_line("%.*f%s%c%s", digits, n, space, units[u], suffix);
 }
 
-char* human_count(char buf[32], double n) {
-    if (fabs(n) >= 1000) return scaled(buf, n, 1000, "KMBT", 1, "", "");
-    snprintf(buf, 32, n == floor(n) ? "%.0f" : "%.1f", n);
-    return buf;
+TextLine human_count(double n) {
+    if (fabs(n) >= 1000) return scaled(n, 1000, "KMBT", 1, "", "");
+    return text_line(n == floor(n) ? "%.0f" : "%.1f", n);
 }
 
-char* human_bytes(char buf[32], double n) {
-    if (fabs(n) >= 1024) return scaled(buf, n, 1024, "KMGTPE", 2, " ", "iB");
-    snprintf(buf, 32, "%.0f B", n);
-    return buf;
+TextLine human_bytes(double n) {
+    return fabs(n) >= 1024 ? scaled(n, 1024, "KMGTPE", 2, " ", "iB") : text_line("%.0f B", n);
 }

@@ -42,5 +42,5 @@ TextLine text_line(const char* fmt, ...) PRINTF_LIKE(1, 2);
 TextLine vtext_line(const char* fmt, va_list ap) PRINTF_LIKE(1, 0);
 
 static inline const char* plural(int64_t n) { return n == 1 ? "" : "s"; }
-char* human_count(char buf[32], double n);   // 109604352 -> "109.6M"; returns buf
-char* human_bytes(char buf[32], double n);   // 2684354560 -> "2.50 GiB"; returns buf
+TextLine human_count(double n);   // 109604352 -> "109.6M"
+TextLine human_bytes(double n);   // 2684354560 -> "2.50 GiB"

@@ -14,19 +14,16 @@
 
 static void print_file(const char* label, const char* path) {
     struct stat st;
-    char size[32];
-    if (stat(path, &st) == 0) print_line(stdout, "%-12s%s, %s", label, path, human_bytes(size, (double)st.st_size));
+    if (stat(path, &st) == 0) print_line(stdout, "%-12s%s, %s", label, path, human_bytes((double)st.st_size).text);
 }
 
 static void print_model(const LoadedModel* m) {
-    char parameters[32];
     print_line(stdout, "%-12s%s", "model", model_sizes(&m->info.config).text);
     print_line(stdout, "%-12s%s, exactly %zu in %d tensors", "parameters",
-               human_count(parameters, (double)m->tensors.n_params), m->tensors.n_params, m->tensors.count);
+               human_count((double)m->tensors.n_params).text, m->tensors.n_params, m->tensors.count);
 }
 
 static void print_training(const CheckpointInfo* info) {
-    char tokens[32];
     const bool own = info->options.count > 0;   // else converted: a step or number of tokens that is 0 is not known
     if (!own && info->step == 0 && info->tokens == 0)
         print_line(stdout, "%-12sunknown: not a checkpoint of this program", "trained");
@@ -34,7 +31,7 @@ static void print_training(const CheckpointInfo* info) {
         print_line(stdout, "%-12s%lld step%s", "trained", (long long)info->step, plural(info->step));
     else
         print_line(stdout, "%-12s%lld step%s, %lld token%s (%s)", "trained", (long long)info->step, plural(info->step),
-                   (long long)info->tokens, plural(info->tokens), human_count(tokens, (double)info->tokens));
+                   (long long)info->tokens, plural(info->tokens), human_count((double)info->tokens).text);
     if (isfinite(info->val_loss))
         print_line(stdout, "%-12s%.6f nats/token after step %lld", "val loss", info->val_loss,
                    (long long)info->val_step);
@@ -130,7 +127,6 @@ static void show_run(JsonFile* json, const RunRow* row, int width) {
     const TextLine sizes = model_sizes(&info->config);
     const TextLine lr = text_line("%s%s", info->earlier_lr ? info->earlier_lr : "", option_of(info, "lr"));
     char* data = shown_value(option_of(info, "val-data"));
-    char tokens[32];
     json_put_open(json, NULL, '{');
     json_put_text(json, "run", row->name);
     const TextLine steps = json_figure_int(json, "steps", info->step, "%lld");
@@ -139,7 +135,7 @@ static void show_run(JsonFile* json, const RunRow* row, int width) {
                    seconds = json_figure_real(json, "seconds", row->seconds, "%.1f");
     json_put_text(json, "model", sizes.text);
     print_line(stdout, "%-*s %8s %8s %10s %8s %8s %9s  %s; %s", width, row->name, steps.text,
-               human_count(tokens, (double)info->tokens), isfinite(info->val_loss) ? loss.text : "-", seconds.text,
+               human_count((double)info->tokens).text, isfinite(info->val_loss) ? loss.text : "-", seconds.text,
                lr.text, option_of(info, "optimizer"), sizes.text, data);
     free(data);
     json_put_open(json, "options", '{');
@@ -225,14 +221,13 @@ static bool info_shards(const Options* o, TostError* err) {
     for (int i = 0; i < o->n_files; i++) {
         Shard s;
         TostError why;
-        char of[48] = "";
         const char* path = o->files[i];
         const uint32_t vocabulary = vocabulary_of(o, path);
-        if (vocabulary) snprintf(of, sizeof of, " of a vocabulary of %u", (unsigned)vocabulary);
+        const TextLine of = vocabulary ? text_line(" of a vocabulary of %u", (unsigned)vocabulary) : (TextLine){""};
         if (shard_open(&s, path, &why) && shard_check_ids(&s, vocabulary ? vocabulary : UINT32_MAX, &why))
             print_line(stdout, "%s: uint%d%s, %llu token%s, largest id %u%s", path, 8 * s.width,
                        s.first ? "" : " without a header", (unsigned long long)s.n_tokens,
-                       plural((int64_t)s.n_tokens), (unsigned)s.largest_id, of);
+                       plural((int64_t)s.n_tokens), (unsigned)s.largest_id, of.text);
         else {
             if (o->n_files > 1) print_line(stdout, "%s", why.text);
             if (bad++ == 0) *err = why;
@@ -242,9 +237,8 @@ static bool info_shards(const Options* o, TostError* err) {
         shard_close(&s);
     }
     if (o->n_files == 1) return bad == 0;
-    char text[32];
     printf("shards: %d; tokens: %llu (%s); largest id: %u\n", o->n_files, (unsigned long long)tokens,
-           human_count(text, (double)tokens), (unsigned)largest);
+           human_count((double)tokens).text, (unsigned)largest);
     return bad == 0 || tost_error(err, "%d of %d shards cannot be used; the first: %s", bad, o->n_files, err->text);
 }
 

@@ -13,9 +13,8 @@
 
 static void show_tokens(void* context, const TokenizeResult* r) {
     Progress* p = context;
-    char bytes[32], tokens[32];
-    progress_show(p, NAN, "%s read, %s tokens, %.1f MB/s", human_bytes(bytes, (double)r->read.bytes),
-                  human_count(tokens, (double)r->tokens), 1e-6 * (double)r->read.bytes / (now_seconds() - p->started));
+    progress_show(p, NAN, "%s read, %s tokens, %.1f MB/s", human_bytes((double)r->read.bytes).text,
+                  human_count((double)r->tokens).text, 1e-6 * (double)r->read.bytes / (now_seconds() - p->started));
 }
 
 static void begin(Progress* progress, TextInput* in, const Options* o) {
@@ -60,9 +59,8 @@ int command_tokenize(const Options* o) {
                       "lines of " END_OF_TEXT, o->val_frac);
     if (o->quiet) return 0;
     const ShardCount *train = &r.written[SPLIT_TRAIN], *val = &r.written[SPLIT_VAL];
-    char bytes[32];
     printf("%llu document%s, %s: %llu tokens\n", (unsigned long long)r.read.documents,
-           plural((int64_t)r.read.documents), human_bytes(bytes, (double)r.read.bytes), (unsigned long long)r.tokens);
+           plural((int64_t)r.read.documents), human_bytes((double)r.read.bytes).text, (unsigned long long)r.tokens);
     print_line(stdout, "%s_train_*.bin: %llu tokens, shards: %d", o->out, (unsigned long long)train->tokens,
                train->shards);
     if (val->shards > 0)
@@ -74,8 +72,7 @@ int command_tokenize(const Options* o) {
 // ---- vocab ----
 
 static void show_merges(void* context, const VocabResult* r) {
-    char bytes[32];
-    if (!r->words) progress_show(context, NAN, "%s read", human_bytes(bytes, (double)r->read.bytes));
+    if (!r->words) progress_show(context, NAN, "%s read", human_bytes((double)r->read.bytes).text);
     else progress_show(context, NAN, "%d of %d merges", r->merges, r->wanted);   // the first take longest: no ETA
 }
 
@@ -84,7 +81,6 @@ int command_vocab(const Options* o) {
     VocabOptions options = {.size = o->size, .out = o->out, .progress = show_merges};
     VocabResult r;
     TostError err;
-    char bytes[32];
     begin(&progress, &options.in, o);
     const bool ok = vocab_learn(&options, &r, &err);
     progress_erase(&progress);
@@ -93,6 +89,6 @@ int command_vocab(const Options* o) {
     if (r.merges < r.wanted) print_warning("--size %d: the text has only %d merges", o->size, r.merges);
     if (!o->quiet)
         print_line(stdout, "%s: %d tokens, from %s, documents: %" PRIu64 ", different words: %" PRIu64, o->out,
-                   VOCAB_MIN_SIZE + r.merges, human_bytes(bytes, (double)r.read.bytes), r.read.documents, r.words);
+                   VOCAB_MIN_SIZE + r.merges, human_bytes((double)r.read.bytes).text, r.read.documents, r.words);
     return 0;
 }

@@ -36,11 +36,11 @@ static bool device_open(cudaDeviceProp* prop, int local_rank, TostError* err) {
 static bool device_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
     static const char* const dtypes[] = {"float32", "tf32", "bf16"};
     cudaDeviceProp prop;
-    char memory[32], ranks[96] = "";
+    char ranks[96] = "";
     if (!device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err)) return false;
     if (o->comm) snprintf(ranks, sizeof ranks, ", %d ranks, gradients added in order", o->comm->place.size);
     snprintf(text, cap, "%s (compute capability %d.%d, %d multiprocessors, %s), %s, matmul cuBLASLt%s", prop.name,
-             prop.major, prop.minor, prop.multiProcessorCount, human_bytes(memory, (double)prop.totalGlobalMem),
+             prop.major, prop.minor, prop.multiProcessorCount, human_bytes((double)prop.totalGlobalMem).text,
              dtypes[o->dtype], ranks);
     return true;
 }
@@ -66,17 +66,18 @@ static size_t device_free_memory(const TostComm* comm) {
 static char* device_alloc(const TostEngineOptions* o, size_t bytes, TostError* err) {
     const size_t reserved = memory_reserve(o->comm);
     size_t free_bytes = 0, total = 0;
-    char *p = NULL, need[32], reserve[32], have[32];
+    char* p = NULL;
     cudaError_t e = cudaMemGetInfo(&free_bytes, &total);
     if (e == cudaSuccess && bytes + reserved <= free_bytes) e = cudaMalloc(&p, bytes);
     if (p) return p;
     (void)cudaGetLastError();
-    human_bytes(need, (double)bytes);
+    const TextLine need = human_bytes((double)bytes);
     if (e != cudaSuccess)
-        tost_error(err, "%s of GPU memory cannot be allocated: %s; %s", need, cudaGetErrorString(e), cuda_advice(e));
+        tost_error(err, "%s of GPU memory cannot be allocated: %s; %s", need.text, cudaGetErrorString(e),
+                   cuda_advice(e));
     else tost_error(err, "not enough memory on the GPU: the model needs %s, its kernels up to %s, %s are free; "
                     "lower %s or use a smaller model",
-                    need, human_bytes(reserve, (double)reserved), human_bytes(have, (double)free_bytes),
+                    need.text, human_bytes((double)reserved).text, human_bytes((double)free_bytes).text,
                     o->training ? "--batch or --seq, use --chunk," : "--batch, --seq, --chunk or --samples,");
     return NULL;
 }

@@ -8,38 +8,19 @@
 
 // ---- Sources ----
 
-typedef struct {
-    ShardStream stream;
-    int       T;
-    DataOrder order;
-    uint64_t  seed;
-    uint64_t  samples;           // per epoch
-    uint32_t  crc;
-    double    weight;            // the weights of a data set add up to 1
-
-    // Shuffled order: state of the current epoch and its current shard.
-    uint64_t  epoch;             // NO_EPOCH before the first sample
-    uint32_t* turn;              // (shards) order of the shards: the k-th one is shard turn[k]
-    uint64_t* turn_start;        // (shards + 1) first sample of turn k within the epoch
-    int       at;                // the turn of perm and offset, or -1
-    uint64_t  offset;            // token where the shard's first sample starts
-    uint32_t* perm;              // position within the turn -> sample of the shard
-} Source;
-
-struct DataSet { int n; Source* source; };   // n >= 1
-
 static const uint64_t NO_EPOCH = UINT64_MAX;
 
-static uint64_t shard_samples(const Source* s, int shard) {
+static uint64_t shard_samples(const DataSource* s, int shard) {
     return (s->stream.shards[shard].n_tokens - 1) / (uint64_t)s->T;
 }
 
 // Counts the samples of an epoch; no samples are an error.
-static bool count_samples(Source* s, const char* glob, TostError* err) {
+static bool count_samples(DataSource* s, const char* glob, TostError* err) {
     const uint64_t T = (uint64_t)s->T, tokens = stream_tokens(&s->stream);
     uint64_t in_shards = 0;
     for (int i = 0; i < s->stream.count; i++) {
         in_shards += shard_samples(s, i);
+        s->unused += s->order == ORDER_SHUFFLED && shard_samples(s, i) == 0;
         if (s->order == ORDER_SHUFFLED && shard_samples(s, i) > UINT32_MAX)
             return tost_error(err, "%s: more than %" PRIu32 " samples of --seq %d, the limit of a shuffled shard: use "
                               "a longer --seq or --order sequential", s->stream.shards[i].path, UINT32_MAX, s->T);
@@ -51,7 +32,7 @@ static bool count_samples(Source* s, const char* glob, TostError* err) {
                       tokens > T ? " in one of them: use a shorter --seq or --order sequential" : "");
 }
 
-static bool source_open(Source* s, const StringList* globs, uint32_t vocab_size, TostError* err) {
+static bool source_open(DataSource* s, const StringList* globs, uint32_t vocab_size, TostError* err) {
     return stream_open(&s->stream, globs, vocab_size, err) && count_samples(s, globs->strings[0], err)
         && stream_crc(&s->crc, &s->stream, err);
 }
@@ -85,7 +66,7 @@ DataSet* data_open(const StringList* globs, int T, uint32_t vocab_size, DataOrde
     while (ok && d->n < (weighted ? weighted : 1)) {   // without weights, all globs are one source
         const int k = d->n++;
         const double share = weighted ? weight[k] / sum : 1;
-        d->source[k] = (Source){.T = T, .order = order, .seed = seed, .weight = share, .epoch = NO_EPOCH, .at = -1};
+        d->source[k] = (DataSource){.T = T, .order = order, .seed = seed, .weight = share, .epoch = NO_EPOCH, .at = -1};
         ok = share < 0x1p-31   // source_of counts in multiples of 2^-32
             ? tost_error(err, "%s: a weight below 5e-10 of the total is never drawn: give a larger one",
                          globs->strings[k])
@@ -124,18 +105,9 @@ uint32_t data_crc(const DataSet* d) {
     return d->n == 1 ? d->source[0].crc : crc;
 }
 
-int data_sources(const DataSet* d) { return d->n; }
-
-DataSource data_source(const DataSet* d, int k) {
-    const Source* s = &d->source[k];
-    int unused = 0;
-    for (int i = 0; i < s->stream.count; i++) unused += s->order == ORDER_SHUFFLED && shard_samples(s, i) == 0;
-    return (DataSource){&s->stream, unused, s->samples, s->weight};
-}
-
 // ---- Samples ----
 
-static Rng shuffle_rng(const Source* s, uint64_t slot) {
+static Rng shuffle_rng(const DataSource* s, uint64_t slot) {
     return rng_seeded(s->seed, ((uint64_t)0xda7a << 48) + (s->epoch << 24) + slot);
 }
 
@@ -150,7 +122,7 @@ static void permute(uint32_t* out, uint64_t n, Rng* r) {
     }
 }
 
-static void enter_epoch(Source* s, uint64_t epoch) {
+static void enter_epoch(DataSource* s, uint64_t epoch) {
     if (s->epoch == epoch) return;
     const size_t n = (size_t)s->stream.count;
     s->epoch = epoch;
@@ -163,7 +135,7 @@ static void enter_epoch(Source* s, uint64_t epoch) {
     for (size_t k = 0; k < n; k++) s->turn_start[k + 1] = s->turn_start[k] + shard_samples(s, (int)s->turn[k]);
 }
 
-static void enter_turn(Source* s, int k) {
+static void enter_turn(DataSource* s, int k) {
     if (s->at == k) return;
     const uint32_t shard = s->turn[k];
     const uint64_t samples = shard_samples(s, (int)shard);
@@ -175,7 +147,7 @@ static void enter_turn(Source* s, int k) {
 }
 
 // Position of sample i's first token in the stream.
-static uint64_t sample_start(Source* s, uint64_t i) {
+static uint64_t sample_start(DataSource* s, uint64_t i) {
     const uint64_t T = (uint64_t)s->T, in_epoch = i % s->samples;
     if (s->order == ORDER_SEQUENTIAL) return in_epoch * T;
     enter_epoch(s, i / s->samples);
@@ -191,7 +163,7 @@ static uint64_t quota(uint64_t n, double share) {
 }
 
 // The source of sample *i, which becomes its number among the samples of that source.
-static Source* source_of(uint64_t* i, const DataSet* d) {
+static DataSource* source_of(uint64_t* i, const DataSet* d) {
     double rest = 1;
     int k = 0;
     for (; k + 1 < d->n; rest -= d->source[k++].weight) {
@@ -207,7 +179,7 @@ bool data_batch(DataSet* d, int32_t* inputs, int32_t* targets, uint64_t first, i
     const size_t T = (size_t)d->source->T;
     for (size_t b = 0; b < (size_t)B; b++) {
         uint64_t i = first + b;
-        Source* source = source_of(&i, d);
+        DataSource* source = source_of(&i, d);
         const uint64_t start = sample_start(source, i);
         if (!stream_pairs(inputs + b * T, targets + b * T, &source->stream, start, T, err)) return false;
     }

@@ -21,18 +21,32 @@
 // If the globs have weights w, GLOB:WEIGHT, each is a source in this order; without weights, all are one source. Of
 // the first i samples, source 0 has round(i·w_0 / Σw); of the i' others, source 1 has round(i'·w_1 / (Σw - w_0)), and
 // so on, with quotients in multiples of 2^-32. The path of a file has no weight.
-typedef struct DataSet DataSet;
+typedef struct {
+    ShardStream stream;
+    int       T;
+    DataOrder order;
+    uint64_t  seed;
+    uint64_t  samples;           // per epoch
+    int       unused;            // shards without a sample
+    uint32_t  crc;
+    double    weight;            // share of all samples: the weights of a data set add up to 1
+
+    // Shuffled order: state of the current epoch and its current shard.
+    uint64_t  epoch;             // NO_EPOCH before the first sample
+    uint32_t* turn;              // (shards) order of the shards: the k-th one is shard turn[k]
+    uint64_t* turn_start;        // (shards + 1) first sample of turn k within the epoch
+    int       at;                // the turn of perm and offset, or -1
+    uint64_t  offset;            // token where the shard's first sample starts
+    uint32_t* perm;              // position within the turn -> sample of the shard
+} DataSource;
+
+typedef struct { int n; DataSource* source; } DataSet;   // n >= 1
 
 DataSet* data_open(const StringList* globs, int T, uint32_t vocab_size, DataOrder order, uint64_t seed,
                    TostError* err);
 void     data_close(DataSet* d);
 uint64_t data_samples(const DataSet* d);        // per epoch, at least 1; the sum over the sources
 uint32_t data_crc(const DataSet* d);            // see stream_crc; of several sources, also of the weights
-
-// unused: shards without a sample; share: of all samples
-typedef struct { const ShardStream* shards; int unused; uint64_t samples; double share; } DataSource;
-int        data_sources(const DataSet* d);      // at least 1
-DataSource data_source(const DataSet* d, int k);
 // The globs without their weights; free_strings. weight (globs): 0 for a glob without one; may be NULL
 StringList data_globs(double* weight, const StringList* globs);
 

@@ -46,7 +46,6 @@ static bool claim_folder(Run* r, TostError* err) {
 static bool check_disk(Run* r, TostError* err) {
     const TostRecipe* recipe = &r->recipe;
     struct statvfs fs;
-    char text[32];
     double size = 0;
     if ((recipe->save_every == 0 && !recipe->keep_best) || statvfs(r->out.text, &fs) != 0 || fs.f_blocks == 0)
         return true;
@@ -56,7 +55,7 @@ static bool check_disk(Run* r, TostError* err) {
     }
     return size <= (double)fs.f_bavail * (double)fs.f_frsize
         || tost_error(err, "--out %s: %s: a checkpoint needs %s: free more, or give another --out%s", r->out.text,
-                      strerror(ENOSPC), human_bytes(text, size), recipe->keep_best ? "" : " or --save-every 0");
+                      strerror(ENOSPC), human_bytes(size).text, recipe->keep_best ? "" : " or --save-every 0");
 }
 
 bool run_open_folder(Run* r, TostError* err) {

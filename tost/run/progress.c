@@ -100,19 +100,15 @@ static TextLine duration(double seconds) {
 }
 
 void progress_show(Progress* p, double done, const char* fmt, ...) {
-    char percent[16] = "";
-    TextLine eta = {""};
+    TextLine percent = {""}, eta = {""};
     if (!take_turn(p, LIVE_INTERVAL)) return;
     va_list ap;
     va_start(ap, fmt);
-    char* text = vprintable_text(fmt, ap);
+    const TextLine text = vtext_line(fmt, ap);
     va_end(ap);
-    if (!isnan(done)) snprintf(percent, sizeof percent, "%5.1f%%  ", 100 * done);
+    if (!isnan(done)) percent = text_line("%5.1f%%  ", 100 * done);
     if (done > 0) eta = text_line("  ETA %s", duration((p->shown - p->started) * (1 - done) / done).text);
-    char* line = xasprintf("%s%s%s", percent, text, eta.text);
-    show(p, line);
-    free(line);
-    free(text);
+    show(p, text_line("%s%s%s", percent.text, text.text, eta.text).text);
 }
 
 // ---- Training steps ----
@@ -142,7 +138,7 @@ static void show_bar(Progress* p, const char* head, const char* rest) {
 }
 
 void progress_micro_batch(Progress* p, double done) {
-    char loss[32] = "", rate[32];
+    char loss[32] = "";
     const double now = now_seconds(), all = (double)p->micro_batches;
     p->done = done;
     if (done == 0) p->step_started = now;
@@ -154,13 +150,13 @@ void progress_micro_batch(Progress* p, double done) {
     if (p->last.step >= 0) snprintf(loss, sizeof loss, "  loss %.4f", plain_nan(p->last.train_loss));
     const TextLine rest = text_line("%s  step ETA %s  run ETA %s  %s tok/s", loss,
                                     duration(seconds * (all - done) / done).text, run_eta(p).text,
-                                    human_count(rate, done / all * (double)p->tokens / seconds));
+                                    human_count(done / all * (double)p->tokens / seconds).text);
     show_bar(p, head.text, rest.text);
 }
 
 // step 120/800 [##      ]  loss 3.214512  ETA 1m32s  12.3K tok/s  38.2% MFU  333.0 ms  lr 2.900e-03  |g| 0.8143
 void progress_step(Progress* p, const LogRow* row) {
-    char rate[32], mfu[32] = "";
+    char mfu[32] = "";
     const bool first = p->last.step < 0, last = row->step >= p->steps;
     p->last = *row;
     p->step = row->step;
@@ -172,7 +168,7 @@ void progress_step(Progress* p, const LogRow* row) {
     const TextLine head = text_line("step %lld/%lld", (long long)p->step, (long long)p->steps);
     const TextLine rest = text_line("  loss %.6f  ETA %s  %s tok/s%s  %.1f ms  lr %.3e  |g| %.4f",
                                     plain_nan(row->train_loss), run_eta(p).text,
-                                    human_count(rate, row->tokens_per_s), mfu, row->ms, row->lr,
+                                    human_count(row->tokens_per_s).text, mfu, row->ms, row->lr,
                                     plain_nan(row->grad_norm));
     show_bar(p, head.text, rest.text);
     if (last) progress_end(p);

@@ -79,10 +79,9 @@ static void report_schedule(Run* r) {
 static void report_model(Run* r) {
     Progress* p = &r->progress;
     const TostRecipe* recipe = &r->recipe;
-    char parameters[32], memory[32];
     progress_fact(p, "model", "%s", model_sizes(&recipe->config).text);
-    progress_fact(p, "parameters", "%s, %s of memory", human_count(parameters, (double)r->tensors.n_params),
-                  human_bytes(memory, (double)r->engine->memory(&recipe->config, &r->engine_options)));
+    progress_fact(p, "parameters", "%s, %s of memory", human_count((double)r->tensors.n_params).text,
+                  human_bytes((double)r->engine->memory(&recipe->config, &r->engine_options)).text);
     if (r->weights.text[0])
         progress_fact(p, r->args->resume ? "resumed" : "weights", "%s%s", r->weights.text,
                       r->args->init && recipe->keep_optimizer ? ", with the optimizer's state" : "");
@@ -119,24 +118,23 @@ static void report_ranks(Run* r) {
 static void report_shards(Run* r, const char* label, const StringList* globs, const DataSet* data) {
     const TostRecipe* recipe = &r->recipe;
     StringList names = data_globs(NULL, globs);
-    const int n = data_sources(data);
-    for (int k = 0; k < n; k++) {
-        const DataSource s = data_source(data, k);
-        const double samples = s.share * (double)recipe->steps * (double)recipe->total_batch / recipe->seq;
+    for (int k = 0; k < data->n; k++) {
+        const DataSource* s = &data->source[k];
+        const double samples = s->weight * (double)recipe->steps * (double)recipe->total_batch / recipe->seq;
         const uint64_t most = data == r->val ? (uint64_t)recipe->val_windows : 0;
-        const uint64_t reads = most && most < s.samples ? most : s.samples;
-        char read[32], tokens[32], unused[64] = "", share[48] = "", epochs[64] = "";
-        human_count(read, (double)reads * recipe->seq);
-        human_count(tokens, (double)stream_tokens(s.shards));
-        const bool all = strcmp(read, tokens) == 0;
-        if (s.unused) snprintf(unused, sizeof unused, " (%d unused: fewer than --seq + 1 tokens)", s.unused);
-        if (n > 1) snprintf(share, sizeof share, ", %.4g%% of the samples", 100 * s.share);
+        const uint64_t reads = most && most < s->samples ? most : s->samples;
+        const TextLine read = human_count((double)reads * recipe->seq);
+        const TextLine tokens = human_count((double)stream_tokens(&s->stream));
+        const bool all = strcmp(read.text, tokens.text) == 0;
+        char unused[64] = "", share[48] = "", epochs[64] = "";
+        if (s->unused) snprintf(unused, sizeof unused, " (%d unused: fewer than --seq + 1 tokens)", s->unused);
+        if (data->n > 1) snprintf(share, sizeof share, ", %.4g%% of the samples", 100 * s->weight);
         if (data == r->data)
-            snprintf(epochs, sizeof epochs, ", %.2f epochs, %s", samples / (double)s.samples,
+            snprintf(epochs, sizeof epochs, ", %.2f epochs, %s", samples / (double)s->samples,
                      recipe->order == ORDER_SHUFFLED ? "shuffled" : "sequential");
         progress_fact(&r->progress, k == 0 ? label : "", "%s%s: %d shard%s%s, %s%s%s tokens%s%s", names.strings[k],
-                      n < names.count ? " …" : "", s.shards->count, plural(s.shards->count), unused,
-                      all ? "" : read, all ? "" : " of ", tokens, share, epochs);
+                      data->n < names.count ? " …" : "", s->stream.count, plural(s->stream.count), unused,
+                      all ? "" : read.text, all ? "" : " of ", tokens.text, share, epochs);
     }
     free_strings(&names);
 }
@@ -184,12 +182,12 @@ void report_flops(Run* r) {
     if (r->progress.quiet) return;
     const double per_token = flops_per_token(&r->recipe.config);
     const double peak = r->engine->peak_flops ? r->engine->peak_flops(r->model) * comm_size(r->comm) : 0;
-    char text[128] = "", rate[32];
+    TextLine mfu = {""};
     r->progress.peak_tokens_per_s = peak / per_token;
     if (peak > 0)
-        snprintf(text, sizeof text, "; 100%% MFU: %s tokens/s, %.4g TFLOP/s in %s (data sheet)",
-                 human_count(rate, peak / per_token), peak * 1e-12, dtypes[r->recipe.dtype]);
-    progress_fact(&r->progress, "compute", "%.4g MFLOP per token%s", per_token * 1e-6, text);
+        mfu = text_line("; 100%% MFU: %s tokens/s, %.4g TFLOP/s in %s (data sheet)",
+                        human_count(peak / per_token).text, peak * 1e-12, dtypes[r->recipe.dtype]);
+    progress_fact(&r->progress, "compute", "%.4g MFLOP per token%s", per_token * 1e-6, mfu.text);
 }
 
 // ---- During training ----

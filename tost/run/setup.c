@@ -79,8 +79,8 @@ static bool open_tokenizer(Run* r, TostError* err) {
 
 static bool check_run_shards(const Run* r, const DataSet* data, TostError* err) {
     bool ok = true;
-    for (int k = 0; ok && r->tokenizer && k < data_sources(data); k++)
-        ok = check_shards(data_source(data, k).shards, r->info.tokenizer, r->info.tokenizer_hash,
+    for (int k = 0; ok && r->tokenizer && k < data->n; k++)
+        ok = check_shards(&data->source[k].stream, r->info.tokenizer, r->info.tokenizer_hash,
                           tokenizer_size(r->tokenizer), err);
     return ok;
 }
@@ -95,7 +95,7 @@ static bool check_data(const Run* r, TostError* err) {
 static bool check_same_data(Run* r, TostError* err) {
     TostRecipe* recipe = &r->recipe;
     int64_t tokens = 0, crc = (int64_t)data_crc(r->data);
-    for (int k = 0; k < data_sources(r->data); k++) tokens += (int64_t)stream_tokens(data_source(r->data, k).shards);
+    for (int k = 0; k < r->data->n; k++) tokens += (int64_t)stream_tokens(&r->data->source[k].stream);
     if ((recipe->data_tokens && recipe->data_tokens != tokens) || (recipe->data_crc && recipe->data_crc != crc))
         return tost_error(err, "--data %s has %lld tokens (CRC-32 %08llx), but the run in %s was trained on %lld "
                           "(%08llx): resume with the same shards and weights of --data, or start a new run with "
@@ -113,8 +113,8 @@ static bool open_data(Run* r, TostError* err) {
     if (!r->data || !check_run_shards(r, r->data, err)) return false;
     recipe_take_samples(recipe, data_samples(r->data));
     const int ids = r->tokenizer ? tokenizer_size(r->tokenizer) : recipe->config.vocab_size;
-    for (int k = 0; k < data_sources(r->data); k++)
-        warn_of_ids(data_source(r->data, k).shards, ids, r->tokenizer);
+    for (int k = 0; k < r->data->n; k++)
+        warn_of_ids(&r->data->source[k].stream, ids, r->tokenizer);
     return check_same_data(r, err);
 }
 
@@ -131,17 +131,17 @@ static bool open_val_data(Run* r, TostError* err) {
     if (!recipe->val_data.count || recipe->val_every == 0) return true;
     r->val = data_open(&recipe->val_data, recipe->seq, (uint32_t)recipe->config.vocab_size, ORDER_SEQUENTIAL, 0, err);
     if (!r->val) return tost_error(err, "%s; --val-every 0 trains without validation", err->text);
-    if (data_sources(r->val) > 1)
+    if (r->val->n > 1)
         return tost_error(err, "--val-data %s: validation has no weights: leave them out", recipe->val_data.strings[0]);
     return check_run_shards(r, r->val, err);
 }
 
 // Fails if a new run validates on a shard that it trains on. Warns of one named like validation data.
 static bool check_split(const Run* r, TostError* err) {
-    const ShardStream* val = r->val && !r->args->resume ? data_source(r->val, 0).shards : NULL;
+    const ShardStream* val = r->val && !r->args->resume ? &r->val->source[0].stream : NULL;
     const char* named = NULL;
-    for (int k = 0; k < data_sources(r->data); k++) {
-        const ShardStream* data = data_source(r->data, k).shards;
+    for (int k = 0; k < r->data->n; k++) {
+        const ShardStream* data = &r->data->source[k].stream;
         for (const Shard* s = data->shards; s < data->shards + data->count; s++) {
             for (const Shard* v = val ? val->shards : NULL; val && v < val->shards + val->count; v++)
                 if (s->file.st_dev == v->file.st_dev && s->file.st_ino == v->file.st_ino)
@@ -163,15 +163,14 @@ static bool check_split(const Run* r, TostError* err) {
 // Fails if this rank's memory cannot fit in the machine or its cgroup. Other ranks of the host need as much; they are
 // not counted. All swap counts as memory, because its limits are not read.
 static bool check_memory(Run* r, TostError* err) {
-    char need_text[32], limit_text[32];
     const double need = (double)r->engine->memory(&r->recipe.config, &r->engine_options);
     const double cgroup = (double)cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup");
     const double limit = fmin(cgroup, (double)meminfo_bytes("MemTotal:"));
     return r->engine->free_memory || need <= limit + (double)meminfo_bytes("SwapTotal:")
         || r->info.step >= r->recipe.steps
         || tost_error(err, "not enough memory: the run needs %s, but %s %s: lower --batch or --seq, or use --chunk or "
-                      "a smaller model", human_bytes(need_text, need), limit == cgroup
-                      ? "the limit of its cgroup is" : "the machine has", human_bytes(limit_text, limit));
+                      "a smaller model", human_bytes(need).text, limit == cgroup
+                      ? "the limit of its cgroup is" : "the machine has", human_bytes(limit).text);
 }
 
 static TostEngineOptions run_engine_options(const Run* r, int batch) {

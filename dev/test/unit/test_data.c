@@ -356,8 +356,8 @@ static void test_sequential(Checks* c) {
         DataSet* d = data_open(glob, T, 5000, ORDER_SEQUENTIAL, 0, &err);
         if (!check(c, d != NULL, "T %d: %s", T, err.text)) continue;
         const uint64_t samples = (TOTAL - 1) / (uint64_t)T;
-        const ShardStream* s = data_source(d, 0).shards;
-        check(c, data_source(d, 0).unused == 0, "sequential: %d shards are unused", data_source(d, 0).unused);
+        const ShardStream* s = &d->source[0].stream;
+        check(c, d->source[0].unused == 0, "sequential: %d shards are unused", d->source[0].unused);
         check(c, s->count == N && stream_tokens(s) == TOTAL && data_samples(d) == samples,
               "T %d: %d shards, %" PRIu64 " tokens, %" PRIu64 " samples", T, s->count, stream_tokens(s),
               data_samples(d));
@@ -416,7 +416,7 @@ static void test_shuffled(Checks* c) {
     write_set("shuffled", lengths, N);
     DataSet* d = data_open(ONE_PATH("shuffled/s_*.bin"), T, 5000, ORDER_SHUFFLED, 1, &err);
     must(d && data_samples(d) == SAMPLES, "shuffled", &err);
-    check(c, data_source(d, 0).unused == 1, "one of the shards has no sample: %d", data_source(d, 0).unused);
+    check(c, d->source[0].unused == 1, "one of the shards has no sample: %d", d->source[0].unused);
     int32_t x[EPOCHS * SAMPLES][T], y[T], batch[8][T], targets[8][T];
     int seen[EPOCHS][N][1000] = {{{0}}}, twice = 0, moved = 0;
     bool ok = true;
@@ -454,7 +454,7 @@ static void test_mixture(Checks* c) {
     }
     DataSet* d = data_open(&(StringList){N, globs}, T, V, ORDER_SHUFFLED, 5, &err);
     must(d != NULL, "mixture", &err);
-    check(c, data_sources(d) == N && data_sources(alone[0]) == 1, "%d sources", data_sources(d));
+    check(c, d->n == N && alone[0]->n == 1, "%d sources", d->n);
     int wrong = 0;
     double most = 0;
     for (uint64_t i = 0; i < SAMPLES; i++) {
@@ -478,7 +478,7 @@ static void test_mixture(Checks* c) {
     DataSet* one = data_open(ONE_PATH(globs[1]), T, V, ORDER_SHUFFLED, 5, &err);
     check(c, same && data_crc(same) == data_crc(d), "the sum of the weights matters");
     check(c, other && data_crc(other) != data_crc(d), "the CRC of another mixture");
-    check(c, one && data_sources(one) == 1 && data_crc(one) == data_crc(alone[1]), "a single source");
+    check(c, one && one->n == 1 && data_crc(one) == data_crc(alone[1]), "a single source");
     const uint64_t far = (uint64_t)1 << 40;   // of 2^40 samples, exactly 2^39 are of source 0
     must(data_batch(d, batch, targets, far, 8, &err), "data_batch", &err);
     for (uint64_t i = 0, next = far / 2; i < 8; i++) {

@@ -31,7 +31,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     char* path = fuzz_file("shard.bin", data, size);
     DataSet* d = data_open(ONE_PATH(path), T, vocab, flags & 4 ? ORDER_SHUFFLED : ORDER_SEQUENTIAL, flags, &err);
     if (d) {
-        const uint64_t samples = data_samples(d), tokens = stream_tokens(data_source(d, 0).shards);
+        const uint64_t samples = data_samples(d), tokens = stream_tokens(&d->source[0].stream);
         must_hold(samples >= 1 && tokens > (uint64_t)T && tokens <= size / 2,
                   "wrong number of samples or tokens");
         check_batch(d, vocab, T, 0);
