@@ -284,12 +284,15 @@ TextLine recipe_changed(const TostRecipe* r, const KeyValues* saved) {
         const int i = saved_row(e->key);
         const Setting* row = i < RECIPE_ROWS ? &recipe_table[i] : NULL;
         char* value = row && (row->flags & OVERRIDABLE) ? setting_text(r, row) : NULL;
-        if (value ? strcmp(value, e->value) != 0 : is_ignored(e))
-            all = text_line("%s%s--%s %s %s%s", all.text, all.text[0] ? ", " : "", e->key, value ? value : e->value,
-                            value ? "instead of " : "(not in this version)", value ? e->value : "");
+        if (value ? strcmp(value, e->value) != 0 : is_ignored(e)) {
+            char *before = shown_value(e->value), *now = shown_value(value ? value : e->value);
+            all = text_line("%s%s--%s %s %s%s", all.text, all.text[0] ? ", " : "", e->key, now,
+                            value ? "instead of " : "(not in this version)", value ? before : "");
+            free(before);
+            free(now);
+        }
         free(value);
     }
-    for (char* p = all.text; (p = strchr(p, *separator));) *p = ' ';
     return all;
 }
 

@@ -620,6 +620,9 @@ static void test_changes(Checks* c) {
     replace_text("changed/step_00000009", "\"option.data-blocks-crc\"", "\"option.data-crc\"       ");
     check_output(c, run("--resume --out changed --steps 12 --data same.bin"), NULL, "data-crc", "no CRC to compare");
     check_run(c, run("--resume --out changed --steps 15 --data moved.bin"), 1, 1, other, "the new CRC");
+    check_run(c, run("--resume --out changed --steps 15 --val-data good.bin moved.bin"), 0, 0, NULL, "two files");
+    check_output(c, run("--resume --out changed --steps 18 --val-data moved.bin"),
+                 " --val-data moved.bin instead of good.bin moved.bin, ", NULL, "a list of files");
 }
 
 // A best loss that was measured on other validation data does not count.
