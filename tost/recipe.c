@@ -32,12 +32,11 @@ const char* choice_name(size_t* len, const char* choices, int n) {
     return choices;
 }
 
-// The shortest text of 15 to 17 digits that parses to the same double. free()
-static char* real_text(double x) {
+// The shortest text of 15 to 17 digits that parses to the same double
+static TextLine real_text(double x) {
     for (int digits = 15;; digits++) {
-        char* text = xasprintf("%.*g", digits, x);
-        if (digits == 17 || strtod(text, NULL) == x) return text;
-        free(text);
+        const TextLine text = text_line("%.*g", digits, x);
+        if (digits == 17 || strtod(text.text, NULL) == x) return text;
     }
 }
 
@@ -51,7 +50,7 @@ char* setting_text(const void* base, const Setting* row) {
         case INT: return *(const int*)field < row->min ? NULL : xasprintf("%d", *(const int*)field);   // NULL: unset
         case INT64: return xasprintf("%" PRId64, *(const int64_t*)field);
         case REAL:
-        case DURATION: return real_text(*(const double*)field);
+        case DURATION: return xstrdup(real_text(*(const double*)field).text);
         case CHOICE:
             text = choice_name(&n, row->values, *(const int*)field);
             return xasprintf("%.*s", (int)n, text);
@@ -99,11 +98,8 @@ static bool parse_number(void* base, const Setting* row, const char* text, TostE
         setting_set(base, row, value);
         return true;
     }
-    char *min = real_text(row->min), *max = real_text(row->max);
-    tost_error(err, "--%s '%.200s' is not %s from %s to %s", row->name, text, what, min, max);
-    free(min);
-    free(max);
-    return false;
+    return tost_error(err, "--%s '%.200s' is not %s from %s to %s", row->name, text, what, real_text(row->min).text,
+                      real_text(row->max).text);
 }
 
 static bool parse_choice(void* base, const Setting* row, const char* text, TostError* err) {
@@ -327,13 +323,9 @@ bool recipe_take_config(TostRecipe* r, const TostConfig* config, bool extend, co
     return same;
 }
 
-void recipe_derive_warmup(TostRecipe* r) {
-    const int64_t preset = tost_preset_at(r->preset)->warmup;
-    if (!recipe_given(r, RECIPE_warmup)) r->warmup = preset < r->steps / 10 ? preset : r->steps / 10;
-}
-
 void recipe_take_samples(TostRecipe* r, uint64_t samples) {
+    const int64_t preset = tost_preset_at(r->preset)->warmup;
     if (r->epochs > 0)
         r->steps = (int64_t)fmin(TOST_MAX_COUNT, ceil(r->epochs * (double)samples * r->seq / (double)r->total_batch));
-    recipe_derive_warmup(r);
+    if (!recipe_given(r, RECIPE_warmup)) r->warmup = preset < r->steps / 10 ? preset : r->steps / 10;
 }

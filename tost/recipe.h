@@ -233,7 +233,6 @@ TextLine recipe_changed(const TostRecipe* r, const KeyValues* saved);
 bool recipe_take_config(TostRecipe* r, const TostConfig* config, bool extend, const char* file, TostError* err);
 // Sets the steps of --epochs for data with this many samples, and the warm-up, unless it is given.
 void recipe_take_samples(TostRecipe* r, uint64_t samples);
-void recipe_derive_warmup(TostRecipe* r);
 // batch × seq, or batch × chunk if that is less and not 0, must fit in an int.
 bool recipe_check_pass(int batch, int seq, int chunk, TostError* err);
 // The engine's options for max_batch sequences of seq tokens. setup.c adds those that only training has.

@@ -70,12 +70,12 @@ bool replace_file(const char* path, const char* data, size_t n, TostError* err) 
     return ok;
 }
 
-Path free_name(const char* path, const char* suffix) {
+Path free_name(const char* path, const char* suffix, int digits) {
     Path name = {""};
     size_t n = strlen(path);
     while (n > 1 && path[n - 1] == '/') n--;
     for (int number = 1; !name.text[0] || path_exists(name.text); number++)
-        name = path_text("%.*s%s%d", (int)n, path, suffix, number);
+        name = path_text("%.*s%s%0*d", (int)n, path, suffix, digits, number);
     return name;
 }
 

@@ -253,7 +253,7 @@ static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, cons
     const CheckpointInfo* info = &model->info;
     *tokenizer = loaded_model_tokenizer(model, o->tokenizer, err);
     if (!*tokenizer && o->tokenizer) return false;
-    if (!*tokenizer && o->rank == 0) print_line(stderr, "no bits/byte: %s", err->text);
+    if (!*tokenizer && comm_rank(model->comm) == 0) print_line(stderr, "no bits/byte: %s", err->text);
     warn_of_ids(data, *tokenizer ? tokenizer_size(*tokenizer) : info->config.vocab_size, *tokenizer);
     if (*tokenizer)
         return check_shards(data, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer), tokenizer_size(*tokenizer),
@@ -267,7 +267,7 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     if (tokens < 2)
         return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->recipe.data.strings[0],
                           (unsigned long long)tokens);
-    const bool first = o->rank == 0;   // the rank that writes
+    const bool first = comm_rank(model->comm) == 0;   // the rank that writes
     Evaluation e = {.model = model, .o = o, .data = data, .windows = make_windows(o, tokens, T),
                     .progress = progress_new(stderr, !first)};
     const Windows* w = &e.windows;

@@ -343,7 +343,7 @@ static void report(JsonFile* json, const TaskRun* r, double seconds) {
 }
 
 bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
-    const bool first = o->rank == 0;   // the rank that writes
+    const bool first = comm_rank(model->comm) == 0;   // the rank that writes
     TaskRun r = {.model = model, .o = o, .limit = o->recipe.seq ? o->recipe.seq : model->info.config.block_size,
                  .tokenizer = loaded_model_tokenizer(model, o->tokenizer, err)};
     JsonFile json = {0};

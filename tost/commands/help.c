@@ -51,16 +51,16 @@ static void print_examples(void) {
     }
 }
 
-// The help of a command; named: without the usage lines of the others.
-static void print_help(const Options* o, bool named) {
+// The help of a command; if it was named, without the usage lines of the others.
+static void print_help(const Options* o) {
     for (int c = 0; c < COMMANDS; c++) {
-        if (named && c != (int)o->command) continue;
-        print_line(stdout, "%s %s %s", c == 0 || named ? "usage:" : "      ", say_program(),
-                   command_table[c].usage);
+        if (o->named && c != (int)o->command) continue;
+        const char* usage = c == 0 || o->named ? "usage:" : "      ";
+        print_line(stdout, "%s %s %s", usage, say_program(), command_table[c].usage);
         printf("           %s\n", command_table[c].about);
     }
     if (o->command == COMMAND_TRAIN) print_examples();
-    if (!named) printf("\nCOMMAND --help lists the options of a command. Options of train:\n");
+    if (!o->named) printf("\nCOMMAND --help lists the options of a command. Options of train:\n");
     print_options(o);
     if (o->command == COMMAND_TRAIN) {
         printf("\n");
@@ -73,5 +73,5 @@ static void print_help(const Options* o, bool named) {
 
 void print_page(const Options* o, const TostEngine* engine) {
     if (strcmp(o->page, "version") == 0) printf("train_gpt_tost %s, %s engine\n", tost_version(), engine->name);
-    else print_help(o, o->named);
+    else print_help(o);
 }

@@ -24,7 +24,7 @@ static void set_threads(const Options* o, const TostComm* comm) {
 // Trains a model or continues a run with run/run.h.
 static int command_train(const Options* args, TostComm* comm, const TostEngine* engine) {
     Run r = {.args = args, .recipe = recipe_copy(&args->recipe), .comm = comm, .engine = engine, .saved_step = -1,
-             .progress = progress_new(stdout, args->quiet || args->rank != 0)};
+             .progress = progress_new(stdout, args->quiet || comm_rank(comm) != 0)};
     TostError err;
     signals_ignore_write_errors();
     if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
@@ -67,26 +67,24 @@ int tost_main(int argc, char** argv, const TostEngine* engine) {
     processor_check();
     reserve_standard_streams();
     CommLaunch launch = comm_launch();
-    Options o = {.program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost", .rank = launch.place.rank,
-                 .ranks = launch.place.size};
+    Options o = {.program = argc > 0 && *argv[0] ? argv[0] : "train_gpt_tost", .ranks = launch.place.size};
     TostError err, why;
     TostComm* comm;
     int status = 0;
-    say_as(o.program, o.rank);
+    say_as(o.program, launch.place.rank);
     const bool valid = options_parse(&o, argc, argv, engine, &err);
     // Commands that need no other ranks run alone on each, even if variables of a pod or job name several.
     if (o.page || (o.command != COMMAND_TRAIN && o.command != COMMAND_EVAL)) launch.place = (CommPlace){.size = 1};
     if (!comm_open(&comm, &launch, engine, valid ? o.rank_timeout : COMM_TIMEOUT, &why)) {
-        if (o.rank > 0) sleep(2);   // if all have the error, the launcher ends them after the first
-        say_as(o.program, 0);       // there may be no other rank
+        if (launch.place.rank > 0) sleep(2);   // if all have the error, the launcher ends them after the first
+        say_as(o.program, 0);                  // there may be no other rank
         tost_error(&err, "%s%s (%s=%s; if no launcher is meant: env -u %s)", comm_prefix(&launch.place).text, why.text,
                    launch.variable, getenv(launch.variable), launch.variable);
         print_error(&err);
         options_free(&o);
         return STATUS_USAGE;
     }
-    o.rank = comm_rank(comm);
-    say_as(o.program, o.rank);
+    say_as(o.program, comm_rank(comm));
     if (!comm_agree(comm, valid, &err) || !options_same(&o, &o.recipe, comm, &err)) {
         print_error(&err);
         status = STATUS_USAGE;

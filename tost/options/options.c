@@ -299,7 +299,7 @@ static bool find_command(Options* o, const char* name, TostError* err) {
 
 // ---- Defaults that depend on others ----
 
-// Derives sequence length, micro-batch size, tokens per step and warm-up from sizes and preset, unless given.
+// Derives sequence length, micro-batch size and tokens per step from sizes and preset, unless given.
 static bool derive_defaults(TostRecipe* r, const Options* o, TostError* err) {
     const TostRecipe* preset = tost_preset_at(r->preset);
     const int block = r->config.block_size;
@@ -320,7 +320,6 @@ static bool derive_defaults(TostRecipe* r, const Options* o, TostError* err) {
     else if (rest != 0)
         return tost_error(err, "--total-batch %lld is not a multiple of batch × seq × parts = %d × %d × %d: use %lld",
                           (long long)wanted, r->batch, r->seq, r->parts, (long long)((passes + 1) * pass));
-    recipe_derive_warmup(r);
     return true;
 }
 
@@ -455,7 +454,7 @@ static bool collect(Options* o, char* const* arg, TostError* err) {
 }
 
 bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err) {
-    *o = (Options){.command = COMMAND_TRAIN, .program = o->program, .rank = o->rank, .ranks = o->ranks};
+    *o = (Options){.command = COMMAND_TRAIN, .program = o->program, .ranks = o->ranks};
     o->files = xcalloc((size_t)argc + 1, sizeof *o->files);
     o->named = argc > 1 && argv[1][0] != '-';
     if (o->named && !find_command(o, argv[1], err)) return false;

@@ -10,7 +10,7 @@ enum { OPTION_ROWS = 128 };
 typedef struct {
     Command     command;
     bool        named;                     // the user named it; otherwise it is train
-    int         rank, ranks;               // this process, of how many
+    int         ranks;                     // processes of the run
     const char* program;                   // argv[0], for messages and suggested commands
     const char* page;                      // the option that asks for --help or --version, or NULL
     TostRecipe  recipe;                    // of train; other commands set and use a few fields of it
@@ -42,7 +42,7 @@ typedef struct {
     bool        given[OPTION_ROWS];        // by the user, by row of the table
 } Options;
 
-// Parses argv into *o, which has program, rank and ranks. Returns false with one line in *err (exit with STATUS_USAGE)
+// Parses argv into *o, which has program and ranks. Returns false with one line in *err (exit with STATUS_USAGE)
 // for an unknown, malformed, out-of-range, unexpected or, unless o->page is set, contradictory argument. Opens no file.
 // Call options_free in any case.
 bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err);

@@ -17,7 +17,7 @@ bool run_folder_is_new(const Run* r, TostError* err) {
 // --overwrite: renames the folder of the old run to OUT.N.
 static bool rename_old(Run* r, TostError* err) {
     char* real = strstr(r->out.text, "/../") ? realpath(r->out.text, NULL) : NULL;   // A/.. vanishes if A is renamed
-    r->old = free_name(real ? real : r->out.text, ".");
+    r->old = free_name(real ? real : r->out.text, ".", 1);
     free(real);
     if (!rename_synced(r->out.text, r->old.text, err)) {
         if (!path_exists(r->old.text)) r->old.text[0] = 0;
@@ -32,7 +32,7 @@ static bool rename_old(Run* r, TostError* err) {
 static bool claim_folder(Run* r, TostError* err) {
     const bool numbered = !r->out.text[0];
     for (;;) {
-        if (numbered) r->out = checkpoint_next_run("out", tost_preset_name(r->recipe.preset).text);
+        if (numbered) r->out = free_name(path_in("out", tost_preset_name(r->recipe.preset).text).text, "-", 3);
         if (!make_dirs(r->out.text, err)) return false;
         const LockResult lock = r->lock.path.text[0] ? LOCK_TAKEN : lock_take(&r->lock, r->out.text, err);
         if (lock == LOCK_FAILED || (lock == LOCK_BUSY && !numbered)) return false;

@@ -252,19 +252,17 @@ void report_end(Run* r) {
     else progress_text(p, "done: %lld step%s, %lld token%s", step, plural(step), (long long)r->info.tokens,
                        plural(r->info.tokens));
     if (r->info.skipped > 0)
-        progress_text(p, "%-11s%lld of %lld steps (rows with lr 0 in the log)", "skipped",
-                      (long long)r->info.skipped, step);
+        progress_fact(p, "skipped", "%lld of %lld steps (rows with lr 0 in the log)", (long long)r->info.skipped,
+                      step);
     if (isfinite(r->info.val_loss))
-        progress_text(p, "%-11s%.6f after step %lld, best %.6f after step %lld%s", "val loss", r->info.val_loss,
+        progress_fact(p, "val loss", "%.6f after step %lld, best %.6f after step %lld%s", r->info.val_loss,
                       (long long)r->info.val_step, r->info.best_val_loss, (long long)r->info.best_val_step,
                       has_best ? " (best)" : "");
-    if (r->saved_step < 0) progress_text(p, "%-11s%s (--save-every 0)", "saved", has_best ? best.text : "nothing");
+    if (r->saved_step < 0) progress_fact(p, "saved", "%s (--save-every 0)", has_best ? best.text : "nothing");
     if (r->saved_step < 0) return;
-    progress_text(p, "%-11s%s/step_%08lld", "saved", r->out.text, (long long)r->saved_step);
+    progress_fact(p, "saved", "%s/step_%08lld", r->out.text, (long long)r->saved_step);
     if (r->tokenizer && !stopped)
-        progress_text(p, "%-11s%s --prompt 'Once upon a time'", "sample",
-                      command_line(r, false, "sample --model").text);
+        progress_fact(p, "sample", "%s --prompt 'Once upon a time'", command_line(r, false, "sample --model").text);
     const TextLine more = text_line(" --steps %lld", 2 * (steps > 0 ? steps : 1));
-    progress_text(p, "%-11s%s%s", "continue", command_line(r, true, "train --resume --out").text,
-                  stopped ? "" : more.text);
+    progress_fact(p, "continue", "%s%s", command_line(r, true, "train --resume --out").text, stopped ? "" : more.text);
 }

@@ -122,13 +122,6 @@ bool checkpoint_newest_run(Path* run, const char* root, const char* option, Tost
                                      "options makes a small model) or give %s", root, option);
 }
 
-Path checkpoint_next_run(const char* root, const char* preset) {
-    for (int number = 1;; number++) {
-        const Path path = path_text("%s/%s-%03d", root, preset, number);
-        if (!path_exists(path.text)) return path;
-    }
-}
-
 // ---- Replacing and removing ----
 
 // Exchanges two names atomically. False if the system or the file system does not support it.
@@ -151,7 +144,7 @@ static bool not_removed(const char* path, TostError* err) {
 static bool keep_rest(const char* path, TostError* err) {
     const size_t dir = (size_t)(strrchr(path, '/') + 1 - path);
     const Path name = path_text("%.*s", (int)(dir + strcspn(path + dir, ".")), path);
-    const Path kept = free_name(name.text, ".kept-");
+    const Path kept = free_name(name.text, ".kept-", 1);
     if (rename(path, kept.text) != 0) return not_removed(path, err);
     return tost_error(err, "%s contained other files, which are now in %s", name.text, kept.text);
 }

@@ -22,7 +22,6 @@ bool checkpoint_newest(Path* found, const char* run);    // the newest complete 
 // Finds the run in `root` ("out"), which may itself be a run, whose newest complete checkpoint was written last.
 // `option` names the alternative in the message.
 bool checkpoint_newest_run(Path* run, const char* root, const char* option, TostError* err);
-Path checkpoint_next_run(const char* root, const char* preset);   // "root/preset-NNN", the next free number
 
 Path checkpoint_name(const char* run, int64_t step);   // RUN/step_NNNNNNNN
 // Renames a finished folder; it replaces one that has the name.

@@ -6,7 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "base/files.h"
 #include "base/folder.h"
 #include "base/memory.h"
 #include "base/platform.h"
@@ -56,31 +55,26 @@ static bool find_end(size_t* keep, const char* path, Bytes text, int64_t done, T
 // Appends a text; "" only checks. A failure may leave a part of the text in the file, so all later calls fail, too.
 static bool write_text(LogFile* log, const char* text, TostError* err) {
     struct stat st;
-    if (fstat(log->fd, &st) == 0 && st.st_nlink == 0) return tost_error(err, "%s was removed", log->path);
+    if (fstat(log->fd, &st) == 0 && st.st_nlink == 0) return tost_error(err, "%s was removed", log->path.text);
     for (size_t left = strlen(text); left > 0 && !log->failed;) {
         const ssize_t n = write(log->fd, text, left);
         if (n <= 0) log->failed = n == 0 ? ENOSPC : errno == EINTR ? 0 : errno;
         else text += n, left -= (size_t)n;
     }
-    return !log->failed || tost_error(err, "%s: cannot be written: %s", log->path, strerror(log->failed));
+    return !log->failed || tost_error(err, "%s: cannot be written: %s", log->path.text, strerror(log->failed));
 }
 
 // Cuts the file, see log_open, and starts it with the header if none is left.
 static bool cut(LogFile* log, int64_t done, TostError* err) {
+    const char* path = log->path.text;
     Bytes old = {0};
     size_t keep = 0;
-    const bool ok = done < 0 || (read_file(&old, log->path, err) && find_end(&keep, log->path, old, done, err));
+    const bool ok = done < 0 || (read_file(&old, path, err) && find_end(&keep, path, old, done, err));
     free(old.data);
     if (!ok) return false;
     if (ftruncate(log->fd, (off_t)keep) != 0)
-        return tost_error(err, "%s: cannot be truncated to %zu bytes: %s", log->path, keep, strerror(errno));
-    return (keep > 0 || write_text(log, header, err)) && log_sync(log, err)
-        && sync_dir(path_above(log->path).text, err);
-}
-
-static void drop(LogFile* log) {
-    free(log->path);
-    *log = (LogFile){0};
+        return tost_error(err, "%s: cannot be truncated to %zu bytes: %s", path, keep, strerror(errno));
+    return (keep > 0 || write_text(log, header, err)) && log_sync(log, err) && sync_dir(path_above(path).text, err);
 }
 
 bool log_open(LogFile* log, const char* path, int64_t done, TostError* err) {
@@ -88,10 +82,10 @@ bool log_open(LogFile* log, const char* path, int64_t done, TostError* err) {
     if (!check_regular(path, err)) return false;
     const int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) return tost_error(err, "%s: cannot be opened for writing: %s", path, strerror(errno));
-    *log = (LogFile){.path = xstrdup(path), .fd = fd};
+    *log = (LogFile){.path = path_text("%s", path), .fd = fd};
     if (cut(log, done, err)) return true;
     close(fd);
-    drop(log);
+    *log = (LogFile){0};
     return false;
 }
 
@@ -132,14 +126,14 @@ bool log_row(LogFile* log, const LogRow* row, TostError* err) {
 
 bool log_sync(LogFile* log, TostError* err) {
     return write_text(log, "", err)
-           && (sync_file(log->fd) || tost_error(err, "%s: cannot be synced: %s", log->path, strerror(errno)));
+           && (sync_file(log->fd) || tost_error(err, "%s: cannot be synced: %s", log->path.text, strerror(errno)));
 }
 
 bool log_close(LogFile* log, TostError* err) {
-    if (!log->path) return true;
+    if (!log->path.text[0]) return true;
     bool ok = write_text(log, "", err);
     if (close(log->fd) != 0 && ok)
-        ok = tost_error(err, "%s: cannot be closed: %s", log->path, strerror(errno));
-    drop(log);
+        ok = tost_error(err, "%s: cannot be closed: %s", log->path.text, strerror(errno));
+    *log = (LogFile){0};
     return ok;
 }

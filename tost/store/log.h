@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "base/error.h"
+#include "base/files.h"
 
 typedef struct {
     int64_t step;          // counted from 1
@@ -17,9 +17,9 @@ typedef struct {
 // OUT/log.csv: header step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s; losses and norms with nine
 // decimals, val_loss empty if not measured. Each row is appended immediately.
 typedef struct {
-    char*  path;        // NULL: closed
-    int    fd;
-    int    failed;      // errno of a failed write, or 0
+    Path path;        // empty: closed
+    int  fd;
+    int  failed;      // errno of a failed write, or 0
 } LogFile;
 
 // Starts a new log (done: -1), or cuts an existing one after the row of step `done`. Rows that are not those of
