@@ -36,7 +36,7 @@ static bool read_all(Prompts* p, Lines* lines, const Options* o, TostError* err)
         p->prompt = xgrow(p->prompt, p->count, sizeof *p->prompt);
         Prompt* next = &p->prompt[p->count++];
         TostError inner;
-        *next = (Prompt){lines->number, xcalloc(n + 1, 1), n, NULL};
+        *next = (Prompt){.line = lines->number, .text = xcalloc(n + 1, 1), .n = n};
         if (!jsonl) memcpy(next->text, line, n);
         else if (!json_text_field(next->text, &next->n, &next->id, line, n, "prompt", &inner))
             return tost_error(err, "--prompts %s: line %zu: %s", path, next->line, inner.text);
@@ -61,7 +61,12 @@ bool prompts_read(Prompts* p, const Options* o, TostError* err) {
 }
 
 void prompts_free(Prompts* p) {
-    for (size_t i = 0; i < p->count; i++) free(p->prompt[i].text), free(p->prompt[i].id);
+    for (size_t i = 0; i < p->count; i++) {
+        free(p->prompt[i].text);
+        free(p->prompt[i].id);
+        free(p->prompt[i].ids);
+        free(p->prompt[i].output.data);
+    }
     free(p->prompt);
     *p = (Prompts){0};
 }

@@ -3,8 +3,17 @@
 
 #include "options/options.h"
 
-// line: counted from 1; text: n bytes, then a NUL; id: JSON to be repeated with the results, or NULL
-typedef struct { size_t line; char* text; size_t n; char* id; } Prompt;
+typedef struct {
+    size_t    line;       // counted from 1
+    char*     text;       // n bytes, then a NUL
+    size_t    n;
+    char*     id;         // JSON to be repeated with the results, or NULL
+    // set by sample.c
+    uint32_t* ids;
+    size_t    n_ids;
+    int64_t   next;       // the first sample that is not generated yet
+    Bytes     output;     // of samples not printed yet
+} Prompt;
 typedef struct { Prompt* prompt; size_t count; } Prompts;
 
 // o->prompt is one prompt: TEXT, @FILE, or "-" for stdin; without it, an empty one. Of a file o->prompts (or "-"), each

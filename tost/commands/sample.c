@@ -13,16 +13,6 @@
 #include "data/documents.h"
 #include "run/generate.h"
 
-// A prompt and its samples
-typedef struct {
-    const Prompt* prompt;
-    uint32_t*     ids;
-    size_t        n_ids;
-    int           group;      // generate_group
-    int64_t       next;       // the first sample that is not generated yet
-    Bytes         output;     // of samples not printed yet
-} PromptWork;
-
 // Texts go to a pipe as they are, and to a terminal with control characters escaped, except line breaks and tabs. cut:
 // the first bytes of a character that is not complete yet
 typedef struct { bool terminal; char cut[4]; size_t n_cut; } TextOutput;
@@ -31,8 +21,8 @@ typedef struct {
     const Options* o;
     TextOutput     out;
     Generator      generator;
-    PromptWork*    work;
-    size_t         n_work;
+    Prompt*        prompt;    // (count)
+    size_t         count;
     size_t         first;     // the first prompt that is not printed completely
     int            together;  // texts generated together
     int64_t        tokens;
@@ -106,25 +96,25 @@ static void write_plain(FILE* out, const Prompt* prompt, const Sample* s) {
 }
 
 static void keep_output(Sampling* s, const Sample* sample, const Text* text) {
-    PromptWork* w = &s->work[sample->at];
+    Prompt* p = &s->prompt[sample->at];
     char* data = NULL;
     size_t n = 0;
     FILE* stream = open_memstream(&data, &n);
-    if (s->o->prompts) write_json(stream, w->prompt, sample, text);
-    else write_plain(stream, w->prompt, sample);
+    if (s->o->prompts) write_json(stream, p, sample, text);
+    else write_plain(stream, p, sample);
     fclose(stream);
-    collect_text(&w->output, data, n);
+    collect_text(&p->output, data, n);
     free(data);
 }
 
 // Prints the output of finished prompts, and of the first unfinished one: the order is that of the prompts.
 static bool print_output(Sampling* s, TostError* err) {
-    for (; s->first < s->n_work; s->first++) {
-        PromptWork* w = &s->work[s->first];
-        put_text(&s->out, w->output.data, w->output.size, true);
-        free(w->output.data);
-        w->output = (Bytes){0};
-        if (w->next < s->o->samples) break;
+    for (; s->first < s->count; s->first++) {
+        Prompt* p = &s->prompt[s->first];
+        put_text(&s->out, p->output.data, p->output.size, true);
+        free(p->output.data);
+        p->output = (Bytes){0};
+        if (p->next < s->o->samples) break;
     }
     return flush_stdout(err);
 }
@@ -134,10 +124,10 @@ static bool print_output(Sampling* s, TostError* err) {
 // The random numbers depend only on the seed, the id of the prompt or, if it has none, its place, and the number of the
 // sample.
 static Text new_text(const Sampling* s, size_t at, int64_t sample, void* context) {
-    const PromptWork* w = &s->work[at];
-    const char* id = w->prompt->id;
+    const Prompt* p = &s->prompt[at];
+    const char* id = p->id;
     const uint64_t stream = (id ? (uint64_t)crc32_update(0, id, strlen(id)) : at) << 32 | (uint64_t)sample;
-    return (Text){.prompt = w->ids, .n_prompt = w->n_ids, .rng = rng_seeded((uint64_t)s->o->recipe.seed, stream),
+    return (Text){.prompt = p->ids, .n_prompt = p->n_ids, .rng = rng_seeded((uint64_t)s->o->recipe.seed, stream),
                   .context = context};
 }
 
@@ -172,20 +162,18 @@ static size_t read_ids(uint32_t* ids, const char* text, int vocab_size) {
 }
 
 // Without a tokenizer, *err must say why; the error repeats it.
-static bool read_work(PromptWork* w, const Generator* g, const Prompt* prompt, TostError* err) {
-    *w = (PromptWork){.prompt = prompt, .ids = xmalloc((prompt->n + 1) * sizeof *w->ids)};
-    w->n_ids = g->tokenizer ? encode_documents(w->ids, g->tokenizer, prompt->text, prompt->n)
-                            : read_ids(w->ids, prompt->text, g->config->vocab_size);
-    w->group = generate_group(g->config, w->n_ids);
-    return g->tokenizer || w->n_ids > 0
+static bool encode(Prompt* p, const Generator* g, TostError* err) {
+    p->ids = xmalloc((p->n + 1) * sizeof *p->ids);
+    p->n_ids = g->tokenizer ? encode_documents(p->ids, g->tokenizer, p->text, p->n)
+                            : read_ids(p->ids, p->text, g->config->vocab_size);
+    return g->tokenizer || p->n_ids > 0
         || tost_error(err, "%s, or ids below %d as the prompt, such as '1 2 3'", err->text, g->config->vocab_size);
 }
 
 static bool write_one(Sampling* s, TostError* err) {
-    const Prompt* prompt = s->work[0].prompt;
     Text text = new_text(s, 0, 0, &s->out);
     s->generator.take = write_text;
-    put_text(&s->out, prompt->text, prompt->n, false);
+    put_text(&s->out, s->prompt->text, s->prompt->n, false);
     const bool ok = generate(&text, 1, &s->seconds, &s->generator, s->o->tokens, err);
     put_text(&s->out, "", 0, true);
     putchar('\n');
@@ -196,12 +184,13 @@ static bool write_one(Sampling* s, TostError* err) {
 // Chooses the next samples to generate together: of the first prompt that is not finished, and of later ones of its
 // group. Returns their number.
 static int choose_samples(Sample* samples, Sampling* s) {
-    int n = 0;
-    for (size_t i = s->first, begin = SIZE_MAX; i < s->n_work && n < s->together; i++) {
-        PromptWork* w = &s->work[i];
-        if (w->next < s->o->samples && begin == SIZE_MAX) begin = i;
-        if (begin == SIZE_MAX || w->group != s->work[begin].group) continue;
-        while (w->next < s->o->samples && n < s->together) samples[n++] = (Sample){.at = i, .sample = w->next++};
+    int n = 0, group = -1;
+    for (size_t i = s->first; i < s->count && n < s->together; i++) {
+        Prompt* p = &s->prompt[i];
+        const int own = generate_group(s->generator.config, p->n_ids);
+        if (p->next < s->o->samples && group < 0) group = own;
+        while (own == group && p->next < s->o->samples && n < s->together)
+            samples[n++] = (Sample){.at = i, .sample = p->next++};
     }
     return n;
 }
@@ -230,28 +219,25 @@ static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
     const Options* o = s->o;
     const TostConfig* c = &m->info.config;
     int longest = 1;
-    for (size_t i = 0; i < s->n_work; i++) {
-        const int seq = generate_max_seq(c, s->work[i].n_ids, o->tokens);
+    for (size_t i = 0; i < s->count; i++) {
+        const int seq = generate_max_seq(c, s->prompt[i].n_ids, o->tokens);
         longest = seq > longest ? seq : longest;
     }
     TostEngineOptions options = recipe_engine(&o->recipe, 1, longest, false, NULL);
     const size_t one = m->engine->memory(c, &options);
-    const int64_t texts = s->n_work < MAX_TEXTS_TOGETHER ? (int64_t)s->n_work * o->samples : MAX_TEXTS_TOGETHER;
+    const int64_t texts = s->count < MAX_TEXTS_TOGETHER ? (int64_t)s->count * o->samples : MAX_TEXTS_TOGETHER;
     options.max_batch = texts < MAX_TEXTS_TOGETHER ? (int)texts : MAX_TEXTS_TOGETHER;
     while (options.max_batch > 1 && m->engine->memory(c, &options) > one + SPARE_BYTES) options.max_batch--;
     s->together = options.max_batch;
     return loaded_model_create(m, &o->recipe, s->together, longest, err);
 }
 
-static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, const Prompts* prompts,
-                   TostError* err) {
-    Sampling s = {.o = o, .out.terminal = isatty(STDOUT_FILENO),
-                  .work = xcalloc(prompts->count + 1, sizeof *s.work), .n_work = prompts->count};
+static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, Prompts* prompts, TostError* err) {
+    Sampling s = {.o = o, .out.terminal = isatty(STDOUT_FILENO), .prompt = prompts->prompt, .count = prompts->count};
     s.generator = (Generator){.chunks = &m->chunks, .config = &m->info.config, .tokenizer = tokenizer,
                               .options = {o->recipe.temperature, o->recipe.top_k, o->recipe.top_p}, .stop = o->stop};
     bool ok = true;
-    for (size_t i = 0; ok && i < s.n_work; i++)
-        ok = read_work(&s.work[i], &s.generator, &prompts->prompt[i], err);
+    for (size_t i = 0; ok && i < s.count; i++) ok = encode(&s.prompt[i], &s.generator, err);
     ok = ok && create_model(&s, m, err);
     if (ok) {
         if (tokenizer) note_text(o, prompts);
@@ -262,11 +248,6 @@ static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o,
     if (ok)
         fprintf(stderr, "%lld token%s, %.0f tokens/s\n", (long long)s.tokens, plural(s.tokens),
                 s.seconds > 0 ? (double)s.tokens / s.seconds : 0);
-    for (size_t i = 0; i < s.n_work; i++) {
-        free(s.work[i].ids);
-        free(s.work[i].output.data);
-    }
-    free(s.work);
     return ok;
 }
 

@@ -32,11 +32,6 @@ static bool count_samples(DataSource* s, const char* glob, TostError* err) {
                       tokens > T ? " in one of them: use a shorter --seq or --order sequential" : "");
 }
 
-static bool source_open(DataSource* s, const StringList* globs, uint32_t vocab_size, TostError* err) {
-    return stream_open(&s->stream, globs, vocab_size, err) && count_samples(s, globs->strings[0], err)
-        && stream_crc(&s->crc, &s->stream, err);
-}
-
 // ---- The data set ----
 
 StringList data_globs(double* weight, const StringList* globs) {
@@ -66,11 +61,14 @@ DataSet* data_open(const StringList* globs, int T, uint32_t vocab_size, DataOrde
     while (ok && d->n < (weighted ? weighted : 1)) {   // without weights, all globs are one source
         const int k = d->n++;
         const double share = weighted ? weight[k] / sum : 1;
-        d->source[k] = (DataSource){.T = T, .order = order, .seed = seed, .weight = share, .epoch = NO_EPOCH, .at = -1};
-        ok = share < 0x1p-31   // source_of counts in multiples of 2^-32
-            ? tost_error(err, "%s: a weight below 5e-10 of the total is never drawn: give a larger one",
-                         globs->strings[k])
-            : source_open(&d->source[k], weighted ? &(StringList){1, &plain.strings[k]} : &plain, vocab_size, err);
+        const StringList own = weighted ? (StringList){1, &plain.strings[k]} : plain;
+        DataSource* s = &d->source[k];
+        *s = (DataSource){.T = T, .order = order, .seed = seed, .weight = share, .epoch = NO_EPOCH, .at = -1};
+        ok = (share >= 0x1p-31   // source_of counts in multiples of 2^-32
+              || tost_error(err, "%s: a weight below 5e-10 of the total is never drawn: give a larger one",
+                            globs->strings[k]))
+            && stream_open(&s->stream, &own, vocab_size, err) && count_samples(s, own.strings[0], err)
+            && stream_crc(&s->crc, &s->stream, err);
     }
     free(weight);
     free_strings(&plain);

@@ -282,11 +282,6 @@ static TextLine command_names(const char* option) {
     return names;
 }
 
-static bool other_command(const char* name, Command command, TostError* err) {
-    return tost_error(err, "--%s is an option of %s, not of %s", name, command_names(name).text,
-                      command_table[command].name);
-}
-
 static bool find_command(Options* o, const char* name, TostError* err) {
     for (int c = 0; c < COMMANDS; c++) {
         if (strcmp(name, command_table[c].name) != 0) continue;
@@ -422,7 +417,9 @@ static bool take_option(Options* o, char* const** at, TostError* err) {
     const size_t len = strcspn(name, "=");
     const Setting *row = find_row(name, len, o->command), *any = find_row(name, len, COMMANDS);
     if (!any) return unknown_option(arg, o->command, err);
-    if (!row) return other_command(any->name, o->command, err);
+    if (!row)
+        return tost_error(err, "--%s is an option of %s, not of %s", any->name, command_names(any->name).text,
+                          command_table[o->command].name);
     const bool valued = row->kind > FLAG;
     if (!valued && equals) return tost_error(err, "--%s takes no value: %.200s", row->name, arg);
     // If the value is the name of an option, the value was forgotten. --name=--value is accepted.
