@@ -599,7 +599,7 @@ static void test_subnormals(Checks* c) {
 static void test_table(Checks* c) {
     static const double published[] = {109.6, 303.7, 655.1};   // millions: tost-base, tost-medium, tost-large
     for (int i = 0; i < (int)countof(published); i++) {
-        const TostRecipe* p = tost_preset_at(2 + i);
+        const TostRecipe* p = &tost_presets[2 + i];
         TostTensors t = tost_tensors(&p->config);
         const double got = ((double)t.n_params - (double)p->config.block_size * p->config.n_embd) / 1e6;
         check(c, p->optimizer == TOST_ADAMW && p->config.conv == 0 && p->config.memory == 0,
@@ -623,7 +623,7 @@ static void test_memory(Checks* c, const TostEngine* engine) {
     const double T = 16384;
     double bytes[3];
     for (int i = 0; i < 3; i++) {
-        TostConfig config = tost_preset_at(0)->config;
+        TostConfig config = tost_presets[0].config;
         config.block_size = (int)(T * 3);
         const TostEngineOptions o = {
             .max_batch = 1, .max_chunk = (int)(T * (i + 1)), .training = true, .dtype = TOST_FP32, .threads = 1};

@@ -155,7 +155,7 @@ void setting_clear(void* base, const Setting* row) {
     .total_batch = 480 * 1024, .val_every = 1000, .sample_every = 1000, .save_every = 1000
 #define MUON COMMON, .optimizer = TOST_MUON, .weight_decay = 0.1
 
-static const TostRecipe presets[] = {
+const TostRecipe tost_presets[] = {
     {.preset = 0, MUON, .lr = 3e-2, .warmup = 20, .steps = 200,
      .config = {.n_layer = 6, .n_head = 16, .n_embd = 128, .block_size = 256, .vocab_size = 2304, .conv = 4},
      .batch = 16, .seq = 256, .total_batch = 4096, .val_every = 50, .sample_every = 100, .save_every = 100},
@@ -170,10 +170,6 @@ static const TostRecipe presets[] = {
     {.preset = 4, PUBLISHED, .weight_decay = 0.1,
      .config = {.n_layer = 36, .n_head = 20, .n_embd = 1280, .block_size = 1024, .vocab_size = 50304, .bias = 0}},
 };
-
-const TostRecipe* tost_preset_at(int i) {
-    return i >= 0 && (size_t)i < countof(presets) ? &presets[i] : NULL;
-}
 
 TextLine tost_preset_name(int i) {
     size_t n;
@@ -324,7 +320,7 @@ bool recipe_take_config(TostRecipe* r, const TostConfig* config, bool extend, co
 }
 
 void recipe_take_samples(TostRecipe* r, uint64_t samples) {
-    const int64_t preset = tost_preset_at(r->preset)->warmup;
+    const int64_t preset = tost_presets[r->preset].warmup;
     if (r->epochs > 0)
         r->steps = (int64_t)fmin(TOST_MAX_COUNT, ceil(r->epochs * (double)samples * r->seq / (double)r->total_batch));
     if (!recipe_given(r, RECIPE_warmup)) r->warmup = preset < r->steps / 10 ? preset : r->steps / 10;

@@ -63,7 +63,7 @@ const char* choice_name(size_t* len, const char* choices, int n);
 #define TOST_MAX_SEED  9007199254740991    // 2^53 - 1: checked as a double
 #define TOST_BITS      "Changing it on --resume may change the last bits of the results"
 #define TOST_DTYPES    "fp32|tf32|bf16"    // in the order of TostDtype
-#define TOST_PRESETS   "starter|small|tost-base|tost-medium|tost-large"   // in the order of tost_preset_at
+#define TOST_PRESETS   "starter|small|tost-base|tost-medium|tost-large"   // in the order of tost_presets
 
 // The table of TostRecipe's fields, besides the sizes (TOST_CONFIG). Columns: field; option of train, which is also the
 // key in checkpoints, after "option."; how checkpoints and --resume treat it, and other commands that have it; kind, and
@@ -214,7 +214,7 @@ static inline Schedule schedule_of(const TostRecipe* r) {
     return (Schedule){(ScheduleKind)r->schedule, r->steps, r->warmup, r->lr, r->min_lr_frac, r->decay_frac};
 }
 
-const TostRecipe* tost_preset_at(int i);   // with all defaults; NULL after the last
+extern const TostRecipe tost_presets[];   // with all defaults
 TextLine tost_preset_name(int i);
 // Copies the settings that are not given in r, whose strings and lists must be empty.
 void recipe_fill(TostRecipe* r, const TostRecipe* defaults);

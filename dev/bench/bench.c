@@ -74,7 +74,7 @@ static TostModel* new_model(const TostConfig* config, int B, int T, bool trainin
 
 // T: at most the block size, 1,024
 static TostModel* new_base(int B, int T, bool training, TostDtype dtype) {
-    return new_model(&tost_preset_at(2)->config, B, T, training, dtype, TOST_ADAMW);   // tost-base
+    return new_model(&tost_presets[2].config, B, T, training, dtype, TOST_ADAMW);   // tost-base
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -298,7 +298,7 @@ static void bench_optimizers(void) {
     for (int i = 0; i < 3; i++)   // starter, small, tost-base
         for (int dtype = TOST_FP32; dtype <= TOST_BF16; dtype += TOST_BF16 - TOST_FP32)
             for (int optimizer = TOST_ADAMW; optimizer <= TOST_MUON; optimizer++)
-                bench_optimizer(tost_preset_at(i), (TostOptimizer)optimizer, (TostDtype)dtype);
+                bench_optimizer(&tost_presets[i], (TostOptimizer)optimizer, (TostDtype)dtype);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -583,7 +583,7 @@ int main(int argc, char** argv) {
     if (strcmp(part, "limits") == 0) bench_limits();
     else if (strcmp(part, "train") == 0) bench_train(1);
     else if (strcmp(part, "decode") == 0) bench_decode(1);
-    else if (strcmp(part, "small") == 0) bench_small_preset(tost_preset_at(0)), bench_small_preset(tost_preset_at(1));
+    else if (strcmp(part, "small") == 0) bench_small_preset(&tost_presets[0]), bench_small_preset(&tost_presets[1]);
     else if (strcmp(part, "dtypes") == 0) bench_train(2), bench_decode(2);
     else if (strcmp(part, "tssa") == 0) bench_tssa();
     else if (strcmp(part, "products") == 0) bench_products();

@@ -296,7 +296,7 @@ static bool find_command(Options* o, const char* name, TostError* err) {
 
 // Derives sequence length, micro-batch size and tokens per step from sizes and preset, unless given.
 static bool derive_defaults(TostRecipe* r, const Options* o, TostError* err) {
-    const TostRecipe* preset = tost_preset_at(r->preset);
+    const TostRecipe* preset = &tost_presets[r->preset];
     const int block = r->config.block_size;
     if (!recipe_given(r, RECIPE_seq)) r->seq = block == preset->config.block_size ? preset->seq : block;
     if (r->seq > block) return tost_error(err, "--seq %d is longer than the block size %d", r->seq, block);
@@ -324,7 +324,7 @@ static bool from_recipe(const Setting* row) { return recipe_row(row) < RECIPE_RO
 // Sets what is not given: from the preset, the engine and the table.
 static void set_defaults(Options* o, const TostEngine* engine) {
     const bool train = o->command == COMMAND_TRAIN;
-    recipe_fill(&o->recipe, tost_preset_at(o->recipe.preset));
+    recipe_fill(&o->recipe, &tost_presets[o->recipe.preset]);
     if (!recipe_given(&o->recipe, RECIPE_dtype)) o->recipe.dtype = (int)engine->default_dtype(train);
     for (int i = 0; i < OPTION_ROWS; i++) {
         const Setting* row = &option_table[i];

@@ -612,7 +612,7 @@ static void test_old_metadata(Checks* c) {
     StFile f = {.path = (char*)"old"};
     TostError err = {""};
     CheckpointInfo info = {.config = config};
-    TostRecipe recipe = recipe_copy(tost_preset_at(0));
+    TostRecipe recipe = recipe_copy(&tost_presets[0]);
     char *text = xstrdup(old_metadata), *rest = text;
     for (char* line; (line = strsep(&rest, "|")) && *line;) {
         const size_t key = strcspn(line, "=");

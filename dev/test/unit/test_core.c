@@ -96,7 +96,7 @@ static void test_init(Checks* c) {
 // ---- Model FLOPs utilization ----------------------------------------------------------------------------------------
 
 static void test_flops(Checks* c) {
-    const TostConfig base = tost_preset_at(2)->config;   // tost-base
+    const TostConfig base = tost_presets[2].config;   // tost-base
     TostTensors t = tost_tensors(&base);
     double products = 0;
     for (int i = 0; i < t.count; i++)
