@@ -4,7 +4,6 @@
 #include <math.h>
 #include <sys/stat.h>
 
-#include "base/files.h"
 #include "base/folder.h"
 #include "base/json.h"
 #include "base/memory.h"
@@ -34,7 +33,7 @@ bool json_file_open(JsonFile* j, const char* path, const char* content, bool for
     *j = (JsonFile){0};
     if (!path) return true;
     if (!check_path(path, content, force, err)) return false;
-    j->path = xstrdup(path);
+    j->path = path_text("%s", path);
     j->file = open_memstream(&j->text, &j->n);
     json_put_open(j, NULL, '{');
     json_put_text(j, "content", content);
@@ -42,13 +41,12 @@ bool json_file_open(JsonFile* j, const char* path, const char* content, bool for
 }
 
 bool json_file_close(JsonFile* j, bool keep, TostError* err) {
-    if (!j->path) return true;
+    if (!j->file) return true;
     json_put_close(j, '}');
     fputc('\n', j->file);
     fclose(j->file);
-    const bool ok = !keep || replace_file(j->path, j->text, j->n, err) || tost_error(err, "--json %s", err->text);
+    const bool ok = !keep || replace_file(j->path.text, j->text, j->n, err) || tost_error(err, "--json %s", err->text);
     free(j->text);
-    free(j->path);
     *j = (JsonFile){0};
     return ok;
 }

@@ -3,12 +3,12 @@
 
 #include <stdio.h>
 
-#include "base/error.h"
+#include "base/files.h"
 
 // If the path is NULL, all functions do nothing. Must not be moved while it is open.
 typedef struct {
-    char*  path;
-    FILE*  file;      // in memory: text (n)
+    Path   path;
+    FILE*  file;      // in memory: text (n); NULL: none
     char*  text;
     size_t n;
     int    depth;     // open objects and arrays

@@ -2,16 +2,15 @@
 
 #include <errno.h>
 #include <signal.h>
-#include <stddef.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/error.h"
 #include "base/terminal.h"
 
 static const struct { int number; const char* name; } handled[] = {
     {SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGHUP, "SIGHUP"}, {SIGUSR1, "SIGUSR1"}, {SIGXCPU, "SIGXCPU"},
 };
-enum { HANDLED = sizeof handled / sizeof handled[0] };
 
 // Global, because a signal handler has no arguments of its own.
 static volatile sig_atomic_t received, received_at, silent;
@@ -37,7 +36,7 @@ void signals_catch(bool announce) {
     silent = !announce;
     struct sigaction action = {.sa_handler = on_signal, .sa_flags = SA_RESTART}, before;
     sigemptyset(&action.sa_mask);
-    for (size_t i = 0; i < HANDLED; i++) {
+    for (size_t i = 0; i < countof(handled); i++) {
         const int number = handled[i].number;
         if (is_request(number) || (sigaction(number, NULL, &before) == 0 && before.sa_handler != SIG_IGN))
             sigaction(number, &action, NULL);
@@ -47,7 +46,7 @@ void signals_catch(bool announce) {
 int signals_received(void) { return received; }
 
 const char* signals_name(int number) {
-    for (size_t i = 0; i < HANDLED; i++)
+    for (size_t i = 0; i < countof(handled); i++)
         if (handled[i].number == number) return handled[i].name;
     return NULL;
 }

@@ -32,7 +32,7 @@ typedef struct {
     const TextInput* in;
     TextCount* count;
     int        file;           // index of the current one
-    size_t     batch_bytes, part_bytes;
+    size_t     batch_bytes;
     // current batch
     TextPart*  parts;
     size_t     n_parts;
@@ -189,12 +189,13 @@ static void add_text(Reader* r, const char* text, size_t n, bool ends) {
         r->count->documents++;
     }
     if (!r->in_document) return;
-    for (size_t want = r->part_bytes; want < n;) {
+    const size_t part = r->batch_bytes / BATCH_PARTS + 1;
+    for (size_t want = part; want < n;) {
         size_t cut = tokenizer_last_cut(text, want);
         if (cut) add_part(r, text, cut, false);
         text += cut;
         n -= cut;
-        want = cut ? r->part_bytes : want * 2;
+        want = cut ? part : want * 2;
     }
     add_part(r, text, n, ends);
     if (ends) r->in_document = false;
@@ -316,7 +317,6 @@ static bool read_documents(Reader* r, UseParts* use, void* job, TostError* err) 
 bool documents_read(const TextInput* in, TextCount* count, UseParts* use, void* job, TostError* err) {
     Reader r = {.in = in, .count = count, .batch_bytes = in->batch_bytes ? in->batch_bytes : BATCH_BYTES};
     bool ok = true;
-    r.part_bytes = r.batch_bytes / BATCH_PARTS + 1;
     *count = (TextCount){0};
     for (; ok && r.file < in->n_files; r.file++) ok = read_documents(&r, use, job, err);
     if (ok && !count->documents)

@@ -16,8 +16,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "the format is little-endian and read without conversion");
-
 enum { HEADER_MAX = 100000000, CRC_BLOCK = 1 << 18 };   // bytes; HEADER_MAX is the format's limit
 enum { MAX_META = 1 << 12 };                            // metadata of a file: searches are linear
 
@@ -329,7 +327,7 @@ static void put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_te
 }
 
 static bool write_failed(const StWriter* w, TostError* err) {
-    return tost_error(err, "%s: cannot be written after %" PRIu64 " bytes of tensors: %s", w->path, w->written,
+    return tost_error(err, "%s: cannot be written after %" PRIu64 " bytes of tensors: %s", w->path.text, w->written,
                       strerror(errno));
 }
 
@@ -337,8 +335,8 @@ bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tens
               TostError* err) {
     char* text;
     size_t n;
-    *w = (StWriter){.path = xstrdup(path), .out = create_file(path)};
-    if (!w->out) return tost_error(err, "%s: cannot be created: %s", w->path, strerror(errno));
+    *w = (StWriter){.path = path_text("%s", path), .out = create_file(path)};
+    if (!w->out) return tost_error(err, "%s: cannot be created: %s", path, strerror(errno));
     FILE* header = open_memstream(&text, &n);
     put_header(w, header, tensors, n_tensors, meta);
     fclose(header);
@@ -371,7 +369,6 @@ bool st_end(StWriter* w, bool ok, TostError* err) {
               && fflush(w->out) == 0 && sync_file(fileno(w->out))) || write_failed(w, err);
     }
     if (open && fclose(w->out) != 0 && ok) ok = write_failed(w, err);
-    if (open && !ok) unlink(w->path);
-    free(w->path);
+    if (open && !ok) unlink(w->path.text);
     return ok;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <stdio.h>
+#include "base/files.h"
 #include "base/key_values.h"
 
 enum { ST_MAX_DIMS = 8, ST_NAME_MAX = 160 };
@@ -45,7 +46,7 @@ bool st_crc32(const StFile* f, uint32_t* crc, TostError* err);          // of al
 // starts at a multiple of 8. In metadata, bytes that are not UTF-8 become U+FFFD.
 
 typedef struct {
-    char*     path;
+    Path      path;
     FILE*     out;
     uint64_t  expected, written;  // tensor bytes
     uint32_t  crc;
