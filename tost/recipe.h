@@ -66,10 +66,10 @@ const char* choice_name(size_t* len, const char* choices, int n);
 #define TOST_PRESETS   "starter|small|tost-base|tost-medium|tost-large"   // in the order of tost_presets
 
 // The table of TostRecipe's fields, besides the sizes (TOST_CONFIG). Columns: field; option of train, which is also the
-// key in checkpoints, after "option."; how checkpoints and --resume treat it, and other commands that have it; kind, and
-// its values as --help shows them; lowest and highest value; the rest of the setting. The struct, options, keys, the
-// check and the line "changed" of --resume, and the differences that `info RUN RUN` shows expand from it. It has parts,
-// because options that are not settings of a recipe stand between them in --help.
+// key in checkpoints, after "option."; how checkpoints and --resume treat it, and other commands that have it; kind,
+// and its values as --help shows them; lowest and highest value; the rest of the setting. The struct, options, keys,
+// the check and the line "changed" of --resume, and the differences that `info RUN RUN` shows expand from it. It has
+// parts, because options that are not settings of a recipe stand between them in --help.
 #define RECIPE_PRESET(X) \
     X(preset, "preset", FIXED, CHOICE, TOST_PRESETS, 0, 0, .help = "model size and hyperparameters")
 
@@ -78,11 +78,9 @@ const char* choice_name(size_t* len, const char* choices, int n);
       .help = "with --init: also start from the optimizer's moments, and correct their bias for the number of " \
       "updates that they contain; steps, schedule and data start from the beginning", .needs = "init")
 
-#define RECIPE_TRAIN_DATA(X) \
-    X(data, "data", OVERRIDABLE, LIST, "GLOB", 0, 0, .help = "token shards to train on. Several GLOB:WEIGHT " \
-      "are mixed in proportion to their weights, whatever the sum")
-
 #define RECIPE_DATA(X) \
+    X(data, "data", OVERRIDABLE, LIST, "GLOB", 0, 0, .help = "token shards to train on. Several GLOB:WEIGHT " \
+      "are mixed in proportion to their weights, whatever the sum") \
     X(val_data, "val-data", OVERRIDABLE, LIST, "GLOB", 0, 0, .help = "token shards to validate on", \
       .default_text = "--data with train replaced by val, if such files exist") \
     X(order, "order", FIXED, CHOICE, "sequential|shuffled", 0, 0, /* in the order of DataOrder */ \
@@ -176,7 +174,7 @@ const char* choice_name(size_t* len, const char* choices, int n);
     X(data_crc, "data-blocks-crc", FIXED, INT64, "", 0, UINT32_MAX)
 
 #define TOST_RECIPE(X) \
-    RECIPE_PRESET(X) RECIPE_START(X) RECIPE_TRAIN_DATA(X) RECIPE_DATA(X) RECIPE_TRAINING(X) RECIPE_VALIDATION(X) \
+    RECIPE_PRESET(X) RECIPE_START(X) RECIPE_DATA(X) RECIPE_TRAINING(X) RECIPE_VALIDATION(X) \
     RECIPE_SAMPLING(X) RECIPE_MACHINE(X) RECIPE_FILES(X)
 
 #define TYPE_FLAG     bool

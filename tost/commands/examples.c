@@ -7,20 +7,18 @@
 #define FORMAT "an example is {\"context\": text, \"choices\": [texts], \"answer\": index of a choice, from 0}; " \
                "dev/data/evalset.py writes such files"
 
-typedef struct { const char* text; size_t n; } Span;
-
 typedef struct {
-    Span     context, choice[MAX_CHOICES];
+    Bytes    context, choice[MAX_CHOICES];
     int      choices;
     uint64_t answer;
     bool     has_context, has_choices, has_answer;
 } Fields;
 
 // Decodes the next string to *at, which has room for as many bytes as the JSON that is left.
-static bool read_span(Json* j, Span* out, char** at) {
-    out->text = *at;
-    if (!json_string(j, *at, (size_t)(j->end - j->p) + 1, &out->n)) return false;
-    *at += out->n + 1;
+static bool read_text(Json* j, Bytes* out, char** at) {
+    out->data = *at;
+    if (!json_string(j, *at, (size_t)(j->end - j->p) + 1, &out->size)) return false;
+    *at += out->size + 1;
     return true;
 }
 
@@ -41,7 +39,7 @@ static bool read_choices(Json* j, Fields* f, char** at) {
     json_enter(j, "[]");
     while (json_next(j, "[]")) {
         if (f->choices == MAX_CHOICES) return tost_error(j->err, "more than %d choices", MAX_CHOICES);
-        if (!check_value(j, "a choice", "\"", "a text") || !read_span(j, &f->choice[f->choices++], at)) return false;
+        if (!check_value(j, "a choice", "\"", "a text") || !read_text(j, &f->choice[f->choices++], at)) return false;
     }
     return !j->failed;
 }
@@ -52,7 +50,7 @@ static bool read_fields(Json* j, Fields* f, char* at) {
         const char* key = at;   // overwritten by the next text
         const bool context = strcmp(key, "context") == 0, choices = strcmp(key, "choices") == 0;
         const bool ok = context ? json_once(j, &f->has_context, key) && check_value(j, key, "\"", "a text")
-                                  && read_span(j, &f->context, &at)
+                                  && read_text(j, &f->context, &at)
                       : choices ? json_once(j, &f->has_choices, key) && read_choices(j, f, &at)
                       : strcmp(key, "answer") == 0
                         ? json_once(j, &f->has_answer, key) && check_value(j, key, "0123456789", "an index")
@@ -68,16 +66,16 @@ static bool read_fields(Json* j, Fields* f, char* at) {
 }
 
 // Characters of a choice without one space at its beginning.
-static int count_chars(Span s) {
+static int count_chars(Bytes s) {
     int chars = 0;
-    for (size_t i = s.n > 0 && s.text[0] == ' '; i < s.n; i++) chars += ((unsigned char)s.text[i] & 0xc0) != 0x80;
+    for (size_t i = s.size > 0 && s.data[0] == ' '; i < s.size; i++) chars += ((uint8_t)s.data[i] & 0xc0) != 0x80;
     return chars;
 }
 
 // text: room for the context and each of the choices
 static bool encode(Example* e, const Fields* f, char* text, const Tokenizer* t, TostError* err) {
-    size_t n = f->context.n;
-    memcpy(text, f->context.text, n);
+    size_t n = f->context.size;
+    memcpy(text, f->context.data, n);
     while (n > 0 && strchr(" \t\r\n", text[n - 1])) n--;
     e->ids = xmalloc((n + 1) * sizeof *e->ids);
     const size_t shared = encode_documents(e->ids, t, text, n);   // ids at the beginning of each choice's text
@@ -85,8 +83,8 @@ static bool encode(Example* e, const Fields* f, char* text, const Tokenizer* t, 
     size_t used = shared > 0 ? shared : 1;
     e->context = (int)used;
     for (int i = 0; i < f->choices; i++) {
-        const size_t whole = f->context.n + f->choice[i].n;
-        memcpy(text + f->context.n, f->choice[i].text, f->choice[i].n);
+        const size_t whole = f->context.size + f->choice[i].size;
+        memcpy(text + f->context.size, f->choice[i].data, f->choice[i].size);
         e->ids = xrealloc(e->ids, (used + whole + 1) * sizeof *e->ids);
         uint32_t* ids = e->ids + used;
         e->chars[i] = count_chars(f->choice[i]);

@@ -41,7 +41,7 @@ const Setting option_table[OPTION_ROWS] = {
      .help = "safetensors file, checkpoint folder, or run folder (its newest checkpoint)",
      .default_text = "newest run in out/"},
     {.help = "Files"},
-    RECIPE_TRAIN_DATA(ROW)
+    RECIPE_DATA(ROW)
     {"data", EVAL, LIST, AT(recipe.data), "GLOB",
      .help = "token shards to evaluate. Either this or --task is required"},
     {"task", EVAL, STRING, AT(task), "FILE",
@@ -51,7 +51,6 @@ const Setting option_table[OPTION_ROWS] = {
     {"json", INFO, STRING, AT(json), "FILE", .help = "also write the table of a folder of runs as JSON"},
     {"force", EVAL | INFO, FLAG, AT(force), "",
      .help = "replace the file of --json even if it was not written by this command", .needs = "json"},
-    RECIPE_DATA(ROW)
     {"tokenizer", TRAIN, STRING, AT(tokenizer), "FILE",
      .help = "tokenizer, a vocab.bpe or merges.txt; needed for samples",
      .default_text = "that of --init or --resume, or PREFIX_vocab.bpe or vocab.bpe beside the shards"},
@@ -318,9 +317,6 @@ static bool derive_defaults(TostRecipe* r, const Options* o, TostError* err) {
     return true;
 }
 
-// Whether the preset has the default
-static bool from_recipe(const Setting* row) { return recipe_row(row) < RECIPE_ROWS && (row->flags & TRAIN); }
-
 // Sets what is not given: from the preset, the engine and the table.
 static void set_defaults(Options* o, const TostEngine* engine) {
     const bool train = o->command == COMMAND_TRAIN;
@@ -329,7 +325,8 @@ static void set_defaults(Options* o, const TostEngine* engine) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const Setting* row = &option_table[i];
         const bool number = row->kind > FLAG && row->kind != STRING && row->kind != LIST;
-        if (number && !o->given[i] && option_belongs(row, o->command) && !from_recipe(row))
+        const bool of_preset = recipe_row(row) < RECIPE_ROWS && (row->flags & TRAIN);   // which has the default
+        if (number && !of_preset && !o->given[i] && option_belongs(row, o->command))
             setting_set(o, row, row->value);
     }
     if (train && o->recipe.preset == 0 && !recipe_given(&o->recipe, RECIPE_data))
@@ -406,9 +403,6 @@ static bool check_together(Options* o, const TostEngine* engine, TostError* err)
 
 // ---- Parsing ----
 
-// A pattern that the shell may have expanded.
-static bool is_glob(const Setting* row) { return strcmp(row->values, "GLOB") == 0; }
-
 // Sets the option **at and moves *at to its last value, if that is an argument of its own.
 static bool take_option(Options* o, char* const** at, TostError* err) {
     const char *arg = **at, *next = (*at)[1];
@@ -433,9 +427,10 @@ static bool take_option(Options* o, char* const** at, TostError* err) {
     else if (*given && row->kind != LIST) return tost_error(err, "--%s is given twice", row->name);
     *given = true;
     if (recipe_row(row) < RECIPE_ROWS) o->recipe.given |= (uint64_t)1 << recipe_row(row);
+    const bool glob = strcmp(row->values, "GLOB") == 0;   // the shell may have expanded it
     bool ok = parse_value(o, row, !valued ? "" : equals ? equals + 1 : next, err);
     *at += valued && !equals;
-    for (; ok && valued && is_glob(row) && (*at)[1] && (*at)[1][0] != '-'; ++*at)
+    for (; ok && glob && (*at)[1] && (*at)[1][0] != '-'; ++*at)
         ok = parse_value(o, row, (*at)[1], err);
     return ok;
 }
