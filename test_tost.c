@@ -603,9 +603,9 @@ static void test_table(Checks* c) {
         TostTensors t = tost_tensors(&p->config);
         const double got = ((double)t.n_params - (double)p->config.block_size * p->config.n_embd) / 1e6;
         check(c, p->optimizer == TOST_ADAMW && p->config.conv == 0 && p->config.memory == 0,
-              "%s is not as published", tost_preset_name(p->preset).text);
+              "%s is not as published", choice_name(TOST_PRESETS, p->preset).text);
         check(c, fabs(got - published[i]) < 0.05, "%s: %.2fM parameters without wpe, published %.1fM",
-              tost_preset_name(p->preset).text, got, published[i]);
+              choice_name(TOST_PRESETS, p->preset).text, got, published[i]);
         for (int j = 0; j < t.count; j++) {
             const TostTensor* x = &t.tensor[j];
             const bool matrix = strstr(x->name, ".wte.") || strstr(x->name, ".wpe.") || strstr(x->name, ".c_");

@@ -26,10 +26,9 @@ const Setting recipe_table[RECIPE_ROWS] = {
 static void* field_of(const void* base, const Setting* row) { return (char*)base + row->field; }
 static bool is_saved(const Setting* row) { return row->flags & (FIXED | OVERRIDABLE); }
 
-const char* choice_name(size_t* len, const char* choices, int n) {
+TextLine choice_name(const char* choices, int n) {
     for (; n > 0 && choices; n--) choices = strchr(choices, '|') ? strchr(choices, '|') + 1 : NULL;
-    *len = choices ? strcspn(choices, "|") : 0;
-    return choices;
+    return choices ? text_line("%.*s", (int)strcspn(choices, "|"), choices) : (TextLine){""};
 }
 
 // The shortest text of 15 to 17 digits that parses to the same double
@@ -43,7 +42,6 @@ static TextLine real_text(double x) {
 char* setting_text(const void* base, const Setting* row) {
     const void* field = field_of(base, row);
     const char* text = NULL;
-    size_t n;
     switch (row->kind) {
         case HELP: break;
         case FLAG: text = is_saved(row) && *(const bool*)field ? "1" : NULL; break;
@@ -51,9 +49,7 @@ char* setting_text(const void* base, const Setting* row) {
         case INT64: return xasprintf("%" PRId64, *(const int64_t*)field);
         case REAL:
         case DURATION: return xstrdup(real_text(*(const double*)field).text);
-        case CHOICE:
-            text = choice_name(&n, row->values, *(const int*)field);
-            return xasprintf("%.*s", (int)n, text);
+        case CHOICE: return xstrdup(choice_name(row->values, *(const int*)field).text);
         case STRING: text = *(const char* const*)field; break;
         case LIST: return ((const StringList*)field)->count ? join_strings(field, *separator) : NULL;
     }
@@ -103,11 +99,10 @@ static bool parse_number(void* base, const Setting* row, const char* text, TostE
 }
 
 static bool parse_choice(void* base, const Setting* row, const char* text, TostError* err) {
-    size_t n;
-    const char* name;
+    TextLine name;
     if (strcmp(text, "bfloat16") == 0) text = "bf16";
-    for (int i = 0; (name = choice_name(&n, row->values, i)); i++) {
-        if (strlen(text) != n || memcmp(text, name, n) != 0) continue;
+    for (int i = 0; (name = choice_name(row->values, i)).text[0]; i++) {
+        if (strcmp(text, name.text) != 0) continue;
         setting_set(base, row, i);
         return true;
     }
@@ -170,12 +165,6 @@ const TostRecipe tost_presets[] = {
     {.preset = 4, PUBLISHED, .weight_decay = 0.1,
      .config = {.n_layer = 36, .n_head = 20, .n_embd = 1280, .block_size = 1024, .vocab_size = 50304, .bias = 0}},
 };
-
-TextLine tost_preset_name(int i) {
-    size_t n;
-    const char* name = choice_name(&n, TOST_PRESETS, i);
-    return text_line("%.*s", (int)n, name);
-}
 
 // ---- Checkpoints ----
 

@@ -53,8 +53,7 @@ bool  setting_parse(void* base, const Setting* row, const char* text, TostError*
 void  setting_set(void* base, const Setting* row, double value);   // of a number or a choice
 void  setting_clear(void* base, const Setting* row);
 char* shown_value(const char* text);   // for people: with spaces between the values of a list; free()
-// The nth name in "a|b|c" and its length, or NULL.
-const char* choice_name(size_t* len, const char* choices, int n);
+TextLine choice_name(const char* choices, int n);   // the nth name in "a|b|c"; empty: none
 
 // ---- The recipe ----
 
@@ -213,7 +212,6 @@ static inline Schedule schedule_of(const TostRecipe* r) {
 }
 
 extern const TostRecipe tost_presets[];   // with all defaults
-TextLine tost_preset_name(int i);
 // Copies the settings that are not given in r, whose strings and lists must be empty.
 void recipe_fill(TostRecipe* r, const TostRecipe* defaults);
 TostRecipe recipe_copy(const TostRecipe* r);

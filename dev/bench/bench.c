@@ -258,8 +258,8 @@ static void bench_small_preset(const TostRecipe* p) {
         }
     }
     for (int d = 0; d < 2; d++) {
-        printf("%-8s %s  %8.0f tokens/s with 1 thread, %8.0f with %d (%.2f x); ", tost_preset_name(p->preset).text,
-               d ? "bf16" : "fp32",
+        printf("%-8s %s  %8.0f tokens/s with 1 thread, %8.0f with %d (%.2f x); ",
+               choice_name(TOST_PRESETS, p->preset).text, d ? "bf16" : "fp32",
                median(one[d], ROUNDS), median(all[d], ROUNDS), threads, median(gain[d], ROUNDS));
         if (peer[d][0] > 0) printf("PyTorch %.0f (%.2f x)\n", median(peer[d], ROUNDS), median(against[d], ROUNDS));
         else printf("no PyTorch\n");
@@ -286,8 +286,9 @@ static void bench_optimizer(const TostRecipe* p, TostOptimizer optimizer, TostDt
         update[i] = now_seconds() - start;
         share[i] = update[i] / ((both - update[i]) * (double)p->total_batch / ((double)B * T) + update[i]);
     }
-    printf("%-12s %-6s %-5s %10.2f ms  %6.3f %% of a step of %lld tokens\n", tost_preset_name(p->preset).text,
-           optimizer == TOST_MUON ? "Muon" : "AdamW", dtype == TOST_BF16 ? "bf16" : "fp32",
+    printf("%-12s %-6s %-5s %10.2f ms  %6.3f %% of a step of %lld tokens\n",
+           choice_name(TOST_PRESETS, p->preset).text, optimizer == TOST_MUON ? "Muon" : "AdamW",
+           dtype == TOST_BF16 ? "bf16" : "fp32",
            1e3 * median(update, RUNS), 100 * median(share, RUNS), (long long)p->total_batch);
     fflush(stdout);
     tost_cpu_engine.destroy(m);

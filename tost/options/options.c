@@ -364,7 +364,7 @@ static bool check_pairs(const Options* o, TostError* err) {
 static bool check_train(Options* o, TostError* err) {
     if (!o->recipe.data.count && !o->resume)
         return tost_error(err, "--preset %s needs --data GLOB: token shards made with tokenize",
-                          tost_preset_name(o->recipe.preset).text);
+                          choice_name(TOST_PRESETS, o->recipe.preset).text);
     if (o->resume || o->init) return true;   // sizes come from a file and are checked by options_take_config
     return tost_config_check(&o->recipe.config, err) && derive_defaults(&o->recipe, o, err);
 }
@@ -389,11 +389,10 @@ static bool check_text(const Options* o, TostError* err) {
 }
 
 static bool check_together(Options* o, const TostEngine* engine, TostError* err) {
-    size_t n;
-    const char* dtype = choice_name(&n, TOST_DTYPES, o->recipe.dtype);
     if (!engine->supports((TostDtype)o->recipe.dtype))
-        return tost_error(err, "--dtype %.*s is not supported by the %s engine: use fp32%s", (int)n, dtype,
-                          engine->name, engine->supports(TOST_BF16) ? " or bf16" : "");
+        return tost_error(err, "--dtype %s is not supported by the %s engine: use fp32%s",
+                          choice_name(TOST_DTYPES, o->recipe.dtype).text, engine->name,
+                          engine->supports(TOST_BF16) ? " or bf16" : "");
     if (!THREADS_MANY && o->recipe.threads > 1)
         return tost_error(err, "--threads %d: the program was built without OpenMP: leave it out", o->recipe.threads);
     if (!check_operands(o, err) || !check_pairs(o, err)) return false;

@@ -32,7 +32,7 @@ static bool rename_old(Run* r, TostError* err) {
 static bool claim_folder(Run* r, TostError* err) {
     const bool numbered = !r->out.text[0];
     for (;;) {
-        if (numbered) r->out = free_name(path_in("out", tost_preset_name(r->recipe.preset).text).text, "-", 3);
+        if (numbered) r->out = free_name(path_in("out", choice_name(TOST_PRESETS, r->recipe.preset).text).text, "-", 3);
         if (!make_dirs(r->out.text, err)) return false;
         const LockResult lock = r->lock.path.text[0] ? LOCK_TAKEN : lock_take(&r->lock, r->out.text, err);
         if (lock == LOCK_FAILED || (lock == LOCK_BUSY && !numbered)) return false;
