@@ -22,9 +22,7 @@ static void print_option(const Options* o, const Setting* row) {
     int column = printf("  --%s%s%s", row->name, *row->values ? " " : "", row->values);
     if (column >= NAME_COLUMN) column = printf("\n") - 1;
     printf("%*s", NAME_COLUMN - column, "");
-    char* text = option_text(o, row);
-    print_wrapped(text, NAME_COLUMN);
-    free(text);
+    print_wrapped(option_text(o, row).text, NAME_COLUMN);
 }
 
 static void print_options(const Options* o) {

@@ -195,15 +195,13 @@ static bool parse_value(Options* o, const Setting* row, const char* text, TostEr
     return setting_parse(o, row, text, err);
 }
 
-char* option_text(const Options* o, const Setting* row) {
-    char *raw = setting_text(o, row), *value = raw ? printable_text(raw) : NULL;   // may be from the command line
+TextLine option_text(const Options* o, const Setting* row) {
+    char* value = setting_text(o, row);
     const char *shown = row->default_text ? row->default_text : value, *unit = row->default_text ? NULL : row->unit;
     const char* label = row->default_text == required ? "" : "default: ";
     const char* mark = o->command == COMMAND_TRAIN && (row->flags & OVERRIDABLE) ? " *" : "";
-    char* text = !shown ? xasprintf("%s%s", row->help, mark)
-                        : xasprintf("%s (%s%s%s%s)%s", row->help, label, shown, unit ? " " : "", unit ? unit : "",
-                                    mark);
-    free(raw);
+    const TextLine text = !shown ? text_line("%s%s", row->help, mark)
+        : text_line("%s (%s%s%s%s)%s", row->help, label, shown, unit ? " " : "", unit ? unit : "", mark);
     free(value);
     return text;
 }

@@ -58,8 +58,8 @@ typedef struct { const char *name, *usage, *about, *no_operands; } CommandHelp; 
 extern const Setting option_table[OPTION_ROWS];
 extern const CommandHelp command_table[COMMANDS];
 bool option_belongs(const Setting* row, Command command);
-// Help and default, which is o's value; an asterisk if --resume may change it. free()
-char* option_text(const Options* o, const Setting* row);
+// Help and default, which is o's value; an asterisk if --resume may change it
+TextLine option_text(const Options* o, const Setting* row);
 
 // Takes the sizes from a model file and derives batch size and sequence length from them, unless given. Fails, naming
 // the setting, if a given size differs. o: the command line
