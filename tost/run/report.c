@@ -260,7 +260,7 @@ void report_end(Run* r) {
                       has_best ? " (best)" : "");
     if (r->saved_step < 0) progress_fact(p, "saved", "%s (--save-every 0)", has_best ? best.text : "nothing");
     if (r->saved_step < 0) return;
-    progress_fact(p, "saved", "%s/step_%08lld", r->out.text, (long long)r->saved_step);
+    progress_fact(p, "saved", "%s", checkpoint_name(r->out.text, r->saved_step).text);
     if (r->tokenizer && !stopped)
         progress_fact(p, "sample", "%s --prompt 'Once upon a time'", command_line(r, false, "sample --model").text);
     const TextLine more = text_line(" --steps %lld", 2 * (steps > 0 ? steps : 1));
