@@ -1,12 +1,10 @@
 // test_base.c: error, text, memory, files, folders, rng and json: known values and invalid input.
 #include <inttypes.h>
 #include <math.h>
-#include <stdint.h>
 
 #include "base/crc32.h"
 #include "base/json.h"
 #include "base/limits.h"
-#include "base/memory.h"
 #include "base/rng.h"
 #include "base/terminal.h"
 #include "base/text.h"

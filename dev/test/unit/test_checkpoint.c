@@ -1,10 +1,5 @@
 // test_checkpoint.c: safetensors and checkpoints: writing and reading back, finding, invalid and damaged files.
-#include <fcntl.h>
 #include <inttypes.h>
-#include <math.h>
-#include <signal.h>
-#include <stdint.h>
-#include <sys/stat.h>
 
 #include "base/crc32.h"
 #include "dev/test/unit/fake_engine.h"

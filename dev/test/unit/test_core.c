@@ -1,7 +1,4 @@
 // test_core.c: initial values, floating-point operations, number of threads.
-#include <math.h>
-
-#include "base/memory.h"
 #include "base/openmp.h"
 #include "base/rng.h"
 #include "cpu/threads.h"

@@ -1,20 +1,13 @@
 // test_data.c: valid and invalid shards of all formats; sequential and shuffled samples; the shard writer.
-#include "base/crc32.h"
-#include "base/error.h"
-#include "base/files.h"
-#include "base/memory.h"
-#include "dev/test/scratch.h"
-
-#include <fcntl.h>
 #include <inttypes.h>
-#include <stdint.h>
-#include <sys/stat.h>
 #include <sys/uio.h>
 
+#include "base/crc32.h"
 #include "base/text.h"
 #include "data/dataset.h"
 #include "data/shard_writer.h"
 #include "data/shards.h"
+#include "dev/test/scratch.h"
 
 // Replaces libc's pread, so that reads of shards can fail. Faults need state that outlives the call.
 typedef enum { READ_ALL, READ_SLOWLY, READ_UNTIL } Reading;

@@ -1,15 +1,10 @@
 // test_eval.c: confidence intervals, JSON output, and reading valid and invalid examples.
-#include "base/error.h"
-#include "base/files.h"
-#include "base/memory.h"
-#include "dev/test/scratch.h"
-
 #include <math.h>
-#include <sys/stat.h>
 
-#include "commands/eval_report.h"
 #include "base/json_write.h"
+#include "commands/eval_report.h"
 #include "commands/examples.h"
+#include "dev/test/scratch.h"
 
 static void check_near(Checks* c, double got, double want, const char* what) {
     check(c, fabs(got - want) <= 1e-9 * (1 + fabs(want)), "%s: expected %.12g, got %.12g", what, want, got);

@@ -1,7 +1,5 @@
 // test_run.c: schedule, log.csv, progress.
-#include <errno.h>
 #include <inttypes.h>
-#include <math.h>
 #include <sys/ioctl.h>
 
 #include "dev/test/unit/fake_engine.h"

@@ -1,6 +1,4 @@
 // test_sample.c: sampler; generation with a scripted engine, to stop texts; text with document separators; prompt files.
-#include <math.h>
-
 #include "commands/prompts.h"
 #include "dev/test/unit/fake_engine.h"
 #include "data/documents.h"

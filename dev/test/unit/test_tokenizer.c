@@ -1,16 +1,14 @@
 // test_tokenizer.c: tokenizer.c against published ids and a simple BPE, and with invalid vocab.bpe files; tokenize.c
 // with many batch sizes.
-#include "base/crc32.h"
-#include "dev/test/scratch.h"
-
-#include <sys/stat.h>
 #include <sys/uio.h>
 
+#include "base/crc32.h"
 #include "base/rng.h"
 #include "base/text.h"
 #include "data/shards.h"
 #include "data/tokenize.h"
 #include "data/tokenizer.h"
+#include "dev/test/scratch.h"
 
 // ---- A generated vocabulary and a simple BPE ------------------------------------------------------------------------
 

@@ -1,8 +1,5 @@
 // test_train.c: training runs under failures: losses that are not finite, signals, concurrent runs, full disks, closed
 // pipes. Each run is a child process that calls tost_main with the fake engine.
-#include <errno.h>
-#include <fcntl.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 
 #include "commands/commands.h"

@@ -28,18 +28,13 @@ static inline void check_message(const TostError* err) {
         must_hold((unsigned char)*p >= 0x20 && *p != 0x7F, "control character in an error message");
 }
 
-// This process's folder in TMPDIR. free()
-static inline char* fuzz_folder(void) {
-    const char* base = getenv("TMPDIR");
-    char* path = xasprintf("%s/tost_fuzz_%ld", base ? base : "/tmp", (long)getpid());
-    TostError err;
-    must_hold(make_dirs(path, &err), "cannot make the input folder");
-    return path;
-}
-
-// Writes a file into fuzz_folder() and returns its path. free()
+// Writes a file into this process's folder in TMPDIR and returns its path. free()
 static inline char* fuzz_file(const char* name, const uint8_t* data, size_t size) {
-    char *folder = fuzz_folder(), *path = xasprintf("%s/%s", folder, name);
+    const char* base = getenv("TMPDIR");
+    char* folder = xasprintf("%s/tost_fuzz_%ld", base ? base : "/tmp", (long)getpid());
+    char* path = xasprintf("%s/%s", folder, name);
+    TostError err;
+    must_hold(make_dirs(folder, &err), "cannot make the input folder");
     FILE* f = fopen(path, "wb");
     must_hold(f && fwrite(data, 1, size, f) == size && fclose(f) == 0, "cannot write the input file");
     free(folder);

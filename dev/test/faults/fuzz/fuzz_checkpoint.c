@@ -1,6 +1,5 @@
 // fuzz_checkpoint.c: checkpoints. Input: the size of model.safetensors in two bytes, that file, then
 // optimizer.safetensors. If the metadata is accepted, loading the model must not crash.
-#include "tost/base/error.h"
 #include "fuzz.h"
 
 #include "tost/store/checkpoint.h"

@@ -1,9 +1,5 @@
 // fuzz_safetensors.c: safetensors files. Accepted tensors must lie inside the file and be readable.
-#include "tost/base/error.h"
-#include "tost/base/memory.h"
 #include "fuzz.h"
-
-#include <math.h>
 
 #include "tost/store/safetensors.h"
 

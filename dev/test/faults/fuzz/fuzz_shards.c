@@ -1,5 +1,4 @@
 // fuzz_shards.c: token shards in all three formats. Batches of accepted shards must be reproducible and have valid ids.
-#include "tost/base/error.h"
 #include "fuzz.h"
 
 #include "tost/data/dataset.h"

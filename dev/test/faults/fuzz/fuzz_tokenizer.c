@@ -1,7 +1,5 @@
 // fuzz_tokenizer.c: a vocab.bpe, a zero byte and a text. An accepted vocabulary must encode and
 // decode any text.
-#include "tost/base/error.h"
-#include "tost/base/memory.h"
 #include "fuzz.h"
 
 #include "tost/data/documents.h"
