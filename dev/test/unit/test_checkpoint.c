@@ -29,18 +29,18 @@ static const struct { const char* header; size_t data; const char* error; } head
     {"{" T_("b", "F32", "1", "4", "8") "," T_("a", "I32", "1", "0", "4") "}", 8, NULL},
     {"{" T_("b", "F32", "1", "0", "4") "," T_("a", "I32", "0", "0", "0") "}", 4, NULL},
     {"{\"a\":{\"note\":[1,{}],\"data_offsets\":[0,2],\"shape\":[1,1],\"dtype\":\"BF16\"}}", 2, NULL},
-    {"{}x", 0, "byte 2: expected the end of the text"}, {"{ ", 0, "found the end"},
+    {"{}x", 0, "byte 2: expected the end of the text"},
     {"{\"a\":{\"shape\":[],\"data_offsets\":[0,4]}}", 4, "tensor 'a': dtype, shape or data_offsets is missing"},
     {"{\"a\":{\"dtype\":\"F32\",\"data_offsets\":[0,4]}}", 4, "is missing"},
-    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", 4, "is missing"}, {"{\"a\":{\"dtype\":7}}", 0, "expected a string"},
+    {"{\"a\":{\"dtype\":\"F32\",\"shape\":[]}}", 4, "is missing"},
     {"{" T_("a", "Q8", "", "0", "4") "}", 4, "tensor 'a': dtype 'Q8'"},
-    {"{" T_("\\ud800", "F32", "1", "0", "4") "}", 4, "surrogate"}, {"{" T_("\\udc00x", "F32", "1", "0", "4") "}", 4, "surrogate"},
-    {"{\"__metadata__\":{\"k\":\"\\ud800\"}}", 0, "surrogate"}, {"{\"__metadata__\":nul}", 0, "expected an object"},
+    {"{" T_("\\ud800", "F32", "1", "0", "4") "}", 4, "surrogate"}, {"{\"__metadata__\":nul}", 0, "expected an object"},
+    {"{" T_("\\udc00x", "F32", "1", "0", "4") "}", 4, "surrogate"},
     {"{\"__metadata__\":null,\"__metadata__\":{}}", 0, "\"__metadata__\" appears twice"},
     {"{" T_("a", "F32", "1,1,1,1,1,1,1,1,1", "0", "4") "}", 4, "more than 8 dimensions"},
     {"{" T_("a", "F32", "9223372036854775808", "0", "4") "}", 4, "over 2^63 - 1"},
     {"{" T_("a", "F32", "4294967296,4294967296", "0", "4") "}", 4, "more bytes than 64 bits"},
-    {"{" T_("a", "F32", "4611686018427387904,2,2", "0", "0") "}", 0, "more bytes than 64 bits"},
+    {"{" T_("a", "F32", "4611686018427387904", "0", "0") "}", 0, "more bytes than 64 bits"},
     {"{" T_("a", "F32", "2", "0", "4") "}", 4, "dtype and shape, which take 8 bytes"},
     {"{" T_("a", "F32", "1", "18446744073709551612", "0") "}", 4, "data_offsets [18446744073709551612, 0]"},
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0]}}", 4, "expected two numbers"},
@@ -61,10 +61,9 @@ static const struct { const char* header; size_t data; const char* error; } head
 
 static void test_st_headers(Checks* c) {
     static const struct { uint64_t length; const char* error; } lengths[] = {
-        {0, "not a safetensors file"}, {1, "not a safetensors file"}, {3, "truncated: header of 3 bytes in a file of 10"},
-        {100000000, "truncated: header of 100000000"},
-        {100000001, "not a safetensors file"},
-        {UINT64_MAX, "not a safetensors file"}, {UINT64_MAX - 7, "not a safetensors file"},
+        {1, "not a safetensors file"}, {3, "truncated: header of 3 bytes in a file of 10"},
+        {100000000, "truncated: header of 100000000"}, {100000001, "not a safetensors file"},
+        {UINT64_MAX, "not a safetensors file"},
     };
     TostError err;
     StFile f;
@@ -86,7 +85,6 @@ static void test_st_headers(Checks* c) {
         check_refused(c, st_open(&f, "length", &err), &err, "truncated", "a file of less than 8 bytes");
     }
     check_refused(c, st_open(&f, "absent", &err), &err, "absent: cannot be opened", "an absent file");
-    check_refused(c, st_open(&f, ".", &err), &err, "not a regular file", "a folder");
     check_refused(c, st_open(&f, "/dev/zero", &err), &err, "not a regular file", "a device");
 }
 
@@ -320,14 +318,6 @@ static void test_round_trip(Checks* c) {
     fake_destroy(m);
 }
 
-// A count so large that a resumed run would overflow it is refused.
-static void test_large_count(Checks* c) {
-    TostModel* m = new_model(tiny);
-    save("large", m, (int64_t)1 << 50, 0);   // 2^62 tokens
-    check_not_found(c, "large", "'tokens' is '4611686018427387904'");
-    fake_destroy(m);
-}
-
 // A checkpoint of Muon has no v of its tensors. The moments of another optimizer are refused.
 static void test_muon(Checks* c) {
     static const char v[] = "v.transformer.h.0.attn.c_attn.weight";
@@ -346,9 +336,10 @@ static void test_muon(Checks* c) {
                            : memcmp(second, m->state[TOST_V] + t->offset, t->size * sizeof *second) == 0,
               "Muon: v of %s", t->name);
     }
-    check_refused(c, !load(model_of(is), NULL, "muon", &err), &err, text_line("'%s' is missing", v).text, "as AdamW");
+    check_refused(c, !load(model_of(is), NULL, "muon", &err), &err, text_line("'%s' is missing", v).text,
+                  "moments of Muon for AdamW");
     check_refused(c, !load(muon_of(is), NULL, "adamw", &err), &err, text_line("'%s' does not belong", v).text,
-                  "as Muon");
+                  "moments of AdamW for Muon");
     fake_destroy(m);
     fake_destroy(is);
 }
@@ -452,23 +443,21 @@ static void test_users_files(Checks* c) {
 
 // ---- Checkpoints: damage --------------------------------------------------------------------------------------------
 
-// A change of one of the files: the text `from` becomes `to`, of the same length; from "": the last bytes become `to`.
-// refused_by: see load.
-static const struct { const char *what, *file, *from, *to, *refused_by, *error; } damages[] = {
-    {"no wte", MODEL_FILE, "transformer.wte.", "transformer.wtf.", "info", "wte.weight' is missing"},
-    {"no final bias", MODEL_FILE, "transformer.ln_f.bias", "transformer.ln_f.bios", "info", "'bias' is '1'"},
-    {"a missing layer", MODEL_FILE, "h.1.attn.temp", "h.2.attn.temp", "info", "'n_layer' is '2'"},
-    {"a wrong shape", MODEL_FILE, "[16,4]", "[4,16]", "info", "has shape (4, 16), expected (16, 4)"},
-    {"integers", MODEL_FILE, "temp\":{\"dtype\":\"F32\"", "temp\":{\"dtype\":\"I32\"", "info", "is I32"},
-    {"a newer format", MODEL_FILE, "format_version\":\"1", "format_version\":\"2", "info", "format_version 2"},
-    {"no step", MODEL_FILE, "\"step\"", "\"stop\"", "info", "no 'step'"},
-    {"a negative step", MODEL_FILE, "\"step\":\"77\"", "\"step\":\"-7\"", "info", "'step' is '-7'"},
-    {"no loss", MODEL_FILE, "loss\":\"3.1415", "loss\":\"low...", "info", "'best_val_loss' is 'low"},
-    {"a malformed hash", MODEL_FILE, "00c0ffee", "00c0ffez", "info", "'tokenizer_hash'"},
-    {"moments without an option", OPTIMIZER_FILE, "option.lr", "nottin.lr", "moments", "different checkpoints"},
-    {"other moments", OPTIMIZER_FILE, "", "\x7f", "moments", "CRC-32"},
-    {"no m of a tensor", OPTIMIZER_FILE, "m.transformer.h.0.gamma1", "n.transformer.h.0.gamma1", "moments",
-     "'m.transformer.h.0.gamma1' is missing"},
+// One of the files is changed: `to` replaces the text `from`, which is as long, or the last bytes if `from` is "".
+static const struct { const char *what, *file, *from, *to, *error; } damages[] = {
+    {"no wte", MODEL_FILE, "transformer.wte.", "transformer.wtf.", "wte.weight' is missing"},
+    {"a missing layer", MODEL_FILE, "h.1.attn.temp", "h.2.attn.temp", "'n_layer' is '2'"},
+    {"a wrong shape", MODEL_FILE, "[16,4]", "[4,16]", "has shape (4, 16), expected (16, 4)"},
+    {"integers", MODEL_FILE, "temp\":{\"dtype\":\"F32\"", "temp\":{\"dtype\":\"I32\"", "is I32"},
+    {"a newer format", MODEL_FILE, "format_version\":\"1", "format_version\":\"2", "format_version 2"},
+    {"no step", MODEL_FILE, "\"step\"", "\"stop\"", "no 'step'"},
+    {"a negative step", MODEL_FILE, "\"step\":\"77\"", "\"step\":\"-7\"", "'step' is '-7'"},
+    {"a count over 2^62 - 1", MODEL_FILE, "4611686018427387903", "4611686018427387904", "'data_sample' is '46"},
+    {"no loss", MODEL_FILE, "loss\":\"3.1415", "loss\":\"low...", "'best_val_loss' is 'low"},
+    {"a malformed hash", MODEL_FILE, "00c0ffee", "00c0ffez", "'tokenizer_hash'"},
+    {"an option missing in one file", OPTIMIZER_FILE, "option.lr", "nottin.lr", "different checkpoints"},
+    {"moments with another CRC-32", OPTIMIZER_FILE, "", "\x7f", "CRC-32"},
+    {"no m of a tensor", OPTIMIZER_FILE, "m.transformer.h.0.gamma1", "n.transformer.h.0.gamma1", ".gamma1' is missing"},
 };
 
 static void test_damage(Checks* c) {
@@ -486,8 +475,9 @@ static void test_damage(Checks* c) {
         write_bytes(path.text, b.data, b.size);
         free(b.data);
         const char* failed = load(model_of(into), NULL, folder, &err);
-        check(c, failed && strcmp(failed, damages[i].refused_by) == 0, "%s: refused at %s", what,
-              failed ? failed : "none");
+        const char* stage = strcmp(damages[i].file, MODEL_FILE) == 0 ? "info" : "moments";
+        check(c, failed && strcmp(failed, stage) == 0, "%s: loading must fail at %s, not at %s", what, stage,
+              failed ? failed : "no stage");
         check_refused(c, !failed, &err, damages[i].error, what);
     }
     const size_t element = tost_tensor_find(&m->tensors, wte)->offset + 3;
@@ -637,7 +627,7 @@ static void test_old_metadata(Checks* c) {
 
 int main(void) {
     return RUN_TESTS("checkpoint", test_st_headers, test_st_many_tensors, test_st_dtypes, test_st_round_trip,
-                         test_st_writer_failures, test_round_trip, test_large_count, test_muon, test_find,
+                         test_st_writer_failures, test_round_trip, test_muon, test_find,
                          test_newest_run, test_keep, test_users_files, test_damage, test_foreign_files,
                          test_every_byte, test_old_metadata);
 }
