@@ -184,7 +184,6 @@ static void test_invalid(Checks* c) {
         {EXAMPLE("'a'", "['b']", "0") "{'context': 'a b", "line 2: byte 16"}, {"1 plain text", "line 1: byte 0"},
         {EXAMPLE("'a'", "['b']", "0") "{} x", "line 2: byte 3"}, {EXAMPLE("'\xff'", "['b']", "0"), "UTF-8"},
         {EXAMPLE("1", "['b']", "0"), "\"context\" is 1, not a text"},
-        {EXAMPLE("{}", "['b']", "0"), "\"context\" is {}"}, {EXAMPLE("'a'", "['b', '']", "0"), "choice 1 is empty"},
         {EXAMPLE("'a'", "['b', ' ']", "0"), "choice 1 is empty"}, {EXAMPLE("'a'", "[]", "0"), "choices"},
         {EXAMPLE("'a'", "['b']", "1"), "index of a choice"}, {EXAMPLE("'a'", "['b']", "-1"), "\"answer\" is -1, not"},
         {EXAMPLE("'a'", "['b']", "99999999999"), "\"answer\" is 99999999999, but there are 1"},

@@ -1,4 +1,4 @@
-// test_sample.c: sampler; generation with a scripted engine, to stop texts; text with document separators; prompt files.
+// test_sample.c: sampler; generation with a scripted engine; text with document separators; prompt files.
 #include "commands/prompts.h"
 #include "dev/test/unit/fake_engine.h"
 #include "data/documents.h"
@@ -195,7 +195,6 @@ typedef struct {
 static const GenerateCase generate_cases[] = {
     {"an empty prompt", 8, "", "abc", 3, 0, "abc", "|begin <>|step a|step b", 3, NULL},
     {"a prompt", 8, "xyz", "ab", 2, 0, "ab", "|begin xyz|step a", 2, NULL},
-    {"one token", 8, "xyz", "a", 1, 0, "a", "|begin xyz", 1, NULL},
     {"no tokens", 8, "xyz", "a", 0, 0, "", "", 0, NULL},
     {"the end of text", 8, "xyz", "ab.cd", 5, 0, "ab", "|begin xyz|step a|step b", 2, NULL},
     {"the end at once", 8, "xyz", ".abc", 4, 0, "", "|begin xyz", 0, NULL},
@@ -277,11 +276,11 @@ static bool take_marked(void* context, const char* bytes, size_t n) {
 
 static void test_stop(Checks* c) {
     Tokenizer* tokenizer = byte_tokenizer();
-    static const struct { char *stop, *also; const char* script; int max_tokens; const char* text; int tokens; Finish finish; }
-    cases[] = {
+    static const struct {
+        char *stop, *also; const char* script; int max_tokens; const char* text; int tokens; Finish finish;
+    } cases[] = {
         {NULL, NULL, "abcd", 3, "a|b|c|", 3, FINISH_LENGTH},
         {"bc", NULL, "abcd", 9, "a|||", 3, FINISH_STOP},                 // one call per token, also without bytes
-        {"ab", NULL, "aab", 9, "|a||", 3, FINISH_STOP},
         {"aab", NULL, "xaaaab", 9, "x|||a|a||", 6, FINISH_STOP},
         {"abab", NULL, "ababac", 4, "||||", 4, FINISH_STOP},
         {"abac", NULL, "abababacx", 9, "|||ab||ab|||", 8, FINISH_STOP},
@@ -366,7 +365,6 @@ static void test_prompts(Checks* c) {
         {"A.JSONL", "{\"prompt\": \"b\"}\n{\"x\": \"c\", \"prompt\": \"dd\"}\r\n", "1=b;2=dd;", NULL},
         {"a.jsonl", "{\"prompt\": \"c\", \"prompt\": \"dd\"}\n", NULL, "appears twice"},
         {"a.jsonl", "{\"prompt\": \"b\"}\n{\"prompt\": 5}\n", NULL, "a.jsonl: line 2: byte 11: expected a string"},
-        {"a.jsonl", "{\"prompt\": \"\xff\"}\n", NULL, "UTF-8"},
     };
     for (size_t i = 0; i < countof(cases); i++) {
         char* got = xstrdup("");

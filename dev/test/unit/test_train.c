@@ -261,12 +261,10 @@ static void test_default_batch(Checks* c) {
     static const struct { size_t bytes; const char *options, *says; } cases[] = {
         {0, "--total-batch 480", "4 micro-batches × 15 sequences"},
         {1000, "--total-batch 480", "1 micro-batch × 60 seq"},
-        {59, "--total-batch 480", "2 micro-batches × 30 sequences"},
         {7, "--total-batch 480", "10 micro-batches × 6 seq"},
         {1, "--total-batch 480", "60 micro-batches × 1 sequence "},
         {1000, "--total-batch 480 --parts 4", "4 micro-batches × 15 "},
         {1000, "--total-batch 480 --batch 2", "30 micro-batches × 2 "},
-        {1000, "--total-batch 104", "1 micro-batch × 13 "},
         {100000, "--total-batch 131072", "2 micro-batches × 8192 "},
         {100000, "--total-batch 131072 --chunk 4", "1 micro-batch × 16384 "},
     };

@@ -21,15 +21,6 @@ static Learned learn(Checks* c, TextInput in, int size) {
     return got;
 }
 
-static void check_merges(Checks* c, const char* text, int size, const char* merges) {
-    write_text(text_file, text);
-    Learned got = learn(c, (TextInput){0}, size);
-    char* want = xasprintf("#version: 0.2\n%s", merges);
-    check(c, got.ok && strcmp(got.file.data, want) == 0, "'%s' gives '%s', expected '%s'", text,
-          got.ok ? got.file.data : got.err.text, want);
-    free(want), free(got.file.data);
-}
-
 static void test_merges(Checks* c) {
     static const struct { const char* text; int size; const char* merges; } known[] = {
         // words: low 1, " low" 4, " lower" 2, " newest" 6, " widest" 3 (Sennrich et al., 2016)
@@ -49,7 +40,14 @@ static void test_merges(Checks* c) {
         // only bytes
         {"some text", 257, ""},
     };
-    for (size_t i = 0; i < countof(known); i++) check_merges(c, known[i].text, known[i].size, known[i].merges);
+    for (size_t i = 0; i < countof(known); i++) {
+        write_text(text_file, known[i].text);
+        Learned got = learn(c, (TextInput){0}, known[i].size);
+        char* want = xasprintf("#version: 0.2\n%s", known[i].merges);
+        check(c, got.ok && strcmp(got.file.data, want) == 0, "'%s' gives '%s', expected '%s'", known[i].text,
+              got.ok ? got.file.data : got.err.text, want);
+        free(want), free(got.file.data);
+    }
 }
 
 static char* random_text(Rng* rng, size_t n) {
