@@ -39,7 +39,6 @@ static void test_printable_text(Checks* c) {
         {"\xc2\x9b" "31m\xc2\xa0", "\\xc2\\x9b31m\xc2\xa0"},                            // U+009B is CSI
         {"\xe2\x80\xae" "cod\xe2\x81\xa6", "\\xe2\\x80\\xaecod\\xe2\\x81\\xa6"},          // right to left
         {"\xe2\x80\xa8\xe2\x80\xaf", "\\xe2\\x80\\xa8\xe2\x80\xaf"},                     // line separator, space
-        {"\xed\xa0\x80\xc0\xaf", "\\xed\\xa0\\x80\\xc0\\xaf"},                         // surrogate, overlong
     };
     for (size_t i = 0; i < countof(cases); i++) {
         char *once = printable_text(cases[i].text), *twice = printable_text(once);
@@ -251,7 +250,7 @@ static void test_json(Checks* c) {
         {"{\"texts\":[\"\xed\xa0\x80\"]}", "valid UTF-8"}, {"{\"texts\":[\"\xf0\x9f\x98", "valid UTF-8"},
         {"{\"texts\":[\"0123456789abcdef\"]}", "byte 10: a string longer than 15 bytes"},
         {"{\"n\":18446744073709551616}", "byte 5: an integer over 2^64 - 1"}, {"{\"n\":-1}", "a non-negative integer"},
-        {"{\"n\":01}", "byte 6: expected no digit"}, {"{\"n\":00}", "byte 6: expected no digit"},
+        {"{\"n\":01}", "byte 6: expected no digit"},
         {"{\"n\":1.0}", "byte 6: expected ',' or '}'"}, {"{\"n\":\"1\"}", "a non-negative integer"},
     };
     TostError err = {{0}};
