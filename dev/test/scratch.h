@@ -114,6 +114,22 @@ static inline Bytes bytes_of(const char* path) {
     return b;
 }
 
+static inline void check_file(Checks* c, const char* path, const char* wanted, const char* what) {
+    Bytes is = bytes_of(path);
+    check(c, strcmp(is.data, wanted) == 0, "%s: expected %s, got %s", what, wanted, is.data);
+    free(is.data);
+}
+
+// Replaces a text that a file has by one of the same length.
+static inline void replace_in_file(const char* path, const char* from, const char* to) {
+    const Bytes b = bytes_of(path);
+    char* at = memmem(b.data, b.size, from, strlen(from));
+    must(at && strlen(from) == strlen(to), from, NULL);
+    memcpy(at, to, strlen(to));
+    write_bytes(path, b.data, b.size);
+    free(b.data);
+}
+
 // A tokenizer whose tokens are the 256 bytes and <|endoftext|>.
 static inline Tokenizer* byte_tokenizer(void) {
     TostError err;
@@ -124,6 +140,26 @@ static inline Tokenizer* byte_tokenizer(void) {
     free(path);
     drop_folder(dir);
     return tokenizer;
+}
+
+// The text of n of its tokens, with ^ for <|endoftext|>. free()
+static inline char* byte_text(const Tokenizer* t, const uint32_t* ids, size_t n) {
+    char* text = xcalloc(n + 1, 1);
+    for (size_t i = 0; i < n; i++) {
+        size_t len;
+        text[i] = ids[i] == (uint32_t)tokenizer_eot(t) ? '^' : tokenizer_piece(t, ids[i], &len)[0];
+    }
+    return text;
+}
+
+// True if the tokens have the n bytes of the text.
+static inline bool decodes_to(const Tokenizer* t, const uint32_t* ids, size_t count, const char* text, size_t n) {
+    size_t at = 0;
+    for (size_t i = 0, len; i < count; i++, at += len) {
+        const char* piece = tokenizer_piece(t, ids[i], &len);
+        if (!piece || len > n - at || memcmp(text + at, piece, len) != 0) return false;
+    }
+    return at == n;
 }
 
 static inline void set_waiting(int fd, bool waiting) {

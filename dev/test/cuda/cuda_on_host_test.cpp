@@ -193,7 +193,7 @@ void test_peak(Checks* c) {
     }
 }
 
-// Status 0: a child process on this machine gets the same bits as `want`.
+// Runs the same steps as `want` in a child process, on the emulated machine. The status is 0 if the results are equal.
 RankEnd compare_in_child(const CudaOnHostOptions& machine, TostDtype dtype, const Record& want,
                          const char* no_graphs = "0") {
     return run_child([&] {

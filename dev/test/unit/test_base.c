@@ -120,16 +120,16 @@ static void test_folders(Checks* c) {
     check(c, is_dir("outside"), "remove_tree must not follow links");
 }
 
-// A process in the group a/b of version 1, and in x/y of version 2. Each row writes a file more.
+// The memory limit of a process that is in the group a/b of cgroups version 1 and in x/y of version 2. Each row writes
+// one more file.
 static void test_cgroup_memory(Checks* c) {
     static const struct { const char *file, *text; uint64_t limit; const char* what; } rows[] = {
         {"own", "12:pids:/x/y\n4:memory:/a/b\n1:name=systemd:/\n0::/x/y\n", UINT64_MAX, "no files"},
-        {"memory/memory.limit_in_bytes", "9223372036854771712\n", 9223372036854771712u, "version 1: the root"},
-        {"memory/a/memory.limit_in_bytes", "3000\n", 3000, "version 1: the limit of a group above it"},
-        {"memory/x.limit_in_bytes", "1\n", 3000, "version 1: a file with another name"},
-        {"memory/a/b/memory.limit_in_bytes", "4000\n", 3000, "version 1: the least limit"},
+        {"memory/memory.limit_in_bytes", "9223372036854771712\n", 9223372036854771712u, "version 1: the root's limit"},
+        {"memory/a/memory.limit_in_bytes", "3000\n", 3000, "version 1: a limit of the parent group"},
+        {"memory/a/b/memory.limit_in_bytes", "4000\n", 3000, "version 1: the smallest limit applies"},
         {"x/y/memory.max", "max\n", 3000, "version 2: no limit"},
-        {"x/memory.max", "2000\n", 2000, "version 2: the limit of a group above it"},
+        {"x/memory.max", "2000\n", 2000, "version 2: a limit of the parent group"},
         {"own", "0::/\n", UINT64_MAX, "the root of version 2 has no limit"},
     };
     TostError err;

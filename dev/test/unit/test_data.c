@@ -185,7 +185,7 @@ static void test_widths(Checks* c) {
     check_raw(c, second_zero, 100001, 2, NULL);  // an odd number
 }
 
-// Files laid out like chunks of LitData or MDS: the number of samples, the offsets, the samples. MDS has a header before
+// Files laid out like chunks of LitData or MDS: the number of samples, the offsets, the samples; of MDS, a header before
 // the samples. Files with other numbers are raw ids.
 static void test_samples(Checks* c) {
     static const uint32_t samples[][6] = {
@@ -550,7 +550,7 @@ static int count_files(const char* dir) {
 static void test_writer(Checks* c) {
     static const struct { uint32_t vocab; uint64_t shard_tokens; int n, moved, train, val; } cases[] = {
         {50257, 100, 0, 0, 0, 0}, {50257, 100, 99, 0, 1, 0}, {50257, 100, 100, 0, 1, 0}, {50257, 100, 101, 0, 2, 0},
-        {50257, 100, 101, 101, 0, 2}, {65536, 7, 20, 10, 2, 2}, {65537, 7, 21, 10, 2, 2},
+        {50257, 100, 101, 101, 0, 2}, {65536, 7, 20, 6, 2, 1}, {65537, 7, 21, 10, 2, 2},
         {100277, 5000, 20001, 9000, 3, 2}, {257, 100000, 20001, 0, 1, 0},
     };
     for (size_t i = 0; i < countof(cases); i++) {

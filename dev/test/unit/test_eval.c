@@ -91,9 +91,7 @@ static void test_json(Checks* c) {
     json_put_close(&out, ']');
     check(c, !path_exists(path), "the file must not exist before it is closed");
     check(c, json_file_close(&out, true, &err) && !path_exists(tmp), "the file exists after closing");
-    Bytes file = bytes_of(path);
-    check(c, strcmp(file.data, want) == 0, "expected %s, got %s", want, file.data);
-    free(file.data);
+    check_file(c, path, want, "the JSON file");
     check(c, json_file_open(&out, tmp, "test", false, &err) && json_file_close(&out, false, &err) && !path_exists(tmp),
           "an abandoned file is removed");
     check(c, json_file_open(&out, NULL, "test", false, &err) && json_file_close(&out, true, &err),
@@ -107,22 +105,12 @@ static void test_json(Checks* c) {
 
 // ---- Examples, with a byte tokenizer: each token is one byte of the text --------------------------------------------
 
-// '^' is <|endoftext|>.
-static char* text_of(const Tokenizer* t, const uint32_t* ids, int n) {
-    char* text = xcalloc((size_t)n + 1, 1);
-    for (int i = 0; i < n; i++) {
-        size_t len;
-        text[i] = ids[i] == (uint32_t)tokenizer_eot(t) ? '^' : tokenizer_piece(t, ids[i], &len)[0];
-    }
-    return text;
-}
-
 // The example as "context|choice|choice…". free()
 static char* example_text(const Tokenizer* t, const Example* e) {
-    char* text = text_of(t, e->ids, e->context);
+    char* text = byte_text(t, e->ids, (size_t)e->context);
     const uint32_t* ids = e->ids + e->context;
     for (int i = 0; i < e->choices; ids += e->length[i++]) {
-        char* choice = text_of(t, ids, e->length[i]);
+        char* choice = byte_text(t, ids, (size_t)e->length[i]);
         text = append_text(text, "|%s", choice);
         free(choice);
     }
@@ -185,7 +173,7 @@ static void test_invalid(Checks* c) {
         {EXAMPLE("'a'", "['b']", "0") "{} x", "line 2: byte 3"}, {EXAMPLE("'\xff'", "['b']", "0"), "UTF-8"},
         {EXAMPLE("1", "['b']", "0"), "\"context\" is 1, not a text"},
         {EXAMPLE("'a'", "['b', ' ']", "0"), "choice 1 is empty"}, {EXAMPLE("'a'", "[]", "0"), "choices"},
-        {EXAMPLE("'a'", "['b']", "1"), "index of a choice"}, {EXAMPLE("'a'", "['b', 3]", "1"), "\"a choice\" is 3, not"},
+        {EXAMPLE("'a'", "['b']", "1"), "index of a choice"}, {EXAMPLE("'a'", "['b', 3]", "1"), "\"a choice\" is 3"},
         {EXAMPLE("'a'", "['b']", "99999999999"), "\"answer\" is 99999999999, but there are 1"},
         {EXAMPLE("'a'", "['b']", ""), "expected a non-neg"}, {"{'context': 'a', 'answer': 0}", "no \"choices\""},
         {"{'context': 'a', 'choices': ['b']}", "index of a choice"}, {"{'text': 'a b'}", "dev/data"},

@@ -44,12 +44,6 @@ static LogRow row_of(int64_t step) {
 
 static const char path[] = "log.csv";
 
-static void check_file(Checks* c, const char* file, const char* wanted, const char* what) {
-    Bytes is = bytes_of(file);
-    check(c, strcmp(is.data, wanted) == 0, "%s: expected\n%s\ngot\n%s", what, wanted, is.data);
-    free(is.data);
-}
-
 static void test_log_rows(Checks* c) {
     TostError err;
     LogFile log = {0};

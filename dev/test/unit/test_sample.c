@@ -163,17 +163,14 @@ static bool take_text(void* context, const char* bytes, size_t n) {
     return s->n != s->stop_at;
 }
 
-// The decode calls as text: "|begin abc|step d", with <> for <|endoftext|>. free()
+// The decode calls as text: "|begin abc|step d". free()
 static char* calls_text(const TostModel* m, const Tokenizer* tokenizer) {
     char* text = xstrdup("");
     for (int i = 0; i < m->n_calls; i++) {
         const Call* call = &m->calls[i];
-        text = append_text(text, "%s", call->from == TOST_NO_STATE ? "|begin " : "|step ");
-        for (int k = 0; k < call->T; k++) {
-            size_t n;
-            const char* piece = tokenizer_piece(tokenizer, (uint32_t)call->ids[k], &n);
-            text = append_text(text, "%.*s", call->ids[k] == 256 ? 2 : (int)n, call->ids[k] == 256 ? "<>" : piece);
-        }
+        char* read = byte_text(tokenizer, (const uint32_t*)call->ids, (size_t)call->T);
+        text = append_text(text, "|%s %s", call->from == TOST_NO_STATE ? "begin" : "step", read);
+        free(read);
     }
     return text;
 }
@@ -190,7 +187,7 @@ typedef struct {
 } GenerateCase;
 
 static const GenerateCase generate_cases[] = {
-    {"an empty prompt", 8, "", "abc", 3, 0, "abc", "|begin <>|step a|step b", 3, NULL},
+    {"an empty prompt", 8, "", "abc", 3, 0, "abc", "|begin ^|step a|step b", 3, NULL},
     {"a prompt", 8, "xyz", "ab", 2, 0, "ab", "|begin xyz|step a", 2, NULL},
     {"no tokens", 8, "xyz", "a", 0, 0, "", "", 0, NULL},
     {"the end of text", 8, "xyz", "ab.cd", 5, 0, "ab", "|begin xyz|step a|step b", 2, NULL},
@@ -320,25 +317,21 @@ static void test_ids(Checks* c) {
 
 static void test_documents(Checks* c) {
     Tokenizer* tokenizer = byte_tokenizer();
-    // $: <|endoftext|>
     static const struct { const char *text, *ids; bool inside; } cases[] = {
-        {"one\n", "one\n", false}, {"one\n<|endoftext|>\ntwo\n", "one$two\n", false},
-        {"one\r\n<|endoftext|>\r\ntwo", "one$two", false}, {"one\n\n<|endoftext|>", "one\n$", false},
-        {"<|endoftext|>\n<|endoftext|>\n\nx", "$$\nx", false}, {"one\n<|endoftext|> \t\r", "one$", false},
+        {"one\n", "one\n", false}, {"one\n<|endoftext|>\ntwo\n", "one^two\n", false},
+        {"one\r\n<|endoftext|>\r\ntwo", "one^two", false}, {"one\n\n<|endoftext|>", "one\n^", false},
+        {"<|endoftext|>\n<|endoftext|>\n\nx", "^^\nx", false}, {"one\n<|endoftext|> \t\r", "one^", false},
         {"one\n<|endoftext|>\rtwo", "one\n<|endoftext|>\rtwo", true}, {"", "", false},
         {"a <|endoftext|>\n<|endoftext|> b", "a <|endoftext|>\n<|endoftext|> b", true},   // not on lines of their own
-        {"<|endoftext|>\nx<|endoftext|>", "$x<|endoftext|>", true},
+        {"<|endoftext|>\nx<|endoftext|>", "^x<|endoftext|>", true},
     };
     for (size_t i = 0; i < countof(cases); i++) {
         uint32_t ids[64];
-        char is[64] = "";
-        const size_t n_ids = encode_documents(ids, tokenizer, cases[i].text, strlen(cases[i].text));
-        for (size_t k = 0; k < n_ids; k++) {
-            size_t n;
-            is[k] = (int)ids[k] == tokenizer_eot(tokenizer) ? '$' : *tokenizer_piece(tokenizer, ids[k], &n);
-        }
+        const size_t n = encode_documents(ids, tokenizer, cases[i].text, strlen(cases[i].text));
+        char* is = byte_text(tokenizer, ids, n);
         check(c, strcmp(is, cases[i].ids) == 0, "text %zu: expected '%s', got '%s'", i, cases[i].ids, is);
         check(c, end_of_text_inside(cases[i].text, strlen(cases[i].text)) == cases[i].inside, "text %zu: inside", i);
+        free(is);
     }
     tokenizer_free(tokenizer);
 }

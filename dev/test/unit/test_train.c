@@ -344,18 +344,10 @@ static void test_signals(Checks* c) {
     }
 }
 
-// Replaces a text by one of the same length in both files of a checkpoint.
+// In both files of a checkpoint.
 static void replace_text(const char* folder, const char* from, const char* to) {
-    static const char* const names[] = {MODEL_FILE, OPTIMIZER_FILE};
-    for (int i = 0; i < 2; i++) {
-        const Path path = path_in(folder, names[i]);
-        const Bytes b = bytes_of(path.text);
-        char* at = memmem(b.data, b.size, from, strlen(from));
-        must(strlen(from) == strlen(to) && at, from, NULL);
-        memcpy(at, to, strlen(to));
-        write_bytes(path.text, b.data, b.size);
-        free(b.data);
-    }
+    replace_in_file(path_in(folder, MODEL_FILE).text, from, to);
+    replace_in_file(path_in(folder, OPTIMIZER_FILE).text, from, to);
 }
 
 // ---- Kills in validations and between saves -------------------------------------------------------------------------

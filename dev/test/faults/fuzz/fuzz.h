@@ -1,16 +1,7 @@
 // fuzz.h: shared by the fuzz targets: checks and temporary files.
 #pragma once
 
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
-
-#include "dev/test/check.h"
-#include "tost/base/error.h"
-#include "tost/base/files.h"
-#include "tost/base/memory.h"
-#include "tost/base/folder.h"
+#include "dev/test/scratch.h"
 
 // Called by libFuzzer with arbitrary bytes; returns 0.
 int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size);
@@ -35,8 +26,7 @@ static inline char* fuzz_file(const char* name, const uint8_t* data, size_t size
     char* path = xasprintf("%s/%s", folder, name);
     TostError err;
     must_hold(make_dirs(folder, &err), "cannot make the input folder");
-    FILE* f = fopen(path, "wb");
-    must_hold(f && fwrite(data, 1, size, f) == size && fclose(f) == 0, "cannot write the input file");
+    write_bytes(path, data, size);
     free(folder);
     return path;
 }

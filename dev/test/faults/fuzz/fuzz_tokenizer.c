@@ -4,21 +4,10 @@
 
 #include "tost/data/documents.h"
 
-static void check_decode(const Tokenizer* t, const uint32_t* ids, size_t count, const uint8_t* text, size_t n) {
-    size_t at = 0;
-    for (size_t i = 0; i < count; i++) {
-        size_t len;
-        const char* piece = tokenizer_piece(t, ids[i], &len);
-        must_hold(piece && len <= n - at && memcmp(text + at, piece, len) == 0, "tokens decode to another text");
-        at += len;
-    }
-    must_hold(at == n, "tokens do not decode to the whole text");
-}
-
 static void check_text(const Tokenizer* t, const uint8_t* text, size_t n) {
     uint32_t *ids = xmalloc((n + 1) * sizeof *ids), *other = xmalloc((n + 1) * sizeof *other);
     const size_t count = tokenizer_encode(t, NULL, ids, (const char*)text, n);
-    check_decode(t, ids, count, text, n);
+    must_hold(decodes_to(t, ids, count, (const char*)text, n), "tokens decode to another text");
     TokenizerCache* cache = tokenizer_cache_new();
     for (int again = 0; again < 2; again++)
         must_hold(tokenizer_encode(t, cache, other, (const char*)text, n) == count
