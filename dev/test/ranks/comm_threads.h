@@ -1,11 +1,8 @@
 // comm_threads.h: ranks as threads of one process, so that the sanitizers see all of them. A message is copied from the
 // sender's buffer when the receiver tests for it: a buffer that is used too early gives other results, and a data race.
-#ifndef COMM_THREADS_H
-#define COMM_THREADS_H
+#pragma once
 
 #include <pthread.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
 #include "base/memory.h"
@@ -115,5 +112,3 @@ static size_t run_ranks(int size, RunRank* run, void* context) {
     pthread_mutex_destroy(&w.lock);
     return bad;
 }
-
-#endif

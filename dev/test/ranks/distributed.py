@@ -100,8 +100,6 @@ class Tests:
         args, case = launch.run_options(), self.case()
         self.refused("built without MPI", 2, ["MPI=1"], case, args, binary=self.w.binary)
         self.refused("parts that 3 ranks cannot share", 2, ["--parts 4", "3 ranks"], case, args, ranks=3)
-        self.refused("parts that 2 ranks cannot share", 2, ["--parts 6", "power of two", "--parts 2, or one rank"], case,
-                     launch.changed(launch.changed(args, "--parts", "6"), "--total-batch", "384"), ranks=2)
         self.refused("an indivisible batch", 2, ["--total-batch 320", "512"], case,
                      launch.changed(args, "--total-batch", "320"))
         for more, fragment in (("--bogus", "unknown option --bogus"), ("--max-time 9m", "--max-time differs")):

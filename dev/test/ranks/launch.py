@@ -23,11 +23,14 @@ MODELS = {
     "odd": "--layers 3 --heads 3 --channels 51 --block-size 17 --vocab-size 263 --seq 13 --total-batch 208 --bias 1 "
            "--conv 0 --optimizer muon",
 }
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "OMPI_ALLOW_RUN_AS_ROOT": "1",
+               "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl_base_warn_component_unused": "0",
+               "UCX_LOG_LEVEL": "fatal", "PMIX_MCA_gds": "hash"}
 
 
 def run_options(model="plain", steps=30, timeout=60):
-    """Training with accumulation, validation, sampling and saving: four parts of two micro-batches of two sequences. The
-    odd model has a mixture of two sources."""
+    """Training with accumulation, validation, sampling and saving: four parts of two micro-batches of two sequences.
+    The odd model has a mixture of two sources."""
     mixture = ["--data", "../tiny_train_000000.bin:0.7", "--data", "../tiny_train_000001.bin:0.3"]
     data = [*mixture, *world.DATA[2:]] if model == "odd" else world.DATA
     return [*MODELS[model].split(), *data, *world.OUT, "--steps", str(steps), "--rank-timeout", str(timeout),
@@ -60,12 +63,6 @@ def find_mpi(folder, name):
     return mpi if mpi.launcher and os.access(mpi.binary, os.X_OK) else None
 
 
-def environment(more=None):
-    return {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "OMPI_ALLOW_RUN_AS_ROOT": "1",
-            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl_base_warn_component_unused": "0",
-            "UCX_LOG_LEVEL": "fatal", "PMIX_MCA_gds": "hash", **(more or {})}
-
-
 @dataclasses.dataclass
 class Result(world.Result):
     seconds: float = 0   # from the last signal, or the start, to the end of the last process
@@ -96,7 +93,7 @@ class Job:
             pathlib.Path(self.path(f"pid.{rank}")).write_text("")
         self.files = [open(self.path(name), "w+", errors="replace") for name in ("stdout", "stderr")]
         self.process = subprocess.Popen([*mpi.command(ranks), "sh", "start.sh", binary or mpi.binary, *args],
-                                        cwd=folder, env=environment(more), stdin=subprocess.DEVNULL,
+                                        cwd=folder, env={**ENVIRONMENT, **(more or {})}, stdin=subprocess.DEVNULL,
                                         stdout=self.files[0], stderr=self.files[1], start_new_session=True)
 
     def path(self, name):

@@ -37,8 +37,6 @@ static void test_merges(Checks* c) {
         {"a1!", 300, ""}, {"don't", 300, "' t\nd o\ndo n\n"},
         // bytes
         {"é", 300, "Ã ©\n"}, {" \t", 300, "Ġ ĉ\n"},
-        // only bytes
-        {"some text", 257, ""},
     };
     for (size_t i = 0; i < countof(known); i++) {
         write_text(text_file, known[i].text);
@@ -90,7 +88,6 @@ static void test_counts(Checks* c) {
     Learned got = learn(c, (TextInput){0}, 4000);
     check(c, got.ok && got.r.read.documents == 2 && got.r.read.bytes == 29 && got.r.words == 2,
           "%d documents, %d bytes, %d words", (int)got.r.read.documents, (int)got.r.read.bytes, (int)got.r.words);
-    check(c, got.r.merges == 5 && got.r.wanted == 3743, "%d merges of %d", got.r.merges, got.r.wanted);
     free(got.file.data);
 }
 
