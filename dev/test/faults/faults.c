@@ -171,7 +171,6 @@ int open(const char* path, int flags, ...) {
     va_end(ap);
     return open_counted(path, flags, mode);
 }
-int open64(const char* path, int flags, ...) __attribute__((alias("open")));
 
 ssize_t write(int fd, const void* data, size_t n) {
     if (!tracked(fd)) return REAL(write)(fd, data, n);
@@ -227,11 +226,6 @@ int mkdir(const char* path, mode_t mode) {
 int unlink(const char* path) { COUNTED("unlink", path, REAL(unlink)(path), "unlink", 0, path, "", 0, NULL, 0); }
 int rmdir(const char* path) { COUNTED("rmdir", path, REAL(rmdir)(path), "rmdir", 0, path, "", 0, NULL, 0); }
 
-int remove(const char* path) {
-    struct stat st;
-    return lstat(path, &st) == 0 && S_ISDIR(st.st_mode) ? rmdir(path) : unlink(path);
-}
-
 // ---- Streams --------------------------------------------------------------------------------------------------------
 
 static int fd_of(const void* cookie) { return (int)(intptr_t)cookie; }
@@ -270,7 +264,6 @@ FILE* fopen(const char* path, const char* mode) {
     const int fd = open_counted(path, flags, 0666);
     return fd < 0 ? NULL : fdopen(fd, mode);
 }
-FILE* fopen64(const char* path, const char* mode) __attribute__((alias("fopen")));
 
 int dprintf(int fd, const char* fmt, ...) {
     char* text = NULL;

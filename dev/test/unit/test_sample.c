@@ -318,12 +318,10 @@ static void test_ids(Checks* c) {
 static void test_documents(Checks* c) {
     Tokenizer* tokenizer = byte_tokenizer();
     static const struct { const char *text, *ids; bool inside; } cases[] = {
-        {"one\n", "one\n", false}, {"one\n<|endoftext|>\ntwo\n", "one^two\n", false},
-        {"one\r\n<|endoftext|>\r\ntwo", "one^two", false}, {"one\n\n<|endoftext|>", "one\n^", false},
+        {"", "", false}, {"one\n\n<|endoftext|>\ntwo\n", "one\n^two\n", false},
         {"<|endoftext|>\n<|endoftext|>\n\nx", "^^\nx", false}, {"one\n<|endoftext|> \t\r", "one^", false},
-        {"one\n<|endoftext|>\rtwo", "one\n<|endoftext|>\rtwo", true}, {"", "", false},
-        {"a <|endoftext|>\n<|endoftext|> b", "a <|endoftext|>\n<|endoftext|> b", true},   // not on lines of their own
-        {"<|endoftext|>\nx<|endoftext|>", "^x<|endoftext|>", true},
+        {"one\n<|endoftext|>\rtwo", "one\n<|endoftext|>\rtwo", true},
+        {"<|endoftext|>\nx<|endoftext|>\n<|endoftext|> b", "^x<|endoftext|>\n<|endoftext|> b", true},
     };
     for (size_t i = 0; i < countof(cases); i++) {
         uint32_t ids[64];

@@ -168,7 +168,7 @@ static void test_published(Checks* c, const char* text_path, const char* ids_pat
 static const char* const split_texts[] = {
     // contractions
     "don|'t", "we|'ll|'ve", "I|'m| you|'re| he|'d| it|'s|'", "DON|'|T", "'s|a", "!'|s", " '|s", "''|s",
-    "'|r", "'|l", "'re", "'|x", "rock|'|n|'|roll", "x|'", "can|'t|'t|s",
+    "'|r", "'re", "'|x", "x|'", "can|'t|'t|s",
     // letters, numbers, others
     "AZazAZaz|@|azAZaz|[|AZazAZ|`|azAZazAZaz|{|azAZaz", "abc|123|abc", "a| 1|b", "x|²", "1½Ⅷ",
     "straße日本| 日", "e|\u0301|a", " !?|a", "$|1|,|234|.|5", "\U0001f44d\u200d\U0001f469|a", "१२|ह",
@@ -355,8 +355,7 @@ static void test_invalid_files(Checks* c) {
         {"a b\n\nb c\n", "line 2:", "two parts"}, {"#version: 0.2\n#version: 0.2\n", "line 2:", "neither"},
         {"a b\nab cd\n", "line 2:", "'cd' is neither"},
         {"a b\nc d\na b\n", "line 3:", "repeats"}, {"a b\nb c\nab c\na bc\n", "line 4:", "repeats"},
-        {"a b\r\na \xc4", "line 2:", "alphabet"}, {"a \xe2\x82\n", "line 1:", "alphabet"},
-        {"\xc1\x81 a\n", "line 1:", "alphabet"}, {"a \xc5\x84\n", "line 1:", "alphabet"},
+        {"a b\r\na \xc4", "line 2:", "alphabet"}, {"a \xc5\x84\n", "line 1:", "alphabet"},
         {"a \x01\n", "line 1:", "alphabet"}, {"a \xc2\xad\n", "line 1:", "alphabet"},
         {"a b\n\xef\xbb\xbf" "c d\n", "line 2:", "alphabet"},
         {" \n{\n  \"version\": \"1.0\",", "line 1:", "dev/data/vocab.py"}, {"IQ== 0\n", "line 1:", "dev/data/vocab.py"},
@@ -559,9 +558,8 @@ static void test_broken_bytes(Checks* c) {
     for (size_t kind = 0; kind < countof(broken) * 2; kind++) {
         const char* bad = broken[kind / 2];
         const size_t len = *bad ? strlen(bad) : 1, n = MOST / len + kind % 2 * len;
-        for (size_t i = 0; i < BYTES; i++) text[i] = "日é \n"[i % 7];
-        for (size_t i = 0; i < n; i++) memcpy(text + 7 * (100 + 13 * i) + 5, bad, len < 2 ? len : 2);
-        for (size_t i = 0; i < n && len == 3; i++) memcpy(text + 7 * (100 + 13 * i) + 4, bad, len);
+        for (size_t i = 0; i < BYTES; i++) text[i] = "日é  \n"[i % 8];
+        for (size_t i = 0; i < n; i++) memcpy(text + 8 * (100 + 13 * i) + 5, bad, len);
         uint64_t first = 0;
         const uint64_t count = count_broken(&first, text, BYTES);
         write_bytes(path, text, BYTES);
