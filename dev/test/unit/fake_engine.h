@@ -160,8 +160,7 @@ static inline void fake_logits(float* logits, TostModel* m) {
 static const TostEngine fake = {
     .name = "fake", .default_dtype = fake_default_dtype, .supports = fake_supports, .describe = fake_describe,
     .memory = fake_memory, .create = fake_create, .destroy = fake_destroy, .put = fake_put, .get = fake_get,
-    .forward = fake_forward,
-    .losses = fake_losses, .train_forward = fake_train, .train_backward = fake_backward,
+    .forward = fake_forward, .losses = fake_losses, .train_forward = fake_train, .train_backward = fake_backward,
     .read_loss = fake_read_loss, .zero_grad = fake_zero_grad, .grad_norm = fake_grad_norm, .update = fake_update,
     .last_logits = fake_logits,
 };

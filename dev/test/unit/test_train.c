@@ -185,31 +185,20 @@ static LogRow row_of(const char* run, int step) {
 
 // ---- Skipped steps --------------------------------------------------------------------------------------------------
 
-// Checks the optimizer steps of a run of `steps` steps of which `count` were skipped, starting with `first`.
-static void check_optimizer_steps(Checks* c, const char* what, int first, int count, int steps) {
-    const Schedule cosine = {SCHEDULE_COSINE, steps, 2, 0.01, 0.1, 0};
-    char *is = text_of("optimizer_steps"), *wanted = xstrdup("");
-    for (int s = 0, made = 0; s < steps; s++) {
-        if (s >= first && s < first + count) continue;
-        wanted = append_text(wanted, "%d %.9e\n", ++made, schedule_lr(cosine, s));
-    }
-    size_t same = 0;
-    while (is[same] && is[same] == wanted[same]) same++;
-    check(c, strcmp(is, wanted) == 0, "%s: optimizer steps differ at '%.20s', expected '%.20s'", what, is + same,
-          wanted + same);
-    free(is);
-    free(wanted);
-}
-
 static void poison(TostModel* m) { m->state[TOST_PARAM][m->tensors.tensor[5].offset] = NAN; }
 
 static void test_not_finite(Checks* c) {
+    const Schedule cosine = {SCHEDULE_COSINE, 12, 2, 0.01, 0.1, 0};
+    char* wanted = xstrdup("");   // the optimizer has no steps 5 and 6, counted from 0
+    for (int s = 0, made = 0; s < 12; s++)
+        if (s != 5 && s != 6) wanted = append_text(wanted, "%d %.9e\n", ++made, schedule_lr(cosine, s));
     write_shard("bad.bin", BAD, 5, 6);
     Outcome o = run(BASE NO_VAL "--data bad.bin --steps 12 --min-lr-frac 0.1 --save-every 4 --out bad");
     check(c, strstr(o.out, "skipped    2 of 12 steps") != NULL, "the summary must count skipped steps: %s", o.out);
     check(c, strstr(o.err, "step 6 is skipped: loss nan, gradient norm nan") != NULL, "the warning: %s", o.err);
     check_run(c, o, 0, 2, "step 7 is skipped: loss nan", "two bad steps");
-    check_optimizer_steps(c, "two bad steps", 5, 2, 12);
+    check_file(c, "optimizer_steps", wanted, "optimizer steps");
+    free(wanted);
     const LogRow row = row_of("bad", 7);
     check(c, row.step == 7 && isnan(row.train_loss) && isnan(row.grad_norm) && row.lr == 0 && row.tokens == 7 * TOKENS,
           "the row of a skipped step");
