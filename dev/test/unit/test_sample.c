@@ -231,28 +231,26 @@ static Generated generated(Generator g, Text text, const int32_t* script, size_t
     return r;
 }
 
-static void check_generate(Checks* c, const Tokenizer* tokenizer, const GenerateCase* s) {
-    const TostConfig config = {1, 1, 1, abs(s->block_size), 260, 0, TOST_LEARNED, 0, 0,
-                               s->block_size < 0 ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED};
-    uint32_t prompt[MAX_IDS];
-    int32_t script[MAX_IDS];
-    const size_t n = tokenizer_encode(tokenizer, NULL, prompt, s->prompt, strlen(s->prompt));
-    Generated r = generated((Generator){.config = &config, .tokenizer = tokenizer, .take = take_text},
-                            (Text){.prompt = prompt, .n_prompt = n}, read_script(script, tokenizer, s->script),
-                            s->stop_at, s->max_tokens);
-    if (s->error) check_refused(c, r.ok, &r.err, s->error, s->what);
-    else check(c, r.ok, "%s: %s", s->what, r.err.text);
-    check(c, strcmp(r.sink.text, s->text) == 0, "%s: expected '%s', got '%s'", s->what, s->text, r.sink.text);
-    check(c, r.text.tokens == s->tokens, "%s: expected %d tokens, got %d", s->what, s->tokens, (int)r.text.tokens);
-    char* calls = calls_text(r.m, tokenizer);
-    check(c, strcmp(calls, s->calls) == 0, "%s: expected the calls %s, got %s", s->what, s->calls, calls);
-    free(calls);
-    fake_destroy(r.m);
-}
-
 static void test_generate(Checks* c) {
     Tokenizer* tokenizer = byte_tokenizer();
-    for (size_t i = 0; i < countof(generate_cases); i++) check_generate(c, tokenizer, &generate_cases[i]);
+    for (const GenerateCase* s = generate_cases; s < generate_cases + countof(generate_cases); s++) {
+        const TostConfig config = {1, 1, 1, abs(s->block_size), 260, 0, TOST_LEARNED, 0, 0,
+                                   s->block_size < 0 ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED};
+        uint32_t prompt[MAX_IDS];
+        int32_t script[MAX_IDS];
+        const size_t n = tokenizer_encode(tokenizer, NULL, prompt, s->prompt, strlen(s->prompt));
+        Generated r = generated((Generator){.config = &config, .tokenizer = tokenizer, .take = take_text},
+                                (Text){.prompt = prompt, .n_prompt = n}, read_script(script, tokenizer, s->script),
+                                s->stop_at, s->max_tokens);
+        if (s->error) check_refused(c, r.ok, &r.err, s->error, s->what);
+        else check(c, r.ok, "%s: %s", s->what, r.err.text);
+        check(c, strcmp(r.sink.text, s->text) == 0, "%s: expected '%s', got '%s'", s->what, s->text, r.sink.text);
+        check(c, r.text.tokens == s->tokens, "%s: expected %d tokens, got %d", s->what, s->tokens, (int)r.text.tokens);
+        char* calls = calls_text(r.m, tokenizer);
+        check(c, strcmp(calls, s->calls) == 0, "%s: expected the calls %s, got %s", s->what, s->calls, calls);
+        free(calls);
+        fake_destroy(r.m);
+    }
     tokenizer_free(tokenizer);
 }
 
