@@ -278,13 +278,6 @@ static void check_found(Checks* c, const char* path, int64_t step, const TostMod
     fake_destroy(m);
 }
 
-static void check_not_found(Checks* c, const char* path, const char* expected) {
-    TostError err;
-    StFile f;
-    CheckpointInfo info;
-    check_refused(c, checkpoint_open(&f, &info, path, &err), &err, expected, path);
-}
-
 static void test_round_trip(Checks* c) {
     const CheckpointInfo bare = {.config = tiny, .step = 1001, .best_val_loss = INFINITY};
     const CheckpointInfo saved[] = {info_of(1000), bare};
@@ -347,12 +340,12 @@ static void test_muon(Checks* c) {
 static void test_find(Checks* c) {
     TostError err;
     TostModel* m = filled_model(2);
-    check_not_found(c, "find", "cannot be found: No such file");
+    check_refused(c, !load(model_of(m), NULL, "find", &err), &err, "cannot be found: No such file", "no folder");
     must(make_dirs("find", &err), "make_dirs", &err);
     check(c, !checkpoint_is_run("find") && !checkpoint_is_run("absent"), "an empty folder is not a run");
     save("find", m, 300, 0);
     must(rename("find/step_00000300", "find/step_00000300.tmp") == 0, "rename", NULL);
-    check_not_found(c, "find", "no complete checkpoint");
+    check_refused(c, !load(model_of(m), NULL, "find", &err), &err, "no complete checkpoint", "an unfinished one");
     check(c, checkpoint_is_run("find"), "a folder with an unfinished checkpoint is a run");
     save("find", m, 100000000, 0);
     check(c, !path_exists("find/step_00000300.tmp"), "a save must remove unfinished folders");

@@ -64,12 +64,6 @@ static void write_set(const char* dir, const int* lengths, int n) {
                   (size_t)lengths[s]);
 }
 
-static void check_shard_refused(Checks* c, const char* path, const char* error) {
-    TostError err;
-    Shard s;
-    check_refused(c, shard_open(&s, path, &err), &err, error, path);
-}
-
 // A file of these bytes. error NULL: it is a shard of 16-bit ids without a header
 static void check_bytes(Checks* c, const void* bytes, size_t n, const char* error, const char* what) {
     TostError err = {""};
@@ -133,14 +127,16 @@ static void test_shards_refused(Checks* c) {
         {"MMIDIDX\0\0\1", 10, "index of a Megatron dataset; its .bin"},
     };
     static const uint32_t ids[10] = {1, 2, 3};
+    TostError err;
+    Shard s;
     for (size_t i = 0; i < countof(cases); i++) {
         write_shard("invalid", cases[i].magic, cases[i].version, cases[i].claims, ids, cases[i].n);
-        check_shard_refused(c, "invalid", cases[i].error);
+        check_refused(c, shard_open(&s, "invalid", &err), &err, cases[i].error, "an invalid shard");
     }
     for (size_t i = 0; i < countof(small); i++)
         check_bytes(c, small[i].bytes, small[i].n, small[i].error, "a small file");
-    check_shard_refused(c, "/dev/zero", "not a regular file");
-    check_shard_refused(c, "absent", "absent: cannot be opened");
+    check_refused(c, shard_open(&s, "/dev/zero", &err), &err, "not a regular file", "a device");
+    check_refused(c, shard_open(&s, "absent", &err), &err, "absent: cannot be opened", "an absent file");
 }
 
 // Raw ids: id(i) of `width` bytes. error: as in check_bytes
