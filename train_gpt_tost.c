@@ -579,8 +579,8 @@ static void residual_backward(float* dbranch, float* dgamma, const float* dx, co
 // ---------------------------------------------------------------------------------------------
 // GELU, the exact form:  y = x Φ(x),   Φ the distribution function of the standard normal
 
-// y; x becomes the derivative, for backward:   Φ(x) + x φ(x),   φ(x) = e^(-x²/2)/√(2π)
-static inline float gelu(float* x) {
+// Returns y; x becomes the derivative, for backward:   Φ(x) + x φ(x),   φ(x) = e^(-x²/2)/√(2π)
+static inline float gelu_of(float* x) {
     const float bell = normal_bell(*x), cdf = normal_cdf(*x, bell), y = *x * cdf;   // bell: e^(-x²/2)
     *x = cdf + *x * bell * 0.398942280f;
     return y;
@@ -590,10 +590,10 @@ static inline float gelu(float* x) {
 static void gelu_forward(float* y, uint16_t* y_bf16, float* x, size_t n) {
     if (y_bf16) {
         #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
-        for (size_t i = 0; i < n; i++) y_bf16[i] = bf16_from_float(gelu(&x[i]));
+        for (size_t i = 0; i < n; i++) y_bf16[i] = bf16_from_float(gelu_of(&x[i]));
     } else {
         #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
-        for (size_t i = 0; i < n; i++) y[i] = gelu(&x[i]);
+        for (size_t i = 0; i < n; i++) y[i] = gelu_of(&x[i]);
     }
 }
 
