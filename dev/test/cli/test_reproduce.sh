@@ -43,7 +43,7 @@ END
 
 slow_tests "dev/reproduce.sh, dev/plot/report.py and export_log.py" matplotlib
 
-few="--layers 1 --steps 60 --save-every 5 --sample-every 0 --threads 1"
+few="--layers 1 --steps 40 --save-every 5 --sample-every 0 --threads 1 --memory 1 --membership uniform --positions none"
 rows() { [ -e "$1" ] && [ "$(wc -l <"$1")" -ge "$2" ]; }
 # The part of a report that does not depend on time.
 results() { sed -n '/^## Results/,/^## Run/p;/^## Samples/,$p' "$1/report.md"; }
@@ -57,14 +57,14 @@ check "the report has a picture" [ "$(od -An -c -N4 whole/report.png | tr -d ' '
 reports whole "| stories_1_loss | [0-9.]* ± .* random windows: 40 windows" "| stories_3_loss | [0-9]" \
     "| last_word_1 | accuracy | .* | 12 examples |" "| recall | acc_norm | .* | 24 examples |" \
     "validation shards | [0-9][0-9.]* ± [0-9.]* |" "| cloze_2 | acc | .* | 8 examples |" \
-    "| device | CPU" "| speed | [0-9,]* tokens/s" "| training | 60 steps, 61,440 tokens" \
-    "train_gpt_tost [0-9]*\.[0-9]" "^Once upon a time" \
-    "| model | [0-9.]*[KM] parameters: 1 layer"
+    "| device | CPU" "| speed | [0-9,]* tokens/s" "| training | 40 steps, 40,960 tokens" \
+    "train_gpt_tost [0-9]*\.[0-9]" "^Once upon a time" "| model | [0-9.]*[KM] parameters: 1 layer" \
+    "vocabulary 2304, membership uniform, conv 4, memory 1, positions none"
 check "no published data set is named" [ "$(grep -ciE 'lambada|wikitext|ptb|hellaswag|cbt' whole/report.md)" -eq 0 ]
 check "no published losses beside another model's" [ "$(grep -c ', published' whole/report.md)" -eq 0 ]
-check "the output of train is saved" grep -q '^step 60/60 ' whole/train.log
+check "the output of train is saved" grep -q '^step 40/40 ' whole/train.log
 succeeds smoke --out whole -- $few
-check "a second call trains and evaluates nothing again" [ "$(grep -c 'evaluated at step 60' stdout)" -eq 9 ]
+check "a second call trains and evaluates nothing again" [ "$(grep -c 'evaluated at step 40' stdout)" -eq 9 ]
 
 # Stopped during training; then continued. The torture tests kill train at each of its calls.
 "$script" --smoke --program "$binary" --out parts -- $few >stdout 2>stderr </dev/null &
@@ -76,7 +76,7 @@ status=$?
 check "SIGTERM during training: status $status, expected 143" [ $status -eq 143 ]
 check "it says how to continue: $(tail -n 1 stderr)" says "run the same command again" stderr
 check "the training stopped with a checkpoint" [ -n "$(find parts -name 'step_[0-9]*' ! -name '*.*')" ]
-check "the training did not finish" [ ! -e parts/step_00000060 ]
+check "the training did not finish" [ ! -e parts/step_00000040 ]
 succeeds smoke --out parts -- $few
 check "the log is that of the uninterrupted run" same_log whole/log.csv parts/log.csv
 results whole >expected
@@ -115,9 +115,6 @@ END
 reports plain "| model | ToST-base, 2.0M parameters" "| ToST-base, published | GPT-2 base, published |" "4\.13" \
     "Not comparable with the published"
 rm -r plain/step_00000003
-run --layers 1 --heads 2 --channels 8 --total-batch 1024 --steps 1 --sample-every 0 --conv 4 --memory 1 \
-    --positions none --membership uniform --data "$repo/data/starter/starter_train_*.bin" --out options --quiet
-reports options "vocabulary 2304, membership uniform, conv 4, memory 1, positions none"
 
 # Names and texts that are Markdown or HTML are shown as code.
 name='a `<img src=x>` [b](javascript:c)'
@@ -164,10 +161,10 @@ class init:
         write("finished")
 END
 PYTHONPATH="$dir/with" succeeds export_log whole --wandb tost --offline
-check "all steps are exported to wandb" [ "$(wc -l <wandb.log)" -eq 62 ]
+check "all steps are exported to wandb" [ "$(wc -l <wandb.log)" -eq 42 ]
 check "project, name and options" \
     grep -q '^{"config": {.*"save-every": "5".*"name": "whole", "project": "tost"' wandb.log
-check "the last step, with its validation loss" [ "$(grep -c '"step": 60, .*"val/loss": ' wandb.log)" -eq 1 ]
+check "the last step, with its validation loss" [ "$(grep -c '"step": 40, .*"val/loss": ' wandb.log)" -eq 1 ]
 mkdir growing
 head -n 3 whole/log.csv >growing/log.csv
 rm wandb.log
@@ -175,10 +172,10 @@ PYTHONPATH="$dir/with" "$python" "$repo/dev/plot/export_log.py" growing --wandb 
 follower=$!
 until_true [ -s wandb.log ]
 tail -n +4 whole/log.csv >>growing/log.csv
-until_true says '"step": 60,' wandb.log
+until_true says '"step": 40,' wandb.log
 kill -TERM $follower
 wait $follower
-check "--follow exports later steps, each once, and ends at a signal" [ "$?.$(wc -l <wandb.log)" = 0.62 ]
+check "--follow exports later steps, each once, and ends at a signal" [ "$?.$(wc -l <wandb.log)" = 0.42 ]
 if has tensorboard; then
     for again in 1 2; do succeeds export_log whole --tensorboard events; done
     check "one file of events" [ "$(ls events/whole | wc -l)" -eq 1 ]
@@ -189,9 +186,9 @@ log = EventAccumulator('events/whole', size_guidance={'scalars': 0})
 log.Reload()
 rows = list(csv.DictReader(open('whole/log.csv')))
 got = log.Scalars('train/loss')
-assert [e.step for e in got] == list(range(1, 61)), got
+assert [e.step for e in got] == list(range(1, 41)), got
 assert all(math.isclose(e.value, float(r['train_loss']), rel_tol=1e-6) for e, r in zip(got, rows))
-assert log.Scalars('val/loss')[-1].step == 60 and 'options' in log.Tags()['tensors']"
+assert log.Scalars('val/loss')[-1].step == 40 and 'options' in log.Tags()['tensors']"
 else
     skip "$python has no tensorboard: its event files"
 fi
