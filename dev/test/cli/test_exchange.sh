@@ -8,14 +8,12 @@
 . "$(dirname "$0")/../lib.sh"
 export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR="$dir"
 
-# by_command FILE SCRIPT ARGUMENTS…: a script in dev/ writes FILE, also if it cannot write to stdout, which must be an
-# error of one line.
+# by_command FILE SCRIPT ARGUMENTS…: a script in dev/ writes FILE, although it cannot write to stdout, which is an error
+# of one line.
 by_command() {
     file=$1 script=$repo/dev/$2
     shift 2
-    succeeds "$python" "$script" "$@"
-    [ -c /dev/full ] || return
-    rm "$file"
+    [ -c /dev/full ] || { succeeds "$python" "$script" "$@"; return; }
     "$python" "$script" "$@" >/dev/full 2>stderr
     check "$script with stdout on a full disk: $(cat stderr)" [ $? -eq 1 -a "$(wc -l <stderr)" -eq 1 -a -s "$file" ]
     check "$script: the error names stdout and the reason" grep -q 'stdout.*No space left on device' stderr

@@ -1,5 +1,5 @@
 #!/bin/sh
-# test_sizes.sh BINARY: unusual input that must work: sizes of 1, files smaller than a batch, prime sizes, 100,000
+# test_sizes.sh BINARY: unusual input that must work: sizes of 1, files smaller than a batch, prime sizes, 70,000
 # shards, paths of 4,000 bytes, unusual file names and environments. QUICK=1 runs fewer cases.
 # shellcheck disable=SC2046,SC2086  # lists are split into words
 
@@ -50,7 +50,7 @@ fi
 
 # ---- Many files, long paths, names that start with a dash ------------------------------------------------------------
 
-shards=100000   # more than Linux maps at a time (vm.max_map_count)
+shards=70000   # more than Linux maps at a time (vm.max_map_count)
 [ -z "$QUICK" ] || shards=100
 mkdir many
 LC_ALL=C awk -v n=$shards 'BEGIN { for (i = 0; i < 8 * n; i++) printf "%c%c", i * i % 251 + 1, 0 }' >plain/all.bin
