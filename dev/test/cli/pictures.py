@@ -123,7 +123,7 @@ def check_page_refusals(membership):
     refused("nanogpt: no complete checkpoint", "nanogpt", "x")
     refused("cut.safetensors: ", "cut.safetensors", "x", "--tokenizer", "vocab.bpe")
     refused("nan.safetensors: the loss is not finite", "nan.safetensors", "x y")
-    refused("the tokenizer is that of another model", "learned.safetensors", "cd", "--tokenizer", "large.bpe")
+    refused("the tokenizer is that of another model", "strong.safetensors", "cd", "--tokenizer", "large.bpe")
     refused("No such file or directory: none", "none", "x")
     refused("a?b: No such file", "shuffled", "@a\nb")
     refused("the text is empty", "shuffled", "x", "--control", "")
