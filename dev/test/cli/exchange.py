@@ -123,7 +123,7 @@ def check_options():
     for name, options in ("conv", {"conv": "4"}), ("memory", {"conv": "4", "memory": "1"}):
         check_model(f"{name}_begun", options, "--init", "shuffled", "--steps", 0)
         check(f"{name}: the loss stays the same", trainer_loss(f"{name}_begun") == trainer_loss("shuffled"))
-        check_model(name, {}, "--init", f"{name}_begun", "--steps", 3)
+        check_model(name, options, "--init", f"{name}_begun", "--steps", 3)
     check("memory changes the loss after 3 steps", abs(trainer_loss("memory") - trainer_loss("conv")) > 10 * EQUAL)
 
 

@@ -396,32 +396,29 @@ def check_added_token():
     check("collators keep the end token as a label", batch["labels"].tolist() == [[5, 6, 2303], [-100, -100, 7]])
 
 
-def onnx_session(model, file, **inputs):
-    import onnxruntime
-    torch.onnx.export(model, (), file, kwargs=inputs, input_names=list(inputs), verbose=False,
-                      dynamic_shapes={name: {0: "batch", 1: "length"} for name in inputs})
-    return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
-
-
 @torch.no_grad()
 def check_onnx(name, with_mask):
     """onnxruntime's logits of an ONNX file, also where only the small epsilons avoid a division by 0: a head of which
     no token is a member, and one whose z is 0."""
+    import onnxruntime
     model, ids = load(name), random_ids((2, 64), 12)
     if model.config.positions == "learned":
         model.transformer.h[0].attn.denom_bias[0] = -300
     model.transformer.h[1].attn.c_attn.weight[:12] = 0
     mask = torch.ones_like(ids)
     mask[0, :20] = 0
-    session = onnx_session(model, f"{name}.onnx", input_ids=ids, **({"attention_mask": mask} if with_mask else {}))
+    inputs = {"input_ids": ids, "attention_mask": mask} if with_mask else {"input_ids": ids}
+    torch.onnx.export(model, (), f"{name}.onnx", kwargs=inputs, input_names=list(inputs), verbose=False,
+                      dynamic_shapes={key: {0: "batch", 1: "length"} for key in inputs})
+    session = onnxruntime.InferenceSession(f"{name}.onnx", providers=["CPUExecutionProvider"])
     for T in 1, 5, 64, 150:
         for padding in (0, T // 3) if with_mask else (0,):
             ids = random_ids((3, T), T)
             mask = torch.ones_like(ids)
             mask[0, :padding] = 0
-            given = {"input_ids": ids, "attention_mask": mask} if with_mask else {"input_ids": ids}
-            got = torch.from_numpy(session.run(None, {key: value.numpy() for key, value in given.items()})[0])
-            error = (got - model(**given).logits)[mask == 1].abs().max()
+            inputs = {"input_ids": ids, "attention_mask": mask} if with_mask else {"input_ids": ids}
+            got = torch.from_numpy(session.run(None, {key: value.numpy() for key, value in inputs.items()})[0])
+            error = (got - model(**inputs).logits)[mask == 1].abs().max()
             check(f"{name}: onnxruntime, {T} tokens, {padding} of padding: {error:.1e}", error <= 1e-4)
 
 

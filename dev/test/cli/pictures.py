@@ -53,13 +53,6 @@ class Page(html.parser.HTMLParser):
             self.data += text
 
 
-def check_membership():
-    import membership
-
-    check_page(membership)
-    check_page_refusals(membership)
-
-
 def check_page(membership):
     # markup, a newline, a tab, control characters, a byte that is not UTF-8, and a character cut by the block size
     write("seen.txt", b'a <b> & "c"\n\td\x01\xff\xc3\xa9\xe2\x80\xae and so \xc3\xa9\r\n')
@@ -138,13 +131,9 @@ def check_page_refusals(membership):
 # ---- starter.py --recall ---------------------------------------------------------------------------------------------
 
 
-def recall(name):
-    succeeds(program(starter.__file__), "--seed", 3, "--stories", 30, "--recall", "--out", name)
-    return [json.loads(line) for line in Path(name).read_text().splitlines()]
-
-
 def check_items():
-    items = recall("recall.jsonl")
+    succeeds(program(starter.__file__), "--seed", 3, "--stories", 30, "--recall", "--out", "recall.jsonl")
+    items = [json.loads(line) for line in Path("recall.jsonl").read_text().splitlines()]
     kinds = {item["kind"] for item in items}
     check(f"{len(items)} items of kinds {sorted(kinds)}",
           len(items) > 30 and len(kinds) > 4 and kinds <= set(starter.RECALLED))
@@ -258,7 +247,10 @@ def check_losses():
 
 def main():
     if not missing("membership.py", "torch", "safetensors", "tiktoken"):
-        check_membership()
+        import membership
+
+        check_page(membership)
+        check_page_refusals(membership)
     check_items()
     check_positions()
     check_losses()

@@ -22,7 +22,7 @@ unset -f tost   # the link, which gives messages a short name
 
 # poke FILE OFFSET TEXT: overwrites bytes; TEXT is a printf format.
 poke() { printf "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc 2>/dev/null; }
-# cut_to FILE BYTES: keeps the first BYTES bytes; negative: removes that many from the end.
+# cut_to FILE BYTES: keeps the first BYTES bytes.
 cut_to() { head -c "$2" "$1" >cut.tmp && mv cut.tmp "$1"; }
 # replace FILE FROM TO: sed s/FROM/TO/, also for binary files. The length of a safetensors header must not change.
 replace() { sed "s/$2/$3/" "$1" >replace.tmp && mv replace.tmp "$1"; }
@@ -30,8 +30,6 @@ replace() { sed "s/$2/$3/" "$1" >replace.tmp && mv replace.tmp "$1"; }
 corrupt() { poke "$1" $(($(wc -c <"$1") - 4)) '\377\377\377\377'; }
 # overflow FILE: sets its last four floats to 3.4e38.
 overflow() { poke "$1" $(($(wc -c <"$1") - 16)) "$(for i in 1 2 3 4; do printf '%s' '\377\377\177\177'; done)"; }
-# long N: N letters Z.
-long() { head -c "$1" /dev/zero | tr '\0' Z; }
 # as_user COMMAND…: runs the command as a user for whom file permissions apply.
 as_user() {
     if [ "$(id -u)" -ne 0 ]; then "$@"; else setpriv --reuid=65534 --regid=65534 --clear-groups "$@"; fi
