@@ -95,11 +95,11 @@ rm not_found
 # Two runs at once, each of which ends at its limit; a program needs at least 5 s of it.
 echo 'test_tost bench_classifier' >slow
 sed -i 's/begun bf16/CUDA part 3: 9 passed, 0 failed so far\\nbegun bf16/' program
-start part --stages tests --limit 7
+start part --stages tests --limit 8
 part=$!
 echo bench_norm >broken
 rm built/bench_adamw
-bench limit --stages kernels tests --limit 7
+bench limit --stages kernels tests --limit 8
 check "a failed, a hanging and a missing program: status $status" [ $status -eq 0 ]
 has_lines '- bench_norm: exit status 1: made-up failure' '| begun, bf16 2 rows: µs | 1.0' \
     '- bench_classifier: took more than' '- bench_adamw: ' '| tests | no time left' '- what is left: --stages kernels tests'
