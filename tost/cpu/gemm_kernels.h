@@ -160,9 +160,10 @@ enum { PACK_LANES = 192, ROWS_AHEAD = 4 };   // lanes packed at a time, a multip
 // The words number w of LANES lanes from their values x and y at one depth, or at two for bf16
 INLINE VecWord words_of_depths(VecWord x, VecWord y, Format f, bool bf16, int w) {
     if (f == FLOATS) return x;
-    if (f == PAIRS) return bf16 ? (VecWord)(y | x >> 16) : pair_words(x, y);
-    const VecWord value = w % 2 ? x : y;
-    return bf16 ? value : round_words(value);
+    if (f == PAIRS && bf16) return y | x >> 16;
+    if (f == PAIRS) return pair_words(x, y);
+    if (w % 2) y = x;
+    return bf16 ? y : round_words(y);
 }
 
 // lanes_side: reads a stored row, or two for bf16, from end to end, and writes to many panels. Reads whole vectors,
@@ -171,7 +172,7 @@ INLINE VecWord words_of_depths(VecWord x, VecWord y, Format f, bool bf16, int w)
 INLINE void pack_by_depth(Word* dst, Operand o, Format f, int lanes, int depth, int W) {
     const int words = words_of(f, depth), panels = ceil_div(lanes, W), unit = depth_unit(f);
     const size_t size = element_size(o);
-    VecWord copy[2][PACK_LANES / LANES + 2];
+    VecWord copy[2][PACK_LANES / LANES + 2], v;   // v is not in the loop: gcc 12's AddressSanitizer reports it there
     for (int w = 0; w < words; w++) {
         const int k = f == PAIRS ? 2*w : w / unit * unit, stored = min_int(unit, depth - k);
         const char* row[2] = { (const char*)copy[0], (const char*)copy[1] };
@@ -188,7 +189,7 @@ INLINE void pack_by_depth(Word* dst, Operand o, Format f, int lanes, int depth, 
             for (int i = 0; i < W; i += LANES) {
                 const size_t at = (p*W + i) * size;
                 const VecWord x = values_at(row[0] + at, o.bf16), y = values_at(row[unit - 1] + at, o.bf16);
-                const VecWord v = words_of_depths(x, y, f, o.bf16, w);
+                v = words_of_depths(x, y, f, o.bf16, w);
                 Word* to = dst + ((size_t)p*words + w)*W + i;
                 if (i + LANES <= W || w + 1 < words) *(VecWordU*)to = v;
                 else memcpy(to, &v, (W - i) * sizeof(Word));
