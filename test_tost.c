@@ -31,12 +31,6 @@
 // ---------------------------------------------------------------------------------------------
 // Helpers
 
-static double* widen(const float* x, size_t n) {
-    double* y = xmalloc(n * sizeof *y);
-    for (size_t i = 0; i < n; i++) y[i] = x[i];
-    return y;
-}
-
 static double float_error(const float* got, const float* want, size_t n) {
     double* wide = widen(want, n);
     const double error = relative_l2(got, wide, n);
@@ -47,15 +41,40 @@ static double float_error(const float* got, const float* want, size_t n) {
 // The larger of two errors. NaN is the largest.
 static double worse(double worst, double error) { return isnan(worst) || error <= worst ? worst : error; }
 
-static Subject subject_new(const TostEngine* engine, TostConfig config, int B, int T, bool training) {
-    return subject_of(engine, config, B, T, training, TOST_FP32);
-}
-
 static int32_t* random_ids(size_t n, int vocab_size, uint64_t seed) {
     Rng rng = rng_seeded(seed, 2);
     int32_t* ids = xmalloc(n * sizeof *ids);
     for (size_t i = 0; i < n; i++) ids[i] = (int32_t)rng_below(&rng, vocab_size);
     return ids;
+}
+
+// Tokens from `first` on of each of B sequences (B,T)
+static void tokens_of(int32_t* part, const int32_t* ids, int B, int T, int first, int n) {
+    for (int b = 0; b < B; b++) memcpy(part + (size_t)b * n, ids + (size_t)b * T + first, n * sizeof *part);
+}
+
+// The losses in nats by the logits (rows,V); 0 for ignored targets. free()
+static double* losses_of(const float* logits, const int32_t* targets, size_t rows, size_t V) {
+    double* losses = xcalloc(rows, sizeof *losses);
+    for (size_t row = 0; row < rows; row++) {
+        const float* l = logits + row * V;
+        double sum = 0;
+        for (size_t v = 0; v < V; v++) sum += exp(l[v]);
+        if (targets[row] >= 0) losses[row] = log(sum) - l[targets[row]];
+    }
+    return losses;
+}
+
+// Each gradient has an error of more than `least`, and at most `limit`.
+static void check_gradients(Checks* c, const char* what, const Subject* got, const Subject* want, double least,
+                            double limit) {
+    for (int i = 0; i < want->tensors.count; i++) {
+        const TostTensor* t = &want->tensors.tensor[i];
+        float *a = subject_get(got, TOST_GRAD, t), *b = subject_get(want, TOST_GRAD, t);
+        const double error = float_error(a, b, t->size);
+        check(c, error > least && error <= limit, "%s: gradient of %s: relative L2 error %.3e", what, t->name, error);
+        free(a); free(b);
+    }
 }
 
 static float* subject_activation(Subject* s, TostActivation what, int layer, size_t n) {
@@ -110,7 +129,7 @@ static void test_curve(Checks* c, const TostEngine* engine, const char* dir) {
     require(st_open(&init, init_path, &err), &err);
     const TostConfig config = meta_config(&init);
     const int B = meta_int(&init, "B"), T = meta_int(&init, "T"), steps = meta_int(&init, "steps");
-    Subject s = subject_new(engine, config, B, T, true);
+    Subject s = subject_of(engine, config, B, T, true, TOST_FP32);
     read_params(&s, &init);
     DataSet* data = data_open(ONE_PATH(shard_path), T, (uint32_t)config.vocab_size, ORDER_SEQUENTIAL, 0, &err);
     require(data != NULL, &err);
@@ -158,7 +177,7 @@ static double slope(Subject* s, const TostTensor* t, const float* p, const doubl
     for (int side = 0; side < 2; side++) {
         for (size_t i = 0; i < t->size; i++) moved[i] = (float)(p[i] + (side ? -e : e) * d[i]);
         s->engine->put(s->model, TOST_PARAM, t, moved);
-        subject_loss(s, x->inputs, x->targets, x->B, x->T);
+        chunks_loss(&s->chunks, x->inputs, x->targets, x->B, x->T);
         loss[side] = mean_loss(s);
     }
     s->engine->put(s->model, TOST_PARAM, t, p);
@@ -191,13 +210,13 @@ static void test_differences(Checks* c, const TostEngine* engine, int bias, int 
     const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 15, .block_size = 80, .vocab_size = 29,
                                .bias = bias, .conv = conv, .memory = memory};
     const int B = 2, T = 70;
-    Subject s = subject_new(engine, config, B, T, true);
+    Subject s = subject_of(engine, config, B, T, true, TOST_FP32);
     subject_randomize(&s, 11);
     int32_t *inputs = random_ids((size_t)B * T, 29, 1), *targets = random_ids((size_t)B * T, 29, 2);
     const TostChunk x = {inputs, targets, B, T, 0};
     targets[3] = -1;
     engine->zero_grad(s.model);
-    subject_train(&s, inputs, targets, B, T, 1.0f / (B * T - 1), TOST_STEP_ENDS);
+    chunks_train(&s.chunks, inputs, targets, B, T, 1.0f / (B * T - 1), TOST_STEP_ENDS);
     mean_loss(&s);
     for (int i = 0; i < s.tensors.count; i++) check_difference(c, &s, &s.tensors.tensor[i], &x);
     subject_free(&s);
@@ -218,7 +237,7 @@ static TostConfig odd = {   // test_engine sets conv and memory
 
 static void test_causality(Checks* c, const TostEngine* engine) {
     enum { B = 1, T = 150 };
-    Subject s = subject_new(engine, odd, B, T, false);
+    Subject s = subject_of(engine, odd, B, T, false, TOST_FP32);
     subject_randomize(&s, 3);
     int32_t* ids = random_ids(T, odd.vocab_size, 4);
     float* before = logits_of(&s, ids, B, T);
@@ -248,12 +267,12 @@ static void test_decode(Checks* c, const TostEngine* engine, TostDtype dtype, do
     const size_t V = odd.vocab_size;
     Subject s = subject_of(engine, odd, B, T, false, dtype);
     subject_randomize(&s, 5);
-    int32_t *ids = random_ids((size_t)B * T, odd.vocab_size, 6), *part = xmalloc((size_t)B * T * sizeof *part);
+    int32_t *ids = random_ids((size_t)B * T, odd.vocab_size, 6), part[B * T];
     float *full = logits_of(&s, ids, B, T), *step = xmalloc(B * V * sizeof *step);
     for (size_t i = 0; i < countof(prompts); i++) {
         const int n = prompts[i];
         double worst = 0;
-        for (int b = 0; b < B; b++) memcpy(part + (size_t)b * n, ids + (size_t)b * T, n * sizeof *part);
+        tokens_of(part, ids, B, T, 0, n);
         subject_begin(step, &s, part, B, n);
         for (int t = n - 1; t < T; t++) {
             for (int b = 0; b < B; b++)
@@ -265,7 +284,7 @@ static void test_decode(Checks* c, const TostEngine* engine, TostDtype dtype, do
         check(c, worst <= limit, "%s: decode after a prompt of %d: relative L2 error %.3e", dtype_name(dtype), n,
               worst);
     }
-    free(full); free(step); free(ids); free(part);
+    free(full); free(step); free(ids);
     subject_free(&s);
 }
 
@@ -274,75 +293,66 @@ static void test_decode(Checks* c, const TostEngine* engine, TostDtype dtype, do
 static void test_scores(Checks* c, const TostEngine* engine) {
     enum { N = 2, COPIES = 3, B = N * COPIES, T = 40, MORE = 17 };
     const int prompts[] = {0, 1, T - MORE};
-    const size_t V = odd.vocab_size;
-    Subject s = subject_new(engine, odd, B, T, false);
+    Subject s = subject_of(engine, odd, B, T, false, TOST_FP32);
     subject_randomize(&s, 15);
     for (size_t i = 0; i < countof(prompts); i++) {
         const int n = prompts[i];
-        int32_t *ids = random_ids((size_t)B * T, odd.vocab_size, 16),
-                *targets = random_ids((size_t)B * MORE, odd.vocab_size, 17);
-        int32_t *part = xmalloc(N * T * sizeof *part), *more = xmalloc(B * MORE * sizeof *more);
-        for (int b = 0; b < B; b++) {
-            const int first = b / COPIES * COPIES;   // the copies of a prompt begin with its tokens
-            memcpy(ids + (size_t)b * T, ids + (size_t)first * T, n * sizeof *ids);
-            memcpy(part + (size_t)b / COPIES * n, ids + (size_t)b * T, n * sizeof *ids);
-            memcpy(more + (size_t)b * MORE, ids + (size_t)b * T + n, MORE * sizeof *ids);
-        }
-        for (int row = 0; row < B * MORE; row += 5) targets[row] = -1;
+        int32_t *ids = random_ids(B * T, odd.vocab_size, 16), *targets = random_ids(B * T, odd.vocab_size, 17);
+        int32_t part[N * T], more[B * MORE], wanted[B * MORE];
         double losses[2][B * MORE], worst = 0;
+        for (int b = 0; b < B; b++)   // the copies of a prompt begin with its tokens
+            memcpy(ids + b * T, ids + b / COPIES * COPIES * T, n * sizeof *ids);
+        for (int row = 0; row < B * T; row += 5) targets[row] = -1;
+        tokens_of(part, ids, N, COPIES * T, 0, n);
+        tokens_of(more, ids, B, T, n, MORE);
+        tokens_of(wanted, targets, B, T, n, MORE);
         float* full = logits_of(&s, ids, B, T);
+        double* want = losses_of(full, targets, B * T, odd.vocab_size);
         subject_begin(NULL, &s, part, N, n);
         for (int again = 0; again < 2; again++)
-            chunks_score(losses[again], &s.chunks, more, targets, COPIES, MORE);
-        for (int row = 0; row < B * MORE; row++) {
-            const float* l = full + ((size_t)(row / MORE) * T + n + row % MORE) * V;
-            double sum = 0;
-            for (size_t v = 0; v < V; v++) sum += exp(l[v]);
-            const double want = targets[row] < 0 ? 0 : log(sum) - l[targets[row]];
-            worst = worse(worst, fabs(losses[0][row] - want));
-        }
+            chunks_score(losses[again], &s.chunks, more, wanted, COPIES, MORE);
+        for (int row = 0; row < B * MORE; row++)
+            worst = worse(worst, fabs(losses[0][row] - want[row / MORE * T + n + row % MORE]));
         check(c, worst <= LIMIT_DECODE, "scores after a prompt of %d: error %.3e", n, worst);
         check(c, memcmp(losses[0], losses[1], sizeof losses[0]) == 0,
               "scores after a prompt of %d: a second call gives other losses", n);
-        free(full); free(ids); free(targets); free(part); free(more);
+        free(full); free(want); free(ids); free(targets);
     }
     subject_free(&s);
 }
 
-// Scores computed in chunks of several lengths must equal those of whole sequences, also where targets are ignored.
-// Then the decode state must be that after the last token.
+// Losses computed in chunks of several lengths must be those of the full forward, also where targets are ignored.
+// Then the decode state must be that after the last of these tokens.
 static void test_reading(Checks* c, const TostEngine* engine) {
-    enum { B = 2, T = 140 };
-    const int chunks[] = {1, 64, 3, 70, 2};   // T in all
+    enum { B = 2, T = 141 };
+    const int chunks[] = {1, 64, 3, 70, 2};   // T - 1 in all
     const size_t V = odd.vocab_size;
-    Subject s = subject_new(engine, odd, B, T, false);
+    Subject s = subject_of(engine, odd, B, T, false, TOST_FP32);
     subject_randomize(&s, 25);
     int32_t *ids = random_ids(B * T, odd.vocab_size, 26), *targets = random_ids(B * T, odd.vocab_size, 27);
     int32_t part[B * T], wanted[B * T];
-    const int32_t next[B] = {3, 4};
-    double whole[B * T], losses[B * T], worst = 0;
-    float *want = xmalloc(B * V * sizeof *want), *got = xmalloc(B * V * sizeof *got);
+    double losses[B * T], worst = 0;
     for (int i = 0; i < B * T; i += 7) targets[i] = -1;
-    subject_begin(NULL, &s, NULL, B, 0);
-    chunks_score(whole, &s.chunks, ids, targets, 1, T);
+    float *full = logits_of(&s, ids, B, T), *next = xmalloc(B * V * sizeof *next);
+    double* want = losses_of(full, targets, B * T, V);
     int first = 0;
+    subject_begin(NULL, &s, NULL, B, 0);
     for (size_t i = 0; i < countof(chunks); first += chunks[i++]) {
         const int n = chunks[i];
-        for (int b = 0; b < B; b++) {
-            memcpy(part + b * n, ids + b * T + first, n * sizeof *part);
-            memcpy(wanted + b * n, targets + b * T + first, n * sizeof *wanted);
-        }
+        tokens_of(part, ids, B, T, first, n);
+        tokens_of(wanted, targets, B, T, first, n);
         chunks_read_losses(losses, &s.chunks, part, wanted, n);
         for (int row = 0; row < B * n; row++)
-            worst = worse(worst, fabs(losses[row] - whole[row / n * T + first + row % n]));
+            worst = worse(worst, fabs(losses[row] - want[row / n * T + first + row % n]));
     }
-    check(c, first == T && worst <= LIMIT_DECODE, "losses in chunks: error %.3e", worst);
-    chunks_read(got, &s.chunks, next, 1);
-    subject_begin(NULL, &s, ids, B, T);
-    chunks_read(want, &s.chunks, next, 1);
-    worst = float_error(got, want, B * V);
-    check(c, worst <= LIMIT_DECODE, "decode after losses: relative L2 error %.3e", worst);
-    free(want); free(got); free(ids); free(targets);
+    check(c, first == T - 1 && worst <= LIMIT_DECODE, "losses in chunks: error %.3e", worst);
+    tokens_of(part, ids, B, T, first, 1);
+    chunks_read(next, &s.chunks, part, 1);
+    for (int b = 0; b < B; b++) {
+        const double error = float_error(next + b * V, full + ((size_t)b * T + first) * V, V);
+        check(c, error <= LIMIT_DECODE, "decode after losses: relative L2 error %.3e", error);
+    }
+    free(full); free(next); free(want); free(ids); free(targets);
     subject_free(&s);
 }
 
@@ -351,18 +361,14 @@ static void test_activation(Checks* c, const TostEngine* engine) {
     enum { B = 2, T = 70, ROWS = B * T, C = 60, NH = 3, L = 3 };
     TostConfig config = odd;
     config.n_layer = L;
-    Subject whole = subject_new(engine, config, B + 1, T + 5, true);
+    Subject whole = subject_of(engine, config, B + 1, T + 5, true, TOST_FP32);
     subject_randomize(&whole, 21);
     int32_t* ids = random_ids(ROWS, config.vocab_size, 22);
-    subject_train(&whole, ids, ids, B, T, 1.0f / ROWS, TOST_STEP_ENDS);
+    chunks_train(&whole.chunks, ids, ids, B, T, 1.0f / ROWS, TOST_STEP_ENDS);
     for (int l = 0; l < L; l++) {
         config.n_layer = l + 1;
-        Subject few = subject_new(engine, config, B, T, true);
-        for (int i = 0; i < few.tensors.count; i++) {
-            float* x = subject_get(&whole, TOST_PARAM, tost_tensor_find(&whole.tensors, few.tensors.tensor[i].name));
-            engine->put(few.model, TOST_PARAM, &few.tensors.tensor[i], x);
-            free(x);
-        }
+        Subject few = subject_of(engine, config, B, T, true, TOST_FP32);
+        subject_copy(&few, &whole, TOST_ADAMW);
         subject_forward(&few, ids, B, T);
         const struct { const char* name; TostActivation what; int layer; size_t n; } shown[] = {
             {"z", TOST_Z, l, ROWS * C}, {"pi", TOST_PI, l, ROWS * NH}, {"input x", TOST_X, l, ROWS * C},
@@ -387,7 +393,7 @@ static void test_uniform(Checks* c, const TostEngine* engine) {
     static const float zeros[NH];
     TostConfig config = odd;
     config.membership = TOST_UNIFORM;
-    Subject temp_0 = subject_new(engine, odd, B, T, true), uniform = subject_new(engine, config, B, T, true);
+    Subject temp_0 = subject_of(engine, odd, B, T, true, TOST_FP32), uniform = subject_of(engine, config, B, T, true, TOST_FP32);
     int32_t *ids = random_ids(ROWS, odd.vocab_size, 31), *targets = random_ids(ROWS, odd.vocab_size, 32);
     subject_randomize(&temp_0, 33);
     subject_randomize(&uniform, 33);   // temp: 0
@@ -397,8 +403,8 @@ static void test_uniform(Checks* c, const TostEngine* engine) {
     float *want = logits_of(&temp_0, ids, B, T), *got = logits_of(&uniform, ids, B, T);
     check(c, memcmp(got, want, (size_t)ROWS * odd.vocab_size * sizeof *got) == 0,
           "uniform: logits differ from temp = 0");
-    subject_train(&temp_0, ids, targets, B, T, 1.0f / ROWS, TOST_STEP_ENDS);
-    subject_train(&uniform, ids, targets, B, T, 1.0f / ROWS, TOST_STEP_ENDS);
+    chunks_train(&temp_0.chunks, ids, targets, B, T, 1.0f / ROWS, TOST_STEP_ENDS);
+    chunks_train(&uniform.chunks, ids, targets, B, T, 1.0f / ROWS, TOST_STEP_ENDS);
     float* pi = subject_activation(&uniform, TOST_PI, 1, ROWS * NH);
     int bad = 0;
     for (int i = 0; i < ROWS * NH; i++) bad += pi[i] != 1.0f / NH;
@@ -425,23 +431,16 @@ static void test_uniform(Checks* c, const TostEngine* engine) {
 // Gradients accumulated over two halves of a batch must be those of the whole batch.
 static void test_accumulation(Checks* c, const TostEngine* engine) {
     enum { B = 4, T = 33 };
-    Subject whole = subject_new(engine, odd, B, T, true), halves = subject_new(engine, odd, B, T, true);
+    Subject whole = subject_of(engine, odd, B, T, true, TOST_FP32), halves = subject_of(engine, odd, B, T, true, TOST_FP32);
     int32_t *inputs = random_ids(B * T, odd.vocab_size, 12), *targets = random_ids(B * T, odd.vocab_size, 13);
     const float scale = 1.0f / (B * T);
     subject_randomize(&whole, 14);
     subject_randomize(&halves, 14);
-    subject_train(&whole, inputs, targets, B, T, scale, TOST_STEP_ENDS);
-    for (int i = 0; i < 2; i++) {
-        subject_train(&halves, inputs + i * B / 2 * T, targets + i * B / 2 * T, B / 2, T, scale, TOST_STEP_ENDS);
-    }
+    chunks_train(&whole.chunks, inputs, targets, B, T, scale, TOST_STEP_ENDS);
+    for (int i = 0; i < 2; i++)
+        chunks_train(&halves.chunks, inputs + i * B / 2 * T, targets + i * B / 2 * T, B / 2, T, scale, TOST_STEP_ENDS);
     check(c, fabs(mean_loss(&whole) - mean_loss(&halves)) <= 1e-6, "loss of two halves differs from the whole batch");
-    for (int i = 0; i < whole.tensors.count; i++) {
-        const TostTensor* t = &whole.tensors.tensor[i];
-        float *a = subject_get(&halves, TOST_GRAD, t), *b = subject_get(&whole, TOST_GRAD, t);
-        const double error = float_error(a, b, t->size);
-        check(c, error <= LIMIT_PARAMS, "%s: gradient of two halves, relative L2 error %.3e", t->name, error);
-        free(a); free(b);
-    }
+    check_gradients(c, "two halves", &halves, &whole, -1, LIMIT_PARAMS);
     subject_free(&whole);
     subject_free(&halves);
     free(inputs); free(targets);
@@ -464,20 +463,13 @@ static void test_bf16_near_float32(Checks* c, const TostEngine* engine, int bias
         s[i] = subject_of(engine, config, B, T, true, i == 0 ? TOST_FP32 : TOST_BF16);
         subject_randomize(&s[i], SEED);
         logits[i] = logits_of(&s[i], ids, B, T);
-        subject_train(&s[i], ids, targets, B, T, 1.0f / (B * T), TOST_STEP_ENDS);
+        chunks_train(&s[i].chunks, ids, targets, B, T, 1.0f / (B * T), TOST_STEP_ENDS);
     }
     const double error = float_error(logits[1], logits[0], (size_t)B * T * odd.vocab_size),
                  loss = mean_loss(&s[1]) - mean_loss(&s[0]);
     check(c, error > 1e-4 && error <= LIMIT_BF16, "bf16: logits: relative L2 error %.3e", error);
     check(c, loss != 0 && fabs(loss) <= 1e-2, "bf16: the loss differs by %.3e", loss);
-    for (int i = 0; i < s[0].tensors.count; i++) {
-        const TostTensor* t = &s[0].tensors.tensor[i];
-        float *exact = subject_get(&s[0], TOST_GRAD, t), *got = subject_get(&s[1], TOST_GRAD, t);
-        const double of_grad = float_error(got, exact, t->size);
-        check(c, of_grad > 0 && of_grad <= LIMIT_BF16_GRAD, "bf16: gradient of %s: relative L2 error %.3e", t->name,
-              of_grad);
-        free(exact); free(got);
-    }
+    check_gradients(c, "bf16", &s[1], &s[0], 0, LIMIT_BF16_GRAD);
     for (int i = 0; i < 2; i++) {
         free(logits[i]);
         subject_free(&s[i]);
@@ -494,11 +486,9 @@ static void test_bf16_step(Checks* c, const TostEngine* engine) {
     double norm;
     subject_randomize(&s, 55);
     train_step(&norm, &s, ids, ids, B, T, a, 1.0);
+    subject_copy(&fresh, &s, TOST_ADAMW);
     for (int i = 0; i < s.tensors.count; i++) {
         const TostTensor* t = &s.tensors.tensor[i];
-        float* x = subject_get(&s, TOST_PARAM, t);
-        engine->put(fresh.model, TOST_PARAM, t, x);
-        free(x);
         for (int state = TOST_PARAM; state <= TOST_V; state++) {
             size_t rounded_values = 0;
             float* y = subject_get(&s, (TostArray)state, t);
@@ -569,7 +559,7 @@ static void test_thread_number(Checks* c) {
 // Moments of Adam that become subnormal must be flushed to zero in all threads, including those that start later.
 static void test_subnormals(Checks* c) {
 #if defined(__x86_64__) || defined(__aarch64__)
-    Subject s = subject_new(&tost_cpu_engine, odd, 1, 1, true);
+    Subject s = subject_of(&tost_cpu_engine, odd, 1, 1, true, TOST_FP32);
     const TostUpdate a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_scale = 1, .step = 1};
     const TostTensor* t = tost_tensor_find(&s.tensors, "transformer.wte.weight");
     float* tiny = xmalloc(t->size * sizeof *tiny);
@@ -718,7 +708,7 @@ static Record record_of_parts(const TostEngine* engine, TostComm* comm, TostDtyp
         engine->zero_grad(s.model);
         for (int part = 0; part < 2; part++) {
             int32_t* ids = random_ids(ROWS + 1, config.vocab_size, 62 + 2 * step + part);
-            subject_train(&s, ids, ids + 1, B, T, 1.0f / (2 * ROWS), part == 0 ? TOST_PART_ENDS : TOST_STEP_ENDS);
+            chunks_train(&s.chunks, ids, ids + 1, B, T, 1.0f / (2 * ROWS), part == 0 ? TOST_PART_ENDS : TOST_STEP_ENDS);
             free(ids);
         }
         subject_step(&s, (TostUpdate){1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1}, 1.0);

@@ -55,19 +55,16 @@ struct Results {
 // The rank's parts of a few steps.
 void train(Results* out, Subject* s, const Setup& u, int rank, int ranks) {
     const Shape& k = u.shape;
-    const size_t rows = (size_t)k.B * k.T;
     const int micros = u.parts / ranks * u.micros;   // of this rank
-    const float scale = 1.0f / (float)((size_t)(u.parts * u.micros) * rows);
+    const float scale = 1.0f / (float)(u.parts * u.micros * k.B * k.T);
     int64_t count;
     double loss;
     subject_randomize(s, 5);
     for (int step = 0; step < STEPS; step++) {
         s->engine->zero_grad(s->model);
         for (int i = 1; i <= micros; i++) {
-            int32_t* ids = shape_ids(&k, (uint64_t)(1000 * step + rank * micros + i));
-            subject_train(s, ids, ids + rows, k.B, k.T, scale,
-                          i == micros ? TOST_STEP_ENDS : i % u.micros ? TOST_MORE : TOST_PART_ENDS);
-            free(ids);
+            const TostEnd end = i == micros ? TOST_STEP_ENDS : i % u.micros ? TOST_MORE : TOST_PART_ENDS;
+            subject_train(s, &k, (uint64_t)(1000 * step + rank * micros + i), scale, end);
         }
         out->norm[step] = subject_step(s, {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1}, 1.0);
         s->engine->read_loss(&loss, &count, s->model);

@@ -30,11 +30,11 @@ void subject_free(Subject* s);
 // Random values for every parameter, so that no gradient is zero.
 void subject_randomize(Subject* s, uint64_t seed);
 float* subject_get(const Subject* s, TostArray state, const TostTensor* t);   // free()
+float* subject_array(const Subject* s, TostArray array);   // all tensors at their offsets; free()
+// Copies parameters and moments between models with this optimizer; `to` may have fewer layers.
+void subject_copy(Subject* to, const Subject* from, TostOptimizer optimizer);
 
 void subject_forward(Subject* s, const int32_t* inputs, int B, int T);
-void subject_loss(Subject* s, const int32_t* inputs, const int32_t* targets, int B, int T);
-void subject_train(Subject* s, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale,
-                   TostEnd end);
 // Starts n sequences with T tokens each. logits (n,V) or NULL
 void subject_begin(float* logits, Subject* s, const int32_t* prompts, int n, int T);
 float* logits_of(Subject* s, const int32_t* inputs, int B, int T);   // (B,T,V); free()
@@ -95,6 +95,8 @@ TostConfig shape_config(const Shape* k);
 // Ids of a micro-batch: inputs, then targets. One input in eight is token 3, so that one row of wte sums many
 // gradients; one target in five is ignored (-1).
 int32_t* shape_ids(const Shape* k, uint64_t seed);   // free()
+// chunks_train of this micro-batch
+void subject_train(Subject* s, const Shape* k, uint64_t seed, float grad_scale, TostEnd end);
 
 // ---- Comparing two engines ------------------------------------------------------------------------------------------
 
@@ -119,14 +121,13 @@ void engines_agree_on_scores(Checks* c, const TostEngine* engine, const TostEngi
 void engines_agree_on_all_scores(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
                                  int run);
 
-// chunk: tokens per chunk; 0: whole sequences. Records evaluation, decode, scores and gradients and, in between, a
-// sequence of `fits` tokens, which fits in one chunk.
-typedef struct { Shape shape; int chunk, fits; } ChunksTest;
-Record chunks_record(const TostEngine* engine, const void* test, TostDtype dtype);   // test: a ChunksTest
-// Compares the engine's results in chunks with the reference engine's (NULL: none) in the same chunks, and with
-// `whole`, the engine's results in one chunk.
+// chunks: tokens per chunk, for one model after another, up to the first 0. Compares the engine's results in chunks with
+// the reference engine's (NULL: none) in the same chunks, and with its own of whole sequences: evaluation, decode, scores
+// and gradients and, in between, those of a sequence of `fits` tokens, which fits in one chunk.
+enum { MOST_CHUNKS = 4 };
+typedef struct { Shape shape; int fits, chunks[MOST_CHUNKS]; } ChunksTest;
 void engines_agree_on_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
-                             const ChunksTest* test, const Record* whole);
+                             const ChunksTest* test);
 // Lengths of chunks: divisors of T and others, one token, one and several of TSSA's runs.
 void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
                                  int run);

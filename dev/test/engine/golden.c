@@ -7,9 +7,14 @@
 #include "tost/base/files.h"
 #include "tost/base/memory.h"
 
+double* widen(const float* x, size_t n) {
+    double* y = xmalloc(n * sizeof *y);
+    for (size_t i = 0; i < n; i++) y[i] = x[i];
+    return y;
+}
+
 double relative_l2(const float* a, const double* b, size_t n) {
-    double* wide = xmalloc(n * sizeof *wide);
-    for (size_t i = 0; i < n; i++) wide[i] = a[i];
+    double* wide = widen(a, n);
     const double error = relative_distance(wide, b, n);
     free(wide);
     return error;
@@ -97,7 +102,7 @@ static void compute_gradient(Subject* s, const int32_t* inputs, const int32_t* t
     int64_t count = 0;
     for (int i = 0; i < B * T; i++) count += targets[i] >= 0;
     s->engine->zero_grad(s->model);
-    subject_train(s, inputs, targets, B, T, 1.0f / (float)count, TOST_STEP_ENDS);
+    chunks_train(&s->chunks, inputs, targets, B, T, 1.0f / (float)count, TOST_STEP_ENDS);
 }
 
 double train_step(double* norm, Subject* s, const int32_t* inputs, const int32_t* targets, int B, int T, TostUpdate a,

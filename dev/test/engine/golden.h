@@ -21,6 +21,7 @@ TostUpdate meta_update(const StFile* f, double lr, int step);
 double* read_doubles(const StFile* f, const char* name, size_t n);   // free()
 void read_params(Subject* s, const StFile* f);
 
+double* widen(const float* x, size_t n);   // free()
 // |a - b| / |b| over n elements, see relative_distance.
 double relative_l2(const float* a, const double* b, size_t n);
 // Compares n numbers with the tensor of the name PREFIX + NAME and prints the error.
