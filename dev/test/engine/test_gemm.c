@@ -195,8 +195,9 @@ static void test_blocks(Checks* c, Rng* rng) {
 
 // ---- Bits -----------------------------------------------------------------------------------------------------------
 
-static void check_bits(Checks* c, const Case* t, const float* want, const char* variant, const char* what, int n) {
-    check(c, memcmp(want, t->c, (size_t)t->M * t->N * sizeof *want) == 0, "%s: different bits with %s %d", variant,
+static void check_bits(Checks* c, Case* t, const Variant* v, const float* want, const char* what, int n) {
+    run_case(t, v);
+    check(c, memcmp(want, t->c, (size_t)t->M * t->N * sizeof *want) == 0, "%s: different bits with %s %d", v->name,
           what, n);
 }
 
@@ -213,26 +214,18 @@ static void test_same_bits(Checks* c, Rng* rng) {
         run_case(&t, v);
         memcpy(whole, t.c, (size_t)t.M * t.N * sizeof *whole);
         t.a = memcpy(moved + 3, a, bytes_a);
-        run_case(&t, v);
-        check_bits(c, &t, whole, v->name, "a moved by floats:", 3);
+        check_bits(c, &t, v, whole, "a moved by floats:", 3);
         t.a = a;
         for (int set = 1; set <= 5; set++) {
             threads_set(set);
-            run_case(&t, v);
-            check_bits(c, &t, whole, v->name, "threads:", set);
+            check_bits(c, &t, v, whole, "threads:", set);
         }
         threads_set(threads);
-        for (t.M = TOST_FEW_ROWS + 1; t.M < ROWS; t.M += 29) {
-            run_case(&t, v);
-            check_bits(c, &t, whole, v->name, "rows:", t.M);
-        }
+        for (t.M = TOST_FEW_ROWS + 1; t.M < ROWS; t.M += 29) check_bits(c, &t, v, whole, "rows:", t.M);
         t.M = TOST_FEW_ROWS;
         run_case(&t, v);
         memcpy(whole, t.c, (size_t)t.M * t.N * sizeof *whole);
-        for (t.M = 1; t.M < TOST_FEW_ROWS; t.M += 5) {
-            run_case(&t, v);
-            check_bits(c, &t, whole, v->name, "rows:", t.M);
-        }
+        for (t.M = 1; t.M < TOST_FEW_ROWS; t.M += 5) check_bits(c, &t, v, whole, "rows:", t.M);
         free(whole);
         free(moved);
         free_case(&t);

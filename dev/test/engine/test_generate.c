@@ -23,22 +23,18 @@ static bool take_text(void* context, const char* bytes, size_t n) {
 
 // ---- Texts together -------------------------------------------------------------------------------------------------
 
-enum { BLOCK_SIZE = 144, GROUPS = 6 };
-enum { BYTES = 257, LONGEST = 160, MAX_TOKENS = 120 };
+enum { BLOCK_SIZE = 144, BYTES = 257, LONGEST = 160, MAX_TOKENS = 120 };
 
 // The CPU engine, but the logits of each sequence are replaced by those that choose one token, a hash of their bits: a
 // text then depends on every bit of all logits before it.
-static void choose_by_bits(float* logits, int n, int V) {
-    for (int i = 0; i < n; i++) {
+static void bits_logits(float* logits, TostModel* m) {
+    const int V = m->config.vocab_size;
+    tost_cpu_engine.last_logits(logits, m);
+    for (int i = 0; i < m->chunk.B; i++) {
         float* row = logits + (size_t)i * V;
         const uint32_t choice = crc32_update(0, row, (size_t)V * sizeof *row) % BYTES;
         for (int v = 0; v < V; v++) row[v] = v == (int)choice;
     }
-}
-
-static void bits_logits(float* logits, TostModel* m) {
-    tost_cpu_engine.last_logits(logits, m);
-    choose_by_bits(logits, m->chunk.B, m->config.vocab_size);
 }
 
 static TostModel* new_model(const TostConfig* config, int threads) {
@@ -52,7 +48,7 @@ static TostModel* new_model(const TostConfig* config, int threads) {
     return m;
 }
 
-typedef struct { size_t n_prompt; uint32_t prompt[LONGEST]; Output out; Text text; } Case;
+typedef struct { size_t n_prompt; uint32_t prompt[LONGEST]; Output out; } Case;
 
 static void make_case(Case* k, size_t n_prompt, Rng* rng) {
     *k = (Case){.n_prompt = n_prompt};
@@ -99,7 +95,7 @@ static void test_together(Checks* c, const Tokenizer* tokenizer, int threads) {
                          .options = {.temperature = 0}, .take = take_text};
     Case* cases = xmalloc(MAX_TEXTS_TOGETHER * sizeof *cases);
     Rng rng = rng_seeded(5, (uint64_t)threads);
-    for (size_t i = 0; i < GROUPS; i++)
+    for (size_t i = 0; i < countof(groups); i++)
         for (size_t k = i > 0 || threads > 1; k < countof(counts); k++) {   // the most texts in one group only
             for (int j = 0; j < counts[k]; j++) {
                 make_case(&cases[j], groups[i][j % 6], &rng);
