@@ -129,7 +129,7 @@ static void test_curve(Checks* c, const TostEngine* engine, const char* dir) {
     require(st_open(&init, init_path, &err), &err);
     const TostConfig config = meta_config(&init);
     const int B = meta_int(&init, "B"), T = meta_int(&init, "T"), steps = meta_int(&init, "steps");
-    Subject s = subject_of(engine, config, B, T, true, TOST_FP32);
+    Subject s = subject_of(engine, config, B, T, true, TOST_FP32, 0);
     read_params(&s, &init);
     DataSet* data = data_open(ONE_PATH(shard_path), T, (uint32_t)config.vocab_size, ORDER_SEQUENTIAL, 0, &err);
     require(data != NULL, &err);
@@ -210,8 +210,7 @@ static void test_differences(Checks* c, const TostEngine* engine, int bias, int 
     const TostConfig config = {.n_layer = 2, .n_head = 3, .n_embd = 15, .block_size = 80, .vocab_size = 29,
                                .bias = bias, .conv = conv, .memory = memory};
     const int B = 2, T = 70;
-    Subject s = subject_of(engine, config, B, T, true, TOST_FP32);
-    subject_randomize(&s, 11);
+    Subject s = subject_of(engine, config, B, T, true, TOST_FP32, 11);
     int32_t *inputs = random_ids((size_t)B * T, 29, 1), *targets = random_ids((size_t)B * T, 29, 2);
     const TostChunk x = {inputs, targets, B, T, 0};
     targets[3] = -1;
@@ -237,8 +236,7 @@ static TostConfig odd = {   // test_engine sets conv and memory
 
 static void test_causality(Checks* c, const TostEngine* engine) {
     enum { B = 1, T = 150 };
-    Subject s = subject_of(engine, odd, B, T, false, TOST_FP32);
-    subject_randomize(&s, 3);
+    Subject s = subject_of(engine, odd, B, T, false, TOST_FP32, 3);
     int32_t* ids = random_ids(T, odd.vocab_size, 4);
     float* before = logits_of(&s, ids, B, T);
     const int positions[] = {0, 1, 63, 64, 65, 149};
@@ -265,8 +263,7 @@ static void test_decode(Checks* c, const TostEngine* engine, TostDtype dtype, do
     enum { B = 2, T = 140 };
     const int prompts[] = {1, 2, 64, 100, T - 1};
     const size_t V = odd.vocab_size;
-    Subject s = subject_of(engine, odd, B, T, false, dtype);
-    subject_randomize(&s, 5);
+    Subject s = subject_of(engine, odd, B, T, false, dtype, 5);
     int32_t *ids = random_ids((size_t)B * T, odd.vocab_size, 6), part[B * T];
     float *full = logits_of(&s, ids, B, T), *step = xmalloc(B * V * sizeof *step);
     for (size_t i = 0; i < countof(prompts); i++) {
@@ -293,8 +290,7 @@ static void test_decode(Checks* c, const TostEngine* engine, TostDtype dtype, do
 static void test_scores(Checks* c, const TostEngine* engine) {
     enum { N = 2, COPIES = 3, B = N * COPIES, T = 40, MORE = 17 };
     const int prompts[] = {0, 1, T - MORE};
-    Subject s = subject_of(engine, odd, B, T, false, TOST_FP32);
-    subject_randomize(&s, 15);
+    Subject s = subject_of(engine, odd, B, T, false, TOST_FP32, 15);
     for (size_t i = 0; i < countof(prompts); i++) {
         const int n = prompts[i];
         int32_t *ids = random_ids(B * T, odd.vocab_size, 16), *targets = random_ids(B * T, odd.vocab_size, 17);
@@ -327,8 +323,7 @@ static void test_reading(Checks* c, const TostEngine* engine) {
     enum { B = 2, T = 141 };
     const int chunks[] = {1, 64, 3, 70, 2};   // T - 1 in all
     const size_t V = odd.vocab_size;
-    Subject s = subject_of(engine, odd, B, T, false, TOST_FP32);
-    subject_randomize(&s, 25);
+    Subject s = subject_of(engine, odd, B, T, false, TOST_FP32, 25);
     int32_t *ids = random_ids(B * T, odd.vocab_size, 26), *targets = random_ids(B * T, odd.vocab_size, 27);
     int32_t part[B * T], wanted[B * T];
     double losses[B * T], worst = 0;
@@ -361,13 +356,12 @@ static void test_activation(Checks* c, const TostEngine* engine) {
     enum { B = 2, T = 70, ROWS = B * T, C = 60, NH = 3, L = 3 };
     TostConfig config = odd;
     config.n_layer = L;
-    Subject whole = subject_of(engine, config, B + 1, T + 5, true, TOST_FP32);
-    subject_randomize(&whole, 21);
+    Subject whole = subject_of(engine, config, B + 1, T + 5, true, TOST_FP32, 21);
     int32_t* ids = random_ids(ROWS, config.vocab_size, 22);
     chunks_train(&whole.chunks, ids, ids, B, T, 1.0f / ROWS, TOST_STEP_ENDS);
     for (int l = 0; l < L; l++) {
         config.n_layer = l + 1;
-        Subject few = subject_of(engine, config, B, T, true, TOST_FP32);
+        Subject few = subject_of(engine, config, B, T, true, TOST_FP32, 0);
         subject_copy(&few, &whole, TOST_ADAMW);
         subject_forward(&few, ids, B, T);
         const struct { const char* name; TostActivation what; int layer; size_t n; } shown[] = {
@@ -393,10 +387,9 @@ static void test_uniform(Checks* c, const TostEngine* engine) {
     static const float zeros[NH];
     TostConfig config = odd;
     config.membership = TOST_UNIFORM;
-    Subject temp_0 = subject_of(engine, odd, B, T, true, TOST_FP32), uniform = subject_of(engine, config, B, T, true, TOST_FP32);
+    Subject temp_0 = subject_of(engine, odd, B, T, true, TOST_FP32, 33),
+            uniform = subject_of(engine, config, B, T, true, TOST_FP32, 33);   // temp: 0
     int32_t *ids = random_ids(ROWS, odd.vocab_size, 31), *targets = random_ids(ROWS, odd.vocab_size, 32);
-    subject_randomize(&temp_0, 33);
-    subject_randomize(&uniform, 33);   // temp: 0
     for (int i = 0; i < temp_0.tensors.count; i++)
         if (temp_0.tensors.tensor[i].row == TOST_ROW_temp)
             engine->put(temp_0.model, TOST_PARAM, &temp_0.tensors.tensor[i], zeros);
@@ -431,11 +424,10 @@ static void test_uniform(Checks* c, const TostEngine* engine) {
 // Gradients accumulated over two halves of a batch must be those of the whole batch.
 static void test_accumulation(Checks* c, const TostEngine* engine) {
     enum { B = 4, T = 33 };
-    Subject whole = subject_of(engine, odd, B, T, true, TOST_FP32), halves = subject_of(engine, odd, B, T, true, TOST_FP32);
+    Subject whole = subject_of(engine, odd, B, T, true, TOST_FP32, 14),
+            halves = subject_of(engine, odd, B, T, true, TOST_FP32, 14);
     int32_t *inputs = random_ids(B * T, odd.vocab_size, 12), *targets = random_ids(B * T, odd.vocab_size, 13);
     const float scale = 1.0f / (B * T);
-    subject_randomize(&whole, 14);
-    subject_randomize(&halves, 14);
     chunks_train(&whole.chunks, inputs, targets, B, T, scale, TOST_STEP_ENDS);
     for (int i = 0; i < 2; i++)
         chunks_train(&halves.chunks, inputs + i * B / 2 * T, targets + i * B / 2 * T, B / 2, T, scale, TOST_STEP_ENDS);
@@ -460,8 +452,7 @@ static void test_bf16_near_float32(Checks* c, const TostEngine* engine, int bias
     float* logits[2];
     int32_t *ids = random_ids(B * T, odd.vocab_size, 51), *targets = random_ids(B * T, odd.vocab_size, 52);
     for (int i = 0; i < 2; i++) {
-        s[i] = subject_of(engine, config, B, T, true, i == 0 ? TOST_FP32 : TOST_BF16);
-        subject_randomize(&s[i], SEED);
+        s[i] = subject_of(engine, config, B, T, true, i == 0 ? TOST_FP32 : TOST_BF16, SEED);
         logits[i] = logits_of(&s[i], ids, B, T);
         chunks_train(&s[i].chunks, ids, targets, B, T, 1.0f / (B * T), TOST_STEP_ENDS);
     }
@@ -480,11 +471,11 @@ static void test_bf16_near_float32(Checks* c, const TostEngine* engine, int bias
 // After a step, products must use the new parameters; parameters, gradients and moments must not be rounded.
 static void test_bf16_step(Checks* c, const TostEngine* engine) {
     enum { B = 2, T = 33 };
-    Subject s = subject_of(engine, odd, B, T, true, TOST_BF16), fresh = subject_of(engine, odd, B, T, true, TOST_BF16);
+    Subject s = subject_of(engine, odd, B, T, true, TOST_BF16, 55),
+            fresh = subject_of(engine, odd, B, T, true, TOST_BF16, 0);
     const TostUpdate a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .step = 1};
     int32_t* ids = random_ids(B * T, odd.vocab_size, 54);
     double norm;
-    subject_randomize(&s, 55);
     train_step(&norm, &s, ids, ids, B, T, a, 1.0);
     subject_copy(&fresh, &s, TOST_ADAMW);
     for (int i = 0; i < s.tensors.count; i++) {
@@ -559,7 +550,7 @@ static void test_thread_number(Checks* c) {
 // Moments of Adam that become subnormal must be flushed to zero in all threads, including those that start later.
 static void test_subnormals(Checks* c) {
 #if defined(__x86_64__) || defined(__aarch64__)
-    Subject s = subject_of(&tost_cpu_engine, odd, 1, 1, true, TOST_FP32);
+    Subject s = subject_of(&tost_cpu_engine, odd, 1, 1, true, TOST_FP32, 0);
     const TostUpdate a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_scale = 1, .step = 1};
     const TostTensor* t = tost_tensor_find(&s.tensors, "transformer.wte.weight");
     float* tiny = xmalloc(t->size * sizeof *tiny);

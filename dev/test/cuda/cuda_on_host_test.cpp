@@ -183,21 +183,23 @@ void test_peak(Checks* c) {
         machine.name = k.name;
         machine.multiprocessors = k.multiprocessors;
         cuda_on_host_set(machine);
-        Subject s = subject_of(&tost_cuda_engine, SMALL, 1, 8, true, k.dtype);
+        Subject s = subject_of(&tost_cuda_engine, SMALL, 1, 8, true, k.dtype, 0);
         const double peak = tost_cuda_engine.peak_flops(s.model);
         check(c, fabs(peak - k.want) <= 1e-3 * k.want, "peak of %s: %g, want %g", k.name, peak, k.want);
         subject_free(&s);
     }
 }
 
-// Runs the same steps as `want` in a child process, on the emulated machine. The status is 0 if the results are equal.
-RankEnd compare_in_child(const CudaOnHostOptions& machine, TostDtype dtype, const Record& want,
-                         const char* no_graphs = "0") {
+// Runs the same steps in a child process, on the default emulated machine and on this one. The status is 0 if the
+// results are equal.
+RankEnd compare_in_child(const CudaOnHostOptions& machine, TostDtype dtype, const char* no_graphs = "0") {
     return run_child([&] {
         Checks child = {"cuda_on_host", 0, 0, 0};
+        cuda_on_host_set(CudaOnHostOptions());
+        const Record want = mixed_record(&tost_cuda_engine, nullptr, dtype);
         cuda_on_host_set(machine);
         setenv("TOST_NO_GRAPHS", no_graphs, 1);
-        Record got = mixed_record(&tost_cuda_engine, nullptr, dtype);
+        const Record got = mixed_record(&tost_cuda_engine, nullptr, dtype);
         records_same(&child, dtype_name(dtype), &got, &want, "on this machine");
         _exit(child.failed != 0);
     });
@@ -206,33 +208,27 @@ RankEnd compare_in_child(const CudaOnHostOptions& machine, TostDtype dtype, cons
 // cuBLASLt refuses algorithms that it has proposed: another one gives the same bits; if there is none, the error names the
 // product.
 void test_refused_products(Checks* c) {
-    cuda_on_host_set(CudaOnHostOptions());
-    Record want = mixed_record(&tost_cuda_engine, nullptr, TOST_BF16);
     for (const int refused : {2, 3}) {
         CudaOnHostOptions machine;
         machine.refused = refused;
-        const auto [status, text] = compare_in_child(machine, TOST_BF16, want);
+        const auto [status, text] = compare_in_child(machine, TOST_BF16);
         const bool named = text.find("product of (") != std::string::npos && text.find("in bf16") != std::string::npos;
         check(c, refused == 2 ? status == 0 : named && status, "%d algorithms refused: \"%s\"", refused, text.c_str());
     }
-    record_free(&want);
 }
 
 // With TOST_NO_GRAPHS=1, no graph and the same bits. Otherwise a call that fails ends the program; the error names it.
 void test_graphs(Checks* c) {
-    cuda_on_host_set(CudaOnHostOptions());
-    Record want = mixed_record(&tost_cuda_engine, nullptr, TOST_FP32);
     CudaOnHostOptions machine;
     for (const char* call : {"cudaStreamBeginCapture", "cudaStreamEndCapture", "cudaGraphInstantiate"}) {
         machine.failing = call;
-        const auto [status, text] = compare_in_child(machine, TOST_FP32, want);
+        const auto [status, text] = compare_in_child(machine, TOST_FP32);
         const bool named = text.find(std::string(call) + "(") != std::string::npos;
         check(c, status && named && text.find("TOST_NO_GRAPHS=1") != std::string::npos, "%s: \"%s\"", call,
               text.c_str());
     }
-    const auto [status, text] = compare_in_child(machine, TOST_FP32, want, "1");
+    const auto [status, text] = compare_in_child(machine, TOST_FP32, "1");
     check(c, status == 0 && text.empty(), "TOST_NO_GRAPHS=1: \"%s\"", text.c_str());
-    record_free(&want);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -267,14 +263,19 @@ void test_quick(Checks* c) {
     test_exchange(c, EXCHANGE_QUICK);
 }
 
+// All float32 shapes
+void test_float32(Checks* c, const std::vector<Schedule>& schedules) {
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
+    for (const Shape& k : muon_shapes) test_muon(c, k, TOST_FP32);
+    test_shapes(c, TOST_FP32, schedules);
+    for (const Shape& k : {long_shape, long_memory}) test_shape(c, k, TOST_FP32, {REVERSE});
+}
+
 void test_mutants(Checks* c) {
     test_kernels(c, 12);
     test_stale_gradients(c);
     for (const int values : {RANDOM, CONV, NO_POSITIONS, CONV_MEMORY}) test_few_chunks(c, TOST_FP32, values);
-    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
-    for (const Shape& k : muon_shapes) test_muon(c, k, TOST_FP32);
-    test_shapes(c, TOST_FP32, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
-    for (const Shape& k : {long_shape, long_memory}) test_shape(c, k, TOST_FP32, {REVERSE});
+    test_float32(c, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
 }
 
@@ -283,10 +284,7 @@ void test_first_half(Checks* c) {
     test_emulation(c);
     cuda_on_host_set(SHUFFLE);
     test_kernels(c, 16);
-    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
-    for (const Shape& k : muon_shapes) test_muon(c, k, TOST_FP32);
-    test_shapes(c, TOST_FP32, {SHUFFLE_LATE, RESIDENT});
-    for (const Shape& k : {long_shape, long_memory}) test_shape(c, k, TOST_FP32, {REVERSE});
+    test_float32(c, {SHUFFLE_LATE, RESIDENT});
     test_chunks(c, TOST_FP32, RESIDENT);
     test_peak(c);
     test_refusals(c);

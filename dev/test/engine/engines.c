@@ -31,10 +31,6 @@ TostEngineOptions engine_options(int B, int T, bool training, TostDtype dtype) {
                                .training = training, .dtype = dtype};
 }
 
-Subject subject_of(const TostEngine* engine, TostConfig config, int B, int T, bool training, TostDtype dtype) {
-    return subject_open(engine, config, engine_options(B, T, training, dtype));
-}
-
 void subject_free(Subject* s) {
     s->engine->destroy(s->model);
     tost_tensors_free(&s->tensors);
@@ -53,6 +49,13 @@ void subject_randomize(Subject* s, uint64_t seed) {
         s->engine->put(s->model, TOST_PARAM, t, x);
         free(x);
     }
+}
+
+Subject subject_of(const TostEngine* engine, TostConfig config, int B, int T, bool training, TostDtype dtype,
+                   uint64_t seed) {
+    Subject s = subject_open(engine, config, engine_options(B, T, training, dtype));
+    subject_randomize(&s, seed);
+    return s;
 }
 
 float* subject_get(const Subject* s, TostArray state, const TostTensor* t) {
@@ -249,13 +252,12 @@ TostConfig shape_config(const Shape* k) {
                         k->values == NO_POSITIONS ? TOST_POSITIONS_NONE : TOST_POSITIONS_LEARNED};
 }
 
-static const char* shape_label(char* text, size_t cap, const Shape* k, TostDtype dtype) {
+static void shape_label(char* text, size_t cap, const Shape* k, TostDtype dtype, const char* test) {
     static const char* const values[] = {"", ",fresh", ",faint", ",conv", ",conv,memory", ",memory",
                                          ",no positions"};
-    snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s%s%s", dtype_name(dtype), k->B, k->T, k->layers,
+    snprintf(text, cap, "%s,B=%d,T=%d,L=%d,nh=%d,C=%d,V=%d%s%s%s%s", dtype_name(dtype), k->B, k->T, k->layers,
              k->heads, k->channels, k->vocab, k->bias ? ",bias" : "", k->membership == TOST_UNIFORM ? ",uniform" : "",
-             values[k->values]);
-    return text;
+             values[k->values], test);
 }
 
 // With memory, the limits are three times as large: errors pass through its recurrence, and in bf16 the CUDA engine
@@ -372,10 +374,9 @@ static Record shape_record(const TostEngine* engine, const void* test, TostDtype
     const int more = k->B > 1 ? 5 : 0, longest = tost_max_seq(&config);
     const int T = k->T + more < longest ? k->T + more : longest;
     Record r = {NULL, 0};
-    Subject s = subject_of(engine, config, k->B + more, T, k->steps > 0, dtype);
+    Subject s = subject_of(engine, config, k->B + more, T, k->steps > 0, dtype, 7);
     int32_t* ids = shape_ids(k, 99);
     if (k->values == FRESH) init_params(engine, s.model, &s.tensors, k->layers, 7);
-    else subject_randomize(&s, 7);
     if (k->values == FAINT) subject_make_faint(&s);
     record_logits(&r, "logits", &s, ids, k->B, k->T);
     record_decode(&r, &s, k, ids, k->T);
@@ -409,7 +410,7 @@ static void records_agree(Checks* c, const char* what, Recorder* run, const Tost
 void engines_agree(Checks* c, const TostEngine* engine, const TostEngine* reference, const Shape* k, TostDtype dtype,
                    const Runs* runs) {
     char what[160], run[16];
-    shape_label(what, sizeof what, k, dtype);
+    shape_label(what, sizeof what, k, dtype, "");
     if (runs->before) runs->before(runs->context, 0);
     Record first = shape_record(engine, k, dtype);
     if (reference) reference_near(c, what, &first, shape_record, reference, k, dtype, shape_limits(k, dtype));
@@ -431,8 +432,7 @@ static Record scores_record(const TostEngine* engine, const void* test, TostDtyp
     const size_t rows = (size_t)k.B * k.T;
     const int32_t tokens[N] = {5, 6};
     Record r = {NULL, 0};
-    Subject s = subject_of(engine, config, k.B, k.T, false, dtype);
-    subject_randomize(&s, 8);
+    Subject s = subject_of(engine, config, k.B, k.T, false, dtype, 8);
     int32_t* ids = shape_ids(&k, 98);
     float* logits = xmalloc((size_t)N * k.vocab * sizeof *logits);
     subject_begin(NULL, &s, t->prompt ? ids : NULL, N, t->prompt);
@@ -501,13 +501,13 @@ void engines_agree_on_chunks(Checks* c, const TostEngine* engine, const TostEngi
                              const ChunksTest* test) {
     static const Limits own = {{5e-6, 1e-5, 5e-6, 5e-6}, {5e-6, 5e-6, 5e-6, 5e-6}};
     const Limits limits = shape_limits(&test->shape, dtype);
-    char shape[160], what[192];
+    char chunk[32], what[192];
     ChunksTest one = {test->shape, test->fits, {0}};
     Record whole = chunks_record(engine, &one, dtype);
-    shape_label(shape, sizeof shape, &test->shape, dtype);
     for (int i = 0; i < MOST_CHUNKS && test->chunks[i] > 0; i++) {
         one.chunks[0] = test->chunks[i];
-        snprintf(what, sizeof what, "%s,chunk=%d", shape, one.chunks[0]);
+        snprintf(chunk, sizeof chunk, ",chunk=%d", one.chunks[0]);
+        shape_label(what, sizeof what, &test->shape, dtype, chunk);
         Record got = chunks_record(engine, &one, dtype);
         if (reference) reference_near(c, what, &got, chunks_record, reference, &one, dtype, limits);
         records_near(c, what, &got, &whole, reference ? limits : own);
@@ -583,18 +583,16 @@ Record mixed_record(const TostEngine* engine, const void* test, TostDtype dtype)
     const Shape k = {1, 3, 60, 64, 29, 1, TOST_LEARNED, 2, 33, 0, 0, RANDOM};
     const TostConfig config = shape_config(&k);
     Record r = {NULL, 0};
-    TostEngineOptions o = engine_options(k.B, k.T, true, dtype);
-    Subject s = subject_open(engine, config, o);
+    Subject s = subject_of(engine, config, k.B, k.T, true, dtype, 7);
     TostUpdate a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1};
-    subject_randomize(&s, 7);
     mixed_forwards(&r, &s, &k, false, MIXED_BATCHES);
     s.engine->zero_grad(s.model);
     mixed_forwards(&r, &s, &k, true, MIXED_BATCHES);
     record_state(&r, &s, TOST_GRAD, RESULT_GRAD, "grad.");
     subject_step(&s, a, 1.0);
     mixed_decode(&r, &s, &k);
-    Subject again = subject_open(engine, config, o);
-    subject_copy(&again, &s, o.optimizer);
+    Subject again = subject_of(engine, config, k.B, k.T, true, dtype, 0);
+    subject_copy(&again, &s, TOST_ADAMW);
     subject_free(&s);
     a.step = 2;
     mixed_forwards(&r, &again, &k, true, 1);
@@ -652,9 +650,9 @@ static Record muon_record(const TostEngine* engine, const void* test, TostDtype 
 
 void engines_agree_on_muon(Checks* c, const TostEngine* engine, const TostEngine* reference, const Shape* k,
                            TostDtype dtype) {
-    char shape[160], what[192];
+    char what[192];
     Limits limits = limits_of(dtype);
-    snprintf(what, sizeof what, "%s,muon", shape_label(shape, sizeof shape, k, dtype));
+    shape_label(what, sizeof what, k, dtype, ",muon");
     // The iteration multiplies rounding errors by up to 3.4445^5 where the singular values of x are small. Largest
     // errors measured: in bf16 1.1e-1, and 1.7e-2 of the median; in tf32 4.7e-2 and 5.6e-3.
     if (dtype != TOST_FP32) limits.of[RESULT_GRAD] = 2e-1, limits.median[RESULT_GRAD] = 3e-2;

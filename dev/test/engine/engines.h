@@ -25,10 +25,12 @@ void require(bool ok, const TostError* err);
 
 TostEngineOptions engine_options(int B, int T, bool training, TostDtype dtype);
 Subject subject_open(const TostEngine* engine, TostConfig config, TostEngineOptions o);
-Subject subject_of(const TostEngine* engine, TostConfig config, int B, int T, bool training, TostDtype dtype);
 void subject_free(Subject* s);
 // Random values for every parameter, so that no gradient is zero.
 void subject_randomize(Subject* s, uint64_t seed);
+// With random parameters
+Subject subject_of(const TostEngine* engine, TostConfig config, int B, int T, bool training, TostDtype dtype,
+                   uint64_t seed);
 float* subject_get(const Subject* s, TostArray state, const TostTensor* t);   // free()
 float* subject_array(const Subject* s, TostArray array);   // all tensors at their offsets; free()
 // Copies parameters and moments between models with this optimizer; `to` may have fewer layers.

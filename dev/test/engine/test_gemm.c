@@ -170,8 +170,14 @@ static void check_case(Checks* c, Rng* rng, const int size[3], GemmLayout layout
     free_case(&t);
 }
 
-static void test_ragged(Checks* c, Rng* rng) {
+static void test_sizes(Checks* c, Rng* rng) {
     static const int sizes[] = { 1, 2, 3, 4, 5, 7, 15, 16, 17, 31, 33, 63, 65, 127, 130, 257 };
+    static const int blocks[][3] = {
+        { 13, 33, 383 }, { 13, 33, 384 }, { 13, 33, 385 }, { 25, 65, 769 }, { 5, 31, 1153 }, { 12, 32, 5000 },
+        { 193, 257, 40 }, { 400, 520, 65 }, { 1537, 33, 21 }, { 14, 1537, 390 }, { 3100, 7, 9 }, { 7, 3100, 9 },
+        { 1, 1003, 768 }, { 2, 515, 771 }, { 3, 4099, 65 }, { 4, 130, 3073 }, { 33, 130, 3073 }, { 48, 96, 385 },
+        { 49, 31, 1300 }, { 64, 64, 64 },
+    };
     const int count = countof(sizes);
     for (int i = 0; i < count; i++)
         for (int j = 0; j < count; j++)
@@ -179,18 +185,9 @@ static void test_ragged(Checks* c, Rng* rng) {
                 const int size[3] = { sizes[i], sizes[j], sizes[(i + 5*j + layout) % count] };
                 check_case(c, rng, size, layout, (i * count + j + layout) % 2);
             }
-}
-
-static void test_blocks(Checks* c, Rng* rng) {
-    static const int sizes[][3] = {
-        { 13, 33, 383 }, { 13, 33, 384 }, { 13, 33, 385 }, { 25, 65, 769 }, { 5, 31, 1153 }, { 12, 32, 5000 },
-        { 193, 257, 40 }, { 400, 520, 65 }, { 1537, 33, 21 }, { 14, 1537, 390 }, { 3100, 7, 9 }, { 7, 3100, 9 },
-        { 1, 1003, 768 }, { 2, 515, 771 }, { 3, 4099, 65 }, { 4, 130, 3073 }, { 33, 130, 3073 }, { 48, 96, 385 },
-        { 49, 31, 1300 }, { 64, 64, 64 },
-    };
-    for (size_t s = 0; s < countof(sizes); s++)
+    for (size_t s = 0; s < countof(blocks); s++)
         for (int layout = 0; layout < LAYOUTS; layout++)
-            check_case(c, rng, sizes[s], layout, (s + layout) % 2);
+            check_case(c, rng, blocks[s], layout, (s + layout) % 2);
 }
 
 // ---- Bits -----------------------------------------------------------------------------------------------------------
@@ -334,8 +331,7 @@ int main(void) {
     Checks c = { .suite = "gemm" };
     const int threads = threads_max();
     Rng rng = rng_seeded(1337, 0);
-    test_ragged(&c, &rng);
-    test_blocks(&c, &rng);
+    test_sizes(&c, &rng);
     test_same_bits(&c, &rng);
     test_bf16_sums(&c, &rng);
     test_rounding(&c);
