@@ -185,6 +185,13 @@ void go(int thread) {
 
 void yield() { fiber_switch(&current_thread()->fiber, &machine.main); }
 
+// The thread stops being ready and is in this mask of its warp.
+void wait_in(unsigned Warp::*mask) {
+    current_warp()->ready &= ~current_bit();
+    current_warp()->*mask |= current_bit();
+    yield();
+}
+
 // If several blocks run at once, sometimes lets another one run.
 void may_switch() {
     if (machine.options.resident == 1 || random_u64() % 2) return;
@@ -199,9 +206,7 @@ NO_ASAN void thread_main() {
 #endif
     for (;;) {
         (*machine.body)();
-        current_warp()->ready &= ~current_bit();
-        current_warp()->exited |= current_bit();
-        yield();
+        wait_in(&Warp::exited);
     }
 }
 
@@ -392,9 +397,7 @@ void run_grid(const char* name, dim3 grid, dim3 block, size_t shared_bytes, cons
 void cuda_on_host_sync_threads(int line) {
     current_thread()->polled = nullptr;
     current_thread()->line = line;
-    current_warp()->ready &= ~current_bit();
-    current_warp()->at_block |= current_bit();
-    yield();
+    wait_in(&Warp::at_block);
 }
 
 int cuda_on_host_lane(void) { return machine.current & 31; }
@@ -406,9 +409,7 @@ uint64_t cuda_on_host_warp(CudaOnHostOp op, uint64_t value, int source, int line
     t->op = op;
     t->value = value;
     t->source = source;
-    current_warp()->ready &= ~current_bit();
-    current_warp()->at_warp |= current_bit();
-    yield();
+    wait_in(&Warp::at_warp);
     return t->value;
 }
 
@@ -439,11 +440,7 @@ void cuda_on_host_mma(bool is_bf16, float* sum, const unsigned* a, const unsigne
 int cuda_on_host_load(const int* p, bool acquire) {
     Thread* t = current_thread();
     may_switch();
-    if (!acquire && t->polled == p && t->polled_value == *p) {
-        current_warp()->ready &= ~current_bit();
-        current_warp()->at_flag |= current_bit();
-        yield();
-    }
+    if (!acquire && t->polled == p && t->polled_value == *p) wait_in(&Warp::at_flag);
     t->polled = acquire ? nullptr : p;
     t->polled_value = *p;
     race_load(&t->race, p, acquire);

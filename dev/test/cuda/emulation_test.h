@@ -33,11 +33,6 @@ template <typename T> struct Device {
         cudaMemcpy(x.data(), p, n * sizeof *p, cudaMemcpyDeviceToHost);
         return std::vector<float>(x.begin(), x.end());
     }
-    T at(size_t i) const {
-        T x;
-        cudaMemcpy(&x, p + i, sizeof x, cudaMemcpyDeviceToHost);
-        return x;
-    }
 };
 
 struct RankEnd {

@@ -118,14 +118,13 @@ TostComm* open_comm(bool own_link, double timeout) {
     return outer;
 }
 
-// Runs the setup on some ranks. Returns false if a rank fails; its results are in out[rank].
-bool run(Checks* c, Shared<Results>& out, const Setup& u, int ranks, const Order& order) {
+// Runs f(rank, comm) on some ranks. Returns false if a rank fails or leaks.
+template <typename F>
+bool run(Checks* c, const char* name, int ranks, const Order& order, bool own_link, F f) {
     const std::vector<RankEnd> ends = run_ranks(ranks, [&](int rank) {
         set_order(order, ranks);
-        TostComm* comm = open_comm(u.own_link, 30);
-        Subject s = open_subject(u, comm, ranks);
-        train(&out.p[rank], &s, u, rank, ranks);
-        subject_free(&s);
+        TostComm* comm = open_comm(own_link, 30);
+        f(rank, comm);
         comm_close(comm);
         if (cuda_on_host_live() + nccl_on_host_live() == 0) return;
         fprintf(stderr, "%d CUDA objects, %d communicators leaked\n", cuda_on_host_live(), nccl_on_host_live());
@@ -133,16 +132,9 @@ bool run(Checks* c, Shared<Results>& out, const Setup& u, int ranks, const Order
     });
     bool ok = true;
     for (const RankEnd& end : ends)
-        ok = check(c, end.status == 0, "%s, %d ranks, %s: a rank ends with status %d: %s", u.name, ranks, order.name,
+        ok = check(c, end.status == 0, "%s, %d ranks, %s: a rank ends with status %d: %s", name, ranks, order.name,
                    end.status, end.text.c_str()) && ok;
     return ok;
-}
-
-void run_alone(Results* out, const Setup& u) {
-    set_order(AT_ONCE, 1);
-    Subject s = open_subject(u, nullptr, 1);
-    train(out, &s, u, 0, 1);
-    subject_free(&s);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -150,11 +142,18 @@ void run_alone(Results* out, const Setup& u) {
 // Compares ranks with one rank without NCCL, bit by bit.
 void test_bits(Checks* c, const Setup& u, const std::vector<int>& numbers, const std::vector<Order>& orders) {
     Shared<Results> want(1);
-    run_alone(want.p, u);
+    const auto train_model = [&](Results* out, TostComm* comm, int rank, int ranks) {
+        Subject s = open_subject(u, comm, ranks);
+        train(out, &s, u, rank, ranks);
+        subject_free(&s);
+    };
+    set_order(AT_ONCE, 1);
+    train_model(want.p, nullptr, 0, 1);
     for (const int ranks : numbers)
         for (const Order& order : orders) {
             Shared<Results> out((size_t)ranks);
-            if (!run(c, out, u, ranks, order)) continue;
+            const auto of_rank = [&](int rank, TostComm* comm) { train_model(&out.p[rank], comm, rank, ranks); };
+            if (!run(c, u.name, ranks, order, u.own_link, of_rank)) continue;
             for (int r = 0; r < ranks; r++)
                 check(c, memcmp(&out.p[r], want.p, r ? offsetof(Results, array[1]) : sizeof(Results)) == 0,
                       "%s, %d ranks, %s: rank %d has other norms, gradients, parameters or moments", u.name, ranks,
@@ -173,19 +172,14 @@ const Setup DEEP = {"deep", THREE_LAYERS, TOST_FP32, 4, 2},
 
 // Large host messages.
 void test_messages(Checks* c) {
-    const std::vector<RankEnd> ends = run_ranks(2, [&](int rank) {
-        set_order(LATE, 2);
-        TostComm* comm = open_comm(false, 30);
+    run(c, "host messages", 2, LATE, false, [](int rank, TostComm* comm) {
         constexpr size_t N = (size_t)3 << 20;
         std::vector<char> sent(N, (char)(1 + rank)), received(N), want(N, (char)(2 - rank));
         CommMessage messages[2] = {};
         messages[1 - rank] = {sent.data(), received.data(), N, N};
         for (int round = 0; round < 3; round++) comm_exchange(comm, messages);
-        comm_close(comm);
-        _exit(received == want && cuda_on_host_live() + nccl_on_host_live() == 0 ? 0 : 1);
+        if (received != want) _exit(1);
     });
-    for (const RankEnd& end : ends)
-        check(c, end.status == 0, "host messages: status %d: %s", end.status, end.text.c_str());
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -46,18 +46,39 @@ void near(Checks* c, const char* name, int C, const Floats& got, const Want& wan
     check(c, mean <= limit * limit, "%s of %d channels: relative L2 error %.3e", name, C, sqrt(mean));
 }
 
-struct NormOnCpu { Floats x, y, mean, rstd, dx, dbranch, dw, db, dgamma; };
+// x + gamma branch and its LayerNorm. branch empty: without it, and without an earlier gradient of x. before: of the
+// gradients of parameters, to which the new ones are added; 0: there are none
+struct NormInput { size_t rows; Floats x, branch, gamma, w, b, dy, dx; float before; };
+struct NormOutput { Floats x, y, mean, rstd, dx, dbranch, dw, db, dgamma, dbias; };
 
-// x + gamma branch and its LayerNorm by the CPU engine. Gradients are added to dx and, of parameters, to `before`.
-NormOnCpu norm_on_cpu(size_t rows, const Floats& x, const Floats& branch, const Floats& gamma, const Floats& w,
-                      const Floats& b, const Floats& dy, const Floats& dx, float before) {
-    const Floats none(x.size()), parameters(w.size(), before);
-    NormOnCpu r = {none, none, Floats(rows), Floats(rows), dx, none, parameters, parameters, Floats(w.size())};
-    const CpuNorm cpu = {x.data(), branch.data(), gamma.data(), w.data(), b.data(), dy.data(), r.x.data(),
-                         r.y.data(), r.mean.data(), r.rstd.data(), r.dx.data(), r.dbranch.data(), r.dw.data(),
-                         r.db.data(), r.dgamma.data()};
-    cpu_norm(&cpu, rows, (int)w.size());
+NormOutput norm_on_cpu(const NormInput& k) {
+    const Floats none(k.x.size()), zeros(k.w.size()), before(k.w.size(), k.before);
+    const bool bare = k.branch.empty();
+    NormOutput r = {none, none, Floats(k.rows), Floats(k.rows), bare ? none : k.dx,
+                    none, before, before, zeros, before};
+    const CpuNorm cpu = {k.x.data(), (bare ? none : k.branch).data(), (bare ? zeros : k.gamma).data(), k.w.data(),
+                         (k.b.empty() ? zeros : k.b).data(), k.dy.data(), r.x.data(), r.y.data(), r.mean.data(),
+                         r.rstd.data(), r.dx.data(), r.dbranch.data(), r.dw.data(), r.db.data(), r.dgamma.data()};
+    cpu_norm(&cpu, k.rows, (int)k.w.size());
+    for (size_t i = 0; i < r.dbranch.size(); i++) r.dbias[i % k.w.size()] += r.dbranch[i];
     return r;
+}
+
+// Without mean and dgamma. The pointers of empty arrays are null.
+template <typename S> NormOutput norm_on_gpu(const NormInput& k) {
+    const int C = (int)k.w.size();
+    const bool whole = !k.branch.empty(), add = k.before != 0;
+    const float before = add ? k.before : NAN;
+    const Device<S> branch(k.branch), dy(k.dy), y(k.x.size()), dbranch(k.branch.size());
+    const DeviceArray x(k.x), gamma(k.gamma), w(k.w), b(k.b), rstd(k.rows), dx(whole ? k.dx : Floats(k.x.size(), NAN)),
+        dw(Floats(k.w.size(), before)), db(Floats(k.b.size(), before)), dbias(Floats(whole ? k.w.size() : 0, before)),
+        partial(COLUMN_BLOCKS * 3 * k.w.size());
+    ColumnSums sums = {partial.p, 0, {}};
+    residual_layernorm_forward<S>(nullptr, {x.p, y.p, rstd.p, branch.p, gamma.p, w.p, b.p, k.rows, C});
+    layernorm_residual_backward<S>(nullptr, {dw.p, db.p, dbias.p}, &sums, {
+        dx.p, dbranch.p, dy.p, y.p, rstd.p, w.p, b.p, gamma.p, whole, k.rows, C, nullptr});
+    layer_sums<S>(nullptr, sums, {}, add);
+    return {x.get(), y.get(), {}, rstd.get(), dx.get(), dbranch.get(), dw.get(), db.get(), {}, dbias.get()};
 }
 
 // bare: without a branch, biases and an earlier gradient of x. In bf16, all gradients but db have the error of n: the
@@ -65,74 +86,48 @@ NormOnCpu norm_on_cpu(size_t rows, const Floats& x, const Floats& branch, const 
 template <typename S> void test_norm(Checks* c, int C, size_t rows, bool bare = false) {
     const size_t n = rows * (size_t)C, width = (size_t)C;
     constexpr size_t IN = 7;   // of the Linear that computes the branch
-    const Floats in = numbers<S>(rows * IN, 2), linear_w = numbers<S>(width * IN, 8),
-                 linear_b = numbers<S>(width, 9);
-    Floats branch(n), gamma = numbers(width, 3), linear_dw(width * IN), linear_db(width);
-    gamma[0] = 0.0f;
-    for (size_t i = 0; i < n && !bare; i++) {
-        branch[i] = linear_b[i % width];
-        for (size_t j = 0; j < IN; j++) branch[i] += linear_w[i % width * IN + j] * in[i / width * IN + j];
-        branch[i] = to_float(S(branch[i]));
+    const Floats in = numbers<S>(rows * IN, 2), linear_w = numbers<S>(width * IN, 8), linear_b = numbers<S>(width, 9);
+    NormInput k = {rows, numbers(n, 1), Floats(bare ? 0 : n), numbers(bare ? 0 : width, 3), numbers(width, 4),
+                   numbers(bare ? 0 : width, 5), numbers<S>(n, 6), numbers(n, 7), 1.0f};
+    for (size_t i = 0; i < k.branch.size(); i++) {
+        k.branch[i] = linear_b[i % width];
+        for (size_t j = 0; j < IN; j++) k.branch[i] += linear_w[i % width * IN + j] * in[i / width * IN + j];
+        k.branch[i] = to_float(S(k.branch[i]));
     }
-    const Floats none(n), no_bias(width), x = numbers(n, 1), w = numbers(width, 4),
-                 b = bare ? no_bias : numbers(width, 5), dy = numbers<S>(n, 6), dx = numbers(n, 7),
-                 ones(width, 1.0f);
-    const NormOnCpu want = norm_on_cpu(rows, x, branch, gamma, w, b, dy, bare ? none : dx, 1.0f);
-    Floats want_dbias(ones);
-    for (size_t i = 0; i < n; i++) want_dbias[i % width] += want.dbranch[i];
-    const DeviceArray on_x(x), on_gamma(gamma), on_w(w), on_b(b), on_dx(dx), rstd(rows);
-    const Device<S> on_branch(branch), on_dy(dy), y(n), dbranch(n);
-    const DeviceArray dw(ones), db(ones), dgamma(width), dbias(ones), partial(COLUMN_BLOCKS * 3 * width);
-    ColumnSums sums = {partial.p, 0, {}};
-    const NormForward<S> forward = {on_x.p, y.p, rstd.p, bare ? nullptr : on_branch.p, on_gamma.p, on_w.p,
-                                    bare ? nullptr : on_b.p, rows, C};
-    residual_layernorm_forward(nullptr, forward);
-    const NormBackward<S> backward = {on_dx.p, bare ? nullptr : dbranch.p, on_dy.p, y.p, rstd.p, on_w.p,
-                                      forward.b, bare ? nullptr : on_gamma.p, !bare, rows, C, nullptr};
-    NormGrads grads = {dw.p, db.p, dbias.p};
-    if (bare) grads.db = grads.dbias = nullptr;
-    layernorm_residual_backward(nullptr, grads, &sums, backward);
-    layer_sums<S>(nullptr, sums, {}, true);
-    near(c, "layernorm", C, y.get(), want.y, stored<S>());
-    near(c, "rstd", C, rstd.get(), want.rstd);
-    near(c, "dx", C, on_dx.get(), want.dx, stored<S>());
-    near(c, "dw", C, dw.get(), want.dw, 8 * stored<S>());
+    if (!bare) k.gamma[0] = 0.0f;
+    const NormOutput want = norm_on_cpu(k), got = norm_on_gpu<S>(k);
+    near(c, "layernorm", C, got.y, want.y, stored<S>());
+    near(c, "rstd", C, got.rstd, want.rstd);
+    near(c, "dx", C, got.dx, want.dx, stored<S>());
+    near(c, "dw", C, got.dw, want.dw, 8 * stored<S>());
     if (bare) return;
-    near(c, "residual", C, on_x.get(), want.x);
-    near(c, "dbranch", C, dbranch.get(), want.dbranch, stored<S>());
-    near(c, "db", C, db.get(), want.db);
-    const Floats dbranch_got = dbranch.get();
+    near(c, "residual", C, got.x, want.x);
+    near(c, "dbranch", C, got.dbranch, want.dbranch, stored<S>());
+    near(c, "db", C, got.db, want.db);
+    near(c, "dbias", C, got.dbias, want.dbias, stored<S>());
+    Floats linear_dw(width * IN), linear_db(width);
     for (size_t i = 0; i < n; i++) {
-        linear_db[i % width] += dbranch_got[i];
-        for (size_t j = 0; j < IN; j++) linear_dw[i % width * IN + j] += dbranch_got[i] * in[i / width * IN + j];
+        linear_db[i % width] += got.dbranch[i];
+        for (size_t j = 0; j < IN; j++) linear_dw[i % width * IN + j] += got.dbranch[i] * in[i / width * IN + j];
     }
     const Device<S> on_linear_w(linear_w), on_linear_b(linear_b);
-    const DeviceArray on_linear_dw(linear_dw), on_linear_db(linear_db);
-    gamma_backward(nullptr, dgamma.p, on_gamma.p, on_linear_dw.p, on_linear_db.p, on_linear_w.p, on_linear_b.p, C, IN);
+    const DeviceArray gamma(k.gamma), on_linear_dw(linear_dw), on_linear_db(linear_db), dgamma(width);
+    gamma_backward(nullptr, dgamma.p, gamma.p, on_linear_dw.p, on_linear_db.p, on_linear_w.p, on_linear_b.p, C, IN);
     near(c, "dgamma", C, dgamma.get(), want.dgamma, stored<S>());
-    near(c, "dbias", C, dbias.get(), want_dbias, stored<S>());
 }
 
 // Gradients with weights so small that y holds little of n, or nothing. dw: each channel's error has the same share.
 template <typename S> void test_small_weights(Checks* c, bool bias, double limit_dx, double limit_dw) {
     constexpr int C = 60, ROWS = 1200;
-    Floats x = numbers(ROWS * C, 1), w = numbers(C, 2), b = bias ? numbers(C, 3) : Floats(C), dy = numbers(ROWS * C, 4);
-    const Floats none(x.size());
-    for (int i = 0; i < ROWS * C; i++) dy[i] = to_float(S(dy[i] + x[i]));
-    for (float& w_c : w) w_c = 1.5f + w_c;
-    w[0] = 0.0f, w[1] = 1e-3f, w[2] = -1e-9f;
-    for (int i = 0; bias && i < 3; i++) b[i] = 0.3f;
-    const NormOnCpu want = norm_on_cpu(ROWS, x, none, none, w, b, dy, none, 0.0f);
-    const DeviceArray on_x(x), rstd(ROWS), on_w(w), on_b(b), dx(x.size()), dw(C), partial(COLUMN_BLOCKS * 3 * C);
-    const Device<S> on_dy(dy), y(x.size());
-    ColumnSums sums = {partial.p, 0, {}};
-    const float* bias_c = bias ? on_b.p : nullptr;
-    residual_layernorm_forward<S>(nullptr, {on_x.p, y.p, rstd.p, nullptr, nullptr, on_w.p, bias_c, ROWS, C});
-    layernorm_residual_backward<S>(nullptr, {dw.p, nullptr, nullptr}, &sums, {
-        dx.p, nullptr, on_dy.p, y.p, rstd.p, on_w.p, bias_c, nullptr, false, ROWS, C, nullptr});
-    layer_sums<S>(nullptr, sums, {}, false);
-    near(c, bias ? "dx of small weights with biases" : "dx of small weights", C, dx.get(), want.dx, limit_dx);
-    near(c, bias ? "dw of small weights with biases" : "dw of small weights", C, dw.get(), want.dw, limit_dw, C);
+    NormInput k = {ROWS, numbers(ROWS * C, 1), {}, {}, numbers(C, 2), numbers(bias ? C : 0, 3), numbers(ROWS * C, 4),
+                   {}, 0.0f};
+    for (int i = 0; i < ROWS * C; i++) k.dy[i] = to_float(S(k.dy[i] + k.x[i]));
+    for (float& w : k.w) w = 1.5f + w;
+    k.w[0] = 0.0f, k.w[1] = 1e-3f, k.w[2] = -1e-9f;
+    for (int i = 0; bias && i < 3; i++) k.b[i] = 0.3f;
+    const NormOutput want = norm_on_cpu(k), got = norm_on_gpu<S>(k);
+    near(c, bias ? "dx of small weights with biases" : "dx of small weights", C, got.dx, want.dx, limit_dx);
+    near(c, bias ? "dw of small weights with biases" : "dw of small weights", C, got.dw, want.dw, limit_dw, C);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -659,6 +654,18 @@ void test_matmul_choice(Checks* c) {
     }
 }
 
+// Of kernels that are templates
+template <typename S> void test_both_types(Checks* c) {
+    test_convs<S>(c);
+    test_tile<S>(c);
+    for (const int HS : {20, 43, 64}) test_delta_rule<S>(c, HS);
+    test_tssa_variants<S>(c);
+    for (const int N : {259, 516, 1032}) test_columns<S>(c, 3, N);   // more columns than threads
+    // at and just above the maximum of each kernel variant
+    for (const int C : {3, 768, 772, 1028, 2049, 3072, 3076, 6144}) test_norm<S>(c, C, 5);
+    for (const int C : {768, 1028, 2049, 3076}) test_norm<S>(c, C, 5, true);
+}
+
 }  // namespace
 
 void test_kernels(Checks* c, int seeds) {
@@ -673,28 +680,12 @@ void test_kernels(Checks* c, int seeds) {
     test_offsets(c);
     for (const bool add : {false, true}) test_layer_sums(c, add);
     test_embeddings(c);
-    test_convs<float>(c);
-    test_convs<bf16>(c);
-    test_tile<float>(c);
-    test_tile<bf16>(c);
-    for (const int HS : {20, 43, 64}) test_delta_rule<float>(c, HS), test_delta_rule<bf16>(c, HS);
     test_start_log(c);
-    test_tssa_variants<float>(c);
-    test_tssa_variants<bf16>(c);
     test_scans(c);
-    // more rows than blocks; more columns than threads
-    for (const int N : {7, 12, 16}) test_columns<float>(c, 600, N);
-    for (const int N : {259, 516, 1028, 1032}) test_columns<float>(c, 3, N);
-    for (const int N : {259, 516, 1032}) test_columns<bf16>(c, 3, N);
-    // at and just above the maximum of each kernel variant
-    for (const int C : {3, 768, 772, 1028, 2049, 3072, 3076, 6144}) {
-        test_norm<float>(c, C, 5);
-        test_norm<bf16>(c, C, 5);
-    }
-    for (const int C : {768, 1028, 2049, 3076}) {
-        test_norm<float>(c, C, 5, true);
-        test_norm<bf16>(c, C, 5, true);
-    }
+    test_both_types<float>(c);
+    test_both_types<bf16>(c);
+    for (const int N : {7, 12, 16}) test_columns<float>(c, 600, N);   // more rows than blocks
+    test_columns<float>(c, 3, 1028);
     test_small_weights<float>(c, false, SUMS, SUMS);
     test_small_weights<float>(c, true, 1e-2, 5e-4);
     test_small_weights<bf16>(c, false, 3e-3, 3e-4);
