@@ -519,7 +519,7 @@ static void test_threads(Checks* c) {
                                    {2, 3, 60, 200, 29, 1, TOST_LEARNED, 3, 100, 2, 2, CONV_MEMORY}};
     static const Runs runs = {.runs = 5, .before = set_threads};
     for (size_t i = 0; i < countof(shapes); i++)
-        engines_agree(c, &tost_cpu_engine, NULL, &shapes[i], TOST_FP32, &runs);
+        engines_agree((Comparison){c, &tost_cpu_engine, NULL, TOST_FP32}, &shapes[i], &runs);
 }
 
 // Fewer threads if those of a pass get too little processor time; all after a pause; no change if the number is fixed.
@@ -667,7 +667,7 @@ static void test_engine(Checks* c, const TostEngine* engine) {
     odd.conv = odd.memory = 0;
     for (TostDtype dtype = TOST_FP32; dtype <= TOST_BF16; dtype++)
         if (engine->supports(dtype)) engine_keeps_low_rank(c, engine, dtype);
-    engines_agree_on_all_chunks(c, engine, NULL, TOST_FP32, TSSA_BLOCK);
+    engines_agree_on_all_chunks((Comparison){c, engine, NULL, TOST_FP32}, TSSA_BLOCK);
     for (int membership = TOST_LEARNED; membership <= TOST_UNIFORM; membership++)
         engine_overwrites_gradients(c, engine, TOST_FP32, membership);
     test_memory(c, engine);
@@ -737,24 +737,23 @@ static bool test_cuda_part(Checks* c, int number) {
                           {1, 12, 768, 64, 50257, 1, TOST_LEARNED, 1, 30, 1, 1, RANDOM}};
     const TostDtype dtypes[] = {TOST_BF16, TOST_FP32, TOST_TF32};   // the default first
     const Runs twice = {.runs = 2};
-    const TostEngine* cpu = &tost_cpu_engine;
 #define PART(call) if (number-- == 0) return call, true
     PART(test_engine(c, cuda_engine));
     PART(test_one_rank(c, cuda_engine));
     for (size_t d = 0; d < countof(dtypes); d++) {
-        const TostDtype dtype = dtypes[d];
-        const bool only_products = dtype == TOST_TF32;   // TF32 differs from fp32 only in its matrix products
+        const Comparison with_cpu = {c, cuda_engine, &tost_cpu_engine, dtypes[d]};
+        const bool only_products = dtypes[d] == TOST_TF32;   // TF32 differs from fp32 only in its matrix products
         for (size_t i = 0; i < (only_products ? 1 : countof(wide)); i++)
-            PART(engines_agree(c, cuda_engine, cpu, &wide[i], dtype, &twice));
+            PART(engines_agree(with_cpu, &wide[i], &twice));
         for (size_t i = 0; i < countof(muon_shapes); i++)
-            PART(engines_agree_on_muon(c, cuda_engine, cpu, &muon_shapes[i], dtype));
+            PART(engines_agree_on_muon(with_cpu, &muon_shapes[i]));
         if (only_products) continue;
         for (size_t i = 0; i < countof(ragged_shapes); i++)
-            PART(engines_agree(c, cuda_engine, cpu, &ragged_shapes[i], dtype, &twice));
-        PART(engines_agree(c, cuda_engine, cpu, &long_shape, dtype, &twice));
-        PART(engines_agree_on_all_scores(c, cuda_engine, cpu, dtype, CUDA_RUN));
-        PART(engines_agree_on_mixed_shapes(c, cuda_engine, cpu, dtype));
-        PART(engines_agree_on_all_chunks(c, cuda_engine, cpu, dtype, CUDA_RUN));
+            PART(engines_agree(with_cpu, &ragged_shapes[i], &twice));
+        PART(engines_agree(with_cpu, &long_shape, &twice));
+        PART(engines_agree_on_all_scores(with_cpu, CUDA_RUN));
+        PART(engines_agree_on_mixed_shapes(with_cpu));
+        PART(engines_agree_on_all_chunks(with_cpu, CUDA_RUN));
     }
 #undef PART
     return false;

@@ -23,11 +23,13 @@ const Schedule FORWARD = {CUDA_ORDER_FORWARD}, REVERSE = {CUDA_ORDER_REVERSE}, S
                REVERSE_LATE = {CUDA_ORDER_REVERSE, 1, 1, true}, SHUFFLE_LATE = {CUDA_ORDER_SHUFFLE, 2, 1, true},
                RESIDENT = {CUDA_ORDER_SHUFFLE, 3, 5};
 
+Comparison with_cpu(Checks* c, TostDtype dtype) { return {c, &tost_cuda_engine, &tost_cpu_engine, dtype}; }
+
 // Runs the CUDA engine once per schedule.
 void test_shape(Checks* c, const Shape& k, TostDtype dtype, const std::vector<Schedule>& schedules) {
     const auto before = [](const void* all, int run) { cuda_on_host_set(static_cast<const Schedule*>(all)[run]); };
     const Runs runs = {(int)schedules.size(), before, schedules.data()};
-    engines_agree(c, &tost_cuda_engine, &tost_cpu_engine, &k, dtype, &runs);
+    engines_agree(with_cpu(c, dtype), &k, &runs);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -47,12 +49,12 @@ void test_wide(Checks* c, TostDtype dtype, int values) {
 
 void test_scores(Checks* c, TostDtype dtype) {
     cuda_on_host_set(REVERSE_LATE);
-    engines_agree_on_all_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, CUDA_RUN);
+    engines_agree_on_all_scores(with_cpu(c, dtype), CUDA_RUN);
 }
 
 void test_chunks(Checks* c, TostDtype dtype, const Schedule& schedule) {
     cuda_on_host_set(schedule);
-    engines_agree_on_all_chunks(c, &tost_cuda_engine, &tost_cpu_engine, dtype, CUDA_RUN);
+    engines_agree_on_all_chunks(with_cpu(c, dtype), CUDA_RUN);
 }
 
 // One of these tests, with a shorter last chunk
@@ -60,17 +62,17 @@ void test_few_chunks(Checks* c, TostDtype dtype, int values) {
     const int T = 2 * CUDA_RUN + 9;
     const ChunksTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, values}, 5, {T / 3 - 3}};
     cuda_on_host_set(REVERSE_LATE);
-    engines_agree_on_chunks(c, &tost_cuda_engine, &tost_cpu_engine, dtype, &test);
+    engines_agree_on_chunks(with_cpu(c, dtype), &test);
 }
 
 void test_mixed_shapes(Checks* c, TostDtype dtype) {
     cuda_on_host_set(SHUFFLE_LATE);
-    engines_agree_on_mixed_shapes(c, &tost_cuda_engine, &tost_cpu_engine, dtype);
+    engines_agree_on_mixed_shapes(with_cpu(c, dtype));
 }
 
 void test_muon(Checks* c, const Shape& k, TostDtype dtype) {
     cuda_on_host_set(SHUFFLE_LATE);
-    engines_agree_on_muon(c, &tost_cuda_engine, &tost_cpu_engine, &k, dtype);
+    engines_agree_on_muon(with_cpu(c, dtype), &k);
 }
 
 void test_stale_gradients(Checks* c) {
@@ -249,7 +251,7 @@ void test_quick(Checks* c) {
         test_muon(c, muon_shapes[0], dtype);
         engine_keeps_low_rank(c, &tost_cuda_engine, dtype);
         cuda_on_host_set(REVERSE_LATE);
-        engines_agree_on_scores(c, &tost_cuda_engine, &tost_cpu_engine, dtype, {7, 3, run + 5});
+        engines_agree_on_scores(with_cpu(c, dtype), {7, 3, run + 5});
     }
     test_shape(c, edges, TOST_FP32, {SHUFFLE_LATE});
     test_shape(c, faint, TOST_BF16, {REVERSE_LATE});

@@ -392,33 +392,33 @@ static Record shape_record(const TostEngine* engine, const void* test, TostDtype
 
 typedef Record Recorder(const TostEngine* engine, const void* test, TostDtype dtype);
 
-// Checks results against those of the reference engine, in dtype or, if it does not support it, in float32.
-static void reference_near(Checks* c, const char* what, const Record* got, Recorder* run, const TostEngine* reference,
-                           const void* test, TostDtype dtype, Limits limits) {
-    Record want = run(reference, test, reference->supports(dtype) ? dtype : TOST_FP32);
-    records_near(c, what, got, &want, limits);
+// Checks results against those of the reference engine, if there is one: in dtype or, if it does not support it, in
+// float32.
+static void reference_near(Comparison x, const char* what, const Record* got, Recorder* run, const void* test,
+                           Limits limits) {
+    if (!x.reference) return;
+    Record want = run(x.reference, test, x.reference->supports(x.dtype) ? x.dtype : TOST_FP32);
+    records_near(x.c, what, got, &want, limits);
     record_free(&want);
 }
 
-static void records_agree(Checks* c, const char* what, Recorder* run, const TostEngine* engine,
-                          const TostEngine* reference, const void* test, TostDtype dtype, Limits limits) {
-    Record got = run(engine, test, dtype);
-    reference_near(c, what, &got, run, reference, test, dtype, limits);
+static void records_agree(Comparison x, const char* what, Recorder* run, const void* test, Limits limits) {
+    Record got = run(x.engine, test, x.dtype);
+    reference_near(x, what, &got, run, test, limits);
     record_free(&got);
 }
 
-void engines_agree(Checks* c, const TostEngine* engine, const TostEngine* reference, const Shape* k, TostDtype dtype,
-                   const Runs* runs) {
+void engines_agree(Comparison x, const Shape* k, const Runs* runs) {
     char what[160], run[16];
-    shape_label(what, sizeof what, k, dtype, "");
+    shape_label(what, sizeof what, k, x.dtype, "");
     if (runs->before) runs->before(runs->context, 0);
-    Record first = shape_record(engine, k, dtype);
-    if (reference) reference_near(c, what, &first, shape_record, reference, k, dtype, shape_limits(k, dtype));
+    Record first = shape_record(x.engine, k, x.dtype);
+    reference_near(x, what, &first, shape_record, k, shape_limits(k, x.dtype));
     for (int i = 1; i < runs->runs; i++) {
         if (runs->before) runs->before(runs->context, i);
-        Record again = shape_record(engine, k, dtype);
+        Record again = shape_record(x.engine, k, x.dtype);
         snprintf(run, sizeof run, "%d", i);
-        records_same(c, what, &again, &first, run);
+        records_same(x.c, what, &again, &first, run);
         record_free(&again);
     }
     record_free(&first);
@@ -452,20 +452,18 @@ static Record scores_record(const TostEngine* engine, const void* test, TostDtyp
     return r;
 }
 
-void engines_agree_on_scores(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
-                             ScoreTest t) {
+void engines_agree_on_scores(Comparison x, ScoreTest t) {
     char what[96];
-    snprintf(what, sizeof what, "%s,scores,prompt=%d,copies=%d,T=%d", dtype_name(dtype), t.prompt, t.copies, t.T);
-    records_agree(c, what, scores_record, engine, reference, &t, dtype, limits_of(dtype));
+    snprintf(what, sizeof what, "%s,scores,prompt=%d,copies=%d,T=%d", dtype_name(x.dtype), t.prompt, t.copies, t.T);
+    records_agree(x, what, scores_record, &t, limits_of(x.dtype));
 }
 
-void engines_agree_on_all_scores(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
-                                 int run) {
+void engines_agree_on_all_scores(Comparison x, int run) {
     const int lengths[] = {1, 5, run + 5};
     for (int prompt = 0; prompt <= 7; prompt += 7)
         for (int copies = 1; copies <= 3; copies += 2)
             for (int i = 0; i < 3; i++)
-                engines_agree_on_scores(c, engine, reference, dtype, (ScoreTest){prompt, copies, lengths[i]});
+                engines_agree_on_scores(x, (ScoreTest){prompt, copies, lengths[i]});
 }
 
 static Record chunks_record(const TostEngine* engine, const void* test, TostDtype dtype) {
@@ -497,27 +495,25 @@ static Record chunks_record(const TostEngine* engine, const void* test, TostDtyp
     return r;
 }
 
-void engines_agree_on_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
-                             const ChunksTest* test) {
+void engines_agree_on_chunks(Comparison x, const ChunksTest* test) {
     static const Limits own = {{5e-6, 1e-5, 5e-6, 5e-6}, {5e-6, 5e-6, 5e-6, 5e-6}};
-    const Limits limits = shape_limits(&test->shape, dtype);
+    const Limits limits = shape_limits(&test->shape, x.dtype);
     char chunk[32], what[192];
     ChunksTest one = {test->shape, test->fits, {0}};
-    Record whole = chunks_record(engine, &one, dtype);
+    Record whole = chunks_record(x.engine, &one, x.dtype);
     for (int i = 0; i < MOST_CHUNKS && test->chunks[i] > 0; i++) {
         one.chunks[0] = test->chunks[i];
         snprintf(chunk, sizeof chunk, ",chunk=%d", one.chunks[0]);
-        shape_label(what, sizeof what, &test->shape, dtype, chunk);
-        Record got = chunks_record(engine, &one, dtype);
-        if (reference) reference_near(c, what, &got, chunks_record, reference, &one, dtype, limits);
-        records_near(c, what, &got, &whole, reference ? limits : own);
+        shape_label(what, sizeof what, &test->shape, x.dtype, chunk);
+        Record got = chunks_record(x.engine, &one, x.dtype);
+        reference_near(x, what, &got, chunks_record, &one, limits);
+        records_near(x.c, what, &got, &whole, x.reference ? limits : own);
         record_free(&got);
     }
     record_free(&whole);
 }
 
-void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
-                                 int run) {
+void engines_agree_on_all_chunks(Comparison x, int run) {
     const int T = 2 * run + 9;
     const ChunksTest tests[] = {
         {{2, 3, 60, T + 4, 257, 1, TOST_LEARNED, 2, T, 1, 2, RANDOM}, 5, {run, run + 3, T - 1, 2 * run}},
@@ -531,12 +527,11 @@ void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const Tost
         {{1, 2, 6, 120 * run, 7, 0, TOST_LEARNED, 1, 119 * run + 5, 1, 1, MEMORY}, 5, {64 * run}},
         {{2, 3, 60, 1, 29, 1, TOST_LEARNED, 2, T, 1, 2, NO_POSITIONS}, 5, {run + 3}},
     };
-    if (!reference && getenv("CUDA_ON_HOST_INEXACT")) {
-        skip(c, "chunks against whole sequences: in the emulation, cuda_on_host tests them");
+    if (!x.reference && getenv("CUDA_ON_HOST_INEXACT")) {
+        skip(x.c, "chunks against whole sequences: in the emulation, cuda_on_host tests them");
         return;
     }
-    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++)
-        engines_agree_on_chunks(c, engine, reference, dtype, &tests[i]);
+    for (size_t i = 0; i < sizeof tests / sizeof *tests; i++) engines_agree_on_chunks(x, &tests[i]);
 }
 
 enum { MIXED_BATCHES = 8 };
@@ -603,10 +598,10 @@ Record mixed_record(const TostEngine* engine, const void* test, TostDtype dtype)
     return r;
 }
 
-void engines_agree_on_mixed_shapes(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype) {
+void engines_agree_on_mixed_shapes(Comparison x) {
     char what[64];
-    snprintf(what, sizeof what, "%s,mixed_shapes", dtype_name(dtype));
-    records_agree(c, what, mixed_record, engine, reference, NULL, dtype, limits_of(dtype));
+    snprintf(what, sizeof what, "%s,mixed_shapes", dtype_name(x.dtype));
+    records_agree(x, what, mixed_record, NULL, limits_of(x.dtype));
 }
 
 // Steps from step `first`. Records how the parameters change in them.
@@ -648,15 +643,14 @@ static Record muon_record(const TostEngine* engine, const void* test, TostDtype 
     return r;
 }
 
-void engines_agree_on_muon(Checks* c, const TostEngine* engine, const TostEngine* reference, const Shape* k,
-                           TostDtype dtype) {
+void engines_agree_on_muon(Comparison x, const Shape* k) {
     char what[192];
-    Limits limits = limits_of(dtype);
-    shape_label(what, sizeof what, k, dtype, ",muon");
+    Limits limits = limits_of(x.dtype);
+    shape_label(what, sizeof what, k, x.dtype, ",muon");
     // The iteration multiplies rounding errors by up to 3.4445^5 where the singular values of x are small. Largest
     // errors measured: in bf16 1.1e-1, and 1.7e-2 of the median; in tf32 4.7e-2 and 5.6e-3.
-    if (dtype != TOST_FP32) limits.of[RESULT_GRAD] = 2e-1, limits.median[RESULT_GRAD] = 3e-2;
-    records_agree(c, what, muon_record, engine, reference, k, dtype, limits);
+    if (x.dtype != TOST_FP32) limits.of[RESULT_GRAD] = 2e-1, limits.median[RESULT_GRAD] = 3e-2;
+    records_agree(x, what, muon_record, k, limits);
 }
 
 // Element i of vector k of an orthonormal basis of n dimensions (DCT-II without its constant vector)

@@ -102,6 +102,13 @@ void subject_train(Subject* s, const Shape* k, uint64_t seed, float grad_scale, 
 
 // ---- Comparing two engines ------------------------------------------------------------------------------------------
 
+// The engine under test and the one that it is compared with; NULL: none
+typedef struct {
+    Checks*           c;
+    const TostEngine *engine, *reference;
+    TostDtype         dtype;
+} Comparison;
+
 // Runs of the engine under test. before, if not NULL, is called before each run, to change the thread schedule.
 typedef struct {
     int         runs;
@@ -109,40 +116,33 @@ typedef struct {
     const void* context;
 } Runs;
 
-// Checks that the engine's results are near the reference engine's, unless that is NULL, and that all runs are
-// bit-identical.
-void engines_agree(Checks* c, const TostEngine* engine, const TostEngine* reference, const Shape* k, TostDtype dtype,
-                   const Runs* runs);
+// Checks that the engine's results are near the reference engine's, and that all runs are bit-identical.
+void engines_agree(Comparison x, const Shape* k, const Runs* runs);
 
 // chunks_score of several continuations of two prompts, chunks_read_losses of the first two (chunks_score must not have
 // changed the decode state), one decode step and read_loss.
 typedef struct { int prompt, copies, T; } ScoreTest;
-void engines_agree_on_scores(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
-                             ScoreTest t);
+void engines_agree_on_scores(Comparison x, ScoreTest t);
 // Continuations shorter and longer than a run of TSSA, with and without a prompt.
-void engines_agree_on_all_scores(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
-                                 int run);
+void engines_agree_on_all_scores(Comparison x, int run);
 
 // chunks: tokens per chunk, for one model after another, up to the first 0. Compares the engine's results in chunks with
-// the reference engine's (NULL: none) in the same chunks, and with its own of whole sequences: evaluation, decode, scores
-// and gradients and, in between, those of a sequence of `fits` tokens, which fits in one chunk.
+// the reference engine's in the same chunks, and with its own of whole sequences: evaluation, decode, scores and
+// gradients and, in between, those of a sequence of `fits` tokens, which fits in one chunk.
 enum { MOST_CHUNKS = 4 };
 typedef struct { Shape shape; int fits, chunks[MOST_CHUNKS]; } ChunksTest;
-void engines_agree_on_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
-                             const ChunksTest* test);
+void engines_agree_on_chunks(Comparison x, const ChunksTest* test);
 // Lengths of chunks: divisors of T and others, one token, one and several of TSSA's runs.
-void engines_agree_on_all_chunks(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype,
-                                 int run);
+void engines_agree_on_all_chunks(Comparison x, int run);
 
 // Changing shapes: evaluation and training on batches of several shapes, some repeated; an optimizer step; decode of
 // two sequences and of one; scoring with all targets ignored; a second model that continues from the parameters and
 // Adam moments of the first.
 Record mixed_record(const TostEngine* engine, const void* unused, TostDtype dtype);
-void engines_agree_on_mixed_shapes(Checks* c, const TostEngine* engine, const TostEngine* reference, TostDtype dtype);
+void engines_agree_on_mixed_shapes(Comparison x);
 // Muon: steps of a model; then one of a second model, which continues from the arrays of the first. Compares how the
 // parameters change in these steps, and the moments.
-void engines_agree_on_muon(Checks* c, const TostEngine* engine, const TostEngine* reference, const Shape* k,
-                           TostDtype dtype);
+void engines_agree_on_muon(Comparison x, const Shape* k);
 // Muon: the update of a matrix whose gradient has rank 1 or 8 must lie in its row and column space, except for rounding.
 void engine_keeps_low_rank(Checks* c, const TostEngine* engine, TostDtype dtype);
 
