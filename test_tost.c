@@ -167,8 +167,8 @@ static void test_curve(Checks* c, const TostEngine* engine, const char* dir) {
 
 // ---------------------------------------------------------------------------------------------
 // Finite differences of the loss, for each tensor of a model of two layers, along the gradient and along a random
-// direction. If the gradients of layer 1 are right and all those of layer 0 are wrong, look at the gradient of layer 1's
-// input.
+// direction. If the gradients of layer 1 are right and all those of layer 0 are wrong, look at the gradient of the input
+// of layer 1.
 
 // (L(p + e d) - L(p - e d)) / 2e for tensor t with values p and a direction d. L is the loss of the sequences x.
 static double slope(Subject* s, const TostTensor* t, const float* p, const double* d, double e, const TostChunk* x) {
@@ -384,15 +384,12 @@ static void test_activation(Checks* c, const TostEngine* engine) {
 // Uniform membership: as learned membership with temp = 0, but temp has no gradient.
 static void test_uniform(Checks* c, const TostEngine* engine) {
     enum { B = 2, T = 70, ROWS = B * T, NH = 3 };
-    static const float zeros[NH];
     TostConfig config = odd;
     config.membership = TOST_UNIFORM;
-    Subject temp_0 = subject_of(engine, odd, B, T, true, TOST_FP32, 33),
-            uniform = subject_of(engine, config, B, T, true, TOST_FP32, 33);   // temp: 0
+    Subject temp_0 = subject_of(engine, odd, B, T, true, TOST_FP32, 0),
+            uniform = subject_of(engine, config, B, T, true, TOST_FP32, 33);
     int32_t *ids = random_ids(ROWS, odd.vocab_size, 31), *targets = random_ids(ROWS, odd.vocab_size, 32);
-    for (int i = 0; i < temp_0.tensors.count; i++)
-        if (temp_0.tensors.tensor[i].row == TOST_ROW_temp)
-            engine->put(temp_0.model, TOST_PARAM, &temp_0.tensors.tensor[i], zeros);
+    subject_copy(&temp_0, &uniform, TOST_ADAMW);   // its temp is 0
     float *want = logits_of(&temp_0, ids, B, T), *got = logits_of(&uniform, ids, B, T);
     check(c, memcmp(got, want, (size_t)ROWS * odd.vocab_size * sizeof *got) == 0,
           "uniform: logits differ from temp = 0");

@@ -160,7 +160,8 @@ void test_refusals(Checks* c) {
     machine.failing = nullptr;
     machine.major = 7;
     test_refusal(c, machine, SMALL, o, "compute capability 7.0; 8.0 or later is needed");
-    test_refusal(c, machine_with(RESERVE + memory_of(SMALL, o) - 1), SMALL, o, "lower --batch, --seq, --chunk or --samples, or");
+    test_refusal(c, machine_with(RESERVE + memory_of(SMALL, o) - 1), SMALL, o,
+                 "lower --batch, --seq, --chunk or --samples, or");
     test_refusal(c, machine_with(1000), SMALL, training, "use --chunk, or use a smaller model");
     test_refusal(c, CudaOnHostOptions(), wide, o, "--channels 6148: the CUDA engine takes up to 6144");
     test_refusal(c, CudaOnHostOptions(), heads, o, "heads");
@@ -207,8 +208,8 @@ RankEnd compare_in_child(const CudaOnHostOptions& machine, TostDtype dtype, cons
     });
 }
 
-// cuBLASLt refuses algorithms that it has proposed: another one gives the same bits; if there is none, the error names the
-// product.
+// cuBLASLt refuses algorithms that it has proposed: another one gives the same bits; if there is none, the error names
+// the product.
 void test_refused_products(Checks* c) {
     for (const int refused : {2, 3}) {
         CudaOnHostOptions machine;
@@ -238,11 +239,6 @@ void test_graphs(Checks* c) {
 // Small shapes only; test_kernels and test_mixed_shapes launch every kernel.
 void test_quick(Checks* c) {
     const int run = CUDA_RUN, block = 2 * run + 8;
-    const Shape edges = {2, 3, 60, block, 257, 1, TOST_LEARNED, 1, run + 1, 1, 2, RANDOM},
-                faint = {1, 3, 60, block, 29, 1, TOST_LEARNED, 2, 2 * run + 6, 1, 1, FAINT},
-                uniform = {1, 1, 64, block, 29, 0, TOST_UNIFORM, 1, run + 6, 1, 1, RANDOM},
-                conv = {2, 3, 60, block, 29, 1, TOST_LEARNED, 2, run + 6, 1, 2, CONV},
-                no_positions = {2, 3, 60, 3, 29, 1, TOST_LEARNED, 2, run + 6, 1, 2, NO_POSITIONS};
     test_emulation(c);
     cuda_on_host_set(SHUFFLE);
     test_kernels(c, 4);
@@ -253,11 +249,11 @@ void test_quick(Checks* c) {
         cuda_on_host_set(REVERSE_LATE);
         engines_agree_on_scores(with_cpu(c, dtype), {7, 3, run + 5});
     }
-    test_shape(c, edges, TOST_FP32, {SHUFFLE_LATE});
-    test_shape(c, faint, TOST_BF16, {REVERSE_LATE});
-    test_shape(c, uniform, TOST_FP32, {SHUFFLE});
-    test_shape(c, no_positions, TOST_FP32, {SHUFFLE});
-    test_shape(c, conv, TOST_BF16, {SHUFFLE});
+    test_shape(c, {2, 3, 60, block, 257, 1, TOST_LEARNED, 1, run + 1, 1, 2, RANDOM}, TOST_FP32, {SHUFFLE_LATE});
+    test_shape(c, {1, 3, 60, block, 29, 1, TOST_LEARNED, 2, 2 * run + 6, 1, 1, FAINT}, TOST_BF16, {REVERSE_LATE});
+    test_shape(c, {1, 1, 64, block, 29, 0, TOST_UNIFORM, 1, run + 6, 1, 1, RANDOM}, TOST_FP32, {SHUFFLE});
+    test_shape(c, {2, 3, 60, 3, 29, 1, TOST_LEARNED, 2, run + 6, 1, 2, NO_POSITIONS}, TOST_FP32, {SHUFFLE});
+    test_shape(c, {2, 3, 60, block, 29, 1, TOST_LEARNED, 2, run + 6, 1, 2, CONV}, TOST_BF16, {SHUFFLE});
     test_few_chunks(c, TOST_FP32, CONV_MEMORY);
     test_stale_gradients(c);
     test_peak(c);

@@ -126,8 +126,8 @@ void engines_agree_on_scores(Comparison x, ScoreTest t);
 // Continuations shorter and longer than a run of TSSA, with and without a prompt.
 void engines_agree_on_all_scores(Comparison x, int run);
 
-// chunks: tokens per chunk, for one model after another, up to the first 0. Compares the engine's results in chunks with
-// the reference engine's in the same chunks, and with its own of whole sequences: evaluation, decode, scores and
+// chunks: tokens per chunk, for one model after another, up to the first 0. Compares the engine's results in chunks
+// with the reference engine's in the same chunks, and with its own of whole sequences: evaluation, decode, scores and
 // gradients and, in between, those of a sequence of `fits` tokens, which fits in one chunk.
 enum { MOST_CHUNKS = 4 };
 typedef struct { Shape shape; int fits, chunks[MOST_CHUNKS]; } ChunksTest;
@@ -143,7 +143,7 @@ void engines_agree_on_mixed_shapes(Comparison x);
 // Muon: steps of a model; then one of a second model, which continues from the arrays of the first. Compares how the
 // parameters change in these steps, and the moments.
 void engines_agree_on_muon(Comparison x, const Shape* k);
-// Muon: the update of a matrix whose gradient has rank 1 or 8 must lie in its row and column space, except for rounding.
+// Muon: the update of a matrix whose gradient has rank 1 or 8 must lie in its row and column space, but for rounding.
 void engine_keeps_low_rank(Checks* c, const TostEngine* engine, TostDtype dtype);
 
 // After zero_grad and at the start of each part, earlier gradients must have no effect: results must have the same bits

@@ -146,7 +146,8 @@ static void test_inference(Checks* c, int HS, int T, Values values) {
 
 int main(void) {
     Checks c = {.suite = "test_delta_rule"};
-    static const struct { int HS, T; } shapes[] = {{16, 2}, {16, 50}, {16, 100}, {33, 17}, {33, 70}, {64, 17}, {128, 17}};
+    static const struct { int HS, T; } shapes[] = {
+        {16, 2}, {16, 50}, {16, 100}, {33, 17}, {33, 70}, {64, 17}, {128, 17}};
     for (size_t i = 0; i < countof(shapes); i++)
         for (int values = 0; values < VALUES; values++) {
             test_training(&c, shapes[i].HS, shapes[i].T, (Values)values);

@@ -312,8 +312,8 @@ static void check_partition(Checks* c, int M, int N, int unit_m, int unit_n, int
         }
     }
     const double share = largest * threads / area;
-    check(c, overlaps == 0 && area == (double)M * N && share <= 1.15, "M %d N %d, %d threads: %d slices overlap or leave "
-          "c, area %.0f, the largest share of a thread is %.3f of the mean", M, N, threads, overlaps, area, share);
+    check(c, overlaps == 0 && area == (double)M * N && share <= 1.15, "M %d N %d, %d threads: %d slices overlap or "
+          "leave c, area %.0f, the largest share of a thread is %.3f of the mean", M, N, threads, overlaps, area, share);
 }
 
 static void test_partition(Checks* c) {
