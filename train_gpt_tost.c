@@ -76,11 +76,11 @@
 // has the tests and the other files that need the layer.
 //
 // Precision: float32, and double where the code says so. With --dtype bf16, parameters are float32 with a copy in bf16
-// for the products of forward, and these values are rounded to bf16:
+// for matrix products, and these values are rounded to bf16:
 //     the operands of matrix products
 //     the outputs of Linear, and its biases before they are added; but not the logits of cpu_logits and cpu_last_logits
 //     the inputs and outputs of the convolutions
-//     in backward, dz and the gradients of the inputs of Linear and of the convolutions
+//     in backward, dz, the gradients of the inputs of Linear and of the convolutions, and those of fc and the logits
 // All else is as in float32: residual stream, statistics, softmax, loss, parameter gradients, AdamW, momentum of Muon.
 //
 // Sizes: B sequences, T tokens of each in the chunk, `first` the position of the first one, C channels, NH heads of
@@ -220,8 +220,8 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
 //
 // gemm(c, a, b, layout, M, N, K, store): c = A · B, for A (M,K), B (K,N), c (M,N). GEMM_NN: a is A and b is B; GEMM_NT:
 // b is Bᵀ, stored (N,K); GEMM_TN: a is Aᵀ, stored (K,M). store: GEMM_SET; GEMM_ADD: c +=; GEMM_ROUND: rounds c to bf16.
-// a and b are a Matrix {f32, bf16}: gemm reads f32, gemm_bf16 reads bf16, or rounds f32 to bf16 if bf16 is NULL. f32(a)
-// is the Matrix {a, NULL}. The bf16 of a weight w is its copy with --dtype bf16; NULL means products in float32.
+// a and b are a Matrix {f32, bf16}: gemm reads f32; gemm_bf16 reads bf16 or, if that is NULL, rounds f32 to bf16.
+// f32(a) is the Matrix {a, NULL}. The weight decides: if its bf16 is NULL, all products of a Linear are in float32.
 
 static void round_bf16(float* x, size_t n) {
     #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
@@ -579,14 +579,14 @@ static void residual_backward(float* dbranch, float* dgamma, const float* dx, co
 // ---------------------------------------------------------------------------------------------
 // GELU, the exact form:  y = x Φ(x),   Φ the distribution function of the standard normal
 
-// Returns y; x becomes the derivative, for backward:   Φ(x) + x φ(x),   φ(x) = e^(-x²/2)/√(2π)
+// Returns y. x becomes the derivative, for backward:   Φ(x) + x φ(x),   φ(x) = e^(-x²/2)/√(2π)
 static inline float gelu_of(float* x) {
     const float bell = normal_bell(*x), cdf = normal_cdf(*x, bell), y = *x * cdf;   // bell: e^(-x²/2)
     *x = cdf + *x * bell * 0.398942280f;
     return y;
 }
 
-// y, or y_bf16 if it is not NULL
+// Sets y or, if it is not NULL, y_bf16. x becomes the derivative.
 static void gelu_forward(float* y, uint16_t* y_bf16, float* x, size_t n) {
     if (y_bf16) {
         #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
@@ -597,7 +597,7 @@ static void gelu_forward(float* y, uint16_t* y_bf16, float* x, size_t n) {
     }
 }
 
-// dx =, in place: holds dy on entry. If dx_bf16 is not NULL, dx_bf16 = instead.
+// dx =, in place: holds dy on entry. If dx_bf16 is not NULL, it gets the result, and dx keeps dy.
 static void gelu_backward(float* dx, uint16_t* dx_bf16, const float* derivative, size_t n) {
     if (dx_bf16) {
         #pragma omp parallel for simd schedule(static)
@@ -635,7 +635,7 @@ static void cross_entropy(double* loss, float* logits, uint16_t* dlogits_bf16, c
     #pragma omp parallel for schedule(static)
     for (size_t row = 0; row < rows; row++) {
         float* logits_v = logits + row * V;
-        uint16_t* dlogits_v = gradient && dlogits_bf16 ? dlogits_bf16 + row * V : NULL;
+        uint16_t* dlogits_v = dlogits_bf16 ? dlogits_bf16 + row * V : NULL;
         loss[row] = 0.0;
         if (targets[row] < 0) {
             if (dlogits_v) memset(dlogits_v, 0, V * sizeof *dlogits_v);
@@ -657,7 +657,7 @@ typedef struct {
     float *dx, *dwte;         // (rows,C): =; (V,C): +=; NULL: no gradients
     float grad_scale;         // the gradients are those of grad_scale · Σ loss
     float* logits;            // (block,V): working space for one block of rows
-    uint16_t* dlogits_bf16;   // (block,V), or NULL
+    uint16_t* dlogits_bf16;   // (block,V): gradient of the logits; NULL: it replaces the logits
     const float* x;           // (rows,C)
     Matrix wte;               // (V,C)
     const int32_t* targets;   // (rows)
@@ -706,7 +706,7 @@ static void classify(const Classifier* args) {
     X(mlp_in,     float,  conv * rows * C)              /* convolution of ln_2; without --conv the same array */ \
     X(fc,         float,  rows * 4 * C)                 /* gelu_forward puts GELU's derivative there */ \
     X(gelu,       float,  fp32 * rows * 4 * C) \
-    X(gelu_bf16,  uint16_t, bf16 * rows * 4 * C) \
+    X(gelu_bf16,  uint16_t, bf16 * rows * 4 * C)        /* with --dtype bf16 in place of gelu */ \
     X(mlp_out,    float,  rows * C) \
     X(x_out,      float,  rows * C)                     /* x_mid + gamma2 mlp_out */
 
@@ -717,7 +717,7 @@ static void classify(const Classifier* args) {
     X(mean_f,       float,  rows) \
     X(rstd_f,       float,  rows) \
     X(logits,       float,  logits_rows * V)            /* of a block of rows */ \
-    X(dlogits_bf16, uint16_t, train * bf16 * logits_rows * V) \
+    X(dlogits_bf16, uint16_t, train * bf16 * logits_rows * V) /* gradient of the logits; float32: in their place */ \
     X(losses,       double, rows) \
     X(states,       double, states * L * B * state_size(c)) /* or gradients of states */ \
     X(layer_state,  double, B * state_size(c))          /* of one layer, if the pass does not set a state */ \
@@ -728,7 +728,7 @@ static void classify(const Classifier* args) {
     X(dbranch,      float,  train * rows * C)           /* gradients of attn_out, mlp_out, z and projected */ \
     X(scratch_btc,  float,  train * rows * C)           /* gradients of ln_f, mlp_in, ln_2, y and ln_1 */ \
     X(scratch_bt4c, float,  train * rows * 4 * C)       /* gradients of gelu and, with --dtype fp32, fc */ \
-    X(dfc_bf16,     uint16_t, train * bf16 * rows * 4 * C) \
+    X(dfc_bf16,     uint16_t, train * bf16 * rows * 4 * C) /* gradient of fc */ \
     X(dscore,       float,  train * rows * NH)          /* dΠ of the memory, dΠ, then dscore */ \
     X(muon,         float,  train * muon * 6 * C * C)   /* see orthogonalize */
 
@@ -804,7 +804,7 @@ static Tssa layer_tssa(const TostModel* model, int l) {
                   .denom_bias = p.denom_bias ? p.denom_bias + chunk->first : NULL,
                   .u = act->u, .pi = act->pi, .y = act->y,
                   .stride = state_size(c), .scratch = model->buf.tssa_scratch,
-                  .saved = model->options.training ? act->tssa_saved : NULL, .dy = model->buf.scratch_btc,
+                  .saved = act->tssa_saved, .dy = model->buf.scratch_btc,
                   .dz = model->buf.dbranch, .dpi = model->buf.dscore, .dscore = model->buf.dscore};
 }
 
@@ -836,7 +836,7 @@ static DeltaRule layer_delta_rule(const TostModel* model, int l) {
     const LayerActivations* act = &model->layer[l];
     return (DeltaRule){.B = model->chunk.B, .T = model->chunk.T, .C = c->n_embd, .NH = c->n_head,
                        .HS = c->n_embd / c->n_head, .z = act->z, .pi = act->pi, .o = act->predicted,
-                       .G = model->options.training ? act->memory_G : NULL, .stride = 2 * state_size(c),
+                       .G = act->memory_G, .stride = 2 * state_size(c),
                        .scratch = model->buf.memory_scratch, .d_o = model->buf.dpredicted, .dz = model->buf.dpredicted,
                        .dpi = model->buf.dscore};
 }
@@ -922,7 +922,8 @@ static void layer_backward(TostModel* model, int l, int after, int before) {
     layernorm_backward(dx, g.ln_2_w, g.ln_2_b, d_btc, act->x_mid, act->mean_2, act->rstd_2, p.ln_2_w, rows, C);
 
     residual_backward(dbranch, g.gamma1, dx, act->attn_out, p.gamma1, rows, C);
-    linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, f32(dbranch), f32(act->y), weight(model, p.attn_proj_w), rows, C, C);
+    linear_backward(d_btc, g.attn_proj_w, g.attn_proj_b, f32(dbranch), f32(act->y), weight(model, p.attn_proj_w), rows,
+                    C, C);
     remember_backward(model, l, g.memory_scale, d_btc, p.memory_scale, adjoint);
     tssa_backward(&tssa);   // from d_btc to dbranch
     if (model->config.memory) combine(dbranch, 1.0, buf->dpredicted, 1.0, rows * C);
@@ -955,8 +956,8 @@ static void cpu_forward(TostModel* model, const TostChunk* chunk, int from, int 
 
 // The classifier, without gradients. x (rows,C): rows of ln_f
 static Classifier model_classifier(const TostModel* model, const float* x, const int32_t* targets, size_t rows) {
-    return (Classifier){.loss = model->buf.losses, .logits = model->buf.logits,
-                        .dlogits_bf16 = model->buf.dlogits_bf16, .x = x, .wte = classifier_weight(model), .targets = targets, .rows = rows,
+    return (Classifier){.loss = model->buf.losses, .logits = model->buf.logits, .x = x,
+                        .wte = classifier_weight(model), .targets = targets, .rows = rows,
                         .block = even_block(rows, model->logits_rows), .V = model->config.vocab_size,
                         .C = model->config.n_embd};
 }
@@ -976,6 +977,7 @@ static void cpu_train_forward(TostModel* model, const TostChunk* chunk, int from
     Classifier classifier = model_classifier(model, model->buf.ln_f, chunk->targets, chunk_rows(model));
     classifier.dx = model->buf.scratch_btc;
     classifier.dwte = model_params(model, TOST_GRAD, 0).wte;
+    classifier.dlogits_bf16 = model->buf.dlogits_bf16;
     classifier.grad_scale = grad_scale;
     classify(&classifier);
     sum_losses(model);
@@ -1181,6 +1183,10 @@ static size_t classifier_rows(size_t rows, int V) {
     return even_block(rows, block > 64 ? block : 64);
 }
 
+static void* array_alloc(Arena* arena, size_t elements, size_t size) {
+    return elements > 0 ? arena_alloc(arena, elements * size) : NULL;
+}
+
 // Sets every pointer into the arena and returns its size in bytes. base NULL: only computes the size.
 static size_t layout_buffers(TostModel* model, void* base) {
     const TostConfig* c = &model->config;
@@ -1195,15 +1201,12 @@ static size_t layout_buffers(TostModel* model, void* base) {
         model->array[array] =
             arena_alloc(&arena, exchange_elements(&model->exchange, (TostArray)array) * sizeof(float));
     if (train) exchange_layout(&model->exchange, &arena, model->array[TOST_GRAD]);
-#define X(field, type, elements) \
-    model->buf.field = (elements) > 0 ? arena_alloc(&arena, (elements) * sizeof(type)) : NULL;
+#define X(field, type, elements) model->buf.field = array_alloc(&arena, elements, sizeof(type));
     SHARED_BUFFERS(X)
 #undef X
-    if (o->dtype == TOST_BF16)
-        model->params_bf16 = arena_alloc(&arena, model->tensors.flat_size * sizeof *model->params_bf16);
+    model->params_bf16 = array_alloc(&arena, bf16 * model->tensors.flat_size, sizeof *model->params_bf16);
     for (size_t l = 0; l < L; l++) {
-#define X(field, type, elements) \
-    model->layer[l].field = (elements) > 0 ? arena_alloc(&arena, (elements) * sizeof(type)) : NULL;
+#define X(field, type, elements) model->layer[l].field = array_alloc(&arena, elements, sizeof(type));
         if (l > 0 && !train) model->layer[l] = model->layer[0];
         else { LAYER_ACTIVATIONS(X) }
 #undef X

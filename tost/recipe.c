@@ -309,8 +309,8 @@ bool recipe_take_config(TostRecipe* r, const TostConfig* config, bool extend, co
 }
 
 void recipe_take_samples(TostRecipe* r, uint64_t samples) {
-    const int64_t preset = tost_presets[r->preset].warmup;
+    const int64_t warmup = tost_presets[r->preset].warmup;
     if (r->epochs > 0)
         r->steps = (int64_t)fmin(TOST_MAX_COUNT, ceil(r->epochs * (double)samples * r->seq / (double)r->total_batch));
-    if (!recipe_given(r, RECIPE_warmup)) r->warmup = preset < r->steps / 10 ? preset : r->steps / 10;
+    if (!recipe_given(r, RECIPE_warmup)) r->warmup = warmup < r->steps / 10 ? warmup : r->steps / 10;
 }

@@ -17,6 +17,7 @@ typedef enum { ORDER_SEQUENTIAL, ORDER_SHUFFLED } DataOrder;
 // HELP has no value. CHOICE: "a|b|c" in values is 0, 1, 2; DURATION: in seconds
 typedef enum { HELP, FLAG, INT, INT64, REAL, DURATION, STRING, LIST, CHOICE } SettingKind;
 
+// The commands, here because a setting names those that have it as an option
 typedef enum {
     COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_VOCAB, COMMAND_TOKENIZE, COMMAND_INFO, COMMANDS
 } Command;
@@ -28,7 +29,7 @@ enum {
     OVERRIDABLE = 2 << 16,   // saved; may be changed on --resume
     TRAIN = 1 << COMMAND_TRAIN, SAMPLE = 1 << COMMAND_SAMPLE, EVAL = 1 << COMMAND_EVAL,
     VOCAB = 1 << COMMAND_VOCAB, TOKENIZE = 1 << COMMAND_TOKENIZE, INFO = 1 << COMMAND_INFO,
-    ALL = FIXED - 1, USE = SAMPLE | EVAL, TEXT = VOCAB | TOKENIZE,
+    ALL = FIXED - 1, USE = SAMPLE | EVAL, TEXT = VOCAB | TOKENIZE,   // USE a model, read TEXT
 };
 
 typedef struct {
@@ -211,7 +212,7 @@ static inline Schedule schedule_of(const TostRecipe* r) {
     return (Schedule){(ScheduleKind)r->schedule, r->steps, r->warmup, r->lr, r->min_lr_frac, r->decay_frac};
 }
 
-extern const TostRecipe tost_presets[];   // with all defaults
+extern const TostRecipe tost_presets[];   // in the order of TOST_PRESETS, with all defaults
 // Copies the settings that are not given in r, whose strings and lists must be empty.
 void recipe_fill(TostRecipe* r, const TostRecipe* defaults);
 TostRecipe recipe_copy(const TostRecipe* r);

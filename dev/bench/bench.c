@@ -126,7 +126,7 @@ static double matmuls_alone(TostModel* m, size_t rows) {
     for (int l = 0; l < c->n_layer; l++) {
         const TostParams p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
         const LayerActivations* a = &m->layer[l];
-        const Matrix x = f32(a->ln_1), y = f32(a->y), mlp_in = f32(a->ln_2), gelu = {a->gelu, a->gelu_bf16};
+        const Matrix x = f32(a->ln_1), y = f32(a->y), mlp_in = f32(a->mlp_in), gelu = {a->gelu, a->gelu_bf16};
         linear_forward(b->scratch_btc, x, weight(m, p.attn_w), NULL, rows, C, C);
         linear_forward(b->scratch_btc, y, weight(m, p.attn_proj_w), NULL, rows, C, C);
         linear_forward(b->scratch_bt4c, mlp_in, weight(m, p.fc_w), NULL, rows, C, 4 * C);

@@ -16,6 +16,6 @@ FILE*  create_file(const char* path);
 // Writes the file PATH.tmp and renames it; removes it on failure. Writes to a device, pipe or link itself.
 bool   replace_file(const char* path, const char* data, size_t n, TostError* err);
 bool   check_writable(const char* path, TostError* err);            // by replace_file, before the data is computed
-// PATH SUFFIX N, the first that is free; N has at least so many digits
+// PATH SUFFIX N, the first that is free; N is padded with zeros to `digits` digits
 Path   free_name(const char* path, const char* suffix, int digits);
 bool   make_dirs(const char* path, TostError* err);                 // like mkdir -p

@@ -78,7 +78,7 @@ static bool flush_stdout(TostError* err) {
 static void write_json(FILE* out, const Prompt* prompt, const Sample* s, const Text* text) {
     static const char* const reasons[] = {
         [FINISH_LENGTH] = "length", [FINISH_END_OF_TEXT] = "end_of_text", [FINISH_STOP] = "stop"};
-    assert(text->finish < countof(reasons));   // collect_text never ends a text
+    assert(text->finish < countof(reasons));   // the text is finished, and not by its sink
     fprintf(out, "{\"index\": %zu, \"sample\": %lld, ", prompt->line - 1, (long long)s->sample);
     if (prompt->id) fprintf(out, "\"id\": %s, ", prompt->id);
     fputs("\"prompt\": ", out);
@@ -161,7 +161,7 @@ static size_t read_ids(uint32_t* ids, const char* text, int vocab_size) {
     return n;
 }
 
-// Without a tokenizer, *err must say why; the error repeats it.
+// Sets p->ids and p->n_ids. Without a tokenizer, *err must say why; the error repeats it.
 static bool encode(Prompt* p, const Generator* g, TostError* err) {
     p->ids = xmalloc((p->n + 1) * sizeof *p->ids);
     p->n_ids = g->tokenizer ? encode_documents(p->ids, g->tokenizer, p->text, p->n)

@@ -30,8 +30,8 @@ static int threads_for(int M, int N, int K) { return gemm_is_small(M, N, K) ? 1 
 
 typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; GemmStore store; Format format; } Product;
 
-// One pass over a block, with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2. Whole
-// panels of a that are stored as pairs are not packed.
+// One pass over a block, with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2. If a is
+// stored as pairs, its whole panels are read where they are stored; only a last, smaller one is packed.
 static void multiply_block(Block all, const Word* pa, Operand stored, const Word* pb, Format f, int words) {
     for (int i = 0; i < all.m; i += MR) {
         const bool in_place = holds_pairs(stored, f) && all.m - i >= MR;
@@ -383,7 +383,7 @@ static Operand operand_of(Matrix m, size_t ld, bool lanes_side) {
     return (Operand) { p, ld, lanes_side, m.bf16 != NULL };
 }
 
-// By dot products if the rows are few and read a weight.
+// By dot products if the rows of a are few and b (N,K) needs no rounding
 static void gemm_in(Format f, float* c, Matrix a, Matrix b, GemmLayout layout, int M, int N, int K, GemmStore store) {
     const bool at = layout == GEMM_TN, bt = layout == GEMM_NT;
     const Operand left = operand_of(a, at ? M : K, at), right = operand_of(b, bt ? K : N, !bt);

@@ -21,11 +21,12 @@ typedef enum { GEMM_SET, GEMM_ADD, GEMM_ROUND } GemmStore;   // c = product; c +
 
 // c (M,N) = op(a) · op(b), stored as `store` says. All are dense and row-major; c does not overlap a or b.
 // Sizes are at least 1. Call it outside of parallel regions: it uses all OpenMP threads. GEMM_NT of at most
-// TOST_FEW_ROWS rows (engine.h, decoding) reads b once; in bf16, if b.bf16 is not NULL. Bits do not depend on the
+// TOST_FEW_ROWS rows (engine.h, decoding) reads b once; gemm_bf16 only if b.bf16 is not NULL. Bits do not depend on the
 // number of threads, and those of a row depend on M only by whether the rows are few.
 typedef void Gemm(float* c, Matrix a, Matrix b, GemmLayout layout, int M, int N, int K, GemmStore store);
-Gemm gemm;        // in float32
-Gemm gemm_bf16;   // of operands in bf16; sums are in float32 and may take subnormal products as zero
+// Functions of this type: in float32, and of operands in bf16 with sums in float32. gemm_bf16 may take subnormal
+// numbers as zero. It gives the same bits for operands in bf16 as for the same values in f32, unless the rows are few.
+Gemm gemm, gemm_bf16;
 
 bool gemm_bf16_is_fast(void);              // true if the processor has fast instructions for products in bf16
 const char* gemm_library(void);            // "built in (AVX-512)", …

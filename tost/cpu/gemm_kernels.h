@@ -157,16 +157,16 @@ INLINE void pack_by_lane(Word* dst, Operand o, Format f, int lanes, int depth, i
 
 enum { PACK_LANES = 192, ROWS_AHEAD = 4 };   // lanes packed at a time, a multiple of MR and NR; rows prefetched ahead
 
-// The words number w of LANES lanes from their values x and y at one depth, or at two for bf16
+// Word w of LANES lanes. x, y: their values at its depth, or at its pair of depths; bf16: they are stored in bf16
 INLINE VecWord words_of_depths(VecWord x, VecWord y, Format f, bool bf16, int w) {
     if (f == FLOATS) return x;
     if (f == PAIRS && bf16) return y | x >> 16;
     if (f == PAIRS) return pair_words(x, y);
-    if (w % 2) y = x;
+    if (w % 2) y = x;   // of depths 1, 0, 3, 2, …
     return bf16 ? y : round_words(y);
 }
 
-// lanes_side: reads a stored row, or two for bf16, from end to end, and writes to many panels. Reads whole vectors,
+// lanes_side: reads a stored row, or a pair of them, from end to end, and writes to many panels. Reads whole vectors,
 // also past the last lane, so rows near the end of the matrix are copied first. Writes whole vectors, too: the next row
 // of the panel overwrites what exceeds W lanes.
 INLINE void pack_by_depth(Word* dst, Operand o, Format f, int lanes, int depth, int W) {
@@ -216,7 +216,7 @@ static __attribute__((noinline)) void pack_b(Word* dst, Operand o, Format f, int
 }
 
 // ---------------------------------------------------------------------------------------------
-// The kernels: c (MR,NR) = pa (words,MR)ᵀ · pb (words,NR), or += with add. Elements are summed in word order.
+// The kernels: c (MR,NR) = MR rows of a · pb (words,NR), or += with add. Elements are summed in word order.
 
 // m x n elements of c, whose rows are ldc elements apart. add: adds to them; round: rounds the results to bf16.
 typedef struct { float* c; size_t ldc; int m, n; bool add, round; } Block;
@@ -253,7 +253,7 @@ INLINE Vec dot_pairs(Vec sum, VecWord a, VecWord b) {
 // MR rows of a: word w of row i is p[i*row + w*step]. In a panel, row = 1 and step = MR.
 typedef struct { const Word* p; size_t row, step; } Rows;
 
-// True if the stored rows of o are words of format f: then step = 1, and they need no packing.
+// True if the stored rows of o are words of format f, which need no packing: step = 1. ld is even, so all depths are.
 INLINE bool holds_pairs(Operand o, Format f) {
     return f == PAIRS && o.bf16 && !o.lanes_side && o.ld % 2 == 0 && (uintptr_t)o.p % sizeof(Word) == 0;
 }
@@ -280,7 +280,8 @@ INLINE void tile_sums(Block t, Rows rows, const Word* pb, Format f, int words) {
     tile_store(t, acc);
 }
 
-// A tile of MR x NR elements. The format is a constant at every call of tile_sums, so that the sums stay in registers.
+// A tile of MR x NR elements. The format and the step of a are constants at every call of tile_sums, so that the sums
+// stay in registers.
 static __attribute__((noinline)) void tile(Block t, Rows a, const Word* pb, Format f, int words) {
     if (f != PAIRS) tile_sums(t, (Rows) { a.p, 1, MR }, pb, FLOATS, words);
     else if (a.step == MR) tile_sums(t, (Rows) { a.p, 1, MR }, pb, PAIRS, words);

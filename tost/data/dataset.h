@@ -22,7 +22,7 @@
 // the first i samples, source 0 has round(i·w_0 / Σw); of the i' others, source 1 has round(i'·w_1 / (Σw - w_0)), and
 // so on, with quotients in multiples of 2^-32. The path of a file has no weight.
 typedef struct {
-    ShardStream stream;
+    ShardStream stream;          // also for reports, as are samples, unused and weight
     int       T;
     DataOrder order;
     uint64_t  seed;
@@ -32,7 +32,7 @@ typedef struct {
     double    weight;            // share of all samples: the weights of a data set add up to 1
 
     // Shuffled order: state of the current epoch and its current shard.
-    uint64_t  epoch;             // NO_EPOCH before the first sample
+    uint64_t  epoch;             // UINT64_MAX before the first sample
     uint32_t* turn;              // (shards) order of the shards: the k-th one is shard turn[k]
     uint64_t* turn_start;        // (shards + 1) first sample of turn k within the epoch
     int       at;                // the turn of perm and offset, or -1

@@ -17,9 +17,9 @@
 static const char required[] = "required";
 #define AT(field) offsetof(Options, field)
 
-// The rows of the recipe, as options of train
+// The rows of the recipe, as options of train and of the commands in `flags`
 #define ROW(field, name, flags, kind, metavar, low, ...) \
-    {name, TRAIN | flags, kind, AT(recipe.field), metavar, .min = low, .max = __VA_ARGS__},
+    {name, TRAIN | (flags), kind, AT(recipe.field), metavar, .min = low, .max = __VA_ARGS__},
 
 // In the order of --help. An option whose row differs between commands has several rows.
 const Setting option_table[OPTION_ROWS] = {
@@ -196,12 +196,13 @@ static bool parse_value(Options* o, const Setting* row, const char* text, TostEr
 }
 
 TextLine option_text(const Options* o, const Setting* row) {
-    char* value = setting_text(o, row);
+    char *raw = setting_text(o, row), *value = raw ? shown_value(raw) : NULL;
     const char *shown = row->default_text ? row->default_text : value, *unit = row->default_text ? NULL : row->unit;
     const char* label = row->default_text == required ? "" : "default: ";
     const char* mark = o->command == COMMAND_TRAIN && (row->flags & OVERRIDABLE) ? " *" : "";
     const TextLine text = !shown ? text_line("%s%s", row->help, mark)
         : text_line("%s (%s%s%s%s)%s", row->help, label, shown, unit ? " " : "", unit ? unit : "", mark);
+    free(raw);
     free(value);
     return text;
 }

@@ -5,7 +5,7 @@
 #include "ranks/comm.h"
 #include "recipe.h"
 
-enum { OPTION_ROWS = 128 };
+enum { OPTION_ROWS = 128 };   // of the table, or more; the compiler warns if it has more
 
 typedef struct {
     Command     command;

@@ -10,7 +10,7 @@ typedef struct {
     bool    live, quiet;   // live: fd is a terminal; quiet: print nothing
     bool    line_open;     // a live line is on the screen
     double  interval;      // seconds between plain progress lines, at first
-    double  began, shown;  // now_seconds() at progress_new, and when progress was last shown
+    double  began, shown;  // now_seconds() at progress_new, from where --max-time counts; when progress was last shown
     double  started;       // now_seconds() at progress_start
     // training
     int64_t first, steps;             // step at which this process started; steps of the whole run

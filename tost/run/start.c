@@ -58,7 +58,7 @@ static bool inherit(Run* r, TostError* err) {
     enum { CPU_TOKENS = 4096 };   // most tokens of the micro-batch
     TostRecipe *recipe = &r->recipe, before = recipe_copy(&tost_presets[0]);
     bool ok = recipe_read(&before, &r->init.options, r->weights.text, err);
-    before.given &= ~recipe->given;
+    before.given &= ~recipe->given;   // what the command line does not give
     if (recipe_given(&before, RECIPE_optimizer)) recipe->optimizer = before.optimizer;
     if (recipe_given(&before, RECIPE_seq)) recipe->seq = before.seq;
     recipe->given |= before.given & ((uint64_t)1 << RECIPE_optimizer | (uint64_t)1 << RECIPE_seq);
