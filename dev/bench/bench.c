@@ -431,6 +431,7 @@ static double fma_peak(void) {
     return 2.0 * ROUNDS * SUMS * LANES / (thread_seconds() - start) / 1e9;
 }
 
+// Operands are in float32. In bf16 they are rounded, as training does with those that it does not store in bf16.
 static double product_gflops(bool bf16, const Shape* p, float* c, const float* a, const float* b) {
     const double flop = 2.0 * p->M * p->N * p->K;
     const int inner = flop < 1e8 ? (int)(1e8 / flop) + 1 : 1;
