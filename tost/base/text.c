@@ -106,18 +106,25 @@ void print_line(FILE* out, const char* fmt, ...) {
 }
 
 // n in the largest of the units that leaves it at least 1, with `digits` after the point.
-static TextLine scaled(double n, double step, const char* units, int digits, const char* space, const char* suffix) {
+static NumberText scaled(double n, double step, const char* units, int digits, const char* space, const char* suffix) {
+    NumberText text;
     int u = 0;
     const double last = step - 0.5 * pow(10, -digits);   // would be printed as step
     for (n /= step; fabs(n) >= last && units[u + 1]; u++) n /= step;
-    return text_line("%.*f%s%c%s", digits, n, space, units[u], suffix);
+    snprintf(text.text, sizeof text.text, "%.*f%s%c%s", digits, n, space, units[u], suffix);
+    return text;
 }
 
-TextLine human_count(double n) {
+NumberText human_count(double n) {
+    NumberText text;
     if (fabs(n) >= 1000) return scaled(n, 1000, "KMBT", 1, "", "");
-    return text_line(n == floor(n) ? "%.0f" : "%.1f", n);
+    snprintf(text.text, sizeof text.text, n == floor(n) ? "%.0f" : "%.1f", n);
+    return text;
 }
 
-TextLine human_bytes(double n) {
-    return fabs(n) >= 1024 ? scaled(n, 1024, "KMGTPE", 2, " ", "iB") : text_line("%.0f B", n);
+NumberText human_bytes(double n) {
+    NumberText text;
+    if (fabs(n) >= 1024) return scaled(n, 1024, "KMGTPE", 2, " ", "iB");
+    snprintf(text.text, sizeof text.text, "%.0f B", n);
+    return text;
 }

@@ -42,5 +42,6 @@ TextLine text_line(const char* fmt, ...) PRINTF_LIKE(1, 2);
 TextLine vtext_line(const char* fmt, va_list ap) PRINTF_LIKE(1, 0);
 
 static inline const char* plural(int64_t n) { return n == 1 ? "" : "s"; }
-TextLine human_count(double n);   // 109604352 -> "109.6M"
-TextLine human_bytes(double n);   // 2684354560 -> "2.50 GiB"
+typedef struct { char text[32]; } NumberText;
+NumberText human_count(double n);   // 109604352 -> "109.6M"
+NumberText human_bytes(double n);   // 2684354560 -> "2.50 GiB"

@@ -71,7 +71,7 @@ static char* device_alloc(const TostEngineOptions* o, size_t bytes, TostError* e
     if (e == cudaSuccess && bytes + reserved <= free_bytes) e = cudaMalloc(&p, bytes);
     if (p) return p;
     (void)cudaGetLastError();
-    const TextLine need = human_bytes((double)bytes);
+    const NumberText need = human_bytes((double)bytes);
     if (e != cudaSuccess)
         tost_error(err, "%s of GPU memory cannot be allocated: %s; %s", need.text, cudaGetErrorString(e),
                    cuda_advice(e));

@@ -123,8 +123,8 @@ static void report_shards(Run* r, const char* label, const StringList* globs, co
         const double samples = s->weight * (double)recipe->steps * (double)recipe->total_batch / recipe->seq;
         const uint64_t most = data == r->val ? (uint64_t)recipe->val_windows : 0;
         const uint64_t reads = most && most < s->samples ? most : s->samples;
-        const TextLine read = human_count((double)reads * recipe->seq);
-        const TextLine tokens = human_count((double)stream_tokens(&s->stream));
+        const NumberText read = human_count((double)reads * recipe->seq);
+        const NumberText tokens = human_count((double)stream_tokens(&s->stream));
         const bool all = strcmp(read.text, tokens.text) == 0;
         char unused[64] = "", share[48] = "", epochs[64] = "";
         if (s->unused) snprintf(unused, sizeof unused, " (%d unused: fewer than --seq + 1 tokens)", s->unused);

@@ -84,7 +84,7 @@ static void test_human(Checks* c) {
         {999960, "1.0M", "976.52 KiB"}, {1048575, "1.0M", "1.00 MiB"}, {1.5e12, "1.5T", "1.36 TiB"},
     };
     for (size_t i = 0; i < countof(cases); i++) {
-        const TextLine count = human_count(cases[i].n), bytes = human_bytes(cases[i].n);
+        const NumberText count = human_count(cases[i].n), bytes = human_bytes(cases[i].n);
         check(c, strcmp(count.text, cases[i].count) == 0 && strcmp(bytes.text, cases[i].bytes) == 0,
               "%g: expected %s, %s, got %s, %s", cases[i].n, cases[i].count, cases[i].bytes, count.text, bytes.text);
     }
