@@ -97,7 +97,7 @@ def check_activations(run):
 
 
 def check_documents():
-    """The separators of test_documents in test_sample.c."""
+    """Activations divides a text at the same separators as encode_documents in tost/data/documents.c."""
     seen = Activations("no_positions", "one\r\n<|endoftext|> \t\n<|endoftext|>\n\nx <|endoftext|>\n")
     check(f"documents: {seen.text}", seen.text == b"one<|endoftext|><|endoftext|>\nx <|endoftext|>\n"
           and np.flatnonzero(seen.tokens == 256).tolist() == [3, 4])
@@ -114,7 +114,8 @@ def check_model(name, options, *arguments):
 
 
 def check_options():
-    """Convolutions begin as the identity, memory with a scale of 0: the loss stays the same."""
+    """Models with each option. Added by --init, convolutions begin as the identity and memory with a scale of 0: the
+    loss stays the same."""
     new = ("--layers", 2, "--heads", 4, "--channels", 32, "--block-size", 32, "--vocab-size", 257, "--steps", 12,
            "--batch", 2, "--total-batch", 64)
     check_model("uniform", {"membership": "uniform"}, *new)

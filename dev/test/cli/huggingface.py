@@ -466,6 +466,7 @@ def check_import():
     succeeds(import_hf.main, "model_out", "imported")
     check("import_hf.py writes the vocab.bpe of tokenizer.json",
           Path("imported/vocab.bpe").read_bytes() == VOCAB.read_bytes())
+    trainer("sample", "--model", "imported", "--prompt", "The", "--tokens", 1)
 
 
 # ---- Tokenizer -------------------------------------------------------------------------------------------------------

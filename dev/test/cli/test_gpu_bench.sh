@@ -60,13 +60,12 @@ start() {   # start RESULTS ARGUMENTS...: runs gpu.py with the made-up programs 
     PATH=$dir/built:$PATH PYTHON=$other_python "$python_path" "$repo/dev/bench/gpu.py" --built built \
         --out "$results" "$@" >"$dir/out" 2>"$dir/err" &
 }
-bench() {   # sets $status and $table
+bench() {   # sets $status
     start "$@"
     wait $!
     status=$?
-    table=$(cat "$results"/*.md)
 }
-has_lines() { for row; do check "a line '$row' in: $table" grep -q "^$row" "$results"/*.md; done; }
+has_lines() { for row; do check "a line '$row' in: $(cat "$results"/*.md)" grep -q "^$row" "$results"/*.md; done; }
 
 bench all
 check "all stages: status $status, $(cat "$dir/err")" [ $status -eq 0 ]
@@ -92,7 +91,7 @@ other_python=$dir/built/python
 bench found --stages libraries
 has_lines '| missing libraries | 0'   # libcublasLt is that of PyTorch's packages
 rm not_found
-# Two runs at once, each of which ends at its limit; a program needs at least 5 s of it.
+# Two runs at once. Each ends at its limit of 8 s; gpu.py starts no program when less than 5 s are left.
 echo 'test_tost bench_classifier' >slow
 sed -i 's/begun bf16/CUDA part 3: 9 passed, 0 failed so far\\nbegun bf16/' program
 start part --stages tests --limit 8

@@ -50,7 +50,7 @@ fi
 
 # ---- Many files, long paths, names that start with a dash ------------------------------------------------------------
 
-shards=70000   # more than Linux maps at a time (vm.max_map_count)
+shards=70000   # more than the default of vm.max_map_count, 65,530
 [ -z "$QUICK" ] || shards=100
 mkdir many
 LC_ALL=C awk -v n=$shards 'BEGIN { for (i = 0; i < 8 * n; i++) printf "%c%c", i * i % 251 + 1, 0 }' >plain/all.bin

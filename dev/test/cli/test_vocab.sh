@@ -37,6 +37,7 @@ run vocab --size 290 --out a.bpe mixed.txt web.jsonl
 run vocab --size 290 --out b.bpe --threads 1 web.txt mixed.txt
 tost vocab --size 290 --out c.bpe --quiet mixed.txt - <web.txt >stdout 2>stderr
 check "--quiet prints only a warning: $(cat stdout stderr)" [ -z "$(cat stdout)" -a "$(wc -l <stderr)" -eq 1 ]
+check "it counts the separators inside lines" says "mixed.txt: <|endoftext|> inside lines, read as text: 2; sed" stderr
 tost vocab --size 290 --out d.bpe - <web.jsonl >/dev/null
 sed 's/"text"/"content"/' web.jsonl >content.json
 run vocab --size 290 --out g.bpe --text-field content content.json

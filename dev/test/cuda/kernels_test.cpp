@@ -46,8 +46,8 @@ void near(Checks* c, const char* name, int C, const Floats& got, const Want& wan
     check(c, mean <= limit * limit, "%s of %d channels: relative L2 error %.3e", name, C, sqrt(mean));
 }
 
-// x + gamma branch and its LayerNorm. branch empty: without it, and without an earlier gradient of x. before: of the
-// gradients of parameters, to which the new ones are added; 0: there are none
+// The input of x + gamma branch and its LayerNorm. Without a branch (empty), there is no earlier gradient of x, either.
+// Gradients of parameters start at `before` and are added to; if before is 0, they are overwritten.
 struct NormInput { size_t rows; Floats x, branch, gamma, w, b, dy, dx; float before; };
 struct NormOutput { Floats x, y, mean, rstd, dx, dbranch, dw, db, dgamma, dbias; };
 

@@ -102,7 +102,8 @@ void subject_train(Subject* s, const Shape* k, uint64_t seed, float grad_scale, 
 
 // ---- Comparing two engines ------------------------------------------------------------------------------------------
 
-// The engine under test and the one that it is compared with; NULL: none
+// The engine under test and the one that it is compared with. Only engines_agree and engines_agree_on_chunks take NULL:
+// they then compare the engine with itself, in other runs or chunks.
 typedef struct {
     Checks*           c;
     const TostEngine *engine, *reference;
@@ -126,9 +127,9 @@ void engines_agree_on_scores(Comparison x, ScoreTest t);
 // Continuations shorter and longer than a run of TSSA, with and without a prompt.
 void engines_agree_on_all_scores(Comparison x, int run);
 
-// chunks: tokens per chunk, for one model after another, up to the first 0. Compares the engine's results in chunks
-// with the reference engine's in the same chunks, and with its own of whole sequences: evaluation, decode, scores and
-// gradients and, in between, those of a sequence of `fits` tokens, which fits in one chunk.
+// chunks: lengths of chunks to test, in tokens; a 0 ends the list. For each, compares evaluation, decode, scores and
+// gradients with the reference engine's in the same chunks and with the engine's own of whole sequences. In between, a
+// sequence of `fits` tokens, which fits in one chunk.
 enum { MOST_CHUNKS = 4 };
 typedef struct { Shape shape; int fits, chunks[MOST_CHUNKS]; } ChunksTest;
 void engines_agree_on_chunks(Comparison x, const ChunksTest* test);

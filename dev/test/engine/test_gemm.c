@@ -21,8 +21,8 @@ static const Variant variants[] = {
     { "pairs, b in bf16", NULL, PAIRS, false, true }, { "pairs, both in bf16", NULL, PAIRS, true, true },
 };
 
-// x (n) as an operand, rounded if in_bf16; then at an odd address, in units of bf16, if that of x is odd in units of
-// floats. free(*memory)
+// x (n) as an operand. in_bf16: a rounded copy. It starts at an odd element if x does, so moving x in test_same_bits
+// also moves the copy. free(*memory)
 static Matrix operand(uint16_t** memory, const float* x, size_t n, bool in_bf16) {
     *memory = NULL;
     if (!in_bf16) return f32(x);

@@ -436,7 +436,7 @@ static void test_users_files(Checks* c) {
 
 // ---- Checkpoints: damage --------------------------------------------------------------------------------------------
 
-// In one of the files, `to` replaces the text `from`.
+// In one of the files, `to`, of the same length, replaces the text `from`.
 static const struct { const char *what, *file, *from, *to, *error; } damages[] = {
     {"no wte", MODEL_FILE, "transformer.wte.", "transformer.wtf.", "wte.weight' is missing"},
     {"a missing layer", MODEL_FILE, "h.1.attn.temp", "h.2.attn.temp", "'n_layer' is '2'"},

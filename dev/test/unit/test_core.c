@@ -111,6 +111,7 @@ static void test_flops(Checks* c) {
     static const struct { const char* device; int multiprocessors; double peak[3]; } known[] = {
         {"NVIDIA H200", 132, {66.9, 494.7, 989.4}},
         {"NVIDIA H100 80GB HBM3 MIG 3g.40gb", 60, {0, 0, 0}},
+        {"NVIDIA RTX PRO 6000 Blackwell Workstation Edition", 188, {126, 251.9, 503.8}},
         {"NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", 188, {0, 0, 0}},
         {"NVIDIA L40S", 142, {91.6, 183, 362}},
     };

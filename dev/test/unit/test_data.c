@@ -159,6 +159,7 @@ static uint64_t mostly_zero(uint64_t i) { return scatter(i) % 10 < 9 ? 0 : scatt
 static uint64_t second_zero(uint64_t i) { return i % 2 && i != 30001 ? 0 : scatter(i) % 997; }
 static uint64_t bit_id(uint64_t i) { return scatter(i) % 2; }
 static uint64_t one_id(uint64_t i) { return i * 0 + 7; }
+static uint64_t zero_id(uint64_t i) { return i * 0; }
 static uint64_t late_id(uint64_t i) { return i < 300 ? 0 : small_id(i); }
 
 static void test_widths(Checks* c) {
@@ -170,7 +171,7 @@ static void test_widths(Checks* c) {
         check_raw(c, large_id, n, 4, "np.uint32([20240801, 7, a.size])");
         check_raw(c, short_id, n, 8, "64-bit ids without a header");
         check_raw(c, large_id, n, 8, "np.fromfile(F, np.uint64); np.append(np.pad");
-        uint64_t (*const shards[])(uint64_t) = {small_id, letter_id, short_id, mostly_zero, bit_id, one_id};
+        uint64_t (*const shards[])(uint64_t) = {small_id, letter_id, short_id, mostly_zero, bit_id, one_id, zero_id};
         for (size_t j = 0; j < countof(shards); j++) check_raw(c, shards[j], n, 2, NULL);
     }
     check_raw(c, late_id, 2000, 4, "32-bit ids without a header");

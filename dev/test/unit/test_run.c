@@ -13,7 +13,7 @@ static void test_schedule(Checks* c) {
     enum { COSINE = SCHEDULE_COSINE, WSD = SCHEDULE_WSD, LINEAR = SCHEDULE_LINEAR, CONSTANT = SCHEDULE_CONSTANT };
     static const struct { int kind; int64_t step, steps, warmup; double peak, frac, decay, lr; } cases[] = {
         {COSINE, 0, 110, 10, 1.0, 0.1, 0, 0.0},    {COSINE, 5, 110, 10, 1.0, 0.1, 0, 0.5},
-        {COSINE, 10, 110, 10, 1.0, 0.1, 0, 1.0},   {COSINE, 110, 110, 10, 3.0, 0.5, 0, 1.5},
+        {COSINE, 10, 110, 10, 1.0, 0.1, 0, 1.0},   {COSINE, 111, 110, 10, 3.0, 0.5, 0, 1.5},
         {COSINE, 35, 110, 10, 1.0, 0.1, 0, 0.868198051533946},   // 0.1 + 0.9 (1 + cos(pi/4)) / 2
         {COSINE, 0, 10, 0, 2.0, 0.0, 0, 2.0},      {COSINE, 5, 10, 20, 1.0, 0.1, 0, 0.25},
         {COSINE, 0, 0, 0, 1.0, 0.1, 0, 0.1},       {COSINE, 9, 10, 10, 1.0, 0.1, 0, 0.9},

@@ -197,6 +197,8 @@ static const GenerateCase generate_cases[] = {
      "|begin uvwxyz|step a|step b|begin zabc|step d|step e|step f|step g|begin efgh|step i", 10, NULL},
     {"a prompt of the block size", 8, "stuvwxyz", "abc", 3, 0, "abc", "|begin stuvwxyz|begin xyza|step b", 3, NULL},
     {"a prompt longer than the block size", 8, "rstuvwxyz", "abc", 3, 0, "abc", "|begin wxyz|step a|step b", 3, NULL},
+    {"an odd block size", 5, "xyz", "abcdef", 6, 0, "abcdef",
+     "|begin xyz|step a|step b|begin bc|step d|step e", 6, NULL},
     {"a block size of 1", 1, "xyz", "abc", 3, 0, "abc", "|begin z|begin a|begin b", 3, NULL},
     {"no positions, more tokens than the block size", -4, "xyz", "abcdef", 6, 0, "abcdef",
      "|begin xyz|step a|step b|step c|step d|step e", 6, NULL},
