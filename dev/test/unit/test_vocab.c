@@ -1,4 +1,5 @@
-// test_vocab.c: vocab.c with known merges, with several batch sizes and numbers of threads, and with invalid input.
+// test_vocab.c: vocab.c with known merges, against the definition, with several batch sizes and numbers of threads, and
+// with invalid input.
 #include "dev/test/scratch.h"
 
 #include "base/rng.h"
@@ -48,12 +49,48 @@ static void test_merges(Checks* c) {
     }
 }
 
-static char* random_text(Rng* rng, size_t n) {
+// The last word is a separator of documents.
+static char* random_text(Rng* rng, size_t n, bool documents) {
     static const char* const words[] = {"the", " cat", " cats", " 17", "é", "日本", "\n", "\r\n", " ", "'ll", "aaaaaaa",
-                                        "\n<|endoftext|> \n", " other", " others", "ÿ", "ab", "ba", ",\t"};
+                                        " other", " others", "ÿ", "ab", "ba", ",\t", "\n<|endoftext|> \n"};
     char *text = xmalloc(n + 32), *end = text;
-    while (end < text + n) end = stpcpy(end, words[rng_below(rng, countof(words))]);
+    while (end < text + n) end = stpcpy(end, words[rng_below(rng, countof(words) - !documents)]);
     return text;
+}
+
+// Checks the merges by definition: each is the pair with the highest count in the text encoded with those before it.
+static void check_merges(Checks* c, const Tokenizer* whole, const char* text, int size) {
+    enum { MOST = 512 };
+    static int counts[MOST][MOST];
+    const Bytes* file = tokenizer_file(whole);
+    const size_t n = strlen(text);
+    uint32_t* ids = xmalloc(n * sizeof *ids);
+    TostError err;
+    for (const char* end = file->data; (end = strchr(end, '\n')); end++) {
+        write_bytes("part.bpe", file->data, (size_t)(end + 1 - file->data));
+        Tokenizer* t = tokenizer_open("part.bpe", &err);
+        must(t != NULL, "part.bpe", &err);
+        memset(counts, 0, sizeof counts);
+        for (size_t p = 0, next; p < n; p = next) {
+            next = pattern_end(text, p, n);
+            const size_t tokens = tokenizer_encode(t, NULL, ids, text + p, next - p);
+            for (size_t i = 1; i < tokens; i++) counts[ids[i - 1]][ids[i]]++;
+        }
+        int best = 0;   // of equal ones, the lower left id, then the lower right one
+        for (int i = 0; i < MOST * MOST; i++)
+            if (counts[i / MOST][i % MOST] > counts[best / MOST][best % MOST]) best = i;
+        const bool more = counts[best / MOST][best % MOST] > 0 && tokenizer_size(t) < size;
+        size_t len, left, right;
+        const char* is = tokenizer_piece(whole, (uint32_t)tokenizer_eot(t), &len);
+        const char *a = tokenizer_piece(t, (uint32_t)(best / MOST), &left),
+                   *b = tokenizer_piece(t, (uint32_t)(best % MOST), &right);
+        char *want = more ? xasprintf("%.*s%.*s", (int)left, a, (int)right, b) : xstrdup("<|endoftext|>");
+        check(c, strlen(want) == len && memcmp(is, want, len) == 0, "token %d of %d is '%.*s', expected '%s'",
+              tokenizer_eot(t), size, (int)len, is, want);
+        free(want);
+        tokenizer_free(t);
+    }
+    free(ids);
 }
 
 // Whatever the threads and batches, the bytes are the same. The tokenizer accepts them, so no token appears twice.
@@ -63,12 +100,13 @@ static void test_same_bytes(Checks* c) {
     Rng rng = rng_seeded(8, 0);
     TostError err;
     for (int round = 0; round < 8; round++) {
-        char* text = random_text(&rng, round ? 3000 : 40000);
+        char* text = random_text(&rng, round ? 3000 : 40000, round % 2);
         write_text(text_file, text);
-        const int size = 300 + 20 * round;
+        const int size = 300 + 30 * round;
         Learned first = learn(c, (TextInput){.threads = 1}, size);
         Tokenizer* t = tokenizer_open(out_file, &err);
         check(c, t && tokenizer_size(t) == VOCAB_MIN_SIZE + first.r.merges, "size %d: %s", size, t ? "less" : err.text);
+        if (round % 2 == 0) check_merges(c, t, text, size);
         for (size_t i = 0; i < countof(threads) * countof(batches); i++) {
             const TextInput in = {.threads = threads[i % countof(threads)],
                                   .batch_bytes = batches[i / countof(threads)]};
