@@ -2,6 +2,7 @@
 #   binary, repo, python    absolute paths; PYTHON overrides python3
 #   dir                     a new empty working directory, removed at exit
 #   shared                  the folder of published data, TOST_SHARED or ../shared; empty if there is none
+# Programs have one OpenMP thread unless the test sets OMP_NUM_THREADS.
 # shellcheck shell=sh
 
 suite=$(basename "$0" .sh)
@@ -18,6 +19,7 @@ shared=$(cd "$repo" && cd "${TOST_SHARED:-../shared}" 2>/dev/null && pwd)
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 cd "$dir" || exit 1
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR="$dir"
 
 passed=0 failed=0 skipped=0
 # check TEXT COMMAND…: a check that passes if the command succeeds.

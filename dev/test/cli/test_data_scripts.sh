@@ -10,7 +10,7 @@
 # A copy of the scripts, because they write to data/ in their repository.
 mkdir -p clone/dev
 for folder in data plot reference; do cp -r "$repo/dev/$folder" clone/dev; done
-export OMP_NUM_THREADS=1 HF_HOME="$dir/hf" HF_HUB_DISABLE_TELEMETRY=1 PYTHONDONTWRITEBYTECODE=1
+export HF_HOME="$dir/hf" HF_HUB_DISABLE_TELEMETRY=1
 unset http_proxy https_proxy all_proxy HTTP_PROXY HTTPS_PROXY ALL_PROXY HF_ENDPOINT HF_HUB_OFFLINE
 
 if "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then

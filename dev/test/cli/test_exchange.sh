@@ -6,7 +6,6 @@
 # shellcheck disable=SC2086  # lists of options are split into words
 
 . "$(dirname "$0")/../lib.sh"
-export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR="$dir"
 
 # by_command FILE SCRIPT ARGUMENTS…: a script in dev/ writes FILE, although it cannot write to stdout, which is an error
 # of one line.
@@ -17,11 +16,6 @@ by_command() {
     "$python" "$script" "$@" >/dev/full 2>stderr
     check "$script with stdout on a full disk: $(cat stderr)" [ $? -eq 1 -a "$(wc -l <stderr)" -eq 1 -a -s "$file" ]
     check "$script: the error names stdout and the reason" grep -q 'stdout.*No space left on device' stderr
-}
-# widen FILE: uint16 token ids as uint32.
-widen() {
-    od -An -v -to1 "$1" | tr -s ' ' '\n' | grep . | paste - - |
-        while read -r low high; do printf "\\$low\\$high\\000\\000"; done
 }
 
 : >vocab.bpe
@@ -39,7 +33,11 @@ for part in train val; do
     tail -c +1025 tiny_${part}_000000.bin >nanogpt/$part.bin
     count=$(($(wc -c <nanogpt/$part.bin) / 2))
     { header 20240520 1 $count; cat nanogpt/$part.bin; } >llmc/tiny_shakespeare_$part.bin
-    { header 20240801 7 $count; widen nanogpt/$part.bin; } >llama/fineweb_${part}_000001.bin
+    {   # the same ids as uint32
+        header 20240801 7 $count
+        od -An -v -to1 nanogpt/$part.bin | tr -s ' ' '\n' | grep . | paste - - |
+            while read -r low high; do printf "\\$low\\$high\\000\\000"; done
+    } >llama/fineweb_${part}_000001.bin
 done
 check "the trainer's shard is identical to llm.c's" cmp -s llmc/tiny_shakespeare_train.bin tiny_train_000000.bin
 short="$sizes --batch 2 --total-batch 128 --steps 4 --val-every 2 --val-windows 4 --save-every 0 --quiet"

@@ -2,7 +2,6 @@
 # test_gpu_bench.sh BINARY: tests dev/bench/gpu.py without a GPU: its error message, runs with made-up programs in place
 # of nvidia-smi, the trainer and its benchmarks. PYTHON: default python3.
 . "$(dirname "$0")/../lib.sh"
-export PYTHONDONTWRITEBYTECODE=1
 
 "$python" -c '' 2>/dev/null || { skip "dev/bench/gpu.py: $python is not Python"; finish; }
 python_path=$("$python" -c 'import sys; print(sys.executable)')

@@ -5,8 +5,8 @@
 #   QUICK=1   nothing: importing torch and transformers takes several seconds
 
 . "$(dirname "$0")/../lib.sh"
-export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 HF_HUB_OFFLINE=1 HF_HOME="$dir/home" HF_DATASETS_CACHE="$dir/home"
-export TRANSFORMERS_VERBOSITY=error TOKENIZERS_PARALLELISM=false LMEVAL_LOG_LEVEL=ERROR
+export HF_HUB_OFFLINE=1 HF_HOME="$dir/home" HF_DATASETS_CACHE="$dir/home" TOKENIZERS_PARALLELISM=false
+export TRANSFORMERS_VERBOSITY=error LMEVAL_LOG_LEVEL=ERROR
 
 slow_tests "export to Hugging Face" torch safetensors transformers tokenizers tiktoken
 checks_of "$repo/dev/test/cli/huggingface.py" "$binary"

@@ -1,7 +1,6 @@
 #!/bin/sh
 # test_peers.sh BINARY: tests the PyTorch models of dev/bench/peers.py on the CPU with tiny sizes. QUICK=1 skips them.
 . "$(dirname "$0")/../lib.sh"
-export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
 
 slow_tests "the PyTorch models" torch safetensors
 for model in tost gpt2; do

@@ -11,7 +11,7 @@
 
 [ "$TMPDIR" ] || [ ! -w /dev/shm ] || export TMPDIR=/dev/shm   # hundreds of small files: disks are slow
 . "$(dirname "$0")/../lib.sh"
-export OMP_NUM_THREADS=1 LC_ALL=C
+export LC_ALL=C
 unset TERM COLUMNS POSIXLY_CORRECT
 mkdir bin template case
 ln -s "$binary" bin/tost

@@ -5,7 +5,7 @@
 #   QUICK=1   only invalid options
 
 . "$(dirname "$0")/../lib.sh"
-export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR="$dir" PYTHON="$python"
+export PYTHON="$python"
 script=$repo/dev/reproduce.sh
 
 if ! command -v bash >/dev/null; then

@@ -5,7 +5,6 @@
 
 [ "$TMPDIR" ] || [ ! -w /dev/shm ] || export TMPDIR=/dev/shm   # thousands of files: disks are slow
 . "$(dirname "$0")/../lib.sh"
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 
 mkdir plain   # shards without a vocab.bpe next to them
 : >vocab.bpe

@@ -3,7 +3,7 @@
 
 [ "$TMPDIR" ] || [ ! -w /dev/shm ] || export TMPDIR=/dev/shm
 . "$(dirname "$0")/../lib.sh"
-export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
+OMP_NUM_THREADS=2
 
 same() { cmp "$1" "$2" >/dev/null; }
 
@@ -11,7 +11,8 @@ same() { cmp "$1" "$2" >/dev/null; }
 
 {
     printf '  Straße,  naïve café – „Ünïcödé“ ½ Ⅷ ٣٤ 日本語、日本 日本\n<|endoftext|> \t\r\n'
-    printf "I'll we've\tdon't  aaaa aaaaaaa bananabanana\r\n\r\n<|endoftext|>\nnot <|endoftext|> a separator\n<|endoftext|>"
+    printf "I'll we've\tdon't  aaaa aaaaaaa bananabanana\r\n\r\n<|endoftext|>\n"
+    printf 'not <|endoftext|> a separator\n<|endoftext|>'
 } >mixed.txt
 printf '{"text": "Ein Stra\\u00dfenfest\\nin K\\u00f6ln", "n": 1}\n\n{"text": "Zwei Feste <|endoftext|>"}\n' >web.jsonl
 printf 'Ein Straßenfest\nin Köln\n<|endoftext|>\nZwei Feste <|endoftext|>' >web.txt

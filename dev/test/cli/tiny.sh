@@ -3,7 +3,7 @@
 # shellcheck shell=sh disable=SC2086,SC2154  # lists of options are split into words
 
 . "$(dirname "$0")/../lib.sh"
-export OMP_NUM_THREADS=2 OMP_WAIT_POLICY=passive
+OMP_NUM_THREADS=2
 
 # warns "ARGUMENTS…" FRAGMENT…: the binary succeeds and prints one warning with all fragments.
 warns() {

@@ -100,8 +100,6 @@ class Tests:
         args, case = launch.run_options(), self.case()
         self.refused("built without MPI", 2, ["MPI=1"], case, args, binary=self.w.binary)
         self.refused("parts that 3 ranks cannot share", 2, ["--parts 4", "3 ranks"], case, args, ranks=3)
-        self.refused("an indivisible batch", 2, ["--total-batch 320", "512"], case,
-                     launch.changed(args, "--total-batch", "320"))
         for more, fragment in (("--bogus", "unknown option --bogus"), ("--max-time 9m", "--max-time differs")):
             self.refused(f"{more} on rank 2", 2, ["rank 2", fragment], case, args, per_rank={2: f'exec "$@" {more}'})
         self.report.check(not os.path.exists(case.path("run")), "a usage error leaves a folder")

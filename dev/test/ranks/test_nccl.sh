@@ -4,7 +4,6 @@
 # `make test_all` builds; BINARY is not used. Any number of ranks must write the same bytes.
 . "$(dirname "$0")/../lib.sh"
 program=${TOSTCU:-$repo/build/cuda_on_host/train_gpt_tostcu}
-export OMP_NUM_THREADS=1
 
 if [ -n "${QUICK:-}" ] && [ -z "${TOSTCU:-}" ] || [ ! -x "$program" ]; then
     skip "ranks of train_gpt_tostcu: only in make test_all, which builds it"
@@ -54,8 +53,7 @@ done
 check "eval on 2 ranks: differs from 1: $(cat eval1)" cmp eval1 eval2
 # A signal to one rank stops all after the same step.
 start 2 $model --parts 2 --steps 1000 --out stopped
-tries=0
-while [ ! -e stopped/step_00000002 ] && [ $tries -lt 600 ]; do sleep 0.1; tries=$((tries + 1)); done
+until_true [ -e stopped/step_00000002 ]
 set -- $pids
 kill -TERM "$2"
 wait "$1"; first=$?

@@ -49,7 +49,7 @@ static void test_merges(Checks* c) {
     }
 }
 
-// The last word is a separator of documents.
+// documents: with lines of <|endoftext|>
 static char* random_text(Rng* rng, size_t n, bool documents) {
     static const char* const words[] = {"the", " cat", " cats", " 17", "é", "日本", "\n", "\r\n", " ", "'ll", "aaaaaaa",
                                         " other", " others", "ÿ", "ab", "ba", ",\t", "\n<|endoftext|> \n"};
@@ -106,7 +106,7 @@ static void test_same_bytes(Checks* c) {
         Learned first = learn(c, (TextInput){.threads = 1}, size);
         Tokenizer* t = tokenizer_open(out_file, &err);
         check(c, t && tokenizer_size(t) == VOCAB_MIN_SIZE + first.r.merges, "size %d: %s", size, t ? "less" : err.text);
-        if (round % 2 == 0) check_merges(c, t, text, size);
+        if (t && round % 2 == 0) check_merges(c, t, text, size);
         for (size_t i = 0; i < countof(threads) * countof(batches); i++) {
             const TextInput in = {.threads = threads[i % countof(threads)],
                                   .batch_bytes = batches[i / countof(threads)]};
@@ -139,11 +139,6 @@ static void test_failures(Checks* c) {
     got = learn(c, (TextInput){0}, 4000);
     check_refused(c, got.ok, &got.err, "would have more than 16777216 bytes", "one long word");
     free(word);
-    write_text(text_file, "text");
-    write_text(out_file, "old");
-    const VocabOptions o = {.in = {.files = (char*[]){(char*)text_file}, .n_files = 1}, .size = 300, .out = out_file};
-    check_refused(c, vocab_learn(&o, &got.r, &got.err), &got.err, "exists already; remove it", "an existing file");
-    check_file(c, out_file, "old", "an existing file is not replaced");
 }
 
 int main(void) {
