@@ -82,13 +82,6 @@ static inline char* new_folder(void) {
     return path;
 }
 
-// The same; it is the working directory until the program ends.
-static inline char* enter_folder(void) {
-    char* path = new_folder();
-    must(chdir(path) == 0, "chdir", NULL);
-    return path;
-}
-
 static inline void drop_folder(char* path) {
     TostError err;
     must(remove_tree(path, &err), "remove_tree", &err);
@@ -99,7 +92,8 @@ static inline void drop_folder(char* path) {
 typedef void Test(Checks* c);
 static inline int run_tests(const char* suite, Test* const* tests, size_t n) {
     Checks c = {.suite = suite};
-    char* dir = enter_folder();
+    char* dir = new_folder();
+    must(chdir(dir) == 0, "chdir", NULL);
     for (size_t i = 0; i < n; i++) tests[i](&c);
     drop_folder(dir);
     return checks_verdict(&c);

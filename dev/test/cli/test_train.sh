@@ -98,8 +98,7 @@ cp tiny_train_000000.bin vocab.bpe shards/
 for given in "$data" "--data $dir/sh*ds/tiny_train_*.bin"; do
     prints "$sizes --batch 2 --total-batch 64 $given --steps 1 --overwrite --out own" "vocabulary 320,"
 done
-run $model --data "$dir/tiny_train_*.bin" --steps 0 --val-every 0 --out finder
-check "train finds the vocabulary that tokenize wrote" says "tiny_vocab.bpe: 257 tokens" stdout
+prints "$model --data $dir/tiny_train_*.bin --steps 0 --val-every 0 --out finder" "tiny_vocab.bpe: 257 tokens"
 
 # Several shards and sources
 cp tiny_train_000000.bin more_train_000000.bin

