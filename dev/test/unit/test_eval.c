@@ -105,18 +105,6 @@ static void test_json(Checks* c) {
 
 // ---- Examples, with a byte tokenizer: each token is one byte of the text --------------------------------------------
 
-// The example as "context|choice|choice…". free()
-static char* example_text(const Tokenizer* t, const Example* e) {
-    char* text = byte_text(t, e->ids, (size_t)e->context);
-    const uint32_t* ids = e->ids + e->context;
-    for (int i = 0; i < e->choices; ids += e->length[i++]) {
-        char* choice = byte_text(t, ids, (size_t)e->length[i]);
-        text = append_text(text, "|%s", choice);
-        free(choice);
-    }
-    return text;
-}
-
 // With " for each '.
 static bool read_text(Examples* p, const char* text, const Tokenizer* t, TostError* err) {
     char* json = xstrdup(text);
@@ -126,8 +114,15 @@ static bool read_text(Examples* p, const char* text, const Tokenizer* t, TostErr
     return examples_read(p, "examples", t, err);
 }
 
+// want: "context|choice|choice…"
 static void check_example(Checks* c, const Tokenizer* t, const Example* e, int line, int answer, const char* want) {
-    char* got = example_text(t, e);
+    const uint32_t* ids = e->ids + e->context;
+    char* got = byte_text(t, e->ids, (size_t)e->context);
+    for (int i = 0; i < e->choices; ids += e->length[i++]) {
+        char* choice = byte_text(t, ids, (size_t)e->length[i]);
+        got = append_text(got, "|%s", choice);
+        free(choice);
+    }
     check(c, e->line == line && e->answer == answer && strcmp(got, want) == 0,
           "expected line %d, answer %d, '%s'; got %d, %d, '%s'", line, answer, want, e->line, e->answer, got);
     free(got);

@@ -9,37 +9,10 @@
 
 enum { DRAWS = 20000, CASE_IDS = 6 };
 
-// Draws many times and compares the counts with the expected probabilities by chi-square. An id of probability 0 must
-// never be drawn.
-static void check_draws(Checks* c, const char* what, const float* logits, int n, SamplerOptions o,
-                        const double* wanted) {
-    int* count = xcalloc((size_t)n, sizeof *count);
-    Sampler s = sampler_new(n);
-    Rng rng = rng_seeded(1, 2);
-    int impossible = 0;
-    for (int i = 0; i < DRAWS; i++) {
-        int32_t id = sampler_draw(&s, logits, &o, &rng);
-        if (id >= 0 && id < n && wanted[id] > 0) count[id]++;
-        else impossible++;
-    }
-    check(c, impossible == 0, "%s: %d draws of ids of probability 0", what, impossible);
-    double chi = 0;
-    int degrees = -1;
-    for (int i = 0; i < n; i++) {
-        if (wanted[i] == 0) continue;
-        const double off = count[i] - wanted[i] * DRAWS;
-        chi += off * off / (wanted[i] * DRAWS);
-        degrees++;
-    }
-    // Five standard deviations above the mean of the distribution
-    check(c, chi <= degrees + 5 * sqrt(2.0 * degrees), "%s: chi-square %.1f of %d degrees of freedom", what,
-          chi, degrees);
-    sampler_free(&s);
-    free(count);
-}
-
 #define LN2 0.69314718f
 
+// Draws many times and compares the counts with the expected probabilities by chi-square. An id of probability 0 must
+// never be drawn.
 static void test_distributions(Checks* c) {
     // logits of 1 : 2 : 4 : 8 : 8 : 16, shuffled
     static const float logits[CASE_IDS] = {3 * LN2, 0, 4 * LN2, LN2, 3 * LN2, 2 * LN2};
@@ -56,10 +29,28 @@ static void test_distributions(Checks* c) {
         {"tiny temperature",       logits, 6, {1e-300, 0, 1},  {0, 0, 1, 0, 0, 0}},
     };
     for (size_t i = 0; i < countof(cases); i++) {
-        double wanted[CASE_IDS], sum = 0;
-        for (int k = 0; k < CASE_IDS; k++) sum += cases[i].weight[k];
-        for (int k = 0; k < CASE_IDS; k++) wanted[k] = cases[i].weight[k] / sum;
-        check_draws(c, cases[i].what, cases[i].logits, cases[i].n, cases[i].o, wanted);
+        const int n = cases[i].n;
+        int count[CASE_IDS] = {0}, impossible = 0, degrees = -1;
+        double sum = 0, chi = 0;
+        Sampler s = sampler_new(n);
+        Rng rng = rng_seeded(1, 2);
+        for (int k = 0; k < DRAWS; k++) {
+            const int32_t id = sampler_draw(&s, cases[i].logits, &cases[i].o, &rng);
+            if (id >= 0 && id < n && cases[i].weight[id] > 0) count[id]++;
+            else impossible++;
+        }
+        check(c, impossible == 0, "%s: %d draws of ids of probability 0", cases[i].what, impossible);
+        for (int k = 0; k < n; k++) sum += cases[i].weight[k];
+        for (int k = 0; k < n; k++) {
+            const double wanted = cases[i].weight[k] / sum * DRAWS;
+            if (wanted == 0) continue;
+            chi += (count[k] - wanted) * (count[k] - wanted) / wanted;
+            degrees++;
+        }
+        // Five standard deviations above the mean of the distribution
+        check(c, chi <= degrees + 5 * sqrt(2.0 * degrees), "%s: chi-square %.1f of %d degrees of freedom",
+              cases[i].what, chi, degrees);
+        sampler_free(&s);
     }
 }
 
