@@ -29,6 +29,7 @@ for command in train sample eval vocab tokenize info; do
 done
 prints --help "vocab --size N" "tokenize --tokenizer FILE" "(default: 128 tokens)"
 prints "--preset tost-base --help" "(default: 491520 tokens)"
+prints "--data a:1 b:2 --help" "(default: a:1 b:2)"
 prints "train --help" "--steps N                     total number of steps"
 check "train --help begins with three examples" [ "$(head -n 10 stdout | grep -c '^  # ')" -eq 3 ]
 
