@@ -20,15 +20,21 @@ static TextLine shape_text(const StTensor* t) {   // "(2304, 256)"
     return text_line("%s)", text.text);
 }
 
-// The files of a checkpoint: the arrays of the state in each, whose tensors have names with a prefix.
-typedef struct { TostArray array; const char* prefix; } Part;
-typedef struct { const char* name; int n; Part part[2]; } Contents;
-static const Contents model_contents = {MODEL_FILE, 1, {{TOST_PARAM, ""}}};
-static const Contents optimizer_contents = {OPTIMIZER_FILE, 2, {{TOST_M, "m."}, {TOST_V, "v."}}};
+// Entry k of a checkpoint is tensor k % count in array k / count of the state. Each file has those of some arrays.
+typedef struct { const char* name; int first, end; } Contents;
+static const Contents model_contents = {MODEL_FILE, TOST_PARAM, TOST_PARAM + 1};
+static const Contents optimizer_contents = {OPTIMIZER_FILE, TOST_M, TOST_V + 1};
 
-static StTensor st_tensor(const TostTensor* t, const char* prefix) {
+// Tensors that Muon updates have no v.
+static bool is_stored(const TostTensors* tensors, int k, TostOptimizer optimizer) {
+    return k / tensors->count != TOST_V || !tost_uses_muon(&tensors->tensor[k % tensors->count], optimizer);
+}
+
+static StTensor st_tensor(const TostTensors* tensors, int k) {
+    static const char* const prefix[] = {[TOST_PARAM] = "", [TOST_M] = "m.", [TOST_V] = "v."};
+    const TostTensor* t = &tensors->tensor[k % tensors->count];
     StTensor x = {.dtype = ST_F32, .ndim = t->ndim};
-    snprintf(x.name, sizeof x.name, "%s%s", prefix, t->name);
+    snprintf(x.name, sizeof x.name, "%s%s", prefix[k / tensors->count], t->name);
     for (int i = 0; i < t->ndim; i++) x.shape[i] = t->shape[i];
     return x;
 }
@@ -45,23 +51,16 @@ static bool check_tensor(bool* known, const StFile* f, const StTensor* want, Tos
                       shape_text(want).text);
 }
 
-// Tensors that Muon updates have no v.
-static bool has_part(const Part* part, const TostTensor* t, TostOptimizer optimizer) {
-    return part->array != TOST_V || !tost_uses_muon(t, optimizer);
-}
-
 // Checks that the file has its tensors, with their shapes and a floating-point type, and no others but an lm_head.
 static bool check_tensors(const StFile* f, const TostTensors* tensors, const Contents* contents,
                           TostOptimizer optimizer, TostError* err) {
     bool ok = true, *known = xcalloc((size_t)f->n_tensors, sizeof *known);
-    for (int p = 0; p < contents->n; p++)
-        for (int i = 0; ok && i < tensors->count; i++) {
-            if (!has_part(&contents->part[p], &tensors->tensor[i], optimizer)) continue;
-            const StTensor want = st_tensor(&tensors->tensor[i], contents->part[p].prefix);
-            ok = check_tensor(known, f, &want, err);
-        }
-    if (ok && contents != &optimizer_contents && st_find(f, lm_head_name)) {
-        StTensor head = st_tensor(tost_tensor_find(tensors, wte_name), "");
+    for (int k = contents->first * tensors->count; ok && k < contents->end * tensors->count; k++) {
+        const StTensor want = st_tensor(tensors, k);
+        ok = !is_stored(tensors, k, optimizer) || check_tensor(known, f, &want, err);
+    }
+    if (ok && contents == &model_contents && st_find(f, lm_head_name)) {
+        StTensor head = *st_find(f, wte_name);
         snprintf(head.name, sizeof head.name, "%s", lm_head_name);
         ok = check_tensor(known, f, &head, err);
     }
@@ -174,29 +173,28 @@ static bool check_lm_head(const StFile* f, TostError* err) {
     return ok;
 }
 
-// Reads all tensors of one array as float32, checks their values and copies them to the engine.
-static bool put_part(const CheckpointModel* m, const Part* part, const TostTensors* stored, const StFile* f,
-                     TostError* err) {
-    bool ok = true;
-    for (int i = 0; ok && i < m->tensors->count; i++) {
-        const TostTensor* t = &m->tensors->tensor[i];
-        if (!tost_tensor_find(stored, t->name) || !has_part(part, t, m->optimizer)) continue;
-        const StTensor named = st_tensor(t, part->prefix);
-        float* values = xmalloc(t->size * sizeof *values);
-        ok = st_read_finite(f, st_find(f, named.name), part->array == TOST_V ? 0 : -FLT_MAX, values, err);
-        if (t->row == TOST_ROW_temp && t->init == TOST_ZERO)   // uniform membership: some files have 1
-            memset(values, 0, t->size * sizeof *values);
-        if (ok) m->engine->put(m->model, part->array, t, values);
-        free(values);
-    }
+// Reads entry k as float32, checks its values and copies them to the engine.
+static bool put_tensor(const CheckpointModel* m, int k, const StFile* f, TostError* err) {
+    const TostTensor* t = &m->tensors->tensor[k % m->tensors->count];
+    const TostArray array = (TostArray)(k / m->tensors->count);
+    float* values = xmalloc(t->size * sizeof *values);
+    const bool ok = st_read_finite(f, st_find(f, st_tensor(m->tensors, k).name), array == TOST_V ? 0 : -FLT_MAX,
+                                   values, err);
+    if (t->row == TOST_ROW_temp && t->init == TOST_ZERO)   // uniform membership: some files have 1
+        memset(values, 0, t->size * sizeof *values);
+    if (ok) m->engine->put(m->model, array, t, values);
+    free(values);
     return ok;
 }
 
 static bool load(const CheckpointModel* m, const Contents* contents, const TostTensors* stored, const StFile* f,
                  TostError* err) {
+    const int n = m->tensors->count;
     bool ok = check_tensors(f, stored, contents, m->optimizer, err) && metadata_check_crc(f, err)
               && check_lm_head(f, err);
-    for (int p = 0; ok && p < contents->n; p++) ok = put_part(m, &contents->part[p], stored, f, err);
+    for (int k = contents->first * n; ok && k < contents->end * n; k++)
+        if (is_stored(m->tensors, k, m->optimizer) && tost_tensor_find(stored, m->tensors->tensor[k % n].name))
+            ok = put_tensor(m, k, f, err);
     return ok;
 }
 
@@ -228,54 +226,43 @@ bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file,
 
 // ---- Writing ----
 
-// Tells the other ranks which tensor rank 0 gets next; index -1: the save ends. Also sent for parameters, although the
-// other ranks have nothing to send: each request ends a wait, so the timeout applies to a tensor, not to a file.
-typedef struct { int32_t state, index; } GetRequest;
+static void get_tensor(float* values, const CheckpointModel* m, int k) {
+    const int n = m->tensors->count;
+    m->engine->get(values, m->model, (TostArray)(k / n), &m->tensors->tensor[k % n]);
+}
 
-static bool append_tensor(StWriter* w, const CheckpointModel* m, GetRequest request, TostError* err) {
-    const TostTensor* t = &m->tensors->tensor[request.index];
-    float* values = xmalloc(t->size * sizeof *values);
-    comm_broadcast(m->comm, &request, sizeof request, 0);
-    m->engine->get(values, m->model, (TostArray)request.state, t);
-    const bool ok = st_append(w, values, t->size * sizeof *values, err);
+// Before rank 0 gets an entry, it tells the other ranks its number; -1: the save ends. It also does so for parameters,
+// although the others have nothing to send: each number ends a wait, so the timeout applies to a tensor, not to a file.
+static bool append_tensor(StWriter* w, const CheckpointModel* m, int k, TostError* err) {
+    const size_t size = m->tensors->tensor[k % m->tensors->count].size;
+    float* values = xmalloc(size * sizeof *values);
+    comm_broadcast(m->comm, &k, sizeof k, 0);
+    get_tensor(values, m, k);
+    const bool ok = st_append(w, values, size * sizeof *values, err);
     free(values);
     return ok;
 }
 
 void checkpoint_send_moments(const CheckpointModel* m) {
-    for (;;) {
-        GetRequest request;
-        comm_broadcast(m->comm, &request, sizeof request, 0);
-        if (request.index < 0) return;
-        if (request.state != TOST_PARAM)
-            m->engine->get(NULL, m->model, (TostArray)request.state, &m->tensors->tensor[request.index]);
-    }
+    for (int k = 0; comm_broadcast(m->comm, &k, sizeof k, 0), k >= 0;)
+        if (k >= m->tensors->count) get_tensor(NULL, m, k);
 }
 
-void checkpoint_end_save(TostComm* comm) {
-    GetRequest end = {.index = -1};
-    comm_broadcast(comm, &end, sizeof end, 0);
-}
+void checkpoint_end_save(TostComm* comm) { comm_broadcast(comm, &(int){-1}, sizeof(int), 0); }
 
 static bool write_contents(const char* dir, const Contents* contents, const CheckpointModel* m, const KeyValues* meta,
                            TostError* err) {
-    const int count = m->tensors->count;
-    StTensor* declared = xcalloc((size_t)(contents->n * count), sizeof *declared);
-    GetRequest* requests = xcalloc((size_t)(contents->n * count), sizeof *requests);
+    const int first = contents->first * m->tensors->count, end = contents->end * m->tensors->count;
+    StTensor* declared = xcalloc((size_t)(end - first), sizeof *declared);
     StWriter w;
     int n = 0;
-    for (int p = 0; p < contents->n; p++)
-        for (int i = 0; i < count; i++) {
-            const Part* part = &contents->part[p];
-            if (!has_part(part, &m->tensors->tensor[i], m->optimizer)) continue;
-            declared[n] = st_tensor(&m->tensors->tensor[i], part->prefix);
-            requests[n++] = (GetRequest){(int32_t)part->array, i};
-        }
+    for (int k = first; k < end; k++)
+        if (is_stored(m->tensors, k, m->optimizer)) declared[n++] = st_tensor(m->tensors, k);
     bool ok = st_begin(&w, path_in(dir, contents->name).text, declared, n, meta, err);
-    for (int k = 0; ok && k < n; k++) ok = append_tensor(&w, m, requests[k], err);
+    for (int k = first; ok && k < end; k++)
+        if (is_stored(m->tensors, k, m->optimizer)) ok = append_tensor(&w, m, k, err);
     ok = st_end(&w, ok, err);
     free(declared);
-    free(requests);
     return ok;
 }
 
