@@ -7,7 +7,6 @@
 #include "base/json.h"
 #include "base/platform.h"
 
-#include <assert.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <float.h>
@@ -285,15 +284,12 @@ bool st_read_finite(const StFile* f, const StTensor* t, float min, float* out, T
 
 bool st_crc32(const StFile* f, uint32_t* crc, TostError* err) {
     unsigned char* raw = xmalloc(CRC_BLOCK);
-    uint64_t at = f->data_start;
     bool ok = true;
     *crc = 0;
-    while (ok && at < f->file_size) {
-        const uint64_t left = f->file_size - at;
-        const size_t n = left < CRC_BLOCK ? (size_t)left : CRC_BLOCK;
+    for (uint64_t at = f->data_start; ok && at < f->file_size; at += CRC_BLOCK) {
+        const size_t n = f->file_size - at < CRC_BLOCK ? (size_t)(f->file_size - at) : CRC_BLOCK;
         ok = read_bytes(f, raw, n, at, err);
         if (ok) *crc = crc32_update(*crc, raw, n);
-        at += n;
     }
     free(raw);
     return ok;
@@ -301,8 +297,9 @@ bool st_crc32(const StFile* f, uint32_t* crc, TostError* err) {
 
 // ---- Writing ----
 
-// Writes the JSON header to memory. Sets crc_at and expected.
+// Writes the JSON header to memory. Sets crc_at.
 static void put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_tensors, const KeyValues* meta) {
+    uint64_t offset = 0;
     fputs("{\"__metadata__\":{", out);
     for (int i = 0; i < meta->count; i++) {
         json_write_string(out, meta->entry[i].key, strlen(meta->entry[i].key));
@@ -320,8 +317,8 @@ static void put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_te
         json_write_string(out, t.name, strlen(t.name));
         fprintf(out, ":{\"dtype\":\"%s\",\"shape\":[", dtypes[t.dtype].name);
         for (int d = 0; d < t.ndim; d++) fprintf(out, "%s%" PRId64, d ? "," : "", t.shape[d]);
-        fprintf(out, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", w->expected, w->expected + t.bytes);
-        w->expected += t.bytes;
+        fprintf(out, "],\"data_offsets\":[%" PRIu64 ",%" PRIu64 "]}", offset, offset + t.bytes);
+        offset += t.bytes;
     }
     fputc('}', out);
 }
@@ -354,7 +351,6 @@ static bool sync_sometimes(const StWriter* w, size_t bytes) {
 }
 
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err) {
-    assert(bytes <= w->expected - w->written);
     if ((bytes && fwrite(data, 1, bytes, w->out) != bytes) || !sync_sometimes(w, bytes)) return write_failed(w, err);
     w->crc = crc32_update(w->crc, data, bytes);
     w->written += bytes;
@@ -362,13 +358,11 @@ bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err) {
 }
 
 bool st_end(StWriter* w, bool ok, TostError* err) {
-    const bool open = w->out != NULL;
-    if (ok) {
-        assert(w->written == w->expected);
+    if (!w->out) return false;   // st_begin failed
+    if (ok)
         ok = (fseek(w->out, w->crc_at, SEEK_SET) == 0 && fprintf(w->out, "%08" PRIx32, w->crc) == 8
               && fflush(w->out) == 0 && sync_file(fileno(w->out))) || write_failed(w, err);
-    }
-    if (open && fclose(w->out) != 0 && ok) ok = write_failed(w, err);
-    if (open && !ok) unlink(w->path.text);
+    if (fclose(w->out) != 0 && ok) ok = write_failed(w, err);
+    if (!ok) unlink(w->path.text);
     return ok;
 }

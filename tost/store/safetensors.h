@@ -48,7 +48,7 @@ bool st_crc32(const StFile* f, uint32_t* crc, TostError* err);          // of al
 typedef struct {
     Path      path;
     FILE*     out;
-    uint64_t  expected, written;  // tensor bytes
+    uint64_t  written;            // tensor bytes
     uint32_t  crc;
     long      crc_at;             // file offset of the CRC's digits
 } StWriter;
