@@ -149,11 +149,9 @@ bool run_load_weights(Run* r, TostError* err) {
         init_params(r->engine, r->model, &r->tensors, recipe->config.n_layer, (uint64_t)recipe->seed);
     if (!r->weights.text[0]) return true;
     const CheckpointModel m = {r->engine, r->model, &r->tensors, (TostOptimizer)recipe->optimizer, NULL};
-    TostTensors stored = tost_tensors(config);
-    const bool loaded = checkpoint_load_params(&m, &stored, &r->weights_file, err);
+    const bool loaded = checkpoint_load_params(&m, &r->weights_file, err);
     const bool ok = loaded && ((!r->args->resume && !recipe->keep_optimizer)
                                || checkpoint_load_moments(&m, &r->weights_file, err));
-    tost_tensors_free(&stored);
     st_close(&r->weights_file);   // so that its disk space can be freed
     return ok || not_loaded(r, loaded, err);
 }

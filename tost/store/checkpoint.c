@@ -39,15 +39,12 @@ static StTensor st_tensor(const TostTensors* tensors, int k) {
     return x;
 }
 
-// Sets the element of `known`, which is in the order of f->tensors, for the tensor.
-static bool check_tensor(bool* known, const StFile* f, const StTensor* want, TostError* err) {
-    const StTensor* have = st_find(f, want->name);
+static bool check_tensor(const StFile* f, const StTensor* have, const StTensor* want, TostError* err) {
     if (!have) return tost_error(err, "%s: tensor '%s' is missing", f->path, want->name);
     if (!st_check_float(f, have, err)) return false;
-    known[have - f->tensors] = true;
     const size_t bytes = (size_t)want->ndim * sizeof *want->shape;
     if (have->ndim == want->ndim && memcmp(have->shape, want->shape, bytes) == 0) return true;
-    return tost_error(err, "%s: tensor '%s' has shape %s, expected %s", f->path, want->name, shape_text(have).text,
+    return tost_error(err, "%s: tensor '%s' has shape %s, expected %s", f->path, have->name, shape_text(have).text,
                       shape_text(want).text);
 }
 
@@ -56,14 +53,14 @@ static bool check_tensors(const StFile* f, const TostTensors* tensors, const Con
                           TostOptimizer optimizer, TostError* err) {
     bool ok = true, *known = xcalloc((size_t)f->n_tensors, sizeof *known);
     for (int k = contents->first * tensors->count; ok && k < contents->end * tensors->count; k++) {
-        const StTensor want = st_tensor(tensors, k);
-        ok = !is_stored(tensors, k, optimizer) || check_tensor(known, f, &want, err);
+        const StTensor want = st_tensor(tensors, k), *have = st_find(f, want.name);
+        if (!is_stored(tensors, k, optimizer)) continue;
+        ok = check_tensor(f, have, &want, err);
+        if (ok) known[have - f->tensors] = true;
     }
-    if (ok && contents == &model_contents && st_find(f, lm_head_name)) {
-        StTensor head = *st_find(f, wte_name);
-        snprintf(head.name, sizeof head.name, "%s", lm_head_name);
-        ok = check_tensor(known, f, &head, err);
-    }
+    const StTensor* head = contents == &model_contents ? st_find(f, lm_head_name) : NULL;
+    if (head) known[head - f->tensors] = true;
+    ok = ok && (!head || check_tensor(f, head, st_find(f, wte_name), err));
     for (int i = 0; ok && i < f->n_tensors; i++)
         if (!known[i])
             ok = tost_error(err, "%s: tensor '%s' does not belong to this model", f->path, f->tensors[i].name);
@@ -174,12 +171,11 @@ static bool check_lm_head(const StFile* f, TostError* err) {
 }
 
 // Reads entry k as float32, checks its values and copies them to the engine.
-static bool put_tensor(const CheckpointModel* m, int k, const StFile* f, TostError* err) {
+static bool put_tensor(const CheckpointModel* m, int k, const StFile* f, const StTensor* stored, TostError* err) {
     const TostTensor* t = &m->tensors->tensor[k % m->tensors->count];
     const TostArray array = (TostArray)(k / m->tensors->count);
     float* values = xmalloc(t->size * sizeof *values);
-    const bool ok = st_read_finite(f, st_find(f, st_tensor(m->tensors, k).name), array == TOST_V ? 0 : -FLT_MAX,
-                                   values, err);
+    const bool ok = st_read_finite(f, stored, array == TOST_V ? 0 : -FLT_MAX, values, err);
     if (t->row == TOST_ROW_temp && t->init == TOST_ZERO)   // uniform membership: some files have 1
         memset(values, 0, t->size * sizeof *values);
     if (ok) m->engine->put(m->model, array, t, values);
@@ -187,20 +183,19 @@ static bool put_tensor(const CheckpointModel* m, int k, const StFile* f, TostErr
     return ok;
 }
 
-static bool load(const CheckpointModel* m, const Contents* contents, const TostTensors* stored, const StFile* f,
-                 TostError* err) {
-    const int n = m->tensors->count;
-    bool ok = check_tensors(f, stored, contents, m->optimizer, err) && metadata_check_crc(f, err)
-              && check_lm_head(f, err);
-    for (int k = contents->first * n; ok && k < contents->end * n; k++)
-        if (is_stored(m->tensors, k, m->optimizer) && tost_tensor_find(stored, m->tensors->tensor[k % n].name))
-            ok = put_tensor(m, k, f, err);
+// Loads the entries of the model that the file has.
+static bool load(const CheckpointModel* m, const Contents* contents, const StFile* f, TostError* err) {
+    bool ok = true;
+    for (int k = contents->first * m->tensors->count; ok && k < contents->end * m->tensors->count; k++) {
+        const StTensor want = st_tensor(m->tensors, k), *have = st_find(f, want.name);
+        if (have) ok = check_tensor(f, have, &want, err) && put_tensor(m, k, f, have, err);
+    }
     return ok;
 }
 
-bool checkpoint_load_params(const CheckpointModel* m, const TostTensors* stored, const StFile* model_file,
-                            TostError* err) {
-    return load(m, &model_contents, stored, model_file, err);
+bool checkpoint_load_params(const CheckpointModel* m, const StFile* model_file, TostError* err) {
+    return metadata_check_crc(model_file, err) && check_lm_head(model_file, err)
+           && load(m, &model_contents, model_file, err);
 }
 
 // Both files of a checkpoint have the same metadata, except for the CRC.
@@ -219,7 +214,8 @@ bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file,
     StFile f;
     if (!st_open(&f, path_in(path_above(model_file->path).text, OPTIMIZER_FILE).text, err)) return false;
     const bool ok = same_metadata(&f, model_file, err) && same_metadata(model_file, &f, err)
-                    && load(m, &optimizer_contents, m->tensors, &f, err);
+                    && check_tensors(&f, m->tensors, &optimizer_contents, m->optimizer, err)
+                    && metadata_check_crc(&f, err) && load(m, &optimizer_contents, &f, err);
     st_close(&f);
     return ok;
 }

@@ -20,14 +20,12 @@ typedef struct {
 
 // Opens the model.safetensors of PATH: a file, a checkpoint folder, or a run folder, whose newest complete checkpoint
 // is taken. If another process removes it meanwhile, opening it fails; an open file stays readable. Reads the
-// metadata and checks names and shapes of all tensors. On failure there is nothing to close or free.
+// metadata and checks names, types and shapes of all tensors. On failure there is nothing to close or free.
 bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, TostError* err);
 
-// Loads all parameters, after checking dtypes, shapes and the CRC-32 (if present). Accepts an lm_head.weight equal to
-// wte; any other unknown tensor is an error that names it. `stored`: the tensors of the file, which may lack
-// convolutions and memory; these then keep their values.
-bool checkpoint_load_params(const CheckpointModel* m, const TostTensors* stored, const StFile* model_file,
-                            TostError* err);
+// Loads all parameters, after checking the CRC-32 (if present). Accepts an lm_head.weight equal to wte. The file may
+// lack convolutions and memory; these then keep their values.
+bool checkpoint_load_params(const CheckpointModel* m, const StFile* model_file, TostError* err);
 // Loads the moments m and v from the optimizer.safetensors next to model_file; it must belong to the same checkpoint.
 bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file, TostError* err);
 

@@ -19,7 +19,7 @@ bool loaded_model_create(LoadedModel* m, const TostRecipe* r, int max_batch, int
     if (!m->model) return false;
     m->chunks = (Chunks){.engine = m->engine, .model = m->model, .max_chunk = options.max_chunk};
     const CheckpointModel loaded = {m->engine, m->model, &m->tensors, TOST_ADAMW, NULL};
-    const bool ok = checkpoint_load_params(&loaded, &m->tensors, &m->weights, err);
+    const bool ok = checkpoint_load_params(&loaded, &m->weights, err);
     st_close(&m->weights);
     return ok;
 }

@@ -257,7 +257,7 @@ static const char* load(CheckpointModel m, CheckpointInfo* info, const char* pat
     StFile f;
     CheckpointInfo unwanted;
     if (!checkpoint_open(&f, info ? info : &unwanted, path, err)) return "info";
-    const char* failed = !checkpoint_load_params(&m, m.tensors, &f, err) ? "params"
+    const char* failed = !checkpoint_load_params(&m, &f, err) ? "params"
                          : !checkpoint_load_moments(&m, &f, err) ? "moments" : NULL;
     st_close(&f);
     if (!info) checkpoint_info_free(&unwanted);

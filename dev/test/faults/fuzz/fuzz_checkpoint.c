@@ -18,7 +18,7 @@ static void load(const TostConfig* c, const StFile* file) {
     TostModel* m = tost_cpu_engine.create(c, &o, &err);
     must_hold(m != NULL, "cannot create a small model");
     const CheckpointModel model = {&tost_cpu_engine, m, &tensors, TOST_ADAMW, NULL};
-    if (!checkpoint_load_params(&model, &tensors, file, &err) || !checkpoint_load_moments(&model, file, &err))
+    if (!checkpoint_load_params(&model, file, &err) || !checkpoint_load_moments(&model, file, &err))
         check_message(&err);
     tost_cpu_engine.destroy(m);
     tost_tensors_free(&tensors);
