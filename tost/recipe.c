@@ -172,27 +172,27 @@ void recipe_free(TostRecipe* r) {
     for (int i = 0; i < RECIPE_ROWS; i++) setting_clear(r, &recipe_table[i]);
 }
 
-// A string or list of dst must be empty.
-static void copy_setting(TostRecipe* dst, const TostRecipe* src, const Setting* row) {
+void recipe_fill(TostRecipe* r, const TostRecipe* preset) {
     static const size_t size[] = {
         [FLAG] = sizeof(bool), [INT] = sizeof(int), [CHOICE] = sizeof(int), [INT64] = sizeof(int64_t),
-        [REAL] = sizeof(double), [DURATION] = sizeof(double)};
-    const void* field = field_of(src, row);
-    if (row->kind == STRING && *(char* const*)field) *(char**)field_of(dst, row) = xstrdup(*(char* const*)field);
-    else if (row->kind == LIST) for (int i = 0; i < ((const StringList*)field)->count; i++)
-        add_string(field_of(dst, row), xstrdup(((const StringList*)field)->strings[i]));
-    else if (row->kind != STRING) memcpy(field_of(dst, row), field, size[row->kind]);
+        [REAL] = sizeof(double), [STRING] = sizeof(char*), [LIST] = sizeof(StringList)};
+    for (int i = 0; i < RECIPE_ROWS; i++) {
+        const Setting* row = &recipe_table[i];
+        if (!recipe_given(r, (RecipeRow)i)) memcpy(field_of(r, row), field_of(preset, row), size[row->kind]);
+    }
 }
 
-void recipe_fill(TostRecipe* r, const TostRecipe* defaults) {
-    for (int i = 0; i < RECIPE_ROWS; i++)
-        if (!recipe_given(r, (RecipeRow)i)) copy_setting(r, defaults, &recipe_table[i]);
+static StringList copy_strings(const StringList* list) {
+    StringList copy = {0};
+    for (int i = 0; i < list->count; i++) add_string(&copy, xstrdup(list->strings[i]));
+    return copy;
 }
 
 TostRecipe recipe_copy(const TostRecipe* r) {
-    TostRecipe copy = {0};
-    recipe_fill(&copy, r);
-    copy.given = r->given;
+    TostRecipe copy = *r;
+    copy.data = copy_strings(&r->data);
+    copy.val_data = copy_strings(&r->val_data);
+    copy.init_file = r->init_file ? xstrdup(r->init_file) : NULL;
     return copy;
 }
 

@@ -182,7 +182,6 @@ TextLine choice_name(const char* choices, int n);   // the nth name in "a|b|c"; 
 #define TYPE_CHOICE   int
 #define TYPE_INT64    int64_t
 #define TYPE_REAL     double
-#define TYPE_DURATION double
 #define TYPE_STRING   char*
 #define TYPE_LIST     StringList
 
@@ -213,8 +212,8 @@ static inline Schedule schedule_of(const TostRecipe* r) {
 }
 
 extern const TostRecipe tost_presets[];   // in the order of TOST_PRESETS, with all defaults
-// Copies the settings that are not given in r, whose strings and lists must be empty.
-void recipe_fill(TostRecipe* r, const TostRecipe* defaults);
+// Sets what is not given to the values of a preset.
+void recipe_fill(TostRecipe* r, const TostRecipe* preset);
 TostRecipe recipe_copy(const TostRecipe* r);
 void recipe_free(TostRecipe* r);
 

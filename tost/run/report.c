@@ -153,7 +153,7 @@ static void report_data(Run* r) {
 // Says if another schedule or --steps raises the learning rate, and which --lr keeps it: rates are proportional to
 // --lr.
 static TextLine rise_of_rate(const Run* r) {
-    TostRecipe before = recipe_copy(&tost_presets[0]);
+    TostRecipe before = tost_presets[0];
     recipe_read(&before, &r->resumed, r->weights.text, &(TostError){0});
     const Schedule old = schedule_of(&before), new = schedule_of(&r->recipe);
     const double last = schedule_lr(old, r->info.step - 1), next = schedule_lr(new, r->info.step);

@@ -56,7 +56,7 @@ static bool find_resumed(Run* r, TostError* err) {
 // destroy what the model has learned.
 static bool inherit(Run* r, TostError* err) {
     enum { CPU_TOKENS = 4096 };   // most tokens of the micro-batch
-    TostRecipe *recipe = &r->recipe, before = recipe_copy(&tost_presets[0]);
+    TostRecipe *recipe = &r->recipe, before = tost_presets[0];
     bool ok = recipe_read(&before, &r->init.options, r->weights.text, err);
     before.given &= ~recipe->given;   // what the command line does not give
     if (recipe_given(&before, RECIPE_optimizer)) recipe->optimizer = before.optimizer;
