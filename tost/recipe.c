@@ -286,11 +286,13 @@ bool recipe_check_pass(int batch, int seq, int chunk, TostError* err) {
                                          "--batch, --seq or --chunk", batch, length, (long long)pass, INT_MAX);
 }
 
-TostEngineOptions recipe_engine(const TostRecipe* r, int max_batch, int seq, bool training, TostComm* comm) {
+TostEngineOptions recipe_engine(const TostRecipe* r, int max_batch, int seq, int parts, TostComm* comm) {
+    const bool training = parts > 0;
     const int max_chunk = r->chunk && r->chunk < seq ? r->chunk : seq;
     return (TostEngineOptions){.max_batch = max_batch, .max_chunk = max_chunk, .training = training,
                                .states = chunks_states(seq, max_chunk, training), .dtype = (TostDtype)r->dtype,
-                               .threads = r->threads, .comm = comm};
+                               .threads = r->threads, .comm = comm, .parts = parts,
+                               .optimizer = training ? (TostOptimizer)r->optimizer : TOST_ADAMW};
 }
 
 bool recipe_take_config(TostRecipe* r, const TostConfig* config, bool extend, const char* file, TostError* err) {

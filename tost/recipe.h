@@ -231,5 +231,5 @@ bool recipe_take_config(TostRecipe* r, const TostConfig* config, bool extend, co
 void recipe_take_samples(TostRecipe* r, uint64_t samples);
 // batch × seq, or batch × chunk if that is less and not 0, must fit in an int.
 bool recipe_check_pass(int batch, int seq, int chunk, TostError* err);
-// The engine's options for max_batch sequences of seq tokens. setup.c adds those that only training has.
-TostEngineOptions recipe_engine(const TostRecipe* r, int max_batch, int seq, bool training, TostComm* comm);
+// The engine's options for max_batch sequences of seq tokens. parts: of a step on this rank; 0: not for training
+TostEngineOptions recipe_engine(const TostRecipe* r, int max_batch, int seq, int parts, TostComm* comm);

@@ -223,7 +223,7 @@ static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
         const int seq = generate_max_seq(c, s->prompt[i].n_ids, o->tokens);
         longest = seq > longest ? seq : longest;
     }
-    TostEngineOptions options = recipe_engine(&o->recipe, 1, longest, false, NULL);
+    TostEngineOptions options = recipe_engine(&o->recipe, 1, longest, 0, NULL);
     const size_t one = m->engine->memory(c, &options);
     const int64_t texts = s->count < MAX_TEXTS_TOGETHER ? (int64_t)s->count * o->samples : MAX_TEXTS_TOGETHER;
     options.max_batch = texts < MAX_TEXTS_TOGETHER ? (int)texts : MAX_TEXTS_TOGETHER;

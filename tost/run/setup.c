@@ -173,13 +173,6 @@ static bool check_memory(Run* r, TostError* err) {
                       ? "the limit of its cgroup is" : "the machine has", human_bytes(limit).text);
 }
 
-static TostEngineOptions run_engine_options(const Run* r, int batch) {
-    TostEngineOptions e = recipe_engine(&r->recipe, batch, r->recipe.seq, true, r->comm);
-    e.optimizer = (TostOptimizer)r->recipe.optimizer;
-    e.parts = run_own_parts(r);
-    return e;
-}
-
 // Chooses the micro-batch on a GPU, unless --batch is given or the run is resumed: the largest number of sequences that
 // divides those of a part, has up to GPU_TOKENS tokens in a pass (of --chunk, or else --seq) and fits in the memory of
 // each rank's GPU.
@@ -191,7 +184,7 @@ static void choose_batch(Run* r) {
     const int64_t sequences = recipe->total_batch / recipe->seq / recipe->parts;
     int *all = xmalloc((size_t)comm_size(r->comm) * sizeof *all), batch = 1;
     for (int b = 1; b <= sequences && b <= TOST_MAX_BATCH; b++) {
-        const TostEngineOptions e = run_engine_options(r, b);
+        const TostEngineOptions e = recipe_engine(recipe, b, recipe->seq, run_own_parts(r), r->comm);
         if ((int64_t)b * e.max_chunk > GPU_TOKENS || (int64_t)b * recipe->seq > INT_MAX) break;
         if (r->engine->memory(&recipe->config, &e) > free_bytes) break;
         if (sequences % b == 0) batch = b;
@@ -220,7 +213,7 @@ bool run_set_up(Run* r, TostError* err) {
     choose_batch(r);
     run_begin_info(r);
     r->tensors = tost_tensors(&r->recipe.config);
-    r->engine_options = run_engine_options(r, r->recipe.batch);
+    r->engine_options = recipe_engine(&r->recipe, r->recipe.batch, r->recipe.seq, run_own_parts(r), r->comm);
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;
     report_settings(r, device);
     if (!run_agree(r, check_memory(r, err), err)

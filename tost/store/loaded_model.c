@@ -14,7 +14,7 @@ bool loaded_model_find(LoadedModel* m, const char* model, const TostEngine* engi
 }
 
 bool loaded_model_create(LoadedModel* m, const TostRecipe* r, int max_batch, int seq, TostError* err) {
-    const TostEngineOptions options = recipe_engine(r, max_batch, seq, false, m->comm);
+    const TostEngineOptions options = recipe_engine(r, max_batch, seq, 0, m->comm);
     m->model = m->engine->create(&m->info.config, &options, err);
     if (!m->model) return false;
     m->chunks = (Chunks){.engine = m->engine, .model = m->model, .max_chunk = options.max_chunk};
