@@ -22,27 +22,22 @@ static double probe_loss(Run* r) {
     return loss.sum / (double)loss.count;
 }
 
-// Saves a checkpoint and removes all but the newest `keep`, or with 0 none. A failure to remove is a warning, and the
-// next save tries again.
-static bool save(Run* r, const CheckpointModel* m, bool best, int64_t keep, TostError* err) {
-    if (!checkpoint_save(r->out.text, best, &r->info, m, err)) return false;
-    if (!checkpoint_prune(r->out.text, r->info.step, (int)keep, err))
-        run_warn(r, "step %lld is saved, but older files could not be removed: %s", (long long)r->info.step, err->text);
-    return true;
-}
-
-// On rank 0 only.
-static bool save_run(Run* r, const CheckpointModel* m, bool last, TostError* err) {
-    const double loss = r->saved_step == r->info.step ? 0 : probe_loss(r);   // 0: the first save checked it
+// On rank 0 only: see run_save and run_save_best. A failure to remove older files is a warning, and the next save tries
+// again.
+static bool save(Run* r, const CheckpointModel* m, bool best, bool last, TostError* err) {
+    const long long step = (long long)r->info.step;
+    const double loss = best || r->saved_step == step ? 0 : probe_loss(r);   // 0: it was checked before
     if (!isfinite(loss)) {
-        tost_error(err, "after step %lld the loss is %g: not saved; %s; a lower --lr may help", (long long)r->info.step,
-                   fabs(loss), resume_hint(r).text);
+        tost_error(err, "after step %lld the loss is %g: not saved; %s; a lower --lr may help", step, fabs(loss),
+                   resume_hint(r).text);
         if (!last) run_warn(r, "%s", err->text);
         return !last;
     }
-    const bool ok = log_sync(&r->log, err) && save(r, m, false, r->recipe.keep, err);
+    const bool ok = (best || log_sync(&r->log, err)) && checkpoint_save(r->out.text, best, &r->info, m, err);
+    if (ok && !checkpoint_prune(r->out.text, step, best ? 0 : (int)r->recipe.keep, err))
+        run_warn(r, "step %lld is saved, but older files could not be removed: %s", step, err->text);
     // A failed save may still have completed the checkpoint.
-    if (ok || checkpoint_exists(r->out.text, r->info.step)) r->saved_step = r->info.step;
+    if (!best && (ok || checkpoint_exists(r->out.text, step))) r->saved_step = step;
     return ok || write_failed(r, err);
 }
 
@@ -57,7 +52,7 @@ static bool save_together(Run* r, bool best, bool last, TostError* err) {
     const CheckpointModel m = {r->engine, r->model, &r->tensors, (TostOptimizer)r->recipe.optimizer, r->comm};
     bool ok = true;
     if (comm_rank(r->comm) == 0) {
-        ok = best ? save(r, &m, true, 0, err) || write_failed(r, err) : save_run(r, &m, last, err);
+        ok = save(r, &m, best, last, err);
         checkpoint_end_save(r->comm);
     } else checkpoint_send_moments(&m);
     run_share_saved(r);

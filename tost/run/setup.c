@@ -206,7 +206,7 @@ static bool create_model(Run* r, TostError* err) {
     return r->model != NULL;
 }
 
-// ---- Start ----
+// ---- Comparison of the ranks ----
 
 static uint32_t params_crc(const Run* r) {
     uint32_t crc = 0;
