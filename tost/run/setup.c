@@ -263,7 +263,7 @@ bool run_set_up(Run* r, TostError* err) {
 
 void run_free(Run* r) {
     lock_release(&r->lock);
-    if (r->weights_file.path) st_close(&r->weights_file);
+    st_close(&r->weights_file);
     if (r->model) r->engine->destroy(r->model);
     if (r->data) data_close(r->data);
     if (r->val) data_close(r->val);

@@ -148,7 +148,7 @@ static bool find_model(Path* file, const char* path, TostError* err) {
 bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, TostError* err) {
     Path file;
     *info = (CheckpointInfo){0};
-    *model_file = (StFile){.fd = -1};
+    *model_file = (StFile){0};
     if (!find_model(&file, path, err) || !st_open(model_file, file.text, err)) return false;
     if (read_info(info, model_file, err)) return true;
     st_close(model_file);

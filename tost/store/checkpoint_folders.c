@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
-#include <libgen.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -69,9 +68,9 @@ static bool is_complete(const char* path) { return has_file(path, MODEL_FILE) &&
 
 bool checkpoint_is_name(const char* path, int64_t* step) {
     Entry e;
-    Path copy = path_text("%s", path);
-    const bool ok = parse_entry(&e, basename(copy.text));
-    if (ok) *step = e.step;
+    const char* slash = strrchr(path, '/');
+    const bool ok = parse_entry(&e, slash ? slash + 1 : path);
+    *step = e.step;
     return ok;
 }
 

@@ -48,6 +48,6 @@ void loaded_model_free(LoadedModel* m) {
     if (m->model) m->engine->destroy(m->model);
     tost_tensors_free(&m->tensors);
     checkpoint_info_free(&m->info);
-    if (m->weights.path) st_close(&m->weights);
+    st_close(&m->weights);
     free(m->file);
 }

@@ -83,10 +83,9 @@ bool log_open(LogFile* log, const char* path, int64_t done, TostError* err) {
     const int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) return tost_error(err, "%s: cannot be opened for writing: %s", path, strerror(errno));
     *log = (LogFile){.path = path_text("%s", path), .fd = fd};
-    if (cut(log, done, err)) return true;
-    close(fd);
-    *log = (LogFile){0};
-    return false;
+    const bool ok = cut(log, done, err);
+    if (!ok) log_close(log, &(TostError){0});
+    return ok;
 }
 
 // ---- Rows ----

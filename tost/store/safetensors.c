@@ -219,11 +219,12 @@ bool st_open(StFile* f, const char* path, TostError* err) {
 }
 
 void st_close(StFile* f) {
+    if (!f->path) return;
     if (f->fd >= 0) close(f->fd);
     key_values_free(&f->meta);
     free(f->tensors);
     free(f->path);
-    *f = (StFile){.fd = -1};
+    *f = (StFile){0};
 }
 
 const StTensor* st_find(const StFile* f, const char* name) {

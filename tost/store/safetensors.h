@@ -31,7 +31,7 @@ typedef struct {
 
 bool            st_begins(const char* head, size_t n);                  // true if a file begins like a safetensors file
 bool            st_open(StFile* f, const char* path, TostError* err);   // on failure nothing to close
-void            st_close(StFile* f);
+void            st_close(StFile* f);                                    // does nothing if closed or zeroed
 const StTensor* st_find(const StFile* f, const char* name);             // NULL if absent
 const char*     st_meta(const StFile* f, const char* key);              // NULL if absent
 bool st_read(const StFile* f, const StTensor* t, void* out, TostError* err);         // its bytes
