@@ -149,10 +149,7 @@ static bool read_fields(CheckpointInfo* info, const StFile* f, TostError* err) {
 bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
     const size_t n = sizeof option_prefix - 1;
     info->val_loss = info->best_val_loss = INFINITY;
-    if (!read_fields(info, f, err)) {
-        checkpoint_info_free(info);
-        return false;
-    }
+    if (!read_fields(info, f, err)) return false;
     info->program = st_meta(f, "program") ? xstrdup(st_meta(f, "program")) : NULL;
     for (int i = 0; i < f->meta.count; i++) {
         const KeyValue* m = &f->meta.entry[i];
