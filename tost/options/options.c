@@ -455,9 +455,7 @@ bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, 
 
 void options_free(Options* o) {
     free(o->files);
-    o->files = NULL;
     for (int i = 0; i < OPTION_ROWS; i++) setting_clear(o, &option_table[i]);
-    recipe_free(&o->recipe);
 }
 
 bool options_same(const Options* o, const TostRecipe* r, TostComm* comm, TostError* err) {

@@ -188,15 +188,6 @@ static bool batch_run(Batch* b, double* seconds, TostError* err) {
 
 // ---- Set-up ----
 
-// Number of tokens of each prompt with which the decode state begins.
-static int begin_length(const Batch* b, const Text* texts) {
-    const int group = generate_group(b->g->config, texts[0].n_prompt);
-    int shortest = b->rows[0].length;
-    for (int i = 1; i < b->n; i++)
-        if (b->rows[i].length < shortest) shortest = b->rows[i].length;
-    return group ? group : shortest;
-}
-
 static void row_start(BatchRow* row, const Generator* g, Text* text, int64_t max_tokens) {
     const int length = prompt_length(g->config, text->n_prompt), block = g->config->block_size;
     const int n_ids = g->tokenizer ? tokenizer_size(g->tokenizer) : g->config->vocab_size;
@@ -213,8 +204,12 @@ bool generate(Text* texts, int n, double* seconds, const Generator* g, int64_t m
     const size_t V = (size_t)g->config->vocab_size;
     Batch b = {.g = g, .max_tokens = max_tokens, .n = n, .rows = xmalloc((size_t)n * sizeof *b.rows),
                .next = xmalloc((size_t)n * sizeof *b.next), .logits = xmalloc((size_t)n * V * sizeof *b.logits)};
-    for (int i = 0; i < n; i++) row_start(&b.rows[i], g, &texts[i], max_tokens);
-    const int first = begin_length(&b, texts), again = tokens_to_keep(g->config->block_size);
+    const int again = tokens_to_keep(g->config->block_size), group = generate_group(g->config, texts[0].n_prompt);
+    int first = group;   // tokens of each prompt with which the decode state begins; group 0: of the shortest
+    for (int i = 0; i < n; i++) {
+        row_start(&b.rows[i], g, &texts[i], max_tokens);
+        if (!group && (i == 0 || b.rows[i].length < first)) first = b.rows[i].length;
+    }
     b.tokens = xmalloc((size_t)n * (size_t)(first > again ? first : again) * sizeof *b.tokens);
     if (max_tokens > 0) batch_begin(&b, first);
     const bool ok = batch_run(&b, seconds, err);

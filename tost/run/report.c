@@ -203,16 +203,6 @@ static bool append_token(void* text, const char* bytes, size_t n) {
     return !signals_received();
 }
 
-// Prints the text indented, with '?' for NULs.
-static void print_sample(Run* r, char* text, size_t n) {
-    for (size_t i = 0; i < n; i++)
-        if (!text[i]) text[i] = '?';
-    for (char *line = text, *end; line < text + n; line = end + 1) {
-        end = line + strcspn(line, "\n");
-        progress_text(&r->progress, "  | %.*s", (int)(end - line), line);
-    }
-}
-
 // The random numbers of a sample depend only on seed and step.
 bool report_sample(Run* r, TostError* err) {
     enum { SAMPLE_STREAM = 0x5A3 };
@@ -230,9 +220,12 @@ bool report_sample(Run* r, TostError* err) {
                                                                                | (uint64_t)r->info.step)};
     const bool ok = generate(&continued, 1, &seconds, &generator, recipe->sample_tokens, err);
     fclose(sample);
-    if (ok) {
-        progress_text(&r->progress, "sample after step %lld:", (long long)r->info.step);
-        print_sample(r, text, n);
+    if (ok) progress_text(&r->progress, "sample after step %lld:", (long long)r->info.step);
+    for (size_t i = 0; i < n; i++)
+        if (!text[i]) text[i] = '?';
+    for (char *line = text, *end; ok && line < text + n; line = end + 1) {
+        end = line + strcspn(line, "\n");
+        progress_text(&r->progress, "  | %.*s", (int)(end - line), line);
     }
     free(text);
     return ok;

@@ -123,8 +123,8 @@ static bool differs(const KeyValues* a, const KeyValues* b, const char* key) {
 // Takes the best validation loss from the model saved as best: a killed run may have saved a better one after its last
 // checkpoint. Resets the loss if it was measured on other tokens.
 static void find_best(Run* r) {
-    CheckpointInfo best, *info = &r->info;
-    StFile f;
+    CheckpointInfo best = {0}, *info = &r->info;
+    StFile f = {0};
     const bool saved = r->recipe.keep_best
                        && checkpoint_open(&f, &best, path_in(r->out.text, BEST_FOLDER).text, &(TostError){0});
     const KeyValues *then = saved ? &best.options : &r->resumed, *now = &info->options;
@@ -135,7 +135,6 @@ static void find_best(Run* r) {
         info->best_val_loss = other ? INFINITY : best.best_val_loss;
         info->best_val_step = other ? 0 : best.best_val_step;
     }
-    if (!saved) return;
     st_close(&f);
     checkpoint_info_free(&best);
 }

@@ -116,7 +116,6 @@ static bool read_info(CheckpointInfo* info, const StFile* f, TostError* err) {
     const bool ok = (tost_config_check(&info->config, err) || tost_error(err, "%s: %s", f->path, err->text))
                     && check_tensors(f, &tensors, &model_contents, TOST_ADAMW, err) && check_folder(f, info->step, err);
     tost_tensors_free(&tensors);
-    if (!ok) checkpoint_info_free(info);
     return ok;
 }
 
@@ -151,6 +150,7 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
     *model_file = (StFile){0};
     if (!find_model(&file, path, err) || !st_open(model_file, file.text, err)) return false;
     if (read_info(info, model_file, err)) return true;
+    checkpoint_info_free(info);
     st_close(model_file);
     return false;
 }

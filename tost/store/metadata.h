@@ -27,7 +27,7 @@ typedef struct {
 KeyValues metadata_list(const CheckpointInfo* info);   // key_values_free
 // Reads what the file has into *info, whose config has the sizes of the file's tensors. Files from other programs may
 // have no metadata: then val_loss and best_val_loss are infinity, and everything else is 0 or NULL.
-bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err);
+bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err);   // free info on failure, too
 // Compares the checksum of the tensors with the one in the metadata, which a file from another program may lack.
 bool metadata_check_crc(const StFile* f, TostError* err);
 void checkpoint_info_free(CheckpointInfo* info);

@@ -345,14 +345,11 @@ bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tens
 }
 
 // Syncs a large file while it is written. Otherwise other ranks would have to wait for a long fsync at its end.
-static bool sync_sometimes(const StWriter* w, size_t bytes) {
-    enum { SYNC_BYTES = 128 << 20 };
-    return w->written / SYNC_BYTES == (w->written + bytes) / SYNC_BYTES
-        || (fflush(w->out) == 0 && sync_file(fileno(w->out)));
-}
-
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err) {
-    if ((bytes && fwrite(data, 1, bytes, w->out) != bytes) || !sync_sometimes(w, bytes)) return write_failed(w, err);
+    enum { SYNC_BYTES = 128 << 20 };
+    const bool syncs = w->written / SYNC_BYTES != (w->written + bytes) / SYNC_BYTES;
+    if ((bytes && fwrite(data, 1, bytes, w->out) != bytes)
+        || (syncs && !(fflush(w->out) == 0 && sync_file(fileno(w->out))))) return write_failed(w, err);
     w->crc = crc32_update(w->crc, data, bytes);
     w->written += bytes;
     return true;
