@@ -15,11 +15,10 @@ bool loaded_model_find(LoadedModel* m, const char* model, const TostEngine* engi
 
 bool loaded_model_create(LoadedModel* m, const TostRecipe* r, int max_batch, int seq, TostError* err) {
     const TostEngineOptions options = recipe_engine(r, max_batch, seq, 0, m->comm);
-    m->model = m->engine->create(&m->info.config, &options, err);
-    if (!m->model) return false;
-    m->chunks = (Chunks){.engine = m->engine, .model = m->model, .max_chunk = options.max_chunk};
-    const CheckpointModel loaded = {m->engine, m->model, &m->tensors, TOST_ADAMW, NULL};
-    const bool ok = checkpoint_load_params(&loaded, &m->weights, err);
+    TostModel* model = m->engine->create(&m->info.config, &options, err);
+    m->chunks = (Chunks){.engine = m->engine, .model = model, .max_chunk = options.max_chunk};
+    const CheckpointModel loaded = {m->engine, model, &m->tensors, TOST_ADAMW, NULL};
+    const bool ok = model && checkpoint_load_params(&loaded, &m->weights, err);
     st_close(&m->weights);
     return ok;
 }
@@ -45,7 +44,7 @@ Tokenizer* loaded_model_tokenizer(const LoadedModel* m, const char* given, TostE
 }
 
 void loaded_model_free(LoadedModel* m) {
-    if (m->model) m->engine->destroy(m->model);
+    if (m->chunks.model) m->engine->destroy(m->chunks.model);
     tost_tensors_free(&m->tensors);
     checkpoint_info_free(&m->info);
     st_close(&m->weights);

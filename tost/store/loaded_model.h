@@ -15,8 +15,7 @@ typedef struct {
     StFile         weights;   // the same; open from loaded_model_find to loaded_model_create
     CheckpointInfo info;
     TostTensors    tensors;
-    TostModel*     model;     // NULL before loaded_model_create
-    Chunks         chunks;    // of model
+    Chunks         chunks;    // zeroed before loaded_model_create
 } LoadedModel;
 
 // model: a file, checkpoint or run; NULL: the newest run in out/
