@@ -79,11 +79,9 @@ static bool find_sizes(int sizes[2], const StFile* f, const char* name, TostErro
 }
 
 static int count_layers(const StFile* f) {
-    char name[ST_NAME_MAX];
-    for (int layers = 0;; layers++) {
-        snprintf(name, sizeof name, "transformer.h.%d.attn.temp", layers);
-        if (!st_find(f, name)) return layers;
-    }
+    int layers = 0;
+    while (st_find(f, text_line("transformer.h.%d.attn.temp", layers).text)) layers++;
+    return layers;
 }
 
 // The config that follows from names and shapes. The metadata says if there are no positions, and then the block size.
