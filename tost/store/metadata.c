@@ -131,11 +131,13 @@ bool metadata_check_crc(const StFile* f, TostError* err) {
                       "use another checkpoint", f->path, actual, (uint32_t)stored);
 }
 
-static bool read_fields(CheckpointInfo* info, const StFile* f, TostError* err) {
+bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
+    const size_t n = sizeof option_prefix - 1;
     const char* version = st_meta(f, "format_version");   // NULL: of another program, so keys may be absent
     if (version && strtol(version, NULL, 10) != FORMAT_VERSION)
         return tost_error(err, "%s: format_version %.20s, but this program reads %d: use a newer program", f->path,
                           version, FORMAT_VERSION);
+    info->val_loss = info->best_val_loss = INFINITY;
     for (size_t i = 0; i < countof(fields); i++) {
         const Field* field = &fields[i];
         const char* text = st_meta(f, field->key);
@@ -143,13 +145,6 @@ static bool read_fields(CheckpointInfo* info, const StFile* f, TostError* err) {
         if (!text && version && required) return missing(f, field->key, err);
         if (text && !parse_field(info, field, text)) return malformed(f, field->key, text, err);
     }
-    return true;
-}
-
-bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
-    const size_t n = sizeof option_prefix - 1;
-    info->val_loss = info->best_val_loss = INFINITY;
-    if (!read_fields(info, f, err)) return false;
     info->program = st_meta(f, "program") ? xstrdup(st_meta(f, "program")) : NULL;
     for (int i = 0; i < f->meta.count; i++) {
         const KeyValue* m = &f->meta.entry[i];
