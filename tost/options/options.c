@@ -433,22 +433,17 @@ static bool take_option(Options* o, char* const** at, TostError* err) {
     return ok;
 }
 
-// Options and operands come in any order; after --, all are operands.
-static bool collect(Options* o, char* const* arg, TostError* err) {
-    for (bool options = true; *arg; arg++) {
-        if (options && strcmp(*arg, "--") == 0) options = false;
-        else if (!options || (*arg)[0] != '-' || !(*arg)[1]) o->files[o->n_files++] = *arg;
-        else if (!take_option(o, &arg, err)) return false;
-    }
-    return true;
-}
-
 bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err) {
     *o = (Options){.command = COMMAND_TRAIN, .program = o->program, .ranks = o->ranks};
     o->files = xcalloc((size_t)argc + 1, sizeof *o->files);
     o->named = argc > 1 && argv[1][0] != '-';
     if (o->named && !find_command(o, argv[1], err)) return false;
-    if (argc > 0 && !collect(o, argv + 1 + o->named, err)) return false;
+    bool options = true;   // options and operands come in any order; after --, all are operands
+    for (char* const* arg = argv + 1 + o->named; argc > 0 && *arg; arg++) {
+        if (options && strcmp(*arg, "--") == 0) options = false;
+        else if (!options || (*arg)[0] != '-' || !(*arg)[1]) o->files[o->n_files++] = *arg;
+        else if (!take_option(o, &arg, err)) return false;
+    }
     set_defaults(o, engine);
     return o->page || check_together(o, engine, err);
 }
