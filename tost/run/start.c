@@ -43,13 +43,11 @@ static bool find_resumed(Run* r, TostError* err) {
         return tost_error(err, "--resume --out %s: there is no run in this folder; leave out --resume to start one",
                           out);
     if (!open_weights(&r->info, r, err)) return false;
-    r->resumed = r->info.options;
-    r->info.options = (KeyValues){0};
     r->saved_step = r->info.step;
-    if (r->resumed.count == 0)
+    if (r->info.options.count == 0)
         return tost_error(err, "%s contains no training options and cannot be resumed; --init %s starts a run "
                           "from its weights", weights, weights);
-    if (!recipe_read(recipe, &r->resumed, weights, err)) return false;
+    if (!recipe_read(recipe, &r->info.options, weights, err)) return false;
     if (!recipe->data.count) return tost_error(err, "%s does not contain the option data: give --data GLOB", weights);
     if (!r->engine->supports((TostDtype)recipe->dtype))
         return tost_error(err, "the run in %s was trained with a --dtype that the %s engine does not support: give "
@@ -144,6 +142,7 @@ void run_begin_info(Run* r) {
         r->info.seed = (uint64_t)r->recipe.seed;
         r->info.val_loss = r->info.best_val_loss = INFINITY;
     }
+    r->resumed = r->info.options;
     r->info.options = recipe_write(&r->recipe);
     if (r->args->resume) find_best(r);
     const char* lr = key_values_find(&r->resumed, "lr");
