@@ -129,12 +129,13 @@ static TextLine run_eta(const Progress* p) {
     return duration(seconds * ((double)p->steps - steps_done(p)));
 }
 
-// The bar is only shown on a terminal.
-static void show_bar(Progress* p, const char* head, const char* rest) {
+// Shows the current step. The bar is only shown on a terminal.
+static void show_step(Progress* p, const char* micro_batch, const char* rest) {
     enum { BAR = 8 };
     const int filled = (int)(fmin(steps_done(p) / (double)p->steps, 1) * BAR);
     const TextLine bar = text_line(" [%.*s%*s]", filled, "########", BAR - filled, "");
-    show(p, text_line("%s%s%s", head, p->live ? bar.text : "", rest).text);
+    show(p, text_line("step %lld/%lld%s%s%s", (long long)p->step + (p->done > 0), (long long)p->steps, micro_batch,
+                      p->live ? bar.text : "", rest).text);
 }
 
 void progress_micro_batch(Progress* p, double done) {
@@ -145,13 +146,12 @@ void progress_micro_batch(Progress* p, double done) {
     if (p->run_started == 0) p->run_started = now;
     const double seconds = now - p->step_started;
     if (done == 0 || done == all || seconds < STEP_IS_LONG || !take_turn(p, LIVE_INTERVAL)) return;
-    const TextLine head = text_line("step %lld/%lld  micro-batch %.6g/%lld", (long long)(p->step + 1),
-                                    (long long)p->steps, done, (long long)p->micro_batches);
+    const TextLine micro_batch = text_line("  micro-batch %.6g/%lld", done, (long long)p->micro_batches);
     if (p->last.step >= 0) snprintf(loss, sizeof loss, "  loss %.4f", plain_nan(p->last.train_loss));
     const TextLine rest = text_line("%s  step ETA %s  run ETA %s  %s tok/s", loss,
                                     duration(seconds * (all - done) / done).text, run_eta(p).text,
                                     human_count(done / all * (double)p->tokens / seconds).text);
-    show_bar(p, head.text, rest.text);
+    show_step(p, micro_batch.text, rest.text);
 }
 
 // step 120/800 [##      ]  loss 3.214512  ETA 1m32s  12.3K tok/s  38.2% MFU  333.0 ms  lr 2.900e-03  |g| 0.8143
@@ -165,11 +165,10 @@ void progress_step(Progress* p, const LogRow* row) {
     if (!take_turn(p, LIVE_STEP_INTERVAL)) return;
     if (p->peak_tokens_per_s > 0)
         snprintf(mfu, sizeof mfu, "  %.1f%% MFU", 100 * row->tokens_per_s / p->peak_tokens_per_s);
-    const TextLine head = text_line("step %lld/%lld", (long long)p->step, (long long)p->steps);
     const TextLine rest = text_line("  loss %.6f  ETA %s  %s tok/s%s  %.1f ms  lr %.3e  |g| %.4f",
                                     plain_nan(row->train_loss), run_eta(p).text,
                                     human_count(row->tokens_per_s).text, mfu, row->ms, row->lr,
                                     plain_nan(row->grad_norm));
-    show_bar(p, head.text, rest.text);
+    show_step(p, "", rest.text);
     if (last) progress_end(p);
 }
