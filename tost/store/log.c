@@ -64,26 +64,19 @@ static bool write_text(LogFile* log, const char* text, TostError* err) {
     return !log->failed || tost_error(err, "%s: cannot be written: %s", log->path.text, strerror(log->failed));
 }
 
-// Cuts the file, see log_open, and starts it with the header if none is left.
-static bool cut(LogFile* log, int64_t done, TostError* err) {
-    const char* path = log->path.text;
+bool log_open(LogFile* log, const char* path, int64_t done, TostError* err) {
     Bytes old = {0};
     size_t keep = 0;
-    const bool ok = done < 0 || (read_file(&old, path, err) && find_end(&keep, path, old, done, err));
-    free(old.data);
-    if (!ok) return false;
-    if (ftruncate(log->fd, (off_t)keep) != 0)
-        return tost_error(err, "%s: cannot be truncated to %zu bytes: %s", path, keep, strerror(errno));
-    return (keep > 0 || write_text(log, header, err)) && log_sync(log, err) && sync_dir(path_above(path).text, err);
-}
-
-bool log_open(LogFile* log, const char* path, int64_t done, TostError* err) {
     *log = (LogFile){0};
     if (!check_regular(path, err)) return false;
     const int fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0) return tost_error(err, "%s: cannot be opened for writing: %s", path, strerror(errno));
     *log = (LogFile){.path = path_text("%s", path), .fd = fd};
-    const bool ok = cut(log, done, err);
+    bool ok = done < 0 || (read_file(&old, path, err) && find_end(&keep, path, old, done, err));
+    free(old.data);
+    if (ok && ftruncate(fd, (off_t)keep) != 0)
+        ok = tost_error(err, "%s: cannot be truncated to %zu bytes: %s", path, keep, strerror(errno));
+    ok = ok && (keep > 0 || write_text(log, header, err)) && log_sync(log, err) && sync_dir(path_above(path).text, err);
     if (!ok) log_close(log, &(TostError){0});
     return ok;
 }
