@@ -86,12 +86,6 @@ static bool check_run_shards(const Run* r, const DataSet* data, TostError* err) 
     return ok;
 }
 
-// Fails if --data is not given and there is no starter data.
-static bool check_data(const Run* r, TostError* err) {
-    return recipe_given(&r->recipe, RECIPE_data) || is_dir("data/starter")
-           || tost_error(err, "data/starter not found: run in the repository root, or give --data GLOB");
-}
-
 // A resumed run must have the data with which it was started.
 static bool check_same_data(Run* r, TostError* err) {
     TostRecipe* recipe = &r->recipe;
@@ -243,7 +237,9 @@ static bool compare_ranks(Run* r, TostError* err) {
 
 bool run_set_up(Run* r, TostError* err) {
     char device[256];
-    const bool ready = check_data(r, err) && open_tokenizer(r, err) && open_data(r, err) && open_val_data(r, err)
+    const bool has_data = recipe_given(&r->recipe, RECIPE_data) || is_dir("data/starter")
+        || tost_error(err, "data/starter not found: run in the repository root, or give --data GLOB");
+    const bool ready = has_data && open_tokenizer(r, err) && open_data(r, err) && open_val_data(r, err)
                        && check_split(r, err);
     if (!run_agree(r, ready, err)) return false;
     choose_batch(r);
