@@ -29,8 +29,7 @@ typedef struct {
     int64_t  max_tokens;
     int      n, count;         // rows; tokens of each in the decode state
     BatchRow* rows;
-    int32_t* next;             // (n) the next token of each row
-    int32_t* tokens;           // (n,T) for the engine, with the largest T of batch_begin
+    int32_t* tokens;           // (n,T) for the engine: T = 1, the next token of each row, or that of batch_begin
     float*   logits;           // (n,V) after the last token
 } Batch;
 
@@ -75,16 +74,16 @@ static void batch_begin(Batch* b, int T) {
 static void batch_append(Batch* b) {
     const int block = b->g->config->block_size;
     if (b->count < tost_max_seq(b->g->config)) {
-        for (int r = 0; r < b->n && b->count < block; r++) b->rows[r].ids[b->count] = b->next[r];
+        for (int r = 0; r < b->n && b->count < block; r++) b->rows[r].ids[b->count] = b->tokens[r];
         b->count++;
-        chunks_read(b->logits, b->g->chunks, b->next, 1);
+        chunks_read(b->logits, b->g->chunks, b->tokens, 1);
         return;
     }
     const int keep = tokens_to_keep(block);
     for (int r = 0; r < b->n; r++) {
         int32_t* ids = b->rows[r].ids;
         memmove(ids, ids + block - (keep - 1), (size_t)(keep - 1) * sizeof *ids);
-        ids[keep - 1] = b->next[r];
+        ids[keep - 1] = b->tokens[r];
         b->rows[r].length = 0;
     }
     batch_begin(b, keep);
@@ -149,8 +148,8 @@ static void choose_tokens(Batch* b) {
     for (int r = 0; r < b->n; r++) {
         BatchRow* row = &b->rows[r];
         if (samples_next(b, row))
-            b->next[r] = sampler_draw(&row->sampler, b->logits + r * V, &b->g->options, &row->text->rng);
-        else b->next[r] = b->count < row->length ? row->ids[b->count] : 0;
+            b->tokens[r] = sampler_draw(&row->sampler, b->logits + r * V, &b->g->options, &row->text->rng);
+        else b->tokens[r] = b->count < row->length ? row->ids[b->count] : 0;
     }
 }
 
@@ -161,7 +160,7 @@ static bool take_tokens(Batch* b, bool* ok, TostError* err) {
         BatchRow* row = &b->rows[r];
         if (!samples_next(b, row)) continue;
         sampled = true;
-        if (b->next[r] >= 0) row_take(row, b, b->next[r]);
+        if (b->tokens[r] >= 0) row_take(row, b, b->tokens[r]);
         else *ok = tost_error(err, "the logits after %lld tokens are not numbers; the weights have diverged: use an "
                               "earlier checkpoint (--model)", (long long)row->text->tokens);
     }
@@ -203,7 +202,7 @@ static void row_start(BatchRow* row, const Generator* g, Text* text, int64_t max
 bool generate(Text* texts, int n, double* seconds, const Generator* g, int64_t max_tokens, TostError* err) {
     const size_t V = (size_t)g->config->vocab_size;
     Batch b = {.g = g, .max_tokens = max_tokens, .n = n, .rows = xmalloc((size_t)n * sizeof *b.rows),
-               .next = xmalloc((size_t)n * sizeof *b.next), .logits = xmalloc((size_t)n * V * sizeof *b.logits)};
+               .logits = xmalloc((size_t)n * V * sizeof *b.logits)};
     const int again = tokens_to_keep(g->config->block_size), group = generate_group(g->config, texts[0].n_prompt);
     int first = group;   // tokens of each prompt with which the decode state begins; group 0: of the shortest
     for (int i = 0; i < n; i++) {
@@ -220,7 +219,6 @@ bool generate(Text* texts, int n, double* seconds, const Generator* g, int64_t m
     }
     free(b.logits);
     free(b.tokens);
-    free(b.next);
     free(b.rows);
     return ok;
 }
