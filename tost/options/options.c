@@ -1,4 +1,3 @@
-// options.c: the command line. One table describes every option; parsing, checks, help and defaults expand from it.
 #include "options/options.h"
 
 #include <ctype.h>

@@ -1,4 +1,4 @@
-// options.h: the command line, from one table of options.
+// options.h: the command line. One table describes every option; parsing, checks, help and defaults expand from it.
 #pragma once
 
 #include "engine.h"

@@ -1,5 +1,4 @@
-// sampler.c: draws one token from logits. top-k and top-p do not sort: a search, bit by bit, finds the last token that
-// is kept.
+// sampler.c: top-k and top-p do not sort: a search, bit by bit, finds the last token that is kept.
 #include "run/sampler.h"
 
 #include <float.h>

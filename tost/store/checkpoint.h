@@ -7,7 +7,6 @@
 #include "store/metadata.h"
 #include "store/safetensors.h"
 
-// The model that is saved or loaded
 typedef struct {
     const TostEngine*  engine;
     TostModel*         model;

@@ -1,4 +1,3 @@
-// loaded_model.c: a trained model, for the commands sample, eval and info.
 #include "store/loaded_model.h"
 
 #include <math.h>

@@ -1,4 +1,3 @@
-// log.c: writes log.csv, and on resume checks and truncates it.
 #include "store/log.h"
 
 #include <errno.h>
