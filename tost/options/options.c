@@ -3,12 +3,9 @@
 #include <ctype.h>
 
 #include "base/crc32.h"
-#include "base/openmp.h"
-#include "base/text.h"
 #include "data/lines.h"
 #include "data/tokenizer.h"
 #include "data/vocab.h"
-#include "ranks/comm.h"
 #include "ranks/slices.h"
 
 // ---- The table ----
@@ -433,7 +430,6 @@ static bool take_option(Options* o, char* const** at, TostError* err) {
 }
 
 bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err) {
-    *o = (Options){.command = COMMAND_TRAIN, .program = o->program, .ranks = o->ranks};
     o->files = xcalloc((size_t)argc + 1, sizeof *o->files);
     o->named = argc > 1 && argv[1][0] != '-';
     if (o->named && !find_command(o, argv[1], err)) return false;

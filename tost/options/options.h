@@ -42,7 +42,7 @@ typedef struct {
     bool        given[OPTION_ROWS];        // by the user, by row of the table
 } Options;
 
-// Parses argv into *o, which has program and ranks. Returns false with one line in *err (exit with STATUS_USAGE)
+// Parses argv into *o, which has only program and ranks. Returns false with one line in *err (exit with STATUS_USAGE)
 // for an unknown, malformed, out-of-range, unexpected or, unless o->page is set, contradictory argument. Opens no file.
 // Call options_free in any case.
 bool options_parse(Options* o, int argc, char** argv, const TostEngine* engine, TostError* err);
