@@ -5,7 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "base/memory.h"
 #include "chunks.h"
 
 static const char separator[] = "\x1f";   // between the values of a list in a checkpoint

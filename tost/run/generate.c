@@ -11,7 +11,6 @@
 
 #include "base/clock.h"
 #include "base/memory.h"
-#include "base/text.h"
 
 enum { BEGIN_MULTIPLE = 16, MAX_PASS = 4096 };   // MAX_PASS bounds the memory for a long prompt
 

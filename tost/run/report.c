@@ -2,11 +2,7 @@
 #include <errno.h>
 #include <math.h>
 
-#include "base/files.h"
-#include "base/memory.h"
-#include "base/openmp.h"
 #include "base/signals.h"
-#include "base/text.h"
 #include "base/version.h"
 #include "flops.h"
 #include "run/generate.h"

@@ -5,8 +5,6 @@
 
 #include "base/crc32.h"
 #include "base/limits.h"
-#include "base/memory.h"
-#include "base/text.h"
 #include "run/run.h"
 
 // ---- Data and tokenizer ----

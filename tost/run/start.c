@@ -6,8 +6,6 @@
 #include <unistd.h>
 
 #include "base/folder.h"
-#include "base/memory.h"
-#include "base/text.h"
 #include "init.h"
 #include "run/run.h"
 

@@ -4,7 +4,6 @@
 #include <math.h>
 
 #include "base/clock.h"
-#include "base/memory.h"
 #include "base/signals.h"
 #include "ranks/slices.h"
 #include "run/run.h"
