@@ -109,8 +109,7 @@ bool json_string(Json* j, char* out, size_t cap, size_t* len) {
             bytes = decoded;
             if (!m) return false;
         } else {
-            m = utf8_length(j->p, j->end);
-            if (!m) return expected(j, "valid UTF-8");
+            if (utf8_decode(&m, j->p, j->end) == UTF8_INVALID) return expected(j, "valid UTF-8");
             j->p += m;
         }
         if (n + (size_t)m >= cap) return tost_error(j->err, "byte %zu: a string longer than %zu bytes", at, cap - 1);
@@ -212,13 +211,13 @@ void json_write_string(FILE* out, const char* text, size_t n) {
     const char* end = text + n;
     fputc('"', out);
     while (text < end) {
-        const unsigned char c = (unsigned char)*text;
-        const int bytes = utf8_length(text, end);
+        int bytes;
+        const uint32_t c = utf8_decode(&bytes, text, end);
         if (c < sizeof short_escapes && short_escapes[c]) fprintf(out, "\\%c", short_escapes[c]);
-        else if (c < 0x20) fprintf(out, "\\u%04x", c);
-        else if (bytes > 0) fwrite(text, 1, (size_t)bytes, out);
-        else fputs("\xef\xbf\xbd", out);  // U+FFFD
-        text += bytes > 0 ? bytes : 1;
+        else if (c < 0x20) fprintf(out, "\\u%04x", (unsigned)c);
+        else if (c == UTF8_INVALID) fputs("\xef\xbf\xbd", out);   // U+FFFD
+        else fwrite(text, 1, (size_t)bytes, out);
+        text += bytes;
     }
     fputc('"', out);
 }

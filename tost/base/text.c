@@ -5,11 +5,6 @@
 
 #include "base/memory.h"
 
-int utf8_length(const char* p, const char* end) {
-    int n;
-    return p < end && utf8_decode(&n, p, end) != UTF8_INVALID ? n : 0;
-}
-
 int utf8_encode(char out[4], uint32_t c) {
     if (c < 0x80) {
         out[0] = (char)c;
@@ -21,14 +16,11 @@ int utf8_encode(char out[4], uint32_t c) {
     return n;
 }
 
-// True for a UTF-8 character of n bytes that a terminal interprets instead of showing: C0 and C1 control characters,
-// line and paragraph separators, and marks that change the direction of text. False for an invalid one, n = 0.
-static bool is_control(const unsigned char* u, int n) {
-    if (n == 1) return u[0] < 0x20 || u[0] == 0x7f;
-    if (n == 2) return u[0] == 0xc2 && u[1] < 0xa0;                                     // U+0080 to U+009F
-    if (n != 3 || u[0] != 0xe2) return false;
-    if (u[1] == 0x80) return u[2] == 0x8e || u[2] == 0x8f || (u[2] >= 0xa8 && u[2] <= 0xae);   // U+200E, U+2028, …
-    return u[1] == 0x81 && u[2] >= 0xa6 && u[2] <= 0xa9;                                // U+2066 to U+2069
+// True for a character that a terminal interprets instead of showing: C0 and C1 control characters, line and paragraph
+// separators, and marks that change the direction of text.
+static bool is_control(uint32_t c) {
+    return c < 0x20 || (c >= 0x7f && c < 0xa0) || c == 0x200e || c == 0x200f || (c >= 0x2028 && c <= 0x202e)
+        || (c >= 0x2066 && c <= 0x2069);
 }
 
 // Backslashes are not escaped, so that printable text stays as it is when it becomes part of another text.
@@ -37,9 +29,10 @@ char* printable_text(const char* text) {
     const char* end = text + strlen(text);
     char *escaped = xmalloc(4 * (size_t)(end - text) + 1), *p = escaped;
     while (text < end) {
-        const int n = utf8_length(text, end);
-        const bool raw = n > 0 && !is_control((const unsigned char*)text, n);
-        for (int i = 0; i < (n > 0 ? n : 1); i++, text++) {
+        int n;
+        const uint32_t c = utf8_decode(&n, text, end);
+        const bool raw = c != UTF8_INVALID && !is_control(c);
+        for (int i = 0; i < n; i++, text++) {
             const char* at = strchr(from, *text);
             if (raw) *p++ = *text;
             else if (at) p += sprintf(p, "\\%c", to[at - from]);
@@ -105,26 +98,25 @@ void print_line(FILE* out, const char* fmt, ...) {
     free(line);
 }
 
-// n in the largest of the units that leaves it at least 1, with `digits` after the point.
-static NumberText scaled(double n, double step, const char* units, int digits, const char* space, const char* suffix) {
+// n in the largest of the units that leaves it at least 1, with `digits` after the point, or `plain` in the first unit.
+static NumberText scaled(double n, double step, const char* const* units, int n_units, int digits, int plain) {
     NumberText text;
+    double end = step;
     int u = 0;
-    const double last = step - 0.5 * pow(10, -digits);   // would be printed as step
-    for (n /= step; fabs(n) >= last && units[u + 1]; u++) n /= step;
-    snprintf(text.text, sizeof text.text, "%.*f%s%c%s", digits, n, space, units[u], suffix);
+    for (; fabs(n) >= end && u + 1 < n_units; u++) {
+        n /= step;
+        end = step - 0.5 * pow(10, -digits);   // would be printed as step
+    }
+    snprintf(text.text, sizeof text.text, "%.*f%s", u == 0 ? plain : digits, n, units[u]);
     return text;
 }
 
 NumberText human_count(double n) {
-    NumberText text;
-    if (fabs(n) >= 1000) return scaled(n, 1000, "KMBT", 1, "", "");
-    snprintf(text.text, sizeof text.text, n == floor(n) ? "%.0f" : "%.1f", n);
-    return text;
+    static const char* const units[] = {"", "K", "M", "B", "T"};
+    return scaled(n, 1000, units, countof(units), 1, n != floor(n));
 }
 
 NumberText human_bytes(double n) {
-    NumberText text;
-    if (fabs(n) >= 1024) return scaled(n, 1024, "KMGTPE", 2, " ", "iB");
-    snprintf(text.text, sizeof text.text, "%.0f B", n);
-    return text;
+    static const char* const units[] = {" B", " KiB", " MiB", " GiB", " TiB", " PiB", " EiB"};
+    return scaled(n, 1024, units, countof(units), 2, 0);
 }

@@ -30,7 +30,6 @@ static inline uint32_t utf8_decode(int* n, const char* p, const char* end) {
     *n = bytes;
     return c;
 }
-int   utf8_length(const char* p, const char* end);   // bytes of the character at p; 0 if it is invalid or p is end
 int   utf8_encode(char out[4], uint32_t c);   // writes a code point; returns the number of bytes
 // A copy with control characters and bytes that are not UTF-8 written as \n, \r, \t or \xHH. free()
 char* printable_text(const char* text);

@@ -51,9 +51,8 @@ static bool put_text(TextOutput* out, const char* bytes, size_t n, bool last) {
     memcpy(text, out->cut, out->n_cut);
     if (n > 0) memcpy(text + out->n_cut, bytes, n);
     for (int length; p < end; p += length) {
-        length = utf8_length(p, end);
-        if (length == 0 && !last && end - p < 4 && (unsigned char)*p >= 0xc2) break;
-        if (length == 0) length = 1;
+        const bool valid = utf8_decode(&length, p, end) != UTF8_INVALID;
+        if (!valid && !last && end - p < 4 && (unsigned char)*p >= 0xc2) break;
         put_character(p, length);
     }
     memcpy(out->cut, p, out->n_cut = (size_t)(end - p));
