@@ -49,24 +49,16 @@ char* vprintable_text(const char* fmt, va_list ap) {
     return escaped;
 }
 
-// Copies the text, or its beginning and end if it is too long, cut between UTF-8 characters.
-static void fit_text(char* out, size_t cap, const char* text) {
-    static const char gap[] = " … ";
-    const size_t n = strlen(text), half = (cap - sizeof gap) / 2;
-    size_t head = half, tail = n - half;
-    if (n < cap) {
-        memcpy(out, text, n + 1);
-        return;
-    }
-    while (head > 0 && ((unsigned char)text[head] & 0xC0) == 0x80) head--;
-    while (((unsigned char)text[tail] & 0xC0) == 0x80) tail++;
-    snprintf(out, cap, "%.*s%s%s", (int)head, text, gap, text + tail);
-}
-
 TextLine vtext_line(const char* fmt, va_list ap) {
+    static const char gap[] = " … ";
     TextLine line;
     char* text = vprintable_text(fmt, ap);
-    fit_text(line.text, sizeof line.text, text);
+    const size_t n = strlen(text), half = (sizeof line.text - sizeof gap) / 2;
+    const bool fits = n < sizeof line.text;
+    size_t head = fits ? n : half, tail = fits ? n : n - half;   // cut between UTF-8 characters
+    while (head > 0 && ((unsigned char)text[head] & 0xC0) == 0x80) head--;
+    while (((unsigned char)text[tail] & 0xC0) == 0x80) tail++;
+    snprintf(line.text, sizeof line.text, "%.*s%s%s", (int)head, text, fits ? "" : gap, text + tail);
     free(text);
     return line;
 }
