@@ -20,15 +20,6 @@ static void grow_slots(StringSet* s) {
     free(old.slots);
 }
 
-static uint32_t append(StringSet* s, const char* bytes, size_t n, uint64_t count) {
-    if (s->cap - s->used < n) s->bytes = xrealloc(s->bytes, s->cap = 2 * s->cap + n);
-    memcpy(s->bytes + s->used, bytes, n);
-    s->strings = xgrow(s->strings, s->n, sizeof *s->strings);
-    s->strings[s->n] = (String){s->used, n, count};
-    s->used += n;
-    return (uint32_t)s->n++;
-}
-
 uint32_t string_set_add(StringSet* s, const char* bytes, size_t n, uint64_t times) {
     if (2 * s->n >= s->mask) grow_slots(s);
     const uint32_t hash = hash_of(bytes, n);
@@ -39,9 +30,13 @@ uint32_t string_set_add(StringSet* s, const char* bytes, size_t n, uint64_t time
         found->count += times;
         return s->slots[i].end - 1;
     }
-    const uint32_t number = append(s, bytes, n, times);
-    s->slots[i] = (StringSlot){hash, number + 1};
-    return number;
+    if (s->cap - s->used < n) s->bytes = xrealloc(s->bytes, s->cap = 2 * s->cap + n);
+    memcpy(s->bytes + s->used, bytes, n);
+    s->strings = xgrow(s->strings, s->n, sizeof *s->strings);
+    s->strings[s->n++] = (String){s->used, n, times};
+    s->used += n;
+    s->slots[i] = (StringSlot){hash, (uint32_t)s->n};
+    return (uint32_t)s->n - 1;
 }
 
 void string_set_free(StringSet* s) {

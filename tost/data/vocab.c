@@ -56,15 +56,11 @@ static void collect_words(Learner* l) {
 
 // ---- Pairs ----
 
-static uint32_t add_pair(Learner* l, uint64_t pair, uint64_t times) {
-    return string_set_add(&l->pairs, (const char*)&pair, sizeof pair, times);
-}
-
 // Counts a pair that the word has now, or (gone) one that it has no more.
 static void count_pair(Learner* l, uint32_t left, uint32_t right, uint32_t word, bool gone) {
-    const uint64_t count = l->words->strings[word].count;
+    const uint64_t count = l->words->strings[word].count, pair = (uint64_t)left << 32 | right;
     const size_t known = l->pairs.n;
-    const uint32_t i = add_pair(l, (uint64_t)left << 32 | right, gone ? -count : count);
+    const uint32_t i = string_set_add(&l->pairs, (const char*)&pair, sizeof pair, gone ? -count : count);
     if (i < l->old_pairs) return;   // the word is among its holders
     if (i == known) (l->holders = xgrow(l->holders, i, sizeof *l->holders))[i] = (Holders){0};
     Holders* h = l->holders + i;
@@ -144,7 +140,7 @@ static bool learn(Learner* l, TostError* err) {
     const long limit = TOKENIZER_MAX_FILE;
     while (l->queue.count && l->r->merges < l->r->wanted && ftell(l->file) <= limit && !signals_received()) {
         const HeapKey key = heap_pop(&l->queue);
-        const uint32_t i = add_pair(l, key.second, 0);
+        const uint32_t i = string_set_add(&l->pairs, (const char*)&key.second, sizeof key.second, 0);
         const uint64_t count = l->pairs.strings[i].count;
         if (count == ~key.first) merge_pair(l, key.second, l->holders[i]);
         else if (count) heap_push(&l->queue, (HeapKey){~count, key.second});
