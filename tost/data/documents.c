@@ -58,27 +58,22 @@ typedef struct {
 
 // ---- Separators ----
 
-// The next separator line in s[from .. n): it starts at *begin, the line after it at *next. If there is none, *begin is
-// where an incomplete last line starts that may become one, or n.
-static bool find_separator(size_t* begin, size_t* next, const char* s, size_t from, size_t n, bool last) {
-    const size_t len = sizeof END_OF_TEXT - 1;
-    for (const char* hit; (hit = memmem(s + from, n - from, END_OF_TEXT, len)); from = *begin + 1) {
-        *begin = (size_t)(hit - s);
-        *next = *begin + len;
-        if (*begin && s[*begin - 1] != '\n') continue;
-        while (*next < n && (s[*next] == ' ' || s[*next] == '\t' || s[*next] == '\r')) ++*next;
-        if (*next == n) return last;
-        if (s[(*next)++] == '\n') return true;
-    }
-    *begin = n;
-    return false;
-}
-
 bool document_ends(size_t* end, size_t* next, const char* s, size_t from, size_t n, bool last) {
-    if (!find_separator(end, next, s, from, n, last)) return false;
-    if (*end > from && s[*end - 1] == '\n') --*end;
-    if (*end > from && s[*end - 1] == '\r') --*end;
-    return true;
+    const size_t len = sizeof END_OF_TEXT - 1;
+    size_t at = from;
+    for (const char* hit; (hit = memmem(s + at, n - at, END_OF_TEXT, len)); at = *end + 1) {
+        *end = (size_t)(hit - s);
+        *next = *end + len;
+        if (*end && s[*end - 1] != '\n') continue;
+        while (*next < n && (s[*next] == ' ' || s[*next] == '\t' || s[*next] == '\r')) ++*next;
+        if (*next == n && !last) return false;
+        if (*next < n && s[(*next)++] != '\n') continue;
+        if (*end > from && s[*end - 1] == '\n') --*end;
+        if (*end > from && s[*end - 1] == '\r') --*end;
+        return true;
+    }
+    *end = n;
+    return false;
 }
 
 bool end_of_text_inside(const char* text, size_t n) {
@@ -240,8 +235,8 @@ static bool check_parts(InputFile* f, Reader* r, TostError* err) {
 
 // ---- JSONL ----
 
-// Decodes the lines in parallel. With in->skip_bad_lines, invalid ones are counted and left empty; otherwise, fails
-// with the error of the first one.
+// Decodes the lines in parallel and adds their texts. With in->skip_bad_lines, invalid ones are counted and left empty;
+// otherwise, fails with the error of the first one.
 static bool decode_lines(Reader* r, const char* name, TostError* err) {
     const TextInput* in = r->in;
     const char* field = in->text_field ? in->text_field : "text";
@@ -266,6 +261,7 @@ static bool decode_lines(Reader* r, const char* name, TostError* err) {
                           "FILE converts Latin-1", first.text);
     if (count && !r->count->skipped) r->count->first_skipped = first;
     r->count->skipped += count;
+    for (size_t i = 0; i < r->n_lines; i++) add_text(r, r->lines[i].text, r->lines[i].n_text, true);
     return true;
 }
 
@@ -286,12 +282,6 @@ static size_t collect_lines(Reader* r, InputFile* f) {
     return (size_t)(end - f->data);
 }
 
-static bool add_lines(Reader* r, const InputFile* f, TostError* err) {
-    if (!decode_lines(r, f->name, err)) return false;
-    for (size_t i = 0; i < r->n_lines; i++) add_text(r, r->lines[i].text, r->lines[i].n_text, true);
-    return true;
-}
-
 // ---- Files ----
 
 static bool read_documents(Reader* r, UseParts* use, void* job, TostError* err) {
@@ -300,7 +290,7 @@ static bool read_documents(Reader* r, UseParts* use, void* job, TostError* err) 
     bool ok = file_open(&f, r->in->files[r->file], err) && find_format(&f, r, err);
     for (bool more = true; ok && more;) {
         const size_t used = f.jsonl ? collect_lines(r, &f) : add_documents(r, &f);
-        ok = (f.jsonl ? add_lines(r, &f, err) : check_parts(&f, r, err)) && use(job, r->parts, r->n_parts, err)
+        ok = (f.jsonl ? decode_lines(r, f.name, err) : check_parts(&f, r, err)) && use(job, r->parts, r->n_parts, err)
             && (!signals_received() || interrupted(err));
         r->n_parts = 0;
         more = !f.end;
