@@ -84,9 +84,7 @@ static inline size_t ascii_letters_end(const unsigned char* s, size_t p, size_t 
 static size_t contraction(const unsigned char* s, size_t n) {
     if (n < 2 || s[0] != '\'') return 0;
     if (s[1] == 's' || s[1] == 't' || s[1] == 'm' || s[1] == 'd') return 2;
-    if (n < 3) return 0;
-    bool three = (s[1] == 'r' && s[2] == 'e') || (s[1] == 'v' && s[2] == 'e') || (s[1] == 'l' && s[2] == 'l');
-    return three ? 3 : 0;
+    return n > 2 && ((s[2] == 'e' && (s[1] == 'r' || s[1] == 'v')) || (s[2] == 'l' && s[1] == 'l')) ? 3 : 0;
 }
 
 // End of the piece of white space starting at p. If other text follows, \s+(?!\S) excludes the last character, which
@@ -293,23 +291,17 @@ static bool line_error(const Loader* l, const char* text, size_t n, const char* 
                       "a tokenizer.json", l->t->path, l->lines.number, (int)(n < QUOTED ? n : QUOTED), text, what);
 }
 
-// The id of one part of a merge, -1 on error. Writes its bytes to out.
-static int part_id(const Loader* l, char* out, size_t* bytes, const char* text, size_t n) {
+// The id of one part of a merge. Appends its bytes to the piece, which has *bytes.
+static bool read_part(Loader* l, uint32_t* id, size_t* bytes, const char* text, size_t n) {
+    const size_t first = *bytes, known = l->t->pieces.n;
     int len;
-    *bytes = 0;
     for (const char* p = text; p < text + n; p += len) {
         const int byte = alphabet_byte(utf8_decode(&len, p, text + n));
-        if (byte < 0) {
-            line_error(l, text, n, "has a character that is not in GPT-2's alphabet of bytes");
-            return -1;
-        }
-        out[(*bytes)++] = (char)byte;
+        if (byte < 0) return line_error(l, text, n, "has a character that is not in GPT-2's alphabet of bytes");
+        l->piece[(*bytes)++] = (char)byte;
     }
-    const size_t known = l->t->pieces.n;
-    const uint32_t id = string_set_add(&l->t->pieces, out, *bytes, 0);
-    if (id < known) return (int)id;
-    line_error(l, text, n, "is neither a byte nor a token of an earlier line");
-    return -1;
+    *id = string_set_add(&l->t->pieces, l->piece + first, *bytes - first, 0);
+    return *id < known || line_error(l, text, n, "is neither a byte nor a token of an earlier line");
 }
 
 // One line: "left right".
@@ -319,14 +311,12 @@ static bool read_merge(Loader* l, const char* text, size_t n) {
     size_t n_left = space ? (size_t)(space - text) : 0, n_right = space ? n - n_left - 1 : 0;
     if (!n_left || !n_right || memchr(space + 1, ' ', n_right))
         return line_error(l, text, n, "is not two parts separated by one space");
-    size_t left_bytes, right_bytes;
-    int left = part_id(l, l->piece, &left_bytes, text, n_left);
-    int right = left < 0 ? -1 : part_id(l, l->piece + left_bytes, &right_bytes, space + 1, n_right);
-    if (right < 0) return false;
+    size_t bytes = 0;
+    uint32_t left, right;
+    if (!read_part(l, &left, &bytes, text, n_left) || !read_part(l, &right, &bytes, space + 1, n_right)) return false;
     const uint32_t next = (uint32_t)t->pieces.n;
-    if (string_set_add(&t->pieces, l->piece, left_bytes + right_bytes, 0) < next)
-        return line_error(l, text, n, "repeats an earlier token");
-    *find_merge(t, (uint32_t)left, (uint32_t)right) = (Merge){(uint32_t)left, (uint32_t)right, next};
+    if (string_set_add(&t->pieces, l->piece, bytes, 0) < next) return line_error(l, text, n, "repeats an earlier token");
+    *find_merge(t, left, right) = (Merge){left, right, next};
     return true;
 }
 
