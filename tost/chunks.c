@@ -13,35 +13,20 @@ int chunks_states(int seq, int max_chunk, bool training) {
     return training && chunks > 1 ? BEFORE_SECOND + chunks - 1 : PASS + 1;
 }
 
-// Whole sequences (B,T) and the copies (B,max_chunk) of their columns in a chunk.
-typedef struct { const int32_t *inputs, *targets; int B, T, first; int32_t *input_columns, *target_columns; } Sequences;
-
-static Sequences sequences_new(const Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T,
-                               int first) {
-    Sequences s = {inputs, targets, B, T, first, NULL, NULL};
-    if (T <= p->max_chunk) return s;
-    s.input_columns = xmalloc((size_t)B * p->max_chunk * sizeof(int32_t));
-    s.target_columns = xmalloc((size_t)B * p->max_chunk * sizeof(int32_t));
-    return s;
-}
-
-static void sequences_free(Sequences* s) {
-    free(s->input_columns);
-    free(s->target_columns);
-}
-
-// Columns [start,start+n) of an array (B,T), as an array (B,n)
+// Copies columns [start,start+n) of an array (B,T) to an array (B,n), unless they are all.
 static const int32_t* columns(int32_t* copy, const int32_t* rows, int B, int T, int start, int n) {
     if (!rows || n == T) return rows;
     for (int b = 0; b < B; b++) memcpy(copy + (size_t)b * n, rows + (size_t)b * T + start, n * sizeof *copy);
     return copy;
 }
 
-// Chunk k of the sequences, valid until the next call.
-static TostChunk chunk(const Chunks* p, const Sequences* s, int k) {
-    const int start = k * p->max_chunk, n = s->T - start < p->max_chunk ? s->T - start : p->max_chunk;
-    return (TostChunk){columns(s->input_columns, s->inputs, s->B, s->T, start, n),
-                       columns(s->target_columns, s->targets, s->B, s->T, start, n), s->B, n, s->first + start};
+// Chunk k of whole sequences, valid until the next call. *memory: for columns, NULL before chunk 0; free it
+static TostChunk chunk(int32_t** memory, const Chunks* p, const TostChunk* all, int k) {
+    const int start = k * p->max_chunk, n = all->T - start < p->max_chunk ? all->T - start : p->max_chunk;
+    const size_t size = (size_t)all->B * n;
+    if (!*memory) *memory = xmalloc(2 * size * sizeof **memory);   // no chunk is longer than the first
+    return (TostChunk){columns(*memory, all->inputs, all->B, all->T, start, n),
+                       columns(*memory + size, all->targets, all->B, all->T, start, n), all->B, n, all->first + start};
 }
 
 static bool abandoned(const Chunks* p, int passes, int all) {
@@ -49,16 +34,17 @@ static bool abandoned(const Chunks* p, int passes, int all) {
 }
 
 bool chunks_loss(Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T) {
-    Sequences s = sequences_new(p, inputs, targets, B, T, 0);
+    const TostChunk all = {inputs, targets, B, T, 0};
+    int32_t* memory = NULL;
     const int chunks = chunks_of(T, p->max_chunk);
     bool ok = true;
     for (int k = 0; k < chunks && ok; k++) {
-        const TostChunk next = chunk(p, &s, k);
+        const TostChunk next = chunk(&memory, p, &all, k);
         p->engine->forward(p->model, &next, k > 0 ? PASS : TOST_NO_STATE, k + 1 < chunks ? PASS : TOST_NO_STATE);
         p->engine->losses(NULL, p->model);
         ok = k + 1 == chunks || !abandoned(p, k + 1, chunks);
     }
-    sequences_free(&s);
+    free(memory);
     return ok;
 }
 
@@ -66,22 +52,23 @@ static int state_before(int k) { return k == 0 ? TOST_NO_STATE : BEFORE_SECOND +
 
 bool chunks_train(Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T, float grad_scale,
                   TostEnd end) {
-    Sequences s = sequences_new(p, inputs, targets, B, T, 0);
+    const TostChunk all = {inputs, targets, B, T, 0};
+    int32_t* memory = NULL;
     const int chunks = chunks_of(T, p->max_chunk), passes = 2 * chunks - 1;
     bool ok = true;
     for (int k = 0; k + 1 < chunks && ok; k++) {
-        const TostChunk next = chunk(p, &s, k);
+        const TostChunk next = chunk(&memory, p, &all, k);
         p->engine->forward(p->model, &next, state_before(k), state_before(k + 1));
         ok = !abandoned(p, k + 1, passes);
     }
     for (int k = chunks - 1; k >= 0 && ok; k--) {
-        const TostChunk next = chunk(p, &s, k);
+        const TostChunk next = chunk(&memory, p, &all, k);
         const int after = k + 1 < chunks ? PASS : TOST_NO_STATE, before = k > 0 ? PASS : TOST_NO_STATE;
         p->engine->train_forward(p->model, &next, state_before(k), grad_scale);
         p->engine->train_backward(p->model, after, before, k > 0 ? TOST_MORE : end);
         ok = k == 0 || !abandoned(p, passes - k, passes);
     }
-    sequences_free(&s);
+    free(memory);
     return ok;
 }
 
@@ -98,13 +85,14 @@ static void read_chunk(Chunks* p, const int32_t* tokens, const int32_t* targets,
 }
 
 void chunks_read(float* logits, Chunks* p, const int32_t* tokens, int T) {
-    Sequences s = sequences_new(p, tokens, NULL, p->n, T, p->position);
+    const TostChunk all = {tokens, NULL, p->n, T, p->position};
+    int32_t* memory = NULL;
     for (int k = 0; k < chunks_of(T, p->max_chunk); k++) {
-        const TostChunk next = chunk(p, &s, k);
+        const TostChunk next = chunk(&memory, p, &all, k);
         read_chunk(p, next.inputs, NULL, next.T);
     }
     if (logits) p->engine->last_logits(logits, p->model);
-    sequences_free(&s);
+    free(memory);
 }
 
 void chunks_read_losses(double* losses, Chunks* p, const int32_t* tokens, const int32_t* targets, int T) {
@@ -114,11 +102,12 @@ void chunks_read_losses(double* losses, Chunks* p, const int32_t* tokens, const 
 
 void chunks_score(double* losses, Chunks* p, const int32_t* tokens, const int32_t* targets, int copies, int T) {
     const int B = p->n * copies, chunks = chunks_of(T, p->max_chunk);
-    Sequences s = sequences_new(p, tokens, targets, B, T, p->position);
+    const TostChunk all = {tokens, targets, B, T, p->position};
+    int32_t* memory = NULL;
     double* of_chunk = xmalloc((size_t)B * p->max_chunk * sizeof *of_chunk);
     if (p->position > 0) p->engine->copy_state(p->model, PASS, DECODE, B, copies);
     for (int k = 0; k < chunks; k++) {
-        const TostChunk next = chunk(p, &s, k);
+        const TostChunk next = chunk(&memory, p, &all, k);
         p->engine->forward(p->model, &next, k > 0 || p->position > 0 ? PASS : TOST_NO_STATE,
                            k + 1 < chunks ? PASS : TOST_NO_STATE);
         p->engine->losses(of_chunk, p->model);
@@ -127,5 +116,5 @@ void chunks_score(double* losses, Chunks* p, const int32_t* tokens, const int32_
                    next.T * sizeof *losses);
     }
     free(of_chunk);
-    sequences_free(&s);
+    free(memory);
 }
