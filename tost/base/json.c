@@ -25,18 +25,16 @@ static bool take(Json* j, char c) {
 
 bool json_enter(Json* j, const char brackets[2]) {
     skip_space(j);
-    j->fresh = true;
     j->failed = !take(j, brackets[0]);
     return !j->failed || expected(j, *brackets == '{' ? "an object" : "an array");
 }
 
 bool json_next(Json* j, const char brackets[2]) {
-    const bool fresh = j->fresh;
-    j->fresh = false;
     if (j->failed) return false;
+    const bool first = j->p[-1] == brackets[0];   // no value ends in this bracket
     skip_space(j);
     if (take(j, brackets[1])) return false;
-    j->failed = !fresh && !take(j, ',');
+    j->failed = !first && !take(j, ',');
     return !j->failed || expected(j, *brackets == '{' ? "',' or '}'" : "',' or ']'");
 }
 

@@ -9,7 +9,6 @@ typedef struct {
     const char* start;    // the whole text
     const char* p;        // next byte
     const char* end;
-    bool        fresh;    // true if just entered: no comma before the next element
     bool        failed;   // json_enter, json_next or json_field found an error
     bool        strict;   // lone surrogates are errors, not U+FFFD
     TostError*  err;      // gets the byte offset and what was expected
