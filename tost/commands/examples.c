@@ -116,10 +116,9 @@ static bool read_all(Examples* e, Lines* lines, const char* path, const Tokenize
         if (is_blank(text, n)) continue;
         e->example = xgrow(e->example, e->count, sizeof *e->example);
         Example* next = &e->example[e->count++];
-        TostError inner;
         *next = (Example){.line = (int)lines->number};
-        if (!read_example(next, text, n, t, &inner))
-            return tost_error(err, "%s line %d: %s", path, next->line, inner.text);
+        if (!read_example(next, text, n, t, err))
+            return tost_error(err, "%s line %d: %s", path, next->line, err->text);
         if ((next->choices == 1) != (e->example->choices == 1))
             return tost_error(err, "%s line %d: %d choices, but the first example has %d: all must have one, or all "
                               "several", path, next->line, next->choices, e->example->choices);

@@ -35,11 +35,10 @@ static bool read_all(Prompts* p, Lines* lines, const Options* o, TostError* err)
         if (is_blank(line, n)) continue;
         p->prompt = xgrow(p->prompt, p->count, sizeof *p->prompt);
         Prompt* next = &p->prompt[p->count++];
-        TostError inner;
         *next = (Prompt){.line = lines->number, .text = xcalloc(n + 1, 1), .n = n};
         if (!jsonl) memcpy(next->text, line, n);
-        else if (!json_text_field(next->text, &next->n, &next->id, line, n, "prompt", &inner))
-            return tost_error(err, "--prompts %s: line %zu: %s", path, next->line, inner.text);
+        else if (!json_text_field(next->text, &next->n, &next->id, line, n, "prompt", err))
+            return tost_error(err, "--prompts %s: line %zu: %s", path, next->line, err->text);
     }
     return true;
 }
