@@ -29,7 +29,7 @@ struct ShardWriter {
     const char* out;        // of the caller
     Path     folder;        // OUT.tmp
     Lock     lock;          // on it
-    uint32_t vocab_size;
+    size_t   width;         // bytes per token
     uint64_t shard_tokens;
     Output   output[SPLITS];
 };
@@ -92,7 +92,7 @@ void shard_writer_abandon(ShardWriter* w) {
 
 ShardWriter* shard_writer_open(const char* out, uint32_t vocab_size, uint64_t shard_tokens, TostError* err) {
     ShardWriter* w = xcalloc(1, sizeof *w);
-    *w = (ShardWriter){.out = out, .folder = path_text("%s.tmp", out), .vocab_size = vocab_size,
+    *w = (ShardWriter){.out = out, .folder = path_text("%s.tmp", out), .width = vocab_size > 65536 ? 4 : 2,
                        .shard_tokens = shard_tokens};
     if (lock_folder(w, err) && check_no_shards(w, err) && remove_stale(w, err)) return w;
     shard_writer_abandon(w);
@@ -100,8 +100,6 @@ ShardWriter* shard_writer_open(const char* out, uint32_t vocab_size, uint64_t sh
 }
 
 // ---- Writing ----
-
-static size_t width_of(const ShardWriter* w) { return w->vocab_size > 65536 ? 4 : 2; }
 
 static bool write_failed(const Output* o, TostError* err) {
     return tost_error(err, "%s: write failed after %" PRIu64 " tokens: %s", o->path.text, o->in_shard, strerror(errno));
@@ -123,7 +121,7 @@ static bool begin_shard(ShardWriter* w, Split split, TostError* err) {
 
 // Writes the header and syncs the file.
 static bool end_shard(const ShardWriter* w, Output* o, TostError* err) {
-    const bool wide = width_of(w) == 4;
+    const bool wide = w->width == 4;
     const uint32_t header[] = {wide ? SHARD_MAGIC_U32 : SHARD_MAGIC_U16, wide ? SHARD_VERSION_U32 : SHARD_VERSION_U16,
                                (uint32_t)o->in_shard};
     if (!o->file) return true;
@@ -137,15 +135,14 @@ static bool end_shard(const ShardWriter* w, Output* o, TostError* err) {
 
 bool shard_writer_append(ShardWriter* w, Split split, const uint32_t* ids, size_t n, TostError* err) {
     Output* o = &w->output[split];
-    const size_t width = width_of(w);
     while (n) {
         if (!o->file && !begin_shard(w, split, err)) return false;
         uint8_t bytes[CHUNK * 4];
         const uint64_t room = w->shard_tokens - o->in_shard;
         size_t m = n < CHUNK ? n : CHUNK;
         if (m > room) m = (size_t)room;
-        for (size_t i = 0; i < m; i++) memcpy(bytes + i * width, &ids[i], width);  // little-endian: the low bytes
-        if (fwrite(bytes, width, m, o->file) != m) return write_failed(o, err);
+        for (size_t i = 0; i < m; i++) memcpy(bytes + i * w->width, &ids[i], w->width);  // little-endian: the low bytes
+        if (fwrite(bytes, w->width, m, o->file) != m) return write_failed(o, err);
         o->in_shard += m;
         o->total += m;
         ids += m;
@@ -173,7 +170,7 @@ static bool move_from(ShardWriter* w, int i, uint64_t keep, TostError* err) {
                || tost_error(err, "%s: cannot be removed: %s", o->path.text, strerror(errno));
     o->in_shard = keep;
     o->file = fopen(o->path.text, "r+b");
-    if (!o->file || ftruncate(fileno(o->file), (off_t)(SHARD_HEADER_BYTES + keep * width_of(w))) != 0)
+    if (!o->file || ftruncate(fileno(o->file), (off_t)(SHARD_HEADER_BYTES + keep * w->width)) != 0)
         return write_failed(o, err);
     return end_shard(w, o, err);
 }

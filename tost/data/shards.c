@@ -13,26 +13,15 @@
 
 // ---- Formats ----
 
-typedef struct { uint32_t magic, version; int width; } ShardKind;
-
-static const ShardKind shard_kinds[] = {
-    {SHARD_MAGIC_U16, SHARD_VERSION_U16, 2},
-    {SHARD_MAGIC_U32, SHARD_VERSION_U32, 4},
-};
-
-// The kind of a file that begins with these n bytes; NULL if it has no shard's magic.
-static const ShardKind* find_kind(const char* head, size_t n) {
-    uint32_t magic;
-    if (n < sizeof magic) return NULL;
-    memcpy(&magic, head, sizeof magic);
-    for (size_t k = 0; k < countof(shard_kinds); k++)
-        if (magic == shard_kinds[k].magic) return &shard_kinds[k];
-    return NULL;
+// The version of shards with this magic; 0 if it is not a shard's.
+static uint32_t version_of(uint32_t magic) {
+    return magic == SHARD_MAGIC_U16 ? SHARD_VERSION_U16 : magic == SHARD_MAGIC_U32 ? SHARD_VERSION_U32 : 0;
 }
 
 bool shard_begins(const char* head, size_t n) {
-    const ShardKind* kind = find_kind(head, n);
-    return kind && n >= 8 && memcmp(head + 4, &kind->version, 4) == 0;
+    uint32_t header[2] = {0};
+    if (n >= sizeof header) memcpy(header, head, sizeof header);
+    return header[1] > 0 && header[1] == version_of(header[0]);
 }
 
 static bool is_shard_name(const char* name, const char* start) {
@@ -107,9 +96,10 @@ Path shard_prefix(const char* path) {
 
 // Sets width, first and n_tokens of a file of `size` bytes that begins with the n bytes of head, which zeros follow.
 static bool shard_layout(Shard* s, uint64_t size, const char* head, size_t n, TostError* err) {
-    const ShardKind* kind = find_kind(head, n);
-    uint32_t version, n_tokens;
-    if (!kind) {
+    uint32_t header[3];   // magic, version, number of tokens
+    memcpy(header, head, sizeof header);
+    const uint32_t version = version_of(header[0]);
+    if (!version) {
         s->width = 2;
         s->n_tokens = size / 2;
         if (!check_head(s, head, n, err) || !check_samples(s, size, head, err)) return false;
@@ -117,20 +107,17 @@ static bool shard_layout(Shard* s, uint64_t size, const char* head, size_t n, To
             : tost_error(err, "%s: %" PRIu64 " bytes without a shard header, but a file of raw uint16 ids has an even "
                          "size; copy or make it again", s->path, size);
     }
-    memcpy(&version, head + 4, sizeof version);
-    memcpy(&n_tokens, head + 8, sizeof n_tokens);
-    s->width = kind->width;
+    s->width = header[0] == SHARD_MAGIC_U16 ? 2 : 4;
     s->first = SHARD_HEADER_BYTES;
-    s->n_tokens = n_tokens;
+    s->n_tokens = header[2];
     const uint64_t claimed = SHARD_HEADER_BYTES + s->n_tokens * (uint64_t)s->width;
     if (size != claimed)
         return tost_error(err, "%s: %s: offset 8 says %" PRIu64 " tokens, %" PRIu64 " bytes with the header, but it "
                           "has %" PRIu64 "; copy or make it again", s->path, size < claimed ? "truncated" : "too long",
                           s->n_tokens, claimed, size);
-    if (version != kind->version)
-        return tost_error(err, "%s: version %" PRIu32 " at offset 4, but shards with magic %" PRIu32
-                          " have version %" PRIu32, s->path, version, kind->magic, kind->version);
-    return true;
+    return header[1] == version
+        || tost_error(err, "%s: version %" PRIu32 " at offset 4, but shards with magic %" PRIu32
+                      " have version %" PRIu32, s->path, header[1], header[0], version);
 }
 
 // ---- Reading ----
