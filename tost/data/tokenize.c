@@ -23,7 +23,6 @@ typedef struct {
     // current batch
     Ids*             parts;          // a part of n bytes has room for n + 1 ids
     uint32_t*        ids;
-    size_t           ids_cap;
 } Job;
 
 // ---- A batch ----
@@ -32,7 +31,7 @@ static void encode_parts(Job* job, const TextPart* parts, size_t n) {
     size_t room = 0;
     job->parts = xrealloc(job->parts, n * sizeof *job->parts);
     for (size_t i = 0; i < n; room += parts[i++].n + 1) job->parts[i].first = room;
-    if (room > job->ids_cap) job->ids = xrealloc(job->ids, (job->ids_cap = room) * sizeof *job->ids);
+    job->ids = xrealloc(job->ids, room * sizeof *job->ids);
     #pragma omp parallel for schedule(dynamic) num_threads(job->threads) if (n > 1)
     for (size_t i = 0; i < n; i++) {
         Ids* part = job->parts + i;
@@ -89,8 +88,7 @@ static bool run_job(Job* job, TostError* err) {
     job->threads = threads_or_max(o->in.threads);
     job->caches = xmalloc((size_t)job->threads * sizeof *job->caches);
     for (int i = 0; i < job->threads; i++) job->caches[i] = tokenizer_cache_new();
-    if (!documents_read(&o->in, &job->r->read, write_batch, job, err)) return false;
-    if (!split_document(job, err)) return false;
+    if (!documents_read(&o->in, &job->r->read, write_batch, job, err) || !split_document(job, err)) return false;
     ShardWriter* w = job->writer;
     job->writer = NULL;
     return shard_writer_close(w, tokenizer_file(job->tokenizer), job->r->written, err);

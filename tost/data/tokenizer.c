@@ -22,7 +22,6 @@ typedef struct { uint32_t left, right, merged; } Merge;  // merged == NO_TOKEN: 
 struct Tokenizer {
     char*     path;
     Bytes     file;
-    uint32_t  hash;              // CRC-32 of the file
     StringSet pieces;            // the bytes of all tokens but the last, <|endoftext|>
     uint32_t  byte_id[BYTES];    // byte -> token
     Merge*    merges;            // hash table (left, right) -> merged
@@ -345,7 +344,6 @@ static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
     while (ok && next_line(&line, &n, &l.lines))
         ok = (l.lines.number == 1 && strncmp(line, "#version", strlen("#version")) == 0) || read_merge(&l, line, n);
     free(l.piece);
-    t->hash = crc32_update(0, file->data, file->size);
     return ok;
 }
 
@@ -396,7 +394,7 @@ int tokenizer_size(const Tokenizer* t) { return (int)t->pieces.n + 1; }
 int tokenizer_eot(const Tokenizer* t) { return (int)t->pieces.n; }
 const char* tokenizer_path(const Tokenizer* t) { return t->path; }
 const Bytes* tokenizer_file(const Tokenizer* t) { return &t->file; }
-uint32_t tokenizer_hash(const Tokenizer* t) { return t->hash; }
+uint32_t tokenizer_hash(const Tokenizer* t) { return crc32_update(0, t->file.data, t->file.size); }
 
 const char* tokenizer_piece(const Tokenizer* t, uint32_t id, size_t* len) {
     const String eot = {.n = sizeof END_OF_TEXT - 1}, s = id < t->pieces.n ? t->pieces.strings[id] : eot;
