@@ -28,12 +28,9 @@ typedef struct {
 static Windows make_windows(const Options* o, uint64_t tokens, int T) {
     Windows w = {.T = T, .tokens = tokens, .rng = rng_seeded((uint64_t)o->recipe.seed, 0)};
     if ((uint64_t)T > tokens - 1) w.T = (int)(tokens - 1);
-    if (o->windows) {
-        w.count = (uint64_t)o->windows;
-        return w;
-    }
-    w.stride = o->stride && o->stride < w.T ? (int)o->stride : w.T;
-    w.count = 1 + (tokens - 1 - (uint64_t)w.T + (uint64_t)w.stride - 1) / (uint64_t)w.stride;
+    if (!o->windows) w.stride = o->stride && o->stride < w.T ? o->stride : w.T;
+    w.count = w.stride ? 1 + (tokens - 1 - (uint64_t)w.T + (uint64_t)w.stride - 1) / (uint64_t)w.stride
+                       : (uint64_t)o->windows;
     return w;
 }
 
@@ -74,17 +71,11 @@ static bool fill_chunk(int32_t* inputs, int32_t* targets, ShardStream* s, const 
                        TostError* err) {
     const int n = w->end < first ? 0 : w->end - first < T ? w->end - first : T;
     if (!stream_pairs(inputs, targets, s, w->start + (uint64_t)first, (size_t)n, err)) return false;
-    for (int t = n; t < T; t++) inputs[t] = 0;
-    for (int t = 0; t < T; t++)
-        if (first + t < w->skip || t >= n) targets[t] = -1;
+    for (int t = 0; t < T; t++) {
+        if (t >= n) inputs[t] = 0;
+        if (t >= n || first + t < w->skip) targets[t] = -1;
+    }
     return true;
-}
-
-// Bytes of text of a token. <|endoftext|> and ids outside the tokenizer's vocabulary count as 0.
-static double bytes_of(const Tokenizer* tokenizer, int32_t id) {
-    size_t len = 0;
-    if (tokenizer && id != tokenizer_eot(tokenizer)) tokenizer_piece(tokenizer, (uint32_t)id, &len);
-    return (double)len;
 }
 
 // Adds the losses (T) of such a chunk to those of its window.
@@ -97,7 +88,9 @@ static void add_chunk(WindowLoss* sum, const double* losses, const int32_t* targ
         sum->nats += losses[t];
         sum->bin_nats[bin] += losses[t];
         sum->bin_tokens[bin]++;
-        sum->bytes += bytes_of(tokenizer, targets[t]);
+        size_t bytes = 0;   // <|endoftext|> counts as 0
+        if (tokenizer && targets[t] != tokenizer_eot(tokenizer)) tokenizer_piece(tokenizer, (uint32_t)targets[t], &bytes);
+        sum->bytes += (double)bytes;
     }
 }
 
