@@ -49,8 +49,11 @@ static void print_examples(void) {
     }
 }
 
-// The help of a command; if it was named, without the usage lines of the others.
-static void print_help(const Options* o) {
+void print_page(const Options* o, const TostEngine* engine) {
+    if (strcmp(o->page, "version") == 0) {
+        printf("train_gpt_tost %s, %s engine\n", tost_version(), engine->name);
+        return;
+    }
     for (int c = 0; c < COMMANDS; c++) {
         if (o->named && c != (int)o->command) continue;
         const char* usage = c == 0 || o->named ? "usage:" : "      ";
@@ -67,9 +70,4 @@ static void print_help(const Options* o) {
     }
     print_wrapped("0 success, 1 failure, 2 invalid command line, 75 stopped by --max-time or the loss of a rank "
                   "(--resume continues), 128 + N stopped by signal N.", printf("\nExit status: ") - 1);
-}
-
-void print_page(const Options* o, const TostEngine* engine) {
-    if (strcmp(o->page, "version") == 0) printf("train_gpt_tost %s, %s engine\n", tost_version(), engine->name);
-    else print_help(o);
 }

@@ -17,12 +17,6 @@ static void print_file(const char* label, const char* path) {
     if (stat(path, &st) == 0) print_line(stdout, "%-12s%s, %s", label, path, human_bytes((double)st.st_size).text);
 }
 
-static void print_model(const LoadedModel* m) {
-    print_line(stdout, "%-12s%s", "model", model_sizes(&m->info.config).text);
-    print_line(stdout, "%-12s%s, exactly %zu in %d tensors", "parameters",
-               human_count((double)m->tensors.n_params).text, m->tensors.n_params, m->tensors.count);
-}
-
 static void print_training(const CheckpointInfo* info) {
     const bool own = info->options.count > 0;   // else converted: a step or number of tokens that is 0 is not known
     if (!own && info->step == 0 && info->tokens == 0)
@@ -58,7 +52,9 @@ static bool info_model(const Options* o, TostError* err) {
         print_file("file", m.file);
         print_file("optimizer", path_in(path_above(m.file).text, OPTIMIZER_FILE).text);
         if (m.info.program) print_line(stdout, "%-12s%s", "written by", m.info.program);
-        print_model(&m);
+        print_line(stdout, "%-12s%s", "model", model_sizes(&m.info.config).text);
+        print_line(stdout, "%-12s%s, exactly %zu in %d tensors", "parameters",
+                   human_count((double)m.tensors.n_params).text, m.tensors.n_params, m.tensors.count);
         print_training(&m.info);
     }
     loaded_model_free(&m);
