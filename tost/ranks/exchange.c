@@ -99,7 +99,7 @@ void exchange_layout(Exchange* x, Arena* arena, float* grad) {
 }
 
 void exchange_free(Exchange* x) {
-    slices_free(&x->slices);
+    free(x->slices.bucket);
     free(x->gathers);
     free(x->messages);
     free(x->row);

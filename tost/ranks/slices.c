@@ -27,8 +27,6 @@ Slices slices_new(const TostTensors* t, int ranks) {
     return s;
 }
 
-void slices_free(Slices* s) { free(s->bucket); }
-
 Range slices_of(const Slices* s, int rank, int k) {
     const Range b = s->bucket[k];
     const size_t units = slice_units(range_size(b)), ranks = (size_t)s->ranks, r = (size_t)rank;

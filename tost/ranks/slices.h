@@ -23,8 +23,7 @@ typedef struct {
 } Slices;
 
 // For one rank: one bucket with everything, whose packed array is the flat array.
-Slices slices_new(const TostTensors* tensors, int ranks);
-void   slices_free(Slices* s);
+Slices slices_new(const TostTensors* tensors, int ranks);   // free(bucket)
 // What a rank owns of bucket k.
 Range  slices_of(const Slices* s, int rank, int k);
 // Where that starts in the array of the rank's slices, packed in the order of the flat array. k = -1: the array's size

@@ -44,7 +44,7 @@ static void test_slices_of(Checks* c, const TostConfig* config, int ranks) {
     check(c, covered && end == n, "%d ranks, %d channels: slices overlap or leave elements out", ranks, config->n_embd);
     check(c, packed, "%d ranks, %d channels: slices are not packed in order", ranks, config->n_embd);
     check(c, limited, "%d ranks, %d channels: a bucket or a rank has too many elements", ranks, config->n_embd);
-    slices_free(&s);
+    free(s.bucket);
     tost_tensors_free(&tensors);
 }
 
