@@ -31,7 +31,6 @@ typedef struct {
 typedef struct {
     const TextInput* in;
     TextCount* count;
-    int        file;           // index of the current one
     size_t     batch_bytes;
     // current batch
     TextPart*  parts;
@@ -284,10 +283,10 @@ static size_t collect_lines(Reader* r, InputFile* f) {
 
 // ---- Files ----
 
-static bool read_documents(Reader* r, UseParts* use, void* job, TostError* err) {
+static bool read_documents(Reader* r, const char* path, UseParts* use, void* job, TostError* err) {
     InputFile f;
     TextCount* c = r->count;
-    bool ok = file_open(&f, r->in->files[r->file], err) && find_format(&f, r, err);
+    bool ok = file_open(&f, path, err) && find_format(&f, r, err);
     for (bool more = true; ok && more;) {
         const size_t used = f.jsonl ? collect_lines(r, &f) : add_documents(r, &f);
         ok = (f.jsonl ? decode_lines(r, f.name, err) : check_parts(&f, r, err)) && use(job, r->parts, r->n_parts, err)
@@ -308,7 +307,7 @@ bool documents_read(const TextInput* in, TextCount* count, UseParts* use, void* 
     Reader r = {.in = in, .count = count, .batch_bytes = in->batch_bytes ? in->batch_bytes : BATCH_BYTES};
     bool ok = true;
     *count = (TextCount){0};
-    for (; ok && r.file < in->n_files; r.file++) ok = read_documents(&r, use, job, err);
+    for (int i = 0; ok && i < in->n_files; i++) ok = read_documents(&r, in->files[i], use, job, err);
     if (ok && !count->documents)
         ok = tost_error(err, "no document in the %" PRIu64 " bytes of input%s%s", count->bytes,
                         count->skipped ? "; the first line skipped: " : "", count->first_skipped.text);

@@ -11,6 +11,8 @@
 #include "base/text.h"
 #include "data/tokenizer.h"
 
+enum { BYTES = VOCAB_MIN_SIZE - 1 };   // tokens of one byte
+
 typedef struct { uint32_t* words; size_t n; } Holders;   // the words that have a pair, or had it
 
 typedef struct {
@@ -20,7 +22,6 @@ typedef struct {
     StringSet* words;        // (threads) how often each occurs; in the end, words[0] has all
     uint32_t*  tokens;       // word w is tokens[first .. first + n) of its String
     char**     pieces;       // (size) the tokens, as written in the file
-    size_t     n_pieces;     // so far
     StringSet  pairs;        // left << 32 | right; how often each occurs
     Holders*   holders;      // by number of the pair
     size_t     old_pairs;    // number of pairs before the current merge
@@ -81,12 +82,12 @@ static void queue_pairs(Learner* l) {
 
 // The tokens are the bytes: counts their pairs.
 static void begin_with_bytes(Learner* l) {
-    uint32_t id[256];
-    for (uint32_t c = 0; l->n_pieces < countof(id); c++) {
+    uint32_t id[BYTES], n = 0;
+    for (uint32_t c = 0; n < BYTES; c++) {
         const int byte = alphabet_byte(c);
         if (byte < 0) continue;
-        id[byte] = (uint32_t)l->n_pieces;
-        utf8_encode(l->pieces[l->n_pieces++] = xcalloc(1, 5), c);
+        id[byte] = n;
+        utf8_encode(l->pieces[n++] = xcalloc(1, 5), c);
     }
     l->tokens = xmalloc(l->words->used * sizeof *l->tokens);
     for (size_t i = 0; i < l->words->used; i++) l->tokens[i] = id[(uint8_t)l->words->bytes[i]];
@@ -122,12 +123,11 @@ static void merge_in_word(Learner* l, uint32_t left, uint32_t right, uint32_t me
 
 // Makes a token of a pair. Its bytes are those of no other token: wherever they occur, they were merged alike.
 static void merge_pair(Learner* l, uint64_t pair, Holders holders) {
-    const uint32_t left = (uint32_t)(pair >> 32), right = (uint32_t)pair, merged = (uint32_t)l->n_pieces++;
+    const uint32_t left = (uint32_t)(pair >> 32), right = (uint32_t)pair, merged = BYTES + (uint32_t)l->r->merges++;
     l->pieces[merged] = xasprintf("%s%s", l->pieces[left], l->pieces[right]);
     fprintf(l->file, "%s %s\n", l->pieces[left], l->pieces[right]);
     for (size_t i = 0; i < holders.n; i++) merge_in_word(l, left, right, merged, holders.words[i]);
     queue_pairs(l);
-    l->r->merges++;
     if (l->o->progress) l->o->progress(l->o->in.context, l->r);
 }
 
@@ -165,7 +165,7 @@ bool vocab_learn(const VocabOptions* o, VocabResult* r, TostError* err) {
     ok = ok && replace_file(o->out, text.data, text.size, err);
     for (int t = 0; t < l.threads; t++) string_set_free(l.words + t);
     for (size_t i = 0; i < l.pairs.n; i++) free(l.holders[i].words);
-    for (size_t i = 0; i < l.n_pieces; i++) free(l.pieces[i]);
+    for (int i = 0; i < o->size; i++) free(l.pieces[i]);
     string_set_free(&l.pairs);
     free(l.pieces);
     free(l.words);
