@@ -18,33 +18,6 @@
 // T inputs starting at token `start`; only targets skip … end - 1 are scored.
 typedef struct { uint64_t start; int skip, end; } Window;
 
-typedef struct {
-    uint64_t count;
-    int      T, stride;   // stride 0: random positions
-    uint64_t tokens;      // in the shards
-    Rng      rng;
-} Windows;
-
-static Windows make_windows(const Options* o, uint64_t tokens, int T) {
-    Windows w = {.T = T, .tokens = tokens, .rng = rng_seeded((uint64_t)o->recipe.seed, 0)};
-    if ((uint64_t)T > tokens - 1) w.T = (int)(tokens - 1);
-    if (!o->windows) w.stride = o->stride && o->stride < w.T ? o->stride : w.T;
-    w.count = w.stride ? 1 + (tokens - 1 - (uint64_t)w.T + (uint64_t)w.stride - 1) / (uint64_t)w.stride
-                       : (uint64_t)o->windows;
-    return w;
-}
-
-// Window i; call it in order of i, since random positions come from one generator. With a stride, the first window
-// scores all its targets and each later one only its last `stride` targets, or fewer at the end of the data.
-static Window next_window(Windows* w, uint64_t i) {
-    const uint64_t targets = w->tokens - 1;
-    if (!w->stride) return (Window){rng_below(&w->rng, w->tokens - (uint64_t)w->T), 0, w->T};
-    const uint64_t start = i * (uint64_t)w->stride, left = targets - start;
-    return (Window){start, i == 0 ? 0 : w->T - w->stride, left < (uint64_t)w->T ? (int)left : w->T};
-}
-
-// ---- Scoring ----
-
 // Positions in a window are counted from 1: position n is predicted from n tokens. Bin k has 2^(k-1) < n <= 2^k.
 enum { POSITION_BINS = 32 };
 
@@ -56,7 +29,9 @@ typedef struct {
     const Options*   o;
     ShardStream*     data;
     Tokenizer*       tokenizer;      // NULL: do not count bytes
-    Windows          windows;
+    uint64_t         count;          // windows
+    int              T, stride;      // of windows; stride 0: random positions
+    Rng              rng;
     int              batch;          // windows in memory at a time
     Progress         progress;
     // results so far
@@ -64,6 +39,30 @@ typedef struct {
     double           bytes;
     LossSum*         shard;          // (shards); a window counts for the shard of its first scored target
 } Evaluation;
+
+static void plan_windows(Evaluation* e) {
+    const Options* o = e->o;
+    const int T = o->recipe.seq ? o->recipe.seq : e->model->info.config.block_size;
+    const uint64_t targets = stream_tokens(e->data) - 1;
+    e->rng = rng_seeded((uint64_t)o->recipe.seed, 0);
+    e->T = (uint64_t)T > targets ? (int)targets : T;
+    if (!o->windows) e->stride = o->stride && o->stride < e->T ? o->stride : e->T;
+    e->count = e->stride ? 1 + (targets - (uint64_t)e->T + (uint64_t)e->stride - 1) / (uint64_t)e->stride
+                         : (uint64_t)o->windows;
+    if (o->limit && (uint64_t)o->limit < e->count) e->count = (uint64_t)o->limit;
+    e->batch = (uint64_t)o->recipe.batch < e->count ? o->recipe.batch : (int)e->count;
+}
+
+// Window i; call it in order of i, since random positions come from one generator. With a stride, the first window
+// scores all its targets and each later one only its last `stride` targets, or fewer at the end of the data.
+static Window next_window(Evaluation* e, uint64_t i) {
+    const uint64_t T = (uint64_t)e->T, targets = stream_tokens(e->data) - 1;
+    if (!e->stride) return (Window){rng_below(&e->rng, targets + 1 - T), 0, e->T};
+    const uint64_t start = i * (uint64_t)e->stride, left = targets - start;
+    return (Window){start, i == 0 ? 0 : e->T - e->stride, left < T ? (int)left : e->T};
+}
+
+// ---- Scoring ----
 
 // Fills inputs, targets (T) for the T tokens of a window from position `first` on. Targets that are not scored are -1;
 // inputs past the end of the data are 0.
@@ -126,16 +125,15 @@ static bool score_batch(WindowLoss* sum, Evaluation* e, const Window* window, in
     }
     chunks_begin(&e->model->chunks, n);
     for (int first = 0, T; ok && first < end; first += T) {
-        T = e->windows.T - first < chunk ? e->windows.T - first : chunk;
+        T = e->T - first < chunk ? e->T - first : chunk;
         for (int i = 0; i < n && ok; i++)
             ok = fill_chunk(inputs + (size_t)i * T, targets + (size_t)i * T, e->data, &window[i], first, T, err);
         if (!ok) break;
         chunks_read_losses(losses, &e->model->chunks, inputs, targets, T);
         for (int i = 0; i < n; i++)
             add_chunk(&sum[i], losses + (size_t)i * T, targets + (size_t)i * T, first, T, e->tokenizer);
-        const double windows = (double)done + (double)all * (first + T) / e->windows.T;
-        progress_show(&e->progress, windows / (double)e->windows.count, "loss %.4f",
-                      plain_nan(ratio_value(&e->loss)));
+        const double windows = (double)done + (double)all * (first + T) / e->T;
+        progress_show(&e->progress, windows / (double)e->count, "loss %.4f", plain_nan(ratio_value(&e->loss)));
     }
     free(inputs);
     free(targets);
@@ -146,23 +144,22 @@ static bool score_batch(WindowLoss* sum, Evaluation* e, const Window* window, in
 // The next windows of all ranks, at most a batch for each, are scored together and added in order: so the result does
 // not depend on the number of ranks.
 static bool score(Evaluation* e, JsonFile* json, TostError* err) {
-    Windows* w = &e->windows;
     TostComm* comm = e->model->comm;
     const int start = comm_rank(comm) * e->batch, most = comm_size(comm) * e->batch;
     WindowLoss *own = xcalloc((size_t)e->batch, sizeof *own), *sum = xmalloc((size_t)most * sizeof *sum);
     Window* window = xmalloc((size_t)most * sizeof *window);
     bool ok = true;
     progress_start(&e->progress);
-    for (uint64_t first = 0; ok && first < w->count;) {
-        const int n = w->count - first < (uint64_t)most ? (int)(w->count - first) : most;
+    for (uint64_t first = 0; ok && first < e->count;) {
+        const int n = e->count - first < (uint64_t)most ? (int)(e->count - first) : most;
         const int mine = n - start < e->batch ? n - start : e->batch;
-        for (int i = 0; i < n; i++) window[i] = next_window(w, first + (uint64_t)i);
+        for (int i = 0; i < n; i++) window[i] = next_window(e, first + (uint64_t)i);
         ok = mine <= 0 || score_batch(own, e, window + start, mine, first, n, err);
         if (!(ok = comm_agree(comm, ok, err))) break;
         comm_allgather(comm, sum, own, (size_t)e->batch * sizeof *own);
         for (int i = 0; i < n; i++) add_window(e, json, &sum[i], &window[i]);
         first += (uint64_t)n;
-        if (first < w->count && comm_any(comm, signals_received()))
+        if (first < e->count && comm_any(comm, signals_received()))
             ok = tost_error(err, "interrupted: there is no result");
     }
     progress_erase(&e->progress);
@@ -178,7 +175,7 @@ static void report_positions(JsonFile* json, const Evaluation* e) {
     for (int k = 0; k < POSITION_BINS; k++) {
         const Ratio* p = &e->position[k];
         const int64_t first = k == 0 ? 1 : ((int64_t)1 << (k - 1)) + 1, end = (int64_t)1 << k;
-        const int64_t last = e->windows.T < end ? e->windows.T : end;
+        const int64_t last = e->T < end ? e->T : end;
         if (p->n == 0) continue;
         json_put_open(json, NULL, '{');
         const TextLine from = json_figure_int(json, "first", first, "%lld"),
@@ -232,51 +229,41 @@ static void begin_json(JsonFile* json, const Evaluation* e) {
     free(data);
     json_put_text(json, "model", e->model->file);
     json_put_int(json, "step", e->model->info.step);
-    json_put_text(json, "protocol", e->windows.stride ? "every token once" : "random windows");
-    json_put_int(json, "seq", e->windows.T);
-    const bool every = e->windows.stride;
-    json_put_int(json, every ? "stride" : "seed", every ? e->windows.stride : e->o->recipe.seed);
+    json_put_text(json, "protocol", e->stride ? "every token once" : "random windows");
+    json_put_int(json, "seq", e->T);
+    json_put_int(json, e->stride ? "stride" : "seed", e->stride ? e->stride : e->o->recipe.seed);
     json_put_open(json, "window", '[');
 }
 
-// Opens the tokenizer for bits/byte: --tokenizer, or the checkpoint's. Without either, prints the reason and sets
-// *tokenizer to NULL. Fails if --tokenizer is given and cannot be used, or if the shards were made with another.
-static bool find_tokenizer(Tokenizer** tokenizer, const LoadedModel* model, const Options* o, const ShardStream* data,
-                           TostError* err) {
-    const CheckpointInfo* info = &model->info;
-    *tokenizer = loaded_model_tokenizer(model, o->tokenizer, err);
-    if (!*tokenizer && o->tokenizer) return false;
-    if (!*tokenizer && comm_rank(model->comm) == 0) print_line(stderr, "no bits/byte: %s", err->text);
-    warn_of_ids(data, *tokenizer ? tokenizer_size(*tokenizer) : info->config.vocab_size, *tokenizer);
-    if (*tokenizer)
-        return check_shards(data, tokenizer_path(*tokenizer), tokenizer_hash(*tokenizer), tokenizer_size(*tokenizer),
-                            err);
-    return !info->tokenizer || check_shards(data, info->tokenizer, info->tokenizer_hash, 0, err);
+// Opens the tokenizer for bits/byte: --tokenizer, or the checkpoint's. Without either, prints the reason. Fails if
+// --tokenizer is given and cannot be used, or if the shards were made with another.
+static bool find_tokenizer(Evaluation* e, TostError* err) {
+    const CheckpointInfo* info = &e->model->info;
+    const Tokenizer* t = e->tokenizer = loaded_model_tokenizer(e->model, e->o->tokenizer, err);
+    if (!t && e->o->tokenizer) return false;
+    if (!t && comm_rank(e->model->comm) == 0) print_line(stderr, "no bits/byte: %s", err->text);
+    warn_of_ids(e->data, t ? tokenizer_size(t) : info->config.vocab_size, t);
+    if (t) return check_shards(e->data, tokenizer_path(t), tokenizer_hash(t), tokenizer_size(t), err);
+    return !info->tokenizer || check_shards(e->data, info->tokenizer, info->tokenizer_hash, 0, err);
 }
 
 static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, TostError* err) {
-    const int T = o->recipe.seq ? o->recipe.seq : model->info.config.block_size;
-    const uint64_t tokens = stream_tokens(data);
-    if (tokens < 2)
+    if (stream_tokens(data) < 2)
         return tost_error(err, "--data %s: %llu tokens; eval needs at least two", o->recipe.data.strings[0],
-                          (unsigned long long)tokens);
+                          (unsigned long long)stream_tokens(data));
     const bool first = comm_rank(model->comm) == 0;   // the rank that writes
-    Evaluation e = {.model = model, .o = o, .data = data, .windows = make_windows(o, tokens, T),
-                    .progress = progress_new(stderr, !first)};
-    const Windows* w = &e.windows;
-    if (o->limit && (uint64_t)o->limit < w->count) e.windows.count = (uint64_t)o->limit;
-    e.batch = (uint64_t)o->recipe.batch < w->count ? o->recipe.batch : (int)w->count;
-    if (!recipe_check_pass(e.batch, w->T, o->recipe.chunk, err)) return false;
+    Evaluation e = {.model = model, .o = o, .data = data, .progress = progress_new(stderr, !first)};
+    plan_windows(&e);
+    if (!recipe_check_pass(e.batch, e.T, o->recipe.chunk, err)) return false;
 
     JsonFile json = {0};
     e.shard = xcalloc((size_t)data->count, sizeof *e.shard);
-    bool ok = find_tokenizer(&e.tokenizer, model, o, data, err)
-              && loaded_model_create(model, &o->recipe, e.batch, w->T, err)
+    bool ok = find_tokenizer(&e, err) && loaded_model_create(model, &o->recipe, e.batch, e.T, err)
               && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
     ok = comm_agree(model->comm, ok, err);
     if (ok) {
         if (first) print_line(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens", model->file,
-                   (long long)model->info.step, data->count, (unsigned long long)w->count, w->T);
+                   (long long)model->info.step, data->count, (unsigned long long)e.count, e.T);
         begin_json(&json, &e);
         ok = score(&e, &json, err) && loaded_model_check_loss(model, e.loss.x, err);
         json_put_close(&json, ']');
