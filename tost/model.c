@@ -49,25 +49,22 @@ static void expand_rows(ParamRow rows[TOST_ROWS], const TostConfig* c) {
     if (c->membership == TOST_UNIFORM) rows[TOST_ROW_temp].tensor.init = TOST_ZERO;
 }
 
-static void append_tensor(TostTensors* t, const ParamRow* row, int layer) {
+static void append_tensors(TostTensors* t, const ParamRow rows[TOST_ROWS], TostPlace place, int layer) {
     enum { ALIGN = 32 };   // elements: 128 bytes, two cache lines of a CPU, one memory transaction of a GPU
-    const TostRow id = row->tensor.row;
-    TostTensor* x = &t->tensor[t->count++];
-    if (layer <= 0) t->row_offset[id] = t->flat_size;
-    if (layer == 1) t->row_stride[id] = t->flat_size - t->row_offset[id];
-    *x = row->tensor;
-    x->layer = layer;
-    x->offset = t->flat_size;
-    if (layer >= 0) snprintf(x->name, sizeof x->name, "transformer.h.%d.%s", layer, row->name);
-    else snprintf(x->name, sizeof x->name, "%s", row->name);
-    for (; x->ndim < TOST_MAX_DIMS && x->shape[x->ndim] > 0; x->ndim++) x->size *= (size_t)x->shape[x->ndim];
-    t->n_params += x->size;
-    t->flat_size += (x->size + ALIGN - 1) / ALIGN * ALIGN;
-}
-
-static void append_place(TostTensors* t, const ParamRow rows[TOST_ROWS], TostPlace place, int layer) {
-    for (int i = 0; i < TOST_ROWS; i++)
-        if (rows[i].place == place && rows[i].exists) append_tensor(t, &rows[i], layer);
+    for (int i = 0; i < TOST_ROWS; i++) {
+        if (rows[i].place != place || !rows[i].exists) continue;
+        TostTensor* x = &t->tensor[t->count++];
+        if (layer <= 0) t->row_offset[i] = t->flat_size;
+        if (layer == 1) t->row_stride[i] = t->flat_size - t->row_offset[i];
+        *x = rows[i].tensor;
+        x->layer = layer;
+        x->offset = t->flat_size;
+        if (layer >= 0) snprintf(x->name, sizeof x->name, "transformer.h.%d.%s", layer, rows[i].name);
+        else snprintf(x->name, sizeof x->name, "%s", rows[i].name);
+        for (; x->ndim < TOST_MAX_DIMS && x->shape[x->ndim] > 0; x->ndim++) x->size *= (size_t)x->shape[x->ndim];
+        t->n_params += x->size;
+        t->flat_size += (x->size + ALIGN - 1) / ALIGN * ALIGN;
+    }
 }
 
 TostTensors tost_tensors(const TostConfig* c) {
@@ -76,9 +73,9 @@ TostTensors tost_tensors(const TostConfig* c) {
     TostTensors t = {0};
     for (int i = 0; i < TOST_ROWS; i++) t.row_offset[i] = SIZE_MAX;
     t.tensor = xcalloc((size_t)TOST_ROWS * (size_t)(c->n_layer + 1), sizeof *t.tensor);
-    append_place(&t, rows, TOST_EMBED, -1);
-    for (int l = 0; l < c->n_layer; l++) append_place(&t, rows, TOST_LAYER, l);
-    append_place(&t, rows, TOST_HEAD, -1);
+    append_tensors(&t, rows, TOST_EMBED, -1);
+    for (int l = 0; l < c->n_layer; l++) append_tensors(&t, rows, TOST_LAYER, l);
+    append_tensors(&t, rows, TOST_HEAD, -1);
     return t;
 }
 
