@@ -38,8 +38,8 @@ static void print_text_count(const Options* o, const TextCount* c) {
     if (c->inside)
         print_warning("%s: " END_OF_TEXT " inside lines, read as text: %" PRIu64 "; sed 's/<|endoftext|>/\\n&\\n/g' "
                       "FILE makes separators of them", c->inside_in, c->inside);
-    if (o->quiet) return;
-    if (o->n_files) printf("files of plain text: %d, of JSONL: %d\n", o->n_files - c->jsonl_files, c->jsonl_files);
+    if (!o->quiet && o->n_files)
+        printf("files of plain text: %d, of JSONL: %d\n", o->n_files - c->jsonl_files, c->jsonl_files);
 }
 
 int command_tokenize(const Options* o) {
