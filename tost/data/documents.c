@@ -48,7 +48,7 @@ typedef struct {
     uint64_t    size;                // of a regular file, or 0
     bool        jsonl;
     char*       data;
-    size_t      n, cap;
+    size_t      n;
     uint64_t    read;                // bytes read so far
     size_t      lines;               // of JSONL, processed so far
     Broken      broken;              // of plain text
@@ -146,7 +146,7 @@ static bool file_read(InputFile* f, size_t used, Reader* r, TostError* err) {
     const size_t more = r->batch_bytes + (before ? 0 : FORMAT_HEAD_BYTES);
     f->n -= used;
     if (f->n) memmove(f->data, f->data + used, f->n);
-    if (f->cap - f->n < more) f->data = xrealloc(f->data, f->cap = f->n + more);
+    f->data = xrealloc(f->data, f->n + more);
     if (!file_fill(f, f->data + f->n, more, err)) return false;
     f->n += (size_t)(f->read - before);
     r->count->bytes += f->read - before;
