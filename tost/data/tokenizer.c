@@ -333,7 +333,8 @@ static void prepare(Tokenizer* t, size_t n_lines) {
 }
 
 // Ids are in rank order: bytes, merges, <|endoftext|>. The file may end in blank lines.
-static bool load(Tokenizer* t, const Bytes* file, TostError* err) {
+static bool load(Tokenizer* t, TostError* err) {
+    const Bytes* file = &t->file;
     size_t n_lines = 1, skip = 0, n = file->size;
     bool ok = text_check_head(&skip, t->path, file->data, n, err);
     while (n > skip && memchr(" \t\r\n", file->data[n - 1], 4)) n--;
@@ -362,15 +363,12 @@ static bool check_alone(const char* path, TostError* err) {
 }
 
 Tokenizer* tokenizer_open(const char* path, TostError* err) {
-    Bytes file;
-    if (!read_file(&file, path, err)) return NULL;
-    pattern_prepare();
     Tokenizer* t = xcalloc(1, sizeof *t);
     t->path = xstrdup(path);
-    t->file = file;
-    const bool fits = file.size <= TOKENIZER_MAX_FILE
-        || tost_error(err, "%s: %zu bytes, but a vocab.bpe has at most %d", path, file.size, TOKENIZER_MAX_FILE);
-    if (fits && load(t, &file, err) && check_alone(path, err)) return t;
+    pattern_prepare();
+    const bool fits = read_file(&t->file, path, err) && (t->file.size <= TOKENIZER_MAX_FILE
+        || tost_error(err, "%s: %zu bytes, but a vocab.bpe has at most %d", path, t->file.size, TOKENIZER_MAX_FILE));
+    if (fits && load(t, err) && check_alone(path, err)) return t;
     tokenizer_free(t);
     return NULL;
 }
