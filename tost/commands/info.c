@@ -19,13 +19,12 @@ static void print_file(const char* label, const char* path) {
 
 static void print_training(const CheckpointInfo* info) {
     const bool own = info->options.count > 0;   // else converted: a step or number of tokens that is 0 is not known
-    if (!own && info->step == 0 && info->tokens == 0)
-        print_line(stdout, "%-12sunknown: not a checkpoint of this program", "trained");
-    else if (!own && info->tokens == 0)
-        print_line(stdout, "%-12s%lld step%s", "trained", (long long)info->step, plural(info->step));
-    else
+    if (own || info->tokens != 0)
         print_line(stdout, "%-12s%lld step%s, %lld token%s (%s)", "trained", (long long)info->step, plural(info->step),
                    (long long)info->tokens, plural(info->tokens), human_count((double)info->tokens).text);
+    else if (info->step != 0)
+        print_line(stdout, "%-12s%lld step%s", "trained", (long long)info->step, plural(info->step));
+    else print_line(stdout, "%-12sunknown: not a checkpoint of this program", "trained");
     if (isfinite(info->val_loss))
         print_line(stdout, "%-12s%.6f nats/token after step %lld", "val loss", info->val_loss,
                    (long long)info->val_step);

@@ -26,8 +26,7 @@ static bool read_prompt(Bytes* text, const Options* o, TostError* err) {
 }
 
 static bool read_all(Prompts* p, Lines* lines, const Options* o, TostError* err) {
-    const char* path = o->prompts;
-    const char* line;
+    const char *path = o->prompts, *line;
     const bool jsonl = has_suffix(path, ".jsonl") || begins_json(lines->at, lines->end, '{');
     if (lines->at == lines->end) return tost_error(err, "--prompts %s is empty: give one prompt per line", path);
     if (!jsonl && !check_utf8_text(path, lines->at, (size_t)(lines->end - lines->at), err)) return false;

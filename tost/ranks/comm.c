@@ -79,9 +79,8 @@ bool comm_open(TostComm** comm, const CommLaunch* launch, const TostEngine* engi
     if (strcmp(engine->name, "cuda") == 0 && !engine->open_comm)
         return tost_error(err, "started as one of %d processes by %s, but built without NCCL: build with make NCCL=1",
                           launch->place.size, launch->launcher);
-    const bool ok = own && engine->open_comm ? engine->open_comm(comm, err)
-                                             : comm_open_mpi(comm, launch, timeout, err);
-    if (!ok) return false;
+    if (!(own && engine->open_comm ? engine->open_comm(comm, err) : comm_open_mpi(comm, launch, timeout, err)))
+        return false;
     comm_find_places(*comm);
     return true;
 }
