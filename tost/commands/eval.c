@@ -88,7 +88,8 @@ static void add_chunk(WindowLoss* sum, const double* losses, const int32_t* targ
         sum->bin_nats[bin] += losses[t];
         sum->bin_tokens[bin]++;
         size_t bytes = 0;   // <|endoftext|> counts as 0
-        if (tokenizer && targets[t] != tokenizer_eot(tokenizer)) tokenizer_piece(tokenizer, (uint32_t)targets[t], &bytes);
+        if (tokenizer && targets[t] != tokenizer_eot(tokenizer))
+            tokenizer_piece(tokenizer, (uint32_t)targets[t], &bytes);
         sum->bytes += (double)bytes;
     }
 }

@@ -57,10 +57,10 @@ static bool check_head(const Shard* s, const char* head, size_t n, TostError* er
 // Refuses a chunk of LitData or MDS: the number n of samples, then n + 1 offsets, all uint32; the last offset is the
 // size of the file.
 static bool check_samples(const Shard* s, uint64_t size, const char* head, TostError* err) {
-    uint32_t begin[2], last;   // begin: the number of samples, the first offset
-    memcpy(begin, head, sizeof begin);
-    const uint64_t end = 4 * ((uint64_t)begin[0] + 2);   // of the offsets
-    if (begin[0] == 0 || begin[1] < end || size < end || read_at(s->fd, &last, 4, end - 4) != 4 || last != size) return true;
+    uint32_t v[2], last;   // v: the number of samples, the first offset
+    memcpy(v, head, sizeof v);
+    const uint64_t end = 4 * ((uint64_t)v[0] + 2);   // of the offsets
+    if (v[0] == 0 || v[1] < end || size < end || read_at(s->fd, &last, 4, end - 4) != 4 || last != size) return true;
     return tost_error(err, "%s: a chunk of LitData or MDS, not token ids; concatenate the ids of its samples and write "
                       "them with NumPy, if all are below 65536: ids.astype(np.uint16).tofile(SHARD)", s->path);
 }

@@ -314,7 +314,8 @@ static bool read_merge(Loader* l, const char* text, size_t n) {
     uint32_t left, right;
     if (!read_part(l, &left, &bytes, text, n_left) || !read_part(l, &right, &bytes, space + 1, n_right)) return false;
     const uint32_t next = (uint32_t)t->pieces.n;
-    if (string_set_add(&t->pieces, l->piece, bytes, 0) < next) return line_error(l, text, n, "repeats an earlier token");
+    if (string_set_add(&t->pieces, l->piece, bytes, 0) < next)
+        return line_error(l, text, n, "repeats an earlier token");
     *find_merge(t, left, right) = (Merge){left, right, next};
     return true;
 }
