@@ -396,7 +396,8 @@ const Bytes* tokenizer_file(const Tokenizer* t) { return &t->file; }
 uint32_t tokenizer_hash(const Tokenizer* t) { return crc32_update(0, t->file.data, t->file.size); }
 
 const char* tokenizer_piece(const Tokenizer* t, uint32_t id, size_t* len) {
-    const String eot = {.n = sizeof END_OF_TEXT - 1}, s = id < t->pieces.n ? t->pieces.strings[id] : eot;
-    *len = s.n;
-    return id < t->pieces.n ? t->pieces.bytes + s.first : id == t->pieces.n ? END_OF_TEXT : NULL;
+    const String* s = id < t->pieces.n ? &t->pieces.strings[id] : NULL;
+    const bool eot = id == t->pieces.n;
+    *len = s ? s->n : eot ? sizeof END_OF_TEXT - 1 : 0;
+    return s ? t->pieces.bytes + s->first : eot ? END_OF_TEXT : NULL;
 }

@@ -28,6 +28,7 @@ typedef struct {
 
 Progress progress_new(FILE* out, bool quiet);
 
+// A training run starts or continues at step `first`; micro-batches and tokens per step.
 void     progress_train(Progress* p, int64_t first, int64_t steps, int64_t micro_batches, int64_t tokens);
 // Shows that `done` micro-batches of the current step are completed, also a part of one; 0 starts a step. May be called
 // often.
