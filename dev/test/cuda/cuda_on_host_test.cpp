@@ -23,13 +23,17 @@ const Schedule FORWARD = {CUDA_ORDER_FORWARD}, REVERSE = {CUDA_ORDER_REVERSE}, S
                REVERSE_LATE = {CUDA_ORDER_REVERSE, 1, 1, true}, SHUFFLE_LATE = {CUDA_ORDER_SHUFFLE, 2, 1, true},
                RESIDENT = {CUDA_ORDER_SHUFFLE, 3, 5};
 
-Comparison with_cpu(Checks* c, TostDtype dtype) { return {c, &tost_cuda_engine, &tost_cpu_engine, dtype}; }
+// Of the CUDA engine, with this schedule from now on
+Comparison with_cpu(Checks* c, TostDtype dtype, const Schedule& schedule) {
+    cuda_on_host_set(schedule);
+    return {c, &tost_cuda_engine, &tost_cpu_engine, dtype};
+}
 
 // Runs the CUDA engine once per schedule.
 void test_shape(Checks* c, const Shape& k, TostDtype dtype, const std::vector<Schedule>& schedules) {
     const auto before = [](const void* all, int run) { cuda_on_host_set(static_cast<const Schedule*>(all)[run]); };
     const Runs runs = {(int)schedules.size(), before, schedules.data()};
-    engines_agree(with_cpu(c, dtype), &k, &runs);
+    engines_agree(with_cpu(c, dtype, schedules[0]), &k, &runs);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -47,32 +51,11 @@ void test_wide(Checks* c, TostDtype dtype, int values) {
     test_shape(c, {1, 12, 768, 128, 257, 0, TOST_LEARNED, 1, 100, 1, 1, values}, dtype, {FORWARD});
 }
 
-void test_scores(Checks* c, TostDtype dtype) {
-    cuda_on_host_set(REVERSE_LATE);
-    engines_agree_on_all_scores(with_cpu(c, dtype), CUDA_RUN);
-}
-
-void test_chunks(Checks* c, TostDtype dtype, const Schedule& schedule) {
-    cuda_on_host_set(schedule);
-    engines_agree_on_all_chunks(with_cpu(c, dtype), CUDA_RUN);
-}
-
-// One of these tests, with a shorter last chunk
+// One of the tests of engines_agree_on_all_chunks, with a shorter last chunk
 void test_few_chunks(Checks* c, TostDtype dtype, int values) {
     const int T = 2 * CUDA_RUN + 9;
     const ChunksTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, values}, 5, {T / 3 - 3}};
-    cuda_on_host_set(REVERSE_LATE);
-    engines_agree_on_chunks(with_cpu(c, dtype), &test);
-}
-
-void test_mixed_shapes(Checks* c, TostDtype dtype) {
-    cuda_on_host_set(SHUFFLE_LATE);
-    engines_agree_on_mixed_shapes(with_cpu(c, dtype));
-}
-
-void test_muon(Checks* c, const Shape& k, TostDtype dtype) {
-    cuda_on_host_set(SHUFFLE_LATE);
-    engines_agree_on_muon(with_cpu(c, dtype), &k);
+    engines_agree_on_chunks(with_cpu(c, dtype, REVERSE_LATE), &test);
 }
 
 void test_stale_gradients(Checks* c) {
@@ -118,12 +101,6 @@ void test_refusal(Checks* c, const CudaOnHostOptions& machine, const TostConfig&
           cuda_on_host_live() - live, error);
 }
 
-CudaOnHostOptions machine_with(size_t memory) {
-    CudaOnHostOptions machine;
-    machine.memory = memory;
-    return machine;
-}
-
 // With chunks, only the memory of the states before each of them depends on the length of the sequences.
 void test_chunks_memory(Checks* c, TostDtype dtype) {
     const TostConfig config = {2, 3, 60, 1 << 20, 257, 1, TOST_LEARNED, 0, 0, 0};
@@ -160,9 +137,11 @@ void test_refusals(Checks* c) {
     machine.failing = nullptr;
     machine.major = 7;
     test_refusal(c, machine, SMALL, o, "compute capability 7.0; 8.0 or later is needed");
-    test_refusal(c, machine_with(RESERVE + memory_of(SMALL, o) - 1), SMALL, o,
-                 "lower --batch, --seq, --chunk or --samples, or");
-    test_refusal(c, machine_with(1000), SMALL, training, "use --chunk, or use a smaller model");
+    machine.major = 8;
+    machine.memory = RESERVE + memory_of(SMALL, o) - 1;
+    test_refusal(c, machine, SMALL, o, "lower --batch, --seq, --chunk or --samples, or");
+    machine.memory = 1000;
+    test_refusal(c, machine, SMALL, training, "use --chunk, or use a smaller model");
     test_refusal(c, CudaOnHostOptions(), wide, o, "--channels 6148: the CUDA engine takes up to 6144");
     test_refusal(c, CudaOnHostOptions(), heads, o, "heads");
     test_refusal(c, CudaOnHostOptions(), memory, o, "--memory 1: heads of 512 channels do not fit");
@@ -236,18 +215,17 @@ void test_graphs(Checks* c) {
 
 // ---------------------------------------------------------------------------------------------
 
-// Small shapes only; test_kernels and test_mixed_shapes launch every kernel.
+// Small shapes only, which launch every kernel.
 void test_quick(Checks* c) {
     const int run = CUDA_RUN, block = 2 * run + 8;
     test_emulation(c);
     cuda_on_host_set(SHUFFLE);
     test_kernels(c, 4);
     for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) {
-        test_mixed_shapes(c, dtype);
-        test_muon(c, muon_shapes[0], dtype);
+        engines_agree_on_mixed_shapes(with_cpu(c, dtype, SHUFFLE_LATE));
+        engines_agree_on_muon(with_cpu(c, dtype, SHUFFLE_LATE), &muon_shapes[0]);
         engine_keeps_low_rank(c, &tost_cuda_engine, dtype);
-        cuda_on_host_set(REVERSE_LATE);
-        engines_agree_on_scores(with_cpu(c, dtype), {7, 3, run + 5});
+        engines_agree_on_scores(with_cpu(c, dtype, REVERSE_LATE), {7, 3, run + 5});
     }
     test_shape(c, {2, 3, 60, block, 257, 1, TOST_LEARNED, 1, run + 1, 1, 2, RANDOM}, TOST_FP32, {SHUFFLE_LATE});
     test_shape(c, {1, 3, 60, block, 29, 1, TOST_LEARNED, 2, 2 * run + 6, 1, 1, FAINT}, TOST_BF16, {REVERSE_LATE});
@@ -263,8 +241,9 @@ void test_quick(Checks* c) {
 
 // All float32 shapes
 void test_float32(Checks* c, const std::vector<Schedule>& schedules) {
-    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_mixed_shapes(c, dtype);
-    for (const Shape& k : muon_shapes) test_muon(c, k, TOST_FP32);
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16})
+        engines_agree_on_mixed_shapes(with_cpu(c, dtype, SHUFFLE_LATE));
+    for (const Shape& k : muon_shapes) engines_agree_on_muon(with_cpu(c, TOST_FP32, SHUFFLE_LATE), &k);
     test_shapes(c, TOST_FP32, schedules);
     for (const Shape& k : {long_shape, long_memory}) test_shape(c, k, TOST_FP32, {REVERSE});
 }
@@ -274,7 +253,8 @@ void test_mutants(Checks* c) {
     test_stale_gradients(c);
     for (const int values : {RANDOM, CONV, NO_POSITIONS, CONV_MEMORY}) test_few_chunks(c, TOST_FP32, values);
     test_float32(c, {FORWARD, REVERSE, SHUFFLE_LATE, RESIDENT});
-    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16})
+        engines_agree_on_all_scores(with_cpu(c, dtype, REVERSE_LATE), CUDA_RUN);
 }
 
 // The tests are divided into two halves that take about the same time, so that they can run in parallel.
@@ -283,7 +263,7 @@ void test_first_half(Checks* c) {
     cuda_on_host_set(SHUFFLE);
     test_kernels(c, 16);
     test_float32(c, {SHUFFLE_LATE, RESIDENT});
-    test_chunks(c, TOST_FP32, RESIDENT);
+    engines_agree_on_all_chunks(with_cpu(c, TOST_FP32, RESIDENT), CUDA_RUN);
     test_peak(c);
     test_refusals(c);
     test_graphs(c);
@@ -294,10 +274,12 @@ void test_first_half(Checks* c) {
 
 void test_second_half(Checks* c) {
     cuda_on_host_set(SHUFFLE);
-    for (const TostDtype dtype : {TOST_FP32, TOST_BF16}) test_scores(c, dtype);
+    for (const TostDtype dtype : {TOST_FP32, TOST_BF16})
+        engines_agree_on_all_scores(with_cpu(c, dtype, REVERSE_LATE), CUDA_RUN);
     for (const Shape& k : muon_shapes)
-        for (const TostDtype dtype : {TOST_TF32, TOST_BF16}) test_muon(c, k, dtype);
-    test_chunks(c, TOST_BF16, SHUFFLE_LATE);
+        for (const TostDtype dtype : {TOST_TF32, TOST_BF16})
+            engines_agree_on_muon(with_cpu(c, dtype, SHUFFLE_LATE), &k);
+    engines_agree_on_all_chunks(with_cpu(c, TOST_BF16, SHUFFLE_LATE), CUDA_RUN);
     test_shapes(c, TOST_BF16, {REVERSE, SHUFFLE_LATE});
     test_shape(c, {1, 3, 60, 40, 257, 1, TOST_LEARNED, 2, 37, 2, 2, 0}, TOST_TF32, {FORWARD});
     for (const int values : {FRESH, RANDOM}) test_wide(c, TOST_BF16, values);
