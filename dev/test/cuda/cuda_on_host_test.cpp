@@ -39,11 +39,17 @@ void test_shape(Checks* c, const Shape& k, TostDtype dtype, const std::vector<Sc
 // ---------------------------------------------------------------------------------------------
 // Shapes
 
+// More rows, and runs of the convolution, than blocks; more channels than threads: kernels loop over all of them.
+// Uniform membership: with a learned one, the rounding errors of so many channels are near the limits.
+const Shape large_shapes[] = {{1, 1, 4, 424, 7, 1, TOST_LEARNED, 5, 417, 1, 1, CONV},
+                              {1, 10, 1030, 32, 29, 1, TOST_UNIFORM, 2, 21, 1, 1, CONV}};
+
 // The kernels of both types are the same templates: in bf16, one schedule for all shapes but one.
 void test_shapes(Checks* c, TostDtype dtype, const std::vector<Schedule>& all) {
     std::vector<Schedule> few = {REVERSE_LATE};
     if (dtype == TOST_FP32) few.push_back(FORWARD);
     for (const Shape& k : ragged_shapes) test_shape(c, k, dtype, &k == &ragged_shapes[1] ? all : few);
+    for (const Shape& k : large_shapes) test_shape(c, k, dtype, {REVERSE_LATE});
 }
 
 // The channels of tost-base, with initial or random parameters.
@@ -232,6 +238,7 @@ void test_quick(Checks* c) {
     test_shape(c, {1, 1, 64, block, 29, 0, TOST_UNIFORM, 1, run + 6, 1, 1, RANDOM}, TOST_FP32, {SHUFFLE});
     test_shape(c, {2, 3, 60, 3, 29, 1, TOST_LEARNED, 2, run + 6, 1, 2, NO_POSITIONS}, TOST_FP32, {SHUFFLE});
     test_shape(c, {2, 3, 60, block, 29, 1, TOST_LEARNED, 2, run + 6, 1, 2, CONV}, TOST_BF16, {SHUFFLE});
+    test_shape(c, large_shapes[0], TOST_FP32, {SHUFFLE});
     test_few_chunks(c, TOST_FP32, CONV_MEMORY);
     test_stale_gradients(c);
     test_peak(c);

@@ -131,58 +131,6 @@ template <typename S> void test_small_weights(Checks* c, bool bias, double limit
 }
 
 // ---------------------------------------------------------------------------------------------
-// Convolution
-
-// state: with rows before the pass and a gradient of those after it
-template <typename S> void test_conv(Checks* c, int C, int B, int T, bool state) {
-    const size_t n = (size_t)B * T * C, size = 5 + (size_t)CONV_BEFORE * C, width = (size_t)C * CONV_WIDTH;
-    const Floats x = numbers<S>(n, 1), dy = numbers<S>(n, 2), weight = numbers(width, 3);
-    const Floats before = numbers((size_t)B * size, 4), right = numbers((size_t)B * size, 5);
-    const Floats unset(before.size(), 9.0f);
-    Doubles y(n), dx(n), dweight(width, 1.0), after(unset.begin(), unset.end()), left(after);
-    for (int b = 0; b < B; b++)
-        for (int i = 0; i < C; i++) {
-            const auto row = [&](int t) { return ((size_t)b * T + t) * C + i; };
-            const auto kept = [&](int t) { return b * size + 5 + (size_t)(t + CONV_BEFORE) * C + i; };
-            for (int t = -CONV_BEFORE; t < T; t++) {
-                const double x_t = t >= 0 ? x[row(t)] : state ? before[kept(t)] : 0.0;
-                double& dx_t = t >= 0 ? dx[row(t)] : left[kept(t)];
-                dx_t = state && t + CONV_BEFORE >= T ? right[kept(t - T)] : 0.0;
-                if (t + CONV_BEFORE >= T) after[kept(t - T)] = x_t;
-                for (int k = 0; k < CONV_WIDTH; k++) {
-                    const int at = t + CONV_BEFORE - k;
-                    if (at < 0 || at >= T) continue;
-                    y[row(at)] += weight[(size_t)i * CONV_WIDTH + k] * x_t;
-                    dx_t += weight[(size_t)i * CONV_WIDTH + k] * dy[row(at)];
-                    dweight[(size_t)i * CONV_WIDTH + k] += x_t * dy[row(at)];
-                }
-            }
-        }
-    const Device<S> on_x(x), on_dy(dy), on_y(n), on_dx(n);
-    const Device<double> on_before(before), on_right(right), on_after(unset), on_left(unset);
-    const DeviceArray on_weight(weight), on_dweight(Floats(width, 1.0f)), partial(COLUMN_BLOCKS * width);
-    ColumnSums sums = {partial.p, 0, {}};
-    const Conv<S> a = {B, T, C, on_y.p, on_x.p, on_weight.p, {state ? on_before.p : nullptr, on_after.p}, size, 5,
-                       on_dx.p, on_dy.p, {state ? on_right.p : nullptr, on_left.p}, nullptr};
-    conv_forward(nullptr, a);
-    conv_backward(nullptr, on_dweight.p, &sums, a);
-    layer_sums<S>(nullptr, sums, {}, true);
-    near(c, "conv", C, on_y.get(), y, stored<S>());
-    near(c, "conv, rows after", C, on_after.get(), after);
-    near(c, "conv, dx", C, on_dx.get(), dx, stored<S>());
-    near(c, "conv, gradient of the rows before", C, on_left.get(), left);
-    near(c, "conv, dweight", C, on_dweight.get(), dweight);
-}
-
-// Fewer steps than rows of a state, whole and ragged runs and packs, more runs than blocks, more channels than threads.
-template <typename S> void test_convs(Checks* c) {
-    for (const int T : {1, 2, CONV_RUN, 3 * CONV_RUN - CONV_BEFORE, 4 * CONV_RUN + 5}) test_conv<S>(c, 15, 2, T, T % 2);
-    test_conv<S>(c, 12, 2, 4 * CONV_RUN + 5, true);
-    test_conv<S>(c, 4, COLUMN_BLOCKS / 2 + 9, CONV_RUN + 1, true);
-    test_conv<S>(c, 1030, 1, CONV_RUN, false);
-}
-
-// ---------------------------------------------------------------------------------------------
 // The memory
 
 // out (16,16) = a (16,depth) · b (depth,16)
@@ -476,36 +424,6 @@ void test_embeddings(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Bias, GELU
-
-template <typename S> void test_columns(Checks* c, size_t rows, int N) {
-    const size_t width = (size_t)N, n = rows * width;
-    const Floats x = numbers<S>(n, 1), dy = numbers<S>(n, 2), ones(width, 1.0f);
-    Doubles y(n), dx(n), db(width, 1.0), dbias(width, 1.0);
-    for (size_t i = 0; i < n; i++) {
-        const double v = 4.0 * x[i], cdf = 0.5 * erfc(-v / sqrt(2.0));
-        y[i] = v * cdf;
-        dx[i] = dy[i] * (cdf + v * exp(-0.5 * v * v) * 0.3989422804014327);
-        db[i % width] += dx[i];
-        dbias[i % width] += dy[i];
-    }
-    Floats four(x);
-    for (float& v : four) v *= 4.0f;
-    const Device<S> on_x(four), on_y(n), on_dx(dy), on_dy(dy);
-    const DeviceArray on_db(ones), on_dbias(ones), partial(2 * COLUMN_BLOCKS * width);
-    ColumnSums sums = {partial.p, 0, {}};
-    bias_backward(nullptr, on_dbias.p, &sums, on_dy.p, rows, N);
-    if (N % 4 == 0) gelu_backward(nullptr, on_dx.p, on_db.p, &sums, on_x.p, rows, N);
-    layer_sums<S>(nullptr, sums, {}, true);
-    near(c, "bias_backward", N, on_dbias.get(), dbias);
-    gelu_forward(nullptr, on_y.p, on_x.p, n);
-    near(c, "gelu", N, on_y.get(), y, stored<S>());
-    if (N % 4 != 0) return;
-    near(c, "gelu_backward", N, on_dx.get(), dx, stored<S>());
-    near(c, "gelu_backward, bias", N, on_db.get(), db);
-}
-
-// ---------------------------------------------------------------------------------------------
 // Batches of products, Muon
 
 // Of cuBLASLt; without a stream, products run at once.
@@ -656,11 +574,9 @@ void test_matmul_choice(Checks* c) {
 
 // Of kernels that are templates
 template <typename S> void test_both_types(Checks* c) {
-    test_convs<S>(c);
     test_tile<S>(c);
     for (const int HS : {20, 43, 64}) test_delta_rule<S>(c, HS);
     test_tssa_variants<S>(c);
-    for (const int N : {259, 516, 1032}) test_columns<S>(c, 3, N);   // more columns than threads
     // at and just above the maximum of each kernel variant
     for (const int C : {3, 768, 772, 1028, 2049, 3072, 3076, 6144}) test_norm<S>(c, C, 5);
     for (const int C : {768, 1028, 2049, 3076}) test_norm<S>(c, C, 5, true);
@@ -684,8 +600,6 @@ void test_kernels(Checks* c, int seeds) {
     test_scans(c);
     test_both_types<float>(c);
     test_both_types<bf16>(c);
-    for (const int N : {7, 12, 16}) test_columns<float>(c, 600, N);   // more rows than blocks
-    test_columns<float>(c, 3, 1028);
     test_small_weights<float>(c, false, SUMS, SUMS);
     test_small_weights<float>(c, true, 1e-2, 5e-4);
     test_small_weights<bf16>(c, false, 3e-3, 3e-4);
