@@ -26,6 +26,7 @@
 #include <math.h>
 
 #include <type_traits>
+#include <vector>
 
 #include "tost/cuda/conv.cuh"
 #include "tost/cuda/delta_rule.cuh"
@@ -101,10 +102,10 @@ static void embedding_forward(cudaStream_t stream, float* x, const int32_t* toke
     LAUNCH(embedding_forward_kernel, B * T, channel_threads(C), 0, stream, x, tokens, wte, wpe, step, T, C);
 }
 
-// Computes the order on the host by a counting sort of s.inputs. counts (V): working space.
-static void embed_order(StepInput s, int32_t* counts, int rows, int V) {
+// Computes the order on the host by a counting sort of s.inputs.
+static void embed_order(StepInput s, int rows, int V) {
     int at = 0, segments = 0, bigs = 0, partials = 0;
-    memset(counts, 0, V * sizeof *counts);
+    std::vector<int32_t> counts(V);
     for (int row = 0; row < rows; row++) counts[s.inputs[row]]++;
     for (int token = 0; token < V; token++) {
         const int n = counts[token];
@@ -1522,7 +1523,6 @@ struct TostModel {
     PassGraph         graph[PASSES * 8];   // see run_pass
     bool              graphs;              // false: every pass launches its kernels one by one
     bool              grads_stale;         // to be overwritten by the next pass
-    int32_t*          token_counts;        // (V)
     TostChunk         chunk;               // of the last pass
     PassStates        states, adjoints;    // of layer 0, in the last pass and in its backward
     int64_t           loss_count;          // since the last read_loss
@@ -1530,7 +1530,7 @@ struct TostModel {
 
 template <typename S> struct TypedModel : TostModel {
     S*                   weights;          // the parameters as matmul operands; for float, array[TOST_PARAM] itself
-    LayerActivations<S>* layer;            // (L); one set without training
+    std::vector<LayerActivations<S>> layer;   // (L); one set without training
     Buffers<S>           buf;
 };
 
@@ -1609,8 +1609,7 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     m->exchange = device_exchange_new(&m->tensors, &m->options);
     const char* no_graphs = getenv("TOST_NO_GRAPHS");
     m->graphs = !no_graphs || strcmp(no_graphs, "1") != 0;
-    m->layer = (LayerActivations<S>*)xcalloc(c->n_layer, sizeof *m->layer);
-    m->token_counts = (int32_t*)xcalloc(c->vocab_size, sizeof(int32_t));
+    m->layer.resize(c->n_layer);
     m->arena_bytes = layout_buffers(m, (char*)NULL);
     return m;
 }
@@ -1625,8 +1624,6 @@ template <typename S> static void model_free(TypedModel<S>* m) {
     if (m->arena) CUDA_CHECK(cudaFree(m->arena));
     if (m->stream) CUDA_CHECK(cudaStreamDestroy(m->stream));
     tost_tensors_free(&m->tensors);
-    free(m->layer);
-    free(m->token_counts);
     delete m;
 }
 
@@ -1924,7 +1921,7 @@ static void cuda_train_forward(TypedModel<S>* m, const TostChunk* chunk, int fro
     assert(m->options.training);
     s.header->grad_scale = grad_scale;
     count_targets(m);
-    embed_order(s, m->token_counts, (int)chunk_rows(m), m->config.vocab_size);
+    embed_order(s, (int)chunk_rows(m), m->config.vocab_size);
     input_send(m, s, (int32_t*)s.header + step_input_size(chunk_rows(m)));
     run_pass(m, add ? PASS_TRAIN : PASS_TRAIN_FIRST, [=] {
         model_forward(m, m->config.n_layer);
@@ -2292,15 +2289,13 @@ static bool fits_kernels(const TostConfig* c, bool training, TostError* err) {
 // Sets which groups of elements decay.
 template <typename S> static void put_decays(TypedModel<S>* m) {
     const size_t groups = m->tensors.flat_size / DECAY_GROUP;
-    uint8_t* decays = (uint8_t*)xcalloc(groups, 1);
+    std::vector<uint8_t> decays(groups);
     for (int i = 0; i < m->tensors.count; i++) {
         const TostTensor* t = &m->tensors.tensor[i];
-        memset(decays + t->offset / DECAY_GROUP, t->decay == TOST_DECAY,
-               (t->size + DECAY_GROUP - 1) / DECAY_GROUP);
+        memset(&decays[t->offset / DECAY_GROUP], t->decay == TOST_DECAY, padded_size(t->size) / DECAY_GROUP);
     }
-    CUDA_CHECK(cudaMemcpyAsync(m->buf.decays, decays, groups, cudaMemcpyHostToDevice, m->stream));
+    CUDA_CHECK(cudaMemcpyAsync(m->buf.decays, decays.data(), groups, cudaMemcpyHostToDevice, m->stream));
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
-    free(decays);
 }
 
 // Allocates and initialises the device's side of a model from model_new.

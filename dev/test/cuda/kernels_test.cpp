@@ -394,11 +394,11 @@ void test_embedding_backward(Checks* c, const EmbedCase& k, const std::vector<in
         dwte[(size_t)tokens[i / C] * C + i % C] += dx[i];
         dwpe[(first + i / C % T) * C + i % C] += dx[i];
     }
-    std::vector<int32_t> input(step_input_size(rows)), counts((size_t)k.V);
+    std::vector<int32_t> input(step_input_size(rows));
     const StepInput s = step_input(input.data(), rows);
     s.header->first = (int32_t)first;
     std::copy(tokens.begin(), tokens.end(), s.inputs);
-    embed_order(s, counts.data(), (int)rows, k.V);
+    embed_order(s, (int)rows, k.V);
     const Device<int32_t> on_input(input);
     const DeviceArray on_dx(dx), on_dwte(Floats(dwte.size(), 1.0f)), on_dwpe(Floats(dwpe.size(), 1.0f)),
         partial((rows / (EMBED_SEGMENT / 2) + 1) * C);
