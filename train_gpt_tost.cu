@@ -1521,7 +1521,6 @@ struct TostModel {
     Matmul            mm;
     Staging           staging;             // of Buffers.input
     PassGraph         graph[PASSES * 8];   // see run_pass
-    bool              graphs;              // false: every pass launches its kernels one by one
     bool              grads_stale;         // to be overwritten by the next pass
     TostChunk         chunk;               // of the last pass
     PassStates        states, adjoints;    // of layer 0, in the last pass and in its backward
@@ -1607,8 +1606,6 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     m->options = *o;
     m->tensors = tost_tensors(c);
     m->exchange = device_exchange_new(&m->tensors, &m->options);
-    const char* no_graphs = getenv("TOST_NO_GRAPHS");
-    m->graphs = !no_graphs || strcmp(no_graphs, "1") != 0;
     m->layer.resize(c->n_layer);
     m->arena_bytes = layout_buffers(m, (char*)NULL);
     return m;
@@ -1889,7 +1886,7 @@ template <typename S> static void input_send(TypedModel<S>* m, StepInput s, cons
 template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass) {
     const bool whole = m->chunk.T == m->options.max_chunk, states = m->states.start, adjoints = m->adjoints.start;
     const int variant = states + 2 * adjoints + 4 * whole;
-    graph_run(&m->graph[which * 8 + variant], m->graphs, m->stream, m->chunk.B, m->chunk.T, pass);
+    graph_run(&m->graph[which * 8 + variant], m->stream, m->chunk.B, m->chunk.T, pass);
 }
 
 template <typename S> static void cuda_forward(TypedModel<S>* m, const TostChunk* chunk, int from, int to) {

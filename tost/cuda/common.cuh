@@ -38,10 +38,11 @@ inline void cuda_die(const char* what, const char* error, const char* advice, co
     exit(STATUS_FAILED);
 }
 
-inline void cuda_check(cudaError_t e, const char* what, const char* file, int line) {
-    if (e != cudaSuccess) cuda_die(what, cudaGetErrorString(e), cuda_advice(e), file, line);
+// advice NULL: that of the error
+inline void cuda_check(cudaError_t e, const char* what, const char* advice, const char* file, int line) {
+    if (e != cudaSuccess) cuda_die(what, cudaGetErrorString(e), advice ? advice : cuda_advice(e), file, line);
 }
-#define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
+#define CUDA_CHECK(call) cuda_check((call), #call, NULL, __FILE__, __LINE__)
 
 inline int device_attribute(cudaDeviceAttr attribute) {
     int device, value;
@@ -54,7 +55,7 @@ inline int device_attribute(cudaDeviceAttr attribute) {
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
     do { \
         PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__); \
-        cuda_check(cudaGetLastError(), #kernel, __FILE__, __LINE__); \
+        cuda_check(cudaGetLastError(), #kernel, NULL, __FILE__, __LINE__); \
     } while (0)
 
 __host__ __device__ constexpr int div_up(size_t n, size_t by) { return (int)((n + by - 1) / by); }

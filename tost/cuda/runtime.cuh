@@ -48,10 +48,8 @@ static bool device_describe(char* text, size_t cap, const TostEngineOptions* o, 
 // ---------------------------------------------------------------------------------------------
 // Memory
 
-// Left for kernels, graphs and cuBLASLt, most of which allocate at their first use; with NCCL, twice as much.
-constexpr size_t MEMORY_RESERVE = (size_t)512 << 20;
-
-static size_t memory_reserve(const TostComm* comm) { return comm ? 2 * MEMORY_RESERVE : MEMORY_RESERVE; }
+// Left for kernels, graphs, cuBLASLt and NCCL, most of which allocate at their first use
+static size_t memory_reserve(const TostComm* comm) { return (size_t)(comm ? 1024 : 512) << 20; }
 
 static size_t device_free_memory(const TostComm* comm) {
     cudaDeviceProp prop;
@@ -142,16 +140,12 @@ static void graph_free(PassGraph* g) {
     if (g->exec) CUDA_CHECK(cudaGraphExecDestroy(g->exec));
 }
 
-#define GRAPH_CHECK(call) \
-    do { \
-        const cudaError_t error = (call); \
-        if (error != cudaSuccess) cuda_die(#call, cudaGetErrorString(error), graph_advice(), __FILE__, __LINE__); \
-    } while (0)
+#define GRAPH_CHECK(call) cuda_check((call), #call, graph_advice(), __FILE__, __LINE__)
 
 // Runs pass(), which only launches on `stream` and whose launches depend on nothing but the shape.
-template <typename Pass>
-static void graph_run(PassGraph* g, bool graphs, cudaStream_t stream, int B, int T, Pass pass) {
-    if (!graphs || g->B != B || g->T != T) {
+template <typename Pass> static void graph_run(PassGraph* g, cudaStream_t stream, int B, int T, Pass pass) {
+    const char* none = getenv("TOST_NO_GRAPHS");
+    if ((none && strcmp(none, "1") == 0) || g->B != B || g->T != T) {
         graph_free(g);
         *g = {B, T, NULL};
         return pass();
