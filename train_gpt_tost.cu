@@ -297,8 +297,6 @@ template <typename S> struct NormBackward {
     float* partial;                  // (3,blocks,C): each block's sums for dw, db, dbias
 };
 
-struct NormGrads { float *dw, *db, *dbias; };   // (C); all but dw may be NULL
-
 template <int VEC, int PACKS> struct NormSums {
     float dw[PACKS][VEC], db[PACKS][VEC], dx[PACKS][VEC];
 };
@@ -390,10 +388,10 @@ __global__ void __launch_bounds__(VEC == 4 ? NORM_VEC_THREADS : NORM_THREADS)
     }
 }
 
-// Sets dx, or with accumulate adds to it. If gamma is not NULL, also sets dbranch. Puts the gradients of parameters on
-// the list `sums`, of whose space it takes (3,COLUMN_BLOCKS,C).
+// Sets dx, or with accumulate adds to it. If gamma is not NULL, also sets dbranch. Puts dw, db, dbias (C), of which all
+// but dw may be NULL, on the list `sums`, of whose space it takes (3,COLUMN_BLOCKS,C).
 template <typename S>
-static void layernorm_residual_backward(cudaStream_t stream, const NormGrads& grads, ColumnSums* sums,
+static void layernorm_residual_backward(cudaStream_t stream, float* dw, float* db, float* dbias, ColumnSums* sums,
                                         NormBackward<S> args) {
     const int C = args.C;
     const bool vec = C % 4 == 0 && C <= 4 * NORM_VEC_THREADS;
@@ -401,10 +399,8 @@ static void layernorm_residual_backward(cudaStream_t stream, const NormGrads& gr
     const auto layernorm_residual_backward_variant =
         vec ? layernorm_residual_backward_kernel<S, 4, 1, 2> : layernorm_residual_backward_kernel<S, 1, 12, 1>;
     const int blocks = column_blocks(layernorm_residual_backward_variant, threads, div_up(args.rows, vec ? 2 : 1), 1);
-    args.partial = column_partials(sums, 3, blocks, C);
+    args.partial = column_sums(sums, {dw, db, dbias}, blocks, C);
     LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, args);
-    float* const outs[] = {grads.dw, grads.db, grads.dbias};
-    for (int i = 0; i < 3; i++) column_sum(sums, outs[i], args.partial + (size_t)i * blocks * C, blocks, C);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -471,9 +467,8 @@ template <typename S>
 static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, const S* dy, size_t rows, int OUT) {
     if (!db) return;
     const int across = div_up(OUT, 256 * 4), blocks = column_blocks(bias_backward_kernel<S>, 256, rows, across);
-    float* const partial = column_partials(sums, 1, blocks, OUT);
+    float* const partial = column_sums(sums, {db}, blocks, OUT);
     LAUNCH((bias_backward_kernel<S>), dim3(blocks, across), 256, 0, stream, partial, dy, rows, OUT);
-    column_sum(sums, db, partial, blocks, OUT);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1281,9 +1276,8 @@ static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sum
     const int across = div_up(N, GELU_THREADS * GELU_PACK);
     const auto gelu_backward_variant = whole ? gelu_backward_kernel<S, true> : gelu_backward_kernel<S, false>;
     const int blocks = column_blocks(gelu_backward_variant, GELU_THREADS, rows, across);
-    float* const partial = column_partials(sums, 1, blocks, N);
+    float* const partial = column_sums(sums, {db}, blocks, N);
     LAUNCH(gelu_backward_variant, dim3(blocks, across), GELU_THREADS, 0, stream, dx, partial, x, rows, N);
-    column_sum(sums, db, partial, blocks, N);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1759,14 +1753,11 @@ template <typename S> static void norm_backward(TypedModel<S>* m, ColumnSums* su
     const NormForward<S> norm = next_norm(m, l);
     const bool last = l + 1 == m->config.n_layer;
     const TostParams<float> g = model_params(m, TOST_GRAD, last ? 0 : l + 1);
-    NormGrads grads = {last ? g.ln_f_w : g.ln_1_w, last ? g.ln_f_b : g.ln_1_b, NULL};
-    NormBackward<S> args = {
-        .dx = m->buf.dx, .dbranch = m->buf.dbranch, .dy = m->buf.scratch_btc, .y = norm.y,
-        .rstd = norm.rstd, .w = norm.w, .b = norm.b, .gamma = NULL, .accumulate = !last, .rows = norm.rows,
-        .C = norm.C, .partial = NULL};
-    if (l >= 0) args.gamma = model_params(m, TOST_PARAM, l).gamma2;
-    if (l >= 0) grads.dbias = model_params(m, TOST_GRAD, l).fc_proj_b;
-    layernorm_residual_backward(m->stream, grads, sums, args);
+    float* const dbias = l < 0 ? NULL : model_params(m, TOST_GRAD, l).fc_proj_b;
+    layernorm_residual_backward<S>(m->stream, last ? g.ln_f_w : g.ln_1_w, last ? g.ln_f_b : g.ln_1_b, dbias, sums, {
+        .dx = m->buf.dx, .dbranch = m->buf.dbranch, .dy = m->buf.scratch_btc, .y = norm.y, .rstd = norm.rstd,
+        .w = norm.w, .b = norm.b, .gamma = l < 0 ? NULL : model_params(m, TOST_PARAM, l).gamma2, .accumulate = !last,
+        .rows = norm.rows, .C = norm.C, .partial = NULL});
 }
 
 // buf.dx: the gradient of the layer's output becomes that of its input. buf.dbranch: the gradient of the output of its
@@ -1785,7 +1776,7 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     linear_backward(mm, p.mlp_conv ? buf->dbranch : buf->scratch_btc, g.fc_w, buf->scratch_bt4c, act->mlp_in,
                     w.fc_w, rows, C, 4 * C, add);
     if (p.mlp_conv) conv_backward(m->stream, g.mlp_conv, sums, layer_conv(m, MLP_CONV, l));
-    layernorm_residual_backward<S>(m->stream, {g.ln_2_w, g.ln_2_b, g.attn_proj_b}, sums, {
+    layernorm_residual_backward<S>(m->stream, g.ln_2_w, g.ln_2_b, g.attn_proj_b, sums, {
         .dx = buf->dx, .dbranch = buf->dbranch, .dy = buf->scratch_btc, .y = act->ln_2,
         .rstd = act->rstd_2, .w = p.ln_2_w, .b = p.ln_2_b, .gamma = p.gamma1, .accumulate = true, .rows = rows,
         .C = C, .partial = NULL});
@@ -1833,14 +1824,12 @@ template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, 
     const int last = m->config.n_layer - 1;
     const Buffers<S>* buf = &m->buf;
     const TostParams<float> g = model_params(m, TOST_GRAD, last);
-    ColumnSums sums = {};
-    sums.space = buf->columns;
+    ColumnSums sums = {buf->columns, 0, {}};
     clear_sync(m);
     norm_backward(m, &sums, last);
     for (int l = last; l >= 0; l--) {
         layer_backward(m, &sums, l, add);
-        sums.n = 0;
-        sums.space = buf->columns;
+        sums = {buf->columns, 0, {}};
         if (end == TOST_STEP_ENDS) gammas_backward(m, l);
         if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
         exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));

@@ -37,7 +37,7 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
     });
     bench_report(bench, "layernorm_residual_backward", size, cells * (8 + 3 * sizeof(S)), [&] {
         backward([&](ColumnSums* sums) {
-            layernorm_residual_backward(stream, {dw, NULL, dbias}, sums, norm_backward);
+            layernorm_residual_backward(stream, dw, NULL, dbias, sums, norm_backward);
         });
     });
     bench_report(bench, "conv_forward", size, cells * 2 * sizeof(S), [&] { conv_forward(stream, conv); });

@@ -153,7 +153,6 @@ template <typename S> static void conv_forward(cudaStream_t stream, const Conv<S
 template <typename S> static void conv_backward(cudaStream_t stream, float* dweight, ColumnSums* sums, Conv<S> args) {
     const int runs = div_up(args.T + CONV_BEFORE, CONV_RUN), threads = channel_threads(args.C);
     const int blocks = column_blocks(conv_backward_kernel<S>, threads, (size_t)args.B * runs, 1);
-    args.partial = column_partials(sums, 1, blocks, args.C * CONV_WIDTH);
+    args.partial = column_sums(sums, {dweight}, blocks, args.C * CONV_WIDTH);
     LAUNCH((conv_backward_kernel<S>), blocks, threads, 0, stream, args, runs);
-    column_sum(sums, dweight, args.partial, blocks, args.C * CONV_WIDTH);
 }

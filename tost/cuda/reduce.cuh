@@ -4,6 +4,8 @@
 
 #include <assert.h>
 
+#include <initializer_list>
+
 #include "tost/cuda/common.cuh"
 
 constexpr unsigned FULL_WARP = 0xffffffffu;
@@ -107,18 +109,22 @@ template <typename K> static int column_blocks(K* kernel, int threads, size_t ro
     return (int)min(rows, (size_t)resident);
 }
 
-// Space for the partial sums of `arrays` (blocks,columns), aligned to 16 bytes.
-static float* column_partials(ColumnSums* sums, int arrays, int blocks, int columns) {
-    float* partial = sums->space;
-    sums->space += ((size_t)arrays * blocks * columns + 3) / 4 * 4;
-    return partial;
-}
-
 // Adds a sum to the list, unless out is NULL.
 static void column_sum(ColumnSums* sums, float* out, const float* partial, int blocks, int columns) {
     if (!out) return;
     assert(sums->n < ColumnSums::MOST);
     sums->sum[sums->n++] = {out, partial, blocks, columns};
+}
+
+// Adds those of `outs`. Returns space for their partial sums (outs,blocks,columns), aligned to 16 bytes.
+static float* column_sums(ColumnSums* sums, std::initializer_list<float*> outs, int blocks, int columns) {
+    float *const space = sums->space, *partial = space;
+    for (float* out : outs) {
+        column_sum(sums, out, partial, blocks, columns);
+        partial += (size_t)blocks * columns;
+    }
+    sums->space += (partial - space + 3) / 4 * 4;
+    return space;
 }
 
 __host__ __device__ inline int column_sum_blocks(const ColumnSum& s) { return (s.columns + WARP - 1) / WARP; }

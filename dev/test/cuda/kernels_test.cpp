@@ -75,7 +75,7 @@ template <typename S> NormOutput norm_on_gpu(const NormInput& k) {
         partial(COLUMN_BLOCKS * 3 * k.w.size());
     ColumnSums sums = {partial.p, 0, {}};
     residual_layernorm_forward<S>(nullptr, {x.p, y.p, rstd.p, branch.p, gamma.p, w.p, b.p, k.rows, C});
-    layernorm_residual_backward<S>(nullptr, {dw.p, db.p, dbias.p}, &sums, {
+    layernorm_residual_backward<S>(nullptr, dw.p, db.p, dbias.p, &sums, {
         dx.p, dbranch.p, dy.p, y.p, rstd.p, w.p, b.p, gamma.p, whole, k.rows, C, nullptr});
     layer_sums<S>(nullptr, sums, {}, add);
     return {x.get(), y.get(), {}, rstd.get(), dx.get(), dbranch.get(), dw.get(), db.get(), {}, dbias.get()};
