@@ -1639,39 +1639,36 @@ template <typename S> static NormForward<S> next_norm(const TypedModel<S>* m, in
             .rows = chunk_rows(m), .C = m->config.n_embd};
 }
 
-// The state of layer l and of the sequences from b on, in an array of all layers
-static double* layer_state_of(const TostModel* m, double* states, int l, int b) {
-    return states + ((size_t)l * m->options.max_batch + b) * state_size(&m->config);
+// State `state` of layer l, from sequence b on
+template <typename S> static double* model_state(const TypedModel<S>* m, int state, int l, int b) {
+    const size_t i = ((size_t)state * m->config.n_layer + l) * m->options.max_batch + b;
+    return m->buf.states + i * state_size(&m->config);
 }
 
-template <typename S> static double* model_state(const TypedModel<S>* m, int state) {
-    return layer_state_of(m, m->buf.states, state * m->config.n_layer, 0);
-}
-
-// The states of layer l. first: those of layer 0, or NO_STATES
+// The states of layer l. first: those of layer 0, or NULL
 static PassStates layer_states(const TostModel* m, PassStates first, int l) {
     const size_t at = (size_t)l * m->options.max_batch * state_size(&m->config);
-    return first.start ? PassStates{first.start + at, first.end + at} : NO_STATES;
+    return first.start ? PassStates{first.start + at, first.end + at} : first;
 }
 
 // dst = src, or zeros if src is NULL; of all layers
 template <typename S> static void copy_sums(TypedModel<S>* m, double* dst, const double* src) {
-    const size_t bytes = (layer_state_of(m, dst, m->config.n_layer, 0) - dst) * sizeof(double);
+    const size_t bytes = (model_state(m, 1, 0, 0) - m->buf.states) * sizeof(double);
     if (src) CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, m->stream));
     else CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, m->stream));
 }
 
-// Copies state `from`, or zeros, to `before`. Returns the states of the pass, or NO_STATES, copying nothing, if it
-// neither reads nor writes one.
+// Copies state `from`, or zeros, to `before`. Returns the states of the pass, or NULL, copying nothing, if it neither
+// reads nor writes one.
 template <typename S>
 static PassStates read_state(TypedModel<S>* m, double* before, double* after, int from, int to) {
-    if (from == TOST_NO_STATE && to == TOST_NO_STATE) return NO_STATES;
-    copy_sums(m, before, from == TOST_NO_STATE ? NULL : model_state(m, from));
+    if (from == TOST_NO_STATE && to == TOST_NO_STATE) return {};
+    copy_sums(m, before, from == TOST_NO_STATE ? NULL : model_state(m, from, 0, 0));
     return {before, after};
 }
 
 template <typename S> static void write_state(TypedModel<S>* m, int to, const double* sums) {
-    if (to != TOST_NO_STATE) copy_sums(m, model_state(m, to), sums);
+    if (to != TOST_NO_STATE) copy_sums(m, model_state(m, to, 0, 0), sums);
 }
 
 enum ConvPlace { ATTN_CONV, MLP_CONV };
@@ -1856,7 +1853,7 @@ template <typename S> static StepInput start_pass(TypedModel<S>* m, const TostCh
     const StepInput s = step_input((int32_t*)staging_begin(&m->staging), rows);
     m->chunk = *chunk;
     m->states = read_state(m, m->buf.before, m->buf.after, from, to);
-    m->adjoints = NO_STATES;
+    m->adjoints = {};
     *s.header = {};
     s.header->first = chunk->first;
     memcpy(s.inputs, chunk->inputs, bytes);
@@ -1889,8 +1886,7 @@ template <typename S> static void cuda_copy_state(TypedModel<S>* m, int to, int 
     const size_t bytes = state_size(&m->config) * sizeof(double);
     for (int l = 0; l < m->config.n_layer; l++)
         for (int i = 0; i < n; i++)
-            CUDA_CHECK(cudaMemcpyAsync(layer_state_of(m, model_state(m, to), l, i),
-                                       layer_state_of(m, model_state(m, from), l, i / copies), bytes,
+            CUDA_CHECK(cudaMemcpyAsync(model_state(m, to, l, i), model_state(m, from, l, i / copies), bytes,
                                        cudaMemcpyDeviceToDevice, m->stream));
 }
 

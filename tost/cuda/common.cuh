@@ -84,8 +84,6 @@ struct PassStates {
     double* end;
 };
 
-constexpr PassStates NO_STATES = {NULL, NULL};
-
 // ---------------------------------------------------------------------------------------------
 // Storage types: arrays hold float or bf16, arithmetic is float.
 
