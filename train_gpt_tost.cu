@@ -1599,7 +1599,8 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     m->config = *c;
     m->options = *o;
     m->tensors = tost_tensors(c);
-    m->exchange = device_exchange_new(&m->tensors, &m->options);
+    (Exchange&)m->exchange = exchange_new(&m->tensors, o->optimizer, o->training ? o->comm : NULL, o->parts);
+    m->exchange.memory = &device_memory;
     m->layer.resize(c->n_layer);
     m->arena_bytes = layout_buffers(m, (char*)NULL);
     return m;
@@ -2287,7 +2288,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     if (!comm_agree(m->exchange.comm, m->arena != NULL, err)) return false;
     layout_buffers(m, m->arena);
     CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
-    m->exchange.compute = m->exchange.stream = m->stream;
+    m->exchange.compute = m->stream;
     matmul_init(&m->mm, m->stream, m->buf.workspace, m->options.dtype == TOST_TF32);
     staging_init(&m->staging, step_input_size(rows) * sizeof(int32_t));
     for (int s = 0; s < (m->options.training ? TOST_ARRAYS : 1); s++)

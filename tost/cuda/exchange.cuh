@@ -12,14 +12,11 @@ extern "C" {
 
 #ifdef TOST_NCCL
 #include "tost/cuda/nccl.cuh"
-#else
-struct NcclLink;
 #endif
 
 struct DeviceExchange : Exchange {
-    NcclLink*    link;               // NULL: one rank
-    bool         own_link;
-    cudaStream_t compute, stream;    // the engine's; the exchange's, the same with one rank
+    struct NcclLink* link;           // NULL: one rank
+    cudaStream_t compute, stream;    // the engine's; the exchange's, if there are several ranks
     cudaEvent_t  forked, joined;     // the engine's work that the exchange waits for, and the other way around
     bool         under_way;          // the engine's stream does not wait yet for the end of the exchange
 };
@@ -144,13 +141,6 @@ constexpr auto device_start = nullptr, device_gather = nullptr, nccl_open_comm =
 static const ExchangeMemory device_memory = {device_add, device_end_part, device_squares, device_to_host,
                                              device_from_host, device_start, device_gather, true};
 
-static DeviceExchange device_exchange_new(const TostTensors* tensors, const TostEngineOptions* o) {
-    DeviceExchange x = {};
-    (Exchange&)x = exchange_new(tensors, o->optimizer, o->training ? o->comm : NULL, o->parts);
-    x.memory = &device_memory;
-    return x;
-}
-
 // ---------------------------------------------------------------------------------------------
 // Start and end
 
@@ -166,24 +156,23 @@ static bool open_link(DeviceExchange* x, TostError* err) {
     if (!comm_agree(x->comm, ok, err)) return false;
     comm_broadcast(x->comm, &id, sizeof id, 0);
     x->link = link_open(x->comm, &id, err);
-    x->own_link = x->link != NULL;
-    return comm_agree(x->comm, x->own_link, err);
+    return comm_agree(x->comm, x->link != NULL, err);
 }
-#endif
 
-// Collective, after layout with device memory. Builds without NCCL have no ranks (comm_open).
-static bool exchange_open(DeviceExchange* x, [[maybe_unused]] TostError* err) {
+// Collective, after layout with device memory.
+static bool exchange_open(DeviceExchange* x, TostError* err) {
     if (!x->comm) return true;
-#ifdef TOST_NCCL
     if (!open_link(x, err)) return false;
     int lowest, highest;   // so that the exchange starts beside the kernels of backward, not after them
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&x->stream, cudaStreamNonBlocking, highest));
     CUDA_CHECK(cudaEventCreateWithFlags(&x->forked, cudaEventDisableTiming));
     CUDA_CHECK(cudaEventCreateWithFlags(&x->joined, cudaEventDisableTiming));
-#endif
     return true;
 }
+#else
+static bool exchange_open(DeviceExchange*, TostError*) { return true; }   // there are no ranks (comm_open)
+#endif
 
 // Collective, except before exchange_open.
 static void exchange_close(DeviceExchange* x) {
@@ -194,7 +183,7 @@ static void exchange_close(DeviceExchange* x) {
         CUDA_CHECK(cudaStreamDestroy(x->stream));
     }
 #ifdef TOST_NCCL
-    if (x->own_link) link_close(x->link);
+    if (x->link && x->link != link_of(x->comm)) link_close(x->link);
 #endif
     exchange_free(x);
 }
