@@ -1394,7 +1394,7 @@ __global__ void __launch_bounds__(LOSS_THREADS) loss_sum_kernel(double* total, c
 }
 
 template <typename S> struct Classifier {
-    double* total;                   // += Σ of the losses, unless NULL
+    double* total;                   // += Σ of the losses
     float* loss;                     // (rows)
     S* dx;                           // (rows,C): =
     float* dwte;                     // (V,C): =, or with add +=; NULL: no gradients
@@ -1428,7 +1428,7 @@ template <typename S> static void classify(Matmul* mm, const Classifier<S>& args
         matmul(mm, dx);
         matmul(mm, dwte);
     }
-    if (args.total) LAUNCH(loss_sum_kernel, 1, LOSS_THREADS, 0, mm->stream, args.total, args.loss, args.rows);
+    LAUNCH(loss_sum_kernel, 1, LOSS_THREADS, 0, mm->stream, args.total, args.loss, args.rows);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1837,13 +1837,13 @@ template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, 
         .block_size = m->config.block_size, .B = m->chunk.B, .T = m->chunk.T, .C = m->config.n_embd});
 }
 
-// The classifier over n rows of x, which has a row per target. The caller sets total, dx, dwte and add
-// if needed.
+// The classifier over n rows of x, which has a row per target, without gradients
 template <typename S> static Classifier<S> model_classifier(const TypedModel<S>* m, const S* x, size_t n) {
     const StepInput s = model_input(m);
-    return {.total = NULL, .loss = m->buf.losses, .dx = NULL, .dwte = NULL, .add = false, .logits = (S*)m->buf.logits,
-            .x = x, .wte = model_weights(m, 0).wte, .targets = s.targets, .step = s.header, .rows = n,
-            .block = even_block(n, m->logits_rows), .V = m->config.vocab_size, .C = m->config.n_embd};
+    return {.total = m->buf.loss_sum, .loss = m->buf.losses, .dx = NULL, .dwte = NULL, .add = false,
+            .logits = (S*)m->buf.logits, .x = x, .wte = model_weights(m, 0).wte, .targets = s.targets,
+            .step = s.header, .rows = n, .block = even_block(n, m->logits_rows), .V = m->config.vocab_size,
+            .C = m->config.n_embd};
 }
 
 // Begins the input of a pass. Returns the host copy, to be completed and sent.
@@ -1909,7 +1909,6 @@ static void cuda_train_forward(TypedModel<S>* m, const TostChunk* chunk, int fro
     run_pass(m, add ? PASS_TRAIN : PASS_TRAIN_FIRST, [=] {
         model_forward(m, m->config.n_layer);
         Classifier<S> classifier = model_classifier(m, m->buf.ln_f, chunk_rows(m));
-        classifier.total = m->buf.loss_sum;
         classifier.dx = m->buf.scratch_btc, classifier.dwte = model_params(m, TOST_GRAD, 0).wte, classifier.add = add;
         classify(&m->mm, classifier);
     });
@@ -2007,9 +2006,7 @@ template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
         S* x = m->layer[0].ln_1;
         staging_copy(&m->staging, s.targets, 2 * rows * sizeof(int32_t), m->stream);   // targets, then order
         LAUNCH((gather_rows_kernel<S>), (int)counted, channel_threads(C), 0, m->stream, x, m->buf.ln_f, s.order, C);
-        Classifier<S> classifier = model_classifier(m, x, counted);
-        classifier.total = m->buf.loss_sum;
-        classify(&m->mm, classifier);
+        classify(&m->mm, model_classifier(m, x, counted));
     }
     if (!dst) return;
     std::vector<float> losses(counted);

@@ -497,8 +497,9 @@ std::vector<Floats> classified(size_t block) {
     const Device<int32_t> on_step(step), on_targets(targets);
     const DeviceArray x(numbers(rows * C, 1)), wte(numbers((size_t)V * C, 2)), loss{Floats(rows)},
         dx{Floats(rows * C)}, dwte{Floats((size_t)V * C)}, logits{Floats(block * logits_ld(V))};
+    const Device<double> total(std::vector<double>(1));
     TestMatmul t;
-    classify<float>(&t.mm, {nullptr, loss.p, dx.p, dwte.p, true, logits.p, x.p, wte.p, on_targets.p,
+    classify<float>(&t.mm, {total.p, loss.p, dx.p, dwte.p, true, logits.p, x.p, wte.p, on_targets.p,
                                                (const StepHeader*)on_step.p, rows, block, V, C});
     return {loss.get(), dx.get(), dwte.get()};
 }
