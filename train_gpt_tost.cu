@@ -168,23 +168,15 @@ __global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepH
     }
 }
 
-struct EmbeddingBackward {
-    float *dwte, *dwpe;              // (V,C): +=; (block_size,C): =, or with add +=; or NULL
-    bool add;
-    float* partial;                  // partial sums of big tokens
-    const float* dx;                 // (B,T,C)
-    StepInput input;
-    int block_size, B, T, C;
-};
-
-static void embedding_backward(cudaStream_t stream, const EmbeddingBackward& args) {
-    const int B = args.B, T = args.T, C = args.C, rows = B * T, threads = channel_threads(C);
+// dwte (V,C): +=; dwpe (block_size,C): =, or with add +=; or NULL. partial: of big tokens; dx (B,T,C)
+static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, float* partial, const float* dx,
+                               StepInput s, bool add, int block_size, int B, int T, int C) {
+    const int rows = B * T, threads = channel_threads(C);
     const int blocks = min(rows, 4096), big_blocks = min(rows / EMBED_SEGMENT + 1, 1024);
-    LAUNCH(embedding_segment_kernel, blocks, threads, 0, stream, args.dwte, args.partial, args.dx, args.input, C);
-    if (args.dwpe)
-        LAUNCH(embedding_place_kernel, args.add ? T : args.block_size, threads, 0, stream, args.dwpe, args.dx,
-               args.input.header, B, T, C, args.add);
-    LAUNCH(embedding_big_kernel, big_blocks, threads, 0, stream, args.dwte, args.partial, args.input, C);
+    LAUNCH(embedding_segment_kernel, blocks, threads, 0, stream, dwte, partial, dx, s, C);
+    if (dwpe)
+        LAUNCH(embedding_place_kernel, add ? T : block_size, threads, 0, stream, dwpe, dx, s.header, B, T, C, add);
+    LAUNCH(embedding_big_kernel, big_blocks, threads, 0, stream, dwte, partial, s, C);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1820,21 +1812,19 @@ template <typename S> static void model_forward(TypedModel<S>* m, int layers) {
 // The exchange of complete gradients starts after each layer, in the pass that ends a step.
 template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, bool add) {
     const int last = m->config.n_layer - 1;
-    const Buffers<S>* buf = &m->buf;
     const TostParams<float> g = model_params(m, TOST_GRAD, last);
-    ColumnSums sums = {buf->columns, 0, {}};
+    ColumnSums sums = {m->buf.columns, 0, {}};
     clear_sync(m);
     norm_backward(m, &sums, last);
     for (int l = last; l >= 0; l--) {
         layer_backward(m, &sums, l, add);
-        sums = {buf->columns, 0, {}};
+        sums = {m->buf.columns, 0, {}};
         if (end == TOST_STEP_ENDS) gammas_backward(m, l);
         if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
         exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
     }
-    embedding_backward(m->stream, {
-        .dwte = g.wte, .dwpe = g.wpe, .add = add, .partial = buf->embed, .dx = buf->dx, .input = model_input(m),
-        .block_size = m->config.block_size, .B = m->chunk.B, .T = m->chunk.T, .C = m->config.n_embd});
+    embedding_backward(m->stream, g.wte, g.wpe, m->buf.embed, m->buf.dx, model_input(m), add, m->config.block_size,
+                       m->chunk.B, m->chunk.T, m->config.n_embd);
 }
 
 // The classifier over n rows of x, which has a row per target, without gradients

@@ -402,8 +402,8 @@ void test_embedding_backward(Checks* c, const EmbedCase& k, const std::vector<in
     const Device<int32_t> on_input(input);
     const DeviceArray on_dx(dx), on_dwte(Floats(dwte.size(), 1.0f)), on_dwpe(Floats(dwpe.size(), 1.0f)),
         partial((rows / (EMBED_SEGMENT / 2) + 1) * C);
-    embedding_backward(nullptr, {on_dwte.p, on_dwpe.p, true, partial.p, on_dx.p, step_input(on_input.p, rows),
-                                 (int)(first + T), k.B, k.T, k.C});
+    embedding_backward(nullptr, on_dwte.p, on_dwpe.p, partial.p, on_dx.p, step_input(on_input.p, rows), true,
+                       (int)(first + T), k.B, k.T, k.C);
     near(c, "dwte", k.C, on_dwte.get(), dwte);
     near(c, "dwpe", k.C, on_dwpe.get(), dwpe);
 }
