@@ -41,8 +41,6 @@ extern "C" {
 #include "tost/flops.h"
 }
 
-extern "C" const TostEngine tost_cuda_engine;
-
 // ---------------------------------------------------------------------------------------------
 // The input of a pass: a header, then int32 arrays, in device memory, so that a graph serves every call of its shape.
 

@@ -10,6 +10,7 @@ extern "C" {
 #include "tost/base/error.h"
 #include "tost/base/memory.h"
 #include "tost/base/text.h"
+#include "tost/model.h"
 }
 
 // ---------------------------------------------------------------------------------------------

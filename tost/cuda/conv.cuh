@@ -7,10 +7,6 @@
 
 #include "tost/cuda/reduce.cuh"
 
-extern "C" {
-#include "tost/model.h"
-}
-
 constexpr int CONV_WIDTH = TOST_CONV_WIDTH, CONV_BEFORE = CONV_WIDTH - 1;   // taps; rows that a state holds
 constexpr int CONV_RUN = 8, CONV_BACKWARD_VEC = 2;   // of a thread at once: steps; neighboring channels in backward
 template <typename S> constexpr int CONV_FORWARD_VEC = 8 / sizeof(S);   // neighboring channels in forward: 8 bytes

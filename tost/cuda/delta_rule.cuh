@@ -21,10 +21,6 @@
 
 #include "tost/cuda/tile.cuh"
 
-extern "C" {
-#include "tost/model.h"
-}
-
 constexpr int DELTA_RUN = 31, DELTA_ROWS = DELTA_RUN + 1;   // tokens of a run; its keys K[0] to K[n]
 constexpr int DELTA_THREADS = 256;                          // most of a block: see delta_rule_threads
 constexpr int DELTA_LANES = 8, DELTA_PACK = 8;              // lanes of a key; channels that each takes at once

@@ -6,7 +6,6 @@
 #include "tost/cuda/runtime.cuh"
 
 extern "C" {
-#include "tost/engine.h"
 #include "tost/ranks/exchange.h"
 }
 

@@ -8,10 +8,6 @@
 
 #include "tost/cuda/runtime.cuh"
 
-extern "C" {
-#include "tost/ranks/comm.h"
-}
-
 // ---------------------------------------------------------------------------------------------
 // Link: a communicator of all ranks. Each has one GPU.
 
