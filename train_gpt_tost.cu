@@ -2229,15 +2229,24 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostUpdate
 // ---------------------------------------------------------------------------------------------
 // The engine
 
-template <typename S> static size_t model_bytes(const TostConfig* c, const TostEngineOptions* o) {
-    TypedModel<S>* m = model_new<S>(c, o);
-    const size_t bytes = m->arena_bytes;
-    model_free(m);
-    return bytes;
+// TYPED(f): the interface's function that calls f with its TostModel* cast to the TypedModel of the model's dtype.
+template <typename S, typename T> static T typed(T x) { return x; }
+template <typename S> static TypedModel<S>* typed(TostModel* m) { return static_cast<TypedModel<S>*>(m); }
+template <typename T> static bool is_bf16(T) { return false; }
+static bool is_bf16(TostModel* m) { return m->options.dtype == TOST_BF16; }
+#define TYPED(f) [](auto... a) { return (is_bf16(a) || ...) ? f(typed<bf16>(a)...) : f(typed<float>(a)...); }
+
+static TostModel* cuda_new(const TostConfig* c, const TostEngineOptions* o) {
+    return o->dtype == TOST_BF16 ? (TostModel*)model_new<bf16>(c, o) : model_new<float>(c, o);
 }
 
+static void cuda_destroy(TostModel* m) { TYPED(model_free)(m); }
+
 static size_t cuda_memory(const TostConfig* c, const TostEngineOptions* o) {
-    return o->dtype == TOST_BF16 ? model_bytes<bf16>(c, o) : model_bytes<float>(c, o);
+    TostModel* m = cuda_new(c, o);
+    const size_t bytes = m->arena_bytes;
+    cuda_destroy(m);
+    return bytes;
 }
 
 // True if the blocks and shared memory of the kernels can hold a row.
@@ -2286,20 +2295,16 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     return exchange_open(&m->exchange, err);
 }
 
-template <typename S> static TostModel* model_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
-    TypedModel<S>* m = model_new<S>(c, o);
-    if (model_open(m, err)) return m;
-    model_free(m);
-    return NULL;
-}
-
 // Collective if it trains with other ranks: fails on all of them if it does on one.
 static TostModel* cuda_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
     cudaDeviceProp prop;
     const bool ok = fits_kernels(c, o->training, err)
                     && device_open(&prop, o->comm ? o->comm->place.local_rank : 0, err);
     if (!comm_agree(o->training ? o->comm : NULL, ok, err)) return NULL;
-    return o->dtype == TOST_BF16 ? model_create<bf16>(c, o, err) : model_create<float>(c, o, err);
+    TostModel* m = cuda_new(c, o);
+    if (TYPED(model_open)(m, err)) return m;
+    cuda_destroy(m);
+    return NULL;
 }
 
 static double cuda_peak_flops(const TostModel* m) {
@@ -2328,13 +2333,6 @@ static void cuda_get(float* dst, const TostModel* model, TostArray array, const 
     else exchange_collect(dst, &m->exchange, array, m->array[array], t);
 }
 
-// TYPED(f): the interface's function that calls f with its TostModel* cast to the TypedModel of the model's dtype.
-template <typename S, typename T> static T typed(T x) { return x; }
-template <typename S> static TypedModel<S>* typed(TostModel* m) { return static_cast<TypedModel<S>*>(m); }
-template <typename T> static bool is_bf16(T) { return false; }
-static bool is_bf16(TostModel* m) { return m->options.dtype == TOST_BF16; }
-#define TYPED(f) [](auto... a) { return (is_bf16(a) || ...) ? f(typed<bf16>(a)...) : f(typed<float>(a)...); }
-
 #ifndef TOST_NO_ENGINE
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
@@ -2344,7 +2342,7 @@ extern "C" const TostEngine tost_cuda_engine = {
     .describe = device_describe,
     .memory = cuda_memory,
     .create = cuda_create,
-    .destroy = TYPED(model_free),
+    .destroy = cuda_destroy,
     .peak_flops = cuda_peak_flops,
     .put = TYPED(cuda_put),
     .get = cuda_get,
