@@ -1451,7 +1451,7 @@ template <typename S> static void classify(Matmul* mm, const Classifier<S>& args
     X(branch,       S,       rows * C)                     /* c_proj(y), or the output of the MLP */ \
     X(ln_f,         S,       rows * C) \
     X(rstd_f,       float,   rows) \
-    X(logits,       char,    logits_bytes)                 /* a block of rows, of S or of float */ \
+    X(logits,       char,    m->logits_bytes)              /* a block of rows, of S or of float */ \
     X(losses,       float,   rows) \
     X(loss_sum,     double,  1)                            /* since the last read_loss */ \
     X(states,       double,  m->options.states * state)    /* see state_size; or their gradients */ \
@@ -1562,9 +1562,8 @@ template <typename S> static size_t layout_buffers(TypedModel<S>* m, char* base)
     const size_t segments = div_up(T, delta_rule_segment(B, T, NH, C / NH)), two_level = segments > 1,
                  columns = delta_rule_columns(B, T, NH, C / NH), parts = div_up(C / NH, columns),
                  memory_matrices = memory * segments * B * C * (C / NH);
-    const size_t logits_rows = m->logits_rows = classifier_rows(rows, c->vocab_size, sizeof(S));
-    const size_t logits_bytes = m->logits_bytes =
-        max(logits_rows * logits_ld(c->vocab_size) * sizeof(S), B * V * sizeof(float));
+    m->logits_rows = classifier_rows(rows, c->vocab_size, sizeof(S));
+    m->logits_bytes = max(m->logits_rows * logits_ld(c->vocab_size) * sizeof(S), B * V * sizeof(float));
     Arena arena = {base, 0, 256, CUDA_REDZONE_BYTES, cuda_on_host_poison};
     for (int s = 0; s < (train ? TOST_ARRAYS : 1); s++)
         m->array[s] = (float*)arena_alloc(&arena, exchange_elements(&m->exchange, (TostArray)s) * sizeof(float));
@@ -1596,7 +1595,6 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     return m;
 }
 
-// Frees what model_new and model_open allocated.
 template <typename S> static void model_free(TypedModel<S>* m) {
     exchange_close(&m->exchange);
     if (m->stream) CUDA_CHECK(cudaStreamSynchronize(m->stream));
@@ -1791,7 +1789,6 @@ template <typename S> static void gammas_backward(TypedModel<S>* m, int l) {
     gamma_backward(m->stream, g.gamma2, p.gamma2, g.fc_proj_w, g.fc_proj_b, w.fc_proj_w, w.fc_proj_b, C, 4 * C);
 }
 
-// Zeroes the flags of the scans of all layers.
 template <typename S> static void clear_sync(TypedModel<S>* m) {
     const size_t flags = m->config.n_layer * tssa_sync_size(m->chunk.B, m->chunk.T);
     CUDA_CHECK(cudaMemsetAsync(m->buf.tssa_sync, 0, flags * sizeof(int), m->stream));
@@ -1850,7 +1847,6 @@ template <typename S> static StepInput start_pass(TypedModel<S>* m, const TostCh
     return s;
 }
 
-// Sends the input up to `end`.
 template <typename S> static void input_send(TypedModel<S>* m, StepInput s, const int32_t* end) {
     exchange_settle(&m->exchange);
     staging_copy(&m->staging, m->buf.input, (const char*)end - (const char*)s.header, m->stream);
@@ -2143,8 +2139,7 @@ static void orthogonalize(Matmul* mm, const Buffers<S>& buf, const float* u, con
     LAUNCH(muon_normalize_kernel, blocks, SQUARES_THREADS, 0, mm->stream, buf.muon_x, buf.muon_squares, u, args);
     for (int step = 0; step < TOST_MUON_STEPS; step++) {
         convert(mm->stream, x, buf.muon_x, (size_t)(args.count * n));
-        const ProductLayout layout = tall ? PRODUCT_TN : PRODUCT_NT;
-        Product<S, S> gram = dense_product(A, x, x, layout, side, side, length);
+        Product<S, S> gram = dense_product(A, x, x, tall ? PRODUCT_TN : PRODUCT_NT, side, side, length);
         gram.count = args.count, gram.c_step = square, gram.a_step = gram.b_step = n;
         matmul(mm, gram);
         Product<S, S> sum = dense_product(polynomial, A, A, PRODUCT_NN, side, side, side);
@@ -2219,8 +2214,7 @@ template <typename S> static void cuda_update(TypedModel<S>* m, const TostUpdate
     const bool muon = m->options.optimizer == TOST_MUON;
     settle_gradients(m);
     exchange_join(&m->exchange);
-    float* gathered = m->array[muon ? TOST_GRAD : TOST_PARAM];
-    exchange_update(&m->exchange, gathered, update_owned<S>, m, update);
+    exchange_update(&m->exchange, m->array[muon ? TOST_GRAD : TOST_PARAM], update_owned<S>, m, update);
     exchange_join(&m->exchange);
     for (int i = 0; muon && i < m->tensors.count; i++) update_whole(m, update, &m->tensors.tensor[i]);
     if (m->exchange.comm) convert_weights(m, 0, m->tensors.flat_size);
@@ -2263,7 +2257,6 @@ static bool fits_kernels(const TostConfig* c, bool training, TostError* err) {
     return true;
 }
 
-// Sets which groups of elements decay.
 template <typename S> static void put_decays(TypedModel<S>* m) {
     const size_t groups = m->tensors.flat_size / DECAY_GROUP;
     std::vector<uint8_t> decays(groups);
@@ -2277,7 +2270,7 @@ template <typename S> static void put_decays(TypedModel<S>* m) {
 
 // Allocates and initialises the device's side of a model from model_new.
 template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
-    const size_t rows = (size_t)m->options.max_batch * m->options.max_chunk, flat = m->tensors.flat_size;
+    const size_t rows = (size_t)m->options.max_batch * m->options.max_chunk;
     m->arena = device_alloc(&m->options, m->arena_bytes, err);
     if (!comm_agree(m->exchange.comm, m->arena != NULL, err)) return false;
     layout_buffers(m, m->arena);
@@ -2288,7 +2281,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     for (int s = 0; s < (m->options.training ? TOST_ARRAYS : 1); s++)
         CUDA_CHECK(cudaMemsetAsync(m->array[s], 0, exchange_elements(&m->exchange, (TostArray)s) * sizeof(float),
                                    m->stream));
-    if (weights_copy(m, 0)) CUDA_CHECK(cudaMemsetAsync(m->weights, 0, flat * sizeof(S), m->stream));
+    if (weights_copy(m, 0)) CUDA_CHECK(cudaMemsetAsync(m->weights, 0, m->tensors.flat_size * sizeof(S), m->stream));
     CUDA_CHECK(cudaMemsetAsync(m->buf.loss_sum, 0, sizeof(double), m->stream));
     if (!m->options.training) return true;
     put_decays(m);
@@ -2316,11 +2309,10 @@ static double cuda_peak_flops(const TostModel* m) {
 }
 
 template <typename S> static void cuda_put(TypedModel<S>* m, TostArray array, const TostTensor* t, const float* src) {
-    Exchange* x = &m->exchange;
     exchange_settle(&m->exchange);
     if (array == TOST_GRAD) settle_gradients(m);
-    if (array < TOST_M) device_from_host(x, m->array[array] + t->offset, src, t->size * sizeof *src);
-    else exchange_put(x, array, m->array[array], t, src);
+    if (array < TOST_M) device_from_host(&m->exchange, m->array[array] + t->offset, src, t->size * sizeof *src);
+    else exchange_put(&m->exchange, array, m->array[array], t, src);
     if (array == TOST_PARAM) convert_weights(m, t->offset, t->size);
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
 }
