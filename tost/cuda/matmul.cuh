@@ -21,7 +21,7 @@ inline void cublas_check(cublasStatus_t s, const char* what, const char* file, i
 
 // c (M,N) = alpha op(a) (M,K) · op(b) (K,N) + bias (N) + beta source, row-major. at: a is stored as (K,M); bt: b is
 // stored as (N,K). ld: elements from one row to the next as stored. The type O of c is S or float. count: a batch of
-// such products, without bias; step: elements from one matrix to the next.
+// such products, without bias; step: elements from one matrix to the next. source: stored like c, which it may be.
 template <typename S, typename O> struct Product {
     O* c; const S *a, *b;
     bool at, bt;
@@ -30,7 +30,7 @@ template <typename S, typename O> struct Product {
     float beta;
     const O* bias;                   // or NULL
     float alpha = 1.0f;
-    const O* source = NULL;          // stored like c; NULL: c itself
+    const O* source;
     int count = 1;
     int64_t c_step = 0, a_step = 0, b_step = 0;
 };
@@ -41,7 +41,7 @@ enum ProductLayout { PRODUCT_NN, PRODUCT_NT, PRODUCT_TN };
 template <typename S, typename O>
 static Product<S, O> dense_product(O* c, const S* a, const S* b, ProductLayout layout, int M, int N, int K) {
     Product<S, O> p = {};
-    p.c = c, p.a = a, p.b = b, p.M = M, p.N = N, p.K = K;
+    p.c = c, p.source = c, p.a = a, p.b = b, p.M = M, p.N = N, p.K = K;
     p.at = layout == PRODUCT_TN, p.bt = layout == PRODUCT_NT;
     p.ldc = N, p.lda = p.at ? M : K, p.ldb = p.bt ? K : N;
     return p;
@@ -133,8 +133,8 @@ template <typename P> static int matmul_choice(const MatmulPlan& plan, const P& 
 
 // cuBLASLt is column-major and computes cᵀ (N,M) = op(b)ᵀ · op(a)ᵀ: b is its first operand, and its bias, one number
 // per row, is one per column of c.
-template <typename P>
-static MatmulPlan matmul_plan(const Matmul* mm, const MatmulKey& key, const P& p, int alignment) {
+template <typename P> static MatmulPlan matmul_plan(const Matmul* mm, const MatmulKey& key, const P& p) {
+    const int alignment = common_alignment(p);
     MatmulPlan plan = {};
     plan.key = key;
     CUBLAS_CHECK(cublasLtMatmulDescCreate(
@@ -168,24 +168,22 @@ static MatmulPlan matmul_plan(const Matmul* mm, const MatmulKey& key, const P& p
 
 // Returns the plan for the shape of p. The first call for a shape chooses the plan and must not be in a graph capture.
 template <typename P> static MatmulPlan& matmul_plan_of(Matmul* mm, const P& p) {
-    const int alignment = common_alignment(p);
     const MatmulKey key = {mm->tf32, cuda_type(p.a), cuda_type(p.c), p.at,     p.bt,  p.M,
                            p.N,      p.K,            p.ldc,          p.lda,    p.ldb, p.bias != NULL,
-                           p.count,  p.c_step,       p.a_step,       p.b_step, alignment};
+                           p.count,  p.c_step,       p.a_step,       p.b_step, common_alignment(p)};
     size_t i = 0;
     while (i < mm->plans.size() && mm->plans[i].key != key) i++;
-    if (i == mm->plans.size()) mm->plans.push_back(matmul_plan(mm, key, p, alignment));
+    if (i == mm->plans.size()) mm->plans.push_back(matmul_plan(mm, key, p));
     return mm->plans[i];
 }
 
 // Runs p on the stream, with the plan for its shape. If cuBLASLt refuses an algorithm, the next one takes its place.
 template <typename S, typename O> static void matmul(Matmul* mm, const Product<S, O>& p) {
     MatmulPlan& plan = matmul_plan_of(mm, p);
-    const O* source = p.source ? p.source : p.c;
     cublasStatus_t s = plan.status == CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED : plan.status;
     if (p.bias) matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
     for (; plan.used < plan.n_proposals && s == CUBLAS_STATUS_NOT_SUPPORTED; plan.used++) {
-        s = cublasLtMatmul(mm->handle, plan.desc, &p.alpha, p.b, plan.first, p.a, plan.second, &p.beta, source,
+        s = cublasLtMatmul(mm->handle, plan.desc, &p.alpha, p.b, plan.first, p.a, plan.second, &p.beta, p.source,
                            plan.out, p.c, plan.out, &plan.proposal[plan.used].algo, mm->workspace, MATMUL_WORKSPACE,
                            mm->stream);
         if (s == CUBLAS_STATUS_SUCCESS) return;

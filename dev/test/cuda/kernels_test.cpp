@@ -446,8 +446,8 @@ void test_batch_misuse(Checks* c) {
         dies(c, "batch of products", message, [&] { matmul(&t.mm, p); });
     };
     refused("C overlaps D", out.p + SIZE, SIZE);
-    refused("the matrices of the batch D overlap", nullptr, N);
-    refused("of an allocation of", nullptr, 2 * SIZE);
+    refused("the matrices of the batch D overlap", out.p, N);
+    refused("of an allocation of", out.p, 2 * SIZE);
 }
 
 // More units than threads, whose sums are all `square`
