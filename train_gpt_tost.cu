@@ -1875,10 +1875,6 @@ template <typename S> static void cuda_copy_state(TypedModel<S>* m, int to, int 
                                        cudaMemcpyDeviceToDevice, m->stream));
 }
 
-static void count_targets(TostModel* m) {
-    for (size_t row = 0; row < chunk_rows(m); row++) m->loss_count += m->chunk.targets[row] >= 0;
-}
-
 // The classifier's backward runs here, because logits exist for a few rows at a time. It leaves the gradient of ln_f in
 // scratch_btc.
 template <typename S>
@@ -1887,7 +1883,7 @@ static void cuda_train_forward(TypedModel<S>* m, const TostChunk* chunk, int fro
     const bool add = !m->grads_stale;
     assert(m->options.training);
     s.header->grad_scale = grad_scale;
-    count_targets(m);
+    for (size_t row = 0; row < chunk_rows(m); row++) m->loss_count += chunk->targets[row] >= 0;
     embed_order(s, (int)chunk_rows(m), m->config.vocab_size);
     input_send(m, s, (int32_t*)s.header + step_input_size(chunk_rows(m)));
     run_pass(m, add ? PASS_TRAIN : PASS_TRAIN_FIRST, [=] {
@@ -1961,9 +1957,9 @@ template <typename S> __global__ void gather_rows_kernel(S* y, const S* x, const
     }
 }
 
-// Lists the rows that have a target in order and targets (rows), padded to a whole tile of the classifier's product:
-// the padding costs nothing, and fewer shapes need a matmul plan. Returns their number.
-static size_t counted_rows(int32_t* targets, int32_t* order, const TostModel* m) {
+// Counts the rows that have a target, and lists them in order and targets (rows), padded to a whole tile of the
+// classifier's product: the padding costs nothing, and fewer shapes need a matmul plan. Returns their number with it.
+static size_t counted_rows(int32_t* targets, int32_t* order, TostModel* m) {
     const size_t rows = chunk_rows(m);
     size_t counted = 0;
     for (size_t row = 0; row < rows; row++) {
@@ -1971,6 +1967,7 @@ static size_t counted_rows(int32_t* targets, int32_t* order, const TostModel* m)
         targets[counted] = m->chunk.targets[row];
         order[counted++] = (int32_t)row;
     }
+    m->loss_count += counted;
     for (; counted < rows && counted % ROW_TILE; counted++) {
         targets[counted] = -1;
         order[counted] = 0;
@@ -1985,7 +1982,6 @@ template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
     const StepInput s = model_input(m);
     int32_t* host = (int32_t*)staging_begin(&m->staging);
     const size_t counted = counted_rows(host, host + rows, m);
-    count_targets(m);
     if (counted > 0) {
         S* x = m->layer[0].ln_1;
         staging_copy(&m->staging, s.targets, 2 * rows * sizeof(int32_t), m->stream);   // targets, then order
