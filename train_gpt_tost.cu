@@ -1500,7 +1500,7 @@ struct TostModel {
     float*            array[TOST_ARRAYS];  // params, grads (flat_size); m and v (this rank's slices)
     DeviceExchange    exchange;            // of gradients and parameters with other ranks
     char*             arena;               // all device memory, one allocation
-    size_t            arena_bytes, logits_rows, logits_bytes;
+    size_t            logits_rows, logits_bytes;
     cudaStream_t      stream;
     Matmul            mm;
     Staging           staging;             // of Buffers.input
@@ -1591,7 +1591,6 @@ template <typename S> static TypedModel<S>* model_new(const TostConfig* c, const
     (Exchange&)m->exchange = exchange_new(&m->tensors, o->optimizer, o->training ? o->comm : NULL, o->parts);
     m->exchange.memory = &device_memory;
     m->layer.resize(c->n_layer);
-    m->arena_bytes = layout_buffers(m, (char*)NULL);
     return m;
 }
 
@@ -2234,7 +2233,7 @@ static void cuda_destroy(TostModel* m) { TYPED(model_free)(m); }
 
 static size_t cuda_memory(const TostConfig* c, const TostEngineOptions* o) {
     TostModel* m = cuda_new(c, o);
-    const size_t bytes = m->arena_bytes;
+    const size_t bytes = TYPED(layout_buffers)(m, (char*)NULL);
     cuda_destroy(m);
     return bytes;
 }
@@ -2267,7 +2266,7 @@ template <typename S> static void put_decays(TypedModel<S>* m) {
 // Allocates and initialises the device's side of a model from model_new.
 template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     const size_t rows = (size_t)m->options.max_batch * m->options.max_chunk;
-    m->arena = device_alloc(&m->options, m->arena_bytes, err);
+    m->arena = device_alloc(&m->options, layout_buffers(m, NULL), err);
     if (!comm_agree(m->exchange.comm, m->arena != NULL, err)) return false;
     layout_buffers(m, m->arena);
     CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
