@@ -6,8 +6,6 @@
 //   sums         over rows, for gradients of vectors, go through partial sums (reduce.cuh), added by a launch per layer
 //   gradients    the first pass of a part overwrites them, so that they are not cleared
 //
-// The options have files of their own here, too: tost/cuda/conv.cuh and delta_rule.cuh.
-//
 // Precision. Matmul operands have one storage type S, float (fp32, tf32) or bf16; kernels are templates on it. Always
 // float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums (in pairs of floats between
 // the blocks of a launch), u and Π, softmax and loss, parameter gradients, master weights, Adam's moments, Muon's
@@ -1386,9 +1384,9 @@ __global__ void __launch_bounds__(LOSS_THREADS) loss_sum_kernel(double* total, c
 template <typename S> struct Classifier {
     double* total;                   // += Σ of the losses
     float* loss;                     // (rows)
-    S* dx;                           // (rows,C): =
-    float* dwte;                     // (V,C): =, or with add +=; NULL: no gradients
-    bool add;
+    S* dx = NULL;                    // (rows,C): =
+    float* dwte = NULL;              // (V,C): =, or with add +=; NULL: no gradients
+    bool add = false;
     S* logits;                       // (block,ld): working space, for `block` rows at a time
     const S *x, *wte;                // (rows,C), (V,C)
     const int32_t* targets;          // (rows)
@@ -1824,10 +1822,9 @@ template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, 
 // The classifier over n rows of x, which has a row per target, without gradients
 template <typename S> static Classifier<S> model_classifier(const TypedModel<S>* m, const S* x, size_t n) {
     const StepInput s = model_input(m);
-    return {.total = m->buf.loss_sum, .loss = m->buf.losses, .dx = NULL, .dwte = NULL, .add = false,
-            .logits = (S*)m->buf.logits, .x = x, .wte = model_weights(m, 0).wte, .targets = s.targets,
-            .step = s.header, .rows = n, .block = even_block(n, m->logits_rows), .V = m->config.vocab_size,
-            .C = m->config.n_embd};
+    return {.total = m->buf.loss_sum, .loss = m->buf.losses, .logits = (S*)m->buf.logits, .x = x,
+            .wte = model_weights(m, 0).wte, .targets = s.targets, .step = s.header, .rows = n,
+            .block = even_block(n, m->logits_rows), .V = m->config.vocab_size, .C = m->config.n_embd};
 }
 
 // Begins the input of a pass. Returns the host copy, to be completed and sent.
