@@ -20,7 +20,8 @@ static const int32_t* columns(int32_t* copy, const int32_t* rows, int B, int T, 
     return copy;
 }
 
-// Chunk k of whole sequences, valid until the next call. *memory: for columns, NULL before chunk 0; free it
+// Chunk k of whole sequences, valid until the next call. Call it for chunk 0 first, with *memory NULL: it allocates
+// space for the columns there, which the caller frees.
 static TostChunk chunk(int32_t** memory, const Chunks* p, const TostChunk* all, int k) {
     const int start = k * p->max_chunk, n = all->T - start < p->max_chunk ? all->T - start : p->max_chunk;
     const size_t size = (size_t)all->B * n;

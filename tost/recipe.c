@@ -181,17 +181,16 @@ void recipe_fill(TostRecipe* r, const TostRecipe* preset) {
     }
 }
 
-static StringList copy_strings(const StringList* list) {
-    StringList copy = {0};
-    for (int i = 0; i < list->count; i++) add_string(&copy, xstrdup(list->strings[i]));
-    return copy;
-}
-
 TostRecipe recipe_copy(const TostRecipe* r) {
     TostRecipe copy = *r;
-    copy.data = copy_strings(&r->data);
-    copy.val_data = copy_strings(&r->val_data);
-    copy.init_file = r->init_file ? xstrdup(r->init_file) : NULL;
+    for (const Setting* row = recipe_table; row < recipe_table + RECIPE_ROWS; row++) {
+        void* field = field_of(&copy, row);
+        if (row->kind == STRING && *(char**)field) *(char**)field = xstrdup(*(char**)field);
+        if (row->kind != LIST) continue;
+        const StringList list = *(StringList*)field;
+        *(StringList*)field = (StringList){0};
+        for (int i = 0; i < list.count; i++) add_string(field, xstrdup(list.strings[i]));
+    }
     return copy;
 }
 

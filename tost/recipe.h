@@ -211,8 +211,8 @@ static inline Schedule schedule_of(const TostRecipe* r) {
     return (Schedule){(ScheduleKind)r->schedule, r->steps, r->warmup, r->lr, r->min_lr_frac, r->decay_frac};
 }
 
-extern const TostRecipe tost_presets[];   // in the order of TOST_PRESETS, with all defaults
-// Sets what is not given to the values of a preset.
+extern const TostRecipe tost_presets[];   // in the order of TOST_PRESETS, with all defaults; no strings or lists
+// Sets what is not given to the values of a preset. Strings and lists that are not given must be empty.
 void recipe_fill(TostRecipe* r, const TostRecipe* preset);
 TostRecipe recipe_copy(const TostRecipe* r);
 void recipe_free(TostRecipe* r);

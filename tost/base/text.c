@@ -90,7 +90,8 @@ void print_line(FILE* out, const char* fmt, ...) {
     free(line);
 }
 
-// n in the largest of the units that leaves it at least 1, with `digits` after the point, or `plain` in the first unit.
+// n in the largest of the units that leaves it at least 1. Digits after the point: `plain` in the first unit, `digits`
+// in the others.
 static NumberText scaled(double n, double step, const char* const* units, int n_units, int digits, int plain) {
     NumberText text;
     double end = step;

@@ -174,7 +174,7 @@ static bool info_two_runs(const Options* o, TostError* err) {
     TostRecipe recipe[2];
     bool ok = true;
     for (int k = 0; k < 2; k++) {
-        recipe[k] = recipe_copy(&tost_presets[0]);
+        recipe[k] = tost_presets[0];
         ok = ok && loaded_model_find(&m[k], o->files[k], NULL, err)
              && recipe_read(&recipe[k], &m[k].info.options, m[k].file, err);
         recipe[k].config = m[k].info.config;

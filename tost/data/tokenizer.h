@@ -21,7 +21,7 @@ int         tokenizer_eot(const Tokenizer* t);                  // id of <|endof
 const char* tokenizer_path(const Tokenizer* t);
 const Bytes* tokenizer_file(const Tokenizer* t);                // its contents
 uint32_t    tokenizer_hash(const Tokenizer* t);                 // CRC-32 of the vocab.bpe
-const char* tokenizer_piece(const Tokenizer* t, uint32_t id, size_t* len);   // of a token; NULL, 0 if id >= size
+const char* tokenizer_piece(const Tokenizer* t, uint32_t id, size_t* len);   // its bytes; NULL, 0 if id >= size
 
 // Encodes n bytes as one document and returns the number of tokens, at most n. Any bytes are valid; "<|endoftext|>" is
 // ordinary text. The cache, NULL for none, stores the ids of recent words, which is several times faster for long

@@ -218,7 +218,7 @@ bool report_sample(Run* r, TostError* err) {
     fclose(sample);
     if (ok) progress_text(&r->progress, "sample after step %lld:", (long long)r->info.step);
     for (size_t i = 0; i < n; i++)
-        if (!text[i]) text[i] = '?';
+        if (!text[i]) text[i] = '?';   // %s ends at a NUL
     for (char *line = text, *end; ok && line < text + n; line = end + 1) {
         end = line + strcspn(line, "\n");
         progress_text(&r->progress, "  | %.*s", (int)(end - line), line);

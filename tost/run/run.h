@@ -27,7 +27,7 @@ typedef struct {
     TostTensors       tensors;
     CheckpointInfo    info;            // run state, saved in checkpoints
     CheckpointInfo    init;            // metadata of the --init weights
-    KeyValues        resumed;         // options saved in the resumed checkpoint
+    KeyValues         resumed;         // options saved in the resumed checkpoint; empty before run_begin_info
     Path              weights;         // model.safetensors to start from; this and other paths: empty if there is none
     StFile            weights_file;    // the same, open until the model has its parameters
     Path              out;

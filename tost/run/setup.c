@@ -1,4 +1,4 @@
-// setup.c: data, vocabulary, model and memory of a training run.
+// setup.c: data, vocabulary, model and memory of a training run; the ranks compare what they have.
 #include <fnmatch.h>
 #include <limits.h>
 #include <math.h>

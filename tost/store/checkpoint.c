@@ -20,7 +20,7 @@ static TextLine shape_text(const StTensor* t) {   // "(2304, 256)"
     return text_line("%s)", text.text);
 }
 
-// Entry k of a checkpoint is tensor k % count in array k / count of the state. Each file has those of some arrays.
+// Entry k of a checkpoint is tensor k % count in array k / count of the state. A file has the arrays first … end - 1.
 typedef struct { const char* name; int first, end; } Contents;
 static const Contents model_contents = {MODEL_FILE, TOST_PARAM, TOST_PARAM + 1};
 static const Contents optimizer_contents = {OPTIMIZER_FILE, TOST_M, TOST_V + 1};
@@ -239,7 +239,7 @@ static bool append_tensor(StWriter* w, const CheckpointModel* m, int k, TostErro
 
 void checkpoint_send_moments(const CheckpointModel* m) {
     for (int k = 0; comm_broadcast(m->comm, &k, sizeof k, 0), k >= 0;)
-        if (k >= m->tensors->count) get_tensor(NULL, m, k);
+        if (k / m->tensors->count != TOST_PARAM) get_tensor(NULL, m, k);
 }
 
 void checkpoint_end_save(TostComm* comm) { comm_broadcast(comm, &(int){-1}, sizeof(int), 0); }

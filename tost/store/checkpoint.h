@@ -22,8 +22,8 @@ typedef struct {
 // metadata and checks names, types and shapes of all tensors. On failure there is nothing to close or free.
 bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, TostError* err);
 
-// Loads all parameters, after checking the CRC-32 (if present). Accepts an lm_head.weight equal to wte. The file may
-// lack convolutions and memory; these then keep their values.
+// Loads all parameters, after checking the CRC-32 (if present). model_file: from checkpoint_open. It may have an
+// lm_head.weight equal to wte, and may lack convolutions and memory, which then keep their values.
 bool checkpoint_load_params(const CheckpointModel* m, const StFile* model_file, TostError* err);
 // Loads the moments m and v from the optimizer.safetensors next to model_file; it must belong to the same checkpoint.
 bool checkpoint_load_moments(const CheckpointModel* m, const StFile* model_file, TostError* err);
