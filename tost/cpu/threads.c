@@ -24,19 +24,17 @@ static void flush_subnormals(void) {
 #endif
 }
 
-// True if the user has set how threads wait: those that sleep use no processor time, which looks like time lost to
-// other processes.
-static bool is_fixed(void) {
-    return getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME") || getenv("KMP_LIBRARY");
-}
-
 Threads threads_start(int n) {
     const int max = threads_or_max(n);
+    // The user has set how threads wait: those that sleep use no processor time, which looks like time lost to other
+    // processes.
+    const bool fixed = getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME")
+                       || getenv("KMP_LIBRARY");
     threads_set(max);
     flush_subnormals();   // threads that start later inherit it
     #pragma omp parallel
     flush_subnormals();
-    return (Threads){.max = max, .now = max, .pass = max, .fixed = is_fixed()};
+    return (Threads){.max = max, .now = max, .pass = max, .fixed = fixed};
 }
 
 void threads_begin(Threads* t, bool small) {

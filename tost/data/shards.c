@@ -189,18 +189,12 @@ void shard_close(Shard* s) {
 
 // ---- Checking ids ----
 
-// A plain loop, so that compilers vectorize it.
-static uint32_t largest_of(const uint32_t* ids, size_t n) {
-    uint32_t top = 0;
-    for (size_t i = 0; i < n; i++) top = ids[i] > top ? ids[i] : top;
-    return top;
-}
-
 // Reads tokens, all of which must be < vocab_size; raises *largest to the largest.
 static bool read_checked(uint32_t* ids, uint32_t* largest, const Shard* s, uint64_t first, size_t n,
                          uint32_t vocab_size, TostError* err) {
     if (!read_ids(ids, s, first, n, err)) return false;
-    const uint32_t top = largest_of(ids, n);
+    uint32_t top = 0;
+    for (size_t i = 0; i < n; i++) top = ids[i] > top ? ids[i] : top;   // alone, so that compilers vectorize it
     *largest = top > *largest ? top : *largest;
     for (size_t i = 0; top >= vocab_size && i < n; i++)
         if (ids[i] >= vocab_size)

@@ -63,12 +63,6 @@ static bool write_batch(void* context, const TextPart* parts, size_t n, TostErro
 
 // ---- The command ----
 
-// If there is only one document, all of it is in the training shards: moves its last tokens to the validation shards.
-static bool split_document(Job* job, TostError* err) {
-    const uint64_t n = (uint64_t)(job->o->val_frac * (double)job->r->tokens);
-    return job->r->read.documents != 1 || n == 0 || shard_writer_move_tail(job->writer, n, err);
-}
-
 // OUT_vocab.bpe will be written: fails if it is another tokenizer.
 static bool check_vocabulary(const Job* job, TostError* err) {
     const Path path = path_text("%s_" TOKENIZER_FILE, job->o->out);
@@ -88,7 +82,10 @@ static bool run_job(Job* job, TostError* err) {
     job->threads = threads_or_max(o->in.threads);
     job->caches = xmalloc((size_t)job->threads * sizeof *job->caches);
     for (int i = 0; i < job->threads; i++) job->caches[i] = tokenizer_cache_new();
-    if (!documents_read(&o->in, &job->r->read, write_batch, job, err) || !split_document(job, err)) return false;
+    if (!documents_read(&o->in, &job->r->read, write_batch, job, err)) return false;
+    // A single document is in the training shards: moves its last tokens to the validation shards.
+    const uint64_t tail = job->r->read.documents == 1 ? (uint64_t)(o->val_frac * (double)job->r->tokens) : 0;
+    if (tail > 0 && !shard_writer_move_tail(job->writer, tail, err)) return false;
     ShardWriter* w = job->writer;
     job->writer = NULL;
     return shard_writer_close(w, tokenizer_file(job->tokenizer), job->r->written, err);
