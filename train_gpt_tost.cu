@@ -1631,7 +1631,7 @@ template <typename S> static double* model_state(const TypedModel<S>* m, int sta
     return m->buf.states + i * state_size(&m->config);
 }
 
-// The states of layer l. first: those of layer 0, or NULL
+// The states of layer l. first: those of layer 0, or two NULL pointers
 static PassStates layer_states(const TostModel* m, PassStates first, int l) {
     const size_t at = (size_t)l * m->options.max_batch * state_size(&m->config);
     return first.start ? PassStates{first.start + at, first.end + at} : first;
@@ -1644,8 +1644,8 @@ template <typename S> static void copy_sums(TypedModel<S>* m, double* dst, const
     else CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, m->stream));
 }
 
-// Copies state `from`, or zeros, to `before`. Returns the states of the pass, or NULL, copying nothing, if it neither
-// reads nor writes one.
+// Copies state `from`, or zeros, to `before`. Returns the states of the pass, or two NULL pointers, copying
+// nothing, if it neither reads nor writes one.
 template <typename S>
 static PassStates read_state(TypedModel<S>* m, double* before, double* after, int from, int to) {
     if (from == TOST_NO_STATE && to == TOST_NO_STATE) return {};
@@ -1953,8 +1953,9 @@ template <typename S> __global__ void gather_rows_kernel(S* y, const S* x, const
     }
 }
 
-// Counts the rows that have a target, and lists them in order and targets (rows), padded to a whole tile of the
-// classifier's product: the padding costs nothing, and fewer shapes need a matmul plan. Returns their number with it.
+// Adds the number of rows that have a target to loss_count, and lists them in order and targets (rows), padded to a
+// whole tile of the classifier's product: the padding costs nothing, and fewer shapes need a matmul plan. Returns the
+// padded number.
 static size_t counted_rows(int32_t* targets, int32_t* order, TostModel* m) {
     const size_t rows = chunk_rows(m);
     size_t counted = 0;

@@ -19,7 +19,7 @@ shared=$(cd "$repo" && cd "${TOST_SHARED:-../shared}" 2>/dev/null && pwd)
 dir=$(mktemp -d) || exit 1
 trap 'rm -rf "$dir"' EXIT
 cd "$dir" || exit 1
-export OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR="$dir"
+export OMP_NUM_THREADS=1 OMP_WAIT_POLICY="${OMP_WAIT_POLICY:-passive}" PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR="$dir"
 
 passed=0 failed=0 skipped=0
 # check TEXT COMMAND…: a check that passes if the command succeeds.

@@ -26,8 +26,8 @@ static void flush_subnormals(void) {
 
 Threads threads_start(int n) {
     const int max = threads_or_max(n);
-    // The user has set how threads wait: those that sleep use no processor time, which looks like time lost to other
-    // processes.
+    // Fixed if the user has set how threads wait: those that sleep use no processor time, which looks like time lost to
+    // other processes.
     const bool fixed = getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT") || getenv("KMP_BLOCKTIME")
                        || getenv("KMP_LIBRARY");
     threads_set(max);

@@ -21,7 +21,8 @@ inline void cublas_check(cublasStatus_t s, const char* what, const char* file, i
 
 // c (M,N) = alpha op(a) (M,K) · op(b) (K,N) + bias (N) + beta source, row-major. at: a is stored as (K,M); bt: b is
 // stored as (N,K). ld: elements from one row to the next as stored. The type O of c is S or float. count: a batch of
-// such products, without bias; step: elements from one matrix to the next. source: stored like c, which it may be.
+// such products, without bias; step: elements from one matrix to the next.
+// source: stored like c; dense_product sets it to c.
 template <typename S, typename O> struct Product {
     O* c; const S *a, *b;
     bool at, bt;

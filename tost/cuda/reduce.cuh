@@ -116,7 +116,7 @@ static void column_sum(ColumnSums* sums, float* out, const float* partial, int b
     sums->sum[sums->n++] = {out, partial, blocks, columns};
 }
 
-// Adds those of `outs`. Returns space for their partial sums (outs,blocks,columns), aligned to 16 bytes.
+// Adds the sums of `outs` to the list. Returns space for their partial sums (outs,blocks,columns), aligned to 16 bytes.
 static float* column_sums(ColumnSums* sums, std::initializer_list<float*> outs, int blocks, int columns) {
     float *const space = sums->space, *partial = space;
     for (float* out : outs) {

@@ -1,4 +1,4 @@
-// runtime.cuh: the device, its memory, staging buffers and CUDA graphs. It knows engine.h, but nothing of the model.
+// runtime.cuh: the device, its memory, staging buffers and CUDA graphs.
 #pragma once
 
 #include <vector>
@@ -144,8 +144,8 @@ static void graph_free(PassGraph* g) {
 
 // Runs pass(), which only launches on `stream` and whose launches depend on nothing but the shape.
 template <typename Pass> static void graph_run(PassGraph* g, cudaStream_t stream, int B, int T, Pass pass) {
-    const char* none = getenv("TOST_NO_GRAPHS");
-    if ((none && strcmp(none, "1") == 0) || g->B != B || g->T != T) {
+    const char* no_graphs = getenv("TOST_NO_GRAPHS");
+    if ((no_graphs && strcmp(no_graphs, "1") == 0) || g->B != B || g->T != T) {
         graph_free(g);
         *g = {B, T, NULL};
         return pass();

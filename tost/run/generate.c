@@ -28,7 +28,7 @@ typedef struct {
     int64_t  max_tokens;
     int      n, count;         // rows; tokens of each in the decode state
     BatchRow* rows;
-    int32_t* tokens;           // for the engine: (n) the next token of each row, or (n,T) those of batch_begin
+    int32_t* tokens;           // for the engine: (n) the next token of each row, or (n,T) a pass of batch_begin
     float*   logits;           // (n,V) after the last token
 } Batch;
 

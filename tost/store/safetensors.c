@@ -345,7 +345,7 @@ bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tens
 }
 
 bool st_append(StWriter* w, const void* data, size_t bytes, TostError* err) {
-    enum { SYNC_BYTES = 128 << 20 };   // synced at once, so that other ranks do not wait for a long fsync at the end
+    enum { SYNC_BYTES = 128 << 20 };   // between two syncs: other ranks would wait for one long sync at the end
     const bool syncs = w->written / SYNC_BYTES != (w->written + bytes) / SYNC_BYTES;
     if ((bytes && fwrite(data, 1, bytes, w->out) != bytes)
         || (syncs && !(fflush(w->out) == 0 && sync_file(fileno(w->out))))) return write_failed(w, err);

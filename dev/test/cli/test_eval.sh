@@ -129,5 +129,5 @@ same_task swag.jsonl " make 4" "2 and 2"
 check "tokens of each choice" says '"tokens": [7, 3, 10, 6]' task.json
 check "the index of the answer" says '"answer": 1,' task.json
 example '<|endoftext|>' '" 3 and"' 0 >inside.jsonl
-prints "eval --model straight --task inside.jsonl" "inside.jsonl line 1 has <|endoftext|> inside"
+warns "eval --model straight --task inside.jsonl" "inside.jsonl line 1 has <|endoftext|> inside"
 finish

@@ -85,7 +85,7 @@ for ends in '' '\n' '\r\n'; do
     done
 done
 { printf '\377'; yes 'some good text' | head -n 100; } >prompt
-prints "sample --model straight --tokens 1 --prompt @prompt" "1 of 1501 bytes (0.0666%) are NUL or not UTF-8"
+warns "sample --model straight --tokens 1 --prompt @prompt" "1 of 1501 bytes (0.0666%) are NUL or not UTF-8"
 cp -R straight moved
 run sample --model moved/ --tokens 3
 run sample --model "$dir/moved/step_00000006" --tokens 3

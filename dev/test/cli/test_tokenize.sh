@@ -36,6 +36,7 @@ prints "tokenize --tokenizer my-merges.txt --val-frac 0.5 --seed 3 --skip-bad-li
     "lines skipped: 2, the first: lines.json: line 2: byte 0: expected an object" \
     "1 of 3237 bytes (0.0309%) are NUL or not UTF-8, the first at byte 3200 of flawed.txt" \
     "flawed.txt: <|endoftext|> inside lines, read as text: 1; sed 's/<|endo"
+check "three warnings on stderr: $(cat stderr)" [ "$(grep -c "^$(basename "$binary"): " stderr)" -eq 3 ]
 check "the validation shards' share: $(cat stdout)" \
     grep -q "said_val_\*.bin: [0-9]* tokens, shards: 1, [0-9.]*% of the tokens" stdout
 sed "s/<|endoftext|>/\\n&\\n/g" flawed.txt >split.txt

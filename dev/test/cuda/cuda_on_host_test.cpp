@@ -23,7 +23,7 @@ const Schedule FORWARD = {CUDA_ORDER_FORWARD}, REVERSE = {CUDA_ORDER_REVERSE}, S
                REVERSE_LATE = {CUDA_ORDER_REVERSE, 1, 1, true}, SHUFFLE_LATE = {CUDA_ORDER_SHUFFLE, 2, 1, true},
                RESIDENT = {CUDA_ORDER_SHUFFLE, 3, 5};
 
-// Of the CUDA engine, with this schedule from now on
+// Compares the CUDA engine, which runs with this schedule from here on, with the CPU engine.
 Comparison with_cpu(Checks* c, TostDtype dtype, const Schedule& schedule) {
     cuda_on_host_set(schedule);
     return {c, &tost_cuda_engine, &tost_cpu_engine, dtype};
@@ -42,7 +42,8 @@ void test_shape(Checks* c, const Shape& k, TostDtype dtype, const std::vector<Sc
 // More rows, and runs of the convolution, than blocks; more channels than threads: kernels loop over all of them.
 // Uniform membership: with a learned one, the rounding errors of so many channels are near the limits.
 const Shape large_shapes[] = {{1, 1, 4, 424, 7, 1, TOST_LEARNED, 5, 417, 1, 1, CONV},
-                              {1, 10, 1030, 32, 29, 1, TOST_UNIFORM, 2, 21, 1, 1, CONV}};
+                              {1, 10, 1030, 32, 29, 1, TOST_UNIFORM, 2, 21, 1, 1, CONV},
+                              {1, 7, 1029, 32, 29, 0, TOST_UNIFORM, 2, 5, 1, 1, RANDOM}};   // 4 C is no multiple of 8
 
 // The kernels of both types are the same templates: in bf16, one schedule for all shapes but one.
 void test_shapes(Checks* c, TostDtype dtype, const std::vector<Schedule>& all) {
@@ -62,6 +63,12 @@ void test_few_chunks(Checks* c, TostDtype dtype, int values) {
     const int T = 2 * CUDA_RUN + 9;
     const ChunksTest test = {{2, 3, 60, T + 4, 29, 1, TOST_LEARNED, 2, T, 1, 1, values}, 5, {T / 3 - 3}};
     engines_agree_on_chunks(with_cpu(c, dtype, REVERSE_LATE), &test);
+}
+
+// States of more runs of the convolution than blocks
+void test_many_runs(Checks* c) {
+    const ChunksTest test = {{1, 1, 4, 424, 7, 1, TOST_LEARNED, 6, 417, 1, 1, CONV}, 5, {380}};
+    engines_agree_on_chunks(with_cpu(c, TOST_FP32, SHUFFLE), &test);
 }
 
 void test_stale_gradients(Checks* c) {
@@ -221,7 +228,7 @@ void test_graphs(Checks* c) {
 
 // ---------------------------------------------------------------------------------------------
 
-// Small shapes only, which launch every kernel.
+// A few shapes, which together launch every kernel.
 void test_quick(Checks* c) {
     const int run = CUDA_RUN, block = 2 * run + 8;
     test_emulation(c);
@@ -271,6 +278,7 @@ void test_first_half(Checks* c) {
     test_kernels(c, 16);
     test_float32(c, {SHUFFLE_LATE, RESIDENT});
     engines_agree_on_all_chunks(with_cpu(c, TOST_FP32, RESIDENT), CUDA_RUN);
+    test_many_runs(c);
     test_peak(c);
     test_refusals(c);
     test_graphs(c);

@@ -95,7 +95,7 @@ class Tests:
     # ---- what one rank cannot do ends all ranks, with one line from one rank, and nothing is left --------------------
 
     def refusals(self):
-        """Steps that cannot be divided among the ranks; ranks with other arguments, another build, data or run folder;
+        """Parts that 3 ranks cannot share; ranks with other arguments, another build, data or run folder;
         no memory; a full disk."""
         args, case = launch.run_options(), self.case()
         self.refused("built without MPI", 2, ["MPI=1"], case, args, binary=self.w.binary)

@@ -296,6 +296,12 @@ static void test_round_trip(Checks* c) {
         for (int k = 0; same && k < wrote.count; k++)
             same = strcmp(wrote.entry[k].key, read.entry[k].key) == 0
                    && strcmp(wrote.entry[k].value, read.entry[k].value) == 0;
+        uint64_t end = f.data_start;
+        for (int k = 0; same && k < f.n_tensors; k++) {
+            const StTensor* t = st_find(&f, m->tensors.tensor[k].name);
+            same = t && t->offset == end && t->dtype == ST_F32;
+            if (same) end += t->bytes;
+        }
         check(c, same && strcmp(st_meta(&f, "format"), "pt") == 0, "metadata %zu or the tensors differ", i);
         key_values_free(&wrote);
         key_values_free(&read);
