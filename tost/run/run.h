@@ -53,29 +53,36 @@ static inline LossSum run_read_loss(Run* r) {
     return loss;
 }
 
-static inline int run_own_parts(const Run* r) { return r->recipe.parts / comm_size(r->comm); }
-
 // ---- start.c ----
 // Finds the checkpoint to start from and completes the recipe. Writes only the lock file of an existing folder.
 bool run_find(Run* r, TostError* err);
 bool run_is_finished(const Run* r);          // resumed, but no step and no validation is left
 void run_begin_info(Run* r);                 // completes info, once the recipe is complete
 bool run_load_weights(Run* r, TostError* err);   // into the new model; without weights, initializes it
-// Opens folder and log, last, so that a run that cannot start writes nothing.
-bool run_open_folder(Run* r, TostError* err);
 
 // ---- setup.c ----
 // Opens the data, creates the model, then the folder and its log; prints the settings.
 bool run_set_up(Run* r, TostError* err);
 void run_free(Run* r);
 
+// ---- folder.c ----
+bool run_folder_is_new(const Run* r, TostError* err);   // fails if the folder already contains a run
+// Opens folder and log, last, so that a run that cannot start writes nothing.
+bool run_open_folder(Run* r, TostError* err);
+
 // ---- train.c ----
 // Trains after run_set_up, until the last step, a signal or an option that ends the run.
 bool run_train(Run* r, TostError* err);
+
+// ---- agree.c: what the ranks of a run decide together; collective, except for run_signal ----
 // The number of the signal that stops the run, or 0. All ranks learn of a signal in run_agree.
 int  run_signal(const Run* r);
-// True if all ranks pass true. Otherwise false on all, with the same *err. Collective.
+// True if all ranks pass true. Otherwise false on all, with the same *err.
 bool run_agree(Run* r, bool ok, TostError* err);
+// Fails, naming a rank, if the ranks do not run the same program with the same options, data and parameters.
+bool run_compare(Run* r, TostError* err);
+static inline int run_own_parts(const Run* r) { return r->recipe.parts / comm_size(r->comm); }
+double run_mean_loss(const Run* r);                        // nats per token, from part_loss
 
 // ---- save.c ----
 // Saves a checkpoint, which replaces one of this step; with `last`, only if there is none. Returns false if that fails:

@@ -1,9 +1,8 @@
-// setup.c: data, vocabulary, model and memory of a training run; the ranks compare what they have.
+// setup.c: data, vocabulary, model and memory of a training run.
 #include <fnmatch.h>
 #include <limits.h>
 #include <math.h>
 
-#include "base/crc32.h"
 #include "base/limits.h"
 #include "run/run.h"
 
@@ -198,41 +197,6 @@ static bool create_model(Run* r, TostError* err) {
     return r->model != NULL;
 }
 
-// ---- Comparison of the ranks ----
-
-static uint32_t params_crc(const Run* r) {
-    uint32_t crc = 0;
-    for (int i = 0; i < r->tensors.count; i++) {
-        const TostTensor* t = &r->tensors.tensor[i];
-        float* values = xmalloc(t->size * sizeof *values);
-        r->engine->get(values, r->model, TOST_PARAM, t);
-        crc = crc32_update(crc, values, t->size * sizeof *values);
-        free(values);
-    }
-    return crc;
-}
-
-static uint32_t program_crc(const Run* r) {
-    const char* path = path_exists("/proc/self/exe") ? "/proc/self/exe" : r->args->program;
-    Bytes bytes = {0};
-    const uint32_t crc = read_file(&bytes, path, &(TostError){0}) ? crc32_update(0, bytes.data, bytes.size) : 0;
-    free(bytes.data);
-    return crc;
-}
-
-// Fails, naming a rank, if the ranks do not run the same program with the same data and parameters. Collective.
-static bool compare_ranks(Run* r, TostError* err) {
-    TostComm* c = r->comm;
-    return !c || (
-        comm_same(c, program_crc(r), "the program differs from that of rank 0: run the same build on all hosts", err)
-        && comm_same(c, data_crc(r->data) + (r->val ? (uint64_t)data_crc(r->val) << 32 : 0), "the shards of --data or "
-                     "--val-data differ from those of rank 0: give all hosts the same files", err)
-        && comm_same(c, (uint64_t)r->info.step + ((uint64_t)r->info.best_val_step << 32), "the newest or the best "
-                     "checkpoint is of another step than on rank 0: all hosts must see the same run folder", err)
-        && comm_same(c, params_crc(r), "the initial parameters differ from those of rank 0: give all hosts the same "
-                     "files and the same kind of processor", err));
-}
-
 bool run_set_up(Run* r, TostError* err) {
     char device[256];
     const bool has_data = recipe_given(&r->recipe, RECIPE_data) || is_dir("data/starter")
@@ -247,7 +211,7 @@ bool run_set_up(Run* r, TostError* err) {
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;
     report_settings(r, device);
     if (!run_agree(r, check_memory(r, err), err)
-        || !run_agree(r, create_model(r, err) && run_load_weights(r, err), err) || !compare_ranks(r, err)
+        || !run_agree(r, create_model(r, err) && run_load_weights(r, err), err) || !run_compare(r, err)
         || !run_agree(r, run_open_folder(r, err), err)) return false;
     comm_broadcast(r->comm, &r->out, sizeof r->out, 0);   // for messages
     run_share_saved(r);

@@ -12,21 +12,6 @@ typedef enum { FAILED, INTERRUPTED, DONE } Outcome;   // INTERRUPTED: by a signa
 
 static int64_t micro_batches(const TostRecipe* r) { return r->total_batch / ((int64_t)r->batch * r->seq); }
 
-// ---- What the ranks decide together ----
-
-int run_signal(const Run* r) { return comm_size(r->comm) > 1 ? r->signal : signals_received(); }
-
-bool run_agree(Run* r, bool ok, TostError* err) {
-    const int size = comm_size(r->comm);
-    if (size == 1) return ok;
-    const int own = signals_received();
-    int* all = xmalloc((size_t)size * sizeof *all);
-    comm_allgather(r->comm, all, &own, sizeof own);
-    for (int i = 0; i < size && !r->signal; i++) r->signal = all[i];
-    free(all);
-    return comm_agree(r->comm, ok, err);
-}
-
 // ---- One training step ----
 
 // Called if a rank cannot read the data. Logs `row`, unless NULL, saves the completed steps and adds to the error how
@@ -61,18 +46,6 @@ static bool should_stop(void* context, double part) {
 static bool interrupted(const Run* r, bool failed) {
     if (r->comm && r->comm->lockstep) return false;
     return comm_any(r->comm, failed || signals_received());
-}
-
-// Nats per token, from part_loss of all ranks
-static double mean_loss(const Run* r) {
-    LossSum *all = xmalloc((size_t)r->recipe.parts * sizeof *all), total = {0};
-    comm_allgather(r->comm, all, r->part_loss, (size_t)run_own_parts(r) * sizeof *all);
-    for (int p = 0; p < r->recipe.parts; p++) {
-        total.sum += all[p].sum;
-        total.count += all[p].count;
-    }
-    free(all);
-    return total.sum / (double)total.count;
 }
 
 // Gradients of total_batch tokens, accumulated over the micro-batches of this rank's parts. The ranks decide whether
@@ -141,7 +114,7 @@ static Outcome train_step(LogRow* row, Run* r, TostError* err) {
     if (accumulated != DONE) return accumulated;
     const double norm = r->engine->grad_norm(r->model);
     r->part_loss[run_own_parts(r) - 1] = run_read_loss(r);   // one synchronization per part
-    const double loss = mean_loss(r);
+    const double loss = run_mean_loss(r);
     if (isfinite(loss) && isfinite(norm)) {
         lr = optimizer_step(r, norm);
         r->info.skipped_in_a_row = 0;
@@ -200,7 +173,7 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     progress_start(&r->progress);
     const Outcome measured = validation_losses(r, row, err);
     if (measured != DONE) return measured;
-    const double loss = mean_loss(r);
+    const double loss = run_mean_loss(r);
     if (!isfinite(loss)) {
         tost_error(err, "after step %lld the validation loss is %g: stopped; move the checkpoint of this step away, if "
                    "there is one, and resume with a lower --lr", (long long)r->info.step, fabs(loss));

@@ -10,7 +10,7 @@ cd "$repo" || exit 1
 . dev/test/mutants.sh
 JOBS=1
 sources=(train_gpt_tost.c tost/ranks/*.c tost/commands/main.c
-         tost/run/{start,setup,train,save,report}.c tost/store/checkpoint.c)
+         tost/run/{start,setup,folder,train,save,report,agree}.c tost/store/checkpoint.c)
 
 # mutant | suite that must fail | sed command that changes its line
 declare -A suites=()
