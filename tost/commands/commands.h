@@ -14,6 +14,7 @@ int tost_main(int argc, char** argv, const TostEngine* engine);
 // Prints the page that o->page asks for: the help of o's command, with the usage lines of all commands if none was
 // named; or the version.
 void print_page(const Options* o, const TostEngine* engine);
+int command_train(const Options* o, TostComm* comm, const TostEngine* engine);
 int command_sample(const Options* o, const TostEngine* engine);
 int command_eval(const Options* o, TostComm* comm, const TostEngine* engine);
 int command_vocab(const Options* o);

@@ -1,9 +1,8 @@
-// main.c: parses the command line and runs a command; train is here.
+// main.c: parses the command line and runs a command.
 #include "base/openmp.h"
 #include "base/processor.h"
 #include "base/signals.h"
 #include "commands/commands.h"
-#include "run/run.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -19,28 +18,6 @@ static void set_threads(const Options* o, const TostComm* comm) {
     const int own = threads_max() / sharing > 0 ? threads_max() / sharing : 1;
     const int threads = o->recipe.threads ? threads_or_max(o->recipe.threads) : own;
     threads_set(threads < THREADS_LIMIT ? threads : THREADS_LIMIT);
-}
-
-// Trains a model or continues a run with run/run.h.
-static int command_train(const Options* args, TostComm* comm, const TostEngine* engine) {
-    Run r = {.args = args, .recipe = recipe_copy(&args->recipe), .comm = comm, .engine = engine, .saved_step = -1,
-             .progress = progress_new(stdout, args->quiet || comm_rank(comm) != 0)};
-    TostError err;
-    signals_ignore_write_errors();
-    if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
-    bool ok = run_agree(&r, run_find(&r, &err), &err), finished = ok && run_is_finished(&r);
-    // Rank 0 decides, because ranks may see different folders.
-    comm_broadcast(r.comm, &finished, sizeof finished, 0);
-    if (finished)
-        progress_text(&r.progress, "%s is finished: %lld of %lld steps; use a larger --steps to continue", r.out.text,
-                      (long long)r.info.step, (long long)r.recipe.steps);
-    else ok = ok && options_same(args, &r.recipe, r.comm, &err) && run_set_up(&r, &err) && run_train(&r, &err);
-    const int signal = run_signal(&r);
-    const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.recipe.steps;
-    run_free(&r);
-    if (!ok) return print_error(&err);
-    if (signal) return 128 + signal;
-    return out_of_time ? STATUS_RESUMABLE : 0;
 }
 
 static int run_command(Options* o, TostComm* comm, const TostEngine* engine) {

@@ -37,6 +37,9 @@ const Setting option_table[OPTION_ROWS] = {
      .help = "safetensors file, checkpoint folder, or run folder (its newest checkpoint)",
      .default_text = "newest run in out/"},
     {.help = "Files"},
+    {"text", TRAIN, LIST, AT(text), "GLOB", .help = "files of text or JSONL: learn a vocabulary for the size of the "
+     "text and the time of --for, write shards to the run folder and train on them; vocab and tokenize have more options",
+     .not_with = "data", .needs = "for"},
     RECIPE_DATA(ROW)
     {"data", EVAL, LIST, AT(recipe.data), "GLOB",
      .help = "token shards to evaluate. Either this or --task is required"},
@@ -85,6 +88,10 @@ const Setting option_table[OPTION_ROWS] = {
     {"seed", TOKENIZE, INT64, AT(recipe.seed), "N", .help = "seed for the choice of validation documents",
      0, TOST_MAX_SEED, 1337},
     {.help = "Training"},
+    {"for", TRAIN, DURATION, AT(run_for), "TIME",
+     .help = "choose what is not given, model, batch, steps and learning rate, so that the run ends after this time, "
+     "such as 10m, with the lowest loss; prints the choice as a command line",
+     .min = 1, 10000 * 86400.0, .default_text = "off", .not_with = "steps"},
     RECIPE_TRAINING(ROW)
     {.help = "Evaluation"},
     {"batch", EVAL, INT, AT(recipe.batch), "N",
@@ -288,8 +295,7 @@ static bool find_command(Options* o, const char* name, TostError* err) {
 
 // ---- Defaults that depend on others ----
 
-// Derives sequence length, micro-batch size and tokens per step from sizes and preset, unless given.
-static bool derive_defaults(TostRecipe* r, const Options* o, TostError* err) {
+bool options_derive(TostRecipe* r, const Options* o, TostError* err) {
     const TostRecipe* preset = &tost_presets[r->preset];
     const int block = r->config.block_size;
     if (!recipe_given(r, RECIPE_seq)) r->seq = block == preset->config.block_size ? preset->seq : block;
@@ -315,6 +321,7 @@ static bool derive_defaults(TostRecipe* r, const Options* o, TostError* err) {
 // Sets what is not given: from the preset, the engine and the table.
 static void set_defaults(Options* o, const TostEngine* engine) {
     const bool train = o->command == COMMAND_TRAIN;
+    if (o->run_for > 0 && !recipe_given(&o->recipe, RECIPE_preset)) o->recipe.preset = 1;   // small
     recipe_fill(&o->recipe, &tost_presets[o->recipe.preset]);
     if (!recipe_given(&o->recipe, RECIPE_dtype)) o->recipe.dtype = (int)engine->default_dtype(train);
     for (int i = 0; i < OPTION_ROWS; i++) {
@@ -324,7 +331,8 @@ static void set_defaults(Options* o, const TostEngine* engine) {
         if (number && !of_preset && !o->given[i] && option_belongs(row, o->command))
             setting_set(o, row, row->value);
     }
-    if (train && o->recipe.preset == 0 && !recipe_given(&o->recipe, RECIPE_data))
+    const bool starter = o->recipe.preset == 0 || (o->run_for > 0 && o->text.count == 0);
+    if (train && starter && !recipe_given(&o->recipe, RECIPE_data))
         add_string(&o->recipe.data, xstrdup("data/starter/starter_train_*.bin"));
 }
 
@@ -357,11 +365,11 @@ static bool check_pairs(const Options* o, TostError* err) {
 }
 
 static bool check_train(Options* o, TostError* err) {
-    if (!o->recipe.data.count && !o->resume)
+    if (!o->recipe.data.count && !o->text.count && !o->resume)
         return tost_error(err, "--preset %s needs --data GLOB: token shards made with tokenize",
                           choice_name(TOST_PRESETS, o->recipe.preset).text);
     if (o->resume || o->init) return true;   // sizes come from a file and are checked by options_take_config
-    return tost_config_check(&o->recipe.config, err) && derive_defaults(&o->recipe, o, err);
+    return tost_config_check(&o->recipe.config, err) && options_derive(&o->recipe, o, err);
 }
 
 static bool check_eval(const Options* o, TostError* err) {
@@ -471,5 +479,5 @@ bool options_same(const Options* o, const TostRecipe* r, TostComm* comm, TostErr
 
 bool options_take_config(TostRecipe* r, const Options* o, const TostConfig* config, const char* file, TostError* err) {
     return recipe_take_config(r, config, o->init, file, err)
-        && (derive_defaults(r, o, err) || tost_error(err, "%s; defaults are from %s", err->text, file));
+        && (options_derive(r, o, err) || tost_error(err, "%s; defaults are from %s", err->text, file));
 }

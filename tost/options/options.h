@@ -14,7 +14,8 @@ typedef struct {
     const char* program;                   // argv[0], for messages and suggested commands
     const char* page;                      // the option that asks for --help or --version, or NULL
     TostRecipe  recipe;                    // of train; other commands set and use a few fields of it
-    double      max_time;                  // seconds; 0: off
+    double      max_time, run_for;         // seconds; 0: off
+    StringList  text;                      // files to train on; empty: none
     bool        resume, overwrite, quiet;
     double      rank_timeout;              // seconds; 0: none
     char       *model, *init, *tokenizer, *out;   // NULL: not given
@@ -61,6 +62,8 @@ bool option_belongs(const Setting* row, Command command);
 // Help and default, which is o's value; an asterisk if --resume may change it
 TextLine option_text(const Options* o, const Setting* row);
 
-// Takes the sizes from a model file and derives batch size and sequence length from them, unless given. Fails, naming
-// the setting, if a given size differs. o: the command line
+// Derives sequence length, micro-batch size and tokens per step from the sizes, unless given.
+bool options_derive(TostRecipe* r, const Options* o, TostError* err);
+// Takes the sizes from a model file and derives what follows from them. Fails, naming the setting, if a given size
+// differs. o: the command line
 bool options_take_config(TostRecipe* r, const Options* o, const TostConfig* config, const char* file, TostError* err);

@@ -26,8 +26,8 @@ static bool rename_old(Run* r, TostError* err) {
     return true;
 }
 
-// Creates and locks the folder. A default folder gets the next free number, even if two runs start at the same time.
-static bool claim_folder(Run* r, TostError* err) {
+// A default folder gets the next free number, even if two runs start at the same time.
+bool run_claim_folder(Run* r, TostError* err) {
     const bool numbered = !r->out.text[0];
     for (;;) {
         if (numbered) r->out = free_name(path_in("out", choice_name(TOST_PRESETS, r->recipe.preset).text).text, "-", 3);
@@ -59,7 +59,7 @@ static bool check_disk(Run* r, TostError* err) {
 bool run_open_folder(Run* r, TostError* err) {
     if (comm_rank(r->comm) != 0) return true;
     const bool existed = r->out.text[0] && is_dir(r->out.text);
-    bool ok = claim_folder(r, err);
+    bool ok = run_claim_folder(r, err);
     if (ok && r->lock.unsupported)
         run_warn(r, "%s: %s: the file system does not support locks: make sure that no other run writes here",
                  r->lock.path.text, strerror(r->lock.unsupported));

@@ -58,6 +58,49 @@ TextLine resume_hint(const Run* r) {
                      (long long)r->saved_step);
 }
 
+// ---- The plan of --for ----
+
+// The command that trains the same run without a clock: all that differs from the preset. free()
+static char* plain_command(const Run* r) {
+    const TostRecipe *preset = &tost_presets[r->recipe.preset], *none = &tost_presets[0];
+    char *word = shell_word(r->args->program), *line = xasprintf("%s", word);
+    for (const Setting* row = recipe_table; row < recipe_table + RECIPE_ROWS; row++) {
+        char *value = setting_text(&r->recipe, row), *usual = setting_text(row == recipe_table + RECIPE_preset ? none : preset, row), *rest = value, *each;
+        const bool shown = value && row->help && (row->kind == LIST || strcmp(value, usual ? usual : "") != 0);
+        while (shown && (each = strsep(&rest, "\x1f"))) {
+            char *before = line, *quoted = row->kind == FLAG ? xstrdup("") : shell_word(each);
+            line = xasprintf("%s --%s%s%s", before, row->name, *quoted ? " " : "", quoted);
+            free(before);
+            free(quoted);
+        }
+        free(value);
+        free(usual);
+    }
+    free(word);
+    return line;
+}
+
+static void report_command(Run* r) {
+    char* line = plain_command(r);
+    progress_fact(&r->progress, "command", "%s", line);
+    free(line);
+}
+
+void report_plan(Run* r, double epochs, double expected) {
+    const TostRecipe* recipe = &r->recipe;
+    progress_fact(&r->progress, "plan", "%lld steps, %s tokens, %.3g epochs; expected loss %.2f ± %.2f%s",
+                  (long long)recipe->steps, human_count((double)recipe->steps * (double)recipe->total_batch).text, epochs,
+                  expected, 0.03 * expected, r->engine->free_memory ? " (extrapolated: measured on CPUs only)" : "");
+    report_command(r);
+}
+
+void report_new_steps(Run* r) {
+    progress_end(&r->progress);
+    progress_fact(&r->progress, "time", "steps took longer or shorter than planned: the run ends after step %lld",
+                  (long long)r->recipe.steps);
+    report_command(r);
+}
+
 // ---- At the start ----
 
 static void report_schedule(Run* r) {

@@ -41,6 +41,8 @@ typedef struct {
     LogFile           log;
     Progress          progress;
     double            longest;         // seconds of the longest step, for --max-time
+    double            speed;           // of training on this machine, in plan_cost per second; 0: not measured
+    double            timed_from;      // now_seconds() when run_keep_time began to time steps, or 0
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
     bool              best_reset;      // resumed with other validation data than that of the best loss
@@ -63,12 +65,22 @@ bool run_load_weights(Run* r, TostError* err);   // into the new model; without 
 // ---- setup.c ----
 // Opens the data, creates the model, then the folder and its log; prints the settings.
 bool run_set_up(Run* r, TostError* err);
+void run_choose_batch(Run* r);   // on a GPU: the micro-batch, unless it is given or the run is resumed
 void run_free(Run* r);
+
+// ---- plan.c: --for ----
+// The vocabulary for a text of this many bytes; 0: failed. Times a model on this machine.
+int  run_plan_vocabulary(Run* r, double bytes, TostError* err);
+bool run_plan(Run* r, TostError* err);   // completes the recipe, once the data is open
+// Called before each step. Where the decay of the learning rate begins, changes the number of steps if they would not
+// end in time.
+void run_keep_time(Run* r);
 
 // ---- folder.c ----
 bool run_folder_is_new(const Run* r, TostError* err);   // fails if the folder already contains a run
 // Opens folder and log, last, so that a run that cannot start writes nothing.
 bool run_open_folder(Run* r, TostError* err);
+bool run_claim_folder(Run* r, TostError* err);   // on rank 0: creates and locks the folder, if that is not done
 
 // ---- train.c ----
 // Trains after run_set_up, until the last step, a signal or an option that ends the run.
@@ -99,6 +111,8 @@ bool run_log_step(Run* r, const LogRow* row, TostError* err);
 // ---- report.c ----
 void run_warn(Run* r, const char* fmt, ...) PRINTF_LIKE(2, 3);   // one line on stderr
 TextLine resume_hint(const Run* r);                              // how to resume the run, and from which step
+void report_plan(Run* r, double epochs, double expected);        // expected: loss in nats per token
+void report_new_steps(Run* r);
 void report_settings(Run* r, const char* device);
 void report_flops(Run* r);                                       // and sets p->peak_tokens_per_s
 void report_validation(Run* r);

@@ -165,10 +165,9 @@ static bool check_memory(Run* r, TostError* err) {
                       ? "the limit of its cgroup is" : "the machine has", human_bytes(limit).text);
 }
 
-// Chooses the micro-batch on a GPU, unless --batch is given or the run is resumed: the largest number of sequences that
-// divides those of a part, has up to GPU_TOKENS tokens in a pass (of --chunk, or else --seq) and fits in the memory of
-// each rank's GPU.
-static void choose_batch(Run* r) {
+// The largest number of sequences that divides those of a part, has up to GPU_TOKENS tokens in a pass (of --chunk, or
+// else --seq) and fits in the memory of each rank's GPU.
+void run_choose_batch(Run* r) {
     enum { GPU_TOKENS = 65536 };
     TostRecipe* recipe = &r->recipe;
     if (!r->engine->free_memory || recipe_given(recipe, RECIPE_batch)) return;
@@ -204,7 +203,8 @@ bool run_set_up(Run* r, TostError* err) {
     const bool ready = has_data && open_tokenizer(r, err) && open_data(r, err) && open_val_data(r, err)
                        && check_split(r, err);
     if (!run_agree(r, ready, err)) return false;
-    choose_batch(r);
+    if (!run_plan(r, err)) return false;
+    run_choose_batch(r);
     run_begin_info(r);
     r->tensors = tost_tensors(&r->recipe.config);
     r->engine_options = recipe_engine(&r->recipe, r->recipe.batch, r->recipe.seq, run_own_parts(r), r->comm);

@@ -86,7 +86,7 @@ static bool find_fresh(Run* r, TostError* err) {
 
 // Only rank 0 uses the folder; the others read checkpoints.
 bool run_find(Run* r, TostError* err) {
-    const char* out = r->out.text;   // empty: claim_folder chooses a numbered folder
+    const char* out = r->out.text;   // empty: run_claim_folder chooses a numbered folder
     if (r->args->out) r->out = path_text("%s", r->args->out);
     else if (r->args->resume && !checkpoint_newest_run(&r->out, "out", "--out DIR", err)) return false;
     if (*out && checkpoint_is_folder(out))

@@ -250,6 +250,7 @@ static bool loop(Run* r, TostError* err) {
     if (r->info.row && !after_step(r, &row, err)) return false;
     while (r->info.step < r->recipe.steps && !run_signal(r) && !r->stopped_by) {
         const double start = now_seconds();
+        run_keep_time(r);
         const Outcome stepped = train_step(&row, r, err);
         if (stepped == FAILED || (stepped == DONE && !after_step(r, &row, err))) return false;
         if (!r->stopped_by && is_out_of_time(r, now_seconds() - start)) r->stopped_by = "--max-time";

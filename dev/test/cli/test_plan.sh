@@ -1,0 +1,49 @@
+#!/bin/sh
+# test_plan.sh BINARY: --for and --text. How good the choice is: dev/results/budget.md.
+# shellcheck disable=SC2086,SC2154  # lists of options are split into words; variables of tiny.sh
+
+. "$(dirname "$0")/tiny.sh"
+OMP_NUM_THREADS=1   # on a busy machine, steps with two threads may take longer than --for
+
+# The last command that a run printed, with another program and folder
+command_of() { sed -n 's/^command    [^ ]* //p' "$1" | tail -1 | tr -d "'"; }
+
+# ---- --for -----------------------------------------------------------------------------------------------------------
+
+given="$sizes $data --total-batch 128 --batch 2 --keep 1"   # checkpoints before a change of the steps name others
+run $given --for 2s --out timed
+cp stdout printed
+check "the plan: $(grep '^plan' printed)" grep -Eq '^plan  .* steps, .* epochs; expected loss .* ± ' printed
+check "what is given stands" grep -q '^model      1 layer, 2 heads, 16 channels' printed
+check "the run ends with a sample" grep -q '^sample after step' printed
+rate=$(tail -1 timed/log.csv | cut -d, -f5)
+check "the learning rate has decayed: $rate" [ "$(echo "$rate" | awk '{ print ($1 < 0.0005) }')" = 1 ]
+run $(command_of printed) --out plain
+check "the printed command gives the same run" [ "$(training_of timed)" = "$(training_of plain)" ]
+check "and the same weights" same_run timed plain
+steps=$(sed -n 's/^done: \([0-9]*\) step.*/\1/p' printed)
+prints "--resume --out timed" "is finished: $steps of $steps steps"
+
+# A run that is stopped keeps its plan.
+execute tost $given --for 4s --max-time 2s --out stopped
+check "--max-time: exit status $status, expected 75" [ $status -eq 75 ]
+cp stdout printed
+run --resume --out stopped
+run $(command_of printed) --out unstopped
+check "a resumed run is the planned one" same_run stopped unstopped
+
+# ---- --text ----------------------------------------------------------------------------------------------------------
+
+sums 3000 >long.txt
+run --text long.txt text.txt --for 2s $sizes --total-batch 128 --keep 1 --out mine
+cp stdout printed
+check "the run has its vocabulary and shards: $(echo mine/*)" \
+    [ -f mine/text_vocab.bpe ] && [ -f mine/text_train_000000.bin ] && [ -f mine/text_val_000000.bin ]
+run $(command_of printed) --out again
+check "the printed command gives the same run" same_run mine again
+cp mine/text_vocab.bpe learned.bpe
+prints "--text long.txt --for 2s $sizes --total-batch 128 --tokenizer learned.bpe --out mine --overwrite" \
+    "the old run is now in mine.1" "tokenizer  mine/text_vocab.bpe"
+check "the old run has kept its shards" [ -f mine.1/text_train_000000.bin ]
+
+finish

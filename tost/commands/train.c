@@ -1,0 +1,76 @@
+// train.c: the command train: trains a model or continues a run with run/run.h. With --text, runs vocab and tokenize
+// first.
+#include <sys/stat.h>
+
+#include "base/signals.h"
+#include "commands/commands.h"
+#include "run/run.h"
+
+// Runs vocab, unless a tokenizer is given, and tokenize. Returns their exit status.
+static int write_shards(const Run* r, const Path* prefix, const StringList* files, int vocab_size, double bytes) {
+    static const double LEAST = 330e3, MOST_FRAC = 0.1;   // bytes for validation, if that is not too much of the text
+    const Path vocab = path_text("%s_" TOKENIZER_FILE, prefix->text);
+    Options o = *r->args;
+    o.files = files->strings;
+    o.n_files = files->count;
+    o.size = vocab_size;
+    o.out = (char*)vocab.text;
+    int status = vocab_size ? command_vocab(&o) : 0;
+    if (vocab_size) o.tokenizer = o.out;
+    o.out = (char*)prefix->text;
+    o.val_frac = LEAST / bytes < MOST_FRAC ? LEAST / bytes : MOST_FRAC;
+    o.shard_tokens = 100000000;
+    if (status == 0) status = command_tokenize(&o);
+    fflush(stdout);   // before the lines of Progress
+    return status;
+}
+
+// --text: writes shards to the run's folder, on rank 0, and trains on them. *status: of a command that failed and has
+// printed why
+static bool read_text(int* status, Run* r, TostError* err) {
+    StringList files = {0};
+    const bool first = comm_rank(r->comm) == 0, learns = !r->args->tokenizer && !r->args->init;
+    bool ok = !first || (expand_glob(&files, &r->args->text, err) && run_claim_folder(r, err));
+    double bytes = 0;
+    for (int i = 0; ok && i < files.count; i++) {
+        struct stat file;
+        if (stat(files.strings[i], &file) == 0) bytes += (double)file.st_size;
+    }
+    ok = run_agree(r, ok, err);
+    comm_broadcast(r->comm, &r->out, sizeof r->out, 0);
+    comm_broadcast(r->comm, &bytes, sizeof bytes, 0);
+    const Path prefix = path_in(r->out.text, "text");
+    int size = 0;
+    ok = ok && (!learns || (size = run_plan_vocabulary(r, bytes, err)) > 0);
+    if (ok && first) *status = write_shards(r, &prefix, &files, size, bytes);
+    comm_broadcast(r->comm, status, sizeof *status, 0);
+    free_strings(&files);
+    add_string(&r->recipe.data, xasprintf("%s_train_*.bin", prefix.text));
+    r->recipe.given |= (uint64_t)1 << RECIPE_data;
+    return ok && *status == 0;
+}
+
+int command_train(const Options* args, TostComm* comm, const TostEngine* engine) {
+    Run r = {.args = args, .recipe = recipe_copy(&args->recipe), .comm = comm, .engine = engine, .saved_step = -1,
+             .progress = progress_new(stdout, args->quiet || comm_rank(comm) != 0)};
+    TostError err;
+    signals_ignore_write_errors();
+    if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
+    bool ok = run_agree(&r, run_find(&r, &err), &err), finished = ok && run_is_finished(&r);
+    int text = 0;
+    ok = ok && (args->text.count == 0 || read_text(&text, &r, &err));
+    // Rank 0 decides, because ranks may see different folders.
+    comm_broadcast(r.comm, &finished, sizeof finished, 0);
+    if (finished)
+        progress_text(&r.progress, "%s is finished: %lld of %lld steps; use a larger --steps to continue", r.out.text,
+                      (long long)r.info.step, (long long)r.recipe.steps);
+    else ok = ok && options_same(args, &r.recipe, r.comm, &err) && run_set_up(&r, &err) && run_train(&r, &err);
+    const int signal = run_signal(&r);
+    const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.recipe.steps;
+    run_free(&r);
+    if (text) return text;
+    if (!ok) return print_error(&err);
+    if (signal) return 128 + signal;
+    return out_of_time ? STATUS_RESUMABLE : 0;
+}
+

@@ -1,0 +1,226 @@
+// plan.c: --for: chooses what is not given of a run from its time, its text and the speed of the machine, which it
+// measures. Before the learning rate decays, the steps are fitted to the clock once more.
+#include "run/plan.h"
+
+#include <math.h>
+
+#include "base/clock.h"
+#include "base/rng.h"
+#include "init.h"
+#include "run/run.h"
+
+// ---- The law ----
+
+double plan_cost(const TostConfig* c) {
+    const double L = c->n_layer, C = c->n_embd, V = c->vocab_size;
+    return L * C * (C + 67) + V * (0.043 * C + 5) + 14 * C;
+}
+
+static double parameters(const TostConfig* c) {
+    return c->n_layer * 10.0 * c->n_embd * c->n_embd;
+}
+
+double plan_loss(const TostConfig* c, double tokens, double unique) {
+    const double seen = fmin(tokens, unique), repeats = tokens / seen - 1;
+    const double D = seen * (1 + 15.4 * (1 - exp(-repeats / 15.4)));
+    return 0.3 + 0.5 * pow(parameters(c) / 1e6, -0.1) + 0.1 * pow(D / 1e6, -0.3);
+}
+
+// Steps after which the loss on a text of `unique` tokens falls no more
+static double most_steps(const TostRecipe* r, double unique) { return 20 * unique / (double)r->total_batch; }
+
+int plan_vocabulary(double bytes, double seconds, double speed) {
+    (void)seconds, (void)speed;
+    return bytes < 1e6 ? 1024 : bytes < 5e6 ? 2048 : 4096;
+}
+
+void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
+    static const struct { int layers, channels; } sizes[] = {
+        {2, 64}, {4, 64}, {4, 128}, {6, 128}, {4, 192}, {6, 192}, {6, 256}, {8, 256}, {8, 384}, {8, 512}};
+    double best = INFINITY;
+    TostConfig chosen = r->config;
+    for (size_t i = 0; i < countof(sizes); i++) {
+        TostConfig c = r->config;
+        if (!recipe_given(r, RECIPE_n_layer)) c.n_layer = sizes[i].layers;
+        if (!recipe_given(r, RECIPE_n_embd)) c.n_embd = sizes[i].channels;
+        if (!recipe_given(r, RECIPE_n_head)) c.n_head = c.n_embd % 64 == 0 ? c.n_embd / 64 : 1;
+        const double loss = plan_loss(&c, seconds * speed / plan_cost(&c), unique);
+        if (c.n_embd % c.n_head != 0 || loss >= best) continue;
+        best = loss;
+        chosen = c;
+    }
+    r->config = chosen;
+    if (!recipe_given(r, RECIPE_total_batch)) r->total_batch = 4096;
+}
+
+static void set(TostRecipe* r, RecipeRow row, double value) {
+    if (!recipe_given(r, row)) setting_set(r, &recipe_table[row], value);
+}
+
+void plan_steps(TostRecipe* r, double most, double unique) {
+    const double steps = floor(fmin(most, most_steps(r, unique)));
+    const double tokens = steps * (double)r->total_batch, width = r->config.n_embd;
+    r->steps = (int64_t)fmax(steps, 1);
+    set(r, RECIPE_lr, fmin(0.03, 0.011 * pow(tokens / 1e7, -0.6) * sqrt(128 / width)));
+    set(r, RECIPE_schedule, SCHEDULE_WSD);
+    set(r, RECIPE_decay_frac, 0.6);
+    set(r, RECIPE_min_lr_frac, 0);
+    set(r, RECIPE_warmup, ceil(0.04 * steps));
+    const double every = ceil(steps / 5);
+    set(r, RECIPE_val_every, every);
+    set(r, RECIPE_sample_every, every);
+    set(r, RECIPE_save_every, every);
+    set(r, RECIPE_val_windows, fmin(fmax(0.01 * tokens / r->seq, 32), 480));
+}
+
+// ---- Measuring ----
+
+enum { VALIDATIONS = 6 };                      // of plan_steps, with that before the first step
+static const double END_SECONDS = 0.5;         // of the last save and sample
+static const double VALIDATION_COST = 0.4;     // of a token, as a fraction of training it
+static const double TIMING_SHARE = 0.01;       // of the time, for timing steps of a model
+static const double FIRST_SPEED = 2e9;         // a guess, for the first model that is timed
+
+static double seconds_left(const Run* r) { return r->args->run_for - (now_seconds() - r->progress.began); }
+
+static void one_step(Run* r, TostModel* model, Chunks* chunks, const int32_t* ids, int64_t number) {
+    const TostRecipe* recipe = &r->recipe;
+    const int64_t n = recipe->total_batch / ((int64_t)recipe->batch * recipe->seq) / comm_size(r->comm);
+    double loss;
+    int64_t count;
+    r->engine->zero_grad(model);
+    for (int64_t i = 0; i < n; i++) {
+        const TostEnd end = i + 1 == n ? TOST_STEP_ENDS : (i + 1) % (n / run_own_parts(r)) == 0 ? TOST_PART_ENDS : TOST_MORE;
+        chunks_train(chunks, ids, ids + 1, recipe->batch, recipe->seq, 1.0f / (float)recipe->total_batch, end);
+    }
+    r->engine->grad_norm(model);
+    r->engine->read_loss(&loss, &count, model);
+    const TostUpdate update = {.lr = 1e-3, .beta1 = recipe->beta1, .beta2 = recipe->beta2, .eps = recipe->eps,
+                               .grad_scale = 1, .step = number};
+    r->engine->update(model, &update);
+}
+
+// Mean seconds of a step, by the clock of rank 0, after one that touches the memory first. Random weights and tokens:
+// the time does not depend on them. 0: failed, see *err
+static double time_step(Run* r, TostError* err) {
+    enum { FEWEST = 3, MOST = 30 };
+    const TostRecipe* recipe = &r->recipe;
+    const size_t n = (size_t)recipe->batch * (size_t)recipe->seq + 1;
+    const TostEngineOptions o = recipe_engine(recipe, recipe->batch, recipe->seq, run_own_parts(r), r->comm);
+    TostModel* model = r->engine->create(&recipe->config, &o, err);
+    if (!run_agree(r, model, err)) return 0;
+    TostTensors tensors = tost_tensors(&recipe->config);
+    Chunks chunks = {.engine = r->engine, .model = model, .max_chunk = o.max_chunk};
+    int32_t* ids = xmalloc(n * sizeof *ids);
+    Rng rng = rng_seeded(0, 0);
+    for (size_t i = 0; i < n; i++) ids[i] = (int32_t)rng_below(&rng, (uint64_t)recipe->config.vocab_size);
+    init_params(r->engine, model, &tensors, recipe->config.n_layer, 0);
+    one_step(r, model, &chunks, ids, 1);
+    const double start = now_seconds();
+    double seconds;
+    int done = 0;
+    for (bool more = true; more; comm_broadcast(r->comm, &more, sizeof more, 0)) {
+        one_step(r, model, &chunks, ids, ++done + 1);
+        seconds = now_seconds() - start;
+        more = done < FEWEST || (done < MOST && seconds < TIMING_SHARE * r->args->run_for);
+    }
+    seconds /= done;
+    comm_broadcast(r->comm, &seconds, sizeof seconds, 0);
+    r->engine->destroy(model);
+    tost_tensors_free(&tensors);
+    free(ids);
+    return seconds;
+}
+
+// Sets sizes and tokens per step, and times them, until the measured speed leads to the same ones again. unique: tokens
+// of the text. Returns the seconds of a step; 0: failed, see *err
+static double choose_sizes(Run* r, double unique, int tries, TostError* err) {
+    TostRecipe* recipe = &r->recipe;
+    double seconds = 0;
+    if (r->speed == 0) r->speed = FIRST_SPEED;
+    for (int i = 0; i < tries; i++) {
+        const TostRecipe before = *recipe;
+        if (!r->args->init) plan_sizes(recipe, r->args->run_for, r->speed, unique);
+        const bool same = memcmp(&before.config, &recipe->config, sizeof before.config) == 0
+                          && before.total_batch == recipe->total_batch;
+        if (seconds > 0 && same) break;
+        if (!run_agree(r, tost_config_check(&recipe->config, err) && options_derive(recipe, r->args, err), err)) return 0;
+        run_choose_batch(r);
+        if ((seconds = time_step(r, err)) == 0) return 0;
+        r->speed = plan_cost(&recipe->config) * (double)recipe->total_batch / seconds;
+    }
+    return seconds;
+}
+
+// Entropy of the distribution of the tokens, in nats
+static double entropy(Run* r) {
+    enum { MOST = 1 << 22, BLOCK = 4096 };
+    ShardStream* s = &r->data->source[0].stream;
+    const uint64_t all = stream_tokens(s), n = all < MOST ? all : MOST;
+    int64_t* count = xcalloc((size_t)r->recipe.config.vocab_size, sizeof *count);
+    int32_t ids[BLOCK];
+    double sum = 0;
+    for (uint64_t at = 0; at < n; at += BLOCK) {
+        const size_t some = n - at < BLOCK ? (size_t)(n - at) : BLOCK;
+        if (!stream_read(ids, s, at, some, &(TostError){0})) memset(ids, 0, sizeof ids);   // training reports it
+        for (size_t i = 0; i < some; i++) count[ids[i]]++;
+    }
+    for (int v = 0; v < r->recipe.config.vocab_size; v++)
+        if (count[v]) sum -= (double)count[v] / (double)n * log((double)count[v] / (double)n);
+    free(count);
+    return sum;
+}
+
+int run_plan_vocabulary(Run* r, double bytes, TostError* err) {
+    if (recipe_given(&r->recipe, RECIPE_vocab_size)) return r->recipe.config.vocab_size;
+    return choose_sizes(r, bytes / 3, 1, err) > 0 ? plan_vocabulary(bytes, r->args->run_for, r->speed) : 0;
+}
+
+static double unique_tokens(const Run* r) {
+    double n = 0;
+    for (int k = 0; k < r->data->n; k++) n += (double)stream_tokens(&r->data->source[k].stream);
+    return n;
+}
+
+bool run_plan(Run* r, TostError* err) {
+    TostRecipe* recipe = &r->recipe;
+    if (!r->args->run_for) return true;
+    const double unique = unique_tokens(r);
+    if (r->args->init) recipe->given |= (uint64_t)1 << RECIPE_lr;   // that of find_fresh
+    const double step = choose_sizes(r, unique, 4, err);
+    if (step == 0) return false;
+    double most = (seconds_left(r) - END_SECONDS) / step;
+    comm_broadcast(r->comm, &most, sizeof most, 0);
+    plan_steps(recipe, most, unique);
+    const double validation = r->val ? VALIDATIONS * VALIDATION_COST * (double)(recipe->val_windows * recipe->seq) : 0;
+    most -= validation / (double)recipe->total_batch;
+    if (most < 1)
+        return tost_error(err, "--for %g seconds is too short: a step takes %.3g s", r->args->run_for, step);
+    plan_steps(recipe, most, unique);
+    const double tokens = (double)recipe->steps * (double)recipe->total_batch;
+    report_plan(r, tokens / unique, plan_loss(&recipe->config, tokens, unique) * entropy(r));
+    return true;
+}
+
+// ---- During training ----
+
+void run_keep_time(Run* r) {
+    static const double TOLERANCE = 0.02;   // of the time
+    TostRecipe* recipe = &r->recipe;
+    const int64_t start = schedule_decay_start(schedule_of(recipe)), step = r->info.step, timed = start / 4;
+    if (r->args->run_for == 0 || start >= recipe->steps) return;
+    if (step == start - timed) r->timed_from = now_seconds();
+    if (step != start || r->timed_from == 0) return;
+    const double each = (now_seconds() - r->timed_from) / (double)timed, left = seconds_left(r) - END_SECONDS;
+    double rest = (double)(recipe->steps - step);
+    if (fabs(left - each * rest) > TOLERANCE * r->args->run_for)
+        rest = fmin(fmax(floor(left / each), 1), fmax(most_steps(recipe, unique_tokens(r)) - (double)step, rest));
+    comm_broadcast(r->comm, &rest, sizeof rest, 0);
+    const int64_t steps = step + (int64_t)rest;
+    if (steps == recipe->steps) return;
+    recipe->steps = r->progress.steps = steps;
+    recipe->decay_frac = rest / (double)steps;
+    key_values_free(&r->info.options);
+    r->info.options = recipe_write(recipe);
+    report_new_steps(r);
+}

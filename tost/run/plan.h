@@ -1,0 +1,18 @@
+// plan.h: the law behind --for: what a model of some size learns from some tokens, and the settings that go with it.
+// dev/results/budget.md has the measurements.
+#pragma once
+
+#include "recipe.h"
+
+// Time of a token in training, relative to that of other sizes
+double plan_cost(const TostConfig* c);
+// Expected validation loss after `tokens` tokens of a text with `unique` tokens, as a fraction of the entropy of the
+// distribution of its tokens
+double plan_loss(const TostConfig* c, double tokens, double unique);
+// The vocabulary for a text of this many bytes, trained on for `seconds` at a speed of plan_cost per second
+int    plan_vocabulary(double bytes, double seconds, double speed);
+// Sets the sizes and the tokens per step, unless given, for that time and speed. unique: tokens of the text
+void   plan_sizes(TostRecipe* r, double seconds, double speed, double unique);
+// Sets steps, learning rate, schedule, weight decay, warm-up and validation, unless given, for `most` steps in that
+// time. There are fewer if the text is so short that more would not lower the loss.
+void   plan_steps(TostRecipe* r, double most, double unique);
