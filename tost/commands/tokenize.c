@@ -101,7 +101,9 @@ int command_vocab(const Options* o) {
     progress_erase(&progress);
     if (!ok) return failed(&err);
     print_text_count(o, &r.read);
-    if (r.merges < r.wanted) print_warning("--size %d: the text has only %d merges", o->size, r.merges);
+    if (r.frequent < r.wanted)
+        print_warning("--size %d: merges that occur %d times or more in the text: %d; give --size %d, or more text",
+                      o->size, VOCAB_FREQUENT, r.frequent, VOCAB_MIN_SIZE + r.frequent);
     if (!o->quiet)
         print_line(stdout, "%s: %d tokens, from %s, documents: %" PRIu64 ", different words: %" PRIu64, o->out,
                    VOCAB_MIN_SIZE + r.merges, human_bytes((double)r.read.bytes).text, r.read.documents, r.words);
