@@ -31,7 +31,7 @@ check "JSONL on stdin gives the same" same d.bpe e.bpe
 check "another field of JSONL with another name gives the same" same g.bpe e.bpe
 prints "vocab --size 9999 --out f.bpe web.txt" "--size 9999: merges that occur 10 times" "f.bpe: 292 tokens"
 { yes ab | head -n 10; yes cd | head -n 9; } >rare.txt
-prints "vocab --size 259 --out rare.bpe rare.txt" "--size 259: merges that occur 10 times or more in the text: 1; give --size 258,"
+prints "vocab --size 259 --out rare.bpe rare.txt" "merges that occur 10 times or more in the text: 1; give --size 258,"
 run vocab --size 258 --out frequent.bpe rare.txt
 check "the size of the advice gives no warning: $(cat stderr)" empty stderr
 run vocab --size 257 --out bytes.bpe
