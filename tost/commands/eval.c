@@ -97,11 +97,7 @@ static void add_text(TextLoss* sum, const Tokenizer* tokenizer, int32_t input, i
     text = text_of(&n, tokenizer, target);
     sum->bytes += (double)n;
     if (n > 0) sum->nats += nats;
-    for (size_t i = 0; i < n; i++) {
-        const bool before = space;
-        space = isspace((uint8_t)text[i]);
-        sum->words += before && !space;
-    }
+    for (size_t i = 0; i < n; space = isspace((uint8_t)text[i++])) sum->words += space && !isspace((uint8_t)text[i]);
 }
 
 // Adds the losses (T) of such a chunk to those of its window.
