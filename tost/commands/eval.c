@@ -1,5 +1,6 @@
 // eval.c: computes the loss of a trained model on token shards: every token but the first is scored once, in
 // windows that may overlap, or windows at random positions are scored. --task is in eval_task.c.
+#include <ctype.h>
 #include <math.h>
 
 #include "base/clock.h"
@@ -21,8 +22,12 @@ typedef struct { uint64_t start; int skip, end; } Window;
 // Positions in a window are counted from 1: position n is predicted from n tokens. Bin k has 2^(k-1) < n <= 2^k.
 enum { POSITION_BINS = 32 };
 
-// Losses of a window: their sum, and sum and count in each bin; bytes of text in its targets.
-typedef struct { double nats, bin_nats[POSITION_BINS], bin_tokens[POSITION_BINS], bytes; } WindowLoss;
+// Text in targets: its bytes, the words that begin in it, after white space or at the beginning of a document, and the
+// loss of its tokens. <|endoftext|> and ids that the tokenizer does not have are no text.
+typedef struct { double bytes, words, nats; } TextLoss;
+
+// Losses of a window: their sum, and sum and count in each bin.
+typedef struct { double nats, bin_nats[POSITION_BINS], bin_tokens[POSITION_BINS]; TextLoss text; } WindowLoss;
 
 typedef struct {
     LoadedModel*     model;
@@ -36,7 +41,7 @@ typedef struct {
     Progress         progress;
     // results so far
     Ratio            loss, position[POSITION_BINS];   // windows as samples
-    double           bytes;
+    TextLoss         text;
     LossSum*         shard;          // (shards); a window counts for the shard of its first scored target
 } Evaluation;
 
@@ -77,9 +82,27 @@ static bool fill_chunk(int32_t* inputs, int32_t* targets, ShardStream* s, const 
     return true;
 }
 
+// The text of a token; *n is 0 if it has none.
+static const char* text_of(size_t* n, const Tokenizer* tokenizer, int32_t id) {
+    const char* text = tokenizer_piece(tokenizer, (uint32_t)id, n);
+    if (id == tokenizer_eot(tokenizer)) *n = 0;
+    return text;
+}
+
+// Adds the text of a target that follows `input`.
+static void add_text(TextLoss* sum, const Tokenizer* tokenizer, int32_t input, int32_t target, double nats) {
+    size_t n;
+    const char* text = text_of(&n, tokenizer, input);
+    bool space = n == 0 || isspace((uint8_t)text[n - 1]);
+    text = text_of(&n, tokenizer, target);
+    sum->bytes += (double)n;
+    if (n > 0) sum->nats += nats;
+    for (size_t i = 0; i < n; space = isspace((uint8_t)text[i++])) sum->words += space && !isspace((uint8_t)text[i]);
+}
+
 // Adds the losses (T) of such a chunk to those of its window.
-static void add_chunk(WindowLoss* sum, const double* losses, const int32_t* targets, int first, int T,
-                      const Tokenizer* tokenizer) {
+static void add_chunk(WindowLoss* sum, const double* losses, const int32_t* inputs, const int32_t* targets, int first,
+                      int T, const Tokenizer* tokenizer) {
     int bin = 0;
     for (int t = 0; t < T; t++) {
         if (targets[t] < 0) continue;
@@ -87,10 +110,7 @@ static void add_chunk(WindowLoss* sum, const double* losses, const int32_t* targ
         sum->nats += losses[t];
         sum->bin_nats[bin] += losses[t];
         sum->bin_tokens[bin]++;
-        size_t bytes = 0;   // <|endoftext|> counts as 0
-        if (tokenizer && targets[t] != tokenizer_eot(tokenizer))
-            tokenizer_piece(tokenizer, (uint32_t)targets[t], &bytes);
-        sum->bytes += (double)bytes;
+        if (tokenizer) add_text(&sum->text, tokenizer, inputs[t], targets[t], losses[t]);
     }
 }
 
@@ -99,7 +119,9 @@ static void add_window(Evaluation* e, JsonFile* json, const WindowLoss* sum, con
     ratio_add(&e->loss, sum->nats, w->end - w->skip);
     for (int k = 0; k < POSITION_BINS; k++)
         if (sum->bin_tokens[k] > 0) ratio_add(&e->position[k], sum->bin_nats[k], sum->bin_tokens[k]);
-    e->bytes += sum->bytes;
+    e->text.bytes += sum->text.bytes;
+    e->text.words += sum->text.words;
+    e->text.nats += sum->text.nats;
     LossSum* shard = e->shard + find_interval(e->data->start, e->data->count, w->start + (uint64_t)w->skip + 1);
     shard->sum += sum->nats;
     shard->count += w->end - w->skip;
@@ -132,7 +154,8 @@ static bool score_batch(WindowLoss* sum, Evaluation* e, const Window* window, in
         if (!ok) break;
         chunks_read_losses(losses, &e->model->chunks, inputs, targets, T);
         for (int i = 0; i < n; i++)
-            add_chunk(&sum[i], losses + (size_t)i * T, targets + (size_t)i * T, first, T, e->tokenizer);
+            add_chunk(&sum[i], losses + (size_t)i * T, inputs + (size_t)i * T, targets + (size_t)i * T, first, T,
+                      e->tokenizer);
         const double windows = (double)done + (double)all * (first + T) / e->T;
         progress_show(&e->progress, windows / (double)e->count, "loss %.4f", plain_nan(ratio_value(&e->loss)));
     }
@@ -210,13 +233,15 @@ static void report_shards(JsonFile* json, const Evaluation* e) {
 }
 
 static void report(JsonFile* json, const Evaluation* e, double seconds) {
-    const double value = ratio_value(&e->loss), bits = e->bytes > 0 ? e->loss.x / log(2) / e->bytes : NAN;
+    const double value = ratio_value(&e->loss), bits = e->text.nats / log(2) / e->text.bytes;
     const TextLine tokens = json_figure_int(json, "tokens", (int64_t)e->loss.y, "%lld"),
                    loss = json_figure_real(json, "loss", value, "%.6f nats/token"),
                    error = json_figure_real(json, "loss_95", ratio_error(&e->loss),
                                             " ± %.6f (95%%, windows as samples)"),
                    perplexity = json_figure_real(json, "perplexity", exp(value), "%.4f"),
                    per_byte = json_figure_real(json, "bits_per_byte", bits, "%.6f");
+    json_put_int(json, "bytes", (int64_t)e->text.bytes);
+    json_put_int(json, "words", (int64_t)e->text.words);
     printf("loss        %s%s\nperplexity  %s%s%s\ntokens      %s\nspeed       %.0f tokens/s\n", loss.text, error.text,
            perplexity.text, isnan(bits) ? "" : "\nbits/byte   ", per_byte.text, tokens.text,
            seconds > 0 ? e->loss.y / seconds : 0);

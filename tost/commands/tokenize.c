@@ -42,6 +42,22 @@ static void print_text_count(const Options* o, const TextCount* c) {
         printf("files of plain text: %d, of JSONL: %d\n", o->n_files - c->jsonl_files, c->jsonl_files);
 }
 
+// Of few validation tokens, n. The standard error of a loss is about 6/√n nats per token: 0.009 was measured with
+// n = 491,520 (dev/data/README.md).
+static void warn_of_validation(double val_frac, double n, double tokens) {
+    enum { SEQ = 256, FEW = 10000 };
+    const double larger = fmin(0.9, ceil(100 * (SEQ + 1) * fmax(val_frac / n, 1 / tokens)) / 100);
+    if (n == 0)
+        print_warning("--val-frac %g: no document went to validation shards; raise it, or separate documents by "
+                      "lines of " END_OF_TEXT, val_frac);
+    else if (n <= SEQ)
+        print_warning("--val-frac %g: %g validation tokens: train with --seq %g or less, or give a larger --val-frac, "
+                      "such as %g, for --seq %d", val_frac, n, n - 1, larger, SEQ);
+    else if (n < FEW)
+        print_warning("--val-frac %g: %g validation tokens, whose loss has a standard error of about %.1g nats per "
+                      "token", val_frac, n, 6 / sqrt(n));
+}
+
 int command_tokenize(const Options* o) {
     Progress progress;
     TokenizeOptions options = {
@@ -54,9 +70,8 @@ int command_tokenize(const Options* o) {
     progress_erase(&progress);
     if (!ok) return failed(&err);
     print_text_count(o, &r.read);
-    if (o->val_frac > 0 && r.written[SPLIT_VAL].tokens == 0)
-        print_warning("--val-frac %g: no document went to validation shards; raise it, or separate documents by "
-                      "lines of " END_OF_TEXT, o->val_frac);
+    if (o->val_frac > 0)
+        warn_of_validation(o->val_frac, (double)r.written[SPLIT_VAL].tokens, (double)r.tokens);
     if (o->quiet) return 0;
     const ShardCount *train = &r.written[SPLIT_TRAIN], *val = &r.written[SPLIT_VAL];
     printf("%llu document%s, %s: %llu tokens\n", (unsigned long long)r.read.documents,
@@ -86,7 +101,9 @@ int command_vocab(const Options* o) {
     progress_erase(&progress);
     if (!ok) return failed(&err);
     print_text_count(o, &r.read);
-    if (r.merges < r.wanted) print_warning("--size %d: the text has only %d merges", o->size, r.merges);
+    if (r.frequent < r.wanted)
+        print_warning("--size %d: merges that occur %d times or more in the text: %d; give --size %d, or more text",
+                      o->size, VOCAB_FREQUENT, r.frequent, VOCAB_MIN_SIZE + r.frequent);
     if (!o->quiet)
         print_line(stdout, "%s: %d tokens, from %s, documents: %" PRIu64 ", different words: %" PRIu64, o->out,
                    VOCAB_MIN_SIZE + r.merges, human_bytes((double)r.read.bytes).text, r.read.documents, r.words);

@@ -29,7 +29,9 @@ static bool count_samples(DataSource* s, const char* glob, TostError* err) {
     return s->samples > 0
         || tost_error(err, "%s: %" PRIu64 " tokens in %d shard%s, but --seq %d needs at least %" PRIu64 "%s", glob,
                       tokens, s->stream.count, s->stream.count == 1 ? "" : "s", s->T, T + 1,
-                      tokens > T ? " in one of them: use a shorter --seq or --order sequential" : "");
+                      tokens > T ? " in one of them: use a shorter --seq or --order sequential" : tokens < 2 ? "" :
+                      text_line(": tokenize more text, for validation with a larger --val-frac, or give --seq %" PRIu64,
+                                tokens - 1).text);
 }
 
 // ---- The data set ----

@@ -39,6 +39,7 @@ typedef struct {
     size_t     n_lines;
     char*      text;           // decoded from them
     bool       in_document;    // the current document has begun
+    uint64_t   head;           // its hash, see TextPart
 } Reader;
 
 // A file being read: data[0 .. n) has been read and not yet processed.
@@ -173,14 +174,16 @@ static bool find_format(InputFile* f, Reader* r, TostError* err) {
 
 static void add_part(Reader* r, const char* text, size_t n, bool ends) {
     r->parts = xgrow(r->parts, r->n_parts, sizeof *r->parts);
-    r->parts[r->n_parts++] = (TextPart){text, n, r->count->documents - 1, ends};
+    r->parts[r->n_parts++] = (TextPart){text, n, r->head, ends};
 }
 
-// Adds the next n bytes of the current document; ends: the document ends after them.
+// Adds the next n bytes of the current document, at first at least its head; ends: the document ends after them.
 static void add_text(Reader* r, const char* text, size_t n, bool ends) {
     if (n && !r->in_document) {
         r->in_document = true;
         r->count->documents++;
+        r->head = 0xcbf29ce484222325;   // FNV-1a
+        for (size_t i = 0; i < n && i < DOCUMENT_HEAD; i++) r->head = (r->head ^ (uint8_t)text[i]) * 0x100000001b3;
     }
     if (!r->in_document) return;
     const size_t part = r->batch_bytes / BATCH_PARTS + 1;
@@ -197,13 +200,15 @@ static void add_text(Reader* r, const char* text, size_t n, bool ends) {
 
 // ---- Plain text ----
 
-// Adds the complete documents in f, and the incomplete one after them up to its last safe cut. The rest begins with the
-// white space at the cut, so it includes the line end before a separator line. Returns the number of bytes used.
+// Adds the complete documents in f, and the incomplete one after them up to its last safe cut, but not less than its
+// head. The rest begins with the white space at the cut, so it includes the line end before a separator line. Returns
+// the number of bytes used.
 static size_t add_documents(Reader* r, const InputFile* f) {
     size_t p = 0, end, next;
     for (; document_ends(&end, &next, f->data, p, f->n, f->end); p = next)
         add_text(r, f->data + p, end - p, true);
     size_t rest = f->end ? f->n - p : tokenizer_last_cut(f->data + p, end - p);
+    if (!f->end && !r->in_document && rest < DOCUMENT_HEAD) rest = 0;
     add_text(r, f->data + p, rest, f->end);
     return p + rest;
 }

@@ -25,11 +25,13 @@ typedef struct {
     const char* inside_in;           // the first file with such
 } TextCount;
 
+enum { DOCUMENT_HEAD = 1024 };
+
 // A short document, or a section of a long one between two safe cuts (tokenizer_last_cut).
 typedef struct {
     const char* text;
     size_t      n;           // bytes
-    uint64_t    document;    // its number, from 0
+    uint64_t    head;        // hash of the document's first DOCUMENT_HEAD bytes, or of all if it has fewer
     bool        ends;        // the document ends here
 } TextPart;
 

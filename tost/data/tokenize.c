@@ -18,6 +18,7 @@ typedef struct {
     TokenizeResult*  r;
     Tokenizer*       tokenizer;
     int              threads;
+    uint64_t         first;          // head of the first document
     TokenizerCache** caches;         // (threads)
     ShardWriter*     writer;
     // current batch
@@ -42,18 +43,19 @@ static void encode_parts(Job* job, const TextPart* parts, size_t n) {
     }
 }
 
-static Split split_of(const Job* job, uint64_t document) {
-    Rng rng = rng_seeded(job->o->seed, document);
-    return rng_uniform(&rng) < job->o->val_frac && document > 0 ? SPLIT_VAL : SPLIT_TRAIN;
+static Split split_of(const Job* job, uint64_t head) {
+    Rng rng = rng_seeded(job->o->seed, head);
+    return rng_uniform(&rng) < job->o->val_frac && head != job->first ? SPLIT_VAL : SPLIT_TRAIN;
 }
 
 // Encodes and writes the parts of a batch.
 static bool write_batch(void* context, const TextPart* parts, size_t n, TostError* err) {
     Job* job = context;
     encode_parts(job, parts, n);
+    if (n && job->r->tokens == 0) job->first = parts[0].head;
     for (size_t i = 0; i < n; i++) {
         const Ids* part = job->parts + i;
-        const Split split = split_of(job, parts[i].document);
+        const Split split = split_of(job, parts[i].head);
         if (!shard_writer_append(job->writer, split, job->ids + part->first, part->n, err)) return false;
         job->r->tokens += part->n;
     }

@@ -15,9 +15,9 @@ typedef struct {
     TextInput    in;
     const char*  tokenizer;      // path of a vocab.bpe
     const char*  out;            // writes OUT_train_000000.bin …, OUT_val_000000.bin … and OUT_vocab.bpe
-    double       val_frac;       // probability that a document goes to the validation shards, [0, 1); the first one
-                                 // never does. A lone document gives this fraction of its tokens, the last ones
-    uint64_t     seed;           // a document's split depends only on seed and document number
+    double       val_frac;       // probability that a document goes to the validation shards, [0, 1); not the first
+                                 // and its copies. A lone document gives this fraction of its tokens, the last ones
+    uint64_t     seed;           // a document's split depends only on seed and TextPart.head, so copies share a split
     uint64_t     shard_tokens;   // tokens per shard
     // Called with in.context after each batch, unless NULL.
     void       (*progress)(void* context, const TokenizeResult* so_far);

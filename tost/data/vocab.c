@@ -142,6 +142,7 @@ static bool learn(Learner* l, TostError* err) {
         const HeapKey key = heap_pop(&l->queue);
         const uint32_t i = string_set_add(&l->pairs, (const char*)&key.second, sizeof key.second, 0);
         const uint64_t count = l->pairs.strings[i].count;
+        l->r->frequent += count == ~key.first && count >= VOCAB_FREQUENT;
         if (count == ~key.first) merge_pair(l, key.second, l->holders[i]);
         else if (count) heap_push(&l->queue, (HeapKey){~count, key.second});
     }

@@ -3,12 +3,13 @@
 
 #include "data/documents.h"
 
-enum { VOCAB_MIN_SIZE = 257 };   // 256 bytes and <|endoftext|>
+enum { VOCAB_MIN_SIZE = 257, VOCAB_FREQUENT = 10 };   // 256 bytes and <|endoftext|>; see VocabResult
 
 typedef struct {
     TextCount read;
     uint64_t  words;             // different ones; 0 until all text is read
     int       merges, wanted;    // there are fewer if the text has no more pairs
+    int       frequent;          // merges whose pair occurs VOCAB_FREQUENT times or more: the first ones
 } VocabResult;
 
 typedef struct {

@@ -82,6 +82,18 @@ odd=$(printf 'odd\037name.bin')
 cp tiny_val_000000.bin "$odd"
 run eval --model straight --data "$odd"
 
+# Text: 18 bytes and 4 words in the targets, which are all tokens but the first. With --seq 1, the windows have the loss
+# of each; <|endoftext|> is the target of windows 4, 17 and 20.
+printf 'ab cd\n<|endoftext|>\n  two  words\n<|endoftext|>\nx\n' >words.txt
+run tokenize --tokenizer vocab.bpe --val-frac 0 --out words --quiet words.txt
+for windows in "--seq 6 --stride 4 --batch 2" "--seq 5 --chunk 2" "--seq 1"; do
+    run eval --model straight --data words_train_000000.bin $windows --json words.json --force
+    check "$windows: bytes and words" [ "$(figure bytes words.json)" = 18 -a "$(figure words words.json)" = 4 ]
+done
+check "bits per byte: without the loss of <|endoftext|>" near "$(figure bits_per_byte words.json)" \
+    "$(awk -F'[:,}]' '/"start"/ && $2 != 4 && $2 != 17 && $2 != 20 { nats += $8 }
+                      END { printf "%.9f", nats / log(2) / 18 }' words.json)"
+
 # Tokenizers that do not fit
 mkdir beside
 cp tiny_val_000000.bin beside/x.bin

@@ -36,10 +36,22 @@ prints "tokenize --tokenizer my-merges.txt --val-frac 0.5 --seed 3 --skip-bad-li
     "lines skipped: 2, the first: lines.json: line 2: byte 0: expected an object" \
     "1 of 3237 bytes (0.0309%) are NUL or not UTF-8, the first at byte 3200 of flawed.txt" \
     "flawed.txt: <|endoftext|> inside lines, read as text: 1; sed 's/<|endo"
-check "three warnings on stderr: $(cat stderr)" [ "$(grep -c "^$(basename "$binary"): " stderr)" -eq 3 ]
+check "four warnings on stderr: $(cat stderr)" [ "$(grep -c "^$(basename "$binary"): " stderr)" -eq 4 ]
 check "the validation shards' share: $(cat stdout)" \
     grep -q "said_val_\*.bin: [0-9]* tokens, shards: 1, [0-9.]*% of the tokens" stdout
 sed "s/<|endoftext|>/\\n&\\n/g" flawed.txt >split.txt
 prints "$args --out split split.txt" "3 documents, "   # the suggested command makes separators of them
 prints "tokenize --tokenizer my-merges.txt --val-frac 0.01 --quiet --out lone text.txt" "--val-frac 0.01" "no document"
+
+# A document of bytes, whose last tokens are the validation shards: 2,578 tokens, then 25,780
+yes 123456789 | head -c 2577 >lone.txt
+lone="tokenize --tokenizer my-merges.txt --quiet"
+prints "$lone --val-frac 0.02 --out few lone.txt" "--val-frac 0.02: 51 validation tokens: train with --seq 50 or less" \
+    "such as 0.11, for --seq 256"
+prints "$lone --val-frac 0.11 --out window lone.txt" "--val-frac 0.11: 283 validation tokens" "error of about 0.4 nats"
+refuses 1 "tost --data few_train_*.bin --layers 1 --steps 1 --seq 256 --out no" "few_val_000000.bin: 51 tokens" "--seq 50"
+run --data few_train_000000.bin --layers 1 --channels 8 --heads 1 --steps 1 --seq 50 --out fits
+yes 123456789 | head -c 25779 >lone.txt
+run $lone --val-frac 0.4 --out many lone.txt
+check "10,312 validation tokens are no reason for a warning: $(cat stderr)" empty stderr
 finish

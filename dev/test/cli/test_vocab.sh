@@ -19,7 +19,7 @@ printf 'Ein Straßenfest\nin Köln\n<|endoftext|>\nZwei Feste <|endoftext|>' >we
 run vocab --size 290 --out a.bpe mixed.txt web.jsonl
 run vocab --size 290 --out b.bpe --threads 1 web.txt mixed.txt
 tost vocab --size 290 --out c.bpe --quiet mixed.txt - <web.txt >stdout 2>stderr
-check "--quiet prints only a warning: $(cat stdout stderr)" [ -z "$(cat stdout)" -a "$(wc -l <stderr)" -eq 1 ]
+check "--quiet prints only two warnings: $(cat stdout stderr)" [ -z "$(cat stdout)" -a "$(wc -l <stderr)" -eq 2 ]
 check "it counts the separators inside lines" says "mixed.txt: <|endoftext|> inside lines, read as text: 2; sed" stderr
 tost vocab --size 290 --out d.bpe - <web.jsonl >/dev/null
 sed 's/"text"/"content"/' web.jsonl >content.json
@@ -29,7 +29,11 @@ check "text and JSONL give the same" same a.bpe b.bpe
 check "text on stdin gives the same" same a.bpe c.bpe
 check "JSONL on stdin gives the same" same d.bpe e.bpe
 check "another field of JSONL with another name gives the same" same g.bpe e.bpe
-prints "vocab --size 9999 --out f.bpe web.txt" "--size 9999: the text has only 35 merges" "f.bpe: 292 tokens"
+prints "vocab --size 9999 --out f.bpe web.txt" "--size 9999: merges that occur 10 times" "f.bpe: 292 tokens"
+{ yes ab | head -n 10; yes cd | head -n 9; } >rare.txt
+prints "vocab --size 259 --out rare.bpe rare.txt" "merges that occur 10 times or more in the text: 1; give --size 258,"
+run vocab --size 258 --out frequent.bpe rare.txt
+check "the size of the advice gives no warning: $(cat stderr)" empty stderr
 run vocab --size 257 --out bytes.bpe
 check "--size 257 has no merges" [ "$(cat bytes.bpe)" = '#version: 0.2' ]
 

@@ -691,6 +691,58 @@ static void test_lone_document(Checks* c, const Bpe* b) {
     free(want.ids);
 }
 
+// How often a document, with its <|endoftext|>, is in the shards.
+static int copies_in(const Ids* ids, const Ids* document) {
+    const uint32_t eot = document->ids[document->n - 1];
+    int copies = 0;
+    for (size_t i = 0; i + document->n <= ids->n; i++)
+        copies += (i == 0 || ids->ids[i - 1] == eot)
+                  && memcmp(ids->ids + i, document->ids, document->n * sizeof *ids->ids) == 0;
+    return copies;
+}
+
+// All copies of a document go to the same split, those of the first to training. Documents 1 and 2 have the same first
+// DOCUMENT_HEAD bytes; 3 differs from them in the last of these.
+static void test_copies(Checks* c, const Bpe* b) {
+    enum { DOCUMENTS = 20, COPIES = 3, SEEDS = 8 };
+    static const size_t batches[] = {0, 1, 40, 1500};
+    static const char path[] = "copies.txt";
+    char *all = xstrdup(""), text[2 * DOCUMENT_HEAD];
+    Ids want[DOCUMENTS] = {0};
+    for (int i = 0; i < DOCUMENTS * COPIES; i++) {
+        const int k = i % DOCUMENTS, n = k == 0 ? 1 : k < 4 ? DOCUMENT_HEAD + 50 : k * 60;
+        for (int p = 0; p < n; p++) text[p] = p % 8 == 7 ? ' ' : 'a';
+        if (k > 3) text[0] = (char)('A' + k);
+        if (k == 2) text[DOCUMENT_HEAD] = 'b';
+        if (k == 3) text[DOCUMENT_HEAD - 1] = 'b';
+        all = append_text(all, "%.*s\n<|endoftext|>\n", n, text);
+        if (i < DOCUMENTS) append_document(b, &want[k], text, (size_t)n);
+    }
+    write_text(path, all);
+    int in_val = 0, differ = 0;
+    for (size_t i = 0; i < SEEDS * countof(batches); i++) {
+        const TextInput in = {.batch_bytes = batches[i % countof(batches)], .threads = 2};
+        Run r = run(c, (TokenizeOptions){.in = in, .val_frac = 0.4, .seed = i / countof(batches)}, path);
+        int val[DOCUMENTS];
+        for (int k = 0; k < DOCUMENTS; k++) {
+            val[k] = copies_in(&r.val, &want[k]);
+            in_val += val[k] > 0;
+            check(c, val[k] % COPIES == 0 && val[k] + copies_in(&r.train, &want[k]) == COPIES,
+                  "batches of %zu bytes: %d of %d copies of document %d are in validation", in.batch_bytes, val[k],
+                  COPIES, k);
+        }
+        check(c, val[0] == 0, "the first document must be in training");
+        check(c, val[1] == val[2], "the first %d bytes must decide", DOCUMENT_HEAD);
+        differ += val[1] != val[3];
+        run_free(&r);
+    }
+    const double share = (double)in_val / (DOCUMENTS * SEEDS * countof(batches));
+    check(c, share > 0.2 && share < 0.6, "--val-frac 0.4: %.2f of the documents", share);
+    check(c, differ > 0, "byte %d must count", DOCUMENT_HEAD - 1);
+    for (int k = 0; k < DOCUMENTS; k++) free(want[k].ids);
+    free(all);
+}
+
 static void test_reads(Checks* c) {
     static const char path[] = "read.txt";
     write_text(path, "\xef\xbb\xbf" "a text that is longer than one batch, and has a byte order mark");
@@ -715,6 +767,7 @@ static void test_tokenize(Checks* c) {
     test_broken_bytes(c);
     test_formats(c);
     test_lone_document(c, &b);
+    test_copies(c, &b);
     test_reads(c);
     bpe_close(&b);
 }
