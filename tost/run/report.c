@@ -60,23 +60,29 @@ TextLine resume_hint(const Run* r) {
 
 // ---- The plan of --for ----
 
+// Adds " --name value" to a command line. value: NULL: nothing; "": the name alone
+static void add_option(char** line, const char* name, const char* value) {
+    if (!value) return;
+    char *before = *line, *word = *value ? shell_word(value) : xstrdup("");
+    *line = xasprintf("%s --%s%s%s", before, name, *word ? " " : "", word);
+    free(before);
+    free(word);
+}
+
 // The command that trains the same run without a clock: all that differs from the preset. free()
 static char* plain_command(const Run* r) {
-    const TostRecipe *preset = &tost_presets[r->recipe.preset], *none = &tost_presets[0];
-    char *word = shell_word(r->args->program), *line = xasprintf("%s", word);
+    const TostRecipe *preset = &tost_presets[r->recipe.preset], *first = &tost_presets[0];
+    char* line = shell_word(r->args->program);
     for (const Setting* row = recipe_table; row < recipe_table + RECIPE_ROWS; row++) {
-        char *value = setting_text(&r->recipe, row), *usual = setting_text(row == recipe_table + RECIPE_preset ? none : preset, row), *rest = value, *each;
+        const TostRecipe* defaults = row == recipe_table + RECIPE_preset ? first : preset;
+        char *value = setting_text(&r->recipe, row), *usual = setting_text(defaults, row), *rest = value, *each;
         const bool shown = value && row->help && (row->kind == LIST || strcmp(value, usual ? usual : "") != 0);
-        while (shown && (each = strsep(&rest, "\x1f"))) {
-            char *before = line, *quoted = row->kind == FLAG ? xstrdup("") : shell_word(each);
-            line = xasprintf("%s --%s%s%s", before, row->name, *quoted ? " " : "", quoted);
-            free(before);
-            free(quoted);
-        }
+        while (shown && (each = strsep(&rest, "\x1f"))) add_option(&line, row->name, row->kind == FLAG ? "" : each);
         free(value);
         free(usual);
     }
-    free(word);
+    add_option(&line, "tokenizer", r->args->tokenizer);
+    add_option(&line, "init", r->args->init);
     return line;
 }
 

@@ -10,8 +10,8 @@ command_of() { sed -n 's/^command    [^ ]* //p' "$1" | tail -1 | tr -d "'"; }
 
 # ---- --for -----------------------------------------------------------------------------------------------------------
 
-given="$sizes $data --total-batch 128 --batch 2 --keep 1"   # checkpoints before a change of the steps name others
-run $given --for 2s --out timed
+given="$sizes --total-batch 128 --batch 2 --keep 1"   # checkpoints before a change of the steps name others
+run $given $data --for 2s --out timed
 cp stdout printed
 check "the plan: $(grep '^plan' printed)" grep -Eq '^plan  .* steps, .* epochs; expected loss .* ± ' printed
 check "what is given stands" grep -q '^model      1 layer, 2 heads, 16 channels' printed
@@ -25,7 +25,9 @@ steps=$(sed -n 's/^done: \([0-9]*\) step.*/\1/p' printed)
 prints "--resume --out timed" "is finished: $steps of $steps steps"
 
 # A run that is stopped keeps its plan.
-execute tost $given --for 4s --max-time 2s --out stopped
+sums 3000 >long.txt
+run tokenize --tokenizer vocab.bpe --out long --val-frac 0.02 long.txt
+execute tost $given --data "$dir/long_train_*.bin" --for 4s --max-time 2s --out stopped
 check "--max-time: exit status $status, expected 75" [ $status -eq 75 ]
 cp stdout printed
 run --resume --out stopped
@@ -34,7 +36,6 @@ check "a resumed run is the planned one" same_run stopped unstopped
 
 # ---- --text ----------------------------------------------------------------------------------------------------------
 
-sums 3000 >long.txt
 run --text long.txt text.txt --for 2s $sizes --total-batch 128 --keep 1 --out mine
 cp stdout printed
 check "the run has its vocabulary and shards: $(echo mine/*)" \
@@ -43,7 +44,7 @@ run $(command_of printed) --out again
 check "the printed command gives the same run" same_run mine again
 cp mine/text_vocab.bpe learned.bpe
 prints "--text long.txt --for 2s $sizes --total-batch 128 --tokenizer learned.bpe --out mine --overwrite" \
-    "the old run is now in mine.1" "tokenizer  mine/text_vocab.bpe"
+    "the old run is now in mine.1" "tokenizer  learned.bpe"
 check "the old run has kept its shards" [ -f mine.1/text_train_000000.bin ]
 
 finish
