@@ -46,13 +46,10 @@ static void print_text_count(const Options* o, const TextCount* c) {
 // n = 491,520 (dev/data/README.md).
 static void warn_of_validation(double val_frac, double n, double tokens) {
     enum { SEQ = 256, FEW = 10000 };
-    const double larger = fmin(0.9, ceil(100 * (SEQ + 1) * fmax(val_frac / n, 1 / tokens)) / 100);
-    if (n == 0)
-        print_warning("--val-frac %g: no document went to validation shards; raise it, or separate documents by "
-                      "lines of " END_OF_TEXT, val_frac);
-    else if (n <= SEQ)
+    const double larger = fmin(0.9, ceil(100 * (SEQ + 1) * fmax(val_frac / fmax(n, 1), 1 / tokens)) / 100);
+    if (n <= SEQ)
         print_warning("--val-frac %g: %g validation tokens: train with --seq %g or less, or give a larger --val-frac, "
-                      "such as %g, for --seq %d", val_frac, n, n - 1, larger, SEQ);
+                      "such as %g, for --seq %d", val_frac, n, fmax(n - 1, 1), larger, SEQ);
     else if (n < FEW)
         print_warning("--val-frac %g: %g validation tokens, whose loss has a standard error of about %.1g nats per "
                       "token", val_frac, n, 6 / sqrt(n));

@@ -19,6 +19,7 @@ typedef struct {
     Tokenizer*       tokenizer;
     int              threads;
     uint64_t         first;          // head of the first document
+    bool             validates;      // a document went to the validation shards
     TokenizerCache** caches;         // (threads)
     ShardWriter*     writer;
     // current batch
@@ -56,6 +57,7 @@ static bool write_batch(void* context, const TextPart* parts, size_t n, TostErro
     for (size_t i = 0; i < n; i++) {
         const Ids* part = job->parts + i;
         const Split split = split_of(job, parts[i].head);
+        job->validates |= split == SPLIT_VAL;
         if (!shard_writer_append(job->writer, split, job->ids + part->first, part->n, err)) return false;
         job->r->tokens += part->n;
     }
@@ -85,8 +87,8 @@ static bool run_job(Job* job, TostError* err) {
     job->caches = xmalloc((size_t)job->threads * sizeof *job->caches);
     for (int i = 0; i < job->threads; i++) job->caches[i] = tokenizer_cache_new();
     if (!documents_read(&o->in, &job->r->read, write_batch, job, err)) return false;
-    // A single document is in the training shards: moves its last tokens to the validation shards.
-    const uint64_t tail = job->r->read.documents == 1 ? (uint64_t)(o->val_frac * (double)job->r->tokens) : 0;
+    // Of few documents, all may be in the training shards: moves the last tokens to the validation shards.
+    const uint64_t tail = job->validates ? 0 : (uint64_t)(o->val_frac * (double)job->r->tokens);
     if (tail > 0 && !shard_writer_move_tail(job->writer, tail, err)) return false;
     ShardWriter* w = job->writer;
     job->writer = NULL;

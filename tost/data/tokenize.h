@@ -16,7 +16,7 @@ typedef struct {
     const char*  tokenizer;      // path of a vocab.bpe
     const char*  out;            // writes OUT_train_000000.bin …, OUT_val_000000.bin … and OUT_vocab.bpe
     double       val_frac;       // probability that a document goes to the validation shards, [0, 1); not the first
-                                 // and its copies. A lone document gives this fraction of its tokens, the last ones
+                                 // and its copies. If none does, this fraction of the tokens, the last ones
     uint64_t     seed;           // a document's split depends only on seed and TextPart.head, so copies share a split
     uint64_t     shard_tokens;   // tokens per shard
     // Called with in.context after each batch, unless NULL.

@@ -73,7 +73,7 @@ const Setting option_table[OPTION_ROWS] = {
      .help = "if --out has a run: rename its folder to DIR.1, DIR.2, …, and start a new one", .needs = "out"},
     {"val-frac", TOKENIZE, REAL, AT(val_frac), "X",
      .help = "fraction of the documents for validation, chosen by their first 1,024 bytes, so that copies stay "
-     "together; of a single document, its last tokens",
+     "together; if that is none of them, the last tokens",
      0, 0.999999, 0.01, "of the documents"},
     {"jsonl", TEXT, FLAG, AT(jsonl), "", .help = "read all input as JSONL: one object with a \"text\" per line",
      .default_text = "files named *.jsonl, and input whose first line is a JSON object"},

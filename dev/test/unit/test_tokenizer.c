@@ -672,21 +672,26 @@ static void test_failures(Checks* c) {
     }
 }
 
-// The last tokens of a single document are the validation data.
-static void test_lone_document(Checks* c, const Bpe* b) {
-    static const char text[] = "0 1 2 3 4 5 6 7 8 9 a b";
+// If no document goes to the validation shards, here since all are copies of the first, the last tokens do.
+static void test_last_tokens(Checks* c, const Bpe* b) {
+    static const char document[] = "0 1 2 3 4 5 6 7 8 9 a b";
     static const char path[] = "long.txt";
     Ids want = {0};
-    write_text(path, text);
-    append_document(b, &want, text, sizeof text - 1);
-    for (int tenths = 0; tenths < 10; tenths++) {
-        const TokenizeOptions o = {.val_frac = 0.1 * tenths, .shard_tokens = 4};
-        Run r = run(c, o, path);
-        const bool split = r.val.n == (size_t)(o.val_frac * (double)r.r.tokens);
-        append_ids(&r.train, r.val.ids, r.val.n);
-        check(c, r.ok && split && same_ids(r.train.ids, r.train.n, want.ids, want.n),
-              "--val-frac %g: %d validation tokens: %s", o.val_frac, (int)r.val.n, r.err.text);
-        run_free(&r);
+    for (int documents = 1; documents <= 2; documents++) {
+        char* text = xasprintf(documents == 1 ? "%s" : "%s\n<|endoftext|>\n%s", document, document);
+        write_text(path, text);
+        free(text);
+        append_document(b, &want, document, sizeof document - 1);
+        for (int tenths = 0; tenths < 10; tenths++) {
+            const TokenizeOptions o = {.val_frac = 0.1 * tenths, .shard_tokens = 4};
+            Run r = run(c, o, path);
+            const bool split = r.val.n == (size_t)(o.val_frac * (double)r.r.tokens);
+            append_ids(&r.train, r.val.ids, r.val.n);
+            check(c, r.ok && split && same_ids(r.train.ids, r.train.n, want.ids, want.n),
+                  "%d documents, --val-frac %g: %d validation tokens: %s", documents, o.val_frac, (int)r.val.n,
+                  r.err.text);
+            run_free(&r);
+        }
     }
     free(want.ids);
 }
@@ -766,7 +771,7 @@ static void test_tokenize(Checks* c) {
     test_count_broken(c);
     test_broken_bytes(c);
     test_formats(c);
-    test_lone_document(c, &b);
+    test_last_tokens(c, &b);
     test_copies(c, &b);
     test_reads(c);
     bpe_close(&b);
