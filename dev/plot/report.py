@@ -178,7 +178,7 @@ def fact_rows(folder, log, metadata, devices, mfu):
                      "{} layers, {} heads, {} channels, block size {}, vocabulary {}".format(*sizes)
                      + "".join(f", {key} {metadata[key]}" for key in VARIANTS if key in metadata)])
         rows.append(["data", metadata.get("option.data", "?")])
-    logged = f"{len(log.step):,} logged steps, without validation, samples and checkpoints"
+    logged = f"{np.count_nonzero(log.tokens):,} logged steps, without validation, samples and checkpoints"
     rows += [["training", f"{int(log.step[-1]):,} steps, {int(log.tokens[-1]):,} tokens"],
              ["training loss", f"{final.sum() / (len(final) or math.nan):.4f}, mean of the last {len(final):,} steps"],
              ["validation loss", validation(log)],

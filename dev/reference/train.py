@@ -255,6 +255,8 @@ class Trainer:
 
     def run(self, log):
         args = self.args
+        if self.val and args.val_every:
+            print(f"0,0,,{self.validate():.9f},,,,", file=log, flush=True)
         for step in range(args.steps):
             start = time.perf_counter()
             loss, lr, norm = self.step(step)

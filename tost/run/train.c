@@ -182,8 +182,7 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     r->info.val_loss = loss;
     r->info.val_step = r->info.step;
     if (r->recipe.stop_at_val > 0 && loss <= r->recipe.stop_at_val && r->info.step > 0) r->stopped_by = "--stop-at-val";
-    const bool untrained = r->info.best_val_step == 0 && !r->recipe.init_file;   // random weights are not the best
-    if (loss < r->info.best_val_loss || untrained) {
+    if (loss < r->info.best_val_loss) {
         r->info.best_val_loss = loss;
         r->info.best_val_step = r->info.step;
     }
@@ -223,12 +222,13 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
            && run_agree(r, !is_due(r, r->recipe.sample_every) || report_sample(r, err), err);
 }
 
-// Validates and samples the initial model, as a baseline. That of --init is the first best.
+// Validates and samples the initial model, as a baseline. That of --init is saved as best; random weights are not.
 static bool before_first_step(Run* r, TostError* err) {
     const Outcome validated = r->val ? validate(r, NULL, err) : INTERRUPTED;
     if (validated == FAILED) return false;
     if (validated == DONE) report_validation(r);
-    return run_agree(r, report_sample(r, err), err)
+    const bool ok = validated != DONE || run_log_step(r, &(LogRow){.val_loss = r->info.val_loss}, err);
+    return run_agree(r, ok && report_sample(r, err), err)
            && (validated != DONE || !r->recipe.init_file || run_save_best(r, err));
 }
 

@@ -169,16 +169,12 @@ static void check_resumed(Checks* c, const char* out, const char* whole, int ste
 
 static bool saved(const char* run, int step) { return checkpoint_exists(run, step); }
 
-// Row `step` of a run's log; step -1 if there is none.
+// The row of a step in a run's log; step -1 if there is none.
 static LogRow row_of(const char* run, int step) {
-    char *text = text_of(path_in(run, "log.csv").text), *line = text;
+    char *text = text_of(path_in(run, "log.csv").text), *end = text;
     LogRow row = {.step = -1};
-    for (int i = 0; i < step && line; i++) line = (line = strchr(line, '\n')) ? line + 1 : NULL;
-    char* end = line ? strchr(line, '\n') : NULL;
-    if (end) {
-        end[1] = 0;
-        log_row_parse(&row, line);
-    }
+    while (row.step != step && (end = strchr(end, '\n')))
+        if (!log_row_parse(&row, ++end)) row.step = -1;
     free(text);
     return row;
 }
@@ -385,6 +381,26 @@ static void test_newer_best(Checks* c) {
     const Bytes after = bytes_of("newer/best/model.safetensors");
     check(c, before.size == after.size && memcmp(before.data, after.data, before.size) == 0, "the best was replaced");
     free(before.data), free(after.data);
+}
+
+static void worsen(TostModel* m) {
+    for (size_t i = 0; i < m->tensors.flat_size; i++) m->state[TOST_PARAM][i] += 1;
+}
+
+// A run that gets worse from the beginning: the best is the first loss, which is in the log, also after a resume.
+static void test_first_best(Checks* c) {
+    hooks[0] = (Hook){TRAINING, 1, worsen};
+    const Outcome o = run(BEST_EVERY "4 --steps 8 --out first_best");
+    const LogRow row = row_of("first_best", 0);
+    check(c, row.step == 0 && row.tokens == 0 && row.val_loss > 0 && isnan(row.train_loss) && isnan(row.tokens_per_s),
+          "the row of step 0");
+    check(c, strstr(o.out, text_line(", best %.6f after step 0", row.val_loss).text), "the best: %s", o.out);
+    check_run(c, o, 0, 0, NULL, "worse from the beginning");
+    check(c, !path_exists("first_best/best"), "random weights are not saved as best");
+    hooks[0] = (Hook){EVALUATING, 2, interrupt};
+    check_run(c, run(BEST "--out first_cut"), 130, 2, NULL, "interrupted before the first step");
+    check(c, row_of("first_cut", 0).step == -1, "the row of an interrupted validation");
+    check_resumed(c, "first_cut", "best", 12, "resumed at step 0");
 }
 
 // Steps of 4 micro-batches: a signal in one of the first three drops the step; after the fourth the step is completed.
@@ -649,6 +665,6 @@ int main(int argc, char** argv) {
     return RUN_TESTS("train", test_not_finite, test_val_windows, test_default_batch, test_signals, test_zero_loss,
                          test_signals_in_steps, test_lock, test_overtaken, test_removed, test_overwrite,
                          test_default_folders, test_full_disk, test_bad_data, test_unread_output, test_lost_output,
-                         test_changes, test_kills, test_newer_best, test_other_validation, test_rising_rate,
+                         test_changes, test_kills, test_newer_best, test_first_best, test_other_validation, test_rising_rate,
                          test_other_version);
 }
