@@ -190,8 +190,10 @@ void report_flops(Run* r) {
 
 void report_validation(Run* r) {
     const CheckpointInfo* i = &r->info;
-    progress_text(&r->progress, "validation after step %lld: loss %.6f, perplexity %.2f, best %.6f after step %lld",
-                  (long long)i->val_step, i->val_loss, exp(i->val_loss), i->best_val_loss, (long long)i->best_val_step);
+    const TextLine error = text_line(" ± %.4f (95%%)", r->val_error);
+    progress_text(&r->progress, "validation after step %lld: loss %.6f%s, perplexity %.2f, best %.6f after step %lld",
+                  (long long)i->val_step, i->val_loss, isfinite(r->val_error) ? error.text : "", exp(i->val_loss),
+                  i->best_val_loss, (long long)i->best_val_step);
 }
 
 static bool append_token(void* text, const char* bytes, size_t n) {

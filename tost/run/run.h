@@ -25,6 +25,7 @@ typedef struct {
     TostModel*        model;
     Chunks            chunks;          // of model
     TostTensors       tensors;
+    double            val_error;       // of info.val_loss: see run_mean_loss
     CheckpointInfo    info;            // run state, saved in checkpoints
     CheckpointInfo    init;            // metadata of the --init weights
     KeyValues         resumed;         // options saved in the resumed checkpoint; empty before run_begin_info
@@ -48,7 +49,7 @@ typedef struct {
 
 // Losses of the forward passes since the last call. Synchronizes with the device.
 static inline LossSum run_read_loss(Run* r) {
-    LossSum loss;
+    LossSum loss = {0};
     r->engine->read_loss(&loss.sum, &loss.count, r->model);
     return loss;
 }
@@ -82,7 +83,9 @@ bool run_agree(Run* r, bool ok, TostError* err);
 // Fails, naming a rank, if the ranks do not run the same program with the same options, data and parameters.
 bool run_compare(Run* r, TostError* err);
 static inline int run_own_parts(const Run* r) { return r->recipe.parts / comm_size(r->comm); }
-double run_mean_loss(const Run* r);                        // nats per token, from part_loss
+// Nats per token, from part_loss. error: of validation, half the 95 % interval, with the n windows as samples; not
+// finite if n is 1. The variance of the mean is (Σ x²/n - mean²) / (n - 1), where x is the mean loss of a window.
+double run_mean_loss(const Run* r, double* error);
 
 // ---- save.c ----
 // Saves a checkpoint, which replaces one of this step; with `last`, only if there is none. Returns false if that fails:

@@ -114,7 +114,7 @@ static Outcome train_step(LogRow* row, Run* r, TostError* err) {
     if (accumulated != DONE) return accumulated;
     const double norm = r->engine->grad_norm(r->model);
     r->part_loss[run_own_parts(r) - 1] = run_read_loss(r);   // one synchronization per part
-    const double loss = run_mean_loss(r);
+    const double loss = run_mean_loss(r, &(double){0});
     if (isfinite(loss) && isfinite(norm)) {
         lr = optimizer_step(r, norm);
         r->info.skipped_in_a_row = 0;
@@ -150,20 +150,26 @@ static Outcome validation_losses(Run* r, const LogRow* row, TostError* err) {
     const int64_t start = part_start(n, first_part, r->recipe.parts);
     const int64_t all = part_start(n, first_part + own, r->recipe.parts) - start;
     const int64_t longest = (n + r->recipe.parts - 1) / r->recipe.parts;   // windows of a part; some have one less
+    double* sums = xmalloc((size_t)B * sizeof *sums);
     int64_t done = 0;
     bool ok = true, stop = false;
     for (int p = 0; !stop && p < own; p++) {
         const int64_t end = part_start(n, first_part + p + 1, r->recipe.parts) - start;
+        double squares = 0;
         for (int64_t i = 0; i < longest && !(stop = interrupted(r, !ok)); i += B) {
             const int rows = (int)(end - done < B ? end - done : B);
             if (!ok || rows == 0) continue;
             r->pass = (RunPass){.validation = true, .done = done, .all = all, .rows = rows};
             show_pass(r, 0);
             ok = validation_batch(r, start + done, rows, n, err);
-            if (ok && chunks_loss(&r->chunks, r->inputs, r->targets, rows, r->recipe.seq)) done += rows;
+            if (!ok || !chunks_loss(sums, &r->chunks, r->inputs, r->targets, rows, r->recipe.seq)) continue;
+            for (int k = 0; k < rows; k++) squares += sums[k] * sums[k];
+            done += rows;
         }
         r->part_loss[p] = run_read_loss(r);
+        r->part_loss[p].squares = squares;
     }
+    free(sums);
     if (!comm_any(r->comm, !ok || done < all)) return DONE;
     return run_agree(r, ok, err) ? INTERRUPTED : data_failed(r, row, err);
 }
@@ -173,7 +179,7 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     progress_start(&r->progress);
     const Outcome measured = validation_losses(r, row, err);
     if (measured != DONE) return measured;
-    const double loss = run_mean_loss(r);
+    const double loss = run_mean_loss(r, &r->val_error);
     if (!isfinite(loss)) {
         tost_error(err, "after step %lld the validation loss is %g: stopped; move the checkpoint of this step away, if "
                    "there is one, and resume with a lower --lr", (long long)r->info.step, fabs(loss));

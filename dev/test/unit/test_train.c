@@ -214,6 +214,19 @@ static void test_not_finite(Checks* c) {
     check_run(c, o, 1, 9 + 2 + 1, "not saved", "a parameter that is not finite");
 }
 
+// Half the 95 % interval of the mean loss of n windows of a shard of write_shard("", 99, 0, STEPS).
+static double window_error(int n) {
+    double sum = 0, squares = 0;
+    for (int i = 0; i < n; i++) {
+        double x = 0;
+        for (int t = 0, at = 8 * (400 * i / n); t < 8; t++, at++)
+            x += 0.01 * (at % TOKENS == 5 ? 99 : (at * 37 + at / 7) % 100) / 8;
+        sum += x;
+        squares += x * x;
+    }
+    return 1.96 * sqrt((squares - sum * sum / n) / (n - 1) / n);
+}
+
 // The shard has 400 windows: two for each of 200 steps. --val-windows 4 takes windows 0, 100, 200 and 300. In the steps
 // bad_first to bad_last, the first window has a bad token.
 static void test_val_windows(Checks* c) {
@@ -233,12 +246,18 @@ static void test_val_windows(Checks* c) {
     write_shard("val.bin", 99, 0, STEPS);
     double loss[3];   // with micro-batches of 1, 2 and 4 windows
     for (int i = 0; i < 3; i++) {
-        check_run(c, run(SIZES "--batch %d --total-batch 32 --data good.bin --val-data val.bin --val-every 1 "
-                         "--val-windows 7 --steps 1 --out batch%d", 1 << i, i), 0, 0, NULL, "a micro-batch");
+        check_output(c, run(SIZES "--batch %d --total-batch 32 --data good.bin --val-data val.bin --val-every 1 "
+                            "--val-windows 7 --steps 1 --out batch%d", 1 << i, i),
+                     text_line(" ± %.4f (95%%), perplexity", window_error(7)).text, NULL, "a micro-batch");
         loss[i] = row_of(text_line("batch%d", i).text, 1).val_loss;
     }
     check(c, loss[0] > 0 && loss[0] == loss[1] && loss[0] == loss[2], "the windows depend on the micro-batch: %g %g %g",
           loss[0], loss[1], loss[2]);
+    check_output(c, run(SIZES "--batch 1 --total-batch 32 --chunk 3 --data good.bin --val-data val.bin --val-every 1 "
+                        "--val-windows 7 --steps 1 --parts 4 --out chunks"),
+                 text_line(" ± %.4f (95%%), perplexity", window_error(7)).text, NULL, "chunks and parts");
+    check_output(c, run(BASE "--data good.bin --val-data val.bin --val-windows 1 --val-every 1 --steps 1 --out single"),
+                 ", perplexity", "±", "one window");
 }
 
 // The default micro-batch on a GPU; gpu_memory counts one byte for a sequence. 0 bytes: on a CPU.
