@@ -125,6 +125,8 @@ static bool open_val_data(Run* r, TostError* err) {
     if (!r->val) return tost_error(err, "%s; --val-every 0 trains without validation", err->text);
     if (r->val->n > 1)
         return tost_error(err, "--val-data %s: validation has no weights: leave them out", recipe->val_data.strings[0]);
+    for (int k = 0; k < r->data->n && !r->args->resume && recipe->save_every > 0; k++)
+        recipe->keep_best |= (double)recipe->steps > FEW_EPOCHS * epoch_steps(recipe, &r->data->source[k]);
     return check_run_shards(r, r->val, err);
 }
 

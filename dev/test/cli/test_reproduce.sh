@@ -116,6 +116,23 @@ reports plain "| model | ToST-base, 2.0M parameters" "| ToST-base, published | G
     "Not comparable with the published"
 rm -r plain/step_00000003
 
+# A validation loss that rises, in a run on 128 tokens
+mkdir -p rose/step_00000002
+printf '%s\n' "$(head -n 1 whole/log.csv)" 0,0,,7.5,,,, 1,128,7.4,5.0,1,1,1,1 2,256,2.0,5.04,1,1,1,1 >rose/log.csv
+"$python" - rose/step_00000002/model.safetensors <<'END'
+import json, sys
+header = json.dumps({"__metadata__": {"step": "2", "option.data-tokens": "128"}}).encode()
+open(sys.argv[1], "wb").write(len(header).to_bytes(8, "little") + header)
+END
+succeeds report rose
+check "a loss that rises by less than 1 %: no word" [ "$(grep -c 'loss rose' rose/report.md)" -eq 0 ]
+sed -i.old s/5.04/5.06/ rose/log.csv
+reports rose "| overfit | the validation loss rose after step 1: --steps 1 or --keep-best would"
+mkdir rose/best
+reports rose "| overfit | the validation loss rose after step 1: use rose/best |"
+rm -r rose/best rose/step_00000002
+reports rose "| worse | the validation loss rose after step 1: a lower --lr may help |"
+
 # Names and texts that are Markdown or HTML are shown as code.
 name='a `<img src=x>` [b](javascript:c)'
 cp -R plain "$name"

@@ -414,6 +414,7 @@ static void test_first_best(Checks* c) {
     check(c, row.step == 0 && row.tokens == 0 && row.val_loss > 0 && isnan(row.train_loss) && isnan(row.tokens_per_s),
           "the row of step 0");
     check(c, strstr(o.out, text_line(", best %.6f after step 0", row.val_loss).text), "the best: %s", o.out);
+    check(c, strstr(o.out, "worse      the validation loss rose after step 0: a lower --lr may help"), "it says so");
     check_run(c, o, 0, 0, NULL, "worse from the beginning");
     check(c, !path_exists("first_best/best"), "random weights are not saved as best");
     hooks[0] = (Hook){EVALUATING, 2, interrupt};
@@ -626,6 +627,53 @@ static void test_changes(Checks* c) {
                  " --val-data moved.bin instead of good.bin moved.bin, ", NULL, "a list of files");
 }
 
+// The loss rises after step 20. Steps have ten micro-batches; 20 read the shard once.
+static void test_rise(Checks* c) {
+#define RISING FAKE "--total-batch 160 --data good.bin --val-data copy.bin --val-windows 6 --val-every 20 "
+    static const char rose[] = "overfit    the validation loss rose after step 20: ", *advice = "continue   ";
+    const Hook worse = {TRAINING, 250, worsen};
+    check_output(c, run(RISING "--steps 40 --out falls"), advice, rose, "a loss that falls");
+    hooks[0] = worse;
+    check_output(c, run(RISING "--steps 40 --out rises"),
+                 text_line("%s--steps 20 or --keep-best would have given a better model", rose).text, advice, "rises");
+    hooks[0] = worse;
+    check_output(c, run(RISING "--steps 40 --keep-best --out rises3"), text_line("%suse rises3/best, ", rose).text,
+                 advice, "rises, with --keep-best");
+    hooks[0] = worse;
+    hooks[1] = (Hook){TRAINING, 405, interrupt};
+    Outcome o = run(RISING "--steps 60 --out rises2");
+    check(c, strstr(o.out, rose) && strstr(o.out, "continue   train_gpt_tost train --resume --out rises2\n"),
+          "stopped after a rise: %s", o.out);
+    check_run(c, o, 130, 2, NULL, "stopped");
+}
+
+static void test_epochs(Checks* c) {
+#define REPEATED FAKE "--total-batch 160 --data good.bin --val-data copy.bin --val-windows 6 --val-every 40 "
+    static const char kept[] = "best       kept, as with --keep-best: the run reads data more than 4 times";
+    check_output(c, run(REPEATED "--steps 80 --out four"), ", 4.00 epochs, seq", kept, "4 epochs");
+    check(c, !path_exists("four/best"), "4 epochs: best is not kept");
+    check_output(c, run(REPEATED "--steps 81 --out repeated"), kept, NULL, "more than 4 epochs");
+    const Bytes best = bytes_of("repeated/best/model.safetensors");
+    check(c, memmem(best.data, best.size, "\"option.keep-best\":\"1\"", 22), "the option is saved");
+    free(best.data);
+    check_output(c, run("--resume --steps 82 --out repeated"), " --steps 82 instead of 81", "keep-best", "resumed");
+    check_output(c, run("--resume --steps 120 --out four"), " --steps 120 instead of 80", kept, "extended");
+    check_output(c, run(REPEATED "--steps 81 --save-every 0 --out nothing"), NULL, kept, "--save-every 0");
+    check_output(c, run(FAKE NO_VAL "--total-batch 160 --data good.bin --steps 81 --out blind"), NULL, kept, "no loss");
+    check_output(c, run(REPEATED "--steps 200 --out ten"), ", 10.00 epochs, ", NULL, "10 epochs");
+    check_run(c, run(REPEATED "--steps 210 --out often"), 0, 1,
+              ": the run reads 3.2K tokens 10 times and will probably overfit: --steps 80 reads them 4 times", "often");
+    check_run(c, run(FAKE NO_VAL "--data good.bin:1 copy.bin:9 --total-batch 160 --steps 240 --out mixed"), 0, 1,
+              " 3.2K tokens 11 times and will probably overfit: --steps 88 reads them 4 times", "a source");
+    for (int i = 0; i < 5; i++) write_shard(text_line("many%d.bin", i).text, 0, -1, -1);
+    check_output(c, run(FAKE NO_VAL "--total-batch 160 --data many*.bin --steps 1010 --out many"), ", 10.10 epochs, ",
+                 NULL, "a small model");
+    check_output(c, run(BASE NO_VAL "--data good.bin copy.bin bad.bin --out part"),
+                 ", 0.33 epochs (--epochs 1 reads all: 600 steps), ", NULL, "a part of the data");
+    check_output(c, run(BASE NO_VAL "--data good.bin copy.bin --out half"), ", 0.50 epochs, ", NULL, "half");
+    check_output(c, run(BASE NO_VAL "--data good.bin --steps 20 --out given"), ", 0.10 epochs, ", NULL, "given steps");
+}
+
 // A best loss that was measured on other validation data does not count.
 static void test_other_validation(Checks* c) {
     static const char reset[] = "the best validation loss is reset";
@@ -684,6 +732,6 @@ int main(int argc, char** argv) {
     return RUN_TESTS("train", test_not_finite, test_val_windows, test_default_batch, test_signals, test_zero_loss,
                          test_signals_in_steps, test_lock, test_overtaken, test_removed, test_overwrite,
                          test_default_folders, test_full_disk, test_bad_data, test_unread_output, test_lost_output,
-                         test_changes, test_kills, test_newer_best, test_first_best, test_other_validation, test_rising_rate,
-                         test_other_version);
+                         test_changes, test_kills, test_newer_best, test_first_best, test_rise,
+                         test_epochs, test_other_validation, test_rising_rate, test_other_version);
 }
