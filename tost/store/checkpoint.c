@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/folder.h"
+#include "base/say.h"
 #include "data/tokenizer.h"
 
 static const char wte_name[] = "transformer.wte.weight";
@@ -151,6 +152,26 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
     checkpoint_info_free(info);
     st_close(model_file);
     return false;
+}
+
+bool checkpoint_open_best(StFile* model_file, CheckpointInfo* info, const char* path, TostError* err) {
+    const Path folder = path_in(path, BEST_FOLDER);
+    CheckpointInfo best;
+    StFile f;
+    if (!checkpoint_open(model_file, info, path, err)) return false;
+    if (!checkpoint_is_folder(folder.text)) return true;
+    const bool ok = checkpoint_open(&f, &best, folder.text, err);
+    if (ok && best.val_loss < info->val_loss) {
+        const CheckpointInfo newest = *info;
+        const StFile newest_file = *model_file;
+        print_warning("using %s, validation loss %.6f after step %" PRId64 ", instead of step_%08" PRId64 ", %.6f",
+                      folder.text, best.val_loss, best.step, newest.step, newest.val_loss);
+        *info = best, best = newest;
+        *model_file = f, f = newest_file;
+    }
+    st_close(ok ? &f : model_file);
+    checkpoint_info_free(ok ? &best : info);
+    return ok;
 }
 
 // ---- Reading ----
