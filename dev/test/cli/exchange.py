@@ -75,6 +75,10 @@ def check_round_trip():
         check(f"{run}: info prints steps and tokens", re.search(trained, trainer("info", f"{run}_back").decode(), re.M))
     trainer("--init", "shuffled_back", "--data", "tiny_train_*.bin", "--steps", 0, "--out", "again")
     check_same_weights("shuffled", "again")
+    for lr, used in ((9, "best"), (1e-3, "step_00000002")):
+        trainer("--init", "start", "--data", "tiny_train_*.bin", "--lr", lr, "--warmup", 0, "--steps", 2, "--val-every",
+                1, "--keep-best", "--out", f"lr_{lr}")
+        check(f"--lr {lr}: {used} is used", convert.find_model(f"lr_{lr}").parent.name == used)
 
 
 @torch.no_grad()
