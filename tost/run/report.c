@@ -115,9 +115,9 @@ static void report_ranks(Run* r) {
 static void judge_epochs(Run* r, const DataSource* s) {
     const double tokens = (double)s->samples * r->recipe.seq, once = epoch_steps(&r->recipe, s);
     if ((double)r->recipe.steps > MANY_EPOCHS * once && tokens < 10 * (double)r->tensors.n_params)
-        run_warn(r, "the run reads %s tokens %.0f times and will probably overfit: --steps %.0f reads them %d times",
-                 human_count(tokens).text, (double)r->recipe.steps / once, fmax(1, floor(FEW_EPOCHS * once)),
-                 FEW_EPOCHS);
+        progress_fact(&r->progress, "warning", "%.0f epochs of %s tokens will probably overfit: --steps %.0f makes %d",
+                      (double)r->recipe.steps / once, human_count(tokens).text, fmax(1, floor(FEW_EPOCHS * once)),
+                      FEW_EPOCHS);
 }
 
 // A line for each source. "N of M tokens": what an epoch or a validation reads, unless it is all.
