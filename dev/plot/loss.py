@@ -80,8 +80,7 @@ def draw_losses(axes, runs, args):
         color = COLORS[i % len(COLORS)]
         width = 1.4 + min(1.1, 3 / len(runs)) * (len(runs) - 1 - i)
         window = max(1, len(run.tokens) // 40, min(len(run.tokens) // 10, 10))
-        trained = run.tokens > 0
-        tokens, losses = run.tokens[trained], run.train_loss[trained]
+        tokens, losses = run.tokens[run.tokens > 0], run.train_loss[run.tokens > 0]
         if window > 1:
             axes.plot(tokens, losses, color=color, alpha=RAW_ALPHA, linewidth=0.7, zorder=1.9)
             markers["before smoothing"] = {"alpha": RAW_ALPHA}

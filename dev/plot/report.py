@@ -170,10 +170,8 @@ def rise(folder, log, metadata):
     if not len(losses) or losses[-1] <= 1.01 * losses.min():
         return []
     best, repeats = int(step[losses.argmin()]), log.tokens[-1] > int(metadata.get("option.data-tokens", sys.maxsize))
-    instead = f"--steps {best} or --keep-best would have given a better model" if repeats and best else \
-              "a lower --lr may help"
-    if (folder / "best").is_dir():
-        instead = f"use {folder}/best"
+    instead = (f"use {folder}/best" if (folder / "best").is_dir() else "a lower --lr may help" if not (repeats and best)
+               else f"--steps {best} or --keep-best would have given a better model")
     return [["overfit" if repeats else "worse", f"the validation loss rose after step {best}: {instead}"]]
 
 

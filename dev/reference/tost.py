@@ -315,10 +315,10 @@ def find_model(path):
         raise FileNotFoundError(f"{path}: no complete checkpoint (step_N/model.safetensors and "
                                 "optimizer.safetensors) in this folder")
     newest, best = max(steps)[1] / "model.safetensors", path / "best/model.safetensors"
-    if not best.is_file() or validation_loss(best) >= validation_loss(newest):
-        return newest
-    print(f"using {best.parent}: its validation loss is lower than that of {newest.parent.name}", file=sys.stderr)
-    return best
+    if best.is_file() and validation_loss(best) < validation_loss(newest):
+        print(f"using {best.parent}: its validation loss is lower than that of {newest.parent.name}", file=sys.stderr)
+        newest = best
+    return newest
 
 
 def validation_loss(path):

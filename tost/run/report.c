@@ -110,14 +110,17 @@ static void report_ranks(Run* r) {
                       (long long)(recipe->total_batch / recipe->parts));
 }
 
-// Warns of a run that reads its text often, if the text has few tokens for the model. The largest published model read
-// 9 billion tokens, 12 per parameter, 33 times.
+// What to change if the run reads little of a source, or reads it often and it has few tokens for the model. The largest
+// published model read 9 billion tokens, 12 per parameter, 33 times.
 static void judge_epochs(Run* r, const DataSource* s) {
-    const double tokens = (double)s->samples * r->recipe.seq, once = epoch_steps(&r->recipe, s);
-    if ((double)r->recipe.steps > MANY_EPOCHS * once && tokens < 10 * (double)r->tensors.n_params)
+    const TostRecipe* recipe = &r->recipe;
+    const double once = epoch_steps(recipe, s), epochs = (double)recipe->steps / once;
+    const double tokens = (double)s->samples * recipe->seq;
+    if (epochs > MANY_EPOCHS && tokens < 10 * (double)r->tensors.n_params)
         progress_fact(&r->progress, "warning", "%.0f epochs of %s tokens will probably overfit: --steps %.0f makes %d",
-                      (double)r->recipe.steps / once, human_count(tokens).text, fmax(1, floor(FEW_EPOCHS * once)),
-                      FEW_EPOCHS);
+                      epochs, human_count(tokens).text, fmax(1, floor(FEW_EPOCHS * once)), FEW_EPOCHS);
+    if (epochs < 0.5 && r->data->n == 1 && !recipe_given(recipe, RECIPE_steps) && recipe->epochs == 0)
+        progress_fact(&r->progress, "", "--epochs 1 reads all of it: %.0f steps", ceil(once));
 }
 
 // A line for each source. "N of M tokens": what an epoch or a validation reads, unless it is all.
@@ -126,19 +129,16 @@ static void report_shards(Run* r, const char* label, const StringList* globs, co
     StringList names = data_globs(NULL, globs);
     for (int k = 0; k < data->n; k++) {
         const DataSource* s = &data->source[k];
-        const double once = epoch_steps(recipe, s), read_times = (double)recipe->steps / once;
         const uint64_t most = data == r->val ? (uint64_t)recipe->val_windows : 0;
         const uint64_t reads = most && most < s->samples ? most : s->samples;
         const NumberText read = human_count((double)reads * recipe->seq);
         const NumberText tokens = human_count((double)stream_tokens(&s->stream));
         const bool all = strcmp(read.text, tokens.text) == 0;
-        const bool part = read_times < 0.5 && data->n == 1 && !recipe_given(recipe, RECIPE_steps) && !recipe->epochs;
-        char unused[64] = "", share[48] = "", epochs[96] = "", whole[48] = "";
+        char unused[64] = "", share[48] = "", epochs[64] = "";
         if (s->unused) snprintf(unused, sizeof unused, " (%d unused: fewer than --seq + 1 tokens)", s->unused);
         if (data->n > 1) snprintf(share, sizeof share, ", %.4g%% of the samples", 100 * s->weight);
-        if (part) snprintf(whole, sizeof whole, " (--epochs 1 reads all: %.0f steps)", ceil(once));
         if (data == r->data)
-            snprintf(epochs, sizeof epochs, ", %.2f epochs%s, %s", read_times, whole,
+            snprintf(epochs, sizeof epochs, ", %.2f epochs, %s", (double)recipe->steps / epoch_steps(recipe, s),
                      recipe->order == ORDER_SHUFFLED ? "shuffled" : "sequential");
         progress_fact(&r->progress, k == 0 ? label : "", "%s%s: %d shard%s%s, %s%s%s tokens%s%s", names.strings[k],
                       data->n < names.count ? " …" : "", s->stream.count, plural(s->stream.count), unused,

@@ -155,22 +155,21 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
 }
 
 bool checkpoint_open_best(StFile* model_file, CheckpointInfo* info, const char* path, TostError* err) {
-    const Path folder = path_in(path, BEST_FOLDER);
-    CheckpointInfo best;
-    StFile f;
-    if (!checkpoint_open(model_file, info, path, err)) return false;
-    if (!checkpoint_is_folder(folder.text)) return true;
-    const bool ok = checkpoint_open(&f, &best, folder.text, err);
-    if (ok && best.val_loss < info->val_loss) {
-        const CheckpointInfo newest = *info;
-        const StFile newest_file = *model_file;
+    const Path best = path_in(path, BEST_FOLDER);
+    CheckpointInfo newest;
+    if (!checkpoint_is_folder(best.text)) return checkpoint_open(model_file, info, path, err);
+    if (!checkpoint_open(model_file, &newest, path, err)) return false;
+    st_close(model_file);
+    bool ok = checkpoint_open(model_file, info, best.text, err);
+    if (ok && info->val_loss < newest.val_loss) {
         print_warning("using %s, validation loss %.6f after step %" PRId64 ", instead of step_%08" PRId64 ", %.6f",
-                      folder.text, best.val_loss, best.step, newest.step, newest.val_loss);
-        *info = best, best = newest;
-        *model_file = f, f = newest_file;
+                      best.text, info->val_loss, info->step, newest.step, newest.val_loss);
+    } else if (ok) {
+        st_close(model_file);
+        checkpoint_info_free(info);
+        ok = checkpoint_open(model_file, info, path, err);
     }
-    st_close(ok ? &f : model_file);
-    checkpoint_info_free(ok ? &best : info);
+    checkpoint_info_free(&newest);
     return ok;
 }
 

@@ -669,9 +669,9 @@ static void test_epochs(Checks* c) {
     check_output(c, run(FAKE NO_VAL "--total-batch 160 --data many*.bin --steps 1010 --out many"), ", 10.10 epochs, ",
                  "warning", "a small model");
     check_output(c, run(BASE NO_VAL "--data good.bin copy.bin bad.bin --out part"),
-                 ", 0.33 epochs (--epochs 1 reads all: 600 steps), ", NULL, "a part of the data");
-    check_output(c, run(BASE NO_VAL "--data good.bin copy.bin --out half"), ", 0.50 epochs, ", NULL, "half");
-    check_output(c, run(BASE NO_VAL "--data good.bin --steps 20 --out given"), ", 0.10 epochs, ", NULL, "given steps");
+                 ", 0.33 epochs, sequential\n           --epochs 1 reads all of it: 600 steps\n", NULL, "a part");
+    check_output(c, run(BASE NO_VAL "--data good.bin copy.bin --out half"), ", 0.50 epochs, ", "--epochs", "half");
+    check_output(c, run(BASE NO_VAL "--data good.bin --steps 20 --out given"), ", 0.10 epochs, ", "--epochs", "given");
 }
 
 // A best loss that was measured on other validation data does not count.
