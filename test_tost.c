@@ -177,7 +177,7 @@ static double slope(Subject* s, const TostTensor* t, const float* p, const doubl
     for (int side = 0; side < 2; side++) {
         for (size_t i = 0; i < t->size; i++) moved[i] = (float)(p[i] + (side ? -e : e) * d[i]);
         s->engine->put(s->model, TOST_PARAM, t, moved);
-        chunks_loss(&s->chunks, x->inputs, x->targets, x->B, x->T);
+        chunks_loss(NULL, &s->chunks, x->inputs, x->targets, x->B, x->T);
         loss[side] = mean_loss(s);
     }
     s->engine->put(s->model, TOST_PARAM, t, p);

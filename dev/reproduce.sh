@@ -214,7 +214,7 @@ samples() {
     printf '%s\n' "Once upon a time" "The president of the United States" "In a shocking finding, scientists" \
         >"$out/prompts.txt"
     stage samples
-    run "$program" sample --model "$out" --prompts "$out/prompts.txt" --tokens 100 --seed 1 >"$out/samples.tmp" ||
+    run "$program" sample --model "$model" --prompts "$out/prompts.txt" --tokens 100 --seed 1 >"$out/samples.tmp" ||
         fail "sampling failed: see above"
     mv "$out/samples.tmp" "$out/samples.jsonl"
 }
@@ -234,7 +234,7 @@ evaluate() {
         return
     fi
     stage "evaluation: $what"
-    run "$program" eval --model "$out" --tokenizer "$tokenizer" "$@" --json "$result" ||
+    run "$program" eval --model "$model" --tokenizer "$tokenizer" "$@" --json "$result" ||
         fail "evaluation of $what failed: see above"
 }
 
@@ -277,6 +277,7 @@ train
 [ -z "$smoke" ] || evaluation_data   # after training: the sets are in $out
 steps=$(trained_steps)
 [ -n "$steps" ] || fail "$out: no checkpoint: train with --save-every above 0"
+model=$(printf '%s/step_%08d' "$out" "$steps")   # the last one, not best
 samples
 evaluations
 stage report

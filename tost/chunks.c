@@ -34,17 +34,21 @@ static bool abandoned(const Chunks* p, int passes, int all) {
     return p->should_stop && p->should_stop(p->context, (double)passes / all);
 }
 
-bool chunks_loss(Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T) {
+bool chunks_loss(double* sums, Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T) {
     const TostChunk all = {inputs, targets, B, T, 0};
     int32_t* memory = NULL;
+    double* losses = sums ? xmalloc((size_t)B * p->max_chunk * sizeof *losses) : NULL;
     const int chunks = chunks_of(T, p->max_chunk);
     bool ok = true;
+    for (int b = 0; sums && b < B; b++) sums[b] = 0;
     for (int k = 0; k < chunks && ok; k++) {
         const TostChunk next = chunk(&memory, p, &all, k);
         p->engine->forward(p->model, &next, k > 0 ? PASS : TOST_NO_STATE, k + 1 < chunks ? PASS : TOST_NO_STATE);
-        p->engine->losses(NULL, p->model);
+        p->engine->losses(losses, p->model);
+        for (int i = 0; sums && i < B * next.T; i++) sums[i / next.T] += losses[i];
         ok = k + 1 == chunks || !abandoned(p, k + 1, chunks);
     }
+    free(losses);
     free(memory);
     return ok;
 }

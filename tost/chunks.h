@@ -4,7 +4,8 @@
 
 #include "engine.h"
 
-typedef struct { double sum; int64_t count; } LossSum;   // of losses (nats), and how many
+// Of losses (nats): their sum and number; in validation, Σ x² over windows, where x is the sum of a window's losses
+typedef struct { double sum; int64_t count; double squares; } LossSum;
 
 typedef struct {
     const TostEngine* engine;
@@ -20,8 +21,9 @@ typedef struct {
 // TostEngineOptions.states for sequences of up to `seq` tokens in chunks of `max_chunk`.
 int chunks_states(int seq, int max_chunk, bool training);
 
-// Adds the losses of sequences (B,T) to the sum of read_loss. Returns false if the pass was abandoned.
-bool chunks_loss(Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T);
+// Adds the losses of sequences (B,T) to the sum of read_loss. sums (B): the sum of each sequence; may be NULL. Returns
+// false if the pass was abandoned.
+bool chunks_loss(double* sums, Chunks* p, const int32_t* inputs, const int32_t* targets, int B, int T);
 // The same and the gradients of grad_scale · Σ loss, which are added to those of the part (TostEngine.train_backward).
 // Several chunks take 4/3 of the computation: first a forward over all but the last, then forward and backward of each,
 // from the last to the first. Collective.

@@ -80,10 +80,11 @@ def draw_losses(axes, runs, args):
         color = COLORS[i % len(COLORS)]
         width = 1.4 + min(1.1, 3 / len(runs)) * (len(runs) - 1 - i)
         window = max(1, len(run.tokens) // 40, min(len(run.tokens) // 10, 10))
+        tokens, losses = run.tokens[run.tokens > 0], run.train_loss[run.tokens > 0]
         if window > 1:
-            axes.plot(run.tokens, run.train_loss, color=color, alpha=RAW_ALPHA, linewidth=0.7, zorder=1.9)
+            axes.plot(tokens, losses, color=color, alpha=RAW_ALPHA, linewidth=0.7, zorder=1.9)
             markers["before smoothing"] = {"alpha": RAW_ALPHA}
-        axes.plot(run.tokens, smooth(run.train_loss, window), color=color, linewidth=width,
+        axes.plot(tokens, smooth(losses, window), color=color, linewidth=width,
                   label=plain(run.label), solid_capstyle="round")
         tokens, val = run.points("val_loss")
         if len(val):

@@ -164,6 +164,17 @@ def validation(log):
            f"{log.step[best]:.0f}"
 
 
+def rise(folder, log, metadata):
+    """A row if the last validation loss is above the best by more than 1 %, as at the end of `train`."""
+    step, losses = log.step[np.isfinite(log.val_loss)], finite(log.val_loss)
+    if not len(losses) or losses[-1] <= 1.01 * losses.min():
+        return []
+    best, repeats = int(step[losses.argmin()]), log.tokens[-1] > int(metadata.get("option.data-tokens", sys.maxsize))
+    instead = (f"use {folder}/best" if (folder / "best").is_dir() else "a lower --lr may help" if not (repeats and best)
+               else f"--steps {best} or --keep-best would have given a better model")
+    return [["overfit" if repeats else "worse", f"the validation loss rose after step {best}: {instead}"]]
+
+
 def fact_rows(folder, log, metadata, devices, mfu):
     seconds = finite(log.ms).sum() / 1000
     final, speeds = finite(log.train_loss[-max(1, len(log.step) // 40):]), finite(log.tokens_per_s)
@@ -178,10 +189,10 @@ def fact_rows(folder, log, metadata, devices, mfu):
                      "{} layers, {} heads, {} channels, block size {}, vocabulary {}".format(*sizes)
                      + "".join(f", {key} {metadata[key]}" for key in VARIANTS if key in metadata)])
         rows.append(["data", metadata.get("option.data", "?")])
-    logged = f"{len(log.step):,} logged steps, without validation, samples and checkpoints"
+    logged = f"{np.count_nonzero(log.tokens):,} logged steps, without validation, samples and checkpoints"
     rows += [["training", f"{int(log.step[-1]):,} steps, {int(log.tokens[-1]):,} tokens"],
              ["training loss", f"{final.sum() / (len(final) or math.nan):.4f}, mean of the last {len(final):,} steps"],
-             ["validation loss", validation(log)],
+             ["validation loss", validation(log)], *rise(folder, log, metadata),
              ["time", f"{timedelta(seconds=round(seconds))} in {logged}"]]
     if len(speeds) and seconds:
         rows.append(["speed", f"{np.median(speeds):,.0f} tokens/s (median of the steps)"])

@@ -18,7 +18,8 @@ MAX_HEADER = 100 << 20  # bytes of a safetensors header
 
 
 class Run:
-    """Columns of a log.csv as arrays; val_loss is NaN in rows without validation. Steps count from 1."""
+    """Columns of a log.csv as arrays; val_loss is NaN in rows without validation. Steps count from 1; the row
+    of step 0, which older logs lack, has only the validation loss of the initial model."""
 
     def __init__(self, path, label=None):
         path = Path(path)

@@ -301,7 +301,8 @@ class Tost(nn.Module):
 
 def find_model(path):
     """The file that the trainer's --model PATH selects: PATH if it is a file, else model.safetensors in a checkpoint
-    folder or in the newest complete checkpoint of a run folder."""
+    folder or in the newest complete checkpoint of a run folder, or in its folder best, if that has a lower validation
+    loss."""
     path = Path(path)
     if not path.is_dir():
         return path
@@ -313,7 +314,16 @@ def find_model(path):
     if not steps:
         raise FileNotFoundError(f"{path}: no complete checkpoint (step_N/model.safetensors and "
                                 "optimizer.safetensors) in this folder")
-    return max(steps)[1] / "model.safetensors"
+    newest, best = max(steps)[1] / "model.safetensors", path / "best/model.safetensors"
+    if best.is_file() and validation_loss(best) < validation_loss(newest):
+        print(f"using {best.parent}: its validation loss is lower than that of {newest.parent.name}", file=sys.stderr)
+        newest = best
+    return newest
+
+
+def validation_loss(path):
+    with safe_open(path, framework="pt") as file:
+        return float((file.metadata() or {}).get("val_loss", math.inf))
 
 
 def untie_head(state, path):

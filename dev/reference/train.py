@@ -5,8 +5,8 @@
 
 It uses the same initial weights, shards, data order, schedule, clipping and AdamW, and writes DIR/log.csv with the
 same columns, so that dev/plot/loss.py can overlay both. Options have the trainer's names. --like takes missing options
-from the newest checkpoint of a trainer run; paths are as given to that run, so use the same working directory. To
-start both from the same weights:
+from a trainer run; paths are as given to that run, so use the same working directory. To start both from the same
+weights:
 
     ./train_gpt_tost --steps 0 --out out/start … && ./train_gpt_tost --init out/start --out out/c …
     python dev/reference/train.py --init out/start --like out/c --out out/torch
@@ -255,6 +255,8 @@ class Trainer:
 
     def run(self, log):
         args = self.args
+        if self.val and args.val_every:
+            print(f"0,0,,{self.validate():.9f},,,,", file=log, flush=True)
         for step in range(args.steps):
             start = time.perf_counter()
             loss, lr, norm = self.step(step)

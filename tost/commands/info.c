@@ -71,7 +71,7 @@ static double training_seconds(const char* run, int64_t step) {
     double seconds = 0;
     FILE* log = fopen(path_in(run, LOG_FILE).text, "r");
     for (LogRow row; log && getline(&line, &n, log) > 0;)
-        if (log_row_parse(&row, line) && row.step <= step) seconds += 1e-3 * row.ms;
+        if (log_row_parse(&row, line) && row.step <= step && row.ms > 0) seconds += 1e-3 * row.ms;
     if (log) fclose(log);
     free(line);
     return seconds;

@@ -34,7 +34,8 @@ const Setting option_table[OPTION_ROWS] = {
      .default_text = "random weights", .not_with = "resume"},
     RECIPE_START(ROW)
     {"model", USE | INFO, STRING, AT(model), "PATH",
-     .help = "safetensors file, checkpoint folder, or run folder (its newest checkpoint)",
+     .help = "safetensors file, checkpoint folder, or run folder (its newest checkpoint; for sample and eval, best, if "
+     "its validation loss is lower)",
      .default_text = "newest run in out/"},
     {.help = "Files"},
     {"text", TRAIN, LIST, AT(text), "GLOB", .help = "files of text or JSONL: learn a vocabulary for the size of the "

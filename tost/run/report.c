@@ -159,13 +159,25 @@ static void report_ranks(Run* r) {
                       (long long)(recipe->total_batch / recipe->parts));
 }
 
+// What to change if the run reads little of a source, or reads it often and it has few tokens for the model. The largest
+// published model read 9 billion tokens, 12 per parameter, 33 times.
+static void judge_epochs(Run* r, const DataSource* s) {
+    const TostRecipe* recipe = &r->recipe;
+    const double once = epoch_steps(recipe, s), epochs = (double)recipe->steps / once;
+    const double tokens = (double)s->samples * recipe->seq;
+    if (epochs > MANY_EPOCHS && tokens < 10 * (double)r->tensors.n_params)
+        progress_fact(&r->progress, "warning", "%.0f epochs of %s tokens will probably overfit: --steps %.0f makes %d",
+                      epochs, human_count(tokens).text, fmax(1, floor(FEW_EPOCHS * once)), FEW_EPOCHS);
+    if (epochs < 0.5 && r->data->n == 1 && !recipe_given(recipe, RECIPE_steps) && recipe->epochs == 0)
+        progress_fact(&r->progress, "", "--epochs 1 reads all of it: %.0f steps", ceil(once));
+}
+
 // A line for each source. "N of M tokens": what an epoch or a validation reads, unless it is all.
 static void report_shards(Run* r, const char* label, const StringList* globs, const DataSet* data) {
     const TostRecipe* recipe = &r->recipe;
     StringList names = data_globs(NULL, globs);
     for (int k = 0; k < data->n; k++) {
         const DataSource* s = &data->source[k];
-        const double samples = s->weight * (double)recipe->steps * (double)recipe->total_batch / recipe->seq;
         const uint64_t most = data == r->val ? (uint64_t)recipe->val_windows : 0;
         const uint64_t reads = most && most < s->samples ? most : s->samples;
         const NumberText read = human_count((double)reads * recipe->seq);
@@ -175,11 +187,12 @@ static void report_shards(Run* r, const char* label, const StringList* globs, co
         if (s->unused) snprintf(unused, sizeof unused, " (%d unused: fewer than --seq + 1 tokens)", s->unused);
         if (data->n > 1) snprintf(share, sizeof share, ", %.4g%% of the samples", 100 * s->weight);
         if (data == r->data)
-            snprintf(epochs, sizeof epochs, ", %.2f epochs, %s", samples / (double)s->samples,
+            snprintf(epochs, sizeof epochs, ", %.2f epochs, %s", (double)recipe->steps / epoch_steps(recipe, s),
                      recipe->order == ORDER_SHUFFLED ? "shuffled" : "sequential");
         progress_fact(&r->progress, k == 0 ? label : "", "%s%s: %d shard%s%s, %s%s%s tokens%s%s", names.strings[k],
                       data->n < names.count ? " …" : "", s->stream.count, plural(s->stream.count), unused,
                       all ? "" : read.text, all ? "" : " of ", tokens.text, share, epochs);
+        if (data == r->data) judge_epochs(r, s);
     }
     free_strings(&names);
 }
@@ -190,6 +203,8 @@ static void report_data(Run* r) {
     report_shards(r, "data", &recipe->data, r->data);
     if (r->val) report_shards(r, "validation", &recipe->val_data, r->val);
     else if (recipe->val_every > 0) progress_fact(p, "validation", "off (no --val-data)");
+    if (recipe->keep_best && !recipe_given(recipe, RECIPE_keep_best))
+        progress_fact(p, "best", "kept, as with --keep-best: the run reads data more than %d times", FEW_EPOCHS);
     if (r->tokenizer)
         progress_fact(p, "tokenizer", "%s: %d tokens", tokenizer_path(r->tokenizer), tokenizer_size(r->tokenizer));
     else progress_fact(p, "tokenizer", "none found: give --tokenizer FILE, or `sample` reads and prints ids");
@@ -239,8 +254,10 @@ void report_flops(Run* r) {
 
 void report_validation(Run* r) {
     const CheckpointInfo* i = &r->info;
-    progress_text(&r->progress, "validation after step %lld: loss %.6f, perplexity %.2f, best %.6f after step %lld",
-                  (long long)i->val_step, i->val_loss, exp(i->val_loss), i->best_val_loss, (long long)i->best_val_step);
+    const TextLine error = text_line(" ± %.4f (95%%)", r->val_error);
+    progress_text(&r->progress, "validation after step %lld: loss %.6f%s, perplexity %.2f, best %.6f after step %lld",
+                  (long long)i->val_step, i->val_loss, isfinite(r->val_error) ? error.text : "", exp(i->val_loss),
+                  i->best_val_loss, (long long)i->best_val_step);
 }
 
 static bool append_token(void* text, const char* bytes, size_t n) {
@@ -278,9 +295,22 @@ bool report_sample(Run* r, TostError* err) {
 
 // ---- At the end ----
 
+// The last validation loss is above the best by more than 1 %; on the same windows, noise is usually less. best: its
+// folder, or NULL. Without repeated data, the cause is another one than overfitting.
+static void report_rise(Run* r, const char* best) {
+    const CheckpointInfo* i = &r->info;
+    const long long step = (long long)i->best_val_step;
+    const bool repeats = i->data_sample > data_samples(r->data);
+    const TextLine instead = best ? text_line("use %s, as sample, eval and --init do", best)
+        : repeats && step > 0 ? text_line("--steps %lld or --keep-best would have given a better model", step)
+        : text_line("a lower --lr may help");
+    progress_fact(&r->progress, repeats ? "overfit" : "worse", "the validation loss rose after step %lld: %s", step,
+                  instead.text);
+}
+
 void report_end(Run* r) {
     Progress* p = &r->progress;
-    const bool stopped = r->info.step < r->recipe.steps;
+    const bool stopped = r->info.step < r->recipe.steps, rose = r->info.val_loss > 1.01 * r->info.best_val_loss;
     const long long step = (long long)r->info.step, steps = (long long)r->recipe.steps;
     const Path best = path_in(r->out.text, BEST_FOLDER);
     const bool has_best = r->recipe.keep_best && checkpoint_is_folder(best.text);
@@ -296,11 +326,13 @@ void report_end(Run* r) {
         progress_fact(p, "val loss", "%.6f after step %lld, best %.6f after step %lld%s", r->info.val_loss,
                       (long long)r->info.val_step, r->info.best_val_loss, (long long)r->info.best_val_step,
                       has_best ? " (best)" : "");
+    if (rose) report_rise(r, has_best ? best.text : NULL);
     if (r->saved_step < 0) progress_fact(p, "saved", "%s (--save-every 0)", has_best ? best.text : "nothing");
     if (r->saved_step < 0) return;
     progress_fact(p, "saved", "%s", checkpoint_name(r->out.text, r->saved_step).text);
     if (r->tokenizer && !stopped)
         progress_fact(p, "sample", "%s --prompt 'Once upon a time'", command_line(r, false, "sample --model").text);
+    if (rose && !stopped) return;   // no advice to train longer
     const TextLine more = text_line(" --steps %lld", 2 * (steps > 0 ? steps : 1));
     progress_fact(p, "continue", "%s%s", command_line(r, true, "train --resume --out").text, stopped ? "" : more.text);
 }

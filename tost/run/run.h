@@ -25,6 +25,7 @@ typedef struct {
     TostModel*        model;
     Chunks            chunks;          // of model
     TostTensors       tensors;
+    double            val_error;       // of info.val_loss: see run_mean_loss
     CheckpointInfo    info;            // run state, saved in checkpoints
     CheckpointInfo    init;            // metadata of the --init weights
     KeyValues         resumed;         // options saved in the resumed checkpoint; empty before run_begin_info
@@ -50,7 +51,7 @@ typedef struct {
 
 // Losses of the forward passes since the last call. Synchronizes with the device.
 static inline LossSum run_read_loss(Run* r) {
-    LossSum loss;
+    LossSum loss = {0};
     r->engine->read_loss(&loss.sum, &loss.count, r->model);
     return loss;
 }
@@ -63,6 +64,12 @@ void run_begin_info(Run* r);                 // completes info, once the recipe 
 bool run_load_weights(Run* r, TostError* err);   // into the new model; without weights, initializes it
 
 // ---- setup.c ----
+// Steps that read a source once. Repeated up to about 4 times, data is nearly as good as new (Muennighoff et al., 2023,
+// arXiv 2305.16264): above, a new run keeps its best weights.
+enum { FEW_EPOCHS = 4, MANY_EPOCHS = 10 };
+static inline double epoch_steps(const TostRecipe* r, const DataSource* s) {
+    return (double)s->samples * r->seq / (double)r->total_batch / s->weight;
+}
 // Opens the data, creates the model, then the folder and its log; prints the settings.
 bool run_set_up(Run* r, TostError* err);
 void run_choose_batch(Run* r);   // on a GPU: the micro-batch, unless it is given or the run is resumed
@@ -94,7 +101,9 @@ bool run_agree(Run* r, bool ok, TostError* err);
 // Fails, naming a rank, if the ranks do not run the same program with the same options, data and parameters.
 bool run_compare(Run* r, TostError* err);
 static inline int run_own_parts(const Run* r) { return r->recipe.parts / comm_size(r->comm); }
-double run_mean_loss(const Run* r);                        // nats per token, from part_loss
+// Nats per token, from part_loss. error: of validation, half the 95 % interval, with the n windows as samples; not
+// finite if n is 1. The variance of the mean is (Σ x²/n - mean²) / (n - 1), where x is the mean loss of a window.
+double run_mean_loss(const Run* r, double* error);
 
 // ---- save.c ----
 // Saves a checkpoint, which replaces one of this step; with `last`, only if there is none. Returns false if that fails:

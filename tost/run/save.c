@@ -17,7 +17,7 @@ static double probe_loss(Run* r) {
         memset(r->targets, 0, bytes);
     }
     r->pass = (RunPass){0};
-    chunks_loss(&r->chunks, r->inputs, r->targets, r->recipe.batch, r->recipe.seq);
+    chunks_loss(NULL, &r->chunks, r->inputs, r->targets, r->recipe.batch, r->recipe.seq);
     const LossSum loss = run_read_loss(r);
     return loss.sum / (double)loss.count;
 }

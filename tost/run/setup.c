@@ -127,6 +127,13 @@ static bool open_val_data(Run* r, TostError* err) {
     return r->val && check_run_shards(r, r->val, err);
 }
 
+// A new run that repeats its data keeps its best weights.
+static void keep_best_of_repeats(Run* r) {
+    TostRecipe* recipe = &r->recipe;
+    for (int k = 0; r->val && k < r->data->n && !r->args->resume && recipe->save_every > 0; k++)
+        recipe->keep_best |= (double)recipe->steps > FEW_EPOCHS * epoch_steps(recipe, &r->data->source[k]);
+}
+
 // Fails if a new run validates on a shard that it trains on. Warns of one named like validation data.
 static bool check_split(const Run* r, TostError* err) {
     const ShardStream* val = r->val && !r->args->resume ? &r->val->source[0].stream : NULL;
@@ -203,6 +210,7 @@ bool run_set_up(Run* r, TostError* err) {
                        && check_split(r, err);
     if (!run_agree(r, ready, err)) return false;
     if (!run_plan(r, err)) return false;
+    keep_best_of_repeats(r);
     run_choose_batch(r);
     run_begin_info(r);
     r->tensors = tost_tensors(&r->recipe.config);

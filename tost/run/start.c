@@ -22,7 +22,8 @@ static bool not_loaded(const Run* r, bool only_moments, TostError* err) {
 
 // Opens the weights to start from and reads their metadata.
 static bool open_weights(CheckpointInfo* info, Run* r, TostError* err) {
-    if (!checkpoint_open(&r->weights_file, info, r->args->resume ? r->out.text : r->args->init, err))
+    if (!(r->args->resume ? checkpoint_open(&r->weights_file, info, r->out.text, err)
+                          : checkpoint_open_best(&r->weights_file, info, r->args->init, err)))
         return not_loaded(r, false, err);
     r->weights = path_text("%s", r->weights_file.path);
     return true;

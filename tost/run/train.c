@@ -114,7 +114,7 @@ static Outcome train_step(LogRow* row, Run* r, TostError* err) {
     if (accumulated != DONE) return accumulated;
     const double norm = r->engine->grad_norm(r->model);
     r->part_loss[run_own_parts(r) - 1] = run_read_loss(r);   // one synchronization per part
-    const double loss = run_mean_loss(r);
+    const double loss = run_mean_loss(r, &(double){0});
     if (isfinite(loss) && isfinite(norm)) {
         lr = optimizer_step(r, norm);
         r->info.skipped_in_a_row = 0;
@@ -150,20 +150,26 @@ static Outcome validation_losses(Run* r, const LogRow* row, TostError* err) {
     const int64_t start = part_start(n, first_part, r->recipe.parts);
     const int64_t all = part_start(n, first_part + own, r->recipe.parts) - start;
     const int64_t longest = (n + r->recipe.parts - 1) / r->recipe.parts;   // windows of a part; some have one less
+    double* sums = xmalloc((size_t)B * sizeof *sums);
     int64_t done = 0;
     bool ok = true, stop = false;
     for (int p = 0; !stop && p < own; p++) {
         const int64_t end = part_start(n, first_part + p + 1, r->recipe.parts) - start;
+        double squares = 0;
         for (int64_t i = 0; i < longest && !(stop = interrupted(r, !ok)); i += B) {
             const int rows = (int)(end - done < B ? end - done : B);
             if (!ok || rows == 0) continue;
             r->pass = (RunPass){.validation = true, .done = done, .all = all, .rows = rows};
             show_pass(r, 0);
             ok = validation_batch(r, start + done, rows, n, err);
-            if (ok && chunks_loss(&r->chunks, r->inputs, r->targets, rows, r->recipe.seq)) done += rows;
+            if (!ok || !chunks_loss(sums, &r->chunks, r->inputs, r->targets, rows, r->recipe.seq)) continue;
+            for (int k = 0; k < rows; k++) squares += sums[k] * sums[k];
+            done += rows;
         }
         r->part_loss[p] = run_read_loss(r);
+        r->part_loss[p].squares = squares;
     }
+    free(sums);
     if (!comm_any(r->comm, !ok || done < all)) return DONE;
     return run_agree(r, ok, err) ? INTERRUPTED : data_failed(r, row, err);
 }
@@ -173,7 +179,7 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     progress_start(&r->progress);
     const Outcome measured = validation_losses(r, row, err);
     if (measured != DONE) return measured;
-    const double loss = run_mean_loss(r);
+    const double loss = run_mean_loss(r, &r->val_error);
     if (!isfinite(loss)) {
         tost_error(err, "after step %lld the validation loss is %g: stopped; move the checkpoint of this step away, if "
                    "there is one, and resume with a lower --lr", (long long)r->info.step, fabs(loss));
@@ -182,8 +188,7 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     r->info.val_loss = loss;
     r->info.val_step = r->info.step;
     if (r->recipe.stop_at_val > 0 && loss <= r->recipe.stop_at_val && r->info.step > 0) r->stopped_by = "--stop-at-val";
-    const bool untrained = r->info.best_val_step == 0 && !r->recipe.init_file;   // random weights are not the best
-    if (loss < r->info.best_val_loss || untrained) {
+    if (loss < r->info.best_val_loss) {
         r->info.best_val_loss = loss;
         r->info.best_val_step = r->info.step;
     }
@@ -223,12 +228,13 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
            && run_agree(r, !is_due(r, r->recipe.sample_every) || report_sample(r, err), err);
 }
 
-// Validates and samples the initial model, as a baseline. That of --init is the first best.
+// Validates and samples the initial model, as a baseline. That of --init is saved as best; random weights are not.
 static bool before_first_step(Run* r, TostError* err) {
     const Outcome validated = r->val ? validate(r, NULL, err) : INTERRUPTED;
     if (validated == FAILED) return false;
     if (validated == DONE) report_validation(r);
-    return run_agree(r, report_sample(r, err), err)
+    const bool ok = validated != DONE || run_log_step(r, &(LogRow){.val_loss = r->info.val_loss}, err);
+    return run_agree(r, ok && report_sample(r, err), err)
            && (validated != DONE || !r->recipe.init_file || run_save_best(r, err));
 }
 

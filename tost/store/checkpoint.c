@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "base/folder.h"
+#include "base/say.h"
 #include "data/tokenizer.h"
 
 static const char wte_name[] = "transformer.wte.weight";
@@ -151,6 +152,25 @@ bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path,
     checkpoint_info_free(info);
     st_close(model_file);
     return false;
+}
+
+bool checkpoint_open_best(StFile* model_file, CheckpointInfo* info, const char* path, TostError* err) {
+    const Path best = path_in(path, BEST_FOLDER);
+    CheckpointInfo newest;
+    if (!checkpoint_is_folder(best.text)) return checkpoint_open(model_file, info, path, err);
+    if (!checkpoint_open(model_file, &newest, path, err)) return false;
+    st_close(model_file);
+    bool ok = checkpoint_open(model_file, info, best.text, err);
+    if (ok && info->val_loss < newest.val_loss) {
+        print_warning("using %s, validation loss %.6f after step %" PRId64 ", instead of step_%08" PRId64 ", %.6f",
+                      best.text, info->val_loss, info->step, newest.step, newest.val_loss);
+    } else if (ok) {
+        st_close(model_file);
+        checkpoint_info_free(info);
+        ok = checkpoint_open(model_file, info, path, err);
+    }
+    checkpoint_info_free(&newest);
+    return ok;
 }
 
 // ---- Reading ----

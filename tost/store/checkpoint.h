@@ -21,6 +21,8 @@ typedef struct {
 // is taken. If another process removes it meanwhile, opening it fails; an open file stays readable. Reads the
 // metadata and checks names, types and shapes of all tensors. On failure there is nothing to close or free.
 bool checkpoint_open(StFile* model_file, CheckpointInfo* info, const char* path, TostError* err);
+// To use a model: of a run folder, opens best, and says so, if its validation loss is lower than the newest one's.
+bool checkpoint_open_best(StFile* model_file, CheckpointInfo* info, const char* path, TostError* err);
 
 // Loads all parameters, after checking the CRC-32 (if present). model_file: from checkpoint_open. It may have an
 // lm_head.weight equal to wte, and may lack convolutions and memory, which then keep their values.

@@ -6,7 +6,8 @@ bool loaded_model_find(LoadedModel* m, const char* model, const TostEngine* engi
     *m = (LoadedModel){.engine = engine};
     Path path;
     if (!model && !checkpoint_newest_run(&path, "out", "--model PATH", err)) return false;
-    if (!checkpoint_open(&m->weights, &m->info, model ? model : path.text, err)) return false;
+    if (!(engine ? checkpoint_open_best : checkpoint_open)(&m->weights, &m->info, model ? model : path.text, err))
+        return false;
     m->file = xstrdup(m->weights.path);
     m->tensors = tost_tensors(&m->info.config);
     return true;

@@ -18,7 +18,8 @@ typedef struct {
     Chunks         chunks;    // zeroed before loaded_model_create
 } LoadedModel;
 
-// model: a file, checkpoint or run; NULL: the newest run in out/
+// model: a file, checkpoint or run; NULL: the newest run in out/. engine: NULL for info, which describes the newest
+// checkpoint of a run; else see checkpoint_open_best
 bool loaded_model_find(LoadedModel* m, const char* model, const TostEngine* engine, TostError* err);
 // r: has dtype, threads and chunk
 bool loaded_model_create(LoadedModel* m, const TostRecipe* r, int max_batch, int seq, TostError* err);

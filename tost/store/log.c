@@ -25,7 +25,7 @@ static bool check_regular(const char* path, TostError* err) {
 
 // Sets *keep to the number of bytes of `text` up to the row of step `done`; 0: there is no row, or not even a complete
 // header. Fails if the rows are not those of consecutive steps up to it. The first one may be of any step: the log may
-// have been moved away.
+// have been moved away. Of step 0, it has no tokens, except in logs of earlier versions, which counted steps from 0.
 static bool find_end(size_t* keep, const char* path, Bytes text, int64_t done, TostError* err) {
     const size_t n = strlen(header);
     const char *line = text.data + n, *end;
@@ -41,7 +41,7 @@ static bool find_end(size_t* keep, const char* path, Bytes text, int64_t done, T
             end++;
             log_row_parse(&row, line);
         }
-        if (row.step < 1 || row.step > done || (number > 2 && row.step != last + 1))
+        if (row.step < (row.tokens > 0) || row.step > done || (number > 2 && row.step != last + 1))
             return tost_error(err, "%s: line %lld is not the row of step %lld%s; move the file away to start a new log",
                               path, number, (long long)(number > 2 ? last + 1 : done),
                               number > 2 ? "" : " or of an earlier one (logs of earlier versions count from 0)");
@@ -86,10 +86,11 @@ bool log_row_parse(LogRow* row, const char* text) {
     double field[COMMAS + 1];
     const char* p = text;
     for (int i = 0; i <= COMMAS; i++) {
-        char* end;
-        field[i] = *p == ',' ? NAN : strtod(p, &end);
-        if (*p != ',' && (end == p || *end != (i < COMMAS ? ',' : '\n'))) return false;
-        p = *p == ',' ? p + 1 : end + 1;
+        const char after = i < COMMAS ? ',' : '\n';
+        char* end = (char*)p;
+        field[i] = *p == after ? NAN : strtod(p, &end);
+        if (*end != after || (end == p && *p != after)) return false;
+        p = end + 1;
     }
     if (!(field[0] >= 0 && field[0] < 1e15) || !(field[1] >= 0 && field[1] < 9e18)) return false;
     *row = (LogRow){.step = (int64_t)field[0], .tokens = strtoll(strchr(text, ',') + 1, NULL, 10),
@@ -101,6 +102,7 @@ bool log_row_parse(LogRow* row, const char* text) {
 char* log_row_text(const LogRow* row) {
     char val[64] = "";
     if (!isnan(row->val_loss)) snprintf(val, sizeof val, "%.9f", row->val_loss);
+    if (row->step == 0) return xasprintf("0,0,,%s,,,,\n", val);
     char* text = xasprintf("%lld,%lld,%.9f,%s,%.9e,%.9f,%.3f,%.1f\n", (long long)row->step, (long long)row->tokens,
                            plain_nan(row->train_loss), val, row->lr, plain_nan(row->grad_norm), row->ms,
                            row->tokens_per_s);

@@ -1,4 +1,4 @@
-// log.h: log.csv, one row per training step.
+// log.h: log.csv, one row per training step, and one for the validation before the first.
 #pragma once
 
 #include <math.h>
@@ -6,7 +6,7 @@
 #include "base/files.h"
 
 typedef struct {
-    int64_t step;          // counted from 1
+    int64_t step;          // counted from 1; 0: before the first, with no other value than val_loss
     int64_t tokens;        // seen in training, this step included
     double  train_loss;    // nats per token, mean over the step
     double  val_loss;      // NAN if not measured

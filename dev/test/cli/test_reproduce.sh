@@ -57,7 +57,7 @@ check "the report has a picture" [ "$(od -An -c -N4 whole/report.png | tr -d ' '
 reports whole "| stories_1_loss | [0-9.]* ± .* random windows: 40 windows" "| stories_3_loss | [0-9]" \
     "| last_word_1 | accuracy | .* | 12 examples |" "| recall | acc_norm | .* | 24 examples |" \
     "validation shards | [0-9][0-9.]* ± [0-9.]* |" "| cloze_2 | acc | .* | 8 examples |" \
-    "| device | CPU" "| speed | [0-9,]* tokens/s" "| training | 40 steps, 40,960 tokens" \
+    "| device | CPU" "| speed | [0-9,]* tokens/s" "| training | 40 steps, 40,960 tokens" " in 40 logged steps" \
     "train_gpt_tost [0-9]*\.[0-9]" "^Once upon a time" "| model | [0-9.]*[KM] parameters: 1 layer" \
     "vocabulary 2304, membership uniform, conv 4, memory 1, positions none"
 check "no published data set is named" [ "$(grep -ciE 'lambada|wikitext|ptb|hellaswag|cbt' whole/report.md)" -eq 0 ]
@@ -116,6 +116,23 @@ reports plain "| model | ToST-base, 2.0M parameters" "| ToST-base, published | G
     "Not comparable with the published"
 rm -r plain/step_00000003
 
+# A validation loss that rises, in a run on 128 tokens
+mkdir -p rose/step_00000002
+printf '%s\n' "$(head -n 1 whole/log.csv)" 0,0,,7.5,,,, 1,128,7.4,5.0,1,1,1,1 2,256,2.0,5.04,1,1,1,1 >rose/log.csv
+"$python" - rose/step_00000002/model.safetensors <<'END'
+import json, sys
+header = json.dumps({"__metadata__": {"step": "2", "option.data-tokens": "128"}}).encode()
+open(sys.argv[1], "wb").write(len(header).to_bytes(8, "little") + header)
+END
+succeeds report rose
+check "a loss that rises by less than 1 %: no word" [ "$(grep -c 'loss rose' rose/report.md)" -eq 0 ]
+sed -i.old s/5.04/5.06/ rose/log.csv
+reports rose "| overfit | the validation loss rose after step 1: --steps 1 or --keep-best would"
+mkdir rose/best
+reports rose "| overfit | the validation loss rose after step 1: use rose/best |"
+rm -r rose/best rose/step_00000002
+reports rose "| worse | the validation loss rose after step 1: a lower --lr may help |"
+
 # Names and texts that are Markdown or HTML are shown as code.
 name='a `<img src=x>` [b](javascript:c)'
 cp -R plain "$name"
@@ -161,7 +178,7 @@ class init:
         write("finished")
 END
 PYTHONPATH="$dir/with" succeeds export_log whole --wandb tost --offline
-check "all steps are exported to wandb" [ "$(wc -l <wandb.log)" -eq 42 ]
+check "all steps are exported to wandb" [ "$(wc -l <wandb.log)" -eq 43 ]
 check "project, name and options" \
     grep -q '^{"config": {.*"save-every": "5".*"name": "whole", "project": "tost"' wandb.log
 check "the last step, with its validation loss" [ "$(grep -c '"step": 40, .*"val/loss": ' wandb.log)" -eq 1 ]
@@ -175,7 +192,7 @@ tail -n +4 whole/log.csv >>growing/log.csv
 until_true says '"step": 40,' wandb.log
 kill -TERM $follower
 wait $follower
-check "--follow exports later steps, each once, and ends at a signal" [ "$?.$(wc -l <wandb.log)" = 0.42 ]
+check "--follow exports later steps, each once, and ends at a signal" [ "$?.$(wc -l <wandb.log)" = 0.43 ]
 if has tensorboard; then
     for again in 1 2; do succeeds export_log whole --tensorboard events; done
     check "one file of events" [ "$(ls events/whole | wc -l)" -eq 1 ]
@@ -184,11 +201,11 @@ import csv, math
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 log = EventAccumulator('events/whole', size_guidance={'scalars': 0})
 log.Reload()
-rows = list(csv.DictReader(open('whole/log.csv')))
+rows = list(csv.DictReader(open('whole/log.csv')))[1:]   # without step 0
 got = log.Scalars('train/loss')
 assert [e.step for e in got] == list(range(1, 41)), got
 assert all(math.isclose(e.value, float(r['train_loss']), rel_tol=1e-6) for e, r in zip(got, rows))
-assert log.Scalars('val/loss')[-1].step == 40 and 'options' in log.Tags()['tensors']"
+assert [e.step for e in log.Scalars('val/loss')] == [0, 40] and 'options' in log.Tags()['tensors']"
 else
     skip "$python has no tensorboard: its event files"
 fi

@@ -43,6 +43,22 @@ check "a run resumed at step 0 equals a fresh one" [ "$(training_of zero)" = "$(
 run --init straight $data --lr 3 --steps 3 --val-every 1 --keep-best --sample-every 0 --out best_init
 check "the best checkpoint of --init may be that of step 0: $(ls best_init)" \
     says '"step":"0"' best_init/best/model.safetensors
+used="using best_init/best, validation loss $(awk -F, '$1 == "0" { printf "%.6f", $4 }' best_init/log.csv)"
+used="$used after step 0, instead of step_00000003, "
+for use in "sample --model best_init --tokens 4" "eval --model best_init --data $dir/tiny_val_*.bin --json best.json"; do
+    warns "$use" "$used" "best_init/best/model.safetensors, step 0"
+done
+warns "--init best_init $data --steps 0 --val-every 0 --out heir_of_best" "$used" "weights    best_init/best/model.saf"
+run eval --model best_init/step_00000003 --data "$dir/tiny_val_*.bin" --json newest.json
+check "a named checkpoint is used" grep -q '"step": 3,' newest.json
+check "instead of the best" grep -q '"step": 0,' best.json
+prints "info best_init" "best_init/step_00000003/model.safetensors" "trained     3 steps"
+cp -R best_init resumed_best
+prints "--resume --out resumed_best --steps 4" "resumed    resumed_best/step_00000003/model.safetensors"
+head -c 999 best_init/best/model.safetensors >resumed_best/best/model.safetensors
+execute tost sample --model resumed_best --tokens 4
+check "a damaged best is named: $(cat stderr)" says "resumed_best/best/model.safetensors: " stderr
+check "and not used: exit status $status" [ $status -eq 1 ]
 rm -r best_init/best
 run --resume --out best_init --steps 4
 check "also in a resumed run: a worse one is not saved" [ ! -e best_init/best ]

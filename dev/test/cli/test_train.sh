@@ -11,9 +11,9 @@ check "nothing on stderr" empty stderr
 n='[0-9.e-]+'
 check "operations per token, no peak rate of a CPU" grep -Eq "^compute    $n MFLOP per token\$" stdout
 check "a sample" says 'sample after step 6' stdout
-check "the log: a row per step, from 1, with a validation in every second" \
+check "the log: a row for the first validation and one per step, with a validation in every second" \
     [ "$(sed 1d straight/log.csv | awk -F, '{ printf "%d,%d,%d ", $1, $2, $4 != "" }')" = \
-    "1,128,0 2,256,1 3,384,0 4,512,1 5,640,0 6,768,1 " ]
+    "0,0,1 1,128,0 2,256,1 3,384,0 4,512,1 5,640,0 6,768,1 " ]
 run $small $fast $bare --steps 6 --out plain
 check "--save-every 0 saves nothing" [ -z "$(ls plain | grep step_)" ]
 check "validation and samples do not change training" [ "$(training_of plain)" = "$(training_of straight)" ]
@@ -41,6 +41,8 @@ grep -o 'best [0-9.]* after step [0-9]*' stdout | tail -1 >best.line
 prints "info best/best" "after step $(sed 's/.* //' best.line)"
 prints "info best" "nats/token after step 6"
 run sample --model best/best --tokens 4
+run sample --model best --tokens 4
+check "the newest checkpoint, which is the best, is used" grep -q '^best/step_00000006/model.safetensors' stderr
 prints "$small --lr 0.3 --steps 2 --val-every 1 --save-every 0 --keep-best --out only" "saved      only/best"
 prints "$tiny --steps 50 --val-every 1 --stop-at-val 99 --max-time 1h --out early" \
     "stopped by --stop-at-val after step 1 of 50"
@@ -50,8 +52,9 @@ check "--max-time: exit status $status, expected 75" [ $status -eq 75 ]
 check "--max-time saves" says "saved      early/step_" stdout
 check "--max-time says so" says "stopped by --max-time after step " stdout
 run $model $data --lr 3 --warmup 0 --val-every 2 --keep-best --save-every 1 --steps 6 --sample-every 0 --out worst
-check "of a run that is worse than the untrained model, the best is that of a step" \
-    grep -q '"step":"[246]"' worst/best/model.safetensors
+check "a run that is worse than the untrained model names its loss as the best, and does not keep it: $(ls worst)" \
+    [ "$(grep -c '^val loss .* best 5\.[0-9]* after step 0$' stdout)" -eq 1 -a ! -e worst/best ]
+check "the loss is in the log" grep -q "^0,0,,$(sed -n 's/^val loss.*best \([0-9]*\.[0-9]\{4\}\).*/\1/p' stdout)[0-9]*,,,,$" worst/log.csv
 
 # A disk that is too small for a checkpoint
 mkdir disk

@@ -10,8 +10,8 @@ warns() {
     prints "$@"
     check "one warning: $(cat stderr)" [ "$(grep -c "^$(basename "$binary"): " stderr)" -eq 1 ]
 }
-# Steps, tokens, losses, learning rate and gradient norm, without the validation losses.
-training_of() { cut -d, -f1-3,5,6 "$1/log.csv"; }
+# Steps, tokens, losses, learning rate and gradient norm, without the validation losses and the row of step 0.
+training_of() { grep -v ^0, "$1/log.csv" | cut -d, -f1-3,5,6; }
 
 : >vocab.bpe
 sums 120 >text.txt

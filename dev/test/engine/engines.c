@@ -476,7 +476,7 @@ static Record chunks_record(const TostEngine* engine, const void* test, TostDtyp
     Subject s = subject_open(engine, config, o);
     subject_randomize(&s, 7);
     int32_t* ids = shape_ids(k, 99);
-    chunks_loss(&s.chunks, ids, ids + rows, k->B, k->T);
+    chunks_loss(NULL, &s.chunks, ids, ids + rows, k->B, k->T);
     record_number(&r, RESULT_LOSS, "loss_of_evaluation", mean_loss(&s));
     record_logits(&r, "logits_of_a_short_sequence", &s, ids, 1, t->fits);
     record_decode(&r, &s, k, ids, t->fits);
@@ -545,7 +545,7 @@ static void mixed_forwards(Record* r, Subject* s, const Shape* k, bool train, in
         int32_t* ids = shape_ids(&of, (uint64_t)(50 + i));
         const int rows = of.B * of.T;
         if (train) chunks_train(&s->chunks, ids, ids + rows, of.B, of.T, 1.0f / (float)rows, TOST_STEP_ENDS);
-        else chunks_loss(&s->chunks, ids, ids + rows, of.B, of.T);
+        else chunks_loss(NULL, &s->chunks, ids, ids + rows, of.B, of.T);
         free(ids);
         record_number(r, RESULT_LOSS, name, mean_loss(s));
     }

@@ -77,7 +77,7 @@ def signals(w, report, count, seed):
     """SIGINT and SIGTERM at random calls, at calls that log a step, and at random times."""
     rng = random.Random(f"signal {seed}")
     reference, ran = w.reference(LONG)
-    rows = [r.call for r in ran.journal if r.name == "write" and r.path == "run/log.csv"]   # the header first
+    rows = [r.call for r in ran.journal if r.name == "write" and r.path == "run/log.csv"]   # header, step 0, …
     stops = runs = 0
     while stops < count:
         case, stopped = w.case(), True
@@ -85,7 +85,7 @@ def signals(w, report, count, seed):
             if not stopped or stops == count:
                 break
             number = rng.choice([signal.SIGINT, signal.SIGTERM])
-            at = rng.choice([rng.randint(rows[2], rows[-1] // 3), rng.choice(rows[2:len(rows) // 3]), 0])
+            at = rng.choice([rng.randint(rows[3], rows[-1] // 3), rng.choice(rows[3:len(rows) // 3]), 0])
             how = {"at": at, "do": f"signal:{int(number)}"} if at else {"after": rng.uniform(0, .3), "number": number}
             what = f"seed {seed}, {number.name}, stop {stops + 1} {how}"
             result = case.resume(LONG, **how)

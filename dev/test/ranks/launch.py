@@ -115,7 +115,7 @@ class Job:
     def wait_steps(self, count):
         """Waits until the run has logged `count` steps."""
         log = pathlib.Path(self.path("run/log.csv"))
-        return self.wait(lambda: log.exists() and log.read_bytes().count(b"\n") > count)
+        return self.wait(lambda: log.exists() and log.read_bytes().replace(b"\n0,", b"").count(b"\n") > count)
 
     def signal(self, number, rank=None):
         """Sends a signal to a rank, or to the launcher."""

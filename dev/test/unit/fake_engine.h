@@ -17,6 +17,7 @@ struct TostModel {
     TostConfig     config;
     TostTensors    tensors;
     float*         state[TOST_ARRAYS];   // flat
+    TostChunk      chunk;                // of the last forward with targets
     double         loss;
     int64_t        count;
     const int32_t* script;               // id with the largest logit, by call; -1: all logits are NaN
@@ -78,7 +79,8 @@ static inline void fake_get(float* dst, const TostModel* m, TostArray s, const T
     memcpy(dst, m->state[s] + t->offset, t->size * sizeof *dst);
 }
 
-static inline void add_losses(TostModel* m, const int32_t* inputs, int B, int T, float scale) {
+// losses (B,T): of each token; may be NULL
+static inline void add_losses(double* losses, TostModel* m, const int32_t* inputs, int B, int T, float scale) {
     const size_t wrong = m->tensors.tensor[WRONG_TENSOR].offset;
     double sum = 0;
     for (size_t i = 0; i < m->tensors.flat_size; i++) sum += 1e-3 * m->state[TOST_PARAM][i];
@@ -86,18 +88,19 @@ static inline void add_losses(TostModel* m, const int32_t* inputs, int B, int T,
         const int id = inputs[i];
         const double loss = id == BAD ? NAN : 0.01 * id;
         m->loss += loss + sum;
+        if (losses) losses[i] = loss + sum;
         float* grad = m->state[TOST_GRAD] + (id == BAD ? wrong : (size_t)id % m->tensors.flat_size);
         *grad += scale * (float)(loss + 0.5 * sum);
     }
     m->count += B * T;
 }
 
-// With targets: adds the losses, which fake_losses need not do then. Without: records the call.
+// With targets: keeps the chunk for fake_losses. Without: records the call.
 static inline void fake_forward(TostModel* m, const TostChunk* chunk, int from, int to) {
     (void)to;
     if (chunk->targets) {
         trigger(EVALUATING, m);
-        add_losses(m, chunk->inputs, chunk->B, chunk->T, 0);
+        m->chunk = *chunk;
         return;
     }
     must(chunk->B == 1 && chunk->T >= 1 && chunk->first + chunk->T <= tost_max_seq(&m->config)
@@ -107,12 +110,14 @@ static inline void fake_forward(TostModel* m, const TostChunk* chunk, int from, 
     memcpy(call->ids, chunk->inputs, (size_t)chunk->T * sizeof *chunk->inputs);
 }
 
-static inline void fake_losses(double* dst, TostModel* m) { (void)dst, (void)m; }
+static inline void fake_losses(double* dst, TostModel* m) {
+    add_losses(dst, m, m->chunk.inputs, m->chunk.B, m->chunk.T, 0);
+}
 
 static inline void fake_train(TostModel* m, const TostChunk* chunk, int from, float scale) {
     (void)from;
     trigger(TRAINING, m);
-    add_losses(m, chunk->inputs, chunk->B, chunk->T, scale);
+    add_losses(NULL, m, chunk->inputs, chunk->B, chunk->T, scale);
 }
 
 static inline void fake_backward(TostModel* m, int after, int before, TostEnd end) {

@@ -36,6 +36,7 @@ static void test_schedule(Checks* c) {
 #define HEADER "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n"
 #define AFTER_STEP ",64,2.500000000,,1.000000000e-03,0.750000000,12.500,5120.0\n"
 #define ROW(step) #step AFTER_STEP
+#define FIRST "0,0,,7.750000000,,,,\n"
 
 static LogRow row_of(int64_t step) {
     return (LogRow){.step = step, .tokens = 64, .train_loss = 2.5, .val_loss = NAN, .lr = 1e-3,
@@ -50,7 +51,8 @@ static void test_log_rows(Checks* c) {
     write_text(path, "an old log\n");
     must(log_open(&log, path, -1, &err), "log_open", &err);
     const LogRow rows[] = {
-        {0, 4096, 7.7424017, NAN, 0, 1.23456789012, 1234.56789, 3317.25},
+        {.step = 0, .val_loss = 7.75},
+        {3, 4096, 7.7424017, NAN, 0, 1.23456789012, 1234.56789, 3317.25},
         {1, 5000000000, 1e-7, 3.25, 2.9996e-3, 1e3, 0.5, 1e7},
         {2, 1, -NAN, INFINITY, 1, NAN, 1, 1},
     };
@@ -63,7 +65,8 @@ static void test_log_rows(Checks* c) {
     check(c, log_sync(&log, &err), "log_sync: %s", err.text);
     check(c, log_close(&log, &err) && log_close(&log, &err), "log_close: %s", err.text);
     static const char wanted[] = HEADER
-        "0,4096,7.742401700,,0.000000000e+00,1.234567890,1234.568,3317.2\n"
+        FIRST
+        "3,4096,7.742401700,,0.000000000e+00,1.234567890,1234.568,3317.2\n"
         "1,5000000000,0.000000100,3.250000000,2.999600000e-03,1000.000000000,0.500,10000000.0\n"
         "2,1,NaN,inf,1.000000000e+00,NaN,1.000,1.0\n";
     check_file(c, path, wanted, "rows of log.csv");
@@ -88,6 +91,13 @@ static void test_log_resume(Checks* c) {
         {"a cut header", "step,tok", 7, HEADER, NULL},
         {"started at step 6", HEADER ROW(6) ROW(7) ROW(8), 7, HEADER ROW(6) ROW(7), NULL},
         {"counted from 0", HEADER ROW(0) ROW(1), 1, NULL, "earlier one (logs of earlier versions count from 0)"},
+        {"with the first validation", HEADER FIRST ROW(1) ROW(2), 1, HEADER FIRST ROW(1), NULL},
+        {"resumed at step 0", HEADER FIRST ROW(1), 0, HEADER, NULL},
+        {"no step 1", HEADER FIRST ROW(2), 2, NULL, "line 3 is not the row of step 1"},
+        {"the first validation again", HEADER ROW(1) FIRST ROW(2), 2, NULL, "line 3 is not the row of step 2"},
+        {"an empty last column", HEADER "1,64,2.5,,1,1,1,\n" ROW(2), 1, HEADER "1,64,2.5,,1,1,1,\n", NULL},
+        {"one column less", HEADER "1,64,2.5,,1,1,1\n" ROW(2), 1, NULL, "line 2 is not the row of step 1 or of an"},
+        {"one column more", HEADER "1,64,2.5,,1,1,1,,\n" ROW(2), 1, NULL, "line 2 is not the row of step 1 or of an"},
         {"absent", NULL, 7, HEADER, NULL},
         {"no rows at step 0", "", 0, HEADER, NULL},
     };

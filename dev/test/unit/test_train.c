@@ -169,16 +169,12 @@ static void check_resumed(Checks* c, const char* out, const char* whole, int ste
 
 static bool saved(const char* run, int step) { return checkpoint_exists(run, step); }
 
-// Row `step` of a run's log; step -1 if there is none.
+// The row of a step in a run's log; step -1 if there is none.
 static LogRow row_of(const char* run, int step) {
-    char *text = text_of(path_in(run, "log.csv").text), *line = text;
+    char *text = text_of(path_in(run, "log.csv").text), *end = text;
     LogRow row = {.step = -1};
-    for (int i = 0; i < step && line; i++) line = (line = strchr(line, '\n')) ? line + 1 : NULL;
-    char* end = line ? strchr(line, '\n') : NULL;
-    if (end) {
-        end[1] = 0;
-        log_row_parse(&row, line);
-    }
+    while (row.step != step && (end = strchr(end, '\n')))
+        if (!log_row_parse(&row, ++end)) row.step = -1;
     free(text);
     return row;
 }
@@ -218,6 +214,19 @@ static void test_not_finite(Checks* c) {
     check_run(c, o, 1, 9 + 2 + 1, "not saved", "a parameter that is not finite");
 }
 
+// Half the 95 % interval of the mean loss of n windows of a shard of write_shard("", 99, 0, STEPS).
+static double window_error(int n) {
+    double sum = 0, squares = 0;
+    for (int i = 0; i < n; i++) {
+        double x = 0;
+        for (int t = 0, at = 8 * (400 * i / n); t < 8; t++, at++)
+            x += 0.01 * (at % TOKENS == 5 ? 99 : (at * 37 + at / 7) % 100) / 8;
+        sum += x;
+        squares += x * x;
+    }
+    return 1.96 * sqrt((squares - sum * sum / n) / (n - 1) / n);
+}
+
 // The shard has 400 windows: two for each of 200 steps. --val-windows 4 takes windows 0, 100, 200 and 300. In the steps
 // bad_first to bad_last, the first window has a bad token.
 static void test_val_windows(Checks* c) {
@@ -237,12 +246,18 @@ static void test_val_windows(Checks* c) {
     write_shard("val.bin", 99, 0, STEPS);
     double loss[3];   // with micro-batches of 1, 2 and 4 windows
     for (int i = 0; i < 3; i++) {
-        check_run(c, run(SIZES "--batch %d --total-batch 32 --data good.bin --val-data val.bin --val-every 1 "
-                         "--val-windows 7 --steps 1 --out batch%d", 1 << i, i), 0, 0, NULL, "a micro-batch");
+        check_output(c, run(SIZES "--batch %d --total-batch 32 --data good.bin --val-data val.bin --val-every 1 "
+                            "--val-windows 7 --steps 1 --out batch%d", 1 << i, i),
+                     text_line(" ± %.4f (95%%), perplexity", window_error(7)).text, NULL, "a micro-batch");
         loss[i] = row_of(text_line("batch%d", i).text, 1).val_loss;
     }
     check(c, loss[0] > 0 && loss[0] == loss[1] && loss[0] == loss[2], "the windows depend on the micro-batch: %g %g %g",
           loss[0], loss[1], loss[2]);
+    check_output(c, run(SIZES "--batch 1 --total-batch 32 --chunk 3 --data good.bin --val-data val.bin --val-every 1 "
+                        "--val-windows 7 --steps 1 --parts 4 --out chunks"),
+                 text_line(" ± %.4f (95%%), perplexity", window_error(7)).text, NULL, "chunks and parts");
+    check_output(c, run(BASE "--data good.bin --val-data val.bin --val-windows 1 --val-every 1 --steps 1 --out single"),
+                 ", perplexity", "±", "one window");
 }
 
 // The default micro-batch on a GPU; gpu_memory counts one byte for a sequence. 0 bytes: on a CPU.
@@ -385,6 +400,27 @@ static void test_newer_best(Checks* c) {
     const Bytes after = bytes_of("newer/best/model.safetensors");
     check(c, before.size == after.size && memcmp(before.data, after.data, before.size) == 0, "the best was replaced");
     free(before.data), free(after.data);
+}
+
+static void worsen(TostModel* m) {
+    for (size_t i = 0; i < m->tensors.flat_size; i++) m->state[TOST_PARAM][i] += 1;
+}
+
+// A run that gets worse from the beginning: the best is the first loss, which is in the log, also after a resume.
+static void test_first_best(Checks* c) {
+    hooks[0] = (Hook){TRAINING, 1, worsen};
+    const Outcome o = run(BEST_EVERY "4 --steps 8 --out first_best");
+    const LogRow row = row_of("first_best", 0);
+    check(c, row.step == 0 && row.tokens == 0 && row.val_loss > 0 && isnan(row.train_loss) && isnan(row.tokens_per_s),
+          "the row of step 0");
+    check(c, strstr(o.out, text_line(", best %.6f after step 0", row.val_loss).text), "the best: %s", o.out);
+    check(c, strstr(o.out, "worse      the validation loss rose after step 0: a lower --lr may help"), "it says so");
+    check_run(c, o, 0, 0, NULL, "worse from the beginning");
+    check(c, !path_exists("first_best/best"), "random weights are not saved as best");
+    hooks[0] = (Hook){EVALUATING, 2, interrupt};
+    check_run(c, run(BEST "--out first_cut"), 130, 2, NULL, "interrupted before the first step");
+    check(c, row_of("first_cut", 0).step == -1, "the row of an interrupted validation");
+    check_resumed(c, "first_cut", "best", 12, "resumed at step 0");
 }
 
 // Steps of 4 micro-batches: a signal in one of the first three drops the step; after the fourth the step is completed.
@@ -591,6 +627,53 @@ static void test_changes(Checks* c) {
                  " --val-data moved.bin instead of good.bin moved.bin, ", NULL, "a list of files");
 }
 
+// The loss rises after step 20. Steps have ten micro-batches; 20 read the shard once.
+static void test_rise(Checks* c) {
+#define RISING FAKE "--total-batch 160 --data good.bin --val-data copy.bin --val-windows 6 --val-every 20 "
+    static const char rose[] = "overfit    the validation loss rose after step 20: ", *advice = "continue   ";
+    const Hook worse = {TRAINING, 250, worsen};
+    check_output(c, run(RISING "--steps 40 --out falls"), advice, rose, "a loss that falls");
+    hooks[0] = worse;
+    check_output(c, run(RISING "--steps 40 --out rises"),
+                 text_line("%s--steps 20 or --keep-best would have given a better model", rose).text, advice, "rises");
+    hooks[0] = worse;
+    check_output(c, run(RISING "--steps 40 --keep-best --out rises3"), text_line("%suse rises3/best, ", rose).text,
+                 advice, "rises, with --keep-best");
+    hooks[0] = worse;
+    hooks[1] = (Hook){TRAINING, 405, interrupt};
+    Outcome o = run(RISING "--steps 60 --out rises2");
+    check(c, strstr(o.out, rose) && strstr(o.out, "continue   train_gpt_tost train --resume --out rises2\n"),
+          "stopped after a rise: %s", o.out);
+    check_run(c, o, 130, 2, NULL, "stopped");
+}
+
+static void test_epochs(Checks* c) {
+#define REPEATED FAKE "--total-batch 160 --data good.bin --val-data copy.bin --val-windows 6 --val-every 40 "
+    static const char kept[] = "best       kept, as with --keep-best: the run reads data more than 4 times";
+    check_output(c, run(REPEATED "--steps 80 --out four"), ", 4.00 epochs, seq", kept, "4 epochs");
+    check(c, !path_exists("four/best"), "4 epochs: best is not kept");
+    check_output(c, run(REPEATED "--steps 81 --out repeated"), kept, NULL, "more than 4 epochs");
+    const Bytes best = bytes_of("repeated/best/model.safetensors");
+    check(c, memmem(best.data, best.size, "\"option.keep-best\":\"1\"", 22), "the option is saved");
+    free(best.data);
+    check_output(c, run("--resume --steps 82 --out repeated"), " --steps 82 instead of 81", "keep-best", "resumed");
+    check_output(c, run("--resume --steps 120 --out four"), " --steps 120 instead of 80", kept, "extended");
+    check_output(c, run(REPEATED "--steps 81 --save-every 0 --out nothing"), NULL, kept, "--save-every 0");
+    check_output(c, run(FAKE NO_VAL "--total-batch 160 --data good.bin --steps 81 --out blind"), NULL, kept, "no loss");
+    check_output(c, run(REPEATED "--steps 200 --out ten"), ", 10.00 epochs, ", "warning", "10 epochs");
+    check_output(c, run(REPEATED "--steps 240 --out often"),
+                 "warning    12 epochs of 3.2K tokens will probably overfit: --steps 80 makes 4", NULL, "12 epochs");
+    check_output(c, run(FAKE NO_VAL "--data good.bin:1 copy.bin:9 --total-batch 160 --steps 240 --out mixed"),
+                 "warning    11 epochs of 3.2K tokens will probably overfit: --steps 88 makes 4", NULL, "a source");
+    for (int i = 0; i < 5; i++) write_shard(text_line("many%d.bin", i).text, 0, -1, -1);
+    check_output(c, run(FAKE NO_VAL "--total-batch 160 --data many*.bin --steps 1010 --out many"), ", 10.10 epochs, ",
+                 "warning", "a small model");
+    check_output(c, run(BASE NO_VAL "--data good.bin copy.bin bad.bin --out part"),
+                 ", 0.33 epochs, sequential\n           --epochs 1 reads all of it: 600 steps\n", NULL, "a part");
+    check_output(c, run(BASE NO_VAL "--data good.bin copy.bin --out half"), ", 0.50 epochs, ", "--epochs", "half");
+    check_output(c, run(BASE NO_VAL "--data good.bin --steps 20 --out given"), ", 0.10 epochs, ", "--epochs", "given");
+}
+
 // A best loss that was measured on other validation data does not count.
 static void test_other_validation(Checks* c) {
     static const char reset[] = "the best validation loss is reset";
@@ -649,6 +732,6 @@ int main(int argc, char** argv) {
     return RUN_TESTS("train", test_not_finite, test_val_windows, test_default_batch, test_signals, test_zero_loss,
                          test_signals_in_steps, test_lock, test_overtaken, test_removed, test_overwrite,
                          test_default_folders, test_full_disk, test_bad_data, test_unread_output, test_lost_output,
-                         test_changes, test_kills, test_newer_best, test_other_validation, test_rising_rate,
-                         test_other_version);
+                         test_changes, test_kills, test_newer_best, test_first_best, test_rise,
+                         test_epochs, test_other_validation, test_rising_rate, test_other_version);
 }
