@@ -4,8 +4,9 @@
 
 #include "engine.h"
 
-// Of losses (nats): their sum and number; in validation, Σ x² over windows, where x is the sum of a window's losses
-typedef struct { double sum; int64_t count; double squares; } LossSum;
+// Of losses (nats): their sum and number; in validation, Σ x² over windows, where x is the sum of a window's losses, and
+// the bytes of the targets, if they are counted
+typedef struct { double sum; int64_t count; double squares, bytes; } LossSum;
 
 typedef struct {
     const TostEngine* engine;

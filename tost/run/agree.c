@@ -1,8 +1,6 @@
 // agree.c: what the ranks of a training run decide together: whether to stop, whether all succeeded, whether they run
 // the same program on the same data, and the mean loss. The messages are those of ranks/comm.h; one process sends none.
 
-#include <math.h>
-
 #include "base/crc32.h"
 #include "base/signals.h"
 #include "run/run.h"
@@ -58,16 +56,15 @@ bool run_compare(Run* r, TostError* err) {
 
 // ---- Losses ----
 
-double run_mean_loss(const Run* r, double* error) {
+LossSum run_total_loss(const Run* r) {
     LossSum *all = xmalloc((size_t)r->recipe.parts * sizeof *all), total = {0};
     comm_allgather(r->comm, all, r->part_loss, (size_t)run_own_parts(r) * sizeof *all);
     for (int p = 0; p < r->recipe.parts; p++) {
         total.sum += all[p].sum;
         total.count += all[p].count;
         total.squares += all[p].squares;
+        total.bytes += all[p].bytes;
     }
     free(all);
-    const double T = r->recipe.seq, n = (double)total.count / T, mean = total.sum / (double)total.count;
-    *error = 1.96 * sqrt(fmax(0, total.squares / (n * T * T) - mean * mean) / (n - 1));
-    return mean;
+    return total;
 }

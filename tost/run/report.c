@@ -326,6 +326,7 @@ void report_end(Run* r) {
         progress_fact(p, "val loss", "%.6f after step %lld, best %.6f after step %lld%s", r->info.val_loss,
                       (long long)r->info.val_step, r->info.best_val_loss, (long long)r->info.best_val_step,
                       has_best ? " (best)" : "");
+    if (r->bits_per_byte > 0) progress_fact(p, "bits/byte", "%.4f on the same windows", r->bits_per_byte);
     if (rose) report_rise(r, has_best ? best.text : NULL);
     if (r->saved_step < 0) progress_fact(p, "saved", "%s (--save-every 0)", has_best ? best.text : "nothing");
     if (r->saved_step < 0) return;

@@ -25,7 +25,8 @@ typedef struct {
     TostModel*        model;
     Chunks            chunks;          // of model
     TostTensors       tensors;
-    double            val_error;       // of info.val_loss: see run_mean_loss
+    double            val_error;       // of info.val_loss, see validate in train.c
+    double            bits_per_byte;   // of the last step's weights on the windows of validation; 0: not measured
     CheckpointInfo    info;            // run state, saved in checkpoints
     CheckpointInfo    init;            // metadata of the --init weights
     KeyValues         resumed;         // options saved in the resumed checkpoint; empty before run_begin_info
@@ -101,9 +102,7 @@ bool run_agree(Run* r, bool ok, TostError* err);
 // Fails, naming a rank, if the ranks do not run the same program with the same options, data and parameters.
 bool run_compare(Run* r, TostError* err);
 static inline int run_own_parts(const Run* r) { return r->recipe.parts / comm_size(r->comm); }
-// Nats per token, from part_loss. error: of validation, half the 95 % interval, with the n windows as samples; not
-// finite if n is 1. The variance of the mean is (Σ x²/n - mean²) / (n - 1), where x is the mean loss of a window.
-double run_mean_loss(const Run* r, double* error);
+LossSum run_total_loss(const Run* r);                      // of part_loss; collective
 
 // ---- save.c ----
 // Saves a checkpoint, which replaces one of this step; with `last`, only if there is none. Returns false if that fails:

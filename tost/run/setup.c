@@ -69,7 +69,6 @@ static bool open_tokenizer(Run* r, TostError* err) {
             warn_of_tokenizer(r->tokenizer, weights, r->init.config.vocab_size, r->init.tokenizer,
                               r->init.tokenizer_hash);
     }
-    r->info.config = recipe->config;
     if (!found && recipe->sample_every > 0 && recipe_given(&r->args->recipe, RECIPE_sample_every))
         return tost_error(err, "--sample-every needs a tokenizer: give --tokenizer FILE");
     return tost_config_check(&recipe->config, err);

@@ -125,6 +125,7 @@ static void find_best(Run* r) {
 }
 
 void run_begin_info(Run* r) {
+    r->info.config = r->recipe.config;
     if (!r->args->resume) {
         r->info.seed = (uint64_t)r->recipe.seed;
         r->info.val_loss = r->info.best_val_loss = INFINITY;

@@ -114,7 +114,8 @@ static Outcome train_step(LogRow* row, Run* r, TostError* err) {
     if (accumulated != DONE) return accumulated;
     const double norm = r->engine->grad_norm(r->model);
     r->part_loss[run_own_parts(r) - 1] = run_read_loss(r);   // one synchronization per part
-    const double loss = run_mean_loss(r, &(double){0});
+    const LossSum total = run_total_loss(r);
+    const double loss = total.sum / (double)total.count;
     if (isfinite(loss) && isfinite(norm)) {
         lr = optimizer_step(r, norm);
         r->info.skipped_in_a_row = 0;
@@ -142,8 +143,22 @@ static bool validation_batch(Run* r, int64_t i, int rows, int64_t n, TostError* 
     return ok;
 }
 
-// Losses of val_windows windows, each rank those of its parts, in micro-batches. row: of the step before it, or NULL
-static Outcome validation_losses(Run* r, const LogRow* row, TostError* err) {
+// Excludes targets that are no text, <|endoftext|> and ids beyond the tokenizer, from the loss. Returns the bytes of the
+// others.
+static double only_text(Run* r, int rows) {
+    double bytes = 0;
+    for (size_t i = 0; i < (size_t)rows * (size_t)r->recipe.seq; i++) {
+        size_t n;
+        tokenizer_piece(r->tokenizer, (uint32_t)r->targets[i], &n);
+        if (n == 0 || r->targets[i] == tokenizer_eot(r->tokenizer)) r->targets[i] = -1;
+        else bytes += (double)n;
+    }
+    return bytes;
+}
+
+// Losses of val_windows windows, each rank those of its parts, in micro-batches. text: only of text, whose bytes are
+// counted. row: of the step before it, or NULL
+static Outcome validation_losses(Run* r, bool text, const LogRow* row, TostError* err) {
     const int64_t B = r->recipe.batch, available = (int64_t)data_samples(r->val), wanted = r->recipe.val_windows;
     const int64_t n = wanted > 0 && wanted < available ? wanted : available;
     const int own = run_own_parts(r), first_part = comm_rank(r->comm) * own;
@@ -155,36 +170,42 @@ static Outcome validation_losses(Run* r, const LogRow* row, TostError* err) {
     bool ok = true, stop = false;
     for (int p = 0; !stop && p < own; p++) {
         const int64_t end = part_start(n, first_part + p + 1, r->recipe.parts) - start;
-        double squares = 0;
+        double squares = 0, bytes = 0;
         for (int64_t i = 0; i < longest && !(stop = interrupted(r, !ok)); i += B) {
             const int rows = (int)(end - done < B ? end - done : B);
             if (!ok || rows == 0) continue;
             r->pass = (RunPass){.validation = true, .done = done, .all = all, .rows = rows};
             show_pass(r, 0);
             ok = validation_batch(r, start + done, rows, n, err);
+            if (ok && text) bytes += only_text(r, rows);
             if (!ok || !chunks_loss(sums, &r->chunks, r->inputs, r->targets, rows, r->recipe.seq)) continue;
             for (int k = 0; k < rows; k++) squares += sums[k] * sums[k];
             done += rows;
         }
         r->part_loss[p] = run_read_loss(r);
         r->part_loss[p].squares = squares;
+        r->part_loss[p].bytes = bytes;
     }
     free(sums);
     if (!comm_any(r->comm, !ok || done < all)) return DONE;
     return run_agree(r, ok, err) ? INTERRUPTED : data_failed(r, row, err);
 }
 
-// Mean loss over val_windows windows of the validation shards, or over all.
+// Mean loss over val_windows windows of the validation shards, or over all. Its error is half the 95 % interval, with
+// the n windows as samples, not finite if n is 1: the variance of the mean is (Σ x²/n - mean²) / (n - 1), where x is the
+// mean loss of a window.
 static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     progress_start(&r->progress);
-    const Outcome measured = validation_losses(r, row, err);
+    const Outcome measured = validation_losses(r, false, row, err);
     if (measured != DONE) return measured;
-    const double loss = run_mean_loss(r, &r->val_error);
+    const LossSum total = run_total_loss(r);
+    const double T = r->recipe.seq, n = (double)total.count / T, loss = total.sum / (double)total.count;
     if (!isfinite(loss)) {
         tost_error(err, "after step %lld the validation loss is %g: stopped; move the checkpoint of this step away, if "
                    "there is one, and resume with a lower --lr", (long long)r->info.step, fabs(loss));
         return FAILED;
     }
+    r->val_error = 1.96 * sqrt(fmax(0, total.squares / (n * T * T) - loss * loss) / (n - 1));
     r->info.val_loss = loss;
     r->info.val_step = r->info.step;
     if (r->recipe.stop_at_val > 0 && loss <= r->recipe.stop_at_val && r->info.step > 0) r->stopped_by = "--stop-at-val";
@@ -193,6 +214,16 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
         r->info.best_val_step = r->info.step;
     }
     return DONE;
+}
+
+// At the end of a run
+static bool measure_bits(Run* r, TostError* err) {
+    if (!r->val || !r->tokenizer || r->info.step < r->recipe.steps || run_signal(r)) return true;
+    progress_start(&r->progress);
+    const Outcome measured = validation_losses(r, true, NULL, err);
+    const LossSum total = run_total_loss(r);
+    if (measured == DONE && total.bytes > 0) r->bits_per_byte = total.sum / log(2) / total.bytes;
+    return measured != FAILED;
 }
 
 // ---- The loop ----
@@ -261,7 +292,7 @@ static bool loop(Run* r, TostError* err) {
         if (stepped == FAILED || (stepped == DONE && !after_step(r, &row, err))) return false;
         if (!r->stopped_by && is_out_of_time(r, now_seconds() - start)) r->stopped_by = "--max-time";
     }
-    return r->recipe.save_every == 0 || run_save(r, true, err);
+    return (r->recipe.save_every == 0 || run_save(r, true, err)) && measure_bits(r, err);
 }
 
 bool run_train(Run* r, TostError* err) {
