@@ -65,7 +65,7 @@ void plan_steps(TostRecipe* r, double most, double unique) {
     set(r, RECIPE_schedule, SCHEDULE_WSD);
     set(r, RECIPE_decay_frac, 0.6);
     set(r, RECIPE_min_lr_frac, 0);
-    set(r, RECIPE_warmup, ceil(0.04 * steps));
+    set(r, RECIPE_warmup, round(0.04 * steps));
     const double every = ceil(steps / 5);
     set(r, RECIPE_val_every, every);
     set(r, RECIPE_sample_every, every);

@@ -1,0 +1,107 @@
+// test_plan.c: the law of --for and the counting model, without a clock. The command: cli/test_plan.sh. How good the
+// choices are: dev/results/budget.md.
+#include <math.h>
+
+#include "dev/test/check.h"
+#include "dev/test/scratch.h"
+#include "run/ngram.h"
+#include "run/plan.h"
+
+static const double LARGE = 1e12;   // unique tokens
+
+static TostRecipe recipe_small(void) {
+    TostRecipe r = tost_presets[1];
+    r.given = 0;
+    return r;
+}
+
+// ---- The law --------------------------------------------------------------------------------------------------------
+
+static void test_law(Checks* c) {
+    const TostConfig small = {.n_layer = 2, .n_head = 2, .n_embd = 128, .vocab_size = 4096, .block_size = 256};
+    TostConfig larger[] = {small, small, small};
+    larger[0].n_layer++;
+    larger[1].n_embd *= 2;
+    larger[2].vocab_size *= 2;
+    for (size_t i = 0; i < countof(larger); i++)
+        check(c, plan_cost(&larger[i]) > plan_cost(&small), "a larger model costs more: %zu", i);
+    for (double tokens = 1e5; tokens < 1e9; tokens *= 4) {
+        const double loss = plan_loss(&small, tokens, LARGE);
+        check(c, plan_loss(&small, 4 * tokens, LARGE) < loss, "more tokens, lower loss: %g", tokens);
+        check(c, plan_loss(&small, 4 * tokens, tokens) > plan_loss(&small, 4 * tokens, LARGE),
+              "repeated text teaches less: %g", tokens);
+    }
+}
+
+// Of more time, a larger model, at least the same.
+static void test_sizes(Checks* c) {
+    double before = 0;
+    for (double seconds = 1; seconds < 1e6; seconds *= 2) {
+        TostRecipe r = recipe_small();
+        plan_sizes(&r, seconds, 5e9, LARGE);
+        const double cost = plan_cost(&r.config);
+        check(c, cost >= before, "%g s: %d × %d is smaller than before", seconds, r.config.n_layer, r.config.n_embd);
+        check(c, r.config.n_embd % r.config.n_head == 0, "%g s: %d heads", seconds, r.config.n_head);
+        before = cost;
+    }
+    check(c, before > 1e6, "a week has a model of several million parameters");
+}
+
+// What is given stands.
+static void test_given(Checks* c) {
+    TostRecipe r = recipe_small();
+    r.config.n_layer = 5;
+    r.config.n_head = 3;
+    r.total_batch = 512;
+    r.lr = 0.5;
+    r.warmup = 7;
+    r.given = (uint64_t)1 << RECIPE_n_layer | (uint64_t)1 << RECIPE_n_head | (uint64_t)1 << RECIPE_total_batch
+            | (uint64_t)1 << RECIPE_lr | (uint64_t)1 << RECIPE_warmup;
+    plan_sizes(&r, 60, 5e9, LARGE);
+    plan_steps(&r, 1000, LARGE);
+    check(c, r.config.n_layer == 5 && r.config.n_head == 3 && r.config.n_embd % 3 == 0, "%d layers, %d heads, %d channels",
+          r.config.n_layer, r.config.n_head, r.config.n_embd);
+    check(c, r.total_batch == 512 && r.lr == 0.5 && r.warmup == 7 && r.steps == 1000, "batch %d, lr %g, warm-up %d",
+          (int)r.total_batch, r.lr, (int)r.warmup);
+}
+
+// For any number of steps, the schedule is valid: warm-up, then a constant rate, then the decay.
+static void test_steps(Checks* c) {
+    for (double most = 1; most < 1e7; most = most * 3 + 1) {
+        TostRecipe r = recipe_small();
+        plan_steps(&r, most, LARGE);
+        const Schedule s = schedule_of(&r);
+        check(c, r.steps == (int64_t)most && r.warmup < r.steps && schedule_decay_start(s) >= r.warmup,
+              "%g steps: %d, %d of warm-up", most, (int)r.steps, (int)r.warmup);
+        check(c, r.lr > 0 && r.lr < 0.1 && r.val_every > 0 && r.val_every <= r.steps && r.val_windows > 0,
+              "%g steps: lr %g, validation every %d", most, r.lr, (int)r.val_every);
+    }
+    TostRecipe r = recipe_small();
+    plan_steps(&r, 1e6, 1e5);
+    check(c, r.steps < 1e5, "a short text is not read for ever: %d steps", (int)r.steps);
+}
+
+// ---- The counting model ---------------------------------------------------------------------------------------------
+
+static void test_ngram(Checks* c) {
+    static const int32_t text[] = {0, 1, 0, 1, 0, 2};
+    // By hand: P(w) = (count - d + d · 3 · 1/3) / 6; P(1 | 0) = (2 - d + d · 2 · P(1)) / 3, with d = 0.75
+    const double p1 = 2.0 / 6, p2 = (1.25 + 1.5 * p1) / 3;
+    const int32_t pair[] = {2, 0, 1};
+    check(c, fabs(ngram_loss(text, 6, pair, 3, 3, 1) + log(p1)) < 1e-12, "single tokens");
+    check(c, fabs(ngram_loss(text, 6, pair, 3, 3, 2) + log(p2)) < 1e-12, "pairs");
+    check(c, fabs(ngram_loss(text, 6, pair, 3, 3, 3) + log(p2)) < 1e-12, "an unknown context is shortened");
+    for (int order = 1; order <= 3; order++)
+        for (int context = 0; context < 16; context++) {
+            double sum = 0;
+            for (int32_t w = 0; w < 4; w++) {
+                const int32_t ids[] = {context / 4, context % 4, w};
+                sum += exp(-ngram_loss(text, 6, ids, 3, 4, order));
+            }
+            check(c, fabs(sum - 1) < 1e-12, "order %d, context %d: the probabilities add up to %.15f", order, context, sum);
+        }
+}
+
+int main(void) {
+    return RUN_TESTS("plan", test_law, test_sizes, test_given, test_steps, test_ngram);
+}
