@@ -7,9 +7,18 @@
 // The different sequences of `order` tokens, as numbers in base V, sorted; start[i] of all sequences are less than key[i]
 typedef struct { int order; size_t n; uint64_t* key; size_t* start; } Counts;
 
-static int by_value(const void* a, const void* b) {
-    const uint64_t x = *(const uint64_t*)a, y = *(const uint64_t*)b;
-    return (x > y) - (x < y);
+// Sorts n numbers, 16 bits at a time from the lowest. other (n): scratch
+static void sort(uint64_t* key, uint64_t* other, size_t n, uint64_t largest) {
+    enum { BITS = 16, DIGITS = 1 << BITS };
+    size_t* at = xmalloc((DIGITS + 1) * sizeof *at);
+    for (int shift = 0; shift < 64 && largest >> shift; shift += BITS) {
+        memset(at, 0, (DIGITS + 1) * sizeof *at);
+        for (size_t i = 0; i < n; i++) at[(key[i] >> shift) % DIGITS + 1]++;
+        for (int d = 1; d < DIGITS; d++) at[d] += at[d - 1];
+        for (size_t i = 0; i < n; i++) other[at[(key[i] >> shift) % DIGITS]++] = key[i];
+        memcpy(key, other, n * sizeof *key);
+    }
+    free(at);
 }
 
 static uint64_t number(const int32_t* ids, int order, uint64_t V) {
@@ -22,7 +31,10 @@ static Counts counts_of(const int32_t* text, size_t n, int order, int V) {
     const size_t all = n < (size_t)order ? 0 : n - (size_t)order + 1;
     Counts c = {order, 0, xmalloc((all + 1) * sizeof *c.key), xmalloc((all + 1) * sizeof *c.start)};
     for (size_t i = 0; i < all; i++) c.key[i] = number(text + i, order, (uint64_t)V);
-    qsort(c.key, all, sizeof *c.key, by_value);
+    uint64_t* scratch = xmalloc((all + 1) * sizeof *scratch), largest = 0;
+    for (size_t i = 0; i < all; i++) largest = c.key[i] > largest ? c.key[i] : largest;
+    sort(c.key, scratch, all, largest);
+    free(scratch);
     for (size_t i = 0; i < all; i++) {
         if (i > 0 && c.key[i] == c.key[c.n - 1]) continue;
         c.start[c.n] = i;
@@ -53,19 +65,21 @@ static double probability(const Counts* c, const int32_t* ids, uint64_t V, doubl
     return all == 0 ? shorter : (fmax(count - d, 0) + d * types * shorter) / all;
 }
 
-double ngram_loss(const int32_t* text, size_t n, const int32_t* val, size_t m, int V, int order) {
-    enum { MOST = 3 };
-    Counts counts[MOST + 1];
-    double sum = 0;
-    for (int k = 1; k <= order; k++) counts[k] = counts_of(text, n, k, V);
-    for (size_t i = MOST - 1; i < m; i++) {
-        double p = 1.0 / V;
-        for (int k = 1; k <= order; k++) p = probability(&counts[k], val + i, (uint64_t)V, p);
-        sum -= log(p);
+void ngram_losses(double losses[NGRAM_ORDERS], const int32_t* text, size_t n, const int32_t* val, size_t m, int V) {
+    Counts counts[NGRAM_ORDERS];
+    for (int k = 0; k < NGRAM_ORDERS; k++) {
+        counts[k] = counts_of(text, n, k + 1, V);
+        losses[k] = 0;
     }
-    for (int k = 1; k <= order; k++) {
+    for (size_t i = NGRAM_ORDERS - 1; i < m; i++) {
+        double p = 1.0 / V;
+        for (int k = 0; k < NGRAM_ORDERS; k++) {
+            p = probability(&counts[k], val + i, (uint64_t)V, p);
+            losses[k] -= log(p) / (double)(m - (NGRAM_ORDERS - 1));
+        }
+    }
+    for (int k = 0; k < NGRAM_ORDERS; k++) {
         free(counts[k].key);
         free(counts[k].start);
     }
-    return sum / (double)(m - (MOST - 1));
 }

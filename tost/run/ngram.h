@@ -4,7 +4,11 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// Mean loss, in nats, of tokens 2 … m - 1 of `val` (m) after counting the pairs and, for order 3, the triples of `text`
-// (n). Ids are below V; V^order < 2^64. P(w | context) = (max(count - d, 0) + d · types · P(w | shorter context)) / all,
-// where count, types and all are of the context's continuations: those with w, the different ones, and all; d = 0.75.
-double ngram_loss(const int32_t* text, size_t n, const int32_t* val, size_t m, int V, int order);
+enum { NGRAM_ORDERS = 3 };
+
+// Mean losses, in nats, of the third and later tokens of `val` (m) after counting the tokens, pairs and triples of `text`
+// (n): predicted from no, one and two tokens before. Ids are below V; V^3 < 2^64.
+//   P(w | context) = (max(count - d, 0) + d · types · P(w | shorter context)) / all,   d = 0.75
+// all: how often a token follows the context in `text`; count: how often w does; types: the different ones. An unknown
+// context is shortened, the last time to P = 1/V.
+void ngram_losses(double losses[NGRAM_ORDERS], const int32_t* text, size_t n, const int32_t* val, size_t m, int V);

@@ -7,6 +7,8 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "init.h"
+#include "run/ngram.h"
+#include "ranks/slices.h"
 #include "run/run.h"
 
 // ---- The law ----
@@ -152,23 +154,33 @@ static double choose_sizes(Run* r, double unique, int tries, TostError* err) {
     return seconds;
 }
 
-// Entropy of the distribution of the tokens, in nats
-static double entropy(Run* r) {
-    enum { MOST = 1 << 22, BLOCK = 4096 };
-    ShardStream* s = &r->data->source[0].stream;
-    const uint64_t all = stream_tokens(s), n = all < MOST ? all : MOST;
-    int64_t* count = xcalloc((size_t)r->recipe.config.vocab_size, sizeof *count);
-    int32_t ids[BLOCK];
-    double sum = 0;
-    for (uint64_t at = 0; at < n; at += BLOCK) {
-        const size_t some = n - at < BLOCK ? (size_t)(n - at) : BLOCK;
-        if (!stream_read(ids, s, at, some, &(TostError){0})) memset(ids, 0, sizeof ids);   // training reports it
-        for (size_t i = 0; i < some; i++) count[ids[i]]++;
-    }
-    for (int v = 0; v < r->recipe.config.vocab_size; v++)
-        if (count[v]) sum -= (double)count[v] / (double)n * log((double)count[v] / (double)n);
-    free(count);
-    return sum;
+// Up to n tokens of a stream, in blocks evenly spread over it. Returns how many; free(*ids)
+static size_t spread_tokens(int32_t** ids, ShardStream* s, uint64_t n) {
+    enum { BLOCK = 4096 };
+    const uint64_t all = stream_tokens(s), blocks = n / BLOCK, some = all < n ? all : blocks * BLOCK;
+    *ids = xmalloc((size_t)some * sizeof **ids);
+    bool ok = true;
+    if (all < n) ok = stream_read(*ids, s, 0, (size_t)all, &(TostError){0});
+    for (uint64_t i = 0; ok && all >= n && i < blocks; i++)
+        ok = stream_read(*ids + i * BLOCK, s, (uint64_t)part_start((int64_t)(all - BLOCK), (int64_t)i, (int64_t)blocks),
+                         BLOCK, &(TostError){0});
+    return ok ? (size_t)some : 0;
+}
+
+// How hard the text is to predict after `tokens` tokens: the loss of a model that counts, of pairs up to PAIRS tokens
+// and of triples from TRIPLES on. 0: unknown, without validation data
+static double difficulty(Run* r, double tokens) {
+    enum { VAL_TOKENS = 1 << 16, PAIRS = 1 << 20, TRIPLES = 1 << 22 };
+    const double x = fmin(fmax(log(tokens / PAIRS) / log((double)TRIPLES / PAIRS), 0), 1);
+    double losses[NGRAM_ORDERS] = {0};
+    int32_t *text, *val;
+    if (!r->val) return 0;
+    const size_t n = spread_tokens(&text, &r->data->source[0].stream, (uint64_t)fmin(tokens, TRIPLES));
+    const size_t m = spread_tokens(&val, &r->val->source[0].stream, VAL_TOKENS);
+    if (n > 0 && m >= NGRAM_ORDERS) ngram_losses(losses, text, n, val, m, r->recipe.config.vocab_size);
+    free(text);
+    free(val);
+    return pow(losses[1], 1 - x) * pow(losses[2], x);
 }
 
 int run_plan_vocabulary(Run* r, double bytes, TostError* err) {
@@ -198,7 +210,7 @@ bool run_plan(Run* r, TostError* err) {
         return tost_error(err, "--for %g seconds is too short: a step takes %.3g s", r->args->run_for, step);
     plan_steps(recipe, most, unique);
     const double tokens = (double)recipe->steps * (double)recipe->total_batch;
-    report_plan(r, tokens / unique, plan_loss(&recipe->config, tokens, unique) * entropy(r));
+    report_plan(r, tokens / unique, plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens));
     return true;
 }
 

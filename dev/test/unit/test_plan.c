@@ -84,22 +84,24 @@ static void test_steps(Checks* c) {
 // ---- The counting model ---------------------------------------------------------------------------------------------
 
 static void test_ngram(Checks* c) {
-    static const int32_t text[] = {0, 1, 0, 1, 0, 2};
-    // By hand: P(w) = (count - d + d · 3 · 1/3) / 6; P(1 | 0) = (2 - d + d · 2 · P(1)) / 3, with d = 0.75
-    const double p1 = 2.0 / 6, p2 = (1.25 + 1.5 * p1) / 3;
-    const int32_t pair[] = {2, 0, 1};
-    check(c, fabs(ngram_loss(text, 6, pair, 3, 3, 1) + log(p1)) < 1e-12, "single tokens");
-    check(c, fabs(ngram_loss(text, 6, pair, 3, 3, 2) + log(p2)) < 1e-12, "pairs");
-    check(c, fabs(ngram_loss(text, 6, pair, 3, 3, 3) + log(p2)) < 1e-12, "an unknown context is shortened");
-    for (int order = 1; order <= 3; order++)
-        for (int context = 0; context < 16; context++) {
-            double sum = 0;
-            for (int32_t w = 0; w < 4; w++) {
-                const int32_t ids[] = {context / 4, context % 4, w};
-                sum += exp(-ngram_loss(text, 6, ids, 3, 4, order));
-            }
-            check(c, fabs(sum - 1) < 1e-12, "order %d, context %d: the probabilities add up to %.15f", order, context, sum);
+    static const int32_t text[] = {0, 1, 0, 1, 0, 2}, end[] = {2, 0, 1};
+    // By hand, with d = 0.75: P(1) = (2 - d + d · 3 · 1/3) / 6, P(1 | 0) = (2 - d + d · 2 · P(1)) / 3; 2 0 is unknown.
+    const double p1 = 2.0 / 6, p2 = (1.25 + 1.5 * p1) / 3, want[] = {-log(p1), -log(p2), -log(p2)};
+    double losses[NGRAM_ORDERS];
+    ngram_losses(losses, text, 6, end, 3, 3);
+    for (int k = 0; k < NGRAM_ORDERS; k++)
+        check(c, fabs(losses[k] - want[k]) < 1e-12, "order %d: loss %.15f, expected %.15f", k + 1, losses[k], want[k]);
+    for (int context = 0; context < 16; context++) {
+        double sum[NGRAM_ORDERS] = {0};
+        for (int32_t w = 0; w < 4; w++) {
+            const int32_t ids[] = {context / 4, context % 4, w};
+            ngram_losses(losses, text, 6, ids, 3, 4);
+            for (int k = 0; k < NGRAM_ORDERS; k++) sum[k] += exp(-losses[k]);
         }
+        for (int k = 0; k < NGRAM_ORDERS; k++)
+            check(c, fabs(sum[k] - 1) < 1e-12, "order %d, context %d: the probabilities add up to %.15f", k + 1, context,
+                  sum[k]);
+    }
 }
 
 int main(void) {
