@@ -36,22 +36,25 @@ int plan_vocabulary(double bytes, double seconds, double speed) {
     return bytes < 1e6 ? 1024 : bytes < 5e6 ? 2048 : 4096;
 }
 
+// Tries a model of these sizes, unless they are given: takes it if its loss is below *best.
+static void try_sizes(TostRecipe* r, double* best, int layers, int channels, double work, double unique) {
+    enum { HEAD = 64 };   // channels of a head
+    TostConfig c = r->config;
+    if (!recipe_given(r, RECIPE_n_layer)) c.n_layer = layers;
+    if (!recipe_given(r, RECIPE_n_embd)) c.n_embd = channels;
+    if (!recipe_given(r, RECIPE_n_head)) c.n_head = c.n_embd % HEAD == 0 ? c.n_embd / HEAD : 1;
+    const double loss = plan_loss(&c, work / plan_cost(&c), unique);
+    if (c.n_embd % c.n_head != 0 || loss >= *best) return;
+    *best = loss;
+    r->config = c;
+}
+
 void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
-    static const struct { int layers, channels; } sizes[] = {
-        {2, 64}, {4, 64}, {4, 128}, {6, 128}, {4, 192}, {6, 192}, {6, 256}, {8, 256}, {8, 384}, {8, 512}};
+    static const int layers[] = {1, 2, 3, 4, 6, 8, 12};
     double best = INFINITY;
-    TostConfig chosen = r->config;
-    for (size_t i = 0; i < countof(sizes); i++) {
-        TostConfig c = r->config;
-        if (!recipe_given(r, RECIPE_n_layer)) c.n_layer = sizes[i].layers;
-        if (!recipe_given(r, RECIPE_n_embd)) c.n_embd = sizes[i].channels;
-        if (!recipe_given(r, RECIPE_n_head)) c.n_head = c.n_embd % 64 == 0 ? c.n_embd / 64 : 1;
-        const double loss = plan_loss(&c, seconds * speed / plan_cost(&c), unique);
-        if (c.n_embd % c.n_head != 0 || loss >= best) continue;
-        best = loss;
-        chosen = c;
-    }
-    r->config = chosen;
+    for (size_t i = 0; i < countof(layers); i++)
+        for (int channels = 64; channels <= 1024; channels += 64)
+            try_sizes(r, &best, layers[i], channels, seconds * speed, unique);
     if (!recipe_given(r, RECIPE_total_batch)) r->total_batch = 4096;
 }
 

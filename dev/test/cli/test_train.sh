@@ -96,7 +96,7 @@ tunes base "$data --total-batch 64 --steps 0" "2 micro-batches × 2 "
 
 # ---- Data ------------------------------------------------------------------------------------------------------------
 
-prints "$sizes $data --batch 3 --steps 0 $bare --out rounded" "4128 tokens per step"
+prints "$sizes $data --batch 3 --steps 0 $bare --out rounded" "1056 tokens per step"
 mkdir shards
 cp tiny_train_000000.bin vocab.bpe shards/
 for given in "$data" "--data $dir/sh*ds/tiny_train_*.bin"; do
