@@ -4,6 +4,7 @@
 
 #include "base/signals.h"
 #include "commands/commands.h"
+#include "run/plan.h"
 #include "run/run.h"
 
 // Runs vocab, unless a tokenizer is given, and tokenize. Returns their exit status.
@@ -40,8 +41,8 @@ static bool read_text(int* status, Run* r, TostError* err) {
     comm_broadcast(r->comm, &r->out, sizeof r->out, 0);
     comm_broadcast(r->comm, &bytes, sizeof bytes, 0);
     const Path prefix = path_in(r->out.text, "text");
-    int size = 0;
-    ok = ok && (!learns || (size = run_plan_vocabulary(r, bytes, err)) > 0);
+    const bool given = recipe_given(&r->recipe, RECIPE_vocab_size);
+    const int size = !learns ? 0 : given ? r->recipe.config.vocab_size : plan_vocabulary(bytes);
     if (ok && first) *status = write_shards(r, &prefix, &files, size, bytes);
     comm_broadcast(r->comm, status, sizeof *status, 0);
     free_strings(&files);

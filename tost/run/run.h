@@ -43,7 +43,6 @@ typedef struct {
     LogFile           log;
     Progress          progress;
     double            longest;         // seconds of the longest step, for --max-time
-    double            speed;           // of training on this machine, in plan_cost per second; 0: not measured
     double            timed_from;      // now_seconds() when run_keep_time began to time steps, or 0
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
@@ -77,8 +76,6 @@ void run_choose_batch(Run* r);   // on a GPU: the micro-batch, unless it is give
 void run_free(Run* r);
 
 // ---- plan.c: --for ----
-// The vocabulary for a text of this many bytes; 0: failed. Times a model on this machine.
-int  run_plan_vocabulary(Run* r, double bytes, TostError* err);
 bool run_plan(Run* r, TostError* err);   // completes the recipe, once the data is open
 // Called before each step. Where the decay of the learning rate begins, changes the number of steps if they would not
 // end in time.

@@ -11,7 +11,7 @@ cp -R straight runs/other
 cp -R straight runs/rates
 cp -R straight runs/broken
 head -c 999 straight/step_00000003/model.safetensors >runs/broken/step_00000006/model.safetensors
-run $tiny --steps 4 --val-every 2 --sample-every 0 --conv 4 --memory 1 --out runs/memory
+run $tiny --steps 4 --val-every 2 --sample-every 0 --conv 4 --memory 0 --out runs/memory
 run $tiny --steps 3 --val-every 0 --out runs/never
 run --resume --out runs/other --steps 9 --val-data tiny_val_000000.bin --quiet
 run --resume --out runs/rates --steps 7 --lr 0.004 --quiet
@@ -36,7 +36,7 @@ check "a run that was resumed with another rate has both" grep -q '^rates .* 0.0
 check "--json has the order of the table" \
     [ "$(grep -o '"run": "[a-z_]*' runs.json | cut -c 9-)" = "$(awk '{ print $1 }' table)" ]
 check "--json has exact losses and all options" grep -q '"run": "never", .*"val_loss": null, .*"option' runs.json
-prints "info straight runs/memory" "straight | runs/memory" "memory         0 | 1" "steps          6 | 4"
+prints "info straight runs/memory" "straight | runs/memory" "memory         1 | 0" "steps          6 | 4"
 check "info RUN RUN prints no other options: $(cat stdout)" [ "$(grep -c "^lr\|^data\|^seq\|^channels" stdout)" -eq 0 ]
 prints "info straight" "1 layer, 2 heads, 16 channels, block size 32, vocabulary 257" "768 tokens" \
     "vocab.bpe, CRC-32 00000000"

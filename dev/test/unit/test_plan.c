@@ -78,7 +78,16 @@ static void test_steps(Checks* c) {
     }
     TostRecipe r = recipe_small();
     plan_steps(&r, 1e6, 1e5);
-    check(c, r.steps < 1e5, "a short text is not read for ever: %d steps", (int)r.steps);
+    check(c, r.steps > 1 && r.steps < 1e5, "a short text is not read for ever: %d steps", (int)r.steps);
+}
+
+// Between the sizes that the program can learn, more for more text
+static void test_vocabulary(Checks* c) {
+    for (double bytes = 1, before = 0; bytes < 1e13; bytes *= 10) {
+        const int size = plan_vocabulary(bytes);
+        check(c, size >= before && size > 257 && size <= 65536, "%g bytes: a vocabulary of %d", bytes, size);
+        before = size;
+    }
 }
 
 // ---- The counting model ---------------------------------------------------------------------------------------------
@@ -105,5 +114,5 @@ static void test_ngram(Checks* c) {
 }
 
 int main(void) {
-    return RUN_TESTS("plan", test_law, test_sizes, test_given, test_steps, test_ngram);
+    return RUN_TESTS("plan", test_law, test_sizes, test_given, test_steps, test_vocabulary, test_ngram);
 }
