@@ -28,10 +28,8 @@ double plan_loss(const TostConfig* c, double tokens, double unique) {
     return 1.315 + 2.115 * pow(N, -0.116) + 0.577 * pow(D, -0.637) * pow(N, 0.162);
 }
 
-// Steps after which a text of `unique` tokens is used up: 5 epochs of 0.3M tokens, 9 of 3M
-static double most_steps(const TostRecipe* r, double unique) {
-    return 5 * unique * pow(unique / 3e5, 0.25) / (double)r->total_batch;
-}
+// Tokens after which a text of `unique` tokens is used up: 5 epochs of 0.3M tokens, 9 of 3M
+static double most_tokens(double unique) { return 5 * unique * pow(unique / 3e5, 0.25); }
 
 int plan_vocabulary(double bytes) {
     enum { MULTIPLE = 64, LEAST = 320, MOST = 8192 };   // 8,192 was best for 55 MB, of 1,024 to 16,384
@@ -46,7 +44,7 @@ static void set(TostRecipe* r, RecipeRow row, double value) {
 // Deeper models are worth their time only when they are wide.
 void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
     static const struct { int layers, channels; } sizes[] = {
-        {1, 64}, {1, 128}, {2, 128}, {2, 192}, {2, 256}, {3, 256}, {3, 320}, {3, 384}, {4, 384}, {4, 448}, {4, 512},
+        {1, 128}, {2, 128}, {2, 192}, {2, 256}, {3, 256}, {3, 320}, {3, 384}, {4, 384}, {4, 448}, {4, 512},
         {6, 512}, {6, 640}, {8, 640}, {8, 768}, {8, 1024}};
     enum { HEAD = 64 };   // channels of a head
     double best = INFINITY, tokens = 0;
@@ -56,7 +54,7 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         if (!recipe_given(r, RECIPE_n_layer)) c.n_layer = sizes[i].layers;
         if (!recipe_given(r, RECIPE_n_embd)) c.n_embd = sizes[i].channels;
         if (!recipe_given(r, RECIPE_n_head)) c.n_head = c.n_embd % HEAD == 0 ? c.n_embd / HEAD : 1;
-        const double D = seconds * speed / plan_cost(&c), loss = plan_loss(&c, D, unique);
+        const double D = fmin(seconds * speed / plan_cost(&c), most_tokens(unique)), loss = plan_loss(&c, D, unique);
         if (c.n_embd % c.n_head != 0 || loss >= best) continue;
         best = loss;
         tokens = D;
@@ -64,11 +62,11 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
     }
     r->config = chosen;
     // The power of two that is nearest to a thousandth of the tokens
-    set(r, RECIPE_total_batch, fmin(fmax(exp2(round(log2(fmin(tokens, 5 * unique) / 1000))), 512), 4096));
+    set(r, RECIPE_total_batch, fmin(fmax(exp2(round(log2(tokens / 1000))), 512), 4096));
 }
 
 void plan_steps(TostRecipe* r, double most, double unique) {
-    const double steps = floor(fmin(most, most_steps(r, unique))), every = fmax(ceil(steps / 5), 1);
+    const double steps = floor(fmin(most, most_tokens(unique) / (double)r->total_batch)), every = fmax(ceil(steps / 5), 1);
     const double tokens = steps * (double)r->total_batch;
     r->steps = (int64_t)fmax(steps, 1);
     set(r, RECIPE_lr, 0.02 * fmin(pow(tokens / 4e6, -0.4), 1) * sqrt(128 / fmax(r->config.n_embd, 64)));
@@ -222,19 +220,20 @@ bool run_plan(Run* r, TostError* err) {
 void run_keep_time(Run* r) {
     static const double TOLERANCE = 0.02;   // of the time
     TostRecipe* recipe = &r->recipe;
-    const int64_t start = schedule_decay_start(schedule_of(recipe)), step = r->info.step, timed = start / 4;
+    const int64_t step = r->info.step, start = schedule_decay_start(schedule_of(recipe));
+    const int64_t timed = start / 2;        // of plan_steps, with one validation, as the same number of later steps
     if (r->args->run_for == 0 || start >= recipe->steps) return;
     if (step == start - timed) r->timed_from = now_seconds();
     if (step != start || r->timed_from == 0) return;
     const double each = (now_seconds() - r->timed_from) / (double)timed, left = seconds_left(r) - END_SECONDS;
-    double rest = (double)(recipe->steps - step);
-    if (fabs(left - each * rest) > TOLERANCE * r->args->run_for)
-        rest = fmin(fmax(floor(left / each), 1), fmax(most_steps(recipe, unique_tokens(r)) - (double)step, rest));
-    comm_broadcast(r->comm, &rest, sizeof rest, 0);
-    const int64_t steps = step + (int64_t)rest;
-    if (steps == recipe->steps) return;
-    recipe->steps = r->progress.steps = steps;
-    recipe->decay_frac = rest / (double)steps;
+    const double most = most_tokens(unique_tokens(r)) / (double)recipe->total_batch;
+    double steps = (double)recipe->steps;
+    if (fabs(left - each * (steps - (double)step)) > TOLERANCE * r->args->run_for)
+        steps = floor(fmin((double)step + fmax(left / each, 1), fmax(most, steps)));
+    comm_broadcast(r->comm, &steps, sizeof steps, 0);
+    if ((int64_t)steps == recipe->steps) return;
+    recipe->steps = r->progress.steps = (int64_t)steps;
+    recipe->decay_frac = 1 - (double)step / steps;
     key_values_free(&r->info.options);
     r->info.options = recipe_write(recipe);
     report_new_steps(r);
