@@ -219,7 +219,8 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
 // Linear:  y = x · wᵀ + b
 //
 // gemm(c, a, b, layout, M, N, K, store): c = A · B, for A (M,K), B (K,N), c (M,N). GEMM_NN: a is A and b is B; GEMM_NT:
-// b is Bᵀ, stored (N,K); GEMM_TN: a is Aᵀ, stored (K,M). store: GEMM_SET; GEMM_ADD: c +=; GEMM_ROUND: rounds c to bf16.
+// b is Bᵀ, stored (N,K); GEMM_TN: a is Aᵀ, stored (K,M). store: GEMM_SET; GEMM_ADD: c +=; GEMM_ROUND: rounds c to bf16;
+// GEMM_SYMMETRIC: c = cᵀ.
 // a and b are a Matrix {f32, bf16}: gemm reads f32; gemm_bf16 reads bf16 or, if that is NULL, rounds f32 to bf16.
 // f32(a) is the Matrix {a, NULL}. The weight decides: if its bf16 is NULL, all products of a Linear are in float32.
 
@@ -1073,8 +1074,8 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
     combine(x, 0.0, x, 1.0 / fmax(sqrt(squares), TOST_MUON_EPS), n);
     for (int step = 0; step < TOST_MUON_STEPS; step++) {
         const GemmLayout squared = tall ? GEMM_TN : GEMM_NT;
-        product(A, f32(x), f32(x), squared, side, side, tall ? rows : columns, GEMM_SET);
-        product(polynomial, f32(A), f32(A), GEMM_NN, side, side, side, GEMM_SET);
+        product(A, f32(x), f32(x), squared, side, side, tall ? rows : columns, GEMM_SYMMETRIC);
+        product(polynomial, f32(A), f32(A), GEMM_NN, side, side, side, GEMM_SYMMETRIC);
         combine(polynomial, TOST_MUON_B, A, TOST_MUON_C, square);
         if (tall) product(y, f32(x), f32(polynomial), GEMM_NN, rows, columns, columns, GEMM_SET);
         else product(y, f32(polynomial), f32(x), GEMM_NN, rows, columns, rows, GEMM_SET);
