@@ -621,9 +621,9 @@ static inline double cross_entropy_row(double* sum, float* logits, int32_t targe
     double sums[SUMS] = {0}, total = 0;
     #pragma omp simd reduction(max : largest)
     for (int v = 0; v < V; v++) largest = logits[v] > largest ? logits[v] : largest;
-    int v = 0;
-    for (; v + EXPS <= V; v += EXPS) {
+    for (int v = 0; v + EXPS <= V; v += EXPS) {
         float x[EXPS], power[EXPS], *out = logits + v;
+        for (int i = 0; i < EXPS; i += 16) __builtin_prefetch(out + V + i, 1);   // the next row
         #pragma omp simd
         for (int i = 0; i < EXPS; i++) x[i] = exp_split(&power[i], out[i] - largest);
         #pragma omp simd
@@ -631,7 +631,7 @@ static inline double cross_entropy_row(double* sum, float* logits, int32_t targe
         #pragma omp simd
         for (int i = 0; i < SUMS; i++) sums[i] += (x[i] + x[SUMS + i]) + (x[2 * SUMS + i] + x[3 * SUMS + i]);
     }
-    for (; v < V; v++) total += logits[v] = exp_f32(logits[v] - largest);
+    for (int v = V / EXPS * EXPS; v < V; v++) total += logits[v] = exp_f32(logits[v] - largest);
     for (int i = 0; i < SUMS; i++) total += sums[i];
     *sum = total;
     return log(total) + largest - target_logit;
@@ -656,13 +656,10 @@ static void cross_entropy(double* loss, float* logits, uint16_t* dlogits_bf16, c
         loss[row] = cross_entropy_row(&sum, logits_v, targets[row], V);
         if (!gradient) continue;
         const float scale = (float)(grad_scale / sum), dtarget = logits_v[targets[row]] * scale - grad_scale;
-        if (dlogits_v) {
-            for (int v = 0; v < V; v++) dlogits_v[v] = bf16_from_float(logits_v[v] * scale);
-            dlogits_v[targets[row]] = bf16_from_float(dtarget);
-        } else {
-            for (int v = 0; v < V; v++) logits_v[v] *= scale;
-            logits_v[targets[row]] = dtarget;
-        }
+        if (dlogits_v) for (int v = 0; v < V; v++) dlogits_v[v] = bf16_from_float(logits_v[v] * scale);
+        else for (int v = 0; v < V; v++) logits_v[v] *= scale;
+        if (dlogits_v) dlogits_v[targets[row]] = bf16_from_float(dtarget);
+        else logits_v[targets[row]] = dtarget;
     }
 }
 

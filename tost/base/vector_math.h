@@ -41,8 +41,7 @@ static inline float exp_join(float power, float r) {
 }
 
 static inline float exp_f32(float x) {
-    float power;
-    const float r = exp_split(&power, x);
+    float power, r = exp_split(&power, x);
     return exp_join(power, r);
 }
 
