@@ -15,17 +15,21 @@ static inline float fma_f32(float a, float b, float c) {
 #endif
 }
 
-// e^x for x in [-87, 88], to 2 ulp. Values outside are clamped to that range; NaN gives NaN.
+// e^x for x in [-87, 88], to 2 ulp. Values below are clamped to -87; NaN gives NaN.
 // x = n ln2 + r with |r| <= ln2/2; ln2 in two parts. e^r is a minimax polynomial (relative error 2e-9); 2^n is written
 // into the exponent bits.
-static inline float exp_f32(float x) {
+static inline float exp_split(float* power, float x) {   // power: 2^n; returns r
     const float shift = 0x1.8p23f;   // x + shift is rounded to an integer, which is then in the low bits
     union { float f; uint32_t u; } n, two_n;
     x = x < -87.0f ? -87.0f : x;
-    x = x > 88.0f ? 88.0f : x;
     n.f = fma_f32(x, 1.442695041f, shift);
     const float whole = n.f - shift;
-    const float r = fma_f32(whole, -1.428606820e-6f, x - whole * 0.693145752f);   // the first product is exact
+    two_n.u = (n.u + 127u) << 23;
+    *power = two_n.f;
+    return fma_f32(whole, -1.428606820e-6f, x - whole * 0.693145752f);   // the first product is exact
+}
+
+static inline float exp_join(float power, float r) {
     float p = 1.383684558e-3f;
     p = fma_f32(p, r, 8.374815802e-3f);
     p = fma_f32(p, r, 4.166822558e-2f);
@@ -33,8 +37,12 @@ static inline float exp_f32(float x) {
     p = fma_f32(p, r, 4.999999208e-1f);
     p = fma_f32(p, r, 1.000000036f);
     p = fma_f32(p, r, 1.0f);
-    two_n.u = (n.u + 127u) << 23;
-    return p * two_n.f;
+    return p * power;
+}
+
+static inline float exp_f32(float x) {
+    float power, r = exp_split(&power, x);
+    return exp_join(power, r);
 }
 
 static inline float normal_bell(float x) { return exp_f32(-0.5f * x * x); }   // e^(-x²/2)

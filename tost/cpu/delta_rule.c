@@ -148,14 +148,7 @@ static void product_transposed(Matrix c, Matrix a, Matrix b, int M, int N, int d
 // to (N,M) = from (M,N)ᵀ
 static void transpose_to(Matrix to, Matrix from, int M, int N) {
     for (int i = 0; i < M; i += LANES)
-        for (int j = 0; j < N; j += LANES) {
-            VecWord x[LANES];
-#pragma GCC unroll 16
-            for (int l = 0; l < LANES; l++) x[l] = *(const VecWordU*)(row_of(from, i + l) + j);
-            transpose(x);
-#pragma GCC unroll 16
-            for (int l = 0; l < LANES; l++) *(VecWordU*)(row_of(to, j + l) + i) = x[l];
-        }
+        for (int j = 0; j < N; j += LANES) transpose_rows(row_of(to, j) + i, to.row, row_of(from, i) + j, from.row);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 #include "cpu/gemm.h"
 
 #include <float.h>
+#include <math.h>
 #include <stdlib.h>
 
 #include "base/memory.h"
@@ -28,15 +29,16 @@ static int threads_for(int M, int N, int K) { return gemm_is_small(M, N, K) ? 1 
 // ---------------------------------------------------------------------------------------------
 // The product that one thread computes: c (M,N) = a · b, stored as `store` says.
 
-typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; GemmStore store; Format format; } Product;
+// below: row of its first element minus the column, in a symmetric product; tiles below the diagonal are left out.
+typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; GemmStore store; Format format; int below; } Product;
 
 // One pass over a block, with panels starting at pa and pb. A panel of a stays in L1, the panels of b in L2. If a is
 // stored as pairs, its whole panels are read where they are stored; only a last, smaller one is packed.
-static void multiply_block(Block all, const Word* pa, Operand stored, const Word* pb, Format f, int words) {
+static void multiply_block(Block all, const Word* pa, Operand stored, const Word* pb, Format f, int words, int below) {
     for (int i = 0; i < all.m; i += MR) {
         const bool in_place = holds_pairs(stored, f) && all.m - i >= MR;
         const Rows a = in_place ? stored_rows(operand_at(stored, i, 0)) : (Rows) { pa + (size_t)i*words, 1, MR };
-        for (int j = 0; j < all.n; j += NR) {
+        for (int j = i + below > 0 ? (i + below) / NR * NR : 0; j < all.n; j += NR) {
             const Word* b = pb + (size_t)j*words;
             // Not t.m and t.n: gcc reads both as 8 bytes, which waits until all earlier stores are in the cache.
             const int m = min_int(MR, all.m - i), n = min_int(NR, all.n - j);
@@ -68,7 +70,9 @@ static void product_packed(const Product* p) {
                     float* c = p->c + (i + from)*p->ldc + j;
                     const Block block = { c, p->ldc, min_int(BLOCK_M, m - from), n, p->store == GEMM_ADD || k > 0,
                                           p->store == GEMM_ROUND && k + depth == (size_t)p->K };
-                    multiply_block(block, pa + (size_t)from*words, operand_at(p->a, i + from, k), pb, p->format, words);
+                    const int below = p->store == GEMM_SYMMETRIC ? p->below + (int)i + from - (int)j : -m;
+                    multiply_block(block, pa + (size_t)from*words, operand_at(p->a, i + from, k), pb, p->format, words,
+                                   below);
                 }
             }
         }
@@ -128,20 +132,40 @@ static Slice partition_slice(const Partition* x, int t) {
     return s;
 }
 
+// Slice t of a symmetric product: rows, and the columns from their part of the diagonal on, with equal numbers of tiles
+static Slice triangle_slice(int n, int threads, int t) {
+    const int i = (int)(n * (1 - sqrt(1 - (double)t / threads))) / MR * MR;
+    const int end = t + 1 < threads ? (int)(n * (1 - sqrt(1 - (t + 1.0) / threads))) / MR * MR : n;
+    return (Slice) { i, i / NR * NR, end - i, n - i / NR * NR };
+}
+
+// Copies what is above the diagonal blocks of LANES x LANES to below them.
+static void mirror(float* c, size_t n) {
+#pragma omp parallel for schedule(dynamic) if (n > 512)
+    for (size_t i = LANES; i < n; i += LANES)
+        for (size_t j = 0; j < i; j += LANES)
+            if (n - i >= LANES) transpose_rows(c + i*n + j, n, c + j*n + i, n);
+            else for (size_t at = i*n + j; at < n*n; at += n)
+                for (int l = 0; l < LANES; l++) c[at + l] = c[(j + l)*n + at / n];
+}
+
 static void gemm_sliced(const Product* all) {
     const int threads = threads_for(all->M, all->N, all->K);
+    const bool symmetric = all->store == GEMM_SYMMETRIC;
     const Partition parts = partition_of(all->M, all->N, MR, NR, threads);
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
-        const Slice s = partition_slice(&parts, t);
+        const Slice s = symmetric ? triangle_slice(all->M, threads, t) : partition_slice(&parts, t);
         Product slice = *all;
         slice.c = all->c + s.i*all->ldc + s.j;
         slice.a = operand_at(all->a, s.i, 0);
         slice.b = operand_at(all->b, s.j, 0);
         slice.M = s.m;
         slice.N = s.n;
+        slice.below = s.i - s.j;
         if (s.m > 0 && s.n > 0) product_packed(&slice);
     }
+    if (symmetric) mirror(all->c, all->M);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -387,7 +411,7 @@ static Operand operand_of(Matrix m, size_t ld, bool lanes_side) {
 static void gemm_in(Format f, float* c, Matrix a, Matrix b, GemmLayout layout, int M, int N, int K, GemmStore store) {
     const bool at = layout == GEMM_TN, bt = layout == GEMM_NT;
     const Operand left = operand_of(a, at ? M : K, at), right = operand_of(b, bt ? K : N, !bt);
-    const Product p = { c, N, left, right, M, N, K, store, f };
+    const Product p = { c, N, left, right, M, N, K, store, f, 0 };
     if (M <= TOST_FEW_ROWS && layout == GEMM_NT && (f == FLOATS || b.bf16)) gemm_few_rows(&p);
     else gemm_sliced(&p);
 }

@@ -17,7 +17,8 @@ typedef enum {
     GEMM_TN,   // a (K,M)ᵀ · b (K,N)                                              dw = dyᵀ · x
 } GemmLayout;
 
-typedef enum { GEMM_SET, GEMM_ADD, GEMM_ROUND } GemmStore;   // c = product; c += product; c = product rounded to bf16
+// c = product; c += product; c = product rounded to bf16; c = product, which is symmetric: computes only one half
+typedef enum { GEMM_SET, GEMM_ADD, GEMM_ROUND, GEMM_SYMMETRIC } GemmStore;
 
 // c (M,N) = op(a) · op(b), stored as `store` says. All are dense and row-major; c does not overlap a or b.
 // Sizes are at least 1. Call it outside of parallel regions: it uses all OpenMP threads. GEMM_NT of at most

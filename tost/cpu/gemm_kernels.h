@@ -102,6 +102,9 @@ INLINE Word word_at(Operand o, Format f, int lane, int w, int depth) {
 // LANES stored values, those in bf16 in the upper halves of words
 INLINE VecWord values_at(const char* p, bool bf16) {
     typedef uint16_t Halves __attribute__((vector_size(LANES * sizeof(uint16_t)), aligned(2), may_alias));
+#ifdef __AVX512F__   // gcc converts half a vector at a time
+    if (bf16) return (VecWord)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i_u*)p)) << 16;
+#endif
     if (bf16) return __builtin_convertvector(*(const Halves*)p, VecWord) << 16;
     return *(const VecWordU*)p;
 }
@@ -155,7 +158,7 @@ INLINE void pack_by_lane(Word* dst, Operand o, Format f, int lanes, int depth, i
     }
 }
 
-enum { PACK_LANES = 192, ROWS_AHEAD = 4 };   // lanes packed at a time, a multiple of MR and NR; rows prefetched ahead
+enum { PACK_LANES = 192, ROWS_AHEAD = 8 };   // lanes packed at a time, a multiple of MR and NR; rows prefetched ahead
 
 // Word w of LANES lanes. x, y: their values at its depth, or at its pair of depths; bf16: they are stored in bf16
 INLINE VecWord words_of_depths(VecWord x, VecWord y, Format f, bool bf16, int w) {
@@ -180,7 +183,7 @@ INLINE void pack_by_depth(Word* dst, Operand o, Format f, int lanes, int depth, 
         if (near_end) memset(copy, 0, sizeof copy);
         for (int i = 0; i < stored; i++) {
             const char* from = operand_at(o, 0, k + i).p;
-            for (size_t at = 0; at < lanes*size; at += CACHE_LINE)
+            for (size_t at = 0; at <= lanes*size; at += CACHE_LINE)
                 __builtin_prefetch(from + ROWS_AHEAD*o.ld*size + at);
             if (near_end) memcpy(copy[i], from, lanes * size);
             else row[i] = from;
@@ -197,11 +200,20 @@ INLINE void pack_by_depth(Word* dst, Operand o, Format f, int lanes, int depth, 
     }
 }
 
+// With formats that are constants in its loops
+INLINE void pack_by_depth_in(Word* dst, Operand o, Format f, int lanes, int depth, int W) {
+    const Operand floats = { o.p, o.ld, true, false }, halves = { o.p, o.ld, true, true };
+    if (f == PAIRS && o.bf16) pack_by_depth(dst, halves, PAIRS, lanes, depth, W);
+    else if (f == PAIRS) pack_by_depth(dst, floats, PAIRS, lanes, depth, W);
+    else if (f == FLOATS) pack_by_depth(dst, floats, FLOATS, lanes, depth, W);
+    else pack_by_depth(dst, o, ROUNDED, lanes, depth, W);
+}
+
 // dst (panels, words, W)
 INLINE void pack(Word* dst, Operand o, Format f, int lanes, int depth, int W) {
     for (int i = 0; i < lanes; i += PACK_LANES) {
         const int n = min_int(PACK_LANES, lanes - i);
-        if (o.lanes_side) pack_by_depth(dst, operand_at(o, i, 0), f, n, depth, W);
+        if (o.lanes_side) pack_by_depth_in(dst, operand_at(o, i, 0), f, n, depth, W);
         else pack_by_lane(dst, operand_at(o, i, 0), f, n, depth, W);
         dst += (size_t)ceil_div(n, W) * W * words_of(f, depth);
     }

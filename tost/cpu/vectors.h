@@ -1,6 +1,7 @@
 // vectors.h: vectors of floats of any processor, as GCC's vector extensions, for matrix products and the delta rule.
 #pragma once
 
+#include <stddef.h>
 #include <stdint.h>
 
 #ifdef __AVX__
@@ -114,4 +115,14 @@ INLINE void transpose(VecWord x[LANES]) {
 #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) x[i] = y[i];
     }
+}
+
+// LANES rows of `to`, to_row apart, = the transpose of those of `from`
+INLINE void transpose_rows(float* to, size_t to_row, const float* from, size_t from_row) {
+    VecWord x[LANES];
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++) x[l] = *(const VecWordU*)(from + l*from_row);
+    transpose(x);
+#pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++) *(VecWordU*)(to + l*to_row) = x[l];
 }

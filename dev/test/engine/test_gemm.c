@@ -229,6 +229,32 @@ static void test_same_bits(Checks* c, Rng* rng) {
     }
 }
 
+// GEMM_SYMMETRIC gives the bits of GEMM_SET, with any number of threads.
+static void test_symmetric(Checks* c, Rng* rng) {
+    static const int sizes[][3] = { { 33, 33, 50 }, { 65, 65, 401 }, { 128, 128, 64 }, { 203, 203, 90 },
+                                    { 530, 530, 33 } };
+    const int threads = threads_max();
+    for (EACH_VARIANT(v))
+        for (size_t s = 0; s < countof(sizes); s++)
+            for (GemmLayout layout = GEMM_NT; layout <= GEMM_TN; layout++) {
+                Case t = new_case(rng, sizes[s], layout, false);
+                const size_t n = (size_t)t.M * t.N;
+                float* want = xmalloc(n * sizeof *want);
+                memcpy(t.b, t.a, (size_t)t.M * t.K * sizeof *t.b);
+                multiply(want, &t, v, GEMM_SET);
+                for (int set = 1; set <= 5; set += 2) {
+                    threads_set(set);
+                    for (size_t i = 0; i < n; i++) t.c[i] = NAN;
+                    multiply(t.c, &t, v, GEMM_SYMMETRIC);
+                    check(c, memcmp(want, t.c, n * sizeof *want) == 0, "%s %s N %d threads %d: GEMM_SYMMETRIC differs",
+                          v->name, layout_names[layout], t.N, set);
+                }
+                threads_set(threads);
+                free(want);
+                free_case(&t);
+            }
+}
+
 #if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__aarch64__)
 enum { FAST_FMAF = 1 };
 #else
@@ -332,6 +358,7 @@ int main(void) {
     const int threads = threads_max();
     Rng rng = rng_seeded(1337, 0);
     test_sizes(&c, &rng);
+    test_symmetric(&c, &rng);
     test_same_bits(&c, &rng);
     test_bf16_sums(&c, &rng);
     test_rounding(&c);
