@@ -23,7 +23,7 @@ sums 60 >text.txt
 run tokenize --tokenizer vocab.bpe --out tiny --val-frac 0.2 --shard-tokens 2000 --quiet text.txt
 [ $failed -eq 0 ] || finish
 set -f   # the trainer expands patterns itself
-sizes="--layers 2 --heads 4 --channels 32 --block-size 32 --vocab-size 257 --conv 0 --optimizer adamw"
+sizes="--layers 2 --heads 4 --channels 32 --block-size 32 --vocab-size 257 --conv 0 --memory 0 --optimizer adamw"
 rates="--batch 2 --seq 32 --total-batch 256 --steps 24 --lr 1e-2 --warmup 5 --val-every 8 --val-windows 10"
 rates="$rates --dtype fp32 --quiet"
 # ---- Shards in other formats with the same token ids must give the same run ------------------------------------------

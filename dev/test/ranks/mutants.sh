@@ -9,7 +9,7 @@ cd "$repo" || exit 1
 # shellcheck source=dev/test/mutants.sh
 . dev/test/mutants.sh
 JOBS=1
-sources=(train_gpt_tost.c tost/ranks/*.c tost/commands/main.c
+sources=(train_gpt_tost.c tost/ranks/*.c tost/commands/train.c
          tost/run/{start,setup,folder,train,save,report,agree}.c tost/store/checkpoint.c)
 
 # mutant | suite that must fail | sed command that changes its line
