@@ -108,7 +108,7 @@ TextLine choice_name(const char* choices, int n);   // the nth name in "a|b|c"; 
       .help = "muon: for the weights of Linear in the layers, with AdamW for the rest; needs fewer tokens for the " \
       "same loss. adamw: as published") \
     X(lr, "lr", OVERRIDABLE, REAL, "X", 0, 100, \
-      .help = "peak learning rate; with --init, by default the last learning rate of its run") \
+      .help = "peak learning rate; with --init, by default the last of its run or, if that is 0, a tenth of the peak") \
     X(schedule, "schedule", OVERRIDABLE, CHOICE, "cosine|wsd|linear|constant", 0, 0, /* order: ScheduleKind */ \
       .help = "learning rate after the warm-up; wsd: constant, then linear decay over the last --decay-frac of the " \
       "steps. A wsd run can be extended with --resume --steps N before its decay, a constant one at any time") \

@@ -1,23 +1,28 @@
 // train.c: the command train: trains a model or continues a run with run/run.h. With --text, runs vocab and tokenize
 // first.
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include "base/signals.h"
 #include "commands/commands.h"
 #include "run/plan.h"
 #include "run/run.h"
 
-// Runs vocab, unless a tokenizer is given, and tokenize. Returns their exit status.
-static int write_shards(const Run* r, const Path* prefix, const StringList* files, int vocab_size, double bytes) {
+// Runs vocab, unless a tokenizer is given or --init has one, and tokenize. Returns their exit status.
+static int write_shards(const Run* r, const Path* prefix, const StringList* files, double bytes) {
     static const double LEAST = 330e3, MOST_FRAC = 0.1;   // bytes for validation, if that is not too much of the text
-    const Path vocab = path_text("%s_" TOKENIZER_FILE, prefix->text);
+    Path vocab = path_text("%s_" TOKENIZER_FILE, prefix->text);
     Options o = *r->args;
+    int status = 0;
     o.files = files->strings;
     o.n_files = files->count;
-    o.size = vocab_size;
-    o.out = (char*)vocab.text;
-    int status = vocab_size ? command_vocab(&o) : 0;
-    if (vocab_size) o.tokenizer = o.out;
+    if (!o.tokenizer && !(o.init && tokenizer_beside(&vocab, r->weights.text))) {
+        const bool given = recipe_given(&r->recipe, RECIPE_vocab_size);
+        o.size = given ? r->recipe.config.vocab_size : plan_vocabulary(bytes);
+        o.out = vocab.text;
+        status = command_vocab(&o);
+    }
+    if (!o.tokenizer) o.tokenizer = vocab.text;
     o.out = (char*)prefix->text;
     o.val_frac = LEAST / bytes < MOST_FRAC ? LEAST / bytes : MOST_FRAC;
     o.shard_tokens = 100000000;
@@ -30,7 +35,7 @@ static int write_shards(const Run* r, const Path* prefix, const StringList* file
 // printed why
 static bool read_text(int* status, Run* r, TostError* err) {
     StringList files = {0};
-    const bool first = comm_rank(r->comm) == 0, learns = !r->args->tokenizer && !r->args->init;
+    const bool first = comm_rank(r->comm) == 0;
     bool ok = !first || (expand_glob(&files, &r->args->text, err) && run_claim_folder(r, err));
     double bytes = 0;
     for (int i = 0; ok && i < files.count; i++) {
@@ -39,11 +44,8 @@ static bool read_text(int* status, Run* r, TostError* err) {
     }
     ok = run_agree(r, ok, err);
     comm_broadcast(r->comm, &r->out, sizeof r->out, 0);
-    comm_broadcast(r->comm, &bytes, sizeof bytes, 0);
     const Path prefix = path_in(r->out.text, "text");
-    const bool given = recipe_given(&r->recipe, RECIPE_vocab_size);
-    const int size = !learns ? 0 : given ? r->recipe.config.vocab_size : plan_vocabulary(bytes);
-    if (ok && first) *status = write_shards(r, &prefix, &files, size, bytes);
+    if (ok && first) *status = write_shards(r, &prefix, &files, bytes);
     comm_broadcast(r->comm, status, sizeof *status, 0);
     free_strings(&files);
     add_string(&r->recipe.data, xasprintf("%s_train_*.bin", prefix.text));
@@ -69,7 +71,10 @@ int command_train(const Options* args, TostComm* comm, const TostEngine* engine)
     const int signal = run_signal(&r);
     const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.recipe.steps;
     run_free(&r);
-    if (text) return text;
+    if (text) {
+        rmdir(r.out.text);   // a new folder, which is empty
+        return text;
+    }
     if (!ok) return print_error(&err);
     if (signal) return 128 + signal;
     return out_of_time ? STATUS_RESUMABLE : 0;

@@ -370,6 +370,10 @@ static bool check_train(Options* o, TostError* err) {
     if (!o->recipe.data.count && !o->text.count && !o->resume)
         return tost_error(err, "--preset %s needs --data GLOB: token shards made with tokenize",
                           choice_name(TOST_PRESETS, o->recipe.preset).text);
+    if (o->run_for > 0 && (o->resume || o->recipe.epochs > 0))
+        return tost_error(err, "--for chooses the steps of a new run: leave out --%s", o->resume ? "resume" : "epochs");
+    if (o->run_for > 0 && o->recipe.optimizer != TOST_MUON && !recipe_given(&o->recipe, RECIPE_lr))
+        return tost_error(err, "--for knows learning rates of Muon only: give --lr, or leave out --optimizer");
     if (o->resume || o->init) return true;   // sizes come from a file and are checked by options_take_config
     return tost_config_check(&o->recipe.config, err) && options_derive(&o->recipe, o, err);
 }

@@ -6,7 +6,7 @@
 
 enum { NGRAM_ORDERS = 3 };
 
-// Mean losses, in nats, of the third and later tokens of `val` (m) after counting the tokens, pairs and triples of `text`
+// Mean losses, in nats, of the third and later tokens of `val` (m) after counting tokens, pairs and triples of `text`
 // (n): predicted from no, one and two tokens before. Ids are below V; V^3 < 2^64.
 //   P(w | context) = (max(count - d, 0) + d · types · P(w | shorter context)) / all,   d = 0.75
 // all: how often a token follows the context in `text`; count: how often w does; types: the different ones. An unknown

@@ -66,8 +66,8 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
 }
 
 void plan_steps(TostRecipe* r, double most, double unique) {
-    const double steps = floor(fmin(most, most_tokens(unique) / (double)r->total_batch)), every = fmax(ceil(steps / 5), 1);
-    const double tokens = steps * (double)r->total_batch;
+    const double steps = floor(fmin(most, most_tokens(unique) / (double)r->total_batch));
+    const double tokens = steps * (double)r->total_batch, every = fmax(ceil(steps / 5), 1);
     r->steps = (int64_t)fmax(steps, 1);
     set(r, RECIPE_lr, 0.02 * fmin(pow(tokens / 4e6, -0.4), 1) * sqrt(128 / fmax(r->config.n_embd, 64)));
     set(r, RECIPE_schedule, SCHEDULE_WSD);
@@ -93,11 +93,12 @@ static double seconds_left(const Run* r) { return r->args->run_for - (now_second
 static void one_step(Run* r, TostModel* model, Chunks* chunks, const int32_t* ids, int64_t number) {
     const TostRecipe* recipe = &r->recipe;
     const int64_t n = recipe->total_batch / ((int64_t)recipe->batch * recipe->seq) / comm_size(r->comm);
+    const int64_t each = n / run_own_parts(r);
     double loss;
     int64_t count;
     r->engine->zero_grad(model);
     for (int64_t i = 0; i < n; i++) {
-        const TostEnd end = i + 1 == n ? TOST_STEP_ENDS : (i + 1) % (n / run_own_parts(r)) == 0 ? TOST_PART_ENDS : TOST_MORE;
+        const TostEnd end = i + 1 == n ? TOST_STEP_ENDS : (i + 1) % each == 0 ? TOST_PART_ENDS : TOST_MORE;
         chunks_train(chunks, ids, ids + 1, recipe->batch, recipe->seq, 1.0f / (float)recipe->total_batch, end);
     }
     r->engine->grad_norm(model);
@@ -151,7 +152,8 @@ static double choose_sizes(Run* r, double unique, TostError* err) {
         const bool same = memcmp(&before.config, &recipe->config, sizeof before.config) == 0
                           && before.total_batch == recipe->total_batch;
         if (seconds > 0 && same) break;
-        if (!run_agree(r, tost_config_check(&recipe->config, err) && options_derive(recipe, r->args, err), err)) return 0;
+        const bool ok = tost_config_check(&recipe->config, err) && options_derive(recipe, r->args, err);
+        if (!run_agree(r, ok, err)) return 0;
         run_choose_batch(r);
         if ((seconds = time_step(r, err)) == 0) return 0;
         speed = plan_cost(&recipe->config) * (double)recipe->total_batch / seconds;
@@ -211,7 +213,8 @@ bool run_plan(Run* r, TostError* err) {
         return tost_error(err, "--for %g seconds is too short: a step takes %.3g s", r->args->run_for, step);
     plan_steps(recipe, most, unique);
     const double tokens = (double)recipe->steps * (double)recipe->total_batch;
-    report_plan(r, tokens / unique, plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens));
+    const double loss = plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens);
+    report_plan(r, step * (double)recipe->steps + seconds_left(r) - most * step, tokens / unique, loss);
     return true;
 }
 

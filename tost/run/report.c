@@ -1,6 +1,7 @@
 // report.c: the output of a training run, except for its step lines.
 #include <errno.h>
 #include <math.h>
+#include <time.h>
 
 #include "base/signals.h"
 #include "base/version.h"
@@ -92,11 +93,18 @@ static void report_command(Run* r) {
     free(line);
 }
 
-void report_plan(Run* r, double epochs, double expected) {
+void report_plan(Run* r, double seconds, double epochs, double expected) {
+    static const double ERROR = 0.03, LEAST = 5e5;   // of the expected loss; tokens, see dev/results/budget.md
     const TostRecipe* recipe = &r->recipe;
-    progress_fact(&r->progress, "plan", "%lld steps, %s tokens, %.3g epochs; expected loss %.2f ± %.2f%s",
-                  (long long)recipe->steps, human_count((double)recipe->steps * (double)recipe->total_batch).text, epochs,
-                  expected, 0.03 * expected, r->engine->free_memory ? " (extrapolated: measured on CPUs only)" : "");
+    const TostConfig* c = &recipe->config;
+    const time_t end = time(NULL) + (time_t)seconds;
+    char clock[32] = "";
+    TextLine loss = {""};
+    strftime(clock, sizeof clock, "%a %H:%M:%S", localtime(&end));
+    if (expected > 0 && epochs * (double)recipe->data_tokens > LEAST) loss = text_line("; expected loss %.2f ± %.2f", expected, ERROR * expected);
+    progress_fact(&r->progress, "plan", "%d × %d channels, %lld steps, %s tokens, %.3g epochs, until %s%s%s", c->n_layer,
+                  c->n_embd, (long long)recipe->steps, human_count(epochs * (double)recipe->data_tokens).text, epochs,
+                  clock, loss.text, r->engine->free_memory ? " (extrapolated: measured on CPUs only)" : "");
     report_command(r);
 }
 
@@ -159,7 +167,7 @@ static void report_ranks(Run* r) {
                       (long long)(recipe->total_batch / recipe->parts));
 }
 
-// What to change if the run reads little of a source, or reads it often and it has few tokens for the model. The largest
+// What to change if a run reads little of a source, or reads it often and it has few tokens for the model. The largest
 // published model read 9 billion tokens, 12 per parameter, 33 times.
 static void judge_epochs(Run* r, const DataSource* s) {
     const TostRecipe* recipe = &r->recipe;

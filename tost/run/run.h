@@ -116,7 +116,8 @@ bool run_log_step(Run* r, const LogRow* row, TostError* err);
 // ---- report.c ----
 void run_warn(Run* r, const char* fmt, ...) PRINTF_LIKE(2, 3);   // one line on stderr
 TextLine resume_hint(const Run* r);                              // how to resume the run, and from which step
-void report_plan(Run* r, double epochs, double expected);        // expected: loss in nats per token
+// seconds: until the end; expected: loss in nats per token, 0: unknown
+void report_plan(Run* r, double seconds, double epochs, double expected);
 void report_new_steps(Run* r);
 void report_settings(Run* r, const char* device);
 void report_flops(Run* r);                                       // and sets p->peak_tokens_per_s

@@ -54,6 +54,7 @@ static bool find_resumed(Run* r, TostError* err) {
 // destroy what the model has learned.
 static bool inherit(Run* r, TostError* err) {
     enum { CPU_TOKENS = 4096 };   // most tokens of the micro-batch
+    static const double AFTER_ZERO = 0.1;   // of the peak: the rate if the last one is 0
     TostRecipe *recipe = &r->recipe, before = tost_presets[0];
     bool ok = recipe_read(&before, &r->init.options, r->weights.text, err);
     before.given &= ~recipe->given;   // what the command line does not give
@@ -66,10 +67,10 @@ static bool inherit(Run* r, TostError* err) {
     if (recipe_given(&before, RECIPE_batch)) recipe->batch = before.batch < most ? before.batch : most;
     if (recipe_given(&before, RECIPE_total_batch)) recipe->total_batch = before.total_batch;
     if (ok && !recipe_given(recipe, RECIPE_lr)) {
-        const double lr = !recipe_given(&before, RECIPE_lr) ? 0
-                        : r->init.step > 0 ? schedule_lr(schedule_of(&before), r->init.step) : before.lr;
-        if (lr > 0) recipe->lr = lr;
-        else ok = recipe->steps == 0 || tost_error(err, "--init %s: its last learning rate is 0 or unknown: give --lr",
+        const double peak = recipe_given(&before, RECIPE_lr) ? before.lr : 0;
+        const double last = r->init.step > 0 ? schedule_lr(schedule_of(&before), r->init.step) : peak;
+        if (peak > 0) recipe->lr = last > 0 ? last : AFTER_ZERO * peak;
+        else ok = recipe->steps == 0 || tost_error(err, "--init %s: its learning rate is 0 or unknown: give --lr",
                                                    r->args->init);
     }
     recipe_free(&before);

@@ -143,8 +143,8 @@ static bool validation_batch(Run* r, int64_t i, int rows, int64_t n, TostError* 
     return ok;
 }
 
-// Excludes targets that are no text, <|endoftext|> and ids beyond the tokenizer, from the loss. Returns the bytes of the
-// others.
+// Excludes targets that are no text, <|endoftext|> and ids beyond the tokenizer, from the loss. Returns the bytes of
+// the others.
 static double only_text(Run* r, int rows) {
     double bytes = 0;
     for (size_t i = 0; i < (size_t)rows * (size_t)r->recipe.seq; i++) {
@@ -192,8 +192,8 @@ static Outcome validation_losses(Run* r, bool text, const LogRow* row, TostError
 }
 
 // Mean loss over val_windows windows of the validation shards, or over all. Its error is half the 95 % interval, with
-// the n windows as samples, not finite if n is 1: the variance of the mean is (Σ x²/n - mean²) / (n - 1), where x is the
-// mean loss of a window.
+// the n windows as samples, not finite if n is 1: the variance of the mean is (Σ x²/n - mean²) / (n - 1), where x is
+// the mean loss of a window.
 static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     progress_start(&r->progress);
     const Outcome measured = validation_losses(r, false, row, err);

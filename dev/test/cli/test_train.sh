@@ -85,6 +85,7 @@ tunes straight "--data $dir/tiny_train_*.bin --epochs 2 --batch 8 --total-batch 
     "lr 0.0003, " " to 3e-05;" " tokens, 2.0"
 tunes straight "--data $dir/tiny_train_*.bin --steps 1 --lr 0.5" "lr 0.5, "
 run $small $fast --min-lr-frac 0 --steps 2 $never --out ended --quiet
+tunes ended "$data --steps 1" "lr 0.0003, "   # a tenth of the peak
 run --init ended $data --steps 0 --val-every 0 --out still --quiet
 check "without a step, the learning rate is not 0" \
     [ "$("$binary" info still | awk '$1 == "lr" { print ($2 > 0) }')" = 1 ]

@@ -59,8 +59,8 @@ static void test_given(Checks* c) {
             | (uint64_t)1 << RECIPE_lr | (uint64_t)1 << RECIPE_warmup;
     plan_sizes(&r, 60, 5e9, LARGE);
     plan_steps(&r, 1000, LARGE);
-    check(c, r.config.n_layer == 5 && r.config.n_head == 3 && r.config.n_embd % 3 == 0, "%d layers, %d heads, %d channels",
-          r.config.n_layer, r.config.n_head, r.config.n_embd);
+    check(c, r.config.n_layer == 5 && r.config.n_head == 3 && r.config.n_embd % 3 == 0,
+          "%d layers, %d heads, %d channels", r.config.n_layer, r.config.n_head, r.config.n_embd);
     check(c, r.total_batch == 512 && r.lr == 0.5 && r.warmup == 7 && r.steps == 1000, "batch %d, lr %g, warm-up %d",
           (int)r.total_batch, r.lr, (int)r.warmup);
 }
@@ -108,7 +108,7 @@ static void test_ngram(Checks* c) {
             for (int k = 0; k < NGRAM_ORDERS; k++) sum[k] += exp(-losses[k]);
         }
         for (int k = 0; k < NGRAM_ORDERS; k++)
-            check(c, fabs(sum[k] - 1) < 1e-12, "order %d, context %d: the probabilities add up to %.15f", k + 1, context,
+            check(c, fabs(sum[k] - 1) < 1e-12, "order %d, context %d: probabilities add up to %.15f", k + 1, context,
                   sum[k]);
     }
 }
