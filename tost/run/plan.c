@@ -1,7 +1,9 @@
-// plan.c: --for: chooses what is not given of a run from its time, its text and the speed of the machine, which it
-// measures. Before the learning rate decays, the steps are fitted to the clock once more.
+// plan.c: what a run chooses for its machine: with --for, all that is not given, from the time, the text and the speed,
+// which is measured; before the learning rate decays, the steps are fitted to the clock once more. On a GPU, the
+// micro-batch.
 #include "run/plan.h"
 
+#include <limits.h>
 #include <math.h>
 
 #include "base/clock.h"
@@ -78,6 +80,29 @@ void plan_steps(TostRecipe* r, double most, double unique) {
     set(r, RECIPE_sample_every, every);
     set(r, RECIPE_save_every, every);
     set(r, RECIPE_val_windows, fmin(fmax(0.01 * tokens / r->seq, 32), 480));
+}
+
+// ---- The micro-batch of a GPU ----
+
+// The largest number of sequences that divides those of a part, has up to GPU_TOKENS tokens in a pass (of --chunk, or
+// else --seq) and fits in the memory of each rank's GPU.
+void run_choose_batch(Run* r) {
+    enum { GPU_TOKENS = 65536 };
+    TostRecipe* recipe = &r->recipe;
+    if (!r->engine->free_memory || recipe_given(recipe, RECIPE_batch)) return;
+    const size_t free_bytes = r->engine->free_memory(r->comm);
+    const int64_t sequences = recipe->total_batch / recipe->seq / recipe->parts;
+    int *all = xmalloc((size_t)comm_size(r->comm) * sizeof *all), batch = 1;
+    for (int b = 1; b <= sequences && b <= TOST_MAX_BATCH; b++) {
+        const TostEngineOptions e = recipe_engine(recipe, b, recipe->seq, run_own_parts(r), r->comm);
+        if ((int64_t)b * e.max_chunk > GPU_TOKENS || (int64_t)b * recipe->seq > INT_MAX) break;
+        if (r->engine->memory(&recipe->config, &e) > free_bytes) break;
+        if (sequences % b == 0) batch = b;
+    }
+    comm_allgather(r->comm, all, &batch, sizeof batch);
+    for (int i = 0; i < comm_size(r->comm); i++) batch = all[i] < batch ? all[i] : batch;
+    free(all);
+    recipe->batch = batch;
 }
 
 // ---- Measuring ----

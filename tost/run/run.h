@@ -72,11 +72,11 @@ static inline double epoch_steps(const TostRecipe* r, const DataSource* s) {
 }
 // Opens the data, creates the model, then the folder and its log; prints the settings.
 bool run_set_up(Run* r, TostError* err);
-void run_choose_batch(Run* r);   // on a GPU: the micro-batch, unless it is given or the run is resumed
 void run_free(Run* r);
 
-// ---- plan.c: --for ----
-bool run_plan(Run* r, TostError* err);   // completes the recipe, once the data is open
+// ---- plan.c ----
+void run_choose_batch(Run* r);   // on a GPU: the micro-batch, unless it is given or the run is resumed
+bool run_plan(Run* r, TostError* err);   // --for: completes the recipe, once the data is open
 // Called before each step. Where the decay of the learning rate begins, changes the number of steps if they would not
 // end in time.
 void run_keep_time(Run* r);

@@ -1,6 +1,5 @@
 // setup.c: data, vocabulary, model and memory of a training run.
 #include <fnmatch.h>
-#include <limits.h>
 #include <math.h>
 
 #include "base/limits.h"
@@ -168,27 +167,6 @@ static bool check_memory(Run* r, TostError* err) {
         || tost_error(err, "not enough memory: the run needs %s, but %s %s: lower --batch or --seq, or use --chunk or "
                       "a smaller model", human_bytes(need).text, limit == cgroup
                       ? "the limit of its cgroup is" : "the machine has", human_bytes(limit).text);
-}
-
-// The largest number of sequences that divides those of a part, has up to GPU_TOKENS tokens in a pass (of --chunk, or
-// else --seq) and fits in the memory of each rank's GPU.
-void run_choose_batch(Run* r) {
-    enum { GPU_TOKENS = 65536 };
-    TostRecipe* recipe = &r->recipe;
-    if (!r->engine->free_memory || recipe_given(recipe, RECIPE_batch)) return;
-    const size_t free_bytes = r->engine->free_memory(r->comm);
-    const int64_t sequences = recipe->total_batch / recipe->seq / recipe->parts;
-    int *all = xmalloc((size_t)comm_size(r->comm) * sizeof *all), batch = 1;
-    for (int b = 1; b <= sequences && b <= TOST_MAX_BATCH; b++) {
-        const TostEngineOptions e = recipe_engine(recipe, b, recipe->seq, run_own_parts(r), r->comm);
-        if ((int64_t)b * e.max_chunk > GPU_TOKENS || (int64_t)b * recipe->seq > INT_MAX) break;
-        if (r->engine->memory(&recipe->config, &e) > free_bytes) break;
-        if (sequences % b == 0) batch = b;
-    }
-    comm_allgather(r->comm, all, &batch, sizeof batch);
-    for (int i = 0; i < comm_size(r->comm); i++) batch = all[i] < batch ? all[i] : batch;
-    free(all);
-    recipe->batch = batch;
 }
 
 static bool create_model(Run* r, TostError* err) {
