@@ -12,7 +12,7 @@ for model in tost gpt2; do
 done
 head -c 4000 /dev/zero >zeros.bin
 run --layers 2 --heads 2 --channels 32 --vocab-size 257 --block-size 16 --seq 16 --batch 1 --total-batch 16 \
-    --conv 0 --steps 1 --val-every 0 --sample-every 0 --save-every 0 --data zeros.bin --out run
+    --conv 0 --memory 0 --steps 1 --val-every 0 --sample-every 0 --save-every 0 --data zeros.bin --out run
 check "$per_token MFLOP per token, as the trainer prints: $(grep '^compute' stdout)" \
     grep -q "^compute *$per_token MFLOP" stdout
 finish
