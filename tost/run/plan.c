@@ -73,7 +73,7 @@ void plan_steps(TostRecipe* r, double most, double unique) {
     r->steps = (int64_t)fmax(steps, 1);
     set(r, RECIPE_lr, 0.02 * fmin(pow(tokens / 4e6, -0.4), 1) * sqrt(128 / fmax(r->config.n_embd, 64)));
     set(r, RECIPE_schedule, SCHEDULE_WSD);
-    set(r, RECIPE_decay_frac, 0.6);
+    set(r, RECIPE_decay_frac, 0.75);
     set(r, RECIPE_min_lr_frac, 0);
     set(r, RECIPE_warmup, round(0.04 * steps));
     set(r, RECIPE_val_every, every);
@@ -199,21 +199,33 @@ static size_t spread_tokens(int32_t** ids, ShardStream* s, uint64_t n) {
     return ok ? (size_t)some : 0;
 }
 
-// How hard the text is to predict after `tokens` tokens, as a multiple of the text of plan_loss: losses of the counting
-// model, of pairs up to PAIRS tokens and of triples from TRIPLES on. 0: unknown, without validation data
-static double difficulty(Run* r, double tokens) {
-    enum { VAL_TOKENS = 1 << 16, PAIRS = 1 << 20, TRIPLES = 1 << 22 };
-    const double x = fmin(fmax(log(tokens / PAIRS) / log((double)TRIPLES / PAIRS), 0), 1);
-    const double reference = 5.17 * pow(fmin(tokens, TRIPLES) / PAIRS, tokens < PAIRS ? -0.058 : -0.110);
-    double losses[NGRAM_ORDERS] = {0};
+// Losses of the counting model (ngram.h) on the validation data, after up to n tokens of the text; 0: it cannot be read
+static void count_text(double losses[NGRAM_ORDERS], Run* r, double n) {
+    enum { VAL_TOKENS = 1 << 16 };
     int32_t *text, *val;
-    if (!r->val) return 0;
-    const size_t n = spread_tokens(&text, &r->data->source[0].stream, (uint64_t)fmin(tokens, TRIPLES));
+    const size_t tokens = spread_tokens(&text, &r->data->source[0].stream, (uint64_t)n);
     const size_t m = spread_tokens(&val, &r->val->source[0].stream, VAL_TOKENS);
-    if (n > 0 && m >= NGRAM_ORDERS) ngram_losses(losses, text, n, val, m, r->recipe.config.vocab_size);
+    memset(losses, 0, NGRAM_ORDERS * sizeof *losses);
+    if (tokens > 0 && m >= NGRAM_ORDERS) ngram_losses(losses, text, tokens, val, m, r->recipe.config.vocab_size);
     free(text);
     free(val);
-    return pow(losses[1], 1 - x) * pow(losses[2], x) / reference;
+}
+
+// How hard the text is to predict after `tokens` tokens, as a multiple of the text of plan_loss: by pairs up to PAIRS
+// tokens, by triples from TRIPLES on. Beyond them, the multiple of a text that is long enough grows as it did from PAIRS
+// to TRIPLES. 0: unknown, without validation data
+static double difficulty(Run* r, double tokens, double unique) {
+    enum { PAIRS = 1 << 20, TRIPLES = 1 << 22 };
+    static const double PAIRS_LOSS = 5.17, PAIRS_TRIPLES_LOSS = 4.91, TRIPLES_LOSS = 4.44;   // of that text
+    const double octaves = log2(tokens / PAIRS), x = fmin(fmax(octaves / 2, 0), 1);
+    double all[NGRAM_ORDERS], fewer[NGRAM_ORDERS];
+    if (!r->val) return 0;
+    count_text(all, r, fmin(tokens, TRIPLES));
+    const double pairs = all[1] / PAIRS_LOSS * exp2(0.058 * fmin(octaves, 0)), triples = all[2] / TRIPLES_LOSS;
+    const double multiple = pow(pairs, 1 - x) * pow(triples, x);
+    if (octaves <= 2 || unique < TRIPLES) return multiple;
+    count_text(fewer, r, PAIRS);
+    return multiple * pow(triples / (fewer[2] / PAIRS_TRIPLES_LOSS), octaves / 2 - 1);
 }
 
 static double unique_tokens(const Run* r) {
@@ -238,7 +250,7 @@ bool run_plan(Run* r, TostError* err) {
         return tost_error(err, "--for %g seconds is too short: a step takes %.3g s", r->args->run_for, step);
     plan_steps(recipe, most, unique);
     const double tokens = (double)recipe->steps * (double)recipe->total_batch;
-    const double loss = plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens);
+    const double loss = plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens, unique);
     report_plan(r, step * (double)recipe->steps + seconds_left(r) - most * step, tokens / unique, loss);
     return true;
 }
