@@ -146,7 +146,7 @@ TextLine choice_name(const char* choices, int n);   // the nth name in "a|b|c"; 
       .unit = "checkpoints") \
     X(keep_best, "keep-best", OVERRIDABLE, FLAG, "", 0, 0, \
       .help = "also keep the checkpoint of the best validation, as best in the run folder", \
-      .default_text = "off; on in a new run that reads data more than 4 times") \
+      .default_text = "off; on with --for, and in a new run that reads data more than 4 times") \
     X(stop_at_val, "stop-at-val", OVERRIDABLE, REAL, "LOSS", 0, 1e9, \
       .help = "save and stop when the validation loss is at most LOSS; 0: never", .default_text = "off")
 

@@ -249,6 +249,7 @@ bool run_plan(Run* r, TostError* err) {
     if (most < 1)
         return tost_error(err, "--for %g seconds is too short: a step takes %.3g s", r->args->run_for, step);
     plan_steps(recipe, most, unique);
+    recipe->keep_best |= r->val && recipe->save_every > 0;
     const double tokens = (double)recipe->steps * (double)recipe->total_batch;
     const double loss = plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens, unique);
     report_plan(r, step * (double)recipe->steps + seconds_left(r) - most * step, tokens / unique, loss);

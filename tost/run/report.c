@@ -212,7 +212,8 @@ static void report_data(Run* r) {
     if (r->val) report_shards(r, "validation", &recipe->val_data, r->val);
     else if (recipe->val_every > 0) progress_fact(p, "validation", "off (no --val-data)");
     if (recipe->keep_best && !recipe_given(recipe, RECIPE_keep_best))
-        progress_fact(p, "best", "kept, as with --keep-best: the run reads data more than %d times", FEW_EPOCHS);
+        progress_fact(p, "best", "kept, as with --keep-best: %s", r->args->run_for > 0 ? "a default of --for"
+                      : text_line("the run reads data more than %d times", FEW_EPOCHS).text);
     if (r->tokenizer)
         progress_fact(p, "tokenizer", "%s: %d tokens", tokenizer_path(r->tokenizer), tokenizer_size(r->tokenizer));
     else progress_fact(p, "tokenizer", "none found: give --tokenizer FILE, or `sample` reads and prints ids");

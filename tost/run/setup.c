@@ -125,8 +125,8 @@ static bool open_val_data(Run* r, TostError* err) {
     return r->val && check_run_shards(r, r->val, err);
 }
 
-// A new run that repeats its data keeps its best weights.
-static void keep_best_of_repeats(Run* r) {
+// A new run that repeats its data keeps its best weights; run_plan keeps those of --for.
+static void choose_keep_best(Run* r) {
     TostRecipe* recipe = &r->recipe;
     for (int k = 0; r->val && k < r->data->n && !r->args->resume && recipe->save_every > 0; k++)
         recipe->keep_best |= (double)recipe->steps > FEW_EPOCHS * epoch_steps(recipe, &r->data->source[k]);
@@ -187,7 +187,7 @@ bool run_set_up(Run* r, TostError* err) {
                        && check_split(r, err);
     if (!run_agree(r, ready, err)) return false;
     if (!run_plan(r, err)) return false;
-    keep_best_of_repeats(r);
+    choose_keep_best(r);
     run_choose_batch(r);
     run_begin_info(r);
     r->tensors = tost_tensors(&r->recipe.config);
