@@ -140,8 +140,7 @@ void setting_clear(void* base, const Setting* row) {
 // ---- Presets ----
 
 // starter: data/starter, in half a minute on two cores. small: a fixed size for measurements; --for chooses better
-// ones. tost-*: the published models,
-// trained for 600,000 steps of 480 × 1,024 tokens.
+// ones. tost-*: the published models, trained for 600,000 steps of 480 × 1,024 tokens.
 
 #define COMMON .order = ORDER_SHUFFLED, .min_lr_frac = 0.1, .decay_frac = 0.2, .beta1 = 0.9, .beta2 = 0.95, \
     .eps = 1e-8, .grad_clip = 1.0, .max_skipped = 10, .seed = 1337, .val_windows = 480, .sample_tokens = 128, \

@@ -37,7 +37,7 @@ static void print_options(const Options* o) {
 
 static void print_examples(void) {
     static const struct { const char *about, *arguments; } examples[] = {
-        {"the starter model, on the stories in data/starter: about a minute", ""},
+        {"the starter model, on the stories in data/starter: half a minute", ""},
         {"the best model for your own text in ten minutes", " --text books.txt web.jsonl --for 10m --out out/mine"},
         {"continue that run after an interruption", " --resume --out out/mine"},
     };

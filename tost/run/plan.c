@@ -49,13 +49,14 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         {1, 128}, {2, 128}, {2, 192}, {2, 256}, {3, 256}, {3, 320}, {3, 384}, {4, 384}, {4, 448}, {4, 512},
         {6, 512}, {6, 640}, {8, 640}, {8, 768}, {8, 1024}};
     enum { HEAD = 64 };   // channels of a head
+    const bool preset = recipe_given(r, RECIPE_preset);   // gives the sizes
     double best = INFINITY, tokens = 0;
     TostConfig chosen = r->config;
     for (size_t i = 0; i < countof(sizes); i++) {
         TostConfig c = r->config;
-        if (!recipe_given(r, RECIPE_n_layer)) c.n_layer = sizes[i].layers;
-        if (!recipe_given(r, RECIPE_n_embd)) c.n_embd = sizes[i].channels;
-        if (!recipe_given(r, RECIPE_n_head)) c.n_head = c.n_embd % HEAD == 0 ? c.n_embd / HEAD : 1;
+        if (!preset && !recipe_given(r, RECIPE_n_layer)) c.n_layer = sizes[i].layers;
+        if (!preset && !recipe_given(r, RECIPE_n_embd)) c.n_embd = sizes[i].channels;
+        if (!preset && !recipe_given(r, RECIPE_n_head)) c.n_head = c.n_embd % HEAD == 0 ? c.n_embd / HEAD : 1;
         const double D = fmin(seconds * speed / plan_cost(&c), most_tokens(unique)), loss = plan_loss(&c, D, unique);
         if (c.n_embd % c.n_head != 0 || loss >= best) continue;
         best = loss;

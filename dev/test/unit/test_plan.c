@@ -61,6 +61,10 @@ static void test_given(Checks* c) {
     plan_steps(&r, 1000, LARGE);
     check(c, r.config.n_layer == 5 && r.config.n_head == 3 && r.config.n_embd % 3 == 0,
           "%d layers, %d heads, %d channels", r.config.n_layer, r.config.n_head, r.config.n_embd);
+    TostRecipe named = recipe_small();
+    named.given = (uint64_t)1 << RECIPE_preset;
+    plan_sizes(&named, 60, 5e9, LARGE);
+    check(c, memcmp(&named.config, &tost_presets[1].config, sizeof named.config) == 0, "--preset gives the sizes");
     check(c, r.total_batch == 512 && r.lr == 0.5 && r.warmup == 7 && r.steps == 1000, "batch %d, lr %g, warm-up %d",
           (int)r.total_batch, r.lr, (int)r.warmup);
 }
