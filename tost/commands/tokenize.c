@@ -47,9 +47,11 @@ static void print_text_count(const Options* o, const TextCount* c) {
 static void warn_of_validation(double val_frac, double n, double tokens) {
     enum { SEQ = 256, FEW = 10000 };
     const double larger = fmin(0.9, ceil(100 * (SEQ + 1) * fmax(val_frac / fmax(n, 1), 1 / tokens)) / 100);
-    if (n <= SEQ)
+    if (n < 2)
+        print_warning("--val-frac %g: no validation tokens: give a larger one, such as %g", val_frac, larger);
+    else if (n <= SEQ)
         print_warning("--val-frac %g: %g validation tokens: train with --seq %g or less, or give a larger --val-frac, "
-                      "such as %g, for --seq %d", val_frac, n, fmax(n - 1, 1), larger, SEQ);
+                      "such as %g, for --seq %d", val_frac, n, n - 1, larger, SEQ);
     else if (n < FEW)
         print_warning("--val-frac %g: %g validation tokens, whose loss has a standard error of about %.1g nats per "
                       "token", val_frac, n, 6 / sqrt(n));

@@ -10,13 +10,16 @@
 
 // Runs vocab, unless a tokenizer is given or --init has one, and tokenize. Returns their exit status.
 static int write_shards(const Run* r, const Path* prefix, const StringList* files, double bytes) {
-    static const double LEAST = 330e3, MOST_FRAC = 0.1;   // bytes for validation, if that is not too much of the text
+    static const double VAL_BYTES = 330e3, MOST_FRAC = 0.1;   // to validate on, at most a tenth of the text
     Path vocab = path_text("%s_" TOKENIZER_FILE, prefix->text);
     Options o = *r->args;
     int status = 0;
+    o.size = 0;
     o.files = files->strings;
     o.n_files = files->count;
-    if (!o.tokenizer && !(o.init && tokenizer_beside(&vocab, r->weights.text))) {
+    o.recipe.seed = tost_presets[0].seed;   // runs with other seeds validate on the same documents
+    if (o.init && !o.tokenizer) tokenizer_beside(&vocab, r->weights.text);
+    else if (!o.tokenizer) {
         const bool given = recipe_given(&r->recipe, RECIPE_vocab_size);
         o.size = given ? r->recipe.config.vocab_size : plan_vocabulary(bytes);
         o.out = vocab.text;
@@ -24,11 +27,24 @@ static int write_shards(const Run* r, const Path* prefix, const StringList* file
     }
     if (!o.tokenizer) o.tokenizer = vocab.text;
     o.out = (char*)prefix->text;
-    o.val_frac = LEAST / bytes < MOST_FRAC ? LEAST / bytes : MOST_FRAC;
+    o.val_frac = VAL_BYTES / bytes < MOST_FRAC ? VAL_BYTES / bytes : MOST_FRAC;
     o.shard_tokens = 100000000;
-    if (status == 0) status = command_tokenize(&o);
+    if (status == 0 && (status = command_tokenize(&o)) != 0 && o.size) unlink(vocab.text);
     fflush(stdout);   // before the lines of Progress
     return status;
+}
+
+// Removes the files of a run that could not start, so that the same command can be given again.
+static void remove_shards(const Run* r) {
+    static const char* const names[] = {"text_train_*.bin", "text_val_*.bin", "text_" TOKENIZER_FILE};
+    for (size_t i = 0; i < countof(names); i++) {
+        StringList files = {0};
+        char* pattern = xstrdup(path_in(r->out.text, names[i]).text);
+        if (expand_glob(&files, &(StringList){1, &pattern}, &(TostError){0}))
+            for (int k = 0; k < files.count; k++) unlink(files.strings[k]);
+        free_strings(&files);
+        free(pattern);
+    }
 }
 
 // --text: writes shards to the run's folder, on rank 0, and trains on them. *status: of a command that failed and has
@@ -36,13 +52,15 @@ static int write_shards(const Run* r, const Path* prefix, const StringList* file
 static bool read_text(int* status, Run* r, TostError* err) {
     StringList files = {0};
     const bool first = comm_rank(r->comm) == 0;
-    bool ok = !first || (expand_glob(&files, &r->args->text, err) && run_claim_folder(r, err));
+    bool ok = !first || expand_glob(&files, &r->args->text, err);
     double bytes = 0;
     for (int i = 0; ok && i < files.count; i++) {
-        struct stat file;
-        if (stat(files.strings[i], &file) == 0) bytes += (double)file.st_size;
+        struct stat file = {0};
+        ok = (stat(files.strings[i], &file) == 0 && S_ISREG(file.st_mode))
+            || tost_error(err, "--text %s: not a regular file: run vocab and tokenize, and give --data", files.strings[i]);
+        bytes += (double)file.st_size;
     }
-    ok = run_agree(r, ok, err);
+    ok = run_agree(r, ok && (!first || run_claim_folder(r, err)), err);
     comm_broadcast(r->comm, &r->out, sizeof r->out, 0);
     const Path prefix = path_in(r->out.text, "text");
     if (ok && first) *status = write_shards(r, &prefix, &files, bytes);
@@ -60,6 +78,7 @@ int command_train(const Options* args, TostComm* comm, const TostEngine* engine)
     signals_ignore_write_errors();
     if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
     bool ok = run_agree(&r, run_find(&r, &err), &err), finished = ok && run_is_finished(&r);
+    const bool existed = r.out.text[0] && is_dir(r.out.text);
     int text = 0;
     ok = ok && (args->text.count == 0 || read_text(&text, &r, &err));
     // Rank 0 decides, because ranks may see different folders.
@@ -70,11 +89,13 @@ int command_train(const Options* args, TostComm* comm, const TostEngine* engine)
     else ok = ok && options_same(args, &r.recipe, r.comm, &err) && run_set_up(&r, &err) && run_train(&r, &err);
     const int signal = run_signal(&r);
     const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.recipe.steps;
-    run_free(&r);
-    if (text) {
-        rmdir(r.out.text);   // a new folder, which is empty
-        return text;
+    if (args->text.count && !ok && comm_rank(comm) == 0 && r.lock.path.text[0] && !checkpoint_is_run(r.out.text)) {
+        if (!text) remove_shards(&r);
+        lock_release(&r.lock);
+        if (!existed) rmdir(r.out.text);   // fails if it is not empty
     }
+    run_free(&r);
+    if (text) return text;
     if (!ok) return print_error(&err);
     if (signal) return 128 + signal;
     return out_of_time ? STATUS_RESUMABLE : 0;

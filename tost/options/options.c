@@ -38,8 +38,8 @@ const Setting option_table[OPTION_ROWS] = {
      "its validation loss is lower)",
      .default_text = "newest run in out/"},
     {.help = "Files"},
-    {"text", TRAIN, LIST, AT(text), "GLOB", .help = "files of text or JSONL: learn a vocabulary for the size of the "
-     "text and the time of --for, write shards to the run folder and train on them; vocab and tokenize have more options",
+    {"text", TRAIN, LIST, AT(text), "GLOB", .help = "text or JSONL files to train on: learns a vocabulary, writes "
+     "token shards to the run folder, and trains on them. For more control, run vocab and tokenize, and give --data",
      .not_with = "data", .needs = "for"},
     RECIPE_DATA(ROW)
     {"data", EVAL, LIST, AT(recipe.data), "GLOB",
@@ -91,8 +91,9 @@ const Setting option_table[OPTION_ROWS] = {
      0, TOST_MAX_SEED, 1337},
     {.help = "Training"},
     {"for", TRAIN, DURATION, AT(run_for), "TIME",
-     .help = "choose what is not given, model, batch, steps and learning rate, so that the run ends after this time, "
-     "such as 10m, with the lowest loss; prints the choice as a command line",
+     .help = "train for about this long, such as 10m: chooses model size, batch, steps and learning rate for the lowest "
+     "expected loss, and keeps options that are given. Prints the same run as a command without --for. --resume "
+     "continues to the planned step",
      .min = 1, 10000 * 86400.0, .default_text = "off", .not_with = "steps"},
     RECIPE_TRAINING(ROW)
     {.help = "Evaluation"},
@@ -333,7 +334,7 @@ static void set_defaults(Options* o, const TostEngine* engine) {
         if (number && !of_preset && !o->given[i] && option_belongs(row, o->command))
             setting_set(o, row, row->value);
     }
-    const bool starter = o->recipe.preset == 0 || (o->run_for > 0 && o->text.count == 0);
+    const bool starter = o->text.count == 0 && (o->recipe.preset == 0 || o->run_for > 0);
     if (train && starter && !recipe_given(&o->recipe, RECIPE_data))
         add_string(&o->recipe.data, xstrdup("data/starter/starter_train_*.bin"));
 }
@@ -373,9 +374,15 @@ static bool check_train(Options* o, TostError* err) {
     if (o->run_for > 0 && (o->resume || o->recipe.epochs > 0))
         return tost_error(err, "--for chooses the steps of a new run: leave out --%s", o->resume ? "resume" : "epochs");
     if (o->run_for > 0 && o->recipe.optimizer != TOST_MUON && !recipe_given(&o->recipe, RECIPE_lr))
-        return tost_error(err, "--for knows learning rates of Muon only: give --lr, or leave out --optimizer");
+        return tost_error(err, "--for can choose a learning rate for Muon only: give --lr, or --optimizer muon");
+    const int vocabulary = o->recipe.config.vocab_size;
+    if (o->text.count && recipe_given(&o->recipe, RECIPE_vocab_size)
+        && (vocabulary < VOCAB_MIN_SIZE || vocabulary > TOKENIZER_MAX_FILE / 4))
+        return tost_error(err, "--vocab-size %d: with --text, give %d to %d", vocabulary, VOCAB_MIN_SIZE,
+                          TOKENIZER_MAX_FILE / 4);
     if (o->resume || o->init) return true;   // sizes come from a file and are checked by options_take_config
-    return tost_config_check(&o->recipe.config, err) && options_derive(&o->recipe, o, err);
+    // --for has not chosen its sizes yet
+    return (o->run_for > 0 || tost_config_check(&o->recipe.config, err)) && options_derive(&o->recipe, o, err);
 }
 
 static bool check_eval(const Options* o, TostError* err) {

@@ -4,7 +4,8 @@
 
 #include "base/memory.h"
 
-// The different sequences of `order` tokens, as numbers in base V, sorted. start[i] of all sequences are below key[i].
+// The different sequences of `order` tokens, as numbers in base V, sorted. start[i]: how many sequences, with
+// repetitions, are less than key[i]
 typedef struct { int order; size_t n; uint64_t* key; size_t* start; } Counts;
 
 // Sorts n numbers, 16 bits at a time from the lowest. other (n): scratch

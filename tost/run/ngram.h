@@ -1,4 +1,5 @@
-// ngram.h: the loss of a model that counts, which shows how hard a text is to predict before anything is trained.
+// ngram.h: the loss of n-gram models with interpolated absolute discounting, which shows how hard a text is to predict
+// before anything is trained.
 #pragma once
 
 #include <stddef.h>

@@ -1,6 +1,5 @@
-// plan.c: what a run chooses for its machine: with --for, all that is not given, from the time, the text and the speed,
-// which is measured; before the learning rate decays, the steps are fitted to the clock once more. On a GPU, the
-// micro-batch.
+// plan.c: chooses settings for this machine: with --for, all that is not given, from the time, the text and the measured
+// speed, and adjusts the steps to the clock before the decay; on a GPU, the micro-batch.
 #include "run/plan.h"
 
 #include <limits.h>
@@ -15,8 +14,8 @@
 
 // ---- The law. dev/results/budget.md: how each constant was measured, and its error ----
 
-// Time of a token in training, relative to that of other sizes: layers, classifier, embedding. Within 4 % in bf16 on
-// Zen 5, for 1 to 8 layers of 64 to 384 channels and vocabularies of 1,024 to 8,192
+// Layers, classifier, embedding. Within 4 % in bf16 on Zen 5, for 1 to 8 layers of 64 to 384 channels and vocabularies of
+// 1,024 to 8,192
 double plan_cost(const TostConfig* c) {
     const double L = c->n_layer, C = c->n_embd, V = c->vocab_size;
     return L * C * (C + 67) + V * (0.043 * C + 5) + 14 * C;
@@ -27,10 +26,10 @@ double plan_loss(const TostConfig* c, double tokens, double unique) {
     const double U = fmin(tokens, unique), repeats = tokens / U - 1;
     const double D = (U + 15.4 * U * (1 - exp(-repeats / 15.4))) / 4e6;
     const double N = 1e-5 * c->n_layer * c->n_embd * c->n_embd;   // weights of the layers, in millions
-    return 1.315 + 2.115 * pow(N, -0.116) + 0.577 * pow(D, -0.637) * pow(N, 0.162);
+    return 1.746 + 1.690 * pow(N, -0.14) + 0.572 * pow(D, -0.64) * pow(N, 0.16);
 }
 
-// Tokens after which a text of `unique` tokens is used up: 5 epochs of 0.3M tokens, 9 of 3M
+// The most tokens to train on, from a text of `unique` tokens: 5 epochs of 0.3M tokens, 9 of 3M
 static double most_tokens(double unique) { return 5 * unique * pow(unique / 3e5, 0.25); }
 
 int plan_vocabulary(double bytes) {
@@ -64,8 +63,9 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         chosen = c;
     }
     r->config = chosen;
-    // The power of two that is nearest to a thousandth of the tokens
-    set(r, RECIPE_total_batch, fmin(fmax(exp2(round(log2(tokens / 1000))), 512), 4096));
+    // The power of two that is nearest to a thousandth of the tokens, rounded up to sequences
+    const double total = fmin(fmax(exp2(round(log2(tokens / 1000))), 512), 4096), unit = (double)r->seq * r->parts;
+    set(r, RECIPE_total_batch, ceil(total / unit) * unit);
 }
 
 void plan_steps(TostRecipe* r, double most, double unique) {
@@ -108,11 +108,12 @@ void run_choose_batch(Run* r) {
 
 // ---- Measuring ----
 
-enum { VALIDATIONS = 6 };                      // of plan_steps, with that before the first step
+enum { VALIDATIONS = 7 };                      // before step 1, five times, and for bits per byte
 static const double END_SECONDS = 0.5;         // of the last save and sample
 static const double VALIDATION_COST = 0.4;     // of a token, as a fraction of training it
 static const double TIMING_SHARE = 0.01;       // of the time, for timing steps of a model
-static const double FIRST_SPEED = 2e9;         // a guess, for the first model that is timed
+static const double LAW_TOKENS = 5e5;          // below, the law was not measured
+static const double FIRST_SPEED = 2e9;         // plan_cost per second, a guess for the first model that is timed
 
 static double seconds_left(const Run* r) { return r->args->run_for - (now_seconds() - r->progress.began); }
 
@@ -171,13 +172,15 @@ static double time_step(Run* r, TostError* err) {
 static double choose_sizes(Run* r, double unique, TostError* err) {
     enum { TRIES = 4 };
     TostRecipe* recipe = &r->recipe;
-    double seconds = 0, speed = FIRST_SPEED;
+    double seconds = 0, speed = FIRST_SPEED, left = seconds_left(r);
+    comm_broadcast(r->comm, &left, sizeof left, 0);
     for (int i = 0; i < TRIES; i++) {
         const TostRecipe before = *recipe;
-        if (!r->args->init) plan_sizes(recipe, r->args->run_for, speed, unique);
+        if (!r->args->init) plan_sizes(recipe, left, speed, unique);
         const bool same = memcmp(&before.config, &recipe->config, sizeof before.config) == 0
                           && before.total_batch == recipe->total_batch;
         if (seconds > 0 && same) break;
+        if (!r->args->init && !recipe_given(recipe, RECIPE_batch)) recipe->batch = tost_presets[recipe->preset].batch;
         const bool ok = tost_config_check(&recipe->config, err) && options_derive(recipe, r->args, err);
         if (!run_agree(r, ok, err)) return 0;
         run_choose_batch(r);
@@ -200,7 +203,7 @@ static size_t spread_tokens(int32_t** ids, ShardStream* s, uint64_t n) {
     return ok ? (size_t)some : 0;
 }
 
-// Losses of the counting model (ngram.h) on the validation data, after up to n tokens of the text; 0: it cannot be read
+// Losses of n-gram models (ngram.h) of up to n tokens of the text on the validation data; 0: it cannot be read
 static void count_text(double losses[NGRAM_ORDERS], Run* r, double n) {
     enum { VAL_TOKENS = 1 << 16 };
     int32_t *text, *val;
@@ -217,7 +220,7 @@ static void count_text(double losses[NGRAM_ORDERS], Run* r, double n) {
 // to TRIPLES. 0: unknown, without validation data
 static double difficulty(Run* r, double tokens, double unique) {
     enum { PAIRS = 1 << 20, TRIPLES = 1 << 22 };
-    static const double PAIRS_LOSS = 5.17, PAIRS_TRIPLES_LOSS = 4.91, TRIPLES_LOSS = 4.44;   // of that text
+    static const double PAIRS_LOSS = 5.17, TRIPLES_LOSS_1M = 4.91, TRIPLES_LOSS = 4.44;   // of that text
     const double octaves = log2(tokens / PAIRS), x = fmin(fmax(octaves / 2, 0), 1);
     double all[NGRAM_ORDERS], fewer[NGRAM_ORDERS];
     if (!r->val) return 0;
@@ -226,7 +229,7 @@ static double difficulty(Run* r, double tokens, double unique) {
     const double multiple = pow(pairs, 1 - x) * pow(triples, x);
     if (octaves <= 2 || unique < TRIPLES) return multiple;
     count_text(fewer, r, PAIRS);
-    return multiple * pow(triples / (fewer[2] / PAIRS_TRIPLES_LOSS), octaves / 2 - 1);
+    return multiple * pow(triples / (fewer[2] / TRIPLES_LOSS_1M), octaves / 2 - 1);
 }
 
 static double unique_tokens(const Run* r) {
@@ -245,14 +248,18 @@ bool run_plan(Run* r, TostError* err) {
     double most = (seconds_left(r) - END_SECONDS) / step;
     comm_broadcast(r->comm, &most, sizeof most, 0);
     plan_steps(recipe, most, unique);
-    const double validation = r->val ? VALIDATIONS * VALIDATION_COST * (double)(recipe->val_windows * recipe->seq) : 0;
-    most -= validation / (double)recipe->total_batch;
+    const double windows = !r->val ? 0 : (double)data_samples(r->val), wanted = (double)recipe->val_windows;
+    const double validation = VALIDATIONS * VALIDATION_COST * (wanted > 0 ? fmin(wanted, windows) : windows);
+    most -= validation * recipe->seq / (double)recipe->total_batch;
     if (most < 1)
-        return tost_error(err, "--for %g seconds is too short: a step takes %.3g s", r->args->run_for, step);
+        return tost_error(err, "--for %g: a step takes %.3g s, too long for the time that is left: give a longer time",
+                          r->args->run_for, step);
     plan_steps(recipe, most, unique);
     recipe->keep_best |= r->val && recipe->save_every > 0;
     const double tokens = (double)recipe->steps * (double)recipe->total_batch;
-    const double loss = plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens, unique);
+    const bool known = !r->args->init && recipe->optimizer == TOST_MUON && recipe->config.conv && recipe->config.memory
+                       && r->data->n == 1 && tokens > LAW_TOKENS;
+    const double loss = known ? plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens, unique) : 0;
     report_plan(r, step * (double)recipe->steps + seconds_left(r) - most * step, tokens / unique, loss);
     return true;
 }
@@ -263,8 +270,8 @@ void run_keep_time(Run* r) {
     static const double TOLERANCE = 0.02;   // of the time
     TostRecipe* recipe = &r->recipe;
     const int64_t step = r->info.step, start = schedule_decay_start(schedule_of(recipe));
-    const int64_t timed = start / 2;        // of plan_steps, with one validation, as the same number of later steps
-    if (r->args->run_for == 0 || start >= recipe->steps) return;
+    const int64_t timed = start / 2;        // about the steps between two validations, so that they contain one
+    if (r->args->run_for == 0 || start >= recipe->steps || timed < 3) return;
     if (step == start - timed) r->timed_from = now_seconds();
     if (step != start || r->timed_from == 0) return;
     const double each = (now_seconds() - r->timed_from) / (double)timed, left = seconds_left(r) - END_SECONDS;

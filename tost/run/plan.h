@@ -4,7 +4,7 @@
 
 #include "recipe.h"
 
-// Time of a token in training, relative to that of other sizes
+// Cost of training on a token, in arbitrary units of time
 double plan_cost(const TostConfig* c);
 // Expected validation loss, in nats per token, on English Wikipedia with a vocabulary of 4,096 after `tokens` tokens, if
 // the text has `unique` ones
@@ -13,6 +13,6 @@ double plan_loss(const TostConfig* c, double tokens, double unique);
 int    plan_vocabulary(double bytes);
 // Sets the sizes and the tokens per step, unless given, for that time and speed. unique: tokens of the text
 void   plan_sizes(TostRecipe* r, double seconds, double speed, double unique);
-// Sets steps, learning rate, schedule, weight decay, warm-up and validation, unless given, for `most` steps in that
-// time. There are fewer if the text is so short that more would not lower the loss.
+// Sets what is not given: steps (at most `most`, fewer if more epochs would not lower the loss), learning rate, schedule,
+// warm-up, and the intervals of validation, samples and checkpoints.
 void   plan_steps(TostRecipe* r, double most, double unique);

@@ -94,23 +94,23 @@ static void report_command(Run* r) {
 }
 
 void report_plan(Run* r, double seconds, double epochs, double expected) {
-    static const double ERROR = 0.03, LEAST = 5e5;   // of the expected loss; tokens, see dev/results/budget.md
+    static const double ERROR = 0.03;   // of the expected loss, as dev/results/budget.md found it
     const TostRecipe* recipe = &r->recipe;
     const TostConfig* c = &recipe->config;
     const time_t end = time(NULL) + (time_t)seconds;
     char clock[32] = "";
     TextLine loss = {""};
     strftime(clock, sizeof clock, "%a %H:%M:%S", localtime(&end));
-    if (expected > 0 && epochs * (double)recipe->data_tokens > LEAST) loss = text_line("; expected loss %.2f ± %.2f", expected, ERROR * expected);
-    progress_fact(&r->progress, "plan", "%d × %d channels, %lld steps, %s tokens, %.3g epochs, until %s%s%s", c->n_layer,
+    if (expected > 0) loss = text_line("; expected loss %.2f ± %.2f", expected, ERROR * expected);
+    progress_fact(&r->progress, "plan", "%d layers, %d channels, %lld steps, %s tokens, %.3g epochs, until %s%s%s", c->n_layer,
                   c->n_embd, (long long)recipe->steps, human_count(epochs * (double)recipe->data_tokens).text, epochs,
-                  clock, loss.text, r->engine->free_memory ? " (extrapolated: measured on CPUs only)" : "");
+                  clock, loss.text, r->engine->free_memory ? "; on a GPU, the choice of the size is extrapolated" : "");
     report_command(r);
 }
 
 void report_new_steps(Run* r) {
     progress_end(&r->progress);
-    progress_fact(&r->progress, "time", "steps took longer or shorter than planned: the run ends after step %lld",
+    progress_fact(&r->progress, "steps", "the speed differs from that measured at the start: the run ends after step %lld",
                   (long long)r->recipe.steps);
     report_command(r);
 }
@@ -141,7 +141,7 @@ static void report_model(Run* r) {
     progress_fact(p, "steps", "%lld (%lld done); seed %lld", (long long)recipe->steps, (long long)r->info.step,
                   (long long)recipe->seed);
     const int64_t micro_batches = recipe->total_batch / ((int64_t)recipe->batch * recipe->seq);
-    const bool chosen = r->engine->free_memory && !recipe_given(recipe, RECIPE_batch);   // by choose_batch
+    const bool chosen = r->engine->free_memory && !recipe_given(recipe, RECIPE_batch);   // by run_choose_batch
     progress_fact(p, "", "%lld token%s per step: %lld micro-batch%s × %d sequence%s × %d token%s%s",
                   (long long)recipe->total_batch, plural(recipe->total_batch), (long long)micro_batches,
                   micro_batches == 1 ? "" : "es", recipe->batch, plural(recipe->batch), recipe->seq,
@@ -173,6 +173,7 @@ static void judge_epochs(Run* r, const DataSource* s) {
     const TostRecipe* recipe = &r->recipe;
     const double once = epoch_steps(recipe, s), epochs = (double)recipe->steps / once;
     const double tokens = (double)s->samples * recipe->seq;
+    if (r->args->run_for > 0) return;   // run_plan has judged them
     if (epochs > MANY_EPOCHS && tokens < 10 * (double)r->tensors.n_params)
         progress_fact(&r->progress, "warning", "%.0f epochs of %s tokens will probably overfit: --steps %.0f makes %d",
                       epochs, human_count(tokens).text, fmax(1, floor(FEW_EPOCHS * once)), FEW_EPOCHS);
@@ -335,7 +336,7 @@ void report_end(Run* r) {
         progress_fact(p, "val loss", "%.6f after step %lld, best %.6f after step %lld%s", r->info.val_loss,
                       (long long)r->info.val_step, r->info.best_val_loss, (long long)r->info.best_val_step,
                       has_best ? " (best)" : "");
-    if (r->bits_per_byte > 0) progress_fact(p, "bits/byte", "%.4f on the same windows", r->bits_per_byte);
+    if (r->bits_per_byte > 0) progress_fact(p, "bits/byte", "%.4f of the last weights, on the windows of validation", r->bits_per_byte);
     if (rose) report_rise(r, has_best ? best.text : NULL);
     if (r->saved_step < 0) progress_fact(p, "saved", "%s (--save-every 0)", has_best ? best.text : "nothing");
     if (r->saved_step < 0) return;

@@ -1,4 +1,4 @@
-// train.c: the training loop; commands/main.c calls it. Each step is followed by a log row and, if due, a checkpoint,
+// train.c: the training loop; commands/train.c calls it. Each step is followed by a log row and, if due, a checkpoint,
 // validation and a sample. Data and learning rate of a step depend only on the options, the seed and the step number,
 // so a resumed run computes the same bits as an uninterrupted one.
 #include <math.h>

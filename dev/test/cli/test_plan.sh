@@ -38,13 +38,17 @@ check "a resumed run is the planned one" same_run stopped unstopped
 
 run --text long.txt text.txt --for 2s $sizes --total-batch 128 --keep 1 --out mine
 cp stdout printed
-check "the run has its vocabulary and shards: $(echo mine/*)" \
-    [ -f mine/text_vocab.bpe ] && [ -f mine/text_train_000000.bin ] && [ -f mine/text_val_000000.bin ]
+for file in vocab.bpe train_000000.bin val_000000.bin; do
+    check "the run has its vocabulary and shards: $(ls mine)" [ -f mine/text_$file ]
+done
 run $(command_of printed) --out again
 check "the printed command gives the same run" same_run mine again
 cp mine/text_vocab.bpe learned.bpe
 prints "--text long.txt --for 2s $sizes --total-batch 128 --tokenizer learned.bpe --out mine --overwrite" \
     "the old run is now in mine.1" "tokenizer  learned.bpe"
+execute tost --text "$dir/text.txt" --for 2s --seq 32 --val-windows 9 --keep-best --channels 30 --heads 7 --out no
+check "7 heads of 30 channels: exit status $status" [ $status -eq 1 ]
+check "a run that cannot start leaves no folder: $(ls no 2>/dev/null)" [ ! -e no ]
 check "the old run has kept its shards" [ -f mine.1/text_train_000000.bin ]
 
 finish

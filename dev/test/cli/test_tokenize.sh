@@ -41,7 +41,7 @@ check "the validation shards' share: $(cat stdout)" \
     grep -q "said_val_\*.bin: [0-9]* tokens, shards: 1, [0-9.]*% of the tokens" stdout
 sed "s/<|endoftext|>/\\n&\\n/g" flawed.txt >split.txt
 prints "$args --out split split.txt" "3 documents, "   # the suggested command makes separators of them
-prints "tokenize --tokenizer my-merges.txt --val-frac 0.01 --quiet --out lone text.txt" "--val-frac 0.01" "0 validation tokens"
+prints "tokenize --tokenizer my-merges.txt --val-frac 0.01 --quiet --out lone text.txt" "--val-frac 0.01" "no validation tokens"
 
 # A document of bytes, whose last tokens are the validation shards: 2,578 tokens, then 25,780
 yes 123456789 | head -c 2577 >lone.txt
