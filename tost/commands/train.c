@@ -57,7 +57,8 @@ static bool read_text(int* status, Run* r, TostError* err) {
     for (int i = 0; ok && i < files.count; i++) {
         struct stat file = {0};
         ok = (stat(files.strings[i], &file) == 0 && S_ISREG(file.st_mode))
-            || tost_error(err, "--text %s: not a regular file: run vocab and tokenize, and give --data", files.strings[i]);
+            || tost_error(err, "--text %s: not a regular file: run vocab and tokenize, and give --data",
+                          files.strings[i]);
         bytes += (double)file.st_size;
     }
     ok = run_agree(r, ok && (!first || run_claim_folder(r, err)), err);

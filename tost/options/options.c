@@ -91,9 +91,9 @@ const Setting option_table[OPTION_ROWS] = {
      0, TOST_MAX_SEED, 1337},
     {.help = "Training"},
     {"for", TRAIN, DURATION, AT(run_for), "TIME",
-     .help = "train for about this long, such as 10m: chooses model size, batch, steps and learning rate for the lowest "
-     "expected loss, and keeps options that are given. Prints the same run as a command without --for. --resume "
-     "continues to the planned step",
+     .help = "train for about this long, such as 10m: chooses model size, batch, steps and learning rate for the "
+     "lowest expected loss, and keeps options that are given. Prints the same run as a command without --for. "
+     "--resume continues to the planned step",
      .min = 1, 10000 * 86400.0, .default_text = "off", .not_with = "steps"},
     RECIPE_TRAINING(ROW)
     {.help = "Evaluation"},

@@ -1,5 +1,5 @@
-// plan.c: chooses settings for this machine: with --for, all that is not given, from the time, the text and the measured
-// speed, and adjusts the steps to the clock before the decay; on a GPU, the micro-batch.
+// plan.c: chooses settings for this machine: with --for, all that is not given, from the time, the text and the
+// measured speed, and adjusts the steps to the clock before the decay; on a GPU, the micro-batch.
 #include "run/plan.h"
 
 #include <limits.h>
@@ -14,8 +14,8 @@
 
 // ---- The law. dev/results/budget.md: how each constant was measured, and its error ----
 
-// Layers, classifier, embedding. Within 4 % in bf16 on Zen 5, for 1 to 8 layers of 64 to 384 channels and vocabularies of
-// 1,024 to 8,192
+// Layers, classifier, embedding. Within 4 % in bf16 on Zen 5, for 1 to 8 layers of 64 to 384 channels and vocabularies
+// of 1,024 to 8,192
 double plan_cost(const TostConfig* c) {
     const double L = c->n_layer, C = c->n_embd, V = c->vocab_size;
     return L * C * (C + 67) + V * (0.043 * C + 5) + 14 * C;
@@ -216,8 +216,8 @@ static void count_text(double losses[NGRAM_ORDERS], Run* r, double n) {
 }
 
 // How hard the text is to predict after `tokens` tokens, as a multiple of the text of plan_loss: by pairs up to PAIRS
-// tokens, by triples from TRIPLES on. Beyond them, the multiple of a text that is long enough grows as it did from PAIRS
-// to TRIPLES. 0: unknown, without validation data
+// tokens, by triples from TRIPLES on. Beyond them, if the text is long enough, the multiple grows as from PAIRS to
+// TRIPLES. 0: unknown, without validation data
 static double difficulty(Run* r, double tokens, double unique) {
     enum { PAIRS = 1 << 20, TRIPLES = 1 << 22 };
     static const double PAIRS_LOSS = 5.17, TRIPLES_LOSS_1M = 4.91, TRIPLES_LOSS = 4.44;   // of that text

@@ -102,15 +102,15 @@ void report_plan(Run* r, double seconds, double epochs, double expected) {
     TextLine loss = {""};
     strftime(clock, sizeof clock, "%a %H:%M:%S", localtime(&end));
     if (expected > 0) loss = text_line("; expected loss %.2f ± %.2f", expected, ERROR * expected);
-    progress_fact(&r->progress, "plan", "%d layers, %d channels, %lld steps, %s tokens, %.3g epochs, until %s%s%s", c->n_layer,
-                  c->n_embd, (long long)recipe->steps, human_count(epochs * (double)recipe->data_tokens).text, epochs,
-                  clock, loss.text, r->engine->free_memory ? "; on a GPU, the choice of the size is extrapolated" : "");
+    progress_fact(&r->progress, "plan", "%d layer%s, %d channels, %lld steps, %s tokens, %.3g epochs, until %s%s%s",
+                  c->n_layer, plural(c->n_layer), c->n_embd, (long long)recipe->steps,
+                  human_count(epochs * (double)recipe->data_tokens).text, epochs, clock, loss.text, r->engine->free_memory ? "; on a GPU, the choice of the size is extrapolated" : "");
     report_command(r);
 }
 
 void report_new_steps(Run* r) {
     progress_end(&r->progress);
-    progress_fact(&r->progress, "steps", "the speed differs from that measured at the start: the run ends after step %lld",
+    progress_fact(&r->progress, "steps", "the speed is not that measured at the start: the run ends after step %lld",
                   (long long)r->recipe.steps);
     report_command(r);
 }
@@ -336,7 +336,8 @@ void report_end(Run* r) {
         progress_fact(p, "val loss", "%.6f after step %lld, best %.6f after step %lld%s", r->info.val_loss,
                       (long long)r->info.val_step, r->info.best_val_loss, (long long)r->info.best_val_step,
                       has_best ? " (best)" : "");
-    if (r->bits_per_byte > 0) progress_fact(p, "bits/byte", "%.4f of the last weights, on the windows of validation", r->bits_per_byte);
+    if (r->bits_per_byte > 0)
+        progress_fact(p, "bits/byte", "%.4f of the last weights, on the windows of validation", r->bits_per_byte);
     if (rose) report_rise(r, has_best ? best.text : NULL);
     if (r->saved_step < 0) progress_fact(p, "saved", "%s (--save-every 0)", has_best ? best.text : "nothing");
     if (r->saved_step < 0) return;

@@ -25,7 +25,7 @@ static bool check_regular(const char* path, TostError* err) {
 
 // Sets *keep to the number of bytes of `text` up to the row of step `done`; 0: there is no row, or not even a complete
 // header. Fails if the rows are not those of consecutive steps up to it. The first one may be of any step: the log may
-// have been moved away. Of step 0, it has no tokens, except in logs of earlier versions, which counted steps from 0.
+// have been moved away. A row of step 0 has 0 tokens, except in logs of earlier versions, which counted from 0.
 static bool find_end(size_t* keep, const char* path, Bytes text, int64_t done, TostError* err) {
     const size_t n = strlen(header);
     const char *line = text.data + n, *end;
