@@ -205,7 +205,7 @@ static size_t spread_tokens(int32_t** ids, ShardStream* s, uint64_t n) {
 
 // Losses of n-gram models (ngram.h) of up to n tokens of the text on the validation data; 0: it cannot be read
 static void count_text(double losses[NGRAM_ORDERS], Run* r, double n) {
-    enum { VAL_TOKENS = 1 << 16 };
+    enum { VAL_TOKENS = 1 << 18 };
     int32_t *text, *val;
     const size_t tokens = spread_tokens(&text, &r->data->source[0].stream, (uint64_t)n);
     const size_t m = spread_tokens(&val, &r->val->source[0].stream, VAL_TOKENS);
@@ -220,7 +220,7 @@ static void count_text(double losses[NGRAM_ORDERS], Run* r, double n) {
 // TRIPLES. 0: unknown, without validation data
 static double difficulty(Run* r, double tokens, double unique) {
     enum { PAIRS = 1 << 20, TRIPLES = 1 << 22 };
-    static const double PAIRS_LOSS = 5.17, TRIPLES_LOSS_1M = 4.91, TRIPLES_LOSS = 4.44;   // of that text
+    static const double PAIRS_LOSS = 5.12, TRIPLES_LOSS = 4.42, GROWTH = 0.904;   // of that text
     const double octaves = log2(tokens / PAIRS), x = fmin(fmax(octaves / 2, 0), 1);
     double all[NGRAM_ORDERS], fewer[NGRAM_ORDERS];
     if (!r->val) return 0;
@@ -229,7 +229,7 @@ static double difficulty(Run* r, double tokens, double unique) {
     const double multiple = pow(pairs, 1 - x) * pow(triples, x);
     if (octaves <= 2 || unique < TRIPLES) return multiple;
     count_text(fewer, r, PAIRS);
-    return multiple * pow(triples / (fewer[2] / TRIPLES_LOSS_1M), octaves / 2 - 1);
+    return multiple * pow(all[2] / fewer[2] / GROWTH, octaves / 2 - 1);
 }
 
 static double unique_tokens(const Run* r) {
