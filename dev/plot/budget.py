@@ -1,4 +1,4 @@
-"""Fits the law of `train --for` to measured runs and plots them: bits per byte against minutes, a line a model.
+"""Fits the law of `train --for` to measured runs and plots both: bits per byte against minutes, a line for each size.
 
     budget.py [dev/results/budget.csv] [--out budget.png]
 
@@ -17,6 +17,8 @@ from cli import command, option_parser, run
 from figure import COLORS, add_options, check_options, matplotlib, style_axes, write
 
 SPEED = 9.68e9   # plan_cost per second
+SIZES = ((1, 128), (2, 128), (2, 192), (2, 256), (3, 256), (3, 384), (4, 512))   # with a line: some of plan_sizes
+BAND = 0.12      # bits per byte
 
 
 def cost(L, C, V):
@@ -49,21 +51,38 @@ def fit(points):
     return best
 
 
-def draw(points, peers):
-    figure = matplotlib().figure.Figure((6.8, 4.3), layout="constrained")
+def draw(points, peers, law):
+    """A line of the law for each size, as far as it lies within BAND of the lowest; dots are runs, of 4,096 tokens in
+    the vocabulary if they are filled."""
+    import numpy as np
+    (a, d, g), (E, A, B), _ = law
+    figure = matplotlib().figure.Figure((7.2, 4.3), layout="constrained")
     axes = figure.subplots()
-    models = sorted({(p.layers, p.channels, p.vocab) for p in points}, key=lambda model: cost(*model))
-    for i, model in enumerate(models):
-        runs = sorted((p.minutes, p.bits_per_byte) for p in points if (p.layers, p.channels, p.vocab) == model)
-        axes.plot(*zip(*runs), marker="o", markersize=4, linewidth=1.2, color=COLORS[i % len(COLORS)],
-                  linestyle=("-", "--", ":")[i // len(COLORS) % 3], label="{:g} × {:g}, {:g}".format(*model))
-    for i, p in enumerate(peers):
-        axes.plot(p.minutes, p.bits_per_byte, marker="*v^sD"[i % 5], color="black", linestyle="none", label=p.program)
+    minutes = np.geomspace(0.2, 60, 100)
+    bits = np.mean([p.bits_per_byte / p.loss for p in points if p.vocab == 4096])
+    curves = []
+    for L, C in SIZES:
+        N, D = 1e-5 * L * C * C, minutes * 60 * SPEED / cost(L, C, 4096)
+        curves.append(bits * (E + A * N ** -a + B * (D / 4e6) ** -d * N ** g))
+    near = np.min(curves, axis=0) + BAND
+    for (L, C), curve, color in zip(SIZES, curves, itertools.cycle(COLORS)):
+        axes.plot(minutes, np.where(curve < near, curve, np.nan), color=color, linewidth=1.2, label=f"{L} × {C}")
+    for p in points:
+        size = (int(p.layers), int(p.channels))
+        color = COLORS[SIZES.index(size) % len(COLORS)] if size in SIZES else "0.6"
+        axes.plot(p.minutes, p.bits_per_byte, marker="o", markersize=4, color=color,
+                  markerfacecolor=color if p.vocab == 4096 else "white")
+    for p, marker in zip(peers, "*v^sDPX"):
+        axes.plot(p.minutes, p.bits_per_byte, marker=marker, color="black", linestyle="none", label=p.program)
+    axes.axvspan(max(p.minutes for p in points), minutes[-1], color="0.95", zorder=0)
+    axes.text(minutes[-1], 2.2, "extrapolated", ha="right", va="top", color="0.4")
     axes.set_xscale("log")
+    axes.set_xticks([0.25, 0.5, 1, 2, 4, 10, 30, 60], minor=False)
+    axes.set_xticks([], minor=True)
     axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
-    axes.set(xlabel="minutes of two cores", ylabel="bits per byte, validation")
+    axes.set(xlabel="minutes of two cores", ylabel="bits per byte, validation", ylim=(None, 2.22))
     style_axes(axes)
-    figure.legend(loc="outside right upper", frameon=False, fontsize=8, title="layers × channels, vocabulary")
+    figure.legend(loc="outside right upper", frameon=False, fontsize=8.5, title="layers × channels")
     return figure
 
 
@@ -77,12 +96,14 @@ def main(arguments):
     with open(args.csv, encoding="utf-8", newline="") as file:
         points = [Point(row) for row in csv.DictReader(file)]
     law = [p for p in points if p.use == "law"]
-    (a, d, g), (E, A, B), errors = fit(law)
+    fitted = fit(law)
+    (a, d, g), (E, A, B), errors = fitted
     print(f"E = {E:.3f}, A = {A:.3f}, B = {B:.3f}; a = {a:.2f}, d = {d:.2f}, g = {g:.2f}")
     print(f"{len(law)} runs; root mean square error {math.sqrt(errors @ errors / len(law)):.4f}")
     for p, error in zip(law, errors):
         print(f"{p.layers:g} × {p.channels:g}, {p.tokens / 1e6:.1f}M tokens: loss {p.loss:.4f}, law {error:+.4f}")
-    write(draw([p for p in points if p.use in ("law", "vocabulary")], [p for p in points if p.use == "peer"]), args)
+    shown = [p for p in points if p.use == "law" or (p.use == "vocabulary" and p.vocab == 8192)]
+    write(draw(shown, [p for p in points if p.use == "peer"], fitted), args)
     print(args.out)
 
 
