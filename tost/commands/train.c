@@ -36,7 +36,7 @@ static int write_shards(const Run* r, const Path* prefix, const StringList* file
 
 // Removes the files of a run that could not start, so that the same command can be given again.
 static void remove_shards(const Run* r) {
-    static const char* const names[] = {"text_train_*.bin", "text_val_*.bin", "text_" TOKENIZER_FILE};
+    static const char* const names[] = {"text_train_*.bin", "text_val_*.bin", ("text_" TOKENIZER_FILE)};
     for (size_t i = 0; i < countof(names); i++) {
         StringList files = {0};
         char* pattern = xstrdup(path_in(r->out.text, names[i]).text);
