@@ -8,8 +8,8 @@
 #include "base/clock.h"
 #include "base/rng.h"
 #include "init.h"
-#include "run/ngram.h"
 #include "ranks/slices.h"
+#include "run/ngram.h"
 #include "run/run.h"
 
 // ---- The law. dev/results/budget.md: how each constant was measured, and its error ----
@@ -42,7 +42,7 @@ static void set(TostRecipe* r, RecipeRow row, double value) {
     if (!recipe_given(r, row)) setting_set(r, &recipe_table[row], value);
 }
 
-// Deeper models are worth their time only when they are wide.
+// Tries a list of sizes. Its narrow models have few layers: with as much time, deeper ones had a higher loss.
 void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
     static const struct { int layers, channels; } sizes[] = {
         {1, 128}, {2, 128}, {2, 192}, {2, 256}, {3, 256}, {3, 320}, {3, 384}, {4, 384}, {4, 448}, {4, 512},
@@ -117,6 +117,7 @@ static const double FIRST_SPEED = 2e9;         // plan_cost per second, a guess 
 
 static double seconds_left(const Run* r) { return r->args->run_for - (now_seconds() - r->progress.began); }
 
+// A step as in train.c, on the same tokens in all micro-batches, without log, signals and progress
 static void one_step(Run* r, TostModel* model, Chunks* chunks, const int32_t* ids, int64_t number) {
     const TostRecipe* recipe = &r->recipe;
     const int64_t n = recipe->total_batch / ((int64_t)recipe->batch * recipe->seq) / comm_size(r->comm);
@@ -247,7 +248,7 @@ bool run_plan(Run* r, TostError* err) {
     if (step == 0) return false;
     double most = (seconds_left(r) - END_SECONDS) / step;
     comm_broadcast(r->comm, &most, sizeof most, 0);
-    plan_steps(recipe, most, unique);
+    plan_steps(recipe, most, unique);   // for val_windows; the steps are fewer by the time of validation
     const double windows = !r->val ? 0 : (double)data_samples(r->val), wanted = (double)recipe->val_windows;
     const double validation = VALIDATIONS * VALIDATION_COST * (wanted > 0 ? fmin(wanted, windows) : windows);
     most -= validation * recipe->seq / (double)recipe->total_batch;
@@ -269,8 +270,8 @@ bool run_plan(Run* r, TostError* err) {
 void run_keep_time(Run* r) {
     static const double TOLERANCE = 0.02;   // of the time
     TostRecipe* recipe = &r->recipe;
-    const int64_t step = r->info.step, start = schedule_decay_start(schedule_of(recipe));
-    const int64_t timed = start / 2;        // about the steps between two validations, so that they contain one
+    const int64_t step = r->info.step, start = schedule_decay_start(schedule_of(recipe)), every = recipe->val_every;
+    const int64_t timed = every > 0 && every < start ? every : start / 2;   // with one validation, if there are any
     if (r->args->run_for == 0 || start >= recipe->steps || timed < 3) return;
     if (step == start - timed) r->timed_from = now_seconds();
     if (step != start || r->timed_from == 0) return;

@@ -83,7 +83,8 @@ void run_keep_time(Run* r);
 
 // ---- folder.c ----
 bool run_folder_is_new(const Run* r, TostError* err);   // fails if the folder already contains a run
-// Opens folder and log, last, so that a run that cannot start writes nothing.
+// Opens folder and log, last, so that a run that cannot start writes nothing but the shards of --text, which
+// command_train removes.
 bool run_open_folder(Run* r, TostError* err);
 bool run_claim_folder(Run* r, TostError* err);   // on rank 0: creates and locks the folder, if that is not done
 

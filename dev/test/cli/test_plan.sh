@@ -15,13 +15,13 @@ run $given $data --for 2s --out timed
 cp stdout printed
 check "the plan: $(grep '^plan' printed)" grep -Eq '^plan  .* steps, .* epochs, until ' printed
 check "what is given stands" grep -q '^model      1 layer, 2 heads, 16 channels' printed
-check "the run ends with a sample" grep -q '^sample after step' printed
+steps=$(sed -n 's/^done: \([0-9]*\) step.*/\1/p' printed)
+check "the run ends with a sample" grep -q "^sample after step $steps:" printed
 check "the learning rate has decayed" [ "$(awk -F, 'NR > 1 { if ($5 > most) most = $5; last = $5 }
     END { print (last < 0.1 * most) }' timed/log.csv)" = 1 ]
 run $(command_of printed) --out plain
 check "the printed command gives the same run" [ "$(training_of timed)" = "$(training_of plain)" ]
 check "and the same weights" same_run timed plain
-steps=$(sed -n 's/^done: \([0-9]*\) step.*/\1/p' printed)
 prints "--resume --out timed" "is finished: $steps of $steps steps"
 
 # A run that is stopped keeps its plan.
