@@ -104,7 +104,8 @@ void report_plan(Run* r, double seconds, double epochs, double expected) {
     if (expected > 0) loss = text_line("; expected loss %.2f ± %.2f", expected, ERROR * expected);
     progress_fact(&r->progress, "plan", "%d layer%s, %d channels, %lld steps, %s tokens, %.3g epochs, until %s%s%s",
                   c->n_layer, plural(c->n_layer), c->n_embd, (long long)recipe->steps,
-                  human_count(epochs * (double)recipe->data_tokens).text, epochs, clock, loss.text, r->engine->free_memory ? "; on a GPU, the choice of the size is extrapolated" : "");
+                  human_count(epochs * (double)recipe->data_tokens).text, epochs, clock, loss.text,
+                  r->engine->free_memory ? "; on a GPU, the choice of the size is extrapolated" : "");
     report_command(r);
 }
 
@@ -213,7 +214,7 @@ static void report_data(Run* r) {
     if (r->val) report_shards(r, "validation", &recipe->val_data, r->val);
     else if (recipe->val_every > 0) progress_fact(p, "validation", "off (no --val-data)");
     if (recipe->keep_best && !recipe_given(recipe, RECIPE_keep_best))
-        progress_fact(p, "best", "kept, as with --keep-best: %s", r->args->run_for > 0 ? "a default of --for"
+        progress_fact(p, "best", "kept, as with --keep-best: %s", r->args->run_for > 0 ? "the default of --for"
                       : text_line("the run reads data more than %d times", FEW_EPOCHS).text);
     if (r->tokenizer)
         progress_fact(p, "tokenizer", "%s: %d tokens", tokenizer_path(r->tokenizer), tokenizer_size(r->tokenizer));
