@@ -1,5 +1,5 @@
 // plan.c: chooses settings for this machine: with --for, all that is not given, from the time, the text and the
-// measured speed, and adjusts the steps to the clock before the decay; on a GPU, the micro-batch.
+// measured speed, and adjusts the steps to the clock during the run; on a GPU, the micro-batch.
 #include "run/plan.h"
 
 #include <limits.h>
@@ -267,24 +267,35 @@ bool run_plan(Run* r, TostError* err) {
 
 // ---- During training ----
 
+// The new end of a wsd run after `step` steps, at least its warm-up: the rate falls from that of now to the same last one.
+void plan_new_steps(TostRecipe* r, int64_t step, int64_t steps) {
+    const Schedule s = schedule_of(r);
+    const double lr = schedule_lr(s, step), from_now = 1 - (double)step / (double)steps;
+    r->decay_frac = step < schedule_decay_start(s) ? fmin(r->decay_frac, from_now) : from_now;
+    r->min_lr_frac *= r->lr / lr;
+    r->lr = lr;
+    r->steps = steps;
+}
+
 void run_keep_time(Run* r) {
     static const double TOLERANCE = 0.02;   // of the time
     TostRecipe* recipe = &r->recipe;
-    const int64_t step = r->info.step, start = schedule_decay_start(schedule_of(recipe)), every = recipe->val_every;
-    const int64_t timed = every > 0 && every < start ? every : start / 2;   // with one validation, if there are any
-    if (r->args->run_for == 0 || start >= recipe->steps || timed < 3) return;
-    if (step == start - timed) r->timed_from = now_seconds();
-    if (step != start || r->timed_from == 0) return;
-    const double each = (now_seconds() - r->timed_from) / (double)timed, left = seconds_left(r) - END_SECONDS;
+    const int64_t step = r->info.step, every = recipe->val_every;
+    const bool can_follow = recipe->schedule == SCHEDULE_WSD && step >= recipe->warmup && recipe->lr > 0;
+    if (r->args->run_for == 0 || every == 0 || step % every != 0) return;
+    const double from = r->timed_from, now = r->timed_from = now_seconds();
+    if (from == 0 || !can_follow) return;
+    const double each = (now - from) / (double)every, left = seconds_left(r) - END_SECONDS;
     const double most = most_tokens(unique_tokens(r)) / (double)recipe->total_batch;
     double steps = (double)recipe->steps;
     if (fabs(left - each * (steps - (double)step)) > TOLERANCE * r->args->run_for)
         steps = floor(fmin((double)step + fmax(left / each, 1), fmax(most, steps)));
     comm_broadcast(r->comm, &steps, sizeof steps, 0);
     if ((int64_t)steps == recipe->steps) return;
-    recipe->steps = r->progress.steps = (int64_t)steps;
-    recipe->decay_frac = 1 - (double)step / steps;
+    const bool in_decay = step > schedule_decay_start(schedule_of(recipe));
+    plan_new_steps(recipe, step, (int64_t)steps);
+    r->progress.steps = recipe->steps;
     key_values_free(&r->info.options);
     r->info.options = recipe_write(recipe);
-    report_new_steps(r);
+    report_new_steps(r, !in_decay);
 }

@@ -16,3 +16,5 @@ void   plan_sizes(TostRecipe* r, double seconds, double speed, double unique);
 // Sets what is not given: steps (at most `most`, fewer if more epochs would not lower the loss), learning rate, schedule,
 // warm-up, and the intervals of validation, samples and checkpoints.
 void   plan_steps(TostRecipe* r, double most, double unique);
+// Moves the end of a wsd run from step `step` on, without a jump of the learning rate
+void   plan_new_steps(TostRecipe* r, int64_t step, int64_t steps);

@@ -109,11 +109,11 @@ void report_plan(Run* r, double seconds, double epochs, double expected) {
     report_command(r);
 }
 
-void report_new_steps(Run* r) {
+void report_new_steps(Run* r, bool repeatable) {
     progress_end(&r->progress);
     progress_fact(&r->progress, "steps", "the speed is not that measured at the start: the run ends after step %lld",
                   (long long)r->recipe.steps);
-    report_command(r);
+    if (repeatable) report_command(r);
 }
 
 // ---- At the start ----

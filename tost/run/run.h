@@ -43,7 +43,7 @@ typedef struct {
     LogFile           log;
     Progress          progress;
     double            longest;         // seconds of the longest step, for --max-time
-    double            timed_from;      // now_seconds() when run_keep_time began to time steps, or 0
+    double            timed_from;      // now_seconds() after the last validation of a run with --for, or 0
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
     bool              best_reset;      // resumed with other validation data than that of the best loss
@@ -77,8 +77,8 @@ void run_free(Run* r);
 // ---- plan.c ----
 void run_choose_batch(Run* r);   // on a GPU: the micro-batch, unless it is given or the run is resumed
 bool run_plan(Run* r, TostError* err);   // --for: completes the recipe, once the data is open
-// Called before each step. Where the decay of the learning rate begins, changes the number of steps if they would not
-// end in time.
+// Called before each step. After a validation, changes the number of steps if they would not end in time, and lets the
+// learning rate decay until then.
 void run_keep_time(Run* r);
 
 // ---- folder.c ----
@@ -119,7 +119,7 @@ void run_warn(Run* r, const char* fmt, ...) PRINTF_LIKE(2, 3);   // one line on 
 TextLine resume_hint(const Run* r);                              // how to resume the run, and from which step
 // seconds: until the end; expected: loss in nats per token, 0: unknown
 void report_plan(Run* r, double seconds, double epochs, double expected);
-void report_new_steps(Run* r);
+void report_new_steps(Run* r, bool repeatable);                  // repeatable: one command trains the same run
 void report_settings(Run* r, const char* device);
 void report_flops(Run* r);                                       // and sets p->peak_tokens_per_s
 void report_validation(Run* r);

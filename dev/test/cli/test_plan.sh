@@ -10,7 +10,8 @@ command_of() { sed -n 's/^command    [^ ]* //p' "$1" | tail -1 | tr -d "'"; }
 
 # ---- --for -----------------------------------------------------------------------------------------------------------
 
-given="$sizes --total-batch 128 --batch 2 --keep 1"   # checkpoints before a change of the steps name others
+# Without validation, the steps stay as planned: otherwise no command repeats a run that a busy machine has slowed down.
+given="$sizes --total-batch 128 --batch 2 --val-every 0 --keep 1"
 run $given $data --for 2s --out timed
 cp stdout printed
 check "the plan: $(grep '^plan' printed)" grep -Eq '^plan  .* steps, .* epochs, until ' printed
@@ -36,7 +37,7 @@ check "a resumed run is the planned one" same_run stopped unstopped
 
 # ---- --text ----------------------------------------------------------------------------------------------------------
 
-run --text long.txt text.txt --for 2s $sizes --total-batch 128 --keep 1 --out mine
+run --text long.txt text.txt --for 2s $given --out mine
 cp stdout printed
 for file in vocab.bpe train_000000.bin val_000000.bin; do
     check "the run has its vocabulary and shards: $(ls mine)" [ -f mine/text_$file ]
@@ -44,7 +45,7 @@ done
 run $(command_of printed) --out again
 check "the printed command gives the same run" same_run mine again
 cp mine/text_vocab.bpe learned.bpe
-prints "--text long.txt --for 2s $sizes --total-batch 128 --tokenizer learned.bpe --out mine --overwrite" \
+prints "--text long.txt --for 2s $given --tokenizer learned.bpe --out mine --overwrite" \
     "the old run is now in mine.1" "tokenizer  learned.bpe"
 execute tost --text "$dir/text.txt" --for 2s --seq 32 --val-windows 9 --keep-best --channels 30 --heads 7 --out no
 check "7 heads of 30 channels: exit status $status" [ $status -eq 1 ]

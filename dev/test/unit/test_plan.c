@@ -85,6 +85,26 @@ static void test_steps(Checks* c) {
     check(c, r.steps > 1 && r.steps < 1e5, "a short text is not read for ever: %d steps", (int)r.steps);
 }
 
+// At any step after the warm-up, a new end leaves the learning rate as it is; then it falls to the last rate.
+static void test_new_steps(Checks* c) {
+    for (int64_t step = 40; step < 1000; step += 49) {
+        for (int64_t steps = step + 1; steps < 4000; steps = steps * 3 / 2 + 1) {
+            TostRecipe r = recipe_small();
+            plan_steps(&r, 1000, LARGE);
+            r.min_lr_frac = 0.01;
+            const Schedule before = schedule_of(&r);
+            plan_new_steps(&r, step, steps);
+            const Schedule after = schedule_of(&r);
+            const double now = schedule_lr(after, step) / schedule_lr(before, step);
+            const double last = schedule_lr(after, steps) / schedule_lr(before, 1000);
+            check(c, r.steps == steps && fabs(now - 1) < 1e-9 && fabs(last - 1) < 1e-9,
+                  "from step %d, end after %d: rate × %.12f, last × %.12f", (int)step, (int)steps, now, last);
+            check(c, schedule_decay_start(after) <= (step > steps / 4 ? step : steps / 4 + 1),
+                  "from step %d, end after %d: decay from %d", (int)step, (int)steps, (int)schedule_decay_start(after));
+        }
+    }
+}
+
 // Between the sizes that the program can learn, more for more text
 static void test_vocabulary(Checks* c) {
     for (double bytes = 1, before = 0; bytes < 1e13; bytes *= 10) {
@@ -118,5 +138,5 @@ static void test_ngram(Checks* c) {
 }
 
 int main(void) {
-    return RUN_TESTS("plan", test_law, test_sizes, test_given, test_steps, test_vocabulary, test_ngram);
+    return RUN_TESTS("plan", test_law, test_sizes, test_given, test_steps, test_new_steps, test_vocabulary, test_ngram);
 }
