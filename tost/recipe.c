@@ -229,7 +229,8 @@ static bool read_setting(TostRecipe* r, const Setting* row, const char* saved, T
     char *copy = xstrdup(saved), *rest = copy;
     bool ok = true;
     setting_clear(r, row);
-    if (row->kind == LIST) for (char* value; ok && (value = strsep(&rest, separator));)
+    if (row->kind == FLAG && strcmp(saved, "1") != 0) ok = tost_error(err, "--%s '%.200s' is not 1", row->name, saved);
+    else if (row->kind == LIST) for (char* value; ok && (value = strsep(&rest, separator));)
         ok = setting_parse(r, row, value, err);
     else ok = setting_parse(r, row, saved, err);
     free(copy);

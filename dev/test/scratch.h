@@ -11,8 +11,10 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 
+#include "base/crc32.h"
 #include "base/files.h"
 #include "base/folder.h"
+#include "base/text.h"
 #include "data/tokenizer.h"
 
 // Checks that a call failed with a one-line message that contains `expected`.
@@ -120,6 +122,10 @@ static inline void replace_in_file(const char* path, const char* from, const cha
     char* at = memmem(b.data, b.size, from, strlen(from));
     must(at && strlen(from) == strlen(to), from, NULL);
     memcpy(at, to, strlen(to));
+    if ((at = memmem(b.data, b.size, "\"header_crc32\":\"", 16))) {   // of a checkpoint: then its checksum is right
+        const TextLine crc = text_line("%08x", (unsigned)crc32_update(0, b.data + 8, (size_t)(at - b.data) - 8));
+        memcpy(at + 16, crc.text, 8);
+    }
     write_bytes(path, b.data, b.size);
     free(b.data);
 }

@@ -282,9 +282,7 @@ static bool loop(Run* r, TostError* err) {
     progress_train(&r->progress, r->info.step, r->recipe.steps, micro_batches(&r->recipe), r->recipe.total_batch);
     LogRow row;
     if (r->info.step == 0 && !before_first_step(r, err)) return false;
-    if (r->info.row && !(log_row_parse(&row, r->info.row) && row.step == r->info.step))
-        return tost_error(err, "%s: __metadata__ 'log_row' is damaged: use another checkpoint", r->weights.text);
-    if (r->info.row && !after_step(r, &row, err)) return false;
+    if (r->info.row && log_row_parse(&row, r->info.row) && !after_step(r, &row, err)) return false;
     while (r->info.step < r->recipe.steps && !run_signal(r) && !r->stopped_by) {
         const double start = now_seconds();
         run_keep_time(r);

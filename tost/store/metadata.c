@@ -5,6 +5,7 @@
 #include <math.h>
 
 #include "base/version.h"
+#include "store/log.h"
 
 static const char option_prefix[] = "option.";
 enum { FORMAT_VERSION = 1 };
@@ -82,8 +83,8 @@ static bool missing(const StFile* f, const char* key, TostError* err) {
 }
 
 static bool malformed(const StFile* f, const char* key, const char* text, TostError* err) {
-    return tost_error(err, "%s: __metadata__ '%s' is '%.80s', which is malformed or not what the tensors have: the "
-                      "file is damaged; use another checkpoint", f->path, key, text);
+    return tost_error(err, "%s: __metadata__ '%s' is '%.80s', which is malformed or contradicts the tensors or "
+                      "other entries: the file is damaged; use another checkpoint", f->path, key, text);
 }
 
 static bool parse_number(uint64_t* out, const char* text, int base, uint64_t max) {
@@ -111,7 +112,7 @@ static bool parse_field(CheckpointInfo* info, const Field* field, const char* te
             return true;
         case LOSS:
             *(double*)at = strtod(text, &end);
-            return end != text && !*end;
+            return end != text && !*end && !isnan(*(double*)at);
         case TEXT:
             *(char**)at = xstrdup(text);
             return true;
@@ -137,6 +138,7 @@ bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
     if (version && strtol(version, NULL, 10) != FORMAT_VERSION)
         return tost_error(err, "%s: format_version %.20s, but this program reads %d: use a newer program", f->path,
                           version, FORMAT_VERSION);
+    LogRow row;
     info->val_loss = info->best_val_loss = INFINITY;
     for (size_t i = 0; i < countof(fields); i++) {
         const Field* field = &fields[i];
@@ -145,6 +147,9 @@ bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
         if (!text && version && required) return missing(f, field->key, err);
         if (text && !parse_field(info, field, text)) return malformed(f, field->key, text, err);
     }
+    if (info->skipped > info->step) return malformed(f, "skipped", st_meta(f, "skipped"), err);
+    if (info->row && !(log_row_parse(&row, info->row) && row.step == info->step))
+        return malformed(f, "log_row", info->row, err);
     info->program = st_meta(f, "program") ? xstrdup(st_meta(f, "program")) : NULL;
     for (int i = 0; i < f->meta.count; i++) {
         const KeyValue* m = &f->meta.entry[i];

@@ -6,6 +6,7 @@
 #include "base/folder.h"
 #include "base/json.h"
 #include "base/platform.h"
+#include "base/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -17,6 +18,7 @@
 
 enum { HEADER_MAX = 100000000, CRC_BLOCK = 1 << 18 };   // bytes; HEADER_MAX is the format's limit
 enum { MAX_META = 1 << 12 };                            // metadata of a file: searches are linear
+static const char header_crc[] = "\"header_crc32\":\"";   // followed by the CRC-32 of the header before it
 
 static const struct { const char* name; size_t size; } dtypes[ST_DTYPES] = {
     [ST_F64] = {"F64", 8}, [ST_F32] = {"F32", 4}, [ST_F16] = {"F16", 2}, [ST_BF16] = {"BF16", 2},
@@ -166,6 +168,16 @@ static bool sort_by_name(StFile* f, TostError* err) {
     return true;
 }
 
+// Files of other programs and of earlier versions have no checksum of the header.
+static bool check_header_crc(const StFile* f, const char* text, size_t n, TostError* err) {
+    const char* end = memmem(text, n, header_crc, strlen(header_crc));
+    if (!end) return true;
+    const TextLine actual = text_line("%08" PRIx32, crc32_update(0, text, (size_t)(end - text)));
+    return strncmp(end + strlen(header_crc), actual.text, 8) == 0   // a closing quote ends a shorter one
+        || tost_error(err, "%s: CRC-32 of the metadata is %s, expected another: the file is damaged; use another "
+                      "checkpoint", f->path, actual.text);
+}
+
 static bool parse_header(StFile* f, TostError* err) {
     size_t n = (size_t)f->data_start - 8;
     char* text = xmalloc(n);
@@ -174,7 +186,8 @@ static bool parse_header(StFile* f, TostError* err) {
     if (ok) {
         Json j = json_open(text, n, err);
         j.strict = true;
-        ok = parse_entries(&j, f, buffer) || tost_error(err, "%s: header: %s", f->path, err->text);
+        ok = (parse_entries(&j, f, buffer) || tost_error(err, "%s: header: %s", f->path, err->text))
+             && check_header_crc(f, text, n, err);
     }
     free(buffer);
     free(text);
@@ -308,7 +321,7 @@ static void put_header(StWriter* w, FILE* out, const StTensor* tensors, int n_te
         json_write_string(out, meta->entry[i].value, strlen(meta->entry[i].value));
         fputc(',', out);
     }
-    fputs("\"crc32\":\"", out);
+    fprintf(out, "%s00000000\",\"crc32\":\"", header_crc);
     w->crc_at = (long)sizeof(uint64_t) + ftell(out);
     fputs("00000000\"}", out);
     for (int i = 0; i < n_tensors; i++) {
@@ -338,6 +351,8 @@ bool st_begin(StWriter* w, const char* path, const StTensor* tensors, int n_tens
     FILE* header = open_memstream(&text, &n);
     put_header(w, header, tensors, n_tensors, meta);
     fclose(header);
+    char* end = strstr(text, header_crc);
+    memcpy(end + strlen(header_crc), text_line("%08" PRIx32, crc32_update(0, text, (size_t)(end - text))).text, 8);
     const uint64_t length = (n + 7) / 8 * 8;   // aligns tensor data to 8 bytes
     const bool ok = fwrite(&length, sizeof length, 1, w->out) == 1 && fprintf(w->out, "%-*s", (int)length, text) >= 0;
     free(text);

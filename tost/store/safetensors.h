@@ -41,9 +41,9 @@ bool st_read_f32(const StFile* f, const StTensor* t, float* out, TostError* err)
 bool st_read_finite(const StFile* f, const StTensor* t, float min, float* out, TostError* err);
 bool st_crc32(const StFile* f, uint32_t* crc, TostError* err);          // of all tensor data
 
-// Writing: declare all tensors and metadata, then append the tensors' bytes in that order, then end. The CRC-32 of
-// the tensor bytes is stored in __metadata__ as "crc32" (8 hexadecimal digits), which meta must not have. Tensor data
-// starts at a multiple of 8. In metadata, bytes that are not UTF-8 become U+FFFD.
+// Writing: declare all tensors and metadata, then append the tensors' bytes in that order, then end. __metadata__ gets
+// the CRC-32 of the tensor bytes as "crc32" (8 hexadecimal digits), that of the header before it as "header_crc32";
+// meta must have neither. Tensor data starts at a multiple of 8. In metadata, bytes that are not UTF-8 become U+FFFD.
 
 typedef struct {
     Path      path;

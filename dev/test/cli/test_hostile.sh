@@ -6,10 +6,12 @@
 . "$(dirname "$0")/../lib.sh"
 sizes="--layers 1 --heads 2 --channels 4 --block-size 8 --vocab-size 257 --batch 2 --total-batch 16 --val-every 0"
 
-# add_metadata FILE TEXT: inserts entries, "key":"value", …, at the start of a safetensors file's __metadata__.
+# add_metadata FILE TEXT: inserts entries, "key":"value", …, at the start of a safetensors file's __metadata__, whose
+# checksum gets another name.
 add_metadata() {
     length=$(od -An -tu8 -N8 "$1")
-    { little 8 $((length + $(printf '%s' "$2" | wc -c))); printf '{"__metadata__":{%s' "$2"; tail -c +26 "$1"; } >edited
+    { little 8 $((length + $(printf '%s' "$2" | wc -c))); printf '{"__metadata__":{%s' "$2"; tail -c +26 "$1"; } |
+        sed 's|"header_|"Header_|' >edited
     mv edited "$1"
 }
 # replace_metadata RUN TEXT: the entries of step 2 take the place of its tokenizer and data.

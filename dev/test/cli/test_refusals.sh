@@ -24,8 +24,9 @@ unset -f tost   # the link, which gives messages a short name
 poke() { printf "$3" | dd of="$1" bs=1 seek="$2" conv=notrunc 2>/dev/null; }
 # cut_to FILE BYTES: keeps the first BYTES bytes.
 cut_to() { head -c "$2" "$1" >cut.tmp && mv cut.tmp "$1"; }
-# replace FILE FROM TO: sed s/FROM/TO/, also for binary files. The length of a safetensors header must not change.
-replace() { sed "s/$2/$3/" "$1" >replace.tmp && mv replace.tmp "$1"; }
+# replace FILE FROM TO: sed s/FROM/TO/, also for binary files. The length of a safetensors header must not change; its
+# checksum gets another name.
+replace() { sed "s/$2/$3/; s/\"header_crc32/\"Header_crc32/" "$1" >replace.tmp && mv replace.tmp "$1"; }
 # corrupt FILE: sets its last float to NaN.
 corrupt() { poke "$1" $(($(wc -c <"$1") - 4)) '\377\377\377\377'; }
 # overflow FILE: sets its last four floats to 3.4e38.

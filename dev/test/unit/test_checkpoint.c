@@ -444,6 +444,8 @@ static const struct { const char *what, *file, *from, *to, *error; } damages[] =
     {"a negative step", MODEL_FILE, "\"step\":\"77\"", "\"step\":\"-7\"", "'step' is '-7'"},
     {"a count over 2^62 - 1", MODEL_FILE, "4611686018427387903", "4611686018427387904", "'data_sample' is '46"},
     {"no loss", MODEL_FILE, "loss\":\"3.1415", "loss\":\"low...", "'best_val_loss' is 'low"},
+    {"a loss that is not a number", MODEL_FILE, "3.1415926535897931", "nan(1234567890123)", "is 'nan("},
+    {"more skipped than done", MODEL_FILE, "\"skipped\":\"77\"", "\"skipped\":\"99\"", "'skipped' is '99'"},
     {"a malformed hash", MODEL_FILE, "00c0ffee", "00c0ffez", "'tokenizer_hash'"},
     {"an option missing in one file", OPTIMIZER_FILE, "option.lr", "nottin.lr", "different checkpoints"},
     {"moments with another CRC-32", OPTIMIZER_FILE, "\x31\x08\xe0\x40", "\x32\x08\xe0\x40", "CRC-32"},   // 7.001
@@ -550,7 +552,7 @@ static void test_every_byte(Checks* c) {
                     : !err.text[0] || strchr(err.text, '\n');
         checkpoint_info_free(&info);
     }
-    check(c, wrong == 0 && accepted > 0 && accepted < 1000, "%d of %zu changed files misread, %d accepted", wrong,
+    check(c, wrong == 0 && accepted > 0 && accepted < 30, "%d of %zu changed files misread, %d accepted", wrong,
           good.size, accepted);
     free(good.data);
     fake_destroy(m);
