@@ -172,7 +172,8 @@ TextLine choice_name(const char* choices, int n);   // the nth name in "a|b|c"; 
 #define RECIPE_FILES(X)      /* known after the start; not options */ \
     X(init_file, "init-file", FIXED, STRING, "", 0, 0)   /* the model file of --init; NULL: none */ \
     X(data_tokens, "data-tokens", FIXED, INT64, "", 0, 9e15)   /* of the training shards; 0: not known */ \
-    X(data_crc, "data-blocks-crc", FIXED, INT64, "", 0, UINT32_MAX)
+    X(data_crc, "data-blocks-crc", FIXED, INT64, "", 0, UINT32_MAX) \
+    X(val_crc, "val-blocks-crc", FIXED, INT64, "", 0, UINT32_MAX)
 
 #define TOST_RECIPE(X) \
     RECIPE_PRESET(X) RECIPE_START(X) RECIPE_DATA(X) RECIPE_TRAINING(X) RECIPE_VALIDATION(X) \

@@ -315,7 +315,7 @@ def find_model(path):
         raise FileNotFoundError(f"{path}: no complete checkpoint (step_N/model.safetensors and "
                                 "optimizer.safetensors) in this folder")
     newest, best = max(steps)[1] / "model.safetensors", path / "best/model.safetensors"
-    if best.is_file() and validation_loss(best) < validation_loss(newest):
+    if best.is_file() and validation_loss(best) < validation_loss(newest) < math.inf:
         print(f"using {best.parent}: its validation loss is lower than that of {newest.parent.name}", file=sys.stderr)
         newest = best
     return newest

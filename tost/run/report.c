@@ -244,8 +244,9 @@ void report_settings(Run* r, const char* device) {
     report_model(r);
     report_data(r);
     if (changed.text[0])
-        progress_fact(&r->progress, "changed", "%s%s%s", changed.text, rise_of_rate(r).text,
-                      r->best_reset ? "; the best validation loss is reset, since validation changed" : "");
+        progress_fact(&r->progress, "changed", "%s%s", changed.text, rise_of_rate(r).text);
+    if (r->best_reset)
+        progress_fact(&r->progress, "best", "reset: the validation data or the number of windows changed");
 }
 
 void report_flops(Run* r) {

@@ -102,6 +102,9 @@ static bool open_data(Run* r, TostError* err) {
                         (uint64_t)recipe->seed, err);
     if (!r->data || !check_run_shards(r, r->data, err)) return false;
     recipe_take_samples(recipe, data_samples(r->data));
+    if (recipe->epochs > 0 && recipe->steps < r->info.step)
+        return tost_error(err, "--epochs %g is step %lld, but %s has done %lld: give more", recipe->epochs,
+                          (long long)recipe->steps, r->out.text, (long long)r->info.step);
     const int ids = r->tokenizer ? tokenizer_size(r->tokenizer) : recipe->config.vocab_size;
     for (int k = 0; k < r->data->n; k++)
         warn_of_ids(&r->data->source[k].stream, ids, r->tokenizer);
@@ -122,6 +125,7 @@ static bool open_val_data(Run* r, TostError* err) {
     r->val = data_open(&recipe->val_data, recipe->seq, (uint32_t)recipe->config.vocab_size, ORDER_SEQUENTIAL, 0, err);
     if (r->val && r->val->n > 1)
         return tost_error(err, "--val-data %s: validation has no weights: leave them out", recipe->val_data.strings[0]);
+    if (r->val) recipe->val_crc = (int64_t)data_crc(r->val);
     return r->val && check_run_shards(r, r->val, err);
 }
 

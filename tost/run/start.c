@@ -106,17 +106,24 @@ static bool differs(const KeyValues* a, const KeyValues* b, const char* key) {
     return x && y ? strcmp(x, y) != 0 : x != y;
 }
 
+// Whether the losses of a checkpoint were measured on other tokens. Checkpoints of earlier versions lack val-windows or
+// have only the names of the shards, which are also compared if the run does not validate.
+static bool other_validation(const Run* r, const KeyValues* then) {
+    const bool known = r->val && key_values_find(then, "val-blocks-crc");
+    return differs(then, &r->info.options, known ? "val-blocks-crc" : "val-data")
+        || differs(then, &r->info.options, "val-windows");
+}
+
 // Takes the best validation loss from the model saved as best: a killed run may have saved a better one after its last
-// checkpoint. Resets the loss if it was measured on other tokens.
+// checkpoint. Forgets losses that were measured on other tokens.
 static void find_best(Run* r) {
     CheckpointInfo best = {0}, *info = &r->info;
     StFile f = {0};
     const bool saved = r->recipe.keep_best
                        && checkpoint_open(&f, &best, path_in(r->out.text, BEST_FOLDER).text, &(TostError){0});
-    const KeyValues *then = saved ? &best.options : &r->resumed, *now = &info->options;
-    const bool windows = key_values_find(then, "val-windows");   // not in checkpoints with the option val-batches
-    const bool other = differs(then, now, "val-data") || (windows && differs(then, now, "val-windows"));
+    const bool other = other_validation(r, saved ? &best.options : &r->resumed);
     r->best_reset = other && isfinite(info->best_val_loss);
+    if (other_validation(r, &r->resumed)) info->val_loss = INFINITY, info->val_step = 0;
     if (other || (saved && best.best_val_loss < info->best_val_loss)) {
         info->best_val_loss = other ? INFINITY : best.best_val_loss;
         info->best_val_step = other ? 0 : best.best_val_step;

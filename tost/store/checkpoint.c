@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <float.h>
 #include <inttypes.h>
+#include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -161,7 +162,7 @@ bool checkpoint_open_best(StFile* model_file, CheckpointInfo* info, const char* 
     if (!checkpoint_open(model_file, &newest, path, err)) return false;
     st_close(model_file);
     bool ok = checkpoint_open(model_file, info, best.text, err);
-    if (ok && info->val_loss < newest.val_loss) {
+    if (ok && isfinite(newest.val_loss) && info->val_loss < newest.val_loss) {   // else best may be of other data
         print_warning("using %s, validation loss %.6f after step %" PRId64 ", instead of step_%08" PRId64 ", %.6f",
                       best.text, info->val_loss, info->step, newest.step, newest.val_loss);
     } else if (ok) {

@@ -382,8 +382,12 @@ static void test_kills(Checks* c) {
     hooks[0] = (Hook){EVALUATING, 13, kill_process};
     check_run(c, run(BEST "--out torn"), 1000 + SIGKILL, 0, NULL, "killed in the last validation");
     replace_text("torn/step_00000012", "\"log_row\":\"12,", "\"log_row\":\"13,");
+    must(truncate("torn/log.csv", 9999) == 0, "truncate", NULL);   // longer
     check_run(c, run("--resume --out torn"), 1, 1, "torn/step_00000012/model.safetensors: __metadata__ 'log_row'",
               "the row of another step");
+    const Bytes log = bytes_of("torn/log.csv");
+    check(c, log.size == 9999, "the log is unchanged");
+    free(log.data);
     int at = 1;
     while (kill_at(c, GET, at, 0)) at += 11;   // before, in and between the saves of best and checkpoint
     check(c, at > 300, "%d kills in saves", at / 11);
@@ -637,6 +641,13 @@ static void test_rise(Checks* c) {
     check_output(c, run(RISING "--steps 40 --out rises"),
                  text_line("%s--steps 20 or --keep-best would have given a better model", rose).text, advice, "rises");
     hooks[0] = worse;
+    check_output(c, run("--resume --steps 41 --keep-best --out rises"), "best       step 20 is not kept", "(best)",
+                 "a best that is lost");
+    hooks[0] = worse;
+    free_outcome(run(RISING "--steps 40 --save-every 20 --out saved"));
+    check_output(c, run("--resume --steps 41 --keep-best --out saved"), "best       step 20 is kept", NULL, "a best");
+    check(c, same_file("saved/best", "saved/step_00000020", MODEL_FILE), "it is the checkpoint of its step");
+    hooks[0] = worse;
     check_output(c, run(RISING "--steps 40 --keep-best --out rises3"), text_line("%suse rises3/best, ", rose).text,
                  advice, "rises, with --keep-best");
     hooks[0] = worse;
@@ -677,7 +688,7 @@ static void test_epochs(Checks* c) {
 
 // A best loss that was measured on other validation data does not count.
 static void test_other_validation(Checks* c) {
-    static const char reset[] = "the best validation loss is reset";
+    static const char reset[] = "best       reset: the validation data or the number of windows changed";
     write_shard("high.bin", 150, 0, STEPS);
     check_run(c, run(BEST_EVERY "4 --steps 4 --out judged"), 0, 0, NULL, "first run");
     check_output(c, run("--resume --steps 8 --out judged"), NULL, reset, "the same validation");
@@ -690,8 +701,19 @@ static void test_other_validation(Checks* c) {
     check_output(c, o, reset, NULL, "other windows");
     replace_text("judged/best", "val-windows", "val-batches");   // as in checkpoints of older versions
     replace_text("judged/step_00000016", "val-windows", "val-batches");
-    check_output(c, run("--resume --steps 20 --out judged"), "--val-batches 4 (not in this version)", reset,
-                 "windows of another version");
+    o = run("--resume --steps 20 --out judged");
+    check(c, strstr(o.out, "--val-batches 4 (not in this version)") != NULL, "another version: %s", o.out);
+    check_output(c, o, reset, NULL, "windows of another version");
+    write_shard("twin.bin", 150, 0, STEPS);
+    check_output(c, run("--resume --steps 24 --out judged --val-data twin.bin"), "twin.bin instead", reset, "a copy");
+    write_shard("twin.bin", 0, 0, STEPS);
+    hooks[0] = (Hook){TRAINING, 2, interrupt};
+    o = run("--resume --steps 40 --out judged");
+    check(c, strstr(o.out, reset) && !strstr(o.out, "val loss"), "other data, same name: %s", o.out);
+    check_run(c, o, 130, 2, NULL, "interrupted before a validation");
+    o = run("--resume --steps 26 --val-every 0 --out judged");
+    check(c, !strstr(o.out, "val loss"), "the old loss is not shown later: %s", o.out);
+    check_output(c, o, NULL, reset, "nothing to reset");
 }
 
 // A rate that rises after the decay, and the option with which it does not.
