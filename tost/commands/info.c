@@ -106,7 +106,6 @@ static RunRow* find_runs(int* count, const char* folder) {
         if (checkpoint_open(&f, &row.info, run.text, &why)) {
             st_close(&f);
             row.name = xstrdup(row.name);
-            if (isnan(row.info.val_loss)) row.info.val_loss = INFINITY;   // of a damaged file: sorting needs an order
             row.seconds = training_seconds(run.text, row.info.step);
             rows = xgrow(rows, (size_t)*count, sizeof row);
             rows[(*count)++] = row;
@@ -140,21 +139,24 @@ static void show_run(JsonFile* json, const RunRow* row, int width) {
     json_put_close(json, '}');
 }
 
+static void show_runs(JsonFile* json, const RunRow* rows, int count) {
+    int width = 3;
+    for (int i = 0; i < count; i++) width = (int)fmax(width, (double)strlen(rows[i].name));
+    printf("val loss: last of the newest checkpoint; seconds: of training steps\n%-*s %8s %8s %10s %8s %8s %9s  %s\n",
+           width, "run", "steps", "tokens", "val loss", "seconds", "lr", "optimizer", "model; validation data");
+    json_put_open(json, "runs", '[');
+    for (int i = 0; i < count; i++) show_run(json, &rows[i], width);
+    json_put_close(json, ']');
+}
+
 static bool info_runs(const Options* o, RunRow* rows, int count, TostError* err) {
     JsonFile json = {0};
-    int width = 3;
     const bool ok = json_file_open(&json, o->json, "info", o->force, err);
-    for (int i = 0; i < count; i++) width = (int)fmax(width, (double)strlen(rows[i].name));
-    if (ok) printf("val loss: the last one of the newest checkpoint; seconds: of training steps\n%-*s %8s %8s %10s %8s "
-                   "%8s %9s  %s\n", width, "run", "steps", "tokens", "val loss", "seconds", "lr", "optimizer",
-                   "model; validation data");
-    json_put_open(&json, "runs", '[');
+    if (ok) show_runs(&json, rows, count);
     for (int i = 0; i < count; i++) {
-        if (ok) show_run(&json, &rows[i], width);
         checkpoint_info_free(&rows[i].info);
         free(rows[i].name);
     }
-    json_put_close(&json, ']');
     free(rows);
     return json_file_close(&json, ok, err) && ok;
 }
@@ -168,31 +170,35 @@ static void show_difference(const char* name, const char* first, const char* sec
     }
 }
 
-// Prints the settings that differ between two runs.
+// Prints what two runs reached, and the settings that differ, also those that one of them lacks.
 static bool info_two_runs(const Options* o, TostError* err) {
     LoadedModel m[2] = {{0}};
+    RunRow run[2];
     TostRecipe recipe[2];
     bool ok = true;
     for (int k = 0; k < 2; k++) {
-        recipe[k] = tost_presets[0];
-        ok = ok && loaded_model_find(&m[k], o->files[k], NULL, err)
-             && recipe_read(&recipe[k], &m[k].info.options, m[k].file, err);
+        ok = ok && loaded_model_find(&m[k], o->files[k], NULL, err);
+        run[k] = (RunRow){.name = o->files[k], .info = m[k].info};
+        if (ok) run[k].seconds = training_seconds(path_above(path_above(m[k].file).text).text, m[k].info.step);
         recipe[k].config = m[k].info.config;
     }
+    const KeyValues *first = &m[0].info.options, *second = &m[1].info.options;
+    if (ok) show_runs(&(JsonFile){0}, run, 2);
     if (ok) print_line(stdout, "%-14s %s | %s", "option", o->files[0], o->files[1]);
-    for (int i = 0; ok && i < RECIPE_ROWS; i++) {
-        const Setting* row = &recipe_table[i];
-        char *first = setting_text(&recipe[0], row), *second = setting_text(&recipe[1], row);
-        if (i != RECIPE_epochs && i != RECIPE_data_tokens && i != RECIPE_data_crc)
-            show_difference(i == RECIPE_init_file ? "init" : row->name, first, second);
-        free(first);
-        free(second);
+    for (int i = 0; ok && i < RECIPE_SIZES; i++) {
+        char *a = setting_text(&recipe[0], &recipe_table[i]), *b = setting_text(&recipe[1], &recipe_table[i]);
+        show_difference(recipe_table[i].name, a, b);
+        free(a);
+        free(b);
+    }
+    for (int i = 0; ok && i < first->count + second->count; i++) {
+        const char* key = i < first->count ? first->entry[i].key : second->entry[i - first->count].key;
+        const bool shown = i >= first->count && key_values_find(first, key);
+        if (!shown && !strstr(key, "crc") && strcmp(key, "data-tokens") != 0)
+            show_difference(key, key_values_find(first, key), key_values_find(second, key));
     }
     if (ok) show_difference("tokenizer", m[0].info.tokenizer, m[1].info.tokenizer);
-    for (int k = 0; k < 2; k++) {
-        recipe_free(&recipe[k]);
-        loaded_model_free(&m[k]);
-    }
+    for (int k = 0; k < 2; k++) loaded_model_free(&m[k]);
     return ok;
 }
 
