@@ -111,7 +111,7 @@ $(BUILD)/tost/base/processor.o: private override ARCH :=
 $(BUILD)/tost/base/processor.o: private override CFLAGS := $(filter-out -march=% -mcpu=%,$(CFLAGS))
 
 # The version in CITATION.cff and the commit, with "+" if files differ from it. Keeps the commit if git cannot read the
-# repository, as in `sudo make`; without a repository there is none.
+# repository, as in `sudo make`; without a repository there is none. The program adds what may change the last bits.
 $(BUILD)/version: FORCE
 	@mkdir -p $(@D); number=$$(sed -n 's/^version: *//p' CITATION.cff); commit=; \
 	if [ -e .git ]; then commit=$$(git rev-parse --short=10 HEAD 2>/dev/null) || { [ ! -s $@ ] || exit 0; }; \
@@ -119,7 +119,8 @@ $(BUILD)/version: FORCE
 	version="$$number$${commit:+ ($$commit)}"; \
 	[ "$$(cat $@ 2>/dev/null)" = "$$version" ] || echo "$$version" > $@
 $(BUILD)/tost/base/version.o: $(BUILD)/version
-$(BUILD)/tost/base/version.o: private TOST_CFLAGS += -DTOST_VERSION='"$(shell cat $(BUILD)/version)"'
+$(BUILD)/tost/base/version.o: private TOST_CFLAGS += -DTOST_VERSION='"$(strip \
+    $(shell cat $(BUILD)/version) $(filter AVX512F AVX512BF16 FMA,$(BUILT_FOR)))"'
 
 # Both files change only when the flags do. build/variant relinks the programs when the variant changes.
 build/variant: FORCE

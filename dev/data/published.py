@@ -70,6 +70,9 @@ def build(args):
     lines = read_lines(args.name, find_files([args.source] if args.source else [fetch_corpus(CORPORA[args.name])]))
     if not any(lines):
         raise ValueError(f"{args.source or args.name}: no text")
+    if args.name == "wikitext2" and any("<unk>" in line for line in lines):
+        raise ValueError(f"{args.source or args.name}: has <unk>, as wiki.test.tokens has: give "
+                         "wiki.test.raw")
     if args.name == "lambada" and any(line != line.lower() for line in lines):
         raise ValueError(f"{args.source or args.name}: has capital letters: the original test set is in lower case; "
                          "this may be OpenAI's version, for evalset.py lambada")

@@ -140,7 +140,8 @@ static bool add_matches(StringList* out, const char* pattern, TostError* err) {
     if (strstr(pattern, "**"))
         return tost_error(err, "%s: ** does not descend into folders: give a pattern for each depth, such as 'a/*.bin' "
                           "'a/*/*.bin'", pattern);
-    if (find_matches(&g, pattern) != 0) return tost_error(err, "%s: no file matches", pattern);
+    if (find_matches(&g, pattern) != 0) return tost_error(err, "%s: no file matches%s", pattern, strchr(pattern, ':')
+        ? "; a weight must be a decimal number above 0, and is only for --data of train" : "");
     for (size_t i = 0; i < g.gl_pathc; i++) add_string(out, xstrdup(g.gl_pathv[i]));
     globfree(&g);
     return true;

@@ -238,7 +238,7 @@ static void report(JsonFile* json, const Evaluation* e, double seconds) {
                    loss = json_figure_real(json, "loss", value, "%.6f nats/token"),
                    error = json_figure_real(json, "loss_95", ratio_error(&e->loss),
                                             " ± %.6f (95%%, windows as samples)"),
-                   perplexity = json_figure_real(json, "perplexity", exp(value), "%.4f"),
+                   perplexity = json_figure_real(json, "perplexity", exp(value), value < 20 ? "%.4f" : "%.4g"),
                    per_byte = json_figure_real(json, "bits_per_byte", bits, "%.6f");
     json_put_int(json, "bytes", (int64_t)e->text.bytes);
     json_put_int(json, "words", (int64_t)e->text.words);

@@ -304,8 +304,8 @@ static void report_metric(JsonFile* json, const TaskRun* r, size_t m) {
 
 static void report_perplexity(JsonFile* json, const char* name, const char* key, const Ratio* r, const char* about) {
     const double value = ratio_value(r), error = ratio_error(r);
-    printf("%-20s  %s", name, json_figure_real(json, key, exp(value), "%.4f").text);
-    if (isfinite(error)) printf("  (95%%: %.4f to %.4f)", exp(value - error), exp(value + error));
+    printf("%-20s  %s", name, json_figure_real(json, key, exp(value), "%.6g").text);
+    if (isfinite(error)) printf("  (95%%: %.6g to %.6g)", exp(value - error), exp(value + error));
     printf("%s\n", about);
 }
 

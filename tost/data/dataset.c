@@ -40,7 +40,8 @@ StringList data_globs(double* weight, const StringList* globs) {
     StringList out = {0};
     for (int k = 0; k < globs->count; k++) {
         char *glob = xstrdup(globs->strings[k]), *colon = path_exists(glob) ? NULL : strrchr(glob, ':'), *end = colon;
-        const double value = colon ? strtod(colon + 1, &end) : 0;
+        const bool decimal = colon && !colon[1 + strspn(colon + 1, "0123456789.eE+-")];
+        const double value = decimal ? strtod(colon + 1, &end) : 0;
         const bool weighted = value > 0 && value < 1e300 && !*end;
         if (weighted) *colon = 0;
         if (weight) weight[k] = weighted ? value : 0;

@@ -9,6 +9,7 @@
 #include "base/folder.h"
 #include "base/memory.h"
 #include "base/platform.h"
+#include "base/say.h"
 #include "data/formats.h"
 
 // ---- Formats ----
@@ -253,6 +254,9 @@ static Shard* enter_shard(ShardStream* s, int k) {
 static bool add_shard(ShardStream* s, int64_t* bytes, const char* path, TostError* err) {
     Shard* shard = enter_shard(s, s->count);
     if (!shard_open(shard, path, err)) return false;
+    for (const Shard* old = s->shards; old < shard && s->count < 1000; old++)   // of more shards, it would take long
+        if (old->file.st_dev == shard->file.st_dev && old->file.st_ino == shard->file.st_ino)
+            print_warning("%s and %s are the same file: its tokens count twice", old->path, path);
     s->count++;
     s->start[s->count] = s->start[s->count - 1] + shard->n_tokens;
     *bytes += shard->file.st_size;

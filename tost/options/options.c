@@ -68,8 +68,8 @@ const Setting option_table[OPTION_ROWS] = {
      .help = "write shards PREFIX_train_000000.bin … and PREFIX_val_000000.bin …, and PREFIX_vocab.bpe for train",
      .default_text = required},
     {"resume", TRAIN, FLAG, AT(resume), "",
-     .help = "continue from the newest checkpoint in --out (by default the newest run in out/), bit by bit",
-     .not_with = "overwrite"},
+     .help = "continue from the newest checkpoint in --out (by default the newest run in out/), bit by bit "
+     "with the same version on the same kind of processor", .not_with = "overwrite"},
     {"overwrite", TRAIN, FLAG, AT(overwrite), "",
      .help = "if --out has a run: rename its folder to DIR.1, DIR.2, …, and start a new one", .needs = "out"},
     {"val-frac", TOKENIZE, REAL, AT(val_frac), "X",
@@ -308,16 +308,19 @@ bool options_derive(TostRecipe* r, const Options* o, TostError* err) {
     if (!recipe_given(r, RECIPE_parts)) r->parts = o->resume ? 1 : o->ranks;
     if (!parts_check(r->parts, o->ranks, err)) return false;
     const bool total_given = recipe_given(r, RECIPE_total_batch);   // otherwise, batch and total_batch are defaults
-    const int64_t part_seq = (int64_t)r->seq * r->parts, wanted = r->total_batch;
-    if (!recipe_given(r, RECIPE_batch) && (total_given || r->parts > 1 || wanted != preset->total_batch)
-        && wanted % part_seq == 0)
-        while (wanted / part_seq % r->batch != 0) r->batch--;
+    const int64_t part_seq = (int64_t)r->seq * r->parts;
+    int64_t wanted = r->total_batch;
+    if (!recipe_given(r, RECIPE_batch) && (total_given || r->parts > 1 || wanted != preset->total_batch)) {
+        if (!total_given && r->parts > 1) wanted = (wanted + part_seq - 1) / part_seq * part_seq;
+        while (wanted % part_seq == 0 && wanted / part_seq % r->batch != 0) r->batch--;
+    }
     if (!recipe_check_pass(r->batch, r->seq, 0, err)) return false;
     const int64_t pass = r->batch * part_seq, passes = wanted / pass, rest = wanted % pass;
     if (!total_given) r->total_batch = (passes + (rest > 0)) * pass;
     else if (rest != 0)
-        return tost_error(err, "--total-batch %lld is not a multiple of batch × seq × parts = %d × %d × %d: use %lld",
-                          (long long)wanted, r->batch, r->seq, r->parts, (long long)((passes + 1) * pass));
+        return tost_error(err, "--total-batch %lld is not a multiple of batch × seq × parts = %d × %d × %d: %s",
+                          (long long)wanted, r->batch, r->seq, r->parts, o->resume ? "leave out --batch and --parts"
+                          : text_line("use %lld", (long long)((passes + 1) * pass)).text);
     return true;
 }
 

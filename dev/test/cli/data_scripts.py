@@ -96,6 +96,8 @@ def check_published():
     check("published.py wikitext2: each line alone, with <|endoftext|>",
           tokens("published/wikitext2_test_000000.bin") == uint16(
               end, *a_line, end, end, *b_line, end))
+    write("wiki.test.tokens", " \n = A = \n \n b <unk> \n")
+    refused("wiki.test.tokens: has <unk>", "published.py wikitext2 --from wiki.test.tokens --out published2", *BYTES)
     write("ptb.test.txt", " b c \n b\n")
     made("published.py ptb --from ptb.test.txt --out published", *BYTES)
     check("published.py ptb: lines without line breaks",

@@ -36,6 +36,11 @@ check "CPPFLAGS is used to compile" grep -q -e '-Dmarked .*-c train_gpt_tost.c' 
 check "LDFLAGS is used to link" grep -q -e '-o train_gpt_tost .*-Lmarked' stdout
 check "AR is used" grep -q -e 'marked rcs ' stdout
 
+if [ "$(uname -m)" = x86_64 ]; then
+    execute "$(command -v gmake || echo make)" -C "$repo" -nB V=1 CC=cc CUDA=0 ARCH=-mfma CFLAGS= train_gpt_tost
+    check "the version names vector extensions" grep -q 'DTOST_VERSION=.* FMA"' stdout
+fi
+
 # An MPI compiler wrapper whose command names two words of a compiler, and link flags of two words (Intel MPI).
 printf '#!/bin/sh\n[ "$1" = -show ] && echo "ccache gcc -I\\"%s\\" -Xlinker -rpath -Xlinker \\"%s/lib\\" -lm"\n' "$dir" "$dir" >mpicc
 printf '#define MPI_Init(a, b) 0\n' >mpi.h

@@ -69,6 +69,10 @@ run eval --model no_positions --task task.jsonl --seq 2147483647 --batch 1
 # ---- Shards ----------------------------------------------------------------------------------------------------------
 
 prints "eval --model straight --data $dir/tiny_train_000000.bin $dir/tiny_val_000000.bin --seq 8" "shards: 2;"
+check "no word on different shards" [ "$(grep -c 'the same file' stderr)" -eq 0 ]
+ln -s tiny_val_000000.bin linked.bin
+warns "eval --model straight --data tiny_val_000000.bin linked.bin" \
+    "tiny_val_000000.bin and linked.bin are the same file: its tokens count twice"
 # A loss for each shard, of the windows that begin in it
 mkdir few
 little 2 $(seq 1 100) >few/long_1.bin
@@ -136,6 +140,9 @@ head -n 2 words.jsonl >two.jsonl
 run eval --model straight --task two.jsonl --json two.json
 check "--limit 2 scores the first two examples" [ "$(figure nats limit.json)" = "$(figure nats two.json)" -a \
     "$(figure examples limit.json)" -eq 2 ]
+example 1 '" 3-and-2-make-5-and-4"' 0 >huge.jsonl
+run eval --model straight --task huge.jsonl
+check "a large perplexity is short: $(cat stdout)" grep -q '^perplexity per word  *[0-9.]*e+[0-9]* ' stdout
 { example "2 and 2" '" make 4", " is", " and 3 and", " makes"' 1; example "9 and 2" '" make 11", " x"' 0; } >swag.jsonl
 same_task swag.jsonl " make 4" "2 and 2"
 check "tokens of each choice" says '"tokens": [7, 3, 10, 6]' task.json

@@ -75,6 +75,9 @@ run --resume --steps 2 --quiet
 check "--quiet: nothing on stdout" empty stdout
 check "--resume alone takes the newest run" [ -f out/starter-001/step_00000002/model.safetensors ]
 
+prints "$data --layers 1 --vocab-size 257 --steps 0 --parts 3 $never --out parts3" \
+    "1536 tokens per step: 3 micro-batches × 2 sequences × 256 tokens"   # the next above the preset's 1,024
+
 # ---- Files of the run ------------------------------------------------------------------------------------------------
 
 without_end straight linked
