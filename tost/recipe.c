@@ -274,6 +274,9 @@ TextLine recipe_changed(const TostRecipe* r, const KeyValues* saved) {
         }
         free(value);
     }
+    for (const Setting* row = recipe_table; saved->count && row < recipe_table + RECIPE_ROWS; row++)
+        if (is_saved(row) && row->help && row->kind > FLAG && row->kind != LIST && !key_values_find(saved, row->name))
+            all = text_line("%s%s--%s (not in the checkpoint)", all.text, all.text[0] ? ", " : "", row->name);
     return all;
 }
 

@@ -181,12 +181,11 @@ bool checkpoint_publish(const char* finished, const char* name, TostError* err) 
 
 bool checkpoint_link_best(const char* run, int64_t step) {
     static const char* const names[] = {MODEL_FILE, OPTIMIZER_FILE, TOKENIZER_FILE};   // some have no tokenizer
-    const Path from = checkpoint_name(run, step), tmp = path_in(run, BEST_FOLDER ".tmp");
-    TostError why;
-    bool ok = checkpoint_exists(run, step) && checkpoint_remove(tmp.text, &why) && mkdir(tmp.text, 0777) == 0;
+    const Path from = checkpoint_name(run, step), to = path_in(run, BEST_FOLDER ".tmp");
+    bool ok = checkpoint_exists(run, step) && checkpoint_remove(to.text, &(TostError){0}) && mkdir(to.text, 0777) == 0;
     for (size_t i = 0; ok && i < countof(names); i++)
-        ok = link(path_in(from.text, names[i]).text, path_in(tmp.text, names[i]).text) == 0 || errno == ENOENT;
-    return ok && rename(tmp.text, path_in(run, BEST_FOLDER).text) == 0;
+        ok = link(path_in(from.text, names[i]).text, path_in(to.text, names[i]).text) == 0 || errno == ENOENT;
+    return ok && rename(to.text, path_in(run, BEST_FOLDER).text) == 0;
 }
 
 bool checkpoint_prune(const char* run, int64_t step, int keep, TostError* err) {

@@ -53,6 +53,7 @@ static const struct { const char* header; size_t data; const char* error; } head
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1],\"shape\":[1]}}", 4, "\"shape\" appears twice"},
     {"{" T_("a\\u0000b", "F32", "", "0", "4") "}", 4, "a NUL in the name 'a'"},
     {"{\"__metadata__\":{\"k\":1}}", 0, "expected a string"},
+    {"{\"__metadata__\":{\"header_crc32\":\"\"}}", 0, "CRC-32 of the metadata"},
     {"{\"__metadata__\":{\"k\\u0000\":\"v\"}}", 0, "a NUL in the key 'k'"},
     {"{\"__metadata__\":{\"k\":\"v\\u0000\\u0100\"}}", 0, NULL},
     {"{\"__metadata__\":{\"k\":\"1\",\"k\":\"2\"}}", 0, "__metadata__ 'k' appears twice"},
