@@ -56,31 +56,50 @@ static size_t find(const Counts* c, uint64_t key) {
     return low;
 }
 
-// P(last token of `ids` | the order - 1 tokens before it), given that with a shorter context
-static double probability(const Counts* c, const int32_t* ids, uint64_t V, double shorter) {
+static double discounted(double count, double types, double all, double shorter) {
     static const double d = 0.75;
-    const uint64_t key = number(ids - (c->order - 1), c->order, V), context = key - key % V;
-    const size_t from = find(c, context), to = find(c, context + V), at = find(c, key);
-    const double all = (double)(c->start[to] - c->start[from]), types = (double)(to - from);
-    const double count = at < c->n && c->key[at] == key ? (double)(c->start[at + 1] - c->start[at]) : 0;
     return all == 0 ? shorter : (fmax(count - d, 0) + d * types * shorter) / all;
 }
 
-void ngram_losses(double losses[NGRAM_ORDERS], const int32_t* text, size_t n, const int32_t* val, size_t m, int V) {
-    Counts counts[NGRAM_ORDERS];
-    for (int k = 0; k < NGRAM_ORDERS; k++) {
-        counts[k] = counts_of(text, n, k + 1, V);
-        losses[k] = 0;
+// P(last token of `ids` | the order - 1 tokens before it) in the text, given that with a shorter context
+static double in_text(const Counts* c, const int32_t* ids, uint64_t V, double shorter) {
+    const uint64_t key = number(ids - (c->order - 1), c->order, V), context = key - key % V;
+    const size_t from = find(c, context), to = find(c, context + V), at = find(c, key);
+    const bool known = at < c->n && c->key[at] == key;
+    return discounted(known ? (double)(c->start[at + 1] - c->start[at]) : 0, (double)(to - from),
+                      (double)(c->start[to] - c->start[from]), shorter);
+}
+
+// The same for window[at] after window[at - 1], from the tokens before them
+static double in_window(const int32_t* window, int at, double shorter) {
+    double count = 0, types = 0, all = 0;
+    for (int i = 1; i < at; i++) {
+        if (window[i - 1] != window[at - 1]) continue;
+        int before = i - 1;
+        while (before > 0 && !(window[before - 1] == window[at - 1] && window[before] == window[i])) before--;
+        types += before == 0;
+        count += window[i] == window[at];
+        all++;
     }
-    for (size_t i = NGRAM_ORDERS - 1; i < m; i++) {
-        double p = 1.0 / V;
-        for (int k = 0; k < NGRAM_ORDERS; k++) {
-            p = probability(&counts[k], val + i, (uint64_t)V, p);
-            losses[k] -= log(p) / (double)(m - (NGRAM_ORDERS - 1));
-        }
+    return discounted(count, types, all, shorter);
+}
+
+void ngram_losses(double losses[2], const int32_t* text, size_t n, const int32_t* val, size_t m, int V) {
+    enum { WINDOW = 256 };
+    Counts tokens = counts_of(text, n, 1, V), pairs = counts_of(text, n, 2, V);
+    double predicted = 0;
+    losses[0] = losses[1] = 0;
+    for (size_t i = 0; i < m; i++) {
+        const size_t at = i % WINDOW;
+        if (at == 0) continue;
+        const double p = in_text(&tokens, val + i, (uint64_t)V, 1.0 / V);
+        losses[0] -= log(p);
+        losses[1] -= log(in_window(val + i - at, (int)at, in_text(&pairs, val + i, (uint64_t)V, p)));
+        predicted++;
     }
-    for (int k = 0; k < NGRAM_ORDERS; k++) {
-        free(counts[k].key);
-        free(counts[k].start);
-    }
+    for (int k = 0; k < 2; k++) losses[k] /= predicted;
+    free(tokens.key);
+    free(tokens.start);
+    free(pairs.key);
+    free(pairs.start);
 }

@@ -73,6 +73,10 @@ void plan_steps(TostRecipe* r, double most, double unique) {
     const double tokens = steps * (double)r->total_batch, every = fmax(ceil(steps / 5), 1);
     r->steps = (int64_t)fmax(steps, 1);
     set(r, RECIPE_lr, 0.02 * fmin(pow(tokens / 4e6, -0.4), 1) * sqrt(128 / fmax(r->config.n_embd, 64)));
+    if (r->optimizer == TOST_MUON) {   // of embeddings and vectors
+        set(r, RECIPE_beta1, 0.6);
+        set(r, RECIPE_beta2, 0.99);
+    }
     set(r, RECIPE_schedule, SCHEDULE_WSD);
     set(r, RECIPE_decay_frac, 0.75);
     set(r, RECIPE_min_lr_frac, 0);
@@ -204,33 +208,32 @@ static size_t spread_tokens(int32_t** ids, ShardStream* s, uint64_t n) {
     return ok ? (size_t)some : 0;
 }
 
-// Losses of n-gram models (ngram.h) of up to n tokens of the text on the validation data; 0: it cannot be read
-static void count_text(double losses[NGRAM_ORDERS], Run* r, double n) {
-    enum { VAL_TOKENS = 1 << 18 };
+// The loss of 4 × 128 after `tokens` tokens of the text, as a multiple of that on the text of plan_loss, from counts of
+// up to as many of its tokens (ngram.h); 0: it cannot be read. dev/results/budget.md: the fit, and its error
+static double multiple_at(Run* r, double tokens) {
+    enum { VAL_TOKENS = 1 << 17 };
+    const double octaves = log2(tokens / (1 << 20));
     int32_t *text, *val;
-    const size_t tokens = spread_tokens(&text, &r->data->source[0].stream, (uint64_t)n);
+    const size_t n = spread_tokens(&text, &r->data->source[0].stream, (uint64_t)tokens);
     const size_t m = spread_tokens(&val, &r->val->source[0].stream, VAL_TOKENS);
-    memset(losses, 0, NGRAM_ORDERS * sizeof *losses);
-    if (tokens > 0 && m >= NGRAM_ORDERS) ngram_losses(losses, text, tokens, val, m, r->recipe.config.vocab_size);
+    double losses[2] = {0}, multiple = 0;
+    if (n > 0 && m > 1) {
+        ngram_losses(losses, text, n, val, m, r->recipe.config.vocab_size);
+        multiple = exp(-1.425 + 0.113 * octaves) * losses[0] * pow(losses[1] / losses[0], 1.462 + 0.199 * octaves);
+    }
     free(text);
     free(val);
+    return multiple;
 }
 
-// How hard the text is to predict after `tokens` tokens, as a multiple of the text of plan_loss: by pairs up to PAIRS
-// tokens, by triples from TRIPLES on. Beyond them, if the text is long enough, the multiple grows as from PAIRS to
-// TRIPLES. 0: unknown, without validation data
+// How hard the text is to predict, as a multiple of the loss on that of plan_loss. Beyond MOST tokens, it grows or falls
+// as from a quarter of them. 0: unknown, without validation data
 static double difficulty(Run* r, double tokens, double unique) {
-    enum { PAIRS = 1 << 20, TRIPLES = 1 << 22 };
-    static const double PAIRS_LOSS = 5.12, TRIPLES_LOSS = 4.42, GROWTH = 0.904;   // of that text
-    const double octaves = log2(tokens / PAIRS), x = fmin(fmax(octaves / 2, 0), 1);
-    double all[NGRAM_ORDERS], fewer[NGRAM_ORDERS];
+    static const double MOST = 1 << 22;
     if (!r->val) return 0;
-    count_text(all, r, fmin(tokens, TRIPLES));
-    const double pairs = all[1] / PAIRS_LOSS * exp2(0.058 * fmin(octaves, 0)), triples = all[2] / TRIPLES_LOSS;
-    const double multiple = pow(pairs, 1 - x) * pow(triples, x);
-    if (octaves <= 2 || unique < TRIPLES) return multiple;
-    count_text(fewer, r, PAIRS);
-    return multiple * pow(all[2] / fewer[2] / GROWTH, octaves / 2 - 1);
+    const double multiple = multiple_at(r, fmin(tokens, MOST));
+    if (tokens <= MOST || unique < MOST || multiple == 0) return multiple;
+    return multiple * pow(multiple / multiple_at(r, MOST / 4), log2(tokens / MOST) / 2);
 }
 
 static double unique_tokens(const Run* r) {

@@ -117,23 +117,33 @@ static void test_vocabulary(Checks* c) {
 // ---- The counting model ---------------------------------------------------------------------------------------------
 
 static void test_ngram(Checks* c) {
-    static const int32_t text[] = {0, 1, 0, 1, 0, 2}, end[] = {2, 0, 1};
-    // By hand, with d = 0.75: P(1) = (2 - d + d · 3 · 1/3) / 6, P(1 | 0) = (2 - d + d · 2 · P(1)) / 3; 2 0 is unknown.
-    const double p1 = 2.0 / 6, p2 = (1.25 + 1.5 * p1) / 3, want[] = {-log(p1), -log(p2), -log(p2)};
-    double losses[NGRAM_ORDERS];
-    ngram_losses(losses, text, 6, end, 3, 3);
-    for (int k = 0; k < NGRAM_ORDERS; k++)
-        check(c, fabs(losses[k] - want[k]) < 1e-12, "order %d: loss %.15f, expected %.15f", k + 1, losses[k], want[k]);
-    for (int context = 0; context < 16; context++) {
-        double sum[NGRAM_ORDERS] = {0};
+    static const int32_t text[] = {0, 1, 0, 1, 0, 2};
+    // By hand, with d = 0.75: P(1) = (2 - d + d · 3 · 1/3) / 6, P(1 | 0) = (2 - d + d · 2 · P(1)) / 3, nothing follows 2.
+    // In the window 2 0 1 2 0 2 0 2 0 1, after 0: 1, 2 and 2.
+    const double p0 = 3.0 / 6, p1 = 2.0 / 6, after[] = {p0, (1.25 + 1.5 * p1) / 3};
+    static const int32_t ends[][10] = {{2, 0}, {0, 1}, {2, 0, 1, 2, 0, 2, 0, 2, 0, 1}};
+    const double window = (0.25 + 1.5 * after[1]) / 3;
+    double losses[2], before[2];
+    for (int k = 0; k < 2; k++) {
+        ngram_losses(losses, text, 6, ends[k], 2, 3);
+        check(c, fabs(losses[0] + log(k ? p1 : p0)) < 1e-12 && fabs(losses[1] + log(after[k])) < 1e-12,
+              "losses %.15f and %.15f, expected P = %g", losses[0], losses[1], after[k]);
+    }
+    ngram_losses(before, text, 6, ends[2], 9, 3);
+    ngram_losses(losses, text, 6, ends[2], 10, 3);
+    check(c, fabs(8 * before[1] - 9 * losses[1] - log(window)) < 1e-12, "the last token has P = %.15f, expected %.15f",
+          exp(8 * before[1] - 9 * losses[1]), window);
+    check(c, fabs(8 * before[0] - 9 * losses[0] - log(p1)) < 1e-12, "its frequency");
+    for (int context = 0; context < 64; context++) {   // of three tokens, in a window
+        double sum[2] = {0};
         for (int32_t w = 0; w < 4; w++) {
-            const int32_t ids[] = {context / 4, context % 4, w};
-            ngram_losses(losses, text, 6, ids, 3, 4);
-            for (int k = 0; k < NGRAM_ORDERS; k++) sum[k] += exp(-losses[k]);
+            const int32_t ids[] = {context / 16, context / 4 % 4, context % 4, w};
+            ngram_losses(before, text, 6, ids, 3, 4);
+            ngram_losses(losses, text, 6, ids, 4, 4);
+            for (int k = 0; k < 2; k++) sum[k] += exp(2 * before[k] - 3 * losses[k]);
         }
-        for (int k = 0; k < NGRAM_ORDERS; k++)
-            check(c, fabs(sum[k] - 1) < 1e-12, "order %d, context %d: probabilities add up to %.15f", k + 1, context,
-                  sum[k]);
+        for (int k = 0; k < 2; k++)
+            check(c, fabs(sum[k] - 1) < 1e-12, "context %d: probabilities add up to %.15f", context, sum[k]);
     }
 }
 
