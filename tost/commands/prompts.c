@@ -1,5 +1,9 @@
 #include "commands/prompts.h"
 
+#include <errno.h>
+#include <poll.h>
+#include <unistd.h>
+
 #include "base/json.h"
 #include "data/lines.h"
 
@@ -25,36 +29,58 @@ static bool read_prompt(Bytes* text, const Options* o, TostError* err) {
         || tost_error(err, "--prompt %s is empty; leave it out to start without a prompt", value);
 }
 
-static bool read_all(Prompts* p, Lines* lines, const Options* o, TostError* err) {
+// Waits for a line of stdin, and reads those that have arrived. Unbuffered, because poll does not see a buffer.
+static bool read_arrived(Bytes* text, Prompts* p, TostError* err) {
+    FILE* out = open_memstream(&text->data, &text->size);
+    int c;
+    if (!p->lines) setvbuf(stdin, NULL, _IONBF, 0);
+    do if ((c = getchar()) != EOF) putc(c, out);
+    while (c != EOF && (c != '\n' || poll(&(struct pollfd){STDIN_FILENO, POLLIN, 0}, 1, 0) > 0));
+    fclose(out);
+    p->end = c == EOF;
+    return !ferror(stdin) || tost_error(err, "standard input: cannot be read: %s", strerror(errno));
+}
+
+static bool read_more(Bytes* file, Prompts* p, const Options* o, TostError* err) {
     const char *path = o->prompts, *line;
-    const bool jsonl = has_suffix(path, ".jsonl") || begins_json(lines->at, lines->end, '{');
-    if (lines->at == lines->end) return tost_error(err, "--prompts %s is empty: give one prompt per line", path);
-    if (!jsonl && !check_utf8_text(path, lines->at, (size_t)(lines->end - lines->at), err)) return false;
-    for (size_t n; next_line(&line, &n, lines);) {
+    const bool standard = strcmp(path, "-") == 0;
+    size_t skip = 0;
+    if (!(standard ? read_arrived(file, p, err) : (p->end = read_file(file, path, err)))
+        || (!p->lines && !text_check_head(&skip, standard ? "standard input" : path, file->data, file->size, err)))
+        return false;
+    Lines lines = {file->data + skip, file->data + file->size, p->lines};
+    if (!p->lines) p->jsonl = has_suffix(path, ".jsonl") || begins_json(lines.at, lines.end, '{');
+    if (!p->lines && lines.at == lines.end)
+        return tost_error(err, "--prompts %s is empty: give one prompt per line", path);
+    if (!p->jsonl && !check_utf8_text(path, lines.at, (size_t)(lines.end - lines.at), err)) return false;
+    for (size_t n; next_line(&line, &n, &lines);) {
         if (is_blank(line, n)) continue;
         p->prompt = xgrow(p->prompt, p->count, sizeof *p->prompt);
         Prompt* next = &p->prompt[p->count++];
-        *next = (Prompt){.line = lines->number, .text = xcalloc(n + 1, 1), .n = n};
-        if (!jsonl) memcpy(next->text, line, n);
+        *next = (Prompt){.line = lines.number, .place = p->read++, .text = xcalloc(n + 1, 1), .n = n};
+        if (!p->jsonl) memcpy(next->text, line, n);
         else if (!json_text_field(next->text, &next->n, &next->id, line, n, "prompt", err))
             return tost_error(err, "--prompts %s: line %zu: %s", path, next->line, err->text);
     }
+    p->lines = lines.number;
     return true;
 }
 
 bool prompts_read(Prompts* p, const Options* o, TostError* err) {
     Bytes file = {0};
-    Lines lines;
-    *p = (Prompts){0};
+    bool ok = true;
+    prompts_free(p);
     if (!o->prompts) {
-        const bool ok = read_prompt(&file, o, err);
+        ok = read_prompt(&file, o, err);
         p->prompt = xgrow(NULL, p->count++, sizeof *p->prompt);
         p->prompt[0] = (Prompt){.line = 1, .text = file.data, .n = file.size};
+        p->end = true;
         return ok;
     }
-    if (!read_lines(&file, &lines, o->prompts, err)) return false;
-    const bool ok = read_all(p, &lines, o, err);
-    free(file.data);
+    for (; ok && !p->count && !p->end; file = (Bytes){0}) {
+        ok = read_more(&file, p, o, err);
+        free(file.data);
+    }
     return ok;
 }
 
@@ -66,5 +92,6 @@ void prompts_free(Prompts* p) {
         free(p->prompt[i].output.data);
     }
     free(p->prompt);
-    *p = (Prompts){0};
+    p->prompt = NULL;
+    p->count = 0;
 }

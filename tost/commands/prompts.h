@@ -5,6 +5,7 @@
 
 typedef struct {
     size_t    line;       // counted from 1
+    size_t    place;      // among all prompts, counted from 0
     char*     text;       // n bytes, then a NUL
     size_t    n;
     char*     id;         // JSON to be repeated with the results, or NULL
@@ -14,10 +15,16 @@ typedef struct {
     int64_t   next;       // the first sample that is not generated yet
     Bytes     output;     // of samples not printed yet
 } Prompt;
-typedef struct { Prompt* prompt; size_t count; } Prompts;
+typedef struct {
+    Prompt* prompt;
+    size_t  count;
+    bool    jsonl, end;    // no prompts follow
+    size_t  lines, read;   // lines and prompts read so far
+} Prompts;
 
-// o->prompt is one prompt: TEXT, @FILE, or "-" for stdin; without it, an empty one. Of a file o->prompts (or "-"), each
-// line is a prompt; blank lines are skipped. If its name ends in .jsonl or the text begins with a JSON object, each is
+// Replaces *p, at first zero, by the next prompts. o->prompt is one prompt: TEXT, @FILE, or "-" for stdin; without it,
+// an empty one. Of a file o->prompts, each line is a prompt; blank lines are skipped. If it is "-", waits for a line of
+// stdin and takes those that have arrived. If the name ends in .jsonl or the text begins with a JSON object, each is
 // an object with a "prompt" and perhaps an "id"; other keys are ignored. Fails if the file cannot be read, is empty, or
 // is not text (lines.h), or if a line is invalid. prompts_free in any case
 bool prompts_read(Prompts* p, const Options* o, TostError* err);

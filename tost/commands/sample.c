@@ -125,7 +125,7 @@ static bool print_output(Sampling* s, TostError* err) {
 static Text new_text(const Sampling* s, size_t at, int64_t sample, void* context) {
     const Prompt* p = &s->prompt[at];
     const char* id = p->id;
-    const uint64_t stream = (id ? (uint64_t)crc32_update(0, id, strlen(id)) : at) << 32 | (uint64_t)sample;
+    const uint64_t stream = (id ? (uint64_t)crc32_update(0, id, strlen(id)) : p->place) << 32 | (uint64_t)sample;
     return (Text){.prompt = p->ids, .n_prompt = p->n_ids, .rng = rng_seeded((uint64_t)s->o->recipe.seed, stream),
                   .context = context};
 }
@@ -212,42 +212,41 @@ static bool write_many(Sampling* s, TostError* err) {
     return ok;
 }
 
-// Creates the model for as many texts at a time as fit in memory: at most SPARE_BYTES more than for one.
-static bool create_model(Sampling* s, LoadedModel* m, TostError* err) {
+// Creates the model for as many texts at a time as fit in memory: at most SPARE_BYTES more than for one. more: prompts
+// of any length may follow.
+static bool create_model(Sampling* s, LoadedModel* m, bool more, TostError* err) {
     const size_t SPARE_BYTES = (size_t)1 << 30;
     const Options* o = s->o;
     const TostConfig* c = &m->info.config;
-    int longest = 1;
+    int longest = more ? generate_max_seq(c, (size_t)tost_max_seq(c), o->tokens) : 1;
     for (size_t i = 0; i < s->count; i++) {
         const int seq = generate_max_seq(c, s->prompt[i].n_ids, o->tokens);
         longest = seq > longest ? seq : longest;
     }
     TostEngineOptions options = recipe_engine(&o->recipe, 1, longest, 0, NULL);
     const size_t one = m->engine->memory(c, &options);
-    const int64_t texts = s->count < MAX_TEXTS_TOGETHER ? (int64_t)s->count * o->samples : MAX_TEXTS_TOGETHER;
+    const bool few = !more && s->count < MAX_TEXTS_TOGETHER;
+    const int64_t texts = few ? (int64_t)s->count * o->samples : MAX_TEXTS_TOGETHER;
     options.max_batch = texts < MAX_TEXTS_TOGETHER ? (int)texts : MAX_TEXTS_TOGETHER;
     while (options.max_batch > 1 && m->engine->memory(c, &options) > one + SPARE_BYTES) options.max_batch--;
     s->together = options.max_batch;
     return loaded_model_create(m, &o->recipe, s->together, longest, err);
 }
 
-static bool sample(LoadedModel* m, const Tokenizer* tokenizer, const Options* o, Prompts* prompts, TostError* err) {
-    Sampling s = {.o = o, .out.terminal = isatty(STDOUT_FILENO), .prompt = prompts->prompt, .count = prompts->count};
-    s.generator = (Generator){.chunks = &m->chunks, .config = &m->info.config, .tokenizer = tokenizer,
-                              .options = {o->recipe.temperature, o->recipe.top_k, o->recipe.top_p}, .stop = o->stop};
+// Continues the prompts that have been read.
+static bool sample(Sampling* s, LoadedModel* m, Prompts* prompts, TostError* err) {
+    const Options* o = s->o;
+    const bool first = !m->chunks.model;
     bool ok = true;
-    for (size_t i = 0; ok && i < s.count; i++) ok = encode(&s.prompt[i], &s.generator, err);
-    ok = ok && create_model(&s, m, err);
-    if (ok) {
-        if (tokenizer) note_text(o, prompts);
-        else print_warning("%s; prompts and samples are ids", err->text);
-        print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
-        ok = !o->prompts && o->samples == 1 ? write_one(&s, err) : write_many(&s, err);
-    }
-    if (ok)
-        fprintf(stderr, "%lld token%s, %.0f tokens/s\n", (long long)s.tokens, plural(s.tokens),
-                s.seconds > 0 ? (double)s.tokens / s.seconds : 0);
-    return ok;
+    s->prompt = prompts->prompt;
+    s->count = prompts->count;
+    s->first = 0;
+    for (size_t i = 0; ok && i < s->count; i++) ok = encode(&s->prompt[i], &s->generator, err);
+    if (!ok || (first && !create_model(s, m, !prompts->end, err))) return false;
+    if (first && s->generator.tokenizer) note_text(o, prompts);
+    else if (first) print_warning("%s; prompts and samples are ids", err->text);
+    if (first) print_line(stderr, "%s, step %lld", m->file, (long long)m->info.step);
+    return !o->prompts && o->samples == 1 ? write_one(s, err) : write_many(s, err);
 }
 
 int command_sample(const Options* o, const TostEngine* engine) {
@@ -255,11 +254,17 @@ int command_sample(const Options* o, const TostEngine* engine) {
     LoadedModel m;
     Prompts prompts = {0};
     Tokenizer* tokenizer = NULL;
-    const bool ok = loaded_model_find(&m, o->model, engine, &err)
-                    && ((tokenizer = loaded_model_tokenizer(&m, o->tokenizer, &err))
-                        || (!o->tokenizer && !m.info.tokenizer))
-                    && prompts_read(&prompts, o, &err)
-                    && (prompts.count == 0 || sample(&m, tokenizer, o, &prompts, &err));
+    bool ok = loaded_model_find(&m, o->model, engine, &err)
+              && ((tokenizer = loaded_model_tokenizer(&m, o->tokenizer, &err))
+                  || (!o->tokenizer && !m.info.tokenizer));
+    Sampling s = {.o = o, .out.terminal = isatty(STDOUT_FILENO)};
+    s.generator = (Generator){.chunks = &m.chunks, .config = &m.info.config, .tokenizer = tokenizer,
+                              .options = {o->recipe.temperature, o->recipe.top_k, o->recipe.top_p}, .stop = o->stop};
+    while (ok && !prompts.end)
+        ok = prompts_read(&prompts, o, &err) && (prompts.count == 0 || sample(&s, &m, &prompts, &err));
+    if (ok && m.chunks.model)
+        fprintf(stderr, "%lld token%s, %.0f tokens/s\n", (long long)s.tokens, plural(s.tokens),
+                s.seconds > 0 ? (double)s.tokens / s.seconds : 0);
     prompts_free(&prompts);
     tokenizer_free(tokenizer);
     loaded_model_free(&m);

@@ -129,9 +129,9 @@ const Setting option_table[OPTION_ROWS] = {
     {"prompt", SAMPLE, STRING, AT(prompt), "TEXT|@FILE|-",
      .help = "text to continue, from the command line, or from a file or stdin without its final line end"},
     {"prompts", SAMPLE, STRING, AT(prompts), "FILE|-",
-     .help = "continue every prompt of a file or stdin and write the results as JSONL. One prompt per line or, if the "
-     "name ends in .jsonl or the text begins with a JSON object, one object per line: its \"prompt\" is continued, its "
-     "\"id\" is copied to the results",
+     .help = "continue every prompt of a file or, as they arrive, of stdin, and write the results as JSONL. One prompt "
+     "per line or, if the name ends in .jsonl or the text begins with a JSON object, one object per line: its "
+     "\"prompt\" is continued, its \"id\" is copied to the results",
      .not_with = "prompt"},
     {"tokens", SAMPLE, INT64, AT(tokens), "N",
      .help = "maximum number of new tokens; ends at <|endoftext|>. A full context is cut to its second half",

@@ -60,6 +60,16 @@ check "the place of a prompt does" [ "$(sed -n 1p first)" != "$(sed -n 3p first)
 texts '{"prompt": "%s", "id": "%s"}\n' 8 a 7 b 7 c >first
 check "the id of a prompt does" [ "$(sed -n 2p first)" != "$(sed -n 3p first)" ]
 check "with an id, its place does not" [ "$(sed -n 2p first)" = "$(texts '{"prompt": "7", "id": "b"}\n')" ]
+mkfifo asked
+"$binary" sample --model straight --prompts - --tokens 30 <asked >answers 2>stderr &
+exec 3>asked
+echo 7 >&3
+check "a line of a pipe is answered before the next" until_true [ -s answers ]
+printf '\n8 and\n7' >&3
+exec 3>&-
+wait $!
+texts '7\n8 and\n7\n' >first
+check "with the same texts as all at once" [ "$(cat first)" = "$(sed 's/.*"text": //' answers)" ]
 
 # To a terminal, control bytes are escaped; to a pipe they are not.
 prompt=$(printf 'a\033[2J\t\302\233bc\377\n\303\251')

@@ -343,7 +343,7 @@ static void test_prompts(Checks* c) {
     };
     for (size_t i = 0; i < countof(cases); i++) {
         char* got = xstrdup("");
-        Prompts p;
+        Prompts p = {0};
         TostError err;
         write_text(cases[i].name, cases[i].file);
         const bool ok = prompts_read(&p, &(Options){.program = "", .prompts = (char*)cases[i].name}, &err);
