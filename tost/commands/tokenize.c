@@ -17,13 +17,23 @@ static void show_tokens(void* context, const TokenizeResult* r) {
                   human_count((double)r->tokens).text, 1e-6 * (double)r->read.bytes / (now_seconds() - p->started));
 }
 
-static void begin(Progress* progress, TextInput* in, const Options* o) {
+// files: those of o, and of --files-from. free_strings
+static bool begin(Progress* progress, TextInput* in, StringList* files, const Options* o, TostError* err) {
+    Bytes list = {0};
+    Lines lines = {0};
+    const char* name;
     signals_ignore_write_errors();
     signals_catch(true);
     *progress = progress_new(stderr, o->quiet);
-    *in = (TextInput){.files = o->files, .n_files = o->n_files, .jsonl = o->jsonl, .plain = o->plain,
-                      .text_field = o->text_field, .skip_bad_lines = o->skip_bad_lines, .threads = o->recipe.threads,
-                      .context = progress};
+    for (int i = 0; i < o->n_files; i++) add_string(files, xstrdup(o->files[i]));
+    if (o->files_from && !read_lines(&list, &lines, o->files_from, err)) return false;
+    for (size_t n; next_line(&name, &n, &lines);)
+        if (n) add_string(files, xasprintf("%.*s", (int)n, name));
+    free(list.data);
+    *in = (TextInput){.files = files->strings, .n_files = files->count, .jsonl = o->jsonl, .plain = o->plain,
+                      .lines = o->lines, .text_field = o->text_field, .skip_bad_lines = o->skip_bad_lines,
+                      .threads = o->recipe.threads, .context = progress};
+    return files->count || !o->files_from || tost_error(err, "--files-from %s names no file", o->files_from);
 }
 
 static int failed(const TostError* err) {
@@ -32,14 +42,17 @@ static int failed(const TostError* err) {
 }
 
 // Prints how the files were read, and warnings.
-static void print_text_count(const Options* o, const TextCount* c) {
+static void print_text_count(const Options* o, int files, const TextCount* c) {
     if (c->broken.count) print_warning("%s; they are kept as they are", broken_line(&c->broken).text);
     if (c->skipped) print_warning("lines skipped: %" PRIu64 ", the first: %s", c->skipped, c->first_skipped.text);
     if (c->inside)
         print_warning("%s: " END_OF_TEXT " inside lines, read as text: %" PRIu64 "; sed 's/<|endoftext|>/\\n&\\n/g' "
                       "FILE makes separators of them", c->inside_in, c->inside);
-    if (!o->quiet && o->n_files)
-        printf("files of plain text: %d, of JSONL: %d\n", o->n_files - c->jsonl_files, c->jsonl_files);
+    if (c->short_lines)
+        print_warning("%s has many short lines and no blank one: if each line is a document, give --lines",
+                      c->short_lines);
+    if (!o->quiet && files)
+        printf("files of plain text: %d, of JSONL: %d\n", files - c->jsonl_files, c->jsonl_files);
 }
 
 // Of few validation tokens, n. The standard error of a loss is about 6/√n nats per token: 0.009 was measured with
@@ -63,12 +76,13 @@ int command_tokenize(const Options* o) {
         .tokenizer = o->tokenizer, .out = o->out, .val_frac = o->val_frac,
         .seed = (uint64_t)o->recipe.seed, .shard_tokens = (uint64_t)o->shard_tokens, .progress = show_tokens};
     TokenizeResult r;
+    StringList files = {0};
     TostError err;
-    begin(&progress, &options.in, o);
-    const bool ok = tokenize_files(&options, &r, &err);
+    const bool ok = begin(&progress, &options.in, &files, o, &err) && tokenize_files(&options, &r, &err);
     progress_erase(&progress);
+    if (ok) print_text_count(o, files.count, &r.read);
+    free_strings(&files);
     if (!ok) return failed(&err);
-    print_text_count(o, &r.read);
     if (o->val_frac > 0)
         warn_of_validation(o->val_frac, (double)r.written[SPLIT_VAL].tokens, (double)r.tokens);
     if (o->quiet) return 0;
@@ -94,12 +108,13 @@ int command_vocab(const Options* o) {
     Progress progress;
     VocabOptions options = {.size = o->size, .out = o->out, .progress = show_merges};
     VocabResult r;
+    StringList files = {0};
     TostError err;
-    begin(&progress, &options.in, o);
-    const bool ok = vocab_learn(&options, &r, &err);
+    const bool ok = begin(&progress, &options.in, &files, o, &err) && vocab_learn(&options, &r, &err);
     progress_erase(&progress);
+    if (ok) print_text_count(o, files.count, &r.read);
+    free_strings(&files);
     if (!ok) return failed(&err);
-    print_text_count(o, &r.read);
     if (r.frequent < r.wanted)
         print_warning("--size %d: merges that occur %d times or more in the text: %d; give --size %d, or more text",
                       o->size, VOCAB_FREQUENT, r.frequent, VOCAB_MIN_SIZE + r.frequent);

@@ -159,11 +159,24 @@ static bool file_read(InputFile* f, size_t used, Reader* r, TostError* err) {
 
 // ---- Formats ----
 
+// Many lines, short on average and none of them blank: perhaps a document each
+static bool has_short_lines(const char* text, size_t n) {
+    enum { MOST = 1 << 16, MANY = 100, SHORT = 300 };
+    const size_t seen = n < MOST ? n : MOST;
+    Lines lines = {text, text + seen, 0};
+    for (const char* line; next_line(&line, &n, &lines);)
+        if (is_blank(line, n)) return false;
+    return lines.number >= MANY && seen <= SHORT * lines.number
+        && !memmem(text, seen, END_OF_TEXT, strlen(END_OF_TEXT));
+}
+
 static bool find_format(InputFile* f, Reader* r, TostError* err) {
     if (!file_read(f, 0, r, err)) return false;
     const TextInput* in = r->in;
     const char* end = f->data + f->n;
     f->jsonl = in->jsonl || (!in->plain && (has_suffix(f->name, ".jsonl") || begins_json(f->data, end, '{')));
+    if (!f->jsonl && !in->lines && !r->count->short_lines && has_short_lines(f->data, f->n))
+        r->count->short_lines = f->name;
     if (f->jsonl || in->plain) return true;
     if (!begins_json(f->data, end, '[')) return check_markup(f->name, f->data, end, err);
     return tost_error(err, "%s: a JSON array; jq -c '.[]' FILE | ./train_gpt_tost … - reads its objects (jq -c '.[] | "
@@ -211,6 +224,16 @@ static size_t add_documents(Reader* r, const InputFile* f) {
     if (!f->end && !r->in_document && rest < DOCUMENT_HEAD) rest = 0;
     add_text(r, f->data + p, rest, f->end);
     return p + rest;
+}
+
+// Adds the complete lines in f, without blank ones and separators. Returns the number of bytes used.
+static size_t add_lines(Reader* r, const InputFile* f) {
+    const char *end = f->data + f->n, *line;
+    while (!f->end && end > f->data && end[-1] != '\n') end--;
+    Lines lines = {f->data, end, 0};
+    for (size_t n, at, next; next_line(&line, &n, &lines);)
+        if (!is_blank(line, n) && !document_ends(&at, &next, line, 0, n, true)) add_text(r, line, n, true);
+    return (size_t)(end - f->data);
 }
 
 // Counts broken bytes and separators inside lines. Fails as soon as a file has too many broken bytes whatever follows.
@@ -293,7 +316,7 @@ static bool read_documents(Reader* r, const char* path, UseParts* use, void* job
     TextCount* c = r->count;
     bool ok = file_open(&f, path, err) && find_format(&f, r, err);
     for (bool more = true; ok && more;) {
-        const size_t used = f.jsonl ? collect_lines(r, &f) : add_documents(r, &f);
+        const size_t used = f.jsonl ? collect_lines(r, &f) : r->in->lines ? add_lines(r, &f) : add_documents(r, &f);
         ok = (f.jsonl ? decode_lines(r, f.name, err) : check_parts(&f, r, err)) && use(job, r->parts, r->n_parts, err)
             && (!signals_received() || interrupted(err));
         r->n_parts = 0;

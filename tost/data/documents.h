@@ -8,6 +8,7 @@ typedef struct {
     char* const* files;          // "-" is standard input
     int          n_files;
     bool         jsonl, plain;   // read every input as JSONL or as plain text; neither: see documents_read
+    bool         lines;          // every line of plain text is a document
     const char*  text_field;     // of JSONL; NULL: "text"
     bool         skip_bad_lines; // of JSONL
     int          threads;        // 0: OpenMP's default
@@ -23,6 +24,7 @@ typedef struct {
     Broken   broken;                 // of plain text; first and name: of the first file with such bytes
     uint64_t inside;                 // <|endoftext|> of plain text that is not a line of its own
     const char* inside_in;           // the first file with such
+    const char* short_lines;         // the first file of plain text that may have a document per line, or NULL
 } TextCount;
 
 enum { DOCUMENT_HEAD = 1024 };

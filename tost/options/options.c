@@ -41,6 +41,7 @@ const Setting option_table[OPTION_ROWS] = {
     {"text", TRAIN, LIST, AT(text), "GLOB", .help = "text or JSONL files to train on: learns a vocabulary, writes "
      "token shards to the run folder, and trains on them. For more control, run vocab and tokenize, and give --data",
      .not_with = "data", .needs = "for"},
+    {"lines", TRAIN, FLAG, AT(lines), "", .help = "every line of plain text in --text is a document", .needs = "text"},
     RECIPE_DATA(ROW)
     {"data", EVAL, LIST, AT(recipe.data), "GLOB",
      .help = "token shards to evaluate. Either this or --task is required"},
@@ -81,6 +82,10 @@ const Setting option_table[OPTION_ROWS] = {
     {"plain", TEXT, FLAG, AT(plain), "",
      .help = "read all input as plain text, whatever its first line; <|endoftext|> inside lines is text",
      .not_with = "jsonl"},
+    {"lines", TEXT, FLAG, AT(lines), "", .help = "every line of plain text is a document, such as a name or a quote",
+     .not_with = "jsonl"},
+    {"files-from", TEXT, STRING, AT(files_from), "FILE|-",
+     .help = "also read the files named in FILE or on stdin, one name per line, as find prints them"},
     {"text-field", TEXT, STRING, AT(text_field), "NAME", .help = "the field of JSONL that has the text",
      .default_text = "text", .not_with = "plain"},
     {"skip-bad-lines", TEXT, FLAG, AT(skip_bad_lines), "",
@@ -399,7 +404,7 @@ static bool check_eval(const Options* o, TostError* err) {
 // tokenize and vocab
 static bool check_text(const Options* o, TostError* err) {
     const bool vocab = o->command == COMMAND_VOCAB;
-    if (!o->n_files && (!vocab || o->size > VOCAB_MIN_SIZE))
+    if (!o->n_files && !o->files_from && (!vocab || o->size > VOCAB_MIN_SIZE))
         return tost_error(err, "%s needs a FILE of text or JSONL; - is stdin", command_table[o->command].name);
     const char *slash = strrchr(o->out, '/'), *name = slash ? slash + 1 : o->out;
     return (*name && strcmp(name, ".") != 0 && strcmp(name, "..") != 0)

@@ -35,8 +35,8 @@ typedef struct {
     int         size;
     double      val_frac;
     int64_t     shard_tokens;
-    bool        jsonl, plain, skip_bad_lines;
-    char*       text_field;                // NULL: not given
+    bool        jsonl, plain, lines, skip_bad_lines;
+    char       *text_field, *files_from;   // NULL: not given
     // operands, pointing into argv
     int         n_files;
     char**      files;

@@ -43,6 +43,17 @@ sed "s/<|endoftext|>/\\n&\\n/g" flawed.txt >split.txt
 prints "$args --out split split.txt" "3 documents, "   # the suggested command makes separators of them
 prints "tokenize --tokenizer my-merges.txt --val-frac 0.01 --quiet --out lone text.txt" "--val-frac 0.01" "no validation tokens"
 
+# A document per line; names of files in a file
+printf 'ann\r\nbea\n\n <|endoftext|>\n<|endoftext|>\ncleo' >names.txt
+prints "$args --lines --out names names.txt" "4 documents, " " 28 tokens"
+yes name | head -n 100 >many.txt
+prints "$args --out hint many.txt" "1 document, " "many.txt has many short lines and no blank one" "give --lines"
+printf 'many.txt\n\nnames.txt\n' >list
+prints "$args --lines --out listed --files-from list text.txt" "files of plain text: 3" "105 documents, "
+check "no hint with --lines: $(cat stderr)" [ "$(grep -c 'short lines' stderr)" -eq 0 ]
+"$binary" $args --out piped --files-from - <list >stdout
+check "names from stdin: $(cat stdout)" says "files of plain text: 2" stdout
+
 # A document of bytes, whose last tokens are the validation shards: 2,578 tokens, then 25,780
 yes 123456789 | head -c 2577 >lone.txt
 lone="tokenize --tokenizer my-merges.txt --quiet"
@@ -51,7 +62,7 @@ prints "$lone --val-frac 0.02 --out few lone.txt" "--val-frac 0.02: 51 validatio
 prints "$lone --val-frac 0.11 --out window lone.txt" "--val-frac 0.11: 283 validation tokens" "error of about 0.4 nats"
 refuses 1 "tost --data few_train_*.bin --layers 1 --steps 1 --seq 256 --out no" "few_val_000000.bin: 51 tokens" "--seq 50"
 run --data few_train_000000.bin --layers 1 --channels 8 --heads 1 --steps 1 --seq 50 --out fits
-yes 123456789 | head -c 25779 >lone.txt
+yes 123456789 | tr '\n' ' ' | head -c 25779 >lone.txt
 run $lone --val-frac 0.4 --out many lone.txt
 check "10,312 validation tokens are no reason for a warning: $(cat stderr)" empty stderr
 finish
