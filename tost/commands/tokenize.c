@@ -70,10 +70,17 @@ static void warn_of_validation(double val_frac, double n, double tokens) {
                       "token", val_frac, n, 6 / sqrt(n));
 }
 
+// --tokenizer: a file, or a run or checkpoint, which has one
+static Path find_vocabulary(const char* given) {
+    Path path = path_text("%s", given);
+    return checkpoint_newest(&path, given) || is_dir(given) ? path_in(path.text, TOKENIZER_FILE) : path;
+}
+
 int command_tokenize(const Options* o) {
     Progress progress;
+    const Path vocabulary = find_vocabulary(o->tokenizer);
     TokenizeOptions options = {
-        .tokenizer = o->tokenizer, .out = o->out, .val_frac = o->val_frac,
+        .tokenizer = vocabulary.text, .out = o->out, .val_frac = o->val_frac,
         .seed = (uint64_t)o->recipe.seed, .shard_tokens = (uint64_t)o->shard_tokens, .progress = show_tokens};
     TokenizeResult r;
     StringList files = {0};

@@ -42,6 +42,11 @@ run tokenize --tokenizer a.bpe --val-frac 0 --out mine "$repo/LICENSE"
 run --data mine_train_000000.bin --layers 1 --heads 1 --channels 8 --block-size 8 --batch 2 --total-batch 16 --steps 1 \
     --out run
 check "the model has its tokens: $(grep vocab stdout)" says 290 stdout
+for model in run run/step_00000001; do
+    run tokenize --tokenizer $model --val-frac 0 --out of_run "$repo/LICENSE"
+    check "tokenize takes the tokenizer of $model" same of_run_train_000000.bin mine_train_000000.bin
+    rm of_run_*
+done
 
 # ---- Signals ---------------------------------------------------------------------------------------------------------
 
