@@ -17,23 +17,22 @@ static void show_tokens(void* context, const TokenizeResult* r) {
                   human_count((double)r->tokens).text, 1e-6 * (double)r->read.bytes / (now_seconds() - p->started));
 }
 
-// files: those of o, and of --files-from. free_strings
-static bool begin(Progress* progress, TextInput* in, StringList* files, const Options* o, TostError* err) {
+// free_strings(&in->files)
+static bool begin(Progress* progress, TextInput* in, const Options* o, TostError* err) {
     Bytes list = {0};
     Lines lines = {0};
     const char* name;
+    *in = (TextInput){.jsonl = o->jsonl, .plain = o->plain, .lines = o->lines, .text_field = o->text_field,
+                      .skip_bad_lines = o->skip_bad_lines, .threads = o->recipe.threads, .context = progress};
     signals_ignore_write_errors();
     signals_catch(true);
     *progress = progress_new(stderr, o->quiet);
-    for (int i = 0; i < o->n_files; i++) add_string(files, xstrdup(o->files[i]));
+    for (int i = 0; i < o->n_files; i++) add_string(&in->files, xstrdup(o->files[i]));
     if (o->files_from && !read_lines(&list, &lines, o->files_from, err)) return false;
     for (size_t n; next_line(&name, &n, &lines);)
-        if (n) add_string(files, xasprintf("%.*s", (int)n, name));
+        if (n) add_string(&in->files, xasprintf("%.*s", (int)n, name));
     free(list.data);
-    *in = (TextInput){.files = files->strings, .n_files = files->count, .jsonl = o->jsonl, .plain = o->plain,
-                      .lines = o->lines, .text_field = o->text_field, .skip_bad_lines = o->skip_bad_lines,
-                      .threads = o->recipe.threads, .context = progress};
-    return files->count || !o->files_from || tost_error(err, "--files-from %s names no file", o->files_from);
+    return in->files.count || !o->files_from || tost_error(err, "--files-from %s names no file", o->files_from);
 }
 
 static int failed(const TostError* err) {
@@ -70,25 +69,20 @@ static void warn_of_validation(double val_frac, double n, double tokens) {
                       "token", val_frac, n, 6 / sqrt(n));
 }
 
-// --tokenizer: a file, or a run or checkpoint, which has one
-static Path find_vocabulary(const char* given) {
-    Path path = path_text("%s", given);
-    return checkpoint_newest(&path, given) || is_dir(given) ? path_in(path.text, TOKENIZER_FILE) : path;
-}
-
 int command_tokenize(const Options* o) {
     Progress progress;
-    const Path vocabulary = find_vocabulary(o->tokenizer);
+    Path vocabulary = path_text("%s", o->tokenizer);
+    if (checkpoint_newest(&vocabulary, o->tokenizer) || is_dir(o->tokenizer))   // a run or a checkpoint
+        vocabulary = path_in(vocabulary.text, TOKENIZER_FILE);
     TokenizeOptions options = {
         .tokenizer = vocabulary.text, .out = o->out, .val_frac = o->val_frac,
         .seed = (uint64_t)o->recipe.seed, .shard_tokens = (uint64_t)o->shard_tokens, .progress = show_tokens};
     TokenizeResult r;
-    StringList files = {0};
     TostError err;
-    const bool ok = begin(&progress, &options.in, &files, o, &err) && tokenize_files(&options, &r, &err);
+    const bool ok = begin(&progress, &options.in, o, &err) && tokenize_files(&options, &r, &err);
     progress_erase(&progress);
-    if (ok) print_text_count(o, files.count, &r.read);
-    free_strings(&files);
+    if (ok) print_text_count(o, options.in.files.count, &r.read);
+    free_strings(&options.in.files);
     if (!ok) return failed(&err);
     if (o->val_frac > 0)
         warn_of_validation(o->val_frac, (double)r.written[SPLIT_VAL].tokens, (double)r.tokens);
@@ -115,12 +109,11 @@ int command_vocab(const Options* o) {
     Progress progress;
     VocabOptions options = {.size = o->size, .out = o->out, .progress = show_merges};
     VocabResult r;
-    StringList files = {0};
     TostError err;
-    const bool ok = begin(&progress, &options.in, &files, o, &err) && vocab_learn(&options, &r, &err);
+    const bool ok = begin(&progress, &options.in, o, &err) && vocab_learn(&options, &r, &err);
     progress_erase(&progress);
-    if (ok) print_text_count(o, files.count, &r.read);
-    free_strings(&files);
+    if (ok) print_text_count(o, options.in.files.count, &r.read);
+    free_strings(&options.in.files);
     if (!ok) return failed(&err);
     if (r.frequent < r.wanted)
         print_warning("--size %d: merges that occur %d times or more in the text: %d; give --size %d, or more text",

@@ -159,15 +159,13 @@ static bool file_read(InputFile* f, size_t used, Reader* r, TostError* err) {
 
 // ---- Formats ----
 
-// Many lines, short on average and none of them blank: perhaps a document each
+// Many lines, none of them blank or a separator: perhaps a document each
 static bool has_short_lines(const char* text, size_t n) {
-    enum { MOST = 1 << 16, MANY = 100, SHORT = 300 };
-    const size_t seen = n < MOST ? n : MOST;
-    Lines lines = {text, text + seen, 0};
+    enum { SEEN = 1 << 14, MANY = 60 };   // less than 273 bytes each
+    Lines lines = {text, text + (n < SEEN ? n : SEEN), 0};
     for (const char* line; next_line(&line, &n, &lines);)
-        if (is_blank(line, n)) return false;
-    return lines.number >= MANY && seen <= SHORT * lines.number
-        && !memmem(text, seen, END_OF_TEXT, strlen(END_OF_TEXT));
+        if (is_blank(line, n) || memmem(line, n, END_OF_TEXT, strlen(END_OF_TEXT))) return false;
+    return lines.number >= MANY;
 }
 
 static bool find_format(InputFile* f, Reader* r, TostError* err) {
@@ -226,16 +224,6 @@ static size_t add_documents(Reader* r, const InputFile* f) {
     return p + rest;
 }
 
-// Adds the complete lines in f, without blank ones and separators. Returns the number of bytes used.
-static size_t add_lines(Reader* r, const InputFile* f) {
-    const char *end = f->data + f->n, *line;
-    while (!f->end && end > f->data && end[-1] != '\n') end--;
-    Lines lines = {f->data, end, 0};
-    for (size_t n, at, next; next_line(&line, &n, &lines);)
-        if (!is_blank(line, n) && !document_ends(&at, &next, line, 0, n, true)) add_text(r, line, n, true);
-    return (size_t)(end - f->data);
-}
-
 // Counts broken bytes and separators inside lines. Fails as soon as a file has too many broken bytes whatever follows.
 // A pipe counts as at least 1 GiB until its end.
 static bool check_parts(InputFile* f, Reader* r, TostError* err) {
@@ -292,16 +280,18 @@ static bool decode_lines(Reader* r, const char* name, TostError* err) {
     return true;
 }
 
-// Collects the complete, non-blank lines of f. A line's text will be decoded to the same position in r->text. Returns
-// the number of bytes used.
+// Collects the complete, non-blank lines of JSONL, whose text will be decoded to the same position in r->text. Of plain
+// text, adds them, except separators. Returns the number of bytes used.
 static size_t collect_lines(Reader* r, InputFile* f) {
     const char *end = f->data + f->n, *json;
     while (!f->end && end > f->data && end[-1] != '\n') end--;
     Lines lines = {f->data, end, f->lines};
     r->n_lines = 0;
     r->text = xrealloc(r->text, f->n + 1);
-    for (size_t n; next_line(&json, &n, &lines);) {
+    for (size_t n, at, next; next_line(&json, &n, &lines);) {
         if (is_blank(json, n)) continue;
+        if (!f->jsonl && !document_ends(&at, &next, json, 0, n, true)) add_text(r, json, n, true);
+        if (!f->jsonl) continue;
         r->lines = xgrow(r->lines, r->n_lines, sizeof *r->lines);
         r->lines[r->n_lines++] = (Line){json, n, lines.number, r->text + (json - f->data), 0};
     }
@@ -316,7 +306,7 @@ static bool read_documents(Reader* r, const char* path, UseParts* use, void* job
     TextCount* c = r->count;
     bool ok = file_open(&f, path, err) && find_format(&f, r, err);
     for (bool more = true; ok && more;) {
-        const size_t used = f.jsonl ? collect_lines(r, &f) : r->in->lines ? add_lines(r, &f) : add_documents(r, &f);
+        const size_t used = f.jsonl || r->in->lines ? collect_lines(r, &f) : add_documents(r, &f);
         ok = (f.jsonl ? decode_lines(r, f.name, err) : check_parts(&f, r, err)) && use(job, r->parts, r->n_parts, err)
             && (!signals_received() || interrupted(err));
         r->n_parts = 0;
@@ -335,7 +325,7 @@ bool documents_read(const TextInput* in, TextCount* count, UseParts* use, void* 
     Reader r = {.in = in, .count = count, .batch_bytes = in->batch_bytes ? in->batch_bytes : BATCH_BYTES};
     bool ok = true;
     *count = (TextCount){0};
-    for (int i = 0; ok && i < in->n_files; i++) ok = read_documents(&r, in->files[i], use, job, err);
+    for (int i = 0; ok && i < in->files.count; i++) ok = read_documents(&r, in->files.strings[i], use, job, err);
     if (ok && !count->documents)
         ok = tost_error(err, "no document in the %" PRIu64 " bytes of input%s%s", count->bytes,
                         count->skipped ? "; the first line skipped: " : "", count->first_skipped.text);
@@ -360,7 +350,7 @@ static bool check_file(const char* path, TostError* err) {
 }
 
 bool documents_check(const TextInput* in, TostError* err) {
-    for (int i = 0; i < in->n_files; i++)
-        if (!check_file(in->files[i], err)) return false;
+    for (int i = 0; i < in->files.count; i++)
+        if (!check_file(in->files.strings[i], err)) return false;
     return true;
 }

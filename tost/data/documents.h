@@ -5,10 +5,9 @@
 #include "data/tokenizer.h"
 
 typedef struct {
-    char* const* files;          // "-" is standard input
-    int          n_files;
     bool         jsonl, plain;   // read every input as JSONL or as plain text; neither: see documents_read
     bool         lines;          // every line of plain text is a document
+    StringList   files;          // "-" is standard input
     const char*  text_field;     // of JSONL; NULL: "text"
     bool         skip_bad_lines; // of JSONL
     int          threads;        // 0: OpenMP's default

@@ -133,7 +133,7 @@ static void merge_pair(Learner* l, uint64_t pair, Holders holders) {
 
 static bool learn(Learner* l, TostError* err) {
     pattern_prepare();
-    if (l->o->in.n_files && !documents_read(&l->o->in, &l->r->read, count_words, l, err)) return false;
+    if (l->o->in.files.count && !documents_read(&l->o->in, &l->r->read, count_words, l, err)) return false;
     collect_words(l);
     begin_with_bytes(l);
     fputs("#version: 0.2\n", l->file);

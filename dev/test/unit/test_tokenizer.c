@@ -431,7 +431,7 @@ static Run run(Checks* c, TokenizeOptions o, const char* path) {
     char* files[] = {(char*)path};
     o.tokenizer = vocab_file;
     o.out = "run/x";
-    if (path) o.in.files = files, o.in.n_files = 1;
+    if (path) o.in.files = (StringList){1, files};
     if (!o.shard_tokens) o.shard_tokens = 1000;
     run.ok = tokenize_files(&o, &run.r, &run.err);
     if (run.ok) {
@@ -439,9 +439,9 @@ static Run run(Checks* c, TokenizeOptions o, const char* path) {
         run.train = read_shards("run/x_train_*.bin");
         run.val = read_shards("run/x_val_*.bin");
         check(c, run.r.written[SPLIT_TRAIN].tokens == run.train.n && run.r.written[SPLIT_VAL].tokens == run.val.n
-              && run.r.tokens == run.train.n + run.val.n, "%s: wrong numbers of tokens", o.in.files[0]);
+              && run.r.tokens == run.train.n + run.val.n, "%s: wrong numbers of tokens", o.in.files.strings[0]);
         must(remove_tree("run", &err), "remove_tree", &err);
-    } else check(c, rmdir("run") == 0 || !path_exists("run"), "%s: files remain: %s", o.in.files[0], run.err.text);
+    } else check(c, rmdir("run") == 0 || !path_exists("run"), "%s: files remain: %s", o.in.files.strings[0], run.err.text);
     return run;
 }
 
@@ -455,7 +455,7 @@ static void check_runs(Checks* c, const Bpe* b, const char* what, char** files, 
     };
     Run first = {0};
     for (size_t k = 0; k < countof(runs); k++) {
-        const TokenizeOptions o = {.in = {.files = files, .n_files = n_files, .threads = runs[k].threads,
+        const TokenizeOptions o = {.in = {.files = {n_files, files}, .threads = runs[k].threads,
                                           .batch_bytes = runs[k].batch}, .seed = 5, .val_frac = 0.4};
         reading.slow = runs[k].slow;
         Run r = run(c, o, NULL);

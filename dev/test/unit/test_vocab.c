@@ -13,8 +13,7 @@ typedef struct { bool ok; VocabResult r; TostError err; Bytes file; } Learned;  
 // Learns from text_file; the file of an earlier call is removed.
 static Learned learn(Checks* c, TextInput in, int size) {
     Learned got = {.err = {""}};
-    in.files = (char*[]){(char*)text_file};
-    in.n_files = 1;
+    in.files = (StringList){1, (char*[]){(char*)text_file}};
     unlink(out_file);
     got.ok = vocab_learn(&(VocabOptions){.in = in, .size = size, .out = out_file}, &got.r, &got.err);
     check(c, path_exists(out_file) == got.ok, "a file exists: %d, error '%s'", path_exists(out_file), got.err.text);
