@@ -5,6 +5,7 @@
 #   test               builds and runs the quick tests
 #   test_all           builds and runs all tests
 #   bench              measures speed and memory; compares with PyTorch and tiktoken if PYTHON has them
+#   install            copies the CPU trainer and its starter data to DESTDIR and PREFIX, by default /usr/local
 #   clean              removes everything built by make
 #   help               prints this text
 # For developers (dev/test/README.md, dev/bench/README.md): test_aarch64, test_mutants, torture, fuzz, bench_cuda
@@ -130,7 +131,7 @@ build/variant: FORCE
 $(BUILD)/flags: build/variant
 	@mkdir -p $(@D); [ "$$(cat $@ 2>/dev/null)" = "$(COMPILE) $(LIB_OBJ)" ] || echo "$(COMPILE) $(LIB_OBJ)" > $@
 
-include dev/cuda.mk dev/test.mk dev/bench.mk
+include dev/cuda.mk dev/test.mk dev/bench.mk dev/install.mk
 
 clean:
 	rm -rf build train_gpt_tost train_gpt_tostcu test_tost

@@ -1,6 +1,7 @@
 // recipe.c: text of settings, and the recipe of a run: presets, checkpoints, differences.
 #include "recipe.h"
 
+#include <ctype.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -67,18 +68,29 @@ void setting_set(void* base, const Setting* row, double value) {
     else *(int*)field_of(base, row) = (int)value;
 }
 
-// A decimal number with a unit: of integers k, M, G (or B) and T, the powers of 1000; of times s, m, h and d.
+// A decimal number with a unit: of integers k, M, G (or B) and T, the powers of 1000; of times s, m (min), h and d. Times
+// may have several, as in 1h30m, or be Slurm's M:S, H:M:S, D-H, D-H:M or D-H:M:S.
 static bool with_unit(double* value, const char* text, SettingKind kind) {
     static const struct { char name; bool time; double factor; } units[] = {
         {'k', false, 1e3}, {'K', false, 1e3}, {'M', false, 1e6}, {'G', false, 1e9}, {'B', false, 1e9},
-        {'T', false, 1e12}, {'s', true, 1}, {'m', true, 60}, {'h', true, 3600}, {'d', true, 86400}};
+        {'T', false, 1e12}, {'s', true, 1}, {'m', true, 60}, {'h', true, 3600}, {'d', true, 86400}, {':', true, 60},
+        {'-', true, 86400}};
     char* end;
     double exact = strtod(text, &end);
     if (end == text || strspn(text, "0123456789.eE+-") < (size_t)(end - text)) return false;   // nan, hexadecimal
     for (size_t i = 0; kind != REAL && i < countof(units); i++) {
         if (units[i].name != *end || units[i].time != (kind == DURATION)) continue;
-        exact *= units[i].factor;
-        end++;
+        const char unit = *end, *colon = strchr(end + 1, ':');
+        const bool two = colon && strchr(colon + 1, ':');
+        exact *= unit == ':' && colon ? 3600 : units[i].factor;
+        end += strncmp(end, "min", 3) == 0 ? 3 : 1;
+        if (kind != DURATION || !*end) break;
+        const TextLine rest = text_line("%s%s", end, unit != '-' || two ? "" : colon ? ":0" : ":0:0");
+        double more;
+        end += strlen(end);
+        if (!with_unit(&more, rest.text, kind) || more < 0 || (unit == ':' && two)
+            || (isalpha(unit) && isdigit(end[-1]))) return false;   // 1h30
+        exact += more;
         break;
     }
     *value = kind == INT || kind == INT64 ? round(exact) : exact;   // 0.3M is not exactly 300000 in binary
@@ -86,7 +98,7 @@ static bool with_unit(double* value, const char* text, SettingKind kind) {
 }
 
 static bool parse_number(void* base, const Setting* row, const char* text, TostError* err) {
-    static const char time[] = "a time such as 90m or 2.5h, or a number of seconds";
+    static const char time[] = "a time such as 90m, 1h30m or 1-00:00:00, or a number of seconds";
     const char* what = row->kind == DURATION ? time : row->kind == REAL ? "a number" : "an integer";
     double value;
     if (with_unit(&value, text, row->kind) && value >= row->min && value <= row->max) {

@@ -41,46 +41,42 @@ static bool read_arrived(Bytes* text, Prompts* p, TostError* err) {
     return !ferror(stdin) || tost_error(err, "standard input: cannot be read: %s", strerror(errno));
 }
 
-static bool read_more(Bytes* file, Prompts* p, const Options* o, TostError* err) {
-    const char *path = o->prompts, *line;
-    const bool standard = strcmp(path, "-") == 0;
+static bool read_more(Prompts* p, const char* path, TostError* err) {
+    const bool standard = strcmp(path, "-") == 0, first = !p->lines;
+    const char* line;
+    Bytes file = {0};
     size_t skip = 0;
-    if (!(standard ? read_arrived(file, p, err) : (p->end = read_file(file, path, err)))
-        || (!p->lines && !text_check_head(&skip, standard ? "standard input" : path, file->data, file->size, err)))
-        return false;
-    Lines lines = {file->data + skip, file->data + file->size, p->lines};
-    if (!p->lines) p->jsonl = has_suffix(path, ".jsonl") || begins_json(lines.at, lines.end, '{');
-    if (!p->lines && lines.at == lines.end)
-        return tost_error(err, "--prompts %s is empty: give one prompt per line", path);
-    if (!p->jsonl && !check_utf8_text(path, lines.at, (size_t)(lines.end - lines.at), err)) return false;
-    for (size_t n; next_line(&line, &n, &lines);) {
+    bool ok = (standard ? read_arrived(&file, p, err) : (p->end = read_file(&file, path, err)))
+        && (!first || text_check_head(&skip, standard ? "standard input" : path, file.data, file.size, err));
+    Lines lines = {file.data + skip, file.data + file.size, p->lines};
+    if (ok && first) p->jsonl = has_suffix(path, ".jsonl") || begins_json(lines.at, lines.end, '{');
+    if (ok && first && lines.at == lines.end)
+        ok = tost_error(err, "--prompts %s is empty: give one prompt per line", path);
+    ok = ok && (p->jsonl || check_utf8_text(path, lines.at, (size_t)(lines.end - lines.at), err));
+    for (size_t n; ok && next_line(&line, &n, &lines);) {
         if (is_blank(line, n)) continue;
         p->prompt = xgrow(p->prompt, p->count, sizeof *p->prompt);
         Prompt* next = &p->prompt[p->count++];
         *next = (Prompt){.line = lines.number, .place = p->read++, .text = xcalloc(n + 1, 1), .n = n};
         if (!p->jsonl) memcpy(next->text, line, n);
-        else if (!json_text_field(next->text, &next->n, &next->id, line, n, "prompt", err))
-            return tost_error(err, "--prompts %s: line %zu: %s", path, next->line, err->text);
+        else ok = json_text_field(next->text, &next->n, &next->id, line, n, "prompt", err)
+            || tost_error(err, "--prompts %s: line %zu: %s", path, next->line, err->text);
     }
     p->lines = lines.number;
-    return true;
+    free(file.data);
+    return ok;
 }
 
 bool prompts_read(Prompts* p, const Options* o, TostError* err) {
-    Bytes file = {0};
     bool ok = true;
     prompts_free(p);
-    if (!o->prompts) {
-        ok = read_prompt(&file, o, err);
-        p->prompt = xgrow(NULL, p->count++, sizeof *p->prompt);
-        p->prompt[0] = (Prompt){.line = 1, .text = file.data, .n = file.size};
-        p->end = true;
-        return ok;
-    }
-    for (; ok && !p->count && !p->end; file = (Bytes){0}) {
-        ok = read_more(&file, p, o, err);
-        free(file.data);
-    }
+    while (ok && o->prompts && !p->count && !p->end) ok = read_more(p, o->prompts, err);
+    if (o->prompts) return ok;
+    Bytes text = {0};
+    ok = read_prompt(&text, o, err);
+    p->prompt = xgrow(NULL, p->count++, sizeof *p->prompt);
+    p->prompt[0] = (Prompt){.line = 1, .text = text.data, .n = text.size};
+    p->end = true;
     return ok;
 }
 

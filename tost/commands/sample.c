@@ -212,8 +212,7 @@ static bool write_many(Sampling* s, TostError* err) {
     return ok;
 }
 
-// Creates the model for as many texts at a time as fit in memory: at most SPARE_BYTES more than for one. more: prompts
-// of any length may follow.
+// Creates the model for as many texts at a time as fit in SPARE_BYTES more than for one. more: further prompts follow
 static bool create_model(Sampling* s, LoadedModel* m, bool more, TostError* err) {
     const size_t SPARE_BYTES = (size_t)1 << 30;
     const Options* o = s->o;

@@ -40,18 +40,28 @@ static int failed(const TostError* err) {
     return signals_received() ? 128 + signals_received() : STATUS_FAILED;
 }
 
+// Many lines, none of them blank: perhaps a document each
+static bool has_short_lines(const char* path) {
+    enum { SEEN = 1 << 14, MANY = 60 };   // less than 273 bytes each
+    char head[SEEN];
+    const char* line;
+    Lines lines = {head, head + read_head(head, SEEN, path), 0};
+    for (size_t n; next_line(&line, &n, &lines);)
+        if (is_blank(line, n)) return false;
+    return lines.number >= MANY;
+}
+
 // Prints how the files were read, and warnings.
-static void print_text_count(const Options* o, int files, const TextCount* c) {
+static void print_text_count(const Options* o, const StringList* files, const TextCount* c) {
     if (c->broken.count) print_warning("%s; they are kept as they are", broken_line(&c->broken).text);
     if (c->skipped) print_warning("lines skipped: %" PRIu64 ", the first: %s", c->skipped, c->first_skipped.text);
     if (c->inside)
         print_warning("%s: " END_OF_TEXT " inside lines, read as text: %" PRIu64 "; sed 's/<|endoftext|>/\\n&\\n/g' "
                       "FILE makes separators of them", c->inside_in, c->inside);
-    if (c->short_lines)
-        print_warning("%s has many short lines and no blank one: if each line is a document, give --lines",
-                      c->short_lines);
-    if (!o->quiet && files)
-        printf("files of plain text: %d, of JSONL: %d\n", files - c->jsonl_files, c->jsonl_files);
+    if (!o->lines && files->count && c->documents == (uint64_t)files->count && has_short_lines(files->strings[0]))
+        print_warning("%s is one document of many lines: if each is a document, give --lines", files->strings[0]);
+    if (!o->quiet && files->count)
+        printf("files of plain text: %d, of JSONL: %d\n", files->count - c->jsonl_files, c->jsonl_files);
 }
 
 // Of few validation tokens, n. The standard error of a loss is about 6/√n nats per token: 0.009 was measured with
@@ -81,7 +91,7 @@ int command_tokenize(const Options* o) {
     TostError err;
     const bool ok = begin(&progress, &options.in, o, &err) && tokenize_files(&options, &r, &err);
     progress_erase(&progress);
-    if (ok) print_text_count(o, options.in.files.count, &r.read);
+    if (ok) print_text_count(o, &options.in.files, &r.read);
     free_strings(&options.in.files);
     if (!ok) return failed(&err);
     if (o->val_frac > 0)
@@ -112,7 +122,7 @@ int command_vocab(const Options* o) {
     TostError err;
     const bool ok = begin(&progress, &options.in, o, &err) && vocab_learn(&options, &r, &err);
     progress_erase(&progress);
-    if (ok) print_text_count(o, options.in.files.count, &r.read);
+    if (ok) print_text_count(o, &options.in.files, &r.read);
     free_strings(&options.in.files);
     if (!ok) return failed(&err);
     if (r.frequent < r.wanted)

@@ -72,25 +72,31 @@ static bool read_text(int* status, Run* r, TostError* err) {
     return ok && *status == 0;
 }
 
-int command_train(const Options* args, TostComm* comm, const TostEngine* engine) {
-    Run r = {.args = args, .recipe = recipe_copy(&args->recipe), .comm = comm, .engine = engine, .saved_step = -1,
-             .progress = progress_new(stdout, args->quiet || comm_rank(comm) != 0)};
+int command_train(const Options* given, TostComm* comm, const TostEngine* engine) {
+    Options args = *given;
+    // --resume auto: resumes the run in --out or, if it has no checkpoint, starts it
+    args.resume |= args.resume_auto && checkpoint_newest(&(Path){""}, args.out);
+    comm_broadcast(comm, &args.resume, sizeof args.resume, 0);
+    if (args.resume_auto && args.resume) args.init = NULL, args.text = (StringList){0}, args.run_for = 0;
+    if (args.resume_auto) args.overwrite = !args.resume;
+    Run r = {.args = &args, .recipe = recipe_copy(&args.recipe), .comm = comm, .engine = engine, .saved_step = -1,
+             .progress = progress_new(stdout, args.quiet || comm_rank(comm) != 0)};
     TostError err;
     signals_ignore_write_errors();
     if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
     bool ok = run_agree(&r, run_find(&r, &err), &err), finished = ok && run_is_finished(&r);
     const bool existed = r.out.text[0] && is_dir(r.out.text);
     int text = 0;
-    ok = ok && (args->text.count == 0 || read_text(&text, &r, &err));
+    ok = ok && (args.text.count == 0 || read_text(&text, &r, &err));
     // Rank 0 decides, because ranks may see different folders.
     comm_broadcast(r.comm, &finished, sizeof finished, 0);
     if (finished)
         progress_text(&r.progress, "%s is finished: %lld of %lld steps; use a larger --steps to continue", r.out.text,
                       (long long)r.info.step, (long long)r.recipe.steps);
-    else ok = ok && options_same(args, &r.recipe, r.comm, &err) && run_set_up(&r, &err) && run_train(&r, &err);
+    else ok = ok && options_same(&args, &r.recipe, r.comm, &err) && run_set_up(&r, &err) && run_train(&r, &err);
     const int signal = run_signal(&r);
     const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.recipe.steps;
-    if (args->text.count && !ok && comm_rank(comm) == 0 && r.lock.path.text[0] && !checkpoint_is_run(r.out.text)) {
+    if (args.text.count && !ok && comm_rank(comm) == 0 && r.lock.path.text[0] && !checkpoint_is_run(r.out.text)) {
         if (!text) remove_shards(&r);
         lock_release(&r.lock);
         if (!existed) rmdir(r.out.text);   // fails if it is not empty

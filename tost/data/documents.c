@@ -159,22 +159,11 @@ static bool file_read(InputFile* f, size_t used, Reader* r, TostError* err) {
 
 // ---- Formats ----
 
-// Many lines, none of them blank or a separator: perhaps a document each
-static bool has_short_lines(const char* text, size_t n) {
-    enum { SEEN = 1 << 14, MANY = 60 };   // less than 273 bytes each
-    Lines lines = {text, text + (n < SEEN ? n : SEEN), 0};
-    for (const char* line; next_line(&line, &n, &lines);)
-        if (is_blank(line, n) || memmem(line, n, END_OF_TEXT, strlen(END_OF_TEXT))) return false;
-    return lines.number >= MANY;
-}
-
 static bool find_format(InputFile* f, Reader* r, TostError* err) {
     if (!file_read(f, 0, r, err)) return false;
     const TextInput* in = r->in;
     const char* end = f->data + f->n;
     f->jsonl = in->jsonl || (!in->plain && (has_suffix(f->name, ".jsonl") || begins_json(f->data, end, '{')));
-    if (!f->jsonl && !in->lines && !r->count->short_lines && has_short_lines(f->data, f->n))
-        r->count->short_lines = f->name;
     if (f->jsonl || in->plain) return true;
     if (!begins_json(f->data, end, '[')) return check_markup(f->name, f->data, end, err);
     return tost_error(err, "%s: a JSON array; jq -c '.[]' FILE | ./train_gpt_tost … - reads its objects (jq -c '.[] | "

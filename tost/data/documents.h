@@ -23,7 +23,6 @@ typedef struct {
     Broken   broken;                 // of plain text; first and name: of the first file with such bytes
     uint64_t inside;                 // <|endoftext|> of plain text that is not a line of its own
     const char* inside_in;           // the first file with such
-    const char* short_lines;         // the first file of plain text that may have a document per line, or NULL
 } TextCount;
 
 enum { DOCUMENT_HEAD = 1024 };

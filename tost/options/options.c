@@ -1,6 +1,7 @@
 #include "options/options.h"
 
 #include <ctype.h>
+#include <unistd.h>
 
 #include "base/crc32.h"
 #include "data/lines.h"
@@ -41,7 +42,6 @@ const Setting option_table[OPTION_ROWS] = {
     {"text", TRAIN, LIST, AT(text), "GLOB", .help = "text or JSONL files to train on: learns a vocabulary, writes "
      "token shards to the run folder, and trains on them. For more control, run vocab and tokenize, and give --data",
      .not_with = "data", .needs = "for"},
-    {"lines", TRAIN, FLAG, AT(lines), "", .help = "every line of plain text in --text is a document", .needs = "text"},
     RECIPE_DATA(ROW)
     {"data", EVAL, LIST, AT(recipe.data), "GLOB",
      .help = "token shards to evaluate. Either this or --task is required"},
@@ -69,9 +69,10 @@ const Setting option_table[OPTION_ROWS] = {
     {"out", TOKENIZE, STRING, AT(out), "PREFIX",
      .help = "write shards PREFIX_train_000000.bin … and PREFIX_val_000000.bin …, and PREFIX_vocab.bpe for train",
      .default_text = required},
-    {"resume", TRAIN, FLAG, AT(resume), "",
-     .help = "continue from the newest checkpoint in --out (by default the newest run in out/), bit by bit "
-     "with the same version on the same kind of processor", .not_with = "overwrite"},
+    {"resume", TRAIN, FLAG, AT(resume), "[auto]",
+     .help = "continue from the newest checkpoint in --out (by default the newest run in out/), bit by bit with the same "
+     "version on the same kind of processor; auto: if there is none, start the run, so that a job can be restarted with "
+     "the same command", .not_with = "overwrite"},
     {"overwrite", TRAIN, FLAG, AT(overwrite), "",
      .help = "if --out has a run: rename its folder to DIR.1, DIR.2, …, and start a new one", .needs = "out"},
     {"val-frac", TOKENIZE, REAL, AT(val_frac), "X",
@@ -83,8 +84,8 @@ const Setting option_table[OPTION_ROWS] = {
     {"plain", TEXT, FLAG, AT(plain), "",
      .help = "read all input as plain text, whatever its first line; <|endoftext|> inside lines is text",
      .not_with = "jsonl"},
-    {"lines", TEXT, FLAG, AT(lines), "", .help = "every line of plain text is a document, such as a name or a quote",
-     .not_with = "jsonl"},
+    {"lines", TRAIN | TEXT, FLAG, AT(lines), "", .help = "every line of plain text is a document, such as a name",
+     .not_with = "jsonl", .needs = "text"},
     {"files-from", TEXT, STRING, AT(files_from), "FILE|-",
      .help = "also read the files named in FILE or on stdin, one name per line, as find prints them"},
     {"text-field", TEXT, STRING, AT(text_field), "NAME", .help = "the field of JSONL that has the text",
@@ -129,7 +130,7 @@ const Setting option_table[OPTION_ROWS] = {
     {.help = "Validation, samples and checkpoints"},
     RECIPE_VALIDATION(ROW)
     {"max-time", TRAIN, DURATION, AT(max_time), "TIME",
-     .help = "save and stop before the next step would exceed this time, such as 2.5h; status 75 if steps are left",
+     .help = "save and stop before a step exceeds this time, such as 2.5h or 1-12:00:00; status 75 if steps are left",
      0.001, 10000 * 86400.0, .default_text = "off"},
     {.help = "Sampling"},
     {"prompt", SAMPLE, STRING, AT(prompt), "TEXT|@FILE|-",
@@ -344,8 +345,13 @@ static void set_defaults(Options* o, const TostEngine* engine) {
             setting_set(o, row, row->value);
     }
     const bool starter = o->text.count == 0 && (o->recipe.preset == 0 || o->run_for > 0);
-    if (train && starter && !recipe_given(&o->recipe, RECIPE_data))
-        add_string(&o->recipe.data, xstrdup("data/starter/starter_train_*.bin"));
+    if (train && starter && !recipe_given(&o->recipe, RECIPE_data)) {
+        Path at = {""};   // of the program, then of the data that make install copies
+        const bool found = readlink("/proc/self/exe", at.text, PATH_MAX) > 0;
+        at = path_text("%s/share/train_gpt_tost", path_above(path_above(at.text).text).text);
+        if (!found || is_dir("data/starter") || !is_dir(at.text)) at = path_text("data/starter");
+        add_string(&o->recipe.data, xasprintf("%s/starter_train_*.bin", at.text));
+    }
 }
 
 // ---- Checks of combinations ----
@@ -369,9 +375,9 @@ static bool check_pairs(const Options* o, TostError* err) {
             return tost_error(err, "%s needs --%s %s", command_table[o->command].name, row->name, row->values);
         if (o->given[i] && row->not_with && option_given(o, row->not_with))
             return tost_error(err, "--%s and --%s: give one of them", row->name, row->not_with);
-        if (o->given[i] && row->needs && !option_given(o, row->needs))
-            return tost_error(err, "--%s needs --%s %s", row->name, row->needs,
-                              find_row(row->needs, strlen(row->needs), o->command)->values);
+        const Setting* needs = row->needs ? find_row(row->needs, strlen(row->needs), o->command) : NULL;
+        if (o->given[i] && needs && !option_given(o, row->needs))
+            return tost_error(err, "--%s needs --%s %s", row->name, row->needs, needs->values);
     }
     return true;
 }
@@ -380,6 +386,7 @@ static bool check_train(Options* o, TostError* err) {
     if (!o->recipe.data.count && !o->text.count && !o->resume)
         return tost_error(err, "--preset %s needs --data GLOB: token shards made with tokenize",
                           choice_name(TOST_PRESETS, o->recipe.preset).text);
+    if (o->resume_auto && !o->out) return tost_error(err, "--resume auto needs --out DIR");
     if (o->run_for > 0 && (o->resume || o->recipe.epochs > 0))
         return tost_error(err, "--for chooses the steps of a new run: leave out --%s", o->resume ? "resume" : "epochs");
     if (o->run_for > 0 && o->recipe.optimizer != TOST_MUON && !recipe_given(&o->recipe, RECIPE_lr))
@@ -438,8 +445,9 @@ static bool take_option(Options* o, char* const** at, TostError* err) {
     if (!row)
         return tost_error(err, "--%s is an option of %s, not of %s", any->name, command_names(any->name).text,
                           command_table[o->command].name);
+    const bool automatic = row->field == AT(resume) && strcmp(equals ? equals + 1 : next ? next : "", "auto") == 0;
     const bool valued = row->kind > FLAG;
-    if (!valued && equals) return tost_error(err, "--%s takes no value: %.200s", row->name, arg);
+    if (!valued && equals && !automatic) return tost_error(err, "--%s takes no value: %.200s", row->name, arg);
     // If the value is the name of an option, the value was forgotten. --name=--value is accepted.
     const bool forgotten = valued && !equals && next && strncmp(next, "--", 2) == 0
                            && find_row(next + 2, strcspn(next + 2, "="), COMMANDS);
@@ -449,11 +457,12 @@ static bool take_option(Options* o, char* const** at, TostError* err) {
     bool* given = &o->given[row - option_table];
     if (row->kind == HELP) o->page = row->name;
     else if (*given && row->kind != LIST) return tost_error(err, "--%s is given twice", row->name);
-    *given = true;
+    *given = !automatic;   // whether it resumes is not known yet
+    o->resume_auto |= automatic;
     if (recipe_row(row) < RECIPE_ROWS) o->recipe.given |= (uint64_t)1 << recipe_row(row);
     const bool glob = strcmp(row->values, "GLOB") == 0;   // the shell may have expanded it
-    bool ok = parse_value(o, row, !valued ? "" : equals ? equals + 1 : next, err);
-    *at += valued && !equals;
+    bool ok = automatic || parse_value(o, row, !valued ? "" : equals ? equals + 1 : next, err);
+    *at += (valued || automatic) && !equals;
     for (; ok && glob && (*at)[1] && (*at)[1][0] != '-'; ++*at)
         ok = parse_value(o, row, (*at)[1], err);
     return ok;

@@ -16,7 +16,7 @@ typedef struct {
     TostRecipe  recipe;                    // of train; other commands set and use a few fields of it
     double      max_time, run_for;         // seconds; 0: off
     StringList  text;                      // files to train on; empty: none
-    bool        resume, overwrite, quiet;
+    bool        resume, resume_auto, overwrite, quiet;
     double      rank_timeout;              // seconds; 0: none
     char       *model, *init, *tokenizer, *out;   // NULL: not given
     // sampling

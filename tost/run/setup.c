@@ -185,8 +185,8 @@ static bool create_model(Run* r, TostError* err) {
 
 bool run_set_up(Run* r, TostError* err) {
     char device[256];
-    const bool has_data = recipe_given(&r->recipe, RECIPE_data) || is_dir("data/starter")
-        || tost_error(err, "data/starter not found: run in the repository root, or give --data GLOB");
+    const bool has_data = recipe_given(&r->recipe, RECIPE_data) || is_dir(path_above(r->recipe.data.strings[0]).text)
+        || tost_error(err, "data/starter not found: run in the repository root, make install, or give --data GLOB");
     const bool ready = has_data && open_tokenizer(r, err) && open_data(r, err) && open_val_data(r, err)
                        && check_split(r, err);
     if (!run_agree(r, ready, err)) return false;

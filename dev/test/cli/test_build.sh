@@ -71,6 +71,11 @@ done
 execute ${CC:-cc} -std=c11 -I"$repo" -I"$repo/tost" -D__i386__ -U__SSE2_MATH__ -fsyntax-only -x c "$repo/tost/model.h"
 check "x87 is refused: $(cat stderr)" grep -q "error.*x87.*ARCH='-msse2 -mfpmath=sse'" stderr
 
+# An installed program finds the starter; -o: the program is not made again
+succeeds make -s -C "$repo" -o train_gpt_tost install DESTDIR="$dir/root" PREFIX=/usr
+execute "$dir/root/usr/bin/train_gpt_tost" --help
+check "the help names its data" says "$dir/root/usr/share/train_gpt_tost/starter_train" stdout
+
 # The check of processor.c: with no features it passes; with all, it names one that an old processor lacks.
 if [ "$(uname -m)" = x86_64 ] && old=$(command -v qemu-x86_64); then
     printf '%s\n' '#include <stdio.h>' '#include "base/processor.h"' \

@@ -48,6 +48,7 @@ cp mine/text_vocab.bpe learned.bpe
 tr . '\n' <long.txt >lines.txt
 prints "--text lines.txt --lines --for 2s $given --tokenizer learned.bpe --out mine --overwrite" \
     "the old run is now in mine.1" "tokenizer  learned.bpe" "$(grep -c make lines.txt) documents"
+prints "--text lines.txt --lines --for 2s $sizes --total-batch 128 --resume auto --out mine" "is finished"
 execute tost --text "$dir/text.txt" --for 2s --seq 32 --val-windows 9 --keep-best --channels 30 --heads 7 --out no
 check "7 heads of 30 channels: exit status $status" [ $status -eq 1 ]
 check "a run that cannot start leaves no folder: $(ls no 2>/dev/null)" [ ! -e no ]

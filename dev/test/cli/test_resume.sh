@@ -14,6 +14,17 @@ run --resume --out halfway
 check "a resumed run equals an uninterrupted one" same_run straight halfway
 prints "--resume --out halfway" "is finished"
 
+# One command for the first start and each restart
+start="$tiny --steps 6 --save-every 3 --val-every 2 --sample-every 2 --resume auto --out auto"
+mkdir auto
+cp straight/log.csv auto   # of a run that ended before its first checkpoint
+prints "$start" "the old run is now in auto.1"
+rm -r auto/step_00000006
+prints "$start" "resumed    auto/step_00000003"
+check "--resume auto starts a run and continues it" same_run straight auto
+prints "--init straight $data --keep-optimizer --steps 2 $never --resume=auto --out auto_init" "done: 2 steps"
+prints "--init straight $data --keep-optimizer --steps 2 $never --resume=auto --out auto_init" "is finished"
+
 # resumed OPTIONS…: a run of 4 steps in `whole`, and one in `parts` that is stopped after step 2 and resumed
 resumed() {
     rm -rf whole parts

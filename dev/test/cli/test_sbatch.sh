@@ -44,10 +44,9 @@ job() {
 
 time=2026-01-01T00:01:00
 job 138 none None 0 requeued
-check "a run without a checkpoint starts again" says "--steps 9 --overwrite --out run" arguments
+check "the first start and later ones have the same command" says "--steps 9 --resume auto --out run" arguments
 job 75 step_00000003 None 1 requeued
 job 138 step_00000005 None 2 requeued
-check "a run with a checkpoint is resumed" says "--steps 9 --resume --out run" arguments
 job 137 step_00000008 None 3 requeued
 job 138 none None 1 ''
 check "it says why" says "without a new checkpoint in run" stderr

@@ -46,11 +46,11 @@ prints "tokenize --tokenizer my-merges.txt --val-frac 0.01 --quiet --out lone te
 # A document per line; names of files in a file
 printf 'ann\r\nbea\n\n <|endoftext|>\n<|endoftext|>\ncleo' >names.txt
 prints "$args --lines --out names names.txt" "4 documents, " " 28 tokens"
-yes name | head -n 100 >many.txt
-prints "$args --out hint many.txt" "1 document, " "many.txt has many short lines and no blank one" "give --lines"
+yes name | head -n 60 >many.txt
+prints "$args --out hint many.txt" "1 document, " "many.txt is one document of many lines" "give --lines"
 printf 'many.txt\n\nnames.txt\n' >list
-prints "$args --lines --out listed --files-from list text.txt" "files of plain text: 3" "105 documents, "
-check "no hint with --lines: $(cat stderr)" [ "$(grep -c 'short lines' stderr)" -eq 0 ]
+prints "$args --lines --out listed --files-from list text.txt" "files of plain text: 3" "65 documents, "
+check "no hint with --lines: $(cat stderr)" [ "$(grep -c 'many lines' stderr)" -eq 0 ]
 "$binary" $args --out piped --files-from - <list >stdout
 check "names from stdin: $(cat stdout)" says "files of plain text: 2" stdout
 

@@ -1,4 +1,4 @@
-// test_core.c: initial values, floating-point operations, number of threads.
+// test_core.c: initial values, floating-point operations, number of threads, times.
 #include "base/openmp.h"
 #include "base/rng.h"
 #include "cpu/threads.h"
@@ -141,6 +141,20 @@ static void test_threads(Checks* c) {
     threads_set(max);
 }
 
+static void test_times(Checks* c) {
+    static const struct { const char* text; double seconds; } cases[] = {   // -1: refused
+        {"90", 90}, {"2.5h", 9000}, {"1e3", 1000}, {"5min", 300}, {"1h30m", 5400}, {"1d2h3min4.5s", 93784.5},
+        {"30:00", 1800}, {"00:30:10", 1810}, {"1-12", 129600}, {"1-12:30", 131400}, {"2-01:02:03", 176523},
+        {"", -1}, {"1h30", -1}, {"1:2:3:4", -1}, {"1-2:3:4:5", -1}, {"1h-5m", -1}, {"100ms", -1}, {"m", -1}, {":30", -1},
+    };
+    static const Setting time = {"time", .kind = DURATION, .max = 1e9};
+    for (size_t i = 0; i < countof(cases); i++) {
+        double seconds = -1;
+        setting_parse(&seconds, &time, cases[i].text, &(TostError){0});
+        check(c, seconds == cases[i].seconds, "time '%s': %g s", cases[i].text, seconds);
+    }
+}
+
 int main(void) {
-    return RUN_TESTS("core", test_init, test_flops, test_threads);
+    return RUN_TESTS("core", test_init, test_flops, test_threads, test_times);
 }

@@ -1,0 +1,9 @@
+# install.mk: installs the program, and the starter's shards and vocabulary, which it finds in ../share from its folder.
+PREFIX ?= /usr/local
+
+install: train_gpt_tost
+	install -d "$(DESTDIR)$(PREFIX)/bin" "$(DESTDIR)$(PREFIX)/share/train_gpt_tost"
+	install train_gpt_tost "$(DESTDIR)$(PREFIX)/bin"
+	install -m 644 data/starter/* "$(DESTDIR)$(PREFIX)/share/train_gpt_tost"
+
+.PHONY: install
