@@ -61,12 +61,12 @@ void print_page(const Options* o, const TostEngine* engine) {
     }
     if (o->command == COMMAND_TRAIN) print_examples();
     if (!o->named) printf("\nCOMMAND --help lists the options of a command. Options of train:\n");
+    if (o->command == COMMAND_TRAIN)
+        print_wrapped("Options with * may be changed on --resume; those that are not given keep the values of the run, "
+                      "except --max-time, --quiet and --rank-timeout.", printf("\n") - 1);
     print_options(o);
-    if (o->command == COMMAND_TRAIN) {
-        printf("\n");
-        print_wrapped("* may be changed on --resume. Options that are not given keep the values of the run, except "
-                      "--max-time, --quiet and --rank-timeout.", 0);
-    }
-    print_wrapped("0 success, 1 failure, 2 invalid command line, 75 stopped by --max-time or the loss of a rank "
-                  "(--resume continues), 128 + N stopped by signal N.", printf("\nExit status: ") - 1);
+    const char* resumable = o->command == COMMAND_TRAIN ? "75 stopped by --max-time or the loss of a rank (--resume "
+                            "continues), " : o->command == COMMAND_EVAL ? "75 stopped by the loss of a rank, " : "";
+    print_wrapped(text_line("0 success, 1 failure, 2 invalid command line, %s128 + N stopped by signal N.",
+                            resumable).text, printf("\nExit status: ") - 1);
 }

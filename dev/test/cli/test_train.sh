@@ -25,12 +25,15 @@ check "another seed gives another run" [ "$(training_of plain)" != "$(training_o
 for command in train sample eval vocab tokenize info; do
     run $command --help
     check "$command --help: nothing on stderr" empty stderr
+    case $command in train | eval) status=1 ;; *) status=0 ;; esac
+    check "$command --help: status 75 only where it occurs" [ "$(tr -s '\n ' ' ' <stdout | grep -c '75 stopped by')" -eq $status ]
     check "$command --help: at most 80 columns" [ -z "$(sed 's/[×…]/x/g' stdout | awk 'length > 80')" ]
 done
 prints --help "vocab --size N" "tokenize --tokenizer FILE" "(default: 128 tokens)"
 prints "--preset tost-base --help" "(default: 491520 tokens)"
 prints "--data a:1 b:2 --help" "(default: a:1 b:2)"
 prints "train --help" "--steps N                     total number of steps"
+check "train --help explains * before it is used" [ "$(grep -m 1 -n -F '*' stdout | grep -c 'with \* may')" -eq 1 ]
 check "train --help begins with three examples" [ "$(head -n 10 stdout | grep -c '^  # ')" -eq 3 ]
 
 # ---- Ends of runs, and the best checkpoint ---------------------------------------------------------------------------
