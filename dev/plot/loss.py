@@ -5,10 +5,10 @@
 RUN is a log.csv, or the run folder that contains it, of the trainer or of dev/reference/train.py. Runs joined by
 commas, such as runs with different seeds, are averaged: they are one curve. Training loss is drawn twice: pale as
 logged, and smoothed (centred mean over 1/40 of the run; in a short run, over 1/10, at most 10 values). Validation loss
-is drawn as points. Each curve is thinner than the one below it, so that both are visible where they overlap. The script
+is drawn as joined points. Each curve is thinner than the one below it, so that both are visible where they overlap. The script
 prints the last validation loss of each curve, for several runs with their standard deviation. --difference adds a panel
 with each curve's losses minus the first curve's at the same number of tokens, and prints the largest differences.
---published draws the paper's losses on a dataset, and those of GPT-2 base.
+--published draws the paper's losses on a dataset, and those of GPT-2 base. A note says if runs have different data.
 Needs Python 3.11 or later and matplotlib.
 """
 
@@ -18,7 +18,7 @@ import sys
 
 from cli import command, need, option_parser, run
 from figure import COLORS, add_options, check_options, matplotlib, padded_labels, plain, style_axes, write
-from runs import mean_of_runs, numpy as np
+from runs import different_data, mean_of_runs, numpy as np
 
 # Wu et al., ICLR 2025, arXiv 2412.17810; nats per token
 PUBLISHED = {
@@ -28,7 +28,7 @@ PUBLISHED = {
     "ptb": {"ToST-base": 6.39, "ToST-medium": 5.64, "ToST-large": 5.03, "GPT-2 base": 5.75},
 }
 RAW_ALPHA = 0.28
-MOST_POINTS = 40  # markers of validations per run; more of them are joined by a line
+MOST_POINTS = 40  # markers of validations per run
 COMPARED = {"train_loss": "training loss", "val_loss": "validation loss", "grad_norm": "gradient norm",
             "lr": "learning rate"}
 
@@ -88,10 +88,9 @@ def draw_losses(axes, runs, args):
                   label=plain(run.label), solid_capstyle="round")
         tokens, val = run.points("val_loss")
         if len(val):
-            axes.plot(tokens, val, color=color, linestyle="-" if len(val) > MOST_POINTS else "none",
-                      linewidth=0.8, marker="o", markevery=max(1, len(val) // MOST_POINTS), zorder=3,
+            axes.plot(tokens, val, color=color, linewidth=0.8, marker="o", markevery=max(1, len(val) // MOST_POINTS), zorder=3,
                       markersize=3.4 + width, markerfacecolor="white", markeredgewidth=1.3)
-            markers["validation"] = {"linestyle": "none", "marker": "o", "markerfacecolor": "white"}
+            markers["validation"] = {"linewidth": 0.8, "marker": "o", "markerfacecolor": "white"}
     for name, style in markers.items():
         axes.plot([], [], color="0.4", label=name, **style)
     axes.set_ylabel("loss, nats per token")
@@ -137,17 +136,17 @@ def draw_differences(axes, runs):
         sizes += list(abs(values[values != 0]))
         axes.plot(tokens, values, color=color, linewidth=1.0)
         tokens, values = differences(run, runs[0], "val_loss")
-        axes.plot(tokens, values, color=color, linestyle="none", marker="o",
-                  markersize=4.5, markerfacecolor="white", markeredgewidth=1.2)
+        axes.plot(tokens, values, color=color, linewidth=0.8, marker="o", markersize=4.5, markerfacecolor="white", markeredgewidth=1.2)
     axes.axhline(0, color="0.45", linewidth=0.9, zorder=1)
     if sizes:
         middle, top = np.median(sizes), 10 ** np.floor(np.log10(max(sizes)))
         axes.set_yscale("asinh", linear_width=middle)
         axes.set_yticks([-top, 0, top] + [s * top / 100 for s in (-1, 1) if top / 100 > middle])   # without overlap
+    axes.margins(y=0.1)
     axes.set_ylabel(f"minus\n{plain(runs[0].label)}")
 
 
-def draw(runs, args):
+def draw(runs, args, note=None):
     panels = 2 if args.difference else 1
     plot = matplotlib()
     figure = plot.figure.Figure((7.6, 4.4 + 1.5 * (panels - 1)), layout="constrained")
@@ -159,6 +158,8 @@ def draw(runs, args):
     axes[0, 0].legend(frameon=False, fontsize=9, handlelength=3.5)
     if args.title:
         axes[0, 0].set_title(plain(args.title), loc="left", fontsize=11)
+    if note:
+        axes[0, 0].annotate(note, (0.01, 0.02), xycoords="axes fraction", fontsize=8, color="0.3")
     if args.difference:
         draw_differences(axes[1, 0], runs)
     for panel in axes[:, 0]:
@@ -192,9 +193,12 @@ def main(arguments):
         raise ValueError("--difference: give at least two runs")
     labels = padded_labels(args, len(args.runs), "run")
     runs = [mean_of_runs(paths.split(","), label) for paths, label in zip(args.runs, labels)]
-    write(draw(runs, args), args)
+    note = different_data([path for paths in args.runs for path in paths.split(",")])
+    write(draw(runs, args, note), args)
     for run in runs:
         print_last(run)
+    if note:
+        print(note)
     if args.difference:
         print_differences(runs)
     print(args.out)

@@ -16,6 +16,7 @@ leading head is the busiest one; with --initial, the same text in the model befo
 U+FFFD. Needs Python 3.11 or later, torch, numpy, safetensors and tiktoken; for --picture, matplotlib.
 """
 
+import colorsys
 import html
 import json
 import sys
@@ -45,6 +46,8 @@ from safetensors import SafetensorError
 
 from activations import Activations
 
+# Hues and lightness of the heads, as in the page; after 24 heads they repeat.
+HUES, LIGHTNESS = (0, 30, 54, 120, 175, 210, 265, 315), (0.56, 0.33, 0.76)
 MARKS = {"\n": "\u21b5", "\t": "\u21e5"}  # shown before the character
 FULL_COLOR = 0.98  # quantile of the margins that is shown in full color
 
@@ -76,6 +79,11 @@ def margins(values):
         return np.ones(values.shape[::2])
     top = np.sort(values, axis=1)
     return top[:, -1] - top[:, -2]
+
+
+def full_margin(one):
+    """The margin that is shown in full color."""
+    return max(1e-6, float(np.quantile(margins(one.pi), FULL_COLOR)))
 
 
 def busiest(values):
@@ -112,7 +120,7 @@ def summary(trained, initial, control):
 
 def page(args, trained, initial, control):
     tokens = token_html(trained.text, trained.offsets)
-    data = {"full": max(1e-6, float(np.quantile(margins(trained.pi), FULL_COLOR))),
+    data = {"full": full_margin(trained),
             "start": most_changed(trained, initial), "pi": trained.pi.astype(float).round(4).tolist(),
             "ids": trained.tokens.tolist(),
             "loss": [None if np.isnan(x) else round(float(x), 4) for x in trained.loss]}
@@ -133,19 +141,21 @@ def page(args, trained, initial, control):
 
 def strips(panels, path):
     """Draws the strip of each (title, activations): layers × tokens in the colors of the leading heads."""
-    matplotlib, heads = figure.matplotlib(), np.arange(max(one.pi.shape[1] for _, one in panels))
-    colors = matplotlib.colormaps["hsv"](heads * 0.381966 % 1)  # neighboring heads differ most
+    matplotlib, heads = figure.matplotlib(), max(one.pi.shape[1] for _, one in panels)
+    colors = np.array([[*colorsys.hls_to_rgb(HUES[h % 8] / 360, LIGHTNESS[h // 8 % 3], 0.8), 1] for h in range(heads)])
+    full = full_margin(panels[0][1])
     picture = matplotlib.figure.Figure((9, 1.5 * len(panels)), layout="constrained")
     axes = picture.subplots(len(panels), squeeze=False)
     for (title, one), ax in zip(panels, axes[:, 0]):
         image = colors[one.pi.argmax(1)]
-        image[..., 3] = (margins(one.pi) / FULL_COLOR).clip(0, 1)
+        image[..., 3] = (margins(one.pi) / full).clip(0, 1)
         L, _, T = one.pi.shape
         ax.imshow(image, aspect="auto", interpolation="nearest", extent=(0.5, T + 0.5, L + 0.5, 0.5))
         ax.set(title=title, ylabel="layer", yticks=range(1, L + 1))
     axes[-1, 0].set_xlabel("position; color: the head with the largest Π, stronger with its margin")
     picture.legend(handles=[matplotlib.patches.Patch(color=color, label=str(h + 1)) for h, color in enumerate(colors)],
-                   title="head", loc="outside right upper", frameon=False)
+                   title="head", loc="outside right upper", frameon=False,
+                   ncols=-(-heads // (5 * len(panels))))
     write_file(path, lambda part: picture.savefig(part, format=Path(path).suffix[1:], dpi=100))
 
 

@@ -138,7 +138,10 @@ def loss_table(results, metadata, log, folder):
         else:
             continue
         rows.append([title, ours, *published, protocol(result) if result else ""])
-    return table(["loss, nats per token", "this run", *(f"{n}, published" for n in names), "protocol"], rows)
+    if not results:
+        rows = [row[:-1] for row in rows]   # no protocol
+    return table(["loss, nats per token", "this run", *(f"{n}, published" for n in names),
+                  *(["protocol"] if results else [])], rows)
 
 
 def task_rows(results):
@@ -204,7 +207,8 @@ def fact_rows(folder, log, metadata, devices, mfu):
 def report(folder, log):
     metadata, results = newest_checkpoint(folder), read_results(folder)
     samples = read_samples(folder / "samples.jsonl")
-    parts = [f"# {code(' '.join(folder.resolve().name.split()), '`', ' ')}",
+    name = " ".join(folder.resolve().name.split())
+    parts = [f"# {code(name, '`', ' ' if '`' in name else '')}",
              "![Training and validation loss](report.png)", "## Results",
              loss_table(results, metadata, log, folder)]
     if published_model(metadata) and int(metadata.get("vocab_size", 0)) not in GPT2_VOCABULARY:
@@ -219,7 +223,10 @@ def report(folder, log):
                         if key.startswith("option."))
     if options:
         parts.append(f"<details><summary>options</summary>\n\n{code(options)}\n\n</details>")
-    if samples:
+    if not samples:
+        wanted = f"train_gpt_tost sample --model {folder} --prompts FILE > {folder}/samples.jsonl"
+        parts.append(f"No samples yet:\n\n{code(wanted)}")
+    else:
         parts += ["## Samples", *(code(f"{sample.get('prompt', '')}{sample.get('text', '')}") for sample in samples)]
     return "\n\n".join(parts) + "\n"
 

@@ -43,6 +43,27 @@ class Run:
         return self.tokens[finite], values[finite]
 
 
+def data_of(path):
+    """{what: value} of the data of a run, from its newest checkpoint; {} if there is none, or it cannot be read."""
+    path = Path(path)
+    try:
+        metadata = newest_checkpoint(path if path.is_dir() else path.parent)
+    except ValueError:
+        return {}
+    validation = " ".join(Path(glob).name for glob in metadata.get("option.val-data", "").split("\x1f"))
+    values = {"training data": metadata.get("option.data-blocks-crc"), "validation data": validation,
+              "tokenizer": metadata.get("tokenizer_hash")}
+    return {what: value for what, value in values.items() if value}
+
+
+def different_data(paths):
+    """The note that the runs differ in their data, or None."""
+    data = [data_of(path) for path in paths]
+    differ = [what for what in ("training data", "validation data", "tokenizer")
+              if len({one[what] for one in data if what in one}) > 1]
+    return f"not the same {' and '.join(differ)}: losses of different data cannot be compared" if differ else None
+
+
 def mean_of_runs(paths, label):
     """A Run with the means of the runs' columns; its list `runs` has these runs."""
     runs = [Run(path) for path in paths]

@@ -79,6 +79,10 @@ def check_page(membership):
     check("the page's Π", np.allclose(data["pi"], trained.pi, rtol=0, atol=0.51e-4))
     check("ids and losses, the first loss null", data["loss"][0] is None
           and np.allclose(data["loss"][1:], trained.loss[1:], atol=1e-4) and data["ids"] == trained.tokens.tolist())
+    hues, lightness = (tuple(map(int, re.search(rf"{name} = \[([0-9, ]*)\]", text)[1].split(", ")))
+                       for name in ("HUES", "LIGHTNESS"))
+    check("the page has a key, in the colors of the picture", 'id="key"' in text and hues == membership.HUES
+          and np.allclose(lightness, 100 * np.array(membership.LIGHTNESS)))
     layer, token = data["start"]
     margin, first = membership.margins(trained.pi)[layer], T // 4
     check("the page opens at the layer that changed most, at its largest margin after the first quarter",
@@ -255,6 +259,15 @@ def check_losses():
         check(f"the sign of a difference: {out}", f"validation loss  largest difference {sign}5.000e-01" in out)
     succeeds(loss.main, "own", "cut.csv", "--out", "two.svg")
     check("no gaps in the curve of a longer run", "stroke-dasharray" not in Path("two.svg").read_text())
+    model = next(Path("shuffled").glob("step_*/model.safetensors")).read_bytes()
+    write("other_data/step_00000024/model.safetensors", model.replace(b"tiny_val_", b"else_val_"))
+    write("other_data/log.csv", Path("shuffled/log.csv").read_text())
+    out = succeeds(loss.main, "shuffled", "other_data", "own", "--out", "two.svg")
+    check(f"runs of other data get a note: {out}", "not the same validation data: " in out
+          and "not the same validation data: " in Path("two.svg").read_text())
+    check("runs of the same data do not", runs.different_data(["shuffled", "sequential", "own"]) is None)
+    axes = loss.draw([runs.Run("own")], loss.parse(["own"])).axes[0]
+    check("validations are joined", [line.get_linestyle() for line in axes.lines if line.get_marker() == "o"][0] == "-")
     refuses("cut.csv: its steps differ from those of own", loss.main, "own,cut.csv", "--label", "a", "--out", "no.png")
     header = rows[0] + "\n"
     for text, content in (

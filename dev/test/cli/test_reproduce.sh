@@ -90,6 +90,7 @@ run --layers 1 --heads 2 --channels 8 --total-batch 1024 --steps 3 --sample-ever
 succeeds report plain   # a run without checkpoints
 check "no FLOPs utilization without the output of train" [ "$(grep -c FLOPs plain/report.md)" -eq 0 ]
 printf 'step 1/3  loss 2  38.5%% MFU  ETA 1s\nstep 2/3  loss 2  39.5%% MFU\n' >plain/train.log
+reports plain '^# `plain`$' '^| loss, nats per token | this run |$' 'sample --model plain --prompts FILE'
 reports plain "| model FLOPs utilization | 39\.0 %" "run's validation shards | [0-9][0-9.]* after step 3.*by train" \
     "| device | dtype unknown (to name the device, save the output of train as plain\.train\.log)"
 printf 'device     CPU, 7 threads\n' >plain.train.log
