@@ -447,6 +447,11 @@ class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
             processors.insert(0, SuppressTokensLogitsProcessor(list(padding), device=self.device))
         return processors
 
+    def init_continuous_batching(self, *args, **kwargs):
+        """Called first by generate_batch, which would fail after its warm-up."""
+        raise ValueError("continuous batching (generate_batch) needs keys and values, which this model does not "
+                         "have: call generate with several prompts, padded on the left")
+
     def optimizer_groups(self, weight_decay):
         """Parameter groups for an optimizer, with the weight decay of train_gpt_tost: only embeddings and weights of
         Linear layers decay. transformers.Trainer chooses by name, and would also decay the other parameters whose name

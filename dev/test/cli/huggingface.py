@@ -132,6 +132,8 @@ def check_model(ours, folder):
         check("logits beyond the block size", (theirs(ids).logits - ours(ids)[0]).abs().max() <= EXACT)
         return check_long_prompt(load(folder))
     check_raises(f"{BLOCK + 1} tokens exceed the block size of {BLOCK}", theirs, random_ids((1, BLOCK + 1), 6))
+    if hasattr(theirs, "generate_batch"):
+        check_raises("continuous batching (generate_batch) needs keys and values", theirs.generate_batch, [[1, 2]])
 
 
 def check_long_prompt(model):
@@ -698,7 +700,8 @@ def check_card():
     check("the model card has steps, tokens, data and losses",
           all(text in card for text in ("7, 7,000", "`a_*.bin`", "2.5000", "library_name: transformers", f"{BLOCK} tokens",
                                       "transformers 4.53 or later", "split_special_tokens=True",
-                                      "`<|pad|>` is the first row", "INFERENCE_PRECISION_HINT")))
+                                      "`<|pad|>` is the first row", "INFERENCE_PRECISION_HINT",
+                                      "SFTConfig(…, trust_remote_code=True)", "ExecuTorch")))
     check("model.safetensors is copied",
           Path("model_out/model.safetensors").read_bytes() == Path("model.safetensors").read_bytes())
 
