@@ -283,7 +283,9 @@ INLINE void tile_sums(Block t, Rows rows, const Word* pb, Format f, int words) {
                 acc[i][0] = dot_pairs(acc[i][0], a, b0);
                 acc[i][1] = dot_pairs(acc[i][1], a, b1);
             } else {
-                const Vec a = broadcast(((const FloatWord*)rows.p)[i*rows.row]);
+                const FloatWord* p = (const FloatWord*)rows.p;   // row = 1; NEON multiplies by a lane of four of them
+                const VecU four = MR % LANES ? (VecU){0} : *(const VecU*)(p + i / LANES * LANES);
+                const Vec a = broadcast(MR % LANES ? p[i*rows.row] : four[i % LANES]);
                 acc[i][0] = fma_vec(a, (Vec)b0, acc[i][0]);
                 acc[i][1] = fma_vec(a, (Vec)b1, acc[i][1]);
             }
