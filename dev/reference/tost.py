@@ -4,7 +4,7 @@ Wu et al., "Token Statistics Transformer: Linear-Time Attention via Variational 
 arXiv 2412.17810. The model is a GPT-2 with TSSA, token statistics self-attention, instead of softmax
 attention. It is written for clarity, not speed, and uses autograd. The C and CUDA engines are tested against it.
 
-    python dev/reference/tost.py generate --model out/starter-001 --prompt "Once upon a time" --tokens 100
+    python3 dev/reference/tost.py generate --model out/starter-001 --prompt "Once upon a time" --tokens 100
 
 Sizes in comments: B batch, T length, C channels (n_embd), nh heads, hs = C/nh, V vocabulary.
 Needs Python 3.11 or later, torch 2.1 and safetensors.

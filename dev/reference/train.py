@@ -9,8 +9,8 @@ from a trainer run; paths are as given to that run, so use the same working dire
 weights:
 
     ./train_gpt_tost --steps 0 --out out/start … && ./train_gpt_tost --init out/start --out out/c …
-    python dev/reference/train.py --init out/start --like out/c --out out/torch
-    python dev/plot/loss.py out/c out/torch --difference --out loss.png
+    python3 dev/reference/train.py --init out/start --like out/c --out out/torch
+    python3 dev/plot/loss.py out/c out/torch --difference --out loss.png
 
 Losses of the two agree to 1e-6 at first; dev/test/cli/exchange.py requires 1e-4 over 24 steps of a small model. Float32
 runs diverge sooner where the first steps are unstable. Compare the first steps, or smoothed curves.

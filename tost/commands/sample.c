@@ -224,8 +224,7 @@ static bool create_model(Sampling* s, LoadedModel* m, bool more, TostError* err)
     }
     TostEngineOptions options = recipe_engine(&o->recipe, 1, longest, 0, NULL);
     const size_t one = m->engine->memory(c, &options);
-    const size_t count = more ? MAX_TEXTS_TOGETHER : s->count;
-    const int64_t texts = count < MAX_TEXTS_TOGETHER ? (int64_t)count * o->samples : MAX_TEXTS_TOGETHER;
+    const int64_t texts = more || s->count > MAX_TEXTS_TOGETHER ? MAX_TEXTS_TOGETHER : (int64_t)s->count * o->samples;
     options.max_batch = texts < MAX_TEXTS_TOGETHER ? (int)texts : MAX_TEXTS_TOGETHER;
     while (options.max_batch > 1 && m->engine->memory(c, &options) > one + SPARE_BYTES) options.max_batch--;
     s->together = options.max_batch;
