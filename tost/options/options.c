@@ -386,7 +386,8 @@ static bool check_train(Options* o, TostError* err) {
     if (!o->recipe.data.count && !o->text.count && !o->resume)
         return tost_error(err, "--preset %s needs --data GLOB: token shards made with tokenize",
                           choice_name(TOST_PRESETS, o->recipe.preset).text);
-    if (o->resume_auto && !o->out) return tost_error(err, "--resume auto needs --out DIR");
+    if (o->resume_auto && (!o->out || o->overwrite))
+        return tost_error(err, "--resume auto needs --out DIR, without --overwrite");
     if (o->run_for > 0 && (o->resume || o->recipe.epochs > 0))
         return tost_error(err, "--for chooses the steps of a new run: leave out --%s", o->resume ? "resume" : "epochs");
     if (o->run_for > 0 && o->recipe.optimizer != TOST_MUON && !recipe_given(&o->recipe, RECIPE_lr))
@@ -445,8 +446,8 @@ static bool take_option(Options* o, char* const** at, TostError* err) {
     if (!row)
         return tost_error(err, "--%s is an option of %s, not of %s", any->name, command_names(any->name).text,
                           command_table[o->command].name);
-    const bool automatic = row->field == AT(resume) && strcmp(equals ? equals + 1 : next ? next : "", "auto") == 0;
-    const bool valued = row->kind > FLAG;
+    const char* value = equals ? equals + 1 : next ? next : "";
+    const bool valued = row->kind > FLAG, automatic = row->field == AT(resume) && strcmp(value, "auto") == 0;
     if (!valued && equals && !automatic) return tost_error(err, "--%s takes no value: %.200s", row->name, arg);
     // If the value is the name of an option, the value was forgotten. --name=--value is accepted.
     const bool forgotten = valued && !equals && next && strncmp(next, "--", 2) == 0
@@ -461,7 +462,7 @@ static bool take_option(Options* o, char* const** at, TostError* err) {
     o->resume_auto |= automatic;
     if (recipe_row(row) < RECIPE_ROWS) o->recipe.given |= (uint64_t)1 << recipe_row(row);
     const bool glob = strcmp(row->values, "GLOB") == 0;   // the shell may have expanded it
-    bool ok = automatic || parse_value(o, row, !valued ? "" : equals ? equals + 1 : next, err);
+    bool ok = automatic || parse_value(o, row, valued ? value : "", err);
     *at += (valued || automatic) && !equals;
     for (; ok && glob && (*at)[1] && (*at)[1][0] != '-'; ++*at)
         ok = parse_value(o, row, (*at)[1], err);
