@@ -22,10 +22,24 @@ void run_warn(Run* r, const char* fmt, ...) {
 
 void report_lost_output(Run* r) {
     const int why = r->progress.failed;
+    LogFile* log = &r->log;
+    if (log->failed && log->failed != log->reported)
+        run_warn(r, "%s: cannot be written: %s; training continues, and later steps try again", log->path.text,
+                 strerror(log->failed));
+    log->reported = log->failed;
     if (!why || why == r->progress.reported) return;
     r->progress.reported = why;
     run_warn(r, "stdout %s%s; training continues without it, log and checkpoints are still written",
              why == EAGAIN ? "is not read" : "cannot be written: ", why == EAGAIN ? "" : strerror(why));
+}
+
+void report_missing_rows(Run* r) {
+    const LogFile* log = &r->log;
+    if (!log->failed || log->rows.size == 0) return;
+    long long first = r->info.step + 1;
+    for (const char* p = log->rows.data; (p = strchr(p, '\n')); p++) first--;
+    run_warn(r, "%s has no rows from step %lld on: %s%s", log->path.text, first, strerror(log->failed),
+             r->saved_step < first ? "" : "; move it away to resume the run");
 }
 
 // Quotes a word for the shell, if necessary. free()

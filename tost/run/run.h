@@ -46,6 +46,10 @@ typedef struct {
     double            timed_from;      // now_seconds() after the last validation of a run with --for, or 0
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
+    int64_t           unsaved;         // the step since which saves have failed, or 0
+    double            older_best;      // info.best_val_loss and best_val_step before the best
+    int64_t           older_best_step;
+    bool              best_lost;       // the last best could not be saved
     bool              best_reset;      // resumed with other validation data than that of the best loss
 } Run;
 
@@ -103,15 +107,14 @@ static inline int run_own_parts(const Run* r) { return r->recipe.parts / comm_si
 LossSum run_total_loss(const Run* r);                      // of part_loss; collective
 
 // ---- save.c ----
-// Saves a checkpoint, which replaces one of this step; with `last`, only if there is none. Returns false if that fails:
-// the run must end. If the loss of the parameters is not finite, saves nothing: warns, or with `last` returns false.
+// Saves a checkpoint, which replaces one of this step; with `last`, only if there is none or a save has failed. If it
+// fails, or the loss of the parameters is not finite, warns, or with `last` returns false.
 bool run_save(Run* r, bool last, TostError* err);
 // Tells all ranks what rank 0 has saved, for run_save and for messages.
 void run_share_saved(Run* r);
 // --keep-best: saves the model as best, if its validation is the best so far; that of random weights does not count.
-// False if the run must end.
-bool run_save_best(Run* r, TostError* err);
-// Writes a log row, on rank 0. Returns false if the run must end.
+void run_save_best(Run* r);
+// Writes a log row, on rank 0. Returns false if the log was removed: another run may use the folder.
 bool run_log_step(Run* r, const LogRow* row, TostError* err);
 
 // ---- report.c ----
@@ -126,4 +129,5 @@ void report_validation(Run* r);
 // Generates and prints a sample, unless there is no tokenizer or --quiet is given. A signal interrupts it.
 bool report_sample(Run* r, TostError* err);
 void report_end(Run* r);
-void report_lost_output(Run* r);                                 // warns once if stdout cannot be written
+void report_lost_output(Run* r);                                 // warns once if stdout or the log cannot be written
+void report_missing_rows(Run* r);                                // at the end: those that could not be written

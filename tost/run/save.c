@@ -3,8 +3,8 @@
 
 #include "run/run.h"
 
-// The log or a checkpoint could not be written: the run stops.
-static bool write_failed(const Run* r, TostError* err) {
+// Adds to the error with which the run ends how to resume it.
+static bool run_failed(const Run* r, TostError* err) {
     return tost_error(err, "%s; stopped; %s", err->text, resume_hint(r).text);
 }
 
@@ -24,21 +24,17 @@ static double probe_loss(Run* r) {
 
 // On rank 0 only: see run_save and run_save_best. A failure to remove older files is a warning, and the next save tries
 // again.
-static bool save(Run* r, const CheckpointModel* m, bool best, bool last, TostError* err) {
+static bool save(Run* r, const CheckpointModel* m, bool best, TostError* err) {
     const long long step = (long long)r->info.step;
     const double loss = best || r->saved_step == step ? 0 : probe_loss(r);   // 0: it was checked before
-    if (!isfinite(loss)) {
-        tost_error(err, "after step %lld the loss is %g: not saved; %s; a lower --lr may help", step, fabs(loss),
-                   resume_hint(r).text);
-        if (!last) run_warn(r, "%s", err->text);
-        return !last;
-    }
+    if (!isfinite(loss))
+        return tost_error(err, "after step %lld the loss is %g: not saved; a lower --lr may help", step, fabs(loss));
     const bool ok = (best || log_sync(&r->log, err)) && checkpoint_save(r->out.text, best, &r->info, m, err);
     if (ok && !checkpoint_prune(r->out.text, step, best ? 0 : (int)r->recipe.keep, err))
         run_warn(r, "step %lld is saved, but older files could not be removed: %s", step, err->text);
     // A failed save may still have completed the checkpoint.
     if (!best && (ok || checkpoint_exists(r->out.text, step))) r->saved_step = step;
-    return ok || write_failed(r, err);
+    return ok;
 }
 
 void run_share_saved(Run* r) {
@@ -48,11 +44,11 @@ void run_share_saved(Run* r) {
 }
 
 // Saves on rank 0, to which the other ranks send their moments.
-static bool save_together(Run* r, bool best, bool last, TostError* err) {
+static bool save_together(Run* r, bool best, TostError* err) {
     const CheckpointModel m = {r->engine, r->model, &r->tensors, (TostOptimizer)r->recipe.optimizer, r->comm};
     bool ok = true;
     if (comm_rank(r->comm) == 0) {
-        ok = save(r, &m, best, last, err);
+        ok = save(r, &m, best, err);
         checkpoint_end_save(r->comm);
     } else checkpoint_send_moments(&m);
     run_share_saved(r);
@@ -60,14 +56,25 @@ static bool save_together(Run* r, bool best, bool last, TostError* err) {
 }
 
 bool run_save(Run* r, bool last, TostError* err) {
-    return (last && r->saved_step == r->info.step) || save_together(r, false, last, err);
+    if (last && r->saved_step == r->info.step && r->unsaved == 0) return true;
+    const bool ok = save_together(r, false, err);
+    if (ok) r->unsaved = 0;
+    else if (r->unsaved == 0) r->unsaved = r->info.step;
+    if (!ok && !last) run_warn(r, "%s; training continues, and later steps try again", err->text);
+    return ok || !last || run_failed(r, err);
 }
 
-bool run_save_best(Run* r, TostError* err) {
+void run_save_best(Run* r) {
+    TostError err;
     const bool is_best = r->info.best_val_step == r->info.step && r->info.best_val_loss == r->info.val_loss;
-    return !r->recipe.keep_best || !is_best || save_together(r, true, false, err);
+    if (!r->recipe.keep_best || !is_best) return;
+    r->best_lost = !save_together(r, true, &err);
+    if (!r->best_lost) return;
+    run_warn(r, "%s; training continues without these weights, the best so far", err.text);
+    r->info.best_val_loss = r->older_best;
+    r->info.best_val_step = r->older_best_step;
 }
 
 bool run_log_step(Run* r, const LogRow* row, TostError* err) {
-    return comm_rank(r->comm) != 0 || log_row(&r->log, row, err) || write_failed(r, err);
+    return comm_rank(r->comm) != 0 || log_row(&r->log, row, err) || run_failed(r, err);
 }

@@ -210,6 +210,8 @@ static Outcome validate(Run* r, const LogRow* row, TostError* err) {
     r->info.val_step = r->info.step;
     if (r->recipe.stop_at_val > 0 && loss <= r->recipe.stop_at_val && r->info.step > 0) r->stopped_by = "--stop-at-val";
     if (loss < r->info.best_val_loss) {
+        r->older_best = r->info.best_val_loss;
+        r->older_best_step = r->info.best_val_step;
         r->info.best_val_loss = loss;
         r->info.best_val_step = r->info.step;
     }
@@ -235,11 +237,13 @@ static bool is_due(const Run* r, int64_t every) {
 // Saves the checkpoint before the validation, with the log row, so that a killed run resumes with the validation. Saves
 // it again with the loss, after the best model. A signal interrupts validation: its row in the log has no val_loss.
 static bool after_step(Run* r, LogRow* row, TostError* err) {
-    const bool saves = is_due(r, r->recipe.save_every), resumed = r->info.row;
+    const int64_t later = r->info.step - r->unsaved;   // a failed save is tried again 1, 2, 4, 8, … steps later
+    const bool again = r->unsaved > 0 && (later & (later - 1)) == 0;
+    const bool saves = is_due(r, r->recipe.save_every) || again, resumed = r->info.row;
     Outcome validated = DONE;
     if (r->val && (resumed || is_due(r, r->recipe.val_every))) {
         if (!resumed) r->info.row = log_row_text(row);
-        if (!resumed && saves && !run_save(r, false, err)) return false;
+        if (!resumed && saves) run_save(r, false, err);
         validated = validate(r, row, err);
         if (validated == FAILED) return false;
         if (validated == DONE) row->val_loss = r->info.val_loss;
@@ -254,8 +258,8 @@ static bool after_step(Run* r, LogRow* row, TostError* err) {
     free(r->info.row);
     r->info.row = NULL;
     const bool saved = r->saved_step == r->info.step;
-    return run_save_best(r, err)
-           && (!(saves || saved) || run_save(r, !saved && r->info.step == r->recipe.steps, err))
+    run_save_best(r);
+    return (!(saves || saved) || run_save(r, !saved && r->info.step == r->recipe.steps, err))
            && run_agree(r, !is_due(r, r->recipe.sample_every) || report_sample(r, err), err);
 }
 
@@ -265,8 +269,9 @@ static bool before_first_step(Run* r, TostError* err) {
     if (validated == FAILED) return false;
     if (validated == DONE) report_validation(r);
     const bool ok = validated != DONE || run_log_step(r, &(LogRow){.val_loss = r->info.val_loss}, err);
-    return run_agree(r, ok && report_sample(r, err), err)
-           && (validated != DONE || !r->recipe.init_file || run_save_best(r, err));
+    if (!run_agree(r, ok && report_sample(r, err), err)) return false;
+    if (validated == DONE && r->recipe.init_file) run_save_best(r);
+    return true;
 }
 
 // Whether another step would exceed --max-time, by the clock of rank 0. seconds: of the last step.
@@ -290,6 +295,8 @@ static bool loop(Run* r, TostError* err) {
         if (stepped == FAILED || (stepped == DONE && !after_step(r, &row, err))) return false;
         if (!r->stopped_by && is_out_of_time(r, now_seconds() - start)) r->stopped_by = "--max-time";
     }
+    if (r->recipe.save_every == 0 && r->best_lost)
+        return tost_error(err, "the best weights could not be saved, and --save-every is 0");
     return (r->recipe.save_every == 0 || run_save(r, true, err)) && measure_bits(r, err);
 }
 
@@ -300,9 +307,11 @@ bool run_train(Run* r, TostError* err) {
     signals_catch(comm_rank(r->comm) == 0);
     bool ok = loop(r, err);
     progress_end(&r->progress);
-    ok = log_close(&r->log, ok ? err : &(TostError){0}) && ok;
+    if (comm_rank(r->comm) == 0) ok = log_sync(&r->log, ok ? err : &(TostError){0}) && ok;
+    report_missing_rows(r);
     ok = run_agree(r, ok, err);
     if (ok) report_end(r);
     report_lost_output(r);
+    log_close(&r->log);
     return ok;
 }

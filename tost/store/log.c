@@ -51,16 +51,25 @@ static bool find_end(size_t* keep, const char* path, Bytes text, int64_t done, T
     return true;
 }
 
-// Appends a text; "" only checks. A failure may leave a part of the text in the file, so all later calls fail, too.
+// Appends the rows that are not in the file, and this text. After a failure, opens the file again: on NFS, the handle
+// may be stale.
 static bool write_text(LogFile* log, const char* text, TostError* err) {
     struct stat st;
+    Bytes* rows = &log->rows;
+    const size_t more = strlen(text);
+    rows->data = xrealloc(rows->data, rows->size + more + 1);
+    memcpy(rows->data + rows->size, text, more + 1);
+    rows->size += more;
     if (fstat(log->fd, &st) == 0 && st.st_nlink == 0) return tost_error(err, "%s was removed", log->path.text);
-    for (size_t left = strlen(text); left > 0 && !log->failed;) {
-        const ssize_t n = write(log->fd, text, left);
+    const int fd = log->failed ? open(log->path.text, O_WRONLY | O_APPEND | O_CLOEXEC) : -1;
+    if (fd >= 0) close(log->fd), log->fd = fd;
+    log->failed = 0;
+    while (rows->size > 0 && !log->failed) {
+        const ssize_t n = write(log->fd, rows->data, rows->size);
         if (n <= 0) log->failed = n == 0 ? ENOSPC : errno == EINTR ? 0 : errno;
-        else text += n, left -= (size_t)n;
+        else memmove(rows->data, rows->data + n, (rows->size -= (size_t)n) + 1);
     }
-    return !log->failed || tost_error(err, "%s: cannot be written: %s", log->path.text, strerror(log->failed));
+    return true;
 }
 
 bool log_open(LogFile* log, const char* path, int64_t done, TostError* err) {
@@ -76,7 +85,8 @@ bool log_open(LogFile* log, const char* path, int64_t done, TostError* err) {
     if (ok && ftruncate(fd, (off_t)keep) != 0)
         ok = tost_error(err, "%s: cannot be truncated to %zu bytes: %s", path, keep, strerror(errno));
     ok = ok && (keep > 0 || write_text(log, header, err)) && log_sync(log, err) && sync_dir(path_above(path).text, err);
-    if (!ok) log_close(log, &(TostError){0});
+    if (ok && log->failed) ok = tost_error(err, "%s: cannot be written: %s", path, strerror(log->failed));
+    if (!ok) log_close(log);
     return ok;
 }
 
@@ -118,15 +128,13 @@ bool log_row(LogFile* log, const LogRow* row, TostError* err) {
 }
 
 bool log_sync(LogFile* log, TostError* err) {
-    return write_text(log, "", err)
-           && (sync_file(log->fd) || tost_error(err, "%s: cannot be synced: %s", log->path.text, strerror(errno)));
+    const bool ok = write_text(log, "", err);
+    if (ok && !log->failed && !sync_file(log->fd)) log->failed = errno;
+    return ok;
 }
 
-bool log_close(LogFile* log, TostError* err) {
-    if (!log->path.text[0]) return true;
-    bool ok = write_text(log, "", err);
-    if (close(log->fd) != 0 && ok)
-        ok = tost_error(err, "%s: cannot be closed: %s", log->path.text, strerror(errno));
+void log_close(LogFile* log) {
+    if (log->path.text[0]) close(log->fd);
+    free(log->rows.data);
     *log = (LogFile){0};
-    return ok;
 }

@@ -15,22 +15,25 @@ typedef struct {
 } LogRow;
 
 // OUT/log.csv: header step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s; losses and norms with nine
-// decimals, val_loss empty if not measured. Each row is appended immediately.
+// decimals, val_loss empty if not measured. Each row is appended immediately. If that fails, it is kept, and the next
+// call tries again.
 typedef struct {
-    Path path;        // empty: closed
-    int  fd;
-    int  failed;      // errno of a failed write, or 0
+    Path  path;        // empty: closed
+    int   fd;
+    Bytes rows;        // what is not in the file yet; may begin within a row
+    int   failed;      // errno of the last call, or 0
+    int   reported;    // the last errno that report_lost_output warned of
 } LogFile;
 
 // Starts a new log (done: -1), or cuts an existing one after the row of step `done`. Rows that are not those of
 // consecutive steps up to that one are an error, and so is a device, a pipe or a file with several hard links, as after
 // cp -al of the folder.
 bool log_open(LogFile* log, const char* path, int64_t done, TostError* err);
-// After a failure, log_row, log_sync and log_close fail, too.
+// Returns false only if the file was removed, as log_sync does. If it cannot be written, they set log->failed.
 bool log_row(LogFile* log, const LogRow* row, TostError* err);
 // Call it before saving a checkpoint: after a power failure the log must have the rows of all steps in the checkpoint.
 bool log_sync(LogFile* log, TostError* err);
-bool log_close(LogFile* log, TostError* err);         // does nothing if the log is closed or zeroed
+void log_close(LogFile* log);                         // does nothing if the log is closed or zeroed
 
 char* log_row_text(const LogRow* row);               // a line of the log; not a number is NaN, not nan. free()
 bool log_row_parse(LogRow* row, const char* text);   // false if text does not begin with such a line

@@ -63,13 +63,36 @@ static void test_log_rows(Checks* c) {
         free(b.data);
     }
     check(c, log_sync(&log, &err), "log_sync: %s", err.text);
-    check(c, log_close(&log, &err) && log_close(&log, &err), "log_close: %s", err.text);
+    log_close(&log);
+    log_close(&log);
     static const char wanted[] = HEADER
         FIRST
         "3,4096,7.742401700,,0.000000000e+00,1.234567890,1234.568,3317.2\n"
         "1,5000000000,0.000000100,3.250000000,2.999600000e-03,1000.000000000,0.500,10000000.0\n"
         "2,1,NaN,inf,1.000000000e+00,NaN,1.000,1.0\n";
     check_file(c, path, wanted, "rows of log.csv");
+}
+
+// Rows that cannot be written, because the file is too large or its handle is stale, are written later.
+static void test_log_failures(Checks* c) {
+    TostError err;
+    LogFile log = {0};
+    int failed[5] = {0};
+    signal(SIGXFSZ, SIG_IGN);
+    must(log_open(&log, path, -1, &err), "log_open", &err);
+    for (int step = 1; step <= 4; step++) {
+        const LogRow row = row_of(step);
+        limit_file_size(step == 1 ? sizeof HEADER + 20 : RLIM_INFINITY);
+        if (step == 3) must(dup2(open("/dev/full", O_WRONLY), log.fd) == log.fd, "/dev/full", NULL);
+        check(c, log_row(&log, &row, &err), "step %d: %s", step, err.text);
+        failed[step] = log.failed;
+    }
+    check(c, failed[1] == EFBIG && failed[2] == 0 && failed[3] == ENOSPC && failed[4] == 0, "log->failed");
+    check_file(c, path, HEADER ROW(1) ROW(2) ROW(3) ROW(4), "rows after failures");
+    remove(path);
+    const LogRow row = row_of(5);
+    check_refused(c, log_row(&log, &row, &err), &err, "log.csv was removed", "a log that was removed");
+    log_close(&log);
 }
 
 static void test_log_resume(Checks* c) {
@@ -114,7 +137,8 @@ static void test_log_resume(Checks* c) {
         }
         if (!check(c, ok, "%s: %s", cases[i].what, err.text)) continue;
         const LogRow row = row_of(cases[i].done + 1);
-        must(log_row(&log, &row, &err) && log_close(&log, &err), "log_row", &err);
+        must(log_row(&log, &row, &err), "log_row", &err);
+        log_close(&log);
         char* wanted = xasprintf("%s%d" AFTER_STEP, cases[i].after, (int)row.step);
         check_file(c, path, wanted, cases[i].what);
         free(wanted);
@@ -255,6 +279,6 @@ static void test_progress_width(Checks* c) {
 }
 
 int main(void) {
-    return RUN_TESTS("run", test_schedule, test_log_rows, test_log_resume, test_progress, test_progress_plain,
-                         test_progress_width);
+    return RUN_TESTS("run", test_schedule, test_log_rows, test_log_failures, test_log_resume, test_progress,
+                         test_progress_plain, test_progress_width);
 }

@@ -183,6 +183,10 @@ static LogRow row_of(const char* run, int step) {
 
 static void poison(TostModel* m) { m->state[TOST_PARAM][m->tensors.tensor[5].offset] = NAN; }
 
+static void worsen(TostModel* m) {
+    for (size_t i = 0; i < m->tensors.flat_size; i++) m->state[TOST_PARAM][i] += 1;
+}
+
 static void test_not_finite(Checks* c) {
     const Schedule cosine = {SCHEDULE_COSINE, 12, 2, 0.01, 0.1, 0};
     char* wanted = xstrdup("");   // the optimizer has no steps 5 and 6, counted from 0
@@ -211,7 +215,7 @@ static void test_not_finite(Checks* c) {
     hooks[0] = (Hook){TRAINING, 4, poison};
     o = run(BASE NO_VAL "--data bad.bin --steps 12 --save-every 3 --out bad3");
     check(c, saved("bad3", 3) && !saved("bad3", 6), "parameters that are not finite are not saved");
-    check_run(c, o, 1, 9 + 2 + 1, "not saved", "a parameter that is not finite");
+    check_run(c, o, 1, 9 + 5 + 1, "not saved", "a parameter that is not finite");
 }
 
 // Half the 95 % interval of the mean loss of n windows of a shard of write_shard("", 99, 0, STEPS).
@@ -406,10 +410,6 @@ static void test_newer_best(Checks* c) {
     free(before.data), free(after.data);
 }
 
-static void worsen(TostModel* m) {
-    for (size_t i = 0; i < m->tensors.flat_size; i++) m->state[TOST_PARAM][i] += 1;
-}
-
 // A run that gets worse from the beginning: the best is the first loss, which is in the log, also after a resume.
 static void test_first_best(Checks* c) {
     hooks[0] = (Hook){TRAINING, 1, worsen};
@@ -537,13 +537,63 @@ static void test_overwrite(Checks* c) {
 
 static void fill_disk(TostModel* m) { (void)m, limit_file_size(333); }   // in the middle of a row
 
+static void fill_most(TostModel* m) { (void)m, limit_file_size(1000); }   // a checkpoint is larger
+static void empty_disk(TostModel* m) { (void)m, limit_file_size(RLIM_INFINITY); }
+static void fill_log(TostModel* m) { (void)m, limit_file_size(15000); }   // a checkpoint is smaller, the log is larger
+
 static void test_full_disk(Checks* c) {
+    static const char lost[] = "full/log.csv: cannot be written: File too large; training continues",
+        unsaved[] = "saving step 7 failed; training continues";
     hooks[0] = (Hook){TRAINING, 5, fill_disk};
-    check_run(c, run(SAVING "--out full"), 1, 1,
-              "full/log.csv: cannot be written: File too large; stopped; train_gpt_tost train --resume --out full "
+    Outcome o = run(SAVING "--out full");
+    check(c, strstr(o.err, lost) && strstr(o.err, unsaved) && strstr(o.err, "log.csv has no rows from step 5 on: File"),
+          "a full disk: %s", o.err);
+    check_run(c, o, 1, 1 + 5 + 1 + 1, "saving step 12 failed; stopped; train_gpt_tost train --resume --out full "
               "continues from step 3", "a full disk");
     check(c, saved("full", 3) && !path_exists("full/step_00000006.tmp"), "the good checkpoint is kept");
     check_resumed(c, "full", "alone", 12, "resumed with room");
+
+    hooks[0] = (Hook){TRAINING, 5, fill_disk};
+    hooks[1] = (Hook){TRAINING, 8, empty_disk};
+    o = run(SAVING "--out full --overwrite");
+    check(c, strstr(o.err, lost) && strstr(o.err, unsaved), "a full disk for a while: %s", o.err);
+    check_run(c, o, 0, 1 + 2, NULL, "a full disk for a while");
+    check(c, saved("full", 8), "the save is tried again");
+    check_same(c, "alone", "full", 12, "a full disk for a while");
+
+    hooks[0] = (Hook){EVALUATING, 14, fill_most};
+    check_run(c, run(VALIDATED "--out full --overwrite"), 1, 2, "--out full continues from step 12",
+              "the save after the last validation");
+}
+
+// A run without its log can be saved, and resumed with a new log.
+static void test_full_log(Checks* c) {
+    hooks[0] = (Hook){TRAINING, 1, fill_log};
+    check_run(c, run(BASE NO_VAL "--data good.bin --steps 250 --save-every 250 --out rows"), 0, 2,
+              " on: File too large; move it away to resume the run", "a full log");
+    must(rename("rows/log.csv", "rows/old.csv") == 0, "rename", NULL);
+    check_run(c, run("--resume --steps 252 --out rows"), 0, 0, NULL, "a new log");
+    check(c, row_of("rows", 251).step == 251, "the new log begins with the next step");
+    hooks[0] = (Hook){TRAINING, 1, fill_most};
+    check_run(c, run(BASE NO_VAL "--data good.bin --steps 40 --save-every 0 --out rows0"), 0, 2,
+              " on: File too large\n", "nothing to save");
+}
+
+static void empty_disk_and_worsen(TostModel* m) { empty_disk(m), worsen(m); }
+
+// The validation loss of weights that could not be saved is not the best.
+static void test_lost_best(Checks* c) {
+#define BEST_ONLY BASE "--data good.bin --val-data copy.bin --val-windows 6 --val-every 1 --keep-best --save-every 0 "
+    hooks[0] = (Hook){TRAINING, 3, fill_most};
+    hooks[1] = (Hook){TRAINING, 4, empty_disk_and_worsen};
+    Outcome o = run(BEST_ONLY "--steps 4 --out lost");
+    const char* last = strstr(o.out, "validation after step 4: ");
+    const TextLine best = text_line(", best %.6f after step 2", row_of("lost", 2).val_loss);
+    check(c, last && strstr(last, best.text), "the best that was saved: %s", o.out);
+    check_run(c, o, 1, 2, "continues without these weights, the best so far", "a best that could not be saved");
+    hooks[0] = (Hook){TRAINING, 3, fill_most};
+    hooks[1] = (Hook){TRAINING, 4, empty_disk};
+    check_run(c, run(BEST_ONLY "--steps 4 --out lost2"), 0, 1, "/best.tmp/", "a later one");
 }
 
 // ---- Shards that change during a run --------------------------------------------------------------------------------
@@ -755,7 +805,8 @@ int main(int argc, char** argv) {
     setenv("TERM", "dumb", 1);
     return RUN_TESTS("train", test_not_finite, test_val_windows, test_default_batch, test_signals, test_zero_loss,
                          test_signals_in_steps, test_lock, test_overtaken, test_removed, test_overwrite,
-                         test_default_folders, test_full_disk, test_bad_data, test_unread_output, test_lost_output,
-                         test_changes, test_kills, test_newer_best, test_first_best, test_rise,
-                         test_epochs, test_other_validation, test_rising_rate, test_other_version);
+                         test_default_folders, test_full_disk, test_full_log, test_lost_best, test_bad_data,
+                         test_unread_output, test_lost_output, test_changes, test_kills, test_newer_best,
+                         test_first_best, test_rise, test_epochs, test_other_validation, test_rising_rate,
+                         test_other_version);
 }
