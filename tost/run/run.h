@@ -42,7 +42,7 @@ typedef struct {
     RunPass           pass;
     LogFile           log;
     Progress          progress;
-    double            longest;         // seconds of the longest step, for --max-time
+    double            step_seconds[8][2];   // for --max-time: of the last two steps of each kind; see is_out_of_time
     double            timed_from;      // now_seconds() after the last validation of a run with --for, or 0
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks

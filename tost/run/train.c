@@ -274,11 +274,18 @@ static bool before_first_step(Run* r, TostError* err) {
     return true;
 }
 
-// Whether another step would exceed --max-time, by the clock of rank 0. seconds: of the last step.
+// Whether another step would exceed --max-time, by the clock of rank 0. seconds: of the last step. The next one may take
+// as long as a usual step of any kind: with or without validation, sample and save. Usual is the shorter of the last two
+// of a kind, since a process that is suspended for hours seems to take a long step.
 static bool is_out_of_time(Run* r, double seconds) {
     if (r->args->max_time == 0) return false;
-    r->longest = fmax(r->longest, seconds);
-    bool out = now_seconds() - r->progress.began + r->longest > r->args->max_time;
+    double longest = 0, (*of)[2] = r->step_seconds;
+    const int kind = is_due(r, r->recipe.val_every) + 2 * is_due(r, r->recipe.sample_every)
+                     + 4 * is_due(r, r->recipe.save_every);
+    of[kind][1] = of[kind][0] > 0 ? of[kind][0] : seconds;
+    of[kind][0] = seconds;
+    for (int k = 0; k < 8; k++) longest = fmax(longest, fmin(of[k][0], of[k][1]));
+    bool out = now_seconds() - r->progress.began + longest > r->args->max_time;
     comm_broadcast(r->comm, &out, sizeof out, 0);
     return out;
 }

@@ -1,5 +1,6 @@
 // test_train.c: training runs under failures: losses that are not finite, signals, concurrent runs, full disks, closed
 // pipes. Each run is a child process that calls tost_main with the fake engine.
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "commands/commands.h"
@@ -681,6 +682,25 @@ static void test_changes(Checks* c) {
                  " --val-data moved.bin instead of good.bin moved.bin, ", NULL, "a list of files");
 }
 
+// The clock of the program, which hooks set forward.
+static double skipped;
+int clock_gettime(clockid_t clock, struct timespec* t) {
+    const int result = (int)syscall(SYS_clock_gettime, clock, t);
+    t->tv_sec += (time_t)skipped;
+    return result;
+}
+static void take_an_hour(TostModel* m) { (void)m, skipped += 3600; }
+
+// A run that was suspended for an hour does not expect another hour, but one whose saves take an hour does.
+static void test_max_time(Checks* c) {
+    hooks[0] = (Hook){TRAINING, 5, take_an_hour};
+    check_run(c, run(SAVING "--max-time 1.5h --out suspended"), 0, 0, NULL, "suspended for an hour");
+    hooks[0] = (Hook){TRAINING, 3, take_an_hour};
+    hooks[1] = (Hook){TRAINING, 6, take_an_hour};
+    check_run(c, run(SAVING "--max-time 2.9h --out saves"), 75, 0, NULL, "two saves of an hour each");
+    check(c, saved("saves", 6), "the third save would exceed the time");
+}
+
 // The loss rises after step 20. Steps have ten micro-batches; 20 read the shard once.
 static void test_rise(Checks* c) {
 #define RISING FAKE "--total-batch 160 --data good.bin --val-data copy.bin --val-windows 6 --val-every 20 "
@@ -806,7 +826,7 @@ int main(int argc, char** argv) {
     return RUN_TESTS("train", test_not_finite, test_val_windows, test_default_batch, test_signals, test_zero_loss,
                          test_signals_in_steps, test_lock, test_overtaken, test_removed, test_overwrite,
                          test_default_folders, test_full_disk, test_full_log, test_lost_best, test_bad_data,
-                         test_unread_output, test_lost_output, test_changes, test_kills, test_newer_best,
+                         test_unread_output, test_lost_output, test_changes, test_kills, test_newer_best, test_max_time,
                          test_first_best, test_rise, test_epochs, test_other_validation, test_rising_rate,
                          test_other_version);
 }
