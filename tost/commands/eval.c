@@ -316,7 +316,7 @@ int command_eval(const Options* o, TostComm* comm, const TostEngine* engine) {
     uint32_t crc = 0;
     bool ok = loaded_model_find(&model, o->model, engine, &err) && check_lengths(&model, o, &err);
     model.comm = comm;
-    signals_catch(false);
+    signals_catch(NULL);
     if (ok && o->recipe.data.count)
         ok = stream_open(&data, &o->recipe.data, (uint32_t)model.info.config.vocab_size, &err)
              && stream_crc(&crc, &data, &err);

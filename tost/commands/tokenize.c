@@ -25,7 +25,7 @@ static bool begin(Progress* progress, TextInput* in, const Options* o, TostError
     *in = (TextInput){.jsonl = o->jsonl, .plain = o->plain, .lines = o->lines, .text_field = o->text_field,
                       .skip_bad_lines = o->skip_bad_lines, .threads = o->recipe.threads, .context = progress};
     signals_ignore_write_errors();
-    signals_catch(true);
+    signals_catch("this part of the text");
     *progress = progress_new(stderr, o->quiet);
     for (int i = 0; i < o->n_files; i++) add_string(&in->files, xstrdup(o->files[i]));
     if (o->files_from && !read_lines(&list, &lines, o->files_from, err)) return false;

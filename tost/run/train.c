@@ -311,7 +311,8 @@ bool run_train(Run* r, TostError* err) {
     r->chunks.should_stop = should_stop;
     r->chunks.context = r;
     report_lost_output(r);
-    signals_catch(comm_rank(r->comm) == 0);
+    signals_catch(comm_rank(r->comm) != 0 ? NULL : r->recipe.save_every > 0 ? "this micro-batch and a save"
+                  : "this micro-batch");
     bool ok = loop(r, err);
     progress_end(&r->progress);
     if (comm_rank(r->comm) == 0) ok = log_sync(&r->log, ok ? err : &(TostError){0}) && ok;

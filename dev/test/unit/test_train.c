@@ -312,6 +312,7 @@ static void preempt(TostModel* m) { (void)m, raise(SIGTERM), raise(SIGTERM); }
 static void hang_up(TostModel* m) { (void)m, raise(SIGHUP), raise(SIGHUP); }
 static void use_cpu(TostModel* m) { (void)m, raise(SIGXCPU), raise(SIGXCPU); }
 static void warn(TostModel* m) { (void)m, raise(SIGUSR1), raise(SIGHUP); }
+static void notify(TostModel* m) { (void)m, raise(SIGUSR2); }
 
 // Evaluation passes: one before each save, three per validation: before the first step and after steps 4, 8, 12.
 #define VALIDATED BASE "--data good.bin --val-data copy.bin --val-every 4 --val-windows 6 --steps 12 --save-every 6 "
@@ -332,6 +333,7 @@ static void test_signals(Checks* c) {
         {"SIGTERM twice, as from Slurm", {TRAINING, 7, preempt}, {0}, 143, 7, NULL},
         {"the CPU time limit, twice", {TRAINING, 7, use_cpu}, {0}, 128 + SIGXCPU, 7, NULL},
         {"a warning of the batch system", {TRAINING, 7, warn}, {0}, 128 + SIGUSR1, 7, NULL},
+        {"a warning of SGE", {TRAINING, 7, notify}, {0}, 128 + SIGUSR2, 7, NULL},
     };
     write_shard("copy.bin", 0, -1, -1);
     check_run(c, run(VALIDATED "--out reference"), 0, 0, NULL, "the uninterrupted run");
@@ -342,6 +344,7 @@ static void test_signals(Checks* c) {
         hooks[1] = cases[i].second;
         Outcome o = run(VALIDATED "--out %s", out.text);
         check(c, o.status == cases[i].status, "%s: expected status %d, got %d", what, cases[i].status, o.status);
+        check(c, strstr(o.err, "stopping after this micro-batch and a save; "), "%s: the line: %s", what, o.err);
         check(c, saved(out.text, cases[i].saved), "%s: step %d is not saved: %s", what, cases[i].saved, o.out);
         if (cases[i].says) check(c, strstr(o.out, cases[i].says), "%s: expected '%s': %s", what, cases[i].says, o.out);
         free_outcome(o);
