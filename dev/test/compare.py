@@ -19,8 +19,8 @@ def comparable(tree, older):
 def differences(tree, reference, older=True):
     """How the folder `run` differs from that of a reference run, both as {path: bytes, or None for a folder}. All files
     must be equal, except for the times in the log and run.lock, which a killed process leaves. older=False: compares
-    only the last checkpoint, because a finished run that is resumed saves nothing and removes no old or unfinished
-    checkpoint, and a stopped run has saved other steps."""
+    only the last checkpoint, because a finished run that is resumed saves nothing and removes no old checkpoint, and a
+    stopped run has saved other steps."""
     mine, other = comparable(tree, older), comparable(reference, older)
     return [f"{path} is missing" if path not in mine else f"{path} is extra" if path not in other else f"{path} differs"
             for path in sorted(mine.keys() | other.keys()) if mine.get(path, "absent") != other.get(path, "absent")]

@@ -90,6 +90,9 @@ int command_train(const Options* given, TostComm* comm, const TostEngine* engine
     ok = ok && (args.text.count == 0 || read_text(&text, &r, &err));
     // Rank 0 decides, because ranks may see different folders.
     comm_broadcast(r.comm, &finished, sizeof finished, 0);
+    // A process that was killed in its last save left an incomplete folder.
+    if (finished && comm_rank(comm) == 0 && !checkpoint_prune(r.out.text, r.info.step, 0, &err))
+        run_warn(&r, "%s", err.text);
     if (finished)
         progress_text(&r.progress, "%s is finished: %lld of %lld steps; use a larger --steps to continue", r.out.text,
                       (long long)r.info.step, (long long)r.recipe.steps);
