@@ -122,6 +122,7 @@ static void test_flops(Checks* c) {
 
 // Waiting threads that sleep look like lost processor time; the number of threads does not.
 static void test_threads(Checks* c) {
+    enum { THREADS = 37 };
     static const struct { const char *name, *value; bool fixed; } cases[] = {
         {"OMP_NUM_THREADS", "2", false}, {"OMP_DYNAMIC", "false", false}, {"KMP_AFFINITY", "none", false},
         {"OMP_WAIT_POLICY", "passive", true}, {"GOMP_SPINCOUNT", "0", true}, {"KMP_BLOCKTIME", "0", true},
@@ -138,6 +139,18 @@ static void test_threads(Checks* c) {
         check(c, t.max == 1, "%d threads of 1", t.max);
         free(variable);
     }
+#ifdef _OPENMP
+    int given = 0;
+    omp_set_dynamic(1);   // gives no more threads than cores
+    threads_set(THREADS);
+    #pragma omp parallel reduction(+ : given)
+    given++;
+    check(c, given == threads_or_max(THREADS), "OpenMP gives %d threads, not %d", given, threads_or_max(THREADS));
+    const int levels = omp_get_max_active_levels();
+    omp_set_max_active_levels(0);
+    check(c, threads_or_max(2) == 1 && threads_max() == 1, "OMP_MAX_ACTIVE_LEVELS=0 gives one thread");
+    omp_set_max_active_levels(levels);
+#endif
     threads_set(max);
 }
 
