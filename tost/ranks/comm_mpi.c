@@ -67,27 +67,33 @@ void comm_abort_mpi(TostComm* c, int status) {
         MPI_Abort(MPI_COMM_WORLD, status);
 }
 
-static void mpi_close(TostComm* c) {
-    (void)c;
-    MPI_Finalize();
-}
+static TextLine late;   // what timed_out prints
 
-static TextLine late;   // what init_timed_out prints
-
-static void init_timed_out(int number) {
+static void timed_out(int number) {
     (void)number;
     const ssize_t ignored = write(STDERR_FILENO, late.text, strlen(late.text));
     (void)ignored;
     _exit(STATUS_RESUMABLE);
 }
 
-// MPI_Init waits for all ranks without a limit. If one is late, rank 0 says so or, if it is the one, rank 1.
+// Ends this process if a call of MPI, which waits for all ranks without a limit, does not return. If a rank is late, rank
+// 0 says so or, if it is the one, rank 1.
+static void limit(const char* call, const CommPlace* place, double timeout) {
+    snprintf(late.text, sizeof late.text, "train_gpt_tost: %s%s: other ranks did not respond for %g s "
+             "(--rank-timeout)\n", comm_prefix(place).text, call, timeout);
+    signal(SIGALRM, timed_out);
+    if (timeout > 0) alarm((unsigned)ceil(timeout) + (unsigned)comm_turn(place));
+}
+
+static void mpi_close(TostComm* c) {
+    limit("MPI_Finalize", &c->place, c->timeout);
+    MPI_Finalize();
+    alarm(0);
+}
+
 static bool initialize(const CommLaunch* launch, double timeout) {
     int provided;
-    snprintf(late.text, sizeof late.text, "train_gpt_tost: %sMPI_Init: other ranks did not respond for %g s "
-             "(--rank-timeout)\n", comm_prefix(&launch->place).text, timeout);
-    signal(SIGALRM, init_timed_out);
-    if (timeout > 0) alarm((unsigned)ceil(timeout) + (unsigned)comm_turn(&launch->place));
+    limit("MPI_Init", &launch->place, timeout);
     const bool ok = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided) == MPI_SUCCESS;
     alarm(0);
     signal(SIGALRM, SIG_DFL);

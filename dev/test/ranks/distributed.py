@@ -187,10 +187,14 @@ class Tests:
         self.report.figure(f"{done} kills; all processes had ended after at most {slowest:.1f} s")
 
     def timeout(self):
-        """A wait for a stopped rank, or for one that stops before its MPI_Init, ends the run after --rank-timeout. The
-        line names the rank that did not respond."""
+        """A wait for a stopped rank, or for one that stops before its MPI_Init or MPI_Finalize, ends the run after
+        --rank-timeout. The line names the rank that did not respond."""
         stopped = 'kill -STOP $$; exec "$@"'
+        lock = [r.name for r in self.case().launch(launch.run_options()).journal if r.path.endswith("run.lock")]
+        at_end = (f'TORTURE_AT={lock.index("unlink") + 1} TORTURE_ONLY=run.lock TORTURE_DO=signal:{signal.SIGSTOP:d} '
+                  f'LD_PRELOAD={self.w.faults} exec "$@"')   # when rank 0 has sent its last message
         for rank, steps, early, line in (
+            (0, 30, {0: at_end}, r"MPI_Finalize: other ranks did not respond"),
             (2, 100000, {}, r"rank 2 on \S+ did not respond"),
             (0, 100000, {}, r"rank 0 on \S+ did not respond"),
             (2, 30, {2: stopped}, r"MPI_Init: other ranks did not respond"),
@@ -201,7 +205,7 @@ class Tests:
             if not early:
                 job.wait_steps(10)
                 job.signal(signal.SIGSTOP, rank)
-            result, what = job.finish(), f"rank {rank} stopped {'before its MPI_Init' if early else 'in training'}"
+            result, what = job.finish(), f"rank {rank} stopped {'before' if early else 'in training:'} {line}"
             self.report.check(result.status == 75 and result.seconds < TIMEOUT + ENDED_WITHIN
                               and len(result.lines()) == 1
                               and re.search(rf"{line} for {TIMEOUT} s \(--rank-timeout\)", result.err),
