@@ -34,7 +34,7 @@ static int write_shards(const Run* r, const Path* prefix, const StringList* file
     return status;
 }
 
-// Removes the files of a run that could not start, so that the same command can be given again.
+// Removes the files of a run that did not start, so that the same command can be given again.
 static void remove_shards(const Run* r) {
     static const char* const names[] = {"text_train_*.bin", "text_val_*.bin", ("text_" TOKENIZER_FILE)};
     for (size_t i = 0; i < countof(names); i++) {
@@ -64,6 +64,7 @@ static bool read_text(int* status, Run* r, TostError* err) {
     ok = run_agree(r, ok && (!first || run_claim_folder(r, err)), err);
     comm_broadcast(r->comm, &r->out, sizeof r->out, 0);
     const Path prefix = path_in(r->out.text, "text");
+    if (ok && first && r->args->resume_auto) remove_shards(r);   // of a start that was killed
     if (ok && first) *status = write_shards(r, &prefix, &files, bytes);
     comm_broadcast(r->comm, status, sizeof *status, 0);
     free_strings(&files);

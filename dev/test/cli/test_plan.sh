@@ -37,7 +37,9 @@ check "a resumed run is the planned one" same_run stopped unstopped
 
 # ---- --text ----------------------------------------------------------------------------------------------------------
 
-run --text long.txt text.txt --for 2s $given --out mine
+mkdir mine
+: >mine/text_vocab.bpe   # of a start that was killed
+run --text long.txt text.txt --for 2s $given --resume auto --out mine
 cp stdout printed
 for file in vocab.bpe train_000000.bin val_000000.bin; do
     check "the run has its vocabulary and shards: $(ls mine)" [ -f mine/text_$file ]
