@@ -78,6 +78,11 @@ class Tests:
                 self.report.check(samples[0] == samples[1] != [], f"{what}: the samples differ")
                 case.check_same(self.report, what, reference)
                 case.remove()
+        what, case, args = "a save that fails once", self.case(), launch.run_options()
+        result = self.succeeds(what, case, 2, args, per_rank={0: 'TORTURE_DO=fail:28 TORTURE_AT=9 TORTURE_ONLY=/step_ '
+                                                                 f'LD_PRELOAD={self.w.faults} exec "$@"'})
+        self.report.check("saving step 6 failed; training continues" in result.err, f"{what}: {result.summary()}")
+        case.check_same(self.report, what, self.w.reference(args)[0])
 
     def parts(self):
         """A resumed run may change --parts, and says so."""
