@@ -274,9 +274,9 @@ static bool before_first_step(Run* r, TostError* err) {
     return true;
 }
 
-// Whether another step would exceed --max-time, by the clock of rank 0. seconds: of the last step. The next one may take
-// as long as a usual step of any kind: with or without validation, sample and save. Usual is the shorter of the last two
-// of a kind, since a process that is suspended for hours seems to take a long step.
+// Whether another step would exceed --max-time, by the clock of rank 0. seconds: of the last step. The next one may
+// take as long as a usual step of any kind: with or without validation, sample and save. The shorter of the last two
+// of a kind is usual: in the longer one, the process may have been suspended.
 static bool is_out_of_time(Run* r, double seconds) {
     if (r->args->max_time == 0) return false;
     double longest = 0, (*of)[2] = r->step_seconds;

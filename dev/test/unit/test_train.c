@@ -387,7 +387,7 @@ static void test_kills(Checks* c) {
     check_run(c, run(BEST "--out best"), 0, 0, NULL, "the uninterrupted run");
     must(mkdir("best/step_00000012.tmp", 0777) == 0, "mkdir", NULL);   // as after a kill in the last save
     check_output(c, run("--resume --out best"), "best is finished", NULL, "a finished run");
-    check(c, !path_exists("best/step_00000012.tmp") && saved("best", 12) && saved("best", 4), "only the .tmp is removed");
+    check(c, !path_exists("best/step_00000012.tmp") && saved("best", 12) && saved("best", 4), "only .tmp is removed");
     for (int pass = 5; pass <= 15; pass++)
         if (pass % 4) check(c, kill_at(c, EVALUATING, pass, pass / 4 * 4), "pass %d", pass);
     hooks[0] = (Hook){EVALUATING, 13, kill_process};
