@@ -112,7 +112,8 @@ $(BUILD)/tost/base/processor.o: private override ARCH :=
 $(BUILD)/tost/base/processor.o: private override CFLAGS := $(filter-out -march=% -mcpu=%,$(CFLAGS))
 
 # The version in CITATION.cff and the commit, with "+" if files differ from it. Keeps the commit if git cannot read the
-# repository, as in `sudo make`; without a repository there is none. The program adds what may change the last bits.
+# repository, as in `sudo make`; without a repository there is none. The program adds its vector extensions,
+# which may change the last bits.
 $(BUILD)/version: FORCE
 	@mkdir -p $(@D); number=$$(sed -n 's/^version: *//p' CITATION.cff); commit=; \
 	if [ -e .git ]; then commit=$$(git rev-parse --short=10 HEAD 2>/dev/null) || { [ ! -s $@ ] || exit 0; }; \

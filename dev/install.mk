@@ -1,4 +1,5 @@
-# install.mk: installs the program, and the starter's shards and vocabulary, which it finds in ../share from its folder.
+# install.mk: installs the program, the starter's shards and its vocabulary. The program looks for them in
+# ../share/train_gpt_tost, relative to its folder.
 PREFIX ?= /usr/local
 
 install: train_gpt_tost

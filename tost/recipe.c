@@ -1,7 +1,6 @@
 // recipe.c: text of settings, and the recipe of a run: presets, checkpoints, differences.
 #include "recipe.h"
 
-#include <ctype.h>
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -68,40 +67,73 @@ void setting_set(void* base, const Setting* row, double value) {
     else *(int*)field_of(base, row) = (int)value;
 }
 
-// A decimal number with a unit: of integers k, M, G (or B) and T, the powers of 1000; of times s, m (min), h and d. Times
-// may have several, as in 1h30m, or be Slurm's M:S, H:M:S, D-H, D-H:M or D-H:M:S.
-static bool with_unit(double* value, const char* text, SettingKind kind) {
-    static const struct { char name; bool time; double factor; } units[] = {
-        {'k', false, 1e3}, {'K', false, 1e3}, {'M', false, 1e6}, {'G', false, 1e9}, {'B', false, 1e9},
-        {'T', false, 1e12}, {'s', true, 1}, {'m', true, 60}, {'h', true, 3600}, {'d', true, 86400}, {':', true, 60},
-        {'-', true, 86400}};
+// A finite number at *text, which is moved behind it
+static bool take_number(double* value, const char** text) {
     char* end;
-    double exact = strtod(text, &end);
-    if (end == text || strspn(text, "0123456789.eE+-") < (size_t)(end - text)) return false;   // nan, hexadecimal
-    for (size_t i = 0; kind != REAL && i < countof(units); i++) {
-        if (units[i].name != *end || units[i].time != (kind == DURATION)) continue;
-        const char unit = *end, *colon = strchr(end + 1, ':');
-        const bool two = colon && strchr(colon + 1, ':');
-        exact *= unit == ':' && colon ? 3600 : units[i].factor;
-        end += strncmp(end, "min", 3) == 0 ? 3 : 1;
-        if (kind != DURATION || !*end) break;
-        const TextLine rest = text_line("%s%s", end, unit != '-' || two ? "" : colon ? ":0" : ":0:0");
-        double more;
-        end += strlen(end);
-        if (!with_unit(&more, rest.text, kind) || more < 0 || (unit == ':' && two)
-            || (isalpha(unit) && isdigit(end[-1]))) return false;   // 1h30
-        exact += more;
-        break;
+    *value = strtod(*text, &end);
+    const bool decimal = end > *text && strspn(*text, "0123456789.eE+-") >= (size_t)(end - *text);   // not nan, 0x1
+    *text = end;
+    return decimal && fabs(*value) < INFINITY;
+}
+
+// An integer or real number; of integers k, M, G (or B) and T are powers of 1000. 0.3M is not exactly 300000 in binary.
+static bool parse_count(double* value, const char* text, bool integer) {
+    static const char units[] = "kKMGBT";
+    static const double factors[] = {1e3, 1e3, 1e6, 1e9, 1e9, 1e12};
+    double exact;
+    if (!take_number(&exact, &text)) return false;
+    const char* unit = integer && *text ? strchr(units, *text) : NULL;
+    if (unit) exact *= factors[unit - units], text++;
+    *value = integer ? round(exact) : exact;
+    return !*text && fabs(exact - *value) <= 1e-12 * fabs(exact);
+}
+
+// Seconds of Slurm's M:S, H:M:S, D-H, D-H:M or D-H:M:S
+static bool parse_clock(double* seconds, const char* text) {
+    static const double factors[] = {86400, 3600, 60, 1};
+    const bool days = strchr(text, '-');
+    double field[4];
+    int n = 0;
+    for (const char* p = text;; p++) {
+        const size_t digits = strspn(p, "0123456789");
+        if (digits == 0 || n == 4) return false;
+        field[n++] = strtod(p, NULL);
+        p += digits;
+        if (!*p) break;
+        if (*p != (days && n == 1 ? '-' : ':')) return false;
     }
-    *value = kind == INT || kind == INT64 ? round(exact) : exact;   // 0.3M is not exactly 300000 in binary
-    return !*end && fabs(*value) < INFINITY && fabs(exact - *value) <= 1e-12 * fabs(exact);
+    if (n < 2 || (!days && n > 3)) return false;
+    *seconds = 0;
+    for (int i = 0; i < n; i++) *seconds += field[i] * factors[days ? i : 4 - n + i];
+    return true;
+}
+
+// Seconds: a number, several with units, as in 1h30m, or parse_clock
+static bool parse_time(double* seconds, const char* text) {
+    static const struct { const char* name; double factor; } units[] = {
+        {"s", 1}, {"min", 60}, {"m", 60}, {"h", 3600}, {"d", 86400}};
+    const char* p = text;
+    double value;
+    *seconds = 0;
+    if (parse_clock(seconds, text)) return true;
+    do {
+        size_t i = 0;
+        if (!take_number(&value, &p) || (p > text && value < 0)) return false;
+        if (!*p && *seconds == 0) return *seconds = value, true;
+        while (i < countof(units) && strncmp(p, units[i].name, strlen(units[i].name)) != 0) i++;
+        if (i == countof(units)) return false;
+        *seconds += value * units[i].factor;
+        p += strlen(units[i].name);
+    } while (*p);
+    return true;
 }
 
 static bool parse_number(void* base, const Setting* row, const char* text, TostError* err) {
     static const char time[] = "a time such as 90m, 1h30m or 1-00:00:00, or a number of seconds";
     const char* what = row->kind == DURATION ? time : row->kind == REAL ? "a number" : "an integer";
     double value;
-    if (with_unit(&value, text, row->kind) && value >= row->min && value <= row->max) {
+    const bool ok = row->kind == DURATION ? parse_time(&value, text) : parse_count(&value, text, row->kind != REAL);
+    if (ok && value >= row->min && value <= row->max) {
         setting_set(base, row, value);
         return true;
     }

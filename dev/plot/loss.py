@@ -5,10 +5,11 @@
 RUN is a log.csv, or the run folder that contains it, of the trainer or of dev/reference/train.py. Runs joined by
 commas, such as runs with different seeds, are averaged: they are one curve. Training loss is drawn twice: pale as
 logged, and smoothed (centred mean over 1/40 of the run; in a short run, over 1/10, at most 10 values). Validation loss
-is drawn as joined points. Each curve is thinner than the one below it, so that both are visible where they overlap. The script
-prints the last validation loss of each curve, for several runs with their standard deviation. --difference adds a panel
-with each curve's losses minus the first curve's at the same number of tokens, and prints the largest differences.
---published draws the paper's losses on a dataset, and those of GPT-2 base. A note says if runs have different data.
+is drawn as points joined by a line. Each curve is thinner than the one below it, so that both are visible where they
+overlap. The script prints the last validation loss of each curve, for several runs with their standard deviation.
+--difference adds a panel with each curve's losses minus the first curve's at the same number of tokens, and prints the
+largest differences. --published draws the paper's losses on a dataset, and those of GPT-2 base. If the runs have
+different data, the plot says so.
 Needs Python 3.11 or later and matplotlib.
 """
 
@@ -88,8 +89,8 @@ def draw_losses(axes, runs, args):
                   label=plain(run.label), solid_capstyle="round")
         tokens, val = run.points("val_loss")
         if len(val):
-            axes.plot(tokens, val, color=color, linewidth=0.8, marker="o", markevery=max(1, len(val) // MOST_POINTS), zorder=3,
-                      markersize=3.4 + width, markerfacecolor="white", markeredgewidth=1.3)
+            axes.plot(tokens, val, color=color, linewidth=0.8, marker="o", markevery=max(1, len(val) // MOST_POINTS),
+                      zorder=3, markersize=3.4 + width, markerfacecolor="white", markeredgewidth=1.3)
             markers["validation"] = {"linewidth": 0.8, "marker": "o", "markerfacecolor": "white"}
     for name, style in markers.items():
         axes.plot([], [], color="0.4", label=name, **style)
@@ -136,7 +137,8 @@ def draw_differences(axes, runs):
         sizes += list(abs(values[values != 0]))
         axes.plot(tokens, values, color=color, linewidth=1.0)
         tokens, values = differences(run, runs[0], "val_loss")
-        axes.plot(tokens, values, color=color, linewidth=0.8, marker="o", markersize=4.5, markerfacecolor="white", markeredgewidth=1.2)
+        axes.plot(tokens, values, color=color, linewidth=0.8, marker="o", markersize=4.5, markerfacecolor="white",
+                  markeredgewidth=1.2)
     axes.axhline(0, color="0.45", linewidth=0.9, zorder=1)
     if sizes:
         middle, top = np.median(sizes), 10 ** np.floor(np.log10(max(sizes)))

@@ -50,9 +50,8 @@ def data_of(path):
         metadata = newest_checkpoint(path if path.is_dir() else path.parent)
     except ValueError:
         return {}
-    validation = " ".join(Path(glob).name for glob in metadata.get("option.val-data", "").split("\x1f"))
-    values = {"training data": metadata.get("option.data-blocks-crc"), "validation data": validation,
-              "tokenizer": metadata.get("tokenizer_hash")}
+    values = {"training data": metadata.get("option.data-blocks-crc"),
+              "validation data": metadata.get("option.val-blocks-crc"), "tokenizer": metadata.get("tokenizer_hash")}
     return {what: value for what, value in values.items() if value}
 
 

@@ -49,7 +49,7 @@ static bool read_more(Prompts* p, const char* path, TostError* err) {
     bool ok = (standard ? read_arrived(&file, p, err) : (p->end = read_file(&file, path, err)))
         && (!first || text_check_head(&skip, standard ? "standard input" : path, file.data, file.size, err));
     Lines lines = {file.data + skip, file.data + file.size, p->lines};
-    if (ok && first) p->jsonl = has_suffix(path, ".jsonl") || begins_json(lines.at, lines.end, '{');
+    if (ok && p->read == 0) p->jsonl = has_suffix(path, ".jsonl") || begins_json(lines.at, lines.end, '{');
     if (ok && first && lines.at == lines.end)
         ok = tost_error(err, "--prompts %s is empty: give one prompt per line", path);
     ok = ok && (p->jsonl || check_utf8_text(path, lines.at, (size_t)(lines.end - lines.at), err));

@@ -17,7 +17,7 @@ static void show_tokens(void* context, const TokenizeResult* r) {
                   human_count((double)r->tokens).text, 1e-6 * (double)r->read.bytes / (now_seconds() - p->started));
 }
 
-// free_strings(&in->files)
+// The caller frees in->files.
 static bool begin(Progress* progress, TextInput* in, const Options* o, TostError* err) {
     Bytes list = {0};
     Lines lines = {0};
@@ -25,13 +25,19 @@ static bool begin(Progress* progress, TextInput* in, const Options* o, TostError
     *in = (TextInput){.jsonl = o->jsonl, .plain = o->plain, .lines = o->lines, .text_field = o->text_field,
                       .skip_bad_lines = o->skip_bad_lines, .threads = o->recipe.threads, .context = progress};
     signals_ignore_write_errors();
-    signals_catch("this part of the text");
+    signals_catch("the current batch of text; nothing will be written");
     *progress = progress_new(stderr, o->quiet);
     for (int i = 0; i < o->n_files; i++) add_string(&in->files, xstrdup(o->files[i]));
     if (o->files_from && !read_lines(&list, &lines, o->files_from, err)) return false;
+    const bool has_nul = list.data && memchr(list.data, 0, list.size);
     for (size_t n; next_line(&name, &n, &lines);)
         if (n) add_string(&in->files, xasprintf("%.*s", (int)n, name));
     free(list.data);
+    if (has_nul) return tost_error(err, "--files-from %s has a NUL: give one name per line (find without -print0)",
+                                   o->files_from);
+    for (int i = 0; o->files_from && strcmp(o->files_from, "-") == 0 && i < in->files.count; i++)
+        if (strcmp(in->files.strings[i], "-") == 0)
+            return tost_error(err, "stdin cannot be both the names of --files-from and a text: leave out the file -");
     return in->files.count || !o->files_from || tost_error(err, "--files-from %s names no file", o->files_from);
 }
 
@@ -42,7 +48,7 @@ static int failed(const TostError* err) {
 
 // Many lines, none of them blank: perhaps a document each
 static bool has_short_lines(const char* path) {
-    enum { SEEN = 1 << 14, MANY = 60 };   // less than 273 bytes each
+    enum { SEEN = 1 << 14, MANY = 60 };   // 273 bytes per line on average
     char head[SEEN];
     const char* line;
     Lines lines = {head, head + read_head(head, SEEN, path), 0};
@@ -59,7 +65,7 @@ static void print_text_count(const Options* o, const StringList* files, const Te
         print_warning("%s: " END_OF_TEXT " inside lines, read as text: %" PRIu64 "; sed 's/<|endoftext|>/\\n&\\n/g' "
                       "FILE makes separators of them", c->inside_in, c->inside);
     if (!o->lines && files->count && c->documents == (uint64_t)files->count && has_short_lines(files->strings[0]))
-        print_warning("%s is one document of many lines: if each is a document, give --lines", files->strings[0]);
+        print_warning("%s was read as one document; if each line is a document, give --lines", files->strings[0]);
     if (!o->quiet && files->count)
         printf("files of plain text: %d, of JSONL: %d\n", files->count - c->jsonl_files, c->jsonl_files);
 }

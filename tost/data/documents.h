@@ -40,7 +40,7 @@ typedef bool UseParts(void* job, const TextPart* parts, size_t n, TostError* err
 
 // An input is JSONL if it is named *.jsonl or *.JSONL or begins with a JSON object: an object per line, with a document
 // in the text field; blank lines are skipped. A JSON array is rejected. Other inputs are plain text with documents
-// separated by lines of <|endoftext|> (document_ends) or, with in->lines, by all line ends. A document ends at the end
+// separated by lines of <|endoftext|> (document_ends) or, with in->lines, one per line. A document ends at the end
 // of its file. Empty documents are skipped. See lines.h for what is not text.
 // Stops with an error if `use` fails or a signal (signals.h) arrives, or if there is no document.
 bool documents_read(const TextInput* in, TextCount* count, UseParts* use, void* job, TostError* err);

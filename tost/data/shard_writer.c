@@ -48,8 +48,8 @@ static bool check_no_shards(const ShardWriter* w, TostError* err) {
     const Path start = path_text("%s_", slash ? slash + 1 : w->out), dir = path_above(w->out);
     Path old;
     return shard_find(&old, dir.text, start.text, err)
-        && (!old.text[0] || tost_error(err, "%s: exists already; remove it or choose another --out (instead of xargs, "
-                                       "which runs several commands, give --files-from)", old.text));
+        && (!old.text[0] || tost_error(err, "%s: exists already; remove it or choose another --out; with xargs, which "
+                                       "may start the command several times, use --files-from instead", old.text));
 }
 
 static bool lock_folder(ShardWriter* w, TostError* err) {

@@ -70,9 +70,9 @@ const Setting option_table[OPTION_ROWS] = {
      .help = "write shards PREFIX_train_000000.bin … and PREFIX_val_000000.bin …, and PREFIX_vocab.bpe for train",
      .default_text = required},
     {"resume", TRAIN, FLAG, AT(resume), "[auto]",
-     .help = "continue from the newest checkpoint in --out (by default the newest run in out/), bit by bit with the same "
-     "version on the same kind of processor; auto: if there is none, start the run, so that a job can be restarted with "
-     "the same command", .not_with = "overwrite"},
+     .help = "continue from the newest checkpoint in --out (by default the newest run in out/); bit-identical with the "
+     "same version on the same kind of processor. auto: start a new run if there is none, so that one command starts "
+     "and restarts a job", .not_with = "overwrite"},
     {"overwrite", TRAIN, FLAG, AT(overwrite), "",
      .help = "if --out has a run: rename its folder to DIR.1, DIR.2, …, and start a new one", .needs = "out"},
     {"val-frac", TOKENIZE, REAL, AT(val_frac), "X",
@@ -84,7 +84,7 @@ const Setting option_table[OPTION_ROWS] = {
     {"plain", TEXT, FLAG, AT(plain), "",
      .help = "read all input as plain text, whatever its first line; <|endoftext|> inside lines is text",
      .not_with = "jsonl"},
-    {"lines", TRAIN | TEXT, FLAG, AT(lines), "", .help = "every line of plain text is a document, such as a name",
+    {"lines", TRAIN | TEXT, FLAG, AT(lines), "", .help = "treat each line of plain text as a document",
      .not_with = "jsonl", .needs = "text"},
     {"files-from", TEXT, STRING, AT(files_from), "FILE|-",
      .help = "also read the files named in FILE or on stdin, one name per line, as find prints them"},
@@ -99,8 +99,8 @@ const Setting option_table[OPTION_ROWS] = {
     {.help = "Training"},
     {"for", TRAIN, DURATION, AT(run_for), "TIME",
      .help = "train for about this long, such as 10m: chooses model size, batch, steps and learning rate for the "
-     "lowest expected loss, and keeps options that are given. Prints the same run as a command without --for. "
-     "--resume continues to the planned step",
+     "lowest expected loss, and keeps options that are given. Prints the same run as a command without --for. If the "
+     "speed changes, so do the steps, with --schedule wsd, which it chooses. --resume continues to the planned step",
      .min = 1, 10000 * 86400.0, .default_text = "off", .not_with = "steps"},
     RECIPE_TRAINING(ROW)
     {.help = "Evaluation"},
@@ -130,7 +130,8 @@ const Setting option_table[OPTION_ROWS] = {
     {.help = "Validation, samples and checkpoints"},
     RECIPE_VALIDATION(ROW)
     {"max-time", TRAIN, DURATION, AT(max_time), "TIME",
-     .help = "save and stop before a step exceeds this time, such as 2.5h or 1-12:00:00; status 75 if steps are left",
+     .help = "stop and save before the next step would exceed this time, such as 2.5h or 1-12:00:00; status 75 if steps are "
+     "left",
      0.001, 10000 * 86400.0, .default_text = "off"},
     {.help = "Sampling"},
     {"prompt", SAMPLE, STRING, AT(prompt), "TEXT|@FILE|-",

@@ -76,8 +76,8 @@ static void timed_out(int number) {
     _exit(STATUS_RESUMABLE);
 }
 
-// Ends this process if a call of MPI, which waits for all ranks without a limit, does not return. If a rank is late,
-// rank 0 says so or, if it is the one, rank 1.
+// MPI_Init and MPI_Finalize wait for all ranks without a limit: a timer ends this process if they do not return. If a
+// rank is late, rank 0 says so or, if it is the one, rank 1.
 static void limit(const char* call, const CommPlace* place, double timeout) {
     snprintf(late.text, sizeof late.text, "train_gpt_tost: %s%s: other ranks did not respond for %g s "
              "(--rank-timeout)\n", comm_prefix(place).text, call, timeout);

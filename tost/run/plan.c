@@ -209,7 +209,7 @@ static size_t spread_tokens(int32_t** ids, ShardStream* s, uint64_t n) {
 }
 
 // The loss of 4 × 128 after `tokens` tokens of the text, as a multiple of that on the text of plan_loss, from counts of
-// up to as many of its tokens (ngram.h); 0: it cannot be read. dev/results/budget.md: the fit, and its error
+// up to as many of its tokens (ngram.h); 0: it cannot be read. dev/results/budget.md has the fit and its error.
 static double multiple_at(Run* r, double tokens) {
     enum { VAL_TOKENS = 1 << 17 };
     const double octaves = log2(tokens / (1 << 20));
@@ -226,8 +226,8 @@ static double multiple_at(Run* r, double tokens) {
     return multiple;
 }
 
-// How hard the text is to predict, as a multiple of the loss on that of plan_loss. Beyond MOST tokens, it grows or falls
-// as from a quarter of them. 0: unknown, without validation data
+// How hard the text is to predict, as a multiple of the loss on that of plan_loss. Beyond MOST tokens, extrapolates the
+// change between MOST / 4 and MOST. 0: unknown, without validation data
 static double difficulty(Run* r, double tokens, double unique) {
     static const double MOST = 1 << 22;
     if (!r->val) return 0;
@@ -270,7 +270,8 @@ bool run_plan(Run* r, TostError* err) {
 
 // ---- During training ----
 
-// The new end of a wsd run after `step` steps, at least its warm-up: the rate falls from that of now to the same last one.
+// Changes the last step of a wsd run at `step`, at least its warm-up. The rate stays continuous and decays to the same
+// final rate.
 void plan_new_steps(TostRecipe* r, int64_t step, int64_t steps) {
     const Schedule s = schedule_of(r);
     const double lr = schedule_lr(s, step), from_now = 1 - (double)step / (double)steps;
@@ -283,12 +284,16 @@ void plan_new_steps(TostRecipe* r, int64_t step, int64_t steps) {
 void run_keep_time(Run* r) {
     static const double TOLERANCE = 0.02;   // of the time
     TostRecipe* recipe = &r->recipe;
-    const int64_t step = r->info.step, every = recipe->val_every;
+    const int64_t step = r->info.step, from = r->timed_step;
     const bool can_follow = recipe->schedule == SCHEDULE_WSD && step >= recipe->warmup && recipe->lr > 0;
-    if (r->args->run_for == 0 || every == 0 || step % every != 0) return;
-    const double from = r->timed_from, now = r->timed_from = now_seconds();
-    if (from == 0 || !can_follow) return;
-    const double each = (now - from) / (double)every, left = seconds_left(r) - END_SECONDS;
+    // With a validation, if there are any; more often near the end, which may have been set too early
+    const int64_t usual = recipe->val_every > 0 ? recipe->val_every : recipe->steps / 5;
+    const int64_t half = (recipe->steps - from) / 2, after = half < 1 ? 1 : half < usual ? half : usual;
+    if (r->args->run_for == 0 || (step > 0 && step < from + after)) return;
+    const double before = r->timed_at, now = r->timed_at = now_seconds();
+    r->timed_step = step;
+    if (step == from || !can_follow) return;
+    const double each = (now - before) / (double)(step - from), left = seconds_left(r) - END_SECONDS;
     const double most = most_tokens(unique_tokens(r)) / (double)recipe->total_batch;
     double steps = (double)recipe->steps;
     if (fabs(left - each * (steps - (double)step)) > TOLERANCE * r->args->run_for)

@@ -38,8 +38,7 @@ void report_missing_rows(Run* r) {
     if (!log->failed || log->rows.size == 0) return;
     long long first = r->info.step + 1;
     for (const char* p = log->rows.data; (p = strchr(p, '\n')); p++) first--;
-    run_warn(r, "%s has no rows from step %lld on: %s%s", log->path.text, first, strerror(log->failed),
-             r->saved_step < first ? "" : "; move it away to resume the run");
+    run_warn(r, "%s: rows from step %lld on could not be written: %s", log->path.text, first, strerror(log->failed));
 }
 
 // Quotes a word for the shell, if necessary. free()

@@ -43,7 +43,8 @@ typedef struct {
     LogFile           log;
     Progress          progress;
     double            step_seconds[8][2];   // for --max-time: of the last two steps of each kind; see is_out_of_time
-    double            timed_from;      // now_seconds() after the last validation of a run with --for, or 0
+    double            timed_at;        // now_seconds() when run_keep_time last compared the clock, before timed_step
+    int64_t           timed_step;
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
     int64_t           unsaved;         // the step since which saves have failed, or 0
@@ -81,8 +82,8 @@ void run_free(Run* r);
 // ---- plan.c ----
 void run_choose_batch(Run* r);   // on a GPU: the micro-batch, unless it is given or the run is resumed
 bool run_plan(Run* r, TostError* err);   // --for: completes the recipe, once the data is open
-// Called before each step. After a validation, changes the number of steps if they would not end in time, and lets the
-// learning rate decay until then.
+// Called before each step. At times, mostly after a validation, changes the number of steps if they would not end in
+// time, and lets the learning rate of a wsd run decay until then.
 void run_keep_time(Run* r);
 
 // ---- folder.c ----

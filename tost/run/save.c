@@ -3,7 +3,7 @@
 
 #include "run/run.h"
 
-// Adds to the error with which the run ends how to resume it.
+// Appends to the error how to resume the run.
 static bool run_failed(const Run* r, TostError* err) {
     return tost_error(err, "%s; stopped; %s", err->text, resume_hint(r).text);
 }
@@ -58,9 +58,9 @@ static bool save_together(Run* r, bool best, TostError* err) {
 bool run_save(Run* r, bool last, TostError* err) {
     if (last && r->saved_step == r->info.step && r->unsaved == 0) return true;
     const bool ok = save_together(r, false, err);
-    if (ok) r->unsaved = 0;
-    else if (r->unsaved == 0) r->unsaved = r->info.step;
-    if (!ok && !last) run_warn(r, "%s; training continues, and later steps try again", err->text);
+    if (!ok && !last && r->unsaved == 0)
+        run_warn(r, "%s; training continues, and later steps try again", err->text);
+    r->unsaved = ok ? 0 : r->unsaved > 0 ? r->unsaved : r->info.step;
     return ok || !last || run_failed(r, err);
 }
 
@@ -70,7 +70,7 @@ void run_save_best(Run* r) {
     if (!r->recipe.keep_best || !is_best) return;
     r->best_lost = !save_together(r, true, &err);
     if (!r->best_lost) return;
-    run_warn(r, "%s; training continues without these weights, the best so far", err.text);
+    run_warn(r, "%s; best was not updated; training continues", err.text);
     r->info.best_val_loss = r->older_best;
     r->info.best_val_step = r->older_best_step;
 }

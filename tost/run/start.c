@@ -106,8 +106,8 @@ static bool differs(const KeyValues* a, const KeyValues* b, const char* key) {
     return x && y ? strcmp(x, y) != 0 : x != y;
 }
 
-// Whether the losses of a checkpoint were measured on other tokens. Checkpoints of earlier versions lack val-windows or
-// have only the names of the shards, which are also compared if the run does not validate.
+// Whether the losses of a checkpoint were measured on other tokens: compares the CRC of the validation shards or, if the
+// run does not validate or the checkpoint is of an earlier version, their names.
 static bool other_validation(const Run* r, const KeyValues* then) {
     const bool known = r->val && key_values_find(then, "val-blocks-crc");
     return differs(then, &r->info.options, known ? "val-blocks-crc" : "val-data")
@@ -138,6 +138,7 @@ void run_begin_info(Run* r) {
         r->info.seed = (uint64_t)r->recipe.seed;
         r->info.val_loss = r->info.best_val_loss = INFINITY;
     }
+    r->older_best = INFINITY;
     r->resumed = r->info.options;
     r->info.options = recipe_write(&r->recipe);
     if (r->args->resume) find_best(r);

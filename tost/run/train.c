@@ -275,8 +275,8 @@ static bool before_first_step(Run* r, TostError* err) {
 }
 
 // Whether another step would exceed --max-time, by the clock of rank 0. seconds: of the last step. The next one may
-// take as long as a usual step of any kind: with or without validation, sample and save. The shorter of the last two
-// of a kind is usual: in the longer one, the process may have been suspended.
+// take as long as the longest usual step: of each kind (with or without validation, sample, save), the shorter of the
+// last two, so that one step in which the process was suspended does not count.
 static bool is_out_of_time(Run* r, double seconds) {
     if (r->args->max_time == 0) return false;
     double longest = 0, (*of)[2] = r->step_seconds;

@@ -8,6 +8,7 @@
 #include "base/folder.h"
 #include "base/memory.h"
 #include "base/platform.h"
+#include "base/say.h"
 
 static const char header[] = "step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s\n";
 enum { COMMAS = 7 };   // in a row
@@ -24,8 +25,9 @@ static bool check_regular(const char* path, TostError* err) {
 // ---- Opening ----
 
 // Sets *keep to the number of bytes of `text` up to the row of step `done`; 0: there is no row, or not even a complete
-// header. Fails if the rows are not those of consecutive steps up to it. The first one may be of any step: the log may
-// have been moved away. A row of step 0 has 0 tokens, except in logs of earlier versions, which counted from 0.
+// header. Fails if the rows before are not those of increasing steps. The first one may be of any step: the log may
+// have been moved away. Warns if the last ones are missing: they could not be written. A row of step 0 has 0 tokens,
+// except in logs of earlier versions, which counted from 0.
 static bool find_end(size_t* keep, const char* path, Bytes text, int64_t done, TostError* err) {
     const size_t n = strlen(header);
     const char *line = text.data + n, *end;
@@ -37,16 +39,18 @@ static bool find_end(size_t* keep, const char* path, Bytes text, int64_t done, T
     if (text.size <= n) return true;
     for (long long number = 2; last < done; number++, line = end) {
         LogRow row = {.step = -1};
-        if ((end = strchr(line, '\n'))) {
-            end++;
-            log_row_parse(&row, line);
-        }
-        if (row.step < (row.tokens > 0) || row.step > done || (number > 2 && row.step != last + 1))
-            return tost_error(err, "%s: line %lld is not the row of step %lld%s; move the file away to start a new log",
-                              path, number, (long long)(number > 2 ? last + 1 : done),
-                              number > 2 ? "" : " or of an earlier one (logs of earlier versions count from 0)");
+        if (!(end = strchr(line, '\n'))) break;
+        end++;
+        log_row_parse(&row, line);
+        if (number > 2 && row.step > done) break;
+        if (row.step < (row.tokens > 0) || row.step > done || (number > 2 && row.step <= last))
+            return tost_error(err, "%s: line %lld is not the row of a step %s %lld%s; move the file away to start a new "
+                              "log", path, number, number > 2 ? "after" : "up to",
+                              (long long)(number > 2 ? last : done),
+                              number > 2 ? "" : " (logs of earlier versions count from 0)");
         last = row.step;
     }
+    if (last < done) print_warning("%s has no rows of steps %lld to %lld", path, (long long)last + 1, (long long)done);
     *keep = (size_t)(line - text.data);
     return true;
 }

@@ -26,12 +26,12 @@ typedef struct {
 } LogFile;
 
 // Starts a new log (done: -1), or cuts an existing one after the row of step `done`. Rows that are not those of
-// consecutive steps up to that one are an error, and so is a device, a pipe or a file with several hard links, as after
+// increasing steps up to that one are an error, and so is a device, a pipe or a file with several hard links, as after
 // cp -al of the folder.
 bool log_open(LogFile* log, const char* path, int64_t done, TostError* err);
 // Returns false only if the file was removed, as log_sync does. If it cannot be written, they set log->failed.
 bool log_row(LogFile* log, const LogRow* row, TostError* err);
-// Call it before saving a checkpoint: after a power failure the log must have the rows of all steps in the checkpoint.
+// Call it before saving a checkpoint: after a power failure, the log should have the rows of its steps.
 bool log_sync(LogFile* log, TostError* err);
 void log_close(LogFile* log);                         // does nothing if the log is closed or zeroed
 

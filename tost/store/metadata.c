@@ -83,8 +83,8 @@ static bool missing(const StFile* f, const char* key, TostError* err) {
 }
 
 static bool malformed(const StFile* f, const char* key, const char* text, TostError* err) {
-    return tost_error(err, "%s: __metadata__ '%s' is '%.80s', which is malformed or contradicts the tensors or "
-                      "other entries: the file is damaged; use another checkpoint", f->path, key, text);
+    return tost_error(err, "%s: __metadata__ '%s' is '%.80s', which is invalid or does not match the tensors or "
+                      "other metadata: the file is damaged; use another checkpoint", f->path, key, text);
 }
 
 static bool parse_number(uint64_t* out, const char* text, int base, uint64_t max) {

@@ -449,7 +449,7 @@ class TostForCausalLM(TostPreTrainedModel, GenerationMixin):
 
     def init_continuous_batching(self, *args, **kwargs):
         """Called first by generate_batch, which would fail after its warm-up."""
-        raise ValueError("continuous batching (generate_batch) needs keys and values, which this model does not "
+        raise ValueError("continuous batching (generate_batch) needs a key/value cache, which this model does not "
                          "have: call generate with several prompts, padded on the left")
 
     def optimizer_groups(self, weight_decay):

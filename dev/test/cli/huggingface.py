@@ -133,7 +133,7 @@ def check_model(ours, folder):
         return check_long_prompt(load(folder))
     check_raises(f"{BLOCK + 1} tokens exceed the block size of {BLOCK}", theirs, random_ids((1, BLOCK + 1), 6))
     if hasattr(theirs, "generate_batch"):
-        check_raises("continuous batching (generate_batch) needs keys and values", theirs.generate_batch, [[1, 2]])
+        check_raises("continuous batching (generate_batch) needs a key/value cache", theirs.generate_batch, [[1, 2]])
 
 
 def check_long_prompt(model):

@@ -49,6 +49,7 @@ second=run/step_00000002
 cd template || exit 1
 : >vocab.bpe
 printf 'a b\n' >other.bpe
+printf 'a\000b\n' >nul
 shard $(seq 1 64) >good.bin
 echo 'some text' >tiny
 echo '{"text": "1 2 3"}' >a.jsonl

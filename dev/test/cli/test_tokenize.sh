@@ -47,7 +47,7 @@ prints "tokenize --tokenizer my-merges.txt --val-frac 0.01 --quiet --out lone te
 printf 'ann\r\nbea\n\n <|endoftext|>\n<|endoftext|>\ncleo' >names.txt
 prints "$args --lines --out names names.txt" "4 documents, " " 28 tokens"
 yes name | head -n 60 >many.txt
-prints "$args --out hint many.txt" "1 document, " "many.txt is one document of many lines" "give --lines"
+prints "$args --out hint many.txt" "1 document, " "many.txt was read as one document" "give --lines"
 printf 'many.txt\n\nnames.txt\n' >list
 prints "$args --lines --out listed --files-from list text.txt" "files of plain text: 3" "65 documents, "
 check "no hint with --lines: $(cat stderr)" [ "$(grep -c 'many lines' stderr)" -eq 0 ]
