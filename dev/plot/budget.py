@@ -4,8 +4,9 @@
 
 The loss, in nats per token on English Wikipedia with a vocabulary of 4,096, after D tokens of a model with N weights in
 its layers (10 · layers · channels²) is E + A (N/1M)^-a + B (D/4M)^-d (N/1M)^g; plan_loss in tost/run/plan.c has the
-constants. The minutes are those of two idle cores of an AMD EPYC (Zen 5), from the cost of a token in plan_cost. Peers
-are drawn at their own minutes. Needs Python 3.11 or later and matplotlib.
+constants. With `--beta2 0.95` instead of 0.99, it is higher by F (D/4M)^-1. The minutes are those of two idle
+cores of an AMD EPYC (Zen 5), from the cost of a token in plan_cost. Peers are drawn at their own minutes. Needs Python
+3.11 or later and matplotlib.
 """
 
 import csv
@@ -38,15 +39,16 @@ class Point:
 
 
 def fit(points):
-    """Exponents on a grid; E, A and B, which are not negative, by least squares. Returns both and the errors."""
+    """Exponents on a grid; E, A, B and F by least squares, not negative but for F. Returns both and the errors."""
     import numpy as np
-    losses, N, D = (np.array([getattr(p, name) for p in points]) for name in ("loss", "N", "tokens"))
+    losses, N, D, beta2 = (np.array([getattr(p, name) for p in points]) for name in ("loss", "N", "tokens", "beta2"))
     best = None
     for a, d, g in itertools.product(np.arange(0.02, 0.5, 0.02), np.arange(0.3, 1, 0.02), np.arange(0, 0.31, 0.02)):
-        x = np.stack([np.ones_like(N), N ** -a, (D / 4e6) ** -d * N ** g], axis=1)
+        x = np.stack([np.ones_like(N), N ** -a, (D / 4e6) ** -d * N ** g, (beta2 == 0.95) * 4e6 / D],
+                     axis=1)
         scales, *_ = np.linalg.lstsq(x, losses, rcond=None)
         errors = x @ scales - losses
-        if (scales > 0).all() and (best is None or errors @ errors < best[2] @ best[2]):
+        if (scales[:3] > 0).all() and (best is None or errors @ errors < best[2] @ best[2]):
             best = (a, d, g), scales, errors
     return best
 
@@ -55,7 +57,7 @@ def draw(points, peers, law):
     """A line of the law for each size, as far as it lies within BAND of the lowest; dots are runs, of 4,096 tokens in
     the vocabulary if they are filled."""
     import numpy as np
-    (a, d, g), (E, A, B), _ = law
+    (a, d, g), (E, A, B, _), _ = law
     figure = matplotlib().figure.Figure((7.2, 4.3), layout="constrained")
     axes = figure.subplots()
     minutes = np.geomspace(0.2, 60, 100)
@@ -97,8 +99,8 @@ def main(arguments):
         points = [Point(row) for row in csv.DictReader(file)]
     law = [p for p in points if p.use == "law"]
     fitted = fit(law)
-    (a, d, g), (E, A, B), errors = fitted
-    print(f"E = {E:.3f}, A = {A:.3f}, B = {B:.3f}; a = {a:.2f}, d = {d:.2f}, g = {g:.2f}")
+    (a, d, g), (E, A, B, F), errors = fitted
+    print(f"E = {E:.3f}, A = {A:.3f}, B = {B:.3f}; a = {a:.2f}, d = {d:.2f}, g = {g:.2f}; F = {F:.3f}")
     print(f"{len(law)} runs; root mean square error {math.sqrt(errors @ errors / len(law)):.4f}")
     for p, error in zip(law, errors):
         print(f"{p.layers:g} × {p.channels:g}, {p.tokens / 1e6:.1f}M tokens: loss {p.loss:.4f}, law {error:+.4f}")

@@ -143,18 +143,17 @@ def check_budget():
     for L, C, D in itertools.product((1, 3), (64, 256), (1e6, 4e6, 16e6)):
         N = 1e-5 * L * C * C
         loss_of = 1.5 + 2 * N ** -0.1 + 0.5 * (D / 4e6) ** -0.6 * N ** 0.2
-        rows.append(f"law,,a,4096,{L},{C},1,4096,0.02,0.1,linear,1,{D},{loss_of},2,")
-    names = "use,program,text,vocab,layers,channels,heads,batch,lr,weight_decay,schedule,seed,tokens,loss," \
-            "bits_per_byte,minutes"
-    write("law.csv", "\n".join([names, *rows, "peer,x,a,4096,,,,4096,,,,1,1,3,2,4"]) + "\n")
+        rows += [f"law,a,4096,{L},{C},{beta2},{D},{loss_of + F / D},2" for beta2, F in ((0.99, 0), (0.95, 1.2e5))]
+    names = "use,text,vocab,layers,channels,beta2,tokens,loss,bits_per_byte,program,minutes"
+    write("law.csv", "\n".join([names, *rows, "peer,a,4096,,,,1,3,2,x,4"]) + "\n")
     out = succeeds(budget.main, "law.csv", "--out", "law.png")
-    check(f"budget.py finds a law: {out}", "E = 1.500, A = 2.000, B = 0.500; a = 0.10, d = 0.60, g = 0.20" in out)
+    check(f"budget.py finds a law: {out}", "E = 1.500, A = 2.000, B = 0.500; a = 0.10, d = 0.60, g = 0.20; F = 0.030" in out)
     repository = Path(__file__).resolve().parents[3]
     out = succeeds(budget.main, repository / "dev/results/budget.csv", "--out", "budget.png")
     constants = re.findall(r"-?[0-9]+[.][0-9]+", out.splitlines()[0])
     source = (repository / "tost/run/plan.c").read_text()
     used = re.search(r"return (.*) \+ (.*) \* pow\(N, -(.*)\) \+ (.*) \* pow\(D, -(.*)\) \* pow\(N, (.*)\);", source)
-    E, A, B, a, d, g = constants
+    E, A, B, a, d, g, _ = constants
     check(f"plan.c has the constants of budget.csv: {constants}", [*map(float, used.groups())]
           == [*map(float, (E, A, a, B, d, g))])
 
