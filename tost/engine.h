@@ -65,7 +65,7 @@ typedef struct {
     bool (*supports)(TostDtype dtype);
     // Writes device, threads and matmul library as one line of text. Fails if there is no device.
     bool (*describe)(char* text, size_t cap, const TostEngineOptions* o, TostError* err);
-    // Bytes that create will allocate.
+    // Bytes that create will allocate. Needs a device, as create does.
     size_t (*memory)(const TostConfig* c, const TostEngineOptions* o);
 
     // Parameters, moments and gradients start at zero. Returns NULL and sets *err if memory or a device is missing.

@@ -101,7 +101,7 @@ void run_choose_batch(Run* r) {
     for (int b = 1; b <= sequences && b <= TOST_MAX_BATCH; b++) {
         const TostEngineOptions e = recipe_engine(recipe, b, recipe->seq, run_own_parts(r), r->comm);
         if ((int64_t)b * e.max_chunk > GPU_TOKENS || (int64_t)b * recipe->seq > INT_MAX) break;
-        if (r->engine->memory(&recipe->config, &e) > free_bytes) break;
+        if (free_bytes == 0 || r->engine->memory(&recipe->config, &e) > free_bytes) break;
         if (sequences % b == 0) batch = b;
     }
     comm_allgather(r->comm, all, &batch, sizeof batch);

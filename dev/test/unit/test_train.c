@@ -36,13 +36,21 @@ static char* text_of(const char* path) {
     return read_file(&b, path, &err) ? b.data : xstrdup("");
 }
 
-static size_t gpu_bytes;   // 0: the fake engine uses no GPU
-static size_t gpu_free_memory(const TostComm* comm) { return (void)comm, gpu_bytes; }
-static size_t gpu_memory(const TostConfig* c, const TostEngineOptions* o) { return (void)c, (size_t)o->max_batch; }
+enum { NO_GPU = 1 << 30 };   // as gpu_bytes: the engine needs a GPU, and there is none
+static size_t gpu_bytes;     // 0: the fake engine uses no GPU
+static size_t gpu_free_memory(const TostComm* comm) { return (void)comm, gpu_bytes == NO_GPU ? 0 : gpu_bytes; }
+static size_t gpu_memory(const TostConfig* c, const TostEngineOptions* o) {
+    (void)c;
+    must(gpu_bytes != NO_GPU, "memory without a GPU", NULL);
+    return (size_t)o->max_batch;
+}
+static bool gpu_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
+    return gpu_bytes == NO_GPU ? tost_error(err, "no usable GPU") : fake_describe(text, cap, o, err);
+}
 
 static int fake_main(const char* args) {
     TostEngine engine = fake;
-    if (gpu_bytes) engine.free_memory = gpu_free_memory, engine.memory = gpu_memory;
+    if (gpu_bytes) engine.free_memory = gpu_free_memory, engine.memory = gpu_memory, engine.describe = gpu_describe;
     memset(events, 0, sizeof events);
     char *words = xstrdup(args), *argv[80] = {"train_gpt_tost"};
     int argc = 1;
@@ -289,6 +297,8 @@ static void test_default_batch(Checks* c) {
     check_output(c, run("--resume --steps 2 --out device1"), "1 micro-batch × 60 ", NULL, "a resumed run's own");
     check_output(c, run("--init device1 --steps 1 --lr 0.01 --data good.bin " NO_VAL "--sample-every 0 --out tuned"),
                  "10 micro-batches × 6 ", NULL, "--init");
+    gpu_bytes = NO_GPU;
+    check_run(c, run(SIZES NO_VAL "--data good.bin --steps 1 --out none"), 1, 1, "no usable GPU", "no GPU");
     gpu_bytes = 0;
 }
 
