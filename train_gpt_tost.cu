@@ -864,7 +864,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_forward_ke
 
 template <typename S> static void tssa_forward(cudaStream_t stream, const Tssa<S>& args) {
     const size_t shared = tssa_forward_shared(args.C, args.NH);
-    set_shared(tssa_forward_kernel<S>, shared, TSSA_BLOCKS);
+    prefer_shared(tssa_forward_kernel<S>, shared, TSSA_BLOCKS);
     LAUNCH((tssa_forward_kernel<S>), args.B * args.runs, args.warps * WARP, shared, stream, args);
 }
 
@@ -1154,7 +1154,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_backward_k
 // Sets dz, and what layer_sums needs for the gradients of temp and denom_bias.
 template <typename S> static void tssa_backward(cudaStream_t stream, const Tssa<S>& args) {
     const size_t shared = tssa_backward_shared(args.C, args.NH, args.start_log);
-    set_shared(tssa_backward_kernel<S>, shared, TSSA_BLOCKS);
+    prefer_shared(tssa_backward_kernel<S>, shared, TSSA_BLOCKS);
     LAUNCH((tssa_backward_kernel<S>), args.B * args.runs, args.warps * WARP, shared, stream, args);
 }
 
@@ -1399,7 +1399,7 @@ template <typename S> struct Classifier {
 template <typename S> static void classify(Matmul* mm, const Classifier<S>& args) {
     const int V = args.V, C = args.C, ld = (int)logits_ld(V), threads = classifier_threads(V);
     // Little memory is for `shared`; the rest is L1, which holds rows of logits for the second pass over them.
-    set_shared(cross_entropy_kernel<S>, 0, 2 * CLASSIFIER_THREADS / threads);
+    prefer_shared(cross_entropy_kernel<S>, 0, 2 * CLASSIFIER_THREADS / threads);
     for (size_t row = 0; row < args.rows; row += args.block) {
         const int n = (int)min(args.rows - row, args.block);
         const S* x = args.x + row * C;

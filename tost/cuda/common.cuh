@@ -53,28 +53,32 @@ inline int device_attribute(cudaDeviceAttr attribute) {
     return value;
 }
 
+// Most dynamic shared memory of a block without an attribute: 48 KiB minus the static one of the kernels that use it.
+constexpr size_t MAX_DYNAMIC_SHARED = (48 << 10) - 64;
+// With the attribute: 99 KiB, which every GPU since compute capability 8.0 has.
+constexpr size_t MAX_ALLOWED_SHARED = (99 << 10) - 64;
+constexpr size_t EXTRA_SHARED = 2 << 10;   // per block: 1 KiB that CUDA uses, and static shared memory
+
+template <typename K> inline void allow_shared(K* kernel, size_t bytes) {
+    if (bytes > MAX_DYNAMIC_SHARED)
+        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
+}
+
 // LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...): a template instance needs parentheses.
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
     do { \
+        allow_shared(kernel, shared_bytes); \
         PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__); \
         cuda_check(cudaGetLastError(), #kernel, NULL, __FILE__, __LINE__); \
     } while (0)
 
 __host__ __device__ constexpr int div_up(size_t n, size_t by) { return (int)((n + by - 1) / by); }
 
-// Most dynamic shared memory of a block without set_shared: 48 KiB minus the static one of the kernels that use it.
-constexpr size_t MAX_DYNAMIC_SHARED = (48 << 10) - 64;
-// With set_shared: 99 KiB, which every GPU since compute capability 8.0 has.
-constexpr size_t MAX_ALLOWED_SHARED = (99 << 10) - 64;
-constexpr size_t EXTRA_SHARED = 2 << 10;   // per block: 1 KiB that CUDA uses, and static shared memory
-
-// Before launches of `kernel` with `bytes` of dynamic shared memory: allows them, and asks for a carve-out of shared
-// memory in which `blocks` blocks fit on a multiprocessor. The rest is L1.
-template <typename K> inline void set_shared(K* kernel, size_t bytes, int blocks) {
+// For launches of `kernel` with `bytes` of dynamic shared memory: asks for a carve-out of shared memory in which
+// `blocks` blocks fit on a multiprocessor. The rest is L1.
+template <typename K> inline void prefer_shared(K* kernel, size_t bytes, int blocks) {
     const size_t all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
     const int percent = min(100, div_up(100 * blocks * (bytes + EXTRA_SHARED), all));
-    if (bytes > MAX_DYNAMIC_SHARED)
-        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
     CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, percent));
 }
 

@@ -386,7 +386,7 @@ template <typename S> static void delta_rule_forward(cudaStream_t stream, const 
         args.columns == TILE ? delta_rule_forward_kernel<S, TILE> : delta_rule_forward_kernel<S, 2 * TILE>;
     const int blocks = args.segments * args.B * args.NH * args.parts, threads = delta_rule_threads(blocks, shared);
     // 3: DELTA_FORWARD on compute capability 9.0, which host code does not know
-    set_shared(delta_rule_forward_variant, shared, 3 * DELTA_THREADS / threads);
+    prefer_shared(delta_rule_forward_variant, shared, 3 * DELTA_THREADS / threads);
     if (args.segments > 1)
         delta_rule_segments<false>(stream, delta_rule_forward_variant, dim3(blocks, 2), threads, shared, args);
     LAUNCH(delta_rule_forward_variant, blocks, threads, shared, stream, args);
@@ -633,7 +633,7 @@ static void delta_rule_backward(cudaStream_t stream, float* dscale, ColumnSums* 
     const auto delta_rule_backward_variant =
         args.columns == TILE ? delta_rule_backward_kernel<S, TILE> : delta_rule_backward_kernel<S, 2 * TILE>;
     const int blocks = args.segments * args.B * args.NH * args.parts, threads = delta_rule_threads(blocks, shared);
-    set_shared(delta_rule_backward_variant, shared, 2 * DELTA_THREADS / threads);   // 2: DELTA_BACKWARD; see forward
+    prefer_shared(delta_rule_backward_variant, shared, 2 * DELTA_THREADS / threads);   // 2: DELTA_BACKWARD; see forward
     if (args.segments > 1)
         delta_rule_segments<true>(stream, delta_rule_backward_variant, blocks, threads, shared, args);
     LAUNCH(delta_rule_backward_variant, blocks, threads, shared, stream, args);

@@ -67,6 +67,8 @@ void test_misuse(Checks* c) {
     };
     for (const auto& k : kernels)
         dies(c, "kernel", k.message, [&] { PLATFORM_LAUNCH(k.kernel, 1, k.threads, 0, nullptr); });
+    dies(c, "shared memory without the attribute", "49152 bytes of shared memory, at most 49088",
+         [] { PLATFORM_LAUNCH(different_barriers, 1, 32, 48 << 10, nullptr); });
     dies(c, "copy too long", "an allocation of 256",
          [&] { cudaMemcpy(host, x.p + 1, sizeof host, cudaMemcpyDeviceToHost); });
     dies(c, "free twice", "is not from cudaMalloc", [&] {

@@ -154,8 +154,9 @@ template <typename S> void test_tile(Checks* c) {
 }
 
 // Results of T tokens, with blocks of this many columns and segments of this many tokens: o, y, the state after and G,
-// which do not depend on the columns; then the gradients
-template <typename S> std::vector<Floats> delta_results(int columns, int HS, int T, int segment) {
+// which do not depend on the columns; then the gradients, if `training`
+template <typename S>
+std::vector<Floats> delta_results(int columns, int HS, int T, int segment, bool training = true) {
     const int B = 2, NH = 2, C = NH * HS, segments = div_up(T, segment);
     const size_t rows = (size_t)B * T, n = rows * C, size = delta_rule_state_size((size_t)C, (size_t)HS),
                  kept = B * size, matrices = (size_t)segments * B * C * HS;
@@ -171,6 +172,7 @@ template <typename S> std::vector<Floats> delta_results(int columns, int HS, int
     a.state = {(const double*)before.p, (double*)after.p}, a.adjoint = {(const double*)dafter.p, (double*)dbefore.p};
     a.dk_parts = dk_parts.p, a.dpi_parts = dpi_parts.p;
     delta_rule_forward(nullptr, a);
+    if (!training) return {o.get(), y.get(), after.get()};
     ColumnSums sums = {};
     delta_rule_backward(nullptr, nullptr, &sums, a);
     delta_rule_dz(nullptr, a);
@@ -195,6 +197,15 @@ template <typename S> void test_delta_rule(Checks* c, int HS) {
         for (size_t i = 4; i < 8; i++) near(c, "memory, columns", HS, wide[i], narrow[i], limit);
         for (size_t i = 0; i < 8; i++) near(c, "memory, segments", HS, wide[i], one[i], limit);
     }
+}
+
+// The widest heads that fit in inference
+void test_wide_heads(Checks* c) {
+    constexpr int HS = 432, T = 2 * DELTA_RUN;
+    const std::vector<Floats> one = delta_results<bf16>(TILE, HS, T, T, false),
+                              two = delta_results<bf16>(TILE, HS, T, DELTA_RUN, false);
+    check(c, delta_rule_shared(HS + TILE, TILE, false) > MAX_ALLOWED_SHARED, "wider heads than %d fit", HS);
+    for (size_t i = 0; i < one.size(); i++) near(c, "memory, wide heads", HS, two[i], one[i], 1e-2);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -595,6 +606,7 @@ void test_kernels(Checks* c, int seeds) {
     test_errors(c);
     test_nccl_misuse(c);
     test_offsets(c);
+    test_wide_heads(c);
     for (const bool add : {false, true}) test_layer_sums(c, add);
     test_embeddings(c);
     test_start_log(c);
