@@ -101,7 +101,7 @@ static void embedding_forward(cudaStream_t stream, float* x, const int32_t* toke
 // Computes the order on the host by a counting sort of s.inputs.
 static void embed_order(StepInput s, int rows, int V) {
     int at = 0, segments = 0, bigs = 0, partials = 0;
-    std::vector<int32_t> counts(V);
+    int32_t* const counts = (int32_t*)xcalloc(V, sizeof *counts);
     for (int row = 0; row < rows; row++) counts[s.inputs[row]]++;
     for (int token = 0; token < V; token++) {
         const int n = counts[token];
@@ -120,6 +120,7 @@ static void embed_order(StepInput s, int rows, int V) {
     s.start[segments] = rows;
     s.big_first[bigs] = partials;
     for (int row = 0; row < rows; row++) s.order[counts[s.inputs[row]]++] = row;
+    free(counts);
     s.header->n_segments = segments;
     s.header->n_big = bigs;
 }
@@ -286,7 +287,7 @@ template <typename S> struct NormBackward {
 };
 
 template <int VEC, int PACKS> struct NormSums {
-    float dw[PACKS][VEC], db[PACKS][VEC], dx[PACKS][VEC];
+    float dw[PACKS][VEC], db[PACKS][VEC], dbias[PACKS][VEC];
 };
 
 // What backward uses for gamma: never 0, because gamma_backward divides by it. For gamma = 0, the gradients that go
@@ -347,7 +348,7 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
             store_pack<VEC>(args.dx + at + r * C, d[r][p]);
             if (!args.gamma) continue;
             UNROLL for (int i = 0; i < VEC; i++) {
-                total.dx[p][i] += d[r][p][i];
+                total.dbias[p][i] += d[r][p][i];
                 d[r][p][i] *= nonzero_gamma(gamma_c[i]);
             }
             store_pack<VEC>(args.dbranch + at + r * C, d[r][p]);
@@ -369,10 +370,10 @@ __global__ void __launch_bounds__(VEC == 4 ? NORM_VEC_THREADS : NORM_THREADS)
         float gamma_c[VEC] = {}, *partial_c = args.partial + (size_t)blockIdx.x * args.C + c;
         if (args.gamma) load_pack<VEC>(gamma_c, args.gamma + c);
         UNROLL for (int i = 0; i < VEC; i++)
-            total.dx[p][i] *= nonzero_gamma(gamma_c[i]);
+            total.dbias[p][i] *= nonzero_gamma(gamma_c[i]);
         store_pack<VEC>(partial_c, total.dw[p]);
         store_pack<VEC>(partial_c + array, total.db[p]);
-        store_pack<VEC>(partial_c + 2 * array, total.dx[p]);
+        store_pack<VEC>(partial_c + 2 * array, total.dbias[p]);
     }
 }
 
@@ -1470,7 +1471,7 @@ template <typename S> static void classify(Matmul* mm, const Classifier<S>& args
     X(memory_dk,    S,       memory * train * parts * (rows + segments * B) * NH * parts * columns) \
     X(memory_dpi,   float,   memory * train * parts * rows * NH) \
     X(back,         float,   train * B * runs * tssa_sums_size(C, NH)) \
-    X(columns,      float,   train * COLUMN_BLOCKS * ((14 + 2 * c->conv) * C + 4)) /* ColumnSums of a layer, ln_f */ \
+    X(columns,      float,   train * columns_size(c)) \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
     X(muon_squares, double,  muon * L * slice_units(4 * C * C))   /* see orthogonalize */ \
     X(muon_x,       float,   muon * L * padded_size(4 * C * C)) \
@@ -1482,6 +1483,12 @@ template <typename S> static void classify(Matmul* mm, const Classifier<S>& args
 constexpr int DECAY_GROUP = 32;      // elements per byte of decays: tensors start at multiples of it
 // Elements of a tensor of n elements and of the gap after it
 static size_t padded_size(size_t n) { return (n + DECAY_GROUP - 1) / DECAY_GROUP * DECAY_GROUP; }
+
+// Floats for the ColumnSums of a layer and of ln_f: C columns for each sum, but 4C for fc_b, conv·C for each of the two
+// convolutions, and none for the memory
+static size_t columns_size(const TostConfig* c) {
+    return COLUMN_BLOCKS * ((ColumnSums::MOST + 2 * c->conv) * (size_t)c->n_embd + 4);
+}
 
 #define X(field, type, elements) type* field;
 template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) };
@@ -1805,12 +1812,13 @@ template <typename S> static void model_forward(TypedModel<S>* m, int layers) {
 template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, bool add) {
     const int last = m->config.n_layer - 1;
     const TostParams<float> g = model_params(m, TOST_GRAD, last);
-    ColumnSums sums = {m->buf.columns, 0, {}};
+    const ColumnSums none = {m->buf.columns, m->buf.columns + columns_size(&m->config), 0, {}};
+    ColumnSums sums = none;
     clear_sync(m);
     norm_backward(m, &sums, last);
     for (int l = last; l >= 0; l--) {
         layer_backward(m, &sums, l, add);
-        sums = {m->buf.columns, 0, {}};
+        sums = none;
         if (end == TOST_STEP_ENDS) gammas_backward(m, l);
         if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
         exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
@@ -1986,9 +1994,10 @@ template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
         classify(&m->mm, model_classifier(m, x, counted));
     }
     if (!dst) return;
-    std::vector<float> losses(counted);
-    copy_to_host(losses.data(), m->buf.losses, counted, m->stream);
+    float* const losses = (float*)xmalloc(counted * sizeof *losses);
+    copy_to_host(losses, m->buf.losses, counted, m->stream);
     for (size_t row = 0, i = 0; row < rows; row++) dst[row] = m->chunk.targets[row] < 0 ? 0.0 : losses[i++];
+    free(losses);
 }
 
 // The input x of a layer is not kept: another forward pass over the layers before it computes it again.
@@ -2252,13 +2261,14 @@ static bool fits_kernels(const TostConfig* c, bool training, TostError* err) {
 
 template <typename S> static void put_decays(TypedModel<S>* m) {
     const size_t groups = m->tensors.flat_size / DECAY_GROUP;
-    std::vector<uint8_t> decays(groups);
+    uint8_t* const decays = (uint8_t*)xcalloc(groups, 1);
     for (int i = 0; i < m->tensors.count; i++) {
         const TostTensor* t = &m->tensors.tensor[i];
         memset(&decays[t->offset / DECAY_GROUP], t->decay == TOST_DECAY, padded_size(t->size) / DECAY_GROUP);
     }
-    CUDA_CHECK(cudaMemcpyAsync(m->buf.decays, decays.data(), groups, cudaMemcpyHostToDevice, m->stream));
+    CUDA_CHECK(cudaMemcpyAsync(m->buf.decays, decays, groups, cudaMemcpyHostToDevice, m->stream));
     CUDA_CHECK(cudaStreamSynchronize(m->stream));
+    free(decays);
 }
 
 // Allocates and initialises the device's side of a model from model_new.

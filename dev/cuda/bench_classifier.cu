@@ -14,15 +14,17 @@ template <typename S> static void bench_classifier(Bench* bench, int V) {
     std::vector<int32_t> words(STEP_HEADER);
     memcpy(words.data(), &header, sizeof header);
     const StepHeader* step = (const StepHeader*)bench_upload(bench, words);
+    const int threads = classifier_threads(V);
+    prefer_shared(cross_entropy_kernel<S>, 0, 2 * CLASSIFIER_THREADS / threads);   // as in classify
     char size[64];
     snprintf(size, sizeof size, "%s rows %zu V %d", bench_type<S>(), rows, V);
     bench_report(bench, "cross_entropy", size, 2.0 * rows * V * sizeof(S), [&] {
-        LAUNCH((cross_entropy_kernel<S>), (int)rows, classifier_threads(V), 0, bench->stream, loss, logits,
-               targets, step, true, V, ld);
+        LAUNCH((cross_entropy_kernel<S>), (int)rows, threads, 0, bench->stream, loss, logits, targets,
+               step, true, V, ld);
     });
     bench_report(bench, "cross_entropy_loss", size, 1.0 * rows * V * sizeof(S), [&] {
-        LAUNCH((cross_entropy_kernel<S>), (int)rows, classifier_threads(V), 0, bench->stream, loss, logits,
-               targets, step, false, V, ld);
+        LAUNCH((cross_entropy_kernel<S>), (int)rows, threads, 0, bench->stream, loss, logits, targets,
+               step, false, V, ld);
     });
     bench_free_buffers(bench);
 }

@@ -11,7 +11,8 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
     float* rstd = bench_buffer<float>(bench, rows);
     float *dw = bench_buffer<float>(bench, C), *dbias = bench_buffer<float>(bench, 4 * C),
           *dweight = bench_buffer<float>(bench, C * CONV_WIDTH);
-    float* partial = bench_buffer<float>(bench, (size_t)COLUMN_BLOCKS * 4 * C);
+    const size_t n_partial = (size_t)COLUMN_BLOCKS * 4 * C;
+    float* partial = bench_buffer<float>(bench, n_partial);
     S *y = bench_buffer<S>(bench, rows * C), *dbranch = bench_buffer<S>(bench, rows * C);
     NormForward<S> norm = {};
     norm.x = x, norm.y = y, norm.rstd = rstd, norm.branch = branch, norm.gamma = gamma, norm.w = w;
@@ -24,8 +25,7 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
     conv.B = 64, conv.T = (int)rows / 64, conv.C = C, conv.y = y, conv.x = branch, conv.weight = x;
     conv.dx = dbranch, conv.dy = dy;
     const auto backward = [&](auto f) {   // with the sums over rows
-        ColumnSums sums = {};
-        sums.space = partial;
+        ColumnSums sums = {partial, partial + n_partial, 0, {}};
         f(&sums);
         layer_sums<S>(stream, sums, {}, false);
     };

@@ -1,8 +1,9 @@
-// bench_tssa.cu: TSSA forward and backward of tost-base with 65,536 tokens, from many short sequences to one long one.
+// bench_tssa.cu: TSSA forward and backward of tost-base with 65,536 tokens, from many short sequences to one long one,
+// and of the channels of the larger presets.
 #include "bench.cuh"
 
-template <typename S> static void bench_tssa(Bench* bench, int B, int T) {
-    const int C = 768, NH = 12;
+template <typename S> static void bench_tssa(Bench* bench, int B, int T, int C) {
+    const int NH = C / 64;
     const size_t rows = (size_t)B * T, sync_size = tssa_sync_size(B, T);
     const cudaStream_t stream = bench->stream;
     Tssa<S> a = tssa_sizes<S>(B, T, C, NH);
@@ -39,8 +40,9 @@ template <typename S> static void bench_tssa(Bench* bench, int B, int T) {
 
 int main() {
     Bench bench = bench_open();
-    for (int T = 1024; T <= 65536; T *= 4) bench_tssa<bf16>(&bench, 65536 / T, T);
-    for (int T = 1024; T <= 65536; T *= 4) bench_tssa<float>(&bench, 65536 / T, T);
+    for (int T = 1024; T <= 65536; T *= 4) bench_tssa<bf16>(&bench, 65536 / T, T, 768);
+    for (int C : {1024, 1280}) bench_tssa<bf16>(&bench, 64, 1024, C);
+    for (int T = 1024; T <= 65536; T *= 4) bench_tssa<float>(&bench, 65536 / T, T, 768);
     bench_close(&bench);
     return 0;
 }

@@ -94,7 +94,7 @@ struct ColumnSum { float* out; const float* partial; int blocks, columns; };   /
 // Column sums collected for one launch, and the memory of their partial sums.
 struct ColumnSums {
     static constexpr int MOST = 14;
-    float* space;                    // the unused part
+    float *space, *end;              // the unused part
     int n;
     ColumnSum sum[MOST];
 };
@@ -124,6 +124,7 @@ static float* column_sums(ColumnSums* sums, std::initializer_list<float*> outs, 
         partial += (size_t)blocks * columns;
     }
     sums->space += (partial - space + 3) / 4 * 4;
+    assert(sums->space <= sums->end);
     return space;
 }
 

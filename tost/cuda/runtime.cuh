@@ -1,8 +1,6 @@
 // runtime.cuh: the device, its memory, staging buffers and CUDA graphs.
 #pragma once
 
-#include <vector>
-
 #include "tost/cuda/common.cuh"
 
 extern "C" {
@@ -86,9 +84,10 @@ template <typename T> static void copy_to_host(T* dst, const T* src, size_t n, c
     CUDA_CHECK(cudaStreamSynchronize(stream));
 }
 static inline void copy_to_host(float* dst, const bf16* src, size_t n, cudaStream_t stream) {
-    std::vector<bf16> x(n);
-    copy_to_host(x.data(), src, n, stream);
+    bf16* const x = (bf16*)xmalloc(n * sizeof *x);
+    copy_to_host(x, src, n, stream);
     for (size_t i = 0; i < n; i++) dst[i] = to_float(x[i]);
+    free(x);
 }
 
 // ---------------------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 #define TOST_NO_MAIN
 #include "train_gpt_tost.cu"
 
+#include <sys/resource.h>
+
 #include "dev/test/engine/engines.h"
 #include "emulation_test.h"
 
@@ -73,7 +75,7 @@ template <typename S> NormOutput norm_on_gpu(const NormInput& k) {
     const DeviceArray x(k.x), gamma(k.gamma), w(k.w), b(k.b), rstd(k.rows), dx(whole ? k.dx : Floats(k.x.size(), NAN)),
         dw(Floats(k.w.size(), before)), db(Floats(k.b.size(), before)), dbias(Floats(whole ? k.w.size() : 0, before)),
         partial(COLUMN_BLOCKS * 3 * k.w.size());
-    ColumnSums sums = {partial.p, 0, {}};
+    ColumnSums sums = {partial.p, partial.p + partial.n, 0, {}};
     residual_layernorm_forward<S>(nullptr, {x.p, y.p, rstd.p, branch.p, gamma.p, w.p, b.p, k.rows, C});
     layernorm_residual_backward<S>(nullptr, dw.p, db.p, dbias.p, &sums, {
         dx.p, dbranch.p, dy.p, y.p, rstd.p, w.p, b.p, gamma.p, whole, k.rows, C, nullptr});
@@ -568,6 +570,18 @@ void test_errors(Checks* c) {
           [] { CUDA_CHECK(cudaErrorMemoryAllocation); });
     fatal(": CUBLAS_STATUS_ALLOC_FAILED: cuBLASLt status 3; cuBLASLt must be",
           [] { CUBLAS_CHECK(CUBLAS_STATUS_ALLOC_FAILED); });
+    dies(c, "column sums past their space", "sums->space <= sums->end", [] {
+        float space[8], out[1];
+        ColumnSums sums = {space, space + 8, 0, {}};
+        column_sums(&sums, {out, out, out}, 4, 1);
+    });
+#ifndef CUDA_ON_HOST_ASAN
+    fatal("out of memory: ", [] {
+        const rlimit few = {(rlim_t)4 << 30, (rlim_t)4 << 30};
+        setrlimit(RLIMIT_AS, &few);
+        embed_order({}, 0, INT_MAX);
+    });
+#endif
     fatal("status 15; it has no algorithm for these sizes", [] { CUBLAS_CHECK(CUBLAS_STATUS_NOT_SUPPORTED); });
 }
 

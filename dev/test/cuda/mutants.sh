@@ -65,7 +65,7 @@ mean_unsynchronized | /du overwrites/s/__syncthreads();//
 mass_overwritten_early | /__syncwarp();   \/\//s/__syncwarp();//
 moments_before_dropped | /-= (EXACT/s/part.*;//
 mass_terms_dropped | s/less_D += .*;//
-bias_of_the_branch_unscaled | /total\.dx\[p\]\[i\] \*=/s/total.*;/;/
+bias_of_the_branch_unscaled | /total\.dbias\[p\]\[i\] \*=/s/total.*;/;/
 gamma_of_zero | s/fabsf(gamma)/1.0f/
 gamma_without_bias | s/if (db) .*;//
 least_without_b | s/fabsf(b)/0.0f/
