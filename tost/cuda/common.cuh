@@ -15,13 +15,13 @@ extern "C" {
 }
 
 // ---------------------------------------------------------------------------------------------
-// Error checks. A failed call prints where and what failed and what to do, in one line, and exits with STATUS_FAILED.
+// Error checks. A failed call prints where and what failed and what to do, in one line, and exits with STATUS_FAILED;
+// while a graph is captured, it sets *capture_error instead.
 
-inline const char* graph_advice(void) { return "TOST_NO_GRAPHS=1 in the environment runs without CUDA graphs"; }
+inline TostError* capture_error;   // NULL: no capture
 
 // What to do about an error.
 inline const char* cuda_advice(cudaError_t e) {
-    if (e >= cudaErrorStreamCaptureUnsupported && e <= cudaErrorStreamCaptureWrongThread) return graph_advice();
     switch (e) {
     case cudaErrorMemoryAllocation: return "a smaller --batch or --seq needs less memory";
     case cudaErrorInsufficientDriver:
@@ -36,15 +36,16 @@ inline const char* cuda_advice(cudaError_t e) {
 }
 
 inline void cuda_die(const char* what, const char* error, const char* advice, const char* file, int line) {
+    if (capture_error && !capture_error->text[0]) tost_error(capture_error, "%s: %s", what, error);
+    if (capture_error) return;
     fprintf(stderr, "%s:%d: %s: %s; %s\n", file, line, what, error, advice);
     exit(STATUS_FAILED);
 }
 
-// advice NULL: that of the error
-inline void cuda_check(cudaError_t e, const char* what, const char* advice, const char* file, int line) {
-    if (e != cudaSuccess) cuda_die(what, cudaGetErrorString(e), advice ? advice : cuda_advice(e), file, line);
+inline void cuda_check(cudaError_t e, const char* what, const char* file, int line) {
+    if (e != cudaSuccess) cuda_die(what, cudaGetErrorString(e), cuda_advice(e), file, line);
 }
-#define CUDA_CHECK(call) cuda_check((call), #call, NULL, __FILE__, __LINE__)
+#define CUDA_CHECK(call) cuda_check((call), #call, __FILE__, __LINE__)
 
 inline int device_attribute(cudaDeviceAttr attribute) {
     int device, value;
@@ -69,7 +70,7 @@ template <typename K> inline void allow_shared(K* kernel, size_t bytes) {
     do { \
         allow_shared(kernel, shared_bytes); \
         PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__); \
-        cuda_check(cudaGetLastError(), #kernel, NULL, __FILE__, __LINE__); \
+        cuda_check(cudaGetLastError(), #kernel, __FILE__, __LINE__); \
     } while (0)
 
 __host__ __device__ constexpr int div_up(size_t n, size_t by) { return (int)((n + by - 1) / by); }

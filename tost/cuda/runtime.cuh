@@ -4,6 +4,7 @@
 #include "tost/cuda/common.cuh"
 
 extern "C" {
+#include "tost/base/say.h"
 #include "tost/ranks/comm.h"
 }
 
@@ -127,8 +128,8 @@ static void staging_free(Staging* s) {
 
 // ---------------------------------------------------------------------------------------------
 // Graphs: a pass as one launch. The first call of a shape launches its kernels one by one, which loads them and chooses
-// matmul algorithms; the second captures them as a graph; later calls launch the graph. With the environment variable
-// TOST_NO_GRAPHS=1, for timing and debugging, all calls launch kernels one by one.
+// matmul algorithms; the second captures them as a graph; later calls launch the graph. If that fails, or with the
+// environment variable TOST_NO_GRAPHS=1, for timing and debugging, all calls launch kernels one by one.
 
 struct PassGraph {
     int B, T;                        // shape of the last call; 0: none yet
@@ -139,7 +140,24 @@ static void graph_free(PassGraph* g) {
     if (g->exec) CUDA_CHECK(cudaGraphExecDestroy(g->exec));
 }
 
-#define GRAPH_CHECK(call) cuda_check((call), #call, graph_advice(), __FILE__, __LINE__)
+// Sets g->exec. If that fails, the program runs without graphs from here on.
+template <typename Pass> static void graph_capture(PassGraph* g, cudaStream_t stream, Pass pass) {
+    cudaGraph_t graph = NULL;
+    TostError err = {};
+    capture_error = &err;
+    CUDA_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    if (!err.text[0]) {
+        pass();
+        CUDA_CHECK(cudaStreamEndCapture(stream, &graph));
+    }
+    if (!err.text[0]) CUDA_CHECK(cudaGraphInstantiate(&g->exec, graph, 0));
+    capture_error = NULL;
+    if (graph) CUDA_CHECK(cudaGraphDestroy(graph));
+    if (!err.text[0]) return;
+    (void)cudaGetLastError();
+    print_warning("no CUDA graphs, kernels are launched one by one, as with TOST_NO_GRAPHS=1: %s", err.text);
+    setenv("TOST_NO_GRAPHS", "1", 1);
+}
 
 // Runs pass(), which only launches on `stream` and whose launches depend on nothing but the shape.
 template <typename Pass> static void graph_run(PassGraph* g, cudaStream_t stream, int B, int T, Pass pass) {
@@ -149,13 +167,7 @@ template <typename Pass> static void graph_run(PassGraph* g, cudaStream_t stream
         *g = {B, T, NULL};
         return pass();
     }
-    if (!g->exec) {
-        cudaGraph_t graph;
-        GRAPH_CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-        pass();
-        GRAPH_CHECK(cudaStreamEndCapture(stream, &graph));
-        GRAPH_CHECK(cudaGraphInstantiate(&g->exec, graph, 0));
-        CUDA_CHECK(cudaGraphDestroy(graph));
-    }
+    if (!g->exec) graph_capture(g, stream, pass);
+    if (!g->exec) return pass();
     CUDA_CHECK(cudaGraphLaunch(g->exec, stream));
 }

@@ -57,7 +57,7 @@ struct CudaOnHostOptions {
     const char* name = "cuda_on_host";   // name of the device
     int multiprocessors = 4;        // few, so that grid-stride loops have several iterations
     int shared = 228;               // shared memory of a multiprocessor, KiB
-    const char* failing = nullptr;  // this call returns cudaErrorMemoryAllocation
+    const char* failing = nullptr;  // this call returns cudaErrorMemoryAllocation; "launch": launches in a capture fail
     int refused = 0;                // number of its first proposals for a product that cuBLASLt refuses
 };
 

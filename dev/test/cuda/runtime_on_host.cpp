@@ -158,6 +158,8 @@ void enqueue(CudaOnHostStream* s, Work work, std::function<bool()> ready = nullp
 
 void cuda_on_host_enqueue(cudaStream_t stream, Work work) {
     if (runtime.options.devices == 0) cuda_on_host_die("launch without a device");
+    if (runtime.captures && runtime.options.failing && strcmp(runtime.options.failing, "launch") == 0)
+        fail(cudaErrorStreamCaptureUnsupported);
     enqueue(stream_of("launch", stream), [work] {
         const DeviceOpen open;
         work();
