@@ -1220,17 +1220,12 @@ constexpr int GELU_PACK = 8, GELU_THREADS = 128;
 // Minimum traffic per element: 2 (x) + 2 (y).
 template <typename S> __global__ void gelu_forward_kernel(S* y, const S* x, size_t n) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * GELU_PACK;
-    if (i + GELU_PACK <= n) {
-        float v[GELU_PACK];
-        load_pack<GELU_PACK>(v, x + i);
-        UNROLL for (int j = 0; j < GELU_PACK; j++) v[j] *= normal_cdf(v[j], normal_bell(v[j]));
-        store_pack<GELU_PACK>(y + i, v);
-    } else {
-        for (size_t j = i; j < n; j++) {
-            const float v = to_float(x[j]);
-            y[j] = from_float<S>(v * normal_cdf(v, normal_bell(v)));
-        }
-    }
+    if (i >= n) return;
+    const int inside = (int)min(n - i, (size_t)GELU_PACK);
+    float v[GELU_PACK];
+    load_part<false>(v, x + i, inside);
+    UNROLL for (int j = 0; j < GELU_PACK; j++) v[j] *= normal_cdf(v[j], normal_bell(v[j]));
+    store_part<false>(y + i, v, inside);
 }
 
 template <typename S> static void gelu_forward(cudaStream_t stream, S* y, const S* x, size_t n) {
