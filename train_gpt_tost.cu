@@ -13,7 +13,8 @@
 // norms of gradients.
 //
 // Determinism. Every sum has a fixed order and there are no floating-point atomics: a run repeats its bits on the same
-// kind of GPU. On another one, grids follow its multiprocessors, and cuBLASLt may choose other algorithms.
+// kind of GPU with the same --batch, whose default follows the free memory. On another one, grids follow its
+// multiprocessors, and cuBLASLt may choose other algorithms.
 //
 // Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T. Arrays are
 // dense and row-major. Outputs come first, then saved tensors, inputs (const), sizes. Each backward states for each

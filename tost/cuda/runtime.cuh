@@ -53,10 +53,10 @@ static size_t memory_reserve(const TostComm* comm) { return (size_t)(comm ? 1024
 static size_t device_free_memory(const TostComm* comm) {
     cudaDeviceProp prop;
     TostError ignored;
-    size_t free_bytes = 0, total;
+    size_t free_bytes = 0, total = 0;
     if (!device_open(&prop, comm ? comm->place.local_rank : 0, &ignored)) return 0;
     if (cudaMemGetInfo(&free_bytes, &total) != cudaSuccess) (void)cudaGetLastError();
-    return free_bytes - min(free_bytes, memory_reserve(comm));
+    return free_bytes - min(free_bytes, memory_reserve(comm) + total / 16);   // a sixteenth for other programs
 }
 
 // The memory of a model of `bytes`; NULL if it does not fit.

@@ -89,25 +89,37 @@ void plan_steps(TostRecipe* r, double most, double unique) {
 
 // ---- The micro-batch of a GPU ----
 
-// The largest number of sequences that divides those of a part, has up to GPU_TOKENS tokens in a pass (of --chunk, or
-// else --seq) and fits in the memory of each rank's GPU.
-void run_choose_batch(Run* r) {
+// The largest number of sequences, up to `most`, that divides those of a part, has up to GPU_TOKENS tokens in a pass (of
+// --chunk, or else --seq) and fits in the memory of each rank's GPU. False: --batch is given, or the engine uses no GPU
+static bool choose_batch(Run* r, int most) {
     enum { GPU_TOKENS = 65536 };
     TostRecipe* recipe = &r->recipe;
-    if (!r->engine->free_memory || recipe_given(recipe, RECIPE_batch)) return;
+    if (!r->engine->free_memory || recipe_given(recipe, RECIPE_batch)) return false;
     const size_t free_bytes = r->engine->free_memory(r->comm);
     const int64_t sequences = recipe->total_batch / recipe->seq / recipe->parts;
     int *all = xmalloc((size_t)comm_size(r->comm) * sizeof *all), batch = 1;
-    for (int b = 1; b <= sequences && b <= TOST_MAX_BATCH; b++) {
+    for (int b = 1; b <= sequences && b <= most && free_bytes > 0; b++) {
         const TostEngineOptions e = recipe_engine(recipe, b, recipe->seq, run_own_parts(r), r->comm);
         if ((int64_t)b * e.max_chunk > GPU_TOKENS || (int64_t)b * recipe->seq > INT_MAX) break;
-        if (free_bytes == 0 || r->engine->memory(&recipe->config, &e) > free_bytes) break;
-        if (sequences % b == 0) batch = b;
+        if (sequences % b == 0 && r->engine->memory(&recipe->config, &e) <= free_bytes) batch = b;
     }
     comm_allgather(r->comm, all, &batch, sizeof batch);
     for (int i = 0; i < comm_size(r->comm); i++) batch = all[i] < batch ? all[i] : batch;
     free(all);
     recipe->batch = batch;
+    return true;
+}
+
+void run_choose_batch(Run* r) { choose_batch(r, TOST_MAX_BATCH); }
+
+TostModel* run_create_model(Run* r, TostEngineOptions* o, TostError* err) {
+    const int batch = r->recipe.batch;
+    TostModel* m = r->engine->create(&r->recipe.config, o, err);
+    if (m || batch == 1 || !choose_batch(r, batch - 1)) return m;
+    *o = recipe_engine(&r->recipe, r->recipe.batch, r->recipe.seq, run_own_parts(r), r->comm);
+    m = r->engine->create(&r->recipe.config, o, err);
+    if (m) print_warning("no memory for --batch %d on this GPU: going on with --batch %d", batch, r->recipe.batch);
+    return m;
 }
 
 // ---- Measuring ----
@@ -146,8 +158,8 @@ static double time_step(Run* r, TostError* err) {
     enum { FEWEST = 3, MOST = 30 };
     const TostRecipe* recipe = &r->recipe;
     const size_t n = (size_t)recipe->batch * (size_t)recipe->seq + 1;
-    const TostEngineOptions o = recipe_engine(recipe, recipe->batch, recipe->seq, run_own_parts(r), r->comm);
-    TostModel* model = r->engine->create(&recipe->config, &o, err);
+    TostEngineOptions o = recipe_engine(recipe, recipe->batch, recipe->seq, run_own_parts(r), r->comm);
+    TostModel* model = run_create_model(r, &o, err);
     if (!run_agree(r, model, err)) return 0;
     TostTensors tensors = tost_tensors(&recipe->config);
     Chunks chunks = {.engine = r->engine, .model = model, .max_chunk = o.max_chunk};

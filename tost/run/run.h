@@ -81,6 +81,8 @@ void run_free(Run* r);
 
 // ---- plan.c ----
 void run_choose_batch(Run* r);   // on a GPU: the micro-batch, unless it is given or the run is resumed
+// Creates the model. If that fails with a chosen micro-batch, tries once more with a smaller one; sets *o.
+TostModel* run_create_model(Run* r, TostEngineOptions* o, TostError* err);
 bool run_plan(Run* r, TostError* err);   // --for: completes the recipe, once the data is open
 // Called before each step. At times, mostly after a validation, changes the number of steps if they would not end in
 // time, and lets the learning rate of a wsd run decay until then.

@@ -178,7 +178,9 @@ static bool create_model(Run* r, TostError* err) {
     r->inputs = xmalloc(tokens * sizeof *r->inputs);
     r->targets = xmalloc(tokens * sizeof *r->targets);
     r->part_loss = xcalloc((size_t)run_own_parts(r), sizeof *r->part_loss);
-    r->model = r->engine->create(&r->recipe.config, &r->engine_options, err);
+    r->model = run_create_model(r, &r->engine_options, err);
+    key_values_free(&r->info.options);
+    r->info.options = recipe_write(&r->recipe);   // the micro-batch may be smaller
     r->chunks = (Chunks){.engine = r->engine, .model = r->model, .max_chunk = r->engine_options.max_chunk};
     return r->model != NULL;
 }

@@ -153,6 +153,9 @@ void test_refusals(Checks* c) {
     machine.major = 8;
     machine.memory = RESERVE + memory_of(SMALL, o) - 1;
     test_refusal(c, machine, SMALL, o, "lower --batch, --seq, --chunk or --samples, or");
+    machine.memory = (size_t)64 << 30;
+    cuda_on_host_set(machine);
+    check(c, tost_cuda_engine.free_memory(nullptr) == machine.memory / 16 * 15 - RESERVE, "free memory of 64 GiB");
     machine.memory = 1000;
     test_refusal(c, machine, SMALL, training, "use --chunk, or use a smaller model");
     test_refusal(c, CudaOnHostOptions(), wide, o, "--channels 6148: the CUDA engine takes up to 6144");

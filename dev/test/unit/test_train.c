@@ -42,7 +42,12 @@ static size_t gpu_free_memory(const TostComm* comm) { return (void)comm, gpu_byt
 static size_t gpu_memory(const TostConfig* c, const TostEngineOptions* o) {
     (void)c;
     must(gpu_bytes != NO_GPU, "memory without a GPU", NULL);
-    return (size_t)o->max_batch;
+    return o->max_batch == 7 ? 2000 : (size_t)o->max_batch;   // with more sequences, it can be less
+}
+static int gpu_fits;         // most sequences for which create finds memory; 0: any
+static TostModel* gpu_create(const TostConfig* c, const TostEngineOptions* o, TostError* err) {
+    if (!gpu_fits || o->max_batch <= gpu_fits) return fake_create(c, o, err);
+    return tost_error(err, "no memory for %d", o->max_batch), NULL;
 }
 static bool gpu_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
     return gpu_bytes == NO_GPU ? tost_error(err, "no usable GPU") : fake_describe(text, cap, o, err);
@@ -50,7 +55,10 @@ static bool gpu_describe(char* text, size_t cap, const TostEngineOptions* o, Tos
 
 static int fake_main(const char* args) {
     TostEngine engine = fake;
-    if (gpu_bytes) engine.free_memory = gpu_free_memory, engine.memory = gpu_memory, engine.describe = gpu_describe;
+    if (gpu_bytes) {
+        engine.free_memory = gpu_free_memory, engine.memory = gpu_memory;
+        engine.describe = gpu_describe, engine.create = gpu_create;
+    }
     memset(events, 0, sizeof events);
     char *words = xstrdup(args), *argv[80] = {"train_gpt_tost"};
     int argc = 1;
@@ -297,7 +305,16 @@ static void test_default_batch(Checks* c) {
     check_output(c, run("--resume --steps 2 --out device1"), "1 micro-batch × 60 ", NULL, "a resumed run's own");
     check_output(c, run("--init device1 --steps 1 --lr 0.01 --data good.bin " NO_VAL "--sample-every 0 --out tuned"),
                  "10 micro-batches × 6 ", NULL, "--init");
-    gpu_bytes = NO_GPU;
+    gpu_bytes = 1000, gpu_fits = 30;
+    check_run(c, run(SIZES NO_VAL "--data good.bin --steps 1 --out lowered --total-batch 480"), 0, 1,
+              "no memory for --batch 60 on this GPU: going on with --batch 30", "a failed allocation");
+    check_output(c, run("--resume --steps 2 --out lowered"), "2 micro-batches × 30 ", NULL, "the smaller micro-batch");
+    gpu_fits = 29;
+    check_run(c, run(SIZES NO_VAL "--data good.bin --steps 1 --out two --total-batch 480"), 1, 1, "no memory for 30",
+              "two failed allocations");
+    check_run(c, run(SIZES NO_VAL "--data good.bin --steps 1 --out given --total-batch 480 --batch 60"), 1, 1,
+              "no memory for 60", "a failed allocation with --batch");
+    gpu_fits = 0, gpu_bytes = NO_GPU;
     check_run(c, run(SIZES NO_VAL "--data good.bin --steps 1 --out none"), 1, 1, "no usable GPU", "no GPU");
     gpu_bytes = 0;
 }
