@@ -12,9 +12,8 @@
 // momentum and iterate x. Double: TSSA's sums between passes over one sequence, the sum of the losses, the squared
 // norms of gradients.
 //
-// Determinism. Every sum has a fixed order and there are no floating-point atomics: a run repeats its bits on the same
-// kind of GPU with the same --batch, whose default follows the free memory. On another one, grids follow its
-// multiprocessors, and cuBLASLt may choose other algorithms.
+// Determinism. Every sum has a fixed order, without floating-point atomics: a run repeats its bits on the same kind of
+// GPU with the same --batch, whose default follows the free memory. On others, grids and cuBLASLt's algorithms differ.
 //
 // Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T. Arrays are
 // dense and row-major. Outputs come first, then saved tensors, inputs (const), sizes. Each backward states for each
@@ -47,10 +46,7 @@ struct StepHeader {
     int32_t first;                   // position of the first token
     float   grad_scale;
     int32_t n_segments, n_big;       // of embedding_backward
-    int32_t unused[28];
 };
-
-static_assert(sizeof(StepHeader) == 128, "the arrays after the header are aligned");
 
 constexpr size_t STEP_HEADER = sizeof(StepHeader) / sizeof(int32_t);
 constexpr int EMBED_SEGMENT = 64;    // maximum rows of a segment in embedding_backward
@@ -1467,7 +1463,7 @@ template <typename S> static void classify(Matmul* mm, const Classifier<S>& args
     X(memory_dk,    S,       memory * train * parts * (rows + segments * B) * NH * parts * columns) \
     X(memory_dpi,   float,   memory * train * parts * rows * NH) \
     X(back,         float,   train * B * runs * tssa_sums_size(C, NH)) \
-    X(columns,      float,   train * columns_size(c)) \
+    X(columns,      float,   train * COLUMN_BLOCKS * ((ColumnSums::MOST + 2 * c->conv) * C + 4))  /* see ColumnSums */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
     X(muon_squares, double,  muon * L * slice_units(4 * C * C))   /* see orthogonalize */ \
     X(muon_x,       float,   muon * L * padded_size(4 * C * C)) \
@@ -1479,12 +1475,6 @@ template <typename S> static void classify(Matmul* mm, const Classifier<S>& args
 constexpr int DECAY_GROUP = 32;      // elements per byte of decays: tensors start at multiples of it
 // Elements of a tensor of n elements and of the gap after it
 static size_t padded_size(size_t n) { return (n + DECAY_GROUP - 1) / DECAY_GROUP * DECAY_GROUP; }
-
-// Floats for the ColumnSums of a layer and of ln_f: C columns for each sum, but 4C for fc_b, conv·C for each of the two
-// convolutions, and none for the memory
-static size_t columns_size(const TostConfig* c) {
-    return COLUMN_BLOCKS * ((ColumnSums::MOST + 2 * c->conv) * (size_t)c->n_embd + 4);
-}
 
 #define X(field, type, elements) type* field;
 template <typename S> struct LayerActivations { LAYER_ACTIVATIONS(X) };
@@ -1808,7 +1798,7 @@ template <typename S> static void model_forward(TypedModel<S>* m, int layers) {
 template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, bool add) {
     const int last = m->config.n_layer - 1;
     const TostParams<float> g = model_params(m, TOST_GRAD, last);
-    const ColumnSums none = {m->buf.columns, m->buf.columns + columns_size(&m->config), 0, {}};
+    const ColumnSums none = {m->buf.columns, m->buf.embed, 0, {}};   // embed: the buffer after columns
     ColumnSums sums = none;
     clear_sync(m);
     norm_backward(m, &sums, last);
@@ -2082,14 +2072,6 @@ __global__ void muon_momentum_kernel(float* u, float* moment, size_t n, float gr
 // in a flat array; step from one to the next in the buffers.
 struct MuonMatrices { int count, rows, columns; size_t size, stride, step; };
 
-// sums (count,units) = Σ u² of each unit of a matrix; a block computes one. Minimum traffic per element: 4.
-__global__ void __launch_bounds__(SQUARES_THREADS)
-    muon_squares_kernel(double* sums, const float* u, MuonMatrices args) {
-    SHARED(double, shared, SQUARES_THREADS);
-    const double sum = unit_squares(u + blockIdx.y * args.stride, args.size, shared);
-    if (threadIdx.x == 0) sums[blockIdx.y * gridDim.x + blockIdx.x] = sum;
-}
-
 // x = u / ‖u‖ for each matrix. Minimum traffic per element: 4 bytes read, 4 written.
 __global__ void __launch_bounds__(SQUARES_THREADS)
     muon_normalize_kernel(float* x, const double* sums, const float* u, MuonMatrices args) {
@@ -2133,7 +2115,7 @@ static void orthogonalize(Matmul* mm, const Buffers<S>& buf, const float* u, con
     const int64_t n = args.step, square = padded_size((size_t)side * side);
     const dim3 blocks((unsigned)slice_units(args.size), args.count);
     S *x = buf.muon_rounded, *A = buf.muon_gram, *polynomial = buf.muon_poly;
-    LAUNCH(muon_squares_kernel, blocks, SQUARES_THREADS, 0, mm->stream, buf.muon_squares, u, args);
+    LAUNCH(squares_kernel, blocks, SQUARES_THREADS, 0, mm->stream, buf.muon_squares, u, args.size, args.stride);
     LAUNCH(muon_normalize_kernel, blocks, SQUARES_THREADS, 0, mm->stream, buf.muon_x, buf.muon_squares, u, args);
     for (int step = 0; step < TOST_MUON_STEPS; step++) {
         convert(mm->stream, x, buf.muon_x, (size_t)(args.count * n));
@@ -2256,15 +2238,11 @@ static bool fits_kernels(const TostConfig* c, bool training, TostError* err) {
 }
 
 template <typename S> static void put_decays(TypedModel<S>* m) {
-    const size_t groups = m->tensors.flat_size / DECAY_GROUP;
-    uint8_t* const decays = (uint8_t*)xcalloc(groups, 1);
     for (int i = 0; i < m->tensors.count; i++) {
         const TostTensor* t = &m->tensors.tensor[i];
-        memset(&decays[t->offset / DECAY_GROUP], t->decay == TOST_DECAY, padded_size(t->size) / DECAY_GROUP);
+        CUDA_CHECK(cudaMemsetAsync(m->buf.decays + t->offset / DECAY_GROUP, t->decay == TOST_DECAY,
+                                   padded_size(t->size) / DECAY_GROUP, m->stream));
     }
-    CUDA_CHECK(cudaMemcpyAsync(m->buf.decays, decays, groups, cudaMemcpyHostToDevice, m->stream));
-    CUDA_CHECK(cudaStreamSynchronize(m->stream));
-    free(decays);
 }
 
 // Allocates and initialises the device's side of a model from model_new.

@@ -16,7 +16,7 @@ template <typename S> static void bench_adamw(Bench* bench, size_t n) {
         LAUNCH((adamw_kernel<S>), div_up(n, 4 * 256), 256, 0, stream, p, m, v, weights, g, decays, n, f);
     });
     bench_report(bench, "grad_norm", size, 4.0 * n, [&] {
-        LAUNCH(grad_norm_kernel, units, SQUARES_THREADS, 0, stream, sums, g, n);
+        LAUNCH(squares_kernel, units, SQUARES_THREADS, 0, stream, sums, g, n, 0);
     });
     bench_free_buffers(bench);
 }

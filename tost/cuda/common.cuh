@@ -60,15 +60,11 @@ constexpr size_t MAX_DYNAMIC_SHARED = (48 << 10) - 64;
 constexpr size_t MAX_ALLOWED_SHARED = (99 << 10) - 64;
 constexpr size_t EXTRA_SHARED = 2 << 10;   // per block: 1 KiB that CUDA uses, and static shared memory
 
-template <typename K> inline void allow_shared(K* kernel, size_t bytes) {
-    if (bytes > MAX_DYNAMIC_SHARED)
-        CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes));
-}
-
 // LAUNCH(kernel, grid, block, shared_bytes, stream, arguments...): a template instance needs parentheses.
 #define LAUNCH(kernel, grid, block, shared_bytes, stream, ...) \
     do { \
-        allow_shared(kernel, shared_bytes); \
+        if ((size_t)(shared_bytes) > MAX_DYNAMIC_SHARED) \
+            CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes)); \
         PLATFORM_LAUNCH(kernel, grid, block, shared_bytes, stream, ##__VA_ARGS__); \
         cuda_check(cudaGetLastError(), #kernel, __FILE__, __LINE__); \
     } while (0)

@@ -66,24 +66,20 @@ __global__ void tree_add_kernel(float* dst, const float* left, const float* righ
 
 constexpr int SQUARES_THREADS = 256;
 
-// Σ g² over unit blockIdx.x of n elements. shared (SQUARES_THREADS)
-__device__ inline double unit_squares(const float* grad, size_t n, double* shared) {
+// sums (gridDim.y,units) = Σ g² over each unit of n elements, of arrays `stride` apart. Minimum traffic per element: 4.
+__global__ void __launch_bounds__(SQUARES_THREADS)
+    squares_kernel(double* sums, const float* grad, size_t n, size_t stride) {
+    SHARED(double, shared, SQUARES_THREADS);
     const size_t start = (size_t)blockIdx.x * SLICE_UNIT;
     const int size = (int)min((size_t)SLICE_UNIT, n - start);
     double sum = 0.0;
     UNROLL_BY(4) for (int i = threadIdx.x * 4; i < size; i += SQUARES_THREADS * 4) {
         float g[4];
-        load_pack<4>(g, grad + start + i);
+        load_pack<4>(g, grad + blockIdx.y * stride + start + i);
         UNROLL for (int j = 0; j < 4; j++) sum += (double)g[j] * g[j];
     }
-    return block_tree_sum(sum, shared);
-}
-
-// sums[unit] = Σ g². Minimum traffic per element: 4.
-__global__ void __launch_bounds__(SQUARES_THREADS) grad_norm_kernel(double* sums, const float* grad, size_t n) {
-    SHARED(double, shared, SQUARES_THREADS);
-    const double sum = unit_squares(grad, n, shared);
-    if (threadIdx.x == 0) sums[blockIdx.x] = sum;
+    sum = block_tree_sum(sum, shared);
+    if (threadIdx.x == 0) sums[blockIdx.y * gridDim.x + blockIdx.x] = sum;
 }
 
 // Where the next work belongs: to the exchange, if it is under way.
@@ -100,7 +96,7 @@ static void device_end_part(Exchange* x, float* sum) {
 }
 
 static void device_squares(Exchange* x, double* sums, const float* g, size_t n) {
-    LAUNCH(grad_norm_kernel, (int)slice_units(n), SQUARES_THREADS, 0, exchange_stream(device_exchange(x)), sums, g, n);
+    LAUNCH(squares_kernel, (int)slice_units(n), SQUARES_THREADS, 0, exchange_stream(device_exchange(x)), sums, g, n, 0);
 }
 
 static void device_to_host(const Exchange* x, void* dst, const void* src, size_t bytes) {

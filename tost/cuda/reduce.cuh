@@ -91,7 +91,8 @@ constexpr int SUM_WARPS = 16, SUM_THREADS = SUM_WARPS * WARP;
 
 struct ColumnSum { float* out; const float* partial; int blocks, columns; };   // (columns), (blocks,columns)
 
-// Column sums collected for one launch, and the memory of their partial sums.
+// Column sums collected for one launch, and the memory of their partial sums: for a layer and ln_f, C columns each, but
+// 4C for fc_b, conv·C for each convolution, and none for the memory
 struct ColumnSums {
     static constexpr int MOST = 14;
     float *space, *end;              // the unused part

@@ -168,6 +168,5 @@ template <typename Pass> static void graph_run(PassGraph* g, cudaStream_t stream
         return pass();
     }
     if (!g->exec) graph_capture(g, stream, pass);
-    if (!g->exec) return pass();
-    CUDA_CHECK(cudaGraphLaunch(g->exec, stream));
+    return g->exec ? CUDA_CHECK(cudaGraphLaunch(g->exec, stream)) : pass();
 }

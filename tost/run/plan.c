@@ -89,9 +89,9 @@ void plan_steps(TostRecipe* r, double most, double unique) {
 
 // ---- The micro-batch of a GPU ----
 
-// The largest number of sequences, up to `most`, that divides those of a part, has up to GPU_TOKENS tokens in a pass (of
-// --chunk, or else --seq) and fits in the memory of each rank's GPU. False: --batch is given, or the engine uses no GPU
-static bool choose_batch(Run* r, int most) {
+// The largest number of sequences, up to `most`, that divides those of a part, has up to GPU_TOKENS tokens in a pass
+// (of --chunk, or else --seq) and fits in the memory of each rank's GPU. False: --batch is given, or there is no GPU
+bool run_choose_batch(Run* r, int most) {
     enum { GPU_TOKENS = 65536 };
     TostRecipe* recipe = &r->recipe;
     if (!r->engine->free_memory || recipe_given(recipe, RECIPE_batch)) return false;
@@ -110,12 +110,10 @@ static bool choose_batch(Run* r, int most) {
     return true;
 }
 
-void run_choose_batch(Run* r) { choose_batch(r, TOST_MAX_BATCH); }
-
 TostModel* run_create_model(Run* r, TostEngineOptions* o, TostError* err) {
     const int batch = r->recipe.batch;
     TostModel* m = r->engine->create(&r->recipe.config, o, err);
-    if (m || batch == 1 || !choose_batch(r, batch - 1)) return m;
+    if (m || batch == 1 || !run_choose_batch(r, batch - 1)) return m;
     *o = recipe_engine(&r->recipe, r->recipe.batch, r->recipe.seq, run_own_parts(r), r->comm);
     m = r->engine->create(&r->recipe.config, o, err);
     if (m) print_warning("no memory for --batch %d on this GPU: going on with --batch %d", batch, r->recipe.batch);
@@ -200,7 +198,7 @@ static double choose_sizes(Run* r, double unique, TostError* err) {
         if (!r->args->init && !recipe_given(recipe, RECIPE_batch)) recipe->batch = tost_presets[recipe->preset].batch;
         const bool ok = tost_config_check(&recipe->config, err) && options_derive(recipe, r->args, err);
         if (!run_agree(r, ok, err)) return 0;
-        run_choose_batch(r);
+        run_choose_batch(r, TOST_MAX_BATCH);
         if ((seconds = time_step(r, err)) == 0) return 0;
         speed = plan_cost(&recipe->config) * (double)recipe->total_batch / seconds;
     }

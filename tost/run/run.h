@@ -80,7 +80,7 @@ bool run_set_up(Run* r, TostError* err);
 void run_free(Run* r);
 
 // ---- plan.c ----
-void run_choose_batch(Run* r);   // on a GPU: the micro-batch, unless it is given or the run is resumed
+bool run_choose_batch(Run* r, int most);   // on a GPU: the micro-batch, unless it is given or the run is resumed
 // Creates the model. If that fails with a chosen micro-batch, tries once more with a smaller one; sets *o.
 TostModel* run_create_model(Run* r, TostEngineOptions* o, TostError* err);
 bool run_plan(Run* r, TostError* err);   // --for: completes the recipe, once the data is open

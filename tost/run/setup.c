@@ -194,7 +194,7 @@ bool run_set_up(Run* r, TostError* err) {
     if (!run_agree(r, ready, err)) return false;
     if (!run_plan(r, err)) return false;
     choose_keep_best(r);
-    run_choose_batch(r);
+    run_choose_batch(r, TOST_MAX_BATCH);
     run_begin_info(r);
     r->tensors = tost_tensors(&r->recipe.config);
     r->engine_options = recipe_engine(&r->recipe, r->recipe.batch, r->recipe.seq, run_own_parts(r), r->comm);
