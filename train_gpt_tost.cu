@@ -194,7 +194,7 @@ static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec
 // What both kernels use for w: at least |b|/128 in size (float: |b|/2^20). If w is small, y is close to b; the error of
 // rounding y to S then becomes one of at most 1/2 (float: 1/16) in n = (y - b)/w. So n, and the gradient of w, can be
 // computed for w = 0, too. Raising w changes y by about as much as rounding it.
-template <typename S> __device__ inline float norm_weight(float w, float b) {
+template <typename S> __device__ inline float raised_weight(float w, float b) {
     const float least = fmaxf(fabsf(b) * (sizeof(S) == 2 ? 0x1p-7f : 0x1p-20f), 1e-15f);
     return fabsf(w) < least ? copysignf(least, w) : w;
 }
@@ -252,7 +252,7 @@ __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 
         float w_c[VEC], b_c[VEC] = {};
         load_pack<VEC>(w_c, args.w + c);
         if (args.b) load_pack<VEC>(b_c, args.b + c);
-        UNROLL for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * norm_weight<S>(w_c[i], b_c[i]) + b_c[i];
+        UNROLL for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * raised_weight<S>(w_c[i], b_c[i]) + b_c[i];
         store_pack<VEC>(args.y + row * C + c, v[p]);
     }
     if (threadIdx.x == 0) args.rstd[row] = scale;
@@ -310,7 +310,7 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
         float w_c[VEC], b_c[VEC] = {};
         load_pack<VEC>(w_c, args.w + c);
         if (args.b) load_pack<VEC>(b_c, args.b + c);
-        UNROLL for (int i = 0; i < VEC; i++) w_c[i] = norm_weight<S>(w_c[i], b_c[i]);
+        UNROLL for (int i = 0; i < VEC; i++) w_c[i] = raised_weight<S>(w_c[i], b_c[i]);
         UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= valid) break;
             load_pack<VEC>(g[r][p], args.dy + at + r * C);
@@ -1149,7 +1149,7 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_backward_k
     tssa_energy_backward(steps, starts, run, args);
 }
 
-// Sets dz, and what layer_sums needs for the gradients of temp and denom_bias.
+// Sets dz, and what vector_gradients needs for the gradients of temp and denom_bias.
 template <typename S> static void tssa_backward(cudaStream_t stream, const Tssa<S>& args) {
     const size_t shared = tssa_backward_shared(args.C, args.NH, args.start_log);
     prefer_shared(tssa_backward_kernel<S>, shared, TSSA_BLOCKS);
@@ -1188,7 +1188,7 @@ __device__ inline void tssa_params_backward(const Tssa<S>& args, int block, bool
 
 // The first blocks compute column sums, the others tssa_params_backward.
 template <typename S>
-__global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums columns, Tssa<S> tssa, bool add) {
+__global__ void __launch_bounds__(SUM_THREADS) vector_gradients_kernel(ColumnSums columns, Tssa<S> tssa, bool add) {
     SHARED(float, shared, SUM_THREADS);
     int block = blockIdx.x;
     for (int i = 0; i < columns.n; i++) {
@@ -1201,11 +1201,11 @@ __global__ void __launch_bounds__(SUM_THREADS) layer_sums_kernel(ColumnSums colu
 
 // The gradients of a layer's vectors from `columns`, and of temp and denom_bias from dscore and dtemp_run. add: +=
 template <typename S>
-static void layer_sums(cudaStream_t stream, const ColumnSums& columns, const Tssa<S>& tssa, bool add) {
+static void vector_gradients(cudaStream_t stream, const ColumnSums& columns, const Tssa<S>& tssa, bool add) {
     const int positions = !tssa.ddenom_bias ? 0 : add ? tssa.T : tssa.block_size;
     int blocks = tssa.NH * (1 + div_up(positions, SUM_THREADS));
     for (int i = 0; i < columns.n; i++) blocks += column_sum_blocks(columns.sum[i]);
-    LAUNCH((layer_sums_kernel<S>), blocks, SUM_THREADS, 0, stream, columns, tssa, add);
+    LAUNCH((vector_gradients_kernel<S>), blocks, SUM_THREADS, 0, stream, columns, tssa, add);
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -1631,7 +1631,7 @@ static PassStates layer_states(const TostModel* m, PassStates first, int l) {
 }
 
 // dst = src, or zeros if src is NULL; of all layers
-template <typename S> static void copy_sums(TypedModel<S>* m, double* dst, const double* src) {
+template <typename S> static void copy_states(TypedModel<S>* m, double* dst, const double* src) {
     const size_t bytes = (model_state(m, 1, 0, 0) - m->buf.states) * sizeof(double);
     if (src) CUDA_CHECK(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToDevice, m->stream));
     else CUDA_CHECK(cudaMemsetAsync(dst, 0, bytes, m->stream));
@@ -1642,12 +1642,12 @@ template <typename S> static void copy_sums(TypedModel<S>* m, double* dst, const
 template <typename S>
 static PassStates read_state(TypedModel<S>* m, double* before, double* after, int from, int to) {
     if (from == TOST_NO_STATE && to == TOST_NO_STATE) return {};
-    copy_sums(m, before, from == TOST_NO_STATE ? NULL : model_state(m, from, 0, 0));
+    copy_states(m, before, from == TOST_NO_STATE ? NULL : model_state(m, from, 0, 0));
     return {before, after};
 }
 
 template <typename S> static void write_state(TypedModel<S>* m, int to, const double* sums) {
-    if (to != TOST_NO_STATE) copy_sums(m, model_state(m, to, 0, 0), sums);
+    if (to != TOST_NO_STATE) copy_states(m, model_state(m, to, 0, 0), sums);
 }
 
 enum ConvPlace { ATTN_CONV, MLP_CONV };
@@ -1767,7 +1767,7 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     bias_backward(m->stream, g.attn_b, sums, buf->dbranch, rows, C);
     norm_backward(m, sums, l - 1);
     tssa.dtemp = g.temp, tssa.ddenom_bias = g.denom_bias;
-    layer_sums(m->stream, *sums, tssa, add);
+    vector_gradients(m->stream, *sums, tssa, add);
 }
 
 // Gradients of gamma1 and gamma2 of layer l: =, from those of the Linear before each, when the part's are complete.
@@ -2305,7 +2305,7 @@ static void cuda_get(float* dst, const TostModel* model, TostArray array, const 
 #ifndef TOST_NO_ENGINE
 extern "C" const TostEngine tost_cuda_engine = {
     .name = "cuda",
-    .free_memory = device_free_memory,
+    .usable_memory = device_usable_memory,
     .default_dtype = [](bool) { return TOST_BF16; },
     .supports = [](TostDtype dtype) { return dtype >= TOST_FP32 && dtype <= TOST_BF16; },
     .describe = device_describe,

@@ -59,7 +59,7 @@ typedef struct {
 typedef struct {
     const char* name;                                     // "cpu", "cuda"
     // Bytes that create may allocate on this rank's GPU, 0 without one. NULL: the engine uses the machine's memory.
-    size_t (*free_memory)(const TostComm* comm);
+    size_t (*usable_memory)(const TostComm* comm);
 
     TostDtype (*default_dtype)(bool training);            // training: for `train`; else for sample and eval
     bool (*supports)(TostDtype dtype);

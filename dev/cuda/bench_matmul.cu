@@ -20,17 +20,17 @@ template <typename S, typename O> static double bench_product(Bench* bench, cons
     matmul_init(&mm, bench->stream, space, false);
     MatmulPlan& plan = matmul_plan_of(&mm, p);
     CUBLAS_CHECK(plan.status);
-    for (int choice = 0; choice < plan.n_proposals; choice = plan.used + 1) {
-        plan.used = choice;   // matmul goes on to the next if cuBLASLt refuses this one
+    for (int choice = 0; choice < plan.n_proposals; choice = plan.current + 1) {
+        plan.current = choice;   // matmul goes on to the next if cuBLASLt refuses this one
         const double s = bench_seconds(bench, [&] { matmul(&mm, p); });
-        const cublasLtMatmulHeuristicResult_t* used = &plan.proposal[plan.used];
+        const cublasLtMatmulHeuristicResult_t* used = &plan.proposal[plan.current];
         if (choice == 0) {
             first = best = s;
             printf("%-28s %-30s %9.1f us %8.1f TFLOP/s, algorithm %d, split-K %d, %zu bytes", name, size, s * 1e6,
                    flops / s * 1e-12, algo_value(&used->algo, CUBLASLT_ALGO_CONFIG_ID),
                    algo_value(&used->algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM), used->workspaceSize);
         }
-        if (s < best) best = s, fastest = plan.used;
+        if (s < best) best = s, fastest = plan.current;
     }
     matmul_free(&mm);
     printf("; proposal %d is best: %.1f us\n", fastest + 1, best * 1e6);

@@ -27,7 +27,7 @@ template <typename S> static void bench_norm(Bench* bench, int C) {
     const auto backward = [&](auto f) {   // with the sums over rows
         ColumnSums sums = {partial, partial + n_partial, 0, {}};
         f(&sums);
-        layer_sums<S>(stream, sums, {}, false);
+        vector_gradients<S>(stream, sums, {}, false);
     };
     char size[64];
     snprintf(size, sizeof size, "%s rows %zu C %d", bench_type<S>(), rows, C);

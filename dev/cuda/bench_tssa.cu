@@ -33,7 +33,7 @@ template <typename S> static void bench_tssa(Bench* bench, int B, int T, int C) 
     bench_report(bench, "tssa_backward", size, 3 * unit, [&] {
         CUDA_CHECK(cudaMemsetAsync(a.sync, 0, sync_size * sizeof *a.sync, stream));
         tssa_backward(stream, a);
-        layer_sums(stream, {}, a, false);
+        vector_gradients(stream, {}, a, false);
     });
     bench_free_buffers(bench);
 }

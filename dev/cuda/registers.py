@@ -29,7 +29,7 @@ LAUNCHES = {
     "delta_rule_backward_kernelI13__nv_bfloat16": (256, lambda arch: 1 if arch >= 100 else 2),
     "delta_rule_backward_kernel": (256, 1),
     "delta_rule_dz_kernel": (256, 4),
-    "layer_sums_kernel": (512, 1),
+    "vector_gradients_kernel": (512, 1),
     "cross_entropy_kernel": (1024, lambda arch: 2 if arch in (80, 90) or arch // 10 == 10 else 1),
     "loss_sum_kernel": (1024, 1),
 }

@@ -25,9 +25,10 @@ constexpr int DELTA_RUN = 31, DELTA_ROWS = DELTA_RUN + 1;   // tokens of a run; 
 constexpr int DELTA_THREADS = 256;                          // most of a block: see delta_rule_threads
 constexpr int DELTA_LANES = 8, DELTA_PACK = 8;              // lanes of a key; channels that each takes at once
 // Blocks of DELTA_THREADS that must fit on a multiprocessor: the most for which no register spills
-template <typename S> [[maybe_unused]] constexpr int DELTA_FORWARD =
-    COMPILED_ARCH >= 1000 ? 1 : COMPILED_ARCH == 900 && sizeof(S) == 2 ? 3 : 2;
-template <typename S> [[maybe_unused]] constexpr int DELTA_BACKWARD = COMPILED_ARCH >= 1000 || sizeof(S) > 2 ? 1 : 2;
+template <typename S, int ARCH = COMPILED_ARCH>
+constexpr int DELTA_FORWARD_BLOCKS = ARCH >= 1000 ? 1 : ARCH == 900 && sizeof(S) == 2 ? 3 : 2;
+template <typename S, int ARCH = COMPILED_ARCH>
+constexpr int DELTA_BACKWARD_BLOCKS = ARCH >= 1000 || sizeof(S) > 2 ? 1 : 2;
 
 template <typename S> struct DeltaRule {
     int B, T, C, NH, HS;
@@ -303,12 +304,15 @@ template <typename S, typename X> __device__ inline void delta_outputs(X x, Delt
 // A block computes columns of a segment, or, with blockIdx.y = 1, of its P. Minimum traffic per row: 2C (z) + 4C (y) +
 // 2C (o).
 template <typename S, int COLUMNS>
-__global__ void __launch_bounds__(DELTA_THREADS, DELTA_FORWARD<S>) delta_rule_forward_kernel(DeltaRule<S> args) {
+__global__ void __launch_bounds__(DELTA_THREADS, DELTA_FORWARD_BLOCKS<S>)
+    delta_rule_forward_kernel(DeltaRule<S> args) {
     DYNAMIC_SHARED(float, shared);
     const int HS = args.HS;
     DeltaShared<COLUMNS> x(shared, HS, false);
     DeltaRun run = delta_run(args);
     float o_before = 0.0f;
+    // delta_chain_kernel reads neither L and P of the last segment nor P of the first.
+    if (args.local && (run.t0 + args.segment >= args.T || (blockIdx.y > 0 && run.t0 == 0))) return;
     delta_load(x.S, delta_before(run, args), x, run.v0, HS);
     delta_prepare(x, run, args);
     if (blockIdx.y > 0) {
@@ -385,8 +389,8 @@ template <typename S> static void delta_rule_forward(cudaStream_t stream, const 
     const auto delta_rule_forward_variant =
         args.columns == TILE ? delta_rule_forward_kernel<S, TILE> : delta_rule_forward_kernel<S, 2 * TILE>;
     const int blocks = args.segments * args.B * args.NH * args.parts, threads = delta_rule_threads(blocks, shared);
-    // 3: DELTA_FORWARD on compute capability 9.0, which host code does not know
-    prefer_shared(delta_rule_forward_variant, shared, 3 * DELTA_THREADS / threads);
+    // as many as on compute capability 9.0: host code does not know COMPILED_ARCH
+    prefer_shared(delta_rule_forward_variant, shared, DELTA_FORWARD_BLOCKS<bf16, 900> * DELTA_THREADS / threads);
     if (args.segments > 1)
         delta_rule_segments<false>(stream, delta_rule_forward_variant, dim3(blocks, 2), threads, shared, args);
     LAUNCH(delta_rule_forward_variant, blocks, threads, shared, stream, args);
@@ -522,13 +526,14 @@ __device__ inline void delta_keys_backward(X x, DeltaRun r, const DeltaRule<S>& 
 
 // The runs in reverse. Minimum traffic per row: 2C each of z, o, dy, dz and dk_parts.
 template <typename S, int COLUMNS>
-__global__ void __launch_bounds__(DELTA_THREADS, DELTA_BACKWARD<S>)
+__global__ void __launch_bounds__(DELTA_THREADS, DELTA_BACKWARD_BLOCKS<S>)
     delta_rule_backward_kernel(DeltaRule<S> args) {
     DYNAMIC_SHARED(float, shared);
     const int HS = args.HS;
     DeltaShared<COLUMNS> x(shared, HS, true);
     DeltaRun run = delta_run(args);
     const int first = run.t0, tokens = min(args.T - first, args.segment);
+    if (args.local && first == 0) return;   // delta_chain_kernel does not read M of the first segment
     DeltaState dafter = delta_state(args.adjoint.start, run.b, run.h, args);
     if (first + tokens < args.T) dafter = {args.local ? NULL : delta_matrix(args.dG, 1, args), NULL};
     const int dafter_k = run.v0 == 0 && dafter.k ? HS : 0;   // it goes to the first part
@@ -633,7 +638,7 @@ static void delta_rule_backward(cudaStream_t stream, float* dscale, ColumnSums* 
     const auto delta_rule_backward_variant =
         args.columns == TILE ? delta_rule_backward_kernel<S, TILE> : delta_rule_backward_kernel<S, 2 * TILE>;
     const int blocks = args.segments * args.B * args.NH * args.parts, threads = delta_rule_threads(blocks, shared);
-    prefer_shared(delta_rule_backward_variant, shared, 2 * DELTA_THREADS / threads);   // 2: DELTA_BACKWARD; see forward
+    prefer_shared(delta_rule_backward_variant, shared, DELTA_BACKWARD_BLOCKS<bf16, 900> * DELTA_THREADS / threads);
     if (args.segments > 1)
         delta_rule_segments<true>(stream, delta_rule_backward_variant, blocks, threads, shared, args);
     LAUNCH(delta_rule_backward_variant, blocks, threads, shared, stream, args);

@@ -58,7 +58,7 @@ struct MatmulPlan {
     cublasLtMatmulDesc_t desc;
     cublasLtMatrixLayout_t first, second, out;
     cublasLtMatmulHeuristicResult_t proposal[PROPOSALS];   // see matmul_choice
-    int n_proposals, used;
+    int n_proposals, current;
     cublasStatus_t status;           // of the heuristic
 };
 
@@ -183,9 +183,9 @@ template <typename S, typename O> static void matmul(Matmul* mm, const Product<S
     MatmulPlan& plan = matmul_plan_of(mm, p);
     cublasStatus_t s = plan.status == CUBLAS_STATUS_SUCCESS ? CUBLAS_STATUS_NOT_SUPPORTED : plan.status;
     if (p.bias) matmul_set(plan.desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
-    for (; plan.used < plan.n_proposals && s == CUBLAS_STATUS_NOT_SUPPORTED; plan.used++) {
+    for (; plan.current < plan.n_proposals && s == CUBLAS_STATUS_NOT_SUPPORTED; plan.current++) {
         s = cublasLtMatmul(mm->handle, plan.desc, &p.alpha, p.b, plan.first, p.a, plan.second, &p.beta, p.source,
-                           plan.out, p.c, plan.out, &plan.proposal[plan.used].algo, mm->workspace, MATMUL_WORKSPACE,
+                           plan.out, p.c, plan.out, &plan.proposal[plan.current].algo, mm->workspace, MATMUL_WORKSPACE,
                            mm->stream);
         if (s == CUBLAS_STATUS_SUCCESS) return;
     }

@@ -50,7 +50,7 @@ static bool device_describe(char* text, size_t cap, const TostEngineOptions* o, 
 // Left for kernels, graphs, cuBLASLt and NCCL, most of which allocate at their first use
 static size_t memory_reserve(const TostComm* comm) { return (size_t)(comm ? 1024 : 512) << 20; }
 
-static size_t device_free_memory(const TostComm* comm) {
+static size_t device_usable_memory(const TostComm* comm) {
     cudaDeviceProp prop;
     TostError ignored;
     size_t free_bytes = 0, total = 0;

@@ -94,8 +94,8 @@ void plan_steps(TostRecipe* r, double most, double unique) {
 bool run_choose_batch(Run* r, int most) {
     enum { GPU_TOKENS = 65536 };
     TostRecipe* recipe = &r->recipe;
-    if (!r->engine->free_memory || recipe_given(recipe, RECIPE_batch)) return false;
-    const size_t free_bytes = r->engine->free_memory(r->comm);
+    if (!r->engine->usable_memory || recipe_given(recipe, RECIPE_batch)) return false;
+    const size_t free_bytes = r->engine->usable_memory(r->comm);
     const int64_t sequences = recipe->total_batch / recipe->seq / recipe->parts;
     int *all = xmalloc((size_t)comm_size(r->comm) * sizeof *all), batch = 1;
     for (int b = 1; b <= sequences && b <= most && free_bytes > 0; b++) {

@@ -118,7 +118,7 @@ void report_plan(Run* r, double seconds, double epochs, double expected) {
     progress_fact(&r->progress, "plan", "%d layer%s, %d channels, %lld steps, %s tokens, %.3g epochs, until %s%s%s",
                   c->n_layer, plural(c->n_layer), c->n_embd, (long long)recipe->steps,
                   human_count(epochs * (double)recipe->data_tokens).text, epochs, clock, loss.text,
-                  r->engine->free_memory ? "; on a GPU, the choice of the size is extrapolated" : "");
+                  r->engine->usable_memory ? "; on a GPU, the choice of the size is extrapolated" : "");
     report_command(r);
 }
 
@@ -155,7 +155,7 @@ static void report_model(Run* r) {
     progress_fact(p, "steps", "%lld (%lld done); seed %lld", (long long)recipe->steps, (long long)r->info.step,
                   (long long)recipe->seed);
     const int64_t micro_batches = recipe->total_batch / ((int64_t)recipe->batch * recipe->seq);
-    const bool chosen = r->engine->free_memory && !recipe_given(recipe, RECIPE_batch);   // by run_choose_batch
+    const bool chosen = r->engine->usable_memory && !recipe_given(recipe, RECIPE_batch);   // by run_choose_batch
     progress_fact(p, "", "%lld token%s per step: %lld micro-batch%s × %d sequence%s × %d token%s%s",
                   (long long)recipe->total_batch, plural(recipe->total_batch), (long long)micro_batches,
                   micro_batches == 1 ? "" : "es", recipe->batch, plural(recipe->batch), recipe->seq,

@@ -166,7 +166,7 @@ static bool check_memory(Run* r, TostError* err) {
     const double need = (double)r->engine->memory(&r->recipe.config, &r->engine_options);
     const double cgroup = (double)cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup");
     const double limit = fmin(cgroup, (double)meminfo_bytes("MemTotal:"));
-    return r->engine->free_memory || need <= limit + (double)meminfo_bytes("SwapTotal:")
+    return r->engine->usable_memory || need <= limit + (double)meminfo_bytes("SwapTotal:")
         || r->info.step >= r->recipe.steps
         || tost_error(err, "not enough memory: the run needs %s, but %s %s: lower --batch or --seq, or use --chunk or "
                       "a smaller model", human_bytes(need).text, limit == cgroup

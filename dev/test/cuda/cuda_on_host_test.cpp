@@ -155,7 +155,7 @@ void test_refusals(Checks* c) {
     test_refusal(c, machine, SMALL, o, "lower --batch, --seq, --chunk or --samples, or");
     machine.memory = (size_t)64 << 30;
     cuda_on_host_set(machine);
-    check(c, tost_cuda_engine.free_memory(nullptr) == machine.memory / 16 * 15 - RESERVE, "free memory of 64 GiB");
+    check(c, tost_cuda_engine.usable_memory(nullptr) == machine.memory / 16 * 15 - RESERVE, "free memory of 64 GiB");
     machine.memory = 1000;
     test_refusal(c, machine, SMALL, training, "use --chunk, or use a smaller model");
     test_refusal(c, CudaOnHostOptions(), wide, o, "--channels 6148: the CUDA engine takes up to 6144");

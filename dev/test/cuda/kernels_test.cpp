@@ -79,7 +79,7 @@ template <typename S> NormOutput norm_on_gpu(const NormInput& k) {
     residual_layernorm_forward<S>(nullptr, {x.p, y.p, rstd.p, branch.p, gamma.p, w.p, b.p, k.rows, C});
     layernorm_residual_backward<S>(nullptr, dw.p, db.p, dbias.p, &sums, {
         dx.p, dbranch.p, dy.p, y.p, rstd.p, w.p, b.p, gamma.p, whole, k.rows, C, nullptr});
-    layer_sums<S>(nullptr, sums, {}, add);
+    vector_gradients<S>(nullptr, sums, {}, add);
     return {x.get(), y.get(), {}, rstd.get(), dx.get(), dbranch.get(), dw.get(), db.get(), {}, dbias.get()};
 }
 
@@ -255,7 +255,7 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
     a.ddenom_bias = dbias.p;
     a.back = back.p, a.sync = again.p;
     tssa_backward(nullptr, a);
-    layer_sums(nullptr, {}, a, true);
+    vector_gradients(nullptr, {}, a, true);
     near(c, "pi", k.C, pi.get(), want_pi);
     near(c, "y", k.C, y.get(), want_y, stored<S>(), C);
     near(c, "dz", k.C, dz.get(), want_dz, fmax(k.faint == 1 ? 1e-4 : 2e-5, stored<S>()), C);
@@ -375,7 +375,7 @@ void test_concurrent(Checks* c, int seeds) {
 }
 
 // More runs than threads; more positions than threads, and a pass over only some of the positions.
-void test_layer_sums(Checks* c, bool add) {
+void test_vector_gradients(Checks* c, bool add) {
     const size_t heads = 3, runs = 2 * TEMP_THREADS + 88, T = SUM_THREADS + 9, first = 5, block = first + T + 600;
     const float before = add ? 1.0f : NAN;
     const Floats x = numbers(heads * runs, 1), dscore = numbers(2 * heads * T, 2), temp = numbers(heads, 3);
@@ -389,7 +389,7 @@ void test_layer_sums(Checks* c, bool add) {
     Tssa<float> a = tssa_sizes<float>(2, (int)T, 4 * (int)heads, (int)heads);
     a.temp = on_temp.p, a.step = (const StepHeader*)header.p, a.block_size = (int)block, a.runs = (int)runs / 2;
     a.dscore = on_dscore.p, a.dtemp_run = partial.p, a.dtemp = dtemp.p, a.ddenom_bias = dbias.p;
-    layer_sums(nullptr, {}, a, add);
+    vector_gradients(nullptr, {}, a, add);
     near(c, "dtemp of many runs", (int)heads, dtemp.get(), want);
     near(c, "ddenom_bias of some positions", (int)heads, dbias.get(), bias);
 }
@@ -621,7 +621,7 @@ void test_kernels(Checks* c, int seeds) {
     test_nccl_misuse(c);
     test_offsets(c);
     test_wide_heads(c);
-    for (const bool add : {false, true}) test_layer_sums(c, add);
+    for (const bool add : {false, true}) test_vector_gradients(c, add);
     test_embeddings(c);
     test_start_log(c);
     test_scans(c);

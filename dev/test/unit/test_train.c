@@ -38,7 +38,7 @@ static char* text_of(const char* path) {
 
 enum { NO_GPU = 1 << 30 };   // as gpu_bytes: the engine needs a GPU, and there is none
 static size_t gpu_bytes;     // 0: the fake engine uses no GPU
-static size_t gpu_free_memory(const TostComm* comm) { return (void)comm, gpu_bytes == NO_GPU ? 0 : gpu_bytes; }
+static size_t gpu_usable_memory(const TostComm* comm) { return (void)comm, gpu_bytes == NO_GPU ? 0 : gpu_bytes; }
 static size_t gpu_memory(const TostConfig* c, const TostEngineOptions* o) {
     (void)c;
     must(gpu_bytes != NO_GPU, "memory without a GPU", NULL);
@@ -56,7 +56,7 @@ static bool gpu_describe(char* text, size_t cap, const TostEngineOptions* o, Tos
 static int fake_main(const char* args) {
     TostEngine engine = fake;
     if (gpu_bytes) {
-        engine.free_memory = gpu_free_memory, engine.memory = gpu_memory;
+        engine.usable_memory = gpu_usable_memory, engine.memory = gpu_memory;
         engine.describe = gpu_describe, engine.create = gpu_create;
     }
     memset(events, 0, sizeof events);
