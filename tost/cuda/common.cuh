@@ -17,7 +17,6 @@ extern "C" {
 // ---------------------------------------------------------------------------------------------
 // Error checks. A failed call prints where and what failed and what to do, in one line, and exits with STATUS_FAILED;
 // while a graph is captured, it sets *capture_error instead.
-
 inline TostError* capture_error;   // NULL: no capture
 
 // What to do about an error.
@@ -36,8 +35,7 @@ inline const char* cuda_advice(cudaError_t e) {
 }
 
 inline void cuda_die(const char* what, const char* error, const char* advice, const char* file, int line) {
-    if (capture_error && !capture_error->text[0]) tost_error(capture_error, "%s: %s", what, error);
-    if (capture_error) return;
+    if (capture_error) return (void)(capture_error->text[0] || tost_error(capture_error, "%s: %s", what, error));
     fprintf(stderr, "%s:%d: %s: %s; %s\n", file, line, what, error, advice);
     exit(STATUS_FAILED);
 }
