@@ -132,7 +132,7 @@ static void golden_steps(Checks* c, Subject* s, const StFile* expect, GoldenActi
               expect->path, i, norm, norms[i]);
     }
     check_state(c, s, TOST_PARAM, expect, "after.",
-                s->engine == &tost_cpu_engine ? LIMIT_PARAMS : limits_of(TOST_FP32).of[RESULT_PARAM]);
+                s->engine == &tost_cpu_engine ? LIMIT_PARAMS : limits_of(TOST_FP32, true).of[RESULT_PARAM]);
     free(logits); free(losses); free(norms); free(inputs); free(targets);
 }
 
