@@ -51,20 +51,21 @@ void threads_begin(Threads* t, bool small) {
 void threads_end(Threads* t) {
     const double window = t->decided ? 0.25 : 0.05;       // seconds; short at first, for short programs
     const double first_pause = 2, longest_pause = 64;     // seconds
+    const double trial = 1.0 / 16;                        // most of the time in which all threads are tried again
     const double lost = 0.35;                             // of a thread's time
     if (t->fixed || t->pass == 1) return;
     t->wall += now_seconds() - t->began;
     t->cpu += clock_seconds(CLOCK_PROCESS_CPUTIME_ID) - t->cpu_began;
     if (t->wall < window) return;
     t->decided = true;
-    const double missing = t->now - t->cpu / t->wall;
+    const double missing = t->now - t->cpu / t->wall, tried = t->wall;
     t->cpu = t->wall = 0;
     if (missing < lost) {
         if (t->began >= t->retry + t->pause) t->pause = 0;
         return;
     }
     t->pass = t->now = missing < t->now - 1 ? t->now - (int)ceil(missing) : 1;
-    t->pause = t->pause == 0 ? first_pause : fmin(2 * t->pause, longest_pause);
+    t->pause = fmin(t->pause == 0 ? fmax(first_pause, tried / trial) : 2 * t->pause, longest_pause);
     t->retry = t->began + t->pause;
     threads_set(t->now);
 }
