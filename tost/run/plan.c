@@ -42,11 +42,11 @@ static void set(TostRecipe* r, RecipeRow row, double value) {
     if (!recipe_given(r, row)) setting_set(r, &recipe_table[row], value);
 }
 
-// Tries a list of sizes. Its narrow models have few layers: with as much time, deeper ones had a higher loss.
+// Tries a list of sizes. It has depths that were best, or close to the best, for their time.
 void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
     static const struct { int layers, channels; } sizes[] = {
-        {1, 128}, {2, 128}, {2, 192}, {2, 256}, {3, 256}, {3, 320}, {3, 384}, {4, 384}, {4, 448}, {4, 512},
-        {6, 512}, {6, 640}, {8, 640}, {8, 768}, {8, 1024}};
+        {1, 128}, {2, 128}, {3, 128}, {2, 192}, {3, 192}, {2, 256}, {3, 256}, {3, 320}, {3, 384}, {4, 384},
+        {4, 448}, {4, 512}, {6, 512}, {6, 640}, {8, 640}, {8, 768}, {8, 1024}};
     enum { HEAD = 64 };   // channels of a head
     const bool preset = recipe_given(r, RECIPE_preset);   // gives the sizes
     double best = INFINITY, tokens = 0;
