@@ -26,7 +26,7 @@ double plan_loss(const TostConfig* c, double tokens, double unique) {
     const double U = fmin(tokens, unique), repeats = tokens / U - 1;
     const double D = (U + 15.4 * U * (1 - exp(-repeats / 15.4))) / 4e6;
     const double N = 1e-5 * c->n_layer * c->n_embd * c->n_embd;   // weights of the layers, in millions
-    return 0.851 + 2.512 * pow(N, -0.10) + 0.623 * pow(D, -0.56) * pow(N, 0.16);
+    return 0.850 + 2.513 * pow(N, -0.10) + 0.624 * pow(D, -0.56) * pow(N, 0.16);
 }
 
 // The most tokens to train on, from a text of `unique` tokens: 5 epochs of 0.3M tokens, 9 of 3M
