@@ -169,7 +169,7 @@ const CommandHelp command_table[COMMANDS] = {
     {"eval", "eval (--data GLOB | --task FILE) [options]", "evaluate a model on token shards or examples",
      "--task takes a FILE of examples, which dev/data/evalset.py writes"},
     {"vocab", "vocab --size N --out FILE [options] FILE…", "learn a vocabulary of N tokens from text", NULL},
-    {"tokenize", "tokenize --tokenizer FILE|RUN --out PREFIX [options] FILE…", "convert text to token shards", NULL},
+    {"tokenize", "tokenize --tokenizer FILE --out PREFIX [options] FILE…", "convert text to token shards", NULL},
     {"info", "info [PATH | RUN RUN | SHARD…]",
      "show a model, run or folder of runs; compare two runs; check shards",
      "info takes one PATH, two runs, or shards"},

@@ -701,7 +701,7 @@ def check_card():
           all(text in card for text in ("7, 7,000", "`a_*.bin`", "2.5000", "library_name: transformers", f"{BLOCK} tokens",
                                       "transformers 4.53 or later", "split_special_tokens=True",
                                       "`<|pad|>` is the first row", "INFERENCE_PRECISION_HINT",
-                                      "SFTConfig(…, trust_remote_code=True)", "ExecuTorch")))
+                                      "`trust_remote_code=True` in `SFTConfig`", "ExecuTorch")))
     check("model.safetensors is copied",
           Path("model_out/model.safetensors").read_bytes() == Path("model.safetensors").read_bytes())
 

@@ -70,7 +70,7 @@ FAULTS = [*((f"fail:{e}", e) for e in (errno.ENOSPC, errno.EIO, errno.EROFS, err
           ("short", None), (f"fill:{errno.ENOSPC}", errno.ENOSPC), (f"stay:{errno.EIO}", errno.EIO),
           (f"stay:{errno.EROFS}", errno.EROFS)]
 REMAINS = "could not be removed"   # a warning about an old checkpoint
-WARNING = re.compile(f"{REMAINS}|; training continues, and later steps try again$|log.csv has no rows from step")
+WARNING = re.compile(f"{REMAINS}|; training continues, and later steps try again$|log.csv: rows from step")
 
 
 @dataclasses.dataclass
