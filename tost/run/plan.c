@@ -113,7 +113,8 @@ bool run_choose_batch(Run* r, int most) {
 TostModel* run_create_model(Run* r, TostEngineOptions* o, TostError* err) {
     const int batch = r->recipe.batch;
     TostModel* m = r->engine->create(&r->recipe.config, o, err);
-    if (m || batch == 1 || !run_choose_batch(r, batch - 1)) return m;
+    if (run_agree(r, m, err) || batch == 1 || !run_choose_batch(r, batch - 1)) return m;
+    if (m) r->engine->destroy(m);   // another rank has no memory
     *o = recipe_engine(&r->recipe, r->recipe.batch, r->recipe.seq, run_own_parts(r), r->comm);
     m = r->engine->create(&r->recipe.config, o, err);
     if (m) print_warning("no memory for --batch %d on this GPU: going on with --batch %d", batch, r->recipe.batch);
