@@ -88,7 +88,7 @@ static bool parse_count(double* value, const char* text, bool integer) {
     return !*text && fabs(exact - *value) <= 1e-12 * fabs(exact);
 }
 
-// Seconds of Slurm's M:S, H:M:S, D-H, D-H:M or D-H:M:S
+// Seconds of Slurm's M:S, H:M:S, D-H, D-H:M or D-H:M:S. A number alone is in seconds here, in minutes there.
 static bool parse_clock(double* seconds, const char* text) {
     static const double factors[] = {86400, 3600, 60, 1};
     const bool days = strchr(text, '-');
@@ -118,8 +118,9 @@ static bool parse_time(double* seconds, const char* text) {
     if (parse_clock(seconds, text)) return true;
     do {
         size_t i = 0;
-        if (!take_number(&value, &p) || (p > text && value < 0)) return false;
-        if (!*p && *seconds == 0) return *seconds = value, true;
+        const bool first = p == text;
+        if (!take_number(&value, &p) || value < 0) return false;
+        if (!*p && first) return *seconds = value, true;
         while (i < countof(units) && strncmp(p, units[i].name, strlen(units[i].name)) != 0) i++;
         if (i == countof(units)) return false;
         *seconds += value * units[i].factor;

@@ -42,7 +42,7 @@ static void set(TostRecipe* r, RecipeRow row, double value) {
     if (!recipe_given(r, row)) setting_set(r, &recipe_table[row], value);
 }
 
-// Tries a list of sizes. It has depths that were best, or close to the best, for their time.
+// Tries a list of sizes: up to 3 × 256, those that were best or nearly so when measured; larger ones are extrapolated.
 void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
     static const struct { int layers, channels; } sizes[] = {
         {1, 128}, {2, 128}, {3, 128}, {2, 192}, {3, 192}, {2, 256}, {3, 256}, {3, 320}, {3, 384}, {4, 384},
@@ -57,7 +57,7 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         if (!preset && !recipe_given(r, RECIPE_n_embd)) c.n_embd = sizes[i].channels;
         if (!preset && !recipe_given(r, RECIPE_n_head)) c.n_head = c.n_embd % HEAD == 0 ? c.n_embd / HEAD : 1;
         const double D = fmin(seconds * speed / plan_cost(&c), most_tokens(unique)), loss = plan_loss(&c, D, unique);
-        if (c.n_embd % c.n_head != 0 || loss >= best) continue;
+        if (c.n_embd % c.n_head != 0 || !(loss < best)) continue;
         best = loss;
         tokens = D;
         chosen = c;
@@ -113,8 +113,9 @@ bool run_choose_batch(Run* r, int most) {
 TostModel* run_create_model(Run* r, TostEngineOptions* o, TostError* err) {
     const int batch = r->recipe.batch;
     TostModel* m = r->engine->create(&r->recipe.config, o, err);
-    if (run_agree(r, m, err) || batch == 1 || !run_choose_batch(r, batch - 1)) return m;
+    if (run_agree(r, m, err) || batch == 1) return m;
     if (m) r->engine->destroy(m);   // another rank has no memory
+    if (!run_choose_batch(r, batch - 1)) return NULL;
     *o = recipe_engine(&r->recipe, r->recipe.batch, r->recipe.seq, run_own_parts(r), r->comm);
     m = r->engine->create(&r->recipe.config, o, err);
     if (m) print_warning("no memory for --batch %d on this GPU: going on with --batch %d", batch, r->recipe.batch);
@@ -124,8 +125,8 @@ TostModel* run_create_model(Run* r, TostEngineOptions* o, TostError* err) {
 // ---- Measuring ----
 
 enum { VALIDATIONS = 7 };                      // before step 1, five times, and for bits per byte
-static const double END_SECONDS = 0.5;         // of the last save and sample
-static const double VALIDATION_COST = 0.4;     // of a token, as a fraction of training it
+static const double END_SECONDS = 0.5;         // reserved for the last save and sample
+static const double VALIDATION_COST = 0.4;     // time to validate a token / time to train on it
 static const double TIMING_SHARE = 0.01;       // of the time, for timing steps of a model
 static const double LAW_TOKENS = 5e5;          // below, the law was not measured
 static const double FIRST_SPEED = 2e9;         // plan_cost per second, a guess for the first model that is timed
@@ -257,7 +258,12 @@ bool run_plan(Run* r, TostError* err) {
     TostRecipe* recipe = &r->recipe;
     if (!r->args->run_for) return true;
     const double unique = unique_tokens(r);
-    if (r->args->init) recipe->given |= (uint64_t)1 << RECIPE_lr;   // that of find_fresh
+    if (r->args->init) recipe->given |= (uint64_t)1 << RECIPE_lr;   // keep the one that find_fresh chose
+    double left = seconds_left(r);
+    comm_broadcast(r->comm, &left, sizeof left, 0);
+    if (left <= END_SECONDS)
+        return tost_error(err, "--for %g s: no time is left after reading the text: give a longer time",
+                          r->args->run_for);
     const double step = choose_sizes(r, unique, err);
     if (step == 0) return false;
     double most = (seconds_left(r) - END_SECONDS) / step;
@@ -267,7 +273,7 @@ bool run_plan(Run* r, TostError* err) {
     const double validation = VALIDATIONS * VALIDATION_COST * (wanted > 0 ? fmin(wanted, windows) : windows);
     most -= validation * recipe->seq / (double)recipe->total_batch;
     if (most < 1)
-        return tost_error(err, "--for %g: a step takes %.3g s, too long for the time that is left: give a longer time",
+        return tost_error(err, "--for %g s: a step takes %.3g s, too long for the time that is left: give a longer time",
                           r->args->run_for, step);
     plan_steps(recipe, most, unique);
     recipe->keep_best |= r->val && recipe->save_every > 0;

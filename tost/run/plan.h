@@ -1,4 +1,4 @@
-// plan.h: the law behind --for: what a model of some size learns from some tokens, and the settings that go with it.
+// plan.h: the law behind --for: the loss as a function of size and tokens, and the settings that go with it.
 // dev/results/budget.md has the measurements.
 #pragma once
 
@@ -11,10 +11,11 @@ double plan_cost(const TostConfig* c);
 double plan_loss(const TostConfig* c, double tokens, double unique);
 // The vocabulary for a text of this many bytes
 int    plan_vocabulary(double bytes);
-// Sets the sizes and the tokens per step, unless given, for that time and speed. unique: tokens of the text
+// Sets the sizes and the tokens per step, unless given, for that time and speed (plan_cost per second). unique: tokens
+// of the text
 void   plan_sizes(TostRecipe* r, double seconds, double speed, double unique);
 // Sets what is not given: steps (at most `most`, fewer if more epochs would not lower the loss), learning rate, schedule,
 // warm-up, and the intervals of validation, samples and checkpoints.
 void   plan_steps(TostRecipe* r, double most, double unique);
-// Moves the end of a wsd run from step `step` on, without a jump of the learning rate
+// At step `step`, changes the steps of a wsd run, without a jump of the learning rate
 void   plan_new_steps(TostRecipe* r, int64_t step, int64_t steps);

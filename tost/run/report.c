@@ -124,7 +124,7 @@ void report_plan(Run* r, double seconds, double epochs, double expected) {
 
 void report_new_steps(Run* r, bool repeatable) {
     progress_end(&r->progress);
-    progress_fact(&r->progress, "steps", "the speed is not that measured at the start: the run ends after step %lld",
+    progress_fact(&r->progress, "steps", "the speed has changed: the run now ends after step %lld",
                   (long long)r->recipe.steps);
     if (repeatable) report_command(r);
 }

@@ -18,7 +18,7 @@ static bool check_regular(const char* path, TostError* err) {
     if (stat(path, &st) != 0) return true;
     if (!S_ISREG(st.st_mode))
         return tost_error(err, "%s is not a regular file: remove it, or give another --out", path);
-    return st.st_nlink == 1 || tost_error(err, "%s has other hard links, whose rows would change, too: copy it (cp %s "
+    return st.st_nlink == 1 || tost_error(err, "%s has other hard links, which would change, too: copy it (cp %s "
                                           "copy && mv copy %s)", path, path, path);
 }
 
