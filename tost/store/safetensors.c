@@ -174,8 +174,8 @@ static bool check_header_crc(const StFile* f, const char* text, size_t n, TostEr
     if (!end) return true;
     const TextLine actual = text_line("%08" PRIx32, crc32_update(0, text, (size_t)(end - text)));
     return strncmp(end + strlen(header_crc), actual.text, 8) == 0   // a closing quote ends a shorter one
-        || tost_error(err, "%s: CRC-32 of the metadata is %s, expected %.8s: the file is damaged, or its metadata was "
-                      "changed; use another checkpoint", f->path, actual.text, end + strlen(header_crc));
+        || tost_error(err, "%s: CRC-32 of the metadata is %s, not that in the file: the file is damaged, or its "
+                      "metadata was changed; use another checkpoint", f->path, actual.text);
 }
 
 static bool parse_header(StFile* f, TostError* err) {
