@@ -142,8 +142,9 @@ static void show_run(JsonFile* json, const RunRow* row, int width) {
 static void show_runs(JsonFile* json, const RunRow* rows, int count) {
     int width = 3;
     for (int i = 0; i < count; i++) width = (int)fmax(width, (double)strlen(rows[i].name));
-    printf("val loss: the latest in the newest checkpoint; seconds: time in training steps\n%-*s %8s %8s %10s %8s %8s %9s  %s\n",
-           width, "run", "steps", "tokens", "val loss", "seconds", "lr", "optimizer", "model; validation data");
+    printf("val loss: the latest in the newest checkpoint; seconds: time in training steps\n%-*s %8s %8s %10s %8s %8s "
+           "%9s  %s\n", width, "run", "steps", "tokens", "val loss", "seconds", "lr", "optimizer",
+           "model; validation data");
     json_put_open(json, "runs", '[');
     for (int i = 0; i < count; i++) show_run(json, &rows[i], width);
     json_put_close(json, ']');

@@ -118,7 +118,7 @@ TostModel* run_create_model(Run* r, TostEngineOptions* o, TostError* err) {
     if (!run_choose_batch(r, batch - 1)) return NULL;
     *o = recipe_engine(&r->recipe, r->recipe.batch, r->recipe.seq, run_own_parts(r), r->comm);
     m = r->engine->create(&r->recipe.config, o, err);
-    if (m) print_warning("no memory for --batch %d on this GPU: going on with --batch %d", batch, r->recipe.batch);
+    if (m) print_warning("no memory for --batch %d: continuing with --batch %d", batch, r->recipe.batch);
     return m;
 }
 

@@ -307,7 +307,7 @@ static void test_default_batch(Checks* c) {
                  "10 micro-batches × 6 ", NULL, "--init");
     gpu_bytes = 1000, gpu_fits = 30;
     check_run(c, run(SIZES NO_VAL "--data good.bin --steps 1 --out lowered --total-batch 480"), 0, 1,
-              "no memory for --batch 60 on this GPU: going on with --batch 30", "a failed allocation");
+              "no memory for --batch 60: continuing with --batch 30", "a failed allocation");
     check_output(c, run("--resume --steps 2 --out lowered"), "2 micro-batches × 30 ", NULL, "the smaller micro-batch");
     gpu_fits = 29;
     check_run(c, run(SIZES NO_VAL "--data good.bin --steps 1 --out two --total-batch 480"), 1, 1, "no memory for 30",
@@ -606,7 +606,7 @@ static void test_full_log(Checks* c) {
     check_run(c, run(BASE NO_VAL "--data good.bin --steps 250 --save-every 250 --out rows"), 0, 2,
               " on could not be written: File too large", "a full log");
     check_run(c, run("--resume --steps 252 --out rows"), 0, 1, " to 250", "rows are missing");
-    check(c, row_of("rows", 251).step == 251, "the log goes on with the next step");
+    check(c, row_of("rows", 251).step == 251, "the log continues with the next step");
     check_run(c, run("--resume --steps 254 --out rows"), 0, 0, NULL, "a log with a gap");
     hooks[0] = (Hook){TRAINING, 1, fill_most};
     check_run(c, run(BASE NO_VAL "--data good.bin --steps 40 --save-every 0 --out rows0"), 0, 2,
