@@ -1270,10 +1270,14 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
 // ---------------------------------------------------------------------------------------------
 // The engine
 
-static void cpu_logits(float* dst, TostModel* model) {
-    times_weight(dst, f32(model->buf.ln_f), classifier_weight(model), chunk_rows(model), model->config.n_embd,
-                 model->config.vocab_size, GEMM_SET);
+// logits (rows,V) of x (rows,C). In a decode step, this is most of the work: its time, too, decides on the threads.
+static void classifier_logits(float* logits, TostModel* model, const float* x, size_t rows) {
+    times_weight(logits, f32(x), classifier_weight(model), rows, model->config.n_embd, model->config.vocab_size,
+                 GEMM_SET);
+    threads_end(&model->threads);
 }
+
+static void cpu_logits(float* dst, TostModel* model) { classifier_logits(dst, model, model->buf.ln_f, chunk_rows(model)); }
 
 // The next two functions gather rows of ln_f in layer 0's ln_1. After train_forward, train_backward still needs it:
 // they must not be called between the two.
@@ -1283,7 +1287,7 @@ static void cpu_last_logits(float* dst, TostModel* model) {
     float* last = model->layer[0].ln_1;
     for (int b = 0; b < B; b++)
         memcpy(last + (size_t)b * C, model->buf.ln_f + ((size_t)b * T + T - 1) * C, C * sizeof *last);
-    times_weight(dst, f32(last), classifier_weight(model), B, C, model->config.vocab_size, GEMM_SET);
+    classifier_logits(dst, model, last, B);
 }
 
 // Only the rows with a target need logits.

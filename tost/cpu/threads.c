@@ -54,8 +54,11 @@ void threads_end(Threads* t) {
     const double trial = 1.0 / 16;                        // most of the time in which all threads are tried again
     const double lost = 0.35;                             // of a thread's time
     if (t->fixed || t->pass == 1) return;
-    t->wall += now_seconds() - t->began;
-    t->cpu += clock_seconds(CLOCK_PROCESS_CPUTIME_ID) - t->cpu_began;
+    const double now = now_seconds(), cpu = clock_seconds(CLOCK_PROCESS_CPUTIME_ID);
+    t->wall += now - t->began;
+    t->cpu += cpu - t->cpu_began;
+    t->began = now;
+    t->cpu_began = cpu;
     if (t->wall < window) return;
     t->decided = true;
     const double missing = t->now - t->cpu / t->wall, tried = t->wall;

@@ -26,4 +26,4 @@ typedef struct {
 // (on x86-64 and aarch64): they can make arithmetic more than ten times slower.
 Threads threads_start(int n);
 void    threads_begin(Threads* t, bool small);   // around each pass
-void    threads_end(Threads* t);
+void    threads_end(Threads* t);                 // may be called again after more work of the pass
