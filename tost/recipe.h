@@ -224,7 +224,7 @@ KeyValues recipe_write(const TostRecipe* r);
 // Reads the settings of a run: those that are not given get the saved values and then count as given. Fails, naming the
 // setting, if a given value differs and is FIXED, or a saved one is malformed. file: where they are saved, for messages
 bool recipe_read(TostRecipe* r, const KeyValues* saved, const char* file, TostError* err);
-// After recipe_read: "--steps 9 instead of 6, …", the settings that were changed, or that the file or this version lacks
+// After recipe_read: "--steps 9 instead of 6, …", settings that were changed, or that the file or this version lacks
 TextLine recipe_changed(const TostRecipe* r, const KeyValues* saved);
 // Takes the sizes from a model file. Fails, naming the size, if a given one differs; with `extend`, the given --conv
 // and --memory are added to a model without them.

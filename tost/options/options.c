@@ -130,8 +130,8 @@ const Setting option_table[OPTION_ROWS] = {
     {.help = "Validation, samples and checkpoints"},
     RECIPE_VALIDATION(ROW)
     {"max-time", TRAIN, DURATION, AT(max_time), "TIME",
-     .help = "stop and save before the next step would exceed this time, such as 2.5h or 1-12:00:00; status 75 if steps "
-     "are left",
+     .help = "stop and save before the next step would exceed this time, such as 2.5h or 1-12:00:00; status 75 if "
+     "steps are left",
      0.001, 10000 * 86400.0, .default_text = "off"},
     {.help = "Sampling"},
     {"prompt", SAMPLE, STRING, AT(prompt), "TEXT|@FILE|-",

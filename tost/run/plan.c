@@ -273,8 +273,8 @@ bool run_plan(Run* r, TostError* err) {
     const double validation = VALIDATIONS * VALIDATION_COST * (wanted > 0 ? fmin(wanted, windows) : windows);
     most -= validation * recipe->seq / (double)recipe->total_batch;
     if (most < 1)
-        return tost_error(err, "--for %g s: a step takes %.3g s, too long for the time that is left: give a longer time",
-                          r->args->run_for, step);
+        return tost_error(err, "--for %g s: a step takes %.3g s, too long for the time that is left: give a longer "
+                          "time", r->args->run_for, step);
     plan_steps(recipe, most, unique);
     recipe->keep_best |= r->val && recipe->save_every > 0;
     const double tokens = (double)recipe->steps * (double)recipe->total_batch;

@@ -48,7 +48,7 @@ typedef struct {
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
     int64_t           unsaved;         // the step since which saves have failed, or 0
-    double            older_best;      // info.best_val_loss and best_val_step before the best
+    double            older_best;      // loss and step of the previous best, restored if the best cannot be saved
     int64_t           older_best_step;
     bool              best_lost;       // the last best could not be saved
     bool              best_reset;      // resumed with other validation data than that of the best loss
@@ -84,8 +84,8 @@ bool run_choose_batch(Run* r, int most);   // on a GPU: the micro-batch, unless 
 // Creates the model. If that fails with a chosen micro-batch, tries once more with a smaller one; sets *o.
 TostModel* run_create_model(Run* r, TostEngineOptions* o, TostError* err);
 bool run_plan(Run* r, TostError* err);   // --for: completes the recipe, once the data is open
-// Called before each step. At times, mostly after a validation, changes the number of steps if they would not end in
-// time, and lets the learning rate of a wsd run decay until then.
+// Called before each step. After a validation, and more often near the end, changes the number of steps of a wsd run if
+// they would not end in time; the learning rate then decays until the new end.
 void run_keep_time(Run* r);
 
 // ---- folder.c ----

@@ -103,8 +103,8 @@ static bool open_data(Run* r, TostError* err) {
     if (!r->data || !check_run_shards(r, r->data, err)) return false;
     recipe_take_samples(recipe, data_samples(r->data));
     if (recipe->epochs > 0 && recipe->steps < r->info.step)
-        return tost_error(err, "--epochs %g ends at step %lld, but %s is at step %lld: give a larger value", recipe->epochs,
-                          (long long)recipe->steps, r->out.text, (long long)r->info.step);
+        return tost_error(err, "--epochs %g ends at step %lld, but %s is at step %lld: give a larger value",
+                          recipe->epochs, (long long)recipe->steps, r->out.text, (long long)r->info.step);
     const int ids = r->tokenizer ? tokenizer_size(r->tokenizer) : recipe->config.vocab_size;
     for (int k = 0; k < r->data->n; k++)
         warn_of_ids(&r->data->source[k].stream, ids, r->tokenizer);

@@ -44,8 +44,8 @@ static bool find_end(size_t* keep, const char* path, Bytes text, int64_t done, T
         log_row_parse(&row, line);
         if (number > 2 && row.step > done) break;
         if (row.step < (row.tokens > 0) || row.step > done || (number > 2 && row.step <= last))
-            return tost_error(err, "%s: line %lld is not the row of a step %s %lld%s; move the file away to start a new "
-                              "log", path, number, number > 2 ? "after" : "up to",
+            return tost_error(err, "%s: line %lld is not the row of a step %s %lld%s; move the file away to start a "
+                              "new log", path, number, number > 2 ? "after" : "up to",
                               (long long)(number > 2 ? last : done),
                               number > 2 ? "" : " (logs of earlier versions count from 0)");
         last = row.step;
