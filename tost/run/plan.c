@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "base/clock.h"
+#include "base/limits.h"
 #include "base/rng.h"
 #include "init.h"
 #include "ranks/slices.h"
@@ -87,7 +88,7 @@ void plan_steps(TostRecipe* r, double most, double unique) {
     set(r, RECIPE_val_windows, fmin(fmax(0.01 * tokens / r->seq, 32), 480));
 }
 
-// ---- The micro-batch of a GPU ----
+// ---- Memory: the micro-batch of a GPU ----
 
 // The largest number of sequences, up to `most`, that divides those of a part, has up to GPU_TOKENS tokens in a pass
 // (of --chunk, or else --seq) and fits in the memory of each rank's GPU. False: --batch is given, or there is no GPU
@@ -110,9 +111,22 @@ bool run_choose_batch(Run* r, int most) {
     return true;
 }
 
+// Fails if this rank's memory cannot fit in the machine or its cgroup. Other ranks of the host need as much; they are
+// not counted. All swap counts as memory, because its limits are not read.
+static bool check_memory(const Run* r, const TostEngineOptions* o, TostError* err) {
+    const double need = (double)r->engine->memory(&r->recipe.config, o);
+    const double cgroup = (double)cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup");
+    const double limit = fmin(cgroup, (double)meminfo_bytes("MemTotal:"));
+    return r->engine->usable_memory || need <= limit + (double)meminfo_bytes("SwapTotal:")
+        || r->info.step >= r->recipe.steps
+        || tost_error(err, "not enough memory: the run needs %s, but %s %s: lower --batch or --seq, or use --chunk or "
+                      "a smaller model", human_bytes(need).text, limit == cgroup
+                      ? "the limit of its cgroup is" : "the machine has", human_bytes(limit).text);
+}
+
 TostModel* run_create_model(Run* r, TostEngineOptions* o, TostError* err) {
     const int batch = r->recipe.batch;
-    TostModel* m = r->engine->create(&r->recipe.config, o, err);
+    TostModel* m = check_memory(r, o, err) ? r->engine->create(&r->recipe.config, o, err) : NULL;
     if (run_agree(r, m, err) || batch == 1) return m;
     if (m) r->engine->destroy(m);   // another rank has no memory
     if (!run_choose_batch(r, batch - 1)) return NULL;

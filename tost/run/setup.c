@@ -2,7 +2,6 @@
 #include <fnmatch.h>
 #include <math.h>
 
-#include "base/limits.h"
 #include "run/run.h"
 
 // ---- Data and tokenizer ----
@@ -160,19 +159,6 @@ static bool check_split(const Run* r, TostError* err) {
 
 // ---- Model ----
 
-// Fails if this rank's memory cannot fit in the machine or its cgroup. Other ranks of the host need as much; they are
-// not counted. All swap counts as memory, because its limits are not read.
-static bool check_memory(Run* r, TostError* err) {
-    const double need = (double)r->engine->memory(&r->recipe.config, &r->engine_options);
-    const double cgroup = (double)cgroup_memory("/proc/self/cgroup", "/sys/fs/cgroup");
-    const double limit = fmin(cgroup, (double)meminfo_bytes("MemTotal:"));
-    return r->engine->usable_memory || need <= limit + (double)meminfo_bytes("SwapTotal:")
-        || r->info.step >= r->recipe.steps
-        || tost_error(err, "not enough memory: the run needs %s, but %s %s: lower --batch or --seq, or use --chunk or "
-                      "a smaller model", human_bytes(need).text, limit == cgroup
-                      ? "the limit of its cgroup is" : "the machine has", human_bytes(limit).text);
-}
-
 static bool create_model(Run* r, TostError* err) {
     const size_t tokens = (size_t)r->recipe.batch * (size_t)r->recipe.seq;
     r->inputs = xmalloc(tokens * sizeof *r->inputs);
@@ -200,8 +186,7 @@ bool run_set_up(Run* r, TostError* err) {
     r->engine_options = recipe_engine(&r->recipe, r->recipe.batch, r->recipe.seq, run_own_parts(r), r->comm);
     if (!run_agree(r, r->engine->describe(device, sizeof device, &r->engine_options, err), err)) return false;
     report_settings(r, device);
-    if (!run_agree(r, check_memory(r, err), err)
-        || !run_agree(r, create_model(r, err) && run_load_weights(r, err), err) || !run_compare(r, err)
+    if (!run_agree(r, create_model(r, err) && run_load_weights(r, err), err) || !run_compare(r, err)
         || !run_agree(r, run_open_folder(r, err), err)) return false;
     comm_broadcast(r->comm, &r->out, sizeof r->out, 0);   // for messages
     run_share_saved(r);
