@@ -1047,8 +1047,8 @@ static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict
 // The constants are in tost/model.h.
 
 // u =, in place: holds the gradient on entry. m: momentum
-static void muon_momentum(float* restrict u, float* restrict m, size_t n, double grad_scale) {
-    const float mu = (float)TOST_MUON_MOMENTUM, rest = (float)(1.0 - TOST_MUON_MOMENTUM), scale = (float)grad_scale;
+static void muon_momentum(float* restrict u, float* restrict m, size_t n, const TostUpdate* update) {
+    const float mu = (float)update->momentum, rest = (float)(1.0 - update->momentum), scale = (float)update->grad_scale;
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
         const float g = u[i] * scale;
@@ -1094,7 +1094,7 @@ static void update_owned(TostModel* model, const TostUpdate* update, const Owned
     float *p = model->array[TOST_PARAM] + own->flat_offset, *grad = model->array[TOST_GRAD] + own->flat_offset;
     float* m = model->array[TOST_M] + own->m_offset;
     if (own->muon) {
-        muon_momentum(grad, m, own->size, update->grad_scale);
+        muon_momentum(grad, m, own->size, update);
         return;
     }
     adamw(p, model->params_bf16 ? model->params_bf16 + own->flat_offset : NULL, m, model->array[TOST_V] + own->v_offset,

@@ -2051,16 +2051,15 @@ __global__ void adamw_kernel(float* param, float* moment, float* variance, S* we
 // Muon: the update of a weight matrix is the orthogonal matrix nearest to its momentum; the formulas are in
 // train_gpt_tost.c. The matrices of a row of the table are orthogonalized for all layers at once.
 
-// u =, in place: holds the gradient on entry. Minimum traffic per element: 8 bytes read, 8 written.
-__global__ void muon_momentum_kernel(float* u, float* moment, size_t n, float grad_scale) {
-    const float mu = (float)TOST_MUON_MOMENTUM, rest = (float)(1.0 - TOST_MUON_MOMENTUM);
+// u =, in place: holds the gradient on entry. rest: 1 - μ. Minimum traffic per element: 8 bytes read, 8 written.
+__global__ void muon_momentum_kernel(float* u, float* moment, size_t n, float mu, float rest, float scale) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
     float g[4], m[4];
     load_pack<4>(g, u + i);
     load_pack<4>(m, moment + i);
     UNROLL for (int j = 0; j < 4; j++) {
-        g[j] *= grad_scale;
+        g[j] *= scale;
         m[j] = mu * m[j] + rest * g[j];
         g[j] = rest * g[j] + mu * m[j];
     }
@@ -2157,7 +2156,8 @@ template <typename S> static void update_owned(TostModel* model, const TostUpdat
     float* moment = m->array[TOST_M] + own->m_offset;
     const int blocks = div_up(own->size, 4 * 256);
     if (own->muon) {
-        LAUNCH(muon_momentum_kernel, blocks, 256, 0, m->stream, grad, moment, own->size, (float)update->grad_scale);
+        LAUNCH(muon_momentum_kernel, blocks, 256, 0, m->stream, grad, moment, own->size, (float)update->momentum,
+               (float)(1.0 - update->momentum), (float)update->grad_scale);
         return;
     }
     LAUNCH((adamw_kernel<S>), blocks, 256, 0, m->stream, p, moment, m->array[TOST_V] + own->v_offset,

@@ -54,6 +54,7 @@ typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
     double grad_scale;              // multiplies every gradient, to clip it
     int64_t step;                   // counted from 1, for bias correction
+    double momentum;                // of Muon
 } TostUpdate;
 
 typedef struct {

@@ -22,14 +22,13 @@
 #define TOST_MASS_EPS   1e-8    // added to the mass D in m = N / (D + 1e-8)
 #define TOST_CLIP_EPS   1e-6    // gradients are multiplied by min(1, clip / (norm + 1e-6))
 
-// Muon (Jordan et al. 2024): momentum, and the Newton-Schulz iteration X = a X + (b A + c A²) X with A = X Xᵀ
-#define TOST_MUON_MOMENTUM 0.95
-#define TOST_MUON_EPS      1e-7   // lower bound of the norm by which the update is divided before the iteration
-#define TOST_MUON_STEPS    5
-#define TOST_MUON_A        3.4445
-#define TOST_MUON_B        (-4.7750)
-#define TOST_MUON_C        2.0315
-#define TOST_MUON_SCALE    0.2    // of the update, times √max(rows, columns): the size of AdamW's (arXiv 2502.16982)
+// Muon (Jordan et al. 2024): the Newton-Schulz iteration X = a X + (b A + c A²) X with A = X Xᵀ
+#define TOST_MUON_EPS   1e-7   // lower bound of the norm by which the update is divided before the iteration
+#define TOST_MUON_STEPS 5
+#define TOST_MUON_A     3.4445
+#define TOST_MUON_B     (-4.7750)
+#define TOST_MUON_C     2.0315
+#define TOST_MUON_SCALE 0.2    // of the update, times √max(rows, columns): the size of AdamW's (arXiv 2502.16982)
 
 // ---- Sizes ----
 

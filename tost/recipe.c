@@ -187,9 +187,9 @@ void setting_clear(void* base, const Setting* row) {
 // starter: data/starter, in half a minute on two cores. small: a fixed size for measurements; --for chooses better
 // ones. tost-*: the published models, trained for 600,000 steps of 480 × 1,024 tokens.
 
-#define COMMON .order = ORDER_SHUFFLED, .min_lr_frac = 0.1, .decay_frac = 0.2, .beta1 = 0.9, .beta2 = 0.95, \
-    .eps = 1e-8, .grad_clip = 1.0, .max_skipped = 10, .seed = 1337, .val_windows = 480, .sample_tokens = 128, \
-    .keep = 3, .temperature = 0.8, .top_p = 0.95, .parts = 1
+#define COMMON .order = ORDER_SHUFFLED, .min_lr_frac = 0.1, .decay_frac = 0.2, .momentum = 0.95, .beta1 = 0.9, \
+    .beta2 = 0.95, .eps = 1e-8, .grad_clip = 1.0, .max_skipped = 10, .seed = 1337, .val_windows = 480, \
+    .sample_tokens = 128, .keep = 3, .temperature = 0.8, .top_p = 0.95, .parts = 1
 #define PUBLISHED COMMON, .lr = 6e-4, .warmup = 2000, .steps = 600000, .batch = 1, .seq = 1024, \
     .total_batch = 480 * 1024, .val_every = 1000, .sample_every = 1000, .save_every = 1000
 #define MUON COMMON, .optimizer = TOST_MUON, .weight_decay = 0.1

@@ -121,6 +121,7 @@ TextLine choice_name(const char* choices, int n);   // the nth name in "a|b|c"; 
       .help = "final learning rate, as a fraction of --lr") \
     X(weight_decay, "weight-decay", FIXED, REAL, "X", 0, 100, \
       .help = "weight decay of embeddings and Linear weights") \
+    X(momentum, "momentum", FIXED, REAL, "X", 0, 0.999999, .help = "decay rate of Muon's momentum") \
     X(beta1, "beta1", FIXED, REAL, "X", 0, 0.999999, .help = "AdamW decay rate of the first moment") \
     X(beta2, "beta2", FIXED, REAL, "X", 0, 0.999999, .help = "AdamW decay rate of the second moment") \
     X(eps, "eps", FIXED, REAL, "X", 1e-30, 1, .help = "AdamW epsilon, added to the denominator") \

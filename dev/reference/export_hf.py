@@ -100,7 +100,7 @@ NO_SPECIAL_IDS = "The config has no ids of special tokens: give `generate` the `
 def model_card(name, config, vocabulary, metadata, parameters, losses):
     options = {key.removeprefix("option."): value for key, value in metadata.items() if key.startswith("option.")}
     shown = ["data", "val-data", "order", "batch", "seq", "total-batch", "steps", "lr", "schedule", "warmup",
-             "min-lr-frac", "weight-decay", "beta1", "beta2", "grad-clip", "seed", "dtype"]
+             "min-lr-frac", "weight-decay", "momentum", "beta1", "beta2", "grad-clip", "seed", "dtype"]
     table = [f"| steps, tokens | {int(metadata.get('step', 0)):,}, {int(metadata.get('tokens', 0)):,} |"]
     table += [f"| `--{key}` | `{options[key]}` |" for key in shown if options.get(key)]
     table += losses

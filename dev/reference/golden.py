@@ -44,7 +44,8 @@ from tost import CONV_WIDTH, Tost, TostConfig, write_safetensors
 
 # Relative to the tensor's largest value: far above float64 rounding errors, far below the effect of a bug.
 TOLERANCE = 1e-10
-HYPER = {"lr": 1e-3, "weight_decay": 0.1, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad_clip": 1.0}
+HYPER = {"lr": 1e-3, "weight_decay": 0.1, "momentum": 0.95, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
+         "grad_clip": 1.0}
 CASES = {
     # sizes that are not multiples of a vector width, T < block_size, masked targets, clipping
     "odd": dict(layers=2, heads=3, channels=15, block_size=19, vocab_size=257, batch=2, seq=13, masked=5, seed=1),
@@ -62,7 +63,7 @@ CASES = {
                  masked=3, seed=5),
     # Muon: wide, tall and square matrices; biases and convolutions, which AdamW updates
     "muon": dict(layers=2, heads=3, channels=15, block_size=11, vocab_size=29, bias=True, conv=CONV_WIDTH, batch=2,
-                 seq=9, seed=6, optimizer="muon", lr=1e-2, grad_clip=0.5),
+                 seq=9, seed=6, optimizer="muon", lr=1e-2, momentum=0.9, grad_clip=0.5),
     # memory with convolutions, for more than four times the 32 tokens that CUDA kernels take at once
     "memory": dict(layers=2, heads=3, channels=15, block_size=140, vocab_size=29, conv=CONV_WIDTH, memory=1, batch=1,
                    seq=131, masked=3, seed=7),
@@ -76,15 +77,15 @@ STEPS = 3
 class Muon:
     """Muon in the precision of its parameters: see train_gpt_tost.c. torch.optim.Muon iterates in bfloat16."""
 
-    def __init__(self, params, lr, weight_decay):
-        self.lr, self.weight_decay = lr, weight_decay
+    def __init__(self, params, lr, weight_decay, mu):
+        self.lr, self.weight_decay, self.mu = lr, weight_decay, mu
         self.momentum = {p: torch.zeros_like(p) for p in params}
 
     @torch.no_grad()
     def step(self):
         for p, m in self.momentum.items():
-            m.copy_(0.95 * m + 0.05 * p.grad)
-            u = 0.05 * p.grad + 0.95 * m
+            m.copy_(self.mu * m + (1 - self.mu) * p.grad)
+            u = (1 - self.mu) * p.grad + self.mu * m
             x = u / u.norm().clamp_min(1e-7)
             for _ in range(5):
                 a = x @ x.T
@@ -98,7 +99,7 @@ def make_optimizers(model, name, hyper):
     ids = {id(p) for p in muon}
     groups = [group | {"params": [p for p in group["params"] if id(p) not in ids]} for group in groups]
     return [torch.optim.AdamW(groups, lr=hyper["lr"], betas=(hyper["beta1"], hyper["beta2"]), eps=hyper["eps"],
-                              foreach=False), Muon(muon, hyper["lr"], hyper["weight_decay"])]
+                              foreach=False), Muon(muon, hyper["lr"], hyper["weight_decay"], hyper["momentum"])]
 
 
 def randomize(model, generator):
@@ -178,7 +179,7 @@ def make(stem, case):
     inputs, targets = draw_batches(args, generator)
     hyper = {key: getattr(args, key) for key in HYPER}
     metadata = model.config.metadata() | {"B": str(args.batch), "T": str(args.seq), "steps": str(STEPS)}
-    metadata |= {key: str(value) for key, value in hyper.items()}
+    metadata |= {key: str(value) for key, value in hyper.items() if key != "momentum" or args.optimizer == "muon"}
     if args.optimizer != "adamw":
         metadata["optimizer"] = args.optimizer
     write_safetensors(f"{stem}.params.safetensors", model.state_dict(), metadata)
@@ -202,7 +203,8 @@ def verify_pair(params):
         metadata = file.metadata()
         stored = {name: file.get_tensor(name) for name in file.keys()}
     computed = compute_expected(Tost.from_checkpoint(params), stored["inputs"], stored["targets"],
-                                metadata.get("optimizer", "adamw"), {key: float(metadata[key]) for key in HYPER})
+                                metadata.get("optimizer", "adamw"),
+                                {key: float(metadata.get(key, HYPER[key])) for key in HYPER})
     mismatched = sorted(computed.keys() ^ stored.keys())
     mismatched += [name for name in computed.keys() & stored.keys()
                    if computed[name].shape != stored[name].shape or computed[name].dtype != stored[name].dtype]

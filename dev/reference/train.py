@@ -51,6 +51,7 @@ OPTIONS = {
     "min-lr-frac": (float, 0.1, "final learning rate as a fraction of the peak"),
     "weight-decay": (float, 0.1, "for embeddings and Linear weights"),
     "optimizer": (str, "adamw", "adamw, or muon for the weights of Linear in the layers"),
+    "momentum": (float, 0.95, "Muon"),
     "beta1": (float, 0.9, "AdamW"),
     "beta2": (float, 0.95, "AdamW"),
     "eps": (float, 1e-8, "AdamW"),
@@ -170,8 +171,8 @@ class Trainer:
         optimizers = [torch.optim.AdamW(groups, lr=args.lr, betas=(args.beta1, args.beta2), eps=args.eps)]
         if muon:
             parts = [part for _, parts in self.matrices for part in parts]
-            optimizers.append(torch.optim.Muon(parts, lr=args.lr, weight_decay=args.weight_decay,
-                                               adjust_lr_fn="match_rms_adamw"))
+            optimizers.append(torch.optim.Muon(parts, lr=args.lr, momentum=args.momentum,
+                                               weight_decay=args.weight_decay, adjust_lr_fn="match_rms_adamw"))
         return optimizers
 
     def predict(self, shards, samples):

@@ -606,7 +606,7 @@ void engines_agree_on_mixed_shapes(Comparison x) {
 static void muon_steps(Record* r, Subject* s, const Shape* k, int first, int steps) {
     float* before = subject_array(s, TOST_PARAM);
     for (int step = first; step < first + steps; step++) {
-        const TostUpdate a = {1e-2, 0.9, 0.95, 1e-2, 0.1, 1.0, step};
+        const TostUpdate a = {1e-2, 0.9, 0.95, 1e-2, 0.1, 1.0, step, 0.8};
         s->engine->zero_grad(s->model);
         subject_train(s, k, (uint64_t)(70 + step), 1.0f / (float)(k->B * k->T), TOST_STEP_ENDS);
         subject_step(s, a, 1.0);

@@ -42,7 +42,8 @@ TostConfig meta_config(const StFile* f) {
 
 TostUpdate meta_update(const StFile* f, double lr, int step) {
     return (TostUpdate){lr, meta_number(f, "beta1"), meta_number(f, "beta2"), meta_number(f, "eps"),
-                        meta_number(f, "weight_decay"), 1.0, step};
+                        meta_number(f, "weight_decay"), 1.0, step,
+                        st_meta(f, "momentum") ? meta_number(f, "momentum") : 0.95};
 }
 
 static const StTensor* golden_tensor(const StFile* f, const char* name, size_t n) {
