@@ -56,6 +56,7 @@ void plan_sizes(TostRecipe* r, double seconds, double speed, double unique) {
         TostConfig c = r->config;
         if (!preset && !recipe_given(r, RECIPE_n_layer)) c.n_layer = sizes[i].layers;
         if (!preset && !recipe_given(r, RECIPE_n_embd)) c.n_embd = sizes[i].channels;
+        if (!preset && !recipe_given(r, RECIPE_positions)) c.positions = TOST_POSITIONS_NONE;
         if (!preset && !recipe_given(r, RECIPE_n_head)) c.n_head = c.n_embd % HEAD == 0 ? c.n_embd / HEAD : 1;
         const double D = fmin(seconds * speed / plan_cost(&c), most_tokens(unique)), loss = plan_loss(&c, D, unique);
         if (c.n_embd % c.n_head != 0 || !(loss < best)) continue;
@@ -74,8 +75,9 @@ void plan_steps(TostRecipe* r, double most, double unique) {
     const double tokens = steps * (double)r->total_batch, every = fmax(ceil(steps / 5), 1);
     r->steps = (int64_t)fmax(steps, 1);
     set(r, RECIPE_lr, 0.02 * fmin(pow(tokens / 4e6, -0.4), 1) * sqrt(128 / fmax(r->config.n_embd, 64)));
-    if (r->optimizer == TOST_MUON) {   // of embeddings and vectors
-        set(r, RECIPE_beta1, 0.6);
+    if (r->optimizer == TOST_MUON) {
+        set(r, RECIPE_momentum, 0.85);
+        set(r, RECIPE_beta1, 0.6);   // of embeddings and vectors
         set(r, RECIPE_beta2, 0.99);
     }
     set(r, RECIPE_schedule, SCHEDULE_WSD);
@@ -162,7 +164,7 @@ static void one_step(Run* r, TostModel* model, Chunks* chunks, const int32_t* id
     r->engine->grad_norm(model);
     r->engine->read_loss(&loss, &count, model);
     const TostUpdate update = {.lr = 1e-3, .beta1 = recipe->beta1, .beta2 = recipe->beta2, .eps = recipe->eps,
-                               .grad_scale = 1, .step = number};
+                               .grad_scale = 1, .step = number, .momentum = recipe->momentum};
     r->engine->update(model, &update);
 }
 
