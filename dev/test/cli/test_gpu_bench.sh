@@ -10,40 +10,57 @@ refuses 1 "env PATH=$dir $python_path $repo/dev/bench/gpu.py --out results" "no 
 check "without a GPU: nothing is written" [ ! -e results ]
 
 # ---- made-up programs; `slow` and `broken` name programs that never end or fail ------------------------------------
-mkdir built
+mkdir -p built packages/nvidia/cu13/lib
+touch packages/nvidia/cu13/lib/libcublasLt.so.13
 cat >program <<'END'
 #!/bin/sh
 name=$(basename "$0")
 here=$(dirname "$(readlink -f "$0")")
-case " $(cat "$here/slow" 2>/dev/null) " in *" $name "*) echo 'begun bf16 2 rows 1.0 us 2 GB/s'; exec sleep 1000 ;; esac
-case " $(cat "$here/broken" 2>/dev/null) " in *" $name "*) echo 'made-up failure'; exit 1 ;; esac
+case " $(cat "$here/slow" 2>/dev/null) " in
+    *" $name "*) echo 'CUDA part 3: 9 passed, 0 failed so far'; echo >"$here/begun"; exec sleep 1000 ;;
+esac
+case " $(cat "$here/broken" 2>/dev/null) " in *" $name "*) echo 'FAILED as made up'; exit 1 ;; esac
 case $name in
     nvidia-smi) echo "Made Up, 1.0, 100 MiB" ;;
-    ldd)
-        echo '    libc.so.6 => /lib/libc.so.6'
-        case $LD_LIBRARY_PATH in *packages*) ;; *) [ ! -e "$here/not_found" ] || cat "$here/not_found" ;; esac ;;
-    python) echo "$here/packages" ;;
+    ldd) echo '    libcublasLt.so.13 => not found' ;;   # the trainer needs that of PyTorch's packages
+    python)
+        case $1 in
+            -c) echo "$here/packages" ;;
+            *peers.py) echo 'compiled_bf16_tokens_per_s 500 tokens/s' ;;
+            *train.py) while [ "$1" != --like ]; do shift; done; mkdir "$4" && cp "$2/log.csv" "$4" ;;
+        esac ;;
     bench_tssa) echo 'tssa_forward bf16 B 64 T 1024 C 768 50.0 us 4000 GB/s' ;;
     bench_*) echo "${name#bench_}_kernel bf16 65536 rows 60000.0 us 716.0 TFLOP/s" ;;
     test_tost)
-        echo 'FAILED a made-up test'
-        echo 'm.cuh:1: product of (5,3) and (3,7) in bf16, batch of 1: cuBLASLt status 15; it has no algorithm'
-        echo 'test_tost: 12 passed, 1 failed, 0 skipped'; exit 1 ;;
+        echo 'CUDA part 0: 12 passed, 0 failed so far'
+        echo 'test_tost: 12 passed, 0 failed, 0 skipped' ;;
     train_gpt_tostcu)
+        [ "$LD_LIBRARY_PATH" = "$here/packages/nvidia/cu13/lib" ] || exit 127
         [ "$1" != sample ] || { echo '500 tokens, 1234 tokens/s'; exit; }
+        [ -z "${NO_CAPTURE:-}" ] || [ "${TOST_NO_GRAPHS:-}" ] || { echo 'made-up capture'; exit 1; }
         echo 'model      12 layers, 2 GB of memory'
         echo 'compute    650 MFLOP per token; 100% MFU: 1.52M tokens/s, 989.4 TFLOP/s in bf16 (data sheet)'
-        while [ "$1" != --out ]; do shift; done
+        rate=2000
+        while [ "$1" != --out ]; do
+            [ "$1" != --batch ] || rate=1000
+            [ "$1" != --steps ] || steps=$2
+            shift
+        done
         mkdir -p "$2/step_00000002" && echo model >"$2/step_00000002/model.safetensors"
-        echo 'step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s' >"$2/log.csv"
-        for step in 1 2 3 4 5 6 7 8; do echo "$step,1,3.0,,1e-4,1,100,1000" >>"$2/log.csv"; done ;;
+        seq "$steps" | sed "1i step,tokens,train_loss,val_loss,lr,grad_norm,ms,tokens_per_s
+            s/\$/,1,3.0,,1e-4,1,100,$rate/" >"$2/log.csv" ;;
     compute-sanitizer)
         case $* in *racecheck*'--layers 2'*)
             echo '========= Internal Sanitizer Error: made up'
             echo '========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)'; exit 1 ;;
         esac
+        while [ "${1##*/}" != train_gpt_tostcu ]; do shift; done
+        "$@" >/dev/null
         echo '========= ERROR SUMMARY: 0 errors' ;;
-    ncu) printf '"ID","Kernel Name"\n"",""\n"0","norm_kernel"\n' ;;
+    ncu)
+        while [ "${1##*/}" != train_gpt_tostcu ]; do shift; done
+        "$@" >/dev/null
+        printf '"ID","Kernel Name"\n"",""\n"0","norm_kernel"\n' ;;
 esac
 END
 chmod +x program
@@ -52,63 +69,83 @@ for name in nvidia-smi ldd compute-sanitizer ncu train_gpt_tostcu test_tost benc
     ln -s "$dir/program" "built/$name"
 done
 
-other_python=$dir/no_python
+other_python=$dir/built/python
 start() {   # start RESULTS ARGUMENTS...: runs gpu.py with the made-up programs in the background
     results=$dir/$1
     shift
-    PATH=$dir/built:$PATH PYTHON=$other_python "$python_path" "$repo/dev/bench/gpu.py" --built built \
+    PATH=$dir/built:$PATH LD_LIBRARY_PATH='' PYTHON=$other_python "$python_path" "$repo/dev/bench/gpu.py" --built built \
         --out "$results" "$@" >"$dir/out" 2>"$dir/err" &
 }
-bench() {   # sets $status
-    start "$@"
+ends() {   # ends STATUS: the process that was started last
     wait $!
     status=$?
+    check "exit status $status, expected $1: $(cat "$dir/err" "$results"/*.md)" [ $status -eq "$1" ]
+}
+bench() {   # bench STATUS RESULTS ARGUMENTS...
+    wanted=$1
+    shift
+    start "$@"
+    ends "$wanted"
 }
 has_lines() { for row; do check "a line '$row' in: $(cat "$results"/*.md)" grep -q "^$row" "$results"/*.md; done; }
 
-bench all
-check "all stages: status $status, $(cat "$dir/err")" [ $status -eq 0 ]
-has_lines '| tssa_forward, bf16 B 64 T 1024 C 768: µs | 50.0 | 4000 GB/s |  |' \
-    '| tests | 12 passed, 1 failed, .*a made-up test' '| norm_kernel' '| adamw_kernel' '| matmul_kernel' \
-    '| delta_rule_kernel' '| of these, products .* | 1 | (5,3) and (3,7)' '| trainer, --preset small: ms per step | 100.00' \
-    '| memcheck, bf16, 94 KiB' '| profile, all options: kernels of one step | 1' '| the same .* --memory 1 .* | True' \
-    '| memcheck, bf16, ragged, all options: errors | 0' '| trainer, T = 65536, bf16 --chunk 16384: tokens/s' \
-    '| missing libraries | 0' '| sampling, 32 texts: tokens/s | 1234' '| profile: kernels of one step | 1' \
+# In the background, a program that never ends: its stage has 15 of 20 s. The next stage still runs.
+echo test_tost >slow
+start hang --stages tests train --limit 20
+hanging=$! hanging_results=$results
+until_true [ -e begun ]
+rm slow begun
+
+bench 0 first --short 1 --commit abc123
+has_lines '- commit: abc123' '| tssa_forward, bf16 B 64 T 1024 C 768: µs | 50.0 | 4000 GB/s |  |' \
+    '| tests | 12 passed, 0 failed' '| norm_kernel' '| adamw_kernel' '| matmul_kernel' '| delta_rule_kernel' \
+    '| memcheck, bf16, 94 KiB' '| memcheck, bf16, ragged, all options: errors | 0' \
     '| trainer, T = 1024, bf16: tokens/s | 655,360 .* 426 TFLOP/s, MFU 43.1% of 989.4 .* (data sheet), 2 GB .* |  |' \
-    '| racecheck, fp32' '| synccheck' '| the same weights .* | True' \
-    '- loss against PyTorch: after 0 of 300 steps: .*no_python: No such file' '- PyTorch gpt2, T = 65536: ' \
-    '| trainer, T = 65536, bf16 --memory 1: tokens/s' \
-    '- racecheck, bf16, whole tiles: compute-sanitizer failed: Internal .* made up$'
+    '| trainer, --preset tost-base: tokens/s | 2,000' '| trainer, --preset tost-base --batch 60: tokens/s | 1,000' \
+    "| README's command against --batch 1 | 2.00 ×"
+bench 0 second --short 2
+has_lines '| loss of 300 steps .* | 0.0000' '| trainer, T = 65536, bf16 --chunk 16384: tokens/s' \
+    '| trainer, T = 65536, bf16 --memory 1: tokens/s' '| the same weights .* --memory 1 .* | True' \
+    '| PyTorch gpt2, compiled, T = 1024: tokens_per_s | 500' "| README's command against PyTorch | 4.00 ×"
+bench 1 rest --stages small long_peers sampling profile racecheck synccheck
+has_lines '| trainer, --preset small: tokens/s | 2,000' '| PyTorch tost, compiled, T = 4096' '| racecheck, fp32' \
+    '| sampling, 32 texts: tokens/s | 1234' '| profile: kernels of one step | 1' '| synccheck' \
+    '- racecheck, bf16, whole tiles: compute-sanitizer failed: Internal .* made up$' \
+    '- to be repeated: --stages racecheck$'
 check "an error of compute-sanitizer is not a hazard" [ "$(grep -c '^| racecheck, bf16, whole' "$results"/*.md)" -eq 0 ]
 check "the kernels as CSV" grep -q norm_kernel "$results"/*.csv
-bench train --stages train --commit abc123
-has_lines '- commit: abc123' '| trainer, T = 1024, bf16: tokens/s'
-mkdir -p packages/nvidia/cu13/lib
-touch packages/nvidia/cu13/lib/libcublasLt.so.13
-echo '    libcublasLt.so.13 => not found' >not_found
-other_python=$dir/built/python
-bench found --stages libraries
-has_lines '| missing libraries | 0'   # libcublasLt is that of PyTorch's packages
-rm not_found
-# Two runs at once. Each ends at its limit of 8 s; gpu.py starts no program when less than 5 s are left.
-echo 'test_tost bench_classifier' >slow
-sed -i 's/begun bf16/CUDA part 3: 9 passed, 0 failed so far\\nbegun bf16/' program
-start part --stages tests --limit 8
-part=$!
-echo bench_norm >broken
+
+# Without TOST_NO_GRAPHS=1, the trainer fails.
+export NO_CAPTURE=1
+bench 1 graphs --stages train batches
+unset NO_CAPTURE
+has_lines '- trainer, T = 1024, bf16: exit status 1: made-up capture' '| trainer, T = 1024, bf16: tokens/s' \
+    '- trainer, T = 1024, bf16: ran with TOST_NO_GRAPHS=1' '| trainer, --preset tost-base: ' \
+    '- to be repeated: --stages train$'
+
+echo bench_norm test_tost >broken
 rm built/bench_adamw
-bench limit --stages kernels tests --limit 8
-check "a failed, a hanging and a missing program: status $status" [ $status -eq 0 ]
-has_lines '- bench_norm: exit status 1: made-up failure' '| begun, bf16 2 rows: µs | 1.0' \
-    '- bench_classifier: took more than' '- bench_adamw: ' '| tests | no time left' '- what is left: --stages kernels tests'
-wait $part
-results=$dir/part
-has_lines '| tests | 9 passed, 0 failed so far'
-start killed --stages tssa kernels
-begun() { grep -qs '^begun' "$results"/*.log; }
-until_true begun
+other_python=$dir/no_python
+bench 1 failures --stages kernels tests curve peers
+has_lines '- bench_norm: exit status 1: FAILED as' '- bench_adamw: .*: No such file' '| classifier_kernel' \
+    '| tests | none | as made up; no CUDA part ran; exit status 1' '| memcheck, fp32' \
+    '- loss against PyTorch: after 0 of 300 steps: .*no_python: No such file' '- PyTorch gpt2, T = 1024: ' \
+    '- to be repeated: --stages kernels tests curve peers$'
+wait $hanging
+status=$? results=$hanging_results
+check "a program that never ends: status $status" [ $status -eq 1 ]
+has_lines '| tests | 9 passed, 0 failed so far | stopped after .* s: CUDA part 3' '- tests: ' '| memcheck, fp32' \
+    '| trainer, T = 1024, bf16: tokens/s'
+echo test_tost >slow
+other_python=$dir/built/python
+start killed --stages train tests kernels
+until_true [ -e begun ]
 kill $!
-wait $!
-check "a stopped run: status $?" [ $? -eq 143 ]
-has_lines '| tssa_forward'
+ends 1
+has_lines '| trainer, T = 1024, bf16: tokens/s' '| tests | 9 passed, 0' '- bench_tssa: no time left' \
+    '- to be repeated: --stages tests kernels$'
+
+succeeds "$python_path" -c "import sys; from pathlib import Path; sys.path.append('$repo/dev/bench'); import gpu
+assert gpu.seconds(gpu.SHORT[0]) <= 330 and gpu.seconds(gpu.SHORT[1]) <= 300
+assert gpu.Table({}, Path(), 'name').path != gpu.Table({}, Path(), 'name').path   # of two runs of the same second"
 finish
