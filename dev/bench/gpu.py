@@ -68,7 +68,7 @@ class Table:
         if met:
             self.write()
         else:
-            self.note(what, f"{value}; target: {target}")
+            self.note(what, "; ".join(filter(None, (str(value), details, f"target: {target}"))))
 
     def note(self, what, reason):
         self.notes.append(f"- {what}: {reason}")
@@ -114,7 +114,7 @@ class Run:
                                            stderr=subprocess.STDOUT, start_new_session=True)
                 while process.poll() is None and time.monotonic() < min(start + limit, self.end):
                     time.sleep(0.02)
-                reason = process.poll() and f"exit status {process.returncode}"
+                reason = f"exit status {process.returncode}" if process.poll() else None
             except OSError as error:
                 return "", f"{words[0]}: {error.strerror}"
             if process.poll() is None:
@@ -296,7 +296,7 @@ class Run:
             self.table.row(f"loss of {len(pairs)} steps against PyTorch, largest difference", f"{worst:.4f}",
                            "last losses {:.4f} and {:.4f}".format(*pairs[-1]), "0.02 or less", worst <= 0.02)
         if len(pairs) < CURVE_STEPS:
-            self.table.note("loss against PyTorch", f"after {len(pairs)} of {CURVE_STEPS} steps: {reason}")
+            self.table.note("loss against PyTorch", f"after {len(pairs)} of {CURVE_STEPS} steps: {reason or 'ended'}")
 
     def peers(self, lengths):
         for T, model in itertools.product(lengths, ("tost", "gpt2")):
@@ -310,7 +310,7 @@ class Run:
                     rate = float(found[0][1].split()[0])
                     self.ratio("README's command against PyTorch", self.preset("tost-base"), rate, 1.5)
             else:
-                self.table.note(f"PyTorch {model}, T = {T}", reason or output.strip()[-200:])
+                self.table.note(f"PyTorch {model}, T = {T}", reason or output.strip()[-200:] or "no figures")
 
     def repeat(self):
         """Two runs of two steps must give the same weights and moments, which show each bit of the gradients."""
@@ -356,7 +356,7 @@ def main():
                         help="time limit of the whole run, divided among the stages in proportion (default: their sum)")
     parser.add_argument("--built", type=Path, metavar="DIR", default=ROOT,
                         help="the programs, or the repository in which they were built (default: this one)")
-    parser.add_argument("--commit", metavar="NAME", default=output_of("git describe --always --dirty") or "unknown",
+    parser.add_argument("--commit", metavar="NAME",
                         help="commit of the programs, written to the table (default: that of the repository)")
     args = parser.parse_args()
     stages = SHORT[args.short - 1] if args.short else args.stages
@@ -364,7 +364,8 @@ def main():
     if not gpus:
         sys.exit("gpu.py: no GPU found by nvidia-smi")
     os.environ["PATH"] += ":/usr/local/cuda/bin:/usr/local/cuda/compute-sanitizer"
-    facts = {"GPU, driver, memory": gpus[0], "commit": args.commit, "command": shlex.join(sys.argv),
+    commit = args.commit or output_of("git describe --always --dirty") or "unknown"
+    facts = {"GPU, driver, memory": gpus[0], "commit": commit, "command": shlex.join(sys.argv),
              "TOST_NO_GRAPHS": os.environ.get("TOST_NO_GRAPHS", "not set")}
     name = re.sub(r"[^a-z0-9]+", "-", gpus[0].split(",")[0].lower()).strip("-")
     args.out.mkdir(parents=True, exist_ok=True)
