@@ -44,7 +44,7 @@ WARM_STEPS, STEPS, CURVE_STEPS = 5, 15, 300   # of the trainer: not counted, all
 
 def output_of(command):
     """The command's output, without that of its failures."""
-    return subprocess.run(command, shell=True, cwd=ROOT, capture_output=True, text=True, timeout=20).stdout.strip()
+    return subprocess.run(f"timeout 20 {command}", shell=True, cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
 
 def base(T, batch, steps, data, dtype="bf16"):
