@@ -58,18 +58,19 @@ __device__ inline void conv_weights(float (&weight)[VEC][CONV_WIDTH], const Conv
         if (c + i < args.C) load_pack<CONV_WIDTH>(weight[i], args.weight + (c + i) * CONV_WIDTH);
 }
 
-// Whether a run from t0 on and the rows that it needs are inside of the pass, and so are the channels.
-template <int VEC, typename S> __device__ inline bool conv_whole(const Conv<S>& args, int t0) {
-    return t0 >= CONV_BEFORE && t0 + CONV_RUN + CONV_BEFORE <= args.T && args.C % VEC == 0;
+// Whether steps t0 to end - 1 are inside of the pass, and so are the channels.
+template <int VEC, typename S> __device__ inline bool conv_whole(const Conv<S>& args, int t0, int end) {
+    return t0 >= 0 && end <= args.T && args.C % VEC == 0;
 }
 
-// y of CONV_RUN steps from t0 on, and the state after the pass
+// y of CONV_RUN steps from t0 on, and the state after the pass. WHOLE: all steps are in the pass; zeros before it.
 template <bool WHOLE, int VEC, typename S>
 __device__ inline void conv_run_forward(const float (&weight)[VEC][CONV_WIDTH], const Conv<S>& args, int b, int t0,
                                         int c) {
-    float x[CONV_RUN + CONV_BEFORE][VEC];   // from step t0 - 3 on
+    float x[CONV_RUN + CONV_BEFORE][VEC] = {};   // from step t0 - 3 on
     UNROLL for (int j = 0; j < CONV_RUN + CONV_BEFORE; j++)
-        conv_load<WHOLE>(x[j], args.x, args.state.start, args, b, t0 + j - CONV_BEFORE, c);
+        if (!WHOLE || j >= CONV_BEFORE || t0 > 0)
+            conv_load<WHOLE>(x[j], args.x, args.state.start, args, b, t0 + j - CONV_BEFORE, c);
     UNROLL for (int j = 0; j < CONV_RUN; j++) {
         float y[VEC] = {};
         UNROLL for (int i = 0; i < VEC; i++)
@@ -112,7 +113,9 @@ template <typename S> __global__ void __launch_bounds__(256, 3) conv_forward_ker
         conv_weights(weight, args, c);
         for (int run = blockIdx.x; run < args.B * runs; run += gridDim.x) {
             const int b = run / runs, t0 = run % runs * CONV_RUN;
-            if (conv_whole<VEC>(args, t0)) conv_run_forward<true>(weight, args, b, t0, c);
+            const bool with_state = (args.state.start || args.state.end) && (t0 == 0 || t0 + CONV_RUN >= args.T);
+            if (conv_whole<VEC>(args, t0, t0 + CONV_RUN) && !with_state)
+                conv_run_forward<true>(weight, args, b, t0, c);
             else NO_UNROLL for (int i = c; i < c + VEC; i++) {   // one channel at a time, in fewer registers
                 float of_channel[1][CONV_WIDTH] = {};
                 conv_weights(of_channel, args, i);
@@ -130,7 +133,8 @@ template <typename S> __global__ void __launch_bounds__(256, 3) conv_backward_ke
         conv_weights(weight, args, c);
         for (int run = blockIdx.x; run < args.B * runs; run += gridDim.x) {
             const int b = run / runs, t0 = run % runs * CONV_RUN - CONV_BEFORE;
-            if (conv_whole<VEC>(args, t0)) conv_run_backward<true>(dweight, weight, args, b, t0, c);
+            if (conv_whole<VEC>(args, t0, t0 + CONV_RUN + CONV_BEFORE))
+                conv_run_backward<true>(dweight, weight, args, b, t0, c);
             else conv_run_backward<false>(dweight, weight, args, b, t0, c);
         }
         UNROLL for (int i = 0; i < VEC; i++)

@@ -211,6 +211,36 @@ void test_wide_heads(Checks* c) {
 }
 
 // ---------------------------------------------------------------------------------------------
+// The convolution
+
+// The first and last runs of a pass, which a thread takes channel by channel if the pass has a state
+template <typename S> void test_conv(Checks* c) {
+    const int B = 2, C = 12, state = CONV_BEFORE * C;
+    for (int T = 1; T <= 3 * CONV_RUN + 1; T++) {
+        const size_t n = (size_t)(B * T * C);
+        const Floats x = numbers<S>(n, 1), weight = numbers(C * CONV_WIDTH, 2);
+        Doubles want(n);
+        for (int i = 0; i < (int)n; i++)
+            for (int k = 0; k < CONV_WIDTH; k++)
+                if (i / C % T + k >= CONV_BEFORE)
+                    want[i] += (double)weight[i % C * CONV_WIDTH + k] * x[i + (k - CONV_BEFORE) * C];
+        const Device<S> on_x(x), y(n), again(n);
+        const DeviceArray on_weight(weight), before(Floats(2 * B * state)), after(Floats(2 * B * state, 1.0f));
+        Conv<S> a = {B, T, C, y.p, on_x.p, on_weight.p, {}, (size_t)state, 0, nullptr, nullptr, {}, nullptr};
+        conv_forward(nullptr, a);
+        near(c, "convolution", C, y.get(), want, stored<S>());
+        a.y = again.p, a.state = {(const double*)before.p, (double*)after.p};
+        conv_forward(nullptr, a);
+        check(c, again.get() == y.get(), "convolution of %d steps: other bits with a state of zeros", T);
+        const double* end = (const double*)after.p;
+        for (int i = 0; i < B * state; i++) {
+            const int t = T - CONV_BEFORE + i % state / C;
+            check(c, end[i] == (t < 0 ? 0.0 : x[(size_t)((i / state * T + t) * C + i % C)]), "state after %d steps", T);
+        }
+    }
+}
+
+// ---------------------------------------------------------------------------------------------
 // TSSA
 
 // A StepHeader for the position `first`
@@ -244,17 +274,23 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
     const DeviceArray on_temp(temp), on_bias(bias), u(heads), pi(heads), dscore(heads), saved(B * runs * sums),
         back(saved.n), totals(B * scan_slots(runs) * sums), partial(NH * B * runs), dtemp(Floats(NH, 1.0f)),
         dbias(Floats(NH * block, 1.0f));
-    const Device<int> sync(std::vector<int>(tssa_sync_size(B, T))), again(std::vector<int>(sync.n)),
-        step(step_at(first));
+    const Device<int> step(step_at(first));
     Tssa<S> a = tssa_sizes<S>(k.B, k.T, k.C, k.NH);
     a.z = on_z.p, a.temp = on_temp.p, a.denom_bias = on_bias.p, a.block_size = (int)block;
     a.step = (const StepHeader*)step.p, a.u = u.p, a.pi = pi.p, a.y = y.p, a.saved = saved.p, a.totals = totals.p;
-    a.sync = sync.p, a.fixed_temp = k.uniform;
-    tssa_forward(nullptr, a);
+    a.fixed_temp = k.uniform;
     a.dy = on_dy.p, a.dz = dz.p, a.dscore = dscore.p, a.dtemp_run = partial.p, a.dtemp = dtemp.p,
     a.ddenom_bias = dbias.p;
-    a.back = back.p, a.sync = again.p;
-    tssa_backward(nullptr, a);
+    a.back = back.p;
+    const auto run = [&] {
+        const Device<int> sync(std::vector<int>(tssa_sync_size(B, T))), again(std::vector<int>(sync.n));
+        a.sync = sync.p;
+        tssa_forward(nullptr, a);
+        a.sync = again.p;
+        tssa_backward(nullptr, a);
+        return std::vector<Floats>{y.get(), dz.get(), u.get(), pi.get(), dscore.get(), partial.get()};
+    };
+    const std::vector<Floats> results = run();
     vector_gradients(nullptr, {}, a, true);
     near(c, "pi", k.C, pi.get(), want_pi);
     near(c, "y", k.C, y.get(), want_y, stored<S>(), C);
@@ -262,6 +298,8 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
     near(c, "dtemp", k.C, dtemp.get(), want_dtemp);
     near(c, "ddenom_bias", k.C, dbias.get(), want_dbias);
     near(c, "u", k.C, u.get(), want_u);
+    a.warps = a.warps > 2 ? 2 : 1, a.start_log = a.start_log < 4 ? 4 : 3;
+    if (k.B > 1) check(c, run() == results, "TSSA of %d channels: other bits with other warps and starts", k.C);
 }
 
 template <typename S> void test_tssa_variants(Checks* c) {
@@ -602,6 +640,7 @@ void test_matmul_choice(Checks* c) {
 template <typename S> void test_both_types(Checks* c) {
     test_tile<S>(c);
     for (const int HS : {20, 43, 64}) test_delta_rule<S>(c, HS);
+    test_conv<S>(c);
     test_tssa_variants<S>(c);
     // at and just above the maximum of each kernel variant
     for (const int C : {3, 768, 772, 1028, 2049, 3072, 3076, 6144}) test_norm<S>(c, C, 5);

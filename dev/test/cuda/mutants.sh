@@ -76,6 +76,9 @@ conv_state | /load_part<WHOLE>(row,/{n;s/i++/row[i++] = 0/}
 conv_rows_not_passed | /conv_store<false>(args\.y,/s/conv_store.*;//
 conv_runs_once | /dweight\[VEC\]\[CONV_WIDTH\]/,/for (int run = blockIdx\.x; run/s/run += gridDim.x/run += args.B * runs/
 conv_whole | s/args.C % VEC == 0/true/
+conv_whole_end | s/end <= args.T/end <= args.T + 1/
+conv_whole_with_state | s/ && !with_state//
+conv_before_the_pass | s/j >= CONV_BEFORE || t0 > 0/true/
 conv_left | /CONV_RUN -/s/ - CONV_BEFORE//
 memory_pairs | s/j = i + 1/j = i + 2/
 memory_solved_late | /DELTA_ROWS; i0/{n;s/__syncwarp();//}
