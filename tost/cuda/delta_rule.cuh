@@ -23,6 +23,7 @@
 
 constexpr int DELTA_RUN = 31, DELTA_ROWS = DELTA_RUN + 1;   // tokens of a run; its keys K[0] to K[n]
 constexpr int DELTA_THREADS = 256;                          // most of a block: see delta_rule_threads
+constexpr int DELTA_SEGMENTS = 4;                           // fewest of a pass with several: see delta_rule_segment
 constexpr int DELTA_LANES = 8, DELTA_PACK = 8;              // lanes of a key; channels that each takes at once
 // Blocks of DELTA_THREADS that must fit on a multiprocessor: the most for which no register spills
 template <typename S, int ARCH = COMPILED_ARCH>
@@ -95,11 +96,11 @@ static size_t delta_rule_shared(int HS, int columns, bool backward) {
 
 // Tokens of a segment. Segments take about three times the work, so there are several only if there would be fewer
 // blocks than multiprocessors: then as many as give each multiprocessor 4 blocks, but of at least 16 runs each, except
-// for the last. If these are fewer than 4, there is one segment.
+// for the last. If these are fewer than DELTA_SEGMENTS, there is one segment.
 static int delta_rule_segment(int B, int T, int NH, int HS) {
     const int blocks = B * NH * div_up(HS, 2 * TILE), device = device_attribute(cudaDevAttrMultiProcessorCount);
     const int runs = div_up(T, DELTA_RUN), segments = min(4 * device / blocks, runs / 16);
-    return div_up(runs, blocks < device && segments >= 4 ? segments : 1) * DELTA_RUN;
+    return div_up(runs, blocks < device && segments >= DELTA_SEGMENTS ? segments : 1) * DELTA_RUN;
 }
 
 // Columns of a block: 32, or 16 if that keeps more multiprocessors busy or if 32 do not fit.
