@@ -496,8 +496,8 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 // RD, the sums of dS, dN and dD over the steps after the pass; end receives these plus those of the pass.
 
 constexpr int TSSA_RUN = 32;         // time steps per block, one per lane
-constexpr int TSSA_WARPS = 6;        // maximum per block; with more heads, a warp takes several
-constexpr int TSSA_BLOCKS = 4;       // per multiprocessor: while one waits, others work
+constexpr int TSSA_WARPS = 7;        // maximum per block; with more heads, a warp takes several
+constexpr int TSSA_BLOCKS = 4;       // per multiprocessor: while one waits, others work. bench_tssa compares others
 constexpr int TSSA_WIDTH = 64;       // channels of a head that a warp takes at once
 constexpr int TSSA_VEC = 8;          // channels and steps of a lane in a tile
 constexpr int TSSA_LANES = TSSA_WIDTH / TSSA_VEC;    // lanes that share the channels of a tile
@@ -552,23 +552,24 @@ static size_t tssa_backward_shared(int C, int NH, int start_log) {
 }
 
 // start_log: TssaStarts are kept before every (1 << start_log)-th step; tssa_walk_to computes the sums between them. It
-// is 2, or up to 4 while TSSA_BLOCKS blocks take more than 3/4 of the shared memory of a multiprocessor (the rest is
+// is 2, or up to 4 while `blocks` blocks take more than 3/4 of the shared memory of a multiprocessor (the rest is
 // for L1), or 5 if one block would otherwise take more than it may.
-static int tssa_start_log(int C, int NH) {
+static int tssa_start_log(int C, int NH, int blocks) {
     const size_t all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
     int log = 2;
-    while (log < 4 && 4 * TSSA_BLOCKS * (tssa_backward_shared(C, NH, log) + EXTRA_SHARED) > 3 * all) log++;
+    while (log < 4 && 4 * blocks * (tssa_backward_shared(C, NH, log) + EXTRA_SHARED) > 3 * all) log++;
     while (TSSA_RUN >> log > 1 && tssa_backward_shared(C, NH, log) > MAX_ALLOWED_SHARED) log++;
     return log;
 }
 
 // A block has enough threads for a warp per head and for a scan in one pass, up to the maximum.
-template <typename S> static Tssa<S> tssa_sizes(int B, int T, int C, int NH) {
+template <typename S>
+static Tssa<S> tssa_sizes(int B, int T, int C, int NH, int warps = TSSA_WARPS, int blocks = TSSA_BLOCKS) {
     Tssa<S> args = {};
     args.B = B, args.T = T, args.C = C, args.NH = NH, args.HS = C / NH, args.runs = div_up(T, TSSA_RUN);
     args.narrow = scan_stride(C), args.wide = scan_stride(C + NH), args.slots = (int)scan_slots(args.runs);
-    args.warps = max(div_up(NH, div_up(NH, TSSA_WARPS)), min(TSSA_WARPS, div_up(C + NH, WARP * SCAN_VEC)));
-    args.start_log = tssa_start_log(C, NH);
+    args.warps = max(div_up(NH, div_up(NH, warps)), min(warps, div_up(C + NH, WARP * SCAN_VEC)));
+    args.start_log = tssa_start_log(C, NH, blocks);
     return args;
 }
 
@@ -849,8 +850,8 @@ __device__ inline void tssa_statistics_forward(float* mass, float* groups, const
 }
 
 // Minimum traffic per row: 2C (z) + 2C (y). Also moved: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C; u, pi, 8 NH.
-template <typename S>
-__global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_forward_kernel(Tssa<S> args) {
+template <typename S, int WARPS, int BLOCKS>
+__global__ void __launch_bounds__(WARPS* WARP, BLOCKS) tssa_forward_kernel(Tssa<S> args) {
     DYNAMIC_SHARED(float, scores);            // (32,stride): scores, then 1/M; (NH,32): Π; then groups
     SHARED(TssaRun, run, 1);
     float *const pi = scores + WARP * tssa_scores_stride(args.NH), *const groups = pi + args.NH * WARP;
@@ -860,10 +861,11 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_forward_ke
     tssa_statistics_forward(scores, groups, pi, run, args);
 }
 
-template <typename S> static void tssa_forward(cudaStream_t stream, const Tssa<S>& args) {
+template <int WARPS = TSSA_WARPS, int BLOCKS = TSSA_BLOCKS, typename S>
+static void tssa_forward(cudaStream_t stream, const Tssa<S>& args) {
     const size_t shared = tssa_forward_shared(args.C, args.NH);
-    prefer_shared(tssa_forward_kernel<S>, shared, TSSA_BLOCKS);
-    LAUNCH((tssa_forward_kernel<S>), args.B * args.runs, args.warps * WARP, shared, stream, args);
+    prefer_shared(tssa_forward_kernel<S, WARPS, BLOCKS>, shared, BLOCKS);
+    LAUNCH((tssa_forward_kernel<S, WARPS, BLOCKS>), args.B * args.runs, args.warps * WARP, shared, stream, args);
 }
 
 // Arrays (NH,32) in shared memory, with an element per head and step of the run: Π and Π M. mass, dpi and du are the
@@ -1136,8 +1138,8 @@ __device__ inline void tssa_energy_backward(TssaSteps steps, TssaStarts starts, 
 
 // Minimum traffic per row: 2C (z) + 2C (dy) + 2C (dz), and 2C (dz) with memory. Moved in addition: carries, back and
 // totals, about (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last run to the first.
-template <typename S>
-__global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_backward_kernel(Tssa<S> args) {
+template <typename S, int WARPS, int BLOCKS>
+__global__ void __launch_bounds__(WARPS* WARP, BLOCKS) tssa_backward_kernel(Tssa<S> args) {
     DYNAMIC_SHARED(float, shared);
     SHARED(TssaRun, run, 1);
     float *const mass = shared + 2 * args.NH * WARP, *const kept = mass + args.NH * WARP;
@@ -1150,10 +1152,11 @@ __global__ void __launch_bounds__(TSSA_WARPS* WARP, TSSA_BLOCKS) tssa_backward_k
 }
 
 // Sets dz, and what vector_gradients needs for the gradients of temp and denom_bias.
-template <typename S> static void tssa_backward(cudaStream_t stream, const Tssa<S>& args) {
+template <int WARPS = TSSA_WARPS, int BLOCKS = TSSA_BLOCKS, typename S>
+static void tssa_backward(cudaStream_t stream, const Tssa<S>& args) {
     const size_t shared = tssa_backward_shared(args.C, args.NH, args.start_log);
-    prefer_shared(tssa_backward_kernel<S>, shared, TSSA_BLOCKS);
-    LAUNCH((tssa_backward_kernel<S>), args.B * args.runs, args.warps * WARP, shared, stream, args);
+    prefer_shared(tssa_backward_kernel<S, WARPS, BLOCKS>, shared, BLOCKS);
+    LAUNCH((tssa_backward_kernel<S, WARPS, BLOCKS>), args.B * args.runs, args.warps * WARP, shared, stream, args);
 }
 
 // dtemp[h] = Σ_runs dtemp_run[h,run]. The first TEMP_THREADS threads of SUM_THREADS take part.
