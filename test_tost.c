@@ -548,7 +548,7 @@ static void test_thread_number(Checks* c) {
 static void test_subnormals(Checks* c) {
 #if defined(__x86_64__) || defined(__aarch64__)
     Subject s = subject_of(&tost_cpu_engine, odd, 1, 1, true, TOST_FP32, 0);
-    const TostUpdate a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_scale = 1, .step = 1};
+    const TostUpdate a = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip = 1, .step = 1};
     const TostTensor* t = tost_tensor_find(&s.tensors, "transformer.wte.weight");
     float* tiny = xmalloc(t->size * sizeof *tiny);
     for (size_t i = 0; i < t->size; i++) tiny[i] = 1.2e-38f;   // times beta1 it is subnormal

@@ -51,7 +51,7 @@
 //         train_backward(model, after, before, TOST_MORE)       both add to the gradients of the mean loss
 //     read_loss(&sum, &count, model)                            loss = sum / count
 //     norm = grad_norm(model)
-//     update(model, {lr, …, min(1, clip / (norm + 1e-6))})      the factor clips the gradients
+//     update(model, {.lr, …, .clip = min(1, grad_clip / (norm + 1e-6))})
 //
 // from, after and before are indices of states (see "States" below), here TOST_NO_STATE: the sequences begin and end
 // with this batch. The last train_backward of a step gets TOST_STEP_ENDS instead of TOST_MORE: with several processes
@@ -70,10 +70,9 @@
 // the matrix product, tost/run/train.c the training loop.
 //
 // To add a layer: write its forward and backward in a section of its own before "The arrays of a model", or, like the
-// convolutions and the memory, in a file of tost/cpu. Add its parameters to TOST_PARAMS (tost/model.h), after gamma1,
-// because cpu_train_backward takes that for the first parameter of a layer; its activations to LAYER_ACTIVATIONS and
-// its other buffers to SHARED_BUFFERS. Call it in layer_forward and, in reverse order, in layer_backward. dev/README.md
-// has the tests and the other files that need the layer.
+// convolutions and the memory, in a file of tost/cpu. Add its parameters to TOST_PARAMS (tost/model.h), its activations
+// to LAYER_ACTIVATIONS and its other buffers to SHARED_BUFFERS. Call it in layer_forward and, in reverse order, in
+// layer_backward. dev/README.md has the tests and the other files that need the layer.
 //
 // Precision: float32, and double where the code says so. With --dtype bf16, parameters are float32 with a copy in bf16
 // for matrix products, and these values are rounded to bf16:
@@ -995,7 +994,7 @@ static void cpu_train_forward(TostModel* model, const TostChunk* chunk, int from
 }
 
 // In the last pass of a step, the gradients become complete layer by layer, from the end of the flat array to its
-// start; exchange_gradients gets the offset of the first complete one. gamma1 is the first parameter of a layer.
+// start. exchange_gradients gets the offset from which on they are.
 static void cpu_train_backward(TostModel* model, int after, int before, TostEnd end) {
     const TostChunk* chunk = &model->chunk;
     const int C = model->config.n_embd, L = model->config.n_layer;
@@ -1007,7 +1006,7 @@ static void cpu_train_backward(TostModel* model, int after, int before, TostEnd 
                        model->buf.mean_f, model->buf.rstd_f, p.ln_f_w, rows, C);
     for (int l = L - 1; l >= 0; l--) {
         layer_backward(model, l, after, before);
-        exchange_gradients(&model->exchange, end, tost_row_offset(&model->tensors, TOST_ROW_gamma1, l));
+        exchange_gradients(&model->exchange, end, tost_layer_offset(&model->tensors, l));
     }
     embedding_backward(g.wte, g.wpe, model->buf.dx, chunk->inputs, chunk->first, chunk->B, chunk->T, C);
     exchange_gradients(&model->exchange, end, 0);
@@ -1017,19 +1016,19 @@ static void cpu_train_backward(TostModel* model, int after, int before, TostEnd 
 // AdamW
 
 // One AdamW step, number s, with decoupled weight decay wd:
-//   g = grad_scale · gradient (here the factor that clips),   m = β1 m + (1-β1) g,   v = β2 v + (1-β2) g²
+//   g = clip · gradient,   m = β1 m + (1-β1) g,   v = β2 v + (1-β2) g²
 //   p = p (1 - lr wd) - lr (m/(1-β1^s)) / (√(v/(1-β2^s)) + eps)
 // in_bf16: the copy of p in bf16, or NULL
 static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict m, float* restrict v,
                   const float* restrict grad, size_t n, double weight_decay, const TostUpdate* update) {
-    const float keep = (float)(1.0 - update->lr * weight_decay), scale = (float)update->grad_scale;
+    const float keep = (float)(1.0 - update->lr * weight_decay), clip = (float)update->clip;
     const float b1 = (float)update->beta1, b2 = (float)update->beta2, c1 = (float)(1.0 - update->beta1),
                 c2 = (float)(1.0 - update->beta2);
     const float rate = (float)(update->lr / (1.0 - pow(update->beta1, (double)update->step))), eps = (float)update->eps;
     const float root = (float)(1.0 / sqrt(1.0 - pow(update->beta2, (double)update->step)));
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
-        const float g = grad[i] * scale;
+        const float g = grad[i] * clip;
         m[i] = b1 * m[i] + c1 * g;
         v[i] = b2 * v[i] + c2 * g * g;
         p[i] = p[i] * keep - rate * m[i] / (sqrtf(v[i]) * root + eps);
@@ -1048,10 +1047,10 @@ static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict
 
 // u =, in place: holds the gradient on entry. m: momentum
 static void muon_momentum(float* restrict u, float* restrict m, size_t n, const TostUpdate* update) {
-    const float mu = (float)update->momentum, rest = (float)(1.0 - update->momentum), scale = (float)update->grad_scale;
+    const float mu = (float)update->momentum, rest = (float)(1.0 - update->momentum), clip = (float)update->clip;
     #pragma omp parallel for simd schedule(static)
     for (size_t i = 0; i < n; i++) {
-        const float g = u[i] * scale;
+        const float g = u[i] * clip;
         m[i] = mu * m[i] + rest * g;
         u[i] = rest * g + mu * m[i];
     }

@@ -1810,7 +1810,7 @@ template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, 
         sums = none;
         if (end == TOST_STEP_ENDS) gammas_backward(m, l);
         if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
-        exchange_gradients(&m->exchange, end, tost_row_offset(&m->tensors, TOST_ROW_gamma1, l));
+        exchange_gradients(&m->exchange, end, tost_layer_offset(&m->tensors, l));
     }
     embedding_backward(m->stream, g.wte, g.wpe, m->buf.embed, m->buf.dx, model_input(m), add, m->config.block_size,
                        m->chunk.B, m->chunk.T, m->config.n_embd);
@@ -2018,7 +2018,7 @@ struct AdamWFactors { float decay, scale, b1, b2, c1, c2, rate, root, eps; };   
 
 static AdamWFactors adamw_factors(const TostUpdate* update) {
     const double b1 = update->beta1, b2 = update->beta2, step = (double)update->step;
-    return {.decay = (float)(1.0 - update->lr * update->weight_decay), .scale = (float)update->grad_scale,
+    return {.decay = (float)(1.0 - update->lr * update->weight_decay), .scale = (float)update->clip,
             .b1 = (float)b1, .b2 = (float)b2, .c1 = (float)(1.0 - b1), .c2 = (float)(1.0 - b2),
             .rate = (float)(update->lr / (1.0 - pow(b1, step))),
             .root = (float)(1.0 / sqrt(1.0 - pow(b2, step))), .eps = (float)update->eps};
@@ -2055,14 +2055,14 @@ __global__ void adamw_kernel(float* param, float* moment, float* variance, S* we
 // train_gpt_tost.c. The matrices of a row of the table are orthogonalized for all layers at once.
 
 // u =, in place: holds the gradient on entry. rest: 1 - μ. Minimum traffic per element: 8 bytes read, 8 written.
-__global__ void muon_momentum_kernel(float* u, float* moment, size_t n, float mu, float rest, float scale) {
+__global__ void muon_momentum_kernel(float* u, float* moment, size_t n, float mu, float rest, float clip) {
     const size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
     float g[4], m[4];
     load_pack<4>(g, u + i);
     load_pack<4>(m, moment + i);
     UNROLL for (int j = 0; j < 4; j++) {
-        g[j] *= scale;
+        g[j] *= clip;
         m[j] = mu * m[j] + rest * g[j];
         g[j] = rest * g[j] + mu * m[j];
     }
@@ -2160,7 +2160,7 @@ template <typename S> static void update_owned(TostModel* model, const TostUpdat
     const int blocks = div_up(own->size, 4 * 256);
     if (own->muon) {
         LAUNCH(muon_momentum_kernel, blocks, 256, 0, m->stream, grad, moment, own->size, (float)update->momentum,
-               (float)(1.0 - update->momentum), (float)update->grad_scale);
+               (float)(1.0 - update->momentum), (float)update->clip);
         return;
     }
     LAUNCH((adamw_kernel<S>), blocks, 256, 0, m->stream, p, moment, m->array[TOST_V] + own->v_offset,

@@ -52,7 +52,7 @@ typedef struct {
 // One step of the optimizer
 typedef struct {
     double lr, beta1, beta2, eps, weight_decay;
-    double grad_scale;              // multiplies every gradient, to clip it
+    double clip;                    // multiplies every gradient: at most 1
     int64_t step;                   // counted from 1, for bias correction
     double momentum;                // of Muon
 } TostUpdate;

@@ -94,3 +94,9 @@ size_t tost_row_offset(const TostTensors* t, TostRow row, int layer) {
     const size_t offset = t->row_offset[row];
     return offset == SIZE_MAX ? offset : offset + (size_t)layer * t->row_stride[row];
 }
+
+size_t tost_layer_offset(const TostTensors* t, int layer) {
+    int i = 0;
+    while (t->tensor[i].layer != layer) i++;
+    return t->tensor[i].offset;
+}

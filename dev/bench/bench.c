@@ -147,7 +147,7 @@ static double matmuls_alone(TostModel* m, size_t rows) {
 }
 
 static TostUpdate update_of(int step) {
-    return (TostUpdate){.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.01, .grad_scale = 1,
+    return (TostUpdate){.lr = 1e-4, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.01, .clip = 1,
                         .step = step};
 }
 

@@ -164,7 +164,7 @@ static void one_step(Run* r, TostModel* model, Chunks* chunks, const int32_t* id
     r->engine->grad_norm(model);
     r->engine->read_loss(&loss, &count, model);
     const TostUpdate update = {.lr = 1e-3, .beta1 = recipe->beta1, .beta2 = recipe->beta2, .eps = recipe->eps,
-                               .grad_scale = 1, .step = number, .momentum = recipe->momentum};
+                               .clip = 1, .step = number, .momentum = recipe->momentum};
     r->engine->update(model, &update);
 }
 

@@ -82,7 +82,7 @@ static double optimizer_step(Run* r, double norm) {
         .lr = schedule_lr(schedule_of(recipe), step),
         .beta1 = recipe->beta1, .beta2 = recipe->beta2, .eps = recipe->eps, .weight_decay = recipe->weight_decay,
         .momentum = recipe->momentum,
-        .grad_scale = recipe->grad_clip > 0 && clip < 1 ? clip : 1,
+        .clip = recipe->grad_clip > 0 && clip < 1 ? clip : 1,
         .step = step + 1 - r->info.skipped + r->info.earlier_updates};   // skipped ones changed nothing
     r->engine->update(r->model, &adamw);
     return adamw.lr;

@@ -123,7 +123,7 @@ double mean_loss(Subject* s) {
 
 double subject_step(Subject* s, TostUpdate a, double clip) {
     const double norm = s->engine->grad_norm(s->model);
-    a.grad_scale = fmin(1.0, clip / (norm + TOST_CLIP_EPS));
+    a.clip = fmin(1.0, clip / (norm + TOST_CLIP_EPS));
     s->engine->update(s->model, &a);
     return norm;
 }
@@ -670,7 +670,7 @@ static double share_outside(const float* x, int rows, int columns, int rank) {
 
 static void check_low_rank(Checks* c, const TostEngine* engine, TostDtype dtype, int rank) {
     const TostConfig config = {.n_layer = 1, .n_head = 1, .n_embd = 64, .block_size = 8, .vocab_size = 29};
-    const TostUpdate update = {.lr = 1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_scale = 1, .step = 1};
+    const TostUpdate update = {.lr = 1, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip = 1, .step = 1};
     TostEngineOptions o = engine_options(1, 8, true, dtype);
     o.optimizer = TOST_MUON;
     Subject s = subject_open(engine, config, o);   // the parameters are zeros

@@ -35,10 +35,10 @@ static void run_gelu_backward(Arrays a, int n) {
     gelu_backward(a.x[1], NULL, a.x[2], n);
 }
 static void run_muon_momentum(Arrays a, int n) {
-    muon_momentum(a.x[0], a.x[1], n, &(TostUpdate){.momentum = 0.95, .grad_scale = 0.9});
+    muon_momentum(a.x[0], a.x[1], n, &(TostUpdate){.momentum = 0.95, .clip = 0.9});
 }
 static void run_adamw(Arrays a, int n) {
-    const TostUpdate update = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .grad_scale = 0.7, .step = 3};
+    const TostUpdate update = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .clip = 0.7, .step = 3};
     uint16_t in_bf16[LENGTH];
     for (int i = 0; i < n; i++) a.x[2][i] = fabsf(a.x[2][i]);   // v
     adamw(a.x[0], in_bf16, a.x[1], a.x[2], a.x[3], n, 0.1, &update);

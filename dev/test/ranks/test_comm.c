@@ -203,7 +203,7 @@ static size_t train_rank(TostComm* comm, void* context) {
         const double loss = train_step_on(m, t, comm, step), norm = e->grad_norm(m);
         if (root) t->loss[step] = loss, t->norm[step] = norm;
         const TostUpdate adamw = {.lr = 1e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1,
-                                  .grad_scale = norm > 1 ? 1 / norm : 1, .step = step + 1, .momentum = 0.9};
+                                  .clip = norm > 1 ? 1 / norm : 1, .step = step + 1, .momentum = 0.9};
         e->update(m, &adamw);
     }
     for (int a = 0; a < TOST_ARRAYS; a++)

@@ -146,7 +146,7 @@ static inline void fake_update(TostModel* m, const TostUpdate* a) {
     FILE* f = fopen("optimizer_steps", "a");
     must(f && fprintf(f, "%lld %.9e\n", (long long)a->step, a->lr) > 0 && fclose(f) == 0, "optimizer_steps", NULL);
     for (size_t i = 0; i < m->tensors.flat_size; i++) {
-        const double g = a->grad_scale * m->state[TOST_GRAD][i];
+        const double g = a->clip * m->state[TOST_GRAD][i];
         const double first = m->state[TOST_M][i] = (float)(a->beta1 * m->state[TOST_M][i] + (1 - a->beta1) * g);
         const double second = m->state[TOST_V][i] = (float)(a->beta2 * m->state[TOST_V][i] + (1 - a->beta2) * g * g);
         const double m_hat = first / (1 - pow(a->beta1, (double)a->step));
