@@ -184,8 +184,7 @@ const TostTensor* tost_tensor_find(const TostTensors* t, const char* name);   //
 
 // Offset of a row's first element in the flat array for a layer (ignored outside layers); SIZE_MAX if absent.
 size_t tost_row_offset(const TostTensors* t, TostRow row, int layer);
-// Offset of the layer's first tensor. Those of a layer are adjacent.
-size_t tost_layer_offset(const TostTensors* t, int layer);
+size_t tost_layer_offset(const TostTensors* t, int layer);   // of the layer's first tensor
 
 // ---- Pointers ----
 

@@ -138,10 +138,11 @@ static double matmuls_alone(TostModel* m, size_t rows) {
         linear_backward(b->scratch_btc, g.attn_w, NULL, dbranch, x, weight(m, p.attn_w), rows, C, C);
     }
     const TostParams g = model_params(m, TOST_GRAD, 0);
+    const Matrix wte = weight(m, model_params(m, TOST_PARAM, 0).wte);
     for (size_t row = 0; row < rows; row += block) {
         const size_t n = rows - row < block ? rows - row : block;
-        linear_forward(b->logits, ln_f, classifier_weight(m), NULL, n, C, V);
-        linear_backward(b->scratch_btc, g.wte, NULL, dlogits, ln_f, classifier_weight(m), n, C, V);
+        linear_forward(b->logits, ln_f, wte, NULL, n, C, V);
+        linear_backward(b->scratch_btc, g.wte, NULL, dlogits, ln_f, wte, n, C, V);
     }
     return now_seconds() - start;
 }
@@ -348,10 +349,8 @@ static void bench_decode(int dtypes) {
 // Seconds of one forward and backward pass, with dy in scratch_btc.
 static double tssa_once(TostModel* m, int B, int T) {
     m->chunk = (TostChunk){.B = B, .T = T};
-    Tssa tssa = layer_tssa(m, 0);
-    tssa.state = tssa.adjoint = start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0).tssa;
-    tssa.dtemp = model_params(m, TOST_GRAD, 0).temp;
-    tssa.ddenom_bias = model_params(m, TOST_GRAD, 0).denom_bias;
+    double* state = start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0).tssa;   // and adjoint
+    const Tssa tssa = layer_tssa(m, 0, state, state);
     const double start = now_seconds();
     tssa_forward(&tssa);
     tssa_backward(&tssa);
@@ -540,12 +539,12 @@ static void bench_rows(void) {
 // Forward and backward from the zero state. Sets the seconds of each.
 static void memory_once(double seconds[2], TostModel* m, int B, int T) {
     m->chunk = (TostChunk){.B = B, .T = T};
-    DeltaRule memory = layer_delta_rule(m, 0);
-    memory.state = start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0).memory;
+    float* state = start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0).memory;   // then the adjoint
+    const DeltaRule memory = layer_delta_rule(m, 0, state, NULL, state);
     const double start = thread_seconds();
     delta_rule_forward(&memory);
     seconds[0] = thread_seconds() - start;
-    memory.adjoint = start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0).memory;
+    start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0);
     for (size_t i = 0; i < (size_t)B * T * memory.C; i++) m->buf.dpredicted[i] = memory.z[i];
     const double middle = thread_seconds();
     delta_rule_backward(&memory);

@@ -12,7 +12,7 @@ enum { CONV_BEFORE = TOST_CONV_WIDTH - 1 };   // tokens of a chunk's `before`
 typedef struct {
     int B, T, C;
     const float* weight;   // (C,4)
-    size_t stride;         // from `before` of a sequence to that of the next
+    size_t stride;         // floats from `before` of a sequence to that of the next
 } Conv;
 
 // Sets y, and `before` for the next chunk.  y, x (B,T,C)

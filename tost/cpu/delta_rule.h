@@ -25,7 +25,7 @@ typedef struct {
     const float *z, *pi;     // (B,T,C), (B,NH,T)
     float  *o;               // (B,T,C)
     float  *G;               // (B,C·HS): G of each head, after these tokens. NULL in inference
-    size_t stride;           // from the state of a sequence to the next
+    size_t stride;           // floats from the state of a sequence to the next
     float  *state;           // (B,C·HS+2C): Gᵀ of each head, k and o; before these tokens, then after them
     float  *scratch;         // (threads,delta_rule_scratch_size)
     // backward only

@@ -9,7 +9,7 @@ void cpu_tssa(const CpuTssa* k) {
     const Tssa args = {
         .B = k->B, .T = k->T, .C = k->C, .NH = k->NH, .HS = k->C / k->NH, .block_size = k->block_size,
         .z = k->z, .temp = k->temp, .denom_bias = k->denom_bias, .u = k->u, .pi = k->pi, .y = k->y,
-        .stride = tssa_state_size(k->C, k->NH),
+        .stride = 2 * tssa_state_size(k->C, k->NH),
         .state = (double*)xcalloc(k->B, state), .adjoint = (double*)xcalloc(k->B, state),
         .saved = (double*)xcalloc(k->B * tssa_blocks(k->T), state),
         .scratch = (double*)xcalloc(tssa_scratch_size(k->C, k->NH), sizeof(double)), .dy = k->dy, .dz = k->dz,

@@ -82,7 +82,7 @@ static Tssa tssa_args(Arrays a, int n, float* pi, float* u, double* scratch) {
     set_pi(pi, u, T);
     for (int i = 0; i < 2 * n + 1; i++) a.wide[0][i] = fabs(a.wide[0][i]);
     return (Tssa){.B = 1, .T = T, .C = n, .NH = 1, .HS = n, .z = a.x[1], .temp = temp, .u = u, .pi = pi, .y = a.x[0],
-                  .stride = 2 * (size_t)n + 1, .state = a.wide[0], .scratch = scratch};
+                  .stride = 2 * (2 * (size_t)n + 1), .state = a.wide[0], .scratch = scratch};
 }
 static void run_tssa_forward(Arrays a, int n) {
     float pi[T], u[T];
