@@ -91,23 +91,19 @@
 #include <assert.h>
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include "tost/base/error.h"
+#include "tost/base/bf16.h"
 #include "tost/base/memory.h"
 #include "tost/base/processor.h"
-#include "tost/base/text.h"
-#include "tost/base/bf16.h"
+#include "tost/base/vector_math.h"
 #include "tost/commands/commands.h"
-#include "tost/engine.h"
-#include "tost/ranks/exchange.h"
 #include "tost/cpu/conv.h"
 #include "tost/cpu/delta_rule.h"
 #include "tost/cpu/gemm.h"
 #include "tost/cpu/threads.h"
 #include "tost/cpu/tssa_stages.h"
-#include "tost/base/vector_math.h"
+#include "tost/engine.h"
+#include "tost/ranks/exchange.h"
 
 // Sums over rows: a thread takes CHANNELS neighboring channels at a time and adds the rows in order, so the bits do not
 // depend on the number of threads. Some of these functions are compiled twice: for CHANNELS channels, with the sums in
@@ -373,8 +369,10 @@ static void tssa_membership_forward(const Tssa* args, TssaRange r) {
             const double score = (double)args->temp[h] * u[h * T];
             largest = score > largest ? score : largest;
         }
-        for (int h = 0; h < args->NH; h++) e[h] = exp((double)args->temp[h] * u[h * T] - largest);
-        for (int h = 0; h < args->NH; h++) sum += e[h];
+        for (int h = 0; h < args->NH; h++) {
+            e[h] = exp((double)args->temp[h] * u[h * T] - largest);
+            sum += e[h];
+        }
         for (int h = 0; h < args->NH; h++) pi[h * T] = (float)(e[h] / sum);
     }
 }
@@ -471,7 +469,6 @@ ALWAYS_INLINE void tssa_statistics_backward_heads(const Tssa* args, TssaRange r,
             const double* restrict g_d = g + (size_t)i * HS;
             const double pi_over_M_i = pi_over_M[i], pi = args->pi[tssa_head(args, r.b, h) + t];
             double* restrict RN = adjoint.N + h * HS;
-            float* dpi_t = args->dpi + tssa_head(args, r.b, h) + t;
             double dpi = 0;
             #pragma omp simd reduction(+ : dpi)
             for (int d = 0; d < HS; d++) {
@@ -481,6 +478,7 @@ ALWAYS_INLINE void tssa_statistics_backward_heads(const Tssa* args, TssaRange r,
                 dz[d] = (float)(pi * (2.0 * z[d] * RN[d] - dy[d] * g_d[d]));
             }
             RD[h] += dD[i];
+            float* dpi_t = args->dpi + tssa_head(args, r.b, h) + t;
             *dpi_t = (float)(*dpi_t + dpi + RD[h]);
         }
     }
@@ -620,34 +618,14 @@ static void gelu_backward(float* dx, uint16_t* dx_bf16, const float* derivative,
 // ---------------------------------------------------------------------------------------------
 // Classifier, softmax and cross-entropy:  loss[row] = log Σ_v e^logit[row,v] - logit[row,target]
 
-// The loss of one row. The logits become e^(logit - largest logit), and *sum their sum: fours of them in float, then in
-// double. EXPS at once, in two steps, because a processor does not look far enough ahead to overlap whole exp_f32.
+// The loss of one row. The logits become e^(logit - largest logit), and *sum their sum.
 static inline double cross_entropy_row(double* sum, float* logits, int32_t target, int V) {
-    enum { SUMS = 16, EXPS = 4 * SUMS };
     const double target_logit = logits[target];
     float largest = logits[0];
-    double sums[SUMS] = {0}, total = 0;
     #pragma omp simd reduction(max : largest)
     for (int v = 0; v < V; v++) largest = logits[v] > largest ? logits[v] : largest;
-    for (int v = 0; v + EXPS <= V; v += EXPS) {
-        float x[EXPS], power[EXPS];
-        float* out = logits + v;
-        for (int i = 0; i < EXPS; i += 16) __builtin_prefetch(out + V + i, 1);   // the next row
-        #pragma omp simd
-        for (int i = 0; i < EXPS; i++) x[i] = exp_split(&power[i], out[i] - largest);
-        #pragma omp simd
-        for (int i = 0; i < EXPS; i++) {
-            x[i] = exp_join(power[i], x[i]);
-            out[i] = x[i];
-        }
-        #pragma omp simd
-        for (int i = 0; i < SUMS; i++) sums[i] += (x[i] + x[SUMS + i]) + (x[2 * SUMS + i] + x[3 * SUMS + i]);
-    }
-    for (int v = V / EXPS * EXPS; v < V; v++) logits[v] = exp_f32(logits[v] - largest);
-    for (int v = V / EXPS * EXPS; v < V; v++) total += logits[v];
-    for (int i = 0; i < SUMS; i++) total += sums[i];
-    *sum = total;
-    return log(total) + largest - target_logit;
+    *sum = exp_row(logits, largest, V);
+    return log(*sum) + largest - target_logit;
 }
 
 // loss, targets (rows); logits (rows,V) are overwritten. A target of -1 has the loss 0. With `gradient` the logits
@@ -695,8 +673,8 @@ static size_t even_block(size_t rows, size_t most) {
     return (rows + blocks - 1) / blocks;
 }
 
-// Rows per block of logits: as many as fit in 8 MiB, which stay in cache, or 768 if that is more; but no more than fit
-// in 128 MiB, or 64 if that is more.
+// Rows per block of logits: as many as fit in 8 MiB, which stay in cache; or 768 if that is more, because each block
+// reads wte and updates dwte; but no more than fit in 128 MiB, or 64 if that is more.
 static size_t classifier_rows(size_t rows, int V) {
     const size_t cached = ((size_t)8 << 20) / (V * sizeof(float)), fit = ((size_t)128 << 20) / (V * sizeof(float));
     return even_block(rows, max_size(min_size(max_size(cached, 768), fit), 64));
@@ -1017,7 +995,7 @@ static void layer_backward(TostModel* model, int l, int after, int before) {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The model: a pass over a chunk. from, to, after and before are indices of states ("States" below).
+// The model: a pass over a chunk. from, to, after and before are indices of states ("States" above).
 
 static void cpu_forward(TostModel* model, const TostChunk* chunk, int from, int to) {
     const TostParams p = model_params(model, TOST_PARAM, 0);
