@@ -1152,7 +1152,7 @@ static void update_owned(TostModel* model, const TostUpdate* update, const Owned
 
 // The rest of the update with Muon, after the exchange
 static void update_whole(TostModel* model, const TostUpdate* update, const TostTensor* t) {
-    float *p = model->array[TOST_PARAM] + t->offset, *u = model->array[TOST_GRAD] + t->offset;   // u: or updated p
+    float *p = model->array[TOST_PARAM] + t->offset, *u = model->array[TOST_GRAD] + t->offset;   // u, or an updated p
     if (tost_uses_muon(t, model->options.optimizer)) {
         const int rows = t->shape[0], columns = t->shape[1];
         orthogonalize(u, model->buf.muon, rows, columns, model->params_bf16 ? gemm_bf16 : gemm);
