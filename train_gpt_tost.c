@@ -48,10 +48,12 @@
 //     zero_grad(model)
 //     for each micro-batch:
 //         train_forward(model, {inputs, targets, B, T}, from, 1 / (number of targets in the step))
-//         train_backward(model, after, before, TOST_MORE)       both add to the gradients of the mean loss
+//         train_backward(model, after, before, TOST_MORE)
 //     read_loss(&sum, &count, model)                            loss = sum / count
 //     norm = grad_norm(model)
 //     update(model, {lr, …, clip})                              clip = min(1, --grad-clip / (norm + 1e-6))
+//
+// train_forward also runs the classifier's backward; both functions add to the gradients of the mean loss.
 //
 // from, after and before are indices of states (see "States" below), here TOST_NO_STATE: the sequences begin and end
 // with this batch. The last train_backward of a step gets TOST_STEP_ENDS instead of TOST_MORE: with several processes
@@ -216,7 +218,7 @@ static void layernorm_backward(float* dx, float* dw, float* db, const float* dy,
 //
 // gemm(c, a, b, layout, M, N, K, store): c = A · B, for A (M,K), B (K,N), c (M,N). GEMM_NN: a is A and b is B; GEMM_NT:
 // b is Bᵀ, stored (N,K); GEMM_TN: a is Aᵀ, stored (K,M). store: GEMM_SET; GEMM_ADD: c +=; GEMM_ROUND: rounds c to bf16;
-// GEMM_SYMMETRIC: c = cᵀ.
+// GEMM_SYMMETRIC: the caller knows that c = cᵀ, so half of it is computed and then copied.
 // a and b are a Matrix {f32, bf16}: gemm reads f32; gemm_bf16, which has the same type, Gemm, reads bf16 or, if that is
 // NULL, rounds f32 to bf16. f32(a) is the Matrix {a, NULL}. The weight decides: if its bf16 is NULL, all products of a
 // Linear are in float32.
@@ -286,8 +288,8 @@ struct Tssa {   // the type Tssa is declared in tssa_stages.h
     const float *temp, *denom_bias;   // (NH); (NH,block_size), from the position of the first token on, or NULL
     int block_size;
     float *u, *pi, *y;                // (B,NH,T) twice; (B,T,C)
-    size_t stride;                    // floats from the state of a sequence to the next: a state has other parts, too
-    double *state;                    // (B,2C+NH): S, N and D before these tokens, then after them
+    size_t stride;                    // floats from a sequence's state to the next, beyond S, N and D: see States
+    double *state;                    // (B; 2C+NH every `stride` floats): S, N, D before these tokens, then after them
     double *saved;                    // (B,blocks,2C+NH): S, N and D before each block; NULL if no backward follows
     double *scratch;                  // (threads,tssa_scratch_size)
     // backward only
@@ -299,14 +301,17 @@ struct Tssa {   // the type Tssa is declared in tssa_stages.h
 };
 
 static size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
-static size_t tssa_scratch_size(int C, int NH) { return (TSSA_BLOCK + 1) * ((size_t)C + 2 * NH); }   // of a thread
+// Of a thread. tssa_statistics_backward uses most: N, D, and for each token of a block g, dD and Π/M.
+static size_t tssa_scratch_size(int C, int NH) { return (TSSA_BLOCK + 1) * ((size_t)C + 2 * NH); }
 
-// Pointers to S, N and D, or in an adjoint RS, RN and RD: from S on; of sequence b; saved before the block of token t
+// S, N and D in a state; RS, RN and RD in an adjoint
 typedef struct { double *S, *N, *D; } TssaState;
-static TssaState tssa_split(const Tssa* args, double* S) { return (TssaState){S, S + args->C, S + args->C + args->C}; }
+static TssaState tssa_split(const Tssa* args, double* S) { return (TssaState){S, S + args->C, S + 2 * args->C}; }
+// Of sequence b in `states`
 static TssaState tssa_state(const Tssa* args, double* states, int b) {
     return tssa_split(args, (double*)((float*)states + b * args->stride));
 }
+// Of sequence b, as saved before the block of token t
 static TssaState tssa_saved(const Tssa* args, int b, int t) {
     const size_t block = (size_t)b * tssa_blocks(args->T) + t / TSSA_BLOCK;
     return tssa_split(args, args->saved + block * tssa_state_size(args->C, args->NH));
@@ -362,7 +367,7 @@ static void tssa_membership_forward(const Tssa* args, TssaRange r) {
     const size_t T = args->T;
     double* e = tssa_scratch(args);   // (NH)
     for (int t = r.t0; t < r.t1; t++) {
-        const float* u = args->u + tssa_head(args, r.b, 0) + t;   // that of head h is T floats further than h - 1's
+        const float* u = args->u + tssa_head(args, r.b, 0) + t;   // of head h: u[h * T]
         float* pi = args->pi + tssa_head(args, r.b, 0) + t;
         double largest = -INFINITY, sum = 0;
         for (int h = 0; h < args->NH; h++) {
@@ -381,7 +386,7 @@ static void tssa_membership_forward(const Tssa* args, TssaRange r) {
 static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
     const int HS = args->HS;
     const TssaState sums = tssa_state(args, args->state, r.b);
-    double* D = tssa_scratch(args);   // (NH): a copy, because 8 heads, also those of other threads, share a cache line
+    double* D = tssa_scratch(args);   // (NH), a copy: in `state`, heads of several threads share a cache line
     tssa_copy(D, sums.D, r, 1);
     if (args->saved) {
         tssa_copy(tssa_saved(args, r.b, r.t0).N, sums.N, r, HS);
@@ -404,14 +409,15 @@ static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
     tssa_copy(sums.D, D, r, 1);
 }
 
-// Sets u, Π, y and `saved`, and advances the state by these tokens. T = 1 is a decode step. Threads that share a
-// sequence run the last stage of a block at the same time as the first of a later one. The costs, the times of a head
-// in these stages (5 : 4 on Zen 5, in backward 4 : 3), divide the heads so that all threads take equally long.
+// Sets u, Π, y and `saved`, and advances the state by these tokens. T = 1 is a decode step. If threads share a
+// sequence, some run the last stage of a block while others run the first stage of a later one. first_cost : last_cost
+// is the ratio of their times per head, measured on Zen 5; with it, tssa_run gives all threads the same time to work.
 static void tssa_forward(const Tssa* args) {
     const TssaStages stages = {.first = tssa_energy_forward, .first_cost = 5, .second = tssa_membership_forward,
                                .last = tssa_statistics_forward, .last_cost = 4,
                                .B = args->B, .T = args->T, .NH = args->NH};
-    const bool in_parallel = (size_t)args->B * args->T > SERIAL_ROWS, ascending = true;   // in time
+    const bool in_parallel = (size_t)args->B * args->T > SERIAL_ROWS;
+    const bool ascending = true;   // in time
     tssa_run(&stages, args, ascending, in_parallel);
 }
 
@@ -701,8 +707,8 @@ static void classify(const Classifier* args) {
 
 // A row: field, type, elements. Each table is expanded twice: to a struct, below, and in layout_buffers to the arrays'
 // allocation, with these variables: C, NH, V; L layers; B and rows = B·T, of the largest chunk; the numbers of states
-// and of threads; conv, memory, train, muon, fp32 and bf16, which are 1, or 0 to leave the array out (NULL); c and o,
-// the model's config and options.
+// and of threads; logits_rows, the rows of a block of logits; conv, memory, train, muon, fp32 and bf16, which are 1, or
+// 0 to leave the array out (NULL); c and o, the model's config and options.
 #define LAYER_ACTIVATIONS(X) \
     X(ln_1,       float,  rows * C)                     /* ln_1(x) */ \
     X(mean_1,     float,  rows) \
@@ -714,7 +720,7 @@ static void classify(const Classifier* args) {
     X(tssa_saved, double, train * B * tssa_blocks(o->max_chunk) * tssa_state_size(C, NH)) /* Tssa.saved */ \
     X(y,          float,  rows * C) \
     X(predicted,  float,  memory * rows * C)            /* the memory's predictions */ \
-    X(memory_G,   float,  memory * train * B * C * (C / NH)) /* (B,C·HS): DeltaRule.G, after the chunk */ \
+    X(memory_G,   float,  memory * train * B * C * (C / NH)) /* (B,C·HS): the heads' matrices after the chunk */ \
     X(attn_out,   float,  rows * C)                     /* c_proj(y) */ \
     X(x_mid,      float,  rows * C)                     /* x + gamma1 attn_out */ \
     X(ln_2,       float,  rows * C)                     /* ln_2(x_mid) */ \
@@ -735,7 +741,7 @@ static void classify(const Classifier* args) {
     X(logits,       float,  logits_rows * V)            /* of a block of rows */ \
     X(dlogits_bf16, uint16_t, train * bf16 * logits_rows * V) /* gradient of the logits; float32: in their place */ \
     X(losses,       double, rows) \
-    X(gathered,     float,  rows * C)                   /* some rows of ln_f */ \
+    X(gathered,     float,  rows * C)                   /* rows of ln_f: the last ones, or those with targets */ \
     X(gathered_targets, int32_t, rows)                  /* their targets */ \
     X(states,       float,  states * L * B * state_size(c)) /* or gradients of states */ \
     X(layer_state,  float,  B * state_size(c))          /* of one layer, if the pass does not set a state */ \
@@ -768,7 +774,7 @@ struct TostModel {
     size_t            arena_bytes;
     size_t            logits_rows;         // rows in a block of logits, at most
     Exchange          exchange;            // of gradients and parameters with other ranks
-    Threads           threads;             // fewer while other processes use the cores
+    Threads           threads;             // begin and end time a pass: the next have fewer threads if others use cores
     TostChunk         chunk;               // of the last pass
     int               from;                // the state from which it started
     double            loss_sum;            // since the last read_loss
@@ -796,8 +802,8 @@ static const float* layer_input(const TostModel* model, int l) {
 // States: all that a chunk uses of earlier tokens. buf.states has options.states of them, each for all layers and
 // sequences. from, to, after and before are indices of states, or TOST_NO_STATE. Forward reads state `from` and writes
 // state `to`. Backward goes through the chunks in reverse: it reads the gradient of the state after a chunk from
-// `after`, and writes that of the state before the chunk to `before`, which must not be `from`, because backward also
-// reads the state itself there.
+// `after`, and writes that of the state before the chunk to `before`. That must not be `from`, which backward still
+// reads.
 
 // Floats in the state of a sequence in a layer: S, N and D, which are doubles; the inputs of the last three tokens for
 // each convolution; the state of the memory. An even number, so that the doubles of the next state are aligned.
@@ -883,7 +889,7 @@ static void convolve(const TostModel* model, float* y, float* state, float* x, c
     if (model->params_bf16) round_bf16(y, chunk_rows(model) * conv.C);
 }
 
-// dx =: holds the gradient of y on entry; dweight +=
+// dx =: holds the gradient of y on entry; dweight +=. from: the state before the chunk
 static void convolve_backward(const TostModel* model, float* dx, float* dweight, float* adjoint, const float* x,
                               const float* from, const float* weight) {
     const Conv conv = layer_conv(model, weight);
@@ -892,15 +898,15 @@ static void convolve_backward(const TostModel* model, float* dx, float* dweight,
     if (model->params_bf16) round_bf16(dx, chunk_rows(model) * conv.C);
 }
 
-// Forward needs the state. Backward needs the state before the chunk, NULL for zeros, and its adjoint; the gradient of
-// predicted is replaced by the memory's part of dz.
-static DeltaRule layer_delta_rule(const TostModel* model, int l, float* state, const float* before, float* adjoint) {
+// Forward needs the state. Backward needs `from`, the state before the chunk (NULL: zeros), and its adjoint; the
+// gradient of predicted is replaced by the memory's part of dz.
+static DeltaRule layer_delta_rule(const TostModel* model, int l, float* state, const float* from, float* adjoint) {
     const TostConfig* c = &model->config;
     const LayerActivations* act = &model->layer[l];
     return (DeltaRule){.B = model->chunk.B, .T = model->chunk.T, .C = c->n_embd, .NH = c->n_head,
                        .HS = c->n_embd / c->n_head, .z = act->z, .pi = act->pi, .o = act->predicted,
                        .G = act->memory_G, .stride = state_size(c), .state = state,
-                       .scratch = model->buf.memory_scratch, .before = before, .d_o = model->buf.dpredicted,
+                       .scratch = model->buf.memory_scratch, .before = from, .d_o = model->buf.dpredicted,
                        .dz = model->buf.dpredicted, .dpi = model->buf.dscore, .adjoint = adjoint};
 }
 
@@ -913,10 +919,10 @@ static void remember(const TostModel* model, int l, float* y, const float* scale
 }
 
 // dscale +=. Sets dpredicted to the memory's part of dz, and dpi to that of dΠ, which is 0 without --memory: TSSA's
-// backward adds to it. before: the state before the chunk
+// backward adds to it. from: the state before the chunk
 static void remember_backward(const TostModel* model, int l, float* dscale, const float* dy, const float* scale,
-                              LayerState before, LayerState adjoint) {
-    const DeltaRule memory = layer_delta_rule(model, l, NULL, before.memory, adjoint.memory);
+                              LayerState from, LayerState adjoint) {
+    const DeltaRule memory = layer_delta_rule(model, l, NULL, from.memory, adjoint.memory);
     const size_t rows = chunk_rows(model);
     if (!scale) {
         memset(memory.dpi, 0, rows * memory.NH * sizeof *memory.dpi);
@@ -1040,7 +1046,7 @@ static void cpu_train_forward(TostModel* model, const TostChunk* chunk, int from
 }
 
 // In the last pass of a step, the gradients become complete layer by layer, from the end of the flat array to its
-// start. exchange_gradients gets the offset from which on they are complete, and starts to add them up over the ranks.
+// start. exchange_gradients gets the offset from which they are complete, and starts to add them up over the ranks.
 static void cpu_train_backward(TostModel* model, int after, int before, TostEnd end) {
     const TostChunk* chunk = &model->chunk;
     const int C = model->config.n_embd, L = model->config.n_layer;
@@ -1091,7 +1097,8 @@ static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict
 //   m = μ m + (1-μ) g,   u = (1-μ) g + μ m,   x = u / ‖u‖     Frobenius norm; g as for AdamW
 //   five times:  A = x xᵀ,   x = a x + (b A + c A²) x     singular values of x above 0.002 end in 0.68 to 1.21
 //   p = p (1 - lr wd) - lr 0.2 √max(rows,columns) x       RMS of 0.2, about AdamW's (arXiv 2502.16982): both use --lr
-// The constants are in tost/model.h.
+// Dividing by ‖u‖ leaves all singular values at most 1. An iteration keeps the singular vectors and replaces a singular
+// value σ by aσ + bσ³ + cσ⁵, which drives it towards 1. The constants are in tost/model.h.
 
 // u =, in place: holds the gradient on entry. m: momentum
 static void muon_momentum(float* restrict u, float* restrict m, size_t n, const TostUpdate* update) {
@@ -1115,23 +1122,23 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
     double squares = 0;
     #pragma omp simd reduction(+ : squares)
     for (size_t i = 0; i < n; i++) squares += (double)x[i] * x[i];
-    combine(x, 0.0, x, 1.0 / fmax(sqrt(squares), TOST_MUON_EPS), n);
+    combine(x, 0.0, x, 1.0 / fmax(sqrt(squares), TOST_MUON_EPS), n);   // x / ‖x‖
     for (int step = 0; step < TOST_MUON_STEPS; step++) {
         const GemmLayout squared = tall ? GEMM_TN : GEMM_NT;
         product(A, f32(x), f32(x), squared, side, side, tall ? rows : columns, GEMM_SYMMETRIC);
         product(polynomial, f32(A), f32(A), GEMM_NN, side, side, side, GEMM_SYMMETRIC);
-        combine(polynomial, TOST_MUON_B, A, TOST_MUON_C, square);
+        combine(polynomial, TOST_MUON_B, A, TOST_MUON_C, square);      // b A + c A²
         if (tall) product(y, f32(x), f32(polynomial), GEMM_NN, rows, columns, columns, GEMM_SET);
         else product(y, f32(polynomial), f32(x), GEMM_NN, rows, columns, rows, GEMM_SET);
-        combine(x, 1.0, y, TOST_MUON_A, n);
+        combine(x, 1.0, y, TOST_MUON_A, n);                            // a x + y
     }
 }
 
 // ---------------------------------------------------------------------------------------------
-// The update. exchange_update calls update_owned for each tensor or, with several ranks, each part of one that this
-// rank owns, and then sends these parts of one flat array to the other ranks. With AdamW alone, it is the array of
-// parameters. With Muon, it is that of gradients: update_owned replaces the gradient of a matrix by u and, with several
-// ranks, that of another tensor by the updated parameters. Then update_whole, on every rank, updates the matrices.
+// The update. Each rank updates the parts of tensors that it owns, by update_owned; exchange_update then sends these
+// parts of a flat array to the other ranks. With AdamW alone, this is the array of parameters. Muon needs whole
+// matrices, so with Muon it is the array of gradients: update_owned leaves u there and, with several ranks, the new
+// parameters of the other tensors. update_whole, on every rank, orthogonalizes and applies u, or copies the parameters.
 
 static double decay_of(const TostTensor* t, const TostUpdate* update) {
     return t->decay == TOST_DECAY ? update->weight_decay : 0.0;
@@ -1251,7 +1258,7 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
 // ---------------------------------------------------------------------------------------------
 // The engine
 
-// logits (rows,V) of x (rows,C). In a decode step, this is most of the work: its time, too, decides on the threads.
+// logits (rows,V) of x (rows,C). In a decode step, this is most of the work, so threads_end measures it, too.
 static void classifier_logits(float* logits, TostModel* model, const float* x, size_t rows) {
     const Matrix wte = weight(model, model_params(model, TOST_PARAM, 0).wte);
     times_weight(logits, f32(x), wte, rows, model->config.n_embd, model->config.vocab_size, GEMM_SET);
@@ -1270,7 +1277,7 @@ static void cpu_last_logits(float* dst, TostModel* model) {
     classifier_logits(dst, model, last, B);
 }
 
-// Only the rows with a target need logits.
+// Only the rows with a target need logits. dst NULL: only the sum of read_loss
 static void cpu_losses(double* dst, TostModel* model) {
     const int32_t* targets = model->chunk.targets;
     const Buffers* buf = &model->buf;
@@ -1310,11 +1317,12 @@ static void cpu_zero_grad(TostModel* model) {
 static double cpu_grad_norm(TostModel* model) { return exchange_norm(&model->exchange); }
 
 static void cpu_put(TostModel* model, TostArray array, const TostTensor* t, const float* src) {
-    if (array < TOST_M) memcpy(model->array[array] + t->offset, src, t->size * sizeof *src);
+    if (array == TOST_PARAM || array == TOST_GRAD) memcpy(model->array[array] + t->offset, src, t->size * sizeof *src);
     else exchange_put(&model->exchange, array, model->array[array], t, src);
     if (array == TOST_PARAM && model->params_bf16) bf16_from_floats(model->params_bf16 + t->offset, src, t->size);
 }
 
+// The ranks own parts of m and v, and after a step's last backward also of the summed gradients.
 static void cpu_get(float* dst, const TostModel* model, TostArray array, const TostTensor* t) {
     if (array == TOST_PARAM) memcpy(dst, model->array[array] + t->offset, t->size * sizeof *dst);
     else exchange_collect(dst, &model->exchange, array, model->array[array], t);
