@@ -15,7 +15,7 @@
 //         N[t,d] = Σ_{t'≤t} s[t',d] Π[h,t'],   D[h,t] = Σ_{t'≤t} Π[h,t']        running sums weighted by Π
 //         y[t,d] = -z[t,d] Π[h,t] M[h,t] / (M[h,t] + N[t,d]),   M = D + 1e-8
 //     and the output is c_proj(y). temp (per head) and denom_bias (per head and position) are learned; they start at 1
-//     and 0. As in the published code, denom_bias is no part of a denominator, and it is added once per channel.
+//     and 0. As in the published code, and despite its name, denom_bias is added to a ratio, once per channel.
 //
 // What TSSA does. s/S is the token's share of the energy that all tokens so far have in a channel. The sum u of these
 // shares over a head's channels is about HS/(t+1) for a token of average size, and more for a larger one. A softmax
@@ -23,8 +23,8 @@
 // far in a channel, weighted by their membership in its head, and y = -zΠ/(1+m): about -zΠ for a small m, about 0 for a
 // large one.
 //
-// Suppose that the rows of c_attn's weight are orthonormal, that c_proj's weight is its transpose and that both have no
-// bias, as in the paper's derivation. Then a + tssa(a) is a, with its part along each row multiplied by 1 - Π/(1+m):
+// Suppose that the rows of c_attn's weight are orthonormal, that c_proj's weight is its transpose and that neither has
+// a bias, as in the paper's derivation. Then a + tssa(a) is a, with its part along each row multiplied by 1 - Π/(1+m):
 // for Π = ½, by 0.5 at m = 0 and by 0.995 at m = 100. So a token shrinks along the directions in which the tokens of a
 // head are small, and stays as it is along those in which they are large. In the paper, this is a step that lowers a
 // coding rate, a measure of how far the tokens of a head spread: y is -M times the derivative of ½ Σ_d log(1+m[d]) with
@@ -37,8 +37,8 @@
 //     --conv 4               convolutions over time (tost/cpu/conv.h), so that a token also sees the three before it:
 //                            z is the convolution of `projected` = c_attn(a). c_fc reads `mlp_in`, the convolution of
 //                            ln_2(x)
-//     --memory 1             a matrix per head predicts the z of the next token, and y += memory_scale · prediction;
-//                            Π is the rate of its updates (tost/cpu/delta_rule.h)
+//     --memory 1             a matrix per head predicts, from the z of a token, that of the next, and y +=
+//                            memory_scale · prediction; Π is the rate of its updates (tost/cpu/delta_rule.h)
 //     --membership uniform   temp is 0 and not trained, so Π = 1/NH
 //     --positions none       wpe and denom_bias do not exist (NULL)
 // Without --conv, `projected` is the array z, and `mlp_in` is the array ln_2.
@@ -81,7 +81,8 @@
 //     the operands of matrix products
 //     the outputs of Linear, and its biases before they are added; but not the logits of cpu_logits and cpu_last_logits
 //     the inputs and outputs of the convolutions
-//     in backward, dz, the gradients of the inputs of Linear and of the convolutions, and those of fc and the logits
+//     in backward, the gradients of: z, the inputs of Linear, the inputs of the convolutions, the output of c_fc, and
+//     the logits
 // All else is as in float32: residual stream, statistics, softmax, loss, parameter gradients, AdamW, momentum of Muon.
 //
 // Sizes: B sequences, T tokens of each in the chunk, `first` the position of the first one, C channels, NH heads of
@@ -288,7 +289,8 @@ struct Tssa {   // the type Tssa is declared in tssa_stages.h
     const float *temp, *denom_bias;   // (NH); (NH,block_size), from the position of the first token on, or NULL
     int block_size;
     float *u, *pi, *y;                // (B,NH,T) twice; (B,T,C)
-    size_t stride;                    // floats from a sequence's state to the next, beyond S, N and D: see States
+    size_t stride;                    // floats from the start of a sequence's state to that of the next one: after
+                                      // S, N and D come the floats of --conv and --memory (see States)
     double *state;                    // (B; 2C+NH every `stride` floats): S, N, D before these tokens, then after them
     double *saved;                    // (B,blocks,2C+NH): S, N and D before each block; NULL if no backward follows
     double *scratch;                  // (threads,tssa_scratch_size)
@@ -297,7 +299,7 @@ struct Tssa {   // the type Tssa is declared in tssa_stages.h
     float *dz;                        // (B,T,C)
     float *dpi, *dscore;              // (B,NH,T) twice, may be one array. dpi: dΠ; on entry the memory's part, or 0
     float *dtemp, *ddenom_bias;       // (NH), NULL if membership is uniform; (NH,block_size) or NULL: +=
-    double *adjoint;                  // like state: RS, RN and RD after these tokens, then at the first one
+    double *adjoint;                  // like state: RS, RN and RD after these tokens, then before them
 };
 
 static size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
@@ -409,9 +411,10 @@ static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
     tssa_copy(sums.D, D, r, 1);
 }
 
-// Sets u, Π, y and `saved`, and advances the state by these tokens. T = 1 is a decode step. If threads share a
-// sequence, some run the last stage of a block while others run the first stage of a later one. first_cost : last_cost
-// is the ratio of their times per head, measured on Zen 5; with it, tssa_run gives all threads the same time to work.
+// Sets u, Π, y and `saved`, and advances the state by these tokens. T = 1 is a decode step. The first stage needs
+// nothing of the others: if threads share a sequence, some run it on a later block while others run the last stage.
+// tssa_run divides the heads so that all work for the same time; first_cost : last_cost is the ratio of the stages'
+// times per head, measured on Zen 5.
 static void tssa_forward(const Tssa* args) {
     const TssaStages stages = {.first = tssa_energy_forward, .first_cost = 5, .second = tssa_membership_forward,
                                .last = tssa_statistics_forward, .last_cost = 4,
@@ -578,7 +581,7 @@ ALWAYS_INLINE void residual_channels(float* restrict dbranch, float* dgamma, con
     for (int c = 0; c < width; c++) dgamma[c] += (float)sum[c];
 }
 
-// dbranch =; dgamma +=. dx, the gradient of x_out, stays as it is: it is also the gradient that x gets past the branch.
+// dbranch =; dgamma +=. dx, the gradient of x_out, stays as it is: it is also what x gets through the skip connection.
 //   dbranch = gamma dx,   dgamma = Σ_rows dx branch
 static void residual_backward(float* dbranch, float* dgamma, const float* dx, const float* branch, const float* gamma,
                               size_t rows, int C) {
@@ -679,11 +682,12 @@ static size_t even_block(size_t rows, size_t most) {
     return (rows + blocks - 1) / blocks;
 }
 
-// Rows per block of logits: as many as fit in 8 MiB, which stay in cache; or 768 if that is more, because each block
-// reads wte and updates dwte; but no more than fit in 128 MiB, or 64 if that is more.
+// Rows per block of logits: as many as stay in cache, 8 MiB, but at least 768, because each block reads all of wte and
+// dwte; if 128 MiB have fewer rows, these, but at least 64.
 static size_t classifier_rows(size_t rows, int V) {
     const size_t cached = ((size_t)8 << 20) / (V * sizeof(float)), fit = ((size_t)128 << 20) / (V * sizeof(float));
-    return even_block(rows, max_size(min_size(max_size(cached, 768), fit), 64));
+    const size_t wanted = max_size(cached, 768), allowed = max_size(fit, 64);
+    return even_block(rows, min_size(wanted, allowed));
 }
 
 // Losses and, unless dwte is NULL, gradients, one block of rows after the other, because all logits would be too many
@@ -702,8 +706,8 @@ static void classify(const Classifier* args) {
 // ---------------------------------------------------------------------------------------------
 // The arrays of a model: one allocation (layout_buffers). Parameters, gradients and the optimizer's moments are flat
 // arrays laid out by the table in tost/model.h; activations and buffers follow the tables below. A training model keeps
-// the activations of every layer for backward. For inference, all layers share one set: a layer's input is not needed
-// after x_out is written.
+// the activations of every layer for backward. For inference, all layers share one set: a layer's x_out is then
+// the array of its input, which was last read for x_mid.
 
 // A row: field, type, elements. Each table is expanded twice: to a struct, below, and in layout_buffers to the arrays'
 // allocation, with these variables: C, NH, V; L layers; B and rows = B·T, of the largest chunk; the numbers of states
@@ -774,7 +778,8 @@ struct TostModel {
     size_t            arena_bytes;
     size_t            logits_rows;         // rows in a block of logits, at most
     Exchange          exchange;            // of gradients and parameters with other ranks
-    Threads           threads;             // begin and end time a pass: the next have fewer threads if others use cores
+    Threads           threads;             // threads_begin and threads_end measure the time of a pass: if other
+                                           // programs use the cores, later passes get fewer threads
     TostChunk         chunk;               // of the last pass
     int               from;                // the state from which it started
     double            loss_sum;            // since the last read_loss
@@ -802,8 +807,7 @@ static const float* layer_input(const TostModel* model, int l) {
 // States: all that a chunk uses of earlier tokens. buf.states has options.states of them, each for all layers and
 // sequences. from, to, after and before are indices of states, or TOST_NO_STATE. Forward reads state `from` and writes
 // state `to`. Backward goes through the chunks in reverse: it reads the gradient of the state after a chunk from
-// `after`, and writes that of the state before the chunk to `before`. That must not be `from`, which backward still
-// reads.
+// `after`, and writes that of the state before the chunk to `before`, which must be another one than `from`.
 
 // Floats in the state of a sequence in a layer: S, N and D, which are doubles; the inputs of the last three tokens for
 // each convolution; the state of the memory. An even number, so that the doubles of the next state are aligned.
@@ -898,8 +902,8 @@ static void convolve_backward(const TostModel* model, float* dx, float* dweight,
     if (model->params_bf16) round_bf16(dx, chunk_rows(model) * conv.C);
 }
 
-// Forward needs the state. Backward needs `from`, the state before the chunk (NULL: zeros), and its adjoint; the
-// gradient of predicted is replaced by the memory's part of dz.
+// Forward needs the state, and saves the matrices after the chunk as G. Backward needs `from`, the state before the
+// chunk (NULL: zeros), and the adjoint; it recovers earlier matrices from G. d_o, predicted's gradient, becomes dz.
 static DeltaRule layer_delta_rule(const TostModel* model, int l, float* state, const float* from, float* adjoint) {
     const TostConfig* c = &model->config;
     const LayerActivations* act = &model->layer[l];
@@ -958,7 +962,7 @@ static void layer_forward(TostModel* model, int l, int from, int to) {
     residual_forward(act->x_out, act->x_mid, act->mlp_out, p.gamma2, rows, C);
 }
 
-// out = a x + b out
+// out = a x + b out; x may be out
 static void combine(float* out, double a, const float* x, double b, size_t n) {
     const float a32 = (float)a, b32 = (float)b;
     #pragma omp parallel for simd schedule(static)
@@ -1122,7 +1126,7 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
     double squares = 0;
     #pragma omp simd reduction(+ : squares)
     for (size_t i = 0; i < n; i++) squares += (double)x[i] * x[i];
-    combine(x, 0.0, x, 1.0 / fmax(sqrt(squares), TOST_MUON_EPS), n);   // x / ‖x‖
+    combine(x, 0.0, x, 1.0 / fmax(sqrt(squares), TOST_MUON_EPS), n);   // x / ‖x‖ (0 x + x / ‖x‖)
     for (int step = 0; step < TOST_MUON_STEPS; step++) {
         const GemmLayout squared = tall ? GEMM_TN : GEMM_NT;
         product(A, f32(x), f32(x), squared, side, side, tall ? rows : columns, GEMM_SYMMETRIC);
@@ -1135,10 +1139,11 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
 }
 
 // ---------------------------------------------------------------------------------------------
-// The update. Each rank updates the parts of tensors that it owns, by update_owned; exchange_update then sends these
-// parts of a flat array to the other ranks. With AdamW alone, this is the array of parameters. Muon needs whole
-// matrices, so with Muon it is the array of gradients: update_owned leaves u there and, with several ranks, the new
-// parameters of the other tensors. update_whole, on every rank, orthogonalizes and applies u, or copies the parameters.
+// The update. Each rank updates the parts of tensors that it owns, by update_owned. Then exchange_update sends these
+// parts of one flat array to the other ranks. With AdamW alone, it is the array of parameters. Muon needs whole
+// matrices, so with Muon it is the array of gradients, which are not needed any more: update_owned puts u there and,
+// with several ranks, the new parameters of the other tensors, so that they travel with it. Then update_whole, on every
+// rank, orthogonalizes and applies u, or copies the new parameters.
 
 static double decay_of(const TostTensor* t, const TostUpdate* update) {
     return t->decay == TOST_DECAY ? update->weight_decay : 0.0;
@@ -1159,13 +1164,14 @@ static void update_owned(TostModel* model, const TostUpdate* update, const Owned
 
 // The rest of the update with Muon, after the exchange
 static void update_whole(TostModel* model, const TostUpdate* update, const TostTensor* t) {
-    float *p = model->array[TOST_PARAM] + t->offset, *u = model->array[TOST_GRAD] + t->offset;   // u, or an updated p
+    float *p = model->array[TOST_PARAM] + t->offset, *received = model->array[TOST_GRAD] + t->offset;
     if (tost_uses_muon(t, model->options.optimizer)) {
         const int rows = t->shape[0], columns = t->shape[1];
-        orthogonalize(u, model->buf.muon, rows, columns, model->params_bf16 ? gemm_bf16 : gemm);
+        orthogonalize(received, model->buf.muon, rows, columns, model->params_bf16 ? gemm_bf16 : gemm);
         const double longer = rows > columns ? rows : columns;
-        combine(p, -update->lr * TOST_MUON_SCALE * sqrt(longer), u, 1.0 - update->lr * decay_of(t, update), t->size);
-    } else if (model->exchange.ranks > 1) memcpy(p, u, t->size * sizeof *p);
+        combine(p, -update->lr * TOST_MUON_SCALE * sqrt(longer), received, 1.0 - update->lr * decay_of(t, update),
+                t->size);
+    } else if (model->exchange.ranks > 1) memcpy(p, received, t->size * sizeof *p);
 }
 
 static void cpu_update(TostModel* model, const TostUpdate* update) {
@@ -1258,7 +1264,8 @@ static TostModel* cpu_create(const TostConfig* c, const TostEngineOptions* o, To
 // ---------------------------------------------------------------------------------------------
 // The engine
 
-// logits (rows,V) of x (rows,C). In a decode step, this is most of the work, so threads_end measures it, too.
+// logits (rows,V) of x (rows,C), not rounded to bf16. In a decode step, this is most of the work, so threads_end
+// measures it, too.
 static void classifier_logits(float* logits, TostModel* model, const float* x, size_t rows) {
     const Matrix wte = weight(model, model_params(model, TOST_PARAM, 0).wte);
     times_weight(logits, f32(x), wte, rows, model->config.n_embd, model->config.vocab_size, GEMM_SET);
@@ -1334,7 +1341,7 @@ static bool cpu_supports(TostDtype dtype) { return dtype == TOST_FP32 || dtype =
 
 static bool cpu_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
     (void)err;
-    const int threads = threads_or_max(o->threads);
+    const int threads = threads_or_max(o->threads);   // processor_unused: vector extensions that the build leaves out
     snprintf(text, cap, "CPU, %d thread%s, %s, matmul %s%s", threads, threads == 1 ? "" : "s",
              o->dtype == TOST_BF16 ? "bf16" : "float32", gemm_library(), processor_unused());
     return true;
