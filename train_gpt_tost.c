@@ -282,7 +282,7 @@ static void linear_backward(float* dx, float* dw, float* db, Matrix dy, Matrix x
 // float sum stops growing when its terms are smaller than its last bit.
 
 // The state of a sequence is its running sums S, N (C) and D (NH), one after another. Its adjoint, the gradient with
-// respect to it (RS, RN and RD, see Backward below), is laid out alike.
+// respect to it (RS, RN and RD, sums from the end: see Backward below), is laid out alike.
 struct Tssa {   // the type Tssa is declared in tssa_stages.h
     int B, T, C, NH, HS;
     const float *z;                   // (B,T,C): the projection, or its convolution
@@ -303,7 +303,7 @@ struct Tssa {   // the type Tssa is declared in tssa_stages.h
 };
 
 static size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
-// Of a thread. tssa_statistics_backward uses most: N, D, and for each token of a block g, dD and Π/M.
+// Scratch of a thread, in doubles. tssa_statistics_backward uses most: N, D, and for each token of a block g, dD and Π/M.
 static size_t tssa_scratch_size(int C, int NH) { return (TSSA_BLOCK + 1) * ((size_t)C + 2 * NH); }
 
 // S, N and D in a state; RS, RN and RD in an adjoint
@@ -411,10 +411,10 @@ static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
     tssa_copy(sums.D, D, r, 1);
 }
 
-// Sets u, Π, y and `saved`, and advances the state by these tokens. T = 1 is a decode step. The first stage needs
-// nothing of the others: if threads share a sequence, some run it on a later block while others run the last stage.
-// tssa_run divides the heads so that all work for the same time; first_cost : last_cost is the ratio of the stages'
-// times per head, measured on Zen 5.
+// Sets u, Π, y and `saved`, and advances the state by these tokens. T = 1 is a decode step. The first stage uses no
+// result of the others. So if several threads share a sequence, they form a pipeline: while some run the last stage on
+// a block, others run the first stage on a later one. first_cost : last_cost, the ratio of the two stages' times per head
+// (measured on Zen 5), tells tssa_run how many heads to give to each thread, so that all end at the same time.
 static void tssa_forward(const Tssa* args) {
     const TssaStages stages = {.first = tssa_energy_forward, .first_cost = 5, .second = tssa_membership_forward,
                                .last = tssa_statistics_forward, .last_cost = 4,
@@ -602,7 +602,7 @@ static inline float gelu_of(float* x) {
     return y;
 }
 
-// Sets y or, if it is not NULL, y_bf16. x becomes the derivative.
+// Sets y_bf16 if it is not NULL, otherwise y. x becomes the derivative.
 static void gelu_forward(float* y, uint16_t* y_bf16, float* x, size_t n) {
     if (y_bf16) {
         #pragma omp parallel for simd schedule(static) if (n > 1 << 14)
@@ -682,8 +682,8 @@ static size_t even_block(size_t rows, size_t most) {
     return (rows + blocks - 1) / blocks;
 }
 
-// Rows per block of logits: as many as stay in cache, 8 MiB, but at least 768, because each block reads all of wte and
-// dwte; if 128 MiB have fewer rows, these, but at least 64.
+// Rows per block of logits, the smaller of two numbers. wanted: as many as fit in 8 MiB of cache, but at least 768,
+// because each block reads all of wte and dwte. allowed: as many as fit in 128 MiB, but at least 64.
 static size_t classifier_rows(size_t rows, int V) {
     const size_t cached = ((size_t)8 << 20) / (V * sizeof(float)), fit = ((size_t)128 << 20) / (V * sizeof(float));
     const size_t wanted = max_size(cached, 768), allowed = max_size(fit, 64);
@@ -849,7 +849,7 @@ static LayerState start_state(const TostModel* model, int from, int to, int l) {
     return layer_state(model, state);
 }
 
-// Sequence i of state `to` = sequence i / copies of state `from`, for i < n; to is not from.
+// Sequence i of state `to` becomes sequence i / copies (rounded down) of state `from`, for i < n; to is not from.
 static void cpu_copy_state(TostModel* model, int to, int from, int n, int copies) {
     const size_t bytes = state_size(&model->config) * sizeof(float);
     for (int l = 0; l < model->config.n_layer; l++)
@@ -902,8 +902,9 @@ static void convolve_backward(const TostModel* model, float* dx, float* dweight,
     if (model->params_bf16) round_bf16(dx, chunk_rows(model) * conv.C);
 }
 
-// Forward needs the state, and saves the matrices after the chunk as G. Backward needs `from`, the state before the
-// chunk (NULL: zeros), and the adjoint; it recovers earlier matrices from G. d_o, predicted's gradient, becomes dz.
+// Forward needs the state, and saves the matrices after the chunk as G. Backward undoes the updates from G on (how:
+// tost/cpu/delta_rule.h), and needs the adjoint and, for the token before the chunk, the state `from` (NULL: zeros).
+// d_o, predicted's gradient, becomes dz.
 static DeltaRule layer_delta_rule(const TostModel* model, int l, float* state, const float* from, float* adjoint) {
     const TostConfig* c = &model->config;
     const LayerActivations* act = &model->layer[l];
@@ -1098,7 +1099,8 @@ static void adamw(float* restrict p, uint16_t* restrict in_bf16, float* restrict
 // Muon (Jordan et al. 2024), with --optimizer muon for the weights of Linear in the layers. The update of a weight
 // (rows,columns) is, approximately, the orthogonal matrix nearest to its momentum: with the same singular vectors, but
 // all singular values near 1, so that directions in which the gradient is small are learned as fast as the others.
-//   m = μ m + (1-μ) g,   u = (1-μ) g + μ m,   x = u / ‖u‖     Frobenius norm; g as for AdamW
+//   m = μ m + (1-μ) g,   u = (1-μ) g + μ m    Nesterov: u is m one step ahead, if g stays; g as for AdamW
+//   x = u / ‖u‖                               Frobenius norm
 //   five times:  A = x xᵀ,   x = a x + (b A + c A²) x     singular values of x above 0.002 end in 0.68 to 1.21
 //   p = p (1 - lr wd) - lr 0.2 √max(rows,columns) x       RMS of 0.2, about AdamW's (arXiv 2502.16982): both use --lr
 // Dividing by ‖u‖ leaves all singular values at most 1. An iteration keeps the singular vectors and replaces a singular
@@ -1128,8 +1130,8 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
     for (size_t i = 0; i < n; i++) squares += (double)x[i] * x[i];
     combine(x, 0.0, x, 1.0 / fmax(sqrt(squares), TOST_MUON_EPS), n);   // x / ‖x‖ (0 x + x / ‖x‖)
     for (int step = 0; step < TOST_MUON_STEPS; step++) {
-        const GemmLayout squared = tall ? GEMM_TN : GEMM_NT;
-        product(A, f32(x), f32(x), squared, side, side, tall ? rows : columns, GEMM_SYMMETRIC);
+        const GemmLayout layout = tall ? GEMM_TN : GEMM_NT;
+        product(A, f32(x), f32(x), layout, side, side, tall ? rows : columns, GEMM_SYMMETRIC);
         product(polynomial, f32(A), f32(A), GEMM_NN, side, side, side, GEMM_SYMMETRIC);
         combine(polynomial, TOST_MUON_B, A, TOST_MUON_C, square);      // b A + c A²
         if (tall) product(y, f32(x), f32(polynomial), GEMM_NN, rows, columns, columns, GEMM_SET);
@@ -1139,7 +1141,7 @@ static void orthogonalize(float* x, float* scratch, int rows, int columns, Gemm*
 }
 
 // ---------------------------------------------------------------------------------------------
-// The update. Each rank updates the parts of tensors that it owns, by update_owned. Then exchange_update sends these
+// The update. exchange_update calls update_owned for each part of a tensor that this rank owns, then sends these
 // parts of one flat array to the other ranks. With AdamW alone, it is the array of parameters. Muon needs whole
 // matrices, so with Muon it is the array of gradients, which are not needed any more: update_owned puts u there and,
 // with several ranks, the new parameters of the other tensors, so that they travel with it. Then update_whole, on every
@@ -1341,7 +1343,8 @@ static bool cpu_supports(TostDtype dtype) { return dtype == TOST_FP32 || dtype =
 
 static bool cpu_describe(char* text, size_t cap, const TostEngineOptions* o, TostError* err) {
     (void)err;
-    const int threads = threads_or_max(o->threads);   // processor_unused: vector extensions that the build leaves out
+    const int threads = threads_or_max(o->threads);
+    // processor_unused: vector extensions that the build leaves out
     snprintf(text, cap, "CPU, %d thread%s, %s, matmul %s%s", threads, threads == 1 ? "" : "s",
              o->dtype == TOST_BF16 ? "bf16" : "float32", gemm_library(), processor_unused());
     return true;
