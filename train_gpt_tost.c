@@ -303,7 +303,7 @@ struct Tssa {   // the type Tssa is declared in tssa_stages.h
 };
 
 static size_t tssa_state_size(int C, int NH) { return 2 * (size_t)C + NH; }
-// Scratch of a thread, in doubles. tssa_statistics_backward uses most: N, D, and for each token of a block g, dD and Π/M.
+// Doubles of scratch per thread. tssa_statistics_backward uses most: N, D, and g, dD, Π/M of each token of a block.
 static size_t tssa_scratch_size(int C, int NH) { return (TSSA_BLOCK + 1) * ((size_t)C + 2 * NH); }
 
 // S, N and D in a state; RS, RN and RD in an adjoint
@@ -413,8 +413,8 @@ static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
 
 // Sets u, Π, y and `saved`, and advances the state by these tokens. T = 1 is a decode step. The first stage uses no
 // result of the others. So if several threads share a sequence, they form a pipeline: while some run the last stage on
-// a block, others run the first stage on a later one. first_cost : last_cost, the ratio of the two stages' times per head
-// (measured on Zen 5), tells tssa_run how many heads to give to each thread, so that all end at the same time.
+// a block, others run the first stage on a later one. first_cost : last_cost, the ratio of the two stages' times per
+// head (measured on Zen 5), tells tssa_run how many heads to give to each thread, so that all end at the same time.
 static void tssa_forward(const Tssa* args) {
     const TssaStages stages = {.first = tssa_energy_forward, .first_cost = 5, .second = tssa_membership_forward,
                                .last = tssa_statistics_forward, .last_cost = 4,
