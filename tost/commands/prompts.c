@@ -19,7 +19,7 @@ static bool read_prompt(Bytes* text, const Options* o, TostError* err) {
     }
     if (!*path) return tost_error(err, "--prompt @ names no file; give @FILE");
     if (!read_lines(text, &lines, path, err)
-        || !check_utf8_text(from_file ? path : "standard input", text->data, text->size, err)) return false;
+        || !check_utf8_text(from_file ? path : "standard input", 0, text->data, text->size, err)) return false;
     text->size = (size_t)(lines.end - lines.at);
     memmove(text->data, lines.at, text->size);
     const bool feed = text->size > 0 && text->data[text->size - 1] == '\n';
@@ -43,16 +43,16 @@ static bool read_arrived(Bytes* text, Prompts* p, TostError* err) {
 
 static bool read_more(Prompts* p, const char* path, TostError* err) {
     const bool standard = strcmp(path, "-") == 0, first = !p->lines;
-    const char* line;
+    const char *line, *name = standard ? "standard input" : path;
     Bytes file = {0};
     size_t skip = 0;
     bool ok = (standard ? read_arrived(&file, p, err) : (p->end = read_file(&file, path, err)))
-        && (!first || text_check_head(&skip, standard ? "standard input" : path, file.data, file.size, err));
+        && (!first || text_check_head(&skip, name, file.data, file.size, err));
     Lines lines = {file.data + skip, file.data + file.size, p->lines};
     if (ok && p->read == 0) p->jsonl = has_suffix(path, ".jsonl") || begins_json(lines.at, lines.end, '{');
     if (ok && first && lines.at == lines.end)
         ok = tost_error(err, "--prompts %s is empty: give one prompt per line", path);
-    ok = ok && (p->jsonl || check_utf8_text(path, lines.at, (size_t)(lines.end - lines.at), err));
+    ok = ok && (p->jsonl || check_utf8_text(name, p->bytes, file.data, file.size, err));
     for (size_t n; ok && next_line(&line, &n, &lines);) {
         if (is_blank(line, n)) continue;
         p->prompt = xgrow(p->prompt, p->count, sizeof *p->prompt);
@@ -63,6 +63,7 @@ static bool read_more(Prompts* p, const char* path, TostError* err) {
             || tost_error(err, "--prompts %s: line %zu: %s", path, next->line, err->text);
     }
     p->lines = lines.number;
+    p->bytes += file.size;
     free(file.data);
     return ok;
 }

@@ -43,9 +43,10 @@ bool broken_accepted(const Broken* b, uint64_t bytes, TostError* err) {
                       "drop these bytes: iconv -c -f UTF-8 -t UTF-8 FILE | tr -d '\\000'", broken_line(b).text);
 }
 
-bool check_utf8_text(const char* name, const char* text, size_t n, TostError* err) {
+bool check_utf8_text(const char* name, uint64_t at, const char* text, size_t n, TostError* err) {
     Broken b = {.bytes = n, .name = name};
     b.count = count_broken(&b.first, text, n);
+    b.first += at;
     if (!broken_accepted(&b, n, err)) return false;
     if (b.count) print_warning("%s; they are kept as they are", broken_line(&b).text);
     return true;

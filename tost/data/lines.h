@@ -16,7 +16,8 @@ typedef struct { uint64_t count, first, bytes; const char* name; } Broken;   // 
 uint64_t count_broken(uint64_t* first, const char* text, size_t n);
 TextLine broken_line(const Broken* b);
 bool broken_accepted(const Broken* b, uint64_t bytes, TostError* err);   // not too many for a text of `bytes`
-bool check_utf8_text(const char* name, const char* text, size_t n, TostError* err);   // the same; warns of a few
+// The same for a text, or a part of it that begins at byte `at`; warns of a few
+bool check_utf8_text(const char* name, uint64_t at, const char* text, size_t n, TostError* err);
 
 // at: the next line; number: of the last one, counted from 1
 typedef struct { const char *at, *end; size_t number; } Lines;

@@ -70,6 +70,14 @@ exec 3>&-
 wait $!
 texts '7\n8 and\n7\n' >first
 check "with the same texts as all at once" [ "$(cat first)" = "$(sed 's/.*"text": //' answers)" ]
+"$binary" sample --model straight --prompts - --tokens 3 <asked >answer 2>stderr &
+exec 3>asked
+echo 7 >&3
+until_true [ -s answer ]
+printf '7 \377\n' >&3
+exec 3>&-
+wait $!
+check "a bad byte is counted from the start of the pipe: $(cat stderr)" says "at byte 4 of standard input" stderr
 
 # To a terminal, control bytes are escaped; to a pipe they are not.
 prompt=$(printf 'a\033[2J\t\302\233bc\377\n\303\251')
