@@ -19,7 +19,7 @@ static int write_shards(const Run* r, const Path* prefix, const StringList* file
     o.n_files = files->count;
     o.recipe.seed = tost_presets[0].seed;   // runs with other seeds validate on the same documents
     if (o.init && !o.tokenizer) tokenizer_beside(&vocab, r->weights.text);
-    else if (!o.tokenizer) {
+    else if (!o.tokenizer && !(o.resume_auto && path_exists(vocab.text))) {   // else learned by a start that was killed
         const bool given = recipe_given(&r->recipe, RECIPE_vocab_size);
         o.size = given ? r->recipe.config.vocab_size : plan_vocabulary(bytes);
         o.out = vocab.text;
@@ -35,9 +35,9 @@ static int write_shards(const Run* r, const Path* prefix, const StringList* file
 }
 
 // Removes the files of a run that did not start, so that the same command can be given again.
-static void remove_shards(const Run* r) {
+static void remove_shards(const Run* r, bool vocabulary) {
     static const char* const names[] = {"text_train_*.bin", "text_val_*.bin", ("text_" TOKENIZER_FILE)};
-    for (size_t i = 0; i < countof(names); i++) {
+    for (size_t i = 0; i < countof(names) - !vocabulary; i++) {
         StringList files = {0};
         char* pattern = xstrdup(path_in(r->out.text, names[i]).text);
         if (expand_glob(&files, &(StringList){1, &pattern}, &(TostError){0}))
@@ -64,7 +64,6 @@ static bool read_text(int* status, Run* r, TostError* err) {
     ok = run_agree(r, ok && (!first || run_claim_folder(r, err)), err);
     comm_broadcast(r->comm, &r->out, sizeof r->out, 0);
     const Path prefix = path_in(r->out.text, "text");
-    if (ok && first && r->args->resume_auto) remove_shards(r);   // of a start that was killed
     if (ok && first) *status = write_shards(r, &prefix, &files, bytes);
     comm_broadcast(r->comm, status, sizeof *status, 0);
     free_strings(&files);
@@ -87,6 +86,7 @@ int command_train(const Options* given, TostComm* comm, const TostEngine* engine
     if (r.comm) r.progress.live = false;   // mpirun and srun may pass a terminal, but merge the output of all ranks
     bool ok = run_agree(&r, run_find(&r, &err), &err), finished = ok && run_is_finished(&r);
     const bool existed = r.out.text[0] && is_dir(r.out.text);
+    const bool had_vocabulary = existed && path_exists(path_in(r.out.text, "text_" TOKENIZER_FILE).text);
     int text = 0;
     ok = ok && (args.text.count == 0 || read_text(&text, &r, &err));
     // Rank 0 decides, because ranks may see different folders.
@@ -101,7 +101,7 @@ int command_train(const Options* given, TostComm* comm, const TostEngine* engine
     const int signal = run_signal(&r);
     const bool out_of_time = r.stopped_by && strcmp(r.stopped_by, "--max-time") == 0 && r.info.step < r.recipe.steps;
     if (args.text.count && !ok && comm_rank(comm) == 0 && r.lock.path.text[0] && !checkpoint_is_run(r.out.text)) {
-        if (!text) remove_shards(&r);
+        if (!text) remove_shards(&r, !had_vocabulary || r.old.text[0]);
         lock_release(&r.lock);
         if (!existed) rmdir(r.out.text);   // fails if it is not empty
     }

@@ -38,8 +38,13 @@ check "a resumed run is the planned one" same_run stopped unstopped
 # ---- --text ----------------------------------------------------------------------------------------------------------
 
 mkdir mine
-: >mine/text_vocab.bpe   # of a start that was killed
-run --text long.txt text.txt --for 2s $given --resume auto --out mine
+run vocab --size 300 --out mine/text_vocab.bpe text.txt   # of a start that was killed
+echo own >mine/text_val_000009.bin
+start="--text long.txt text.txt --for 2s $given --resume auto --out mine"
+refuses 1 "tost $start" mine/text_val_000009.bin "exists already"
+check "a file of the user is kept" [ "$(cat mine/text_val_000009.bin)" = own ]
+rm mine/text_val_000009.bin
+prints "$start" "tokenizer  mine/text_vocab.bpe: 300 tokens"
 cp stdout printed
 for file in vocab.bpe train_000000.bin val_000000.bin; do
     check "the run has its vocabulary and shards: $(ls mine)" [ -f mine/text_$file ]
@@ -51,9 +56,15 @@ tr . '\n' <long.txt >lines.txt
 prints "--text lines.txt --lines --for 2s $given --tokenizer learned.bpe --out mine --overwrite" \
     "the old run is now in mine.1" "tokenizer  learned.bpe" "$(grep -c make lines.txt) documents"
 prints "--text lines.txt --lines --for 2s $sizes --total-batch 128 --resume auto --out mine" "is finished"
-execute tost --text "$dir/text.txt" --for 2s --seq 32 --val-windows 9 --keep-best --channels 30 --heads 7 --out no
+seq 2000 >lines.txt
+execute tost --text "$dir/lines.txt" --for 2s --seq 32 --val-windows 9 --keep-best --channels 30 --heads 7 --out no
 check "7 heads of 30 channels: exit status $status" [ $status -eq 1 ]
+check "one hint: $(cat stderr)" [ "$(grep -c 'give --lines' stderr)" = 1 ]
 check "a run that cannot start leaves no folder: $(ls no 2>/dev/null)" [ ! -e no ]
 check "the old run has kept its shards" [ -f mine.1/text_train_000000.bin ]
+mkdir own
+cp learned.bpe own/text_vocab.bpe
+execute tost --text "$dir/text.txt" --for 2s --seq 32 --val-windows 9 --channels 30 --heads 7 --resume auto --out own
+check "nor does it remove a vocabulary that was there: $(ls own)" [ "$status,$(ls own)" = 1,text_vocab.bpe ]
 
 finish
