@@ -458,7 +458,8 @@ static bool take_option(Options* o, char* const** at, TostError* err) {
                           next ? next : "");
     bool* given = &o->given[row - option_table];
     if (row->kind == HELP) o->page = row->name;
-    else if (*given && row->kind != LIST) return tost_error(err, "--%s is given twice", row->name);
+    else if ((*given || (o->resume_auto && row->field == AT(resume))) && row->kind != LIST)
+        return tost_error(err, "--%s is given twice", row->name);
     *given = !automatic;   // whether it resumes is not known yet
     o->resume_auto |= automatic;
     if (recipe_row(row) < RECIPE_ROWS) o->recipe.given |= (uint64_t)1 << recipe_row(row);
