@@ -64,12 +64,12 @@ static bool info_model(const Options* o, TostError* err) {
 
 typedef struct { char* name; CheckpointInfo info; double seconds; } RunRow;   // of the newest checkpoint
 
-// Time of the first `step` training steps that are in log.csv.
+// Time of the first `step` training steps that are in log.csv; NAN without one.
 static double training_seconds(const char* run, int64_t step) {
     char* line = NULL;
     size_t n = 0;
-    double seconds = 0;
     FILE* log = fopen(path_in(run, LOG_FILE).text, "r");
+    double seconds = log ? 0 : NAN;
     for (LogRow row; log && getline(&line, &n, log) > 0;)
         if (log_row_parse(&row, line) && row.step <= step && row.ms > 0) seconds += 1e-3 * row.ms;
     if (log) fclose(log);
@@ -129,8 +129,8 @@ static void show_run(JsonFile* json, const RunRow* row, int width) {
                    seconds = json_figure_real(json, "seconds", row->seconds, "%.1f");
     json_put_text(json, "model", sizes.text);
     print_line(stdout, "%-*s %8s %8s %10s %8s %8s %9s  %s; %s", width, row->name, steps.text,
-               human_count((double)info->tokens).text, isfinite(info->val_loss) ? loss.text : "-", seconds.text,
-               lr.text, option_of(info, "optimizer"), sizes.text, data);
+               human_count((double)info->tokens).text, isfinite(info->val_loss) ? loss.text : "-",
+               isfinite(row->seconds) ? seconds.text : "-", lr.text, option_of(info, "optimizer"), sizes.text, data);
     free(data);
     json_put_open(json, "options", '{');
     for (int i = 0; i < info->options.count; i++)
@@ -180,7 +180,10 @@ static bool info_two_runs(const Options* o, TostError* err) {
     for (int k = 0; k < 2; k++) {
         ok = ok && loaded_model_find(&m[k], o->files[k], NULL, err);
         run[k] = (RunRow){.name = o->files[k], .info = m[k].info};
-        if (ok) run[k].seconds = training_seconds(path_above(path_above(m[k].file).text).text, m[k].info.step);
+        const Path folder = path_above(ok ? m[k].file : ""), above = path_above(folder.text);
+        const bool of_run = checkpoint_is_name(folder.text, &(int64_t){0})
+                            || strcmp(folder.text, path_in(above.text, BEST_FOLDER).text) == 0;
+        run[k].seconds = of_run ? training_seconds(above.text, m[k].info.step) : NAN;
         recipe[k].config = m[k].info.config;
     }
     const KeyValues *first = &m[0].info.options, *second = &m[1].info.options;
