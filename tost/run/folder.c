@@ -61,9 +61,10 @@ static bool check_disk(Run* r, TostError* err) {
 static void keep_earlier_best(Run* r) {
     const bool has_best = checkpoint_is_folder(path_in(r->out.text, BEST_FOLDER).text);
     if (!r->args->resume || !r->recipe.keep_best || has_best || !isfinite(r->info.best_val_loss)) return;
-    const bool kept = checkpoint_link_best(r->out.text, r->info.best_val_step);
-    progress_fact(&r->progress, "best", "step %lld is %s", (long long)r->info.best_val_step,
-                  kept ? "kept" : "not kept: its checkpoint does not exist");
+    TostError why;
+    const bool kept = checkpoint_link_best(r->out.text, r->info.best_val_step, &why);
+    progress_fact(&r->progress, "best", "step %lld is %s%s", (long long)r->info.best_val_step,
+                  kept ? "kept" : "not kept: ", kept ? "" : why.text);
 }
 
 bool run_open_folder(Run* r, TostError* err) {

@@ -179,13 +179,15 @@ bool checkpoint_publish(const char* finished, const char* name, TostError* err) 
     return false;
 }
 
-bool checkpoint_link_best(const char* run, int64_t step) {
+bool checkpoint_link_best(const char* run, int64_t step, TostError* err) {
     static const char* const names[] = {MODEL_FILE, OPTIMIZER_FILE, TOKENIZER_FILE};   // some have no tokenizer
     const Path from = checkpoint_name(run, step), to = path_in(run, BEST_FOLDER ".tmp");
-    bool ok = checkpoint_exists(run, step) && checkpoint_remove(to.text, &(TostError){0}) && mkdir(to.text, 0777) == 0;
+    if (!checkpoint_exists(run, step)) return tost_error(err, "its checkpoint does not exist");
+    bool ok = checkpoint_remove(to.text, err) && mkdir(to.text, 0777) == 0;
     for (size_t i = 0; ok && i < countof(names); i++)
         ok = link(path_in(from.text, names[i]).text, path_in(to.text, names[i]).text) == 0 || errno == ENOENT;
-    return ok && rename(to.text, path_in(run, BEST_FOLDER).text) == 0;
+    return (ok && rename(to.text, path_in(run, BEST_FOLDER).text) == 0)
+        || tost_error(err, "its files cannot be linked: %s", strerror(errno));
 }
 
 bool checkpoint_prune(const char* run, int64_t step, int keep, TostError* err) {

@@ -750,6 +750,9 @@ static void test_rise(Checks* c) {
     free_outcome(run(RISING "--steps 40 --save-every 20 --out saved"));
     check_output(c, run("--resume --steps 41 --keep-best --out saved"), "best       step 20 is kept", NULL, "a best");
     check(c, same_file("saved/best", "saved/step_00000020", MODEL_FILE), "it is the checkpoint of its step");
+    check(c, rename("saved/best", "away") == 0 && symlink("nowhere", "saved/best") == 0, "something else named best");
+    check_output(c, run("--resume --steps 42 --keep-best --out saved"),
+                 "best       step 20 is not kept: its files cannot be linked: Not a directory", NULL, "no links");
     hooks[0] = worse;
     check_output(c, run(RISING "--steps 40 --keep-best --out rises3"), text_line("%suse rises3/best, ", rose).text,
                  advice, "rises, with --keep-best");
