@@ -9,8 +9,9 @@ beside the published ones, version, device, time, speed, options and samples. It
     RUN/step_*/model.safetensors      version and options, from the metadata of the newest checkpoint
     RUN/eval/NAME.json                results of `eval --json`; validation (on OpenWebText), lambada_loss,
                                       wikitext2_loss and ptb_loss have published values; others appear by name
-    RUN/train.log or RUN.train.log    the output of `train`, for the device and the model FLOPs utilization:
-                                      train_gpt_tost --out RUN … | tee RUN.train.log
+    RUN/device.txt                    the device of each start of `train`
+    RUN/train.log or RUN.train.log    the output of `train`, for the model FLOPs utilization and, of earlier versions,
+                                      the device: train_gpt_tost --out RUN … | tee RUN.train.log
     RUN/samples.jsonl                 the output of `sample --prompts`
 
 A cell without a result says which command or file it needs. dev/reproduce.sh makes all files; train.log only if its
@@ -56,10 +57,12 @@ def read_samples(path):
 
 
 def read_output(folder):
-    """The devices and the percentages of FLOPs utilization in the output of `train`."""
+    """The devices, and the percentages of FLOPs utilization in the output of `train`."""
     beside = Path(f"{folder.resolve()}.train.log")   # the folder does not exist before the run starts
-    text = "".join(path.read_text(errors="replace") for path in (folder / "train.log", beside) if path.exists())
-    return re.findall(r"^device +(.*)$", text, re.M), list(map(float, re.findall(r"  ([0-9]+\.[0-9])% MFU", text)))
+    output, devices = ("".join(path.read_text(errors="replace") for path in paths if path.exists())
+                       for paths in ((folder / "train.log", beside), (folder / "device.txt",)))
+    return (re.findall(r"^device +(.*)$", output, re.M) + devices.splitlines(),
+            list(map(float, re.findall(r"  ([0-9]+\.[0-9])% MFU", output))))
 
 
 def read_results(folder):
@@ -184,8 +187,7 @@ def fact_rows(folder, log, metadata, devices, mfu):
     sizes = [metadata.get(key, "?") for key in ("n_layer", "n_head", "n_embd", "block_size", "vocab_size")]
     rows = [["program", metadata.get("program", "unknown")],
             ["device", "; later ".join(dict.fromkeys(devices)) or
-             f"{metadata.get('option.dtype', 'dtype unknown')} (to name the device, save the output of train as "
-             f"{folder}.train.log)"]]
+             f"unknown, {metadata.get('option.dtype', 'dtype unknown')}"]]
     if metadata:
         name = published_model(metadata)
         rows.append(["model", (f"{name}, " if name else "") + f"{metadata['parameters'] / 1e6:.1f}M parameters: "

@@ -92,10 +92,11 @@ check "no FLOPs utilization without the output of train" [ "$(grep -c FLOPs plai
 printf 'step 1/3  loss 2  38.5%% MFU  ETA 1s\nstep 2/3  loss 2  39.5%% MFU\n' >plain/train.log
 reports plain '^# `plain`$' '^| loss, nats per token | this run |$' 'sample --model plain --prompts FILE'
 reports plain "| model FLOPs utilization | 39\.0 %" "run's validation shards | [0-9][0-9.]* after step 3.*by train" \
-    "| device | dtype unknown (to name the device, save the output of train as plain\.train\.log)"
+    "| device | $(cat plain/device.txt) |"
 printf 'device     CPU, 7 threads\n' >plain.train.log
-reports plain "| device | CPU, 7 threads |"
-rm plain.train.log
+reports plain "| device | CPU, 7 threads; later $(cat plain/device.txt) |"
+rm plain.train.log plain/device.txt
+reports plain "| device | unknown, dtype unknown |"
 mkdir -p empty plain/eval
 refuses_all 1 report <<'END'
 nowhere | nowhere: not a folder
