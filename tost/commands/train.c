@@ -87,7 +87,7 @@ int command_train(const Options* given, TostComm* comm, const TostEngine* engine
     bool ok = run_agree(&r, run_find(&r, &err), &err), finished = ok && run_is_finished(&r);
     const bool existed = r.out.text[0] && is_dir(r.out.text);
     const bool had_vocabulary = existed && path_exists(path_in(r.out.text, "text_" TOKENIZER_FILE).text);
-    int text = 0;
+    int text = -1;   // no shards are written
     ok = ok && (args.text.count == 0 || read_text(&text, &r, &err));
     // Rank 0 decides, because ranks may see different folders.
     comm_broadcast(r.comm, &finished, sizeof finished, 0);
@@ -106,7 +106,7 @@ int command_train(const Options* given, TostComm* comm, const TostEngine* engine
         if (!existed) rmdir(r.out.text);   // fails if it is not empty
     }
     run_free(&r);
-    if (text) return text;
+    if (text > 0) return text;
     if (!ok) return print_error(&err);
     if (signal) return 128 + signal;
     return out_of_time ? STATUS_RESUMABLE : 0;

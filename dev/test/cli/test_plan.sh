@@ -66,5 +66,8 @@ mkdir own
 cp learned.bpe own/text_vocab.bpe
 execute tost --text "$dir/text.txt" --for 2s --seq 32 --val-windows 9 --channels 30 --heads 7 --resume auto --out own
 check "nor does it remove a vocabulary that was there: $(ls own)" [ "$status,$(ls own)" = 1,text_vocab.bpe ]
+: >own/text_val_000000.bin
+execute tost --text absent.txt --for 2s --out own
+check "nor shards: $(ls own)" [ "$status,$(ls own | wc -l)" = 1,2 ]
 
 finish
