@@ -145,7 +145,7 @@ def strips(panels, path):
     colors = np.array([[*colorsys.hls_to_rgb(HUES[h % 8] / 360, LIGHTNESS[h // 8 % 3], 0.8), 1] for h in range(heads)])
     full = full_margin(panels[0][1])
     picture = matplotlib.figure.Figure((9, 1.5 * len(panels)), layout="constrained")
-    axes = picture.subplots(len(panels), squeeze=False)
+    axes = picture.subplots(len(panels), squeeze=False, sharex=True)   # the same positions below each other
     for (title, one), ax in zip(panels, axes[:, 0]):
         image = colors[one.pi.argmax(1)]
         image[..., 3] = (margins(one.pi) / full).clip(0, 1)

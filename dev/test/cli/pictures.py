@@ -83,6 +83,7 @@ def check_page(membership):
                        for name in ("HUES", "LIGHTNESS"))
     check("the page has a key, in the colors of the picture", 'id="key"' in text and hues == membership.HUES
           and np.allclose(lightness, 100 * np.array(membership.LIGHTNESS)))
+    check("its positions count from 1, as in the picture", "position ${token + 1} of ${T}" in text)
     layer, token = data["start"]
     margin, first = membership.margins(trained.pi)[layer], T // 4
     check("the page opens at the layer that changed most, at its largest margin after the first quarter",
