@@ -39,7 +39,7 @@ check "train --help begins with three examples" [ "$(head -n 10 stdout | grep -c
 # ---- Ends of runs, and the best checkpoint ---------------------------------------------------------------------------
 
 run $small --lr 0.3 --steps 6 --val-every 1 --keep 1 --keep-best --out best
-check "a pruned checkpoint leaves nothing: $(ls best)" [ "$(echo $(ls best))" = "best log.csv step_00000006" ]
+check "a pruned checkpoint leaves nothing: $(ls best)" [ "$(echo $(ls best))" = "best device.txt log.csv step_00000006" ]
 grep -o 'best [0-9.]* after step [0-9]*' stdout | tail -1 >best.line
 prints "info best/best" "after step $(sed 's/.* //' best.line)"
 prints "info best" "nats/token after step 6"

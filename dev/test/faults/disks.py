@@ -104,14 +104,16 @@ class Trial:
     def may_succeed(self):
         """True if the program may succeed: the failed call is repeated (a rename by other means) or was not needed (a
         folder that exists), the data is already safe (close after sync), or the failure is harmless (the note in the
-        lock file; an old checkpoint that cannot be removed, which gives a warning)."""
+        lock file; device.txt; an old checkpoint that cannot be removed, which gives a warning)."""
         call, path = self.fault
         once = not self.do.startswith(("stay", "fill"))
         if path.endswith("run.lock") and call != "open":
             return once or call in ("unlink", "close")
         made = {*self.job.start, *(r.path for r in self.result.journal if r.name == "mkdir")}
         again = (call == "mkdir" and path in made) or (call == "rename" and "/step_" in path)
-        if (once and re.search(r"run(/log\.csv|/step_.*)?$", path)) or self.fault == ("fsync", "run/log.csv"):
+        if once and re.search(r"run(/(log\.csv|device\.txt|step_.*))?$", path):
+            return True
+        if self.fault == ("fsync", "run/log.csv"):
             return True   # a run goes on and writes it later; the last sync is not needed
         if self.job.name == "tokenize" and call == "rmdir" and path.endswith(".tmp"):
             return True   # the shards are complete; the next tokenize uses the folder again
