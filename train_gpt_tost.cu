@@ -4,7 +4,7 @@
 //   LayerNorm    is fused with the residual and LayerScale before it, so a layer ends with the next layer's ln_1
 //   embedding    before a training pass, the host sorts the tokens: backward sums each row of dwte in a fixed order
 //   sums         over rows, for gradients of vectors, go through partial sums (reduce.cuh), added by a launch per layer
-//   gradients    the first pass of a part overwrites them, so that they are not cleared
+//   gradients    the first pass after zero_grad overwrites them, so that they need not be cleared
 //
 // Precision. Matmul operands have one storage type S, float (fp32, tf32) or bf16; kernels are templates on it. Always
 // float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums (in pairs of floats between
@@ -19,6 +19,9 @@
 // dense and row-major. Outputs come first, then saved tensors, inputs (const), sizes. Each backward states for each
 // gradient whether it is overwritten (=) or accumulated (+=). "Minimum traffic" at a kernel is in bytes for bf16 (S = 2
 // bytes), with each input read once and each output written once.
+//
+// tost/cuda/common.cuh has LAUNCH and the accesses to S as float: load_pack reads N neighboring elements, load_part the
+// first `inside` of them (WHOLE: all) and zeros, add_part adds those; platform.cuh has SHARED, UNROLL and NO_UNROLL.
 
 #include <assert.h>
 #include <math.h>
@@ -40,35 +43,37 @@ extern "C" {
 }
 
 // ---------------------------------------------------------------------------------------------
-// The input of a pass: a header, then int32 arrays, in device memory, so that a graph serves every call of its shape.
+// The input of a pass (forward or backward of a chunk): a header, then int32 arrays, in device memory, so that a graph
+// serves every call of its shape.
 
-struct StepHeader {
+struct PassHeader {
     int32_t first;                   // position of the first token
     float   grad_scale;
     int32_t n_segments, n_big;       // of embedding_backward
 };
 
-constexpr size_t STEP_HEADER = sizeof(StepHeader) / sizeof(int32_t);
+constexpr size_t PASS_HEADER = sizeof(PassHeader) / sizeof(int32_t);
 constexpr int EMBED_SEGMENT = 64;    // maximum rows of a segment in embedding_backward
 
 // For embedding_backward, the rows are sorted by token, then by row, and cut into segments of up to EMBED_SEGMENT rows
-// of one token. A token's only segment is added to dwte directly; a big token has several, which go to partial sums.
-struct StepInput {
-    StepHeader* header;
+// of one token. The sum of a token's only segment is added to dwte; a token with more segments is big, and its sums go
+// to `partial` (partial sums,C), to be added to dwte in a second kernel.
+struct PassInput {
+    PassHeader* header;
     int32_t *inputs, *targets;        // (rows)
-    int32_t *order, *start, *dest;    // (rows); (segments+1); (segments): token, or -1 - index of a partial sum
+    int32_t *order, *start;           // (rows): the sorted rows; (segments+1): where in `order` each segment starts
+    int32_t* dest;                    // (segments): token, or of a big one -1 - index of the partial sum
     int32_t *big_token, *big_first;   // (big); (big+1): index of the first partial sum
 };
 
-static size_t step_input_size(size_t rows) {
-    return STEP_HEADER + 5 * rows + 1 + 2 * (rows / EMBED_SEGMENT) + 3;
-}
+// Elements of an input, at most: none of its 7 arrays has more than rows + 1.
+static size_t pass_input_size(size_t rows) { return PASS_HEADER + 7 * (rows + 1); }
 
-// Pointers into an input at `base`, on the host or on the device.
-static StepInput step_input(int32_t* base, size_t rows) {
-    int32_t *inputs = base + STEP_HEADER, *targets = inputs + rows, *order = targets + rows, *start = order + rows,
-            *dest = start + rows + 1, *big_token = dest + rows;
-    return {(StepHeader*)base, inputs, targets, order, start, dest, big_token, big_token + rows / EMBED_SEGMENT + 1};
+// Pointers into an input at `base`, on the host or on the device. A big token has more than EMBED_SEGMENT rows.
+static PassInput pass_input(int32_t* base, size_t rows) {
+    int32_t *inputs = base + PASS_HEADER, *targets = inputs + rows, *order = targets + rows, *start = order + rows,
+            *dest = start + rows + 1, *big_token = dest + rows, *big_first = big_token + rows / EMBED_SEGMENT;
+    return {(PassHeader*)base, inputs, targets, order, start, dest, big_token, big_first};
 }
 
 // ---------------------------------------------------------------------------------------------
@@ -76,11 +81,11 @@ static StepInput step_input(int32_t* base, size_t rows) {
 
 // Minimum traffic per row: 4C (wte) + 4C (x); wpe comes from L2. One block per row.
 __global__ void embedding_forward_kernel(float* x, const int32_t* tokens, const float* wte, const float* wpe,
-                                         const StepHeader* step, int T, int C) {
+                                         const PassHeader* pass, int T, int C) {
     const size_t row = blockIdx.x;
     const float* token_c = wte + (size_t)tokens[row] * C;
-    const int width = wpe ? C : 0;   // 0 without wpe: load_part then gives zeros
-    const float* position_c = wpe + ((size_t)step->first + blockIdx.x % T) * width;
+    const int width = wpe ? C : 0;   // 0: add_part reads nothing
+    const float* position_c = wpe + ((size_t)pass->first + blockIdx.x % T) * width;
     for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
         float sum[4];
         load_part<false>(sum, token_c + c, C - c);
@@ -91,19 +96,19 @@ __global__ void embedding_forward_kernel(float* x, const int32_t* tokens, const 
 
 // x (B,T,C); tokens (B,T); wte (V,C); wpe (block_size,C) or NULL
 static void embedding_forward(cudaStream_t stream, float* x, const int32_t* tokens, const float* wte, const float* wpe,
-                              const StepHeader* step, int B, int T, int C) {
-    LAUNCH(embedding_forward_kernel, B * T, channel_threads(C), 0, stream, x, tokens, wte, wpe, step, T, C);
+                              const PassHeader* pass, int B, int T, int C) {
+    LAUNCH(embedding_forward_kernel, B * T, channel_threads(C), 0, stream, x, tokens, wte, wpe, pass, T, C);
 }
 
-// Computes the order on the host by a counting sort of s.inputs.
-static void embed_order(StepInput s, int rows, int V) {
+// Sets all but header->first, inputs and targets, on the host: a counting sort of s.inputs.
+static void embed_order(PassInput s, int rows, int V) {
     int at = 0, segments = 0, bigs = 0, partials = 0;
-    int32_t* const counts = (int32_t*)xcalloc(V, sizeof *counts);
-    for (int row = 0; row < rows; row++) counts[s.inputs[row]]++;
+    int32_t* const next = (int32_t*)xcalloc(V, sizeof *next);   // rows of a token; then where its next one goes
+    for (int row = 0; row < rows; row++) next[s.inputs[row]]++;
     for (int token = 0; token < V; token++) {
-        const int n = counts[token];
+        const int n = next[token];
         const bool big = n > EMBED_SEGMENT;
-        counts[token] = at;
+        next[token] = at;
         if (big) {
             s.big_token[bigs] = token;
             s.big_first[bigs++] = partials;
@@ -116,14 +121,14 @@ static void embed_order(StepInput s, int rows, int V) {
     }
     s.start[segments] = rows;
     s.big_first[bigs] = partials;
-    for (int row = 0; row < rows; row++) s.order[counts[s.inputs[row]]++] = row;
-    free(counts);
+    for (int row = 0; row < rows; row++) s.order[next[s.inputs[row]]++] = row;
+    free(next);
     s.header->n_segments = segments;
     s.header->n_big = bigs;
 }
 
 // Σ of dx over a segment's rows, in order; blocks loop over segments. Minimum traffic: 4C per row (dx), 8C per token.
-__global__ void embedding_segment_kernel(float* dwte, float* partial, const float* dx, StepInput s, int C) {
+__global__ void embedding_segment_kernel(float* dwte, float* partial, const float* dx, PassInput s, int C) {
     for (int segment = blockIdx.x; segment < s.header->n_segments; segment += gridDim.x) {
         const int begin = s.start[segment], end = s.start[segment + 1], dest = s.dest[segment];
         for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
@@ -138,7 +143,7 @@ __global__ void embedding_segment_kernel(float* dwte, float* partial, const floa
 }
 
 // dwte += the partial sums of each big token, in order.
-__global__ void embedding_big_kernel(float* dwte, const float* partial, StepInput s, int C) {
+__global__ void embedding_big_kernel(float* dwte, const float* partial, PassInput s, int C) {
     for (int big = blockIdx.x; big < s.header->n_big; big += gridDim.x) {
         for (int c = threadIdx.x; c < C; c += blockDim.x) {
             float sum = 0.0f;
@@ -149,11 +154,12 @@ __global__ void embedding_big_kernel(float* dwte, const float* partial, StepInpu
     }
 }
 
-// dwpe[first + t] = Σ_b dx[b,t], else 0, a block per position. add: +=, a block per t. Minimum traffic per row: 4C.
-__global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepHeader* step, int B, int T, int C,
-                                       bool add) {
-    const int t = (int)blockIdx.x - (add ? 0 : step->first), rows = t >= 0 && t < T ? B : 0;
-    float* dwpe_t = dwpe + (size_t)(step->first + t) * C;
+// dwpe[first + t] = Σ_b dx[b,t], and 0 at positions outside of the pass; a block per position. With add: += at those of
+// the pass; a block per t. Minimum traffic per row: 4C.
+__global__ void embedding_position_kernel(float* dwpe, const float* dx, const PassHeader* pass, int B, int T, int C,
+                                          bool add) {
+    const int t = (int)blockIdx.x - (add ? 0 : pass->first), rows = t >= 0 && t < T ? B : 0;
+    float* dwpe_t = dwpe + (size_t)(pass->first + t) * C;
     for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
         float sum[4] = {};
         if (add) load_part<false>(sum, dwpe_t + c, C - c);
@@ -164,12 +170,12 @@ __global__ void embedding_place_kernel(float* dwpe, const float* dx, const StepH
 
 // dwte (V,C): +=; dwpe (block_size,C): =, or with add +=; or NULL. partial: of big tokens; dx (B,T,C)
 static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, float* partial, const float* dx,
-                               StepInput s, bool add, int block_size, int B, int T, int C) {
+                               PassInput s, bool add, int block_size, int B, int T, int C) {
     const int rows = B * T, threads = channel_threads(C);
     const int blocks = min(rows, 4096), big_blocks = min(rows / EMBED_SEGMENT + 1, 1024);
     LAUNCH(embedding_segment_kernel, blocks, threads, 0, stream, dwte, partial, dx, s, C);
     if (dwpe)
-        LAUNCH(embedding_place_kernel, add ? T : block_size, threads, 0, stream, dwpe, dx, s.header, B, T, C, add);
+        LAUNCH(embedding_position_kernel, add ? T : block_size, threads, 0, stream, dwpe, dx, s.header, B, T, C, add);
     LAUNCH(embedding_big_kernel, big_blocks, threads, 0, stream, dwte, partial, s, C);
 }
 
@@ -178,10 +184,10 @@ static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, fl
 //     x += gamma · branch,   n = (x - mean) · rstd,   y = n · w + b,   rstd = 1/√(variance + 1e-5)
 // Backward computes n from y, which the next Linear or convolution keeps as its input. So no layer keeps x.
 //
-// A thread holds packs of neighboring channels of a row in registers, so that each byte moves once. Forward, a warp
-// computes a row, or a block if C is too large for a warp's registers. Backward, a block computes one or two rows at
-// once, and its threads keep their channels for the sums over rows. Kernels with VEC = 4
-// are for C divisible by 4, in backward up to 3,072; those with VEC = 1 are for any C.
+// A thread holds PACKS packs of VEC neighboring channels of a row in registers, so that each byte moves once. A warp
+// computes a row forward, or a block if C is too large for a warp's registers; a block one or two rows backward, where
+// its threads keep their channels for the sums over rows. Kernels with VEC = 4 are for C divisible by 4, in backward up
+// to 3,072; those with VEC = 1 are for any C.
 
 constexpr int NORM_THREADS = 512;      // maximum per block
 constexpr int NORM_VEC_THREADS = 768;  // the same in backward if VEC = 4: it limits a thread to 80 registers
@@ -191,9 +197,9 @@ constexpr int NORM_CHANNELS = 12 * NORM_THREADS;   // most channels
 // Threads that cover C channels with `packs` packs of `vec` channels each
 static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec * packs), WARP) * WARP; }
 
-// What both kernels use for w: at least |b|/128 in size (float: |b|/2^20). If w is small, y is close to b; the error of
-// rounding y to S then becomes one of at most 1/2 (float: 1/16) in n = (y - b)/w. So n, and the gradient of w, can be
-// computed for w = 0, too. Raising w changes y by about as much as rounding it.
+// The w that forward and backward use. Backward computes n = (y - b)/w from y, which is rounded to S: if w is near 0, y
+// is about b, and the rounding error, up to |b|/256 (float: |b|/2^24), is divided by w. So |w| is at least |b|/128
+// (float: |b|/2^20): the error of n is then at most 1/2 (float: 1/16). This changes y by about as much as rounding it.
 template <typename S> __device__ inline float raised_weight(float w, float b) {
     const float least = fmaxf(fabsf(b) * (sizeof(S) == 2 ? 0x1p-7f : 0x1p-20f), 1e-15f);
     return fabsf(w) < least ? copysignf(least, w) : w;
@@ -208,7 +214,7 @@ template <typename S> struct NormForward {
     int C;
 };
 
-// Minimum traffic per row: 8C (x) + 2C (branch) + 2C (y) = 12C.
+// Minimum traffic per row: 8C (x) + 2C (branch) + 2C (y) = 12C. Launch bounds: threads for NORM_CHANNELS; blocks.
 template <typename S, int VEC, int PACKS>
 __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 1)
     residual_layernorm_forward_kernel(NormForward<S> args) {
@@ -217,19 +223,19 @@ __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
     if (row >= args.rows) return;
     const int stride = VEC * (int)blockDim.x, c0 = threadIdx.x * VEC;
-    float v[PACKS][VEC] = {}, add[PACKS][VEC], sum[1] = {}, squares[1] = {};
+    float v[PACKS][VEC] = {}, branch[PACKS][VEC], sum[1] = {}, squares[1] = {};   // v: x, x - mean, y
     UNROLL for (int p = 0; p < PACKS; p++) {   // all loads are issued before the first use
         const int c = c0 + p * stride;
         if (c >= C) continue;
         load_pack<VEC>(v[p], args.x + row * C + c);
-        if (args.branch) load_pack<VEC>(add[p], args.branch + row * C + c);
+        if (args.branch) load_pack<VEC>(branch[p], args.branch + row * C + c);
     }
     UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
         if (c >= C || !args.branch) continue;
-        float scale[VEC];
-        load_pack<VEC>(scale, args.gamma + c);
-        UNROLL for (int i = 0; i < VEC; i++) v[p][i] += scale[i] * add[p][i];
+        float gamma_c[VEC];
+        load_pack<VEC>(gamma_c, args.gamma + c);
+        UNROLL for (int i = 0; i < VEC; i++) v[p][i] += gamma_c[i] * branch[p][i];
         store_pack<VEC>(args.x + row * C + c, v[p]);
     }
     UNROLL for (int p = 0; p < PACKS; p++)
@@ -245,17 +251,17 @@ __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 
     }
     row_sum(squares, shared);
     const float variance = squares[0] * inverse_C + (float)TOST_LN_EPS;
-    const float scale = rsqrtf(variance) + 0.0f * variance;   // NaN if the variance is infinite, not y = b
+    const float rstd = rsqrtf(variance) + 0.0f * variance;   // NaN if the variance is infinite, not y = b
     UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
         if (c >= C) continue;
         float w_c[VEC], b_c[VEC] = {};
         load_pack<VEC>(w_c, args.w + c);
         if (args.b) load_pack<VEC>(b_c, args.b + c);
-        UNROLL for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * scale * raised_weight<S>(w_c[i], b_c[i]) + b_c[i];
+        UNROLL for (int i = 0; i < VEC; i++) v[p][i] = v[p][i] * rstd * raised_weight<S>(w_c[i], b_c[i]) + b_c[i];
         store_pack<VEC>(args.y + row * C + c, v[p]);
     }
-    if (threadIdx.x == 0) args.rstd[row] = scale;
+    if (threadIdx.x == 0) args.rstd[row] = rstd;
 }
 
 template <typename S> static void residual_layernorm_forward(cudaStream_t stream, const NormForward<S>& args) {
@@ -287,8 +293,8 @@ template <int VEC, int PACKS> struct NormSums {
     float dw[PACKS][VEC], db[PACKS][VEC], dbias[PACKS][VEC];
 };
 
-// What backward uses for gamma: never 0, because gamma_backward divides by it. For gamma = 0, the gradients that go
-// through the branch are 1e-20 times those for gamma = 1, instead of 0.
+// The gamma that backward uses: never 0, because dgamma is a quotient by it (gamma_backward). For gamma = 0, gradients
+// that go through the branch are 1e-20 times those for gamma = 1, instead of 0.
 __device__ inline float nonzero_gamma(float gamma) {
     return fabsf(gamma) < 1e-20f ? 1e-20f : gamma;
 }
@@ -301,8 +307,8 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
     const int C = args.C, c0 = threadIdx.x * VEC, stride = blockDim.x * VEC;
     const int valid = (int)min((size_t)ROWS, args.rows - row0);
     const float inverse_C = 1.0f / C;
-    float g[ROWS][PACKS][VEC] = {}, n[ROWS][PACKS][VEC] = {}, d[ROWS][PACKS][VEC] = {};
-    float scale[ROWS], sums[2 * ROWS] = {};   // sums: of g, g n
+    float g[ROWS][PACKS][VEC] = {}, n[ROWS][PACKS][VEC] = {}, dx[ROWS][PACKS][VEC] = {};
+    float rstd[ROWS], sums[2 * ROWS] = {};   // sums: of g, g n
     UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
         if (c >= C) break;
@@ -315,11 +321,11 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
             if (r >= valid) break;
             load_pack<VEC>(g[r][p], args.dy + at + r * C);
             load_pack<VEC>(n[r][p], args.y + at + r * C);
-            if (AT_ONCE && args.accumulate) load_pack<VEC>(d[r][p], args.dx + at + r * C);
+            if (AT_ONCE && args.accumulate) load_pack<VEC>(dx[r][p], args.dx + at + r * C);
         }
         UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= valid) break;
-            scale[r] = args.rstd[row0 + r];
+            rstd[r] = args.rstd[row0 + r];
             UNROLL for (int i = 0; i < VEC; i++) {
                 n[r][p][i] = (n[r][p][i] - b_c[i]) * reciprocal(w_c[i]);
                 total.dw[p][i] += g[r][p][i] * n[r][p][i];
@@ -339,16 +345,16 @@ __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, cons
         if (args.gamma) load_pack<VEC>(gamma_c, args.gamma + c);
         UNROLL for (int r = 0; r < ROWS; r++) {
             if (r >= valid) break;
-            if (!AT_ONCE && args.accumulate) load_pack<VEC>(d[r][p], args.dx + at + r * C);
+            if (!AT_ONCE && args.accumulate) load_pack<VEC>(dx[r][p], args.dx + at + r * C);
             const float mean_g = sums[2 * r] * inverse_C, mean_gn = sums[2 * r + 1] * inverse_C;
-            UNROLL for (int i = 0; i < VEC; i++) d[r][p][i] += scale[r] * (g[r][p][i] - mean_g - n[r][p][i] * mean_gn);
-            store_pack<VEC>(args.dx + at + r * C, d[r][p]);
+            UNROLL for (int i = 0; i < VEC; i++) dx[r][p][i] += rstd[r] * (g[r][p][i] - mean_g - n[r][p][i] * mean_gn);
+            store_pack<VEC>(args.dx + at + r * C, dx[r][p]);
             if (!args.gamma) continue;
             UNROLL for (int i = 0; i < VEC; i++) {
-                total.dbias[p][i] += d[r][p][i];
-                d[r][p][i] *= nonzero_gamma(gamma_c[i]);
+                total.dbias[p][i] += dx[r][p][i];   // the kernel multiplies the sum by gamma
+                dx[r][p][i] *= nonzero_gamma(gamma_c[i]);   // now dbranch
             }
-            store_pack<VEC>(args.dbranch + at + r * C, d[r][p]);
+            store_pack<VEC>(args.dbranch + at + r * C, dx[r][p]);
         }
     }
 }
@@ -391,6 +397,9 @@ static void layernorm_residual_backward(cudaStream_t stream, float* dw, float* d
 
 // ---------------------------------------------------------------------------------------------
 // Linear:  y = x · wᵀ + b
+//
+// dense_product(c, a, b, layout, M, N, K) describes c (M,N) = A · B, with the layouts of gemm in train_gpt_tost.c;
+// matmul (tost/cuda/matmul.cuh) runs it by cuBLASLt.
 
 // y (rows,OUT); x (rows,IN); w (OUT,IN); b (OUT) or NULL
 template <typename S>
@@ -410,11 +419,10 @@ static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* 
     matmul(mm, dense_product(dx, dy, w, PRODUCT_NN, (int)rows, IN, OUT));
 }
 
-// The gradient of gamma (C), the LayerScale after a Linear y with the weight w (C,IN) and the bias b (C) or NULL, from
-// the gradients of these, without y. With dx, the gradient of the residual stream:
-//   dy = gamma dx,   dgamma = Σ_rows dx y = (Σ_rows dy y) / gamma = (Σ_i dw[c,i] w[c,i] + db[c] b[c]) / gamma[c]
-// dw and db must be complete: sums over all rows. A block computes a channel. Minimum traffic per weight: 4 (dw) +
-// 2 (w).
+// dgamma (C) of the LayerScale after a Linear y with weight w (C,IN) and bias b (C) or NULL. With dx, the gradient of
+// the residual stream, dy = gamma dx, so that neither y nor dx is needed:
+//   dgamma = Σ_rows dx y = (Σ_rows dy y) / gamma,   (Σ_rows dy y)[c] = Σ_i dw[c,i] w[c,i] + db[c] b[c]
+// dw and db must be complete: sums over all rows. A block computes a channel. Minimum traffic per weight: 4 + 2.
 template <typename S> __global__ void gamma_backward_kernel(float* dgamma, const float* gamma, const float* dw,
                                                             const float* db, const S* w, const S* b, int IN) {
     SHARED(float, shared, WARP);
@@ -458,72 +466,60 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 }
 
 // ---------------------------------------------------------------------------------------------
-// TSSA, token statistics self-attention: the formulas and their backward are in train_gpt_tost.c.
+// TSSA, token statistics self-attention: train_gpt_tost.c has the formulas, their backward, and the stages below. In
+// code, the running sum S is `energy`, because S is the storage type, and M is `mass`.
 //
-// Time is cut into runs of 32 steps. A block computes one run of one sequence, all heads; a warp takes a head.
-// Scans (scan.cuh) connect the runs, shared memory the heads at one t. The instruction rate limits these kernels
-// at least as much as bandwidth does, so a warp divides a head in two ways:
+// A block computes a run of 32 tokens of one sequence, all heads, each by one warp. A stage with running sums adds up
+// the run; then a scan (scan.cuh: decoupled look-back) gives the sum over the runs before it, in backward over those
+// after it; then the stage goes over the run again:
 //
-//   tiles     64 channels at a time: a lane takes 8 neighboring channels of 8 steps, 8 lanes share the channels, 4
-//             groups of lanes the steps. A row of 8 channels is one load, and a sum over the channels takes 7 shuffles
-//             per run. Running sums also need the sum over the groups before a lane's own.
-//   columns   In backward, where those sums would cost another pass: a lane takes 2 neighboring channels, again 64 at a
-//             time, and walks over the run's time steps.
+//   stage                  adds up       scan      computes
+//   energy_forward         s             S         u
+//   membership_forward                             Π; the heads of a token meet in shared memory
+//   statistics_forward     s Π, Π        N, D      y
+//   statistics_backward    dN, dD        RN, RD    dΠ
+//   membership_backward                            dscore, du
+//   energy_backward        dS            RS        dz, all of it
 //
-// In both, a sum over the head's channels ends up in lane l for step l. With the template parameter WHOLE, a function
-// checks no bounds: the run has all 32 steps and HS is a multiple of 64, the usual case.
+// A warp takes 64 channels of its head at a time, in one of two ways:
 //
-// The phases of the two kernels, the large arrays that each reads from device memory (z, z: twice), its arrays in
-// shared memory, and the scan in it or, in backward, after it:
+//   tile       a lane has 8 channels of 8 tokens; 8 lanes share the channels, 4 groups of lanes the run. Loads are
+//              wide, a sum over the channels takes 7 shuffles; running sums first go from group to group (tile_scan)
+//   columns    a lane has 2 channels and goes through all tokens, as most of backward does: it needs no groups
 //
-//   forward                     reads    scores/D    Π      groups    scan
-//   tssa_energy_forward         z, z     scores             S         S, from the first run to the last
-//   tssa_membership_forward              scores      Π
-//   tssa_statistics_forward     z, z     D, 1/M      Π      N         N and D
-//
-//   backward                    reads    Π    Π M    M/dΠ/du       starts    scan
-//   tssa_backward_steps         Π        Π    Π M    M
-//   tssa_statistics_totals      z, dy    Π    Π M    M, then dΠ    A         dN and dD, from the last run to the first
-//   tssa_later_statistics       z        Π    Π M    dΠ            A
-//   tssa_membership_backward    u        Π    Π M    dΠ, then du   A
-//   tssa_energy_totals          z        Π    Π M    du            A, S      dS
-//   tssa_dz                     z, dy    Π    Π M    du            A, S
-//
-// A = M + N. Arrays with / between their names share their memory. tssa_statistics_backward calls the first three
-// phases of backward, tssa_energy_backward the last two.
+// Either way, lane l gets the sum over the head's channels at token l. With the template parameter WHOLE, a function
+// checks no bounds: the run has all 32 tokens and HS is a multiple of 64, the usual case.
 
-// PassStates of TSSA. Forward: S, N and D before the first step and after the last one. Backward: start has RS, RN and
-// RD, the sums of dS, dN and dD over the steps after the pass; end receives these plus those of the pass.
-
-constexpr int TSSA_RUN = 32;         // time steps per block, one per lane
+constexpr int TSSA_RUN = 32;         // tokens per block, one per lane
 constexpr int TSSA_WARPS = 7;        // maximum per block; with more heads, a warp takes several
 constexpr int TSSA_BLOCKS = 4;       // per multiprocessor: while one waits, others work. bench_tssa compares others
 constexpr int TSSA_WIDTH = 64;       // channels of a head that a warp takes at once
-constexpr int TSSA_VEC = 8;          // channels and steps of a lane in a tile
+constexpr int TSSA_VEC = 8;          // channels and tokens of a lane in a tile
 constexpr int TSSA_LANES = TSSA_WIDTH / TSSA_VEC;    // lanes that share the channels of a tile
-constexpr int TSSA_GROUPS = WARP / TSSA_LANES;       // groups of lanes that share its steps
-constexpr int TSSA_ROWS = 4;         // in columns: time steps in registers at once
+constexpr int TSSA_GROUPS = WARP / TSSA_LANES;       // groups of lanes that share its tokens
+constexpr int TSSA_ROWS = 4;         // in columns: tokens in registers at once
 static_assert(TSSA_GROUPS * TSSA_VEC == TSSA_RUN, "a tile covers a run");
 
-// Steps in registers at once in a tile
+// In a tile: tokens in registers at once
 template <bool WHOLE, typename S> constexpr int TILE_ROWS = !WHOLE ? 1 : sizeof(S) > 2 ? 2 : TSSA_VEC;
 
-// Sizes, and the arguments of TSSA. tssa_sizes sets the sizes; the caller sets the arguments.
+// Sizes, set by tssa_sizes, and arguments, set by the caller
 template <typename S> struct Tssa {
     int B, T, C, NH, HS, runs;
-    int narrow, wide, slots;          // strides of the scans of C and of C + NH columns, and their slots per sequence
+    int S_stride, ND_stride;          // floats of the sums S (C), and of N (C) and D (NH), padded for the scans
+    int slots;                        // of a scan in a sequence: one for each run and group of runs
     int warps;                        // of a block
-    int start_log;                    // log2 of the steps between two TssaStarts
+    int start_log;                    // log2 of the tokens from one of the TssaStarts to the next
     const S* z;                       // (B,T,C): the projection, or its convolution
     const float *temp, *denom_bias;   // (NH); (NH,block_size) or NULL
     int block_size;
-    const StepHeader* step;
+    const PassHeader* pass;
     float *u, *pi;                    // (B,NH,T)
     S* y;                             // (B,T,C)
-    PassStates state;
+    PassStates state;                 // S, N and D before the pass (start) and after it (end)
     size_t state_size;
-    float* saved;                     // (B,runs,narrow + wide): S, then N and D, before each run
-    float* totals;                    // (B,slots,narrow), (B,slots,wide): of the scans
+    float* saved;                     // (B,runs,S_stride + ND_stride): S, N and D before each run
+    float* totals;                    // (B,slots,S_stride), (B,slots,ND_stride): of the scans
     int* sync;                        // tssa_sync_size: ticket, flags of two scans; zero before the launch
     // backward only
     const S* dy;                      // (B,T,C)
@@ -532,17 +528,20 @@ template <typename S> struct Tssa {
     float *dtemp, *ddenom_bias;       // (NH); (NH,block_size) or NULL
     bool fixed_temp;                  // temp has no gradient: membership is uniform
     bool with_memory;                 // dscore and dz have the memory's parts of dΠ and dz on entry
-    PassStates adjoint;
-    float* back;                      // like saved: RS, then RN and RD, after each run
+    PassStates adjoint;               // RS, RN and RD after the pass (start) and before it (end)
+    float* saved_adjoint;             // like saved: RS, RN and RD after each run
 };
 
 __host__ __device__ inline size_t tssa_state_size(size_t C, size_t NH) { return 2 * C + NH; }
 static size_t tssa_sums_size(int C, int NH) { return (size_t)scan_stride(C) + scan_stride(C + NH); }
 static size_t tssa_sync_size(size_t B, size_t T) { return 1 + 2 * B * scan_slots(div_up(T, TSSA_RUN)); }
 
-// Floats of shared memory: of forward, see tssa_forward_kernel; of backward, see TssaSteps and TssaStarts.
+// In shared memory, floats for the scores temp u of a token, and for a head's sums up to a group of lanes. The first is
+// an odd number of packs of 4, so that 8 lanes read those of 8 tokens without bank conflicts.
 __host__ __device__ inline int tssa_scores_stride(int NH) { return (div_up(NH, 4) | 1) * 4; }
 __host__ __device__ inline int tssa_padded(int HS) { return div_up(HS, TSSA_VEC) * TSSA_VEC; }
+
+// Bytes of shared memory: see tssa_forward_kernel, and TssaTokens and TssaStarts
 static size_t tssa_forward_shared(int C, int NH) {
     return (WARP * (tssa_scores_stride(NH) + NH) + (TSSA_GROUPS - 1) * (size_t)NH * tssa_padded(C / NH)) *
            sizeof(float);
@@ -551,9 +550,9 @@ static size_t tssa_backward_shared(int C, int NH, int start_log) {
     return (3 * NH * WARP + 2 * ((size_t)TSSA_RUN >> start_log) * C) * sizeof(float);
 }
 
-// start_log: TssaStarts are kept before every (1 << start_log)-th step; tssa_walk_to computes the sums between them. It
-// is 2, or up to 4 while `blocks` blocks take more than 3/4 of the shared memory of a multiprocessor (the rest is
-// for L1), or 5 if one block would otherwise take more than it may.
+// Backward keeps S and A before every (1 << start_log)-th token of a run (TssaStarts) and recomputes those between. The
+// log is 2; or more, up to 4, if `blocks` blocks would take over 3/4 of the shared memory of a multiprocessor, the rest
+// of which is L1; or more, up to 5, if one block would take more than it may.
 static int tssa_start_log(int C, int NH, int blocks) {
     const size_t all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
     int log = 2;
@@ -562,21 +561,22 @@ static int tssa_start_log(int C, int NH, int blocks) {
     return log;
 }
 
-// A block has enough threads for a warp per head and for a scan in one pass, up to the maximum.
+// A block has a warp per head, or more if a scan has more columns than these have threads; but at most `warps`. With
+// more heads, the warps take equally many, or some one less.
 template <typename S>
 static Tssa<S> tssa_sizes(int B, int T, int C, int NH, int warps = TSSA_WARPS, int blocks = TSSA_BLOCKS) {
     Tssa<S> args = {};
     args.B = B, args.T = T, args.C = C, args.NH = NH, args.HS = C / NH, args.runs = div_up(T, TSSA_RUN);
-    args.narrow = scan_stride(C), args.wide = scan_stride(C + NH), args.slots = (int)scan_slots(args.runs);
+    args.S_stride = scan_stride(C), args.ND_stride = scan_stride(C + NH), args.slots = (int)scan_slots(args.runs);
     args.warps = max(div_up(NH, div_up(NH, warps)), min(warps, div_up(C + NH, WARP * SCAN_VEC)));
     args.start_log = tssa_start_log(C, NH, blocks);
     return args;
 }
 
-struct TssaRun { int b, t0, n; };   // the block's work: steps t0 to t0 + n - 1 of sequence b
+struct TssaRun { int b, t0, n; };   // the block's work: tokens t0 to t0 + n - 1 of sequence b
 
-// run: in shared memory. Each phase of a kernel reads it again and computes its addresses from it, so that no
-// registers hold them during the scans.
+// Draws the block's run, of all sequences in scan order (scan.cuh). *run is in shared memory: each stage reads it again
+// and computes its addresses from it, so that no registers hold them during the scans.
 template <bool BACKWARD, typename S> __device__ inline void tssa_take_run(TssaRun* run, const Tssa<S>& args) {
     scan_ticket(args.sync, [&](int unit) {
         const int place = (unsigned)unit / (unsigned)args.B, t0 = (BACKWARD ? args.runs - 1 - place : place) * TSSA_RUN;
@@ -584,9 +584,9 @@ template <bool BACKWARD, typename S> __device__ inline void tssa_take_run(TssaRu
     });
 }
 
-// Offsets of the run: of channel c in its step t, in (B,T,C); in (B,NH,T), at head h; in (B,runs,narrow + wide).
-// Rows and runs of all sequences fit in 32 bits, so that a product takes one instruction.
-__device__ inline unsigned tssa_place(TssaRun k) { return (unsigned)k.t0 / TSSA_RUN; }
+// Number of the run in its sequence. Offsets: of channel c of its token t in (B,T,C), of its first token at head h in
+// (B,NH,T), of its sums in `saved`. Rows and runs fit in 32 bits, so that a product takes one instruction.
+__device__ inline unsigned run_index(TssaRun k) { return (unsigned)k.t0 / TSSA_RUN; }
 template <typename S> __device__ inline size_t tssa_row(int t, int c, TssaRun k, const Tssa<S>& args) {
     return (size_t)(unsigned)(k.b * args.T + k.t0 + t) * (unsigned)args.C + (unsigned)c;
 }
@@ -594,18 +594,18 @@ template <typename S> __device__ inline size_t tssa_head(int h, TssaRun k, const
     return (size_t)(unsigned)(k.b * args.NH + h) * (unsigned)args.T + (unsigned)k.t0;
 }
 template <typename S> __device__ inline size_t tssa_sums(TssaRun k, const Tssa<S>& args) {
-    return (size_t)(k.b * args.runs + tssa_place(k)) * (unsigned)(args.narrow + args.wide);
+    return (size_t)(k.b * args.runs + run_index(k)) * (unsigned)(args.S_stride + args.ND_stride);
 }
 
-// The place of a run in a scan, and the scan's totals at this place.
+// The place of a run in the order of a scan, and the totals at this place: of N and D if ND, else of S.
 template <bool BACKWARD, typename S> __device__ inline int tssa_scan_place(TssaRun k, const Tssa<S>& args) {
-    return BACKWARD ? args.runs - 1 - (int)tssa_place(k) : (int)tssa_place(k);
+    return BACKWARD ? args.runs - 1 - (int)run_index(k) : (int)run_index(k);
 }
-template <bool WIDE, typename S> __device__ inline float* tssa_totals(int b, unsigned place, const Tssa<S>& args) {
+template <bool ND, typename S> __device__ inline float* tssa_totals(int b, unsigned place, const Tssa<S>& args) {
     const size_t slot = b * args.slots + place;
-    return WIDE ? args.totals + (size_t)(unsigned)(args.B * args.slots) * (unsigned)args.narrow +
-                      slot * (unsigned)args.wide
-                : args.totals + slot * (unsigned)args.narrow;
+    return ND ? args.totals + (size_t)(unsigned)(args.B * args.slots) * (unsigned)args.S_stride +
+                      slot * (unsigned)args.ND_stride
+                : args.totals + slot * (unsigned)args.S_stride;
 }
 
 // Calls function<WHOLE>(...) for head h of run k; uses `k` and `args` of the caller.
@@ -614,23 +614,23 @@ template <typename S> __device__ inline bool tssa_whole(TssaRun k, const Tssa<S>
 }
 #define TSSA_CALL(function, ...) (tssa_whole(k, args) ? function<true>(__VA_ARGS__) : function<false>(__VA_ARGS__))
 
-// Scans N and D if WIDE, else S; BACKWARD: dN and dD, or dS, from the last run to the first. Stores the carry and, in
-// the last run, the end state. The start state is added last, in double.
-template <bool WIDE, bool BACKWARD, typename S> __device__ inline void tssa_scan(const TssaRun* run,
-                                                                                 const Tssa<S>& args) {
+// Scans N and D if ND, else S; BACKWARD: their adjoints, from the last run to the first. Saves the sums before the run
+// and, in the last run, those after the pass. The start state is added last, in double.
+template <bool ND, bool BACKWARD, typename S>
+__device__ inline void tssa_scan(const TssaRun* run, const Tssa<S>& args) {
     const auto scanned = [&](int c, const FloatPair (&sum)[SCAN_VEC]) {
         const TssaRun k = *run;
         const PassStates states = BACKWARD ? args.adjoint : args.state;
-        float* carry = (BACKWARD ? args.back : args.saved) + tssa_sums(k, args) + (WIDE ? args.narrow : 0) + c;
+        float* saved = (BACKWARD ? args.saved_adjoint : args.saved) + tssa_sums(k, args) + (ND ? args.S_stride : 0) + c;
         float before[SCAN_VEC];
         if (!states.start && !states.end) {
             UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = to_float(sum[n]);
-            return store_pack<SCAN_VEC>(carry, before);
+            return store_pack<SCAN_VEC>(saved, before);
         }
-        const int place = tssa_scan_place<BACKWARD>(k, args), columns = (WIDE ? args.C + args.NH : args.C) - c;
-        const size_t at = k.b * args.state_size + (WIDE ? args.C : 0) + c;
+        const int place = tssa_scan_place<BACKWARD>(k, args), columns = (ND ? args.C + args.NH : args.C) - c;
+        const size_t at = k.b * args.state_size + (ND ? args.C : 0) + c;
         const bool last = states.end && place == args.runs - 1;
-        const float* totals = tssa_totals<WIDE>(k.b, place, args) + c;
+        const float* totals = tssa_totals<ND>(k.b, place, args) + c;
         UNROLL for (int n = 0; n < SCAN_VEC; n++) {
             double first = 0.0;
             if (states.start && n < columns) first = states.start[at + n];
@@ -638,14 +638,14 @@ template <bool WIDE, bool BACKWARD, typename S> __device__ inline void tssa_scan
             if (last && n < columns)
                 states.end[at + n] = first + (to_double(sum[n]) + totals[n]);
         }
-        store_pack<SCAN_VEC>(carry, before);
+        store_pack<SCAN_VEC>(saved, before);
     };
-    scan_columns(tssa_totals<WIDE>(run->b, 0, args),
-                 args.sync + 1 + ((WIDE != BACKWARD ? args.B : 0) + run->b) * args.slots,
-                 WIDE ? args.wide : args.narrow, tssa_scan_place<BACKWARD>(*run, args), args.runs, scanned);
+    scan_columns(tssa_totals<ND>(run->b, 0, args),
+                 args.sync + 1 + ((ND != BACKWARD ? args.B : 0) + run->b) * args.slots,
+                 ND ? args.ND_stride : args.S_stride, tssa_scan_place<BACKWARD>(*run, args), args.runs, scanned);
 }
 
-// A tile of head h as a lane sees it: its group of lanes and first step; its first channel in the head and in the row,
+// A tile of head h as a lane sees it: its group of lanes and first token; its first channel in the head and in the row,
 // and how many channels the head has from there on.
 struct TssaTile {
     int group, t, d, c, inside;
@@ -654,8 +654,8 @@ struct TssaTile {
           c(h * HS + d), inside(HS - d) {}
 };
 
-// N channels from c on of ROWS rows of an array (B,T,C) from step t on. Zeros, the identity of every sum here, past the
-// run's end and from channel `inside` on.
+// N channels from c on of ROWS rows of an array (B,T,C) from token t on. Zeros past the run's end and from channel
+// `inside` on.
 template <bool WHOLE, int ROWS, int N, typename S>
 __device__ inline void tssa_load(float (&x)[ROWS][N], const S* p, int t, int c, int inside, TssaRun k,
                                  const Tssa<S>& args) {
@@ -670,7 +670,7 @@ __device__ inline float* tssa_group(float* groups, int group, int h, TssaTile ti
     return groups + (group * args.NH + h) * tssa_padded(args.HS) + tile.d;
 }
 
-// sum: the lane's sum over its steps. Sets `groups` and the run's totals.
+// sum: the lane's sum over its tokens. Sets `groups` and the run's totals.
 template <bool WHOLE, typename S>
 __device__ inline void tile_scan(float* totals, float* groups, float (&sum)[TSSA_VEC], int h, TssaTile tile,
                                  const Tssa<S>& args) {
@@ -683,18 +683,18 @@ __device__ inline void tile_scan(float* totals, float* groups, float (&sum)[TSSA
     else if (WHOLE || tile.inside > 0) store_pack<TSSA_VEC>(tssa_group(groups, tile.group, h, tile, args), sum);
 }
 
-// Sums before the lane's first step: before the run, carry (C), and over the groups before the lane's.
+// Sums before the lane's first token: before the run, saved (C), and over the groups before the lane's.
 template <bool WHOLE, typename S>
-__device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* carry, float* groups, int h, TssaTile tile,
+__device__ inline void tile_start(float (&sum)[TSSA_VEC], const float* saved, float* groups, int h, TssaTile tile,
                                   const Tssa<S>& args) {
     float before[TSSA_VEC] = {};
-    load_part<WHOLE>(sum, carry + tile.c, tile.inside);
+    load_part<WHOLE>(sum, saved + tile.c, tile.inside);
     if (tile.group > 0 && (WHOLE || tile.inside > 0))
         load_pack<TSSA_VEC>(before, tssa_group(groups, tile.group - 1, h, tile, args));
     UNROLL for (int i = 0; i < TSSA_VEC; i++) sum[i] += before[i];
 }
 
-// mine += Σ over the head's channels of x[j], for the lane of step t0 + j of the lane's group.
+// mine += Σ over the head's channels of x[j], for the lane of token t0 + j of the lane's group.
 template <int ROWS> __device__ inline void tile_add_channels(float& mine, float (&x)[ROWS], int t0) {
     const float sum = group_transposed_sum<TSSA_LANES>(x, lane_index());
     if (lane_index() % TSSA_VEC / ROWS == t0 / ROWS) mine += sum;
@@ -721,7 +721,7 @@ __device__ inline void tssa_run_totals(float* totals, float* groups, Pi pi, int 
     }
 }
 
-// Lane t returns Σ_d s/max(S, 1e-12) of head h at step t.
+// Lane t returns Σ_d s/max(S, 1e-12) of head h at token t.
 template <bool WHOLE, typename S>
 __device__ inline float tssa_energy_ratios(float* groups, int h, TssaRun k, const Tssa<S>& args) {
     constexpr int ROWS = TILE_ROWS<WHOLE, S>;
@@ -746,13 +746,12 @@ __device__ inline float tssa_energy_ratios(float* groups, int h, TssaRun k, cons
     return mine;
 }
 
-// S and u. scores (32,stride): temp u, with the heads of a step adjacent; -infinity past the last
-// head. stride is an odd number of packs of 4 heads, so that 8 lanes read the packs of 8 steps without bank conflicts.
+// S and u. scores (32,tssa_scores_stride): temp u of each token's heads; -infinity past the last head
 template <typename S>
 __device__ inline void tssa_energy_forward(float* scores, float* groups, const TssaRun* run, const Tssa<S>& args) {
     TssaRun k = *run;
     for (int h = warp_index(); h < args.NH; h += args.warps)
-        TSSA_CALL(tssa_run_totals, tssa_totals<false>(k.b, tssa_place(k), args), groups, nullptr, h, k, args);
+        TSSA_CALL(tssa_run_totals, tssa_totals<false>(k.b, run_index(k), args), groups, nullptr, h, k, args);
     tssa_scan<false, false>(run, args);
     k = *run;
     const int stride = tssa_scores_stride(args.NH), lane = lane_index();
@@ -760,7 +759,7 @@ __device__ inline void tssa_energy_forward(float* scores, float* groups, const T
         const float ratios = TSSA_CALL(tssa_energy_ratios, groups, h, k, args);
         const bool inside = lane < k.n;
         const size_t bias =
-            (size_t)(unsigned)h * (unsigned)args.block_size + (unsigned)(args.step->first + k.t0 + lane);
+            (size_t)(unsigned)h * (unsigned)args.block_size + (unsigned)(args.pass->first + k.t0 + lane);
         const float u_t = ratios + args.HS * (inside && args.denom_bias ? args.denom_bias[bias] : 0.0f);
         if (inside) args.u[tssa_head(h, k, args) + lane] = u_t;
         scores[lane * stride + h] = args.temp[h] * u_t;
@@ -769,8 +768,8 @@ __device__ inline void tssa_energy_forward(float* scores, float* groups, const T
     __syncthreads();
 }
 
-// Π[h], softmax over the heads. scores (NH): of a step. In bf16, computes 1 / Σ_h' e^(score[h'] - score[h]), which does
-// not need the maximum: if the sum overflows, the result is 0.
+// Π[h], softmax over the heads. scores (NH): of a token. In bf16, computes 1 / Σ_h' e^(score[h'] - score[h]), without
+// the maximum: if the sum overflows, the result is 0.
 template <typename S> __device__ inline float softmax_over_heads(const float* scores, int h, int NH) {
     constexpr bool FLOAT = std::is_same<S, float>::value;
     const float own = scores[h];
@@ -806,7 +805,7 @@ __device__ inline void tssa_shrink(float* groups, const float* pi, const float* 
     for (int d0 = 0; d0 < args.HS; d0 += TSSA_WIDTH) {
         const TssaTile tile(h, d0, args.HS);
         float N[TSSA_VEC];
-        tile_start<WHOLE>(N, args.saved + tssa_sums(k, args) + args.narrow, groups, h, tile, args);
+        tile_start<WHOLE>(N, args.saved + tssa_sums(k, args) + args.S_stride, groups, h, tile, args);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_VEC; t0 += ROWS) {
             const int t = tile.t + t0;
             float z[ROWS][TSSA_VEC], pi_t[ROWS], inverse_t[ROWS];
@@ -831,7 +830,7 @@ template <typename S>
 __device__ inline void tssa_statistics_forward(float* mass, float* groups, const float* pi, const TssaRun* run,
                                                const Tssa<S>& args) {
     TssaRun k = *run;
-    float* totals = tssa_totals<true>(k.b, tssa_place(k), args);
+    float* totals = tssa_totals<true>(k.b, run_index(k), args);
     for (int h = warp_index(); h < args.NH; h += args.warps) {
         const float mass_t = warp_scan(pi[h * WARP + lane_index()], lane_index());
         if (lane_index() == WARP - 1) totals[args.C + h] = mass_t;
@@ -841,7 +840,7 @@ __device__ inline void tssa_statistics_forward(float* mass, float* groups, const
     tssa_scan<true, false>(run, args);
     k = *run;
     for (int h = warp_index(); h < args.NH; h += args.warps) {
-        const float before = args.saved[tssa_sums(k, args) + args.narrow + args.C + h];
+        const float before = args.saved[tssa_sums(k, args) + args.S_stride + args.C + h];
         float* mass_t = mass + h * WARP + lane_index();
         *mass_t = reciprocal(before + *mass_t + (float)TOST_MASS_EPS);
         __syncwarp();
@@ -849,7 +848,7 @@ __device__ inline void tssa_statistics_forward(float* mass, float* groups, const
     }
 }
 
-// Minimum traffic per row: 2C (z) + 2C (y). Also moved: carries and totals, (4 + 8) (2C + NH)/32 = 0.75C; u, pi, 8 NH.
+// Minimum traffic per row: 2C (z) + 2C (y). Also moved: saved and totals, (4 + 8) (2C + NH)/32 = 0.75C; u, pi, 8 NH.
 template <typename S, int WARPS, int BLOCKS>
 __global__ void __launch_bounds__(WARPS* WARP, BLOCKS) tssa_forward_kernel(Tssa<S> args) {
     DYNAMIC_SHARED(float, scores);            // (32,stride): scores, then 1/M; (NH,32): Π; then groups
@@ -868,15 +867,15 @@ static void tssa_forward(cudaStream_t stream, const Tssa<S>& args) {
     LAUNCH((tssa_forward_kernel<S, WARPS, BLOCKS>), args.B * args.runs, args.warps * WARP, shared, stream, args);
 }
 
-// Arrays (NH,32) in shared memory, with an element per head and step of the run: Π and Π M. mass, dpi and du are the
+// Arrays (NH,32) in shared memory, with an element per head and token of the run: Π and Π M. mass, dpi and du are the
 // same array, which holds M = D + 1e-8, then dΠ, then du.
-struct TssaSteps { float *pi, *pi_mass, *mass, *dpi, *du; };
+struct TssaTokens { float *pi, *pi_mass, *mass, *dpi, *du; };
 
-// S and A (see tssa_statistics_totals) before some of the run's steps, each (32 >> start_log,C) in shared memory, for
-// the last phase, which goes backward in time. tssa_start_log chooses the steps.
+// S and A = M + N before some of the run's tokens, each (32 >> start_log,C) in shared memory, for the last stage, which
+// goes backward in time. See tssa_start_log.
 struct TssaStarts { float *S, *A; };
 
-// Stores x, the sums before step t, among the starts of the lane's channels, from `inside` of which on there are none.
+// Stores x, the sums before token t, among the starts of the lane's channels, from `inside` of which on there are none.
 template <bool WHOLE, typename S>
 __device__ inline void tssa_store_start(float* starts, int t, float (&x)[2], int c, int inside, const Tssa<S>& args) {
     if (t >> args.start_log << args.start_log == t)
@@ -884,14 +883,14 @@ __device__ inline void tssa_store_start(float* starts, int t, float (&x)[2], int
 }
 
 // Sets Π, M and Π M. Past the run's end, Π is zero and M stays positive.
-template <typename S> __device__ inline void tssa_backward_steps(TssaSteps steps, TssaRun k, const Tssa<S>& args) {
-    const float* mass = args.saved + tssa_sums(k, args) + args.narrow + args.C;   // D before the run
+template <typename S> __device__ inline void tssa_backward_tokens(TssaTokens tokens, TssaRun k, const Tssa<S>& args) {
+    const float* mass = args.saved + tssa_sums(k, args) + args.S_stride + args.C;   // D before the run
     for (int h = warp_index(); h < args.NH; h += args.warps) {
         const int at = h * WARP + lane_index();
         const float pi = lane_index() < k.n ? args.pi[tssa_head(h, k, args) + lane_index()] : 0.0f;
-        steps.pi[at] = pi;
-        steps.mass[at] = mass[h] + warp_scan(pi, lane_index()) + (float)TOST_MASS_EPS;
-        steps.pi_mass[at] = pi * steps.mass[at];
+        tokens.pi[at] = pi;
+        tokens.mass[at] = mass[h] + warp_scan(pi, lane_index()) + (float)TOST_MASS_EPS;
+        tokens.pi_mass[at] = pi * tokens.mass[at];
     }
     __syncwarp();
 }
@@ -901,28 +900,28 @@ template <typename S> __device__ inline void tssa_backward_steps(TssaSteps steps
 // The last form takes fewer instructions, but is less exact if N is much smaller than M. EXACT: uses the first.
 // totals (C+NH): Σ of dN and of dD over the run. With RN and RD, the sums of dN and dD over t' ≥ t,
 //     dΠ[t] = Σ_d (s RN[t] - dy z M r) + RD[t]
-// This sets steps.dpi to dΠ with RN and RD replaced by minus the sums of dN and dD over earlier steps of the run.
+// This sets tokens.dpi to dΠ with RN and RD replaced by minus the sums of dN and dD over earlier tokens of the run.
 template <bool WHOLE, typename S>
-__device__ inline void tssa_statistics_totals(float* totals, TssaSteps steps, TssaStarts starts, int h, TssaRun k,
+__device__ inline void tssa_statistics_totals(float* totals, TssaTokens tokens, TssaStarts starts, int h, TssaRun k,
                                               const Tssa<S>& args) {
     constexpr bool EXACT = sizeof(S) > 2;   // float32
     constexpr int ROWS = TSSA_ROWS;
-    const float* carry = args.saved + tssa_sums(k, args) + args.narrow;
-    const float mass = carry[args.C + h] + (float)TOST_MASS_EPS;
+    const float* saved = args.saved + tssa_sums(k, args) + args.S_stride;
+    const float mass = saved[args.C + h] + (float)TOST_MASS_EPS;
     float mine = 0.0f, total_D = 0.0f;
     for (int d0 = 0; d0 < args.HS; d0 += TSSA_WIDTH) {
         const int d = d0 + 2 * lane_index(), c = h * args.HS + d, inside = args.HS - d;
         // less_D: minus this lane's part of the sum of dD; unless EXACT, without the terms that are in dN
         float A[2], N[2], dN[2] = {}, less_D = 0.0f;
-        load_part<WHOLE>(N, carry + c, inside);
+        load_part<WHOLE>(N, saved + c, inside);
         UNROLL for (int i = 0; i < 2; i++) A[i] = N[i] + mass;
         NO_UNROLL for (int t0 = 0; t0 < TSSA_RUN; t0 += ROWS) {
             float z[ROWS][2], dy[ROWS][2], pi[ROWS], M[ROWS], pi_M[ROWS], part[ROWS];
             tssa_load<WHOLE>(z, args.z, t0, c, inside, k, args);
             tssa_load<WHOLE>(dy, args.dy, t0, c, inside, k, args);
-            load_pack<ROWS>(pi, steps.pi + h * WARP + t0);
-            load_pack<ROWS>(M, steps.mass + h * WARP + t0);
-            load_pack<ROWS>(pi_M, steps.pi_mass + h * WARP + t0);
+            load_pack<ROWS>(pi, tokens.pi + h * WARP + t0);
+            load_pack<ROWS>(M, tokens.mass + h * WARP + t0);
+            load_pack<ROWS>(pi_M, tokens.pi_mass + h * WARP + t0);
             tssa_store_start<WHOLE>(starts.A, t0, A, c, inside, args);
             UNROLL for (int j = 0; j < ROWS; j++) {
                 float sum = 0.0f, sum_N = 0.0f;   // over the lane's channels
@@ -951,7 +950,7 @@ __device__ inline void tssa_statistics_totals(float* totals, TssaSteps steps, Ts
     }
     total_D = warp_sum(total_D);
     __syncwarp();   // dpi overwrites M
-    steps.dpi[h * WARP + lane_index()] = mine;
+    tokens.dpi[h * WARP + lane_index()] = mine;
     if (lane_index() == 0) totals[args.C + h] = total_D;
 }
 
@@ -960,12 +959,12 @@ __device__ inline void tssa_statistics_totals(float* totals, TssaSteps steps, Ts
 template <bool WHOLE, typename S>
 __device__ inline float tssa_later_statistics(const float* totals, int h, TssaRun k, const Tssa<S>& args) {
     constexpr int ROWS = TILE_ROWS<WHOLE, S>;
-    const float* behind = args.back + tssa_sums(k, args) + args.narrow;
-    float mine = behind[args.C + h] + totals[args.C + h];
+    const float* adjoint = args.saved_adjoint + tssa_sums(k, args) + args.S_stride;
+    float mine = adjoint[args.C + h] + totals[args.C + h];
     for (int d0 = 0; d0 < args.HS; d0 += TSSA_WIDTH) {
         const TssaTile tile(h, d0, args.HS);
         float RN[TSSA_VEC];
-        load_part<WHOLE>(RN, behind + tile.c, tile.inside);
+        load_part<WHOLE>(RN, adjoint + tile.c, tile.inside);
         add_part<WHOLE>(RN, totals + tile.c, tile.inside);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_VEC; t0 += ROWS) {
             float z[ROWS][TSSA_VEC], of_z[ROWS] = {};
@@ -979,19 +978,19 @@ __device__ inline float tssa_later_statistics(const float* totals, int h, TssaRu
     return mine;
 }
 
-// Through y, N and D: steps.dpi becomes dΠ.
+// Through y, N and D: tokens.dpi becomes dΠ.
 template <typename S>
-__device__ inline void tssa_statistics_backward(TssaSteps steps, TssaStarts starts, const TssaRun* run,
+__device__ inline void tssa_statistics_backward(TssaTokens tokens, TssaStarts starts, const TssaRun* run,
                                                 const Tssa<S>& args) {
     TssaRun k = *run;
-    tssa_backward_steps(steps, k, args);
+    tssa_backward_tokens(tokens, k, args);
     for (int h = warp_index(); h < args.NH; h += args.warps)
-        TSSA_CALL(tssa_statistics_totals, tssa_totals<true>(k.b, tssa_scan_place<true>(k, args), args), steps, starts,
+        TSSA_CALL(tssa_statistics_totals, tssa_totals<true>(k.b, tssa_scan_place<true>(k, args), args), tokens, starts,
                   h, k, args);
     tssa_scan<true, true>(run, args);
     k = *run;
     for (int h = warp_index(); h < args.NH; h += args.warps) {
-        float* const dpi = steps.dpi + h * WARP + lane_index();
+        float* const dpi = tokens.dpi + h * WARP + lane_index();
         *dpi +=
             TSSA_CALL(tssa_later_statistics, tssa_totals<true>(k.b, tssa_scan_place<true>(k, args), args), h, k, args);
         if (args.with_memory && lane_index() < k.n)
@@ -1002,18 +1001,18 @@ __device__ inline void tssa_statistics_backward(TssaSteps steps, TssaStarts star
 
 // From dΠ:   dscore[h] = Π[h] (dΠ[h] - Σ_h' Π[h'] dΠ[h']),   du = temp dscore,   dtemp[h,run] = Σ_t dscore u
 template <typename S>
-__device__ inline void tssa_membership_backward(TssaSteps steps, const TssaRun* run, const Tssa<S>& args) {
+__device__ inline void tssa_membership_backward(TssaTokens tokens, const TssaRun* run, const Tssa<S>& args) {
     const TssaRun k = *run;
     const int lane = lane_index();
     float mean = 0.0f;
-    for (int h = 0; h < args.NH; h++) mean += steps.pi[h * WARP + lane] * steps.dpi[h * WARP + lane];
+    for (int h = 0; h < args.NH; h++) mean += tokens.pi[h * WARP + lane] * tokens.dpi[h * WARP + lane];
     __syncthreads();   // du overwrites dpi
     for (int h = warp_index(); h < args.NH; h += args.warps) {
         const size_t at = tssa_head(h, k, args) + lane;
-        const float dscore = steps.pi[h * WARP + lane] * (steps.dpi[h * WARP + lane] - mean);
-        steps.du[h * WARP + lane] = args.temp[h] * dscore;
+        const float dscore = tokens.pi[h * WARP + lane] * (tokens.dpi[h * WARP + lane] - mean);
+        tokens.du[h * WARP + lane] = args.temp[h] * dscore;
         const float sum = warp_sum(lane < k.n ? dscore * args.u[at] : 0.0f);
-        if (lane == 0) args.dtemp_run[(size_t)(unsigned)(h * args.B + k.b) * (unsigned)args.runs + tssa_place(k)] = sum;
+        if (lane == 0) args.dtemp_run[(size_t)(unsigned)(h * args.B + k.b) * (unsigned)args.runs + run_index(k)] = sum;
         if (lane < k.n) args.dscore[at] = dscore;
     }
     __syncwarp();
@@ -1021,7 +1020,7 @@ __device__ inline void tssa_membership_backward(TssaSteps steps, const TssaRun* 
 
 // The run's totals of dS of head h, with dS = -du s/S² if S > 1e-12, else 0
 template <bool WHOLE, typename S>
-__device__ inline void tssa_energy_totals(float* totals, TssaSteps steps, TssaStarts starts, int h, TssaRun k,
+__device__ inline void tssa_energy_totals(float* totals, TssaTokens tokens, TssaStarts starts, int h, TssaRun k,
                                           const Tssa<S>& args) {
     for (int d = 2 * lane_index(); d < args.HS; d += TSSA_WIDTH) {
         const int c = h * args.HS + d, inside = args.HS - d;
@@ -1030,7 +1029,7 @@ __device__ inline void tssa_energy_totals(float* totals, TssaSteps steps, TssaSt
         NO_UNROLL for (int t0 = 0; t0 < TSSA_RUN; t0 += TSSA_ROWS) {
             float z[TSSA_ROWS][2], du[TSSA_ROWS];
             tssa_load<WHOLE>(z, args.z, t0, c, inside, k, args);
-            load_pack<TSSA_ROWS>(du, steps.du + h * WARP + t0);
+            load_pack<TSSA_ROWS>(du, tokens.du + h * WARP + t0);
             tssa_store_start<WHOLE>(starts.S, t0, energy, c, inside, args);
             UNROLL for (int j = 0; j < TSSA_ROWS; j++) {
                 UNROLL for (int i = 0; i < 2; i++) {
@@ -1045,7 +1044,7 @@ __device__ inline void tssa_energy_totals(float* totals, TssaSteps steps, TssaSt
     }
 }
 
-// S and A of the lane's channels before step t0: from the start before it, advanced.
+// S and A of the lane's channels before token t0: from the start before it, advanced.
 template <bool WHOLE, typename S>
 __device__ inline void tssa_walk_to(float (&energy)[2], float (&A)[2], int t0, const float* pi, TssaStarts starts,
                                     int c, int inside, TssaRun k, const Tssa<S>& args) {
@@ -1063,18 +1062,18 @@ __device__ inline void tssa_walk_to(float (&energy)[2], float (&A)[2], int t0, c
     }
 }
 
-// Replaces dy by dz for TSSA_ROWS steps, in the terms of tssa_statistics_totals:
+// Replaces dy by dz for TSSA_ROWS tokens, in the terms of tssa_statistics_totals:
 //     dz = 2 z (Π RN + ds) - Π M dy r,   ds = du/max(S, 1e-12) + Σ_{t'≥t} dS[t']
 // The sum's own term is merged with the first one: du/S - du s/S² = du S[t-1]/S², without cancellation if S is close to
-// s. at: offset of the head and the first step in the arrays of `steps`. RN, RS: sums of dN and dS past these steps,
+// s. at: offset of the head and the first token in the arrays of `tokens`. RN, RS: sums of dN and dS past these,
 // advanced to their start. energy, A: S and A before them.
 __device__ inline void tssa_rows_backward(float (&dy)[TSSA_ROWS][2], float (&RN)[2], float (&RS)[2],
                                           const float (&energy)[2], const float (&A)[2],
-                                          const float (&z)[TSSA_ROWS][2], TssaSteps steps, int at) {
+                                          const float (&z)[TSSA_ROWS][2], TssaTokens tokens, int at) {
     float pi[TSSA_ROWS], pi_M[TSSA_ROWS], du[TSSA_ROWS];
-    load_pack<TSSA_ROWS>(pi, steps.pi + at);
-    load_pack<TSSA_ROWS>(pi_M, steps.pi_mass + at);
-    load_pack<TSSA_ROWS>(du, steps.du + at);
+    load_pack<TSSA_ROWS>(pi, tokens.pi + at);
+    load_pack<TSSA_ROWS>(pi_M, tokens.pi_mass + at);
+    load_pack<TSSA_ROWS>(du, tokens.du + at);
     UNROLL for (int i = 0; i < 2; i++) {
         float S_next = energy[i], A_next = A[i], S_last[TSSA_ROWS], S[TSSA_ROWS], A_t[TSSA_ROWS];
         UNROLL for (int j = 0; j < TSSA_ROWS; j++) {
@@ -1096,20 +1095,20 @@ __device__ inline void tssa_rows_backward(float (&dy)[TSSA_ROWS][2], float (&RN)
 
 // dz of head h, backward in time
 template <bool WHOLE, typename S>
-__device__ inline void tssa_dz(TssaSteps steps, TssaStarts starts, int h, TssaRun k, const Tssa<S>& args) {
+__device__ inline void tssa_dz(TssaTokens tokens, TssaStarts starts, int h, TssaRun k, const Tssa<S>& args) {
     for (int d = 2 * lane_index(); d < args.HS; d += TSSA_WIDTH) {
         const int c = h * args.HS + d, inside = args.HS - d;
-        const float* behind = args.back + tssa_sums(k, args);
+        const float* adjoint = args.saved_adjoint + tssa_sums(k, args);
         float RN[2], RS[2];
-        load_part<WHOLE>(RN, behind + args.narrow + c, inside);
-        load_part<WHOLE>(RS, behind + c, inside);
+        load_part<WHOLE>(RN, adjoint + args.S_stride + c, inside);
+        load_part<WHOLE>(RS, adjoint + c, inside);
         NO_UNROLL for (int t0 = ((WHOLE ? TSSA_RUN : k.n) - 1) / TSSA_ROWS * TSSA_ROWS; t0 >= 0; t0 -= TSSA_ROWS) {
             float energy[2], A[2], z[TSSA_ROWS][2], dy[TSSA_ROWS][2];
             S* dz = args.dz + tssa_row(t0, c, k, args);
             tssa_load<WHOLE>(z, args.z, t0, c, inside, k, args);
             tssa_load<WHOLE>(dy, args.dy, t0, c, inside, k, args);
-            tssa_walk_to<WHOLE>(energy, A, t0, steps.pi + h * WARP, starts, c, inside, k, args);
-            tssa_rows_backward(dy, RN, RS, energy, A, z, steps, h * WARP + t0);
+            tssa_walk_to<WHOLE>(energy, A, t0, tokens.pi + h * WARP, starts, c, inside, k, args);
+            tssa_rows_backward(dy, RN, RS, energy, A, z, tokens, h * WARP + t0);
             if (args.with_memory) {
                 float of_memory[TSSA_ROWS][2];
                 tssa_load<WHOLE>(of_memory, args.dz, t0, c, inside, k, args);
@@ -1125,30 +1124,30 @@ __device__ inline void tssa_dz(TssaSteps steps, TssaStarts starts, int h, TssaRu
 
 // Through u and S, and from all gradients to dz.
 template <typename S>
-__device__ inline void tssa_energy_backward(TssaSteps steps, TssaStarts starts, const TssaRun* run,
+__device__ inline void tssa_energy_backward(TssaTokens tokens, TssaStarts starts, const TssaRun* run,
                                             const Tssa<S>& args) {
     TssaRun k = *run;
     for (int h = warp_index(); h < args.NH; h += args.warps)
-        TSSA_CALL(tssa_energy_totals, tssa_totals<false>(k.b, tssa_scan_place<true>(k, args), args), steps, starts, h,
+        TSSA_CALL(tssa_energy_totals, tssa_totals<false>(k.b, tssa_scan_place<true>(k, args), args), tokens, starts, h,
                   k, args);
     tssa_scan<false, true>(run, args);
     k = *run;
-    for (int h = warp_index(); h < args.NH; h += args.warps) TSSA_CALL(tssa_dz, steps, starts, h, k, args);
+    for (int h = warp_index(); h < args.NH; h += args.warps) TSSA_CALL(tssa_dz, tokens, starts, h, k, args);
 }
 
-// Minimum traffic per row: 2C (z) + 2C (dy) + 2C (dz), and 2C (dz) with memory. Moved in addition: carries, back and
-// totals, about (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last run to the first.
+// Minimum traffic per row: 2C (z) + 2C (dy) + 2C (dz), and 2C (dz) with memory. Moved in addition: saved and its
+// adjoint, totals, about (4 + 8 + 8) (2C + NH)/32 = 1.25C, and 3 · 4 NH. The scans run from the last run to the first.
 template <typename S, int WARPS, int BLOCKS>
 __global__ void __launch_bounds__(WARPS* WARP, BLOCKS) tssa_backward_kernel(Tssa<S> args) {
     DYNAMIC_SHARED(float, shared);
     SHARED(TssaRun, run, 1);
     float *const mass = shared + 2 * args.NH * WARP, *const kept = mass + args.NH * WARP;
-    const TssaSteps steps = {shared, shared + args.NH * WARP, mass, mass, mass};
+    const TssaTokens tokens = {shared, shared + args.NH * WARP, mass, mass, mass};
     const TssaStarts starts = {kept, kept + (TSSA_RUN >> args.start_log) * args.C};
     tssa_take_run<true>(run, args);
-    tssa_statistics_backward(steps, starts, run, args);
-    tssa_membership_backward(steps, run, args);
-    tssa_energy_backward(steps, starts, run, args);
+    tssa_statistics_backward(tokens, starts, run, args);
+    tssa_membership_backward(tokens, run, args);
+    tssa_energy_backward(tokens, starts, run, args);
 }
 
 // Sets dz, and what vector_gradients needs for the gradients of temp and denom_bias.
@@ -1179,13 +1178,13 @@ template <typename S> __device__ inline void tssa_temp_backward(const Tssa<S>& a
 template <typename S>
 __device__ inline void tssa_params_backward(const Tssa<S>& args, int block, bool add, float* shared) {
     const int h = block % args.NH, i = (block / args.NH - 1) * SUM_THREADS + threadIdx.x,
-              t = add ? i : i - args.step->first;
+              t = add ? i : i - args.pass->first;
     const bool inside = t >= 0 && t < args.T;
     if (block < args.NH) return tssa_temp_backward(args, h, add, shared);
     if (add ? !inside : i >= args.block_size) return;
     float sum = 0.0f;
     UNROLL_BY(4) for (int b = 0; inside && b < args.B; b++) sum += args.dscore[((size_t)b * args.NH + h) * args.T + t];
-    float* out = args.ddenom_bias + (size_t)h * args.block_size + args.step->first + t;
+    float* out = args.ddenom_bias + (size_t)h * args.block_size + args.pass->first + t;
     *out = (add ? *out : 0.0f) + args.HS * args.temp[h] * sum;
 }
 
@@ -1335,12 +1334,12 @@ __device__ inline void softmax_gradient(S* l, int v, int V, int target, float sh
 // One block per row. The second pass over a row starts with what the first read last, which L1 still holds. Minimum
 // traffic per row: 2V read, 2V written.
 template <typename S> __global__ void __launch_bounds__(CLASSIFIER_THREADS, CLASSIFIER_BLOCKS)
-    cross_entropy_kernel(float* loss, S* logits, const int32_t* targets, const StepHeader* step, bool gradient, int V,
+    cross_entropy_kernel(float* loss, S* logits, const int32_t* targets, const PassHeader* pass, bool gradient, int V,
                          int ld) {
     SHARED(SoftmaxStatistics, shared, CLASSIFIER_THREADS / WARP);
     S* l = logits + (size_t)blockIdx.x * ld;
     const int target = targets[blockIdx.x], stride = blockDim.x * LOGIT_PACK;
-    const float scale = step->grad_scale;
+    const float scale = pass->grad_scale;
     if (target < 0) {
         const float zeros[LOGIT_PACK] = {};
         if (threadIdx.x == 0) loss[blockIdx.x] = 0.0f;
@@ -1386,7 +1385,7 @@ template <typename S> struct Classifier {
     S* logits;                       // (block,ld): working space, for `block` rows at a time
     const S *x, *wte;                // (rows,C), (V,C)
     const int32_t* targets;          // (rows)
-    const StepHeader* step;
+    const PassHeader* pass;
     size_t rows, block;
     int V, C;
 };
@@ -1403,7 +1402,7 @@ template <typename S> static void classify(Matmul* mm, const Classifier<S>& args
         logits.ldc = ld;
         matmul(mm, logits);
         LAUNCH((cross_entropy_kernel<S>), n, threads, 0, mm->stream, args.loss + row, args.logits, args.targets + row,
-               args.step, args.dwte != NULL, V, ld);
+               args.pass, args.dwte != NULL, V, ld);
         if (!args.dwte) continue;
         Product<S, S> dx = dense_product(args.dx + row * C, args.logits, args.wte, PRODUCT_NN, n, C, V);
         Product<S, float> dwte = dense_product(args.dwte, args.logits, x, PRODUCT_TN, V, C, n);
@@ -1439,7 +1438,7 @@ template <typename S> static void classify(Matmul* mm, const Classifier<S>& args
     X(gelu,         S,       rows * 4 * C)
 
 #define SHARED_BUFFERS(X) \
-    X(input,        int32_t, step_input_size(rows)) \
+    X(input,        int32_t, pass_input_size(rows)) \
     X(decays,       uint8_t, train * m->tensors.flat_size / DECAY_GROUP) \
     X(x,            float,   rows * C)                     /* the residual stream: embedding + all branches so far */ \
     X(branch,       S,       rows * C)                     /* c_proj(y), or the output of the MLP */ \
@@ -1465,7 +1464,7 @@ template <typename S> static void classify(Matmul* mm, const Classifier<S>& args
     X(memory_dG,    float,   two_level * train * memory_matrices) \
     X(memory_dk,    S,       memory * train * parts * (rows + segments * B) * NH * parts * columns) \
     X(memory_dpi,   float,   memory * train * parts * rows * NH) \
-    X(back,         float,   train * B * runs * tssa_sums_size(C, NH)) \
+    X(tssa_adjoint, float,   train * B * runs * tssa_sums_size(C, NH)) \
     X(columns,      float,   train * COLUMN_BLOCKS * ((ColumnSums::MOST + 2 * c->conv) * C + 4))  /* see ColumnSums */ \
     X(embed,        float,   train * (rows / (EMBED_SEGMENT / 2) + 1) * C) \
     X(muon_squares, double,  muon * L * slice_units(4 * C * C))   /* see orthogonalize */ \
@@ -1606,8 +1605,8 @@ template <typename S> static void model_free(TypedModel<S>* m) {
 
 static size_t chunk_rows(const TostModel* m) { return (size_t)m->chunk.B * m->chunk.T; }
 
-template <typename S> static StepInput model_input(const TypedModel<S>* m) {
-    return step_input(m->buf.input, chunk_rows(m));
+template <typename S> static PassInput model_input(const TypedModel<S>* m) {
+    return pass_input(m->buf.input, chunk_rows(m));
 }
 
 // The LayerNorm that follows layer l (-1: the embedding): ln_1 of the next layer, or ln_f. layer_forward also adds the
@@ -1676,12 +1675,12 @@ template <typename S> static Tssa<S> layer_tssa(const TypedModel<S>* m, int l) {
     Tssa<S> tssa = tssa_sizes<S>(m->chunk.B, m->chunk.T, m->config.n_embd, m->config.n_head);
     tssa.z = act->z, tssa.y = act->y, tssa.u = act->u, tssa.pi = act->pi, tssa.saved = act->tssa_saved;
     tssa.temp = p.temp, tssa.denom_bias = p.denom_bias, tssa.block_size = m->config.block_size;
-    tssa.step = model_input(m).header;
+    tssa.pass = model_input(m).header;
     tssa.state = layer_states(m, m->states, l), tssa.state_size = state_size(&m->config);
     tssa.totals = m->buf.totals;
     tssa.sync = m->buf.tssa_sync + l * tssa_sync_size(m->chunk.B, m->chunk.T);
     tssa.dy = m->buf.scratch_btc, tssa.dz = m->config.conv ? m->buf.scratch_bt4c : m->buf.dbranch;
-    tssa.dscore = m->buf.dscore, tssa.dtemp_run = m->buf.dtemp, tssa.back = m->buf.back;
+    tssa.dscore = m->buf.dscore, tssa.dtemp_run = m->buf.dtemp, tssa.saved_adjoint = m->buf.tssa_adjoint;
     tssa.fixed_temp = m->config.membership == TOST_UNIFORM, tssa.with_memory = m->config.memory;
     tssa.adjoint = layer_states(m, m->adjoints, l);
     return tssa;
@@ -1790,7 +1789,7 @@ template <typename S> static void clear_sync(TypedModel<S>* m) {
 // Embedding and the first `layers` layers, with the LayerNorm after them
 template <typename S> static void model_forward(TypedModel<S>* m, int layers) {
     const TostParams<float> p = model_params(m, TOST_PARAM, 0);
-    const StepInput s = model_input(m);
+    const PassInput s = model_input(m);
     clear_sync(m);
     embedding_forward(m->stream, m->buf.x, s.inputs, p.wte, p.wpe, s.header, m->chunk.B, m->chunk.T, m->config.n_embd);
     residual_layernorm_forward(m->stream, next_norm(m, -1));
@@ -1818,18 +1817,18 @@ template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, 
 
 // The classifier over n rows of x, which has a row per target, without gradients
 template <typename S> static Classifier<S> model_classifier(const TypedModel<S>* m, const S* x, size_t n) {
-    const StepInput s = model_input(m);
+    const PassInput s = model_input(m);
     return {.total = m->buf.loss_sum, .loss = m->buf.losses, .logits = (S*)m->buf.logits, .x = x,
-            .wte = model_weights(m, 0).wte, .targets = s.targets, .step = s.header, .rows = n,
+            .wte = model_weights(m, 0).wte, .targets = s.targets, .pass = s.header, .rows = n,
             .block = even_block(n, m->logits_rows), .V = m->config.vocab_size, .C = m->config.n_embd};
 }
 
 // Begins the input of a pass. Returns the host copy, to be completed and sent.
-template <typename S> static StepInput start_pass(TypedModel<S>* m, const TostChunk* chunk, int from, int to) {
+template <typename S> static PassInput start_pass(TypedModel<S>* m, const TostChunk* chunk, int from, int to) {
     const size_t rows = (size_t)chunk->B * chunk->T, bytes = rows * sizeof(int32_t);
     assert(chunk->B <= m->options.max_batch && chunk->T <= m->options.max_chunk);
     assert(chunk->T <= tost_max_seq(&m->config) - chunk->first);
-    const StepInput s = step_input((int32_t*)staging_begin(&m->staging), rows);
+    const PassInput s = pass_input((int32_t*)staging_begin(&m->staging), rows);
     m->chunk = *chunk;
     m->states = read_state(m, m->buf.before, m->buf.after, from, to);
     m->adjoints = {};
@@ -1840,7 +1839,7 @@ template <typename S> static StepInput start_pass(TypedModel<S>* m, const TostCh
     return s;
 }
 
-template <typename S> static void input_send(TypedModel<S>* m, StepInput s, const int32_t* end) {
+template <typename S> static void input_send(TypedModel<S>* m, PassInput s, const int32_t* end) {
     exchange_settle(&m->exchange);
     staging_copy(&m->staging, m->buf.input, (const char*)end - (const char*)s.header, m->stream);
 }
@@ -1854,7 +1853,7 @@ template <typename Pass> static void run_pass(TostModel* m, int which, Pass pass
 }
 
 template <typename S> static void cuda_forward(TypedModel<S>* m, const TostChunk* chunk, int from, int to) {
-    const StepInput s = start_pass(m, chunk, from, to);
+    const PassInput s = start_pass(m, chunk, from, to);
     input_send(m, s, chunk->targets ? s.order : s.targets);
     run_pass(m, PASS_FORWARD, [=] { model_forward(m, m->config.n_layer); });
     write_state(m, to, m->buf.after);
@@ -1872,13 +1871,13 @@ template <typename S> static void cuda_copy_state(TypedModel<S>* m, int to, int 
 // scratch_btc.
 template <typename S>
 static void cuda_train_forward(TypedModel<S>* m, const TostChunk* chunk, int from, float grad_scale) {
-    const StepInput s = start_pass(m, chunk, from, TOST_NO_STATE);
+    const PassInput s = start_pass(m, chunk, from, TOST_NO_STATE);
     const bool add = !m->grads_stale;
     assert(m->options.training);
     s.header->grad_scale = grad_scale;
     for (size_t row = 0; row < chunk_rows(m); row++) m->loss_count += chunk->targets[row] >= 0;
     embed_order(s, (int)chunk_rows(m), m->config.vocab_size);
-    input_send(m, s, (int32_t*)s.header + step_input_size(chunk_rows(m)));
+    input_send(m, s, s.big_first + s.header->n_big + 1);
     run_pass(m, add ? PASS_TRAIN : PASS_TRAIN_FIRST, [=] {
         model_forward(m, m->config.n_layer);
         Classifier<S> classifier = model_classifier(m, m->buf.ln_f, chunk_rows(m));
@@ -1973,7 +1972,7 @@ static size_t counted_rows(int32_t* targets, int32_t* order, TostModel* m) {
 template <typename S> static void cuda_losses(double* dst, TypedModel<S>* m) {
     const int C = m->config.n_embd;
     const size_t rows = chunk_rows(m);
-    const StepInput s = model_input(m);
+    const PassInput s = model_input(m);
     int32_t* host = (int32_t*)staging_begin(&m->staging);
     const size_t counted = counted_rows(host, host + rows, m);
     if (counted > 0) {
@@ -2257,7 +2256,7 @@ template <typename S> static bool model_open(TypedModel<S>* m, TostError* err) {
     CUDA_CHECK(cudaStreamCreateWithFlags(&m->stream, cudaStreamNonBlocking));
     m->exchange.compute = m->stream;
     matmul_init(&m->mm, m->stream, m->buf.workspace, m->options.dtype == TOST_TF32);
-    staging_init(&m->staging, step_input_size(rows) * sizeof(int32_t));
+    staging_init(&m->staging, pass_input_size(rows) * sizeof(int32_t));
     for (int s = 0; s < (m->options.training ? TOST_ARRAYS : 1); s++)
         CUDA_CHECK(cudaMemsetAsync(m->array[s], 0, exchange_elements(&m->exchange, (TostArray)s) * sizeof(float),
                                    m->stream));

@@ -8,7 +8,7 @@
 #include "tost/cuda/reduce.cuh"
 
 constexpr int CONV_WIDTH = TOST_CONV_WIDTH, CONV_BEFORE = CONV_WIDTH - 1;   // taps; rows that a state holds
-constexpr int CONV_RUN = 8, CONV_BACKWARD_VEC = 2;   // of a thread at once: steps; neighboring channels in backward
+constexpr int CONV_RUN = 8, CONV_BACKWARD_VEC = 2;   // of a thread at once: tokens; neighboring channels in backward
 template <typename S> constexpr int CONV_FORWARD_VEC = 8 / sizeof(S);   // neighboring channels in forward: 8 bytes
 
 template <typename S> struct Conv {
@@ -23,7 +23,7 @@ template <typename S> struct Conv {
     float* partial;                  // (blocks,C,4): each block's sum for dweight
 };
 
-// Offsets of step t and channel c of sequence b: in (B,T,C), and for t < 0 in the states. Rows fit in 32 bits.
+// Offsets of token t and channel c of sequence b: in (B,T,C), and for t < 0 in the states. Rows fit in 32 bits.
 template <typename S> __device__ inline size_t conv_row(const Conv<S>& args, int b, int t, int c) {
     return (size_t)(unsigned)(b * args.T + t) * (unsigned)args.C + c;
 }
@@ -31,7 +31,7 @@ template <typename S> __device__ inline size_t conv_before(const Conv<S>& args, 
     return b * args.state_size + args.offset + (t + CONV_BEFORE) * args.C + c;
 }
 
-// VEC channels of step t, which for t < 0 are in `state`; zeros if there are none. WHOLE: all are in p.
+// VEC channels of token t, which for t < 0 are in `state`; zeros if there are none. WHOLE: all are in p.
 template <bool WHOLE, int VEC, typename S>
 __device__ inline void conv_load(float (&row)[VEC], const S* p, const double* state, const Conv<S>& args, int b, int t,
                                  int c) {
@@ -58,16 +58,16 @@ __device__ inline void conv_weights(float (&weight)[VEC][CONV_WIDTH], const Conv
         if (c + i < args.C) load_pack<CONV_WIDTH>(weight[i], args.weight + (c + i) * CONV_WIDTH);
 }
 
-// Whether steps t0 to end - 1 are inside of the pass, and so are the channels.
+// Whether tokens t0 to end - 1 are inside of the pass, and so are the channels.
 template <int VEC, typename S> __device__ inline bool conv_whole(const Conv<S>& args, int t0, int end) {
     return t0 >= 0 && end <= args.T && args.C % VEC == 0;
 }
 
-// y of CONV_RUN steps from t0 on, and the state after the pass. WHOLE: all steps are in the pass; zeros before it.
+// y of CONV_RUN tokens from t0 on, and the state after the pass. WHOLE: all tokens are in the pass; zeros before it.
 template <bool WHOLE, int VEC, typename S>
 __device__ inline void conv_run_forward(const float (&weight)[VEC][CONV_WIDTH], const Conv<S>& args, int b, int t0,
                                         int c) {
-    float x[CONV_RUN + CONV_BEFORE][VEC] = {};   // from step t0 - 3 on
+    float x[CONV_RUN + CONV_BEFORE][VEC] = {};   // from token t0 - 3 on
     UNROLL for (int j = 0; j < CONV_RUN + CONV_BEFORE; j++)
         if (!WHOLE || j >= CONV_BEFORE || t0 > 0)
             conv_load<WHOLE>(x[j], args.x, args.state.start, args, b, t0 + j - CONV_BEFORE, c);
@@ -83,11 +83,11 @@ __device__ inline void conv_run_forward(const float (&weight)[VEC][CONV_WIDTH], 
     }
 }
 
-// dx of CONV_RUN steps from t0 on; dweight +=. All loads come before the first store.
+// dx of CONV_RUN tokens from t0 on; dweight +=. All loads come before the first store.
 template <bool WHOLE, int VEC, typename S>
 __device__ inline void conv_run_backward(float (&dweight)[VEC][CONV_WIDTH], const float (&weight)[VEC][CONV_WIDTH],
                                          const Conv<S>& args, int b, int t0, int c) {
-    float dy[CONV_RUN + CONV_BEFORE][VEC], x[CONV_RUN][VEC];   // from step t0 on
+    float dy[CONV_RUN + CONV_BEFORE][VEC], x[CONV_RUN][VEC];   // from token t0 on
     UNROLL for (int j = 0; j < CONV_RUN + CONV_BEFORE; j++)
         conv_load<WHOLE>(dy[j], args.dy, NULL, args, b, t0 + j, c);
     UNROLL for (int j = 0; j < CONV_RUN; j++) conv_load<WHOLE>(x[j], args.x, args.state.start, args, b, t0 + j, c);
@@ -125,7 +125,7 @@ template <typename S> __global__ void __launch_bounds__(256, 3) conv_forward_ker
     }
 }
 
-// Runs start at step -3. Minimum traffic per row: 2C (dy) + 2C (x) + 2C (dx).
+// Runs start at token -3. Minimum traffic per row: 2C (dy) + 2C (x) + 2C (dx).
 template <typename S> __global__ void __launch_bounds__(256, 3) conv_backward_kernel(Conv<S> args, int runs) {
     constexpr int VEC = CONV_BACKWARD_VEC;
     for (int c = threadIdx.x * VEC; c < args.C; c += blockDim.x * VEC) {

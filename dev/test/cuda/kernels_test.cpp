@@ -243,9 +243,9 @@ template <typename S> void test_conv(Checks* c) {
 // ---------------------------------------------------------------------------------------------
 // TSSA
 
-// A StepHeader for the position `first`
+// A PassHeader for the position `first`
 std::vector<int32_t> step_at(size_t first) {
-    std::vector<int32_t> step(STEP_HEADER);
+    std::vector<int32_t> step(PASS_HEADER);
     step[0] = (int32_t)first;
     return step;
 }
@@ -277,11 +277,11 @@ template <typename S> void test_tssa(Checks* c, const TssaCase& k) {
     const Device<int> step(step_at(first));
     Tssa<S> a = tssa_sizes<S>(k.B, k.T, k.C, k.NH);
     a.z = on_z.p, a.temp = on_temp.p, a.denom_bias = on_bias.p, a.block_size = (int)block;
-    a.step = (const StepHeader*)step.p, a.u = u.p, a.pi = pi.p, a.y = y.p, a.saved = saved.p, a.totals = totals.p;
+    a.pass = (const PassHeader*)step.p, a.u = u.p, a.pi = pi.p, a.y = y.p, a.saved = saved.p, a.totals = totals.p;
     a.fixed_temp = k.uniform;
     a.dy = on_dy.p, a.dz = dz.p, a.dscore = dscore.p, a.dtemp_run = partial.p, a.dtemp = dtemp.p,
     a.ddenom_bias = dbias.p;
-    a.back = back.p;
+    a.saved_adjoint = back.p;
     const auto run = [&] {
         const Device<int> sync(std::vector<int>(tssa_sync_size(B, T))), again(std::vector<int>(sync.n));
         a.sync = sync.p;
@@ -425,7 +425,7 @@ void test_vector_gradients(Checks* c, bool add) {
         dbias(Floats(heads * block, before));
     const Device<int> header(step_at(first));
     Tssa<float> a = tssa_sizes<float>(2, (int)T, 4 * (int)heads, (int)heads);
-    a.temp = on_temp.p, a.step = (const StepHeader*)header.p, a.block_size = (int)block, a.runs = (int)runs / 2;
+    a.temp = on_temp.p, a.pass = (const PassHeader*)header.p, a.block_size = (int)block, a.runs = (int)runs / 2;
     a.dscore = on_dscore.p, a.dtemp_run = partial.p, a.dtemp = dtemp.p, a.ddenom_bias = dbias.p;
     vector_gradients(nullptr, {}, a, add);
     near(c, "dtemp of many runs", (int)heads, dtemp.get(), want);
@@ -445,15 +445,15 @@ void test_embedding_backward(Checks* c, const EmbedCase& k, const std::vector<in
         dwte[(size_t)tokens[i / C] * C + i % C] += dx[i];
         dwpe[(first + i / C % T) * C + i % C] += dx[i];
     }
-    std::vector<int32_t> input(step_input_size(rows));
-    const StepInput s = step_input(input.data(), rows);
+    std::vector<int32_t> input(pass_input_size(rows));
+    const PassInput s = pass_input(input.data(), rows);
     s.header->first = (int32_t)first;
     std::copy(tokens.begin(), tokens.end(), s.inputs);
     embed_order(s, (int)rows, k.V);
     const Device<int32_t> on_input(input);
     const DeviceArray on_dx(dx), on_dwte(Floats(dwte.size(), 1.0f)), on_dwpe(Floats(dwpe.size(), 1.0f)),
         partial((rows / (EMBED_SEGMENT / 2) + 1) * C);
-    embedding_backward(nullptr, on_dwte.p, on_dwpe.p, partial.p, on_dx.p, step_input(on_input.p, rows), true,
+    embedding_backward(nullptr, on_dwte.p, on_dwpe.p, partial.p, on_dx.p, pass_input(on_input.p, rows), true,
                        (int)(first + T), k.B, k.T, k.C);
     near(c, "dwte", k.C, on_dwte.get(), dwte);
     near(c, "dwpe", k.C, on_dwpe.get(), dwpe);
@@ -543,7 +543,7 @@ std::vector<Floats> classified(size_t block) {
     const size_t rows = 300;
     const int C = 8, V = 43;
     std::vector<int32_t> step = step_at(0), targets(rows);
-    ((StepHeader*)step.data())->grad_scale = 0.25f;
+    ((PassHeader*)step.data())->grad_scale = 0.25f;
     for (size_t row = 0; row < rows; row++) targets[row] = row % 7 == 3 ? -1 : (int32_t)(row % (size_t)V);
     const Device<int32_t> on_step(step), on_targets(targets);
     const DeviceArray x(numbers(rows * C, 1)), wte(numbers((size_t)V * C, 2)), loss{Floats(rows)},
@@ -551,7 +551,7 @@ std::vector<Floats> classified(size_t block) {
     const Device<double> total(std::vector<double>(1));
     TestMatmul t;
     classify<float>(&t.mm, {total.p, loss.p, dx.p, dwte.p, true, logits.p, x.p, wte.p, on_targets.p,
-                                               (const StepHeader*)on_step.p, rows, block, V, C});
+                                               (const PassHeader*)on_step.p, rows, block, V, C});
     return {loss.get(), dx.get(), dwte.get()};
 }
 
@@ -572,10 +572,10 @@ void test_offsets(Checks* c) {
         check(c, tssa_row(7, C - 1, k, a) == (b * (size_t)T + t0 + 7) * (size_t)C + (size_t)C - 1, "tssa_row, T = %d",
               T);
         check(c, tssa_head(NH - 1, k, a) == (b * NH + NH - 1) * (size_t)T + t0, "tssa_head, T = %d", T);
-        check(c, tssa_sums(k, a) == run * (size_t)(a.narrow + a.wide), "tssa_sums, T = %d", T);
-        check(c, (size_t)(tssa_totals<false>(k.b, 5, a) - none) == slot * (size_t)a.narrow, "narrow totals, T = %d", T);
-        check(c, (size_t)(tssa_totals<true>(k.b, 5, a) - none) == scans * (size_t)a.narrow + slot * (size_t)a.wide,
-              "wide totals, T = %d", T);
+        check(c, tssa_sums(k, a) == run * (size_t)(a.S_stride + a.ND_stride), "tssa_sums, T = %d", T);
+        check(c, (size_t)(tssa_totals<false>(k.b, 5, a) - none) == slot * (size_t)a.S_stride, "totals of S, T = %d", T);
+        check(c, (size_t)(tssa_totals<true>(k.b, 5, a) - none) ==
+                     scans * (size_t)a.S_stride + slot * (size_t)a.ND_stride, "totals of N and D, T = %d", T);
     }
 }
 

@@ -44,8 +44,8 @@ state_not_continued | s/if (states.*;//
 state_not_passed | /states\.end\[at/s/= first + /= /
 adjoint_not_passed | s/, after, before/, TOST_NO_STATE, before/
 position_ignored | s/= chunk->first/= 0/
-place_ignored | /(size_t)(step->first/s/step->first + //
-bias_place_ignored | /args\.ddenom_bias/s/args.step->first + //
+place_ignored | /(size_t)(pass->first/s/pass->first + //
+bias_place_ignored | /args\.ddenom_bias/s/args.pass->first + //
 low_part_dropped | s/__fadd_rn(sum.lo, error)/0.0f/
 no_accumulation | s/add ? 1\.0f/add ? 0.0f/
 weights_not_overwritten | /p\.beta =/s/: 0\.0f/: 1.0f/
