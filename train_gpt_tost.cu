@@ -299,7 +299,7 @@ __device__ inline float nonzero_gamma(float gamma) {
     return fabsf(gamma) < 1e-20f ? 1e-20f : gamma;
 }
 
-// ROWS rows from row0 on. If registers allow, all loads are issued before the first use.
+// ROWS rows from row0 on. AT_ONCE, if registers allow: all loads are issued before the first use.
 template <int ROWS, typename S, int VEC, int PACKS>
 __device__ inline void layernorm_backward_rows(NormSums<VEC, PACKS>& total, const NormBackward<S>& args, size_t row0,
                                                float* shared) {
@@ -366,7 +366,7 @@ __global__ void __launch_bounds__(VEC == 4 ? NORM_VEC_THREADS : NORM_THREADS)
     NormSums<VEC, PACKS> total = {};
     for (size_t row0 = (size_t)blockIdx.x * ROWS; row0 < args.rows; row0 += (size_t)gridDim.x * ROWS)
         layernorm_backward_rows<ROWS>(total, args, row0, shared);
-    const size_t array = (size_t)gridDim.x * args.C;
+    const size_t array = (size_t)gridDim.x * args.C;   // elements of each of the 3 in partial
     UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = (threadIdx.x + p * blockDim.x) * VEC;
         if (c >= args.C) break;
@@ -550,9 +550,9 @@ static size_t tssa_backward_shared(int C, int NH, int start_log) {
     return (3 * NH * WARP + 2 * ((size_t)TSSA_RUN >> start_log) * C) * sizeof(float);
 }
 
-// Backward keeps S and A before every (1 << start_log)-th token of a run (TssaStarts) and recomputes those between. The
-// log is 2; or more, up to 4, if `blocks` blocks would take over 3/4 of the shared memory of a multiprocessor, the rest
-// of which is L1; or more, up to 5, if one block would take more than it may.
+// Backward keeps S and M + N before every (1 << start_log)-th token of a run (TssaStarts) and recomputes those between.
+// The log is 2; or more, up to 4, if `blocks` blocks would take over 3/4 of the shared memory of a multiprocessor, the
+// rest of which is L1; or more, up to 5, if one block would take more than it may.
 static int tssa_start_log(int C, int NH, int blocks) {
     const size_t all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
     int log = 2;
