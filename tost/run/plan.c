@@ -79,7 +79,7 @@ void plan_steps(TostRecipe* r, double most, double unique) {
     r->steps = (int64_t)fmax(steps, 1);
     set(r, RECIPE_lr, 0.02 * fmin(pow(tokens / 4e6, -0.4), 1) * sqrt(128 / fmax(r->config.n_embd, 64)));
     if (r->optimizer == TOST_MUON) {
-        set(r, RECIPE_momentum, 0.85);
+        set(r, RECIPE_momentum, 0.9);
         set(r, RECIPE_beta1, 0.6);   // of embeddings and vectors
         set(r, RECIPE_beta2, 0.99);
     }

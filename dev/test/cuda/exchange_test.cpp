@@ -66,7 +66,7 @@ void train(Results* out, Subject* s, const Setup& u, int rank, int ranks) {
             const TostEnd end = i == micros ? TOST_STEP_ENDS : i % u.micros ? TOST_MORE : TOST_PART_ENDS;
             subject_train(s, &k, (uint64_t)(1000 * step + rank * micros + i), scale, end);
         }
-        out->norm[step] = subject_step(s, {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1}, 1.0);
+        out->norm[step] = subject_step(s, {1e-2, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1, 0.9}, 1.0);
         s->engine->read_loss(&loss, &count, s->model);
     }
     for (int a = 0; a < TOST_ARRAYS; a++)
