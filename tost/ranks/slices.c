@@ -48,3 +48,18 @@ bool parts_check(int parts, int ranks, TostError* err) {
         || tost_error(err, "--parts %d on %d ranks: the parts of each rank must be a power of two: use --parts %d, or "
                       "one rank", parts, ranks, ranks);
 }
+
+Share share_of(int64_t samples, int batch, int parts, int rank, int ranks) {
+    const int own = parts / ranks, first = rank * own;
+    const int64_t longest = (samples + parts - 1) / parts, each = (longest + batch - 1) / batch;
+    return (Share){samples, part_start(samples, first, parts), part_start(samples, first + own, parts), own * each, each,
+                   batch, parts, first};
+}
+
+MicroBatch share_micro_batch(const Share* s, int64_t i) {
+    const int64_t part = s->first_part + i / s->each;
+    const int64_t start = part_start(s->all, part, s->parts) + i % s->each * s->batch;
+    const int64_t left = part_start(s->all, part + 1, s->parts) - start;
+    return (MicroBatch){start, (int)(left < s->batch ? left : s->batch), (int)(i / s->each),
+                        i + 1 == s->n ? TOST_STEP_ENDS : (i + 1) % s->each == 0 ? TOST_PART_ENDS : TOST_MORE};
+}

@@ -8,7 +8,7 @@
 // below.
 #pragma once
 
-#include "model.h"
+#include "engine.h"
 
 enum {
     SLICE_UNIT = 1 << 14,          // elements
@@ -45,6 +45,7 @@ static inline Range range_meet(Range a, Range b) {   // empty: start = end
 //     tree(n parts) = tree(first p) + tree(other n - p),   p: the largest power of two below n
 //
 // A rank computes parts/ranks consecutive parts: a power of two, unless there is one rank, so its sum is a subtree.
+// Validation divides its windows in the same way.
 
 // Fails if the parts cannot be divided among the ranks.
 bool parts_check(int parts, int ranks, TostError* err);
@@ -53,3 +54,14 @@ bool parts_check(int parts, int ranks, TostError* err);
 static inline int64_t part_start(int64_t n, int64_t p, int64_t parts) {
     return n / parts * p + (n % parts) * p / parts;
 }
+
+// What a rank computes of the samples of a step or of the windows of a validation: [start,end), in micro-batches.
+typedef struct {
+    int64_t all, start, end;           // samples; all: of all ranks
+    int64_t n, each;                   // micro-batches: of the rank and of a part; the same on all ranks
+    int     batch, parts, first_part;
+} Share;
+typedef struct { int64_t start; int rows, part; TostEnd end; } MicroBatch;   // rows: 0 if the part has none left
+
+Share      share_of(int64_t samples, int batch, int parts, int rank, int ranks);
+MicroBatch share_micro_batch(const Share* s, int64_t i);

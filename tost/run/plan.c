@@ -9,7 +9,6 @@
 #include "base/limits.h"
 #include "base/rng.h"
 #include "init.h"
-#include "ranks/slices.h"
 #include "run/ngram.h"
 #include "run/run.h"
 
@@ -156,15 +155,13 @@ static double seconds_left(const Run* r) { return r->args->run_for - (now_second
 // A step as in train.c, on the same tokens in all micro-batches, without log, signals and progress
 static void one_step(Run* r, TostModel* model, Chunks* chunks, const int32_t* ids, int64_t number) {
     const TostRecipe* recipe = &r->recipe;
-    const int64_t n = recipe->total_batch / ((int64_t)recipe->batch * recipe->seq) / comm_size(r->comm);
-    const int64_t each = n / run_own_parts(r);
+    const Share share = run_step_share(r);
     double loss;
     int64_t count;
     r->engine->zero_grad(model);
-    for (int64_t i = 0; i < n; i++) {
-        const TostEnd end = i + 1 == n ? TOST_STEP_ENDS : (i + 1) % each == 0 ? TOST_PART_ENDS : TOST_MORE;
-        chunks_train(chunks, ids, ids + 1, recipe->batch, recipe->seq, 1.0f / (float)recipe->total_batch, end);
-    }
+    for (int64_t i = 0; i < share.n; i++)
+        chunks_train(chunks, ids, ids + 1, recipe->batch, recipe->seq, 1.0f / (float)recipe->total_batch,
+                     share_micro_batch(&share, i).end);
     r->engine->grad_norm(model);
     r->engine->read_loss(&loss, &count, model);
     const TostUpdate update = {.lr = 1e-3, .beta1 = recipe->beta1, .beta2 = recipe->beta2, .eps = recipe->eps,

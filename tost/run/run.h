@@ -8,6 +8,7 @@
 #include "base/say.h"
 #include "data/vocabulary.h"
 #include "options/options.h"
+#include "ranks/slices.h"
 #include "store/log.h"
 #include "run/progress.h"
 
@@ -107,6 +108,10 @@ bool run_agree(Run* r, bool ok, TostError* err);
 // Fails, naming a rank, if the ranks do not run the same program with the same options, data and parameters.
 bool run_compare(Run* r, TostError* err);
 static inline int run_own_parts(const Run* r) { return r->recipe.parts / comm_size(r->comm); }
+static inline Share run_share(const Run* r, int64_t samples) {   // of this rank
+    return share_of(samples, r->recipe.batch, r->recipe.parts, comm_rank(r->comm), comm_size(r->comm));
+}
+static inline Share run_step_share(const Run* r) { return run_share(r, r->recipe.total_batch / r->recipe.seq); }
 LossSum run_total_loss(const Run* r);                      // of part_loss; collective
 
 // ---- save.c ----

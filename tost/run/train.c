@@ -1,16 +1,22 @@
 // train.c: the training loop; commands/train.c calls it. Each step is followed by a log row and, if due, a checkpoint,
 // validation and a sample. Data and learning rate of a step depend only on the options, the seed and the step number,
 // so a resumed run computes the same bits as an uninterrupted one.
+//
+//     validate and sample, as a baseline
+//     until the last step, a signal or an option that ends the run:
+//         for each micro-batch of this rank: forward and backward, which adds to the gradients
+//         add the gradients of all ranks, in the last backward
+//         if loss and gradient norm are finite: clip, update the parameters; otherwise skip the step
+//         if due: validate; write a row of the log; if due: save, sample
+//     save the last step
+//     measure the bits per byte of the validation text
 #include <math.h>
 
 #include "base/clock.h"
 #include "base/signals.h"
-#include "ranks/slices.h"
 #include "run/run.h"
 
-typedef enum { FAILED, INTERRUPTED, DONE } Outcome;   // INTERRUPTED: by a signal; nothing changed
-
-static int64_t micro_batches(const TostRecipe* r) { return r->total_batch / ((int64_t)r->batch * r->seq); }
+typedef enum { NOT_DUE, FAILED, INTERRUPTED, DONE } Outcome;   // INTERRUPTED: by a signal; nothing changed
 
 // ---- One training step ----
 
@@ -48,27 +54,26 @@ static bool interrupted(const Run* r, bool failed) {
     return comm_any(r->comm, failed || signals_received());
 }
 
-// Gradients of total_batch tokens, accumulated over the micro-batches of this rank's parts. The ranks decide whether
-// one is interrupted before the last backward pass, in which they exchange gradients.
+// Gradients of total_batch tokens, accumulated over this rank's micro-batches. The ranks decide whether the step is
+// interrupted before the last backward pass, in which they exchange gradients.
 static Outcome accumulate_gradients(Run* r, TostError* err) {
-    const TostRecipe* recipe = &r->recipe;
-    const int64_t each = micro_batches(recipe) / recipe->parts, n = each * run_own_parts(r);
-    const int B = recipe->batch;
-    const float scale = 1.0f / (float)recipe->total_batch;
-    const uint64_t first = r->info.data_sample + (uint64_t)(comm_rank(r->comm) * n * B);
-    r->engine->zero_grad(r->model);
-    int64_t done = 0;
+    const int T = r->recipe.seq;
+    const float scale = 1.0f / (float)r->recipe.total_batch;
+    const Share share = run_step_share(r);
+    int64_t i = 0;
     bool ok = true;
-    for (; done < n && (done == 0 || !interrupted(r, !ok)); done++) {
-        const TostEnd end = done + 1 == n ? TOST_STEP_ENDS : (done + 1) % each == 0 ? TOST_PART_ENDS : TOST_MORE;
-        r->pass = (RunPass){.done = done, .all = n, .rows = 1};
+    r->engine->zero_grad(r->model);
+    for (; i < share.n; i++) {
+        const MicroBatch m = share_micro_batch(&share, i);
+        if (i > 0 && interrupted(r, !ok)) break;
+        r->pass = (RunPass){.done = i, .all = share.n, .rows = 1};
         show_pass(r, 0);
-        ok = ok && data_batch(r->data, r->inputs, r->targets, first + (uint64_t)(done * B), B, err);
-        if (end == TOST_STEP_ENDS && comm_any(r->comm, !ok)) break;
-        if (ok && !chunks_train(&r->chunks, r->inputs, r->targets, B, recipe->seq, scale, end)) break;
-        if (end == TOST_PART_ENDS) r->part_loss[done / each] = run_read_loss(r);
+        ok = ok && data_batch(r->data, r->inputs, r->targets, r->info.data_sample + (uint64_t)m.start, m.rows, err);
+        if (m.end == TOST_STEP_ENDS && comm_any(r->comm, !ok)) break;
+        if (ok && !chunks_train(&r->chunks, r->inputs, r->targets, m.rows, T, scale, m.end)) break;   // by a signal
+        if (m.end == TOST_PART_ENDS) r->part_loss[m.part] = run_read_loss(r);
     }
-    if (done == n) return DONE;
+    if (i == share.n) return DONE;
     run_read_loss(r);   // resets the sum
     return run_agree(r, ok, err) ? INTERRUPTED : data_failed(r, NULL, err);
 }
@@ -157,38 +162,33 @@ static double only_text(Run* r, int rows) {
     return bytes;
 }
 
-// Losses of val_windows windows, each rank those of its parts, in micro-batches. text: only of text, whose bytes are
-// counted. row: of the step before it, or NULL
+// Losses of val_windows windows, each rank its share, in micro-batches. text: only of text, whose bytes are counted.
+// row: of the step before it, or NULL
 static Outcome validation_losses(Run* r, bool text, const LogRow* row, TostError* err) {
-    const int64_t B = r->recipe.batch, available = (int64_t)data_samples(r->val), wanted = r->recipe.val_windows;
-    const int64_t n = wanted > 0 && wanted < available ? wanted : available;
-    const int own = run_own_parts(r), first_part = comm_rank(r->comm) * own;
-    const int64_t start = part_start(n, first_part, r->recipe.parts);
-    const int64_t all = part_start(n, first_part + own, r->recipe.parts) - start;
-    const int64_t longest = (n + r->recipe.parts - 1) / r->recipe.parts;   // windows of a part; some have one less
-    double* sums = xmalloc((size_t)B * sizeof *sums);
+    const int64_t available = (int64_t)data_samples(r->val), wanted = r->recipe.val_windows;
+    const Share share = run_share(r, wanted > 0 && wanted < available ? wanted : available);
+    double *sums = xmalloc((size_t)share.batch * sizeof *sums), squares = 0, bytes = 0;
     int64_t done = 0;
-    bool ok = true, stop = false;
-    for (int p = 0; !stop && p < own; p++) {
-        const int64_t end = part_start(n, first_part + p + 1, r->recipe.parts) - start;
-        double squares = 0, bytes = 0;
-        for (int64_t i = 0; i < longest && !(stop = interrupted(r, !ok)); i += B) {
-            const int rows = (int)(end - done < B ? end - done : B);
-            if (!ok || rows == 0) continue;
-            r->pass = (RunPass){.validation = true, .done = done, .all = all, .rows = rows};
+    bool ok = true;
+    for (int64_t i = 0; i < share.n && !interrupted(r, !ok); i++) {
+        const MicroBatch m = share_micro_batch(&share, i);
+        if (ok && m.rows > 0) {
+            r->pass = (RunPass){.validation = true, .done = done, .all = share.end - share.start, .rows = m.rows};
             show_pass(r, 0);
-            ok = validation_batch(r, start + done, rows, n, err);
-            if (ok && text) bytes += only_text(r, rows);
-            if (!ok || !chunks_loss(sums, &r->chunks, r->inputs, r->targets, rows, r->recipe.seq)) continue;
-            for (int k = 0; k < rows; k++) squares += sums[k] * sums[k];
-            done += rows;
+            ok = validation_batch(r, m.start, m.rows, share.all, err);
+            if (ok && text) bytes += only_text(r, m.rows);
+            if (!ok || !chunks_loss(sums, &r->chunks, r->inputs, r->targets, m.rows, r->recipe.seq)) continue;
+            for (int k = 0; k < m.rows; k++) squares += sums[k] * sums[k];
+            done += m.rows;
         }
-        r->part_loss[p] = run_read_loss(r);
-        r->part_loss[p].squares = squares;
-        r->part_loss[p].bytes = bytes;
+        if (m.end == TOST_MORE) continue;
+        const LossSum loss = run_read_loss(r);
+        r->part_loss[m.part] = (LossSum){loss.sum, loss.count, squares, bytes};
+        squares = bytes = 0;
     }
     free(sums);
-    if (!comm_any(r->comm, !ok || done < all)) return DONE;
+    if (!comm_any(r->comm, !ok || done < share.end - share.start)) return DONE;
+    run_read_loss(r);   // resets the sum
     return run_agree(r, ok, err) ? INTERRUPTED : data_failed(r, row, err);
 }
 
@@ -235,38 +235,52 @@ static bool is_due(const Run* r, int64_t every) {
     return every > 0 && (r->info.step % every == 0 || r->info.step == r->recipe.steps);
 }
 
-// Saves the checkpoint before the validation, with the log row, so that a killed run resumes with the validation. Saves
-// it again with the loss, after the best model. A signal interrupts validation: its row in the log has no val_loss.
-static bool after_step(Run* r, LogRow* row, TostError* err) {
-    const int64_t later = r->info.step - r->unsaved;   // a failed save is tried again 1, 2, 4, 8, … steps later
-    const bool again = r->unsaved > 0 && (later & (later - 1)) == 0;
-    const bool saves = is_due(r, r->recipe.save_every) || again, resumed = r->info.row;
-    Outcome validated = DONE;
-    if (r->val && (resumed || is_due(r, r->recipe.val_every))) {
-        if (!resumed) r->info.row = log_row_text(row);
-        if (!resumed && saves) run_save(r, false, err);
-        validated = validate(r, row, err);
-        if (validated == FAILED) return false;
-        if (validated == DONE) row->val_loss = r->info.val_loss;
-        else progress_text(&r->progress, "validation after step %lld was interrupted", (long long)r->info.step);
-    }
+// Validates the model of this step and sets row->val_loss. Saves before, if due, with the log row, so that a killed run
+// resumes with the validation.
+static Outcome validate_step(Run* r, LogRow* row, bool saves, TostError* err) {
+    const bool resumed = r->info.row;   // with this validation
+    if (!r->val || !(resumed || is_due(r, r->recipe.val_every))) return NOT_DUE;
+    if (!resumed) r->info.row = log_row_text(row);
+    if (!resumed && saves) run_save(r, false, err);
+    const Outcome validated = validate(r, row, err);
+    if (validated == DONE) row->val_loss = r->info.val_loss;
+    if (validated == INTERRUPTED)
+        progress_text(&r->progress, "validation after step %lld was interrupted", (long long)r->info.step);
+    return validated;
+}
+
+// Writes the row to the log and shows it.
+static bool log_step(Run* r, const LogRow* row, TostError* err) {
     const bool ok = run_log_step(r, row, err);
     if (ok) progress_step(&r->progress, row);
     if (ok && !isnan(row->val_loss)) report_validation(r);
     report_lost_output(r);
-    if (!run_agree(r, ok, err)) return false;
-    if (validated == INTERRUPTED) return true;
+    return run_agree(r, ok, err);
+}
+
+// Saves the best model and, if due, the step: again, with its loss, if it was saved before the validation.
+static bool save_step(Run* r, bool saves, TostError* err) {
+    const bool again = r->saved_step == r->info.step;
     free(r->info.row);
     r->info.row = NULL;
-    const bool saved = r->saved_step == r->info.step;
     run_save_best(r);
-    return (!(saves || saved) || run_save(r, !saved && r->info.step == r->recipe.steps, err))
-           && run_agree(r, !is_due(r, r->recipe.sample_every) || report_sample(r, err), err);
+    return !(saves || again) || run_save(r, !again && r->info.step == r->recipe.steps, err);
+}
+
+// A signal interrupts validation: its row in the log has no val_loss, and the checkpoint keeps the row.
+static bool after_step(Run* r, LogRow* row, TostError* err) {
+    const int64_t later = r->info.step - r->unsaved;   // a failed save is tried again 1, 2, 4, 8, … steps later
+    const bool saves = is_due(r, r->recipe.save_every) || (r->unsaved > 0 && (later & (later - 1)) == 0);
+    const Outcome validated = validate_step(r, row, saves, err);
+    if (validated == FAILED || !log_step(r, row, err)) return false;
+    if (validated == INTERRUPTED) return true;
+    if (!save_step(r, saves, err)) return false;
+    return run_agree(r, !is_due(r, r->recipe.sample_every) || report_sample(r, err), err);
 }
 
 // Validates and samples the initial model, as a baseline. That of --init is saved as best; random weights are not.
 static bool before_first_step(Run* r, TostError* err) {
-    const Outcome validated = r->val ? validate(r, NULL, err) : INTERRUPTED;
+    const Outcome validated = r->val ? validate(r, NULL, err) : NOT_DUE;
     if (validated == FAILED) return false;
     if (validated == DONE) report_validation(r);
     const bool ok = validated != DONE || run_log_step(r, &(LogRow){.val_loss = r->info.val_loss}, err);
@@ -292,7 +306,8 @@ static bool is_out_of_time(Run* r, double seconds) {
 }
 
 static bool loop(Run* r, TostError* err) {
-    progress_train(&r->progress, r->info.step, r->recipe.steps, micro_batches(&r->recipe), r->recipe.total_batch);
+    progress_train(&r->progress, r->info.step, r->recipe.steps, run_step_share(r).n * comm_size(r->comm),
+                   r->recipe.total_batch);
     LogRow row;
     if (r->info.step == 0 && !before_first_step(r, err)) return false;
     if (r->info.row && log_row_parse(&row, r->info.row) && !after_step(r, &row, err)) return false;

@@ -69,6 +69,24 @@ static void test_parts(Checks* c) {
         }
     }
     check(c, right, "parts of 0 to 39 items differ by more than one, or do not cover them");
+    for (int n = 1; n < 40; n++)
+        for (int ranks = 1; ranks <= 4; ranks += 3) {   // of 8 parts, in micro-batches of 2
+            int64_t next = 0;
+            for (int rank = 0; rank < ranks; rank++) {
+                const Share s = share_of(n, 2, 8, rank, ranks);
+                right = right && s.start == next && s.n == 8 / ranks * s.each;
+                for (int64_t i = 0; i < s.n; next += share_micro_batch(&s, i++).rows) {
+                    const MicroBatch m = share_micro_batch(&s, i);
+                    const bool last = i % s.each == s.each - 1;
+                    right = right && m.start == next && m.rows >= 0 && m.rows <= 2;
+                    right = right && m.end == (i == s.n - 1 ? TOST_STEP_ENDS : last ? TOST_PART_ENDS : TOST_MORE);
+                    right = right && m.start + m.rows <= part_start(n, rank * 8 / ranks + m.part + 1, 8);
+                }
+                right = right && s.end == next;
+            }
+            right = right && next == n;
+        }
+    check(c, right, "the micro-batches of ranks do not cover 1 to 39 samples in order, or end in other places");
 }
 
 // ---- Host messages --------------------------------------------------------------------------------------------------
