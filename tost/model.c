@@ -84,12 +84,6 @@ void tost_tensors_free(TostTensors* t) {
     *t = (TostTensors){0};
 }
 
-const TostTensor* tost_tensor_find(const TostTensors* t, const char* name) {
-    for (int i = 0; i < t->count; i++)
-        if (strcmp(t->tensor[i].name, name) == 0) return &t->tensor[i];
-    return NULL;
-}
-
 size_t tost_row_offset(const TostTensors* t, TostRow row, int layer) {
     const size_t offset = t->row_offset[row];
     return offset == SIZE_MAX ? offset : offset + (size_t)layer * t->row_stride[row];

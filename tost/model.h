@@ -180,7 +180,6 @@ static inline bool tost_uses_muon(const TostTensor* t, TostOptimizer run) {
 
 TostTensors tost_tensors(const TostConfig* c);     // requires tost_config_check(c)
 void        tost_tensors_free(TostTensors* t);
-const TostTensor* tost_tensor_find(const TostTensors* t, const char* name);   // NULL if absent
 
 // Offset of a row's first element in the flat array for a layer (ignored outside layers); SIZE_MAX if absent.
 size_t tost_row_offset(const TostTensors* t, TostRow row, int layer);

@@ -18,21 +18,21 @@ static bool has_other_data(const char* path, const char* content) {
     return read_head(head, sizeof head, path) == 0 || strncmp(head, begin, (size_t)begins) != 0;
 }
 
-static bool check_path(const char* path, const char* content, bool force, TostError* err) {
+static bool check_path(const char* path, const char* content, TostError* err) {
+    const Path paths[] = {path_text("%s", path), path_text("%s.tmp", path)};   // written under the second name first
     if (is_dir(path)) return tost_error(err, "--json %s is a folder: give a file name", path);
     if (!check_writable(path, err)) return tost_error(err, "--json %s", err->text);
-    const Path tmp = path_text("%s.tmp", path);   // the file is written under this name first
-    if (!force && has_other_data(tmp.text, content))
-        return tost_error(err, "--json %s: %s exists: choose another file, or replace it with --force", path, tmp.text);
-    return force || !has_other_data(path, content)
-        || tost_error(err, "--json %s was not written by this command: choose another file, or replace it with --force",
-                      path);
+    for (int i = 0; i < 2; i++)
+        if (has_other_data(paths[i].text, content))
+            return tost_error(err, "--json %s: %s was not written by this command: remove it, or choose another file",
+                              path, paths[i].text);
+    return true;
 }
 
-bool json_file_open(JsonFile* j, const char* path, const char* content, bool force, TostError* err) {
+bool json_file_open(JsonFile* j, const char* path, const char* content, TostError* err) {
     *j = (JsonFile){0};
     if (!path) return true;
-    if (!check_path(path, content, force, err)) return false;
+    if (!check_path(path, content, err)) return false;
     j->path = path_text("%s", path);
     j->file = open_memstream(&j->text, &j->n);
     json_put_open(j, NULL, '{');

@@ -16,8 +16,8 @@ typedef struct {
 } JsonFile;
 
 // Begins the outermost object with "content": content. Fails if PATH or PATH.tmp is a file with data but not with this
-// content, unless `force`. Call it before the computation to report errors early.
-bool json_file_open(JsonFile* j, const char* path, const char* content, bool force, TostError* err);
+// content. Call it before the computation to report errors early.
+bool json_file_open(JsonFile* j, const char* path, const char* content, TostError* err);
 // If `keep`, ends the object and writes the file, see replace_file. A zeroed JsonFile may be closed.
 bool json_file_close(JsonFile* j, bool keep, TostError* err);
 

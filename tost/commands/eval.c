@@ -285,7 +285,7 @@ static bool eval_data(LoadedModel* model, const Options* o, ShardStream* data, T
     JsonFile json = {0};
     e.shard = xcalloc((size_t)data->count, sizeof *e.shard);
     bool ok = find_tokenizer(&e, err) && loaded_model_create(model, &o->recipe, e.batch, e.T, err)
-              && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
+              && json_file_open(&json, first ? o->json : NULL, "eval", err);
     ok = comm_agree(model->comm, ok, err);
     if (ok) {
         if (first) print_line(stderr, "%s, step %lld; shards: %d; windows: %llu of %d tokens", model->file,

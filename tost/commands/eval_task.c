@@ -351,7 +351,7 @@ bool eval_task(LoadedModel* model, const Options* o, TostError* err) {
     while (o->limit && r.examples.count > (size_t)o->limit) free(r.examples.example[--r.examples.count].ids);
     ok = ok && plan(&r, err)
               && loaded_model_create(model, &o->recipe, r.batch * r.examples.choices, r.max_seq, err)
-              && json_file_open(&json, first ? o->json : NULL, "eval", o->force, err);
+              && json_file_open(&json, first ? o->json : NULL, "eval", err);
     ok = comm_agree(model->comm, ok, err)
          && comm_same(model->comm, r.n_keys, "the file of --task differs from that of rank 0: give all hosts the same "
                       "file", err);

@@ -152,7 +152,7 @@ static void show_runs(JsonFile* json, const RunRow* rows, int count) {
 
 static bool info_runs(const Options* o, RunRow* rows, int count, TostError* err) {
     JsonFile json = {0};
-    const bool ok = json_file_open(&json, o->json, "info", o->force, err);
+    const bool ok = json_file_open(&json, o->json, "info", err);
     if (ok) show_runs(&json, rows, count);
     for (int i = 0; i < count; i++) {
         checkpoint_info_free(&rows[i].info);

@@ -55,17 +55,6 @@ static bool check_head(const Shard* s, const char* head, size_t n, TostError* er
         || tost_error(err, "%s: text, not token ids; convert it with `tokenize` first", s->path);
 }
 
-// Refuses a chunk of LitData or MDS: the number n of samples, then n + 1 offsets, all uint32; the last offset is the
-// size of the file.
-static bool check_samples(const Shard* s, uint64_t size, const char* head, TostError* err) {
-    uint32_t v[2], last;   // v: the number of samples, the first offset
-    memcpy(v, head, sizeof v);
-    const uint64_t end = 4 * ((uint64_t)v[0] + 2);   // of the offsets
-    if (v[0] == 0 || v[1] < end || size < end || read_at(s->fd, &last, 4, end - 4) != 4 || last != size) return true;
-    return tost_error(err, "%s: a chunk of LitData or MDS, not token ids; concatenate the ids of its samples and write "
-                      "them with NumPy, if all are below 65536: ids.astype(np.uint16).tofile(SHARD)", s->path);
-}
-
 // Refuses raw ids of 32 or 64 bits. In the 16-bit halfwords of the head and the middle of the file, all but the first
 // of each id are 0, or below 16 if ids over 65535 occur, and at least a quarter of the first ones are greater than all
 // of these. 16-bit ids do not look like this: at least every second one would have to be so small.
@@ -102,7 +91,7 @@ static bool shard_layout(Shard* s, uint64_t size, const char* head, size_t n, To
     if (!version) {
         s->width = 2;
         s->n_tokens = size / 2;
-        if (!check_head(s, head, n, err) || !check_samples(s, size, head, err)) return false;
+        if (!check_head(s, head, n, err)) return false;
         return size % 2 == 0 ? check_width(s, size, head, n, err)
             : tost_error(err, "%s: %" PRIu64 " bytes without a shard header, but a file of raw uint16 ids has an even "
                          "size; copy or make it again", s->path, size);

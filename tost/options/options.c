@@ -50,8 +50,6 @@ const Setting option_table[OPTION_ROWS] = {
      .not_with = "data"},
     {"json", EVAL, STRING, AT(json), "FILE", .help = "also write all results as JSON"},
     {"json", INFO, STRING, AT(json), "FILE", .help = "also write the table of a folder of runs as JSON"},
-    {"force", EVAL | INFO, FLAG, AT(force), "",
-     .help = "replace the file of --json even if it was not written by this command", .needs = "json"},
     {"tokenizer", TRAIN, STRING, AT(tokenizer), "FILE",
      .help = "tokenizer, a vocab.bpe or merges.txt; needed for samples",
      .default_text = "that of --init or --resume, or PREFIX_vocab.bpe or vocab.bpe beside the shards"},

@@ -30,7 +30,6 @@ typedef struct {
     int64_t     limit;                     // 0: all
     char*       json;
     bool        by_position;
-    bool        force;
     // vocabulary, tokenizing
     int         size;
     double      val_frac;

@@ -91,7 +91,7 @@ run eval --model straight --data "$odd"
 printf 'ab cd\n<|endoftext|>\n  two  words\n<|endoftext|>\nx\n' >words.txt
 run tokenize --tokenizer vocab.bpe --val-frac 0 --out words --quiet words.txt
 for windows in "--seq 6 --stride 4 --batch 2" "--seq 5 --chunk 2" "--seq 1"; do
-    run eval --model straight --data words_train_000000.bin $windows --json words.json --force
+    run eval --model straight --data words_train_000000.bin $windows --json words.json
     check "$windows: bytes and words" [ "$(figure bytes words.json)" = 18 -a "$(figure words words.json)" = 4 ]
 done
 check "bits per byte: without the loss of <|endoftext|>" near "$(figure bits_per_byte words.json)" \

@@ -58,6 +58,12 @@ Subject subject_of(const TostEngine* engine, TostConfig config, int B, int T, bo
     return s;
 }
 
+const TostTensor* subject_tensor(const Subject* s, const char* name) {
+    for (int i = 0; i < s->tensors.count; i++)
+        if (strcmp(s->tensors.tensor[i].name, name) == 0) return &s->tensors.tensor[i];
+    return NULL;
+}
+
 float* subject_get(const Subject* s, TostArray state, const TostTensor* t) {
     float* x = xmalloc(t->size * sizeof *x);
     s->engine->get(x, s->model, state, t);
@@ -77,7 +83,7 @@ void subject_copy(Subject* to, const Subject* from, TostOptimizer optimizer) {
         for (int j = 0; j < 3; j++) {
             const TostTensor* t = &to->tensors.tensor[i];
             if (arrays[j] == TOST_V && tost_uses_muon(t, optimizer)) continue;
-            float* x = subject_get(from, arrays[j], tost_tensor_find(&from->tensors, t->name));
+            float* x = subject_get(from, arrays[j], subject_tensor(from, t->name));
             to->engine->put(to->model, arrays[j], t, x);
             free(x);
         }

@@ -31,6 +31,7 @@ void subject_randomize(Subject* s, uint64_t seed);
 // With random parameters
 Subject subject_of(const TostEngine* engine, TostConfig config, int B, int T, bool training, TostDtype dtype,
                    uint64_t seed);
+const TostTensor* subject_tensor(const Subject* s, const char* name);   // NULL if absent
 float* subject_get(const Subject* s, TostArray state, const TostTensor* t);   // free()
 float* subject_array(const Subject* s, TostArray array);   // all tensors at their offsets; free()
 // Copies parameters and moments between models with this optimizer; `to` may have fewer layers.

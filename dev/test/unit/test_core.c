@@ -16,8 +16,8 @@ static TostModel* fake_init(TostConfig config, uint64_t seed) {
 }
 
 static const float* param(const TostModel* m, const char* name) {
-    const TostTensor* t = tost_tensor_find(&m->tensors, name);
-    must(t != NULL, name, NULL);
+    const TostTensor* t = m->tensors.tensor;
+    while (strcmp(t->name, name) != 0) must(++t < m->tensors.tensor + m->tensors.count, name, NULL);
     return m->state[TOST_PARAM] + t->offset;
 }
 

@@ -179,20 +179,6 @@ static void test_widths(Checks* c) {
     check_raw(c, second_zero, 100001, 2, NULL);  // an odd number
 }
 
-// Files laid out like chunks of LitData or MDS: the number of samples, the offsets, the samples. MDS has a header
-// before the samples. Files with other numbers are raw ids.
-static void test_samples(Checks* c) {
-    static const uint32_t samples[][6] = {
-        {2, 16, 20, 24, 7, 7}, {2, 18, 20, 24, 7, 7}, {4, 24, 24, 24, 24, 24}, {3, 20, 20, 24, 24, 7}};
-    static const uint32_t ids[][6] = {
-        {2, 16, 20, 23, 7, 7}, {2, 12, 20, 24, 7, 7}, {5, 24, 24, 24, 24, 24}, {0xfffffff0, 24, 24, 24, 24, 24},
-        {0, 24, 8, 24, 0, 7}};
-    for (size_t i = 0; i < countof(samples); i++)
-        check_bytes(c, samples[i], sizeof samples[i], "file.bin: a chunk of LitData or MDS", "samples");
-    for (size_t i = 0; i < countof(ids); i++)
-        check_bytes(c, ids[i], sizeof ids[i], NULL, text_line("samples %zu", i).text);
-}
-
 // A sparse file of 5 GB: more than 2^31 tokens, zeros except for two ids at the end. Too large for a check of all ids
 // when it is opened.
 static void test_shard_sparse(Checks* c) {
@@ -623,7 +609,7 @@ static void test_writer_again(Checks* c) {
 }
 
 int main(void) {
-    return RUN_TESTS("data", test_shard_kinds, test_shards_refused, test_widths, test_samples, test_shard_sparse,
+    return RUN_TESTS("data", test_shard_kinds, test_shards_refused, test_widths, test_shard_sparse,
                          test_changes, test_reads, test_check_ids, test_sequential, test_shuffled_golden, test_shuffled,
                          test_mixture, test_fingerprints, test_writer, test_writer_fails, test_writer_again);
 }

@@ -56,19 +56,17 @@ static void test_json_replaces(Checks* c, const char* path, const char* tmp) {
         {"text", NULL, false}, {"{\n  \"content\": \"eval\"", NULL, false}, {"{", NULL, false}, {ours, "text", false},
     };
     for (size_t i = 0; i < countof(cases); i++) {
-        for (int force = 0; force < 2; force++) {
-            TostError err;
-            JsonFile out;
-            unlink(path);
-            unlink(tmp);
-            if (cases[i].path) write_text(path, cases[i].path);
-            if (cases[i].tmp) write_text(tmp, cases[i].tmp);
-            const bool ok = json_file_open(&out, path, "test", force, &err);
-            if (!cases[i].replaced && !force) check_refused(c, ok, &err, "--force", "replacing another file");
-            else check(c, ok, "JSON file %zu, force %d: %s", i, force, err.text);
-            if (ok) check(c, json_file_close(&out, true, &err) && !path_exists(tmp), "closing: %s", err.text);
-            if (!ok) check(c, path_exists(path) && path_exists(tmp) == (cases[i].tmp != NULL), "both files remain");
-        }
+        TostError err;
+        JsonFile out;
+        unlink(path);
+        unlink(tmp);
+        if (cases[i].path) write_text(path, cases[i].path);
+        if (cases[i].tmp) write_text(tmp, cases[i].tmp);
+        const bool ok = json_file_open(&out, path, "test", &err);
+        if (!cases[i].replaced) check_refused(c, ok, &err, "remove it", "replacing another file");
+        else check(c, ok, "JSON file %zu: %s", i, err.text);
+        if (ok) check(c, json_file_close(&out, true, &err) && !path_exists(tmp), "closing: %s", err.text);
+        if (!ok) check(c, path_exists(path) && path_exists(tmp) == (cases[i].tmp != NULL), "both files remain");
     }
 }
 
@@ -81,7 +79,7 @@ static void test_json(Checks* c) {
     TostError err;
     JsonFile out;
     struct stat st;
-    must(json_file_open(&out, path, "test", false, &err), "json_file_open", &err);
+    must(json_file_open(&out, path, "test", &err), "json_file_open", &err);
     json_put_bytes(&out, "text", text, sizeof text - 1);
     json_put_real(&out, "third", 1.0 / 3);
     json_put_real(&out, "nan", NAN);
@@ -92,12 +90,12 @@ static void test_json(Checks* c) {
     check(c, !path_exists(path), "the file must not exist before it is closed");
     check(c, json_file_close(&out, true, &err) && !path_exists(tmp), "the file exists after closing");
     check_file(c, path, want, "the JSON file");
-    check(c, json_file_open(&out, tmp, "test", false, &err) && json_file_close(&out, false, &err) && !path_exists(tmp),
+    check(c, json_file_open(&out, tmp, "test", &err) && json_file_close(&out, false, &err) && !path_exists(tmp),
           "an abandoned file is removed");
-    check(c, json_file_open(&out, NULL, "test", false, &err) && json_file_close(&out, true, &err),
+    check(c, json_file_open(&out, NULL, "test", &err) && json_file_close(&out, true, &err),
           "no path: nothing is written");
     must(symlink("/dev/null", tmp) == 0, "symlink", NULL);
-    check(c, json_file_open(&out, tmp, "test", false, &err) && json_file_close(&out, true, &err)
+    check(c, json_file_open(&out, tmp, "test", &err) && json_file_close(&out, true, &err)
           && lstat(tmp, &st) == 0 && S_ISLNK(st.st_mode), "a device must be written, not replaced");
     unlink(tmp);
     test_json_replaces(c, path, tmp);
