@@ -10,20 +10,20 @@
 static const char separator[] = "\x1f";   // between the values of a list in a checkpoint
 
 const Setting recipe_table[RECIPE_ROWS] = {
-#define X(field, name, kind, values, saved, low, high, ...) \
-    {name, UNSAVED, kind, offsetof(TostRecipe, config.field), values, .min = low, .max = high, __VA_ARGS__},
-    TOST_CONFIG(X)
-#undef X
-#define X(field, name, saved, kind, values, low, ...) \
-    {name, saved, kind, offsetof(TostRecipe, field), values, .min = low, .max = __VA_ARGS__},
-    TOST_RECIPE(X)
-#undef X
+#define ROW(at, option, type, shown, treated, low, high, ...) \
+    {.name = option, .kind = type, .field = offsetof(TostRecipe, at), .values = shown, .saved = treated, .min = low, \
+     .max = high, __VA_ARGS__},
+#define SIZE(at, ...) ROW(config.at, __VA_ARGS__)
+    TOST_CONFIG(SIZE)
+    TOST_RECIPE(ROW)
+#undef SIZE
+#undef ROW
 };
 
 // ---- Settings ----
 
 static void* field_of(const void* base, const Setting* row) { return (char*)base + row->field; }
-static bool is_saved(const Setting* row) { return row->flags & (FIXED | OVERRIDABLE); }
+static bool is_saved(const Setting* row) { return row->saved == FIXED || row->saved == OVERRIDABLE; }
 
 TextLine choice_name(const char* choices, int n) {
     for (; n > 0 && choices; n--) choices = strchr(choices, '|') ? strchr(choices, '|') + 1 : NULL;
@@ -44,11 +44,12 @@ char* setting_text(const void* base, const Setting* row) {
     switch (row->kind) {
         case HELP: break;
         case FLAG: text = is_saved(row) && *(const bool*)field ? "1" : NULL; break;
-        case INT: return *(const int*)field < row->min ? NULL : xasprintf("%d", *(const int*)field);   // NULL: unset
-        case INT64: return xasprintf("%" PRId64, *(const int64_t*)field);
+        case INT: return *(const int*)field < row->min ? NULL : xasprintf("%d", *(const int*)field);
+        case INT64: return *(const int64_t*)field < row->min ? NULL : xasprintf("%" PRId64, *(const int64_t*)field);
         case REAL:
         case DURATION: return xstrdup(real_text(*(const double*)field).text);
-        case CHOICE: return xstrdup(choice_name(row->values, *(const int*)field).text);
+        case CHOICE:
+            return *(const int*)field < row->min ? NULL : xstrdup(choice_name(row->values, *(const int*)field).text);
         case STRING: text = *(const char* const*)field; break;
         case LIST: return ((const StringList*)field)->count ? join_strings(field, *separator) : NULL;
     }
@@ -263,8 +264,8 @@ static bool check_same(const TostRecipe* r, int i, const char* loaded, const cha
     const bool same = strcmp(value, loaded) == 0;
     if (!same)
         tost_error(err, "--%s %.200s differs from %.200s in %.500s: leave it out%s%s", row->name, value, loaded, where,
-                   row->flags & FIXED ? ", or start a new run from its weights with --init" : "",
-                   row->flags & FIXED && i != RECIPE_optimizer ? " and --keep-optimizer" : "");
+                   row->saved == FIXED ? ", or start a new run from its weights with --init" : "",
+                   row->saved == FIXED && i != RECIPE_optimizer ? " and --keep-optimizer" : "");
     free(value);
     return same;
 }
@@ -288,7 +289,7 @@ bool recipe_read(TostRecipe* r, const KeyValues* saved, const char* file, TostEr
         if (i == RECIPE_ROWS) continue;
         const Setting* row = &recipe_table[i];
         const bool given = recipe_given(r, (RecipeRow)i);
-        if (given && (row->flags & FIXED) && !check_same(r, i, e->value, file, err)) return false;
+        if (given && row->saved == FIXED && !check_same(r, i, e->value, file, err)) return false;
         if (!given && !read_setting(r, row, e->value, err))
             return tost_error(err, "%s: __metadata__ 'option.%s': %s: the file is damaged; use another checkpoint",
                               file, e->key, err->text);
@@ -309,7 +310,7 @@ TextLine recipe_changed(const TostRecipe* r, const KeyValues* saved) {
     for (const KeyValue* e = saved->entry; e < saved->entry + saved->count; e++) {
         const int i = saved_row(e->key);
         const Setting* row = i < RECIPE_ROWS ? &recipe_table[i] : NULL;
-        char* value = row && (row->flags & OVERRIDABLE) ? setting_text(r, row) : NULL;
+        char* value = row && row->saved == OVERRIDABLE ? setting_text(r, row) : NULL;
         if (value ? strcmp(value, e->value) != 0 : is_ignored(e)) {
             char *before = shown_value(e->value), *now = shown_value(value ? value : e->value);
             all = text_line("%s%s--%s %s %s%s", all.text, all.text[0] ? ", " : "", e->key, now,
@@ -343,19 +344,55 @@ TostEngineOptions recipe_engine(const TostRecipe* r, int max_batch, int seq, int
                                .optimizer = training ? (TostOptimizer)r->optimizer : TOST_ADAMW};
 }
 
-bool recipe_take_config(TostRecipe* r, const TostConfig* config, bool extend, const char* file, TostError* err) {
+// The parts of each rank are a power of two, so that their sum is a subtree of that of one rank (ranks/slices.h).
+static bool check_parts(int parts, int ranks, TostError* err) {
+    const int each = parts / ranks;
+    return ranks == 1 || (parts % ranks == 0 && (each & (each - 1)) == 0)
+        || tost_error(err, "--parts %d on %d ranks: the parts of each rank must be a power of two: use --parts %d, or "
+                      "one rank", parts, ranks, ranks);
+}
+
+bool recipe_derive(TostRecipe* r, int ranks, bool resumed, TostError* err) {
+    const TostRecipe* preset = &tost_presets[r->preset];
+    const int block = r->config.block_size;
+    if (!recipe_given(r, RECIPE_seq)) r->seq = block == preset->config.block_size ? preset->seq : block;
+    if (r->seq > block) return tost_error(err, "--seq %d is longer than the block size %d", r->seq, block);
+
+    // A checkpoint without the option is of one part.
+    if (!recipe_given(r, RECIPE_parts)) r->parts = resumed ? 1 : ranks;
+    if (!check_parts(r->parts, ranks, err)) return false;
+    const bool total_given = recipe_given(r, RECIPE_total_batch);   // otherwise, batch and total_batch are defaults
+    const int64_t part_seq = (int64_t)r->seq * r->parts;
+    int64_t wanted = r->total_batch;
+    if (!recipe_given(r, RECIPE_batch) && (total_given || r->parts > 1 || wanted != preset->total_batch)) {
+        if (!total_given && r->parts > 1) wanted = (wanted + part_seq - 1) / part_seq * part_seq;
+        while (wanted % part_seq == 0 && wanted / part_seq % r->batch != 0) r->batch--;
+    }
+    if (!recipe_check_pass(r->batch, r->seq, 0, err)) return false;
+    const int64_t pass = r->batch * part_seq, passes = wanted / pass, rest = wanted % pass;
+    if (!total_given) r->total_batch = (passes + (rest > 0)) * pass;
+    else if (rest != 0)
+        return tost_error(err, "--total-batch %lld is not a multiple of batch × seq × parts = %d × %d × %d: %s",
+                          (long long)wanted, r->batch, r->seq, r->parts, resumed ? "leave out --batch and --parts"
+                          : text_line("use %lld", (long long)((passes + 1) * pass)).text);
+    return true;
+}
+
+bool recipe_take_config(TostRecipe* r, const TostConfig* config, int ranks, bool resumed, const char* file,
+                        TostError* err) {
     const TostRecipe before = *r;
     bool same = true;
     r->config = *config;
-    if (extend && !config->conv && recipe_given(r, RECIPE_conv)) r->config.conv = before.config.conv;
-    if (extend && !config->memory && recipe_given(r, RECIPE_memory)) r->config.memory = before.config.memory;
+    if (!resumed && !config->conv && recipe_given(r, RECIPE_conv)) r->config.conv = before.config.conv;
+    if (!resumed && !config->memory && recipe_given(r, RECIPE_memory)) r->config.memory = before.config.memory;
     for (int i = 0; i < RECIPE_SIZES && same; i++) {
         if (!recipe_given(r, (RecipeRow)i)) continue;
         char* loaded = setting_text(r, &recipe_table[i]);
         same = check_same(&before, i, loaded, file, err);
         free(loaded);
     }
-    return same;
+    return same && (recipe_derive(r, ranks, resumed, err)
+                    || tost_error(err, "%s; defaults are from %s", err->text, file));
 }
 
 void recipe_take_samples(TostRecipe* r, uint64_t samples) {

@@ -37,12 +37,12 @@ typedef struct { float* c; size_t ldc; Operand a, b; int M, N, K; GemmStore stor
 static void multiply_block(Block all, const Word* pa, Operand stored, const Word* pb, Format f, int words, int below) {
     for (int i = 0; i < all.m; i += MR) {
         const bool in_place = holds_pairs(stored, f) && all.m - i >= MR;
-        const Rows a = in_place ? stored_rows(operand_at(stored, i, 0)) : (Rows) { pa + (size_t)i*words, 1, MR };
+        const Rows a = in_place ? stored_rows(operand_at(stored, i, 0)) : (Rows){pa + (size_t)i * words, 1, MR};
         for (int j = i + below > 0 ? (i + below) / NR * NR : 0; j < all.n; j += NR) {
-            const Word* b = pb + (size_t)j*words;
+            const Word* b = pb + (size_t)j * words;
             // Not t.m and t.n: gcc reads both as 8 bytes, which waits until all earlier stores are in the cache.
             const int m = min_int(MR, all.m - i), n = min_int(NR, all.n - j);
-            const Block t = { all.c + i*all.ldc + j, all.ldc, m, n, all.add, all.round };
+            const Block t = {all.c + i * all.ldc + j, all.ldc, m, n, all.add, all.round};
             if (m == MR && n == NR) tile(t, a, b, f, words);
             else tile_ragged(t, a, b, f, words);
         }
@@ -55,24 +55,24 @@ static void product_packed(const Product* p) {
     const size_t mp = round_up(min_int(p->M, PACKED_M), MR);
     const size_t np = round_up(min_int(p->N, BLOCK_N), NR);
     const size_t a_words = mp * words_of(p->format, kc), b_words = np * words_of(p->format, kc);
-    void* memory = xmalloc((b_words + a_words) * sizeof(Word) + 2*CACHE_LINE);   // pack_a may write LANES words more
+    void* memory = xmalloc((b_words + a_words) * sizeof(Word) + 2 * CACHE_LINE);   // pack_a may write LANES words more
     Word *pb = next_cache_line(memory), *pa = pb + b_words;
     for (size_t i = 0; i < (size_t)p->M; i += PACKED_M)
         for (size_t k = 0; k < (size_t)p->K; k += kc) {
             const int m = min_int(PACKED_M, p->M - (int)i), depth = min_int(kc, p->K - (int)k);
             const int words = words_of(p->format, depth);
             const int in_place = holds_pairs(p->a, p->format) ? m / MR * MR : 0;
-            pack_a(pa + (size_t)in_place*words, operand_at(p->a, i + in_place, k), p->format, m - in_place, depth);
+            pack_a(pa + (size_t)in_place * words, operand_at(p->a, i + in_place, k), p->format, m - in_place, depth);
             for (size_t j = 0; j < (size_t)p->N; j += BLOCK_N) {
                 const int n = min_int(BLOCK_N, p->N - (int)j);
                 pack_b(pb, operand_at(p->b, j, k), p->format, n, depth);
                 for (int from = 0; from < m; from += BLOCK_M) {
-                    float* c = p->c + (i + from)*p->ldc + j;
-                    const Block block = { c, p->ldc, min_int(BLOCK_M, m - from), n, p->store == GEMM_ADD || k > 0,
-                                          p->store == GEMM_ROUND && k + depth == (size_t)p->K };
+                    float* c = p->c + (i + from) * p->ldc + j;
+                    const Block block = {c, p->ldc, min_int(BLOCK_M, m - from), n, p->store == GEMM_ADD || k > 0,
+                                         p->store == GEMM_ROUND && k + depth == (size_t)p->K};
                     const int below = p->store == GEMM_SYMMETRIC ? p->below + (int)i + from - (int)j : -m;
-                    multiply_block(block, pa + (size_t)from*words, operand_at(p->a, i + from, k), pb, p->format, words,
-                                   below);
+                    multiply_block(block, pa + (size_t)from * words, operand_at(p->a, i + from, k), pb, p->format,
+                                   words, below);
                 }
             }
         }
@@ -112,7 +112,7 @@ static double partition_time(const Partition* x, int bands, double limit) {
 }
 
 static Partition partition_of(int M, int N, int unit_m, int unit_n, int threads) {
-    Partition x = { M, N, unit_m, unit_n, threads, 1 };
+    Partition x = {M, N, unit_m, unit_n, threads, 1};
     double best = DBL_MAX;
     for (int bands = 1; bands <= threads; bands++) {
         const double time = partition_time(&x, bands, best);
@@ -125,8 +125,8 @@ static Slice partition_slice(const Partition* x, int t) {
     const int band = (int)((((int64_t)t + 1) * x->bands - 1) / x->threads);
     const int first = (int)((int64_t)x->threads * band / x->bands);
     const int next = (int)((int64_t)x->threads * (band + 1) / x->bands);
-    Slice s = { partition_cut(x->M, x->unit_m, first, x->threads),
-                partition_cut(x->N, x->unit_n, t - first, next - first), 0, 0 };
+    Slice s = {partition_cut(x->M, x->unit_m, first, x->threads),
+               partition_cut(x->N, x->unit_n, t - first, next - first), 0, 0};
     s.m = partition_cut(x->M, x->unit_m, next, x->threads) - s.i;
     s.n = partition_cut(x->N, x->unit_n, t - first + 1, next - first) - s.j;
     return s;
@@ -136,28 +136,28 @@ static Slice partition_slice(const Partition* x, int t) {
 static Slice triangle_slice(int n, int threads, int t) {
     const int i = (int)(n * (1 - sqrt(1 - (double)t / threads))) / MR * MR;
     const int end = t + 1 < threads ? (int)(n * (1 - sqrt(1 - (t + 1.0) / threads))) / MR * MR : n;
-    return (Slice) { i, i / NR * NR, end - i, n - i / NR * NR };
+    return (Slice){i, i / NR * NR, end - i, n - i / NR * NR};
 }
 
 // Copies what is above the diagonal blocks of LANES x LANES to below them.
 static void mirror(float* c, size_t n) {
-#pragma omp parallel for schedule(dynamic) if (n > 512)
+    #pragma omp parallel for schedule(dynamic) if (n > 512)
     for (size_t i = LANES; i < n; i += LANES)
         for (size_t j = 0; j < i; j += LANES)
-            if (n - i >= LANES) transpose_rows(c + i*n + j, n, c + j*n + i, n);
-            else for (size_t at = i*n + j; at < n*n; at += n)
-                for (int l = 0; l < LANES; l++) c[at + l] = c[(j + l)*n + at / n];
+            if (n - i >= LANES) transpose_rows(c + i * n + j, n, c + j * n + i, n);
+            else for (size_t at = i * n + j; at < n * n; at += n)
+                for (int l = 0; l < LANES; l++) c[at + l] = c[(j + l) * n + at / n];
 }
 
 static void gemm_sliced(const Product* all) {
     const int threads = threads_for(all->M, all->N, all->K);
     const bool symmetric = all->store == GEMM_SYMMETRIC;
     const Partition parts = partition_of(all->M, all->N, MR, NR, threads);
-#pragma omp parallel for schedule(static) num_threads(threads)
+    #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
         const Slice s = symmetric ? triangle_slice(all->M, threads, t) : partition_slice(&parts, t);
         Product slice = *all;
-        slice.c = all->c + s.i*all->ldc + s.j;
+        slice.c = all->c + s.i * all->ldc + s.j;
         slice.a = operand_at(all->a, s.i, 0);
         slice.b = operand_at(all->b, s.j, 0);
         slice.M = s.m;
@@ -190,7 +190,7 @@ INLINE int vectors_of_part(Format f) { return f == ROUNDED ? 2 : 1; }
 
 // Part t of a row, with zeros after its end
 INLINE VecWord part_of(const char* row, size_t row_bytes, size_t t) {
-    const size_t from = t*VECTOR_BYTES;
+    const size_t from = t * VECTOR_BYTES;
     if (from + VECTOR_BYTES <= row_bytes) return *(const VecWordU*)(row + from);
     VecWord part = {0};
     if (from < row_bytes) memcpy(&part, row + from, row_bytes - from);
@@ -211,19 +211,19 @@ INLINE Vec add_products(Vec sum, VecWord a, VecWord b, Format f) {
 // Rows of a in the layout of FewRows; free(*memory)
 static const VecWord* few_rows_operand(void** memory, Operand a, Format f, int M, int K, int parts) {
     const size_t vectors = vectors_of_part(f), bytes = K * element_size(a);
-    *memory = xmalloc((size_t)M*parts*vectors*VECTOR_BYTES + CACHE_LINE);
+    *memory = xmalloc((size_t)M * parts * vectors * VECTOR_BYTES + CACHE_LINE);
     VecWord* all = (VecWord*)next_cache_line(*memory);
     for (int i = 0; i < M; i++) {
         const int first = i / GROUP_ROWS * GROUP_ROWS, rows = min_int(GROUP_ROWS, M - first);
         const char* row = operand_at(a, i, 0).p;
-        VecWord* out = all + first*parts*vectors + (i - first);
-        for (int t = 0; t < parts; t++, out += rows*vectors) {
+        VecWord* out = all + first * parts * vectors + (i - first);
+        for (int t = 0; t < parts; t++, out += rows * vectors) {
             if (f == FLOATS || (f == PAIRS && a.bf16)) out[0] = part_of(row, bytes, t);
             else if (a.bf16) {
                 const VecWord pairs = part_of(row, bytes, t);
                 out[0] = half_of(pairs, f, 0), out[rows] = half_of(pairs, f, 1);
             } else {
-                const VecWord x = part_of(row, bytes, 2*t), y = part_of(row, bytes, 2*t + 1);
+                const VecWord x = part_of(row, bytes, 2 * t), y = part_of(row, bytes, 2 * t + 1);
                 if (f == PAIRS) out[0] = pair_neighbors(x, y);
                 else out[0] = round_words(odds(x, y)), out[rows] = round_words(evens(x, y));
             }
@@ -236,24 +236,24 @@ static const VecWord* few_rows_operand(void** memory, Operand a, Format f, int M
 // every call, here and below, so that after inlining the sums stay in registers.
 INLINE void write_dots(const FewRows* p, Vec sum[GROUP_DOTS], int i, int j, int rows, int cols) {
     float dot[GROUP_DOTS + LANES];
-#pragma GCC unroll 8
+    #pragma GCC unroll 8
     for (int from = 0; from < rows * cols; from += LANES)
-        *(VecU*)(dot + from) = sums_of_lanes(sum + from, min_int(LANES, rows*cols - from));
+        *(VecU*)(dot + from) = sums_of_lanes(sum + from, min_int(LANES, rows * cols - from));
     for (int row = 0; row < rows; row++)
         for (int col = 0; col < cols; col++) {
-            float* c = p->c + (size_t)(i + row)*p->N + j + col;
-            *c = p->store == GEMM_ADD ? *c + dot[row*cols + col] : dot[row*cols + col];
+            float* c = p->c + (size_t)(i + row) * p->N + j + col;
+            *c = p->store == GEMM_ADD ? *c + dot[row * cols + col] : dot[row * cols + col];
             if (p->store == GEMM_ROUND) *c = rounded_bf16(*c);
         }
 }
 
 // sum (rows) += the products of a part of b with the same part of each row of a (vectors of the part, rows)
 INLINE void add_part(Vec* sum, Format f, const VecWord* a, VecWord part, int rows) {
-#pragma GCC unroll 2
+    #pragma GCC unroll 2
     for (int half = 0; half < vectors_of_part(f); half++) {
         const VecWord b = half_of(part, f, half);
-#pragma GCC unroll 4
-        for (int row = 0; row < rows; row++) sum[row] = add_products(sum[row], a[half*rows + row], b, f);
+        #pragma GCC unroll 4
+        for (int row = 0; row < rows; row++) sum[row] = add_products(sum[row], a[half * rows + row], b, f);
     }
 }
 
@@ -264,20 +264,20 @@ enum { PREFETCHED_BYTES = 4096 };   // ahead of the read position
 // late.
 INLINE void dots_of_column(const FewRows* p, Format f, int i, int j, int rows) {
     const int whole = (int)(p->row_bytes / VECTOR_BYTES), words = vectors_of_part(f) * rows;
-    const VecWord* a = p->a + (size_t)i*p->parts*vectors_of_part(f);
-    const char* b = p->b + j*p->row_bytes;
+    const VecWord* a = p->a + (size_t)i * p->parts * vectors_of_part(f);
+    const char* b = p->b + j * p->row_bytes;
     Vec even[GROUP_DOTS] = {0}, odd[GROUP_ROWS] = {0};
     int t = 0;
-    for (; t + 2 <= whole; t += 2, a += 2*words) {
-        const VecWordU* parts = (const VecWordU*)(b + (size_t)t*VECTOR_BYTES);
-#pragma GCC unroll 2
+    for (; t + 2 <= whole; t += 2, a += 2 * words) {
+        const VecWordU* parts = (const VecWordU*)(b + (size_t)t * VECTOR_BYTES);
+        #pragma GCC unroll 2
         for (int k = 0; k < 2; k++) __builtin_prefetch((const char*)(parts + k) + PREFETCHED_BYTES);
         add_part(even, f, a, parts[0], rows);
         add_part(odd, f, a + words, parts[1], rows);
     }
     if (t < p->parts) add_part(even, f, a, part_of(b, p->row_bytes, t), rows);
     if (t + 1 < p->parts) add_part(odd, f, a + words, part_of(b, p->row_bytes, t + 1), rows);
-#pragma GCC unroll 4
+    #pragma GCC unroll 4
     for (int row = 0; row < rows; row++) even[row] += odd[row];
     write_dots(p, even, i, j, rows, 1);
 }
@@ -297,16 +297,16 @@ enum { BLOCK_BYTES = 48 * VECTOR_BYTES };   // of a column; with AVX-512, 4 rows
 
 INLINE void begin_columns(Columns* s, const FewRows* p, Format f, int j) {
     const int vectors = vectors_of_part(f);
-    s->b = p->b + j*p->row_bytes + (size_t)s->from*VECTOR_BYTES;
+    s->b = p->b + j * p->row_bytes + (size_t)s->from * VECTOR_BYTES;
     s->col_bytes = p->row_bytes;
-    if (f != ROUNDED && (size_t)(s->from + s->parts)*VECTOR_BYTES <= p->row_bytes) return;
+    if (f != ROUNDED && (size_t)(s->from + s->parts) * VECTOR_BYTES <= p->row_bytes) return;
     s->b = s->copy;
     s->col_bytes = BLOCK_BYTES;
     for (int col = 0; col < GROUP_COLS; col++) {
-        VecWord* out = (VecWord*)(s->copy + col*BLOCK_BYTES);
+        VecWord* out = (VecWord*)(s->copy + col * BLOCK_BYTES);
         for (int t = 0; t < s->parts; t++)
             for (int half = 0; half < vectors; half++)
-                *out++ = half_of(part_of(p->b + (j + col)*p->row_bytes, p->row_bytes, s->from + t), f, half);
+                *out++ = half_of(part_of(p->b + (j + col) * p->row_bytes, p->row_bytes, s->from + t), f, half);
     }
 }
 
@@ -315,32 +315,32 @@ INLINE void dots_of_columns(Columns* s, const FewRows* p, Format f, int i, int j
     const Vec zero = {0};
     Vec (*sums)[GROUP_DOTS] = s->sums[i / GROUP_ROWS];
     for (int odd = 0; odd < 2; odd++) {
-        const VecWord* a = p->a + ((size_t)i*p->parts + (size_t)(s->from + odd)*rows)*vectors;
-        const char* b = s->b + odd*vectors*VECTOR_BYTES;
+        const VecWord* a = p->a + ((size_t)i * p->parts + (size_t)(s->from + odd) * rows) * vectors;
+        const char* b = s->b + odd * vectors * VECTOR_BYTES;
         Vec sum[GROUP_DOTS];
-#pragma GCC unroll 24
-        for (int k = 0; k < rows*GROUP_COLS; k++) sum[k] = s->from > 0 ? sums[odd][k] : zero;
-        for (int t = odd; t < s->parts; t += 2, a += rows*vectors, b += vectors*VECTOR_BYTES) {
-#pragma GCC unroll 6
-            for (int col = 0; col < GROUP_COLS; col++) __builtin_prefetch(s->next + col*p->row_bytes);
+        #pragma GCC unroll 24
+        for (int k = 0; k < rows * GROUP_COLS; k++) sum[k] = s->from > 0 ? sums[odd][k] : zero;
+        for (int t = odd; t < s->parts; t += 2, a += rows * vectors, b += vectors * VECTOR_BYTES) {
+            #pragma GCC unroll 6
+            for (int col = 0; col < GROUP_COLS; col++) __builtin_prefetch(s->next + col * p->row_bytes);
             s->next += prefetched;
             for (int half = 0; half < vectors; half++, a += rows, b += VECTOR_BYTES) {
                 VecWord column[GROUP_COLS];
-#pragma GCC unroll 6
-                for (int col = 0; col < GROUP_COLS; col++) column[col] = *(const VecWordU*)(b + col*s->col_bytes);
-#pragma GCC unroll 4
+                #pragma GCC unroll 6
+                for (int col = 0; col < GROUP_COLS; col++) column[col] = *(const VecWordU*)(b + col * s->col_bytes);
+                #pragma GCC unroll 4
                 for (int row = 0; row < rows; row++)
-#pragma GCC unroll 6
+                    #pragma GCC unroll 6
                     for (int col = 0; col < GROUP_COLS; col++)
-                        sum[row*GROUP_COLS + col] = add_products(sum[row*GROUP_COLS + col], a[row], column[col], f);
+                        sum[row * GROUP_COLS + col] = add_products(sum[row * GROUP_COLS + col], a[row], column[col], f);
             }
         }
-#pragma GCC unroll 24
-        for (int k = 0; k < rows*GROUP_COLS; k++) sums[odd][k] = sum[k];
+        #pragma GCC unroll 24
+        for (int k = 0; k < rows * GROUP_COLS; k++) sums[odd][k] = sum[k];
     }
     if (s->from + s->parts < p->parts) return;
-#pragma GCC unroll 24
-    for (int k = 0; k < rows*GROUP_COLS; k++) sums[0][k] += sums[1][k];
+    #pragma GCC unroll 24
+    for (int k = 0; k < rows * GROUP_COLS; k++) sums[0][k] += sums[1][k];
     write_dots(p, sums[0], i, j, rows, GROUP_COLS);
 }
 
@@ -359,13 +359,13 @@ INLINE void dots_of_rows(Columns* s, const FewRows* p, Format f, int j) {
 INLINE void few_rows_slice(const FewRows* p, Format f, int j, int end) {
     if (p->M > GROUP_ROWS) {
         const int most = BLOCK_BYTES / VECTOR_BYTES / vectors_of_part(f), blocks = ceil_div(p->parts, most);
-        const int parts = ceil_div(p->parts, 2*blocks) * 2;    // even
+        const int parts = ceil_div(p->parts, 2 * blocks) * 2;    // even
         const size_t sums_bytes = ceil_div(p->M, GROUP_ROWS) * sizeof(Vec[2][GROUP_DOTS]);
-        void* memory = xmalloc(sums_bytes + GROUP_COLS*BLOCK_BYTES + CACHE_LINE);
-        Columns s = { .sums = (void*)next_cache_line(memory) };
+        void* memory = xmalloc(sums_bytes + GROUP_COLS * BLOCK_BYTES + CACHE_LINE);
+        Columns s = {.sums = (void*)next_cache_line(memory)};
         s.copy = (char*)s.sums + sums_bytes;
         for (; j + GROUP_COLS <= end; j += GROUP_COLS) {
-            s.next = p->b + (j + GROUP_COLS)*p->row_bytes;
+            s.next = p->b + (j + GROUP_COLS) * p->row_bytes;
             for (s.from = 0; s.from < p->parts; s.from += parts) {
                 s.parts = min_int(parts, p->parts - s.from);
                 begin_columns(&s, p, f, j);
@@ -388,8 +388,8 @@ static void gemm_few_rows(const Product* all) {
     const Format f = all->format;
     void* memory;
     const VecWord* a = few_rows_operand(&memory, all->a, f, all->M, all->K, parts);
-    const FewRows p = { all->c, a, all->b.p, row_bytes, all->M, all->N, parts, all->store };
-#pragma omp parallel for schedule(static) num_threads(threads)
+    const FewRows p = {all->c, a, all->b.p, row_bytes, all->M, all->N, parts, all->store};
+    #pragma omp parallel for schedule(static) num_threads(threads)
     for (int t = 0; t < threads; t++) {
         const int j = partition_cut(p.N, GROUP_COLS, t, threads), end = partition_cut(p.N, GROUP_COLS, t + 1, threads);
         if (f == FLOATS) few_rows_floats(&p, j, end);
@@ -404,14 +404,14 @@ static void gemm_few_rows(const Product* all) {
 
 static Operand operand_of(Matrix m, size_t ld, bool lanes_side) {
     const char* p = m.bf16 ? (const char*)m.bf16 : (const char*)m.f32;
-    return (Operand) { p, ld, lanes_side, m.bf16 != NULL };
+    return (Operand){p, ld, lanes_side, m.bf16 != NULL};
 }
 
 // By dot products if the rows of a are few and b (N,K) needs no rounding
 static void gemm_in(Format f, float* c, Matrix a, Matrix b, GemmLayout layout, int M, int N, int K, GemmStore store) {
     const bool at = layout == GEMM_TN, bt = layout == GEMM_NT;
     const Operand left = operand_of(a, at ? M : K, at), right = operand_of(b, bt ? K : N, !bt);
-    const Product p = { c, N, left, right, M, N, K, store, f, 0 };
+    const Product p = {c, N, left, right, M, N, K, store, f, 0};
     if (M <= TOST_FEW_ROWS && layout == GEMM_NT && (f == FLOATS || b.bf16)) gemm_few_rows(&p);
     else gemm_sliced(&p);
 }
@@ -432,7 +432,7 @@ void gemm_bf16(float* c, Matrix a, Matrix b, GemmLayout layout, int M, int N, in
 }
 
 void gemm(float* c, Matrix a, Matrix b, GemmLayout layout, int M, int N, int K, GemmStore store) {
-    gemm_in(FLOATS, c, (Matrix) { a.f32, NULL }, (Matrix) { b.f32, NULL }, layout, M, N, K, store);
+    gemm_in(FLOATS, c, (Matrix){a.f32, NULL}, (Matrix){b.f32, NULL}, layout, M, N, K, store);
 }
 
 const char* gemm_library(void) { return "built in (" KERNEL_NAME ")"; }

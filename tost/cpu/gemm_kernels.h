@@ -45,7 +45,7 @@ INLINE VecWord pair_neighbors(VecWord x, VecWord y) {
 INLINE VecWord pair_words(VecWord x, VecWord y) {
     const VecWord apart = pair_neighbors(x, y);
     typedef uint16_t Halves __attribute__((vector_size(sizeof(VecWord))));
-    const VecWord lane = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+    const VecWord lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return (VecWord)_mm512_permutexvar_epi16((__m512i)(lane | (lane + LANES) << 16), (__m512i)(Halves)apart);
 }
 #else
@@ -62,12 +62,12 @@ typedef struct { const char* p; size_t ld; bool lanes_side, bf16; } Operand;
 INLINE size_t element_size(Operand o) { return o.bf16 ? sizeof(uint16_t) : sizeof(float); }
 
 INLINE Operand operand_at(Operand o, size_t lane, size_t k) {
-    o.p += element_size(o) * (o.lanes_side ? lane + k*o.ld : lane*o.ld + k);
+    o.p += element_size(o) * (o.lanes_side ? lane + k * o.ld : lane * o.ld + k);
     return o;
 }
 
 // ---------------------------------------------------------------------------------------------
-// Packing. A panel has W lanes, interleaved: panel[k*W + lane]. Missing lanes may have any values. The words are
+// Packing. A panel has W lanes, interleaved: panel[k * W + lane]. Missing lanes may have any values. The words are
 //   FLOATS   one value each
 //   PAIRS    two values rounded to bf16, of depths 2k (lower half) and 2k + 1
 //   ROUNDED  one value rounded to bf16 each, of depths 1, 0, 3, 2, … Sums in this order have the bits of VDPBF16PS,
@@ -94,7 +94,7 @@ INLINE Word upper_half(Operand o, int lane, int k, int depth) {
 INLINE Word word_at(Operand o, Format f, int lane, int w, int depth) {
     Word word;
     if (f == ROUNDED) return upper_half(o, lane, w ^ 1, depth);
-    if (f == PAIRS) return upper_half(o, lane, 2*w + 1, depth) | upper_half(o, lane, 2*w, depth) >> 16;
+    if (f == PAIRS) return upper_half(o, lane, 2 * w + 1, depth) | upper_half(o, lane, 2 * w, depth) >> 16;
     memcpy(&word, operand_at(o, lane, w).p, sizeof word);
     return word;
 }
@@ -111,7 +111,7 @@ INLINE VecWord values_at(const char* p, bool bf16) {
 
 // LANES words of one lane, if depth is contiguous.
 INLINE VecWord words_at(Operand o, Format f, int lane, int w) {
-    const char* p = operand_at(o, lane, f == PAIRS ? 2*w : w).p;
+    const char* p = operand_at(o, lane, f == PAIRS ? 2 * w : w).p;
     const VecWordU* from = (const VecWordU*)p;
     if (f == FLOATS || (f == PAIRS && o.bf16)) return from[0];
     if (f == PAIRS) return pair_neighbors(from[0], from[1]);
@@ -128,13 +128,13 @@ INLINE void pack_transpose(Word* dst, Operand o, Format f, int lanes, int words,
             for (int w = run; w < run + RUN; w += LANES) {
                 VecWord x[LANES];
                 const int stored = W - lane < LANES ? W - lane : LANES;
-#pragma GCC unroll 16
+                #pragma GCC unroll 16
                 for (int i = 0; i < LANES; i++)
-                    x[i] = i < stored && lane + i < lanes ? words_at(o, f, lane + i, w) : (VecWord) {0};
+                    x[i] = i < stored && lane + i < lanes ? words_at(o, f, lane + i, w) : (VecWord){0};
                 transpose(x);
-#pragma GCC unroll 16
+                #pragma GCC unroll 16
                 for (int i = 0; i < LANES; i++) {
-                    Word* at = dst + (size_t)(w + i)*W + lane;
+                    Word* at = dst + (size_t)(w + i) * W + lane;
                     if (W < LANES) *(VecWordU*)at = x[i];       // the rest of it is overwritten by the next words
                     else memcpy(at, &x[i], stored * sizeof(Word));
                 }
@@ -143,7 +143,7 @@ INLINE void pack_transpose(Word* dst, Operand o, Format f, int lanes, int words,
 
 INLINE void pack_words(Word* dst, Operand o, Format f, int lanes, int from, int depth, int W) {
     for (int w = from; w < words_of(f, depth); w++)
-        for (int i = 0; i < W; i++) dst[(size_t)w*W + i] = i < lanes ? word_at(o, f, i, w, depth) : 0;
+        for (int i = 0; i < W; i++) dst[(size_t)w * W + i] = i < lanes ? word_at(o, f, i, w, depth) : 0;
 }
 
 INLINE void pack_by_lane(Word* dst, Operand o, Format f, int lanes, int depth, int W) {
@@ -177,23 +177,23 @@ INLINE void pack_by_depth(Word* dst, Operand o, Format f, int lanes, int depth, 
     const size_t size = element_size(o);
     VecWord copy[2][PACK_LANES / LANES + 2], v;   // v is not in the loop: gcc 12's AddressSanitizer reports it there
     for (int w = 0; w < words; w++) {
-        const int k = f == PAIRS ? 2*w : w / unit * unit, stored = min_int(unit, depth - k);
-        const char* row[2] = { (const char*)copy[0], (const char*)copy[1] };
+        const int k = f == PAIRS ? 2 * w : w / unit * unit, stored = min_int(unit, depth - k);
+        const char* row[2] = {(const char*)copy[0], (const char*)copy[1]};
         const bool near_end = (depth - k - stored) * o.ld < MR + NR;
         if (near_end) memset(copy, 0, sizeof copy);
         for (int i = 0; i < stored; i++) {
             const char* from = operand_at(o, 0, k + i).p;
-            for (size_t at = 0; at <= lanes*size; at += CACHE_LINE)
-                __builtin_prefetch(from + ROWS_AHEAD*o.ld*size + at);
+            for (size_t at = 0; at <= lanes * size; at += CACHE_LINE)
+                __builtin_prefetch(from + ROWS_AHEAD * o.ld * size + at);
             if (near_end) memcpy(copy[i], from, lanes * size);
             else row[i] = from;
         }
         for (int p = 0; p < panels; p++)
             for (int i = 0; i < W; i += LANES) {
-                const size_t at = (p*W + i) * size;
+                const size_t at = (p * W + i) * size;
                 const VecWord x = values_at(row[0] + at, o.bf16), y = values_at(row[unit - 1] + at, o.bf16);
                 v = words_of_depths(x, y, f, o.bf16, w);
-                Word* to = dst + ((size_t)p*words + w)*W + i;
+                Word* to = dst + ((size_t)p * words + w) * W + i;
                 if (i + LANES <= W || w + 1 < words) *(VecWordU*)to = v;
                 else memcpy(to, &v, (W - i) * sizeof(Word));
             }
@@ -202,7 +202,7 @@ INLINE void pack_by_depth(Word* dst, Operand o, Format f, int lanes, int depth, 
 
 // With formats that are constants in its loops
 INLINE void pack_by_depth_in(Word* dst, Operand o, Format f, int lanes, int depth, int W) {
-    const Operand floats = { o.p, o.ld, true, false }, halves = { o.p, o.ld, true, true };
+    const Operand floats = {o.p, o.ld, true, false}, halves = {o.p, o.ld, true, true};
     if (f == PAIRS && o.bf16) pack_by_depth(dst, halves, PAIRS, lanes, depth, W);
     else if (f == PAIRS) pack_by_depth(dst, floats, PAIRS, lanes, depth, W);
     else if (f == FLOATS) pack_by_depth(dst, floats, FLOATS, lanes, depth, W);
@@ -234,10 +234,10 @@ static __attribute__((noinline)) void pack_b(Word* dst, Operand o, Format f, int
 typedef struct { float* c; size_t ldc; int m, n; bool add, round; } Block;
 
 INLINE void tile_store(Block t, Vec acc[MR][2]) {
-#pragma GCC unroll 16
+    #pragma GCC unroll 16
     for (int i = 0; i < MR; i++) {
-        VecU* row = (VecU*)(t.c + i*t.ldc);
-#pragma GCC unroll 2
+        VecU* row = (VecU*)(t.c + i * t.ldc);
+        #pragma GCC unroll 2
         for (int j = 0; j < 2; j++) {
             if (t.add) acc[i][j] += row[j];
             row[j] = t.round ? (Vec)round_words((VecWord)acc[i][j]) : acc[i][j];
@@ -246,9 +246,9 @@ INLINE void tile_store(Block t, Vec acc[MR][2]) {
 }
 
 INLINE void tile_prefetch(Block t) {
-#pragma GCC unroll 16
+    #pragma GCC unroll 16
     for (int i = 0; i < MR; i++)
-        for (int j = 0; j < NR; j += CACHE_LINE / sizeof(float)) __builtin_prefetch(t.c + i*t.ldc + j, 1);
+        for (int j = 0; j < NR; j += CACHE_LINE / sizeof(float)) __builtin_prefetch(t.c + i * t.ldc + j, 1);
 }
 
 // sum += the products of pairs.
@@ -262,30 +262,30 @@ INLINE Vec dot_pairs(Vec sum, VecWord a, VecWord b) {
 #endif
 }
 
-// MR rows of a: word w of row i is p[i*row + w*step]. In a panel, row = 1 and step = MR.
+// MR rows of a: word w of row i is p[i * row + w * step]. In a panel, row = 1 and step = MR.
 typedef struct { const Word* p; size_t row, step; } Rows;
 
 // True if the stored rows of o are words of format f, which need no packing: step = 1. ld is even, so all depths are.
 INLINE bool holds_pairs(Operand o, Format f) {
     return f == PAIRS && o.bf16 && !o.lanes_side && o.ld % 2 == 0 && (uintptr_t)o.p % sizeof(Word) == 0;
 }
-INLINE Rows stored_rows(Operand o) { return (Rows) { (const Word*)o.p, o.ld / 2, 1 }; }
+INLINE Rows stored_rows(Operand o) { return (Rows){(const Word*)o.p, o.ld / 2, 1}; }
 
 INLINE void tile_sums(Block t, Rows rows, const Word* pb, Format f, int words) {
     Vec acc[MR][2] = {0};
     tile_prefetch(t);
     for (int w = 0; w < words; w++, rows.p += rows.step, pb += NR) {
         const VecWord b0 = *(const VecWord*)pb, b1 = *(const VecWord*)(pb + LANES);
-#pragma GCC unroll 16
+        #pragma GCC unroll 16
         for (int i = 0; i < MR; i++) {
             if (f == PAIRS) {
-                const VecWord a = rows.p[i*rows.row] - (VecWord){0};
+                const VecWord a = rows.p[i * rows.row] - (VecWord){0};
                 acc[i][0] = dot_pairs(acc[i][0], a, b0);
                 acc[i][1] = dot_pairs(acc[i][1], a, b1);
             } else {
                 const FloatWord* p = (const FloatWord*)rows.p;   // row = 1; NEON multiplies by a lane of four of them
                 const VecU four = MR % LANES ? (VecU){0} : *(const VecU*)(p + i / LANES * LANES);
-                const Vec a = broadcast(MR % LANES ? p[i*rows.row] : four[i % LANES]);
+                const Vec a = broadcast(MR % LANES ? p[i * rows.row] : four[i % LANES]);
                 acc[i][0] = fma_vec(a, (Vec)b0, acc[i][0]);
                 acc[i][1] = fma_vec(a, (Vec)b1, acc[i][1]);
             }
@@ -297,18 +297,18 @@ INLINE void tile_sums(Block t, Rows rows, const Word* pb, Format f, int words) {
 // A tile of MR x NR elements. The format and the step of a are constants at every call of tile_sums, so that the sums
 // stay in registers.
 static __attribute__((noinline)) void tile(Block t, Rows a, const Word* pb, Format f, int words) {
-    if (f != PAIRS) tile_sums(t, (Rows) { a.p, 1, MR }, pb, FLOATS, words);
-    else if (a.step == MR) tile_sums(t, (Rows) { a.p, 1, MR }, pb, PAIRS, words);
-    else tile_sums(t, (Rows) { a.p, a.row, 1 }, pb, PAIRS, words);
+    if (f != PAIRS) tile_sums(t, (Rows){a.p, 1, MR}, pb, FLOATS, words);
+    else if (a.step == MR) tile_sums(t, (Rows){a.p, 1, MR}, pb, PAIRS, words);
+    else tile_sums(t, (Rows){a.p, a.row, 1}, pb, PAIRS, words);
 }
 
 // The part t of a tile that is inside of c, at its edge: computed as a whole tile, so the bits are the same.
 static void tile_ragged(Block t, Rows a, const Word* pb, Format f, int words) {
-    _Alignas(CACHE_LINE) float whole[MR*NR];
+    _Alignas(CACHE_LINE) float whole[MR * NR];
     if (t.add) {
         memset(whole, 0, sizeof(whole));
-        for (int i = 0; i < t.m; i++) memcpy(whole + i*NR, t.c + i*t.ldc, t.n * sizeof(float));
+        for (int i = 0; i < t.m; i++) memcpy(whole + i * NR, t.c + i * t.ldc, t.n * sizeof(float));
     }
-    tile((Block) { whole, NR, MR, NR, t.add, t.round }, a, pb, f, words);
-    for (int i = 0; i < t.m; i++) memcpy(t.c + i*t.ldc, whole + i*NR, t.n * sizeof(float));
+    tile((Block){whole, NR, MR, NR, t.add, t.round}, a, pb, f, words);
+    for (int i = 0; i < t.m; i++) memcpy(t.c + i * t.ldc, whole + i * NR, t.n * sizeof(float));
 }

@@ -47,10 +47,10 @@ INLINE Vec broadcast(float x) { return x - (Vec){0}; }
 
 INLINE float sum_lanes(Vec v) {
     typedef float Quad __attribute__((vector_size(16)));
-    union { Vec v; Quad q[LANES/4]; } u = { v };
+    union { Vec v; Quad q[LANES / 4]; } u = {v};
     Quad q = u.q[0];
-#pragma GCC unroll 4
-    for (int i = 1; i < LANES/4; i++) q += u.q[i];
+    #pragma GCC unroll 4
+    for (int i = 1; i < LANES / 4; i++) q += u.q[i];
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
 
@@ -60,7 +60,7 @@ INLINE float sum_lanes(Vec v) {
 #ifdef __clang__
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (VecWord) { __VA_ARGS__ })
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (VecWord){__VA_ARGS__})
 #endif
 
 #ifdef __AVX512F__
@@ -89,12 +89,12 @@ INLINE VecWord odds(VecWord a, VecWord b) { return SHUFFLE(a, b, ODDS); }
 // Lane i of the result is the sum of the lanes of x[i], for n <= LANES vectors, which are overwritten. Neighbors are
 // added first: the order of a sum does not depend on n.
 INLINE Vec sums_of_lanes(Vec* x, int n) {
-#pragma GCC unroll 4
+    #pragma GCC unroll 4
     for (int lanes = LANES; lanes > 1; lanes /= 2) {
         const int pairs = ceil_div(n, 2);
-#pragma GCC unroll 8
+        #pragma GCC unroll 8
         for (int i = 0; i < pairs; i++) {
-            const VecWord a = (VecWord)x[2*i], b = (VecWord)x[2*i + (2*i + 1 < n)];
+            const VecWord a = (VecWord)x[2 * i], b = (VecWord)x[2 * i + (2 * i + 1 < n)];
             x[i] = (Vec)evens(a, b) + (Vec)odds(a, b);
         }
         n = pairs;
@@ -104,15 +104,15 @@ INLINE Vec sums_of_lanes(Vec* x, int n) {
 
 // LANES x LANES: every pass moves one bit of the row number to the column number.
 INLINE void transpose(VecWord x[LANES]) {
-#pragma GCC unroll 4
+    #pragma GCC unroll 4
     for (int bit = 1; bit < LANES; bit *= 2) {
         VecWord y[LANES];
-#pragma GCC unroll 8
+        #pragma GCC unroll 8
         for (int i = 0; i < LANES / 2; i++) {
-            y[2*i] = zip_low(x[i], x[i + LANES/2]);
-            y[2*i + 1] = zip_high(x[i], x[i + LANES/2]);
+            y[2 * i] = zip_low(x[i], x[i + LANES / 2]);
+            y[2 * i + 1] = zip_high(x[i], x[i + LANES / 2]);
         }
-#pragma GCC unroll 16
+        #pragma GCC unroll 16
         for (int i = 0; i < LANES; i++) x[i] = y[i];
     }
 }
@@ -120,9 +120,9 @@ INLINE void transpose(VecWord x[LANES]) {
 // LANES rows of `to`, to_row apart, = the transpose of those of `from`
 INLINE void transpose_rows(float* to, size_t to_row, const float* from, size_t from_row) {
     VecWord x[LANES];
-#pragma GCC unroll 16
-    for (int l = 0; l < LANES; l++) x[l] = *(const VecWordU*)(from + l*from_row);
+    #pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++) x[l] = *(const VecWordU*)(from + l * from_row);
     transpose(x);
-#pragma GCC unroll 16
-    for (int l = 0; l < LANES; l++) *(VecWordU*)(to + l*to_row) = x[l];
+    #pragma GCC unroll 16
+    for (int l = 0; l < LANES; l++) *(VecWordU*)(to + l * to_row) = x[l];
 }

@@ -7,33 +7,42 @@
 #include "data/lines.h"
 #include "data/tokenizer.h"
 #include "data/vocab.h"
-#include "ranks/slices.h"
 
 // ---- The table ----
 
 static const char required[] = "required";
 #define AT(field) offsetof(Options, field)
 
-// The rows of the recipe, as options of train and of the commands in `flags`
-#define ROW(field, name, flags, kind, metavar, low, ...) \
-    {name, TRAIN | (flags), kind, AT(recipe.field), metavar, .min = low, .max = __VA_ARGS__},
+// The commands that have an option
+enum {
+    TRAIN = 1 << COMMAND_TRAIN, SAMPLE = 1 << COMMAND_SAMPLE, EVAL = 1 << COMMAND_EVAL,
+    VOCAB = 1 << COMMAND_VOCAB, TOKENIZE = 1 << COMMAND_TOKENIZE, INFO = 1 << COMMAND_INFO,
+    ALL = (1 << COMMANDS) - 1, USE = SAMPLE | EVAL, TEXT = VOCAB | TOKENIZE,   // USE a model, read TEXT
+};
+
+// Rows of the recipe, as options of train and of others
+#define ROW(of, at, option, type, shown, treated, low, high, ...) \
+    {.name = option, .commands = TRAIN | (of), .kind = type, .field = AT(recipe.at), .values = shown, \
+     .saved = treated, .min = low, .max = high, __VA_ARGS__},
+#define OF_TRAIN(...)     ROW(0, __VA_ARGS__)
+#define OF_SAMPLE(...)    ROW(SAMPLE, __VA_ARGS__)
+#define OF_USE(...)       ROW(USE, __VA_ARGS__)
+#define OF_USE_TEXT(...)  ROW(USE | TEXT, __VA_ARGS__)
+#define OF_CONFIG(at, ...) ROW(0, config.at, __VA_ARGS__)
 
 // In the order of --help. An option whose row differs between commands has several rows.
 const Setting option_table[OPTION_ROWS] = {
     {.help = "Model"},
-    RECIPE_PRESET(ROW)
-#define X(field, name, kind, values, saved, low, high, ...) \
-    {name, TRAIN, kind, AT(recipe.config.field), values, .min = low, .max = high, __VA_ARGS__},
-    TOST_CONFIG(X)
-#undef X
+    RECIPE_PRESET(OF_TRAIN)
+    TOST_CONFIG(OF_CONFIG)
     {"vocab-size", INFO, INT, AT(recipe.config.vocab_size), "N",
-     .help = "check that the ids of a shard are less than N", 1, TOST_MAX_VOCAB_SIZE,
+     .help = "check that the ids of a shard are less than N", .min = 1, .max = TOST_MAX_VOCAB_SIZE,
      .default_text = "that of the tokenizer next to the shard"},
     {"init", TRAIN, STRING, AT(init), "FILE",
      .help = "start from the weights and sizes of a model file, checkpoint or run, with a new optimizer state; its "
      "--optimizer, --seq, --total-batch and, on a CPU, --batch up to 4,096 tokens are the defaults",
      .default_text = "random weights", .not_with = "resume"},
-    RECIPE_START(ROW)
+    RECIPE_START(OF_TRAIN)
     {"model", USE | INFO, STRING, AT(model), "PATH",
      .help = "safetensors file, checkpoint folder, or run folder (its newest checkpoint; for sample and eval, best, if "
      "its validation loss is lower)",
@@ -42,7 +51,7 @@ const Setting option_table[OPTION_ROWS] = {
     {"text", TRAIN, LIST, AT(text), "GLOB", .help = "text or JSONL files to train on: learns a vocabulary, writes "
      "token shards to the run folder, and trains on them. For more control, run vocab and tokenize, and give --data",
      .not_with = "data", .needs = "for"},
-    RECIPE_DATA(ROW)
+    RECIPE_DATA(OF_TRAIN)
     {"data", EVAL, LIST, AT(recipe.data), "GLOB",
      .help = "token shards to evaluate. Either this or --task is required"},
     {"task", EVAL, STRING, AT(task), "FILE",
@@ -62,7 +71,7 @@ const Setting option_table[OPTION_ROWS] = {
      .default_text = "out/PRESET-NNN, the next free number"},
     {"size", VOCAB, INT, AT(size), "N",
      .help = "number of tokens: the 256 bytes, <|endoftext|>, and N - 257 learned from the text",
-     VOCAB_MIN_SIZE, TOKENIZER_MAX_FILE / 4, .default_text = required},
+     .min = VOCAB_MIN_SIZE, .max = TOKENIZER_MAX_FILE / 4, .default_text = required},
     {"out", VOCAB, STRING, AT(out), "FILE", .help = "vocab.bpe to write", .default_text = required},
     {"out", TOKENIZE, STRING, AT(out), "PREFIX",
      .help = "write shards PREFIX_train_000000.bin … and PREFIX_val_000000.bin …, and PREFIX_vocab.bpe for train",
@@ -76,7 +85,7 @@ const Setting option_table[OPTION_ROWS] = {
     {"val-frac", TOKENIZE, REAL, AT(val_frac), "X",
      .help = "fraction of the documents for validation, chosen by their first 1,024 bytes, so that copies stay "
      "together; if that is none of them, the last tokens",
-     0, 0.999999, 0.01, "of the documents"},
+     .min = 0, .max = 0.999999, .value = 0.01, .unit = "of the documents"},
     {"jsonl", TEXT, FLAG, AT(jsonl), "", .help = "read all input as JSONL: one object with a \"text\" per line",
      .default_text = "files named *.jsonl, and input whose first line is a JSON object"},
     {"plain", TEXT, FLAG, AT(plain), "",
@@ -91,46 +100,46 @@ const Setting option_table[OPTION_ROWS] = {
     {"skip-bad-lines", TEXT, FLAG, AT(skip_bad_lines), "",
      .help = "skip and count lines of JSONL that are not an object with a text", .not_with = "plain"},
     {"shard-tokens", TOKENIZE, INT64, AT(shard_tokens), "N", .help = "size of each shard; the last one may be smaller",
-     1, INT_MAX, 100e6, "tokens"},
+     .min = 1, .max = INT_MAX, .value = 100e6, .unit = "tokens"},
     {"seed", TOKENIZE, INT64, AT(recipe.seed), "N", .help = "seed for the choice of validation documents",
-     0, TOST_MAX_SEED, 1337},
+     .min = 0, .max = TOST_MAX_SEED, .value = 1337},
     {.help = "Training"},
     {"for", TRAIN, DURATION, AT(run_for), "TIME",
      .help = "train for about this long, such as 10m: chooses model size, batch, steps and learning rate for the "
      "lowest expected loss, and keeps options that are given. Prints the same run as a command without --for. If the "
      "speed changes, so do the steps, with --schedule wsd, which it chooses. --resume continues to the planned step",
-     .min = 1, 10000 * 86400.0, .default_text = "off", .not_with = "steps"},
-    RECIPE_TRAINING(ROW)
+     .min = 1, .max = 10000 * 86400.0, .default_text = "off", .not_with = "steps"},
+    RECIPE_TRAINING(OF_TRAIN)
     {.help = "Evaluation"},
     {"batch", EVAL, INT, AT(recipe.batch), "N",
-     .help = "sequences per forward pass; for --task, at least the choices of one example", 1, TOST_MAX_BATCH, 8,
-     .default_text = "8; for --task, chosen by length"},
+     .help = "sequences per forward pass; for --task, at least the choices of one example",
+     .min = 1, .max = TOST_MAX_BATCH, .value = 8, .default_text = "8; for --task, chosen by length"},
     {"seq", EVAL, INT, AT(recipe.seq), "N",
      .help = "tokens per window or example; longer contexts are truncated on the left. N may exceed the "
      "block size only for models without positions",
-     1, TOST_MAX_BLOCK_SIZE, .default_text = "the model's block size"},
+     .min = 1, .max = TOST_MAX_BLOCK_SIZE, .default_text = "the model's block size"},
     {"chunk", EVAL, INT, AT(recipe.chunk), "N",
      .help = "process sequences N tokens at a time, with the memory of N tokens: for very long --seq",
-     0, TOST_MAX_BLOCK_SIZE, .default_text = "whole sequences"},
+     .min = 0, .max = TOST_MAX_BLOCK_SIZE, .default_text = "whole sequences"},
     {"stride", EVAL, INT, AT(stride), "N",
      .help = "distance between windows of --data; every token is scored once, in the first window that contains it",
-     1, TOST_MAX_BLOCK_SIZE, .default_text = "--seq, no overlap", .needs = "data"},
+     .min = 1, .max = TOST_MAX_BLOCK_SIZE, .default_text = "--seq, no overlap", .needs = "data"},
     {"windows", EVAL, INT64, AT(windows), "N",
-     .help = "score N windows at random positions of --data instead, as for the published figures", 1, TOST_MAX_COUNT,
-     .default_text = "score every token once", .not_with = "stride", .needs = "data"},
+     .help = "score N windows at random positions of --data instead, as for the published figures",
+     .min = 1, .max = TOST_MAX_COUNT, .default_text = "score every token once", .not_with = "stride", .needs = "data"},
     {"limit", EVAL, INT64, AT(limit), "N", .help = "only the first N examples of --task, or windows of --data",
-     1, TOST_MAX_COUNT, .default_text = "all"},
+     .min = 1, .max = TOST_MAX_COUNT, .default_text = "all"},
     {"by-position", EVAL, FLAG, AT(by_position), "",
      .help = "also report the loss of --data by position in the window, in bins that end at powers of 2",
      .needs = "data"},
-    {"seed", EVAL, INT64, AT(recipe.seed), "N", .help = "seed for the positions of --windows", 0, TOST_MAX_SEED, 1337,
-     .needs = "windows"},
+    {"seed", EVAL, INT64, AT(recipe.seed), "N", .help = "seed for the positions of --windows",
+     .min = 0, .max = TOST_MAX_SEED, .value = 1337, .needs = "windows"},
     {.help = "Validation, samples and checkpoints"},
-    RECIPE_VALIDATION(ROW)
+    RECIPE_VALIDATION(OF_TRAIN)
     {"max-time", TRAIN, DURATION, AT(max_time), "TIME",
      .help = "stop and save before the next step would exceed this time, such as 2.5h or 1-12:00:00; status 75 if "
      "steps are left",
-     0.001, 10000 * 86400.0, .default_text = "off"},
+     .min = 0.001, .max = 10000 * 86400.0, .default_text = "off"},
     {.help = "Sampling"},
     {"prompt", SAMPLE, STRING, AT(prompt), "TEXT|@FILE|-",
      .help = "text to continue, from the command line, or from a file or stdin without its final line end"},
@@ -141,20 +150,22 @@ const Setting option_table[OPTION_ROWS] = {
      .not_with = "prompt"},
     {"tokens", SAMPLE, INT64, AT(tokens), "N",
      .help = "maximum number of new tokens; ends at <|endoftext|>. A full context is cut to its second half",
-     1, 1e12, 256, "tokens"},
+     .min = 1, .max = 1e12, .value = 256, .unit = "tokens"},
     {"samples", SAMPLE, INT64, AT(samples), "N",
-     .help = "number of samples of each prompt, generated together; separated by lines of ---", 1, TOST_MAX_COUNT, 1},
+     .help = "number of samples of each prompt, generated together; separated by lines of ---",
+     .min = 1, .max = TOST_MAX_COUNT, .value = 1},
     {"stop", SAMPLE, LIST, AT(stop), "TEXT",
      .help = "end a sample before its first occurrence of TEXT; may be repeated"},
-    RECIPE_SAMPLING(ROW)
+    RECIPE_SAMPLING(OF_SAMPLE)
     {"seed", SAMPLE, INT64, AT(recipe.seed), "N",
      .help = "random seed. A text depends on it, on the \"id\" of its prompt or else the prompt's place, not counting "
-     "blank lines, and on the number of the sample, but not on the other prompts", 0, TOST_MAX_SEED, 1337},
+     "blank lines, and on the number of the sample, but not on the other prompts",
+     .min = 0, .max = TOST_MAX_SEED, .value = 1337},
     {.help = "Machine and output"},
-    RECIPE_MACHINE(ROW)
+    RECIPE_DTYPE(OF_USE) RECIPE_THREADS(OF_USE_TEXT) RECIPE_PARTS(OF_TRAIN)
     {"rank-timeout", TRAIN | EVAL, REAL, AT(rank_timeout), "X",
      .help = "stop if a wait for other ranks takes longer than X seconds; 0: wait forever",
-     0, 1e6, COMM_TIMEOUT, "seconds"},
+     .min = 0, .max = 1e6, .value = COMM_TIMEOUT, .unit = "seconds"},
     {"quiet", TRAIN | TEXT, FLAG, AT(quiet), "", .help = "print nothing on stdout and no progress"},
     {"help", ALL, HELP, 0, "", .help = "show this help"},
     {"version", TRAIN, HELP, 0, "", .help = "print the version and the git commit"},
@@ -173,12 +184,12 @@ const CommandHelp command_table[COMMANDS] = {
      "info takes one PATH, two runs, or shards"},
 };
 
-bool option_belongs(const Setting* row, Command command) { return row->flags >> command & 1; }
+bool option_belongs(const Setting* row, Command command) { return row->commands >> command & 1; }
 
 // The row of a command's option; COMMANDS: the first of any command. NULL: none.
 static const Setting* find_row(const char* name, size_t len, Command command) {
     for (const Setting* row = option_table; row < option_table + OPTION_ROWS; row++) {
-        const bool fits = command == COMMANDS ? row->flags & ALL : option_belongs(row, command);
+        const bool fits = command == COMMANDS ? row->commands != 0 : option_belongs(row, command);
         if (fits && strlen(row->name) == len && memcmp(row->name, name, len) == 0) return row;
     }
     return NULL;
@@ -202,7 +213,7 @@ static bool parse_value(Options* o, const Setting* row, const char* text, TostEr
     const bool is_text = row->kind == STRING || row->kind == LIST;
     if (is_text && strcmp(text, "-") == 0 && !strstr(row->values, "|-") && row->field != AT(stop))
         return tost_error(err, "--%s -: give a name (./- for a file named -)", row->name);
-    if (is_text && (row->flags & TRAIN) && (strchr(text, 0x1f) || count_broken(&(uint64_t){0}, text, strlen(text))))
+    if (is_text && (row->commands & TRAIN) && (strchr(text, 0x1f) || count_broken(&(uint64_t){0}, text, strlen(text))))
         return tost_error(err, "--%s %s: the name has a byte 0x1f or is not UTF-8; rename it", row->name, text);
     return setting_parse(o, row, text, err);
 }
@@ -211,7 +222,7 @@ TextLine option_text(const Options* o, const Setting* row) {
     char *raw = setting_text(o, row), *value = raw ? shown_value(raw) : NULL;
     const char *shown = row->default_text ? row->default_text : value, *unit = row->default_text ? NULL : row->unit;
     const char* label = row->default_text == required ? "" : "default: ";
-    const char* mark = o->command == COMMAND_TRAIN && (row->flags & OVERRIDABLE) ? " *" : "";
+    const char* mark = o->command == COMMAND_TRAIN && row->saved == OVERRIDABLE ? " *" : "";
     const TextLine text = !shown ? text_line("%s%s", row->help, mark)
         : text_line("%s (%s%s%s%s)%s", row->help, label, shown, unit ? " " : "", unit ? unit : "", mark);
     free(raw);
@@ -238,7 +249,7 @@ static const char* nearest_name(const char* name, Command command) {
     const char* best = NULL;
     int best_score = 2 * limit + 2;
     for (const Setting* row = option_table; row < option_table + OPTION_ROWS && len > 0; row++) {
-        if (!(row->flags & ALL)) continue;
+        if (!row->commands) continue;
         const size_t common = strlen(row->name) < len ? strlen(row->name) : len;
         const bool prefix = common >= 2 && strncmp(row->name, name, common) == 0;
         if (!prefix && *row->name != *name && distance(name, row->name, 1) > 1) continue;   // not --eps for --gpus
@@ -302,33 +313,7 @@ static bool find_command(Options* o, const char* name, TostError* err) {
                       command_names(NULL).text);
 }
 
-// ---- Defaults that depend on others ----
-
-bool options_derive(TostRecipe* r, const Options* o, TostError* err) {
-    const TostRecipe* preset = &tost_presets[r->preset];
-    const int block = r->config.block_size;
-    if (!recipe_given(r, RECIPE_seq)) r->seq = block == preset->config.block_size ? preset->seq : block;
-    if (r->seq > block) return tost_error(err, "--seq %d is longer than the block size %d", r->seq, block);
-
-    // A checkpoint without the option is of one part.
-    if (!recipe_given(r, RECIPE_parts)) r->parts = o->resume ? 1 : o->ranks;
-    if (!parts_check(r->parts, o->ranks, err)) return false;
-    const bool total_given = recipe_given(r, RECIPE_total_batch);   // otherwise, batch and total_batch are defaults
-    const int64_t part_seq = (int64_t)r->seq * r->parts;
-    int64_t wanted = r->total_batch;
-    if (!recipe_given(r, RECIPE_batch) && (total_given || r->parts > 1 || wanted != preset->total_batch)) {
-        if (!total_given && r->parts > 1) wanted = (wanted + part_seq - 1) / part_seq * part_seq;
-        while (wanted % part_seq == 0 && wanted / part_seq % r->batch != 0) r->batch--;
-    }
-    if (!recipe_check_pass(r->batch, r->seq, 0, err)) return false;
-    const int64_t pass = r->batch * part_seq, passes = wanted / pass, rest = wanted % pass;
-    if (!total_given) r->total_batch = (passes + (rest > 0)) * pass;
-    else if (rest != 0)
-        return tost_error(err, "--total-batch %lld is not a multiple of batch × seq × parts = %d × %d × %d: %s",
-                          (long long)wanted, r->batch, r->seq, r->parts, o->resume ? "leave out --batch and --parts"
-                          : text_line("use %lld", (long long)((passes + 1) * pass)).text);
-    return true;
-}
+// ---- Defaults ----
 
 // Sets what is not given: from the preset, the engine and the table.
 static void set_defaults(Options* o, const TostEngine* engine) {
@@ -339,7 +324,7 @@ static void set_defaults(Options* o, const TostEngine* engine) {
     for (int i = 0; i < OPTION_ROWS; i++) {
         const Setting* row = &option_table[i];
         const bool number = row->kind > FLAG && row->kind != STRING && row->kind != LIST;
-        const bool of_preset = recipe_row(row) < RECIPE_ROWS && (row->flags & TRAIN);   // which has the default
+        const bool of_preset = recipe_row(row) < RECIPE_ROWS && (row->commands & TRAIN);   // which has the default
         if (number && !of_preset && !o->given[i] && option_belongs(row, o->command))
             setting_set(o, row, row->value);
     }
@@ -396,9 +381,9 @@ static bool check_train(Options* o, TostError* err) {
         && (vocabulary < VOCAB_MIN_SIZE || vocabulary > TOKENIZER_MAX_FILE / 4))
         return tost_error(err, "--vocab-size %d: with --text, give %d to %d", vocabulary, VOCAB_MIN_SIZE,
                           TOKENIZER_MAX_FILE / 4);
-    if (o->resume || o->init) return true;   // sizes come from a file and are checked by options_take_config
+    if (o->resume || o->init) return true;   // sizes come from a file and are checked by recipe_take_config
     // --for has not chosen its sizes yet
-    return (o->run_for > 0 || tost_config_check(&o->recipe.config, err)) && options_derive(&o->recipe, o, err);
+    return (o->run_for > 0 || tost_config_check(&o->recipe.config, err)) && recipe_derive(&o->recipe, o->ranks, false, err);
 }
 
 static bool check_eval(const Options* o, TostError* err) {
@@ -507,9 +492,4 @@ bool options_same(const Options* o, const TostRecipe* r, TostComm* comm, TostErr
         tost_error(err, "--%s differs from that of rank 0: give all ranks the same command line%s",
                    option_table[i].name, recipe_row(&option_table[i]) == RECIPE_dtype ? ", with --dtype" : "");
     return comm_agree(comm, i == OPTION_ROWS, err);
-}
-
-bool options_take_config(TostRecipe* r, const Options* o, const TostConfig* config, const char* file, TostError* err) {
-    return recipe_take_config(r, config, o->init, file, err)
-        && (options_derive(r, o, err) || tost_error(err, "%s; defaults are from %s", err->text, file));
 }

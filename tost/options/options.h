@@ -5,6 +5,10 @@
 #include "ranks/comm.h"
 #include "recipe.h"
 
+typedef enum {
+    COMMAND_TRAIN, COMMAND_SAMPLE, COMMAND_EVAL, COMMAND_VOCAB, COMMAND_TOKENIZE, COMMAND_INFO, COMMANDS
+} Command;
+
 enum { OPTION_ROWS = 128 };   // of the table, or more; the compiler warns if it has more
 
 typedef struct {
@@ -60,9 +64,3 @@ extern const CommandHelp command_table[COMMANDS];
 bool option_belongs(const Setting* row, Command command);
 // Help and default, which is o's value; an asterisk if --resume may change it
 TextLine option_text(const Options* o, const Setting* row);
-
-// Derives sequence length, micro-batch size and tokens per step from the sizes, unless given.
-bool options_derive(TostRecipe* r, const Options* o, TostError* err);
-// Takes the sizes from a model file and derives what follows from them. Fails, naming the setting, if a given size
-// differs. o: the command line
-bool options_take_config(TostRecipe* r, const Options* o, const TostConfig* config, const char* file, TostError* err);

@@ -42,13 +42,6 @@ size_t slices_packed(const Slices* s, int rank, int k) {
 
 // ---- Parts ----
 
-bool parts_check(int parts, int ranks, TostError* err) {
-    const int each = parts / ranks;
-    return ranks == 1 || (parts % ranks == 0 && (each & (each - 1)) == 0)
-        || tost_error(err, "--parts %d on %d ranks: the parts of each rank must be a power of two: use --parts %d, or "
-                      "one rank", parts, ranks, ranks);
-}
-
 Share share_of(int64_t samples, int batch, int parts, int rank, int ranks) {
     const int own = parts / ranks, first = rank * own;
     const int64_t longest = (samples + parts - 1) / parts, each = (longest + batch - 1) / batch;

@@ -47,9 +47,6 @@ static inline Range range_meet(Range a, Range b) {   // empty: start = end
 // A rank computes parts/ranks consecutive parts: a power of two, unless there is one rank, so its sum is a subtree.
 // Validation divides its windows in the same way.
 
-// Fails if the parts cannot be divided among the ranks.
-bool parts_check(int parts, int ranks, TostError* err);
-
 // The first of n items of part p, if the parts divide them as equally as possible.
 static inline int64_t part_start(int64_t n, int64_t p, int64_t parts) {
     return n / parts * p + (n % parts) * p / parts;

@@ -215,7 +215,7 @@ static double choose_sizes(Run* r, double unique, TostError* err) {
                           && before.total_batch == recipe->total_batch;
         if (seconds > 0 && same) break;
         if (!r->args->init && !recipe_given(recipe, RECIPE_batch)) recipe->batch = tost_presets[recipe->preset].batch;
-        const bool ok = tost_config_check(&recipe->config, err) && options_derive(recipe, r->args, err);
+        const bool ok = tost_config_check(&recipe->config, err) && recipe_derive(recipe, r->args->ranks, false, err);
         if (!run_agree(r, ok, err)) return 0;
         run_choose_batch(r, TOST_MAX_BATCH);
         if ((seconds = time_step(r, err)) == 0) return 0;

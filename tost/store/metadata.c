@@ -5,60 +5,38 @@
 #include <math.h>
 
 #include "base/version.h"
+#include "recipe.h"
 #include "store/log.h"
 
 static const char option_prefix[] = "option.";
 enum { FORMAT_VERSION = 1 };
 
-typedef enum {
-    INT,          // as read_config found it; absent if it is 0 and not required
-    CHOICE,       // int: the first or the second of two names; absent: the first
-    COUNT,        // int64_t or uint64_t, 0 to 2^62 - 1: a resumed run adds to it
-    HASH,         // uint32_t of the tokenizer, in hexadecimal
-    LOSS,         // double, with 17 digits
-    TEXT          // char*; absent: NULL
-} Kind;
-
-enum { NOT_0, ALWAYS };
-typedef struct { const char* key; Kind kind; bool required; size_t offset; const char* names; } Field;
-#define FIELD(key, kind, required, member) {key, kind, required, offsetof(CheckpointInfo, member), NULL}
-static const Field fields[] = {   // in the order of the file
-#define X(field, option, kind, values, saved, ...) \
-    {#field, kind, saved, offsetof(CheckpointInfo, config.field), values},
+static const Setting fields[] = {   // in the order of the file; tokenizer_hash and the options follow
+#define X(member, option, type, names, presence, ...) \
+    {.name = #member, .kind = type, .field = offsetof(CheckpointInfo, config.member), .values = names, \
+     .saved = presence, .min = presence == NOT_0},
     TOST_CONFIG(X)
 #undef X
-    FIELD("step", COUNT, true, step),
-    FIELD("tokens", COUNT, true, tokens),
-    FIELD("data_sample", COUNT, true, data_sample),
-    FIELD("seed", COUNT, true, seed),
-    FIELD("val_loss", LOSS, false, val_loss),
-    FIELD("val_step", COUNT, false, val_step),
-    FIELD("best_val_loss", LOSS, true, best_val_loss),
-    FIELD("best_val_step", COUNT, false, best_val_step),
-    FIELD("earlier_updates", COUNT, false, earlier_updates),
-    FIELD("skipped", COUNT, false, skipped),
-    FIELD("skipped_in_a_row", COUNT, false, skipped_in_a_row),
-    FIELD("log_row", TEXT, false, row),
-    FIELD("earlier_lr", TEXT, false, earlier_lr),
-    FIELD("tokenizer", TEXT, false, tokenizer),
-    FIELD("tokenizer_hash", HASH, false, tokenizer_hash),
+#define X(key, type, presence, member) \
+    {.name = key, .kind = type, .field = offsetof(CheckpointInfo, member), .saved = presence},
+    X("step", INT64, ALWAYS, step)
+    X("tokens", INT64, ALWAYS, tokens)
+    X("data_sample", INT64, ALWAYS, data_sample)
+    X("seed", INT64, ALWAYS, seed)
+    X("val_loss", REAL, NOT_0, val_loss)
+    X("val_step", INT64, NOT_0, val_step)
+    X("best_val_loss", REAL, ALWAYS, best_val_loss)
+    X("best_val_step", INT64, NOT_0, best_val_step)
+    X("earlier_updates", INT64, NOT_0, earlier_updates)
+    X("skipped", INT64, NOT_0, skipped)
+    X("skipped_in_a_row", INT64, NOT_0, skipped_in_a_row)
+    X("log_row", STRING, NOT_0, row)
+    X("earlier_lr", STRING, NOT_0, earlier_lr)
+    X("tokenizer", STRING, NOT_0, tokenizer)
+#undef X
 };
 
 // ---- Writing ----
-
-// The text of a field; NULL: it is left out. free()
-static char* field_text(const Field* field, const CheckpointInfo* info) {
-    const void* at = (const char*)info + field->offset;
-    switch (field->kind) {
-        case INT:    return field->required || *(const int*)at ? xasprintf("%d", *(const int*)at) : NULL;
-        case CHOICE: return *(const int*)at ? xstrdup(strchr(field->names, '|') + 1) : NULL;
-        case COUNT:  return xasprintf("%" PRId64, *(const int64_t*)at);
-        case HASH:   return info->tokenizer ? xasprintf("%08" PRIx32, *(const uint32_t*)at) : NULL;
-        case LOSS:   return xasprintf("%.17g", *(const double*)at);
-        case TEXT:   return *(char* const*)at ? xstrdup(*(char* const*)at) : NULL;
-    }
-    return NULL;
-}
 
 KeyValues metadata_list(const CheckpointInfo* info) {
     KeyValues m = {0};
@@ -66,9 +44,13 @@ KeyValues metadata_list(const CheckpointInfo* info) {
     key_values_add(&m, xstrdup("program"), xasprintf("train_gpt_tost %s", tost_version()));
     key_values_add(&m, xstrdup("format_version"), xasprintf("%d", FORMAT_VERSION));
     for (size_t i = 0; i < countof(fields); i++) {
-        char* text = field_text(&fields[i], info);
-        if (text) key_values_add(&m, xstrdup(fields[i].key), text);
+        const Setting* field = &fields[i];
+        const void* at = (const char*)info + field->field;
+        char* text = field->kind == REAL ? xasprintf("%.17g", *(const double*)at) : setting_text(info, field);
+        if (text) key_values_add(&m, xstrdup(field->name), text);
     }
+    if (info->tokenizer)
+        key_values_add(&m, xstrdup("tokenizer_hash"), xasprintf("%08" PRIx32, info->tokenizer_hash));
     for (int i = 0; i < info->options.count; i++) {
         const KeyValue* option = &info->options.entry[i];
         key_values_add(&m, xasprintf("%s%s", option_prefix, option->key), xstrdup(option->value));
@@ -94,30 +76,17 @@ static bool parse_number(uint64_t* out, const char* text, int base, uint64_t max
     return text[0] && !text[strspn(text, digits)] && !errno && *out <= max;
 }
 
-// False if the text is malformed.
-static bool parse_field(CheckpointInfo* info, const Field* field, const char* text) {
-    void* at = (char*)info + field->offset;
+// False if the text is malformed. Sizes must be those of the tensors; a resumed run adds to numbers of 64 bits; a loss
+// may be infinite.
+static bool parse_field(CheckpointInfo* info, const Setting* row, const char* text) {
+    void* at = (char*)info + row->field;
     uint64_t n;
     char* end;
-    switch (field->kind) {
-        case INT: return parse_number(&n, text, 10, INT_MAX) && (int)n == *(int*)at;
-        case CHOICE:
-            n = strcspn(field->names, "|");
-            *(int*)at = strcmp(text, field->names + n + 1) == 0;
-            return *(int*)at || (strlen(text) == n && memcmp(text, field->names, n) == 0);
-        case COUNT: return parse_number(at, text, 10, INT64_MAX / 2);
-        case HASH:
-            if (!parse_number(&n, text, 16, UINT32_MAX)) return false;
-            *(uint32_t*)at = (uint32_t)n;
-            return true;
-        case LOSS:
-            *(double*)at = strtod(text, &end);
-            return end != text && !*end && !isnan(*(double*)at);
-        case TEXT:
-            *(char**)at = xstrdup(text);
-            return true;
-    }
-    return false;
+    if (row->kind == INT) return parse_number(&n, text, 10, INT_MAX) && (int)n == *(int*)at;
+    if (row->kind == INT64) return parse_number(at, text, 10, INT64_MAX / 2);
+    if (row->kind != REAL) return setting_parse(info, row, text, &(TostError){0});
+    *(double*)at = strtod(text, &end);
+    return end != text && !*end && !isnan(*(double*)at);
 }
 
 bool metadata_check_crc(const StFile* f, TostError* err) {
@@ -133,28 +102,32 @@ bool metadata_check_crc(const StFile* f, TostError* err) {
 }
 
 bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
-    const size_t n = sizeof option_prefix - 1;
+    const size_t prefix = sizeof option_prefix - 1;
     const char* version = st_meta(f, "format_version");   // NULL: of another program, so keys may be absent
     if (version && strtol(version, NULL, 10) != FORMAT_VERSION)
         return tost_error(err, "%s: format_version %.20s, but this program reads %d: use a newer program", f->path,
                           version, FORMAT_VERSION);
     LogRow row;
+    uint64_t n;
     info->val_loss = info->best_val_loss = INFINITY;
     for (size_t i = 0; i < countof(fields); i++) {
-        const Field* field = &fields[i];
-        const char* text = st_meta(f, field->key);
-        const bool required = field->kind == HASH ? info->tokenizer != NULL : field->required;
-        if (!text && version && required) return missing(f, field->key, err);
-        if (text && !parse_field(info, field, text)) return malformed(f, field->key, text, err);
+        const Setting* field = &fields[i];
+        const char* text = st_meta(f, field->name);
+        if (!text && version && field->saved == ALWAYS) return missing(f, field->name, err);
+        if (text && !parse_field(info, field, text)) return malformed(f, field->name, text, err);
     }
+    const char* hash = st_meta(f, "tokenizer_hash");
+    if (!hash && version && info->tokenizer) return missing(f, "tokenizer_hash", err);
+    if (hash && !parse_number(&n, hash, 16, UINT32_MAX)) return malformed(f, "tokenizer_hash", hash, err);
+    info->tokenizer_hash = hash ? (uint32_t)n : 0;
     if (info->skipped > info->step) return malformed(f, "skipped", st_meta(f, "skipped"), err);
     if (info->row && !(log_row_parse(&row, info->row) && row.step == info->step))
         return malformed(f, "log_row", info->row, err);
     info->program = st_meta(f, "program") ? xstrdup(st_meta(f, "program")) : NULL;
     for (int i = 0; i < f->meta.count; i++) {
         const KeyValue* m = &f->meta.entry[i];
-        if (strncmp(m->key, option_prefix, n) != 0) continue;
-        key_values_add(&info->options, xstrdup(m->key + n), xstrdup(m->value));
+        if (strncmp(m->key, option_prefix, prefix) != 0) continue;
+        key_values_add(&info->options, xstrdup(m->key + prefix), xstrdup(m->value));
     }
     // A run that was saved without the option was trained by AdamW.
     if (st_meta(f, "option.lr") && !st_meta(f, "option.optimizer"))

@@ -10,6 +10,7 @@
 #include "comm_threads.h"
 #include "dev/test/check.h"
 #include "init.h"
+#include "recipe.h"
 
 static const TostConfig configs[] = {
     {.n_layer = 3, .n_head = 4, .n_embd = 96, .block_size = 24, .vocab_size = 700},
@@ -56,7 +57,10 @@ static void test_parts(Checks* c) {
     };
     for (size_t i = 0; i < countof(cases); i++) {
         TostError err = {""};
-        const bool ok = parts_check(cases[i].parts, cases[i].ranks, &err);
+        TostRecipe recipe = tost_presets[0];
+        recipe.parts = cases[i].parts;
+        recipe.given = (uint64_t)1 << RECIPE_parts;
+        const bool ok = recipe_derive(&recipe, cases[i].ranks, false, &err);
         check(c, ok == cases[i].fits && strstr(err.text, cases[i].text), "%d parts, %d ranks: %d, %s", cases[i].parts,
               cases[i].ranks, ok, err.text);
     }
