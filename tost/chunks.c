@@ -1,3 +1,4 @@
+// chunks.c: cuts sequences into chunks and runs the passes of an engine over them.
 #include "chunks.h"
 
 #include "base/memory.h"

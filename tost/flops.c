@@ -1,3 +1,4 @@
+// flops.c: counts the operations of a model.
 #include "flops.h"
 
 #include <string.h>

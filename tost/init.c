@@ -1,3 +1,4 @@
+// init.c: random initial values of the parameters.
 #include "init.h"
 
 #include <math.h>

@@ -69,7 +69,7 @@ void setting_set(void* base, const Setting* row, double value) {
 }
 
 // A finite number at *text, which is moved behind it
-static bool take_number(double* value, const char** text) {
+static bool read_number(double* value, const char** text) {
     char* end;
     *value = strtod(*text, &end);
     const bool decimal = end > *text && strspn(*text, "0123456789.eE+-") >= (size_t)(end - *text);   // not nan, 0x1
@@ -82,7 +82,7 @@ static bool parse_count(double* value, const char* text, bool integer) {
     static const char units[] = "kKMGBT";
     static const double factors[] = {1e3, 1e3, 1e6, 1e9, 1e9, 1e12};
     double exact;
-    if (!take_number(&exact, &text)) return false;
+    if (!read_number(&exact, &text)) return false;
     const char* unit = integer && *text ? strchr(units, *text) : NULL;
     if (unit) exact *= factors[unit - units], text++;
     *value = integer ? round(exact) : exact;
@@ -120,7 +120,7 @@ static bool parse_time(double* seconds, const char* text) {
     do {
         size_t i = 0;
         const bool first = p == text;
-        if (!take_number(&value, &p) || value < 0) return false;
+        if (!read_number(&value, &p) || value < 0) return false;
         if (!*p && first) return *seconds = value, true;
         while (i < countof(units) && strncmp(p, units[i].name, strlen(units[i].name)) != 0) i++;
         if (i == countof(units)) return false;
@@ -378,7 +378,7 @@ bool recipe_derive(TostRecipe* r, int ranks, bool resumed, TostError* err) {
     return true;
 }
 
-bool recipe_take_config(TostRecipe* r, const TostConfig* config, int ranks, bool resumed, const char* file,
+bool recipe_set_config(TostRecipe* r, const TostConfig* config, int ranks, bool resumed, const char* file,
                         TostError* err) {
     const TostRecipe before = *r;
     bool same = true;
@@ -395,7 +395,7 @@ bool recipe_take_config(TostRecipe* r, const TostConfig* config, int ranks, bool
                     || tost_error(err, "%s; defaults are from %s", err->text, file));
 }
 
-void recipe_take_samples(TostRecipe* r, uint64_t samples) {
+void recipe_set_samples(TostRecipe* r, uint64_t samples) {
     const int64_t warmup = tost_presets[r->preset].warmup;
     if (r->epochs > 0)
         r->steps = (int64_t)fmin(TOST_MAX_COUNT, ceil(r->epochs * (double)samples * r->seq / (double)r->total_batch));

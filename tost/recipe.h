@@ -227,10 +227,10 @@ TextLine recipe_changed(const TostRecipe* r, const KeyValues* saved);
 bool recipe_derive(TostRecipe* r, int ranks, bool resumed, TostError* err);
 // Takes the sizes from a model file, then recipe_derive. Fails, naming the setting, if a given size differs; a new run
 // adds the given --conv and --memory to a model without them.
-bool recipe_take_config(TostRecipe* r, const TostConfig* config, int ranks, bool resumed, const char* file,
+bool recipe_set_config(TostRecipe* r, const TostConfig* config, int ranks, bool resumed, const char* file,
                         TostError* err);
 // Sets the steps of --epochs for data with this many samples, and the warm-up, unless it is given.
-void recipe_take_samples(TostRecipe* r, uint64_t samples);
+void recipe_set_samples(TostRecipe* r, uint64_t samples);
 // batch × seq, or batch × chunk if that is less and not 0, must fit in an int.
 bool recipe_check_pass(int batch, int seq, int chunk, TostError* err);
 // The engine's options for max_batch sequences of seq tokens. parts: of a step on this rank; 0: not for training

@@ -1,3 +1,4 @@
+// schedule.c: the learning rate of each step.
 #include "schedule.h"
 
 #include <math.h>

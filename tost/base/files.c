@@ -1,3 +1,4 @@
+// files.c: paths, globs, reading whole files, replacing files.
 #include "base/files.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+// folder.c: lists, creates and renames folders; syncs them to disk.
 #include "base/folder.h"
 
 #include <dirent.h>

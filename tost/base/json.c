@@ -1,3 +1,4 @@
+// json.c: a pull parser for JSON in memory.
 #include "base/json.h"
 
 #include "base/memory.h"
@@ -17,7 +18,7 @@ static void skip_space(Json* j) {
     while (j->p < j->end && (*j->p == ' ' || *j->p == '\t' || *j->p == '\n' || *j->p == '\r')) j->p++;
 }
 
-static bool take(Json* j, char c) {
+static bool accept_char(Json* j, char c) {
     if (j->p == j->end || *j->p != c) return false;
     j->p++;
     return true;
@@ -25,7 +26,7 @@ static bool take(Json* j, char c) {
 
 bool json_enter(Json* j, const char brackets[2]) {
     skip_space(j);
-    j->failed = !take(j, brackets[0]);
+    j->failed = !accept_char(j, brackets[0]);
     return !j->failed || expected(j, *brackets == '{' ? "an object" : "an array");
 }
 
@@ -33,8 +34,8 @@ bool json_next(Json* j, const char brackets[2]) {
     if (j->failed) return false;
     const bool first = j->p[-1] == brackets[0];   // no value ends in this bracket
     skip_space(j);
-    if (take(j, brackets[1])) return false;
-    j->failed = !first && !take(j, ',');
+    if (accept_char(j, brackets[1])) return false;
+    j->failed = !first && !accept_char(j, ',');
     return !j->failed || expected(j, *brackets == '{' ? "',' or '}'" : "',' or ']'");
 }
 
@@ -77,7 +78,7 @@ static bool unicode_escape(Json* j, uint32_t* c) {
 static int escape(Json* j, char out[4]) {
     static const char from[] = "\"\\/bfnrt", to[] = "\"\\/\b\f\n\r\t";
     j->p++;
-    if (take(j, 'u')) {
+    if (accept_char(j, 'u')) {
         uint32_t c;
         return unicode_escape(j, &c) ? utf8_encode(out, c) : 0;
     }
@@ -95,8 +96,8 @@ bool json_string(Json* j, char* out, size_t cap, size_t* len) {
     skip_space(j);
     const size_t at = (size_t)(j->p - j->start);
     size_t n = 0;
-    if (!take(j, '"')) return expected(j, "a string");
-    while (!take(j, '"')) {
+    if (!accept_char(j, '"')) return expected(j, "a string");
+    while (!accept_char(j, '"')) {
         char decoded[4];
         const char* bytes = j->p;
         int m;
@@ -123,7 +124,7 @@ bool json_field(Json* j, char* key, size_t cap, size_t* len) {
     if (!json_next(j, "{}")) return false;
     const bool ok = json_string(j, key, cap, len);
     skip_space(j);
-    j->failed = !ok || !(take(j, ':') || expected(j, "':'"));
+    j->failed = !ok || !(accept_char(j, ':') || expected(j, "':'"));
     return !j->failed;
 }
 
@@ -140,7 +141,7 @@ bool json_u64(Json* j, uint64_t* out) {
     skip_space(j);
     const size_t at = (size_t)(j->p - j->start);
     if (!digit_ahead(j)) return expected(j, "a non-negative integer");
-    if (take(j, '0') && digit_ahead(j)) return expected(j, "no digit after a leading 0");
+    if (accept_char(j, '0') && digit_ahead(j)) return expected(j, "no digit after a leading 0");
     for (*out = 0; digit_ahead(j); j->p++) {
         const uint64_t digit = (uint64_t)(*j->p - '0');
         if (__builtin_mul_overflow(*out, (uint64_t)10, out) || __builtin_add_overflow(*out, digit, out))
@@ -156,18 +157,18 @@ static bool skip_digits(Json* j, const char* what) {
 }
 
 static bool skip_number(Json* j) {
-    take(j, '-');
-    if (!take(j, '0') && !skip_digits(j, "a string or a number")) return false;
-    if (take(j, '.') && !skip_digits(j, "a digit")) return false;
-    if (!take(j, 'e') && !take(j, 'E')) return true;
-    if (!take(j, '+')) take(j, '-');
+    accept_char(j, '-');
+    if (!accept_char(j, '0') && !skip_digits(j, "a string or a number")) return false;
+    if (accept_char(j, '.') && !skip_digits(j, "a digit")) return false;
+    if (!accept_char(j, 'e') && !accept_char(j, 'E')) return true;
+    if (!accept_char(j, '+')) accept_char(j, '-');
     return skip_digits(j, "a digit");
 }
 
 static bool is_one_of(char c, const char* set) { return c && strchr(set, c); }
 
 static bool skip_string(Json* j) {
-    for (j->p++; !take(j, '"'); j->p++) {
+    for (j->p++; !accept_char(j, '"'); j->p++) {
         if (j->p < j->end && *j->p == '\\') j->p++;
         if (j->p == j->end) return expected(j, "the closing quote of a string");
     }

@@ -1,3 +1,4 @@
+// memory.c: allocation, which exits with an error if there is no memory.
 #include "base/memory.h"
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// say.c: prints errors and warnings.
 #include "base/say.h"
 
 #include <stdio.h>

@@ -1,3 +1,4 @@
+// signals.c: remembers signals until the trainer asks for them.
 #include "base/signals.h"
 
 #include <errno.h>

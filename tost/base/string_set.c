@@ -1,3 +1,4 @@
+// string_set.c: a hash table of byte strings.
 #include "base/string_set.h"
 
 #include "base/memory.h"

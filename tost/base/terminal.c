@@ -1,3 +1,4 @@
+// terminal.c: the width of a terminal, and writes that do not block.
 #include "base/terminal.h"
 
 #include <errno.h>

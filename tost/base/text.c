@@ -1,3 +1,4 @@
+// text.c: UTF-8, printable text, numbers for people.
 #include "base/text.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+// version.c: the version of the program.
 #include "base/version.h"
 
 #ifndef TOST_VERSION

@@ -10,7 +10,7 @@
 #include "base/signals.h"
 #include "base/text.h"
 #include "commands/commands.h"
-#include "commands/eval_report.h"
+#include "commands/intervals.h"
 #include "data/shards.h"
 #include "run/progress.h"
 

@@ -7,7 +7,7 @@
 #include "base/signals.h"
 #include "base/text.h"
 #include "commands/commands.h"
-#include "commands/eval_report.h"
+#include "commands/intervals.h"
 #include "commands/examples.h"
 #include "data/documents.h"
 #include "run/progress.h"

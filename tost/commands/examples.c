@@ -1,3 +1,4 @@
+// examples.c: reads the examples of eval --task.
 #include "commands/examples.h"
 
 #include "base/json.h"

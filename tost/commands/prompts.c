@@ -1,3 +1,4 @@
+// prompts.c: reads the prompts of sample.
 #include "commands/prompts.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+// dataset.c: samples of token shards, in order or shuffled, from weighted sources.
 #include "data/dataset.h"
 
 #include <inttypes.h>

@@ -1,3 +1,4 @@
+// formats.c: names files that have neither text nor token ids.
 #include "data/formats.h"
 
 #include <ctype.h>

@@ -1,3 +1,4 @@
+// lines.c: reads text files line by line.
 #include "data/lines.h"
 
 #include <inttypes.h>

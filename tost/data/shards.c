@@ -1,3 +1,4 @@
+// shards.c: opens, checks and reads token shards.
 #include "data/shards.h"
 
 #include <errno.h>

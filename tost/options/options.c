@@ -1,3 +1,4 @@
+// options.c: the table of options, and parsing, defaults and checks that follow from it.
 #include "options/options.h"
 
 #include <ctype.h>
@@ -381,7 +382,7 @@ static bool check_train(Options* o, TostError* err) {
         && (vocabulary < VOCAB_MIN_SIZE || vocabulary > TOKENIZER_MAX_FILE / 4))
         return tost_error(err, "--vocab-size %d: with --text, give %d to %d", vocabulary, VOCAB_MIN_SIZE,
                           TOKENIZER_MAX_FILE / 4);
-    if (o->resume || o->init) return true;   // sizes come from a file and are checked by recipe_take_config
+    if (o->resume || o->init) return true;   // sizes come from a file and are checked by recipe_set_config
     // --for has not chosen its sizes yet
     return (o->run_for > 0 || tost_config_check(&o->recipe.config, err)) && recipe_derive(&o->recipe, o->ranks, false, err);
 }

@@ -1,3 +1,4 @@
+// ngram.c: the loss of counting models.
 #include "run/ngram.h"
 
 #include <math.h>

@@ -1,3 +1,4 @@
+// progress.c: shows the progress of a run.
 #include "run/progress.h"
 
 #include <errno.h>

@@ -6,7 +6,7 @@
 #include "base/lock.h"
 #include "chunks.h"
 #include "base/say.h"
-#include "data/vocabulary.h"
+#include "data/tokenizer_check.h"
 #include "options/options.h"
 #include "ranks/slices.h"
 #include "store/log.h"

@@ -100,7 +100,7 @@ static bool open_data(Run* r, TostError* err) {
     r->data = data_open(&recipe->data, recipe->seq, (uint32_t)recipe->config.vocab_size, (DataOrder)recipe->order,
                         (uint64_t)recipe->seed, err);
     if (!r->data || !check_run_shards(r, r->data, err)) return false;
-    recipe_take_samples(recipe, data_samples(r->data));
+    recipe_set_samples(recipe, data_samples(r->data));
     if (recipe->epochs > 0 && recipe->steps < r->info.step)
         return tost_error(err, "--epochs %g ends at step %lld, but %s is at step %lld: give a larger value",
                           recipe->epochs, (long long)recipe->steps, r->out.text, (long long)r->info.step);

@@ -46,7 +46,7 @@ static bool find_resumed(Run* r, TostError* err) {
     if (!r->engine->supports((TostDtype)recipe->dtype))
         return tost_error(err, "the run in %s was trained with a --dtype that the %s engine does not support: give "
                           "another --dtype", out, r->engine->name);
-    return recipe_take_config(recipe, &r->info.config, r->args->ranks, true, weights, err);
+    return recipe_set_config(recipe, &r->info.config, r->args->ranks, true, weights, err);
 }
 
 // With --init, settings that are not given are taken from its run: the optimizer, the sequence length, defaults for
@@ -83,7 +83,7 @@ static bool find_fresh(Run* r, TostError* err) {
     if (args->out && comm_rank(r->comm) == 0 && !args->overwrite && !run_folder_is_new(r, err)) return false;
     return !args->init
         || (open_weights(&r->init, r, err) && inherit(r, err)
-            && recipe_take_config(&r->recipe, &r->init.config, args->ranks, false, r->weights.text, err));
+            && recipe_set_config(&r->recipe, &r->init.config, args->ranks, false, r->weights.text, err));
 }
 
 // Only rank 0 uses the folder; the others read checkpoints.

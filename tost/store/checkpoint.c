@@ -1,3 +1,4 @@
+// checkpoint.c: loads and saves the tensors of checkpoints.
 #include "store/checkpoint.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+// checkpoint_folders.c: finds, names, publishes and removes checkpoints.
 #include "store/checkpoint_folders.h"
 
 #include <errno.h>

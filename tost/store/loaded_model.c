@@ -1,3 +1,4 @@
+// loaded_model.c: a trained model, for sample, eval and info.
 #include "store/loaded_model.h"
 
 #include <math.h>

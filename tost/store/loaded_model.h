@@ -2,7 +2,7 @@
 #pragma once
 
 #include "chunks.h"
-#include "data/vocabulary.h"
+#include "data/tokenizer_check.h"
 #include "recipe.h"
 #include "store/checkpoint.h"
 

@@ -1,3 +1,4 @@
+// log.c: writes and reads log.csv.
 #include "store/log.h"
 
 #include <errno.h>

@@ -1,3 +1,4 @@
+// metadata.c: writes and reads __metadata__ of checkpoints.
 #include "store/metadata.h"
 
 #include <errno.h>

@@ -2,7 +2,7 @@
 #include <math.h>
 
 #include "base/json_write.h"
-#include "commands/eval_report.h"
+#include "commands/intervals.h"
 #include "commands/examples.h"
 #include "dev/test/scratch.h"
 

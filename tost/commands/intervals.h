@@ -1,4 +1,4 @@
-// eval_report.h: evaluation metrics with 95 % confidence intervals.
+// intervals.h: means and shares with 95 % confidence intervals.
 #pragma once
 
 #include <math.h>

@@ -1,4 +1,4 @@
-// vocabulary.h: which tokenizer belongs to weights and shards.
+// tokenizer_check.h: which tokenizer belongs to weights and shards.
 #pragma once
 
 #include "data/shards.h"

@@ -1,5 +1,5 @@
-// vocabulary.c: which tokenizer belongs to weights and shards.
-#include "data/vocabulary.h"
+// tokenizer_check.c: which tokenizer belongs to weights and shards.
+#include "data/tokenizer_check.h"
 
 #include <string.h>
 
