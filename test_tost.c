@@ -653,7 +653,7 @@ static Record record_of_parts(const TostEngine* engine, TostComm* comm, TostDtyp
             chunks_train(&s.chunks, ids, ids + 1, B, T, 1.0f / (2 * ROWS), part == 0 ? TOST_PART_ENDS : TOST_STEP_ENDS);
             free(ids);
         }
-        subject_step(&s, (TostUpdate){1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1}, 1.0);
+        subject_step(&s, (TostUpdate){1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, step + 1, 0.9}, 1.0);
     }
     for (TostArray a = TOST_PARAM; a <= TOST_V; a++) record_state(&r, &s, a, RESULT_PARAM, "");
     subject_free(&s);

@@ -329,7 +329,7 @@ static void record_steps(Record* r, Subject* s, const Shape* k, const int32_t* i
             record_state(r, s, TOST_GRAD, RESULT_GRAD, "grad.");
             record_activations(r, s, k);
         }
-        const TostUpdate a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, i + 1};
+        const TostUpdate a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, i + 1, 0.9};
         const double norm = subject_step(s, a, 1.0);
         if (i == 0) record_number(r, RESULT_GRAD, "gradient_norm", norm);
         if (i == 0) record_logits(r, "logits_of_a_shorter_batch", s, ids, 1, (k->T + 1) / 2);
@@ -583,7 +583,7 @@ Record mixed_record(const TostEngine* engine, const void* test, TostDtype dtype)
     const TostConfig config = shape_config(&k);
     Record r = {NULL, 0};
     Subject s = subject_of(engine, config, k.B, k.T, true, dtype, 7);
-    TostUpdate a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1};
+    TostUpdate a = {1e-3, 0.9, 0.95, 1e-8, 0.1, 1.0, 1, 0.9};
     mixed_forwards(&r, &s, &k, false, MIXED_BATCHES);
     s.engine->zero_grad(s.model);
     mixed_forwards(&r, &s, &k, true, MIXED_BATCHES);
