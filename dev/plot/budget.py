@@ -20,6 +20,7 @@ from figure import COLORS, add_options, check_options, matplotlib, style_axes, w
 SPEED = 9.68e9   # plan_cost per second
 SIZES = ((1, 128), (2, 128), (2, 192), (2, 256), (3, 256), (3, 384), (4, 512))   # with a line: some of plan_sizes
 BAND = 0.12      # bits per byte
+TEXTS = "use", "text", "program", "positions", "schedule"
 
 
 def cost(L, C, V):
@@ -32,7 +33,7 @@ class Point:
 
     def __init__(self, row):
         for name, text in row.items():
-            setattr(self, name, text if name in ("use", "text", "program", "schedule") else float(text or "nan"))
+            setattr(self, name, text if name in TEXTS else float(text or "nan"))
         if self.use != "peer":
             self.minutes = self.tokens * cost(self.layers, self.channels, self.vocab) / SPEED / 60
         self.N = 1e-5 * self.layers * self.channels ** 2
