@@ -258,8 +258,8 @@ static void test_causality(Checks* c, const TostEngine* engine) {
     subject_free(&s);
 }
 
-// After prompts of several lengths: scores of continuations, which must not change the decode state, then losses of
-// reading some tokens, then decode of the rest must be those of the full forward; 0 for ignored targets.
+// After prompts of several lengths, compares with the full forward: the losses of continuations (chunks_score, which
+// must not change the decode state), the losses while reading tokens, and the logits while decoding the rest.
 static void test_decode(Checks* c, const TostEngine* engine, TostDtype dtype, double limit) {
     enum { N = 2, COPIES = 3, B = N * COPIES, T = 140 };
     static const struct { int prompt, read; } cases[] = {{0, 1}, {1, 64}, {2, 3}, {64, 70}, {100, 40}, {T - 1, 0}};

@@ -100,7 +100,7 @@ static void embedding_forward(cudaStream_t stream, float* x, const int32_t* toke
     LAUNCH(embedding_forward_kernel, B * T, channel_threads(C), 0, stream, x, tokens, wte, wpe, pass, T, C);
 }
 
-// Sets all but header->first, inputs and targets, on the host: a counting sort of s.inputs.
+// Sets the arrays after targets, n_segments and n_big, on the host: a counting sort of s.inputs.
 static void embed_order(PassInput s, int rows, int V) {
     int at = 0, segments = 0, bigs = 0, partials = 0;
     int32_t* const next = (int32_t*)xcalloc(V, sizeof *next);   // rows of a token; then where its next one goes
@@ -184,10 +184,10 @@ static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, fl
 //     x += gamma · branch,   n = (x - mean) · rstd,   y = n · w + b,   rstd = 1/√(variance + 1e-5)
 // Backward computes n from y, which the next Linear or convolution keeps as its input. So no layer keeps x.
 //
-// A thread holds PACKS packs of VEC neighboring channels of a row in registers, so that each byte moves once. A warp
-// computes a row forward, or a block if C is too large for a warp's registers; a block one or two rows backward, where
-// its threads keep their channels for the sums over rows. Kernels with VEC = 4 are for C divisible by 4, in backward up
-// to 3,072; those with VEC = 1 are for any C.
+// A thread holds PACKS packs of VEC neighboring channels of a row in registers, so that each byte moves once. In
+// forward, a warp computes a row, or a block if C is too large for a warp's registers. In backward, a block computes
+// one or two rows at once, and its threads keep their channels for the sums over rows. Kernels with VEC = 4 are for C
+// divisible by 4, in backward up to 3,072; those with VEC = 1 are for any C.
 
 constexpr int NORM_THREADS = 512;      // maximum per block
 constexpr int NORM_VEC_THREADS = 768;  // the same in backward if VEC = 4: it limits a thread to 80 registers
@@ -467,7 +467,7 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 
 // ---------------------------------------------------------------------------------------------
 // TSSA, token statistics self-attention: train_gpt_tost.c has the formulas, their backward, and the stages below. In
-// code, the running sum S is `energy`, because S is the storage type, and M is `mass`.
+// templates on the storage type S, the running sum S is `energy`; M is `mass`.
 //
 // A block computes a run of 32 tokens of one sequence, all heads, each by one warp. A stage with running sums adds up
 // the run; then a scan (scan.cuh: decoupled look-back) gives the sum over the runs before it, in backward over those
@@ -485,7 +485,8 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 //
 //   tile       a lane has 8 channels of 8 tokens; 8 lanes share the channels, 4 groups of lanes the run. Loads are
 //              wide, a sum over the channels takes 7 shuffles; running sums first go from group to group (tile_scan)
-//   columns    a lane has 2 channels and goes through all tokens, as most of backward does: it needs no groups
+//   columns    a lane has 2 channels and goes through all tokens of the run, so no sums between groups are
+//              needed: most of backward
 //
 // Either way, lane l gets the sum over the head's channels at token l. With the template parameter WHOLE, a function
 // checks no bounds: the run has all 32 tokens and HS is a multiple of 64, the usual case.
@@ -551,8 +552,8 @@ static size_t tssa_backward_shared(int C, int NH, int start_log) {
 }
 
 // Backward keeps S and M + N before every (1 << start_log)-th token of a run (TssaStarts) and recomputes those between.
-// The log is 2; or more, up to 4, if `blocks` blocks would take over 3/4 of the shared memory of a multiprocessor, the
-// rest of which is L1; or more, up to 5, if one block would take more than it may.
+// start_log starts at 2. It grows up to 4 while `blocks` blocks need more than 3/4 of a multiprocessor's shared memory
+// (the rest is L1), and up to 5 while one block exceeds its limit.
 static int tssa_start_log(int C, int NH, int blocks) {
     const size_t all = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor);
     int log = 2;
@@ -561,8 +562,8 @@ static int tssa_start_log(int C, int NH, int blocks) {
     return log;
 }
 
-// A block has a warp per head, or more if a scan has more columns than these have threads; but at most `warps`. With
-// more heads, the warps take equally many, or some one less.
+// A block has a warp per head, and more if a scan has more columns than these threads take in one pass, but at most
+// `warps`. With more heads than warps, each warp takes several; their numbers differ by at most one.
 template <typename S>
 static Tssa<S> tssa_sizes(int B, int T, int C, int NH, int warps = TSSA_WARPS, int blocks = TSSA_BLOCKS) {
     Tssa<S> args = {};
@@ -575,8 +576,8 @@ static Tssa<S> tssa_sizes(int B, int T, int C, int NH, int warps = TSSA_WARPS, i
 
 struct TssaRun { int b, t0, n; };   // the block's work: tokens t0 to t0 + n - 1 of sequence b
 
-// Draws the block's run, of all sequences in scan order (scan.cuh). *run is in shared memory: each stage reads it again
-// and computes its addresses from it, so that no registers hold them during the scans.
+// Takes the next run in the order of the scans, over all sequences (scan.cuh). *run is in shared memory: each stage
+// reads it again and computes its addresses from it, so that no registers hold them during the scans.
 template <bool BACKWARD, typename S> __device__ inline void tssa_take_run(TssaRun* run, const Tssa<S>& args) {
     scan_ticket(args.sync, [&](int unit) {
         const int place = (unsigned)unit / (unsigned)args.B, t0 = (BACKWARD ? args.runs - 1 - place : place) * TSSA_RUN;

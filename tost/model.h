@@ -20,7 +20,7 @@
 #define TOST_LN_EPS     1e-5    // added to the variance in every LayerNorm
 #define TOST_ENERGY_MIN 1e-12   // lower bound of the running energy S in s / max(S, 1e-12); memory: added to ‖z‖²
 #define TOST_MASS_EPS   1e-8    // added to the mass D in m = N / (D + 1e-8)
-#define TOST_CLIP_EPS   1e-6    // gradients are multiplied by min(1, clip / (norm + 1e-6))
+#define TOST_CLIP_EPS   1e-6    // gradients are multiplied by min(1, --grad-clip / (norm + 1e-6))
 
 // Muon (Jordan et al. 2024): the Newton-Schulz iteration X = a X + (b A + c A²) X with A = X Xᵀ
 #define TOST_MUON_EPS   1e-7   // lower bound of the norm by which the update is divided before the iteration

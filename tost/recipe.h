@@ -18,8 +18,8 @@ typedef enum { ORDER_SEQUENTIAL, ORDER_SHUFFLED } DataOrder;
 typedef enum { HELP, FLAG, INT, INT64, REAL, DURATION, STRING, LIST, CHOICE } SettingKind;
 
 // How checkpoints and --resume treat a setting. UNSAVED: not in checkpoints. FIXED: saved; must not be changed on
-// --resume, because it determines the results. OVERRIDABLE: saved; may be changed. Of sizes and of the values in
-// metadata.c: every checkpoint has it (ALWAYS), or may lack it if it is 0 (NOT_0)
+// --resume, because it determines the results. OVERRIDABLE: saved; may be changed. Sizes and the values in
+// metadata.c have instead: ALWAYS, in every checkpoint; NOT_0, may be absent if it has the field's default
 typedef enum { UNSAVED, FIXED, OVERRIDABLE, ALWAYS, NOT_0 } SettingSaved;
 
 typedef struct {
@@ -165,7 +165,7 @@ TextLine choice_name(const char* choices, int n);   // the nth name in "a|b|c"; 
       .help = "divide a step into N parts, added in a fixed order: the same results on one rank, or on R ranks " \
       "if N / R is a power of two. " TOST_BITS, .default_text = "one per rank")
 
-#define RECIPE_FILES(X)      /* known after the start; not options */ \
+#define RECIPE_FILES(X)      /* known after the start; not options. .help = NULL: the last column must not be empty */ \
     X(init_file, "init-file", STRING, "", FIXED, 0, 0, .help = NULL)   /* the model file of --init; NULL: none */ \
     X(data_tokens, "data-tokens", INT64, "", FIXED, 0, 9e15, .help = NULL)   /* of the training shards; 0: not known */ \
     X(data_crc, "data-blocks-crc", INT64, "", FIXED, 0, UINT32_MAX, .help = NULL) \

@@ -539,12 +539,12 @@ static void bench_rows(void) {
 // Forward and backward from the zero state. Sets the seconds of each.
 static void memory_once(double seconds[2], TostModel* m, int B, int T) {
     m->chunk = (TostChunk){.B = B, .T = T};
-    float* state = start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0).memory;   // then the adjoint
+    float* state = start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0).memory;
     const DeltaRule memory = layer_delta_rule(m, 0, state, NULL, state);
     const double start = thread_seconds();
     delta_rule_forward(&memory);
     seconds[0] = thread_seconds() - start;
-    start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0);
+    start_state(m, TOST_NO_STATE, TOST_NO_STATE, 0);   // 0 again, now as the adjoint
     for (size_t i = 0; i < (size_t)B * T * memory.C; i++) m->buf.dpredicted[i] = memory.z[i];
     const double middle = thread_seconds();
     delta_rule_backward(&memory);

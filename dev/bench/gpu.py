@@ -147,7 +147,7 @@ class Run:
             if reason:
                 del os.environ["TOST_NO_GRAPHS"]
             else:
-                self.table.note(name, "ran with TOST_NO_GRAPHS=1, as all that follows")
+                self.table.note(name, "ran with TOST_NO_GRAPHS=1; so do all later programs")
         self.ran = True
         rows, steps = self.log_rows(name), int(options[options.index("--steps") + 1])
         warning = re.search("no CUDA graphs.*", output)

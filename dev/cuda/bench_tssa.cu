@@ -1,6 +1,6 @@
 // bench_tssa.cu: TSSA forward and backward of tost-base with 65,536 tokens, from many short sequences to one long one,
-// and of the channels of the larger presets: with TSSA_WARPS and TSSA_BLOCKS and with other numbers of warps and blocks,
-// each also with twice as many starts as tssa_start_log chooses, if these fit.
+// and of the channels of the larger presets: with TSSA_WARPS and TSSA_BLOCKS and with other numbers of warps and
+// blocks, each also with twice as many TssaStarts as tssa_start_log chooses, if they fit in shared memory.
 #include "bench.cuh"
 
 template <typename S, int WARPS = TSSA_WARPS, int BLOCKS = TSSA_BLOCKS>

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""registers.py [--object OBJECT] FILE.ptxas...: checks the kernels in the output of nvcc -Xptxas -v. As many blocks as
-the launches count on must fit on a multiprocessor, whose four parts have 16,384 registers each, and no kernel may
-spill. With --object, also checks the machine code in train_gpt_tost.o with cuobjdump; the environment variable
-CUOBJDUMP names another one."""
+"""registers.py [--object OBJECT] FILE.ptxas...: checks the kernels in the output of nvcc -Xptxas -v. The blocks
+in LAUNCHES must fit on a multiprocessor, each of whose four parts has 16,384 registers, and no kernel may spill. With
+--object, also checks the machine code in train_gpt_tost.o with cuobjdump; the environment variable CUOBJDUMP names
+another one."""
 import argparse
 import os
 import re

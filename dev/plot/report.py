@@ -10,7 +10,7 @@ beside the published ones, version, device, time, speed, options and samples. It
     RUN/eval/NAME.json                results of `eval --json`; validation (on OpenWebText), lambada_loss,
                                       wikitext2_loss and ptb_loss have published values; others appear by name
     RUN/device.txt                    the device of each start of `train`
-    RUN/train.log or RUN.train.log    the output of `train`, for the model FLOPs utilization and, of earlier versions,
+    RUN/train.log or RUN.train.log    the output of `train`, for the model FLOPs utilization and, without device.txt,
                                       the device: train_gpt_tost --out RUN … | tee RUN.train.log
     RUN/samples.jsonl                 the output of `sample --prompts`
 

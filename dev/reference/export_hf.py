@@ -134,8 +134,8 @@ trained with train_gpt_tost. Attention is linear in the sequence length, and gen
 Needs transformers 4.53 or later. Tried: 4.53.0 to 5.24.0, TRL 1.16.0 (packed rows are read document by document), peft
 0.21.2, lm_eval 0.4.13, torch.export and torch.onnx.export of torch 2.15.0, onnxruntime 1.32.0, OpenVINO 2026.4.1, which
 computes in bfloat16 on some processors, with errors of 1 to 2 %, unless `INFERENCE_PRECISION_HINT` is `f32`. ExecuTorch
-1.5.1 converts all models (with `--memory 1`, tried for a fixed length). coremltools 9.0 converts models without
-`--memory 1`, after `torch.jit.trace`.
+1.5.1 converts all models; those with `--memory 1` were tried with a fixed length. coremltools 9.0 converts models
+without `--memory 1`, after `torch.jit.trace`.
 Call `torch._dynamo.reset()` before a second `torch.export` of a model with `--memory 1` in one process.
 
     from transformers import AutoModelForCausalLM, AutoTokenizer

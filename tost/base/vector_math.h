@@ -45,8 +45,9 @@ static inline float exp_f32(float x) {
     return exp_join(power, r);
 }
 
-// x[i] = e^(x[i] - largest) for i < n. Returns the sum: of fours in float, then in double. EXPS at once, in two steps,
-// because a processor does not look far enough ahead to overlap whole exp_f32. Prefetches the row after x.
+// x[i] = e^(x[i] - largest) for i < n. Returns the sum: groups of four are added in float, and these in double. EXPS
+// values at a time, with exp_split for all before exp_join, because out-of-order execution does not reach far enough to
+// overlap whole calls of exp_f32. Prefetches the row after x.
 static inline double exp_row(float* x, float largest, int n) {
     enum { SUMS = 16, EXPS = 4 * SUMS };
     double sums[SUMS] = {0}, total = 0;

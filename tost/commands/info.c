@@ -64,7 +64,7 @@ static bool info_model(const Options* o, TostError* err) {
 
 typedef struct { char* name; CheckpointInfo info; double seconds; } RunRow;   // of the newest checkpoint
 
-// Time of the first `step` training steps that are in log.csv; NAN without one.
+// Seconds of the first `step` training steps in log.csv; NAN if there is no log.csv
 static double training_seconds(const char* run, int64_t step) {
     char* line = NULL;
     size_t n = 0;

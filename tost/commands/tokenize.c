@@ -97,7 +97,7 @@ int command_tokenize(const Options* o) {
     TostError err;
     const bool ok = begin(&progress, &options.in, o, &err) && tokenize_files(&options, &r, &err);
     progress_erase(&progress);
-    if (ok && !o->size) print_text_count(o, &options.in.files, &r.read);   // size: of train, whose vocab printed it
+    if (ok && !o->size) print_text_count(o, &options.in.files, &r.read);   // train: vocab has printed it
     free_strings(&options.in.files);
     if (!ok) return failed(&err);
     if (o->val_frac > 0)

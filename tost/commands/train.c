@@ -19,7 +19,7 @@ static int write_shards(const Run* r, const Path* prefix, const StringList* file
     o.n_files = files->count;
     o.recipe.seed = tost_presets[0].seed;   // runs with other seeds validate on the same documents
     if (o.init && !o.tokenizer) tokenizer_beside(&vocab, r->weights.text);
-    else if (!o.tokenizer && !(o.resume_auto && path_exists(vocab.text))) {   // else learned by a start that was killed
+    else if (!o.tokenizer && !(o.resume_auto && path_exists(vocab.text))) {   // not of a start that was killed
         const bool given = recipe_given(&r->recipe, RECIPE_vocab_size);
         o.size = given ? r->recipe.config.vocab_size : plan_vocabulary(bytes);
         o.out = vocab.text;
@@ -34,7 +34,8 @@ static int write_shards(const Run* r, const Path* prefix, const StringList* file
     return status;
 }
 
-// Removes the files of a run that did not start, so that the same command can be given again.
+// Removes the shards of a run that did not start and, if it learned one, the vocabulary, so that the same command can
+// be given again.
 static void remove_shards(const Run* r, bool vocabulary) {
     static const char* const names[] = {"text_train_*.bin", "text_val_*.bin", ("text_" TOKENIZER_FILE)};
     for (size_t i = 0; i < countof(names) - !vocabulary; i++) {

@@ -23,7 +23,7 @@
 
 constexpr int DELTA_RUN = 31, DELTA_ROWS = DELTA_RUN + 1;   // tokens of a run; its keys K[0] to K[n]
 constexpr int DELTA_THREADS = 256;                          // most of a block: see delta_rule_threads
-constexpr int DELTA_SEGMENTS = 4;                           // fewest of a pass with several: see delta_rule_segment
+constexpr int DELTA_SEGMENTS = 4;                           // at least, or one: see delta_rule_segment
 constexpr int DELTA_LANES = 8, DELTA_PACK = 8;              // lanes of a key; channels that each takes at once
 // Blocks of DELTA_THREADS that must fit on a multiprocessor: the most for which no register spills
 template <typename S, int ARCH = COMPILED_ARCH>

@@ -106,7 +106,7 @@ const Setting option_table[OPTION_ROWS] = {
      .min = 0, .max = TOST_MAX_SEED, .value = 1337},
     {.help = "Training"},
     {"for", TRAIN, DURATION, AT(run_for), "TIME",
-     .help = "train for about this long, such as 10m: chooses model size, batch, steps and learning rate for the "
+     .help = "train for about this long, such as 10m: chooses model size, batch, steps and optimizer settings for the "
      "lowest expected loss, and keeps options that are given. Prints the same run as a command without --for. If the "
      "speed changes, so do the steps, with --schedule wsd, which it chooses. --resume continues to the planned step",
      .min = 1, .max = 10000 * 86400.0, .default_text = "off", .not_with = "steps"},
@@ -384,7 +384,8 @@ static bool check_train(Options* o, TostError* err) {
                           TOKENIZER_MAX_FILE / 4);
     if (o->resume || o->init) return true;   // sizes come from a file and are checked by recipe_set_config
     // --for has not chosen its sizes yet
-    return (o->run_for > 0 || tost_config_check(&o->recipe.config, err)) && recipe_derive(&o->recipe, o->ranks, false, err);
+    return (o->run_for > 0 || tost_config_check(&o->recipe.config, err))
+           && recipe_derive(&o->recipe, o->ranks, false, err);
 }
 
 static bool check_eval(const Options* o, TostError* err) {

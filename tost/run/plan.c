@@ -297,6 +297,7 @@ bool run_plan(Run* r, TostError* err) {
     const double tokens = (double)recipe->steps * (double)recipe->total_batch;
     const bool known = !r->args->init && recipe->optimizer == TOST_MUON && recipe->config.conv && recipe->config.memory
                        && r->data->n == 1 && tokens > LAW_TOKENS;
+    // Relative error of the expected loss, as measured, or where the law is extrapolated (dev/results/budget.md)
     const double error = tokens <= MOST_TOKENS && layer_weights(&recipe->config) <= MOST_WEIGHTS ? 0.04 : 0.1;
     const double loss = known ? plan_loss(&recipe->config, tokens, unique) * difficulty(r, tokens, unique) : 0;
     report_plan(r, step * (double)recipe->steps + seconds_left(r) - most * step, tokens / unique, loss, error);

@@ -189,7 +189,7 @@ bool run_set_up(Run* r, TostError* err) {
     if (!run_agree(r, create_model(r, err) && run_load_weights(r, err), err) || !run_compare(r, err)
         || !run_agree(r, run_open_folder(r, err), err)) return false;
     FILE* file = comm_rank(r->comm) == 0 ? fopen(path_in(r->out.text, "device.txt").text, "a") : NULL;
-    if (file) fprintf(file, "%s\n", device), fclose(file);   // for report.py
+    if (file) fprintf(file, "%s\n", device), fclose(file);   // for dev/plot/report.py
     comm_broadcast(r->comm, &r->out, sizeof r->out, 0);   // for messages
     run_share_saved(r);
     report_flops(r);

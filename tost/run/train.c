@@ -82,15 +82,14 @@ static Outcome accumulate_gradients(Run* r, TostError* err) {
 static double optimizer_step(Run* r, double norm) {
     const TostRecipe* recipe = &r->recipe;
     const int64_t step = r->info.step;
-    const double clip = recipe->grad_clip / (norm + TOST_CLIP_EPS);
-    const TostUpdate adamw = {
+    const double factor = recipe->grad_clip / (norm + TOST_CLIP_EPS);
+    const TostUpdate update = {
         .lr = schedule_lr(schedule_of(recipe), step),
         .beta1 = recipe->beta1, .beta2 = recipe->beta2, .eps = recipe->eps, .weight_decay = recipe->weight_decay,
-        .momentum = recipe->momentum,
-        .clip = recipe->grad_clip > 0 && clip < 1 ? clip : 1,
+        .momentum = recipe->momentum, .clip = recipe->grad_clip > 0 && factor < 1 ? factor : 1,
         .step = step + 1 - r->info.skipped + r->info.earlier_updates};   // skipped ones changed nothing
-    r->engine->update(r->model, &adamw);
-    return adamw.lr;
+    r->engine->update(r->model, &update);
+    return update.lr;
 }
 
 // Leaves the parameters unchanged, because loss or gradient norm is not finite. Fails, which ends the run, if too many
@@ -267,7 +266,8 @@ static bool save_step(Run* r, bool saves, TostError* err) {
     return !(saves || again) || run_save(r, !again && r->info.step == r->recipe.steps, err);
 }
 
-// A signal interrupts validation: its row in the log has no val_loss, and the checkpoint keeps the row.
+// If a signal interrupts the validation, the row in the log has no val_loss, and the checkpoint keeps the row, so that
+// a resumed run repeats the validation.
 static bool after_step(Run* r, LogRow* row, TostError* err) {
     const int64_t later = r->info.step - r->unsaved;   // a failed save is tried again 1, 2, 4, 8, … steps later
     const bool saves = is_due(r, r->recipe.save_every) || (r->unsaved > 0 && (later & (later - 1)) == 0);
