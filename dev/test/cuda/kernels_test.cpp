@@ -225,17 +225,18 @@ template <typename S> void test_conv(Checks* c) {
                 if (i / C % T + k >= CONV_BEFORE)
                     want[i] += (double)weight[i % C * CONV_WIDTH + k] * x[i + (k - CONV_BEFORE) * C];
         const Device<S> on_x(x), y(n), again(n);
-        const DeviceArray on_weight(weight), before(Floats(2 * B * state)), after(Floats(2 * B * state, 1.0f));
+        const DeviceArray on_weight(weight);
+        const Device<double> before(Doubles((size_t)(B * state))), after(Doubles((size_t)(B * state), 1.0));
         Conv<S> a = {B, T, C, y.p, on_x.p, on_weight.p, {}, (size_t)state, 0, nullptr, nullptr, {}, nullptr};
         conv_forward(nullptr, a);
         near(c, "convolution", C, y.get(), want, stored<S>());
-        a.y = again.p, a.state = {(const double*)before.p, (double*)after.p};
+        a.y = again.p, a.state = {before.p, after.p};
         conv_forward(nullptr, a);
-        check(c, again.get() == y.get(), "convolution of %d steps: other bits with a state of zeros", T);
-        const double* end = (const double*)after.p;
+        check(c, again.get() == y.get(), "convolution of %d tokens: other bits with a state of zeros", T);
+        const Floats end = after.get();   // copies of x, so exact
         for (int i = 0; i < B * state; i++) {
             const int t = T - CONV_BEFORE + i % state / C;
-            check(c, end[i] == (t < 0 ? 0.0 : x[(size_t)((i / state * T + t) * C + i % C)]), "state after %d steps", T);
+            check(c, end[i] == (t < 0 ? 0 : x[(size_t)((i / state * T + t) * C + i % C)]), "state after %d tokens", T);
         }
     }
 }
