@@ -356,7 +356,7 @@ ALWAYS_INLINE void tssa_energy_forward_heads(const Tssa* args, TssaRange r, cons
 }
 
 // Defines stage `name` from name_heads, which is compiled twice: for any HS, and for 8, as 8 doubles fill one vector.
-// With C = 128, forward then takes 1.04 instead of 1.64 ms for 4,096 tokens, backward 2.1 instead of 4.2 (Zen 5).
+// With C = 128, forward then takes 1.04 instead of 1.64 ms for 4,096 tokens, backward 2.1 instead of 4.2.
 #define TSSA_STAGE(name) \
     static void name(const Tssa* args, TssaRange r) { \
         if (args->HS == 8) name##_heads(args, r, 8); \
@@ -414,7 +414,7 @@ static void tssa_statistics_forward(const Tssa* args, TssaRange r) {
 // Sets u, Π, y and `saved`, and advances the state by these tokens. T = 1 is a decode step. The first stage uses no
 // result of the others. So if several threads share a sequence, they form a pipeline: while some run the last stage on
 // a block, others run the first stage on a later one. first_cost : last_cost, the ratio of the two stages' times per
-// head (measured on Zen 5), tells tssa_run how many heads to give to each thread, so that all end at the same time.
+// head (measured), tells tssa_run how many heads to give to each thread, so that all end at the same time.
 static void tssa_forward(const Tssa* args) {
     const TssaStages stages = {.first = tssa_energy_forward, .first_cost = 5, .second = tssa_membership_forward,
                                .last = tssa_statistics_forward, .last_cost = 4,

@@ -19,7 +19,7 @@ static int write_shards(const Run* r, const Path* prefix, const StringList* file
     o.n_files = files->count;
     o.recipe.seed = tost_presets[0].seed;   // runs with other seeds validate on the same documents
     if (o.init && !o.tokenizer) tokenizer_beside(&vocab, r->weights.text);
-    else if (!o.tokenizer && !(o.resume_auto && path_exists(vocab.text))) {   // not of a start that was killed
+    else if (!o.tokenizer && !(o.resume_auto && path_exists(vocab.text))) {   // a killed start may have learned it
         const bool given = recipe_given(&r->recipe, RECIPE_vocab_size);
         o.size = given ? r->recipe.config.vocab_size : plan_vocabulary(bytes);
         o.out = vocab.text;
