@@ -194,7 +194,7 @@ static bool nccl_open_comm(TostComm** comm, TostError* err) {
     int version = 0;
     c->place = launch.place;
     c->timeout = COMM_TIMEOUT;
-    c->lockstep = true;
+    c->in_order = true;
     c->start = nccl_start;
     c->abort = nccl_abort;
     c->close = nccl_close;

@@ -26,7 +26,7 @@ struct TostComm {
     char        library[64];      // "Open MPI v4.1.4"
     double      timeout;          // longest wait, in seconds; 0: forever
     TextLine    hint;             // appended to the line that a failed rank causes: how to resume
-    bool        lockstep;         // NCCL: a message waits for all that were started before it
+    bool        in_order;         // NCCL: a message waits for all that were started before it
     void*       transport;        // data of the functions below
 
     // Starts one message to and one from each rank (messages: (size); the own entry is ignored). Messages between two

@@ -75,7 +75,7 @@ bool run_open_folder(Run* r, TostError* err) {
         run_warn(r, "%s: %s: the file system does not support locks: make sure that no other run writes here",
                  r->lock.path.text, strerror(r->lock.unsupported));
     const char *out = r->out.text, *old = r->old.text;
-    const int64_t rows = r->args->resume ? r->info.step - (r->info.row != NULL) : -1;
+    const int64_t rows = r->args->resume ? r->info.step - (r->info.unvalidated_row != NULL) : -1;
     ok = ok && check_disk(r, err) && log_open(&r->log, path_in(out, LOG_FILE).text, rows, err);
     if (ok && *old) progress_fact(&r->progress, "overwrite", "the old run is now in %s", old);
     if (ok) keep_earlier_best(r);

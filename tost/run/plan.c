@@ -316,7 +316,7 @@ void plan_new_steps(TostRecipe* r, int64_t step, int64_t steps) {
     r->steps = steps;
 }
 
-void run_keep_time(Run* r) {
+void run_adjust_steps(Run* r) {
     static const double TOLERANCE = 0.02;   // of the time
     TostRecipe* recipe = &r->recipe;
     const int64_t step = r->info.step, from = r->timed_step;

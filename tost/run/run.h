@@ -12,9 +12,9 @@
 #include "store/log.h"
 #include "run/progress.h"
 
-// The pass that is running, for should_stop in train.c: micro-batch `done` of `all` or, in validation, windows, of
-// which the micro-batch has `rows`; 0 of 0 is neither shown nor abandoned.
-typedef struct { bool validation; int64_t done, all; int rows; } RunPass;
+// The step or validation that is running, for should_stop in train.c: how many of its micro-batches or, in validation,
+// windows are done, and how many are in the current micro-batch; 0 of 0 is neither shown nor abandoned.
+typedef struct { bool validation; int64_t done, all; int current; } RunWork;
 
 typedef struct {
     const Options*    args;            // the command line
@@ -40,15 +40,15 @@ typedef struct {
     Tokenizer*        tokenizer;       // or NULL
     int32_t *         inputs, *targets;   // (batch, seq)
     LossSum*          part_loss;       // of this rank's parts
-    RunPass           pass;
+    RunWork           work;
     LogFile           log;
     Progress          progress;
     double            step_seconds[8][2];   // for --max-time: of the last two steps of each kind; see is_out_of_time
-    double            timed_at;        // now_seconds() when run_keep_time last compared the clock, before timed_step
+    double            timed_at;        // now_seconds() when run_adjust_steps last compared the clock, before timed_step
     int64_t           timed_step;
     const char*       stopped_by;      // option that ends the run early, or NULL
     int64_t           saved_step;      // of the newest checkpoint, or -1; the same on all ranks
-    int64_t           unsaved;         // the step since which saves have failed, or 0
+    int64_t           unsaved_since;   // the step since which saves have failed, or 0
     double            older_best;      // loss and step of the previous best, restored if the best cannot be saved
     int64_t           older_best_step;
     bool              best_lost;       // the last best could not be saved
@@ -87,7 +87,7 @@ TostModel* run_create_model(Run* r, TostEngineOptions* o, TostError* err);
 bool run_plan(Run* r, TostError* err);   // --for: completes the recipe, once the data is open
 // Called before each step. After a validation, and more often near the end, changes the number of steps of a wsd run if
 // they would not end in time; the learning rate then decays until the new end.
-void run_keep_time(Run* r);
+void run_adjust_steps(Run* r);
 
 // ---- folder.c ----
 bool run_folder_is_new(const Run* r, TostError* err);   // fails if the folder already contains a run

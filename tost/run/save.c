@@ -16,7 +16,7 @@ static double probe_loss(Run* r) {
         memset(r->inputs, 0, bytes);   // use token 0
         memset(r->targets, 0, bytes);
     }
-    r->pass = (RunPass){0};
+    r->work = (RunWork){0};
     chunks_loss(NULL, &r->chunks, r->inputs, r->targets, r->recipe.batch, r->recipe.seq);
     const LossSum loss = run_read_loss(r);
     return loss.sum / (double)loss.count;
@@ -28,7 +28,7 @@ static bool save(Run* r, const CheckpointModel* m, bool best, TostError* err) {
     const long long step = (long long)r->info.step;
     const double loss = best || r->saved_step == step ? 0 : probe_loss(r);   // 0: it was checked before
     if (!isfinite(loss))
-        return tost_error(err, "after step %lld the loss is %g: not saved; a lower --lr may help", step, fabs(loss));
+        return tost_error(err, "after step %lld the loss is %g: not saved; a lower --lr may help", step, plain_nan(loss));
     const bool ok = (best || log_sync(&r->log, err)) && checkpoint_save(r->out.text, best, &r->info, m, err);
     if (ok && !checkpoint_prune(r->out.text, step, best ? 0 : (int)r->recipe.keep, err))
         run_warn(r, "step %lld is saved, but older files could not be removed: %s", step, err->text);
@@ -56,11 +56,11 @@ static bool save_together(Run* r, bool best, TostError* err) {
 }
 
 bool run_save(Run* r, bool last, TostError* err) {
-    if (last && r->saved_step == r->info.step && r->unsaved == 0) return true;
+    if (last && r->saved_step == r->info.step && r->unsaved_since == 0) return true;
     const bool ok = save_together(r, false, err);
-    if (!ok && !last && r->unsaved == 0)
+    if (!ok && !last && r->unsaved_since == 0)
         run_warn(r, "%s; training continues, and later steps try again", err->text);
-    r->unsaved = ok ? 0 : r->unsaved > 0 ? r->unsaved : r->info.step;
+    r->unsaved_since = ok ? 0 : r->unsaved_since > 0 ? r->unsaved_since : r->info.step;
     return ok || !last || run_failed(r, err);
 }
 

@@ -5,7 +5,7 @@
 #include "run/run.h"
 
 bool run_is_finished(const Run* r) {
-    return r->args->resume && r->info.step >= r->recipe.steps && r->recipe.epochs == 0 && !r->info.row;
+    return r->args->resume && r->info.step >= r->recipe.steps && r->recipe.epochs == 0 && !r->info.unvalidated_row;
 }
 
 // Adds the way out to the error of a checkpoint that cannot be loaded, or only its moments. Always returns false.

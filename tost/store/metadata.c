@@ -31,7 +31,7 @@ static const Setting fields[] = {   // in the order of the file; tokenizer_hash 
     X("earlier_updates", INT64, NOT_0, earlier_updates)
     X("skipped", INT64, NOT_0, skipped)
     X("skipped_in_a_row", INT64, NOT_0, skipped_in_a_row)
-    X("log_row", STRING, NOT_0, row)
+    X("log_row", STRING, NOT_0, unvalidated_row)
     X("earlier_lr", STRING, NOT_0, earlier_lr)
     X("tokenizer", STRING, NOT_0, tokenizer)
 #undef X
@@ -122,8 +122,8 @@ bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
     if (hash && !parse_number(&n, hash, 16, UINT32_MAX)) return malformed(f, "tokenizer_hash", hash, err);
     info->tokenizer_hash = hash ? (uint32_t)n : 0;
     if (info->skipped > info->step) return malformed(f, "skipped", st_meta(f, "skipped"), err);
-    if (info->row && !(log_row_parse(&row, info->row) && row.step == info->step))
-        return malformed(f, "log_row", info->row, err);
+    if (info->unvalidated_row && !(log_row_parse(&row, info->unvalidated_row) && row.step == info->step))
+        return malformed(f, "log_row", info->unvalidated_row, err);
     info->program = st_meta(f, "program") ? xstrdup(st_meta(f, "program")) : NULL;
     for (int i = 0; i < f->meta.count; i++) {
         const KeyValue* m = &f->meta.entry[i];
@@ -139,7 +139,7 @@ bool metadata_read(CheckpointInfo* info, const StFile* f, TostError* err) {
 void checkpoint_info_free(CheckpointInfo* info) {
     free(info->tokenizer);
     free(info->program);
-    free(info->row);
+    free(info->unvalidated_row);
     free(info->earlier_lr);
     key_values_free(&info->options);
     *info = (CheckpointInfo){0};

@@ -15,7 +15,7 @@ typedef struct {
     int64_t    val_step, best_val_step;   // steps done when they were measured
     int64_t    earlier_updates;   // of the moments that --keep-optimizer took, before the first step; else 0
     int64_t    skipped, skipped_in_a_row;   // skipped steps: in total, and since the last step that was not
-    char*      row;               // this step's row of log.csv, until its validation is complete; else NULL
+    char*      unvalidated_row;   // this step's row of log.csv, until its validation is complete; else NULL
     char*      earlier_lr;        // the values of --lr before the last one, each with a comma; or NULL
     char*      program;           // that wrote the file, with its version; NULL: unknown. Not for writing
     char*      tokenizer;         // path of the tokenizer used in training, or NULL
