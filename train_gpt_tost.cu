@@ -4,24 +4,28 @@
 //   LayerNorm    is fused with the residual and LayerScale before it, so a layer ends with the next layer's ln_1
 //   embedding    before a training pass, the host sorts the tokens: backward sums each row of dwte in a fixed order
 //   sums         over rows, for gradients of vectors, go through partial sums (reduce.cuh), added by a launch per layer
-//   gradients    the first pass after zero_grad overwrites them, so that they need not be cleared
+//   gradients    the first pass after zero_grad overwrites them, so that they need not be cleared. dwte is first set by
+//                the classifier; the embedding adds its part
 //
 // Precision. Matmul operands have one storage type S, float (fp32, tf32) or bf16; kernels are templates on it. Always
-// float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums (in pairs of floats between
-// the blocks of a launch), u and Π, softmax and loss, parameter gradients, master weights, Adam's moments, Muon's
-// momentum and iterate x. Double: TSSA's sums between passes over one sequence, the sum of the losses, the squared
-// norms of gradients.
+// float: the residual stream x and its gradient, LayerNorm statistics, TSSA's running sums (a block adds those of the
+// blocks before it in pairs of floats, scan.cuh), u and Π, softmax and loss, parameter gradients, master weights, the
+// moments of Adam and Muon, Muon's iterate x. Double: TSSA's sums from one pass over a sequence to the next, the sum of
+// the losses, the squared norms of gradients.
 //
 // Determinism. Every sum has a fixed order, without floating-point atomics: a run repeats its bits on the same kind of
 // GPU with the same --batch, whose default follows the free memory. On others, grids and cuBLASLt's algorithms differ.
 //
-// Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T. Arrays are
-// dense and row-major. Outputs come first, then saved tensors, inputs (const), sizes. Each backward states for each
-// gradient whether it is overwritten (=) or accumulated (+=). "Minimum traffic" at a kernel is in bytes for bf16 (S = 2
-// bytes), with each input read once and each output written once.
+// Sizes: B sequences, T tokens each, C channels, NH heads of HS = C/NH channels, V vocabulary, rows = B·T, block_size
+// positions of the model (not CUDA's threads per block). Arrays are dense and row-major. Outputs come first, then saved
+// tensors, inputs (const), sizes. Each backward states for each gradient whether it is overwritten (=) or accumulated
+// (+=). "Minimum traffic" at a kernel is in bytes for bf16 (S = 2 bytes), with each input read once and each output
+// written once.
 //
 // tost/cuda/common.cuh has LAUNCH and the accesses to S as float: load_pack reads N neighboring elements, load_part the
-// first `inside` of them (WHOLE: all) and zeros, add_part adds those; platform.cuh has SHARED, UNROLL and NO_UNROLL.
+// first `inside` of them (WHOLE: all) and zeros, add_part adds those; platform.cuh has SHARED(type, name, elements),
+// UNROLL and NO_UNROLL; reduce.cuh has row_sum and block_sum, which add each element of an array over the threads of a
+// row or a block, in shared memory of as many floats per warp.
 
 #include <assert.h>
 #include <math.h>
@@ -62,7 +66,7 @@ struct PassInput {
     PassHeader* header;
     int32_t *inputs, *targets;        // (rows)
     int32_t *order, *start;           // (rows): the sorted rows; (segments+1): where in `order` each segment starts
-    int32_t* dest;                    // (segments): token, or of a big one -1 - index of the partial sum
+    int32_t* dest;                    // (segments): the token; of a big one: -1 - index of the partial sum
     int32_t *big_token, *big_first;   // (big); (big+1): index of the first partial sum
 };
 
@@ -158,17 +162,18 @@ __global__ void embedding_big_kernel(float* dwte, const float* partial, PassInpu
 // the pass; a block per t. Minimum traffic per row: 4C.
 __global__ void embedding_position_kernel(float* dwpe, const float* dx, const PassHeader* pass, int B, int T, int C,
                                           bool add) {
-    const int t = (int)blockIdx.x - (add ? 0 : pass->first), rows = t >= 0 && t < T ? B : 0;
+    const int t = (int)blockIdx.x - (add ? 0 : pass->first), sequences = t >= 0 && t < T ? B : 0;
     float* dwpe_t = dwpe + (size_t)(pass->first + t) * C;
     for (int c = threadIdx.x * 4; c < C; c += blockDim.x * 4) {
         float sum[4] = {};
         if (add) load_part<false>(sum, dwpe_t + c, C - c);
-        UNROLL_BY(4) for (int b = 0; b < rows; b++) add_part<false>(sum, dx + ((size_t)b * T + t) * C + c, C - c);
+        UNROLL_BY(4) for (int b = 0; b < sequences; b++) add_part<false>(sum, dx + ((size_t)b * T + t) * C + c, C - c);
         store_part<false>(dwpe_t + c, sum, C - c);
     }
 }
 
-// dwte (V,C): +=; dwpe (block_size,C): =, or with add +=; or NULL. partial: of big tokens; dx (B,T,C)
+// dwte (V,C): +=, since the classifier has set it; dwpe (block_size,C): =, or with add (not the first pass after
+// zero_grad) +=; or NULL. partial: of big tokens; dx (B,T,C). Kernels loop if there are more rows than blocks.
 static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, float* partial, const float* dx,
                                PassInput s, bool add, int block_size, int B, int T, int C) {
     const int rows = B * T, threads = channel_threads(C);
@@ -192,7 +197,7 @@ static void embedding_backward(cudaStream_t stream, float* dwte, float* dwpe, fl
 constexpr int NORM_THREADS = 512;      // maximum per block
 constexpr int NORM_VEC_THREADS = 768;  // the same in backward if VEC = 4: it limits a thread to 80 registers
 constexpr int NORM_WARPS = 8;          // rows per block if a warp computes a row
-constexpr int NORM_CHANNELS = 12 * NORM_THREADS;   // most channels
+constexpr int NORM_CHANNELS = 12 * NORM_THREADS;   // most channels: with VEC = 1, a thread has up to 12
 
 // Threads that cover C channels with `packs` packs of `vec` channels each
 static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec * packs), WARP) * WARP; }
@@ -200,6 +205,7 @@ static int norm_threads(int C, int vec, int packs) { return div_up(div_up(C, vec
 // The w that forward and backward use. Backward computes n = (y - b)/w from y, which is rounded to S: if w is near 0, y
 // is about b, and the rounding error, up to |b|/256 (float: |b|/2^24), is divided by w. So |w| is at least |b|/128
 // (float: |b|/2^20): the error of n is then at most 1/2 (float: 1/16). This changes y by about as much as rounding it.
+// Never 0, also without b.
 template <typename S> __device__ inline float raised_weight(float w, float b) {
     const float least = fmaxf(fabsf(b) * (sizeof(S) == 2 ? 0x1p-7f : 0x1p-20f), 1e-15f);
     return fabsf(w) < least ? copysignf(least, w) : w;
@@ -214,14 +220,15 @@ template <typename S> struct NormForward {
     int C;
 };
 
-// Minimum traffic per row: 8C (x) + 2C (branch) + 2C (y) = 12C. Launch bounds: threads for NORM_CHANNELS; blocks.
+// Minimum traffic per row: 8C (x) + 2C (branch) + 2C (y) = 12C. Launch bounds: the threads that NORM_CHANNELS channels
+// need; blocks per multiprocessor.
 template <typename S, int VEC, int PACKS>
 __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 1)
     residual_layernorm_forward_kernel(NormForward<S> args) {
     SHARED(float, shared, WARP);
     const int C = args.C;
     const size_t row = (size_t)blockIdx.x * blockDim.y + threadIdx.y;
-    if (row >= args.rows) return;
+    if (row >= args.rows) return;   // a whole warp of a block of several rows, which has no barriers
     const int stride = VEC * (int)blockDim.x, c0 = threadIdx.x * VEC;
     float v[PACKS][VEC] = {}, branch[PACKS][VEC], sum[1] = {}, squares[1] = {};   // v: x, x - mean, y
     UNROLL for (int p = 0; p < PACKS; p++) {   // all loads are issued before the first use
@@ -250,8 +257,8 @@ __global__ void __launch_bounds__(NORM_CHANNELS / (VEC * PACKS), VEC == 4 ? 3 : 
         }
     }
     row_sum(squares, shared);
-    const float variance = squares[0] * inverse_C + (float)TOST_LN_EPS;
-    const float rstd = rsqrtf(variance) + 0.0f * variance;   // NaN if the variance is infinite, not y = b
+    const float with_eps = squares[0] * inverse_C + (float)TOST_LN_EPS;
+    const float rstd = rsqrtf(with_eps) + 0.0f * with_eps;   // NaN if the variance is infinite, not y = b
     UNROLL for (int p = 0; p < PACKS; p++) {
         const int c = c0 + p * stride;
         if (c >= C) continue;
@@ -381,9 +388,10 @@ __global__ void __launch_bounds__(VEC == 4 ? NORM_VEC_THREADS : NORM_THREADS)
 }
 
 // Sets dx, or with accumulate adds to it. If gamma is not NULL, also sets dbranch. Puts dw, db, dbias (C), of which all
-// but dw may be NULL, on the list `sums`, of whose space it takes (3,COLUMN_BLOCKS,C).
+// but dw may be NULL, on the list `pending` (reduce.cuh), of whose space the partial sums take (3,blocks,C).
+// vector_gradients adds them at the end of the layer: =, or with add +=.
 template <typename S>
-static void layernorm_residual_backward(cudaStream_t stream, float* dw, float* db, float* dbias, ColumnSums* sums,
+static void layernorm_residual_backward(cudaStream_t stream, float* dw, float* db, float* dbias, ColumnSums* pending,
                                         NormBackward<S> args) {
     const int C = args.C;
     const bool vec = C % 4 == 0 && C <= 4 * NORM_VEC_THREADS;
@@ -391,7 +399,7 @@ static void layernorm_residual_backward(cudaStream_t stream, float* dw, float* d
     const auto layernorm_residual_backward_variant =
         vec ? layernorm_residual_backward_kernel<S, 4, 1, 2> : layernorm_residual_backward_kernel<S, 1, 12, 1>;
     const int blocks = column_blocks(layernorm_residual_backward_variant, threads, div_up(args.rows, vec ? 2 : 1), 1);
-    args.partial = column_sums(sums, {dw, db, dbias}, blocks, C);
+    args.partial = column_sums(pending, {dw, db, dbias}, blocks, C);
     LAUNCH(layernorm_residual_backward_variant, blocks, threads, 0, stream, args);
 }
 
@@ -422,7 +430,8 @@ static void linear_backward(Matmul* mm, S* dx, float* dw, const S* dy, const S* 
 // dgamma (C) of the LayerScale after a Linear y with weight w (C,IN) and bias b (C) or NULL. With dx, the gradient of
 // the residual stream, dy = gamma dx, so that neither y nor dx is needed:
 //   dgamma = Σ_rows dx y = (Σ_rows dy y) / gamma,   (Σ_rows dy y)[c] = Σ_i dw[c,i] w[c,i] + db[c] b[c]
-// dw and db must be complete: sums over all rows. A block computes a channel. Minimum traffic per weight: 4 + 2.
+// Called when dw and db have the sums over all passes of a step's part; dgamma =. A block computes a channel. Minimum
+// traffic per weight: 4 + 2.
 template <typename S> __global__ void gamma_backward_kernel(float* dgamma, const float* gamma, const float* dw,
                                                             const float* db, const S* w, const S* b, int IN) {
     SHARED(float, shared, WARP);
@@ -455,13 +464,13 @@ template <typename S> __global__ void bias_backward_kernel(float* partial, const
     }
 }
 
-// Puts db = Σ_rows dy on the list `sums`, of whose space it takes (COLUMN_BLOCKS,OUT); does nothing if db is NULL. Only
-// for c_attn: the kernels of LayerNorm and GELU compute the other bias gradients.
+// Puts db = Σ_rows dy on the list `pending`, of whose space it takes (blocks,OUT); does nothing if db is NULL. Only for
+// c_attn: the kernels of LayerNorm and GELU compute the other bias gradients.
 template <typename S>
-static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, const S* dy, size_t rows, int OUT) {
+static void bias_backward(cudaStream_t stream, float* db, ColumnSums* pending, const S* dy, size_t rows, int OUT) {
     if (!db) return;
     const int across = div_up(OUT, 256 * 4), blocks = column_blocks(bias_backward_kernel<S>, 256, rows, across);
-    float* const partial = column_sums(sums, {db}, blocks, OUT);
+    float* const partial = column_sums(pending, {db}, blocks, OUT);
     LAUNCH((bias_backward_kernel<S>), dim3(blocks, across), 256, 0, stream, partial, dy, rows, OUT);
 }
 
@@ -484,7 +493,8 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 // A warp takes 64 channels of its head at a time, in one of two ways:
 //
 //   tile       a lane has 8 channels of 8 tokens; 8 lanes share the channels, 4 groups of lanes the run. Loads are
-//              wide, a sum over the channels takes 7 shuffles; running sums first go from group to group (tile_scan)
+//              wide; the sums over the channels of 8 tokens take 7 shuffles together; running sums first go from group
+//              to group (tile_scan)
 //   columns    a lane has 2 channels and goes through all tokens of the run, so no sums between groups are
 //              needed: most of backward
 //
@@ -493,7 +503,8 @@ static void bias_backward(cudaStream_t stream, float* db, ColumnSums* sums, cons
 
 constexpr int TSSA_RUN = 32;         // tokens per block, one per lane
 constexpr int TSSA_WARPS = 7;        // maximum per block; with more heads, a warp takes several
-constexpr int TSSA_BLOCKS = 4;       // per multiprocessor: while one waits, others work. bench_tssa compares others
+constexpr int TSSA_BLOCKS = 4;       // per multiprocessor: while one waits, others work; leaves a thread 72 registers
+                                     // (bench_tssa compares other values of both)
 constexpr int TSSA_WIDTH = 64;       // channels of a head that a warp takes at once
 constexpr int TSSA_VEC = 8;          // channels and tokens of a lane in a tile
 constexpr int TSSA_LANES = TSSA_WIDTH / TSSA_VEC;    // lanes that share the channels of a tile
@@ -501,16 +512,16 @@ constexpr int TSSA_GROUPS = WARP / TSSA_LANES;       // groups of lanes that sha
 constexpr int TSSA_ROWS = 4;         // in columns: tokens in registers at once
 static_assert(TSSA_GROUPS * TSSA_VEC == TSSA_RUN, "a tile covers a run");
 
-// In a tile: tokens in registers at once
+// In a tile: tokens in registers at once, as many as fit
 template <bool WHOLE, typename S> constexpr int TILE_ROWS = !WHOLE ? 1 : sizeof(S) > 2 ? 2 : TSSA_VEC;
 
 // Sizes, set by tssa_sizes, and arguments, set by the caller
 template <typename S> struct Tssa {
     int B, T, C, NH, HS, runs;
-    int S_stride, ND_stride;          // floats of the sums S (C), and of N (C) and D (NH), padded for the scans
-    int slots;                        // of a scan in a sequence: one for each run and group of runs
+    int energy_stride, ND_stride;          // floats of the sums S (C), and of N (C) and D (NH), padded for the scans
+    int slots;                        // of a scan in a sequence: one for each run, each 8 runs, … (scan.cuh)
     int warps;                        // of a block
-    int start_log;                    // log2 of the tokens from one of the TssaStarts to the next
+    int start_log;                    // log2 of the tokens between two saved sums in backward (tssa_start_log)
     const S* z;                       // (B,T,C): the projection, or its convolution
     const float *temp, *denom_bias;   // (NH); (NH,block_size) or NULL
     int block_size;
@@ -518,37 +529,40 @@ template <typename S> struct Tssa {
     float *u, *pi;                    // (B,NH,T)
     S* y;                             // (B,T,C)
     PassStates state;                 // S, N and D before the pass (start) and after it (end)
-    size_t state_size;
-    float* saved;                     // (B,runs,S_stride + ND_stride): S, N and D before each run
-    float* totals;                    // (B,slots,S_stride), (B,slots,ND_stride): of the scans
+    size_t state_size;                // doubles of a sequence's states: S, N, D, and those of --conv and --memory
+    float* saved;                     // (B,runs,energy_stride + ND_stride): S, N and D before each run
+    float* totals;                    // (B,slots,energy_stride), (B,slots,ND_stride): of the scans
     int* sync;                        // tssa_sync_size: ticket, flags of two scans; zero before the launch
     // backward only
     const S* dy;                      // (B,T,C)
     S* dz;                            // (B,T,C)
     float *dscore, *dtemp_run;        // (B,NH,T); (NH,B,runs): dtemp of each run
-    float *dtemp, *ddenom_bias;       // (NH); (NH,block_size) or NULL
+    float *dtemp, *ddenom_bias;       // (NH); (NH,block_size) or NULL: set by vector_gradients
     bool fixed_temp;                  // temp has no gradient: membership is uniform
     bool with_memory;                 // dscore and dz have the memory's parts of dΠ and dz on entry
     PassStates adjoint;               // RS, RN and RD after the pass (start) and before it (end)
     float* saved_adjoint;             // like saved: RS, RN and RD after each run
 };
 
+// Doubles of S, N and D of a sequence; floats of a run in `saved`; ints of `sync`
 __host__ __device__ inline size_t tssa_state_size(size_t C, size_t NH) { return 2 * C + NH; }
 static size_t tssa_sums_size(int C, int NH) { return (size_t)scan_stride(C) + scan_stride(C + NH); }
 static size_t tssa_sync_size(size_t B, size_t T) { return 1 + 2 * B * scan_slots(div_up(T, TSSA_RUN)); }
 
-// In shared memory, floats for the scores temp u of a token, and for a head's sums up to a group of lanes. The first is
-// an odd number of packs of 4, so that 8 lanes read those of 8 tokens without bank conflicts.
+// In shared memory: floats for the scores temp u of a token, an odd number of packs of 4, so that 8 lanes read those of
+// 8 tokens without bank conflicts; and HS rounded up, for a head's sums over the tokens of the first 1, 2 and 3 groups
+// of lanes.
 __host__ __device__ inline int tssa_scores_stride(int NH) { return (div_up(NH, 4) | 1) * 4; }
-__host__ __device__ inline int tssa_padded(int HS) { return div_up(HS, TSSA_VEC) * TSSA_VEC; }
+__host__ __device__ inline int tssa_padded_HS(int HS) { return div_up(HS, TSSA_VEC) * TSSA_VEC; }
 
-// Bytes of shared memory: see tssa_forward_kernel, and TssaTokens and TssaStarts
+// Bytes of shared memory. Forward: scores and Π of the run's tokens, then the sums of the groups of lanes. Backward:
+// three arrays (NH,32) (TssaTokens), then S and M + N (TssaStarts).
 static size_t tssa_forward_shared(int C, int NH) {
-    return (WARP * (tssa_scores_stride(NH) + NH) + (TSSA_GROUPS - 1) * (size_t)NH * tssa_padded(C / NH)) *
+    return (TSSA_RUN * (tssa_scores_stride(NH) + NH) + (TSSA_GROUPS - 1) * (size_t)NH * tssa_padded_HS(C / NH)) *
            sizeof(float);
 }
 static size_t tssa_backward_shared(int C, int NH, int start_log) {
-    return (3 * NH * WARP + 2 * ((size_t)TSSA_RUN >> start_log) * C) * sizeof(float);
+    return (3 * NH * TSSA_RUN + 2 * ((size_t)TSSA_RUN >> start_log) * C) * sizeof(float);
 }
 
 // Backward keeps S and M + N before every (1 << start_log)-th token of a run (TssaStarts) and recomputes those between.
@@ -562,19 +576,22 @@ static int tssa_start_log(int C, int NH, int blocks) {
     return log;
 }
 
-// A block has a warp per head, and more if a scan has more columns than these threads take in one pass, but at most
-// `warps`. With more heads than warps, each warp takes several; their numbers differ by at most one.
+// A block has a warp per head, and more if a scan has more than SCAN_VEC columns for each thread, but at most
+// `most_warps`. With more heads than that, each warp takes several: as few warps as give none more than
+// ⌈NH/most_warps⌉ heads.
 template <typename S>
-static Tssa<S> tssa_sizes(int B, int T, int C, int NH, int warps = TSSA_WARPS, int blocks = TSSA_BLOCKS) {
+static Tssa<S> tssa_sizes(int B, int T, int C, int NH, int most_warps = TSSA_WARPS, int blocks = TSSA_BLOCKS) {
     Tssa<S> args = {};
     args.B = B, args.T = T, args.C = C, args.NH = NH, args.HS = C / NH, args.runs = div_up(T, TSSA_RUN);
-    args.S_stride = scan_stride(C), args.ND_stride = scan_stride(C + NH), args.slots = (int)scan_slots(args.runs);
-    args.warps = max(div_up(NH, div_up(NH, warps)), min(warps, div_up(C + NH, WARP * SCAN_VEC)));
+    args.energy_stride = scan_stride(C), args.ND_stride = scan_stride(C + NH), args.slots = (int)scan_slots(args.runs);
+    args.warps = max(div_up(NH, div_up(NH, most_warps)), min(most_warps, div_up(C + NH, WARP * SCAN_VEC)));
     args.start_log = tssa_start_log(C, NH, blocks);
     return args;
 }
 
-struct TssaRun { int b, t0, n; };   // the block's work: tokens t0 to t0 + n - 1 of sequence b
+// The block's work: tokens t0 to t0 + n - 1 of sequence b. Numbers of rows and runs fit in 32 bits; as unsigned, a
+// product or quotient takes few instructions.
+struct TssaRun { int b, t0, n; };
 
 // Takes the next run in the order of the scans, over all sequences (scan.cuh). *run is in shared memory: each stage
 // reads it again and computes its addresses from it, so that no registers hold them during the scans.
@@ -585,8 +602,8 @@ template <bool BACKWARD, typename S> __device__ inline void tssa_take_run(TssaRu
     });
 }
 
-// Number of the run in its sequence. Offsets: of channel c of its token t in (B,T,C), of its first token at head h in
-// (B,NH,T), of its sums in `saved`. Rows and runs fit in 32 bits, so that a product takes one instruction.
+// Number of the run in its sequence; then offsets: of channel c of its token t in (B,T,C), of its first token at head h
+// in (B,NH,T), of its sums in `saved`.
 __device__ inline unsigned run_index(TssaRun k) { return (unsigned)k.t0 / TSSA_RUN; }
 template <typename S> __device__ inline size_t tssa_row(int t, int c, TssaRun k, const Tssa<S>& args) {
     return (size_t)(unsigned)(k.b * args.T + k.t0 + t) * (unsigned)args.C + (unsigned)c;
@@ -594,8 +611,8 @@ template <typename S> __device__ inline size_t tssa_row(int t, int c, TssaRun k,
 template <typename S> __device__ inline size_t tssa_head(int h, TssaRun k, const Tssa<S>& args) {
     return (size_t)(unsigned)(k.b * args.NH + h) * (unsigned)args.T + (unsigned)k.t0;
 }
-template <typename S> __device__ inline size_t tssa_sums(TssaRun k, const Tssa<S>& args) {
-    return (size_t)(k.b * args.runs + run_index(k)) * (unsigned)(args.S_stride + args.ND_stride);
+template <typename S> __device__ inline size_t tssa_saved(TssaRun k, const Tssa<S>& args) {
+    return (size_t)(k.b * args.runs + run_index(k)) * (unsigned)(args.energy_stride + args.ND_stride);
 }
 
 // The place of a run in the order of a scan, and the totals at this place: of N and D if ND, else of S.
@@ -604,9 +621,9 @@ template <bool BACKWARD, typename S> __device__ inline int tssa_scan_place(TssaR
 }
 template <bool ND, typename S> __device__ inline float* tssa_totals(int b, unsigned place, const Tssa<S>& args) {
     const size_t slot = b * args.slots + place;
-    return ND ? args.totals + (size_t)(unsigned)(args.B * args.slots) * (unsigned)args.S_stride +
+    return ND ? args.totals + (size_t)(unsigned)(args.B * args.slots) * (unsigned)args.energy_stride +
                       slot * (unsigned)args.ND_stride
-                : args.totals + slot * (unsigned)args.S_stride;
+                : args.totals + slot * (unsigned)args.energy_stride;
 }
 
 // Calls function<WHOLE>(...) for head h of run k; uses `k` and `args` of the caller.
@@ -622,7 +639,8 @@ __device__ inline void tssa_scan(const TssaRun* run, const Tssa<S>& args) {
     const auto scanned = [&](int c, const FloatPair (&sum)[SCAN_VEC]) {
         const TssaRun k = *run;
         const PassStates states = BACKWARD ? args.adjoint : args.state;
-        float* saved = (BACKWARD ? args.saved_adjoint : args.saved) + tssa_sums(k, args) + (ND ? args.S_stride : 0) + c;
+        float* saved = (BACKWARD ? args.saved_adjoint : args.saved) + tssa_saved(k, args)
+                       + (ND ? args.energy_stride : 0) + c;
         float before[SCAN_VEC];
         if (!states.start && !states.end) {
             UNROLL for (int n = 0; n < SCAN_VEC; n++) before[n] = to_float(sum[n]);
@@ -643,7 +661,7 @@ __device__ inline void tssa_scan(const TssaRun* run, const Tssa<S>& args) {
     };
     scan_columns(tssa_totals<ND>(run->b, 0, args),
                  args.sync + 1 + ((ND != BACKWARD ? args.B : 0) + run->b) * args.slots,
-                 ND ? args.ND_stride : args.S_stride, tssa_scan_place<BACKWARD>(*run, args), args.runs, scanned);
+                 ND ? args.ND_stride : args.energy_stride, tssa_scan_place<BACKWARD>(*run, args), args.runs, scanned);
 }
 
 // A tile of head h as a lane sees it: its group of lanes and first token; its first channel in the head and in the row,
@@ -668,7 +686,7 @@ __device__ inline void tssa_load(float (&x)[ROWS][N], const S* p, int t, int c, 
 // The sums up to and including a group of lanes. groups (TSSA_GROUPS-1,NH,padded HS): in shared memory
 template <typename S>
 __device__ inline float* tssa_group(float* groups, int group, int h, TssaTile tile, const Tssa<S>& args) {
-    return groups + (group * args.NH + h) * tssa_padded(args.HS) + tile.d;
+    return groups + (group * args.NH + h) * tssa_padded_HS(args.HS) + tile.d;
 }
 
 // sum: the lane's sum over its tokens. Sets `groups` and the run's totals.
@@ -730,7 +748,7 @@ __device__ inline float tssa_energy_ratios(float* groups, int h, TssaRun k, cons
     for (int d0 = 0; d0 < args.HS; d0 += TSSA_WIDTH) {
         const TssaTile tile(h, d0, args.HS);
         float energy[TSSA_VEC];
-        tile_start<WHOLE>(energy, args.saved + tssa_sums(k, args), groups, h, tile, args);
+        tile_start<WHOLE>(energy, args.saved + tssa_saved(k, args), groups, h, tile, args);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_VEC; t0 += ROWS) {
             float z[ROWS][TSSA_VEC], ratios[ROWS] = {};
             tssa_load<WHOLE>(z, args.z, tile.t + t0, tile.c, tile.inside, k, args);
@@ -806,7 +824,7 @@ __device__ inline void tssa_shrink(float* groups, const float* pi, const float* 
     for (int d0 = 0; d0 < args.HS; d0 += TSSA_WIDTH) {
         const TssaTile tile(h, d0, args.HS);
         float N[TSSA_VEC];
-        tile_start<WHOLE>(N, args.saved + tssa_sums(k, args) + args.S_stride, groups, h, tile, args);
+        tile_start<WHOLE>(N, args.saved + tssa_saved(k, args) + args.energy_stride, groups, h, tile, args);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_VEC; t0 += ROWS) {
             const int t = tile.t + t0;
             float z[ROWS][TSSA_VEC], pi_t[ROWS], inverse_t[ROWS];
@@ -841,7 +859,7 @@ __device__ inline void tssa_statistics_forward(float* mass, float* groups, const
     tssa_scan<true, false>(run, args);
     k = *run;
     for (int h = warp_index(); h < args.NH; h += args.warps) {
-        const float before = args.saved[tssa_sums(k, args) + args.S_stride + args.C + h];
+        const float before = args.saved[tssa_saved(k, args) + args.energy_stride + args.C + h];
         float* mass_t = mass + h * WARP + lane_index();
         *mass_t = reciprocal(before + *mass_t + (float)TOST_MASS_EPS);
         __syncwarp();
@@ -874,7 +892,7 @@ struct TssaTokens { float *pi, *pi_mass, *mass, *dpi, *du; };
 
 // S and A = M + N before some of the run's tokens, each (32 >> start_log,C) in shared memory, for the last stage, which
 // goes backward in time. See tssa_start_log.
-struct TssaStarts { float *S, *A; };
+struct TssaStarts { float *energy, *A; };
 
 // Stores x, the sums before token t, among the starts of the lane's channels, from `inside` of which on there are none.
 template <bool WHOLE, typename S>
@@ -885,7 +903,7 @@ __device__ inline void tssa_store_start(float* starts, int t, float (&x)[2], int
 
 // Sets Π, M and Π M. Past the run's end, Π is zero and M stays positive.
 template <typename S> __device__ inline void tssa_backward_tokens(TssaTokens tokens, TssaRun k, const Tssa<S>& args) {
-    const float* mass = args.saved + tssa_sums(k, args) + args.S_stride + args.C;   // D before the run
+    const float* mass = args.saved + tssa_saved(k, args) + args.energy_stride + args.C;   // D before the run
     for (int h = warp_index(); h < args.NH; h += args.warps) {
         const int at = h * WARP + lane_index();
         const float pi = lane_index() < k.n ? args.pi[tssa_head(h, k, args) + lane_index()] : 0.0f;
@@ -907,7 +925,7 @@ __device__ inline void tssa_statistics_totals(float* totals, TssaTokens tokens, 
                                               const Tssa<S>& args) {
     constexpr bool EXACT = sizeof(S) > 2;   // float32
     constexpr int ROWS = TSSA_ROWS;
-    const float* saved = args.saved + tssa_sums(k, args) + args.S_stride;
+    const float* saved = args.saved + tssa_saved(k, args) + args.energy_stride;
     const float mass = saved[args.C + h] + (float)TOST_MASS_EPS;
     float mine = 0.0f, total_D = 0.0f;
     for (int d0 = 0; d0 < args.HS; d0 += TSSA_WIDTH) {
@@ -960,7 +978,7 @@ __device__ inline void tssa_statistics_totals(float* totals, TssaTokens tokens, 
 template <bool WHOLE, typename S>
 __device__ inline float tssa_later_statistics(const float* totals, int h, TssaRun k, const Tssa<S>& args) {
     constexpr int ROWS = TILE_ROWS<WHOLE, S>;
-    const float* adjoint = args.saved_adjoint + tssa_sums(k, args) + args.S_stride;
+    const float* adjoint = args.saved_adjoint + tssa_saved(k, args) + args.energy_stride;
     float mine = adjoint[args.C + h] + totals[args.C + h];
     for (int d0 = 0; d0 < args.HS; d0 += TSSA_WIDTH) {
         const TssaTile tile(h, d0, args.HS);
@@ -1026,12 +1044,12 @@ __device__ inline void tssa_energy_totals(float* totals, TssaTokens tokens, Tssa
     for (int d = 2 * lane_index(); d < args.HS; d += TSSA_WIDTH) {
         const int c = h * args.HS + d, inside = args.HS - d;
         float energy[2], sum[2] = {};
-        load_part<WHOLE>(energy, args.saved + tssa_sums(k, args) + c, inside);
+        load_part<WHOLE>(energy, args.saved + tssa_saved(k, args) + c, inside);
         NO_UNROLL for (int t0 = 0; t0 < TSSA_RUN; t0 += TSSA_ROWS) {
             float z[TSSA_ROWS][2], du[TSSA_ROWS];
             tssa_load<WHOLE>(z, args.z, t0, c, inside, k, args);
             load_pack<TSSA_ROWS>(du, tokens.du + h * WARP + t0);
-            tssa_store_start<WHOLE>(starts.S, t0, energy, c, inside, args);
+            tssa_store_start<WHOLE>(starts.energy, t0, energy, c, inside, args);
             UNROLL for (int j = 0; j < TSSA_ROWS; j++) {
                 UNROLL for (int i = 0; i < 2; i++) {
                     energy[i] += z[j][i] * z[j][i];
@@ -1050,7 +1068,7 @@ template <bool WHOLE, typename S>
 __device__ inline void tssa_walk_to(float (&energy)[2], float (&A)[2], int t0, const float* pi, TssaStarts starts,
                                     int c, int inside, TssaRun k, const Tssa<S>& args) {
     const int first = t0 >> args.start_log;
-    load_part<WHOLE>(energy, starts.S + first * args.C + c, inside);
+    load_part<WHOLE>(energy, starts.energy + first * args.C + c, inside);
     load_part<WHOLE>(A, starts.A + first * args.C + c, inside);
     NO_UNROLL for (int t = first << args.start_log; t < t0; t++) {
         float z[1][2];
@@ -1099,9 +1117,9 @@ template <bool WHOLE, typename S>
 __device__ inline void tssa_dz(TssaTokens tokens, TssaStarts starts, int h, TssaRun k, const Tssa<S>& args) {
     for (int d = 2 * lane_index(); d < args.HS; d += TSSA_WIDTH) {
         const int c = h * args.HS + d, inside = args.HS - d;
-        const float* adjoint = args.saved_adjoint + tssa_sums(k, args);
+        const float* adjoint = args.saved_adjoint + tssa_saved(k, args);
         float RN[2], RS[2];
-        load_part<WHOLE>(RN, adjoint + args.S_stride + c, inside);
+        load_part<WHOLE>(RN, adjoint + args.energy_stride + c, inside);
         load_part<WHOLE>(RS, adjoint + c, inside);
         NO_UNROLL for (int t0 = ((WHOLE ? TSSA_RUN : k.n) - 1) / TSSA_ROWS * TSSA_ROWS; t0 >= 0; t0 -= TSSA_ROWS) {
             float energy[2], A[2], z[TSSA_ROWS][2], dy[TSSA_ROWS][2];
@@ -1255,12 +1273,12 @@ template <typename S, bool WHOLE> __global__ void __launch_bounds__(GELU_THREADS
 
 // Sets dx (in place of dy). Puts db = Σ_rows dx on the list `sums`, of whose space it takes (COLUMN_BLOCKS,N).
 template <typename S>
-static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* sums, const S* x, size_t rows, int N) {
+static void gelu_backward(cudaStream_t stream, S* dx, float* db, ColumnSums* pending, const S* x, size_t rows, int N) {
     const bool whole = N % GELU_PACK == 0;
     const int across = div_up(N, GELU_THREADS * GELU_PACK);
     const auto gelu_backward_variant = whole ? gelu_backward_kernel<S, true> : gelu_backward_kernel<S, false>;
     const int blocks = column_blocks(gelu_backward_variant, GELU_THREADS, rows, across);
-    float* const partial = column_sums(sums, {db}, blocks, N);
+    float* const partial = column_sums(pending, {db}, blocks, N);
     LAUNCH(gelu_backward_variant, dim3(blocks, across), GELU_THREADS, 0, stream, dx, partial, x, rows, N);
 }
 
@@ -1728,12 +1746,12 @@ template <typename S> static void layer_forward(TypedModel<S>* m, int l) {
 }
 
 // Backward of the LayerNorm after layer l, and of the residual of the layer's MLP. l = -1: there is no residual.
-template <typename S> static void norm_backward(TypedModel<S>* m, ColumnSums* sums, int l) {
+template <typename S> static void norm_backward(TypedModel<S>* m, ColumnSums* pending, int l) {
     const NormForward<S> norm = next_norm(m, l);
     const bool last = l + 1 == m->config.n_layer;
     const TostParams<float> g = model_params(m, TOST_GRAD, last ? 0 : l + 1);
     float* const dbias = l < 0 ? NULL : model_params(m, TOST_GRAD, l).fc_proj_b;
-    layernorm_residual_backward<S>(m->stream, last ? g.ln_f_w : g.ln_1_w, last ? g.ln_f_b : g.ln_1_b, dbias, sums, {
+    layernorm_residual_backward<S>(m->stream, last ? g.ln_f_w : g.ln_1_w, last ? g.ln_f_b : g.ln_1_b, dbias, pending, {
         .dx = m->buf.dx, .dbranch = m->buf.dbranch, .dy = m->buf.scratch_btc, .y = norm.y, .rstd = norm.rstd,
         .w = norm.w, .b = norm.b, .gamma = l < 0 ? NULL : model_params(m, TOST_PARAM, l).gamma2, .accumulate = !last,
         .rows = norm.rows, .C = norm.C, .partial = NULL});
@@ -1741,7 +1759,7 @@ template <typename S> static void norm_backward(TypedModel<S>* m, ColumnSums* su
 
 // buf.dx: the gradient of the layer's output becomes that of its input. buf.dbranch: the gradient of the output of its
 // MLP becomes that of the MLP of the layer below. Parameters: =, or with add +=; not gamma1 and gamma2.
-template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* sums, int l, bool add) {
+template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* pending, int l, bool add) {
     const LayerActivations<S>* act = &m->layer[l];
     const Buffers<S>* buf = &m->buf;
     const TostParams<float> p = model_params(m, TOST_PARAM, l), g = model_params(m, TOST_GRAD, l);
@@ -1751,26 +1769,26 @@ template <typename S> static void layer_backward(TypedModel<S>* m, ColumnSums* s
     const size_t rows = chunk_rows(m);
     Matmul* mm = &m->mm;
     linear_backward(mm, buf->scratch_bt4c, g.fc_proj_w, buf->dbranch, act->gelu, w.fc_proj_w, rows, 4 * C, C, add);
-    gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, sums, act->fc, rows, 4 * C);
+    gelu_backward(m->stream, buf->scratch_bt4c, g.fc_b, pending, act->fc, rows, 4 * C);
     linear_backward(mm, p.mlp_conv ? buf->dbranch : buf->scratch_btc, g.fc_w, buf->scratch_bt4c, act->mlp_in,
                     w.fc_w, rows, C, 4 * C, add);
-    if (p.mlp_conv) conv_backward(m->stream, g.mlp_conv, sums, layer_conv(m, MLP_CONV, l));
-    layernorm_residual_backward<S>(m->stream, g.ln_2_w, g.ln_2_b, g.attn_proj_b, sums, {
+    if (p.mlp_conv) conv_backward(m->stream, g.mlp_conv, pending, layer_conv(m, MLP_CONV, l));
+    layernorm_residual_backward<S>(m->stream, g.ln_2_w, g.ln_2_b, g.attn_proj_b, pending, {
         .dx = buf->dx, .dbranch = buf->dbranch, .dy = buf->scratch_btc, .y = act->ln_2,
         .rstd = act->rstd_2, .w = p.ln_2_w, .b = p.ln_2_b, .gamma = p.gamma1, .accumulate = true, .rows = rows,
         .C = C, .partial = NULL});
     linear_backward(mm, buf->scratch_btc, g.attn_proj_w, buf->dbranch, act->y, w.attn_proj_w, rows, C, C, add);
     if (p.memory_scale) {
-        delta_rule_backward(m->stream, g.memory_scale, sums, layer_memory(m, l));
+        delta_rule_backward(m->stream, g.memory_scale, pending, layer_memory(m, l));
         delta_rule_dz(m->stream, layer_memory(m, l));
     }
     tssa_backward(m->stream, tssa);
-    if (p.attn_conv) conv_backward(m->stream, g.attn_conv, sums, layer_conv(m, ATTN_CONV, l));
+    if (p.attn_conv) conv_backward(m->stream, g.attn_conv, pending, layer_conv(m, ATTN_CONV, l));
     linear_backward(mm, buf->scratch_btc, g.attn_w, buf->dbranch, act->ln_1, w.attn_w, rows, C, C, add);
-    bias_backward(m->stream, g.attn_b, sums, buf->dbranch, rows, C);
-    norm_backward(m, sums, l - 1);
+    bias_backward(m->stream, g.attn_b, pending, buf->dbranch, rows, C);
+    norm_backward(m, pending, l - 1);
     tssa.dtemp = g.temp, tssa.ddenom_bias = g.denom_bias;
-    vector_gradients(m->stream, *sums, tssa, add);
+    vector_gradients(m->stream, *pending, tssa, add);
 }
 
 // Gradients of gamma1 and gamma2 of layer l: =, from those of the Linear before each, when the part's are complete.
@@ -1802,12 +1820,12 @@ template <typename S> static void model_backward(TypedModel<S>* m, TostEnd end, 
     const int last = m->config.n_layer - 1;
     const TostParams<float> g = model_params(m, TOST_GRAD, last);
     const ColumnSums none = {m->buf.columns, m->buf.embed, 0, {}};   // embed: the buffer after columns
-    ColumnSums sums = none;
+    ColumnSums pending = none;
     clear_sync(m);
-    norm_backward(m, &sums, last);
+    norm_backward(m, &pending, last);
     for (int l = last; l >= 0; l--) {
-        layer_backward(m, &sums, l, add);
-        sums = none;
+        layer_backward(m, &pending, l, add);
+        pending = none;
         if (end == TOST_STEP_ENDS) gammas_backward(m, l);
         if (end == TOST_STEP_ENDS) exchange_fork(&m->exchange);
         exchange_gradients(&m->exchange, end, tost_layer_offset(&m->tensors, l));
